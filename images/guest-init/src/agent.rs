@@ -1,0 +1,211 @@
+//! The line protocol with the host.
+//!
+//! The guest says `READY <kernel release>`. The host sends `<id> <words>`; the guest answers with any number of
+//! `<id> | <output>` and ends with `<id> = <exit code>`. Commands run one after the other, but those with `&` before their
+//! words start at once and answer when they end.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::commands;
+
+/// A longer line from the host is cut.
+const LONGEST_LINE: usize = 4096;
+
+/// Exit code of a command that is not known or not well formed.
+const BAD_COMMAND: i32 = 127;
+
+/// Exit code of a command whose code in this program panicked.
+const PANICKED: i32 = 254;
+
+/// A command as the host sent it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// The host's name for it.
+    pub id: String,
+    /// Whether it runs beside others.
+    pub background: bool,
+    /// The words after the id.
+    pub words: String,
+}
+
+impl Request {
+    fn parse(line: &str) -> Option<Self> {
+        let (id, rest) = line.trim().split_once(char::is_whitespace)?;
+        let rest = rest.trim_start();
+        let (background, words) = match rest.strip_prefix('&') {
+            Some(words) => (true, words.trim_start()),
+            None => (false, rest),
+        };
+        (!words.is_empty()).then(|| Self { id: id.to_owned(), background, words: words.to_owned() })
+    }
+}
+
+/// Where answers go; lines of several commands mix, but never within a line.
+#[derive(Clone)]
+pub struct Answers {
+    line: Arc<Mutex<File>>,
+    id: String,
+}
+
+impl Answers {
+    /// Sends one line of output.
+    pub fn output(&self, text: &str) {
+        for text in text.split('\n') {
+            self.send(&format!("{} | {}\n", self.id, text.trim_end_matches('\r')));
+        }
+    }
+
+    /// Sends the end of the command.
+    pub fn end(&self, code: i32) {
+        self.send(&format!("{} = {code}\n", self.id));
+    }
+
+    /// Waits until all that was said has left the line.
+    pub fn drain(&self) {
+        let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        // Nothing to do about a line that does not drain.
+        let _ = rustix::termios::tcdrain(&*line);
+    }
+
+    fn send(&self, text: &str) {
+        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = line.write_all(text.as_bytes()) {
+            println!("guest-init: agent: {error}: {text}");
+        }
+    }
+}
+
+/// Serves the line; returns only when it cannot be used any more.
+pub fn serve(line: &File) {
+    let (Ok(mut reader), Ok(writer)) = (line.try_clone(), line.try_clone()) else {
+        return println!("guest-init: agent: the line cannot be shared");
+    };
+    let writer = Arc::new(Mutex::new(writer));
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let banner = Answers { line: Arc::clone(&writer), id: String::new() };
+    banner.send(&format!("READY {release}\n"));
+
+    let (queue, queued) = channel::<(Request, Answers)>();
+    std::thread::spawn(move || {
+        for (request, answers) in queued {
+            execute(&request, &answers);
+        }
+    });
+    let mut lines = LineBuffer::default();
+    let mut bytes = [0; 256];
+    loop {
+        let length = match reader.read(&mut bytes) {
+            Ok(length) if length > 0 => length,
+            _ => {
+                // A hung-up line comes back when the host opens it again.
+                std::thread::sleep(Duration::from_millis(100));
+                continue;
+            }
+        };
+        for text in lines.push(&bytes[..length]) {
+            let Some(request) = Request::parse(&text) else {
+                if let Some(id) = text.split_whitespace().next() {
+                    Answers { line: Arc::clone(&writer), id: id.to_owned() }.end(BAD_COMMAND);
+                }
+                continue;
+            };
+            let answers = Answers { line: Arc::clone(&writer), id: request.id.clone() };
+            if request.background {
+                std::thread::spawn(move || execute(&request, &answers));
+            } else if queue.send((request, answers)).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn execute(request: &Request, answers: &Answers) {
+    let outcome = catch_unwind(AssertUnwindSafe(|| commands::execute(request, answers)));
+    match outcome {
+        Ok(Ok(code)) => answers.end(code),
+        Ok(Err(error)) => {
+            answers.output(&format!("error: {error}"));
+            answers.end(if error.kind() == std::io::ErrorKind::InvalidInput { BAD_COMMAND } else { 1 });
+        }
+        Err(_) => answers.end(PANICKED),
+    }
+}
+
+/// Bytes in, whole lines out.
+#[derive(Default)]
+struct LineBuffer {
+    partial: Vec<u8>,
+}
+
+impl LineBuffer {
+    fn push(&mut self, bytes: &[u8]) -> Vec<String> {
+        let mut lines = Vec::new();
+        for &byte in bytes {
+            let ends = matches!(byte, b'\n' | b'\r');
+            if ends && !self.partial.is_empty() {
+                lines.push(String::from_utf8_lossy(&self.partial).into_owned());
+                self.partial.clear();
+            } else if !ends && self.partial.len() < LONGEST_LINE {
+                self.partial.push(byte);
+            }
+        }
+        lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(id: &str, background: bool, words: &str) -> Request {
+        Request { id: id.to_owned(), background, words: words.to_owned() }
+    }
+
+    #[test]
+    fn requests_are_parsed_with_and_without_background() {
+        assert_eq!(Request::parse("7 load debug=info\r"), Some(request("7", false, "load debug=info")));
+        assert_eq!(Request::parse("a1 & run /bin/x  y"), Some(request("a1", true, "run /bin/x  y")));
+        assert_eq!(Request::parse("a1 &run x"), Some(request("a1", true, "run x")));
+        assert_eq!(Request::parse("7"), None);
+        assert_eq!(Request::parse("7 &"), None);
+        assert_eq!(Request::parse(""), None);
+    }
+
+    #[test]
+    fn lines_are_joined_over_reads_and_cut_at_the_bound() {
+        let mut lines = LineBuffer::default();
+        assert!(lines.push(b"1 no").is_empty());
+        assert_eq!(lines.push(b"des\n\n2 dmesg\n3"), ["1 nodes", "2 dmesg"]);
+        let long = vec![b'x'; LONGEST_LINE * 2];
+        assert!(lines.push(&long).is_empty());
+        let cut = lines.push(b"\n");
+        assert_eq!(cut[0].len(), LONGEST_LINE);
+    }
+
+    #[test]
+    fn output_of_several_lines_carries_the_id_on_each() {
+        let file = tempfile();
+        let answers = Answers { line: Arc::new(Mutex::new(file.try_clone().expect("clone"))), id: "9".to_owned() };
+        answers.output("one\r\ntwo");
+        answers.end(3);
+        assert_eq!(contents(file), "9 | one\n9 | two\n9 = 3\n");
+    }
+
+    fn tempfile() -> File {
+        let name = rustix::fs::memfd_create("answers", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
+        File::from(name)
+    }
+
+    fn contents(mut file: File) -> String {
+        use std::io::Seek;
+        file.rewind().expect("rewind");
+        let mut text = String::new();
+        file.read_to_string(&mut text).expect("read");
+        text
+    }
+}

@@ -1,0 +1,183 @@
+//! What the host can ask for. `help` lists it.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{self, BufRead, BufReader, ErrorKind, Read};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::system::{RebootCommand, reboot};
+
+use crate::agent::{Answers, Request};
+use crate::{kmsg, modules, pci, reaper};
+
+/// Longer output lines of a program are broken.
+const LONGEST_OUTPUT_LINE: u64 = 16 * 1024;
+
+const HELP: &str = "\
+load [name=value ...]   load the modules of /etc/modules.list, nouveau with the parameters
+unload                  remove nouveau
+unbind | bind           take the cards away from nouveau | give them to it
+rescan                  look for new PCI functions
+dmesg                   the kernel's log, <level>[time] text
+interrupts, meminfo     the files of /proc
+modules                 /proc/modules
+lspci                   PCI functions, regions of the cards
+nodes                   names in /dev/dri
+cat PATH | ls PATH | write PATH TEXT
+sleep SECONDS
+run PROGRAM [ARG ...]   exit code of the program, 128 + signal
+kill ID [SIGNAL]        signal the program that command ID runs (9)
+uname                   release and version of the kernel
+poweroff | reboot";
+
+/// Running programs by the id of their command.
+static RUNNING: Mutex<Option<HashMap<String, u32>>> = Mutex::new(None);
+
+/// Carries out a command and gives its exit code; an error is told to the host as code 1, or 127 for a malformed command.
+pub fn execute(request: &Request, answers: &Answers) -> io::Result<i32> {
+    let (name, rest) = match request.words.split_once(char::is_whitespace) {
+        Some((name, rest)) => (name, rest.trim()),
+        None => (request.words.as_str(), ""),
+    };
+    match name {
+        "help" => answers.output(HELP),
+        "load" => modules::load_all(rest)?.iter().for_each(|line| answers.output(line)),
+        "unload" => modules::unload(modules::DRIVER)?,
+        "unbind" => pci::unbind()?,
+        "bind" => pci::bind()?,
+        "rescan" => pci::rescan()?,
+        "dmesg" => kmsg::read_all()?.iter().for_each(|line| answers.output(line)),
+        "interrupts" => show("/proc/interrupts", answers)?,
+        "meminfo" => show("/proc/meminfo", answers)?,
+        "modules" => show("/proc/modules", answers)?,
+        "lspci" => pci::list()?.iter().for_each(|line| answers.output(line)),
+        "nodes" => names("/dev/dri", answers)?,
+        "uname" => uname(answers),
+        "cat" => show(rest, answers)?,
+        "ls" => names(rest, answers)?,
+        "write" => write(rest)?,
+        "sleep" => sleep(rest)?,
+        "run" => return run(&request.id, rest, answers),
+        "kill" => kill(rest)?,
+        "poweroff" => leave(RebootCommand::PowerOff, answers)?,
+        "reboot" => leave(RebootCommand::Restart, answers)?,
+        _ => return Err(malformed(&format!("{name}: no such command; try help"))),
+    }
+    Ok(0)
+}
+
+fn malformed(text: &str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidInput, text.to_owned())
+}
+
+fn named(what: &str, error: &io::Error) -> io::Error {
+    io::Error::other(format!("{what}: {error}"))
+}
+
+fn show(path: &str, answers: &Answers) -> io::Result<()> {
+    let bytes = fs::read(path).map_err(|error| named(path, &error))?;
+    String::from_utf8_lossy(&bytes).lines().for_each(|line| answers.output(line));
+    Ok(())
+}
+
+fn names(directory: &str, answers: &Answers) -> io::Result<()> {
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        // `/dev/dri` appears with the first driver.
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(named(directory, &error)),
+    };
+    let mut names: Vec<String> =
+        entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names.iter().for_each(|name| answers.output(name));
+    Ok(())
+}
+
+fn uname(answers: &Answers) {
+    let uname = rustix::system::uname();
+    answers.output(&format!("{} {}", uname.release().to_string_lossy(), uname.version().to_string_lossy()));
+}
+
+fn write(rest: &str) -> io::Result<()> {
+    let (path, text) = rest.split_once(char::is_whitespace).ok_or_else(|| malformed("write PATH TEXT"))?;
+    fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(path)
+        .and_then(|mut file| io::Write::write_all(&mut file, text.trim_start().as_bytes()))
+        .map_err(|error| named(path, &error))
+}
+
+fn sleep(rest: &str) -> io::Result<()> {
+    let seconds = rest.parse::<f64>().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    std::thread::sleep(seconds.ok_or_else(|| malformed("sleep SECONDS"))?);
+    Ok(())
+}
+
+fn run(id: &str, rest: &str, answers: &Answers) -> io::Result<i32> {
+    let mut words = rest.split_whitespace();
+    let program = words.next().ok_or_else(|| malformed("run PROGRAM [ARG ...]"))?;
+    let mut command = Command::new(program);
+    command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.env("PATH", "/bin").env("RUST_BACKTRACE", "1");
+    let (mut child, code) = reaper::spawn(&mut command).map_err(|error| named(program, &error))?;
+    with_running(|running| running.insert(id.to_owned(), child.id()));
+    let streams: [Option<Box<dyn Read + Send>>; 2] = [
+        child.stdout.take().map(|stream| Box::new(stream) as Box<dyn Read + Send>),
+        child.stderr.take().map(|stream| Box::new(stream) as Box<dyn Read + Send>),
+    ];
+    std::thread::scope(|scope| {
+        for stream in streams.into_iter().flatten() {
+            scope.spawn(|| stream_lines(stream, answers));
+        }
+    });
+    let code = code.recv().map_err(|_| io::Error::other("the exit code was lost"))?;
+    with_running(|running| running.remove(id));
+    Ok(code)
+}
+
+fn stream_lines(stream: Box<dyn Read + Send>, answers: &Answers) {
+    let mut stream = BufReader::new(stream);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match stream.by_ref().take(LONGEST_OUTPUT_LINE).read_until(b'\n', &mut line) {
+            Ok(0) | Err(_) => return,
+            Ok(_) => answers.output(String::from_utf8_lossy(&line).trim_end_matches('\n')),
+        }
+    }
+}
+
+fn with_running<T>(act: impl FnOnce(&mut HashMap<String, u32>) -> T) -> T {
+    act(RUNNING.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
+}
+
+fn kill(rest: &str) -> io::Result<()> {
+    let mut words = rest.split_whitespace();
+    let id = words.next().ok_or_else(|| malformed("kill ID [SIGNAL]"))?;
+    let signal = match words.next().unwrap_or("9") {
+        "9" | "KILL" => Signal::KILL,
+        "15" | "TERM" => Signal::TERM,
+        "19" | "STOP" => Signal::STOP,
+        "18" | "CONT" => Signal::CONT,
+        other => return Err(malformed(&format!("signal {other}: one of 9, 15, 18, 19"))),
+    };
+    let pid = with_running(|running| running.get(id).copied());
+    let pid = pid.and_then(|pid| Pid::from_raw(pid.cast_signed()));
+    let pid = pid.ok_or_else(|| io::Error::other(format!("command {id} runs no program")))?;
+    Ok(kill_process(pid, signal)?)
+}
+
+/// Answers first: nothing can be said afterwards.
+fn leave(how: RebootCommand, answers: &Answers) -> io::Result<()> {
+    rustix::fs::sync();
+    answers.end(0);
+    answers.drain();
+    reboot(how)?;
+    Err(io::Error::other("the kernel went on"))
+}

@@ -1,0 +1,55 @@
+//! The kernel's log, whole, from `/dev/kmsg`.
+
+use std::fs::OpenOptions;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+
+use rustix::io::Errno;
+
+/// No kernel log is longer; a log that grows while it is read ends here.
+const MOST_RECORDS: usize = 200_000;
+
+/// All records as `<level>[seconds] text`, oldest first.
+pub fn read_all() -> io::Result<Vec<String>> {
+    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let mut log = OpenOptions::new().read(true).custom_flags(nonblocking).open("/dev/kmsg")?;
+    let mut record = vec![0; 8192];
+    let mut lines = Vec::new();
+    while lines.len() < MOST_RECORDS {
+        match log.read(&mut record) {
+            Ok(0) => break,
+            Ok(length) => lines.extend(format_record(&String::from_utf8_lossy(&record[..length]))),
+            Err(error) => match Errno::from_io_error(&error) {
+                Some(Errno::AGAIN) => break,
+                // Records were overwritten under the reader: go on with what is there.
+                Some(Errno::PIPE | Errno::INTR) => {}
+                _ => return Err(error),
+            },
+        }
+    }
+    Ok(lines)
+}
+
+/// A record is `prefix,sequence,microseconds,flags[,...];text` and lines of properties that begin with a blank.
+fn format_record(record: &str) -> Option<String> {
+    let (header, body) = record.split_once(';')?;
+    let mut fields = header.split(',');
+    let level = fields.next()?.parse::<u32>().ok()? & 7;
+    let microseconds = fields.nth(1)?.parse::<u64>().ok()?;
+    let text = body.lines().next().unwrap_or_default();
+    Some(format!("<{level}>[{:5}.{:06}] {text}", microseconds / 1_000_000, microseconds % 1_000_000))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn record_becomes_a_line_with_level_and_time() {
+        let record =
+            "30,1234,61005001,-;nouveau 0000:00:02.0: NVIDIA GF100\n SUBSYSTEM=pci\n DEVICE=+pci:0000:00:02.0\n";
+        assert_eq!(format_record(record).as_deref(), Some("<6>[   61.005001] nouveau 0000:00:02.0: NVIDIA GF100"));
+        assert_eq!(format_record("garbage"), None);
+        assert_eq!(format_record("x,1,2,-;text"), None);
+    }
+}

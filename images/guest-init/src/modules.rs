@@ -1,0 +1,73 @@
+//! Kernel modules: loading in a given order, unloading the driver of the card.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use rustix::io::Errno;
+use rustix::system::{delete_module, finit_module};
+
+/// Paths of uncompressed modules, one per line, in the order of loading.
+const LIST: &str = "/etc/modules.list";
+
+/// The driver of the card; parameters go to it and to no other.
+pub const DRIVER: &str = "nouveau";
+
+/// Loads every module of the list, the driver with `parameters`; one line per module.
+pub fn load_all(parameters: &str) -> io::Result<Vec<String>> {
+    let list = std::fs::read_to_string(LIST).map_err(|error| named(LIST, &error))?;
+    let mut lines = Vec::new();
+    for path in listed(&list) {
+        let given = if module_name(path) == DRIVER { parameters } else { "" };
+        let outcome = load(path, given).map_err(|error| named(path, &error))?;
+        lines.push(format!("{} {outcome}", module_name(path)));
+    }
+    Ok(lines)
+}
+
+fn load(path: &str, parameters: &str) -> io::Result<&'static str> {
+    let file = File::open(path)?;
+    match finit_module(&file, &CString::new(parameters)?, 0) {
+        Ok(()) => Ok("loaded"),
+        // Built in, or loaded before.
+        Err(Errno::EXIST) => Ok("present"),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Removes a module that nobody uses.
+pub fn unload(name: &str) -> io::Result<()> {
+    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    Ok(delete_module(&CString::new(name)?, nonblocking)?)
+}
+
+fn listed(list: &str) -> impl Iterator<Item = &str> {
+    list.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
+}
+
+fn module_name(path: &str) -> String {
+    let stem = Path::new(path).file_stem().unwrap_or_default();
+    stem.to_string_lossy().replace('-', "_")
+}
+
+fn named(what: &str, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{what}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn list_skips_blanks_and_comments_and_keeps_the_order() {
+        let list = "# for 6.1\n/lib/m/drm.ko\n\n  /lib/m/mxm-wmi.ko \n/lib/m/nouveau.ko";
+        assert_eq!(listed(list).collect::<Vec<_>>(), ["/lib/m/drm.ko", "/lib/m/mxm-wmi.ko", "/lib/m/nouveau.ko"]);
+    }
+
+    #[test]
+    fn module_names_are_the_kernels() {
+        assert_eq!(module_name("/lib/m/mxm-wmi.ko"), "mxm_wmi");
+        assert_eq!(module_name("/lib/m/nouveau.ko"), DRIVER);
+    }
+}

@@ -1,0 +1,76 @@
+//! Children: starting them, waiting for one's own, collecting orphans.
+//!
+//! Only one thread calls `waitpid`, so that collecting orphans never takes the status away from the thread that started a
+//! child. The lock is held over a start: a child that ends at once is not collected before its owner is known.
+
+use std::collections::HashMap;
+use std::io;
+use std::process::{Child, Command};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use rustix::process::{WaitId, WaitIdOptions, WaitOptions, waitid, waitpid};
+
+static OWNERS: Mutex<Option<HashMap<i32, Sender<i32>>>> = Mutex::new(None);
+static STARTED: Condvar = Condvar::new();
+
+fn owners() -> MutexGuard<'static, Option<HashMap<i32, Sender<i32>>>> {
+    OWNERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts the collecting thread.
+pub fn start() {
+    std::thread::spawn(collect);
+}
+
+/// Starts a child; the receiver gets its exit code once, 128 + signal if a signal ended it.
+pub fn spawn(command: &mut Command) -> io::Result<(Child, Receiver<i32>)> {
+    let mut owners = owners();
+    let child = command.spawn()?;
+    let (sender, receiver) = channel();
+    owners.get_or_insert_default().insert(child.id().cast_signed(), sender);
+    STARTED.notify_all();
+    Ok((child, receiver))
+}
+
+fn collect() {
+    loop {
+        // Look first, take under the lock.
+        match waitid(WaitId::All, WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(_) => {
+                // No children at all: sleep until one is started.
+                let guard = owners();
+                if guard.as_ref().is_none_or(HashMap::is_empty) {
+                    drop(STARTED.wait(guard));
+                }
+                continue;
+            }
+        }
+        let mut guard = owners();
+        let Ok(Some((pid, status))) = waitpid(None, WaitOptions::NOHANG) else { continue };
+        let code = status.exit_status().or(status.terminating_signal().map(|signal| 128 + signal)).unwrap_or(255);
+        if let Some(owner) = guard.as_mut().and_then(|owners| owners.remove(&pid.as_raw_nonzero().get())) {
+            // The owner may have stopped waiting.
+            let _ = owner.send(code);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exit_codes_reach_their_owners_and_a_missing_program_is_an_error() {
+        start();
+        let children: Vec<_> = (0..8)
+            .map(|code| spawn(Command::new("/bin/sh").args(["-c", &format!("exit {code}")])).expect("/bin/sh starts"))
+            .collect();
+        assert!(spawn(&mut Command::new("/no/such/program")).is_err());
+        let codes: Vec<i32> = children.iter().map(|(_, code)| code.recv().expect("a status arrives")).collect();
+        assert_eq!(codes, [0, 1, 2, 3, 4, 5, 6, 7]);
+        let (_child, killed) = spawn(Command::new("/bin/sh").args(["-c", "kill -9 $$"])).expect("/bin/sh starts");
+        assert_eq!(killed.recv(), Ok(128 + 9));
+    }
+}

@@ -1,0 +1,82 @@
+//! Mounts and the agent's serial line.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::time::Duration;
+
+use rustix::mount::{MountFlags, mount};
+use rustix::termios::{ControlModes, OptionalActions, tcgetattr, tcsetattr};
+
+/// The serial line of the agent.
+pub const AGENT_LINE: &str = "/dev/ttyS1";
+
+/// (type, directory) in the order of mounting.
+const MOUNTS: [(&str, &str); 6] = [
+    ("proc", "/proc"),
+    ("sysfs", "/sys"),
+    ("devtmpfs", "/dev"),
+    ("tmpfs", "/tmp"),
+    ("tmpfs", "/run"),
+    ("debugfs", "/sys/kernel/debug"),
+];
+
+/// Mounts what a guest needs; a failure is printed and passed over.
+pub fn mount_all() {
+    for (kind, directory) in MOUNTS {
+        // `sysfs` and `debugfs` bring their own directories.
+        let _ = std::fs::create_dir_all(directory);
+        match mount(kind, directory, kind, MountFlags::empty(), None) {
+            // The kernel may have mounted devtmpfs itself.
+            Ok(()) | Err(rustix::io::Errno::BUSY) => {}
+            Err(error) => println!("guest-init: mount {kind} on {directory}: {error}"),
+        }
+    }
+}
+
+/// The value of `name=value` on the kernel's command line.
+pub fn kernel_parameter(name: &str) -> Option<String> {
+    parameter_in(&std::fs::read_to_string("/proc/cmdline").ok()?, name)
+}
+
+fn parameter_in(line: &str, name: &str) -> Option<String> {
+    line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned)
+}
+
+/// Opens the agent's line in raw mode; waits for it for as long as it takes.
+pub fn open_agent_line() -> File {
+    let mut said = false;
+    loop {
+        match try_open() {
+            Ok(line) => return line,
+            Err(error) if !said => println!("guest-init: {AGENT_LINE}: {error}; still trying"),
+            Err(_) => {}
+        }
+        said = true;
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+fn try_open() -> io::Result<File> {
+    let line = OpenOptions::new().read(true).write(true).open(AGENT_LINE)?;
+    let mut termios = tcgetattr(&line)?;
+    termios.make_raw();
+    // Without CLOCAL a host that closes its end would hang up on us.
+    termios.control_modes.insert(ControlModes::CLOCAL | ControlModes::CREAD);
+    termios.control_modes.remove(ControlModes::CRTSCTS);
+    termios.set_speed(115_200)?;
+    tcsetattr(&line, OptionalActions::Now, &termios)?;
+    Ok(line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameter_is_found_by_its_whole_name() {
+        let line = "console=ttyS0 gm.autoload=1 xgm.autoload=2 gm.autoload2=3 quiet\n";
+        assert_eq!(parameter_in(line, "gm.autoload").as_deref(), Some("1"));
+        assert_eq!(parameter_in(line, "gm.auto"), None);
+        assert_eq!(parameter_in(line, "quiet"), None);
+    }
+}
