@@ -1,1 +1,204 @@
-//! To be written.
+//! The south seam: what everything above needs of a physical card, at the level of what a PCI function offers.
+//!
+//! The trait is on the consumer's side: [`Card`] lists what `channels`, `mediator` and the passthrough path call, and
+//! nothing that a real card behind VFIO could not do. `simgpu` implements it in software; a VFIO card implements it by
+//! mapped BARs, `VFIO_IOMMU_MAP_DMA` and `VFIO_DEVICE_SET_IRQS`.
+//!
+//! Parts: [`Card`], its [`Identity`], the two memory [`Aperture`]s, [`DmaMemory`] for host memory that the card may
+//! reach, and [`InterruptMode`].
+//!
+//! Not here: PCI configuration space (the host's PCI core owns the real one; a vGPU's is in `devmodel`), power states,
+//! and anything that needs a driver.
+
+use std::sync::Arc;
+use vm_memory::bitmap::BS;
+use vm_memory::{MmapRegion, VolatileMemory, VolatileMemoryError, VolatileSlice};
+use vmm_sys_util::eventfd::EventFd;
+
+/// A PCI function's identity and the sizes of its BARs, as read from configuration space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// PCI vendor id.
+    pub vendor: u16,
+    /// PCI device id.
+    pub device: u16,
+    /// PCI subsystem vendor id.
+    pub subsystem_vendor: u16,
+    /// PCI subsystem id.
+    pub subsystem: u16,
+    /// PCI revision id.
+    pub revision: u8,
+    /// PCI class code, 24 bits: base class, subclass, programming interface.
+    pub class: u32,
+    /// Bytes of BAR0, the register BAR.
+    pub bar0_size: u64,
+    /// Bytes of BAR1, the VRAM aperture.
+    pub bar1_size: u64,
+    /// Bytes of BAR3, the instance-memory aperture.
+    pub bar3_size: u64,
+}
+
+/// The two memory BARs. What lies under an offset is decided by page tables that the driver writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Aperture {
+    /// BAR1: general access to VRAM, and the doorbells (USERD).
+    Bar1,
+    /// BAR3 (BAR2 in NVIDIA's count): instance memory.
+    Bar3,
+}
+
+/// How the card signals. Both are edges on the event descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InterruptMode {
+    /// One MSI message per edge; the card's own re-arm register allows the next.
+    Msi,
+    /// A level line, signalled once and then masked until [`Card::unmask_intx`], as VFIO does it.
+    Intx,
+}
+
+/// Host memory that the card may read and, if `writable`, write: a range of a mapping that stays alive as long as this
+/// value does.
+#[derive(Clone, Debug)]
+pub struct DmaMemory {
+    region: Arc<MmapRegion>,
+    offset: usize,
+    len: usize,
+    writable: bool,
+}
+
+impl DmaMemory {
+    /// The `len` bytes at `offset` of `region`.
+    ///
+    /// # Errors
+    /// When the range does not lie within the mapping.
+    pub fn new(
+        region: Arc<MmapRegion>,
+        offset: usize,
+        len: usize,
+        writable: bool,
+    ) -> Result<Self, VolatileMemoryError> {
+        region.as_volatile_slice().subslice(offset, len)?;
+        Ok(Self { region, offset, len, writable })
+    }
+
+    /// Bytes in the range.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the range has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether the card may write.
+    #[must_use]
+    pub fn writable(&self) -> bool {
+        self.writable
+    }
+
+    /// The `len` bytes at `offset` within this range.
+    ///
+    /// # Errors
+    /// When they do not lie within it.
+    pub fn slice(&self, offset: usize, len: usize) -> Result<VolatileSlice<'_, BS<'_, ()>>, VolatileMemoryError> {
+        let end = offset.checked_add(len).ok_or(VolatileMemoryError::Overflow { base: offset, offset: len })?;
+        if end > self.len {
+            return Err(VolatileMemoryError::OutOfBounds { addr: end });
+        }
+        self.region.get_slice(self.offset + offset, len)
+    }
+
+    /// Host virtual address of the first byte, for an IOMMU mapping.
+    #[must_use]
+    pub fn host_address(&self) -> *const u8 {
+        self.region.as_ptr().wrapping_add(self.offset)
+    }
+}
+
+/// Why host memory could not be mapped for, or unmapped from, the card.
+#[derive(Debug, thiserror::Error)]
+pub enum DmaError {
+    /// The range or a part of it is mapped already.
+    #[error("I/O address range {iova:#x}+{len:#x} overlaps a mapping at {existing:#x}")]
+    Overlap {
+        /// First I/O virtual address of the request.
+        iova: u64,
+        /// Bytes of the request.
+        len: u64,
+        /// First I/O virtual address of the mapping in the way.
+        existing: u64,
+    },
+    /// The card cannot drive such an address.
+    #[error("I/O address range {iova:#x}+{len:#x} is beyond the card's {bits} address bits")]
+    OutOfReach {
+        /// First I/O virtual address of the request.
+        iova: u64,
+        /// Bytes of the request.
+        len: u64,
+        /// Address bits of the card's DMA.
+        bits: u32,
+    },
+    /// Addresses and lengths are multiples of 4 KiB.
+    #[error("I/O address range {iova:#x}+{len:#x} is not made of 4 KiB pages")]
+    Unaligned {
+        /// First I/O virtual address of the request.
+        iova: u64,
+        /// Bytes of the request.
+        len: u64,
+    },
+    /// Nothing is mapped exactly there.
+    #[error("I/O address range {iova:#x}+{len:#x} is not a mapping")]
+    NotMapped {
+        /// First I/O virtual address of the request.
+        iova: u64,
+        /// Bytes of the request.
+        len: u64,
+    },
+    /// The host's IOMMU said no.
+    #[error("the host could not map memory for the card")]
+    Host(#[source] std::io::Error),
+}
+
+/// A card's PCI function. All methods may be called from any thread.
+pub trait Card: Send + Sync {
+    /// Who it is and how large its BARs are. Constant.
+    fn identity(&self) -> Identity;
+
+    /// Reads the 32-bit register at byte `offset` of BAR0. `offset` is a multiple of 4 within BAR0; anything else reads
+    /// all ones, as an access that no one claims does.
+    fn read32(&self, offset: u32) -> u32;
+
+    /// Writes the 32-bit register at byte `offset` of BAR0; same rule for `offset`, an unclaimed write is lost.
+    fn write32(&self, offset: u32, value: u32);
+
+    /// Reads bytes at `offset` of a memory BAR. Unmapped pages read all ones.
+    fn aperture_read(&self, aperture: Aperture, offset: u64, data: &mut [u8]);
+
+    /// Writes bytes at `offset` of a memory BAR. Writes to unmapped pages are lost.
+    fn aperture_write(&self, aperture: Aperture, offset: u64, data: &[u8]);
+
+    /// Lets the card reach `memory` at the I/O virtual address `iova`, until [`Card::unmap_dma`] with the same range.
+    ///
+    /// # Errors
+    /// See [`DmaError`].
+    fn map_dma(&self, iova: u64, memory: DmaMemory) -> Result<(), DmaError>;
+
+    /// Withdraws a mapping. When it returns, the card reaches the memory no more: accesses under way have ended.
+    ///
+    /// # Errors
+    /// See [`DmaError`].
+    fn unmap_dma(&self, iova: u64, len: u64) -> Result<(), DmaError>;
+
+    /// Signals interrupts on `event` from now on; `None` turns them off.
+    fn set_interrupt(&self, mode: InterruptMode, event: Option<EventFd>);
+
+    /// Lets a masked INTx line signal again; signals at once when the line is still asserted.
+    fn unmask_intx(&self);
+
+    /// Function-level reset: registers to their power-on values, work abandoned, interrupts off. Memory mapped for
+    /// DMA stays mapped. VRAM contents are undefined after it.
+    fn reset(&self);
+}

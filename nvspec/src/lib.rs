@@ -1,1 +1,96 @@
-//! To be written.
+//! The facts of NVIDIA's Fermi GPUs: where each register, bit, field and number stands. No behaviour.
+//!
+//! This is the one place in the project where a hardware offset or bit is written down; the software card, the
+//! virtual device model and the mediation crates all take theirs from here.
+//!
+//! Parts:
+//! - [`regs`]: BAR0 registers, block by block, in the order of the address map, declared with `regs!`;
+//! - [`addr`]: address newtypes, one for each address space;
+//! - [`mmu`]: page directory and page table entries;
+//! - [`instance`]: the instance block with RAMFC, and USERD;
+//! - [`fifo`]: GPFIFO entries, method headers, runlist entries, host methods;
+//! - [`class`]: object classes and their methods;
+//! - [`chip`]: the chips that are known.
+//!
+//! Not here: Kepler (its registers are declared when its card is), display beyond what a card without outputs is asked
+//! for, video decoding engines, textures.
+//!
+//! Sources: the register database and documentation of envytools (`rnndb`, `hwdocs`), the behaviour of Linux's nouveau
+//! driver (6.1 and 6.12), NVIDIA's published class headers. Facts only; names are NVIDIA's where public.
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+pub mod addr;
+pub mod chip;
+pub mod class;
+pub mod fifo;
+pub mod instance;
+pub mod mmu;
+#[macro_use]
+mod declare;
+pub mod regs;
+
+pub use declare::{Access, Field, NamedField, RegInfo};
+
+#[cfg(test)]
+mod tests {
+    use super::regs::{self, pfifo, pmc};
+    use super::{Field, fifo, mmu};
+
+    #[test]
+    fn field_with_replaces_only_its_bits() {
+        let field = Field::new(11, 4);
+        assert_eq!(field.with(0xffff_ffff, 0x12), 0xffff_f12f);
+        assert_eq!(field.get(0xffff_f12f), 0x12);
+        assert_eq!(Field::new(31, 0).mask(), u32::MAX);
+    }
+
+    #[test]
+    fn decode_finds_interleaved_arrays() {
+        assert_eq!(pfifo::decode(0x3000 + 8 * 5), Some((pfifo::Reg::CHANNEL, 5)));
+        assert_eq!(pfifo::decode(0x3004 + 8 * 127), Some((pfifo::Reg::CHANNEL_STATE, 127)));
+        assert_eq!(pfifo::decode(0x3400), None);
+        assert_eq!(pmc::decode(0x100), Some((pmc::Reg::INTR_0, 0)));
+        assert_eq!(pmc::decode(0xffc), None);
+    }
+
+    #[test]
+    fn lookup_names_every_declared_register() {
+        for (block, _, _, info) in regs::blocks() {
+            for reg in *info {
+                let last = reg.offset + (reg.count - 1) * reg.stride;
+                let (found, named, index) = regs::lookup(last).expect("declared");
+                assert_eq!((found, named.name, index), (*block, reg.name, reg.count - 1));
+            }
+        }
+    }
+
+    #[test]
+    fn page_table_entry_fields_stand_where_the_hardware_has_them() {
+        let pte = mmu::Pte::new()
+            .with_valid(true)
+            .with_frame(0x123_4567)
+            .with_aperture(mmu::PteAperture::SysCoherent)
+            .with_volatile(true)
+            .with_kind(0xfe);
+        assert_eq!(u64::from(pte), 1 | (0x123_4567 << 4) | (1 << 32) | (2 << 33) | (0xfe << 36));
+        assert_eq!(pte.address(), 0x1_2345_67000);
+        let pde = mmu::Pde::from((u64::from(1u32 | (2 << 4))) | (3 << 32) | (5 << 36));
+        assert_eq!((pde.large_target(), pde.large_address()), (mmu::TableTarget::Vram, 0x2000));
+        assert_eq!((pde.small_target(), pde.small_address()), (mmu::TableTarget::SysNonCoherent, 0x5000));
+    }
+
+    #[test]
+    fn fifo_formats_stand_where_the_hardware_has_them() {
+        let entry = fifo::GpEntry::from(0x8000_1234_5678_9abcu64 & !3);
+        assert_eq!(entry.address(), 0x34_5678_9abc & !3 | 0);
+        assert_eq!(entry.dwords(), (0x8000_1234u32 >> 10) & 0x1f_ffff);
+        assert!(entry.sync());
+        let header = fifo::MethodHeader::from(0x2001_8048);
+        assert_eq!(
+            (header.op(), header.count(), header.subchannel(), header.method()),
+            (fifo::HeaderOp::Increasing, 1, 4, 0x120)
+        );
+    }
+}

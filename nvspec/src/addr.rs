@@ -1,0 +1,95 @@
+//! Address newtypes: no bare `u64` address crosses a function boundary.
+
+macro_rules! address {
+    ($( $(#[$doc:meta])* $name:ident; )*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub u64);
+
+        impl $name {
+            /// The address `bytes` further, if it can be said in 64 bits.
+            #[must_use]
+            pub const fn checked_add(self, bytes: u64) -> Option<Self> {
+                match self.0.checked_add(bytes) { Some(v) => Some(Self(v)), None => None }
+            }
+            /// The address `bytes` further, wrapping.
+            #[must_use]
+            pub const fn offset(self, bytes: u64) -> Self { Self(self.0.wrapping_add(bytes)) }
+            /// The start of the 4 KiB page.
+            #[must_use]
+            pub const fn page(self) -> Self { Self(self.0 & !0xfff) }
+        }
+
+        impl core::fmt::Display for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                write!(f, "{:#x}", self.0)
+            }
+        }
+    )*};
+}
+
+address! {
+    /// GPU virtual address, 40 bits, in one channel's or aperture's address space.
+    GpuVa;
+    /// Byte address in the card's own VRAM.
+    VramAddr;
+    /// Byte address in the VRAM that a guest believes to have; starts at 0 in every vGPU.
+    GuestVramAddr;
+    /// Bus address that the card emits for system memory: for a guest its guest-physical address.
+    Gpa;
+    /// Bus address that the physical card emits for system memory, 40 bits on Fermi.
+    Iova;
+}
+
+/// Bits of a Fermi GPU virtual address.
+pub const VA_BITS: u32 = 40;
+/// Bits of a bus address that a Fermi page table entry can hold.
+pub const BUS_BITS: u32 = 40;
+/// Bytes of a small page.
+pub const SMALL_PAGE: u64 = 4 << 10;
+/// Bytes of a large page (with the 128 KiB large-page size, the default).
+pub const LARGE_PAGE: u64 = 128 << 10;
+
+/// Where an address in an instance block, directory register or runlist register points. Source: rnndb
+/// `memory/gf100_mem.xml`; the encoding differs from the one in a directory entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// The card's own memory.
+    Vram,
+    /// The encoding 1, which names nothing that is modelled.
+    Reserved,
+    /// Host memory, snooped.
+    SysCoherent,
+    /// Host memory, not snooped.
+    SysNonCoherent,
+}
+
+impl Target {
+    /// From the two-bit code.
+    #[must_use]
+    pub const fn from_bits(bits: u32) -> Self {
+        match bits & 3 {
+            0 => Self::Vram,
+            1 => Self::Reserved,
+            2 => Self::SysCoherent,
+            _ => Self::SysNonCoherent,
+        }
+    }
+
+    /// The two-bit code.
+    #[must_use]
+    pub const fn bits(self) -> u32 {
+        match self {
+            Self::Vram => 0,
+            Self::Reserved => 1,
+            Self::SysCoherent => 2,
+            Self::SysNonCoherent => 3,
+        }
+    }
+
+    /// Whether it is host memory.
+    #[must_use]
+    pub const fn is_system(self) -> bool {
+        matches!(self, Self::SysCoherent | Self::SysNonCoherent)
+    }
+}

@@ -1,0 +1,54 @@
+//! The chips that are known: one table.
+
+/// What one chip is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chip {
+    /// NVIDIA's name.
+    pub name: &'static str,
+    /// Chipset number, bits 28:20 of PMC_BOOT_0.
+    pub chipset: u32,
+    /// Value of PMC_BOOT_0 of the modelled revision.
+    pub boot0: u32,
+    /// PCI device id of the modelled board.
+    pub pci_device: u16,
+    /// PCI revision.
+    pub pci_revision: u8,
+    /// Crystal, in Hz.
+    pub crystal_hz: u32,
+    /// Graphics processing clusters.
+    pub gpcs: u32,
+    /// Texture processing clusters in each GPC.
+    pub tpcs_per_gpc: u32,
+    /// Raster output units.
+    pub rops: u32,
+    /// PBDMA units.
+    pub pbdmas: u32,
+}
+
+/// NVIDIA's PCI vendor id.
+pub const VENDOR_NVIDIA: u16 = 0x10de;
+/// PCI class of a 3D controller, which keeps the host's VGA arbitration away.
+pub const CLASS_3D_CONTROLLER: u32 = 0x03_02_00;
+
+/// Quadro 6000 as a small configuration: one GPC with four TPCs.
+pub const GF100: Chip = Chip {
+    name: "GF100",
+    chipset: 0x0c0,
+    boot0: 0x0c03_00a3,
+    pci_device: 0x06d8,
+    pci_revision: 0xa3,
+    crystal_hz: 27_000_000,
+    gpcs: 1,
+    tpcs_per_gpc: 4,
+    rops: 1,
+    pbdmas: 3,
+};
+
+/// All chips.
+pub const CHIPS: &[Chip] = &[GF100];
+
+/// The chip whose PMC_BOOT_0 is `boot0`.
+#[must_use]
+pub fn by_boot0(boot0: u32) -> Option<&'static Chip> {
+    CHIPS.iter().find(|chip| chip.chipset == (boot0 >> 20) & 0x1ff)
+}

@@ -1,0 +1,26 @@
+//! Object classes and their methods (byte addresses within the class).
+
+pub mod ce90b5;
+pub mod m2mf9039;
+
+/// Class numbers. Source: NVIDIA's class headers; rnndb `fifo/nv_object.xml`.
+pub mod id {
+    /// Host GPFIFO channel of Fermi.
+    pub const GF100_CHANNEL_GPFIFO: u32 = 0x906f;
+    /// 2D engine.
+    pub const FERMI_TWOD_A: u32 = 0x902d;
+    /// Memory to memory format.
+    #[doc(alias = "M2MF")]
+    pub const FERMI_MEMORY_TO_MEMORY_FORMAT_A: u32 = 0x9039;
+    /// 3D.
+    pub const FERMI_A: u32 = 0x9097;
+    /// Compute.
+    pub const FERMI_COMPUTE_A: u32 = 0x90c0;
+    /// Copy engine.
+    #[doc(alias = "PCOPY")]
+    pub const FERMI_DMA: u32 = 0x90b5;
+    /// Decompressing copy engine.
+    pub const FERMI_DECOMPRESS: u32 = 0x90b8;
+    /// Software methods: numbers that end in these bits are executed by the driver.
+    pub const SOFTWARE_LOW: u32 = 0x6e;
+}

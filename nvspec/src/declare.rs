@@ -1,0 +1,207 @@
+//! The register declaration macro and the types that its tables are made of.
+
+/// Bits `hi..=lo` of a 32-bit register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// Highest bit.
+    pub hi: u32,
+    /// Lowest bit.
+    pub lo: u32,
+}
+
+impl Field {
+    /// The field at bits `hi:lo`, in the manuals' notation.
+    #[must_use]
+    pub const fn new(hi: u32, lo: u32) -> Self {
+        assert!(hi < 32 && lo <= hi, "a field's bits go from high to low within 31:0");
+        Self { hi, lo }
+    }
+
+    /// The field's bits, all set.
+    #[must_use]
+    pub const fn mask(self) -> u32 {
+        (u32::MAX >> (31 - (self.hi - self.lo))) << self.lo
+    }
+
+    /// The field's value in a register value.
+    #[must_use]
+    pub const fn get(self, register: u32) -> u32 {
+        (register & self.mask()) >> self.lo
+    }
+
+    /// Whether any bit of the field is set.
+    #[must_use]
+    pub const fn is_set(self, register: u32) -> bool {
+        register & self.mask() != 0
+    }
+
+    /// `register` with the field replaced by the low bits of `value`.
+    #[must_use]
+    pub const fn with(self, register: u32, value: u32) -> u32 {
+        (register & !self.mask()) | ((value << self.lo) & self.mask())
+    }
+
+    /// A register value in which only this field is set.
+    #[must_use]
+    pub const fn of(self, value: u32) -> u32 {
+        self.with(0, value)
+    }
+}
+
+/// What the CPU may do with a register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Writes are stored, reads return them.
+    Rw,
+    /// Writes are lost.
+    Ro,
+    /// Reads return 0.
+    Wo,
+    /// Writing a one clears that bit.
+    W1c,
+}
+
+/// One field with its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamedField {
+    /// Name as in the manuals.
+    pub name: &'static str,
+    /// Where it is.
+    pub field: Field,
+}
+
+/// One register, or an array of them.
+#[derive(Clone, Copy, Debug)]
+pub struct RegInfo {
+    /// Name as in the manuals.
+    pub name: &'static str,
+    /// Byte offset of the first in BAR0.
+    pub offset: u32,
+    /// How many there are.
+    pub count: u32,
+    /// Bytes from one to the next.
+    pub stride: u32,
+    /// What the CPU may do with it.
+    pub access: Access,
+    /// Value after reset.
+    pub reset: u32,
+    /// Its fields, most significant first.
+    pub fields: &'static [NamedField],
+}
+
+/// A block's map from dword to register: 0 for none, else the register's place in the table plus one. Two registers at
+/// one offset do not compile.
+pub(crate) const fn dense_map<const N: usize>(base: u32, info: &[RegInfo]) -> [u16; N] {
+    let mut map = [0u16; N];
+    let mut which = 0;
+    while which < info.len() {
+        let reg = &info[which];
+        let mut index = 0;
+        while index < reg.count {
+            let offset = reg.offset + index * reg.stride;
+            assert!(offset >= base && offset % 4 == 0, "a register lies before its block or is not aligned");
+            let cell = ((offset - base) / 4) as usize;
+            assert!(cell < N, "a register lies behind its block");
+            assert!(map[cell] == 0, "two registers at one offset");
+            map[cell] = which as u16 + 1;
+            index += 1;
+        }
+        which += 1;
+    }
+    map
+}
+
+/// Declares blocks of registers. Offsets are absolute in BAR0. Per block a module with `BASE`, `END`, `Reg`, `INFO`
+/// and `decode`; per register a module with `OFFSET` and its fields, and for arrays `at(index)`.
+macro_rules! regs {
+    ($(
+        $(#[$block_doc:meta])*
+        mod $block:ident @ $base:literal .. $end:literal {
+            $(
+                $(#[$doc:meta])*
+                $name:ident $([$count:literal; $stride:literal])? @ $offset:literal $access:ident $(= $reset:literal)? {
+                    $( $(#[$field_doc:meta])* $hi:literal : $lo:literal $field:ident; )*
+                }
+            )*
+        }
+    )*) => {$(
+        $(#[$block_doc])*
+        pub mod $block {
+            #[allow(unused_imports, reason = "a block may have no register with fields")]
+            use crate::declare::{Access, Field, NamedField, RegInfo, dense_map};
+
+            /// Byte offset of the block in BAR0.
+            pub const BASE: u32 = $base;
+            /// Byte offset of what follows the block.
+            pub const END: u32 = $end;
+            /// Byte offset of the block's last byte.
+            pub const LAST: u32 = $end - 1;
+
+            /// The block's registers.
+            #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+            #[allow(non_camel_case_types, reason = "names are the manuals'")]
+            pub enum Reg { $( $(#[$doc])* $name, )* }
+
+            const ALL: &[Reg] = &[$( Reg::$name ),*];
+
+            /// The block's registers in the order of declaration.
+            pub static INFO: &[RegInfo] = INFO_CONST;
+            const INFO_CONST: &[RegInfo] = &[$( RegInfo {
+                name: stringify!($name),
+                offset: $offset,
+                count: regs!(@or $($count)?; 1),
+                stride: regs!(@or $($stride)?; 4),
+                access: Access::$access,
+                reset: regs!(@or $($reset)?; 0),
+                fields: &[$( NamedField { name: stringify!($field), field: Field::new($hi, $lo) } ),*],
+            } ),*];
+
+            static MAP: [u16; (($end - $base) / 4) as usize] = dense_map($base, INFO_CONST);
+
+            /// The register at byte `offset` of BAR0 and its index in its array.
+            #[must_use]
+            pub fn decode(offset: u32) -> Option<(Reg, u32)> {
+                let cell = *MAP.get((offset.checked_sub(BASE)? / 4) as usize)?;
+                let which = usize::from(cell.checked_sub(1)?);
+                let info = &INFO_CONST[which];
+                Some((ALL[which], (offset - info.offset) / info.stride))
+            }
+
+            impl Reg {
+                /// Name, offset, access, reset value and fields.
+                #[must_use]
+                pub fn info(self) -> &'static RegInfo { &INFO[self as usize] }
+            }
+
+            $(
+                $(#[$doc])*
+                #[allow(non_snake_case, reason = "names are the manuals'")]
+                pub mod $name {
+                    #[allow(unused_imports, reason = "not every register has fields")]
+                    use crate::declare::Field;
+                    /// Byte offset in BAR0 (of the first, for an array).
+                    pub const OFFSET: u32 = $offset;
+                    $(
+                        /// How many there are.
+                        pub const COUNT: u32 = $count;
+                        /// Byte offset in BAR0 of the one at `index`; the caller keeps it below `COUNT`.
+                        #[must_use]
+                        pub const fn at(index: u32) -> u32 { $offset + index * $stride }
+                    )?
+                    $(
+                        #[doc = concat!("Bits ", stringify!($hi), ":", stringify!($lo), ".")]
+                        $(#[$field_doc])*
+                        pub const $field: Field = Field::new($hi, $lo);
+                    )*
+                }
+            )*
+        }
+    )*
+
+        /// Every block: name, first offset, offset behind the last, registers.
+        pub static BLOCKS: &[(&str, u32, u32, &[crate::RegInfo])] =
+            &[$( (stringify!($block), $base, $end, $block::INFO) ),*];
+    };
+    (@or $value:literal; $default:literal) => { $value };
+    (@or ; $default:literal) => { $default };
+}

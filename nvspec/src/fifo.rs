@@ -1,0 +1,244 @@
+//! What a channel is fed with: runlist entries, GPFIFO entries, push buffer method headers, host methods.
+//!
+//! Source: rnndb `fifo/nv_objects.xml`, envytools `hwdocs/fifo`, NVIDIA's class header of 0x906f.
+
+use bitfield_struct::bitfield;
+
+/// Channels of a Fermi host.
+pub const CHANNELS: u32 = 128;
+/// Subchannels of a channel.
+pub const SUBCHANNELS: u32 = 8;
+
+/// One of the 128 channels of the physical card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChannelId(pub u8);
+
+/// A channel number as a guest says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VirtualChannelId(pub u8);
+
+/// Entry of a runlist: 8 bytes.
+#[bitfield(u64)]
+#[derive(PartialEq, Eq)]
+pub struct RunlistEntry {
+    /// Channel number.
+    #[bits(12)]
+    pub channel: u16,
+    #[bits(20)]
+    __: u32,
+    /// Flags; nouveau writes 4.
+    pub flags: u32,
+}
+
+/// Entry of a GPFIFO ring: 8 bytes, a range of a push buffer.
+#[bitfield(u64)]
+#[derive(PartialEq, Eq)]
+pub struct GpEntry {
+    /// Unused low bits of the address; bit 0 set in the low word means a control entry.
+    #[bits(2)]
+    pub low: u8,
+    /// Virtual address of the first dword, divided by 4.
+    #[bits(38)]
+    pub address_dwords: u64,
+    /// Fetch is conditional on the privileged state.
+    pub privileged: bool,
+    /// The range is a subroutine, not the main push buffer.
+    pub not_main: bool,
+    /// Dwords in the range.
+    #[bits(21)]
+    pub dwords: u32,
+    /// Wait for what was before to end, before fetching.
+    pub sync: bool,
+}
+
+impl GpEntry {
+    /// GPU virtual address of the first dword.
+    #[must_use]
+    pub const fn address(self) -> u64 {
+        self.address_dwords() << 2
+    }
+}
+
+/// How a method header's data goes to methods: header bits 31:29.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeaderOp {
+    /// The form of older chips, increasing (opcode 0, sub-opcode in bits 17:16).
+    OldIncreasing,
+    /// Each dword goes to the next method.
+    Increasing,
+    /// The form of older chips, not increasing.
+    OldNonIncreasing,
+    /// All dwords go to one method.
+    NonIncreasing,
+    /// One 13-bit datum in the header itself.
+    Immediate,
+    /// The first dword goes to the method, all others to the next one.
+    IncreaseOnce,
+    /// Not a defined opcode.
+    Reserved,
+    /// End of the push buffer segment.
+    EndSegment,
+}
+
+/// Method header: one dword.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct MethodHeader {
+    /// Method address divided by 4.
+    #[bits(12)]
+    pub method_dwords: u16,
+    #[bits(1)]
+    __: u8,
+    /// Subchannel.
+    #[bits(3)]
+    pub subchannel: u8,
+    /// Dwords of data that follow, or the datum of an immediate header.
+    #[bits(13)]
+    pub count: u16,
+    /// Opcode.
+    #[bits(3)]
+    pub opcode: u8,
+}
+
+impl MethodHeader {
+    /// Byte address of the (first) method.
+    #[must_use]
+    pub const fn method(self) -> u32 {
+        (self.method_dwords() as u32) << 2
+    }
+
+    /// What the opcode means.
+    #[must_use]
+    pub const fn op(self) -> HeaderOp {
+        match self.opcode() {
+            0 => HeaderOp::OldIncreasing,
+            1 => HeaderOp::Increasing,
+            2 => HeaderOp::OldNonIncreasing,
+            3 => HeaderOp::NonIncreasing,
+            4 => HeaderOp::Immediate,
+            5 => HeaderOp::IncreaseOnce,
+            6 => HeaderOp::Reserved,
+            _ => HeaderOp::EndSegment,
+        }
+    }
+}
+
+/// Method header of the older form: one dword, opcodes 0 and 2.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct OldMethodHeader {
+    #[bits(2)]
+    __: u8,
+    /// Method address divided by 4.
+    #[bits(11)]
+    pub method_dwords: u16,
+    /// Subchannel.
+    #[bits(3)]
+    pub subchannel: u8,
+    /// For opcode 0: 0 methods, 1 set and 2 store the subdevice mask, 3 use it.
+    #[bits(2)]
+    pub sub_op: u8,
+    /// Dwords of data that follow (11 bits), or the subdevice mask in bits 15:4 of the header.
+    #[bits(11)]
+    pub count: u16,
+    /// Opcode.
+    #[bits(3)]
+    pub opcode: u8,
+}
+
+impl OldMethodHeader {
+    /// Byte address of the (first) method.
+    #[must_use]
+    pub const fn method(self) -> u32 {
+        (self.method_dwords() as u32) << 2
+    }
+}
+
+/// Methods that the host itself executes, on any subchannel. Source: class 0x906f.
+pub mod host_method {
+    /// Binds an object class to the subchannel: class in 15:0, engine in 20:16.
+    pub const SET_OBJECT: u32 = 0x00;
+    /// Invalid by definition.
+    pub const ILLEGAL: u32 = 0x04;
+    /// Does nothing.
+    pub const NOP: u32 = 0x08;
+    /// Semaphore address, bits 39:32.
+    pub const SEMAPHORE_A: u32 = 0x10;
+    /// Semaphore address, bits 31:2.
+    pub const SEMAPHORE_B: u32 = 0x14;
+    /// Semaphore payload.
+    pub const SEMAPHORE_C: u32 = 0x18;
+    /// Semaphore operation.
+    pub const SEMAPHORE_D: u32 = 0x1c;
+    /// Raises the engine's non-stall interrupt.
+    pub const NON_STALL_INTERRUPT: u32 = 0x20;
+    /// Flushes writes to memory.
+    pub const FB_FLUSH: u32 = 0x24;
+    /// Memory operation, first word.
+    pub const MEM_OP_A: u32 = 0x28;
+    /// Memory operation, second word.
+    pub const MEM_OP_B: u32 = 0x2c;
+    /// Sets the reference counter.
+    pub const SET_REFERENCE: u32 = 0x50;
+    /// Decompression or CRC check.
+    pub const CRC_CHECK: u32 = 0x7c;
+    /// Gives the rest of the timeslice away.
+    pub const YIELD: u32 = 0x80;
+    /// Methods from here on go to the engine that the subchannel is bound to.
+    pub const ENGINE_FIRST: u32 = 0x100;
+
+    /// Fields of [`SEMAPHORE_D`].
+    pub mod semaphore_d {
+        use crate::Field;
+        /// What to do.
+        pub const OPERATION: Field = Field::new(4, 0);
+        /// Give the engine to others while an acquire waits.
+        pub const ACQUIRE_SWITCH: Field = Field::new(12, 12);
+        /// Release without waiting for the engine to be idle.
+        pub const RELEASE_WFI_DISABLE: Field = Field::new(20, 20);
+        /// Release writes 4 bytes, not 16.
+        pub const RELEASE_SIZE_4: Field = Field::new(24, 24);
+
+        /// Wait until equal.
+        pub const ACQUIRE: u32 = 1;
+        /// Write the payload.
+        pub const RELEASE: u32 = 2;
+        /// Wait until greater or equal (as signed difference).
+        pub const ACQUIRE_GEQ: u32 = 4;
+        /// Wait until payload and memory have a bit in common.
+        pub const ACQUIRE_AND: u32 = 8;
+    }
+
+    /// Fields of [`SET_OBJECT`].
+    pub mod set_object {
+        use crate::Field;
+        /// Object class.
+        pub const CLASS: Field = Field::new(15, 0);
+        /// Engine.
+        pub const ENGINE: Field = Field::new(20, 16);
+    }
+}
+
+/// Engine numbers as [`host_method::SET_OBJECT`] and the runlist registers say them.
+pub mod engine {
+    /// PGRAPH.
+    pub const GR: u32 = 0;
+    /// Video decoder (MSPDEC).
+    pub const MSPDEC: u32 = 1;
+    /// Video post-processing (MSPPP).
+    pub const MSPPP: u32 = 2;
+    /// Video bitstream (MSVLD).
+    pub const MSVLD: u32 = 3;
+    /// Copy engine 0.
+    #[doc(alias = "PCOPY0")]
+    pub const CE0: u32 = 4;
+    /// Copy engine 1.
+    #[doc(alias = "PCOPY1")]
+    pub const CE1: u32 = 5;
+    /// Software: the driver executes the methods.
+    pub const SOFTWARE: u32 = 0x1f;
+    /// Engines that the host schedules.
+    pub const COUNT: u32 = 6;
+}
+
+const _: () = assert!(size_of::<RunlistEntry>() == 8 && size_of::<GpEntry>() == 8 && size_of::<MethodHeader>() == 4);

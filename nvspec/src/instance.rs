@@ -1,0 +1,113 @@
+//! The instance block (with RAMFC, a channel's saved PBDMA state) and USERD, the page through which a channel's owner
+//! submits. Byte offsets of 32-bit words.
+//!
+//! Source: rnndb `fifo/gf100_pfifo.xml` and `memory/gf100_mem.xml`; what nouveau's `gpfifogf100.c` writes.
+
+/// Bytes of an instance block.
+pub const INSTANCE_BYTES: u64 = 0x1000;
+
+/// RAMFC, the first 0x200 bytes of the instance block. Words without a name here are saved PBDMA state.
+pub mod ramfc {
+    /// Bytes of RAMFC.
+    pub const BYTES: u64 = 0x200;
+    /// USERD physical address, low word: target in bits 1:0, address in 31:9.
+    pub const USERD_LO: u64 = 0x008;
+    /// USERD physical address, bits 39:32.
+    pub const USERD_HI: u64 = 0x00c;
+    /// Signature that the host expects: 0xface.
+    pub const SIGNATURE: u64 = 0x010;
+    /// Acquire timeout and retry.
+    pub const ACQUIRE: u64 = 0x030;
+    /// GPU virtual address of the GPFIFO ring, low word.
+    pub const GP_BASE_LO: u64 = 0x048;
+    /// GPFIFO ring: address bits 39:32 in 7:0, log2 of the number of entries in 31:16.
+    pub const GP_BASE_HI: u64 = 0x04c;
+    /// Next GPFIFO entry to fetch (saved state).
+    pub const GP_FETCH: u64 = 0x050;
+    /// Consumed GPFIFO entries (saved state).
+    pub const GP_GET: u64 = 0x054;
+    /// Push buffer header state.
+    pub const PB_HEADER: u64 = 0x084;
+    /// Subdevice mask and device.
+    pub const SUBDEVICE: u64 = 0x094;
+    /// Host target flags.
+    pub const TARGET: u64 = 0x09c;
+    /// Timeslice of engine 0 runlist.
+    pub const ENG_TIMESLICE: u64 = 0x0a4;
+    /// Timeslice of the PBDMA.
+    pub const PB_TIMESLICE: u64 = 0x0a8;
+    /// Copy engine timeslice.
+    pub const CE_TIMESLICE: u64 = 0x0ac;
+    /// Host CRC control.
+    pub const HCE_CTRL: u64 = 0x0b8;
+    /// Privilege and method configuration.
+    pub const CONFIG0: u64 = 0x0f8;
+    /// Privilege and method configuration.
+    pub const CONFIG1: u64 = 0x0fc;
+    /// Value of [`SIGNATURE`].
+    pub const SIGNATURE_VALUE: u32 = 0x0000_face;
+    /// What a driver writes to the constant words: (offset, value).
+    pub const DEFAULTS: [(u64, u32); 11] = [
+        (SIGNATURE, SIGNATURE_VALUE),
+        (ACQUIRE, 0xffff_f902),
+        (PB_HEADER, 0x2040_0000),
+        (SUBDEVICE, 0x3000_0001),
+        (TARGET, 0x0000_0100),
+        (ENG_TIMESLICE, 0x1f1f_1f1f),
+        (PB_TIMESLICE, 0x1f1f_1f1f),
+        (CE_TIMESLICE, 0x0000_001f),
+        (HCE_CTRL, 0xf800_0000),
+        (CONFIG0, 0x1000_3080),
+        (CONFIG1, 0x1000_0010),
+    ];
+    /// Log2 of the largest GPFIFO ring that is taken; a larger code is refused.
+    pub const GP_ENTRIES_LOG2_MAX: u32 = 20;
+}
+
+/// Page directory of the address space.
+pub mod vm {
+    /// Page directory address, low word: target in bits 1:0, volatile in bit 2, address in 31:12.
+    pub const PDB_LO: u64 = 0x200;
+    /// Page directory address, bits 39:32.
+    pub const PDB_HI: u64 = 0x204;
+    /// Last valid virtual address, low word.
+    pub const LIMIT_LO: u64 = 0x208;
+    /// Last valid virtual address, bits 39:32.
+    pub const LIMIT_HI: u64 = 0x20c;
+}
+
+/// Engine context pointers: GPU virtual address with bit 2 set when valid, then its high word.
+pub mod context {
+    /// PGRAPH.
+    pub const GR: u64 = 0x210;
+    /// Copy engine 0.
+    pub const CE0: u64 = 0x230;
+    /// Copy engine 1.
+    pub const CE1: u64 = 0x240;
+    /// Valid flag in the low word.
+    pub const VALID: u32 = 1 << 2;
+}
+
+/// USERD, one page for each channel.
+pub mod userd {
+    /// Bytes of a channel's USERD.
+    pub const BYTES: u64 = 0x1000;
+    /// DMA_PUT of the non-GPFIFO mode.
+    pub const PUT: u64 = 0x40;
+    /// Where the PBDMA fetches, low word.
+    pub const GET: u64 = 0x44;
+    /// Last value of the reference method.
+    pub const REF: u64 = 0x48;
+    /// DMA_PUT, high word.
+    pub const PUT_HI: u64 = 0x4c;
+    /// Where the top-level push buffer is, low word.
+    pub const TOP_LEVEL_GET: u64 = 0x58;
+    /// Where the top-level push buffer is, high word.
+    pub const TOP_LEVEL_GET_HI: u64 = 0x5c;
+    /// Where the PBDMA fetches, high word.
+    pub const GET_HI: u64 = 0x60;
+    /// Index of the next GPFIFO entry that the host has not consumed.
+    pub const GP_GET: u64 = 0x88;
+    /// Index behind the last GPFIFO entry that the owner has written: the doorbell.
+    pub const GP_PUT: u64 = 0x8c;
+}

@@ -1,0 +1,251 @@
+//! The Fermi MMU's memory formats: page directory entries (PDE) and page table entries (PTE).
+//!
+//! A 40-bit virtual address splits into bits 39:27 (directory index) and, below, either 26:17 and 16:0 (large pages)
+//! or 26:12 and 11:0 (small pages). Each directory entry names both a large-page and a small-page table.
+//!
+//! Source: rnndb `memory/gf100_vm.xml`, nouveau's `vmmgf100.c`.
+
+use crate::addr::{LARGE_PAGE, SMALL_PAGE};
+use bitfield_struct::bitfield;
+
+/// Bytes of a directory or table entry.
+pub const ENTRY_BYTES: u64 = 8;
+/// Entries of a page directory.
+pub const PD_ENTRIES: u32 = 8192;
+/// Bytes of a page directory.
+pub const PD_BYTES: u64 = PD_ENTRIES as u64 * ENTRY_BYTES;
+/// Bits of virtual address that one directory entry covers.
+pub const PDE_SHIFT: u32 = 27;
+/// Bytes of virtual address that one directory entry covers.
+pub const PDE_SPAN: u64 = 1 << PDE_SHIFT;
+/// Entries of a full small-page table.
+pub const SPT_ENTRIES: u32 = (PDE_SPAN / SMALL_PAGE) as u32;
+/// Entries of a full large-page table.
+pub const LPT_ENTRIES: u32 = (PDE_SPAN / LARGE_PAGE) as u32;
+/// Bytes of a full small-page table.
+pub const SPT_BYTES: u64 = SPT_ENTRIES as u64 * ENTRY_BYTES;
+/// Bytes of a full large-page table.
+pub const LPT_BYTES: u64 = LPT_ENTRIES as u64 * ENTRY_BYTES;
+
+/// Where a directory entry's table lies. The encoding is not that of [`crate::addr::Target`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TableTarget {
+    /// No table.
+    None,
+    /// The card's own memory.
+    Vram,
+    /// Host memory, snooped.
+    SysCoherent,
+    /// Host memory, not snooped.
+    SysNonCoherent,
+}
+
+impl TableTarget {
+    const fn from_bits(bits: u8) -> Self {
+        match bits & 3 {
+            0 => Self::None,
+            1 => Self::Vram,
+            2 => Self::SysCoherent,
+            _ => Self::SysNonCoherent,
+        }
+    }
+
+    const fn into_bits(self) -> u8 {
+        self as u8
+    }
+}
+
+/// Page directory entry.
+#[bitfield(u64)]
+#[derive(PartialEq, Eq, Hash)]
+pub struct Pde {
+    /// Where the large-page table lies.
+    #[bits(2)]
+    pub large_target: TableTarget,
+    /// Size of the large-page table: full, a half, a quarter, an eighth, as a power of two.
+    #[bits(2)]
+    pub large_size: u8,
+    /// Address of the large-page table in units of 4 KiB.
+    #[bits(28)]
+    pub large_frame: u32,
+    /// Where the small-page table lies.
+    #[bits(2)]
+    pub small_target: TableTarget,
+    /// Accesses to the small-page table are not cached.
+    pub small_volatile: bool,
+    /// Accesses to the large-page table are not cached.
+    pub large_volatile: bool,
+    /// Address of the small-page table in units of 4 KiB.
+    #[bits(28)]
+    pub small_frame: u32,
+}
+
+impl Pde {
+    /// Byte address of the large-page table in the space that `large_target` names.
+    #[must_use]
+    pub const fn large_address(self) -> u64 {
+        (self.large_frame() as u64) << 12
+    }
+
+    /// Byte address of the small-page table in the space that `small_target` names.
+    #[must_use]
+    pub const fn small_address(self) -> u64 {
+        (self.small_frame() as u64) << 12
+    }
+
+    /// Entries of the large-page table, after the size code.
+    #[must_use]
+    pub const fn large_entries(self) -> u32 {
+        LPT_ENTRIES >> self.large_size()
+    }
+
+    /// Entries of the small-page table, after the size code.
+    #[must_use]
+    pub const fn small_entries(self) -> u32 {
+        // GUESS: the size code is said to shorten the region that the entry covers, hence both tables alike.
+        SPT_ENTRIES >> self.large_size()
+    }
+}
+
+/// What a page lies in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PteAperture {
+    /// The card's own memory.
+    Vram,
+    /// Another card's memory.
+    Peer,
+    /// Host memory, snooped.
+    SysCoherent,
+    /// Host memory, not snooped.
+    SysNonCoherent,
+}
+
+impl PteAperture {
+    const fn from_bits(bits: u8) -> Self {
+        match bits & 3 {
+            0 => Self::Vram,
+            1 => Self::Peer,
+            2 => Self::SysCoherent,
+            _ => Self::SysNonCoherent,
+        }
+    }
+
+    const fn into_bits(self) -> u8 {
+        self as u8
+    }
+
+    /// Whether it is host memory.
+    #[must_use]
+    pub const fn is_system(self) -> bool {
+        matches!(self, Self::SysCoherent | Self::SysNonCoherent)
+    }
+}
+
+/// Page table entry, of a small or a large page.
+#[bitfield(u64)]
+#[derive(PartialEq, Eq, Hash)]
+pub struct Pte {
+    /// The page is mapped.
+    pub valid: bool,
+    /// Only privileged accesses (context switching, firmware) may use it.
+    pub privileged: bool,
+    /// Writes fault.
+    pub read_only: bool,
+    /// Contents are encrypted.
+    pub encrypted: bool,
+    /// Address in units of 4 KiB, in the space that `aperture` names.
+    #[bits(28)]
+    pub frame: u32,
+    /// Accesses are not cached.
+    pub volatile: bool,
+    /// What the page lies in.
+    #[bits(2)]
+    pub aperture: PteAperture,
+    #[bits(1)]
+    __: u8,
+    /// Storage kind: 0 pitch linear, others block linear, compressed or depth formats.
+    pub kind: u8,
+    /// Compression tag line.
+    #[bits(17)]
+    pub comp_tag: u32,
+    #[bits(3)]
+    __: u8,
+}
+
+impl Pte {
+    /// Byte address of the page in the space that `aperture` names.
+    #[must_use]
+    pub const fn address(self) -> u64 {
+        (self.frame() as u64) << 12
+    }
+}
+
+/// Storage kinds that need no compression tags.
+pub mod kind {
+    /// Pitch linear.
+    pub const PITCH: u8 = 0x00;
+    /// Generic block linear, 16 bytes by 2 rows.
+    pub const GENERIC_16BX2: u8 = 0xfe;
+}
+
+/// Why an access faulted; the numbers that the fault registers hold.
+/// Source: rnndb `fifo/gf100_pfifo.xml`, nouveau's fault reason table.
+pub mod fault {
+    /// Directory entry names no table.
+    pub const PDE: u32 = 0x0;
+    /// Address beyond a shortened table.
+    pub const PDE_SIZE: u32 = 0x1;
+    /// Entry is not valid.
+    pub const PTE: u32 = 0x2;
+    /// Address beyond the instance block's limit.
+    pub const VA_LIMIT: u32 = 0x3;
+    /// No channel is bound.
+    pub const UNBOUND_INST: u32 = 0x4;
+    /// Privileged page.
+    pub const PRIVILEGE: u32 = 0x5;
+    /// Write to a read-only page.
+    pub const READ_ONLY: u32 = 0x6;
+    /// Compressed kind in host memory.
+    pub const COMPRESSED_SYSRAM: u32 = 0xa;
+    /// Kind not supported.
+    pub const KIND: u32 = 0xc;
+
+    /// Fault units: the index of the fault registers.
+    pub mod unit {
+        /// PGRAPH.
+        pub const GR: u32 = 0x00;
+        /// Peephole.
+        pub const PEEPHOLE: u32 = 0x03;
+        /// BAR1 accesses.
+        pub const BAR1: u32 = 0x04;
+        /// BAR3 accesses.
+        pub const BAR3: u32 = 0x05;
+        /// PBDMA and host accesses.
+        pub const FIFO: u32 = 0x07;
+        /// Copy engine 0.
+        pub const CE0: u32 = 0x15;
+        /// Copy engine 1.
+        pub const CE1: u32 = 0x16;
+    }
+
+    /// Clients behind the hub, as the fault type's client field names them (hub bit set).
+    /// Source: nouveau's table of hub clients.
+    pub mod hub_client {
+        /// Copy engine 0.
+        pub const CE0: u32 = 0x01;
+        /// Copy engine 1.
+        pub const CE1: u32 = 0x02;
+        /// PGRAPH's front end, M2MF included.
+        pub const DISPATCH: u32 = 0x04;
+        /// PGRAPH's context switching.
+        pub const CTXCTL: u32 = 0x05;
+        /// Host: PBDMA fetches and semaphores.
+        pub const FIFO: u32 = 0x06;
+        /// CPU reads through an aperture.
+        pub const BAR_READ: u32 = 0x07;
+        /// CPU writes through an aperture.
+        pub const BAR_WRITE: u32 = 0x08;
+    }
+}
+
+const _: () = assert!(size_of::<Pte>() == ENTRY_BYTES as usize && size_of::<Pde>() == ENTRY_BYTES as usize);

@@ -1,0 +1,218 @@
+//! What surrounds the engines: thermal, fuses, GPIO, PCI mirror, PMU, clocks, privileged ring, counters, display as far
+//! as a card without outputs is asked. Sources: rnndb `pm/`, `bus/`, `io/`, `display/`; nouveau's `therm`, `fuse`,
+//! `gpio`, `i2c`, `pci`, `pmu`, `clk`, `privring`, `devinit` units.
+
+regs! {
+    /// Fan and PWM control beside the GPIO unit.
+    mod pnvio @ 0x00e000 .. 0x00f000 {
+        /// GPIO interrupts.
+        GPIO_INTR[2; 4] @ 0x00e050 W1c {}
+        /// GPIO interrupts, second bank.
+        GPIO_INTR_HI[2; 4] @ 0x00e070 W1c {}
+        /// Interrupts of the I2C pads.
+        AUX_INTR @ 0x00e060 W1c {}
+        /// Interrupt enable of the I2C pads.
+        AUX_INTR_EN @ 0x00e068 Rw {}
+        /// Interrupt state of the I2C pads.
+        AUX_INTR_STATE @ 0x00e06c Rw {}
+        /// Fan PWM divider.
+        PWM_DIV[2; 4] @ 0x00e114 Rw {}
+        /// Fan PWM duty.
+        PWM_DUTY[2; 4] @ 0x00e11c Rw {}
+        /// Thermal PWM.
+        THERM_PWM @ 0x00e720 Rw {}
+        /// PLL of the host clock: control, coefficients.
+        PLL_VCLK[2; 4] @ 0x00e800 Rw {}
+        /// PLL of the crystal reference: control, coefficients.
+        PLL_SPLL[2; 4] @ 0x00e820 Rw {}
+    }
+
+    /// Thermal sensor and power.
+    mod ptherm @ 0x020000 .. 0x021000 {
+        /// Sensor control.
+        SENSOR_CTRL[4; 4] @ 0x020000 Rw {}
+        /// Interrupts.
+        INTR @ 0x020100 W1c {}
+        /// Interrupt enable.
+        INTR_EN @ 0x020140 Rw {}
+        /// Clock gating of each engine.
+        GATE_CTRL[64; 4] @ 0x020200 Rw {}
+        /// Clock gating idle filter.
+        GATE_FILTER[64; 4] @ 0x020300 Rw {}
+        /// Sensor reading in degrees Celsius.
+        TEMPERATURE @ 0x020400 Ro = 0x00000028 {}
+        /// Thresholds.
+        THRESHOLD[16; 4] @ 0x020480 Rw {}
+    }
+
+    /// Fuses.
+    mod pfuse @ 0x021000 .. 0x022000 {
+        /// Fuse words.
+        FUSE[1024; 4] @ 0x021000 Rw {}
+    }
+
+    /// Unit capabilities and device initialisation state.
+    mod ptop @ 0x022400 .. 0x023000 {
+        /// Fuse access control.
+        FUSE_CTRL @ 0x022400 Rw {}
+        /// Device initialisation state.
+        DEVINIT_STATUS @ 0x02240c Rw = 0x00000002 { 1:1 DONE; }
+        /// PCI straps.
+        PCI_STRAPS @ 0x02241c Rw {}
+        /// GPC capability.
+        GPC_COUNT @ 0x022430 Ro {}
+        /// TPCs of a GPC, capability.
+        TPC_PER_GPC @ 0x022434 Ro {}
+        /// Memory partitions.
+        FBP_COUNT @ 0x022438 Ro = 0x00000001 {}
+        /// Engines that are fused off.
+        ENGINES_DISABLED @ 0x022500 Ro { 9:9 CE1; 8:8 CE0; 2:2 MSVLD; 1:1 MSPDEC_MSPPP; 0:0 PDISP; }
+        /// Memory partitions that are fused off.
+        FBP_DISABLED @ 0x022554 Ro {}
+    }
+
+    /// PCI configuration space, as the card itself sees it.
+    mod ppci @ 0x088000 .. 0x089000 {
+        /// Configuration words 0x00 to 0x4c.
+        CONFIG[20; 4] @ 0x088000 Rw {}
+        /// ROM shadow control.
+        ROM_CONTROL @ 0x088050 Rw { 0:0 PROM_DISABLE; }
+        /// Capability words.
+        CAPABILITIES[14; 4] @ 0x088054 Rw {}
+        /// Link status, as the PCI Express capability has it.
+        LINK_STATUS[4; 4] @ 0x08808c Rw {}
+        /// Private words.
+        PRIVATE[256; 4] @ 0x088100 Rw {}
+        /// MSI re-arm: writing 0xff to the low byte allows the next message.
+        MSI_REARM @ 0x088704 Rw { 7:0 REARM; }
+        /// More private words.
+        PRIVATE_2[64; 4] @ 0x088a00 Rw {}
+    }
+
+    /// Power management unit: a falcon.
+    #[doc(alias = "PDAEMON")]
+    mod pmu @ 0x10a000 .. 0x10b000 {
+        /// Interrupt set.
+        INTR_SET @ 0x10a000 Wo {}
+        /// Interrupt clear.
+        INTR_CLEAR @ 0x10a004 Wo {}
+        /// Interrupts pending.
+        INTR @ 0x10a008 Rw {}
+        /// Interrupt enable set.
+        INTR_EN_SET @ 0x10a010 Rw {}
+        /// Interrupt enable clear.
+        INTR_EN_CLEAR @ 0x10a014 Rw {}
+        /// Interrupt enable.
+        INTR_EN @ 0x10a018 Rw {}
+        /// Interrupt routing.
+        INTR_DISPATCH @ 0x10a01c Rw {}
+        /// Scratch.
+        SCRATCH[2; 4] @ 0x10a040 Rw {}
+        /// Interfaces enabled.
+        ITFEN @ 0x10a048 Rw {}
+        /// Idle state.
+        IDLE_STATE @ 0x10a04c Ro {}
+        /// Start and halt.
+        CPU_CONTROL @ 0x10a100 Rw { 1:1 START; }
+        /// Entry point.
+        BOOT_VECTOR @ 0x10a104 Rw {}
+        /// Memory sizes.
+        HWCFG @ 0x10a108 Ro = 0x00081060 {}
+        /// DMA control.
+        DMA_CONTROL @ 0x10a10c Rw { 2:2 IMEM_SCRUBBING; 1:1 DMEM_SCRUBBING; }
+        /// Code upload address.
+        IMEM_CONTROL[4; 16] @ 0x10a180 Rw {}
+        /// Code upload data.
+        IMEM_DATA[4; 16] @ 0x10a184 Rw {}
+        /// Code upload tag.
+        IMEM_TAG[4; 16] @ 0x10a188 Rw {}
+        /// Data upload address.
+        DMEM_CONTROL[8; 8] @ 0x10a1c0 Rw { 25:25 READ_INCREMENT; 24:24 WRITE_INCREMENT; 15:0 ADDRESS; }
+        /// Data upload data.
+        DMEM_DATA[8; 8] @ 0x10a1c4 Rw {}
+        /// DMA instance and target words.
+        DMA_TARGET[16; 4] @ 0x10a600 Rw {}
+        /// Queue heads of the host's queue.
+        QUEUE_HEAD[4; 4] @ 0x10a4a0 Rw {}
+        /// Queue tails of the host's queue.
+        QUEUE_TAIL[4; 4] @ 0x10a4b0 Rw {}
+        /// Interrupt lines from the host.
+        QUEUE_DOORBELL[2; 4] @ 0x10a4c0 Rw {}
+        /// Message queue head.
+        MESSAGE_HEAD @ 0x10a4c8 Rw {}
+        /// Message queue tail.
+        MESSAGE_TAIL @ 0x10a4cc Rw {}
+        /// Description of the host's queue, set by the firmware.
+        QUEUE_INFO @ 0x10a4d0 Rw {}
+        /// Queue words between.
+        QUEUE_MISC[2; 4] @ 0x10a4d4 Rw {}
+        /// Description of the message queue, set by the firmware.
+        MESSAGE_INFO @ 0x10a4dc Rw {}
+        /// Idle counters.
+        COUNTER[31; 4] @ 0x10a504 Rw {}
+        /// Mutexes.
+        MUTEX[16; 4] @ 0x10a584 Rw {}
+        /// Mutex that the driver takes to write the data memory.
+        MUTEX_DMEM @ 0x10a580 Rw {}
+        /// Engine power words.
+        POWER[16; 4] @ 0x10a780 Rw {}
+    }
+
+    /// Privileged ring: hub.
+    mod privring_hub @ 0x120000 .. 0x124000 {
+        /// Interrupts of the units, first word.
+        INTR_0 @ 0x121c58 Rw {}
+        /// Interrupts of the units, second word.
+        INTR_1 @ 0x121c5c Rw {}
+        /// Ring command.
+        COMMAND @ 0x121c4c Rw { 5:0 COMMAND; }
+        /// Hub units.
+        HUB_COUNT @ 0x121c70 Ro = 0x00000001 {}
+        /// ROP units (memory partitions).
+        ROP_COUNT @ 0x121c74 Ro = 0x00000001 {}
+        /// GPC units.
+        GPC_COUNT @ 0x121c78 Ro = 0x00000001 {}
+        /// Timeouts and decoding of the hub.
+        DECODE[64; 4] @ 0x122300 Rw {}
+        /// Details of the last error.
+        ERROR[8; 4] @ 0x122120 Rw {}
+    }
+
+    /// Clock PLLs.
+    mod pclock @ 0x130000 .. 0x138000 {
+        /// PLL words of the first group.
+        PLL_A[64; 4] @ 0x132000 Rw {}
+        /// PLL words of the memory clock.
+        PLL_MEM[256; 4] @ 0x137000 Rw {}
+        /// Memory clock words.
+        MEM[64; 4] @ 0x137400 Rw {}
+    }
+
+    /// Performance counters.
+    mod pcounter @ 0x1b0000 .. 0x1c0000 {
+        /// All words of the hub's counters.
+        WORD[1024; 4] @ 0x1bc000 Rw {}
+    }
+
+    /// VGA registers by byte, as far as drivers without outputs touch them.
+    mod pvga @ 0x601000 .. 0x602000 {
+        /// CRTC index and data bytes, head 0.
+        CRTC @ 0x6013d4 Rw {}
+        /// Sequencer and graphics index bytes.
+        SEQUENCER[8; 4] @ 0x6013b4 Rw {}
+        /// Status byte.
+        STATUS @ 0x6013d8 Rw {}
+    }
+
+    /// Display.
+    mod pdisp @ 0x610000 .. 0x620000 {
+        /// Instance memory of the display.
+        INSTANCE @ 0x610010 Rw {}
+        /// Interrupts.
+        INTR[8; 4] @ 0x610020 Rw {}
+        /// Capabilities: outputs.
+        CAPS[128; 4] @ 0x610080 Rw {}
+        /// VBIOS in VRAM.
+        VBIOS_IN_VRAM @ 0x619f04 Rw {}
+    }
+}

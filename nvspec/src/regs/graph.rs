@@ -1,0 +1,235 @@
+//! PGRAPH's named registers, its two context-switching falcons, and the copy engines' falcons. The thousands of state
+//! registers of PGRAPH are [`super::windows::STATE_RANGES`]. Sources: rnndb `graph/gf100_pgraph/`, `falcon.xml`;
+//! nouveau's `gr`, `ce` units.
+
+regs! {
+    /// Copy engine 0's falcon.
+    #[doc(alias = "PCOPY0")]
+    mod ce0 @ 0x104000 .. 0x105000 {
+        /// Interrupt set.
+        INTR_SET @ 0x104000 Wo {}
+        /// Interrupt clear.
+        INTR_CLEAR @ 0x104004 Wo {}
+        /// Interrupts pending.
+        INTR @ 0x104008 Rw {}
+        /// Interrupt mode.
+        INTR_MODE @ 0x10400c Rw {}
+        /// Interrupt enable set.
+        INTR_EN_SET @ 0x104010 Rw {}
+        /// Interrupt enable clear.
+        INTR_EN_CLEAR @ 0x104014 Wo {}
+        /// Interrupt enable.
+        INTR_EN @ 0x104018 Rw {}
+        /// Interrupt routing.
+        INTR_DISPATCH @ 0x10401c Rw {}
+        /// Scratch and watchdog.
+        SCRATCH[2; 4] @ 0x104040 Rw {}
+        /// Interfaces enabled: bit 0 FIFO, bit 1 context.
+        ITFEN @ 0x104048 Rw {}
+        /// Idle state.
+        IDLE_STATE @ 0x10404c Ro {}
+        /// Current channel's instance block.
+        CHANNEL_CURRENT @ 0x104050 Rw { 30:30 VALID; 27:0 ADDRESS; }
+        /// Next channel's instance block.
+        CHANNEL_NEXT @ 0x104054 Rw { 30:30 VALID; 27:0 ADDRESS; }
+        /// Context switch commands and state.
+        CHANNEL_COMMAND[4; 4] @ 0x104058 Rw {}
+        /// Method that raised the interrupt: subchannel and address.
+        METHOD[2; 4] @ 0x104068 Rw {}
+        /// Unit that the falcon acts as.
+        UNIT @ 0x104084 Rw {}
+        /// Start and halt.
+        CPU_CONTROL @ 0x104100 Rw { 1:1 START; }
+        /// Entry point.
+        BOOT_VECTOR @ 0x104104 Rw {}
+        /// Memory sizes.
+        HWCFG @ 0x104108 Ro = 0x00002020 { 17:9 DMEM_BLOCKS; 8:0 IMEM_BLOCKS; }
+        /// DMA control.
+        DMA_CONTROL @ 0x10410c Rw {}
+        /// DMA base.
+        DMA_BASE[5; 4] @ 0x104110 Rw {}
+        /// Falcon version.
+        VERSION @ 0x10412c Ro = 0x00000003 { 3:0 VERSION; }
+        /// Code upload address.
+        IMEM_CONTROL @ 0x104180 Rw {}
+        /// Code upload data.
+        IMEM_DATA @ 0x104184 Rw {}
+        /// Code upload tag.
+        IMEM_TAG @ 0x104188 Rw {}
+        /// Data upload address.
+        DMEM_CONTROL @ 0x1041c0 Rw {}
+        /// Data upload data.
+        DMEM_DATA @ 0x1041c4 Rw {}
+    }
+
+    /// Copy engine 1's falcon.
+    #[doc(alias = "PCOPY1")]
+    mod ce1 @ 0x105000 .. 0x106000 {
+        /// Interrupt set.
+        INTR_SET @ 0x105000 Wo {}
+        /// Interrupt clear.
+        INTR_CLEAR @ 0x105004 Wo {}
+        /// Interrupts pending.
+        INTR @ 0x105008 Rw {}
+        /// Interrupt mode.
+        INTR_MODE @ 0x10500c Rw {}
+        /// Interrupt enable set.
+        INTR_EN_SET @ 0x105010 Rw {}
+        /// Interrupt enable clear.
+        INTR_EN_CLEAR @ 0x105014 Wo {}
+        /// Interrupt enable.
+        INTR_EN @ 0x105018 Rw {}
+        /// Interrupt routing.
+        INTR_DISPATCH @ 0x10501c Rw {}
+        /// Scratch and watchdog.
+        SCRATCH[2; 4] @ 0x105040 Rw {}
+        /// Interfaces enabled: bit 0 FIFO, bit 1 context.
+        ITFEN @ 0x105048 Rw {}
+        /// Idle state.
+        IDLE_STATE @ 0x10504c Ro {}
+        /// Current channel's instance block.
+        CHANNEL_CURRENT @ 0x105050 Rw { 30:30 VALID; 27:0 ADDRESS; }
+        /// Next channel's instance block.
+        CHANNEL_NEXT @ 0x105054 Rw { 30:30 VALID; 27:0 ADDRESS; }
+        /// Context switch commands and state.
+        CHANNEL_COMMAND[4; 4] @ 0x105058 Rw {}
+        /// Method that raised the interrupt: subchannel and address.
+        METHOD[2; 4] @ 0x105068 Rw {}
+        /// Unit that the falcon acts as.
+        UNIT @ 0x105084 Rw {}
+        /// Start and halt.
+        CPU_CONTROL @ 0x105100 Rw { 1:1 START; }
+        /// Entry point.
+        BOOT_VECTOR @ 0x105104 Rw {}
+        /// Memory sizes.
+        HWCFG @ 0x105108 Ro = 0x00002020 { 17:9 DMEM_BLOCKS; 8:0 IMEM_BLOCKS; }
+        /// DMA control.
+        DMA_CONTROL @ 0x10510c Rw {}
+        /// DMA base.
+        DMA_BASE[5; 4] @ 0x105110 Rw {}
+        /// Falcon version.
+        VERSION @ 0x10512c Ro = 0x00000003 { 3:0 VERSION; }
+        /// Code upload address.
+        IMEM_CONTROL @ 0x105180 Rw {}
+        /// Code upload data.
+        IMEM_DATA @ 0x105184 Rw {}
+        /// Code upload tag.
+        IMEM_TAG @ 0x105188 Rw {}
+        /// Data upload address.
+        DMEM_CONTROL @ 0x1051c0 Rw {}
+        /// Data upload data.
+        DMEM_DATA @ 0x1051c4 Rw {}
+    }
+
+    /// PGRAPH front end: status, interrupts, side doors for context generation.
+    mod pgraph @ 0x400000 .. 0x405000 {
+        /// Interrupts pending.
+        INTR @ 0x400100 W1c { 21:21 TRAP; 20:20 DATA_ERROR; 19:19 CTXCTL; 5:5 ILLEGAL_CLASS; 4:4 ILLEGAL_METHOD; 0:0 NOTIFY; }
+        /// Units that trapped.
+        TRAP @ 0x400108 W1c { 24:24 ROP; 8:8 GPC; 4:4 CCACHE; 3:3 SCC; 2:2 M2MF_2; 1:1 M2MF; 0:0 DISPATCH; }
+        /// Reason of a data error.
+        DATA_ERROR @ 0x400110 Rw {}
+        /// Second trap word.
+        TRAP_2 @ 0x400118 W1c {}
+        /// Interrupt enables of the front end's units.
+        TRAP_EN[7; 4] @ 0x400120 Rw {}
+        /// Interrupt enable.
+        INTR_EN @ 0x40013c Rw {}
+        /// ICMD side door: address; writing executes.
+        ICMD_COMMAND @ 0x400200 Wo {}
+        /// ICMD side door: data.
+        ICMD_DATA @ 0x400204 Rw {}
+        /// ICMD side door: enable.
+        ICMD_ENABLE @ 0x400208 Rw {}
+        /// Methods enable and resume after a trap.
+        CONTROL @ 0x400500 Rw { 16:16 FIFO_ACCESS; 0:0 METHODS; }
+        /// Pending activity.
+        ACTIVITY[4; 4] @ 0x400600 Ro {}
+        /// Status.
+        STATUS @ 0x400700 Ro { 2:2 ICMD_BUSY; 0:0 BUSY; }
+        /// Subchannel and method that trapped.
+        TRAPPED_ADDRESS @ 0x400704 Ro { 18:16 SUBCHANNEL; 13:2 METHOD; }
+        /// Its data, low word.
+        TRAPPED_DATA_LO @ 0x400708 Ro {}
+        /// Its data, high word.
+        TRAPPED_DATA_HI @ 0x40070c Ro {}
+        /// Classes bound to the subchannels.
+        SUBCHANNEL_CLASS[8; 4] @ 0x404200 Ro {}
+        /// Method side door: class and method; writing executes.
+        MTHD_COMMAND @ 0x404488 Wo { 31:31 EXECUTE; 27:14 METHOD; 15:0 CLASS; }
+        /// Method side door: data.
+        MTHD_DATA @ 0x40448c Rw {}
+        /// Power and reset handshake.
+        PWR_HANDSHAKE @ 0x404170 Rw { 4:4 BUSY; }
+        /// Context state control.
+        CTX_CONTROL @ 0x404154 Rw {}
+    }
+
+    /// FECS: the hub's context-switching falcon.
+    mod fecs @ 0x409000 .. 0x40a000 {
+        /// Interrupt set.
+        INTR_SET @ 0x409000 Wo { 8:8 CONTEXT; }
+        /// Interrupt clear.
+        INTR_CLEAR @ 0x409004 Wo {}
+        /// Interrupts pending.
+        INTR @ 0x409008 Rw {}
+        /// Interrupt words.
+        INTR_MISC[4; 4] @ 0x409010 Rw {}
+        /// Start and halt.
+        CPU_CONTROL @ 0x409100 Rw { 1:1 START; }
+        /// Entry point.
+        BOOT_VECTOR @ 0x409104 Rw {}
+        /// Memory sizes.
+        HWCFG @ 0x409108 Ro = 0x00081060 {}
+        /// DMA control.
+        DMA_CONTROL @ 0x40910c Rw {}
+        /// Code upload address.
+        IMEM_CONTROL @ 0x409180 Rw {}
+        /// Code upload data.
+        IMEM_DATA @ 0x409184 Rw {}
+        /// Code upload tag.
+        IMEM_TAG @ 0x409188 Rw {}
+        /// Data upload address.
+        DMEM_CONTROL @ 0x4091c0 Rw { 25:25 READ_INCREMENT; 24:24 WRITE_INCREMENT; 15:0 ADDRESS; }
+        /// Data upload data.
+        DMEM_DATA @ 0x4091c4 Rw {}
+        /// Context switch request.
+        CHANNEL_SWITCH @ 0x409400 Rw {}
+        /// Command data: instance block.
+        COMMAND_DATA @ 0x409500 Rw { 31:31 VALID; 27:0 ADDRESS; }
+        /// Command; writing executes.
+        COMMAND @ 0x409504 Wo {}
+        /// Units: GPCs and ROPs.
+        UNITS @ 0x409604 Ro { 20:16 ROPS; 4:0 GPCS; }
+        /// Reset lines of the clusters' falcons.
+        RESET_LINES @ 0x409614 Rw {}
+        /// Mailboxes. Bit 31 of the first says ready, the second gives the context's bytes after start.
+        MAILBOX[8; 4] @ 0x409800 Rw { 31:31 READY; }
+        /// Sets bits of the mailboxes.
+        MAILBOX_SET[8; 4] @ 0x409820 Wo {}
+        /// Clears bits of the mailboxes.
+        MAILBOX_CLEAR[8; 4] @ 0x409840 Wo {}
+        /// Context that PGRAPH holds.
+        CURRENT @ 0x409b00 Rw { 31:31 VALID; 27:0 ADDRESS; }
+        /// Context that comes next.
+        NEXT @ 0x409b04 Rw { 31:31 VALID; 27:0 ADDRESS; }
+        /// Error word of the firmware.
+        UCODE_INTR @ 0x409c18 W1c {}
+        /// Firmware code of the error.
+        UCODE_ERROR[8; 4] @ 0x409c20 Rw {}
+    }
+
+    /// GPC 0's units, as far as they are capabilities.
+    mod gpc_units @ 0x500000 .. 0x580000 {
+        /// TPCs of each GPC.
+        TPC_COUNT[16; 0x8000] @ 0x502608 Ro { 4:0 TPCS; }
+    }
+}
+
+/// FECS commands that nouveau's built-in firmware takes. Source: nouveau's `hub.fuc`.
+pub mod fecs_command {
+    /// Makes the channel of the command data current.
+    pub const SET_CHANNEL: u32 = 1;
+    /// Saves the current channel's context.
+    pub const SAVE_CONTEXT: u32 = 2;
+}

@@ -1,0 +1,194 @@
+//! PMC, PBUS, PFIFO and PTIMER. Sources: rnndb `bus/pmc.xml`, `bus/pbus.xml`, `fifo/gf100_pfifo.xml`, `bus/ptimer.xml`;
+//! what nouveau's `mc`, `bus`, `fifo`, `timer` units read and write.
+
+regs! {
+    /// Master control: identity, interrupt tree, unit enables.
+    mod pmc @ 0x000000 .. 0x001000 {
+        /// Chip identity.
+        BOOT_0 @ 0x000000 Ro { 28:20 CHIPSET; 7:0 REVISION; }
+        /// Byte order of the register BAR: 0 little endian.
+        BOOT_1 @ 0x000004 Ro {}
+        /// Interrupts pending, one bit for each unit that asserts (level).
+        INTR_0 @ 0x000100 Ro { 30:30 PRIVRING; 28:28 PBUS; 26:26 PDISP; 25:25 LTC; 24:24 PMU; 21:21 GPIO; 20:20 PTIMER;
+            18:18 THERM; 17:17 MSPDEC; 15:15 MSVLD; 13:13 PFB; 12:12 PGRAPH; 8:8 PFIFO; 6:6 CE1; 5:5 CE0; 0:0 MSPPP; }
+        /// Interrupts pending, second tree.
+        INTR_1 @ 0x000104 Ro {}
+        /// Interrupt line enable.
+        INTR_EN_0 @ 0x000140 Rw { 0:0 ENABLE; }
+        /// Interrupt line enable, second tree.
+        INTR_EN_1 @ 0x000144 Rw { 0:0 ENABLE; }
+        /// Interrupt line state, as the first tree drives it.
+        INTR_LINE_0 @ 0x000160 Ro {}
+        /// Unit enable; a unit is reset by a zero.
+        ENABLE @ 0x000200 Rw { 30:30 PDISP; 28:28 MSPDEC_B; 20:20 LTC; 17:17 MSPDEC; 15:15 MSVLD; 13:13 PMU; 12:12 PGRAPH;
+            8:8 PFIFO; 7:7 CE1; 6:6 CE0; 5:5 PRIVRING; 2:2 PXBAR; 1:1 MSPPP; }
+        /// PBDMA enable, one bit each; bits of units that do not exist read zero.
+        PBDMA_ENABLE @ 0x000204 Rw {}
+        /// Set to 0 around a falcon's code upload.
+        ELPG_GATE @ 0x000260 Rw = 0x00000001 {}
+        /// Which pending units drive the interrupt line.
+        INTR_MASK_0 @ 0x000640 Rw = 0xffffffff {}
+        /// Which pending units drive the interrupt line, second tree.
+        INTR_MASK_1 @ 0x000644 Rw = 0xffffffff {}
+    }
+
+    /// Bus interface: access faults, the PRAMIN window, the apertures' instance blocks.
+    mod pbus @ 0x001000 .. 0x002000 {
+        /// Interrupts pending.
+        INTR @ 0x001100 W1c { 3:3 MMIO_TIMEOUT; 2:2 MMIO_RING_ERR; 1:1 MMIO_FAULT; }
+        /// Interrupt enable.
+        INTR_EN @ 0x001140 Rw { 3:3 MMIO_TIMEOUT; 2:2 MMIO_RING_ERR; 1:1 MMIO_FAULT; }
+        /// Hardware sequencer and debug words that drivers store to.
+        DEBUG_1 @ 0x001084 Rw {}
+        /// Debug.
+        DEBUG_4 @ 0x001098 Rw {}
+        /// Engine power gating of the bus.
+        HWSQ_SLEEP @ 0x001304 Rw {}
+        /// Hardware sequencer storage.
+        HWSQ_STATE[16; 4] @ 0x001400 Rw {}
+        /// Backlight and PWM words that drivers probe.
+        PWM[2; 4] @ 0x001588 Rw {}
+        /// Start of the PRAMIN window: address bits 39:16, and target.
+        PRAMIN_WINDOW @ 0x001700 Rw { 25:24 TARGET; 23:0 BASE; }
+        /// Instance block of BAR1: address bits 39:12.
+        BAR1_BLOCK @ 0x001704 Rw { 31:31 VALID; 29:28 TARGET; 27:0 ADDRESS; }
+        /// Bind status.
+        BIND_STATUS @ 0x001710 Ro {}
+        /// Instance block of BAR3 (BAR2 in NVIDIA's count).
+        #[doc(alias = "BAR2_BLOCK")]
+        BAR3_BLOCK @ 0x001714 Rw { 31:31 VALID; 30:30 HALVE; 29:28 TARGET; 27:0 ADDRESS; }
+        /// Instance block of the peephole.
+        PEEPHOLE_BLOCK @ 0x001718 Rw { 31:31 VALID; 29:28 TARGET; 27:0 ADDRESS; }
+    }
+
+    /// Channel scheduler. envytools calls the runlist PLAYLIST and a PBDMA SUBFIFO.
+    mod pfifo @ 0x002000 .. 0x004000 {
+        /// Interrupts pending.
+        INTR @ 0x002100 W1c { 31:31 NON_STALL; 30:30 RUNLIST; 29:29 PBDMA; 28:28 MMU_FAULT; 24:24 INTR_24; 23:23 INTR_23;
+            16:16 INTR_16; 8:8 SCHED_ERROR; 0:0 INTR_0; }
+        /// Interrupt enable.
+        INTR_EN @ 0x002140 Rw { 31:31 NON_STALL; 30:30 RUNLIST; 29:29 PBDMA; 28:28 MMU_FAULT; 24:24 INTR_24; 23:23 INTR_23;
+            16:16 INTR_16; 8:8 SCHED_ERROR; 0:0 INTR_0; }
+        /// Which kinds of interrupt stall.
+        INTR_STALL @ 0x002144 Rw {}
+        /// Scheduler enable.
+        SCHED_EN @ 0x002200 Rw { 0:0 ENABLE; }
+        /// PBDMAs present.
+        PBDMA_PRESENT @ 0x002204 Rw {}
+        /// PBDMAs that may serve each engine.
+        ENGINE_PBDMA_MASK[6; 4] @ 0x002208 Rw {}
+        /// Idle filter.
+        IDLE_FILTER @ 0x002224 Rw {}
+        /// Where USERD lies in BAR1: virtual address bits 39:12.
+        USERD_BASE @ 0x002254 Rw { 28:28 VALID; 27:0 ADDRESS; }
+        /// Runlist address bits 39:12.
+        #[doc(alias = "PLAYLIST")]
+        RUNLIST_BASE @ 0x002270 Rw { 29:28 TARGET; 27:0 ADDRESS; }
+        /// Runlist length; writing submits.
+        RUNLIST @ 0x002274 Rw { 24:20 ENGINES; 11:0 LENGTH; }
+        /// Runlist submission state.
+        RUNLIST_STATUS @ 0x00227c Ro { 20:20 PENDING; }
+        /// Runlists in use.
+        ENG_RUNLIST_BASE[7; 8] @ 0x002280 Ro {}
+        /// Lengths of the runlists in use.
+        ENG_RUNLIST[7; 8] @ 0x002284 Ro { 20:20 PENDING; }
+        /// Timeslice scale.
+        TIMESLICE @ 0x002310 Rw {}
+        /// Reason of INTR_0 (channel table).
+        INTR_0_REASON @ 0x00252c Ro {}
+        /// Reason of the scheduler error.
+        SCHED_ERROR_REASON @ 0x00254c Ro { 7:0 CODE; }
+        /// Reason of INTR_16.
+        INTR_16_REASON @ 0x00256c Rw {}
+        /// Reason of INTR_24.
+        INTR_24_REASON @ 0x00258c Rw {}
+        /// MMU fault units pending.
+        MMU_FAULT_ID @ 0x00259c W1c {}
+        /// PBDMA units with an interrupt.
+        PBDMA_INTR_ID @ 0x0025a0 W1c {}
+        /// Engines with a non-stall interrupt.
+        NON_STALL_ID @ 0x0025a4 Ro {}
+        /// Non-stall interrupts of each engine: eight nibbles, bit 0 of each.
+        NON_STALL_INTR[6; 4] @ 0x0025a8 W1c {}
+        /// Non-stall interrupt enable, as `NON_STALL_ID`.
+        NON_STALL_EN @ 0x002628 Rw {}
+        /// Engines whose scheduling is disabled: a one written here disables no more.
+        SCHED_ENABLE_ACK @ 0x00262c Wo {}
+        /// Engines whose scheduling is disabled.
+        SCHED_DISABLE @ 0x002630 Rw {}
+        /// Preempts (kicks off) a channel.
+        #[doc(alias = "CHAN_KILL")]
+        PREEMPT @ 0x002634 Rw { 20:20 PENDING; 11:0 CHANNEL; }
+        /// State of each engine.
+        ENGINE_STATUS[6; 4] @ 0x002640 Ro { 31:31 BUSY; 28:28 BUSY_2; 20:20 SAVE; 18:18 LOAD; 15:13 CTX_STATUS; 6:0 CHANNEL; }
+        /// Runlist events.
+        RUNLIST_INTR @ 0x002a00 W1c { 28:28 DONE; }
+        /// Second word of runlist events.
+        RUNLIST_INTR_2 @ 0x002a04 Rw {}
+        /// Fault injection, one word for each engine.
+        FAULT_TRIGGER[6; 4] @ 0x002a30 Rw { 8:8 TRIGGER; 4:0 UNIT; }
+        /// Faulting instance block, for each unit.
+        FAULT_INST[32; 16] @ 0x002800 Ro { 27:0 ADDRESS; }
+        /// Faulting address, low word.
+        FAULT_VA_LO[32; 16] @ 0x002804 Ro {}
+        /// Faulting address, high word.
+        FAULT_VA_HI[32; 16] @ 0x002808 Ro {}
+        /// Kind of the fault.
+        FAULT_TYPE[32; 16] @ 0x00280c Ro { 28:24 GPC; 12:8 CLIENT; 7:7 WRITE; 6:6 HUB; 3:0 REASON; }
+        /// Channel's instance block.
+        CHANNEL[128; 8] @ 0x003000 Rw { 31:31 VALID; 30:30 POLL_USERD; 29:28 TARGET; 27:0 ADDRESS; }
+        /// Channel's state.
+        CHANNEL_STATE[128; 8] @ 0x003004 Rw { 28:28 PENDING; 20:16 ENGINES; 12:12 LOADED; 4:4 ACQUIRE_PENDING; 0:0 ENABLED; }
+    }
+
+    /// Timer: a nanosecond clock in units of 32 ns.
+    mod ptimer @ 0x009000 .. 0x00a000 {
+        /// Detail of the last access fault: address.
+        MMIO_FAULT_ADDRESS @ 0x009084 Rw {}
+        /// Detail of the last access fault: data.
+        MMIO_FAULT_DATA @ 0x009088 Rw {}
+        /// Interrupts pending.
+        INTR @ 0x009100 W1c { 0:0 ALARM; }
+        /// Interrupt enable.
+        INTR_EN @ 0x009140 Rw { 0:0 ALARM; }
+        /// Numerator of the clock ratio.
+        NUMERATOR @ 0x009200 Rw {}
+        /// Denominator of the clock ratio.
+        DENOMINATOR @ 0x009210 Rw {}
+        /// Clock input selection.
+        CLOCK_MUL @ 0x009220 Rw {}
+        /// Time in ns, low word, a multiple of 32.
+        TIME_0 @ 0x009400 Rw { 31:5 NSEC; }
+        /// Time in ns, high word.
+        TIME_1 @ 0x009410 Rw { 28:0 NSEC; }
+        /// Alarm time, low word.
+        ALARM_0 @ 0x009420 Rw {}
+    }
+
+    /// PBDMA units (envytools: SUBFIFO), 0x2000 apart.
+    mod pbdma @ 0x040000 .. 0x046000 {
+        /// GPFIFO base, low word.
+        GP_BASE_LO[3; 0x2000] @ 0x040048 Ro {}
+        /// GPFIFO base, high word.
+        GP_BASE_HI[3; 0x2000] @ 0x04004c Ro {}
+        /// Method header state.
+        PB_HEADER[3; 0x2000] @ 0x040084 Ro {}
+        /// Method that raised an interrupt: subchannel and method.
+        METHOD_0[3; 0x2000] @ 0x0400c0 Rw { 31:31 VALID; 18:16 SUBCHANNEL; 13:2 METHOD; }
+        /// Its data.
+        DATA_0[3; 0x2000] @ 0x0400c4 Rw {}
+        /// Interrupts pending.
+        INTR_0[3; 0x2000] @ 0x040108 W1c { 31:31 SIGNATURE; 30:30 SEMAPHORE; 29:29 SYNCPOINT_ILLEGAL; 28:28 ACQUIRE_TIMEOUT; 27:27 DEVICE;
+            26:26 ENGINE_TIMEOUT; 25:25 XBAR_CONNECT; 24:24 EMPTY_SUBC_24; 23:23 EMPTY_SUBC; 22:22 METHOD_CRC; 21:21 METHOD_SIZE; 20:20 CACHE;
+            18:18 PB_CRC; 17:17 PB_ENTRY; 16:16 GP_PTR; 15:15 PB_HEADER; 14:14 GP_PB; 13:13 GP_FIFO_CRC; 12:12 GP_ENTRY; 11:11 LB_ERR;
+            6:6 MEM_ACK_EXTRA; 5:5 MEM_ACK_TIMEOUT; 4:4 MEM_DATA; 3:3 MEM_REQ_TIMEOUT; 2:2 MEM_UNBOUND; 1:1 MEM_BAD_ADDRESS; 0:0 MEM_FAULT; }
+        /// Interrupt enable.
+        INTR_EN_0[3; 0x2000] @ 0x04010c Rw {}
+        /// Channel that the unit serves.
+        CHANNEL[3; 0x2000] @ 0x040120 Ro { 6:0 CHANNEL; }
+        /// Stall control.
+        INTR_STALL[3; 0x2000] @ 0x04013c Rw {}
+        /// Timeout of memory accesses.
+        TIMEOUT[3; 0x2000] @ 0x04012c Rw {}
+    }
+}

@@ -1,0 +1,94 @@
+//! PFB, the memory controllers, the L2 cache (LTC) and the flush registers. Sources: rnndb `memory/gf100_*.xml`;
+//! nouveau's `fb`, `ltc`, `mmu`, `bar` units.
+
+regs! {
+    /// Flushes between CPU, cache and memory.
+    mod pflush @ 0x070000 .. 0x071000 {
+        /// Flushes posted writes of the apertures.
+        BAR_FLUSH @ 0x070000 Rw { 1:1 BUSY; 0:0 TRIGGER; }
+        /// Writes back the cache.
+        L2_FLUSH @ 0x070004 Rw { 1:1 BUSY; 0:0 TRIGGER; }
+        /// Invalidates the cache.
+        L2_INVALIDATE @ 0x070010 Rw { 1:1 BUSY; 0:0 TRIGGER; }
+    }
+
+    /// Frame buffer hub: partitions, TLB control.
+    mod pfb @ 0x100000 .. 0x101000 {
+        /// Interrupts of the frame buffer hub.
+        INTR @ 0x100210 Rw {}
+        /// Memory configuration that drivers probe.
+        CONFIG[2; 4] @ 0x100200 Rw {}
+        /// Memory type and timing words that drivers probe.
+        MEM_TYPE @ 0x100474 Rw {}
+        /// Partition mask.
+        PARTITIONS @ 0x100800 Rw = 0x00000001 {}
+        /// Unified memory relocation (unused on discrete cards).
+        NISO_ADDRESS @ 0x100c10 Rw {}
+        /// TLB control and state.
+        MMU_CTRL @ 0x100c80 Rw = 0x00ff8000 { 23:16 FLUSH_SLOTS_FREE; 15:15 FLUSH_DONE; 0:0 LARGE_PAGE_64K; }
+        /// Single page invalidation address.
+        MMU_INVALIDATE_VA @ 0x100cb4 Rw {}
+        /// Directory of the invalidation: address bits 39:12 and target.
+        MMU_INVALIDATE_PDB @ 0x100cb8 Rw { 31:4 ADDRESS; 1:0 TARGET; }
+        /// Invalidates the TLB.
+        MMU_INVALIDATE @ 0x100cbc Rw { 31:31 TRIGGER; 2:2 HUB_ONLY; 1:1 ALL_PDB; 0:0 ALL_VA; }
+        /// Write sink of the debug mode: address bits 39:8.
+        MMU_DEBUG_WR @ 0x100cc8 Rw {}
+        /// Read source of the debug mode.
+        MMU_DEBUG_RD @ 0x100ccc Rw {}
+        /// Debug mode of the hub's MMU.
+        MMU_DEBUG_CTRL @ 0x100cc4 Rw {}
+    }
+
+    /// Straps.
+    mod pstraps @ 0x101000 .. 0x101100 {
+        /// Board straps: crystal and memory configuration.
+        STRAPS @ 0x101000 Rw = 0x00400000 { 22:22 CRYSTAL_1; 6:6 CRYSTAL_0; 5:2 RAMCFG; }
+    }
+
+    /// Memory controllers, 0x1000 apart.
+    mod pbfb @ 0x110000 .. 0x118000 {
+        /// Memory of the partition in MiB.
+        MEM_AMOUNT[8; 0x1000] @ 0x11020c Rw {}
+    }
+
+    /// Memory controller broadcast.
+    mod pbfb_bcast @ 0x10f000 .. 0x110000 {
+        /// Memory of the partitions in MiB.
+        MEM_AMOUNT @ 0x10f20c Rw {}
+    }
+
+    /// L2 cache broadcast.
+    mod ltc @ 0x17e000 .. 0x17f000 {
+        /// Compression tag clear, first line.
+        CBC_CLEAR_START @ 0x17e8cc Rw {}
+        /// Compression tag clear, last line.
+        CBC_CLEAR_END @ 0x17e8d0 Rw {}
+        /// Compression tag clear trigger.
+        CBC_CLEAR @ 0x17e8c8 Rw {}
+        /// Base of the compression tag memory.
+        CBC_BASE @ 0x17e8d4 Rw {}
+        /// Compression tag lines.
+        CBC_SIZE @ 0x17e8d8 Rw {}
+        /// Slices of each cache unit.
+        CBC_PARAM @ 0x17e8dc Ro { 31:28 SLICES; }
+        /// Control words.
+        CONTROL[2; 4] @ 0x17e8c0 Rw {}
+        /// Interrupt control.
+        INTR_CONTROL @ 0x17e820 Rw {}
+        /// Zero-bandwidth clear index.
+        ZBC_INDEX @ 0x17ea44 Rw {}
+        /// Zero-bandwidth clear colours.
+        ZBC_COLOR[4; 4] @ 0x17ea48 Rw {}
+        /// Zero-bandwidth clear depth.
+        ZBC_DEPTH @ 0x17ea58 Rw {}
+        /// Stencil word of later chips.
+        ZBC_STENCIL @ 0x17ea5c Rw {}
+    }
+
+    /// L2 cache interrupt summary.
+    mod ltc_intr @ 0x17c000 .. 0x17d000 {
+        /// Cache units with an interrupt.
+        SUMMARY @ 0x17c000 Rw {}
+    }
+}

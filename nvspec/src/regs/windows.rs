@@ -1,0 +1,38 @@
+//! Parts of BAR0 that are memory, or large register areas that the driver only stores to.
+
+/// PRAMIN: a 1 MiB window on VRAM, placed by `pbus::PRAMIN_WINDOW`.
+pub mod pramin {
+    /// Byte offset in BAR0.
+    pub const BASE: u32 = 0x70_0000;
+    /// Byte offset of what follows.
+    pub const END: u32 = 0x80_0000;
+    /// Bytes.
+    pub const BYTES: u32 = END - BASE;
+}
+
+/// PROM: the VBIOS ROM.
+pub mod prom {
+    /// Byte offset in BAR0.
+    pub const BASE: u32 = 0x30_0000;
+    /// Byte offset of what follows.
+    pub const END: u32 = 0x31_0000;
+    /// Bytes.
+    pub const BYTES: u32 = END - BASE;
+}
+
+/// Bytes of BAR0.
+pub const BAR0_BYTES: u64 = 16 << 20;
+
+/// What an access that nothing claims reads. Source: rnndb, PRIVRING's error value for Fermi hub accesses.
+pub const UNCLAIMED: u32 = 0xbad0_da00;
+
+/// A range of BAR0 that holds plain state registers, too many to name: (name, first offset, offset behind the last).
+pub const STATE_RANGES: &[(&str, u32, u32)] = &[
+    ("PBFB broadcast", 0x10_f000, 0x11_0000),
+    ("PBFB partitions", 0x11_0000, 0x11_8000),
+    ("LTC units", 0x14_0000, 0x18_0000),
+    ("PGRAPH front end", 0x40_0000, 0x40_9000),
+    ("PGRAPH ROP", 0x41_0000, 0x41_8000),
+    ("PGRAPH GPC broadcast", 0x41_8000, 0x42_0000),
+    ("PGRAPH GPC units", 0x50_0000, 0x58_0000),
+];
