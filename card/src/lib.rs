@@ -10,8 +10,8 @@
 //! Not here: PCI configuration space (the host's PCI core owns the real one; a vGPU's is in `devmodel`), power states,
 //! and anything that needs a driver.
 
+use std::fmt::Debug;
 use std::sync::Arc;
-use vm_memory::bitmap::BS;
 use vm_memory::{MmapRegion, VolatileMemory, VolatileMemoryError, VolatileSlice};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -56,11 +56,23 @@ pub enum InterruptMode {
     Intx,
 }
 
+/// A mapping of host memory, whoever made it. It stays mapped as long as the value lives.
+pub trait HostMemory: Send + Sync + Debug {
+    /// All of it.
+    fn as_volatile_slice(&self) -> VolatileSlice<'_, ()>;
+}
+
+impl HostMemory for MmapRegion {
+    fn as_volatile_slice(&self) -> VolatileSlice<'_, ()> {
+        VolatileMemory::as_volatile_slice(self)
+    }
+}
+
 /// Host memory that the card may read and, if `writable`, write: a range of a mapping that stays alive as long as this
 /// value does.
 #[derive(Clone, Debug)]
 pub struct DmaMemory {
-    region: Arc<MmapRegion>,
+    region: Arc<dyn HostMemory>,
     offset: usize,
     len: usize,
     writable: bool,
@@ -72,7 +84,7 @@ impl DmaMemory {
     /// # Errors
     /// When the range does not lie within the mapping.
     pub fn new(
-        region: Arc<MmapRegion>,
+        region: Arc<dyn HostMemory>,
         offset: usize,
         len: usize,
         writable: bool,
@@ -103,18 +115,18 @@ impl DmaMemory {
     ///
     /// # Errors
     /// When they do not lie within it.
-    pub fn slice(&self, offset: usize, len: usize) -> Result<VolatileSlice<'_, BS<'_, ()>>, VolatileMemoryError> {
+    pub fn slice(&self, offset: usize, len: usize) -> Result<VolatileSlice<'_, ()>, VolatileMemoryError> {
         let end = offset.checked_add(len).ok_or(VolatileMemoryError::Overflow { base: offset, offset: len })?;
         if end > self.len {
             return Err(VolatileMemoryError::OutOfBounds { addr: end });
         }
-        self.region.get_slice(self.offset + offset, len)
+        self.region.as_volatile_slice().subslice(self.offset + offset, len)
     }
 
     /// Host virtual address of the first byte, for an IOMMU mapping.
     #[must_use]
     pub fn host_address(&self) -> *const u8 {
-        self.region.as_ptr().wrapping_add(self.offset)
+        self.region.as_volatile_slice().ptr_guard().as_ptr().wrapping_add(self.offset)
     }
 }
 
