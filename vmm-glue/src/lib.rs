@@ -1,1 +1,50 @@
-//! To be written.
+//! The seam to the VMM: a vfio-user server for one virtual PCI function per UNIX socket.
+//!
+//! Parts, from the wire inwards:
+//! - [`protocol`]: numbers and structures of the wire format, nothing else.
+//! - [`socket`]: binding a path, access rights, passing file descriptors.
+//! - [`connection`]: one client's state machine, from bytes to replies; needs no socket, so tests and fuzzers drive it.
+//! - [`server`]: the event loop of one socket: clients one after the other, a busy poll, a bounded output queue.
+//! - [`device`]: the trait that a device implements, and what it is told.
+//! - [`link`]: what a device may use from any thread: [`interrupts`], [`memory`], [`dma`], [`counters`].
+//! - [`echo`]: a device that is plain memory, the baseline of transport benchmarks.
+//! - `client` (feature `test-client`): a client for tests and benches.
+//!
+//! The crate knows nothing of GPUs. It does not do: migration and dirty-page tracking (every such command is answered with
+//! an error), I/O file descriptors of regions, the twin-socket mode, transports other than UNIX sockets.
+//!
+//! All that a client sends is untrusted: sizes, counts, offsets, flags and file descriptors are checked, buffers are bounded,
+//! and a client that does not read is disconnected. A message that is wrong but framed gets an error reply; a stream that
+//! cannot be framed ends the connection.
+//!
+//! Lock order: `Link` state, then [`interrupts`]; the other locks are leaves. No lock is held while a device is called.
+//!
+//! Sources: the vfio-user specification (`docs/interop/vfio-user.rst` in QEMU, `docs/vfio-user.rst` in libvfio-user), the
+//! behaviour of QEMU's `hw/vfio-user` and of the rust-vmm `vfio-user` crate's client (used by cloud-hypervisor),
+//! `linux/vfio.h`.
+#![deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)]
+#![cfg_attr(
+    test,
+    allow(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        reason = "a test that goes wrong may panic"
+    )
+)]
+
+pub mod counters;
+pub mod device;
+pub mod dma;
+pub mod interrupts;
+pub mod link;
+pub mod memory;
+pub mod protocol;
+pub mod server;
+
+pub use counters::Counters;
+pub use device::{AccessError, Device, MapError, MmapArea, RegionIndex, RegionInfo, RegionMmap};
+pub use interrupts::{Interrupts, IrqCounts};
+pub use link::{ClientInfo, Link, StopHandle};
+pub use memory::{DmaRegion, GuestMemory, Mapping, MemoryTable};
+pub use server::{Server, ServerOptions, SocketOptions};

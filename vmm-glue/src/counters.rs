@@ -1,0 +1,122 @@
+//! Counts of one server's traffic, readable by any thread while it runs.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use serde::Serialize;
+
+use crate::protocol::Command;
+
+/// Commands that are counted one by one; a higher number counts as number 0.
+const COMMANDS: usize = 19;
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $field:ident,)*) => {
+        /// The counts. They only grow, across clients; gauges say so.
+        #[derive(Debug, Default)]
+        pub struct Counters {
+            /// Requests by command number; place 0 holds unknown ones.
+            messages: [AtomicU64; COMMANDS],
+            $($(#[$doc])* pub $field: AtomicU64,)*
+        }
+
+        /// The counts at one moment.
+        #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+        pub struct Snapshot {
+            /// Requests by the name of their command, without those that never came.
+            pub messages: std::collections::BTreeMap<&'static str, u64>,
+            $($(#[$doc])* pub $field: u64,)*
+        }
+
+        impl Counters {
+            /// Reads all counts; each is exact, together they may be a few messages apart.
+            pub fn snapshot(&self) -> Snapshot {
+                let messages = (0u16..)
+                    .zip(&self.messages)
+                    .map(|(number, count)| (Command(number).name().unwrap_or("unknown"), count.load(Relaxed)))
+                    .filter(|&(_, count)| count != 0)
+                    .collect();
+                Snapshot { messages, $($field: self.$field.load(Relaxed),)* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Clients that negotiated.
+    clients,
+    /// Connections refused because another client was connected.
+    clients_refused,
+    /// Connections ended by the server because of what the client did.
+    clients_dropped,
+    /// Messages that needed no reply (posted writes, also batched ones).
+    posted,
+    /// Region writes that came inside of batches.
+    batched_writes,
+    /// Region reads, after batches and odd sizes were taken apart as far as the client sent them.
+    region_reads,
+    /// Region writes, those in batches included.
+    region_writes,
+    /// Bytes received.
+    bytes_in,
+    /// Bytes sent.
+    bytes_out,
+    /// `recvmsg` calls that brought bytes.
+    receives,
+    /// `sendmsg` calls that took bytes.
+    sends,
+    /// Messages that came while the server was spinning, before it had to sleep.
+    spin_hits,
+    /// Accesses that the device refused.
+    denied,
+    /// Requests answered with an error.
+    errors,
+    /// Posted requests that failed; nobody was told.
+    posted_errors,
+    /// File descriptors that came where none belongs, and were closed.
+    stray_fds,
+    /// Gauge: memory regions that are mapped now.
+    dma_regions,
+    /// Gauge: bytes of memory that are mapped now.
+    dma_bytes,
+    /// `DMA_READ` and `DMA_WRITE` messages sent to the client.
+    dma_requests,
+    /// `DMA_READ` and `DMA_WRITE` messages that the client answered with an error.
+    dma_request_errors,
+    /// Memory regions found to be private to the client.
+    not_shared,
+    /// Memory regions that were withdrawn under a mapping.
+    withdrawn,
+    /// Checks for private memory that were made.
+    share_checks,
+}
+
+impl Counters {
+    /// Requests with one command number that came so far.
+    pub fn messages(&self, command: Command) -> u64 {
+        self.slot(command).load(Relaxed)
+    }
+
+    /// Requests that came so far, all commands together.
+    pub fn all_messages(&self) -> u64 {
+        self.messages.iter().map(|count| count.load(Relaxed)).fold(0, u64::wrapping_add)
+    }
+
+    pub(crate) fn count_message(&self, command: Command) {
+        add(self.slot(command), 1);
+    }
+
+    fn slot(&self, command: Command) -> &AtomicU64 {
+        let [unknown, ..] = &self.messages;
+        self.messages.get(usize::from(command.0)).unwrap_or(unknown)
+    }
+}
+
+/// Adds to a count.
+pub(crate) fn add(count: &AtomicU64, n: u64) {
+    count.fetch_add(n, Relaxed);
+}
+
+/// Adds a length to a count.
+pub(crate) fn add_len(count: &AtomicU64, n: usize) {
+    count.fetch_add(u64::try_from(n).unwrap_or(u64::MAX), Relaxed);
+}

@@ -1,0 +1,150 @@
+//! What a device implements to be served.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use crate::memory::DmaRegion;
+
+/// Number of regions of a PCI function: six BARs, the expansion ROM, configuration space, legacy VGA.
+pub const NUM_REGIONS: usize = 9;
+
+/// A region of the device, checked to be one of the nine of a PCI function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum RegionIndex {
+    Bar0 = 0,
+    Bar1 = 1,
+    Bar2 = 2,
+    Bar3 = 3,
+    Bar4 = 4,
+    Bar5 = 5,
+    /// The expansion ROM.
+    Rom = 6,
+    /// PCI configuration space.
+    Config = 7,
+    /// Legacy VGA ranges.
+    Vga = 8,
+}
+
+impl RegionIndex {
+    /// All regions in the order of their numbers.
+    pub const ALL: [Self; NUM_REGIONS] =
+        [Self::Bar0, Self::Bar1, Self::Bar2, Self::Bar3, Self::Bar4, Self::Bar5, Self::Rom, Self::Config, Self::Vga];
+
+    /// The region with a wire number, `None` when there is none.
+    pub fn from_wire(index: u32) -> Option<Self> {
+        Self::ALL.get(usize::try_from(index).ok()?).copied()
+    }
+}
+
+/// A part of a region that a client may map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MmapArea {
+    /// Offset in the region, a multiple of 4 KiB.
+    pub offset: u64,
+    /// Bytes, a multiple of 4 KiB.
+    pub size: u64,
+}
+
+/// Memory behind the mappable parts of a region.
+///
+/// Note for QEMU up to 11.1 at least: one mappable region turns posted writes off for the whole device.
+#[derive(Clone, Debug)]
+pub struct RegionMmap {
+    /// The file that the client maps.
+    pub fd: Arc<OwnedFd>,
+    /// Offset in the file of the region's first byte.
+    pub file_offset: u64,
+    /// What may be mapped; one area for the whole region if it all may. Must not be empty, at most 64.
+    pub areas: Vec<MmapArea>,
+}
+
+/// What a region offers.
+#[derive(Clone, Debug, Default)]
+pub struct RegionInfo {
+    /// Bytes; 0 means that there is no such region.
+    pub size: u64,
+    /// Clients may read.
+    pub readable: bool,
+    /// Clients may write.
+    pub writable: bool,
+    /// Parts that clients may map.
+    pub mmap: Option<RegionMmap>,
+}
+
+impl RegionInfo {
+    /// A trapped region of `size` bytes that can be read and written.
+    pub const fn read_write(size: u64) -> Self {
+        Self { size, readable: true, writable: true, mmap: None }
+    }
+
+    /// A trapped region of `size` bytes that can only be read.
+    pub const fn read_only(size: u64) -> Self {
+        Self { size, readable: true, writable: false, mmap: None }
+    }
+}
+
+/// Why a device refuses an access. The client sees an `errno`; what hardware would answer to an odd access (all ones,
+/// a dropped write) is not an error and is the device's to give.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum AccessError {
+    /// Not allowed (`EACCES`).
+    #[error("access denied")]
+    Denied,
+    /// Wrong size or offset (`EINVAL`).
+    #[error("access of a size or at an offset that the device does not take")]
+    Invalid,
+    /// The device failed (`EIO`).
+    #[error("the device failed")]
+    Failed,
+}
+
+/// Why a device refuses a memory region; the client's `DMA_MAP` fails with `EINVAL`.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct MapError(pub String);
+
+/// A virtual PCI function.
+///
+/// Every call comes from the thread that runs the server, one at a time, and should return soon: while it runs, a virtual
+/// CPU may wait. A handler must not wait for [`crate::dma::DmaClient`]; the client cannot answer before it has its reply.
+pub trait Device: Send {
+    /// The regions, asked once per client before its first access; the order is that of [`RegionIndex`].
+    fn regions(&self) -> [RegionInfo; NUM_REGIONS];
+
+    /// A client has negotiated; accesses may follow.
+    fn connected(&mut self) {}
+
+    /// Reads `data.len()` bytes at `offset` of `region`.
+    ///
+    /// The length is 1, 2, 4 or 8, `offset` is a multiple of it, and the bytes lie inside of a readable region: the
+    /// server cuts other accesses into such pieces, lowest address first.
+    fn region_read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError>;
+
+    /// Writes `data` at `offset` of `region`, in pieces as for [`Device::region_read`].
+    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError>;
+
+    /// The client lends memory, already in [`crate::GuestMemory`]; an error takes it out again.
+    fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError>;
+
+    /// The client takes back the region of `size` bytes at guest physical address `gpa`, exactly as it was mapped.
+    ///
+    /// When this returns, the device no longer reads or writes there.
+    fn dma_unmap(&mut self, gpa: u64, size: u64);
+
+    /// Resets the device, as a function level reset does. Pending interrupts are gone already.
+    fn reset(&mut self);
+
+    /// The client is gone: its memory has been unmapped (by [`Device::dma_unmap`] calls), its interrupts are detached. The
+    /// next client must find a clean device.
+    fn disconnected(&mut self);
+
+    /// The memory at guest physical address `gpa` is private to the client (`share=off`): the device would read zeros.
+    /// Called at most once per region; the server has logged it.
+    fn memory_not_shared(&mut self, gpa: u64) {
+        let _ = gpa;
+    }
+}

@@ -1,0 +1,296 @@
+//! Access to client memory by `DMA_READ` and `DMA_WRITE` messages: for regions without a file.
+//!
+//! A request is queued by any thread and sent by the server's thread after it has answered what the client asked. The
+//! client answers when it has time; QEMU does so in its main loop, which must not be waiting for this server. Therefore a
+//! handler of [`crate::Device`] must not wait for a request, and [`Pending::wait`] refuses to on that thread.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use thiserror::Error;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::counters::{Counters, add};
+use crate::link::Wake;
+use crate::protocol::{Command, DmaAccess, FLAG_ERROR, HEADER_SIZE, Header};
+
+/// Most bytes of one request.
+pub const MAX_REQUEST: usize = 16 << 20;
+/// Most requests that wait or run.
+pub const MAX_REQUESTS: usize = 256;
+/// Most messages that the client has not answered.
+const MAX_IN_FLIGHT: usize = 16;
+
+/// Why memory could not be read or written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum DmaError {
+    #[error("no client is connected")]
+    NotConnected,
+    #[error("the client does not take requests from its device")]
+    Unsupported,
+    #[error("a request has {0} bytes, 1 to {MAX_REQUEST} are possible")]
+    Length(usize),
+    #[error("{MAX_REQUESTS} requests are under way already")]
+    Busy,
+    #[error("the client refused the access at {gpa:#x} (errno {errno}; 19 while the guest has bus mastering off)")]
+    Refused { gpa: u64, errno: u32 },
+    #[error("the client answered with {got} bytes, {expected} were asked")]
+    BadReply { got: usize, expected: usize },
+    #[error("no answer in time")]
+    TimedOut,
+    #[error("waiting on the server's own thread would never end")]
+    WouldDeadlock,
+}
+
+/// State of one request, shared with who waits for it.
+#[derive(Debug)]
+struct Job {
+    state: Mutex<JobState>,
+    done: Condvar,
+}
+
+#[derive(Debug)]
+struct JobState {
+    /// The bytes read or to be written.
+    data: Vec<u8>,
+    /// Messages without an answer, sent or not.
+    open: usize,
+    error: Option<DmaError>,
+}
+
+/// A piece of a request: one message.
+#[derive(Debug)]
+struct Piece {
+    job: Arc<Job>,
+    write: bool,
+    gpa: u64,
+    /// Range in the job's data.
+    start: usize,
+    len: usize,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// Largest data of one message; 0 while no client takes requests.
+    max_transfer: usize,
+    connected: bool,
+    server_thread: Option<ThreadId>,
+    queue: VecDeque<Piece>,
+    in_flight: HashMap<u16, Piece>,
+    next_id: u16,
+    /// Requests that wait or run.
+    requests: usize,
+}
+
+/// The access; clones use the same client.
+#[derive(Clone, Debug)]
+pub struct DmaClient {
+    shared: Arc<Mutex<Shared>>,
+    wake: Arc<Wake>,
+    counters: Arc<Counters>,
+}
+
+/// A request under way. Dropping it does not take it back.
+#[derive(Debug)]
+pub struct Pending {
+    job: Arc<Job>,
+    shared: Arc<Mutex<Shared>>,
+}
+
+impl Pending {
+    /// Waits for the end of the request: the bytes read, or those that were written.
+    pub fn wait(self, timeout: Duration) -> Result<Vec<u8>, DmaError> {
+        if self.shared.lock().server_thread == Some(std::thread::current().id()) {
+            return self.poll().unwrap_or(Err(DmaError::WouldDeadlock));
+        }
+        let deadline = Instant::now().checked_add(timeout);
+        let mut state = self.job.state.lock();
+        while state.open != 0 {
+            match deadline {
+                None => self.job.done.wait(&mut state),
+                Some(deadline) => {
+                    if self.job.done.wait_until(&mut state, deadline).timed_out() && state.open != 0 {
+                        return Err(DmaError::TimedOut);
+                    }
+                }
+            }
+        }
+        state.result()
+    }
+
+    /// The outcome if the request has ended; the bytes are given once.
+    pub fn poll(&self) -> Option<Result<Vec<u8>, DmaError>> {
+        let mut state = self.job.state.lock();
+        (state.open == 0).then(|| state.result())
+    }
+}
+
+impl JobState {
+    fn result(&mut self) -> Result<Vec<u8>, DmaError> {
+        match self.error {
+            Some(error) => Err(error),
+            None => Ok(std::mem::take(&mut self.data)),
+        }
+    }
+}
+
+impl DmaClient {
+    pub(crate) fn new(wake: Arc<Wake>, counters: Arc<Counters>) -> Self {
+        Self { shared: Arc::default(), wake, counters }
+    }
+
+    /// Whether a client is connected that answers requests. QEMU does, cloud-hypervisor does not.
+    pub fn is_available(&self) -> bool {
+        self.shared.lock().max_transfer != 0
+    }
+
+    /// Starts to read `len` bytes at guest physical address `gpa`.
+    pub fn read(&self, gpa: u64, len: usize) -> Result<Pending, DmaError> {
+        check_len(len)?;
+        self.start(gpa, vec![0; len], false)
+    }
+
+    /// Starts to write `data` at guest physical address `gpa`. After an error, any part may have been written.
+    pub fn write(&self, gpa: u64, data: Vec<u8>) -> Result<Pending, DmaError> {
+        check_len(data.len())?;
+        self.start(gpa, data, true)
+    }
+
+    fn start(&self, gpa: u64, data: Vec<u8>, write: bool) -> Result<Pending, DmaError> {
+        let mut shared = self.shared.lock();
+        if !shared.connected {
+            return Err(DmaError::NotConnected);
+        }
+        if shared.max_transfer == 0 {
+            return Err(DmaError::Unsupported);
+        }
+        if shared.requests >= MAX_REQUESTS {
+            return Err(DmaError::Busy);
+        }
+        shared.requests = shared.requests.saturating_add(1);
+        let (len, step) = (data.len(), shared.max_transfer);
+        let job = Arc::new(Job {
+            state: Mutex::new(JobState { data, open: len.div_ceil(step), error: None }),
+            done: Condvar::new(),
+        });
+        for start in (0..len).step_by(step) {
+            let piece = Piece {
+                job: Arc::clone(&job),
+                write,
+                gpa: gpa.wrapping_add(u64::try_from(start).unwrap_or(0)),
+                start,
+                len: step.min(len.saturating_sub(start)),
+            };
+            shared.queue.push_back(piece);
+        }
+        drop(shared);
+        self.wake.wake();
+        Ok(Pending { job, shared: Arc::clone(&self.shared) })
+    }
+
+    /// A client is there; `max_transfer` is 0 if it does not take requests.
+    pub(crate) fn connect(&self, max_transfer: usize) {
+        let mut shared = self.shared.lock();
+        shared.connected = true;
+        shared.max_transfer = max_transfer;
+        shared.server_thread = Some(std::thread::current().id());
+    }
+
+    /// The client is gone: everything under way fails.
+    pub(crate) fn disconnect(&self) {
+        let Shared { queue, in_flight, .. } = {
+            let mut shared = self.shared.lock();
+            let next_id = shared.next_id;
+            std::mem::replace(&mut *shared, Shared { next_id, ..Shared::default() })
+        };
+        for piece in queue.into_iter().chain(in_flight.into_values()) {
+            piece.job.finish(Err(DmaError::NotConnected));
+        }
+    }
+
+    /// Whether messages wait to be sent.
+    pub(crate) fn has_work(&self) -> bool {
+        let shared = self.shared.lock();
+        !shared.queue.is_empty() && shared.in_flight.len() < MAX_IN_FLIGHT
+    }
+
+    /// Appends messages that are due to `out`, as long as it is shorter than `limit` bytes.
+    pub(crate) fn send(&self, out: &mut Vec<u8>, limit: usize) {
+        let mut shared = self.shared.lock();
+        while shared.in_flight.len() < MAX_IN_FLIGHT && out.len() < limit {
+            let Some(piece) = shared.queue.pop_front() else { return };
+            let command = if piece.write { Command::DMA_WRITE } else { Command::DMA_READ };
+            let body = DmaAccess { address: piece.gpa, count: u64::try_from(piece.len).unwrap_or(0) };
+            let state = piece.job.state.lock();
+            let data = match piece.write {
+                true => state.data.get(piece.start..piece.start.saturating_add(piece.len)).unwrap_or(&[]),
+                false => &[],
+            };
+            while shared.in_flight.contains_key(&shared.next_id) {
+                shared.next_id = shared.next_id.wrapping_add(1);
+            }
+            let id = shared.next_id;
+            shared.next_id = id.wrapping_add(1);
+            let size = HEADER_SIZE.saturating_add(size_of::<DmaAccess>()).saturating_add(data.len());
+            let header = Header::request(id, command, u32::try_from(size).unwrap_or(u32::MAX), 0);
+            out.extend_from_slice(header.as_bytes());
+            out.extend_from_slice(body.as_bytes());
+            out.extend_from_slice(data);
+            drop(state);
+            shared.in_flight.insert(id, piece);
+            add(&self.counters.dma_requests, 1);
+        }
+    }
+
+    /// Takes a reply of the client. False if nothing was asked under its number.
+    pub(crate) fn reply(&self, header: &Header, body: &[u8]) -> bool {
+        let mut shared = self.shared.lock();
+        let Some(piece) = shared.in_flight.remove(&header.id) else { return false };
+        let outcome = if header.flags & FLAG_ERROR != 0 {
+            add(&self.counters.dma_request_errors, 1);
+            Err(DmaError::Refused { gpa: piece.gpa, errno: header.error })
+        } else if piece.write {
+            Ok(None)
+        } else {
+            match DmaAccess::read_from_prefix(body) {
+                Ok((_, data)) if data.len() == piece.len => Ok(Some((piece.start, data))),
+                Ok((_, data)) => Err(DmaError::BadReply { got: data.len(), expected: piece.len }),
+                Err(_) => Err(DmaError::BadReply { got: 0, expected: piece.len }),
+            }
+        };
+        if piece.job.finish(outcome) {
+            shared.requests = shared.requests.saturating_sub(1);
+        }
+        true
+    }
+}
+
+impl Job {
+    /// Ends one piece; true if it was the last.
+    fn finish(&self, outcome: Result<Option<(usize, &[u8])>, DmaError>) -> bool {
+        let mut state = self.state.lock();
+        state.open = state.open.saturating_sub(1);
+        match outcome {
+            Ok(None) => (),
+            Ok(Some((start, data))) => {
+                let end = start.saturating_add(data.len());
+                if let Some(place) = state.data.get_mut(start..end) {
+                    place.copy_from_slice(data);
+                }
+            }
+            Err(error) => state.error = state.error.or(Some(error)),
+        }
+        if state.open == 0 {
+            self.done.notify_all();
+        }
+        state.open == 0
+    }
+}
+
+fn check_len(len: usize) -> Result<(), DmaError> {
+    if len == 0 || len > MAX_REQUEST { Err(DmaError::Length(len)) } else { Ok(()) }
+}

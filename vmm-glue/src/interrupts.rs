@@ -1,0 +1,499 @@
+//! Interrupts of one device: the event file descriptors that the client gave, and what is pending.
+//!
+//! INTx is an auto-masked level: raising it signals once and masks it; when the client unmasks and the level still stands,
+//! it signals again. MSI and MSI-X are edges; an edge without a descriptor is kept until one is attached, so that none is
+//! lost while a client switches from INTx to MSI, and is dropped when the client turns the type off.
+//!
+//! A client's descriptors are used without blocking: only eventfds are taken, they are made non-blocking, and this is
+//! checked before each write. A client that undoes it in that very moment *and* has filled the counter blocks the thread
+//! that raises its interrupt; a host that fears this gives each device its own thread for interrupts.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use thiserror::Error;
+
+use crate::protocol::{
+    IRQ_ACTION_MASK, IRQ_ACTION_TRIGGER, IRQ_ACTION_UNMASK, IRQ_DATA_BOOL, IRQ_DATA_EVENTFD, IRQ_DATA_NONE,
+    IRQ_INFO_AUTOMASKED, IRQ_INFO_EVENTFD, IRQ_INFO_MASKABLE, IRQ_INFO_NORESIZE, IrqSet,
+};
+
+/// Number of interrupt types of a PCI function: INTx, MSI, MSI-X, error, device request.
+pub const NUM_IRQ_TYPES: usize = 5;
+
+/// Largest number of MSI or MSI-X vectors that a device can ask for.
+pub const MAX_VECTORS: u32 = 2048;
+
+const INTX: usize = 0;
+const MSI: usize = 1;
+const MSIX: usize = 2;
+const ERR: usize = 3;
+const REQ: usize = 4;
+
+/// How many interrupts of each type a device has; 0 means that it lacks the type.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IrqCounts {
+    /// INTx, 0 or 1.
+    pub intx: u32,
+    /// MSI vectors, up to 32.
+    pub msi: u32,
+    /// MSI-X vectors, up to [`MAX_VECTORS`].
+    pub msix: u32,
+    /// Error notification, 0 or 1.
+    pub err: u32,
+    /// Request to release the device, 0 or 1.
+    pub req: u32,
+}
+
+/// Why a `DEVICE_SET_IRQS` is refused; the client gets `EINVAL`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum IrqError {
+    #[error("interrupt type {0} does not exist, a PCI function has types 0 to 4")]
+    Type(u32),
+    #[error("flags {0:#x} need one data bit of 0x7 and one action bit of 0x38")]
+    Flags(u32),
+    #[error("flags {0:#x} do not suit this interrupt type")]
+    Unsuitable(u32),
+    #[error("interrupts {start} and the {count} from there go beyond the {have} of type {index}")]
+    Range { index: u32, start: u32, count: u32, have: usize },
+    #[error("{got} bytes of booleans came for {count} interrupts")]
+    Booleans { got: usize, count: u32 },
+    #[error("{got} file descriptors came for {count} interrupts; 0 or {count} were expected")]
+    Descriptors { got: usize, count: u32 },
+    #[error("a file descriptor for an interrupt is not an eventfd")]
+    NotEventfd,
+}
+
+#[derive(Debug, Default)]
+struct Line {
+    fd: Option<OwnedFd>,
+    pending: bool,
+}
+
+impl Line {
+    /// Signals the client, or remembers that it must be.
+    fn signal(&mut self) -> bool {
+        self.pending = match &self.fd {
+            Some(fd) => !write_event(fd),
+            None => true,
+        };
+        !self.pending
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    lines: [Vec<Line>; NUM_IRQ_TYPES],
+    intx_level: bool,
+    intx_masked: bool,
+    /// The client signals this to unmask INTx (KVM's resampling).
+    unmask: Option<Arc<OwnedFd>>,
+}
+
+impl State {
+    fn raise_intx(&mut self) {
+        if !self.intx_level || self.intx_masked {
+            return;
+        }
+        if let Some(Line { fd: Some(fd), .. }) = self.lines[INTX].first() {
+            write_event(fd);
+            self.intx_masked = true;
+        }
+    }
+
+    fn detach(&mut self, index: usize) {
+        for line in self.lines.get_mut(index).into_iter().flatten() {
+            *line = Line::default();
+        }
+        if index == INTX {
+            self.intx_masked = false;
+            self.unmask = None;
+        }
+    }
+}
+
+/// The interrupts of one device; any thread may raise them.
+#[derive(Debug)]
+pub struct Interrupts {
+    counts: IrqCounts,
+    state: Mutex<State>,
+}
+
+impl Interrupts {
+    /// Interrupts with nothing attached. Counts above the bounds of [`IrqCounts`] are lowered to them.
+    pub fn new(counts: IrqCounts) -> Self {
+        let counts = IrqCounts {
+            intx: counts.intx.min(1),
+            msi: counts.msi.min(32),
+            msix: counts.msix.min(MAX_VECTORS),
+            err: counts.err.min(1),
+            req: counts.req.min(1),
+        };
+        let lines = [counts.intx, counts.msi, counts.msix, counts.err, counts.req]
+            .map(|count| (0..count).map(|_| Line::default()).collect());
+        Self { counts, state: Mutex::new(State { lines, ..State::default() }) }
+    }
+
+    /// How many interrupts of each type there are.
+    pub fn counts(&self) -> IrqCounts {
+        self.counts
+    }
+
+    /// Raises an MSI vector. Returns whether the client was signalled; if not, the edge is kept until it attaches a
+    /// descriptor. A vector that the device does not have is ignored.
+    pub fn trigger_msi(&self, vector: u32) -> bool {
+        self.trigger(MSI, vector)
+    }
+
+    /// Raises an MSI-X vector, as [`Self::trigger_msi`].
+    pub fn trigger_msix(&self, vector: u32) -> bool {
+        self.trigger(MSIX, vector)
+    }
+
+    /// Reports an uncorrectable error to the client.
+    pub fn trigger_err(&self) -> bool {
+        self.trigger(ERR, 0)
+    }
+
+    /// Asks the client to let go of the device.
+    pub fn trigger_req(&self) -> bool {
+        self.trigger(REQ, 0)
+    }
+
+    /// Sets the level of the INTx pin.
+    pub fn set_intx_level(&self, level: bool) {
+        let mut state = self.state.lock();
+        state.intx_level = level;
+        state.raise_intx();
+    }
+
+    /// How many MSI vectors have a descriptor: 0 while the client has MSI off.
+    pub fn msi_attached(&self) -> usize {
+        self.attached(MSI)
+    }
+
+    /// How many MSI-X vectors have a descriptor.
+    pub fn msix_attached(&self) -> usize {
+        self.attached(MSIX)
+    }
+
+    /// Whether the client takes INTx.
+    pub fn intx_attached(&self) -> bool {
+        self.attached(INTX) != 0
+    }
+
+    fn attached(&self, index: usize) -> usize {
+        let state = self.state.lock();
+        state.lines.get(index).map_or(0, |lines| lines.iter().filter(|line| line.fd.is_some()).count())
+    }
+
+    fn trigger(&self, index: usize, vector: u32) -> bool {
+        let mut state = self.state.lock();
+        let line = state.lines.get_mut(index).and_then(|lines| lines.get_mut(usize::try_from(vector).ok()?));
+        line.is_some_and(Line::signal)
+    }
+
+    /// `flags` and `count` of the reply to `DEVICE_GET_IRQ_INFO`, `None` for a type that does not exist.
+    pub(crate) fn info(&self, index: u32) -> Option<(u32, u32)> {
+        Some(match usize::try_from(index).ok()? {
+            INTX => (IRQ_INFO_EVENTFD | IRQ_INFO_MASKABLE | IRQ_INFO_AUTOMASKED, self.counts.intx),
+            MSI => (IRQ_INFO_EVENTFD | IRQ_INFO_NORESIZE, self.counts.msi),
+            MSIX => (IRQ_INFO_EVENTFD | IRQ_INFO_NORESIZE, self.counts.msix),
+            ERR => (IRQ_INFO_EVENTFD | IRQ_INFO_NORESIZE, self.counts.err),
+            REQ => (IRQ_INFO_EVENTFD | IRQ_INFO_NORESIZE, self.counts.req),
+            _ => return None,
+        })
+    }
+
+    /// Carries out a `DEVICE_SET_IRQS`.
+    pub(crate) fn set(&self, request: &IrqSet, booleans: &[u8], fds: Vec<OwnedFd>) -> Result<(), IrqError> {
+        let IrqSet { argsz: _, flags, index, start, count } = *request;
+        let kind = usize::try_from(index).ok().filter(|&kind| kind < NUM_IRQ_TYPES).ok_or(IrqError::Type(index))?;
+        let data = flags & (IRQ_DATA_NONE | IRQ_DATA_BOOL | IRQ_DATA_EVENTFD);
+        let action = flags & (IRQ_ACTION_MASK | IRQ_ACTION_UNMASK | IRQ_ACTION_TRIGGER);
+        if data.count_ones() != 1 || action.count_ones() != 1 || flags != data | action {
+            return Err(IrqError::Flags(flags));
+        }
+        let mut state = self.state.lock();
+        if action == IRQ_ACTION_TRIGGER && data == IRQ_DATA_NONE && count == 0 && start == 0 {
+            state.detach(kind);
+            return Ok(());
+        }
+        let lines = state.lines.get_mut(kind).ok_or(IrqError::Type(index))?;
+        let have = lines.len();
+        let range = IrqError::Range { index, start, count, have };
+        let end = start.checked_add(count).filter(|_| count != 0).ok_or(range)?;
+        let chosen = lines
+            .get_mut(usize::try_from(start).map_err(|_| range)?..usize::try_from(end).map_err(|_| range)?)
+            .ok_or(range)?;
+        let wanted = |place: usize| data != IRQ_DATA_BOOL || booleans.get(place).is_some_and(|&byte| byte != 0);
+        if data == IRQ_DATA_BOOL && booleans.len() != chosen.len() {
+            return Err(IrqError::Booleans { got: booleans.len(), count });
+        }
+        if data == IRQ_DATA_EVENTFD && !fds.is_empty() && fds.len() != chosen.len() {
+            return Err(IrqError::Descriptors { got: fds.len(), count });
+        }
+        match (action, data) {
+            (IRQ_ACTION_TRIGGER, IRQ_DATA_EVENTFD) => {
+                if fds.is_empty() {
+                    chosen.iter_mut().for_each(|line| *line = Line::default());
+                    if kind == INTX {
+                        state.detach(INTX);
+                    }
+                    return Ok(());
+                }
+                for fd in &fds {
+                    prepare_event(fd)?;
+                }
+                for (line, fd) in chosen.iter_mut().zip(fds) {
+                    line.fd = Some(fd);
+                    if line.pending {
+                        line.signal();
+                    }
+                }
+                if kind == INTX {
+                    state.intx_masked = false;
+                    state.raise_intx();
+                }
+            }
+            (IRQ_ACTION_TRIGGER, _) => {
+                for (place, line) in chosen.iter_mut().enumerate() {
+                    if wanted(place) {
+                        line.signal();
+                    }
+                }
+            }
+            _ if kind != INTX => return Err(IrqError::Unsuitable(flags)),
+            (IRQ_ACTION_UNMASK, IRQ_DATA_EVENTFD) => {
+                for fd in &fds {
+                    prepare_event(fd)?;
+                }
+                state.unmask = fds.into_iter().next().map(Arc::new);
+            }
+            (IRQ_ACTION_MASK, IRQ_DATA_EVENTFD) => return Err(IrqError::Unsuitable(flags)),
+            (IRQ_ACTION_MASK, _) => state.intx_masked |= wanted(0),
+            _ => {
+                if wanted(0) {
+                    state.intx_masked = false;
+                    state.raise_intx();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The descriptor by which the client unmasks INTx.
+    pub(crate) fn unmask_fd(&self) -> Option<Arc<OwnedFd>> {
+        self.state.lock().unmask.clone()
+    }
+
+    /// Takes the event of [`Self::unmask_fd`], if there is one, and unmasks.
+    pub(crate) fn unmask_event(&self) {
+        let mut state = self.state.lock();
+        let Some(fd) = &state.unmask else { return };
+        if read_event(fd) {
+            state.intx_masked = false;
+            state.raise_intx();
+        }
+    }
+
+    /// Forgets what is pending; the descriptors stay.
+    pub(crate) fn clear_pending(&self) {
+        let mut state = self.state.lock();
+        state.intx_level = false;
+        state.lines.iter_mut().flatten().for_each(|line| line.pending = false);
+    }
+
+    /// Closes the descriptors of a client that is gone and forgets what is pending.
+    pub(crate) fn detach_all(&self) {
+        let mut state = self.state.lock();
+        state.intx_level = false;
+        (0..NUM_IRQ_TYPES).for_each(|index| state.detach(index));
+    }
+}
+
+/// Checks that a client's descriptor is an eventfd and makes it non-blocking.
+fn prepare_event(fd: &OwnedFd) -> Result<(), IrqError> {
+    // Without a mounted /proc the kind cannot be told; the write then fails on what is not an eventfd.
+    if let Ok(target) = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+        && !target.to_string_lossy().contains("[eventfd]")
+    {
+        return Err(IrqError::NotEventfd);
+    }
+    ensure_nonblocking(fd);
+    Ok(())
+}
+
+fn ensure_nonblocking(fd: &OwnedFd) -> bool {
+    match rustix::fs::fcntl_getfl(fd) {
+        Ok(flags) if flags.contains(OFlags::NONBLOCK) => true,
+        Ok(flags) => rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK).is_ok(),
+        Err(_) => false,
+    }
+}
+
+/// Adds 1 to an eventfd. A full counter counts as signalled: the client has an event to read.
+fn write_event(fd: &OwnedFd) -> bool {
+    ensure_nonblocking(fd) && !matches!(rustix::io::write(fd, &1u64.to_ne_bytes()), Err(errno) if errno != Errno::AGAIN)
+}
+
+/// Takes the count of an eventfd; false if it is 0.
+fn read_event(fd: &OwnedFd) -> bool {
+    ensure_nonblocking(fd) && rustix::io::read(fd, &mut [0u8; 8]).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+
+    const COUNTS: IrqCounts = IrqCounts { intx: 1, msi: 4, msix: 0, err: 0, req: 1 };
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        (fd.try_clone().unwrap(), fd)
+    }
+
+    fn count(fd: &OwnedFd) -> u64 {
+        ensure_nonblocking(fd);
+        let mut bytes = [0; 8];
+        rustix::io::read(fd, &mut bytes).map_or(0, |_| u64::from_ne_bytes(bytes))
+    }
+
+    fn set(flags: u32, index: u32, start: u32, count: u32) -> IrqSet {
+        IrqSet { argsz: 20, flags, index, start, count }
+    }
+
+    const ATTACH: u32 = IRQ_DATA_EVENTFD | IRQ_ACTION_TRIGGER;
+    const UNMASK: u32 = IRQ_DATA_NONE | IRQ_ACTION_UNMASK;
+    const MASK: u32 = IRQ_DATA_NONE | IRQ_ACTION_MASK;
+    const OFF: u32 = IRQ_DATA_NONE | IRQ_ACTION_TRIGGER;
+
+    #[test]
+    fn intx_signals_once_until_unmasked_and_again_while_the_level_stands() {
+        let irqs = Interrupts::new(COUNTS);
+        let (theirs, ours) = pair();
+        irqs.set(&set(ATTACH, 0, 0, 1), &[], vec![theirs]).unwrap();
+        irqs.set_intx_level(true);
+        irqs.set_intx_level(true);
+        assert_eq!(count(&ours), 1);
+        irqs.set(&set(UNMASK, 0, 0, 1), &[], vec![]).unwrap();
+        assert_eq!(count(&ours), 1, "the level still stands");
+        irqs.set_intx_level(false);
+        irqs.set(&set(UNMASK, 0, 0, 1), &[], vec![]).unwrap();
+        assert_eq!(count(&ours), 0, "the level has dropped");
+    }
+
+    #[test]
+    fn intx_level_that_drops_and_rises_while_masked_signals_on_unmask() {
+        let irqs = Interrupts::new(COUNTS);
+        let (theirs, ours) = pair();
+        irqs.set(&set(ATTACH, 0, 0, 1), &[], vec![theirs]).unwrap();
+        irqs.set(&set(MASK, 0, 0, 1), &[], vec![]).unwrap();
+        irqs.set_intx_level(true);
+        irqs.set_intx_level(false);
+        irqs.set_intx_level(true);
+        assert_eq!(count(&ours), 0);
+        irqs.set(&set(UNMASK, 0, 0, 1), &[], vec![]).unwrap();
+        assert_eq!(count(&ours), 1);
+    }
+
+    #[test]
+    fn intx_level_raised_before_a_descriptor_signals_when_one_is_attached() {
+        let irqs = Interrupts::new(COUNTS);
+        irqs.set_intx_level(true);
+        let (theirs, ours) = pair();
+        irqs.set(&set(ATTACH, 0, 0, 1), &[], vec![theirs]).unwrap();
+        assert_eq!(count(&ours), 1);
+    }
+
+    #[test]
+    fn unmask_descriptor_unmasks_intx() {
+        let irqs = Interrupts::new(COUNTS);
+        let (theirs, ours) = pair();
+        let (unmask_theirs, unmask_ours) = pair();
+        irqs.set(&set(ATTACH, 0, 0, 1), &[], vec![theirs]).unwrap();
+        irqs.set(&set(IRQ_DATA_EVENTFD | IRQ_ACTION_UNMASK, 0, 0, 1), &[], vec![unmask_theirs]).unwrap();
+        irqs.set_intx_level(true);
+        irqs.unmask_event();
+        assert_eq!(count(&ours), 1, "no event came yet");
+        write_event(&unmask_ours);
+        irqs.unmask_event();
+        assert_eq!(count(&ours), 1);
+    }
+
+    #[test]
+    fn msi_edge_before_the_descriptor_is_delivered_once_it_is_attached() {
+        let irqs = Interrupts::new(COUNTS);
+        assert!(!irqs.trigger_msi(2));
+        let (theirs, ours) = pair();
+        irqs.set(&set(ATTACH, 1, 2, 1), &[], vec![theirs]).unwrap();
+        assert_eq!(count(&ours), 1);
+        assert!(irqs.trigger_msi(2));
+        assert_eq!(count(&ours), 1);
+        assert_eq!(irqs.msi_attached(), 1);
+    }
+
+    #[test]
+    fn msi_turned_off_forgets_its_edges() {
+        let irqs = Interrupts::new(COUNTS);
+        irqs.trigger_msi(0);
+        irqs.set(&set(OFF, 1, 0, 0), &[], vec![]).unwrap();
+        let (theirs, ours) = pair();
+        irqs.set(&set(ATTACH, 1, 0, 1), &[], vec![theirs]).unwrap();
+        assert_eq!(count(&ours), 0);
+    }
+
+    #[test]
+    fn client_may_trigger_by_booleans() {
+        let irqs = Interrupts::new(COUNTS);
+        let (a, ours_a) = pair();
+        let (b, ours_b) = pair();
+        irqs.set(&set(ATTACH, 1, 0, 2), &[], vec![a, b]).unwrap();
+        irqs.set(&set(IRQ_DATA_BOOL | IRQ_ACTION_TRIGGER, 1, 0, 2), &[0, 1], vec![]).unwrap();
+        assert_eq!((count(&ours_a), count(&ours_b)), (0, 1));
+    }
+
+    #[test]
+    fn bad_requests_are_refused() {
+        let irqs = Interrupts::new(COUNTS);
+        let refused = |request, booleans: &[u8]| irqs.set(&request, booleans, vec![]).unwrap_err();
+        assert_eq!(refused(set(OFF, 5, 0, 1), &[]), IrqError::Type(5));
+        assert_eq!(refused(set(0, 0, 0, 1), &[]), IrqError::Flags(0));
+        assert_eq!(refused(set(0x3f, 0, 0, 1), &[]), IrqError::Flags(0x3f));
+        assert_eq!(refused(set(OFF | 0x40, 0, 0, 1), &[]), IrqError::Flags(OFF | 0x40));
+        assert!(matches!(refused(set(OFF, 1, 3, 2), &[]), IrqError::Range { .. }));
+        assert!(matches!(refused(set(OFF, 1, u32::MAX, 2), &[]), IrqError::Range { .. }));
+        assert!(matches!(refused(set(UNMASK, 0, 0, 0), &[]), IrqError::Range { .. }));
+        assert!(matches!(refused(set(OFF, 2, 0, 1), &[]), IrqError::Range { have: 0, .. }));
+        assert!(matches!(refused(set(MASK, 1, 0, 1), &[]), IrqError::Unsuitable(_)));
+        let booleans = set(IRQ_DATA_BOOL | IRQ_ACTION_TRIGGER, 1, 0, 2);
+        assert!(matches!(refused(booleans, &[1]), IrqError::Booleans { got: 1, count: 2 }));
+    }
+
+    #[test]
+    fn type_without_interrupts_may_be_turned_off() {
+        Interrupts::new(COUNTS).set(&set(OFF, 2, 0, 0), &[], vec![]).unwrap();
+    }
+
+    #[test]
+    fn descriptor_that_is_no_eventfd_is_refused() {
+        let irqs = Interrupts::new(COUNTS);
+        let (reader, _writer) = rustix::pipe::pipe().unwrap();
+        assert_eq!(irqs.set(&set(ATTACH, 1, 0, 1), &[], vec![reader]), Err(IrqError::NotEventfd));
+    }
+
+    #[test]
+    fn full_counter_does_not_block() {
+        let irqs = Interrupts::new(COUNTS);
+        let (theirs, ours) = pair();
+        irqs.set(&set(ATTACH, 1, 0, 1), &[], vec![theirs]).unwrap();
+        rustix::io::write(&ours, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        assert!(irqs.trigger_msi(0));
+    }
+}

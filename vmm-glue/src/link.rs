@@ -1,0 +1,166 @@
+//! What a device and the rest of the daemon may use of a server, from any thread.
+
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
+use serde::Serialize;
+
+use crate::counters::Counters;
+use crate::dma::DmaClient;
+use crate::interrupts::{Interrupts, IrqCounts};
+use crate::memory::GuestMemory;
+
+/// An event that ends a wait of a server's thread.
+#[derive(Debug)]
+pub struct Wake(OwnedFd);
+
+impl Wake {
+    /// A new event, not set. Fails when the process has no file descriptor left.
+    pub fn new() -> std::io::Result<Self> {
+        Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+    }
+
+    /// Sets the event; it stays set until the waiting thread clears it.
+    pub fn wake(&self) {
+        // Fails only when the counter is full; then the event is set.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    pub(crate) fn clear(&self) {
+        let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        std::os::fd::AsFd::as_fd(&self.0)
+    }
+
+    pub(crate) fn raw(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// Ends a running server, also from another thread; clones end the same one.
+#[derive(Clone, Debug)]
+pub struct StopHandle(Arc<(Wake, AtomicBool)>);
+
+impl StopHandle {
+    /// A handle for servers to come. Fails when the process has no file descriptor left.
+    pub fn new() -> std::io::Result<Self> {
+        Ok(Self(Arc::new((Wake::new()?, AtomicBool::new(false)))))
+    }
+
+    /// Ends every [`crate::server::Server::run`] that was given this handle, now and later.
+    pub fn stop(&self) {
+        self.0.1.store(true, Ordering::Release);
+        self.0.0.wake();
+    }
+
+    /// Whether [`Self::stop`] was called.
+    pub fn is_stopped(&self) -> bool {
+        self.0.1.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.0.0.fd()
+    }
+}
+
+/// Who is connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct ClientInfo {
+    /// Process that connected, in the server's PID namespace; 0 if it is not visible there.
+    pub pid: i32,
+    /// Its user.
+    pub uid: u32,
+}
+
+#[derive(Debug)]
+struct Inner {
+    interrupts: Arc<Interrupts>,
+    memory: Arc<GuestMemory>,
+    counters: Arc<Counters>,
+    dma: DmaClient,
+    wake: Arc<Wake>,
+    check_shared: AtomicBool,
+    disconnect: AtomicBool,
+    client: Mutex<Option<ClientInfo>>,
+}
+
+/// The handle of one device to its server. Made first, given to the device and to the server; clones are the same link.
+#[derive(Clone, Debug)]
+pub struct Link(Arc<Inner>);
+
+impl Link {
+    /// A link for a device with these interrupts. Fails when the process has no file descriptor left.
+    pub fn new(irqs: IrqCounts) -> std::io::Result<Self> {
+        let wake = Arc::new(Wake::new()?);
+        let counters = Arc::new(Counters::default());
+        Ok(Self(Arc::new(Inner {
+            interrupts: Arc::new(Interrupts::new(irqs)),
+            memory: Arc::new(GuestMemory::default()),
+            dma: DmaClient::new(Arc::clone(&wake), Arc::clone(&counters)),
+            counters,
+            wake,
+            check_shared: AtomicBool::new(false),
+            disconnect: AtomicBool::new(false),
+            client: Mutex::new(None),
+        })))
+    }
+
+    /// The device's interrupts.
+    pub fn interrupts(&self) -> &Arc<Interrupts> {
+        &self.0.interrupts
+    }
+
+    /// The memory that the client lends.
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.0.memory
+    }
+
+    /// Access to client memory by messages, for regions without a file.
+    pub fn dma(&self) -> &DmaClient {
+        &self.0.dma
+    }
+
+    /// What the server has done.
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.0.counters
+    }
+
+    /// The client that is connected and has negotiated.
+    pub fn client(&self) -> Option<ClientInfo> {
+        *self.0.client.lock()
+    }
+
+    /// Asks the server to look whether the client's memory is really shared. A device calls it when the guest lets it
+    /// master the bus; the outcome is [`crate::Device::memory_not_shared`] or nothing.
+    pub fn check_shared(&self) {
+        self.0.check_shared.store(true, Ordering::Release);
+        self.0.wake.wake();
+    }
+
+    /// Ends the connection of the client, if there is one; the next may connect.
+    pub fn disconnect(&self) {
+        self.0.disconnect.store(true, Ordering::Release);
+        self.0.wake.wake();
+    }
+
+    pub(crate) fn wake(&self) -> &Arc<Wake> {
+        &self.0.wake
+    }
+
+    pub(crate) fn take_check_shared(&self) -> bool {
+        self.0.check_shared.swap(false, Ordering::AcqRel)
+    }
+
+    pub(crate) fn take_disconnect(&self) -> bool {
+        self.0.disconnect.swap(false, Ordering::AcqRel)
+    }
+
+    pub(crate) fn set_client(&self, client: Option<ClientInfo>) {
+        *self.0.client.lock() = client;
+    }
+}

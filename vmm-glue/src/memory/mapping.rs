@@ -1,0 +1,202 @@
+//! One mapped file of a client.
+#![expect(unsafe_code, reason = "maps memory and hands out volatile slices of it")]
+// UNSAFETY: `mmap` and `munmap` of a client's file, and slices over the mapping. Nothing else here is unsafe.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::fs::SealFlags;
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+use thiserror::Error;
+use vm_memory::{VolatileMemory, VolatileSlice, volatile_memory};
+
+use super::sigbus;
+use crate::link::Wake;
+
+/// `f_type` of tmpfs, which also holds memfds and `/dev/shm`.
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+/// `f_type` of hugetlbfs, which also holds memfds of huge pages.
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+
+/// Why the file of a region is refused.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum MapFileError {
+    #[error("cannot look at the file: {0}")]
+    Stat(Errno),
+    #[error("not a regular file; memory comes as memfd, a file in /dev/shm or on hugetlbfs")]
+    NotRegular,
+    #[error("file system type {0:#x} can block the device; memory comes as memfd, a file in /dev/shm or on hugetlbfs")]
+    FileSystem(u64),
+    #[error("the file has {file_size:#x} bytes, the region wants {size:#x} from {offset:#x}")]
+    TooShort { file_size: u64, offset: u64, size: u64 },
+    #[error("the file offset {offset:#x} and size {size:#x} do not fit this host")]
+    TooLarge { offset: u64, size: u64 },
+    #[error("mmap failed: {0}")]
+    Mmap(Errno),
+}
+
+/// The file behind mappings; regions of one file share one descriptor.
+#[derive(Debug)]
+struct Backing {
+    fd: OwnedFd,
+    device: u64,
+    inode: u64,
+    /// The client can no longer cut the file short.
+    sealed: bool,
+}
+
+/// A client's file, mapped and shared. Accesses never fail: if the client cuts the file short, or the host cannot bring a
+/// page in, the whole mapping turns to zeros that belong to nobody and [`Mapping::is_withdrawn`] says so.
+#[derive(Debug)]
+pub struct Mapping {
+    /// Start of the mapping.
+    base: *mut u8,
+    /// Bytes mapped, whole pages of the file's kind.
+    mapped: usize,
+    /// Offset in the mapping of the region's first byte.
+    skip: usize,
+    /// Bytes of the region.
+    len: usize,
+    /// Offset in the file of the region's first byte.
+    offset: u64,
+    writable: bool,
+    backing: Arc<Backing>,
+    guard: sigbus::Guard,
+}
+
+// SAFETY: the pointer is to memory that this value owns until it is dropped; it is only used through volatile accesses,
+// which any thread may do.
+unsafe impl Send for Mapping {}
+// SAFETY: as for `Send`; no method writes a field through a shared reference.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `size` bytes from `offset` of a client's file. `known` are mappings whose files may be the same.
+    pub(super) fn new<'a>(
+        fd: OwnedFd,
+        offset: u64,
+        size: u64,
+        writable: bool,
+        any_file_system: bool,
+        known: impl Iterator<Item = &'a Mapping>,
+        wake: &Arc<Wake>,
+    ) -> Result<Self, MapFileError> {
+        let stat = rustix::fs::fstat(&fd).map_err(MapFileError::Stat)?;
+        if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile {
+            return Err(MapFileError::NotRegular);
+        }
+        let statfs = rustix::fs::fstatfs(&fd).map_err(MapFileError::Stat)?;
+        // The field's type differs between architectures; the value is a 32-bit number.
+        let kind = u64::try_from(statfs.f_type).unwrap_or(u64::MAX) & 0xffff_ffff;
+        if !any_file_system && kind != TMPFS_MAGIC && kind != HUGETLBFS_MAGIC {
+            return Err(MapFileError::FileSystem(kind));
+        }
+        let file_size = u64::try_from(stat.st_size).unwrap_or(0);
+        if offset.checked_add(size).is_none_or(|end| end > file_size) {
+            return Err(MapFileError::TooShort { file_size, offset, size });
+        }
+        // Huge pages are mapped whole; QEMU cuts its memory at smaller boundaries.
+        let huge = u64::try_from(statfs.f_bsize).unwrap_or(0);
+        let page = if kind == HUGETLBFS_MAGIC && huge.is_power_of_two() { huge } else { super::PAGE_SIZE };
+        let too_large = MapFileError::TooLarge { offset, size };
+        let start = offset.checked_sub(offset.checked_rem(page).unwrap_or(0)).ok_or(too_large.clone())?;
+        let end = offset.saturating_add(size).checked_next_multiple_of(page).ok_or(too_large.clone())?;
+        let narrow = |value: u64| usize::try_from(value).map_err(|_| too_large.clone());
+        let mapped = narrow(end.saturating_sub(start))?;
+        let skip = narrow(offset.saturating_sub(start))?;
+        let len = narrow(size)?;
+
+        let backing = known
+            .map(|mapping| &mapping.backing)
+            .find(|backing| backing.device == stat.st_dev && backing.inode == stat.st_ino)
+            .cloned();
+        let backing = backing.unwrap_or_else(|| {
+            let sealed = rustix::fs::fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+            Arc::new(Backing { fd, device: stat.st_dev, inode: stat.st_ino, sealed })
+        });
+        let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a new mapping at an address of the kernel's choice; nothing else uses that memory.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                mapped,
+                prot,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                &backing.fd,
+                start,
+            )
+        };
+        let base = base.map_err(MapFileError::Mmap)?.cast::<u8>();
+        let guard = sigbus::Guard::new(base.addr(), mapped, writable, Arc::clone(wake));
+        Ok(Self { base, mapped, skip, len, offset, writable, backing, guard })
+    }
+
+    /// Bytes of the region.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never true; regions have at least one page.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Address in this process of the region's first byte. Memory there may change at any time.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base.wrapping_add(self.skip)
+    }
+
+    /// Whether the device may write here; writing where it may not is a fault of this process.
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// Whether the memory was withdrawn, so that the mapping shows zeros.
+    pub fn is_withdrawn(&self) -> bool {
+        self.guard.is_tripped()
+    }
+
+    /// Whether the client has sealed the file against being cut short.
+    pub fn is_sealed(&self) -> bool {
+        self.backing.sealed
+    }
+
+    /// Reads the file at `offset` of the region without bringing pages into it, unlike an access to the mapping.
+    pub(crate) fn peek(&self, offset: u64, data: &mut [u8]) -> Result<usize, Errno> {
+        rustix::io::pread(&self.backing.fd, data, self.offset.saturating_add(offset))
+    }
+
+    /// 512-byte blocks that the whole file occupies.
+    pub(crate) fn blocks(&self) -> Result<u64, Errno> {
+        rustix::fs::fstat(&self.backing.fd).map(|stat| u64::try_from(stat.st_blocks).unwrap_or(0))
+    }
+}
+
+impl VolatileMemory for Mapping {
+    type B = ();
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn get_slice(&self, offset: usize, count: usize) -> volatile_memory::Result<VolatileSlice<'_, ()>> {
+        self.compute_end_offset(offset, count)?;
+        // SAFETY: `compute_end_offset` checked the range against `len`; the memory is mapped for as long as `self` lives.
+        // It is never accessed other than by volatile means.
+        Ok(unsafe { VolatileSlice::new(self.as_ptr().wrapping_add(offset), count) })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // First: from here on, a fault in this range is no longer ours to repair.
+        self.guard.release();
+        // SAFETY: `base` and `mapped` are what `mmap` gave; slices borrow `self`, so none is left.
+        let result = unsafe { rustix::mm::munmap(self.base.cast(), self.mapped) };
+        if let Err(errno) = result {
+            tracing::error!(%errno, "cannot unmap a client's memory; its address space is lost");
+        }
+    }
+}

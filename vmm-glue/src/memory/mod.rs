@@ -1,0 +1,296 @@
+//! Memory that a client lends to its device: a table from guest physical addresses to mappings.
+//!
+//! Other threads work on a [`MemoryTable`], a snapshot that stays valid memory (but is no longer the guest's) after the
+//! client has taken a region back; a device must therefore end its accesses in [`crate::Device::dma_unmap`] and take a
+//! new snapshot afterwards. Data is only ever copied through volatile slices: the guest may change it at any time, so copy
+//! out, check the copy, use the copy.
+
+mod mapping;
+mod sigbus;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::RwLock;
+use thiserror::Error;
+use vm_memory::VolatileMemory;
+
+pub use mapping::{MapFileError, Mapping};
+
+use crate::link::Wake;
+
+/// Granularity of addresses, sizes and file offsets of regions, in bytes.
+pub const PAGE_SIZE: u64 = 4096;
+
+/// Bounds on what a client may lend.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryLimits {
+    /// Most regions at one time.
+    pub regions: usize,
+    /// Most bytes mapped at one time; the address space of the process is shared by all its devices.
+    pub mapped_bytes: u64,
+    /// Takes files of any file system. Otherwise only memory files (memfd, `/dev/shm`, hugetlbfs): a file on a network
+    /// or FUSE file system can block every thread that touches it for as long as its owner likes.
+    pub any_file_system: bool,
+}
+
+impl Default for MemoryLimits {
+    fn default() -> Self {
+        Self { regions: 4096, mapped_bytes: 1 << 40, any_file_system: false }
+    }
+}
+
+/// One region that a client lends.
+#[derive(Clone, Debug)]
+pub struct DmaRegion {
+    /// First guest physical address.
+    pub gpa: u64,
+    /// Bytes; a multiple of [`PAGE_SIZE`], never 0, and `gpa + size` does not overflow.
+    pub size: u64,
+    /// The device may read.
+    pub readable: bool,
+    /// The device may write.
+    pub writable: bool,
+    /// The memory, unless the client gave no file; then only [`crate::dma::DmaClient`] reaches it.
+    pub mapping: Option<Arc<Mapping>>,
+    /// Shared by all clones: found to be private to the client.
+    not_shared: Arc<AtomicBool>,
+    /// Shared by all clones: the withdrawal of the mapping has been reported.
+    reported: Arc<AtomicBool>,
+}
+
+impl DmaRegion {
+    pub(crate) fn new(gpa: u64, size: u64, readable: bool, writable: bool, mapping: Option<Arc<Mapping>>) -> Self {
+        let (not_shared, reported) = Default::default();
+        Self { gpa, size, readable, writable, mapping, not_shared, reported }
+    }
+
+    /// First guest physical address behind the region.
+    pub fn end(&self) -> u64 {
+        self.gpa.saturating_add(self.size)
+    }
+
+    /// Whether the memory was found to be private to the client (`share=off`), so that the mapping shows zeros.
+    pub fn is_not_shared(&self) -> bool {
+        self.not_shared.load(Ordering::Relaxed)
+    }
+
+    /// Whether the client withdrew the memory under the mapping.
+    pub fn is_withdrawn(&self) -> bool {
+        self.mapping.as_ref().is_some_and(|mapping| mapping.is_withdrawn())
+    }
+
+    /// Marks the region as private; true for the first time.
+    pub(crate) fn set_not_shared(&self) -> bool {
+        !self.not_shared.swap(true, Ordering::Relaxed)
+    }
+
+    /// True once, when the region has been withdrawn.
+    pub(crate) fn report_withdrawn(&self) -> bool {
+        self.is_withdrawn() && !self.reported.swap(true, Ordering::Relaxed)
+    }
+}
+
+/// Why guest memory cannot be reached. Addresses are guest physical.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum MemoryError {
+    #[error("no memory at guest physical address {gpa:#x}")]
+    NotMapped { gpa: u64 },
+    #[error("memory at guest physical address {gpa:#x} is not readable")]
+    NotReadable { gpa: u64 },
+    #[error("memory at guest physical address {gpa:#x} is not writable")]
+    NotWritable { gpa: u64 },
+    #[error("memory at guest physical address {gpa:#x} came without a file; it takes DMA messages")]
+    NoFile { gpa: u64 },
+    #[error("memory at guest physical address {gpa:#x} is private to the VMM; start it with share=on")]
+    NotShared { gpa: u64 },
+    #[error("memory at guest physical address {gpa:#x} was withdrawn by the VMM")]
+    Withdrawn { gpa: u64 },
+}
+
+/// Why a region cannot be added.
+#[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum AddError {
+    #[error("address {gpa:#x}, size {size:#x} and file offset {offset:#x} must be multiples of 4096, the size not 0")]
+    Unaligned { gpa: u64, size: u64, offset: u64 },
+    #[error("address {gpa:#x} and size {size:#x} go beyond the address space")]
+    Overflow { gpa: u64, size: u64 },
+    #[error("overlaps the region at {gpa:#x} of {size:#x} bytes")]
+    Overlap { gpa: u64, size: u64 },
+    #[error("{0} regions are mapped already, as many as are allowed")]
+    TooMany(usize),
+    #[error("{have:#x} bytes are mapped already, {limit:#x} are allowed")]
+    TooMuch { have: u64, limit: u64 },
+    #[error("the file of the memory cannot be mapped")]
+    File(#[from] MapFileError),
+}
+
+/// The regions at one moment, ordered by address, without overlap.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryTable {
+    regions: Vec<DmaRegion>,
+}
+
+impl MemoryTable {
+    /// The regions by ascending address.
+    pub fn regions(&self) -> &[DmaRegion] {
+        &self.regions
+    }
+
+    /// The region that holds a guest physical address.
+    pub fn find(&self, gpa: u64) -> Option<&DmaRegion> {
+        let behind = self.regions.partition_point(|region| region.gpa <= gpa);
+        self.regions.get(behind.checked_sub(1)?).filter(|region| gpa < region.end())
+    }
+
+    /// Copies guest memory from guest physical address `gpa` to `data`; regions that touch are crossed.
+    pub fn read(&self, gpa: u64, data: &mut [u8]) -> Result<(), MemoryError> {
+        let mut at = gpa;
+        let mut rest = data;
+        while !rest.is_empty() {
+            let (region, slice) = self.piece(at, rest.len())?;
+            if !region.readable {
+                return Err(MemoryError::NotReadable { gpa: at });
+            }
+            let (head, tail) = rest.split_at_mut(slice.len());
+            slice.copy_to(head);
+            at = at.saturating_add(len64(head.len()));
+            rest = tail;
+        }
+        Ok(())
+    }
+
+    /// Copies `data` to guest memory at guest physical address `gpa`; regions that touch are crossed.
+    ///
+    /// An error can come after a part has been written.
+    pub fn write(&self, gpa: u64, data: &[u8]) -> Result<(), MemoryError> {
+        let mut at = gpa;
+        let mut rest = data;
+        while !rest.is_empty() {
+            let (region, slice) = self.piece(at, rest.len())?;
+            if !region.writable {
+                return Err(MemoryError::NotWritable { gpa: at });
+            }
+            let (head, tail) = rest.split_at(slice.len());
+            slice.copy_from(head);
+            at = at.saturating_add(len64(head.len()));
+            rest = tail;
+        }
+        Ok(())
+    }
+
+    /// The memory at guest physical address `gpa`, at least 1 and at most `len` bytes of it, with its region.
+    ///
+    /// Writing through the slice of a region that is not writable faults; check [`DmaRegion::writable`].
+    pub fn piece(&self, gpa: u64, len: usize) -> Result<(&DmaRegion, vm_memory::VolatileSlice<'_>), MemoryError> {
+        let region = self.find(gpa).ok_or(MemoryError::NotMapped { gpa })?;
+        let mapping = region.mapping.as_ref().ok_or(MemoryError::NoFile { gpa })?;
+        if region.is_not_shared() {
+            return Err(MemoryError::NotShared { gpa });
+        }
+        if mapping.is_withdrawn() {
+            return Err(MemoryError::Withdrawn { gpa });
+        }
+        let none = MemoryError::NotMapped { gpa };
+        let offset = usize::try_from(gpa.saturating_sub(region.gpa)).map_err(|_| none)?;
+        let len = mapping.len().saturating_sub(offset).min(len);
+        let slice = mapping.get_slice(offset, len).map_err(|_| none)?;
+        Ok((region, slice))
+    }
+}
+
+/// The memory of one client; the server changes it, any thread reads it.
+#[derive(Debug, Default)]
+pub struct GuestMemory {
+    table: RwLock<Arc<MemoryTable>>,
+}
+
+impl GuestMemory {
+    /// The regions of now.
+    pub fn snapshot(&self) -> Arc<MemoryTable> {
+        Arc::clone(&self.table.read())
+    }
+
+    /// Copies guest memory of now; see [`MemoryTable::read`].
+    pub fn read(&self, gpa: u64, data: &mut [u8]) -> Result<(), MemoryError> {
+        self.snapshot().read(gpa, data)
+    }
+
+    /// Copies to guest memory of now; see [`MemoryTable::write`].
+    pub fn write(&self, gpa: u64, data: &[u8]) -> Result<(), MemoryError> {
+        self.snapshot().write(gpa, data)
+    }
+
+    /// Checks and maps a region and adds it. Untrusted: all arguments.
+    pub(crate) fn add(
+        &self,
+        request: AddRegion,
+        limits: &MemoryLimits,
+        wake: &Arc<Wake>,
+    ) -> Result<DmaRegion, AddError> {
+        let AddRegion { gpa, size, offset, readable, writable, fd } = request;
+        if size == 0 || [gpa, size, offset].iter().any(|value| value % PAGE_SIZE != 0) {
+            return Err(AddError::Unaligned { gpa, size, offset });
+        }
+        let end = gpa.checked_add(size).ok_or(AddError::Overflow { gpa, size })?;
+        let mut table = self.table.write();
+        let place = table.regions.partition_point(|region| region.gpa < gpa);
+        let before = place.checked_sub(1).and_then(|before| table.regions.get(before)).filter(|it| it.end() > gpa);
+        if let Some(other) = before.or(table.regions.get(place).filter(|it| it.gpa < end)) {
+            return Err(AddError::Overlap { gpa: other.gpa, size: other.size });
+        }
+        if table.regions.len() >= limits.regions {
+            return Err(AddError::TooMany(table.regions.len()));
+        }
+        let mapping = match fd {
+            None => None,
+            Some(fd) => {
+                let have = table.mapped_bytes();
+                if have.checked_add(size).is_none_or(|sum| sum > limits.mapped_bytes) {
+                    return Err(AddError::TooMuch { have, limit: limits.mapped_bytes });
+                }
+                let known = table.regions.iter().filter_map(|region| region.mapping.as_deref());
+                Some(Arc::new(Mapping::new(fd, offset, size, writable, limits.any_file_system, known, wake)?))
+            }
+        };
+        let region = DmaRegion::new(gpa, size, readable, writable, mapping);
+        Arc::make_mut(&mut table).regions.insert(place, region.clone());
+        Ok(region)
+    }
+
+    /// Takes out the region that starts at `gpa`.
+    pub(crate) fn remove(&self, gpa: u64) -> Option<DmaRegion> {
+        let mut table = self.table.write();
+        let place = table.regions.binary_search_by_key(&gpa, |region| region.gpa).ok()?;
+        Some(Arc::make_mut(&mut table).regions.remove(place))
+    }
+}
+
+impl MemoryTable {
+    /// Bytes of the regions that are mapped.
+    pub fn mapped_bytes(&self) -> u64 {
+        let mapped = self.regions.iter().filter(|region| region.mapping.is_some());
+        mapped.map(|region| region.size).fold(0, u64::saturating_add)
+    }
+}
+
+/// A region that a client wants to lend, unchecked.
+#[derive(Debug)]
+pub(crate) struct AddRegion {
+    pub gpa: u64,
+    pub size: u64,
+    pub offset: u64,
+    pub readable: bool,
+    pub writable: bool,
+    pub fd: Option<OwnedFd>,
+}
+
+fn len64(len: usize) -> u64 {
+    u64::try_from(len).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,363 @@
+//! Numbers and structures of the vfio-user wire format, in the byte order of the host.
+//!
+//! Only definitions. Structures that `linux/vfio.h` shares with the wire are repeated here, because here they are parsed
+//! from untrusted bytes. `REGION_WRITE_MULTI` and the numbers from 16 on follow QEMU's edition of the specification.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Size in bytes of the header that starts every message.
+pub const HEADER_SIZE: usize = size_of::<Header>();
+
+/// Protocol major version that this server speaks.
+pub const VERSION_MAJOR: u16 = 0;
+/// Highest protocol minor version that this server speaks.
+pub const VERSION_MINOR: u16 = 1;
+
+/// The number of a command; any number can arrive.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Command(pub u16);
+
+macro_rules! commands {
+    ($($(#[$doc:meta])* $name:ident = $value:literal;)*) => {
+        impl Command {
+            $($(#[$doc])* pub const $name: Self = Self($value);)*
+
+            /// Name in the specification, `None` for a number that it does not know.
+            pub const fn name(self) -> Option<&'static str> {
+                match self.0 {
+                    $($value => Some(stringify!($name)),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+commands! {
+    /// Negotiation of version and capabilities, the first message of a client.
+    VERSION = 1;
+    /// The client makes memory reachable for the device.
+    DMA_MAP = 2;
+    /// The client takes memory away from the device.
+    DMA_UNMAP = 3;
+    /// Number of regions and interrupt types.
+    DEVICE_GET_INFO = 4;
+    /// Size and rights of a region.
+    DEVICE_GET_REGION_INFO = 5;
+    /// File descriptors for sub-regions; not supported here.
+    DEVICE_GET_REGION_IO_FDS = 6;
+    /// Number of interrupts of a type.
+    DEVICE_GET_IRQ_INFO = 7;
+    /// Attaches event file descriptors to interrupts, masks, unmasks, triggers.
+    DEVICE_SET_IRQS = 8;
+    /// Read of a region.
+    REGION_READ = 9;
+    /// Write of a region.
+    REGION_WRITE = 10;
+    /// Server to client: read of client memory.
+    DMA_READ = 11;
+    /// Server to client: write of client memory.
+    DMA_WRITE = 12;
+    /// Reset of the device.
+    DEVICE_RESET = 13;
+    /// Dirty pages, of older editions; not supported here.
+    DIRTY_PAGES = 14;
+    /// Several small region writes in one message.
+    REGION_WRITE_MULTI = 15;
+    /// Device features, all of them of migration; not supported here.
+    DEVICE_FEATURE = 16;
+    /// Migration data from the device; not supported here.
+    MIG_DATA_READ = 17;
+    /// Migration data to the device; not supported here.
+    MIG_DATA_WRITE = 18;
+}
+
+impl std::fmt::Display for Command {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.name() {
+            Some(name) => f.write_str(name),
+            None => write!(f, "unknown command {}", self.0),
+        }
+    }
+}
+
+impl std::fmt::Debug for Command {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
+/// `flags` of [`Header`]: mask of the message type.
+pub const FLAG_TYPE_MASK: u32 = 0xf;
+/// `flags` of [`Header`]: type of a request.
+pub const FLAG_TYPE_COMMAND: u32 = 0;
+/// `flags` of [`Header`]: type of a reply.
+pub const FLAG_TYPE_REPLY: u32 = 1;
+/// `flags` of [`Header`]: the sender wants no reply (a posted write).
+pub const FLAG_NO_REPLY: u32 = 1 << 4;
+/// `flags` of [`Header`]: the reply reports an error.
+pub const FLAG_ERROR: u32 = 1 << 5;
+
+/// Start of every message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Header {
+    /// Chosen by the sender of a request, repeated in its reply.
+    pub id: u16,
+    /// See [`Command`].
+    pub command: u16,
+    /// Bytes of the message with this header.
+    pub size: u32,
+    /// Type and `FLAG_*` bits.
+    pub flags: u32,
+    /// `errno` value when `FLAG_ERROR` is set.
+    pub error: u32,
+}
+const _: () = assert!(size_of::<Header>() == 16);
+
+impl Header {
+    /// The header of a request of `size` bytes with this header.
+    pub const fn request(id: u16, command: Command, size: u32, flags: u32) -> Self {
+        Self { id, command: command.0, size, flags, error: 0 }
+    }
+
+    /// The command number.
+    pub const fn command(&self) -> Command {
+        Command(self.command)
+    }
+
+    /// Whether this is a reply.
+    pub const fn is_reply(&self) -> bool {
+        self.flags & FLAG_TYPE_MASK == FLAG_TYPE_REPLY
+    }
+
+    /// Whether this is a request.
+    pub const fn is_request(&self) -> bool {
+        self.flags & FLAG_TYPE_MASK == FLAG_TYPE_COMMAND
+    }
+
+    /// Whether the sender wants no reply.
+    pub const fn no_reply(&self) -> bool {
+        self.flags & FLAG_NO_REPLY != 0
+    }
+}
+
+/// Fixed part of `VERSION`; JSON text with a final NUL follows.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Version {
+    /// Major version.
+    pub major: u16,
+    /// Minor version.
+    pub minor: u16,
+}
+
+/// Body of `DMA_MAP`.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct DmaMap {
+    /// Size of this structure.
+    pub argsz: u32,
+    /// `DMA_MAP_*` bits.
+    pub flags: u32,
+    /// Offset in the file of the descriptor that comes along.
+    pub offset: u64,
+    /// First guest physical address.
+    pub address: u64,
+    /// Bytes.
+    pub size: u64,
+}
+const _: () = assert!(size_of::<DmaMap>() == 32);
+
+/// `flags` of [`DmaMap`]: the device may read.
+pub const DMA_MAP_READ: u32 = 1;
+/// `flags` of [`DmaMap`]: the device may write.
+pub const DMA_MAP_WRITE: u32 = 2;
+
+/// Body of `DMA_UNMAP` and of its reply.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct DmaUnmap {
+    /// Largest reply body that the client takes.
+    pub argsz: u32,
+    /// `DMA_UNMAP_*` bits.
+    pub flags: u32,
+    /// First guest physical address.
+    pub address: u64,
+    /// Bytes.
+    pub size: u64,
+}
+const _: () = assert!(size_of::<DmaUnmap>() == 24);
+
+/// `flags` of [`DmaUnmap`]: the client wants a dirty bitmap; not supported here.
+pub const DMA_UNMAP_GET_DIRTY_BITMAP: u32 = 1;
+/// `flags` of [`DmaUnmap`]: every region goes; address and size are 0.
+pub const DMA_UNMAP_ALL: u32 = 2;
+
+/// Body of `DEVICE_GET_INFO` and of its reply.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct DeviceInfo {
+    /// Bytes of the body.
+    pub argsz: u32,
+    /// `DEVICE_*` bits.
+    pub flags: u32,
+    /// Number of regions.
+    pub num_regions: u32,
+    /// Number of interrupt types.
+    pub num_irqs: u32,
+}
+
+/// `flags` of [`DeviceInfo`]: the device can be reset.
+pub const DEVICE_RESETTABLE: u32 = 1;
+/// `flags` of [`DeviceInfo`]: a PCI device.
+pub const DEVICE_PCI: u32 = 2;
+
+/// Body of `DEVICE_GET_REGION_INFO`, start of its reply.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RegionInfoBody {
+    /// Request: largest reply body that the client takes. Reply: size of the full body.
+    pub argsz: u32,
+    /// `REGION_*` bits.
+    pub flags: u32,
+    /// Number of the region.
+    pub index: u32,
+    /// Offset in the body of the first capability.
+    pub cap_offset: u32,
+    /// Bytes of the region.
+    pub size: u64,
+    /// Offset in the file for a client's `mmap`.
+    pub offset: u64,
+}
+const _: () = assert!(size_of::<RegionInfoBody>() == 32);
+
+/// `flags` of [`RegionInfoBody`]: readable.
+pub const REGION_READ: u32 = 1;
+/// `flags` of [`RegionInfoBody`]: writable.
+pub const REGION_WRITE: u32 = 2;
+/// `flags` of [`RegionInfoBody`]: the client may map parts of it.
+pub const REGION_MMAP: u32 = 4;
+/// `flags` of [`RegionInfoBody`]: capabilities follow.
+pub const REGION_CAPS: u32 = 8;
+
+/// Capability of a region that lists the parts that may be mapped; [`SparseArea`]s follow.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SparseMmapCap {
+    /// Kind of the capability, `CAP_SPARSE_MMAP`.
+    pub id: u16,
+    /// 1.
+    pub version: u16,
+    /// Offset in the body of the next capability, 0 for the last.
+    pub next: u32,
+    /// Number of areas.
+    pub nr_areas: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// `id` of [`SparseMmapCap`].
+pub const CAP_SPARSE_MMAP: u16 = 1;
+
+/// A part of a region that may be mapped.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SparseArea {
+    /// Offset in the region.
+    pub offset: u64,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// Body of `DEVICE_GET_IRQ_INFO` and of its reply.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct IrqInfo {
+    /// Bytes of the body.
+    pub argsz: u32,
+    /// `IRQ_INFO_*` bits.
+    pub flags: u32,
+    /// Interrupt type.
+    pub index: u32,
+    /// Number of interrupts.
+    pub count: u32,
+}
+
+/// `flags` of [`IrqInfo`]: signalled by event file descriptors.
+pub const IRQ_INFO_EVENTFD: u32 = 1;
+/// `flags` of [`IrqInfo`]: can be masked.
+pub const IRQ_INFO_MASKABLE: u32 = 2;
+/// `flags` of [`IrqInfo`]: masks itself when triggered.
+pub const IRQ_INFO_AUTOMASKED: u32 = 4;
+/// `flags` of [`IrqInfo`]: all interrupts of the type are set up at once.
+pub const IRQ_INFO_NORESIZE: u32 = 8;
+
+/// Start of the body of `DEVICE_SET_IRQS`; booleans may follow.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct IrqSet {
+    /// Bytes of the body with its data.
+    pub argsz: u32,
+    /// One `IRQ_DATA_*` and one `IRQ_ACTION_*` bit.
+    pub flags: u32,
+    /// Interrupt type.
+    pub index: u32,
+    /// First interrupt.
+    pub start: u32,
+    /// Number of interrupts.
+    pub count: u32,
+}
+const _: () = assert!(size_of::<IrqSet>() == 20);
+
+/// `flags` of [`IrqSet`]: no data.
+pub const IRQ_DATA_NONE: u32 = 1;
+/// `flags` of [`IrqSet`]: one byte per interrupt says whether it is meant.
+pub const IRQ_DATA_BOOL: u32 = 2;
+/// `flags` of [`IrqSet`]: event file descriptors come along.
+pub const IRQ_DATA_EVENTFD: u32 = 4;
+/// `flags` of [`IrqSet`]: mask.
+pub const IRQ_ACTION_MASK: u32 = 8;
+/// `flags` of [`IrqSet`]: unmask.
+pub const IRQ_ACTION_UNMASK: u32 = 16;
+/// `flags` of [`IrqSet`]: trigger, or the descriptor to signal when the device triggers.
+pub const IRQ_ACTION_TRIGGER: u32 = 32;
+
+/// Start of the body of `REGION_READ` and `REGION_WRITE` and of their replies; data may follow.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RegionAccess {
+    /// Offset in the region.
+    pub offset: u64,
+    /// Number of the region.
+    pub region: u32,
+    /// Bytes.
+    pub count: u32,
+}
+const _: () = assert!(size_of::<RegionAccess>() == 16);
+
+/// One write of `REGION_WRITE_MULTI`; the message's body is a count (`u64`) and that many of these.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct MultiWrite {
+    /// Offset in the region.
+    pub offset: u64,
+    /// Number of the region.
+    pub region: u32,
+    /// Bytes of `data` that count, 1 to 8.
+    pub count: u32,
+    /// The bytes.
+    pub data: [u8; 8],
+}
+const _: () = assert!(size_of::<MultiWrite>() == 24);
+
+/// Start of the body of `DMA_READ` and `DMA_WRITE` and of their replies; data may follow.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct DmaAccess {
+    /// Guest physical address.
+    pub address: u64,
+    /// Bytes.
+    pub count: u64,
+}
+const _: () = assert!(size_of::<DmaAccess>() == 16);
