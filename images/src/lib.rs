@@ -1,1 +1,113 @@
-//! To be written.
+//! Recipes for what the guest tests boot: a QEMU with `vfio-user-pci`, stock Debian kernels, an initramfs.
+//!
+//! The parts:
+//! - [`recipe`]: what is wanted (`manifest.toml` beside this crate), and the record of what it was resolved to;
+//! - [`mirror`]: where the host gets Debian packages from;
+//! - [`apt`]: a private apt state, verified against the archive keyring, that never touches the system's;
+//! - [`qemu`]: the host's QEMU if it is new enough, else an unpacked one run by its own dynamic loader;
+//! - [`kernel`] and [`modinfo`]: `vmlinuz` and the modules that the GPU driver needs, in load order;
+//! - [`initramfs`] and [`cpio`]: the archive with our init, our test programs and the modules;
+//! - [`cache`], [`exec`], [`progress`]: the cache folder and its lock, child processes, what the user sees.
+//!
+//! Everything lands in one cache folder (`.cache` in the workspace, or `GPU_MEDIATOR_CACHE`), each item in a folder
+//! named by a hash of what it was made from. An item that is there is not made again; with all of them there, no
+//! network is used.
+//!
+//! What it does not do: it installs nothing, needs no root, and supports no architecture but x86-64.
+//!
+//! Environment: `GPU_MEDIATOR_CACHE` (cache folder), `GPU_MEDIATOR_DEBIAN_MIRROR` and
+//! `GPU_MEDIATOR_DEBIAN_SECURITY_MIRROR` (archive URIs), `GPU_MEDIATOR_QEMU` (a QEMU binary to use as it is).
+//!
+//! Sources: the formats are described in `apt.conf(5)`, `sources.list(5)`, `deb822(5)` and the kernel's
+//! `Documentation/driver-api/early-userspace/buffer-format.rst`.
+
+pub mod apt;
+pub mod cache;
+pub mod cpio;
+pub mod exec;
+pub mod initramfs;
+pub mod kernel;
+pub mod mirror;
+pub mod modinfo;
+pub mod progress;
+pub mod qemu;
+pub mod recipe;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+
+pub use progress::Progress;
+pub use qemu::Qemu;
+
+use cache::Cache;
+use recipe::{Manifest, Record};
+
+/// One guest kernel, ready to boot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// Short name by which tests ask for it, such as `6.12`.
+    pub name: String,
+    /// What `uname -r` prints in the guest.
+    pub release: String,
+    /// The kernel image.
+    pub vmlinuz: PathBuf,
+    /// The initramfs that belongs to it (uncompressed cpio).
+    pub initrd: PathBuf,
+}
+
+/// All that a guest needs to boot.
+#[derive(Clone, Debug)]
+pub struct Images {
+    /// The VMM.
+    pub qemu: Qemu,
+    /// The kernels, in the order of the manifest.
+    pub kernels: Vec<Kernel>,
+}
+
+impl Images {
+    /// The kernel called `name` in the manifest. Fails with the names that exist.
+    pub fn kernel(&self, name: &str) -> Result<&Kernel> {
+        match self.kernels.iter().find(|k| k.name == name) {
+            Some(kernel) => Ok(kernel),
+            None => {
+                let known: Vec<_> = self.kernels.iter().map(|k| k.name.as_str()).collect();
+                bail!("no guest kernel is called {name:?}; images/manifest.toml has {}", known.join(", "))
+            }
+        }
+    }
+}
+
+/// Makes sure that all images exist, making what is absent, and says where they are.
+///
+/// Several processes may call this at once; one works, the others wait for it. Fails with what to install or set.
+pub fn ensure(progress: &Progress) -> Result<Images> {
+    ensure_with(progress, false)
+}
+
+/// As [`ensure`]; with `refresh` the package versions are looked up anew even if older ones are in the cache.
+pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
+    if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
+        bail!("the guests are x86-64 Linux machines; this host is not one, and no cross recipe exists");
+    }
+    let manifest = Manifest::load().context("images/manifest.toml")?;
+    let cache = Cache::open(progress)?;
+    let mut record = if refresh { Record::default() } else { cache.load_record() };
+
+    let qemu = qemu::ensure(&manifest.qemu, &cache, &mut record, progress)?;
+    let mut unpacked = Vec::new();
+    for recipe in &manifest.kernels {
+        let kernel = kernel::ensure(recipe, &manifest.initramfs, &cache, &mut record, progress)
+            .with_context(|| format!("guest kernel {}", recipe.name))?;
+        unpacked.push(kernel);
+    }
+    let programs = initramfs::build_programs(&manifest.initramfs, progress)?;
+    let mut kernels = Vec::new();
+    for kernel in unpacked {
+        let initrd = initramfs::ensure(&kernel, &programs, &cache, progress)
+            .with_context(|| format!("initramfs for kernel {}", kernel.name))?;
+        kernels.push(Kernel { name: kernel.name, release: kernel.release, vmlinuz: kernel.vmlinuz, initrd });
+    }
+    cache.store_record(&record)?;
+    Ok(Images { qemu, kernels })
+}

@@ -1,0 +1,260 @@
+//! A private apt: its own lists, cache, status and configuration, all under the cache folder.
+//!
+//! The system's apt is only asked for how to reach the network (`Acquire::http` and so on). Nothing counts as
+//! installed, so that a resolved package comes with everything that it needs down to the C library.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, anyhow, bail};
+
+use crate::cache::{Cache, hash_file, size_of};
+use crate::exec;
+use crate::mirror::{self, MIRROR_VARIABLE, Mirror};
+use crate::progress::{Progress, Step, mib};
+use crate::recipe::{Package, Suite};
+
+/// The package that has apt-get and apt-cache.
+const APT: &str = "apt";
+
+/// The host settings that are taken over: how to reach the network, and how strictly to look at the clock.
+const KEPT: [&str; 7] = [
+    "Acquire::http",
+    "Acquire::https",
+    "Acquire::ftp",
+    "Acquire::Force",
+    "Acquire::Retries",
+    "Acquire::Check-",
+    "Acquire::Max-",
+];
+
+/// A private apt for one suite, with its lists up to date.
+pub struct Apt {
+    root: PathBuf,
+    suite: Suite,
+}
+
+/// A package file on disk, verified by apt against the signed lists.
+pub struct Fetched {
+    /// What it is.
+    pub package: Package,
+    /// Where it is.
+    pub path: PathBuf,
+}
+
+impl Apt {
+    /// Prepares a private apt for `suite` and fetches its package lists.
+    pub fn open(suite: &Suite, cache: &Cache, progress: &Progress) -> Result<Self> {
+        let mirror = mirror::find()?;
+        let keyring = mirror::keyring()?;
+        let apt = Self { root: cache.path("apt").join(suite.target()), suite: suite.clone() };
+        for folder in ["state/lists/partial", "cache/archives/partial"] {
+            let path = apt.root.join(folder);
+            fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        }
+        apt.write("state/status", "")?;
+        apt.write("apt.conf", &apt.configuration()?)?;
+        // Sid has no security suite, and a small mirror may not carry it: better an older package than none.
+        apt.write("apt.sources", &sources(suite, &mirror, &keyring, true))?;
+        let mut step = progress.step(format!("fetching the package lists of Debian {}", suite.target()));
+        if let Err(first) = apt.update(&mut step) {
+            apt.write("apt.sources", &sources(suite, &mirror, &keyring, false))?;
+            apt.update(&mut step).map_err(|_| {
+                first.context(format!(
+                    "cannot fetch the package lists of Debian {} (no network, a proxy that apt does not know of, or a \
+                     mirror without that suite; {MIRROR_VARIABLE} chooses another mirror)",
+                    suite.target()
+                ))
+            })?;
+            progress.line(&format!("images: no security suite for {} there; going on without", suite.base));
+        }
+        Ok(apt)
+    }
+
+    /// Fetches `packages` and everything that they depend on.
+    pub fn fetch_closure(&self, packages: &[String], progress: &Progress) -> Result<Vec<Fetched>> {
+        let resolve = |extra: &str| {
+            let mut command = self.command("apt-get");
+            command.args(["-qq", "-y"]).args(self.preference()).args(["install", extra]).args(packages);
+            command
+        };
+        let mut step = progress.step(format!("resolving {}", packages.join(", ")));
+        // Files that an interrupted run has fetched would not be listed; an empty folder shows them all.
+        let empty = self.root.join("empty");
+        fs::create_dir_all(empty.join("partial")).with_context(|| format!("cannot create {}", empty.display()))?;
+        let mut list = resolve("--print-uris");
+        list.arg("-o").arg(format!("Dir::Cache::archives={}", empty.display()));
+        let listed = exec::run(&mut list, APT, &mut step, String::new)?;
+        let listed = parse_uris(&String::from_utf8_lossy(&listed.stdout));
+        let archives = self.root.join("cache/archives");
+        let total: u64 = listed.iter().map(|l| l.size).sum();
+        let mut step = progress.step(format!("fetching {} packages, {}", listed.len(), mib(total)));
+        let done = || format!("{} of {}", mib(size_of(&archives)), mib(total));
+        exec::run(&mut resolve("--download-only"), APT, &mut step, done)?;
+        listed.iter().map(|l| fetched(&archives.join(&l.file))).collect()
+    }
+
+    /// Fetches `package` alone, in the version that the target suite has.
+    pub fn fetch_one(&self, package: &str, progress: &Progress) -> Result<Fetched> {
+        let folder = self.root.join("cache/single");
+        crate::cache::remove(&folder)?;
+        fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        let mut step = progress.step(format!("fetching {package}"));
+        let mut list = self.command("apt-get");
+        list.arg("-qq").args(self.preference()).args(["--print-uris", "download", package]);
+        let listed = parse_uris(&String::from_utf8_lossy(&exec::run(&mut list, APT, &mut step, String::new)?.stdout));
+        let [listed] = listed.as_slice() else { bail!("apt-get names {} files for {package}, not one", listed.len()) };
+        let mut command = self.command("apt-get");
+        command.arg("-qq").args(self.preference()).args(["download", package]).current_dir(&folder);
+        exec::run(&mut command, APT, &mut step, || format!("{} of {}", mib(size_of(&folder)), mib(listed.size)))?;
+        fetched(&folder.join(&listed.file))
+    }
+
+    /// The packages that `package` of the target suite depends on, by name.
+    pub fn depends(&self, package: &str, progress: &Progress) -> Result<Vec<String>> {
+        let mut step = progress.step(format!("looking up {package}"));
+        let mut command = self.command("apt-cache");
+        command.args(self.preference()).args(["--no-all-versions", "show", package]);
+        let output = exec::run(&mut command, APT, &mut step, String::new)?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let line = text.lines().find_map(|l| l.strip_prefix("Depends:"));
+        let line = line.ok_or_else(|| anyhow!("the package {package} of {} has no Depends", self.suite.target()))?;
+        Ok(line.split(',').filter_map(|d| d.split_whitespace().next()).map(str::to_owned).collect())
+    }
+
+    /// An add-on suite must be asked for. A plain release must not: it would then win over its own security suite.
+    fn preference(&self) -> Vec<&str> {
+        self.suite.suite.as_deref().map(|s| vec!["-t", s]).unwrap_or_default()
+    }
+
+    /// Frees the space of fetched packages.
+    pub fn clean(&self) -> Result<()> {
+        crate::cache::remove(&self.root.join("cache"))
+    }
+
+    fn update(&self, step: &mut Step<'_>) -> Result<()> {
+        let lists = self.root.join("state/lists");
+        let mut command = self.command("apt-get");
+        command.args(["-qq", "update", "--error-on=any"]);
+        exec::run(&mut command, APT, step, || mib(size_of(&lists))).map(drop)
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.env("APT_CONFIG", self.root.join("apt.conf")).env("LC_ALL", "C");
+        command.env("DEBIAN_FRONTEND", "noninteractive");
+        command
+    }
+
+    fn configuration(&self) -> Result<String> {
+        let mut text = String::new();
+        let mut set = |name: &str, value: &str| text.push_str(&format!("{name} \"{value}\";\n"));
+        let inside = |name: &str| self.root.join(name).to_string_lossy().into_owned();
+        if inside("").contains(['"', '\n', '\\']) {
+            bail!("the cache folder {} has a character in its path that apt cannot take", self.root.display());
+        }
+        set("Dir::State", &inside("state"));
+        set("Dir::State::status", &inside("state/status"));
+        set("Dir::Cache", &inside("cache"));
+        set("Dir::Etc::sourcelist", &inside("apt.sources"));
+        // The host's hooks must not run, its pins and keys must not matter.
+        for name in ["main", "parts", "sourceparts", "preferences", "preferencesparts", "trusted", "trustedparts"] {
+            set(&format!("Dir::Etc::{name}"), "/dev/null");
+        }
+        set("APT::Architecture", "amd64");
+        set("APT::Architectures::", "amd64");
+        set("APT::Install-Recommends", "false");
+        // Without root there is no other user to change to, and with root the cache folder may be closed to it.
+        set("APT::Sandbox::User", "");
+        set("Debug::NoLocking", "true");
+        set("Acquire::Languages", "none");
+        set("Acquire::Retries", "3");
+        let host = exec::probe(Command::new("apt-config").args(["dump", "Acquire"])).unwrap_or_default();
+        for line in host.lines().filter(|l| KEPT.iter().any(|k| l.starts_with(k))) {
+            text.push_str(line);
+            text.push('\n');
+        }
+        Ok(text)
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<()> {
+        let path = self.root.join(name);
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+/// Unpacks a package file into `target`.
+pub fn unpack(package: &Fetched, target: &Path, step: &mut Step<'_>) -> Result<()> {
+    let mut command = Command::new("dpkg-deb");
+    command.arg("-x").arg(&package.path).arg(target);
+    exec::run(&mut command, "dpkg", step, || package.package.name.clone()).map(drop)
+}
+
+fn sources(suite: &Suite, mirror: &Mirror, keyring: &Path, security: bool) -> String {
+    let stanza = |uri: &str, suites: &str| {
+        format!(
+            "Types: deb\nURIs: {uri}\nSuites: {suites}\nComponents: main\nArchitectures: amd64\nSigned-By: {}\n\n",
+            keyring.display()
+        )
+    };
+    let mut text = stanza(&mirror.main, &suite.base);
+    if let Some(more) = &suite.suite {
+        text.push_str(&stanza(&mirror.main, more));
+    }
+    if security {
+        text.push_str(&stanza(&mirror.security, &format!("{}-security", suite.base)));
+    }
+    text
+}
+
+struct Listed {
+    file: String,
+    size: u64,
+}
+
+/// Parses `--print-uris`: lines of `'URI' FILE SIZE HASH`.
+fn parse_uris(text: &str) -> Vec<Listed> {
+    let mut listed = Vec::new();
+    for line in text.lines() {
+        let Some((_, rest)) = line.strip_prefix('\'').and_then(|l| l.split_once("' ")) else { continue };
+        let mut words = rest.split_whitespace();
+        if let (Some(file), Some(Ok(size))) = (words.next(), words.next().map(str::parse)) {
+            listed.push(Listed { file: file.to_owned(), size });
+        }
+    }
+    listed
+}
+
+/// Describes a fetched file by its name: `NAME_VERSION_ARCH.deb`, with `:` escaped.
+fn fetched(path: &Path) -> Result<Fetched> {
+    let file = path.file_name().unwrap_or_default().to_string_lossy().replace("%3a", ":");
+    let mut parts = file.split('_');
+    let (Some(name), Some(version)) = (parts.next(), parts.next()) else { bail!("{file} is no package file name") };
+    let package = Package { name: name.to_owned(), version: version.to_owned(), sha256: hash_file(path)? };
+    Ok(Fetched { package, path: path.to_path_buf() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn printed_uris_give_file_and_size() {
+        let text = "'http://m.example/pool/q_1%3a2.deb' q_1%3a2_amd64.deb 42 SHA256:00\nnoise\n";
+        let listed = parse_uris(text);
+        assert_eq!(listed.len(), 1);
+        assert_eq!((listed[0].file.as_str(), listed[0].size), ("q_1%3a2_amd64.deb", 42));
+    }
+
+    #[test]
+    fn sources_name_every_suite_once_and_the_keyring_always() {
+        let suite = Suite { base: "trixie".into(), suite: Some("trixie-backports".into()) };
+        let mirror = Mirror { main: "http://m.example/debian".into(), security: "http://m.example/sec".into() };
+        let text = sources(&suite, &mirror, Path::new("/k.gpg"), true);
+        assert_eq!(text.matches("Signed-By: /k.gpg").count(), 3);
+        assert!(text.contains("Suites: trixie-backports\n"));
+        assert!(text.contains("URIs: http://m.example/sec\nSuites: trixie-security\n"));
+        assert!(!sources(&suite, &mirror, Path::new("/k.gpg"), false).contains("-security"));
+    }
+}

@@ -1,0 +1,184 @@
+//! The cache folder: one lock, and items that appear whole or not at all.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::{env, process};
+
+use anyhow::{Context, Result, bail};
+use sha2::{Digest, Sha256};
+
+use crate::progress::Progress;
+use crate::recipe::Record;
+
+/// The cache folder, locked for as long as this lives.
+pub struct Cache {
+    root: PathBuf,
+    // Held, not read: closing it releases the lock.
+    _lock: File,
+}
+
+/// The root of the workspace that this crate belongs to.
+pub fn workspace() -> PathBuf {
+    let manifest = env::var_os("CARGO_WORKSPACE_DIR").map(PathBuf::from);
+    manifest.unwrap_or_else(|| {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        here.parent().unwrap_or(here).to_path_buf()
+    })
+}
+
+/// The cache folder: `GPU_MEDIATOR_CACHE`, or `.cache` in the workspace.
+pub fn folder() -> PathBuf {
+    env::var_os("GPU_MEDIATOR_CACHE").map_or_else(|| workspace().join(".cache"), PathBuf::from)
+}
+
+impl Cache {
+    /// Opens the cache folder, waiting while another process works in it.
+    pub fn open(progress: &Progress) -> Result<Self> {
+        let root = folder();
+        fs::create_dir_all(&root).with_context(|| {
+            format!("cannot create the cache folder {}; set GPU_MEDIATOR_CACHE to a writable one", root.display())
+        })?;
+        let root = root.canonicalize().with_context(|| format!("cache folder {}", root.display()))?;
+        let path = root.join("lock");
+        let lock = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        if lock.try_lock().is_err() {
+            progress.line("images: another process is making images; waiting for it ...");
+            lock.lock().with_context(|| format!("cannot lock {}", path.display()))?;
+        }
+        Ok(Self { root, _lock: lock })
+    }
+
+    /// The path of `name` in the cache.
+    pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.root.join(name)
+    }
+
+    /// The item called `kind`/`key`, if it is complete.
+    pub fn find(&self, kind: &str, key: &str) -> Option<PathBuf> {
+        let path = self.path(kind).join(key);
+        path.is_dir().then_some(path)
+    }
+
+    /// Makes the item `kind`/`key`: `fill` gets an empty folder, which takes its final name only after success.
+    pub fn make(&self, kind: &str, key: &str, fill: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+        let parent = self.path(kind);
+        let target = parent.join(key);
+        let scratch = parent.join(format!(".{key}.{}", process::id()));
+        fs::create_dir_all(&parent).with_context(|| format!("cannot create {}", parent.display()))?;
+        // The lock is ours, so that whatever is half made was left by a process that ended early.
+        for entry in fs::read_dir(&parent)?.flatten() {
+            if entry.file_name().to_string_lossy().starts_with('.') {
+                remove(&entry.path())?;
+            }
+        }
+        fs::create_dir(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
+        if let Err(error) = fill(&scratch) {
+            // The first error is the one to tell.
+            let _ = remove(&scratch);
+            return Err(error);
+        }
+        remove(&target)?;
+        fs::rename(&scratch, &target).with_context(|| format!("cannot move an image to {}", target.display()))?;
+        Ok(target)
+    }
+
+    /// What earlier runs resolved; empty if there is none or it cannot be read.
+    pub fn load_record(&self) -> Record {
+        fs::read_to_string(self.path("manifest.toml")).ok().and_then(|t| toml::from_str(&t).ok()).unwrap_or_default()
+    }
+
+    /// Writes what was resolved, for people and for the next run.
+    pub fn store_record(&self, record: &Record) -> Result<()> {
+        let path = self.path("manifest.toml");
+        let text = format!(
+            "# Written by `cargo xtask setup`: what images/manifest.toml was resolved to.\n\n{}",
+            toml::to_string_pretty(record).context("cannot encode the image record")?
+        );
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+/// Removes a file or folder; one that is not there is no error.
+pub fn remove(path: &Path) -> Result<()> {
+    let result = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    match result {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(e).with_context(|| format!("cannot remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The SHA-256 of a file, in hexadecimal.
+pub fn hash_file(path: &Path) -> Result<String> {
+    let mut file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    let mut hasher = Sha256::new();
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        let count = file.read(&mut buffer).with_context(|| format!("cannot read {}", path.display()))?;
+        if count == 0 {
+            return Ok(hex(&hasher.finalize()));
+        }
+        hasher.update(&buffer[..count]);
+    }
+}
+
+/// A short key for an item made from `inputs`.
+pub fn key(inputs: &[&str]) -> String {
+    let mut hasher = Sha256::new();
+    for input in inputs {
+        // The length keeps ("ab", "c") apart from ("a", "bc").
+        hasher.update((input.len() as u64).to_le_bytes());
+        hasher.update(input.as_bytes());
+    }
+    let mut text = hex(&hasher.finalize());
+    text.truncate(16);
+    text
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// The bytes under `folder`, as far as they can be counted; for progress lines.
+pub fn size_of(folder: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(folder) else { return 0 };
+    entries
+        .flatten()
+        .map(|entry| match entry.metadata() {
+            Ok(meta) if meta.is_dir() => size_of(&entry.path()),
+            Ok(meta) => meta.len(),
+            Err(_) => 0,
+        })
+        .sum()
+}
+
+/// Fails unless `hash` is what `path` has.
+pub fn verify(path: &Path, hash: &str) -> Result<()> {
+    let found = hash_file(path)?;
+    if found != hash {
+        bail!("{} has SHA-256 {found}, but {hash} was expected", path.display());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_depend_on_where_inputs_end() {
+        assert_ne!(key(&["ab", "c"]), key(&["a", "bc"]));
+        assert_eq!(key(&["a"]).len(), 16);
+    }
+
+    #[test]
+    fn hash_of_known_text() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), "abc").unwrap();
+        let hash = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(hash_file(file.path()).unwrap(), hash);
+        assert!(verify(file.path(), "00").unwrap_err().to_string().contains(hash));
+    }
+}

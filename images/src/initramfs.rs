@@ -1,0 +1,87 @@
+//! The initramfs: our init as `/init`, our test programs in `/bin`, the kernel's modules, and nothing else.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::{env, fs};
+
+use anyhow::{Context, Result};
+
+use crate::cache::{Cache, hash_file, key, workspace};
+use crate::cpio::Archive;
+use crate::exec;
+use crate::kernel::Unpacked;
+use crate::progress::Progress;
+use crate::recipe::{InitramfsRecipe, RECIPE_VERSION};
+
+/// What the guests' programs are built for; static, so that the initramfs needs no libraries.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+const RUSTFLAGS: &str = "-C target-feature=+crt-static -C strip=symbols";
+
+/// A program for the guests.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// Where it goes in the guest, without a leading slash.
+    pub guest_path: String,
+    /// The static binary.
+    pub path: PathBuf,
+}
+
+/// Builds the guests' programs from this workspace.
+pub fn build_programs(recipe: &InitramfsRecipe, progress: &Progress) -> Result<Vec<Program>> {
+    let root = workspace();
+    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from).join("guest");
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(&root).args(["build", "--release", "--target", TARGET]).arg("--target-dir").arg(&target);
+    command.env("RUSTFLAGS", RUSTFLAGS).env_remove("CARGO_ENCODED_RUSTFLAGS").env_remove("CARGO_BUILD_TARGET");
+    for package in recipe.programs.iter().chain([&recipe.init]) {
+        command.args(["--package", package]);
+    }
+    let mut step = progress.step("building the guests' programs");
+    exec::run(&mut command, "cargo", &mut step, String::new)?;
+    let built = target.join(TARGET).join("release");
+    let mut programs = vec![Program { guest_path: "init".into(), path: built.join(&recipe.init) }];
+    for name in &recipe.programs {
+        programs.push(Program { guest_path: format!("bin/{name}"), path: built.join(name) });
+    }
+    Ok(programs)
+}
+
+/// Finds or makes the initramfs of `kernel`.
+pub fn ensure(kernel: &Unpacked, programs: &[Program], cache: &Cache, progress: &Progress) -> Result<PathBuf> {
+    let hashes = programs.iter().map(|p| hash_file(&p.path)).collect::<Result<Vec<_>>>()?;
+    let mut inputs = vec![RECIPE_VERSION, &kernel.key];
+    for (program, hash) in programs.iter().zip(&hashes) {
+        inputs.extend([program.guest_path.as_str(), hash.as_str()]);
+    }
+    let key = key(&inputs);
+    let folder = match cache.find("initramfs", &key) {
+        Some(folder) => folder,
+        None => cache.make("initramfs", &key, |folder| {
+            progress.line(&format!("images: packing the initramfs for {}", kernel.release));
+            let path = folder.join("initrd");
+            fs::write(&path, pack(kernel, programs)?).with_context(|| format!("cannot write {}", path.display()))
+        })?,
+    };
+    Ok(folder.join("initrd"))
+}
+
+fn pack(kernel: &Unpacked, programs: &[Program]) -> Result<Vec<u8>> {
+    let read = |path: &PathBuf| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+    let mut archive = Archive::default();
+    for name in ["bin", "dev", "etc", "modules", "proc", "run", "sys", "tmp"] {
+        archive.folder(name);
+    }
+    // The kernel opens the console for init before init can mount anything.
+    archive.device("dev/console", 0o600, 5, 1);
+    for program in programs {
+        archive.file(&program.guest_path, 0o755, &read(&program.path)?);
+    }
+    let mut list = String::new();
+    for module in &kernel.modules {
+        let name = format!("modules/{}", module.file_name().unwrap_or_default().to_string_lossy());
+        archive.file(&name, 0o644, &read(module)?);
+        list.push_str(&format!("/{name}\n"));
+    }
+    archive.file("etc/modules.list", 0o644, list.as_bytes());
+    Ok(archive.finish())
+}

@@ -1,0 +1,130 @@
+//! A stock Debian kernel: `vmlinuz` and the modules that the GPU driver needs, in load order.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail};
+
+use crate::apt::{self, Apt, Fetched};
+use crate::cache::{Cache, key};
+use crate::modinfo;
+use crate::progress::Progress;
+use crate::recipe::{InitramfsRecipe, KernelRecipe, Made, RECIPE_VERSION, Record, Suite};
+
+/// A kernel as it lies in the cache.
+#[derive(Clone, Debug)]
+pub struct Unpacked {
+    /// Short name, such as `6.12`.
+    pub name: String,
+    /// What `uname -r` prints.
+    pub release: String,
+    /// The kernel image.
+    pub vmlinuz: PathBuf,
+    /// The modules, uncompressed, in load order; the GPU driver last.
+    pub modules: Vec<PathBuf>,
+    /// The name of its folder in the cache, which changes with its contents.
+    pub key: String,
+}
+
+/// Finds or makes the kernel of `recipe`.
+pub fn ensure(
+    recipe: &KernelRecipe,
+    contents: &InitramfsRecipe,
+    cache: &Cache,
+    record: &mut Record,
+    progress: &Progress,
+) -> Result<Unpacked> {
+    if let Some(made) = record.kernels.get(&recipe.name).filter(|m| m.recipe == RECIPE_VERSION)
+        && let Some(folder) = cache.find("kernel", &made.key)
+        && let Ok(kernel) = load(recipe, &made.key, &folder)
+    {
+        return Ok(kernel);
+    }
+    let mut errors = Vec::new();
+    for suite in &recipe.from {
+        match make(recipe, contents, suite, cache, progress) {
+            Ok((kernel, made)) => {
+                record.kernels.insert(recipe.name.clone(), made);
+                return Ok(kernel);
+            }
+            Err(error) => errors.push(format!("Debian {}: {error:#}", suite.target())),
+        }
+    }
+    bail!("no source has it:\n{}", errors.join("\n"))
+}
+
+fn make(
+    recipe: &KernelRecipe,
+    contents: &InitramfsRecipe,
+    suite: &Suite,
+    cache: &Cache,
+    progress: &Progress,
+) -> Result<(Unpacked, Made)> {
+    let apt = Apt::open(suite, cache, progress)?;
+    let image = apt.depends(&recipe.package, progress)?.into_iter().find(|d| d.starts_with("linux-image-"));
+    let image = image.ok_or_else(|| anyhow!("the package {} depends on no kernel image", recipe.package))?;
+    if !image.starts_with(&format!("linux-image-{}.", recipe.name)) {
+        bail!("{} there is {image}, not a {} kernel", recipe.package, recipe.name);
+    }
+    let fetched = apt.fetch_one(&image, progress)?;
+    let key = key(&[RECIPE_VERSION, &contents.module, &fetched.package.sha256]);
+    let folder = match cache.find("kernel", &key) {
+        Some(folder) => folder,
+        None => cache.make("kernel", &key, |folder| fill(&fetched, contents, folder, progress))?,
+    };
+    let kernel = load(recipe, &key, &folder)?;
+    apt.clean()?;
+    progress.line(&format!("images: kernel {} is ready, with {} modules", kernel.release, kernel.modules.len()));
+    let packages = vec![fetched.package];
+    Ok((kernel, Made { recipe: RECIPE_VERSION.into(), key, suite: suite.target().into(), packages }))
+}
+
+/// Unpacks the image package and keeps what a guest needs.
+fn fill(package: &Fetched, contents: &InitramfsRecipe, folder: &Path, progress: &Progress) -> Result<()> {
+    let all = folder.join("all");
+    fs::create_dir(&all).with_context(|| format!("cannot create {}", all.display()))?;
+    let mut step = progress.step(format!("unpacking {}", package.package.name));
+    apt::unpack(package, &all, &mut step)?;
+    let vmlinuz = only_entry(&all.join("boot"), "vmlinuz-")?;
+    let release = vmlinuz.file_name().unwrap_or_default().to_string_lossy().replace("vmlinuz-", "");
+    let tree = ["usr/lib/modules", "lib/modules"].iter().map(|d| all.join(d).join(&release)).find(|d| d.is_dir());
+    let tree = tree.ok_or_else(|| anyhow!("the package {} holds no modules", package.package.name))?;
+
+    let order = modinfo::closure(&tree.join("kernel"), &contents.module)?;
+    let target = folder.join("modules");
+    fs::create_dir(&target).with_context(|| format!("cannot create {}", target.display()))?;
+    let mut names = String::new();
+    for module in &order {
+        let name = format!("{}.ko", module.name);
+        fs::write(target.join(&name), &module.bytes).with_context(|| format!("cannot write the module {name}"))?;
+        names.push_str(&name);
+        names.push('\n');
+    }
+    fs::write(folder.join("modules.list"), names).context("cannot write modules.list")?;
+    fs::write(folder.join("release"), &release).context("cannot write the release")?;
+    fs::rename(&vmlinuz, folder.join("vmlinuz")).context("cannot move vmlinuz")?;
+    crate::cache::remove(&all)
+}
+
+fn load(recipe: &KernelRecipe, key: &str, folder: &Path) -> Result<Unpacked> {
+    let read = |name: &str| fs::read_to_string(folder.join(name)).with_context(|| format!("cannot read {name}"));
+    let modules: Vec<_> = read("modules.list")?.lines().map(|l| folder.join("modules").join(l)).collect();
+    let vmlinuz = folder.join("vmlinuz");
+    for path in modules.iter().chain([&vmlinuz]) {
+        if !path.is_file() {
+            bail!("{} is missing", path.display());
+        }
+    }
+    Ok(Unpacked { name: recipe.name.clone(), release: read("release")?, vmlinuz, modules, key: key.to_owned() })
+}
+
+/// The one entry of `folder` whose name starts with `prefix`.
+fn only_entry(folder: &Path, prefix: &str) -> Result<PathBuf> {
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let mut found: Vec<_> = entries.flatten().map(|e| e.path()).collect();
+    found.retain(|p| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with(prefix)));
+    match found.pop() {
+        Some(path) if found.is_empty() => Ok(path),
+        _ => bail!("{} does not hold exactly one {prefix}*", folder.display()),
+    }
+}

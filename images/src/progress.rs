@@ -1,0 +1,67 @@
+//! What the user sees while images are made: one line when a step starts, one every few seconds while it runs.
+
+use std::time::{Duration, Instant};
+
+/// How often a long step says that it is still running.
+const TICK: Duration = Duration::from_secs(5);
+
+/// Where progress lines go.
+pub struct Progress {
+    sink: Box<dyn Fn(&str) + Send + Sync>,
+}
+
+impl Progress {
+    /// Lines go to standard error, so that standard output stays parseable.
+    pub fn stderr() -> Self {
+        Self::to(|line| eprintln!("{line}"))
+    }
+
+    /// No lines at all.
+    pub fn quiet() -> Self {
+        Self::to(|_| {})
+    }
+
+    /// Lines go to `sink`, each without its line end.
+    pub fn to(sink: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Self { sink: Box::new(sink) }
+    }
+
+    /// Prints one line.
+    pub fn line(&self, text: &str) {
+        (self.sink)(text);
+    }
+
+    /// Announces a step and returns what tells of its advance.
+    pub fn step(&self, what: impl Into<String>) -> Step<'_> {
+        let what = what.into();
+        self.line(&format!("images: {what} ..."));
+        let now = Instant::now();
+        Step { progress: self, what, started: now, told: now }
+    }
+}
+
+/// A running step.
+pub struct Step<'a> {
+    progress: &'a Progress,
+    what: String,
+    started: Instant,
+    told: Instant,
+}
+
+impl Step<'_> {
+    /// To be called often; prints a line when it is time for one. `detail` says how far the step is.
+    pub fn tick(&mut self, detail: impl FnOnce() -> String) {
+        if self.told.elapsed() < TICK {
+            return;
+        }
+        self.told = Instant::now();
+        let (seconds, detail) = (self.started.elapsed().as_secs(), detail());
+        let gap = if detail.is_empty() { "" } else { ", " };
+        self.progress.line(&format!("images: {} ... {seconds} s{gap}{detail}", self.what));
+    }
+}
+
+/// `bytes` for people: whole MiB.
+pub fn mib(bytes: u64) -> String {
+    format!("{} MiB", bytes.div_ceil(1 << 20))
+}

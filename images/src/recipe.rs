@@ -1,0 +1,142 @@
+//! What is wanted (`manifest.toml` beside this crate) and the record of what it was resolved to.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+/// Raised when a recipe changes what it makes, so that older items are made again.
+pub const RECIPE_VERSION: &str = "1";
+
+/// The manifest of wanted images.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// The VMM.
+    pub qemu: QemuRecipe,
+    /// The guest kernels.
+    #[serde(rename = "kernel")]
+    pub kernels: Vec<KernelRecipe>,
+    /// What the initramfs holds.
+    pub initramfs: InitramfsRecipe,
+}
+
+/// A place that a package may come from.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Suite {
+    /// The Debian release.
+    pub base: String,
+    /// An add-on suite of that release, such as its backports; none means the release itself.
+    pub suite: Option<String>,
+}
+
+impl Suite {
+    /// The suite that the package is taken from.
+    pub fn target(&self) -> &str {
+        self.suite.as_deref().unwrap_or(&self.base)
+    }
+}
+
+/// Where QEMU comes from.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QemuRecipe {
+    /// The lowest version that serves.
+    pub minimum: String,
+    /// A device that it must know.
+    pub device: String,
+    /// The packages to unpack, with their dependencies.
+    pub packages: Vec<String>,
+    /// Suites to try, in order.
+    pub from: Vec<Suite>,
+}
+
+/// Where a guest kernel comes from.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KernelRecipe {
+    /// The name that tests use; also the start of the version that must come out.
+    pub name: String,
+    /// The metapackage that depends on the newest image.
+    pub package: String,
+    /// Suites to try, in order.
+    pub from: Vec<Suite>,
+}
+
+/// What the initramfs holds.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InitramfsRecipe {
+    /// The module that is packed together with all that it depends on.
+    pub module: String,
+    /// The package whose program becomes `/init`.
+    pub init: String,
+    /// The packages whose programs go to `/bin`.
+    pub programs: Vec<String>,
+}
+
+impl Manifest {
+    /// The manifest of this build.
+    pub fn load() -> Result<Self> {
+        Ok(toml::from_str(include_str!("../manifest.toml"))?)
+    }
+}
+
+/// A package file as it was fetched.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Package {
+    /// Package name.
+    pub name: String,
+    /// Version as the archive has it.
+    pub version: String,
+    /// SHA-256 of the file, in hexadecimal.
+    pub sha256: String,
+}
+
+/// What an item was made from, and where in the cache it lies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Made {
+    /// The version of the recipe that made it.
+    pub recipe: String,
+    /// The name of its folder.
+    pub key: String,
+    /// The suite that it came from.
+    pub suite: String,
+    /// What it was made from.
+    #[serde(default)]
+    pub packages: Vec<Package>,
+}
+
+/// The record of what the manifest was resolved to; `manifest.toml` in the cache.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// QEMU, unless the host's is used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qemu: Option<Made>,
+    /// The kernels by name.
+    #[serde(default, rename = "kernel")]
+    pub kernels: BTreeMap<String, Made>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_manifest_of_this_crate_is_well_formed() {
+        let manifest = Manifest::load().unwrap();
+        let names: Vec<_> = manifest.kernels.iter().map(|k| k.name.as_str()).collect();
+        assert_eq!(names, ["6.1", "6.12"]);
+        assert_eq!(manifest.qemu.from[0].target(), "trixie-backports");
+    }
+
+    #[test]
+    fn a_record_survives_writing_and_reading() {
+        let package = Package { name: "a".into(), version: "1:2~3".into(), sha256: "00".into() };
+        let made = Made { recipe: "1".into(), key: "k".into(), suite: "s".into(), packages: vec![package] };
+        let record = Record { qemu: Some(made.clone()), kernels: [("6.1".to_owned(), made)].into() };
+        let text = toml::to_string_pretty(&record).unwrap();
+        assert_eq!(toml::from_str::<Record>(&text).unwrap(), record);
+    }
+}
