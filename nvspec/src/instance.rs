@@ -1,7 +1,8 @@
 //! The instance block (with RAMFC, a channel's saved PBDMA state) and USERD, the page through which a channel's owner
 //! submits. Byte offsets of 32-bit words.
 //!
-//! Source: rnndb `fifo/gf100_pfifo.xml` and `memory/gf100_mem.xml`; what nouveau's `gpfifogf100.c` writes.
+//! Sources: rnndb `fifo/gf100_pfifo.xml` and `memory/gf100_mem.xml`; what nouveau's `gpfifogf100.c` writes; NVIDIA's
+//! published RAMFC layout of the next generation, whose named words agree with both.
 
 /// Bytes of an instance block.
 pub const INSTANCE_BYTES: u64 = 0x1000;
@@ -10,24 +11,48 @@ pub const INSTANCE_BYTES: u64 = 0x1000;
 pub mod ramfc {
     /// Bytes of RAMFC.
     pub const BYTES: u64 = 0x200;
+    /// Index behind the last GPFIFO entry that is known to be written (saved state).
+    pub const GP_PUT: u64 = 0x000;
     /// USERD physical address, low word: target in bits 1:0, address in 31:9.
     pub const USERD_LO: u64 = 0x008;
     /// USERD physical address, bits 39:32.
     pub const USERD_HI: u64 = 0x00c;
     /// Signature that the host expects: 0xface.
     pub const SIGNATURE: u64 = 0x010;
+    /// Consumed GPFIFO entries (saved state).
+    pub const GP_GET: u64 = 0x014;
+    /// Next dword of the push buffer range in work, low word (saved state).
+    pub const PB_GET_LO: u64 = 0x018;
+    /// Next dword of the push buffer range in work, high word.
+    pub const PB_GET_HI: u64 = 0x01c;
+    /// Where the top-level push buffer is, low word.
+    pub const TOP_LEVEL_GET_LO: u64 = 0x020;
+    /// Where the top-level push buffer is, high word.
+    pub const TOP_LEVEL_GET_HI: u64 = 0x024;
+    /// Reference counter (saved state).
+    pub const REF: u64 = 0x028;
     /// Acquire timeout and retry.
     pub const ACQUIRE: u64 = 0x030;
+    /// The four semaphore methods' last data (saved state).
+    pub const SEMAPHORE: [u64; 4] = [0x038, 0x03c, 0x040, 0x044];
     /// GPU virtual address of the GPFIFO ring, low word.
     pub const GP_BASE_LO: u64 = 0x048;
     /// GPFIFO ring: address bits 39:32 in 7:0, log2 of the number of entries in 31:16.
     pub const GP_BASE_HI: u64 = 0x04c;
     /// Next GPFIFO entry to fetch (saved state).
     pub const GP_FETCH: u64 = 0x050;
-    /// Consumed GPFIFO entries (saved state).
-    pub const GP_GET: u64 = 0x054;
-    /// Push buffer header state.
+    /// Next push buffer dword to fetch, low word (saved state).
+    pub const PB_FETCH_LO: u64 = 0x054;
+    /// Next push buffer dword to fetch, high word.
+    pub const PB_FETCH_HI: u64 = 0x058;
+    /// End of the push buffer range in work, low word (saved state).
+    pub const PB_PUT_LO: u64 = 0x05c;
+    /// End of the push buffer range in work, high word.
+    pub const PB_PUT_HI: u64 = 0x060;
+    /// Push buffer header state, see [`pb_header`].
     pub const PB_HEADER: u64 = 0x084;
+    /// Dwords of data that the header in work still expects (saved state).
+    pub const PB_COUNT: u64 = 0x088;
     /// Subdevice mask and device.
     pub const SUBDEVICE: u64 = 0x094;
     /// Host target flags.
@@ -60,6 +85,21 @@ pub mod ramfc {
         (CONFIG0, 0x1000_3080),
         (CONFIG1, 0x1000_0010),
     ];
+    /// Fields of [`PB_HEADER`].
+    pub mod pb_header {
+        use crate::Field;
+        /// Opcode as in a method header.
+        pub const TYPE: Field = Field::new(31, 29);
+        /// No datum was taken since the header.
+        pub const FIRST: Field = Field::new(22, 22);
+        /// Subchannel.
+        pub const SUBCHANNEL: Field = Field::new(18, 16);
+        /// Method divided by 4.
+        pub const METHOD: Field = Field::new(13, 2);
+    }
+    /// Objects bound to the subchannels, as the data of the method that bound them (saved state).
+    // GUESS: where GF100 keeps them is not public; these words are unused by drivers.
+    pub const OBJECTS: u64 = 0x180;
     /// Log2 of the largest GPFIFO ring that is taken; a larger code is refused.
     pub const GP_ENTRIES_LOG2_MAX: u32 = 20;
 }

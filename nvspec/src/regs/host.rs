@@ -112,8 +112,8 @@ regs! {
         NON_STALL_INTR[6; 4] @ 0x0025a8 W1c {}
         /// Non-stall interrupt enable, as `NON_STALL_ID`.
         NON_STALL_EN @ 0x002628 Rw {}
-        /// Engines whose scheduling is disabled: a one written here disables no more.
-        SCHED_ENABLE_ACK @ 0x00262c Wo {}
+        /// Engines that stopped on an error; writing a one lets that engine be scheduled again.
+        SCHED_ENABLE_ACK @ 0x00262c W1c {}
         /// Engines whose scheduling is disabled.
         SCHED_DISABLE @ 0x002630 Rw {}
         /// Preempts (kicks off) a channel.
