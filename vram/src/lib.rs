@@ -1,1 +1,53 @@
-//! To be written.
+//! Who owns which piece of the card's VRAM, and where it lies.
+//!
+//! Parts:
+//! - [`ChunkTable`]: VRAM in chunks, each with one owner and one state, and the map from guest VRAM to the card's;
+//! - [`PagePool`]: an allocator of 4 KiB pages and their powers of two inside chunks that the mediator owns.
+//!
+//! Both are pure: they touch no memory. Zeroing is work that the caller takes ([`ChunkTable::take_scrub_work`]) and
+//! reports done; until then a chunk has no next owner.
+//!
+//! Not here: page-table formats, which know nothing of chunks (`shadow-pt` asks for a translation); relocation to host
+//! memory and placement on first use. For the latter two the map from guest chunk to card chunk is kept for each guest
+//! chunk separately already, and nothing outside this crate may assume that neighbours stay neighbours.
+
+#![forbid(unsafe_code)]
+
+mod chunks;
+mod pool;
+
+pub use chunks::{
+    CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkId, ChunkState, ChunkTable, Contents, Error, Run,
+    ScrubWork, Summary,
+};
+pub use pool::{PAGE_BYTES, PagePool, PoolError};
+
+/// Byte address in the card's VRAM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CardAddr(pub u64);
+
+/// Byte address in the VRAM that a guest believes to have; starts at 0 for every VM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GuestAddr(pub u64);
+
+/// A VM, as the mediator numbers them. A number is not used again while anything of its VM is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VmId(pub u32);
+
+impl std::fmt::Display for CardAddr {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+impl std::fmt::Display for GuestAddr {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+impl std::fmt::Display for VmId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}

@@ -1,0 +1,182 @@
+//! An allocator of pages in chunks that the mediator owns: shadow tables, instance blocks, rings.
+
+use crate::chunks::CHUNK_BYTES_MAX;
+use crate::{CardAddr, ChunkId, ChunkTable, Error};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The smallest allocation.
+pub const PAGE_BYTES: u64 = 4 << 10;
+const PAGE_SHIFT: u32 = PAGE_BYTES.trailing_zeros();
+/// The largest allocation is as large as the largest chunk, 64 MiB.
+const ORDER_MAX: u32 = CHUNK_BYTES_MAX.trailing_zeros() - PAGE_SHIFT;
+
+/// Why a pool has no page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PoolError {
+    /// Allocations are of 1 byte to 64 MiB.
+    #[error("{0:#x} bytes are not an allocation that a page pool makes")]
+    Size(u64),
+    /// The pool may not grow that far.
+    #[error("the pool holds {held:#x} bytes and may not grow beyond {limit:#x}")]
+    Limit {
+        /// Bytes of chunks that the pool holds.
+        held: u64,
+        /// Bytes that it may hold.
+        limit: u64,
+    },
+    /// The card has no chunk for it.
+    #[error("the mediator's page pool cannot grow")]
+    Chunks(#[from] Error),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    first: ChunkId,
+    chunks: u32,
+    bytes: u64,
+}
+
+/// A buddy allocator over runs of chunks. Blocks are powers of two of 4 KiB, aligned to their size; what they hold is
+/// undefined, the caller zeroes. One pool for each VM makes the VM's end one call: [`PagePool::release_all`].
+#[derive(Debug)]
+pub struct PagePool {
+    limit: u64,
+    /// Free blocks by order.
+    free: [BTreeSet<u64>; ORDER_MAX as usize + 1],
+    /// Allocated blocks and their orders.
+    used: BTreeMap<u64, u32>,
+    /// Chunk runs held, by start address. Each is a power of two long and aligned to its length.
+    runs: BTreeMap<u64, Run>,
+    held: u64,
+    used_bytes: u64,
+}
+
+impl PagePool {
+    /// A pool that holds nothing yet, and never more than `limit` bytes of chunks.
+    #[must_use]
+    pub fn new(limit: u64) -> Self {
+        Self {
+            limit,
+            free: std::array::from_fn(|_| BTreeSet::new()),
+            used: BTreeMap::new(),
+            runs: BTreeMap::new(),
+            held: 0,
+            used_bytes: 0,
+        }
+    }
+
+    /// Allocates at least `bytes`, aligned to the power of two that they are rounded up to; takes chunks from `table`
+    /// when none of its own has room.
+    ///
+    /// # Errors
+    /// See [`PoolError`].
+    pub fn alloc(&mut self, table: &mut ChunkTable, bytes: u64) -> Result<CardAddr, PoolError> {
+        let order = order_of(bytes).ok_or(PoolError::Size(bytes))?;
+        if self.smallest(order).is_none() {
+            self.grow(table, PAGE_BYTES << order)?;
+        }
+        let mut at = self.smallest(order).ok_or(PoolError::Size(bytes))?;
+        let start = self.free[at as usize].pop_first().expect("`smallest` found a block");
+        while at > order {
+            at -= 1;
+            self.free[at as usize].insert(start + (PAGE_BYTES << at));
+        }
+        self.used.insert(start, order);
+        self.used_bytes += PAGE_BYTES << order;
+        Ok(CardAddr(start))
+    }
+
+    /// Gives back what [`Self::alloc`] returned.
+    ///
+    /// # Panics
+    /// When `address` is no allocation of this pool, which is the caller's mistake.
+    pub fn free(&mut self, address: CardAddr) {
+        let order = self.used.remove(&address.0).expect("a page was given back that is not allocated");
+        self.used_bytes -= PAGE_BYTES << order;
+        self.insert_free(address.0, order);
+    }
+
+    /// Gives back to `table` every run of chunks in which nothing is allocated. Returns how many chunks.
+    pub fn reclaim(&mut self, table: &mut ChunkTable) -> u32 {
+        let mut given = 0;
+        let Self { free, used, runs, held, .. } = self;
+        runs.retain(|&start, run| {
+            let range = start..start + run.bytes;
+            if used.range(range.clone()).next().is_some() {
+                return true;
+            }
+            for blocks in free.iter_mut() {
+                blocks.retain(|block| !range.contains(block));
+            }
+            *held -= run.bytes;
+            given += run.chunks;
+            table.release_mediator(run.first, run.chunks);
+            false
+        });
+        given
+    }
+
+    /// Gives all chunks back, whatever is allocated in them. The pool is as new.
+    pub fn release_all(&mut self, table: &mut ChunkTable) {
+        self.used.clear();
+        self.used_bytes = 0;
+        self.reclaim(table);
+    }
+
+    /// Bytes allocated, after rounding.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.used_bytes
+    }
+
+    /// Bytes of chunks held.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        self.held
+    }
+
+    fn smallest(&self, order: u32) -> Option<u32> {
+        (order..=ORDER_MAX).find(|&at| !self.free[at as usize].is_empty())
+    }
+
+    fn grow(&mut self, table: &mut ChunkTable, bytes: u64) -> Result<(), PoolError> {
+        // Both are powers of two, so a run is as long as it must be aligned.
+        let size = bytes.max(table.chunk_bytes());
+        let chunks = (size / table.chunk_bytes()) as u32;
+        if self.held + size > self.limit {
+            return Err(PoolError::Limit { held: self.held, limit: self.limit });
+        }
+        let first = table.reserve_mediator(chunks, chunks)?;
+        let start = table.address(first).0;
+        self.runs.insert(start, Run { first, chunks, bytes: size });
+        self.held += size;
+        // Chunks and allocations are at most as large as the largest order.
+        self.free[(size.trailing_zeros() - PAGE_SHIFT) as usize].insert(start);
+        Ok(())
+    }
+
+    /// Merges with the buddy as long as that is free and in the same run.
+    fn insert_free(&mut self, mut start: u64, mut order: u32) {
+        let run = self.runs.range(..=start).next_back().map_or(0, |(_, run)| run.bytes);
+        while PAGE_BYTES << order < run {
+            let buddy = start ^ (PAGE_BYTES << order);
+            if !self.free[order as usize].remove(&buddy) {
+                break;
+            }
+            start = start.min(buddy);
+            order += 1;
+        }
+        self.free[order as usize].insert(start);
+    }
+}
+
+fn order_of(bytes: u64) -> Option<u32> {
+    if bytes == 0 || bytes > PAGE_BYTES << ORDER_MAX {
+        return None;
+    }
+    Some(bytes.next_power_of_two().trailing_zeros().saturating_sub(PAGE_SHIFT))
+}
+
+#[cfg(test)]
+#[path = "tests/pool.rs"]
+mod tests;

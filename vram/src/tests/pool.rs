@@ -1,0 +1,102 @@
+use super::*;
+use crate::{CHUNK_BYTES_MIN, Contents, VmId};
+use proptest::prelude::*;
+
+const CHUNK: u64 = CHUNK_BYTES_MIN;
+
+fn table(chunks: u64) -> ChunkTable {
+    ChunkTable::new(chunks * CHUNK, CHUNK, Contents::Zeroed).unwrap()
+}
+
+#[test]
+fn sizes_are_rounded_up_and_aligned() {
+    let (mut table, mut pool) = (table(8), PagePool::new(u64::MAX));
+    let a = pool.alloc(&mut table, 1).unwrap();
+    let b = pool.alloc(&mut table, 0x2001).unwrap();
+    assert_eq!((b.0 % 0x4000, pool.used_bytes()), (0, 0x5000));
+    assert_ne!(a, b);
+    assert!(matches!(pool.alloc(&mut table, 0), Err(PoolError::Size(0))));
+    assert!(matches!(pool.alloc(&mut table, u64::MAX), Err(PoolError::Size(_))));
+}
+
+#[test]
+fn a_table_larger_than_a_chunk_gets_neighbouring_chunks() {
+    let (mut table, mut pool) = (table(8), PagePool::new(u64::MAX));
+    pool.alloc(&mut table, 0x1000).unwrap();
+    let large = pool.alloc(&mut table, 2 * CHUNK).unwrap();
+    assert_eq!(large.0 % (2 * CHUNK), 0);
+    assert_eq!(pool.held_bytes(), 3 * CHUNK);
+}
+
+#[test]
+fn the_limit_holds() {
+    let (mut table, mut pool) = (table(8), PagePool::new(CHUNK));
+    pool.alloc(&mut table, CHUNK).unwrap();
+    assert_eq!(pool.alloc(&mut table, 0x1000), Err(PoolError::Limit { held: CHUNK, limit: CHUNK }));
+    assert_eq!(table.summary().mediator, 1);
+}
+
+#[test]
+fn a_full_card_is_an_error_that_passes() {
+    let (mut table, mut pool) = (table(2), PagePool::new(u64::MAX));
+    table.create_vm(VmId(1), 2 * CHUNK).unwrap();
+    assert!(matches!(pool.alloc(&mut table, 0x1000), Err(PoolError::Chunks(Error::Full { .. }))));
+    table.destroy_vm(VmId(1)).unwrap();
+    assert!(matches!(pool.alloc(&mut table, 0x1000), Err(PoolError::Chunks(Error::NeedsScrub { .. }))));
+}
+
+#[test]
+fn release_all_gives_every_chunk_back_for_scrubbing() {
+    let (mut table, mut pool) = (table(8), PagePool::new(u64::MAX));
+    for _ in 0..40 {
+        pool.alloc(&mut table, 0x2000).unwrap();
+    }
+    pool.release_all(&mut table);
+    assert_eq!((pool.used_bytes(), pool.held_bytes()), (0, 0));
+    let summary = table.summary();
+    assert_eq!((summary.mediator, summary.to_scrub), (0, 3));
+}
+
+#[test]
+#[should_panic(expected = "not allocated")]
+fn freeing_twice_is_caught() {
+    let (mut table, mut pool) = (table(2), PagePool::new(u64::MAX));
+    let page = pool.alloc(&mut table, 0x1000).unwrap();
+    pool.free(page);
+    pool.free(page);
+}
+
+proptest! {
+    /// Allocations never overlap, are aligned, lie in the mediator's chunks; when all are freed, all chunks go back.
+    #[test]
+    fn allocations_are_disjoint_and_all_comes_back(
+        ops in prop::collection::vec((any::<bool>(), 1u64..3 * CHUNK, any::<usize>()), 1..150)
+    ) {
+        let (mut table, mut pool) = (table(16), PagePool::new(12 * CHUNK));
+        let mut live: Vec<(u64, u64)> = Vec::new();
+        for (free, bytes, which) in ops {
+            if free && !live.is_empty() {
+                let (start, _) = live.swap_remove(which % live.len());
+                pool.free(CardAddr(start));
+            } else if let Ok(address) = pool.alloc(&mut table, bytes) {
+                let size = bytes.next_power_of_two().max(PAGE_BYTES);
+                prop_assert_eq!(address.0 % size, 0);
+                prop_assert!(live.iter().all(|&(start, len)| address.0 + size <= start || start + len <= address.0));
+                for at in (address.0..address.0 + size).step_by(CHUNK as usize) {
+                    let chunk = table.chunk_at(CardAddr(at)).unwrap();
+                    prop_assert_eq!(table.state(chunk), crate::ChunkState::Mediator);
+                }
+                live.push((address.0, size));
+            }
+            prop_assert_eq!(pool.used_bytes(), live.iter().map(|&(_, size)| size).sum::<u64>());
+            prop_assert!(pool.held_bytes() <= 12 * CHUNK);
+        }
+        for (start, _) in live {
+            pool.free(CardAddr(start));
+        }
+        let held = pool.held_bytes() / CHUNK;
+        prop_assert_eq!(u64::from(pool.reclaim(&mut table)), held);
+        prop_assert_eq!(pool.held_bytes(), 0);
+        prop_assert!(pool.free.iter().all(std::collections::BTreeSet::is_empty));
+    }
+}
