@@ -93,3 +93,57 @@ impl Target {
         matches!(self, Self::SysCoherent | Self::SysNonCoherent)
     }
 }
+
+/// Where a guest's structure (instance block, page directory or table, runlist) lies: a decoded target and address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Place {
+    /// In the VRAM that the guest believes to have. Not bounds-checked.
+    Vram(GuestVramAddr),
+    /// In the guest's RAM. Not bounds-checked.
+    Ram(Gpa),
+}
+
+impl Place {
+    /// From a target and a byte address in it; `None` for the reserved target.
+    #[must_use]
+    pub const fn new(target: Target, address: u64) -> Option<Self> {
+        match target {
+            Target::Vram => Some(Self::Vram(GuestVramAddr(address))),
+            Target::Reserved => None,
+            Target::SysCoherent | Target::SysNonCoherent => Some(Self::Ram(Gpa(address))),
+        }
+    }
+
+    /// The byte address, whichever space it is in.
+    #[must_use]
+    pub const fn address(self) -> u64 {
+        match self {
+            Self::Vram(address) => address.0,
+            Self::Ram(address) => address.0,
+        }
+    }
+
+    /// The place `bytes` further, if it can be said in 64 bits.
+    #[must_use]
+    pub const fn checked_add(self, bytes: u64) -> Option<Self> {
+        match self {
+            Self::Vram(address) => match address.checked_add(bytes) {
+                Some(address) => Some(Self::Vram(address)),
+                None => None,
+            },
+            Self::Ram(address) => match address.checked_add(bytes) {
+                Some(address) => Some(Self::Ram(address)),
+                None => None,
+            },
+        }
+    }
+}
+
+impl core::fmt::Display for Place {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Vram(address) => write!(f, "VRAM {address}"),
+            Self::Ram(address) => write!(f, "RAM {address}"),
+        }
+    }
+}

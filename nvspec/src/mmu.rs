@@ -186,6 +186,31 @@ pub mod kind {
     pub const PITCH: u8 = 0x00;
     /// Generic block linear, 16 bytes by 2 rows.
     pub const GENERIC_16BX2: u8 = 0xfe;
+
+    /// The kind that lays memory out as `kind` does but needs no compression tags; `None` for a kind that GF100 does
+    /// not have. A kind that needs no tags is its own. Source: nouveau's table of GF100 kinds (`mmu/gf100.c`).
+    #[must_use]
+    pub const fn uncompressed(kind: u8) -> Option<u8> {
+        Some(match kind {
+            PITCH => PITCH,
+            0x01..=0x05 | 0x07..=0x0a => 0x01,
+            0x11 | 0x17..=0x1a => 0x11,
+            0x26..=0x29 => kind,
+            0x3a..=0x3d => kind - 0x14,
+            0x3e..=0x41 => kind - 0x18,
+            0x46 | 0x51..=0x54 => 0x46,
+            0x7b | 0x86..=0x89 => 0x7b,
+            0x8b..=0x8e => kind,
+            0xa3..=0xa6 => kind - 0x18,
+            0xa7..=0xaa => kind,
+            0xbf..=0xc2 => kind - 0x18,
+            0xc3 | 0xce..=0xd1 => 0xc3,
+            0xfd => kind,
+            0xcc | 0xcd | 0xd8 | 0xdb | 0xdd | 0xdf | 0xe0 | 0xe2..=0xe6 | 0xe9 | 0xeb | 0xed | 0xee => GENERIC_16BX2,
+            0xf0..=0xfb | GENERIC_16BX2 => GENERIC_16BX2,
+            _ => return None,
+        })
+    }
 }
 
 /// Why an access faulted; the numbers that the fault registers hold.
