@@ -1,3 +1,120 @@
-//! To be written.
+//! Drives a GPU by nouveau's raw ioctls, or by its PCI regions, and checks every byte.
+//!
+//! The parts: [`uapi`] (the kernel's structures), [`device`] (device, buffer, channel), [`push`] (pushbuffers and copies),
+//! [`pattern`] (test data), [`access`] (mapped memory), [`rig`] (filling, checking, counting), [`tests`] (one file per
+//! command), [`bar`] (without the driver), [`report`] (the result lines that the host reads).
+//!
+//! It serves the stock drivers of Debian's 6.1 and 6.12 on a Fermi card and has no code for others: no relocations, no
+//! tiled buffers, no `VM_BIND`. It does not draw or compute.
+//!
+//! Exit status: 0 if all was verified, 1 if not, 2 if the command line was wrong.
 
-fn main() {}
+mod access;
+mod bar;
+mod device;
+mod options;
+mod pattern;
+mod push;
+mod report;
+mod rig;
+mod tests;
+mod uapi;
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+
+use crate::options::Options;
+use crate::rig::{Counts, Rig};
+use crate::tests::Facts;
+
+/// The first render node.
+pub const DEFAULT_NODE: &str = "/dev/dri/renderD128";
+
+/// A command that uses the DRM device.
+pub struct Test {
+    /// The command.
+    pub name: &'static str,
+    /// What it takes; names that end in `=` have a value.
+    pub options: &'static [&'static str],
+    /// One line of help.
+    pub help: &'static str,
+    /// What it does.
+    pub run: fn(&Rig, &Options) -> Result<Facts>,
+}
+
+const COPY: [&str; 9] =
+    ["engine=", "from=", "to=", "size=", "count=", "lines=", "pitch=", "source-offset=", "target-offset="];
+
+#[rustfmt::skip]
+const TESTS: [Test; 12] = [
+    Test { name: "query", options: &[], help: "what the kernel says of the card", run: tests::query::run },
+    Test { name: "copy", options: &COPY, help: "one kind of copy", run: tests::copy::run },
+    Test { name: "sweep", options: &["quick"], help: "all engines, places, sizes, shapes", run: tests::sweep::run },
+    Test { name: "map", options: &["quick"], help: "CPU accesses through BAR1", run: tests::map::run },
+    Test { name: "move", options: &["quick", "pressure"], help: "buffers that the kernel moves", run: tests::moves::run },
+    Test { name: "fences", options: &["quick", "count="], help: "many small submissions", run: tests::fences::run },
+    Test { name: "channels", options: &["quick", "n=", "rounds="], help: "channels at once", run: tests::channels::run },
+    Test { name: "procs", options: &["quick", "n="], help: "processes at once", run: tests::procs::run },
+    Test { name: "fill", options: &["pattern="], help: "all VRAM filled with a pattern", run: tests::residue::fill },
+    Test { name: "scan", options: &["pattern="], help: "all VRAM searched for a pattern", run: tests::residue::scan },
+    Test { name: "stress", options: &["seconds=", "max="], help: "random copies for a time", run: tests::stress::run },
+    Test { name: "all", options: &["quick"], help: "all of these but fill and stress", run: tests::all::run },
+];
+
+impl Test {
+    /// The test of a command.
+    pub fn named(name: &str) -> Option<Self> {
+        TESTS.into_iter().find(|test| test.name == name)
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let Some((name, rest)) = arguments.split_first() else {
+        return usage("a command is needed");
+    };
+    if name == "bar" {
+        return bar::main(rest);
+    }
+    let Some(test) = Test::named(name) else {
+        return usage(&format!("{name}: no such command"));
+    };
+    let options = match Options::parse(rest, test.options) {
+        Ok(options) if options.words().is_empty() => options,
+        Ok(options) => return usage(&format!("{name} takes no words, not {:?}", options.words())),
+        Err(error) => return usage(&format!("{name}: {error:#}")),
+    };
+    let node = options.text("node").unwrap_or(DEFAULT_NODE).to_owned();
+    let seed = match options.number("seed", new_seed()) {
+        Ok(seed) => seed,
+        Err(error) => return usage(&format!("{name}: {error:#}")),
+    };
+    println!("{name}: seed {seed}");
+    let good = match Rig::open(Path::new(&node), seed) {
+        Ok(rig) => report::run(&rig, &options, &test),
+        Err(error) => {
+            report::print(name, Counts::default(), 0.0, &Err(error));
+            false
+        }
+    };
+    if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Different in every run, so that data of an earlier one is not taken for right.
+fn new_seed() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    pattern::mix(now.as_nanos() as u64 ^ u64::from(std::process::id()) << 48)
+}
+
+fn usage(problem: &str) -> ExitCode {
+    eprintln!("gpu-smoke: {problem}\n\nusage: gpu-smoke COMMAND [--node PATH] [--seed N] [options]");
+    for Test { name, options, help, .. } in TESTS {
+        let options: Vec<String> = options.iter().map(|option| format!("--{option}")).collect();
+        eprintln!("  {name:9} {help} [{}]", options.join(" "));
+    }
+    eprint!("{}", bar::USAGE);
+    ExitCode::from(2)
+}

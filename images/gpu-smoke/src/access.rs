@@ -1,0 +1,211 @@
+//! Mapped memory: buffers of the DRM device and regions of the PCI function.
+//!
+//! UNSAFETY: mapping files and touching device memory. Everything here is checked against the mapping's length; each access is
+//! one machine instruction of the width asked for, which is what a trapping VMM sees.
+
+#![expect(unsafe_code, reason = "mmap and device memory accesses of an exact width")]
+
+use std::arch::asm;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
+
+/// A shared mapping of a piece of a file.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    length: usize,
+}
+
+/// Width of an access.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Width {
+    /// 8 bits.
+    Byte,
+    /// 16 bits.
+    Word,
+    /// 32 bits.
+    Dword,
+    /// 64 bits.
+    Qword,
+}
+
+impl Width {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Byte, Self::Word, Self::Dword, Self::Qword];
+
+    /// Bytes.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::Byte => 1,
+            Self::Word => 2,
+            Self::Dword => 4,
+            Self::Qword => 8,
+        }
+    }
+}
+
+impl Mapping {
+    /// Maps `length` bytes of `file` from `offset` on, for reading and writing.
+    pub fn new(file: &File, offset: u64, length: usize) -> io::Result<Self> {
+        let offset = i64::try_from(offset).map_err(io::Error::other)?;
+        // SAFETY: a new mapping at an address of the kernel's choice cannot overlap memory that Rust knows of.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                offset,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mapped at address 0"))?;
+        Ok(Self { base, length })
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// One load of the given width; `offset` may be unaligned.
+    ///
+    /// # Panics
+    /// Beyond the mapping: the offsets are this program's own.
+    pub fn load(&self, offset: usize, width: Width) -> u64 {
+        let address = self.checked(offset, width.bytes());
+        let value: u64;
+        // SAFETY: `checked` has shown that all bytes lie in the mapping, which lives as long as `self`. A load has no other
+        // effect on this program's memory, and x86 loads need no alignment.
+        unsafe {
+            match width {
+                Width::Byte => asm!("movzx {1:e}, byte ptr [{0}]", in(reg) address, out(reg) value, options(nostack)),
+                Width::Word => asm!("movzx {1:e}, word ptr [{0}]", in(reg) address, out(reg) value, options(nostack)),
+                Width::Dword => asm!("mov {1:e}, dword ptr [{0}]", in(reg) address, out(reg) value, options(nostack)),
+                Width::Qword => asm!("mov {1}, qword ptr [{0}]", in(reg) address, out(reg) value, options(nostack)),
+            }
+        }
+        value
+    }
+
+    /// One store of the given width; `offset` may be unaligned.
+    ///
+    /// # Panics
+    /// Beyond the mapping: the offsets are this program's own.
+    pub fn store(&self, offset: usize, width: Width, value: u64) {
+        let address = self.checked(offset, width.bytes());
+        // SAFETY: `checked` has shown that all bytes lie in the mapping, which lives as long as `self` and is not Rust memory
+        // that anything borrows. x86 stores need no alignment.
+        unsafe {
+            match width {
+                Width::Byte => {
+                    asm!("mov byte ptr [{0}], {1}", in(reg) address, in(reg_byte) value as u8, options(nostack))
+                }
+                Width::Word => asm!("mov word ptr [{0}], {1:x}", in(reg) address, in(reg) value, options(nostack)),
+                Width::Dword => asm!("mov dword ptr [{0}], {1:e}", in(reg) address, in(reg) value, options(nostack)),
+                Width::Qword => asm!("mov qword ptr [{0}], {1}", in(reg) address, in(reg) value, options(nostack)),
+            }
+        }
+    }
+
+    /// Copies out, 8 bytes at a time where aligned.
+    pub fn read(&self, offset: usize, out: &mut [u8]) {
+        let mut at = offset;
+        let mut rest = out;
+        while !rest.is_empty() {
+            let width = widest(at, rest.len());
+            let (piece, tail) = rest.split_at_mut(width.bytes());
+            piece.copy_from_slice(&self.load(at, width).to_le_bytes()[..width.bytes()]);
+            at += width.bytes();
+            rest = tail;
+        }
+    }
+
+    /// Copies in, 8 bytes at a time where aligned.
+    pub fn write(&self, offset: usize, data: &[u8]) {
+        let mut at = offset;
+        let mut rest = data;
+        while !rest.is_empty() {
+            let width = widest(at, rest.len());
+            let (piece, tail) = rest.split_at(width.bytes());
+            let mut bytes = [0; 8];
+            bytes[..piece.len()].copy_from_slice(piece);
+            self.store(at, width, u64::from_le_bytes(bytes));
+            at += width.bytes();
+            rest = tail;
+        }
+    }
+
+    fn checked(&self, offset: usize, bytes: usize) -> *mut u8 {
+        let end = offset.checked_add(bytes);
+        assert!(end.is_some_and(|end| end <= self.length), "{bytes} bytes at {offset:#x} of {:#x}", self.length);
+        // SAFETY: the offset is within the mapping, by the assertion.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
+}
+
+/// The widest aligned access at `at` that has at most `left` bytes.
+fn widest(at: usize, left: usize) -> Width {
+    let fits = |width: &Width| at.is_multiple_of(width.bytes()) && width.bytes() <= left;
+    Width::ALL.into_iter().rev().find(fits).unwrap_or(Width::Byte)
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: base and length are those of a mapping that only `self` owned.
+        unsafe {
+            libc::munmap(self.base.as_ptr().cast(), self.length);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::FromRawFd;
+
+    fn memory(length: usize) -> Mapping {
+        // SAFETY: the name is a C string; the descriptor is new and owned by nobody else.
+        let file = unsafe { File::from_raw_fd(libc::memfd_create(c"access".as_ptr(), 0)) };
+        file.set_len(length as u64).expect("set_len");
+        Mapping::new(&file, 0, length).expect("mmap")
+    }
+
+    #[test]
+    fn every_width_reads_back_at_every_alignment() {
+        let memory = memory(4096);
+        for width in Width::ALL {
+            for offset in 16..32 {
+                memory.write(0, &[0xaa; 64]);
+                memory.store(offset, width, 0x1122_3344_5566_7788);
+                let mask = if width == Width::Qword { u64::MAX } else { (1 << (8 * width.bytes())) - 1 };
+                assert_eq!(memory.load(offset, width), 0x1122_3344_5566_7788 & mask);
+                assert_eq!(memory.load(offset - 1, Width::Byte), 0xaa);
+                assert_eq!(memory.load(offset + width.bytes(), Width::Byte), 0xaa);
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_copied_in_come_out_at_odd_places() {
+        let memory = memory(4096);
+        let data: Vec<u8> = (0..100).collect();
+        for offset in 0..9 {
+            memory.write(offset, &data);
+            let mut out = vec![0; 100];
+            memory.read(offset, &mut out);
+            assert_eq!(out, data);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "4 bytes at 0xffd")]
+    fn beyond_the_end_is_refused() {
+        memory(4096).load(4093, Width::Dword);
+    }
+}

@@ -1,0 +1,315 @@
+//! The DRM device, its buffers and channels.
+//!
+//! UNSAFETY: the `ioctl` system call. [`Request`] pairs each argument type with its number, so the kernel reads and writes
+//! exactly the argument; the two arguments that hold addresses are built next to their calls.
+
+#![expect(unsafe_code, reason = "ioctl")]
+
+use std::cell::{Cell, OnceCell};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::rc::Rc;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::access::Mapping;
+use crate::push::{Engine, MOST_WORDS, Push};
+use crate::uapi::{self, Request};
+
+/// An open render node of nouveau.
+#[derive(Debug)]
+pub struct Device {
+    file: File,
+}
+
+impl Device {
+    /// Opens the node and makes sure that it is nouveau's.
+    pub fn open(node: &Path) -> Result<Rc<Self>> {
+        let file = OpenOptions::new().read(true).write(true).open(node);
+        let device = Self { file: file.with_context(|| format!("{}: is nouveau loaded?", node.display()))? };
+        let mut name = [0u8; 32];
+        let mut version = uapi::Version {
+            name_length: name.len(),
+            name: name.as_mut_ptr().expose_provenance(),
+            ..Default::default()
+        };
+        device.call(&mut version)?;
+        let length = version.name_length.min(name.len());
+        ensure!(&name[..length] == b"nouveau", "{}: driver is {:?}", node.display(), String::from_utf8_lossy(&name));
+        Ok(Rc::new(device))
+    }
+
+    /// The value of a parameter, one of [`uapi::param`].
+    pub fn parameter(&self, param: u64) -> Result<u64> {
+        let mut argument = uapi::GetParam { param, value: 0 };
+        self.call(&mut argument).with_context(|| format!("parameter {param}"))?;
+        Ok(argument.value)
+    }
+
+    fn call<T: Request>(&self, argument: &mut T) -> io::Result<()> {
+        loop {
+            // SAFETY: the number says how many bytes the kernel may read and write, which is the size of `T`.
+            let result = unsafe {
+                libc::ioctl(self.file.as_raw_fd(), libc::c_ulong::from(T::NUMBER), std::ptr::from_mut(argument))
+            };
+            if result >= 0 {
+                return Ok(());
+            }
+            let error = io::Error::last_os_error();
+            // The kernel may ask to try again when a signal or a reservation came between.
+            if !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)) {
+                return Err(io::Error::new(error.kind(), format!("{}: {error}", T::NAME)));
+            }
+        }
+    }
+}
+
+/// Where a buffer may lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Domain {
+    /// VRAM only.
+    Vram,
+    /// Guest RAM only.
+    Gart,
+    /// Either: VRAM if there is room, and the kernel moves it as asked.
+    Either,
+}
+
+impl Domain {
+    /// The kernel's bits.
+    pub fn bits(self) -> u32 {
+        match self {
+            Self::Vram => uapi::DOMAIN_VRAM,
+            Self::Gart => uapi::DOMAIN_GART,
+            Self::Either => uapi::DOMAIN_VRAM | uapi::DOMAIN_GART,
+        }
+    }
+
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Vram => "vram",
+            Self::Gart => "gart",
+            Self::Either => "either",
+        }
+    }
+}
+
+/// A buffer of GPU memory.
+#[derive(Debug)]
+pub struct Buffer {
+    device: Rc<Device>,
+    handle: u32,
+    domain: Domain,
+    size: u64,
+    address: u64,
+    map_handle: u64,
+    mapping: OnceCell<Mapping>,
+}
+
+impl Buffer {
+    /// Allocates; the kernel rounds the size up to pages.
+    pub fn new(device: &Rc<Device>, domain: Domain, size: u64) -> Result<Self> {
+        let info = uapi::GemInfo {
+            size,
+            domain: domain.bits() | uapi::DOMAIN_MAPPABLE,
+            tile_flags: uapi::TILE_NONCONTIG,
+            ..Default::default()
+        };
+        let mut argument = uapi::GemNew { info, ..Default::default() };
+        device.call(&mut argument).with_context(|| format!("a buffer of {size} bytes in {}", domain.name()))?;
+        let uapi::GemInfo { handle, size, offset: address, map_handle, .. } = argument.info;
+        Ok(Self { device: Rc::clone(device), handle, domain, size, address, map_handle, mapping: OnceCell::new() })
+    }
+
+    /// Bytes, rounded up by the kernel.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// GPU virtual address; it stays through all moves.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Where it may lie.
+    pub fn domain(&self) -> Domain {
+        self.domain
+    }
+
+    /// Where it lies now: [`Domain::Vram`] or [`Domain::Gart`].
+    pub fn place(&self) -> Result<Domain> {
+        let mut info = uapi::GemInfo { handle: self.handle, ..Default::default() };
+        self.device.call(&mut info)?;
+        ensure!(info.offset == self.address, "the GPU address of a buffer changed");
+        Ok(if info.domain & uapi::DOMAIN_VRAM == 0 { Domain::Gart } else { Domain::Vram })
+    }
+
+    /// The CPU's view, which goes through BAR1 while the buffer lies in VRAM.
+    pub fn map(&self) -> Result<&Mapping> {
+        if let Some(mapping) = self.mapping.get() {
+            return Ok(mapping);
+        }
+        let length = usize::try_from(self.size)?;
+        let mapping = Mapping::new(&self.device.file, self.map_handle, length).context("mapping a buffer")?;
+        Ok(self.mapping.get_or_init(|| mapping))
+    }
+
+    /// Takes the CPU's view down, so that the kernel can use its place in BAR1.
+    pub fn unmap(&mut self) {
+        self.mapping.take();
+    }
+
+    /// Waits until the GPU has written it, and with `to_write` also until it has read it.
+    pub fn wait(&self, to_write: bool) -> Result<()> {
+        let flags = if to_write { uapi::CPU_PREP_WRITE } else { 0 };
+        let mut prepare = uapi::GemCpuPrep { handle: self.handle, flags };
+        self.device.call(&mut prepare).context("waiting for the GPU")?;
+        self.device.call(&mut uapi::GemCpuFini { handle: self.handle })?;
+        Ok(())
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.mapping.take();
+        // Nothing can be done about a handle that the kernel refuses to close.
+        let _ = self.device.call(&mut uapi::GemClose { handle: self.handle, pad: 0 });
+    }
+}
+
+/// What a submission does with a buffer.
+#[derive(Debug, Clone, Copy)]
+pub struct Use<'a> {
+    /// The buffer.
+    pub buffer: &'a Buffer,
+    /// The GPU reads it.
+    pub reads: bool,
+    /// The GPU writes it.
+    pub writes: bool,
+    /// Where it must lie meanwhile; the kernel moves it there.
+    pub place: Domain,
+}
+
+impl<'a> Use<'a> {
+    /// The GPU reads the buffer, wherever it may lie.
+    pub fn read(buffer: &'a Buffer) -> Self {
+        Self { buffer, reads: true, writes: false, place: buffer.domain }
+    }
+
+    /// The GPU writes the buffer, wherever it may lie.
+    pub fn write(buffer: &'a Buffer) -> Self {
+        Self { buffer, reads: false, writes: true, place: buffer.domain }
+    }
+
+    /// The same, in a given place.
+    pub fn at(self, place: Domain) -> Self {
+        Self { place, ..self }
+    }
+}
+
+/// Pushbuffers of a channel that can be in flight at once.
+const RING: usize = 8;
+
+/// A GPU channel with its pushbuffers.
+#[derive(Debug)]
+pub struct Channel {
+    device: Rc<Device>,
+    number: i32,
+    ring: Vec<Buffer>,
+    next: Cell<usize>,
+}
+
+impl Channel {
+    /// Allocates a channel without objects.
+    pub fn new(device: &Rc<Device>) -> Result<Self> {
+        let mut argument = uapi::ChannelAlloc::default();
+        device.call(&mut argument)?;
+        let mut channel =
+            Self { device: Rc::clone(device), number: argument.channel, ring: Vec::new(), next: Cell::new(0) };
+        for _ in 0..RING {
+            channel.ring.push(Buffer::new(device, Domain::Gart, MOST_WORDS as u64 * 4)?);
+        }
+        Ok(channel)
+    }
+
+    /// The channel's number in the guest.
+    pub fn number(&self) -> i32 {
+        self.number
+    }
+
+    /// Makes an object of the engine's class and binds it to the engine's subchannel.
+    pub fn add(&self, engine: Engine) -> Result<()> {
+        let class = engine.class();
+        let mut argument =
+            uapi::ObjectAlloc { channel: self.number, handle: 0xbeef_0000 | u32::from(class), class: class.into() };
+        self.device.call(&mut argument).with_context(|| format!("an object of class {class:04x}"))?;
+        let mut push = Push::default();
+        push.bind(engine);
+        self.submit(&push, &[])
+    }
+
+    /// Hands a pushbuffer to the GPU; returns before it is done.
+    pub fn submit(&self, push: &Push, uses: &[Use<'_>]) -> Result<()> {
+        let words = push.words();
+        ensure!(!words.is_empty() && words.len() <= MOST_WORDS, "a pushbuffer of {} dwords", words.len());
+        let index = self.next.get();
+        self.next.set((index + 1) % self.ring.len());
+        let buffer = &self.ring[index];
+        // The GPU may still fetch from it.
+        buffer.wait(true)?;
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        buffer.map()?.write(0, &bytes);
+
+        let mut list = vec![entry(&Use::read(buffer))];
+        for used in uses {
+            // A buffer may stand in the list once only.
+            match list.iter_mut().find(|entry| entry.handle == used.buffer.handle) {
+                Some(entry) => merge(entry, used),
+                None => list.push(entry(used)),
+            }
+        }
+        let mut pieces = [uapi::PushbufPush { length: bytes.len() as u64, ..Default::default() }];
+        let mut argument = uapi::GemPushbuf {
+            channel: u32::try_from(self.number)?,
+            nr_buffers: u32::try_from(list.len())?,
+            buffers: list.as_mut_ptr().expose_provenance() as u64,
+            nr_push: u32::try_from(pieces.len())?,
+            push: pieces.as_mut_ptr().expose_provenance() as u64,
+            ..Default::default()
+        };
+        // Both lists live until the call has returned.
+        self.device.call(&mut argument).with_context(|| format!("a submission on channel {}", self.number))
+    }
+}
+
+fn entry(used: &Use<'_>) -> uapi::PushbufBuffer {
+    let place = used.place.bits();
+    uapi::PushbufBuffer {
+        handle: used.buffer.handle,
+        read_domains: if used.reads { place } else { 0 },
+        write_domains: if used.writes { place } else { 0 },
+        valid_domains: place,
+        ..Default::default()
+    }
+}
+
+fn merge(entry: &mut uapi::PushbufBuffer, used: &Use<'_>) {
+    let place = used.place.bits();
+    entry.valid_domains &= place;
+    if used.reads {
+        entry.read_domains |= place;
+    }
+    if used.writes {
+        entry.write_domains |= place;
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // The kernel waits for the channel's work itself.
+        let _ = self.device.call(&mut uapi::ChannelFree { channel: self.number });
+    }
+}

@@ -1,0 +1,299 @@
+//! Pushbuffers: Fermi method headers, and copies in the methods of M2MF and of the copy engines.
+//!
+//! Written down here once more, apart from `nvspec`, on purpose: this is the other side of the decoders under test, and a
+//! mistake must not cancel out. Sources: envytools' `rnndb/fifo` and `rnndb/graph`, the methods that nouveau itself sends.
+
+use std::ops::Range;
+
+/// An engine that copies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Engine {
+    /// Class 0x9039, part of PGRAPH.
+    M2mf,
+    /// Class 0x90b5 on copy engine 0.
+    Ce0,
+    /// Class 0x90b8 on copy engine 1.
+    Ce1,
+}
+
+impl Engine {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::M2mf, Self::Ce0, Self::Ce1];
+
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::M2mf => "m2mf",
+            Self::Ce0 => "ce0",
+            Self::Ce1 => "ce1",
+        }
+    }
+
+    /// Class of the object.
+    pub fn class(self) -> u16 {
+        match self {
+            Self::M2mf => 0x9039,
+            Self::Ce0 => 0x90b5,
+            Self::Ce1 => 0x90b8,
+        }
+    }
+
+    /// Where this program binds it.
+    pub fn subchannel(self) -> u32 {
+        match self {
+            Self::M2mf => 2,
+            Self::Ce0 => 4,
+            Self::Ce1 => 5,
+        }
+    }
+
+    /// Data of `SET_OBJECT`: class in 15:0, engine in 20:16.
+    pub fn object(self) -> u32 {
+        let engine = match self {
+            Self::M2mf => 0,
+            Self::Ce0 => 4,
+            Self::Ce1 => 5,
+        };
+        engine << 16 | u32::from(self.class())
+    }
+
+    /// Most lines of one launch.
+    pub fn most_lines(self) -> u32 {
+        match self {
+            Self::M2mf => 2047,
+            Self::Ce0 | Self::Ce1 => 8191,
+        }
+    }
+}
+
+/// A line of a copy is never longer; the copy engines count its bytes in 16 bits.
+pub const MOST_LINE_BYTES: u32 = 0x8000;
+/// The copy engines hold pitches in 19 bits.
+pub const MOST_PITCH: u32 = 0x7ffff;
+
+/// Lines of bytes, `pitch` apart, from one GPU virtual address to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rect {
+    /// GPU virtual address of the first source line.
+    pub source: u64,
+    /// GPU virtual address of the first target line.
+    pub target: u64,
+    /// Bytes from one source line to the next.
+    pub source_pitch: u32,
+    /// Bytes from one target line to the next.
+    pub target_pitch: u32,
+    /// Bytes of a line.
+    pub line_bytes: u32,
+    /// Number of lines.
+    pub lines: u32,
+}
+
+/// The rects that copy `length` bytes in one piece on an engine that takes `most_lines`.
+pub fn linear(source: u64, target: u64, length: u64, most_lines: u32) -> Vec<Rect> {
+    let line = u64::from(MOST_LINE_BYTES);
+    let mut rects = Vec::new();
+    let mut done = 0;
+    while done < length {
+        let left = length - done;
+        let (line_bytes, lines) =
+            if left >= line { (line, (left / line).min(u64::from(most_lines))) } else { (left, 1) };
+        rects.push(Rect {
+            source: source + done,
+            target: target + done,
+            source_pitch: line_bytes as u32,
+            target_pitch: line_bytes as u32,
+            line_bytes: line_bytes as u32,
+            lines: lines as u32,
+        });
+        done += line_bytes * lines;
+    }
+    rects
+}
+
+/// A pushbuffer under construction.
+#[derive(Debug, Default, Clone)]
+pub struct Push {
+    words: Vec<u32>,
+}
+
+/// Most dwords of one pushbuffer of this program.
+pub const MOST_WORDS: usize = 4096;
+
+/// Dwords of the longest rect.
+const RECT_WORDS: usize = 16;
+
+impl Push {
+    /// The dwords.
+    pub fn words(&self) -> &[u32] {
+        &self.words
+    }
+
+    /// Whether another rect fits.
+    pub fn has_room(&self) -> bool {
+        self.words.len() + RECT_WORDS <= MOST_WORDS
+    }
+
+    /// Data to methods from `method` (bytes) on, rising by 4.
+    pub fn methods(&mut self, subchannel: u32, method: u32, data: &[u32]) {
+        self.words.push(0x2000_0000 | (data.len() as u32) << 16 | subchannel << 13 | method >> 2);
+        self.words.extend_from_slice(data);
+    }
+
+    /// 13 bits of data to one method, in the header itself.
+    pub fn immediate(&mut self, subchannel: u32, method: u32, data: u32) {
+        assert!(data < 1 << 13, "immediate data has 13 bits");
+        self.words.push(0x8000_0000 | data << 16 | subchannel << 13 | method >> 2);
+    }
+
+    /// Binds the engine's object to its subchannel.
+    pub fn bind(&mut self, engine: Engine) {
+        self.methods(engine.subchannel(), 0x0000, &[engine.object()]);
+    }
+
+    /// Does nothing.
+    pub fn nop(&mut self, subchannel: u32) {
+        self.methods(subchannel, 0x0008, &[0]);
+    }
+
+    /// Copies a rect.
+    pub fn copy(&mut self, engine: Engine, rect: &Rect) {
+        let high = |address: u64| (address >> 32) as u32;
+        let low = |address: u64| address as u32;
+        let subchannel = engine.subchannel();
+        match engine {
+            Engine::M2mf => {
+                self.methods(subchannel, 0x0238, &[high(rect.target), low(rect.target)]);
+                let source = [
+                    high(rect.source),
+                    low(rect.source),
+                    rect.source_pitch,
+                    rect.target_pitch,
+                    rect.line_bytes,
+                    rect.lines,
+                ];
+                self.methods(subchannel, 0x030c, &source);
+                // Both pitch-linear, no completion, one-word semaphore.
+                self.methods(subchannel, 0x0300, &[0x0010_0110]);
+            }
+            Engine::Ce0 | Engine::Ce1 => {
+                let all = [
+                    high(rect.source),
+                    low(rect.source),
+                    high(rect.target),
+                    low(rect.target),
+                    rect.source_pitch,
+                    rect.target_pitch,
+                    rect.line_bytes,
+                    rect.lines,
+                ];
+                self.methods(subchannel, 0x030c, &all);
+                // Both pitch-linear.
+                self.immediate(subchannel, 0x0300, 0x0110);
+            }
+        }
+    }
+}
+
+/// The bytes that the rects of a copy write, each `(target, source)` range in order.
+pub fn lines(rect: &Rect) -> impl Iterator<Item = (Range<u64>, Range<u64>)> + '_ {
+    (0..u64::from(rect.lines)).map(|line| {
+        let source = rect.source + line * u64::from(rect.source_pitch);
+        let target = rect.target + line * u64::from(rect.target_pitch);
+        let length = u64::from(rect.line_bytes);
+        (target..target + length, source..source + length)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_are_fermis() {
+        let mut push = Push::default();
+        push.methods(2, 0x0238, &[1, 2]);
+        push.immediate(4, 0x0300, 0x0110);
+        assert_eq!(push.words(), [0x2002_408e, 1, 2, 0x8110_80c0]);
+    }
+
+    #[test]
+    fn objects_carry_class_and_engine() {
+        assert_eq!(Engine::ALL.map(Engine::object), [0x9039, 0x4_90b5, 0x5_90b8]);
+    }
+
+    #[test]
+    fn m2mf_copy_is_the_sequence_of_the_kernel() {
+        let mut push = Push::default();
+        let rect = Rect {
+            source: 0x12_3456_7000,
+            target: 0x1_8000_1000,
+            source_pitch: 0x1000,
+            target_pitch: 0x2000,
+            line_bytes: 0x800,
+            lines: 7,
+        };
+        push.copy(Engine::M2mf, &rect);
+        assert_eq!(
+            push.words(),
+            [
+                0x2002_408e,
+                0x1,
+                0x8000_1000, // OFFSET_OUT
+                0x2006_40c3,
+                0x12,
+                0x3456_7000,
+                0x1000,
+                0x2000,
+                0x800,
+                7, // OFFSET_IN, pitches, line
+                0x2001_40c0,
+                0x10_0110, // LAUNCH_DMA
+            ]
+        );
+    }
+
+    #[test]
+    fn copy_engine_copy_is_the_sequence_of_the_kernel() {
+        let mut push = Push::default();
+        let rect = Rect {
+            source: 0x12_3456_7000,
+            target: 0x1_8000_1000,
+            source_pitch: 0x1000,
+            target_pitch: 0x2000,
+            line_bytes: 0x800,
+            lines: 7,
+        };
+        push.copy(Engine::Ce1, &rect);
+        assert_eq!(
+            push.words(),
+            [0x2008_a0c3, 0x12, 0x3456_7000, 0x1, 0x8000_1000, 0x1000, 0x2000, 0x800, 7, 0x8110_a0c0]
+        );
+    }
+
+    #[test]
+    fn linear_copies_cover_every_byte_once_within_the_limits() {
+        for length in [1, 4, 0x7fff, 0x8000, 0x8001, 0x8000 * 2047 + 5, 0x8000 * 8191 + 0x8000 + 1, 140 << 20] {
+            for engine in Engine::ALL {
+                let mut next = 0;
+                for rect in linear(0x1000, 0x9_0000_0000, length, engine.most_lines()) {
+                    assert!(rect.lines >= 1 && rect.lines <= engine.most_lines());
+                    assert!(rect.line_bytes >= 1 && rect.line_bytes <= MOST_LINE_BYTES);
+                    assert_eq!((rect.source_pitch, rect.target_pitch), (rect.line_bytes, rect.line_bytes));
+                    assert_eq!((rect.source, rect.target), (0x1000 + next, 0x9_0000_0000 + next));
+                    next += u64::from(rect.lines) * u64::from(rect.line_bytes);
+                }
+                assert_eq!(next, length);
+            }
+        }
+    }
+
+    #[test]
+    fn longest_rect_fits_where_there_is_room() {
+        let mut push = Push::default();
+        let rect = Rect { source: 0, target: 0, source_pitch: 1, target_pitch: 1, line_bytes: 1, lines: 1 };
+        while push.has_room() {
+            push.copy(Engine::M2mf, &rect);
+        }
+        assert!(push.words().len() <= MOST_WORDS);
+    }
+}

@@ -1,0 +1,68 @@
+//! Result lines: `RESULT name=... ok=... bytes=... copies=... channels=... seconds=...`, then facts, then the error if any.
+//!
+//! Values hold no blanks but the error, which is last and quoted.
+
+use std::time::Instant;
+
+use anyhow::Result;
+
+use crate::Test;
+use crate::options::Options;
+use crate::rig::{Counts, Rig};
+use crate::tests::Facts;
+
+/// Runs a test and prints its line; says whether it was good.
+pub fn run(rig: &Rig, options: &Options, test: &Test) -> bool {
+    let (before, began) = (rig.counts(), Instant::now());
+    let outcome = (test.run)(rig, options);
+    let after = rig.counts();
+    let counts = Counts {
+        bytes: after.bytes - before.bytes,
+        copies: after.copies - before.copies,
+        channels: after.channels - before.channels,
+    };
+    print(test.name, counts, began.elapsed().as_secs_f64(), &outcome);
+    outcome.is_ok()
+}
+
+/// Prints a line.
+pub fn print(name: &str, counts: Counts, seconds: f64, outcome: &Result<Facts>) {
+    println!("{}", line(name, counts, seconds, outcome));
+}
+
+fn line(name: &str, counts: Counts, seconds: f64, outcome: &Result<Facts>) -> String {
+    let Counts { bytes, copies, channels } = counts;
+    let ok = outcome.is_ok();
+    let mut line =
+        format!("RESULT name={name} ok={ok} bytes={bytes} copies={copies} channels={channels} seconds={seconds:.3}");
+    match outcome {
+        Ok(facts) => facts.iter().for_each(|(name, value)| line.push_str(&format!(" {name}={value}"))),
+        Err(error) => line.push_str(&format!(" error={:?}", format!("{error:#}"))),
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COUNTS: Counts = Counts { bytes: 12, copies: 3, channels: 1 };
+
+    #[test]
+    fn good_result_has_counts_and_facts() {
+        let facts = Ok(vec![("engine", "m2mf".to_owned())]);
+        assert_eq!(
+            line("copy", COUNTS, 1.5, &facts),
+            "RESULT name=copy ok=true bytes=12 copies=3 channels=1 seconds=1.500 engine=m2mf"
+        );
+    }
+
+    #[test]
+    fn bad_result_ends_with_the_quoted_error_on_one_line() {
+        let outcome = Err(anyhow::anyhow!("byte \"3\"\nis wrong").context("copying"));
+        let line = line("copy", COUNTS, 0.0, &outcome);
+        assert!(line.starts_with("RESULT name=copy ok=false bytes=12 "));
+        assert!(line.ends_with(r#" error="copying: byte \"3\"\nis wrong""#), "{line}");
+        assert_eq!(line.lines().count(), 1);
+    }
+}

@@ -1,0 +1,305 @@
+//! What the tests share: the device, counters, filling and checking buffers wherever they lie.
+//!
+//! Guest RAM is filled and checked by the CPU. VRAM of more than a few KiB goes through a bounce buffer by a GPU copy, on
+//! another engine than the one under test where there is one, since each CPU access to BAR1 may be a trap; a few words
+//! are read through BAR1 all the same.
+
+use std::cell::Cell;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Instant;
+
+use anyhow::{Result, bail, ensure};
+
+use crate::device::{Buffer, Channel, Device, Domain, Use};
+use crate::pattern::{Expected, Piece, Random, Stream};
+use crate::push::{Engine, Push, Rect, linear, lines};
+use crate::uapi::param;
+
+/// Up to this size VRAM is filled and checked through BAR1 alone.
+const DIRECT: u64 = 2048;
+/// No buffer larger than this is mapped through BAR1.
+pub const MOST_MAPPED: u64 = 16 << 20;
+/// Words that are read through BAR1 of a large buffer.
+const SAMPLES: u64 = 24;
+/// Bytes of the bounce buffer.
+const BOUNCE: u64 = 2 << 20;
+/// Bytes that the CPU makes or compares at once.
+const CHUNK: u64 = 64 << 10;
+
+/// The device and what has been done with it.
+pub struct Rig {
+    device: Rc<Device>,
+    random: Cell<u64>,
+    seed: u64,
+    verified: Cell<u64>,
+    copies: Cell<u64>,
+    channels: Cell<u64>,
+    began: Instant,
+}
+
+/// Counters of a [`Rig`] at a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Bytes compared with what they should be.
+    pub bytes: u64,
+    /// Copies launched on the GPU.
+    pub copies: u64,
+    /// Channels made.
+    pub channels: u64,
+}
+
+impl Rig {
+    /// Opens the device; `seed` decides all test data and choices.
+    pub fn open(node: &Path, seed: u64) -> Result<Self> {
+        Ok(Self {
+            device: Device::open(node)?,
+            random: Cell::new(seed),
+            seed,
+            verified: Cell::new(0),
+            copies: Cell::new(0),
+            channels: Cell::new(0),
+            began: Instant::now(),
+        })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Rc<Device> {
+        &self.device
+    }
+
+    /// What decides the data.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Seconds since the device was opened.
+    pub fn seconds(&self) -> f64 {
+        self.began.elapsed().as_secs_f64()
+    }
+
+    /// The next independent source of choices.
+    pub fn random(&self) -> Random {
+        let mut random = Random(self.random.get());
+        let next = random.next();
+        self.random.set(random.0);
+        Random(next)
+    }
+
+    /// What has been done up to now.
+    pub fn counts(&self) -> Counts {
+        Counts { bytes: self.verified.get(), copies: self.copies.get(), channels: self.channels.get() }
+    }
+
+    /// Adds what others did for this test.
+    pub fn add(&self, counts: Counts) {
+        self.verified.set(self.verified.get() + counts.bytes);
+        self.copies.set(self.copies.get() + counts.copies);
+        self.channels.set(self.channels.get() + counts.channels);
+    }
+
+    /// Bytes of VRAM that the kernel has for buffers.
+    pub fn vram(&self) -> Result<u64> {
+        self.device.parameter(param::FB_SIZE)
+    }
+
+    /// A buffer of at least `size` bytes.
+    pub fn buffer(&self, domain: Domain, size: u64) -> Result<Buffer> {
+        Buffer::new(&self.device, domain, size)
+    }
+
+    /// A channel with the objects of `engines`.
+    pub fn channel(&self, engines: &[Engine]) -> Result<Channel> {
+        let channel = Channel::new(&self.device)?;
+        self.add(Counts { channels: 1, ..Counts::default() });
+        for engine in engines {
+            channel.add(*engine)?;
+        }
+        Ok(channel)
+    }
+
+    /// A channel with every copying engine that the card has; M2MF is a must.
+    pub fn full_channel(&self) -> Result<(Channel, Vec<Engine>)> {
+        let channel = self.channel(&[Engine::M2mf])?;
+        let mut engines = vec![Engine::M2mf];
+        for engine in [Engine::Ce0, Engine::Ce1] {
+            match channel.add(engine) {
+                Ok(()) => engines.push(engine),
+                Err(error) => println!("no {}: {error:#}", engine.name()),
+            }
+        }
+        Ok((channel, engines))
+    }
+
+    /// Launches the rects, in as many submissions as they need; returns before they are done.
+    pub fn launch(&self, channel: &Channel, engine: Engine, rects: &[Rect], uses: &[Use<'_>]) -> Result<()> {
+        let mut push = Push::default();
+        for rect in rects {
+            if !push.has_room() {
+                channel.submit(&std::mem::take(&mut push), uses)?;
+            }
+            push.copy(engine, rect);
+        }
+        self.add(Counts { copies: rects.len() as u64, ..Counts::default() });
+        channel.submit(&push, uses)
+    }
+
+    /// Counts bytes that a test compared by itself.
+    pub fn verified(&self, bytes: u64) {
+        self.add(Counts { bytes, ..Counts::default() });
+    }
+
+    /// A line that shows a long test alive.
+    pub fn progress(&self, name: &str) {
+        let Counts { bytes, copies, channels } = self.counts();
+        let seconds = self.seconds();
+        println!("PROGRESS name={name} seconds={seconds:.1} bytes={bytes} copies={copies} channels={channels}");
+    }
+}
+
+/// Fills and checks buffers for a test, with a channel of its own.
+pub struct Helper<'a> {
+    rig: &'a Rig,
+    channel: Channel,
+    engine: Engine,
+    bounce: Buffer,
+}
+
+impl<'a> Helper<'a> {
+    /// A helper whose GPU copies run on `engine`.
+    pub fn new(rig: &'a Rig, engine: Engine) -> Result<Self> {
+        let (channel, bounce) = (rig.channel(&[engine])?, rig.buffer(Domain::Gart, BOUNCE)?);
+        Ok(Self { rig, channel, engine, bounce })
+    }
+
+    /// Fills the whole buffer with what is expected there.
+    pub fn fill(&self, buffer: &Buffer, expected: &Expected) -> Result<()> {
+        if buffer.size() <= DIRECT || buffer.place()? == Domain::Gart {
+            buffer.wait(true)?;
+            return write_expected(buffer, 0, buffer.size(), 0, expected);
+        }
+        let mut at = 0;
+        while at < buffer.size() {
+            let length = (buffer.size() - at).min(BOUNCE);
+            self.bounce.wait(true)?;
+            write_expected(&self.bounce, 0, length, at, expected)?;
+            let rects = linear(self.bounce.address(), buffer.address() + at, length, self.engine.most_lines());
+            self.rig.launch(&self.channel, self.engine, &rects, &[Use::read(&self.bounce), stay(buffer, true)?])?;
+            at += length;
+        }
+        buffer.wait(false)
+    }
+
+    /// Checks every byte of the buffer.
+    pub fn check(&self, what: &str, buffer: &Buffer, expected: &Expected) -> Result<()> {
+        buffer.wait(false)?;
+        if buffer.size() <= DIRECT || buffer.place()? == Domain::Gart {
+            check_expected(what, buffer, buffer.size(), 0, expected)?;
+        } else {
+            let mut at = 0;
+            while at < buffer.size() {
+                let length = (buffer.size() - at).min(BOUNCE);
+                let rects = linear(buffer.address() + at, self.bounce.address(), length, self.engine.most_lines());
+                let uses = [stay(buffer, false)?, Use::write(&self.bounce)];
+                self.rig.launch(&self.channel, self.engine, &rects, &uses)?;
+                self.bounce.wait(false)?;
+                check_expected(what, &self.bounce, length, at, expected)?;
+                at += length;
+            }
+            if buffer.size() <= MOST_MAPPED {
+                self.sample(what, buffer, expected)?;
+            }
+        }
+        self.rig.verified(buffer.size());
+        Ok(())
+    }
+
+    /// Reads some words through BAR1.
+    fn sample(&self, what: &str, buffer: &Buffer, expected: &Expected) -> Result<()> {
+        let mut random = self.rig.random();
+        let last = buffer.size() - 8;
+        for sample in 0..SAMPLES {
+            let at = match sample {
+                0 => 0,
+                1 => last,
+                _ => random.below(last / 8) * 8,
+            };
+            let mut word = [0; 8];
+            buffer.map()?.read(at as usize, &mut word);
+            expected.check(&format!("{what} through BAR1"), at, &word)?;
+        }
+        Ok(())
+    }
+}
+
+/// The GPU uses the buffer where it lies.
+fn stay(buffer: &Buffer, writes: bool) -> Result<Use<'_>> {
+    let used = if writes { Use::write(buffer) } else { Use::read(buffer) };
+    Ok(used.at(buffer.place()?))
+}
+
+/// Writes what is expected from `from` on to byte `at` of the buffer, by the CPU.
+fn write_expected(buffer: &Buffer, at: u64, length: u64, from: u64, expected: &Expected) -> Result<()> {
+    let mut chunk = vec![0; CHUNK.min(length) as usize];
+    let mut done = 0;
+    while done < length {
+        let piece = &mut chunk[..(length - done).min(CHUNK) as usize];
+        expected.fill(from + done, piece);
+        buffer.map()?.write((at + done) as usize, piece);
+        done += piece.len() as u64;
+    }
+    Ok(())
+}
+
+/// Compares the first `length` bytes of the buffer with what is expected from `from` on, by the CPU.
+fn check_expected(what: &str, buffer: &Buffer, length: u64, from: u64, expected: &Expected) -> Result<()> {
+    let mut chunk = vec![0; CHUNK.min(length) as usize];
+    let mut done = 0;
+    while done < length {
+        let piece = &mut chunk[..(length - done).min(CHUNK) as usize];
+        buffer.map()?.read(done as usize, piece);
+        expected.check(what, from + done, piece)?;
+        done += piece.len() as u64;
+    }
+    Ok(())
+}
+
+/// Lays over `target` what the rects copy into it from a source buffer that holds `stream`.
+pub fn expect_copy(target: &mut Expected, rects: &[Rect], source: &Buffer, stream: Stream, at: &Buffer) {
+    for rect in rects {
+        if rect.source_pitch == rect.line_bytes && rect.target_pitch == rect.line_bytes {
+            target.put(Piece {
+                at: rect.target - at.address(),
+                length: u64::from(rect.line_bytes) * u64::from(rect.lines),
+                stream,
+                from: rect.source - source.address(),
+            });
+            continue;
+        }
+        for (to, from) in lines(rect) {
+            target.put(Piece {
+                at: to.start - at.address(),
+                length: to.end - to.start,
+                stream,
+                from: from.start - source.address(),
+            });
+        }
+    }
+}
+
+/// Refuses a copy that would leave its buffers, which would be this program's own mistake.
+pub fn ensure_inside(rects: &[Rect], source: &Buffer, target: &Buffer) -> Result<()> {
+    for rect in rects {
+        if rect.lines == 0 || rect.line_bytes == 0 {
+            bail!("an empty rect: {rect:x?}");
+        }
+        for (buffer, start, pitch) in
+            [(source, rect.source, rect.source_pitch), (target, rect.target, rect.target_pitch)]
+        {
+            let end = start + u64::from(rect.lines - 1) * u64::from(pitch) + u64::from(rect.line_bytes);
+            let inside = start >= buffer.address() && end <= buffer.address() + buffer.size();
+            ensure!(inside, "{rect:x?} leaves its buffer");
+        }
+    }
+    Ok(())
+}

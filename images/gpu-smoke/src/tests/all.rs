@@ -1,0 +1,24 @@
+//! Everything, one after the other.
+
+use anyhow::{Result, ensure};
+
+use super::Facts;
+use crate::options::Options;
+use crate::rig::Rig;
+use crate::{Test, report};
+
+/// Those that make up `all`.
+const NAMES: [&str; 9] = ["query", "map", "copy", "sweep", "move", "fences", "channels", "procs", "scan"];
+
+/// `all [--quick]`: goes on after a failure, to show all there is to know.
+pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
+    let mut failed = Vec::new();
+    for name in NAMES {
+        let Some(test) = Test::named(name) else { continue };
+        if !report::run(rig, options, &test) {
+            failed.push(name);
+        }
+    }
+    ensure!(failed.is_empty(), "failed: {}", failed.join(" "));
+    Ok(vec![("tests", NAMES.len().to_string()), ("seed", rig.seed().to_string())])
+}

@@ -1,0 +1,16 @@
+//! The tests, one file each. All take the rig and the options of their command, and give facts for the result line.
+
+pub mod all;
+pub mod channels;
+pub mod copy;
+pub mod fences;
+pub mod map;
+pub mod moves;
+pub mod procs;
+pub mod query;
+pub mod residue;
+pub mod stress;
+pub mod sweep;
+
+/// Further facts for the result line.
+pub type Facts = Vec<(&'static str, String)>;

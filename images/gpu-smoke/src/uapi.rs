@@ -1,0 +1,318 @@
+//! The kernel's interface: DRM and nouveau ioctl numbers and argument layouts.
+//!
+//! Names and layouts are those of `drm.h` and `nouveau_drm.h`; 6.1 and 6.12 agree in all that stands here. Of the calls marked
+//! deprecated there (`GROBJ_ALLOC`), both still serve every one.
+
+/// An ioctl argument that knows its request, so that no call can pair them wrongly.
+pub trait Request {
+    /// The ioctl number, with direction and size.
+    const NUMBER: u32;
+    /// For messages.
+    const NAME: &'static str;
+}
+
+const WRITE: u32 = 1;
+const READ: u32 = 2;
+const DRM_COMMAND_BASE: u32 = 0x40;
+
+const fn number<T>(direction: u32, command: u32) -> u32 {
+    direction << 30 | (size_of::<T>() as u32) << 16 | (b'd' as u32) << 8 | command
+}
+
+macro_rules! requests {
+    ($($type:ty, $direction:expr, $command:expr;)*) => {$(
+        impl Request for $type {
+            const NUMBER: u32 = number::<$type>($direction, $command);
+            const NAME: &'static str = stringify!($type);
+        }
+    )*};
+}
+
+requests! {
+    Version,       READ | WRITE, 0x00;
+    GemClose,      WRITE,        0x09;
+    GetParam,      READ | WRITE, DRM_COMMAND_BASE;
+    ChannelAlloc,  READ | WRITE, DRM_COMMAND_BASE + 0x02;
+    ChannelFree,   WRITE,        DRM_COMMAND_BASE + 0x03;
+    ObjectAlloc,   WRITE,        DRM_COMMAND_BASE + 0x04;
+    GemNew,        READ | WRITE, DRM_COMMAND_BASE + 0x40;
+    GemPushbuf,    READ | WRITE, DRM_COMMAND_BASE + 0x41;
+    GemCpuPrep,    WRITE,        DRM_COMMAND_BASE + 0x42;
+    GemCpuFini,    WRITE,        DRM_COMMAND_BASE + 0x43;
+    GemInfo,       READ | WRITE, DRM_COMMAND_BASE + 0x44;
+}
+
+/// `drm_version`; the strings are not asked for but the name.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Version {
+    /// Major, minor, patch level.
+    pub numbers: [i32; 3],
+    /// Room for, then length of, the driver's name.
+    pub name_length: usize,
+    /// Address of the room for the name.
+    pub name: usize,
+    /// Date and description: length, address, length, address; zero.
+    pub unused: [usize; 4],
+}
+
+/// `drm_gem_close`.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct GemClose {
+    /// The handle to give back.
+    pub handle: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// `drm_nouveau_getparam`.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct GetParam {
+    /// Which, one of [`param`].
+    pub param: u64,
+    /// The answer.
+    pub value: u64,
+}
+
+/// Parameters of [`GetParam`].
+pub mod param {
+    /// PCI vendor id.
+    pub const PCI_VENDOR: u64 = 3;
+    /// PCI device id.
+    pub const PCI_DEVICE: u64 = 4;
+    /// 1 PCI, 2 PCI Express.
+    pub const BUS_TYPE: u64 = 5;
+    /// Bytes of VRAM for buffers.
+    pub const FB_SIZE: u64 = 8;
+    /// Bytes of GPU address space for guest RAM.
+    pub const GART_SIZE: u64 = 9;
+    /// Chipset number, 0xc0 for GF100.
+    pub const CHIPSET_ID: u64 = 11;
+    /// GPCs, TPCs << 8, ROPs << 32.
+    pub const GRAPH_UNITS: u64 = 13;
+    /// PTIMER, nanoseconds.
+    pub const PTIMER_TIME: u64 = 14;
+}
+
+/// `drm_nouveau_channel_alloc`.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct ChannelAlloc {
+    /// Not used by Fermi; zero.
+    pub fb_ctxdma_handle: u32,
+    /// Not used by Fermi; zero.
+    pub tt_ctxdma_handle: u32,
+    /// The channel's number.
+    pub channel: i32,
+    /// Where pushbuffers may lie.
+    pub pushbuf_domains: u32,
+    /// A buffer that comes with the channel.
+    pub notifier_handle: u32,
+    /// Handle and class of enforced subchannels.
+    pub subchan: [[u32; 2]; 8],
+    /// How many of them.
+    pub nr_subchan: u32,
+}
+
+/// `drm_nouveau_channel_free`.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct ChannelFree {
+    /// The channel's number.
+    pub channel: i32,
+}
+
+/// `drm_nouveau_grobj_alloc`.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct ObjectAlloc {
+    /// The channel's number.
+    pub channel: i32,
+    /// A name of ours, unique in the channel.
+    pub handle: u32,
+    /// Class of the object.
+    pub class: i32,
+}
+
+/// Buffer lies in VRAM.
+pub const DOMAIN_VRAM: u32 = 1 << 1;
+/// Buffer lies in guest RAM that the GPU reaches.
+pub const DOMAIN_GART: u32 = 1 << 2;
+/// Buffer can be mapped by the CPU.
+pub const DOMAIN_MAPPABLE: u32 = 1 << 3;
+
+/// VRAM of the buffer need not be in one piece.
+pub const TILE_NONCONTIG: u32 = 8;
+
+/// `drm_nouveau_gem_info`.
+#[repr(C)]
+#[derive(Debug, Default, Clone)]
+pub struct GemInfo {
+    /// The buffer.
+    pub handle: u32,
+    /// Where it may lie (to `GemNew`), where it lies (from both).
+    pub domain: u32,
+    /// Bytes.
+    pub size: u64,
+    /// GPU virtual address.
+    pub offset: u64,
+    /// Offset to map at, in the DRM file.
+    pub map_handle: u64,
+    /// Zero: not tiled.
+    pub tile_mode: u32,
+    /// [`TILE_NONCONTIG`]; kind in bits 15:8.
+    pub tile_flags: u32,
+}
+
+/// `drm_nouveau_gem_new`.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct GemNew {
+    /// The wish, then the facts.
+    pub info: GemInfo,
+    /// Not used.
+    pub channel_hint: u32,
+    /// Bytes.
+    pub align: u32,
+}
+
+/// `drm_nouveau_gem_pushbuf_bo`, with its `presumed` part.
+#[repr(C)]
+#[derive(Debug, Default, Clone)]
+pub struct PushbufBuffer {
+    /// Not used by the kernel.
+    pub user_priv: u64,
+    /// The buffer.
+    pub handle: u32,
+    /// Domains that are read.
+    pub read_domains: u32,
+    /// Domains that are written.
+    pub write_domains: u32,
+    /// Domains that it may lie in.
+    pub valid_domains: u32,
+    /// Only for GPUs without address spaces.
+    pub presumed_valid: u32,
+    /// The same.
+    pub presumed_domain: u32,
+    /// The same.
+    pub presumed_offset: u64,
+}
+
+/// `drm_nouveau_gem_pushbuf_push`.
+#[repr(C)]
+#[derive(Debug, Default, Clone)]
+pub struct PushbufPush {
+    /// Index in the list of buffers.
+    pub bo_index: u32,
+    /// Zero.
+    pub pad: u32,
+    /// Byte in the buffer.
+    pub offset: u64,
+    /// Bytes, below 2^23.
+    pub length: u64,
+}
+
+/// `drm_nouveau_gem_pushbuf`.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct GemPushbuf {
+    /// The channel's number.
+    pub channel: u32,
+    /// Length of the list of buffers.
+    pub nr_buffers: u32,
+    /// Its address.
+    pub buffers: u64,
+    /// No relocations: Fermi has address spaces.
+    pub nr_relocs: u32,
+    /// Length of the list of pieces.
+    pub nr_push: u32,
+    /// Zero.
+    pub relocs: u64,
+    /// Address of the list of pieces.
+    pub push: u64,
+    /// Only for old GPUs.
+    pub suffix0: u32,
+    /// The same.
+    pub suffix1: u32,
+    /// From the kernel: bytes.
+    pub vram_available: u64,
+    /// From the kernel: bytes.
+    pub gart_available: u64,
+}
+
+/// The CPU wants to write: wait for the GPU's reads too.
+pub const CPU_PREP_WRITE: u32 = 4;
+
+/// `drm_nouveau_gem_cpu_prep`.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct GemCpuPrep {
+    /// The buffer.
+    pub handle: u32,
+    /// [`CPU_PREP_WRITE`] or 0.
+    pub flags: u32,
+}
+
+/// `drm_nouveau_gem_cpu_fini`.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct GemCpuFini {
+    /// The buffer.
+    pub handle: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::offset_of;
+
+    #[test]
+    fn sizes_are_those_of_the_kernels_headers() {
+        let sizes = [
+            size_of::<Version>(),
+            size_of::<GemClose>(),
+            size_of::<GetParam>(),
+            size_of::<ChannelAlloc>(),
+            size_of::<ChannelFree>(),
+            size_of::<ObjectAlloc>(),
+            size_of::<GemInfo>(),
+            size_of::<GemNew>(),
+            size_of::<PushbufBuffer>(),
+            size_of::<PushbufPush>(),
+            size_of::<GemPushbuf>(),
+            size_of::<GemCpuPrep>(),
+            size_of::<GemCpuFini>(),
+        ];
+        assert_eq!(sizes, [64, 8, 16, 88, 4, 12, 40, 48, 40, 24, 64, 8, 4]);
+    }
+
+    #[test]
+    fn fields_lie_where_the_kernel_reads_them() {
+        assert_eq!(offset_of!(Version, name_length), 16);
+        assert_eq!(offset_of!(ChannelAlloc, subchan), 20);
+        assert_eq!(offset_of!(ChannelAlloc, nr_subchan), 84);
+        assert_eq!(offset_of!(GemInfo, map_handle), 24);
+        assert_eq!(offset_of!(GemNew, align), 44);
+        assert_eq!(offset_of!(PushbufBuffer, presumed_offset), 32);
+        assert_eq!(offset_of!(PushbufPush, length), 16);
+        assert_eq!(offset_of!(GemPushbuf, push), 32);
+        assert_eq!(offset_of!(GemPushbuf, vram_available), 48);
+    }
+
+    #[test]
+    fn numbers_are_those_of_the_kernels_headers() {
+        assert_eq!(Version::NUMBER, 0xc040_6400);
+        assert_eq!(GemClose::NUMBER, 0x4008_6409);
+        assert_eq!(GetParam::NUMBER, 0xc010_6440);
+        assert_eq!(ChannelAlloc::NUMBER, 0xc058_6442);
+        assert_eq!(ChannelFree::NUMBER, 0x4004_6443);
+        assert_eq!(ObjectAlloc::NUMBER, 0x400c_6444);
+        assert_eq!(GemNew::NUMBER, 0xc030_6480);
+        assert_eq!(GemPushbuf::NUMBER, 0xc040_6481);
+        assert_eq!(GemCpuPrep::NUMBER, 0x4008_6482);
+        assert_eq!(GemCpuFini::NUMBER, 0x4004_6483);
+        assert_eq!(GemInfo::NUMBER, 0xc028_6484);
+    }
+}
