@@ -23,6 +23,12 @@ pub struct Chip {
     pub rops: u32,
     /// PBDMA units.
     pub pbdmas: u32,
+    /// Cache slices of each memory partition.
+    pub ltc_slices: u32,
+    /// Bytes of a PGRAPH context, as FECS reports them. Drivers read and copy all of it word by word, so it is small.
+    pub graph_context_bytes: u32,
+    /// Fused-off engines, as `ptop::ENGINES_DISABLED` says it: no display, no video decoding.
+    pub engines_disabled: u32,
 }
 
 /// NVIDIA's PCI vendor id.
@@ -42,6 +48,9 @@ pub const GF100: Chip = Chip {
     tpcs_per_gpc: 4,
     rops: 1,
     pbdmas: 3,
+    ltc_slices: 2,
+    graph_context_bytes: 0x2000,
+    engines_disabled: 0x7,
 };
 
 /// All chips.

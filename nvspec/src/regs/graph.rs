@@ -219,6 +219,28 @@ regs! {
         UCODE_ERROR[8; 4] @ 0x409c20 Rw {}
     }
 
+    /// GPCCS: the clusters' context-switching falcons, all at once. Registers without a name here are plain state.
+    mod gpccs @ 0x41a000 .. 0x41b000 {
+        /// Start and halt.
+        CPU_CONTROL @ 0x41a100 Rw { 1:1 START; }
+        /// Entry point.
+        BOOT_VECTOR @ 0x41a104 Rw {}
+        /// Memory sizes.
+        HWCFG @ 0x41a108 Ro = 0x00041020 { 17:9 DMEM_BLOCKS; 8:0 IMEM_BLOCKS; }
+        /// DMA control.
+        DMA_CONTROL @ 0x41a10c Rw {}
+        /// Code upload address.
+        IMEM_CONTROL @ 0x41a180 Rw {}
+        /// Code upload data.
+        IMEM_DATA @ 0x41a184 Rw {}
+        /// Code upload tag.
+        IMEM_TAG @ 0x41a188 Rw {}
+        /// Data upload address.
+        DMEM_CONTROL @ 0x41a1c0 Rw { 25:25 READ_INCREMENT; 24:24 WRITE_INCREMENT; 15:0 ADDRESS; }
+        /// Data upload data.
+        DMEM_DATA @ 0x41a1c4 Rw {}
+    }
+
     /// GPC 0's units, as far as they are capabilities.
     mod gpc_units @ 0x500000 .. 0x580000 {
         /// TPCs of each GPC.

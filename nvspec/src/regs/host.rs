@@ -110,8 +110,8 @@ regs! {
         NON_STALL_ID @ 0x0025a4 Ro {}
         /// Non-stall interrupts of each engine: eight nibbles, bit 0 of each.
         NON_STALL_INTR[6; 4] @ 0x0025a8 W1c {}
-        /// Non-stall interrupt enable, as `NON_STALL_ID`.
-        NON_STALL_EN @ 0x002628 Rw {}
+        /// Non-stall interrupt enable: which bits of each nibble of `NON_STALL_INTR` count, for all engines alike.
+        NON_STALL_EN @ 0x002628 Rw { 3:0 NIBBLE; }
         /// Engines that stopped on an error; writing a one lets that engine be scheduled again.
         SCHED_ENABLE_ACK @ 0x00262c W1c {}
         /// Engines whose scheduling is disabled.
