@@ -1,0 +1,281 @@
+//! What a configuration must keep beyond the types of its values.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+
+use super::{CardSpec, Config, DaemonSpec, VmSpec};
+
+/// Longest name of a card or a virtual machine, in bytes.
+pub const MAX_NAME: usize = 63;
+/// Longest path of a UNIX socket, in bytes.
+pub const MAX_SOCKET_PATH: usize = 107;
+/// Channels of a card; a virtual machine cannot have more.
+pub const MAX_CHANNELS: u32 = 128;
+/// Most virtual machines, a bound on threads and sockets.
+pub const MAX_VMS: usize = 64;
+/// Least VRAM with which a guest's driver comes up, in MiB.
+pub const MIN_VM_VRAM_MIB: u64 = 16;
+
+/// A key of the file: `table.field` or `table[index].field`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// The table's name.
+    pub table: &'static str,
+    /// Which one, counted from 0, when there may be several.
+    pub index: Option<usize>,
+    /// The key in it; empty for the table as a whole.
+    pub field: &'static str,
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.table)?;
+        if let Some(index) = self.index {
+            write!(f, "[{index}]")?;
+        }
+        if !self.field.is_empty() {
+            write!(f, ".{}", self.field)?;
+        }
+        Ok(())
+    }
+}
+
+/// A key, and what is wrong with its value and was expected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mistake {
+    /// Where.
+    pub key: Key,
+    /// What.
+    pub what: String,
+}
+
+/// Collects mistakes of one table.
+struct Table<'a> {
+    name: &'static str,
+    index: Option<usize>,
+    mistakes: &'a mut Vec<Mistake>,
+}
+
+impl Table<'_> {
+    fn say(&mut self, field: &'static str, what: String) {
+        self.mistakes.push(Mistake { key: Key { table: self.name, index: self.index, field }, what });
+    }
+
+    fn name(&mut self, name: &str) {
+        if let Err(what) = name_is_good(name) {
+            self.say("name", what);
+        }
+    }
+
+    fn socket(&mut self, field: &'static str, path: &Path) {
+        if let Err(what) = socket_path_is_good(path) {
+            self.say(field, what);
+        }
+    }
+}
+
+/// Whether a card or a virtual machine may have this name.
+///
+/// # Errors
+/// What is wrong and what was expected.
+pub fn name_is_good(name: &str) -> Result<(), String> {
+    let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+    let rest = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+    if first && rest && name.len() <= MAX_NAME {
+        return Ok(());
+    }
+    let shown: String = name.chars().take(MAX_NAME).collect();
+    Err(format!(
+        "{shown:?} is no name, expected 1 to {MAX_NAME} of the characters A-Z a-z 0-9 . _ - with a letter or a digit first"
+    ))
+}
+
+fn socket_path_is_good(path: &Path) -> Result<(), String> {
+    let shown = path.display();
+    if !path.is_absolute() {
+        return Err(format!("`{shown}` is no absolute path, expected one such as /run/gpu-mediator/a.sock"));
+    }
+    let len = path.as_os_str().len();
+    if len > MAX_SOCKET_PATH {
+        return Err(format!("`{shown}` has {len} bytes, expected a path of at most {MAX_SOCKET_PATH} for a UNIX socket"));
+    }
+    Ok(())
+}
+
+/// All mistakes of a configuration.
+#[must_use]
+pub fn config(config: &Config) -> Vec<Mistake> {
+    let mut mistakes = Vec::new();
+    daemon(&config.daemon, &mut mistakes);
+    let mut cards = BTreeMap::new();
+    for (index, card) in config.cards.iter().enumerate() {
+        let mut table = Table { name: "card", index: Some(index), mistakes: &mut mistakes };
+        check_card(card, &mut table);
+        if let Some(first) = cards.insert(card.name.as_str(), index) {
+            table.say("name", format!("`{}` is also the name of card[{first}], expected another", card.name));
+        }
+    }
+    if config.vms.len() > MAX_VMS {
+        let key = Key { table: "vm", index: Some(MAX_VMS), field: "" };
+        let what = format!("{} virtual machines, expected at most {MAX_VMS}", config.vms.len());
+        mistakes.push(Mistake { key, what });
+    }
+    let mut others: Vec<&VmSpec> = Vec::new();
+    for (index, vm) in config.vms.iter().enumerate() {
+        let key = |field| Key { table: "vm", index: Some(index), field };
+        for Refusal { field, what, .. } in self::vm(vm, &config.daemon, &config.cards, &others) {
+            mistakes.push(Mistake { key: key(field), what });
+        }
+        others.push(vm);
+    }
+    mistakes
+}
+
+fn daemon(daemon: &DaemonSpec, mistakes: &mut Vec<Mistake>) {
+    let mut table = Table { name: "daemon", index: None, mistakes };
+    table.socket("admin_socket", &daemon.admin_socket);
+    if !daemon.socket_dir.is_absolute() {
+        let what = format!(
+            "`{}` is no absolute path, expected a folder such as /run/gpu-mediator",
+            daemon.socket_dir.display()
+        );
+        table.say("socket_dir", what);
+    }
+    if let Err(error) = crate::logging::parse_filter(&daemon.log) {
+        table.say(
+            "log",
+            format!("`{}` is no log filter ({error}), expected one such as \"info\" or \"info,mediator=debug\"", daemon.log),
+        );
+    }
+}
+
+fn check_card(card: &CardSpec, table: &mut Table<'_>) {
+    table.name(&card.name);
+    if !(16..=6144).contains(&card.vram_mib) {
+        table.say("vram_mib", format!("{} MiB, expected 16 to 6144", card.vram_mib));
+    }
+    for (field, mib) in [("bar1_mib", card.bar1_mib), ("bar3_mib", card.bar3_mib)] {
+        if !mib.is_power_of_two() || !(16..=512).contains(&mib) {
+            table.say(field, format!("{mib} MiB, expected a power of two from 16 to 512"));
+        }
+    }
+    if !card.chunk_kib.is_power_of_two() || !(128..=65536).contains(&card.chunk_kib) {
+        table.say("chunk_kib", format!("{} KiB, expected a power of two from 128 to 65536", card.chunk_kib));
+    }
+    let reserve = card.reserve_mib();
+    if reserve == 0 || reserve >= card.vram_mib {
+        table.say(
+            "reserve_mib",
+            format!("{reserve} MiB of {} MiB, expected at least 1 and less than all", card.vram_mib),
+        );
+    }
+    if card.time.is_some_and(|time| time.copy_mib_per_s == 0) {
+        table.say("time.copy_mib_per_s", "0, expected at least 1; leave `time` out for \"as fast as possible\"".to_owned());
+    }
+}
+
+/// What kind of trouble a refusal is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusalKind {
+    /// A value that is wrong in any circumstances.
+    Invalid,
+    /// No card has the name.
+    UnknownCard,
+    /// Something else has the name, the socket or the card already.
+    Conflict,
+    /// The card has not that much left.
+    Quota,
+}
+
+/// Why a virtual machine cannot be added.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The kind of trouble.
+    pub kind: RefusalKind,
+    /// The key.
+    pub field: &'static str,
+    /// What is wrong and was expected.
+    pub what: String,
+}
+
+/// Whether a virtual machine can be added beside `others`; all reasons against it.
+#[must_use]
+pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Refusal> {
+    let mut refusals = Vec::new();
+    let mut say = |kind, field, what| refusals.push(Refusal { kind, field, what });
+
+    if let Err(what) = name_is_good(&vm.name) {
+        say(RefusalKind::Invalid, "name", what);
+    }
+    if others.iter().any(|other| other.name == vm.name) {
+        say(RefusalKind::Conflict, "name", format!("`{}` is the name of another VM, expected a new one", vm.name));
+    }
+    let socket = vm.socket_path(&daemon.socket_dir);
+    if let Err(what) = socket_path_is_good(&socket) {
+        say(RefusalKind::Invalid, "socket", what);
+    }
+    let user = others.iter().find(|other| other.socket_path(&daemon.socket_dir) == socket);
+    if let Some(other) = user.filter(|other| other.name != vm.name) {
+        let what = format!("`{}` is the socket of VM `{}`, expected another path", socket.display(), other.name);
+        say(RefusalKind::Conflict, "socket", what);
+    }
+    if socket == daemon.admin_socket {
+        let what = format!("`{}` is the admin socket, expected another path", socket.display());
+        say(RefusalKind::Conflict, "socket", what);
+    }
+    if !(1..=MAX_CHANNELS).contains(&vm.channels()) {
+        say(RefusalKind::Invalid, "channels", format!("{}, expected 1 to {MAX_CHANNELS}", vm.channels()));
+    }
+
+    let Some(card) = cards.iter().find(|card| card.name == vm.card) else {
+        let known: Vec<_> = cards.iter().map(|card| format!("`{}`", card.name)).collect();
+        let known = if known.is_empty() { "a [[card]] table first".to_owned() } else { known.join(" or ") };
+        say(RefusalKind::UnknownCard, "card", format!("there is no card `{}`, expected {known}", vm.card));
+        return refusals;
+    };
+    let beside: Vec<_> = others.iter().filter(|other| other.card == vm.card && other.name != vm.name).collect();
+    if vm.passthrough {
+        if let Some(vram) = vm.vram_mib {
+            let what = format!("{vram}, expected no such key beside passthrough = true, which gives the whole card");
+            say(RefusalKind::Invalid, "vram_mib", what);
+        }
+        if let Some(other) = beside.first() {
+            let what = format!("VM `{}` uses card `{}`, expected a card of its own for passthrough", other.name, vm.card);
+            say(RefusalKind::Conflict, "passthrough", what);
+        }
+        return refusals;
+    }
+    if let Some(other) = beside.iter().find(|other| other.passthrough) {
+        let what = format!("VM `{}` has card `{}` by passthrough, expected another card", other.name, vm.card);
+        say(RefusalKind::Conflict, "card", what);
+    }
+    vram(vm, card, &beside, &mut say);
+    refusals
+}
+
+fn vram(vm: &VmSpec, card: &CardSpec, beside: &[&&VmSpec], say: &mut impl FnMut(RefusalKind, &'static str, String)) {
+    let shared = card.shared_mib();
+    let Some(vram) = vm.vram_mib else {
+        let what = format!("missing, expected MiB of VRAM from {MIN_VM_VRAM_MIB} to {shared}, or passthrough = true");
+        return say(RefusalKind::Invalid, "vram_mib", what);
+    };
+    if vram < MIN_VM_VRAM_MIB {
+        return say(RefusalKind::Invalid, "vram_mib", format!("{vram} MiB, expected at least {MIN_VM_VRAM_MIB}"));
+    }
+    let chunk = card.chunk_kib;
+    if chunk != 0 && vram.checked_mul(1024).is_none_or(|kib| kib % chunk != 0) {
+        return say(RefusalKind::Invalid, "vram_mib", format!("{vram} MiB, expected a multiple of the chunk of {chunk} KiB"));
+    }
+    let taken = beside.iter().filter_map(|other| other.vram_mib).fold(0, u64::saturating_add);
+    let left = shared.saturating_sub(taken);
+    if vram > left {
+        let what = format!(
+            "{vram} MiB, expected at most {left}: card `{}` has {} MiB, the mediator keeps {}, other VMs have {taken}",
+            card.name,
+            card.vram_mib,
+            card.reserve_mib(),
+        );
+        say(RefusalKind::Quota, "vram_mib", what);
+    }
+}

@@ -1,0 +1,344 @@
+//! The configuration file: cards, virtual machines, sockets.
+//!
+//! Parts: the types that the TOML file is read into (this file), [`check`] for what the types cannot say, [`position`] for
+//! the line and the key of a mistake. A virtual machine that is added while the daemon runs passes the same checks.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+pub mod check;
+pub mod position;
+
+#[cfg(test)]
+mod tests;
+
+pub use check::{Key, Mistake};
+
+/// Where the daemon looks for its configuration without `--config`.
+pub const DEFAULT_PATH: &str = "/etc/gpu-mediator.toml";
+
+/// The admin socket when nothing else is said, for the daemon as for `mediatorctl`.
+pub const DEFAULT_ADMIN_SOCKET: &str = "/run/gpu-mediator/admin.sock";
+
+/// A whole configuration file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// The daemon itself.
+    #[serde(default)]
+    pub daemon: DaemonSpec,
+    /// The cards that it owns.
+    #[serde(default, rename = "card")]
+    pub cards: Vec<CardSpec>,
+    /// The virtual machines that exist from the start.
+    #[serde(default, rename = "vm")]
+    pub vms: Vec<VmSpec>,
+}
+
+/// The `[daemon]` table.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DaemonSpec {
+    /// Path of the admin socket.
+    pub admin_socket: PathBuf,
+    /// Who may use the admin socket.
+    pub admin_mode: SocketMode,
+    /// User that owns the admin socket, by name or number.
+    pub admin_owner: Option<String>,
+    /// Group of the admin socket, by name or number.
+    pub admin_group: Option<String>,
+    /// Folder of the virtual machines' sockets that name no path.
+    pub socket_dir: PathBuf,
+    /// What is logged, as a filter of `tracing`.
+    pub log: String,
+    /// How it is logged.
+    pub log_format: LogFormat,
+}
+
+impl Default for DaemonSpec {
+    fn default() -> Self {
+        Self {
+            admin_socket: DEFAULT_ADMIN_SOCKET.into(),
+            admin_mode: SocketMode::default(),
+            admin_owner: None,
+            admin_group: None,
+            socket_dir: "/run/gpu-mediator".into(),
+            log: "info".to_owned(),
+            log_format: LogFormat::Text,
+        }
+    }
+}
+
+/// Form of the log lines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// A `[[card]]` table.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct CardSpec {
+    /// Name by which virtual machines refer to it.
+    pub name: String,
+    /// What carries it.
+    pub kind: CardKind,
+    /// MiB of VRAM.
+    #[serde(default = "default_card_vram")]
+    pub vram_mib: u64,
+    /// MiB of BAR1.
+    #[serde(default = "default_bar1")]
+    pub bar1_mib: u64,
+    /// MiB of BAR3.
+    #[serde(default = "default_bar3")]
+    pub bar3_mib: u64,
+    /// MiB of VRAM that the mediator keeps for its own structures; virtual machines share the rest.
+    #[serde(default)]
+    pub reserve_mib: Option<u64>,
+    /// KiB of a chunk, the unit in which VRAM is given to virtual machines.
+    #[serde(default = "default_chunk")]
+    pub chunk_kib: u64,
+    /// How long work takes on a software card; without it, as long as the host needs.
+    #[serde(default)]
+    pub time: Option<TimeSpec>,
+}
+
+impl CardSpec {
+    /// MiB that the mediator keeps for itself.
+    #[must_use]
+    pub fn reserve_mib(&self) -> u64 {
+        self.reserve_mib.unwrap_or_else(|| (self.vram_mib / 8).clamp(4, 64))
+    }
+
+    /// MiB that virtual machines can have, all together.
+    #[must_use]
+    pub fn shared_mib(&self) -> u64 {
+        self.vram_mib.saturating_sub(self.reserve_mib())
+    }
+}
+
+fn default_card_vram() -> u64 {
+    1024
+}
+
+fn default_bar1() -> u64 {
+    128
+}
+
+fn default_bar3() -> u64 {
+    64
+}
+
+fn default_chunk() -> u64 {
+    2048
+}
+
+/// What carries a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CardKind {
+    /// The software card.
+    Simgpu,
+}
+
+impl fmt::Display for CardKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Simgpu => f.write_str("simgpu"),
+        }
+    }
+}
+
+/// A `[card.time]` table: the time that work takes on a software card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct TimeSpec {
+    /// MiB per second that one engine moves.
+    pub copy_mib_per_s: u64,
+    /// Nanoseconds for each launch of work.
+    #[serde(default)]
+    pub launch_ns: u64,
+    /// Nanoseconds for each change of the channel on an engine.
+    #[serde(default)]
+    pub switch_ns: u64,
+}
+
+/// A `[[vm]]` table, and the body of a request to add a virtual machine.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmSpec {
+    /// Name of the virtual machine.
+    pub name: String,
+    /// Name of the card that it uses.
+    pub card: String,
+    /// MiB of VRAM that the guest sees. Not for passthrough, where it is the card's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vram_mib: Option<u64>,
+    /// How many channels the guest may have on the card at a time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub channels: Option<u32>,
+    /// Wires the virtual machine straight to the card, with no mediation.
+    #[serde(default)]
+    pub passthrough: bool,
+    /// How BAR1 and BAR3 are served.
+    #[serde(default)]
+    pub apertures: Apertures,
+    /// Path of the vfio-user socket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket: Option<PathBuf>,
+    /// Who may connect to the socket.
+    #[serde(default)]
+    pub mode: SocketMode,
+    /// User that owns the socket, by name or number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// Group of the socket, by name or number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+}
+
+/// Channels of a virtual machine that says nothing else.
+pub const DEFAULT_CHANNELS: u32 = 32;
+
+impl VmSpec {
+    /// A mediated virtual machine with defaults for all but these.
+    #[must_use]
+    pub fn new(name: &str, card: &str, vram_mib: u64) -> Self {
+        Self {
+            name: name.to_owned(),
+            card: card.to_owned(),
+            vram_mib: Some(vram_mib),
+            channels: None,
+            passthrough: false,
+            apertures: Apertures::default(),
+            socket: None,
+            mode: SocketMode::default(),
+            owner: None,
+            group: None,
+        }
+    }
+
+    /// The socket's path: its own, or its name in `socket_dir`.
+    #[must_use]
+    pub fn socket_path(&self, socket_dir: &Path) -> PathBuf {
+        self.socket.clone().unwrap_or_else(|| socket_dir.join(format!("{}.sock", self.name)))
+    }
+
+    /// How many channels the guest may have.
+    #[must_use]
+    pub fn channels(&self) -> u32 {
+        self.channels.unwrap_or(DEFAULT_CHANNELS)
+    }
+}
+
+/// How the apertures BAR1 and BAR3 are served to the VMM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Apertures {
+    /// Each access is a message.
+    #[default]
+    Trapped,
+}
+
+/// Permission bits of a socket; written in octal, as a string.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketMode(pub u32);
+
+impl Default for SocketMode {
+    fn default() -> Self {
+        Self(0o660)
+    }
+}
+
+impl fmt::Display for SocketMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04o}", self.0)
+    }
+}
+
+impl std::str::FromStr for SocketMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let digits = !text.is_empty() && text.bytes().all(|byte| (b'0'..=b'7').contains(&byte));
+        match u32::from_str_radix(text, 8) {
+            Ok(bits) if digits && bits <= 0o777 => Ok(Self(bits)),
+            _ => Err(format!("`{text}` is no access mode, expected octal digits from 0000 to 0777, such as \"0660\"")),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for SocketMode {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = SocketMode;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string of octal digits such as \"0660\"")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<SocketMode, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_str(Visitor)
+    }
+}
+
+impl Serialize for SocketMode {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// Why a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file could not be read.
+    #[error("the configuration file {path} cannot be read; name one with --config PATH")]
+    Read {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// It has mistakes; the text has one line for each, `FILE:LINE:COLUMN: KEY: what is wrong, what was expected`.
+    #[error("{}", .0.join("\n"))]
+    Mistakes(Vec<String>),
+}
+
+impl Config {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// When it cannot be read or has mistakes; all that can be told are told at once.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text =
+            std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        Self::parse(&text, &path.display().to_string())
+    }
+
+    /// Reads and checks the text of a file that is called `file` in messages.
+    ///
+    /// # Errors
+    /// When it has mistakes.
+    pub fn parse(text: &str, file: &str) -> Result<Self, ConfigError> {
+        let config: Self = toml::from_str(text)
+            .map_err(|error| ConfigError::Mistakes(vec![position::describe(text, file, &error)]))?;
+        let mistakes = check::config(&config);
+        if mistakes.is_empty() {
+            return Ok(config);
+        }
+        let positions = position::Positions::new(text);
+        Err(ConfigError::Mistakes(mistakes.iter().map(|mistake| positions.describe(file, mistake)).collect()))
+    }
+}

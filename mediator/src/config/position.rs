@@ -1,0 +1,125 @@
+//! From a mistake to the line and the key in the file, and back.
+
+use std::ops::Range;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::check::{Key, Mistake};
+
+/// The places of all keys of a file.
+pub struct Positions<'a> {
+    text: &'a str,
+    tree: Option<Spanned<DeTable<'a>>>,
+}
+
+impl<'a> Positions<'a> {
+    /// Parses `text` for the places of its keys.
+    #[must_use]
+    pub fn new(text: &'a str) -> Self {
+        Self { text, tree: DeTable::parse(text).ok() }
+    }
+
+    /// One line for a mistake: `FILE:LINE:COLUMN: KEY: what`.
+    #[must_use]
+    pub fn describe(&self, file: &str, mistake: &Mistake) -> String {
+        let Mistake { key, what } = mistake;
+        match self.find(key) {
+            Some(span) => format!("{file}:{}: {key}: {what}", line_column(self.text, span.start)),
+            None => format!("{file}: {key}: {what}"),
+        }
+    }
+
+    /// The value of a key, or the table that lacks it.
+    fn find(&self, key: &Key) -> Option<Range<usize>> {
+        let table = self.tree.as_ref()?.get_ref().get(key.table)?;
+        let table = match (table.get_ref(), key.index) {
+            (DeValue::Array(tables), Some(index)) => tables.get(index)?,
+            _ => table,
+        };
+        let mut place = table;
+        for name in key.field.split('.').filter(|name| !name.is_empty()) {
+            match place.get_ref().as_table().and_then(|table| table.get(name)) {
+                Some(value) => place = value,
+                None => break,
+            }
+        }
+        Some(place.span())
+    }
+
+    /// The path of the innermost key whose place contains `span`.
+    fn key_at(&self, span: &Range<usize>) -> Option<String> {
+        let mut path = String::new();
+        in_table(self.tree.as_ref()?.get_ref(), span, &mut path);
+        (!path.is_empty()).then_some(path)
+    }
+}
+
+fn contains(outer: &Range<usize>, inner: &Range<usize>) -> bool {
+    outer.start <= inner.start && inner.end <= outer.end
+}
+
+fn in_table(table: &DeTable<'_>, span: &Range<usize>, path: &mut String) {
+    for (key, value) in table {
+        let named = contains(&key.span(), span);
+        if named || contains(&value.span(), span) || reaches(value, span) {
+            if !path.is_empty() {
+                path.push('.');
+            }
+            path.push_str(key.get_ref());
+            if !named {
+                in_value(value, span, path);
+            }
+            return;
+        }
+    }
+}
+
+fn in_value(value: &Spanned<DeValue<'_>>, span: &Range<usize>, path: &mut String) {
+    match value.get_ref() {
+        DeValue::Table(table) => in_table(table, span, path),
+        DeValue::Array(items) => {
+            let hit = |item: &Spanned<DeValue<'_>>| contains(&item.span(), span) || reaches(item, span);
+            if let Some(index) = items.iter().position(hit) {
+                path.push_str(&format!("[{index}]"));
+                if let Some(item) = items.get(index) {
+                    in_value(item, span, path);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Whether anything inside of a table or an array contains the span: the span of a `[table]` is its header only.
+fn reaches(value: &Spanned<DeValue<'_>>, span: &Range<usize>) -> bool {
+    match value.get_ref() {
+        DeValue::Table(table) => table.iter().any(|(key, value)| {
+            contains(&key.span(), span) || contains(&value.span(), span) || reaches(value, span)
+        }),
+        DeValue::Array(items) => items.iter().any(|item| contains(&item.span(), span) || reaches(item, span)),
+        _ => false,
+    }
+}
+
+/// One line for an error of the parser: `FILE:LINE:COLUMN: KEY: what`.
+#[must_use]
+pub fn describe(text: &str, file: &str, error: &toml::de::Error) -> String {
+    let what = error.message().replace("unknown field", "unknown key").replace("missing field", "missing key");
+    let Some(span) = error.span() else {
+        return format!("{file}: {what}");
+    };
+    let at = line_column(text, span.start);
+    match Positions::new(text).key_at(&span) {
+        Some(key) => format!("{file}:{at}: {key}: {what}"),
+        None => format!("{file}:{at}: {what}"),
+    }
+}
+
+/// Line and column of a byte, both counted from 1, columns in characters.
+fn line_column(text: &str, byte: usize) -> String {
+    let before = text.get(..byte).unwrap_or(text);
+    let line = before.matches('\n').count() + 1;
+    let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+    format!("{line}:{column}")
+}
