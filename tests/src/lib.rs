@@ -1,1 +1,50 @@
-//! To be written.
+//! End-to-end tests with real VMMs and guests: the harness that they, the demo and the benchmarks share.
+//!
+//! The parts:
+//! - [`vm`]: one QEMU with a stock kernel; [`agent`] speaks to the init inside, [`qmp`] to QEMU itself;
+//! - [`daemon`]: `mediatord` and `mediatorctl` as an operator runs them;
+//! - [`accel`]: whether KVM can be used here, found out by trying;
+//! - [`wait`]: every wait is bounded, and when it fails it shows the end of the logs.
+//!
+//! A test reads as a story:
+//! ```no_run
+//! # fn main() -> anyhow::Result<()> {
+//! let images = images::ensure(&images::Progress::stderr())?;
+//! let vm = tests::Vm::launch(&tests::VmConfig::new("a", &images, "6.12")?)?;
+//! vm.wait_ready()?;
+//! assert_eq!(vm.run("cat /proc/sys/kernel/ostype")?.lines, ["Linux"]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! What it does not do: it makes no images (see the crate `images`) and builds no binaries (xtask does, and sets
+//! `GPU_MEDIATOR_BIN_DIR`).
+//!
+//! Environment: `GPU_MEDIATOR_BIN_DIR` (where `mediatord` is), `GPU_MEDIATOR_ACCEL` (`kvm` or `tcg`),
+//! `GPU_MEDIATOR_KEEP` (keep logs and sockets), `GPU_MEDIATOR_TIME_SCALE` (multiplies every time limit).
+//!
+//! Sources: QEMU's `qmp-spec` and `qemu-system-x86_64(1)`.
+
+pub mod accel;
+pub mod agent;
+pub mod daemon;
+pub mod qmp;
+pub mod vm;
+pub mod wait;
+
+pub use accel::Accel;
+pub use agent::{Agent, Output, Pending};
+pub use daemon::{Daemon, Paths};
+pub use vm::{Vm, VmConfig};
+
+use std::sync::OnceLock;
+
+use anyhow::{Result, anyhow};
+use images::{Images, Progress};
+
+/// The images, made at most once per process; the first caller sees progress lines on standard error.
+pub fn images() -> Result<&'static Images> {
+    static IMAGES: OnceLock<Result<Images, String>> = OnceLock::new();
+    let made = IMAGES.get_or_init(|| images::ensure(&Progress::stderr()).map_err(|e| format!("{e:#}")));
+    made.as_ref().map_err(|e| anyhow!("{e}"))
+}

@@ -1,0 +1,255 @@
+//! `mediatord` and `mediatorctl`, run as an operator runs them.
+
+use std::fs::{self, File};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+use std::{env, thread};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::wait::{self, Scratch};
+
+/// How long the daemon may take until its admin socket answers.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// How long the daemon may take to end after SIGTERM.
+const STOP_LIMIT: Duration = Duration::from_secs(30);
+/// How long a `mediatorctl` command may take.
+const CONTROL_LIMIT: Duration = Duration::from_secs(60);
+
+/// Where the daemon of a test has its files; for the configuration that the test writes.
+#[derive(Clone, Debug)]
+pub struct Paths {
+    /// An empty folder for sockets.
+    pub folder: PathBuf,
+    /// What `[daemon] admin_socket` must be.
+    pub admin_socket: PathBuf,
+}
+
+impl Paths {
+    /// The socket path for a VM called `name`.
+    pub fn vm_socket(&self, name: &str) -> PathBuf {
+        self.folder.join(format!("{name}.sock"))
+    }
+}
+
+/// What a program printed, and how it ended.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+    /// Exit code; `None` if a signal ended it.
+    pub code: Option<i32>,
+}
+
+impl Ended {
+    /// This if the code is 0, else an error that shows what was printed.
+    pub fn success(self) -> Result<Self> {
+        if self.code != Some(0) {
+            bail!("ended with code {:?}:\n{}{}", self.code, self.stdout, self.stderr);
+        }
+        Ok(self)
+    }
+}
+
+/// A running `mediatord`; dropping it ends it.
+pub struct Daemon {
+    child: Child,
+    paths: Paths,
+    // Last, so that the folder goes after the process.
+    scratch: Scratch,
+}
+
+impl Daemon {
+    /// Starts the daemon with the TOML text that `configure` returns, and waits until its admin socket answers.
+    pub fn start(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<Self> {
+        let (scratch, paths, mut command) = prepare(name, configure)?;
+        let log = scratch.path().join("mediatord.log");
+        let output = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
+        let errors = output.try_clone().context("the daemon's log")?;
+        let child = command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn();
+        let child = child.with_context(|| format!("cannot start {}", command.get_program().to_string_lossy()))?;
+        let mut daemon = Self { child, paths, scratch };
+        let ready = wait::until("mediatord's admin socket", START_LIMIT, || {
+            if let Some(status) = daemon.child.try_wait()? {
+                bail!("mediatord has ended ({status})");
+            }
+            Ok(UnixStream::connect(&daemon.paths.admin_socket).is_ok().then_some(()))
+        });
+        match ready {
+            Ok(()) => Ok(daemon),
+            Err(error) => Err(error.context(wait::tail(&log))),
+        }
+    }
+
+    /// Runs the daemon with a configuration that it must refuse, and returns what it said.
+    pub fn refused(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<Ended> {
+        let (_scratch, _paths, mut command) = prepare(name, configure)?;
+        run_to_end(&mut command, START_LIMIT)
+    }
+
+    /// Where its files are.
+    pub fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
+    /// The socket path for a VM called `name`.
+    pub fn vm_socket(&self, name: &str) -> PathBuf {
+        self.paths.vm_socket(name)
+    }
+
+    /// Runs `mediatorctl --socket PATH args...` to its end; the code is not checked.
+    pub fn ctl(&self, args: &[&str]) -> Result<Ended> {
+        let mut command = Command::new(binary("mediatorctl")?);
+        command.arg("--socket").arg(&self.paths.admin_socket).args(args);
+        run_to_end(&mut command, CONTROL_LIMIT).with_context(|| format!("mediatorctl {}", args.join(" ")))
+    }
+
+    /// Runs `mediatorctl --socket PATH --output json args...` and parses what it prints.
+    pub fn ctl_json(&self, args: &[&str]) -> Result<Value> {
+        let all: Vec<_> = ["--output", "json"].iter().chain(args).copied().collect();
+        let text = self.ctl(&all)?.success().with_context(|| format!("mediatorctl {}", args.join(" ")))?.stdout;
+        serde_json::from_str(&text).with_context(|| format!("mediatorctl {} printed no JSON:\n{text}", args.join(" ")))
+    }
+
+    /// Whether the daemon still runs.
+    pub fn alive(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// The daemon's process number.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// All that the daemon has logged so far.
+    pub fn log(&self) -> String {
+        let bytes = fs::read(self.scratch.path().join("mediatord.log")).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// The end of the log, for messages.
+    pub fn log_tail(&self) -> String {
+        wait::tail(&self.scratch.path().join("mediatord.log"))
+    }
+
+    /// Waits until the log has a line that contains `text`, and returns the line.
+    pub fn wait_log(&mut self, text: &str, limit: Duration) -> Result<String> {
+        let found = wait::until(&format!("{text:?} in mediatord's log"), limit, || {
+            Ok(self.log().lines().find(|l| l.contains(text)).map(str::to_owned))
+        });
+        found.with_context(|| self.log_tail())
+    }
+
+    /// Ends the daemon by SIGTERM and returns how it ended.
+    pub fn stop(&mut self) -> Result<ExitStatus> {
+        if let Some(status) = self.child.try_wait()? {
+            return Ok(status);
+        }
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, Signal::TERM).context("cannot signal mediatord")?;
+        let ended = wait::until("mediatord to end after SIGTERM", STOP_LIMIT, || Ok(self.child.try_wait()?));
+        ended.with_context(|| self.log_tail())
+    }
+
+    /// Keeps the folder with the log for good and says where it is.
+    pub fn keep_logs(&mut self) -> &Path {
+        self.scratch.keep()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if self.stop().is_err() {
+            // It hangs or is gone; both end here.
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+        if thread::panicking() {
+            eprintln!("{}", self.log_tail());
+        }
+    }
+}
+
+fn prepare(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<(Scratch, Paths, Command)> {
+    let scratch = Scratch::new(name)?;
+    let folder = scratch.path().join("run");
+    fs::create_dir(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let paths = Paths { admin_socket: folder.join("admin.sock"), folder };
+    let config = scratch.path().join("mediatord.toml");
+    fs::write(&config, configure(&paths)).with_context(|| format!("cannot write {}", config.display()))?;
+    let mut command = Command::new(binary("mediatord")?);
+    command.arg("--config").arg(config);
+    Ok((scratch, paths, command))
+}
+
+/// Runs `command` to its end; it is killed when it takes longer than `limit`.
+pub fn run_to_end(command: &mut Command, limit: Duration) -> Result<Ended> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start {name}"))?;
+    let stdout = child.stdout.take().map(read_all);
+    let stderr = child.stderr.take().map(read_all);
+    let ended = wait::until(&format!("{name} to end"), limit, || Ok(child.try_wait()?));
+    if ended.is_err() {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    let text = |reader: Option<thread::JoinHandle<String>>| reader.and_then(|r| r.join().ok()).unwrap_or_default();
+    let (stdout, stderr) = (text(stdout), text(stderr));
+    let status = ended.with_context(|| format!("{stdout}{stderr}"))?;
+    Ok(Ended { stdout, stderr, code: status.code() })
+}
+
+fn read_all(mut pipe: impl std::io::Read + Send + 'static) -> thread::JoinHandle<String> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // A read error means that the process is gone; its status tells the rest.
+        let _ = pipe.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+/// A program of this workspace: in `GPU_MEDIATOR_BIN_DIR`, beside the running one, or in the release folder.
+pub fn binary(name: &str) -> Result<PathBuf> {
+    let mut folders: Vec<PathBuf> = env::var_os("GPU_MEDIATOR_BIN_DIR").map(PathBuf::from).into_iter().collect();
+    if let Ok(own) = env::current_exe() {
+        // target/PROFILE/NAME, target/PROFILE/deps/NAME: in either case, the profile folders are two levels up at most.
+        let above: Vec<_> = own.ancestors().skip(1).take(3).map(Path::to_path_buf).collect();
+        folders.extend(above.iter().take(2).cloned());
+        folders.extend(above.iter().map(|a| a.join("release")));
+    }
+    match folders.iter().map(|f| f.join(name)).find(|p| p.is_file()) {
+        Some(path) => Ok(path),
+        None => bail!("the program {name} is not built; run `cargo build --release --package mediator`"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_ends_gives_output_and_code() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo out; echo err >&2; exit 4"]);
+        let ended = run_to_end(&mut command, Duration::from_secs(20)).unwrap();
+        assert_eq!((ended.stdout.as_str(), ended.stderr.as_str(), ended.code), ("out\n", "err\n", Some(4)));
+        assert!(ended.success().unwrap_err().to_string().contains("err"));
+    }
+
+    #[test]
+    fn an_absent_program_says_what_to_build() {
+        let error = binary("no-such-program-of-ours").unwrap_err().to_string();
+        assert!(error.contains("cargo build"), "{error}");
+    }
+}

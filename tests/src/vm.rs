@@ -1,0 +1,347 @@
+//! One virtual machine: QEMU, a stock kernel, our init, and maybe a vGPU.
+
+use std::fs::{self, File};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use images::{Images, Kernel, Qemu};
+use serde_json::{Value, json};
+
+use crate::accel::Accel;
+use crate::agent::{Agent, Health, Output, Pending};
+use crate::qmp::Qmp;
+use crate::wait::{self, Scratch};
+
+/// How long QEMU may take until it runs its sockets.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// How long a guest may take from the reset to its init.
+const BOOT_LIMIT: Duration = Duration::from_secs(240);
+/// How long a guest may take to let a device go.
+const UNPLUG_LIMIT: Duration = Duration::from_secs(120);
+/// The port that devices are plugged into.
+const PORT: &str = "rp0";
+/// The vGPU's name in QEMU.
+pub const GPU: &str = "gpu0";
+
+/// What a VM is made of.
+#[derive(Clone, Debug)]
+pub struct VmConfig {
+    /// Its name, in messages and file names.
+    pub name: String,
+    /// The VMM.
+    pub qemu: Qemu,
+    /// What runs its CPUs.
+    pub accel: Accel,
+    /// The guest's kernel and initramfs.
+    pub kernel: Kernel,
+    /// Guest RAM in MiB.
+    pub memory_mib: u32,
+    /// Number of CPUs.
+    pub smp: u32,
+    /// The vfio-user socket of its vGPU, if it has one.
+    pub gpu: Option<PathBuf>,
+    /// Whether guest RAM is shared with the mediator, as it must be; `false` is for the test that this is noticed.
+    pub share: bool,
+    /// Whether there is a port for hot plug; the vGPU, if any, is behind it.
+    pub hotplug: bool,
+    /// More arguments for QEMU.
+    pub extra_args: Vec<String>,
+    /// More words for the kernel's command line.
+    pub append: String,
+}
+
+impl VmConfig {
+    /// A VM with 512 MiB, one CPU and no vGPU that boots the kernel called `kernel`.
+    pub fn new(name: &str, images: &Images, kernel: &str) -> Result<Self> {
+        Ok(Self {
+            name: name.to_owned(),
+            qemu: images.qemu.clone(),
+            accel: Accel::detect(images)?,
+            kernel: images.kernel(kernel)?.clone(),
+            memory_mib: 512,
+            smp: 1,
+            gpu: None,
+            share: true,
+            hotplug: false,
+            extra_args: Vec::new(),
+            append: String::new(),
+        })
+    }
+
+    /// The same with the vGPU behind `socket`.
+    pub fn with_gpu(mut self, socket: impl Into<PathBuf>) -> Self {
+        self.gpu = Some(socket.into());
+        self
+    }
+
+    /// The QEMU command; sockets and logs lie in `folder`.
+    fn command(&self, folder: &Path) -> Command {
+        let mut command = self.qemu.command();
+        let size = format!("{}M", self.memory_mib);
+        let share = if self.share { "on" } else { "off" };
+        command.args(["-name", &self.name, "-M", "q35", "-smp", &self.smp.to_string(), "-m", &size]);
+        command.args(self.accel.args());
+        command.arg("-object").arg(format!("memory-backend-memfd,id=m0,size={size},share={share}"));
+        command.args(["-machine", "memory-backend=m0"]);
+        command.args(["-nodefaults", "-no-user-config", "-display", "none", "-vga", "none", "-monitor", "none"]);
+        let at = |name: &str| folder.join(name).display().to_string();
+        command.arg("-chardev").arg(format!("file,id=console,path={}", at("console.log")));
+        command.arg("-chardev").arg(format!("socket,id=agent,path={},server=off", at("agent.sock")));
+        command.arg("-chardev").arg(format!("socket,id=qmp,path={},server=off", at("qmp.sock")));
+        command.args(["-serial", "chardev:console", "-serial", "chardev:agent", "-mon", "chardev=qmp,mode=control"]);
+        command.arg("-kernel").arg(&self.kernel.vmlinuz).arg("-initrd").arg(&self.kernel.initrd);
+        // A guest that panics stays, so that the console tells why.
+        command.arg("-append").arg(format!("console=ttyS0 panic=0 loglevel=7 {}", self.append));
+        if self.hotplug {
+            // Room for BARs that come later.
+            let port = format!("pcie-root-port,id={PORT},chassis=1,slot=1,pref64-reserve=512M,mem-reserve=64M");
+            command.arg("-device").arg(port);
+        }
+        if let Some(socket) = &self.gpu {
+            command.arg("-device").arg(gpu_device(socket, self.hotplug).to_string());
+        }
+        command.args(&self.extra_args);
+        command
+    }
+}
+
+/// The vfio-user device for `socket`, as QEMU wants it; QEMU takes a socket address only as JSON.
+pub fn gpu_device(socket: &Path, hotplug: bool) -> Value {
+    let mut device = json!({
+        "driver": "vfio-user-pci",
+        "id": GPU,
+        "rombar": 0,
+        "socket": {"type": "unix", "path": socket},
+    });
+    if hotplug {
+        device["bus"] = PORT.into();
+    }
+    device
+}
+
+/// A running virtual machine; dropping it kills it.
+pub struct Vm {
+    config: VmConfig,
+    process: Arc<Mutex<Child>>,
+    agent: Agent,
+    qmp: Mutex<Qmp>,
+    boots: Mutex<u32>,
+    scratch: Scratch,
+}
+
+impl Vm {
+    /// Starts a VM. Returns when QEMU runs; see [`Vm::wait_ready`] for the guest.
+    pub fn launch(config: &VmConfig) -> Result<Self> {
+        Self::try_launch(config).with_context(|| format!("VM {}", config.name))
+    }
+
+    fn try_launch(config: &VmConfig) -> Result<Self> {
+        let scratch = Scratch::new(&config.name)?;
+        let folder = scratch.path();
+        // QEMU is the client of both sockets, so that nothing that a guest says early is lost.
+        let agent = listen(&folder.join("agent.sock"))?;
+        let qmp = listen(&folder.join("qmp.sock"))?;
+        let log = folder.join("qemu.log");
+        let output = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
+        let mut command = config.command(folder);
+        let errors = output.try_clone().context("QEMU's log")?;
+        let child = command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn();
+        let child = child.with_context(|| format!("cannot start {}", config.qemu.program.display()))?;
+        let guard = KillOnDrop(Arc::new(Mutex::new(child)));
+        let health = health(Arc::clone(&guard.0), folder);
+        let agent = Agent::new(accept(&agent, "QEMU's agent line", &health)?, Arc::clone(&health))?;
+        let qmp = Qmp::new(accept(&qmp, "QEMU's machine protocol", &health)?);
+        let qmp = qmp.or_else(|error| health().and(Err(error)))?;
+        let process = Arc::clone(&guard.0);
+        std::mem::forget(guard);
+        let config = config.clone();
+        Ok(Self { config, process, agent, qmp: Mutex::new(qmp), boots: Mutex::new(1), scratch })
+    }
+
+    /// The VM's name.
+    pub fn name(&self) -> &str {
+        &self.config.name
+    }
+
+    /// What the VM was made of.
+    pub fn config(&self) -> &VmConfig {
+        &self.config
+    }
+
+    /// The agent in the guest.
+    pub fn agent(&self) -> &Agent {
+        &self.agent
+    }
+
+    /// Waits until the guest is up after the last launch, reset or reboot; returns its kernel's release.
+    pub fn wait_ready(&self) -> Result<String> {
+        let boots = *lock(&self.boots);
+        self.agent.wait_boots(boots, BOOT_LIMIT).map_err(|e| self.explain(e))
+    }
+
+    /// Runs a command in the guest to its end; the code is not checked.
+    pub fn run(&self, command: &str) -> Result<Output> {
+        self.agent.run(command).map_err(|e| self.explain(e))
+    }
+
+    /// As [`Vm::run`], with a time limit of its own.
+    pub fn run_within(&self, command: &str, limit: Duration) -> Result<Output> {
+        self.agent.run_within(command, limit).map_err(|e| self.explain(e))
+    }
+
+    /// Runs a command in the guest; a code other than 0 is an error that shows what was printed.
+    pub fn run_ok(&self, command: &str) -> Result<Output> {
+        self.run(command)?.success().with_context(|| format!("VM {}: {command}", self.name()))
+    }
+
+    /// Starts a command in the guest that runs beside others.
+    pub fn start(&self, command: &str) -> Result<Pending<'_>> {
+        self.agent.start(command).map_err(|e| self.explain(e))
+    }
+
+    /// Runs a command of QEMU's machine protocol.
+    pub fn qmp(&self, command: &str, arguments: Value) -> Result<Value> {
+        let result = lock(&self.qmp).execute(command, arguments);
+        result.map_err(|e| self.explain(e))
+    }
+
+    /// Plugs the vGPU behind `socket` into the hot-plug port.
+    pub fn device_add(&self, socket: &Path) -> Result<()> {
+        self.qmp("device_add", gpu_device(socket, true)).map(drop)
+    }
+
+    /// Unplugs the vGPU and waits until the guest has let it go.
+    pub fn device_del(&self) -> Result<()> {
+        let mut qmp = lock(&self.qmp);
+        qmp.forget_events();
+        let result = qmp
+            .execute("device_del", json!({"id": GPU}))
+            .and_then(|_| qmp.wait_event("DEVICE_DELETED", UNPLUG_LIMIT, |data| data["device"] == GPU));
+        drop(qmp);
+        result.map(drop).map_err(|e| self.explain(e))
+    }
+
+    /// Resets the machine as a reset button does; [`Vm::wait_ready`] then waits for the guest's next start.
+    pub fn reset(&self) -> Result<()> {
+        self.expect_boot();
+        self.qmp("system_reset", json!({})).map(drop)
+    }
+
+    /// Has the guest reboot in an orderly way; [`Vm::wait_ready`] then waits for its next start.
+    pub fn reboot(&self) -> Result<()> {
+        self.expect_boot();
+        // No answer comes: the guest goes down, or has come up again already.
+        self.agent.send("reboot").map(drop).map_err(|e| self.explain(e))
+    }
+
+    fn expect_boot(&self) {
+        *lock(&self.boots) = self.agent.boots() + 1;
+    }
+
+    /// Kills QEMU with SIGKILL, as a host out of memory does, and waits until it is gone.
+    pub fn kill(&self) -> Result<()> {
+        kill(&self.process)
+    }
+
+    /// Whether QEMU still runs.
+    pub fn alive(&self) -> bool {
+        matches!(lock(&self.process).try_wait(), Ok(None))
+    }
+
+    /// Waits until QEMU has ended by itself, for instance after the guest's `poweroff`.
+    pub fn wait_exit(&self, limit: Duration) -> Result<ExitStatus> {
+        let ended = wait::until("QEMU to end", limit, || Ok(lock(&self.process).try_wait()?));
+        ended.map_err(|e| self.explain(e))
+    }
+
+    /// QEMU's process number.
+    pub fn pid(&self) -> u32 {
+        lock(&self.process).id()
+    }
+
+    /// All that the guest's kernel has printed to its console so far.
+    pub fn console(&self) -> String {
+        String::from_utf8_lossy(&fs::read(self.folder().join("console.log")).unwrap_or_default()).into_owned()
+    }
+
+    /// All that QEMU itself has printed so far.
+    pub fn qemu_log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(self.folder().join("qemu.log")).unwrap_or_default()).into_owned()
+    }
+
+    /// The folder with the VM's logs and sockets.
+    pub fn folder(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    fn explain(&self, error: anyhow::Error) -> anyhow::Error {
+        let shown = error.to_string().contains("the end of console.log");
+        let tails =
+            [wait::tail(&self.folder().join("console.log")), wait::tail(&self.folder().join("qemu.log"))].concat();
+        let text = if shown { String::new() } else { format!("\n{tails}") };
+        anyhow!("VM {}: {error:#}{text}", self.name())
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        // The process may be gone already, which is what is wanted.
+        let _ = self.kill();
+    }
+}
+
+struct KillOnDrop(Arc<Mutex<Child>>);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        let _ = kill(&self.0);
+    }
+}
+
+fn kill(process: &Mutex<Child>) -> Result<()> {
+    let mut child = lock(process);
+    if child.try_wait()?.is_none() {
+        child.kill().context("cannot kill QEMU")?;
+        child.wait().context("cannot wait for QEMU")?;
+    }
+    Ok(())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Asks whether QEMU still runs and the guest's kernel has not panicked.
+fn health(process: Arc<Mutex<Child>>, folder: &Path) -> Health {
+    let (console, log) = (folder.join("console.log"), folder.join("qemu.log"));
+    Arc::new(move || {
+        if let Some(status) = lock(&process).try_wait().context("cannot ask for QEMU's state")? {
+            bail!("QEMU has ended ({status})\n{}{}", wait::tail(&log), wait::tail(&console));
+        }
+        let bytes = fs::read(&console).unwrap_or_default();
+        if bytes.windows(12).any(|w| w == b"Kernel panic") {
+            bail!("the guest's kernel has panicked\n{}", wait::tail(&console));
+        }
+        Ok(())
+    })
+}
+
+fn listen(path: &Path) -> Result<UnixListener> {
+    let listener = UnixListener::bind(path).with_context(|| format!("cannot listen on {}", path.display()))?;
+    listener.set_nonblocking(true).context("socket mode")?;
+    Ok(listener)
+}
+
+fn accept(listener: &UnixListener, what: &str, health: &Health) -> Result<UnixStream> {
+    let stream = wait::until(what, START_LIMIT, || match listener.accept() {
+        Ok((stream, _)) => Ok(Some(stream)),
+        Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => health().map(|()| None),
+        Err(e) => Err(e).with_context(|| format!("accepting {what}")),
+    })?;
+    stream.set_nonblocking(false).context("socket mode")?;
+    Ok(stream)
+}

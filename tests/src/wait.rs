@@ -1,0 +1,106 @@
+//! Bounded waits, scratch folders, and the ends of logs.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use std::{env, fs, thread};
+
+use anyhow::{Context, Result, bail};
+use tempfile::TempDir;
+
+/// How often a condition that gives no event is looked at.
+pub const POLL: Duration = Duration::from_millis(20);
+
+/// How many of the last lines of a log are shown when a wait fails.
+const TAIL_LINES: usize = 40;
+
+/// Time limits are for hangs, not for speed: a loaded host may need this multiple.
+pub fn scaled(limit: Duration) -> Duration {
+    let scale = env::var("GPU_MEDIATOR_TIME_SCALE").ok().and_then(|v| v.parse::<f64>().ok());
+    limit.mul_f64(scale.filter(|s| s.is_finite() && *s > 0.0).unwrap_or(1.0))
+}
+
+/// Waits until `condition` gives a value, at most `limit` (scaled). The error says what was waited for.
+pub fn until<T>(what: &str, limit: Duration, mut condition: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let limit = scaled(limit);
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(value) = condition()? {
+            return Ok(value);
+        }
+        if Instant::now() >= deadline {
+            bail!("waited {} s in vain for {what}", limit.as_secs());
+        }
+        thread::sleep(POLL);
+    }
+}
+
+/// The end of a log file, indented, for error messages.
+pub fn tail(path: &Path) -> String {
+    let bytes = fs::read(path).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<_> = text.lines().collect();
+    let start = lines.len().saturating_sub(TAIL_LINES);
+    let mut shown = format!("the end of {}:\n", path.file_name().unwrap_or_default().to_string_lossy());
+    for line in &lines[start..] {
+        shown.push_str(&format!("  {line}\n"));
+    }
+    shown
+}
+
+/// A folder for logs and sockets, removed when dropped unless `GPU_MEDIATOR_KEEP` is set.
+///
+/// It lies in the system's temporary folder because the path of a UNIX socket must be short.
+#[derive(Debug)]
+pub struct Scratch {
+    path: PathBuf,
+    folder: Option<TempDir>,
+}
+
+impl Scratch {
+    /// Makes a folder whose name contains `name`.
+    pub fn new(name: &str) -> Result<Self> {
+        let prefix = format!("gm-{name}-");
+        let folder = tempfile::Builder::new().prefix(&prefix).tempdir().context("cannot make a scratch folder")?;
+        if env::var_os("GPU_MEDIATOR_KEEP").is_some() {
+            let path = folder.keep();
+            eprintln!("{name}: logs stay in {}", path.display());
+            return Ok(Self { path, folder: None });
+        }
+        Ok(Self { path: folder.path().to_path_buf(), folder: Some(folder) })
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Keeps the folder for good and says where it is.
+    pub fn keep(&mut self) -> &Path {
+        if let Some(folder) = self.folder.take() {
+            let _ = folder.keep();
+        }
+        &self.path
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_in_vain_says_for_what() {
+        let error = until::<()>("a miracle", Duration::ZERO, || Ok(None)).unwrap_err().to_string();
+        assert!(error.contains("a miracle"), "{error}");
+    }
+
+    #[test]
+    fn tail_shows_the_last_lines_only() {
+        let scratch = Scratch::new("tail").unwrap();
+        let path = scratch.path().join("log");
+        let text: String = (0..100).map(|n| format!("line {n}\n")).collect();
+        fs::write(&path, text).unwrap();
+        let shown = tail(&path);
+        assert!(shown.contains("line 99") && shown.contains("line 60"));
+        assert!(!shown.contains("line 59"));
+    }
+}

@@ -1,0 +1,4 @@
+//! Guests with stock kernels, one scenario per module.
+
+#[path = "guest/harness.rs"]
+mod harness;

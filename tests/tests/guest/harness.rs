@@ -1,0 +1,53 @@
+//! The harness itself: guests without a vGPU.
+
+use anyhow::Result;
+use tests::{Vm, VmConfig, images};
+
+fn boots_and_answers(kernel: &str) -> Result<()> {
+    let images = images()?;
+    let vm = Vm::launch(&VmConfig::new("harness", images, kernel)?)?;
+    assert_eq!(vm.wait_ready()?, images.kernel(kernel)?.release);
+    assert_eq!(vm.run_ok("cat /proc/sys/kernel/ostype")?.lines, ["Linux"]);
+    assert!(vm.run_ok("dmesg")?.text().contains("Linux version"));
+    assert_ne!(vm.run("cat /no/such/file")?.code, 0);
+    assert_eq!(vm.run_ok("cat /proc/modules")?.lines, Vec::<String>::new());
+    Ok(())
+}
+
+#[test]
+fn kernel_6_1_boots_and_answers() -> Result<()> {
+    boots_and_answers("6.1")
+}
+
+#[test]
+fn kernel_6_12_boots_and_answers() -> Result<()> {
+    boots_and_answers("6.12")
+}
+
+#[test]
+fn reset_and_reboot_come_back_and_a_killed_vm_is_gone() -> Result<()> {
+    let vm = Vm::launch(&VmConfig::new("again", images()?, "6.1")?)?;
+    vm.wait_ready()?;
+    vm.run_ok("write /tmp/mark x")?;
+    vm.reset()?;
+    vm.wait_ready()?;
+    assert_ne!(vm.run("cat /tmp/mark")?.code, 0);
+    vm.reboot()?;
+    vm.wait_ready()?;
+    vm.run_ok("meminfo")?;
+    vm.kill()?;
+    assert!(!vm.alive());
+    let error = vm.run("meminfo").unwrap_err().to_string();
+    assert!(error.contains("QEMU has ended") && error.contains("console.log"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn commands_run_beside_each_other() -> Result<()> {
+    let vm = Vm::launch(&VmConfig::new("beside", images()?, "6.12")?)?;
+    vm.wait_ready()?;
+    let slow = vm.start("sleep 2")?;
+    assert_eq!(vm.run_ok("cat /proc/sys/kernel/ostype")?.lines, ["Linux"]);
+    assert_eq!(slow.wait()?.code, 0);
+    Ok(())
+}
