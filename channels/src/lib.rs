@@ -1,1 +1,78 @@
-//! To be written.
+//! Virtual to physical channels.
+//!
+//! A guest's channel numbers (0 to 127) are its own; the card's 128 channels are shared by all VMs. What the card runs
+//! belongs to the host: instance blocks are built field by field from what a guest's block says, USERD pages and the
+//! runlist lie in card memory that no guest reaches.
+//!
+//! Parts:
+//! - [`Channels`]: the physical channels, who has which, their life from bind to unbind;
+//! - [`GuestInstance`]: what is taken from a guest's instance block, checked; and the block that the card gets;
+//! - [`RunState`]: a channel's states and the steps between them;
+//! - the traits that a user implements: [`Host`] for the card, [`GuestMemory`] for re-reading engine context pointers.
+//!
+//! Defined points at which a guest's instance block is read: all of it at bind (the caller copies it once), and its engine
+//! context pointers again at enable, disable, runlist submission, preempt and doorbell. Linux 6.1 writes those pointers into
+//! the block of a channel that runs already and then rings its doorbell; 6.12 stops and preempts the channel,
+//! writes, and enables it again. Nothing else that a guest writes into its block after bind has any effect.
+//!
+//! Not here: GPFIFO rings, which the card reads at the guest's virtual addresses through the shadow page table; saved
+//! PBDMA state across unbind and bind (a channel starts at entry 0); policy.
+//!
+//! Waits for the card are bounded polls. No locks, no threads, no time.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
+)]
+
+mod instance;
+mod pool;
+mod state;
+
+pub use instance::{GuestInstance, InstanceError};
+pub use nvspec::addr::Place;
+pub use pool::{Bind, BindError, Channels, Doorbell, DoorbellError, HardwareState, Layout, Stuck, Submitted};
+pub use state::RunState;
+
+use nvspec::addr::VramAddr;
+use nvspec::fifo::ChannelId;
+
+/// A VM, as the mediator numbers them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VmId(pub u32);
+
+/// What channels need of the card. A failure of the card is the implementer's to remember.
+pub trait Host {
+    /// Reads a register of BAR0.
+    fn read32(&mut self, offset: u32) -> u32;
+
+    /// Writes a register of BAR0.
+    fn write32(&mut self, offset: u32, value: u32);
+
+    /// Writes VRAM.
+    fn vram_write(&mut self, address: VramAddr, data: &[u8]);
+
+    /// Makes everything written to VRAM visible to the card's units: called before the card is told to look.
+    fn vram_flush(&mut self);
+
+    /// Reads the word at byte `offset` of the USERD page of a physical channel.
+    fn userd_read(&mut self, channel: ChannelId, offset: u64) -> u32;
+
+    /// Writes the word at byte `offset` of the USERD page of a physical channel, as a doorbell.
+    fn userd_write(&mut self, channel: ChannelId, offset: u64, value: u32);
+}
+
+/// The guest's memory cannot be read there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no such guest memory")]
+pub struct Unreadable;
+
+/// Reads the guest's instance blocks.
+pub trait GuestMemory {
+    /// Fills `data` from `place` on.
+    ///
+    /// # Errors
+    /// When any byte lies outside of what the guest has.
+    fn read(&mut self, place: Place, data: &mut [u8]) -> Result<(), Unreadable>;
+}

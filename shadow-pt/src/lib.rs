@@ -1,1 +1,79 @@
-//! To be written.
+//! Guest page tables in, validated shadow page tables out.
+//!
+//! The invariant: **no entry that the card can reach from a shadow directory names a frame that [`Frames`] has not
+//! granted**, for each 4 KiB of it. The guest's tables are read once for each synchronisation, into memory of our own;
+//! what is checked is what is written.
+//!
+//! Parts:
+//! - [`Shadow`]: one guest address space and its shadow on the card;
+//! - [`ApertureTlb`]: the walk of the guest's own tables for trapped accesses to BAR1 and BAR3, with a cache;
+//! - `translate`: one guest entry in, one shadow entry or a [`Denial`] out;
+//! - the traits that a user implements: [`GuestMemory`], [`Frames`], [`ShadowMemory`].
+//!
+//! Synchronisation is a full scan of the directory and of each table that it names, compared with what was read before;
+//! only what differs is translated and written. Not here: lazy and incremental modes, large pages of host memory that
+//! are not contiguous for the card (denied), comptags (every compressed kind becomes its counterpart without), 64 KiB
+//! large pages.
+//!
+//! Bounds, whatever the guest writes: a directory has 8192 entries; tables are scanned once each however many entries
+//! name them; tables beyond [`Limits::table_bytes`] are not scanned and not mapped. A directory that is its own table, or
+//! tables in guest RAM, are tables like any other: what counts is what their bytes mean as entries.
+//!
+//! No locks, no threads, no time.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
+)]
+
+mod aperture;
+mod report;
+mod shadow;
+mod table;
+mod translate;
+
+pub use aperture::{ApertureTlb, Mapping, WalkFault};
+pub use nvspec::addr::Place;
+pub use report::{Denial, Denials, SyncReport};
+pub use shadow::{GuestRange, Limits, NoMemory, Shadow};
+
+use nvspec::addr::{Gpa, GuestVramAddr, Iova, VramAddr};
+
+/// The guest's memory cannot be read there: outside of what the guest has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no such guest memory")]
+pub struct Unreadable;
+
+/// Reads the guest's tables and instance blocks.
+pub trait GuestMemory {
+    /// Fills `data` from `place` on.
+    ///
+    /// # Errors
+    /// When any byte lies outside of what the guest has; `data` may then hold anything.
+    fn read(&mut self, place: Place, data: &mut [u8]) -> Result<(), Unreadable>;
+}
+
+/// Grants frames: what the VM owns, and where it lies for the card now.
+pub trait Frames {
+    /// Where the `len` bytes at `address` lie in VRAM: all of them the VM's, in one piece. `len` is 4 KiB or 128 KiB.
+    fn vram(&self, address: GuestVramAddr, len: u64) -> Option<VramAddr>;
+
+    /// The I/O address of the `len` bytes of guest RAM at `address`: all of them registered (for writing, if `write`), in
+    /// one piece. `len` is 4 KiB or 128 KiB. A region's I/O address should equal its guest address modulo 128 KiB, else its
+    /// large pages are denied.
+    fn ram(&self, address: Gpa, len: u64, write: bool) -> Option<Iova>;
+}
+
+/// The card's memory for shadow tables. Nothing here may be reachable by any guest. A failure of the card is the
+/// implementer's to remember; the shadow goes on as if the write had happened.
+pub trait ShadowMemory {
+    /// Allocates `bytes`, zeroed and aligned to 4 KiB. `None` when there is none.
+    fn alloc(&mut self, bytes: u64) -> Option<VramAddr>;
+
+    /// Frees what [`Self::alloc`] returned for `bytes`.
+    fn free(&mut self, address: VramAddr, bytes: u64);
+
+    /// Writes. `data` is whole entries.
+    fn write(&mut self, address: VramAddr, data: &[u8]);
+}

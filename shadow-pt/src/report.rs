@@ -1,0 +1,108 @@
+//! What a synchronisation did, and what it refused.
+
+/// Why an entry of the guest has no counterpart in the shadow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Denial {
+    /// A page of VRAM that is not the VM's, in full.
+    Vram,
+    /// A page of RAM that is not registered, in full.
+    Ram,
+    /// Another card's memory.
+    Peer,
+    /// A storage kind that the chip does not have.
+    Kind,
+    /// A large page whose address is no multiple of 128 KiB, for the guest or for the card.
+    Unaligned,
+    /// A directory or table that the guest's memory does not hold.
+    Table,
+    /// A directory entry that is the host's.
+    Reserved,
+    /// A table beyond the limit, or without card memory for its shadow.
+    Limit,
+}
+
+impl Denial {
+    /// How many reasons there are.
+    pub const COUNT: usize = 8;
+    /// All reasons.
+    pub const ALL: [Self; Self::COUNT] =
+        [Self::Vram, Self::Ram, Self::Peer, Self::Kind, Self::Unaligned, Self::Table, Self::Reserved, Self::Limit];
+
+    /// A word for metrics and logs.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Vram => "vram",
+            Self::Ram => "ram",
+            Self::Peer => "peer",
+            Self::Kind => "kind",
+            Self::Unaligned => "unaligned",
+            Self::Table => "table",
+            Self::Reserved => "reserved",
+            Self::Limit => "limit",
+        }
+    }
+}
+
+/// Counts of denied entries by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Denials {
+    counts: [u64; Denial::COUNT],
+}
+
+impl Denials {
+    /// How many for one reason.
+    #[must_use]
+    pub fn of(&self, reason: Denial) -> u64 {
+        self.counts.get(reason as usize).copied().unwrap_or(0)
+    }
+
+    /// How many in all.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
+    }
+
+    pub(crate) fn add(&mut self, reason: Denial) {
+        if let Some(count) = self.counts.get_mut(reason as usize) {
+            *count = count.saturating_add(1);
+        }
+    }
+
+    /// Adds the counts of `other`.
+    pub fn merge(&mut self, other: &Self) {
+        for (count, more) in self.counts.iter_mut().zip(other.counts) {
+            *count = count.saturating_add(more);
+        }
+    }
+}
+
+/// What one synchronisation did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SyncReport {
+    /// Guest tables read, the directory included.
+    pub tables_scanned: u64,
+    /// Bytes of guest tables read.
+    pub bytes_scanned: u64,
+    /// Shadow entries that were written because they differ.
+    pub entries_written: u64,
+    /// Writes that it took.
+    pub writes: u64,
+    /// Entries that are denied and were not at the last synchronisation, by reason.
+    pub denied: Denials,
+    /// Some entry lost a permission or names another frame than before: the card's TLBs must be flushed before the guest
+    /// goes on.
+    pub lost_permission: bool,
+}
+
+impl SyncReport {
+    /// Adds another report to this one.
+    pub fn merge(&mut self, other: &Self) {
+        self.tables_scanned = self.tables_scanned.saturating_add(other.tables_scanned);
+        self.bytes_scanned = self.bytes_scanned.saturating_add(other.bytes_scanned);
+        self.entries_written = self.entries_written.saturating_add(other.entries_written);
+        self.writes = self.writes.saturating_add(other.writes);
+        self.denied.merge(&other.denied);
+        self.lost_permission |= other.lost_permission;
+    }
+}

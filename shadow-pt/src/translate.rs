@@ -1,0 +1,1 @@
+//! One guest entry in, one shadow entry or a denial out.
