@@ -143,7 +143,7 @@ pub trait Device: Send {
     fn disconnected(&mut self);
 
     /// The memory at guest physical address `gpa` is private to the client (`share=off`): the device would read zeros.
-    /// Called at most once per region; the server has logged it.
+    /// Called once per file of memory; the server has logged it.
     fn memory_not_shared(&mut self, gpa: u64) {
         let _ = gpa;
     }

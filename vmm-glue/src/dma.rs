@@ -21,6 +21,10 @@ use crate::protocol::{Command, DmaAccess, FLAG_ERROR, HEADER_SIZE, Header};
 pub const MAX_REQUEST: usize = 16 << 20;
 /// Most requests that wait or run.
 pub const MAX_REQUESTS: usize = 256;
+/// Most bytes of all requests that wait or run.
+pub const MAX_BYTES: usize = 64 << 20;
+/// Clients that take less data per message than this get no requests.
+pub const MIN_TRANSFER: usize = 512;
 /// Most messages that the client has not answered.
 const MAX_IN_FLIGHT: usize = 16;
 
@@ -34,7 +38,7 @@ pub enum DmaError {
     Unsupported,
     #[error("a request has {0} bytes, 1 to {MAX_REQUEST} are possible")]
     Length(usize),
-    #[error("{MAX_REQUESTS} requests are under way already")]
+    #[error("{MAX_REQUESTS} requests or {MAX_BYTES} bytes are under way already")]
     Busy,
     #[error("the client refused the access at {gpa:#x} (errno {errno}; 19 while the guest has bus mastering off)")]
     Refused { gpa: u64, errno: u32 },
@@ -49,6 +53,7 @@ pub enum DmaError {
 /// State of one request, shared with who waits for it.
 #[derive(Debug)]
 struct Job {
+    len: usize,
     state: Mutex<JobState>,
     done: Condvar,
 }
@@ -73,17 +78,40 @@ struct Piece {
     len: usize,
 }
 
+/// A request of which pieces are still to be sent.
+#[derive(Debug)]
+struct Waiting {
+    job: Arc<Job>,
+    write: bool,
+    gpa: u64,
+    len: usize,
+    /// Bytes whose pieces were sent.
+    sent: usize,
+}
+
+impl Waiting {
+    /// The next piece of at most `step` bytes, and whether it is the last.
+    fn next_piece(&mut self, step: usize) -> (Piece, bool) {
+        let len = step.min(self.len.saturating_sub(self.sent));
+        let gpa = self.gpa.wrapping_add(u64::try_from(self.sent).unwrap_or(0));
+        let piece = Piece { job: Arc::clone(&self.job), write: self.write, gpa, start: self.sent, len };
+        self.sent = self.sent.saturating_add(len);
+        (piece, self.sent >= self.len)
+    }
+}
+
 #[derive(Debug, Default)]
 struct Shared {
     /// Largest data of one message; 0 while no client takes requests.
     max_transfer: usize,
     connected: bool,
     server_thread: Option<ThreadId>,
-    queue: VecDeque<Piece>,
+    queue: VecDeque<Waiting>,
     in_flight: HashMap<u16, Piece>,
     next_id: u16,
-    /// Requests that wait or run.
+    /// Requests that wait or run, and their bytes.
     requests: usize,
+    bytes: usize,
 }
 
 /// The access; clones use the same client.
@@ -168,25 +196,16 @@ impl DmaClient {
         if shared.max_transfer == 0 {
             return Err(DmaError::Unsupported);
         }
-        if shared.requests >= MAX_REQUESTS {
+        let len = data.len();
+        let bytes = shared.bytes.saturating_add(len);
+        if shared.requests >= MAX_REQUESTS || bytes > MAX_BYTES {
             return Err(DmaError::Busy);
         }
         shared.requests = shared.requests.saturating_add(1);
-        let (len, step) = (data.len(), shared.max_transfer);
-        let job = Arc::new(Job {
-            state: Mutex::new(JobState { data, open: len.div_ceil(step), error: None }),
-            done: Condvar::new(),
-        });
-        for start in (0..len).step_by(step) {
-            let piece = Piece {
-                job: Arc::clone(&job),
-                write,
-                gpa: gpa.wrapping_add(u64::try_from(start).unwrap_or(0)),
-                start,
-                len: step.min(len.saturating_sub(start)),
-            };
-            shared.queue.push_back(piece);
-        }
+        shared.bytes = bytes;
+        let state = JobState { data, open: len.div_ceil(shared.max_transfer), error: None };
+        let job = Arc::new(Job { len, state: Mutex::new(state), done: Condvar::new() });
+        shared.queue.push_back(Waiting { job: Arc::clone(&job), write, gpa, len, sent: 0 });
         drop(shared);
         self.wake.wake();
         Ok(Pending { job, shared: Arc::clone(&self.shared) })
@@ -196,7 +215,7 @@ impl DmaClient {
     pub(crate) fn connect(&self, max_transfer: usize) {
         let mut shared = self.shared.lock();
         shared.connected = true;
-        shared.max_transfer = max_transfer;
+        shared.max_transfer = if max_transfer < MIN_TRANSFER { 0 } else { max_transfer };
         shared.server_thread = Some(std::thread::current().id());
     }
 
@@ -207,22 +226,22 @@ impl DmaClient {
             let next_id = shared.next_id;
             std::mem::replace(&mut *shared, Shared { next_id, ..Shared::default() })
         };
-        for piece in queue.into_iter().chain(in_flight.into_values()) {
-            piece.job.finish(Err(DmaError::NotConnected));
+        let waiting = queue.into_iter().map(|waiting| waiting.job);
+        for job in waiting.chain(in_flight.into_values().map(|piece| piece.job)) {
+            job.abort(DmaError::NotConnected);
         }
-    }
-
-    /// Whether messages wait to be sent.
-    pub(crate) fn has_work(&self) -> bool {
-        let shared = self.shared.lock();
-        !shared.queue.is_empty() && shared.in_flight.len() < MAX_IN_FLIGHT
     }
 
     /// Appends messages that are due to `out`, as long as it is shorter than `limit` bytes.
     pub(crate) fn send(&self, out: &mut Vec<u8>, limit: usize) {
         let mut shared = self.shared.lock();
         while shared.in_flight.len() < MAX_IN_FLIGHT && out.len() < limit {
-            let Some(piece) = shared.queue.pop_front() else { return };
+            let step = shared.max_transfer;
+            let Some(waiting) = shared.queue.front_mut() else { return };
+            let (piece, last) = waiting.next_piece(step);
+            if last {
+                shared.queue.pop_front();
+            }
             let command = if piece.write { Command::DMA_WRITE } else { Command::DMA_READ };
             let body = DmaAccess { address: piece.gpa, count: u64::try_from(piece.len).unwrap_or(0) };
             let state = piece.job.state.lock();
@@ -264,12 +283,21 @@ impl DmaClient {
         };
         if piece.job.finish(outcome) {
             shared.requests = shared.requests.saturating_sub(1);
+            shared.bytes = shared.bytes.saturating_sub(piece.job.len);
         }
         true
     }
 }
 
 impl Job {
+    /// Ends all pieces.
+    fn abort(&self, error: DmaError) {
+        let mut state = self.state.lock();
+        state.open = 0;
+        state.error = state.error.or(Some(error));
+        self.done.notify_all();
+    }
+
     /// Ends one piece; true if it was the last.
     fn finish(&self, outcome: Result<Option<(usize, &[u8])>, DmaError>) -> bool {
         let mut state = self.state.lock();

@@ -33,18 +33,24 @@
     )
 )]
 
+#[cfg(feature = "test-client")]
+pub mod client;
+pub mod connection;
 pub mod counters;
 pub mod device;
 pub mod dma;
+pub mod echo;
 pub mod interrupts;
 pub mod link;
 pub mod memory;
 pub mod protocol;
 pub mod server;
+pub mod socket;
 
 pub use counters::Counters;
 pub use device::{AccessError, Device, MapError, MmapArea, RegionIndex, RegionInfo, RegionMmap};
 pub use interrupts::{Interrupts, IrqCounts};
 pub use link::{ClientInfo, Link, StopHandle};
 pub use memory::{DmaRegion, GuestMemory, Mapping, MemoryTable};
-pub use server::{Server, ServerOptions, SocketOptions};
+pub use server::{Server, ServerError, ServerOptions};
+pub use socket::{BindError, SocketOptions};

@@ -1,24 +1,37 @@
 //! The event loop of one socket.
+//!
+//! One client is served at a time. Connections wait, without a right to anything, until they say something: the first that
+//! does while nobody is served becomes the client, the others are refused at once. Nothing here blocks but the wait for
+//! events; a client that says nothing or reads nothing costs only its own connection.
 
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
 use thiserror::Error;
+use zerocopy::{FromBytes, IntoBytes};
 
+use crate::connection::{Connection, Fatal, Progress};
+use crate::counters::{Counters, add, add_len};
 use crate::device::Device;
 use crate::link::{Link, StopHandle};
 use crate::memory::MemoryLimits;
+use crate::protocol::{FLAG_ERROR, FLAG_TYPE_REPLY, HEADER_SIZE, Header};
+use crate::socket::{self, BindError, BoundPath, SocketOptions};
 
-/// Access rights of a socket's path.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SocketOptions {
-    /// Permission bits; `None` leaves what the process's mask gives.
-    pub mode: Option<u32>,
-    /// Owner's user number; needs privilege.
-    pub uid: Option<u32>,
-    /// Group number; needs membership or privilege.
-    pub gid: Option<u32>,
-}
+/// Most connections that have not said anything; the oldest is closed for the next.
+const MAX_WAITING: usize = 4;
+/// Output that is gathered before it is sent, in bytes.
+const FLUSH_AT: usize = 64 << 10;
+/// Receives after which other events are looked at, however much the client sends.
+const MAX_ROUNDS: u32 = 64;
+/// Scale of the trust in spinning.
+const MAX_CREDIT: u32 = 8;
 
 /// How a server treats its clients.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +41,7 @@ pub struct ServerOptions {
     /// Largest data of one message in bytes, 4 KiB to 1 MiB.
     pub max_transfer: usize,
     /// How long to look for the next message before sleeping; zero for never. Halves the latency of reads; costs nothing
-    /// while the client is idle.
+    /// while the client is idle, and is given up while it does not help.
     pub spin: Duration,
     /// Bytes of replies that may wait for a client that does not read; beyond them it is disconnected.
     pub max_queued: usize,
@@ -45,41 +58,388 @@ impl Default for ServerOptions {
     }
 }
 
-/// Why a server cannot start or go on.
+/// Why a server cannot go on.
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum ServerError {
-    #[error("{action} the socket {}: {source}", path.display())]
-    Socket { action: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("cannot prepare the listening socket")]
+    Prepare(#[source] io::Error),
     #[error("waiting for clients failed")]
-    Poll(#[source] std::io::Error),
+    Poll(#[source] io::Error),
 }
 
 /// A listening socket.
 #[derive(Debug)]
 pub struct Server {
-    _path: Option<PathBuf>,
+    listener: UnixListener,
+    /// Removes the path at the end.
+    _bound: Option<BoundPath>,
+    options: ServerOptions,
 }
 
 impl Server {
     /// Binds `path`. A socket file that no process serves any more is replaced.
-    pub fn bind(path: &Path, socket: &SocketOptions, options: ServerOptions) -> Result<Self, ServerError> {
-        let _ = (socket, options);
-        Ok(Self { _path: Some(path.to_owned()) })
+    pub fn bind(path: &Path, socket: &SocketOptions, options: ServerOptions) -> Result<Self, BindError> {
+        let (listener, bound) = socket::bind(path, socket)?;
+        Ok(Self { listener, _bound: Some(bound), options })
     }
 
     /// Takes a socket that listens already (socket activation).
-    pub fn from_listener(
-        listener: std::os::unix::net::UnixListener,
-        options: ServerOptions,
-    ) -> Result<Self, ServerError> {
-        let _ = (listener, options);
-        Ok(Self { _path: None })
+    pub fn from_listener(listener: UnixListener, options: ServerOptions) -> Result<Self, ServerError> {
+        listener.set_nonblocking(true).map_err(ServerError::Prepare)?;
+        Ok(Self { listener, _bound: None, options })
     }
 
     /// Serves clients, one after the other, until `stop`. `device` must have been made with a clone of `link`.
+    ///
+    /// Returns early only if the host fails (no client can cause it).
     pub fn run(&self, link: &Link, device: &mut dyn Device, stop: &StopHandle) -> Result<(), ServerError> {
-        let _ = (link, device, stop);
+        let mut spin = Spin::new(self.options.spin);
+        let mut clients = Clients { server: self, link, device, active: None, waiting: Vec::new() };
+        while !stop.is_stopped() {
+            clients.serve(&mut spin);
+            let ready = clients.wait(stop)?;
+            spin.woke(ready.client);
+            if ready.wake {
+                link.wake().clear();
+            }
+            if ready.unmask {
+                link.interrupts().unmask_event();
+            }
+            if ready.listener {
+                clients.accept();
+            }
+            clients.listen_to_waiting();
+        }
+        clients.end(None);
         Ok(())
+    }
+}
+
+/// Which events ended a wait.
+#[derive(Debug, Default)]
+struct Ready {
+    client: bool,
+    wake: bool,
+    unmask: bool,
+    listener: bool,
+}
+
+#[derive(Debug)]
+struct Active {
+    stream: UnixStream,
+    connection: Connection,
+}
+
+struct Clients<'a> {
+    server: &'a Server,
+    link: &'a Link,
+    device: &'a mut dyn Device,
+    active: Option<Active>,
+    /// Connections that have not said anything, the oldest first.
+    waiting: Vec<UnixStream>,
+}
+
+impl Clients<'_> {
+    /// Handles what the client has sent, until nothing more comes for a while.
+    fn serve(&mut self, spin: &mut Spin) {
+        for _ in 0..MAX_ROUNDS {
+            if self.link.take_disconnect() && self.active.is_some() {
+                tracing::info!("disconnecting the VMM as asked");
+                self.end(None);
+            }
+            let Some(active) = &mut self.active else { return };
+            match active.serve(self.device, self.link.counters(), &self.server.options, spin) {
+                Ok(Served::Idle) => return,
+                Ok(Served::Busy) => (),
+                Ok(Served::Closed) => self.end(None),
+                Err(fatal) => self.end(Some(fatal)),
+            }
+        }
+    }
+
+    fn wait(&self, stop: &StopHandle) -> Result<Ready, ServerError> {
+        let unmask = self.active.as_ref().and_then(|_| self.link.interrupts().unmask_fd());
+        // Places without a descriptor wait for nothing on one that is there anyway.
+        let nothing = || PollFd::from_borrowed_fd(stop.fd(), PollFlags::empty());
+        let mut fds: [PollFd<'_>; 5 + MAX_WAITING] = std::array::from_fn(|_| nothing());
+        let [stopped, wake, listener, client, unmasked, waiting @ ..] = &mut fds;
+        *stopped = input(stop.fd());
+        *wake = input(self.link.wake().fd());
+        *listener = input(self.server.listener.as_fd());
+        if let Some(active) = &self.active {
+            let output = if active.has_output() { PollFlags::OUT } else { PollFlags::empty() };
+            *client = PollFd::from_borrowed_fd(active.stream.as_fd(), PollFlags::IN | output);
+        }
+        if let Some(fd) = &unmask {
+            *unmasked = input(fd.as_fd());
+        }
+        for (place, stream) in waiting.iter_mut().zip(&self.waiting) {
+            *place = input(stream.as_fd());
+        }
+        match poll(&mut fds, None) {
+            Ok(_) | Err(Errno::INTR) => (),
+            Err(errno) => return Err(ServerError::Poll(errno.into())),
+        }
+        let [_, wake, listener, client, unmasked, ..] = &fds;
+        let ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        Ok(Ready {
+            client: self.active.is_some() && ready(client),
+            wake: ready(wake),
+            unmask: unmask.is_some() && ready(unmasked),
+            listener: ready(listener),
+        })
+    }
+
+    fn accept(&mut self) {
+        match self.server.listener.accept() {
+            Ok((stream, _)) => {
+                if let Err(error) = stream.set_nonblocking(true) {
+                    tracing::warn!(%error, "connection closed: it cannot be made non-blocking");
+                    return;
+                }
+                if self.waiting.len() >= MAX_WAITING {
+                    tracing::warn!("connection closed: it said nothing and others wait");
+                    self.waiting.remove(0);
+                }
+                self.waiting.push(stream);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => (),
+            Err(error) => {
+                tracing::error!(%error, "a VMM's connection cannot be accepted");
+                // Out of descriptors, most likely: without a pause this would be tried at full speed.
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+
+    /// Makes the first connection that says something the client, or refuses it.
+    fn listen_to_waiting(&mut self) {
+        for stream in std::mem::take(&mut self.waiting) {
+            let mut bytes = [0u8; HEADER_SIZE];
+            match rustix::net::recv(&stream, &mut bytes, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+                Err(Errno::AGAIN | Errno::INTR) => self.waiting.push(stream),
+                Err(_) | Ok((_, 0)) => (),
+                Ok((_, len)) if len < HEADER_SIZE => {
+                    tracing::warn!(len, "connection closed: its first message has no whole header");
+                }
+                Ok(_) if self.active.is_none() => {
+                    let link = self.link.clone();
+                    let connection = Connection::new(link, &self.server.options, socket::peer(&stream));
+                    self.active = Some(Active { stream, connection });
+                    // Both are meant for a client before this one.
+                    self.link.take_disconnect();
+                    self.link.take_check_shared();
+                }
+                Ok(_) => self.refuse(&stream),
+            }
+        }
+    }
+
+    fn refuse(&self, stream: &UnixStream) {
+        add(&self.link.counters().clients_refused, 1);
+        let pid = socket::peer(stream).pid;
+        let served = self.link.client().map_or(0, |client| client.pid);
+        tracing::warn!(pid, served, "VMM refused: another one is connected to this device");
+        // Reading it all keeps the other end from an error before it has read the reply.
+        let mut buffer = [0u8; 8192];
+        let Ok(first) = socket::receive(stream, &mut buffer) else { return };
+        while socket::receive(stream, &mut [0u8; 4096]).is_ok_and(|more| more.len != 0) {}
+        let Some(Ok((request, _))) = buffer.get(..first.len).map(Header::read_from_prefix) else { return };
+        let error = u32::try_from(Errno::BUSY.raw_os_error()).unwrap_or(0);
+        let size = u32::try_from(HEADER_SIZE).unwrap_or(0);
+        let reply = Header { size, flags: FLAG_TYPE_REPLY | FLAG_ERROR, error, ..request };
+        let _ = socket::send(stream, reply.as_bytes(), &[]);
+    }
+
+    /// Ends the connection of the client.
+    fn end(&mut self, reason: Option<Fatal>) {
+        let Some(Active { stream, mut connection }) = self.active.take() else { return };
+        if let Some(reason) = reason {
+            add(&self.link.counters().clients_dropped, 1);
+            tracing::error!(reason = %reason, "VMM disconnected");
+            let (bytes, _) = connection.output().next();
+            let _ = socket::send(&stream, bytes, &[]);
+        } else if connection.is_negotiated() {
+            tracing::info!("VMM gone");
+        }
+        let _ = stream.shutdown(std::net::Shutdown::Both);
+        connection.close(self.device);
+    }
+}
+
+fn input(fd: BorrowedFd<'_>) -> PollFd<'_> {
+    PollFd::from_borrowed_fd(fd, PollFlags::IN)
+}
+
+/// What came of serving.
+enum Served {
+    /// Nothing more to do for now.
+    Idle,
+    /// Something was done.
+    Busy,
+    /// The client has closed.
+    Closed,
+}
+
+impl Active {
+    fn has_output(&self) -> bool {
+        self.connection.pending_output() != 0
+    }
+
+    fn serve(
+        &mut self,
+        device: &mut dyn Device,
+        counters: &Counters,
+        options: &ServerOptions,
+        spin: &mut Spin,
+    ) -> Result<Served, Fatal> {
+        self.connection.work(device)?;
+        self.flush(counters);
+        let mut deadline = None;
+        let received = loop {
+            match socket::receive(&self.stream, self.connection.space()) {
+                Ok(received) => break received,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let now = Instant::now();
+                    let Some(deadline) = deadline.get_or_insert_with(|| spin.deadline(now)).as_ref() else {
+                        return Ok(Served::Idle);
+                    };
+                    if now >= *deadline {
+                        spin.miss(now);
+                        return Ok(Served::Idle);
+                    }
+                    std::hint::spin_loop();
+                }
+                Err(_) => return Ok(Served::Closed),
+            }
+        };
+        if deadline.is_some() {
+            spin.hit();
+            add(&counters.spin_hits, 1);
+        }
+        if received.len == 0 {
+            return Ok(Served::Closed);
+        }
+        self.connection.received(received.len, received.fds, received.truncated);
+        loop {
+            let limit = self.connection.pending_output().saturating_add(FLUSH_AT);
+            let progress = self.connection.process(device, limit)?;
+            self.flush(counters);
+            let queued = self.connection.pending_output();
+            if queued > options.max_queued {
+                return Err(Fatal::NotReading(queued));
+            }
+            if progress == Progress::Done {
+                return Ok(Served::Busy);
+            }
+        }
+    }
+
+    /// Sends as much as the client takes.
+    fn flush(&mut self, counters: &Counters) {
+        let out = self.connection.output();
+        while !out.is_empty() {
+            let (bytes, fd) = out.next();
+            let fd = fd.as_ref().map(|fd| fd.as_fd());
+            match socket::send(&self.stream, bytes, fd.as_slice()) {
+                Ok(len) => {
+                    add(&counters.sends, 1);
+                    add_len(&counters.bytes_out, len);
+                    out.advance(len);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
+                // Full: the rest goes when there is room. Broken: the next read tells.
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+/// Decides whether to look for messages a little longer before sleeping.
+///
+/// Spinning that brings a message earns credit, spinning in vain costs some; without credit the thread sleeps at once, and
+/// earns credit again when sleeping turns out to be as short as a spin.
+#[derive(Debug)]
+struct Spin {
+    length: Duration,
+    credit: u32,
+    slept: Option<Instant>,
+}
+
+impl Spin {
+    fn new(length: Duration) -> Self {
+        Self { length: length.min(Duration::from_millis(1)), credit: MAX_CREDIT / 2, slept: None }
+    }
+
+    /// Until when to spin from `now`, if at all.
+    fn deadline(&mut self, now: Instant) -> Option<Instant> {
+        if self.length.is_zero() {
+            return None;
+        }
+        if self.credit == 0 || self.slept.is_some() {
+            self.slept.get_or_insert(now);
+            return None;
+        }
+        now.checked_add(self.length)
+    }
+
+    fn hit(&mut self) {
+        self.credit = self.credit.saturating_add(1).min(MAX_CREDIT);
+    }
+
+    fn miss(&mut self, now: Instant) {
+        self.credit = self.credit.saturating_sub(1);
+        self.slept = Some(now);
+    }
+
+    /// A sleep has ended; `message` tells whether by a message of the client.
+    fn woke(&mut self, message: bool) {
+        let Some(slept) = self.slept else { return };
+        if message {
+            self.slept = None;
+            if slept.elapsed() < self.length.saturating_mul(2) {
+                self.hit();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spinning_in_vain_is_given_up_and_comes_back_when_messages_are_dense() {
+        let mut spin = Spin::new(Duration::from_millis(1));
+        let now = Instant::now();
+        let mut rounds = 0;
+        while spin.deadline(now).is_some() {
+            spin.miss(now);
+            assert!(spin.deadline(now).is_none(), "one spin per message");
+            spin.slept = Some(now.checked_sub(Duration::from_secs(1)).unwrap());
+            spin.woke(true);
+            rounds += 1;
+        }
+        assert_eq!(rounds, MAX_CREDIT / 2);
+        spin.slept = Some(Instant::now());
+        spin.woke(true);
+        assert!(spin.deadline(now).is_some());
+    }
+
+    #[test]
+    fn other_wakes_do_not_start_a_spin() {
+        let mut spin = Spin::new(Duration::from_millis(1));
+        let now = Instant::now();
+        assert!(spin.deadline(now).is_some());
+        spin.miss(now);
+        spin.woke(false);
+        assert!(spin.deadline(now).is_none());
+    }
+
+    #[test]
+    fn zero_turns_spinning_off() {
+        assert!(Spin::new(Duration::ZERO).deadline(Instant::now()).is_none());
     }
 }

@@ -4,6 +4,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
@@ -45,6 +46,19 @@ struct Backing {
     inode: u64,
     /// The client can no longer cut the file short.
     sealed: bool,
+    /// A [`Sharing`] as a number.
+    sharing: AtomicU8,
+}
+
+/// Whether the client really shares a file's memory, or has a private copy of it (`share=off`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// Not known yet.
+    Unknown,
+    /// Both sides see the same bytes.
+    Shared,
+    /// The client's memory is elsewhere; the file holds zeros.
+    Private,
 }
 
 /// A client's file, mapped and shared. Accesses never fail: if the client cuts the file short, or the host cannot bring a
@@ -114,7 +128,7 @@ impl Mapping {
             .cloned();
         let backing = backing.unwrap_or_else(|| {
             let sealed = rustix::fs::fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
-            Arc::new(Backing { fd, device: stat.st_dev, inode: stat.st_ino, sealed })
+            Arc::new(Backing { fd, device: stat.st_dev, inode: stat.st_ino, sealed, sharing: AtomicU8::new(0) })
         });
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: a new mapping at an address of the kernel's choice; nothing else uses that memory.
@@ -161,6 +175,25 @@ impl Mapping {
     /// Whether the client has sealed the file against being cut short.
     pub fn is_sealed(&self) -> bool {
         self.backing.sealed
+    }
+
+    /// Whether the client shares the memory of this file, as far as it is known.
+    pub fn sharing(&self) -> Sharing {
+        match self.backing.sharing.load(Ordering::Relaxed) {
+            1 => Sharing::Shared,
+            2 => Sharing::Private,
+            _ => Sharing::Unknown,
+        }
+    }
+
+    /// Records what was found out for all regions of this file.
+    pub(crate) fn set_sharing(&self, sharing: Sharing) {
+        let number = match sharing {
+            Sharing::Unknown => 0,
+            Sharing::Shared => 1,
+            Sharing::Private => 2,
+        };
+        self.backing.sharing.store(number, Ordering::Relaxed);
     }
 
     /// Reads the file at `offset` of the region without bringing pages into it, unlike an access to the mapping.

@@ -10,13 +10,12 @@ mod sigbus;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::RwLock;
 use thiserror::Error;
 use vm_memory::VolatileMemory;
 
-pub use mapping::{MapFileError, Mapping};
+pub use mapping::{MapFileError, Mapping, Sharing};
 
 use crate::link::Wake;
 
@@ -54,16 +53,11 @@ pub struct DmaRegion {
     pub writable: bool,
     /// The memory, unless the client gave no file; then only [`crate::dma::DmaClient`] reaches it.
     pub mapping: Option<Arc<Mapping>>,
-    /// Shared by all clones: found to be private to the client.
-    not_shared: Arc<AtomicBool>,
-    /// Shared by all clones: the withdrawal of the mapping has been reported.
-    reported: Arc<AtomicBool>,
 }
 
 impl DmaRegion {
     pub(crate) fn new(gpa: u64, size: u64, readable: bool, writable: bool, mapping: Option<Arc<Mapping>>) -> Self {
-        let (not_shared, reported) = Default::default();
-        Self { gpa, size, readable, writable, mapping, not_shared, reported }
+        Self { gpa, size, readable, writable, mapping }
     }
 
     /// First guest physical address behind the region.
@@ -73,22 +67,12 @@ impl DmaRegion {
 
     /// Whether the memory was found to be private to the client (`share=off`), so that the mapping shows zeros.
     pub fn is_not_shared(&self) -> bool {
-        self.not_shared.load(Ordering::Relaxed)
+        self.mapping.as_ref().is_some_and(|mapping| mapping.sharing() == Sharing::Private)
     }
 
     /// Whether the client withdrew the memory under the mapping.
     pub fn is_withdrawn(&self) -> bool {
         self.mapping.as_ref().is_some_and(|mapping| mapping.is_withdrawn())
-    }
-
-    /// Marks the region as private; true for the first time.
-    pub(crate) fn set_not_shared(&self) -> bool {
-        !self.not_shared.swap(true, Ordering::Relaxed)
-    }
-
-    /// True once, when the region has been withdrawn.
-    pub(crate) fn report_withdrawn(&self) -> bool {
-        self.is_withdrawn() && !self.reported.swap(true, Ordering::Relaxed)
     }
 }
 

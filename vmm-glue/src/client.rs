@@ -1,0 +1,439 @@
+//! A small vfio-user client for tests, benches and hostile guests.
+//!
+//! It blocks, and it trusts its server no more than a test should: lengths of replies are checked. [`Client::request`] and
+//! the calls built on it follow the protocol; [`Client::send_raw`] and [`Client::receive_message`] do not have to.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::MemfdFlags;
+use thiserror::Error;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::protocol::{
+    Command, DMA_MAP_READ, DMA_MAP_WRITE, DMA_UNMAP_ALL, DeviceInfo, DmaAccess, DmaMap, DmaUnmap, FLAG_ERROR,
+    FLAG_NO_REPLY, FLAG_TYPE_REPLY, HEADER_SIZE, Header, IRQ_ACTION_TRIGGER, IRQ_ACTION_UNMASK, IRQ_DATA_EVENTFD,
+    IRQ_DATA_NONE, IrqInfo, IrqSet, MultiWrite, RegionAccess, RegionInfoBody, Version,
+};
+use crate::socket;
+
+/// Capabilities as QEMU 11.1 proposes them.
+pub const QEMU_CAPABILITIES: &str = "{\"capabilities\": {\"migration\": {\"pgsize\": 4096, \"max_bitmap_size\": 268435456}, \
+    \"max_msg_fds\": 16, \"max_data_xfer_size\": 1048576, \"pgsizes\": 4096, \"max_dma_maps\": 65535, \
+    \"write_multiple\": true}}";
+/// Capabilities as cloud-hypervisor proposes them.
+pub const CLOUD_HYPERVISOR_CAPABILITIES: &str =
+    "{\"capabilities\":{\"max_msg_fds\":1,\"max_data_xfer_size\":1048576,\"migration\":{\"pgsize\":4096}}}";
+
+/// Largest message that is taken, in bytes.
+const MAX_MESSAGE: usize = 2 << 20;
+
+/// Why a call failed.
+#[derive(Debug, Error)]
+pub enum ClientError {
+    /// The socket failed, or no reply came in the time of [`Client::set_timeout`].
+    #[error("the socket failed")]
+    Io(#[from] io::Error),
+    /// The server closed the connection.
+    #[error("the server closed the connection")]
+    Closed,
+    /// The server answered with an error number.
+    #[error("the server answered with errno {0}")]
+    Refused(u32),
+    /// The server does not follow the protocol.
+    #[error("the reply is wrong: {0}")]
+    Protocol(String),
+}
+
+impl ClientError {
+    /// The error number that the server gave.
+    pub fn errno(&self) -> Option<u32> {
+        match self {
+            Self::Refused(errno) => Some(*errno),
+            _ => None,
+        }
+    }
+}
+
+type Result<T> = std::result::Result<T, ClientError>;
+
+/// A message as it came.
+#[derive(Debug)]
+pub struct Message {
+    /// Its header.
+    pub header: Header,
+    /// What follows the header.
+    pub body: Vec<u8>,
+    /// Descriptors that came along.
+    pub fds: Vec<OwnedFd>,
+}
+
+/// Memory of the client: what [`Client::serve_dma`] reads and writes.
+pub trait DmaTarget {
+    /// Reads; an error is the `errno` of the reply.
+    fn read(&mut self, gpa: u64, data: &mut [u8]) -> std::result::Result<(), u32>;
+    /// Writes; an error is the `errno` of the reply.
+    fn write(&mut self, gpa: u64, data: &[u8]) -> std::result::Result<(), u32>;
+}
+
+/// A connection.
+#[derive(Debug)]
+pub struct Client {
+    stream: UnixStream,
+    next_id: u16,
+    /// Requests of the server that came while a reply was awaited.
+    requests: VecDeque<Message>,
+    /// Text of the server's capabilities.
+    capabilities: String,
+}
+
+impl Client {
+    /// Connects without saying anything.
+    pub fn connect_silent(path: &Path) -> Result<Self> {
+        Ok(Self::from_stream(UnixStream::connect(path)?))
+    }
+
+    /// Takes a connection that stands already, without saying anything.
+    pub fn from_stream(stream: UnixStream) -> Self {
+        Self { stream, next_id: 0, requests: VecDeque::new(), capabilities: String::new() }
+    }
+
+    /// Connects and negotiates as QEMU does.
+    pub fn connect(path: &Path) -> Result<Self> {
+        Self::connect_as(path, QEMU_CAPABILITIES)
+    }
+
+    /// Connects and negotiates with the capabilities given as JSON.
+    pub fn connect_as(path: &Path, capabilities: &str) -> Result<Self> {
+        let mut client = Self::connect_silent(path)?;
+        client.negotiate(0, 1, capabilities)?;
+        Ok(client)
+    }
+
+    /// Proposes a version; returns the one that the server chose.
+    pub fn negotiate(&mut self, major: u16, minor: u16, capabilities: &str) -> Result<(u16, u16)> {
+        let body = [Version { major, minor }.as_bytes(), capabilities.as_bytes(), &[0]].concat();
+        let reply = self.request(Command::VERSION, &body, &[])?;
+        let (version, text) = parse::<Version>(&reply.body)?;
+        let text = text.strip_suffix(b"\0").ok_or_else(|| ClientError::Protocol("capabilities without NUL".into()))?;
+        self.capabilities = String::from_utf8_lossy(text).into_owned();
+        Ok((version.major, version.minor))
+    }
+
+    /// Capabilities of the server, JSON.
+    pub fn capabilities(&self) -> &str {
+        &self.capabilities
+    }
+
+    /// The socket.
+    pub fn stream(&self) -> &UnixStream {
+        &self.stream
+    }
+
+    /// How long to wait for a reply; `None`, the default, for ever.
+    pub fn set_timeout(&self, timeout: Option<Duration>) -> Result<()> {
+        Ok(self.stream.set_read_timeout(timeout)?)
+    }
+
+    /// Sends bytes as they are. Blocks until all are taken.
+    pub fn send_raw(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let mut rest = bytes;
+        let mut fds = fds;
+        while !rest.is_empty() {
+            match socket::send(&self.stream, rest, fds) {
+                Ok(len) => {
+                    rest = rest.get(len..).unwrap_or_default();
+                    fds = &[];
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let mut wait = [rustix::event::PollFd::new(&self.stream, rustix::event::PollFlags::OUT)];
+                    rustix::event::poll(&mut wait, None).map_err(io::Error::from)?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a request without waiting for anything; returns its number.
+    pub fn send(&mut self, command: Command, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<u16> {
+        let id = self.next_id;
+        self.next_id = id.wrapping_add(1);
+        let size = u32::try_from(HEADER_SIZE.saturating_add(body.len())).unwrap_or(u32::MAX);
+        let header = Header::request(id, command, size, flags);
+        self.send_raw(&[header.as_bytes(), body].concat(), fds)?;
+        Ok(id)
+    }
+
+    /// Sends a request and waits for its reply. Requests of the server that come first are kept for [`Self::serve_dma`].
+    pub fn request(&mut self, command: Command, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<Message> {
+        let id = self.send(command, 0, body, fds)?;
+        self.reply(id)
+    }
+
+    /// Waits for the reply to request `id`.
+    pub fn reply(&mut self, id: u16) -> Result<Message> {
+        loop {
+            let message = self.receive_message()?;
+            if !message.header.is_reply() {
+                self.requests.push_back(message);
+                continue;
+            }
+            if message.header.id != id {
+                return Err(ClientError::Protocol(format!("reply {} for request {id}", message.header.id)));
+            }
+            if message.header.flags & FLAG_ERROR != 0 {
+                return Err(ClientError::Refused(message.header.error));
+            }
+            return Ok(message);
+        }
+    }
+
+    /// Waits for one message of the server.
+    pub fn receive_message(&mut self) -> Result<Message> {
+        let mut bytes = [0; HEADER_SIZE];
+        let mut fds = Vec::new();
+        self.fill(&mut bytes, &mut fds)?;
+        let header = Header::read_from_bytes(&bytes).map_err(|_| ClientError::Closed)?;
+        let len = usize::try_from(header.size).unwrap_or(usize::MAX);
+        let len = len.checked_sub(HEADER_SIZE).filter(|&len| len <= MAX_MESSAGE);
+        let len = len.ok_or_else(|| ClientError::Protocol(format!("a message of {} bytes", header.size)))?;
+        let mut body = vec![0; len];
+        self.fill(&mut body, &mut fds)?;
+        Ok(Message { header, body, fds })
+    }
+
+    fn fill(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<()> {
+        let mut rest = buffer;
+        while !rest.is_empty() {
+            let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+            let mut control = rustix::net::RecvAncillaryBuffer::new(&mut space);
+            let flags = rustix::net::RecvFlags::CMSG_CLOEXEC;
+            let mut iov = [io::IoSliceMut::new(rest)];
+            let result = rustix::net::recvmsg(&self.stream, &mut iov, &mut control, flags).map_err(io::Error::from)?;
+            for message in control.drain() {
+                if let rustix::net::RecvAncillaryMessage::ScmRights(rights) = message {
+                    fds.extend(rights);
+                }
+            }
+            if result.bytes == 0 {
+                return Err(ClientError::Closed);
+            }
+            rest = rest.get_mut(result.bytes..).unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    /// Answers one `DMA_READ` or `DMA_WRITE` of the server; waits for it. Returns its header.
+    pub fn serve_dma(&mut self, memory: &mut dyn DmaTarget) -> Result<Header> {
+        let message = match self.requests.pop_front() {
+            Some(message) => message,
+            None => self.receive_message()?,
+        };
+        let Message { header, body, .. } = message;
+        let (access, data) = parse::<DmaAccess>(&body)?;
+        let outcome = match header.command() {
+            Command::DMA_READ => {
+                let len = usize::try_from(access.count).unwrap_or(usize::MAX).min(MAX_MESSAGE);
+                let mut data = vec![0; len];
+                memory.read(access.address, &mut data).map(|()| data)
+            }
+            Command::DMA_WRITE => memory.write(access.address, data).map(|()| Vec::new()),
+            other => return Err(ClientError::Protocol(format!("the server sent {other}"))),
+        };
+        let reply = match outcome {
+            Ok(data) => [
+                reply_header(&header, access.as_bytes().len().saturating_add(data.len()), 0).as_bytes(),
+                access.as_bytes(),
+                &data,
+            ]
+            .concat(),
+            Err(errno) => reply_header(&header, 0, errno).as_bytes().to_vec(),
+        };
+        self.send_raw(&reply, &[])?;
+        Ok(header)
+    }
+
+    /// Reads `data.len()` bytes of a region.
+    pub fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) -> Result<()> {
+        let access = RegionAccess { offset, region, count: length(data.len()) };
+        let reply = self.request(Command::REGION_READ, access.as_bytes(), &[])?;
+        let (_, bytes) = parse::<RegionAccess>(&reply.body)?;
+        if bytes.len() != data.len() {
+            return Err(ClientError::Protocol(format!("{} bytes for a read of {}", bytes.len(), data.len())));
+        }
+        data.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Reads 4 bytes of a region.
+    pub fn read32(&mut self, region: u32, offset: u64) -> Result<u32> {
+        let mut data = [0; 4];
+        self.read(region, offset, &mut data)?;
+        Ok(u32::from_le_bytes(data))
+    }
+
+    /// Writes to a region and waits for the reply.
+    pub fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<()> {
+        self.request(Command::REGION_WRITE, &write_body(region, offset, data), &[]).map(drop)
+    }
+
+    /// Writes 4 bytes to a region and waits for the reply.
+    pub fn write32(&mut self, region: u32, offset: u64, value: u32) -> Result<()> {
+        self.write(region, offset, &value.to_le_bytes())
+    }
+
+    /// Writes to a region without a reply.
+    pub fn post(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<()> {
+        self.send(Command::REGION_WRITE, FLAG_NO_REPLY, &write_body(region, offset, data), &[]).map(drop)
+    }
+
+    /// Writes of up to 8 bytes each in one message, without a reply: (region, offset, data).
+    pub fn post_many(&mut self, writes: &[(u32, u64, &[u8])]) -> Result<()> {
+        self.send(Command::REGION_WRITE_MULTI, FLAG_NO_REPLY, &multi_body(writes), &[]).map(drop)
+    }
+
+    /// Lends memory; `fd` with an offset, or none.
+    pub fn dma_map(&mut self, gpa: u64, size: u64, writable: bool, file: Option<(BorrowedFd<'_>, u64)>) -> Result<()> {
+        let flags = DMA_MAP_READ | if writable { DMA_MAP_WRITE } else { 0 };
+        let offset = file.map_or(0, |(_, offset)| offset);
+        let body = DmaMap { argsz: length(size_of::<DmaMap>()), flags, offset, address: gpa, size };
+        let fds: Vec<_> = file.into_iter().map(|(fd, _)| fd).collect();
+        self.request(Command::DMA_MAP, body.as_bytes(), &fds).map(drop)
+    }
+
+    /// Takes memory back.
+    pub fn dma_unmap(&mut self, gpa: u64, size: u64) -> Result<()> {
+        let body = DmaUnmap { argsz: length(size_of::<DmaUnmap>()), flags: 0, address: gpa, size };
+        self.request(Command::DMA_UNMAP, body.as_bytes(), &[]).map(drop)
+    }
+
+    /// Takes all memory back.
+    pub fn dma_unmap_all(&mut self) -> Result<()> {
+        let body = DmaUnmap { argsz: length(size_of::<DmaUnmap>()), flags: DMA_UNMAP_ALL, ..Default::default() };
+        self.request(Command::DMA_UNMAP, body.as_bytes(), &[]).map(drop)
+    }
+
+    /// Attaches eventfds to interrupts `start..` of a type (0 INTx, 1 MSI, 2 MSI-X).
+    pub fn set_irqs(&mut self, index: u32, start: u32, fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let flags = IRQ_DATA_EVENTFD | IRQ_ACTION_TRIGGER;
+        self.irq_request(IrqSet { argsz: 20, flags, index, start, count: length(fds.len()) }, &[], fds)
+    }
+
+    /// Makes `count` eventfds and attaches them to interrupts from 0 on of a type.
+    pub fn attach_irqs(&mut self, index: u32, count: usize) -> Result<Vec<OwnedFd>> {
+        let fds = (0..count).map(|_| eventfd(0, EventfdFlags::CLOEXEC)).collect::<std::result::Result<Vec<_>, _>>();
+        let fds = fds.map_err(io::Error::from)?;
+        let borrowed: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
+        self.set_irqs(index, 0, &borrowed)?;
+        Ok(fds)
+    }
+
+    /// Detaches all interrupts of a type.
+    pub fn disable_irqs(&mut self, index: u32) -> Result<()> {
+        let flags = IRQ_DATA_NONE | IRQ_ACTION_TRIGGER;
+        self.irq_request(IrqSet { argsz: 20, flags, index, start: 0, count: 0 }, &[], &[])
+    }
+
+    /// Unmasks INTx, as at the end of an interrupt.
+    pub fn unmask_intx(&mut self) -> Result<()> {
+        let flags = IRQ_DATA_NONE | IRQ_ACTION_UNMASK;
+        self.irq_request(IrqSet { argsz: 20, flags, index: 0, start: 0, count: 1 }, &[], &[])
+    }
+
+    /// Any `DEVICE_SET_IRQS`.
+    pub fn irq_request(&mut self, request: IrqSet, booleans: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+        self.request(Command::DEVICE_SET_IRQS, &[request.as_bytes(), booleans].concat(), fds).map(drop)
+    }
+
+    /// Resets the device.
+    pub fn reset(&mut self) -> Result<()> {
+        self.request(Command::DEVICE_RESET, &[], &[]).map(drop)
+    }
+
+    /// Asks for the number of regions and interrupt types.
+    pub fn device_info(&mut self) -> Result<DeviceInfo> {
+        let body = DeviceInfo { argsz: 16, ..Default::default() };
+        let reply = self.request(Command::DEVICE_GET_INFO, body.as_bytes(), &[])?;
+        Ok(parse(&reply.body)?.0)
+    }
+
+    /// Asks for a region, with room for `argsz` bytes of reply: its description, capabilities, descriptors.
+    pub fn region_info(&mut self, index: u32, argsz: u32) -> Result<(RegionInfoBody, Vec<u8>, Vec<OwnedFd>)> {
+        let body = RegionInfoBody { argsz, index, ..Default::default() };
+        let reply = self.request(Command::DEVICE_GET_REGION_INFO, body.as_bytes(), &[])?;
+        let (info, caps) = parse(&reply.body)?;
+        Ok((info, caps.to_vec(), reply.fds))
+    }
+
+    /// Asks for an interrupt type.
+    pub fn irq_info(&mut self, index: u32) -> Result<IrqInfo> {
+        let body = IrqInfo { argsz: 16, index, ..Default::default() };
+        let reply = self.request(Command::DEVICE_GET_IRQ_INFO, body.as_bytes(), &[])?;
+        Ok(parse(&reply.body)?.0)
+    }
+}
+
+/// Guest memory of `size` bytes as a VMM makes it: a memfd, sealed against shrinking if asked.
+pub fn memory_file(size: u64, sealed: bool) -> io::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create("guest-memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&fd, size)?;
+    if sealed {
+        rustix::fs::fcntl_add_seals(&fd, rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW)?;
+    }
+    Ok(fd)
+}
+
+/// Waits until an eventfd is signalled and takes its count.
+pub fn wait_event(fd: impl AsFd, timeout: Duration) -> io::Result<u64> {
+    let mut wait = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+    let timeout = rustix::event::Timespec::try_from(timeout).map_err(|_| io::ErrorKind::InvalidInput)?;
+    if rustix::event::poll(&mut wait, Some(&timeout))? == 0 {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    let mut bytes = [0; 8];
+    rustix::io::read(&fd, &mut bytes)?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+/// Body of a `REGION_WRITE`.
+pub fn write_body(region: u32, offset: u64, data: &[u8]) -> Vec<u8> {
+    let access = RegionAccess { offset, region, count: length(data.len()) };
+    [access.as_bytes(), data].concat()
+}
+
+/// Body of a `REGION_WRITE_MULTI`: (region, offset, data), up to 8 bytes of data each.
+pub fn multi_body(writes: &[(u32, u64, &[u8])]) -> Vec<u8> {
+    let mut body = u64::try_from(writes.len()).unwrap_or(0).to_ne_bytes().to_vec();
+    for &(region, offset, bytes) in writes {
+        let mut data = [0; 8];
+        for (place, byte) in data.iter_mut().zip(bytes) {
+            *place = *byte;
+        }
+        body.extend_from_slice(MultiWrite { offset, region, count: length(bytes.len()), data }.as_bytes());
+    }
+    body
+}
+
+fn reply_header(request: &Header, body: usize, errno: u32) -> Header {
+    let error_flag = if errno == 0 { 0 } else { FLAG_ERROR };
+    Header {
+        size: length(HEADER_SIZE.saturating_add(body)),
+        flags: FLAG_TYPE_REPLY | error_flag,
+        error: errno,
+        ..*request
+    }
+}
+
+fn parse<T: FromBytes + Immutable>(body: &[u8]) -> Result<(T, &[u8])> {
+    T::read_from_prefix(body).map_err(|_| ClientError::Protocol(format!("a reply body of {} bytes", body.len())))
+}
+
+fn length(len: usize) -> u32 {
+    u32::try_from(len).unwrap_or(u32::MAX)
+}

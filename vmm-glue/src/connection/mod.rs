@@ -1,0 +1,169 @@
+//! One client's state machine: bytes and file descriptors in, replies out.
+//!
+//! [`Connection`] needs no socket. A server receives into [`Connection::space`], reports by [`Connection::received`], lets
+//! [`Connection::process`] carry the messages out and sends what [`Connection::output`] holds. Memory is bounded: one
+//! buffer for what comes in, and a caller that ends the connection when the output grows beyond its limit.
+
+mod outbox;
+mod receive;
+mod regions;
+mod session;
+mod share;
+mod version;
+
+use std::os::fd::OwnedFd;
+
+use thiserror::Error;
+
+pub use outbox::Outbox;
+
+use crate::device::Device;
+use crate::link::{ClientInfo, Link};
+use crate::protocol::{Command, HEADER_SIZE, Header, RegionAccess};
+use crate::server::ServerOptions;
+use receive::Receive;
+use session::Session;
+
+/// Largest message that is skipped rather than taken as a broken stream, in bytes.
+pub const MAX_SKIP: u32 = 16 << 20;
+/// Most file descriptors of one message.
+pub const MAX_FDS: usize = 16;
+/// Output beyond which no requests to the client are added, in bytes.
+const FLUSH_AT: usize = 64 << 10;
+
+/// Why the server ends a connection.
+#[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum Fatal {
+    #[error("a message of {0} bytes: less than its header of 16")]
+    Undersized(u32),
+    #[error("a message of {0} bytes: more than the {MAX_SKIP} that can be skipped")]
+    Oversized(u32),
+    #[error("the first message was {0}, not VERSION")]
+    NotNegotiated(Command),
+    #[error("version negotiation failed: {0}")]
+    Version(String),
+    #[error("the client does not read its replies: {0} bytes wait")]
+    NotReading(usize),
+    #[error(
+        "the VMM withdrew guest memory at {gpa:#x} that was mapped (file cut short, or the host cannot provide it)"
+    )]
+    Withdrawn { gpa: u64 },
+}
+
+/// Whether everything that came has been handled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// All complete messages are handled.
+    Done,
+    /// Output should be sent before [`Connection::process`] is called again.
+    Paused,
+}
+
+/// One client.
+#[derive(Debug)]
+pub struct Connection {
+    receive: Receive,
+    out: Outbox,
+    session: Session,
+}
+
+impl Connection {
+    /// A client that has not said anything yet.
+    pub fn new(link: Link, options: &ServerOptions, client: ClientInfo) -> Self {
+        let max_transfer = options.max_transfer.clamp(4 << 10, 1 << 20);
+        let max_message = HEADER_SIZE.saturating_add(size_of::<RegionAccess>()).saturating_add(max_transfer);
+        Self {
+            receive: Receive::new(max_message),
+            out: Outbox::default(),
+            session: Session::new(link, options.memory, max_transfer, client),
+        }
+    }
+
+    /// Where the next bytes belong; not empty after [`Self::process`] returned [`Progress::Done`].
+    pub fn space(&mut self) -> &mut [u8] {
+        self.receive.space()
+    }
+
+    /// `len` bytes were put at the start of [`Self::space`], and descriptors came with them. `truncated`: more came than
+    /// there was room for.
+    pub fn received(&mut self, len: usize, fds: Vec<OwnedFd>, truncated: bool) {
+        let stray = self.receive.commit(len, fds, truncated);
+        self.session.count_received(len, stray);
+    }
+
+    /// Carries out messages that are complete, until `limit` bytes of output or more wait.
+    pub fn process(&mut self, device: &mut dyn Device, limit: usize) -> Result<Progress, Fatal> {
+        while self.out.len() < limit {
+            let Some(message) = self.receive.next()? else { return Ok(Progress::Done) };
+            self.session.handle(device, message, &mut self.out)?;
+        }
+        Ok(Progress::Paused)
+    }
+
+    /// Takes bytes as they might come from a socket, and carries out what is complete. Stops early, and says so, when
+    /// output should be sent; bytes that were not taken are returned.
+    pub fn handle_bytes<'a>(
+        &mut self,
+        device: &mut dyn Device,
+        bytes: &'a [u8],
+        fds: Vec<OwnedFd>,
+    ) -> Result<&'a [u8], Fatal> {
+        let mut fds = Some(fds);
+        let mut rest = bytes;
+        loop {
+            let space = self.space();
+            let len = space.len().min(rest.len());
+            let (head, tail) = rest.split_at(len);
+            if let Some(place) = space.get_mut(..len) {
+                place.copy_from_slice(head);
+            }
+            self.received(len, fds.take().unwrap_or_default(), false);
+            rest = tail;
+            if self.process(device, FLUSH_AT)? == Progress::Paused || rest.is_empty() {
+                return Ok(rest);
+            }
+        }
+    }
+
+    /// What waits to be sent.
+    pub fn output(&mut self) -> &mut Outbox {
+        &mut self.out
+    }
+
+    /// Bytes that wait to be sent.
+    pub fn pending_output(&self) -> usize {
+        self.out.len()
+    }
+
+    /// Whether version negotiation has succeeded.
+    pub fn is_negotiated(&self) -> bool {
+        self.session.is_negotiated()
+    }
+
+    /// Does what the link asks for: sends requests to the client, looks for private or withdrawn memory.
+    pub fn work(&mut self, device: &mut dyn Device) -> Result<(), Fatal> {
+        self.session.work(device, &mut self.out, FLUSH_AT)
+    }
+
+    /// Ends the connection: takes the client's memory and interrupts away and tells the device.
+    pub fn close(mut self, device: &mut dyn Device) {
+        self.session.close(device);
+    }
+}
+
+/// A message as it came.
+#[derive(Debug)]
+pub(crate) struct Message<'a> {
+    pub header: Header,
+    /// Without the header; empty if `oversized`.
+    pub body: &'a [u8],
+    pub fds: Vec<OwnedFd>,
+    /// Some descriptors were lost.
+    pub truncated: bool,
+    /// The body is larger than any that is taken, and is skipped.
+    pub oversized: bool,
+}
+
+#[cfg(test)]
+mod tests;

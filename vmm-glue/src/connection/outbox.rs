@@ -1,0 +1,156 @@
+//! What waits to be sent to a client.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::protocol::{FLAG_ERROR, FLAG_TYPE_REPLY, HEADER_SIZE, Header};
+
+/// Bytes in order, and descriptors that go with some of them.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    bytes: Vec<u8>,
+    /// Bytes at the front that were sent.
+    sent: usize,
+    /// A descriptor goes with the byte at this place of `bytes`.
+    fds: VecDeque<(usize, Arc<OwnedFd>)>,
+}
+
+impl Outbox {
+    /// Bytes that wait.
+    pub fn len(&self) -> usize {
+        self.bytes.len().saturating_sub(self.sent)
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes to send in the next call, and the descriptor that goes with the first of them.
+    pub fn next(&self) -> (&[u8], Option<Arc<OwnedFd>>) {
+        let mut places = self.fds.iter().map(|(place, _)| *place);
+        let (fd, end) = match places.next() {
+            Some(place) if place == self.sent => (self.fds.front(), places.next()),
+            other => (None, other),
+        };
+        let bytes = self.bytes.get(self.sent..end.unwrap_or(self.bytes.len())).unwrap_or_default();
+        (bytes, fd.map(|(_, fd)| Arc::clone(fd)))
+    }
+
+    /// `len` bytes of [`Self::next`] were sent, with its descriptor.
+    pub fn advance(&mut self, len: usize) {
+        if len == 0 {
+            return;
+        }
+        let sent = self.sent;
+        self.fds.pop_front_if(|(place, _)| *place == sent);
+        self.sent = self.sent.saturating_add(len).min(self.bytes.len());
+        if self.sent == self.bytes.len() {
+            self.bytes.clear();
+            self.sent = 0;
+        } else if self.sent > self.bytes.len() / 2 {
+            for (place, _) in &mut self.fds {
+                *place = place.saturating_sub(self.sent);
+            }
+            self.bytes.drain(..self.sent);
+            self.sent = 0;
+        }
+    }
+
+    /// Takes everything that waits; descriptors are dropped.
+    pub fn take(&mut self) -> Vec<u8> {
+        let bytes = self.bytes.get(self.sent..).unwrap_or_default().to_vec();
+        self.bytes.clear();
+        self.fds.clear();
+        self.sent = 0;
+        bytes
+    }
+
+    /// The bytes, to append whole messages to.
+    pub(super) fn raw(&mut self) -> &mut Vec<u8> {
+        &mut self.bytes
+    }
+
+    /// Attaches a descriptor to the message that is appended next.
+    pub(super) fn attach(&mut self, fd: Arc<OwnedFd>) {
+        self.fds.push_back((self.bytes.len(), fd));
+    }
+
+    /// A successful reply; `data` follows `body`.
+    pub(super) fn reply(&mut self, request: &Header, body: &(impl IntoBytes + Immutable), data: &[u8]) {
+        let body = body.as_bytes();
+        self.header(request, body.len().saturating_add(data.len()), 0, 0);
+        self.bytes.extend_from_slice(body);
+        self.bytes.extend_from_slice(data);
+    }
+
+    /// A successful reply whose last `len` bytes `fill` provides; if it fails, there is no reply.
+    pub(super) fn reply_with<E>(
+        &mut self,
+        request: &Header,
+        body: &(impl IntoBytes + Immutable),
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let start = self.bytes.len();
+        self.reply(request, body, &[]);
+        let data = self.bytes.len();
+        self.bytes.resize(data.saturating_add(len), 0);
+        let size = u32::try_from(self.bytes.len().saturating_sub(start)).unwrap_or(u32::MAX);
+        let place = start.saturating_add(std::mem::offset_of!(Header, size));
+        if let Some(field) = self.bytes.get_mut(place..place.saturating_add(size_of_val(&size))) {
+            field.copy_from_slice(&size.to_ne_bytes());
+        }
+        let result = fill(self.bytes.get_mut(data..).unwrap_or_default());
+        if result.is_err() {
+            self.bytes.truncate(start);
+        }
+        result
+    }
+
+    /// An error reply. `body` is empty but for clients that read it regardless.
+    pub(super) fn error(&mut self, request: &Header, errno: u32, body: &[u8]) {
+        self.header(request, body.len(), FLAG_ERROR, errno);
+        self.bytes.extend_from_slice(body);
+    }
+
+    fn header(&mut self, request: &Header, body: usize, flags: u32, error: u32) {
+        let size = u32::try_from(HEADER_SIZE.saturating_add(body)).unwrap_or(u32::MAX);
+        let reply = Header { size, flags: FLAG_TYPE_REPLY | flags, error, ..*request };
+        self.bytes.extend_from_slice(reply.as_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptor_goes_with_the_first_byte_of_its_message() {
+        let fd = Arc::new(std::fs::File::open("/dev/null").unwrap().into());
+        let mut out = Outbox::default();
+        out.raw().extend_from_slice(b"first");
+        out.attach(fd);
+        out.raw().extend_from_slice(b"second");
+        assert!(matches!(out.next(), (b"first", None)));
+        out.advance(2);
+        assert!(matches!(out.next(), (b"rst", None)));
+        out.advance(3);
+        assert!(matches!(out.next(), (b"second", Some(_))));
+        out.advance(1);
+        assert!(matches!(out.next(), (b"econd", None)));
+        out.advance(5);
+        assert!(out.is_empty());
+    }
+
+    #[test]
+    fn failed_fill_leaves_no_reply() {
+        let mut out = Outbox::default();
+        out.raw().extend_from_slice(b"x");
+        out.reply_with(&Header::default(), &0u64, 4, |_| Err::<(), _>(())).unwrap_err();
+        assert_eq!(out.take(), b"x");
+    }
+}

@@ -1,0 +1,205 @@
+//! The input buffer: frames messages and finds the file descriptors that belong to each.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+
+use zerocopy::FromBytes;
+
+use super::{Fatal, MAX_SKIP, Message};
+use crate::protocol::{HEADER_SIZE, Header};
+
+/// Room beyond one message, so that many small ones come in one call.
+const EXTRA: usize = 64 << 10;
+/// Most sets of descriptors that wait for their message.
+const MAX_SETS: usize = 8;
+
+/// Descriptors that came in one call.
+#[derive(Debug)]
+struct FdSet {
+    /// Position in the stream behind the bytes of that call.
+    end: u64,
+    fds: Vec<OwnedFd>,
+    truncated: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Receive {
+    buffer: Box<[u8]>,
+    /// Unhandled bytes are `start..end` of the buffer.
+    start: usize,
+    end: usize,
+    /// Position in the stream of `start`.
+    position: u64,
+    /// Bytes of an oversized message that are still to be thrown away.
+    skip: u64,
+    max_message: usize,
+    sets: VecDeque<FdSet>,
+}
+
+impl Receive {
+    pub fn new(max_message: usize) -> Self {
+        let buffer = vec![0; max_message.saturating_add(EXTRA)].into_boxed_slice();
+        Self { buffer, start: 0, end: 0, position: 0, skip: 0, max_message, sets: VecDeque::new() }
+    }
+
+    pub fn space(&mut self) -> &mut [u8] {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.buffer.len().saturating_sub(self.end) < EXTRA / 2 && self.start != 0 {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end.saturating_sub(self.start));
+        }
+        self.buffer.get_mut(self.end..).unwrap_or_default()
+    }
+
+    /// Takes bytes in; returns the number of descriptors that were closed because nothing can want them.
+    pub fn commit(&mut self, len: usize, fds: Vec<OwnedFd>, truncated: bool) -> usize {
+        self.end = self.end.saturating_add(len).min(self.buffer.len());
+        if fds.is_empty() && !truncated {
+            return 0;
+        }
+        if self.sets.len() >= MAX_SETS {
+            return fds.len();
+        }
+        // The kernel ends a call behind the piece of the stream that carried descriptors, and a sender attaches them to the
+        // first byte of one message. So they belong to the last message that starts before `end`.
+        let end = self.position.saturating_add(length(self.end.saturating_sub(self.start)));
+        self.sets.push_back(FdSet { end, fds, truncated });
+        0
+    }
+
+    /// The next complete message, taken out of the buffer.
+    pub fn next(&mut self) -> Result<Option<Message<'_>>, Fatal> {
+        self.drop_skipped();
+        let waiting = self.buffer.get(self.start..self.end).unwrap_or_default();
+        let Ok((header, _)) = Header::read_from_prefix(waiting) else { return Ok(None) };
+        let size = usize::try_from(header.size).unwrap_or(usize::MAX);
+        if size < HEADER_SIZE {
+            return Err(Fatal::Undersized(header.size));
+        }
+        if header.size > MAX_SKIP {
+            return Err(Fatal::Oversized(header.size));
+        }
+        let oversized = size > self.max_message;
+        if !oversized && waiting.len() < size {
+            return Ok(None);
+        }
+        let message_end = self.position.saturating_add(u64::from(header.size));
+        let mut fds = Vec::new();
+        let mut truncated = false;
+        while let Some(set) = self.sets.pop_front_if(|set| set.end <= message_end) {
+            truncated |= set.truncated;
+            if fds.is_empty() {
+                fds = set.fds;
+            } else {
+                fds.extend(set.fds);
+            }
+        }
+        let body_start = self.start.saturating_add(HEADER_SIZE);
+        let body_end = if oversized { body_start } else { self.start.saturating_add(size) };
+        if oversized {
+            self.skip = u64::from(header.size);
+            self.drop_skipped();
+        } else {
+            self.start = body_end;
+            self.position = message_end;
+        }
+        let body = self.buffer.get(body_start..body_end).unwrap_or_default();
+        Ok(Some(Message { header, body, fds, truncated, oversized }))
+    }
+
+    fn drop_skipped(&mut self) {
+        let waiting = self.end.saturating_sub(self.start);
+        let now = usize::try_from(self.skip).unwrap_or(usize::MAX).min(waiting);
+        self.start = self.start.saturating_add(now);
+        self.position = self.position.saturating_add(length(now));
+        self.skip = self.skip.saturating_sub(length(now));
+    }
+}
+
+fn length(len: usize) -> u64 {
+    u64::try_from(len).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
+    use zerocopy::IntoBytes;
+
+    use super::*;
+    use crate::protocol::Command;
+
+    fn message(id: u16, body: &[u8]) -> Vec<u8> {
+        let size = u32::try_from(HEADER_SIZE + body.len()).unwrap();
+        [Header::request(id, Command::DMA_MAP, size, 0).as_bytes(), body].concat()
+    }
+
+    fn feed(receive: &mut Receive, bytes: &[u8], fds: usize) {
+        receive.space()[..bytes.len()].copy_from_slice(bytes);
+        let fds = (0..fds).map(|_| eventfd(0, EventfdFlags::CLOEXEC).unwrap()).collect();
+        assert_eq!(receive.commit(bytes.len(), fds, false), 0);
+    }
+
+    #[test]
+    fn descriptors_belong_to_the_last_message_that_starts_in_their_call() {
+        let mut receive = Receive::new(4096);
+        let bytes = [message(1, &[]), message(2, &[0; 8]), message(3, &[0; 32])].concat();
+        feed(&mut receive, &bytes, 1);
+        feed(&mut receive, &message(4, &[]), 0);
+        let ids_and_fds: Vec<_> =
+            std::iter::from_fn(|| receive.next().unwrap().map(|message| (message.header.id, message.fds.len())))
+                .collect();
+        assert_eq!(ids_and_fds, [(1, 0), (2, 0), (3, 1), (4, 0)]);
+    }
+
+    #[test]
+    fn descriptors_of_a_message_that_comes_in_two_calls_are_kept() {
+        let mut receive = Receive::new(4096);
+        let (first, second) = (message(1, &[]), message(2, &[7; 32]));
+        let cut = 20;
+        feed(&mut receive, &[&first[..], &second[..cut]].concat(), 2);
+        assert_eq!(receive.next().unwrap().unwrap().fds.len(), 0);
+        assert!(receive.next().unwrap().is_none());
+        feed(&mut receive, &second[cut..], 0);
+        let whole = receive.next().unwrap().unwrap();
+        assert_eq!((whole.fds.len(), whole.body), (2, &[7; 32][..]));
+    }
+
+    #[test]
+    fn oversized_message_is_skipped_and_the_next_one_is_whole() {
+        let mut receive = Receive::new(64);
+        let bytes = [message(1, &[1; 500]), message(2, &[2; 4])].concat();
+        for chunk in bytes.chunks(100) {
+            feed(&mut receive, chunk, 0);
+        }
+        let first = receive.next().unwrap().unwrap();
+        assert!(first.oversized && first.body.is_empty());
+        let second = receive.next().unwrap().unwrap();
+        assert_eq!((second.header.id, second.body, second.oversized), (2, &[2; 4][..], false));
+        assert!(receive.next().unwrap().is_none());
+    }
+
+    #[test]
+    fn message_smaller_than_its_header_is_fatal() {
+        let mut receive = Receive::new(64);
+        feed(&mut receive, Header::request(1, Command::VERSION, 15, 0).as_bytes(), 0);
+        assert!(matches!(receive.next(), Err(Fatal::Undersized(15))));
+    }
+
+    #[test]
+    fn stream_of_any_chunks_is_framed_the_same() {
+        let bytes: Vec<u8> = (0..200u16).flat_map(|id| message(id, &vec![3; usize::from(id)])).collect();
+        for chunk_size in [1, 7, 16, 333, 4096] {
+            let mut receive = Receive::new(4096);
+            let mut next_id = 0;
+            for chunk in bytes.chunks(chunk_size) {
+                feed(&mut receive, chunk, 0);
+                while let Some(message) = receive.next().unwrap() {
+                    assert_eq!((message.header.id, message.body.len()), (next_id, usize::from(next_id)));
+                    next_id += 1;
+                }
+            }
+            assert_eq!(next_id, 200);
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Region accesses: bounds, and the cutting into naturally aligned pieces of at most 8 bytes.
+
+use rustix::io::Errno;
+use zerocopy::FromBytes;
+
+use super::Outbox;
+use super::session::{Refusal, Session, refuse, too_short};
+use crate::counters::add;
+use crate::device::{AccessError, Device, RegionIndex};
+use crate::protocol::{Header, MultiWrite, RegionAccess};
+
+/// Largest piece in bytes that a device sees.
+const MAX_PIECE: usize = 8;
+
+impl Session {
+    pub(super) fn region_read(
+        &mut self,
+        device: &mut dyn Device,
+        header: &Header,
+        body: &[u8],
+        out: &mut Outbox,
+    ) -> Result<(), Refusal> {
+        let access = RegionAccess::read_from_prefix(body).map_err(|_| too_short(body, size_of::<RegionAccess>()))?.0;
+        let (index, count) = self.check(&access, false)?;
+        add(&self.link.counters().region_reads, 1);
+        if header.no_reply() {
+            return Ok(());
+        }
+        let read = out.reply_with(header, &access, count, |data| {
+            let mut rest = data;
+            let mut offset = access.offset;
+            while !rest.is_empty() {
+                let len = piece(offset, rest.len());
+                let (head, tail) = rest.split_at_mut(len);
+                device.region_read(index, offset, head)?;
+                offset = next(offset, len);
+                rest = tail;
+            }
+            Ok(())
+        });
+        read.map_err(|error| self.denied(error, &access))
+    }
+
+    pub(super) fn region_write(
+        &mut self,
+        device: &mut dyn Device,
+        header: &Header,
+        body: &[u8],
+        out: &mut Outbox,
+    ) -> Result<(), Refusal> {
+        let (access, data) =
+            RegionAccess::read_from_prefix(body).map_err(|_| too_short(body, size_of::<RegionAccess>()))?;
+        self.write(device, &access, data)?;
+        if !header.no_reply() {
+            out.reply(header, &access, &[]);
+        }
+        Ok(())
+    }
+
+    pub(super) fn region_write_multi(
+        &mut self,
+        device: &mut dyn Device,
+        header: &Header,
+        body: &[u8],
+        out: &mut Outbox,
+    ) -> Result<(), Refusal> {
+        let (count, writes) = u64::read_from_prefix(body).map_err(|_| too_short(body, size_of::<u64>()))?;
+        let (writes, rest) = writes.as_chunks::<{ size_of::<MultiWrite>() }>();
+        if u64::try_from(writes.len()) != Ok(count) || !rest.is_empty() {
+            let reason = format!("a batch of {count} writes has {} bytes", body.len());
+            return refuse(Errno::INVAL, reason);
+        }
+        // Each was a write of its own at the client: one that fails does not keep the others from being carried out.
+        let mut failed = None;
+        let mut done = 0u64;
+        for bytes in writes {
+            add(&self.link.counters().batched_writes, 1);
+            let Ok(MultiWrite { offset, region, count, data }) = MultiWrite::read_from_bytes(bytes) else { continue };
+            let written = match usize::try_from(count).ok().and_then(|count| data.get(..count)) {
+                Some(data) => self.write(device, &RegionAccess { offset, region, count }, data),
+                None => refuse(Errno::INVAL, format!("a write of {count} bytes in a batch, where 1 to 8 fit")),
+            };
+            match written {
+                Ok(()) => done = done.saturating_add(1),
+                Err(refusal) => failed = failed.or(Some(refusal)),
+            }
+        }
+        if let Some(refusal) = failed {
+            return Err(refusal);
+        }
+        if !header.no_reply() {
+            out.reply(header, &done, &[]);
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, device: &mut dyn Device, access: &RegionAccess, data: &[u8]) -> Result<(), Refusal> {
+        let (index, count) = self.check(access, true)?;
+        if data.len() != count {
+            return refuse(Errno::INVAL, format!("{} bytes of data came for a write of {count}", data.len()));
+        }
+        add(&self.link.counters().region_writes, 1);
+        let mut rest = data;
+        let mut offset = access.offset;
+        while !rest.is_empty() {
+            let len = piece(offset, rest.len());
+            let (head, tail) = rest.split_at(len);
+            device.region_write(index, offset, head).map_err(|error| self.denied(error, access))?;
+            offset = next(offset, len);
+            rest = tail;
+        }
+        Ok(())
+    }
+
+    /// Checks an access; returns its region and its length.
+    fn check(&self, access: &RegionAccess, write: bool) -> Result<(RegionIndex, usize), Refusal> {
+        let RegionAccess { offset, region, count } = *access;
+        let index = RegionIndex::from_wire(region);
+        let Some((index, info)) = index.and_then(|index| Some((index, self.regions.get(usize::from(index as u8))?)))
+        else {
+            return refuse(Errno::INVAL, format!("region {region} does not exist"));
+        };
+        let allowed = if write { info.writable } else { info.readable };
+        if info.size != 0 && !allowed {
+            let how = if write { "written" } else { "read" };
+            return refuse(Errno::ACCESS, format!("{index:?} cannot be {how}"));
+        }
+        let len = usize::try_from(count).unwrap_or(usize::MAX);
+        if len == 0 || len > self.max_transfer {
+            return refuse(
+                Errno::INVAL,
+                format!("an access of {count} bytes, 1 to {} are possible", self.max_transfer),
+            );
+        }
+        if offset.checked_add(u64::from(count)).is_none_or(|end| end > info.size) {
+            let reason = format!("{count} bytes at {offset:#x} of {index:?}, which has {:#x} bytes", info.size);
+            return refuse(Errno::INVAL, reason);
+        }
+        Ok((index, len))
+    }
+
+    fn denied(&self, error: AccessError, access: &RegionAccess) -> Refusal {
+        add(&self.link.counters().denied, 1);
+        let errno = match error {
+            AccessError::Denied => Errno::ACCESS,
+            AccessError::Invalid => Errno::INVAL,
+            AccessError::Failed => Errno::IO,
+        };
+        let RegionAccess { offset, region, count } = access;
+        Refusal { errno, reason: format!("{error}: {count} bytes at {offset:#x} of region {region}") }
+    }
+}
+
+/// Length of the first piece of `len` bytes at `offset`: a power of two up to 8 to which the offset is aligned.
+fn piece(offset: u64, len: usize) -> usize {
+    let aligned = 1usize << offset.trailing_zeros().min(3);
+    let fits = 1usize << len.max(1).ilog2();
+    aligned.min(fits).min(MAX_PIECE)
+}
+
+fn next(offset: u64, len: usize) -> u64 {
+    offset.saturating_add(u64::try_from(len).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pieces(offset: u64, len: usize) -> Vec<(u64, usize)> {
+        let (mut at, mut rest, mut all) = (offset, len, vec![]);
+        while rest != 0 {
+            let piece = piece(at, rest);
+            all.push((at, piece));
+            at = next(at, piece);
+            rest -= piece;
+        }
+        all
+    }
+
+    #[test]
+    fn aligned_accesses_stay_whole() {
+        for len in [1, 2, 4, 8] {
+            assert_eq!(pieces(0x18, len), [(0x18, len)]);
+        }
+    }
+
+    #[test]
+    fn unaligned_and_odd_accesses_are_cut_into_aligned_pieces() {
+        assert_eq!(pieces(3, 4), [(3, 1), (4, 2), (6, 1)]);
+        assert_eq!(pieces(4, 8), [(4, 4), (8, 4)]);
+        assert_eq!(pieces(0, 7), [(0, 4), (4, 2), (6, 1)]);
+        assert_eq!(pieces(0, 20), [(0, 8), (8, 8), (16, 4)]);
+    }
+}

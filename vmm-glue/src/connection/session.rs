@@ -1,0 +1,449 @@
+//! What a client's messages mean: everything but the region accesses, which are in `regions`.
+
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use zerocopy::FromBytes;
+
+use super::share::ShareCheck;
+use super::version::{Peer, negotiate};
+use super::{Fatal, Message, Outbox};
+use crate::counters::{add, add_len};
+use crate::device::{Device, NUM_REGIONS, RegionIndex, RegionInfo};
+use crate::interrupts::NUM_IRQ_TYPES;
+use crate::link::{ClientInfo, Link};
+use crate::memory::{AddRegion, MemoryLimits};
+use crate::protocol::{
+    CAP_SPARSE_MMAP, Command, DEVICE_PCI, DEVICE_RESETTABLE, DMA_MAP_READ, DMA_MAP_WRITE, DMA_UNMAP_ALL, DeviceInfo,
+    DmaMap, DmaUnmap, Header, IrqInfo, IrqSet, REGION_CAPS, REGION_MMAP, REGION_READ, REGION_WRITE, RegionInfoBody,
+    SparseArea, SparseMmapCap, Version,
+};
+use crate::protocol::{DMA_UNMAP_GET_DIRTY_BITMAP, FLAG_TYPE_MASK};
+
+/// Most areas of a region that a client may map.
+const MAX_AREAS: usize = 64;
+
+/// Why a request is refused: for the client, and for the log.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    pub errno: Errno,
+    pub reason: String,
+}
+
+pub(super) fn refuse<T>(errno: Errno, reason: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal { errno, reason: reason.into() })
+}
+
+#[derive(Debug)]
+pub(super) struct Session {
+    pub link: Link,
+    limits: MemoryLimits,
+    pub max_transfer: usize,
+    client: ClientInfo,
+    pub peer: Option<Peer>,
+    pub regions: [RegionInfo; NUM_REGIONS],
+    share: ShareCheck,
+    /// Refused requests of this client, to keep the log short.
+    refused: u64,
+}
+
+impl Session {
+    pub fn new(link: Link, limits: MemoryLimits, max_transfer: usize, client: ClientInfo) -> Self {
+        Self {
+            link,
+            limits,
+            max_transfer,
+            client,
+            peer: None,
+            regions: Default::default(),
+            share: ShareCheck::default(),
+            refused: 0,
+        }
+    }
+
+    pub fn is_negotiated(&self) -> bool {
+        self.peer.is_some()
+    }
+
+    pub fn count_received(&self, len: usize, stray: usize) {
+        let counters = self.link.counters();
+        add(&counters.receives, 1);
+        add_len(&counters.bytes_in, len);
+        add_len(&counters.stray_fds, stray);
+    }
+
+    /// Carries out one message.
+    pub fn handle(&mut self, device: &mut dyn Device, message: Message<'_>, out: &mut Outbox) -> Result<(), Fatal> {
+        let Message { header, body, .. } = message;
+        if header.is_reply() {
+            if !self.link.dma().reply(&header, body) {
+                self.log(&header, "a reply to nothing that was asked");
+                add(&self.link.counters().errors, 1);
+            }
+            return Ok(());
+        }
+        self.link.counters().count_message(header.command());
+        if header.no_reply() {
+            add(&self.link.counters().posted, 1);
+        }
+        if self.peer.is_none() {
+            return self.negotiate(device, message, out);
+        }
+        if let Err(refusal) = self.dispatch(device, message, out) {
+            self.refuse(&header, body, refusal, out);
+        }
+        Ok(())
+    }
+
+    fn dispatch(&mut self, device: &mut dyn Device, message: Message<'_>, out: &mut Outbox) -> Result<(), Refusal> {
+        let Message { header, body, fds, truncated, oversized } = message;
+        let command = header.command();
+        if !header.is_request() {
+            return refuse(
+                Errno::INVAL,
+                format!("message type {} is neither request nor reply", header.flags & FLAG_TYPE_MASK),
+            );
+        }
+        if oversized {
+            let reason = format!("a message of {} bytes; data may have {} bytes", header.size, self.max_transfer);
+            return refuse(Errno::TOOBIG, reason);
+        }
+        if truncated {
+            return refuse(
+                Errno::MFILE,
+                "file descriptors were lost: too many came, or this process has too many open",
+            );
+        }
+        if !fds.is_empty() && command != Command::DMA_MAP && command != Command::DEVICE_SET_IRQS {
+            add_len(&self.link.counters().stray_fds, fds.len());
+            return refuse(Errno::INVAL, format!("{} file descriptors came where none belongs", fds.len()));
+        }
+        match command {
+            Command::REGION_WRITE => return self.region_write(device, &header, body, out),
+            Command::REGION_READ => return self.region_read(device, &header, body, out),
+            Command::REGION_WRITE_MULTI => return self.region_write_multi(device, &header, body, out),
+            Command::DMA_MAP => self.dma_map(device, parse(body)?, fds)?,
+            Command::DMA_UNMAP => {
+                let request = parse(body)?;
+                self.dma_unmap(device, request)?;
+                return Ok(reply(&header, out, |out| out.reply(&header, &request, &[])));
+            }
+            Command::DEVICE_GET_INFO => {
+                parse::<DeviceInfo>(body)?;
+                let info = DeviceInfo {
+                    argsz: wire_len(size_of::<DeviceInfo>()),
+                    flags: DEVICE_PCI | DEVICE_RESETTABLE,
+                    num_regions: wire_len(NUM_REGIONS),
+                    num_irqs: wire_len(NUM_IRQ_TYPES),
+                };
+                return Ok(reply(&header, out, |out| out.reply(&header, &info, &[])));
+            }
+            Command::DEVICE_GET_REGION_INFO => return self.region_info(&header, parse(body)?, out),
+            Command::DEVICE_GET_IRQ_INFO => {
+                let request: IrqInfo = parse(body)?;
+                let Some((flags, count)) = self.link.interrupts().info(request.index) else {
+                    return refuse(Errno::INVAL, format!("interrupt type {} does not exist", request.index));
+                };
+                let info = IrqInfo { argsz: wire_len(size_of::<IrqInfo>()), flags, index: request.index, count };
+                return Ok(reply(&header, out, |out| out.reply(&header, &info, &[])));
+            }
+            Command::DEVICE_SET_IRQS => {
+                let (request, booleans) =
+                    IrqSet::read_from_prefix(body).map_err(|_| too_short(body, size_of::<IrqSet>()))?;
+                if let Err(error) = self.link.interrupts().set(&request, booleans, fds) {
+                    return refuse(Errno::INVAL, error.to_string());
+                }
+            }
+            Command::DEVICE_RESET => {
+                self.link.interrupts().clear_pending();
+                device.reset();
+            }
+            Command::VERSION => return refuse(Errno::INVAL, "the version has been negotiated already"),
+            // What a kernel answers for a feature that a device lacks; a client that asks then blocks migration.
+            Command::DEVICE_FEATURE => return refuse(Errno::NOTTY, "device features (migration) are not supported"),
+            Command::MIG_DATA_READ | Command::MIG_DATA_WRITE | Command::DIRTY_PAGES => {
+                return refuse(Errno::NOTSUP, "migration is not supported");
+            }
+            Command::DEVICE_GET_REGION_IO_FDS => return refuse(Errno::NOTSUP, "regions have no I/O file descriptors"),
+            Command::DMA_READ | Command::DMA_WRITE => {
+                return refuse(Errno::INVAL, "only the server sends this command");
+            }
+            _ => return refuse(Errno::NOSYS, "unknown command"),
+        }
+        reply(&header, out, |out| out.reply(&header, &(), &[]));
+        Ok(())
+    }
+
+    fn negotiate(&mut self, device: &mut dyn Device, message: Message<'_>, out: &mut Outbox) -> Result<(), Fatal> {
+        let Message { header, body, fds, .. } = message;
+        add_len(&self.link.counters().stray_fds, fds.len());
+        if header.command() != Command::VERSION {
+            out.error(&header, errno_number(Errno::INVAL), &[]);
+            return Err(Fatal::NotNegotiated(header.command()));
+        }
+        match negotiate(body, self.max_transfer, self.limits.regions) {
+            Ok((peer, text)) => {
+                let ClientInfo { pid, uid } = self.client;
+                tracing::info!(pid, uid, minor = peer.minor, complete = peer.complete, "VMM connected");
+                out.reply(&header, &Version { major: 0, minor: peer.minor }, &text);
+                self.peer = Some(peer);
+                self.regions = device.regions();
+                add(&self.link.counters().clients, 1);
+                self.link.dma().connect(if peer.complete { peer.max_transfer } else { 0 });
+                self.link.set_client(Some(self.client));
+                device.connected();
+                Ok(())
+            }
+            Err(reason) => {
+                out.error(&header, errno_number(Errno::INVAL), &[]);
+                Err(Fatal::Version(reason))
+            }
+        }
+    }
+
+    fn dma_map(
+        &mut self,
+        device: &mut dyn Device,
+        request: DmaMap,
+        fds: Vec<std::os::fd::OwnedFd>,
+    ) -> Result<(), Refusal> {
+        let DmaMap { argsz: _, flags, offset, address: gpa, size } = request;
+        let stray = fds.len().saturating_sub(1);
+        if stray != 0 {
+            add_len(&self.link.counters().stray_fds, stray);
+            return refuse(Errno::INVAL, format!("{} file descriptors for one memory region", fds.len()));
+        }
+        if flags & !(DMA_MAP_READ | DMA_MAP_WRITE) != 0 || flags == 0 {
+            return refuse(
+                Errno::INVAL,
+                format!("flags {flags:#x} of a memory region; 1 (read), 2 (write) or 3 are known"),
+            );
+        }
+        let add_region = AddRegion {
+            gpa,
+            size,
+            offset: if fds.is_empty() { 0 } else { offset },
+            readable: flags & DMA_MAP_READ != 0,
+            writable: flags & DMA_MAP_WRITE != 0,
+            fd: fds.into_iter().next(),
+        };
+        let memory = self.link.memory();
+        let region = memory.add(add_region, &self.limits, self.link.wake()).map_err(|error| {
+            let errno = match error {
+                crate::memory::AddError::Overlap { .. } => Errno::EXIST,
+                crate::memory::AddError::TooMany(_) | crate::memory::AddError::TooMuch { .. } => Errno::NOSPC,
+                _ => Errno::INVAL,
+            };
+            Refusal { errno, reason: format!("memory at {gpa:#x} of {size:#x} bytes: {}", chain(&error)) }
+        })?;
+        if let Err(error) = device.dma_map(&region) {
+            memory.remove(gpa);
+            return refuse(Errno::INVAL, format!("memory at {gpa:#x} of {size:#x} bytes: {error}"));
+        }
+        self.gauge_memory();
+        Ok(())
+    }
+
+    fn dma_unmap(&mut self, device: &mut dyn Device, request: DmaUnmap) -> Result<(), Refusal> {
+        let DmaUnmap { argsz: _, flags, address: gpa, size } = request;
+        if flags & DMA_UNMAP_GET_DIRTY_BITMAP != 0 {
+            return refuse(Errno::NOTSUP, "dirty pages are not tracked");
+        }
+        if flags == DMA_UNMAP_ALL {
+            if gpa != 0 || size != 0 {
+                return refuse(Errno::INVAL, "unmapping all memory takes address 0 and size 0");
+            }
+            self.unmap_range(device, 0, u64::MAX);
+            return Ok(());
+        }
+        if flags != 0 {
+            return refuse(Errno::INVAL, format!("flags {flags:#x} are unknown"));
+        }
+        let Some(end) = gpa.checked_add(size).filter(|_| size != 0) else {
+            return refuse(Errno::INVAL, format!("no range starts at {gpa:#x} and has {size:#x} bytes"));
+        };
+        let table = self.link.memory().snapshot();
+        let mut touched = table.regions().iter().filter(|region| region.gpa < end && gpa < region.end()).peekable();
+        if touched.peek().is_none() {
+            return refuse(Errno::NOENT, format!("no memory is mapped at {gpa:#x}"));
+        }
+        if let Some(part) = touched.find(|region| region.gpa < gpa || region.end() > end) {
+            let reason = format!(
+                "the range {gpa:#x} of {size:#x} bytes cuts the region {:#x} of {:#x} bytes",
+                part.gpa, part.size
+            );
+            return refuse(Errno::INVAL, reason);
+        }
+        self.unmap_range(device, gpa, end);
+        Ok(())
+    }
+
+    /// Takes away the regions that start in `gpa..end`.
+    fn unmap_range(&mut self, device: &mut dyn Device, gpa: u64, end: u64) {
+        let table = self.link.memory().snapshot();
+        for region in table.regions().iter().filter(|region| (gpa..end).contains(&region.gpa)) {
+            device.dma_unmap(region.gpa, region.size);
+            self.link.memory().remove(region.gpa);
+        }
+        self.gauge_memory();
+    }
+
+    fn gauge_memory(&self) {
+        let table = self.link.memory().snapshot();
+        let regions = u64::try_from(table.regions().len()).unwrap_or(u64::MAX);
+        self.link.counters().dma_regions.store(regions, std::sync::atomic::Ordering::Relaxed);
+        self.link.counters().dma_bytes.store(table.mapped_bytes(), std::sync::atomic::Ordering::Relaxed);
+    }
+
+    fn region_info(&self, header: &Header, request: RegionInfoBody, out: &mut Outbox) -> Result<(), Refusal> {
+        let Some(index) = RegionIndex::from_wire(request.index) else {
+            return refuse(Errno::INVAL, format!("region {} does not exist", request.index));
+        };
+        let Some(region) = self.regions.get(usize::from(index as u8)) else {
+            return refuse(Errno::INVAL, "no such region");
+        };
+        let fixed = wire_len(size_of::<RegionInfoBody>());
+        let mut info = RegionInfoBody { argsz: fixed, index: request.index, size: region.size, ..Default::default() };
+        if region.readable {
+            info.flags |= REGION_READ;
+        }
+        if region.writable {
+            info.flags |= REGION_WRITE;
+        }
+        let mut caps = Vec::new();
+        let mmap = region.mmap.as_ref().filter(|mmap| !mmap.areas.is_empty() && mmap.areas.len() <= MAX_AREAS);
+        if let Some(mmap) = mmap {
+            use zerocopy::IntoBytes;
+            info.flags |= REGION_MMAP | REGION_CAPS;
+            info.offset = mmap.file_offset;
+            // Set also where the capabilities do not fit: QEMU checks it before it asks again.
+            info.cap_offset = fixed;
+            let nr_areas = wire_len(mmap.areas.len());
+            caps.extend_from_slice(
+                SparseMmapCap { id: CAP_SPARSE_MMAP, version: 1, nr_areas, ..Default::default() }.as_bytes(),
+            );
+            for area in &mmap.areas {
+                caps.extend_from_slice(SparseArea { offset: area.offset, size: area.size }.as_bytes());
+            }
+            info.argsz = fixed.saturating_add(wire_len(caps.len()));
+        }
+        if header.no_reply() {
+            return Ok(());
+        }
+        if request.argsz < info.argsz {
+            caps.clear();
+        } else if let Some(mmap) = mmap {
+            out.attach(Arc::clone(&mmap.fd));
+        }
+        out.reply(header, &info, &caps);
+        Ok(())
+    }
+
+    /// Answers a request that is refused.
+    fn refuse(&mut self, header: &Header, body: &[u8], refusal: Refusal, out: &mut Outbox) {
+        self.log(header, &refusal.reason);
+        let counters = self.link.counters();
+        if header.no_reply() {
+            add(&counters.posted_errors, 1);
+            return;
+        }
+        add(&counters.errors, 1);
+        let errno = errno_number(refusal.errno);
+        if self.peer.is_none_or(|peer| peer.complete) {
+            return out.error(header, errno, &[]);
+        }
+        // Such a client takes an error reply for the full reply and would wait for the rest of it for ever.
+        match header.command() {
+            Command::REGION_READ => {
+                let count = crate::protocol::RegionAccess::read_from_prefix(body).map_or(0, |(access, _)| access.count);
+                let count = usize::try_from(count).unwrap_or(usize::MAX).min(self.max_transfer);
+                let mut filler = body.get(..16).unwrap_or_default().to_vec();
+                filler.resize(filler.len().saturating_add(count), 0xff);
+                out.error(header, errno, &filler);
+            }
+            Command::REGION_WRITE => out.error(header, errno, body.get(..16).unwrap_or_default()),
+            Command::DMA_UNMAP => out.error(header, errno, body.get(..24).unwrap_or_default()),
+            _ => out.error(header, errno, &[]),
+        }
+    }
+
+    /// Logs a fault of the client: the first ones, and then ever fewer.
+    pub fn log(&mut self, header: &Header, reason: &str) {
+        self.refused = self.refused.saturating_add(1);
+        if self.refused <= 16 || self.refused.is_power_of_two() {
+            let command = tracing::field::display(header.command());
+            tracing::warn!(command, reason, count = self.refused, "request of the VMM refused");
+        }
+    }
+
+    /// What other threads, or time, ask for.
+    pub fn work(&mut self, device: &mut dyn Device, out: &mut Outbox, limit: usize) -> Result<(), Fatal> {
+        let Some(peer) = self.peer else { return Ok(()) };
+        let table = self.link.memory().snapshot();
+        if let Some(region) = table.regions().iter().find(|region| region.is_withdrawn()) {
+            add(&self.link.counters().withdrawn, 1);
+            return Err(Fatal::Withdrawn { gpa: region.gpa });
+        }
+        if self.link.take_check_shared() {
+            add(&self.link.counters().share_checks, 1);
+            self.share.start(&table, peer.complete);
+        }
+        for (gpa, file_bytes) in self.share.step(&self.link) {
+            add(&self.link.counters().not_shared, 1);
+            tracing::error!(
+                gpa = format_args!("{gpa:#x}"),
+                file_bytes,
+                "guest memory is private to the VMM, the device would read zeros; start QEMU with share=on (for example \
+                 -object memory-backend-memfd,id=m0,size=...,share=on -machine memory-backend=m0), cloud-hypervisor with \
+                 --memory shared=on"
+            );
+            device.memory_not_shared(gpa);
+        }
+        self.link.dma().send(out.raw(), limit);
+        Ok(())
+    }
+
+    pub fn close(&mut self, device: &mut dyn Device) {
+        if self.peer.take().is_none() {
+            return;
+        }
+        self.link.dma().disconnect();
+        self.share = ShareCheck::default();
+        self.unmap_range(device, 0, u64::MAX);
+        self.link.interrupts().detach_all();
+        device.disconnected();
+        self.link.set_client(None);
+    }
+}
+
+fn reply(header: &Header, out: &mut Outbox, reply: impl FnOnce(&mut Outbox)) {
+    if !header.no_reply() {
+        reply(out);
+    }
+}
+
+pub(super) fn too_short(body: &[u8], want: usize) -> Refusal {
+    Refusal {
+        errno: Errno::INVAL,
+        reason: format!("the message is cut short: {} bytes, {want} are needed", body.len()),
+    }
+}
+
+fn parse<T: FromBytes>(body: &[u8]) -> Result<T, Refusal> {
+    T::read_from_prefix(body).map(|(value, _)| value).map_err(|_| too_short(body, size_of::<T>()))
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        None => error.to_string(),
+        Some(source) => format!("{error}: {}", chain(source)),
+    }
+}
+
+fn errno_number(errno: Errno) -> u32 {
+    u32::try_from(errno.raw_os_error()).unwrap_or(0)
+}
+
+fn wire_len(len: usize) -> u32 {
+    u32::try_from(len).unwrap_or(u32::MAX)
+}

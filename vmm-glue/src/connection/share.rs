@@ -1,0 +1,135 @@
+//! Finds out whether a client's memory is really shared.
+//!
+//! A VMM that was started without shared memory still passes the file of its memory, but works on a private copy: the file
+//! stays empty, and a device that maps it reads zeros. To find out, some pages are read twice, by a message to the client and
+//! from the file. The client's page holds something and the file's does not, two times in a row: private. Both hold the same
+//! something: shared. A client that takes no requests is judged by its file alone: without a single block in use, it is
+//! private. The file is read by `pread`, because touching a mapping would fill the file's holes.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::dma::{DmaError, Pending};
+use crate::link::Link;
+use crate::memory::{Mapping, MemoryTable, PAGE_SIZE, Sharing};
+
+/// Bytes that are compared at one place.
+const SAMPLE: usize = PAGE_SIZE as usize;
+/// Most places of one check.
+const MAX_SAMPLES: usize = 64;
+/// `errno` by which QEMU answers while the guest has bus mastering off.
+const ENODEV: u32 = 19;
+/// Guest physical addresses where firmware or a kernel leaves something early: the interrupt vectors, firmware data, below
+/// 1 MiB, and where kernels are loaded.
+const LIKELY: [u64; 7] = [0, 0x7000, 0x9_f000, 0xf_f000, 0x10_0000, 0x100_0000, 0x200_0000];
+/// Parts of a region at which it is sampled, besides its last page.
+const PARTS: u64 = 8;
+
+#[derive(Debug)]
+struct Sample {
+    gpa: u64,
+    /// Offset in the mapping.
+    offset: u64,
+    mapping: Arc<Mapping>,
+    /// The client's page held something that the file's did not.
+    struck: bool,
+}
+
+/// A check that goes on while messages are handled.
+#[derive(Debug, Default)]
+pub(super) struct ShareCheck {
+    samples: VecDeque<Sample>,
+    running: Option<(Pending, Sample)>,
+    /// Private memory found without messages.
+    found: Vec<(u64, Arc<Mapping>)>,
+}
+
+impl ShareCheck {
+    /// Begins anew with all memory of which it is not known yet.
+    pub fn start(&mut self, table: &MemoryTable, client_takes_requests: bool) {
+        self.samples.clear();
+        for region in table.regions().iter().filter(|region| region.readable) {
+            let Some(mapping) = region.mapping.as_ref().filter(|mapping| mapping.sharing() == Sharing::Unknown) else {
+                continue;
+            };
+            if !client_takes_requests {
+                if mapping.blocks() == Ok(0) {
+                    self.found.push((region.gpa, Arc::clone(mapping)));
+                }
+                continue;
+            }
+            let last = region.size.saturating_sub(PAGE_SIZE);
+            let parts =
+                (1..PARTS).map(|part| (region.size / PARTS).saturating_mul(part) & !(PAGE_SIZE.saturating_sub(1)));
+            let likely = LIKELY.iter().filter_map(|gpa| gpa.checked_sub(region.gpa)).filter(|&offset| offset <= last);
+            for offset in likely.chain([last]).chain(parts) {
+                if self.samples.len() < MAX_SAMPLES {
+                    let (gpa, mapping) = (region.gpa.saturating_add(offset), Arc::clone(mapping));
+                    self.samples.push_back(Sample { gpa, offset, mapping, struck: false });
+                }
+            }
+        }
+    }
+
+    /// Goes on as far as answers have come; returns the memory found to be private (address, bytes the file occupies).
+    pub fn step(&mut self, link: &Link) -> Vec<(u64, u64)> {
+        let mut private = std::mem::take(&mut self.found);
+        loop {
+            if let Some((pending, sample)) = self.running.take() {
+                let Some(outcome) = pending.poll() else {
+                    self.running = Some((pending, sample));
+                    break;
+                };
+                match outcome {
+                    Ok(theirs) => private.extend(self.compare(&theirs, sample)),
+                    Err(DmaError::Refused { errno: ENODEV, .. } | DmaError::NotConnected | DmaError::Unsupported) => {
+                        // The guest has turned bus mastering off again; it will turn it on.
+                        self.samples.clear();
+                    }
+                    Err(_) => (),
+                }
+            }
+            let Some(sample) = self.samples.pop_front() else { break };
+            if sample.mapping.sharing() != Sharing::Unknown {
+                continue;
+            }
+            match link.dma().read(sample.gpa, SAMPLE) {
+                Ok(pending) => self.running = Some((pending, sample)),
+                Err(_) => self.samples.clear(),
+            }
+        }
+        let mut report = Vec::new();
+        for (gpa, mapping) in private {
+            if mapping.sharing() != Sharing::Private {
+                mapping.set_sharing(Sharing::Private);
+                report.push((gpa, mapping.blocks().unwrap_or(0).saturating_mul(512)));
+            }
+        }
+        report
+    }
+
+    /// Judges one place; returns it if its memory is private.
+    fn compare(&mut self, theirs: &[u8], mut sample: Sample) -> Option<(u64, Arc<Mapping>)> {
+        let empty = |page: &[u8]| page.iter().all(|&byte| byte == 0);
+        if empty(theirs) {
+            return None;
+        }
+        let mut ours = [0u8; SAMPLE];
+        let read = sample.mapping.peek(sample.offset, &mut ours).ok()?;
+        if read != theirs.len() {
+            return None;
+        }
+        if !empty(&ours) {
+            if ours == theirs {
+                sample.mapping.set_sharing(Sharing::Shared);
+            }
+            return None;
+        }
+        if sample.struck {
+            return Some((sample.gpa, sample.mapping));
+        }
+        sample.struck = true;
+        self.samples.push_front(sample);
+        None
+    }
+}

@@ -1,0 +1,148 @@
+//! Negotiation of version and capabilities.
+
+use serde_json::{Map, Value};
+use zerocopy::FromBytes;
+
+use super::MAX_FDS;
+use crate::memory::PAGE_SIZE;
+use crate::protocol::{VERSION_MAJOR, VERSION_MINOR, Version};
+
+/// Longest text of capabilities that is looked at, in bytes; QEMU's has less than 300.
+const MAX_TEXT: usize = 4096;
+/// Data of one message if a client does not say.
+const DEFAULT_TRANSFER: u64 = 1 << 20;
+
+/// What is known of a client after negotiation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Peer {
+    pub minor: u16,
+    /// Largest data of one message that the client takes.
+    pub max_transfer: usize,
+    /// The client follows the specification: it takes requests from the server, and error replies without a body.
+    ///
+    /// The client of the `vfio-user` crate (cloud-hypervisor) does neither: it reads the next bytes, whatever they are, as
+    /// the full reply that it waits for. It is told by what it does not list.
+    pub complete: bool,
+}
+
+/// Checks a proposal; returns what the client is and the text of the reply, with a final NUL.
+pub(super) fn negotiate(body: &[u8], max_transfer: usize, max_maps: usize) -> Result<(Peer, Vec<u8>), String> {
+    let (version, text) = Version::read_from_prefix(body).map_err(|_| "the message is cut short".to_owned())?;
+    if version.major != VERSION_MAJOR {
+        return Err(format!(
+            "the client proposes version {}.{}, this server speaks {VERSION_MAJOR}.{VERSION_MINOR}",
+            version.major, version.minor
+        ));
+    }
+    let proposed = capabilities(text)?;
+    let number = |name: &str, default: u64| match proposed.get(name) {
+        None => Ok(default),
+        Some(value) => value.as_u64().ok_or_else(|| format!("capability {name} is {value}, not a number")),
+    };
+    let their_transfer = number("max_data_xfer_size", DEFAULT_TRANSFER)?;
+    number("max_msg_fds", 1)?;
+    let known = |name: &str| proposed.contains_key(name);
+    let peer = Peer {
+        minor: version.minor.min(VERSION_MINOR),
+        max_transfer: usize::try_from(their_transfer).unwrap_or(usize::MAX).min(max_transfer),
+        complete: ["write_multiple", "pgsizes", "max_dma_maps", "twin_socket"].into_iter().any(known),
+    };
+
+    let mut ours = Map::new();
+    ours.insert("max_msg_fds".into(), MAX_FDS.into());
+    ours.insert("max_data_xfer_size".into(), max_transfer.into());
+    // The rest only as far as proposed.
+    if known("max_dma_maps") {
+        let theirs = number("max_dma_maps", u64::MAX)?;
+        ours.insert("max_dma_maps".into(), theirs.min(u64::try_from(max_maps).unwrap_or(u64::MAX)).into());
+    }
+    if known("pgsizes") {
+        ours.insert("pgsizes".into(), PAGE_SIZE.into());
+    }
+    if proposed.get("write_multiple") == Some(&Value::Bool(true)) {
+        ours.insert("write_multiple".into(), true.into());
+    }
+    let mut text = Value::Object(Map::from_iter([("capabilities".to_owned(), Value::Object(ours))])).to_string();
+    text.push('\0');
+    Ok((peer, text.into_bytes()))
+}
+
+fn capabilities(text: &[u8]) -> Result<Map<String, Value>, String> {
+    if text.is_empty() {
+        return Ok(Map::new());
+    }
+    if text.len() > MAX_TEXT {
+        return Err(format!("capabilities of {} bytes, at most {MAX_TEXT} are taken", text.len()));
+    }
+    let text = text.strip_suffix(b"\0").ok_or("the capabilities do not end with NUL")?;
+    let value: Value =
+        serde_json::from_slice(text).map_err(|error| format!("the capabilities are not JSON: {error}"))?;
+    let Value::Object(mut members) = value else { return Err("the capabilities are not a JSON object".into()) };
+    match members.remove("capabilities") {
+        None => Ok(Map::new()),
+        Some(Value::Object(capabilities)) => Ok(capabilities),
+        Some(_) => Err("the member `capabilities` is not an object".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::IntoBytes;
+
+    use super::*;
+
+    fn propose(major: u16, minor: u16, text: &str) -> Result<(Peer, Value), String> {
+        let body = [Version { major, minor }.as_bytes(), text.as_bytes()].concat();
+        let (peer, reply) = negotiate(&body, 65536, 100)?;
+        let (last, json) = reply.split_last().unwrap();
+        assert_eq!(*last, 0);
+        Ok((peer, serde_json::from_slice(json).unwrap()))
+    }
+
+    #[test]
+    fn qemu_gets_what_it_proposes_as_far_as_supported() {
+        let text = "{\"capabilities\": {\"migration\": {\"pgsize\": 4096, \"max_bitmap_size\": 268435456}, \
+                    \"max_msg_fds\": 16, \"max_data_xfer_size\": 1048576, \"pgsizes\": 4096, \"max_dma_maps\": 65535, \
+                    \"write_multiple\": true}}\0";
+        let (peer, reply) = propose(0, 0, text).unwrap();
+        assert_eq!(peer, Peer { minor: 0, max_transfer: 65536, complete: true });
+        let expected = serde_json::json!({"capabilities": {"max_msg_fds": 16, "max_data_xfer_size": 65536,
+            "max_dma_maps": 100, "pgsizes": 4096, "write_multiple": true}});
+        assert_eq!(reply, expected);
+    }
+
+    #[test]
+    fn cloud_hypervisor_is_known_by_what_it_does_not_list() {
+        let text =
+            "{\"capabilities\":{\"max_msg_fds\":1,\"max_data_xfer_size\":1048576,\"migration\":{\"pgsize\":4096}}}\0";
+        let (peer, reply) = propose(0, 1, text).unwrap();
+        assert_eq!(peer, Peer { minor: 1, max_transfer: 65536, complete: false });
+        assert_eq!(reply, serde_json::json!({"capabilities": {"max_msg_fds": 16, "max_data_xfer_size": 65536}}));
+    }
+
+    #[test]
+    fn capabilities_may_be_missing() {
+        assert!(propose(0, 0, "").is_ok());
+        assert!(propose(0, 0, "{}\0").is_ok());
+    }
+
+    #[test]
+    fn smaller_transfers_of_the_client_are_respected() {
+        let (peer, _) = propose(0, 0, "{\"capabilities\":{\"max_data_xfer_size\":512}}\0").unwrap();
+        assert_eq!(peer.max_transfer, 512);
+    }
+
+    #[test]
+    fn bad_proposals_are_refused_with_the_reason() {
+        let refused = |major, text| propose(major, 0, text).unwrap_err();
+        assert!(refused(1, "{}\0").contains("1.0"));
+        assert!(refused(0, "{}").contains("NUL"));
+        assert!(refused(0, "{\0").contains("JSON"));
+        assert!(refused(0, "[]\0").contains("object"));
+        assert!(refused(0, "{\"capabilities\":1}\0").contains("object"));
+        assert!(refused(0, "{\"capabilities\":{\"max_data_xfer_size\":\"big\"}}\0").contains("max_data_xfer_size"));
+        assert!(refused(0, &format!("{}\0", "[".repeat(3000))).contains("JSON"));
+        assert!(refused(0, &" ".repeat(5000)).contains("5000"));
+        assert!(negotiate(&[0; 3], 4096, 1).is_err());
+    }
+}

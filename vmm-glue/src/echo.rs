@@ -1,0 +1,76 @@
+//! A device that is plain memory: no policy, no side effects.
+//!
+//! The baseline for transport benchmarks, and a device for tests of the server.
+
+use crate::device::{AccessError, Device, MapError, NUM_REGIONS, RegionIndex, RegionInfo};
+use crate::memory::DmaRegion;
+
+/// Bytes of configuration space.
+pub const CONFIG_SIZE: usize = 4096;
+
+/// The device: BAR0 and configuration space are memory.
+#[derive(Debug)]
+pub struct EchoDevice {
+    bar0: Vec<u8>,
+    config: Vec<u8>,
+}
+
+impl EchoDevice {
+    /// A device with `bar0_size` bytes of BAR0, a power of two from 4 KiB, and a configuration space that names `vendor`
+    /// and `device` and sizes its BAR0.
+    pub fn new(bar0_size: usize, vendor: u16, device: u16) -> Self {
+        let mut config = vec![0; CONFIG_SIZE];
+        // Vendor and device, then class 0xff0000 (nothing known) in the upper three bytes at 8.
+        for (place, value) in [(0, vendor), (2, device), (10, 0xff00)] {
+            if let Some(field) = config.get_mut(place..place + 2) {
+                field.copy_from_slice(&value.to_le_bytes());
+            }
+        }
+        Self { bar0: vec![0; bar0_size], config }
+    }
+
+    fn place(&mut self, region: RegionIndex, offset: u64, len: usize) -> Option<&mut [u8]> {
+        let memory = match region {
+            RegionIndex::Bar0 => &mut self.bar0,
+            RegionIndex::Config => &mut self.config,
+            _ => return None,
+        };
+        let start = usize::try_from(offset).ok()?;
+        memory.get_mut(start..start.checked_add(len)?)
+    }
+}
+
+impl Device for EchoDevice {
+    fn regions(&self) -> [RegionInfo; NUM_REGIONS] {
+        let size = |memory: &[u8]| u64::try_from(memory.len()).unwrap_or(0);
+        let mut regions: [RegionInfo; NUM_REGIONS] = Default::default();
+        regions[RegionIndex::Bar0 as usize] = RegionInfo::read_write(size(&self.bar0));
+        regions[RegionIndex::Config as usize] = RegionInfo::read_write(size(&self.config));
+        regions
+    }
+
+    fn region_read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
+        let place = self.place(region, offset, data.len()).ok_or(AccessError::Invalid)?;
+        data.copy_from_slice(place);
+        Ok(())
+    }
+
+    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
+        self.place(region, offset, data.len()).ok_or(AccessError::Invalid)?.copy_from_slice(data);
+        Ok(())
+    }
+
+    fn dma_map(&mut self, _region: &DmaRegion) -> Result<(), MapError> {
+        Ok(())
+    }
+
+    fn dma_unmap(&mut self, _gpa: u64, _size: u64) {}
+
+    fn reset(&mut self) {
+        self.bar0.fill(0);
+    }
+
+    fn disconnected(&mut self) {
+        self.bar0.fill(0);
+    }
+}

@@ -1,0 +1,181 @@
+//! UNIX sockets: binding a path with its access rights, and messages with file descriptors.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use thiserror::Error;
+
+use crate::connection::MAX_FDS;
+use crate::link::ClientInfo;
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 16;
+
+/// Access rights of a socket's path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SocketOptions {
+    /// Permission bits; `None` leaves what the process's mask gives.
+    pub mode: Option<u32>,
+    /// Owner's user number; needs privilege.
+    pub uid: Option<u32>,
+    /// Group number; needs membership or privilege.
+    pub gid: Option<u32>,
+}
+
+/// Why a path cannot be bound.
+#[derive(Debug, Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum BindError {
+    #[error("{} is in use: {owner} serves it; choose another path or end it", path.display())]
+    InUse { path: PathBuf, owner: String },
+    #[error("{} exists and is not a socket; choose another path or remove it", path.display())]
+    NotASocket { path: PathBuf },
+    #[error("{} is too long for a socket: 107 bytes are possible", path.display())]
+    TooLong { path: PathBuf },
+    #[error("{} cannot be bound: the directory {} does not exist; create it", path.display(), parent.display())]
+    NoDirectory { path: PathBuf, parent: PathBuf },
+    #[error("{} cannot be bound: no permission to write to {}", path.display(), parent.display())]
+    NotPermitted { path: PathBuf, parent: PathBuf },
+    #[error("cannot {action} {}", path.display())]
+    System {
+        action: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A listening socket on a path; the path is removed when this is dropped, if it is still the same file.
+#[derive(Debug)]
+pub(crate) struct BoundPath {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+impl Drop for BoundPath {
+    fn drop(&mut self) {
+        if std::fs::symlink_metadata(&self.path).is_ok_and(|it| it.dev() == self.device && it.ino() == self.inode) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Binds `path` and listens, with the rights in place before the first client can connect.
+pub(crate) fn bind(path: &Path, options: &SocketOptions) -> Result<(UnixListener, BoundPath), BindError> {
+    let path = path.to_owned();
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    };
+    let system = |action| {
+        let path = path.clone();
+        move |source: io::Error| BindError::System { action, path, source }
+    };
+    make_free(&path)?;
+    let address = SocketAddrUnix::new(&path).map_err(|_| BindError::TooLong { path: path.clone() })?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        .map_err(|errno| system("make a socket for")(errno.into()))?;
+    rustix::net::bind(&socket, &address).map_err(|errno| match errno {
+        Errno::NOENT => BindError::NoDirectory { path: path.clone(), parent },
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => BindError::NotPermitted { path: path.clone(), parent },
+        _ => system("bind")(errno.into()),
+    })?;
+    let metadata = std::fs::symlink_metadata(&path).map_err(system("look at"))?;
+    let bound = BoundPath { path: path.clone(), device: metadata.dev(), inode: metadata.ino() };
+    if options.uid.is_some() || options.gid.is_some() {
+        std::os::unix::fs::chown(&path, options.uid, options.gid).map_err(system("change the owner of"))?;
+    }
+    if let Some(mode) = options.mode {
+        let permissions = std::fs::Permissions::from_mode(mode & 0o777);
+        std::fs::set_permissions(&path, permissions).map_err(system("change the mode of"))?;
+    }
+    // Only now: until a socket listens, nobody can connect.
+    rustix::net::listen(&socket, BACKLOG).map_err(|errno| system("listen on")(errno.into()))?;
+    Ok((UnixListener::from(socket), bound))
+}
+
+/// Removes a socket that nobody serves.
+fn make_free(path: &Path) -> Result<(), BindError> {
+    let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };
+    let path = path.to_owned();
+    if !metadata.file_type().is_socket() {
+        return Err(BindError::NotASocket { path });
+    }
+    match UnixStream::connect(&path) {
+        Ok(stream) => {
+            let owner = match peer(&stream) {
+                ClientInfo { pid: 0, .. } => "another process".to_owned(),
+                ClientInfo { pid, .. } => format!("process {pid}"),
+            };
+            Err(BindError::InUse { path, owner })
+        }
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            tracing::info!(path = %path.display(), "removing a socket that no process serves any more");
+            std::fs::remove_file(&path).map_err(|source| BindError::System {
+                action: "remove the stale socket",
+                path,
+                source,
+            })
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(BindError::System { action: "find out who serves", path, source }),
+    }
+}
+
+/// The process at the other end.
+pub(crate) fn peer(stream: &UnixStream) -> ClientInfo {
+    match rustix::net::sockopt::socket_peercred(stream) {
+        Ok(credentials) => {
+            ClientInfo { pid: rustix::process::Pid::as_raw(Some(credentials.pid)), uid: credentials.uid.as_raw() }
+        }
+        Err(_) => ClientInfo { pid: 0, uid: u32::MAX },
+    }
+}
+
+/// What one call received.
+#[derive(Debug)]
+pub struct Received {
+    /// Bytes; 0 means that the other end has closed.
+    pub len: usize,
+    /// File descriptors, at most [`MAX_FDS`] and a few.
+    pub fds: Vec<OwnedFd>,
+    /// More descriptors came than there was room for, or than the process may have.
+    pub truncated: bool,
+}
+
+/// Receives what is there, up to `buffer.len()` bytes; `WouldBlock` if nothing is.
+pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Received> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let result = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, flags)?;
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    Ok(Received { len: result.bytes, fds, truncated: result.flags.contains(ReturnFlags::CTRUNC) })
+}
+
+/// Sends what fits, with descriptors; `WouldBlock` if nothing does. Returns the number of bytes.
+pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many file descriptors for one message"));
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    Ok(rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?)
+}
