@@ -1,0 +1,186 @@
+//! What the attacks share: addresses outside of the share, own tables, judging what was read.
+
+use anyhow::{Result, ensure};
+
+use super::card::Card;
+use super::layout::{Aperture, LARGE_PAGE, PAGE, directory_entry, own, page_entry, reg};
+use crate::pattern::Random;
+
+/// Left at addresses that are not ours, where it must not stay.
+pub const BRAND: u32 = 0xa77a_c4ed;
+/// Kept in our own VRAM, where it must stay.
+pub const MARKER: u32 = 0x600d_f00d;
+
+/// Offset of the own structures in VRAM: low, where a driver that left nothing behind had its first buffers.
+const OWN_BASE: u64 = 4 << 20;
+
+/// An attack's ground: the card, our own place on it, and what was found so far.
+pub struct Ground<'a> {
+    /// The card.
+    pub card: &'a Card,
+    /// Bytes of VRAM of the share.
+    pub vram: u64,
+    /// Where the own structures begin.
+    pub base: u64,
+    /// Choices.
+    pub random: Random,
+    /// Whether to write outside, too.
+    pub writes: bool,
+    /// What to look for.
+    pub pattern: Vec<u8>,
+    /// What was found.
+    pub found: Found,
+}
+
+/// What the attacks found.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Found {
+    /// Dwords that were read where nothing may be seen.
+    pub probes: u64,
+    /// Those that held something.
+    pub nonzero: u64,
+    /// Those that held what we had written there: a place outside that keeps data.
+    pub sticky: u64,
+    /// Those that held a piece of the pattern.
+    pub hits: u64,
+    /// Register writes that name something outside.
+    pub pokes: u64,
+}
+
+impl<'a> Ground<'a> {
+    /// Takes a place in the share and clears it.
+    pub fn new(card: &'a Card, random: Random, pattern: Vec<u8>, writes: bool) -> Result<Self> {
+        let vram = card.vram()?;
+        ensure!(vram >= OWN_BASE + own::END, "{vram} bytes of VRAM are too few for the attacks");
+        let found = Found::default();
+        let ground = Self { card, vram, base: OWN_BASE, random, writes, pattern, found };
+        card.vram_zero(ground.base, own::END);
+        Ok(ground)
+    }
+
+    /// Addresses that do not belong to the share, `aligned` to a page size: neighbours, powers of two, anything.
+    pub fn outside(&mut self, aligned: u64, count: u64) -> Vec<u64> {
+        let (vram, top) = (self.vram, 1u64 << 40);
+        let mut addresses =
+            vec![vram, vram + aligned, 2 * vram, 3 * vram, 4 * vram, (1 << 32) - aligned, top - aligned];
+        for number in 0..count {
+            // Half of them where a neighbour on the same card would be.
+            let end = if number % 2 == 0 { 6 << 30 } else { top };
+            addresses.push(vram + self.random.below(end - vram));
+        }
+        addresses.iter_mut().for_each(|address| *address &= !(aligned - 1) & (top - 1));
+        addresses.retain(|address| *address >= vram);
+        addresses
+    }
+
+    /// Judges a dword that was read from outside.
+    pub fn judge(&mut self, what: &str, word: u32) {
+        self.found.probes += 1;
+        let hit = word != 0 && self.pattern.len() >= 4 && holds_piece(&self.pattern, word);
+        if hit {
+            self.found.hits += 1;
+        }
+        if word == BRAND {
+            self.found.sticky += 1;
+        } else if !is_nothing(word) {
+            self.found.nonzero += 1;
+        }
+        if (hit || word == BRAND || !is_nothing(word)) && self.found.nonzero + self.found.sticky <= 20 {
+            println!("seen {word:#010x}: {what}");
+        }
+    }
+
+    /// Writes a register with something that names memory outside.
+    pub fn poke(&mut self, register: u32, value: u32) {
+        self.found.pokes += 1;
+        self.card.write(register, value);
+    }
+
+    /// Points the instance block at `instance` to a page directory.
+    pub fn set_instance(&self, instance: u64, directory: u64, target: u32) {
+        let at = self.base + instance;
+        self.card.vram_write(at + 0x200, directory as u32 & 0xffff_f000 | target);
+        self.card.vram_write(at + 0x204, (directory >> 32) as u32);
+        self.card.vram_write(at + 0x208, 0xffff_ffff);
+        self.card.vram_write(at + 0x20c, 0xff);
+    }
+
+    /// Sets a page directory entry of one of the own address spaces.
+    pub fn set_directory(
+        &self,
+        space: usize,
+        index: u64,
+        large: Option<(u64, Aperture)>,
+        small: Option<(u64, Aperture)>,
+    ) {
+        self.set_pair(self.base + own::DIRECTORIES[space] + index * 8, directory_entry(large, small));
+    }
+
+    /// Maps the small page at a virtual address below 128 MiB of one of the own address spaces.
+    pub fn set_page(&self, space: usize, va: u64, address: u64, aperture: Aperture) {
+        self.set_pair(self.base + own::TABLES[space] + va / PAGE * 8, page_entry(address, aperture));
+    }
+
+    /// Maps the large page at a virtual address below 128 MiB of BAR1's address space.
+    pub fn set_large_page(&self, va: u64, address: u64, aperture: Aperture) {
+        self.set_pair(self.base + own::LARGE_TABLE + va / LARGE_PAGE * 8, page_entry(address, aperture));
+    }
+
+    fn set_pair(&self, at: u64, [low, high]: [u32; 2]) {
+        self.card.vram_write(at, low);
+        self.card.vram_write(at + 4, high);
+    }
+
+    /// Tells the card that the tables of a page directory changed.
+    pub fn flush(&self, directory: u64) {
+        self.card.write(reg::BAR_FLUSH, 1);
+        // One read at most per flush is enough: the flush is done when the next register access is.
+        self.card.read(reg::BAR_FLUSH);
+        self.card.write(reg::TLB_DIRECTORY, ((directory >> 12) << 4) as u32);
+        self.card.write(reg::TLB_TRIGGER, 0x8000_0005);
+        self.card.read(reg::TLB_TRIGGER);
+    }
+
+    /// Whether the card still answers and our own memory is whole.
+    pub fn alive(&self, boot0: u32) -> bool {
+        let clock = || u64::from(self.card.read(reg::PTIMER_HIGH)) << 32 | u64::from(self.card.read(reg::PTIMER_LOW));
+        let first = clock();
+        let advanced = (0..1000).any(|_| clock() != first);
+        let marker = self.card.vram_read(self.base + own::DATA);
+        advanced && self.card.read(reg::BOOT0) == boot0 && marker == MARKER
+    }
+}
+
+/// Zero, all ones, or the hardware's code for a refused access.
+fn is_nothing(word: u32) -> bool {
+    word == 0 || word == u32::MAX || word >> 20 == 0xbad
+}
+
+/// Whether the dword is a piece of the repeated pattern, from any byte on.
+fn holds_piece(pattern: &[u8], word: u32) -> bool {
+    let bytes = word.to_le_bytes();
+    (0..pattern.len()).any(|start| {
+        let piece = pattern.iter().cycle().skip(start).take(4);
+        piece.eq(bytes.iter())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_of_a_repeated_pattern_are_known_at_any_byte() {
+        let pattern = [1, 2, 3, 4, 5, 6, 7, 8];
+        assert!(holds_piece(&pattern, 0x0403_0201));
+        assert!(holds_piece(&pattern, 0x0706_0504));
+        assert!(holds_piece(&pattern, 0x0201_0807));
+        assert!(!holds_piece(&pattern, 0x0102_0304));
+    }
+
+    #[test]
+    fn refused_reads_count_as_nothing() {
+        assert!([0, u32::MAX, 0xbad0_ac0f, 0xbadf_1000].into_iter().all(is_nothing));
+        assert!(![1, 0xdead_beef, BRAND].into_iter().any(is_nothing));
+    }
+}

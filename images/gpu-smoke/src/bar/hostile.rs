@@ -1,0 +1,252 @@
+//! Tries to reach memory outside of the share, by every pointer that a guest can set.
+//!
+//! Each kind of attack first does the same with our own memory (`armed`): only then does seeing nothing outside mean
+//! anything. It leaves the card in a state that a driver must initialize anew.
+
+use anyhow::{Result, bail, ensure};
+
+use super::attack::{BRAND, Found, Ground, MARKER};
+use super::card::Card;
+use super::channel;
+use super::layout::{Aperture, CHANNELS, LARGE_PAGE, PAGE, instance_pointer, own, reg};
+use crate::access::{Mapping, Width};
+use crate::options::{Options, hex_bytes};
+use crate::pattern::{Random, mix};
+use crate::rig::Counts;
+use crate::tests::Facts;
+
+/// Virtual address in BAR1 and BAR3 where our own data page is mapped.
+const OWN_VA: u64 = 0x10_0000;
+/// Virtual address where the pages outside begin.
+const OUTSIDE_VA: u64 = 0x20_0000;
+/// Virtual address where large pages outside begin.
+const LARGE_VA: u64 = 0x400_0000;
+/// Dwords that are read of each page.
+const READS: u64 = 4;
+
+/// `bar hostile`
+pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
+    let pattern = options.text("pattern").map(hex_bytes).transpose()?.unwrap_or_default();
+    ensure!(pattern.is_empty() || pattern.len() >= 4, "--pattern must have 4 bytes or more");
+    let probes = options.number("probes", 48)?.min(4096);
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let seed = options.number("seed", mix(now.as_nanos() as u64))?;
+    let boot0 = card.read(reg::BOOT0);
+    ensure!(boot0 != u32::MAX && boot0 != 0, "the card does not answer: BOOT0 is {boot0:#x}");
+    let mut ground = Ground::new(card, Random(seed), pattern, !options.flag("no-writes"))?;
+    println!("hostile: seed {seed}, {} MiB of VRAM", ground.vram >> 20);
+
+    card.vram_write(ground.base + own::DATA, MARKER);
+    let window_armed = card.vram_read(ground.base + own::DATA) == MARKER;
+    window(&mut ground, probes);
+    let aperture_armed = apertures(&mut ground, probes)?;
+    tables(&mut ground, probes / 4 + 1);
+    pointers(&mut ground, probes / 4 + 1);
+    let channels = channel::attack(&mut ground, probes / 8 + 1)?;
+    let alive = ground.alive(boot0);
+    clean(card);
+
+    let Found { probes, nonzero, sticky, hits, pokes } = ground.found;
+    let facts = vec![
+        ("probes", probes.to_string()),
+        ("pokes", pokes.to_string()),
+        ("nonzero", nonzero.to_string()),
+        ("sticky", sticky.to_string()),
+        ("hits", hits.to_string()),
+        ("armed_window", window_armed.to_string()),
+        ("armed_aperture", aperture_armed.to_string()),
+        ("armed_channel", channels.armed.to_string()),
+        ("passed", channels.passed.to_string()),
+        ("alive", alive.to_string()),
+    ];
+    if !(window_armed && aperture_armed && alive) || nonzero + sticky + hits + channels.reached > 0 {
+        let facts: Vec<String> = facts.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        bail!("{} reached={}", facts.join(" "), channels.reached);
+    }
+    Ok((Counts { bytes: probes * 4, copies: 0, channels: channels.count }, facts))
+}
+
+/// The PRAMIN window outside of the share, and on guest RAM.
+fn window(ground: &mut Ground<'_>, probes: u64) {
+    for address in ground.outside(1 << 16, probes) {
+        for target in [0, 2, 3] {
+            ground.poke(reg::PRAMIN_WINDOW, (address >> 16) as u32 | target << 24);
+            for read in 0..READS {
+                let register = reg::PRAMIN + (read * 0x3f84) as u32;
+                let word = ground.card.read(register);
+                ground.judge(&format!("window at {address:#x}, target {target}"), word);
+                if ground.writes && target == 0 {
+                    ground.poke(register, BRAND);
+                    let word = ground.card.read(register);
+                    ground.judge(&format!("window at {address:#x}, after a write"), word);
+                }
+            }
+        }
+    }
+    // The last page that is ours, and on past the end without moving the window.
+    let last = ground.vram - (64 << 10);
+    ground.poke(reg::PRAMIN_WINDOW, (last >> 16) as u32);
+    for read in 0..READS {
+        let word = ground.card.read(reg::PRAMIN + 0x1_0000 + (read * 0x2_0000) as u32);
+        ground.judge("window across the end of VRAM", word);
+    }
+}
+
+/// Sets up BAR1 and BAR3 with our own tables; then pages outside. Says whether our own page was seen through both.
+fn apertures(ground: &mut Ground<'_>, probes: u64) -> Result<bool> {
+    let base = ground.base;
+    for (space, instance) in [own::BAR1_INSTANCE, own::BAR3_INSTANCE].into_iter().enumerate() {
+        let small = Some((base + own::TABLES[space], Aperture::Vram));
+        let large = (space == 0).then_some((base + own::LARGE_TABLE, Aperture::Vram));
+        ground.set_directory(space, 0, large, small);
+        ground.set_page(space, OWN_VA, base + own::DATA, Aperture::Vram);
+        ground.set_instance(instance, base + own::DIRECTORIES[space], 0);
+    }
+    point_at_own(ground);
+    let seen = |region: &Mapping| region.load(OWN_VA as usize, Width::Dword) as u32 == MARKER;
+    let armed = seen(ground.card.bar1()) && seen(ground.card.bar3());
+
+    let room = ground.card.bar3().len() as u64;
+    ensure!(room > OUTSIDE_VA, "region 3 has only {room} bytes");
+    let most = ((room - OUTSIDE_VA) / PAGE) as usize;
+    for aperture in [Aperture::Vram, Aperture::Peer, Aperture::Coherent, Aperture::Noncoherent] {
+        let addresses: Vec<u64> = match aperture {
+            Aperture::Vram | Aperture::Peer => ground.outside(PAGE, probes),
+            // Guest RAM that the guest does not have: far above, and anywhere high.
+            _ => (0..probes).map(|_| (1 << 39) + ground.random.below(1 << 39)).map(|at| at & !(PAGE - 1)).collect(),
+        };
+        let addresses = &addresses[..addresses.len().min(most)];
+        for space in 0..2 {
+            for (number, address) in addresses.iter().enumerate() {
+                ground.set_page(space, OUTSIDE_VA + number as u64 * PAGE, *address, aperture);
+            }
+            ground.flush(base + own::DIRECTORIES[space]);
+            for (number, address) in addresses.iter().enumerate() {
+                let what = format!("BAR{} page at {address:#x} {aperture:?}", 2 * space + 1);
+                look(ground, space, OUTSIDE_VA + number as u64 * PAGE, PAGE, &what);
+            }
+        }
+    }
+    let addresses = ground.outside(LARGE_PAGE, probes / 4 + 1);
+    for (number, address) in addresses.iter().enumerate().take(64) {
+        ground.set_large_page(LARGE_VA + number as u64 * LARGE_PAGE, *address, Aperture::Vram);
+    }
+    ground.flush(base + own::DIRECTORIES[0]);
+    if ground.card.bar1().len() as u64 >= LARGE_VA + 64 * LARGE_PAGE {
+        for (number, address) in addresses.iter().enumerate().take(64) {
+            let what = format!("BAR1 large page at {address:#x}");
+            look(ground, 0, LARGE_VA + number as u64 * LARGE_PAGE, LARGE_PAGE, &what);
+        }
+    }
+    Ok(armed)
+}
+
+/// Points BAR1 and BAR3 at our own instance blocks.
+fn point_at_own(ground: &Ground<'_>) {
+    ground.card.write(reg::BAR1_INSTANCE, instance_pointer(ground.base + own::BAR1_INSTANCE, 0));
+    ground.card.write(reg::BAR3_INSTANCE, instance_pointer(ground.base + own::BAR3_INSTANCE, 0));
+    for directory in &own::DIRECTORIES[..2] {
+        ground.flush(ground.base + directory);
+    }
+}
+
+/// Reads, and maybe writes, some dwords of a page in BAR1 (space 0) or BAR3 (space 1).
+fn look(ground: &mut Ground<'_>, space: usize, va: u64, length: u64, what: &str) {
+    let card = ground.card;
+    let region = if space == 0 { card.bar1() } else { card.bar3() };
+    for read in 0..READS {
+        let at = (va + (read * 0x5a4) % length) as usize;
+        let word = region.load(at, Width::Dword) as u32;
+        ground.judge(what, word);
+    }
+    if ground.writes {
+        let at = (va + length - 4) as usize;
+        region.store(at, Width::Dword, BRAND.into());
+        let word = region.load(at, Width::Dword) as u32;
+        ground.judge(&format!("{what}, after a write"), word);
+    }
+}
+
+/// Page tables, page directories and instance blocks that lie outside themselves.
+fn tables(ground: &mut Ground<'_>, probes: u64) {
+    let directory = ground.base + own::DIRECTORIES[0];
+    for address in ground.outside(PAGE, probes) {
+        for aperture in [Aperture::Vram, Aperture::Coherent] {
+            ground.set_directory(0, 0, None, Some((address, aperture)));
+            ground.flush(directory);
+            look(ground, 0, OUTSIDE_VA, PAGE, &format!("BAR1 page table at {address:#x} {aperture:?}"));
+            ground.set_directory(0, 0, Some((address, aperture)), None);
+            ground.flush(directory);
+            look(ground, 0, LARGE_VA / 2, PAGE, &format!("BAR1 large page table at {address:#x} {aperture:?}"));
+        }
+        ground.set_instance(own::BAR1_INSTANCE, address, 0);
+        point_at_own(ground);
+        ground.flush(address);
+        look(ground, 0, OWN_VA, PAGE, &format!("BAR1 page directory at {address:#x}"));
+        ground.set_instance(own::BAR1_INSTANCE, directory, 0);
+        for target in [0, 2, 3] {
+            for (space, register) in [reg::BAR1_INSTANCE, reg::BAR3_INSTANCE].into_iter().enumerate() {
+                ground.poke(register, instance_pointer(address, target));
+                ground.flush(address);
+                look(ground, space, OWN_VA, PAGE, &format!("instance of BAR{} at {address:#x}", 2 * space + 1));
+            }
+        }
+    }
+    let small = Some((ground.base + own::TABLES[0], Aperture::Vram));
+    ground.set_directory(0, 0, Some((ground.base + own::LARGE_TABLE, Aperture::Vram)), small);
+    point_at_own(ground);
+}
+
+/// Every other register that holds an address or a channel, with values that are not ours.
+fn pointers(ground: &mut Ground<'_>, probes: u64) {
+    for address in ground.outside(PAGE, probes) {
+        let id = ground.random.below(CHANNELS.into()) as u32;
+        let length = 1 + ground.random.below(256) as u32;
+        for target in 0..4 {
+            ground.poke(reg::CHANNEL + 8 * id, 0x4000_0000 | instance_pointer(address, target));
+            ground.poke(reg::CHANNEL_STATE + 8 * id, 0x001f_0001);
+            ground.poke(reg::RUNLIST, (address >> 12) as u32 & 0x0fff_ffff | target << 28);
+            ground.poke(reg::RUNLIST_SUBMIT, 0x01f0_0000 | length);
+        }
+        ground.poke(reg::PREEMPT, id);
+        ground.poke(reg::PEEPHOLE_INSTANCE, instance_pointer(address, 0));
+        ground.poke(reg::PEEPHOLE[0], 0);
+        ground.poke(reg::PEEPHOLE[1], OUTSIDE_VA as u32);
+        ground.poke(reg::PEEPHOLE[2], BRAND);
+        ground.poke(reg::FECS_DATA, instance_pointer(address, 0));
+        ground.poke(reg::FECS_COMMAND, 1);
+        for register in reg::FECS_CHANNELS.into_iter().chain(reg::CE_CHANNEL) {
+            ground.poke(register, instance_pointer(address, 0));
+        }
+        for register in reg::GPC_MMU_SINKS.into_iter().chain([reg::SYSMEM_FLUSH, reg::TAG_BASE]) {
+            ground.poke(register, (address >> 8) as u32);
+        }
+        for (register, value) in reg::CE_DMA.into_iter().zip([(address >> 8) as u32, 0, 0x600, 0]) {
+            ground.poke(register, value);
+        }
+        ground.poke(reg::USERD_BASE, 0x1000_0000 | (address >> 12) as u32 & 0x0fff_ffff);
+        ground.poke(reg::CHANNEL_STATE + 8 * id, 0);
+        ground.poke(reg::CHANNEL + 8 * id, 0);
+    }
+    // A runlist of our own that names every channel there is, and some that there are not.
+    let list = ground.base + own::RUNLIST;
+    for entry in 0..256u32 {
+        ground.card.vram_write(list + u64::from(entry) * 8, if entry == 255 { u32::MAX } else { entry });
+        ground.card.vram_write(list + u64::from(entry) * 8 + 4, 4);
+    }
+    ground.poke(reg::RUNLIST, (list >> 12) as u32);
+    ground.poke(reg::RUNLIST_SUBMIT, 0x01f0_0000 | 256);
+}
+
+/// Takes all pointers back.
+fn clean(card: &Card) {
+    card.write(reg::RUNLIST_SUBMIT, 0x01f0_0000);
+    for id in 0..CHANNELS {
+        card.write(reg::CHANNEL_STATE + 8 * id, 0);
+        card.write(reg::CHANNEL + 8 * id, 0);
+    }
+    for register in [reg::BAR1_INSTANCE, reg::BAR3_INSTANCE, reg::PEEPHOLE_INSTANCE, reg::PRAMIN_WINDOW] {
+        card.write(register, 0);
+    }
+    card.write(reg::PFIFO_INTR, u32::MAX);
+}

@@ -1,0 +1,184 @@
+//! Registers and memory formats that the attacks use. Sources: envytools' `rnndb`, nouveau; see the note in [`crate::push`] on
+//! why they stand here once more.
+
+/// Offsets in region 0.
+pub mod reg {
+    /// Chip identity.
+    pub const BOOT0: u32 = 0x000000;
+    /// Engines on.
+    pub const PMC_ENABLE: u32 = 0x000200;
+    /// PBDMAs on.
+    pub const PBDMA_ENABLE: u32 = 0x000204;
+    /// Bus interrupts, write one to clear.
+    pub const PBUS_INTR: u32 = 0x001100;
+    /// Address of the PRAMIN window >> 16, target in 25:24.
+    pub const PRAMIN_WINDOW: u32 = 0x001700;
+    /// Instance block of BAR1: valid in 31, target in 29:28, address >> 12.
+    pub const BAR1_INSTANCE: u32 = 0x001704;
+    /// The same of BAR3.
+    pub const BAR3_INSTANCE: u32 = 0x001714;
+    /// The same of the peephole.
+    pub const PEEPHOLE_INSTANCE: u32 = 0x001718;
+    /// PFIFO interrupts, write one to clear.
+    pub const PFIFO_INTR: u32 = 0x002100;
+    /// Scheduler on in bit 0.
+    pub const PFIFO_ENABLE: u32 = 0x002200;
+    /// PBDMAs on, as PFIFO sees them.
+    pub const PFIFO_PBDMAS: u32 = 0x002204;
+    /// PBDMAs that do not serve an engine; six engines.
+    pub const PFIFO_ROUTE: u32 = 0x002208;
+    /// BAR1 address of the USERD pages >> 12, valid in bit 28.
+    pub const USERD_BASE: u32 = 0x002254;
+    /// Address of a runlist >> 12, target in 29:28.
+    pub const RUNLIST: u32 = 0x002270;
+    /// Its length, and go.
+    pub const RUNLIST_SUBMIT: u32 = 0x002274;
+    /// Preempt a channel.
+    pub const PREEMPT: u32 = 0x002634;
+    /// Channel table: two registers each.
+    pub const CHANNEL: u32 = 0x003000;
+    /// State of a channel.
+    pub const CHANNEL_STATE: u32 = 0x003004;
+    /// PTIMER, low and high.
+    pub const PTIMER_LOW: u32 = 0x009400;
+    /// The high half.
+    pub const PTIMER_HIGH: u32 = 0x009410;
+    /// Number of memory partitions.
+    pub const FBP_COUNT: u32 = 0x022438;
+    /// Partitions that are off.
+    pub const FBP_DISABLED: u32 = 0x022554;
+    /// MiB of partition 0; 0x1000 apart.
+    pub const FBP_MIB: u32 = 0x11020c;
+    /// Interrupts of PBDMA 0; 0x2000 apart.
+    pub const PBDMA_INTR: u32 = 0x040108;
+    /// Their enables.
+    pub const PBDMA_INTR_ENABLE: u32 = 0x04010c;
+    /// Peephole: address high, address low, data.
+    pub const PEEPHOLE: [u32; 3] = [0x06000c, 0x060010, 0x060014];
+    /// Flush what the CPU wrote through a region.
+    pub const BAR_FLUSH: u32 = 0x070000;
+    /// Where the card flushes guest RAM to >> 8.
+    pub const SYSMEM_FLUSH: u32 = 0x100c10;
+    /// Page directory for the flush >> 12, << 4.
+    pub const TLB_DIRECTORY: u32 = 0x100cb8;
+    /// Flush.
+    pub const TLB_TRIGGER: u32 = 0x100cbc;
+    /// Current channel of a copy engine.
+    pub const CE_CHANNEL: [u32; 2] = [0x104050, 0x105050];
+    /// DMA of a copy engine's falcon: base >> 8, offset in its memory, command, offset from base.
+    pub const CE_DMA: [u32; 4] = [0x104110, 0x104114, 0x104118, 0x10411c];
+    /// Tag memory base.
+    pub const TAG_BASE: u32 = 0x17e8d4;
+    /// FECS: data and command; command 1 makes a channel current.
+    pub const FECS_DATA: u32 = 0x409500;
+    /// The command.
+    pub const FECS_COMMAND: u32 = 0x409504;
+    /// FECS: current and next channel.
+    pub const FECS_CHANNELS: [u32; 2] = [0x409b00, 0x409b04];
+    /// Sinks of bad accesses >> 8.
+    pub const GPC_MMU_SINKS: [u32; 2] = [0x4188b4, 0x4188b8];
+    /// The window on VRAM, 1 MiB.
+    pub const PRAMIN: u32 = 0x700000;
+}
+
+/// Number of channels.
+pub const CHANNELS: u32 = 128;
+/// Bytes of a small page.
+pub const PAGE: u64 = 4096;
+/// Bytes of a large page.
+pub const LARGE_PAGE: u64 = 128 << 10;
+
+/// Where a table entry or a pointer looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Aperture {
+    /// VRAM.
+    Vram,
+    /// Another card.
+    Peer,
+    /// Guest RAM, with snooping.
+    Coherent,
+    /// Guest RAM, without.
+    Noncoherent,
+}
+
+impl Aperture {
+    /// Bits 34:33 of a page table entry.
+    fn of_page(self) -> u32 {
+        self as u32
+    }
+
+    /// Bits 1:0 of a page directory entry, where 0 means that there is no table.
+    fn of_table(self) -> u32 {
+        match self {
+            Self::Vram | Self::Peer => 1,
+            Self::Coherent => 2,
+            Self::Noncoherent => 3,
+        }
+    }
+}
+
+/// Low and high dword of a valid page table entry.
+pub fn page_entry(address: u64, aperture: Aperture) -> [u32; 2] {
+    // Guest RAM is mapped volatile, as nouveau does.
+    let volatile = u32::from(aperture != Aperture::Vram);
+    [(address >> 8) as u32 & 0xffff_fff0 | 1, volatile | aperture.of_page() << 1]
+}
+
+/// Low and high dword of a page directory entry with a large and a small table in the given places.
+pub fn directory_entry(large: Option<(u64, Aperture)>, small: Option<(u64, Aperture)>) -> [u32; 2] {
+    let half = |table: Option<(u64, Aperture)>| {
+        table.map_or(0, |(address, aperture)| (address >> 8) as u32 & 0xffff_fff0 | aperture.of_table())
+    };
+    [half(large), half(small)]
+}
+
+/// Value of a register that points to an instance block.
+pub fn instance_pointer(address: u64, target: u32) -> u32 {
+    0x8000_0000 | (target & 3) << 28 | (address >> 12) as u32 & 0x0fff_ffff
+}
+
+/// Where the attacks keep their own structures, from a base in the card's VRAM.
+pub mod own {
+    /// Instance block of BAR1.
+    pub const BAR1_INSTANCE: u64 = 0x0000;
+    /// Instance block of BAR3.
+    pub const BAR3_INSTANCE: u64 = 0x1000;
+    /// Instance block of the channel.
+    pub const INSTANCE: u64 = 0x2000;
+    /// A runlist.
+    pub const RUNLIST: u64 = 0x3000;
+    /// A ring of GPFIFO entries.
+    pub const RING: u64 = 0x4000;
+    /// A pushbuffer.
+    pub const PUSH: u64 = 0x5000;
+    /// Data.
+    pub const DATA: u64 = 0x6000;
+    /// USERD of the channel.
+    pub const USERD: u64 = 0x7000;
+    /// Page directories of BAR1, BAR3 and the channel, 64 KiB each.
+    pub const DIRECTORIES: [u64; 3] = [0x1_0000, 0x2_0000, 0x3_0000];
+    /// Their small page tables, 256 KiB each.
+    pub const TABLES: [u64; 3] = [0x4_0000, 0x8_0000, 0xc_0000];
+    /// A large page table of BAR1, 8 KiB.
+    pub const LARGE_TABLE: u64 = 0x10_0000;
+    /// Behind all that.
+    pub const END: u64 = 0x11_0000;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_the_hardwares() {
+        assert_eq!(page_entry(0x1234_5000, Aperture::Vram), [0x0012_3451, 0]);
+        assert_eq!(page_entry(0xff_ffff_f000, Aperture::Coherent), [0xffff_fff1, 0b101]);
+        assert_eq!(page_entry(0x1000, Aperture::Noncoherent), [0x11, 0b111]);
+        assert_eq!(page_entry(0x1000, Aperture::Peer), [0x11, 0b011]);
+        assert_eq!(directory_entry(None, Some((0x40_0000, Aperture::Vram))), [0, 0x4001]);
+        let both = directory_entry(Some((0x1_0000, Aperture::Vram)), Some((0x2_0000, Aperture::Coherent)));
+        assert_eq!(both, [0x101, 0x202]);
+        assert_eq!(instance_pointer(0x40_0000, 0), 0x8000_0400);
+        assert_eq!(instance_pointer(0x40_0000, 3), 0xb000_0400);
+    }
+}
