@@ -19,14 +19,16 @@ use crate::tests::Facts;
 use card::Card;
 
 /// Help.
-pub const USAGE: &str = "\
-  bar read32 BAR OFFSET | write32 BAR OFFSET VALUE | read32-loop BAR OFFSET [--count=]
+pub const USAGE: &str = "  bar read32 BAR OFFSET | write32 BAR OFFSET VALUE | read32-loop BAR OFFSET [--count=]
   bar bench reads|writes [--count= --bar= --offset= --value=]
   bar hostile [--pattern= --probes= --no-writes]
   (all bar commands: [--pci=ADDRESS])
 ";
 
 const OPTIONS: [&str; 8] = ["pci=", "count=", "bar=", "offset=", "value=", "pattern=", "probes=", "no-writes"];
+
+/// What a command does.
+type Command = fn(&Card, &Options) -> Result<(Counts, Facts)>;
 
 /// The `bar` command with what stands after it.
 pub fn main(arguments: &[String]) -> ExitCode {
@@ -35,7 +37,7 @@ pub fn main(arguments: &[String]) -> ExitCode {
         Err(error) => return usage(&format!("{error:#}")),
     };
     let words: Vec<&str> = options.words().iter().map(String::as_str).collect();
-    let named: (&str, fn(&Card, &Options) -> Result<(Counts, Facts)>) = match words[..] {
+    let (name, command): (&str, Command) = match words[..] {
         ["bench", "reads"] => ("bar-bench-reads", bench::reads),
         ["bench", "writes"] => ("bar-bench-writes", bench::writes),
         ["hostile"] => ("bar-hostile", hostile::run),
@@ -43,12 +45,12 @@ pub fn main(arguments: &[String]) -> ExitCode {
         _ => return usage(&format!("no such command: bar {}", words.join(" "))),
     };
     let began = std::time::Instant::now();
-    let outcome = Card::open(options.text("pci")).and_then(|card| (named.1)(&card, &options));
+    let outcome = Card::open(options.text("pci")).and_then(|card| command(&card, &options));
     let seconds = began.elapsed().as_secs_f64();
     let good = outcome.is_ok();
     match outcome {
-        Ok((counts, facts)) => report::print(named.0, counts, seconds, &Ok(facts)),
-        Err(error) => report::print(named.0, Counts::default(), seconds, &Err(error)),
+        Ok((counts, facts)) => report::print(name, counts, seconds, &Ok(facts)),
+        Err(error) => report::print(name, Counts::default(), seconds, &Err(error)),
     }
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
