@@ -114,6 +114,18 @@ pub mod vm {
     pub const LIMIT_LO: u64 = 0x208;
     /// Last valid virtual address, bits 39:32.
     pub const LIMIT_HI: u64 = 0x20c;
+
+    use crate::Field;
+    /// Field of [`PDB_LO`]: where the directory lies, as [`crate::addr::Target`] says it.
+    pub const PDB_TARGET: Field = Field::new(1, 0);
+    /// Field of [`PDB_LO`]: accesses to the directory are not cached.
+    pub const PDB_VOLATILE: Field = Field::new(2, 2);
+    /// Field of [`PDB_LO`]: address bits 31:12, in place.
+    pub const PDB_ADDRESS_LO: Field = Field::new(31, 12);
+    /// Field of [`PDB_HI`]: address bits 39:32.
+    pub const PDB_ADDRESS_HI: Field = Field::new(7, 0);
+    /// Field of [`LIMIT_HI`]: address bits 39:32.
+    pub const LIMIT_ADDRESS_HI: Field = Field::new(7, 0);
 }
 
 /// Engine context pointers: GPU virtual address with bit 2 set when valid, then its high word.

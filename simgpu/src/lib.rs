@@ -1,1 +1,5 @@
 //! To be written.
+
+pub mod engines;
+pub mod memory;
+pub mod mmu;

@@ -1,11 +1,52 @@
-//! Classes 0x90b5 and 0x90b8, the copy engine. Source: rnndb `fifo/gt212_pcopy.xml` and what nouveau emits.
+//! Classes 0x90b5 and 0x90b8, the copy engine, with the methods that nouveau's own microcode gives it. A copy engine of
+//! Fermi is a microcontroller: its methods are what the uploaded program makes of them. NVIDIA's program has another
+//! set (launch at 0x300 too, addresses at 0x400), which is not this one.
+//!
+//! A surface is pitch linear or block linear. Sizes and positions of block-linear surfaces are in elements; an element
+//! is a byte unless [`exec::FORMAT`] is set.
+//!
+//! Source: rnndb `fifo/pcopy.xml`, behaviour of nouveau's copy engine program and of `nouveau_bo90b5.c`.
 
 use crate::Field;
 
+/// Object name; stored, without effect.
+pub const NAME: u32 = 0x000;
 /// Does nothing.
 pub const NOP: u32 = 0x100;
+/// Triggers the performance counters.
+pub const PM_TRIGGER: u32 = 0x140;
+/// Source block size, see [`tile_mode`].
+pub const SRC_TILE_MODE: u32 = 0x200;
+/// Source width in elements, when block linear.
+pub const SRC_WIDTH: u32 = 0x204;
+/// Source height in rows.
+pub const SRC_HEIGHT: u32 = 0x208;
+/// Source depth in slices.
+pub const SRC_DEPTH: u32 = 0x20c;
+/// Source slice.
+pub const SRC_Z: u32 = 0x210;
+/// Source x in elements, when block linear.
+pub const SRC_X: u32 = 0x214;
+/// Source y in rows.
+pub const SRC_Y: u32 = 0x218;
+/// Destination block size, see [`tile_mode`].
+pub const DST_TILE_MODE: u32 = 0x220;
+/// Destination width in elements, when block linear.
+pub const DST_WIDTH: u32 = 0x224;
+/// Destination height in rows.
+pub const DST_HEIGHT: u32 = 0x228;
+/// Destination depth in slices.
+pub const DST_DEPTH: u32 = 0x22c;
+/// Destination slice.
+pub const DST_Z: u32 = 0x230;
+/// Destination x in elements, when block linear.
+pub const DST_X: u32 = 0x234;
+/// Destination y in rows.
+pub const DST_Y: u32 = 0x238;
 /// Starts the copy.
 pub const EXEC: u32 = 0x300;
+/// Flushes the engine's write cache.
+pub const WRCACHE_FLUSH: u32 = 0x304;
 /// Source address, bits 39:32.
 pub const SRC_ADDRESS_HIGH: u32 = 0x30c;
 /// Source address, bits 31:0.
@@ -18,16 +59,100 @@ pub const DST_ADDRESS_LOW: u32 = 0x318;
 pub const SRC_PITCH: u32 = 0x31c;
 /// Bytes from one destination line to the next, when pitch linear.
 pub const DST_PITCH: u32 = 0x320;
-/// Elements (bytes, without swizzle) of a line.
+/// Elements of a line.
 pub const X_COUNT: u32 = 0x324;
 /// Lines.
 pub const Y_COUNT: u32 = 0x328;
+/// How elements change, see [`format`].
+pub const FORMAT: u32 = 0x32c;
+/// First constant that a component may come from.
+pub const SWIZZLE_CONST0: u32 = 0x330;
+/// Second constant that a component may come from.
+pub const SWIZZLE_CONST1: u32 = 0x334;
+/// Query address, bits 39:32.
+pub const QUERY_ADDRESS_HIGH: u32 = 0x338;
+/// Query address, bits 31:0.
+pub const QUERY_ADDRESS_LOW: u32 = 0x33c;
+/// Value that the query writes.
+pub const QUERY_COUNTER: u32 = 0x340;
+/// Most lines of one copy.
+pub const Y_COUNT_MAX: u32 = 0x1fff;
 
-/// Fields of [`EXEC`].
+/// Fields of [`EXEC`]. Other bits are not looked at.
 pub mod exec {
     use super::Field;
+    /// Elements are changed as [`super::FORMAT`] says.
+    pub const FORMAT: Field = Field::new(0, 0);
     /// Source is pitch linear.
     pub const SRC_LINEAR: Field = Field::new(4, 4);
     /// Destination is pitch linear.
     pub const DST_LINEAR: Field = Field::new(8, 8);
+    /// Writes the query after the copy.
+    pub const QUERY: Field = Field::new(12, 12);
+    /// The query is the counter alone (4 bytes), without a time (16 bytes).
+    pub const QUERY_SHORT: Field = Field::new(13, 13);
+}
+
+/// Fields of [`SRC_TILE_MODE`] and [`DST_TILE_MODE`].
+pub mod tile_mode {
+    use super::Field;
+    /// Depth of a block: log2 of slices.
+    pub const DEPTH: Field = Field::new(11, 8);
+    /// Height of a block: log2 of GOBs (8 rows each).
+    pub const HEIGHT: Field = Field::new(7, 4);
+    /// Width of a block: [`WIDTH_16`], anything else is 64 bytes.
+    pub const WIDTH: Field = Field::new(3, 0);
+    /// Blocks are 16 bytes wide.
+    pub const WIDTH_16: u32 = 0xe;
+}
+
+/// Fields of [`FORMAT`].
+pub mod format {
+    use super::Field;
+    /// Components of a destination element, minus one.
+    pub const DST_COMPONENTS: Field = Field::new(25, 24);
+    /// Components of a source element, minus one.
+    pub const SRC_COMPONENTS: Field = Field::new(21, 20);
+    /// Bytes of a component, minus one.
+    pub const COMPONENT_BYTES: Field = Field::new(17, 16);
+    /// Where destination component 3 comes from.
+    pub const COMPONENT_3: Field = Field::new(15, 12);
+    /// Where destination component 2 comes from.
+    pub const COMPONENT_2: Field = Field::new(11, 8);
+    /// Where destination component 1 comes from.
+    pub const COMPONENT_1: Field = Field::new(7, 4);
+    /// Where destination component 0 comes from: a source component below 4, or one of the values below.
+    pub const COMPONENT_0: Field = Field::new(3, 0);
+    /// From [`super::SWIZZLE_CONST0`].
+    pub const FROM_CONST0: u32 = 4;
+    /// From [`super::SWIZZLE_CONST1`].
+    pub const FROM_CONST1: u32 = 5;
+    // Values from 6 on give zero.
+}
+
+/// What the program tells the driver about a bad method, in the low half of its first scratch register.
+pub mod error {
+    /// The method does not exist.
+    pub const ILLEGAL_METHOD: u32 = 1;
+    /// Reserved bits were set.
+    pub const INVALID_BITFIELD: u32 = 3;
+}
+
+/// Bits that a method's data may have; `None` for a method that does not exist.
+#[must_use]
+pub const fn method_mask(method: u32) -> Option<u32> {
+    Some(match method {
+        NAME | NOP | PM_TRIGGER | EXEC | WRCACHE_FLUSH => u32::MAX,
+        SRC_TILE_MODE | DST_TILE_MODE => 0xfff,
+        SRC_WIDTH | DST_WIDTH | SRC_X | DST_X | SRC_PITCH | DST_PITCH => 0x7_ffff,
+        SRC_HEIGHT | DST_HEIGHT | SRC_Y | DST_Y | Y_COUNT => Y_COUNT_MAX,
+        SRC_DEPTH | DST_DEPTH => 0x7ff,
+        SRC_Z | DST_Z => 0xfff,
+        SRC_ADDRESS_HIGH | DST_ADDRESS_HIGH | QUERY_ADDRESS_HIGH => 0xff,
+        SRC_ADDRESS_LOW | DST_ADDRESS_LOW | QUERY_ADDRESS_LOW | QUERY_COUNTER => u32::MAX,
+        X_COUNT => 0xffff,
+        FORMAT => 0x0333_ffff,
+        SWIZZLE_CONST0 | SWIZZLE_CONST1 => u32::MAX,
+        _ => return None,
+    })
 }

@@ -1,46 +1,66 @@
-//! Class 0x9039, M2MF: copies in PGRAPH. Source: rnndb `graph/gf100_m2mf.xml`.
+//! Class 0x9039, M2MF: copies in PGRAPH.
+//!
+//! Sizes and positions of block-linear surfaces are in bytes by rows by slices.
+//!
+//! Source: NVIDIA's class header, rnndb `graph/gf100_m2mf.xml`, what nouveau and Mesa emit.
 
 use crate::Field;
 
 /// Does nothing.
 pub const NOP: u32 = 0x100;
 /// Waits for what was before.
+#[doc(alias = "WAIT_FOR_IDLE")]
 pub const SERIALIZE: u32 = 0x110;
-/// Destination block size (log2 GOBs in 11:8 depth, 7:4 height, 3:0 width).
-pub const TILING_MODE_OUT: u32 = 0x204;
-/// Destination width in bytes, when block linear.
-pub const TILING_PITCH_OUT: u32 = 0x208;
-/// Destination height in rows.
-pub const TILING_HEIGHT_OUT: u32 = 0x20c;
-/// Destination depth in slices.
-pub const TILING_DEPTH_OUT: u32 = 0x210;
-/// Destination slice.
-pub const TILING_POSITION_OUT_Z: u32 = 0x214;
-/// Source block size.
-pub const TILING_MODE_IN: u32 = 0x220;
+/// Tells the front end to go idle.
+pub const SEND_GO_IDLE: u32 = 0x13c;
+/// Triggers the performance counters.
+pub const PM_TRIGGER: u32 = 0x140;
+/// Instrumentation method, header.
+pub const INSTRUMENTATION_HEADER: u32 = 0x150;
+/// Instrumentation method, data.
+pub const INSTRUMENTATION_DATA: u32 = 0x154;
+/// Source block size, see [`block_size`].
+pub const TILING_MODE_IN: u32 = 0x204;
 /// Source width in bytes, when block linear.
-pub const TILING_PITCH_IN: u32 = 0x224;
+pub const TILING_PITCH_IN: u32 = 0x208;
 /// Source height in rows.
-pub const TILING_HEIGHT_IN: u32 = 0x228;
+pub const TILING_HEIGHT_IN: u32 = 0x20c;
 /// Source depth in slices.
-pub const TILING_DEPTH_IN: u32 = 0x22c;
+pub const TILING_DEPTH_IN: u32 = 0x210;
 /// Source slice.
-pub const TILING_POSITION_IN_Z: u32 = 0x230;
+pub const TILING_POSITION_IN_Z: u32 = 0x214;
+/// Destination block size, see [`block_size`].
+pub const TILING_MODE_OUT: u32 = 0x220;
+/// Destination width in bytes, when block linear.
+pub const TILING_PITCH_OUT: u32 = 0x224;
+/// Destination height in rows.
+pub const TILING_HEIGHT_OUT: u32 = 0x228;
+/// Destination depth in slices.
+pub const TILING_DEPTH_OUT: u32 = 0x22c;
+/// Destination slice.
+pub const TILING_POSITION_OUT_Z: u32 = 0x230;
 /// Destination address, bits 39:32.
 pub const OFFSET_OUT_HIGH: u32 = 0x238;
 /// Destination address, bits 31:0.
 pub const OFFSET_OUT_LOW: u32 = 0x23c;
+/// First of the spare and firmware methods, which store a value without effect on copies.
+pub const SPARE_FIRST: u32 = 0x240;
+/// Last of the spare and firmware methods.
+pub const SPARE_LAST: u32 = 0x2fc;
 /// Starts the copy.
+#[doc(alias = "LAUNCH_DMA")]
 pub const EXEC: u32 = 0x300;
 /// Inline source data.
 pub const DATA: u32 = 0x304;
+/// Overrides the render condition, see [`render_override`].
+pub const RENDER_ENABLE_OVERRIDE: u32 = 0x308;
 /// Source address, bits 39:32.
 pub const OFFSET_IN_HIGH: u32 = 0x30c;
 /// Source address, bits 31:0.
 pub const OFFSET_IN_LOW: u32 = 0x310;
-/// Bytes from one source line to the next, when pitch linear.
+/// Bytes from one source line to the next, when pitch linear; signed.
 pub const PITCH_IN: u32 = 0x314;
-/// Bytes from one destination line to the next, when pitch linear.
+/// Bytes from one destination line to the next, when pitch linear; signed.
 pub const PITCH_OUT: u32 = 0x318;
 /// Bytes of a line.
 pub const LINE_LENGTH_IN: u32 = 0x31c;
@@ -52,6 +72,12 @@ pub const NOTIFY_ADDRESS_HIGH: u32 = 0x32c;
 pub const NOTIFY_ADDRESS_LOW: u32 = 0x330;
 /// Completion semaphore payload.
 pub const NOTIFY_PAYLOAD: u32 = 0x334;
+/// Render condition address, bits 39:32.
+pub const COND_ADDRESS_HIGH: u32 = 0x338;
+/// Render condition address, bits 31:0.
+pub const COND_ADDRESS_LOW: u32 = 0x33c;
+/// Render condition, see [`cond_mode`].
+pub const COND_MODE: u32 = 0x340;
 /// Source x in bytes, when block linear.
 pub const TILING_POSITION_IN_X: u32 = 0x344;
 /// Source y in rows.
@@ -72,10 +98,85 @@ pub mod exec {
     pub const LINEAR_IN: Field = Field::new(4, 4);
     /// Destination is pitch linear.
     pub const LINEAR_OUT: Field = Field::new(8, 8);
-    /// Completion: 0 none, 1 flush, 2 semaphore.
+    /// Completion, one of the values below.
     pub const COMPLETION: Field = Field::new(13, 12);
+    /// Nothing happens at completion.
+    pub const COMPLETION_NONE: u32 = 0;
+    /// Writes are flushed.
+    pub const COMPLETION_FLUSH: u32 = 1;
+    /// Writes are flushed, then the semaphore is released.
+    pub const COMPLETION_SEMAPHORE: u32 = 2;
     /// Interrupt: 0 none, 1 non-stall.
     pub const INTERRUPT: Field = Field::new(17, 16);
+    /// No interrupt.
+    pub const INTERRUPT_NONE: u32 = 0;
+    /// Interrupt at completion.
+    pub const INTERRUPT_NON_STALL: u32 = 1;
     /// The semaphore is one word, not four.
     pub const SEMAPHORE_ONE_WORD: Field = Field::new(20, 20);
+    /// All bits that are defined.
+    pub const MASK: u32 = INLINE.mask()
+        | LINEAR_IN.mask()
+        | LINEAR_OUT.mask()
+        | COMPLETION.mask()
+        | INTERRUPT.mask()
+        | SEMAPHORE_ONE_WORD.mask();
+}
+
+/// Fields of [`TILING_MODE_IN`] and [`TILING_MODE_OUT`].
+pub mod block_size {
+    use super::Field;
+    /// Depth of a block: log2 of slices.
+    pub const DEPTH: Field = Field::new(11, 8);
+    /// Height of a block: log2 of GOBs (8 rows each).
+    pub const HEIGHT: Field = Field::new(7, 4);
+    /// Width of a block: log2 of GOBs (64 bytes each); only 0 is possible.
+    pub const WIDTH: Field = Field::new(3, 0);
+    /// Largest height and depth.
+    pub const LOG2_MAX: u32 = 5;
+}
+
+/// Values of [`COND_MODE`].
+pub mod cond_mode {
+    /// Copies are not made.
+    pub const NEVER: u32 = 0;
+    /// Copies are made.
+    pub const ALWAYS: u32 = 1;
+    /// Copies are made if the result in memory is not zero.
+    pub const IF_NOT_ZERO: u32 = 2;
+    /// Copies are made if the two results in memory are equal.
+    pub const IF_EQUAL: u32 = 3;
+    /// Copies are made if the two results in memory differ.
+    pub const IF_NOT_EQUAL: u32 = 4;
+}
+
+/// Values of [`RENDER_ENABLE_OVERRIDE`].
+pub mod render_override {
+    /// The condition decides.
+    pub const NONE: u32 = 0;
+    /// Copies are made.
+    pub const ALWAYS: u32 = 1;
+    /// Copies are not made.
+    pub const NEVER: u32 = 2;
+}
+
+/// Bits that a method's data may have; `None` for a method that does not exist or is not declared.
+#[must_use]
+pub const fn method_mask(method: u32) -> Option<u32> {
+    Some(match method {
+        TILING_MODE_IN | TILING_MODE_OUT => 0xfff,
+        OFFSET_OUT_HIGH | OFFSET_IN_HIGH | NOTIFY_ADDRESS_HIGH | COND_ADDRESS_HIGH => 0xff,
+        EXEC => exec::MASK,
+        RENDER_ENABLE_OVERRIDE => 0x3,
+        COND_MODE => 0x7,
+        TILING_POSITION_IN_X | TILING_POSITION_OUT_X => 0xf_ffff,
+        TILING_POSITION_IN_Y | TILING_POSITION_OUT_Y => 0xffff,
+        NOP | SERIALIZE | SEND_GO_IDLE | PM_TRIGGER | INSTRUMENTATION_HEADER | INSTRUMENTATION_DATA => u32::MAX,
+        TILING_PITCH_IN | TILING_HEIGHT_IN | TILING_DEPTH_IN | TILING_POSITION_IN_Z => u32::MAX,
+        TILING_PITCH_OUT | TILING_HEIGHT_OUT | TILING_DEPTH_OUT | TILING_POSITION_OUT_Z => u32::MAX,
+        OFFSET_OUT_LOW | OFFSET_IN_LOW | PITCH_IN | PITCH_OUT | LINE_LENGTH_IN | LINE_COUNT | DATA => u32::MAX,
+        NOTIFY_ADDRESS_LOW | NOTIFY_PAYLOAD | COND_ADDRESS_LOW => u32::MAX,
+        SPARE_FIRST..=SPARE_LAST if method % 4 == 0 => u32::MAX,
+        _ => return None,
+    })
 }

@@ -24,3 +24,21 @@ pub mod id {
     /// Software methods: numbers that end in these bits are executed by the driver.
     pub const SOFTWARE_LOW: u32 = 0x6e;
 }
+
+/// Why PGRAPH refused a method's data: the numbers of its data error register. Source: nouveau's table of data errors.
+pub mod data_error {
+    /// The operation is not possible now.
+    pub const INVALID_OPERATION: u32 = 0x03;
+    /// A value is out of range.
+    pub const INVALID_VALUE: u32 = 0x04;
+    /// A value is none of those defined.
+    pub const INVALID_ENUM: u32 = 0x05;
+    /// An address is not aligned.
+    pub const INVALID_ADDRESS_ALIGNMENT: u32 = 0x0b;
+    /// Reserved bits were set.
+    pub const INVALID_BITFIELD: u32 = 0x0c;
+    /// A slice is not within the surface.
+    pub const Z_OUT_OF_BOUNDS: u32 = 0x21;
+    /// A rectangle is not within the surface.
+    pub const XY_OUT_OF_BOUNDS: u32 = 0x23;
+}

@@ -1,0 +1,218 @@
+//! A copy under way: lines from one surface to another, as they are or changed element by element, then what follows
+//! when it is complete.
+//!
+//! Order: lines in ascending order, in a line ascending addresses, so that overlapping copies are defined: a byte that
+//! was written before is read. GUESS: the hardware copies in bursts in this order; drivers do not overlap copies.
+
+use super::layout::Surface;
+use crate::engines::semaphore::{self, Form};
+use crate::engines::{EngineCx, EngineError, Progress};
+use crate::mmu::{CopyFault, MmuFault, Session};
+use nvspec::addr::{GpuVa, VA_BITS};
+
+/// Most bytes that one step copies, whatever the caller's budget: flushes wait for it.
+pub const STEP_MAX: u64 = 1 << 20;
+/// Most bytes of an element.
+const ELEMENT_MAX: usize = 16;
+/// Elements changed at once.
+const ELEMENTS_AT_ONCE: usize = 64;
+
+/// Where a byte of a destination element comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    /// A byte of the source element.
+    Source(u8),
+    /// A constant.
+    Constant(u8),
+}
+
+/// How elements change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remap {
+    /// Bytes of a source element, 1 to 16.
+    pub source_bytes: usize,
+    /// Bytes of a destination element, 1 to 16.
+    pub target_bytes: usize,
+    /// Where each byte of a destination element comes from.
+    pub lanes: [Lane; ELEMENT_MAX],
+}
+
+impl Remap {
+    fn reads_source(&self) -> bool {
+        self.lanes[..self.target_bytes].iter().any(|lane| matches!(lane, Lane::Source(_)))
+    }
+
+    fn apply(&self, source: &[u8], target: &mut [u8]) {
+        for (from, to) in source.chunks_exact(self.source_bytes).zip(target.chunks_exact_mut(self.target_bytes)) {
+            for (byte, lane) in to.iter_mut().zip(self.lanes) {
+                *byte = match lane {
+                    // GUESS: a component that the source does not have is zero.
+                    Lane::Source(which) => from.get(usize::from(which)).copied().unwrap_or(0),
+                    Lane::Constant(value) => value,
+                };
+            }
+        }
+    }
+}
+
+/// What follows a copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Completion {
+    /// The semaphore to release: address, payload, form.
+    pub semaphore: Option<(GpuVa, u32, Form)>,
+    /// Raise the engine's non-stall interrupt.
+    pub interrupt: bool,
+}
+
+impl Completion {
+    /// Does it.
+    ///
+    /// # Errors
+    /// [`EngineError::Fault`] of the semaphore's address.
+    pub fn run(self, session: &mut Session<'_>, cx: &mut EngineCx<'_>) -> Result<(), EngineError> {
+        if let Some((va, payload, form)) = self.semaphore {
+            semaphore::release(session, va, payload, form, cx.now_ns)?;
+            cx.work.releases += 1;
+        }
+        cx.work.non_stall |= self.interrupt;
+        Ok(())
+    }
+}
+
+/// A copy.
+#[derive(Clone, Debug)]
+pub struct Job {
+    source: Surface,
+    target: Surface,
+    /// Elements (bytes, without a remap) of a line.
+    line: u64,
+    lines: u64,
+    remap: Option<Remap>,
+    completion: Completion,
+    /// The next element.
+    x: u64,
+    /// The next line.
+    y: u64,
+}
+
+impl Job {
+    /// `lines` lines of `line` elements (bytes, without `remap`) each.
+    #[must_use]
+    pub fn new(
+        source: Surface,
+        target: Surface,
+        line: u32,
+        lines: u32,
+        remap: Option<Remap>,
+        completion: Completion,
+    ) -> Self {
+        let (mut line, mut lines) = (u64::from(line), u64::from(lines));
+        if remap.is_none() && is_solid(&source, line, lines) && is_solid(&target, line, lines) {
+            (line, lines) = (line * lines, 1);
+        }
+        if line == 0 {
+            lines = 0;
+        }
+        Self { source, target, line, lines, remap, completion, x: 0, y: 0 }
+    }
+
+    /// Only what follows, no copy.
+    #[must_use]
+    pub fn nothing(completion: Completion) -> Self {
+        let nowhere = Surface::Pitch { base: GpuVa(0), pitch: 0 };
+        Self::new(nowhere, nowhere, 0, 0, None, completion)
+    }
+
+    /// Does about `budget` bytes.
+    ///
+    /// # Errors
+    /// [`EngineError::Fault`]; the copy is not to be continued then.
+    pub fn step(&mut self, cx: &mut EngineCx<'_>, budget: u64) -> Result<Progress, EngineError> {
+        let mut session = cx.session();
+        let mut left = budget.clamp(1, STEP_MAX);
+        while self.y < self.lines {
+            if left == 0 {
+                return Ok(Progress::More);
+            }
+            let done = match &self.remap {
+                None => self.copy_run(&mut session, left, &mut cx.work.bytes)?,
+                Some(remap) => self.remap_run(remap, &mut session, &mut cx.work.bytes)?,
+            };
+            let bytes = done * self.remap.map_or(1, |remap| remap.target_bytes as u64);
+            left = left.saturating_sub(bytes);
+            self.x += done;
+            if self.x == self.line {
+                self.x = 0;
+                self.y += 1;
+            }
+        }
+        self.completion.run(&mut session, cx)?;
+        Ok(Progress::Done)
+    }
+
+    /// Copies one run of bytes and returns how many they are.
+    fn copy_run(&self, session: &mut Session<'_>, left: u64, bytes: &mut u64) -> Result<u64, MmuFault> {
+        let (from, source_run) = self.source.locate(self.x, self.y);
+        let (to, target_run) = self.target.locate(self.x, self.y);
+        let len = left.min(self.line - self.x).min(source_run).min(target_run);
+        match session.copy(from, to, len) {
+            Ok(()) => {
+                *bytes += len;
+                Ok(len)
+            }
+            Err(CopyFault { copied, fault }) => {
+                *bytes += copied;
+                Err(fault)
+            }
+        }
+    }
+
+    /// Changes a few elements and returns how many they are.
+    fn remap_run(&self, remap: &Remap, session: &mut Session<'_>, bytes: &mut u64) -> Result<u64, MmuFault> {
+        let (mut source, mut target) = ([0; ELEMENTS_AT_ONCE * ELEMENT_MAX], [0; ELEMENTS_AT_ONCE * ELEMENT_MAX]);
+        let count = (self.line - self.x).min(ELEMENTS_AT_ONCE as u64);
+        let source = &mut source[..count as usize * remap.source_bytes];
+        let target = &mut target[..count as usize * remap.target_bytes];
+        if remap.reads_source() {
+            let x = self.x * remap.source_bytes as u64;
+            each_run(&self.source, x, self.y, source.len(), |va, range| session.read(va, &mut source[range]))?;
+        }
+        remap.apply(source, target);
+        let x = self.x * remap.target_bytes as u64;
+        each_run(&self.target, x, self.y, target.len(), |va, range| {
+            let len = range.len() as u64;
+            session.write(va, &target[range])?;
+            *bytes += len;
+            Ok(())
+        })?;
+        Ok(count)
+    }
+}
+
+/// Calls `access` for each run of the `len` bytes from byte `x` of line `y`, with its address and its range in them.
+pub fn each_run(
+    surface: &Surface,
+    x: u64,
+    y: u64,
+    len: usize,
+    mut access: impl FnMut(GpuVa, std::ops::Range<usize>) -> Result<(), MmuFault>,
+) -> Result<(), MmuFault> {
+    let mut done = 0;
+    while done < len {
+        let (va, run) = surface.locate(x + done as u64, y);
+        let end = done + run.min((len - done) as u64) as usize;
+        access(va, done..end)?;
+        done = end;
+    }
+    Ok(())
+}
+
+/// Whether the lines follow each other without gaps or a wrap, so that they can be taken as one.
+fn is_solid(surface: &Surface, line: u64, lines: u64) -> bool {
+    match *surface {
+        Surface::Pitch { base, pitch } => {
+            u64::try_from(pitch).is_ok_and(|pitch| pitch == line) && base.0 + line * lines <= 1 << VA_BITS
+        }
+        Surface::Blocks(_) => false,
+    }
+}

@@ -1,0 +1,88 @@
+//! Where the bytes of a surface lie.
+//!
+//! A pitch-linear surface is lines at a constant distance. A block-linear one is made of blocks, in order of x, then y,
+//! then z; a block is GOBs (64 bytes by 8 rows) on top of each other, slice after slice; in a GOB, rows follow each
+//! other. The lower level of reordering, which a page's storage kind brings, is hidden behind the MMU.
+
+use nvspec::addr::{GpuVa, VA_BITS};
+
+/// Rows of a GOB, log2.
+pub const GOB_ROWS_LOG2: u32 = 3;
+/// Bytes of a GOB's row, log2.
+pub const GOB_WIDTH_LOG2: u32 = 6;
+
+/// A block-linear surface and the point of it where coordinates begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// First byte.
+    pub base: GpuVa,
+    /// Bytes of a block's row, log2.
+    pub width_log2: u32,
+    /// Rows of a block, log2.
+    pub rows_log2: u32,
+    /// Slices of a block, log2.
+    pub slices_log2: u32,
+    /// Blocks from one row of blocks to the next.
+    pub blocks_x: u64,
+    /// Rows of blocks from one layer of blocks to the next.
+    pub blocks_y: u64,
+    /// Bytes that x begins at.
+    pub x: u64,
+    /// Rows that y begins at.
+    pub y: u64,
+    /// The slice.
+    pub z: u64,
+}
+
+/// A surface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Surface {
+    /// Pitch linear.
+    Pitch {
+        /// First byte of the first line.
+        base: GpuVa,
+        /// Bytes from one line to the next.
+        pitch: i64,
+    },
+    /// Block linear.
+    Blocks(Blocks),
+}
+
+/// Addresses have 40 bits and wrap.
+/// GUESS: the engines' adders are as wide as an address.
+const fn wrap(address: u64) -> GpuVa {
+    GpuVa(address & ((1 << VA_BITS) - 1))
+}
+
+impl Surface {
+    /// Where byte `x` of line `y` lies, and how many bytes of the line follow each other from there (`u64::MAX`: all).
+    #[must_use]
+    pub const fn locate(&self, x: u64, y: u64) -> (GpuVa, u64) {
+        match self {
+            Self::Pitch { base, pitch } => {
+                let line = base.0.wrapping_add_signed((y as i64).wrapping_mul(*pitch));
+                (wrap(line.wrapping_add(x)), u64::MAX)
+            }
+            Self::Blocks(blocks) => blocks.locate(x, y),
+        }
+    }
+}
+
+impl Blocks {
+    const fn locate(&self, x: u64, y: u64) -> (GpuVa, u64) {
+        let (x, y, z) = (self.x.wrapping_add(x), self.y.wrapping_add(y), self.z);
+        let (width, rows, slices) = (self.width_log2, self.rows_log2, self.slices_log2);
+        let block = (z >> slices)
+            .wrapping_mul(self.blocks_y)
+            .wrapping_add(y >> rows)
+            .wrapping_mul(self.blocks_x)
+            .wrapping_add(x >> width);
+        let within = (((low_bits(z, slices) << rows) + low_bits(y, rows)) << width) + low_bits(x, width);
+        let address = self.base.0.wrapping_add(block << (width + rows + slices)).wrapping_add(within);
+        (wrap(address), (1 << width) - low_bits(x, width))
+    }
+}
+
+const fn low_bits(value: u64, bits: u32) -> u64 {
+    value & ((1 << bits) - 1)
+}

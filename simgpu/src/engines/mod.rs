@@ -1,0 +1,132 @@
+//! Engines: what executes the methods that a channel sends to its objects.
+//!
+//! An engine holds the method state of one channel at a time; the caller saves and loads it when channels switch. A
+//! method that starts work only notes it; [`Engine::step`] does the work in pieces, so that nothing is locked for long
+//! and the caller can charge time, switch and stop in between.
+//!
+//! Parts: [`copy`], M2MF and the copy engines; [`semaphore`], the forms that semaphores have in memory.
+//!
+//! Not modelled: 2D (0x902d), 3D (0x9097), compute (0x90c0), video decoding. Their classes are not taken here.
+
+pub mod copy;
+pub mod semaphore;
+
+use crate::memory::Memory;
+use crate::mmu::{Access, AddressSpace, Mmu, MmuFault, Session};
+
+/// What an engine works with during one call.
+#[derive(Debug)]
+pub struct EngineCx<'a> {
+    /// The card's memory bus.
+    pub memory: &'a Memory,
+    /// The card's MMU.
+    pub mmu: &'a Mmu,
+    /// The address space of the channel.
+    pub space: &'a AddressSpace,
+    /// The card's clock, in ns.
+    pub now_ns: u64,
+    /// What the engine did, for the time model; added to.
+    pub work: &'a mut Work,
+}
+
+impl<'a> EngineCx<'a> {
+    /// Begins memory accesses of the channel.
+    #[must_use]
+    pub fn session(&self) -> Session<'a> {
+        self.mmu.session(self.memory, self.space, Access::USER)
+    }
+}
+
+/// What an engine did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Bytes written by copies.
+    pub bytes: u64,
+    /// Copies begun.
+    pub launches: u32,
+    /// Semaphores released.
+    pub releases: u32,
+    /// A non-stall interrupt is to be raised.
+    pub non_stall: bool,
+}
+
+/// Why an engine stopped. The channel's method, subchannel, class and data are known to the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// The MMU refused an access; the work under way is abandoned.
+    #[error(transparent)]
+    Fault(#[from] MmuFault),
+    /// The class has no such method, or it is not modelled.
+    #[error("illegal method")]
+    IllegalMethod,
+    /// The engine has no such class.
+    #[error("illegal class")]
+    IllegalClass,
+    /// The data is not good: for PGRAPH a number of [`nvspec::class::data_error`], for a copy engine one of
+    /// [`nvspec::class::ce90b5::error`].
+    #[error("bad method data, code {0:#x}")]
+    Data(u32),
+}
+
+/// How far a piece of work came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// There is more to do.
+    More,
+    /// Nothing is pending.
+    Done,
+}
+
+/// The method state of one channel, as [`Engine::save`] returned it. The default is the state of a new channel.
+#[derive(Clone, Debug, Default)]
+pub struct ContextState(pub(crate) State);
+
+/// Whose state it is.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum State {
+    /// A new channel's, of any engine.
+    #[default]
+    New,
+    /// M2MF's.
+    M2mf(Box<copy::m2mf::Registers>),
+    /// A copy engine's.
+    Ce(Box<copy::ce::Registers>),
+}
+
+/// An engine.
+pub trait Engine: Send {
+    /// Whether objects of the class may be bound.
+    fn class_supported(&self, class: u32) -> bool;
+
+    /// Executes one method (byte address in the class). Work that it starts is pending then; call [`Engine::step`]
+    /// until it is done, before the next method.
+    ///
+    /// # Errors
+    /// [`EngineError`]; the method had no effect then, except for the bytes before an [`EngineError::Fault`].
+    fn method(
+        &mut self,
+        subchannel: u8,
+        class: u32,
+        method: u32,
+        data: u32,
+        cx: &mut EngineCx<'_>,
+    ) -> Result<(), EngineError>;
+
+    /// Whether work is pending.
+    fn pending(&self) -> bool;
+
+    /// Does pending work, about `budget_bytes` of it (at least a little, at most 1 MiB).
+    ///
+    /// # Errors
+    /// [`EngineError::Fault`]; the work is abandoned and nothing is pending then.
+    fn step(&mut self, cx: &mut EngineCx<'_>, budget_bytes: u64) -> Result<Progress, EngineError>;
+
+    /// Takes the channel's state out, pending work included. The engine is as after [`Engine::reset`] then.
+    fn save(&mut self) -> ContextState;
+
+    /// Takes a channel's state in. The state of another kind of engine counts as a new channel's.
+    fn load(&mut self, state: ContextState);
+
+    /// Forgets state and pending work.
+    fn reset(&mut self);
+}

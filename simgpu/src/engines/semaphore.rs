@@ -1,0 +1,101 @@
+//! Semaphores in memory: what a release writes and when an acquire is satisfied. For the host and for engines.
+
+use crate::mmu::{MmuFault, Session};
+use nvspec::addr::GpuVa;
+use nvspec::fifo::host_method::semaphore_d;
+
+/// What a release writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// The payload: 4 bytes.
+    OneWord,
+    /// Payload, zero, time in ns as 64 bits: 16 bytes.
+    FourWords,
+}
+
+/// Releases the semaphore at `va`. The payload is written last, in one access, so that who sees it sees the time too.
+///
+/// # Errors
+/// [`MmuFault`]; the payload is not written then.
+pub fn release(session: &mut Session<'_>, va: GpuVa, payload: u32, form: Form, now_ns: u64) -> Result<(), MmuFault> {
+    if form == Form::FourWords {
+        // The fault is the first byte's, whichever page it is in.
+        session.translate(va, true)?;
+        let mut rest = [0; 12];
+        rest[4..].copy_from_slice(&now_ns.to_le_bytes());
+        session.write(va.offset(4), &rest)?;
+    }
+    session.write32(va, payload)
+}
+
+/// How an acquire compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acquire {
+    /// Memory equals the payload.
+    Equal,
+    /// Memory is the payload or follows it: their difference, as a signed number, is not negative.
+    GreaterOrEqual,
+    /// Memory and payload have a bit in common.
+    And,
+}
+
+impl Acquire {
+    /// From the operation of the host's semaphore method; `None` for what is not an acquire.
+    #[must_use]
+    pub const fn from_operation(operation: u32) -> Option<Self> {
+        match operation {
+            semaphore_d::ACQUIRE => Some(Self::Equal),
+            semaphore_d::ACQUIRE_GEQ => Some(Self::GreaterOrEqual),
+            semaphore_d::ACQUIRE_AND => Some(Self::And),
+            _ => None,
+        }
+    }
+
+    /// Whether `memory` satisfies the acquire of `payload`.
+    #[must_use]
+    pub const fn is_satisfied(self, memory: u32, payload: u32) -> bool {
+        match self {
+            Self::Equal => memory == payload,
+            Self::GreaterOrEqual => memory.wrapping_sub(payload).cast_signed() >= 0,
+            Self::And => memory & payload != 0,
+        }
+    }
+}
+
+/// Whether the semaphore at `va` satisfies the acquire now.
+///
+/// # Errors
+/// [`MmuFault`].
+pub fn acquired(session: &mut Session<'_>, va: GpuVa, payload: u32, how: Acquire) -> Result<bool, MmuFault> {
+    Ok(how.is_satisfied(session.read32(va)?, payload))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Acquire;
+
+    #[test]
+    fn geq_compares_across_the_wrap() {
+        assert!(Acquire::GreaterOrEqual.is_satisfied(5, 5));
+        assert!(Acquire::GreaterOrEqual.is_satisfied(3, 0xffff_fffe));
+        assert!(!Acquire::GreaterOrEqual.is_satisfied(0xffff_fffe, 3));
+        assert!(!Acquire::GreaterOrEqual.is_satisfied(0, 0x8000_0000));
+        assert!(Acquire::GreaterOrEqual.is_satisfied(0x7fff_ffff, 0));
+    }
+
+    #[test]
+    fn equal_and_and_compare_bits() {
+        assert!(Acquire::Equal.is_satisfied(7, 7) && !Acquire::Equal.is_satisfied(7, 6));
+        assert!(Acquire::And.is_satisfied(6, 2) && !Acquire::And.is_satisfied(6, 1));
+        assert!(!Acquire::And.is_satisfied(0, u32::MAX));
+    }
+
+    #[test]
+    fn operations_are_the_host_methods() {
+        assert_eq!(Acquire::from_operation(1), Some(Acquire::Equal));
+        assert_eq!(Acquire::from_operation(4), Some(Acquire::GreaterOrEqual));
+        assert_eq!(Acquire::from_operation(8), Some(Acquire::And));
+        assert_eq!(Acquire::from_operation(2), None);
+        assert_eq!(Acquire::from_operation(0), None);
+    }
+}

@@ -1,0 +1,340 @@
+//! What the card's memory bus reaches: its own VRAM, and the host memory that was mapped for it.
+//!
+//! Parts: [`Vram`], one sparse mapping; [`Sysmem`], the table of I/O virtual addresses; [`Memory`], both behind one
+//! address type; [`View`], the same with the table held, for many accesses in a row.
+//!
+//! All accesses are volatile: other processes and CPUs write the same memory. Aligned 32-bit and 64-bit accesses are
+//! single and atomic, which is what semaphores and page table entries need.
+//!
+//! An access that nothing answers is not an MMU fault: as on the bus, a read returns ones and a write is lost. The
+//! typed functions report it as [`BusError`]; whoever drops it counts it in [`Memory::lost`].
+//!
+//! Not modelled: caches (accesses to VRAM and host memory are coherent at once), memory of other cards, ECC.
+
+mod sysmem;
+#[cfg(test)]
+mod tests;
+mod vram;
+
+use nvspec::addr::{Iova, Target, VramAddr};
+use nvspec::mmu::{PteAperture, TableTarget};
+use std::sync::atomic::{AtomicU64, Ordering};
+use vm_memory::{Bytes, VolatileSlice};
+
+pub use sysmem::{Sysmem, SysmemView};
+pub use vram::{VRAM_MAX, VRAM_MIN, Vram, VramError};
+
+/// A byte address on the card's memory bus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BusAddr {
+    /// In the card's own memory.
+    Vram(VramAddr),
+    /// In host memory, by I/O virtual address.
+    System(Iova),
+}
+
+impl BusAddr {
+    /// What an instance block, directory register or runlist register names; `None` for the reserved target.
+    #[must_use]
+    pub const fn from_target(target: Target, address: u64) -> Option<Self> {
+        match target {
+            Target::Vram => Some(Self::Vram(VramAddr(address))),
+            Target::Reserved => None,
+            Target::SysCoherent | Target::SysNonCoherent => Some(Self::System(Iova(address))),
+        }
+    }
+
+    /// What a directory entry names; `None` for no table.
+    #[must_use]
+    pub const fn from_table(target: TableTarget, address: u64) -> Option<Self> {
+        match target {
+            TableTarget::None => None,
+            TableTarget::Vram => Some(Self::Vram(VramAddr(address))),
+            TableTarget::SysCoherent | TableTarget::SysNonCoherent => Some(Self::System(Iova(address))),
+        }
+    }
+
+    /// What a page table entry names; `None` for another card's memory.
+    #[must_use]
+    pub const fn from_aperture(aperture: PteAperture, address: u64) -> Option<Self> {
+        match aperture {
+            PteAperture::Vram => Some(Self::Vram(VramAddr(address))),
+            PteAperture::Peer => None,
+            PteAperture::SysCoherent | PteAperture::SysNonCoherent => Some(Self::System(Iova(address))),
+        }
+    }
+
+    /// The address `bytes` further, wrapping.
+    #[must_use]
+    pub const fn offset(self, bytes: u64) -> Self {
+        match self {
+            Self::Vram(address) => Self::Vram(address.offset(bytes)),
+            Self::System(address) => Self::System(address.offset(bytes)),
+        }
+    }
+}
+
+impl std::fmt::Display for BusAddr {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Vram(address) => write!(f, "VRAM {address}"),
+            Self::System(address) => write!(f, "system memory {address}"),
+        }
+    }
+}
+
+/// An access that nothing on the bus answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BusError {
+    /// Part of the range is behind the end of VRAM.
+    #[error("{len:#x} bytes at VRAM {address} reach beyond the card's {size:#x} bytes")]
+    BeyondVram {
+        /// First byte of the access.
+        address: VramAddr,
+        /// Bytes of the access.
+        len: u64,
+        /// Bytes of VRAM.
+        size: u64,
+    },
+    /// No host memory is mapped at that address.
+    #[error("no host memory is mapped for the card at I/O virtual address {iova}")]
+    Unmapped {
+        /// First byte that is not mapped.
+        iova: Iova,
+    },
+    /// The host memory there is mapped for reading only.
+    #[error("host memory at I/O virtual address {iova} is read-only for the card")]
+    ReadOnly {
+        /// First byte that may not be written.
+        iova: Iova,
+    },
+}
+
+/// The card's own memory and the host memory mapped for it.
+#[derive(Debug)]
+pub struct Memory {
+    /// The card's own memory.
+    pub vram: Vram,
+    /// The host memory mapped for the card.
+    pub sysmem: Sysmem,
+    lost: AtomicU64,
+}
+
+impl Memory {
+    /// `vram` and no host memory.
+    #[must_use]
+    pub fn new(vram: Vram) -> Self {
+        Self { vram, sysmem: Sysmem::new(), lost: AtomicU64::new(0) }
+    }
+
+    /// Holds the table of host memory, for many accesses in a row. No mapping goes away while the view lives; do not
+    /// call other functions of this `Memory` on the same thread meanwhile.
+    #[must_use]
+    pub fn view(&self) -> View<'_> {
+        View { memory: self, sysmem: self.sysmem.view() }
+    }
+
+    /// Reads bytes.
+    ///
+    /// # Errors
+    /// [`BusError`]; `data` may be filled in part.
+    pub fn read(&self, address: BusAddr, data: &mut [u8]) -> Result<(), BusError> {
+        match address {
+            BusAddr::Vram(address) => self.vram.read(address, data),
+            BusAddr::System(_) => self.view().read(address, data),
+        }
+    }
+
+    /// Writes bytes.
+    ///
+    /// # Errors
+    /// [`BusError`]; the bytes before the bad one may be written.
+    pub fn write(&self, address: BusAddr, data: &[u8]) -> Result<(), BusError> {
+        match address {
+            BusAddr::Vram(address) => self.vram.write(address, data),
+            BusAddr::System(_) => self.view().write(address, data),
+        }
+    }
+
+    /// Reads 32 bits, in one access when aligned.
+    ///
+    /// # Errors
+    /// [`BusError`].
+    pub fn read32(&self, address: BusAddr) -> Result<u32, BusError> {
+        match address {
+            BusAddr::Vram(address) => self.vram.read32(address),
+            BusAddr::System(_) => self.view().read32(address),
+        }
+    }
+
+    /// Writes 32 bits, in one access when aligned.
+    ///
+    /// # Errors
+    /// [`BusError`].
+    pub fn write32(&self, address: BusAddr, value: u32) -> Result<(), BusError> {
+        match address {
+            BusAddr::Vram(address) => self.vram.write32(address, value),
+            BusAddr::System(_) => self.view().write32(address, value),
+        }
+    }
+
+    /// Reads 64 bits, in one access when aligned.
+    ///
+    /// # Errors
+    /// [`BusError`].
+    pub fn read64(&self, address: BusAddr) -> Result<u64, BusError> {
+        self.view().read64(address)
+    }
+
+    /// Copies `len` bytes, lowest address first.
+    ///
+    /// # Errors
+    /// [`BusError`]; what lies before the bad byte may be copied.
+    pub fn copy(&self, from: BusAddr, to: BusAddr, len: u64) -> Result<(), BusError> {
+        self.view().copy(from, to, len)
+    }
+
+    /// Counts an access that nothing answered.
+    pub fn count_lost(&self, error: BusError) {
+        self.lost.fetch_add(1, Ordering::Relaxed);
+        tracing::debug!(%error, "bus access lost");
+    }
+
+    /// Accesses so far that nothing on the bus answered.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+}
+
+/// [`Memory`] with the table of host memory held.
+#[derive(Debug)]
+pub struct View<'a> {
+    memory: &'a Memory,
+    sysmem: SysmemView<'a>,
+}
+
+impl View<'_> {
+    /// The memory that this is a view of.
+    #[must_use]
+    pub fn memory(&self) -> &Memory {
+        self.memory
+    }
+
+    /// The longest piece that starts at `address` and lies in one host mapping, at most `len` bytes, `len` not 0.
+    fn piece(&self, address: BusAddr, len: u64, write: bool) -> Result<VolatileSlice<'_, ()>, BusError> {
+        match address {
+            BusAddr::Vram(address) => self.memory.vram.piece(address, len),
+            BusAddr::System(iova) => self.sysmem.piece(iova, len, write),
+        }
+    }
+
+    /// Reads bytes.
+    ///
+    /// # Errors
+    /// [`BusError`]; `data` may be filled in part.
+    pub fn read(&self, address: BusAddr, data: &mut [u8]) -> Result<(), BusError> {
+        let mut done = 0;
+        while done < data.len() {
+            let rest = &mut data[done..];
+            let piece = self.piece(address.offset(done as u64), rest.len() as u64, false)?;
+            done += piece.copy_to(rest);
+        }
+        Ok(())
+    }
+
+    /// Writes bytes.
+    ///
+    /// # Errors
+    /// [`BusError`]; the bytes before the bad one may be written.
+    pub fn write(&self, address: BusAddr, data: &[u8]) -> Result<(), BusError> {
+        let mut done = 0;
+        while done < data.len() {
+            let piece = self.piece(address.offset(done as u64), (data.len() - done) as u64, true)?;
+            piece.copy_from(&data[done..]);
+            done += piece.len();
+        }
+        Ok(())
+    }
+
+    /// Reads 32 bits, in one access when aligned.
+    ///
+    /// # Errors
+    /// [`BusError`].
+    pub fn read32(&self, address: BusAddr) -> Result<u32, BusError> {
+        let piece = self.piece(address, 4, false)?;
+        if let Ok(value) = piece.load::<u32>(0, Ordering::Acquire) {
+            return Ok(value);
+        }
+        let mut bytes = [0; 4];
+        self.read(address, &mut bytes)?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    /// Writes 32 bits, in one access when aligned.
+    ///
+    /// # Errors
+    /// [`BusError`].
+    pub fn write32(&self, address: BusAddr, value: u32) -> Result<(), BusError> {
+        let piece = self.piece(address, 4, true)?;
+        if piece.store(value, 0, Ordering::Release).is_ok() {
+            return Ok(());
+        }
+        self.write(address, &value.to_le_bytes())
+    }
+
+    /// Reads 64 bits, in one access when aligned.
+    ///
+    /// # Errors
+    /// [`BusError`].
+    pub fn read64(&self, address: BusAddr) -> Result<u64, BusError> {
+        let piece = self.piece(address, 8, false)?;
+        if let Ok(value) = piece.load::<u64>(0, Ordering::Acquire) {
+            return Ok(value);
+        }
+        let mut bytes = [0; 8];
+        self.read(address, &mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Copies `len` bytes, lowest address first: where the ranges overlap, a byte that was written before is read.
+    ///
+    /// # Errors
+    /// [`BusError`]; what lies before the bad byte may be copied.
+    pub fn copy(&self, from: BusAddr, to: BusAddr, len: u64) -> Result<(), BusError> {
+        let mut done = 0;
+        while done < len {
+            let source = self.piece(from.offset(done), len - done, false)?;
+            let target = self.piece(to.offset(done), len - done, true)?;
+            done += copy_ascending(&source, &target) as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Copies as much as both slices have, lowest address first. Returns the bytes copied.
+fn copy_ascending(source: &VolatileSlice<'_, ()>, target: &VolatileSlice<'_, ()>) -> usize {
+    let len = source.len().min(target.len());
+    let (first, second) = (source.ptr_guard().as_ptr() as usize, target.ptr_guard().as_ptr() as usize);
+    let distance = second.wrapping_sub(first);
+    if distance == 0 {
+        return len;
+    }
+    // Not overlapping, or overlapping with the target below the source: a plain move is in ascending order.
+    if distance >= len {
+        if let Ok(part) = source.subslice(0, len) {
+            part.copy_to_volatile_slice(*target);
+        }
+        return len;
+    }
+    // The target starts within the source: the first `distance` bytes repeat. What is copied so far is a multiple of
+    // the period, so the next piece may be as long as everything below it.
+    let mut done = 0;
+    while done < len {
+        let step = (done + distance).min(len - done);
+        let (Ok(part), Ok(rest)) = (source.subslice(0, step), target.subslice(done, step)) else { break };
+        part.copy_to_volatile_slice(rest);
+        done += step;
+    }
+    len
+}

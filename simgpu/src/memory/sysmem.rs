@@ -1,0 +1,104 @@
+//! The host memory that the card reaches: a table from I/O virtual address to mappings.
+//!
+//! Lock order: the table's lock is the last one taken; nothing else is locked under it. A withdrawal takes it for
+//! writing, so it returns only when the accesses under way have ended.
+
+use super::BusError;
+use card::{DmaError, DmaMemory};
+use nvspec::addr::{BUS_BITS, Iova, SMALL_PAGE};
+use parking_lot::{RwLock, RwLockReadGuard};
+use std::collections::BTreeMap;
+use vm_memory::VolatileSlice;
+
+/// The table. Ranges do not overlap and are made of 4 KiB pages below 2^40.
+#[derive(Debug, Default)]
+pub struct Sysmem {
+    /// First I/O virtual address to memory.
+    table: RwLock<BTreeMap<u64, DmaMemory>>,
+}
+
+impl Sysmem {
+    /// An empty table.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Lets the card reach `memory` at `iova`.
+    ///
+    /// # Errors
+    /// [`DmaError::Unaligned`], [`DmaError::OutOfReach`] or [`DmaError::Overlap`]; the table is unchanged then.
+    pub fn map(&self, iova: Iova, memory: DmaMemory) -> Result<(), DmaError> {
+        let (iova, len) = (iova.0, memory.len() as u64);
+        if len == 0 || !iova.is_multiple_of(SMALL_PAGE) || !len.is_multiple_of(SMALL_PAGE) {
+            return Err(DmaError::Unaligned { iova, len });
+        }
+        let end = iova.checked_add(len).filter(|end| *end <= 1 << BUS_BITS).ok_or(DmaError::OutOfReach {
+            iova,
+            len,
+            bits: BUS_BITS,
+        })?;
+        let mut table = self.table.write();
+        if let Some((existing, other)) = table.range(..end).next_back()
+            && existing + other.len() as u64 > iova
+        {
+            return Err(DmaError::Overlap { iova, len, existing: *existing });
+        }
+        table.insert(iova, memory);
+        Ok(())
+    }
+
+    /// Withdraws exactly one mapping. When it returns, no access to it is under way and none will begin.
+    ///
+    /// # Errors
+    /// [`DmaError::NotMapped`] when no mapping is exactly that range.
+    pub fn unmap(&self, iova: Iova, len: u64) -> Result<(), DmaError> {
+        let mut table = self.table.write();
+        match table.get(&iova.0) {
+            Some(memory) if memory.len() as u64 == len => {
+                table.remove(&iova.0);
+                Ok(())
+            }
+            _ => Err(DmaError::NotMapped { iova: iova.0, len }),
+        }
+    }
+
+    /// Mappings.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.table.read().len()
+    }
+
+    /// Whether nothing is mapped.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Holds the table: no mapping goes away while the view lives.
+    #[must_use]
+    pub fn view(&self) -> SysmemView<'_> {
+        SysmemView { table: self.table.read() }
+    }
+}
+
+/// The table, held for reading.
+#[derive(Debug)]
+pub struct SysmemView<'a> {
+    table: RwLockReadGuard<'a, BTreeMap<u64, DmaMemory>>,
+}
+
+impl SysmemView<'_> {
+    /// The longest piece at `iova` within one mapping, at most `len` bytes.
+    pub(super) fn piece(&self, iova: Iova, len: u64, write: bool) -> Result<VolatileSlice<'_, ()>, BusError> {
+        let unmapped = BusError::Unmapped { iova };
+        let (start, memory) = self.table.range(..=iova.0).next_back().ok_or(unmapped)?;
+        let offset = iova.0 - start;
+        let rest = (memory.len() as u64).checked_sub(offset).filter(|rest| *rest > 0).ok_or(unmapped)?;
+        if write && !memory.writable() {
+            return Err(BusError::ReadOnly { iova });
+        }
+        // Both fit `usize`: they lie below the length of a mapping.
+        memory.slice(offset as usize, rest.min(len) as usize).map_err(|_| unmapped)
+    }
+}

@@ -1,0 +1,123 @@
+//! The card's own memory: one anonymous mapping without reserved swap, so what is never touched costs nothing.
+
+use super::BusError;
+use nvspec::addr::VramAddr;
+use std::sync::atomic::Ordering;
+use vm_memory::{Bytes, MmapRegion, VolatileMemory, VolatileSlice};
+
+/// Smallest VRAM, in bytes: what a driver's own tables need.
+pub const VRAM_MIN: u64 = 16 << 20;
+/// Largest VRAM, in bytes: what the largest board of the family had.
+pub const VRAM_MAX: u64 = 6 << 30;
+/// VRAM comes in multiples of this many bytes.
+const VRAM_UNIT: u64 = 1 << 20;
+
+/// Why there is no VRAM of the wanted size.
+#[derive(Debug, thiserror::Error)]
+pub enum VramError {
+    /// The size is out of range or not made of MiB.
+    #[error(
+        "a VRAM size of {size:#x} bytes is not possible: it must be a multiple of 1 MiB from {} MiB to {} MiB",
+        VRAM_MIN >> 20,
+        VRAM_MAX >> 20
+    )]
+    Size {
+        /// Bytes wanted.
+        size: u64,
+    },
+    /// The host gave no address space.
+    #[error("the host could not map {size:#x} bytes for VRAM")]
+    Map {
+        /// Bytes wanted.
+        size: u64,
+        /// What the host said.
+        #[source]
+        source: vm_memory::mmap::MmapRegionError,
+    },
+}
+
+/// The card's own memory. Zero at first; may be read and written from any thread.
+#[derive(Debug)]
+pub struct Vram {
+    region: MmapRegion,
+    size: u64,
+}
+
+impl Vram {
+    /// `size` bytes, all zero.
+    ///
+    /// # Errors
+    /// [`VramError`].
+    pub fn new(size: u64) -> Result<Self, VramError> {
+        if !(VRAM_MIN..=VRAM_MAX).contains(&size) || !size.is_multiple_of(VRAM_UNIT) {
+            return Err(VramError::Size { size });
+        }
+        let len = usize::try_from(size).map_err(|_| VramError::Size { size })?;
+        let region = MmapRegion::new(len).map_err(|source| VramError::Map { size, source })?;
+        Ok(Self { region, size })
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The range, which must lie in VRAM as a whole.
+    pub(super) fn piece(&self, address: VramAddr, len: u64) -> Result<VolatileSlice<'_, ()>, BusError> {
+        let beyond = BusError::BeyondVram { address, len, size: self.size };
+        if address.0 >= self.size || len > self.size - address.0 {
+            return Err(beyond);
+        }
+        // Both fit `usize`: they lie below the size of a mapping.
+        self.region.get_slice(address.0 as usize, len as usize).map_err(|_| beyond)
+    }
+
+    /// Reads bytes.
+    ///
+    /// # Errors
+    /// [`BusError::BeyondVram`]; nothing is read then.
+    pub fn read(&self, address: VramAddr, data: &mut [u8]) -> Result<(), BusError> {
+        if !data.is_empty() {
+            self.piece(address, data.len() as u64)?.copy_to(data);
+        }
+        Ok(())
+    }
+
+    /// Writes bytes.
+    ///
+    /// # Errors
+    /// [`BusError::BeyondVram`]; nothing is written then.
+    pub fn write(&self, address: VramAddr, data: &[u8]) -> Result<(), BusError> {
+        if !data.is_empty() {
+            self.piece(address, data.len() as u64)?.copy_from(data);
+        }
+        Ok(())
+    }
+
+    /// Reads 32 bits, in one access when aligned.
+    ///
+    /// # Errors
+    /// [`BusError::BeyondVram`].
+    pub fn read32(&self, address: VramAddr) -> Result<u32, BusError> {
+        let piece = self.piece(address, 4)?;
+        if let Ok(value) = piece.load::<u32>(0, Ordering::Acquire) {
+            return Ok(value);
+        }
+        let mut bytes = [0; 4];
+        piece.copy_to(&mut bytes[..]);
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    /// Writes 32 bits, in one access when aligned.
+    ///
+    /// # Errors
+    /// [`BusError::BeyondVram`].
+    pub fn write32(&self, address: VramAddr, value: u32) -> Result<(), BusError> {
+        let piece = self.piece(address, 4)?;
+        if piece.store(value, 0, Ordering::Release).is_err() {
+            piece.copy_from(&value.to_le_bytes()[..]);
+        }
+        Ok(())
+    }
+}

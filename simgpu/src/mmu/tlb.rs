@@ -1,0 +1,168 @@
+//! A TLB: it keeps translations until they are flushed or others need the place.
+//!
+//! Two direct-mapped tables, one for each page size, cut into sets with a lock each. It holds far more than the card's,
+//! which only makes a missing flush more sure to show.
+
+use crate::memory::BusAddr;
+use nvspec::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE};
+use nvspec::mmu::Pte;
+use parking_lot::Mutex;
+
+/// Sets, each with a lock.
+const SETS: usize = 64;
+/// Small pages that a set holds.
+const SMALL_LINES: usize = 64;
+/// Large pages that a set holds.
+const LARGE_LINES: usize = 16;
+
+/// Which page of which directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TlbKey {
+    /// Where the page directory lies.
+    pub directory: BusAddr,
+    /// The address within the page.
+    pub va: GpuVa,
+}
+
+/// A translation as the page tables had it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TlbEntry {
+    /// The page table entry.
+    pub pte: Pte,
+    /// Whether it is of a large page.
+    pub large: bool,
+}
+
+impl TlbEntry {
+    /// Bytes of the page.
+    #[must_use]
+    pub const fn page_bytes(self) -> u64 {
+        if self.large { LARGE_PAGE } else { SMALL_PAGE }
+    }
+}
+
+/// Counters of a TLB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TlbCounters {
+    /// Translations found.
+    pub hits: u64,
+    /// Translations walked for.
+    pub misses: u64,
+    /// Flushes.
+    pub flushes: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Line {
+    directory: BusAddr,
+    page: u64,
+    pte: Pte,
+}
+
+#[derive(Debug)]
+struct Set {
+    small: [Option<Line>; SMALL_LINES],
+    large: [Option<Line>; LARGE_LINES],
+    counters: TlbCounters,
+}
+
+/// A TLB. All functions may be called from any thread.
+#[derive(Debug)]
+pub struct Tlb {
+    sets: Box<[Mutex<Set>]>,
+}
+
+impl Default for Tlb {
+    fn default() -> Self {
+        let empty = || Set { small: [None; SMALL_LINES], large: [None; LARGE_LINES], counters: TlbCounters::default() };
+        Self { sets: (0..SETS).map(|_| Mutex::new(empty())).collect() }
+    }
+}
+
+/// Spreads directories over the table, so that two address spaces with the same addresses do not fight.
+fn spread(directory: BusAddr) -> u64 {
+    let (BusAddr::Vram(nvspec::addr::VramAddr(address)) | BusAddr::System(nvspec::addr::Iova(address))) = directory;
+    (address >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48
+}
+
+impl Tlb {
+    /// A large page and its small ones share a set, so that one lock serves a lookup.
+    fn set(&self, key: TlbKey) -> &Mutex<Set> {
+        let which = (key.va.0 / LARGE_PAGE).wrapping_add(spread(key.directory));
+        &self.sets[(which % SETS as u64) as usize]
+    }
+
+    fn small_line(key: TlbKey) -> usize {
+        let page = key.va.0 / SMALL_PAGE;
+        // The bits above the set's choose too, so that 8 MiB apart is not always the same line.
+        ((page ^ (page >> 11)).wrapping_add(spread(key.directory) >> 6) % SMALL_LINES as u64) as usize
+    }
+
+    fn large_line(key: TlbKey) -> usize {
+        let page = key.va.0 / LARGE_PAGE / SETS as u64;
+        (page.wrapping_add(spread(key.directory) >> 6) % LARGE_LINES as u64) as usize
+    }
+
+    /// The translation, if it is kept.
+    #[must_use]
+    pub fn lookup(&self, key: TlbKey) -> Option<TlbEntry> {
+        let mut set = self.set(key).lock();
+        let small = set.small[Self::small_line(key)]
+            .filter(|line| line.page == key.va.0 / SMALL_PAGE && line.directory == key.directory)
+            .map(|line| TlbEntry { pte: line.pte, large: false });
+        let found = small.or_else(|| {
+            set.large[Self::large_line(key)]
+                .filter(|line| line.page == key.va.0 / LARGE_PAGE && line.directory == key.directory)
+                .map(|line| TlbEntry { pte: line.pte, large: true })
+        });
+        match found {
+            Some(_) => set.counters.hits += 1,
+            None => set.counters.misses += 1,
+        }
+        found
+    }
+
+    /// Keeps a translation.
+    pub fn insert(&self, key: TlbKey, entry: TlbEntry) {
+        let mut set = self.set(key).lock();
+        let line = Some(Line { directory: key.directory, page: key.va.0 / entry.page_bytes(), pte: entry.pte });
+        if entry.large {
+            set.large[Self::large_line(key)] = line;
+        } else {
+            set.small[Self::small_line(key)] = line;
+        }
+    }
+
+    /// Drops what is of `directory` (or any) and of the page at `page` (or any).
+    pub fn flush(&self, directory: Option<BusAddr>, page: Option<GpuVa>) {
+        for (index, set) in self.sets.iter().enumerate() {
+            let mut set = set.lock();
+            let Set { small, large, counters } = &mut *set;
+            drop_lines(small, directory, page.map(|va| va.0 / SMALL_PAGE));
+            drop_lines(large, directory, page.map(|va| va.0 / LARGE_PAGE));
+            if index == 0 {
+                counters.flushes += 1;
+            }
+        }
+    }
+
+    /// Hits, misses and flushes so far.
+    #[must_use]
+    pub fn counters(&self) -> TlbCounters {
+        self.sets.iter().fold(TlbCounters::default(), |sum, set| {
+            let TlbCounters { hits, misses, flushes } = set.lock().counters;
+            TlbCounters { hits: sum.hits + hits, misses: sum.misses + misses, flushes: sum.flushes + flushes }
+        })
+    }
+}
+
+fn drop_lines(lines: &mut [Option<Line>], directory: Option<BusAddr>, page: Option<u64>) {
+    for slot in lines {
+        let matches = slot.is_some_and(|line| {
+            directory.is_none_or(|wanted| wanted == line.directory) && page.is_none_or(|wanted| wanted == line.page)
+        });
+        if matches {
+            *slot = None;
+        }
+    }
+}

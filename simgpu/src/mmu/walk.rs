@@ -1,0 +1,73 @@
+//! The page walker: a directory entry, then the large-page table, then the small-page table.
+
+use super::tlb::TlbEntry;
+use super::{AddressSpace, MmuFault};
+use crate::memory::{BusAddr, View};
+use nvspec::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE, VA_BITS};
+use nvspec::mmu::{ENTRY_BYTES, PDE_SHIFT, PDE_SPAN, Pde, Pte, TableTarget, fault, kind};
+
+/// Finds the page of `va`. `write` is only told in the fault; permissions are checked by [`check`].
+///
+/// # Errors
+/// [`MmuFault`] with the reason that the card would give.
+pub fn walk(view: &View<'_>, space: &AddressSpace, va: GpuVa, write: bool) -> Result<TlbEntry, MmuFault> {
+    let fail = |reason| MmuFault { reason, va, write };
+    if va.0 > space.limit.0 || va.0 >> VA_BITS != 0 {
+        return Err(fail(fault::VA_LIMIT));
+    }
+    let entry = |table: BusAddr, index: u64| {
+        view.read64(table.offset(index * ENTRY_BYTES)).map_err(|error| view.memory().count_lost(error))
+    };
+    // GUESS: a table that nothing on the bus answers for faults like one that is not there.
+    let pde = Pde::from(entry(space.directory, va.0 >> PDE_SHIFT).map_err(|()| fail(fault::PDE))?);
+    let large = BusAddr::from_table(pde.large_target(), pde.large_address());
+    let small = BusAddr::from_table(pde.small_target(), pde.small_address());
+    if large.is_none() && small.is_none() {
+        return Err(fail(fault::PDE));
+    }
+    let within = va.0 % PDE_SPAN;
+    if within >= PDE_SPAN >> pde.large_size() {
+        return Err(fail(fault::PDE_SIZE));
+    }
+    for (table, page, large) in [(large, LARGE_PAGE, true), (small, SMALL_PAGE, false)] {
+        let Some(table) = table else { continue };
+        let pte = Pte::from(entry(table, within / page).map_err(|()| fail(fault::PTE))?);
+        if pte.valid() {
+            return Ok(TlbEntry { pte, large });
+        }
+    }
+    Err(fail(fault::PTE))
+}
+
+/// Whether the page may be used so.
+///
+/// # Errors
+/// The fault reason.
+pub fn check(pte: Pte, write: bool, privileged: bool) -> Result<(), u32> {
+    if pte.privileged() && !privileged {
+        return Err(fault::PRIVILEGE);
+    }
+    if write && pte.read_only() {
+        return Err(fault::READ_ONLY);
+    }
+    let system = pte.aperture().is_system();
+    match kind::uncompressed(pte.kind()) {
+        None => Err(fault::KIND),
+        // GUESS: encrypted pages cannot be honoured, and the card has no other reason for it.
+        Some(_) if pte.encrypted() => Err(fault::KIND),
+        Some(plain) if system && plain != pte.kind() => Err(fault::COMPRESSED_SYSRAM),
+        Some(_) => Ok(()),
+    }
+}
+
+/// Where `va` lies in the page; `None` for another card's memory.
+#[must_use]
+pub fn place(entry: TlbEntry, va: GpuVa) -> Option<(BusAddr, u64)> {
+    let bytes = entry.page_bytes();
+    let offset = va.0 % bytes;
+    // GUESS: the address bits below a large page's size are not used.
+    let page = BusAddr::from_aperture(entry.pte.aperture(), entry.pte.address() & !(bytes - 1))?;
+    Some((page.offset(offset), bytes - offset))
+}
+
+const _: () = assert!(TableTarget::None as u8 == 0, "a zeroed directory entry names no table");
