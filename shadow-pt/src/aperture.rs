@@ -1,6 +1,13 @@
 //! The guest's view through BAR1 and BAR3, walked by us.
 
 use crate::{GuestMemory, Place};
+use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, SMALL_PAGE, Target};
+use nvspec::instance::vm;
+use nvspec::mmu::{ENTRY_BYTES, LPT_ENTRIES, PDE_SHIFT, Pde, Pte, PteAperture, SPT_ENTRIES, TableTarget};
+
+/// Cached translations for each aperture; a power of two. 2 MiB of pages, which is more than a driver touches in turn.
+const SLOTS: usize = 512;
+const PAGE_SHIFT: u32 = SMALL_PAGE.trailing_zeros();
 
 /// What lies behind an aperture offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,32 +35,56 @@ pub enum WalkFault {
     Pte,
 }
 
-/// One aperture's translation, with a cache of fixed size.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    page: u64,
+    place: Place,
+    writable: bool,
+}
+
+/// What an instance block says of its address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Space {
+    directory: Place,
+    limit: u64,
+}
+
+/// One aperture's translation, with a direct-mapped cache of fixed size.
 #[derive(Debug)]
-pub struct ApertureTlb {}
+pub struct ApertureTlb {
+    instance: Option<Place>,
+    space: Option<Space>,
+    slots: Box<[Option<Slot>]>,
+}
+
+impl Default for ApertureTlb {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 impl ApertureTlb {
     /// An aperture without an instance block.
     #[must_use]
     pub fn new() -> Self {
-        todo!()
+        Self { instance: None, space: None, slots: vec![None; SLOTS].into() }
     }
 
     /// The guest has named an instance block, or taken it away.
     pub fn bind(&mut self, instance: Option<Place>) {
-        let _ = instance;
-        todo!()
+        self.instance = instance;
+        self.flush();
     }
 
     /// Forgets all translations: the guest has flushed its TLB.
     pub fn flush(&mut self) {
-        todo!()
+        self.space = None;
+        self.slots.fill(None);
     }
 
     /// The guest's directory for this aperture, if its instance block can be read.
     pub fn directory(&mut self, guest: &mut impl GuestMemory) -> Option<Place> {
-        let _ = guest;
-        todo!()
+        self.space(guest).ok().map(|space| space.directory)
     }
 
     /// What lies at byte `offset` of the aperture.
@@ -61,7 +92,103 @@ impl ApertureTlb {
     /// # Errors
     /// As the hardware would fault. Failures are not cached.
     pub fn translate(&mut self, offset: u64, guest: &mut impl GuestMemory) -> Result<Mapping, WalkFault> {
-        let _ = (offset, guest);
-        todo!()
+        let page = offset >> PAGE_SHIFT;
+        let index = (page as usize) & SLOTS.wrapping_sub(1);
+        let cached = self.slots.get(index).copied().flatten().filter(|slot| slot.page == page);
+        let slot = match cached {
+            Some(slot) => slot,
+            None => {
+                let space = self.space(guest)?;
+                let (place, writable) = walk(space, GpuVa(offset).page(), guest)?;
+                let slot = Slot { page, place, writable };
+                if let Some(entry) = self.slots.get_mut(index) {
+                    *entry = Some(slot);
+                }
+                slot
+            }
+        };
+        let within = offset & SMALL_PAGE.wrapping_sub(1);
+        let place = slot.place.checked_add(within).ok_or(WalkFault::Pte)?;
+        Ok(Mapping { place, bytes: SMALL_PAGE.saturating_sub(within), writable: slot.writable })
+    }
+
+    fn space(&mut self, guest: &mut impl GuestMemory) -> Result<Space, WalkFault> {
+        if let Some(space) = self.space {
+            return Ok(space);
+        }
+        let instance = self.instance.ok_or(WalkFault::Unbound)?;
+        let space = read_space(instance, guest).ok_or(WalkFault::Unbound)?;
+        self.space = Some(space);
+        Ok(space)
     }
 }
+
+fn read_space(instance: Place, guest: &mut impl GuestMemory) -> Option<Space> {
+    let mut bytes = [0u8; 16];
+    guest.read(instance.checked_add(vm::PDB_LO)?, &mut bytes).ok()?;
+    let [directory, limit] = bytes.as_chunks().0 else { return None };
+    let (directory, limit) = (u64::from_le_bytes(*directory), u64::from_le_bytes(*limit));
+    const ADDRESS: u64 = 0xff_ffff_f000;
+    let target = Target::from_bits(u32::from_le_bytes([(directory & 3) as u8, 0, 0, 0]));
+    Some(Space { directory: Place::new(target, directory & ADDRESS)?, limit: limit & 0xff_ffff_ffff })
+}
+
+/// The page of the guest's at `va`, as the hardware walks: a valid entry in the large-page table wins, else the
+/// small-page table decides.
+fn walk(space: Space, va: GpuVa, guest: &mut impl GuestMemory) -> Result<(Place, bool), WalkFault> {
+    if va.0 > space.limit {
+        return Err(WalkFault::Limit);
+    }
+    let pde = read_entry(space.directory, va.0 >> PDE_SHIFT, guest).map_err(|_| WalkFault::Pde)?;
+    let pde = Pde::from(pde);
+    let mut fault = WalkFault::Pde;
+    if let Some(table) = table(pde.large_target(), pde.large_address()) {
+        let index = (va.0 >> 17) & u64::from(LPT_ENTRIES.wrapping_sub(1));
+        if index >= u64::from(pde.large_entries()) {
+            fault = WalkFault::PdeSize;
+        } else {
+            let pte = Pte::from(read_entry(table, index, guest)?);
+            if pte.valid() {
+                // The page's address is a multiple of its size; the 4 KiB within come from the virtual address.
+                const WITHIN: u64 = 0x1_f000;
+                return page(pte, (pte.address() & !0x1_ffff) | (va.0 & WITHIN));
+            }
+            fault = WalkFault::Pte;
+        }
+    }
+    let Some(table) = table(pde.small_target(), pde.small_address()) else { return Err(fault) };
+    let index = (va.0 >> PAGE_SHIFT) & u64::from(SPT_ENTRIES.wrapping_sub(1));
+    if index >= u64::from(pde.small_entries()) {
+        return Err(WalkFault::PdeSize);
+    }
+    let pte = Pte::from(read_entry(table, index, guest)?);
+    if pte.valid() { page(pte, pte.address()) } else { Err(WalkFault::Pte) }
+}
+
+fn page(pte: Pte, address: u64) -> Result<(Place, bool), WalkFault> {
+    let place = match pte.aperture() {
+        PteAperture::Vram => Place::Vram(GuestVramAddr(address)),
+        PteAperture::Peer => return Err(WalkFault::Pte),
+        PteAperture::SysCoherent | PteAperture::SysNonCoherent => Place::Ram(Gpa(address)),
+    };
+    Ok((place, !pte.read_only()))
+}
+
+fn table(target: TableTarget, address: u64) -> Option<Place> {
+    match target {
+        TableTarget::None => None,
+        TableTarget::Vram => Some(Place::Vram(GuestVramAddr(address))),
+        TableTarget::SysCoherent | TableTarget::SysNonCoherent => Some(Place::Ram(Gpa(address))),
+    }
+}
+
+fn read_entry(table: Place, index: u64, guest: &mut impl GuestMemory) -> Result<u64, WalkFault> {
+    let mut entry = [0u8; size_of::<u64>()];
+    let place = table.checked_add(index.saturating_mul(ENTRY_BYTES)).ok_or(WalkFault::Pde)?;
+    guest.read(place, &mut entry).map_err(|_| WalkFault::Pde)?;
+    Ok(u64::from_le_bytes(entry))
+}
+
+#[cfg(test)]
+#[path = "tests/aperture.rs"]
+mod tests;

@@ -33,6 +33,11 @@ mod shadow;
 mod table;
 mod translate;
 
+#[cfg(test)]
+mod tests {
+    pub(crate) mod world;
+}
+
 pub use aperture::{ApertureTlb, Mapping, WalkFault};
 pub use nvspec::addr::Place;
 pub use report::{Denial, Denials, SyncReport};

@@ -1,1 +1,92 @@
 //! One guest entry in, one shadow entry or a denial out.
+
+use crate::{Denial, Frames};
+use nvspec::addr::{Gpa, GuestVramAddr, LARGE_PAGE, SMALL_PAGE};
+use nvspec::mmu::{self, Pte, PteAperture};
+
+/// Bits of an entry's frame number.
+const FRAME_BITS: u32 = 28;
+
+/// Which of a directory entry's two tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum PageSize {
+    Small,
+    Large,
+}
+
+impl PageSize {
+    /// Bytes of a page.
+    pub(crate) const fn bytes(self) -> u64 {
+        match self {
+            Self::Small => SMALL_PAGE,
+            Self::Large => LARGE_PAGE,
+        }
+    }
+}
+
+/// The shadow of the guest entry `raw` in a table of pages of `size`; 0 for an entry that is not valid.
+///
+/// What is kept: validity, privilege, read-only, volatile, the kind's layout. What is not: encryption and compression
+/// tags, whose keys and memory are the card's, and bits that mean nothing. RAM that is registered for reading only becomes
+/// read-only.
+pub(crate) fn translate(raw: u64, size: PageSize, frames: &impl Frames) -> Result<u64, Denial> {
+    let guest = Pte::from(raw);
+    if !guest.valid() {
+        return Ok(0);
+    }
+    let kind = mmu::kind::uncompressed(guest.kind()).ok_or(Denial::Kind)?;
+    if guest.address() & mask(size) != 0 {
+        return Err(Denial::Unaligned);
+    }
+    let mut read_only = guest.read_only();
+    let (address, outside) = match guest.aperture() {
+        PteAperture::Vram => {
+            let address = frames.vram(GuestVramAddr(guest.address()), size.bytes()).ok_or(Denial::Vram)?;
+            (address.0, Denial::Vram)
+        }
+        PteAperture::Peer => return Err(Denial::Peer),
+        PteAperture::SysCoherent | PteAperture::SysNonCoherent => {
+            let gpa = Gpa(guest.address());
+            let writable = if read_only { None } else { frames.ram(gpa, size.bytes(), true) };
+            let address = match writable {
+                Some(address) => address,
+                None => {
+                    read_only = true;
+                    frames.ram(gpa, size.bytes(), false).ok_or(Denial::Ram)?
+                }
+            };
+            (address.0, Denial::Ram)
+        }
+    };
+    if address & mask(size) != 0 {
+        return Err(Denial::Unaligned);
+    }
+    let frame = u32::try_from(address >> SMALL_PAGE.trailing_zeros()).ok().filter(|frame| frame >> FRAME_BITS == 0);
+    let shadow = Pte::new()
+        .with_valid(true)
+        .with_privileged(guest.privileged())
+        .with_read_only(read_only)
+        .with_frame(frame.ok_or(outside)?)
+        .with_volatile(guest.volatile())
+        .with_aperture(guest.aperture())
+        .with_kind(kind);
+    Ok(shadow.into())
+}
+
+/// Whether something that was possible by `old` is not by `new`, or reaches another frame.
+pub(crate) fn loses(old: u64, new: u64) -> bool {
+    let (old, new) = (Pte::from(old), Pte::from(new));
+    let same_frame = || {
+        let bare = |pte: Pte| u64::from(pte.with_privileged(false).with_read_only(false));
+        bare(old) == bare(new)
+    };
+    old.valid() && !(same_frame() && (old.read_only() || !new.read_only()) && (old.privileged() || !new.privileged()))
+}
+
+const fn mask(size: PageSize) -> u64 {
+    size.bytes().wrapping_sub(1)
+}
+
+#[cfg(test)]
+#[path = "tests/translate.rs"]
+mod tests;

@@ -1,0 +1,240 @@
+//! A small world: a guest's memory, what it is granted, the card's memory; and a page walker that shares nothing with the
+//! code under test but the hardware's documentation.
+
+use crate::{Frames, GuestMemory, Place, ShadowMemory, Unreadable};
+use nvspec::addr::{Gpa, GuestVramAddr, Iova, VramAddr};
+use std::collections::BTreeMap;
+
+pub(crate) const PAGE: u64 = 0x1000;
+pub(crate) const LARGE: u64 = 0x2_0000;
+/// The guest's VRAM: the card's chunks of 128 KiB in an order that is not the guest's.
+pub(crate) const GUEST_VRAM: u64 = 8 * LARGE;
+const CARD_CHUNKS: [u64; 8] = [40, 41, 7, 90, 12, 13, 3, 55];
+/// Where shadow tables are allocated: far from any guest's chunk.
+const SHADOW_BASE: u64 = 0x1_0000_0000;
+
+pub(crate) struct Guest {
+    pub(crate) vram: Vec<u8>,
+    pub(crate) ram: BTreeMap<u64, Vec<u8>>,
+    pub(crate) reads: u64,
+}
+
+impl Guest {
+    pub(crate) fn new() -> Self {
+        Self { vram: vec![0; GUEST_VRAM as usize], ram: BTreeMap::new(), reads: 0 }
+    }
+
+    pub(crate) fn write64(&mut self, place: Place, value: u64) {
+        match place {
+            Place::Vram(GuestVramAddr(at)) => {
+                if let Some(bytes) = self.vram.get_mut(at as usize..at as usize + 8) {
+                    bytes.copy_from_slice(&value.to_le_bytes());
+                }
+            }
+            Place::Ram(Gpa(at)) => {
+                if let Some(page) = self.ram.get_mut(&(at / PAGE)) {
+                    let at = (at % PAGE) as usize;
+                    page[at..at + 8].copy_from_slice(&value.to_le_bytes());
+                }
+            }
+        }
+    }
+
+    pub(crate) fn read64(&self, ram: bool, at: u64) -> Option<u64> {
+        let bytes = if ram {
+            let page = self.ram.get(&(at / PAGE))?;
+            page.get((at % PAGE) as usize..(at % PAGE) as usize + 8)?
+        } else {
+            self.vram.get(at as usize..at as usize + 8)?
+        };
+        Some(u64::from_le_bytes(bytes.try_into().unwrap()))
+    }
+}
+
+impl GuestMemory for Guest {
+    fn read(&mut self, place: Place, data: &mut [u8]) -> Result<(), Unreadable> {
+        self.reads += 1;
+        for (step, byte) in data.iter_mut().enumerate() {
+            let step = step as u64;
+            *byte = match place {
+                Place::Vram(at) => *self.vram.get((at.0 + step) as usize).ok_or(Unreadable)?,
+                Place::Ram(at) => {
+                    let at = at.0 + step;
+                    self.ram.get(&(at / PAGE)).ok_or(Unreadable)?[(at % PAGE) as usize]
+                }
+            };
+        }
+        Ok(())
+    }
+}
+
+/// What the guest is granted, page by page.
+#[derive(Clone, Default)]
+pub(crate) struct Grants {
+    /// Guest RAM page to I/O page and whether it may be written.
+    pub(crate) ram: BTreeMap<u64, (u64, bool)>,
+}
+
+impl Grants {
+    /// Grants `pages` pages of RAM at guest page `gpa` as I/O pages from `iova` on.
+    pub(crate) fn map(&mut self, gpa: u64, iova: u64, pages: u64, writable: bool) {
+        self.ram.extend((0..pages).map(|page| (gpa + page, (iova + page, writable))));
+    }
+
+    pub(crate) fn vram_page(&self, address: u64) -> Option<u64> {
+        let chunk = CARD_CHUNKS.get((address / LARGE) as usize)?;
+        Some(chunk * LARGE + address % LARGE)
+    }
+
+    pub(crate) fn owns_vram(&self, card: u64) -> bool {
+        CARD_CHUNKS.contains(&(card / LARGE))
+    }
+
+    pub(crate) fn owns_ram(&self, iova: u64, write: bool) -> bool {
+        self.ram.values().any(|&(page, writable)| page == iova / PAGE && (writable || !write))
+    }
+}
+
+impl Frames for Grants {
+    fn vram(&self, address: GuestVramAddr, len: u64) -> Option<VramAddr> {
+        let first = self.vram_page(address.0)?;
+        (0..len / PAGE)
+            .all(|page| self.vram_page(address.0 + page * PAGE) == Some(first + page * PAGE))
+            .then_some(VramAddr(first))
+    }
+
+    fn ram(&self, address: Gpa, len: u64, write: bool) -> Option<Iova> {
+        let (first, _) = *self.ram.get(&(address.0 / PAGE))?;
+        (0..len / PAGE)
+            .all(|page| {
+                self.ram
+                    .get(&(address.0 / PAGE + page))
+                    .is_some_and(|&(iova, writable)| iova == first + page && (writable || !write))
+            })
+            .then_some(Iova(first * PAGE))
+    }
+}
+
+/// The card's memory for shadows, and a record of what was written when.
+#[derive(Default)]
+pub(crate) struct Card {
+    next: u64,
+    /// Start to bytes.
+    pub(crate) allocated: BTreeMap<u64, Vec<u8>>,
+    pub(crate) freed: Vec<u64>,
+    /// Allocations that still succeed; `None` for no limit.
+    pub(crate) room: Option<u32>,
+    pub(crate) writes: Vec<(u64, Vec<u8>)>,
+}
+
+impl Card {
+    pub(crate) fn read64(&self, at: u64) -> u64 {
+        let (start, bytes) = self.allocated.range(..=at).next_back().expect("the card follows a pointer to nowhere");
+        let at = (at - start) as usize;
+        u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
+    }
+}
+
+impl ShadowMemory for Card {
+    fn alloc(&mut self, bytes: u64) -> Option<VramAddr> {
+        if let Some(room) = &mut self.room {
+            *room = room.checked_sub(1)?;
+        }
+        let start = SHADOW_BASE + self.next;
+        self.next += bytes.next_multiple_of(PAGE);
+        self.allocated.insert(start, vec![0; bytes as usize]);
+        Some(VramAddr(start))
+    }
+
+    fn free(&mut self, address: VramAddr, bytes: u64) {
+        let known = self.allocated.remove(&address.0).expect("freed what is not allocated");
+        assert_eq!(known.len() as u64, bytes);
+        self.freed.push(address.0);
+    }
+
+    fn write(&mut self, address: VramAddr, data: &[u8]) {
+        assert_eq!((address.0 % 8, data.len() % 8), (0, 0));
+        let (start, bytes) = self.allocated.range_mut(..=address.0).next_back().expect("a write to nowhere");
+        let at = (address.0 - start) as usize;
+        bytes[at..at + data.len()].copy_from_slice(data);
+        self.writes.push((address.0, data.to_vec()));
+    }
+}
+
+/// What a page walk ends at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Page {
+    /// The aperture's two bits.
+    pub(crate) aperture: u64,
+    /// Address of the 4 KiB page.
+    pub(crate) address: u64,
+    pub(crate) read_only: bool,
+    pub(crate) privileged: bool,
+    pub(crate) large: bool,
+    pub(crate) raw: u64,
+}
+
+fn page(raw: u64, va: u64, large: bool) -> Page {
+    let within = if large { va & 0x1_f000 } else { 0 };
+    Page {
+        aperture: (raw >> 33) & 3,
+        address: ((raw >> 4) & 0xfff_ffff) * PAGE + within,
+        read_only: raw & 4 != 0,
+        privileged: raw & 2 != 0,
+        large,
+        raw,
+    }
+}
+
+/// Walks tables with shifts and masks of its own. `read` gets whether it is host memory and the address.
+pub(crate) fn walk(directory: (bool, u64), va: u64, read: &dyn Fn(bool, u64) -> Option<u64>) -> Option<Page> {
+    let pde = read(directory.0, directory.1 + (va >> 27) * 8)?;
+    let size = (pde >> 2) & 3;
+    let offset = va & 0x7ff_ffff;
+    if offset >= 0x800_0000 >> size {
+        return None;
+    }
+    if pde & 3 != 0 {
+        let table = ((pde >> 4) & 0xfff_ffff) << 12;
+        let pte = read(pde & 3 != 1, table + (offset >> 17) * 8)?;
+        if pte & 1 != 0 {
+            return Some(page(pte, va, true));
+        }
+    }
+    if (pde >> 32) & 3 != 0 {
+        let table = (pde >> 36) << 12;
+        let pte = read((pde >> 32) & 3 != 1, table + (offset >> 12) * 8)?;
+        if pte & 1 != 0 {
+            return Some(page(pte, va, false));
+        }
+    }
+    None
+}
+
+/// Every valid entry that the card can reach from a directory, each 4 KiB of it.
+pub(crate) fn reachable(card: &Card, directory: u64) -> Vec<Page> {
+    let mut pages = Vec::new();
+    for index in 0..8192 {
+        let pde = card.read64(directory + index * 8);
+        if pde == 0 {
+            continue;
+        }
+        let size = (pde >> 2) & 3;
+        for (target, table, count, large) in [
+            (pde & 3, ((pde >> 4) & 0xfff_ffff) << 12, 1024u64 >> size, true),
+            ((pde >> 32) & 3, (pde >> 36) << 12, 32768 >> size, false),
+        ] {
+            assert!(target <= 1, "a shadow table lies in host memory");
+            for entry in 0..if target == 1 { count } else { 0 } {
+                let raw = card.read64(table + entry * 8);
+                if raw & 1 == 0 {
+                    assert_eq!(raw, 0, "an invalid shadow entry that is not zero");
+                    continue;
+                }
+                let pieces = if large { 32 } else { 1 };
+                pages.extend((0..pieces).map(|piece| page(raw, piece * PAGE, large)));
+            }
+        }
+    }
+    pages
+}
