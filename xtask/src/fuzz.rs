@@ -1,0 +1,84 @@
+//! The fuzz suite: each target of `tests/fuzz` for a bounded time, from its seed corpus.
+//!
+//! The targets are laid out as cargo-fuzz wants them, but neither it nor a nightly toolchain is needed: coverage comes
+//! from LLVM's pass, switched on by the flags below, and the driver from the crate `libfuzzer-sys`.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::TestArgs;
+use crate::orphans::{FuzzTarget, fuzz_targets};
+use crate::run::{cargo, root, shown, target};
+use crate::tally::Tally;
+
+/// With an explicit target, the flags do not reach build scripts and procedural macros.
+const TRIPLE: &str = "x86_64-unknown-linux-gnu";
+
+/// Coverage as libFuzzer wants it, and every check that a release build leaves out.
+const RUSTFLAGS: [&str; 9] = [
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+    "--cfg=fuzzing",
+    "-Ccodegen-units=1",
+    "-Cdebug-assertions=yes",
+    "-Coverflow-checks=yes",
+];
+
+/// A target that needs more memory than this allocates what its input asks for.
+const MEMORY_LIMIT_MIB: u32 = 2048;
+/// One input may take this long, in seconds; longer is a hang.
+const INPUT_LIMIT: u32 = 25;
+
+/// Builds all targets and runs each; a target counts as one test.
+pub fn run(args: &TestArgs) -> Result<Tally> {
+    let mut targets = fuzz_targets(&root())?;
+    if let Some(filter) = &args.filter {
+        targets.retain(|t| t.name.contains(filter));
+    }
+    if targets.is_empty() {
+        bail!("tests/fuzz/Cargo.toml lists no such target");
+    }
+    let folder = target().join("fuzz");
+    let mut build = cargo(&["build", "--release", "--manifest-path", "tests/fuzz/Cargo.toml", "--bins"]);
+    build.args(["--target", TRIPLE]).arg("--target-dir").arg(&folder);
+    build.env("RUSTFLAGS", RUSTFLAGS.join(" ")).env_remove("CARGO_ENCODED_RUSTFLAGS");
+    if !shown(&mut build)? {
+        bail!("the fuzz targets do not build");
+    }
+    let mut tally = Tally::default();
+    for one in &targets {
+        let passed = run_target(one, &folder, args.fuzz_seconds)?;
+        println!("fuzz {} ... {}", one.name, if passed { "ok" } else { "FAILED" });
+        tally += Tally::one(passed);
+    }
+    Ok(tally)
+}
+
+fn run_target(one: &FuzzTarget, folder: &Path, seconds: u32) -> Result<bool> {
+    // What is found goes to a corpus of its own; the seeds in the repository stay as they are.
+    let found = folder.join("corpus").join(&one.name);
+    let crashes = folder.join("artifacts").join(&one.name);
+    for path in [&found, &crashes] {
+        fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()))?;
+    }
+    let mut command = Command::new(folder.join(TRIPLE).join("release").join(&one.name));
+    command.current_dir(root()).arg(format!("-max_total_time={seconds}")).arg(format!("-timeout={INPUT_LIMIT}"));
+    command.arg(format!("-rss_limit_mb={MEMORY_LIMIT_MIB}")).arg("-print_final_stats=1").arg("-verbosity=0");
+    command.arg(format!("-artifact_prefix={}/", crashes.display())).arg(found);
+    let seeds = root().join("tests/fuzz/corpus").join(&one.name);
+    if seeds.is_dir() {
+        command.arg(seeds);
+    }
+    println!("fuzz {} for {seconds} s", one.name);
+    let passed = shown(&mut command)?;
+    if !passed {
+        eprintln!("the input that failed is in {}", crashes.display());
+    }
+    Ok(passed)
+}

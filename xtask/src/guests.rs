@@ -1,0 +1,49 @@
+//! What needs guests: the images and the daemon's release build, then the demo and the benchmarks.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::run::{cargo, shown, target};
+
+/// Tells the harness where `mediatord` and `mediatorctl` are.
+pub const BIN_VARIABLE: &str = "GPU_MEDIATOR_BIN_DIR";
+
+/// Makes the images and builds the daemon; returns the folder with its programs.
+pub fn prepare() -> Result<PathBuf> {
+    images::ensure(&images::Progress::stderr()).context("what the guests need could not be made")?;
+    if !shown(&mut cargo(&["build", "--release", "--package", "mediator", "--bins"]))? {
+        bail!("mediatord does not build");
+    }
+    Ok(target().join("release"))
+}
+
+/// Runs the demo; says whether all was verified.
+pub fn demo(args: &[String]) -> Result<bool> {
+    let mut command = program("demo")?;
+    shown(command.args(args))
+}
+
+/// Runs the benchmarks; says whether they could be made.
+pub fn bench(name: Option<&str>, json: Option<&Path>) -> Result<bool> {
+    let mut command = program("bench")?;
+    command.args(name);
+    if let Some(json) = json {
+        // The program may run in another folder than the user.
+        let json = std::path::absolute(json).with_context(|| format!("path {}", json.display()))?;
+        command.arg("--json").arg(json);
+    }
+    shown(&mut command)
+}
+
+/// A program of the crate `tests`, built for release, that will find what it needs.
+fn program(name: &str) -> Result<Command> {
+    let binaries = prepare()?;
+    if !shown(&mut cargo(&["build", "--release", "--package", "tests", "--bin", name]))? {
+        bail!("the program {name} does not build");
+    }
+    let mut command = Command::new(binaries.join(name));
+    command.env(BIN_VARIABLE, binaries);
+    Ok(command)
+}

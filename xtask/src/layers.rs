@@ -1,0 +1,125 @@
+//! Which crate may depend on which, and under which licences everything comes.
+
+use anyhow::{Context, Result};
+use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
+use spdx::{Expression, LicenseReq, ParseMode};
+
+use crate::run::root;
+
+/// Each crate with the crates of this workspace that it may be built from; the drawing in ARCHITECTURE.md as data.
+/// Tests and benches of a crate may use more. A crate that is not listed fails the check.
+const LAYERS: [(&str, &[&str]); 15] = [
+    ("nvspec", &[]),
+    ("card", &[]),
+    ("simgpu", &["nvspec", "card"]),
+    ("devmodel", &["nvspec"]),
+    ("shadow-pt", &["nvspec"]),
+    ("channels", &["nvspec"]),
+    ("vram", &[]),
+    ("sched", &[]),
+    ("vmm-glue", &["card"]),
+    ("mediator", &["nvspec", "card", "simgpu", "devmodel", "shadow-pt", "channels", "vram", "sched", "vmm-glue"]),
+    ("images", &[]),
+    ("gpu-smoke", &[]),
+    ("guest-init", &[]),
+    (
+        "tests",
+        &["images", "nvspec", "card", "simgpu", "devmodel", "shadow-pt", "channels", "vram", "sched", "vmm-glue"],
+    ),
+    ("xtask", &["images"]),
+];
+
+/// Licences that ask for no more than to be named.
+const ALLOWED: [&str; 14] = [
+    "0BSD",
+    "Apache-2.0",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "BSL-1.0",
+    "CC0-1.0",
+    "ISC",
+    "MIT",
+    "MIT-0",
+    "NCSA",
+    "Unicode-3.0",
+    "Unicode-DFS-2016",
+    "Unlicense",
+    "Zlib",
+];
+
+/// Cargo's view of the workspace whose manifest is `manifest`, relative to the root.
+pub fn metadata(manifest: &str) -> Result<Metadata> {
+    let mut command = MetadataCommand::new();
+    command.manifest_path(root().join(manifest));
+    command.exec().with_context(|| format!("cargo metadata for {manifest}"))
+}
+
+/// Dependencies that point the wrong way.
+pub fn layers(metadata: &Metadata) -> Vec<String> {
+    let mut problems = Vec::new();
+    let packages = metadata.workspace_packages();
+    for package in &packages {
+        let name = package.name.as_str();
+        let Some((_, allowed)) = LAYERS.iter().find(|(n, _)| *n == name) else {
+            problems.push(format!("{name}: this crate has no layer; see ARCHITECTURE.md and xtask/src/layers.rs"));
+            continue;
+        };
+        for dependency in package.dependencies.iter().filter(|d| d.kind != DependencyKind::Development) {
+            let ours = packages.iter().any(|p| p.name.as_str() == dependency.name);
+            if ours && !allowed.contains(&dependency.name.as_str()) {
+                problems.push(format!("{name}: must not depend on {}", dependency.name));
+            }
+        }
+    }
+    problems
+}
+
+/// Packages whose licence is missing, unreadable or not allowed.
+pub fn licences(metadata: &Metadata) -> Vec<String> {
+    let mut problems = Vec::new();
+    for package in &metadata.packages {
+        let problem = match package.license.as_deref() {
+            None => Some("names no licence".to_owned()),
+            Some(text) => licence_problem(text),
+        };
+        problems.extend(problem.map(|p| format!("{} {}: {p}", package.name, package.version)));
+    }
+    problems
+}
+
+fn licence_problem(text: &str) -> Option<String> {
+    match Expression::parse_mode(text, ParseMode::LAX) {
+        Err(error) => Some(format!("the licence {text:?} cannot be read: {}", error.reason)),
+        Ok(expression) if expression.evaluate(allowed) => None,
+        Ok(_) => Some(format!("the licence {text} is not among those that xtask/src/layers.rs allows")),
+    }
+}
+
+fn allowed(requirement: &LicenseReq) -> bool {
+    requirement.license.id().is_some_and(|id| ALLOWED.contains(&id.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_with_an_allowed_licence_passes() {
+        assert_eq!(licence_problem("MIT OR GPL-2.0-only"), None);
+        assert_eq!(licence_problem("MIT/Apache-2.0"), None);
+        assert_eq!(licence_problem("Apache-2.0 WITH LLVM-exception"), None);
+        assert_eq!(licence_problem("(MIT OR Apache-2.0) AND NCSA"), None);
+    }
+
+    #[test]
+    fn others_are_refused() {
+        assert!(licence_problem("GPL-3.0-only").is_some());
+        assert!(licence_problem("MIT AND GPL-2.0-only").is_some());
+        assert!(licence_problem("no licence at all").is_some());
+    }
+
+    #[test]
+    fn this_workspace_keeps_its_layers() {
+        assert_eq!(layers(&metadata("Cargo.toml").unwrap()), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,207 @@
+//! House lints on the text of the sources.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use cargo_metadata::{Metadata, TargetKind};
+
+/// A file longer than this is split by noun.
+const MAX_LINES: usize = 800;
+
+/// Crates in whose logic no hardware offset may stand as a number; `nvspec` has them all.
+const NO_OFFSETS: [&str; 4] = ["devmodel/src", "channels/src", "shadow-pt/src", "mediator/src"];
+
+/// Calls that take a register or field offset first.
+const ACCESSES: [&str; 10] =
+    ["read32", "write32", "read64", "write64", "rd32", "wr32", "read_u32", "write_u32", "mask32", "poll32"];
+
+/// Built from halves so that this file does not trip over its own words.
+const TASK: &str = concat!("TO", "DO");
+const REFUSED: [&str; 3] = [concat!("FIX", "ME"), concat!("X", "XX"), concat!("HA", "CK")];
+
+/// One source file.
+pub struct File {
+    /// Path from the root of the workspace.
+    pub path: PathBuf,
+    /// Its text.
+    pub text: String,
+}
+
+/// All Rust sources of the workspace, the fuzz targets included.
+pub fn files(root: &Path) -> Result<Vec<File>> {
+    let mut files = Vec::new();
+    collect(root, root, &mut files)?;
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(files)
+}
+
+fn collect(root: &Path, folder: &Path, files: &mut Vec<File>) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if path.is_dir() {
+            if !name.starts_with('.') && !name.starts_with("target") {
+                collect(root, &path, files)?;
+            }
+        } else if name.ends_with(".rs") {
+            let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            let path = path.strip_prefix(root).unwrap_or(&path).to_path_buf();
+            files.push(File { path, text });
+        }
+    }
+    Ok(())
+}
+
+/// Files that are too long.
+pub fn sizes(files: &[File]) -> Vec<String> {
+    let long = files.iter().map(|f| (f, f.text.lines().count())).filter(|(_, lines)| *lines > MAX_LINES);
+    long.map(|(f, lines)| format!("{}: {lines} lines; split it by noun (at most {MAX_LINES})", f.path.display()))
+        .collect()
+}
+
+/// Hardware offsets written as numbers outside `nvspec`; test modules may have them.
+pub fn offsets(files: &[File]) -> Vec<String> {
+    let mut problems = Vec::new();
+    for file in files.iter().filter(|f| NO_OFFSETS.iter().any(|c| f.path.starts_with(c))) {
+        let in_tests = file.path.components().any(|c| c.as_os_str() == "tests")
+            || file.path.file_name().is_some_and(|n| n == "tests.rs");
+        if in_tests {
+            continue;
+        }
+        let end = file.text.find("#[cfg(test)]\nmod ").unwrap_or(file.text.len());
+        for (number, line) in file.text[..end].lines().enumerate() {
+            if has_literal_offset(line.split("//").next().unwrap_or_default()) {
+                problems.push(format!(
+                    "{}:{}: an offset as a number; name it in nvspec: {}",
+                    file.path.display(),
+                    number + 1,
+                    line.trim()
+                ));
+            }
+        }
+    }
+    problems
+}
+
+fn has_literal_offset(line: &str) -> bool {
+    ACCESSES.iter().any(|access| {
+        line.match_indices(access).any(|(at, _)| {
+            let rest = line[at + access.len()..].trim_start();
+            rest.strip_prefix('(').is_some_and(|r| r.trim_start().starts_with("0x"))
+        })
+    })
+}
+
+/// The codes that `docs/todo.md` lists, each as a word in square brackets.
+pub fn todo_codes(root: &Path) -> Vec<String> {
+    let text = fs::read_to_string(root.join("docs/todo.md")).unwrap_or_default();
+    let codes = text.split('[').skip(1).filter_map(|t| t.split_once(']')).map(|(code, _)| code.to_owned());
+    codes
+        .filter(|c| !c.is_empty() && c.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '-'))
+        .collect()
+}
+
+/// Task tags without a code that `docs/todo.md` lists, and tags that are not used here.
+pub fn tags(files: &[File], codes: &[String]) -> Vec<String> {
+    let mut problems = Vec::new();
+    for file in files {
+        for (number, line) in file.text.lines().enumerate() {
+            let place = || format!("{}:{}", file.path.display(), number + 1);
+            if let Some(rest) = word(line, TASK) {
+                let code = rest.strip_prefix('[').and_then(|r| r.split_once(']')).map(|(code, _)| code);
+                if !code.is_some_and(|c| codes.iter().any(|known| known == c)) {
+                    problems.push(format!("{}: {TASK} without a [CODE] that docs/todo.md lists", place()));
+                }
+            }
+            if let Some(tag) = REFUSED.iter().find(|t| word(line, t).is_some()) {
+                problems.push(format!("{}: {tag} is not a tag of this project; use {TASK}[CODE]", place()));
+            }
+        }
+    }
+    problems
+}
+
+/// What follows `tag` in `line`, if it stands there as a word of its own.
+fn word<'a>(line: &'a str, tag: &str) -> Option<&'a str> {
+    let joins = |c: char| c.is_alphanumeric() || c == '_';
+    line.match_indices(tag).find_map(|(at, _)| {
+        let (before, after) = (&line[..at], &line[at + tag.len()..]);
+        let alone = !before.ends_with(joins) && !after.starts_with(joins);
+        alone.then_some(after)
+    })
+}
+
+/// Crate roots without a header, and libraries whose header does not say what they leave out.
+pub fn headers(metadata: &Metadata) -> Vec<String> {
+    let mut problems = Vec::new();
+    for package in metadata.workspace_packages() {
+        for target in &package.targets {
+            let library = target.kind.contains(&TargetKind::Lib);
+            if !library && !target.kind.contains(&TargetKind::Bin) {
+                continue;
+            }
+            let text = fs::read_to_string(&target.src_path).unwrap_or_default();
+            if let Some(problem) = header_problem(&text, library) {
+                problems.push(format!("{}: {problem}", target.src_path));
+            }
+        }
+    }
+    problems
+}
+
+fn header_problem(text: &str, library: bool) -> Option<&'static str> {
+    let header: Vec<_> = text.lines().map_while(|l| l.strip_prefix("//!")).map(str::trim).collect();
+    let first: Vec<_> = header.iter().take_while(|l| !l.is_empty()).copied().collect();
+    let Some(last) = first.last() else { return Some("no crate header (`//!`)") };
+    if first[0] == "To be written." || !last.ends_with(['.', ':']) {
+        return Some("the header does not begin with a sentence that says what the crate is");
+    }
+    let leaves_out =
+        header.iter().any(|l| l.to_lowercase().split(|c: char| !c.is_alphabetic()).any(|w| w == "not" || w == "no"));
+    (library && !leaves_out).then_some("the header does not say what the crate does not do or model")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str, text: &str) -> File {
+        File { path: path.into(), text: text.into() }
+    }
+
+    #[test]
+    fn a_long_file_is_found() {
+        let files = [file("a/src/lib.rs", &"\n".repeat(801)), file("b/src/lib.rs", &"\n".repeat(800))];
+        let problems = sizes(&files);
+        assert_eq!(problems.len(), 1);
+        assert!(problems[0].starts_with("a/src/lib.rs: 801 lines"));
+    }
+
+    #[test]
+    fn literal_offsets_are_found_outside_tests_only() {
+        let text = "fn f() {\n    card.read32(0x100);\n    card.write32(PMC.into(), 0x1);\n}\n#[cfg(test)]\nmod tests { fn f() { read32(0x1); } }\n";
+        let problems = offsets(&[file("devmodel/src/a.rs", text), file("simgpu/src/a.rs", text)]);
+        assert_eq!(problems.len(), 1);
+        assert!(problems[0].starts_with("devmodel/src/a.rs:2:"), "{problems:?}");
+        assert!(offsets(&[file("channels/src/tests/a.rs", text)]).is_empty());
+        assert!(!has_literal_offset("// see 0x100"));
+    }
+
+    #[test]
+    fn tags_need_a_listed_code() {
+        let text = format!("// {TASK}: x\n// {TASK}[PV] y\n// {TASK}[NO] z\n// {} w\nMAS{TASK}N\n", REFUSED[0]);
+        let problems = tags(&[file("a/src/lib.rs", &text)], &["PV".to_owned()]);
+        let places: Vec<_> = problems.iter().map(|p| p.split(": ").next().unwrap()).collect();
+        assert_eq!(places, ["a/src/lib.rs:1", "a/src/lib.rs:3", "a/src/lib.rs:4"]);
+    }
+
+    #[test]
+    fn headers_say_what_is_left_out() {
+        assert_eq!(header_problem("//! A thing.\n//!\n//! Not here: others.\n", true), None);
+        assert_eq!(header_problem("//! A tool.\n", false), None);
+        assert!(header_problem("//! A thing.\n", true).is_some());
+        assert!(header_problem("//! To be written.\n", false).is_some());
+        assert!(header_problem("use a;\n", false).is_some());
+    }
+}
