@@ -216,3 +216,11 @@ regs! {
         VBIOS_IN_VRAM @ 0x619f04 Rw {}
     }
 }
+
+/// What the PMU's firmware answers once it runs: size and address of its two queues in its data memory.
+pub mod pmu_queue {
+    /// Value of `pmu::QUEUE_INFO`: commands from the host.
+    pub const COMMANDS: u32 = 0x0080_0400;
+    /// Value of `pmu::MESSAGE_INFO`: messages to the host.
+    pub const MESSAGES: u32 = 0x0080_0500;
+}

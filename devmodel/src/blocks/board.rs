@@ -1,0 +1,226 @@
+//! What surrounds the engines: unit capabilities, the PCI mirror, the privileged ring, the PMU and the copy engines'
+//! falcons.
+
+use super::falcon::{Dmem, Intr};
+use super::{At, Cx};
+use crate::backend::Place;
+use crate::pci::PciConfig;
+use nvspec::regs::pmu::{CPU_CONTROL, DMA_CONTROL};
+use nvspec::regs::{ce0, ce1, pmu, pmu_queue, ppci, privring_hub, ptop};
+
+pub(crate) fn read_ptop(reg: ptop::Reg, at: At, cx: &Cx) -> u32 {
+    let chip = cx.config.chip;
+    match reg {
+        ptop::Reg::GPC_COUNT => chip.gpcs,
+        ptop::Reg::TPC_PER_GPC => chip.tpcs_per_gpc,
+        ptop::Reg::FBP_COUNT => 1,
+        ptop::Reg::FBP_DISABLED => 0,
+        ptop::Reg::ENGINES_DISABLED => chip.engines_disabled,
+        _ => cx.plain_read(at),
+    }
+}
+
+/// Configuration space as the card shows it to its driver. Writes to the standard registers go nowhere: that is the
+/// VMM's side.
+pub(crate) fn read_ppci(reg: ppci::Reg, at: At, pci: &PciConfig, cx: &Cx) -> u32 {
+    match reg {
+        ppci::Reg::CONFIG | ppci::Reg::CAPABILITIES | ppci::Reg::LINK_STATUS => {
+            pci.read32(at.offset.wrapping_sub(ppci::BASE))
+        }
+        ppci::Reg::MSI_REARM => 0,
+        _ => cx.plain_read(at),
+    }
+}
+
+/// Returns whether the guest has re-armed MSI.
+pub(crate) fn write_ppci(reg: ppci::Reg, at: At, value: u32, cx: &mut Cx) -> bool {
+    match reg {
+        ppci::Reg::CONFIG | ppci::Reg::CAPABILITIES | ppci::Reg::LINK_STATUS => false,
+        ppci::Reg::MSI_REARM => ppci::MSI_REARM::REARM.get(value) == ppci::MSI_REARM::REARM.mask(),
+        _ => {
+            cx.plain_write(at, value);
+            false
+        }
+    }
+}
+
+pub(crate) fn read_privring(reg: privring_hub::Reg, at: At, cx: &Cx) -> u32 {
+    match reg {
+        privring_hub::Reg::HUB_COUNT | privring_hub::Reg::ROP_COUNT => 1,
+        privring_hub::Reg::GPC_COUNT => cx.config.chip.gpcs,
+        // Commands are done at once.
+        privring_hub::Reg::COMMAND => 0,
+        _ => cx.plain_read(at),
+    }
+}
+
+pub(crate) fn write_privring(reg: privring_hub::Reg, at: At, value: u32, cx: &mut Cx) {
+    match reg {
+        privring_hub::Reg::COMMAND
+        | privring_hub::Reg::HUB_COUNT
+        | privring_hub::Reg::ROP_COUNT
+        | privring_hub::Reg::GPC_COUNT => {}
+        _ => cx.plain_write(at, value),
+    }
+}
+
+/// PMU: it says after start where its queues are, takes what is put in, and never has anything to say.
+#[derive(Clone, Debug, Default)]
+pub struct Pmu {
+    intr: Intr,
+    dmem: Dmem,
+}
+
+impl Pmu {
+    pub(crate) fn read(&mut self, reg: pmu::Reg, at: At, cx: &Cx) -> u32 {
+        use pmu::Reg;
+        match reg {
+            Reg::INTR => self.intr.status,
+            Reg::INTR_EN => self.intr.enable,
+            Reg::INTR_SET | Reg::INTR_CLEAR | Reg::INTR_EN_SET | Reg::INTR_EN_CLEAR => 0,
+            Reg::DMEM_CONTROL => self.dmem.control(at.index()),
+            Reg::DMEM_DATA => self.dmem.read(at.index()),
+            // Scrubbing of the memories is done at once.
+            Reg::DMA_CONTROL => {
+                cx.plain_read(at) & !(DMA_CONTROL::IMEM_SCRUBBING.mask() | DMA_CONTROL::DMEM_SCRUBBING.mask())
+            }
+            _ => cx.plain_read(at),
+        }
+    }
+
+    pub(crate) fn write(&mut self, reg: pmu::Reg, at: At, value: u32, cx: &mut Cx) {
+        use pmu::Reg;
+        match reg {
+            Reg::INTR_SET => self.intr.status |= value,
+            Reg::INTR_CLEAR => self.intr.status &= !value,
+            Reg::INTR_EN_SET => self.intr.enable |= value,
+            Reg::INTR_EN_CLEAR => self.intr.enable &= !value,
+            Reg::INTR | Reg::INTR_EN => {}
+            Reg::DMEM_CONTROL => self.dmem.set_control(at.index(), value),
+            Reg::DMEM_DATA => self.dmem.write(at.index(), value),
+            Reg::CPU_CONTROL => {
+                cx.plain_write(at, value);
+                if CPU_CONTROL::START.is_set(value) {
+                    cx.storage.set(pmu::QUEUE_INFO::OFFSET, pmu_queue::COMMANDS);
+                    cx.storage.set(pmu::MESSAGE_INFO::OFFSET, pmu_queue::MESSAGES);
+                }
+            }
+            Reg::QUEUE_HEAD => {
+                cx.plain_write(at, value);
+                if at.index < pmu::QUEUE_TAIL::COUNT {
+                    cx.storage.set(pmu::QUEUE_TAIL::at(at.index), value);
+                }
+            }
+            _ => cx.plain_write(at, value),
+        }
+    }
+
+    pub(crate) fn reset(&mut self, cx: &mut Cx) {
+        let Self { intr, dmem } = self;
+        *intr = Intr::default();
+        dmem.reset();
+        cx.storage.reset_range(pmu::BASE, pmu::END);
+    }
+
+    pub(crate) fn pending(&self) -> bool {
+        // GUESS: the routing register decides which of them reach the host; nothing here ever asserts by itself.
+        self.intr.pending()
+    }
+}
+
+/// The falcon of one copy engine. It copies on the card; here it takes its upload and reports errors.
+#[derive(Clone, Debug, Default)]
+pub struct CopyEngine {
+    intr: Intr,
+    dmem: Dmem,
+    current: u32,
+}
+
+/// The registers that both copy engines have.
+#[derive(Clone, Copy)]
+pub(crate) enum CopyReg {
+    IntrSet,
+    IntrClear,
+    Intr,
+    EnableSet,
+    EnableClear,
+    Enable,
+    Current,
+    DmemControl,
+    DmemData,
+    Plain,
+}
+
+macro_rules! copy_reg {
+    ($block:ident) => {
+        impl From<$block::Reg> for CopyReg {
+            fn from(reg: $block::Reg) -> Self {
+                match reg {
+                    $block::Reg::INTR_SET => Self::IntrSet,
+                    $block::Reg::INTR_CLEAR => Self::IntrClear,
+                    $block::Reg::INTR => Self::Intr,
+                    $block::Reg::INTR_EN_SET => Self::EnableSet,
+                    $block::Reg::INTR_EN_CLEAR => Self::EnableClear,
+                    $block::Reg::INTR_EN => Self::Enable,
+                    $block::Reg::CHANNEL_CURRENT => Self::Current,
+                    $block::Reg::DMEM_CONTROL => Self::DmemControl,
+                    $block::Reg::DMEM_DATA => Self::DmemData,
+                    _ => Self::Plain,
+                }
+            }
+        }
+    };
+}
+copy_reg!(ce0);
+copy_reg!(ce1);
+
+impl CopyEngine {
+    pub(crate) fn read(&mut self, reg: CopyReg, at: At, cx: &Cx) -> u32 {
+        match reg {
+            CopyReg::Intr => self.intr.status,
+            CopyReg::Enable => self.intr.enable,
+            CopyReg::Current => self.current,
+            CopyReg::DmemControl => self.dmem.control(0),
+            CopyReg::DmemData => self.dmem.read(0),
+            CopyReg::IntrSet | CopyReg::IntrClear | CopyReg::EnableSet | CopyReg::EnableClear => 0,
+            CopyReg::Plain => cx.plain_read(at),
+        }
+    }
+
+    pub(crate) fn write(&mut self, reg: CopyReg, at: At, value: u32, cx: &mut Cx) {
+        match reg {
+            CopyReg::IntrSet => self.intr.status |= value,
+            CopyReg::IntrClear => self.intr.status &= !value,
+            CopyReg::EnableSet => self.intr.enable |= value,
+            CopyReg::EnableClear => self.intr.enable &= !value,
+            CopyReg::Intr | CopyReg::Enable => {}
+            CopyReg::Current => self.current = value,
+            CopyReg::DmemControl => self.dmem.set_control(0, value),
+            CopyReg::DmemData => self.dmem.write(0, value),
+            CopyReg::Plain => cx.plain_write(at, value),
+        }
+    }
+
+    /// `base..end` are the falcon's registers.
+    pub(crate) fn reset(&mut self, base: u32, end: u32, cx: &mut Cx) {
+        let Self { intr, dmem, current } = self;
+        *intr = Intr::default();
+        *current = 0;
+        dmem.reset();
+        cx.storage.reset_range(base, end);
+    }
+
+    /// The engine stopped on a method of the channel with `instance`.
+    #[expect(clippy::cast_possible_truncation, reason = "the register holds 28 bits of page number")]
+    pub(crate) fn error(&mut self, intr: u32, instance: Option<Place>) {
+        self.intr.status |= intr;
+        if let Some(instance) = instance {
+            self.current = ce0::CHANNEL_CURRENT::VALID.mask()
+                | ce0::CHANNEL_CURRENT::ADDRESS.of((instance.address() >> 12) as u32);
+        }
+    }
+
+    pub(crate) fn pending(&self) -> bool {
+        self.intr.pending()
+    }
+}

@@ -1,0 +1,119 @@
+//! What the falcons (PMU, copy engines, FECS, GPCCS) have in common. None of them runs code here: uploads are swallowed,
+//! the data memory is storage, and each user of this file answers for its firmware.
+
+use nvspec::regs::fecs::DMEM_CONTROL;
+
+/// Dwords that the address field of the data port can reach.
+const DMEM_DWORDS: usize = 0x1_0000 / 4;
+/// Data ports; only the PMU has more than one.
+const PORTS: usize = 8;
+
+/// A falcon's data memory, as seen through its ports.
+#[derive(Clone, Debug, Default)]
+pub struct Dmem {
+    /// Grows to what was written.
+    dwords: Vec<u32>,
+    control: [u32; PORTS],
+}
+
+impl Dmem {
+    /// Reads a port's address register.
+    #[must_use]
+    pub fn control(&self, port: usize) -> u32 {
+        self.control.get(port).copied().unwrap_or(0)
+    }
+
+    /// Writes a port's address register.
+    pub fn set_control(&mut self, port: usize, value: u32) {
+        if let Some(control) = self.control.get_mut(port) {
+            *control = value;
+        }
+    }
+
+    /// Reads the dword at a port's address.
+    pub fn read(&mut self, port: usize) -> u32 {
+        let value = self.dwords.get(self.place(port)).copied().unwrap_or(0);
+        self.advance(port, DMEM_CONTROL::READ_INCREMENT);
+        value
+    }
+
+    /// Writes the dword at a port's address.
+    pub fn write(&mut self, port: usize, value: u32) {
+        let at = self.place(port);
+        if at >= self.dwords.len() && at < DMEM_DWORDS {
+            self.dwords.resize(at.saturating_add(1), 0);
+        }
+        if let Some(dword) = self.dwords.get_mut(at) {
+            *dword = value;
+        }
+        self.advance(port, DMEM_CONTROL::WRITE_INCREMENT);
+    }
+
+    /// Ports to address 0. The contents stay, as a falcon's reset leaves them.
+    pub fn reset(&mut self) {
+        self.control = [0; PORTS];
+    }
+
+    fn place(&self, port: usize) -> usize {
+        (DMEM_CONTROL::ADDRESS.get(self.control(port)) / 4) as usize
+    }
+
+    fn advance(&mut self, port: usize, when: nvspec::Field) {
+        if let Some(control) = self.control.get_mut(port)
+            && when.is_set(*control)
+        {
+            *control = DMEM_CONTROL::ADDRESS.with(*control, DMEM_CONTROL::ADDRESS.get(*control).wrapping_add(4));
+        }
+    }
+}
+
+/// A falcon's interrupt registers.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Intr {
+    /// Pending.
+    pub status: u32,
+    /// Enabled.
+    pub enable: u32,
+}
+
+impl Intr {
+    /// An enabled interrupt is pending.
+    #[must_use]
+    pub fn pending(self) -> bool {
+        self.status & self.enable != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn upload_reads_back_with_increment() {
+        let mut dmem = Dmem::default();
+        dmem.set_control(0, 0x0100_0010);
+        for value in [7, 8, 9] {
+            dmem.write(0, value);
+        }
+        dmem.set_control(0, 0x0200_0010);
+        assert_eq!([dmem.read(0), dmem.read(0), dmem.read(0), dmem.read(0)], [7, 8, 9, 0]);
+    }
+
+    #[test]
+    fn a_port_without_increment_stays() {
+        let mut dmem = Dmem::default();
+        dmem.set_control(3, 0x20);
+        dmem.write(3, 1);
+        dmem.write(3, 2);
+        assert_eq!((dmem.read(3), dmem.control(3)), (2, 0x20));
+    }
+
+    #[test]
+    fn the_memory_does_not_grow_beyond_its_address_field() {
+        let mut dmem = Dmem::default();
+        dmem.set_control(0, 0x0100_fffc);
+        dmem.write(0, 1);
+        assert_eq!(dmem.control(0), 0x0100_0000, "wraps within the field");
+        assert!(dmem.dwords.len() <= DMEM_DWORDS);
+    }
+}

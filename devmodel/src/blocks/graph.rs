@@ -1,0 +1,227 @@
+//! PGRAPH and its two context-switching falcons, at a high level: uploads are swallowed, commands are answered as
+//! nouveau's built-in firmware answers them, and the context is the host's own business.
+
+use super::falcon::Dmem;
+use super::{At, Backlog, Cx};
+use crate::denied::Reason;
+use crate::events::GraphError;
+use nvspec::regs::fecs::{self, COMMAND_DATA, CPU_CONTROL, CURRENT, INTR_SET, MAILBOX, UNITS};
+use nvspec::regs::fecs_command;
+use nvspec::regs::pgraph::{self, PWR_HANDSHAKE, TRAPPED_ADDRESS};
+use nvspec::regs::{gpc_units, gpccs};
+
+const MAILBOXES: usize = MAILBOX::COUNT as usize;
+
+/// FECS: mailboxes, commands, and what context PGRAPH is said to hold.
+#[derive(Clone, Debug, Default)]
+struct Fecs {
+    running: bool,
+    dmem: Dmem,
+    mailbox: [u32; MAILBOXES],
+    command_data: u32,
+    current: u32,
+    next: u32,
+}
+
+/// The front end's interrupt registers, and the firmware's side of the falcons.
+#[derive(Clone, Debug, Default)]
+pub struct Graph {
+    intr: u32,
+    intr_en: u32,
+    trap: [u32; 2],
+    code: u32,
+    trapped_address: u32,
+    trapped_data: u32,
+    classes: [u32; 8],
+    backlog: Backlog<GraphError>,
+    fecs: Fecs,
+    gpccs: Dmem,
+}
+
+impl Graph {
+    pub(crate) fn read(&mut self, reg: pgraph::Reg, at: At, cx: &Cx) -> u32 {
+        use pgraph::Reg;
+        match reg {
+            Reg::INTR => self.intr,
+            Reg::INTR_EN => self.intr_en,
+            Reg::TRAP => self.trap[0],
+            Reg::TRAP_2 => self.trap[1],
+            Reg::DATA_ERROR => self.code,
+            Reg::TRAPPED_ADDRESS => self.trapped_address,
+            Reg::TRAPPED_DATA_LO => self.trapped_data,
+            Reg::SUBCHANNEL_CLASS => self.classes.get(at.index()).copied().unwrap_or(0),
+            _ => cx.plain_read(at),
+        }
+    }
+
+    pub(crate) fn write(&mut self, reg: pgraph::Reg, at: At, value: u32, cx: &mut Cx) {
+        use pgraph::Reg;
+        match reg {
+            Reg::INTR => {
+                self.intr &= !value;
+                if self.intr == 0
+                    && let Some(next) = self.backlog.take(|_| true)
+                {
+                    self.show(&next);
+                }
+            }
+            Reg::INTR_EN => self.intr_en = value,
+            Reg::TRAP => self.trap[0] &= !value,
+            Reg::TRAP_2 => self.trap[1] &= !value,
+            Reg::DATA_ERROR => self.code = value,
+            // The units are always idle, so the handshake is over at once.
+            Reg::PWR_HANDSHAKE => cx.storage.set(at.offset, value & !PWR_HANDSHAKE::BUSY.mask()),
+            Reg::TRAPPED_ADDRESS | Reg::TRAPPED_DATA_LO | Reg::SUBCHANNEL_CLASS => {}
+            _ => cx.plain_write(at, value),
+        }
+    }
+
+    pub(crate) fn read_fecs(&mut self, reg: fecs::Reg, at: At, cx: &Cx) -> u32 {
+        use fecs::Reg;
+        let hub = &mut self.fecs;
+        match reg {
+            Reg::DMEM_CONTROL => hub.dmem.control(0),
+            Reg::DMEM_DATA => hub.dmem.read(0),
+            Reg::COMMAND_DATA => hub.command_data,
+            Reg::UNITS => UNITS::ROPS.of(cx.config.chip.rops) | UNITS::GPCS.of(cx.config.chip.gpcs),
+            Reg::MAILBOX => hub.mailbox.get(at.index()).copied().unwrap_or(0),
+            Reg::CURRENT => hub.current,
+            Reg::NEXT => hub.next,
+            Reg::COMMAND | Reg::INTR_SET | Reg::MAILBOX_SET | Reg::MAILBOX_CLEAR => 0,
+            _ => cx.plain_read(at),
+        }
+    }
+
+    pub(crate) fn write_fecs(&mut self, reg: fecs::Reg, at: At, value: u32, cx: &mut Cx) {
+        use fecs::Reg;
+        let hub = &mut self.fecs;
+        match reg {
+            Reg::DMEM_CONTROL => hub.dmem.set_control(0, value),
+            Reg::DMEM_DATA => hub.dmem.write(0, value),
+            Reg::COMMAND_DATA => hub.command_data = value,
+            Reg::COMMAND => hub.command(at, value, cx),
+            Reg::MAILBOX | Reg::MAILBOX_SET | Reg::MAILBOX_CLEAR => {
+                if let Some(mailbox) = hub.mailbox.get_mut(at.index()) {
+                    *mailbox = match reg {
+                        Reg::MAILBOX => value,
+                        Reg::MAILBOX_SET => *mailbox | value,
+                        _ => *mailbox & !value,
+                    };
+                }
+            }
+            Reg::CURRENT => hub.current = value,
+            Reg::NEXT => hub.next = value,
+            Reg::INTR_SET => {
+                if hub.running && INTR_SET::CONTEXT.is_set(value) {
+                    hub.current = hub.next;
+                }
+            }
+            Reg::CPU_CONTROL => {
+                cx.plain_write(at, value);
+                if CPU_CONTROL::START.is_set(value) {
+                    hub.start(cx.config.chip.graph_context_bytes);
+                }
+            }
+            Reg::UNITS => {}
+            _ => cx.plain_write(at, value),
+        }
+    }
+
+    pub(crate) fn read_gpccs(&mut self, reg: gpccs::Reg, at: At, cx: &Cx) -> u32 {
+        match reg {
+            gpccs::Reg::DMEM_CONTROL => self.gpccs.control(0),
+            gpccs::Reg::DMEM_DATA => self.gpccs.read(0),
+            _ => cx.plain_read(at),
+        }
+    }
+
+    pub(crate) fn write_gpccs(&mut self, reg: gpccs::Reg, at: At, value: u32, cx: &mut Cx) {
+        match reg {
+            gpccs::Reg::DMEM_CONTROL => self.gpccs.set_control(0, value),
+            gpccs::Reg::DMEM_DATA => self.gpccs.write(0, value),
+            _ => cx.plain_write(at, value),
+        }
+    }
+
+    pub(crate) fn reset(&mut self) {
+        let dropped = self.backlog.dropped;
+        *self = Self::default();
+        self.backlog.dropped = dropped;
+    }
+
+    /// Shows an error, or keeps it until the one shown is acknowledged.
+    pub(crate) fn error(&mut self, error: GraphError) {
+        if self.intr == 0 {
+            self.show(&error);
+        } else {
+            self.backlog.push(error);
+        }
+    }
+
+    pub(crate) fn pending(&self) -> bool {
+        self.intr & self.intr_en != 0
+    }
+
+    /// The firmware has been started.
+    #[must_use]
+    pub fn firmware_running(&self) -> bool {
+        self.fecs.running
+    }
+
+    /// The context register, as the guest reads it.
+    #[must_use]
+    pub fn current(&self) -> u32 {
+        self.fecs.current
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "the register holds 28 bits of page number")]
+    fn show(&mut self, error: &GraphError) {
+        self.intr |= error.intr;
+        self.code = error.code;
+        self.trapped_address =
+            TRAPPED_ADDRESS::SUBCHANNEL.of(error.subchannel) | (error.method & TRAPPED_ADDRESS::METHOD.mask());
+        self.trapped_data = error.data;
+        if let Some(class) = self.classes.get_mut(error.subchannel as usize) {
+            *class = error.class;
+        }
+        if let Some(instance) = error.instance {
+            // Drivers find the guilty channel by the context that PGRAPH holds.
+            self.fecs.current = CURRENT::VALID.mask() | CURRENT::ADDRESS.of((instance.address() >> 12) as u32);
+        }
+    }
+}
+
+impl Fecs {
+    fn start(&mut self, context_bytes: u32) {
+        self.running = true;
+        let [ready, size, ..] = &mut self.mailbox;
+        *ready |= MAILBOX::READY.mask();
+        *size = context_bytes;
+    }
+
+    fn command(&mut self, at: At, value: u32, cx: &mut Cx) {
+        let known = matches!(value, fecs_command::SET_CHANNEL | fecs_command::SAVE_CONTEXT);
+        if !known {
+            cx.deny_write(at, Reason::Unsupported, value);
+            return;
+        }
+        if !self.running {
+            return;
+        }
+        if value == fecs_command::SET_CHANNEL {
+            let valid = COMMAND_DATA::VALID.is_set(self.command_data);
+            let page = COMMAND_DATA::ADDRESS.get(self.command_data);
+            if valid && cx.instance(at, self.command_data, 0, page).is_none() {
+                return;
+            }
+            self.current = self.command_data & (CURRENT::VALID.mask() | CURRENT::ADDRESS.mask());
+        }
+        let [ready, ..] = &mut self.mailbox;
+        *ready |= MAILBOX::READY.mask();
+    }
+}
+
+/// Each cluster that exists has the chip's number of texture clusters.
+pub(crate) fn read_gpc_units(_: gpc_units::Reg, at: At, cx: &Cx) -> u32 {
+    if at.index < cx.config.chip.gpcs { gpc_units::TPC_COUNT::TPCS.of(cx.config.chip.tpcs_per_gpc) } else { 0 }
+}

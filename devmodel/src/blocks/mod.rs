@@ -1,0 +1,127 @@
+//! The register blocks of a vGPU, in the order of the address map. Each file: state, `read`, `write`, `reset`, tests.
+//!
+//! Blocks never hold each other: effects go through [`Cx`], and the interrupt line asks each block for its own level.
+
+pub mod board;
+pub mod falcon;
+pub mod graph;
+pub mod memory;
+pub mod pbdma;
+pub mod pbus;
+pub mod pfifo;
+pub mod pmc;
+pub mod ptimer;
+
+use crate::backend::{Backend, Place};
+use crate::denied::{Denials, Reason, Site};
+use crate::storage::Storage;
+use crate::vgpu::VGpuConfig;
+use nvspec::RegInfo;
+use nvspec::instance::INSTANCE_BYTES;
+
+/// What a block may touch while it handles one access.
+pub(crate) struct Cx<'a> {
+    pub backend: &'a mut dyn Backend,
+    pub storage: &'a mut Storage,
+    pub denials: &'a mut Denials,
+    pub config: &'a VGpuConfig,
+}
+
+/// Which register an access goes to.
+#[derive(Clone, Copy)]
+pub(crate) struct At {
+    /// Byte offset in BAR0.
+    pub offset: u32,
+    /// Place in the register's array.
+    pub index: u32,
+    pub info: &'static RegInfo,
+}
+
+impl At {
+    /// The place in the register's array, for indexing.
+    pub fn index(self) -> usize {
+        self.index as usize
+    }
+}
+
+impl Cx<'_> {
+    pub fn plain_read(&self, at: At) -> u32 {
+        self.storage.read(at.info, at.offset)
+    }
+
+    pub fn plain_write(&mut self, at: At, value: u32) {
+        self.storage.write(at.info, at.offset, value);
+    }
+
+    pub fn deny_write(&mut self, at: At, reason: Reason, value: u32) {
+        self.denials.write(Site::Register(at.offset), reason, u64::from(value));
+    }
+
+    /// Decodes where a structure of `bytes` lies. A structure in VRAM must lie within the guest's; one in RAM is for
+    /// the backend to check. What cannot be decoded is counted against `at`.
+    pub fn place(&mut self, at: At, written: u32, target: u32, address: u64, bytes: u64) -> Option<Place> {
+        let Some(place) = Place::decode(target, address) else {
+            self.deny_write(at, Reason::Target, written);
+            return None;
+        };
+        if let Place::Vram(start) = place {
+            let inside = start.checked_add(bytes).is_some_and(|end| end.0 <= self.config.vram_bytes);
+            if !inside {
+                self.deny_write(at, Reason::OutsideVram, written);
+                return None;
+            }
+        }
+        Some(place)
+    }
+
+    /// As [`Cx::place`], for an instance block whose address is given in units of 4 KiB.
+    pub fn instance(&mut self, at: At, written: u32, target: u32, page: u32) -> Option<Place> {
+        self.place(at, written, target, page_address(page), INSTANCE_BYTES)
+    }
+}
+
+/// The byte address of a page number.
+pub(crate) fn page_address(page: u32) -> u64 {
+    u64::from(page) << 12
+}
+
+/// Events that a guest has not acknowledged yet, beyond the one that its registers show. Bounded: what comes beyond is
+/// dropped and counted, as the hardware has one set of registers and drops the second.
+#[derive(Clone, Debug)]
+pub(crate) struct Backlog<T> {
+    waiting: std::collections::VecDeque<T>,
+    pub dropped: u64,
+}
+
+impl<T> Default for Backlog<T> {
+    fn default() -> Self {
+        Self { waiting: std::collections::VecDeque::new(), dropped: 0 }
+    }
+}
+
+impl<T> Backlog<T> {
+    /// One for each channel.
+    const LIMIT: usize = nvspec::fifo::CHANNELS as usize;
+
+    pub fn push(&mut self, event: T) {
+        if self.waiting.len() < Self::LIMIT {
+            self.waiting.push_back(event);
+        } else {
+            self.dropped = self.dropped.saturating_add(1);
+        }
+    }
+
+    /// Takes the oldest event that `wanted` is true for.
+    pub fn take(&mut self, wanted: impl Fn(&T) -> bool) -> Option<T> {
+        let at = self.waiting.iter().position(wanted)?;
+        self.waiting.remove(at)
+    }
+
+    pub fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub fn clear(&mut self) {
+        self.waiting.clear();
+    }
+}

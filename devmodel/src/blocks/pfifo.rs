@@ -1,0 +1,375 @@
+//! PFIFO: the channel table, the runlist, preemption, and the scheduler's interrupts. All of it is translated; no
+//! register here is the card's.
+
+use super::pmc::pbdma_mask;
+use super::{At, Backlog, Cx, page_address};
+use crate::denied::Reason;
+use crate::events::MmuFault;
+use nvspec::fifo::{CHANNELS, VirtualChannelId, engine};
+use nvspec::regs::pfifo::{
+    CHANNEL, CHANNEL_STATE, ENGINE_STATUS, FAULT_INST, FAULT_TYPE, INTR, NON_STALL_EN, PREEMPT, RUNLIST, RUNLIST_BASE,
+    RUNLIST_INTR, RUNLIST_STATUS, Reg, SCHED_ERROR_REASON, USERD_BASE,
+};
+
+/// Bytes of a runlist entry.
+const ENTRY_BYTES: u64 = size_of::<nvspec::fifo::RunlistEntry>() as u64;
+const ENGINES: usize = engine::COUNT as usize;
+const UNITS: usize = FAULT_INST::COUNT as usize;
+/// One bit for each engine.
+const ENGINE_MASK: u32 = (1 << engine::COUNT) - 1;
+
+/// The channel table, the runlist's state and what the interrupt registers show.
+#[derive(Clone, Debug)]
+pub struct Pfifo {
+    /// Channels whose instance block the backend has, one bit each.
+    bound: u128,
+    /// Channels that the guest has made runnable.
+    enabled: u128,
+    userd_base: u32,
+    runlist_base: u32,
+    runlist: u32,
+    runlist_pending: bool,
+    runlist_intr: u32,
+    preempted: u32,
+    blocked: u32,
+    /// Causes that stay until written: not those that other registers here give.
+    intr: u32,
+    intr_en: u32,
+    sched_code: u32,
+    pbdmas: u32,
+    non_stall: [u32; ENGINES],
+    non_stall_en: u32,
+    /// Per unit the last fault, and whether it is pending.
+    faults: [Option<(MmuFault, bool)>; UNITS],
+    backlog: Backlog<MmuFault>,
+}
+
+impl Default for Pfifo {
+    fn default() -> Self {
+        Self {
+            bound: 0,
+            enabled: 0,
+            userd_base: 0,
+            runlist_base: 0,
+            runlist: 0,
+            runlist_pending: false,
+            runlist_intr: 0,
+            preempted: 0,
+            blocked: 0,
+            intr: 0,
+            intr_en: 0,
+            sched_code: 0,
+            pbdmas: 0,
+            non_stall: [0; ENGINES],
+            non_stall_en: 0,
+            faults: [None; UNITS],
+            backlog: Backlog::default(),
+        }
+    }
+}
+
+impl Pfifo {
+    /// `pbdma` has one bit for each PBDMA with an interrupt.
+    pub(crate) fn read(&self, reg: Reg, at: At, pbdma: u32, cx: &mut Cx) -> u32 {
+        match reg {
+            Reg::INTR => self.status(pbdma),
+            Reg::INTR_EN => self.intr_en,
+            Reg::PBDMA_PRESENT => self.pbdmas,
+            Reg::USERD_BASE => self.userd_base,
+            Reg::RUNLIST_BASE => self.runlist_base,
+            Reg::RUNLIST => self.runlist,
+            Reg::RUNLIST_STATUS => RUNLIST_STATUS::PENDING.of(self.runlist_pending.into()),
+            Reg::RUNLIST_INTR => self.runlist_intr,
+            Reg::SCHED_ERROR_REASON => SCHED_ERROR_REASON::CODE.of(self.sched_code),
+            Reg::MMU_FAULT_ID => self.fault_units(),
+            Reg::PBDMA_INTR_ID => pbdma,
+            Reg::NON_STALL_ID => self.non_stall_engines(),
+            Reg::NON_STALL_INTR => self.non_stall.get(at.index()).copied().unwrap_or(0),
+            Reg::NON_STALL_EN => self.non_stall_en,
+            Reg::SCHED_DISABLE => self.blocked,
+            Reg::SCHED_ENABLE_ACK => 0,
+            Reg::PREEMPT => PREEMPT::CHANNEL.of(self.preempted),
+            Reg::ENGINE_STATUS => engine_status(at.index, cx),
+            Reg::FAULT_INST | Reg::FAULT_VA_LO | Reg::FAULT_VA_HI | Reg::FAULT_TYPE => self.fault(reg, at.index()),
+            Reg::CHANNEL => cx.storage.get(at.offset),
+            Reg::CHANNEL_STATE => self.channel_state(at, cx),
+            _ => cx.plain_read(at),
+        }
+    }
+
+    pub(crate) fn write(&mut self, reg: Reg, at: At, value: u32, cx: &mut Cx) {
+        match reg {
+            Reg::INTR => self.intr &= !value,
+            Reg::INTR_EN => self.intr_en = value,
+            Reg::PBDMA_PRESENT => self.pbdmas = value & pbdma_mask(cx),
+            Reg::USERD_BASE => {
+                self.userd_base = value;
+                let valid = USERD_BASE::VALID.is_set(value);
+                cx.backend.set_userd_base(valid.then(|| page_address(USERD_BASE::ADDRESS.get(value))));
+            }
+            Reg::RUNLIST_BASE => self.runlist_base = value,
+            Reg::RUNLIST => self.submit_runlist(at, value, cx),
+            Reg::RUNLIST_INTR => self.runlist_intr &= !value,
+            Reg::MMU_FAULT_ID => self.acknowledge_faults(value),
+            Reg::NON_STALL_INTR => {
+                if let Some(bits) = self.non_stall.get_mut(at.index()) {
+                    *bits &= !value;
+                }
+            }
+            Reg::NON_STALL_EN => self.non_stall_en = NON_STALL_EN::NIBBLE.get(value),
+            Reg::SCHED_DISABLE => self.block(value & ENGINE_MASK, cx),
+            Reg::PREEMPT => self.preempt(at, value, cx),
+            Reg::CHANNEL => self.bind(at, value, cx),
+            Reg::CHANNEL_STATE => self.enable(at, value, cx),
+            Reg::RUNLIST_STATUS
+            | Reg::SCHED_ERROR_REASON
+            | Reg::PBDMA_INTR_ID
+            | Reg::NON_STALL_ID
+            | Reg::SCHED_ENABLE_ACK
+            | Reg::ENGINE_STATUS
+            | Reg::FAULT_INST
+            | Reg::FAULT_VA_LO
+            | Reg::FAULT_VA_HI
+            | Reg::FAULT_TYPE => {}
+            _ => cx.plain_write(at, value),
+        }
+    }
+
+    pub(crate) fn reset(&mut self) {
+        *self = Self { backlog: Backlog { dropped: self.backlog.dropped, ..Backlog::default() }, ..Self::default() };
+    }
+
+    /// The runlist that the guest submitted last is in force.
+    pub(crate) fn runlist_done(&mut self) {
+        self.runlist_pending = false;
+        self.runlist_intr |= RUNLIST_INTR::DONE.mask();
+    }
+
+    /// A channel asked for the non-stall interrupt of `engine`.
+    pub(crate) fn non_stall(&mut self, engine: u32) {
+        if let Some(bits) = self.non_stall.get_mut(engine as usize) {
+            *bits |= 1;
+        }
+    }
+
+    /// Shows a fault, or keeps it until the unit's last one is acknowledged.
+    pub(crate) fn mmu_fault(&mut self, fault: MmuFault) {
+        match self.faults.get_mut(fault.unit as usize) {
+            Some(Some((_, true))) => self.backlog.push(fault),
+            Some(slot) => *slot = Some((fault, true)),
+            None => {}
+        }
+    }
+
+    /// The scheduler found an error; `code` as in `SCHED_ERROR_REASON`.
+    pub(crate) fn sched_error(&mut self, code: u32) {
+        self.sched_code = code;
+        self.intr |= INTR::SCHED_ERROR.mask();
+    }
+
+    pub(crate) fn pending(&self, pbdma: u32) -> bool {
+        self.status(pbdma) & self.intr_en != 0
+    }
+
+    /// Channels that the guest has bound.
+    #[must_use]
+    pub fn bound(&self) -> u32 {
+        self.bound.count_ones()
+    }
+
+    /// Channels that the guest has made runnable.
+    #[must_use]
+    pub fn enabled(&self) -> u32 {
+        self.enabled.count_ones()
+    }
+
+    /// Faults that the guest has not acknowledged: shown, waiting, dropped.
+    #[must_use]
+    pub fn faults(&self) -> (u32, usize, u64) {
+        (self.fault_units().count_ones(), self.backlog.len(), self.backlog.dropped)
+    }
+
+    /// The runlist that was submitted is not in force yet.
+    #[must_use]
+    pub fn runlist_pending(&self) -> bool {
+        self.runlist_pending
+    }
+
+    fn status(&self, pbdma: u32) -> u32 {
+        let level = |on: bool, field: nvspec::Field| if on { field.mask() } else { 0 };
+        self.intr
+            | level(self.non_stall_engines() != 0, INTR::NON_STALL)
+            | level(self.runlist_intr != 0, INTR::RUNLIST)
+            | level(pbdma != 0, INTR::PBDMA)
+            | level(self.fault_units() != 0, INTR::MMU_FAULT)
+    }
+
+    /// One bit for each engine with an enabled non-stall interrupt.
+    fn non_stall_engines(&self) -> u32 {
+        // The enable has one nibble, which counts for each of the eight of an engine.
+        let enabled = self.non_stall_en.wrapping_mul(0x1111_1111);
+        let mut engines = 0;
+        for (engine, bits) in (0u32..).zip(&self.non_stall) {
+            if bits & enabled != 0 {
+                engines |= 1u32.wrapping_shl(engine);
+            }
+        }
+        engines
+    }
+
+    fn fault_units(&self) -> u32 {
+        let mut units = 0;
+        for (unit, fault) in (0u32..).zip(&self.faults) {
+            if matches!(fault, Some((_, true))) {
+                units |= 1u32.wrapping_shl(unit);
+            }
+        }
+        units
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "registers hold the low and the high word of an address")]
+    fn fault(&self, reg: Reg, unit: usize) -> u32 {
+        let Some((fault, _)) = self.faults.get(unit).copied().flatten() else { return 0 };
+        match reg {
+            Reg::FAULT_INST => {
+                FAULT_INST::ADDRESS.of(fault.instance.map_or(0, |instance| (instance.address() >> 12) as u32))
+            }
+            Reg::FAULT_VA_LO => fault.va.0 as u32,
+            Reg::FAULT_VA_HI => (fault.va.0 >> 32) as u32,
+            _ => {
+                FAULT_TYPE::GPC.of(fault.gpc)
+                    | FAULT_TYPE::CLIENT.of(fault.client)
+                    | FAULT_TYPE::WRITE.of(fault.write.into())
+                    | FAULT_TYPE::HUB.of(fault.hub.into())
+                    | FAULT_TYPE::REASON.of(fault.reason)
+            }
+        }
+    }
+
+    fn acknowledge_faults(&mut self, units: u32) {
+        for (unit, slot) in (0u32..).zip(&mut self.faults) {
+            let acknowledged = units & 1u32.wrapping_shl(unit) != 0;
+            if let (true, Some((_, pending))) = (acknowledged, slot.as_mut()) {
+                *pending = false;
+                if let Some(next) = self.backlog.take(|fault| fault.unit == unit) {
+                    *slot = Some((next, true));
+                }
+            }
+        }
+    }
+
+    fn bind(&mut self, at: At, value: u32, cx: &mut Cx) {
+        let Some(id) = channel(at.index) else { return };
+        let was_bound = self.bound & bit(id) != 0;
+
+        let mut instance = None;
+        if CHANNEL::VALID.is_set(value) {
+            if !was_bound && self.bound.count_ones() >= cx.config.channels {
+                cx.deny_write(at, Reason::ChannelLimit, value);
+            } else {
+                instance = cx.instance(at, value, CHANNEL::TARGET.get(value), CHANNEL::ADDRESS.get(value));
+            }
+        }
+
+        cx.storage.set(at.offset, value);
+        let enabled = self.enabled & bit(id) != 0;
+        if instance.is_some() {
+            self.bound |= bit(id);
+        } else {
+            self.bound &= !bit(id);
+            self.enabled &= !bit(id);
+        }
+
+        if instance.is_some() || was_bound {
+            cx.backend.bind_channel(id, instance);
+        }
+        if instance.is_some() && !was_bound && enabled {
+            cx.backend.enable_channel(id, true);
+        }
+    }
+
+    fn enable(&mut self, at: At, value: u32, cx: &mut Cx) {
+        let Some(id) = channel(at.index) else { return };
+        let on = CHANNEL_STATE::ENABLED.is_set(value);
+        cx.storage.set(at.offset, value & CHANNEL_STATE::ENGINES.mask());
+        if on {
+            self.enabled |= bit(id);
+        } else {
+            self.enabled &= !bit(id);
+        }
+        // Told each time: a channel that the mediator has stopped may be started again by the same value.
+        if self.bound & bit(id) != 0 {
+            cx.backend.enable_channel(id, on);
+        }
+    }
+
+    fn channel_state(&self, at: At, cx: &mut Cx) -> u32 {
+        let Some(id) = channel(at.index) else { return 0 };
+        let stored = cx.storage.get(at.offset);
+        let enabled = CHANNEL_STATE::ENABLED.of((self.enabled & bit(id) != 0).into());
+        if self.bound & bit(id) == 0 {
+            return stored | enabled;
+        }
+        let state = cx.backend.channel_state(id);
+        stored
+            | enabled
+            | CHANNEL_STATE::ACQUIRE_PENDING.of(state.acquire_pending.into())
+            | CHANNEL_STATE::LOADED.of(state.loaded.into())
+            | CHANNEL_STATE::PENDING.of(state.pending.into())
+    }
+
+    fn submit_runlist(&mut self, at: At, value: u32, cx: &mut Cx) {
+        let length = RUNLIST::LENGTH.get(value);
+        let (target, page) =
+            (RUNLIST_BASE::TARGET.get(self.runlist_base), RUNLIST_BASE::ADDRESS.get(self.runlist_base));
+        self.runlist = value;
+        if length > CHANNELS {
+            cx.deny_write(at, Reason::Runlist, value);
+            return;
+        }
+        let bytes = u64::from(length).saturating_mul(ENTRY_BYTES);
+        let Some(list) = cx.place(at, value, target, page_address(page), bytes) else { return };
+
+        self.runlist_pending = true;
+        cx.backend.submit_runlist(list, length);
+    }
+
+    fn preempt(&mut self, at: At, value: u32, cx: &mut Cx) {
+        let Some(id) = channel(PREEMPT::CHANNEL.get(value)) else {
+            cx.deny_write(at, Reason::Channel, value);
+            return;
+        };
+        self.preempted = u32::from(id.0);
+        if self.bound & bit(id) != 0 {
+            cx.backend.preempt(id);
+        }
+    }
+
+    fn block(&mut self, engines: u32, cx: &mut Cx) {
+        let (stopped, allowed) = (engines & !self.blocked, self.blocked & !engines);
+        self.blocked = engines;
+        if stopped != 0 {
+            cx.backend.block_engines(stopped, true);
+        }
+        if allowed != 0 {
+            cx.backend.block_engines(allowed, false);
+        }
+    }
+}
+
+fn engine_status(engine: u32, cx: &mut Cx) -> u32 {
+    let status = cx.backend.engine_status(engine);
+    let busy = status.busy.into();
+    ENGINE_STATUS::BUSY.of(busy)
+        | ENGINE_STATUS::BUSY_2.of(busy)
+        | ENGINE_STATUS::CHANNEL.of(status.channel.map_or(0, |id| id.0.into()))
+}
+
+/// The channel with the number `index`, if there is one.
+fn channel(index: u32) -> Option<VirtualChannelId> {
+    u8::try_from(index).ok().filter(|_| index < CHANNELS).map(VirtualChannelId)
+}
+
+fn bit(id: VirtualChannelId) -> u128 {
+    1u128.wrapping_shl(u32::from(id.0))
+}

@@ -1,0 +1,166 @@
+//! What was refused: a counter for each register and reason, and a log line for the first of each.
+
+use nvspec::regs;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Different (register, reason) pairs that are counted one by one; what a guest finds beyond is counted together.
+/// Bounds the memory and the log lines that one guest can cause.
+const DISTINCT: usize = 512;
+
+/// Why an access was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// No register is known at the offset.
+    Unknown,
+    /// The register is known and its policy is to refuse.
+    Policy,
+    /// The address lies outside of the guest's VRAM.
+    OutsideVram,
+    /// The target code names no memory that a vGPU has.
+    Target,
+    /// No such channel.
+    Channel,
+    /// More channels are bound than the vGPU may have.
+    ChannelLimit,
+    /// A runlist that is too long or not inside memory.
+    Runlist,
+    /// The guest's page tables map nothing there.
+    Unmapped,
+    /// A feature that a vGPU does not have.
+    Unsupported,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unknown => "unknown register",
+            Self::Policy => "register refused",
+            Self::OutsideVram => "address outside of VRAM",
+            Self::Target => "address target not available",
+            Self::Channel => "no such channel",
+            Self::ChannelLimit => "too many channels",
+            Self::Runlist => "bad runlist",
+            Self::Unmapped => "no mapping",
+            Self::Unsupported => "feature not available",
+        })
+    }
+}
+
+/// Where the refused access went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Site {
+    /// Byte offset in BAR0, a multiple of 4; for windows the register that places them.
+    Register(u32),
+    /// BAR1.
+    Bar1,
+    /// BAR3.
+    Bar3,
+    /// Everything beyond the first few hundred different sites.
+    Elsewhere,
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Register(offset) => match regs::lookup(offset) {
+                Some((block, reg, index)) if reg.count > 1 => write!(f, "{block}.{}[{index}]", reg.name),
+                Some((block, reg, _)) => write!(f, "{block}.{}", reg.name),
+                None => write!(f, "{offset:#08x}"),
+            },
+            Self::Bar1 => f.write_str("BAR1"),
+            Self::Bar3 => f.write_str("BAR3"),
+            Self::Elsewhere => f.write_str("elsewhere"),
+        }
+    }
+}
+
+/// How often one site was refused for one reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Reads.
+    pub reads: u64,
+    /// Writes.
+    pub writes: u64,
+}
+
+/// All refused accesses of one vGPU. Kept over device resets.
+#[derive(Clone, Debug, Default)]
+pub struct Denials {
+    counts: BTreeMap<(Site, Reason), Count>,
+    total: u64,
+}
+
+impl Denials {
+    /// Counts a refused read.
+    pub fn read(&mut self, site: Site, reason: Reason) {
+        let count = self.count(site, reason, None);
+        count.reads = count.reads.saturating_add(1);
+    }
+
+    /// Counts a refused write of `value`.
+    pub fn write(&mut self, site: Site, reason: Reason, value: u64) {
+        let count = self.count(site, reason, Some(value));
+        count.writes = count.writes.saturating_add(1);
+    }
+
+    /// Refused accesses in all.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Every site and reason with its count, in the order of the address map.
+    pub fn iter(&self) -> impl Iterator<Item = (Site, Reason, Count)> + '_ {
+        self.counts.iter().map(|(&(site, reason), &count)| (site, reason, count))
+    }
+
+    fn count(&mut self, site: Site, reason: Reason, written: Option<u64>) -> &mut Count {
+        self.total = self.total.saturating_add(1);
+        let mut key = (site, reason);
+        if !self.counts.contains_key(&key) {
+            if self.counts.len() >= DISTINCT {
+                key.0 = Site::Elsewhere;
+            } else {
+                match written {
+                    Some(value) => {
+                        tracing::warn!(register = %site, value = %format_args!("{value:#x}"), %reason, "guest write denied")
+                    }
+                    None => tracing::warn!(register = %site, %reason, "guest read denied"),
+                }
+            }
+        }
+        self.counts.entry(key).or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn denials_are_counted_by_register_and_reason() {
+        let mut denials = Denials::default();
+        denials.read(Site::Register(0x6000c), Reason::Unknown);
+        denials.write(Site::Register(0x6000c), Reason::Unknown, 1);
+        denials.write(Site::Register(0x1700), Reason::Target, 1);
+        let all: Vec<_> = denials.iter().map(|(s, r, c)| (s.to_string(), r, c.reads, c.writes)).collect();
+        assert_eq!(
+            all,
+            [("pbus.PRAMIN_WINDOW".to_string(), Reason::Target, 0, 1), ("0x06000c".to_string(), Reason::Unknown, 1, 1)]
+        );
+        assert_eq!(denials.total(), 3);
+    }
+
+    #[test]
+    fn memory_stays_bounded_whatever_a_guest_touches() {
+        let mut denials = Denials::default();
+        for offset in (0..0x10_0000).step_by(4) {
+            denials.read(Site::Register(offset), Reason::Unknown);
+        }
+        assert_eq!(denials.iter().count(), DISTINCT + 1);
+        assert_eq!(denials.total(), 0x4_0000);
+        let rest = denials.iter().find(|(site, ..)| *site == Site::Elsewhere).expect("the rest is counted together");
+        assert_eq!(rest.2.reads, 0x4_0000 - DISTINCT as u64);
+    }
+}

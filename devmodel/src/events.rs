@@ -1,0 +1,78 @@
+//! What the mediator reports to a vGPU, in the guest's own terms.
+
+use crate::backend::Place;
+use nvspec::addr::GpuVa;
+use nvspec::fifo::VirtualChannelId;
+
+/// The GPU's MMU refused an access of this guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MmuFault {
+    /// Fault unit, `nvspec::mmu::fault::unit`; below 32.
+    pub unit: u32,
+    /// Instance block of the channel or aperture, as the guest named it.
+    pub instance: Option<Place>,
+    /// The address that faulted.
+    pub va: GpuVa,
+    /// Why, `nvspec::mmu::fault`.
+    pub reason: u32,
+    /// Client within the hub or cluster.
+    pub client: u32,
+    /// The client is behind the hub, not in a GPC.
+    pub hub: bool,
+    /// It was a write.
+    pub write: bool,
+    /// The cluster, for a client that is not behind the hub.
+    pub gpc: u32,
+}
+
+/// A PBDMA stopped on something in this guest's push buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PbdmaError {
+    /// Which PBDMA; below the chip's number.
+    pub unit: u32,
+    /// The guest's channel.
+    pub channel: VirtualChannelId,
+    /// Bits as in `pbdma::INTR_0`.
+    pub intr: u32,
+    /// Subchannel of the method.
+    pub subchannel: u32,
+    /// Byte address of the method.
+    pub method: u32,
+    /// Its data.
+    pub data: u32,
+}
+
+/// An engine stopped on a method of this guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineError {
+    /// PGRAPH.
+    Graph(GraphError),
+    /// A copy engine: 0 or 1, and the interrupt bits of its falcon.
+    Copy {
+        /// Which copy engine.
+        engine: u32,
+        /// Bits as in `ce0::INTR`.
+        intr: u32,
+        /// Instance block of the channel, as the guest named it.
+        instance: Option<Place>,
+    },
+}
+
+/// PGRAPH stopped on a method of this guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GraphError {
+    /// Bits as in `pgraph::INTR`.
+    pub intr: u32,
+    /// Code of a data error.
+    pub code: u32,
+    /// Instance block of the channel, as the guest named it.
+    pub instance: Option<Place>,
+    /// Subchannel of the method.
+    pub subchannel: u32,
+    /// Class bound to it.
+    pub class: u32,
+    /// Byte address of the method.
+    pub method: u32,
+    /// Its data.
+    pub data: u32,
+}

@@ -1,0 +1,434 @@
+//! PCI configuration space of a vGPU (and of a card passed through): a PCI Express endpoint with three memory BARs,
+//! power management, and MSI with one 64-bit vector.
+//!
+//! The VMM emulates much of configuration space itself (QEMU: BAR addresses, MSI delivery) and forwards the writes, so
+//! what stands here is what the device itself must know: command register, MSI enable, and the sizes of the BARs.
+//!
+//! Not here: an expansion ROM (the VBIOS is read through PROM), I/O BARs, function-level reset, extended capabilities.
+//!
+//! Sources: PCI Local Bus 3.0 chapter 6, PCI Express Base 2.1 chapter 7; where a GF100 has its capabilities.
+
+/// Bytes of configuration space.
+pub const CONFIG_BYTES: usize = 4096;
+
+/// Standard header offsets.
+mod header {
+    pub const VENDOR: usize = 0x00;
+    pub const DEVICE: usize = 0x02;
+    pub const COMMAND: usize = 0x04;
+    pub const STATUS: usize = 0x06;
+    pub const REVISION: usize = 0x08;
+    pub const CLASS: usize = 0x09;
+    pub const CACHE_LINE: usize = 0x0c;
+    pub const BAR0: usize = 0x10;
+    pub const BAR1: usize = 0x14;
+    pub const BAR3: usize = 0x1c;
+    pub const SUBSYSTEM_VENDOR: usize = 0x2c;
+    pub const SUBSYSTEM: usize = 0x2e;
+    pub const CAPABILITIES: usize = 0x34;
+    pub const INTERRUPT_LINE: usize = 0x3c;
+    pub const INTERRUPT_PIN: usize = 0x3d;
+}
+
+/// Capabilities, at the offsets where a GF100 has them.
+mod capability {
+    pub const POWER: usize = 0x60;
+    pub const POWER_CAPS: usize = 0x62;
+    pub const POWER_CONTROL: usize = 0x64;
+    pub const MSI: usize = 0x68;
+    pub const MSI_CONTROL: usize = 0x6a;
+    pub const MSI_ADDRESS: usize = 0x6c;
+    pub const MSI_ADDRESS_HI: usize = 0x70;
+    pub const MSI_DATA: usize = 0x74;
+    pub const EXPRESS: usize = 0x78;
+    pub const EXPRESS_CAPS: usize = 0x7a;
+    pub const DEVICE_CAPS: usize = 0x7c;
+    pub const DEVICE_CONTROL: usize = 0x80;
+    pub const DEVICE_STATUS: usize = 0x82;
+    pub const LINK_CAPS: usize = 0x84;
+    pub const LINK_CONTROL: usize = 0x88;
+    pub const LINK_STATUS: usize = 0x8a;
+    pub const DEVICE_CONTROL_2: usize = 0xa0;
+    pub const LINK_CONTROL_2: usize = 0xa8;
+}
+
+/// Bits of the command register.
+mod command {
+    pub const MEMORY: u8 = 1 << 1;
+    pub const MASTER: u8 = 1 << 2;
+    pub const WRITABLE: u16 = 0x0546;
+    /// In the high byte.
+    pub const INTX_DISABLE: u8 = 1 << 2;
+}
+
+const STATUS_INTERRUPT: u8 = 1 << 3;
+const STATUS_CAPABILITIES: u16 = 1 << 4;
+const MSI_ENABLE: u8 = 1 << 0;
+const MSI_64BIT: u16 = 1 << 7;
+
+/// Who a function is and how large its BARs are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PciIdentity {
+    /// Vendor id.
+    pub vendor: u16,
+    /// Device id.
+    pub device: u16,
+    /// Subsystem vendor id.
+    pub subsystem_vendor: u16,
+    /// Subsystem id.
+    pub subsystem: u16,
+    /// Revision id.
+    pub revision: u8,
+    /// Class code, 24 bits: base class, subclass, programming interface.
+    pub class: u32,
+    /// Bytes of BAR0; a power of two, at least 4 KiB, below 4 GiB.
+    pub bar0_bytes: u64,
+    /// Bytes of BAR1; a power of two, at least 4 KiB.
+    pub bar1_bytes: u64,
+    /// Bytes of BAR3; a power of two, at least 4 KiB.
+    pub bar3_bytes: u64,
+}
+
+/// What a configuration write changed that the device acts upon; `None`: unchanged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PciEvents {
+    /// The function may access host memory.
+    pub bus_master: Option<bool>,
+    /// The function answers accesses to its memory BARs.
+    pub memory: Option<bool>,
+    /// The function must not drive its INTx line.
+    pub intx_disabled: Option<bool>,
+    /// The function signals by MSI.
+    pub msi: Option<bool>,
+}
+
+impl PciEvents {
+    /// Whether nothing changed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A BAR size that PCI cannot express.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{bar} of {bytes:#x} bytes: a BAR must be a power of two of at least 4 KiB{limit}")]
+pub struct BadBar {
+    bar: &'static str,
+    bytes: u64,
+    limit: &'static str,
+}
+
+/// One function's configuration space.
+#[derive(Clone)]
+pub struct PciConfig {
+    bytes: Box<[u8; CONFIG_BYTES]>,
+    /// Bits that a write changes.
+    writable: Box<[u8; CONFIG_BYTES]>,
+    /// The state after reset.
+    initial: Box<[u8; CONFIG_BYTES]>,
+}
+
+impl std::fmt::Debug for PciConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PciConfig")
+            .field("bus_master", &self.bus_master())
+            .field("memory", &self.memory_enabled())
+            .field("intx_disabled", &self.intx_disabled())
+            .field("msi", &self.msi_enabled())
+            .finish_non_exhaustive()
+    }
+}
+
+impl PciConfig {
+    /// A function in its reset state.
+    ///
+    /// # Errors
+    /// When a BAR's size cannot be expressed.
+    pub fn new(identity: &PciIdentity) -> Result<Self, BadBar> {
+        let check = |bar, bytes: u64, wide: bool| {
+            if !bytes.is_power_of_two() || bytes < 4096 || (!wide && bytes > 1 << 31) {
+                let limit = if wide { "" } else { " and at most 2 GiB" };
+                return Err(BadBar { bar, bytes, limit });
+            }
+            Ok(())
+        };
+        check("BAR0", identity.bar0_bytes, false)?;
+        check("BAR1", identity.bar1_bytes, true)?;
+        check("BAR3", identity.bar3_bytes, true)?;
+
+        let mut image = Image { bytes: Box::new([0; CONFIG_BYTES]), writable: Box::new([0; CONFIG_BYTES]) };
+        image.fill(identity);
+        let Image { bytes, writable } = image;
+        Ok(Self { initial: bytes.clone(), bytes, writable })
+    }
+
+    /// Reads at byte `offset`; what lies beyond configuration space reads as ones.
+    pub fn read(&self, offset: u64, data: &mut [u8]) {
+        for (at, byte) in (offset..=u64::MAX).zip(data) {
+            *byte = usize::try_from(at).ok().and_then(|at| self.bytes.get(at)).copied().unwrap_or(0xff);
+        }
+    }
+
+    /// The aligned 32-bit word that contains byte `offset`; ones beyond configuration space.
+    #[must_use]
+    pub fn read32(&self, offset: u32) -> u32 {
+        let mut word = [0; 4];
+        self.read(u64::from(offset & !3), &mut word);
+        u32::from_le_bytes(word)
+    }
+
+    /// Writes at byte `offset`, as far as the bits can be written, and says what that changed.
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> PciEvents {
+        let before = self.state();
+        for (at, new) in (offset..=u64::MAX).zip(data) {
+            let Ok(at) = usize::try_from(at) else { break };
+            let (Some(byte), Some(mask)) = (self.bytes.get_mut(at), self.writable.get(at)) else { break };
+            *byte = (*byte & !mask) | (new & mask);
+        }
+        self.changes_since(before)
+    }
+
+    /// Back to the state after reset.
+    pub fn reset(&mut self) -> PciEvents {
+        let before = self.state();
+        self.bytes.clone_from(&self.initial);
+        self.changes_since(before)
+    }
+
+    /// The function may access host memory.
+    #[must_use]
+    pub fn bus_master(&self) -> bool {
+        self.byte(header::COMMAND) & command::MASTER != 0
+    }
+
+    /// The function answers accesses to its memory BARs.
+    #[must_use]
+    pub fn memory_enabled(&self) -> bool {
+        self.byte(header::COMMAND) & command::MEMORY != 0
+    }
+
+    /// The function must not drive its INTx line.
+    #[must_use]
+    pub fn intx_disabled(&self) -> bool {
+        self.byte(header::COMMAND.saturating_add(1)) & command::INTX_DISABLE != 0
+    }
+
+    /// The function signals by MSI.
+    #[must_use]
+    pub fn msi_enabled(&self) -> bool {
+        self.byte(capability::MSI_CONTROL) & MSI_ENABLE != 0
+    }
+
+    /// Shows in the status register whether the function has an interrupt pending.
+    pub fn set_interrupt_status(&mut self, pending: bool) {
+        if let Some(status) = self.bytes.get_mut(header::STATUS) {
+            *status = (*status & !STATUS_INTERRUPT) | if pending { STATUS_INTERRUPT } else { 0 };
+        }
+    }
+
+    fn byte(&self, at: usize) -> u8 {
+        self.bytes.get(at).copied().unwrap_or(0)
+    }
+
+    fn state(&self) -> [bool; 4] {
+        [self.bus_master(), self.memory_enabled(), self.intx_disabled(), self.msi_enabled()]
+    }
+
+    fn changes_since(&self, before: [bool; 4]) -> PciEvents {
+        let [master, memory, intx, msi] = before;
+        let change = |old: bool, new: bool| (old != new).then_some(new);
+        PciEvents {
+            bus_master: change(master, self.bus_master()),
+            memory: change(memory, self.memory_enabled()),
+            intx_disabled: change(intx, self.intx_disabled()),
+            msi: change(msi, self.msi_enabled()),
+        }
+    }
+}
+
+/// Configuration space while it is built: no guest input here.
+struct Image {
+    bytes: Box<[u8; CONFIG_BYTES]>,
+    writable: Box<[u8; CONFIG_BYTES]>,
+}
+
+impl Image {
+    fn fill(&mut self, identity: &PciIdentity) {
+        use {capability as cap, header as h};
+        let class = identity.class.to_le_bytes();
+
+        self.read_only(h::VENDOR, &identity.vendor.to_le_bytes());
+        self.read_only(h::DEVICE, &identity.device.to_le_bytes());
+        self.set(h::COMMAND, &[0, 0], &command::WRITABLE.to_le_bytes());
+        self.read_only(h::STATUS, &STATUS_CAPABILITIES.to_le_bytes());
+        self.read_only(h::REVISION, &[identity.revision]);
+        self.read_only(h::CLASS, class.split_last().map_or(&[], |(_, low)| low));
+        self.set(h::CACHE_LINE, &[0], &[0xff]);
+        self.read_only(h::SUBSYSTEM_VENDOR, &identity.subsystem_vendor.to_le_bytes());
+        self.read_only(h::SUBSYSTEM, &identity.subsystem.to_le_bytes());
+        self.read_only(h::CAPABILITIES, &[0x60]);
+        self.set(h::INTERRUPT_LINE, &[0], &[0xff]);
+        self.read_only(h::INTERRUPT_PIN, &[1]);
+
+        // Memory BARs: 0 is 32-bit, 1 and 3 are 64-bit and prefetchable.
+        let address_mask = |bytes: u64| !bytes.wrapping_sub(1);
+        let low = address_mask(identity.bar0_bytes).to_le_bytes();
+        self.set(h::BAR0, &[0; 4], low.split_at(4).0);
+        self.set(h::BAR1, &0xcu64.to_le_bytes(), &address_mask(identity.bar1_bytes).to_le_bytes());
+        self.set(h::BAR3, &0xcu64.to_le_bytes(), &address_mask(identity.bar3_bytes).to_le_bytes());
+
+        // Power management 1.2: D0 and D3hot, registers survive D3hot.
+        self.read_only(cap::POWER, &[0x01, 0x68]);
+        self.read_only(cap::POWER_CAPS, &0x0003u16.to_le_bytes());
+        self.set(cap::POWER_CONTROL, &0x0008u16.to_le_bytes(), &0x0003u16.to_le_bytes());
+
+        // MSI: one vector, 64-bit address, no masking.
+        self.read_only(cap::MSI, &[0x05, 0x78]);
+        self.set(cap::MSI_CONTROL, &MSI_64BIT.to_le_bytes(), &[MSI_ENABLE, 0]);
+        self.set(cap::MSI_ADDRESS, &[0; 4], &0xffff_fffcu32.to_le_bytes());
+        self.set(cap::MSI_ADDRESS_HI, &[0; 4], &[0xff; 4]);
+        self.set(cap::MSI_DATA, &[0; 2], &[0xff; 2]);
+
+        // PCI Express endpoint, version 2, trained at 5 GT/s with 16 lanes.
+        self.read_only(cap::EXPRESS, &[0x10, 0x00]);
+        self.read_only(cap::EXPRESS_CAPS, &0x0002u16.to_le_bytes());
+        self.read_only(cap::DEVICE_CAPS, &0x0000_8000u32.to_le_bytes());
+        self.set(cap::DEVICE_CONTROL, &0x2810u16.to_le_bytes(), &0x7fffu16.to_le_bytes());
+        self.read_only(cap::DEVICE_STATUS, &[0; 2]);
+        self.read_only(cap::LINK_CAPS, &0x0000_0102u32.to_le_bytes());
+        self.set(cap::LINK_CONTROL, &[0; 2], &0x01ebu16.to_le_bytes());
+        self.read_only(cap::LINK_STATUS, &0x1102u16.to_le_bytes());
+        self.set(cap::DEVICE_CONTROL_2, &[0; 2], &0x001fu16.to_le_bytes());
+        self.set(cap::LINK_CONTROL_2, &0x0002u16.to_le_bytes(), &0x000fu16.to_le_bytes());
+    }
+
+    fn read_only(&mut self, at: usize, value: &[u8]) {
+        for (byte, value) in self.bytes.iter_mut().skip(at).zip(value) {
+            *byte = *value;
+        }
+    }
+
+    fn set(&mut self, at: usize, value: &[u8], writable: &[u8]) {
+        self.read_only(at, value);
+        for (mask, writable) in self.writable.iter_mut().skip(at).zip(writable) {
+            *mask = *writable;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> PciConfig {
+        PciConfig::new(&PciIdentity {
+            vendor: 0x10de,
+            device: 0x06d8,
+            subsystem_vendor: 0x10de,
+            subsystem: 0x076f,
+            revision: 0xa3,
+            class: 0x03_02_00,
+            bar0_bytes: 16 << 20,
+            bar1_bytes: 128 << 20,
+            bar3_bytes: 64 << 20,
+        })
+        .expect("sizes are good")
+    }
+
+    #[test]
+    fn identity_stands_where_an_operating_system_reads_it() {
+        let config = config();
+        assert_eq!(config.read32(0x00), 0x06d8_10de);
+        assert_eq!(config.read32(0x08), 0x0302_00a3);
+        assert_eq!(config.read32(0x2c), 0x076f_10de);
+        assert_eq!(config.read32(0x30), 0, "no expansion ROM");
+        assert_eq!(config.read32(0x3c), 0x0000_0100, "interrupt pin A");
+    }
+
+    #[test]
+    fn bars_answer_the_sizing_probe() {
+        let mut config = config();
+        for at in (0x10..0x28).step_by(4) {
+            config.write(at, &[0xff; 4]);
+        }
+        assert_eq!(config.read32(0x10), 0xff00_0000);
+        assert_eq!((config.read32(0x14), config.read32(0x18)), (0xf800_000c, 0xffff_ffff));
+        assert_eq!((config.read32(0x1c), config.read32(0x20)), (0xfc00_000c, 0xffff_ffff));
+        assert_eq!(config.read32(0x24), 0, "no I/O BAR");
+    }
+
+    #[test]
+    fn capability_list_holds_power_msi_and_express_and_ends() {
+        let config = config();
+        let mut at = config.read32(0x34) & 0xff;
+        let mut found = Vec::new();
+        while at != 0 {
+            let word = config.read32(at);
+            found.push((word & 0xff, at));
+            at = (word >> 8) & 0xff;
+        }
+        assert_eq!(found, [(0x01, 0x60), (0x05, 0x68), (0x10, 0x78)]);
+        assert_eq!(config.read32(0x68) >> 16, 0x0080, "one vector, 64-bit, no masking");
+    }
+
+    #[test]
+    fn command_write_reports_each_change_once() {
+        let mut config = config();
+        assert_eq!(
+            config.write(4, &[0x06, 0x04]),
+            PciEvents { bus_master: Some(true), memory: Some(true), intx_disabled: Some(true), msi: None }
+        );
+        assert!(config.write(4, &[0x06, 0x04]).is_empty());
+        assert_eq!(config.write(4, &[0x02]), PciEvents { bus_master: Some(false), ..PciEvents::default() });
+        assert!(config.intx_disabled(), "the other byte is not touched");
+    }
+
+    #[test]
+    fn msi_enable_is_seen_and_vector_count_cannot_grow() {
+        let mut config = config();
+        assert_eq!(config.write(0x6a, &[0xff, 0xff]).msi, Some(true));
+        assert_eq!(config.read32(0x68) >> 16, 0x0081);
+        assert_eq!(config.reset().msi, Some(false));
+    }
+
+    #[test]
+    fn read_only_bytes_do_not_change() {
+        let mut config = config();
+        let before: Vec<u32> = (0..16).map(|word| config.read32(word * 4)).collect();
+        config.write(0, &[0; 4]);
+        config.write(8, &[0; 4]);
+        config.write(0x2c, &[0xff; 12]);
+        for word in [0, 2, 11, 12, 13, 14] {
+            assert_eq!(config.read32(word * 4), before[word as usize], "word {word}");
+        }
+    }
+
+    #[test]
+    fn accesses_across_and_beyond_the_end_are_harmless() {
+        let mut config = config();
+        let mut data = [0; 8];
+        config.read(4092, &mut data);
+        assert_eq!(data, [0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]);
+        config.read(u64::MAX - 1, &mut data);
+        assert!(config.write(u64::MAX - 1, &[0xff; 8]).is_empty());
+        assert!(config.write(4094, &[0xff; 8]).is_empty());
+    }
+
+    #[test]
+    fn bar_size_that_is_no_power_of_two_is_refused() {
+        let bad = PciIdentity {
+            vendor: 0,
+            device: 0,
+            subsystem_vendor: 0,
+            subsystem: 0,
+            revision: 0,
+            class: 0,
+            bar0_bytes: 16 << 20,
+            bar1_bytes: 100 << 20,
+            bar3_bytes: 64 << 20,
+        };
+        let error = PciConfig::new(&bad).expect_err("refused").to_string();
+        assert_eq!(error, "BAR1 of 0x6400000 bytes: a BAR must be a power of two of at least 4 KiB");
+    }
+}

@@ -1,0 +1,171 @@
+//! What each register's accesses become: the policy table's types and its lookup. The table itself is [`table`].
+//!
+//! The default is to refuse: a dword that is neither a declared register with a line in the table, nor in one of the
+//! named ranges, is denied. Nothing here can name the physical card; a register that is not virtual becomes one of the
+//! operations of [`crate::Backend`], which checks it again in its own terms.
+
+mod table;
+
+pub use table::{RANGES, REGISTERS, Register};
+
+/// What becomes of an access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Policy {
+    /// Virtual: plain storage of this vGPU, by the register's access kind.
+    Store,
+    /// Virtual: state of this vGPU with behaviour.
+    Model,
+    /// An operation on channels, page tables, memory or the clock.
+    Translate,
+    /// Goes to the card, filtered. No register of a GF100 needs it.
+    Forward,
+    /// Refused and counted.
+    Deny,
+}
+
+impl Policy {
+    /// The word that logs and tools print.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Store | Self::Model => "virtual",
+            Self::Translate => "translate",
+            Self::Forward => "forward",
+            Self::Deny => "deny",
+        }
+    }
+}
+
+/// A line of the table for a declared register.
+#[derive(Clone, Copy, Debug)]
+pub struct Line {
+    /// Name of the register's block.
+    pub block: &'static str,
+    /// Name of the register.
+    pub name: &'static str,
+    /// Byte offset of the (first) register in BAR0.
+    pub offset: u32,
+    /// What becomes of an access.
+    pub policy: Policy,
+}
+
+/// A line of the table for a range that is not made of declared registers. Declared registers within it have lines of
+/// their own, which come first.
+#[derive(Clone, Copy, Debug)]
+pub struct Range {
+    /// What the range is.
+    pub name: &'static str,
+    /// First byte offset in BAR0.
+    pub base: u32,
+    /// Byte offset behind the last.
+    pub end: u32,
+    /// What becomes of an access.
+    pub policy: Policy,
+    /// Which range.
+    pub kind: RangeKind,
+}
+
+/// The ranges that are not made of declared registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RangeKind {
+    /// The window on VRAM.
+    Pramin,
+    /// The VBIOS ROM.
+    Prom,
+    /// State registers without behaviour.
+    State,
+}
+
+/// What is at a byte offset of BAR0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// A declared register, and its index in its array.
+    Register(Register, u32, Policy),
+    /// A part of a range.
+    Range(RangeKind),
+    /// Nothing that a guest may touch.
+    Nothing,
+}
+
+/// What is at byte `offset` of BAR0.
+#[must_use]
+pub fn find(offset: u32) -> Target {
+    if let Some((register, index)) = Register::decode(offset) {
+        return Target::Register(register, index, register.policy());
+    }
+    RANGES
+        .iter()
+        .find(|range| (range.base..range.end).contains(&offset))
+        .map_or(Target::Nothing, |range| Target::Range(range.kind))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvspec::regs::{self, windows};
+    use std::collections::HashMap;
+
+    #[test]
+    fn every_declared_register_has_exactly_one_policy() {
+        let mut lines: HashMap<(&str, &str), usize> = HashMap::new();
+        for line in REGISTERS {
+            *lines.entry((line.block, line.name)).or_default() += 1;
+        }
+        let mut wrong = Vec::new();
+        for (block, _, _, info) in regs::blocks() {
+            for reg in *info {
+                let count = lines.remove(&(*block, reg.name)).unwrap_or(0);
+                if count != 1 {
+                    wrong.push(format!("{block}.{} has {count} policies", reg.name));
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "{wrong:#?}");
+        assert!(lines.is_empty(), "lines without a register: {lines:?}");
+    }
+
+    #[test]
+    fn lines_say_what_lookup_does() {
+        for line in REGISTERS {
+            let Target::Register(register, 0, policy) = find(line.offset) else {
+                panic!("{}.{} is not found", line.block, line.name)
+            };
+            assert_eq!((register.info().name, policy), (line.name, line.policy), "{}", line.block);
+        }
+    }
+
+    #[test]
+    fn every_window_and_state_range_has_exactly_one_line() {
+        let named = windows::STATE_RANGES.iter().map(|&(_, base, end)| (base, end));
+        let all =
+            named.chain([(windows::pramin::BASE, windows::pramin::END), (windows::prom::BASE, windows::prom::END)]);
+        let mut count = 0;
+        for (base, end) in all {
+            let lines = RANGES.iter().filter(|range| (range.base, range.end) == (base, end)).count();
+            assert_eq!(lines, 1, "{base:#x}..{end:#x}");
+            count += 1;
+        }
+        assert_eq!(count, RANGES.len(), "no line without a range");
+    }
+
+    #[test]
+    fn ranges_do_not_overlap() {
+        for (at, a) in RANGES.iter().enumerate() {
+            for b in &RANGES[at + 1..] {
+                assert!(a.end <= b.base || b.end <= a.base, "{} and {}", a.name, b.name);
+            }
+        }
+    }
+
+    #[test]
+    fn no_register_reaches_the_card_unfiltered() {
+        assert!(REGISTERS.iter().all(|line| line.policy != Policy::Forward));
+    }
+
+    #[test]
+    fn whatever_is_not_in_the_table_is_nothing() {
+        assert_eq!(find(0x6000c), Target::Nothing, "the peephole's data port");
+        assert_eq!(find(0x800000), Target::Nothing);
+        assert_eq!(find(u32::MAX), Target::Nothing);
+    }
+}
