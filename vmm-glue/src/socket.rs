@@ -56,7 +56,7 @@ pub enum BindError {
 
 /// A listening socket on a path; the path is removed when this is dropped, if it is still the same file.
 #[derive(Debug)]
-pub(crate) struct BoundPath {
+pub struct BoundPath {
     path: PathBuf,
     device: u64,
     inode: u64,
@@ -71,7 +71,7 @@ impl Drop for BoundPath {
 }
 
 /// Binds `path` and listens, with the rights in place before the first client can connect.
-pub(crate) fn bind(path: &Path, options: &SocketOptions) -> Result<(UnixListener, BoundPath), BindError> {
+pub fn bind(path: &Path, options: &SocketOptions) -> Result<(UnixListener, BoundPath), BindError> {
     let path = path.to_owned();
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),

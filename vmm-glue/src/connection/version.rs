@@ -134,7 +134,9 @@ mod tests {
 
     #[test]
     fn bad_proposals_are_refused_with_the_reason() {
-        let refused = |major, text| propose(major, 0, text).unwrap_err();
+        fn refused(major: u16, text: &str) -> String {
+            propose(major, 0, text).unwrap_err()
+        }
         assert!(refused(1, "{}\0").contains("1.0"));
         assert!(refused(0, "{}").contains("NUL"));
         assert!(refused(0, "{\0").contains("JSON"));

@@ -1,0 +1,210 @@
+//! A device that reports what it is told, and a server that runs for one test.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use vmm_glue::client::{Client, QEMU_CAPABILITIES};
+use vmm_glue::device::{NUM_REGIONS, RegionMmap};
+use vmm_glue::{
+    AccessError, Device, DmaRegion, IrqCounts, Link, MapError, RegionIndex, RegionInfo, Server, ServerOptions,
+    SocketOptions, StopHandle,
+};
+
+/// How long a test waits for what must come; only a test that fails waits that long.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Bytes of BAR0.
+pub const BAR0_SIZE: u64 = 0x2000;
+/// A write here is refused.
+pub const DENIED: u64 = 0x1000;
+/// A write here asks for a check of the sharing of memory.
+pub const CHECK_SHARED: u64 = 0x1008;
+
+/// What a device was told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    Connected,
+    Read(RegionIndex, u64, usize),
+    Write(RegionIndex, u64, Vec<u8>),
+    Map { gpa: u64, size: u64, readable: bool, writable: bool, mapped: bool },
+    Unmap { gpa: u64, size: u64 },
+    Reset,
+    Disconnected,
+    NotShared(u64),
+}
+
+pub struct TestDevice {
+    pub link: Link,
+    pub events: Sender<Event>,
+    pub bar0: Vec<u8>,
+    pub bar1: Option<RegionMmap>,
+    /// Maps of this address are refused.
+    pub refused_map: Option<u64>,
+}
+
+impl TestDevice {
+    pub fn new(link: Link, events: Sender<Event>) -> Self {
+        Self { link, events, bar0: vec![0; BAR0_SIZE as usize], bar1: None, refused_map: None }
+    }
+
+    fn tell(&self, event: Event) {
+        let _ = self.events.send(event);
+    }
+}
+
+impl Device for TestDevice {
+    fn regions(&self) -> [RegionInfo; NUM_REGIONS] {
+        let mut regions: [RegionInfo; NUM_REGIONS] = Default::default();
+        regions[0] = RegionInfo::read_write(BAR0_SIZE);
+        if let Some(mmap) = &self.bar1 {
+            regions[1] = RegionInfo { mmap: Some(mmap.clone()), ..RegionInfo::read_write(0x4000) };
+        }
+        regions[RegionIndex::Rom as usize] = RegionInfo::read_only(0x1000);
+        regions[RegionIndex::Config as usize] = RegionInfo::read_write(0x1000);
+        regions
+    }
+
+    fn connected(&mut self) {
+        self.tell(Event::Connected);
+    }
+
+    fn region_read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
+        self.tell(Event::Read(region, offset, data.len()));
+        if region == RegionIndex::Bar0 && offset == DENIED {
+            return Err(AccessError::Denied);
+        }
+        if region == RegionIndex::Bar0 {
+            data.copy_from_slice(&self.bar0[offset as usize..][..data.len()]);
+        }
+        Ok(())
+    }
+
+    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
+        self.tell(Event::Write(region, offset, data.to_vec()));
+        match (region, offset) {
+            (RegionIndex::Bar0, DENIED) => return Err(AccessError::Denied),
+            (RegionIndex::Bar0, CHECK_SHARED) => self.link.check_shared(),
+            (RegionIndex::Bar0, _) => self.bar0[offset as usize..][..data.len()].copy_from_slice(data),
+            _ => (),
+        }
+        Ok(())
+    }
+
+    fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {
+        let DmaRegion { gpa, size, readable, writable, mapping, .. } = region;
+        if self.refused_map == Some(*gpa) {
+            return Err(MapError("the device does not like this address".into()));
+        }
+        let mapped = mapping.is_some();
+        self.tell(Event::Map { gpa: *gpa, size: *size, readable: *readable, writable: *writable, mapped });
+        Ok(())
+    }
+
+    fn dma_unmap(&mut self, gpa: u64, size: u64) {
+        self.tell(Event::Unmap { gpa, size });
+    }
+
+    fn reset(&mut self) {
+        self.tell(Event::Reset);
+    }
+
+    fn disconnected(&mut self) {
+        self.bar0.fill(0);
+        self.tell(Event::Disconnected);
+    }
+
+    fn memory_not_shared(&mut self, gpa: u64) {
+        self.tell(Event::NotShared(gpa));
+    }
+}
+
+pub const IRQS: IrqCounts = IrqCounts { intx: 1, msi: 4, msix: 0, err: 0, req: 0 };
+
+/// A running server.
+pub struct Host {
+    pub link: Link,
+    pub events: Receiver<Event>,
+    pub stop: StopHandle,
+    pub path: PathBuf,
+    thread: Option<JoinHandle<()>>,
+    _directory: tempfile::TempDir,
+}
+
+impl Host {
+    pub fn start() -> Self {
+        Self::start_with(ServerOptions::default(), |_| ())
+    }
+
+    pub fn start_with(options: ServerOptions, prepare: impl FnOnce(&mut TestDevice)) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("device.sock");
+        let link = Link::new(IRQS).unwrap();
+        let (sender, events) = channel();
+        let mut device = TestDevice::new(link.clone(), sender);
+        prepare(&mut device);
+        let stop = StopHandle::new().unwrap();
+        let server = Server::bind(&path, &SocketOptions::default(), options).unwrap();
+        let thread = std::thread::spawn({
+            let (link, stop) = (link.clone(), stop.clone());
+            move || server.run(&link, &mut device, &stop).unwrap()
+        });
+        Self { link, events, stop, path, thread: Some(thread), _directory: directory }
+    }
+
+    pub fn client(&self) -> Client {
+        self.client_as(QEMU_CAPABILITIES)
+    }
+
+    pub fn client_as(&self, capabilities: &str) -> Client {
+        let client = Client::connect_as(&self.path, capabilities).unwrap();
+        client.set_timeout(Some(PATIENCE)).unwrap();
+        self.expect(Event::Connected);
+        client
+    }
+
+    /// The next thing that the device is told.
+    #[track_caller]
+    pub fn next(&self) -> Event {
+        self.events.recv_timeout(PATIENCE).expect("the device is told something")
+    }
+
+    #[track_caller]
+    pub fn expect(&self, event: Event) {
+        assert_eq!(self.next(), event);
+    }
+
+    /// Waits for one event and skips those before it.
+    #[track_caller]
+    pub fn wait_for(&self, event: &Event) {
+        while self.next() != *event {}
+    }
+
+    pub fn quiet(&self) -> bool {
+        self.events.try_recv().is_err()
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.stop.stop();
+        let result = self.thread.take().map(JoinHandle::join);
+        if !std::thread::panicking() {
+            result.unwrap().unwrap();
+        }
+    }
+}
+
+/// Errors that tests expect.
+pub const ENOENT: Option<u32> = Some(2);
+pub const E2BIG: Option<u32> = Some(7);
+pub const EACCES: Option<u32> = Some(13);
+pub const EBUSY: Option<u32> = Some(16);
+pub const EEXIST: Option<u32> = Some(17);
+pub const EINVAL: Option<u32> = Some(22);
+pub const ENOTTY: Option<u32> = Some(25);
+pub const ENOSPC: Option<u32> = Some(28);
+pub const ENOSYS: Option<u32> = Some(38);
+pub const ENOTSUP: Option<u32> = Some(95);
