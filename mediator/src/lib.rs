@@ -1,8 +1,15 @@
 //! Wires the crates into the daemon `mediatord`, and the operator's tool `mediatorctl`.
 //!
 //! Parts, from the operator inwards:
+//! - [`ctl`]: `mediatorctl`, a thin client of the admin API;
+//! - [`admin`]: the admin API, HTTP and JSON over a UNIX socket, and metrics;
 //! - [`config`]: the TOML file, checked, with mistakes told by line and key;
+//! - [`daemon`]: cards and virtual machines, how they come and go;
+//! - [`passthrough`]: a virtual machine wired straight to a card;
 //! - [`logging`]: `tracing` to standard error, limited where a guest is the cause.
 
+pub mod admin;
 pub mod config;
+pub mod daemon;
 pub mod logging;
+pub mod passthrough;

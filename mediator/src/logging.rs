@@ -54,8 +54,7 @@ pub fn parse_filter(filter: &str) -> Result<EnvFilter, ParseError> {
 /// When a subscriber is installed already.
 pub fn init(filter: &str, format: LogFormat) -> Result<(), TryInitError> {
     let from_environment = std::env::var(FILTER_VARIABLE).ok().and_then(|filter| parse_filter(&filter).ok());
-    let filter =
-        from_environment.or_else(|| parse_filter(filter).ok()).unwrap_or_else(|| EnvFilter::new("info"));
+    let filter = from_environment.or_else(|| parse_filter(filter).ok()).unwrap_or_else(|| EnvFilter::new("info"));
     let output = fmt::layer().with_writer(std::io::stderr);
     let output = match format {
         LogFormat::Text => output.with_ansi(std::io::stderr().is_terminal()).boxed(),

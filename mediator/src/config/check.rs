@@ -98,7 +98,9 @@ fn socket_path_is_good(path: &Path) -> Result<(), String> {
     }
     let len = path.as_os_str().len();
     if len > MAX_SOCKET_PATH {
-        return Err(format!("`{shown}` has {len} bytes, expected a path of at most {MAX_SOCKET_PATH} for a UNIX socket"));
+        return Err(format!(
+            "`{shown}` has {len} bytes, expected a path of at most {MAX_SOCKET_PATH} for a UNIX socket"
+        ));
     }
     Ok(())
 }
@@ -145,7 +147,10 @@ fn daemon(daemon: &DaemonSpec, mistakes: &mut Vec<Mistake>) {
     if let Err(error) = crate::logging::parse_filter(&daemon.log) {
         table.say(
             "log",
-            format!("`{}` is no log filter ({error}), expected one such as \"info\" or \"info,mediator=debug\"", daemon.log),
+            format!(
+                "`{}` is no log filter ({error}), expected one such as \"info\" or \"info,mediator=debug\"",
+                daemon.log
+            ),
         );
     }
 }
@@ -171,7 +176,10 @@ fn check_card(card: &CardSpec, table: &mut Table<'_>) {
         );
     }
     if card.time.is_some_and(|time| time.copy_mib_per_s == 0) {
-        table.say("time.copy_mib_per_s", "0, expected at least 1; leave `time` out for \"as fast as possible\"".to_owned());
+        table.say(
+            "time.copy_mib_per_s",
+            "0, expected at least 1; leave `time` out for \"as fast as possible\"".to_owned(),
+        );
     }
 }
 
@@ -241,7 +249,8 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
             say(RefusalKind::Invalid, "vram_mib", what);
         }
         if let Some(other) = beside.first() {
-            let what = format!("VM `{}` uses card `{}`, expected a card of its own for passthrough", other.name, vm.card);
+            let what =
+                format!("VM `{}` uses card `{}`, expected a card of its own for passthrough", other.name, vm.card);
             say(RefusalKind::Conflict, "passthrough", what);
         }
         return refusals;
@@ -265,7 +274,11 @@ fn vram(vm: &VmSpec, card: &CardSpec, beside: &[&&VmSpec], say: &mut impl FnMut(
     }
     let chunk = card.chunk_kib;
     if chunk != 0 && vram.checked_mul(1024).is_none_or(|kib| kib % chunk != 0) {
-        return say(RefusalKind::Invalid, "vram_mib", format!("{vram} MiB, expected a multiple of the chunk of {chunk} KiB"));
+        return say(
+            RefusalKind::Invalid,
+            "vram_mib",
+            format!("{vram} MiB, expected a multiple of the chunk of {chunk} KiB"),
+        );
     }
     let taken = beside.iter().filter_map(|other| other.vram_mib).fold(0, u64::saturating_add);
     let left = shared.saturating_sub(taken);

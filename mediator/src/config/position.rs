@@ -94,9 +94,9 @@ fn in_value(value: &Spanned<DeValue<'_>>, span: &Range<usize>, path: &mut String
 /// Whether anything inside of a table or an array contains the span: the span of a `[table]` is its header only.
 fn reaches(value: &Spanned<DeValue<'_>>, span: &Range<usize>) -> bool {
     match value.get_ref() {
-        DeValue::Table(table) => table.iter().any(|(key, value)| {
-            contains(&key.span(), span) || contains(&value.span(), span) || reaches(value, span)
-        }),
+        DeValue::Table(table) => table
+            .iter()
+            .any(|(key, value)| contains(&key.span(), span) || contains(&value.span(), span) || reaches(value, span)),
         DeValue::Array(items) => items.iter().any(|item| contains(&item.span(), span) || reaches(item, span)),
         _ => false,
     }

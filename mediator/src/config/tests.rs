@@ -216,7 +216,8 @@ fn vram_must_be_whole_chunks_and_enough_for_a_driver() {
 #[test]
 fn channels_out_of_range_are_refused() {
     for channels in [0, 129] {
-        let text = mistake(&with_vm(&format!("name = \"a\"\ncard = \"card0\"\nvram_mib = 64\nchannels = {channels}\n")));
+        let text =
+            mistake(&with_vm(&format!("name = \"a\"\ncard = \"card0\"\nvram_mib = 64\nchannels = {channels}\n")));
         assert_eq!(text, format!("f:10:12: vm[0].channels: {channels}, expected 1 to 128"));
     }
 }

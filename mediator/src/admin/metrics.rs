@@ -1,0 +1,88 @@
+//! Metrics in Prometheus' text format.
+
+use std::fmt::Write;
+
+use super::api::{Card, Vm, VmMode, VmState};
+
+/// The format's media type.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// A metric of one kind of thing: name, type, what it means, and its samples as (further labels, value).
+type Metric<T> = (&'static str, &'static str, &'static str, fn(&T) -> Vec<(String, u64)>);
+
+fn one(value: impl Into<u64>) -> Vec<(String, u64)> {
+    vec![(String::new(), value.into())]
+}
+
+const CARD: [Metric<Card>; 3] = [
+    ("mediator_card_vram_bytes", "gauge", "VRAM of a card, by use", |card| {
+        let uses =
+            [("assigned", card.vram_assigned_mib), ("free", card.vram_free_mib), ("reserved", card.vram_reserved_mib)];
+        uses.map(|(name, mib)| (format!("use=\"{name}\""), mib.saturating_mul(1 << 20))).into()
+    }),
+    ("mediator_card_channels", "gauge", "Channels that VMs have on a card", |card| one(card.channels_used)),
+    ("mediator_card_vms", "gauge", "VMs of a card", |card| one(card.vms.len() as u64)),
+];
+
+const VM: [Metric<Vm>; 10] = [
+    ("mediator_vm_state", "gauge", "1 for the state that a VM is in", |vm| {
+        let states = [VmState::Starting, VmState::Waiting, VmState::Connected, VmState::Stopping, VmState::Failed];
+        states.map(|state| (format!("state=\"{}\"", state.name()), u64::from(state == vm.state))).into()
+    }),
+    ("mediator_vm_passthrough", "gauge", "1 for a VM wired straight to its card", |vm| {
+        one(vm.mode == VmMode::Passthrough)
+    }),
+    ("mediator_vm_vram_bytes", "gauge", "VRAM that a VM's guest sees", |vm| one(vm.vram_mib.saturating_mul(1 << 20))),
+    ("mediator_vm_channels", "gauge", "Channels that a VM has on its card", |vm| one(vm.channels_used)),
+    ("mediator_vm_channels_limit", "gauge", "Channels that a VM may have", |vm| one(vm.channels_limit)),
+    ("mediator_vm_memory_not_shared", "gauge", "1 when a VM's memory is private to its VMM", |vm| {
+        one(vm.memory_not_shared)
+    }),
+    ("mediator_vm_memory_withdrawn", "gauge", "1 when a VMM withdrew memory under the card", |vm| {
+        one(vm.memory_withdrawn)
+    }),
+    ("mediator_vm_denied_total", "counter", "Accesses of a guest that were denied, by reason", |vm| {
+        let mut reasons = std::collections::BTreeMap::<&str, u64>::new();
+        for denied in &vm.denied {
+            let sum = reasons.entry(&denied.reason).or_default();
+            *sum = sum.saturating_add(denied.reads).saturating_add(denied.writes);
+        }
+        reasons.into_iter().map(|(reason, sum)| (format!("reason=\"{}\"", escaped(reason)), sum)).collect()
+    }),
+    ("mediator_vm_device_total", "counter", "Counts of a VM's device", |vm| labelled(&vm.counters)),
+    ("mediator_vm_transport_total", "counter", "Counts of the connection to a VM's VMM", |vm| labelled(&vm.transport)),
+];
+
+fn labelled(counts: &std::collections::BTreeMap<String, u64>) -> Vec<(String, u64)> {
+    counts.iter().map(|(name, &count)| (format!("count=\"{}\"", escaped(name)), count)).collect()
+}
+
+/// All metrics.
+#[must_use]
+pub fn text(cards: &[Card], vms: &[Vm]) -> String {
+    let mut text = String::new();
+    samples(&mut text, &CARD, cards, |card| format!("card=\"{}\"", escaped(&card.name)));
+    samples(&mut text, &VM, vms, |vm| format!("vm=\"{}\",card=\"{}\"", escaped(&vm.name), escaped(&vm.card)));
+    let name = "mediator_log_events_suppressed_total";
+    let _ = writeln!(text, "# HELP {name} Log events that guests caused and that were held back");
+    let _ = writeln!(text, "# TYPE {name} counter\n{name} {}", crate::logging::suppressed());
+    text
+}
+
+fn samples<T>(text: &mut String, metrics: &[Metric<T>], things: &[T], labels: impl Fn(&T) -> String) {
+    for (name, kind, help, values) in metrics {
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        for thing in things {
+            let labels = labels(thing);
+            for (more, value) in values(thing) {
+                let comma = if more.is_empty() { "" } else { "," };
+                let _ = writeln!(text, "{name}{{{labels}{comma}{more}}} {value}");
+            }
+        }
+    }
+}
+
+/// A label's value as the format wants it.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}

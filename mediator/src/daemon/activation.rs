@@ -1,0 +1,95 @@
+//! Sockets that the service manager hands over (`LISTEN_FDS`): one named `admin`, others named as their virtual machines.
+#![expect(unsafe_code, reason = "takes file descriptors by number")]
+// UNSAFETY: the service manager passes descriptors as numbers; each is taken into ownership once. Nothing else here is unsafe.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixListener;
+
+use rustix::net::{AddressFamily, SocketType, sockopt};
+
+/// Name of the admin socket's descriptor.
+pub const ADMIN: &str = "admin";
+
+/// What was handed over.
+#[derive(Debug, Default)]
+pub struct Activated {
+    /// The listening sockets by name.
+    pub listeners: HashMap<String, UnixListener>,
+}
+
+/// Why a descriptor that was handed over cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum ActivationError {
+    #[error("the environment variables LISTEN_PID, LISTEN_FDS, LISTEN_FDNAMES are not as systemd sets them")]
+    Environment(#[source] std::io::Error),
+    #[error("socket `{name}` that the service manager handed over is no listening UNIX stream socket")]
+    NotListening { name: String },
+    #[error("the service manager handed over two sockets named `{name}`; set FileDescriptorName= in their units")]
+    Twice { name: String },
+}
+
+/// Takes what the service manager handed over; call it once, early: a second call would find the same numbers.
+///
+/// # Errors
+/// See [`ActivationError`].
+pub fn take() -> Result<Activated, ActivationError> {
+    let fds = sd_notify::listen_fds_with_names().map_err(ActivationError::Environment)?;
+    collect(fds.map(|(fd, name)| {
+        // SAFETY: by the protocol, the numbers in LISTEN_FDS are open descriptors that belong to this process alone, and
+        // `take` is called once, before anything else opens or closes descriptors; `listen_fds` checked the process.
+        let fd = unsafe { take_number(fd) };
+        (fd, name)
+    }))
+}
+
+/// Ownership of a descriptor by its number.
+///
+/// # Safety
+/// It is open and nothing else owns it.
+unsafe fn take_number(fd: RawFd) -> OwnedFd {
+    // SAFETY: as this function's own.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+fn collect(fds: impl Iterator<Item = (OwnedFd, String)>) -> Result<Activated, ActivationError> {
+    let mut activated = Activated::default();
+    for (fd, name) in fds {
+        if !listens(fd.as_fd()) {
+            return Err(ActivationError::NotListening { name });
+        }
+        if activated.listeners.insert(name.clone(), UnixListener::from(fd)).is_some() {
+            return Err(ActivationError::Twice { name });
+        }
+    }
+    Ok(activated)
+}
+
+fn listens(fd: BorrowedFd<'_>) -> bool {
+    sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX)
+        && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
+        && sockopt::socket_acceptconn(fd) == Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn listeners_are_taken_by_name_and_others_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = |name: &str| OwnedFd::from(UnixListener::bind(folder.path().join(name)).unwrap());
+        let pair = [(listener("1"), "admin".to_owned()), (listener("2"), "a".to_owned())];
+        let activated = collect(pair.into_iter()).unwrap();
+        assert!(activated.listeners.contains_key(ADMIN) && activated.listeners.contains_key("a"));
+
+        let twice = [(listener("3"), "a".to_owned()), (listener("4"), "a".to_owned())];
+        assert!(matches!(collect(twice.into_iter()), Err(ActivationError::Twice { .. })));
+
+        let (stream, _other) = UnixStream::pair().unwrap();
+        let error = collect([(OwnedFd::from(stream), "b".to_owned())].into_iter()).unwrap_err();
+        assert!(error.to_string().contains("socket `b`"), "{error}");
+    }
+}

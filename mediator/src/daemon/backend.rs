@@ -1,0 +1,106 @@
+//! The seam between the daemon and what a virtual machine's device is: mediated, passed through, or a test's.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use vmm_glue::{Device, IrqCounts, Link};
+
+use crate::admin::api::{Denied, Driver};
+use crate::config::{CardSpec, VmSpec};
+
+/// What a virtual machine's device tells the operator.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BackendStatus {
+    /// MiB of VRAM that the guest sees.
+    pub vram_mib: u64,
+    /// Channels that the guest has on the card.
+    pub channels_used: u32,
+    /// What the guest's driver has made of the device.
+    pub driver: Driver,
+    /// Accesses that were denied, by place and reason.
+    pub denied: Vec<Denied>,
+    /// Counts, by names that are good for metrics (`snake_case`).
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// A virtual machine's side of a card, as the daemon sees it while the device is with its thread.
+pub trait VmBackend: Send + Sync {
+    /// How it does; called from any thread, must not wait for a guest.
+    fn status(&self) -> BackendStatus;
+
+    /// Gives back all that the virtual machine has on the card. Called once, when its device has been dropped.
+    ///
+    /// # Errors
+    /// When the card keeps something; the operator is told.
+    fn release(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
+}
+
+/// A device and its status.
+pub struct Built {
+    /// What the vfio-user server calls.
+    pub device: Box<dyn Device>,
+    /// What the daemon asks.
+    pub backend: Arc<dyn VmBackend>,
+}
+
+/// Why a device or a card could not be made.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}")]
+pub struct BackendError {
+    /// What went wrong.
+    pub what: String,
+    /// Whether it is for want of memory, channels or addresses.
+    pub quota: bool,
+}
+
+impl BackendError {
+    /// A failure of any other kind.
+    pub fn failed(what: impl ToString) -> Self {
+        Self { what: what.to_string(), quota: false }
+    }
+
+    /// A lack of something that a card has only so much of.
+    pub fn quota(what: impl ToString) -> Self {
+        Self { what: what.to_string(), quota: true }
+    }
+}
+
+/// What a card tells the operator.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CardStatus {
+    /// PCI vendor and device, as `10de:06d8`.
+    pub pci_id: String,
+    /// Channels of the card.
+    pub channels: u32,
+    /// Channels that virtual machines have on it.
+    pub channels_used: u32,
+}
+
+/// A card that is there, and makes the devices of its virtual machines.
+pub trait CardBackend: Send + Sync {
+    /// How it does.
+    fn status(&self) -> CardStatus;
+
+    /// The interrupts of a virtual machine's device.
+    fn irqs(&self) -> IrqCounts {
+        IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }
+    }
+
+    /// Makes the device of a virtual machine. The daemon calls it for one machine at a time and has made sure that names
+    /// are unique, that memory suffices by the configuration, and that passthrough excludes others.
+    ///
+    /// # Errors
+    /// When the card cannot serve it.
+    fn build(&self, vm: &VmSpec, link: &Link) -> Result<Built, BackendError>;
+}
+
+/// Opens the cards of a configuration.
+pub trait OpenCard: Send + Sync {
+    /// Opens one.
+    ///
+    /// # Errors
+    /// When it cannot be had.
+    fn open(&self, card: &CardSpec) -> Result<Box<dyn CardBackend>, BackendError>;
+}

@@ -1,0 +1,369 @@
+//! The daemon's core: which cards and virtual machines there are, and how they come and go.
+//!
+//! Parts: [`backend`] (the seam to what serves a virtual machine), [`cards`] (the cards of a configuration),
+//! `vm` (a virtual machine's thread), [`activation`] (sockets from the service manager), [`account`] (users and groups),
+//! [`error`].
+//!
+//! Each virtual machine has one thread, which runs its vfio-user server; the admin API runs on another. Adding and removing
+//! happens one at a time and may take long (memory is scrubbed); looking never waits for it.
+//!
+//! Lock order: [`Daemon`]'s `changing`, then its `state`, then what a backend locks for its status.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::Mutex;
+use vmm_glue::Link;
+use vmm_glue::server::{Server, ServerOptions};
+
+use crate::admin::api;
+use crate::config::check::{self, MAX_VMS};
+use crate::config::{CardSpec, Config, DaemonSpec, VmSpec};
+
+pub mod account;
+pub mod activation;
+pub mod backend;
+pub mod cards;
+pub mod error;
+mod vm;
+
+#[cfg(test)]
+pub(crate) mod tests;
+
+pub use error::DaemonError;
+
+use backend::{BackendStatus, CardBackend, OpenCard};
+use vm::Running;
+
+/// A virtual machine's place in the table.
+struct Entry {
+    spec: VmSpec,
+    life: Life,
+}
+
+/// Where a virtual machine is in its life.
+#[derive(Clone)]
+enum Life {
+    /// It is being made.
+    Starting,
+    /// Its thread runs, or has failed.
+    Running(Arc<Running>),
+    /// It is being removed.
+    Stopping(Arc<Running>),
+}
+
+#[derive(Default)]
+struct State {
+    vms: BTreeMap<String, Entry>,
+    closing: bool,
+}
+
+/// A card with its configuration.
+struct Card {
+    spec: CardSpec,
+    backend: Box<dyn CardBackend>,
+}
+
+/// All cards and virtual machines.
+pub struct Daemon {
+    spec: DaemonSpec,
+    specs: Vec<CardSpec>,
+    cards: BTreeMap<String, Card>,
+    state: Mutex<State>,
+    /// Held while a virtual machine is added or removed.
+    changing: Mutex<()>,
+    /// Sockets from the service manager that no virtual machine has taken yet. They come back when it is removed.
+    listeners: Mutex<HashMap<String, UnixListener>>,
+}
+
+impl Daemon {
+    /// Opens the cards and starts the virtual machines of a configuration.
+    ///
+    /// # Errors
+    /// When a card or a virtual machine cannot be had; what was started is taken down.
+    pub fn start(
+        config: Config,
+        opener: &dyn OpenCard,
+        listeners: HashMap<String, UnixListener>,
+    ) -> Result<Arc<Self>, DaemonError> {
+        let Config { daemon: spec, cards: specs, vms } = config;
+        let mut cards = BTreeMap::new();
+        for spec in &specs {
+            let name = &spec.name;
+            let backend = opener
+                .open(spec)
+                .map_err(|error| DaemonError::Failed(format!("card `{name}` cannot be opened: {error}")))?;
+            tracing::info!(card = name.as_str(), kind = %spec.kind, vram_mib = spec.vram_mib, "card is open");
+            cards.insert(name.clone(), Card { spec: spec.clone(), backend });
+        }
+        let daemon = Arc::new(Self {
+            spec,
+            specs,
+            cards,
+            state: Mutex::default(),
+            changing: Mutex::new(()),
+            listeners: Mutex::new(listeners),
+        });
+        for vm in vms {
+            if let Err(error) = daemon.add(vm) {
+                daemon.shut_down();
+                return Err(error);
+            }
+        }
+        Ok(daemon)
+    }
+
+    /// The `[daemon]` table.
+    #[must_use]
+    pub fn spec(&self) -> &DaemonSpec {
+        &self.spec
+    }
+
+    /// Adds a virtual machine; when this returns, its socket is there.
+    ///
+    /// # Errors
+    /// When it cannot be; nothing is left of it then.
+    pub fn add(&self, spec: VmSpec) -> Result<api::Vm, DaemonError> {
+        let _one_at_a_time = self.changing.lock();
+        let name = spec.name.clone();
+        {
+            let mut state = self.state.lock();
+            if state.closing {
+                return Err(DaemonError::ShuttingDown);
+            }
+            if state.vms.len() >= MAX_VMS {
+                return Err(DaemonError::TooMany(MAX_VMS));
+            }
+            let others: Vec<_> = state.vms.values().map(|entry| &entry.spec).collect();
+            let refusals = check::vm(&spec, &self.spec, &self.specs, &others);
+            if !refusals.is_empty() {
+                return Err(DaemonError::Refused(refusals));
+            }
+            state.vms.insert(name.clone(), Entry { spec: spec.clone(), life: Life::Starting });
+        }
+        let made = self.make(&spec);
+        let mut state = self.state.lock();
+        match made {
+            Ok(running) => {
+                let running = Arc::new(running);
+                if let Some(entry) = state.vms.get_mut(&name) {
+                    entry.life = Life::Running(running);
+                }
+                tracing::info!(vm = name.as_str(), card = spec.card.as_str(), "VM added");
+            }
+            Err(error) => {
+                state.vms.remove(&name);
+                return Err(error);
+            }
+        }
+        let found = state.vms.get(&name).map(|entry| (entry.spec.clone(), entry.life.clone()));
+        drop(state);
+        found.map(|(spec, life)| show(&spec, &life)).ok_or(DaemonError::NoVm(name))
+    }
+
+    fn make(&self, spec: &VmSpec) -> Result<Running, DaemonError> {
+        let name = &spec.name;
+        let card = self.cards.get(&spec.card).ok_or_else(|| DaemonError::NoCard(spec.card.clone()))?;
+        let failed = |what: &dyn std::fmt::Display| DaemonError::Failed(format!("VM `{name}` cannot be added: {what}"));
+        let handed_over = self.listeners.lock().get(name).map(UnixListener::try_clone).transpose();
+        // The socket first: it is what most often fails, and costs nothing to give back. Nobody is accepted before the
+        // thread runs; a VMM that connects early waits in the backlog.
+        let options = ServerOptions::default();
+        let (socket, server) = match handed_over.map_err(|error| failed(&error))? {
+            Some(listener) => (None, Server::from_listener(listener, options).map_err(|error| failed(&error))?),
+            None => {
+                let path = spec.socket_path(&self.spec.socket_dir);
+                let rights = account::socket_options(spec.mode, spec.owner.as_deref(), spec.group.as_deref())?;
+                let server = Server::bind(&path, &rights, options)?;
+                (Some(path), server)
+            }
+        };
+        let link = Link::new(card.backend.irqs()).map_err(|error| failed(&error))?;
+        let built = card.backend.build(spec, &link).map_err(|error| match error.quota {
+            true => DaemonError::Quota { vm: name.clone(), what: error.what },
+            false => failed(&error),
+        })?;
+        Running::start(name, socket, server, link, built)
+    }
+
+    /// Removes a virtual machine: disconnects its VMM, removes the socket, gives its memory and channels back.
+    ///
+    /// # Errors
+    /// When there is none of that name, or it is being removed already.
+    pub fn remove(&self, name: &str) -> Result<(), DaemonError> {
+        // Before waiting for others: an unknown name needs no patience.
+        if !self.state.lock().vms.contains_key(name) {
+            return Err(DaemonError::NoVm(name.to_owned()));
+        }
+        let _one_at_a_time = self.changing.lock();
+        let running = {
+            let mut state = self.state.lock();
+            let entry = state.vms.get_mut(name).ok_or_else(|| DaemonError::NoVm(name.to_owned()))?;
+            let running = match &entry.life {
+                Life::Running(running) => Arc::clone(running),
+                Life::Starting => return Err(DaemonError::Busy(name.to_owned(), "added")),
+                Life::Stopping(_) => return Err(DaemonError::Busy(name.to_owned(), "removed")),
+            };
+            entry.life = Life::Stopping(Arc::clone(&running));
+            running
+        };
+        running.end(name);
+        self.state.lock().vms.remove(name);
+        tracing::info!(vm = name, "VM removed");
+        Ok(())
+    }
+
+    /// All virtual machines, by name.
+    #[must_use]
+    pub fn vms(&self) -> Vec<api::Vm> {
+        let entries: Vec<_> =
+            self.state.lock().vms.values().map(|entry| (entry.spec.clone(), entry.life.clone())).collect();
+        entries.iter().map(|(spec, life)| show(spec, life)).collect()
+    }
+
+    /// One virtual machine.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn vm(&self, name: &str) -> Result<api::Vm, DaemonError> {
+        let found = self.state.lock().vms.get(name).map(|entry| (entry.spec.clone(), entry.life.clone()));
+        found.map(|(spec, life)| show(&spec, &life)).ok_or_else(|| DaemonError::NoVm(name.to_owned()))
+    }
+
+    /// All cards, by name.
+    #[must_use]
+    pub fn cards(&self) -> Vec<api::Card> {
+        self.cards.values().map(|card| self.show_card(card)).collect()
+    }
+
+    /// One card.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn card(&self, name: &str) -> Result<api::Card, DaemonError> {
+        let card = self.cards.get(name).ok_or_else(|| DaemonError::NoCard(name.to_owned()))?;
+        Ok(self.show_card(card))
+    }
+
+    fn show_card(&self, card: &Card) -> api::Card {
+        let Card { spec, backend } = card;
+        let users: Vec<VmSpec> = {
+            let state = self.state.lock();
+            let users = state.vms.values().filter(|entry| entry.spec.card == spec.name);
+            users.map(|entry| entry.spec.clone()).collect()
+        };
+        let status = backend.status();
+        let passthrough = users.iter().any(|vm| vm.passthrough);
+        let reserved = if passthrough { 0 } else { spec.reserve_mib() };
+        let shared = users.iter().filter_map(|vm| vm.vram_mib).fold(0, u64::saturating_add);
+        let assigned = if passthrough { spec.vram_mib } else { shared };
+        api::Card {
+            name: spec.name.clone(),
+            kind: spec.kind.to_string(),
+            pci_id: status.pci_id,
+            vram_mib: spec.vram_mib,
+            vram_reserved_mib: reserved,
+            vram_assigned_mib: assigned,
+            vram_free_mib: spec.vram_mib.saturating_sub(reserved).saturating_sub(assigned),
+            bar1_mib: spec.bar1_mib,
+            bar3_mib: spec.bar3_mib,
+            channels: status.channels,
+            channels_used: status.channels_used,
+            vms: users.into_iter().map(|vm| vm.name).collect(),
+            passthrough,
+        }
+    }
+
+    /// Takes all virtual machines down; none can be added any more.
+    pub fn shut_down(&self) {
+        self.state.lock().closing = true;
+        let _one_at_a_time = self.changing.lock();
+        let running: Vec<_> = {
+            let mut state = self.state.lock();
+            let entries = std::mem::take(&mut state.vms);
+            let running = entries.into_iter().filter_map(|(name, entry)| match entry.life {
+                Life::Running(running) | Life::Stopping(running) => Some((name, running)),
+                Life::Starting => None,
+            });
+            running.collect()
+        };
+        for (_, running) in &running {
+            running.stop();
+        }
+        for (name, running) in running {
+            running.end(&name);
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.shut_down();
+    }
+}
+
+fn show(spec: &VmSpec, life: &Life) -> api::Vm {
+    let (state, running) = match life {
+        Life::Starting => (api::VmState::Starting, None),
+        Life::Running(running) => {
+            let state = match () {
+                () if running.seen.failed.lock().is_some() => api::VmState::Failed,
+                () if running.link.client().is_some() => api::VmState::Connected,
+                () => api::VmState::Waiting,
+            };
+            (state, Some(running))
+        }
+        Life::Stopping(running) => (api::VmState::Stopping, Some(running)),
+    };
+    let BackendStatus { vram_mib, channels_used, driver, denied, mut counters } =
+        running.map(|running| running.backend.status()).unwrap_or_default();
+    let seen = running.map(|running| &*running.seen);
+    let withdrawn = |running: &Arc<Running>| {
+        running.link.memory().snapshot().regions().iter().any(vmm_glue::DmaRegion::is_withdrawn)
+    };
+    if let Some(seen) = seen {
+        counters.insert("resets".to_owned(), seen.resets.load(Ordering::Relaxed));
+    }
+    let denials = |denied: &api::Denied| denied.reads.saturating_add(denied.writes);
+    api::Vm {
+        name: spec.name.clone(),
+        card: spec.card.clone(),
+        mode: if spec.passthrough { api::VmMode::Passthrough } else { api::VmMode::Mediated },
+        state,
+        error: seen.and_then(|seen| seen.failed.lock().clone()),
+        socket: running.and_then(|running| running.socket.clone()),
+        client: running
+            .and_then(|running| running.link.client())
+            .map(|client| api::Client { pid: client.pid, uid: client.uid }),
+        vram_mib: spec.vram_mib.unwrap_or(vram_mib),
+        channels_limit: if spec.passthrough { check::MAX_CHANNELS } else { spec.channels() },
+        channels_used,
+        memory_not_shared: seen.is_some_and(|seen| seen.memory_not_shared.load(Ordering::Relaxed)),
+        memory_withdrawn: running.is_some_and(withdrawn),
+        driver,
+        denied_total: denied.iter().map(denials).fold(0, u64::saturating_add),
+        denied,
+        counters,
+        transport: running.map(|running| transport(&running.link)).unwrap_or_default(),
+    }
+}
+
+/// The counts of a connection, flat: those of messages get the prefix `messages_`.
+fn transport(link: &Link) -> BTreeMap<String, u64> {
+    let Ok(serde_json::Value::Object(counts)) = serde_json::to_value(link.counters().snapshot()) else {
+        return BTreeMap::new();
+    };
+    let mut flat = BTreeMap::new();
+    for (name, value) in counts {
+        match value {
+            serde_json::Value::Object(messages) => {
+                let messages = messages.into_iter().filter_map(|(name, count)| Some((name, count.as_u64()?)));
+                flat.extend(messages.map(|(name, count)| (format!("messages_{}", name.to_lowercase()), count)));
+            }
+            value => flat.extend(value.as_u64().map(|count| (name, count))),
+        }
+    }
+    flat
+}

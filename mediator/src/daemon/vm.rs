@@ -1,0 +1,166 @@
+//! One virtual machine while it runs: its thread, its socket, and what the daemon knows of both.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+use vmm_glue::device::NUM_REGIONS;
+use vmm_glue::link::StopHandle;
+use vmm_glue::server::Server;
+use vmm_glue::{AccessError, Device, DmaRegion, Link, MapError, RegionIndex, RegionInfo};
+
+use super::backend::{Built, VmBackend};
+use super::error::DaemonError;
+
+/// What the device's calls have shown, for the operator.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    /// Guest memory is private to the VMM that is, or was last, connected.
+    pub memory_not_shared: AtomicBool,
+    /// Resets of the device.
+    pub resets: AtomicU64,
+    /// Why the thread ended before its time.
+    pub failed: Mutex<Option<String>>,
+}
+
+/// A virtual machine with its thread.
+pub(super) struct Running {
+    /// Path of the socket, unless the service manager made it.
+    pub socket: Option<PathBuf>,
+    pub link: Link,
+    pub backend: Arc<dyn VmBackend>,
+    pub seen: Arc<Seen>,
+    stop: StopHandle,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Running {
+    /// Starts the thread of a virtual machine.
+    pub fn start(
+        name: &str,
+        socket: Option<PathBuf>,
+        server: Server,
+        link: Link,
+        built: Built,
+    ) -> Result<Self, DaemonError> {
+        let failed = |error: std::io::Error| DaemonError::Failed(format!("VM `{name}` cannot have a thread: {error}"));
+        let Built { device, backend } = built;
+        let seen = Arc::new(Seen::default());
+        let stop = StopHandle::new().map_err(failed)?;
+        let span = tracing::info_span!(parent: None, "vm", name);
+        let work = Work {
+            device: Observed { device, seen: Arc::clone(&seen) },
+            server,
+            link: link.clone(),
+            stop: stop.clone(),
+        };
+        let thread = std::thread::Builder::new()
+            .name(format!("vm-{name}"))
+            .spawn(move || span.in_scope(|| work.run()))
+            .map_err(failed)?;
+        Ok(Self { socket, link, backend, seen, stop, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Tells the thread to end; does not wait.
+    pub fn stop(&self) {
+        self.stop.stop();
+    }
+
+    /// Ends the thread, disconnects the client, removes the socket, and gives back what the card lent.
+    pub fn end(&self, name: &str) {
+        self.stop();
+        let thread = self.thread.lock().take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!(vm = name, "the thread of a VM ended by a panic while it was taken down");
+        }
+        if let Err(error) = self.backend.release() {
+            tracing::error!(vm = name, %error, "the card keeps something of a VM that was removed");
+        }
+    }
+}
+
+/// What a virtual machine's thread works with.
+struct Work {
+    device: Observed,
+    server: Server,
+    link: Link,
+    stop: StopHandle,
+}
+
+impl Work {
+    fn run(self) {
+        let Self { mut device, server, link, stop } = self;
+        let seen = Arc::clone(&device.seen);
+        tracing::info!("waiting for a VMM");
+        let result = catch_unwind(AssertUnwindSafe(|| server.run(&link, &mut device, &stop)));
+        let failed = match result {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(panic) => Some(format!("internal error: {}", panic_text(&*panic))),
+        };
+        if let Some(error) = failed {
+            tracing::error!(error, "the VM is out of service; remove it and add it again");
+            *seen.failed.lock() = Some(error);
+        }
+        drop(server);
+        drop(device);
+        tracing::info!("the VM's thread has ended");
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without words")
+}
+
+/// A device that tells the daemon what it is told.
+struct Observed {
+    device: Box<dyn Device>,
+    seen: Arc<Seen>,
+}
+
+impl Device for Observed {
+    fn regions(&self) -> [RegionInfo; NUM_REGIONS] {
+        self.device.regions()
+    }
+
+    fn connected(&mut self) {
+        self.seen.memory_not_shared.store(false, Ordering::Relaxed);
+        tracing::info!("a VMM has connected");
+        self.device.connected();
+    }
+
+    fn region_read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
+        self.device.region_read(region, offset, data)
+    }
+
+    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
+        self.device.region_write(region, offset, data)
+    }
+
+    fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {
+        self.device.dma_map(region)
+    }
+
+    fn dma_unmap(&mut self, gpa: u64, size: u64) {
+        self.device.dma_unmap(gpa, size);
+    }
+
+    fn reset(&mut self) {
+        self.seen.resets.fetch_add(1, Ordering::Relaxed);
+        self.device.reset();
+    }
+
+    fn disconnected(&mut self) {
+        tracing::info!("the VMM has gone");
+        self.device.disconnected();
+    }
+
+    fn memory_not_shared(&mut self, gpa: u64) {
+        self.seen.memory_not_shared.store(true, Ordering::Relaxed);
+        self.device.memory_not_shared(gpa);
+    }
+}
