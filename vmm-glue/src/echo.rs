@@ -22,8 +22,8 @@ impl EchoDevice {
         let mut config = vec![0; CONFIG_SIZE];
         // Vendor and device, then class 0xff0000 (nothing known) in the upper three bytes at 8.
         for (place, value) in [(0, vendor), (2, device), (10, 0xff00)] {
-            if let Some(field) = config.get_mut(place..place + 2) {
-                field.copy_from_slice(&value.to_le_bytes());
+            for (field, byte) in config.iter_mut().skip(place).zip(value.to_le_bytes()) {
+                *field = byte;
             }
         }
         Self { bar0: vec![0; bar0_size], config }
@@ -43,10 +43,11 @@ impl EchoDevice {
 impl Device for EchoDevice {
     fn regions(&self) -> [RegionInfo; NUM_REGIONS] {
         let size = |memory: &[u8]| u64::try_from(memory.len()).unwrap_or(0);
-        let mut regions: [RegionInfo; NUM_REGIONS] = Default::default();
-        regions[RegionIndex::Bar0 as usize] = RegionInfo::read_write(size(&self.bar0));
-        regions[RegionIndex::Config as usize] = RegionInfo::read_write(size(&self.config));
-        regions
+        RegionIndex::ALL.map(|region| match region {
+            RegionIndex::Bar0 => RegionInfo::read_write(size(&self.bar0)),
+            RegionIndex::Config => RegionInfo::read_write(size(&self.config)),
+            _ => RegionInfo::default(),
+        })
     }
 
     fn region_read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {

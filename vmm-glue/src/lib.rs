@@ -53,4 +53,4 @@ pub use interrupts::{Interrupts, IrqCounts};
 pub use link::{ClientInfo, Link, StopHandle};
 pub use memory::{DmaRegion, GuestMemory, Mapping, MemoryTable};
 pub use server::{Server, ServerError, ServerOptions};
-pub use socket::{BindError, SocketOptions};
+pub use socket::{BindError, BoundPath, SocketOptions};

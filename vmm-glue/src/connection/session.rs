@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::share::ShareCheck;
 use super::version::{Peer, negotiate};
@@ -126,7 +126,7 @@ impl Session {
             Command::DMA_UNMAP => {
                 let request = parse(body)?;
                 self.dma_unmap(device, request)?;
-                return Ok(reply(&header, out, |out| out.reply(&header, &request, &[])));
+                return reply(&header, &request, out);
             }
             Command::DEVICE_GET_INFO => {
                 parse::<DeviceInfo>(body)?;
@@ -136,7 +136,7 @@ impl Session {
                     num_regions: wire_len(NUM_REGIONS),
                     num_irqs: wire_len(NUM_IRQ_TYPES),
                 };
-                return Ok(reply(&header, out, |out| out.reply(&header, &info, &[])));
+                return reply(&header, &info, out);
             }
             Command::DEVICE_GET_REGION_INFO => return self.region_info(&header, parse(body)?, out),
             Command::DEVICE_GET_IRQ_INFO => {
@@ -145,7 +145,7 @@ impl Session {
                     return refuse(Errno::INVAL, format!("interrupt type {} does not exist", request.index));
                 };
                 let info = IrqInfo { argsz: wire_len(size_of::<IrqInfo>()), flags, index: request.index, count };
-                return Ok(reply(&header, out, |out| out.reply(&header, &info, &[])));
+                return reply(&header, &info, out);
             }
             Command::DEVICE_SET_IRQS => {
                 let (request, booleans) =
@@ -170,8 +170,7 @@ impl Session {
             }
             _ => return refuse(Errno::NOSYS, "unknown command"),
         }
-        reply(&header, out, |out| out.reply(&header, &(), &[]));
-        Ok(())
+        reply(&header, &(), out)
     }
 
     fn negotiate(&mut self, device: &mut dyn Device, message: Message<'_>, out: &mut Outbox) -> Result<(), Fatal> {
@@ -313,7 +312,6 @@ impl Session {
         let mut caps = Vec::new();
         let mmap = region.mmap.as_ref().filter(|mmap| !mmap.areas.is_empty() && mmap.areas.len() <= MAX_AREAS);
         if let Some(mmap) = mmap {
-            use zerocopy::IntoBytes;
             info.flags |= REGION_MMAP | REGION_CAPS;
             info.offset = mmap.file_offset;
             // Set also where the capabilities do not fit: QEMU checks it before it asks again.
@@ -416,10 +414,11 @@ impl Session {
     }
 }
 
-fn reply(header: &Header, out: &mut Outbox, reply: impl FnOnce(&mut Outbox)) {
+fn reply(header: &Header, body: &(impl IntoBytes + Immutable), out: &mut Outbox) -> Result<(), Refusal> {
     if !header.no_reply() {
-        reply(out);
+        out.reply(header, body, &[]);
     }
+    Ok(())
 }
 
 pub(super) fn too_short(body: &[u8], want: usize) -> Refusal {

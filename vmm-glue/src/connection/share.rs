@@ -14,7 +14,8 @@ use crate::link::Link;
 use crate::memory::{Mapping, MemoryTable, PAGE_SIZE, Sharing};
 
 /// Bytes that are compared at one place.
-const SAMPLE: usize = PAGE_SIZE as usize;
+const SAMPLE: usize = 4096;
+const _: () = assert!(SAMPLE as u64 == PAGE_SIZE);
 /// Most places of one check.
 const MAX_SAMPLES: usize = 64;
 /// `errno` by which QEMU answers while the guest has bus mastering off.
