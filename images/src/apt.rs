@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 
 use crate::cache::{Cache, hash_file, size_of};
 use crate::exec;
@@ -17,6 +17,27 @@ use crate::recipe::{Package, Suite};
 
 /// The package that has apt-get and apt-cache.
 const APT: &str = "apt";
+
+/// The programs that are needed, each with its package.
+const PROGRAMS: [(&str, &str); 3] = [("apt-get", APT), ("apt-cache", APT), ("dpkg-deb", "dpkg")];
+
+/// Something is wrong with this host, so that another suite would fare no better.
+#[derive(Debug)]
+pub struct HostProblem(String);
+
+impl std::fmt::Display for HostProblem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for HostProblem {}
+
+impl HostProblem {
+    fn from(error: &Error) -> Error {
+        Error::new(Self(format!("{error:#}")))
+    }
+}
 
 /// The host settings that are taken over: how to reach the network, and how strictly to look at the clock.
 const KEPT: [&str; 7] = [
@@ -46,8 +67,10 @@ pub struct Fetched {
 impl Apt {
     /// Prepares a private apt for `suite` and fetches its package lists.
     pub fn open(suite: &Suite, cache: &Cache, progress: &Progress) -> Result<Self> {
-        let mirror = mirror::find()?;
-        let keyring = mirror::keyring()?;
+        let host = |e: Error| HostProblem::from(&e);
+        require_programs().map_err(host)?;
+        let mirror = mirror::find().map_err(host)?;
+        let keyring = mirror::keyring().map_err(host)?;
         let apt = Self { root: cache.path("apt").join(suite.target()), suite: suite.clone() };
         for folder in ["state/lists/partial", "cache/archives/partial"] {
             let path = apt.root.join(folder);
@@ -55,20 +78,22 @@ impl Apt {
         }
         apt.write("state/status", "")?;
         apt.write("apt.conf", &apt.configuration()?)?;
-        // Sid has no security suite, and a small mirror may not carry it: better an older package than none.
         apt.write("apt.sources", &sources(suite, &mirror, &keyring, true))?;
         let mut step = progress.step(format!("fetching the package lists of Debian {}", suite.target()));
-        if let Err(first) = apt.update(&mut step) {
-            apt.write("apt.sources", &sources(suite, &mirror, &keyring, false))?;
-            apt.update(&mut step).map_err(|_| {
-                first.context(format!(
-                    "cannot fetch the package lists of Debian {} (no network, a proxy that apt does not know of, or a \
-                     mirror without that suite; {MIRROR_VARIABLE} chooses another mirror)",
-                    suite.target()
-                ))
-            })?;
-            progress.line(&format!("images: no security suite for {} there; going on without", suite.base));
+        let Err(first) = apt.update(&mut step) else { return Ok(apt) };
+        if !lacks_a_suite(&first) {
+            bail!(HostProblem(format!(
+                "cannot fetch the package lists of Debian {} from {}: is there a network, and does apt know of the proxy \
+                 if one is needed? ({MIRROR_VARIABLE} chooses another mirror; with a copy of another machine's cache \
+                 folder no network is needed.) {first:#}",
+                suite.target(),
+                mirror.main
+            )));
         }
+        // Sid has no security suite, and a small mirror may not carry it: better an older package than none.
+        apt.write("apt.sources", &sources(suite, &mirror, &keyring, false))?;
+        apt.update(&mut step).with_context(|| format!("{} does not have {}", mirror.main, suite.target()))?;
+        progress.line(&format!("images: no security suite for {} there; going on without", suite.base));
         Ok(apt)
     }
 
@@ -189,6 +214,21 @@ pub fn unpack(package: &Fetched, target: &Path, step: &mut Step<'_>) -> Result<(
     let mut command = Command::new("dpkg-deb");
     command.arg("-x").arg(&package.path).arg(target);
     exec::run(&mut command, "dpkg", step, || package.package.name.clone()).map(drop)
+}
+
+fn require_programs() -> Result<()> {
+    for (program, package) in PROGRAMS {
+        if exec::probe(Command::new(program).arg("--version")).is_none() {
+            bail!("the program {program} cannot be run; install the package {package} (`apt-get install {package}`)");
+        }
+    }
+    Ok(())
+}
+
+/// Whether an update failed because the mirror does not have one of the suites.
+fn lacks_a_suite(error: &Error) -> bool {
+    let text = format!("{error:#}");
+    ["404", "does not have a Release file", "no longer has a Release file"].iter().any(|sign| text.contains(sign))
 }
 
 fn sources(suite: &Suite, mirror: &Mirror, keyring: &Path, security: bool) -> String {

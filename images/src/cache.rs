@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use std::{env, process};
 
 use anyhow::{Context, Result, bail};
@@ -10,6 +11,9 @@ use sha2::{Digest, Sha256};
 
 use crate::progress::Progress;
 use crate::recipe::Record;
+
+/// How old an item that is no longer wanted must be to be removed.
+const OLD: Duration = Duration::from_secs(24 * 3600);
 
 /// The cache folder, locked for as long as this lives.
 pub struct Cache {
@@ -96,6 +100,22 @@ impl Cache {
             toml::to_string_pretty(record).context("cannot encode the image record")?
         );
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+impl Cache {
+    /// Removes the items of `kind` that are not among `keys` and have not been made within the last day; a younger one
+    /// may be what another checkout or a running test uses.
+    pub fn prune(&self, kind: &str, keys: &[&str]) -> Result<()> {
+        let Ok(entries) = fs::read_dir(self.path(kind)) else { return Ok(()) };
+        for entry in entries.flatten() {
+            let kept = keys.iter().any(|k| entry.file_name() == *k);
+            let age = entry.metadata().ok().and_then(|m| m.created().or_else(|_| m.modified()).ok()?.elapsed().ok());
+            if !kept && age.is_some_and(|a| a > OLD) {
+                remove(&entry.path())?;
+            }
+        }
+        Ok(())
     }
 }
 

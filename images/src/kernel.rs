@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 
-use crate::apt::{self, Apt, Fetched};
+use crate::apt::{self, Apt, Fetched, HostProblem};
 use crate::cache::{Cache, key};
 use crate::modinfo;
 use crate::progress::Progress;
@@ -47,6 +47,7 @@ pub fn ensure(
                 record.kernels.insert(recipe.name.clone(), made);
                 return Ok(kernel);
             }
+            Err(error) if error.is::<HostProblem>() => return Err(error),
             Err(error) => errors.push(format!("Debian {}: {error:#}", suite.target())),
         }
     }

@@ -109,5 +109,12 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
         kernels.push(Kernel { name: kernel.name, release: kernel.release, vmlinuz: kernel.vmlinuz, initrd });
     }
     cache.store_record(&record)?;
+    let made = |m: &recipe::Made| m.key.clone();
+    let wanted: Vec<_> = record.qemu.iter().chain(record.kernels.values()).map(made).collect();
+    let wanted: Vec<_> = wanted.iter().map(String::as_str).collect();
+    cache.prune("qemu", &wanted)?;
+    cache.prune("kernel", &wanted)?;
+    let in_use: Vec<_> = kernels.iter().filter_map(|k| k.initrd.parent()?.file_name()?.to_str()).collect();
+    cache.prune("initramfs", &in_use)?;
     Ok(Images { qemu, kernels })
 }

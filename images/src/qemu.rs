@@ -7,7 +7,7 @@ use std::{env, fs};
 
 use anyhow::{Result, anyhow, bail};
 
-use crate::apt::{self, Apt};
+use crate::apt::{self, Apt, HostProblem};
 use crate::cache::{Cache, key};
 use crate::exec;
 use crate::progress::Progress;
@@ -63,6 +63,12 @@ pub fn ensure(recipe: &QemuRecipe, cache: &Cache, record: &mut Record, progress:
             Ok((qemu, made)) => {
                 record.qemu = Some(made);
                 return Ok(qemu);
+            }
+            Err(error) if error.is::<HostProblem>() => {
+                return Err(error.context(format!(
+                    "QEMU >= {} is not installed as {PROGRAM}, and none could be fetched",
+                    recipe.minimum
+                )));
             }
             Err(error) => {
                 progress.line(&format!("images: no QEMU from Debian {}: {error:#}", suite.target()));
