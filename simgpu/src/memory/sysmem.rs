@@ -75,6 +75,12 @@ impl Sysmem {
         self.len() == 0
     }
 
+    /// Whether a reader would get the table at once: nobody changes it or waits to.
+    #[cfg(test)]
+    pub(super) fn is_free(&self) -> bool {
+        self.table.try_read().is_some()
+    }
+
     /// Holds the table: no mapping goes away while the view lives.
     #[must_use]
     pub fn view(&self) -> SysmemView<'_> {

@@ -20,7 +20,7 @@ pub mod tlb;
 pub mod walk;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use crate::memory::{BusAddr, Memory};
 use nvspec::addr::{GpuVa, Target};
