@@ -4,7 +4,7 @@
 //! numbers. Translation, bounds and isolation are the implementer's; the vGPU only decodes and refuses what cannot be
 //! decoded.
 
-use nvspec::addr::{Gpa, GuestVramAddr, Target};
+use nvspec::addr::GuestVramAddr;
 use nvspec::fifo::VirtualChannelId;
 
 /// The two memory BARs of a vGPU.
@@ -25,44 +25,7 @@ impl std::fmt::Display for Aperture {
     }
 }
 
-/// Where a guest's structure (instance block, page directory, runlist) lies: a decoded pair of target and address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Place {
-    /// In the VRAM that the guest believes to have. Not bounds-checked.
-    Vram(GuestVramAddr),
-    /// In the guest's RAM. Not bounds-checked.
-    Ram(Gpa),
-}
-
-impl Place {
-    /// From the target code and the byte address; `None` for the reserved target.
-    #[must_use]
-    pub fn decode(target: u32, address: u64) -> Option<Self> {
-        match Target::from_bits(target) {
-            Target::Vram => Some(Self::Vram(GuestVramAddr(address))),
-            Target::Reserved => None,
-            Target::SysCoherent | Target::SysNonCoherent => Some(Self::Ram(Gpa(address))),
-        }
-    }
-
-    /// The byte address, whichever space it is in.
-    #[must_use]
-    pub fn address(self) -> u64 {
-        match self {
-            Self::Vram(address) => address.0,
-            Self::Ram(address) => address.0,
-        }
-    }
-}
-
-impl std::fmt::Display for Place {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Vram(address) => write!(f, "VRAM {address}"),
-            Self::Ram(address) => write!(f, "RAM {address}"),
-        }
-    }
-}
+pub use nvspec::addr::Place;
 
 /// The access is outside of what the guest may reach; the implementer has left `data` alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

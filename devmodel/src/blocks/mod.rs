@@ -17,6 +17,7 @@ use crate::denied::{Denials, Reason, Site};
 use crate::storage::Storage;
 use crate::vgpu::VGpuConfig;
 use nvspec::RegInfo;
+use nvspec::addr::Target;
 use nvspec::instance::INSTANCE_BYTES;
 
 /// What a block may touch while it handles one access.
@@ -60,7 +61,7 @@ impl Cx<'_> {
     /// Decodes where a structure of `bytes` lies. A structure in VRAM must lie within the guest's; one in RAM is for
     /// the backend to check. What cannot be decoded is counted against `at`.
     pub fn place(&mut self, at: At, written: u32, target: u32, address: u64, bytes: u64) -> Option<Place> {
-        let Some(place) = Place::decode(target, address) else {
+        let Some(place) = Place::new(Target::from_bits(target), address) else {
             self.deny_write(at, Reason::Target, written);
             return None;
         };

@@ -21,6 +21,8 @@ regs! {
         PWM_DUTY[2; 4] @ 0x00e11c Rw {}
         /// Thermal PWM.
         THERM_PWM @ 0x00e720 Rw {}
+        /// Fan speed measurement: period and count.
+        TACHOMETER[2; 4] @ 0x00e724 Rw {}
         /// PLL of the host clock: control, coefficients.
         PLL_VCLK[2; 4] @ 0x00e800 Rw {}
         /// PLL of the crystal reference: control, coefficients.
@@ -41,8 +43,10 @@ regs! {
         GATE_FILTER[64; 4] @ 0x020300 Rw {}
         /// Sensor reading in degrees Celsius.
         TEMPERATURE @ 0x020400 Ro = 0x00000028 {}
+        /// Threshold of clock reduction.
+        THRESHOLD_CLOCK @ 0x020414 Rw {}
         /// Thresholds.
-        THRESHOLD[16; 4] @ 0x020480 Rw {}
+        THRESHOLD[18; 4] @ 0x020480 Rw {}
     }
 
     /// Fuses.
@@ -67,8 +71,16 @@ regs! {
         FBP_COUNT @ 0x022438 Ro = 0x00000001 {}
         /// Engines that are fused off.
         ENGINES_DISABLED @ 0x022500 Ro { 9:9 CE1; 8:8 CE0; 2:2 MSVLD; 1:1 MSPDEC_MSPPP; 0:0 PDISP; }
+        /// GPCs that are fused off.
+        GPC_DISABLED @ 0x022504 Ro {}
+        /// Memory partitions whose counters are fused off.
+        PART_DISABLED @ 0x022548 Ro {}
         /// Memory partitions that are fused off.
         FBP_DISABLED @ 0x022554 Ro {}
+        /// GPCs that are switched off.
+        GPC_OFF @ 0x022584 Ro {}
+        /// Memory partitions whose counters are switched off.
+        PART_OFF @ 0x0225c8 Ro {}
     }
 
     /// PCI configuration space, as the card itself sees it.
@@ -120,6 +132,8 @@ regs! {
         HWCFG @ 0x10a108 Ro = 0x00081060 {}
         /// DMA control.
         DMA_CONTROL @ 0x10a10c Rw { 2:2 IMEM_SCRUBBING; 1:1 DMEM_SCRUBBING; }
+        /// Details of the unit's last access fault: address, state.
+        ACCESS_FAULT[2; 4] @ 0x10a168 Rw {}
         /// Code upload address.
         IMEM_CONTROL[4; 16] @ 0x10a180 Rw {}
         /// Code upload data.

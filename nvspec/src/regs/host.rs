@@ -19,6 +19,8 @@ regs! {
         INTR_EN_1 @ 0x000144 Rw { 0:0 ENABLE; }
         /// Interrupt line state, as the first tree drives it.
         INTR_LINE_0 @ 0x000160 Ro {}
+        /// Cache units with an interrupt, behind the tree's LTC bit.
+        INTR_LTC @ 0x00017c Ro {}
         /// Unit enable; a unit is reset by a zero.
         ENABLE @ 0x000200 Rw { 30:30 PDISP; 28:28 MSPDEC_B; 20:20 LTC; 17:17 MSPDEC; 15:15 MSVLD; 13:13 PMU; 12:12 PGRAPH;
             8:8 PFIFO; 7:7 CE1; 6:6 CE0; 5:5 PRIVRING; 2:2 PXBAR; 1:1 MSPPP; }
