@@ -5,11 +5,16 @@
 //! - [`admin`]: the admin API, HTTP and JSON over a UNIX socket, and metrics;
 //! - [`config`]: the TOML file, checked, with mistakes told by line and key;
 //! - [`daemon`]: cards and virtual machines, how they come and go;
+//! - [`host`]: the owner of a card: memory, channels, interrupts;
+//! - [`vgpu`]: one mediated virtual machine on it;
 //! - [`passthrough`]: a virtual machine wired straight to a card;
 //! - [`logging`]: `tracing` to standard error, limited where a guest is the cause.
 
 pub mod admin;
 pub mod config;
+pub mod ctl;
 pub mod daemon;
+pub mod host;
 pub mod logging;
 pub mod passthrough;
+pub mod vgpu;

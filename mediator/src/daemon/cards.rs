@@ -1,14 +1,24 @@
 //! The cards of a configuration, opened, and what they make of virtual machines.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use card::Card;
+use parking_lot::Mutex;
+use parking_lot::Mutex;
 use vmm_glue::Link;
+use vram::VmId;
+use vram::VmId;
 
 use super::backend::{BackendError, Built, CardBackend, CardStatus, OpenCard};
 use crate::config::check::MAX_CHANNELS;
-use crate::config::{CardKind, CardSpec, VmSpec};
+use crate::config::{CardKind, CardSpec, DEFAULT_CHANNELS, VmSpec};
+use crate::host::HostCard;
+use crate::host::HostCard;
 use crate::passthrough::PassthroughDevice;
+use crate::vgpu::MediatedVm;
+use crate::vgpu::MediatedVm;
 
 /// Opens real and software cards.
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,7 +29,7 @@ impl OpenCard for Cards {
         let card = match spec.kind {
             CardKind::Simgpu => software_card(spec)?,
         };
-        Ok(Box::new(OwnedCard { spec: spec.clone(), card }))
+        Ok(Box::new(OwnedCard { spec: spec.clone(), card, host: Mutex::new(None), next: AtomicU32::new(0) }))
     }
 }
 
@@ -32,18 +42,37 @@ fn software_card(_spec: &CardSpec) -> Result<Arc<dyn Card>, BackendError> {
 struct OwnedCard {
     spec: CardSpec,
     card: Arc<dyn Card>,
+    /// The mediator's side of the card, from the first mediated virtual machine until one wants passthrough.
+    host: Mutex<Option<Arc<HostCard>>>,
+    next_vm: AtomicU32,
+}
+
+impl OwnedCard {
+    fn host(&self) -> Result<Arc<HostCard>, BackendError> {
+        let mut host = self.host.lock();
+        if let Some(host) = &*host {
+            return Ok(Arc::clone(host));
+        }
+        let opened = HostCard::open(Arc::clone(&self.card), &self.spec.name).map_err(BackendError::failed)?;
+        Ok(Arc::clone(host.insert(opened)))
+    }
 }
 
 impl CardBackend for OwnedCard {
     fn status(&self) -> CardStatus {
         let id = self.card.identity();
-        CardStatus { pci_id: format!("{:04x}:{:04x}", id.vendor, id.device), channels: MAX_CHANNELS, channels_used: 0 }
+        CardStatus { pci_id: format!("{:04x}:{:04x}", id.vendor, id.device), channels: MAX_CHANNELS }
     }
 
     fn build(&self, vm: &VmSpec, link: &Link) -> Result<Built, BackendError> {
         if vm.passthrough {
+            if let Some(host) = self.host.lock().take() {
+                host.close();
+            }
             return PassthroughDevice::build(Arc::clone(&self.card), self.spec.vram_mib, &vm.name, link);
         }
-        Err(BackendError::failed("mediated mode is not built yet"))
+        let vram_bytes = vm.vram_mib.unwrap_or(0).saturating_mul(1 << 20);
+        let id = VmId(self.next_vm.fetch_add(1, Ordering::Relaxed));
+        MediatedVm::build(&self.host()?, id, vram_bytes, vm.channels(), link)
     }
 }

@@ -1,0 +1,126 @@
+//! Initialises a card, as its driver on the host: identity, memory size, units, scheduler, context switching.
+//!
+//! The order is that of nouveau's probe, reduced to what the mediator uses. The falcons of a real card need firmware
+//! uploaded before they start; `simgpu` needs none, and a card whose falcons do not report ready is refused here.
+
+use super::HostError;
+use card::Card;
+use nvspec::chip::{self, Chip};
+use nvspec::fifo::engine;
+use nvspec::regs::windows::prom;
+use nvspec::regs::{ce0, ce1, fecs, pbdma, pbfb, pfb, pfifo, pgraph, pmc, ppci, ptop};
+use std::sync::Arc;
+
+/// Polls for a falcon to report ready. Start-up takes milliseconds; each poll is a bus read of about a microsecond.
+const READY_POLLS: u32 = 2_000_000;
+
+/// What bring-up learns of a card.
+#[derive(Clone, Debug)]
+pub struct CardInfo {
+    /// Its chip.
+    pub chip: &'static Chip,
+    /// Bytes of VRAM.
+    pub vram_bytes: u64,
+    /// Bytes of a PGRAPH context.
+    pub context_bytes: u32,
+    /// PBDMA units.
+    pub pbdmas: u32,
+    /// The card's VBIOS image; guests see it as theirs.
+    pub vbios: Arc<[u8]>,
+}
+
+/// Resets `card` and brings it to where channels can be bound. USERD's place in BAR1 is offset 0.
+///
+/// # Errors
+/// When it is no chip that is known, or does not answer as one.
+pub fn bring_up(card: &dyn Card) -> Result<CardInfo, HostError> {
+    card.reset();
+    let boot0 = card.read32(pmc::BOOT_0::OFFSET);
+    let chip = chip::by_boot0(boot0).ok_or(HostError::UnknownChip { boot0 })?;
+    card.write32(pmc::INTR_EN_0::OFFSET, 0);
+    card.write32(pmc::ENABLE::OFFSET, u32::MAX);
+    let vram_bytes = memory_size(card)?;
+    let pbdmas = start_fifo(card);
+    let context_bytes = start_graph(card)?;
+    for (itfen, vector, control) in [
+        (ce0::ITFEN::OFFSET, ce0::BOOT_VECTOR::OFFSET, ce0::CPU_CONTROL::OFFSET),
+        (ce1::ITFEN::OFFSET, ce1::BOOT_VECTOR::OFFSET, ce1::CPU_CONTROL::OFFSET),
+    ] {
+        card.write32(vector, 0);
+        card.write32(control, ce0::CPU_CONTROL::START.mask());
+        card.write32(itfen, 3);
+    }
+    Ok(CardInfo { chip, vram_bytes, context_bytes, pbdmas, vbios: read_vbios(card) })
+}
+
+/// Reads the image in PROM, as long as its header says it is (in units of 512 bytes); empty without a valid header.
+fn read_vbios(card: &dyn Card) -> Arc<[u8]> {
+    card.write32(ppci::ROM_CONTROL::OFFSET, 0);
+    let header = card.read32(prom::BASE).to_le_bytes();
+    let bytes = match header {
+        [0x55, 0xaa, blocks, _] => (u32::from(blocks) * 512).min(prom::BYTES),
+        _ => 0,
+    };
+    (0..bytes).step_by(4).flat_map(|offset| card.read32(prom::BASE + offset).to_le_bytes()).collect()
+}
+
+/// Lets the card's interrupts through.
+pub fn enable_interrupts(card: &dyn Card) {
+    card.write32(pmc::INTR_MASK_0::OFFSET, u32::MAX);
+    card.write32(pmc::INTR_EN_0::OFFSET, pmc::INTR_EN_0::ENABLE.mask());
+}
+
+fn memory_size(card: &dyn Card) -> Result<u64, HostError> {
+    let partitions = card.read32(ptop::FBP_COUNT::OFFSET).min(pbfb::MEM_AMOUNT::COUNT);
+    let disabled = card.read32(ptop::FBP_DISABLED::OFFSET);
+    let mib: u64 = (0..partitions)
+        .filter(|fbp| disabled & (1 << fbp) == 0)
+        .map(|fbp| u64::from(card.read32(pbfb::MEM_AMOUNT::at(fbp))))
+        .sum();
+    // The MMU debug mode is for driver development; off.
+    card.write32(pfb::MMU_DEBUG_CTRL::OFFSET, 0);
+    if mib == 0 { Err(HostError::Unresponsive("it reports no memory")) } else { Ok(mib << 20) }
+}
+
+fn start_fifo(card: &dyn Card) -> u32 {
+    card.write32(pmc::PBDMA_ENABLE::OFFSET, u32::MAX);
+    let pbdmas = card.read32(pmc::PBDMA_ENABLE::OFFSET).count_ones().min(pbdma::INTR_0::COUNT);
+    // All PBDMAs may serve PGRAPH; the copy engines share what there is besides, as nouveau sets it up.
+    let all = (1 << pbdmas) - 1;
+    let second = if pbdmas > 1 { all & !1 } else { all };
+    let third = if pbdmas > 2 { all & !3 } else { second };
+    for (engine, mask) in [(engine::GR, 1), (engine::CE0, second), (engine::CE1, third)] {
+        card.write32(pfifo::ENGINE_PBDMA_MASK::at(engine), mask);
+    }
+    for unit in 0..pbdmas {
+        card.write32(pbdma::INTR_0::at(unit), u32::MAX);
+        card.write32(pbdma::INTR_EN_0::at(unit), u32::MAX);
+    }
+    card.write32(pfifo::SCHED_EN::OFFSET, pfifo::SCHED_EN::ENABLE.mask());
+    card.write32(pfifo::USERD_BASE::OFFSET, pfifo::USERD_BASE::VALID.mask());
+    card.write32(pfifo::INTR::OFFSET, u32::MAX);
+    card.write32(pfifo::NON_STALL_EN::OFFSET, (1 << engine::COUNT) - 1);
+    card.write32(
+        pfifo::INTR_EN::OFFSET,
+        pfifo::INTR_EN::NON_STALL.mask()
+            | pfifo::INTR_EN::RUNLIST.mask()
+            | pfifo::INTR_EN::PBDMA.mask()
+            | pfifo::INTR_EN::MMU_FAULT.mask()
+            | pfifo::INTR_EN::SCHED_ERROR.mask()
+            | pfifo::INTR_EN::INTR_0.mask(),
+    );
+    pbdmas
+}
+
+fn start_graph(card: &dyn Card) -> Result<u32, HostError> {
+    card.write32(pgraph::CONTROL::OFFSET, pgraph::CONTROL::FIFO_ACCESS.mask() | pgraph::CONTROL::METHODS.mask());
+    card.write32(pgraph::INTR::OFFSET, u32::MAX);
+    card.write32(pgraph::INTR_EN::OFFSET, u32::MAX);
+    card.write32(fecs::DMA_CONTROL::OFFSET, 0);
+    card.write32(fecs::CPU_CONTROL::OFFSET, fecs::CPU_CONTROL::START.mask());
+    let ready = (0..READY_POLLS).any(|_| fecs::MAILBOX::READY.is_set(card.read32(fecs::MAILBOX::at(0))));
+    if !ready {
+        return Err(HostError::Unresponsive("context switching firmware does not start"));
+    }
+    Ok(card.read32(fecs::MAILBOX::at(1)))
+}

@@ -1,0 +1,45 @@
+//! What can go wrong with the card or its memory.
+
+use card::DmaError;
+
+/// Why the host side of the mediator cannot do something.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// The card does not do what hardware must.
+    #[error("the card does not respond: {0}; reset it or the host")]
+    Unresponsive(&'static str),
+    /// Not a chip that this version knows.
+    #[error("the card's identity register reads {boot0:#010x}, which is no chip that this version knows")]
+    UnknownChip {
+        /// PMC_BOOT_0.
+        boot0: u32,
+    },
+    /// The card's memory does not hold what the mediator itself needs.
+    #[error("the card has {available:#x} bytes for the mediator, which needs {needed:#x}")]
+    TooSmall {
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes there are.
+        available: u64,
+    },
+    /// VRAM is all given away.
+    #[error("the card has {free} MiB of memory free, {wanted} MiB are wanted")]
+    OutOfMemory {
+        /// MiB wanted.
+        wanted: u64,
+        /// MiB free.
+        free: u64,
+    },
+    /// No I/O addresses left.
+    #[error("the card's 40-bit I/O address space has no gap of {len:#x} bytes; remove VMs or give them less RAM")]
+    OutOfIova {
+        /// Bytes wanted.
+        len: u64,
+    },
+    /// Host memory could not be mapped for the card.
+    #[error("guest memory cannot be mapped for the card")]
+    Dma(#[from] DmaError),
+    /// A pure state machine refused.
+    #[error("{0}")]
+    Refused(String),
+}

@@ -1,0 +1,276 @@
+//! The card's interrupt tree: read, acknowledged, and turned into events of the VMs that are concerned.
+//!
+//! Order on the card: re-arm MSI first, then read and clear the status, so that an edge between the two brings a new
+//! message instead of being lost.
+
+use super::HostError;
+use super::registry::{HostCard, HostState};
+use card::Card;
+use nvspec::addr::{GpuVa, VramAddr};
+use nvspec::fifo::{ChannelId, VirtualChannelId, engine};
+use nvspec::mmu::fault;
+use nvspec::regs::{ce0, ce1, fecs, pbdma, pbus, pfifo, pgraph, pmc, ppci, ptimer};
+use std::sync::Weak;
+use vmm_sys_util::eventfd::EventFd;
+use vram::VmId;
+
+/// Rounds through the tree for one message before the thread waits for the next: a stuck status bit must not spin.
+const ROUNDS: u32 = 64;
+/// What a PBDMA is given instead of a method that it cannot execute: a NOP, valid, subchannel 0.
+const NOP_METHOD: u32 = 0x8060_0008;
+
+/// Something that happened on the card and concerns one VM, in physical terms where the VM's own are not known here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestEvent {
+    /// Work of an engine has asked for attention; the VM had work there.
+    NonStall {
+        /// Which engine, `nvspec::fifo::engine`.
+        engine: u32,
+    },
+    /// A channel's access was refused by the card's MMU. The channel is off the card.
+    MmuFault {
+        /// The VM's channel.
+        channel: VirtualChannelId,
+        /// Fault unit.
+        unit: u32,
+        /// GPU virtual address.
+        va: GpuVa,
+        /// The fault's type word, as `pfifo::FAULT_TYPE`.
+        kind: u32,
+    },
+    /// A PBDMA met what it cannot execute. It has gone on behind that.
+    Pbdma {
+        /// The VM's channel.
+        channel: VirtualChannelId,
+        /// PBDMA.
+        unit: u32,
+        /// Bits as `pbdma::INTR_0`.
+        intr: u32,
+        /// Word as `pbdma::METHOD_0`.
+        method: u32,
+        /// Data of the method.
+        data: u32,
+    },
+    /// PGRAPH refused a method. It has gone on behind that.
+    Graph {
+        /// The VM's channel.
+        channel: VirtualChannelId,
+        /// Bits as `pgraph::INTR`.
+        intr: u32,
+        /// Word as `pgraph::DATA_ERROR`.
+        code: u32,
+        /// Class of the subchannel.
+        class: u32,
+        /// Word as `pgraph::TRAPPED_ADDRESS`.
+        address: u32,
+        /// Data of the method.
+        data: u32,
+    },
+    /// A copy engine refused a method. It has gone on behind that.
+    Copy {
+        /// The VM's channel.
+        channel: VirtualChannelId,
+        /// Copy engine, 0 or 1.
+        engine: u32,
+        /// Bits as `ce0::INTR`.
+        intr: u32,
+    },
+}
+
+/// A VM that takes events.
+pub trait GuestEvents: Send + Sync {
+    /// Called from the card's interrupt thread, without the card's lock.
+    fn deliver(&self, event: GuestEvent);
+}
+
+/// Body of the interrupt thread: serves `host` whenever `event` is signalled, until it is closed or gone.
+pub(super) fn serve(host: &Weak<HostCard>, event: &EventFd) {
+    loop {
+        if let Err(error) = event.read() {
+            tracing::error!(%error, "the card's interrupts cannot be waited for; they are off");
+            return;
+        }
+        let Some(host) = host.upgrade() else { return };
+        if host.stopping() {
+            return;
+        }
+        host.card().write32(ppci::MSI_REARM::OFFSET, ppci::MSI_REARM::REARM.mask());
+        for _ in 0..ROUNDS {
+            let (pending, events) = host.lock().service();
+            for (vm, event) in events {
+                // Looked up again for each: a VM may have gone, and its lock must not be taken under the card's.
+                let target = host.lock().vms.get(&vm).and_then(Weak::upgrade);
+                if let Some(target) = target {
+                    target.deliver(event);
+                }
+            }
+            if !pending {
+                break;
+            }
+        }
+    }
+}
+
+impl HostState {
+    /// One pass through the interrupt tree. Says whether anything was pending, and what to deliver.
+    fn service(&mut self) -> (bool, Vec<(VmId, GuestEvent)>) {
+        let mut events = Vec::new();
+        let card = std::sync::Arc::clone(self.vram.memory.card());
+        let pending = card.read32(pmc::INTR_0::OFFSET);
+        if pmc::INTR_0::PFIFO.is_set(pending) {
+            self.service_fifo(&*card, &mut events);
+        }
+        if pmc::INTR_0::PGRAPH.is_set(pending) {
+            self.service_graph(&*card, &mut events);
+        }
+        if pmc::INTR_0::CE0.is_set(pending) {
+            self.service_copy(&*card, 0, &mut events);
+        }
+        if pmc::INTR_0::CE1.is_set(pending) {
+            self.service_copy(&*card, 1, &mut events);
+        }
+        // Units whose interrupts the mediator has no use for: cleared, so that the line can fall.
+        if pmc::INTR_0::PBUS.is_set(pending) {
+            let intr = card.read32(pbus::INTR::OFFSET);
+            tracing::warn!(intr, "the card reports an access fault on its register bus");
+            card.write32(pbus::INTR::OFFSET, intr);
+        }
+        if pmc::INTR_0::PTIMER.is_set(pending) {
+            card.write32(ptimer::INTR::OFFSET, u32::MAX);
+        }
+        (pending != 0, events)
+    }
+
+    /// Whose channel has its instance block at `instance` on the card.
+    fn owner_of(&self, instance: VramAddr) -> Option<(VmId, VirtualChannelId)> {
+        let (vm, channel, _) = self.channels.by_instance(instance)?;
+        Some((VmId(vm.0), channel))
+    }
+
+    fn service_fifo(&mut self, card: &dyn Card, events: &mut Vec<(VmId, GuestEvent)>) {
+        let intr = card.read32(pfifo::INTR::OFFSET);
+        if pfifo::INTR::MMU_FAULT.is_set(intr) {
+            let units = card.read32(pfifo::MMU_FAULT_ID::OFFSET);
+            for unit in (0..u32::BITS).filter(|unit| units & (1 << unit) != 0) {
+                self.service_fault(card, unit, events);
+            }
+        }
+        if pfifo::INTR::PBDMA.is_set(intr) {
+            let units = card.read32(pfifo::PBDMA_INTR_ID::OFFSET);
+            for unit in (0..pbdma::INTR_0::COUNT).filter(|unit| units & (1 << unit) != 0) {
+                self.service_pbdma(card, unit, events);
+            }
+        }
+        if pfifo::INTR::RUNLIST.is_set(intr) {
+            let done = card.read32(pfifo::RUNLIST_INTR::OFFSET);
+            card.write32(pfifo::RUNLIST_INTR::OFFSET, done);
+        }
+        if pfifo::INTR::NON_STALL.is_set(intr) {
+            let engines = card.read32(pfifo::NON_STALL_ID::OFFSET);
+            for engine in (0..engine::COUNT).filter(|engine| engines & (1 << engine) != 0) {
+                let bits = card.read32(pfifo::NON_STALL_INTR::at(engine));
+                card.write32(pfifo::NON_STALL_INTR::at(engine), bits);
+                let vms = self.channels.progressed(&mut self.vram.memory);
+                events.extend(vms.into_iter().map(|vm| (VmId(vm.0), GuestEvent::NonStall { engine })));
+            }
+        }
+        let strange = pfifo::INTR::SCHED_ERROR.mask() | pfifo::INTR::INTR_0.mask();
+        if intr & strange != 0 {
+            let reason = card.read32(pfifo::SCHED_ERROR_REASON::OFFSET);
+            tracing::error!(intr, reason, "the card's scheduler reports an error");
+        }
+        card.write32(pfifo::INTR::OFFSET, intr);
+    }
+
+    fn service_fault(&mut self, card: &dyn Card, unit: u32, events: &mut Vec<(VmId, GuestEvent)>) {
+        let instance =
+            VramAddr(u64::from(pfifo::FAULT_INST::ADDRESS.get(card.read32(pfifo::FAULT_INST::at(unit)))) << 12);
+        let low = card.read32(pfifo::FAULT_VA_LO::at(unit));
+        let high = card.read32(pfifo::FAULT_VA_HI::at(unit));
+        let va = GpuVa(u64::from(high) << 32 | u64::from(low));
+        let kind = card.read32(pfifo::FAULT_TYPE::at(unit));
+        let Some((vm, channel)) = self.owner_of(instance) else {
+            tracing::error!(unit, %instance, %va, kind, "an MMU fault that belongs to no VM");
+            card.write32(pfifo::MMU_FAULT_ID::OFFSET, 1 << unit);
+            return;
+        };
+        if let Err(error) = self.recover(card, vm, channel, unit) {
+            tracing::error!(%vm, ?channel, %error, "the channel that faulted does not leave the card");
+        }
+        card.write32(pfifo::MMU_FAULT_ID::OFFSET, 1 << unit);
+        events.push((vm, GuestEvent::MmuFault { channel, unit, va, kind }));
+    }
+
+    /// Takes a channel that faulted off the card, and lets its engine go on with others.
+    fn recover(&mut self, card: &dyn Card, vm: VmId, channel: VirtualChannelId, unit: u32) -> Result<(), HostError> {
+        let engine = match unit {
+            fault::unit::GR => Some(engine::GR),
+            fault::unit::CE0 => Some(engine::CE0),
+            fault::unit::CE1 => Some(engine::CE1),
+            _ => None,
+        };
+        let mask = engine.map_or(0, |engine| 1 << engine);
+        let disabled = card.read32(pfifo::SCHED_DISABLE::OFFSET);
+        card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | mask);
+        let stopped = self.channels.unbind(&mut self.vram.memory, channels::VmId(vm.0), channel);
+        card.write32(pfifo::SCHED_ENABLE_ACK::OFFSET, mask);
+        card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled & !mask);
+        stopped.map_err(|error| HostError::Refused(error.to_string()))
+    }
+
+    fn service_pbdma(&mut self, card: &dyn Card, unit: u32, events: &mut Vec<(VmId, GuestEvent)>) {
+        let intr = card.read32(pbdma::INTR_0::at(unit));
+        let method = card.read32(pbdma::METHOD_0::at(unit));
+        let data = card.read32(pbdma::DATA_0::at(unit));
+        let physical = ChannelId(pbdma::CHANNEL::CHANNEL.get(card.read32(pbdma::CHANNEL::at(unit))) as u8);
+        if intr & pbdma::INTR_0::EMPTY_SUBC.mask() != 0 {
+            card.write32(pbdma::METHOD_0::at(unit), NOP_METHOD);
+        }
+        card.write32(pbdma::INTR_0::at(unit), intr);
+        card.write32(pfifo::PBDMA_INTR_ID::OFFSET, 1 << unit);
+        match self.channels.by_physical(physical) {
+            Some((channels::VmId(vm), channel)) => {
+                events.push((VmId(vm), GuestEvent::Pbdma { channel, unit, intr, method, data }))
+            }
+            None => tracing::error!(unit, intr, ?physical, "a PBDMA error that belongs to no VM"),
+        }
+    }
+
+    fn service_graph(&mut self, card: &dyn Card, events: &mut Vec<(VmId, GuestEvent)>) {
+        let intr = card.read32(pgraph::INTR::OFFSET);
+        let current = card.read32(fecs::CURRENT::OFFSET);
+        let address = card.read32(pgraph::TRAPPED_ADDRESS::OFFSET);
+        let subchannel = pgraph::TRAPPED_ADDRESS::SUBCHANNEL.get(address);
+        let event = |channel| GuestEvent::Graph {
+            channel,
+            intr,
+            code: card.read32(pgraph::DATA_ERROR::OFFSET),
+            class: card.read32(pgraph::SUBCHANNEL_CLASS::at(subchannel)),
+            address,
+            data: card.read32(pgraph::TRAPPED_DATA_LO::OFFSET),
+        };
+        let instance = VramAddr(u64::from(fecs::CURRENT::ADDRESS.get(current)) << 12);
+        match self.owner_of(instance).filter(|_| fecs::CURRENT::VALID.is_set(current)) {
+            Some((vm, channel)) => events.push((vm, event(channel))),
+            None => tracing::error!(intr, current, "a PGRAPH error that belongs to no VM"),
+        }
+        card.write32(pgraph::TRAP::OFFSET, u32::MAX);
+        card.write32(pgraph::INTR::OFFSET, intr);
+        card.write32(pgraph::CONTROL::OFFSET, pgraph::CONTROL::FIFO_ACCESS.mask() | pgraph::CONTROL::METHODS.mask());
+    }
+
+    fn service_copy(&mut self, card: &dyn Card, index: u32, events: &mut Vec<(VmId, GuestEvent)>) {
+        let (status, clear, current) = if index == 0 {
+            (ce0::INTR::OFFSET, ce0::INTR_CLEAR::OFFSET, ce0::CHANNEL_CURRENT::OFFSET)
+        } else {
+            (ce1::INTR::OFFSET, ce1::INTR_CLEAR::OFFSET, ce1::CHANNEL_CURRENT::OFFSET)
+        };
+        let intr = card.read32(status);
+        let instance = VramAddr(u64::from(ce0::CHANNEL_CURRENT::ADDRESS.get(card.read32(current))) << 12);
+        match self.owner_of(instance) {
+            Some((vm, channel)) => events.push((vm, GuestEvent::Copy { channel, engine: index, intr })),
+            None => tracing::error!(index, intr, %instance, "a copy engine error that belongs to no VM"),
+        }
+        card.write32(clear, intr);
+    }
+}

@@ -1,0 +1,397 @@
+//! What the vGPU's registers mean for the card: the implementation of `devmodel`'s seam.
+
+use super::ram::RamMap;
+use super::spaces::{Owned, Spaces, Tables};
+use crate::host::{CardVram, HostCard, HostError, HostState};
+use channels::{Bind, Channels, DoorbellError, GuestInstance};
+use devmodel::backend::{Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine};
+use nvspec::addr::{GuestVramAddr, Place, VramAddr};
+use nvspec::fifo::{CHANNELS, ChannelId, RunlistEntry, VirtualChannelId};
+use nvspec::instance::{INSTANCE_BYTES, userd};
+use nvspec::regs::{pfifo, ptimer};
+use sched::{Decision, Direct, Event, Nanos, Policy, Ticket, VgpuId};
+use shadow_pt::ApertureTlb;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use vmm_glue::{DmaRegion, Link};
+use vram::VmId;
+
+/// Entries of a guest's runlist that are read; more name channels twice.
+const RUNLIST_ENTRIES: u32 = CHANNELS * 2;
+
+/// Events since the VM was created.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    pub(super) doorbells: u64,
+    pub(super) doorbells_refused: u64,
+    pub(super) flushes: u64,
+    pub(super) interrupts: u64,
+    pub(super) binds: u64,
+    pub(super) binds_refused: u64,
+    pub(super) runlists: u64,
+    pub(super) faults: u64,
+}
+
+/// One VM's side of the card.
+pub(super) struct VmBackend {
+    pub(super) host: Arc<HostCard>,
+    pub(super) vm: VmId,
+    pub(super) link: Link,
+    pub(super) ram: RamMap,
+    pub(super) spaces: Spaces,
+    bar1: ApertureTlb,
+    bar3: ApertureTlb,
+    /// Guest VRAM pages in which a bound channel has its USERD.
+    pub(super) userd: HashMap<u64, VirtualChannelId>,
+    /// Bytes of GP_PUT that have come in so far, by channel.
+    pub(super) doorbells: HashMap<VirtualChannelId, [u8; 4]>,
+    /// Instance blocks of bound channels, as the guest named them.
+    pub(super) instances: BTreeMap<VirtualChannelId, Place>,
+    pub(super) bus_master: bool,
+    /// A runlist was submitted; the vGPU is told after the access that did it.
+    pub(super) runlist_done: bool,
+    policy: Direct,
+    pub(super) counts: Counts,
+}
+
+impl VmBackend {
+    pub(super) fn new(host: Arc<HostCard>, vm: VmId, link: Link) -> Self {
+        let mut policy = Direct::new();
+        policy.event(Nanos(0), Event::Added(VgpuId(vm.0)), &mut Vec::new());
+        Self {
+            host,
+            vm,
+            link,
+            ram: RamMap::default(),
+            spaces: Spaces::new(),
+            bar1: ApertureTlb::new(),
+            bar3: ApertureTlb::new(),
+            userd: HashMap::new(),
+            doorbells: HashMap::new(),
+            instances: BTreeMap::new(),
+            bus_master: false,
+            runlist_done: false,
+            policy,
+            counts: Counts::default(),
+        }
+    }
+
+    /// The card has failed at something on the guest's behalf; the guest's access is lost.
+    pub(super) fn failed(&self, error: &HostError) -> Denied {
+        tracing::error!(%error, vm = %self.vm, "the card failed at an access of a guest");
+        Denied
+    }
+
+    /// Where an aperture offset leads, by the guest's tables.
+    pub(super) fn translate(&mut self, aperture: Aperture, offset: u64, write: bool) -> Option<Place> {
+        let Self { host, vm, link, ram, bar1, bar3, bus_master, .. } = self;
+        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master };
+        let mut guard = host.lock();
+        let state = RefCell::new(&mut guard.vram);
+        let mut guest = Tables { state: &state, owned: &owned };
+        let tlb = match aperture {
+            Aperture::Bar1 => bar1,
+            Aperture::Bar3 => bar3,
+        };
+        let mapping = tlb.translate(offset, &mut guest).ok()?;
+        (mapping.writable || !write).then_some(mapping.place)
+    }
+
+    /// Calls `each` with the card's channels, the card, and this VM's memory.
+    fn with_channels<T>(
+        &mut self,
+        each: impl FnOnce(&mut Channels, &mut CardAccess<'_, '_>, &mut Tables<'_, '_, '_>, channels::VmId) -> T,
+    ) -> T {
+        let Self { host, vm, link, ram, bus_master, .. } = self;
+        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master };
+        let mut guard = host.lock();
+        let HostState { vram, channels, .. } = &mut *guard;
+        let state = RefCell::new(vram);
+        let mut guest = Tables { state: &state, owned: &owned };
+        each(channels, &mut CardAccess(&state), &mut guest, channels::VmId(vm.0))
+    }
+
+    /// The guest has written a whole GP_PUT.
+    pub(super) fn ring(&mut self, channel: VirtualChannelId, gp_put: u32) {
+        let checked =
+            self.with_channels(|channels, card, guest, vm| channels.doorbell(card, guest, vm, channel, gp_put));
+        let doorbell = match checked {
+            Ok(doorbell) => doorbell,
+            Err(DoorbellError::Unbound) => return,
+            Err(error) => {
+                self.counts.doorbells_refused += 1;
+                tracing::warn!(vm = %self.vm, ?channel, %error, "a doorbell is refused");
+                return;
+            }
+        };
+        self.counts.doorbells += 1;
+        let mut decisions = Vec::new();
+        let arrival = Event::Arrival { vgpu: VgpuId(self.vm.0), ticket: Ticket(self.counts.doorbells) };
+        self.policy.event(Nanos(0), arrival, &mut decisions);
+        for Decision::Start(_) in decisions {
+            self.with_channels(|channels, card, _, _| channels.ring(card, doorbell));
+        }
+    }
+
+    /// Takes everything of the guest's driver off the card: channels, address spaces, apertures. Its memory stays.
+    pub(super) fn quiesce(&mut self) {
+        let channels: Vec<_> = self.instances.keys().copied().collect();
+        for channel in channels {
+            self.unbind(channel);
+        }
+        self.spaces.clear(&self.host);
+        self.bar1.bind(None);
+        self.bar3.bind(None);
+        self.runlist_done = false;
+    }
+
+    /// The VMM lends guest memory.
+    pub(super) fn lend(&mut self, region: &DmaRegion) -> Result<(), HostError> {
+        self.ram.map(&self.host, region)?;
+        // Entries that named this memory before it was there (or while it was moved) are good now.
+        self.sync(None)
+    }
+
+    /// The VMM takes guest memory back. When this returns, the card cannot reach it.
+    pub(super) fn withdraw(&mut self, gpa: u64, size: u64) {
+        if let Err(error) = self.spaces.withdraw_ram(&self.host, gpa, size) {
+            tracing::error!(vm = %self.vm, %error, "the card may keep translations of memory that was taken back");
+        }
+        self.ram.unmap(&self.host, gpa);
+    }
+
+    /// A region turned out not to be the guest's memory.
+    pub(super) fn withdraw_unshared(&mut self, gpa: u64) {
+        if let Some(size) = self.ram.size_at(gpa) {
+            self.withdraw(gpa, size);
+        }
+    }
+
+    /// The client is gone: nothing of its memory is left for the card.
+    pub(super) fn forget_ram(&mut self) {
+        self.ram.clear(&self.host);
+        self.bus_master = false;
+    }
+
+    fn sync(&mut self, directory: Option<Place>) -> Result<(), HostError> {
+        let Self { host, vm, link, ram, spaces, bus_master, .. } = self;
+        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master };
+        spaces.sync(host, &owned, directory)
+    }
+
+    fn unbind(&mut self, channel: VirtualChannelId) {
+        if self.instances.remove(&channel).is_none() {
+            return;
+        }
+        self.userd.retain(|_, owner| *owner != channel);
+        self.doorbells.remove(&channel);
+        if let Err(error) = self.with_channels(|channels, card, _, vm| channels.unbind(card, vm, channel)) {
+            tracing::error!(vm = %self.vm, ?channel, %error, "a channel stays on the card");
+        }
+        self.spaces.collect(&self.host);
+    }
+
+    fn bind(&mut self, channel: VirtualChannelId, instance: Place) -> Result<(), String> {
+        let mut block = [0; INSTANCE_BYTES as usize];
+        self.with_channels(|_, _, guest, _| guest.fill(instance, &mut block))
+            .ok_or_else(|| format!("its instance block at {instance} is not the guest's memory"))?;
+        let guest = GuestInstance::parse(&block).map_err(|error| error.to_string())?;
+        let Self { host, vm, link, ram, spaces, bus_master, .. } = self;
+        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master };
+        let directory = spaces.open(host, &owned, guest.directory).map_err(|error| error.to_string())?;
+        let bind = Bind { instance, guest: &guest, directory };
+        self.with_channels(|channels, card, _, vm| channels.bind(card, vm, channel, bind))
+            .map_err(|error| error.to_string())?;
+        self.userd.insert(guest.userd.0 / userd::BYTES, channel);
+        self.instances.insert(channel, instance);
+        Ok(())
+    }
+}
+
+impl Backend for VmBackend {
+    fn vram_read(&mut self, address: GuestVramAddr, data: &mut [u8]) -> Result<(), Denied> {
+        self.guest_read(address, data)
+    }
+
+    fn vram_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), Denied> {
+        self.guest_write(address, data)
+    }
+
+    fn aperture_read(&mut self, aperture: Aperture, offset: u64, data: &mut [u8]) -> Result<(), Denied> {
+        self.through_aperture_read(aperture, offset, data)
+    }
+
+    fn aperture_write(&mut self, aperture: Aperture, offset: u64, data: &[u8]) -> Result<(), Denied> {
+        self.through_aperture_write(aperture, offset, data)
+    }
+
+    fn bind_aperture(&mut self, aperture: Aperture, instance: Option<Place>) {
+        match aperture {
+            Aperture::Bar1 => self.bar1.bind(instance),
+            Aperture::Bar3 => self.bar3.bind(instance),
+        }
+    }
+
+    fn flush_tlb(&mut self, directory: Option<Place>, hub_only: bool) {
+        self.counts.flushes += 1;
+        self.bar1.flush();
+        self.bar3.flush();
+        // Apertures are flushed by the hub's form, channels by either: the shadow is looked up in both cases.
+        let _ = hub_only;
+        if let Err(error) = self.sync(directory) {
+            tracing::error!(vm = %self.vm, %error, "a guest's TLB flush did not reach the card");
+        }
+    }
+
+    fn bind_channel(&mut self, channel: VirtualChannelId, instance: Option<Place>) {
+        self.unbind(channel);
+        let Some(instance) = instance else { return };
+        match self.bind(channel, instance) {
+            Ok(()) => self.counts.binds += 1,
+            Err(error) => {
+                self.counts.binds_refused += 1;
+                tracing::warn!(vm = %self.vm, ?channel, %error, "a channel is not bound");
+            }
+        }
+    }
+
+    fn enable_channel(&mut self, channel: VirtualChannelId, enabled: bool) {
+        self.with_channels(|channels, card, guest, vm| channels.enable(card, guest, vm, channel, enabled));
+    }
+
+    fn channel_state(&mut self, channel: VirtualChannelId) -> ChannelState {
+        let state = self.with_channels(|channels, card, _, vm| channels.hardware_state(card, vm, channel));
+        ChannelState {
+            enabled: state.enabled,
+            acquire_pending: state.acquire_pending,
+            loaded: state.loaded,
+            pending: state.pending,
+        }
+    }
+
+    fn set_userd_base(&mut self, _base: Option<u64>) {
+        // USERD is found by the VRAM address that an instance block names, however the guest maps it.
+    }
+
+    fn submit_runlist(&mut self, list: Place, length: u32) {
+        self.counts.runlists += 1;
+        let entries = length.min(RUNLIST_ENTRIES) as usize;
+        let mut bytes = vec![0; entries * size_of::<RunlistEntry>()];
+        self.with_channels(|channels, card, guest, vm| {
+            let read = guest.fill(list, &mut bytes);
+            let wanted: Vec<_> = read
+                .map(|()| bytes.chunks_exact(size_of::<RunlistEntry>()))
+                .into_iter()
+                .flatten()
+                .filter_map(|entry| {
+                    let entry = RunlistEntry::from(u64::from_le_bytes(entry.try_into().ok()?));
+                    u8::try_from(entry.channel()).ok().filter(|&id| u32::from(id) < CHANNELS)
+                })
+                .map(VirtualChannelId)
+                .collect();
+            if read.is_none() {
+                tracing::warn!(vm = vm.0, %list, "a runlist is not the guest's memory; it counts as empty");
+            }
+            channels.submit_runlist(card, guest, vm, &wanted);
+        });
+        self.runlist_done = true;
+    }
+
+    fn preempt(&mut self, channel: VirtualChannelId) {
+        if let Err(error) = self.with_channels(|channels, card, guest, vm| channels.preempt(card, guest, vm, channel)) {
+            tracing::error!(vm = %self.vm, ?channel, %error, "a channel stays on the card");
+        }
+    }
+
+    fn engine_status(&mut self, engine: u32) -> EngineStatus {
+        let status = self.host.card().read32(pfifo::ENGINE_STATUS::at(engine));
+        let physical = ChannelId(pfifo::ENGINE_STATUS::CHANNEL.get(status) as u8);
+        let busy = pfifo::ENGINE_STATUS::BUSY.is_set(status);
+        let owner = self.host.lock().channels.by_physical(physical);
+        let channel = owner.filter(|(vm, _)| vm.0 == self.vm.0 && busy).map(|(_, channel)| channel);
+        EngineStatus { channel, busy: channel.is_some() }
+    }
+
+    fn block_engines(&mut self, engines: u32, blocked: bool) {
+        if engines != 0 {
+            self.with_channels(|channels, card, _, vm| channels.pause(card, vm, blocked));
+        }
+    }
+
+    fn reset_engine(&mut self, _engine: u32) {
+        // The engine is shared. What the guest means is that its own work there ends, and begins anew: its channels
+        // leave the engines, and what they had saved is in their own memory.
+        for channel in self.instances.keys().copied().collect::<Vec<_>>() {
+            self.preempt(channel);
+        }
+    }
+
+    fn reset_fifo(&mut self) {
+        for channel in self.instances.keys().copied().collect::<Vec<_>>() {
+            self.unbind(channel);
+        }
+    }
+
+    fn now_ns(&mut self) -> u64 {
+        let card = self.host.card();
+        loop {
+            let high = card.read32(ptimer::TIME_1::OFFSET);
+            let low = card.read32(ptimer::TIME_0::OFFSET);
+            // The halves belong together unless the low one has wrapped between, once in four seconds.
+            if card.read32(ptimer::TIME_1::OFFSET) == high {
+                return u64::from(high) << 32 | u64::from(low);
+            }
+        }
+    }
+
+    fn interrupt(&mut self, line: InterruptLine) {
+        let interrupts = self.link.interrupts();
+        match line {
+            InterruptLine::Msi => {
+                self.counts.interrupts += 1;
+                interrupts.trigger_msi(0);
+            }
+            InterruptLine::Intx(level) => {
+                self.counts.interrupts += u64::from(level);
+                interrupts.set_intx_level(level);
+            }
+        }
+    }
+
+    fn bus_master(&mut self, enabled: bool) {
+        if enabled && !self.bus_master {
+            self.link.check_shared();
+        }
+        self.bus_master = enabled;
+    }
+}
+
+/// The card, for `channels`, while the guest's memory is readable beside it.
+struct CardAccess<'a, 'b>(&'a RefCell<&'b mut CardVram>);
+
+impl channels::Host for CardAccess<'_, '_> {
+    fn read32(&mut self, offset: u32) -> u32 {
+        self.0.borrow_mut().memory.read32(offset)
+    }
+
+    fn write32(&mut self, offset: u32, value: u32) {
+        self.0.borrow_mut().memory.write32(offset, value);
+    }
+
+    fn vram_write(&mut self, address: VramAddr, data: &[u8]) {
+        self.0.borrow_mut().memory.vram_write(address, data);
+    }
+
+    fn vram_flush(&mut self) {
+        self.0.borrow_mut().memory.vram_flush();
+    }
+
+    fn userd_read(&mut self, channel: ChannelId, offset: u64) -> u32 {
+        self.0.borrow_mut().memory.userd_read(channel, offset)
+    }
+
+    fn userd_write(&mut self, channel: ChannelId, offset: u64, value: u32) {
+        self.0.borrow_mut().memory.userd_write(channel, offset, value);
+    }
+}

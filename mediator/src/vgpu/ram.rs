@@ -1,0 +1,87 @@
+//! A VM's RAM as the card sees it: which guest-physical range has which I/O virtual address.
+
+use crate::host::{HostCard, HostError};
+use card::{DmaMemory, HostMemory};
+use nvspec::addr::{Gpa, Iova};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use vm_memory::{VolatileMemory, VolatileSlice};
+use vmm_glue::{DmaRegion, Mapping};
+
+/// A client's mapping, as the card takes it.
+#[derive(Debug)]
+pub(crate) struct Lent(pub(crate) Arc<Mapping>);
+
+impl HostMemory for Lent {
+    fn as_volatile_slice(&self) -> VolatileSlice<'_, ()> {
+        VolatileMemory::as_volatile_slice(&*self.0)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Region {
+    size: u64,
+    iova: Iova,
+    writable: bool,
+}
+
+/// The regions of one VM that are mapped for the card.
+#[derive(Debug, Default)]
+pub struct RamMap {
+    regions: BTreeMap<u64, Region>,
+}
+
+impl RamMap {
+    /// Maps `region` for the card. A region without a file cannot be: the card would have nothing to reach, so
+    /// mappings of it are denied when a page table names it.
+    ///
+    /// # Errors
+    /// When the I/O address space is full or the host refuses.
+    pub fn map(&mut self, host: &HostCard, region: &DmaRegion) -> Result<(), HostError> {
+        let Some(mapping) = &region.mapping else { return Ok(()) };
+        if !region.readable {
+            return Ok(());
+        }
+        let memory = DmaMemory::new(Arc::new(Lent(Arc::clone(mapping))), 0, mapping.len(), region.writable)
+            .map_err(|error| HostError::Refused(error.to_string()))?;
+        let iova =
+            host.lock().iova.allocate(region.size, region.gpa).ok_or(HostError::OutOfIova { len: region.size })?;
+        if let Err(error) = host.card().map_dma(iova.0, memory) {
+            host.lock().iova.free(iova);
+            return Err(error.into());
+        }
+        self.regions.insert(region.gpa, Region { size: region.size, iova, writable: region.writable });
+        Ok(())
+    }
+
+    /// Takes the region at `gpa` from the card. The shadow entries that name it are gone already.
+    pub fn unmap(&mut self, host: &HostCard, gpa: u64) {
+        let Some(region) = self.regions.remove(&gpa) else { return };
+        if let Err(error) = host.card().unmap_dma(region.iova.0, region.size) {
+            tracing::error!(%error, gpa, "the card keeps a mapping of guest memory that was withdrawn");
+        }
+        host.lock().iova.free(region.iova);
+    }
+
+    /// Bytes of the region that begins at `gpa`.
+    #[must_use]
+    pub fn size_at(&self, gpa: u64) -> Option<u64> {
+        self.regions.get(&gpa).map(|region| region.size)
+    }
+
+    /// Takes all regions from the card.
+    pub fn clear(&mut self, host: &HostCard) {
+        while let Some((&gpa, _)) = self.regions.first_key_value() {
+            self.unmap(host, gpa);
+        }
+    }
+
+    /// Where the card sees `gpa`, and how many bytes from there on are contiguous; `None` if it may not be reached so.
+    #[must_use]
+    pub fn translate(&self, gpa: Gpa, write: bool) -> Option<(Iova, u64)> {
+        let (&start, region) = self.regions.range(..=gpa.0).next_back()?;
+        let offset = gpa.0 - start;
+        (offset < region.size && (!write || region.writable))
+            .then(|| (region.iova.offset(offset), region.size - offset))
+    }
+}
