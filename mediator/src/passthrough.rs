@@ -13,26 +13,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-use card::{Aperture, Card, DmaMemory, HostMemory, InterruptMode};
+use card::{Aperture, Card, DmaMemory, InterruptMode};
 use devmodel::pci::{PciConfig, PciEvents, PciIdentity};
 use parking_lot::Mutex;
-use vm_memory::{VolatileMemory, VolatileSlice};
 use vmm_glue::device::NUM_REGIONS;
-use vmm_glue::{AccessError, Device, DmaRegion, Interrupts, Link, MapError, Mapping, RegionIndex, RegionInfo};
+use vmm_glue::{AccessError, Device, DmaRegion, Interrupts, Link, MapError, RegionIndex, RegionInfo};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
 
 use crate::admin::api::{Driver, InterruptKind};
 use crate::daemon::backend::{BackendError, BackendStatus, Built, VmBackend};
-
-/// A client's mapping, as the card takes it.
-#[derive(Debug)]
-struct Lent(Arc<Mapping>);
-
-impl HostMemory for Lent {
-    fn as_volatile_slice(&self) -> VolatileSlice<'_, ()> {
-        VolatileMemory::as_volatile_slice(&*self.0)
-    }
-}
+use crate::vgpu::ram::Lent;
 
 /// How the card's interrupt reaches the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

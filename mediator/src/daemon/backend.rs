@@ -74,8 +74,6 @@ pub struct CardStatus {
     pub pci_id: String,
     /// Channels of the card.
     pub channels: u32,
-    /// Channels that virtual machines have on it.
-    pub channels_used: u32,
 }
 
 /// A card that is there, and makes the devices of its virtual machines.

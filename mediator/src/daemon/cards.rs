@@ -2,22 +2,17 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use card::Card;
 use parking_lot::Mutex;
-use parking_lot::Mutex;
 use vmm_glue::Link;
-use vram::VmId;
 use vram::VmId;
 
 use super::backend::{BackendError, Built, CardBackend, CardStatus, OpenCard};
 use crate::config::check::MAX_CHANNELS;
-use crate::config::{CardKind, CardSpec, DEFAULT_CHANNELS, VmSpec};
-use crate::host::HostCard;
+use crate::config::{CardKind, CardSpec, VmSpec};
 use crate::host::HostCard;
 use crate::passthrough::PassthroughDevice;
-use crate::vgpu::MediatedVm;
 use crate::vgpu::MediatedVm;
 
 /// Opens real and software cards.
@@ -29,7 +24,8 @@ impl OpenCard for Cards {
         let card = match spec.kind {
             CardKind::Simgpu => software_card(spec)?,
         };
-        Ok(Box::new(OwnedCard { spec: spec.clone(), card, host: Mutex::new(None), next: AtomicU32::new(0) }))
+        let (host, next_vm) = (Mutex::new(None), AtomicU32::new(0));
+        Ok(Box::new(OwnedCard { spec: spec.clone(), card, host, next_vm }))
     }
 }
 

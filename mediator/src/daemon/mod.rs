@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
-use vmm_glue::Link;
 use vmm_glue::server::{Server, ServerOptions};
+use vmm_glue::{Link, StopHandle};
 
 use crate::admin::api;
 use crate::config::check::{self, MAX_VMS};
@@ -52,6 +52,15 @@ enum Life {
     Running(Arc<Running>),
     /// It is being removed.
     Stopping(Arc<Running>),
+}
+
+impl Life {
+    fn running(&self) -> Option<&Arc<Running>> {
+        match self {
+            Self::Starting => None,
+            Self::Running(running) | Self::Stopping(running) => Some(running),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -181,11 +190,12 @@ impl Daemon {
             }
         };
         let link = Link::new(card.backend.irqs()).map_err(|error| failed(&error))?;
+        let stop = StopHandle::new().map_err(|error| failed(&error))?;
         let built = card.backend.build(spec, &link).map_err(|error| match error.quota {
             true => DaemonError::Quota { vm: name.clone(), what: error.what },
             false => failed(&error),
         })?;
-        Running::start(name, socket, server, link, built)
+        Running::start(name, socket, server, link, stop, built)
     }
 
     /// Removes a virtual machine: disconnects its VMM, removes the socket, gives its memory and channels back.
@@ -249,12 +259,13 @@ impl Daemon {
 
     fn show_card(&self, card: &Card) -> api::Card {
         let Card { spec, backend } = card;
-        let users: Vec<VmSpec> = {
+        let (users, running): (Vec<VmSpec>, Vec<Option<Arc<Running>>>) = {
             let state = self.state.lock();
             let users = state.vms.values().filter(|entry| entry.spec.card == spec.name);
-            users.map(|entry| entry.spec.clone()).collect()
+            users.map(|entry| (entry.spec.clone(), entry.life.running().cloned())).unzip()
         };
         let status = backend.status();
+        let used = running.iter().flatten().map(|running| running.backend.status().channels_used);
         let passthrough = users.iter().any(|vm| vm.passthrough);
         let reserved = if passthrough { 0 } else { spec.reserve_mib() };
         let shared = users.iter().filter_map(|vm| vm.vram_mib).fold(0, u64::saturating_add);
@@ -270,7 +281,7 @@ impl Daemon {
             bar1_mib: spec.bar1_mib,
             bar3_mib: spec.bar3_mib,
             channels: status.channels,
-            channels_used: status.channels_used,
+            channels_used: used.fold(0, u32::saturating_add),
             vms: users.into_iter().map(|vm| vm.name).collect(),
             passthrough,
         }
@@ -283,11 +294,7 @@ impl Daemon {
         let running: Vec<_> = {
             let mut state = self.state.lock();
             let entries = std::mem::take(&mut state.vms);
-            let running = entries.into_iter().filter_map(|(name, entry)| match entry.life {
-                Life::Running(running) | Life::Stopping(running) => Some((name, running)),
-                Life::Starting => None,
-            });
-            running.collect()
+            entries.into_iter().filter_map(|(name, entry)| Some((name, entry.life.running()?.clone()))).collect()
         };
         for (_, running) in &running {
             running.stop();

@@ -38,18 +38,18 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// Starts the thread of a virtual machine.
+    /// Starts the thread of a virtual machine, which ends by `stop`.
     pub fn start(
         name: &str,
         socket: Option<PathBuf>,
         server: Server,
         link: Link,
+        stop: StopHandle,
         built: Built,
     ) -> Result<Self, DaemonError> {
         let failed = |error: std::io::Error| DaemonError::Failed(format!("VM `{name}` cannot have a thread: {error}"));
         let Built { device, backend } = built;
         let seen = Arc::new(Seen::default());
-        let stop = StopHandle::new().map_err(failed)?;
         let span = tracing::info_span!(parent: None, "vm", name);
         let work = Work {
             device: Observed { device, seen: Arc::clone(&seen) },
@@ -60,7 +60,11 @@ impl Running {
         let thread = std::thread::Builder::new()
             .name(format!("vm-{name}"))
             .spawn(move || span.in_scope(|| work.run()))
-            .map_err(failed)?;
+            .map_err(|error| {
+                // The device went with the closure.
+                give_back(name, &*backend);
+                failed(error)
+            })?;
         Ok(Self { socket, link, backend, seen, stop, thread: Mutex::new(Some(thread)) })
     }
 
@@ -76,9 +80,13 @@ impl Running {
         if thread.is_some_and(|thread| thread.join().is_err()) {
             tracing::error!(vm = name, "the thread of a VM ended by a panic while it was taken down");
         }
-        if let Err(error) = self.backend.release() {
-            tracing::error!(vm = name, %error, "the card keeps something of a VM that was removed");
-        }
+        give_back(name, &*self.backend);
+    }
+}
+
+fn give_back(name: &str, backend: &dyn VmBackend) {
+    if let Err(error) = backend.release() {
+        tracing::error!(vm = name, %error, "the card keeps something of a VM that was removed");
     }
 }
 

@@ -1,0 +1,271 @@
+//! `mediatorctl`: a thin client of the admin API.
+//!
+//! Parts: the command line (this file), [`client`] (HTTP over the socket), [`output`] (tables).
+//!
+//! Exit codes are part of the interface, see [`Code`]; so is `--output json`, which prints the API's answers as they are.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::admin::api::{self, ErrorCode};
+use crate::admin::launch::{MemorySize, Vmm};
+use crate::config::{Apertures, DEFAULT_ADMIN_SOCKET, SocketMode, VmSpec};
+
+pub mod client;
+pub mod output;
+
+#[cfg(test)]
+mod tests;
+
+use client::{Client, ClientError};
+
+/// What the process ends with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Code {
+    /// Done.
+    Good = 0,
+    /// The daemon could not do it.
+    Failed = 1,
+    /// The command or one of its values is wrong.
+    Usage = 2,
+    /// There is no such virtual machine or card.
+    NotFound = 3,
+    /// Something is in the way, or the card has not that much left.
+    Conflict = 4,
+    /// The daemon does not answer.
+    Unreachable = 5,
+}
+
+/// Shows and changes the virtual machines and cards of mediatord
+#[derive(Debug, Parser)]
+#[command(
+    name = "mediatorctl",
+    version,
+    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage or value, 3 not found, 4 conflict or quota, \
+                  5 daemon unreachable"
+)]
+struct Arguments {
+    /// The daemon's admin socket
+    #[arg(long, global = true, value_name = "PATH", env = "MEDIATORCTL_SOCKET", default_value = DEFAULT_ADMIN_SOCKET)]
+    socket: PathBuf,
+    /// Form of what is printed
+    #[arg(long, global = true, value_name = "FORM", default_value = "table")]
+    output: Form,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Form of what is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Form {
+    /// For people
+    Table,
+    /// The API's answer
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Virtual machines
+    #[command(subcommand)]
+    Vm(VmCommand),
+    /// Cards
+    #[command(subcommand)]
+    Card(CardCommand),
+}
+
+#[derive(Debug, Subcommand)]
+enum VmCommand {
+    /// Adds a virtual machine; its socket is there when this ends
+    Add(Add),
+    /// Removes a virtual machine, also while its VMM is connected
+    Remove {
+        /// Its name
+        name: String,
+    },
+    /// Lists the virtual machines
+    List,
+    /// Shows all about one virtual machine
+    Show {
+        /// Its name
+        name: String,
+    },
+    /// Prints the arguments that connect a VMM
+    LaunchArgs {
+        /// Name of the virtual machine
+        name: String,
+        /// The VMM
+        #[arg(long, default_value_t)]
+        vmm: Vmm,
+        /// RAM of the guest, such as 512M or 2G
+        #[arg(long, value_name = "SIZE", default_value = "2G")]
+        memory: MemorySize,
+    },
+}
+
+#[derive(Debug, Args)]
+struct Add {
+    /// Its name
+    name: String,
+    /// The card that it uses
+    #[arg(long, value_name = "NAME")]
+    card: String,
+    /// VRAM that the guest sees, in MiB
+    #[arg(long, value_name = "MIB", required_unless_present = "passthrough", conflicts_with = "passthrough")]
+    vram_mib: Option<u64>,
+    /// Channels that the guest may have
+    #[arg(long, value_name = "COUNT")]
+    channels: Option<u32>,
+    /// Path of its socket; NAME.sock in the daemon's folder if not given
+    #[arg(long, value_name = "PATH")]
+    socket_path: Option<PathBuf>,
+    /// Access rights of its socket, in octal
+    #[arg(long, value_name = "MODE", default_value_t)]
+    mode: SocketMode,
+    /// User that owns the socket
+    #[arg(long, value_name = "USER")]
+    owner: Option<String>,
+    /// Group of the socket
+    #[arg(long, value_name = "GROUP")]
+    group: Option<String>,
+    /// Wires it straight to the card, without mediation; the card must have no other
+    #[arg(long)]
+    passthrough: bool,
+}
+
+impl From<Add> for VmSpec {
+    fn from(add: Add) -> Self {
+        let Add { name, card, vram_mib, channels, socket_path, mode, owner, group, passthrough } = add;
+        Self {
+            name,
+            card,
+            vram_mib,
+            channels,
+            passthrough,
+            apertures: Apertures::default(),
+            socket: socket_path,
+            mode,
+            owner,
+            group,
+        }
+    }
+}
+
+#[derive(Debug, Subcommand)]
+enum CardCommand {
+    /// Shows all cards, or all about one
+    Show {
+        /// Its name
+        name: Option<String>,
+    },
+}
+
+/// Runs one command as the process `arguments` (the first is the program's name) describes it.
+pub fn run<I, T>(arguments: I, out: &mut dyn Write, err: &mut dyn Write) -> Code
+where
+    I: IntoIterator<Item = T>,
+    T: Into<std::ffi::OsString> + Clone,
+{
+    let arguments = match Arguments::try_parse_from(arguments) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Help and version are asked for, and go to standard output.
+            let text = error.render();
+            if error.use_stderr() {
+                let _ = write!(err, "{text}");
+                return Code::Usage;
+            }
+            let _ = write!(out, "{text}");
+            return Code::Good;
+        }
+    };
+    let form = arguments.output;
+    match answer(arguments) {
+        Ok(text) => match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+            Ok(()) => Code::Good,
+            Err(_) => Code::Failed,
+        },
+        Err(error) => {
+            let _ = match (form, error.to_api()) {
+                (Form::Json, error) => writeln!(err, "{}", json(&error).trim_end()),
+                (Form::Table, error) => writeln!(err, "mediatorctl: {}\n  {}", error.error, error.what_to_do),
+            };
+            error.exit_code()
+        }
+    }
+}
+
+fn json(value: &impl serde::Serialize) -> String {
+    serde_json::to_string_pretty(value).map_or_else(|error| error.to_string(), |text| text + "\n")
+}
+
+fn answer(arguments: Arguments) -> Result<String, ClientError> {
+    let Arguments { socket, output, command } = arguments;
+    let client = Client::new(socket)?;
+    let form = |json: String, table: String| if output == Form::Json { json } else { table };
+    Ok(match command {
+        Command::Vm(VmCommand::List) => {
+            let list: api::VmList = client.get("/v1/vms")?;
+            form(json(&list), output::vms(&list.vms))
+        }
+        Command::Vm(VmCommand::Show { name }) => {
+            let vm: api::Vm = client.get(&format!("/v1/vms/{}", client::segment(&name)))?;
+            form(json(&vm), output::vm(&vm))
+        }
+        Command::Vm(VmCommand::Add(add)) => {
+            let vm: api::Vm = client.post("/v1/vms", &VmSpec::from(add))?;
+            form(json(&vm), output::vm_added(&vm))
+        }
+        Command::Vm(VmCommand::Remove { name }) => {
+            client.delete(&format!("/v1/vms/{}", client::segment(&name)))?;
+            form(json(&serde_json::json!({ "removed": name })), format!("VM {name} is removed\n"))
+        }
+        Command::Vm(VmCommand::LaunchArgs { name, vmm, memory }) => {
+            let path =
+                format!("/v1/vms/{}/launch-args?vmm={vmm}&memory={}", client::segment(&name), String::from(memory));
+            let args: api::LaunchArgs = client.get(&path)?;
+            form(json(&args), output::launch_args(&args))
+        }
+        Command::Card(CardCommand::Show { name: None }) => {
+            let list: api::CardList = client.get("/v1/cards")?;
+            form(json(&list), output::cards(&list.cards))
+        }
+        Command::Card(CardCommand::Show { name: Some(name) }) => {
+            let card: api::Card = client.get(&format!("/v1/cards/{}", client::segment(&name)))?;
+            form(json(&card), output::card(&card))
+        }
+    })
+}
+
+impl ClientError {
+    fn exit_code(&self) -> Code {
+        match self {
+            Self::Unreachable { .. } => Code::Unreachable,
+            Self::Refused(error) => match error.code {
+                ErrorCode::Invalid => Code::Usage,
+                ErrorCode::NotFound => Code::NotFound,
+                ErrorCode::Conflict | ErrorCode::Quota => Code::Conflict,
+                ErrorCode::Failed => Code::Failed,
+            },
+            Self::Runtime(_) | Self::Protocol(_) | Self::TimedOut => Code::Failed,
+        }
+    }
+
+    fn to_api(&self) -> api::Error {
+        let what_to_do = match self {
+            Self::Refused(error) => return error.clone(),
+            Self::Unreachable { .. } => "start mediatord, or name its admin socket with --socket PATH",
+            Self::Protocol(_) => "check that --socket names mediatord's admin socket, of the same version",
+            Self::TimedOut => "see the daemon's log",
+            Self::Runtime(_) => "try again when the host has room",
+        };
+        let mut text = self.to_string();
+        if let Some(source) = std::error::Error::source(self) {
+            text = format!("{text}: {source}");
+        }
+        api::Error { code: ErrorCode::Failed, error: text, what_to_do: what_to_do.to_owned() }
+    }
+}
