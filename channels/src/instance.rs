@@ -1,7 +1,26 @@
 //! What is taken from a guest's instance block, and what the card gets.
 
 use crate::Place;
-use nvspec::addr::{GpuVa, GuestVramAddr};
+use nvspec::addr::{GpuVa, GuestVramAddr, Target, VA_BITS, VramAddr};
+use nvspec::instance::{INSTANCE_BYTES, context, ramfc, userd, vm};
+
+/// Bytes of the instance block, as an array's length.
+pub(crate) const BLOCK: usize = 4096;
+const _: () = assert!(INSTANCE_BYTES == BLOCK as u64);
+/// Bits that an address of a GPU address space can have.
+const VA_MASK: u64 = (1 << VA_BITS) - 1;
+/// Bits of an address that a page begins at.
+const PAGE_MASK: u64 = VA_MASK & !(userd::BYTES - 1);
+/// Low bits of an instance block's directory and USERD words that name the target.
+const TARGET_BITS: u32 = 3;
+
+/// Engine context pointers that are taken over: PGRAPH, CE0, CE1.
+pub(crate) const CONTEXTS: [u64; 3] = [context::GR, context::CE0, context::CE1];
+/// First byte of the range that holds them all.
+pub(crate) const CONTEXTS_FIRST: u64 = context::GR;
+/// Bytes of that range.
+pub(crate) const CONTEXTS_BYTES: usize = 0x38;
+const _: () = assert!(context::CE1 + 8 - context::GR == CONTEXTS_BYTES as u64);
 
 /// Why a guest's instance block is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -13,7 +32,7 @@ pub enum InstanceError {
     #[error("the channel's USERD is not in VRAM")]
     Userd,
     /// A GPFIFO ring larger than the host takes.
-    #[error("the channel's GPFIFO ring has 2^{0} entries")]
+    #[error("the channel's GPFIFO ring has 2^{0} entries, more than 2^{max}", max = ramfc::GP_ENTRIES_LOG2_MAX)]
     RingSize(u32),
     /// The directory's target means nothing.
     #[error("the channel's page directory is in no memory")]
@@ -23,9 +42,9 @@ pub enum InstanceError {
 /// The fields of a guest's instance block that the host honours, decoded and checked. All else is the host's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuestInstance {
-    /// Where the guest believes USERD to be; a multiple of 512 bytes.
+    /// Where the guest believes USERD to be; a multiple of 4 KiB.
     pub userd: GuestVramAddr,
-    /// The GPFIFO ring.
+    /// The GPFIFO ring, a multiple of 8, below 2^40.
     pub gp_base: GpuVa,
     /// Log2 of the ring's entries.
     pub gp_entries_log2: u32,
@@ -33,7 +52,7 @@ pub struct GuestInstance {
     pub directory: Place,
     /// Last valid virtual address, below 2^40.
     pub limit: u64,
-    /// Engine context pointers: PGRAPH, CE0, CE1.
+    /// Engine context pointers: PGRAPH, CE0, CE1; below 2^40.
     pub contexts: [Option<GpuVa>; 3],
 }
 
@@ -43,7 +62,102 @@ impl GuestInstance {
     /// # Errors
     /// See [`InstanceError`].
     pub fn parse(bytes: &[u8]) -> Result<Self, InstanceError> {
-        let _ = bytes;
-        todo!()
+        if bytes.len() < BLOCK {
+            return Err(InstanceError::Short);
+        }
+        let pair = |low: u64, high: u64| {
+            let low = word(bytes, low).ok_or(InstanceError::Short)?;
+            let high = word(bytes, high).ok_or(InstanceError::Short)?;
+            Ok((low, u64::from(high) << 32 | u64::from(low)))
+        };
+        let (userd_lo, userd_address) = pair(ramfc::USERD_LO, ramfc::USERD_HI)?;
+        if Target::from_bits(userd_lo & TARGET_BITS) != Target::Vram {
+            return Err(InstanceError::Userd);
+        }
+        let (_, gp_base) = pair(ramfc::GP_BASE_LO, ramfc::GP_BASE_HI)?;
+        let log2 = word(bytes, ramfc::GP_BASE_HI).ok_or(InstanceError::Short)? >> 16;
+        if log2 > ramfc::GP_ENTRIES_LOG2_MAX {
+            return Err(InstanceError::RingSize(log2));
+        }
+        let (directory_lo, directory) = pair(vm::PDB_LO, vm::PDB_HI)?;
+        let target = Target::from_bits(directory_lo & TARGET_BITS);
+        let (_, limit) = pair(vm::LIMIT_LO, vm::LIMIT_HI)?;
+        Ok(Self {
+            userd: GuestVramAddr(userd_address & PAGE_MASK),
+            gp_base: GpuVa(gp_base & VA_MASK & !7),
+            gp_entries_log2: log2,
+            directory: Place::new(target, directory & PAGE_MASK).ok_or(InstanceError::Directory)?,
+            limit: limit & VA_MASK,
+            contexts: CONTEXTS.map(|at| context_at(bytes, at)),
+        })
+    }
+
+    /// Entries of the GPFIFO ring.
+    #[must_use]
+    pub const fn gp_entries(&self) -> u32 {
+        1 << self.gp_entries_log2
+    }
+
+    /// The instance block that the card gets: constants, what this says, and the host's own USERD and directory. Saved
+    /// PBDMA state is zero.
+    pub(crate) fn block(&self, userd: VramAddr, directory: VramAddr) -> [u8; BLOCK] {
+        let mut block = [0; BLOCK];
+        for (offset, value) in ramfc::DEFAULTS {
+            put(&mut block, offset, value);
+        }
+        put_wide(&mut block, ramfc::USERD_LO, userd.0);
+        put_wide(&mut block, ramfc::GP_BASE_LO, self.gp_base.0 | u64::from(self.gp_entries_log2) << 48);
+        put_wide(&mut block, vm::PDB_LO, directory.0);
+        put_wide(&mut block, vm::LIMIT_LO, self.limit);
+        for (offset, pointer) in CONTEXTS.into_iter().zip(self.contexts) {
+            put_wide(&mut block, offset, context_words(pointer));
+        }
+        block
     }
 }
+
+/// The two words of a context pointer, low word first.
+pub(crate) fn context_words(pointer: Option<GpuVa>) -> u64 {
+    pointer.map_or(0, |va| va.0 | u64::from(context::VALID))
+}
+
+/// The context pointers in `bytes`, which begin at [`CONTEXTS_FIRST`] of an instance block.
+pub(crate) fn contexts_in(bytes: &[u8; CONTEXTS_BYTES]) -> [Option<GpuVa>; 3] {
+    CONTEXTS.map(|at| context_at(bytes, at.wrapping_sub(CONTEXTS_FIRST)))
+}
+
+fn context_at(bytes: &[u8], offset: u64) -> Option<GpuVa> {
+    let low = word(bytes, offset)?;
+    let high = word(bytes, offset.wrapping_add(4))?;
+    // Contexts are whole pages; the flags are in the bits below.
+    (low & context::VALID != 0).then_some(GpuVa((u64::from(high) << 32 | u64::from(low)) & PAGE_MASK))
+}
+
+fn word(bytes: &[u8], offset: u64) -> Option<u32> {
+    let at = usize::try_from(offset).ok()?;
+    bytes.get(at..)?.first_chunk().map(|word| u32::from_le_bytes(*word))
+}
+
+fn put(block: &mut [u8; BLOCK], offset: u64, value: u32) {
+    if let Some(word) = usize::try_from(offset).ok().and_then(|at| block.get_mut(at..)?.first_chunk_mut()) {
+        *word = value.to_le_bytes();
+    }
+}
+
+/// Two words, the low one first, as every pair in an instance block stands.
+fn put_wide(block: &mut [u8; BLOCK], offset: u64, value: u64) {
+    if let Some(words) = usize::try_from(offset).ok().and_then(|at| block.get_mut(at..)?.first_chunk_mut()) {
+        *words = value.to_le_bytes();
+    }
+}
+
+const _: () = assert!(
+    ramfc::USERD_HI == ramfc::USERD_LO + 4
+        && ramfc::GP_BASE_HI == ramfc::GP_BASE_LO + 4
+        && vm::PDB_HI == vm::PDB_LO + 4
+        && vm::LIMIT_HI == vm::LIMIT_LO + 4
+);
+
+#[cfg(test)]
+#[path = "tests/instance.rs"]
+mod tests;

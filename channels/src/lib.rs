@@ -26,14 +26,23 @@
     deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
 )]
 
+mod card;
 mod instance;
 mod pool;
 mod state;
+mod submit;
+mod types;
+
+#[cfg(test)]
+mod tests {
+    pub(crate) mod fake;
+}
 
 pub use instance::{GuestInstance, InstanceError};
 pub use nvspec::addr::Place;
-pub use pool::{Bind, BindError, Channels, Doorbell, DoorbellError, HardwareState, Layout, Stuck, Submitted};
+pub use pool::Channels;
 pub use state::RunState;
+pub use types::{Bind, BindError, Doorbell, DoorbellError, HardwareState, Layout, Stuck, Submitted};
 
 use nvspec::addr::VramAddr;
 use nvspec::fifo::ChannelId;
@@ -61,6 +70,11 @@ pub trait Host {
 
     /// Writes the word at byte `offset` of the USERD page of a physical channel, as a doorbell.
     fn userd_write(&mut self, channel: ChannelId, offset: u64, value: u32);
+
+    /// Called between two polls of a register.
+    fn relax(&mut self) {
+        std::hint::spin_loop();
+    }
 }
 
 /// The guest's memory cannot be read there.

@@ -1,135 +1,98 @@
 //! The card's channels and who has them.
 
-use crate::{GuestInstance, GuestMemory, Host, Place, RunState, VmId};
-use nvspec::addr::{GuestVramAddr, VramAddr};
-use nvspec::fifo::{ChannelId, VirtualChannelId};
-use std::collections::BTreeSet;
+use crate::card;
+use crate::instance::{CONTEXTS_BYTES, CONTEXTS_FIRST, contexts_in};
+use crate::{Bind, BindError, GuestMemory, Host, Layout, Place, RunState, Stuck, Submitted, VmId};
+use nvspec::addr::{GpuVa, GuestVramAddr, VramAddr};
+use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId};
+use nvspec::instance::INSTANCE_BYTES;
+use std::collections::BTreeMap;
 
-/// Where the host's structures lie in VRAM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
-    /// Instance blocks of the 128 physical channels, one behind the other; a multiple of 4 KiB.
-    pub instances: VramAddr,
-    /// USERD pages of the 128 physical channels; a multiple of 4 KiB.
-    pub userd: VramAddr,
-    /// Two pages for runlists, used in turn; multiples of 4 KiB.
-    pub runlists: [VramAddr; 2],
+/// Times that a channel still counts as active after it was seen idle: an interrupt may be seen before what raised it.
+pub(crate) const LINGER: u8 = 2;
+
+/// A physical channel. What is of use to the card is in [`Bound::block`]'s fields and on the card itself.
+#[derive(Debug)]
+pub(crate) enum Slot {
+    Free,
+    Bound(Bound),
+    /// The card may still use the directory.
+    Stuck {
+        directory: VramAddr,
+    },
 }
 
 /// What a channel is bound to.
-#[derive(Clone, Copy, Debug)]
-pub struct Bind<'a> {
-    /// Where the guest's instance block lies.
-    pub instance: Place,
-    /// What it says.
-    pub guest: &'a GuestInstance,
-    /// The shadow of the guest's page directory.
-    pub directory: VramAddr,
+#[derive(Debug)]
+pub(crate) struct Bound {
+    pub(crate) vm: VmId,
+    pub(crate) channel: VirtualChannelId,
+    /// Tells this binding from an earlier one of the same channel.
+    pub(crate) serial: u64,
+    pub(crate) instance: Place,
+    pub(crate) directory: VramAddr,
+    pub(crate) userd: GuestVramAddr,
+    pub(crate) gp_entries: u32,
+    /// What the card's block has.
+    pub(crate) contexts: [Option<GpuVa>; 3],
+    /// The guest wants it scheduled. It is when `running`, which a paused VM's channels are not.
+    pub(crate) enabled: bool,
+    pub(crate) running: bool,
+    /// Last doorbell that was accepted, rung or not.
+    pub(crate) gp_put: u32,
+    /// GP_GET and GET when they were read last.
+    pub(crate) seen: (u32, u32),
+    /// Looks for activity that are still to be made; 0 for a channel without work.
+    pub(crate) active: u8,
 }
 
-/// Why a channel is not bound.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BindError {
-    /// No VM of that number.
-    #[error("the VM is not known")]
-    NoSuchVm,
-    /// No channel of that number.
-    #[error("a card has 128 channels")]
-    NoSuchChannel,
-    /// The VM has as many channels as it may.
-    #[error("the VM has all of its {cap} channels in use")]
-    Cap {
-        /// Its cap.
-        cap: u32,
-    },
-    /// All of the card's channels are in use.
-    #[error("all channels of the card are in use")]
-    Full,
-    /// What was bound there before does not end.
-    #[error(transparent)]
-    Stuck(#[from] Stuck),
-}
-
-/// The card did not take a channel off its engines in time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the card does not let go of channel {}; the engine that runs it must be reset", .channel.0)]
-pub struct Stuck {
-    /// The physical channel, out of use from now on.
-    pub channel: ChannelId,
-}
-
-/// What became of a guest's runlist.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Submitted {
-    /// Channels of this VM that are in the card's runlist now.
-    pub listed: u32,
-    /// Entries that name no bound channel, or one twice.
-    pub ignored: u32,
-}
-
-/// A doorbell that was checked and may be rung.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Doorbell {
-    /// Whose.
-    pub vm: VmId,
-    /// Its number for the guest.
-    pub virtual_channel: VirtualChannelId,
-    /// Its number for the card.
-    pub channel: ChannelId,
-    /// Index behind the last entry of the ring that the guest has written.
-    pub gp_put: u32,
-    bound: u64,
-}
-
-/// Why a doorbell is not rung.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DoorbellError {
-    /// Nothing is bound there.
-    #[error("the channel is not bound")]
-    Unbound,
-    /// The index is beyond the ring: PBDMA error GP_PTR on hardware.
-    #[error("GP_PUT {gp_put} is beyond a ring of {entries} entries")]
-    BeyondRing {
-        /// What the guest wrote.
-        gp_put: u32,
-        /// Entries of its ring.
-        entries: u32,
-    },
-}
-
-/// What the card says about a channel.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HardwareState {
-    /// May be scheduled, as the guest set it.
-    pub enabled: bool,
-    /// Waits for a semaphore.
-    pub acquire_pending: bool,
-    /// A PBDMA or engine holds its context.
-    pub loaded: bool,
-    /// Has work that is not fetched yet.
-    pub pending: bool,
+#[derive(Debug)]
+pub(crate) struct Vm {
+    pub(crate) cap: u32,
+    pub(crate) paused: bool,
+    /// Physical channels by the guest's number.
+    pub(crate) channels: BTreeMap<u8, ChannelId>,
+    /// The VM's part of the runlist, in the guest's order; bound channels only.
+    pub(crate) list: Vec<u8>,
 }
 
 /// The physical channels of one card.
 #[derive(Debug)]
-pub struct Channels {}
+pub struct Channels {
+    pub(crate) layout: Layout,
+    pub(crate) slots: Vec<Slot>,
+    pub(crate) vms: BTreeMap<VmId, Vm>,
+    /// Which of the two runlist pages is written next.
+    next_page: usize,
+    /// Where the search for a free channel begins: a number that was just given back is reused last.
+    next_slot: usize,
+    serial: u64,
+}
 
-#[expect(unused_variables, reason = "signatures first")]
 impl Channels {
     /// All channels free.
     #[must_use]
     pub fn new(layout: Layout) -> Self {
-        todo!()
+        let slots = (0..CHANNELS).map(|_| Slot::Free).collect();
+        Self { layout, slots, vms: BTreeMap::new(), next_page: 0, next_slot: 0, serial: 0 }
     }
 
     /// A VM that may have up to `cap` channels at once.
     pub fn add_vm(&mut self, vm: VmId, cap: u32) {
-        todo!()
+        self.vms.insert(vm, Vm { cap, paused: false, channels: BTreeMap::new(), list: Vec::new() });
     }
 
-    /// Ends all of a VM's channels and forgets the VM. Returns the channels that the card did not let go of.
+    /// Ends all of a VM's channels and forgets the VM. Returns the channels that the card did not let go of: while there
+    /// are any, neither the VM's memory nor its shadow tables may be given to anyone.
     pub fn destroy_vm(&mut self, host: &mut impl Host, vm: VmId) -> Vec<Stuck> {
-        todo!()
+        let Some(record) = self.vms.remove(&vm) else { return Vec::new() };
+        for channel in record.channels.values() {
+            self.halt(host, *channel);
+        }
+        if !record.list.is_empty() {
+            self.submit(host);
+        }
+        record.channels.into_values().filter_map(|channel| self.release(host, channel).err()).collect()
     }
 
     /// Binds a guest's channel to a free physical one, with an instance block of the host's. A channel that is bound
@@ -144,15 +107,55 @@ impl Channels {
         channel: VirtualChannelId,
         bind: Bind<'_>,
     ) -> Result<ChannelId, BindError> {
-        todo!()
+        if u32::from(channel.0) >= CHANNELS {
+            return Err(BindError::NoSuchChannel);
+        }
+        self.unbind(host, vm, channel)?;
+        let record = self.vms.get_mut(&vm).ok_or(BindError::NoSuchVm)?;
+        if record.channels.len() >= record.cap as usize {
+            return Err(BindError::Cap { cap: record.cap });
+        }
+        let physical = self.take_free()?;
+        let record = self.vms.get_mut(&vm).ok_or(BindError::NoSuchVm)?;
+        record.channels.insert(channel.0, physical);
+        self.serial = self.serial.wrapping_add(1);
+        let Bind { instance, guest, directory } = bind;
+        let bound = Bound {
+            vm,
+            channel,
+            serial: self.serial,
+            instance,
+            directory,
+            userd: guest.userd,
+            gp_entries: guest.gp_entries(),
+            contexts: guest.contexts,
+            enabled: false,
+            running: false,
+            gp_put: 0,
+            seen: (0, 0),
+            active: 0,
+        };
+        self.go(physical, Slot::Bound(bound));
+        let block = guest.block(self.layout.userd(physical), directory);
+        card::stop(host, physical);
+        card::bind(host, &self.layout, physical, &block);
+        Ok(physical)
     }
 
     /// Stops the channel, takes it off the runlist and its engines, and frees it. Nothing when it is not bound.
     ///
     /// # Errors
-    /// [`Stuck`]; the channel is not the VM's any more even then.
+    /// [`Stuck`]: the channel is not the VM's any more, but no one else's either until [`Self::card_reset`].
     pub fn unbind(&mut self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId) -> Result<(), Stuck> {
-        todo!()
+        let Some(record) = self.vms.get_mut(&vm) else { return Ok(()) };
+        let Some(physical) = record.channels.remove(&channel.0) else { return Ok(()) };
+        let listed = record.list.contains(&channel.0);
+        record.list.retain(|entry| *entry != channel.0);
+        self.halt(host, physical);
+        if listed {
+            self.submit(host);
+        }
+        self.release(host, physical)
     }
 
     /// Lets the card schedule the channel, or not. `false` when it is not bound.
@@ -164,7 +167,13 @@ impl Channels {
         channel: VirtualChannelId,
         enabled: bool,
     ) -> bool {
-        todo!()
+        let Some(physical) = self.physical(vm, channel) else { return false };
+        self.refresh(host, guest, physical);
+        if let Some(bound) = self.bound_mut(physical) {
+            bound.enabled = enabled;
+        }
+        self.apply(host, physical);
+        true
     }
 
     /// Makes `list` the VM's part of the runlist, and submits the union of all VMs' parts to the card.
@@ -175,13 +184,30 @@ impl Channels {
         vm: VmId,
         list: &[VirtualChannelId],
     ) -> Submitted {
-        todo!()
+        let Some(record) = self.vms.get_mut(&vm) else { return Submitted::default() };
+        record.list.clear();
+        let mut ignored = 0u32;
+        for channel in list {
+            if record.channels.contains_key(&channel.0) && !record.list.contains(&channel.0) {
+                record.list.push(channel.0);
+            } else {
+                ignored = ignored.saturating_add(1);
+            }
+        }
+        let listed: Vec<ChannelId> =
+            record.list.iter().filter_map(|channel| record.channels.get(channel).copied()).collect();
+        for physical in &listed {
+            self.refresh(host, guest, *physical);
+        }
+        let taken = self.submit(host);
+        Submitted { listed: u32::try_from(listed.len()).unwrap_or(u32::MAX), ignored, taken }
     }
 
-    /// Takes the channel off its engines; it may be scheduled again at once if it is enabled and listed.
+    /// Takes the channel off its engines; it may be scheduled again at once if it is enabled and listed. Nothing when it
+    /// is not bound.
     ///
     /// # Errors
-    /// [`Stuck`] when the card does not do it in time; the channel stays bound, stopped.
+    /// [`Stuck`] when the card does not do it in time; the channel stays bound.
     pub fn preempt(
         &mut self,
         host: &mut impl Host,
@@ -189,108 +215,214 @@ impl Channels {
         vm: VmId,
         channel: VirtualChannelId,
     ) -> Result<(), Stuck> {
-        todo!()
+        let Some(physical) = self.physical(vm, channel) else { return Ok(()) };
+        let kicked = card::kick(host, physical);
+        self.refresh(host, guest, physical);
+        kicked
     }
 
     /// Keeps all of a VM's channels from being scheduled, whatever the guest enables, or lets them again. Those on an
     /// engine stay there until [`Self::preempt`] or the end of their work.
     pub fn pause(&mut self, host: &mut impl Host, vm: VmId, paused: bool) {
-        todo!()
-    }
-
-    /// What the card says about a channel; all false when it is not bound.
-    pub fn hardware_state(&self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId) -> HardwareState {
-        todo!()
-    }
-
-    /// Checks a guest's write of GP_PUT, and takes over engine context pointers that it has set. Ring it by
-    /// [`Self::ring`].
-    ///
-    /// # Errors
-    /// See [`DoorbellError`].
-    pub fn doorbell(
-        &mut self,
-        host: &mut impl Host,
-        guest: &mut impl GuestMemory,
-        vm: VmId,
-        channel: VirtualChannelId,
-        gp_put: u32,
-    ) -> Result<Doorbell, DoorbellError> {
-        todo!()
-    }
-
-    /// Gives the work to the card. `false` when the channel was unbound since the doorbell was checked.
-    pub fn ring(&mut self, host: &mut impl Host, doorbell: Doorbell) -> bool {
-        todo!()
-    }
-
-    /// Which channel's USERD lies at a guest VRAM address, and the byte offset in it: for every trapped access to guest
-    /// VRAM, however the guest got there.
-    #[must_use]
-    pub fn userd_at(&self, vm: VmId, address: GuestVramAddr) -> Option<(VirtualChannelId, u64)> {
-        todo!()
-    }
-
-    /// Whether any of the VM's channels has its USERD in the 4 KiB page: the quick test before [`Self::userd_at`].
-    #[must_use]
-    pub fn has_userd(&self, vm: VmId, page: GuestVramAddr) -> bool {
-        todo!()
-    }
-
-    /// A guest's read of its USERD: the word at byte `offset` of the host's.
-    pub fn userd_read(&self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId, offset: u64) -> u32 {
-        todo!()
+        let Some(record) = self.vms.get_mut(&vm) else { return };
+        record.paused = paused;
+        let channels: Vec<ChannelId> = record.channels.values().copied().collect();
+        for physical in channels {
+            self.apply(host, physical);
+        }
     }
 
     /// The physical channel of a guest's.
     #[must_use]
     pub fn physical(&self, vm: VmId, channel: VirtualChannelId) -> Option<ChannelId> {
-        todo!()
+        self.vms.get(&vm)?.channels.get(&channel.0).copied()
     }
 
     /// The guest's channel of a physical one: for engine status, PBDMA errors.
     #[must_use]
     pub fn by_physical(&self, channel: ChannelId) -> Option<(VmId, VirtualChannelId)> {
-        todo!()
+        self.bound(channel).map(|bound| (bound.vm, bound.channel))
     }
 
     /// Whose instance block lies at a card address, and where the guest believes it to be: for MMU faults.
     #[must_use]
     pub fn by_instance(&self, address: VramAddr) -> Option<(VmId, VirtualChannelId, Place)> {
-        todo!()
+        let index = address.0.checked_sub(self.layout.instances.0)?.checked_div(INSTANCE_BYTES)?;
+        let bound = self.bound(ChannelId(u8::try_from(index).ok()?))?;
+        Some((bound.vm, bound.channel, bound.instance))
     }
 
     /// The guest's channel whose instance block the guest believes to be at `instance`.
     #[must_use]
     pub fn by_guest_instance(&self, vm: VmId, instance: Place) -> Option<VirtualChannelId> {
-        todo!()
+        self.bounds_of(vm).find(|bound| bound.instance == instance).map(|bound| bound.channel)
     }
 
-    /// Guest page directories are shared by channels: whether any channel uses the shadow `directory`.
+    /// Whether the card may use the shadow `directory`, for any channel, those included that it did not let go of.
     #[must_use]
     pub fn uses_directory(&self, directory: VramAddr) -> bool {
-        todo!()
-    }
-
-    /// VMs with a channel that is busy or has advanced since the last call: who gets a non-stall interrupt.
-    pub fn progressed(&mut self, host: &mut impl Host) -> BTreeSet<VmId> {
-        todo!()
+        self.slots.iter().any(|slot| match slot {
+            Slot::Free => false,
+            Slot::Bound(bound) => bound.directory == directory,
+            Slot::Stuck { directory: stuck } => *stuck == directory,
+        })
     }
 
     /// The state of a physical channel.
     #[must_use]
     pub fn run_state(&self, channel: ChannelId) -> RunState {
-        todo!()
+        self.slots.get(usize::from(channel.0)).map_or(RunState::Free, state)
     }
 
     /// Channels that a VM has in use.
     #[must_use]
     pub fn in_use(&self, vm: VmId) -> u32 {
-        todo!()
+        self.vms.get(&vm).and_then(|vm| u32::try_from(vm.channels.len()).ok()).unwrap_or(0)
     }
 
-    /// The card was reset: channels that were stuck are free, all others must be bound anew.
+    /// The card was reset: every channel is free, those included that were stuck. Guests must bind theirs anew.
     pub fn card_reset(&mut self) {
-        todo!()
+        for slot in &mut self.slots {
+            *slot = Slot::Free;
+        }
+        for vm in self.vms.values_mut() {
+            vm.channels.clear();
+            vm.list.clear();
+        }
+    }
+
+    pub(crate) fn bound(&self, channel: ChannelId) -> Option<&Bound> {
+        match self.slots.get(usize::from(channel.0))? {
+            Slot::Bound(bound) => Some(bound),
+            Slot::Free | Slot::Stuck { .. } => None,
+        }
+    }
+
+    pub(crate) fn bound_mut(&mut self, channel: ChannelId) -> Option<&mut Bound> {
+        match self.slots.get_mut(usize::from(channel.0))? {
+            Slot::Bound(bound) => Some(bound),
+            Slot::Free | Slot::Stuck { .. } => None,
+        }
+    }
+
+    pub(crate) fn bounds_of(&self, vm: VmId) -> impl Iterator<Item = &Bound> {
+        self.vms.get(&vm).into_iter().flat_map(|vm| vm.channels.values()).filter_map(|physical| self.bound(*physical))
+    }
+
+    /// Reads the guest's engine context pointers again, and writes those that changed into the card's block. The guest
+    /// may do this to a channel that runs, as it may on hardware: the card sees it when it loads the context next. What
+    /// they point to is the guest's own, by the shadow page table.
+    pub(crate) fn refresh(&mut self, host: &mut impl Host, guest: &mut impl GuestMemory, physical: ChannelId) {
+        let instance = self.layout.instance(physical);
+        let Some(bound) = self.bound_mut(physical) else { return };
+        let mut bytes = [0; CONTEXTS_BYTES];
+        let Some(place) = bound.instance.checked_add(CONTEXTS_FIRST) else { return };
+        if guest.read(place, &mut bytes).is_err() {
+            return;
+        }
+        let contexts = contexts_in(&bytes);
+        if contexts != bound.contexts {
+            card::set_contexts(host, instance, &bound.contexts, &contexts);
+            bound.contexts = contexts;
+        }
+    }
+
+    /// Brings what the card may schedule to what the guest wants and the host allows.
+    fn apply(&mut self, host: &mut impl Host, physical: ChannelId) {
+        let Some(bound) = self.bound(physical) else { return };
+        let paused = self.vms.get(&bound.vm).is_some_and(|vm| vm.paused);
+        let run = bound.enabled && !paused;
+        if run {
+            // Also when it runs already: a guest that starts a channel again wants what a start does.
+            self.set_running(physical, true);
+            card::start(host, physical);
+        } else if bound.running {
+            self.set_running(physical, false);
+            card::stop(host, physical);
+        }
+    }
+
+    fn halt(&mut self, host: &mut impl Host, physical: ChannelId) {
+        if self.bound(physical).is_some_and(|bound| bound.running) {
+            self.set_running(physical, false);
+        }
+        card::stop(host, physical);
+    }
+
+    /// Takes a stopped channel that is in no runlist off its engines, and frees it.
+    fn release(&mut self, host: &mut impl Host, physical: ChannelId) -> Result<(), Stuck> {
+        let kicked = card::kick(host, physical);
+        card::unbind(host, physical);
+        match kicked {
+            Ok(()) => {
+                card::clear(host, &self.layout, physical);
+                self.go(physical, Slot::Free);
+            }
+            Err(_) => {
+                let directory = self.bound(physical).map_or(VramAddr(0), |bound| bound.directory);
+                self.go(physical, Slot::Stuck { directory });
+            }
+        }
+        kicked
+    }
+
+    /// Submits the union of all VMs' parts, in turn on two pages: the card may still read the other.
+    fn submit(&mut self, host: &mut impl Host) -> bool {
+        let list: Vec<ChannelId> = self
+            .vms
+            .values()
+            .flat_map(|vm| vm.list.iter().filter_map(|channel| vm.channels.get(channel).copied()))
+            .collect();
+        let [first, second] = self.layout.runlists;
+        let page = if self.next_page == 0 { first } else { second };
+        self.next_page ^= 1;
+        card::submit(host, page, &list)
+    }
+
+    fn take_free(&mut self) -> Result<ChannelId, BindError> {
+        let count = self.slots.len();
+        let index = (0..count)
+            .filter_map(|step| self.next_slot.checked_add(step)?.checked_rem(count))
+            .find(|index| matches!(self.slots.get(*index), Some(Slot::Free)))
+            .ok_or(BindError::Full)?;
+        self.next_slot = index.wrapping_add(1);
+        u8::try_from(index).map(ChannelId).map_err(|_| BindError::Full)
+    }
+
+    fn set_running(&mut self, physical: ChannelId, running: bool) {
+        let Some(bound) = self.bound_mut(physical) else { return };
+        if bound.running != running {
+            let to = if running { RunState::Running } else { RunState::Stopped };
+            check(physical, state_of(bound), to);
+            bound.running = running;
+        }
+    }
+
+    fn go(&mut self, physical: ChannelId, to: Slot) {
+        if let Some(slot) = self.slots.get_mut(usize::from(physical.0)) {
+            check(physical, state(slot), state(&to));
+            *slot = to;
+        }
     }
 }
+
+/// An illegal step is a mistake of this crate, which no guest can bring about.
+fn check(channel: ChannelId, from: RunState, to: RunState) {
+    assert!(from.can_go(to), "channel {} cannot go from {from:?} to {to:?}", channel.0);
+}
+
+fn state(slot: &Slot) -> RunState {
+    match slot {
+        Slot::Free => RunState::Free,
+        Slot::Bound(bound) => state_of(bound),
+        Slot::Stuck { .. } => RunState::Stuck,
+    }
+}
+
+fn state_of(bound: &Bound) -> RunState {
+    if bound.running { RunState::Running } else { RunState::Stopped }
+}
+
+#[cfg(test)]
+#[path = "tests/pool.rs"]
+mod tests;

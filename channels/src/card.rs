@@ -1,0 +1,128 @@
+//! What the card is told: one function for each step of a channel's life. Waits are bounded polls.
+
+use crate::Host;
+use crate::instance::{BLOCK, CONTEXTS, context_words};
+use crate::{Layout, Stuck};
+use nvspec::addr::{GpuVa, Target, VramAddr};
+use nvspec::fifo::{ChannelId, RunlistEntry};
+use nvspec::instance::{INSTANCE_BYTES, userd};
+use nvspec::regs::pfifo;
+
+/// Polls before the card counts as stuck. A register read takes about a microsecond on hardware, and drivers give up
+/// after two seconds.
+const POLLS: u32 = 1_000_000;
+/// Flags of a runlist entry, as drivers write them.
+const RUNLIST_FLAGS: u32 = 4;
+impl Layout {
+    /// The card's instance block of a physical channel.
+    #[must_use]
+    pub fn instance(&self, channel: ChannelId) -> VramAddr {
+        self.instances.offset(u64::from(channel.0).wrapping_mul(INSTANCE_BYTES))
+    }
+
+    /// The card's USERD page of a physical channel.
+    #[must_use]
+    pub fn userd(&self, channel: ChannelId) -> VramAddr {
+        self.userd.offset(u64::from(channel.0).wrapping_mul(userd::BYTES))
+    }
+}
+
+/// Writes a channel's instance block, clears its USERD and makes it known to the card, stopped.
+pub(crate) fn bind(host: &mut impl Host, layout: &Layout, channel: ChannelId, block: &[u8; BLOCK]) {
+    let instance = layout.instance(channel);
+    host.vram_write(layout.userd(channel), &[0; BLOCK]);
+    host.vram_write(instance, block);
+    host.vram_flush();
+    host.write32(
+        pfifo::CHANNEL::at(channel.0.into()),
+        pfifo::CHANNEL::VALID.mask()
+            | pfifo::CHANNEL::POLL_USERD.mask()
+            | pfifo::CHANNEL::TARGET.of(Target::Vram.bits())
+            | pfifo::CHANNEL::ADDRESS.of(page_number(instance)),
+    );
+}
+
+/// Makes a channel unknown to the card. Nothing of the card's uses its memory any more.
+pub(crate) fn unbind(host: &mut impl Host, channel: ChannelId) {
+    host.write32(pfifo::CHANNEL::at(channel.0.into()), 0);
+}
+
+/// Clears what a channel left in the host's memory.
+pub(crate) fn clear(host: &mut impl Host, layout: &Layout, channel: ChannelId) {
+    host.vram_write(layout.instance(channel), &[0; BLOCK]);
+    host.vram_write(layout.userd(channel), &[0; BLOCK]);
+    host.vram_flush();
+}
+
+/// Lets the card schedule a channel, on any engine.
+pub(crate) fn start(host: &mut impl Host, channel: ChannelId) {
+    let value = pfifo::CHANNEL_STATE::ENABLED.mask() | pfifo::CHANNEL_STATE::ENGINES.mask();
+    host.write32(pfifo::CHANNEL_STATE::at(channel.0.into()), value);
+}
+
+/// Keeps the card from scheduling a channel anew.
+pub(crate) fn stop(host: &mut impl Host, channel: ChannelId) {
+    let register = pfifo::CHANNEL_STATE::at(channel.0.into());
+    let state = host.read32(register);
+    host.write32(register, pfifo::CHANNEL_STATE::ENABLED.with(state, 0));
+}
+
+/// Takes a channel off its engines, and waits until it is.
+pub(crate) fn kick(host: &mut impl Host, channel: ChannelId) -> Result<(), Stuck> {
+    host.write32(pfifo::PREEMPT::OFFSET, pfifo::PREEMPT::CHANNEL.of(channel.0.into()));
+    if wait(host, |host| !pfifo::PREEMPT::PENDING.is_set(host.read32(pfifo::PREEMPT::OFFSET))) {
+        Ok(())
+    } else {
+        Err(Stuck { channel })
+    }
+}
+
+/// Writes a runlist into `page` and submits it. `false` when the card does not take it in time.
+pub(crate) fn submit(host: &mut impl Host, page: VramAddr, channels: &[ChannelId]) -> bool {
+    let bytes: Vec<u8> = channels
+        .iter()
+        .flat_map(|channel| {
+            let entry = RunlistEntry::new().with_channel(channel.0.into()).with_flags(RUNLIST_FLAGS);
+            u64::from(entry).to_le_bytes()
+        })
+        .collect();
+    host.vram_write(page, &bytes);
+    host.vram_flush();
+    let length = u32::try_from(channels.len()).unwrap_or(0);
+    host.write32(
+        pfifo::RUNLIST_BASE::OFFSET,
+        pfifo::RUNLIST_BASE::TARGET.of(Target::Vram.bits()) | pfifo::RUNLIST_BASE::ADDRESS.of(page_number(page)),
+    );
+    host.write32(pfifo::RUNLIST::OFFSET, pfifo::RUNLIST::ENGINES.mask() | pfifo::RUNLIST::LENGTH.of(length));
+    wait(host, |host| !pfifo::RUNLIST_STATUS::PENDING.is_set(host.read32(pfifo::RUNLIST_STATUS::OFFSET)))
+}
+
+/// Writes the context pointers that differ into a channel's block.
+pub(crate) fn set_contexts(
+    host: &mut impl Host,
+    instance: VramAddr,
+    old: &[Option<GpuVa>; 3],
+    new: &[Option<GpuVa>; 3],
+) {
+    for ((offset, old), new) in CONTEXTS.into_iter().zip(old).zip(new) {
+        if old != new {
+            host.vram_write(instance.offset(offset), &context_words(*new).to_le_bytes());
+        }
+    }
+    host.vram_flush();
+}
+
+fn wait<H: Host>(host: &mut H, mut done: impl FnMut(&mut H) -> bool) -> bool {
+    for _ in 0..POLLS {
+        if done(host) {
+            return true;
+        }
+        host.relax();
+    }
+    false
+}
+
+fn page_number(address: VramAddr) -> u32 {
+    // Card addresses have 40 bits; the registers hold 28 of page number.
+    u32::try_from(address.0 >> 12).unwrap_or(0)
+}

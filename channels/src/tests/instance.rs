@@ -1,0 +1,98 @@
+use super::*;
+use crate::tests::fake::Guest;
+use proptest::prelude::*;
+
+const USERD: VramAddr = VramAddr(0x1_2345_6000);
+const DIRECTORY: VramAddr = VramAddr(0x2_0001_0000);
+
+fn parse_with(offset: u64, value: u32) -> Result<GuestInstance, InstanceError> {
+    let mut guest = Guest::default();
+    guest.instance(0, 0x5000);
+    guest.put(offset, value);
+    let mut block = [0; BLOCK];
+    crate::GuestMemory::read(&mut guest, Place::Vram(GuestVramAddr(0)), &mut block).unwrap();
+    GuestInstance::parse(&block)
+}
+
+#[test]
+fn what_a_driver_writes_is_understood() {
+    let guest = parse_with(context::GR, 0x40_0000 | context::VALID).unwrap();
+    assert_eq!(
+        guest,
+        GuestInstance {
+            userd: GuestVramAddr(0x5000),
+            gp_base: GpuVa(0x12_2000_0000),
+            gp_entries_log2: 10,
+            directory: Place::Vram(GuestVramAddr(0x7000)),
+            limit: 0xff_ffff_ffff,
+            contexts: [Some(GpuVa(0x40_0000)), None, None],
+        }
+    );
+    assert_eq!(guest.gp_entries(), 1024);
+}
+
+#[test]
+fn what_the_host_does_not_take_is_refused() {
+    assert_eq!(GuestInstance::parse(&[0; 100]), Err(InstanceError::Short));
+    for target in 1..4 {
+        assert_eq!(parse_with(ramfc::USERD_LO, 0x5000 | target), Err(InstanceError::Userd));
+    }
+    assert_eq!(parse_with(ramfc::GP_BASE_HI, 21 << 16), Err(InstanceError::RingSize(21)));
+    assert_eq!(parse_with(ramfc::GP_BASE_HI, u32::MAX), Err(InstanceError::RingSize(0xffff)));
+    assert_eq!(parse_with(vm::PDB_LO, 0x7001), Err(InstanceError::Directory));
+}
+
+#[test]
+fn a_directory_in_ram_is_one() {
+    let guest = parse_with(vm::PDB_LO, 0x7000 | 3 | 1 << 2).unwrap();
+    assert_eq!(guest.directory, Place::Ram(nvspec::addr::Gpa(0x7000)));
+}
+
+#[test]
+fn the_block_names_the_hosts_userd_and_directory() {
+    let block = parse_with(context::CE1, 0x7_7000 | context::VALID).unwrap().block(USERD, DIRECTORY);
+    let at = |offset| word(&block, offset).unwrap();
+    assert_eq!((at(ramfc::USERD_LO), at(ramfc::USERD_HI)), (0x2345_6000, 1));
+    assert_eq!((at(vm::PDB_LO), at(vm::PDB_HI)), (0x0001_0000, 2));
+    assert_eq!((at(ramfc::GP_BASE_LO), at(ramfc::GP_BASE_HI)), (0x2000_0000, 10 << 16 | 0x12));
+    assert_eq!((at(context::GR), at(context::CE1)), (0, 0x7_7000 | context::VALID));
+    assert_eq!(at(ramfc::SIGNATURE), ramfc::SIGNATURE_VALUE);
+}
+
+proptest! {
+    /// Whatever 4096 bytes a guest has in its instance block: all that reaches the card are the whitelisted fields, in
+    /// their ranges.
+    #[test]
+    fn nothing_but_the_whitelist_reaches_the_card(mut bytes in prop::collection::vec(any::<u8>(), BLOCK), sane in any::<bool>()) {
+        if sane {
+            // Else nearly every block is refused.
+            bytes[0x08] &= !3;
+            bytes[0x4e] %= 21;
+            bytes[0x4f] = 0;
+            bytes[0x200] = bytes[0x200] & !3;
+        }
+        let Ok(guest) = GuestInstance::parse(&bytes) else {
+            prop_assert!(!sane);
+            return Ok(());
+        };
+        let block = guest.block(USERD, DIRECTORY);
+        let mut expected = [0u8; BLOCK];
+        let mut put = |at: usize, value: u64, len: usize| {
+            expected[at..at + len].copy_from_slice(&value.to_le_bytes()[..len]);
+        };
+        for (offset, value) in ramfc::DEFAULTS {
+            put(offset as usize, value.into(), 4);
+        }
+        let wide = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+        put(0x08, USERD.0, 8);
+        put(0x48, wide(0x48) & 0xffff_00ff_ffff_fff8, 8);
+        put(0x200, DIRECTORY.0, 8);
+        put(0x208, wide(0x208) & 0xff_ffff_ffff, 8);
+        for at in [0x210, 0x230, 0x240] {
+            if wide(at) & 4 != 0 {
+                put(at, wide(at) & 0xff_ffff_f000 | 4, 8);
+            }
+        }
+        prop_assert_eq!(&block[..], &expected[..]);
+    }
+}
