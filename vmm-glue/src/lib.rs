@@ -8,7 +8,7 @@
 //! - [`device`]: the trait that a device implements, and what it is told.
 //! - [`link`]: what a device may use from any thread: [`interrupts`], [`memory`], [`dma`], [`counters`].
 //! - [`echo`]: a device that is plain memory, the baseline of transport benchmarks.
-//! - `client` (feature `test-client`): a client for tests and benches.
+//! - `client`, `fuzz` (feature `test-client`): a client for tests and benches, and the body of the fuzz target.
 //!
 //! The crate knows nothing of GPUs. It does not do: migration and dirty-page tracking (every such command is answered with
 //! an error), I/O file descriptors of regions, the twin-socket mode, transports other than UNIX sockets.
@@ -40,6 +40,8 @@ pub mod counters;
 pub mod device;
 pub mod dma;
 pub mod echo;
+#[cfg(feature = "test-client")]
+pub mod fuzz;
 pub mod interrupts;
 pub mod link;
 pub mod memory;

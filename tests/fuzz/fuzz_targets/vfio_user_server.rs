@@ -1,0 +1,4 @@
+//! Any life of a vfio-user client, in process: `vmm_glue::fuzz` says what is checked.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| vmm_glue::fuzz::run(input));

@@ -1,0 +1,488 @@
+//! Drives a [`Connection`] by a list of steps that any bytes decode to: the body of the fuzz target, and of a test over
+//! its seeds.
+//!
+//! Checked on the way: every framed request gets one reply unless it asks for none; the device sees only aligned pieces
+//! inside of its regions; memory is mapped and unmapped in pairs; the output stays bounded; nothing is left at the end.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::event::{EventfdFlags, eventfd};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::client::{QEMU_CAPABILITIES, memory_file, multi_body, write_body};
+use crate::connection::{Connection, Fatal};
+use crate::device::{AccessError, Device, MapError, NUM_REGIONS, RegionIndex, RegionInfo};
+use crate::interrupts::IrqCounts;
+use crate::link::{ClientInfo, Link};
+use crate::memory::{DmaRegion, MemoryLimits};
+use crate::protocol::{
+    Command, DmaAccess, DmaMap, DmaUnmap, FLAG_NO_REPLY, FLAG_TYPE_REPLY, HEADER_SIZE, Header, IrqSet, RegionAccess,
+    Version,
+};
+use crate::server::ServerOptions;
+
+/// Most steps of one input.
+const MAX_STEPS: usize = 512;
+/// Most regions that the client of a run may lend.
+const MAX_REGIONS: usize = 8;
+/// Bytes of a memory file of a run.
+const FILE_SIZE: u64 = 0x1_0000;
+/// Output that a run may gather before it is taken, in bytes.
+const MAX_OUTPUT: usize = 256 << 10;
+
+/// One thing that a client, or the device's own side, does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Bytes as they are; the stream may lose its framing.
+    Raw(Vec<u8>),
+    /// A framed message with `fds` (0 to 3) descriptors of a kind (0 eventfd, 1 sealed memory, 2 memory, 3 a pipe).
+    #[expect(missing_docs, reason = "said above")]
+    Message { command: u8, flags: u8, fds: u8, kind: u8, body: Vec<u8> },
+    /// The device raises an interrupt, or sets its INTx level.
+    Interrupt(u8),
+    /// Another thread reads client memory by messages: (address in pages, bytes).
+    Dma(u8, u16),
+    /// The client answers the oldest request of the server with an error number, or with data.
+    Answer(u8),
+    /// The device has the sharing of memory checked.
+    CheckShared,
+    /// The device reads memory through the mapping, at an address in pages.
+    Touch(u8),
+    /// The client cuts all its unsealed memory files to so many pages.
+    Truncate(u8),
+    /// The client disconnects, and the next one negotiates.
+    Reconnect,
+}
+
+/// The steps that some bytes stand for. Any bytes do; what is cut short at the end is left out.
+pub fn decode(bytes: &[u8]) -> Vec<Step> {
+    let mut rest = bytes;
+    std::iter::from_fn(|| decode_one(&mut rest)).take(MAX_STEPS).collect()
+}
+
+fn decode_one(rest: &mut &[u8]) -> Option<Step> {
+    Some(match byte(rest)? % 9 {
+        0 => Step::Raw(bytes(rest)?),
+        1 => {
+            let (command, flags, fds) = (byte(rest)?, byte(rest)?, byte(rest)?);
+            Step::Message { command, flags, fds: fds & 3, kind: (fds >> 2) & 3, body: bytes(rest)? }
+        }
+        2 => Step::Interrupt(byte(rest)?),
+        3 => Step::Dma(byte(rest)?, u16::from_le_bytes([byte(rest)?, byte(rest)?])),
+        4 => Step::Answer(byte(rest)?),
+        5 => Step::CheckShared,
+        6 => Step::Touch(byte(rest)?),
+        7 => Step::Truncate(byte(rest)?),
+        _ => Step::Reconnect,
+    })
+}
+
+fn byte(rest: &mut &[u8]) -> Option<u8> {
+    let (first, tail) = rest.split_first()?;
+    *rest = tail;
+    Some(*first)
+}
+
+/// A length of two bytes, and so many bytes, or as many as there are.
+fn bytes(rest: &mut &[u8]) -> Option<Vec<u8>> {
+    let len = usize::from(u16::from_le_bytes([byte(rest)?, byte(rest)?]));
+    let (head, tail) = rest.split_at(len.min(rest.len()));
+    *rest = tail;
+    Some(head.to_vec())
+}
+
+/// Bytes that decode to these steps. Bodies beyond 65535 bytes are cut.
+pub fn encode(steps: &[Step]) -> Vec<u8> {
+    let mut out = Vec::new();
+    let body = |out: &mut Vec<u8>, body: &[u8]| {
+        let len = u16::try_from(body.len()).unwrap_or(u16::MAX);
+        out.extend(len.to_le_bytes());
+        out.extend(body.iter().take(usize::from(len)));
+    };
+    for step in steps {
+        match step {
+            Step::Raw(bytes) => {
+                out.push(0);
+                body(&mut out, bytes);
+            }
+            Step::Message { command, flags, fds, kind, body: bytes } => {
+                out.extend([1, *command, *flags, (fds & 3) | ((kind & 3) << 2)]);
+                body(&mut out, bytes);
+            }
+            Step::Interrupt(which) => out.extend([2, *which]),
+            Step::Dma(page, len) => {
+                let [low, high] = len.to_le_bytes();
+                out.extend([3, *page, low, high]);
+            }
+            Step::Answer(errno) => out.extend([4, *errno]),
+            Step::CheckShared => out.push(5),
+            Step::Touch(page) => out.extend([6, *page]),
+            Step::Truncate(pages) => out.extend([7, *pages]),
+            Step::Reconnect => out.push(8),
+        }
+    }
+    out
+}
+
+/// A device that checks what it is told.
+#[derive(Debug, Default)]
+struct Checked {
+    mapped: BTreeMap<u64, u64>,
+    connected: bool,
+}
+
+fn region(index: RegionIndex) -> RegionInfo {
+    match index {
+        RegionIndex::Bar0 => RegionInfo::read_write(0x2000),
+        RegionIndex::Rom => RegionInfo::read_only(0x1000),
+        RegionIndex::Config => RegionInfo::read_write(0x1000),
+        _ => RegionInfo::default(),
+    }
+}
+
+fn check_piece(index: RegionIndex, offset: u64, len: usize) {
+    assert!(matches!(len, 1 | 2 | 4 | 8), "a piece of {len} bytes");
+    let len = u64::try_from(len).unwrap_or(0);
+    assert!(offset.is_multiple_of(len), "{len} bytes at {offset:#x}");
+    assert!(offset.saturating_add(len) <= region(index).size, "{len} bytes at {offset:#x} of {index:?}");
+}
+
+impl Device for Checked {
+    fn regions(&self) -> [RegionInfo; NUM_REGIONS] {
+        RegionIndex::ALL.map(region)
+    }
+
+    fn connected(&mut self) {
+        assert!(!std::mem::replace(&mut self.connected, true));
+    }
+
+    fn region_read(&mut self, index: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
+        check_piece(index, offset, data.len());
+        data.fill(0x5a);
+        if offset == 0x1ff8 { Err(AccessError::Denied) } else { Ok(()) }
+    }
+
+    fn region_write(&mut self, index: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
+        check_piece(index, offset, data.len());
+        assert!(region(index).writable);
+        if offset == 0x1ff8 { Err(AccessError::Failed) } else { Ok(()) }
+    }
+
+    fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {
+        if region.gpa == 0xf000 {
+            return Err(MapError("not there".into()));
+        }
+        assert_eq!(self.mapped.insert(region.gpa, region.size), None);
+        assert!(self.mapped.len() <= MAX_REGIONS);
+        Ok(())
+    }
+
+    fn dma_unmap(&mut self, gpa: u64, size: u64) {
+        assert_eq!(self.mapped.remove(&gpa), Some(size));
+    }
+
+    fn reset(&mut self) {
+        assert!(self.connected);
+    }
+
+    fn disconnected(&mut self) {
+        assert!(self.mapped.is_empty());
+        assert!(std::mem::take(&mut self.connected));
+    }
+}
+
+struct Run {
+    link: Link,
+    device: Checked,
+    connection: Option<Connection>,
+    options: ServerOptions,
+    /// The stream has kept its framing.
+    framed: bool,
+    next_id: u16,
+    files: Vec<OwnedFd>,
+    /// Requests of the server without an answer.
+    requests: Vec<(Header, DmaAccess)>,
+}
+
+/// Runs the steps that `bytes` stand for; panics if something does not hold.
+pub fn run(bytes: &[u8]) {
+    let Ok(link) = Link::new(IrqCounts { intx: 1, msi: 4, msix: 2, err: 1, req: 1 }) else { return };
+    let memory = MemoryLimits { regions: MAX_REGIONS, mapped_bytes: 1 << 24, any_file_system: false };
+    let options = ServerOptions { memory, max_transfer: 4096, ..ServerOptions::default() };
+    let mut run = Run {
+        link,
+        device: Checked::default(),
+        connection: None,
+        options,
+        framed: true,
+        next_id: 0,
+        files: Vec::new(),
+        requests: Vec::new(),
+    };
+    run.connect();
+    for step in decode(bytes) {
+        if let Err(_fatal) = run.step(step) {
+            run.reconnect();
+        }
+    }
+    run.close();
+    assert!(run.link.memory().snapshot().regions().is_empty());
+    assert_eq!(run.link.interrupts().msi_attached(), 0);
+}
+
+impl Run {
+    fn connect(&mut self) {
+        let client = ClientInfo { pid: 0, uid: 0 };
+        self.connection = Some(Connection::new(self.link.clone(), &self.options, client));
+        self.framed = true;
+        self.requests.clear();
+        let body = [Version { major: 0, minor: 0 }.as_bytes(), QEMU_CAPABILITIES.as_bytes(), &[0]].concat();
+        let negotiated = self.message(Command::VERSION, 0, &body, Vec::new());
+        assert!(negotiated.is_ok());
+    }
+
+    fn close(&mut self) {
+        if let Some(connection) = self.connection.take() {
+            connection.close(&mut self.device);
+        }
+        assert!(!self.device.connected);
+        self.files.clear();
+    }
+
+    fn reconnect(&mut self) {
+        self.close();
+        self.connect();
+    }
+
+    fn step(&mut self, step: Step) -> Result<(), Fatal> {
+        match step {
+            Step::Raw(bytes) => {
+                self.framed = false;
+                self.feed(&bytes, Vec::new()).map(drop)
+            }
+            Step::Message { command, flags, fds, kind, body } => {
+                let fds = (0..fds).filter_map(|_| self.descriptor(kind)).collect();
+                self.message(Command(command.into()), flags.into(), &body, fds)
+            }
+            Step::Interrupt(which) => {
+                match which {
+                    0 | 1 => self.link.interrupts().set_intx_level(which == 1),
+                    _ => drop(self.link.interrupts().trigger_msi(u32::from(which.saturating_sub(2)))),
+                }
+                Ok(())
+            }
+            Step::Dma(page, len) => {
+                // The outcome is checked by the tests of `dma`; here it may come at any time or never.
+                let _ = self.link.dma().read(u64::from(page) << 12, usize::from(len));
+                self.feed(&[], Vec::new()).map(drop)
+            }
+            Step::Answer(errno) => self.answer(errno),
+            Step::CheckShared => {
+                self.link.check_shared();
+                self.feed(&[], Vec::new()).map(drop)
+            }
+            Step::Touch(page) => {
+                let _ = self.link.memory().read(u64::from(page) << 12, &mut [0; 8]);
+                self.feed(&[], Vec::new()).map(drop)
+            }
+            Step::Truncate(pages) => {
+                for file in &self.files {
+                    let _ = rustix::fs::ftruncate(file, (u64::from(pages) << 12).min(FILE_SIZE));
+                }
+                Ok(())
+            }
+            Step::Reconnect => {
+                self.reconnect();
+                Ok(())
+            }
+        }
+    }
+
+    fn descriptor(&mut self, kind: u8) -> Option<OwnedFd> {
+        match kind {
+            0 => eventfd(0, EventfdFlags::CLOEXEC).ok(),
+            1 => memory_file(FILE_SIZE, true).ok(),
+            2 => {
+                let file = memory_file(FILE_SIZE, false).ok()?;
+                self.files.push(file.as_fd().try_clone_to_owned().ok()?);
+                Some(file)
+            }
+            _ => rustix::pipe::pipe().ok().map(|(reader, _)| reader),
+        }
+    }
+
+    fn message(&mut self, command: Command, flags: u32, body: &[u8], fds: Vec<OwnedFd>) -> Result<(), Fatal> {
+        let id = self.next_id;
+        self.next_id = id.wrapping_add(1);
+        let size = u32::try_from(HEADER_SIZE.saturating_add(body.len())).unwrap_or(u32::MAX);
+        let header = Header::request(id, command, size, flags);
+        let replies = self.feed(&[header.as_bytes(), body].concat(), fds)?;
+        if self.framed {
+            let wanted = flags & FLAG_NO_REPLY == 0 && !header.is_reply();
+            let ours: Vec<_> = replies.iter().filter(|reply| reply.id == id && reply.command == command.0).collect();
+            assert_eq!(replies.len(), ours.len());
+            assert_eq!(ours.len(), usize::from(wanted), "replies to {header:?}");
+        }
+        Ok(())
+    }
+
+    /// Gives bytes to the connection; returns the headers of its replies.
+    fn feed(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<Vec<Header>, Fatal> {
+        let Some(connection) = &mut self.connection else { return Ok(Vec::new()) };
+        let mut fds = Some(fds);
+        let (mut rest, mut replies) = (bytes, Vec::new());
+        loop {
+            let before = rest.len();
+            rest = connection.handle_bytes(&mut self.device, rest, fds.take().unwrap_or_default())?;
+            connection.work(&mut self.device)?;
+            let out = connection.output().take();
+            assert!(out.len() < MAX_OUTPUT, "{} bytes of output", out.len());
+            let mut out = &out[..];
+            while let Ok((header, body)) = Header::read_from_prefix(out) {
+                let len = usize::try_from(header.size).ok().and_then(|size| size.checked_sub(HEADER_SIZE));
+                let (body, tail) = body.split_at_checked(len.unwrap_or(usize::MAX)).unwrap_or_else(|| {
+                    panic!("the message {header:?} is longer than the output");
+                });
+                if header.is_reply() {
+                    replies.push(header);
+                } else if let Ok((access, _)) = DmaAccess::read_from_prefix(body) {
+                    self.requests.push((header, access));
+                }
+                out = tail;
+            }
+            assert!(out.is_empty());
+            if rest.is_empty() || rest.len() == before {
+                return Ok(replies);
+            }
+        }
+    }
+
+    fn answer(&mut self, errno: u8) -> Result<(), Fatal> {
+        if self.requests.is_empty() || !self.framed {
+            return Ok(());
+        }
+        let (request, access) = self.requests.remove(0);
+        let mut body = access.as_bytes().to_vec();
+        body.resize(body.len().saturating_add(usize::try_from(access.count).unwrap_or(0).min(8192)), errno);
+        let flags = if errno < 128 { FLAG_TYPE_REPLY } else { FLAG_TYPE_REPLY | crate::protocol::FLAG_ERROR };
+        let size = u32::try_from(HEADER_SIZE.saturating_add(body.len())).unwrap_or(u32::MAX);
+        let reply = Header { size, flags, error: u32::from(errno), ..request };
+        self.feed(&[reply.as_bytes(), &body].concat(), Vec::new()).map(drop)
+    }
+}
+
+fn request(command: Command, flags: u32, fds: u8, kind: u8, body: &[u8]) -> Step {
+    let narrow = |value: u32| u8::try_from(value).unwrap_or(0);
+    Step::Message { command: narrow(command.0.into()), flags: narrow(flags), fds, kind, body: body.to_vec() }
+}
+
+/// The seeds by name: short lives of clients that reach every command.
+pub fn seeds() -> HashMap<&'static str, Vec<u8>> {
+    let map = |gpa: u64, size: u64, kind: Option<u8>| {
+        let body = DmaMap { argsz: 32, flags: 3, offset: 0, address: gpa, size };
+        request(Command::DMA_MAP, 0, u8::from(kind.is_some()), kind.unwrap_or(0), body.as_bytes())
+    };
+    let unmap = |flags: u32, address: u64, size: u64| {
+        request(Command::DMA_UNMAP, 0, 0, 0, DmaUnmap { argsz: 24, flags, address, size }.as_bytes())
+    };
+    let irqs = |flags: u32, index: u32, start: u32, count: u32, fds: u8| {
+        let body = IrqSet { argsz: 20, flags, index, start, count };
+        request(Command::DEVICE_SET_IRQS, 0, fds, 0, body.as_bytes())
+    };
+    let read = |region: u32, offset: u64, count: u32| {
+        request(Command::REGION_READ, 0, 0, 0, RegionAccess { offset, region, count }.as_bytes())
+    };
+    let write = |flags: u32, region: u32, offset: u64, data: &[u8]| {
+        request(Command::REGION_WRITE, flags, 0, 0, &write_body(region, offset, data))
+    };
+    let numbers = |values: &[u32]| values.as_bytes().to_vec();
+    let probe = vec![
+        request(Command::DEVICE_GET_INFO, 0, 0, 0, &numbers(&[16, 0, 0, 0])),
+        request(Command::DEVICE_GET_REGION_INFO, 0, 0, 0, &numbers(&[32, 0, 0, 0, 0, 0, 0, 0])),
+        request(Command::DEVICE_GET_REGION_INFO, 0, 0, 0, &numbers(&[32, 0, 9, 0, 0, 0, 0, 0])),
+        request(Command::DEVICE_GET_IRQ_INFO, 0, 0, 0, &numbers(&[16, 0, 1, 0])),
+        read(7, 0, 256),
+        request(Command::DEVICE_RESET, 0, 0, 0, &[]),
+    ];
+    let accesses = vec![
+        write(0, 0, 0x40, &[1, 2, 3, 4]),
+        write(FLAG_NO_REPLY, 0, 0x44, &[1, 2, 3, 4, 5, 6, 7, 8]),
+        write(0, 0, 3, &[1, 2, 3, 4, 5, 6, 7]),
+        read(0, 0x40, 4),
+        read(6, 0, 4096),
+        read(0, 0x1ff8, 8),
+        read(0, 0x1ffe, 4),
+        write(0, 6, 0, &[0]),
+        request(Command::REGION_WRITE_MULTI, FLAG_NO_REPLY, 0, 0, &multi_body(&[(0, 0, &[1; 8]), (0, 8, &[2; 4])])),
+        request(Command::REGION_WRITE_MULTI, 0, 0, 0, &multi_body(&[(0, 0, &[1; 8]), (9, 8, &[2; 4])])),
+    ];
+    let memory = vec![
+        map(0, 0x8000, Some(1)),
+        map(0x8000, 0x4000, Some(2)),
+        map(0x10000, 0x4000, None),
+        map(0x4000, 0x8000, Some(1)),
+        map(0xf000, 0x1000, None),
+        Step::Touch(0),
+        Step::Touch(9),
+        unmap(0, 0, 0x8000),
+        unmap(0, 0x8000, 0x1000),
+        unmap(2, 0, 0),
+        map(0, 0x2_0000, Some(1)),
+    ];
+    let withdrawn = vec![map(0, 0x8000, Some(2)), Step::Touch(4), Step::Truncate(1), Step::Touch(4), Step::Touch(0)];
+    let interrupts = vec![
+        irqs(0x24, 0, 0, 1, 1),
+        Step::Interrupt(1),
+        irqs(0x11, 0, 0, 1, 0),
+        Step::Interrupt(0),
+        irqs(0x21, 0, 0, 0, 0),
+        irqs(0x24, 1, 0, 3, 3),
+        Step::Interrupt(2),
+        Step::Interrupt(5),
+        irqs(0x24, 1, 3, 1, 1),
+        irqs(0x14, 0, 0, 1, 1),
+        irqs(0x22, 1, 0, 2, 0),
+        irqs(0x21, 1, 0, 0, 0),
+    ];
+    let requests = vec![
+        map(0, 0x8000, None),
+        Step::Dma(0, 100),
+        Step::Answer(0),
+        Step::Dma(1, 9000),
+        Step::Answer(1),
+        Step::Answer(200),
+        Step::Answer(7),
+        Step::Dma(2, 1),
+        Step::Reconnect,
+    ];
+    let shared = vec![map(0, 0x8000, Some(1)), Step::CheckShared, Step::Answer(1), Step::Answer(1), Step::Touch(0)];
+    let unsupported = (0..20)
+        .map(|number| request(Command(number), 0, 0, 0, &[0; 40]))
+        .chain([request(Command::DEVICE_RESET, 0, 2, 0, &[])])
+        .collect();
+    let header = |size: u32| Header::request(1, Command::REGION_READ, size, 0).as_bytes().to_vec();
+    let framing = vec![
+        Step::Raw(header(32)),
+        Step::Raw(vec![0; 16]),
+        Step::Raw(header(6000)),
+        Step::Raw(vec![0; 5984]),
+        Step::Raw(header(15)),
+        Step::Raw(header(u32::MAX)),
+        Step::Raw(vec![0; 3]),
+        Step::Reconnect,
+        read(0, 0, 4),
+    ];
+    let seeds: [(&str, Vec<Step>); 9] = [
+        ("probe", probe),
+        ("accesses", accesses),
+        ("memory", memory),
+        ("withdrawn", withdrawn),
+        ("interrupts", interrupts),
+        ("requests", requests),
+        ("shared", shared),
+        ("unsupported", unsupported),
+        ("framing", framing),
+    ];
+    seeds.into_iter().map(|(name, steps)| (name, encode(&steps))).collect()
+}
