@@ -13,6 +13,7 @@ pub mod semaphore;
 
 use crate::memory::Memory;
 use crate::mmu::{Access, AddressSpace, Mmu, MmuFault, Session};
+use nvspec::addr::GpuVa;
 
 /// What an engine works with during one call.
 #[derive(Debug)]
@@ -48,6 +49,8 @@ pub struct Work {
     pub releases: u32,
     /// A non-stall interrupt is to be raised.
     pub non_stall: bool,
+    /// First byte that the last copied run was written to.
+    pub written: Option<GpuVa>,
 }
 
 /// Why an engine stopped. The channel's method, subchannel, class and data are known to the caller.
@@ -80,6 +83,35 @@ pub enum Progress {
 /// The method state of one channel, as [`Engine::save`] returned it. The default is the state of a new channel.
 #[derive(Clone, Debug, Default)]
 pub struct ContextState(pub(crate) State);
+
+/// Says whose state the words of a context image are.
+mod image {
+    pub(super) const M2MF: u32 = 0x9039;
+    pub(super) const CE: u32 = 0x90b5;
+}
+
+impl ContextState {
+    /// The state as a context image holds it. Work under way is not part of it.
+    #[must_use]
+    pub fn to_words(&self) -> Vec<u32> {
+        let (whose, words) = match &self.0 {
+            State::New => return Vec::new(),
+            State::M2mf(registers) => (image::M2MF, registers.to_words()),
+            State::Ce(registers) => (image::CE, registers.to_words()),
+        };
+        std::iter::once(whose).chain(words).collect()
+    }
+
+    /// The state that a context image holds. Anything may stand there: what is no state is a new channel's.
+    #[must_use]
+    pub fn from_words(words: &[u32]) -> Self {
+        Self(match words {
+            [image::M2MF, words @ ..] => State::M2mf(Box::new(copy::m2mf::Registers::from_words(words))),
+            [image::CE, words @ ..] => State::Ce(Box::new(copy::ce::Registers::from_words(words))),
+            _ => State::New,
+        })
+    }
+}
 
 /// Whose state it is.
 #[derive(Clone, Debug, Default)]

@@ -135,6 +135,31 @@ impl Registers {
         }
     }
 
+    /// The methods that hold state.
+    fn stored() -> impl Iterator<Item = (u32, u32)> {
+        let acts = |method: &u32| {
+            matches!(*method, methods::NOP | methods::PM_TRIGGER | methods::EXEC | methods::WRCACHE_FLUSH)
+        };
+        (methods::NAME..=methods::QUERY_COUNTER)
+            .step_by(4)
+            .filter(move |method| !acts(method))
+            .filter_map(|method| methods::method_mask(method).map(|mask| (method, mask)))
+    }
+
+    /// The state as a context image holds it. Copies under way are not part of it.
+    pub(crate) fn to_words(&self) -> Vec<u32> {
+        Self::stored().map(|(method, _)| self.word(method)).collect()
+    }
+
+    /// The state that an image holds, whoever wrote it: what no method could have set is cut off.
+    pub(crate) fn from_words(words: &[u32]) -> Self {
+        let mut registers = Self::default();
+        for ((method, mask), word) in Self::stored().zip(words) {
+            registers.words[(method / 4) as usize] = word & mask;
+        }
+        registers
+    }
+
     fn launch(&mut self, exec: u32) {
         use methods::exec::{DST_LINEAR, FORMAT, QUERY, QUERY_SHORT, SRC_LINEAR};
         let remap = FORMAT.is_set(exec).then(|| self.remap());

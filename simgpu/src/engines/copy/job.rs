@@ -65,6 +65,10 @@ pub struct Completion {
 }
 
 impl Completion {
+    fn is_nothing(self) -> bool {
+        self.semaphore.is_none() && !self.interrupt
+    }
+
     /// Does it.
     ///
     /// # Errors
@@ -130,10 +134,12 @@ impl Job {
     pub fn step(&mut self, cx: &mut EngineCx<'_>, budget: u64) -> Result<Progress, EngineError> {
         let mut session = cx.session();
         let mut left = budget.clamp(1, STEP_MAX);
+        let begun = self.y < self.lines;
         while self.y < self.lines {
             if left == 0 {
                 return Ok(Progress::More);
             }
+            cx.work.written = Some(self.target.locate(self.x, self.y).0);
             let done = match &self.remap {
                 None => self.copy_run(&mut session, left, &mut cx.work.bytes)?,
                 Some(remap) => self.remap_run(remap, &mut session, &mut cx.work.bytes)?,
@@ -145,6 +151,10 @@ impl Job {
                 self.x = 0;
                 self.y += 1;
             }
+        }
+        // In a step of its own, so that the caller can let the time of the copy pass before.
+        if begun && !self.completion.is_nothing() {
+            return Ok(Progress::More);
         }
         self.completion.run(&mut session, cx)?;
         Ok(Progress::Done)
@@ -181,9 +191,9 @@ impl Job {
         let x = self.x * remap.target_bytes as u64;
         each_run(&self.target, x, self.y, target.len(), |va, range| {
             let len = range.len() as u64;
-            session.write(va, &target[range])?;
-            *bytes += len;
-            Ok(())
+            let written = session.write(va, &target[range]);
+            *bytes += written.err().map_or(len, |fault| fault.va.0 - va.0);
+            written
         })?;
         Ok(count)
     }

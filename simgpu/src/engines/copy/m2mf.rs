@@ -185,6 +185,7 @@ impl Registers {
         let completion = self.completion(exec)?;
         let enabled = self.enabled()?;
         let target = self.surface(&OUT, LINEAR_OUT.is_set(exec), line, lines)?;
+        self.set(methods::EXEC, exec);
         self.upload = None;
         if INLINE.is_set(exec) {
             if enabled && line != 0 && lines != 0 {
@@ -204,6 +205,52 @@ impl Registers {
         }
         cx.work.launches += 1;
         Ok(())
+    }
+
+    /// The methods that hold state.
+    fn stored() -> impl Iterator<Item = (u32, u32)> {
+        (FIRST..=methods::TILING_POSITION_OUT_Y)
+            .step_by(4)
+            .filter_map(|method| methods::method_mask(method).map(|mask| (method, mask)))
+    }
+
+    /// The state as a context image holds it: the methods' data, then how far inline data came. Copies under way are
+    /// not part of it.
+    pub(crate) fn to_words(&self) -> Vec<u32> {
+        let progress = match self.upload {
+            // Both lie below 32-bit counts.
+            Some(upload) => [1, upload.x as u32, upload.y as u32],
+            None => [0; 3],
+        };
+        Self::stored().map(|(method, _)| self.word(method)).chain(progress).collect()
+    }
+
+    /// The state that an image holds, whoever wrote it: what no method could have set is cut off.
+    pub(crate) fn from_words(words: &[u32]) -> Self {
+        let mut registers = Self::default();
+        let mut words = words.iter().copied();
+        for ((method, mask), word) in Self::stored().zip(words.by_ref()) {
+            registers.set(method, word & mask);
+        }
+        if words.next() == Some(1)
+            && let (Some(x), Some(y)) = (words.next(), words.next())
+        {
+            registers.resume_upload(u64::from(x), u64::from(y));
+        }
+        registers
+    }
+
+    fn resume_upload(&mut self, x: u64, y: u64) {
+        let exec = self.word(methods::EXEC);
+        let (line, lines) = (self.word(methods::LINE_LENGTH_IN), self.word(methods::LINE_COUNT));
+        let target = self.surface(&OUT, methods::exec::LINEAR_OUT.is_set(exec), line, lines);
+        let (line, lines) = (u64::from(line), u64::from(lines));
+        if let (Ok(target), Ok(completion)) = (target, self.completion(exec))
+            && x < line
+            && y < lines
+        {
+            self.upload = Some(Upload { target, line, lines, x, y, completion });
+        }
     }
 
     /// Four bytes of inline data.
