@@ -26,7 +26,8 @@ pub(crate) enum Did {
 #[derive(Default)]
 pub(crate) struct Card {
     pub(crate) registers: BTreeMap<u32, u32>,
-    pub(crate) vram: BTreeMap<u64, u8>,
+    /// By page.
+    pub(crate) vram: BTreeMap<u64, Box<[u8; 4096]>>,
     pub(crate) userd: BTreeMap<(u8, u64), u32>,
     pub(crate) did: Vec<Did>,
     /// Channels that are never let go of.
@@ -36,7 +37,8 @@ pub(crate) struct Card {
 
 impl Card {
     pub(crate) fn word(&self, at: u64) -> u32 {
-        u32::from_le_bytes(std::array::from_fn(|byte| self.vram.get(&(at + byte as u64)).copied().unwrap_or(0)))
+        let Some(page) = self.vram.get(&(at / 4096)) else { return 0 };
+        u32::from_le_bytes(*page[(at % 4096) as usize..].first_chunk().unwrap())
     }
 
     pub(crate) fn block_word(&self, channel: ChannelId, offset: u64) -> u32 {
@@ -79,7 +81,9 @@ impl Host for Card {
 
     fn vram_write(&mut self, address: VramAddr, data: &[u8]) {
         self.did.push(Did::Vram(address.0, data.len()));
-        self.vram.extend((address.0..).zip(data.iter().copied()));
+        let page = self.vram.entry(address.0 / 4096).or_insert_with(|| Box::new([0; 4096]));
+        let within = (address.0 % 4096) as usize;
+        page[within..within + data.len()].copy_from_slice(data);
     }
 
     fn vram_flush(&mut self) {
@@ -100,13 +104,13 @@ impl Host for Card {
     }
 }
 
-/// A guest's VRAM, sparse; reads beyond 16 MiB fail.
+/// A guest's VRAM, sparse, by word; reads beyond 16 MiB fail.
 #[derive(Default)]
-pub(crate) struct Guest(BTreeMap<u64, u8>);
+pub(crate) struct Guest(BTreeMap<u64, [u8; 4]>);
 
 impl Guest {
     pub(crate) fn put(&mut self, at: u64, value: u32) {
-        self.0.extend((at..).zip(value.to_le_bytes()));
+        self.0.insert(at / 4, value.to_le_bytes());
     }
 
     /// An instance block at `at` as a driver writes it before it binds the channel.
@@ -136,8 +140,9 @@ impl GuestMemory for Guest {
         if start.0 + data.len() as u64 > 16 << 20 {
             return Err(Unreadable);
         }
-        for (step, byte) in data.iter_mut().enumerate() {
-            *byte = self.0.get(&(start.0 + step as u64)).copied().unwrap_or(0);
+        for (index, bytes) in (start.0 / 4..).zip(data.chunks_mut(4)) {
+            let word = self.0.get(&index).copied().unwrap_or_default();
+            bytes.copy_from_slice(&word[..bytes.len()]);
         }
         Ok(())
     }
