@@ -147,7 +147,8 @@ fn walk(space: Space, va: GpuVa, guest: &mut impl GuestMemory) -> Result<(Place,
         if index >= u64::from(pde.large_entries()) {
             fault = WalkFault::PdeSize;
         } else {
-            let pte = Pte::from(read_entry(table, index, guest)?);
+            // A table that cannot be read has no valid entries, as in a shadow.
+            let pte = Pte::from(read_entry(table, index, guest).unwrap_or(0));
             if pte.valid() {
                 // The page's address is a multiple of its size; the 4 KiB within come from the virtual address.
                 const WITHIN: u64 = 0x1_f000;

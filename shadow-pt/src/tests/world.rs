@@ -118,7 +118,7 @@ impl Frames for Grants {
 /// The card's memory for shadows, and a record of what was written when.
 #[derive(Default)]
 pub(crate) struct Card {
-    next: u64,
+    pub(crate) next: u64,
     /// Start to bytes.
     pub(crate) allocated: BTreeMap<u64, Vec<u8>>,
     pub(crate) freed: Vec<u64>,
@@ -186,7 +186,8 @@ fn page(raw: u64, va: u64, large: bool) -> Page {
     }
 }
 
-/// Walks tables with shifts and masks of its own. `read` gets whether it is host memory and the address.
+/// Walks tables with shifts and masks of its own. `read` gets whether it is host memory and the address. An entry that
+/// cannot be read is not valid.
 pub(crate) fn walk(directory: (bool, u64), va: u64, read: &dyn Fn(bool, u64) -> Option<u64>) -> Option<Page> {
     let pde = read(directory.0, directory.1 + (va >> 27) * 8)?;
     let size = (pde >> 2) & 3;
@@ -196,7 +197,7 @@ pub(crate) fn walk(directory: (bool, u64), va: u64, read: &dyn Fn(bool, u64) -> 
     }
     if pde & 3 != 0 {
         let table = ((pde >> 4) & 0xfff_ffff) << 12;
-        let pte = read(pde & 3 != 1, table + (offset >> 17) * 8)?;
+        let pte = read(pde & 3 != 1, table + (offset >> 17) * 8).unwrap_or(0);
         if pte & 1 != 0 {
             return Some(page(pte, va, true));
         }
