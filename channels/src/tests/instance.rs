@@ -69,7 +69,7 @@ proptest! {
             bytes[0x08] &= !3;
             bytes[0x4e] %= 21;
             bytes[0x4f] = 0;
-            bytes[0x200] = bytes[0x200] & !3;
+            bytes[0x200] &= !3;
         }
         let Ok(guest) = GuestInstance::parse(&bytes) else {
             prop_assert!(!sane);
