@@ -4,6 +4,9 @@
 //! - [`vm`]: one QEMU with a stock kernel; [`agent`] speaks to the init inside, [`qmp`] to QEMU itself;
 //! - [`daemon`]: `mediatord` and `mediatorctl` as an operator runs them;
 //! - [`accel`]: whether KVM can be used here, found out by trying;
+//! - [`mod@bench`]: metrics with baseline and target;
+//! - [`guest`]: steps that most stories share: configuration, driver, workload;
+//! - [`klog`]: the guest kernel's log, by level;
 //! - [`wait`]: every wait is bounded, and when it fails it shows the end of the logs.
 //!
 //! A test reads as a story:
@@ -27,7 +30,10 @@
 
 pub mod accel;
 pub mod agent;
+pub mod bench;
 pub mod daemon;
+pub mod guest;
+pub mod klog;
 pub mod qmp;
 pub mod vm;
 pub mod wait;

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::accel::Accel;
 use crate::agent::{Agent, Health, Output, Pending};
+use crate::klog;
 use crate::qmp::Qmp;
 use crate::wait::{self, Scratch};
 
@@ -196,6 +197,11 @@ impl Vm {
     /// Runs a command in the guest; a code other than 0 is an error that shows what was printed.
     pub fn run_ok(&self, command: &str) -> Result<Output> {
         self.run(command)?.success().with_context(|| format!("VM {}: {command}", self.name()))
+    }
+
+    /// The guest kernel's whole log since its last start.
+    pub fn kernel_log(&self) -> Result<Vec<klog::Line>> {
+        Ok(klog::parse(&self.run_ok("dmesg")?.lines))
     }
 
     /// Starts a command in the guest that runs beside others.

@@ -2,3 +2,5 @@
 
 #[path = "guest/harness.rs"]
 mod harness;
+#[path = "guest/stories.rs"]
+mod stories;

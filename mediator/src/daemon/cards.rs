@@ -49,7 +49,7 @@ impl OwnedCard {
         if let Some(host) = &*host {
             return Ok(Arc::clone(host));
         }
-        let opened = HostCard::open(Arc::clone(&self.card), &self.spec.name).map_err(BackendError::failed)?;
+        let opened = HostCard::open(Arc::clone(&self.card), &self.spec.name, self.spec.chunk_kib << 10).map_err(BackendError::failed)?;
         Ok(Arc::clone(host.insert(opened)))
     }
 }

@@ -7,6 +7,9 @@ use nvspec::fifo::CHANNELS;
 use nvspec::instance::{INSTANCE_BYTES, userd};
 use nvspec::mmu::{LPT_BYTES, PD_BYTES};
 
+/// Bytes that the layout may take, wherever it begins.
+pub const LAYOUT_BYTES: u64 = 2 << 20;
+
 /// Addresses of the fixed structures, one behind the other from `base` on.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
@@ -86,5 +89,24 @@ impl Layout {
     #[must_use]
     pub fn userd_bytes(&self) -> u64 {
         u64::from(CHANNELS) * userd::BYTES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structures_fit_wherever_the_layout_begins() {
+        for base in [0, 128 << 10, (6 << 30) - LAYOUT_BYTES] {
+            let layout = Layout::new(VramAddr(base), LAYOUT_BYTES).unwrap();
+            assert!(layout.bytes() <= LAYOUT_BYTES);
+            assert_eq!(layout.userd.0 % LARGE_PAGE, 0);
+        }
+    }
+
+    #[test]
+    fn too_little_memory_is_said() {
+        assert!(matches!(Layout::new(VramAddr(0), 1 << 20), Err(HostError::TooSmall { available: 0x10_0000, .. })));
     }
 }

@@ -2,7 +2,7 @@
 
 use super::bring_up::{self, CardInfo};
 use super::iova::IovaSpace;
-use super::layout::Layout;
+use super::layout::{LAYOUT_BYTES, Layout};
 use super::memory::CardMemory;
 use super::{GuestEvents, HostError, interrupts};
 use card::{Card, InterruptMode};
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
-use vram::{CHUNK_BYTES_DEFAULT, CardAddr, ChunkTable, Contents, GuestAddr, VmId};
+use vram::{CardAddr, ChunkTable, Contents, GuestAddr, VmId};
 
 /// The card's VRAM: the way into it, and who owns which chunk of it.
 pub struct CardVram {
@@ -47,22 +47,26 @@ pub struct HostCard {
 }
 
 impl HostCard {
-    /// Resets `card`, takes it over and starts its interrupt thread.
+    /// Resets `card`, takes it over and starts its interrupt thread. VRAM is given away in chunks of `chunk_bytes`.
     ///
     /// # Errors
     /// When the card does not come up, or has too little memory.
-    pub fn open(card: Arc<dyn Card>, name: &str) -> Result<Arc<Self>, HostError> {
+    pub fn open(card: Arc<dyn Card>, name: &str, chunk_bytes: u64) -> Result<Arc<Self>, HostError> {
         let info = bring_up::bring_up(&*card)?;
         let refused = |error: vram::Error| HostError::Refused(error.to_string());
-        let mut chunks = ChunkTable::new(info.vram_bytes, CHUNK_BYTES_DEFAULT, Contents::Unknown).map_err(refused)?;
-        // The first chunk to scrub becomes the mediator's own: the way to scrub it any other way begins in it.
-        let own = chunks.take_scrub_work().ok_or(HostError::TooSmall { needed: CHUNK_BYTES_DEFAULT, available: 0 })?;
-        let layout = Layout::new(VramAddr(own.address.0), own.bytes)?;
+        let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown).map_err(refused)?;
+        // The first chunks to scrub become the mediator's own: the way to scrub any other begins in them.
+        let count = LAYOUT_BYTES.div_ceil(chunk_bytes);
+        let own: Vec<_> = (0..count).map_while(|_| chunks.take_scrub_work()).collect();
+        let available = own.len() as u64 * chunk_bytes;
+        let first = own.first().ok_or(HostError::TooSmall { needed: LAYOUT_BYTES, available })?;
+        let layout = Layout::new(VramAddr(first.address.0), available)?;
         let mut memory = CardMemory::take_over(Arc::clone(&card), layout, info.vram_bytes)?;
-        memory.zero(layout.userd, own.bytes - layout.bootstrap_bytes())?;
-        chunks.scrubbed(own.chunk);
-        let reserved = chunks.reserve_mediator(1, 1).map_err(refused)?;
-        assert_eq!(reserved, own.chunk, "the only scrubbed chunk is the one just scrubbed");
+        memory.zero(layout.userd, available - layout.bootstrap_bytes())?;
+        let first = first.chunk;
+        own.iter().for_each(|work| chunks.scrubbed(work.chunk));
+        let reserved = chunks.reserve_mediator(count as u32, 1).map_err(refused)?;
+        assert_eq!(reserved, first, "the only scrubbed chunks are those just scrubbed");
         let state = HostState {
             vram: CardVram { memory, chunks },
             channels: Channels::new(channels::Layout {
@@ -179,9 +183,10 @@ impl HostCard {
     /// When the card does not answer.
     pub fn wipe_vm(&self, vm: VmId) -> Result<(), HostError> {
         let bytes = self.lock().vram.chunks.vm_bytes(vm).unwrap_or(0);
-        for at in (0..bytes).step_by(CHUNK_BYTES_DEFAULT as usize) {
+        let chunk = self.lock().vram.chunks.chunk_bytes();
+        for at in (0..bytes).step_by(chunk as usize) {
             let mut state = self.lock();
-            let len = CHUNK_BYTES_DEFAULT.min(bytes - at);
+            let len = chunk.min(bytes - at);
             if let Some(address) = state.vram.guest_vram(vm, GuestVramAddr(at), len) {
                 state.vram.memory.zero(address, len)?;
             }

@@ -1,0 +1,126 @@
+//! What benchmarks report: metrics with their baseline and target, as a table and as JSON.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+/// What a target demands of a metric.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Target {
+    /// At most this.
+    AtMost(f64),
+    /// At least this.
+    AtLeast(f64),
+    /// Reported only.
+    None,
+}
+
+/// One figure.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Metric {
+    /// Name, dotted.
+    pub name: String,
+    /// Value.
+    pub value: f64,
+    /// Unit of value and baseline.
+    pub unit: &'static str,
+    /// What it is compared with, measured in the same run.
+    pub baseline: Option<f64>,
+    /// What is demanded, of value over baseline if there is one, else of the value.
+    pub target: Target,
+}
+
+impl Metric {
+    /// A figure that is only reported.
+    pub fn plain(name: impl Into<String>, value: f64, unit: &'static str) -> Self {
+        Self { name: name.into(), value, unit, baseline: None, target: Target::None }
+    }
+
+    /// A figure with its baseline; the target is of the ratio.
+    pub fn ratio(name: impl Into<String>, value: f64, unit: &'static str, baseline: f64, target: Target) -> Self {
+        Self { name: name.into(), value, unit, baseline: Some(baseline), target }
+    }
+
+    fn judged(&self) -> f64 {
+        self.baseline.map_or(self.value, |baseline| self.value / baseline)
+    }
+
+    /// Whether the target is met; `None` without one.
+    pub fn met(&self) -> Option<bool> {
+        match self.target {
+            Target::AtMost(most) => Some(self.judged() <= most),
+            Target::AtLeast(least) => Some(self.judged() >= least),
+            Target::None => None,
+        }
+    }
+
+    fn target_text(&self) -> String {
+        let of = if self.baseline.is_some() { "x" } else { "" };
+        match self.target {
+            Target::AtMost(most) => format!("<= {most}{of}"),
+            Target::AtLeast(least) => format!(">= {least}{of}"),
+            Target::None => "-".to_owned(),
+        }
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "name": self.name, "value": self.value, "unit": self.unit, "baseline": self.baseline,
+            "ratio": self.baseline.map(|_| self.judged()), "target": self.target_text(), "met": self.met(),
+        })
+    }
+}
+
+/// Prints the table, and writes the JSON file if one is wanted.
+pub fn report(metrics: &[Metric], file: Option<&Path>) -> Result<()> {
+    println!("{:44} {:>14} {:8} {:>14} {:>8} {:>10}  met", "metric", "value", "unit", "baseline", "ratio", "target");
+    for metric in metrics {
+        let baseline = metric.baseline.map_or("-".to_owned(), |baseline| format!("{baseline:.1}"));
+        let ratio = metric.baseline.map_or("-".to_owned(), |_| format!("{:.3}", metric.judged()));
+        let met = match metric.met() {
+            Some(true) => "yes",
+            Some(false) => "NO",
+            None => "-",
+        };
+        println!(
+            "{:44} {:>14.1} {:8} {baseline:>14} {ratio:>8} {:>10}  {met}",
+            metric.name,
+            metric.value,
+            metric.unit,
+            metric.target_text()
+        );
+    }
+    let Some(file) = file else { return Ok(()) };
+    let text = serde_json::to_string_pretty(&json!({
+        "metrics": metrics.iter().map(Metric::json).collect::<Vec<_>>()
+    }))?;
+    fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// The middle one of some measurements; of an even number, the lower.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len().checked_sub(1)? / 2).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn target_is_of_the_ratio_when_there_is_a_baseline() {
+        let metric = Metric::ratio("read", 24.0, "us", 20.0, Target::AtMost(1.2));
+        assert_eq!(metric.met(), Some(true));
+        assert_eq!(Metric { value: 24.1, ..metric }.met(), Some(false));
+        assert_eq!(Metric::plain("count", 3.0, "messages").met(), None);
+    }
+
+    #[test]
+    fn median_is_of_the_sorted_values() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[]), None);
+    }
+}

@@ -1,0 +1,113 @@
+//! What most stories need: a configuration, the driver loaded, a workload run, counters read.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::{Daemon, Output, Paths, Vm};
+
+/// How long nouveau may take to load. Its probe makes about a million trapped accesses.
+pub const LOAD_LIMIT: Duration = Duration::from_secs(240);
+/// How long a workload may take.
+pub const SMOKE_LIMIT: Duration = Duration::from_secs(900);
+
+/// The daemon's part of a configuration, and one software card of `vram_mib` MiB called `card0`.
+pub fn card_toml(paths: &Paths, vram_mib: u32) -> String {
+    format!(
+        "[daemon]\nadmin_socket = {:?}\nsocket_dir = {:?}\n\n[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = {vram_mib}\n",
+        paths.admin_socket, paths.folder
+    )
+}
+
+/// A mediated VM on `card0`.
+pub fn vm_toml(name: &str, vram_mib: u32) -> String {
+    format!("\n[[vm]]\nname = {name:?}\ncard = \"card0\"\nvram_mib = {vram_mib}\n")
+}
+
+/// A VM that has `card0` for itself, unmediated.
+pub fn passthrough_toml(name: &str) -> String {
+    format!("\n[[vm]]\nname = {name:?}\ncard = \"card0\"\npassthrough = true\n")
+}
+
+/// Loads the stock nouveau and waits for its render node; returns its state in words.
+pub fn load_driver(vm: &Vm) -> Result<String> {
+    vm.run_within("load", LOAD_LIMIT)?.success().with_context(|| format!("VM {}: loading nouveau", vm.name()))?;
+    let nodes = vm.run_ok("nodes")?;
+    let node = nodes.lines.iter().find(|line| line.contains("renderD128"));
+    if node.is_none() {
+        bail!("VM {}: nouveau made no render node: {:?}\n{}", vm.name(), nodes.lines, vm.run("dmesg")?.text());
+    }
+    let interrupts = vm.run_ok("interrupts")?.text();
+    let kind = match interrupts.lines().find(|line| line.contains("nvkm") || line.contains("nouveau")) {
+        Some(line) if line.contains("MSI") => "MSI",
+        Some(_) => "INTx",
+        None => "no interrupt",
+    };
+    Ok(format!("nouveau renderD128 {kind}"))
+}
+
+/// What a workload reports at its end.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Smoke {
+    /// Every byte was right.
+    pub ok: bool,
+    /// Bytes that were checked.
+    pub bytes: u64,
+    /// Channels that were used.
+    pub channels: u64,
+    /// Seconds by the guest's clock.
+    pub seconds: f64,
+    /// The whole line.
+    pub line: String,
+}
+
+/// Reads the last `RESULT` line of a workload's output.
+pub fn parse_smoke(output: &Output) -> Result<Smoke> {
+    let line = output.lines.iter().rev().find(|line| line.starts_with("RESULT "));
+    let line = line.with_context(|| format!("no result in:\n{}", output.text()))?;
+    let value = |key: &str| {
+        line.split_whitespace()
+            .find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
+            .with_context(|| format!("no {key} in {line}"))
+    };
+    Ok(Smoke {
+        ok: value("ok")? == "true" && output.code == 0,
+        bytes: value("bytes")?.parse()?,
+        channels: value("channels")?.parse()?,
+        seconds: value("seconds")?.parse()?,
+        line: line.clone(),
+    })
+}
+
+/// Runs `gpu-smoke` with `args` to its end; fails unless all was verified.
+pub fn smoke(vm: &Vm, args: &str) -> Result<Smoke> {
+    let output = vm.run_within(&format!("run /bin/gpu-smoke {args}"), SMOKE_LIMIT)?;
+    let smoke = parse_smoke(&output)?;
+    if !smoke.ok {
+        let log = vm.run("dmesg").map(|log| log.text()).unwrap_or_default();
+        let end: Vec<_> = log.lines().rev().take(30).collect();
+        let end: Vec<_> = end.into_iter().rev().collect();
+        bail!("VM {}: {args}: {}\n{}\nkernel log:\n{}", vm.name(), smoke.line, output.text(), end.join("\n"));
+    }
+    Ok(smoke)
+}
+
+/// What `mediatorctl vm show` says of a VM.
+pub fn show(daemon: &Daemon, name: &str) -> Result<Value> {
+    daemon.ctl_json(&["vm", "show", name])
+}
+
+/// Messages that the VMM has sent for a VM.
+pub fn messages(daemon: &Daemon, name: &str) -> Result<u64> {
+    let transport = &show(daemon, name)?["transport"];
+    let counts = transport.as_object().context("transport counters")?;
+    let sum =
+        counts.iter().filter(|(key, _)| key.starts_with("messages")).filter_map(|(_, count)| count.as_u64()).sum();
+    Ok(sum)
+}
+
+/// A counter of the virtual device.
+pub fn counter(daemon: &Daemon, name: &str, counter: &str) -> Result<u64> {
+    show(daemon, name)?["counters"][counter].as_u64().with_context(|| format!("no counter {counter}"))
+}

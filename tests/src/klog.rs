@@ -1,0 +1,55 @@
+//! The guest kernel's log: lines with their level, as the agent's `dmesg` prints them.
+
+/// Levels up to this one are complaints: emergency to warning.
+const WARNING: u8 = 4;
+
+/// One line of a kernel log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// 0 (emergency) to 7 (debug), as in `syslog(2)`.
+    pub level: u8,
+    /// The text after the time stamp.
+    pub text: String,
+}
+
+impl Line {
+    /// Whether this is a warning or worse.
+    pub fn complains(&self) -> bool {
+        self.level <= WARNING
+    }
+}
+
+/// Parses lines of `<level>[time] text`; a line without a level continues the one before.
+pub fn parse(lines: &[String]) -> Vec<Line> {
+    let mut parsed: Vec<Line> = Vec::new();
+    for line in lines {
+        let Some((level, rest)) = line.strip_prefix('<').and_then(|l| l.split_once('>')) else {
+            if let Some(last) = parsed.last_mut() {
+                last.text.push('\n');
+                last.text.push_str(line);
+            }
+            continue;
+        };
+        // The facility is in the higher bits.
+        let level = level.parse::<u32>().map_or(7, |l| (l & 7) as u8);
+        let text = rest.strip_prefix('[').and_then(|r| r.split_once("] ")).map_or(rest, |(_, text)| text);
+        parsed.push(Line { level, text: text.to_owned() });
+    }
+    parsed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_have_level_and_text() {
+        let lines =
+            ["<6>[    0.000000] Linux version 6.1", "<12>[    1.5] nouveau 0000:01:00.0: fifo: [x] bad", "more"];
+        let parsed = parse(&lines.map(str::to_owned));
+        assert_eq!(parsed.len(), 2);
+        assert_eq!(parsed[0], Line { level: 6, text: "Linux version 6.1".into() });
+        assert!(!parsed[0].complains() && parsed[1].complains());
+        assert_eq!(parsed[1].text, "nouveau 0000:01:00.0: fifo: [x] bad\nmore");
+    }
+}
