@@ -25,6 +25,14 @@ pub struct MmuFault {
     pub gpc: u32,
 }
 
+impl MmuFault {
+    /// The fault that a driver asks for to get a hung engine back: no access stands behind it.
+    #[must_use]
+    pub fn triggered(unit: u32) -> Self {
+        Self { unit, instance: None, va: GpuVa(0), reason: 0, client: 0, hub: true, write: false, gpc: 0 }
+    }
+}
+
 /// A PBDMA stopped on something in this guest's push buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PbdmaError {

@@ -6,7 +6,7 @@
 //!
 //! Parts:
 //! - [`backend`]: the seam to the mediator;
-//! - [`pci`]: configuration space, also of a card that is passed through;
+//! - [`config`]: what a vGPU is made from; [`pci`]: configuration space, also of a card that is passed through;
 //! - [`policy`]: one line for each register, refusing by default; [`denied`] counts what was refused;
 //! - [`vgpu`]: dispatch of accesses and events; [`blocks`]: the registers that have behaviour, [`storage`]: those that
 //!   have none; [`interrupt`]: MSI with re-arm, INTx; [`access`]: byte lanes.
@@ -27,6 +27,7 @@
 pub mod access;
 pub mod backend;
 pub mod blocks;
+pub mod config;
 pub mod denied;
 pub mod events;
 pub mod interrupt;
@@ -36,6 +37,10 @@ pub mod storage;
 pub mod vgpu;
 
 pub use backend::{Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, Place};
+pub use config::{ConfigError, VGpuConfig};
 pub use events::{EngineError, GraphError, MmuFault, PbdmaError};
 pub use pci::{PciConfig, PciEvents, PciIdentity};
-pub use vgpu::{ConfigError, VGpu, VGpuConfig};
+pub use vgpu::VGpu;
+
+#[cfg(test)]
+mod tests;

@@ -99,7 +99,7 @@ pub(crate) const fn dense_map<const N: usize>(base: u32, info: &[RegInfo]) -> [u
         let mut index = 0;
         while index < reg.count {
             let offset = reg.offset + index * reg.stride;
-            assert!(offset >= base && offset % 4 == 0, "a register lies before its block or is not aligned");
+            assert!(offset >= base && offset.is_multiple_of(4), "a register lies before its block or is not aligned");
             let cell = ((offset - base) / 4) as usize;
             assert!(cell < N, "a register lies behind its block");
             assert!(map[cell] == 0, "two registers at one offset");

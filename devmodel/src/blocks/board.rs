@@ -5,6 +5,7 @@ use super::falcon::{Dmem, Intr};
 use super::{At, Cx};
 use crate::backend::Place;
 use crate::pci::PciConfig;
+use crate::storage::Storage;
 use nvspec::regs::pmu::{CPU_CONTROL, DMA_CONTROL};
 use nvspec::regs::{ce0, ce1, pmu, pmu_queue, ppci, privring_hub, ptop};
 
@@ -134,6 +135,8 @@ pub struct CopyEngine {
     intr: Intr,
     dmem: Dmem,
     current: u32,
+    /// The firmware has been started.
+    running: bool,
 }
 
 /// The registers that both copy engines have.
@@ -148,6 +151,7 @@ pub(crate) enum CopyReg {
     Current,
     DmemControl,
     DmemData,
+    Control,
     Plain,
 }
 
@@ -165,6 +169,7 @@ macro_rules! copy_reg {
                     $block::Reg::CHANNEL_CURRENT => Self::Current,
                     $block::Reg::DMEM_CONTROL => Self::DmemControl,
                     $block::Reg::DMEM_DATA => Self::DmemData,
+                    $block::Reg::CPU_CONTROL => Self::Control,
                     _ => Self::Plain,
                 }
             }
@@ -183,7 +188,7 @@ impl CopyEngine {
             CopyReg::DmemControl => self.dmem.control(0),
             CopyReg::DmemData => self.dmem.read(0),
             CopyReg::IntrSet | CopyReg::IntrClear | CopyReg::EnableSet | CopyReg::EnableClear => 0,
-            CopyReg::Plain => cx.plain_read(at),
+            CopyReg::Control | CopyReg::Plain => cx.plain_read(at),
         }
     }
 
@@ -197,23 +202,33 @@ impl CopyEngine {
             CopyReg::Current => self.current = value,
             CopyReg::DmemControl => self.dmem.set_control(0, value),
             CopyReg::DmemData => self.dmem.write(0, value),
+            CopyReg::Control => {
+                cx.plain_write(at, value);
+                self.running |= ce0::CPU_CONTROL::START.is_set(value);
+            }
             CopyReg::Plain => cx.plain_write(at, value),
         }
     }
 
     /// `base..end` are the falcon's registers.
     pub(crate) fn reset(&mut self, base: u32, end: u32, cx: &mut Cx) {
-        let Self { intr, dmem, current } = self;
+        let Self { intr, dmem, current, running } = self;
         *intr = Intr::default();
-        *current = 0;
+        (*current, *running) = (0, false);
         dmem.reset();
         cx.storage.reset_range(base, end);
     }
 
-    /// The engine stopped on a method of the channel with `instance`.
+    /// The engine stopped on a method of the channel with `instance`. The running firmware is what enables an error's
+    /// interrupt and routes it to the host; `dispatch` is the routing register's offset.
     #[expect(clippy::cast_possible_truncation, reason = "the register holds 28 bits of page number")]
-    pub(crate) fn error(&mut self, intr: u32, instance: Option<Place>) {
+    pub(crate) fn error(&mut self, intr: u32, instance: Option<Place>, dispatch: u32, storage: &mut Storage) {
+        if !self.running {
+            return;
+        }
         self.intr.status |= intr;
+        self.intr.enable |= intr;
+        storage.set(dispatch, storage.get(dispatch) | (intr & 0xffff));
         if let Some(instance) = instance {
             self.current = ce0::CHANNEL_CURRENT::VALID.mask()
                 | ce0::CHANNEL_CURRENT::ADDRESS.of((instance.address() >> 12) as u32);

@@ -13,9 +13,9 @@ pub mod pmc;
 pub mod ptimer;
 
 use crate::backend::{Backend, Place};
+use crate::config::VGpuConfig;
 use crate::denied::{Denials, Reason, Site};
 use crate::storage::Storage;
-use crate::vgpu::VGpuConfig;
 use nvspec::RegInfo;
 use nvspec::addr::Target;
 use nvspec::instance::INSTANCE_BYTES;

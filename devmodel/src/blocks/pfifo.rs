@@ -7,8 +7,8 @@ use crate::denied::Reason;
 use crate::events::MmuFault;
 use nvspec::fifo::{CHANNELS, VirtualChannelId, engine};
 use nvspec::regs::pfifo::{
-    CHANNEL, CHANNEL_STATE, ENGINE_STATUS, FAULT_INST, FAULT_TYPE, INTR, NON_STALL_EN, PREEMPT, RUNLIST, RUNLIST_BASE,
-    RUNLIST_INTR, RUNLIST_STATUS, Reg, SCHED_ERROR_REASON, USERD_BASE,
+    CHANNEL, CHANNEL_STATE, ENGINE_STATUS, FAULT_INST, FAULT_TRIGGER, FAULT_TYPE, INTR, NON_STALL_EN, PREEMPT, RUNLIST,
+    RUNLIST_BASE, RUNLIST_INTR, RUNLIST_STATUS, Reg, SCHED_ERROR_REASON, USERD_BASE,
 };
 
 /// Bytes of a runlist entry.
@@ -119,6 +119,12 @@ impl Pfifo {
             Reg::NON_STALL_EN => self.non_stall_en = NON_STALL_EN::NIBBLE.get(value),
             Reg::SCHED_DISABLE => self.block(value & ENGINE_MASK, cx),
             Reg::PREEMPT => self.preempt(at, value, cx),
+            Reg::FAULT_TRIGGER => {
+                cx.plain_write(at, value);
+                if FAULT_TRIGGER::TRIGGER.is_set(value) {
+                    self.mmu_fault(MmuFault::triggered(FAULT_TRIGGER::UNIT.get(value)));
+                }
+            }
             Reg::CHANNEL => self.bind(at, value, cx),
             Reg::CHANNEL_STATE => self.enable(at, value, cx),
             Reg::RUNLIST_STATUS

@@ -176,7 +176,7 @@ pub const fn method_mask(method: u32) -> Option<u32> {
         TILING_PITCH_OUT | TILING_HEIGHT_OUT | TILING_DEPTH_OUT | TILING_POSITION_OUT_Z => u32::MAX,
         OFFSET_OUT_LOW | OFFSET_IN_LOW | PITCH_IN | PITCH_OUT | LINE_LENGTH_IN | LINE_COUNT | DATA => u32::MAX,
         NOTIFY_ADDRESS_LOW | NOTIFY_PAYLOAD | COND_ADDRESS_LOW => u32::MAX,
-        SPARE_FIRST..=SPARE_LAST if method % 4 == 0 => u32::MAX,
+        SPARE_FIRST..=SPARE_LAST if method.is_multiple_of(4) => u32::MAX,
         _ => return None,
     })
 }

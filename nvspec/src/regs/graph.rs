@@ -183,6 +183,8 @@ regs! {
         HWCFG @ 0x409108 Ro = 0x00081060 {}
         /// DMA control.
         DMA_CONTROL @ 0x40910c Rw {}
+        /// Falcon version.
+        VERSION @ 0x40912c Ro = 0x00000003 { 3:0 VERSION; }
         /// Code upload address.
         IMEM_CONTROL @ 0x409180 Rw {}
         /// Code upload data.
@@ -229,6 +231,8 @@ regs! {
         HWCFG @ 0x41a108 Ro = 0x00041020 { 17:9 DMEM_BLOCKS; 8:0 IMEM_BLOCKS; }
         /// DMA control.
         DMA_CONTROL @ 0x41a10c Rw {}
+        /// Falcon version.
+        VERSION @ 0x41a12c Ro = 0x00000003 { 3:0 VERSION; }
         /// Code upload address.
         IMEM_CONTROL @ 0x41a180 Rw {}
         /// Code upload data.

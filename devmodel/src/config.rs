@@ -1,0 +1,89 @@
+//! What a vGPU is: the description that the mediator makes it from.
+
+use crate::pci::{BadBar, PciIdentity};
+use nvspec::chip::{CLASS_3D_CONTROLLER, Chip, VENDOR_NVIDIA};
+use nvspec::fifo::CHANNELS;
+use nvspec::regs::windows;
+use std::sync::Arc;
+
+/// Smallest VRAM that a driver can work with.
+pub const MIN_VRAM_BYTES: u64 = 16 << 20;
+/// Bytes of address space on a card.
+const MAX_VRAM_BYTES: u64 = 1 << nvspec::addr::BUS_BITS;
+const MIB: u64 = 1 << 20;
+
+/// What a vGPU is.
+#[derive(Clone, Debug)]
+pub struct VGpuConfig {
+    /// The chip that the guest sees.
+    pub chip: &'static Chip,
+    /// The PCI function that the guest sees.
+    pub pci: PciIdentity,
+    /// Bytes of VRAM that the guest sees; a multiple of 1 MiB.
+    pub vram_bytes: u64,
+    /// Channels that the guest may have bound at one time; the guest always sees 128.
+    pub channels: u32,
+    /// The VBIOS image that PROM shows.
+    pub vbios: Arc<[u8]>,
+}
+
+impl VGpuConfig {
+    /// A vGPU of `chip` with the usual aperture sizes.
+    #[must_use]
+    pub fn of_chip(chip: &'static Chip, vram_bytes: u64, vbios: Arc<[u8]>) -> Self {
+        let pci = PciIdentity {
+            vendor: VENDOR_NVIDIA,
+            device: chip.pci_device,
+            subsystem_vendor: VENDOR_NVIDIA,
+            subsystem: 0x076f,
+            revision: chip.pci_revision,
+            class: CLASS_3D_CONTROLLER,
+            bar0_bytes: windows::BAR0_BYTES,
+            bar1_bytes: 128 * MIB,
+            bar3_bytes: 64 * MIB,
+        };
+        Self { chip, pci, vram_bytes, channels: CHANNELS, vbios }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        if !self.vram_bytes.is_multiple_of(MIB) || !(MIN_VRAM_BYTES..=MAX_VRAM_BYTES).contains(&self.vram_bytes) {
+            return Err(ConfigError::Vram(self.vram_bytes));
+        }
+        if !(1..=CHANNELS).contains(&self.channels) {
+            return Err(ConfigError::Channels(self.channels));
+        }
+        if self.vbios.len() as u64 > u64::from(windows::prom::BYTES) {
+            return Err(ConfigError::Vbios(self.vbios.len()));
+        }
+        if self.pci.bar0_bytes < windows::BAR0_BYTES {
+            return Err(ConfigError::SmallBar0(self.pci.bar0_bytes));
+        }
+        Ok(())
+    }
+
+    /// VRAM in MiB.
+    #[must_use]
+    pub fn vram_mib(&self) -> u32 {
+        u32::try_from(self.vram_bytes / MIB).unwrap_or(u32::MAX)
+    }
+}
+
+/// A description that cannot be a vGPU.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// A BAR's size cannot be expressed.
+    #[error(transparent)]
+    Bar(#[from] BadBar),
+    /// BAR0 does not hold the registers.
+    #[error("BAR0 of {0:#x} bytes does not hold the chip's registers, which need {needed:#x}", needed = windows::BAR0_BYTES)]
+    SmallBar0(u64),
+    /// VRAM size out of range.
+    #[error("VRAM of {0:#x} bytes: must be a multiple of 1 MiB from 16 MiB to 1 TiB")]
+    Vram(u64),
+    /// Channel limit out of range.
+    #[error("{0} channels: must be from 1 to {CHANNELS}")]
+    Channels(u32),
+    /// The VBIOS does not fit.
+    #[error("a VBIOS of {0} bytes does not fit into PROM, which has {prom}", prom = windows::prom::BYTES)]
+    Vbios(usize),
+}

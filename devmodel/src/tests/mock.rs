@@ -1,0 +1,212 @@
+//! A mediator that records what it is asked.
+
+use crate::backend::{Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, Place};
+use crate::{VGpu, VGpuConfig};
+use nvspec::addr::GuestVramAddr;
+use nvspec::chip::GF100;
+use nvspec::fifo::VirtualChannelId;
+use std::sync::Arc;
+
+/// VRAM of the vGPU in these tests.
+pub const VRAM: u64 = 16 << 20;
+
+/// One call of the backend, except for memory accesses and the clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    BindAperture(Aperture, Option<Place>),
+    FlushTlb(Option<Place>, bool),
+    FlushApertures,
+    Bind(u8, Option<Place>),
+    Enable(u8, bool),
+    Userd(Option<u64>),
+    Runlist(Place, u32),
+    Preempt(u8),
+    Block(u32, bool),
+    ResetEngine(u32),
+    ResetFifo,
+    Interrupt(InterruptLine),
+    BusMaster(bool),
+}
+
+/// Records calls; memory is real, apertures map the first half of VRAM one to one.
+pub struct Mock {
+    pub vram: Vec<u8>,
+    pub calls: Vec<Call>,
+    pub now: u64,
+    pub channel: ChannelState,
+    pub engine: EngineStatus,
+}
+
+impl Default for Mock {
+    fn default() -> Self {
+        Self {
+            vram: vec![0; VRAM as usize],
+            calls: Vec::new(),
+            now: 1_000_000,
+            channel: ChannelState::default(),
+            engine: EngineStatus::default(),
+        }
+    }
+}
+
+impl Mock {
+    /// What was called since the last time.
+    pub fn take(&mut self) -> Vec<Call> {
+        std::mem::take(&mut self.calls)
+    }
+
+    /// Messages sent since the last time; everything else is dropped.
+    pub fn messages(&mut self) -> usize {
+        self.take().iter().filter(|call| **call == Call::Interrupt(InterruptLine::Msi)).count()
+    }
+
+    fn range(&self, address: u64, bytes: usize, limit: u64) -> Result<std::ops::Range<usize>, Denied> {
+        let end = address.checked_add(bytes as u64).filter(|end| *end <= limit).ok_or(Denied)?;
+        Ok(address as usize..end as usize)
+    }
+}
+
+impl Backend for Mock {
+    fn vram_read(&mut self, address: GuestVramAddr, data: &mut [u8]) -> Result<(), Denied> {
+        let range = self.range(address.0, data.len(), VRAM).expect("devmodel must check the bounds itself");
+        data.copy_from_slice(&self.vram[range]);
+        Ok(())
+    }
+
+    fn vram_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), Denied> {
+        let range = self.range(address.0, data.len(), VRAM).expect("devmodel must check the bounds itself");
+        self.vram[range].copy_from_slice(data);
+        Ok(())
+    }
+
+    fn aperture_read(&mut self, _: Aperture, offset: u64, data: &mut [u8]) -> Result<(), Denied> {
+        let range = self.range(offset, data.len(), VRAM / 2)?;
+        data.copy_from_slice(&self.vram[range]);
+        Ok(())
+    }
+
+    fn aperture_write(&mut self, _: Aperture, offset: u64, data: &[u8]) -> Result<(), Denied> {
+        let range = self.range(offset, data.len(), VRAM / 2)?;
+        self.vram[range].copy_from_slice(data);
+        Ok(())
+    }
+
+    fn bind_aperture(&mut self, aperture: Aperture, instance: Option<Place>) {
+        self.calls.push(Call::BindAperture(aperture, instance));
+    }
+
+    fn flush_tlb(&mut self, directory: Option<Place>, hub_only: bool) {
+        self.calls.push(Call::FlushTlb(directory, hub_only));
+    }
+
+    fn flush_apertures(&mut self) {
+        self.calls.push(Call::FlushApertures);
+    }
+
+    fn bind_channel(&mut self, channel: VirtualChannelId, instance: Option<Place>) {
+        self.calls.push(Call::Bind(channel.0, instance));
+    }
+
+    fn enable_channel(&mut self, channel: VirtualChannelId, enabled: bool) {
+        self.calls.push(Call::Enable(channel.0, enabled));
+    }
+
+    fn channel_state(&mut self, _: VirtualChannelId) -> ChannelState {
+        self.channel
+    }
+
+    fn set_userd_base(&mut self, base: Option<u64>) {
+        self.calls.push(Call::Userd(base));
+    }
+
+    fn submit_runlist(&mut self, list: Place, length: u32) {
+        self.calls.push(Call::Runlist(list, length));
+    }
+
+    fn preempt(&mut self, channel: VirtualChannelId) {
+        self.calls.push(Call::Preempt(channel.0));
+    }
+
+    fn engine_status(&mut self, _: u32) -> EngineStatus {
+        self.engine
+    }
+
+    fn block_engines(&mut self, engines: u32, blocked: bool) {
+        self.calls.push(Call::Block(engines, blocked));
+    }
+
+    fn reset_engine(&mut self, engine: u32) {
+        self.calls.push(Call::ResetEngine(engine));
+    }
+
+    fn reset_fifo(&mut self) {
+        self.calls.push(Call::ResetFifo);
+    }
+
+    fn now_ns(&mut self) -> u64 {
+        self.now += 32;
+        self.now
+    }
+
+    fn interrupt(&mut self, line: InterruptLine) {
+        self.calls.push(Call::Interrupt(line));
+    }
+
+    fn bus_master(&mut self, enabled: bool) {
+        self.calls.push(Call::BusMaster(enabled));
+    }
+}
+
+/// A vGPU with [`VRAM`] and a VBIOS that begins with 55 aa, and its mediator.
+pub struct Rig {
+    pub gpu: VGpu,
+    pub mock: Mock,
+}
+
+impl Rig {
+    pub fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    pub fn with(change: impl FnOnce(&mut VGpuConfig)) -> Self {
+        let mut config = VGpuConfig::of_chip(&GF100, VRAM, Arc::from([0x55, 0xaa, 0x02, 0x00, 0x11, 0x22]));
+        change(&mut config);
+        Self { gpu: VGpu::new(config).expect("the description is good"), mock: Mock::default() }
+    }
+
+    pub fn rd(&mut self, offset: u32) -> u32 {
+        self.gpu.bar0_read32(offset, &mut self.mock)
+    }
+
+    pub fn wr(&mut self, offset: u32, value: u32) {
+        self.gpu.bar0_write32(offset, value, &mut self.mock);
+    }
+
+    /// Read, modify, write, as a driver does it; gives the old value.
+    pub fn mask(&mut self, offset: u32, mask: u32, value: u32) -> u32 {
+        let old = self.rd(offset);
+        self.wr(offset, (old & !mask) | value);
+        old
+    }
+
+    pub fn wr8(&mut self, offset: u64, value: u8) {
+        self.gpu.bar0_write(offset, &[value], &mut self.mock);
+    }
+
+    pub fn config(&mut self, offset: u64, data: &[u8]) {
+        self.gpu.config_write(offset, data, &mut self.mock);
+    }
+
+    /// Turns MSI and the interrupt line on, and all of PFIFO's interrupts.
+    pub fn enable_msi(&mut self) {
+        self.config(0x6a, &[1, 0]);
+        self.wr(nvspec::regs::pfifo::INTR_EN::OFFSET, u32::MAX);
+        self.wr(nvspec::regs::pmc::INTR_EN_0::OFFSET, 1);
+        self.mock.take();
+    }
+
+    /// Accesses refused so far, as "site: reason".
+    pub fn denied(&self) -> Vec<String> {
+        self.gpu.denials().iter().map(|(site, reason, _)| format!("{site}: {reason}")).collect()
+    }
+}

@@ -1,0 +1,8 @@
+//! The vGPU as a driver and a mediator see it, with a mock of the mediator.
+
+mod driver;
+mod fifo;
+mod interrupts;
+mod memory;
+mod mock;
+mod random;
