@@ -289,7 +289,8 @@ impl Pfifo {
         if instance.is_some() || was_bound {
             cx.backend.bind_channel(id, instance);
         }
-        if instance.is_some() && !was_bound && enabled {
+        // A new instance block is a new channel to the backend, and is stopped there.
+        if instance.is_some() && enabled {
             cx.backend.enable_channel(id, true);
         }
     }

@@ -86,6 +86,9 @@ fn a_channel_started_before_it_is_bound_starts_when_it_is() {
     assert_eq!(rig.mock.take(), []);
     rig.wr(channel(9), 0xc000_0001);
     assert_eq!(rig.mock.take(), [Call::Bind(9, Some(vram(0x1000))), Call::Enable(9, true)]);
+    // Another instance block under a running channel.
+    rig.wr(channel(9), 0xc000_0002);
+    assert_eq!(rig.mock.take(), [Call::Bind(9, Some(vram(0x2000))), Call::Enable(9, true)]);
 }
 
 #[test]
