@@ -132,6 +132,17 @@ fn the_runlist_is_the_union_of_what_is_bound() {
 }
 
 #[test]
+fn a_channel_that_is_bound_anew_is_in_no_runlist() {
+    let mut world = World::new();
+    world.run(A, 0);
+    let b = world.run(B, 0);
+    world.channels.unbind(&mut world.card, A, VirtualChannelId(0)).unwrap();
+    world.bind(A, 0);
+    world.list(B, &[0]);
+    assert_eq!(world.card.runlist(), [u32::from(b.0)]);
+}
+
+#[test]
 fn a_vm_cannot_list_enable_or_kick_what_it_has_not_bound() {
     let mut world = World::new();
     world.run(B, 0);

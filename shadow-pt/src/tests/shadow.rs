@@ -233,7 +233,7 @@ fn a_large_page_of_ram_needs_every_piece() {
 fn withdrawn_ram_is_unreachable_at_once_and_comes_back_when_granted() {
     let mut world = World::mapped();
     world.guest.write64(vram(SPT), pte(2, 0x1000 * PAGE));
-    world.guest.write64(vram(SPT + 8), pte(0, 0x10_0000 - PAGE));
+    world.guest.write64(vram(SPT + 8), pte(0, GUEST_VRAM - PAGE));
     world.guest.write64(vram(LPT + 8), pte(3, 0x1000 * PAGE));
     world.sync();
     // One byte of it is enough.
@@ -434,11 +434,22 @@ fn any_pte() -> impl Strategy<Value = u64> {
     ]
 }
 
+/// Large pages that are granted, or nearly.
+const LEGAL_LARGE: [u64; 5] = [
+    1 | (0x1000 << 4) | (2 << 33),
+    1 | (0x1020 << 4) | (3 << 33),
+    1 | (0x1040 << 4) | (2 << 33),
+    1 | (0x20 << 4),
+    // The last of the guest's VRAM, not all of which is there.
+    1 | (0xe0 << 4),
+];
+
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         3 => (prop::sample::select(&[0u64, 1, 2, 8190, 8191][..]), any_pde()).prop_map(|(index, raw)| Op::Pde { index, raw }),
         8 => (prop::sample::select(&PLACES[..]), 0u64..40, any_pte())
             .prop_map(|(table, index, raw)| Op::Pte { table, index, raw }),
+        4 => (0u64..8, prop::sample::select(&LEGAL_LARGE[..])).prop_map(|(index, raw)| Op::Pte { table: LPT, index, raw }),
         3 => Just(Op::Sync),
         1 => (0xff0u64..0x1070, 1u64..50).prop_map(|(first, pages)| Op::Withdraw { first, pages }),
         1 => (0x1000u64..0x1060, prop::sample::select(&[0x8000u64, 0x9000, 0x9010, 0xe000][..]), 1u64..50, any::<bool>())

@@ -41,7 +41,9 @@ fn what_is_not_granted_is_denied_with_its_reason() {
     let cases = [
         (raw(0, GUEST_VRAM), PageSize::Small, Denial::Vram),
         (raw(0, 0xff_ffff_f000), PageSize::Small, Denial::Vram),
-        (raw(0, GUEST_VRAM), PageSize::Large, Denial::Vram),
+        (raw(0, 8 * LARGE), PageSize::Large, Denial::Vram),
+        // Its first page is the guest's, its last is not.
+        (raw(0, 7 * LARGE), PageSize::Large, Denial::Vram),
         (raw(1, 0), PageSize::Small, Denial::Peer),
         (raw(2, 0x5000 * PAGE), PageSize::Small, Denial::Ram),
         (raw(3, 0x5000 * PAGE), PageSize::Small, Denial::Ram),
@@ -111,7 +113,7 @@ fn losing_is_told_from_gaining() {
 #[test]
 fn exhaustive_small_world() {
     let grants = grants();
-    let addresses = [0, PAGE, LARGE, GUEST_VRAM - LARGE, GUEST_VRAM - PAGE, GUEST_VRAM]
+    let addresses = [0, PAGE, LARGE, 6 * LARGE, 7 * LARGE, GUEST_VRAM - PAGE, GUEST_VRAM, 8 * LARGE]
         .into_iter()
         .chain([0x0fff, 0x1000, 0x101f, 0x1020, 0x103e, 0x103f, 0x1040, 0x2000, 0xfff_ffff].map(|page| page * PAGE));
     let mut granted = 0u32;

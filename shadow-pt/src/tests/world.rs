@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 pub(crate) const PAGE: u64 = 0x1000;
 pub(crate) const LARGE: u64 = 0x2_0000;
-/// The guest's VRAM: the card's chunks of 128 KiB in an order that is not the guest's.
-pub(crate) const GUEST_VRAM: u64 = 8 * LARGE;
+/// The guest's VRAM: the card's chunks of 128 KiB in an order that is not the guest's, the last not in full.
+pub(crate) const GUEST_VRAM: u64 = 8 * LARGE - 0x4000;
 const CARD_CHUNKS: [u64; 8] = [40, 41, 7, 90, 12, 13, 3, 55];
 /// Where shadow tables are allocated: far from any guest's chunk.
 const SHADOW_BASE: u64 = 0x1_0000_0000;
@@ -82,12 +82,13 @@ impl Grants {
     }
 
     pub(crate) fn vram_page(&self, address: u64) -> Option<u64> {
-        let chunk = CARD_CHUNKS.get((address / LARGE) as usize)?;
+        let chunk = CARD_CHUNKS.get((address / LARGE) as usize).filter(|_| address < GUEST_VRAM)?;
         Some(chunk * LARGE + address % LARGE)
     }
 
     pub(crate) fn owns_vram(&self, card: u64) -> bool {
-        CARD_CHUNKS.contains(&(card / LARGE))
+        let index = CARD_CHUNKS.iter().position(|chunk| *chunk == card / LARGE);
+        index.is_some_and(|index| index as u64 * LARGE + card % LARGE < GUEST_VRAM)
     }
 
     pub(crate) fn owns_ram(&self, iova: u64, write: bool) -> bool {
