@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use card::Card;
 use parking_lot::Mutex;
+use simgpu::{EngineTiming, SimGpu, TimeModel};
 use vmm_glue::Link;
 use vram::VmId;
 
@@ -30,8 +31,22 @@ impl OpenCard for Cards {
 }
 
 /// The software card that a configuration describes.
-fn software_card(_spec: &CardSpec) -> Result<Arc<dyn Card>, BackendError> {
-    Err(BackendError::failed("the software card is not built yet"))
+fn software_card(spec: &CardSpec) -> Result<Arc<dyn Card>, BackendError> {
+    let timing = |bytes_per_second, launch_ns| EngineTiming { bytes_per_second, launch_ns };
+    let config = simgpu::Config {
+        vram_mib: u32::try_from(spec.vram_mib).map_err(BackendError::failed)?,
+        bar1_size: spec.bar1_mib << 20,
+        bar3_size: spec.bar3_mib << 20,
+        time: spec.time.map(|time| TimeModel {
+            graph: timing(time.copy_mib_per_s << 20, time.launch_ns),
+            copy: timing(time.copy_mib_per_s << 20, time.launch_ns),
+            switch_ns: time.switch_ns,
+        }),
+        ..simgpu::Config::default()
+    };
+    SimGpu::new(&config)
+        .map(|card| Arc::new(card) as Arc<dyn Card>)
+        .map_err(|error| BackendError::failed(format!("card `{}`: {error}", spec.name)))
 }
 
 /// A card of this daemon.
