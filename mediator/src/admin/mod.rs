@@ -20,7 +20,7 @@ pub mod metrics;
 pub mod routes;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 /// How long clients have to finish when the daemon ends: one that stops in the middle of a request must not hold it up.
 const GRACE: Duration = Duration::from_secs(2);

@@ -1,1 +1,352 @@
+//! The daemon's core over real sockets, with a card that serves plain memory.
 
+use super::backend::{BackendError, Built, CardStatus, VmBackend};
+use super::*;
+use crate::admin::api::{ErrorCode, VmState};
+use crate::config::SocketMode;
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use vmm_glue::client::{CLOUD_HYPERVISOR_CAPABILITIES, Client, memory_file};
+use vmm_glue::device::NUM_REGIONS;
+use vmm_glue::echo::EchoDevice;
+use vmm_glue::{AccessError, Device, DmaRegion, MapError, RegionIndex, RegionInfo};
+
+/// Number of BAR0 in messages.
+const BAR0: u32 = 0;
+/// A write here makes the device panic.
+const PANIC: u64 = 0x100;
+/// A write here makes the device ask whether its client's memory is shared.
+const CHECK: u64 = 0x200;
+/// Bytes of BAR0.
+const BAR0_BYTES: usize = 4096;
+
+/// Names of virtual machines whose backends have been released.
+type Released = Arc<Mutex<Vec<String>>>;
+
+struct FakeOpener(Released);
+
+impl OpenCard for FakeOpener {
+    fn open(&self, card: &CardSpec) -> Result<Box<dyn CardBackend>, BackendError> {
+        if card.name == "broken" {
+            return Err(BackendError::failed("it does not answer"));
+        }
+        Ok(Box::new(FakeCard(Arc::clone(&self.0))))
+    }
+}
+
+struct FakeCard(Released);
+
+impl CardBackend for FakeCard {
+    fn status(&self) -> CardStatus {
+        CardStatus { pci_id: "10de:06d8".to_owned(), channels: 128 }
+    }
+
+    fn build(&self, vm: &VmSpec, link: &Link) -> Result<Built, BackendError> {
+        if vm.name == "greedy" {
+            return Err(BackendError::quota("the card has no memory left"));
+        }
+        let device = FakeDevice { echo: EchoDevice::new(BAR0_BYTES, 0x10de, 0x06d8), link: link.clone() };
+        let backend = FakeBackend { name: vm.name.clone(), released: Arc::clone(&self.0) };
+        Ok(Built { device: Box::new(device), backend: Arc::new(backend) })
+    }
+}
+
+struct FakeBackend {
+    name: String,
+    released: Released,
+}
+
+impl VmBackend for FakeBackend {
+    fn status(&self) -> BackendStatus {
+        let denied = |place: &str, offset, reads| api::Denied {
+            place: place.to_owned(),
+            offset,
+            reason: "unknown register".to_owned(),
+            reads,
+            writes: 1,
+        };
+        BackendStatus {
+            vram_mib: 64,
+            channels_used: 3,
+            driver: api::Driver { pci_id: "10de:06d8".to_owned(), bus_master: true, ..api::Driver::default() },
+            denied: vec![denied("PFB.THING", Some(0x10_0000), 4), denied("BAR1", None, 0)],
+            counters: BTreeMap::from([("doorbells".to_owned(), 7)]),
+        }
+    }
+
+    fn release(&self) -> Result<(), BackendError> {
+        self.released.lock().push(self.name.clone());
+        Ok(())
+    }
+}
+
+/// Plain memory with two magic places.
+struct FakeDevice {
+    echo: EchoDevice,
+    link: Link,
+}
+
+impl Device for FakeDevice {
+    fn regions(&self) -> [RegionInfo; NUM_REGIONS] {
+        self.echo.regions()
+    }
+
+    fn region_read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
+        self.echo.region_read(region, offset, data)
+    }
+
+    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
+        match (region, offset) {
+            (RegionIndex::Bar0, PANIC) => panic!("as the test wants it"),
+            (RegionIndex::Bar0, CHECK) => self.link.check_shared(),
+            _ => {}
+        }
+        self.echo.region_write(region, offset, data)
+    }
+
+    fn dma_map(&mut self, _: &DmaRegion) -> Result<(), MapError> {
+        Ok(())
+    }
+
+    fn dma_unmap(&mut self, _: u64, _: u64) {}
+
+    fn reset(&mut self) {}
+
+    fn disconnected(&mut self) {}
+}
+
+/// A daemon with two cards of 512 MiB in a folder of its own.
+pub(crate) struct Fixture {
+    pub folder: TempDir,
+    pub daemon: Arc<Daemon>,
+    pub released: Released,
+}
+
+impl Fixture {
+    pub fn new() -> Self {
+        Self::with_listeners(|_| HashMap::new())
+    }
+
+    fn with_listeners(listeners: impl FnOnce(&Path) -> HashMap<String, UnixListener>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let released = Released::default();
+        let config = config(folder.path(), &["card0", "card1"]);
+        let daemon = Daemon::start(config, &FakeOpener(Arc::clone(&released)), listeners(folder.path())).unwrap();
+        Self { folder, daemon, released }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn connect(&self, name: &str) -> Client {
+        let client = Client::connect(&self.path(&format!("{name}.sock"))).unwrap();
+        client.set_timeout(Some(Duration::from_secs(30))).unwrap();
+        client
+    }
+
+    fn state(&self, name: &str) -> VmState {
+        self.daemon.vm(name).unwrap().state
+    }
+}
+
+fn config(folder: &Path, cards: &[&str]) -> Config {
+    let cards: String = cards
+        .iter()
+        .map(|name| format!("[[card]]\nname = \"{name}\"\nkind = \"simgpu\"\nvram_mib = 512\nreserve_mib = 32\n"))
+        .collect();
+    let folder = folder.display();
+    let daemon = format!("[daemon]\nadmin_socket = \"{folder}/admin.sock\"\nsocket_dir = \"{folder}\"\n");
+    Config::parse(&format!("{daemon}{cards}"), "test").unwrap()
+}
+
+/// Waits until something is so; what it waits for comes from another thread.
+pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !so() {
+        assert!(start.elapsed() < Duration::from_secs(60), "never: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn added_vm_serves_its_socket_with_the_rights_asked_for() {
+    let fixture = Fixture::new();
+    let vm = fixture.daemon.add(VmSpec { mode: SocketMode(0o640), ..VmSpec::new("a", "card0", 64) }).unwrap();
+    assert_eq!((vm.state, vm.socket.as_deref()), (VmState::Waiting, Some(&*fixture.path("a.sock"))));
+    let mode = std::fs::metadata(fixture.path("a.sock")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o640);
+
+    let mut client = fixture.connect("a");
+    client.write32(BAR0, 8, 0x1234_5678).unwrap();
+    assert_eq!(client.read32(BAR0, 8).unwrap(), 0x1234_5678);
+    assert_eq!(fixture.state("a"), VmState::Connected);
+    let vm = fixture.daemon.vm("a").unwrap();
+    assert_eq!(vm.client.map(|client| client.pid), i32::try_from(std::process::id()).ok());
+    assert_eq!((vm.transport["region_reads"], vm.transport["messages_region_write"]), (1, 1));
+
+    drop(client);
+    eventually("the VM waits again", || fixture.state("a") == VmState::Waiting);
+}
+
+#[test]
+fn removed_vm_drops_its_client_its_socket_and_its_share_and_leaves_others_alone() {
+    let fixture = Fixture::new();
+    fixture.daemon.add(VmSpec::new("a", "card0", 64)).unwrap();
+    fixture.daemon.add(VmSpec::new("b", "card0", 64)).unwrap();
+    let (mut a, mut b) = (fixture.connect("a"), fixture.connect("b"));
+
+    fixture.daemon.remove("a").unwrap();
+
+    assert!(a.read32(BAR0, 0).is_err(), "the connection is closed");
+    assert!(!fixture.path("a.sock").exists());
+    assert_eq!(*fixture.released.lock(), ["a"]);
+    assert!(matches!(fixture.daemon.vm("a"), Err(DaemonError::NoVm(_))));
+    b.write32(BAR0, 0, 5).unwrap();
+    assert_eq!(b.read32(BAR0, 0).unwrap(), 5);
+
+    fixture.daemon.add(VmSpec::new("a", "card0", 64)).unwrap();
+    assert_eq!(fixture.connect("a").read32(BAR0, 0).unwrap(), 0);
+}
+
+#[test]
+fn panic_in_one_device_fails_that_vm_only() {
+    let fixture = Fixture::new();
+    fixture.daemon.add(VmSpec::new("a", "card0", 64)).unwrap();
+    fixture.daemon.add(VmSpec::new("b", "card0", 64)).unwrap();
+    let (mut a, mut b) = (fixture.connect("a"), fixture.connect("b"));
+
+    assert!(a.write32(BAR0, PANIC, 1).is_err());
+
+    eventually("the VM has failed", || fixture.state("a") == VmState::Failed);
+    let error = fixture.daemon.vm("a").unwrap().error.unwrap();
+    assert!(error.contains("as the test wants it"), "{error}");
+    b.write32(BAR0, 0, 5).unwrap();
+    assert_eq!(b.read32(BAR0, 0).unwrap(), 5);
+    fixture.daemon.remove("a").unwrap();
+    assert_eq!(*fixture.released.lock(), ["a"]);
+}
+
+#[test]
+fn private_memory_of_a_client_is_told_until_the_next_client() {
+    let fixture = Fixture::new();
+    fixture.daemon.add(VmSpec::new("a", "card0", 64)).unwrap();
+    let mut client = Client::connect_as(&fixture.path("a.sock"), CLOUD_HYPERVISOR_CAPABILITIES).unwrap();
+    let file = memory_file(0x10_0000, false).unwrap();
+    client.dma_map(0, 0x10_0000, true, Some((std::os::fd::AsFd::as_fd(&file), 0))).unwrap();
+    client.write32(BAR0, CHECK, 1).unwrap();
+    eventually("it is seen", || fixture.daemon.vm("a").unwrap().memory_not_shared);
+
+    drop(client);
+    eventually("the VM waits again", || fixture.state("a") == VmState::Waiting);
+    assert!(fixture.daemon.vm("a").unwrap().memory_not_shared, "the operator can still see why the guest failed");
+    let mut client = fixture.connect("a");
+    client.read32(BAR0, 0).unwrap();
+    assert!(!fixture.daemon.vm("a").unwrap().memory_not_shared);
+}
+
+#[test]
+fn socket_in_use_is_refused_and_the_name_stays_free() {
+    let fixture = Fixture::new();
+    let other = UnixListener::bind(fixture.path("a.sock")).unwrap();
+    let error = fixture.daemon.add(VmSpec::new("a", "card0", 64)).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Conflict);
+    assert!(error.to_string().contains("a.sock is in use"), "{error}");
+    assert!(fixture.daemon.vms().is_empty());
+
+    // Nobody serves it any more: it is replaced.
+    drop(other);
+    assert!(fixture.path("a.sock").exists());
+    fixture.daemon.add(VmSpec::new("a", "card0", 64)).unwrap();
+    fixture.connect("a").read32(BAR0, 0).unwrap();
+}
+
+#[test]
+fn socket_in_a_missing_folder_is_refused_with_its_path() {
+    let fixture = Fixture::new();
+    let spec = VmSpec { socket: Some(fixture.path("missing/a.sock")), ..VmSpec::new("a", "card0", 64) };
+    let error = fixture.daemon.add(spec).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Invalid);
+    assert!(error.to_string().contains("missing does not exist"), "{error}");
+}
+
+#[test]
+fn file_that_is_no_socket_is_left_alone() {
+    let fixture = Fixture::new();
+    std::fs::write(fixture.path("a.sock"), "precious").unwrap();
+    let error = fixture.daemon.add(VmSpec::new("a", "card0", 64)).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Conflict);
+    assert_eq!(std::fs::read_to_string(fixture.path("a.sock")).unwrap(), "precious");
+}
+
+#[test]
+fn requests_against_the_card_are_refused_by_kind() {
+    let fixture = Fixture::new();
+    fixture.daemon.add(VmSpec::new("a", "card0", 256)).unwrap();
+    let code = |spec| fixture.daemon.add(spec).unwrap_err().code();
+    assert_eq!(code(VmSpec::new("a", "card1", 64)), ErrorCode::Conflict);
+    assert_eq!(code(VmSpec::new("b", "card0", 256)), ErrorCode::Quota);
+    assert_eq!(code(VmSpec::new("b", "card9", 64)), ErrorCode::NotFound);
+    assert_eq!(code(VmSpec::new("b/", "card0", 64)), ErrorCode::Invalid);
+    assert_eq!(code(VmSpec { group: Some("no-such".to_owned()), ..VmSpec::new("b", "card0", 64) }), ErrorCode::Invalid);
+    assert_eq!(code(VmSpec { passthrough: true, vram_mib: None, ..VmSpec::new("b", "card0", 0) }), ErrorCode::Conflict);
+    assert_eq!(code(VmSpec::new("greedy", "card0", 64)), ErrorCode::Quota);
+    assert!(!fixture.path("greedy.sock").exists());
+    assert_eq!(fixture.daemon.remove("b").unwrap_err().code(), ErrorCode::NotFound);
+
+    let card = fixture.daemon.card("card0").unwrap();
+    assert_eq!((card.vram_assigned_mib, card.vram_free_mib, card.channels_used), (256, 224, 3));
+    assert_eq!(card.vms, ["a"]);
+}
+
+#[test]
+fn shut_down_removes_everything_and_takes_nothing_new() {
+    let fixture = Fixture::new();
+    fixture.daemon.add(VmSpec::new("a", "card0", 64)).unwrap();
+    fixture.daemon.add(VmSpec::new("b", "card1", 64)).unwrap();
+    let _connected = fixture.connect("b");
+    fixture.daemon.shut_down();
+    assert!(!fixture.path("a.sock").exists() && !fixture.path("b.sock").exists());
+    assert_eq!(*fixture.released.lock(), ["a", "b"]);
+    assert!(matches!(fixture.daemon.add(VmSpec::new("c", "card0", 64)), Err(DaemonError::ShuttingDown)));
+}
+
+#[test]
+fn card_that_does_not_open_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let error = Daemon::start(config(folder.path(), &["broken"]), &FakeOpener(Released::default()), HashMap::new());
+    let error = error.err().unwrap().to_string();
+    assert_eq!(error, "card `broken` cannot be opened: it does not answer");
+}
+
+#[test]
+fn vm_that_does_not_start_takes_the_others_down() {
+    let folder = tempfile::tempdir().unwrap();
+    let released = Released::default();
+    let mut config = config(folder.path(), &["card0"]);
+    config.vms = vec![VmSpec::new("a", "card0", 64), VmSpec::new("greedy", "card0", 64)];
+    let error = Daemon::start(config, &FakeOpener(Arc::clone(&released)), HashMap::new()).err().unwrap();
+    assert_eq!(error.to_string(), "VM `greedy` cannot be added: the card has no memory left");
+    assert_eq!(*released.lock(), ["a"]);
+    assert!(!folder.path().join("a.sock").exists());
+}
+
+#[test]
+fn socket_from_the_service_manager_is_used_and_kept() {
+    let fixture = Fixture::with_listeners(|folder| {
+        HashMap::from([("a".to_owned(), UnixListener::bind(folder.join("theirs")).unwrap())])
+    });
+    for round in 1..3 {
+        let vm = fixture.daemon.add(VmSpec::new("a", "card0", 64)).unwrap();
+        assert_eq!(vm.socket, None);
+        let mut client = Client::connect(&fixture.path("theirs")).unwrap();
+        client.write32(BAR0, 0, round).unwrap();
+        assert_eq!(client.read32(BAR0, 0).unwrap(), round);
+        assert!(!fixture.path("a.sock").exists());
+        fixture.daemon.remove("a").unwrap();
+    }
+    assert!(fixture.path("theirs").exists());
+}
