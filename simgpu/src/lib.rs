@@ -1,5 +1,56 @@
-//! To be written.
+//! A software GF100 card that a stock driver accepts: the default implementation of [`card::Card`], no hardware needed.
+//!
+//! Parts, in the order of what happens to an access:
+//! - `card`: [`SimGpu`], its [`Config`] and [`Counters`]; the `thread` that does the card's own work;
+//! - `gpu`: the map of BAR0; `blocks`, the register blocks with behaviour; `storage`, all registers without;
+//! - `aperture`: BAR1, BAR3 and PRAMIN; `interrupt`: MSI and INTx;
+//! - `fifo`: channels, runlist, PBDMAs, host methods, and the engines as the host sees them;
+//! - [`engines`]: what executes methods; `graph`: PGRAPH beside M2MF, with what FECS does;
+//! - [`memory`] and [`mmu`]: VRAM, host memory, page tables, TLBs;
+//! - `clock`: PTIMER and the [`TimeModel`]; `faults`: injected [`Fault`]s; [`vbios`]: the ROM.
+//!
+//! The card knows nothing of virtual machines and enforces nothing beyond what the real card's MMU does.
+//!
+//! # What it does not model
+//! - 2D (0x902d), 3D (0x9097) and compute (0x90c0) beyond binding an object, NOP and wait-for-idle: any other of their
+//!   methods raises PGRAPH's illegal-method interrupt. Video decoding, display and their falcons are fused off.
+//! - Falcon code: what drivers upload is not executed. PMU, FECS, GPCCS and the copy engines' falcons do what nouveau's
+//!   own firmware does; other firmware does not work. FECS takes no commands of NVIDIA's firmware.
+//! - The contents of a PGRAPH context beyond M2MF's methods; state registers of PGRAPH are stored, not saved and loaded.
+//! - Time slices of RAMFC (all are 2 ms), the context switch timeout, acquire timeouts, push buffer checksums.
+//! - Errors of the bus: accesses to offsets that nothing declares are counted and read `0xbad0da00`, without PBUS's fault
+//!   interrupt. Byte accesses to registers are the caller's to merge.
+//! - The privileged ring's errors, thermal events, GPIO, I2C; clocks and voltages do not change the speed.
+//! - Time within a copy: with a time model, bytes may be visible up to 256 KiB before their time; semaphores, interrupts
+//!   and the next method never are.
+//! - The further limits that [`mmu`], [`memory`] and [`engines`] name.
+//!
+//! # Lock order
+//! The card's state, then an aperture's mode, then the MMU's gate, a TLB set or the table of host memory.
+//!
+//! Sources: envytools (`rnndb`, `hwdocs`), nouveau (Linux 6.1 and 6.12), NVIDIA's published class and RAMFC headers.
+//! What is not known is marked `GUESS`.
 
 pub mod engines;
 pub mod memory;
 pub mod mmu;
+pub mod vbios;
+
+mod aperture;
+mod blocks;
+mod card;
+mod clock;
+mod cx;
+mod falcon;
+mod faults;
+mod fifo;
+mod gpu;
+mod graph;
+mod interrupt;
+mod storage;
+mod thread;
+
+pub use card::{Config, Counters, Error, SimGpu};
+pub use clock::{EngineTiming, TimeModel};
+pub use faults::{EngineId, Fault, FaultKind};
+pub use fifo::FifoCounters;

@@ -1,0 +1,161 @@
+//! The copy engines' falcons. Their firmware is not executed: starting it makes the engine work, and it reports errors
+//! of methods as nouveau's firmware does.
+//!
+//! Both blocks have the same registers, 0x1000 apart; they are decoded as the first's.
+
+use crate::cx::Cx;
+use crate::engines::EngineError;
+use crate::falcon::DataMemory;
+use crate::faults::EngineId;
+use crate::fifo::Fifo;
+use crate::fifo::decoder::Method;
+use crate::fifo::slot::Condition;
+use nvspec::Field;
+use nvspec::class::ce90b5;
+use nvspec::regs::ce0::{self, CPU_CONTROL, INTR, INTR_DISPATCH, INTR_EN, Reg, SCRATCH};
+use nvspec::regs::ce1;
+
+/// Bytes from one falcon's registers to the next's.
+const STRIDE: u32 = ce1::BASE - ce0::BASE;
+
+/// Interrupt lines of the falcon that the firmware routes to the host.
+const ROUTED: u32 = 0xfff3;
+
+/// What the firmware leaves in the scratch words for an error. Source: nouveau's `gt215_ce_intr`.
+mod error {
+    use super::Field;
+    /// The firmware asks the host to look.
+    pub(super) const INTR: u32 = 0x40;
+    pub(super) const SUBCHANNEL: Field = Field::new(29, 27);
+    pub(super) const METHOD: Field = Field::new(26, 16);
+    pub(super) const CODE: Field = Field::new(15, 0);
+}
+
+/// The two falcons.
+#[derive(Debug)]
+pub(crate) struct CopyFalcons {
+    data: [DataMemory; 2],
+}
+
+const IDS: [EngineId; 2] = [EngineId::Copy0, EngineId::Copy1];
+
+impl CopyFalcons {
+    pub(crate) fn new() -> Self {
+        Self { data: [DataMemory::new(), DataMemory::new()] }
+    }
+
+    /// `offset` is that of the second block's register for `unit` 1.
+    pub(crate) fn read(&mut self, unit: usize, reg: Reg, offset: u32, fifo: &Fifo, cx: &Cx) -> u32 {
+        match reg {
+            Reg::DMEM_CONTROL => self.data[unit].control(),
+            Reg::DMEM_DATA => self.data[unit].read(),
+            Reg::CHANNEL_CURRENT => fifo.slots[IDS[unit].index()].resident.map_or(0, |resident| {
+                ce0::CHANNEL_CURRENT::VALID.of(1) | ce0::CHANNEL_CURRENT::ADDRESS.of((resident.instance.1 >> 12) as u32)
+            }),
+            Reg::INTR_SET
+            | Reg::INTR_CLEAR
+            | Reg::INTR
+            | Reg::INTR_MODE
+            | Reg::INTR_EN_SET
+            | Reg::INTR_EN_CLEAR
+            | Reg::INTR_EN
+            | Reg::INTR_DISPATCH
+            | Reg::SCRATCH
+            | Reg::ITFEN
+            | Reg::IDLE_STATE
+            | Reg::CHANNEL_NEXT
+            | Reg::CHANNEL_COMMAND
+            | Reg::METHOD
+            | Reg::UNIT
+            | Reg::CPU_CONTROL
+            | Reg::BOOT_VECTOR
+            | Reg::HWCFG
+            | Reg::DMA_CONTROL
+            | Reg::DMA_BASE
+            | Reg::VERSION
+            | Reg::IMEM_CONTROL
+            | Reg::IMEM_DATA
+            | Reg::IMEM_TAG => cx.storage.read(reg.info(), offset),
+        }
+    }
+
+    pub(crate) fn write(&mut self, unit: usize, (reg, offset): (Reg, u32), value: u32, fifo: &mut Fifo, cx: &mut Cx) {
+        let at = |register: u32| register + STRIDE * unit as u32;
+        let change = |cx: &mut Cx, register: u32, change: &dyn Fn(u32) -> u32| {
+            cx.storage.poke(at(register), change(cx.storage.peek(at(register))));
+        };
+        match reg {
+            Reg::DMEM_CONTROL => self.data[unit].set_control(value),
+            Reg::DMEM_DATA => self.data[unit].write(value),
+            Reg::INTR_SET => change(cx, INTR::OFFSET, &|old| old | value),
+            Reg::INTR_CLEAR => {
+                change(cx, INTR::OFFSET, &|old| old & !value);
+                if value & error::INTR != 0 {
+                    fifo.slot(IDS[unit]).resume(Condition::Trapped);
+                    fifo.retry_acquires();
+                }
+            }
+            Reg::INTR_EN_SET => change(cx, INTR_EN::OFFSET, &|old| old | value),
+            Reg::INTR_EN_CLEAR => change(cx, INTR_EN::OFFSET, &|old| old & !value),
+            Reg::CPU_CONTROL => {
+                cx.storage.poke(offset, value);
+                if CPU_CONTROL::START.is_set(value) {
+                    cx.storage.poke(at(INTR_DISPATCH::OFFSET), ROUTED);
+                    change(cx, INTR_EN::OFFSET, &|old| old | error::INTR);
+                    fifo.slot(IDS[unit]).start();
+                    fifo.retry_acquires();
+                }
+            }
+            Reg::INTR
+            | Reg::INTR_MODE
+            | Reg::INTR_EN
+            | Reg::INTR_DISPATCH
+            | Reg::SCRATCH
+            | Reg::ITFEN
+            | Reg::IDLE_STATE
+            | Reg::CHANNEL_CURRENT
+            | Reg::CHANNEL_NEXT
+            | Reg::CHANNEL_COMMAND
+            | Reg::METHOD
+            | Reg::UNIT
+            | Reg::BOOT_VECTOR
+            | Reg::HWCFG
+            | Reg::DMA_CONTROL
+            | Reg::DMA_BASE
+            | Reg::VERSION
+            | Reg::IMEM_CONTROL
+            | Reg::IMEM_DATA
+            | Reg::IMEM_TAG => cx.storage.write(reg.info(), offset, value),
+        }
+    }
+
+    /// Power-on state of one falcon.
+    pub(crate) fn reset(&mut self, unit: usize, cx: &mut Cx) {
+        self.data[unit] = DataMemory::new();
+        let base = ce0::BASE + STRIDE * unit as u32;
+        cx.storage.reset_range(base, base + STRIDE);
+    }
+}
+
+/// Whether a falcon asserts its line to PMC.
+pub(crate) fn asserts(unit: u32, cx: &Cx) -> bool {
+    let word = |register: u32| cx.storage.peek(register + STRIDE * unit);
+    let dispatch = word(INTR_DISPATCH::OFFSET);
+    word(INTR::OFFSET) & word(INTR_EN::OFFSET) & dispatch & !(dispatch >> 16) != 0
+}
+
+/// Raises a copy engine's interrupt for a method that it could not execute.
+pub(crate) fn trap(unit: u32, error: EngineError, method: Method, cx: &mut Cx) {
+    let code = match error {
+        EngineError::Data(code) => code,
+        EngineError::IllegalMethod | EngineError::IllegalClass | EngineError::Fault(_) => ce90b5::error::ILLEGAL_METHOD,
+    };
+    let at = |register: u32| register + STRIDE * unit;
+    let word = error::SUBCHANNEL.of(u32::from(method.subchannel))
+        | error::METHOD.of(method.address >> 2)
+        | error::CODE.of(code);
+    cx.storage.poke(at(SCRATCH::at(0)), word);
+    cx.storage.poke(at(SCRATCH::at(1)), method.data);
+    cx.storage.poke(at(INTR::OFFSET), cx.storage.peek(at(INTR::OFFSET)) | error::INTR);
+    tracing::debug!(unit, %error, method = method.address, data = method.data, "copy engine trap");
+}

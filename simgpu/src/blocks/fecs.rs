@@ -1,0 +1,148 @@
+//! FECS and GPCCS, PGRAPH's context-switching falcons. Their firmware is not executed; what its commands do is in
+//! [`crate::graph`].
+
+use crate::cx::Cx;
+use crate::falcon::DataMemory;
+use crate::fifo::Fifo;
+use crate::graph;
+use nvspec::regs::{fecs, gpccs};
+
+/// The falcons' data memories.
+#[derive(Debug)]
+pub(crate) struct GraphFalcons {
+    fecs: DataMemory,
+    gpccs: DataMemory,
+}
+
+impl GraphFalcons {
+    pub(crate) fn new() -> Self {
+        Self { fecs: DataMemory::new(), gpccs: DataMemory::new() }
+    }
+
+    pub(crate) fn read(&mut self, reg: fecs::Reg, offset: u32, fifo: &Fifo, cx: &Cx) -> u32 {
+        use fecs::{Reg, UNITS};
+        match reg {
+            Reg::DMEM_CONTROL => self.fecs.control(),
+            Reg::DMEM_DATA => self.fecs.read(),
+            Reg::UNITS => UNITS::GPCS.of(cx.chip.gpcs) | UNITS::ROPS.of(cx.chip.rops),
+            Reg::CURRENT => graph::current(fifo),
+            Reg::INTR_SET
+            | Reg::INTR_CLEAR
+            | Reg::INTR
+            | Reg::INTR_MISC
+            | Reg::CPU_CONTROL
+            | Reg::BOOT_VECTOR
+            | Reg::HWCFG
+            | Reg::DMA_CONTROL
+            | Reg::IMEM_CONTROL
+            | Reg::IMEM_DATA
+            | Reg::IMEM_TAG
+            | Reg::VERSION
+            | Reg::CHANNEL_SWITCH
+            | Reg::COMMAND_DATA
+            | Reg::COMMAND
+            | Reg::RESET_LINES
+            | Reg::MAILBOX
+            | Reg::MAILBOX_SET
+            | Reg::MAILBOX_CLEAR
+            | Reg::NEXT
+            | Reg::UCODE_INTR
+            | Reg::UCODE_ERROR => cx.storage.read(reg.info(), offset),
+        }
+    }
+
+    pub(crate) fn write(
+        &mut self,
+        (reg, index, offset): (fecs::Reg, u32, u32),
+        value: u32,
+        fifo: &mut Fifo,
+        cx: &mut Cx,
+    ) {
+        use fecs::{CPU_CONTROL, INTR, INTR_SET, MAILBOX, Reg, UCODE_INTR};
+        match reg {
+            Reg::DMEM_CONTROL => self.fecs.set_control(value),
+            Reg::DMEM_DATA => self.fecs.write(value),
+            Reg::MAILBOX_SET => {
+                let at = MAILBOX::at(index);
+                cx.storage.poke(at, cx.storage.peek(at) | value);
+            }
+            Reg::MAILBOX_CLEAR => {
+                let at = MAILBOX::at(index);
+                cx.storage.poke(at, cx.storage.peek(at) & !value);
+            }
+            Reg::CPU_CONTROL => {
+                cx.storage.poke(offset, value);
+                if CPU_CONTROL::START.is_set(value) {
+                    graph::fecs_started(fifo, cx);
+                }
+            }
+            Reg::COMMAND => graph::fecs_command(value, fifo, cx),
+            Reg::INTR_SET => {
+                if INTR_SET::CONTEXT.is_set(value) {
+                    graph::fecs_switch(fifo, cx);
+                }
+            }
+            Reg::INTR_CLEAR => cx.storage.poke(INTR::OFFSET, cx.storage.peek(INTR::OFFSET) & !value),
+            // The first word acknowledges what the firmware raised.
+            Reg::UCODE_ERROR if index == 0 => {
+                cx.storage.poke(UCODE_INTR::OFFSET, cx.storage.peek(UCODE_INTR::OFFSET) & !value);
+            }
+            // It follows from what PGRAPH holds.
+            Reg::CURRENT => {}
+            Reg::INTR
+            | Reg::INTR_MISC
+            | Reg::BOOT_VECTOR
+            | Reg::HWCFG
+            | Reg::DMA_CONTROL
+            | Reg::IMEM_CONTROL
+            | Reg::IMEM_DATA
+            | Reg::IMEM_TAG
+            | Reg::VERSION
+            | Reg::CHANNEL_SWITCH
+            | Reg::COMMAND_DATA
+            | Reg::UNITS
+            | Reg::RESET_LINES
+            | Reg::MAILBOX
+            | Reg::NEXT
+            | Reg::UCODE_INTR
+            | Reg::UCODE_ERROR => cx.storage.write(reg.info(), offset, value),
+        }
+    }
+
+    pub(crate) fn read_gpccs(&mut self, reg: gpccs::Reg, offset: u32, cx: &Cx) -> u32 {
+        use gpccs::Reg;
+        match reg {
+            Reg::DMEM_CONTROL => self.gpccs.control(),
+            Reg::DMEM_DATA => self.gpccs.read(),
+            Reg::CPU_CONTROL
+            | Reg::BOOT_VECTOR
+            | Reg::HWCFG
+            | Reg::DMA_CONTROL
+            | Reg::IMEM_CONTROL
+            | Reg::IMEM_DATA
+            | Reg::IMEM_TAG
+            | Reg::VERSION => cx.storage.read(reg.info(), offset),
+        }
+    }
+
+    pub(crate) fn write_gpccs(&mut self, reg: gpccs::Reg, offset: u32, value: u32, cx: &mut Cx) {
+        use gpccs::Reg;
+        match reg {
+            Reg::DMEM_CONTROL => self.gpccs.set_control(value),
+            Reg::DMEM_DATA => self.gpccs.write(value),
+            Reg::CPU_CONTROL
+            | Reg::BOOT_VECTOR
+            | Reg::HWCFG
+            | Reg::DMA_CONTROL
+            | Reg::IMEM_CONTROL
+            | Reg::IMEM_DATA
+            | Reg::IMEM_TAG
+            | Reg::VERSION => cx.storage.write(reg.info(), offset, value),
+        }
+    }
+
+    /// Power-on state.
+    pub(crate) fn reset(&mut self) {
+        *self = Self::new();
+    }
+}

@@ -1,0 +1,101 @@
+//! The flush registers, PFB, the memory controllers and the L2 cache. Nothing is cached here but translations, so the
+//! flushes of data have nothing to do.
+
+use crate::cx::Cx;
+use crate::memory::BusAddr;
+use crate::mmu::Flush;
+use nvspec::addr::{GpuVa, Target};
+use nvspec::regs::{ltc, pbfb, pbfb_bcast, pfb, pflush};
+
+pub(crate) fn read_flush(reg: pflush::Reg) -> u32 {
+    match reg {
+        // Done before the write that asked for it returned.
+        pflush::Reg::BAR_FLUSH | pflush::Reg::L2_FLUSH | pflush::Reg::L2_INVALIDATE => 0,
+    }
+}
+
+pub(crate) fn read_pfb(reg: pfb::Reg, offset: u32, cx: &Cx) -> u32 {
+    use pfb::Reg;
+    match reg {
+        Reg::INTR
+        | Reg::CONFIG
+        | Reg::MEM_TYPE
+        | Reg::PARTITIONS
+        | Reg::NISO_ADDRESS
+        | Reg::MMU_CTRL
+        | Reg::MMU_INVALIDATE_VA
+        | Reg::MMU_INVALIDATE_PDB
+        | Reg::MMU_INVALIDATE
+        | Reg::MMU_DEBUG_WR
+        | Reg::MMU_DEBUG_RD
+        | Reg::MMU_DEBUG_CTRL => cx.storage.read(reg.info(), offset),
+    }
+}
+
+pub(crate) fn write_pfb(reg: pfb::Reg, offset: u32, value: u32, cx: &mut Cx) {
+    use pfb::Reg;
+    match reg {
+        Reg::MMU_CTRL => {
+            // The queue has always room, and what was queued is done.
+            let state = pfb::MMU_CTRL::FLUSH_SLOTS_FREE.mask() | pfb::MMU_CTRL::FLUSH_DONE.mask();
+            cx.storage.poke(offset, (value & !state) | (cx.storage.peek(offset) & state));
+        }
+        Reg::MMU_INVALIDATE => {
+            cx.storage.poke(offset, pfb::MMU_INVALIDATE::TRIGGER.with(value, 0));
+            if pfb::MMU_INVALIDATE::TRIGGER.is_set(value) {
+                flush(value, cx);
+            }
+        }
+        Reg::INTR
+        | Reg::CONFIG
+        | Reg::MEM_TYPE
+        | Reg::PARTITIONS
+        | Reg::NISO_ADDRESS
+        | Reg::MMU_INVALIDATE_VA
+        | Reg::MMU_INVALIDATE_PDB
+        | Reg::MMU_DEBUG_WR
+        | Reg::MMU_DEBUG_RD
+        | Reg::MMU_DEBUG_CTRL => cx.storage.write(reg.info(), offset, value),
+    }
+}
+
+fn flush(trigger: u32, cx: &Cx) {
+    let directory = cx.storage.peek(pfb::MMU_INVALIDATE_PDB::OFFSET);
+    let target = Target::from_bits(pfb::MMU_INVALIDATE_PDB::TARGET.get(directory));
+    let address = u64::from(pfb::MMU_INVALIDATE_PDB::ADDRESS.get(directory)) << 12;
+    // GUESS: the address is encoded as the directory's is.
+    let page = u64::from(cx.storage.peek(pfb::MMU_INVALIDATE_VA::OFFSET) >> 4) << 12;
+    let all_directories = pfb::MMU_INVALIDATE::ALL_PDB.is_set(trigger);
+    let all_pages = pfb::MMU_INVALIDATE::ALL_VA.is_set(trigger);
+    cx.mmu.flush(Flush {
+        // A directory with the reserved target cannot have been used.
+        directory: if all_directories { None } else { BusAddr::from_target(target, address) },
+        page: (!all_pages).then_some(GpuVa(page)),
+        hub_only: pfb::MMU_INVALIDATE::HUB_ONLY.is_set(trigger),
+    });
+}
+
+pub(crate) fn read_ltc(reg: ltc::Reg, offset: u32, cx: &Cx) -> u32 {
+    use ltc::Reg;
+    match reg {
+        Reg::CBC_PARAM => ltc::CBC_PARAM::SLICES.of(cx.chip.ltc_slices),
+        Reg::CBC_CLEAR_START
+        | Reg::CBC_CLEAR_END
+        | Reg::CBC_CLEAR
+        | Reg::CBC_BASE
+        | Reg::CBC_SIZE
+        | Reg::CONTROL
+        | Reg::INTR_CONTROL
+        | Reg::ZBC_INDEX
+        | Reg::ZBC_COLOR
+        | Reg::ZBC_DEPTH
+        | Reg::ZBC_STENCIL => cx.storage.read(reg.info(), offset),
+    }
+}
+
+/// What the memory controllers say after reset: one partition holds all memory.
+pub(crate) fn reset(cx: &mut Cx) {
+    let mib = (cx.memory.vram.size() >> 20) as u32;
+    cx.storage.poke(pbfb::MEM_AMOUNT::at(0), mib);
+    cx.storage.poke(pbfb_bcast::MEM_AMOUNT::OFFSET, mib);
+}

@@ -1,0 +1,24 @@
+//! Register blocks, in the order of the address map. Each has what it does beyond storing: `read` and `write` match
+//! every register of the block, and `plain` registers go to the storage.
+
+pub(crate) mod board;
+pub(crate) mod falcon;
+pub(crate) mod fecs;
+pub(crate) mod memory;
+pub(crate) mod pbus;
+pub(crate) mod pfifo;
+pub(crate) mod pgraph;
+pub(crate) mod pmc;
+pub(crate) mod pmu;
+pub(crate) mod ptimer;
+
+/// What a register write does outside of its block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// Nothing.
+    None,
+    /// Units (bits of PMC's enable register) lost their enable.
+    ResetUnits(u32),
+    /// The driver allows the next MSI.
+    Rearm,
+}

@@ -1,0 +1,46 @@
+//! PBUS: the PRAMIN window and the apertures' instance blocks. Access faults are not raised: what drivers probe for
+//! would raise them on other chips.
+
+use crate::cx::Cx;
+use card::Aperture;
+use nvspec::regs::pbus::{INTR, INTR_EN, Reg};
+
+pub(crate) fn read(reg: Reg, offset: u32, cx: &Cx) -> u32 {
+    match reg {
+        Reg::INTR
+        | Reg::INTR_EN
+        | Reg::DEBUG_1
+        | Reg::DEBUG_4
+        | Reg::HWSQ_SLEEP
+        | Reg::HWSQ_STATE
+        | Reg::PWM
+        | Reg::PRAMIN_WINDOW
+        | Reg::BAR1_BLOCK
+        | Reg::BIND_STATUS
+        | Reg::BAR3_BLOCK
+        | Reg::PEEPHOLE_BLOCK => cx.storage.read(reg.info(), offset),
+    }
+}
+
+pub(crate) fn write(reg: Reg, offset: u32, value: u32, cx: &mut Cx) {
+    cx.storage.write(reg.info(), offset, value);
+    match reg {
+        Reg::PRAMIN_WINDOW => cx.apertures.place_pramin(value),
+        Reg::BAR1_BLOCK => cx.apertures.bind(Aperture::Bar1, value, &cx.memory),
+        Reg::BAR3_BLOCK => cx.apertures.bind(Aperture::Bar3, value, &cx.memory),
+        Reg::INTR
+        | Reg::INTR_EN
+        | Reg::DEBUG_1
+        | Reg::DEBUG_4
+        | Reg::HWSQ_SLEEP
+        | Reg::HWSQ_STATE
+        | Reg::PWM
+        | Reg::BIND_STATUS
+        | Reg::PEEPHOLE_BLOCK => {}
+    }
+}
+
+/// Whether the unit asserts its line to PMC.
+pub(crate) fn asserts(cx: &Cx) -> bool {
+    cx.storage.peek(INTR::OFFSET) & cx.storage.peek(INTR_EN::OFFSET) != 0
+}

@@ -1,0 +1,71 @@
+//! PGRAPH's front end: interrupts, traps, the side doors by which drivers set context state.
+
+use crate::cx::Cx;
+use crate::faults::EngineId;
+use crate::fifo::Fifo;
+use crate::fifo::slot::Condition;
+use crate::graph;
+use nvspec::regs::pgraph::{INTR, INTR_EN, PWR_HANDSHAKE, Reg};
+
+pub(crate) fn read(reg: Reg, offset: u32, fifo: &Fifo, cx: &Cx) -> u32 {
+    use nvspec::regs::pgraph::STATUS;
+    match reg {
+        Reg::STATUS => STATUS::BUSY.of(u32::from(fifo.slots[EngineId::Graph.index()].pending())),
+        // The handshake is over before the write that began it returned.
+        Reg::PWR_HANDSHAKE => PWR_HANDSHAKE::BUSY.with(cx.storage.peek(offset), 0),
+        Reg::INTR
+        | Reg::TRAP
+        | Reg::DATA_ERROR
+        | Reg::TRAP_2
+        | Reg::TRAP_EN
+        | Reg::INTR_EN
+        | Reg::ICMD_COMMAND
+        | Reg::ICMD_DATA
+        | Reg::ICMD_ENABLE
+        | Reg::CONTROL
+        | Reg::ACTIVITY
+        | Reg::TRAPPED_ADDRESS
+        | Reg::TRAPPED_DATA_LO
+        | Reg::TRAPPED_DATA_HI
+        | Reg::SUBCHANNEL_CLASS
+        | Reg::MTHD_COMMAND
+        | Reg::MTHD_DATA
+        | Reg::CTX_CONTROL => cx.storage.read(reg.info(), offset),
+    }
+}
+
+pub(crate) fn write(reg: Reg, offset: u32, value: u32, fifo: &mut Fifo, cx: &mut Cx) {
+    cx.storage.write(reg.info(), offset, value);
+    match reg {
+        Reg::INTR => {
+            if cx.storage.peek(INTR::OFFSET) & graph::STOPPING == 0 {
+                fifo.slot(EngineId::Graph).resume(Condition::Trapped);
+                fifo.retry_acquires();
+            }
+        }
+        // Context state that the side doors set is not looked at.
+        Reg::ICMD_COMMAND | Reg::MTHD_COMMAND => {}
+        Reg::TRAP
+        | Reg::DATA_ERROR
+        | Reg::TRAP_2
+        | Reg::TRAP_EN
+        | Reg::INTR_EN
+        | Reg::ICMD_DATA
+        | Reg::ICMD_ENABLE
+        | Reg::CONTROL
+        | Reg::ACTIVITY
+        | Reg::STATUS
+        | Reg::TRAPPED_ADDRESS
+        | Reg::TRAPPED_DATA_LO
+        | Reg::TRAPPED_DATA_HI
+        | Reg::SUBCHANNEL_CLASS
+        | Reg::MTHD_DATA
+        | Reg::PWR_HANDSHAKE
+        | Reg::CTX_CONTROL => {}
+    }
+}
+
+/// Whether the unit asserts its line to PMC.
+pub(crate) fn asserts(cx: &Cx) -> bool {
+    cx.storage.peek(INTR::OFFSET) & cx.storage.peek(INTR_EN::OFFSET) != 0
+}

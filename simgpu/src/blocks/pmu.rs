@@ -1,0 +1,61 @@
+//! PMU: a falcon whose firmware is not executed. Once started it shows its two queues, takes commands and sends no
+//! messages.
+
+use crate::cx::Cx;
+use crate::falcon::DataMemory;
+use nvspec::regs::pmu::{INTR, INTR_EN, MESSAGE_INFO, QUEUE_HEAD, QUEUE_INFO, QUEUE_TAIL, Reg};
+use nvspec::regs::{pmu, pmu_queue};
+
+/// State.
+#[derive(Debug)]
+pub(crate) struct Pmu {
+    data: DataMemory,
+}
+
+impl Pmu {
+    pub(crate) fn new() -> Self {
+        Self { data: DataMemory::new() }
+    }
+
+    pub(crate) fn read(&mut self, reg: Reg, index: u32, offset: u32, cx: &Cx) -> u32 {
+        match (reg, index) {
+            (Reg::DMEM_CONTROL, 0) => self.data.control(),
+            (Reg::DMEM_DATA, 0) => self.data.read(),
+            // What the host queues is taken at once.
+            (Reg::QUEUE_TAIL, 0) => cx.storage.peek(QUEUE_HEAD::at(0)),
+            _ => cx.storage.read(reg.info(), offset),
+        }
+    }
+
+    pub(crate) fn write(&mut self, reg: Reg, index: u32, offset: u32, value: u32, cx: &mut Cx) {
+        match (reg, index) {
+            (Reg::DMEM_CONTROL, 0) => self.data.set_control(value),
+            (Reg::DMEM_DATA, 0) => self.data.write(value),
+            (Reg::INTR_CLEAR, _) => cx.storage.poke(INTR::OFFSET, cx.storage.peek(INTR::OFFSET) & !value),
+            (Reg::INTR_SET, _) => cx.storage.poke(INTR::OFFSET, cx.storage.peek(INTR::OFFSET) | value),
+            (Reg::INTR_EN_SET, _) => cx.storage.poke(INTR_EN::OFFSET, cx.storage.peek(INTR_EN::OFFSET) | value),
+            (Reg::INTR_EN_CLEAR, _) => cx.storage.poke(INTR_EN::OFFSET, cx.storage.peek(INTR_EN::OFFSET) & !value),
+            (Reg::CPU_CONTROL, _) => {
+                cx.storage.poke(offset, value);
+                if pmu::CPU_CONTROL::START.is_set(value) {
+                    cx.storage.poke(QUEUE_INFO::OFFSET, pmu_queue::COMMANDS);
+                    cx.storage.poke(MESSAGE_INFO::OFFSET, pmu_queue::MESSAGES);
+                }
+            }
+            _ => cx.storage.write(reg.info(), offset, value),
+        }
+    }
+
+    /// Power-on state.
+    pub(crate) fn reset(&mut self, cx: &mut Cx) {
+        let Self { data } = self;
+        *data = DataMemory::new();
+        cx.storage.reset_range(pmu::BASE, pmu::END);
+        cx.storage.poke(QUEUE_TAIL::at(0), 0);
+    }
+
+    /// Whether the unit asserts its line to PMC.
+    pub(crate) fn asserts(cx: &Cx) -> bool {
+        cx.storage.peek(INTR::OFFSET) & cx.storage.peek(INTR_EN::OFFSET) != 0
+    }
+}

@@ -1,0 +1,245 @@
+//! The software card as everyone else sees it: [`SimGpu`].
+
+use crate::clock::{Clock, TimeModel};
+use crate::faults::Fault;
+use crate::fifo::FifoCounters;
+use crate::gpu::Gpu;
+use crate::memory::{Memory, VramError};
+use crate::mmu::{Client, Mmu, TlbCounters};
+use crate::thread::{Shared, Worker};
+use ::card::{Aperture, Card, DmaError, DmaMemory, Identity, InterruptMode};
+use nvspec::addr::Iova;
+use nvspec::chip::{CLASS_3D_CONTROLLER, Chip, GF100, VENDOR_NVIDIA};
+use nvspec::regs::windows::{BAR0_BYTES, pramin};
+use std::sync::Arc;
+use vmm_sys_util::eventfd::EventFd;
+
+/// What a card is to be.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// MiB of VRAM, 16 to 6144. What is never touched costs nothing.
+    pub vram_mib: u32,
+    /// Bytes of BAR1, the VRAM aperture: a power of two.
+    pub bar1_size: u64,
+    /// Bytes of BAR3, the instance-memory aperture: a power of two.
+    pub bar3_size: u64,
+    /// How long work takes; `None` for as fast as possible.
+    pub time: Option<TimeModel>,
+    /// Faults to inject.
+    pub faults: Vec<Fault>,
+    /// Which chip.
+    pub chip: &'static Chip,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { vram_mib: 256, bar1_size: 128 << 20, bar3_size: 64 << 20, time: None, faults: Vec::new(), chip: &GF100 }
+    }
+}
+
+/// Why there is no card.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No memory for it.
+    #[error("the software card has no VRAM")]
+    Vram(#[from] VramError),
+    /// A BAR of that size cannot be.
+    #[error("{name} of {size:#x} bytes is not possible: it must be a power of two from 1 MiB to 64 GiB")]
+    BarSize {
+        /// Which BAR.
+        name: &'static str,
+        /// Bytes wanted.
+        size: u64,
+    },
+    /// No thread for it.
+    #[error("the software card's thread could not be started")]
+    Thread(#[source] std::io::Error),
+}
+
+/// What a card has done so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Work of channels.
+    pub fifo: FifoCounters,
+    /// Interrupts signalled.
+    pub interrupts: u64,
+    /// Accesses to registers that are not declared.
+    pub undeclared: u64,
+    /// Accesses on the memory bus that nothing answered.
+    pub lost: u64,
+    /// Translations behind the hub.
+    pub hub_tlb: TlbCounters,
+}
+
+/// A software GF100. All methods may be called from any thread; the card's own work is done on a thread of its own,
+/// which sleeps while there is none.
+pub struct SimGpu {
+    shared: Arc<Shared>,
+    memory: Arc<Memory>,
+    mmu: Arc<Mmu>,
+    identity: Identity,
+    // Dropped last of all users of `shared`: it ends the thread.
+    _worker: Worker,
+}
+
+impl std::fmt::Debug for SimGpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SimGpu").field("identity", &self.identity).finish_non_exhaustive()
+    }
+}
+
+impl SimGpu {
+    /// A card as it is after power-on.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn new(config: &Config) -> Result<Self, Error> {
+        for (name, size) in [("BAR1", config.bar1_size), ("BAR3", config.bar3_size)] {
+            if !size.is_power_of_two() || !(1 << 20..=64 << 30).contains(&size) {
+                return Err(Error::BarSize { name, size });
+            }
+        }
+        let gpu = Gpu::new(config, Clock::system())?;
+        let identity = Identity {
+            vendor: VENDOR_NVIDIA,
+            device: config.chip.pci_device,
+            subsystem_vendor: VENDOR_NVIDIA,
+            subsystem: config.chip.pci_device,
+            revision: config.chip.pci_revision,
+            class: CLASS_3D_CONTROLLER,
+            bar0_size: BAR0_BYTES,
+            bar1_size: config.bar1_size,
+            bar3_size: config.bar3_size,
+        };
+        let (memory, mmu) = (Arc::clone(&gpu.cx.memory), Arc::clone(&gpu.cx.mmu));
+        let shared = Arc::new(Shared::new(gpu));
+        let worker = Worker::start(&shared).map_err(Error::Thread)?;
+        Ok(Self { shared, memory, mmu, identity, _worker: worker })
+    }
+
+    /// Changes how long work takes from now on; `None` for as fast as possible.
+    pub fn set_time_model(&self, time: Option<TimeModel>) {
+        self.shared.gpu.lock().cx.time = time;
+        self.shared.wake();
+    }
+
+    /// Injects a fault. Returns whether there was room for it.
+    pub fn inject(&self, fault: Fault) -> bool {
+        self.shared.gpu.lock().cx.faults.arm(fault)
+    }
+
+    /// Injects no more faults. An engine that hangs hangs until it is reset.
+    pub fn clear_faults(&self) {
+        self.shared.gpu.lock().cx.faults.clear();
+    }
+
+    /// What the card has done so far.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        let gpu = self.shared.gpu.lock();
+        Counters {
+            fifo: gpu.fifo.counters,
+            interrupts: gpu.line.signals(),
+            undeclared: gpu.cx.undeclared.total(),
+            lost: self.memory.lost(),
+            hub_tlb: self.mmu.counters(Client::Hub),
+        }
+    }
+
+    /// Offsets of registers that are not declared but were accessed, and how often.
+    #[must_use]
+    pub fn undeclared_registers(&self) -> Vec<(u32, u64)> {
+        self.shared.gpu.lock().cx.undeclared.offsets()
+    }
+
+    /// Whether the card drives its interrupt line.
+    #[must_use]
+    pub fn interrupt_level(&self) -> bool {
+        self.shared.gpu.lock().line.level()
+    }
+
+    fn bar_size(&self, aperture: Aperture) -> u64 {
+        match aperture {
+            Aperture::Bar1 => self.identity.bar1_size,
+            Aperture::Bar3 => self.identity.bar3_size,
+        }
+    }
+
+    fn within(&self, aperture: Aperture, offset: u64, len: usize) -> bool {
+        offset.checked_add(len as u64).is_some_and(|end| end <= self.bar_size(aperture))
+    }
+}
+
+impl Card for SimGpu {
+    fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    fn read32(&self, offset: u32) -> u32 {
+        if offset % 4 != 0 || u64::from(offset) >= BAR0_BYTES {
+            return u32::MAX;
+        }
+        if (pramin::BASE..pramin::END).contains(&offset) {
+            return self.shared.apertures.pramin_read(offset, &self.memory);
+        }
+        self.shared.gpu.lock().read32(offset)
+    }
+
+    fn write32(&self, offset: u32, value: u32) {
+        if offset % 4 != 0 || u64::from(offset) >= BAR0_BYTES {
+            return;
+        }
+        if (pramin::BASE..pramin::END).contains(&offset) {
+            if self.shared.apertures.pramin_write(offset, value, &self.memory, &self.shared.doorbells) {
+                self.shared.wake();
+            }
+            return;
+        }
+        self.shared.gpu.lock().write32(offset, value);
+        if crate::gpu::concerns_scheduler(offset) {
+            self.shared.wake();
+        }
+    }
+
+    fn aperture_read(&self, aperture: Aperture, offset: u64, data: &mut [u8]) {
+        if !self.within(aperture, offset, data.len()) {
+            data.fill(0xff);
+            return;
+        }
+        if let Err(fault) = self.shared.apertures.read(aperture, offset, data, &self.memory, &self.mmu) {
+            self.shared.gpu.lock().aperture_fault(aperture, fault);
+        }
+    }
+
+    fn aperture_write(&self, aperture: Aperture, offset: u64, data: &[u8]) {
+        if !self.within(aperture, offset, data.len()) {
+            return;
+        }
+        let Shared { apertures, doorbells, .. } = &*self.shared;
+        match apertures.write(aperture, offset, data, &self.memory, &self.mmu, doorbells) {
+            Ok(true) => self.shared.wake(),
+            Ok(false) => {}
+            Err(fault) => self.shared.gpu.lock().aperture_fault(aperture, fault),
+        }
+    }
+
+    fn map_dma(&self, iova: u64, memory: DmaMemory) -> Result<(), DmaError> {
+        self.memory.sysmem.map(Iova(iova), memory)
+    }
+
+    fn unmap_dma(&self, iova: u64, len: u64) -> Result<(), DmaError> {
+        self.memory.sysmem.unmap(Iova(iova), len)
+    }
+
+    fn set_interrupt(&self, mode: InterruptMode, event: Option<EventFd>) {
+        self.shared.gpu.lock().line.connect(mode, event);
+    }
+
+    fn unmask_intx(&self) {
+        self.shared.gpu.lock().line.unmask();
+    }
+
+    fn reset(&self) {
+        self.shared.gpu.lock().reset();
+    }
+}

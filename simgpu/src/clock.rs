@@ -1,0 +1,164 @@
+//! The card's clock and the time that work takes.
+//!
+//! Two times are kept apart: the *card time* runs from the card's creation and orders all work; the *timer time* is
+//! what PTIMER shows and what semaphores are stamped with, the card time plus what the driver has set.
+
+use std::time::Instant;
+
+/// Nanoseconds of card time.
+pub(crate) type CardNs = u64;
+
+/// PTIMER counts in steps of this many nanoseconds.
+pub(crate) const TIMER_STEP_NS: u64 = 32;
+
+/// How long an engine takes for its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineTiming {
+    /// Bytes moved per second; 0 is taken as without bound.
+    pub bytes_per_second: u64,
+    /// Nanoseconds that each launch takes, however small.
+    pub launch_ns: u64,
+}
+
+impl EngineTiming {
+    /// Nanoseconds for that much work.
+    #[must_use]
+    pub fn cost_ns(&self, bytes: u64, launches: u32) -> u64 {
+        let moving = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second.max(1));
+        let moving = if self.bytes_per_second == 0 { 0 } else { u64::try_from(moving).unwrap_or(u64::MAX) };
+        self.launch_ns.saturating_mul(u64::from(launches)).saturating_add(moving)
+    }
+}
+
+/// How long the card takes for its work. What is done is visible when the card's clock reaches its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimeModel {
+    /// PGRAPH, which M2MF is part of.
+    pub graph: EngineTiming,
+    /// Each copy engine.
+    pub copy: EngineTiming,
+    /// Nanoseconds for loading another channel.
+    pub switch_ns: u64,
+}
+
+/// Where card time comes from.
+#[derive(Debug)]
+enum Source {
+    System(Instant),
+    #[cfg(test)]
+    Manual(CardNs),
+}
+
+/// The card's clock.
+#[derive(Debug)]
+pub(crate) struct Clock {
+    source: Source,
+    timer_offset: u64,
+    /// The card time at which the alarm fires.
+    alarm: Option<CardNs>,
+}
+
+impl Clock {
+    /// A clock that runs with the host's.
+    pub(crate) fn system() -> Self {
+        Self { source: Source::System(Instant::now()), timer_offset: 0, alarm: None }
+    }
+
+    /// A clock that stands until it is advanced.
+    #[cfg(test)]
+    pub(crate) fn manual() -> Self {
+        Self { source: Source::Manual(0), timer_offset: 0, alarm: None }
+    }
+
+    /// Advances a clock that does not run by itself.
+    #[cfg(test)]
+    pub(crate) fn advance(&mut self, ns: u64) {
+        if let Source::Manual(now) = &mut self.source {
+            *now += ns;
+        }
+    }
+
+    /// Card time.
+    pub(crate) fn now(&self) -> CardNs {
+        match &self.source {
+            Source::System(origin) => u64::try_from(origin.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            #[cfg(test)]
+            Source::Manual(now) => *now,
+        }
+    }
+
+    /// What PTIMER shows at card time `at`.
+    pub(crate) fn timer_at(&self, at: CardNs) -> u64 {
+        at.wrapping_add(self.timer_offset) & !(TIMER_STEP_NS - 1)
+    }
+
+    /// What PTIMER shows.
+    pub(crate) fn timer(&self) -> u64 {
+        self.timer_at(self.now())
+    }
+
+    /// Sets PTIMER.
+    pub(crate) fn set_timer(&mut self, time: u64) {
+        self.timer_offset = time.wrapping_sub(self.now());
+    }
+
+    /// Lets the alarm fire when PTIMER's low word next reaches `low`.
+    pub(crate) fn set_alarm(&mut self, low: u32) {
+        let now = self.now();
+        let ahead = low.wrapping_sub(self.timer_at(now) as u32);
+        self.alarm = Some(now.saturating_add(u64::from(ahead)));
+    }
+
+    /// When the alarm fires, in card time.
+    pub(crate) fn alarm(&self) -> Option<CardNs> {
+        self.alarm
+    }
+
+    /// Whether the alarm has fired since; it does so once.
+    pub(crate) fn take_alarm(&mut self) -> bool {
+        let due = self.alarm.is_some_and(|at| self.now() >= at);
+        if due {
+            self.alarm = None;
+        }
+        due
+    }
+
+    /// PTIMER to zero, no alarm.
+    pub(crate) fn reset(&mut self) {
+        self.alarm = None;
+        self.set_timer(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timer_runs_on_from_what_was_set_in_steps_of_32() {
+        let mut clock = Clock::manual();
+        clock.advance(1000);
+        clock.set_timer(0x5_0000_0000);
+        clock.advance(77);
+        assert_eq!(clock.timer(), 0x5_0000_0040);
+    }
+
+    #[test]
+    fn alarm_fires_once_when_the_low_word_matches() {
+        let mut clock = Clock::manual();
+        clock.set_timer(0xffff_ff00);
+        clock.set_alarm(0x100);
+        clock.advance(0x1ff);
+        assert!(!clock.take_alarm());
+        clock.advance(1);
+        assert!(clock.take_alarm());
+        assert!(!clock.take_alarm());
+    }
+
+    #[test]
+    fn cost_is_launches_plus_bytes_over_bandwidth() {
+        let timing = EngineTiming { bytes_per_second: 1_000_000_000, launch_ns: 500 };
+        assert_eq!(timing.cost_ns(4096, 2), 5096);
+        assert_eq!(EngineTiming { bytes_per_second: 0, launch_ns: 0 }.cost_ns(u64::MAX, 1), 0);
+    }
+}

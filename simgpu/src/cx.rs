@@ -1,0 +1,61 @@
+//! What register blocks and the scheduler work with: everything of the card that is not a block.
+
+use crate::aperture::Apertures;
+use crate::clock::{Clock, TimeModel};
+use crate::faults::Faults;
+use crate::fifo::userd::Doorbells;
+use crate::memory::Memory;
+use crate::mmu::Mmu;
+use crate::storage::Storage;
+use nvspec::chip::Chip;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The surroundings of the register blocks.
+#[derive(Debug)]
+pub(crate) struct Cx {
+    pub(crate) chip: &'static Chip,
+    pub(crate) storage: Storage,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) mmu: Arc<Mmu>,
+    pub(crate) apertures: Arc<Apertures>,
+    pub(crate) doorbells: Arc<Doorbells>,
+    pub(crate) clock: Clock,
+    pub(crate) time: Option<TimeModel>,
+    pub(crate) faults: Faults,
+    pub(crate) undeclared: Undeclared,
+}
+
+/// Accesses to offsets of BAR0 that are not declared.
+#[derive(Debug, Default)]
+pub(crate) struct Undeclared {
+    total: u64,
+    /// Offset to accesses.
+    seen: BTreeMap<u32, u64>,
+}
+
+impl Undeclared {
+    /// Most offsets that are told apart.
+    const MAX: usize = 4096;
+
+    pub(crate) fn note(&mut self, offset: u32, write: Option<u32>) {
+        self.total += 1;
+        if let Some(count) = self.seen.get_mut(&offset) {
+            *count += 1;
+        } else if self.seen.len() < Self::MAX {
+            self.seen.insert(offset, 1);
+            match write {
+                Some(value) => tracing::debug!("undeclared register {offset:#08x} was written {value:#010x}"),
+                None => tracing::debug!("undeclared register {offset:#08x} was read"),
+            }
+        }
+    }
+
+    pub(crate) fn total(&self) -> u64 {
+        self.total
+    }
+
+    pub(crate) fn offsets(&self) -> Vec<(u32, u64)> {
+        self.seen.iter().map(|(offset, count)| (*offset, *count)).collect()
+    }
+}

@@ -1,0 +1,132 @@
+//! Typed fault injection: what a failing card does, on demand, so that recovery has tests.
+
+/// An engine that work can be made to fail on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EngineId {
+    /// PGRAPH, which M2MF is part of.
+    Graph,
+    /// Copy engine 0.
+    Copy0,
+    /// Copy engine 1.
+    Copy1,
+}
+
+impl EngineId {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Graph, Self::Copy0, Self::Copy1];
+
+    pub(crate) const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// The engine starts the operation and never ends it, until it is reset.
+    Hang,
+    /// The operation takes that many nanoseconds more.
+    Delay {
+        /// Nanoseconds on top.
+        ns: u64,
+    },
+    /// One byte of what the operation writes is wrong.
+    Corrupt,
+    /// The engine's next non-stall interrupt is not raised.
+    DropInterrupt,
+}
+
+/// A fault to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Where.
+    pub engine: EngineId,
+    /// What.
+    pub kind: FaultKind,
+    /// Operations (launches; for [`FaultKind::DropInterrupt`] interrupts) of that engine that still go well.
+    pub after: u32,
+    /// How many operations then fail; `u32::MAX` for all.
+    pub count: u32,
+}
+
+/// The faults that are armed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Faults {
+    armed: Vec<Fault>,
+}
+
+impl Faults {
+    /// Most faults armed at a time; more are refused, so that a test's mistake shows.
+    const MAX: usize = 64;
+
+    pub(crate) fn new(faults: &[Fault]) -> Self {
+        Self { armed: faults.iter().take(Self::MAX).copied().collect() }
+    }
+
+    pub(crate) fn arm(&mut self, fault: Fault) -> bool {
+        let room = self.armed.len() < Self::MAX;
+        if room {
+            self.armed.push(fault);
+        }
+        room
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.armed.clear();
+    }
+
+    /// Counts one event of `engine` for which `applies` holds; returns the faults that strike it.
+    fn strike(&mut self, engine: EngineId, applies: impl Fn(FaultKind) -> bool) -> Vec<FaultKind> {
+        let mut struck = Vec::new();
+        if self.armed.is_empty() {
+            return struck;
+        }
+        for fault in self.armed.iter_mut().filter(|fault| fault.engine == engine && applies(fault.kind)) {
+            if fault.after > 0 {
+                fault.after -= 1;
+            } else {
+                struck.push(fault.kind);
+                if fault.count != u32::MAX {
+                    fault.count = fault.count.saturating_sub(1);
+                }
+            }
+        }
+        self.armed.retain(|fault| fault.count > 0 || fault.after > 0);
+        struck
+    }
+
+    /// The faults of an operation that is about to start.
+    pub(crate) fn on_launch(&mut self, engine: EngineId) -> Vec<FaultKind> {
+        self.strike(engine, |kind| kind != FaultKind::DropInterrupt)
+    }
+
+    /// Whether the interrupt that is about to be raised is lost.
+    pub(crate) fn drops_interrupt(&mut self, engine: EngineId) -> bool {
+        !self.strike(engine, |kind| kind == FaultKind::DropInterrupt).is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fault_strikes_after_n_operations_count_times_on_its_engine_only() {
+        let fault = Fault { engine: EngineId::Copy0, kind: FaultKind::Hang, after: 2, count: 1 };
+        let mut faults = Faults::new(&[fault]);
+        assert_eq!(faults.on_launch(EngineId::Copy0), []);
+        assert_eq!(faults.on_launch(EngineId::Copy1), []);
+        assert_eq!(faults.on_launch(EngineId::Copy0), []);
+        assert_eq!(faults.on_launch(EngineId::Copy0), [FaultKind::Hang]);
+        assert_eq!(faults.on_launch(EngineId::Copy0), []);
+    }
+
+    #[test]
+    fn dropped_interrupts_do_not_count_launches() {
+        let fault = Fault { engine: EngineId::Graph, kind: FaultKind::DropInterrupt, after: 0, count: 1 };
+        let mut faults = Faults::new(&[fault]);
+        assert_eq!(faults.on_launch(EngineId::Graph), []);
+        assert!(faults.drops_interrupt(EngineId::Graph));
+        assert!(!faults.drops_interrupt(EngineId::Graph));
+    }
+}

@@ -1,0 +1,164 @@
+//! The channel table.
+
+use super::Fifo;
+use super::context::{read_gp_put, userd_page};
+use super::slot::Condition;
+use crate::clock::CardNs;
+use crate::cx::Cx;
+use crate::memory::{BusAddr, Memory};
+use nvspec::addr::{Target, VramAddr};
+use nvspec::instance::{ramfc, userd};
+use nvspec::regs::pfifo::{CHANNEL, CHANNEL_STATE};
+
+/// Whether a channel may run, apart from what the driver says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Health {
+    /// Nothing happened to it.
+    #[default]
+    Good,
+    /// It stopped on a fault; binding or enabling it again heals it.
+    Faulted,
+}
+
+/// One channel.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Channel {
+    /// The registers as written.
+    bind: u32,
+    control: u32,
+    pub(crate) on_runlist: bool,
+    pub(crate) health: Health,
+    /// There may be something to fetch.
+    pub(crate) has_work: bool,
+    /// An acquire failed; it is tried again then.
+    pub(crate) retry_at: Option<CardNs>,
+    /// How long the next retry waits.
+    pub(crate) retry_ns: u64,
+    /// The PBDMA that it runs in; where none is known, it starts in the one of PGRAPH.
+    pub(crate) home: Option<usize>,
+    userd: Option<BusAddr>,
+    /// GP_PUT when there was last nothing to fetch.
+    pub(crate) seen_put: Option<u32>,
+}
+
+impl Channel {
+    /// The instance block, when one is bound.
+    pub(crate) fn instance(&self) -> Option<(Target, u64)> {
+        CHANNEL::VALID.is_set(self.bind).then(|| {
+            (Target::from_bits(CHANNEL::TARGET.get(self.bind)), u64::from(CHANNEL::ADDRESS.get(self.bind)) << 12)
+        })
+    }
+
+    pub(crate) fn enabled(&self) -> bool {
+        CHANNEL_STATE::ENABLED.is_set(self.control)
+    }
+
+    /// Whether it may be in a PBDMA.
+    pub(crate) fn runnable(&self) -> bool {
+        self.on_runlist && self.enabled() && self.health == Health::Good && self.instance().is_some()
+    }
+
+    /// Whether it has something to do at card time `now`.
+    pub(crate) fn ready(&self, now: CardNs) -> bool {
+        self.runnable() && self.has_work && self.retry_at.is_none_or(|at| at <= now)
+    }
+
+    /// Whether its owner has submitted since it was last found empty.
+    pub(crate) fn submitted(&self, memory: &Memory) -> bool {
+        self.userd.is_some_and(|userd| read_gp_put(userd, memory).is_some_and(|put| Some(put) != self.seen_put))
+    }
+
+    /// Whether its USERD must be polled: the CPU's writes to host memory are not seen.
+    pub(crate) fn polled(&self) -> bool {
+        matches!(self.userd, Some(BusAddr::System(_)))
+    }
+}
+
+impl Fifo {
+    /// What the channel's instance register reads.
+    pub(crate) fn channel_bind(&self, number: u32) -> u32 {
+        self.channels.get(number as usize).map_or(0, |channel| channel.bind)
+    }
+
+    /// What the channel's state register reads.
+    pub(crate) fn channel_state(&self, number: u32) -> u32 {
+        let Some(channel) = self.channels.get(number as usize) else { return 0 };
+        let loaded = self
+            .pbdmas
+            .iter()
+            .any(|pbdma| pbdma.context.as_ref().is_some_and(|context| u32::from(context.channel) == number));
+        let stored = CHANNEL_STATE::ENGINES.mask() | CHANNEL_STATE::ENABLED.mask();
+        (channel.control & stored)
+            | CHANNEL_STATE::LOADED.of(u32::from(loaded))
+            | CHANNEL_STATE::ACQUIRE_PENDING.of(u32::from(channel.retry_at.is_some()))
+            | CHANNEL_STATE::PENDING.of(u32::from(channel.runnable() && channel.has_work))
+    }
+
+    /// The channel's instance register was written.
+    pub(crate) fn bind(&mut self, number: u32, value: u32, cx: &mut Cx) {
+        let Ok(id) = u8::try_from(number) else { return };
+        // What was bound before is gone, saved or not.
+        for pbdma in &mut self.pbdmas {
+            if pbdma.context.as_ref().is_some_and(|context| context.channel == id) {
+                pbdma.context = None;
+            }
+        }
+        for slot in &mut self.slots {
+            if slot.resident.is_some_and(|resident| resident.channel == Some(id)) && slot.condition != Condition::Failed
+            {
+                slot.abandon();
+            }
+        }
+        let Some(channel) = self.channels.get_mut(number as usize) else { return };
+        *channel =
+            Channel { bind: value, control: channel.control, on_runlist: channel.on_runlist, ..Channel::default() };
+        self.find_userd(id, cx);
+        self.wake(id);
+    }
+
+    /// The channel's state register was written.
+    pub(crate) fn control(&mut self, number: u32, value: u32, cx: &Cx) {
+        let Some(channel) = self.channels.get_mut(number as usize) else { return };
+        let started = CHANNEL_STATE::ENABLED.is_set(value) && !channel.enabled();
+        channel.control = value;
+        if started && let Ok(id) = u8::try_from(number) {
+            channel.health = Health::Good;
+            self.find_userd(id, cx);
+            self.wake(id);
+        }
+    }
+
+    /// Reads from RAMFC where the channel's USERD is. Drivers write RAMFC before or after they bind, but before they
+    /// enable.
+    pub(crate) fn find_userd(&mut self, id: u8, cx: &Cx) {
+        let channel = &mut self.channels[usize::from(id)];
+        let page = channel.instance().and_then(|(target, address)| {
+            let block = BusAddr::from_target(target, address)?;
+            let low = cx.memory.read32(block.offset(ramfc::USERD_LO)).ok()?;
+            let high = cx.memory.read32(block.offset(ramfc::USERD_HI)).ok()?;
+            userd_page(low, high)
+        });
+        channel.userd = page;
+        let in_vram = match page {
+            Some(BusAddr::Vram(VramAddr(at))) if at.checked_add(userd::BYTES).is_some() => Some(VramAddr(at)),
+            _ => None,
+        };
+        cx.doorbells.set_page(id, in_vram);
+    }
+
+    /// The channel is to be looked at.
+    pub(crate) fn wake(&mut self, id: u8) {
+        if let Some(channel) = self.channels.get_mut(usize::from(id)) {
+            channel.has_work = true;
+            channel.retry_at = None;
+            channel.seen_put = None;
+        }
+    }
+
+    /// An event after which failed acquires are worth another look.
+    pub(crate) fn retry_acquires(&mut self) {
+        for channel in self.channels.iter_mut().filter(|channel| channel.retry_at.is_some()) {
+            channel.retry_at = Some(0);
+        }
+    }
+}

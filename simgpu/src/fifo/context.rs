@@ -1,0 +1,194 @@
+//! What a PBDMA knows of the channel that it serves, and how it is kept in the channel's instance block (RAMFC).
+
+use super::decoder::Decoder;
+use crate::memory::{BusAddr, BusError, Memory};
+use crate::mmu::{AddressSpace, MmuFault};
+use nvspec::addr::{GpuVa, Target};
+use nvspec::fifo::SUBCHANNELS;
+use nvspec::instance::{ramfc, userd};
+
+/// A GPU virtual address has this many bits above its low word.
+const HIGH_MASK: u32 = 0xff;
+
+/// Words of the push buffer that were read ahead. Never kept from one run to the next.
+#[derive(Clone, Debug)]
+pub(crate) struct Fetched {
+    pub(crate) words: [u32; Self::MAX],
+    pub(crate) first: u64,
+    pub(crate) count: usize,
+}
+
+impl Fetched {
+    /// Most words that are read ahead.
+    pub(crate) const MAX: usize = 64;
+
+    pub(crate) const fn empty() -> Self {
+        Self { words: [0; Self::MAX], first: 0, count: 0 }
+    }
+}
+
+/// A channel in a PBDMA.
+#[derive(Clone, Debug)]
+pub(crate) struct Context {
+    pub(crate) channel: u8,
+    pub(crate) instance: (Target, u64),
+    block: BusAddr,
+    pub(crate) space: AddressSpace,
+    pub(crate) userd: BusAddr,
+    gp_base: u64,
+    gp_entries: u32,
+    /// Next GPFIFO entry, below `gp_entries`.
+    pub(crate) gp_get: u32,
+    /// Next word of the segment in work.
+    pub(crate) pb_get: u64,
+    /// End of the segment in work.
+    pub(crate) pb_end: u64,
+    pub(crate) top_level_get: u64,
+    pub(crate) reference: u32,
+    pub(crate) semaphore: [u32; 4],
+    pub(crate) decoder: Decoder,
+    /// Data of the SET_OBJECT of each subchannel; 0 for none.
+    pub(crate) objects: [u32; SUBCHANNELS as usize],
+    /// The engine that executed the last method.
+    pub(crate) engine: Option<crate::faults::EngineId>,
+    pub(crate) fetched: Fetched,
+}
+
+/// Why a channel could not be loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LoadError {
+    /// The instance block, or what it names, is not there.
+    Unbound(MmuFault),
+    /// RAMFC does not have the signature.
+    Signature,
+    /// The ring's size makes no sense.
+    Ring,
+}
+
+impl From<MmuFault> for LoadError {
+    fn from(fault: MmuFault) -> Self {
+        Self::Unbound(fault)
+    }
+}
+
+impl Context {
+    /// Reads the state of `channel` from its instance block.
+    pub(crate) fn load(channel: u8, instance: (Target, u64), memory: &Memory) -> Result<Self, LoadError> {
+        let space = AddressSpace::from_instance(memory, instance)?;
+        let unbound = MmuFault { reason: nvspec::mmu::fault::UNBOUND_INST, va: GpuVa(0), write: false };
+        let block = BusAddr::from_target(instance.0, instance.1).ok_or(unbound)?;
+        let mut words = [0u8; ramfc::BYTES as usize];
+        memory.read(block, &mut words).map_err(|error| {
+            memory.count_lost(error);
+            unbound
+        })?;
+        let word = |offset: u64| {
+            let at = offset as usize;
+            u32::from_le_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]])
+        };
+        let wide = |low: u64, high: u64| u64::from(word(high) & HIGH_MASK) << 32 | u64::from(word(low));
+        if word(ramfc::SIGNATURE) != ramfc::SIGNATURE_VALUE {
+            return Err(LoadError::Signature);
+        }
+        let log2 = word(ramfc::GP_BASE_HI) >> 16;
+        if log2 > ramfc::GP_ENTRIES_LOG2_MAX {
+            return Err(LoadError::Ring);
+        }
+        let gp_entries = 1 << log2;
+        Ok(Self {
+            channel,
+            instance,
+            block,
+            space,
+            userd: userd_page(word(ramfc::USERD_LO), word(ramfc::USERD_HI)).ok_or(unbound)?,
+            gp_base: wide(ramfc::GP_BASE_LO, ramfc::GP_BASE_HI),
+            gp_entries,
+            gp_get: word(ramfc::GP_GET) & (gp_entries - 1),
+            pb_get: wide(ramfc::PB_GET_LO, ramfc::PB_GET_HI),
+            pb_end: wide(ramfc::PB_PUT_LO, ramfc::PB_PUT_HI),
+            top_level_get: wide(ramfc::TOP_LEVEL_GET_LO, ramfc::TOP_LEVEL_GET_HI),
+            reference: word(ramfc::REF),
+            semaphore: ramfc::SEMAPHORE.map(word),
+            decoder: Decoder::restore(word(ramfc::PB_HEADER), word(ramfc::PB_COUNT), word(ramfc::SUBDEVICE)),
+            objects: std::array::from_fn(|index| word(ramfc::OBJECTS + 4 * index as u64)),
+            engine: None,
+            fetched: Fetched::empty(),
+        })
+    }
+
+    /// Writes the state back into the instance block.
+    pub(crate) fn save(&self, memory: &Memory) {
+        let (header, count, subdevice) = self.decoder.save();
+        let words = [
+            (ramfc::GP_GET, self.gp_get),
+            (ramfc::GP_FETCH, self.gp_get),
+            (ramfc::PB_GET_LO, self.pb_get as u32),
+            (ramfc::PB_GET_HI, (self.pb_get >> 32) as u32),
+            (ramfc::PB_PUT_LO, self.pb_end as u32),
+            (ramfc::PB_PUT_HI, (self.pb_end >> 32) as u32),
+            (ramfc::TOP_LEVEL_GET_LO, self.top_level_get as u32),
+            (ramfc::TOP_LEVEL_GET_HI, (self.top_level_get >> 32) as u32),
+            (ramfc::REF, self.reference),
+            (ramfc::PB_HEADER, header),
+            (ramfc::PB_COUNT, count),
+            (ramfc::SUBDEVICE, subdevice),
+        ];
+        let semaphore = ramfc::SEMAPHORE.into_iter().zip(self.semaphore);
+        let objects = (0u64..).map(|index| ramfc::OBJECTS + 4 * index).zip(self.objects);
+        for (offset, value) in words.into_iter().chain(semaphore).chain(objects) {
+            lost(memory, memory.write32(self.block.offset(offset), value));
+        }
+    }
+
+    /// Tells the channel's owner how far it is.
+    pub(crate) fn publish(&self, memory: &Memory) {
+        let words = [
+            (userd::GET, self.pb_get as u32),
+            (userd::GET_HI, (self.pb_get >> 32) as u32),
+            (userd::REF, self.reference),
+            (userd::TOP_LEVEL_GET, self.top_level_get as u32),
+            (userd::TOP_LEVEL_GET_HI, (self.top_level_get >> 32) as u32),
+            (userd::GP_GET, self.gp_get),
+        ];
+        for (offset, value) in words {
+            lost(memory, memory.write32(self.userd.offset(offset), value));
+        }
+    }
+
+    /// Where the owner says that the ring ends; `None` when it is not an index of the ring.
+    pub(crate) fn gp_put(&self, memory: &Memory) -> Option<u32> {
+        read_gp_put(self.userd, memory).filter(|put| *put < self.gp_entries)
+    }
+
+    /// Whether the segment in work has words left.
+    pub(crate) fn in_segment(&self) -> bool {
+        self.pb_get < self.pb_end
+    }
+
+    /// GPU virtual address of the next GPFIFO entry.
+    pub(crate) fn gp_entry(&self) -> GpuVa {
+        GpuVa(self.gp_base + 8 * u64::from(self.gp_get))
+    }
+
+    /// Counts the entry as consumed.
+    pub(crate) fn advance_gp(&mut self) {
+        self.gp_get = (self.gp_get + 1) & (self.gp_entries - 1);
+    }
+}
+
+fn lost(memory: &Memory, result: Result<(), BusError>) {
+    if let Err(error) = result {
+        memory.count_lost(error);
+    }
+}
+
+/// The page that the two words of RAMFC name.
+pub(crate) fn userd_page(low: u32, high: u32) -> Option<BusAddr> {
+    let address = u64::from(high & HIGH_MASK) << 32 | u64::from(low) & !(userd::BYTES - 1);
+    BusAddr::from_target(Target::from_bits(low), address)
+}
+
+/// GP_PUT of the page at `userd`, if it can be read.
+pub(crate) fn read_gp_put(userd: BusAddr, memory: &Memory) -> Option<u32> {
+    memory.read32(userd.offset(userd::GP_PUT)).map_err(|error| memory.count_lost(error)).ok()
+}

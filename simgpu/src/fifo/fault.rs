@@ -1,0 +1,100 @@
+//! How errors of channels are reported.
+
+use super::Fifo;
+use super::channel::Health;
+use super::slot::Condition;
+use crate::cx::Cx;
+use crate::mmu::MmuFault;
+use nvspec::addr::Target;
+use nvspec::regs::pfifo;
+
+/// An MMU fault with where it came from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Report {
+    /// Number of [`nvspec::mmu::fault::unit`].
+    pub(crate) unit: u32,
+    /// Number of [`nvspec::mmu::fault::hub_client`].
+    pub(crate) client: u32,
+    pub(crate) instance: (Target, u64),
+    pub(crate) fault: MmuFault,
+}
+
+/// Enters a fault in the fault registers. A unit whose last fault was not looked at keeps that one.
+pub(crate) fn report(report: Report, cx: &mut Cx) {
+    let Report { unit, client, instance, fault } = report;
+    let pending = cx.storage.peek(pfifo::MMU_FAULT_ID::OFFSET);
+    if pending & (1 << unit) != 0 {
+        return;
+    }
+    use pfifo::FAULT_TYPE::{CLIENT, HUB, REASON, WRITE};
+    let kind = REASON.of(fault.reason) | HUB.of(1) | CLIENT.of(client) | WRITE.of(u32::from(fault.write));
+    cx.storage.poke(pfifo::FAULT_INST::at(unit), pfifo::FAULT_INST::ADDRESS.of((instance.1 >> 12) as u32));
+    cx.storage.poke(pfifo::FAULT_VA_LO::at(unit), fault.va.0 as u32);
+    cx.storage.poke(pfifo::FAULT_VA_HI::at(unit), (fault.va.0 >> 32) as u32);
+    cx.storage.poke(pfifo::FAULT_TYPE::at(unit), kind);
+    cx.storage.poke(pfifo::MMU_FAULT_ID::OFFSET, pending | 1 << unit);
+    tracing::debug!(unit, client, %fault, instance = instance.1, "MMU fault");
+}
+
+impl Fifo {
+    /// A channel faulted outside of an engine: it stops, others go on.
+    pub(crate) fn channel_fault(&mut self, channel: u8, what: Report, cx: &mut Cx) {
+        self.counters.faults += 1;
+        if let Some(channel) = self.channels.get_mut(usize::from(channel)) {
+            channel.health = Health::Faulted;
+        }
+        report(what, cx);
+    }
+
+    /// An engine faulted: it stops, and so does the channel, until the scheduler is told to go on.
+    pub(crate) fn engine_fault(&mut self, slot: usize, channel: Option<u8>, fault: MmuFault, client: u32, cx: &mut Cx) {
+        let slot = &mut self.slots[slot];
+        slot.condition = Condition::Failed;
+        let at = pfifo::SCHED_ENABLE_ACK::OFFSET;
+        cx.storage.poke(at, cx.storage.peek(at) | 1 << slot.number());
+        let unit = slot.fault_unit();
+        let resident = slot.resident;
+        let channel = channel.or(resident.and_then(|resident| resident.channel));
+        let instance = channel
+            .and_then(|channel| self.channels.get(usize::from(channel))?.instance())
+            .or(resident.map(|resident| resident.instance))
+            .unwrap_or((Target::Vram, 0));
+        match channel {
+            Some(channel) => self.channel_fault(channel, Report { unit, client, instance, fault }, cx),
+            None => report(Report { unit, client, instance, fault }, cx),
+        }
+    }
+
+    /// The driver lets engines go on that stopped on an error.
+    pub(crate) fn acknowledge_errors(&mut self, engines: u32, cx: &mut Cx) {
+        let at = pfifo::SCHED_ENABLE_ACK::OFFSET;
+        cx.storage.poke(at, cx.storage.peek(at) & !engines);
+        for slot in &mut self.slots {
+            if engines & (1 << slot.number()) != 0 && slot.condition == Condition::Failed {
+                slot.abandon();
+                slot.resume(Condition::Failed);
+            }
+        }
+    }
+
+    /// Saves the context that an engine holds; an image that is not there is the engine's fault.
+    pub(crate) fn evict(&mut self, slot: usize, cx: &mut Cx) {
+        let resident = self.slots[slot].resident;
+        let client = self.slots[slot].context_client();
+        if let Err(fault) = self.slots[slot].evict(cx) {
+            self.engine_fault(slot, resident.and_then(|resident| resident.channel), fault, client, cx);
+        }
+    }
+}
+
+impl Fifo {
+    /// The driver asks for a fault of the engine with that number, to get its channel off it.
+    pub(crate) fn trigger_fault(&mut self, number: u32, cx: &mut Cx) {
+        let Some(id) = super::slot::by_number(number) else { return };
+        let client = self.slots[id.index()].fault_client();
+        let fault = MmuFault { reason: nvspec::mmu::fault::PTE, va: nvspec::addr::GpuVa(0), write: false };
+        let channel = self.slots[id.index()].resident.and_then(|resident| resident.channel);
+        self.slots[id.index()].stop();
+        self.engine_fault(id.index(), channel, fault, client, cx);
+    }
+}

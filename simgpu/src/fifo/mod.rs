@@ -1,0 +1,295 @@
+//! PFIFO: channels, the runlist, the PBDMAs and the engines that they feed.
+//!
+//! Parts: [`channel`], the channel table; [`runlist`], submission; [`pbdma`], one unit at work, with [`decoder`],
+//! [`host`] (the methods that the host executes itself) and [`context`] (RAMFC); [`slot`], an engine and the context
+//! that it holds; [`userd`], how submissions are noticed; [`fault`], how errors are reported.
+//!
+//! Everything that happens happens in [`Fifo::step`], which does a little work and says when to call it again.
+//!
+//! How channels meet PBDMAs: each engine is served by the first enabled PBDMA that `ENGINE_PBDMA_MASK` does not bar; a
+//! channel runs in the PBDMA of the engine that it used last, and moves when it uses another's. Within a PBDMA the
+//! channels of the runlist take turns, a time slice each.
+
+pub(crate) mod channel;
+pub(crate) mod context;
+pub(crate) mod decoder;
+pub(crate) mod fault;
+pub(crate) mod host;
+pub(crate) mod pbdma;
+pub(crate) mod runlist;
+pub(crate) mod slot;
+pub(crate) mod userd;
+
+use crate::clock::CardNs;
+use crate::cx::Cx;
+use crate::engines::copy::{ce::CopyEngine, m2mf::M2mf};
+use crate::faults::EngineId;
+use crate::graph::GraphClasses;
+use channel::Channel;
+use nvspec::fifo::CHANNELS;
+use nvspec::regs::{pbdma as pbdma_regs, pfifo, pmc};
+use pbdma::Pbdma;
+use slot::{Condition, Slot};
+
+/// What a step came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// Something was done; there may be more.
+    Ran,
+    /// Nothing to do before that card time, if nothing else happens.
+    WaitUntil(CardNs),
+    /// Nothing to do until something happens.
+    Idle,
+}
+
+impl Progress {
+    /// Of two things that were tried: the one that wants to be called first.
+    pub(crate) fn or(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Ran, _) | (_, Self::Ran) => Self::Ran,
+            (Self::WaitUntil(a), Self::WaitUntil(b)) => Self::WaitUntil(a.min(b)),
+            (Self::WaitUntil(at), Self::Idle) | (Self::Idle, Self::WaitUntil(at)) => Self::WaitUntil(at),
+            (Self::Idle, Self::Idle) => Self::Idle,
+        }
+    }
+}
+
+/// Counters of what the card did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FifoCounters {
+    /// GPFIFO entries fetched.
+    pub entries: u64,
+    /// Methods executed, by the host or an engine.
+    pub methods: u64,
+    /// Channels loaded into a PBDMA.
+    pub switches: u64,
+    /// MMU faults of channels.
+    pub faults: u64,
+}
+
+/// PFIFO with its engines.
+pub(crate) struct Fifo {
+    pub(crate) channels: Vec<Channel>,
+    /// The runlist: channel numbers in their order.
+    pub(crate) order: Vec<u8>,
+    /// A runlist was submitted and channels that are no longer on it still run.
+    pub(crate) runlist_pending: bool,
+    /// A channel that is to leave its PBDMA.
+    pub(crate) preempting: Option<u8>,
+    pub(crate) pbdmas: Vec<Pbdma>,
+    pub(crate) slots: [Slot; 3],
+    /// The PBDMA that a step looks at first.
+    turn: usize,
+    pub(crate) counters: FifoCounters,
+}
+
+impl Fifo {
+    pub(crate) fn new(pbdmas: u32) -> Self {
+        Self {
+            channels: (0..CHANNELS).map(|_| Channel::default()).collect(),
+            order: Vec::with_capacity(CHANNELS as usize),
+            runlist_pending: false,
+            preempting: None,
+            pbdmas: (0..pbdmas).map(|_| Pbdma::new()).collect(),
+            slots: [
+                Slot::new(EngineId::Graph, Box::new(GraphClasses::new(M2mf::default()))),
+                Slot::new(EngineId::Copy0, Box::new(CopyEngine::default())),
+                Slot::new(EngineId::Copy1, Box::new(CopyEngine::default())),
+            ],
+            turn: 0,
+            counters: FifoCounters::default(),
+        }
+    }
+
+    /// Power-on state of everything but the engines.
+    pub(crate) fn reset(&mut self, cx: &mut Cx) {
+        for (channel, number) in self.channels.iter_mut().zip(0u8..) {
+            *channel = Channel::default();
+            cx.doorbells.set_page(number, None);
+        }
+        cx.doorbells.take();
+        self.order.clear();
+        self.runlist_pending = false;
+        self.preempting = None;
+        self.pbdmas.iter_mut().for_each(|pbdma| *pbdma = Pbdma::new());
+        for slot in &mut self.slots {
+            slot.abandon();
+            slot.resume(Condition::Failed);
+            slot.resume(Condition::Trapped);
+        }
+        cx.storage.reset_range(pfifo::BASE, pfifo::END);
+        cx.storage.reset_range(pbdma_regs::BASE, pbdma_regs::END);
+    }
+
+    pub(crate) fn slot(&mut self, id: EngineId) -> &mut Slot {
+        &mut self.slots[id.index()]
+    }
+
+    /// Whether PFIFO may schedule at all.
+    fn running(cx: &Cx) -> bool {
+        pmc::ENABLE::PFIFO.is_set(cx.storage.peek(pmc::ENABLE::OFFSET))
+            && pfifo::SCHED_EN::ENABLE.is_set(cx.storage.peek(pfifo::SCHED_EN::OFFSET))
+    }
+
+    /// The PBDMA that serves the engine with that number.
+    pub(crate) fn pbdma_of(number: u32, pbdmas: usize, cx: &Cx) -> Option<usize> {
+        let barred = if number < pfifo::ENGINE_PBDMA_MASK::COUNT {
+            cx.storage.peek(pfifo::ENGINE_PBDMA_MASK::at(number))
+        } else {
+            0
+        };
+        let enabled = cx.storage.peek(pmc::PBDMA_ENABLE::OFFSET) & cx.storage.peek(pfifo::PBDMA_PRESENT::OFFSET);
+        // The mask says which PBDMAs may serve an engine with zeros or with ones: drivers write `!(1 << n)` for PBDMA
+        // n, and the unit resets to zeros. One bit cleared of those that exist names the server.
+        let usable = enabled & !barred & ((1u32 << pbdmas.min(31)) - 1);
+        (usable != 0).then(|| usable.trailing_zeros() as usize)
+    }
+
+    /// Engines (as a mask of numbers) that a PBDMA serves.
+    fn engines_of(&self, pbdma: usize, cx: &Cx) -> u32 {
+        self.slots
+            .iter()
+            .map(Slot::number)
+            .filter(|number| Self::pbdma_of(*number, self.pbdmas.len(), cx) == Some(pbdma))
+            .fold(0, |mask, number| mask | 1 << number)
+    }
+
+    /// Does a little of what is to do.
+    pub(crate) fn step(&mut self, cx: &mut Cx) -> Progress {
+        self.take_doorbells(cx);
+        let mut progress = self.settle(cx);
+        if Self::running(cx) {
+            let count = self.pbdmas.len();
+            for offset in 0..count {
+                let index = (self.turn + offset) % count;
+                progress = progress.or(self.run_pbdma(index, cx));
+            }
+            self.turn = (self.turn + 1) % count.max(1);
+            if progress != Progress::Ran && self.poll_userd(cx) {
+                progress = Progress::Ran;
+            }
+        }
+        progress
+    }
+
+    fn take_doorbells(&mut self, cx: &Cx) {
+        let mut rung = cx.doorbells.take();
+        while rung != 0 {
+            let channel = rung.trailing_zeros() as usize;
+            rung &= rung - 1;
+            if let Some(channel) = self.channels.get_mut(channel) {
+                channel.has_work = true;
+            }
+        }
+    }
+
+    /// Completes what waits for channels to leave their PBDMAs.
+    pub(crate) fn settle(&mut self, cx: &mut Cx) -> Progress {
+        let mut progress = Progress::Idle;
+        if let Some(channel) = self.preempting
+            && self.leave(channel, cx)
+        {
+            self.preempting = None;
+            progress = Progress::Ran;
+        }
+        if self.runlist_pending {
+            let gone: Vec<u8> = self
+                .pbdmas
+                .iter()
+                .filter_map(|pbdma| pbdma.context.as_ref().map(|context| context.channel))
+                .chain(self.slots.iter().filter_map(|slot| slot.resident.and_then(|resident| resident.channel)))
+                .filter(|channel| !self.order.contains(channel))
+                .collect();
+            let mut all_left = true;
+            for channel in gone {
+                all_left &= self.leave(channel, cx);
+            }
+            if all_left {
+                self.runlist_pending = false;
+                self.runlist_done(cx);
+                progress = Progress::Ran;
+            }
+        }
+        progress
+    }
+
+    /// Takes a channel out of its PBDMA and its engines, when no work of it is under way. Returns whether it is out.
+    pub(crate) fn leave(&mut self, channel: u8, cx: &mut Cx) -> bool {
+        let holds = |slot: &Slot| slot.resident.is_some_and(|resident| resident.channel == Some(channel));
+        let busy = |slot: &Slot| holds(slot) && slot.pending() && slot.condition != Condition::Failed;
+        if self.slots.iter().any(busy) {
+            return false;
+        }
+        for index in 0..self.pbdmas.len() {
+            if self.pbdmas[index].context.as_ref().is_some_and(|context| context.channel == channel) {
+                self.unload(index, cx);
+            }
+        }
+        for index in 0..self.slots.len() {
+            if holds(&self.slots[index]) && self.slots[index].condition != Condition::Failed {
+                self.evict(index, cx);
+            }
+        }
+        true
+    }
+
+    /// Sees submissions that no CPU write announced.
+    fn poll_userd(&mut self, cx: &Cx) -> bool {
+        let mut found = false;
+        for number in &self.order {
+            let channel = &mut self.channels[usize::from(*number)];
+            if channel.runnable() && !channel.has_work && channel.submitted(&cx.memory) {
+                channel.has_work = true;
+                found = true;
+            }
+        }
+        found
+    }
+
+    /// PFIFO's pending interrupts.
+    pub(crate) fn interrupts(cx: &Cx) -> u32 {
+        use pfifo::INTR;
+        let own = INTR::INTR_0.mask()
+            | INTR::SCHED_ERROR.mask()
+            | INTR::INTR_16.mask()
+            | INTR::INTR_23.mask()
+            | INTR::INTR_24.mask();
+        (cx.storage.peek(INTR::OFFSET) & own)
+            | INTR::MMU_FAULT.of(u32::from(cx.storage.peek(pfifo::MMU_FAULT_ID::OFFSET) != 0))
+            | INTR::PBDMA.of(u32::from(Self::pbdma_interrupts(cx) != 0))
+            | INTR::RUNLIST.of(u32::from(cx.storage.peek(pfifo::RUNLIST_INTR::OFFSET) != 0))
+            | INTR::NON_STALL.of(u32::from(Self::non_stall_engines(cx) != 0))
+    }
+
+    /// PBDMAs with an enabled interrupt.
+    pub(crate) fn pbdma_interrupts(cx: &Cx) -> u32 {
+        (0..pbdma_regs::INTR_0::COUNT)
+            .filter(|index| {
+                cx.storage.peek(pbdma_regs::INTR_0::at(*index)) & cx.storage.peek(pbdma_regs::INTR_EN_0::at(*index))
+                    != 0
+            })
+            .fold(0, |mask, index| mask | 1 << index)
+    }
+
+    /// Engines with an enabled non-stall interrupt.
+    pub(crate) fn non_stall_engines(cx: &Cx) -> u32 {
+        let enabled = pfifo::NON_STALL_EN::NIBBLE.get(cx.storage.peek(pfifo::NON_STALL_EN::OFFSET));
+        let nibbles = enabled * 0x1111_1111;
+        (0..pfifo::NON_STALL_INTR::COUNT)
+            .filter(|engine| cx.storage.peek(pfifo::NON_STALL_INTR::at(*engine)) & nibbles != 0)
+            .fold(0, |mask, engine| mask | 1 << engine)
+    }
+
+    /// Whether PFIFO asserts its line to PMC.
+    pub(crate) fn asserts(cx: &Cx) -> bool {
+        Self::interrupts(cx) & cx.storage.peek(pfifo::INTR_EN::OFFSET) != 0
+    }
+
+    /// Raises the non-stall interrupt of an engine.
+    pub(crate) fn raise_non_stall(&mut self, number: u32, cx: &mut Cx) {
+        if number < pfifo::NON_STALL_INTR::COUNT {
+            let at = pfifo::NON_STALL_INTR::at(number);
+            cx.storage.poke(at, cx.storage.peek(at) | 1);
+        }
+    }
+}

@@ -1,0 +1,580 @@
+//! One PBDMA at work: which channel it serves, what it fetches, where its methods go.
+
+use super::channel::Health;
+use super::context::{Context, Fetched, LoadError};
+use super::decoder::{Event, Method};
+use super::fault::Report;
+use super::slot::{self, Condition, Done};
+use super::{Fifo, Progress};
+use crate::clock::CardNs;
+use crate::cx::Cx;
+use crate::engines;
+use crate::faults::EngineId;
+use crate::mmu::{Access, MmuFault};
+use nvspec::addr::GpuVa;
+use nvspec::fifo::{GpEntry, host_method};
+use nvspec::mmu::fault::{hub_client, unit};
+use nvspec::regs::pbdma::{DATA_0, INTR_0, METHOD_0};
+use nvspec::regs::pfifo;
+
+/// Most words that one step takes.
+const WORDS_PER_STEP: u32 = 512;
+/// How long a channel keeps a PBDMA while others wait for it. The time slices of RAMFC are not looked at.
+const TIME_SLICE_NS: u64 = 2_000_000;
+/// First and longest wait before a failed acquire is tried again.
+pub(super) const RETRY_NS: (u64, u64) = (10_000, 500_000);
+/// How often a USERD page in host memory is looked at.
+const POLL_NS: u64 = 500_000;
+
+/// A PBDMA.
+#[derive(Debug)]
+pub(crate) struct Pbdma {
+    pub(crate) context: Option<Box<Context>>,
+    /// Card time up to which its work so far takes; ahead of the clock while an engine is busy.
+    pub(crate) time: CardNs,
+    slice_end: CardNs,
+    /// The channel that ran last, for taking turns.
+    last: Option<u8>,
+    /// It had nothing to do, so that the time until now is not used up by work.
+    idle: bool,
+    /// An interrupt is pending that stops the unit; what it was raised for.
+    trap: Option<Trap>,
+}
+
+/// What stopped a PBDMA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Trap {
+    /// Bits of INTR_0.
+    bits: u32,
+    channel: u8,
+    /// What METHOD_0 said, when a method is to be replaced by the driver.
+    method: Option<u32>,
+}
+
+/// What came of a method.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Outcome {
+    /// Executed.
+    Done(Done),
+    /// Not now: the engine cannot.
+    Later,
+    /// Not now: the semaphore is not there yet. Whether others may have the PBDMA meanwhile.
+    NotAcquired(bool),
+    /// Another PBDMA serves that engine.
+    Elsewhere(usize),
+    /// Executed, and the rest of the time slice is given away.
+    Yield,
+    /// The PBDMA's interrupt with these bits; the driver may replace the method.
+    Trap(u32),
+    /// The host's own access faulted.
+    HostFault(MmuFault),
+    /// The engine stopped: the channel and the engine wait for the driver.
+    EngineFault,
+}
+
+impl Pbdma {
+    pub(crate) fn new() -> Self {
+        Self { context: None, time: 0, slice_end: 0, last: None, idle: true, trap: None }
+    }
+}
+
+fn method_word(method: Method) -> u32 {
+    METHOD_0::VALID.of(1)
+        | METHOD_0::SUBCHANNEL.of(u32::from(method.subchannel))
+        | METHOD_0::METHOD.of(method.address >> 2)
+}
+
+impl Fifo {
+    /// Lets a PBDMA do a little.
+    pub(super) fn run_pbdma(&mut self, index: usize, cx: &mut Cx) -> Progress {
+        let now = cx.clock.now();
+        if self.pbdmas[index].time > now {
+            return Progress::WaitUntil(self.pbdmas[index].time);
+        }
+        if self.pbdmas[index].trap.is_some() {
+            return Progress::Idle;
+        }
+        // An engine's work is ended before anything else, wanted or not: it cannot be interrupted.
+        if let Some(progress) = self.work_on(index, cx) {
+            return progress;
+        }
+        if self.blocked(index, cx) {
+            return Progress::Idle;
+        }
+        if !self.choose(index, now, cx) {
+            return Progress::Ran;
+        }
+        let Some(mut context) = self.pbdmas[index].context.take() else {
+            self.pbdmas[index].idle = true;
+            return self.next_retry(index, cx);
+        };
+        let channel = usize::from(context.channel);
+        if !self.channels[channel].ready(now) {
+            self.pbdmas[index].context = Some(context);
+            self.pbdmas[index].idle = true;
+            return self.next_retry(index, cx);
+        }
+        if std::mem::take(&mut self.pbdmas[index].idle) || cx.time.is_none() {
+            self.pbdmas[index].time = self.pbdmas[index].time.max(now);
+        }
+        if self.pbdmas[index].time > now {
+            self.pbdmas[index].context = Some(context);
+            return Progress::WaitUntil(self.pbdmas[index].time);
+        }
+        let progress = self.run_channel(index, &mut context, cx);
+        context.fetched = Fetched::empty();
+        context.publish(&cx.memory);
+        let channel = &self.channels[channel];
+        let gone = channel.health == Health::Faulted || channel.home.is_some_and(|home| home != index);
+        self.pbdmas[index].context = Some(context);
+        self.pbdmas[index].idle = progress != Progress::Ran;
+        if gone {
+            self.unload(index, cx);
+        }
+        progress
+    }
+
+    /// Whether the scheduler is told to keep a PBDMA's engines, hence the PBDMA, still.
+    fn blocked(&self, index: usize, cx: &Cx) -> bool {
+        let engines = self.engines_of(index, cx);
+        let disabled = cx.storage.peek(pfifo::SCHED_DISABLE::OFFSET);
+        engines != 0 && engines & disabled == engines
+    }
+
+    /// Continues pending work of the engine that the PBDMA's channel uses. `None` when there is none.
+    fn work_on(&mut self, index: usize, cx: &mut Cx) -> Option<Progress> {
+        let id = self.pbdmas[index].context.as_ref()?.engine?;
+        let slot = self.slot(id);
+        if !slot.pending() {
+            return None;
+        }
+        match slot.condition {
+            Condition::Good => {}
+            Condition::Hung => return Some(Progress::Idle),
+            Condition::Failed | Condition::Trapped | Condition::Down => return None,
+        }
+        let stamp = self.stamp(index, cx);
+        match self.slot(id).step(stamp, cx) {
+            Ok((_, done)) => self.account(index, id, done, cx),
+            Err(error) => {
+                let channel = self.pbdmas[index].context.as_ref().map(|context| context.channel);
+                self.engine_error(id, channel, None, error, cx);
+                if channel.is_some_and(|channel| self.channels[usize::from(channel)].health == Health::Faulted) {
+                    self.unload(index, cx);
+                }
+            }
+        }
+        Some(Progress::Ran)
+    }
+
+    /// PTIMER's time for what a PBDMA does now.
+    pub(super) fn stamp(&self, index: usize, cx: &Cx) -> u64 {
+        if cx.time.is_some() { cx.clock.timer_at(self.pbdmas[index].time) } else { cx.clock.timer() }
+    }
+
+    fn account(&mut self, index: usize, id: EngineId, done: Done, cx: &mut Cx) {
+        self.pbdmas[index].time = self.pbdmas[index].time.saturating_add(done.ns);
+        if done.non_stall {
+            self.raise_non_stall(slot::number(id), cx);
+        }
+        if done.released {
+            self.retry_acquires();
+        }
+    }
+
+    /// The next channel that wants this PBDMA, after the one that ran last.
+    fn candidate(&self, index: usize, now: CardNs, cx: &Cx) -> Option<u8> {
+        let home = |channel: u8| {
+            let fallback = || Self::pbdma_of(slot::number(EngineId::Graph), self.pbdmas.len(), cx);
+            self.channels[usize::from(channel)].home.or_else(fallback)
+        };
+        let elsewhere = |channel: u8| {
+            self.pbdmas.iter().enumerate().any(|(other, pbdma)| {
+                other != index && pbdma.context.as_ref().is_some_and(|context| context.channel == channel)
+            })
+        };
+        let wants = |channel: &u8| {
+            self.channels[usize::from(*channel)].ready(now) && home(*channel) == Some(index) && !elsewhere(*channel)
+        };
+        let start = self.pbdmas[index]
+            .last
+            .and_then(|last| self.order.iter().position(|channel| *channel == last))
+            .map_or(0, |position| position + 1);
+        let (before, after) = self.order.split_at(start.min(self.order.len()));
+        after.iter().chain(before).copied().find(wants)
+    }
+
+    /// Decides which channel the PBDMA serves, and loads it. Returns whether there is nothing left to try.
+    fn choose(&mut self, index: usize, now: CardNs, cx: &mut Cx) -> bool {
+        let current = self.pbdmas[index].context.as_ref().map(|context| context.channel);
+        let keeps = current.is_some_and(|channel| self.channels[usize::from(channel)].ready(now));
+        if keeps && now < self.pbdmas[index].slice_end {
+            return true;
+        }
+        let Some(next) = self.candidate(index, now, cx) else { return true };
+        if current == Some(next) {
+            self.pbdmas[index].slice_end = now.saturating_add(TIME_SLICE_NS);
+            return true;
+        }
+        self.unload(index, cx);
+        self.load(index, next, cx);
+        self.pbdmas[index].context.is_some()
+    }
+
+    fn load(&mut self, index: usize, number: u8, cx: &mut Cx) {
+        let pbdma = &mut self.pbdmas[index];
+        pbdma.last = Some(number);
+        let now = cx.clock.now();
+        pbdma.slice_end = now.saturating_add(TIME_SLICE_NS);
+        if let Some(model) = cx.time {
+            pbdma.time = pbdma.time.max(now).saturating_add(model.switch_ns);
+        }
+        let channel = &mut self.channels[usize::from(number)];
+        let Some(instance) = channel.instance() else { return };
+        match Context::load(number, instance, &cx.memory) {
+            Ok(context) => {
+                cx.storage.poke(nvspec::regs::pbdma::CHANNEL::at(index as u32), u32::from(number));
+                self.pbdmas[index].context = Some(Box::new(context));
+                self.counters.switches += 1;
+            }
+            Err(LoadError::Unbound(fault)) => {
+                let what = Report { unit: unit::FIFO, client: hub_client::FIFO, instance, fault };
+                self.channel_fault(number, what, cx);
+            }
+            Err(LoadError::Signature) => self.bad_channel(index, number, INTR_0::SIGNATURE.mask(), cx),
+            Err(LoadError::Ring) => self.bad_channel(index, number, INTR_0::GP_FIFO_CRC.mask(), cx),
+        }
+    }
+
+    fn bad_channel(&mut self, index: usize, number: u8, bits: u32, cx: &mut Cx) {
+        self.channels[usize::from(number)].health = Health::Faulted;
+        self.raise(index, number, bits, None, cx);
+    }
+
+    /// Takes the channel out of a PBDMA and saves its state.
+    pub(super) fn unload(&mut self, index: usize, cx: &mut Cx) {
+        if let Some(context) = self.pbdmas[index].context.take() {
+            context.save(&cx.memory);
+        }
+    }
+
+    /// When a channel of this PBDMA is to be looked at again.
+    fn next_retry(&self, index: usize, cx: &Cx) -> Progress {
+        let now = cx.clock.now();
+        let mut progress = Progress::Idle;
+        for channel in self.order.iter().map(|number| &self.channels[usize::from(*number)]) {
+            if channel.runnable()
+                && channel.has_work
+                && channel.home.unwrap_or(index) == index
+                && let Some(at) = channel.retry_at
+            {
+                progress = progress.or(Progress::WaitUntil(at.max(now)));
+            }
+            if channel.runnable() && !channel.has_work && channel.polled() {
+                progress = progress.or(Progress::WaitUntil(now.saturating_add(POLL_NS)));
+            }
+        }
+        progress
+    }
+
+    /// Runs the loaded channel for a while.
+    fn run_channel(&mut self, index: usize, context: &mut Context, cx: &mut Cx) -> Progress {
+        let number = usize::from(context.channel);
+        self.channels[number].retry_at = None;
+        for words in 0..WORDS_PER_STEP {
+            if words > 0 && self.must_stop(index, context, cx) {
+                return Progress::Ran;
+            }
+            let word = match self.next_word(index, context, cx) {
+                Ok(Some(word)) => word,
+                Ok(None) => return if words == 0 { self.next_retry(index, cx) } else { Progress::Ran },
+                Err(()) => return Progress::Ran,
+            };
+            let (decoder, event) = context.decoder.feed(word);
+            let outcome = match event {
+                Event::Nothing => Outcome::Done(Done::default()),
+                Event::EndSegment => {
+                    context.pb_get = context.pb_end.wrapping_sub(4);
+                    Outcome::Done(Done::default())
+                }
+                Event::BadHeader => {
+                    // The word is not a method that the driver could replace: it is skipped.
+                    context.pb_get += 4;
+                    cx.storage.poke(DATA_0::at(index as u32), word);
+                    self.raise(index, context.channel, INTR_0::PB_HEADER.mask(), None, cx);
+                    return Progress::Ran;
+                }
+                Event::Method(method) => {
+                    self.counters.methods += 1;
+                    self.method(index, context, method, cx)
+                }
+            };
+            match outcome {
+                Outcome::Done(done) => {
+                    context.decoder = decoder;
+                    context.pb_get += 4;
+                    self.channels[number].retry_ns = RETRY_NS.0;
+                    if let Some(id) = context.engine {
+                        self.account(index, id, done, cx);
+                    }
+                }
+                Outcome::Yield => {
+                    context.decoder = decoder;
+                    context.pb_get += 4;
+                    self.pbdmas[index].slice_end = 0;
+                    return Progress::Ran;
+                }
+                Outcome::Later => {
+                    self.postpone(number, cx);
+                    return if words == 0 { self.next_retry(index, cx) } else { Progress::Ran };
+                }
+                Outcome::NotAcquired(switch) => {
+                    self.postpone(number, cx);
+                    if switch {
+                        self.pbdmas[index].slice_end = 0;
+                    }
+                    return if words == 0 { self.next_retry(index, cx) } else { Progress::Ran };
+                }
+                Outcome::Elsewhere(other) => {
+                    self.channels[number].home = Some(other);
+                    return Progress::Ran;
+                }
+                Outcome::Trap(bits) => {
+                    // Not consumed: the driver says what is executed in its place.
+                    let Event::Method(method) = event else { return Progress::Ran };
+                    cx.storage.poke(DATA_0::at(index as u32), method.data);
+                    self.raise(index, context.channel, bits, Some(method_word(method)), cx);
+                    return Progress::Ran;
+                }
+                Outcome::HostFault(fault) => {
+                    self.host_fault(context, fault, cx);
+                    return Progress::Ran;
+                }
+                Outcome::EngineFault => {
+                    context.decoder = decoder;
+                    context.pb_get += 4;
+                    return Progress::Ran;
+                }
+            }
+        }
+        Progress::Ran
+    }
+
+    /// Whether the channel has to pause between two methods.
+    fn must_stop(&self, index: usize, context: &Context, cx: &Cx) -> bool {
+        let channel = &self.channels[usize::from(context.channel)];
+        let working = context.engine.is_some_and(|id| {
+            let slot = &self.slots[id.index()];
+            slot.pending() || slot.condition != Condition::Good
+        });
+        working || !channel.runnable() || self.pbdmas[index].trap.is_some() || self.pbdmas[index].time > cx.clock.now()
+    }
+
+    /// A method could not be executed: it is tried again later, and less and less often.
+    fn postpone(&mut self, number: usize, cx: &Cx) {
+        let channel = &mut self.channels[number];
+        channel.retry_ns = channel.retry_ns.clamp(RETRY_NS.0, RETRY_NS.1);
+        channel.retry_at = Some(cx.clock.now().saturating_add(channel.retry_ns));
+        channel.retry_ns = (channel.retry_ns * 2).min(RETRY_NS.1);
+    }
+
+    /// The next word of the push buffer. `Ok(None)` when there is none, `Err` when the channel was stopped.
+    fn next_word(&mut self, index: usize, context: &mut Context, cx: &mut Cx) -> Result<Option<u32>, ()> {
+        while !context.in_segment() {
+            if !self.next_segment(index, context, cx)? {
+                return Ok(None);
+            }
+        }
+        let at = context.pb_get;
+        let ahead = at.wrapping_sub(context.fetched.first) / 4;
+        if at >= context.fetched.first && ahead < context.fetched.count as u64 {
+            return Ok(Some(context.fetched.words[ahead as usize]));
+        }
+        self.fetch(context, cx).map(Some)
+    }
+
+    /// Reads ahead in the segment, within a page, and returns the first word.
+    fn fetch(&mut self, context: &mut Context, cx: &mut Cx) -> Result<u32, ()> {
+        let at = context.pb_get;
+        let to_page_end = 0x1000 - (at & 0xfff);
+        let bytes = (context.pb_end - at).min(to_page_end).min(4 * Fetched::MAX as u64) as usize;
+        let mut data = [0u8; 4 * Fetched::MAX];
+        let data = &mut data[..bytes];
+        if let Err(fault) = cx.mmu.read(&cx.memory, &context.space, GpuVa(at), data, Access::USER) {
+            self.host_fault(context, fault, cx);
+            return Err(());
+        }
+        for (word, bytes) in context.fetched.words.iter_mut().zip(data.chunks_exact(4)) {
+            *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        }
+        context.fetched.first = at;
+        context.fetched.count = bytes / 4;
+        Ok(context.fetched.words[0])
+    }
+
+    /// Takes the next GPFIFO entry. `Ok(false)` when there is none.
+    fn next_segment(&mut self, index: usize, context: &mut Context, cx: &mut Cx) -> Result<bool, ()> {
+        let number = usize::from(context.channel);
+        let Some(put) = context.gp_put(&cx.memory) else {
+            self.channels[number].has_work = false;
+            self.channels[number].seen_put = super::context::read_gp_put(context.userd, &cx.memory);
+            self.raise(index, context.channel, INTR_0::GP_PTR.mask(), None, cx);
+            return Err(());
+        };
+        if put == context.gp_get {
+            self.channels[number].has_work = false;
+            self.channels[number].seen_put = Some(put);
+            return Ok(false);
+        }
+        let mut data = [0; 8];
+        if let Err(fault) = cx.mmu.read(&cx.memory, &context.space, context.gp_entry(), &mut data, Access::USER) {
+            self.host_fault(context, fault, cx);
+            return Err(());
+        }
+        let entry = GpEntry::from(u64::from_le_bytes(data));
+        context.advance_gp();
+        self.counters.entries += 1;
+        context.pb_get = entry.address();
+        context.pb_end = entry.address() + 4 * u64::from(entry.dwords());
+        if !entry.not_main() {
+            context.top_level_get = context.pb_get;
+        }
+        context.fetched = Fetched::empty();
+        context.publish(&cx.memory);
+        Ok(true)
+    }
+
+    fn host_fault(&mut self, context: &Context, fault: MmuFault, cx: &mut Cx) {
+        let what = Report { unit: unit::FIFO, client: hub_client::FIFO, instance: context.instance, fault };
+        self.channel_fault(context.channel, what, cx);
+    }
+
+    /// Raises a PBDMA's interrupt and stops the unit until the driver clears it.
+    fn raise(&mut self, index: usize, channel: u8, bits: u32, method: Option<u32>, cx: &mut Cx) {
+        self.pbdmas[index].trap = Some(Trap { bits, channel, method });
+        let unit = index as u32;
+        if let Some(method) = method {
+            cx.storage.poke(METHOD_0::at(unit), method);
+        }
+        cx.storage.poke(nvspec::regs::pbdma::CHANNEL::at(unit), u32::from(channel));
+        cx.storage.poke(INTR_0::at(unit), cx.storage.peek(INTR_0::at(unit)) | bits);
+    }
+
+    /// The driver has cleared interrupts of a PBDMA.
+    pub(crate) fn pbdma_cleared(&mut self, unit: u32, cx: &mut Cx) {
+        let index = unit as usize;
+        let Some(trap) = self.pbdmas.get(index).and_then(|pbdma| pbdma.trap) else { return };
+        if cx.storage.peek(INTR_0::at(unit)) & trap.bits != 0 {
+            return;
+        }
+        self.pbdmas[index].trap = None;
+        let Some(method) = trap.method else { return };
+        // A replaced method is skipped: what drivers put there is a NOP. An unchanged one is executed again.
+        if cx.storage.peek(METHOD_0::at(unit)) == method {
+            return;
+        }
+        let Some(context) = &mut self.pbdmas[index].context else { return };
+        if context.channel != trap.channel || !context.in_segment() {
+            return;
+        }
+        let va = GpuVa(context.pb_get);
+        if let Ok(word) = cx.mmu.read32(&cx.memory, &context.space, va, Access::USER) {
+            context.decoder = context.decoder.feed(word).0;
+            context.pb_get += 4;
+        }
+    }
+
+    /// Executes a method.
+    fn method(&mut self, index: usize, context: &mut Context, method: Method, cx: &mut Cx) -> Outcome {
+        let object = context.objects[usize::from(method.subchannel & 7)];
+        if method.address < host_method::ENGINE_FIRST {
+            return self.host_method(index, context, method, cx);
+        }
+        let number = host_method::set_object::ENGINE.get(object);
+        let Some(id) = slot::by_number(number).filter(|_| object != 0) else {
+            // No object, or one that only the driver can serve.
+            return Outcome::Trap(INTR_0::EMPTY_SUBC.mask());
+        };
+        if let Some(not_now) = self.use_engine(index, context, id, cx) {
+            return not_now;
+        }
+        let class = host_method::set_object::CLASS.get(object);
+        let stamp = self.stamp(index, cx);
+        match self.slot(id).method(method.subchannel, class, method.address, method.data, stamp, cx) {
+            Ok(done) => Outcome::Done(done),
+            Err(error) => {
+                self.engine_error(id, Some(context.channel), Some((class, method)), error, cx);
+                Outcome::EngineFault
+            }
+        }
+    }
+
+    /// Makes an engine ready for the channel. Returns what to do when it is not.
+    pub(super) fn use_engine(
+        &mut self,
+        index: usize,
+        context: &mut Context,
+        id: EngineId,
+        cx: &mut Cx,
+    ) -> Option<Outcome> {
+        let number = slot::number(id);
+        match Self::pbdma_of(number, self.pbdmas.len(), cx) {
+            Some(server) if server == index => {}
+            Some(server) => return Some(Outcome::Elsewhere(server)),
+            None => return Some(Outcome::Later),
+        }
+        let disabled = cx.storage.peek(pfifo::SCHED_DISABLE::OFFSET) | cx.storage.peek(pfifo::SCHED_ENABLE_ACK::OFFSET);
+        let slot = &mut self.slots[id.index()];
+        if slot.condition != Condition::Good || disabled & (1 << number) != 0 {
+            if slot.condition == Condition::Down {
+                tracing::debug!(engine = ?id, channel = context.channel, "the engine's firmware was not started");
+            }
+            return Some(Outcome::Later);
+        }
+        context.engine = Some(id);
+        self.channels[usize::from(context.channel)].home = Some(index);
+        match slot.make_current(Some(context.channel), context.instance, cx) {
+            Ok(true) => {
+                if let Some(model) = cx.time {
+                    self.pbdmas[index].time = self.pbdmas[index].time.saturating_add(model.switch_ns);
+                }
+                crate::graph::loaded(&self.slots[id.index()], cx);
+                None
+            }
+            Ok(false) => None,
+            Err(fault) => {
+                let client = self.slots[id.index()].context_client();
+                self.engine_fault(id.index(), Some(context.channel), fault, client, cx);
+                Some(Outcome::Later)
+            }
+        }
+    }
+
+    /// An engine could not execute a method or go on with its work.
+    fn engine_error(
+        &mut self,
+        id: EngineId,
+        channel: Option<u8>,
+        method: Option<(u32, Method)>,
+        error: engines::EngineError,
+        cx: &mut Cx,
+    ) {
+        let client = self.slots[id.index()].fault_client();
+        if let engines::EngineError::Fault(fault) = error {
+            self.engine_fault(id.index(), channel, fault, client, cx);
+            return;
+        }
+        let (class, method) = method.unwrap_or((0, Method { subchannel: 0, address: 0, data: 0 }));
+        self.slots[id.index()].condition = Condition::Trapped;
+        match id {
+            EngineId::Graph => crate::graph::trap(error, class, method, cx),
+            EngineId::Copy0 => crate::blocks::falcon::trap(0, error, method, cx),
+            EngineId::Copy1 => crate::blocks::falcon::trap(1, error, method, cx),
+        }
+    }
+
+    /// A class that an engine does not have was bound to a subchannel.
+    pub(super) fn illegal_class(&mut self, id: EngineId, class: u32, method: Method, cx: &mut Cx) {
+        self.engine_error(id, None, Some((class, method)), engines::EngineError::IllegalClass, cx);
+    }
+}

@@ -1,0 +1,87 @@
+//! Runlist submission.
+
+use super::Fifo;
+use crate::cx::Cx;
+use crate::memory::BusAddr;
+use nvspec::addr::Target;
+use nvspec::fifo::{CHANNELS, RunlistEntry};
+use nvspec::regs::pfifo;
+
+/// Code of the scheduler error for a runlist that names no channel.
+// GUESS: the codes of GF100's scheduler errors beyond the context switch timeout are not public.
+const BAD_RUNLIST: u32 = 0x05;
+
+impl Fifo {
+    /// The runlist length register was written: the list at the base register is taken.
+    pub(crate) fn submit_runlist(&mut self, cx: &mut Cx) {
+        let base = cx.storage.peek(pfifo::RUNLIST_BASE::OFFSET);
+        let list = cx.storage.peek(pfifo::RUNLIST::OFFSET);
+        let target = Target::from_bits(pfifo::RUNLIST_BASE::TARGET.get(base));
+        let address = u64::from(pfifo::RUNLIST_BASE::ADDRESS.get(base)) << 12;
+        // At most 4095 entries, as the field says; no channel stands in it twice.
+        let length = pfifo::RUNLIST::LENGTH.get(list);
+        for channel in &mut self.channels {
+            channel.on_runlist = false;
+        }
+        self.order.clear();
+        let mut bad = false;
+        for index in 0..u64::from(length) {
+            let entry = BusAddr::from_target(target, address.wrapping_add(8 * index))
+                .and_then(|at| cx.memory.read64(at).map_err(|error| cx.memory.count_lost(error)).ok())
+                .map(RunlistEntry::from);
+            match entry.map(|entry| u32::from(entry.channel())) {
+                Some(number) if number < CHANNELS => {
+                    let channel = &mut self.channels[number as usize];
+                    if !channel.on_runlist {
+                        channel.on_runlist = true;
+                        self.order.push(number as u8);
+                    }
+                }
+                _ => bad = true,
+            }
+        }
+        for index in 0..self.order.len() {
+            let id = self.order[index];
+            self.find_userd(id, cx);
+            self.wake(id);
+        }
+        // One runlist serves all engines; each engine's registers show it.
+        for engine in 0..pfifo::ENG_RUNLIST_BASE::COUNT {
+            cx.storage.poke(pfifo::ENG_RUNLIST_BASE::at(engine), base);
+            cx.storage.poke(pfifo::ENG_RUNLIST::at(engine), list);
+        }
+        if bad {
+            tracing::debug!("a runlist of {length} entries names what is no channel");
+            self.scheduler_error(BAD_RUNLIST, cx);
+        }
+        self.runlist_pending = true;
+        self.settle(cx);
+    }
+
+    /// All channels that are no longer on the list have left: says so.
+    pub(crate) fn runlist_done(&mut self, cx: &mut Cx) {
+        let at = pfifo::RUNLIST_INTR::OFFSET;
+        cx.storage.poke(at, cx.storage.peek(at) | pfifo::RUNLIST_INTR::DONE.mask());
+    }
+
+    /// Reports a scheduler error.
+    pub(crate) fn scheduler_error(&mut self, code: u32, cx: &mut Cx) {
+        cx.storage.poke(pfifo::SCHED_ERROR_REASON::OFFSET, pfifo::SCHED_ERROR_REASON::CODE.of(code));
+        let at = pfifo::INTR::OFFSET;
+        cx.storage.poke(at, cx.storage.peek(at) | pfifo::INTR::SCHED_ERROR.mask());
+    }
+
+    /// The preempt register was written.
+    pub(crate) fn preempt(&mut self, value: u32, cx: &mut Cx) {
+        let channel = pfifo::PREEMPT::CHANNEL.get(value);
+        cx.storage.poke(pfifo::PREEMPT::OFFSET, pfifo::PREEMPT::CHANNEL.of(channel));
+        self.preempting = u8::try_from(channel).ok().filter(|channel| u32::from(*channel) < CHANNELS);
+        self.settle(cx);
+    }
+
+    /// What the preempt register reads.
+    pub(crate) fn preempt_state(&self, cx: &Cx) -> u32 {
+        let pending = u32::from(self.preempting.is_some());
+        pfifo::PREEMPT::PENDING.with(cx.storage.peek(pfifo::PREEMPT::OFFSET), pending)
+    }
+}

@@ -1,0 +1,357 @@
+//! One engine as the host sees it: what executes methods, and which context it holds.
+
+use crate::cx::Cx;
+use crate::engines::{ContextState, Engine, EngineCx, EngineError, Progress, Work};
+use crate::faults::{EngineId, FaultKind};
+use crate::memory::BusAddr;
+use crate::mmu::{Access, AddressSpace, MmuFault};
+use nvspec::addr::{GpuVa, Target};
+use nvspec::fifo::engine;
+use nvspec::instance::context;
+use nvspec::mmu::fault::{hub_client, unit};
+use nvspec::regs::pmc;
+
+/// Bytes of work that are done without letting others at the card.
+const PIECE_BYTES: u64 = 256 << 10;
+
+/// Whether the engine can work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Condition {
+    /// Its firmware does not run.
+    Down,
+    /// It works.
+    Good,
+    /// It waits for the driver to look at an illegal method or bad data.
+    Trapped,
+    /// It stopped on an MMU fault and waits for the scheduler's acknowledgement.
+    Failed,
+    /// It does not end its work, until it is reset. Only by fault injection.
+    Hung,
+}
+
+/// A context that an engine holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Resident {
+    /// The channel, when the host loaded it; the driver loads contexts without one through FECS.
+    pub(crate) channel: Option<u8>,
+    pub(crate) instance: (Target, u64),
+    pub(crate) space: AddressSpace,
+    /// GPU virtual address of the context image.
+    pub(crate) image: GpuVa,
+}
+
+/// One engine.
+pub(crate) struct Slot {
+    pub(crate) id: EngineId,
+    engine: Box<dyn Engine>,
+    pub(crate) condition: Condition,
+    pub(crate) resident: Option<Resident>,
+    /// A byte of the work in progress is to be wrong.
+    corrupt: bool,
+}
+
+/// What an engine call cost.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Done {
+    /// Nanoseconds by the time model and by injected delays.
+    pub(crate) ns: u64,
+    /// A non-stall interrupt is due.
+    pub(crate) non_stall: bool,
+    /// A semaphore was released.
+    pub(crate) released: bool,
+}
+
+impl Slot {
+    pub(crate) fn new(id: EngineId, engine: Box<dyn Engine>) -> Self {
+        Self { id, engine, condition: Condition::Down, resident: None, corrupt: false }
+    }
+
+    /// The engine's number as SET_OBJECT and the runlist registers say it.
+    pub(crate) fn number(&self) -> u32 {
+        number(self.id)
+    }
+
+    /// The engine's fault unit.
+    pub(crate) fn fault_unit(&self) -> u32 {
+        match self.id {
+            EngineId::Graph => unit::GR,
+            EngineId::Copy0 => unit::CE0,
+            EngineId::Copy1 => unit::CE1,
+        }
+    }
+
+    /// The engine's fault client for its own accesses.
+    pub(crate) fn fault_client(&self) -> u32 {
+        match self.id {
+            EngineId::Graph => hub_client::DISPATCH,
+            EngineId::Copy0 => hub_client::CE0,
+            EngineId::Copy1 => hub_client::CE1,
+        }
+    }
+
+    /// The engine's fault client for loading and saving contexts.
+    pub(crate) fn context_client(&self) -> u32 {
+        match self.id {
+            EngineId::Graph => hub_client::CTXCTL,
+            EngineId::Copy0 => hub_client::CE0,
+            EngineId::Copy1 => hub_client::CE1,
+        }
+    }
+
+    /// The engine's bit in PMC's unit enable.
+    pub(crate) fn enable_bit(&self) -> u32 {
+        match self.id {
+            EngineId::Graph => pmc::ENABLE::PGRAPH.mask(),
+            EngineId::Copy0 => pmc::ENABLE::CE0.mask(),
+            EngineId::Copy1 => pmc::ENABLE::CE1.mask(),
+        }
+    }
+
+    /// Whether the engine has objects of the class.
+    pub(crate) fn class_supported(&self, class: u32) -> bool {
+        self.engine.class_supported(class)
+    }
+
+    /// Whether work is pending.
+    pub(crate) fn pending(&self) -> bool {
+        self.engine.pending()
+    }
+
+    /// Its firmware was started.
+    pub(crate) fn start(&mut self) {
+        if self.condition == Condition::Down {
+            self.condition = Condition::Good;
+        }
+    }
+
+    /// Power-on state: no firmware, no context, work abandoned.
+    pub(crate) fn reset(&mut self) {
+        let Self { id: _, engine, condition, resident, corrupt } = self;
+        engine.reset();
+        *condition = Condition::Down;
+        *resident = None;
+        *corrupt = false;
+    }
+
+    /// The driver looked at the trap.
+    pub(crate) fn resume(&mut self, from: Condition) {
+        if self.condition == from {
+            self.condition = Condition::Good;
+        }
+    }
+
+    /// Makes the context of the channel with the instance block at `instance` current. Returns whether it was not.
+    pub(crate) fn make_current(
+        &mut self,
+        channel: Option<u8>,
+        instance: (Target, u64),
+        cx: &Cx,
+    ) -> Result<bool, MmuFault> {
+        if let Some(resident) = &mut self.resident
+            && resident.instance == instance
+        {
+            resident.channel = channel.or(resident.channel);
+            return Ok(false);
+        }
+        self.evict(cx)?;
+        let space = AddressSpace::from_instance(&cx.memory, instance)?;
+        let image = self.context_pointer(instance, cx)?;
+        let access = Access::PRIVILEGED;
+        // The whole image must be there: a card saves all of it.
+        let last = image.offset(self.image_bytes(cx) - 4);
+        cx.mmu.translate(&cx.memory, &space, last, true, access)?;
+        cx.mmu.translate(&cx.memory, &space, image, true, access)?;
+        self.engine.load(read_state(&space, image, self.state_words_max(), cx)?);
+        self.resident = Some(Resident { channel, instance, space, image });
+        Ok(true)
+    }
+
+    /// Saves the context that the engine holds, if any.
+    pub(crate) fn evict(&mut self, cx: &Cx) -> Result<(), MmuFault> {
+        if let Some(resident) = self.resident.take() {
+            let state = self.engine.save();
+            write_state(&state, &resident.space, resident.image, self.state_words_max(), cx)?;
+        }
+        Ok(())
+    }
+
+    /// Forgets the context and the work on it.
+    pub(crate) fn abandon(&mut self) {
+        self.engine.reset();
+        self.resident = None;
+        self.corrupt = false;
+    }
+
+    /// Drops the work under way, and nothing else.
+    pub(crate) fn stop(&mut self) {
+        let state = self.engine.save();
+        self.engine.load(ContextState::from_words(&state.to_words()));
+    }
+
+    fn image_bytes(&self, cx: &Cx) -> u64 {
+        match self.id {
+            EngineId::Graph => u64::from(cx.chip.graph_context_bytes),
+            // What the copy engines' firmware keeps.
+            EngineId::Copy0 | EngineId::Copy1 => COPY_CONTEXT_BYTES,
+        }
+    }
+
+    fn state_words_max(&self) -> usize {
+        match self.id {
+            EngineId::Graph => STATE_WORDS_MAX,
+            EngineId::Copy0 | EngineId::Copy1 => COPY_STATE_WORDS_MAX,
+        }
+    }
+
+    fn context_pointer(&self, instance: (Target, u64), cx: &Cx) -> Result<GpuVa, MmuFault> {
+        let unbound = MmuFault { reason: nvspec::mmu::fault::UNBOUND_INST, va: GpuVa(0), write: false };
+        let block = BusAddr::from_target(instance.0, instance.1).ok_or(unbound)?;
+        let at = match self.id {
+            EngineId::Graph => context::GR,
+            EngineId::Copy0 => context::CE0,
+            EngineId::Copy1 => context::CE1,
+        };
+        let word = |offset| {
+            cx.memory.read32(block.offset(offset)).map_err(|error| {
+                cx.memory.count_lost(error);
+                unbound
+            })
+        };
+        let (low, high) = (word(at)?, word(at + 4)?);
+        let va = GpuVa(u64::from(high & 0xff) << 32 | u64::from(low & !0xfff));
+        if low & context::VALID == 0 {
+            return Err(MmuFault { reason: nvspec::mmu::fault::PTE, va, write: false });
+        }
+        Ok(va)
+    }
+
+    /// What the engine's status register reads.
+    pub(crate) fn status(&self) -> u32 {
+        use nvspec::regs::pfifo::ENGINE_STATUS::{BUSY, BUSY_2, CHANNEL};
+        let channel = self.resident.and_then(|resident| resident.channel).unwrap_or(0);
+        let busy = self.pending() || matches!(self.condition, Condition::Failed | Condition::Trapped);
+        if busy { BUSY.of(1) | BUSY_2.of(1) | CHANNEL.of(u32::from(channel)) } else { 0 }
+    }
+
+    /// Executes a method for the current context.
+    pub(crate) fn method(
+        &mut self,
+        subchannel: u8,
+        class: u32,
+        method: u32,
+        data: u32,
+        now_ns: u64,
+        cx: &mut Cx,
+    ) -> Result<Done, EngineError> {
+        let Some(resident) = self.resident else { return Ok(Done::default()) };
+        let mut work = Work::default();
+        let mut engine_cx =
+            EngineCx { memory: &cx.memory, mmu: &cx.mmu, space: &resident.space, now_ns, work: &mut work };
+        let result = self.engine.method(subchannel, class, method, data, &mut engine_cx);
+        let done = self.charge(work, cx);
+        result.map(|()| done)
+    }
+
+    /// Does a piece of the pending work.
+    pub(crate) fn step(&mut self, now_ns: u64, cx: &mut Cx) -> Result<(Progress, Done), EngineError> {
+        let Some(resident) = self.resident else {
+            self.engine.reset();
+            return Ok((Progress::Done, Done::default()));
+        };
+        let mut work = Work::default();
+        let mut engine_cx =
+            EngineCx { memory: &cx.memory, mmu: &cx.mmu, space: &resident.space, now_ns, work: &mut work };
+        let result = self.engine.step(&mut engine_cx, PIECE_BYTES);
+        if std::mem::take(&mut self.corrupt) {
+            self.spoil(&resident.space, work, cx);
+        }
+        let done = self.charge(work, cx);
+        result.map(|progress| (progress, done))
+    }
+
+    fn charge(&mut self, work: Work, cx: &mut Cx) -> Done {
+        let timing = cx.time.map(|model| match self.id {
+            EngineId::Graph => model.graph,
+            EngineId::Copy0 | EngineId::Copy1 => model.copy,
+        });
+        let mut ns = timing.map_or(0, |timing| timing.cost_ns(work.bytes, work.launches));
+        for _ in 0..work.launches {
+            for fault in cx.faults.on_launch(self.id) {
+                match fault {
+                    FaultKind::Hang => self.condition = Condition::Hung,
+                    FaultKind::Delay { ns: more } => ns = ns.saturating_add(more),
+                    FaultKind::Corrupt => self.corrupt = true,
+                    FaultKind::DropInterrupt => {}
+                }
+            }
+        }
+        let non_stall = work.non_stall && !cx.faults.drops_interrupt(self.id);
+        Done { ns, non_stall, released: work.releases > 0 }
+    }
+
+    /// Inverts a byte of what the last piece of work wrote.
+    fn spoil(&self, space: &AddressSpace, work: Work, cx: &Cx) {
+        let Some(va) = work.written else { return };
+        let mut byte = [0];
+        let mut session = cx.mmu.session(&cx.memory, space, Access::USER);
+        if session.read(va, &mut byte).is_ok() && session.write(va, &[!byte[0]]).is_ok() {
+            tracing::debug!(engine = ?self.id, %va, "a copied byte was inverted");
+        }
+    }
+}
+
+/// The engine's number as SET_OBJECT and the runlist registers say it.
+pub(crate) const fn number(id: EngineId) -> u32 {
+    match id {
+        EngineId::Graph => engine::GR,
+        EngineId::Copy0 => engine::CE0,
+        EngineId::Copy1 => engine::CE1,
+    }
+}
+
+/// The engine with that number, if it is modelled.
+pub(crate) fn by_number(number: u32) -> Option<EngineId> {
+    match number {
+        engine::GR => Some(EngineId::Graph),
+        engine::CE0 => Some(EngineId::Copy0),
+        engine::CE1 => Some(EngineId::Copy1),
+        _ => None,
+    }
+}
+
+/// Bytes of a copy engine's context that are used.
+const COPY_CONTEXT_BYTES: u64 = 0x100;
+
+/// Where the method state stands in a context image. What the driver keeps at the front stays in front.
+const STATE_OFFSET: u64 = 0x10;
+/// Says that method state follows: its number of words stands in the low half.
+const STATE_MAGIC: u32 = 0x5347_0000;
+/// Most words of method state.
+const STATE_WORDS_MAX: usize = 256;
+/// Most words of method state in a copy engine's smaller image.
+const COPY_STATE_WORDS_MAX: usize = ((COPY_CONTEXT_BYTES - STATE_OFFSET) / 4 - 1) as usize;
+
+fn read_state(space: &AddressSpace, image: GpuVa, max: usize, cx: &Cx) -> Result<ContextState, MmuFault> {
+    let mut session = cx.mmu.session(&cx.memory, space, Access::PRIVILEGED);
+    let magic = session.read32(image.offset(STATE_OFFSET))?;
+    let count = (magic & 0xffff) as usize;
+    if magic & 0xffff_0000 != STATE_MAGIC || count > max {
+        return Ok(ContextState::default());
+    }
+    let mut words = [0; STATE_WORDS_MAX];
+    for (index, word) in words.iter_mut().enumerate().take(count) {
+        *word = session.read32(image.offset(STATE_OFFSET + 4 + 4 * index as u64))?;
+    }
+    Ok(ContextState::from_words(&words[..count]))
+}
+
+fn write_state(state: &ContextState, space: &AddressSpace, image: GpuVa, max: usize, cx: &Cx) -> Result<(), MmuFault> {
+    let words = state.to_words();
+    assert!(words.len() <= max, "method state outgrew the context image");
+    let mut session = cx.mmu.session(&cx.memory, space, Access::PRIVILEGED);
+    session.write32(image.offset(STATE_OFFSET), STATE_MAGIC | words.len() as u32)?;
+    for (index, word) in words.iter().enumerate() {
+        session.write32(image.offset(STATE_OFFSET + 4 + 4 * index as u64), *word)?;
+    }
+    Ok(())
+}

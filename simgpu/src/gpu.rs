@@ -1,0 +1,387 @@
+//! The whole card behind its registers: which block answers at which offset of BAR0, and what happens on its own.
+
+use crate::Config;
+use crate::aperture::{ApertureFault, Apertures};
+use crate::blocks::{Effect, board, falcon, fecs, memory as memory_blocks, pbus, pfifo, pgraph, pmc, pmu, ptimer};
+use crate::clock::Clock;
+use crate::cx::{Cx, Undeclared};
+use crate::faults::{EngineId, Faults};
+use crate::fifo::fault::{Report, report};
+use crate::fifo::userd::Doorbells;
+use crate::fifo::{Fifo, Progress};
+use crate::interrupt::Line;
+use crate::memory::{Memory, Vram, VramError};
+use crate::mmu::Mmu;
+use crate::storage::Storage;
+use crate::vbios;
+use card::Aperture;
+use nvspec::mmu::fault::{hub_client, unit};
+use nvspec::regs;
+use nvspec::regs::windows::{STATE_RANGES, UNCLAIMED, pramin, prom};
+use std::sync::Arc;
+
+/// The card's state.
+pub(crate) struct Gpu {
+    pub(crate) cx: Cx,
+    pub(crate) fifo: Fifo,
+    pub(crate) line: Line,
+    pmu: pmu::Pmu,
+    graph_falcons: fecs::GraphFalcons,
+    copy_falcons: falcon::CopyFalcons,
+    rom: [u8; vbios::IMAGE_BYTES],
+}
+
+impl Gpu {
+    /// A card as it is after power-on.
+    ///
+    /// # Errors
+    /// [`VramError`].
+    pub(crate) fn new(config: &Config, clock: Clock) -> Result<Self, VramError> {
+        let memory = Arc::new(Memory::new(Vram::new(u64::from(config.vram_mib) << 20)?));
+        let mut gpu = Self {
+            fifo: Fifo::new(config.chip.pbdmas),
+            line: Line::default(),
+            pmu: pmu::Pmu::new(),
+            graph_falcons: fecs::GraphFalcons::new(),
+            copy_falcons: falcon::CopyFalcons::new(),
+            rom: vbios::build(config.chip),
+            cx: Cx {
+                chip: config.chip,
+                storage: Storage::new(),
+                memory,
+                mmu: Arc::new(Mmu::new()),
+                apertures: Arc::new(Apertures::new()),
+                doorbells: Arc::new(Doorbells::new()),
+                clock,
+                time: config.time,
+                faults: Faults::new(&config.faults),
+                undeclared: Undeclared::default(),
+            },
+        };
+        memory_blocks::reset(&mut gpu.cx);
+        Ok(gpu)
+    }
+
+    /// Everything to its power-on state; memory keeps its contents.
+    pub(crate) fn reset(&mut self) {
+        let Self { cx, fifo, line, pmu, graph_falcons, copy_falcons, rom: _ } = self;
+        fifo.reset(cx);
+        fifo.slots.iter_mut().for_each(super::fifo::slot::Slot::reset);
+        cx.storage.reset();
+        cx.apertures.reset();
+        cx.mmu.flush(crate::mmu::Flush::default());
+        cx.clock.reset();
+        pmu.reset(cx);
+        graph_falcons.reset();
+        copy_falcons.reset(0, cx);
+        copy_falcons.reset(1, cx);
+        memory_blocks::reset(cx);
+        line.reset();
+    }
+
+    /// Reads a register. `offset` is a multiple of 4.
+    pub(crate) fn read32(&mut self, offset: u32) -> u32 {
+        /// The value of a register of a block that only stores.
+        macro_rules! plain {
+            ($block:ident) => {
+                match regs::$block::decode(offset) {
+                    Some((reg, _)) => self.cx.storage.read(reg.info(), offset),
+                    None => self.undeclared_read(offset),
+                }
+            };
+        }
+        /// The value that `$read` gives for a declared register.
+        macro_rules! block {
+            ($block:ident, |$reg:ident, $index:ident| $read:expr) => {
+                match regs::$block::decode(offset) {
+                    Some(($reg, $index)) => $read,
+                    None => self.undeclared_read(offset),
+                }
+            };
+        }
+        let cx = &mut self.cx;
+        match offset {
+            regs::pmc::BASE..=regs::pmc::LAST => {
+                let lines = self.lines();
+                block!(pmc, |reg, _i| pmc::read(reg, offset, lines, &self.cx))
+            }
+            regs::pbus::BASE..=regs::pbus::LAST => block!(pbus, |reg, _i| pbus::read(reg, offset, cx)),
+            regs::pfifo::BASE..=regs::pfifo::LAST => {
+                block!(pfifo, |reg, index| pfifo::read(reg, index, offset, &self.fifo, cx))
+            }
+            regs::ptimer::BASE..=regs::ptimer::LAST => block!(ptimer, |reg, _i| ptimer::read(reg, offset, cx)),
+            regs::pnvio::BASE..=regs::pnvio::LAST => plain!(pnvio),
+            regs::ptherm::BASE..=regs::ptherm::LAST => plain!(ptherm),
+            regs::pfuse::BASE..=regs::pfuse::LAST => plain!(pfuse),
+            regs::ptop::BASE..=regs::ptop::LAST => block!(ptop, |reg, _i| board::read_ptop(reg, offset, cx)),
+            regs::pbdma::BASE..=regs::pbdma::LAST => block!(pbdma, |reg, _i| pfifo::read_pbdma(reg, offset, cx)),
+            regs::pflush::BASE..=regs::pflush::LAST => block!(pflush, |reg, _i| memory_blocks::read_flush(reg)),
+            regs::ppci::BASE..=regs::ppci::LAST => block!(ppci, |reg, index| board::read_ppci(reg, index, offset, cx)),
+            regs::pfb::BASE..=regs::pfb::LAST => block!(pfb, |reg, _i| memory_blocks::read_pfb(reg, offset, cx)),
+            regs::pstraps::BASE..=regs::pstraps::LAST => plain!(pstraps),
+            regs::ce0::BASE..=regs::ce0::LAST => {
+                block!(ce0, |reg, _i| self.copy_falcons.read(0, reg, offset, &self.fifo, cx))
+            }
+            regs::ce1::BASE..=regs::ce1::LAST => {
+                match regs::ce0::decode(offset - (regs::ce1::BASE - regs::ce0::BASE)) {
+                    Some((reg, _)) => self.copy_falcons.read(1, reg, offset, &self.fifo, cx),
+                    None => self.undeclared_read(offset),
+                }
+            }
+            regs::pmu::BASE..=regs::pmu::LAST => block!(pmu, |reg, index| self.pmu.read(reg, index, offset, cx)),
+            regs::pbfb_bcast::BASE..=regs::pbfb_bcast::LAST => plain!(pbfb_bcast),
+            regs::pbfb::BASE..=regs::pbfb::LAST => plain!(pbfb),
+            regs::privring_hub::BASE..=regs::privring_hub::LAST => {
+                block!(privring_hub, |reg, _i| board::read_ring(reg, offset, cx))
+            }
+            regs::pclock::BASE..=regs::pclock::LAST => plain!(pclock),
+            regs::ltc_intr::BASE..=regs::ltc_intr::LAST => plain!(ltc_intr),
+            regs::ltc::BASE..=regs::ltc::LAST => block!(ltc, |reg, _i| memory_blocks::read_ltc(reg, offset, cx)),
+            regs::pcounter::BASE..=regs::pcounter::LAST => plain!(pcounter),
+            prom::BASE..prom::END => self.read_rom(offset - prom::BASE),
+            regs::pgraph::BASE..=regs::pgraph::LAST => {
+                block!(pgraph, |reg, _i| pgraph::read(reg, offset, &self.fifo, cx))
+            }
+            regs::fecs::BASE..=regs::fecs::LAST => {
+                block!(fecs, |reg, _i| self.graph_falcons.read(reg, offset, &self.fifo, cx))
+            }
+            regs::gpccs::BASE..=regs::gpccs::LAST => {
+                block!(gpccs, |reg, _i| self.graph_falcons.read_gpccs(reg, offset, cx))
+            }
+            regs::gpc_units::BASE..=regs::gpc_units::LAST => {
+                block!(gpc_units, |reg, index| board::read_gpc(reg, index, cx))
+            }
+            regs::pvga::BASE..=regs::pvga::LAST => plain!(pvga),
+            regs::pdisp::BASE..=regs::pdisp::LAST => plain!(pdisp),
+            pramin::BASE..pramin::END => cx.apertures.pramin_read(offset, &cx.memory),
+            _ => self.undeclared_read(offset),
+        }
+    }
+
+    /// Writes a register. `offset` is a multiple of 4.
+    pub(crate) fn write32(&mut self, offset: u32, value: u32) {
+        macro_rules! plain {
+            ($block:ident) => {
+                match regs::$block::decode(offset) {
+                    Some((reg, _)) => self.cx.storage.write(reg.info(), offset, value),
+                    None => self.undeclared_write(offset, value),
+                }
+            };
+        }
+        macro_rules! block {
+            ($block:ident, |$reg:ident, $index:ident| $write:expr) => {
+                match regs::$block::decode(offset) {
+                    Some(($reg, $index)) => $write,
+                    None => self.undeclared_write(offset, value),
+                }
+            };
+        }
+        let cx = &mut self.cx;
+        let fifo = &mut self.fifo;
+        let mut effect = Effect::None;
+        match offset {
+            regs::pmc::BASE..=regs::pmc::LAST => block!(pmc, |reg, _i| effect = pmc::write(reg, offset, value, cx)),
+            regs::pbus::BASE..=regs::pbus::LAST => block!(pbus, |reg, _i| pbus::write(reg, offset, value, cx)),
+            regs::pfifo::BASE..=regs::pfifo::LAST => {
+                block!(pfifo, |reg, index| pfifo::write(reg, index, offset, value, fifo, cx))
+            }
+            regs::ptimer::BASE..=regs::ptimer::LAST => block!(ptimer, |reg, _i| ptimer::write(reg, offset, value, cx)),
+            regs::pnvio::BASE..=regs::pnvio::LAST => plain!(pnvio),
+            regs::ptherm::BASE..=regs::ptherm::LAST => plain!(ptherm),
+            regs::pfuse::BASE..=regs::pfuse::LAST => plain!(pfuse),
+            regs::ptop::BASE..=regs::ptop::LAST => plain!(ptop),
+            regs::pbdma::BASE..=regs::pbdma::LAST => {
+                block!(pbdma, |reg, index| pfifo::write_pbdma(reg, index, offset, value, fifo, cx))
+            }
+            regs::pflush::BASE..=regs::pflush::LAST => plain!(pflush),
+            regs::ppci::BASE..=regs::ppci::LAST => {
+                block!(ppci, |reg, _i| effect = board::write_ppci(reg, offset, value, cx))
+            }
+            regs::pfb::BASE..=regs::pfb::LAST => {
+                block!(pfb, |reg, _i| memory_blocks::write_pfb(reg, offset, value, cx))
+            }
+            regs::pstraps::BASE..=regs::pstraps::LAST => plain!(pstraps),
+            regs::ce0::BASE..=regs::ce0::LAST => {
+                block!(ce0, |reg, _i| self.copy_falcons.write(0, (reg, offset), value, fifo, cx))
+            }
+            regs::ce1::BASE..=regs::ce1::LAST => {
+                match regs::ce0::decode(offset - (regs::ce1::BASE - regs::ce0::BASE)) {
+                    Some((reg, _)) => self.copy_falcons.write(1, (reg, offset), value, fifo, cx),
+                    None => self.undeclared_write(offset, value),
+                }
+            }
+            regs::pmu::BASE..=regs::pmu::LAST => {
+                block!(pmu, |reg, index| self.pmu.write(reg, index, offset, value, cx))
+            }
+            regs::pbfb_bcast::BASE..=regs::pbfb_bcast::LAST => plain!(pbfb_bcast),
+            regs::pbfb::BASE..=regs::pbfb::LAST => plain!(pbfb),
+            regs::privring_hub::BASE..=regs::privring_hub::LAST => plain!(privring_hub),
+            regs::pclock::BASE..=regs::pclock::LAST => plain!(pclock),
+            regs::ltc_intr::BASE..=regs::ltc_intr::LAST => plain!(ltc_intr),
+            regs::ltc::BASE..=regs::ltc::LAST => plain!(ltc),
+            regs::pcounter::BASE..=regs::pcounter::LAST => plain!(pcounter),
+            prom::BASE..prom::END => {}
+            regs::pgraph::BASE..=regs::pgraph::LAST => {
+                block!(pgraph, |reg, _i| pgraph::write(reg, offset, value, fifo, cx))
+            }
+            regs::fecs::BASE..=regs::fecs::LAST => {
+                block!(fecs, |reg, index| self.graph_falcons.write((reg, index, offset), value, fifo, cx))
+            }
+            regs::gpccs::BASE..=regs::gpccs::LAST => {
+                block!(gpccs, |reg, _i| self.graph_falcons.write_gpccs(reg, offset, value, cx))
+            }
+            regs::gpc_units::BASE..=regs::gpc_units::LAST => plain!(gpc_units),
+            regs::pvga::BASE..=regs::pvga::LAST => plain!(pvga),
+            regs::pdisp::BASE..=regs::pdisp::LAST => plain!(pdisp),
+            pramin::BASE..pramin::END => {
+                cx.apertures.pramin_write(offset, value, &cx.memory, &cx.doorbells);
+            }
+            _ => self.undeclared_write(offset, value),
+        }
+        match effect {
+            Effect::None => {}
+            Effect::ResetUnits(units) => self.reset_units(units),
+            Effect::Rearm => self.line.rearm(),
+        }
+        self.update_line();
+    }
+
+    /// What happens on its own: alarms, and a little of the channels' work.
+    pub(crate) fn step(&mut self) -> Progress {
+        ptimer::step(&mut self.cx);
+        let mut progress = self.fifo.step(&mut self.cx);
+        if let Some(alarm) = self.cx.clock.alarm() {
+            progress = progress.or(Progress::WaitUntil(alarm));
+        }
+        self.update_line();
+        progress
+    }
+
+    /// An access through an aperture faulted.
+    pub(crate) fn aperture_fault(&mut self, aperture: Aperture, what: ApertureFault) {
+        let unit = match aperture {
+            Aperture::Bar1 => unit::BAR1,
+            Aperture::Bar3 => unit::BAR3,
+        };
+        let client = if what.fault.write { hub_client::BAR_WRITE } else { hub_client::BAR_READ };
+        report(Report { unit, client, instance: what.instance, fault: what.fault }, &mut self.cx);
+        self.update_line();
+    }
+
+    fn lines(&self) -> pmc::Lines {
+        use regs::pmc::INTR_0 as bits;
+        let cx = &self.cx;
+        let units = [
+            (bits::PBUS, pbus::asserts(cx)),
+            (bits::PMU, pmu::Pmu::asserts(cx)),
+            (bits::PTIMER, ptimer::asserts(cx)),
+            (bits::PGRAPH, pgraph::asserts(cx)),
+            (bits::PFIFO, Fifo::asserts(cx)),
+            (bits::CE1, falcon::asserts(1, cx)),
+            (bits::CE0, falcon::asserts(0, cx)),
+        ];
+        let pending = units.iter().filter(|(_, asserts)| *asserts).fold(0, |mask, (field, _)| mask | field.mask());
+        pmc::Lines { pending }
+    }
+
+    fn update_line(&mut self) {
+        let level = self.lines().level(&self.cx);
+        self.line.set_level(level);
+    }
+
+    fn reset_units(&mut self, units: u32) {
+        use regs::pmc::ENABLE;
+        let cx = &mut self.cx;
+        for id in EngineId::ALL {
+            if units & self.fifo.slot(id).enable_bit() != 0 {
+                self.fifo.slot(id).reset();
+            }
+        }
+        if ENABLE::PGRAPH.is_set(units) {
+            for (first, end) in [(0x40_0000, 0x42_0000), (0x50_0000, 0x58_0000)] {
+                cx.storage.reset_range(first, end);
+            }
+            self.graph_falcons.reset();
+        }
+        if ENABLE::CE0.is_set(units) {
+            self.copy_falcons.reset(0, cx);
+        }
+        if ENABLE::CE1.is_set(units) {
+            self.copy_falcons.reset(1, cx);
+        }
+        if ENABLE::PMU.is_set(units) {
+            self.pmu.reset(cx);
+        }
+        if ENABLE::PFIFO.is_set(units) {
+            self.fifo.reset(cx);
+        }
+        self.fifo.retry_acquires();
+    }
+
+    fn read_rom(&self, offset: u32) -> u32 {
+        let at = offset as usize;
+        // Behind the image the ROM is erased.
+        self.rom.get(at..at + 4).map_or(u32::MAX, |bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+    }
+
+    fn undeclared_read(&mut self, offset: u32) -> u32 {
+        if is_state(offset) {
+            return self.cx.storage.peek(offset);
+        }
+        self.cx.undeclared.note(offset, None);
+        UNCLAIMED
+    }
+
+    fn undeclared_write(&mut self, offset: u32, value: u32) {
+        if is_state(offset) {
+            self.cx.storage.poke(offset, value);
+        } else {
+            self.cx.undeclared.note(offset, Some(value));
+        }
+    }
+
+    /// A small card whose clock stands until [`Gpu::advance`].
+    #[cfg(test)]
+    pub(crate) fn for_test() -> Self {
+        Self::new(&Config { vram_mib: 64, ..Config::default() }, Clock::manual()).expect("a small card")
+    }
+
+    /// Lets time pass.
+    #[cfg(test)]
+    pub(crate) fn advance(&mut self, ns: u64) {
+        self.cx.clock.advance(ns);
+    }
+
+    /// Steps until there is nothing to do now.
+    #[cfg(test)]
+    pub(crate) fn settle(&mut self) -> Progress {
+        for _ in 0..1_000_000 {
+            match self.step() {
+                Progress::Ran => {}
+                other => return other,
+            }
+        }
+        panic!("the card does not come to rest");
+    }
+}
+
+/// Whether `offset` lies in a range of plain state registers.
+fn is_state(offset: u32) -> bool {
+    STATE_RANGES.iter().any(|(_, first, end)| (*first..*end).contains(&offset))
+}
+
+/// Whether a write to the register may let channels run, or set an alarm.
+pub(crate) const fn concerns_scheduler(offset: u32) -> bool {
+    matches!(
+        offset,
+        regs::pmc::BASE..=regs::pmc::LAST
+            | regs::pfifo::BASE..=regs::pfifo::LAST
+            | regs::ptimer::BASE..=regs::ptimer::LAST
+            | regs::pbdma::BASE..=regs::pbdma::LAST
+            | regs::pfb::BASE..=regs::pfb::LAST
+            | regs::ce0::BASE..=regs::ce0::LAST
+            | regs::ce1::BASE..=regs::ce1::LAST
+            | regs::pgraph::BASE..=regs::pgraph::LAST
+            | regs::fecs::BASE..=regs::fecs::LAST
+    )
+}

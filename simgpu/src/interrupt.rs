@@ -1,0 +1,123 @@
+//! How the card's interrupt line reaches the host: as MSI messages or as the INTx level.
+
+use card::InterruptMode;
+use vmm_sys_util::eventfd::EventFd;
+
+/// The function's interrupt.
+#[derive(Debug, Default)]
+pub(crate) struct Line {
+    mode: Option<InterruptMode>,
+    event: Option<EventFd>,
+    /// What PMC drives.
+    level: bool,
+    /// No MSI has been sent since the last re-arm.
+    unarmed: bool,
+    /// The INTx level was signalled and not unmasked since.
+    masked: bool,
+    signals: u64,
+}
+
+impl Line {
+    /// Where signals go from now on.
+    pub(crate) fn connect(&mut self, mode: InterruptMode, event: Option<EventFd>) {
+        self.mode = event.is_some().then_some(mode);
+        self.event = event;
+        self.masked = false;
+        // A message that was due while nothing was connected is sent now: the level has not changed, the wire has.
+        self.update();
+    }
+
+    /// PMC's line.
+    pub(crate) fn set_level(&mut self, level: bool) {
+        self.level = level;
+        self.update();
+    }
+
+    /// The driver allows the next MSI.
+    pub(crate) fn rearm(&mut self) {
+        self.unarmed = false;
+        self.update();
+    }
+
+    /// The host allows the next INTx signal.
+    pub(crate) fn unmask(&mut self) {
+        self.masked = false;
+        self.update();
+    }
+
+    /// The state of PMC's line.
+    pub(crate) fn level(&self) -> bool {
+        self.level
+    }
+
+    /// Signals sent since the card was created.
+    pub(crate) fn signals(&self) -> u64 {
+        self.signals
+    }
+
+    /// Power-on state: nothing connected.
+    pub(crate) fn reset(&mut self) {
+        let signals = self.signals;
+        *self = Self { signals, ..Self::default() };
+    }
+
+    fn update(&mut self) {
+        if !self.level {
+            return;
+        }
+        let blocked = match self.mode {
+            Some(InterruptMode::Msi) => &mut self.unarmed,
+            Some(InterruptMode::Intx) => &mut self.masked,
+            None => return,
+        };
+        if *blocked {
+            return;
+        }
+        *blocked = true;
+        self.signals += 1;
+        if let Some(event) = &self.event
+            && let Err(error) = event.write(1)
+        {
+            tracing::warn!(%error, "the card's interrupt could not be signalled");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connected(mode: InterruptMode) -> (Line, EventFd) {
+        let event = EventFd::new(vmm_sys_util::eventfd::EFD_NONBLOCK).expect("event descriptor");
+        let mut line = Line::default();
+        line.connect(mode, Some(event.try_clone().expect("clone")));
+        (line, event)
+    }
+
+    #[test]
+    fn msi_is_sent_once_until_rearmed_and_again_if_still_pending() {
+        let (mut line, event) = connected(InterruptMode::Msi);
+        line.set_level(true);
+        line.set_level(false);
+        line.set_level(true);
+        assert_eq!(event.read().expect("one message"), 1);
+        line.rearm();
+        assert_eq!(event.read().expect("still pending"), 1);
+        line.set_level(false);
+        line.rearm();
+        assert!(event.read().is_err(), "nothing pending, nothing sent");
+    }
+
+    #[test]
+    fn intx_is_masked_by_its_signal_until_unmasked() {
+        let (mut line, event) = connected(InterruptMode::Intx);
+        line.set_level(true);
+        line.set_level(true);
+        assert_eq!(event.read().expect("one signal"), 1);
+        line.unmask();
+        assert_eq!(event.read().expect("still asserted"), 1);
+        line.set_level(false);
+        line.unmask();
+        assert!(event.read().is_err());
+    }
+}

@@ -1,0 +1,105 @@
+//! The card's own thread: a loop around [`Gpu::step`].
+//!
+//! Lock order: the card's state, then the alarm clock; never the other way round. Whoever changes something the
+//! scheduler may wait for calls [`Shared::wake`] after it has let go of the state.
+
+use crate::aperture::Apertures;
+use crate::fifo::Progress;
+use crate::fifo::userd::Doorbells;
+use crate::gpu::Gpu;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// What the card's thread and its callers share.
+pub(crate) struct Shared {
+    pub(crate) gpu: Mutex<Gpu>,
+    pub(crate) apertures: Arc<Apertures>,
+    pub(crate) doorbells: Arc<Doorbells>,
+    /// Something changed since the thread last looked. Set before `called`, so that most wakes take no lock.
+    changed: AtomicBool,
+    called: Mutex<bool>,
+    condition: Condvar,
+    stop: AtomicBool,
+}
+
+impl Shared {
+    pub(crate) fn new(gpu: Gpu) -> Self {
+        Self {
+            apertures: Arc::clone(&gpu.cx.apertures),
+            doorbells: Arc::clone(&gpu.cx.doorbells),
+            gpu: Mutex::new(gpu),
+            changed: AtomicBool::new(false),
+            called: Mutex::new(false),
+            condition: Condvar::new(),
+            stop: AtomicBool::new(false),
+        }
+    }
+
+    /// Lets the thread look again.
+    pub(crate) fn wake(&self) {
+        if !self.changed.swap(true, Ordering::AcqRel) {
+            *self.called.lock() = true;
+            self.condition.notify_one();
+        }
+    }
+
+    /// Sleeps until woken, or at most that long.
+    fn sleep(&self, limit: Option<Duration>) {
+        let mut called = self.called.lock();
+        if !*called {
+            match limit {
+                Some(limit) => {
+                    self.condition.wait_for(&mut called, limit);
+                }
+                None => self.condition.wait(&mut called),
+            }
+        }
+        *called = false;
+    }
+}
+
+/// The thread; it ends when this is dropped.
+pub(crate) struct Worker {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    pub(crate) fn start(shared: &Arc<Shared>) -> std::io::Result<Self> {
+        let of_thread = Arc::clone(shared);
+        let thread = std::thread::Builder::new().name("simgpu".into()).spawn(move || run(&of_thread))?;
+        Ok(Self { shared: Arc::clone(shared), thread: Some(thread) })
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.changed.store(false, Ordering::Release);
+        self.shared.wake();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the software card's thread panicked");
+        }
+    }
+}
+
+fn run(shared: &Shared) {
+    while !shared.stop.load(Ordering::Acquire) {
+        shared.changed.store(false, Ordering::Release);
+        let mut gpu = shared.gpu.lock();
+        let progress = gpu.step();
+        let now = gpu.cx.clock.now();
+        // Whoever waits for the state gets it before the next step.
+        MutexGuard::unlock_fair(gpu);
+        match progress {
+            Progress::Ran => {}
+            Progress::WaitUntil(at) => shared.sleep(Some(Duration::from_nanos(at.saturating_sub(now)))),
+            Progress::Idle => shared.sleep(None),
+        }
+    }
+}
