@@ -89,10 +89,15 @@ impl Channels {
         for channel in record.channels.values() {
             self.halt(host, *channel);
         }
+        let kicked: Vec<_> =
+            record.channels.into_values().map(|channel| (channel, card::kick(host, channel))).collect();
         if !record.list.is_empty() {
             self.submit(host);
         }
-        record.channels.into_values().filter_map(|channel| self.release(host, channel).err()).collect()
+        for (channel, kicked) in &kicked {
+            self.release(host, *channel, *kicked);
+        }
+        kicked.into_iter().filter_map(|(_, kicked)| kicked.err()).collect()
     }
 
     /// Binds a guest's channel to a free physical one, with an instance block of the host's. A channel that is bound
@@ -142,7 +147,7 @@ impl Channels {
         Ok(physical)
     }
 
-    /// Stops the channel, takes it off the runlist and its engines, and frees it. Nothing when it is not bound.
+    /// Stops the channel, takes it off its engines and the runlist, and frees it. Nothing when it is not bound.
     ///
     /// # Errors
     /// [`Stuck`]: the channel is not the VM's any more, but no one else's either until [`Self::card_reset`].
@@ -152,10 +157,13 @@ impl Channels {
         let listed = record.list.contains(&channel.0);
         record.list.retain(|entry| *entry != channel.0);
         self.halt(host, physical);
+        // Off its engines first: the card takes a runlist when what has left it is off.
+        let kicked = card::kick(host, physical);
         if listed {
             self.submit(host);
         }
-        self.release(host, physical)
+        self.release(host, physical, kicked);
+        kicked
     }
 
     /// Lets the card schedule the channel, or not. `false` when it is not bound.
@@ -349,21 +357,16 @@ impl Channels {
         card::stop(host, physical);
     }
 
-    /// Takes a stopped channel that is in no runlist off its engines, and frees it.
-    fn release(&mut self, host: &mut impl Host, physical: ChannelId) -> Result<(), Stuck> {
-        let kicked = card::kick(host, physical);
+    /// Frees a stopped channel that is in no runlist and, if it was `kicked`, on no engine.
+    fn release(&mut self, host: &mut impl Host, physical: ChannelId, kicked: Result<(), Stuck>) {
         card::unbind(host, physical);
-        match kicked {
-            Ok(()) => {
-                card::clear(host, &self.layout, physical);
-                self.go(physical, Slot::Free);
-            }
-            Err(_) => {
-                let directory = self.bound(physical).map_or(VramAddr(0), |bound| bound.directory);
-                self.go(physical, Slot::Stuck { directory });
-            }
+        if kicked.is_ok() {
+            card::clear(host, &self.layout, physical);
+            self.go(physical, Slot::Free);
+        } else {
+            let directory = self.bound(physical).map_or(VramAddr(0), |bound| bound.directory);
+            self.go(physical, Slot::Stuck { directory });
         }
-        kicked
     }
 
     /// Submits the union of all VMs' parts, in turn on two pages: the card may still read the other.

@@ -96,7 +96,7 @@ fn a_full_card_refuses_and_a_freed_channel_is_reused() {
 }
 
 #[test]
-fn unbinding_goes_stop_list_kick_forget_clear() {
+fn unbinding_goes_stop_kick_list_forget_clear() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     world.card.did.clear();
@@ -106,7 +106,7 @@ fn unbinding_goes_stop_list_kick_forget_clear() {
     let kicked = world.card.when(pfifo::PREEMPT::OFFSET, physical.0.into());
     let forgotten = world.card.when(pfifo::CHANNEL::at(physical.0.into()), 0);
     let cleared = world.card.did.iter().position(|did| *did == Did::Vram(LAYOUT.instance(physical).0, BLOCK)).unwrap();
-    assert!(stopped < listed && listed < kicked && kicked < forgotten && forgotten < cleared);
+    assert!(stopped < kicked && kicked < listed && listed < forgotten && forgotten < cleared);
     assert_eq!(world.channels.run_state(physical), RunState::Free);
     assert_eq!(world.channels.physical(A, VirtualChannelId(0)), None);
     // Once more is nothing.

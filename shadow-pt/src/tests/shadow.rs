@@ -461,7 +461,10 @@ fn op() -> impl Strategy<Value = Op> {
 fn expected(guest: &world::Page, grants: &Grants, va: u64) -> Option<(u64, u64, bool)> {
     let bytes = if guest.large { LARGE } else { PAGE };
     let first = guest.address - if guest.large { va & 0x1_f000 } else { 0 };
-    if nvspec::mmu::kind::uncompressed((guest.raw >> 36) as u8).is_none() || guest.aperture == 1 || first % bytes != 0 {
+    if nvspec::mmu::kind::uncompressed((guest.raw >> 36) as u8).is_none()
+        || guest.aperture == 1
+        || !first.is_multiple_of(bytes)
+    {
         return None;
     }
     let pages = first / PAGE..(first + bytes) / PAGE;
@@ -474,7 +477,7 @@ fn expected(guest: &world::Page, grants: &Grants, va: u64) -> Option<(u64, u64, 
     let frames = frames?;
     let (start, _) = frames[0];
     let contiguous = frames.iter().zip(start..).all(|((frame, _), wanted)| *frame == wanted);
-    if !contiguous || start * PAGE % bytes != 0 {
+    if !contiguous || !(start * PAGE).is_multiple_of(bytes) {
         return None;
     }
     let writable = frames.iter().all(|(_, writable)| *writable);
