@@ -1,5 +1,7 @@
 //! Several channels at once: interleaved copies, chains from channel to channel, destruction and re-creation.
 
+use std::path::Path;
+
 use anyhow::{Result, bail};
 
 use super::Facts;
@@ -11,6 +13,10 @@ use crate::rig::{Helper, Rig, expect_copy};
 
 /// Bytes of each channel's buffers.
 const SIZE: u64 = 96 << 10;
+/// Channels of one open file. The 6.1 kernel has room for the notifications of 16.
+const MOST_OF_A_CLIENT: u64 = 12;
+/// All that the hardware has, but some for the kernel and the helpers.
+const MOST: u64 = 100;
 
 /// A channel with the data that it works on.
 struct Lane {
@@ -22,84 +28,121 @@ struct Lane {
     expected: Expected,
 }
 
+/// The channels of one open file; they share an address space.
+struct Group<'a> {
+    rig: &'a Rig,
+    helper: Helper<'a>,
+    lanes: Vec<Lane>,
+}
+
 /// `channels [--n N] [--rounds N] [--quick]`
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let quick = options.flag("quick");
     let count = options.number("n", if quick { 4 } else { 8 })?;
     let rounds = options.number("rounds", if quick { 4 } else { 16 })?;
-    if count == 0 || count > 120 {
-        bail!("--n {count}: from 1 to 120");
+    if count == 0 || count > MOST {
+        bail!("--n {count}: from 1 to {MOST}");
     }
     let mut random = rig.random();
     let (_, engines) = rig.full_channel()?;
-    let helper = Helper::new(rig, Engine::M2mf)?;
-    let mut lanes = Vec::new();
-    for number in 0..count {
-        lanes.push(lane(rig, &helper, engines[number as usize % engines.len()], &mut random)?);
+    let node = options.text("node").unwrap_or(crate::DEFAULT_NODE);
+    let more = (1..count.div_ceil(MOST_OF_A_CLIENT)).map(|_| Rig::open(Path::new(node), random.next()));
+    let more: Vec<Rig> = more.collect::<Result<_>>()?;
+
+    let mut groups = Vec::new();
+    for (number, rig) in std::iter::once(rig).chain(&more).enumerate() {
+        let lanes = (count - number as u64 * MOST_OF_A_CLIENT).min(MOST_OF_A_CLIENT);
+        groups.push(Group::new(rig, lanes, &engines, &mut random)?);
     }
     rig.progress("channels");
     for _ in 0..rounds {
-        for lane in &mut lanes {
-            scattered_copy(rig, lane, &mut random)?;
+        for group in &mut groups {
+            group.copy_in_each(&mut random)?;
         }
     }
-    check_all(&helper, &lanes)?;
-    chain(rig, &helper, &lanes)?;
-
-    // Every second channel goes and comes again, while the others go on.
-    for at in (0..lanes.len()).step_by(2) {
-        let engine = lanes[at].engine;
-        lanes[at].channel = rig.channel(&[engine])?;
-        for lane in &mut lanes {
-            scattered_copy(rig, lane, &mut random)?;
-        }
+    for group in &groups {
+        group.check()?;
+        group.chain()?;
     }
-    check_all(&helper, &lanes)?;
-    let numbers: Vec<String> = lanes.iter().map(|lane| lane.channel.number().to_string()).collect();
+    for group in &mut groups {
+        group.renew_every_second(&mut random)?;
+        group.check()?;
+    }
+    let lanes = groups.iter().flat_map(|group| &group.lanes);
+    let numbers: Vec<String> = lanes.map(|lane| lane.channel.number().to_string()).collect();
+    drop(groups);
+    more.iter().for_each(|other| rig.add(other.counts()));
     Ok(vec![("n", count.to_string()), ("rounds", rounds.to_string()), ("ids", numbers.join("+"))])
 }
 
-fn lane(rig: &Rig, helper: &Helper<'_>, engine: Engine, random: &mut Random) -> Result<Lane> {
-    let domain = if random.below(2) == 0 { Domain::Vram } else { Domain::Gart };
-    let (source, target) = (rig.buffer(domain, SIZE)?, rig.buffer(Domain::Vram, SIZE)?);
-    let (stream, expected) = (random.stream(), Expected::background(random.stream()));
-    helper.fill(&source, &Expected::background(stream))?;
-    helper.fill(&target, &expected)?;
-    Ok(Lane { channel: rig.channel(&[engine])?, engine, source, target, stream, expected })
-}
-
-fn scattered_copy(rig: &Rig, lane: &mut Lane, random: &mut Random) -> Result<()> {
-    let length = 1 + random.below(SIZE / 4);
-    let (from, to) = (random.below(SIZE - length), random.below(SIZE - length));
-    let (source, target) = (lane.source.address() + from, lane.target.address() + to);
-    let rects = linear(source, target, length, lane.engine.most_lines());
-    rig.launch(&lane.channel, lane.engine, &rects, &[Use::read(&lane.source), Use::write(&lane.target)])?;
-    expect_copy(&mut lane.expected, &rects, &lane.source, lane.stream, &lane.target);
-    Ok(())
-}
-
-fn check_all(helper: &Helper<'_>, lanes: &[Lane]) -> Result<()> {
-    for (number, lane) in lanes.iter().enumerate() {
-        helper.check(&format!("target of channel {number}"), &lane.target, &lane.expected)?;
+impl<'a> Group<'a> {
+    fn new(rig: &'a Rig, count: u64, engines: &[Engine], random: &mut Random) -> Result<Self> {
+        let mut group = Self { rig, helper: Helper::new(rig, Engine::M2mf)?, lanes: Vec::new() };
+        for number in 0..count {
+            let lane = group.lane(engines[number as usize % engines.len()], random)?;
+            group.lanes.push(lane);
+        }
+        Ok(group)
     }
-    Ok(())
-}
 
-/// One buffer passed through all channels without the CPU waiting in between: the kernel makes each channel wait for the last.
-fn chain(rig: &Rig, helper: &Helper<'_>, lanes: &[Lane]) -> Result<()> {
-    let expected = Expected::background(rig.random().stream());
-    let mut stages = Vec::new();
-    for stage in 0..=lanes.len() {
-        stages.push(rig.buffer(if stage % 2 == 0 { Domain::Gart } else { Domain::Vram }, SIZE)?);
+    fn lane(&self, engine: Engine, random: &mut Random) -> Result<Lane> {
+        let domain = if random.below(2) == 0 { Domain::Vram } else { Domain::Gart };
+        let (source, target) = (self.rig.buffer(domain, SIZE)?, self.rig.buffer(Domain::Vram, SIZE)?);
+        let (stream, expected) = (random.stream(), Expected::background(random.stream()));
+        self.helper.fill(&source, &Expected::background(stream))?;
+        self.helper.fill(&target, &expected)?;
+        Ok(Lane { channel: self.rig.channel(&[engine])?, engine, source, target, stream, expected })
     }
-    helper.fill(&stages[0], &expected)?;
-    for (lane, pair) in lanes.iter().zip(stages.windows(2)) {
-        let [from, to] = pair else { continue };
-        let rects = linear(from.address(), to.address(), SIZE, lane.engine.most_lines());
-        rig.launch(&lane.channel, lane.engine, &rects, &[Use::read(from), Use::write(to)])?;
+
+    /// A copy of a random piece in each channel, not waited for.
+    fn copy_in_each(&mut self, random: &mut Random) -> Result<()> {
+        for lane in &mut self.lanes {
+            let length = 1 + random.below(SIZE / 4);
+            let (from, to) = (random.below(SIZE - length), random.below(SIZE - length));
+            let (source, target) = (lane.source.address() + from, lane.target.address() + to);
+            let rects = linear(source, target, length, lane.engine.most_lines());
+            let uses = [Use::read(&lane.source), Use::write(&lane.target)];
+            self.rig.launch(&lane.channel, lane.engine, &rects, &uses)?;
+            expect_copy(&mut lane.expected, &rects, &lane.source, lane.stream, &lane.target);
+        }
+        Ok(())
     }
-    match stages.last() {
-        Some(last) => helper.check("end of the chain of channels", last, &expected),
-        None => Ok(()),
+
+    fn check(&self) -> Result<()> {
+        for lane in &self.lanes {
+            let what = format!("target of channel {}", lane.channel.number());
+            self.helper.check(&what, &lane.target, &lane.expected)?;
+        }
+        Ok(())
+    }
+
+    /// Every second channel goes and comes again, while the others go on.
+    fn renew_every_second(&mut self, random: &mut Random) -> Result<()> {
+        for at in (0..self.lanes.len()).step_by(2) {
+            let engine = self.lanes[at].engine;
+            self.lanes[at].channel = self.rig.channel(&[engine])?;
+            self.copy_in_each(random)?;
+        }
+        Ok(())
+    }
+
+    /// One buffer passed through all channels without the CPU waiting in between: the kernel makes each channel wait for the
+    /// last.
+    fn chain(&self) -> Result<()> {
+        let expected = Expected::background(self.rig.random().stream());
+        let mut stages = Vec::new();
+        for stage in 0..=self.lanes.len() {
+            stages.push(self.rig.buffer(if stage % 2 == 0 { Domain::Gart } else { Domain::Vram }, SIZE)?);
+        }
+        self.helper.fill(&stages[0], &expected)?;
+        for (lane, pair) in self.lanes.iter().zip(stages.windows(2)) {
+            let [from, to] = pair else { continue };
+            let rects = linear(from.address(), to.address(), SIZE, lane.engine.most_lines());
+            self.rig.launch(&lane.channel, lane.engine, &rects, &[Use::read(from), Use::write(to)])?;
+        }
+        match stages.last() {
+            Some(last) => self.helper.check("end of the chain of channels", last, &expected),
+            None => Ok(()),
+        }
     }
 }
