@@ -6,8 +6,11 @@ use crate::run::{cargo, root, shown};
 use crate::tally::Tally;
 use crate::{layers, lints, orphans};
 
-/// Runs every check, also after one has failed; says whether all passed.
-pub fn run() -> Result<bool> {
+/// The fuzz targets are a workspace of their own.
+const FUZZ: &str = "tests/fuzz/Cargo.toml";
+
+/// Runs every check, also after one has failed; says whether all passed. With `lints_only`, no tool is run.
+pub fn run(lints_only: bool) -> Result<bool> {
     let metadata = layers::metadata("Cargo.toml")?;
     let mut tally = Tally::default();
     let mut report = |name: &str, problems: &[String]| {
@@ -17,24 +20,12 @@ pub fn run() -> Result<bool> {
         println!("check {name} ... {}", if problems.is_empty() { "ok" } else { "FAILED" });
         tally += Tally::one(problems.is_empty());
     };
-    let mut tool = |name: &str, command: &mut std::process::Command| -> Result<()> {
-        let problems = if shown(command)? { Vec::new() } else { vec![format!("{command:?} failed")] };
-        report(name, &problems);
-        Ok(())
-    };
-
-    tool("format", &mut cargo(&["fmt", "--all", "--check"]))?;
-    let fuzz = root().join("tests/fuzz/Cargo.toml").exists();
-    if fuzz {
-        tool(
-            "format of the fuzz targets",
-            &mut cargo(&["fmt", "--manifest-path", "tests/fuzz/Cargo.toml", "--check"]),
-        )?;
+    if !lints_only {
+        for (name, passed) in tools()? {
+            let problems = if passed { Vec::new() } else { vec!["see above".to_owned()] };
+            report(name, &problems);
+        }
     }
-    let mut clippy = cargo(&["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"]);
-    tool("clippy", &mut clippy)?;
-    let mut doc = cargo(&["doc", "--workspace", "--no-deps"]);
-    tool("rustdoc", doc.env("RUSTDOCFLAGS", "-D warnings"))?;
 
     let files = lints::files(&root())?;
     report("file sizes", &lints::sizes(&files));
@@ -44,10 +35,24 @@ pub fn run() -> Result<bool> {
     report("orphaned files", &orphans::find(&metadata, &root(), &files)?);
     report("crate layers", &layers::layers(&metadata));
     let mut licences = layers::licences(&metadata);
-    if fuzz {
-        licences.extend(layers::licences(&layers::metadata("tests/fuzz/Cargo.toml")?));
+    if root().join(FUZZ).exists() {
+        licences.extend(layers::licences(&layers::metadata(FUZZ)?));
     }
     report("licences", &licences);
     println!("{tally}");
     Ok(tally.good())
+}
+
+/// Runs the tools of the toolchain; each with whether it was content.
+fn tools() -> Result<Vec<(&'static str, bool)>> {
+    let mut results = vec![("format", shown(&mut cargo(&["fmt", "--all", "--check"]))?)];
+    if root().join(FUZZ).exists() {
+        let mut format = cargo(&["fmt", "--manifest-path", FUZZ, "--check"]);
+        results.push(("format of the fuzz targets", shown(&mut format)?));
+    }
+    let mut clippy = cargo(&["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"]);
+    results.push(("clippy", shown(&mut clippy)?));
+    let mut doc = cargo(&["doc", "--workspace", "--no-deps"]);
+    results.push(("rustdoc", shown(doc.env("RUSTDOCFLAGS", "-D warnings"))?));
+    Ok(results)
 }

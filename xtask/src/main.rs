@@ -35,7 +35,11 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Format, clippy, rustdoc, house lints, crate layers and licences.
-    Check,
+    Check {
+        /// Leave out what compiles or formats: only house lints, layers and licences, in a second.
+        #[arg(long)]
+        lints: bool,
+    },
     /// Run one test suite, or all of them.
     Test(TestArgs),
     /// Measure, and print each metric beside its baseline and target.
@@ -78,7 +82,7 @@ struct TestArgs {
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
-        Command::Check => check::run(),
+        Command::Check { lints } => check::run(lints),
         Command::Test(args) => suites::run(&args),
         Command::Bench { name, json } => guests::bench(name.as_deref(), json.as_deref()),
         Command::Demo { args } => guests::demo(&args),

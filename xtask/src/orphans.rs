@@ -59,11 +59,15 @@ fn reach(roots: Vec<PathBuf>) -> BTreeSet<PathBuf> {
         let owns_folder = is_root || path.file_name().is_some_and(|n| n == "mod.rs");
         let within = if owns_folder { beside.to_path_buf() } else { path.with_extension("") };
         for module in modules(&text) {
-            match module {
-                Module::At(place) => queue.push_back((beside.join(place), false)),
-                Module::Named(name) => {
-                    queue.push_back((within.join(format!("{name}.rs")), false));
-                    queue.push_back((within.join(&name).join("mod.rs"), false));
+            let inline: PathBuf = module.inside.iter().collect();
+            match module.path {
+                // Inside of a module with a body, a path counts from that module's folder.
+                Some(place) if module.inside.is_empty() => queue.push_back((beside.join(place), false)),
+                Some(place) => queue.push_back((within.join(inline).join(place), false)),
+                None => {
+                    let folder = within.join(inline);
+                    queue.push_back((folder.join(format!("{}.rs", module.name)), false));
+                    queue.push_back((folder.join(&module.name).join("mod.rs"), false));
                 }
             }
         }
@@ -71,34 +75,50 @@ fn reach(roots: Vec<PathBuf>) -> BTreeSet<PathBuf> {
     reached
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum Module {
-    Named(String),
-    At(String),
+/// A module that is declared without a body.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Module {
+    name: String,
+    /// The modules with a body that it stands in, outermost first.
+    inside: Vec<String>,
+    /// What a `path` attribute says.
+    path: Option<String>,
 }
 
 /// The modules that `text` declares without a body. One `mod` to a line, as rustfmt leaves them.
 fn modules(text: &str) -> Vec<Module> {
     let mut found = Vec::new();
-    let mut place = None;
-    for line in text.lines().map(str::trim) {
+    let mut path = None;
+    // Modules with a body that are open, each with its indent.
+    let mut open: Vec<(usize, String)> = Vec::new();
+    for full in text.lines() {
+        let (line, indent) = (full.trim(), full.len() - full.trim_start().len());
         if let Some(quoted) = line.strip_prefix("#[path = \"").and_then(|l| l.strip_suffix("\"]")) {
-            place = Some(quoted.to_owned());
+            path = Some(quoted.to_owned());
             continue;
         }
         if line.starts_with("#[") {
             continue;
         }
+        if line == "}" && open.last().is_some_and(|(at, _)| *at == indent) {
+            open.pop();
+        }
         let words: Vec<_> = line.split_whitespace().collect();
         let declared = match words.as_slice() {
-            ["mod", name] => Some(name),
-            [visibility, "mod", name] if visibility.starts_with("pub") => Some(name),
-            _ => None,
+            ["mod", rest @ ..] => rest,
+            [visibility, "mod", rest @ ..] if visibility.starts_with("pub") => rest,
+            _ => &[],
         };
-        if let Some(name) = declared.and_then(|n| n.strip_suffix(';')) {
-            found.push(place.take().map_or_else(|| Module::Named(name.to_owned()), Module::At));
+        match declared {
+            [name] if name.ends_with(';') => {
+                let name = name.trim_end_matches(';').to_owned();
+                let inside = open.iter().map(|(_, name)| name.clone()).collect();
+                found.push(Module { name, inside, path: path.take() });
+            }
+            [name, "{"] => open.push((indent, (*name).to_owned())),
+            _ => {}
         }
-        place = None;
+        path = None;
     }
     found
 }
@@ -109,9 +129,22 @@ mod tests {
 
     #[test]
     fn module_declarations_are_read() {
-        let text = "mod a;\npub(crate) mod b;\nmod c { }\n#[path = \"x/d.rs\"]\n#[cfg(test)]\nmod d;\n// mod e;\n";
-        let named = |n: &str| Module::Named(n.to_owned());
-        assert_eq!(modules(text), [named("a"), named("b"), Module::At("x/d.rs".to_owned())]);
+        let text = "mod a;\npub(crate) mod b;\nmod c {}\n#[path = \"x/d.rs\"]\n#[cfg(test)]\nmod d;\n// mod e;\n\
+                    mod f {\n    pub mod g;\n    fn h() {\n    }\n    mod i;\n}\nmod j;\n";
+        let module = |name: &str, inside: &[&str], path: Option<&str>| Module {
+            name: name.to_owned(),
+            inside: inside.iter().map(|i| (*i).to_owned()).collect(),
+            path: path.map(str::to_owned),
+        };
+        let expected = [
+            module("a", &[], None),
+            module("b", &[], None),
+            module("d", &[], Some("x/d.rs")),
+            module("g", &["f"], None),
+            module("i", &["f"], None),
+            module("j", &[], None),
+        ];
+        assert_eq!(modules(text), expected);
     }
 
     #[test]
