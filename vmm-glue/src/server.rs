@@ -32,6 +32,9 @@ const FLUSH_AT: usize = 64 << 10;
 const MAX_ROUNDS: u32 = 64;
 /// Scale of the trust in spinning.
 const MAX_CREDIT: u32 = 8;
+/// Bounds on the streak of short sleeps after which spinning is tried again, twice the lower one at first.
+const MIN_STREAK: u32 = 16;
+const MAX_STREAK: u32 = 1024;
 
 /// How a server treats its clients.
 #[derive(Clone, Copy, Debug)]
@@ -296,17 +299,16 @@ impl Active {
     ) -> Result<Served, Fatal> {
         self.connection.work(device)?;
         self.flush(counters);
-        let mut deadline = None;
+        let mut spinning = None;
         let received = loop {
             match socket::receive(&self.stream, self.connection.space()) {
                 Ok(received) => break received,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let now = Instant::now();
-                    let Some(deadline) = deadline.get_or_insert_with(|| spin.deadline(now)).as_ref() else {
-                        return Ok(Served::Idle);
-                    };
-                    if now >= *deadline {
+                    let Some(deadline) = spinning.or_else(|| spin.deadline(now)) else { return Ok(Served::Idle) };
+                    spinning = Some(deadline);
+                    if now >= deadline {
                         spin.miss(now);
                         return Ok(Served::Idle);
                     }
@@ -315,8 +317,8 @@ impl Active {
                 Err(_) => return Ok(Served::Closed),
             }
         };
-        if deadline.is_some() {
-            spin.hit();
+        if let Some(deadline) = spinning {
+            spin.hit(Instant::now(), deadline);
             add(&counters.spin_hits, 1);
         }
         if received.len == 0 {
@@ -359,18 +361,24 @@ impl Active {
 
 /// Decides whether to look for messages a little longer before sleeping.
 ///
-/// Spinning that brings a message earns credit, spinning in vain costs some; without credit the thread sleeps at once, and
-/// earns credit again when sleeping turns out to be as short as a spin.
+/// Spinning that brings a message earns credit; spinning in vain, or on a processor that others take away, costs some.
+/// Without credit the thread sleeps at once, until a streak of sleeps was as short as a spin; each time that spinning is
+/// given up, the streak that brings it back gets longer.
 #[derive(Debug)]
 struct Spin {
     length: Duration,
     credit: u32,
+    /// Short sleeps one after the other, and how many it takes to spin again.
+    streak: u32,
+    needed: u32,
+    /// When the present sleep began, if it was not after a spin that was refused only for this message.
     slept: Option<Instant>,
 }
 
 impl Spin {
     fn new(length: Duration) -> Self {
-        Self { length: length.min(Duration::from_millis(1)), credit: MAX_CREDIT / 2, slept: None }
+        let length = length.min(Duration::from_millis(1));
+        Self { length, credit: MAX_CREDIT / 2, streak: 0, needed: MIN_STREAK, slept: None }
     }
 
     /// Until when to spin from `now`, if at all.
@@ -385,23 +393,44 @@ impl Spin {
         now.checked_add(self.length)
     }
 
-    fn hit(&mut self) {
+    /// A message came at `now` while spinning until `deadline`.
+    fn hit(&mut self, now: Instant, deadline: Instant) {
+        if now > deadline.checked_add(self.length).unwrap_or(deadline) {
+            return self.lose();
+        }
         self.credit = self.credit.saturating_add(1).min(MAX_CREDIT);
+        if self.credit == MAX_CREDIT {
+            self.needed = MIN_STREAK;
+        }
     }
 
+    /// No message came until `now`.
     fn miss(&mut self, now: Instant) {
-        self.credit = self.credit.saturating_sub(1);
+        self.lose();
         self.slept = Some(now);
+    }
+
+    fn lose(&mut self) {
+        self.credit = self.credit.saturating_sub(1);
+        if self.credit == 0 {
+            self.streak = 0;
+            self.needed = self.needed.saturating_mul(2).min(MAX_STREAK);
+        }
     }
 
     /// A sleep has ended; `message` tells whether by a message of the client.
     fn woke(&mut self, message: bool) {
-        let Some(slept) = self.slept else { return };
-        if message {
-            self.slept = None;
-            if slept.elapsed() < self.length.saturating_mul(2) {
-                self.hit();
-            }
+        if !message {
+            return;
+        }
+        let Some(slept) = self.slept.take() else { return };
+        if self.credit != 0 {
+            return;
+        }
+        self.streak = if slept.elapsed() < self.length { self.streak.saturating_add(1) } else { 0 };
+        if self.streak >= self.needed {
+            self.streak = 0;
+            self.credit = MAX_CREDIT / 2;
         }
     }
 }
@@ -410,27 +439,76 @@ impl Spin {
 mod tests {
     use super::*;
 
-    #[test]
-    fn spinning_in_vain_is_given_up_and_comes_back_when_messages_are_dense() {
-        let mut spin = Spin::new(Duration::from_millis(1));
+    const LENGTH: Duration = Duration::from_millis(1);
+
+    /// Spins in vain until it is given up; returns how often.
+    fn give_up(spin: &mut Spin) -> u32 {
         let now = Instant::now();
         let mut rounds = 0;
         while spin.deadline(now).is_some() {
             spin.miss(now);
             assert!(spin.deadline(now).is_none(), "one spin per message");
-            spin.slept = Some(now.checked_sub(Duration::from_secs(1)).unwrap());
-            spin.woke(true);
+            sleep(spin, Duration::from_secs(1));
             rounds += 1;
         }
-        assert_eq!(rounds, MAX_CREDIT / 2);
-        spin.slept = Some(Instant::now());
+        rounds
+    }
+
+    fn sleep(spin: &mut Spin, length: Duration) {
+        spin.slept = Some(Instant::now().checked_sub(length).unwrap());
         spin.woke(true);
-        assert!(spin.deadline(now).is_some());
+    }
+
+    /// Short sleeps until it spins again.
+    fn come_back(spin: &mut Spin) -> u32 {
+        (1..10_000)
+            .find(|_| {
+                sleep(spin, Duration::ZERO);
+                spin.deadline(Instant::now()).is_some()
+            })
+            .unwrap()
+    }
+
+    #[test]
+    fn spinning_in_vain_is_given_up_and_comes_back_later_and_later() {
+        let mut spin = Spin::new(LENGTH);
+        assert_eq!(give_up(&mut spin), MAX_CREDIT / 2);
+        assert_eq!(come_back(&mut spin), 2 * MIN_STREAK);
+        give_up(&mut spin);
+        assert_eq!(come_back(&mut spin), 4 * MIN_STREAK);
+        for _ in 0..20 {
+            give_up(&mut spin);
+            come_back(&mut spin);
+        }
+        give_up(&mut spin);
+        assert_eq!(come_back(&mut spin), MAX_STREAK);
+    }
+
+    #[test]
+    fn spinning_that_helps_goes_on() {
+        let mut spin = Spin::new(LENGTH);
+        for _ in 0..100 {
+            let now = Instant::now();
+            let deadline = spin.deadline(now).unwrap();
+            spin.hit(now, deadline);
+        }
+        assert_eq!(give_up(&mut spin), MAX_CREDIT);
+        assert_eq!(come_back(&mut spin), 2 * MIN_STREAK);
+    }
+
+    #[test]
+    fn spinning_on_a_processor_that_others_use_is_given_up() {
+        let mut spin = Spin::new(LENGTH);
+        let now = Instant::now();
+        let late = now.checked_add(10 * LENGTH).unwrap();
+        let rounds =
+            (0..100).take_while(|_| spin.deadline(now).map(|deadline| spin.hit(late, deadline)).is_some()).count();
+        assert_eq!(rounds, MAX_CREDIT as usize / 2);
     }
 
     #[test]
     fn other_wakes_do_not_start_a_spin() {
-        let mut spin = Spin::new(Duration::from_millis(1));
+        let mut spin = Spin::new(LENGTH);
         let now = Instant::now();
         assert!(spin.deadline(now).is_some());
         spin.miss(now);

@@ -12,7 +12,7 @@ use crate::counters::{add, add_len};
 use crate::device::{Device, NUM_REGIONS, RegionIndex, RegionInfo};
 use crate::interrupts::NUM_IRQ_TYPES;
 use crate::link::{ClientInfo, Link};
-use crate::memory::{AddRegion, MemoryLimits};
+use crate::memory::{AddError, AddRegion, MemoryLimits, withdrawals};
 use crate::protocol::{
     CAP_SPARSE_MMAP, Command, DEVICE_PCI, DEVICE_RESETTABLE, DMA_MAP_READ, DMA_MAP_WRITE, DMA_UNMAP_ALL, DeviceInfo,
     DmaMap, DmaUnmap, Header, IrqInfo, IrqSet, REGION_CAPS, REGION_MMAP, REGION_READ, REGION_WRITE, RegionInfoBody,
@@ -43,6 +43,8 @@ pub(super) struct Session {
     pub peer: Option<Peer>,
     pub regions: [RegionInfo; NUM_REGIONS],
     share: ShareCheck,
+    /// Withdrawals in this process that were looked at.
+    withdrawals: usize,
     /// Refused requests of this client, to keep the log short.
     refused: u64,
 }
@@ -57,6 +59,7 @@ impl Session {
             peer: None,
             regions: Default::default(),
             share: ShareCheck::default(),
+            withdrawals: withdrawals(),
             refused: 0,
         }
     }
@@ -229,8 +232,8 @@ impl Session {
         let memory = self.link.memory();
         let region = memory.add(add_region, &self.limits, self.link.wake()).map_err(|error| {
             let errno = match error {
-                crate::memory::AddError::Overlap { .. } => Errno::EXIST,
-                crate::memory::AddError::TooMany(_) | crate::memory::AddError::TooMuch { .. } => Errno::NOSPC,
+                AddError::Overlap { .. } => Errno::EXIST,
+                AddError::TooMany(_) | AddError::TooMuch { .. } => Errno::NOSPC,
                 _ => Errno::INVAL,
             };
             Refusal { errno, reason: format!("memory at {gpa:#x} of {size:#x} bytes: {}", chain(&error)) }
@@ -377,14 +380,18 @@ impl Session {
     /// What other threads, or time, ask for.
     pub fn work(&mut self, device: &mut dyn Device, out: &mut Outbox, limit: usize) -> Result<(), Fatal> {
         let Some(peer) = self.peer else { return Ok(()) };
-        let table = self.link.memory().snapshot();
-        if let Some(region) = table.regions().iter().find(|region| region.is_withdrawn()) {
-            add(&self.link.counters().withdrawn, 1);
-            return Err(Fatal::Withdrawn { gpa: region.gpa });
+        let withdrawals = withdrawals();
+        if withdrawals != self.withdrawals {
+            self.withdrawals = withdrawals;
+            let table = self.link.memory().snapshot();
+            if let Some(region) = table.regions().iter().find(|region| region.is_withdrawn()) {
+                add(&self.link.counters().withdrawn, 1);
+                return Err(Fatal::Withdrawn { gpa: region.gpa });
+            }
         }
         if self.link.take_check_shared() {
             add(&self.link.counters().share_checks, 1);
-            self.share.start(&table, peer.complete);
+            self.share.start(&self.link.memory().snapshot(), peer.complete);
         }
         for (gpa, file_bytes) in self.share.step(&self.link) {
             add(&self.link.counters().not_shared, 1);
@@ -409,8 +416,8 @@ impl Session {
         self.share = ShareCheck::default();
         self.unmap_range(device, 0, u64::MAX);
         self.link.interrupts().detach_all();
-        device.disconnected();
         self.link.set_client(None);
+        device.disconnected();
     }
 }
 

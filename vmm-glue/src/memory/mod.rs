@@ -16,6 +16,7 @@ use thiserror::Error;
 use vm_memory::VolatileMemory;
 
 pub use mapping::{MapFileError, Mapping, Sharing};
+pub(crate) use sigbus::withdrawals;
 
 use crate::link::Wake;
 

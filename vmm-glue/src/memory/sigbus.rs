@@ -34,6 +34,14 @@ struct Block {
     next: AtomicPtr<Block>,
 }
 
+/// Mappings of this process that were replaced so far.
+static TRIPS: AtomicUsize = AtomicUsize::new(0);
+
+/// How many mappings of this process were withdrawn so far; a cheap look at whether to search for one.
+pub(crate) fn withdrawals() -> usize {
+    TRIPS.load(Ordering::Acquire)
+}
+
 static BLOCKS: AtomicPtr<Block> = AtomicPtr::new(ptr::null_mut());
 static FREE: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());
 static INSTALL: Once = Once::new();
@@ -192,6 +200,7 @@ fn replace(slot: &Slot, start: usize, len: usize) -> bool {
         return false;
     }
     slot.tripped.store(true, Ordering::Relaxed);
+    TRIPS.fetch_add(1, Ordering::Release);
     let one = 1u64;
     // SAFETY: writes 8 bytes of a local to the descriptor of the server's own eventfd, which the guard keeps open.
     let _ = unsafe { libc::write(slot.wake.load(Ordering::Relaxed), (&raw const one).cast(), 8) };
