@@ -1,4 +1,4 @@
-//! What each register's accesses become: the policy table's types and its lookup. The table itself is [`table`].
+//! What each register's accesses become: the policy table's types and its lookup. The table itself is in `table`.
 //!
 //! The default is to refuse: a dword that is neither a declared register with a line in the table, nor in one of the
 //! named ranges, is denied. Nothing here can name the physical card; a register that is not virtual becomes one of the

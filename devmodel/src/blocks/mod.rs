@@ -1,6 +1,6 @@
 //! The register blocks of a vGPU, in the order of the address map. Each file: state, `read`, `write`, `reset`, tests.
 //!
-//! Blocks never hold each other: effects go through [`Cx`], and the interrupt line asks each block for its own level.
+//! Blocks never hold each other: effects go through `Cx`, and the interrupt line asks each block for its own level.
 
 pub mod board;
 pub mod falcon;
