@@ -46,6 +46,8 @@ counters! {
     clients,
     /// Connections refused because another client was connected.
     clients_refused,
+    /// Connections closed because they said nothing, or nothing that is a message.
+    connections_closed,
     /// Connections ended by the server because of what the client did.
     clients_dropped,
     /// Messages that needed no reply (posted writes, also batched ones).
@@ -111,12 +113,17 @@ impl Counters {
     }
 }
 
-/// Adds to a count.
-pub(crate) fn add(count: &AtomicU64, n: u64) {
-    count.fetch_add(n, Relaxed);
+/// Adds to a count; returns what it was.
+pub(crate) fn add(count: &AtomicU64, n: u64) -> u64 {
+    count.fetch_add(n, Relaxed)
 }
 
 /// Adds a length to a count.
 pub(crate) fn add_len(count: &AtomicU64, n: usize) {
     count.fetch_add(u64::try_from(n).unwrap_or(u64::MAX), Relaxed);
+}
+
+/// Whether the fault number `count` of a client belongs in the log: the first ones do, and then ever fewer.
+pub(crate) fn worth_logging(count: u64) -> bool {
+    count <= 16 || count.is_power_of_two()
 }

@@ -130,7 +130,8 @@ pub trait Device: Send {
     /// The client lends memory, already in [`crate::GuestMemory`]; an error takes it out again.
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError>;
 
-    /// The client takes back the region of `size` bytes at guest physical address `gpa`, exactly as it was mapped.
+    /// The client takes back the region of `size` bytes at guest physical address `gpa`, exactly as it was mapped. It is
+    /// no longer in [`crate::GuestMemory`].
     ///
     /// When this returns, the device no longer reads or writes there.
     fn dma_unmap(&mut self, gpa: u64, size: u64);

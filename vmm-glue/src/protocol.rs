@@ -361,3 +361,51 @@ pub struct DmaAccess {
     pub count: u64,
 }
 const _: () = assert!(size_of::<DmaAccess>() == 16);
+
+#[cfg(test)]
+mod tests {
+    use vfio_bindings::bindings::vfio as kernel;
+
+    use super::*;
+
+    #[test]
+    fn structures_shared_with_the_kernel_have_its_sizes() {
+        assert_eq!(size_of::<DmaMap>(), size_of::<kernel::vfio_iommu_type1_dma_map>());
+        assert_eq!(size_of::<DmaUnmap>(), size_of::<kernel::vfio_iommu_type1_dma_unmap>());
+        assert_eq!(size_of::<RegionInfoBody>(), size_of::<kernel::vfio_region_info>());
+        assert_eq!(size_of::<SparseMmapCap>(), size_of::<kernel::vfio_region_info_cap_sparse_mmap>());
+        assert_eq!(size_of::<SparseArea>(), size_of::<kernel::vfio_region_sparse_mmap_area>());
+        assert_eq!(size_of::<IrqInfo>(), size_of::<kernel::vfio_irq_info>());
+        assert_eq!(size_of::<IrqSet>(), size_of::<kernel::vfio_irq_set>());
+    }
+
+    #[test]
+    fn bits_shared_with_the_kernel_are_its_own() {
+        let pairs = [
+            (DMA_MAP_READ, kernel::VFIO_DMA_MAP_FLAG_READ),
+            (DMA_MAP_WRITE, kernel::VFIO_DMA_MAP_FLAG_WRITE),
+            (DMA_UNMAP_GET_DIRTY_BITMAP, kernel::VFIO_DMA_UNMAP_FLAG_GET_DIRTY_BITMAP),
+            (DMA_UNMAP_ALL, kernel::VFIO_DMA_UNMAP_FLAG_ALL),
+            (DEVICE_RESETTABLE, kernel::VFIO_DEVICE_FLAGS_RESET),
+            (DEVICE_PCI, kernel::VFIO_DEVICE_FLAGS_PCI),
+            (REGION_READ, kernel::VFIO_REGION_INFO_FLAG_READ),
+            (REGION_WRITE, kernel::VFIO_REGION_INFO_FLAG_WRITE),
+            (REGION_MMAP, kernel::VFIO_REGION_INFO_FLAG_MMAP),
+            (REGION_CAPS, kernel::VFIO_REGION_INFO_FLAG_CAPS),
+            (IRQ_INFO_EVENTFD, kernel::VFIO_IRQ_INFO_EVENTFD),
+            (IRQ_INFO_MASKABLE, kernel::VFIO_IRQ_INFO_MASKABLE),
+            (IRQ_INFO_AUTOMASKED, kernel::VFIO_IRQ_INFO_AUTOMASKED),
+            (IRQ_INFO_NORESIZE, kernel::VFIO_IRQ_INFO_NORESIZE),
+            (IRQ_DATA_NONE, kernel::VFIO_IRQ_SET_DATA_NONE),
+            (IRQ_DATA_BOOL, kernel::VFIO_IRQ_SET_DATA_BOOL),
+            (IRQ_DATA_EVENTFD, kernel::VFIO_IRQ_SET_DATA_EVENTFD),
+            (IRQ_ACTION_MASK, kernel::VFIO_IRQ_SET_ACTION_MASK),
+            (IRQ_ACTION_UNMASK, kernel::VFIO_IRQ_SET_ACTION_UNMASK),
+            (IRQ_ACTION_TRIGGER, kernel::VFIO_IRQ_SET_ACTION_TRIGGER),
+            (CAP_SPARSE_MMAP.into(), kernel::VFIO_REGION_INFO_CAP_SPARSE_MMAP),
+        ];
+        for (ours, theirs) in pairs {
+            assert_eq!(ours, theirs);
+        }
+    }
+}

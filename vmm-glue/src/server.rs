@@ -17,7 +17,7 @@ use thiserror::Error;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::connection::{Connection, Fatal, Progress};
-use crate::counters::{Counters, add, add_len};
+use crate::counters::{Counters, add, add_len, worth_logging};
 use crate::device::Device;
 use crate::link::{Link, StopHandle};
 use crate::memory::MemoryLimits;
@@ -202,7 +202,7 @@ impl Clients<'_> {
                     return;
                 }
                 if self.waiting.len() >= MAX_WAITING {
-                    tracing::warn!("connection closed: it said nothing and others wait");
+                    self.closed("it said nothing and others wait");
                     self.waiting.remove(0);
                 }
                 self.waiting.push(stream);
@@ -223,9 +223,7 @@ impl Clients<'_> {
             match rustix::net::recv(&stream, &mut bytes, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
                 Err(Errno::AGAIN | Errno::INTR) => self.waiting.push(stream),
                 Err(_) | Ok((_, 0)) => (),
-                Ok((_, len)) if len < HEADER_SIZE => {
-                    tracing::warn!(len, "connection closed: its first message has no whole header");
-                }
+                Ok((_, len)) if len < HEADER_SIZE => self.closed("its first message has no whole header"),
                 Ok(_) if self.active.is_none() => {
                     let link = self.link.clone();
                     let connection = Connection::new(link, &self.server.options, socket::peer(&stream));
@@ -239,15 +237,24 @@ impl Clients<'_> {
         }
     }
 
+    fn closed(&self, reason: &str) {
+        let before = add(&self.link.counters().connections_closed, 1);
+        if worth_logging(before.saturating_add(1)) {
+            tracing::warn!(reason, "connection closed");
+        }
+    }
+
     fn refuse(&self, stream: &UnixStream) {
-        add(&self.link.counters().clients_refused, 1);
-        let pid = socket::peer(stream).pid;
-        let served = self.link.client().map_or(0, |client| client.pid);
-        tracing::warn!(pid, served, "VMM refused: another one is connected to this device");
+        let before = add(&self.link.counters().clients_refused, 1);
+        if worth_logging(before.saturating_add(1)) {
+            let pid = socket::peer(stream).pid;
+            let served = self.link.client().map_or(0, |client| client.pid);
+            tracing::warn!(pid, served, "VMM refused: another one is connected to this device");
+        }
         // Reading it all keeps the other end from an error before it has read the reply.
         let mut buffer = [0u8; 8192];
         let Ok(first) = socket::receive(stream, &mut buffer) else { return };
-        while socket::receive(stream, &mut [0u8; 4096]).is_ok_and(|more| more.len != 0) {}
+        (0..MAX_ROUNDS).take_while(|_| socket::receive(stream, &mut [0; 4096]).is_ok_and(|it| it.len != 0)).count();
         let Some(Ok((request, _))) = buffer.get(..first.len).map(Header::read_from_prefix) else { return };
         let error = u32::try_from(Errno::BUSY.raw_os_error()).unwrap_or(0);
         let size = u32::try_from(HEADER_SIZE).unwrap_or(0);

@@ -50,6 +50,18 @@ fn second_client_is_refused_at_once_and_the_first_goes_on() {
 }
 
 #[test]
+fn second_client_that_floods_does_not_hold_up_the_first() {
+    let host = Host::start();
+    let mut first = host.client();
+    let second = Client::connect_silent(&host.path).unwrap();
+    let flood = std::thread::spawn(move || while second.send_raw(&[0; 4096], &[]).is_ok() {});
+    for _ in 0..100 {
+        assert_eq!(first.read32(0, 0).unwrap(), 0);
+    }
+    flood.join().unwrap();
+}
+
+#[test]
 fn client_that_disconnects_without_a_word_is_no_client() {
     let host = Host::start();
     for _ in 0..20 {

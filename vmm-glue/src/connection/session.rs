@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use super::share::ShareCheck;
 use super::version::{Peer, negotiate};
 use super::{Fatal, Message, Outbox};
-use crate::counters::{add, add_len};
+use crate::counters::{add, add_len, worth_logging};
 use crate::device::{Device, NUM_REGIONS, RegionIndex, RegionInfo};
 use crate::interrupts::NUM_IRQ_TYPES;
 use crate::link::{ClientInfo, Link};
@@ -284,8 +284,9 @@ impl Session {
     fn unmap_range(&mut self, device: &mut dyn Device, gpa: u64, end: u64) {
         let table = self.link.memory().snapshot();
         for region in table.regions().iter().filter(|region| (gpa..end).contains(&region.gpa)) {
-            device.dma_unmap(region.gpa, region.size);
+            // First out of the table, so that nobody finds it while the device ends its accesses.
             self.link.memory().remove(region.gpa);
+            device.dma_unmap(region.gpa, region.size);
         }
         self.gauge_memory();
     }
@@ -371,7 +372,7 @@ impl Session {
     /// Logs a fault of the client: the first ones, and then ever fewer.
     pub fn log(&mut self, header: &Header, reason: &str) {
         self.refused = self.refused.saturating_add(1);
-        if self.refused <= 16 || self.refused.is_power_of_two() {
+        if worth_logging(self.refused) {
             let command = tracing::field::display(header.command());
             tracing::warn!(command, reason, count = self.refused, "request of the VMM refused");
         }
