@@ -18,6 +18,7 @@ mod vram;
 
 use nvspec::addr::{Iova, Target, VramAddr};
 use nvspec::mmu::{PteAperture, TableTarget};
+use std::cell::OnceCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use vm_memory::{Bytes, VolatileSlice};
 
@@ -127,11 +128,11 @@ impl Memory {
         Self { vram, sysmem: Sysmem::new(), lost: AtomicU64::new(0) }
     }
 
-    /// Holds the table of host memory, for many accesses in a row. No mapping goes away while the view lives; do not
-    /// call other functions of this `Memory` on the same thread meanwhile.
+    /// For many accesses in a row: from the first access to host memory on, no mapping goes away while the view lives.
+    /// Do not call other functions of this `Memory` on the same thread meanwhile.
     #[must_use]
     pub fn view(&self) -> View<'_> {
-        View { memory: self, sysmem: self.sysmem.view() }
+        View { memory: self, sysmem: OnceCell::new() }
     }
 
     /// Reads bytes.
@@ -207,17 +208,18 @@ impl Memory {
     }
 }
 
-/// [`Memory`] with the table of host memory held.
+/// [`Memory`] with the table of host memory held, from the first access to it on.
 #[derive(Debug)]
 pub struct View<'a> {
     memory: &'a Memory,
-    sysmem: SysmemView<'a>,
+    /// Not taken before it is needed: most accesses are to VRAM.
+    sysmem: OnceCell<SysmemView<'a>>,
 }
 
-impl View<'_> {
+impl<'a> View<'a> {
     /// The memory that this is a view of.
     #[must_use]
-    pub fn memory(&self) -> &Memory {
+    pub fn memory(&self) -> &'a Memory {
         self.memory
     }
 
@@ -225,7 +227,7 @@ impl View<'_> {
     fn piece(&self, address: BusAddr, len: u64, write: bool) -> Result<VolatileSlice<'_, ()>, BusError> {
         match address {
             BusAddr::Vram(address) => self.memory.vram.piece(address, len),
-            BusAddr::System(iova) => self.sysmem.piece(iova, len, write),
+            BusAddr::System(iova) => self.sysmem.get_or_init(|| self.memory.sysmem.view()).piece(iova, len, write),
         }
     }
 

@@ -154,6 +154,7 @@ fn withdrawing_waits_for_accesses_under_way() {
     let returned = AtomicBool::new(false);
     std::thread::scope(|threads| {
         let view = memory.view();
+        view.write(system(8), &[1]).expect("mapped");
         let withdrawal = threads.spawn(|| {
             memory.sysmem.unmap(Iova(0), PAGE).expect("unmap");
             returned.store(true, Ordering::SeqCst);

@@ -17,6 +17,50 @@ pub struct CopyFault {
     pub fault: MmuFault,
 }
 
+/// Pages that a copy translates ahead.
+const PAGES_AT_ONCE: usize = 64;
+/// Pieces that a copy plans ahead.
+const PIECES_AT_ONCE: usize = 8;
+
+/// Bytes that follow each other on both sides of a copy.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    from: BusAddr,
+    to: BusAddr,
+    len: u64,
+}
+
+/// The next pieces of a copy.
+#[derive(Debug)]
+struct Plan {
+    pieces: [Piece; PIECES_AT_ONCE],
+    count: usize,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        let nowhere = BusAddr::Vram(nvspec::addr::VramAddr(0));
+        Self { pieces: [Piece { from: nowhere, to: nowhere, len: 0 }; PIECES_AT_ONCE], count: 0 }
+    }
+}
+
+impl Plan {
+    /// Adds a piece to the last one when it follows it on both sides. Returns whether there was room.
+    fn add(&mut self, piece: Piece) -> bool {
+        if let Some(last) = self.count.checked_sub(1).map(|last| &mut self.pieces[last])
+            && last.from.offset(last.len) == piece.from
+            && last.to.offset(last.len) == piece.to
+        {
+            last.len += piece.len;
+            return true;
+        }
+        let Some(free) = self.pieces.get_mut(self.count) else { return false };
+        *free = piece;
+        self.count += 1;
+        true
+    }
+}
+
 /// The last translation in one direction: good for the addresses `start..end`.
 #[derive(Clone, Copy, Debug)]
 struct Recent {
@@ -24,6 +68,16 @@ struct Recent {
     end: u64,
     address: BusAddr,
     kind: u8,
+}
+
+impl Recent {
+    fn place(&self, va: GpuVa) -> Option<Translation> {
+        (self.start..self.end).contains(&va.0).then(|| Translation {
+            address: self.address.offset(va.0 - self.start),
+            bytes: self.end - va.0,
+            kind: self.kind,
+        })
+    }
 }
 
 const NO_RECENT: Recent = Recent { start: 0, end: 0, address: BusAddr::Vram(nvspec::addr::VramAddr(0)), kind: 0 };
@@ -52,9 +106,8 @@ impl<'a> Session<'a> {
     /// [`MmuFault`].
     pub fn translate(&mut self, va: GpuVa, write: bool) -> Result<Translation, MmuFault> {
         let recent = if write { &self.writes } else { &self.reads };
-        if (recent.start..recent.end).contains(&va.0) {
-            let (address, kind) = (recent.address.offset(va.0 - recent.start), recent.kind);
-            return Ok(Translation { address, bytes: recent.end - va.0, kind });
+        if let Some(translation) = recent.place(va) {
+            return Ok(translation);
         }
         let entry = self.entry(va, write)?;
         let fail = |reason| MmuFault { reason, va, write };
@@ -161,21 +214,57 @@ impl<'a> Session<'a> {
     /// [`CopyFault`], with what was copied before. The source is accessed before the destination.
     pub fn copy(&mut self, from: GpuVa, to: GpuVa, len: u64) -> Result<(), CopyFault> {
         let mut copied = 0;
+        if let Some(piece) = self.short_copy(from, to, len) {
+            self.copy_piece(&piece);
+            return Ok(());
+        }
         while copied < len {
-            let fail = |fault| CopyFault { copied, fault };
-            let source = self.translate(from.offset(copied), false).map_err(fail)?;
-            let target = self.translate(to.offset(copied), true).map_err(fail)?;
-            let piece = source.bytes.min(target.bytes).min(len - copied);
-            if let Err(error) = self.view.copy(source.address, target.address, piece) {
-                self.view.memory().count_lost(error);
-                self.copy_over_a_hole(source.address, target.address, piece);
+            let mut plan = Plan::default();
+            let fault = self.plan(&mut plan, from.offset(copied), to.offset(copied), len - copied).err();
+            for piece in &plan.pieces[..plan.count] {
+                self.copy_piece(piece);
+                copied += piece.len;
             }
-            copied += piece;
+            if let Some(fault) = fault {
+                return Err(CopyFault { copied, fault });
+            }
         }
         Ok(())
     }
 
+    /// The whole copy, if it stays in the pages that were used last: a row of a block, a line of few bytes.
+    fn short_copy(&self, from: GpuVa, to: GpuVa, len: u64) -> Option<Piece> {
+        let (source, target) = (self.reads.place(from)?, self.writes.place(to)?);
+        (source.bytes >= len && target.bytes >= len).then_some(Piece { from: source.address, to: target.address, len })
+    }
+
+    /// Translates the pages of a copy before any of it is made: a lock in between would wait for the stores before it.
+    fn plan(&mut self, plan: &mut Plan, from: GpuVa, to: GpuVa, len: u64) -> Result<(), MmuFault> {
+        let mut planned = 0;
+        for _ in 0..PAGES_AT_ONCE {
+            if planned == len {
+                break;
+            }
+            let source = self.translate(from.offset(planned), false)?;
+            let target = self.translate(to.offset(planned), true)?;
+            let bytes = source.bytes.min(target.bytes).min(len - planned);
+            if !plan.add(Piece { from: source.address, to: target.address, len: bytes }) {
+                break;
+            }
+            planned += bytes;
+        }
+        Ok(())
+    }
+
+    fn copy_piece(&self, piece: &Piece) {
+        if let Err(error) = self.view.copy(piece.from, piece.to, piece.len) {
+            self.view.memory().count_lost(error);
+            self.copy_over_a_hole(piece.from, piece.to, piece.len);
+        }
+    }
+
     /// The slow way for a piece of which some is not answered on the bus: what can be read is written where it can be.
+    #[cold]
     fn copy_over_a_hole(&self, from: BusAddr, to: BusAddr, len: u64) {
         let mut buffer = [0; 256];
         let mut done = 0;

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 /// Sets, each with a lock.
 const SETS: usize = 64;
 /// Small pages that a set holds.
-const SMALL_LINES: usize = 64;
+const SMALL_LINES: usize = 128;
 /// Large pages that a set holds.
 const LARGE_LINES: usize = 16;
 
@@ -63,6 +63,8 @@ struct Line {
 struct Set {
     small: [Option<Line>; SMALL_LINES],
     large: [Option<Line>; LARGE_LINES],
+    /// Nothing was put in since everything was dropped: a flush has nothing to do.
+    empty: bool,
     counters: TlbCounters,
 }
 
@@ -74,7 +76,12 @@ pub struct Tlb {
 
 impl Default for Tlb {
     fn default() -> Self {
-        let empty = || Set { small: [None; SMALL_LINES], large: [None; LARGE_LINES], counters: TlbCounters::default() };
+        let empty = || Set {
+            small: [None; SMALL_LINES],
+            large: [None; LARGE_LINES],
+            empty: true,
+            counters: TlbCounters::default(),
+        };
         Self { sets: (0..SETS).map(|_| Mutex::new(empty())).collect() }
     }
 }
@@ -126,6 +133,7 @@ impl Tlb {
     pub fn insert(&self, key: TlbKey, entry: TlbEntry) {
         let mut set = self.set(key).lock();
         let line = Some(Line { directory: key.directory, page: key.va.0 / entry.page_bytes(), pte: entry.pte });
+        set.empty = false;
         if entry.large {
             set.large[Self::large_line(key)] = line;
         } else {
@@ -137,9 +145,12 @@ impl Tlb {
     pub fn flush(&self, directory: Option<BusAddr>, page: Option<GpuVa>) {
         for (index, set) in self.sets.iter().enumerate() {
             let mut set = set.lock();
-            let Set { small, large, counters } = &mut *set;
-            drop_lines(small, directory, page.map(|va| va.0 / SMALL_PAGE));
-            drop_lines(large, directory, page.map(|va| va.0 / LARGE_PAGE));
+            let Set { small, large, empty, counters } = &mut *set;
+            if !*empty {
+                drop_lines(small, directory, page.map(|va| va.0 / SMALL_PAGE));
+                drop_lines(large, directory, page.map(|va| va.0 / LARGE_PAGE));
+                *empty = directory.is_none() && page.is_none();
+            }
             if index == 0 {
                 counters.flushes += 1;
             }
