@@ -72,7 +72,51 @@ pub fn acquired(session: &mut Session<'_>, va: GpuVa, payload: u32, how: Acquire
 
 #[cfg(test)]
 mod tests {
-    use super::Acquire;
+    use super::{Acquire, Form, acquired, release};
+    use crate::mmu::MmuFault;
+    use crate::mmu::tests::tables::{PTE_VALID, Tables};
+    use nvspec::addr::GpuVa;
+
+    fn tables() -> Tables {
+        let mut tables = Tables::new();
+        tables.small(0x1000, PTE_VALID | 0x80_0000 >> 8);
+        tables.session().write(GpuVa(0x1000), &[0xee; 0x1000]).expect("mapped");
+        tables
+    }
+
+    #[test]
+    fn release_of_four_words_is_payload_zero_time() {
+        let tables = tables();
+        release(&mut tables.session(), GpuVa(0x1010), 0x1122_3344, Form::FourWords, 0x0807_0605_0403_0201)
+            .expect("mapped");
+        let bytes = tables.bytes(0x100c, 24);
+        assert_eq!(bytes[..4], [0xee; 4]);
+        assert_eq!(bytes[4..20], [0x44, 0x33, 0x22, 0x11, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(bytes[20..], [0xee; 4]);
+        assert_eq!(acquired(&mut tables.session(), GpuVa(0x1010), 0x1122_3344, Acquire::Equal), Ok(true));
+        assert_eq!(acquired(&mut tables.session(), GpuVa(0x1010), 0x1122_3345, Acquire::GreaterOrEqual), Ok(false));
+    }
+
+    #[test]
+    fn release_of_one_word_leaves_the_others() {
+        let tables = tables();
+        release(&mut tables.session(), GpuVa(0x1010), 7, Form::OneWord, 1).expect("mapped");
+        assert_eq!(tables.bytes(0x1010, 8), [7, 0, 0, 0, 0xee, 0xee, 0xee, 0xee]);
+    }
+
+    #[test]
+    fn release_that_faults_does_not_write_the_payload() {
+        let tables = tables();
+        let fault = |va| Err(MmuFault { reason: 2, va: GpuVa(va), write: true });
+        let at = |va| release(&mut tables.session(), GpuVa(va), 7, Form::FourWords, 1);
+        assert_eq!(at(0x1ff8), fault(0x2000), "the time is on the next page");
+        assert_eq!(tables.bytes(0x1ff8, 4), [0xee; 4]);
+        assert_eq!(at(0x0ff8), fault(0x0ff8), "the payload is, and the first byte is named");
+        assert_eq!(
+            acquired(&mut tables.session(), GpuVa(0x3000), 0, Acquire::Equal),
+            Err(MmuFault { reason: 2, va: GpuVa(0x3000), write: false })
+        );
+    }
 
     #[test]
     fn geq_compares_across_the_wrap() {

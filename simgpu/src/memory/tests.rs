@@ -89,7 +89,7 @@ fn host_memory_is_mapped_by_whole_pages_below_40_bits_without_overlap() {
         table.map(Iova((1 << 40) - PAGE), host(2, true)),
         Err(DmaError::OutOfReach { iova: 0xff_ffff_f000, len: 0x2000, bits: 40 })
     ));
-    assert!(matches!(table.map(Iova(u64::MAX & !0xfff), page.clone()), Err(DmaError::OutOfReach { .. })));
+    assert!(matches!(table.map(Iova(!0xfff), page.clone()), Err(DmaError::OutOfReach { .. })));
     table.map(Iova((1 << 40) - PAGE), page.clone()).expect("the last page");
     table.map(Iova(0x4000), host(4, true)).expect("four pages");
     for (iova, pages) in [(0x4000, 1), (0x7000, 1), (0x2000, 3), (0x2000, 8), (0x7000, 4)] {

@@ -150,7 +150,7 @@ impl Registers {
             COMPLETION_NONE | COMPLETION_FLUSH => None,
             COMPLETION_SEMAPHORE => {
                 let va = self.address(methods::NOTIFY_ADDRESS_HIGH, methods::NOTIFY_ADDRESS_LOW);
-                if va.0 % 4 != 0 {
+                if !va.0.is_multiple_of(4) {
                     return Err(EngineError::Data(data_error::INVALID_ADDRESS_ALIGNMENT));
                 }
                 let form = if SEMAPHORE_ONE_WORD.is_set(exec) { Form::OneWord } else { Form::FourWords };

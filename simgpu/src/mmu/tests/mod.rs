@@ -6,7 +6,7 @@ mod model;
 pub(crate) mod tables;
 mod tlb;
 
-use super::{Access, AddressSpace};
+use super::{Access, AddressSpace, CopyFault, MmuFault};
 use crate::memory::{BusAddr, Memory, VRAM_MIN, Vram};
 use nvspec::addr::{GpuVa, Target, VramAddr};
 use tables::{PTE_VALID, Tables};
@@ -70,6 +70,29 @@ fn what_nothing_on_the_bus_answers_reads_ones_and_is_counted() {
     session.copy(GpuVa(0x1000), GpuVa(0x2000), 0x1000).expect("no fault");
     drop(session);
     assert_eq!(tables.memory.lost(), 4);
+}
+
+#[test]
+fn copy_of_many_pages_that_follow_each_other_stops_where_it_must() {
+    let mut tables = Tables::new();
+    let (from, to) = (0x100_0000u64, 0x200_0000u64);
+    for page in 0..200u64 {
+        tables.small(from + page * 0x1000, PTE_VALID | (0x40_0000 + page * 0x1000) >> 8);
+        // One page of the destination lies elsewhere, one is missing.
+        let frame = if page == 70 { 0x60_0000 } else { 0x80_0000 + page * 0x1000 };
+        tables.small(to + page * 0x1000, if page == 150 { 0 } else { PTE_VALID | frame >> 8 });
+    }
+    let data: Vec<u8> = (0..200 * 0x1000u32).map(|i| (i / 3 + i / 4096) as u8).collect();
+    tables.session().write(GpuVa(from), &data).expect("mapped");
+    let result = tables.session().copy(GpuVa(from + 8), GpuVa(to + 4), 190 * 0x1000);
+    let fault = MmuFault { reason: 2, va: GpuVa(to + 150 * 0x1000), write: true };
+    assert_eq!(result, Err(CopyFault { copied: 150 * 0x1000 - 4, fault }));
+    let copied = tables.bytes(to, 150 * 0x1000);
+    assert!(copied[4..] == data[8..][..150 * 0x1000 - 4]);
+    assert_eq!(copied[..4], [0; 4]);
+    assert_eq!(tables.bytes(to + 151 * 0x1000, 0x1000), [0; 0x1000], "nothing behind the fault");
+    tables.session().copy(GpuVa(from), GpuVa(to), 150 * 0x1000).expect("up to the hole");
+    assert!(tables.bytes(to, 150 * 0x1000) == data[..150 * 0x1000]);
 }
 
 #[test]

@@ -34,7 +34,7 @@ fn ce_copy(from: u64, to: u64, line: u32, lines: u32) -> Vec<(u32, u32)> {
 }
 
 /// Runs into a page in the middle, whatever the copy's pieces are.
-fn stops_exactly<E: Engine + Default>(class: u32, copy: fn(u64, u64, u32, u32) -> Vec<(u32, u32)>) {
+fn stops_exactly<E: Engine + Default>(class: u32, copy: impl Fn(u64, u64, u32, u32) -> Vec<(u32, u32)>) {
     for budget in [1, 0x700, u64::MAX] {
         let mut bench = Bench::<E>::new();
         bench.budget = budget;
