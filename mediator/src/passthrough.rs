@@ -39,8 +39,7 @@ struct Shared {
     interrupts: Arc<Interrupts>,
     /// A [`Line`].
     line: AtomicU8,
-    /// The pin is asserted, as far as the relay knows; the next register access looks again.
-    level: AtomicBool,
+    pin: Pin,
     bus_master: AtomicBool,
     dma_regions: AtomicU32,
     interrupts_relayed: AtomicU64,
@@ -51,6 +50,37 @@ struct Shared {
     out_of_reach: AtomicU64,
     pci_id: (u16, u16),
     vram_mib: u64,
+}
+
+/// The card's interrupt pin, as far as the relay knows.
+#[derive(Debug, Default)]
+struct Pin {
+    /// Whether it is asserted. The client's level changes with it under this lock, so that both always agree.
+    level: Mutex<bool>,
+    /// A copy of `level` that spares register accesses the lock; it is set before the client can know of the interrupt.
+    hint: AtomicBool,
+}
+
+impl Pin {
+    fn raise(&self, interrupts: &Interrupts) {
+        self.hint.store(true, Ordering::Release);
+        let mut level = self.level.lock();
+        *level = true;
+        interrupts.set_intx_level(true);
+    }
+
+    /// Whether it was asserted.
+    fn lower(&self, interrupts: &Interrupts) -> bool {
+        if !self.hint.load(Ordering::Acquire) {
+            return false;
+        }
+        let mut level = self.level.lock();
+        if *level {
+            self.hint.store(false, Ordering::Release);
+            interrupts.set_intx_level(false);
+        }
+        std::mem::take(&mut *level)
+    }
 }
 
 impl Shared {
@@ -136,7 +166,7 @@ impl PassthroughDevice {
         let shared = Arc::new(Shared {
             interrupts: Arc::clone(link.interrupts()),
             line: AtomicU8::new(Line::Off as u8),
-            level: AtomicBool::new(false),
+            pin: Pin::default(),
             bus_master: AtomicBool::new(false),
             dma_regions: AtomicU32::new(0),
             interrupts_relayed: AtomicU64::new(0),
@@ -204,8 +234,7 @@ impl PassthroughDevice {
     ///
     /// While the client has the pin masked, raising it again costs nothing; when it unmasks, the level decides.
     fn look_at_pin(&self) {
-        if self.shared.level.load(Ordering::Acquire) && self.shared.level.swap(false, Ordering::AcqRel) {
-            self.shared.interrupts.set_intx_level(false);
+        if self.shared.pin.lower(&self.shared.interrupts) {
             self.card.unmask_intx();
         }
     }
@@ -254,8 +283,7 @@ impl PassthroughDevice {
             Line::Msi => self.card.set_interrupt(InterruptMode::Msi, None),
         }
         self.shared.line.store(Line::Off as u8, Ordering::Release);
-        self.shared.level.store(false, Ordering::Release);
-        self.shared.interrupts.set_intx_level(false);
+        self.shared.pin.lower(&self.shared.interrupts);
     }
 
     fn map_all(&mut self) {
@@ -426,9 +454,7 @@ impl Relay {
                 }
                 Line::Intx => {
                     shared.interrupts_relayed.fetch_add(1, Ordering::Relaxed);
-                    // In this order: an access that sees the flag must also lower the level.
-                    shared.interrupts.set_intx_level(true);
-                    shared.level.store(true, Ordering::Release);
+                    shared.pin.raise(&shared.interrupts);
                 }
             }
         }
@@ -452,3 +478,6 @@ fn pieces_mut(offset: u32, data: &mut [u8]) -> impl Iterator<Item = &mut [u8]> {
     let (head, tail) = data.split_at_mut(head);
     std::iter::once(head).chain(tail.chunks_mut(4))
 }
+
+#[cfg(test)]
+mod tests;

@@ -44,9 +44,7 @@ fn software_card(spec: &CardSpec) -> Result<Arc<dyn Card>, BackendError> {
         }),
         ..simgpu::Config::default()
     };
-    SimGpu::new(&config)
-        .map(|card| Arc::new(card) as Arc<dyn Card>)
-        .map_err(|error| BackendError::failed(format!("card `{}`: {error}", spec.name)))
+    SimGpu::new(&config).map(|card| Arc::new(card) as Arc<dyn Card>).map_err(BackendError::failed)
 }
 
 /// A card of this daemon.
@@ -64,7 +62,8 @@ impl OwnedCard {
         if let Some(host) = &*host {
             return Ok(Arc::clone(host));
         }
-        let opened = HostCard::open(Arc::clone(&self.card), &self.spec.name, self.spec.chunk_kib << 10).map_err(BackendError::failed)?;
+        let opened = HostCard::open(Arc::clone(&self.card), &self.spec.name, self.spec.chunk_kib << 10)
+            .map_err(BackendError::failed)?;
         Ok(Arc::clone(host.insert(opened)))
     }
 }
