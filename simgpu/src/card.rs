@@ -79,7 +79,7 @@ pub struct SimGpu {
     mmu: Arc<Mmu>,
     identity: Identity,
     // Dropped last of all users of `shared`: it ends the thread.
-    _worker: Worker,
+    _worker: Option<Worker>,
 }
 
 impl std::fmt::Debug for SimGpu {
@@ -99,7 +99,13 @@ impl SimGpu {
                 return Err(Error::BarSize { name, size });
             }
         }
-        let gpu = Gpu::new(config, Clock::system())?;
+        let mut card = Self::without_thread(config, Clock::system())?;
+        card._worker = Some(Worker::start(&card.shared).map_err(Error::Thread)?);
+        Ok(card)
+    }
+
+    fn without_thread(config: &Config, clock: Clock) -> Result<Self, Error> {
+        let gpu = Gpu::new(config, clock)?;
         let identity = Identity {
             vendor: VENDOR_NVIDIA,
             device: config.chip.pci_device,
@@ -113,8 +119,19 @@ impl SimGpu {
         };
         let (memory, mmu) = (Arc::clone(&gpu.cx.memory), Arc::clone(&gpu.cx.mmu));
         let shared = Arc::new(Shared::new(gpu));
-        let worker = Worker::start(&shared).map_err(Error::Thread)?;
-        Ok(Self { shared, memory, mmu, identity, _worker: worker })
+        Ok(Self { shared, memory, mmu, identity, _worker: None })
+    }
+
+    /// A card whose clock stands until it is advanced, and that does nothing until it is told to.
+    #[cfg(test)]
+    pub(crate) fn for_test(config: &Config) -> Self {
+        Self::without_thread(config, Clock::manual()).expect("a card")
+    }
+
+    /// The state, for tests.
+    #[cfg(test)]
+    pub(crate) fn gpu(&self) -> parking_lot::MutexGuard<'_, Gpu> {
+        self.shared.gpu.lock()
     }
 
     /// Changes how long work takes from now on; `None` for as fast as possible.

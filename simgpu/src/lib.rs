@@ -50,6 +50,9 @@ mod interrupt;
 mod storage;
 mod thread;
 
+#[cfg(test)]
+mod tests;
+
 pub use card::{Config, Counters, Error, SimGpu};
 pub use clock::{EngineTiming, TimeModel};
 pub use faults::{EngineId, Fault, FaultKind};

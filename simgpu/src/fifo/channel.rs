@@ -34,7 +34,7 @@ pub(crate) struct Channel {
     pub(crate) retry_at: Option<CardNs>,
     /// How long the next retry waits.
     pub(crate) retry_ns: u64,
-    /// The PBDMA that it runs in; where none is known, it starts in the one of PGRAPH.
+    /// The PBDMA that it runs in; any, before it used an engine.
     pub(crate) home: Option<usize>,
     userd: Option<BusAddr>,
     /// GP_PUT when there was last nothing to fetch.

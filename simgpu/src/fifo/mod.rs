@@ -7,8 +7,8 @@
 //! Everything that happens happens in [`Fifo::step`], which does a little work and says when to call it again.
 //!
 //! How channels meet PBDMAs: each engine is served by the first enabled PBDMA that `ENGINE_PBDMA_MASK` does not bar; a
-//! channel runs in the PBDMA of the engine that it used last, and moves when it uses another's. Within a PBDMA the
-//! channels of the runlist take turns, a time slice each.
+//! channel runs in the PBDMA of the engine that it used last, at first in any, and moves when it uses another's. Within a
+//! PBDMA the channels of the runlist take turns, a time slice each.
 
 pub(crate) mod channel;
 pub(crate) mod context;
@@ -78,8 +78,6 @@ pub(crate) struct Fifo {
     pub(crate) preempting: Option<u8>,
     pub(crate) pbdmas: Vec<Pbdma>,
     pub(crate) slots: [Slot; 3],
-    /// The PBDMA that a step looks at first.
-    turn: usize,
     pub(crate) counters: FifoCounters,
 }
 
@@ -96,7 +94,6 @@ impl Fifo {
                 Slot::new(EngineId::Copy0, Box::new(CopyEngine::default())),
                 Slot::new(EngineId::Copy1, Box::new(CopyEngine::default())),
             ],
-            turn: 0,
             counters: FifoCounters::default(),
         }
     }
@@ -159,12 +156,9 @@ impl Fifo {
         self.take_doorbells(cx);
         let mut progress = self.settle(cx);
         if Self::running(cx) {
-            let count = self.pbdmas.len();
-            for offset in 0..count {
-                let index = (self.turn + offset) % count;
+            for index in 0..self.pbdmas.len() {
                 progress = progress.or(self.run_pbdma(index, cx));
             }
-            self.turn = (self.turn + 1) % count.max(1);
             if progress != Progress::Ran && self.poll_userd(cx) {
                 progress = Progress::Ran;
             }

@@ -15,7 +15,7 @@ use nvspec::addr::GpuVa;
 use nvspec::fifo::{GpEntry, host_method};
 use nvspec::mmu::fault::{hub_client, unit};
 use nvspec::regs::pbdma::{DATA_0, INTR_0, METHOD_0};
-use nvspec::regs::pfifo;
+use nvspec::regs::{pfifo, pmc};
 
 /// Most words that one step takes.
 const WORDS_PER_STEP: u32 = 512;
@@ -33,6 +33,8 @@ pub(crate) struct Pbdma {
     /// Card time up to which its work so far takes; ahead of the clock while an engine is busy.
     pub(crate) time: CardNs,
     slice_end: CardNs,
+    /// Its channel waits for a semaphore and gives the unit away only when its time slice ends.
+    holds: bool,
     /// The channel that ran last, for taking turns.
     last: Option<u8>,
     /// It had nothing to do, so that the time until now is not used up by work.
@@ -74,7 +76,7 @@ pub(crate) enum Outcome {
 
 impl Pbdma {
     pub(crate) fn new() -> Self {
-        Self { context: None, time: 0, slice_end: 0, last: None, idle: true, trap: None }
+        Self { context: None, time: 0, slice_end: 0, holds: false, last: None, idle: true, trap: None }
     }
 }
 
@@ -134,8 +136,12 @@ impl Fifo {
         progress
     }
 
-    /// Whether the scheduler is told to keep a PBDMA's engines, hence the PBDMA, still.
+    /// Whether the PBDMA is disabled, or the scheduler is told to keep its engines still.
     fn blocked(&self, index: usize, cx: &Cx) -> bool {
+        let enabled = cx.storage.peek(pmc::PBDMA_ENABLE::OFFSET) & cx.storage.peek(pfifo::PBDMA_PRESENT::OFFSET);
+        if enabled & (1 << index) == 0 {
+            return true;
+        }
         let engines = self.engines_of(index, cx);
         let disabled = cx.storage.peek(pfifo::SCHED_DISABLE::OFFSET);
         engines != 0 && engines & disabled == engines
@@ -183,19 +189,15 @@ impl Fifo {
     }
 
     /// The next channel that wants this PBDMA, after the one that ran last.
-    fn candidate(&self, index: usize, now: CardNs, cx: &Cx) -> Option<u8> {
-        let home = |channel: u8| {
-            let fallback = || Self::pbdma_of(slot::number(EngineId::Graph), self.pbdmas.len(), cx);
-            self.channels[usize::from(channel)].home.or_else(fallback)
-        };
+    fn candidate(&self, index: usize, now: CardNs) -> Option<u8> {
+        let here = |channel: u8| self.channels[usize::from(channel)].home.is_none_or(|home| home == index);
         let elsewhere = |channel: u8| {
             self.pbdmas.iter().enumerate().any(|(other, pbdma)| {
                 other != index && pbdma.context.as_ref().is_some_and(|context| context.channel == channel)
             })
         };
-        let wants = |channel: &u8| {
-            self.channels[usize::from(*channel)].ready(now) && home(*channel) == Some(index) && !elsewhere(*channel)
-        };
+        let wants =
+            |channel: &u8| self.channels[usize::from(*channel)].ready(now) && here(*channel) && !elsewhere(*channel);
         let start = self.pbdmas[index]
             .last
             .and_then(|last| self.order.iter().position(|channel| *channel == last))
@@ -207,11 +209,14 @@ impl Fifo {
     /// Decides which channel the PBDMA serves, and loads it. Returns whether there is nothing left to try.
     fn choose(&mut self, index: usize, now: CardNs, cx: &mut Cx) -> bool {
         let current = self.pbdmas[index].context.as_ref().map(|context| context.channel);
-        let keeps = current.is_some_and(|channel| self.channels[usize::from(channel)].ready(now));
+        let keeps = current.is_some_and(|channel| {
+            let channel = &self.channels[usize::from(channel)];
+            channel.ready(now) || (self.pbdmas[index].holds && channel.runnable())
+        });
         if keeps && now < self.pbdmas[index].slice_end {
             return true;
         }
-        let Some(next) = self.candidate(index, now, cx) else { return true };
+        let Some(next) = self.candidate(index, now) else { return true };
         if current == Some(next) {
             self.pbdmas[index].slice_end = now.saturating_add(TIME_SLICE_NS);
             return true;
@@ -224,10 +229,13 @@ impl Fifo {
     fn load(&mut self, index: usize, number: u8, cx: &mut Cx) {
         let pbdma = &mut self.pbdmas[index];
         pbdma.last = Some(number);
+        pbdma.holds = false;
         let now = cx.clock.now();
         pbdma.slice_end = now.saturating_add(TIME_SLICE_NS);
         if let Some(model) = cx.time {
-            pbdma.time = pbdma.time.max(now).saturating_add(model.switch_ns);
+            // The switch begins when the unit is free and there is a reason to switch.
+            let begin = if std::mem::take(&mut pbdma.idle) { pbdma.time.max(now) } else { pbdma.time };
+            pbdma.time = begin.saturating_add(model.switch_ns);
         }
         let channel = &mut self.channels[usize::from(number)];
         let Some(instance) = channel.instance() else { return };
@@ -281,6 +289,7 @@ impl Fifo {
     fn run_channel(&mut self, index: usize, context: &mut Context, cx: &mut Cx) -> Progress {
         let number = usize::from(context.channel);
         self.channels[number].retry_at = None;
+        self.pbdmas[index].holds = false;
         for words in 0..WORDS_PER_STEP {
             if words > 0 && self.must_stop(index, context, cx) {
                 return Progress::Ran;
@@ -326,14 +335,12 @@ impl Fifo {
                 }
                 Outcome::Later => {
                     self.postpone(number, cx);
-                    return if words == 0 { self.next_retry(index, cx) } else { Progress::Ran };
+                    return self.pause(index, words, cx);
                 }
                 Outcome::NotAcquired(switch) => {
                     self.postpone(number, cx);
-                    if switch {
-                        self.pbdmas[index].slice_end = 0;
-                    }
-                    return if words == 0 { self.next_retry(index, cx) } else { Progress::Ran };
+                    self.pbdmas[index].holds = !switch;
+                    return self.pause(index, words, cx);
                 }
                 Outcome::Elsewhere(other) => {
                     self.channels[number].home = Some(other);
@@ -358,6 +365,12 @@ impl Fifo {
             }
         }
         Progress::Ran
+    }
+
+    /// What there is to do when the channel cannot go on after `words` words.
+    fn pause(&self, index: usize, words: u32, cx: &Cx) -> Progress {
+        let others = !self.pbdmas[index].holds && self.candidate(index, cx.clock.now()).is_some();
+        if words > 0 || others { Progress::Ran } else { self.next_retry(index, cx) }
     }
 
     /// Whether the channel has to pause between two methods.

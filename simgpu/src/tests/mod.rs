@@ -1,0 +1,8 @@
+//! The card from outside, through its registers and apertures, by a small driver written for it.
+
+mod channels;
+mod driver;
+mod errors;
+mod registers;
+mod threaded;
+mod timing;
