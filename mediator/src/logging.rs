@@ -2,15 +2,18 @@
 //!
 //! Every thread that works for a virtual machine runs inside of a span called [`VM_SPAN`]. Events below that span are what
 //! a guest or its VMM can trigger, so each call site may log only [`BURST`] times in a row for each virtual machine, and then
-//! once per [`INTERVAL`]; the rest is counted in [`suppressed`]. Events outside of such a span are the operator's and
-//! are never held back. `trace` and `debug` are held back too: their filter is off unless someone looks.
+//! once per [`INTERVAL`]; the rest is counted in [`suppressed`]. `trace` and `debug` are held back too: their filter is off
+//! unless someone looks. Warnings with a field called `vm`, from threads that serve several, are limited in the same way.
+//! All else is the operator's and never held back, and errors never are.
 
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id};
 use tracing::{Event, Level, Subscriber, callsite::Identifier};
 use tracing_subscriber::filter::{EnvFilter, ParseError};
@@ -89,23 +92,46 @@ impl Bucket {
     }
 }
 
-/// Limits events below a [`VM_SPAN`].
+/// Whose events share a bucket.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Whose {
+    /// Those below a [`VM_SPAN`].
+    Span(Id),
+    /// Those with a field `vm`, by a hash of its value.
+    Field(u64),
+}
+
+/// Limits events below a [`VM_SPAN`], and warnings about one virtual machine.
 #[derive(Debug, Default)]
 pub struct GuestLimit {
-    buckets: Mutex<HashMap<(Identifier, Id), Bucket>>,
+    buckets: Mutex<HashMap<(Identifier, Whose), Bucket>>,
 }
 
 impl GuestLimit {
-    fn passes(&self, callsite: Identifier, vm: Id, now: Instant) -> bool {
+    fn passes(&self, callsite: Identifier, whose: Whose, now: Instant) -> bool {
         let mut buckets = self.buckets.lock();
         if buckets.len() >= MAX_BUCKETS {
             buckets.clear();
         }
-        let passes = buckets.entry((callsite, vm)).or_insert_with(|| Bucket::new(now)).take(now);
+        let passes = buckets.entry((callsite, whose)).or_insert_with(|| Bucket::new(now)).take(now);
         if !passes {
             SUPPRESSED.fetch_add(1, Ordering::Relaxed);
         }
         passes
+    }
+}
+
+/// Finds the field `vm` of an event.
+#[derive(Default)]
+struct VmField(Option<u64>);
+
+impl Visit for VmField {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        if field.name() == VM_SPAN {
+            let mut hasher = DefaultHasher::new();
+            format!("{value:?}").hash(&mut hasher);
+            self.0 = Some(hasher.finish());
+        }
     }
 }
 
@@ -115,17 +141,26 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Filter<S> for GuestLimit {
     }
 
     fn event_enabled(&self, event: &Event<'_>, cx: &Context<'_, S>) -> bool {
-        if *event.metadata().level() == Level::ERROR {
+        let metadata = event.metadata();
+        if *metadata.level() == Level::ERROR {
             return true;
         }
-        let vm = cx.event_scope(event).and_then(|scope| scope.from_root().find(|span| span.name() == VM_SPAN));
-        vm.is_none_or(|vm| self.passes(event.metadata().callsite(), vm.id(), Instant::now()))
+        let span = cx.event_scope(event).and_then(|scope| scope.from_root().find(|span| span.name() == VM_SPAN));
+        let field = || {
+            let mut found = VmField::default();
+            if *metadata.level() == Level::WARN {
+                event.record(&mut found);
+            }
+            found.0.map(Whose::Field)
+        };
+        let whose = span.map(|span| Whose::Span(span.id())).or_else(field);
+        whose.is_none_or(|whose| self.passes(metadata.callsite(), whose, Instant::now()))
     }
 
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, _: Context<'_, S>) {
         // Identifiers of spans are used again: a new virtual machine starts with full buckets.
         if attributes.metadata().name() == VM_SPAN {
-            self.buckets.lock().retain(|(_, vm), _| vm != id);
+            self.buckets.lock().retain(|(_, whose), _| *whose != Whose::Span(id.clone()));
         }
     }
 }
@@ -181,12 +216,16 @@ mod tests {
             }
             for _ in 0..100 {
                 tracing::warn!("from the operator");
+                tracing::info!(vm = "a", "operator's news");
+                tracing::warn!(vm = "a", "shared thread");
             }
         });
         let passed = usize::try_from(BURST).unwrap();
         // A slow host may let the interval's next token through.
         assert!((2 * passed..4 * passed).contains(&lines.count("bad register")));
+        assert!((passed..2 * passed).contains(&lines.count("shared thread")));
         assert_eq!(lines.count("from the operator"), 100);
+        assert_eq!(lines.count("operator's news"), 100);
         assert!(lines.count("name=\"b\"") >= passed);
         assert!(suppressed() > 100);
     }

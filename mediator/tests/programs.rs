@@ -125,6 +125,28 @@ fn vms_come_and_go_while_another_is_connected() {
 }
 
 #[test]
+fn vram_left_by_one_passthrough_vm_is_not_shown_to_the_next() {
+    // The window of BAR0 onto VRAM, and the register that places it in units of 64 KiB.
+    const WINDOW: u64 = 0x70_0000;
+    const PLACE: u64 = 0x1700;
+    let place = Place::new(CARD);
+    let running = place.start(&mut place.daemon());
+    let add = || {
+        let added = place.ctl(&["vm", "add", "p", "--card", "card0", "--passthrough"]);
+        assert!(added.status.success(), "{}", text(&added.stderr));
+        let mut client = Client::connect(&place.path("p.sock")).unwrap();
+        client.write32(0, PLACE, 0x300).unwrap();
+        client
+    };
+    let mut client = add();
+    client.write32(0, WINDOW + 0x10, 0x5ec2_e7ed).unwrap();
+    assert_eq!(client.read32(0, WINDOW + 0x10).unwrap(), 0x5ec2_e7ed);
+    assert!(place.ctl(&["vm", "remove", "p"]).status.success());
+    assert_eq!(add().read32(0, WINDOW + 0x10).unwrap(), 0);
+    running.end(Signal::TERM);
+}
+
+#[test]
 fn check_tells_good_from_bad_with_line_and_key() {
     let good = Place::new(CARD);
     let output = good.daemon().arg("--check").output().unwrap();

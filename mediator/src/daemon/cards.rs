@@ -1,7 +1,7 @@
 //! The cards of a configuration, opened, and what they make of virtual machines.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use card::Card;
 use parking_lot::Mutex;
@@ -26,7 +26,7 @@ impl OpenCard for Cards {
             CardKind::Simgpu => software_card(spec)?,
         };
         let (host, next_vm) = (Mutex::new(None), AtomicU32::new(0));
-        Ok(Box::new(OwnedCard { spec: spec.clone(), card, host, next_vm }))
+        Ok(Box::new(OwnedCard { spec: spec.clone(), card, host, next_vm, left_over: AtomicBool::new(false) }))
     }
 }
 
@@ -54,9 +54,24 @@ struct OwnedCard {
     /// The mediator's side of the card, from the first mediated virtual machine until one wants passthrough.
     host: Mutex<Option<Arc<HostCard>>>,
     next_vm: AtomicU32,
+    /// A virtual machine had the card by passthrough, and what it left in VRAM is still there.
+    left_over: AtomicBool,
 }
 
 impl OwnedCard {
+    /// Takes the card from the mediator, for passthrough. What another virtual machine left in VRAM is zeroed.
+    fn hand_over(&self) -> Result<(), BackendError> {
+        // The mediator scrubs what its virtual machines had when they go, so this is for passthrough after passthrough.
+        if self.left_over.swap(true, Ordering::Relaxed) {
+            let host = self.host()?;
+            while host.lock().vram.scrub_one().map_err(BackendError::failed)? {}
+        }
+        if let Some(host) = self.host.lock().take() {
+            host.close();
+        }
+        Ok(())
+    }
+
     fn host(&self) -> Result<Arc<HostCard>, BackendError> {
         let mut host = self.host.lock();
         if let Some(host) = &*host {
@@ -76,9 +91,7 @@ impl CardBackend for OwnedCard {
 
     fn build(&self, vm: &VmSpec, link: &Link) -> Result<Built, BackendError> {
         if vm.passthrough {
-            if let Some(host) = self.host.lock().take() {
-                host.close();
-            }
+            self.hand_over()?;
             return PassthroughDevice::build(Arc::clone(&self.card), self.spec.vram_mib, &vm.name, link);
         }
         let vram_bytes = vm.vram_mib.unwrap_or(0).saturating_mul(1 << 20);
