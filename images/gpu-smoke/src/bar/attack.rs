@@ -48,9 +48,10 @@ pub struct Found {
 }
 
 impl<'a> Ground<'a> {
-    /// Takes a place in the share and clears it.
-    pub fn new(card: &'a Card, random: Random, pattern: Vec<u8>, writes: bool) -> Result<Self> {
-        let vram = card.vram()?;
+    /// Takes a place in the share of `vram` bytes and clears it.
+    pub fn new(card: &'a Card, vram: u64, random: Random, pattern: Vec<u8>, writes: bool) -> Result<Self> {
+        let fits = vram.is_multiple_of(1 << 20) && vram <= 1 << 39;
+        ensure!(fits, "a share of {vram} bytes: whole MiB are expected");
         ensure!(vram >= OWN_BASE + own::END, "{vram} bytes of VRAM are too few for the attacks");
         let found = Found::default();
         let ground = Self { card, vram, base: OWN_BASE, random, writes, pattern, found };
@@ -64,8 +65,8 @@ impl<'a> Ground<'a> {
         let mut addresses =
             vec![vram, vram + aligned, 2 * vram, 3 * vram, 4 * vram, (1 << 32) - aligned, top - aligned];
         for number in 0..count {
-            // Half of them where a neighbour on the same card would be.
-            let end = if number % 2 == 0 { 6 << 30 } else { top };
+            // Most of them where a neighbour on the same card would be.
+            let end = [vram.saturating_mul(4), 6 << 30, top][number as usize % 3].clamp(vram + 1, top);
             addresses.push(vram + self.random.below(end - vram));
         }
         addresses.iter_mut().for_each(|address| *address &= !(aligned - 1) & (top - 1));

@@ -5,6 +5,7 @@
 use anyhow::Result;
 
 use super::attack::{BRAND, Ground};
+use super::hostile::BEYOND_GUEST_RAM;
 use super::layout::{Aperture, CHANNELS, PAGE, instance_pointer, own, reg};
 use crate::access::Width;
 
@@ -69,7 +70,7 @@ pub fn attack(ground: &mut Ground<'_>, probes: u64) -> Result<Attacked> {
         for flaw in [
             Flaw::Page(address, Aperture::Vram),
             Flaw::Page(address, Aperture::Peer),
-            Flaw::Page(address | 1 << 39, Aperture::Coherent),
+            Flaw::Page(address | BEYOND_GUEST_RAM, Aperture::Coherent),
             Flaw::Table(address),
             Flaw::Directory(address),
             Flaw::Userd(address),

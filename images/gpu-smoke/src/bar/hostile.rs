@@ -1,7 +1,8 @@
 //! Tries to reach memory outside of the share, by every pointer that a guest can set.
 //!
 //! Each kind of attack first does the same with our own memory (`armed`): only then does seeing nothing outside mean
-//! anything. It leaves the card in a state that a driver must initialize anew.
+//! anything. With `--share` less than the VRAM that the card tells of, it must fail: the rest is then taken for a neighbour's.
+//! It leaves the card in a state that a driver must initialize anew.
 
 use anyhow::{Result, bail, ensure};
 
@@ -21,6 +22,8 @@ const OWN_VA: u64 = 0x10_0000;
 const OUTSIDE_VA: u64 = 0x20_0000;
 /// Virtual address where large pages outside begin.
 const LARGE_VA: u64 = 0x400_0000;
+/// No guest of the tests has RAM at this address or above.
+pub const BEYOND_GUEST_RAM: u64 = 1 << 39;
 /// Dwords that are read of each page.
 const READS: u64 = 4;
 
@@ -33,7 +36,8 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let seed = options.number("seed", mix(now.as_nanos() as u64))?;
     let boot0 = card.read(reg::BOOT0);
     ensure!(boot0 != u32::MAX && boot0 != 0, "the card does not answer: BOOT0 is {boot0:#x}");
-    let mut ground = Ground::new(card, Random(seed), pattern, !options.flag("no-writes"))?;
+    let share = options.number("share", card.vram()?)?;
+    let mut ground = Ground::new(card, share, Random(seed), pattern, !options.flag("no-writes"))?;
     println!("hostile: seed {seed}, {} MiB of VRAM", ground.vram >> 20);
 
     card.vram_write(ground.base + own::DATA, MARKER);
@@ -70,6 +74,8 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
 fn window(ground: &mut Ground<'_>, probes: u64) {
     for address in ground.outside(1 << 16, probes) {
         for target in [0, 2, 3] {
+            // Low addresses of guest RAM may be the guest's own.
+            let address = if target == 0 { address } else { address | BEYOND_GUEST_RAM };
             ground.poke(reg::PRAMIN_WINDOW, (address >> 16) as u32 | target << 24);
             for read in 0..READS {
                 let register = reg::PRAMIN + (read * 0x3f84) as u32;
@@ -113,7 +119,10 @@ fn apertures(ground: &mut Ground<'_>, probes: u64) -> Result<bool> {
         let addresses: Vec<u64> = match aperture {
             Aperture::Vram | Aperture::Peer => ground.outside(PAGE, probes),
             // Guest RAM that the guest does not have: far above, and anywhere high.
-            _ => (0..probes).map(|_| (1 << 39) + ground.random.below(1 << 39)).map(|at| at & !(PAGE - 1)).collect(),
+            _ => (0..probes)
+                .map(|_| BEYOND_GUEST_RAM | ground.random.below(BEYOND_GUEST_RAM))
+                .map(|at| at & !(PAGE - 1))
+                .collect(),
         };
         let addresses = &addresses[..addresses.len().min(most)];
         for space in 0..2 {
@@ -172,6 +181,7 @@ fn tables(ground: &mut Ground<'_>, probes: u64) {
     let directory = ground.base + own::DIRECTORIES[0];
     for address in ground.outside(PAGE, probes) {
         for aperture in [Aperture::Vram, Aperture::Coherent] {
+            let address = if aperture == Aperture::Vram { address } else { address | BEYOND_GUEST_RAM };
             ground.set_directory(0, 0, None, Some((address, aperture)));
             ground.flush(directory);
             look(ground, 0, OUTSIDE_VA, PAGE, &format!("BAR1 page table at {address:#x} {aperture:?}"));
@@ -185,6 +195,7 @@ fn tables(ground: &mut Ground<'_>, probes: u64) {
         look(ground, 0, OWN_VA, PAGE, &format!("BAR1 page directory at {address:#x}"));
         ground.set_instance(own::BAR1_INSTANCE, directory, 0);
         for target in [0, 2, 3] {
+            let address = if target == 0 { address } else { address | BEYOND_GUEST_RAM };
             for (space, register) in [reg::BAR1_INSTANCE, reg::BAR3_INSTANCE].into_iter().enumerate() {
                 ground.poke(register, instance_pointer(address, target));
                 ground.flush(address);

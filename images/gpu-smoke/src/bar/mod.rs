@@ -21,11 +21,12 @@ use card::Card;
 /// Help.
 pub const USAGE: &str = "  bar read32 BAR OFFSET | write32 BAR OFFSET VALUE | read32-loop BAR OFFSET [--count=]
   bar bench reads|writes [--count= --bar= --offset= --value=]
-  bar hostile [--pattern= --probes= --no-writes]
+  bar hostile [--pattern= --probes= --share= --no-writes]
   (all bar commands: [--pci=ADDRESS])
 ";
 
-const OPTIONS: [&str; 8] = ["pci=", "count=", "bar=", "offset=", "value=", "pattern=", "probes=", "no-writes"];
+const OPTIONS: [&str; 9] =
+    ["share=", "pci=", "count=", "bar=", "offset=", "value=", "pattern=", "probes=", "no-writes"];
 
 /// What a command does.
 type Command = fn(&Card, &Options) -> Result<(Counts, Facts)>;
