@@ -14,6 +14,9 @@ use std::sync::Arc;
 /// Polls for a falcon to report ready. Start-up takes milliseconds; each poll is a bus read of about a microsecond.
 const READY_POLLS: u32 = 2_000_000;
 
+/// The bit of each non-stall nibble that work of channels sets.
+const NON_STALL_NORMAL: u32 = 1;
+
 /// What bring-up learns of a card.
 #[derive(Clone, Debug)]
 pub struct CardInfo {
@@ -84,13 +87,13 @@ fn memory_size(card: &dyn Card) -> Result<u64, HostError> {
 
 fn start_fifo(card: &dyn Card) -> u32 {
     card.write32(pmc::PBDMA_ENABLE::OFFSET, u32::MAX);
+    card.write32(pfifo::PBDMA_PRESENT::OFFSET, u32::MAX);
     let pbdmas = card.read32(pmc::PBDMA_ENABLE::OFFSET).count_ones().min(pbdma::INTR_0::COUNT);
-    // All PBDMAs may serve PGRAPH; the copy engines share what there is besides, as nouveau sets it up.
-    let all = (1 << pbdmas) - 1;
-    let second = if pbdmas > 1 { all & !1 } else { all };
-    let third = if pbdmas > 2 { all & !3 } else { second };
-    for (engine, mask) in [(engine::GR, 1), (engine::CE0, second), (engine::CE1, third)] {
-        card.write32(pfifo::ENGINE_PBDMA_MASK::at(engine), mask);
+    // Each engine is barred from all PBDMAs but one, so that a wait in one engine's channel does not hold the others.
+    let spread = [(engine::GR, 0), (engine::CE0, 2), (engine::CE1, 1)];
+    for (engine, unit) in spread {
+        let unit = if unit < pbdmas { unit } else { 0 };
+        card.write32(pfifo::ENGINE_PBDMA_MASK::at(engine), !(1 << unit));
     }
     for unit in 0..pbdmas {
         card.write32(pbdma::INTR_0::at(unit), u32::MAX);
@@ -99,7 +102,7 @@ fn start_fifo(card: &dyn Card) -> u32 {
     card.write32(pfifo::SCHED_EN::OFFSET, pfifo::SCHED_EN::ENABLE.mask());
     card.write32(pfifo::USERD_BASE::OFFSET, pfifo::USERD_BASE::VALID.mask());
     card.write32(pfifo::INTR::OFFSET, u32::MAX);
-    card.write32(pfifo::NON_STALL_EN::OFFSET, (1 << engine::COUNT) - 1);
+    card.write32(pfifo::NON_STALL_EN::OFFSET, NON_STALL_NORMAL);
     card.write32(
         pfifo::INTR_EN::OFFSET,
         pfifo::INTR_EN::NON_STALL.mask()

@@ -77,7 +77,7 @@ regs! {
         SCHED_EN @ 0x002200 Rw { 0:0 ENABLE; }
         /// PBDMAs present.
         PBDMA_PRESENT @ 0x002204 Rw {}
-        /// PBDMAs that may serve each engine.
+        /// PBDMAs that may not serve each engine: a zero bit allows.
         ENGINE_PBDMA_MASK[6; 4] @ 0x002208 Rw {}
         /// Idle filter.
         IDLE_FILTER @ 0x002224 Rw {}
