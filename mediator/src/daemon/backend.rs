@@ -74,6 +74,8 @@ pub struct CardStatus {
     pub pci_id: String,
     /// Channels of the card.
     pub channels: u32,
+    /// MiB of VRAM that have no owner, if the mediator has the card. What the configuration promises may be less.
+    pub vram_free_mib: Option<u64>,
 }
 
 /// A card that is there, and makes the devices of its virtual machines.

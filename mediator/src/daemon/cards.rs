@@ -86,7 +86,16 @@ impl OwnedCard {
 impl CardBackend for OwnedCard {
     fn status(&self) -> CardStatus {
         let id = self.card.identity();
-        CardStatus { pci_id: format!("{:04x}:{:04x}", id.vendor, id.device), channels: MAX_CHANNELS }
+        let host = self.host.lock().clone();
+        let free = host.map(|host| {
+            let summary = host.lock().vram.chunks.summary();
+            u64::from(summary.free.saturating_add(summary.to_scrub)).saturating_mul(summary.chunk_bytes) >> 20
+        });
+        CardStatus {
+            pci_id: format!("{:04x}:{:04x}", id.vendor, id.device),
+            channels: MAX_CHANNELS,
+            vram_free_mib: free,
+        }
     }
 
     fn build(&self, vm: &VmSpec, link: &Link) -> Result<Built, BackendError> {

@@ -270,6 +270,8 @@ impl Daemon {
         let reserved = if passthrough { 0 } else { spec.reserve_mib() };
         let shared = users.iter().filter_map(|vm| vm.vram_mib).fold(0, u64::saturating_add);
         let assigned = if passthrough { spec.vram_mib } else { shared };
+        // Both bounds hold: what the configuration leaves, and what the card really has.
+        let left = spec.vram_mib.saturating_sub(reserved).saturating_sub(assigned);
         api::Card {
             name: spec.name.clone(),
             kind: spec.kind.to_string(),
@@ -277,7 +279,7 @@ impl Daemon {
             vram_mib: spec.vram_mib,
             vram_reserved_mib: reserved,
             vram_assigned_mib: assigned,
-            vram_free_mib: spec.vram_mib.saturating_sub(reserved).saturating_sub(assigned),
+            vram_free_mib: status.vram_free_mib.map_or(left, |free| free.min(left)),
             bar1_mib: spec.bar1_mib,
             bar3_mib: spec.bar3_mib,
             channels: status.channels,

@@ -41,7 +41,7 @@ struct FakeCard(Released);
 
 impl CardBackend for FakeCard {
     fn status(&self) -> CardStatus {
-        CardStatus { pci_id: "10de:06d8".to_owned(), channels: 128 }
+        CardStatus { pci_id: "10de:06d8".to_owned(), channels: 128, vram_free_mib: Some(400) }
     }
 
     fn build(&self, vm: &VmSpec, link: &Link) -> Result<Built, BackendError> {
@@ -300,6 +300,7 @@ fn requests_against_the_card_are_refused_by_kind() {
     let card = fixture.daemon.card("card0").unwrap();
     assert_eq!((card.vram_assigned_mib, card.vram_free_mib, card.channels_used), (256, 224, 3));
     assert_eq!(card.vms, ["a"]);
+    assert_eq!(fixture.daemon.card("card1").unwrap().vram_free_mib, 400, "not more than the card really has");
 }
 
 #[test]
