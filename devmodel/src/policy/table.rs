@@ -90,7 +90,7 @@ policies! {
         Store: SENSOR_CTRL INTR INTR_EN GATE_CTRL GATE_FILTER TEMPERATURE THRESHOLD_CLOCK THRESHOLD;
     }
     Pfuse = pfuse {
-        Store: FUSE;
+        Store: FUSE SPEEDO FUSE_HI;
     }
     Ptop = ptop {
         Model: GPC_COUNT TPC_PER_GPC FBP_COUNT ENGINES_DISABLED FBP_DISABLED;

@@ -52,7 +52,11 @@ regs! {
     /// Fuses.
     mod pfuse @ 0x021000 .. 0x022000 {
         /// Fuse words.
-        FUSE[1024; 4] @ 0x021000 Rw {}
+        FUSE[179; 4] @ 0x021000 Rw {}
+        /// Speed of the die, by which drivers look up voltages; 0 would be a card without one, which they complain of.
+        SPEEDO @ 0x0212cc Rw = 0x00000420 {}
+        /// More fuse words.
+        FUSE_HI[844; 4] @ 0x0212d0 Rw {}
     }
 
     /// Unit capabilities and device initialisation state.
