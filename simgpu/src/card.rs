@@ -193,7 +193,7 @@ impl Card for SimGpu {
     }
 
     fn read32(&self, offset: u32) -> u32 {
-        if offset % 4 != 0 || u64::from(offset) >= BAR0_BYTES {
+        if !offset.is_multiple_of(4) || u64::from(offset) >= BAR0_BYTES {
             return u32::MAX;
         }
         if (pramin::BASE..pramin::END).contains(&offset) {
@@ -203,7 +203,7 @@ impl Card for SimGpu {
     }
 
     fn write32(&self, offset: u32, value: u32) {
-        if offset % 4 != 0 || u64::from(offset) >= BAR0_BYTES {
+        if !offset.is_multiple_of(4) || u64::from(offset) >= BAR0_BYTES {
             return;
         }
         if (pramin::BASE..pramin::END).contains(&offset) {
@@ -258,5 +258,6 @@ impl Card for SimGpu {
 
     fn reset(&self) {
         self.shared.gpu.lock().reset();
+        self.shared.wake();
     }
 }

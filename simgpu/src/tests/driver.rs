@@ -39,7 +39,7 @@ pub struct Driver {
 #[derive(Clone, Copy, Debug)]
 pub struct Space {
     pub directory: u64,
-    table: u64,
+    pub table: u64,
 }
 
 /// A channel.

@@ -3,6 +3,7 @@
 mod channels;
 mod driver;
 mod errors;
+mod fuzz;
 mod registers;
 mod threaded;
 mod timing;
