@@ -4,6 +4,7 @@ use anyhow::{Result, ensure};
 
 use super::card::Card;
 use super::layout::{Aperture, LARGE_PAGE, PAGE, directory_entry, own, page_entry, reg};
+use crate::access::Mapping;
 use crate::pattern::Random;
 
 /// Left at addresses that are not ours, where it must not stay.
@@ -18,6 +19,8 @@ const OWN_BASE: u64 = 4 << 20;
 pub struct Ground<'a> {
     /// The card.
     pub card: &'a Card,
+    /// BAR1 and BAR3.
+    pub apertures: [&'a Mapping; 2],
     /// Bytes of VRAM of the share.
     pub vram: u64,
     /// Where the own structures begin.
@@ -53,8 +56,9 @@ impl<'a> Ground<'a> {
         let fits = vram.is_multiple_of(1 << 20) && vram <= 1 << 39;
         ensure!(fits, "a share of {vram} bytes: whole MiB are expected");
         ensure!(vram >= OWN_BASE + own::END, "{vram} bytes of VRAM are too few for the attacks");
+        let apertures = [card.region(1)?, card.region(3)?];
         let found = Found::default();
-        let ground = Self { card, vram, base: OWN_BASE, random, writes, pattern, found };
+        let ground = Self { card, apertures, vram, base: OWN_BASE, random, writes, pattern, found };
         card.vram_zero(ground.base, own::END);
         Ok(ground)
     }

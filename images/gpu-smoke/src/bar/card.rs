@@ -4,7 +4,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use super::layout::reg;
 use crate::access::{Mapping, Width};
@@ -20,8 +20,8 @@ const COMMAND_WANTED: u16 = 0x6;
 /// A card with its three regions: 0 registers, 1 VRAM aperture, 3 instance aperture.
 pub struct Card {
     registers: Mapping,
-    bar1: Mapping,
-    bar3: Mapping,
+    /// A device that is no card, as in transport benchmarks, may lack these.
+    apertures: [Result<Mapping>; 2],
 }
 
 impl Card {
@@ -35,27 +35,18 @@ impl Card {
             enable(&directory)?;
         }
         let region = |number| map_region(&directory, number);
-        Ok(Self { registers: region(0)?, bar1: region(1)?, bar3: region(3)? })
+        Ok(Self { registers: region(0)?, apertures: [region(1), region(3)] })
     }
 
     /// A region by its number.
     pub fn region(&self, number: u64) -> Result<&Mapping> {
-        Ok(match number {
-            0 => &self.registers,
-            1 => &self.bar1,
-            3 => &self.bar3,
+        let aperture = match number {
+            0 => return Ok(&self.registers),
+            1 => &self.apertures[0],
+            3 => &self.apertures[1],
             _ => bail!("region {number}: one of 0, 1, 3"),
-        })
-    }
-
-    /// The VRAM aperture.
-    pub fn bar1(&self) -> &Mapping {
-        &self.bar1
-    }
-
-    /// The instance aperture.
-    pub fn bar3(&self) -> &Mapping {
-        &self.bar3
+        };
+        aperture.as_ref().map_err(|error| anyhow!("{error:#}"))
     }
 
     /// Reads a register.

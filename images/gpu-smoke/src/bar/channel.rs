@@ -130,7 +130,7 @@ fn one(ground: &mut Ground<'_>, id: u32, flaw: Flaw) -> bool {
     card.vram_write(base + own::RUNLIST + 4, 4);
     card.write(reg::RUNLIST, ((base + own::RUNLIST) >> 12) as u32);
     card.write(reg::RUNLIST_SUBMIT, 0x01f0_0001);
-    card.bar1().store(userd_va as usize + 0x8c, Width::Dword, 1);
+    ground.apertures[0].store(userd_va as usize + 0x8c, Width::Dword, 1);
 
     let wanted = if matches!(flaw, Flaw::None) { RELEASED } else { BRAND };
     let patience = if matches!(flaw, Flaw::None) { PATIENCE } else { 32 };

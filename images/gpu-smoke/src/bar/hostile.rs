@@ -110,9 +110,9 @@ fn apertures(ground: &mut Ground<'_>, probes: u64) -> Result<bool> {
     }
     point_at_own(ground);
     let seen = |region: &Mapping| region.load(OWN_VA as usize, Width::Dword) as u32 == MARKER;
-    let armed = seen(ground.card.bar1()) && seen(ground.card.bar3());
+    let armed = ground.apertures.into_iter().all(seen);
 
-    let room = ground.card.bar3().len() as u64;
+    let room = ground.apertures[1].len() as u64;
     ensure!(room > OUTSIDE_VA, "region 3 has only {room} bytes");
     let most = ((room - OUTSIDE_VA) / PAGE) as usize;
     for aperture in [Aperture::Vram, Aperture::Peer, Aperture::Coherent, Aperture::Noncoherent] {
@@ -141,7 +141,7 @@ fn apertures(ground: &mut Ground<'_>, probes: u64) -> Result<bool> {
         ground.set_large_page(LARGE_VA + number as u64 * LARGE_PAGE, *address, Aperture::Vram);
     }
     ground.flush(base + own::DIRECTORIES[0]);
-    if ground.card.bar1().len() as u64 >= LARGE_VA + 64 * LARGE_PAGE {
+    if ground.apertures[0].len() as u64 >= LARGE_VA + 64 * LARGE_PAGE {
         for (number, address) in addresses.iter().enumerate().take(64) {
             let what = format!("BAR1 large page at {address:#x}");
             look(ground, 0, LARGE_VA + number as u64 * LARGE_PAGE, LARGE_PAGE, &what);
@@ -161,8 +161,7 @@ fn point_at_own(ground: &Ground<'_>) {
 
 /// Reads, and maybe writes, some dwords of a page in BAR1 (space 0) or BAR3 (space 1).
 fn look(ground: &mut Ground<'_>, space: usize, va: u64, length: u64, what: &str) {
-    let card = ground.card;
-    let region = if space == 0 { card.bar1() } else { card.bar3() };
+    let region = ground.apertures[space];
     for read in 0..READS {
         let at = (va + (read * 0x5a4) % length) as usize;
         let word = region.load(at, Width::Dword) as u32;
