@@ -17,7 +17,7 @@ use crate::vbios;
 use card::Aperture;
 use nvspec::mmu::fault::{hub_client, unit};
 use nvspec::regs;
-use nvspec::regs::windows::{STATE_RANGES, UNCLAIMED, pramin, prom};
+use nvspec::regs::windows::{PGRAPH_RANGES, STATE_RANGES, UNCLAIMED, pramin, prom};
 use std::sync::Arc;
 
 /// The card's state.
@@ -298,7 +298,7 @@ impl Gpu {
             }
         }
         if ENABLE::PGRAPH.is_set(units) {
-            for (first, end) in [(0x40_0000, 0x42_0000), (0x50_0000, 0x58_0000)] {
+            for (first, end) in PGRAPH_RANGES {
                 cx.storage.reset_range(first, end);
             }
             self.graph_falcons.reset();

@@ -1,4 +1,4 @@
-//! A software GF100 card that a stock driver accepts: the default implementation of [`card::Card`], no hardware needed.
+//! A software GF100 card that a stock driver accepts: the default implementation of [`::card::Card`], no hardware needed.
 //!
 //! Parts, in the order of what happens to an access:
 //! - `card`: [`SimGpu`], its [`Config`] and [`Counters`]; the `thread` that does the card's own work;
@@ -17,7 +17,7 @@
 //! - Falcon code: what drivers upload is not executed. PMU, FECS, GPCCS and the copy engines' falcons do what nouveau's
 //!   own firmware does; other firmware does not work. FECS takes no commands of NVIDIA's firmware.
 //! - The contents of a PGRAPH context beyond M2MF's methods; state registers of PGRAPH are stored, not saved and loaded.
-//! - Time slices of RAMFC (all are 2 ms), the context switch timeout, acquire timeouts, push buffer checksums.
+//! - Time slices of RAMFC (all are 2 ms), acquire timeouts, push buffer checksums.
 //! - Errors of the bus: accesses to offsets that nothing declares are counted and read `0xbad0da00`, without PBUS's fault
 //!   interrupt. Byte accesses to registers are the caller's to merge.
 //! - The privileged ring's errors, thermal events, GPIO, I2C; clocks and voltages do not change the speed.

@@ -122,7 +122,8 @@ regs! {
         #[doc(alias = "CHAN_KILL")]
         PREEMPT @ 0x002634 Rw { 20:20 PENDING; 11:0 CHANNEL; }
         /// State of each engine.
-        ENGINE_STATUS[6; 4] @ 0x002640 Ro { 31:31 BUSY; 28:28 BUSY_2; 20:20 SAVE; 18:18 LOAD; 15:13 CTX_STATUS; 6:0 CHANNEL; }
+        ENGINE_STATUS[6; 4] @ 0x002640 Ro { 31:31 BUSY; 28:28 BUSY_2; 20:20 SAVE; 18:18 LOAD; 15:13 CTX_STATUS; 12:12 SWITCHING;
+            6:0 CHANNEL; }
         /// Runlist events.
         RUNLIST_INTR @ 0x002a00 W1c { 28:28 DONE; }
         /// Second word of runlist events.

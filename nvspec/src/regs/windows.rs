@@ -36,3 +36,6 @@ pub const STATE_RANGES: &[(&str, u32, u32)] = &[
     ("PGRAPH GPC broadcast", 0x41_8000, 0x42_0000),
     ("PGRAPH GPC units", 0x50_0000, 0x58_0000),
 ];
+
+/// What a reset of PGRAPH resets: (first offset, offset behind the last).
+pub const PGRAPH_RANGES: [(u32, u32); 2] = [(0x40_0000, 0x42_0000), (0x50_0000, 0x58_0000)];

@@ -155,6 +155,7 @@ impl Fifo {
     pub(crate) fn step(&mut self, cx: &mut Cx) -> Progress {
         self.take_doorbells(cx);
         let mut progress = self.settle(cx);
+        progress = progress.or(self.watch_switches(cx));
         if Self::running(cx) {
             for index in 0..self.pbdmas.len() {
                 progress = progress.or(self.run_pbdma(index, cx));

@@ -32,7 +32,7 @@ pub(crate) struct Pbdma {
     pub(crate) context: Option<Box<Context>>,
     /// Card time up to which its work so far takes; ahead of the clock while an engine is busy.
     pub(crate) time: CardNs,
-    slice_end: CardNs,
+    pub(super) slice_end: CardNs,
     /// Its channel waits for a semaphore and gives the unit away only when its time slice ends.
     holds: bool,
     /// The channel that ran last, for taking turns.
@@ -189,7 +189,7 @@ impl Fifo {
     }
 
     /// The next channel that wants this PBDMA, after the one that ran last.
-    fn candidate(&self, index: usize, now: CardNs) -> Option<u8> {
+    pub(super) fn candidate(&self, index: usize, now: CardNs) -> Option<u8> {
         let here = |channel: u8| self.channels[usize::from(channel)].home.is_none_or(|home| home == index);
         let elsewhere = |channel: u8| {
             self.pbdmas.iter().enumerate().any(|(other, pbdma)| {

@@ -1,11 +1,18 @@
 //! Runlist submission.
 
-use super::Fifo;
+use super::slot::Switch;
+use super::{Fifo, Progress};
+use crate::clock::CardNs;
 use crate::cx::Cx;
 use crate::memory::BusAddr;
 use nvspec::addr::Target;
 use nvspec::fifo::{CHANNELS, RunlistEntry};
 use nvspec::regs::pfifo;
+
+/// Code of the scheduler error for a context switch that does not end. Source: nouveau.
+const CTXSW_TIMEOUT: u32 = 0x0a;
+/// How long an engine may keep a channel that is to leave.
+const CTXSW_TIMEOUT_NS: u64 = 1_000_000_000;
 
 /// Code of the scheduler error for a runlist that names no channel.
 // GUESS: the codes of GF100's scheduler errors beyond the context switch timeout are not public.
@@ -69,6 +76,45 @@ impl Fifo {
         cx.storage.poke(pfifo::SCHED_ERROR_REASON::OFFSET, pfifo::SCHED_ERROR_REASON::CODE.of(code));
         let at = pfifo::INTR::OFFSET;
         cx.storage.poke(at, cx.storage.peek(at) | pfifo::INTR::SCHED_ERROR.mask());
+    }
+
+    /// Whether the channel that an engine works for is to leave: it was kicked, is no longer on the runlist, or its time
+    /// slice is over and another waits.
+    fn switch_is_wanted(&self, slot: usize, now: CardNs) -> bool {
+        let slot = &self.slots[slot];
+        let Some(channel) = slot.resident.and_then(|resident| resident.channel).filter(|_| slot.pending()) else {
+            return false;
+        };
+        let kicked = self.preempting == Some(channel);
+        let removed = self.runlist_pending && !self.order.contains(&channel);
+        kicked
+            || removed
+            || self.pbdmas.iter().enumerate().any(|(index, pbdma)| {
+                pbdma.context.as_ref().is_some_and(|context| context.channel == channel)
+                    && now >= pbdma.slice_end
+                    && self.candidate(index, now).is_some()
+            })
+    }
+
+    /// Reports engines that keep a channel which is to leave for too long, once each.
+    pub(super) fn watch_switches(&mut self, cx: &mut Cx) -> Progress {
+        let now = cx.clock.now();
+        let mut progress = Progress::Idle;
+        for slot in 0..self.slots.len() {
+            if !self.switch_is_wanted(slot, now) {
+                self.slots[slot].switch = None;
+                continue;
+            }
+            let Switch::Since(since) = *self.slots[slot].switch.get_or_insert(Switch::Since(now)) else { continue };
+            let limit = since.saturating_add(CTXSW_TIMEOUT_NS);
+            if now < limit {
+                progress = progress.or(Progress::WaitUntil(limit));
+            } else {
+                self.slots[slot].switch = Some(Switch::Reported);
+                self.scheduler_error(CTXSW_TIMEOUT, cx);
+            }
+        }
+        progress
     }
 
     /// The preempt register was written.

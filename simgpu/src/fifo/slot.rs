@@ -1,5 +1,6 @@
 //! One engine as the host sees it: what executes methods, and which context it holds.
 
+use crate::clock::CardNs;
 use crate::cx::Cx;
 use crate::engines::{ContextState, Engine, EngineCx, EngineError, Progress, Work};
 use crate::faults::{EngineId, FaultKind};
@@ -48,6 +49,17 @@ pub(crate) struct Slot {
     pub(crate) resident: Option<Resident>,
     /// A byte of the work in progress is to be wrong.
     corrupt: bool,
+    /// Its channel is to leave while work is under way.
+    pub(crate) switch: Option<Switch>,
+}
+
+/// A context switch that waits for work to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Switch {
+    /// It is wanted since then.
+    Since(CardNs),
+    /// It took too long, and the driver was told.
+    Reported,
 }
 
 /// What an engine call cost.
@@ -63,7 +75,7 @@ pub(crate) struct Done {
 
 impl Slot {
     pub(crate) fn new(id: EngineId, engine: Box<dyn Engine>) -> Self {
-        Self { id, engine, condition: Condition::Down, resident: None, corrupt: false }
+        Self { id, engine, condition: Condition::Down, resident: None, corrupt: false, switch: None }
     }
 
     /// The engine's number as SET_OBJECT and the runlist registers say it.
@@ -126,11 +138,12 @@ impl Slot {
 
     /// Power-on state: no firmware, no context, work abandoned.
     pub(crate) fn reset(&mut self) {
-        let Self { id: _, engine, condition, resident, corrupt } = self;
+        let Self { id: _, engine, condition, resident, corrupt, switch } = self;
         engine.reset();
         *condition = Condition::Down;
         *resident = None;
         *corrupt = false;
+        *switch = None;
     }
 
     /// The driver looked at the trap.
@@ -227,10 +240,15 @@ impl Slot {
 
     /// What the engine's status register reads.
     pub(crate) fn status(&self) -> u32 {
-        use nvspec::regs::pfifo::ENGINE_STATUS::{BUSY, BUSY_2, CHANNEL};
+        use nvspec::regs::pfifo::ENGINE_STATUS::{BUSY, BUSY_2, CHANNEL, LOAD, SWITCHING};
         let channel = self.resident.and_then(|resident| resident.channel).unwrap_or(0);
         let busy = self.pending() || matches!(self.condition, Condition::Failed | Condition::Trapped);
-        if busy { BUSY.of(1) | BUSY_2.of(1) | CHANNEL.of(u32::from(channel)) } else { 0 }
+        let switching = u32::from(self.switch.is_some());
+        if busy {
+            BUSY.of(1) | BUSY_2.of(1) | CHANNEL.of(u32::from(channel)) | LOAD.of(switching) | SWITCHING.of(switching)
+        } else {
+            0
+        }
     }
 
     /// Executes a method for the current context.

@@ -204,8 +204,16 @@ fn hung_engine_holds_its_channel_until_it_is_reset() {
     assert!(driver.holds(first, 1, 1) && driver.holds(second, 1, 3));
     driver.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0000);
     driver.wr(pfifo::PREEMPT::OFFSET, 1);
-    driver.advance(5_000_000_000);
+    driver.settle();
+    assert_eq!(driver.rd(pfifo::INTR::OFFSET) & 0x100, 0);
+    driver.advance(1_000_000_000);
     assert_eq!(driver.rd(pfifo::PREEMPT::OFFSET), 0x0010_0001, "the kick does not end");
+    assert_eq!((driver.rd(pfifo::INTR::OFFSET) & 0x100, driver.rd(pfifo::SCHED_ERROR_REASON::OFFSET)), (0x100, 0x0a));
+    // What both drivers look for: busy, and in the middle of a switch.
+    assert_eq!(driver.rd(pfifo::ENGINE_STATUS::at(0)), 0x9004_1001);
+    driver.wr(pfifo::INTR::OFFSET, 0x100);
+    driver.advance(5_000_000_000);
+    assert_eq!(driver.rd(pfifo::INTR::OFFSET) & 0x100, 0, "said once");
     driver.wr(pmc::ENABLE::OFFSET, !0x1000);
     driver.wr(pmc::ENABLE::OFFSET, u32::MAX);
     driver.settle();
@@ -215,6 +223,40 @@ fn hung_engine_holds_its_channel_until_it_is_reset() {
     driver.push(&mut channel, &words(&[object(M2MF), m2mf_copy(A, SEM, PAGE as u32)]));
     driver.settle();
     assert!(driver.holds(second, 1, 1));
+}
+
+#[test]
+fn driver_gets_a_hung_channel_off_its_engine_by_a_triggered_fault() {
+    let mut driver = Driver::new(&small());
+    let (mut hung, mut other) = (driver.channel(1), driver.channel(2));
+    driver.submit_runlist(&[1, 2]);
+    driver.card.inject(Fault { engine: EngineId::Copy1, kind: FaultKind::Hang, after: 0, count: 1 });
+    for channel in [&hung, &other] {
+        driver.buffer(channel, A, 1, 1);
+    }
+    driver.buffer(&hung, B, 1, 2);
+    let to = driver.buffer(&other, B, 1, 3);
+    let copy = words(&[object(CE1), ce_copy(A, B, 1)]);
+    driver.push(&mut hung, &copy);
+    driver.settle();
+    driver.push(&mut other, &copy);
+    driver.settle();
+    driver.advance(10_000_000);
+    driver.advance(1_000_000_000);
+    assert_eq!(driver.rd(pfifo::SCHED_ERROR_REASON::OFFSET), 0x0a, "the other waits for the engine");
+    driver.wr(pfifo::INTR::OFFSET, 0x100);
+    driver.wr(pfifo::FAULT_TRIGGER::at(5), 0x116);
+    assert_eq!(driver.rd(pfifo::MMU_FAULT_ID::OFFSET), 1 << 0x16);
+    assert_eq!(driver.rd(pfifo::FAULT_INST::at(0x16)), (hung.instance >> 12) as u32);
+    // The driver's recovery: channel off, engine reset, errors acknowledged.
+    driver.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0000);
+    driver.wr(pmc::ENABLE::OFFSET, !0x80);
+    driver.wr(pmc::ENABLE::OFFSET, u32::MAX);
+    driver.start_engines();
+    driver.submit_runlist(&[2]);
+    driver.wr(pfifo::SCHED_ENABLE_ACK::OFFSET, 1 << 5);
+    driver.advance(1_000_000);
+    assert!(driver.holds(to, 1, 1));
 }
 
 #[test]

@@ -99,7 +99,7 @@ fn apply(driver: &Driver, channel: &mut Channel, op: Op) {
                 4 => channel.space.directory,
                 _ => channel.space.table + (PUSH_VA >> 12) * 8,
             };
-            driver.poke(base + u64::from(offset % 0x1000 & !3), value);
+            driver.poke(base + u64::from((offset % 0x1000) & !3), value);
         }
         Op::Push(words) => driver.push(channel, &words),
         Op::Doorbell(put) => driver.ring_doorbell(channel, put),
