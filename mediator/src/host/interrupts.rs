@@ -187,7 +187,7 @@ impl HostState {
             VramAddr(u64::from(pfifo::FAULT_INST::ADDRESS.get(card.read32(pfifo::FAULT_INST::at(unit)))) << 12);
         let low = card.read32(pfifo::FAULT_VA_LO::at(unit));
         let high = card.read32(pfifo::FAULT_VA_HI::at(unit));
-        let va = GpuVa(u64::from(high) << 32 | u64::from(low));
+        let va = GpuVa((u64::from(high) << 32) | u64::from(low));
         let kind = card.read32(pfifo::FAULT_TYPE::at(unit));
         let Some((vm, channel)) = self.owner_of(instance) else {
             tracing::error!(unit, %instance, %va, kind, "an MMU fault that belongs to no VM");

@@ -154,7 +154,7 @@ impl HostCard {
                 vram::Error::NeedsScrub { .. } if self.scrub_one()? => {}
                 vram::Error::Full { .. } => {
                     let summary = self.lock().vram.chunks.summary();
-                    let free = u64::from(summary.free + summary.to_scrub) * summary.chunk_bytes >> 20;
+                    let free = (u64::from(summary.free + summary.to_scrub) * summary.chunk_bytes) >> 20;
                     return Err(HostError::OutOfMemory { wanted: vram_bytes >> 20, free });
                 }
                 other => return Err(HostError::Refused(other.to_string())),

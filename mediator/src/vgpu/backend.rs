@@ -340,7 +340,7 @@ impl Backend for VmBackend {
             let low = card.read32(ptimer::TIME_0::OFFSET);
             // The halves belong together unless the low one has wrapped between, once in four seconds.
             if card.read32(ptimer::TIME_1::OFFSET) == high {
-                return u64::from(high) << 32 | u64::from(low);
+                return (u64::from(high) << 32) | u64::from(low);
             }
         }
     }

@@ -1,10 +1,10 @@
 //! One mediated VM: its vGPU, wired to the card.
 //!
-//! Parts: [`device`] (what the vfio-user server calls), [`backend`] (what the vGPU's registers mean for the card),
-//! [`aperture`] (CPU accesses to guest VRAM, by BAR1, BAR3 and PRAMIN), [`spaces`] (shadow page tables), [`ram`] (guest
+//! Parts: `device` (what the vfio-user server calls), `backend` (what the vGPU's registers mean for the card),
+//! `aperture` (CPU accesses to guest VRAM, by BAR1, BAR3 and PRAMIN), `spaces` (shadow page tables), `ram` (guest
 //! RAM as the card sees it).
 //!
-//! Lock order: the vGPU ([`device`]'s `Core`), then the card ([`crate::host::HostCard::lock`]).
+//! Lock order: the vGPU (`device`'s `Core`), then the card ([`crate::host::HostCard::lock`]).
 
 mod aperture;
 mod backend;
