@@ -180,7 +180,10 @@ impl Gpu {
         let fifo = &mut self.fifo;
         let mut effect = Effect::None;
         match offset {
-            regs::pmc::BASE..=regs::pmc::LAST => block!(pmc, |reg, _i| effect = pmc::write(reg, offset, value, cx)),
+            regs::pmc::BASE..=regs::pmc::LAST => {
+                fifo.retry_waiting();
+                block!(pmc, |reg, _i| effect = pmc::write(reg, offset, value, cx));
+            }
             regs::pbus::BASE..=regs::pbus::LAST => block!(pbus, |reg, _i| pbus::write(reg, offset, value, cx)),
             regs::pfifo::BASE..=regs::pfifo::LAST => {
                 block!(pfifo, |reg, index| pfifo::write(reg, index, offset, value, fifo, cx))
@@ -315,7 +318,7 @@ impl Gpu {
         if ENABLE::PFIFO.is_set(units) {
             self.fifo.reset(cx);
         }
-        self.fifo.retry_acquires();
+        self.fifo.retry_waiting();
     }
 
     fn read_rom(&self, offset: u32) -> u32 {

@@ -144,7 +144,7 @@ pub(crate) fn fecs_started(fifo: &mut Fifo, cx: &mut Cx) {
     cx.storage.poke(MAILBOX::at(1), cx.chip.graph_context_bytes);
     ready(cx);
     fifo.slot(EngineId::Graph).start();
-    fifo.retry_acquires();
+    fifo.retry_waiting();
 }
 
 fn ready(cx: &mut Cx) {

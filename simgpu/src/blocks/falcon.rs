@@ -92,7 +92,7 @@ impl CopyFalcons {
                 change(cx, INTR::OFFSET, &|old| old & !value);
                 if value & error::INTR != 0 {
                     fifo.slot(IDS[unit]).resume(Condition::Trapped);
-                    fifo.retry_acquires();
+                    fifo.retry_waiting();
                 }
             }
             Reg::INTR_EN_SET => change(cx, INTR_EN::OFFSET, &|old| old | value),
@@ -103,7 +103,7 @@ impl CopyFalcons {
                     cx.storage.poke(at(INTR_DISPATCH::OFFSET), ROUTED);
                     change(cx, INTR_EN::OFFSET, &|old| old | error::INTR);
                     fifo.slot(IDS[unit]).start();
-                    fifo.retry_acquires();
+                    fifo.retry_waiting();
                 }
             }
             Reg::INTR

@@ -56,14 +56,7 @@ pub(crate) fn write(reg: pfifo::Reg, index: u32, offset: u32, value: u32, fifo: 
             fifo.submit_runlist(cx);
         }
         Reg::PREEMPT => fifo.preempt(value, cx),
-        Reg::SCHED_ENABLE_ACK => {
-            fifo.acknowledge_errors(value, cx);
-            fifo.retry_acquires();
-        }
-        Reg::SCHED_DISABLE => {
-            cx.storage.poke(offset, value);
-            fifo.retry_acquires();
-        }
+        Reg::SCHED_ENABLE_ACK => fifo.acknowledge_errors(value, cx),
         Reg::FAULT_TRIGGER => {
             cx.storage.poke(offset, value);
             if pfifo::FAULT_TRIGGER::TRIGGER.is_set(value) {
@@ -76,6 +69,7 @@ pub(crate) fn write(reg: pfifo::Reg, index: u32, offset: u32, value: u32, fifo: 
         | Reg::INTR_EN
         | Reg::INTR_STALL
         | Reg::SCHED_EN
+        | Reg::SCHED_DISABLE
         | Reg::ENGINE_PBDMA_MASK
         | Reg::IDLE_FILTER
         | Reg::USERD_BASE
@@ -101,6 +95,7 @@ pub(crate) fn write(reg: pfifo::Reg, index: u32, offset: u32, value: u32, fifo: 
         | Reg::FAULT_VA_HI
         | Reg::FAULT_TYPE => cx.storage.write(reg.info(), offset, value),
     }
+    fifo.retry_waiting();
 }
 
 pub(crate) fn read_pbdma(reg: pbdma::Reg, offset: u32, cx: &Cx) -> u32 {

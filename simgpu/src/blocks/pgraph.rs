@@ -40,7 +40,7 @@ pub(crate) fn write(reg: Reg, offset: u32, value: u32, fifo: &mut Fifo, cx: &mut
         Reg::INTR => {
             if cx.storage.peek(INTR::OFFSET) & graph::STOPPING == 0 {
                 fifo.slot(EngineId::Graph).resume(Condition::Trapped);
-                fifo.retry_acquires();
+                fifo.retry_waiting();
             }
         }
         // Context state that the side doors set is not looked at.

@@ -30,7 +30,7 @@ pub(crate) struct Channel {
     pub(crate) health: Health,
     /// There may be something to fetch.
     pub(crate) has_work: bool,
-    /// An acquire failed; it is tried again then.
+    /// Its next method could not be executed; it is tried again then.
     pub(crate) retry_at: Option<CardNs>,
     /// How long the next retry waits.
     pub(crate) retry_ns: u64,
@@ -90,7 +90,7 @@ impl Fifo {
         let stored = CHANNEL_STATE::ENGINES.mask() | CHANNEL_STATE::ENABLED.mask();
         (channel.control & stored)
             | CHANNEL_STATE::LOADED.of(u32::from(loaded))
-            | CHANNEL_STATE::ACQUIRE_PENDING.of(u32::from(channel.retry_at.is_some()))
+            | CHANNEL_STATE::ACQUIRE_PENDING.of(u32::from(channel.retry_at.is_some_and(|at| at != CardNs::MAX)))
             | CHANNEL_STATE::PENDING.of(u32::from(channel.runnable() && channel.has_work))
     }
 
@@ -155,8 +155,8 @@ impl Fifo {
         }
     }
 
-    /// An event after which failed acquires are worth another look.
-    pub(crate) fn retry_acquires(&mut self) {
+    /// An event after which methods that could not be executed are worth another look.
+    pub(crate) fn retry_waiting(&mut self) {
         for channel in self.channels.iter_mut().filter(|channel| channel.retry_at.is_some()) {
             channel.retry_at = Some(0);
         }

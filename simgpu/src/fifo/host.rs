@@ -100,7 +100,7 @@ impl Fifo {
             return match result {
                 Ok(()) => {
                     context.semaphore[3] = data;
-                    self.retry_acquires();
+                    self.retry_waiting();
                     DONE
                 }
                 Err(fault) => Outcome::HostFault(fault),

@@ -23,6 +23,8 @@ const WORDS_PER_STEP: u32 = 512;
 const TIME_SLICE_NS: u64 = 2_000_000;
 /// First and longest wait before a failed acquire is tried again.
 pub(super) const RETRY_NS: (u64, u64) = (10_000, 500_000);
+/// The retry time of a channel that waits for an event, not for time.
+const NEVER: CardNs = CardNs::MAX;
 /// How often a USERD page in host memory is looked at.
 const POLL_NS: u64 = 500_000;
 
@@ -184,7 +186,7 @@ impl Fifo {
             self.raise_non_stall(slot::number(id), cx);
         }
         if done.released {
-            self.retry_acquires();
+            self.retry_waiting();
         }
     }
 
@@ -274,7 +276,7 @@ impl Fifo {
             if channel.runnable()
                 && channel.has_work
                 && channel.home.unwrap_or(index) == index
-                && let Some(at) = channel.retry_at
+                && let Some(at) = channel.retry_at.filter(|at| *at != NEVER)
             {
                 progress = progress.or(Progress::WaitUntil(at.max(now)));
             }
@@ -334,7 +336,8 @@ impl Fifo {
                     return Progress::Ran;
                 }
                 Outcome::Later => {
-                    self.postpone(number, cx);
+                    // Whatever makes the engine able to work says so.
+                    self.channels[number].retry_at = Some(NEVER);
                     return self.pause(index, words, cx);
                 }
                 Outcome::NotAcquired(switch) => {
@@ -383,7 +386,7 @@ impl Fifo {
         working || !channel.runnable() || self.pbdmas[index].trap.is_some() || self.pbdmas[index].time > cx.clock.now()
     }
 
-    /// A method could not be executed: it is tried again later, and less and less often.
+    /// A semaphore is not there yet: it is looked at again later, and less and less often.
     fn postpone(&mut self, number: usize, cx: &Cx) {
         let channel = &mut self.channels[number];
         channel.retry_ns = channel.retry_ns.clamp(RETRY_NS.0, RETRY_NS.1);

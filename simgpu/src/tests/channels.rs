@@ -19,6 +19,7 @@ fn m2mf_copies_between_pages_of_a_channel() {
     driver.settle();
     assert!(driver.holds(to, 3, 1));
     assert_eq!(driver.userd(&channel, 0x88), 1, "GP_GET");
+    assert_eq!(driver.card.gpu().settle(), crate::fifo::Progress::Idle, "no reason to wake up again");
 }
 
 #[test]

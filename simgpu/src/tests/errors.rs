@@ -289,6 +289,7 @@ fn engine_without_firmware_lets_channels_wait() {
     driver.push(&mut channel, &words(&[object(CE0), ce_copy(A, B, 1)]));
     driver.settle();
     assert!(driver.holds(to, 1, 2));
+    assert_eq!(driver.card.gpu().settle(), crate::fifo::Progress::Idle, "waits for an event, not for time");
     driver.wr(ce0::CPU_CONTROL::OFFSET, 2);
     driver.settle();
     assert!(driver.holds(to, 1, 1));
