@@ -11,6 +11,8 @@ pub const VRAM_MIN: u64 = 16 << 20;
 pub const VRAM_MAX: u64 = 6 << 30;
 /// VRAM comes in multiples of this many bytes.
 const VRAM_UNIT: u64 = 1 << 20;
+/// Bytes that the host gives memory for at once.
+const HOST_PAGE: usize = 4096;
 
 /// Why there is no VRAM of the wanted size.
 #[derive(Debug, thiserror::Error)]
@@ -89,8 +91,28 @@ impl Vram {
     /// # Errors
     /// [`BusError::BeyondVram`]; nothing is written then.
     pub fn write(&self, address: VramAddr, data: &[u8]) -> Result<(), BusError> {
+        if data.len() >= HOST_PAGE && data.iter().all(|byte| *byte == 0) {
+            return self.clear(address, data.len());
+        }
         if !data.is_empty() {
             self.piece(address, data.len() as u64)?.copy_from(data);
+        }
+        Ok(())
+    }
+
+    /// Fills with zeros. Where zeros are already, nothing is stored: scrubbing memory that was never touched takes no
+    /// memory of the host either.
+    fn clear(&self, address: VramAddr, len: usize) -> Result<(), BusError> {
+        let mut now = [0; HOST_PAGE];
+        let mut done = 0;
+        while done < len {
+            let run = (len - done).min(HOST_PAGE);
+            let piece = self.piece(address.offset(done as u64), run as u64)?;
+            piece.copy_to(&mut now[..run]);
+            if now[..run].iter().any(|byte| *byte != 0) {
+                piece.copy_from(&[0; HOST_PAGE][..run]);
+            }
+            done += run;
         }
         Ok(())
     }
