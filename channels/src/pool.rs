@@ -288,6 +288,17 @@ impl Channels {
         self.vms.get(&vm).and_then(|vm| u32::try_from(vm.channels.len()).ok()).unwrap_or(0)
     }
 
+    /// The engines that a stuck channel was on were reset, and the card has let go of it: it is free. `false` when it was
+    /// not stuck.
+    pub fn let_go(&mut self, host: &mut impl Host, channel: ChannelId) -> bool {
+        if self.run_state(channel) != RunState::Stuck {
+            return false;
+        }
+        card::clear(host, &self.layout, channel);
+        self.go(channel, Slot::Free);
+        true
+    }
+
     /// The card was reset: every channel is free, those included that were stuck. Guests must bind theirs anew.
     pub fn card_reset(&mut self) {
         for slot in &mut self.slots {

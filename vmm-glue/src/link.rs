@@ -164,3 +164,41 @@ impl Link {
         *self.0.client.lock() = client;
     }
 }
+
+/// What a client does by messages, for tests that drive a device without a server.
+#[cfg(feature = "test-client")]
+impl Link {
+    /// Lends memory as `DMA_MAP` does: the region to call [`crate::Device::dma_map`] with. Addresses and sizes are
+    /// multiples of 4 KiB; the file is mapped from its start.
+    ///
+    /// # Errors
+    /// When the region overlaps another, or the file cannot be mapped.
+    pub fn lend(
+        &self,
+        gpa: u64,
+        size: u64,
+        writable: bool,
+        fd: Option<OwnedFd>,
+    ) -> Result<crate::memory::DmaRegion, crate::memory::AddError> {
+        let region = crate::memory::AddRegion { gpa, size, offset: 0, readable: true, writable, fd };
+        self.memory().add(region, &crate::memory::MemoryLimits::default(), self.wake())
+    }
+
+    /// Takes back the region at `gpa`, as `DMA_UNMAP` does before [`crate::Device::dma_unmap`] is called.
+    pub fn take_back(&self, gpa: u64) -> Option<crate::memory::DmaRegion> {
+        self.memory().remove(gpa)
+    }
+
+    /// Attaches an event to the first MSI vector.
+    ///
+    /// # Errors
+    /// When the process has no file descriptor left, or the device has no MSI.
+    pub fn attach_msi(&self) -> std::io::Result<OwnedFd> {
+        use crate::protocol::{IRQ_ACTION_TRIGGER, IRQ_DATA_EVENTFD, IrqSet};
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let request = IrqSet { argsz: 20, flags: IRQ_DATA_EVENTFD | IRQ_ACTION_TRIGGER, index: 1, start: 0, count: 1 };
+        let given = vec![event.try_clone()?];
+        self.interrupts().set(&request, &[], given).map_err(std::io::Error::other)?;
+        Ok(event)
+    }
+}

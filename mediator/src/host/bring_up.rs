@@ -45,14 +45,8 @@ pub fn bring_up(card: &dyn Card) -> Result<CardInfo, HostError> {
     let vram_bytes = memory_size(card)?;
     let pbdmas = start_fifo(card);
     let context_bytes = start_graph(card)?;
-    for (itfen, vector, control) in [
-        (ce0::ITFEN::OFFSET, ce0::BOOT_VECTOR::OFFSET, ce0::CPU_CONTROL::OFFSET),
-        (ce1::ITFEN::OFFSET, ce1::BOOT_VECTOR::OFFSET, ce1::CPU_CONTROL::OFFSET),
-    ] {
-        card.write32(vector, 0);
-        card.write32(control, ce0::CPU_CONTROL::START.mask());
-        card.write32(itfen, 3);
-    }
+    start_copy(card, engine::CE0);
+    start_copy(card, engine::CE1);
     Ok(CardInfo { chip, vram_bytes, context_bytes, pbdmas, vbios: read_vbios(card) })
 }
 
@@ -113,6 +107,43 @@ fn start_fifo(card: &dyn Card) -> u32 {
             | pfifo::INTR_EN::INTR_0.mask(),
     );
     pbdmas
+}
+
+/// Resets one engine and starts it again: the work and the context that it holds are lost, those of other engines and in
+/// memory are not. Engines that the mediator does not start are left alone.
+///
+/// # Errors
+/// When the engine does not start.
+pub(super) fn restart_engine(card: &dyn Card, engine: u32) -> Result<(), HostError> {
+    let unit = match engine {
+        engine::GR => pmc::ENABLE::PGRAPH.mask(),
+        engine::CE0 => pmc::ENABLE::CE0.mask(),
+        engine::CE1 => pmc::ENABLE::CE1.mask(),
+        _ => return Ok(()),
+    };
+    let enabled = card.read32(pmc::ENABLE::OFFSET);
+    card.write32(pmc::ENABLE::OFFSET, enabled & !unit);
+    // A read of the register ends the write, and gives the unit the time that its reset takes.
+    card.read32(pmc::ENABLE::OFFSET);
+    card.write32(pmc::ENABLE::OFFSET, enabled | unit);
+    card.read32(pmc::ENABLE::OFFSET);
+    if engine == engine::GR {
+        start_graph(card)?;
+    } else {
+        start_copy(card, engine);
+    }
+    Ok(())
+}
+
+fn start_copy(card: &dyn Card, engine: u32) {
+    let (itfen, vector, control) = if engine == engine::CE0 {
+        (ce0::ITFEN::OFFSET, ce0::BOOT_VECTOR::OFFSET, ce0::CPU_CONTROL::OFFSET)
+    } else {
+        (ce1::ITFEN::OFFSET, ce1::BOOT_VECTOR::OFFSET, ce1::CPU_CONTROL::OFFSET)
+    };
+    card.write32(vector, 0);
+    card.write32(control, ce0::CPU_CONTROL::START.mask());
+    card.write32(itfen, 3);
 }
 
 fn start_graph(card: &dyn Card) -> Result<u32, HostError> {

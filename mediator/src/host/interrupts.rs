@@ -3,12 +3,10 @@
 //! Order on the card: re-arm MSI first, then read and clear the status, so that an edge between the two brings a new
 //! message instead of being lost.
 
-use super::HostError;
 use super::registry::{HostCard, HostState};
 use card::Card;
 use nvspec::addr::{GpuVa, VramAddr};
 use nvspec::fifo::{ChannelId, VirtualChannelId, engine};
-use nvspec::mmu::fault;
 use nvspec::regs::{ce0, ce1, fecs, pbdma, pbus, pfifo, pgraph, pmc, ppci, ptimer};
 use std::sync::Weak;
 use vmm_sys_util::eventfd::EventFd;
@@ -189,33 +187,16 @@ impl HostState {
         let high = card.read32(pfifo::FAULT_VA_HI::at(unit));
         let va = GpuVa((u64::from(high) << 32) | u64::from(low));
         let kind = card.read32(pfifo::FAULT_TYPE::at(unit));
-        let Some((vm, channel)) = self.owner_of(instance) else {
-            tracing::error!(unit, %instance, %va, kind, "an MMU fault that belongs to no VM");
-            card.write32(pfifo::MMU_FAULT_ID::OFFSET, 1 << unit);
-            return;
-        };
-        if let Err(error) = self.recover(card, vm, channel, unit) {
-            tracing::error!(%vm, ?channel, %error, "the channel that faulted does not leave the card");
+        let owner = self.owner_of(instance);
+        if let Err(error) = self.recover(card, owner, unit) {
+            tracing::error!(?owner, %error, "the channel that faulted does not leave the card");
         }
         card.write32(pfifo::MMU_FAULT_ID::OFFSET, 1 << unit);
-        events.push((vm, GuestEvent::MmuFault { channel, unit, va, kind }));
-    }
-
-    /// Takes a channel that faulted off the card, and lets its engine go on with others.
-    fn recover(&mut self, card: &dyn Card, vm: VmId, channel: VirtualChannelId, unit: u32) -> Result<(), HostError> {
-        let engine = match unit {
-            fault::unit::GR => Some(engine::GR),
-            fault::unit::CE0 => Some(engine::CE0),
-            fault::unit::CE1 => Some(engine::CE1),
-            _ => None,
-        };
-        let mask = engine.map_or(0, |engine| 1 << engine);
-        let disabled = card.read32(pfifo::SCHED_DISABLE::OFFSET);
-        card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | mask);
-        let stopped = self.channels.unbind(&mut self.vram.memory, channels::VmId(vm.0), channel);
-        card.write32(pfifo::SCHED_ENABLE_ACK::OFFSET, mask);
-        card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled & !mask);
-        stopped.map_err(|error| HostError::Refused(error.to_string()))
+        match owner {
+            Some((vm, channel)) => events.push((vm, GuestEvent::MmuFault { channel, unit, va, kind })),
+            // Its channel was unbound before the interrupt was served.
+            None => tracing::warn!(unit, %instance, %va, kind, "an MMU fault that belongs to no VM"),
+        }
     }
 
     fn service_pbdma(&mut self, card: &dyn Card, unit: u32, events: &mut Vec<(VmId, GuestEvent)>) {

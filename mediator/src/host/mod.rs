@@ -2,7 +2,7 @@
 //!
 //! Parts: [`bring_up`] (initialisation), [`layout`] (the mediator's fixed structures in VRAM), [`memory`] (windows into
 //! VRAM), [`iova`] (I/O addresses), [`interrupts`] (the card's interrupt tree, and whom it concerns), [`registry`]
-//! (VMs and their events).
+//! (VMs and their events), `recovery` (channels that faulted or do not leave the card).
 //!
 //! Lock order: a vGPU's own lock, then [`HostCard::lock`]. The interrupt thread takes the card's lock, collects what is
 //! to be delivered, releases it, and only then calls VMs.
@@ -13,6 +13,7 @@ pub mod interrupts;
 pub mod iova;
 pub mod layout;
 pub mod memory;
+mod recovery;
 pub mod registry;
 
 pub use error::HostError;

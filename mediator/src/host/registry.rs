@@ -165,12 +165,14 @@ impl HostCard {
     /// Takes a VM's channels and memory back, and scrubs the memory.
     ///
     /// # Errors
-    /// When the card does not answer.
+    /// When the card does not answer. If it does not let go of a channel, the VM's memory stays out of use: the channel
+    /// may still reach it.
     pub fn remove_vm(&self, vm: VmId) -> Result<(), HostError> {
         {
             let mut state = self.lock();
-            state.quiesce(vm);
+            let quiet = state.quiesce(vm);
             state.vms.remove(&vm);
+            quiet.map_err(|stuck| HostError::Refused(format!("{stuck}; the VM's memory stays out of use")))?;
             state.vram.chunks.destroy_vm(vm).map_err(|error| HostError::Refused(error.to_string()))?;
         }
         while self.scrub_one()? {}
@@ -238,14 +240,5 @@ impl CardVram {
         self.memory.zero(VramAddr(work.address.0), work.bytes)?;
         self.chunks.scrubbed(work.chunk);
         Ok(true)
-    }
-}
-
-impl HostState {
-    /// Takes all channels of a VM off the card and gives it no more.
-    pub fn quiesce(&mut self, vm: VmId) {
-        for stuck in self.channels.destroy_vm(&mut self.vram.memory, channels::VmId(vm.0)) {
-            tracing::error!(%vm, %stuck, "a channel of a VM that ends stays on the card");
-        }
     }
 }

@@ -150,7 +150,7 @@ impl VmBackend {
     pub(super) fn lend(&mut self, region: &DmaRegion) -> Result<(), HostError> {
         self.ram.map(&self.host, region)?;
         // Entries that named this memory before it was there (or while it was moved) are good now.
-        self.sync(None)
+        self.sync(None).inspect_err(|_| self.withdraw(region.gpa, region.size))
     }
 
     /// The VMM takes guest memory back. When this returns, the card cannot reach it.
@@ -170,7 +170,9 @@ impl VmBackend {
 
     /// The client is gone: nothing of its memory is left for the card.
     pub(super) fn forget_ram(&mut self) {
-        self.ram.clear(&self.host);
+        while let Some((gpa, size)) = self.ram.first() {
+            self.withdraw(gpa, size);
+        }
         self.bus_master = false;
     }
 
@@ -186,7 +188,8 @@ impl VmBackend {
         }
         self.userd.retain(|_, owner| *owner != channel);
         self.doorbells.remove(&channel);
-        if let Err(error) = self.with_channels(|channels, card, _, vm| channels.unbind(card, vm, channel)) {
+        let ended = self.host.lock().end_channel(self.vm, channel);
+        if let Err(error) = ended {
             tracing::error!(vm = %self.vm, ?channel, %error, "a channel stays on the card");
         }
         self.spaces.collect(&self.host);
@@ -250,6 +253,8 @@ impl Backend for VmBackend {
         match self.bind(channel, instance) {
             Ok(()) => self.counts.binds += 1,
             Err(error) => {
+                // The shadow that was made for it.
+                self.spaces.collect(&self.host);
                 self.counts.binds_refused += 1;
                 tracing::warn!(vm = %self.vm, ?channel, %error, "a channel is not bound");
             }
@@ -299,7 +304,8 @@ impl Backend for VmBackend {
     }
 
     fn preempt(&mut self, channel: VirtualChannelId) {
-        if let Err(error) = self.with_channels(|channels, card, guest, vm| channels.preempt(card, guest, vm, channel)) {
+        let preempted = self.with_channels(|channels, card, guest, vm| channels.preempt(card, guest, vm, channel));
+        if let Err(error) = preempted.or_else(|stuck| self.host.lock().unstick(stuck)) {
             tracing::error!(vm = %self.vm, ?channel, %error, "a channel stays on the card");
         }
     }

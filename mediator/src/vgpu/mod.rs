@@ -2,7 +2,7 @@
 //!
 //! Parts: `device` (what the vfio-user server calls), `backend` (what the vGPU's registers mean for the card),
 //! `aperture` (CPU accesses to guest VRAM, by BAR1, BAR3 and PRAMIN), `spaces` (shadow page tables), `ram` (guest
-//! RAM as the card sees it).
+//! RAM as the card sees it), `rig` (feature `test-rig`: VMs without a VMM, and a small driver).
 //!
 //! Lock order: the vGPU (`device`'s `Core`), then the card ([`crate::host::HostCard::lock`]).
 
@@ -10,6 +10,10 @@ mod aperture;
 mod backend;
 mod device;
 pub(crate) mod ram;
+#[cfg(any(test, feature = "test-rig"))]
+pub mod rig;
 mod spaces;
+#[cfg(test)]
+mod tests;
 
 pub use device::{MediatedDevice, MediatedVm};

@@ -69,11 +69,10 @@ impl RamMap {
         self.regions.get(&gpa).map(|region| region.size)
     }
 
-    /// Takes all regions from the card.
-    pub fn clear(&mut self, host: &HostCard) {
-        while let Some((&gpa, _)) = self.regions.first_key_value() {
-            self.unmap(host, gpa);
-        }
+    /// Start and bytes of the first region.
+    #[must_use]
+    pub fn first(&self) -> Option<(u64, u64)> {
+        self.regions.first_key_value().map(|(&gpa, region)| (gpa, region.size))
     }
 
     /// Where the card sees `gpa`, and how many bytes from there on are contiguous; `None` if it may not be reached so.

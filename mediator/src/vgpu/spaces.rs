@@ -122,10 +122,13 @@ impl Spaces {
         self.pool.reclaim(&mut guard.vram.chunks);
     }
 
-    /// Frees all shadows, and the VM's pool. No channel of the VM is bound any more.
+    /// Frees all shadows, and the VM's pool. No channel of the VM is bound any more. What a channel uses that the card
+    /// has not let go of stays.
     pub(super) fn clear(&mut self, host: &HostCard) {
-        self.list.clear();
-        self.pool.release_all(&mut host.lock().vram.chunks);
+        self.collect(host);
+        if self.list.is_empty() {
+            self.pool.release_all(&mut host.lock().vram.chunks);
+        }
     }
 
     /// Address spaces, and card memory that their shadows take, in bytes.

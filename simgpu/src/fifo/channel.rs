@@ -104,8 +104,9 @@ impl Fifo {
             }
         }
         for slot in &mut self.slots {
-            if slot.resident.is_some_and(|resident| resident.channel == Some(id)) && slot.condition != Condition::Failed
-            {
+            // An engine that hangs, or waits on a fault, does not look at the channel table.
+            let looks = !matches!(slot.condition, Condition::Failed | Condition::Hung);
+            if looks && slot.resident.is_some_and(|resident| resident.channel == Some(id)) {
                 slot.abandon();
             }
         }

@@ -1,0 +1,1 @@
+//! Any sequence of accesses against a mediated VM.

@@ -1,0 +1,240 @@
+//! Mediated VMs without a VMM: a software card, its owner, and devices that are called as the server calls them.
+//!
+//! Parts: [`Rig`] (the card), [`Guest`] (one VM: registers, apertures, RAM, interrupts), [`driver`] (what a driver in
+//! the guest does with them), [`fuzz`] (any sequence of accesses against it). Mistakes of the caller panic.
+
+pub mod driver;
+pub mod fuzz;
+
+use super::MediatedVm;
+use crate::daemon::backend::{BackendStatus, Built, VmBackend};
+use crate::host::HostCard;
+use nvspec::regs::{pbus, windows::pramin};
+use simgpu::{Config, SimGpu};
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+use vmm_glue::client::{memory_file, wait_event};
+use vmm_glue::{Device, IrqCounts, Link, RegionIndex};
+use vram::{Summary, VmId};
+
+/// Nothing takes that long: a wait that ends by it has failed.
+const LONG: Duration = Duration::from_secs(60);
+/// Bytes of a chunk.
+pub const CHUNK: u64 = 2 << 20;
+
+/// A card and its owner.
+pub struct Rig {
+    /// The card.
+    pub card: Arc<SimGpu>,
+    /// Its owner.
+    pub host: Arc<HostCard>,
+}
+
+impl Rig {
+    /// A card with `vram_mib` MiB of VRAM, brought up.
+    #[must_use]
+    pub fn new(vram_mib: u32) -> Self {
+        let config = Config { vram_mib, ..Config::default() };
+        let card = Arc::new(SimGpu::new(&config).expect("a card"));
+        let host = HostCard::open(Arc::clone(&card) as _, "rig", CHUNK).expect("a card that comes up");
+        Self { card, host }
+    }
+
+    /// A VM with `vram_mib` MiB of VRAM and no RAM.
+    #[must_use]
+    pub fn guest(&self, vm: u32, vram_mib: u64, channels: u32) -> Guest {
+        let link = Link::new(IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }).expect("a link");
+        let Built { mut device, backend } =
+            MediatedVm::build(&self.host, VmId(vm), vram_mib << 20, channels, &link).expect("room for a VM");
+        device.connected();
+        let msi = link.attach_msi().expect("an event");
+        let (host, vram_bytes) = (Arc::clone(&self.host), vram_mib << 20);
+        Guest { device, backend, link, msi, ram: BTreeMap::new(), host, vm: VmId(vm), vram_bytes }
+    }
+
+    /// What of the card is taken: chunks by state, channels, I/O address ranges.
+    #[must_use]
+    pub fn usage(&self) -> (Summary, u32, usize) {
+        let channels = self.host.channels_in_use();
+        let state = self.host.lock();
+        (state.vram.chunks.summary(), channels, state.iova.ranges())
+    }
+}
+
+/// A region of a guest's RAM.
+struct Ram {
+    size: u64,
+    file: OwnedFd,
+}
+
+/// One VM.
+pub struct Guest {
+    device: Box<dyn Device>,
+    backend: Arc<dyn VmBackend>,
+    link: Link,
+    msi: OwnedFd,
+    ram: BTreeMap<u64, Ram>,
+    host: Arc<HostCard>,
+    vm: VmId,
+    /// Bytes of its VRAM.
+    pub vram_bytes: u64,
+}
+
+impl Guest {
+    /// Reads a region as a client does; what the device refuses reads as ones.
+    pub fn read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) {
+        if self.device.region_read(region, offset, data).is_err() {
+            data.fill(0xff);
+        }
+    }
+
+    /// Writes a region as a client does; what the device refuses is lost.
+    pub fn write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) {
+        let _ = self.device.region_write(region, offset, data);
+    }
+
+    /// Reads a register.
+    pub fn rd(&mut self, offset: u32) -> u32 {
+        let mut word = [0; 4];
+        self.read(RegionIndex::Bar0, offset.into(), &mut word);
+        u32::from_le_bytes(word)
+    }
+
+    /// Writes a register.
+    pub fn wr(&mut self, offset: u32, value: u32) {
+        self.write(RegionIndex::Bar0, offset.into(), &value.to_le_bytes());
+    }
+
+    /// Writes the guest's VRAM through PRAMIN.
+    pub fn poke(&mut self, at: u64, value: u32) {
+        self.wr(pbus::PRAMIN_WINDOW::OFFSET, (at >> 16) as u32);
+        self.wr(pramin::BASE + (at & 0xffff) as u32, value);
+    }
+
+    /// Reads the guest's VRAM through PRAMIN.
+    pub fn peek(&mut self, at: u64) -> u32 {
+        self.wr(pbus::PRAMIN_WINDOW::OFFSET, (at >> 16) as u32);
+        self.rd(pramin::BASE + (at & 0xffff) as u32)
+    }
+
+    /// Reads the guest's VRAM as the host can, past the guest's device.
+    pub fn vram_read(&self, at: u64, data: &mut [u8]) {
+        let state = &mut *self.host.lock();
+        super::spaces::read_vram(&mut state.vram, self.vm, nvspec::addr::GuestVramAddr(at), data)
+            .expect("VRAM of the VM");
+    }
+
+    /// Writes the guest's VRAM as the host can; within a chunk.
+    pub fn vram_write(&self, at: u64, data: &[u8]) {
+        let state = &mut *self.host.lock();
+        let place = state.vram.guest_vram(self.vm, nvspec::addr::GuestVramAddr(at), data.len() as u64);
+        state.vram.memory.write(place.expect("VRAM of the VM"), data).expect("a card that answers");
+    }
+
+    /// Lends RAM to the device: a file of its own. False when the device refuses.
+    pub fn map_ram(&mut self, gpa: u64, size: u64, writable: bool) -> bool {
+        let file = memory_file(size, true).expect("a memory file");
+        let given = file.try_clone().expect("a descriptor");
+        let Ok(region) = self.link.lend(gpa, size, writable, Some(given)) else { return false };
+        if self.device.dma_map(&region).is_err() {
+            self.link.take_back(gpa);
+            return false;
+        }
+        self.ram.insert(gpa, Ram { size, file });
+        true
+    }
+
+    /// Takes RAM back; returns its file, by which it can still be looked at.
+    pub fn unmap_ram(&mut self, gpa: u64) -> Option<OwnedFd> {
+        let region = self.link.take_back(gpa)?;
+        self.device.dma_unmap(gpa, region.size);
+        self.ram.remove(&gpa).map(|ram| ram.file)
+    }
+
+    /// Reads the guest's RAM as its CPU does.
+    pub fn ram_read(&self, gpa: u64, data: &mut [u8]) {
+        let (start, ram) = self.region(gpa);
+        read_file(&ram.file, gpa - start, data);
+    }
+
+    /// Writes the guest's RAM as its CPU does.
+    pub fn ram_write(&self, gpa: u64, data: &[u8]) {
+        let (start, ram) = self.region(gpa);
+        assert_eq!(rustix::io::pwrite(&ram.file, data, gpa - start), Ok(data.len()));
+    }
+
+    /// Reads a word of the guest's RAM.
+    #[must_use]
+    pub fn ram_word(&self, gpa: u64) -> u32 {
+        let mut word = [0; 4];
+        self.ram_read(gpa, &mut word);
+        u32::from_le_bytes(word)
+    }
+
+    /// The region of RAM that holds `gpa`, if one does: its start and size.
+    #[must_use]
+    pub fn ram_at(&self, gpa: u64) -> Option<(u64, u64)> {
+        let (&start, ram) = self.ram.range(..=gpa).next_back()?;
+        (gpa - start < ram.size).then_some((start, ram.size))
+    }
+
+    fn region(&self, gpa: u64) -> (u64, &Ram) {
+        let (&start, ram) = self.ram.range(..=gpa).next_back().expect("RAM of the guest");
+        (start, ram)
+    }
+
+    /// Waits for an MSI message.
+    pub fn wait_msi(&self) {
+        wait_event(self.msi.as_fd(), LONG).expect("an interrupt");
+    }
+
+    /// Takes the MSI messages that have come, without waiting. False when there was none.
+    #[must_use]
+    pub fn take_msi(&self) -> bool {
+        wait_event(self.msi.as_fd(), Duration::ZERO).is_ok()
+    }
+
+    /// What the operator sees.
+    #[must_use]
+    pub fn status(&self) -> BackendStatus {
+        self.backend.status()
+    }
+
+    /// A counter of the operator's view.
+    #[must_use]
+    pub fn counter(&self, name: &str) -> u64 {
+        *self.status().counters.get(name).expect("a counter of that name")
+    }
+
+    /// The client resets the device.
+    pub fn reset(&mut self) {
+        self.device.reset();
+    }
+
+    /// The client goes, and the next one comes.
+    pub fn reconnect(&mut self) {
+        while let Some((&gpa, _)) = self.ram.first_key_value() {
+            self.unmap_ram(gpa);
+        }
+        self.device.disconnected();
+        self.device.connected();
+        self.msi = self.link.attach_msi().expect("an event");
+    }
+
+    /// The operator removes the VM.
+    ///
+    /// # Errors
+    /// What the operator is told.
+    pub fn remove(self) -> Result<(), crate::daemon::backend::BackendError> {
+        let Self { device, backend, .. } = self;
+        drop(device);
+        backend.release()
+    }
+}
+
+/// Reads a memory file.
+pub fn read_file(file: &OwnedFd, at: u64, data: &mut [u8]) {
+    assert_eq!(rustix::io::pread(file, &mut *data, at), Ok(data.len()));
+}

@@ -1,0 +1,110 @@
+//! Engines that do not end their work.
+
+use super::super::rig::driver::{CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
+use super::{A, B, Rig, driver, fill, is_filled, rig, usage};
+use card::Card;
+use channels::Host;
+use nvspec::fifo::VirtualChannelId;
+use nvspec::instance::userd;
+use nvspec::regs::pfifo;
+use simgpu::{EngineId, Fault, FaultKind};
+
+/// Lets the next copy of the driver's channel hang its engine, and waits until it does.
+fn hang(rig: &Rig, driver: &mut Driver, engine: EngineId) -> Channel {
+    let mut channel = driver.channel(1);
+    driver.buffer(&channel, A, 1, 1);
+    driver.buffer(&channel, B, 1, 2);
+    assert!(rig.card.inject(Fault { engine, kind: FaultKind::Hang, after: 0, count: 1 }));
+    let copy = match engine {
+        EngineId::Graph => [object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat(),
+        _ => [object(CE0), ce_copy(A, B, 1)].concat(),
+    };
+    driver.submit(&mut channel, &copy);
+    let unit = if engine == EngineId::Graph { 0 } else { 4 };
+    while !pfifo::ENGINE_STATUS::BUSY.is_set(rig.card.read32(pfifo::ENGINE_STATUS::at(unit))) {
+        std::thread::yield_now();
+    }
+    channel
+}
+
+fn works(driver: &mut Driver, channel: &mut Channel, seed: u32) {
+    driver.buffer(channel, A, 1, seed);
+    let to = driver.buffer(channel, B, 1, 99);
+    driver.submit(channel, &[object(CE0), ce_copy(A, B, 1)].concat());
+    driver.wait(channel);
+    assert!(driver.vram_holds(to, 1, seed), "a copy engine works");
+    let to = driver.buffer(channel, B, 1, 98);
+    driver.submit(channel, &[object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat());
+    driver.wait(channel);
+    assert!(driver.vram_holds(to, 1, seed), "M2MF works");
+}
+
+#[test]
+fn vm_with_a_hung_engine_goes_and_others_use_the_engine_again() {
+    for engine in [EngineId::Copy0, EngineId::Graph] {
+        let rig = rig();
+        let mut other = driver(&rig, 1);
+        let mut channel = other.channel(1);
+        works(&mut other, &mut channel, 4);
+        let before = usage(&rig);
+        let mut bad = driver(&rig, 0);
+        hang(&rig, &mut bad, engine);
+        bad.guest.remove().unwrap();
+        assert_eq!(usage(&rig), before, "{engine:?}");
+        works(&mut other, &mut channel, 5);
+        // What it had goes to the next, clean.
+        let next = rig.guest(2, 16, 4);
+        assert!(is_filled(&next, 0));
+    }
+}
+
+#[test]
+fn client_that_leaves_a_hung_engine_is_cleaned_up_after() {
+    let rig = rig();
+    let mut bad = driver(&rig, 0);
+    hang(&rig, &mut bad, EngineId::Copy0);
+    fill(&bad.guest, 0x77);
+    bad.guest.reconnect();
+    assert!(is_filled(&bad.guest, 0));
+    let Driver { mut guest, .. } = bad;
+    assert!(guest.map_ram(0, super::MIB, true));
+    let mut driver = Driver::new(guest);
+    let mut channel = driver.channel(1);
+    works(&mut driver, &mut channel, 3);
+}
+
+#[test]
+fn guest_that_unbinds_or_preempts_a_hung_channel_can_go_on() {
+    let rig = rig();
+    let mut driver = driver(&rig, 0);
+    let hung = hang(&rig, &mut driver, EngineId::Copy0);
+    driver.unbind(&hung);
+    let hung = hang(&rig, &mut driver, EngineId::Graph);
+    driver.guest.wr(pfifo::PREEMPT::OFFSET, u32::from(hung.id));
+    driver.unbind(&hung);
+    let mut channel = driver.channel(2);
+    works(&mut driver, &mut channel, 6);
+    assert_eq!(rig.usage().1, 1);
+}
+
+#[test]
+fn fault_of_a_channel_that_is_unbound_before_it_is_served_blocks_no_one() {
+    let rig = rig();
+    let (mut bad, mut good) = (driver(&rig, 0), driver(&rig, 1));
+    let mut other = good.channel(1);
+    let mut channel = bad.channel(1);
+    bad.buffer(&channel, A, 1, 1);
+    let put = bad.queue(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
+    {
+        // The card's interrupt thread serves nothing for now.
+        let state = &mut *rig.host.lock();
+        let physical = state.channels.physical(channels::VmId(0), VirtualChannelId(1)).unwrap();
+        state.vram.memory.userd_write(physical, userd::GP_PUT, put);
+        while rig.card.read32(pfifo::MMU_FAULT_ID::OFFSET) == 0 {
+            std::thread::yield_now();
+        }
+        state.end_channel(vram::VmId(0), VirtualChannelId(1)).unwrap();
+    }
+    works(&mut good, &mut other, 7);
+    assert_eq!(good.faults, []);
+}
