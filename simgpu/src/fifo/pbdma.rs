@@ -298,7 +298,7 @@ impl Fifo {
             }
             let word = match self.next_word(index, context, cx) {
                 Ok(Some(word)) => word,
-                Ok(None) => return if words == 0 { self.next_retry(index, cx) } else { Progress::Ran },
+                Ok(None) => return self.pause(index, words, cx),
                 Err(()) => return Progress::Ran,
             };
             let (decoder, event) = context.decoder.feed(word);
