@@ -91,13 +91,39 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Brings the vGPU up: PCI, apertures, interrupts, engines.
+    /// A driver that has brought its vGPU up.
     #[must_use]
-    pub fn new(mut guest: Guest) -> Self {
-        guest.write(RegionIndex::Config, 4, &6u16.to_le_bytes());
-        guest.write(RegionIndex::Config, 0x6a, &1u16.to_le_bytes());
-        let mut driver =
-            Self { guest, next: FIRST, first: FIRST, userd: 0, list: 0, listed: Vec::new(), faults: Vec::new() };
+    pub fn new(guest: Guest) -> Self {
+        let mut driver = Self::unborn(guest);
+        driver.bring_up();
+        driver
+    }
+
+    /// A driver that has done nothing yet.
+    #[must_use]
+    pub fn unborn(guest: Guest) -> Self {
+        Self { guest, next: FIRST, first: FIRST, userd: 0, list: 0, listed: Vec::new(), faults: Vec::new() }
+    }
+
+    /// Whether [`Self::bring_up`] was called since the driver forgot all.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        self.userd != 0
+    }
+
+    /// Forgets what it knew of the vGPU.
+    pub fn forget(&mut self) {
+        (self.next, self.first, self.userd) = (FIRST, FIRST, 0);
+        self.listed.clear();
+        self.faults.clear();
+    }
+
+    /// Brings the vGPU up: PCI, apertures, interrupts, engines.
+    pub fn bring_up(&mut self) {
+        self.forget();
+        let driver = self;
+        driver.guest.write(RegionIndex::Config, 4, &6u16.to_le_bytes());
+        driver.guest.write(RegionIndex::Config, 0x6a, &1u16.to_le_bytes());
         driver.userd = driver.vram(128);
         driver.list = driver.vram(1);
         for register in [pbus::BAR1_BLOCK::OFFSET, pbus::BAR3_BLOCK::OFFSET] {
@@ -124,7 +150,6 @@ impl Driver {
             driver.guest.wr(register, value);
         }
         driver.first = driver.next;
-        driver
     }
 
     /// Takes back all VRAM of channels, for others: none is bound any more. It is zeroed.
@@ -142,6 +167,12 @@ impl Driver {
         self.next += pages * PAGE;
         assert!(self.next <= self.guest.vram_bytes, "the guest's VRAM is full");
         at
+    }
+
+    /// Bytes of guest VRAM that are left for [`Self::vram`].
+    #[must_use]
+    pub fn room(&self) -> u64 {
+        self.guest.vram_bytes - self.next
     }
 
     /// An empty address space.

@@ -1,0 +1,4 @@
+//! Any accesses of a hostile guest, beside one that must not notice: `mediator::vgpu::rig::fuzz` says what is checked.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| mediator::vgpu::rig::fuzz::run(input));
