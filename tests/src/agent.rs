@@ -285,7 +285,10 @@ mod tests {
                 }
             }
         });
-        Agent::new(ours, Arc::new(|| Ok(()))).unwrap()
+        let agent = Agent::new(ours, Arc::new(|| Ok(()))).unwrap();
+        // A command that is sent before the guest is up would be lost with its start.
+        agent.wait_boots(1, LIMIT).unwrap();
+        agent
     }
 
     const LIMIT: Duration = Duration::from_secs(20);
