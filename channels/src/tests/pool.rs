@@ -263,6 +263,20 @@ fn a_hung_channel_is_out_of_use_until_the_card_is_reset() {
 }
 
 #[test]
+fn a_hung_channel_is_free_again_once_its_engine_was_reset() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    assert!(!world.channels.let_go(&mut world.card, physical), "it is not stuck");
+    world.card.hung.push(physical.0);
+    assert_eq!(world.channels.unbind(&mut world.card, A, VirtualChannelId(0)), Err(Stuck { channel: physical }));
+    world.card.hung.clear();
+    assert!(world.channels.let_go(&mut world.card, physical));
+    assert_eq!(world.channels.run_state(physical), RunState::Free);
+    assert!(!world.channels.uses_directory(VramAddr(0x81_0000)));
+    assert_eq!(world.card.block_word(physical, 0x200), 0, "nothing is left in its block");
+}
+
+#[test]
 fn a_vm_that_goes_takes_all_its_channels_and_no_others() {
     let mut world = World::new();
     let (a0, b0) = (world.run(A, 0), world.run(B, 0));

@@ -285,12 +285,12 @@ fn channels_with_nothing_to_fetch_do_not_hide_one_that_has() {
     let mut driver = Driver::new(&small());
     let mut channels: Vec<_> = (0..8).map(|id| driver.channel(id)).collect();
     let ids: Vec<u8> = channels.iter().map(|channel| channel.id).collect();
-    for worker in 0..channels.len() {
-        let at = driver.buffer(&channels[worker], SEM, 1, 9);
+    for worker in &mut channels {
+        let at = driver.buffer(worker, SEM, 1, 9);
         // The runlist wakes all channels; one of them has work.
-        driver.push(&mut channels[worker], &release(SEM, 0xcafe));
+        driver.push(worker, &release(SEM, 0xcafe));
         driver.submit_runlist(&ids);
         driver.settle();
-        assert_eq!(driver.peek(at), 0xcafe, "channel {worker}");
+        assert_eq!(driver.peek(at), 0xcafe, "channel {}", worker.id);
     }
 }

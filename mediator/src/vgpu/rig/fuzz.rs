@@ -356,7 +356,7 @@ fn place(region: u8, offset: u32, size: u8) -> Option<(RegionIndex, u64, usize)>
         _ => return None,
     };
     let size = 1u64 << (size % 4);
-    Some((region, u64::from(offset) % bytes & !(size - 1), size as usize))
+    Some((region, (u64::from(offset) % bytes) & !(size - 1), size as usize))
 }
 
 /// Runs one input.
@@ -385,7 +385,7 @@ pub fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
         ("fault", seed(&[copy(1, 0x200, 0x2000), Step::Service, Step::Unbind, Step::Channel { id: 1 }])),
         (
             "foreign",
-            seed(&[Step::Entry { page: 0x1000, low: (16 * MIB >> 8) as u32 | 1, high: 0 }, copy(2, 0x200, 0x1000)]),
+            seed(&[Step::Entry { page: 0x1000, low: ((16 * MIB) >> 8) as u32 | 1, high: 0 }, copy(2, 0x200, 0x1000)]),
         ),
         ("unmap", seed(&[Step::MapRam { page: 0x1000, slot: 0 }, copy(1, 0x200, 0x1000), Step::Unmap { slot: 0 }])),
         ("reset", seed(&[copy(0, 0x200, 0x201), Step::Reset, Step::BringUp, Step::Channel { id: 2 }])),

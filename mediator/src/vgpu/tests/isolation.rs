@@ -1,31 +1,29 @@
 //! What a guest names and does not have.
 
 use super::super::rig::driver::{At, CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
-use super::{A, B, CARD_MIB, MIB, VM_MIB, card_vram, driver, fill, finds, is_filled, rig};
+use super::{A, B, CARD_MIB, MIB, Rig, VM_MIB, card_vram, driver, fill, finds, is_filled, rig};
 use nvspec::regs::{pbus, pfb, pfifo, windows::pramin};
 use vmm_glue::RegionIndex;
+use vram::{CardAddr, VmId};
 
 const CANARY: u8 = 0xc5;
 
 /// What the guest's tables say of the page at [`B`]: name, low and high word of the entry.
-fn bad_entries(rig: &super::Rig, victim: &Driver) -> Vec<(&'static str, u64, u32, u32)> {
-    let state = rig.host.lock();
+fn bad_entries(rig: &Rig) -> [(&'static str, u32, u32); 8] {
     let share = VM_MIB * MIB;
-    let victims = (0..CARD_MIB as u64 * MIB)
-        .step_by(2 << 20)
-        .find(|&at| state.vram.chunks.owner(vram::CardAddr(at)).is_some_and(|(vm, _)| vm == vram::VmId(1)))
-        .unwrap();
-    let _ = victim;
-    let vram = |at: u64| (at >> 8) as u32 | 1;
-    vec![
-        ("VRAM behind the share", share, vram(share), 0),
-        ("VRAM of another VM", victims, vram(victims.max(share)), 0),
-        ("the end of VRAM", 0, vram(CARD_MIB as u64 * MIB - PAGE), 0),
-        ("VRAM far away", 0, 0xffff_fff1, 0),
-        ("RAM that was not lent", 0, vram(64 * MIB), 5),
-        ("RAM at the other VM's I/O address", 0, vram(4 * MIB), 5),
-        ("RAM far away", 0, 0xffff_fff1, 7),
-        ("another card", 0, vram(0), 2),
+    let state = rig.host.lock();
+    let owned = |at: &u64| state.vram.chunks.owner(CardAddr(*at)).is_some_and(|(vm, _)| vm == VmId(1));
+    let other = (share..u64::from(CARD_MIB) * MIB).step_by(2 << 20).find(owned).expect("VRAM of the other VM");
+    let low = |at: u64| (at >> 8) as u32 | 1;
+    [
+        ("VRAM behind the share", low(share), 0),
+        ("VRAM of the other VM", low(other), 0),
+        ("the end of VRAM", low(u64::from(CARD_MIB) * MIB - PAGE), 0),
+        ("VRAM far away", 0xffff_fff1, 0),
+        ("RAM that was not lent", low(64 * MIB), 5),
+        ("RAM at the other VM's I/O address", low(4 * MIB), 5),
+        ("RAM far away", 0xffff_fff1, 7),
+        ("another card", low(0), 2),
     ]
 }
 
@@ -46,14 +44,14 @@ fn page_tables_lead_nowhere_beyond_what_the_vm_has() {
     fill(&victim.guest, CANARY);
     victim.guest.ram_write(0, &vec![CANARY; MIB as usize]);
     let before = evil.guest.counter("shadow_entries_denied");
-    for (name, _, low, high) in bad_entries(&rig, &victim) {
+    for (name, low, high) in bad_entries(&rig) {
         for write in [false, true] {
             let (channel, own) = attempt(&mut evil, 1, low, high, write);
             let fault = evil.wait_fault();
             assert_eq!((fault.instance, fault.va), (channel.instance, B), "{name}");
             assert!(evil.vram_holds(own, 1, 0x11), "nothing was read from {name}");
             evil.unbind(&channel);
-            reuse(&mut evil);
+            evil.rewind();
         }
     }
     assert!(evil.guest.counter("shadow_entries_denied") > before);
@@ -62,11 +60,6 @@ fn page_tables_lead_nowhere_beyond_what_the_vm_has() {
     victim.guest.ram_read(0, &mut ram);
     assert!(ram.iter().all(|&byte| byte == CANARY));
     assert_eq!(finds(&evil.guest, CANARY), 0);
-}
-
-/// Lets the driver use its memory again: what it had is unbound.
-fn reuse(driver: &mut Driver) {
-    driver.rewind();
 }
 
 #[test]
@@ -120,7 +113,7 @@ fn windows_end_where_vram_does() {
         evil.guest.poke(at, 0x1234_5678);
     }
     // An access across the end.
-    evil.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, (VM_MIB * MIB - 0x8_0000 >> 16) as u32);
+    evil.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, ((VM_MIB * MIB - 0x8_0000) >> 16) as u32);
     let mut word = [0; 8];
     evil.guest.read(RegionIndex::Bar0, u64::from(pramin::BASE) + 0x8_0000 - 4, &mut word);
     evil.guest.write(RegionIndex::Bar0, u64::from(pramin::BASE) + 0x8_0000 - 4, &[0x77; 8]);
@@ -134,16 +127,15 @@ fn windows_end_where_vram_does() {
 #[test]
 fn instances_and_runlists_outside_are_not_taken() {
     let rig = rig();
-    let (mut evil, victim) = (driver(&rig, 0), driver(&rig, 1));
-    let mut working = victim;
+    let (mut evil, mut working) = (driver(&rig, 0), driver(&rig, 1));
     let mut channel = working.channel(5);
     let bound = rig.usage().1;
-    for value in [0xc000_0000 | (VM_MIB * MIB >> 12) as u32, 0xcfff_ffff, 0xe000_0000 | 0x1_0000, 0xffff_ffff] {
+    for value in [0xc000_0000 | ((VM_MIB * MIB) >> 12) as u32, 0xcfff_ffff, 0xe000_0000 | 0x1_0000, 0xffff_ffff] {
         evil.guest.wr(pfifo::CHANNEL::at(5), value);
         evil.guest.wr(pfifo::CHANNEL_STATE::at(5), 0x001f_0001);
         assert_eq!(rig.usage().1, bound, "{value:#x}");
     }
-    for (base, length) in [((VM_MIB * MIB >> 12) as u32, 4), (0x0fff_ffff, 128), (0x3000_0000, 1), (0, 0xfffff)] {
+    for (base, length) in [(((VM_MIB * MIB) >> 12) as u32, 4), (0x0fff_ffff, 128), (0x3000_0000, 1), (0, 0xfffff)] {
         evil.guest.wr(pfifo::RUNLIST_BASE::OFFSET, base);
         evil.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0000 | length);
     }
@@ -157,7 +149,7 @@ fn instances_and_runlists_outside_are_not_taken() {
         evil.submit_runlist();
         evil.guest.poke(channel.userd + nvspec::instance::userd::GP_PUT, 3);
         evil.unbind(&channel);
-        reuse(&mut evil);
+        evil.rewind();
     }
     evil.guest.wr(pfb::MMU_INVALIDATE_PDB::OFFSET, u32::MAX);
     evil.guest.wr(pfb::MMU_INVALIDATE::OFFSET, 0x8000_0001);
@@ -185,7 +177,7 @@ fn host_structures_are_unchanged_by_a_guest_that_maps_all_it_can_name() {
     // 128 MiB of address space to VRAM, page by page, whether there is any or not.
     let spare = evil.space();
     for first in (0..0x8000u64).step_by(512) {
-        let entries: Vec<u8> = (first..first + 512).flat_map(|page| (page * PAGE >> 8 | 1).to_le_bytes()).collect();
+        let entries: Vec<u8> = (first..first + 512).flat_map(|page| (((page * PAGE) >> 8) | 1).to_le_bytes()).collect();
         evil.guest.vram_write(spare.table + first * 8, &entries);
     }
     evil.guest.poke(channel.space.directory + 12, ((spare.table >> 12) as u32) << 4 | 1);
