@@ -17,6 +17,8 @@ use vram::Summary;
 const MAX_STEPS: usize = 256;
 /// Channels that the hostile guest's own driver makes in one input.
 const MAX_CHANNELS: usize = 8;
+/// How often it brings the vGPU up in one input, which takes milliseconds.
+const MAX_BRING_UPS: u32 = 4;
 const MIB: u64 = 1 << 20;
 const CARD_MIB: u32 = 64;
 const VM_MIB: u64 = 16;
@@ -206,6 +208,7 @@ struct World {
     evil: Driver,
     victim: Guest,
     channels: Vec<Channel>,
+    bring_ups: u32,
     registers: Vec<(u32, u32, u32)>,
     usage: (Summary, u32, usize),
     inputs: u64,
@@ -222,7 +225,7 @@ impl World {
         let registers = blocks().flat_map(|(_, _, _, info)| *info).map(|info| (info.offset, info.stride, info.count));
         let registers = registers.collect();
         let usage = rig.usage();
-        Self { rig, evil, victim, channels: Vec::new(), registers, usage, inputs: 0 }
+        Self { rig, evil, victim, channels: Vec::new(), bring_ups: 0, registers, usage, inputs: 0 }
     }
 
     fn register(&self, number: u16, index: u8) -> u32 {
@@ -265,8 +268,11 @@ impl World {
                 guest.unmap_ram(u64::from(slot % 8) * SLOT);
             }
             Step::BringUp => {
-                self.channels.clear();
-                self.evil.bring_up();
+                if self.bring_ups < MAX_BRING_UPS {
+                    self.bring_ups += 1;
+                    self.channels.clear();
+                    self.evil.bring_up();
+                }
             }
             Step::Channel { id } => {
                 if self.evil.is_up() && self.channels.len() < MAX_CHANNELS && self.evil.room() >= MIB {
@@ -315,6 +321,7 @@ impl World {
 
     fn finish(&mut self) {
         self.channels.clear();
+        self.bring_ups = 0;
         self.evil.guest.reconnect();
         self.evil.forget();
         let (mut chunks, channels, iova) = self.rig.usage();
