@@ -130,7 +130,7 @@ impl Driver {
             let (space, instance, userd) = (driver.space(), driver.vram(1), driver.userd);
             driver.join(instance, space);
             // Both show USERD, one page for each channel.
-            driver.map(space, 0, At::Vram(userd), 128);
+            driver.entries(space, 0, At::Vram(userd), 128);
             driver.guest.wr(register, 0x8000_0000 | (instance >> 12) as u32);
         }
         for (register, value) in [
@@ -191,6 +191,12 @@ impl Driver {
 
     /// Maps pages, valid and writable, and flushes.
     pub fn map(&mut self, space: Space, va: u64, at: At, pages: u64) {
+        self.entries(space, va, at, pages);
+        self.flush();
+    }
+
+    /// Maps pages of a space that nothing uses yet, so that there is nothing to flush.
+    fn entries(&mut self, space: Space, va: u64, at: At, pages: u64) {
         for page in 0..pages {
             let (address, high) = match at {
                 At::Vram(address) => (address, 0),
@@ -198,7 +204,6 @@ impl Driver {
             };
             self.pte(space, va + page * PAGE, ((address + page * PAGE) >> 8) as u32 | 1, high);
         }
-        self.flush();
     }
 
     /// Writes a page table entry, and does not flush.
@@ -237,7 +242,7 @@ impl Driver {
             (FENCE_VA, fence, 1),
             (IMAGE_VA, image, IMAGE_PAGES),
         ] {
-            self.map(space, va, At::Vram(at), pages);
+            self.entries(space, va, At::Vram(at), pages);
         }
         let own = [
             (ramfc::USERD_LO, userd as u32),
