@@ -100,11 +100,13 @@ pub fn show(daemon: &Daemon, name: &str) -> Result<Value> {
 
 /// Messages that the VMM has sent for a VM.
 pub fn messages(daemon: &Daemon, name: &str) -> Result<u64> {
-    let transport = &show(daemon, name)?["transport"];
-    let counts = transport.as_object().context("transport counters")?;
-    let sum =
-        counts.iter().filter(|(key, _)| key.starts_with("messages")).filter_map(|(_, count)| count.as_u64()).sum();
-    Ok(sum)
+    Ok(messages_in(&show(daemon, name)?["transport"]))
+}
+
+/// The same, from the `transport` counters that [`show`] returned.
+pub fn messages_in(transport: &Value) -> u64 {
+    let counts = transport.as_object().into_iter().flatten();
+    counts.filter(|(key, _)| key.starts_with("messages_")).filter_map(|(_, count)| count.as_u64()).sum()
 }
 
 /// A counter of the virtual device.

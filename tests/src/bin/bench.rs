@@ -116,16 +116,16 @@ fn transport() -> Result<Vec<Metric>> {
     guest::load_driver(&vm)?;
     let after = guest::show(&daemon, "bench")?["transport"].clone();
     let grown = |key: &str| (after[key].as_u64().unwrap_or(0) - before[key].as_u64().unwrap_or(0)) as f64;
-    let messages = |counts: &serde_json::Value| -> u64 {
-        let counts = counts.as_object().into_iter().flatten();
-        counts.filter(|(key, _)| key.starts_with("messages_")).filter_map(|(_, count)| count.as_u64()).sum()
-    };
     Ok(vec![
         Metric::ratio("transport.read32", read, "ns", read_echo, Target::AtMost(1.2)),
         Metric::ratio("transport.posted_write_rate", rate(write), "1/s", rate(write_sync), Target::AtLeast(3.0)),
         Metric::ratio("transport.posted_write_rate_vs_echo", rate(write), "1/s", rate(write_echo), Target::None),
         Metric::ratio("transport.echo_posted_write_rate", rate(write_echo), "1/s", rate(write_sync), Target::None),
-        Metric::plain("nouveau_load.messages", (messages(&after) - messages(&before)) as f64, "messages"),
+        Metric::plain(
+            "nouveau_load.messages",
+            (guest::messages_in(&after) - guest::messages_in(&before)) as f64,
+            "messages",
+        ),
         Metric::plain("nouveau_load.region_writes", grown("region_writes"), "writes"),
         Metric::plain("nouveau_load.batched_writes", grown("batched_writes"), "writes"),
         Metric::plain("nouveau_load.region_reads", grown("region_reads"), "reads"),
