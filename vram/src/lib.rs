@@ -7,9 +7,12 @@
 //! Both are pure: they touch no memory. Zeroing is work that the caller takes ([`ChunkTable::take_scrub_work`]) and
 //! reports done; until then a chunk has no next owner.
 //!
+//! A guest chunk gets a place at its first use ([`ChunkTable::place`]); until then it reads as zeros. What a VM is sure to
+//! get, what is left for the mediator and who competes for the rest stands at [`ChunkTable`]. Nothing outside this crate
+//! may assume that neighbours for the guest are neighbours on the card.
+//!
 //! Not here: page-table formats, which know nothing of chunks (`shadow-pt` asks for a translation); relocation to host
-//! memory and placement on first use. For the latter two the map from guest chunk to card chunk is kept for each guest
-//! chunk separately already, and nothing outside this crate may assume that neighbours stay neighbours.
+//! memory.
 
 #![forbid(unsafe_code)]
 
@@ -17,8 +20,8 @@ mod chunks;
 mod pool;
 
 pub use chunks::{
-    CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkId, ChunkState, ChunkTable, Contents, Error, Run,
-    ScrubWork, Summary,
+    ADVERTISED_BYTES_MAX, CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkId, ChunkState, ChunkTable,
+    Contents, Error, Lookup, Placed, Run, ScrubWork, Summary, VmSummary,
 };
 pub use pool::{PAGE_BYTES, PagePool, PoolError};
 

@@ -1,6 +1,8 @@
+//! The chunk table: sizes, places, reservations. Random sequences are in `model`.
+
+mod model;
+
 use super::*;
-use proptest::prelude::*;
-use std::collections::HashMap;
 
 const CHUNK: u64 = CHUNK_BYTES_MIN;
 
@@ -38,188 +40,212 @@ fn only_the_listed_steps_are_legal() {
     }
 }
 
+/// Gives the first `chunks` guest chunks of a VM a place.
+fn place_first(table: &mut ChunkTable, vm: u32, chunks: u64) {
+    for index in 0..chunks {
+        assert!(table.place(VmId(vm), GuestAddr(index * CHUNK)).unwrap().new);
+    }
+}
+
+#[test]
+fn a_chunk_gets_its_place_at_first_use_and_keeps_it() {
+    let mut table = table(8);
+    table.create_vm(VmId(1), 3 * CHUNK, true).unwrap();
+    assert_eq!(table.lookup(VmId(1), GuestAddr(0), 3 * CHUNK), Lookup::Unplaced);
+    assert_eq!((table.translate(VmId(1), GuestAddr(0)), table.is_placed(VmId(1), GuestAddr(0))), (None, Some(false)));
+    let placed = table.place(VmId(1), GuestAddr(2 * CHUNK + 0x123)).unwrap();
+    assert_eq!(placed, Placed { address: CardAddr(0x123), new: true });
+    assert_eq!(
+        table.place(VmId(1), GuestAddr(2 * CHUNK)),
+        Ok(Placed { address: CardAddr(0), new: false }),
+        "the same chunk"
+    );
+    assert_eq!(table.lookup(VmId(1), GuestAddr(2 * CHUNK + 8), CHUNK - 8), Lookup::Placed(CardAddr(8)));
+    assert_eq!(table.translate(VmId(1), GuestAddr(2 * CHUNK)), Some(Run { address: CardAddr(0), bytes: CHUNK }));
+    assert_eq!(table.is_placed(VmId(1), GuestAddr(2 * CHUNK)), Some(true));
+    assert_eq!(table.owner(CardAddr(0x10)), Some((VmId(1), GuestAddr(2 * CHUNK + 0x10))));
+    let vm = table.summary().vms[&VmId(1)];
+    assert_eq!(vm, VmSummary { advertised: 3, reserved: 3, placed: 1, peak: 1 });
+}
+
+#[test]
+fn addresses_that_the_guest_does_not_have_are_outside() {
+    let mut table = table(8);
+    table.create_vm(VmId(1), CHUNK + 0x1000, true).unwrap();
+    let beyond = GuestAddr(CHUNK + 0x1000);
+    for vm in [VmId(1), VmId(2)] {
+        assert_eq!(table.lookup(vm, beyond, 1), Lookup::Outside);
+        assert_eq!(table.lookup(vm, GuestAddr(u64::MAX), 1), Lookup::Outside);
+        assert_eq!((table.translate(vm, beyond), table.is_placed(vm, beyond)), (None, None));
+    }
+    assert_eq!(table.lookup(VmId(1), GuestAddr(CHUNK), 0x1001), Lookup::Outside);
+    assert_eq!(table.lookup(VmId(1), GuestAddr(0x10), u64::MAX), Lookup::Outside);
+    assert_eq!(table.lookup(VmId(1), beyond, 0), Lookup::Outside);
+    assert_eq!(table.place(VmId(1), beyond), Err(Error::OutOfRange { vm: VmId(1), address: beyond }));
+    assert_eq!(table.unplace(VmId(1), beyond), Err(Error::OutOfRange { vm: VmId(1), address: beyond }));
+    assert_eq!(table.place(VmId(2), GuestAddr(0)), Err(Error::NoSuchVm(VmId(2))));
+    assert_eq!(table.unplace(VmId(2), GuestAddr(0)), Err(Error::NoSuchVm(VmId(2))));
+    assert_eq!(table.unplace_all(VmId(2)), 0);
+    assert_eq!(table.summary().free, 8);
+}
+
 #[test]
 fn the_last_chunk_is_cut_to_what_the_guest_has() {
     let mut table = table(8);
-    table.create_vm(VmId(1), CHUNK + 0x1000).unwrap();
+    table.create_vm(VmId(1), CHUNK + 0x1000, true).unwrap();
+    place_first(&mut table, 1, 2);
     assert_eq!(table.translate(VmId(1), GuestAddr(CHUNK)), Some(Run { address: CardAddr(CHUNK), bytes: 0x1000 }));
     assert_eq!(table.translate(VmId(1), GuestAddr(CHUNK + 0x1000)), None);
     assert_eq!(table.translate_range(VmId(1), GuestAddr(CHUNK), 0x1001), None);
     assert_eq!(table.translate_range(VmId(1), GuestAddr(u64::MAX), 2), None);
     assert_eq!(table.translate_range(VmId(1), GuestAddr(0x10), u64::MAX), None);
-    assert_eq!(table.summary().vms[&VmId(1)], 2);
+    assert_eq!(table.summary().vms[&VmId(1)].placed, 2);
 }
 
 #[test]
-fn a_range_over_chunks_that_are_no_neighbours_is_not_one_piece() {
+fn a_range_over_chunks_that_are_no_neighbours_is_split() {
     let mut table = table(4);
-    table.create_vm(VmId(1), CHUNK).unwrap();
-    table.create_vm(VmId(2), CHUNK).unwrap();
-    table.destroy_vm(VmId(1)).unwrap();
-    scrub_all(&mut table);
-    // Chunk 0, then chunk 2.
-    table.create_vm(VmId(3), 2 * CHUNK).unwrap();
-    assert_eq!(table.translate_range(VmId(3), GuestAddr(CHUNK - 0x1000), 0x1000), Some(CardAddr(CHUNK - 0x1000)));
-    assert_eq!(table.translate_range(VmId(3), GuestAddr(CHUNK - 0x1000), 0x2000), None);
-    assert_eq!(table.translate(VmId(3), GuestAddr(0)), Some(Run { address: CardAddr(0), bytes: CHUNK }));
-    assert_eq!(table.translate(VmId(3), GuestAddr(CHUNK)), Some(Run { address: CardAddr(2 * CHUNK), bytes: CHUNK }));
-    assert_eq!(table.owner(CardAddr(2 * CHUNK + 8)), Some((VmId(3), GuestAddr(CHUNK + 8))));
+    table.create_vm(VmId(1), CHUNK, true).unwrap();
+    table.create_vm(VmId(2), 3 * CHUNK, true).unwrap();
+    table.place(VmId(2), GuestAddr(0)).unwrap();
+    table.place(VmId(1), GuestAddr(0)).unwrap();
+    table.place(VmId(2), GuestAddr(CHUNK)).unwrap();
+    let at = |address| table.lookup(VmId(2), GuestAddr(address), 0x1000);
+    assert_eq!(at(CHUNK - 0x1000), Lookup::Placed(CardAddr(CHUNK - 0x1000)));
+    assert_eq!(at(CHUNK - 0x800), Lookup::Split, "chunk 0, then chunk 2");
+    assert_eq!(at(2 * CHUNK - 0x800), Lookup::Split, "the second half has no place");
+    assert_eq!(table.translate_range(VmId(2), GuestAddr(CHUNK - 0x800), 0x1000), None);
+    let pieces: Vec<_> = table.pieces(GuestAddr(2 * CHUNK - 0x800), 0x1000).collect();
+    assert_eq!(pieces, [(GuestAddr(2 * CHUNK - 0x800), 0x800), (GuestAddr(2 * CHUNK), 0x800)]);
+    let answers: Vec<_> = pieces.iter().map(|&(at, len)| table.lookup(VmId(2), at, len)).collect();
+    assert_eq!(answers, [Lookup::Placed(CardAddr(3 * CHUNK - 0x800)), Lookup::Unplaced]);
+    assert_eq!(table.translate(VmId(2), GuestAddr(0)), Some(Run { address: CardAddr(0), bytes: CHUNK }));
+    assert_eq!(table.owner(CardAddr(2 * CHUNK + 8)), Some((VmId(2), GuestAddr(CHUNK + 8))));
     assert_eq!(table.owner(CardAddr(4 * CHUNK)), None);
 }
 
 #[test]
-fn unscrubbed_chunks_are_named_as_such_and_not_given_away() {
+fn pieces_end_with_the_address_space() {
+    let table = table(1);
+    let pieces: Vec<_> = table.pieces(GuestAddr(u64::MAX - 1), u64::MAX).collect();
+    assert_eq!(pieces, [(GuestAddr(u64::MAX - 1), 1)]);
+    assert_eq!(table.pieces(GuestAddr(5), 0).count(), 0);
+}
+
+#[test]
+fn a_reservation_is_refused_when_it_cannot_be_kept() {
     let mut table = table(4);
-    table.create_vm(VmId(1), 4 * CHUNK).unwrap();
-    assert_eq!(table.create_vm(VmId(2), CHUNK), Err(Error::Full { wanted: 1, free: 0, to_scrub: 0 }));
-    assert_eq!(table.destroy_vm(VmId(1)), Ok(4));
-    assert_eq!(table.destroy_vm(VmId(1)), Err(Error::NoSuchVm(VmId(1))));
-    assert_eq!(table.create_vm(VmId(2), 3 * CHUNK), Err(Error::NeedsScrub { short: 3 }));
+    let full = |wanted, promised| Err(Error::Full { wanted, free: 4, to_scrub: 0, promised });
+    assert_eq!(table.create_vm(VmId(1), 5 * CHUNK, true), full(5, 0));
+    table.create_vm(VmId(1), 3 * CHUNK, true).unwrap();
+    assert_eq!(table.create_vm(VmId(2), CHUNK + 1, true), full(2, 3));
+    assert_eq!(table.create_vm(VmId(1), CHUNK, true), Err(Error::Exists(VmId(1))));
+    assert_eq!(table.create_vm(VmId(2), 0, false), Err(Error::Empty));
+    assert_eq!(table.create_vm(VmId(2), 1 << 41, false), Err(Error::Advertised(1 << 41)));
+    assert_eq!(table.create_vm(VmId(2), u64::MAX, true), full(u64::MAX / CHUNK + 1, 3));
+    table.create_vm(VmId(2), CHUNK, true).unwrap();
+    assert_eq!(table.summary().spare(), 0);
+    assert_eq!(table.destroy_vm(VmId(1)), Ok(0));
+    assert_eq!((table.summary().spare(), table.summary().promised), (3, 1));
+}
+
+#[test]
+fn a_vm_without_a_reservation_gets_what_is_not_promised() {
+    let mut table = table(4);
+    table.create_vm(VmId(1), 3 * CHUNK, true).unwrap();
+    table.create_vm(VmId(2), 100 * CHUNK, false).unwrap();
+    table.place(VmId(2), GuestAddr(99 * CHUNK)).unwrap();
+    let full = Err(Error::Full { wanted: 1, free: 3, to_scrub: 0, promised: 3 });
+    assert_eq!(table.place(VmId(2), GuestAddr(0)), full);
+    assert!(!table.place(VmId(2), GuestAddr(99 * CHUNK)).unwrap().new, "what it has it keeps");
+    place_first(&mut table, 1, 3);
+    assert_eq!(table.place(VmId(2), GuestAddr(0)), Err(Error::Full { wanted: 1, free: 0, to_scrub: 0, promised: 0 }));
+    // What the other gives up is still promised to it, until it goes.
+    assert_eq!(table.unplace_all(VmId(1)), 3);
+    assert_eq!(scrub_all(&mut table), 3);
+    assert_eq!(table.place(VmId(2), GuestAddr(0)), full);
+    table.destroy_vm(VmId(1)).unwrap();
+    assert!(table.place(VmId(2), GuestAddr(0)).unwrap().new);
+    let vm = table.summary().vms[&VmId(2)];
+    assert_eq!(vm, VmSummary { advertised: 100, reserved: 0, placed: 2, peak: 2 });
+}
+
+#[test]
+fn chunks_that_are_not_zeroed_back_a_reservation_but_are_not_given_away() {
+    let mut table = ChunkTable::new(2 * CHUNK, CHUNK, Contents::Unknown).unwrap();
+    table.create_vm(VmId(1), 2 * CHUNK, true).unwrap();
+    assert_eq!(table.place(VmId(1), GuestAddr(0)), Err(Error::NeedsScrub { short: 1 }));
     let work = table.take_scrub_work().unwrap();
-    assert_eq!(table.create_vm(VmId(2), CHUNK), Err(Error::NeedsScrub { short: 1 }), "half scrubbed is not scrubbed");
+    assert_eq!(
+        table.place(VmId(1), GuestAddr(0)),
+        Err(Error::NeedsScrub { short: 1 }),
+        "half scrubbed is not scrubbed"
+    );
     table.scrubbed(work.chunk);
-    table.create_vm(VmId(2), CHUNK).unwrap();
-    assert_eq!(table.create_vm(VmId(2), CHUNK), Err(Error::Exists(VmId(2))));
-    assert_eq!(table.create_vm(VmId(3), 4 * CHUNK), Err(Error::Full { wanted: 4, free: 0, to_scrub: 3 }));
+    assert_eq!(table.place(VmId(1), GuestAddr(0)), Ok(Placed { address: CardAddr(0), new: true }));
+    assert_eq!(table.unplace(VmId(1), GuestAddr(8)), Ok(true));
+    assert_eq!(table.unplace(VmId(1), GuestAddr(8)), Ok(false));
+    assert_eq!(table.place(VmId(1), GuestAddr(0)), Err(Error::NeedsScrub { short: 1 }), "it is dirty again");
+    assert_eq!(scrub_all(&mut table), 2);
+    place_first(&mut table, 1, 2);
+    assert_eq!((table.summary().scrubbed, table.summary().vms[&VmId(1)].peak), (3, 2));
+}
+
+#[test]
+fn destroying_a_vm_gives_all_back_for_scrubbing() {
+    let mut table = table(4);
+    table.create_vm(VmId(1), 4 * CHUNK, true).unwrap();
+    place_first(&mut table, 1, 3);
+    assert_eq!(table.destroy_vm(VmId(1)), Ok(3));
+    assert_eq!(table.destroy_vm(VmId(1)), Err(Error::NoSuchVm(VmId(1))));
+    let summary = table.summary();
+    assert_eq!((summary.free, summary.to_scrub, summary.promised), (1, 3, 0));
+    assert_eq!(table.lookup(VmId(1), GuestAddr(0), 1), Lookup::Outside);
+}
+
+#[test]
+fn what_is_set_aside_is_the_mediators() {
+    let mut table = table(8);
+    table.set_aside(3).unwrap();
+    let full = Err(Error::Full { wanted: 6, free: 8, to_scrub: 0, promised: 3 });
+    assert_eq!(table.create_vm(VmId(1), 6 * CHUNK, true), full);
+    table.create_vm(VmId(1), 4 * CHUNK, true).unwrap();
+    table.create_vm(VmId(2), 8 * CHUNK, false).unwrap();
+    place_first(&mut table, 2, 1);
+    assert_eq!(
+        table.place(VmId(2), GuestAddr(CHUNK)),
+        Err(Error::Full { wanted: 1, free: 7, to_scrub: 0, promised: 7 })
+    );
+    // It comes by its own, and by no more: the rest is promised.
+    table.reserve_mediator(1, 1).unwrap();
+    let run = table.reserve_mediator(2, 1).unwrap();
+    assert_eq!((table.summary().set_aside, table.summary().mediator), (0, 3));
+    assert_eq!(table.reserve_mediator(1, 1), Err(Error::Full { wanted: 1, free: 4, to_scrub: 0, promised: 4 }));
+    table.release_mediator(run, 2);
+    assert_eq!(table.set_aside(4), Err(Error::Full { wanted: 3, free: 4, to_scrub: 2, promised: 4 }));
+    table.set_aside(2).unwrap();
+    assert_eq!((table.summary().set_aside, table.summary().spare()), (1, 1));
 }
 
 #[test]
 fn unknown_contents_are_scrubbed_before_first_use() {
     let mut table = ChunkTable::new(3 * CHUNK, CHUNK, Contents::Unknown).unwrap();
-    assert_eq!(table.create_vm(VmId(1), CHUNK), Err(Error::NeedsScrub { short: 1 }));
     assert_eq!(table.reserve_mediator(1, 1), Err(Error::NeedsScrub { short: 1 }));
     assert_eq!(scrub_all(&mut table), 3);
-    assert_eq!(table.create_vm(VmId(1), CHUNK), Ok(()));
+    assert!(table.reserve_mediator(1, 1).is_ok());
     assert_eq!(table.summary().scrubbed, 3);
 }
 
 #[test]
 fn a_mediator_run_is_aligned_and_refused_without_room() {
     let mut table = table(8);
-    table.create_vm(VmId(1), CHUNK).unwrap();
+    table.create_vm(VmId(1), CHUNK, true).unwrap();
+    place_first(&mut table, 1, 1);
     let run = table.reserve_mediator(4, 4).unwrap();
     assert_eq!(table.address(run), CardAddr(4 * CHUNK));
     assert!(matches!(table.reserve_mediator(4, 4), Err(Error::Full { wanted: 4, .. })));
+    assert!(matches!(table.reserve_mediator(2, 4), Err(Error::Full { wanted: 2, .. })), "enough, but not in one run");
     assert!(matches!(table.reserve_mediator(u32::MAX, 1), Err(Error::Full { .. })));
     table.release_mediator(run, 4);
     assert_eq!(table.reserve_mediator(4, 4), Err(Error::NeedsScrub { short: 4 }));
-}
-
-#[derive(Clone, Debug)]
-enum Op {
-    Create(u32, u64),
-    Destroy(u32),
-    Reserve(u32),
-    Release(usize),
-    TakeScrub,
-    FinishScrub(usize),
-}
-
-fn op() -> impl Strategy<Value = Op> {
-    prop_oneof![
-        3 => (0u32..4, 0u64..6 * CHUNK).prop_map(|(vm, bytes)| Op::Create(vm, bytes)),
-        2 => (0u32..4).prop_map(Op::Destroy),
-        1 => (1u32..3).prop_map(Op::Reserve),
-        1 => any::<usize>().prop_map(Op::Release),
-        3 => Just(Op::TakeScrub),
-        3 => any::<usize>().prop_map(Op::FinishScrub),
-    ]
-}
-
-/// Who has written into a chunk last; `None` is zeroed. The model knows nothing of the table's own states.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Writer {
-    Vm(u32),
-    Mediator,
-}
-
-proptest! {
-    /// Invariant 3: one owner, one place, and no owner sees what another left.
-    #[test]
-    fn every_chunk_has_one_owner_and_arrives_clean(ops in prop::collection::vec(op(), 1..120)) {
-        const CHUNKS: u64 = 12;
-        let mut table = table(CHUNKS);
-        let mut contents: Vec<Option<Writer>> = vec![None; CHUNKS as usize];
-        let mut vms: HashMap<u32, u64> = HashMap::new();
-        let mut held: Vec<(ChunkId, u32)> = Vec::new();
-        let mut scrubbing: Vec<ScrubWork> = Vec::new();
-        for op in ops {
-            match op {
-                Op::Create(vm, bytes) => {
-                    if table.create_vm(VmId(vm), bytes).is_ok() {
-                        prop_assert!(vms.insert(vm, bytes).is_none() && bytes > 0);
-                        for page in (0..bytes).step_by(0x1000) {
-                            let run = table.translate(VmId(vm), GuestAddr(page)).unwrap();
-                            let chunk = (run.address.0 / CHUNK) as usize;
-                            if page % CHUNK == 0 {
-                                prop_assert_eq!(contents[chunk], None, "chunk {} is not clean", chunk);
-                                contents[chunk] = Some(Writer::Vm(vm));
-                            }
-                        }
-                    }
-                }
-                Op::Destroy(vm) => {
-                    let known = vms.remove(&vm);
-                    prop_assert_eq!(table.destroy_vm(VmId(vm)).is_ok(), known.is_some());
-                    prop_assert_eq!(table.translate(VmId(vm), GuestAddr(0)), None);
-                }
-                Op::Reserve(count) => if let Ok(first) = table.reserve_mediator(count, 1) {
-                    for step in 0..u64::from(count) {
-                        let chunk = (table.address(first).0 / CHUNK + step) as usize;
-                        prop_assert_eq!(contents[chunk], None);
-                        contents[chunk] = Some(Writer::Mediator);
-                    }
-                    held.push((first, count));
-                },
-                Op::Release(which) => if !held.is_empty() {
-                    let (first, count) = held.swap_remove(which % held.len());
-                    table.release_mediator(first, count);
-                },
-                Op::TakeScrub => scrubbing.extend(table.take_scrub_work()),
-                Op::FinishScrub(which) => if !scrubbing.is_empty() {
-                    let work = scrubbing.swap_remove(which % scrubbing.len());
-                    contents[(work.address.0 / CHUNK) as usize] = None;
-                    table.scrubbed(work.chunk);
-                },
-            }
-            // One owner, one place: no card page is reached from two guest pages.
-            let mut reached = vec![false; CHUNKS as usize];
-            for (&vm, &bytes) in &vms {
-                for index in 0..bytes.div_ceil(CHUNK) {
-                    let run = table.translate(VmId(vm), GuestAddr(index * CHUNK)).unwrap();
-                    let chunk = (run.address.0 / CHUNK) as usize;
-                    prop_assert!(!std::mem::replace(&mut reached[chunk], true));
-                    prop_assert_eq!(contents[chunk], Some(Writer::Vm(vm)));
-                    prop_assert_eq!(table.owner(run.address), Some((VmId(vm), GuestAddr(index * CHUNK))));
-                }
-                prop_assert_eq!(table.translate(VmId(vm), GuestAddr(bytes)), None);
-            }
-            for (first, count) in &held {
-                for step in 0..u64::from(*count) {
-                    let chunk = (table.address(*first).0 / CHUNK + step) as usize;
-                    prop_assert!(!std::mem::replace(&mut reached[chunk], true));
-                }
-            }
-            let summary = table.summary();
-            let owned: u32 = summary.vms.values().sum();
-            prop_assert_eq!(summary.free + summary.to_scrub + summary.mediator + owned, summary.total);
-            prop_assert_eq!(owned + summary.mediator, reached.iter().filter(|&&taken| taken).count() as u32);
-        }
-    }
-
-    /// `translate` and `translate_range` agree with a byte-wise look at the map.
-    #[test]
-    fn ranges_are_in_one_piece_as_the_runs_say(address in 0u64..5 * CHUNK, len in 0u64..5 * CHUNK, hole in 0u32..4) {
-        let mut table = table(8);
-        table.create_vm(VmId(9), u64::from(hole + 1) * CHUNK).unwrap();
-        table.create_vm(VmId(8), CHUNK).unwrap();
-        table.destroy_vm(VmId(9)).unwrap();
-        scrub_all(&mut table);
-        table.create_vm(VmId(1), 3 * CHUNK + 0x800).unwrap();
-        let run = table.translate(VmId(1), GuestAddr(address));
-        let range = table.translate_range(VmId(1), GuestAddr(address), len);
-        if len > 0 {
-            prop_assert_eq!(range, run.filter(|run| run.bytes >= len).map(|run| run.address));
-        }
-    }
 }
