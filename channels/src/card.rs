@@ -13,6 +13,9 @@ use nvspec::regs::pfifo;
 const POLLS: u32 = 1_000_000;
 /// Flags of a runlist entry, as drivers write them.
 const RUNLIST_FLAGS: u32 = 4;
+/// Tries to read both words of a USERD address at rest. The high word changes once in 4 GiB.
+const WIDE_READS: u32 = 4;
+
 impl Layout {
     /// The card's instance block of a physical channel.
     #[must_use]
@@ -27,10 +30,13 @@ impl Layout {
     }
 }
 
-/// Writes a channel's instance block, clears its USERD and makes it known to the card, stopped.
+/// Writes a channel's instance block, clears its USERD and work area and makes it known to the card, stopped.
 pub(crate) fn bind(host: &mut impl Host, layout: &Layout, channel: ChannelId, block: &[u8; BLOCK]) {
     let instance = layout.instance(channel);
     host.vram_write(layout.userd(channel), &[0; BLOCK]);
+    for (_, page, _) in layout.work_pages(channel) {
+        host.vram_write(page, &[0; BLOCK]);
+    }
     host.vram_write(instance, block);
     host.vram_flush();
     host.write32(
@@ -110,6 +116,32 @@ pub(crate) fn set_contexts(
         }
     }
     host.vram_flush();
+}
+
+/// The channel that an engine works for now, as the engine says; it need not be bound.
+pub(crate) fn working_for(host: &mut impl Host, unit: u32) -> Option<ChannelId> {
+    let status = host.read32(pfifo::ENGINE_STATUS::at(unit));
+    let channel = u8::try_from(pfifo::ENGINE_STATUS::CHANNEL.get(status)).ok()?;
+    pfifo::ENGINE_STATUS::BUSY.is_set(status).then_some(ChannelId(channel))
+}
+
+/// The state register of a channel.
+pub(crate) fn state(host: &mut impl Host, channel: ChannelId) -> u32 {
+    host.read32(pfifo::CHANNEL_STATE::at(channel.0.into()))
+}
+
+/// An address that the card keeps in two words of a channel's USERD. The card may move between the two reads.
+pub(crate) fn userd_wide(host: &mut impl Host, channel: ChannelId, low: u64, high: u64) -> u64 {
+    let mut above = host.userd_read(channel, high);
+    let mut below = 0;
+    for _ in 0..WIDE_READS {
+        below = host.userd_read(channel, low);
+        let again = host.userd_read(channel, high);
+        if std::mem::replace(&mut above, again) == again {
+            break;
+        }
+    }
+    u64::from(above) << 32 | u64::from(below)
 }
 
 fn wait<H: Host>(host: &mut H, mut done: impl FnMut(&mut H) -> bool) -> bool {

@@ -1,6 +1,7 @@
 //! What is taken from a guest's instance block, and what the card gets.
 
 use crate::Place;
+use crate::work::RING_LOG2;
 use nvspec::addr::{GpuVa, GuestVramAddr, Target, VA_BITS, VramAddr};
 use nvspec::instance::{INSTANCE_BYTES, context, ramfc, userd, vm};
 
@@ -48,10 +49,12 @@ pub struct GuestInstance {
     pub gp_base: GpuVa,
     /// Log2 of the ring's entries.
     pub gp_entries_log2: u32,
+    /// Saved state: consumed entries. Not checked.
+    pub gp_get: u32,
+    /// Saved state: entries that are known to be written. Not checked.
+    pub gp_put: u32,
     /// The guest's page directory.
     pub directory: Place,
-    /// Last valid virtual address, below 2^40.
-    pub limit: u64,
     /// Engine context pointers: PGRAPH, CE0, CE1; below 2^40.
     pub contexts: [Option<GpuVa>; 3],
 }
@@ -81,13 +84,13 @@ impl GuestInstance {
         }
         let (directory_lo, directory) = pair(vm::PDB_LO, vm::PDB_HI)?;
         let target = Target::from_bits(directory_lo & TARGET_BITS);
-        let (_, limit) = pair(vm::LIMIT_LO, vm::LIMIT_HI)?;
         Ok(Self {
             userd: GuestVramAddr(userd_address & PAGE_MASK),
             gp_base: GpuVa(gp_base & VA_MASK & !7),
             gp_entries_log2: log2,
+            gp_get: word(bytes, ramfc::GP_GET).ok_or(InstanceError::Short)?,
+            gp_put: word(bytes, ramfc::GP_PUT).ok_or(InstanceError::Short)?,
             directory: Place::new(target, directory & PAGE_MASK).ok_or(InstanceError::Directory)?,
-            limit: limit & VA_MASK,
             contexts: CONTEXTS.map(|at| context_at(bytes, at)),
         })
     }
@@ -98,17 +101,17 @@ impl GuestInstance {
         1 << self.gp_entries_log2
     }
 
-    /// The instance block that the card gets: constants, what this says, and the host's own USERD and directory. Saved
-    /// PBDMA state is zero.
-    pub(crate) fn block(&self, userd: VramAddr, directory: VramAddr) -> [u8; BLOCK] {
+    /// The instance block that the card gets: constants, engine contexts, and the host's own USERD, ring and directory.
+    /// All virtual addresses are valid, for the host's lie at their end. Saved PBDMA state is zero.
+    pub(crate) fn block(&self, userd: VramAddr, ring: GpuVa, directory: VramAddr) -> [u8; BLOCK] {
         let mut block = [0; BLOCK];
         for (offset, value) in ramfc::DEFAULTS {
             put(&mut block, offset, value);
         }
         put_wide(&mut block, ramfc::USERD_LO, userd.0);
-        put_wide(&mut block, ramfc::GP_BASE_LO, self.gp_base.0 | u64::from(self.gp_entries_log2) << 48);
+        put_wide(&mut block, ramfc::GP_BASE_LO, ring.0 | u64::from(RING_LOG2) << 48);
         put_wide(&mut block, vm::PDB_LO, directory.0);
-        put_wide(&mut block, vm::LIMIT_LO, self.limit);
+        put_wide(&mut block, vm::LIMIT_LO, VA_MASK);
         for (offset, pointer) in CONTEXTS.into_iter().zip(self.contexts) {
             put_wide(&mut block, offset, context_words(pointer));
         }

@@ -27,11 +27,18 @@
 )]
 
 mod card;
+mod complete;
+mod entry;
 mod instance;
 mod pool;
+mod pull;
+mod refuse;
+mod ring;
 mod state;
 mod submit;
 mod types;
+mod watchdog;
+mod work;
 
 #[cfg(test)]
 mod tests {
@@ -42,9 +49,14 @@ pub use instance::{GuestInstance, InstanceError};
 pub use nvspec::addr::Place;
 pub use pool::Channels;
 pub use state::RunState;
-pub use types::{Bind, BindError, Doorbell, DoorbellError, HardwareState, Layout, Stuck, Submitted};
+pub use types::{
+    Bind, BindError, Completion, Doorbell, DoorbellError, Hang, HardwareState, Layout, Pulled, RingFault, Stuck,
+    Submitted,
+};
+pub use watchdog::{HANG_LIMIT_NS, Watchdog};
+pub use work::{WORK_BYTES, work_va};
 
-use nvspec::addr::VramAddr;
+use nvspec::addr::{GpuVa, VramAddr};
 use nvspec::fifo::ChannelId;
 
 /// A VM, as the mediator numbers them.
@@ -58,6 +70,9 @@ pub trait Host {
 
     /// Writes a register of BAR0.
     fn write32(&mut self, offset: u32, value: u32);
+
+    /// Reads VRAM.
+    fn vram_read(&mut self, address: VramAddr, data: &mut [u8]);
 
     /// Writes VRAM.
     fn vram_write(&mut self, address: VramAddr, data: &[u8]);
@@ -89,4 +104,18 @@ pub trait GuestMemory {
     /// # Errors
     /// When any byte lies outside of what the guest has.
     fn read(&mut self, place: Place, data: &mut [u8]) -> Result<(), Unreadable>;
+}
+
+/// The guest's GPU virtual address space has no memory there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no memory at that GPU virtual address")]
+pub struct Unmapped;
+
+/// Reads a guest's GPFIFO ring at the virtual addresses that the guest's channel has it at.
+pub trait GuestRing {
+    /// Fills `data` from `va` on; never across a 4 KiB page.
+    ///
+    /// # Errors
+    /// When nothing is mapped there, or what is mapped cannot be read.
+    fn read(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), Unmapped>;
 }

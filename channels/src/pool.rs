@@ -2,20 +2,23 @@
 
 use crate::card;
 use crate::instance::{CONTEXTS_BYTES, CONTEXTS_FIRST, contexts_in};
-use crate::{Bind, BindError, GuestMemory, Host, Layout, Place, RunState, Stuck, Submitted, VmId};
+use crate::refuse::Refused;
+use crate::ring::Ring;
+use crate::submit::SavedWords;
+use crate::watchdog::Watchdog;
+use crate::{
+    Bind, BindError, GuestMemory, HANG_LIMIT_NS, Host, Layout, Place, RunState, Stuck, Submitted, VmId, work_va,
+};
 use nvspec::addr::{GpuVa, GuestVramAddr, VramAddr};
 use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId};
 use nvspec::instance::INSTANCE_BYTES;
 use std::collections::BTreeMap;
 
-/// Times that a channel still counts as active after it was seen idle: an interrupt may be seen before what raised it.
-pub(crate) const LINGER: u8 = 2;
-
 /// A physical channel. What is of use to the card is in [`Bound::block`]'s fields and on the card itself.
 #[derive(Debug)]
 pub(crate) enum Slot {
     Free,
-    Bound(Bound),
+    Bound(Box<Bound>),
     /// The card may still use the directory.
     Stuck {
         directory: VramAddr,
@@ -32,18 +35,12 @@ pub(crate) struct Bound {
     pub(crate) instance: Place,
     pub(crate) directory: VramAddr,
     pub(crate) userd: GuestVramAddr,
-    pub(crate) gp_entries: u32,
     /// What the card's block has.
     pub(crate) contexts: [Option<GpuVa>; 3],
     /// The guest wants it scheduled. It is when `running`, which a paused VM's channels are not.
     pub(crate) enabled: bool,
     pub(crate) running: bool,
-    /// Last doorbell that was accepted, rung or not.
-    pub(crate) gp_put: u32,
-    /// GP_GET and GET when they were read last.
-    pub(crate) seen: (u32, u32),
-    /// Looks for activity that are still to be made; 0 for a channel without work.
-    pub(crate) active: u8,
+    pub(crate) ring: Ring,
 }
 
 #[derive(Debug)]
@@ -54,6 +51,16 @@ pub(crate) struct Vm {
     pub(crate) channels: BTreeMap<u8, ChannelId>,
     /// The VM's part of the runlist, in the guest's order; bound channels only.
     pub(crate) list: Vec<u8>,
+    /// Channels whose bind was refused, by the guest's number.
+    pub(crate) refused: BTreeMap<u8, Refused>,
+    /// What unbound channels had saved, by the guest's number.
+    pub(crate) saved: BTreeMap<u8, SavedWords>,
+    /// Engines of which the VM is not told yet that work has ended, one bit each.
+    pub(crate) news: u32,
+    /// It was told of some since work last ended.
+    pub(crate) told: bool,
+    /// How long its channels may keep an engine busy and get nowhere.
+    pub(crate) hang_limit: Option<u64>,
 }
 
 /// The physical channels of one card.
@@ -67,6 +74,7 @@ pub struct Channels {
     /// Where the search for a free channel begins: a number that was just given back is reused last.
     next_slot: usize,
     serial: u64,
+    pub(crate) watchdog: Watchdog,
 }
 
 impl Channels {
@@ -74,12 +82,31 @@ impl Channels {
     #[must_use]
     pub fn new(layout: Layout) -> Self {
         let slots = (0..CHANNELS).map(|_| Slot::Free).collect();
-        Self { layout, slots, vms: BTreeMap::new(), next_page: 0, next_slot: 0, serial: 0 }
+        Self {
+            layout,
+            slots,
+            vms: BTreeMap::new(),
+            next_page: 0,
+            next_slot: 0,
+            serial: 0,
+            watchdog: Watchdog::new(HANG_LIMIT_NS),
+        }
     }
 
     /// A VM that may have up to `cap` channels at once.
     pub fn add_vm(&mut self, vm: VmId, cap: u32) {
-        self.vms.insert(vm, Vm { cap, paused: false, channels: BTreeMap::new(), list: Vec::new() });
+        let record = Vm {
+            cap,
+            paused: false,
+            channels: BTreeMap::new(),
+            list: Vec::new(),
+            refused: BTreeMap::new(),
+            saved: BTreeMap::new(),
+            news: 0,
+            told: false,
+            hang_limit: Some(self.watchdog.limit_ns()),
+        };
+        self.vms.insert(vm, record);
     }
 
     /// Ends all of a VM's channels and forgets the VM. Returns the channels that the card did not let go of: while there
@@ -123,6 +150,7 @@ impl Channels {
         let physical = self.take_free()?;
         let record = self.vms.get_mut(&vm).ok_or(BindError::NoSuchVm)?;
         record.channels.insert(channel.0, physical);
+        record.saved.remove(&channel.0);
         self.serial = self.serial.wrapping_add(1);
         let Bind { instance, guest, directory } = bind;
         let bound = Bound {
@@ -132,27 +160,27 @@ impl Channels {
             instance,
             directory,
             userd: guest.userd,
-            gp_entries: guest.gp_entries(),
             contexts: guest.contexts,
             enabled: false,
             running: false,
-            gp_put: 0,
-            seen: (0, 0),
-            active: 0,
+            ring: Ring::new(guest),
         };
-        self.go(physical, Slot::Bound(bound));
-        let block = guest.block(self.layout.userd(physical), directory);
+        self.go(physical, Slot::Bound(Box::new(bound)));
+        let block = guest.block(self.layout.userd(physical), work_va(physical), directory);
         card::stop(host, physical);
         card::bind(host, &self.layout, physical, &block);
         Ok(physical)
     }
 
-    /// Stops the channel, takes it off its engines and the runlist, and frees it. Nothing when it is not bound.
+    /// Stops the channel, takes it off its engines and the runlist, and frees it. Nothing when it is not bound. What was
+    /// in flight ends without a [`Completion`](crate::Completion); how far it was is in [`Self::saved_words`].
     ///
     /// # Errors
     /// [`Stuck`]: the channel is not the VM's any more, but no one else's either until [`Self::card_reset`].
     pub fn unbind(&mut self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId) -> Result<(), Stuck> {
         let Some(record) = self.vms.get_mut(&vm) else { return Ok(()) };
+        record.refused.remove(&channel.0);
+        record.saved.remove(&channel.0);
         let Some(physical) = record.channels.remove(&channel.0) else { return Ok(()) };
         let listed = record.list.contains(&channel.0);
         record.list.retain(|entry| *entry != channel.0);
@@ -161,6 +189,9 @@ impl Channels {
         let kicked = card::kick(host, physical);
         if listed {
             self.submit(host);
+        }
+        if let (Some(saved), Some(record)) = (self.words_of(host, physical), self.vms.get_mut(&vm)) {
+            record.saved.insert(channel.0, saved);
         }
         self.release(host, physical, kicked);
         kicked
@@ -260,10 +291,13 @@ impl Channels {
         Some((bound.vm, bound.channel, bound.instance))
     }
 
-    /// The guest's channel whose instance block the guest believes to be at `instance`.
+    /// The guest's channel whose instance block the guest believes to be at `instance`; of a refused one, too.
     #[must_use]
     pub fn by_guest_instance(&self, vm: VmId, instance: Place) -> Option<VirtualChannelId> {
-        self.bounds_of(vm).find(|bound| bound.instance == instance).map(|bound| bound.channel)
+        let bound = self.bounds_of(vm).find(|bound| bound.instance == instance).map(|bound| bound.channel);
+        bound.or_else(|| {
+            self.refused_of(vm).find(|(_, refused)| refused.instance == instance).map(|(channel, _)| channel)
+        })
     }
 
     /// Whether the card may use the shadow `directory`, for any channel, those included that it did not let go of.
@@ -307,6 +341,8 @@ impl Channels {
         for vm in self.vms.values_mut() {
             vm.channels.clear();
             vm.list.clear();
+            vm.refused.clear();
+            vm.saved.clear();
         }
     }
 

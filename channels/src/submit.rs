@@ -1,16 +1,20 @@
-//! USERD: doorbells in, progress out.
+//! USERD: doorbells in, progress out, both in the guest's terms.
 
-use crate::pool::{Channels, LINGER};
-use crate::{Doorbell, DoorbellError, GuestMemory, HardwareState, Host, VmId};
+use crate::card;
+use crate::work::record_at;
+use crate::{Channels, Doorbell, DoorbellError, GuestMemory, HardwareState, Host, VmId};
 use nvspec::addr::GuestVramAddr;
-use nvspec::fifo::{ChannelId, VirtualChannelId, engine};
-use nvspec::instance::userd;
+use nvspec::fifo::{ChannelId, VirtualChannelId};
+use nvspec::instance::{ramfc, userd};
+use nvspec::mmu::HOST_VA_BASE;
 use nvspec::regs::pfifo;
-use std::collections::BTreeSet;
+
+/// Words of a guest's instance block that say how far its ring is: byte offset and value.
+pub type SavedWords = [(u64, u32); 3];
 
 impl Channels {
-    /// Checks a guest's write of GP_PUT, and takes over engine context pointers that it has set. Ring it by
-    /// [`Self::ring`].
+    /// Checks a guest's write of GP_PUT, and takes over engine context pointers that it has set. [`Self::pull`] gives the
+    /// work to the card.
     ///
     /// # Errors
     /// See [`DoorbellError`].
@@ -22,50 +26,78 @@ impl Channels {
         channel: VirtualChannelId,
         gp_put: u32,
     ) -> Result<Doorbell, DoorbellError> {
+        if self.tell_refused(vm, channel) {
+            return Err(DoorbellError::Refused);
+        }
         let physical = self.physical(vm, channel).ok_or(DoorbellError::Unbound)?;
         let bound = self.bound_mut(physical).ok_or(DoorbellError::Unbound)?;
-        if gp_put >= bound.gp_entries {
-            return Err(DoorbellError::BeyondRing { gp_put, entries: bound.gp_entries });
+        if gp_put >= bound.ring.entries {
+            return Err(DoorbellError::BeyondRing { gp_put, entries: bound.ring.entries });
         }
-        bound.gp_put = gp_put;
+        let order = bound.ring.ring(gp_put);
         let serial = bound.serial;
         self.refresh(host, guest, physical);
-        Ok(Doorbell { vm, virtual_channel: channel, channel: physical, gp_put, serial })
-    }
-
-    /// Gives the work to the card. `false` when the channel was unbound since the doorbell was checked.
-    pub fn ring(&mut self, host: &mut impl Host, doorbell: Doorbell) -> bool {
-        match self.bound_mut(doorbell.channel) {
-            Some(bound) if bound.serial == doorbell.serial => {
-                bound.active = LINGER;
-                host.userd_write(doorbell.channel, userd::GP_PUT, doorbell.gp_put);
-                true
-            }
-            _ => false,
-        }
+        Ok(Doorbell { vm, virtual_channel: channel, channel: physical, gp_put, serial, order })
     }
 
     /// Which channel's USERD lies at a guest VRAM address, and the byte offset in it: for every trapped access to guest
-    /// VRAM, however the guest got there. Of channels with the same page the lowest answers.
+    /// VRAM, however the guest got there. Of channels with the same page the lowest that is bound answers, then the lowest
+    /// that was refused.
     #[must_use]
     pub fn userd_at(&self, vm: VmId, address: GuestVramAddr) -> Option<(VirtualChannelId, u64)> {
-        let bound = self.bounds_of(vm).find(|bound| bound.userd == address.page())?;
-        Some((bound.channel, address.0.checked_sub(bound.userd.0)?))
+        let page = address.page();
+        let bound = self.bounds_of(vm).find(|bound| bound.userd == page).map(|bound| bound.channel);
+        let refused =
+            || self.refused_of(vm).find(|(_, refused)| refused.userd == Some(page)).map(|(channel, _)| channel);
+        Some((bound.or_else(refused)?, address.0.checked_sub(page.0)?))
     }
 
-    /// A guest's read of its USERD: the word at byte `offset` of the host's, 0 for a channel that is not bound. GP_PUT
-    /// reads as the guest has written it, rung or not.
+    /// A guest's read of its USERD: the word at byte `offset`, 0 for a channel that is not bound. GP_PUT reads as the
+    /// guest has written it, GP_GET as an index of the guest's ring, and where the card is in a completion record of the
+    /// host's, GET is the end of the guest's range before that.
     pub fn userd_read(&self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId, offset: u64) -> u32 {
         let physical = self.physical(vm, channel);
         let Some((physical, bound)) = physical.and_then(|physical| Some((physical, self.bound(physical)?))) else {
             return 0;
         };
-        let offset = offset & !3;
-        match offset {
-            userd::GP_PUT => bound.gp_put,
+        let get = |host: &mut _, low, high| {
+            let va = card::userd_wide(host, physical, low, high);
+            match va.checked_sub(HOST_VA_BASE.0) {
+                None => va,
+                Some(_) => record_at(physical, va).map_or(0, |slot| bound.ring.end_before(slot)),
+            }
+        };
+        match offset & !3 {
+            userd::GP_PUT => bound.ring.gp_put,
+            userd::GP_GET => {
+                let position = bound.ring.position(host.userd_read(physical, userd::GP_GET));
+                bound.ring.virtual_get(position)
+            }
+            userd::GET => low_word(get(host, userd::GET, userd::GET_HI)),
+            userd::GET_HI => high_word(get(host, userd::GET, userd::GET_HI)),
+            userd::TOP_LEVEL_GET => low_word(get(host, userd::TOP_LEVEL_GET, userd::TOP_LEVEL_GET_HI)),
+            userd::TOP_LEVEL_GET_HI => high_word(get(host, userd::TOP_LEVEL_GET, userd::TOP_LEVEL_GET_HI)),
             offset if offset < userd::BYTES => host.userd_read(physical, offset),
             _ => 0,
         }
+    }
+
+    /// What the host would have saved of a channel in the guest's instance block: with these words there, a later bind
+    /// goes on where the channel was. Of a channel that is bound they are true once it was preempted and not enabled;
+    /// of one that was unbound they stay until it is bound or unbound again. `None` for others.
+    ///
+    /// What the card has fetched counts as done: the rest of a range that it was in is lost.
+    pub fn saved_words(&self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId) -> Option<SavedWords> {
+        match self.physical(vm, channel) {
+            Some(physical) => self.words_of(host, physical),
+            None => self.vms.get(&vm)?.saved.get(&channel.0).copied(),
+        }
+    }
+
+    pub(crate) fn words_of(&self, host: &mut impl Host, physical: ChannelId) -> Option<SavedWords> {
+        let ring = &self.bound(physical)?.ring;
+        let get = ring.virtual_get(ring.position(host.userd_read(physical, userd::GP_GET)));
+        Some([(ramfc::GP_GET, get), (ramfc::GP_FETCH, get), (ramfc::GP_PUT, ring.gp_put)])
     }
 
     /// What the card says about a channel; all false when it is not bound.
@@ -75,58 +107,23 @@ impl Channels {
         let Some((physical, bound)) = physical.and_then(|physical| Some((physical, self.bound(physical)?))) else {
             return HardwareState::default();
         };
-        let state = host.read32(CHANNEL_STATE::at(physical.0.into()));
+        let state = card::state(host, physical);
         HardwareState {
             enabled: bound.enabled,
             acquire_pending: CHANNEL_STATE::ACQUIRE_PENDING.is_set(state),
             loaded: CHANNEL_STATE::LOADED.is_set(state),
-            pending: CHANNEL_STATE::PENDING.is_set(state),
+            pending: CHANNEL_STATE::PENDING.is_set(state) || bound.ring.left() > 0,
         }
-    }
-
-    /// VMs with a channel that is busy or has advanced since the last call: who gets a non-stall interrupt.
-    ///
-    /// A VM whose work has raised the interrupt is always among them; one that had none since its last doorbell came to
-    /// rest is not. Channels at rest cost nothing.
-    pub fn progressed(&mut self, host: &mut impl Host) -> BTreeSet<VmId> {
-        let candidates: Vec<ChannelId> = self
-            .vms
-            .values()
-            .flat_map(|vm| vm.channels.values().copied())
-            .filter(|physical| self.bound(*physical).is_some_and(|bound| bound.active > 0))
-            .collect();
-        let on_engines = if candidates.is_empty() { BTreeSet::new() } else { on_engines(host) };
-        let mut vms = BTreeSet::new();
-        for physical in candidates {
-            let seen = (host.userd_read(physical, userd::GP_GET), host.userd_read(physical, userd::GET));
-            let Some(bound) = self.bound_mut(physical) else { continue };
-            vms.insert(bound.vm);
-            let busy = seen != bound.seen
-                || seen.0 != bound.gp_put
-                || on_engines.contains(&physical.0)
-                || waits(host, physical);
-            bound.seen = seen;
-            bound.active = if busy { LINGER } else { bound.active.saturating_sub(1) };
-        }
-        vms
     }
 }
 
-/// Physical channels that an engine works for now.
-fn on_engines(host: &mut impl Host) -> BTreeSet<u8> {
-    (0..engine::COUNT)
-        .filter_map(|unit| {
-            let status = host.read32(pfifo::ENGINE_STATUS::at(unit));
-            let channel = pfifo::ENGINE_STATUS::CHANNEL.get(status);
-            pfifo::ENGINE_STATUS::BUSY.is_set(status).then(|| u8::try_from(channel).ok()).flatten()
-        })
-        .collect()
+fn low_word(va: u64) -> u32 {
+    let [b0, b1, b2, b3, ..] = va.to_le_bytes();
+    u32::from_le_bytes([b0, b1, b2, b3])
 }
 
-/// Whether the card says that a channel has something left to do.
-fn waits(host: &mut impl Host, physical: ChannelId) -> bool {
-    let state = host.read32(pfifo::CHANNEL_STATE::at(physical.0.into()));
-    pfifo::CHANNEL_STATE::PENDING.is_set(state) || pfifo::CHANNEL_STATE::ACQUIRE_PENDING.is_set(state)
+fn high_word(va: u64) -> u32 {
+    low_word(va >> 32)
 }
 
 #[cfg(test)]

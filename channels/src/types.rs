@@ -1,7 +1,7 @@
 //! What goes in and out of [`Channels`](crate::Channels).
 
 use crate::{GuestInstance, Place, VmId};
-use nvspec::addr::VramAddr;
+use nvspec::addr::{GpuVa, VramAddr};
 use nvspec::fifo::{ChannelId, VirtualChannelId};
 
 /// Where the host's structures lie in VRAM.
@@ -13,6 +13,8 @@ pub struct Layout {
     pub userd: VramAddr,
     /// Two pages for runlists, used in turn; multiples of 4 KiB.
     pub runlists: [VramAddr; 2],
+    /// Work areas of the 128 physical channels, [`WORK_BYTES`](crate::WORK_BYTES) each; a multiple of 4 KiB.
+    pub work: VramAddr,
 }
 
 /// What a channel is bound to.
@@ -68,7 +70,7 @@ pub struct Submitted {
     pub taken: bool,
 }
 
-/// A doorbell that was checked and may be rung.
+/// A doorbell that was checked: entries up to it may be pulled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Doorbell {
     /// Whose.
@@ -81,6 +83,73 @@ pub struct Doorbell {
     pub gp_put: u32,
     /// The binding that it was checked for.
     pub(crate) serial: u64,
+    /// Its number among the doorbells of that binding.
+    pub(crate) order: u64,
+}
+
+/// What was taken from a guest's ring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pulled {
+    /// Entries that the card has now: one submission, or none when it is 0.
+    pub taken: u32,
+    /// Entries up to the doorbell that found no room. They stay in the guest's ring.
+    pub left: u32,
+}
+
+/// Why a guest's ring cannot be read on. Entries before that point are with the card; the channel takes no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RingFault {
+    /// The ring is not mapped there.
+    #[error("the GPFIFO ring is not mapped at {va}")]
+    Unmapped {
+        /// First entry that cannot be read.
+        va: GpuVa,
+    },
+    /// An entry that cannot be honoured.
+    #[error("GPFIFO entry {index} ({raw:#018x}) names the host's addresses or an operation that is not supported")]
+    Entry {
+        /// Its index in the guest's ring.
+        index: u32,
+        /// As the guest wrote it.
+        raw: u64,
+    },
+}
+
+/// A submission that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// Whose.
+    pub vm: VmId,
+    /// The guest's channel.
+    pub channel: VirtualChannelId,
+    /// The card's channel.
+    pub physical: ChannelId,
+    /// Which submission of the channel since bind; from 1, without 0 when it wraps.
+    pub sequence: u32,
+    /// Entries of the guest's in it.
+    pub entries: u32,
+    /// When it was given to the card.
+    pub submitted_at: u64,
+    /// When that was seen.
+    pub completed_at: u64,
+    /// The card's time when it ended, in ns. `None` when the guest's own methods have swallowed the record. A guest can
+    /// forge it.
+    pub card_time_ns: Option<u64>,
+}
+
+/// A channel that keeps an engine busy and gets nowhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hang {
+    /// The engine, `nvspec::fifo::engine`.
+    pub engine: u32,
+    /// Whose.
+    pub vm: VmId,
+    /// The guest's channel.
+    pub channel: VirtualChannelId,
+    /// The card's channel.
+    pub physical: ChannelId,
+    /// How long nothing has moved.
+    pub for_ns: u64,
 }
 
 /// Why a doorbell is not rung.
@@ -89,6 +158,9 @@ pub enum DoorbellError {
     /// Nothing is bound there.
     #[error("the channel is not bound")]
     Unbound,
+    /// The channel's bind was refused. Said at the first doorbell; those after it find the channel unbound.
+    #[error("the channel's bind was refused")]
+    Refused,
     /// The index is beyond the ring: PBDMA error GP_PTR on hardware.
     #[error("GP_PUT {gp_put} is beyond a ring of {entries} entries")]
     BeyondRing {

@@ -30,17 +30,19 @@ pub struct RunlistEntry {
     pub flags: u32,
 }
 
-/// Entry of a GPFIFO ring: 8 bytes, a range of a push buffer.
+/// Entry of a GPFIFO ring: 8 bytes. A range of a push buffer; with no dwords in it a control entry, whose opcode (see
+/// [`gp_opcode`]) stands in the address bits 39:32.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct GpEntry {
-    /// Unused low bits of the address; bit 0 set in the low word means a control entry.
-    #[bits(2)]
-    pub low: u8,
+    /// The range is fetched on a condition only.
+    pub conditional: bool,
+    /// The channel is not switched away from within the range.
+    pub no_context_switch: bool,
     /// Virtual address of the first dword, divided by 4.
     #[bits(38)]
     pub address_dwords: u64,
-    /// Fetch is conditional on the privileged state.
+    /// The range is fetched with kernel privilege.
     pub privileged: bool,
     /// The range is a subroutine, not the main push buffer.
     pub not_main: bool,
@@ -57,6 +59,24 @@ impl GpEntry {
     pub const fn address(self) -> u64 {
         self.address_dwords() << 2
     }
+
+    /// What a control entry does, as [`gp_opcode`] numbers it: address bits 39:32.
+    #[must_use]
+    pub const fn opcode(self) -> u64 {
+        self.address_dwords() >> 30
+    }
+}
+
+/// Opcodes of a control entry. Source: class 0x906f.
+pub mod gp_opcode {
+    /// Does nothing.
+    pub const NOP: u64 = 0;
+    /// Invalid by definition.
+    pub const ILLEGAL: u64 = 1;
+    /// Checks the sum over the entries so far.
+    pub const GP_CRC: u64 = 2;
+    /// Checks the sum over the push buffer so far.
+    pub const PB_CRC: u64 = 3;
 }
 
 /// How a method header's data goes to methods: header bits 31:29.
@@ -80,6 +100,14 @@ pub enum HeaderOp {
     EndSegment,
 }
 
+impl HeaderOp {
+    /// The three-bit code.
+    #[must_use]
+    pub const fn bits(self) -> u8 {
+        self as u8
+    }
+}
+
 /// Method header: one dword.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
@@ -101,6 +129,16 @@ pub struct MethodHeader {
 }
 
 impl MethodHeader {
+    /// Header with `count` dwords of data (or, for an immediate one, the datum) for the method at byte address `method`.
+    #[must_use]
+    pub const fn to(op: HeaderOp, subchannel: u8, method: u32, count: u16) -> Self {
+        Self::new()
+            .with_opcode(op.bits())
+            .with_subchannel(subchannel)
+            .with_method_dwords((method >> 2) as u16)
+            .with_count(count)
+    }
+
     /// Byte address of the (first) method.
     #[must_use]
     pub const fn method(self) -> u32 {

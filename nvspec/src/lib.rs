@@ -82,15 +82,32 @@ mod tests {
     }
 
     #[test]
+    fn the_hosts_addresses_are_those_of_the_last_directory_entry() {
+        assert_eq!(mmu::HOST_VA_BASE.0, 0xff_f800_0000);
+        assert_eq!(mmu::HOST_VA_BASE.0 >> mmu::PDE_SHIFT, 8191);
+    }
+
+    #[test]
     fn fifo_formats_stand_where_the_hardware_has_them() {
         let entry = fifo::GpEntry::from(0x8000_1234_5678_9abcu64 & !3);
         assert_eq!(entry.address(), 0x34_5678_9abc);
         assert_eq!(entry.dwords(), (0x8000_1234u32 >> 10) & 0x1f_ffff);
         assert!(entry.sync());
+        let flags = |bits: u64| {
+            let entry = fifo::GpEntry::from(bits);
+            (entry.conditional(), entry.no_context_switch(), entry.privileged(), entry.not_main())
+        };
+        assert_eq!(flags(1), (true, false, false, false));
+        assert_eq!(flags(2), (false, true, false, false));
+        assert_eq!(flags(1 << 40), (false, false, true, false));
+        assert_eq!(flags(1 << 41), (false, false, false, true));
+        assert_eq!(fifo::GpEntry::from(3 << 32).opcode(), fifo::gp_opcode::PB_CRC);
+        assert_eq!(fifo::GpEntry::from(0x80_0000_0000).opcode(), 0x80);
         let header = fifo::MethodHeader::from(0x2001_8048);
         assert_eq!(
             (header.op(), header.count(), header.subchannel(), header.method()),
             (fifo::HeaderOp::Increasing, 1, 4, 0x120)
         );
+        assert_eq!(header, fifo::MethodHeader::to(fifo::HeaderOp::Increasing, 4, 0x120, 1));
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! Source: rnndb `memory/gf100_vm.xml`, nouveau's `vmmgf100.c`.
 
-use crate::addr::{LARGE_PAGE, SMALL_PAGE};
+use crate::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE, VA_BITS};
 use bitfield_struct::bitfield;
 
 /// Bytes of a directory or table entry.
@@ -26,6 +26,11 @@ pub const LPT_ENTRIES: u32 = (PDE_SPAN / LARGE_PAGE) as u32;
 pub const SPT_BYTES: u64 = SPT_ENTRIES as u64 * ENTRY_BYTES;
 /// Bytes of a full large-page table.
 pub const LPT_BYTES: u64 = LPT_ENTRIES as u64 * ENTRY_BYTES;
+
+/// First virtual address that a host which mediates keeps for itself in every address space: all that the last directory
+/// entry covers. Our choice, not the hardware's.
+pub const HOST_VA_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 1) << PDE_SHIFT);
+const _: () = assert!(HOST_VA_BASE.0 + PDE_SPAN == 1 << VA_BITS);
 
 /// Where a directory entry's table lies. The encoding is not that of [`crate::addr::Target`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

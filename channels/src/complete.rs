@@ -1,0 +1,174 @@
+//! Completion: which submissions have ended, and who is told.
+//!
+//! A submission has ended when the card has fetched its record (its own GP_GET, which no guest can write, says so) and
+//! the record's semaphore holds the submission's sequence. Both, because the card's GP_GET is ahead of its work, and
+//! because a guest's work can write the semaphore: it lies in the guest's address space. What a guest gains by that is a
+//! completion of its own that comes early. So nothing that protects others may rest on a completion.
+
+use crate::card;
+use crate::pool::Slot;
+use crate::ring::{Record, Ring};
+use crate::work::{SEMAPHORE_BYTES, record_end, semaphore, semaphore_offset};
+use crate::{Channels, Completion, Host, Layout, VmId};
+use nvspec::addr::VramAddr;
+use nvspec::fifo::{ChannelId, VirtualChannelId, engine};
+use nvspec::instance::userd;
+use nvspec::regs::pfifo::CHANNEL_STATE;
+use std::collections::BTreeSet;
+
+/// All engines, one bit each.
+const ENGINES: u32 = (1 << engine::COUNT) - 1;
+
+impl Channels {
+    /// Submissions that have ended since the last call, in the order of each channel. Channels with nothing in flight
+    /// cost nothing.
+    pub fn completed(&mut self, host: &mut impl Host, now: u64) -> Vec<Completion> {
+        let Self { layout, slots, vms, .. } = self;
+        for vm in vms.values_mut().filter(|vm| vm.told) {
+            // What was told once is old news for the engines that raised nothing.
+            (vm.news, vm.told) = (0, false);
+        }
+        let mut completions = Vec::new();
+        for (slot, number) in slots.iter_mut().zip(0..) {
+            let Slot::Bound(bound) = slot else { continue };
+            let physical = ChannelId(number);
+            let ring = &mut bound.ring;
+            if ring.records.is_empty() {
+                continue;
+            }
+            ring.observe(host.userd_read(physical, userd::GP_GET));
+            let vm = vms.get_mut(&bound.vm);
+            let listed = vm.as_ref().is_some_and(|vm| vm.list.contains(&bound.channel.0));
+            let mut ended = released(host, layout, physical, ring);
+            if ended < ring.records.len() && bound.running && listed && at_rest(host, physical, ring) {
+                ended = ring.records.len();
+            }
+            if let Some(vm) = vm.filter(|_| ended > 0) {
+                vm.news = ENGINES;
+            }
+            for _ in 0..ended {
+                let Some(record) = ring.complete() else { break };
+                let (payload, time) = look(host, layout, physical, &record);
+                completions.push(Completion {
+                    vm: bound.vm,
+                    channel: bound.channel,
+                    physical,
+                    sequence: record.sequence,
+                    entries: record.entries,
+                    submitted_at: record.submitted_at,
+                    completed_at: now,
+                    card_time_ns: (payload == record.sequence).then_some(time),
+                });
+            }
+        }
+        completions
+    }
+
+    /// VMs that a non-stall interrupt of an engine may be for. Call it behind [`Self::completed`].
+    ///
+    /// These are the VMs of which work has ended that they were not told of, and those with work in flight that has moved
+    /// since the last call or that a PBDMA or this engine holds now: a guest may raise the interrupt in mid submission. A
+    /// VM without work since it was last told is not among them.
+    pub fn non_stall(&mut self, host: &mut impl Host, engine: u32) -> BTreeSet<VmId> {
+        let mut told = BTreeSet::new();
+        let bit = 1u32.checked_shl(engine).unwrap_or(0) & ENGINES;
+        for (id, vm) in &mut self.vms {
+            if vm.news & bit != 0 {
+                vm.news &= !bit;
+                vm.told = true;
+                told.insert(*id);
+            }
+        }
+        if bit != 0
+            && let Some(physical) = card::working_for(host, engine)
+            && let Some((vm, _)) = self.by_physical(physical)
+            && CHANNEL_STATE::LOADED.is_set(card::state(host, physical))
+        {
+            told.insert(vm);
+        }
+        for (slot, number) in self.slots.iter_mut().zip(0..) {
+            let Slot::Bound(bound) = slot else { continue };
+            let physical = ChannelId(number);
+            if bound.ring.records.is_empty() {
+                continue;
+            }
+            let moved = moved(host, physical, &mut bound.ring);
+            if moved || !told.contains(&bound.vm) && CHANNEL_STATE::LOADED.is_set(card::state(host, physical)) {
+                told.insert(bound.vm);
+            }
+        }
+        told
+    }
+
+    /// Submissions of a channel that are in flight.
+    #[must_use]
+    pub fn in_flight(&self, vm: VmId, channel: VirtualChannelId) -> u32 {
+        let bound = self.physical(vm, channel).and_then(|physical| self.bound(physical));
+        bound.and_then(|bound| u32::try_from(bound.ring.records.len()).ok()).unwrap_or(0)
+    }
+
+    /// Whether a channel of the shadow `directory` has work that is in flight or to be pulled. The card is asked only when
+    /// something is in flight. As for completions: a guest can make this false too early for itself.
+    pub fn busy_directory(&self, host: &mut impl Host, directory: VramAddr) -> bool {
+        let bounds = self.slots.iter().zip(0..).filter_map(|(slot, number)| match slot {
+            Slot::Bound(bound) if bound.directory == directory => Some((bound, ChannelId(number))),
+            _ => None,
+        });
+        for (bound, physical) in bounds {
+            let ring = &bound.ring;
+            if ring.left() > 0 && ring.fault.is_none() {
+                return true;
+            }
+            let Some(last) = ring.records.back() else { continue };
+            let reached = ring.position(host.userd_read(physical, userd::GP_GET));
+            if reached < last.end() || look(host, &self.layout, physical, last).0 != last.sequence {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// How many of the oldest records have ended for sure: those up to the newest whose semaphore was released. The card
+/// executes a channel's methods in their order, so those before it have ended, even if their own release was swallowed.
+fn released(host: &mut impl Host, layout: &Layout, physical: ChannelId, ring: &Ring) -> usize {
+    let fetched = ring.fetched();
+    let mut newest = ring.records.iter().take(fetched).enumerate().rev();
+    let found = newest.find(|(_, record)| look(host, layout, physical, record).0 == record.sequence);
+    found.map_or(0, |(index, _)| index.saturating_add(1))
+}
+
+/// A record's semaphore: payload, and time in ns.
+fn look(host: &mut impl Host, layout: &Layout, physical: ChannelId, record: &Record) -> (u32, u64) {
+    let mut bytes = [0; SEMAPHORE_BYTES];
+    host.vram_read(layout.work_area(physical).offset(semaphore_offset(record.slot)), &mut bytes);
+    semaphore(&bytes)
+}
+
+/// Whether the card has nothing left to do for a channel that it may schedule. The guest can make the last record's
+/// methods data of one of its own; they are never executed then.
+// GUESS: that GET at the end of the last range means that all before it was executed or handed to an engine.
+fn at_rest(host: &mut impl Host, physical: ChannelId, ring: &Ring) -> bool {
+    let Some(last) = ring.records.back().filter(|_| ring.drained()) else { return false };
+    let busy = CHANNEL_STATE::PENDING.mask() | CHANNEL_STATE::ACQUIRE_PENDING.mask();
+    card::userd_wide(host, physical, userd::GET, userd::GET_HI) == record_end(physical, last.slot)
+        && card::state(host, physical) & busy == 0
+        && (0..engine::COUNT).all(|unit| card::working_for(host, unit) != Some(physical))
+}
+
+/// Whether a channel with work in flight has moved since it was last looked at.
+fn moved(host: &mut impl Host, physical: ChannelId, ring: &mut Ring) -> bool {
+    ring.observe(host.userd_read(physical, userd::GP_GET));
+    let (before, get_before) = ring.seen;
+    let position = ring.reached();
+    if position == before && get_before.is_none() {
+        return false;
+    }
+    let get = host.userd_read(physical, userd::GET);
+    ring.seen = (position, Some(get));
+    position != before || get_before != Some(get)
+}
+
+#[cfg(test)]
+#[path = "tests/complete.rs"]
+mod tests;

@@ -1,0 +1,39 @@
+//! What of a guest's GPFIFO entry reaches the card.
+
+use nvspec::fifo::{GpEntry, gp_opcode};
+use nvspec::mmu::HOST_VA_BASE;
+
+/// An entry that the card may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// As the card gets it.
+    pub(crate) raw: u64,
+    /// Virtual address behind the last dword of its range; `None` when it has no range.
+    pub(crate) end: Option<u64>,
+}
+
+impl Entry {
+    /// Takes over address, length, level and sync; all other bits are cleared: no privilege, no condition, no hold on the
+    /// engine. `None` for what cannot be honoured: a range that reaches the host's addresses, a control entry that is not
+    /// a NOP (sums would be wrong on the host's ring).
+    pub(crate) fn check(raw: u64) -> Option<Self> {
+        let entry = GpEntry::from(raw);
+        if entry.dwords() == 0 {
+            return (entry.opcode() == gp_opcode::NOP).then_some(Self { raw: 0, end: None });
+        }
+        let end = entry.address().checked_add(u64::from(entry.dwords()).checked_mul(4)?)?;
+        if end > HOST_VA_BASE.0 {
+            return None;
+        }
+        let clean = GpEntry::new()
+            .with_address_dwords(entry.address_dwords())
+            .with_not_main(entry.not_main())
+            .with_dwords(entry.dwords())
+            .with_sync(entry.sync());
+        Some(Self { raw: clean.into(), end: Some(end) })
+    }
+}
+
+#[cfg(test)]
+#[path = "tests/entry.rs"]
+mod tests;

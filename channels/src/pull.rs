@@ -1,0 +1,134 @@
+//! From the guest's ring to the host's.
+
+use crate::entry::Entry;
+use crate::ring::{Record, Ring};
+use crate::work::{
+    ENTRY_BYTES, RING_ENTRIES, SEMAPHORE_BYTES, entry_offset, push_offset, record_entry, record_push, semaphore_offset,
+};
+use crate::{Channels, Doorbell, GuestRing, Host, Layout, Pulled, RingFault, VmId};
+use nvspec::addr::{GpuVa, SMALL_PAGE};
+use nvspec::fifo::{ChannelId, VirtualChannelId};
+use nvspec::instance::userd;
+use nvspec::mmu::HOST_VA_BASE;
+
+/// Entries of the guest's that are read at once.
+const CHUNK: usize = 64;
+
+impl Channels {
+    /// Takes what the guest's ring holds up to a doorbell, as far as there is room, and gives it to the card as one
+    /// submission, with a completion record behind it. `now` is the time in ns. Takes nothing when a later doorbell was
+    /// pulled before, or the channel was unbound since the doorbell was checked.
+    ///
+    /// # Errors
+    /// See [`RingFault`]: what came before is with the card. The same fault comes again until the channel is bound anew.
+    pub fn pull(
+        &mut self,
+        host: &mut impl Host,
+        guest: &mut impl GuestRing,
+        doorbell: Doorbell,
+        now: u64,
+    ) -> Result<Pulled, RingFault> {
+        let layout = self.layout;
+        let physical = doorbell.channel;
+        let Some(bound) = self.bound_mut(physical).filter(|bound| bound.serial == doorbell.serial) else {
+            return Ok(Pulled::default());
+        };
+        let ring = &mut bound.ring;
+        ring.allow(doorbell.gp_put, doorbell.order);
+        if let Some(fault) = ring.fault {
+            return Err(fault);
+        }
+        if ring.left() == 0 {
+            return Ok(Pulled::default());
+        }
+        ring.observe(host.userd_read(physical, userd::GP_GET));
+        let (entries, fault) = take(ring, guest, ring.left().min(ring.room()));
+        if !entries.is_empty() {
+            let at = ring.host_index();
+            let record = ring.submit(&entries, now);
+            give(host, &layout, physical, at, &entries, record);
+            host.vram_flush();
+            host.userd_write(physical, userd::GP_PUT, ring.host_index());
+        }
+        ring.fault = fault;
+        match fault {
+            Some(fault) => Err(fault),
+            None => Ok(Pulled { taken: u32::try_from(entries.len()).unwrap_or(u32::MAX), left: ring.left() }),
+        }
+    }
+
+    /// Channels with entries that may be pulled and for which there is room: after completions, and after a channel was
+    /// enabled that had work when its guest unbound it. Those that the card does not schedule are not among them.
+    #[must_use]
+    pub fn pending_pull(&self) -> Vec<Doorbell> {
+        let bounds = self.vms.values().flat_map(|vm| vm.channels.values());
+        bounds
+            .filter_map(|physical| Some((*physical, self.bound(*physical)?)))
+            .filter(|(_, bound)| bound.running && bound.ring.fault.is_none())
+            .filter(|(_, bound)| bound.ring.left() > 0 && bound.ring.room() > 0)
+            .map(|(physical, bound)| {
+                let (gp_put, order) = bound.ring.allowed();
+                let (vm, virtual_channel, serial) = (bound.vm, bound.channel, bound.serial);
+                Doorbell { vm, virtual_channel, channel: physical, gp_put, serial, order }
+            })
+            .collect()
+    }
+
+    /// Entries that were to be pulled and found no room.
+    #[must_use]
+    pub fn backlog(&self, vm: VmId, channel: VirtualChannelId) -> u32 {
+        let bound = self.physical(vm, channel).and_then(|physical| self.bound(physical));
+        bound.map_or(0, |bound| bound.ring.left())
+    }
+}
+
+/// Reads and checks up to `count` entries of the guest's, from the next one on.
+fn take(ring: &Ring, guest: &mut impl GuestRing, count: u32) -> (Vec<Entry>, Option<RingFault>) {
+    let mut entries = Vec::with_capacity(count as usize);
+    let mut bytes = [0; CHUNK * ENTRY_BYTES];
+    while entries.len() < count as usize {
+        let index = ring.wrap(ring.next, u32::try_from(entries.len()).unwrap_or(0));
+        let va = ring.gp_base.offset(u64::from(index).wrapping_mul(ENTRY_BYTES as u64));
+        let wanted = (count as usize).saturating_sub(entries.len());
+        let run = chunk(va, wanted, ring.entries.saturating_sub(index) as usize);
+        let unmapped = Some(RingFault::Unmapped { va });
+        let Some(data) = bytes.get_mut(..run.saturating_mul(ENTRY_BYTES)) else { return (entries, unmapped) };
+        // Entries are aligned, so that a run that begins below the host's addresses ends there at most.
+        if va >= HOST_VA_BASE || guest.read(va, data).is_err() {
+            return (entries, unmapped);
+        }
+        for (raw, index) in data.chunks_exact(ENTRY_BYTES).zip(index..) {
+            let raw = raw.first_chunk().map_or(0, |raw| u64::from_le_bytes(*raw));
+            let Some(entry) = Entry::check(raw) else { return (entries, Some(RingFault::Entry { index, raw })) };
+            entries.push(entry);
+        }
+    }
+    (entries, None)
+}
+
+/// How many of `wanted` entries from `va` on are read at once: not across a page, nor beyond `to_end`, the ring's end. At
+/// least 1, for a page holds a whole number of entries and the ring begins at one.
+fn chunk(va: GpuVa, wanted: usize, to_end: usize) -> usize {
+    let in_page = SMALL_PAGE.saturating_sub(va.0 % SMALL_PAGE).checked_div(ENTRY_BYTES as u64).unwrap_or(1);
+    wanted.min(to_end).min(CHUNK).min(usize::try_from(in_page).unwrap_or(1)).max(1)
+}
+
+/// Writes a submission into the work area: entries from ring index `at` on, record entry, record.
+fn give(host: &mut impl Host, layout: &Layout, physical: ChannelId, at: u32, entries: &[Entry], record: Record) {
+    let area = layout.work_area(physical);
+    let raws = entries.iter().map(|entry| entry.raw).chain([record_entry(physical, record.slot)]);
+    let bytes: Vec<u8> = raws.flat_map(u64::to_le_bytes).collect();
+    let to_end = RING_ENTRIES.saturating_sub(at) as usize;
+    let (before, after) = bytes.split_at(bytes.len().min(to_end.saturating_mul(ENTRY_BYTES)));
+    host.vram_write(area.offset(entry_offset(at)), before);
+    if !after.is_empty() {
+        host.vram_write(area, after);
+    }
+    let push = record_push(physical, record.slot, record.sequence);
+    host.vram_write(area.offset(push_offset(record.slot)), &push);
+    host.vram_write(area.offset(semaphore_offset(record.slot)), &[0; SEMAPHORE_BYTES]);
+}
+
+#[cfg(test)]
+#[path = "tests/pull.rs"]
+mod tests;

@@ -1,0 +1,45 @@
+//! Channels that a guest has bound and the host has not: the guest learns of it at the first doorbell.
+
+use crate::{Channels, Place, VmId};
+use nvspec::addr::GuestVramAddr;
+use nvspec::fifo::{CHANNELS, VirtualChannelId};
+
+/// A guest's channel without a physical one.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    /// Where the guest's instance block lies.
+    pub(crate) instance: Place,
+    /// Where the guest believes USERD to be, if its instance block could be read.
+    pub(crate) userd: Option<GuestVramAddr>,
+    /// A doorbell has said so.
+    pub(crate) told: bool,
+}
+
+impl Channels {
+    /// Remembers that a guest's bind was refused, until it binds or unbinds that channel again. Nothing when there is no
+    /// such VM or channel number, or the channel is bound.
+    pub fn refuse(&mut self, vm: VmId, channel: VirtualChannelId, instance: Place, userd: Option<GuestVramAddr>) {
+        let Some(record) = self.vms.get_mut(&vm) else { return };
+        if u32::from(channel.0) < CHANNELS && !record.channels.contains_key(&channel.0) {
+            let userd = userd.map(GuestVramAddr::page);
+            record.refused.insert(channel.0, Refused { instance, userd, told: false });
+        }
+    }
+
+    /// Where the instance block of a channel lies whose bind was refused: for the fault that its guest gets.
+    #[must_use]
+    pub fn refused(&self, vm: VmId, channel: VirtualChannelId) -> Option<Place> {
+        self.vms.get(&vm)?.refused.get(&channel.0).map(|refused| refused.instance)
+    }
+
+    pub(crate) fn refused_of(&self, vm: VmId) -> impl Iterator<Item = (VirtualChannelId, &Refused)> {
+        let refused = self.vms.get(&vm).into_iter().flat_map(|vm| &vm.refused);
+        refused.map(|(channel, refused)| (VirtualChannelId(*channel), refused))
+    }
+
+    /// Whether a doorbell of the channel is the first since its bind was refused.
+    pub(crate) fn tell_refused(&mut self, vm: VmId, channel: VirtualChannelId) -> bool {
+        let refused = self.vms.get_mut(&vm).and_then(|record| record.refused.get_mut(&channel.0));
+        refused.is_some_and(|refused| !std::mem::replace(&mut refused.told, true))
+    }
+}

@@ -1,0 +1,226 @@
+//! Where a channel is: in the guest's ring, in the host's, and what is in flight. Pure bookkeeping.
+//!
+//! Positions count entries of the host's ring since bind and never wrap; an index is a position modulo the ring's size.
+//! The guest's ring is counted by indices, as the guest does.
+
+use crate::entry::Entry;
+use crate::work::{RECORDS, RING_ENTRIES};
+use crate::{GuestInstance, RingFault};
+use nvspec::addr::GpuVa;
+use std::collections::VecDeque;
+
+/// Entries that a host ring can hold: a full one would look empty.
+const CAPACITY: u64 = RING_ENTRIES as u64 - 1;
+/// Bits of a position that are the index.
+const INDEX: u64 = RING_ENTRIES as u64 - 1;
+/// Bits of a submission's number that are the record slot.
+const SLOT: u64 = RECORDS as u64 - 1;
+
+/// A submission: entries of the guest's with a completion record behind them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Record {
+    /// Payload of its semaphore, never 0.
+    pub(crate) sequence: u32,
+    /// Which push buffer and semaphore it uses.
+    pub(crate) slot: usize,
+    /// Host position of its first entry.
+    first: u64,
+    /// Index of its first entry in the guest's ring.
+    guest_first: u32,
+    /// Entries of the guest's.
+    pub(crate) entries: u32,
+    /// When it was given to the card.
+    pub(crate) submitted_at: u64,
+}
+
+impl Record {
+    /// Host position behind its completion entry.
+    pub(crate) fn end(&self) -> u64 {
+        self.first.wrapping_add(self.entries.into()).wrapping_add(1)
+    }
+}
+
+/// A bound channel's rings.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    /// The guest's ring.
+    pub(crate) gp_base: GpuVa,
+    /// Its entries, a power of two.
+    pub(crate) entries: u32,
+    /// Last doorbell that was accepted, or what the guest had saved.
+    pub(crate) gp_put: u32,
+    /// Index of the next entry that is taken from the guest's ring.
+    pub(crate) next: u32,
+    /// Index up to which entries may be taken, and the doorbell that said so.
+    target: (u32, u64),
+    /// Doorbells that were accepted.
+    doorbells: u64,
+    /// Host position behind the last entry that was written.
+    put: u64,
+    /// Host position that the card had reached when it was last asked.
+    get: u64,
+    /// What is in flight, oldest first.
+    pub(crate) records: VecDeque<Record>,
+    /// Submissions so far.
+    submitted: u64,
+    sequence: u32,
+    /// Sequence of the last submission that has ended; 0 for none.
+    pub(crate) completed: u32,
+    /// For each record slot the end of the last range before it; 0 for none.
+    ends: Box<[u64]>,
+    last_end: u64,
+    /// The guest's ring cannot be read on.
+    pub(crate) fault: Option<RingFault>,
+    /// Position and GET when they were last compared; no GET since the card was at rest.
+    pub(crate) seen: (u64, Option<u32>),
+}
+
+impl Ring {
+    /// The rings of a channel that was just bound: the host's is empty, the guest's goes on where it was.
+    pub(crate) fn new(guest: &GuestInstance) -> Self {
+        let entries = guest.gp_entries();
+        let next = if guest.gp_get < entries { guest.gp_get } else { 0 };
+        let gp_put = if guest.gp_put < entries { guest.gp_put } else { next };
+        Self {
+            gp_base: guest.gp_base,
+            entries,
+            gp_put,
+            next,
+            target: (gp_put, 0),
+            doorbells: 0,
+            put: 0,
+            get: 0,
+            records: VecDeque::new(),
+            submitted: 0,
+            sequence: 0,
+            completed: 0,
+            ends: vec![0; RECORDS].into_boxed_slice(),
+            last_end: 0,
+            fault: None,
+            seen: (0, None),
+        }
+    }
+
+    /// A doorbell was accepted. Returns its number.
+    pub(crate) fn ring(&mut self, gp_put: u32) -> u64 {
+        self.gp_put = gp_put;
+        self.doorbells = self.doorbells.wrapping_add(1);
+        self.doorbells
+    }
+
+    /// Entries may be taken up to `gp_put`, unless a later doorbell was allowed already.
+    pub(crate) fn allow(&mut self, gp_put: u32, doorbell: u64) {
+        if doorbell > self.target.1 {
+            self.target = (gp_put, doorbell);
+        }
+    }
+
+    /// The doorbell up to which entries may be taken: index and number.
+    pub(crate) fn allowed(&self) -> (u32, u64) {
+        self.target
+    }
+
+    /// Entries that may be taken and are not yet.
+    pub(crate) fn left(&self) -> u32 {
+        self.distance(self.next, self.target.0)
+    }
+
+    /// Entries of the guest's that a submission may have now.
+    pub(crate) fn room(&self) -> u32 {
+        if self.records.len() >= RECORDS {
+            return 0;
+        }
+        let free = CAPACITY.saturating_sub(self.put.wrapping_sub(self.get));
+        u32::try_from(free.saturating_sub(1)).unwrap_or(0)
+    }
+
+    /// The card's GP_GET is `index`.
+    pub(crate) fn observe(&mut self, index: u32) {
+        self.get = self.position(index);
+    }
+
+    /// The host position of the card's GP_GET. What cannot be is where it was before.
+    pub(crate) fn position(&self, index: u32) -> u64 {
+        let ahead = u64::from(index).wrapping_sub(self.get) & INDEX;
+        let position = self.get.wrapping_add(ahead);
+        if index < RING_ENTRIES && position <= self.put { position } else { self.get }
+    }
+
+    /// Host position that the card had reached when it was last asked.
+    pub(crate) fn reached(&self) -> u64 {
+        self.get
+    }
+
+    /// Whether the card has fetched all that it was given, when it was last asked.
+    pub(crate) fn drained(&self) -> bool {
+        self.get == self.put
+    }
+
+    /// Records of which the card has fetched all.
+    pub(crate) fn fetched(&self) -> usize {
+        self.records.partition_point(|record| record.end() <= self.get)
+    }
+
+    /// The guest's GP_GET when the card's stands for host `position`: the next entry of the guest's that is not fetched.
+    pub(crate) fn virtual_get(&self, position: u64) -> u32 {
+        let past = self.records.partition_point(|record| record.end() <= position);
+        let Some(record) = self.records.get(past) else { return self.next };
+        let within = position.saturating_sub(record.first).min(record.entries.into());
+        self.wrap(record.guest_first, u32::try_from(within).unwrap_or(0))
+    }
+
+    /// Index in the host's ring of the next entry that is written.
+    pub(crate) fn host_index(&self) -> u32 {
+        u32::try_from(self.put & INDEX).unwrap_or(0)
+    }
+
+    /// Takes `entries` (not empty, at most [`Self::room`]) as the next submission.
+    pub(crate) fn submit(&mut self, entries: &[Entry], now: u64) -> Record {
+        let slot = usize::try_from(self.submitted & SLOT).unwrap_or(0);
+        self.sequence = self.sequence.checked_add(1).unwrap_or(1);
+        let count = u32::try_from(entries.len()).unwrap_or(0);
+        let record = Record {
+            sequence: self.sequence,
+            slot,
+            first: self.put,
+            guest_first: self.next,
+            entries: count,
+            submitted_at: now,
+        };
+        if let Some(end) = entries.iter().rev().find_map(|entry| entry.end) {
+            self.last_end = end;
+        }
+        if let Some(end) = self.ends.get_mut(slot) {
+            *end = self.last_end;
+        }
+        if self.records.is_empty() {
+            self.seen = (self.get, None);
+        }
+        self.submitted = self.submitted.wrapping_add(1);
+        self.next = self.wrap(self.next, count);
+        self.put = record.end();
+        self.records.push_back(record);
+        record
+    }
+
+    /// The oldest record, which has ended.
+    pub(crate) fn complete(&mut self) -> Option<Record> {
+        let record = self.records.pop_front()?;
+        self.completed = record.sequence;
+        Some(record)
+    }
+
+    /// End of the last range of the guest's before a record; 0 for none.
+    pub(crate) fn end_before(&self, slot: usize) -> u64 {
+        self.ends.get(slot).copied().unwrap_or(0)
+    }
+
+    /// The index `by` entries behind `index` in the guest's ring.
+    pub(crate) fn wrap(&self, index: u32, by: u32) -> u32 {
+        index.wrapping_add(by) & self.entries.wrapping_sub(1)
+    }
+
+    fn distance(&self, from: u32, to: u32) -> u32 {
+        to.wrapping_sub(from) & self.entries.wrapping_sub(1)
+    }
+}

@@ -1,0 +1,137 @@
+//! The host's work area of a physical channel: its GPFIFO ring, and for each submission in flight a completion record,
+//! which is a piece of push buffer and the semaphore that it releases.
+
+use crate::Layout;
+use nvspec::addr::{GpuVa, SMALL_PAGE, VramAddr};
+use nvspec::fifo::host_method::{NON_STALL_INTERRUPT, SEMAPHORE_A, semaphore_d};
+use nvspec::fifo::{ChannelId, GpEntry, HeaderOp, MethodHeader};
+use nvspec::mmu::HOST_VA_BASE;
+
+/// Bytes of a channel's work area in VRAM.
+pub const WORK_BYTES: u64 = 4 * SMALL_PAGE;
+/// Bytes of virtual address from one channel's work area to the next one's.
+const VA_STRIDE: u64 = 64 << 10;
+/// The same in small pages.
+const PAGE_STRIDE: u32 = 16;
+
+/// Log2 of the entries of a host ring.
+pub(crate) const RING_LOG2: u32 = 9;
+/// Entries of a host ring.
+pub(crate) const RING_ENTRIES: u32 = 1 << RING_LOG2;
+/// Bytes of a GPFIFO entry.
+pub(crate) const ENTRY_BYTES: usize = 8;
+/// Completion records of a channel.
+pub(crate) const RECORDS: usize = 256;
+/// Where the records' push buffers begin in the work area.
+const PUSH: u64 = SMALL_PAGE;
+/// Bytes from one push buffer to the next.
+const PUSH_STRIDE: u64 = 32;
+/// Where the records' semaphores begin.
+const SEMAPHORES: u64 = 3 * SMALL_PAGE;
+/// Bytes of a semaphore: payload, zero, time in ns as 64 bits.
+pub(crate) const SEMAPHORE_BYTES: usize = 16;
+/// Where in a semaphore the time stands.
+const SEMAPHORE_TIME: usize = 8;
+/// Words of a record's push buffer. Fewer than fit, so that the end of one is not the start of the next.
+const PUSH_WORDS: u32 = 6;
+/// Bytes of a record's push buffer.
+const PUSH_BYTES: usize = 24;
+/// Subchannel that the records' methods name; the host executes them on any.
+const SUBCHANNEL: u8 = 0;
+
+const _: () = assert!(
+    RING_ENTRIES as u64 * ENTRY_BYTES as u64 == PUSH
+        && PUSH + RECORDS as u64 * PUSH_STRIDE == SEMAPHORES
+        && SEMAPHORES + (RECORDS * SEMAPHORE_BYTES) as u64 == WORK_BYTES
+        && PUSH_BYTES == 4 * PUSH_WORDS as usize
+        && (PUSH_BYTES as u64) < PUSH_STRIDE
+        && VA_STRIDE == PAGE_STRIDE as u64 * SMALL_PAGE
+        && WORK_BYTES <= VA_STRIDE
+);
+
+/// First virtual address of a physical channel's work area, in the address space that the channel uses.
+#[must_use]
+pub fn work_va(channel: ChannelId) -> GpuVa {
+    HOST_VA_BASE.offset(u64::from(channel.0).wrapping_mul(VA_STRIDE))
+}
+
+impl Layout {
+    /// The work area of a physical channel.
+    #[must_use]
+    pub fn work_area(&self, channel: ChannelId) -> VramAddr {
+        self.work.offset(u64::from(channel.0).wrapping_mul(WORK_BYTES))
+    }
+
+    /// What the address space of a physical channel must map, before the channel is enabled and for as long as it is
+    /// bound: index of the small page from [`HOST_VA_BASE`] on, the page in VRAM, and whether the GPU may write there.
+    #[must_use]
+    pub fn work_pages(&self, channel: ChannelId) -> [(u32, VramAddr, bool); 4] {
+        let first = u32::from(channel.0).wrapping_mul(PAGE_STRIDE);
+        let area = self.work_area(channel);
+        [0u32, 1, 2, 3].map(|page| {
+            let offset = u64::from(page).wrapping_mul(SMALL_PAGE);
+            (first.wrapping_add(page), area.offset(offset), offset >= SEMAPHORES)
+        })
+    }
+}
+
+/// Byte offset in the work area of a ring entry.
+pub(crate) fn entry_offset(index: u32) -> u64 {
+    u64::from(index).wrapping_mul(ENTRY_BYTES as u64)
+}
+
+/// Byte offset in the work area of a record's push buffer.
+pub(crate) fn push_offset(slot: usize) -> u64 {
+    PUSH.wrapping_add((slot as u64).wrapping_mul(PUSH_STRIDE))
+}
+
+/// Byte offset in the work area of a record's semaphore.
+pub(crate) fn semaphore_offset(slot: usize) -> u64 {
+    SEMAPHORES.wrapping_add((slot as u64).wrapping_mul(SEMAPHORE_BYTES as u64))
+}
+
+/// The ring entry that has the card fetch a record's push buffer. Not the main one: what the guest sees of its own
+/// top level stays.
+pub(crate) fn record_entry(channel: ChannelId, slot: usize) -> u64 {
+    let va = work_va(channel).offset(push_offset(slot));
+    GpEntry::new().with_address_dwords(va.0 >> 2).with_not_main(true).with_dwords(PUSH_WORDS).into()
+}
+
+/// A record's push buffer: when all before it has ended, release the semaphore with `sequence` and the time, then raise
+/// the non-stall interrupt.
+pub(crate) fn record_push(channel: ChannelId, slot: usize, sequence: u32) -> [u8; PUSH_BYTES] {
+    let va = work_va(channel).offset(semaphore_offset(slot));
+    let [b0, b1, b2, b3, b4, ..] = va.0.to_le_bytes();
+    let words = [
+        MethodHeader::to(HeaderOp::Increasing, SUBCHANNEL, SEMAPHORE_A, 4).into(),
+        u32::from(b4),
+        u32::from_le_bytes([b0, b1, b2, b3]),
+        sequence,
+        semaphore_d::OPERATION.of(semaphore_d::RELEASE),
+        MethodHeader::to(HeaderOp::Immediate, SUBCHANNEL, NON_STALL_INTERRUPT, 0).into(),
+    ];
+    let mut bytes = [0; PUSH_BYTES];
+    for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
+        to.copy_from_slice(&u32::to_le_bytes(word));
+    }
+    bytes
+}
+
+/// Where the card's GET stands once it has read a record's push buffer to the end.
+pub(crate) fn record_end(channel: ChannelId, slot: usize) -> u64 {
+    work_va(channel).offset(push_offset(slot)).offset(PUSH_BYTES as u64).0
+}
+
+/// The record in whose push buffer (or behind its last word) `va` lies.
+pub(crate) fn record_at(channel: ChannelId, va: u64) -> Option<usize> {
+    let within = va.checked_sub(work_va(channel).offset(PUSH).0)?;
+    let slot = usize::try_from(within / PUSH_STRIDE).ok()?;
+    (slot < RECORDS && within % PUSH_STRIDE <= PUSH_BYTES as u64).then_some(slot)
+}
+
+/// What a semaphore holds: payload, and time in ns.
+pub(crate) fn semaphore(bytes: &[u8; SEMAPHORE_BYTES]) -> (u32, u64) {
+    let payload = bytes.first_chunk().map_or(0, |payload| u32::from_le_bytes(*payload));
+    let time = bytes.get(SEMAPHORE_TIME..).and_then(<[u8]>::first_chunk).map_or(0, |time| u64::from_le_bytes(*time));
+    (payload, time)
+}
