@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -15,10 +16,13 @@ use rustix::fs::MemfdFlags;
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use crate::link::Wake;
+use crate::memory::{AddRegion, GuestMemory, MemoryError, MemoryLimits, MemoryTable};
 use crate::protocol::{
-    Command, DMA_MAP_READ, DMA_MAP_WRITE, DMA_UNMAP_ALL, DeviceInfo, DmaAccess, DmaMap, DmaUnmap, FLAG_ERROR,
-    FLAG_NO_REPLY, FLAG_TYPE_REPLY, HEADER_SIZE, Header, IRQ_ACTION_TRIGGER, IRQ_ACTION_UNMASK, IRQ_DATA_EVENTFD,
-    IRQ_DATA_NONE, IrqInfo, IrqSet, MultiWrite, RegionAccess, RegionInfoBody, Version,
+    CAP_SPARSE_MMAP, Command, DMA_MAP_READ, DMA_MAP_WRITE, DMA_UNMAP_ALL, DeviceInfo, DmaAccess, DmaMap, DmaUnmap,
+    FLAG_ERROR, FLAG_NO_REPLY, FLAG_TYPE_REPLY, HEADER_SIZE, Header, IRQ_ACTION_TRIGGER, IRQ_ACTION_UNMASK,
+    IRQ_DATA_EVENTFD, IRQ_DATA_NONE, IrqInfo, IrqSet, MultiWrite, REGION_CAPS, REGION_MMAP, REGION_READ, REGION_WRITE,
+    RegionAccess, RegionInfoBody, SparseArea, SparseMmapCap, Version,
 };
 use crate::socket;
 
@@ -371,11 +375,103 @@ impl Client {
         Ok((info, caps.to_vec(), reply.fds))
     }
 
+    /// Asks for a region as QEMU does: a second time if the first reply wants more room.
+    pub fn region(&mut self, index: u32) -> Result<Region> {
+        let fixed = length(size_of::<RegionInfoBody>());
+        let (mut info, mut caps, mut fds) = self.region_info(index, fixed)?;
+        if info.argsz > fixed {
+            (info, caps, fds) = self.region_info(index, info.argsz)?;
+        }
+        let areas = if info.flags & REGION_CAPS == 0 { Vec::new() } else { sparse_areas(&info, &caps)? };
+        if fds.len() > 1 {
+            return Err(ClientError::Protocol(format!("{} descriptors for a region", fds.len())));
+        }
+        Ok(Region { info, areas, file: fds.pop() })
+    }
+
+    /// Asks for a region and maps what can be mapped of it.
+    pub fn map_region(&mut self, index: u32) -> Result<MappedRegion> {
+        let Region { info, areas, file } = self.region(index)?;
+        let (Some(file), true) = (file, info.flags & REGION_MMAP != 0) else {
+            return Err(ClientError::Protocol(format!("region {index} cannot be mapped")));
+        };
+        let (memory, wake) = (GuestMemory::default(), Arc::new(Wake::new()?));
+        for SparseArea { offset, size } in areas {
+            let request = AddRegion {
+                gpa: offset,
+                size,
+                offset: info.offset.saturating_add(offset),
+                readable: info.flags & REGION_READ != 0,
+                writable: info.flags & REGION_WRITE != 0,
+                fd: Some(file.try_clone()?),
+            };
+            let added = memory.add(request, &MemoryLimits::default(), &wake);
+            added.map_err(|error| {
+                ClientError::Protocol(format!("the area at {offset:#x} of region {index}: {error}"))
+            })?;
+        }
+        Ok(MappedRegion { memory: memory.snapshot() })
+    }
+
     /// Asks for an interrupt type.
     pub fn irq_info(&mut self, index: u32) -> Result<IrqInfo> {
         let body = IrqInfo { argsz: 16, index, ..Default::default() };
         let reply = self.request(Command::DEVICE_GET_IRQ_INFO, body.as_bytes(), &[])?;
         Ok(parse(&reply.body)?.0)
+    }
+}
+
+/// What a server says of a region.
+#[derive(Debug)]
+pub struct Region {
+    /// Its description.
+    pub info: RegionInfoBody,
+    /// What can be mapped of it.
+    pub areas: Vec<SparseArea>,
+    /// The file behind the areas.
+    pub file: Option<OwnedFd>,
+}
+
+/// The areas of a region that can be mapped, mapped. They stay so when the client disconnects.
+#[derive(Debug)]
+pub struct MappedRegion {
+    /// Areas at their offsets in the region.
+    memory: Arc<MemoryTable>,
+}
+
+impl MappedRegion {
+    /// Reads at an offset of the region, without a message; fails outside of the areas.
+    pub fn read(&self, offset: u64, data: &mut [u8]) -> std::result::Result<(), MemoryError> {
+        self.memory.read(offset, data)
+    }
+
+    /// Writes at an offset of the region, without a message; fails outside of the areas.
+    pub fn write(&self, offset: u64, data: &[u8]) -> std::result::Result<(), MemoryError> {
+        self.memory.write(offset, data)
+    }
+}
+
+/// The areas of the sparse-mmap capability among `caps`, which follow the description of a region.
+fn sparse_areas(info: &RegionInfoBody, caps: &[u8]) -> Result<Vec<SparseArea>> {
+    let wrong = |what: &str| ClientError::Protocol(format!("capabilities of region {}: {what}", info.index));
+    let mut offset = info.cap_offset;
+    loop {
+        let start = usize::try_from(offset).ok().and_then(|offset| offset.checked_sub(size_of::<RegionInfoBody>()));
+        let rest = start.and_then(|start| caps.get(start..)).ok_or_else(|| wrong("an offset points outside"))?;
+        let (cap, rest) = SparseMmapCap::read_from_prefix(rest).map_err(|_| wrong("one is cut short"))?;
+        if cap.id == CAP_SPARSE_MMAP {
+            let (areas, _) = rest.as_chunks::<{ size_of::<SparseArea>() }>();
+            let count = usize::try_from(cap.nr_areas).unwrap_or(usize::MAX);
+            let areas = areas.get(..count).ok_or_else(|| wrong("areas are missing"))?;
+            let areas =
+                areas.iter().map(|bytes| SparseArea::read_from_bytes(bytes)).collect::<std::result::Result<_, _>>();
+            return areas.map_err(|_| wrong("an area is cut short"));
+        }
+        offset = match cap.next {
+            0 => return Ok(Vec::new()),
+            next if next > offset => next,
+            _ => return Err(wrong("one points back")),
+        };
     }
 }
 

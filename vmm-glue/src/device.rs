@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use crate::mappable::{Mappable, MappableError, MmapArea};
 use crate::memory::DmaRegion;
 
 /// Number of regions of a PCI function: six BARs, the expansion ROM, configuration space, legacy VGA.
@@ -40,50 +41,52 @@ impl RegionIndex {
     }
 }
 
-/// A part of a region that a client may map.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MmapArea {
-    /// Offset in the region, a multiple of 4 KiB.
-    pub offset: u64,
-    /// Bytes, a multiple of 4 KiB.
-    pub size: u64,
-}
-
-/// Memory behind the mappable parts of a region.
-///
-/// Note for QEMU up to 11.1 at least: one mappable region turns posted writes off for the whole device.
-#[derive(Clone, Debug)]
-pub struct RegionMmap {
-    /// The file that the client maps.
-    pub fd: Arc<OwnedFd>,
-    /// Offset in the file of the region's first byte.
-    pub file_offset: u64,
-    /// What may be mapped; one area for the whole region if it all may. Must not be empty, at most 64.
-    pub areas: Vec<MmapArea>,
-}
-
 /// What a region offers.
 #[derive(Clone, Debug, Default)]
 pub struct RegionInfo {
-    /// Bytes; 0 means that there is no such region.
-    pub size: u64,
-    /// Clients may read.
-    pub readable: bool,
-    /// Clients may write.
-    pub writable: bool,
-    /// Parts that clients may map.
-    pub mmap: Option<RegionMmap>,
+    size: u64,
+    readable: bool,
+    writable: bool,
+    mappable: Option<Mappable>,
 }
 
 impl RegionInfo {
     /// A trapped region of `size` bytes that can be read and written.
     pub const fn read_write(size: u64) -> Self {
-        Self { size, readable: true, writable: true, mmap: None }
+        Self { size, readable: true, writable: true, mappable: None }
     }
 
     /// A trapped region of `size` bytes that can only be read.
     pub const fn read_only(size: u64) -> Self {
-        Self { size, readable: true, writable: false, mmap: None }
+        Self { size, readable: true, writable: false, mappable: None }
+    }
+
+    /// The same region, of which clients may map `areas`; `file` backs them. The rest stays trapped.
+    ///
+    /// [`crate::mappable`] says what the file must be and what the device must know.
+    pub fn with_mappable(self, file: Arc<OwnedFd>, areas: Vec<MmapArea>) -> Result<Self, MappableError> {
+        let mappable = Some(Mappable::new(file, areas, self.size, self.writable)?);
+        Ok(Self { mappable, ..self })
+    }
+
+    /// Bytes; 0 means that there is no such region.
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Whether clients may read.
+    pub const fn readable(&self) -> bool {
+        self.readable
+    }
+
+    /// Whether clients may write.
+    pub const fn writable(&self) -> bool {
+        self.writable
+    }
+
+    /// What clients may map.
+    pub const fn mappable(&self) -> Option<&Mappable> {
+        self.mappable.as_ref()
     }
 }
 
@@ -113,6 +116,8 @@ pub struct MapError(pub String);
 /// CPU may wait. A handler must not wait for [`crate::dma::DmaClient`]; the client cannot answer before it has its reply.
 pub trait Device: Send {
     /// The regions, asked once per client before its first access; the order is that of [`RegionIndex`].
+    ///
+    /// A client keeps what it has mapped for as long as it likes: a mappable region needs another file for the next one.
     fn regions(&self) -> [RegionInfo; NUM_REGIONS];
 
     /// A client has negotiated; accesses may follow.
@@ -121,7 +126,7 @@ pub trait Device: Send {
     /// Reads `data.len()` bytes at `offset` of `region`.
     ///
     /// The length is 1, 2, 4 or 8, `offset` is a multiple of it, and the bytes lie inside of a readable region: the
-    /// server cuts other accesses into such pieces, lowest address first.
+    /// server cuts other accesses into such pieces, lowest address first. They may lie in an area that clients can map.
     fn region_read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError>;
 
     /// Writes `data` at `offset` of `region`, in pieces as for [`Device::region_read`].

@@ -2,23 +2,26 @@
 //! its seeds.
 //!
 //! Checked on the way: every framed request gets one reply unless it asks for none; the device sees only aligned pieces
-//! inside of its regions; memory is mapped and unmapped in pairs; the output stays bounded; nothing is left at the end.
+//! inside of its regions; memory is mapped and unmapped in pairs; a descriptor goes with the reply that describes a region
+//! with its areas, and with no other; the output stays bounded; nothing is left at the end.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, eventfd};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::client::{QEMU_CAPABILITIES, memory_file, multi_body, write_body};
-use crate::connection::{Connection, Fatal};
+use crate::connection::{Connection, Fatal, Outbox};
 use crate::device::{AccessError, Device, MapError, NUM_REGIONS, RegionIndex, RegionInfo};
 use crate::interrupts::IrqCounts;
 use crate::link::{ClientInfo, Link};
+use crate::mappable::{MmapArea, region_memory};
 use crate::memory::{DmaRegion, MemoryLimits};
 use crate::protocol::{
     Command, DmaAccess, DmaMap, DmaUnmap, FLAG_NO_REPLY, FLAG_TYPE_REPLY, HEADER_SIZE, Header, IrqSet, RegionAccess,
-    Version,
+    RegionInfoBody, Version,
 };
 use crate::server::ServerOptions;
 
@@ -126,15 +129,29 @@ pub fn encode(steps: &[Step]) -> Vec<u8> {
 }
 
 /// A device that checks what it is told.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Checked {
     mapped: BTreeMap<u64, u64>,
     connected: bool,
+    /// The region that clients may map.
+    bar1: RegionInfo,
+}
+
+impl Checked {
+    /// `None` when the process has no file descriptor left.
+    fn new() -> Option<Self> {
+        let bar1 = region(RegionIndex::Bar1);
+        let file = Arc::new(region_memory("fuzz", bar1.size()).ok()?);
+        let areas = [(0, 0x1000), (0x2000, 0x2000)].map(|(offset, size)| MmapArea { offset, size });
+        let bar1 = bar1.with_mappable(file, areas.to_vec());
+        Some(Self { mapped: BTreeMap::new(), connected: false, bar1: bar1.ok()? })
+    }
 }
 
 fn region(index: RegionIndex) -> RegionInfo {
     match index {
         RegionIndex::Bar0 => RegionInfo::read_write(0x2000),
+        RegionIndex::Bar1 => RegionInfo::read_write(0x4000),
         RegionIndex::Rom => RegionInfo::read_only(0x1000),
         RegionIndex::Config => RegionInfo::read_write(0x1000),
         _ => RegionInfo::default(),
@@ -145,12 +162,15 @@ fn check_piece(index: RegionIndex, offset: u64, len: usize) {
     assert!(matches!(len, 1 | 2 | 4 | 8), "a piece of {len} bytes");
     let len = u64::try_from(len).unwrap_or(0);
     assert!(offset.is_multiple_of(len), "{len} bytes at {offset:#x}");
-    assert!(offset.saturating_add(len) <= region(index).size, "{len} bytes at {offset:#x} of {index:?}");
+    assert!(offset.saturating_add(len) <= region(index).size(), "{len} bytes at {offset:#x} of {index:?}");
 }
 
 impl Device for Checked {
     fn regions(&self) -> [RegionInfo; NUM_REGIONS] {
-        RegionIndex::ALL.map(region)
+        RegionIndex::ALL.map(|index| match index {
+            RegionIndex::Bar1 => self.bar1.clone(),
+            _ => region(index),
+        })
     }
 
     fn connected(&mut self) {
@@ -165,7 +185,7 @@ impl Device for Checked {
 
     fn region_write(&mut self, index: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
         check_piece(index, offset, data.len());
-        assert!(region(index).writable);
+        assert!(region(index).writable());
         if offset == 0x1ff8 { Err(AccessError::Failed) } else { Ok(()) }
     }
 
@@ -192,6 +212,28 @@ impl Device for Checked {
     }
 }
 
+/// Bytes of a region's description without areas, with its header.
+const PLAIN_REGION: usize = HEADER_SIZE.saturating_add(size_of::<RegionInfoBody>());
+
+/// Takes the output, whole messages; checks that descriptors and descriptions of areas come together.
+fn take(out: &mut Outbox) -> Vec<u8> {
+    let mut all = Vec::new();
+    while !out.is_empty() {
+        let (bytes, fd) = out.next();
+        let (mut rest, mut fd) = (bytes, fd.is_some());
+        while let Ok((header, _)) = Header::read_from_prefix(rest) {
+            let size = usize::try_from(header.size).unwrap_or(usize::MAX);
+            let described = header.is_reply() && header.command() == Command::DEVICE_GET_REGION_INFO;
+            assert_eq!(std::mem::take(&mut fd), described && size > PLAIN_REGION, "a descriptor with {header:?}");
+            rest = rest.get(size..).unwrap_or_default();
+        }
+        all.extend_from_slice(bytes);
+        let len = bytes.len();
+        out.advance(len);
+    }
+    all
+}
+
 struct Run {
     link: Link,
     device: Checked,
@@ -208,11 +250,12 @@ struct Run {
 /// Runs the steps that `bytes` stand for; panics if something does not hold.
 pub fn run(bytes: &[u8]) {
     let Ok(link) = Link::new(IrqCounts { intx: 1, msi: 4, msix: 2, err: 1, req: 1 }) else { return };
+    let Some(device) = Checked::new() else { return };
     let memory = MemoryLimits { regions: MAX_REGIONS, mapped_bytes: 1 << 24, any_file_system: false };
     let options = ServerOptions { memory, max_transfer: 4096, ..ServerOptions::default() };
     let mut run = Run {
         link,
-        device: Checked::default(),
+        device,
         connection: None,
         options,
         framed: true,
@@ -336,8 +379,9 @@ impl Run {
             let before = rest.len();
             rest = connection.handle_bytes(&mut self.device, rest, fds.take().unwrap_or_default())?;
             connection.work(&mut self.device)?;
-            let out = connection.output().take();
-            assert!(out.len() < MAX_OUTPUT, "{} bytes of output", out.len());
+            let waiting = connection.pending_output();
+            assert!(waiting < MAX_OUTPUT, "{waiting} bytes of output");
+            let out = take(connection.output());
             let mut out = &out[..];
             while let Ok((header, body)) = Header::read_from_prefix(out) {
                 let len = usize::try_from(header.size).ok().and_then(|size| size.checked_sub(HEADER_SIZE));
@@ -473,7 +517,25 @@ pub fn seeds() -> HashMap<&'static str, Vec<u8>> {
         Step::Reconnect,
         read(0, 0, 4),
     ];
-    let seeds: [(&str, Vec<Step>); 9] = [
+    let describe = |flags: u32, index: u32, argsz: u32| {
+        let body = RegionInfoBody { argsz, index, ..Default::default() };
+        request(Command::DEVICE_GET_REGION_INFO, flags, 0, 0, body.as_bytes())
+    };
+    let mappable = vec![
+        describe(0, 1, 32),
+        describe(0, 1, 79),
+        describe(0, 1, 80),
+        describe(FLAG_NO_REPLY, 1, 80),
+        describe(0, 1, 31),
+        describe(0, 0, u32::MAX),
+        describe(0, u32::MAX, 80),
+        request(Command::DEVICE_GET_REGION_INFO, 0, 0, 0, &numbers(&[80, 0, 1])),
+        write(0, 1, 0x2000, &[1, 2, 3, 4]),
+        read(1, 0, 4),
+        Step::Reconnect,
+        describe(0, 1, 0x1000),
+    ];
+    let seeds: [(&str, Vec<Step>); 10] = [
         ("probe", probe),
         ("accesses", accesses),
         ("memory", memory),
@@ -483,6 +545,7 @@ pub fn seeds() -> HashMap<&'static str, Vec<u8>> {
         ("shared", shared),
         ("unsupported", unsupported),
         ("framing", framing),
+        ("mappable", mappable),
     ];
     seeds.into_iter().map(|(name, steps)| (name, encode(&steps))).collect()
 }

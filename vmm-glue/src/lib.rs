@@ -6,6 +6,7 @@
 //! - [`connection`]: one client's state machine, from bytes to replies; needs no socket, so tests and fuzzers drive it.
 //! - [`server`]: the event loop of one socket: clients one after the other, a busy poll, a bounded output queue.
 //! - [`device`]: the trait that a device implements, and what it is told.
+//! - [`mappable`]: parts of a region that a client maps instead of accessing them by messages.
 //! - [`link`]: what a device may use from any thread: [`interrupts`], [`memory`], [`dma`], [`counters`].
 //! - [`echo`]: a device that is plain memory, the baseline of transport benchmarks.
 //! - `client`, `fuzz` (feature `test-client`): a client for tests and benches, and the body of the fuzz target.
@@ -44,15 +45,17 @@ pub mod echo;
 pub mod fuzz;
 pub mod interrupts;
 pub mod link;
+pub mod mappable;
 pub mod memory;
 pub mod protocol;
 pub mod server;
 pub mod socket;
 
 pub use counters::Counters;
-pub use device::{AccessError, Device, MapError, MmapArea, RegionIndex, RegionInfo, RegionMmap};
+pub use device::{AccessError, Device, MapError, RegionIndex, RegionInfo};
 pub use interrupts::{Interrupts, IrqCounts};
 pub use link::{ClientInfo, Link, StopHandle};
+pub use mappable::{Mappable, MappableError, MmapArea};
 pub use memory::{DmaRegion, GuestMemory, Mapping, MemoryTable};
 pub use server::{Server, ServerError, ServerOptions};
 pub use socket::{BindError, BoundPath, SocketOptions};

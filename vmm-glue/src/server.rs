@@ -30,6 +30,8 @@ const MAX_WAITING: usize = 4;
 const FLUSH_AT: usize = 64 << 10;
 /// Receives after which other events are looked at, however much the client sends.
 const MAX_ROUNDS: u32 = 64;
+/// TIMEOUT: the pause before a descriptor that the system did not take is sent again; clients ask for one when they start.
+const FDS_PAUSE: Duration = Duration::from_millis(10);
 /// Scale of the trust in spinning.
 const MAX_CREDIT: u32 = 8;
 /// Bounds on the streak of short sleeps after which spinning is tried again, twice the lower one at first.
@@ -359,6 +361,12 @@ impl Active {
                     out.advance(len);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
+                // Descriptors on their way to clients are limited for all of this process's user together; clients that
+                // do not read can use that up. The socket has room, so this would be tried at full speed.
+                Err(error) if error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error()) => {
+                    std::thread::sleep(FDS_PAUSE);
+                    return;
+                }
                 // Full: the rest goes when there is room. Broken: the next read tells.
                 Err(_) => return,
             }

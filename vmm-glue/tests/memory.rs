@@ -6,12 +6,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
 use support::*;
 use vmm_glue::ServerOptions;
 use vmm_glue::client::{CLOUD_HYPERVISOR_CAPABILITIES, Client, DmaTarget, memory_file};
 use vmm_glue::dma::DmaError;
 use vmm_glue::memory::{MemoryError, MemoryLimits};
-use vmm_glue::protocol::{Command, DmaMap};
+use vmm_glue::protocol::{Command, DmaMap, DmaUnmap};
 use zerocopy::IntoBytes;
 
 const MIB: u64 = 1 << 20;
@@ -92,6 +94,27 @@ fn unmapped_memory_is_gone_for_the_device_before_the_reply() {
     assert_eq!(host.link.memory().read(0, &mut [0]), Err(MemoryError::NotMapped { gpa: 0 }));
     snapshot.read(0, &mut [0]).expect("an old snapshot stays valid memory");
     assert_eq!(host.link.counters().dma_regions.load(Relaxed), 0);
+}
+
+#[test]
+fn unmap_is_answered_only_when_the_device_is_done() {
+    let (release, held) = std::sync::mpsc::channel();
+    let host = Host::start_with(ServerOptions::default(), |device| device.held_unmap = Some(held));
+    let mut client = host.client();
+    for gpa in [0, MIB] {
+        lend(&mut client, gpa, MIB);
+        host.expect(mapped(gpa, MIB));
+    }
+    let body = DmaUnmap { argsz: 24, flags: 0, address: 0, size: 2 * MIB };
+    let id = client.send(Command::DMA_UNMAP, 0, body.as_bytes(), &[]).unwrap();
+    for gpa in [0, MIB] {
+        host.expect(Event::Unmap { gpa, size: MIB });
+        let answer = rustix::net::recv(client.stream(), &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        assert_eq!(answer.map(|(_, len)| len), Err(Errno::AGAIN), "the device still works on {gpa:#x}");
+        assert_eq!(host.link.memory().read(gpa, &mut [0]), Err(MemoryError::NotMapped { gpa }));
+        release.send(()).unwrap();
+    }
+    client.reply(id).unwrap();
 }
 
 #[test]
@@ -249,6 +272,7 @@ fn memory_without_a_file_is_read_by_messages_in_pieces() {
     let host = Host::start();
     let mut client = host.client();
     client.dma_map(0, MIB, true, None).unwrap();
+    host.expect(Event::Map { gpa: 0, size: MIB, readable: true, writable: true, mapped: false });
     assert_eq!(host.link.memory().read(0, &mut [0]), Err(MemoryError::NoFile { gpa: 0 }));
     let mut memory = Memory { bytes: pattern(MIB as usize), errno: 0, longest: 0 };
     let pending = host.link.dma().read(0x100, 200_000).unwrap();

@@ -3,18 +3,15 @@
 mod support;
 
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use support::*;
+use vmm_glue::RegionIndex;
 use vmm_glue::client::{CLOUD_HYPERVISOR_CAPABILITIES, Client, memory_file, multi_body, wait_event, write_body};
-use vmm_glue::device::{MmapArea, RegionMmap};
 use vmm_glue::protocol::{
-    Command, FLAG_ERROR, FLAG_NO_REPLY, IRQ_INFO_AUTOMASKED, IRQ_INFO_EVENTFD, IRQ_INFO_MASKABLE, REGION_CAPS,
-    REGION_MMAP, RegionAccess, SparseArea, SparseMmapCap,
+    Command, FLAG_ERROR, FLAG_NO_REPLY, IRQ_INFO_AUTOMASKED, IRQ_INFO_EVENTFD, IRQ_INFO_MASKABLE, RegionAccess,
 };
-use vmm_glue::{RegionIndex, ServerOptions};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 const BAR0: u32 = 0;
 const ROM: u32 = 6;
@@ -40,25 +37,6 @@ fn region_info_gives_sizes_and_rights() {
     assert_eq!(info(&mut client, 2), (0, 0));
     assert_eq!(info(&mut client, ROM), (0x1000, 1));
     assert_eq!(client.region_info(9, 32).unwrap_err().errno(), EINVAL);
-}
-
-#[test]
-fn mappable_region_comes_with_its_areas_and_file_once_there_is_room() {
-    let file = Arc::new(memory_file(0x4000, true).unwrap());
-    let areas = vec![MmapArea { offset: 0, size: 0x1000 }, MmapArea { offset: 0x2000, size: 0x2000 }];
-    let host = Host::start_with(ServerOptions::default(), |device| {
-        device.bar1 = Some(RegionMmap { fd: file, file_offset: 0, areas });
-    });
-    let mut client = host.client();
-    let (small, caps, fds) = client.region_info(1, 32).unwrap();
-    assert_eq!((small.argsz, caps.len(), fds.len()), (32 + 16 + 2 * 16, 0, 0));
-    let (full, caps, fds) = client.region_info(1, small.argsz).unwrap();
-    assert_eq!(full.flags, 3 | REGION_MMAP | REGION_CAPS);
-    assert_eq!((full.cap_offset, fds.len()), (32, 1));
-    let (cap, areas) = SparseMmapCap::read_from_prefix(&caps).unwrap();
-    assert_eq!((cap.id, cap.version, cap.next, cap.nr_areas), (1, 1, 0, 2));
-    let second = SparseArea::read_from_bytes(&areas[16..]).unwrap();
-    assert_eq!((second.offset, second.size), (0x2000, 0x2000));
 }
 
 #[test]

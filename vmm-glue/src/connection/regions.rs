@@ -120,8 +120,8 @@ impl Session {
         else {
             return refuse(Errno::INVAL, format!("region {region} does not exist"));
         };
-        let allowed = if write { info.writable } else { info.readable };
-        if info.size != 0 && !allowed {
+        let allowed = if write { info.writable() } else { info.readable() };
+        if info.size() != 0 && !allowed {
             let how = if write { "written" } else { "read" };
             return refuse(Errno::ACCESS, format!("{index:?} cannot be {how}"));
         }
@@ -132,8 +132,8 @@ impl Session {
                 format!("an access of {count} bytes, 1 to {} are possible", self.max_transfer),
             );
         }
-        if offset.checked_add(u64::from(count)).is_none_or(|end| end > info.size) {
-            let reason = format!("{count} bytes at {offset:#x} of {index:?}, which has {:#x} bytes", info.size);
+        if offset.checked_add(u64::from(count)).is_none_or(|end| end > info.size()) {
+            let reason = format!("{count} bytes at {offset:#x} of {index:?}, which has {:#x} bytes", info.size());
             return refuse(Errno::INVAL, reason);
         }
         Ok((index, len))

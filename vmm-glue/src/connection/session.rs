@@ -12,6 +12,7 @@ use crate::counters::{add, add_len, worth_logging};
 use crate::device::{Device, NUM_REGIONS, RegionIndex, RegionInfo};
 use crate::interrupts::NUM_IRQ_TYPES;
 use crate::link::{ClientInfo, Link};
+use crate::mappable::MmapArea;
 use crate::memory::{AddError, AddRegion, MemoryLimits, withdrawals};
 use crate::protocol::{
     CAP_SPARSE_MMAP, Command, DEVICE_PCI, DEVICE_RESETTABLE, DMA_MAP_READ, DMA_MAP_WRITE, DMA_UNMAP_ALL, DeviceInfo,
@@ -19,9 +20,6 @@ use crate::protocol::{
     SparseArea, SparseMmapCap, Version,
 };
 use crate::protocol::{DMA_UNMAP_GET_DIRTY_BITMAP, FLAG_TYPE_MASK};
-
-/// Most areas of a region that a client may map.
-const MAX_AREAS: usize = 64;
 
 /// Why a request is refused: for the client, and for the log.
 #[derive(Debug)]
@@ -306,36 +304,43 @@ impl Session {
             return refuse(Errno::INVAL, "no such region");
         };
         let fixed = wire_len(size_of::<RegionInfoBody>());
-        let mut info = RegionInfoBody { argsz: fixed, index: request.index, size: region.size, ..Default::default() };
-        if region.readable {
+        if request.argsz < fixed {
+            let reason = format!("room for {} bytes, a region's description has {fixed}", request.argsz);
+            return refuse(Errno::INVAL, reason);
+        }
+        let mut info = RegionInfoBody { argsz: fixed, index: request.index, size: region.size(), ..Default::default() };
+        if region.readable() {
             info.flags |= REGION_READ;
         }
-        if region.writable {
+        if region.writable() {
             info.flags |= REGION_WRITE;
         }
         let mut caps = Vec::new();
-        let mmap = region.mmap.as_ref().filter(|mmap| !mmap.areas.is_empty() && mmap.areas.len() <= MAX_AREAS);
-        if let Some(mmap) = mmap {
+        // Whoever takes no descriptor can map nothing.
+        let takes_fds = self.peer.is_some_and(|peer| peer.takes_fds);
+        let mappable = region.mappable().filter(|_| takes_fds);
+        if let Some(mappable) = mappable {
+            // The offset in the file stays 0: it is that in the region.
             info.flags |= REGION_MMAP | REGION_CAPS;
-            info.offset = mmap.file_offset;
             // Set also where the capabilities do not fit: QEMU checks it before it asks again.
             info.cap_offset = fixed;
-            let nr_areas = wire_len(mmap.areas.len());
+            let nr_areas = wire_len(mappable.areas().len());
             caps.extend_from_slice(
                 SparseMmapCap { id: CAP_SPARSE_MMAP, version: 1, nr_areas, ..Default::default() }.as_bytes(),
             );
-            for area in &mmap.areas {
-                caps.extend_from_slice(SparseArea { offset: area.offset, size: area.size }.as_bytes());
+            for &MmapArea { offset, size } in mappable.areas() {
+                caps.extend_from_slice(SparseArea { offset, size }.as_bytes());
             }
             info.argsz = fixed.saturating_add(wire_len(caps.len()));
         }
         if header.no_reply() {
             return Ok(());
         }
+        // The descriptor goes with the capabilities: a client that has to ask again would get it twice.
         if request.argsz < info.argsz {
             caps.clear();
-        } else if let Some(mmap) = mmap {
-            out.attach(Arc::clone(&mmap.fd));
+        } else if let Some(mappable) = mappable {
+            out.attach(Arc::clone(mappable.file()));
         }
         out.reply(header, &info, &caps);
         Ok(())

@@ -18,6 +18,8 @@ pub(super) struct Peer {
     pub minor: u16,
     /// Largest data of one message that the client takes.
     pub max_transfer: usize,
+    /// The client takes a file descriptor with a message.
+    pub takes_fds: bool,
     /// The client follows the specification: it takes requests from the server, and error replies without a body.
     ///
     /// The client of the `vfio-user` crate (cloud-hypervisor) does neither: it reads the next bytes, whatever they are, as
@@ -40,11 +42,12 @@ pub(super) fn negotiate(body: &[u8], max_transfer: usize, max_maps: usize) -> Re
         Some(value) => value.as_u64().ok_or_else(|| format!("capability {name} is {value}, not a number")),
     };
     let their_transfer = number("max_data_xfer_size", DEFAULT_TRANSFER)?;
-    number("max_msg_fds", 1)?;
+    let takes_fds = number("max_msg_fds", 1)? != 0;
     let known = |name: &str| proposed.contains_key(name);
     let peer = Peer {
         minor: version.minor.min(VERSION_MINOR),
         max_transfer: usize::try_from(their_transfer).unwrap_or(usize::MAX).min(max_transfer),
+        takes_fds,
         complete: ["write_multiple", "pgsizes", "max_dma_maps", "twin_socket"].into_iter().any(known),
     };
 
@@ -105,7 +108,7 @@ mod tests {
                     \"max_msg_fds\": 16, \"max_data_xfer_size\": 1048576, \"pgsizes\": 4096, \"max_dma_maps\": 65535, \
                     \"write_multiple\": true}}\0";
         let (peer, reply) = propose(0, 0, text).unwrap();
-        assert_eq!(peer, Peer { minor: 0, max_transfer: 65536, complete: true });
+        assert_eq!(peer, Peer { minor: 0, max_transfer: 65536, takes_fds: true, complete: true });
         let expected = serde_json::json!({"capabilities": {"max_msg_fds": 16, "max_data_xfer_size": 65536,
             "max_dma_maps": 100, "pgsizes": 4096, "write_multiple": true}});
         assert_eq!(reply, expected);
@@ -116,7 +119,7 @@ mod tests {
         let text =
             "{\"capabilities\":{\"max_msg_fds\":1,\"max_data_xfer_size\":1048576,\"migration\":{\"pgsize\":4096}}}\0";
         let (peer, reply) = propose(0, 1, text).unwrap();
-        assert_eq!(peer, Peer { minor: 1, max_transfer: 65536, complete: false });
+        assert_eq!(peer, Peer { minor: 1, max_transfer: 65536, takes_fds: true, complete: false });
         assert_eq!(reply, serde_json::json!({"capabilities": {"max_msg_fds": 16, "max_data_xfer_size": 65536}}));
     }
 
@@ -130,6 +133,13 @@ mod tests {
     fn smaller_transfers_of_the_client_are_respected() {
         let (peer, _) = propose(0, 0, "{\"capabilities\":{\"max_data_xfer_size\":512}}\0").unwrap();
         assert_eq!(peer.max_transfer, 512);
+    }
+
+    #[test]
+    fn client_may_say_that_it_takes_no_descriptors() {
+        let (peer, _) = propose(0, 0, "{\"capabilities\":{\"max_msg_fds\":0}}\0").unwrap();
+        assert!(!peer.takes_fds);
+        assert!(propose(0, 0, "").unwrap().0.takes_fds, "one is the default");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use vmm_glue::client::{Client, QEMU_CAPABILITIES};
-use vmm_glue::device::{NUM_REGIONS, RegionMmap};
+use vmm_glue::device::NUM_REGIONS;
 use vmm_glue::{
     AccessError, Device, DmaRegion, IrqCounts, Link, MapError, RegionIndex, RegionInfo, Server, ServerOptions,
     SocketOptions, StopHandle,
@@ -40,14 +40,23 @@ pub struct TestDevice {
     pub link: Link,
     pub events: Sender<Event>,
     pub bar0: Vec<u8>,
-    pub bar1: Option<RegionMmap>,
+    pub bar1: RegionInfo,
     /// Maps of this address are refused.
     pub refused_map: Option<u64>,
+    /// Every unmap waits for a word from here, after it was told of.
+    pub held_unmap: Option<Receiver<()>>,
 }
 
 impl TestDevice {
     pub fn new(link: Link, events: Sender<Event>) -> Self {
-        Self { link, events, bar0: vec![0; BAR0_SIZE as usize], bar1: None, refused_map: None }
+        Self {
+            link,
+            events,
+            bar0: vec![0; BAR0_SIZE as usize],
+            bar1: RegionInfo::default(),
+            refused_map: None,
+            held_unmap: None,
+        }
     }
 
     fn tell(&self, event: Event) {
@@ -59,9 +68,7 @@ impl Device for TestDevice {
     fn regions(&self) -> [RegionInfo; NUM_REGIONS] {
         let mut regions: [RegionInfo; NUM_REGIONS] = Default::default();
         regions[0] = RegionInfo::read_write(BAR0_SIZE);
-        if let Some(mmap) = &self.bar1 {
-            regions[1] = RegionInfo { mmap: Some(mmap.clone()), ..RegionInfo::read_write(0x4000) };
-        }
+        regions[1] = self.bar1.clone();
         regions[RegionIndex::Rom as usize] = RegionInfo::read_only(0x1000);
         regions[RegionIndex::Config as usize] = RegionInfo::read_write(0x1000);
         regions
@@ -105,6 +112,9 @@ impl Device for TestDevice {
 
     fn dma_unmap(&mut self, gpa: u64, size: u64) {
         self.tell(Event::Unmap { gpa, size });
+        if let Some(held) = &self.held_unmap {
+            held.recv_timeout(PATIENCE).expect("the test lets go");
+        }
     }
 
     fn reset(&mut self) {

@@ -1,0 +1,70 @@
+//! Descriptors of mappable regions do not pile up. Alone in its file: it counts those of the whole process.
+
+mod support;
+
+use std::sync::Arc;
+
+use support::*;
+use vmm_glue::mappable::region_memory;
+use vmm_glue::protocol::{Command, RegionInfoBody};
+use vmm_glue::{MmapArea, RegionIndex, RegionInfo, ServerOptions};
+use zerocopy::IntoBytes;
+
+const BAR1: u32 = 1;
+
+/// Open descriptors of this process, the one that lists them included.
+fn open() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+fn descriptors_do_not_pile_up() {
+    let file = Arc::new(region_memory("bar1", 0x4000).unwrap());
+    let areas = vec![MmapArea { offset: 0, size: 0x4000 }];
+    let bar1 = RegionInfo::read_write(0x4000).with_mappable(file.clone(), areas).unwrap();
+    let host = Host::start_with(ServerOptions::default(), |device| device.bar1 = bar1);
+
+    // A reply that came: the server is done with the client before and with this one's request.
+    let mut client = host.client();
+    client.device_info().unwrap();
+    let (fds, owners) = (open(), Arc::strong_count(&file));
+    let check = |what: &str| {
+        assert_eq!(open(), fds, "descriptors after {what}");
+        assert_eq!(Arc::strong_count(&file), owners, "owners of the file after {what}");
+    };
+
+    for _ in 0..1000 {
+        assert!(client.region(BAR1).unwrap().file.is_some());
+    }
+    client.device_info().unwrap();
+    check("1000 queries");
+
+    let kept: Vec<_> = (0..10).map(|_| client.region(BAR1).unwrap()).collect();
+    assert_eq!(open(), fds + kept.len(), "each query brings one, so what is counted is counted right");
+    drop(kept);
+
+    for _ in 0..100 {
+        client.region(BAR1).unwrap();
+        drop(client);
+        host.wait_for(&Event::Disconnected);
+        client = host.client();
+    }
+    client.device_info().unwrap();
+    check("100 connections");
+
+    // More than the socket holds: replies with their descriptors wait in the socket and in the server when the client goes.
+    let body = RegionInfoBody { argsz: 64, index: BAR1, ..Default::default() };
+    for _ in 0..5 {
+        for _ in 0..2000 {
+            client.send(Command::DEVICE_GET_REGION_INFO, 0, body.as_bytes(), &[]).unwrap();
+        }
+        client.post(0, 0x40, &[1; 4]).unwrap();
+        host.wait_for(&Event::Write(RegionIndex::Bar0, 0x40, vec![1; 4]));
+        assert!(Arc::strong_count(&file) > owners + 100, "replies wait");
+        drop(client);
+        host.wait_for(&Event::Disconnected);
+        client = host.client();
+    }
+    client.device_info().unwrap();
+    check("clients that read nothing");
+}
