@@ -5,19 +5,30 @@
 //! what is checked is what is written.
 //!
 //! Parts:
-//! - [`Shadow`]: one guest address space and its shadow on the card;
+//! - [`AddressSpaces`]: all guest address spaces of a VM and their shadows on the card (`spaces`, `space`, `table`,
+//!   `mirror`);
+//! - `pages`: which pages of guest VRAM hold tables, and which of those the GPU itself can write;
+//! - `reverse`: which table pages name which guest memory;
 //! - [`ApertureTlb`]: the walk of the guest's own tables for trapped accesses to BAR1 and BAR3, with a cache;
 //! - `translate`: one guest entry in, one shadow entry or a [`Denial`] out;
 //! - the traits that a user implements: [`GuestMemory`], [`Frames`], [`ShadowMemory`].
 //!
-//! Synchronisation is a full scan of the directory and of each table that it names, compared with what was read before;
-//! only what differs is translated and written. Not here: lazy and incremental modes, large pages of host memory that
-//! are not contiguous for the card (denied), comptags (every compressed kind becomes its counterpart without), 64 KiB
-//! large pages.
+//! What is looked at again is a page (4 KiB) of a directory or table. A page is *pending* when it may differ from what was
+//! read last: it was never read, the CPU has written it ([`AddressSpaces::written`]), the GPU can write it because a live
+//! entry of any space of the VM maps it writable, or could until just now, or it lies in guest RAM, where nobody sees
+//! writes. A page counts as writable for the GPU until the card's TLBs have been flushed after the last such entry went.
 //!
-//! Bounds, whatever the guest writes: a directory has 8192 entries; tables are scanned once each however many entries
-//! name them; tables beyond [`Limits::table_bytes`] are not scanned and not mapped. A directory that is its own table, or
-//! tables in guest RAM, are tables like any other: what counts is what their bytes mean as entries.
+//! A flush must take effect at once only where something can be lost: on pending pages with live shadow entries. In
+//! [`Mode::LazyAdd`] the others wait for [`AddressSpaces::prepare`], unless work runs already. A new entry in a large-page
+//! table hides what the small-page table has there; that is not a loss, for the guest still names what is hidden.
+//!
+//! Not here: large pages of host memory that are not contiguous for the card (denied: 32 small entries could stand in for
+//! one only where the guest has a small-page table without valid entries of its own, or none), comptags (every compressed
+//! kind becomes its counterpart without), 64 KiB large pages.
+//!
+//! Bounds, whatever the guest writes: a directory has 8192 entries; a space scans a table once however many entries name
+//! it; tables beyond [`Limits::table_bytes`] are not made; there are [`MAX_SPACES`] spaces. A directory that is its own
+//! table, or tables in guest RAM, are tables like any other: what counts is what their bytes mean as entries.
 //!
 //! No locks, no threads, no time.
 
@@ -28,8 +39,15 @@
 )]
 
 mod aperture;
+mod bits;
+mod host;
+mod mirror;
+mod mode;
+mod pages;
 mod report;
-mod shadow;
+mod reverse;
+mod space;
+mod spaces;
 mod table;
 mod translate;
 
@@ -39,9 +57,11 @@ mod tests {
 }
 
 pub use aperture::{ApertureTlb, Mapping, WalkFault};
+pub use host::{HOST_BASE, HOST_PAGES};
+pub use mode::{Mode, UnknownMode};
 pub use nvspec::addr::Place;
 pub use report::{Denial, Denials, SyncReport};
-pub use shadow::{GuestRange, Limits, NoMemory, Shadow};
+pub use spaces::{AddressSpaces, GuestRange, Limits, MAX_SPACES, NoMemory, SpaceId};
 
 use nvspec::addr::{Gpa, GuestVramAddr, Iova, VramAddr};
 

@@ -77,31 +77,46 @@ impl Denials {
     }
 }
 
-/// What one synchronisation did.
+/// What one call did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SyncReport {
-    /// Guest tables read, the directory included.
+    /// Guest tables of which something was read, the directory included.
     pub tables_scanned: u64,
+    /// Pages (4 KiB, or as much as a shorter table has) of guest tables that were read.
+    pub pages: u64,
     /// Bytes of guest tables read.
     pub bytes_scanned: u64,
-    /// Shadow entries that were written because they differ.
+    /// Entries of tables (not of directories) that were checked and translated.
+    pub translated: u64,
+    /// Shadow entries that were written, those between two that differ included.
     pub entries_written: u64,
     /// Writes that it took.
     pub writes: u64,
-    /// Entries that are denied and were not at the last synchronisation, by reason.
+    /// Pages of guest tables that may have changed and that wait for [`crate::AddressSpaces::prepare`].
+    pub deferred: u64,
+    /// Entries that are denied and were not when they were last looked at, by reason.
     pub denied: Denials,
     /// Some entry lost a permission or names another frame than before: the card's TLBs must be flushed before the guest
-    /// goes on.
+    /// goes on, or what was taken away can still be reached.
     pub lost_permission: bool,
 }
 
 impl SyncReport {
+    /// Whether anything was written: the card's TLBs must be flushed before anything relies on it.
+    #[must_use]
+    pub const fn changed(&self) -> bool {
+        self.entries_written != 0
+    }
+
     /// Adds another report to this one.
     pub fn merge(&mut self, other: &Self) {
         self.tables_scanned = self.tables_scanned.saturating_add(other.tables_scanned);
+        self.pages = self.pages.saturating_add(other.pages);
         self.bytes_scanned = self.bytes_scanned.saturating_add(other.bytes_scanned);
+        self.translated = self.translated.saturating_add(other.translated);
         self.entries_written = self.entries_written.saturating_add(other.entries_written);
         self.writes = self.writes.saturating_add(other.writes);
+        self.deferred = self.deferred.saturating_add(other.deferred);
         self.denied.merge(&other.denied);
         self.lost_permission |= other.lost_permission;
     }

@@ -1,161 +1,291 @@
-//! Arrays of entries that are kept on the card and mirrored here: what differs is written, in as few writes as
-//! reasonable.
+//! The shadow of one guest table.
 
-use crate::translate::{PageSize, loses, translate};
-use crate::{Frames, GuestMemory, GuestRange, Place, ShadowMemory, SyncReport};
-use nvspec::addr::VramAddr;
-use nvspec::mmu::{ENTRY_BYTES, Pte};
-use std::ops::Range;
+use crate::bits::{self, Set512, bit};
+use crate::mirror::{Mirror, PAGE_ENTRIES, RawEntry, Runs};
+use crate::pages::{FrameRun, PageIndex, User};
+use crate::reverse::{Piece, ReverseMap};
+use crate::translate::{Named, PageSize, loses, named, translate};
+use crate::{Frames, GuestRange, Place, SyncReport};
+use nvspec::addr::{Gpa, GuestVramAddr, SMALL_PAGE, VramAddr};
+use nvspec::mmu::{ENTRY_BYTES, Pde, Pte, TableTarget};
 
-/// Changed entries this far apart are written together with what is between them.
-const GAP: usize = 8;
-/// When a table does not lie in the guest's memory as a whole, it is read in pieces of this size.
-const PIECE: usize = 4096;
-
-/// Entries that changed, and whether any of them lost a permission.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Run {
-    pub(crate) range: Range<usize>,
-    pub(crate) loses: bool,
+/// A guest table: directory entries that name the same bytes in the same sense share a shadow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct TableKey {
+    pub(crate) place: Place,
+    pub(crate) size: PageSize,
+    pub(crate) entries: u32,
 }
 
-/// Collects changed entries, in ascending order, into runs.
-#[derive(Debug, Default)]
-pub(crate) struct Runs(Vec<Run>);
-
-impl Runs {
-    pub(crate) fn push(&mut self, index: usize, loses: bool) {
-        let end = index.saturating_add(1);
-        match self.0.last_mut() {
-            Some(run) if index.saturating_sub(run.range.end) <= GAP => {
-                run.range.end = end;
-                run.loses |= loses;
-            }
-            _ => self.0.push(Run { range: index..end, loses }),
-        }
+impl TableKey {
+    /// The large-page and the small-page table that a directory entry names.
+    pub(crate) fn both(pde: Pde) -> [Option<Self>; 2] {
+        let large = place(pde.large_target(), pde.large_address());
+        let small = place(pde.small_target(), pde.small_address());
+        [
+            large.map(|place| Self { place, size: PageSize::Large, entries: pde.large_entries() }),
+            small.map(|place| Self { place, size: PageSize::Small, entries: pde.small_entries() }),
+        ]
     }
 
-    /// Writes the runs that lose something, or those that do not, from the mirror to the card.
-    pub(crate) fn write(
-        &self,
-        losing: bool,
-        card: VramAddr,
-        mirror: &[u64],
-        memory: &mut impl ShadowMemory,
-        report: &mut SyncReport,
-    ) {
-        let mut bytes = Vec::new();
-        for run in self.0.iter().filter(|run| run.loses == losing) {
-            let Some(entries) = mirror.get(run.range.clone()) else { continue };
-            bytes.clear();
-            bytes.extend(entries.iter().flat_map(|entry| entry.to_le_bytes()));
-            memory.write(card.offset((run.range.start as u64).saturating_mul(ENTRY_BYTES)), &bytes);
-            report.writes = report.writes.saturating_add(1);
-            report.entries_written = report.entries_written.saturating_add(entries.len() as u64);
-            report.lost_permission |= losing;
-        }
+    /// Bytes of its shadow on the card.
+    pub(crate) fn bytes(&self) -> u64 {
+        u64::from(self.entries).saturating_mul(ENTRY_BYTES).next_multiple_of(SMALL_PAGE)
     }
 }
 
-/// Reads `count` entries of the guest's at `place` into `entries`. Where the guest has no memory they are 0. `false` when
-/// nothing could be read.
-pub(crate) fn read_entries(
-    guest: &mut impl GuestMemory,
-    place: Place,
-    count: usize,
-    entries: &mut Vec<u64>,
-    report: &mut SyncReport,
-) -> bool {
-    let len = count.saturating_mul(size_of::<u64>());
-    let mut bytes = vec![0u8; len];
-    let mut read = 0usize;
-    if guest.read(place, &mut bytes).is_ok() {
-        read = len;
-    } else {
-        for (index, piece) in bytes.chunks_mut(PIECE).enumerate() {
-            let offset = (index as u64).saturating_mul(PIECE as u64);
-            match place.checked_add(offset).map(|place| guest.read(place, piece)) {
-                Some(Ok(())) => read = read.saturating_add(piece.len()),
-                _ => piece.fill(0),
-            }
-        }
+fn place(target: TableTarget, address: u64) -> Option<Place> {
+    match target {
+        TableTarget::None => None,
+        TableTarget::Vram => Some(Place::Vram(GuestVramAddr(address))),
+        TableTarget::SysCoherent | TableTarget::SysNonCoherent => Some(Place::Ram(Gpa(address))),
     }
-    entries.clear();
-    entries.extend(bytes.as_chunks().0.iter().map(|entry| u64::from_le_bytes(*entry)));
-    report.bytes_scanned = report.bytes_scanned.saturating_add(read as u64);
-    if read > 0 {
-        report.tables_scanned = report.tables_scanned.saturating_add(1);
-    }
-    read > 0
+}
+
+/// Where changes of entries are booked.
+pub(crate) struct Books<'a> {
+    pub(crate) reverse: &'a mut ReverseMap,
+    /// Pages of VRAM that have become writable for the GPU.
+    pub(crate) gained: &'a mut Vec<FrameRun>,
+    /// Pages that are not any more, once the card's TLBs are flushed.
+    pub(crate) released: &'a mut Vec<FrameRun>,
 }
 
 /// The shadow of one guest table.
 #[derive(Debug)]
 pub(crate) struct Table {
-    pub(crate) card: VramAddr,
-    size: PageSize,
-    /// What the guest's entries were when they were read last.
-    guest: Box<[u64]>,
-    /// What the card's entries are.
-    shadow: Box<[u64]>,
+    pub(crate) key: TableKey,
+    /// The index of its space.
+    pub(crate) space: u32,
+    pub(crate) mirror: Mirror,
+    /// For each page, entries that name something but have no shadow: a grant may change that.
+    absent: Box<[u16]>,
+    /// Pages whose absent entries are to be looked at again.
+    pub(crate) recheck: u64,
+    /// It is in its space's list of those with something to do.
+    pub(crate) queued: bool,
 }
 
 impl Table {
-    /// A table of `entries` entries whose shadow at `card` is all zero.
-    pub(crate) fn new(card: VramAddr, size: PageSize, entries: usize) -> Self {
-        Self { card, size, guest: vec![0; entries].into(), shadow: vec![0; entries].into() }
+    /// A table whose shadow at `card` is all zero.
+    pub(crate) fn new(key: TableKey, space: u32, card: VramAddr) -> Self {
+        let mirror = Mirror::new(key.place, card, key.entries);
+        let absent = vec![0; mirror.live.len()].into();
+        Self { key, space, mirror, absent, recheck: 0, queued: false }
     }
 
-    /// Takes in what the guest's entries are now. The mirror is up to date afterwards, the card is once the runs are
-    /// written.
-    pub(crate) fn scan(&mut self, fresh: &[u64], frames: &impl Frames, report: &mut SyncReport) -> Runs {
-        let mut runs = Runs::default();
-        let entries = self.guest.iter_mut().zip(self.shadow.iter_mut()).zip(fresh);
-        for (index, ((guest, shadow), &raw)) in entries.enumerate() {
-            // A valid entry without a shadow was denied or has been taken away: it is looked at each time.
-            if raw == *guest && (*shadow != 0 || !Pte::from(raw).valid()) {
-                continue;
+    /// Whether there is something to do at the next [`crate::AddressSpaces::prepare`].
+    pub(crate) fn is_pending(&self) -> bool {
+        (self.mirror.pending() | self.recheck) != 0
+    }
+
+    /// Brings the number `own` table's pages to the index.
+    pub(crate) fn register(&mut self, own: u32, pages: &mut PageIndex) {
+        for page in bits::members(self.mirror.all()) {
+            if let Some(frame) = self.mirror.frame(page)
+                && pages.register(frame, User::Table(own, page))
+            {
+                self.mirror.watched |= bit(page);
             }
-            let new = translate(raw, self.size, frames).unwrap_or_else(|denial| {
-                if raw != *guest {
+        }
+    }
+
+    /// Takes everything that it books out of the books and the index. Its entries on the card stay.
+    pub(crate) fn retire(&mut self, own: u32, pages: &mut PageIndex, books: &mut Books<'_>) {
+        for page in bits::members(self.mirror.all()) {
+            if let Some(frame) = self.mirror.frame(page) {
+                pages.unregister(frame, User::Table(own, page));
+            }
+            let at = page as usize;
+            let used = |counts: &[u16]| counts.get(at).is_some_and(|count| *count != 0);
+            if used(&self.mirror.live) || used(&self.absent) {
+                for index in self.mirror.range(page) {
+                    self.set(index, Piece::new(own, page), 0, 0, books);
+                }
+            }
+            books.reverse.settle();
+        }
+    }
+
+    /// An entry becomes `raw` for the guest and `shadow` for the card.
+    fn set(&mut self, index: usize, piece: Piece, raw: u64, shadow: u64, books: &mut Books<'_>) {
+        let size = self.key.size;
+        let before = (self.mirror.raw(index), self.mirror.entry(index));
+        if before == (raw, shadow) {
+            return;
+        }
+        let names = [named(before.0, size), named(raw, size)];
+        books.reverse.change(piece, names[0], names[1]);
+        let absent = [names[0].is_some() && before.1 == 0, names[1].is_some() && shadow == 0];
+        if absent[0] != absent[1]
+            && let Some(count) = self.absent.get_mut(piece.page() as usize)
+        {
+            *count = if absent[1] { count.saturating_add(1) } else { count.saturating_sub(1) };
+        }
+        let exposes = [exposes(names[0], before.1), exposes(names[1], shadow)];
+        if exposes[0] != exposes[1] {
+            let large = size == PageSize::Large;
+            exposes[0].into_iter().for_each(|frame| FrameRun::push(books.released, frame, large));
+            exposes[1].into_iter().for_each(|frame| FrameRun::push(books.gained, frame, large));
+        }
+        self.mirror.set(index, raw, shadow);
+    }
+
+    /// Looks at the entries `changed` of a page, which are now what `fresh` says, or what they were. With `recheck` also
+    /// at those that are absent.
+    #[expect(clippy::too_many_arguments, reason = "the state of a pass, in parts that are borrowed apart")]
+    pub(crate) fn take(
+        &mut self,
+        piece: Piece,
+        mut changed: Set512,
+        fresh: Option<&[u8]>,
+        frames: &impl Frames,
+        books: &mut Books<'_>,
+        runs: &mut Runs,
+        report: &mut SyncReport,
+    ) {
+        let page = piece.page();
+        let first = page.saturating_mul(PAGE_ENTRIES);
+        if self.recheck & bit(page) != 0 {
+            self.recheck &= !bit(page);
+            if self.absent.get(page as usize).is_some_and(|absent| *absent != 0) {
+                for (at, index) in (0u32..).zip(self.mirror.range(page)) {
+                    if self.mirror.entry(index) == 0 && self.mirror.raw(index) != 0 {
+                        bits::insert(&mut changed, at);
+                    }
+                }
+            }
+        }
+        let fresh: Option<&[RawEntry]> = fresh.map(|fresh| fresh.as_chunks().0);
+        for at in bits::members512(&changed) {
+            let index = first.saturating_add(at) as usize;
+            let (old_raw, old) = (self.mirror.raw(index), self.mirror.entry(index));
+            let raw = match fresh {
+                Some(fresh) => fresh.get(at as usize).map_or(0, |raw| u64::from_le_bytes(*raw)),
+                None => old_raw,
+            };
+            report.translated = report.translated.saturating_add(1);
+            let new = translate(raw, self.key.size, frames).unwrap_or_else(|denial| {
+                if raw != old_raw {
                     report.denied.add(denial);
                 }
                 0
             });
-            *guest = raw;
-            if new != *shadow {
-                runs.push(index, loses(*shadow, new));
-                *shadow = new;
+            self.set(index, piece, raw, new, books);
+            if new != old {
+                runs.push(index, loses(old, new));
             }
         }
-        runs
+        books.reverse.settle();
     }
 
-    /// Drops the entries that map into `range`.
-    pub(crate) fn invalidate(&mut self, range: GuestRange) -> Runs {
-        let mut runs = Runs::default();
-        for (index, (guest, shadow)) in self.guest.iter().zip(self.shadow.iter_mut()).enumerate() {
-            if *shadow != 0 && names(Pte::from(*guest), self.size, range) {
+    /// Drops the entries of a page that map into `range`.
+    pub(crate) fn invalidate(&mut self, piece: Piece, range: GuestRange, books: &mut Books<'_>, runs: &mut Runs) {
+        for index in self.mirror.range(piece.page()) {
+            let raw = self.mirror.raw(index);
+            if self.mirror.entry(index) != 0 && names(raw, self.key.size, range) {
+                self.set(index, piece, raw, 0, books);
                 runs.push(index, true);
-                *shadow = 0;
             }
         }
-        runs
+        books.reverse.settle();
     }
 
-    pub(crate) fn write(&self, runs: &Runs, losing: bool, memory: &mut impl ShadowMemory, report: &mut SyncReport) {
-        runs.write(losing, self.card, &self.shadow, memory, report);
+    /// Translates the entries of a page that map into `range` again. A page that is yet to be read may say something else
+    /// by now: what it would gain by this waits until it has been read.
+    pub(crate) fn retranslate(
+        &mut self,
+        piece: Piece,
+        range: GuestRange,
+        frames: &impl Frames,
+        books: &mut Books<'_>,
+        runs: &mut Runs,
+        report: &mut SyncReport,
+    ) {
+        let settled = self.mirror.pending() & bit(piece.page()) == 0;
+        for index in self.mirror.range(piece.page()) {
+            let (raw, old) = (self.mirror.raw(index), self.mirror.entry(index));
+            if raw == 0 || !names(raw, self.key.size, range) {
+                continue;
+            }
+            if old == 0 && !settled {
+                self.recheck |= bit(piece.page());
+                continue;
+            }
+            report.translated = report.translated.saturating_add(1);
+            let new = translate(raw, self.key.size, frames).unwrap_or(0);
+            self.set(index, piece, raw, new, books);
+            if new != old {
+                runs.push(index, loses(old, new));
+            }
+        }
+        books.reverse.settle();
+    }
+
+    /// Something was granted: what is absent or could not be read is to be looked at again. `true` if there is any.
+    pub(crate) fn granted(&mut self) -> bool {
+        let absent = (0u32..).zip(&self.absent).filter(|(_, absent)| **absent != 0);
+        self.recheck |= absent.fold(0, |set, (page, _)| set | bit(page));
+        self.mirror.retry() || self.recheck != 0
     }
 }
 
+/// The page of guest VRAM that an entry makes writable for the GPU.
+fn exposes(named: Option<Named>, shadow: u64) -> Option<u32> {
+    let named = named.filter(|named| !named.system && shadow != 0 && !Pte::from(shadow).read_only())?;
+    Some(named.frame)
+}
+
 /// Whether a guest entry names a byte in `range`.
-fn names(pte: Pte, size: PageSize, range: GuestRange) -> bool {
-    let (system, start, len) = match range {
-        GuestRange::Vram(start, len) => (false, start.0, len),
-        GuestRange::Ram(start, len) => (true, start.0, len),
-    };
-    let page = pte.address();
-    pte.aperture().is_system() == system
-        && page < start.saturating_add(len)
-        && start < page.saturating_add(size.bytes())
+fn names(raw: u64, size: PageSize, range: GuestRange) -> bool {
+    let (system, start, len) = range.parts();
+    let Some(named) = named(raw, size) else { return false };
+    let page = u64::from(named.frame).saturating_mul(SMALL_PAGE);
+    named.system == system && page < start.saturating_add(len) && start < page.saturating_add(size.bytes())
+}
+
+/// All tables of a VM, by number.
+#[derive(Debug, Default)]
+pub(crate) struct Tables {
+    list: Vec<Option<Box<Table>>>,
+    free: Vec<u32>,
+}
+
+impl Tables {
+    pub(crate) fn insert(&mut self, table: Table) -> u32 {
+        let table = Some(Box::new(table));
+        if let Some(number) = self.free.pop()
+            && let Some(slot) = self.list.get_mut(number as usize)
+        {
+            *slot = table;
+            return number;
+        }
+        self.list.push(table);
+        u32::try_from(self.list.len().saturating_sub(1)).unwrap_or(u32::MAX)
+    }
+
+    pub(crate) fn remove(&mut self, number: u32) -> Option<Box<Table>> {
+        let table = self.list.get_mut(number as usize)?.take();
+        if table.is_some() {
+            self.free.push(number);
+        }
+        table
+    }
+
+    pub(crate) fn get(&self, number: u32) -> Option<&Table> {
+        self.list.get(number as usize)?.as_deref()
+    }
+
+    pub(crate) fn get_mut(&mut self, number: u32) -> Option<&mut Table> {
+        self.list.get_mut(number as usize)?.as_deref_mut()
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut Table)> {
+        (0u32..).zip(&mut self.list).filter_map(|(number, table)| Some((number, table.as_deref_mut()?)))
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.list.len().saturating_sub(self.free.len())
+    }
 }

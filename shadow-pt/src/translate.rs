@@ -7,6 +7,9 @@ use nvspec::mmu::{self, Pte, PteAperture};
 /// Bits of an entry's frame number.
 const FRAME_BITS: u32 = 28;
 
+/// Pages of 4 KiB in a large page.
+pub(crate) const LARGE_PAGES: u32 = (LARGE_PAGE / SMALL_PAGE) as u32;
+
 /// Which of a directory entry's two tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum PageSize {
@@ -71,6 +74,25 @@ pub(crate) fn translate(raw: u64, size: PageSize, frames: &impl Frames) -> Resul
         .with_aperture(guest.aperture())
         .with_kind(kind);
     Ok(shadow.into())
+}
+
+/// What an entry names, if it names anything that could ever be granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Named {
+    /// Guest RAM, not VRAM.
+    pub(crate) system: bool,
+    /// The first 4 KiB page.
+    pub(crate) frame: u32,
+}
+
+/// What the guest entry `raw` names. `None` for one that [`translate`] makes 0, or denies whatever is granted.
+pub(crate) fn named(raw: u64, size: PageSize) -> Option<Named> {
+    let guest = Pte::from(raw);
+    let possible = guest.valid()
+        && guest.aperture() != PteAperture::Peer
+        && guest.address() & mask(size) == 0
+        && mmu::kind::uncompressed(guest.kind()).is_some();
+    possible.then(|| Named { system: guest.aperture().is_system(), frame: guest.frame() })
 }
 
 /// Whether something that was possible by `old` is not by `new`, or reaches another frame.

@@ -1,0 +1,229 @@
+//! Arrays of entries that are kept on the card and mirrored here: what the guest's were, and what the card's are.
+
+use crate::bits::{Set512, WORDS, below, bit};
+use crate::{GuestMemory, Place, ShadowMemory, SyncReport};
+use nvspec::addr::{SMALL_PAGE, VramAddr};
+use nvspec::mmu::ENTRY_BYTES;
+use std::ops::Range;
+
+/// Changed entries this far apart are written together with what is between them.
+const GAP: usize = 8;
+/// Bytes of a page of entries: what is read at once.
+pub(crate) const PAGE_BYTES: usize = SMALL_PAGE as usize;
+/// Entries of a page.
+pub(crate) const PAGE_ENTRIES: u32 = (SMALL_PAGE / ENTRY_BYTES) as u32;
+/// Entries that are compared at once.
+const GROUP: usize = 8;
+
+/// An entry as it lies in memory.
+pub(crate) type RawEntry = [u8; ENTRY_BYTES as usize];
+
+/// Entries that changed, and whether any of them lost a permission.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) range: Range<usize>,
+    pub(crate) loses: bool,
+}
+
+/// Collects changed entries, in ascending order, into runs.
+#[derive(Debug, Default)]
+pub(crate) struct Runs(Vec<Run>);
+
+impl Runs {
+    pub(crate) fn push(&mut self, index: usize, loses: bool) {
+        let end = index.saturating_add(1);
+        match self.0.last_mut() {
+            Some(run) if index.saturating_sub(run.range.end) <= GAP => {
+                run.range.end = end;
+                run.loses |= loses;
+            }
+            _ => self.0.push(Run { range: index..end, loses }),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// An array of entries: a directory or a table.
+#[derive(Debug)]
+pub(crate) struct Mirror {
+    /// Where the guest's lies, at a multiple of 4 KiB.
+    pub(crate) place: Place,
+    /// Where the shadow lies on the card.
+    pub(crate) card: VramAddr,
+    /// What the guest's entries were when they were read last.
+    pub(crate) guest: Box<[RawEntry]>,
+    /// What the card's entries are, once the runs are written.
+    pub(crate) shadow: Box<[u64]>,
+    /// Pages that may differ from `guest`.
+    pub(crate) dirty: u64,
+    /// Pages that may change unseen at any time: the GPU can write them, or they lie in guest RAM.
+    pub(crate) watched: u64,
+    /// Pages that could not be read; their entries count as 0.
+    unreadable: u64,
+    /// For each page, shadow entries that are not 0.
+    pub(crate) live: Box<[u16]>,
+}
+
+impl Mirror {
+    /// A mirror of `entries` entries at `place`, all to be read, whose shadow at `card` is all zero.
+    pub(crate) fn new(place: Place, card: VramAddr, entries: u32) -> Self {
+        let pages = entries.div_ceil(PAGE_ENTRIES);
+        let all = below(pages);
+        Self {
+            place,
+            card,
+            guest: vec![RawEntry::default(); entries as usize].into(),
+            shadow: vec![0; entries as usize].into(),
+            dirty: all,
+            watched: if matches!(place, Place::Ram(_)) { all } else { 0 },
+            unreadable: 0,
+            live: vec![0; pages as usize].into(),
+        }
+    }
+
+    /// All pages.
+    pub(crate) fn all(&self) -> u64 {
+        below(u32::try_from(self.live.len()).unwrap_or(u64::BITS))
+    }
+
+    /// Pages that are to be read, whatever waits for it.
+    pub(crate) fn pending(&self) -> u64 {
+        self.dirty | self.watched
+    }
+
+    /// Of `pages`, those with shadow entries: they have something to lose.
+    pub(crate) fn losing(&self, pages: u64) -> u64 {
+        crate::bits::members(pages)
+            .filter(|page| self.live.get(*page as usize).is_some_and(|live| *live != 0))
+            .fold(0, |set, page| set | bit(page))
+    }
+
+    /// The pages that could not be read are to be read again.
+    pub(crate) fn retry(&mut self) -> bool {
+        self.dirty |= self.unreadable;
+        self.unreadable != 0
+    }
+
+    /// Whether nothing of it could be read.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.unreadable == self.all()
+    }
+
+    /// The number of the page of guest VRAM that `page` lies in, if an entry can name it.
+    pub(crate) fn frame(&self, page: u32) -> Option<u32> {
+        match self.page_place(page)? {
+            Place::Vram(address) => crate::pages::PageIndex::frame(address.0),
+            Place::Ram(_) => None,
+        }
+    }
+
+    fn page_place(&self, page: u32) -> Option<Place> {
+        self.place.checked_add(u64::from(page).saturating_mul(SMALL_PAGE))
+    }
+
+    /// The entries of a page, as indices.
+    pub(crate) fn range(&self, page: u32) -> Range<usize> {
+        let start = page.saturating_mul(PAGE_ENTRIES) as usize;
+        start.min(self.guest.len())..start.saturating_add(PAGE_ENTRIES as usize).min(self.guest.len())
+    }
+
+    /// Reads a page of the guest's into `buffer`, as 0 where there is no memory. Returns the entries of the page that
+    /// differ from the mirror, `None` if none does. The mirror stays as it is.
+    pub(crate) fn read(
+        &mut self,
+        page: u32,
+        buffer: &mut [u8; PAGE_BYTES],
+        guest: &mut impl GuestMemory,
+        report: &mut SyncReport,
+    ) -> Option<Set512> {
+        let known = self.guest.get(self.range(page))?.as_flattened();
+        let buffer = buffer.get_mut(..known.len())?;
+        self.dirty &= !bit(page);
+        let read = self.place.checked_add(u64::from(page).saturating_mul(SMALL_PAGE));
+        if read.is_some_and(|place| guest.read(place, buffer).is_ok()) {
+            self.unreadable &= !bit(page);
+            report.pages = report.pages.saturating_add(1);
+            report.bytes_scanned = report.bytes_scanned.saturating_add(buffer.len() as u64);
+        } else {
+            self.unreadable |= bit(page);
+            buffer.fill(0);
+        }
+        difference(known, buffer)
+    }
+
+    /// The guest's entry as it was read last.
+    pub(crate) fn raw(&self, index: usize) -> u64 {
+        self.guest.get(index).map_or(0, |raw| u64::from_le_bytes(*raw))
+    }
+
+    /// The card's entry.
+    pub(crate) fn entry(&self, index: usize) -> u64 {
+        self.shadow.get(index).copied().unwrap_or(0)
+    }
+
+    /// Sets both; counts live entries.
+    pub(crate) fn set(&mut self, index: usize, raw: u64, shadow: u64) {
+        if let Some(known) = self.guest.get_mut(index) {
+            *known = raw.to_le_bytes();
+        }
+        let Some(known) = self.shadow.get_mut(index) else { return };
+        let (before, after) = (*known != 0, shadow != 0);
+        *known = shadow;
+        if before != after
+            && let Some(live) = self.live.get_mut(index / PAGE_ENTRIES as usize)
+        {
+            *live = if after { live.saturating_add(1) } else { live.saturating_sub(1) };
+        }
+    }
+
+    /// Writes the runs that lose something, or those that do not, from the mirror to the card.
+    pub(crate) fn write(&self, runs: &Runs, losing: bool, memory: &mut impl ShadowMemory, report: &mut SyncReport) {
+        for run in runs.0.iter().filter(|run| run.loses == losing) {
+            self.write_range(run.range.clone(), memory, report);
+            report.lost_permission |= losing;
+        }
+    }
+
+    /// Writes all entries to the card.
+    pub(crate) fn write_all(&self, memory: &mut impl ShadowMemory, report: &mut SyncReport) {
+        for page in crate::bits::members(self.all()) {
+            self.write_range(self.range(page), memory, report);
+        }
+    }
+
+    fn write_range(&self, range: Range<usize>, memory: &mut impl ShadowMemory, report: &mut SyncReport) {
+        let Some(entries) = self.shadow.get(range.clone()) else { return };
+        let at = self.card.offset((range.start as u64).saturating_mul(ENTRY_BYTES));
+        if let [entry] = entries {
+            memory.write(at, &entry.to_le_bytes());
+        } else {
+            let bytes: Vec<RawEntry> = entries.iter().map(|entry| entry.to_le_bytes()).collect();
+            memory.write(at, bytes.as_flattened());
+        }
+        report.writes = report.writes.saturating_add(1);
+        report.entries_written = report.entries_written.saturating_add(entries.len() as u64);
+    }
+}
+
+/// The entries that differ between two pages of the same length; `None` for none.
+fn difference(old: &[u8], new: &[u8]) -> Option<Set512> {
+    if old == new {
+        return None;
+    }
+    let mut set = [0; WORDS];
+    let (old, new): (&[RawEntry], &[RawEntry]) = (old.as_chunks().0, new.as_chunks().0);
+    for (group, (old, new)) in (0u32..).zip(old.chunks(GROUP).zip(new.chunks(GROUP))) {
+        if old == new {
+            continue;
+        }
+        for (index, (old, new)) in (0u32..).zip(old.iter().zip(new)) {
+            if old != new {
+                crate::bits::insert(&mut set, group.saturating_mul(GROUP as u32).saturating_add(index));
+            }
+        }
+    }
+    Some(set)
+}

@@ -1,0 +1,53 @@
+//! How much a flush does at once, and what waits.
+
+use std::str::FromStr;
+
+/// How much work a flush does, for use and for measurement.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Each flush reads every table, translates and writes every entry again.
+    Naive,
+    /// A flush only marks the space, unless work of it runs; before the next work runs, everything is done as in
+    /// [`Self::Naive`]. Permissions that the guest took away stay until then: only for comparison.
+    Lazy,
+    /// Each flush looks only at table pages that may have changed, and writes only entries that changed.
+    Incremental,
+    /// As [`Self::Incremental`], but table pages that can only gain wait until work needs them.
+    #[default]
+    LazyAdd,
+}
+
+/// No mode has this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no shadowing mode is called {0:?}; there are naive, lazy, incremental and lazy-add")]
+pub struct UnknownMode(String);
+
+impl Mode {
+    /// All modes.
+    pub const ALL: [Self; 4] = [Self::Naive, Self::Lazy, Self::Incremental, Self::LazyAdd];
+
+    /// Its name in configurations and reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Naive => "naive",
+            Self::Lazy => "lazy",
+            Self::Incremental => "incremental",
+            Self::LazyAdd => "lazy-add",
+        }
+    }
+}
+
+impl std::fmt::Display for Mode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Mode {
+    type Err = UnknownMode;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        Self::ALL.into_iter().find(|mode| mode.name() == name).ok_or_else(|| UnknownMode(name.to_owned()))
+    }
+}

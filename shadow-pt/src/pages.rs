@@ -1,0 +1,252 @@
+//! The pages of guest VRAM that hold tables: who uses them, and whether the GPU itself can write them.
+
+use crate::bits::{self, Set512, bit, members};
+use crate::reverse::BLOCK_PAGES_SHIFT;
+use crate::translate::LARGE_PAGES;
+use std::collections::HashMap;
+
+/// Pages of a block of 2 MiB.
+const PAGES: u32 = 1 << BLOCK_PAGES_SHIFT;
+/// Large pages of a block.
+const LARGES: usize = (PAGES / LARGE_PAGES) as usize;
+/// Bits of a 4 KiB page's number that an entry can name.
+const FRAME_BITS: u32 = 28;
+
+/// Who reads a page of guest VRAM as entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum User {
+    /// A page of a space's directory: the space's index, the page's number in the directory.
+    Directory(u32, u32),
+    /// A page of a table: the table's number in the VM, the page's number in the table.
+    Table(u32, u32),
+}
+
+/// Consecutive pages of guest VRAM that shadow entries make writable for the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FrameRun {
+    first: u32,
+    pages: u32,
+    large: bool,
+}
+
+impl FrameRun {
+    /// Adds the page of an entry to a list of runs. A large page is aligned to its size.
+    pub(crate) fn push(runs: &mut Vec<Self>, frame: u32, large: bool) {
+        let pages = if large { LARGE_PAGES } else { 1 };
+        match runs.last_mut() {
+            Some(run) if run.large == large && run.first.saturating_add(run.pages) == frame => {
+                run.pages = run.pages.saturating_add(pages);
+            }
+            _ => runs.push(Self { first: frame, pages, large }),
+        }
+    }
+}
+
+/// What is known of 2 MiB of guest VRAM.
+#[derive(Debug, Default)]
+struct Block {
+    /// Pages that hold tables.
+    tables: Set512,
+    /// Those of them that all their users know to have changed.
+    marked: Set512,
+    /// For each large page, how many large entries make it writable.
+    large: [u32; LARGES],
+    /// For each page, how many small entries make it writable. Entries are bounded by the limit on tables; 32 bits do.
+    small: Option<Box<[u32; PAGES as usize]>>,
+    /// Counters that are not 0.
+    counted: u32,
+}
+
+impl Block {
+    fn small(&self, page: u32) -> u32 {
+        self.small.as_ref().and_then(|small| small.get(page as usize)).copied().unwrap_or(0)
+    }
+
+    fn large(&self, page: u32) -> u32 {
+        self.large.get((page / LARGE_PAGES) as usize).copied().unwrap_or(0)
+    }
+
+    fn exposed(&self, page: u32) -> bool {
+        self.large(page) != 0 || self.small(page) != 0
+    }
+
+    /// Counts up or down; `true` when that makes it something or nothing.
+    fn count(&mut self, page: u32, large: bool, up: bool) -> bool {
+        let counter = if large {
+            self.large.get_mut((page / LARGE_PAGES) as usize)
+        } else {
+            self.small.get_or_insert_with(|| Box::new([0; PAGES as usize])).get_mut(page as usize)
+        };
+        let Some(counter) = counter else { return false };
+        let before = *counter;
+        *counter = if up { before.saturating_add(1) } else { before.saturating_sub(1) };
+        let turned = (before == 0) != (*counter == 0);
+        if turned {
+            self.counted = if up { self.counted.saturating_add(1) } else { self.counted.saturating_sub(1) };
+        }
+        turned
+    }
+
+    fn is_empty(&self) -> bool {
+        self.counted == 0 && self.tables == [0; bits::WORDS]
+    }
+}
+
+fn split(frame: u32) -> (usize, u32) {
+    ((frame >> BLOCK_PAGES_SHIFT) as usize, frame & PAGES.wrapping_sub(1))
+}
+
+/// All of a VM's table pages in guest VRAM.
+#[derive(Debug, Default)]
+pub(crate) struct PageIndex {
+    /// By number of the block; at most 4 MiB, when a guest names a table at the end of what an entry can hold.
+    blocks: Vec<Option<Box<Block>>>,
+    users: HashMap<u32, Vec<User>>,
+}
+
+impl PageIndex {
+    fn block(&self, frame: u32) -> Option<(&Block, u32)> {
+        let (index, page) = split(frame);
+        Some((self.blocks.get(index)?.as_deref()?, page))
+    }
+
+    fn block_mut(&mut self, frame: u32) -> Option<(&mut Block, u32)> {
+        let (index, page) = split(frame);
+        Some((self.blocks.get_mut(index)?.as_deref_mut()?, page))
+    }
+
+    fn make_block(&mut self, frame: u32) -> Option<(&mut Block, u32)> {
+        let (index, page) = split(frame);
+        if frame >> FRAME_BITS != 0 {
+            return None;
+        }
+        if self.blocks.len() <= index {
+            self.blocks.resize_with(index.saturating_add(1), || None);
+        }
+        Some((self.blocks.get_mut(index)?.get_or_insert_with(Box::default), page))
+    }
+
+    fn drop_empty(&mut self, frame: u32) {
+        let (index, _) = split(frame);
+        if let Some(slot) = self.blocks.get_mut(index)
+            && slot.as_ref().is_some_and(|block| block.is_empty())
+        {
+            *slot = None;
+        }
+    }
+
+    /// A table page at `address`: its number, if an entry can name it.
+    pub(crate) fn frame(address: u64) -> Option<u32> {
+        u32::try_from(address >> nvspec::addr::SMALL_PAGE.trailing_zeros())
+            .ok()
+            .filter(|frame| frame >> FRAME_BITS == 0)
+    }
+
+    /// Pages below this number may hold tables.
+    pub(crate) fn end(&self) -> u64 {
+        (self.blocks.len() as u64) << BLOCK_PAGES_SHIFT
+    }
+
+    /// Whether the page holds a table and not all of its users know that it has changed.
+    pub(crate) fn news(&self, frame: u32) -> bool {
+        self.block(frame).is_some_and(|(block, page)| bits::has(&block.tables, page) && !bits::has(&block.marked, page))
+    }
+
+    /// All users know now that the page has changed.
+    pub(crate) fn set_marked(&mut self, frame: u32) {
+        if let Some((block, page)) = self.block_mut(frame) {
+            bits::insert(&mut block.marked, page);
+        }
+    }
+
+    /// A user has read the page.
+    pub(crate) fn clear_marked(&mut self, frame: u32) {
+        if let Some((block, page)) = self.block_mut(frame) {
+            bits::remove(&mut block.marked, page);
+        }
+    }
+
+    /// The users of a page.
+    pub(crate) fn users(&self, frame: u32) -> &[User] {
+        self.users.get(&frame).map_or(&[], Vec::as_slice)
+    }
+
+    /// The table pages from `first` to `last` that are known.
+    pub(crate) fn tables_in(&self, first: u32, last: u32) -> Vec<u32> {
+        let (start, end) = (split(first).0, split(last).0);
+        let blocks = (0u32..).zip(&self.blocks).take(end.saturating_add(1)).skip(start);
+        blocks
+            .filter_map(|(index, block)| Some((index.wrapping_shl(BLOCK_PAGES_SHIFT), block.as_deref()?)))
+            .flat_map(|(base, block)| bits::members512(&block.tables).map(move |page| base | page))
+            .filter(|frame| (first..=last).contains(frame))
+            .collect()
+    }
+
+    /// The page holds a table of `user`'s, who knows nothing of it yet. `true` if the GPU can write it.
+    pub(crate) fn register(&mut self, frame: u32, user: User) -> bool {
+        let Some((block, page)) = self.make_block(frame) else { return false };
+        if !bits::has(&block.tables, page) {
+            bits::insert(&mut block.tables, page);
+            bits::insert(&mut block.marked, page);
+        }
+        let exposed = block.exposed(page);
+        self.users.entry(frame).or_default().push(user);
+        exposed
+    }
+
+    /// The page is not `user`'s any more.
+    pub(crate) fn unregister(&mut self, frame: u32, user: User) {
+        let Some(users) = self.users.get_mut(&frame) else { return };
+        if let Some(position) = users.iter().position(|known| *known == user) {
+            users.swap_remove(position);
+        }
+        if !users.is_empty() {
+            return;
+        }
+        self.users.remove(&frame);
+        if let Some((block, page)) = self.block_mut(frame) {
+            bits::remove(&mut block.tables, page);
+            bits::remove(&mut block.marked, page);
+        }
+        self.drop_empty(frame);
+    }
+
+    /// Shadow entries make the pages of `run` writable (`up`), or do not any more. Adds to `turned` the table pages that
+    /// the GPU can write since then, or cannot any more.
+    pub(crate) fn count(&mut self, run: FrameRun, up: bool, turned: &mut Vec<u32>) {
+        let step = if run.large { LARGE_PAGES } else { 1 };
+        let end = run.first.saturating_add(run.pages);
+        let mut frame = run.first;
+        while frame < end {
+            let block = if up { self.make_block(frame) } else { self.block_mut(frame) };
+            if let Some((block, page)) = block
+                && block.count(page, run.large, up)
+            {
+                if run.large {
+                    let word = block.tables.get((page >> 6) as usize).copied().unwrap_or(0);
+                    let tables = word.wrapping_shr(page & 63) & bit(LARGE_PAGES).wrapping_sub(1);
+                    let mine = members(tables).filter(|at| block.small(page | at) == 0);
+                    turned.extend(mine.map(|at| frame | at));
+                } else if bits::has(&block.tables, page) && block.large(page) == 0 {
+                    turned.push(frame);
+                }
+                if !up {
+                    self.drop_empty(frame);
+                }
+            }
+            frame = frame.saturating_add(step);
+        }
+    }
+
+    /// How many entries make a page writable: large ones, small ones. For tests.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub(crate) fn counts(&self, frame: u32) -> (u32, u32) {
+        self.block(frame).map_or((0, 0), |(block, page)| (block.large(page), block.small(page)))
+    }
+
+    /// Nothing is known of any page. For tests.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.users.is_empty() && self.blocks.iter().all(Option::is_none)
+    }
+}

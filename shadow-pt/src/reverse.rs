@@ -1,0 +1,130 @@
+//! Which table pages name which guest memory.
+
+use crate::GuestRange;
+use crate::translate::Named;
+use std::collections::BTreeMap;
+
+/// A block is 2 MiB of guest memory.
+pub(crate) const BLOCK_SHIFT: u32 = 21;
+/// Pages of 4 KiB in a block, as a shift.
+pub(crate) const BLOCK_PAGES_SHIFT: u32 = BLOCK_SHIFT - nvspec::addr::SMALL_PAGE.trailing_zeros();
+/// The last block that an entry can name.
+const LAST: u64 = (1 << (nvspec::addr::BUS_BITS - BLOCK_SHIFT)) - 1;
+/// Marks blocks of RAM.
+const SYSTEM: u32 = 1 << 31;
+
+/// A page of a table: the table's number in the VM, times 64, and the page's number in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Piece(u32);
+
+impl Piece {
+    pub(crate) const fn new(table: u32, page: u32) -> Self {
+        Self(table.wrapping_shl(6) | (page & 63))
+    }
+
+    pub(crate) const fn table(self) -> u32 {
+        self.0 >> 6
+    }
+
+    pub(crate) const fn page(self) -> u32 {
+        self.0 & 63
+    }
+}
+
+fn block(named: Named) -> u32 {
+    (named.frame >> BLOCK_PAGES_SHIFT) | if named.system { SYSTEM } else { 0 }
+}
+
+fn key(block: u32, piece: u32) -> u64 {
+    u64::from(block) << 32 | u64::from(piece)
+}
+
+/// For each block, the table pages with entries that name something in it, granted or not. Takes host memory for at most
+/// one record for each entry of all tables.
+#[derive(Debug, Default)]
+pub(crate) struct ReverseMap {
+    /// Block and piece to how many entries.
+    counts: BTreeMap<u64, u32>,
+    /// What is yet to be added and to be taken off: consecutive entries mostly name the same block.
+    added: (u64, u32),
+    removed: (u64, u32),
+}
+
+impl ReverseMap {
+    /// An entry of `piece` names `named` instead of `before`.
+    pub(crate) fn change(&mut self, piece: Piece, before: Option<Named>, named: Option<Named>) {
+        let (before, named) = (before.map(block), named.map(block));
+        if before == named {
+            return;
+        }
+        if let Some(block) = before {
+            let key = key(block, piece.0);
+            if self.removed.0 != key {
+                self.settle_removed();
+                self.removed.0 = key;
+            }
+            self.removed.1 = self.removed.1.saturating_add(1);
+        }
+        if let Some(block) = named {
+            let key = key(block, piece.0);
+            if self.added.0 != key {
+                self.settle_added();
+                self.added.0 = key;
+            }
+            self.added.1 = self.added.1.saturating_add(1);
+        }
+    }
+
+    /// Takes in what is held back. Call it after the last entry of a piece.
+    pub(crate) fn settle(&mut self) {
+        self.settle_added();
+        self.settle_removed();
+    }
+
+    fn settle_added(&mut self) {
+        let (key, count) = std::mem::take(&mut self.added);
+        if count != 0 {
+            let known = self.counts.entry(key).or_default();
+            *known = known.saturating_add(count);
+        }
+    }
+
+    fn settle_removed(&mut self) {
+        let (key, count) = std::mem::take(&mut self.removed);
+        if count == 0 {
+            return;
+        }
+        // Entries that came to the same block in this round count before those that left it.
+        if self.added.0 == key {
+            self.settle_added();
+        }
+        if let Some(known) = self.counts.get_mut(&key) {
+            *known = known.saturating_sub(count);
+            if *known == 0 {
+                self.counts.remove(&key);
+            }
+        }
+    }
+
+    /// The pieces that may name a byte of `range`, in ascending order.
+    pub(crate) fn pieces(&self, range: GuestRange) -> Vec<Piece> {
+        let (system, start, len) = range.parts();
+        let (first, last) = (start >> BLOCK_SHIFT, start.saturating_add(len.saturating_sub(1)) >> BLOCK_SHIFT);
+        if len == 0 || first > LAST {
+            return Vec::new();
+        }
+        let block = |block: u64| u32::try_from(block.min(LAST)).unwrap_or(0) | if system { SYSTEM } else { 0 };
+        let keys = key(block(first), 0)..=key(block(last), u32::MAX);
+        let mut pieces: Vec<Piece> =
+            self.counts.range(keys).map(|(key, _)| Piece((key & 0xffff_ffff) as u32)).collect();
+        pieces.sort_unstable();
+        pieces.dedup();
+        pieces
+    }
+
+    /// Records, for tests.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub(crate) fn records(&self) -> &BTreeMap<u64, u32> {
+        &self.counts
+    }
+}

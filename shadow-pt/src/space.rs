@@ -1,0 +1,477 @@
+//! One guest address space: a directory, the tables that it names, and their shadows.
+
+use crate::bits::{bit, members};
+use crate::host::HostTable;
+use crate::mirror::{Mirror, PAGE_BYTES, PAGE_ENTRIES, RawEntry, Runs};
+use crate::pages::{FrameRun, PageIndex, User};
+use crate::reverse::{Piece, ReverseMap};
+use crate::table::{Books, Table, TableKey, Tables};
+use crate::{Denial, Frames, GuestMemory, Limits, Place, ShadowMemory, SyncReport};
+use nvspec::addr::{SMALL_PAGE, VramAddr};
+use nvspec::mmu::{PD_BYTES, PD_ENTRIES, Pde, TableTarget};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The directory entry that is the host's.
+pub(crate) const HOST_ENTRY: u32 = PD_ENTRIES - 1;
+
+/// How much of what may have changed is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// Pages that have something to lose.
+    Losing,
+    /// All pages that may have changed.
+    Pending,
+    /// Everything is read, translated and written again.
+    Everything,
+}
+
+/// What the spaces of a VM share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) limits: Limits,
+    pub(crate) tables: Tables,
+    pub(crate) pages: PageIndex,
+    pub(crate) reverse: ReverseMap,
+    /// Pages of VRAM that entries have made writable and that the index does not count yet.
+    pub(crate) gained: Vec<FrameRun>,
+    /// Card memory of all tables that are linked.
+    pub(crate) table_bytes: u64,
+    /// Counts what may make room for a table that was refused.
+    pub(crate) rooms: u64,
+}
+
+/// Directory entries that name a table, and what became of it.
+#[derive(Clone, Copy, Debug)]
+struct Reference {
+    count: u32,
+    table: Made,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Made {
+    /// Not tried yet.
+    Wanted,
+    /// Refused, for the limit or for want of card memory, and counted as denied.
+    Refused,
+    /// The table's number.
+    Yes(u32),
+}
+
+/// One guest address space and its shadow.
+#[derive(Debug)]
+pub(crate) struct Space {
+    /// Tells a space from others that had its index.
+    pub(crate) generation: u32,
+    index: u32,
+    pub(crate) directory: Mirror,
+    references: BTreeMap<TableKey, Reference>,
+    /// Tables that are named but not made.
+    missing: BTreeSet<TableKey>,
+    /// [`Shared::rooms`] when they were tried last.
+    rooms: u64,
+    /// Tables that have something to do, each once after a pass.
+    pub(crate) queue: Vec<u32>,
+    /// Shadow tables that nothing names any more, but that the card's TLBs may still know.
+    unlinked: Vec<(VramAddr, u64)>,
+    /// Pages that are not writable any more, once the card's TLBs are flushed.
+    pub(crate) released: Vec<FrameRun>,
+    /// The guest has flushed and nothing was done about it.
+    pub(crate) marked: bool,
+    pub(crate) host: Option<HostTable>,
+    /// Card memory of its tables.
+    table_bytes: u64,
+}
+
+impl Space {
+    /// An empty shadow for the directory at `place`, everything pending.
+    pub(crate) fn new(index: u32, generation: u32, place: Place, card: VramAddr, shared: &mut Shared) -> Self {
+        let mut directory = Mirror::new(place, card, PD_ENTRIES);
+        for page in members(directory.all()) {
+            if let Some(frame) = directory.frame(page)
+                && shared.pages.register(frame, User::Directory(index, page))
+            {
+                directory.watched |= bit(page);
+            }
+        }
+        Self {
+            generation,
+            index,
+            directory,
+            references: BTreeMap::new(),
+            missing: BTreeSet::new(),
+            rooms: shared.rooms,
+            queue: Vec::new(),
+            unlinked: Vec::new(),
+            released: Vec::new(),
+            marked: false,
+            host: None,
+            table_bytes: 0,
+        }
+    }
+
+    /// Card memory that it takes, in bytes.
+    pub(crate) fn card_bytes(&self) -> u64 {
+        let unlinked = self.unlinked.iter().fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+        let host = if self.host.is_some() { HostTable::BYTES } else { 0 };
+        PD_BYTES.saturating_add(self.table_bytes).saturating_add(unlinked).saturating_add(host)
+    }
+
+    /// The table that a key stands for, if it is made.
+    pub(crate) fn table(&self, key: &TableKey) -> Option<u32> {
+        match self.references.get(key)?.table {
+            Made::Yes(number) => Some(number),
+            Made::Wanted | Made::Refused => None,
+        }
+    }
+
+    /// Pages of guest tables that wait to be looked at.
+    pub(crate) fn waiting(&self, tables: &Tables) -> u64 {
+        let own = u64::from(self.directory.dirty.count_ones());
+        let tables = self.queue.iter().filter_map(|number| tables.get(*number));
+        tables.fold(own, |sum, table| sum.saturating_add(u64::from((table.mirror.dirty | table.recheck).count_ones())))
+    }
+
+    fn is_idle(&self) -> bool {
+        self.directory.pending() == 0 && self.queue.is_empty() && self.missing.is_empty()
+    }
+
+    /// Makes the shadow what the guest's tables say now, as far as `scope` goes and `frames` grants it.
+    ///
+    /// Writes go to the card in this order: what loses a permission, new tables, what gains one.
+    pub(crate) fn sync(
+        &mut self,
+        shared: &mut Shared,
+        scope: Scope,
+        guest: &mut impl GuestMemory,
+        frames: &impl Frames,
+        memory: &mut impl ShadowMemory,
+    ) -> SyncReport {
+        let mut report = SyncReport::default();
+        if scope == Scope::Everything {
+            self.directory.dirty = self.directory.all();
+        } else if self.is_idle() {
+            return report;
+        }
+        let mut relink = self.read_directory(shared, scope, guest, &mut report);
+        if scope != Scope::Losing && self.make_tables(shared, memory, &mut report) {
+            relink = self.directory.all();
+        }
+        let work = self.read_tables(shared, scope, guest, frames, &mut report);
+
+        let each = |losing: bool, report: &mut SyncReport, memory: &mut _| {
+            for (number, runs) in &work {
+                if let Some(table) = shared.tables.get(*number) {
+                    table.mirror.write(runs, losing, memory, report);
+                }
+            }
+        };
+        each(true, &mut report, memory);
+        let links = self.link(relink, &shared.tables);
+        self.directory.write(&links, true, memory, &mut report);
+        if scope == Scope::Everything {
+            for number in self.references.values().filter_map(|reference| match reference.table {
+                Made::Yes(number) => Some(number),
+                Made::Wanted | Made::Refused => None,
+            }) {
+                if let Some(table) = shared.tables.get(number) {
+                    table.mirror.write_all(memory, &mut report);
+                }
+            }
+            self.directory.write_all(memory, &mut report);
+        } else {
+            each(false, &mut report, memory);
+            self.directory.write(&links, false, memory, &mut report);
+        }
+        self.requeue(&mut shared.tables);
+        report
+    }
+
+    /// Takes in what the guest's directory says. Returns the pages whose entries are to be linked again.
+    fn read_directory(
+        &mut self,
+        shared: &mut Shared,
+        scope: Scope,
+        guest: &mut impl GuestMemory,
+        report: &mut SyncReport,
+    ) -> u64 {
+        let pending = self.directory.pending();
+        let now = if scope == Scope::Losing { self.directory.losing(pending) } else { pending };
+        report.deferred = report.deferred.saturating_add(u64::from((self.directory.dirty & !now).count_ones()));
+        if now == 0 {
+            return 0;
+        }
+        let (lost, pages) = (self.directory.is_lost(), report.pages);
+        let mut buffer = [0; PAGE_BYTES];
+        let mut relink = 0;
+        let mut orphans = Vec::new();
+        for page in members(now) {
+            let changed = self.directory.read(page, &mut buffer, guest, report);
+            self.directory.frame(page).into_iter().for_each(|frame| shared.pages.clear_marked(frame));
+            let Some(changed) = changed else { continue };
+            relink |= bit(page);
+            let fresh: &[RawEntry] = buffer.as_chunks().0;
+            for at in crate::bits::members512(&changed) {
+                let raw = fresh.get(at as usize).map_or(0, |raw| u64::from_le_bytes(*raw));
+                self.take_entry(page.saturating_mul(PAGE_ENTRIES).saturating_add(at), raw, &mut orphans, report);
+            }
+        }
+        for key in orphans {
+            if self.references.get(&key).is_some_and(|reference| reference.count == 0) {
+                self.drop_table(shared, &key);
+            }
+        }
+        if report.pages != pages {
+            report.tables_scanned = report.tables_scanned.saturating_add(1);
+        }
+        if self.directory.is_lost() && !lost {
+            report.denied.add(Denial::Table);
+        }
+        relink
+    }
+
+    /// A directory entry of the guest's has become `raw`. Adds the tables that it named before to `orphans`.
+    fn take_entry(&mut self, index: u32, raw: u64, orphans: &mut Vec<TableKey>, report: &mut SyncReport) {
+        let at = index as usize;
+        let before = TableKey::both(Pde::from(self.directory.raw(at)));
+        let after = TableKey::both(Pde::from(raw));
+        self.directory.set(at, raw, self.directory.entry(at));
+        if index == HOST_ENTRY {
+            if after.iter().any(Option::is_some) {
+                report.denied.add(Denial::Reserved);
+            }
+            return;
+        }
+        for key in before.into_iter().flatten() {
+            if let Some(reference) = self.references.get_mut(&key) {
+                reference.count = reference.count.saturating_sub(1);
+                if reference.count == 0 {
+                    orphans.push(key);
+                }
+            }
+        }
+        for key in after.into_iter().flatten() {
+            let reference = self.references.entry(key).or_insert_with(|| {
+                self.missing.insert(key);
+                Reference { count: 0, table: Made::Wanted }
+            });
+            reference.count = reference.count.saturating_add(1);
+        }
+    }
+
+    /// Nothing names the table any more.
+    fn drop_table(&mut self, shared: &mut Shared, key: &TableKey) {
+        let Some(reference) = self.references.remove(key) else { return };
+        self.missing.remove(key);
+        let Made::Yes(number) = reference.table else { return };
+        let Some(mut table) = shared.tables.remove(number) else { return };
+        let Shared { pages, reverse, gained, .. } = shared;
+        table.retire(number, pages, &mut Books { reverse, gained, released: &mut self.released });
+        self.unlinked.push((table.mirror.card, key.bytes()));
+        self.table_bytes = self.table_bytes.saturating_sub(key.bytes());
+        shared.table_bytes = shared.table_bytes.saturating_sub(key.bytes());
+        shared.rooms = shared.rooms.wrapping_add(1);
+    }
+
+    /// Makes the tables that are missing, as far as there is room. `true` if any was made.
+    fn make_tables(&mut self, shared: &mut Shared, memory: &mut impl ShadowMemory, report: &mut SyncReport) -> bool {
+        if self.missing.is_empty() {
+            return false;
+        }
+        let Self { index, references, missing, rooms, queue, table_bytes, .. } = self;
+        // Without more room, of those that were refused before only the first is tried: it may have been the card's memory.
+        let mut again = *rooms != shared.rooms;
+        *rooms = shared.rooms;
+        let mut tried = false;
+        let mut made = false;
+        missing.retain(|key| {
+            let Some(reference) = references.get_mut(key) else { return false };
+            let refused = reference.table == Made::Refused;
+            if refused && tried && !again {
+                return true;
+            }
+            let fits = shared.table_bytes.saturating_add(key.bytes()) <= shared.limits.table_bytes;
+            let Some(card) = fits.then(|| memory.alloc(key.bytes())).flatten() else {
+                tried |= refused;
+                if !refused {
+                    report.denied.add(Denial::Limit);
+                }
+                reference.table = Made::Refused;
+                return true;
+            };
+            again |= refused;
+            let mut table = Table::new(*key, *index, card);
+            table.queued = true;
+            let number = shared.tables.insert(table);
+            if let Some(table) = shared.tables.get_mut(number) {
+                table.register(number, &mut shared.pages);
+            }
+            reference.table = Made::Yes(number);
+            queue.push(number);
+            *table_bytes = table_bytes.saturating_add(key.bytes());
+            shared.table_bytes = shared.table_bytes.saturating_add(key.bytes());
+            made = true;
+            false
+        });
+        made
+    }
+
+    /// Brings the tables' mirrors to what the guest's tables say. Returns what is to be written to each.
+    fn read_tables(
+        &mut self,
+        shared: &mut Shared,
+        scope: Scope,
+        guest: &mut impl GuestMemory,
+        frames: &impl Frames,
+        report: &mut SyncReport,
+    ) -> Vec<(u32, Runs)> {
+        if scope == Scope::Everything {
+            self.queue.clear();
+            for reference in self.references.values() {
+                if let Made::Yes(number) = reference.table {
+                    self.queue.push(number);
+                }
+            }
+        }
+        let Shared { tables, pages, reverse, gained, .. } = shared;
+        let mut books = Books { reverse, gained, released: &mut self.released };
+        let mut buffer = [0; PAGE_BYTES];
+        let mut work = Vec::new();
+        for number in &self.queue {
+            let Some(table) = tables.get_mut(*number).filter(|table| table.space == self.index) else { continue };
+            let read = if scope == Scope::Everything { table.mirror.all() } else { table.mirror.pending() };
+            let read = if scope == Scope::Losing { table.mirror.losing(read) } else { read };
+            let now = if scope == Scope::Losing { read } else { read | table.recheck };
+            let waits = (table.mirror.dirty | table.recheck) & !now;
+            report.deferred = report.deferred.saturating_add(u64::from(waits.count_ones()));
+            let (lost, read_before) = (table.mirror.is_lost(), report.pages);
+            let mut runs = Runs::default();
+            for page in members(now) {
+                let piece = Piece::new(*number, page);
+                let range = table.mirror.range(page);
+                let mut changed = None;
+                let mut fresh = None;
+                if read & bit(page) != 0 {
+                    changed = table.mirror.read(page, &mut buffer, guest, report);
+                    table.mirror.frame(page).into_iter().for_each(|frame| pages.clear_marked(frame));
+                    fresh = Some(buffer.as_slice());
+                }
+                if scope == Scope::Everything {
+                    changed = Some(crate::bits::below512(range.len()));
+                }
+                if changed.is_some() || table.recheck & bit(page) != 0 {
+                    table.take(piece, changed.unwrap_or_default(), fresh, frames, &mut books, &mut runs, report);
+                }
+            }
+            if report.pages != read_before {
+                report.tables_scanned = report.tables_scanned.saturating_add(1);
+            }
+            if table.mirror.is_lost() && !lost {
+                report.denied.add(Denial::Table);
+            }
+            if !runs.is_empty() {
+                work.push((*number, runs));
+            }
+        }
+        work
+    }
+
+    /// Keeps in the queue, once each, the tables that still have something to do.
+    fn requeue(&mut self, tables: &mut Tables) {
+        let index = self.index;
+        for number in &self.queue {
+            if let Some(table) = tables.get_mut(*number).filter(|table| table.space == index) {
+                table.queued = false;
+            }
+        }
+        self.queue.retain(|number| {
+            let table = tables.get_mut(*number).filter(|table| table.space == index);
+            table.is_some_and(|table| {
+                let keep = table.is_pending() && !table.queued;
+                table.queued |= keep;
+                keep
+            })
+        });
+    }
+
+    /// Brings the shadow of the directory's `pages` to what the guest's names and is made.
+    fn link(&mut self, pages: u64, tables: &Tables) -> Runs {
+        let mut runs = Runs::default();
+        for page in members(pages) {
+            for index in self.directory.range(page) {
+                let (raw, old) = (self.directory.raw(index), self.directory.entry(index));
+                if index == HOST_ENTRY as usize || (raw == 0 && old == 0) {
+                    continue;
+                }
+                let new = self.shadow_pde(Pde::from(raw), tables);
+                if new != old {
+                    runs.push(index, loses_pde(old, new));
+                    self.directory.set(index, raw, new);
+                }
+            }
+        }
+        runs
+    }
+
+    /// The shadow of a directory entry: the same size code, and our tables in the place of the guest's.
+    fn shadow_pde(&self, guest: Pde, tables: &Tables) -> u64 {
+        let [large, small] = TableKey::both(guest).map(|key| frame(tables.get(self.table(&key?)?)?.mirror.card));
+        if large.is_none() && small.is_none() {
+            return 0;
+        }
+        let mut pde = Pde::new().with_large_size(guest.large_size());
+        if let Some(frame) = large {
+            pde = pde.with_large_target(TableTarget::Vram).with_large_frame(frame);
+        }
+        if let Some(frame) = small {
+            pde = pde.with_small_target(TableTarget::Vram).with_small_frame(frame);
+        }
+        pde.into()
+    }
+
+    /// Something was granted.
+    pub(crate) fn granted(&mut self) {
+        self.directory.retry();
+    }
+
+    /// The card's TLBs hold nothing older: frees what nothing names any more. Returns the pages that are not writable any
+    /// more.
+    pub(crate) fn flushed(&mut self, memory: &mut impl ShadowMemory) -> Vec<FrameRun> {
+        for (address, bytes) in self.unlinked.drain(..) {
+            memory.free(address, bytes);
+        }
+        std::mem::take(&mut self.released)
+    }
+
+    /// Frees everything. Nothing of the card uses the directory any more. Returns as [`Self::flushed`].
+    pub(crate) fn close(mut self, shared: &mut Shared, memory: &mut impl ShadowMemory) -> Vec<FrameRun> {
+        let keys: Vec<TableKey> = self.references.keys().copied().collect();
+        for key in &keys {
+            self.drop_table(shared, key);
+        }
+        for page in members(self.directory.all()) {
+            if let Some(frame) = self.directory.frame(page) {
+                shared.pages.unregister(frame, User::Directory(self.index, page));
+            }
+        }
+        let released = self.flushed(memory);
+        if let Some(host) = self.host {
+            memory.free(host.card(), HostTable::BYTES);
+        }
+        memory.free(self.directory.card, PD_BYTES);
+        released
+    }
+}
+
+/// Whether a table that `old` names is not reached by `new`, or another is.
+fn loses_pde(old: u64, new: u64) -> bool {
+    let (old, new) = (Pde::from(old), Pde::from(new));
+    let large = (old.large_target(), old.large_frame()) != (new.large_target(), new.large_frame());
+    let small = (old.small_target(), old.small_frame()) != (new.small_target(), new.small_frame());
+    let size = old.large_size() != new.large_size() && u64::from(old) != 0;
+    (old.large_target() != TableTarget::None && large) || (old.small_target() != TableTarget::None && small) || size
+}
+
+/// The 28-bit frame number of a card address; `None` for one that no entry can hold.
+pub(crate) fn frame(address: VramAddr) -> Option<u32> {
+    u32::try_from(address.0 >> SMALL_PAGE.trailing_zeros()).ok().filter(|frame| frame >> 28 == 0)
+}

@@ -1,0 +1,531 @@
+//! All address spaces of a VM.
+
+use crate::bits::bit;
+use crate::host::HostTable;
+use crate::mirror::Runs;
+use crate::pages::{FrameRun, PageIndex, User};
+use crate::reverse::{BLOCK_PAGES_SHIFT, Piece, ReverseMap};
+use crate::space::{HOST_ENTRY, Scope, Shared, Space};
+use crate::table::{Books, Table, TableKey, Tables};
+use crate::{Frames, GuestMemory, HOST_PAGES, Mapping, Mode, Place, ShadowMemory, SyncReport};
+use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, LARGE_PAGE, SMALL_PAGE, VA_BITS, VramAddr};
+use nvspec::mmu::{ENTRY_BYTES, PD_BYTES, PDE_SHIFT, PDE_SPAN, Pde, Pte};
+
+/// Address spaces that a VM may have at once: one for each channel of the chip, and two apertures.
+pub const MAX_SPACES: usize = 130;
+/// Bits of a [`SpaceId`] that are the index; the others tell a space from those that had its index before.
+const INDEX_BITS: u32 = 8;
+const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
+const _: () = assert!(MAX_SPACES <= 1 << INDEX_BITS);
+
+/// What a guest cannot exceed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of shadow tables in card memory, over all spaces of the VM, directories excluded. The mirrors take twice as
+    /// much host memory, what is known of the pages that they name about three times as much at the most.
+    pub table_bytes: u64,
+}
+
+/// The card has no memory for a shadow directory, or the VM has too many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no memory left for another shadow page directory or table of the mediator's, or the VM has too many")]
+pub struct NoMemory;
+
+/// A range of what the guest calls memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestRange {
+    /// VRAM: first byte, bytes.
+    Vram(GuestVramAddr, u64),
+    /// RAM: first byte, bytes.
+    Ram(Gpa, u64),
+}
+
+impl GuestRange {
+    /// Whether it is RAM, the first byte, bytes.
+    pub(crate) const fn parts(self) -> (bool, u64, u64) {
+        match self {
+            Self::Vram(start, len) => (false, start.0, len),
+            Self::Ram(start, len) => (true, start.0, len),
+        }
+    }
+}
+
+/// Names an address space of a VM. Once the space is closed it names none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SpaceId(u32);
+
+impl SpaceId {
+    fn index(self) -> usize {
+        (self.0 & INDEX_MASK) as usize
+    }
+}
+
+/// What happens to a user of a page.
+#[derive(Clone, Copy)]
+enum News {
+    /// The page may have changed.
+    Dirty,
+    /// The GPU can write it from now on.
+    Watch,
+    /// The GPU could write it until now.
+    Unwatch,
+}
+
+/// All address spaces of one VM: guest directories and their shadows on the card.
+#[derive(Debug)]
+pub struct AddressSpaces {
+    mode: Mode,
+    spaces: Vec<Option<Box<Space>>>,
+    generations: u32,
+    shared: Shared,
+}
+
+impl AddressSpaces {
+    /// No address space yet.
+    #[must_use]
+    pub fn new(mode: Mode, limits: Limits) -> Self {
+        let shared = Shared {
+            limits,
+            tables: Tables::default(),
+            pages: PageIndex::default(),
+            reverse: ReverseMap::default(),
+            gained: Vec::new(),
+            table_bytes: 0,
+            rooms: 0,
+        };
+        Self { mode, spaces: Vec::new(), generations: 0, shared }
+    }
+
+    /// How much a flush does.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// The space of the guest directory at `directory`, made if there is none. A new one maps nothing before the first
+    /// [`Self::prepare`] or [`Self::flush`]. Directories lie at multiples of 4 KiB; lower bits do not count.
+    ///
+    /// # Errors
+    /// [`NoMemory`].
+    pub fn open(&mut self, directory: Place, memory: &mut impl ShadowMemory) -> Result<SpaceId, NoMemory> {
+        if let Some(id) = self.find(directory) {
+            return Ok(id);
+        }
+        let index = match self.spaces.iter().position(Option::is_none) {
+            Some(index) => index,
+            None if self.spaces.len() < MAX_SPACES => {
+                self.spaces.push(None);
+                self.spaces.len().saturating_sub(1)
+            }
+            None => return Err(NoMemory),
+        };
+        let slot = self.spaces.get_mut(index).ok_or(NoMemory)?;
+        let card = memory.alloc(PD_BYTES).ok_or(NoMemory)?;
+        let index = u32::try_from(index).map_err(|_| NoMemory)?;
+        self.generations = self.generations.wrapping_add(1);
+        let generation = self.generations.wrapping_shl(INDEX_BITS);
+        *slot = Some(Box::new(Space::new(index, generation, aligned(directory), card, &mut self.shared)));
+        Ok(SpaceId(generation | index))
+    }
+
+    /// The space of the guest directory at `directory`.
+    #[must_use]
+    pub fn find(&self, directory: Place) -> Option<SpaceId> {
+        let directory = aligned(directory);
+        self.each().find(|(_, space)| space.directory.place == directory).map(|(id, _)| id)
+    }
+
+    /// All spaces.
+    pub fn ids(&self) -> impl Iterator<Item = SpaceId> + '_ {
+        self.each().map(|(id, _)| id)
+    }
+
+    /// Where the shadow directory lies on the card: for instance blocks and for flushing the card's TLBs.
+    #[must_use]
+    pub fn directory(&self, id: SpaceId) -> Option<VramAddr> {
+        self.space(id).map(|space| space.directory.card)
+    }
+
+    /// Where the guest's directory lies.
+    #[must_use]
+    pub fn guest_directory(&self, id: SpaceId) -> Option<Place> {
+        self.space(id).map(|space| space.directory.place)
+    }
+
+    /// Spaces.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.each().count()
+    }
+
+    /// Tables of all spaces that have a shadow, directories excluded.
+    #[must_use]
+    pub fn tables(&self) -> usize {
+        self.shared.tables.count()
+    }
+
+    /// Bytes of card memory in use, directories included.
+    #[must_use]
+    pub fn card_bytes(&self) -> u64 {
+        self.each().fold(0, |sum, (_, space)| sum.saturating_add(space.card_bytes()))
+    }
+
+    /// Pages of guest tables of this space that may have changed since they were read.
+    #[must_use]
+    pub fn waiting(&self, id: SpaceId) -> u64 {
+        self.space(id).map_or(0, |space| space.waiting(&self.shared.tables))
+    }
+
+    /// The guest's CPU writes `len` bytes of guest VRAM. To be called for each such write, and for each write of the
+    /// mediator's on behalf of the guest, before anything else is called here.
+    pub fn written(&mut self, address: GuestVramAddr, len: u64) {
+        const PAGE_SHIFT: u32 = SMALL_PAGE.trailing_zeros();
+        let Some(more) = len.checked_sub(1) else { return };
+        let end = self.shared.pages.end();
+        let first = address.0 >> PAGE_SHIFT;
+        let last = address.0.saturating_add(more) >> PAGE_SHIFT;
+        for frame in first..last.saturating_add(1).min(end) {
+            if let Ok(frame) = u32::try_from(frame)
+                && self.shared.pages.news(frame)
+            {
+                self.mark(frame);
+            }
+        }
+    }
+
+    /// The guest has flushed the TLB of this space. `busy`: work of a channel of this space is with the card, so nothing
+    /// may wait. When this returns, what the guest took away before is off the card's tables (not in [`Mode::Lazy`]); flush
+    /// the card's TLBs for [`Self::directory`] if the report says so, and then call [`Self::flushed`].
+    pub fn flush(
+        &mut self,
+        id: SpaceId,
+        busy: bool,
+        guest: &mut impl GuestMemory,
+        frames: &impl Frames,
+        memory: &mut impl ShadowMemory,
+    ) -> SyncReport {
+        let scope = match (self.mode, busy) {
+            (Mode::Naive, _) | (Mode::Lazy, true) => Scope::Everything,
+            (Mode::Incremental, _) | (Mode::LazyAdd, true) => Scope::Pending,
+            (Mode::LazyAdd, false) => Scope::Losing,
+            (Mode::Lazy, false) => {
+                let mut report = SyncReport::default();
+                if let Some((space, shared)) = self.space_mut(id) {
+                    space.marked = true;
+                    report.deferred = space.waiting(&shared.tables);
+                }
+                return report;
+            }
+        };
+        self.sync(id, scope, guest, frames, memory)
+    }
+
+    /// Work of a channel of this space is about to be given to the card: what waited is done. Afterwards the shadow is what
+    /// the guest's tables say, as far as that is granted. As for [`Self::flush`], the card's TLBs are to be flushed.
+    pub fn prepare(
+        &mut self,
+        id: SpaceId,
+        guest: &mut impl GuestMemory,
+        frames: &impl Frames,
+        memory: &mut impl ShadowMemory,
+    ) -> SyncReport {
+        let marked = self.space(id).is_some_and(|space| space.marked);
+        self.sync(id, if marked { Scope::Everything } else { Scope::Pending }, guest, frames, memory)
+    }
+
+    fn sync(
+        &mut self,
+        id: SpaceId,
+        scope: Scope,
+        guest: &mut impl GuestMemory,
+        frames: &impl Frames,
+        memory: &mut impl ShadowMemory,
+    ) -> SyncReport {
+        let Some((space, shared)) = self.space_mut(id) else { return SyncReport::default() };
+        space.marked = false;
+        let report = space.sync(shared, scope, guest, frames, memory);
+        self.count_gained();
+        report
+    }
+
+    /// The card's TLBs hold nothing of this space that is older than the last call: tables that nothing names any more are
+    /// freed, and pages that only old entries made writable count as such no more.
+    pub fn flushed(&mut self, id: SpaceId, memory: &mut impl ShadowMemory) {
+        let Some((space, _)) = self.space_mut(id) else { return };
+        let released = space.flushed(memory);
+        self.release(released);
+    }
+
+    /// The range is about to be no longer the guest's: every entry of any space that maps into it is dropped. Then flush
+    /// the card's TLBs for the spaces that are returned, and call [`Self::flushed`] for each. What is dropped comes back
+    /// with [`Self::granted`] or [`Self::retranslate`], if it is granted then. [`Frames`] must not grant the range any more.
+    pub fn invalidate(&mut self, range: GuestRange, memory: &mut impl ShadowMemory) -> (Vec<SpaceId>, SyncReport) {
+        self.visit(range, memory, |table, piece, books, runs, _| table.invalidate(piece, range, books, runs))
+    }
+
+    /// The range lies elsewhere for the card than it did, or has just become the guest's: entries that map into it are
+    /// translated again, and tables in it are read again when their turn comes. Then do as for [`Self::invalidate`].
+    pub fn retranslate(
+        &mut self,
+        range: GuestRange,
+        frames: &impl Frames,
+        memory: &mut impl ShadowMemory,
+    ) -> (Vec<SpaceId>, SyncReport) {
+        self.visit(range, memory, |table, piece, books, runs, report| {
+            table.retranslate(piece, range, frames, books, runs, report);
+        })
+    }
+
+    /// Something was granted that was not before: entries that were denied and tables that could not be read are looked
+    /// at again when their turn comes.
+    pub fn granted(&mut self) {
+        let Self { spaces, shared, .. } = self;
+        spaces.iter_mut().flatten().for_each(|space| space.granted());
+        for (number, table) in shared.tables.iter_mut() {
+            if table.granted()
+                && let Some(Some(space)) = spaces.get_mut(table.space as usize)
+            {
+                enqueue(number, table, space);
+            }
+        }
+        shared.rooms = shared.rooms.wrapping_add(1);
+    }
+
+    /// Where a GPU virtual address leads by what the shadow maps now, in the guest's terms. `None` where nothing is mapped,
+    /// and for the mediator's own pages.
+    #[must_use]
+    pub fn resolve(&self, id: SpaceId, va: GpuVa) -> Option<Mapping> {
+        let space = self.space(id)?;
+        let index = u32::try_from(va.0 >> PDE_SHIFT).ok().filter(|index| *index != HOST_ENTRY)? as usize;
+        if va.0 >> VA_BITS != 0 || space.directory.entry(index) == 0 {
+            return None;
+        }
+        let tables = TableKey::both(Pde::from(space.directory.raw(index)));
+        tables.into_iter().flatten().find_map(|key| {
+            let table = self.shared.tables.get(space.table(&key)?)?;
+            let offset = va.0 & PDE_SPAN.wrapping_sub(1);
+            let at = usize::try_from(offset / key.size.bytes()).ok()?;
+            let shadow = Pte::from(table.mirror.entry(at));
+            if !shadow.valid() {
+                return None;
+            }
+            let guest = Pte::from(table.mirror.raw(at));
+            let address = guest.address().saturating_add(offset & key.size.bytes().wrapping_sub(1));
+            let place = if guest.aperture().is_system() {
+                Place::Ram(Gpa(address))
+            } else {
+                Place::Vram(GuestVramAddr(address))
+            };
+            let within = address & SMALL_PAGE.wrapping_sub(1);
+            Some(Mapping { place, bytes: SMALL_PAGE.saturating_sub(within), writable: !shadow.read_only() })
+        })
+    }
+
+    /// Maps a page of the mediator's own at [`crate::HOST_BASE`] plus `index` pages, in the place of what was there. The
+    /// card's TLBs are to be flushed before anything relies on it.
+    ///
+    /// # Errors
+    /// [`NoMemory`], also for an index beyond [`HOST_PAGES`], an address that no entry can hold and a space that is closed.
+    pub fn map_host(
+        &mut self,
+        id: SpaceId,
+        index: u32,
+        page: VramAddr,
+        writable: bool,
+        memory: &mut impl ShadowMemory,
+    ) -> Result<(), NoMemory> {
+        let (space, _) = self.space_mut(id).ok_or(NoMemory)?;
+        let entry = HostTable::pte(page, writable).filter(|_| index < HOST_PAGES).ok_or(NoMemory)?;
+        if let Some(host) = space.host {
+            host.set(index, entry, memory);
+            return Ok(());
+        }
+        let host = HostTable::new(memory).ok_or(NoMemory)?;
+        let Some(pde) = host.pde() else {
+            memory.free(host.card(), HostTable::BYTES);
+            return Err(NoMemory);
+        };
+        host.set(index, entry, memory);
+        space.host = Some(host);
+        if let Some(entry) = space.directory.shadow.get_mut(HOST_ENTRY as usize) {
+            *entry = pde;
+        }
+        memory
+            .write(space.directory.card.offset(u64::from(HOST_ENTRY).saturating_mul(ENTRY_BYTES)), &pde.to_le_bytes());
+        Ok(())
+    }
+
+    /// Takes such a page away. The card's TLBs are to be flushed before the page is used otherwise.
+    pub fn unmap_host(&mut self, id: SpaceId, index: u32, memory: &mut impl ShadowMemory) {
+        if let Some((space, _)) = self.space_mut(id)
+            && let Some(host) = space.host.filter(|_| index < HOST_PAGES)
+        {
+            host.set(index, 0, memory);
+        }
+    }
+
+    /// Frees the space. Nothing of the card uses it any more.
+    pub fn close(&mut self, id: SpaceId, memory: &mut impl ShadowMemory) {
+        if self.space(id).is_none() {
+            return;
+        }
+        if let Some(space) = self.spaces.get_mut(id.index()).and_then(Option::take) {
+            let released = space.close(&mut self.shared, memory);
+            self.release(released);
+        }
+    }
+
+    /// Applies `visit` to each table page that may name a byte of `range`, and writes what changed.
+    fn visit<M: ShadowMemory>(
+        &mut self,
+        range: GuestRange,
+        memory: &mut M,
+        mut visit: impl FnMut(&mut Table, Piece, &mut Books<'_>, &mut Runs, &mut SyncReport),
+    ) -> (Vec<SpaceId>, SyncReport) {
+        let mut report = SyncReport::default();
+        let mut touched = [false; 1 << INDEX_BITS];
+        self.mark_range(range);
+        let pieces = self.shared.reverse.pieces(range);
+        let Self { spaces, shared: Shared { tables, reverse, gained, .. }, .. } = self;
+        let mut work = Vec::new();
+        for pieces in pieces.chunk_by(|a, b| a.table() == b.table()) {
+            let Some(number) = pieces.first().map(|piece| piece.table()) else { continue };
+            let Some(table) = tables.get_mut(number) else { continue };
+            let Some(Some(space)) = spaces.get_mut(table.space as usize) else { continue };
+            let mut runs = Runs::default();
+            for piece in pieces {
+                let mut books = Books { reverse, gained, released: &mut space.released };
+                visit(table, *piece, &mut books, &mut runs, &mut report);
+            }
+            if table.is_pending() {
+                enqueue(number, table, space);
+            }
+            if !runs.is_empty() {
+                if let Some(touched) = touched.get_mut(table.space as usize) {
+                    *touched = true;
+                }
+                work.push((number, runs));
+            }
+        }
+        for losing in [true, false] {
+            for (number, runs) in &work {
+                if let Some(table) = tables.get(*number) {
+                    table.mirror.write(runs, losing, memory, &mut report);
+                }
+            }
+        }
+        self.count_gained();
+        let touched = self.ids().filter(|id| touched.get(id.index()).copied().unwrap_or(false)).collect();
+        (touched, report)
+    }
+
+    /// The table pages in a range of guest VRAM may have changed.
+    fn mark_range(&mut self, range: GuestRange) {
+        let (system, start, len) = range.parts();
+        if system || len == 0 {
+            return;
+        }
+        let last_known = self.shared.pages.end().saturating_sub(1);
+        let page = |address: u64| u32::try_from((address >> SMALL_PAGE.trailing_zeros()).min(last_known)).ok();
+        if start >> SMALL_PAGE.trailing_zeros() > last_known {
+            return;
+        }
+        if let (Some(first), Some(last)) = (page(start), page(start.saturating_add(len.saturating_sub(1)))) {
+            for frame in self.shared.pages.tables_in(first, last) {
+                self.mark(frame);
+            }
+        }
+    }
+
+    /// The page may have changed.
+    fn mark(&mut self, frame: u32) {
+        self.shared.pages.set_marked(frame);
+        self.tell(frame, News::Dirty);
+    }
+
+    fn tell(&mut self, frame: u32, news: News) {
+        let Self { spaces, shared: Shared { tables, pages, .. }, .. } = self;
+        for user in pages.users(frame) {
+            match *user {
+                User::Directory(space, page) => {
+                    if let Some(Some(space)) = spaces.get_mut(space as usize) {
+                        set(&mut space.directory.dirty, &mut space.directory.watched, bit(page), news);
+                    }
+                }
+                User::Table(number, page) => {
+                    let Some(table) = tables.get_mut(number) else { continue };
+                    set(&mut table.mirror.dirty, &mut table.mirror.watched, bit(page), news);
+                    if let Some(Some(space)) = spaces.get_mut(table.space as usize) {
+                        enqueue(number, table, space);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Counts the pages that have become writable for the GPU, and watches those of them that hold tables.
+    fn count_gained(&mut self) {
+        let mut turned = Vec::new();
+        for run in self.shared.gained.drain(..) {
+            self.shared.pages.count(run, true, &mut turned);
+        }
+        for frame in turned {
+            self.tell(frame, News::Watch);
+        }
+    }
+
+    /// Counts off the pages that the GPU cannot write any more by some entries. It may have written until now.
+    fn release(&mut self, released: Vec<FrameRun>) {
+        let mut turned = Vec::new();
+        for run in released {
+            self.shared.pages.count(run, false, &mut turned);
+        }
+        for frame in turned {
+            self.tell(frame, News::Unwatch);
+        }
+    }
+
+    fn each(&self) -> impl Iterator<Item = (SpaceId, &Space)> {
+        (0u32..).zip(&self.spaces).filter_map(|(index, space)| {
+            let space = space.as_deref()?;
+            Some((SpaceId(space.generation | index), space))
+        })
+    }
+
+    fn space(&self, id: SpaceId) -> Option<&Space> {
+        self.spaces.get(id.index())?.as_deref().filter(|space| space.generation == id.0 & !INDEX_MASK)
+    }
+
+    fn space_mut(&mut self, id: SpaceId) -> Option<(&mut Space, &mut Shared)> {
+        let space = self.spaces.get_mut(id.index())?.as_deref_mut()?;
+        (space.generation == id.0 & !INDEX_MASK).then_some((space, &mut self.shared))
+    }
+}
+
+fn set(dirty: &mut u64, watched: &mut u64, page: u64, news: News) {
+    match news {
+        News::Dirty => *dirty |= page,
+        News::Watch => *watched |= page,
+        News::Unwatch => {
+            *watched &= !page;
+            *dirty |= page;
+        }
+    }
+}
+
+fn enqueue(number: u32, table: &mut Table, space: &mut Space) {
+    if !table.queued {
+        table.queued = true;
+        space.queue.push(number);
+    }
+}
+
+/// The start of the 4 KiB page that a directory begins at.
+fn aligned(place: Place) -> Place {
+    match place {
+        Place::Vram(address) => Place::Vram(address.page()),
+        Place::Ram(address) => Place::Ram(address.page()),
+    }
+}
+
+const _: () = assert!(LARGE_PAGE.is_multiple_of(SMALL_PAGE) && BLOCK_PAGES_SHIFT == 9);
