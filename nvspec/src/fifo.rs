@@ -257,6 +257,12 @@ pub mod host_method {
     }
 }
 
+/// Codes of the scheduler's errors, as the reason register holds them. Source: nouveau.
+pub mod sched_error {
+    /// An engine does not end the switch to another context in time.
+    pub const CTXSW_TIMEOUT: u32 = 0x0a;
+}
+
 /// Engine numbers as [`host_method::SET_OBJECT`] and the runlist registers say them.
 pub mod engine {
     /// PGRAPH.

@@ -130,8 +130,20 @@ pub mod format {
     // Values from 6 on give zero.
 }
 
-/// What the program tells the driver about a bad method, in the low half of its first scratch register.
+/// What the program tells the driver about a bad method: a word in its first scratch register, the method's data in the
+/// second, and an interrupt. Source: nouveau's `gt215_ce_intr`.
 pub mod error {
+    use crate::Field;
+
+    /// The falcon's interrupt for it.
+    pub const INTR: u32 = 0x40;
+    /// Subchannel of the method.
+    pub const SUBCHANNEL: Field = Field::new(29, 27);
+    /// Byte address of the method divided by 4.
+    pub const METHOD: Field = Field::new(26, 16);
+    /// What is wrong with it.
+    pub const CODE: Field = Field::new(15, 0);
+
     /// The method does not exist.
     pub const ILLEGAL_METHOD: u32 = 1;
     /// Reserved bits were set.

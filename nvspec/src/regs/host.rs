@@ -121,7 +121,8 @@ regs! {
         /// Preempts (kicks off) a channel.
         #[doc(alias = "CHAN_KILL")]
         PREEMPT @ 0x002634 Rw { 20:20 PENDING; 11:0 CHANNEL; }
-        /// State of each engine.
+        /// State of each engine. For a context switch that does not end Linux 6.1 looks for BUSY, LOAD and SWITCHING together,
+        /// 6.12 for BUSY_2 with SWITCHING or the middle bit of CTX_STATUS; both take the channel from CHANNEL.
         ENGINE_STATUS[6; 4] @ 0x002640 Ro { 31:31 BUSY; 28:28 BUSY_2; 20:20 SAVE; 18:18 LOAD; 15:13 CTX_STATUS; 12:12 SWITCHING;
             6:0 CHANNEL; }
         /// Runlist events.

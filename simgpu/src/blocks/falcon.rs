@@ -10,8 +10,7 @@ use crate::faults::EngineId;
 use crate::fifo::Fifo;
 use crate::fifo::decoder::Method;
 use crate::fifo::slot::Condition;
-use nvspec::Field;
-use nvspec::class::ce90b5;
+use nvspec::class::ce90b5::error;
 use nvspec::regs::ce0::{self, CPU_CONTROL, INTR, INTR_DISPATCH, INTR_EN, Reg, SCRATCH};
 use nvspec::regs::ce1;
 
@@ -20,16 +19,6 @@ const STRIDE: u32 = ce1::BASE - ce0::BASE;
 
 /// Interrupt lines of the falcon that the firmware routes to the host.
 const ROUTED: u32 = 0xfff3;
-
-/// What the firmware leaves in the scratch words for an error. Source: nouveau's `gt215_ce_intr`.
-mod error {
-    use super::Field;
-    /// The firmware asks the host to look.
-    pub(super) const INTR: u32 = 0x40;
-    pub(super) const SUBCHANNEL: Field = Field::new(29, 27);
-    pub(super) const METHOD: Field = Field::new(26, 16);
-    pub(super) const CODE: Field = Field::new(15, 0);
-}
 
 /// The two falcons.
 #[derive(Debug)]
@@ -145,10 +134,10 @@ pub(crate) fn asserts(unit: u32, cx: &Cx) -> bool {
 }
 
 /// Raises a copy engine's interrupt for a method that it could not execute.
-pub(crate) fn trap(unit: u32, error: EngineError, method: Method, cx: &mut Cx) {
-    let code = match error {
+pub(crate) fn trap(unit: u32, cause: EngineError, method: Method, cx: &mut Cx) {
+    let code = match cause {
         EngineError::Data(code) => code,
-        EngineError::IllegalMethod | EngineError::IllegalClass | EngineError::Fault(_) => ce90b5::error::ILLEGAL_METHOD,
+        EngineError::IllegalMethod | EngineError::IllegalClass | EngineError::Fault(_) => error::ILLEGAL_METHOD,
     };
     let at = |register: u32| register + STRIDE * unit;
     let word = error::SUBCHANNEL.of(u32::from(method.subchannel))
@@ -157,5 +146,5 @@ pub(crate) fn trap(unit: u32, error: EngineError, method: Method, cx: &mut Cx) {
     cx.storage.poke(at(SCRATCH::at(0)), word);
     cx.storage.poke(at(SCRATCH::at(1)), method.data);
     cx.storage.poke(at(INTR::OFFSET), cx.storage.peek(at(INTR::OFFSET)) | error::INTR);
-    tracing::debug!(unit, %error, method = method.address, data = method.data, "copy engine trap");
+    tracing::debug!(unit, error = %cause, method = method.address, data = method.data, "copy engine trap");
 }

@@ -6,11 +6,10 @@ use crate::clock::CardNs;
 use crate::cx::Cx;
 use crate::memory::BusAddr;
 use nvspec::addr::Target;
+use nvspec::fifo::sched_error::CTXSW_TIMEOUT;
 use nvspec::fifo::{CHANNELS, RunlistEntry};
 use nvspec::regs::pfifo;
 
-/// Code of the scheduler error for a context switch that does not end. Source: nouveau.
-const CTXSW_TIMEOUT: u32 = 0x0a;
 /// How long an engine may keep a channel that is to leave.
 const CTXSW_TIMEOUT_NS: u64 = 1_000_000_000;
 
