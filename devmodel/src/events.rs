@@ -55,15 +55,23 @@ pub struct PbdmaError {
 pub enum EngineError {
     /// PGRAPH.
     Graph(GraphError),
-    /// A copy engine: 0 or 1, and the interrupt bits of its falcon.
-    Copy {
-        /// Which copy engine.
-        engine: u32,
-        /// Bits as in `ce0::INTR`.
-        intr: u32,
-        /// Instance block of the channel, as the guest named it.
-        instance: Option<Place>,
-    },
+    /// A copy engine.
+    Copy(CopyError),
+}
+
+/// A copy engine's firmware refused a method of this guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyError {
+    /// Which copy engine: 0 or 1.
+    pub engine: u32,
+    /// Bits as in `ce0::INTR`.
+    pub intr: u32,
+    /// Instance block of the channel, as the guest named it.
+    pub instance: Option<Place>,
+    /// What the firmware says of the method, word as `nvspec::class::ce90b5::error`: code, subchannel, method.
+    pub report: u32,
+    /// The method's data.
+    pub data: u32,
 }
 
 /// PGRAPH stopped on a method of this guest.

@@ -244,11 +244,11 @@ impl VGpu {
     pub fn engine_error(&mut self, error: EngineError, backend: &mut dyn Backend) {
         match error {
             EngineError::Graph(error) => self.graph.error(error),
-            EngineError::Copy { engine, intr, instance } => {
+            EngineError::Copy(error) => {
                 let Self { copy: [first, second], storage, .. } = self;
-                match engine {
-                    0 => first.error(intr, instance, ce0::INTR_DISPATCH::OFFSET, storage),
-                    1 => second.error(intr, instance, ce1::INTR_DISPATCH::OFFSET, storage),
+                match error.engine {
+                    0 => first.error(&error, ce0::BASE, storage),
+                    1 => second.error(&error, ce1::BASE, storage),
                     _ => {}
                 }
             }

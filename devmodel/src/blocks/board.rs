@@ -3,7 +3,7 @@
 
 use super::falcon::{Dmem, Intr};
 use super::{At, Cx};
-use crate::backend::Place;
+use crate::events::CopyError;
 use crate::pci::PciConfig;
 use crate::storage::Storage;
 use nvspec::regs::pmu::{CPU_CONTROL, DMA_CONTROL};
@@ -219,17 +219,22 @@ impl CopyEngine {
         cx.storage.reset_range(base, end);
     }
 
-    /// The engine stopped on a method of the channel with `instance`. The running firmware is what enables an error's
-    /// interrupt and routes it to the host; `dispatch` is the routing register's offset.
+    /// The engine refused a method. The running firmware is what says which, enables the interrupt and routes it to the
+    /// host; `base` is the offset of the falcon's registers.
     #[expect(clippy::cast_possible_truncation, reason = "the register holds 28 bits of page number")]
-    pub(crate) fn error(&mut self, intr: u32, instance: Option<Place>, dispatch: u32, storage: &mut Storage) {
+    pub(crate) fn error(&mut self, error: &CopyError, base: u32, storage: &mut Storage) {
         if !self.running {
             return;
         }
-        self.intr.status |= intr;
-        self.intr.enable |= intr;
-        storage.set(dispatch, storage.get(dispatch) | (intr & 0xffff));
-        if let Some(instance) = instance {
+        self.intr.status |= error.intr;
+        self.intr.enable |= error.intr;
+        // Both blocks have the same registers.
+        let at = |register: u32| register.wrapping_sub(ce0::BASE).wrapping_add(base);
+        let dispatch = at(ce0::INTR_DISPATCH::OFFSET);
+        storage.set(dispatch, storage.get(dispatch) | (error.intr & 0xffff));
+        storage.set(at(ce0::SCRATCH::at(0)), error.report);
+        storage.set(at(ce0::SCRATCH::at(1)), error.data);
+        if let Some(instance) = error.instance {
             self.current = ce0::CHANNEL_CURRENT::VALID.mask()
                 | ce0::CHANNEL_CURRENT::ADDRESS.of((instance.address() >> 12) as u32);
         }

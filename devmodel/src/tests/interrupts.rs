@@ -2,7 +2,7 @@
 
 use super::mock::{Call, Rig};
 use crate::backend::{InterruptLine, Place};
-use crate::events::{EngineError, GraphError, MmuFault, PbdmaError};
+use crate::events::{CopyError, EngineError, GraphError, MmuFault, PbdmaError};
 use nvspec::addr::{GpuVa, GuestVramAddr};
 use nvspec::fifo::VirtualChannelId;
 
@@ -261,7 +261,13 @@ fn a_graph_error_names_its_channel_method_and_class() {
 fn a_copy_engines_error_is_routed_when_its_firmware_runs() {
     let mut rig = Rig::new();
     rig.enable_msi();
-    let error = EngineError::Copy { engine: 1, intr: 0x40, instance: Some(Place::Vram(GuestVramAddr(0x7000))) };
+    let error = EngineError::Copy(CopyError {
+        engine: 1,
+        intr: 0x40,
+        instance: Some(Place::Vram(GuestVramAddr(0x7000))),
+        report: 0x20c1_0001,
+        data: 0xabcd,
+    });
     rig.gpu.engine_error(error, &mut rig.mock);
     assert_eq!(rig.rd(PENDING), 0);
     rig.wr(0x105100, 2);
@@ -270,6 +276,10 @@ fn a_copy_engines_error_is_routed_when_its_firmware_runs() {
     let routed = rig.rd(0x10501c);
     assert_eq!(rig.rd(0x105008) & routed & !(routed >> 16), 0x40, "as the driver computes it");
     assert_eq!(rig.rd(0x105050) & 0x0fff_ffff, 7);
+    // As the driver takes it apart: what is wrong, with which method, with which data.
+    let report = rig.rd(0x105040);
+    assert_eq!((report & 0xffff, (report >> 16 & 0x7ff) << 2, report >> 27 & 7), (1, 0x304, 4));
+    assert_eq!((rig.rd(0x105044), rig.rd(0x104040)), (0xabcd, 0), "and not in the other engine's");
     rig.wr(0x105004, 0x40);
     assert_eq!(rig.rd(PENDING), 0);
 }
