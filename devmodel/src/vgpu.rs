@@ -20,6 +20,7 @@ use crate::interrupt::Interrupts;
 use crate::pci::PciConfig;
 use crate::policy::{self, RangeKind, Target};
 use crate::storage::Storage;
+use nvspec::fifo::VirtualChannelId;
 use nvspec::regs::{ce0, ce1, windows};
 
 /// One VM's GPU: its registers, and what they stand for.
@@ -237,6 +238,14 @@ impl VGpu {
     /// The scheduler reports an error; `code` as in `pfifo::SCHED_ERROR_REASON`.
     pub fn sched_error(&mut self, code: u32, backend: &mut dyn Backend) {
         self.pfifo.sched_error(code);
+        self.evaluate(backend);
+    }
+
+    /// A channel of this guest does not leave an engine, and the mediator has taken it off. The guest is told as the
+    /// scheduler does it: an interrupt, and an engine in the middle of a context switch, until the guest resets the
+    /// engine or unbinds the channel. `engine` as in `nvspec::fifo::engine`. One at a time is shown, others wait.
+    pub fn ctxsw_timeout(&mut self, engine: u32, channel: VirtualChannelId, backend: &mut dyn Backend) {
+        self.pfifo.ctxsw_timeout(engine, channel);
         self.evaluate(backend);
     }
 

@@ -110,6 +110,9 @@ fn turn(gpu: &mut VGpu, null: &mut Null, round: u32) {
     wr(gpu, null, 0x003000, 0xc000_0001);
     wr(gpu, null, 0x003004, 0x001f_0001);
     wr(gpu, null, 0x002274, 0x01f0_0001);
+    gpu.ctxsw_timeout(0, VirtualChannelId(0), null);
+    gpu.bar0_read(0x002640, &mut word, null);
+    wr(gpu, null, 0x002100, 0x100);
     wr(gpu, null, 0x002634, 0);
     wr(gpu, null, 0x419848, round);
     // Denied, and seen before.

@@ -5,6 +5,7 @@
 pub mod board;
 pub mod falcon;
 pub mod graph;
+pub(crate) mod hang;
 pub mod memory;
 pub mod pbdma;
 pub mod pbus;

@@ -1,11 +1,14 @@
 //! PFIFO: the channel table, the runlist, preemption, and the scheduler's interrupts. All of it is translated; no
 //! register here is the card's.
 
+use super::hang::{Hang, Hangs};
 use super::pmc::pbdma_mask;
 use super::{At, Backlog, Cx, page_address};
+use crate::backend::{EngineStatus, Place};
 use crate::denied::Reason;
 use crate::events::MmuFault;
-use nvspec::fifo::{CHANNELS, VirtualChannelId, engine};
+use nvspec::addr::Target;
+use nvspec::fifo::{CHANNELS, VirtualChannelId, engine, sched_error};
 use nvspec::regs::pfifo::{
     CHANNEL, CHANNEL_STATE, ENGINE_STATUS, FAULT_INST, FAULT_TRIGGER, FAULT_TYPE, INTR, NON_STALL_EN, PREEMPT, RUNLIST,
     RUNLIST_BASE, RUNLIST_INTR, RUNLIST_STATUS, Reg, SCHED_ERROR_REASON, USERD_BASE,
@@ -36,6 +39,7 @@ pub struct Pfifo {
     intr: u32,
     intr_en: u32,
     sched_code: u32,
+    hangs: Hangs,
     pbdmas: u32,
     non_stall: [u32; ENGINES],
     non_stall_en: u32,
@@ -59,6 +63,7 @@ impl Default for Pfifo {
             intr: 0,
             intr_en: 0,
             sched_code: 0,
+            hangs: Hangs::default(),
             pbdmas: 0,
             non_stall: [0; ENGINES],
             non_stall_en: 0,
@@ -89,7 +94,7 @@ impl Pfifo {
             Reg::SCHED_DISABLE => self.blocked,
             Reg::SCHED_ENABLE_ACK => 0,
             Reg::PREEMPT => PREEMPT::CHANNEL.of(self.preempted),
-            Reg::ENGINE_STATUS => engine_status(at.index, cx),
+            Reg::ENGINE_STATUS => self.engine_status(at.index, cx),
             Reg::FAULT_INST | Reg::FAULT_VA_LO | Reg::FAULT_VA_HI | Reg::FAULT_TYPE => self.fault(reg, at.index()),
             Reg::CHANNEL => cx.storage.get(at.offset),
             Reg::CHANNEL_STATE => self.channel_state(at, cx),
@@ -99,7 +104,10 @@ impl Pfifo {
 
     pub(crate) fn write(&mut self, reg: Reg, at: At, value: u32, cx: &mut Cx) {
         match reg {
-            Reg::INTR => self.intr &= !value,
+            Reg::INTR => {
+                self.intr &= !value;
+                self.show_next_hang();
+            }
             Reg::INTR_EN => self.intr_en = value,
             Reg::PBDMA_PRESENT => self.pbdmas = value & pbdma_mask(cx),
             Reg::USERD_BASE => {
@@ -122,7 +130,9 @@ impl Pfifo {
             Reg::FAULT_TRIGGER => {
                 cx.plain_write(at, value);
                 if FAULT_TRIGGER::TRIGGER.is_set(value) {
-                    self.mmu_fault(MmuFault::triggered(FAULT_TRIGGER::UNIT.get(value)));
+                    let unit = FAULT_TRIGGER::UNIT.get(value);
+                    let instance = self.instance_on(at.index, cx);
+                    self.mmu_fault(MmuFault { instance, ..MmuFault::triggered(unit) });
                 }
             }
             Reg::CHANNEL => self.bind(at, value, cx),
@@ -142,7 +152,10 @@ impl Pfifo {
     }
 
     pub(crate) fn reset(&mut self) {
-        *self = Self { backlog: Backlog { dropped: self.backlog.dropped, ..Backlog::default() }, ..Self::default() };
+        let backlog = Backlog { dropped: self.backlog.dropped, ..Backlog::default() };
+        let mut hangs = std::mem::take(&mut self.hangs);
+        hangs.reset();
+        *self = Self { backlog, hangs, ..Self::default() };
     }
 
     /// The runlist that the guest submitted last is in force.
@@ -167,10 +180,28 @@ impl Pfifo {
         }
     }
 
-    /// The scheduler found an error; `code` as in `SCHED_ERROR_REASON`.
+    /// The scheduler found an error; `code` as in `SCHED_ERROR_REASON`. One that the driver has not acknowledged keeps
+    /// the register.
     pub(crate) fn sched_error(&mut self, code: u32) {
-        self.sched_code = code;
-        self.intr |= INTR::SCHED_ERROR.mask();
+        if !INTR::SCHED_ERROR.is_set(self.intr) {
+            self.sched_code = code;
+            self.intr |= INTR::SCHED_ERROR.mask();
+        }
+    }
+
+    /// A channel does not leave an engine, in time. A number that is no engine's, or no bound channel's, is left alone:
+    /// the driver has nothing to recover then.
+    pub(crate) fn ctxsw_timeout(&mut self, engine: u32, channel: VirtualChannelId) {
+        if engine < engine::COUNT && self.is_bound(channel) {
+            self.hangs.add(Hang { engine, channel });
+            self.show_next_hang();
+        }
+    }
+
+    /// The driver has reset an engine: no channel keeps it any more.
+    pub(crate) fn engine_reset(&mut self, engine: u32) {
+        self.hangs.end(|hang| hang.engine == engine);
+        self.show_next_hang();
     }
 
     pub(crate) fn pending(&self, pbdma: u32) -> bool {
@@ -193,6 +224,14 @@ impl Pfifo {
     #[must_use]
     pub fn faults(&self) -> (u32, usize, u64) {
         (self.fault_units().count_ones(), self.backlog.len(), self.backlog.dropped)
+    }
+
+    /// The engine that a channel does not leave, and that channel, as shown to the guest; how many more wait, and were
+    /// dropped.
+    #[must_use]
+    pub fn hangs(&self) -> (Option<(u32, VirtualChannelId)>, usize, u64) {
+        let (shown, waiting, dropped) = self.hangs.counts();
+        (shown.map(|hang| (hang.engine, hang.channel)), waiting, dropped)
     }
 
     /// The runlist that was submitted is not in force yet.
@@ -278,6 +317,7 @@ impl Pfifo {
         }
 
         cx.storage.set(at.offset, value);
+        self.hangs.end(|hang| hang.channel == id);
         let enabled = self.enabled & bit(id) != 0;
         if instance.is_some() {
             self.bound |= bit(id);
@@ -285,6 +325,7 @@ impl Pfifo {
             self.bound &= !bit(id);
             self.enabled &= !bit(id);
         }
+        self.show_next_hang();
 
         if instance.is_some() || was_bound {
             cx.backend.bind_channel(id, instance);
@@ -352,6 +393,44 @@ impl Pfifo {
         }
     }
 
+    /// Shows a hang, once the driver is through with the one before.
+    fn show_next_hang(&mut self) {
+        let bound = self.bound;
+        if !INTR::SCHED_ERROR.is_set(self.intr) && self.hangs.next(|hang| bound & bit(hang.channel) != 0) {
+            self.sched_error(sched_error::CTXSW_TIMEOUT);
+        }
+    }
+
+    /// What an engine does for this guest, and whether it is in the middle of a context switch that does not end.
+    fn on_engine(&self, engine: u32, cx: &mut Cx) -> (EngineStatus, bool) {
+        match self.hangs.on(engine) {
+            Some(channel) => (EngineStatus { channel: Some(channel), busy: true }, true),
+            None => (cx.backend.engine_status(engine), false),
+        }
+    }
+
+    fn engine_status(&self, engine: u32, cx: &mut Cx) -> u32 {
+        let (status, switching) = self.on_engine(engine, cx);
+        let (busy, switching) = (status.busy.into(), switching.into());
+        ENGINE_STATUS::BUSY.of(busy)
+            | ENGINE_STATUS::BUSY_2.of(busy)
+            | ENGINE_STATUS::LOAD.of(switching)
+            | ENGINE_STATUS::SWITCHING.of(switching)
+            | ENGINE_STATUS::CHANNEL.of(status.channel.map_or(0, |id| id.0.into()))
+    }
+
+    /// The instance block of the channel on an engine, as the guest named it.
+    fn instance_on(&self, engine: u32, cx: &mut Cx) -> Option<Place> {
+        let (status, _) = self.on_engine(engine, cx);
+        let id = status.channel.filter(|&id| self.is_bound(id))?;
+        let word = cx.storage.get(CHANNEL::at(id.0.into()));
+        Place::new(Target::from_bits(CHANNEL::TARGET.get(word)), page_address(CHANNEL::ADDRESS.get(word)))
+    }
+
+    fn is_bound(&self, id: VirtualChannelId) -> bool {
+        u32::from(id.0) < CHANNELS && self.bound & bit(id) != 0
+    }
+
     fn block(&mut self, engines: u32, cx: &mut Cx) {
         let (stopped, allowed) = (engines & !self.blocked, self.blocked & !engines);
         self.blocked = engines;
@@ -362,14 +441,6 @@ impl Pfifo {
             cx.backend.block_engines(allowed, false);
         }
     }
-}
-
-fn engine_status(engine: u32, cx: &mut Cx) -> u32 {
-    let status = cx.backend.engine_status(engine);
-    let busy = status.busy.into();
-    ENGINE_STATUS::BUSY.of(busy)
-        | ENGINE_STATUS::BUSY_2.of(busy)
-        | ENGINE_STATUS::CHANNEL.of(status.channel.map_or(0, |id| id.0.into()))
 }
 
 /// The channel with the number `index`, if there is one.

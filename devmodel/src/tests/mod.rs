@@ -6,3 +6,4 @@ mod interrupts;
 mod memory;
 mod mock;
 mod random;
+mod recovery;

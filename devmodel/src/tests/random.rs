@@ -20,6 +20,7 @@ enum Op {
     Aperture(bool, u64, Vec<u8>),
     NonStall(u32),
     Fault(u32, u64),
+    Hang(u32, u8),
     Pbdma(u32, u8, u32),
     RunlistDone,
     Tick(u64),
@@ -56,6 +57,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (any::<bool>(), offset(), bytes()).prop_map(|(bar1, at, data)| Op::Aperture(bar1, at, data)),
         1 => any::<u32>().prop_map(|engine| Op::NonStall(engine % 8)),
         1 => (0..40u32, any::<u64>()).prop_map(|(unit, va)| Op::Fault(unit, va)),
+        1 => (0..8u32, any::<u8>()).prop_map(|(engine, channel)| Op::Hang(engine, channel)),
         1 => (0..5u32, any::<u8>(), any::<u32>()).prop_map(|(unit, channel, intr)| Op::Pbdma(unit, channel, intr)),
         1 => Just(Op::RunlistDone),
         1 => any::<u64>().prop_map(Op::Tick),
@@ -82,6 +84,7 @@ fn apply(rig: &mut Rig, op: &Op) {
             gpu.aperture_read(aperture, *at, &mut vec![0; data.len()], mock);
         }
         Op::NonStall(engine) => gpu.non_stall(*engine, mock),
+        Op::Hang(engine, channel) => gpu.ctxsw_timeout(*engine, VirtualChannelId(*channel), mock),
         Op::Fault(unit, va) => gpu.mmu_fault(
             MmuFault {
                 unit: *unit,

@@ -150,14 +150,17 @@ impl VGpu {
                 self.storage.reset_range(base, end);
             }
             self.storage.reset_range(nvspec::regs::fecs::BASE, nvspec::regs::fecs::END);
+            self.pfifo.engine_reset(engine::GR);
             backend.reset_engine(engine::GR);
         }
         if ENABLE::CE0.is_set(units) {
             self.copy[0].reset(ce0::BASE, ce0::END, &mut cx!(self, backend));
+            self.pfifo.engine_reset(engine::CE0);
             backend.reset_engine(engine::CE0);
         }
         if ENABLE::CE1.is_set(units) {
             self.copy[1].reset(ce1::BASE, ce1::END, &mut cx!(self, backend));
+            self.pfifo.engine_reset(engine::CE1);
             backend.reset_engine(engine::CE1);
         }
         if ENABLE::PMU.is_set(units) {

@@ -10,6 +10,9 @@ impl VGpu {
             self;
         let [window, bar1, bar3] = pbus.registers();
         let (shown, waiting, dropped) = pfifo.faults();
+        let (hang, hangs_waiting, hangs_dropped) = pfifo.hangs();
+        let hang = hang
+            .map_or_else(|| "none".to_owned(), |(engine, channel)| format!("engine {engine}, channel {}", channel.0));
         vec![
             ("chip", config.chip.name.to_owned()),
             ("vram_mib", config.vram_mib().to_string()),
@@ -31,6 +34,9 @@ impl VGpu {
             ("mmu_faults_shown", shown.to_string()),
             ("mmu_faults_waiting", waiting.to_string()),
             ("mmu_faults_dropped", dropped.to_string()),
+            ("hang_shown", hang),
+            ("hangs_waiting", hangs_waiting.to_string()),
+            ("hangs_dropped", hangs_dropped.to_string()),
             ("pbdma_interrupts", format!("{:#x}", pbdma.pending())),
             ("alarm_at_ns", ptimer.alarm_at().map_or_else(|| "none".to_owned(), |at| at.to_string())),
             ("graph_firmware", graph.firmware_running().to_string()),
