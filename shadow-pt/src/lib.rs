@@ -51,12 +51,20 @@ mod spaces;
 mod table;
 mod translate;
 
-#[cfg(test)]
-mod tests {
-    pub(crate) mod world;
-}
+#[cfg(any(test, feature = "fuzz"))]
+mod fuzz;
+#[cfg(any(test, feature = "fuzz"))]
+#[allow(
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    reason = "a model of small numbers, for tests"
+)]
+mod model;
 
 pub use aperture::{ApertureTlb, Mapping, WalkFault};
+#[cfg(any(test, feature = "fuzz"))]
+pub use fuzz::fuzz;
 pub use host::{HOST_BASE, HOST_PAGES};
 pub use mode::{Mode, UnknownMode};
 pub use nvspec::addr::Place;

@@ -3,20 +3,20 @@
 use crate::bits::{Set512, WORDS, below, bit};
 use crate::{GuestMemory, Place, ShadowMemory, SyncReport};
 use nvspec::addr::{SMALL_PAGE, VramAddr};
-use nvspec::mmu::ENTRY_BYTES;
+use nvspec::mmu::{ENTRY_BYTES, Pte};
 use std::ops::Range;
 
 /// Changed entries this far apart are written together with what is between them.
 const GAP: usize = 8;
 /// Bytes of a page of entries: what is read at once.
-pub(crate) const PAGE_BYTES: usize = SMALL_PAGE as usize;
+pub(crate) const PAGE_BYTES: usize = 1 << SMALL_PAGE.trailing_zeros();
 /// Entries of a page.
-pub(crate) const PAGE_ENTRIES: u32 = (SMALL_PAGE / ENTRY_BYTES) as u32;
+pub(crate) const PAGE_ENTRIES: u32 = 1 << (SMALL_PAGE.trailing_zeros() - ENTRY_BYTES.trailing_zeros());
 /// Entries that are compared at once.
-const GROUP: usize = 8;
+const GROUP: u32 = 8;
 
 /// An entry as it lies in memory.
-pub(crate) type RawEntry = [u8; ENTRY_BYTES as usize];
+pub(crate) type RawEntry = [u8; size_of::<Pte>()];
 
 /// Entries that changed, and whether any of them lost a permission.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -173,7 +173,7 @@ impl Mirror {
         let (before, after) = (*known != 0, shadow != 0);
         *known = shadow;
         if before != after
-            && let Some(live) = self.live.get_mut(index / PAGE_ENTRIES as usize)
+            && let Some(live) = self.live.get_mut(index.wrapping_shr(PAGE_ENTRIES.trailing_zeros()))
         {
             *live = if after { live.saturating_add(1) } else { live.saturating_sub(1) };
         }
@@ -215,13 +215,13 @@ fn difference(old: &[u8], new: &[u8]) -> Option<Set512> {
     }
     let mut set = [0; WORDS];
     let (old, new): (&[RawEntry], &[RawEntry]) = (old.as_chunks().0, new.as_chunks().0);
-    for (group, (old, new)) in (0u32..).zip(old.chunks(GROUP).zip(new.chunks(GROUP))) {
+    for (group, (old, new)) in (0u32..).zip(old.chunks(GROUP as usize).zip(new.chunks(GROUP as usize))) {
         if old == new {
             continue;
         }
         for (index, (old, new)) in (0u32..).zip(old.iter().zip(new)) {
             if old != new {
-                crate::bits::insert(&mut set, group.saturating_mul(GROUP as u32).saturating_add(index));
+                crate::bits::insert(&mut set, group.saturating_mul(GROUP).saturating_add(index));
             }
         }
     }

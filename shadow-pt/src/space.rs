@@ -131,6 +131,14 @@ impl Space {
         tables.fold(own, |sum, table| sum.saturating_add(u64::from((table.mirror.dirty | table.recheck).count_ones())))
     }
 
+    /// The tables that are made.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
+        self.references.values().filter_map(|reference| match reference.table {
+            Made::Yes(number) => Some(number),
+            Made::Wanted | Made::Refused => None,
+        })
+    }
+
     fn is_idle(&self) -> bool {
         self.directory.pending() == 0 && self.queue.is_empty() && self.missing.is_empty()
     }
@@ -169,10 +177,7 @@ impl Space {
         let links = self.link(relink, &shared.tables);
         self.directory.write(&links, true, memory, &mut report);
         if scope == Scope::Everything {
-            for number in self.references.values().filter_map(|reference| match reference.table {
-                Made::Yes(number) => Some(number),
-                Made::Wanted | Made::Refused => None,
-            }) {
+            for number in self.numbers() {
                 if let Some(table) = shared.tables.get(number) {
                     table.mirror.write_all(memory, &mut report);
                 }
@@ -325,12 +330,7 @@ impl Space {
         report: &mut SyncReport,
     ) -> Vec<(u32, Runs)> {
         if scope == Scope::Everything {
-            self.queue.clear();
-            for reference in self.references.values() {
-                if let Made::Yes(number) = reference.table {
-                    self.queue.push(number);
-                }
-            }
+            self.queue = self.numbers().collect();
         }
         let Shared { tables, pages, reverse, gained, .. } = shared;
         let mut books = Books { reverse, gained, released: &mut self.released };

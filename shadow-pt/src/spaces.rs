@@ -55,7 +55,7 @@ impl GuestRange {
 pub struct SpaceId(u32);
 
 impl SpaceId {
-    fn index(self) -> usize {
+    pub(crate) fn index(self) -> usize {
         (self.0 & INDEX_MASK) as usize
     }
 }
@@ -77,7 +77,7 @@ pub struct AddressSpaces {
     mode: Mode,
     spaces: Vec<Option<Box<Space>>>,
     generations: u32,
-    shared: Shared,
+    pub(crate) shared: Shared,
 }
 
 impl AddressSpaces {
@@ -304,7 +304,7 @@ impl AddressSpaces {
         tables.into_iter().flatten().find_map(|key| {
             let table = self.shared.tables.get(space.table(&key)?)?;
             let offset = va.0 & PDE_SPAN.wrapping_sub(1);
-            let at = usize::try_from(offset / key.size.bytes()).ok()?;
+            let at = usize::try_from(offset.wrapping_shr(key.size.shift())).ok()?;
             let shadow = Pte::from(table.mirror.entry(at));
             if !shadow.valid() {
                 return None;
@@ -485,7 +485,7 @@ impl AddressSpaces {
         }
     }
 
-    fn each(&self) -> impl Iterator<Item = (SpaceId, &Space)> {
+    pub(crate) fn each(&self) -> impl Iterator<Item = (SpaceId, &Space)> {
         (0u32..).zip(&self.spaces).filter_map(|(index, space)| {
             let space = space.as_deref()?;
             Some((SpaceId(space.generation | index), space))

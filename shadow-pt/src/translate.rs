@@ -8,7 +8,7 @@ use nvspec::mmu::{self, Pte, PteAperture};
 const FRAME_BITS: u32 = 28;
 
 /// Pages of 4 KiB in a large page.
-pub(crate) const LARGE_PAGES: u32 = (LARGE_PAGE / SMALL_PAGE) as u32;
+pub(crate) const LARGE_PAGES: u32 = 1 << (LARGE_PAGE.trailing_zeros() - SMALL_PAGE.trailing_zeros());
 
 /// Which of a directory entry's two tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -18,6 +18,11 @@ pub(crate) enum PageSize {
 }
 
 impl PageSize {
+    /// Bytes of a page, as a shift.
+    pub(crate) const fn shift(self) -> u32 {
+        self.bytes().trailing_zeros()
+    }
+
     /// Bytes of a page.
     pub(crate) const fn bytes(self) -> u64 {
         match self {

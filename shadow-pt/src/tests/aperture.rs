@@ -1,5 +1,5 @@
 use super::*;
-use crate::tests::world::{self, Guest, LARGE, PAGE};
+use crate::model::world::{self, Guest, LARGE, PAGE};
 use nvspec::addr::LARGE_PAGE;
 use proptest::prelude::*;
 

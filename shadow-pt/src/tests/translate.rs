@@ -1,5 +1,5 @@
 use super::*;
-use crate::tests::world::{GUEST_VRAM, Grants, LARGE, PAGE};
+use crate::model::world::{GUEST_VRAM, Grants, LARGE, PAGE};
 
 fn grants() -> Grants {
     let mut grants = Grants::default();

@@ -16,16 +16,23 @@ const SHADOW_BASE: u64 = 0x1_0000_0000;
 pub(crate) struct Guest {
     pub(crate) vram: Vec<u8>,
     pub(crate) ram: BTreeMap<u64, Vec<u8>>,
+    /// Chunks of VRAM that have no place now, one bit each.
+    pub(crate) gone: u8,
     pub(crate) reads: u64,
 }
 
 impl Guest {
     pub(crate) fn new() -> Self {
-        Self { vram: vec![0; GUEST_VRAM as usize], ram: BTreeMap::new(), reads: 0 }
+        Self { vram: vec![0; GUEST_VRAM as usize], ram: BTreeMap::new(), gone: 0, reads: 0 }
+    }
+
+    fn is_gone(&self, at: u64) -> bool {
+        at / LARGE < 8 && self.gone & 1 << (at / LARGE) != 0
     }
 
     pub(crate) fn write64(&mut self, place: Place, value: u64) {
         match place {
+            Place::Vram(GuestVramAddr(at)) if self.is_gone(at) => {}
             Place::Vram(GuestVramAddr(at)) => {
                 if let Some(bytes) = self.vram.get_mut(at as usize..at as usize + 8) {
                     bytes.copy_from_slice(&value.to_le_bytes());
@@ -45,7 +52,7 @@ impl Guest {
             let page = self.ram.get(&(at / PAGE))?;
             page.get((at % PAGE) as usize..(at % PAGE) as usize + 8)?
         } else {
-            self.vram.get(at as usize..at as usize + 8)?
+            self.vram.get(at as usize..at as usize + 8).filter(|_| !self.is_gone(at))?
         };
         Some(u64::from_le_bytes(bytes.try_into().unwrap()))
     }
@@ -54,25 +61,42 @@ impl Guest {
 impl GuestMemory for Guest {
     fn read(&mut self, place: Place, data: &mut [u8]) -> Result<(), Unreadable> {
         self.reads += 1;
-        for (step, byte) in data.iter_mut().enumerate() {
-            let step = step as u64;
-            *byte = match place {
-                Place::Vram(at) => *self.vram.get((at.0 + step) as usize).ok_or(Unreadable)?,
-                Place::Ram(at) => {
-                    let at = at.0 + step;
-                    self.ram.get(&(at / PAGE)).ok_or(Unreadable)?[(at % PAGE) as usize]
+        let mut done = 0;
+        while done < data.len() {
+            let left = data.len() - done;
+            let at = place.address().checked_add(done as u64).ok_or(Unreadable)?;
+            let len = left.min((PAGE - at % PAGE) as usize);
+            let source = match place {
+                Place::Vram(_) if self.is_gone(at) => return Err(Unreadable),
+                Place::Vram(_) => {
+                    let at = usize::try_from(at).map_err(|_| Unreadable)?;
+                    self.vram.get(at..at.saturating_add(len)).ok_or(Unreadable)?
+                }
+                Place::Ram(_) => {
+                    let page = self.ram.get(&(at / PAGE)).ok_or(Unreadable)?;
+                    &page[(at % PAGE) as usize..][..len]
                 }
             };
+            data[done..done + len].copy_from_slice(source);
+            done += len;
         }
         Ok(())
     }
 }
 
 /// What the guest is granted, page by page.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct Grants {
+    /// Where the chunks of VRAM lie, in chunks of the card.
+    pub(crate) chunks: [Option<u64>; 8],
     /// Guest RAM page to I/O page and whether it may be written.
     pub(crate) ram: BTreeMap<u64, (u64, bool)>,
+}
+
+impl Default for Grants {
+    fn default() -> Self {
+        Self { chunks: CARD_CHUNKS.map(Some), ram: BTreeMap::new() }
+    }
 }
 
 impl Grants {
@@ -82,13 +106,24 @@ impl Grants {
     }
 
     pub(crate) fn vram_page(&self, address: u64) -> Option<u64> {
-        let chunk = CARD_CHUNKS.get((address / LARGE) as usize).filter(|_| address < GUEST_VRAM)?;
-        Some(chunk * LARGE + address % LARGE)
+        let chunk = self.chunks.get((address / LARGE) as usize).filter(|_| address < GUEST_VRAM)?;
+        Some((*chunk)? * LARGE + address % LARGE)
+    }
+
+    /// The guest address of a byte of the card, if it is the guest's.
+    pub(crate) fn guest_vram(&self, card: u64) -> Option<u64> {
+        let index = self.chunks.iter().position(|chunk| *chunk == Some(card / LARGE))?;
+        Some(index as u64 * LARGE + card % LARGE).filter(|at| *at < GUEST_VRAM)
     }
 
     pub(crate) fn owns_vram(&self, card: u64) -> bool {
-        let index = CARD_CHUNKS.iter().position(|chunk| *chunk == card / LARGE);
-        index.is_some_and(|index| index as u64 * LARGE + card % LARGE < GUEST_VRAM)
+        self.guest_vram(card).is_some()
+    }
+
+    /// The guest address of a byte of host memory, if it is the guest's.
+    pub(crate) fn guest_ram(&self, iova: u64) -> Option<u64> {
+        let (gpa, _) = self.ram.iter().find(|(_, (page, _))| *page == iova / PAGE)?;
+        Some(gpa * PAGE + iova % PAGE)
     }
 
     pub(crate) fn owns_ram(&self, iova: u64, write: bool) -> bool {
@@ -129,6 +164,18 @@ pub(crate) struct Card {
 }
 
 impl Card {
+    /// The bytes of one allocation from `at` on.
+    pub(crate) fn bytes(&self, at: u64) -> &[u8] {
+        let (start, bytes) = self.allocated.range(..=at).next_back().expect("the card follows a pointer to nowhere");
+        bytes.get((at - start) as usize..).expect("the card follows a pointer to nowhere")
+    }
+
+    /// `count` entries from `at` on.
+    pub(crate) fn entries(&self, at: u64, count: usize) -> impl Iterator<Item = u64> + '_ {
+        let bytes = &self.bytes(at)[..count * 8];
+        bytes.chunks_exact(8).map(|entry| u64::from_le_bytes(entry.try_into().unwrap()))
+    }
+
     pub(crate) fn read64(&self, at: u64) -> u64 {
         let (start, bytes) = self.allocated.range(..=at).next_back().expect("the card follows a pointer to nowhere");
         let at = (at - start) as usize;
@@ -216,19 +263,20 @@ pub(crate) fn walk(directory: (bool, u64), va: u64, read: &dyn Fn(bool, u64) -> 
 /// Every valid entry that the card can reach from a directory, each 4 KiB of it.
 pub(crate) fn reachable(card: &Card, directory: u64) -> Vec<Page> {
     let mut pages = Vec::new();
-    for index in 0..8192 {
-        let pde = card.read64(directory + index * 8);
+    for pde in card.entries(directory, 8192) {
         if pde == 0 {
             continue;
         }
         let size = (pde >> 2) & 3;
         for (target, table, count, large) in [
-            (pde & 3, ((pde >> 4) & 0xfff_ffff) << 12, 1024u64 >> size, true),
+            (pde & 3, ((pde >> 4) & 0xfff_ffff) << 12, 1024usize >> size, true),
             ((pde >> 32) & 3, (pde >> 36) << 12, 32768 >> size, false),
         ] {
             assert!(target <= 1, "a shadow table lies in host memory");
-            for entry in 0..if target == 1 { count } else { 0 } {
-                let raw = card.read64(table + entry * 8);
+            if target == 0 {
+                continue;
+            }
+            for raw in card.entries(table, count) {
                 if raw & 1 == 0 {
                     assert_eq!(raw, 0, "an invalid shadow entry that is not zero");
                     continue;

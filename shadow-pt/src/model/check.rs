@@ -1,0 +1,192 @@
+//! The invariants, checked on the bytes that the card has.
+
+use super::spec;
+use super::world::{self, Card, Grants, Guest, LARGE, PAGE};
+use crate::{AddressSpaces, HOST_PAGES, Place, SpaceId};
+use nvspec::addr::GpuVa;
+use std::collections::BTreeMap;
+
+/// The directory entry that is the host's.
+const HOST_ENTRY: u64 = 8191;
+
+/// How well a shadow must fit to the guest's present tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fit {
+    /// It maps nothing that is not granted.
+    Isolated,
+    /// Besides, each entry is what the guest's says now, or absent.
+    Sound,
+    /// Each entry is what the guest's says.
+    Exact,
+}
+
+/// The mediator's own pages in a space: index to card address and whether it is writable.
+pub(crate) type HostPages = BTreeMap<u32, (u64, bool)>;
+
+/// One space as the card sees it, and what it should be.
+pub(crate) struct View<'a> {
+    pub(crate) guest: &'a Guest,
+    pub(crate) grants: &'a Grants,
+    pub(crate) card: &'a Card,
+    pub(crate) spaces: &'a AddressSpaces,
+    pub(crate) id: SpaceId,
+    pub(crate) host: &'a HostPages,
+}
+
+/// The two tables of a directory entry: target, address, entries, whether it is of large pages.
+fn halves(pde: u64) -> [(u64, u64, usize, bool); 2] {
+    let size = (pde >> 2) & 3;
+    [
+        (pde & 3, ((pde >> 4) & 0xfff_ffff) << 12, 1024 >> size, true),
+        ((pde >> 32) & 3, (pde >> 36) << 12, 32768 >> size, false),
+    ]
+}
+
+impl View<'_> {
+    fn guest64(&self, ram: bool, at: u64) -> u64 {
+        self.guest.read64(ram, at).unwrap_or(0)
+    }
+
+    fn directories(&self) -> (u64, bool, u64) {
+        let card = self.spaces.directory(self.id).expect("an open space has a directory").0;
+        let guest = self.spaces.guest_directory(self.id).expect("an open space has a guest directory");
+        (card, matches!(guest, Place::Ram(_)), guest.address())
+    }
+
+    /// Checks everything that can be reached.
+    pub(crate) fn check(&self, fit: Fit) {
+        let (card, ram, guest) = self.directories();
+        for (index, shadow) in (0u64..).zip(self.card.entries(card, 8192)) {
+            if index == HOST_ENTRY {
+                self.check_host(shadow);
+                continue;
+            }
+            let pde = guest.checked_add(index * 8).map_or(0, |at| self.guest64(ram, at));
+            if shadow == 0 && (fit != Fit::Exact || pde == 0) {
+                continue;
+            }
+            if fit != Fit::Isolated && shadow != 0 {
+                assert_eq!((shadow >> 2) & 3, (pde >> 2) & 3, "another size than the guest's entry {index}");
+            }
+            for (mine, theirs) in halves(shadow).into_iter().zip(halves(pde)) {
+                self.check_table(fit, mine, theirs);
+            }
+            if fit == Fit::Exact {
+                self.check_walks(index, pde);
+            }
+        }
+    }
+
+    fn check_table(&self, fit: Fit, mine: (u64, u64, usize, bool), theirs: (u64, u64, usize, bool)) {
+        let (target, table, count, large) = mine;
+        assert!(target <= 1, "a shadow table lies in host memory");
+        if target == 0 {
+            if fit == Fit::Exact && theirs.0 != 0 {
+                for at in 0..theirs.2 as u64 {
+                    let raw = self.guest64(theirs.0 != 1, theirs.1 + at * 8);
+                    assert_eq!(spec::entry(raw, large, self.grants), 0, "a table is missing");
+                }
+            }
+            return;
+        }
+        for (at, raw) in (0u64..).zip(self.card.entries(table, count)) {
+            if raw == 0 && fit != Fit::Exact {
+                continue;
+            }
+            self.check_frames(raw, large);
+            if fit != Fit::Isolated {
+                assert_ne!(theirs.0, 0, "a table that the guest does not name any more");
+                let guest = self.guest64(theirs.0 != 1, theirs.1 + at * 8);
+                let wanted = spec::entry(guest, large, self.grants);
+                assert!(
+                    raw == wanted || (raw == 0 && fit == Fit::Sound),
+                    "entry {at} of the table at {:#x} is {raw:#x}, not {wanted:#x} for {guest:#x}",
+                    theirs.1
+                );
+            }
+        }
+    }
+
+    /// Invariant 1: each 4 KiB is the guest's.
+    fn check_frames(&self, raw: u64, large: bool) {
+        if raw & 1 == 0 {
+            assert_eq!(raw, 0, "an invalid shadow entry that is not zero");
+            return;
+        }
+        let start = ((raw >> 4) & 0xfff_ffff) * PAGE;
+        for at in (start..start + if large { LARGE } else { PAGE }).step_by(PAGE as usize) {
+            match (raw >> 33) & 3 {
+                0 => assert!(self.grants.owns_vram(at), "foreign VRAM {raw:#x}"),
+                1 => panic!("another card's memory {raw:#x}"),
+                _ => assert!(self.grants.owns_ram(at, raw & 4 == 0), "foreign RAM {raw:#x}"),
+            }
+        }
+    }
+
+    fn check_host(&self, pde: u64) {
+        assert!(!self.host.is_empty() || pde == 0 || pde >> 32 & 3 == 1, "the host's entry is the guest's");
+        for index in 0..if pde == 0 { 0 } else { HOST_PAGES } {
+            let va = (HOST_ENTRY << 27) + u64::from(index) * PAGE;
+            let found = self.shadow_page(va).map(|page| (page.address, !page.read_only));
+            assert_eq!(found, self.host.get(&index).copied(), "host page {index}");
+            assert_eq!(self.spaces.resolve(self.id, GpuVa(va)), None);
+        }
+        assert!(pde != 0 || self.host.is_empty());
+    }
+
+    /// Where the card ends up.
+    pub(crate) fn shadow_page(&self, va: u64) -> Option<world::Page> {
+        world::walk((false, self.directories().0), va, &|ram, at| {
+            assert!(!ram, "the card walks host memory");
+            Some(self.card.read64(at))
+        })
+    }
+
+    /// Walks some addresses of a directory entry in the card's tables, in the guest's, and in the mirrors.
+    fn check_walks(&self, index: u64, pde: u64) {
+        for offset in (0..24).map(|page| page * PAGE).chain((0..12).map(|page| page * LARGE + 3 * PAGE)) {
+            let va = (index << 27) + offset;
+            let found = self.shadow_page(va);
+            let wanted = self.wanted(pde, offset);
+            assert_eq!(
+                found.map(|page| (page.aperture, page.address, page.read_only, page.privileged)),
+                wanted,
+                "{va:#x}"
+            );
+            self.check_resolved(va, found);
+        }
+    }
+
+    /// Where the guest's entry must lead: aperture, address, read-only, privileged.
+    fn wanted(&self, pde: u64, offset: u64) -> Option<(u64, u64, bool, bool)> {
+        for (target, table, count, large) in halves(pde) {
+            let (shift, within) = if large { (17, 0x1_f000) } else { (12, 0) };
+            let at = offset >> shift;
+            if target == 0 || at >= count as u64 {
+                continue;
+            }
+            let raw = spec::entry(self.guest64(target != 1, table + at * 8), large, self.grants);
+            if raw != 0 {
+                let address = ((raw >> 4) & 0xfff_ffff) * PAGE + (offset & within);
+                return Some(((raw >> 33) & 3, address, raw & 4 != 0, raw & 2 != 0));
+            }
+        }
+        None
+    }
+
+    /// The mirrors say the same as the card.
+    fn check_resolved(&self, va: u64, found: Option<world::Page>) {
+        let resolved = self.spaces.resolve(self.id, GpuVa(va + 0x123));
+        let resolved = resolved.map(|mapping| {
+            assert_eq!(mapping.bytes, PAGE - 0x123);
+            let (address, system) = match mapping.place {
+                Place::Vram(at) => (self.grants.vram_page(at.0), false),
+                Place::Ram(at) => {
+                    (self.grants.ram.get(&(at.0 / PAGE)).map(|(page, _)| page * PAGE + at.0 % PAGE), true)
+                }
+            };
+            (system, address.expect("resolved to what is not granted"), mapping.writable)
+        });
+        assert_eq!(resolved, found.map(|page| (page.aperture != 0, page.address + 0x123, !page.read_only)), "{va:#x}");
+    }
+}

@@ -1,0 +1,418 @@
+//! A guest, a GPU and a host that do what bytes say, and the checks after each step.
+
+use super::check::{Fit, HostPages, View};
+use super::world::{Card, GUEST_VRAM, Grants, Guest, LARGE, PAGE, reachable};
+use crate::{AddressSpaces, GuestRange, Limits, Mode, Place, SpaceId};
+use nvspec::addr::{Gpa, GuestVramAddr, VramAddr};
+
+/// Bytes of an operation.
+pub(crate) const OP_BYTES: usize = 8;
+/// Operations that are looked at.
+const MAX_OPS: usize = 96;
+/// Where the mediator's own pages lie on the card.
+const HOST_PAGE: u64 = 0x5_0000_0000;
+
+const DIRECTORY: u64 = 0x1_0000;
+const LPT: u64 = 0x2_0000;
+const SPT: u64 = 0x3_0000;
+const RAM: u64 = 0x1000 * PAGE;
+const OTHER_RAM: u64 = 0x2000 * PAGE;
+
+/// Directories: two of their own, one that is a table too, one in RAM, one that is not there in full.
+const DIRECTORIES: [Place; 5] = [
+    Place::Vram(GuestVramAddr(DIRECTORY)),
+    Place::Vram(GuestVramAddr(0x9_0000)),
+    Place::Vram(GuestVramAddr(LPT)),
+    Place::Ram(Gpa(RAM)),
+    Place::Vram(GuestVramAddr(GUEST_VRAM - PAGE)),
+];
+
+/// Tables: some overlap, are a directory, lie half or wholly outside, or in RAM.
+const TABLES: [Place; 8] = [
+    Place::Vram(GuestVramAddr(LPT)),
+    Place::Vram(GuestVramAddr(SPT)),
+    Place::Vram(GuestVramAddr(SPT + PAGE)),
+    Place::Vram(GuestVramAddr(DIRECTORY)),
+    Place::Vram(GuestVramAddr(GUEST_VRAM - PAGE)),
+    Place::Vram(GuestVramAddr(GUEST_VRAM)),
+    Place::Ram(Gpa(RAM)),
+    Place::Ram(Gpa(OTHER_RAM)),
+];
+
+/// Entries of directories that are written.
+const PDES: [u64; 5] = [0, 1, 600, 8190, 8191];
+
+/// The operands of one operation.
+struct Operands<'a>(&'a [u8]);
+
+impl Operands<'_> {
+    fn byte(&mut self) -> u64 {
+        let Some((first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        u64::from(*first)
+    }
+
+    fn of<T: Copy>(&mut self, list: &[T]) -> T {
+        list[self.byte() as usize % list.len()]
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.byte() % bound
+    }
+
+    /// A directory entry.
+    fn pde(&mut self) -> u64 {
+        let shape = self.byte();
+        let half = |place: Place| {
+            let system = matches!(place, Place::Ram(_));
+            (if system { 2 + (shape >> 7) } else { 1 }, place.address() >> 12)
+        };
+        let (large, small) = (half(self.of(&TABLES)), half(self.of(&TABLES)));
+        // A full table takes long to look through: most are an eighth.
+        let size = if shape & 0x70 == 0 { (shape >> 2) & 3 } else { 3 };
+        let large = if shape & 1 != 0 { large.0 | large.1 << 4 } else { 0 };
+        let small = if shape & 2 != 0 { small.0 << 32 | small.1 << 36 } else { 0 };
+        if shape & 3 == 0 { 0 } else { large | small | size << 2 }
+    }
+
+    /// A table entry.
+    fn pte(&mut self) -> u64 {
+        let (shape, which) = (self.byte(), self.byte());
+        let flags = [0, 0, 0, 4, 2, 1 << 32, 0xdb << 36, 7 << 44][(shape >> 4) as usize % 8];
+        let vram = |at: u64| 1 | (at / PAGE) << 4 | flags;
+        let ram = |page: u64| 1 | page << 4 | (2 | (which & 1)) << 33 | flags;
+        match shape & 15 {
+            0 => 0,
+            1 => u64::from_le_bytes([shape as u8, which as u8, 0x5a, which as u8, 1, 0, shape as u8, which as u8]),
+            // A page that is a table, more often than not.
+            2..=5 => vram([DIRECTORY, LPT, SPT, SPT + PAGE, 0x9_0000, GUEST_VRAM - PAGE][which as usize % 6]),
+            6..=8 => vram(which * PAGE),
+            9 | 10 => vram(which % 9 * LARGE),
+            11 | 12 => ram(0xff0 + which % 128),
+            13 => ram([0x1000, 0x1020, 0x1040, 0x1060][which as usize / 2 % 4]),
+            14 => ram(0x1ff8 + which % 48),
+            _ => 1 << 33 | 1,
+        }
+    }
+}
+
+struct Opened {
+    id: SpaceId,
+    host: HostPages,
+}
+
+/// The world and the code under test.
+pub(crate) struct Machine {
+    mode: Mode,
+    /// Tables may be missing for want of room.
+    tight: bool,
+    guest: Guest,
+    grants: Grants,
+    card: Card,
+    spaces: AddressSpaces,
+    open: Vec<Opened>,
+    /// Card chunks that are nobody's.
+    spare: Vec<u64>,
+}
+
+impl Machine {
+    pub(crate) fn new(mode: Mode, tight: bool) -> Self {
+        let mut guest = Guest::new();
+        for page in (0x1000..0x1010).chain(0x2000..0x2008) {
+            guest.ram.insert(page, vec![0; PAGE as usize]);
+        }
+        let mut grants = Grants::default();
+        grants.map(0x1000, 0x8000, 64, true);
+        grants.map(0x1040, 0x9000, 32, true);
+        grants.map(0x2000, 0xb000, 32, false);
+        let limits = Limits { table_bytes: if tight { 0x9000 } else { 4 << 20 } };
+        let mut machine = Self {
+            mode,
+            tight,
+            guest,
+            grants,
+            card: Card::default(),
+            spaces: AddressSpaces::new(mode, limits),
+            open: Vec::new(),
+            spare: vec![70, 71, 72],
+        };
+        machine.open(DIRECTORIES[0]);
+        machine
+    }
+
+    /// Does what `bytes` say, and ends with everything prepared, checked, and freed.
+    pub(crate) fn run(mut self, bytes: &[u8]) {
+        for op in bytes.chunks(OP_BYTES).take(MAX_OPS) {
+            self.step(op);
+        }
+        for index in 0..self.open.len() {
+            self.prepare(index);
+            // Nothing has changed since: nothing is to be done.
+            let again = self.prepare(index);
+            assert_eq!((again.translated, again.entries_written, again.denied.total()), (0, 0, 0));
+        }
+        self.spaces.audit();
+        while !self.open.is_empty() {
+            self.close(0);
+        }
+        self.spaces.audit();
+        assert!(self.card.allocated.is_empty(), "card memory is lost");
+        assert_eq!((self.spaces.card_bytes(), self.spaces.tables()), (0, 0));
+    }
+
+    fn step(&mut self, op: &[u8]) {
+        let mut of = Operands(op);
+        let kind = of.byte() % 32;
+        let space = |this: &Self, of: &mut Operands<'_>| {
+            let count = this.open.len() as u64;
+            (count != 0).then(|| of.below(count) as usize)
+        };
+        match kind {
+            0..=3 => {
+                let place = of.of(&DIRECTORIES);
+                let index = of.of(&PDES);
+                self.cpu(place, index, of.pde());
+            }
+            4..=10 => {
+                let place = of.of(&TABLES);
+                let index = of.below(40);
+                self.cpu(place, index, of.pte());
+            }
+            11 => self.fill(of.below(GUEST_VRAM / PAGE) * PAGE, (1 + of.below(3)) * PAGE, of.pte()),
+            12..=15 => {
+                let Some(index) = space(self, &mut of) else { return };
+                let (nth, at) = (of.byte() as usize, of.below(40) * 8);
+                let value = if nth & 1 == 0 { of.pte() } else { of.pde() };
+                self.gpu(index, nth, at, value);
+            }
+            16..=19 => {
+                let Some(index) = space(self, &mut of) else { return };
+                let (busy, late) = (of.byte() & 1 != 0, (of.byte() as usize, of.below(40) * 8));
+                let value = of.pte();
+                self.flush(index, busy, Some((late.0, late.1, value)));
+            }
+            20..=22 => {
+                let Some(index) = space(self, &mut of) else { return };
+                self.prepare(index);
+            }
+            23 => {
+                let first = 0xff0 + of.below(0x80);
+                self.withdraw(first, 1 + of.below(50));
+            }
+            24 => {
+                let (first, pages) = (0x1000 + of.below(0x60), 1 + of.below(50));
+                self.withdraw(first, pages);
+                let iova = of.of(&[0x8000u64, 0x9000, 0x9010, 0xe000]);
+                let shape = of.byte();
+                self.grants.map(first, iova, pages, shape & 1 != 0);
+                self.given(GuestRange::Ram(Gpa(first * PAGE), pages * PAGE), shape & 2 != 0);
+            }
+            25 => {
+                let page = 0x1000 + of.below(16);
+                if self.guest.ram.remove(&page).is_none() {
+                    self.guest.ram.insert(page, vec![0; PAGE as usize]);
+                    self.given(GuestRange::Ram(Gpa(page * PAGE), PAGE), true);
+                }
+            }
+            26 => self.relocate(of.below(8) as usize),
+            27 => self.take_or_give(of.below(8) as usize, of.byte() & 1 != 0),
+            28 => {
+                let place = of.of(&DIRECTORIES);
+                if self.open.len() < 4 {
+                    self.open(place);
+                }
+            }
+            29 => {
+                let Some(index) = space(self, &mut of) else { return };
+                self.close(index);
+            }
+            30 => {
+                let Some(index) = space(self, &mut of) else { return };
+                let (at, page, shape) = (of.below(3) as u32 * 2047, HOST_PAGE + of.byte() * PAGE, of.byte());
+                let Opened { id, host } = &mut self.open[index];
+                if shape & 3 == 0 {
+                    self.spaces.unmap_host(*id, at, &mut self.card);
+                    host.remove(&at);
+                } else {
+                    self.spaces.map_host(*id, at, VramAddr(page), shape & 4 != 0, &mut self.card).unwrap();
+                    host.insert(at, (page, shape & 4 != 0));
+                }
+                self.check(index, Fit::Isolated);
+            }
+            _ => {
+                // What is still the guest's is taken away all the same, and given back.
+                let range = GuestRange::Vram(GuestVramAddr(of.byte() * PAGE), (1 + of.below(64)) * PAGE);
+                self.invalidate(range);
+                self.given(range, of.byte() & 1 != 0);
+            }
+        }
+    }
+
+    fn cpu(&mut self, place: Place, index: u64, value: u64) {
+        let Some(at) = place.checked_add(index * 8) else { return };
+        self.guest.write64(at, value);
+        if let Place::Vram(at) = at {
+            self.spaces.written(at, 8);
+        }
+    }
+
+    fn fill(&mut self, start: u64, len: u64, value: u64) {
+        for at in (start..start + len).step_by(8) {
+            // Every entry a page further, as a driver fills tables.
+            let value = if value & 1 == 0 { 0 } else { value.wrapping_add(((at / 8) % 64) << 4) };
+            self.guest.write64(Place::Vram(GuestVramAddr(at)), value);
+        }
+        self.spaces.written(GuestVramAddr(start), len);
+    }
+
+    /// Pages that the GPU can write through a space, as the card's tables say.
+    fn writable(&self, index: usize) -> Vec<Place> {
+        let directory = self.spaces.directory(self.open[index].id).unwrap().0;
+        let pages = reachable(&self.card, directory).into_iter().filter(|page| !page.read_only);
+        let places = pages.filter_map(|page| match page.aperture {
+            0 => self.grants.guest_vram(page.address).map(|at| Place::Vram(GuestVramAddr(at))),
+            _ => self.grants.guest_ram(page.address).map(|at| Place::Ram(Gpa(at))),
+        });
+        let mut places: Vec<Place> = places.collect();
+        // Pages that hold tables first: those matter.
+        places.sort_by_key(|place| {
+            let table = TABLES.iter().chain(&DIRECTORIES).any(|table| table == place);
+            (!table, *place)
+        });
+        places.dedup();
+        places
+    }
+
+    /// The GPU writes where the shadow lets it. Nobody tells.
+    fn gpu(&mut self, index: usize, nth: usize, at: u64, value: u64) {
+        let places = self.writable(index);
+        if let Some(place) = pick(&places, nth) {
+            self.guest.write64(place.checked_add(at).unwrap(), value);
+        }
+    }
+
+    fn flush(&mut self, index: usize, busy: bool, late: Option<(usize, u64, u64)>) {
+        let id = self.open[index].id;
+        let before = self.writable(index);
+        let report = self.spaces.flush(id, busy, &mut self.guest, &self.grants, &mut self.card);
+        let fit = match (self.mode, busy) {
+            (Mode::Lazy, false) => {
+                assert!(!report.changed());
+                Fit::Isolated
+            }
+            (Mode::LazyAdd, false) => Fit::Sound,
+            _ => Fit::Exact,
+        };
+        self.check(index, fit);
+        if let Some((nth, at, value)) = late
+            && let Some(place) = pick(&before, nth).filter(|_| nth & 1 == 1)
+        {
+            // By what its TLBs still hold.
+            self.guest.write64(place.checked_add(at).unwrap(), value);
+        }
+        self.spaces.flushed(id, &mut self.card);
+    }
+
+    fn prepare(&mut self, index: usize) -> crate::SyncReport {
+        let id = self.open[index].id;
+        let report = self.spaces.prepare(id, &mut self.guest, &self.grants, &mut self.card);
+        self.check(index, Fit::Exact);
+        self.spaces.flushed(id, &mut self.card);
+        report
+    }
+
+    fn invalidate(&mut self, range: GuestRange) {
+        let (touched, report) = self.spaces.invalidate(range, &mut self.card);
+        assert_eq!(touched.is_empty(), !report.changed());
+        self.check_all();
+        for id in touched {
+            self.spaces.flushed(id, &mut self.card);
+        }
+    }
+
+    /// The range is the guest's from now on.
+    fn given(&mut self, range: GuestRange, exactly: bool) {
+        if exactly {
+            self.retranslate(range);
+        } else {
+            self.spaces.granted();
+        }
+    }
+
+    fn retranslate(&mut self, range: GuestRange) {
+        let (touched, report) = self.spaces.retranslate(range, &self.grants, &mut self.card);
+        assert_eq!(touched.is_empty(), !report.changed());
+        self.check_all();
+        for id in touched {
+            self.spaces.flushed(id, &mut self.card);
+        }
+    }
+
+    fn withdraw(&mut self, first: u64, pages: u64) {
+        for page in first..first + pages {
+            self.grants.ram.remove(&page);
+        }
+        self.invalidate(GuestRange::Ram(Gpa(first * PAGE), pages * PAGE));
+    }
+
+    /// A chunk moves to another place on the card.
+    fn relocate(&mut self, chunk: usize) {
+        let Some(old) = self.grants.chunks[chunk] else { return };
+        let new = self.spare.remove(0);
+        self.spare.push(old);
+        self.grants.chunks[chunk] = Some(new);
+        self.retranslate(GuestRange::Vram(GuestVramAddr(chunk as u64 * LARGE), LARGE));
+    }
+
+    fn take_or_give(&mut self, chunk: usize, exactly: bool) {
+        let range = GuestRange::Vram(GuestVramAddr(chunk as u64 * LARGE), LARGE);
+        if let Some(old) = self.grants.chunks[chunk].take() {
+            self.spare.push(old);
+            self.guest.gone |= 1 << chunk;
+            self.invalidate(range);
+        } else {
+            self.grants.chunks[chunk] = Some(self.spare.remove(0));
+            self.guest.gone &= !(1 << chunk);
+            self.given(range, exactly);
+        }
+    }
+
+    fn open(&mut self, place: Place) {
+        let known = self.spaces.find(place);
+        let id = self.spaces.open(place, &mut self.card).unwrap();
+        assert_eq!(self.spaces.guest_directory(id), Some(place));
+        assert_eq!((known.is_some(), self.spaces.find(place)), (self.open.iter().any(|open| open.id == id), Some(id)));
+        if known.is_none() {
+            self.open.push(Opened { id, host: HostPages::new() });
+            self.check(self.open.len() - 1, Fit::Sound);
+        }
+    }
+
+    fn close(&mut self, index: usize) {
+        let Opened { id, .. } = self.open.remove(index);
+        self.spaces.close(id, &mut self.card);
+        assert_eq!((self.spaces.directory(id), self.spaces.guest_directory(id)), (None, None));
+        let report = self.spaces.prepare(id, &mut self.guest, &self.grants, &mut self.card);
+        assert_eq!(report, crate::SyncReport::default());
+        self.spaces.flushed(id, &mut self.card);
+    }
+
+    fn check_all(&self) {
+        for index in 0..self.open.len() {
+            self.check(index, Fit::Isolated);
+        }
+    }
+
+    fn check(&self, index: usize, fit: Fit) {
+        let fit = if self.tight && fit == Fit::Exact { Fit::Sound } else { fit };
+        let Self { guest, grants, card, spaces, open, .. } = self;
+        let Opened { id, host } = &open[index];
+        View { guest, grants, card, spaces, id: *id, host }.check(fit);
+    }
+}
+
+/// One of the places; the first half of the choices is among the first four.
+fn pick(places: &[Place], nth: usize) -> Option<Place> {
+    let among = if nth & 2 == 0 { places.len().min(4) } else { places.len() };
+    (nth / 4).checked_rem(among).map(|index| places[index])
+}

@@ -1,0 +1,8 @@
+//! What the code under test is checked against: a small world, what an entry must become, and random operations. For tests
+//! and fuzzing.
+
+pub(crate) mod audit;
+pub(crate) mod check;
+pub(crate) mod machine;
+pub(crate) mod spec;
+pub(crate) mod world;
