@@ -40,7 +40,7 @@ mod types;
 mod watchdog;
 mod work;
 
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzz"))]
 mod tests {
     pub(crate) mod fake;
 }

@@ -112,7 +112,7 @@ impl Channels {
             enabled: bound.enabled,
             acquire_pending: CHANNEL_STATE::ACQUIRE_PENDING.is_set(state),
             loaded: CHANNEL_STATE::LOADED.is_set(state),
-            pending: CHANNEL_STATE::PENDING.is_set(state) || bound.ring.left() > 0,
+            pending: CHANNEL_STATE::PENDING.is_set(state) || bound.ring.gp_put != bound.ring.next,
         }
     }
 }

@@ -1,19 +1,25 @@
-//! A card that does as it is told and remembers in which order, and a guest's memory.
+//! A card that does as it is told, remembers in which order, and walks the host's rings; and a guest's memory and rings.
 
-use crate::{Bind, Channels, GuestInstance, GuestMemory, Host, Layout, Place, Unreadable, VmId};
-use nvspec::addr::{GuestVramAddr, VramAddr};
+use crate::{
+    Bind, Channels, DoorbellError, GuestInstance, GuestMemory, GuestRing, Host, Layout, Place, Pulled, RingFault,
+    Unmapped, Unreadable, VmId, work_va,
+};
+use nvspec::addr::{GpuVa, GuestVramAddr, VramAddr};
 use nvspec::fifo::{ChannelId, VirtualChannelId};
-use nvspec::instance::{ramfc, vm};
+use nvspec::instance::{ramfc, userd, vm};
 use nvspec::regs::pfifo;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 pub(crate) const LAYOUT: Layout = Layout {
     instances: VramAddr(0x10_0000),
     userd: VramAddr(0x20_0000),
     runlists: [VramAddr(0x30_0000), VramAddr(0x30_1000)],
+    work: VramAddr(0x40_0000),
 };
 pub(crate) const A: VmId = VmId(1);
 pub(crate) const B: VmId = VmId(2);
+/// Where the addresses begin that are the host's.
+const HOST: u64 = 0xff_f800_0000;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Did {
@@ -23,16 +29,40 @@ pub(crate) enum Did {
     Doorbell(u8, u32),
 }
 
+/// What a PBDMA knows of a channel.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Unit {
+    gp_get: u32,
+    /// Fetched and not executed.
+    queue: VecDeque<u64>,
+    /// In work.
+    current: Option<u64>,
+    /// Entries of the guest's that were fetched, in order.
+    pub(crate) given: Vec<u64>,
+    /// Records that were fetched.
+    pub(crate) records: u32,
+    /// Sequences that were released, in order.
+    pub(crate) released: Vec<u32>,
+    /// The words of the next record are data of a method of the guest's.
+    pub(crate) swallow: bool,
+}
+
 #[derive(Default)]
 pub(crate) struct Card {
     pub(crate) registers: BTreeMap<u32, u32>,
     /// By page.
     pub(crate) vram: BTreeMap<u64, Box<[u8; 4096]>>,
-    pub(crate) userd: BTreeMap<(u8, u64), u32>,
+    pub(crate) units: BTreeMap<u8, Unit>,
+    /// In a PBDMA, whether there is work or not.
+    pub(crate) loaded: BTreeSet<u8>,
     pub(crate) did: Vec<Did>,
     /// Channels that are never let go of.
-    pub(crate) hung: Vec<u8>,
+    pub(crate) hung: BTreeSet<u8>,
     pub(crate) polls: u32,
+    /// Card time; each release takes one.
+    pub(crate) time: u64,
+    /// Non-stall interrupts that were raised.
+    pub(crate) raised: u32,
 }
 
 impl Card {
@@ -41,14 +71,28 @@ impl Card {
         u32::from_le_bytes(*page[(at % 4096) as usize..].first_chunk().unwrap())
     }
 
+    fn put_word(&mut self, at: u64, value: u32) {
+        let page = self.vram.entry(at / 4096).or_insert_with(|| Box::new([0; 4096]));
+        page[(at % 4096) as usize..][..4].copy_from_slice(&value.to_le_bytes());
+    }
+
     pub(crate) fn block_word(&self, channel: ChannelId, offset: u64) -> u32 {
         self.word(LAYOUT.instance(channel).0 + offset)
     }
 
+    pub(crate) fn userd(&self, channel: ChannelId, offset: u64) -> u32 {
+        self.word(LAYOUT.userd(channel).0 + offset)
+    }
+
+    pub(crate) fn set_userd(&mut self, channel: ChannelId, offset: u64, value: u32) {
+        self.put_word(LAYOUT.userd(channel).0 + offset, value);
+    }
+
     /// The runlist that the card has now: channel numbers.
     pub(crate) fn runlist(&self) -> Vec<u32> {
-        let base = u64::from(self.registers[&pfifo::RUNLIST_BASE::OFFSET] & 0xfff_ffff) << 12;
-        let length = self.registers[&pfifo::RUNLIST::OFFSET] & 0xfff;
+        let Some(base) = self.registers.get(&pfifo::RUNLIST_BASE::OFFSET) else { return Vec::new() };
+        let base = u64::from(base & 0xfff_ffff) << 12;
+        let length = self.registers.get(&pfifo::RUNLIST::OFFSET).map_or(0, |list| list & 0xfff);
         (0..u64::from(length)).map(|entry| self.word(base + entry * 8)).collect()
     }
 
@@ -65,11 +109,138 @@ impl Card {
         let wanted = Did::Register(offset, value);
         self.did.iter().position(|did| *did == wanted).unwrap_or_else(|| panic!("no {wanted:x?} in {:x?}", self.did))
     }
+
+    fn runnable(&self, channel: ChannelId) -> bool {
+        self.bound(channel) >> 31 != 0 && self.enabled(channel) && self.runlist().contains(&channel.0.into())
+    }
+
+    fn pending(&self, channel: ChannelId) -> bool {
+        let unit = self.units.get(&channel.0);
+        unit.is_some_and(|unit| {
+            unit.current.is_some() || !unit.queue.is_empty() || unit.gp_get != self.userd(channel, userd::GP_PUT)
+        })
+    }
+
+    /// A word at one of the channel's virtual addresses that are the host's.
+    fn host_word(&self, channel: ChannelId, va: u64) -> u32 {
+        let within = va - work_va(channel).0;
+        assert!(within < 0x4000, "channel {} has only its own work area mapped", channel.0);
+        self.word(LAYOUT.work.0 + u64::from(channel.0) * 0x4000 + within)
+    }
+
+    /// Entry `index` of the channel's ring.
+    pub(crate) fn ring_entry(&self, channel: ChannelId, index: u32) -> u64 {
+        let high = self.block_word(channel, ramfc::GP_BASE_HI);
+        assert_eq!(high >> 16, 9, "the host's ring has 512 entries");
+        let base = u64::from(high & 0xff) << 32 | u64::from(self.block_word(channel, ramfc::GP_BASE_LO));
+        let at = base + 8 * u64::from(index);
+        u64::from(self.host_word(channel, at)) | u64::from(self.host_word(channel, at + 4)) << 32
+    }
+
+    /// Indices of the ring entries that the card may still fetch.
+    pub(crate) fn unfetched(&self, channel: ChannelId) -> Vec<u32> {
+        let put = self.userd(channel, userd::GP_PUT);
+        let get = self.units.get(&channel.0).map_or(0, |unit| unit.gp_get);
+        (get..get + (put + 512 - get) % 512).map(|index| index % 512).collect()
+    }
+
+    /// Fetches one entry. `false` when there is none.
+    pub(crate) fn fetch(&mut self, channel: ChannelId) -> bool {
+        let put = self.userd(channel, userd::GP_PUT);
+        assert!(put < 512, "GP_PUT {put} is beyond the ring");
+        let Some(gp_get) = self.units.get(&channel.0).map(|unit| unit.gp_get) else { return false };
+        if !self.runnable(channel) || gp_get == put {
+            return false;
+        }
+        let raw = self.ring_entry(channel, gp_get);
+        let next = (gp_get + 1) % 512;
+        let unit = self.units.get_mut(&channel.0).unwrap();
+        unit.gp_get = next;
+        unit.queue.push_back(raw);
+        if raw & 0xff_ffff_fffc >= HOST && raw >> 42 != 0 {
+            unit.records += 1;
+        } else {
+            unit.given.push(raw);
+        }
+        self.set_userd(channel, userd::GP_GET, next);
+        self.loaded.insert(channel.0);
+        true
+    }
+
+    /// Begins a range that was fetched, or ends the one that was begun. `false` when there is none.
+    pub(crate) fn execute(&mut self, channel: ChannelId) -> bool {
+        if !self.runnable(channel) {
+            return false;
+        }
+        let Some(unit) = self.units.get_mut(&channel.0) else { return false };
+        let Some(raw) = unit.current.take() else {
+            let Some(raw) = unit.queue.pop_front() else { return false };
+            unit.current = Some(raw);
+            self.set_get(channel, raw & 0xff_ffff_fffc);
+            return true;
+        };
+        let (address, dwords) = (raw & 0xff_ffff_fffc, raw >> 42 & 0x1f_ffff);
+        if address >= HOST && dwords != 0 && !std::mem::take(&mut unit.swallow) {
+            self.record(channel, address, dwords);
+        }
+        self.set_get(channel, address + 4 * dwords);
+        true
+    }
+
+    /// Fetches and executes all that there is.
+    pub(crate) fn run(&mut self, channel: ChannelId) {
+        while self.fetch(channel) || self.execute(channel) {}
+    }
+
+    fn set_get(&mut self, channel: ChannelId, va: u64) {
+        self.set_userd(channel, userd::GET, va as u32);
+        self.set_userd(channel, userd::GET_HI, (va >> 32) as u32);
+    }
+
+    /// Executes a record by the numbers of the class: SEMAPHORE_A to D as a release of 16 bytes that waits, then the
+    /// interrupt.
+    fn record(&mut self, channel: ChannelId, address: u64, dwords: u64) {
+        let words: Vec<u32> = (0..dwords).map(|word| self.host_word(channel, address + 4 * word)).collect();
+        let [0x2004_0004, high, low, payload, 0x0000_0002, 0x8000_0008] = words[..] else {
+            panic!("not a completion record: {words:#x?}");
+        };
+        let within = (u64::from(high) << 32 | u64::from(low)) - work_va(channel).0;
+        assert!((0x3000..0x4000).contains(&within), "only the last page is writable");
+        let at = LAYOUT.work.0 + u64::from(channel.0) * 0x4000 + within;
+        self.time += 1;
+        self.put_word(at + 4, 0);
+        self.put_word(at + 8, self.time as u32);
+        self.put_word(at + 12, (self.time >> 32) as u32);
+        self.put_word(at, payload);
+        self.raised += 1;
+        self.units.get_mut(&channel.0).unwrap().released.push(payload);
+    }
+
+    /// The guest's work writes `payload` and a time into a semaphore of its channel.
+    pub(crate) fn forge(&mut self, channel: ChannelId, slot: u8, payload: u32) {
+        let at = LAYOUT.work.0 + u64::from(channel.0) * 0x4000 + 0x3000 + u64::from(slot) * 16;
+        self.put_word(at, payload);
+        self.put_word(at + 8, 0xdead);
+    }
+
+    /// The card is reset.
+    pub(crate) fn reset(&mut self) {
+        self.registers.clear();
+        self.units.clear();
+        self.loaded.clear();
+        self.hung.clear();
+    }
 }
 
 impl Host for Card {
     fn read32(&mut self, offset: u32) -> u32 {
         let value = self.registers.get(&offset).copied().unwrap_or(0);
+        let index = offset.wrapping_sub(pfifo::CHANNEL_STATE::at(0)) / 8;
+        if index < 128 && offset == pfifo::CHANNEL_STATE::at(index) {
+            let channel = ChannelId(index as u8);
+            let pending = self.runnable(channel) && self.pending(channel);
+            return value | u32::from(pending) << 28 | u32::from(self.loaded.contains(&channel.0)) << 12;
+        }
         let hung = offset == pfifo::PREEMPT::OFFSET && self.hung.contains(&((value & 0x7f) as u8));
         if hung { value | pfifo::PREEMPT::PENDING.mask() } else { value }
     }
@@ -77,6 +248,25 @@ impl Host for Card {
     fn write32(&mut self, offset: u32, value: u32) {
         self.did.push(Did::Register(offset, value));
         self.registers.insert(offset, value);
+        let index = offset.wrapping_sub(pfifo::CHANNEL::at(0)) / 8;
+        if index < 128 && offset == pfifo::CHANNEL::at(index) {
+            let channel = ChannelId(index as u8);
+            self.units.remove(&channel.0);
+            self.loaded.remove(&channel.0);
+            if value >> 31 != 0 {
+                let gp_get = self.block_word(channel, ramfc::GP_GET);
+                self.units.insert(channel.0, Unit { gp_get, ..Unit::default() });
+            }
+        }
+    }
+
+    fn vram_read(&mut self, address: VramAddr, data: &mut [u8]) {
+        let page = self.vram.get(&(address.0 / 4096));
+        let within = (address.0 % 4096) as usize;
+        match page {
+            Some(page) => data.copy_from_slice(&page[within..within + data.len()]),
+            None => data.fill(0),
+        }
     }
 
     fn vram_write(&mut self, address: VramAddr, data: &[u8]) {
@@ -91,12 +281,12 @@ impl Host for Card {
     }
 
     fn userd_read(&mut self, channel: ChannelId, offset: u64) -> u32 {
-        self.userd.get(&(channel.0, offset)).copied().unwrap_or(0)
+        self.userd(channel, offset)
     }
 
     fn userd_write(&mut self, channel: ChannelId, offset: u64, value: u32) {
         self.did.push(Did::Doorbell(channel.0, value));
-        self.userd.insert((channel.0, offset), value);
+        self.set_userd(channel, offset, value);
     }
 
     fn relax(&mut self) {
@@ -104,13 +294,19 @@ impl Host for Card {
     }
 }
 
-/// A guest's VRAM, sparse, by word; reads beyond 16 MiB fail.
+/// A guest's VRAM, sparse, by word; reads beyond 16 MiB fail. And its rings, by virtual address.
 #[derive(Default)]
-pub(crate) struct Guest(BTreeMap<u64, [u8; 4]>);
+pub(crate) struct Guest {
+    words: BTreeMap<u64, [u8; 4]>,
+    /// Entries that are not as [`Self::entry`] says.
+    pub(crate) entries: BTreeMap<u64, u64>,
+    /// Pages of virtual addresses with nothing there.
+    pub(crate) unmapped: BTreeSet<u64>,
+}
 
 impl Guest {
     pub(crate) fn put(&mut self, at: u64, value: u32) {
-        self.0.insert(at / 4, value.to_le_bytes());
+        self.words.insert(at / 4, value.to_le_bytes());
     }
 
     /// An instance block at `at` as a driver writes it before it binds the channel.
@@ -127,10 +323,19 @@ impl Guest {
         self.parse(at)
     }
 
-    pub(crate) fn parse(&mut self, at: u64) -> GuestInstance {
+    pub(crate) fn bytes(&mut self, at: u64) -> [u8; 4096] {
         let mut block = [0; 4096];
-        self.read(Place::Vram(GuestVramAddr(at)), &mut block).unwrap();
-        GuestInstance::parse(&block).unwrap()
+        GuestMemory::read(self, Place::Vram(GuestVramAddr(at)), &mut block).unwrap();
+        block
+    }
+
+    pub(crate) fn parse(&mut self, at: u64) -> GuestInstance {
+        GuestInstance::parse(&self.bytes(at)).unwrap()
+    }
+
+    /// The ring entry at `va`: if nothing else was put there, four dwords at an address of its own.
+    pub(crate) fn entry(&self, va: u64) -> u64 {
+        self.entries.get(&va).copied().unwrap_or(4 << 42 | (va & 0x7f_ffff_fff8) >> 1)
     }
 }
 
@@ -141,8 +346,22 @@ impl GuestMemory for Guest {
             return Err(Unreadable);
         }
         for (index, bytes) in (start.0 / 4..).zip(data.chunks_mut(4)) {
-            let word = self.0.get(&index).copied().unwrap_or_default();
+            let word = self.words.get(&index).copied().unwrap_or_default();
             bytes.copy_from_slice(&word[..bytes.len()]);
+        }
+        Ok(())
+    }
+}
+
+impl GuestRing for Guest {
+    fn read(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), Unmapped> {
+        assert!(!data.is_empty() && va.0 / 4096 == (va.0 + data.len() as u64 - 1) / 4096, "one page at a time");
+        assert!(va.0 < HOST, "the host's addresses are not the guest's");
+        if self.unmapped.contains(&(va.0 / 4096)) {
+            return Err(Unmapped);
+        }
+        for (at, bytes) in (va.0..).step_by(8).zip(data.chunks_mut(8)) {
+            bytes.copy_from_slice(&self.entry(at).to_le_bytes());
         }
         Ok(())
     }
@@ -153,6 +372,7 @@ pub(crate) struct World {
     pub(crate) channels: Channels,
     pub(crate) card: Card,
     pub(crate) guest: Guest,
+    pub(crate) now: u64,
 }
 
 impl World {
@@ -160,7 +380,7 @@ impl World {
         let mut channels = Channels::new(LAYOUT);
         channels.add_vm(A, 4);
         channels.add_vm(B, 4);
-        Self { channels, card: Card::default(), guest: Guest::default() }
+        Self { channels, card: Card::default(), guest: Guest::default(), now: 0 }
     }
 
     /// Where the instance block of a channel lies for its guest.
@@ -172,15 +392,31 @@ impl World {
         0x20_0000 + u64::from(channel) * 0x1000
     }
 
+    /// Where the ring of a channel, of 1024 entries, lies for its guest.
+    pub(crate) fn ring_of(vm: VmId, channel: u8) -> u64 {
+        0x12_2000_0000 + (u64::from(vm.0) * 256 + u64::from(channel)) * 0x2000
+    }
+
+    pub(crate) fn directory_of(vm: VmId) -> VramAddr {
+        VramAddr(0x80_0000 + u64::from(vm.0) * 0x1_0000)
+    }
+
+    /// Binds with what the guest's block has now, once the words that differ for each channel are there.
+    pub(crate) fn bind_block(&mut self, vm: VmId, channel: u8) -> Result<ChannelId, crate::BindError> {
+        let at = Self::instance_of(channel);
+        let guest = self.guest.parse(at);
+        let instance = Place::Vram(GuestVramAddr(at));
+        let bind = Bind { instance, guest: &guest, directory: Self::directory_of(vm) };
+        self.channels.bind(&mut self.card, vm, VirtualChannelId(channel), bind)
+    }
+
     pub(crate) fn try_bind(&mut self, vm: VmId, channel: u8) -> Result<ChannelId, crate::BindError> {
         let at = Self::instance_of(channel);
-        let guest = self.guest.instance(at, Self::userd_of(channel));
-        let bind = Bind {
-            instance: Place::Vram(GuestVramAddr(at)),
-            guest: &guest,
-            directory: VramAddr(0x80_0000 + u64::from(vm.0) * 0x1_0000),
-        };
-        self.channels.bind(&mut self.card, vm, VirtualChannelId(channel), bind)
+        self.guest.instance(at, Self::userd_of(channel));
+        let ring = Self::ring_of(vm, channel);
+        self.guest.put(at + ramfc::GP_BASE_LO, ring as u32);
+        self.guest.put(at + ramfc::GP_BASE_HI, 10 << 16 | (ring >> 32) as u32);
+        self.bind_block(vm, channel)
     }
 
     pub(crate) fn bind(&mut self, vm: VmId, channel: u8) -> ChannelId {
@@ -199,16 +435,36 @@ impl World {
     /// As a driver does it: bind, start, list.
     pub(crate) fn run(&mut self, vm: VmId, channel: u8) -> ChannelId {
         let physical = self.bind(vm, channel);
+        self.start(vm, channel);
+        physical
+    }
+
+    pub(crate) fn start(&mut self, vm: VmId, channel: u8) {
         self.enable(vm, channel, true);
         let mut list: Vec<u8> = self.channels.vms[&vm].list.clone();
         list.push(channel);
         self.list(vm, &list);
-        physical
     }
 
-    pub(crate) fn ring(&mut self, vm: VmId, channel: u8, gp_put: u32) -> Result<bool, crate::DoorbellError> {
-        let channel = VirtualChannelId(channel);
-        let doorbell = self.channels.doorbell(&mut self.card, &mut self.guest, vm, channel, gp_put)?;
-        Ok(self.channels.ring(&mut self.card, doorbell))
+    pub(crate) fn check(&mut self, vm: VmId, channel: u8, gp_put: u32) -> Result<crate::Doorbell, DoorbellError> {
+        self.channels.doorbell(&mut self.card, &mut self.guest, vm, VirtualChannelId(channel), gp_put)
+    }
+
+    pub(crate) fn pull(&mut self, doorbell: crate::Doorbell) -> Result<Pulled, RingFault> {
+        self.channels.pull(&mut self.card, &mut self.guest, doorbell, self.now)
+    }
+
+    /// A doorbell that is pulled at once.
+    pub(crate) fn ring(&mut self, vm: VmId, channel: u8, gp_put: u32) -> Result<Pulled, DoorbellError> {
+        let doorbell = self.check(vm, channel, gp_put)?;
+        Ok(self.pull(doorbell).expect("the ring is good"))
+    }
+
+    pub(crate) fn completed(&mut self) -> Vec<crate::Completion> {
+        self.channels.completed(&mut self.card, self.now)
+    }
+
+    pub(crate) fn userd(&mut self, vm: VmId, channel: u8, offset: u64) -> u32 {
+        self.channels.userd_read(&mut self.card, vm, VirtualChannelId(channel), offset)
     }
 }

@@ -3,6 +3,7 @@ use crate::tests::fake::Guest;
 use proptest::prelude::*;
 
 const USERD: VramAddr = VramAddr(0x1_2345_6000);
+const RING: GpuVa = GpuVa(0xff_f801_0000);
 const DIRECTORY: VramAddr = VramAddr(0x2_0001_0000);
 
 fn parse_with(offset: u64, value: u32) -> Result<GuestInstance, InstanceError> {
@@ -23,8 +24,9 @@ fn what_a_driver_writes_is_understood() {
             userd: GuestVramAddr(0x5000),
             gp_base: GpuVa(0x12_2000_0000),
             gp_entries_log2: 10,
+            gp_get: 0,
+            gp_put: 0,
             directory: Place::Vram(GuestVramAddr(0x7000)),
-            limit: 0xff_ffff_ffff,
             contexts: [Some(GpuVa(0x40_0000)), None, None],
         }
     );
@@ -49,12 +51,13 @@ fn a_directory_in_ram_is_one() {
 }
 
 #[test]
-fn the_block_names_the_hosts_userd_and_directory() {
-    let block = parse_with(context::CE1, 0x7_7000 | context::VALID).unwrap().block(USERD, DIRECTORY);
+fn the_block_names_the_hosts_userd_ring_and_directory() {
+    let block = parse_with(context::CE1, 0x7_7000 | context::VALID).unwrap().block(USERD, RING, DIRECTORY);
     let at = |offset| word(&block, offset).unwrap();
     assert_eq!((at(ramfc::USERD_LO), at(ramfc::USERD_HI)), (0x2345_6000, 1));
     assert_eq!((at(vm::PDB_LO), at(vm::PDB_HI)), (0x0001_0000, 2));
-    assert_eq!((at(ramfc::GP_BASE_LO), at(ramfc::GP_BASE_HI)), (0x2000_0000, 10 << 16 | 0x12));
+    assert_eq!((at(ramfc::GP_BASE_LO), at(ramfc::GP_BASE_HI)), (0xf801_0000, 9 << 16 | 0xff));
+    assert_eq!((at(vm::LIMIT_LO), at(vm::LIMIT_HI)), (0xffff_ffff, 0xff));
     assert_eq!((at(context::GR), at(context::CE1)), (0, 0x7_7000 | context::VALID));
     assert_eq!(at(ramfc::SIGNATURE), ramfc::SIGNATURE_VALUE);
 }
@@ -75,7 +78,7 @@ proptest! {
             prop_assert!(!sane);
             return Ok(());
         };
-        let block = guest.block(USERD, DIRECTORY);
+        let block = guest.block(USERD, RING, DIRECTORY);
         let mut expected = [0u8; BLOCK];
         let mut put = |at: usize, value: u64, len: usize| {
             expected[at..at + len].copy_from_slice(&value.to_le_bytes()[..len]);
@@ -85,9 +88,9 @@ proptest! {
         }
         let wide = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
         put(0x08, USERD.0, 8);
-        put(0x48, wide(0x48) & 0xffff_00ff_ffff_fff8, 8);
+        put(0x48, RING.0 | 9 << 48, 8);
         put(0x200, DIRECTORY.0, 8);
-        put(0x208, wide(0x208) & 0xff_ffff_ffff, 8);
+        put(0x208, 0xff_ffff_ffff, 8);
         for at in [0x210, 0x230, 0x240] {
             if wide(at) & 4 != 0 {
                 put(at, wide(at) & 0xff_ffff_f000 | 4, 8);
