@@ -1,1 +1,285 @@
+use super::*;
+use crate::tests::fake::{A, B, World};
+use nvspec::regs::pfifo;
 
+const CH: VirtualChannelId = VirtualChannelId(0);
+const CE0: u32 = 4;
+
+fn sequences(world: &mut World) -> Vec<u32> {
+    world.completed().iter().map(|completion| completion.sequence).collect()
+}
+
+fn told(world: &mut World, engine: u32) -> Vec<VmId> {
+    world.channels.non_stall(&mut world.card, engine).into_iter().collect()
+}
+
+fn busy(world: &mut World, engine: u32, physical: Option<ChannelId>) {
+    let status = physical.map_or(0, |physical| 1 << 31 | u32::from(physical.0));
+    world.card.registers.insert(pfifo::ENGINE_STATUS::at(engine), status);
+}
+
+#[test]
+fn a_completion_says_whose_it_is_and_when_it_was() {
+    let mut world = World::new();
+    world.bind(B, 7);
+    let physical = world.run(A, 3);
+    world.now = 100;
+    world.ring(A, 3, 5).unwrap();
+    assert_eq!(world.completed(), []);
+    world.card.time = 999;
+    world.card.run(physical);
+    world.now = 250;
+    let expected = Completion {
+        vm: A,
+        channel: VirtualChannelId(3),
+        physical,
+        sequence: 1,
+        entries: 5,
+        submitted_at: 100,
+        completed_at: 250,
+        card_time_ns: Some(1000),
+    };
+    assert_eq!(world.completed(), [expected]);
+    assert_eq!(world.completed(), [], "once");
+    assert_eq!(world.channels.in_flight(A, VirtualChannelId(3)), 0);
+}
+
+#[test]
+fn several_are_in_flight_and_end_in_order() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    for gp_put in 1..=4 {
+        world.ring(A, 0, gp_put).unwrap();
+    }
+    // Entry and record of each are begun and ended.
+    for _ in 0..2 {
+        while world.card.fetch(physical) {}
+        for _ in 0..8 {
+            world.card.execute(physical);
+        }
+        assert!(matches!(sequences(&mut world)[..], [1, 2] | [3, 4]));
+    }
+    assert_eq!(world.channels.in_flight(A, CH), 0);
+}
+
+#[test]
+fn a_forged_semaphore_counts_for_nothing_before_the_record_was_fetched() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    world.ring(A, 0, 1).unwrap();
+    world.card.forge(physical, 0, 1);
+    world.card.fetch(physical);
+    assert_eq!(world.completed(), []);
+    world.card.forge(physical, 0, 77);
+    world.card.fetch(physical);
+    assert_eq!(world.completed(), [], "another payload is no release");
+    world.card.run(physical);
+    assert_eq!(sequences(&mut world), [1]);
+}
+
+#[test]
+fn a_swallowed_record_ends_without_a_time_when_the_channel_is_at_rest() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    world.ring(A, 0, 1).unwrap();
+    world.card.units.get_mut(&physical.0).unwrap().swallow = true;
+    while world.card.fetch(physical) {}
+    assert_eq!(world.completed(), [], "fetched, not executed");
+    world.card.run(physical);
+    busy(&mut world, CE0, Some(physical));
+    assert_eq!(world.completed(), [], "an engine works for it");
+    busy(&mut world, CE0, None);
+    world.card.registers.insert(pfifo::CHANNEL_STATE::at(physical.0.into()), 1 | 1 << 4);
+    assert_eq!(world.completed(), [], "it waits for a semaphore");
+    world.card.registers.insert(pfifo::CHANNEL_STATE::at(physical.0.into()), 1);
+    let completions = world.completed();
+    assert_eq!(completions.len(), 1);
+    assert_eq!((completions[0].sequence, completions[0].card_time_ns), (1, None));
+    assert_eq!(world.completed(), []);
+}
+
+#[test]
+fn a_channel_that_is_not_scheduled_is_not_at_rest() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    world.ring(A, 0, 1).unwrap();
+    world.card.units.get_mut(&physical.0).unwrap().swallow = true;
+    world.card.run(physical);
+    world.channels.pause(&mut world.card, A, true);
+    assert_eq!(world.completed(), []);
+    world.channels.pause(&mut world.card, A, false);
+    world.list(A, &[]);
+    assert_eq!(world.completed(), []);
+    world.list(A, &[0]);
+    assert_eq!(sequences(&mut world), [1]);
+}
+
+#[test]
+fn a_swallowed_record_ends_with_the_next_that_is_not() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    world.ring(A, 0, 1).unwrap();
+    world.ring(A, 0, 2).unwrap();
+    world.ring(A, 0, 3).unwrap();
+    world.card.units.get_mut(&physical.0).unwrap().swallow = true;
+    while world.card.fetch(physical) {}
+    for _ in 0..8 {
+        world.card.execute(physical);
+    }
+    let times: Vec<_> =
+        world.completed().iter().map(|completion| (completion.sequence, completion.card_time_ns)).collect();
+    assert_eq!(times, [(1, None), (2, Some(1))]);
+}
+
+#[test]
+fn a_channel_that_is_bound_anew_counts_from_one() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    world.ring(A, 0, 1).unwrap();
+    world.ring(A, 0, 2).unwrap();
+    world.card.run(physical);
+    let physical = world.run(A, 0);
+    assert_eq!(world.completed(), [], "what was in flight is gone");
+    world.ring(A, 0, 1).unwrap();
+    world.card.run(physical);
+    assert_eq!(sequences(&mut world), [1]);
+}
+
+#[test]
+fn without_work_the_card_is_not_asked() {
+    struct Silent;
+    impl Host for Silent {
+        fn read32(&mut self, offset: u32) -> u32 {
+            panic!("a read of {offset:#x}")
+        }
+        fn write32(&mut self, offset: u32, _value: u32) {
+            panic!("a write of {offset:#x}")
+        }
+        fn vram_read(&mut self, address: VramAddr, _data: &mut [u8]) {
+            panic!("a read at {address}")
+        }
+        fn vram_write(&mut self, address: VramAddr, _data: &[u8]) {
+            panic!("a write at {address}")
+        }
+        fn vram_flush(&mut self) {
+            panic!("a flush")
+        }
+        fn userd_read(&mut self, channel: ChannelId, _offset: u64) -> u32 {
+            panic!("a read of channel {}", channel.0)
+        }
+        fn userd_write(&mut self, channel: ChannelId, _offset: u64, _value: u32) {
+            panic!("a write of channel {}", channel.0)
+        }
+    }
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    world.ring(A, 0, 1).unwrap();
+    world.card.run(physical);
+    assert_eq!(sequences(&mut world), [1]);
+    assert_eq!(world.channels.completed(&mut Silent, 0), []);
+    assert!(!world.channels.busy_directory(&mut Silent, World::directory_of(A)));
+}
+
+#[test]
+fn a_directory_is_busy_while_its_channels_have_work() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    world.run(B, 0);
+    let busy = |world: &mut World, vm| world.channels.busy_directory(&mut world.card, World::directory_of(vm));
+    assert!(!busy(&mut world, A));
+    world.ring(A, 0, 1000).unwrap();
+    assert!(busy(&mut world, A) && !busy(&mut world, B));
+    world.card.run(physical);
+    assert!(busy(&mut world, A), "some is to be pulled");
+    world.completed();
+    for doorbell in world.channels.pending_pull() {
+        world.pull(doorbell).unwrap();
+    }
+    while world.card.fetch(physical) {}
+    assert!(busy(&mut world, A), "fetched, not executed");
+    world.card.run(physical);
+    assert!(!busy(&mut world, A), "ended, if not counted yet");
+}
+
+#[test]
+fn who_has_no_work_is_not_told() {
+    let mut world = World::new();
+    world.run(A, 0);
+    let b = world.run(B, 0);
+    assert_eq!(told(&mut world, CE0), []);
+    world.ring(A, 0, 1).unwrap();
+    assert_eq!(told(&mut world, CE0), [], "it has not begun");
+    world.ring(B, 0, 1).unwrap();
+    world.card.run(b);
+    world.completed();
+    assert_eq!(told(&mut world, CE0), [B]);
+    world.completed();
+    assert_eq!(told(&mut world, CE0), []);
+}
+
+#[test]
+fn who_was_told_of_one_engine_is_told_of_others_in_the_same_round() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    world.ring(A, 0, 1).unwrap();
+    world.card.run(physical);
+    world.completed();
+    assert_eq!(told(&mut world, CE0), [A]);
+    assert_eq!(told(&mut world, CE0), [], "once each");
+    assert_eq!(told(&mut world, 0), [A]);
+    world.completed();
+    assert_eq!(told(&mut world, 5), [], "old news");
+    for engine in [6, 32, u32::MAX] {
+        assert_eq!(told(&mut world, engine), []);
+    }
+}
+
+#[test]
+fn work_that_has_ended_is_news_until_it_is_told() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    world.ring(A, 0, 1).unwrap();
+    world.card.run(physical);
+    for _ in 0..3 {
+        world.completed();
+    }
+    assert_eq!(told(&mut world, 0), [A]);
+}
+
+#[test]
+fn who_moves_in_mid_submission_is_told() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    world.ring(A, 0, 3).unwrap();
+    for _ in 0..3 {
+        world.card.fetch(physical);
+        world.card.loaded.clear();
+        assert_eq!(told(&mut world, 0), [A]);
+        assert_eq!(told(&mut world, 0), [], "nothing has moved since");
+        world.card.execute(physical);
+        assert_eq!(told(&mut world, 0), [A]);
+        world.card.execute(physical);
+        assert_eq!(told(&mut world, 0), [A]);
+    }
+}
+
+#[test]
+fn who_is_in_a_pbdma_or_on_the_engine_with_work_is_told() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    world.ring(A, 0, 3).unwrap();
+    world.card.fetch(physical);
+    for _ in 0..10 {
+        assert_eq!(told(&mut world, 0), [A]);
+    }
+    // A forged semaphore: no record is in flight, and the engine still works.
+    world.card.run(physical);
+    world.completed();
+    assert_eq!(told(&mut world, 0), [A]);
+    world.completed();
+    assert_eq!(told(&mut world, 0), []);
+    busy(&mut world, 0, Some(physical));
+    assert_eq!(told(&mut world, 0), [A]);
+    world.card.loaded.clear();
+    assert_eq!(told(&mut world, 0), [], "a channel number without the channel");
+}

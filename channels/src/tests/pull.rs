@@ -1,1 +1,199 @@
+use super::*;
+use crate::tests::fake::{A, B, Did, World};
+use crate::{DoorbellError, Host};
+use nvspec::addr::VramAddr;
 
+const CH: VirtualChannelId = VirtualChannelId(0);
+
+/// Runs the card and pulls until nothing is left, and returns how many entries were taken.
+fn drain(world: &mut World, physical: ChannelId) -> u32 {
+    let mut taken = 0;
+    for _ in 0..100 {
+        world.card.run(physical);
+        world.completed();
+        let pending = world.channels.pending_pull();
+        if pending.is_empty() {
+            return taken;
+        }
+        for doorbell in pending {
+            taken += world.pull(doorbell).unwrap().taken;
+        }
+    }
+    panic!("entries are left for ever");
+}
+
+#[test]
+fn what_the_card_gets_is_the_guests_entries_and_a_record() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    let ring = World::ring_of(A, 0);
+    world.guest.entries.insert(ring + 8, 0xf_ffff << 42 | 1 << 40 | 0x4000_0003);
+    world.ring(A, 0, 2).unwrap();
+    let entries: Vec<u64> =
+        world.card.unfetched(physical).into_iter().map(|at| world.card.ring_entry(physical, at)).collect();
+    let record = 6 << 42 | 1 << 41 | 0xff_f800_1000;
+    assert_eq!(entries, [world.guest.entry(ring), 0xf_ffff << 42 | 0x4000_0000, record]);
+}
+
+#[test]
+fn a_ring_larger_than_the_hosts_is_taken_in_pieces() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    assert_eq!(world.ring(A, 0, 1023), Ok(Pulled { taken: 510, left: 513 }));
+    assert_eq!(world.channels.backlog(A, CH), 513);
+    assert_eq!(world.channels.pending_pull(), [], "there is no room");
+    assert_eq!(drain(&mut world, physical), 513);
+    assert_eq!(world.card.units[&physical.0].given.len(), 1023);
+    assert_eq!(world.channels.backlog(A, CH), 0);
+}
+
+#[test]
+fn submissions_are_in_flight_until_records_run_out() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    let mut gp_put = 0;
+    for submission in 1..=255u32 {
+        gp_put = submission;
+        assert_eq!(world.ring(A, 0, gp_put), Ok(Pulled { taken: 1, left: 0 }));
+    }
+    assert_eq!(world.ring(A, 0, gp_put + 1), Ok(Pulled { taken: 0, left: 1 }), "511 entries are the most");
+    assert_eq!(world.channels.in_flight(A, CH), 255);
+    // All fetched, none executed: the ring has room, the records have not but for one.
+    while world.card.fetch(physical) {}
+    assert_eq!(world.ring(A, 0, gp_put + 2), Ok(Pulled { taken: 2, left: 0 }));
+    assert_eq!(world.ring(A, 0, gp_put + 3), Ok(Pulled { taken: 0, left: 1 }));
+    assert_eq!(drain(&mut world, physical), 1);
+    assert_eq!(world.card.units[&physical.0].released, (1..=257).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_doorbell_that_comes_late_takes_nothing() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    let first = world.check(A, 0, 5).unwrap();
+    let second = world.check(A, 0, 9).unwrap();
+    assert_eq!(world.pull(second), Ok(Pulled { taken: 9, left: 0 }));
+    assert_eq!(world.pull(first), Ok(Pulled::default()));
+    assert_eq!(drain(&mut world, physical), 0);
+    assert_eq!(world.card.units[&physical.0].given.len(), 9);
+}
+
+#[test]
+fn each_doorbell_takes_up_to_itself() {
+    let mut world = World::new();
+    world.run(A, 0);
+    let first = world.check(A, 0, 5).unwrap();
+    let second = world.check(A, 0, 9).unwrap();
+    assert_eq!(world.pull(first), Ok(Pulled { taken: 5, left: 0 }));
+    assert_eq!(world.pull(second), Ok(Pulled { taken: 4, left: 0 }));
+}
+
+#[test]
+fn an_entry_that_cannot_be_honoured_stops_the_ring_there() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    let raw = 1 << 42 | 0xff_f800_3000;
+    world.guest.entries.insert(World::ring_of(A, 0) + 8 * 3, raw);
+    let doorbell = world.check(A, 0, 6).unwrap();
+    let fault = RingFault::Entry { index: 3, raw };
+    assert_eq!(world.pull(doorbell), Err(fault));
+    assert_eq!(world.pull(doorbell), Err(fault), "it stays so");
+    assert_eq!(world.channels.pending_pull(), []);
+    world.card.run(physical);
+    let completions = world.completed();
+    assert_eq!(completions.iter().map(|completion| completion.entries).collect::<Vec<_>>(), [3]);
+    world.bind(A, 0);
+    assert_eq!(world.ring(A, 0, 3), Ok(Pulled { taken: 3, left: 0 }), "bound anew it begins anew");
+}
+
+#[test]
+fn an_unmapped_page_of_the_ring_stops_there() {
+    let mut world = World::new();
+    world.run(A, 0);
+    let page = World::ring_of(A, 0) + 0x1000;
+    world.guest.unmapped.insert(page / 0x1000);
+    let doorbell = world.check(A, 0, 600).unwrap();
+    // 510 entries have room.
+    assert_eq!(world.pull(doorbell), Ok(Pulled { taken: 510, left: 90 }));
+    let physical = doorbell.channel;
+    world.card.run(physical);
+    assert_eq!(world.pull(doorbell), Err(RingFault::Unmapped { va: GpuVa(page) }));
+    assert_eq!(world.userd(A, 0, userd::GP_GET), 510);
+    world.card.run(physical);
+    assert_eq!(world.userd(A, 0, userd::GP_GET), 512);
+}
+
+#[test]
+fn a_ring_that_reaches_the_hosts_addresses_is_not_read_there() {
+    use nvspec::instance::ramfc;
+    let mut world = World::new();
+    world.try_bind(A, 0).unwrap();
+    world.guest.put(World::instance_of(0) + ramfc::GP_BASE_LO, 0xf7ff_fff0);
+    world.guest.put(World::instance_of(0) + ramfc::GP_BASE_HI, 10 << 16 | 0xff);
+    world.bind_block(A, 0).unwrap();
+    world.start(A, 0);
+    let doorbell = world.check(A, 0, 3).unwrap();
+    assert_eq!(world.pull(doorbell), Err(RingFault::Unmapped { va: GpuVa(0xff_f800_0000) }));
+    assert_eq!(world.channels.in_flight(A, CH), 1, "the two entries below are with the card");
+}
+
+#[test]
+fn a_ring_of_one_entry_is_always_empty() {
+    use nvspec::instance::ramfc;
+    let mut world = World::new();
+    world.try_bind(A, 0).unwrap();
+    world.guest.put(World::instance_of(0) + ramfc::GP_BASE_HI, 0x12);
+    world.bind_block(A, 0).unwrap();
+    assert_eq!(world.ring(A, 0, 0), Ok(Pulled::default()));
+    assert_eq!(world.ring(A, 0, 1), Err(DoorbellError::BeyondRing { gp_put: 1, entries: 1 }));
+}
+
+#[test]
+fn the_record_is_cleared_before_it_is_used_again() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    let semaphore = VramAddr(0x40_3000);
+    for round in 0..256u32 {
+        world.ring(A, 0, round + 1).unwrap();
+        world.card.run(physical);
+        assert_eq!(world.completed().len(), 1);
+    }
+    assert_eq!(world.card.word(semaphore.0), 1);
+    world.ring(A, 0, 257).unwrap();
+    assert_eq!(world.card.word(semaphore.0), 0);
+    let cleared = world.card.did.iter().rposition(|did| *did == Did::Vram(semaphore.0, 16)).unwrap();
+    assert_eq!(world.card.did.len() - cleared, 3, "then a flush and the doorbell");
+    let mut time = [1; 16];
+    world.card.vram_read(semaphore, &mut time);
+    assert_eq!(time, [0; 16]);
+}
+
+#[test]
+fn nothing_of_an_earlier_owner_is_in_the_work_area() {
+    let mut world = World::new();
+    world.channels.add_vm(VmId(3), 128);
+    let physical = world.run(A, 0);
+    world.ring(A, 0, 100).unwrap();
+    world.channels.unbind(&mut world.card, A, CH).unwrap();
+    for channel in 0..127 {
+        world.bind(VmId(3), channel);
+    }
+    assert_eq!(world.bind(B, 0), physical);
+    for (_, page, _) in crate::tests::fake::LAYOUT.work_pages(physical) {
+        assert!((0..1024).all(|word| world.card.word(page.0 + 4 * word) == 0));
+    }
+}
+
+#[test]
+fn a_stopped_channel_is_not_pending() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    world.ring(A, 0, 1000).unwrap();
+    world.card.run(physical);
+    world.completed();
+    assert_eq!(world.channels.pending_pull().len(), 1);
+    world.channels.pause(&mut world.card, A, true);
+    assert_eq!(world.channels.pending_pull(), []);
+    world.channels.pause(&mut world.card, A, false);
+    assert_eq!(drain(&mut world, physical), 490);
+}

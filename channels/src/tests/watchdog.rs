@@ -1,1 +1,126 @@
+use super::*;
+use crate::tests::fake::{A, B, World};
+use nvspec::fifo::VirtualChannelId;
+use nvspec::regs::pfifo;
 
+const LIMIT: u64 = HANG_LIMIT_NS;
+
+fn work(world: &mut World, unit: u32, physical: Option<ChannelId>) {
+    let status = physical.map_or(0, |physical| 1 << 31 | u32::from(physical.0));
+    world.card.registers.insert(pfifo::ENGINE_STATUS::at(unit), status);
+}
+
+fn look(world: &mut World, now: u64) -> Vec<Hang> {
+    world.channels.look(&mut world.card, now)
+}
+
+#[test]
+fn a_channel_that_gets_nowhere_is_reported_once() {
+    let mut world = World::new();
+    world.bind(B, 0);
+    let physical = world.run(A, 3);
+    work(&mut world, 4, Some(physical));
+    assert_eq!(look(&mut world, 1000), []);
+    assert_eq!(look(&mut world, 1000 + LIMIT), [], "not longer than it may");
+    let hang = Hang { engine: 4, vm: A, channel: VirtualChannelId(3), physical, for_ns: LIMIT + 1 };
+    assert_eq!(look(&mut world, 1001 + LIMIT), [hang]);
+    assert_eq!(look(&mut world, 2000 + 9 * LIMIT), []);
+    // It moves, and stands still again.
+    world.card.set_userd(physical, userd::GET, 4);
+    assert_eq!(look(&mut world, 9 * LIMIT + 3000), []);
+    assert_eq!(look(&mut world, 10 * LIMIT + 3001).len(), 1);
+}
+
+#[test]
+fn progress_of_any_kind_begins_anew() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    world.ring(A, 0, 1).unwrap();
+    world.ring(A, 0, 2).unwrap();
+    while world.card.fetch(physical) {}
+    work(&mut world, 0, Some(physical));
+    for now in 0..20 {
+        // Each half of the limit something happens: the ring, a range, a completion.
+        match now % 3 {
+            0 => world.card.set_userd(physical, userd::GET, now as u32),
+            1 => world.card.set_userd(physical, userd::GP_GET, now as u32 % 2 + 2),
+            _ => world.card.set_userd(physical, userd::GET, now as u32),
+        }
+        assert_eq!(look(&mut world, now * LIMIT / 2), []);
+    }
+    world.card.set_userd(physical, userd::GP_GET, 4);
+    assert_eq!(look(&mut world, 10 * LIMIT), []);
+    while world.card.execute(physical) {}
+    let get = world.card.userd(physical, userd::GET);
+    assert_eq!(look(&mut world, 11 * LIMIT), []);
+    assert_eq!(world.completed().len(), 2);
+    assert_eq!(world.card.userd(physical, userd::GET), get);
+    assert_eq!(look(&mut world, 12 * LIMIT + 1), [], "two submissions have ended since");
+}
+
+#[test]
+fn who_waits_for_a_semaphore_does_not_hang() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    work(&mut world, 0, Some(physical));
+    assert_eq!(look(&mut world, 0), []);
+    world.card.registers.insert(pfifo::CHANNEL_STATE::at(physical.0.into()), 1 | 1 << 4);
+    assert_eq!(look(&mut world, 2 * LIMIT), []);
+    world.card.registers.insert(pfifo::CHANNEL_STATE::at(physical.0.into()), 1);
+    assert_eq!(look(&mut world, 3 * LIMIT), [], "the time begins when it stops waiting");
+    assert_eq!(look(&mut world, 4 * LIMIT + 1).len(), 1);
+}
+
+#[test]
+fn an_idle_engine_and_one_that_works_for_no_one_do_not_hang() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    work(&mut world, 0, Some(physical));
+    work(&mut world, 5, Some(ChannelId(100)));
+    assert_eq!(look(&mut world, 0), []);
+    work(&mut world, 0, None);
+    assert_eq!(look(&mut world, LIMIT), []);
+    work(&mut world, 0, Some(physical));
+    assert_eq!(look(&mut world, 2 * LIMIT), []);
+    assert_eq!(look(&mut world, 3 * LIMIT), []);
+}
+
+#[test]
+fn another_binding_of_the_same_channel_is_another() {
+    let mut world = World::new();
+    world.channels.add_vm(VmId(3), 127);
+    for channel in 0..127 {
+        world.bind(VmId(3), channel);
+    }
+    let physical = world.run(A, 0);
+    work(&mut world, 0, Some(physical));
+    assert_eq!(look(&mut world, 0), []);
+    assert_eq!(world.run(A, 0), physical);
+    assert_eq!(look(&mut world, 2 * LIMIT), []);
+}
+
+#[test]
+fn a_vm_has_its_own_limit() {
+    let mut world = World::new();
+    let (a, b) = (world.run(A, 0), world.run(B, 0));
+    work(&mut world, 4, Some(a));
+    work(&mut world, 5, Some(b));
+    world.channels.set_hang_limit(A, Some(10));
+    world.channels.set_hang_limit(B, None);
+    world.channels.set_hang_limit(VmId(9), Some(1));
+    assert_eq!(look(&mut world, 0), []);
+    let hangs = look(&mut world, 11);
+    assert_eq!(hangs.iter().map(|hang| (hang.vm, hang.for_ns)).collect::<Vec<_>>(), [(A, 11)]);
+    assert_eq!(look(&mut world, 100 * LIMIT), [], "as long as it likes");
+}
+
+#[test]
+fn time_that_goes_back_is_no_time() {
+    let mut watchdog = Watchdog::new(5);
+    let signature = Signature { channel: ChannelId(1), serial: 1, gp_get: 0, get: 0, completed: 0 };
+    assert_eq!(watchdog.limit_ns(), 5);
+    assert_eq!(watchdog.sample(0, Some(signature), Some(5), 100), None);
+    assert_eq!(watchdog.sample(0, Some(signature), Some(5), 50), None);
+    assert_eq!(watchdog.sample(0, Some(signature), Some(5), 106), Some(6));
+    assert_eq!(watchdog.sample(6, Some(signature), Some(5), 0), None, "there are six engines");
+}
