@@ -41,10 +41,22 @@ mod watchdog;
 mod work;
 
 #[cfg(any(test, feature = "fuzz"))]
+mod fuzz;
+#[cfg(any(test, feature = "fuzz"))]
+#[allow(
+    dead_code,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    reason = "a harness of tests: what does not hold is to panic, and the fuzz target uses a part of it"
+)]
 mod tests {
     pub(crate) mod fake;
+    pub(crate) mod model;
 }
 
+#[cfg(any(test, feature = "fuzz"))]
+pub use fuzz::fuzz;
 pub use instance::{GuestInstance, InstanceError};
 pub use nvspec::addr::Place;
 pub use pool::Channels;

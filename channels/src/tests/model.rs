@@ -1,0 +1,551 @@
+//! What must hold after any sequence of operations, checked against a model of its own: the guest's rings, what was taken
+//! from them and when, and what the test's card has seen. For the property tests and the fuzz target.
+
+use super::fake::{A, B, LAYOUT, World};
+use crate::{
+    Bind, Completion, Doorbell, DoorbellError, GuestInstance, Place, Pulled, RingFault, RunState, Stuck, VmId, work_va,
+};
+use nvspec::addr::{GuestVramAddr, VramAddr};
+use nvspec::fifo::{ChannelId, VirtualChannelId};
+use nvspec::instance::{ramfc, userd};
+use nvspec::regs::pfifo;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Something that a guest, the card or the host does. `bool` says which VM, the first `u8` which channel.
+#[derive(Clone, Debug)]
+pub(crate) enum Op {
+    /// With these words in the guest's block: ring size, GP_GET, GP_PUT.
+    Bind(bool, u8, u8, u16, u16),
+    /// With a block of these bytes.
+    BindBytes(bool, u8, Vec<u8>),
+    Unbind(bool, u8),
+    Enable(bool, u8, bool),
+    List(bool, Vec<u8>),
+    Preempt(bool, u8),
+    Pause(bool, bool),
+    Refuse(bool, u8),
+    /// GP_PUT, which is pulled at once or later.
+    Ring(bool, u8, u32, bool),
+    /// A doorbell that was kept, in any order.
+    Pull(u8),
+    /// What is pending.
+    Pending,
+    /// An entry of the guest's ring: which, and what.
+    Write(bool, u8, u16, u64),
+    Unmap(bool, u8, bool),
+    /// The card fetches and executes so many entries.
+    Fetch(bool, u8, u8),
+    Execute(bool, u8, u8),
+    Forge(bool, u8, u8, u32),
+    Swallow(bool, u8),
+    Completed,
+    NonStall(u8),
+    Look(u64),
+    Hang(bool, u8),
+    LetGo,
+    Destroy(bool),
+    Reset,
+}
+
+/// What the model knows of a bound channel.
+#[derive(Debug)]
+struct Track {
+    physical: ChannelId,
+    ring: u64,
+    entries: u32,
+    start: u32,
+    gp_put: u32,
+    /// Entries that the card was to get, in order.
+    taken: Vec<u64>,
+    /// Entries of each submission, and the position in `taken` behind it.
+    submissions: Vec<(u32, usize)>,
+    completed: u32,
+    faulted: bool,
+    /// The guest has meddled with records.
+    honest: bool,
+}
+
+pub(crate) struct Rig {
+    world: World,
+    tracks: BTreeMap<(VmId, u8), Track>,
+    kept: Vec<Doorbell>,
+    stuck: BTreeSet<ChannelId>,
+    refused: BTreeMap<(VmId, u8), bool>,
+    /// VMs that may be told of something: work was in flight, or has ended, since they were told.
+    worked: BTreeSet<VmId>,
+}
+
+const CAP: usize = 4;
+
+fn vm_of(second: bool) -> VmId {
+    if second { B } else { A }
+}
+
+/// What may reach the card of an entry, by the bits of the class header.
+fn clean(raw: u64) -> Option<u64> {
+    let (address, dwords) = (raw & 0xff_ffff_fffc, raw >> 42 & 0x1f_ffff);
+    match dwords {
+        0 => (raw >> 32 & 0xff == 0).then_some(0),
+        _ => (address + 4 * dwords <= 0xff_f800_0000).then_some(raw & !(1 << 40 | 3)),
+    }
+}
+
+impl Rig {
+    pub(crate) fn new() -> Self {
+        Self {
+            world: World::new(),
+            tracks: BTreeMap::new(),
+            kept: Vec::new(),
+            stuck: BTreeSet::new(),
+            refused: BTreeMap::new(),
+            worked: BTreeSet::new(),
+        }
+    }
+
+    fn physical(&self, vm: VmId, channel: u8) -> Option<ChannelId> {
+        self.tracks.get(&(vm, channel)).map(|track| track.physical)
+    }
+
+    pub(crate) fn apply(&mut self, op: &Op) {
+        self.world.now += 1;
+        let World { channels, card, guest, .. } = &mut self.world;
+        match *op {
+            Op::Bind(second, channel, log2, gp_get, gp_put) => {
+                let (vm, at) = (vm_of(second), World::instance_of(channel));
+                guest.instance(at, World::userd_of(channel));
+                let ring = World::ring_of(vm, channel);
+                guest.put(at + ramfc::GP_BASE_LO, ring as u32);
+                guest.put(at + ramfc::GP_BASE_HI, u32::from(log2 % 11) << 16 | (ring >> 32) as u32);
+                guest.put(at + ramfc::GP_GET, gp_get.into());
+                guest.put(at + ramfc::GP_PUT, gp_put.into());
+                let block = guest.bytes(at);
+                self.bind(vm, channel, &block);
+            }
+            Op::BindBytes(second, channel, ref bytes) => {
+                let mut block = [0; 4096];
+                let len = bytes.len().min(block.len());
+                block[..len].copy_from_slice(&bytes[..len]);
+                self.bind(vm_of(second), channel, &block);
+            }
+            Op::Unbind(second, channel) => self.unbind(vm_of(second), channel),
+            Op::Enable(second, channel, on) => {
+                let bound = channels.enable(card, guest, vm_of(second), VirtualChannelId(channel), on);
+                assert_eq!(bound, self.tracks.contains_key(&(vm_of(second), channel)));
+            }
+            Op::List(second, ref list) => {
+                self.world.list(vm_of(second), list);
+            }
+            Op::Preempt(second, channel) => {
+                let id = VirtualChannelId(channel);
+                let kicked = channels.preempt(card, guest, vm_of(second), id);
+                let hung = self.physical(vm_of(second), channel).filter(|id| self.world.card.hung.contains(&id.0));
+                assert_eq!(kicked.err(), hung.map(|channel| Stuck { channel }));
+            }
+            Op::Pause(second, on) => channels.pause(card, vm_of(second), on),
+            Op::Refuse(second, channel) => {
+                let instance = Place::Vram(GuestVramAddr(World::instance_of(channel)));
+                channels.refuse(vm_of(second), VirtualChannelId(channel), instance, None);
+                if channel < 128 && !self.tracks.contains_key(&(vm_of(second), channel)) {
+                    self.refused.insert((vm_of(second), channel), false);
+                }
+            }
+            Op::Ring(second, channel, gp_put, now) => self.ring(vm_of(second), channel, gp_put, now),
+            Op::Pull(which) => {
+                if !self.kept.is_empty() {
+                    let doorbell = self.kept.swap_remove(usize::from(which) % self.kept.len());
+                    self.pull(doorbell);
+                }
+            }
+            Op::Pending => self.pull_pending(),
+            Op::Write(second, channel, index, raw) => {
+                let at = World::ring_of(vm_of(second), channel) + 8 * u64::from(index % 1024);
+                guest.entries.insert(at, raw);
+            }
+            Op::Unmap(second, channel, gone) => {
+                let page = World::ring_of(vm_of(second), channel) / 4096;
+                if gone {
+                    guest.unmapped.insert(page)
+                } else {
+                    guest.unmapped.remove(&page)
+                };
+            }
+            Op::Fetch(second, channel, count) => {
+                if let Some(physical) = self.physical(vm_of(second), channel) {
+                    (0..count).take_while(|_| self.world.card.fetch(physical)).count();
+                }
+            }
+            Op::Execute(second, channel, count) => {
+                if let Some(physical) = self.physical(vm_of(second), channel) {
+                    (0..count).take_while(|_| self.world.card.execute(physical)).count();
+                }
+            }
+            Op::Forge(second, channel, slot, payload) => {
+                if let Some(track) = self.tracks.get_mut(&(vm_of(second), channel)) {
+                    track.honest = false;
+                    card.forge(track.physical, slot, payload);
+                }
+            }
+            Op::Swallow(second, channel) => {
+                if let Some(track) = self.tracks.get_mut(&(vm_of(second), channel)) {
+                    track.honest = false;
+                    card.units.get_mut(&track.physical.0).unwrap().swallow = true;
+                }
+            }
+            Op::Completed => {
+                self.completed();
+            }
+            Op::NonStall(engine) => self.non_stall(engine.into()),
+            Op::Look(now) => {
+                assert!(channels.look(card, now).is_empty(), "no engine is busy");
+            }
+            Op::Hang(second, channel) => {
+                if let Some(physical) = self.physical(vm_of(second), channel) {
+                    self.world.card.hung.insert(physical.0);
+                }
+            }
+            Op::LetGo => {
+                card.hung.clear();
+                for physical in std::mem::take(&mut self.stuck) {
+                    assert!(channels.let_go(card, physical));
+                }
+            }
+            Op::Destroy(second) => self.destroy(vm_of(second)),
+            Op::Reset => {
+                card.reset();
+                channels.card_reset();
+                self.tracks.clear();
+                self.refused.clear();
+                self.stuck.clear();
+            }
+        }
+    }
+
+    fn bind(&mut self, vm: VmId, channel: u8, block: &[u8; 4096]) {
+        let Ok(guest) = GuestInstance::parse(block) else {
+            return;
+        };
+        let World { channels, card, .. } = &mut self.world;
+        let known = self.tracks.contains_key(&(vm, channel));
+        let before = self.tracks.keys().filter(|(owner, _)| *owner == vm).count();
+        let instance = Place::Vram(GuestVramAddr(World::instance_of(channel)));
+        let bind = Bind { instance, guest: &guest, directory: World::directory_of(vm) };
+        let result = channels.bind(card, vm, VirtualChannelId(channel), bind);
+        if channel < 128 {
+            self.forget(vm, channel, result.err() == self.hung(vm, channel).map(Into::into));
+        }
+        match result {
+            Ok(physical) => {
+                assert!(channel < 128 && before - usize::from(known) < CAP);
+                let entries = 1 << guest.gp_entries_log2;
+                let start = if guest.gp_get < entries { guest.gp_get } else { 0 };
+                let track = Track {
+                    physical,
+                    ring: guest.gp_base.0,
+                    entries,
+                    start,
+                    gp_put: if guest.gp_put < entries { guest.gp_put } else { start },
+                    taken: Vec::new(),
+                    submissions: Vec::new(),
+                    completed: 0,
+                    faulted: false,
+                    honest: true,
+                };
+                assert!(self.tracks.insert((vm, channel), track).is_none());
+                for other in self.tracks.iter().filter(|(key, _)| **key != (vm, channel)).map(|(_, track)| track) {
+                    assert_ne!(other.physical, physical, "a physical channel has one owner");
+                }
+                assert!(!self.stuck.contains(&physical));
+            }
+            Err(crate::BindError::Cap { .. }) => assert!(before >= CAP && !known),
+            Err(crate::BindError::NoSuchChannel) => assert!(channel >= 128),
+            Err(crate::BindError::Stuck(stuck)) => assert!(self.stuck.contains(&stuck.channel)),
+            Err(crate::BindError::Full) => assert!(self.stuck.len() + self.tracks.len() >= 128),
+            Err(crate::BindError::NoSuchVm) => panic!("both VMs are there"),
+        }
+    }
+
+    fn hung(&self, vm: VmId, channel: u8) -> Option<Stuck> {
+        let physical = self.physical(vm, channel)?;
+        self.world.card.hung.contains(&physical.0).then_some(Stuck { channel: physical })
+    }
+
+    /// The channel is not bound any more.
+    fn forget(&mut self, vm: VmId, channel: u8, as_expected: bool) {
+        self.refused.remove(&(vm, channel));
+        if let Some(stuck) = self.hung(vm, channel) {
+            assert!(as_expected);
+            self.stuck.insert(stuck.channel);
+        }
+        self.tracks.remove(&(vm, channel));
+    }
+
+    fn unbind(&mut self, vm: VmId, channel: u8) {
+        let World { channels, card, .. } = &mut self.world;
+        let words = channels.saved_words(card, vm, VirtualChannelId(channel));
+        let result = channels.unbind(card, vm, VirtualChannelId(channel));
+        let hung = self.hung(vm, channel);
+        assert_eq!(result.err(), hung);
+        if let Some(track) = self.tracks.get(&(vm, channel)) {
+            let saved = self.world.channels.saved_words(&mut self.world.card, vm, VirtualChannelId(channel));
+            assert_eq!(saved, words);
+            let put = track.gp_put;
+            assert_eq!(saved.unwrap()[2], (ramfc::GP_PUT, put));
+        }
+        self.forget(vm, channel, true);
+    }
+
+    fn destroy(&mut self, vm: VmId) {
+        let World { channels, card, .. } = &mut self.world;
+        let stuck: BTreeSet<ChannelId> = channels.destroy_vm(card, vm).into_iter().map(|stuck| stuck.channel).collect();
+        let gone: Vec<_> = self.tracks.keys().filter(|(owner, _)| *owner == vm).copied().collect();
+        for (_, channel) in gone {
+            let hung = self.hung(vm, channel);
+            assert!(hung.is_none_or(|hung| stuck.contains(&hung.channel)));
+            self.forget(vm, channel, true);
+        }
+        self.refused.retain(|(owner, _), _| *owner != vm);
+        self.worked.remove(&vm);
+        self.world.channels.add_vm(vm, CAP as u32);
+    }
+
+    fn ring(&mut self, vm: VmId, channel: u8, gp_put: u32, now: bool) {
+        let result = self.world.check(vm, channel, gp_put);
+        if let Some(told) = self.refused.get_mut(&(vm, channel)) {
+            let expected = if *told { DoorbellError::Unbound } else { DoorbellError::Refused };
+            assert_eq!(result, Err(expected));
+            *told = true;
+            return;
+        }
+        match self.tracks.get_mut(&(vm, channel)) {
+            None => assert_eq!(result, Err(DoorbellError::Unbound)),
+            Some(track) if gp_put >= track.entries => {
+                assert_eq!(result, Err(DoorbellError::BeyondRing { gp_put, entries: track.entries }));
+            }
+            Some(track) => {
+                track.gp_put = gp_put;
+                let doorbell = result.unwrap();
+                assert_eq!(doorbell.channel, track.physical);
+                if now {
+                    self.pull(doorbell);
+                } else {
+                    self.kept.push(doorbell);
+                }
+            }
+        }
+    }
+
+    fn pull_pending(&mut self) {
+        for doorbell in self.world.channels.pending_pull() {
+            let backlog = self.world.channels.backlog(doorbell.vm, doorbell.virtual_channel);
+            let pulled = self.pull(doorbell);
+            assert!(backlog > 0 && pulled.is_none_or(|pulled| pulled.taken > 0), "there was nothing to pull");
+        }
+    }
+
+    /// `None` when the channel's ring is at fault.
+    fn pull(&mut self, doorbell: Doorbell) -> Option<Pulled> {
+        let key = (doorbell.vm, doorbell.virtual_channel.0);
+        let before = self.world.channels.in_flight(doorbell.vm, doorbell.virtual_channel);
+        let put = self.world.card.userd(doorbell.channel, userd::GP_PUT);
+        let result = self.world.pull(doorbell);
+        let after = self.world.channels.in_flight(doorbell.vm, doorbell.virtual_channel);
+        let Some(track) = self.tracks.get_mut(&key).filter(|track| track.physical == doorbell.channel) else {
+            assert_eq!(result, Ok(Pulled::default()));
+            return result.ok();
+        };
+        // What the card was given now, by the host's own ring.
+        let end = self.world.card.userd(track.physical, userd::GP_PUT);
+        let given: Vec<u64> = (put..put + (end + 512 - put) % 512)
+            .map(|index| self.world.card.ring_entry(track.physical, index % 512))
+            .collect();
+        assert_eq!(u32::from(!given.is_empty()), after - before, "one submission or none");
+        let count = given.len().saturating_sub(1);
+        if let Some((record, entries)) = given.split_last() {
+            assert!(!entries.is_empty());
+            let at = work_va(track.physical).0;
+            let address = record & 0xff_ffff_fffc;
+            assert!((at + 0x1000..at + 0x3000).contains(&address) && address % 32 == 0);
+            assert_eq!(record & !0xff_ffff_fffc, 6 << 42 | 1 << 41);
+            // Each entry is the guest's next, and no other.
+            for raw in entries {
+                let index = (track.start + track.taken.len() as u32) & (track.entries - 1);
+                let guest = self.world.guest.entry(track.ring + 8 * u64::from(index));
+                assert_eq!(Some(*raw), clean(guest));
+                track.taken.push(*raw);
+            }
+            track.submissions.push((entries.len() as u32, track.taken.len()));
+            self.worked.insert(doorbell.vm);
+        }
+        match result {
+            Ok(pulled) => {
+                assert_eq!(pulled.taken as usize, count);
+                assert!(!track.faulted);
+                Some(pulled)
+            }
+            Err(fault) => {
+                let index = (track.start + track.taken.len() as u32) & (track.entries - 1);
+                let va = track.ring + 8 * u64::from(index);
+                if !track.faulted {
+                    match fault {
+                        RingFault::Unmapped { va: at } => {
+                            assert_eq!(at.0, va);
+                            assert!(va >= 0xff_f800_0000 || self.world.guest.unmapped.contains(&(va / 4096)));
+                        }
+                        RingFault::Entry { index: at, raw } => {
+                            assert_eq!((at, raw), (index, self.world.guest.entry(va)));
+                            assert_eq!(clean(raw), None);
+                        }
+                    }
+                }
+                track.faulted = true;
+                None
+            }
+        }
+    }
+
+    fn completed(&mut self) -> Vec<Completion> {
+        let completions = self.world.completed();
+        for completion in &completions {
+            let key = (completion.vm, completion.channel.0);
+            let track = self.tracks.get_mut(&key).expect("the channel is bound");
+            assert_eq!(completion.physical, track.physical);
+            assert_eq!(completion.sequence, track.completed + 1, "in order, once each");
+            track.completed += 1;
+            let (entries, _) = track.submissions[track.completed as usize - 1];
+            assert_eq!(completion.entries, entries);
+            assert_eq!(completion.completed_at, self.world.now);
+            let unit = &self.world.card.units[&track.physical.0];
+            assert!(unit.records >= completion.sequence, "the card has fetched its record");
+            if track.honest {
+                assert!(unit.released.contains(&completion.sequence));
+                assert!(completion.card_time_ns.is_some_and(|time| time > 0 && time <= self.world.card.time));
+            }
+        }
+        for ((vm, channel), track) in &self.tracks {
+            let left = self.world.channels.in_flight(*vm, VirtualChannelId(*channel));
+            assert_eq!(left as usize, track.submissions.len() - track.completed as usize);
+            let released = &self.world.card.units[&track.physical.0].released;
+            if track.honest {
+                assert_eq!(released.last().copied().unwrap_or(0), track.completed, "what was released is complete");
+            }
+        }
+        completions
+    }
+
+    fn non_stall(&mut self, engine: u32) {
+        self.completed();
+        let told = self.world.channels.non_stall(&mut self.world.card, engine);
+        assert!(told.is_subset(&self.worked), "a VM without work is told");
+        for vm in &told {
+            let busy = self.tracks.iter().any(|((owner, channel), _)| {
+                owner == vm && self.world.channels.in_flight(*owner, VirtualChannelId(*channel)) > 0
+            });
+            if !busy {
+                self.worked.remove(vm);
+            }
+        }
+        // Who has ended work and was not told yet.
+        let news = self.world.channels.vms.iter().filter(|(_, vm)| vm.news == 0x3f).count();
+        assert!(engine >= 6 || news == 0, "nobody waits for an interrupt that was raised");
+        // The round is over.
+        self.completed();
+    }
+
+    /// What holds at any time.
+    pub(crate) fn check(&mut self) {
+        for ((vm, channel), track) in &self.tracks {
+            let (vm, channel, physical) = (*vm, VirtualChannelId(*channel), track.physical);
+            let world = &mut self.world;
+            assert_eq!(world.channels.by_physical(physical), Some((vm, channel)));
+            assert_eq!(world.channels.physical(vm, channel), Some(physical));
+            let block = LAYOUT.instance(physical).0;
+            assert_eq!(world.card.bound(physical), 0xc000_0000 | (block >> 12) as u32);
+            let ring = work_va(physical).0;
+            let expected = [
+                (ramfc::USERD_LO, LAYOUT.userd(physical).0 as u32),
+                (ramfc::GP_BASE_LO, ring as u32),
+                (ramfc::GP_BASE_HI, 9 << 16 | (ring >> 32) as u32),
+                (0x200, World::directory_of(vm).0 as u32),
+                (0x208, u32::MAX),
+                (0x20c, 0xff),
+            ];
+            for (offset, value) in expected {
+                assert_eq!(world.card.block_word(physical, offset), value);
+            }
+            let running = world.channels.run_state(physical) == RunState::Running;
+            assert_eq!(world.card.enabled(physical), running);
+            // The card has had what the guest's ring held, in order, and the guest sees how far it is.
+            let given = &world.card.units[&physical.0].given;
+            assert_eq!(given[..], track.taken[..given.len()]);
+            let get = (track.start + given.len() as u32) & (track.entries - 1);
+            assert_eq!(world.userd(vm, channel.0, userd::GP_GET), get);
+            assert_eq!(world.userd(vm, channel.0, userd::GP_PUT), track.gp_put);
+            let range = u64::from(world.userd(vm, channel.0, userd::GET_HI)) << 32
+                | u64::from(world.userd(vm, channel.0, userd::GET));
+            assert!(range <= 0xff_f800_0000, "no address of the host's is shown");
+            for index in world.card.unfetched(physical) {
+                let raw = world.card.ring_entry(physical, index);
+                let own = raw >> 42 == 6 && raw & 0xff_ffff_fffc >= ring && raw & 0xff_ffff_fffc < ring + 0x3000;
+                assert!(own || clean(raw) == Some(raw), "entry {index}: {raw:#x}");
+            }
+        }
+        for index in 0..128 {
+            let physical = ChannelId(index);
+            let owned = self.tracks.values().any(|track| track.physical == physical);
+            let expected = match self.world.channels.run_state(physical) {
+                RunState::Free => !owned && !self.stuck.contains(&physical),
+                RunState::Stopped | RunState::Running => owned,
+                RunState::Stuck => self.stuck.contains(&physical),
+            };
+            assert!(expected, "channel {index} leaks or is nobody's");
+            if !owned {
+                assert_eq!(self.world.card.bound(physical), 0);
+            }
+        }
+        let list = self.world.card.runlist();
+        let unique: BTreeSet<u32> = list.iter().copied().collect();
+        assert_eq!(unique.len(), list.len());
+        assert!(list.iter().all(|id| self.tracks.values().any(|track| u32::from(track.physical.0) == *id)));
+    }
+
+    /// Lets everything come to rest: all that was submitted ends, once.
+    pub(crate) fn drain(&mut self) {
+        self.world.card.hung.clear();
+        for vm in [A, B] {
+            self.world.channels.pause(&mut self.world.card, vm, false);
+            let list: Vec<u8> = self.tracks.keys().filter(|(owner, _)| *owner == vm).map(|(_, id)| *id).collect();
+            for channel in &list {
+                self.world.enable(vm, *channel, true);
+            }
+            self.world.list(vm, &list);
+        }
+        // The largest ring is of 1024 entries unless a block said otherwise, the host's of 512.
+        for _ in 0..16 {
+            self.pull_pending();
+            for physical in self.tracks.values().map(|track| track.physical).collect::<Vec<_>>() {
+                self.world.card.run(physical);
+            }
+            self.completed();
+            self.check();
+        }
+        for ((vm, channel), track) in &self.tracks {
+            let id = VirtualChannelId(*channel);
+            assert_eq!(self.world.channels.in_flight(*vm, id), 0, "every submission ends");
+            if track.entries <= 1024 && !track.faulted {
+                assert_eq!(self.world.channels.backlog(*vm, id), 0);
+            }
+            let given = self.world.card.units[&track.physical.0].given.len();
+            assert_eq!(given, track.taken.len());
+        }
+        self.non_stall(pfifo::ENGINE_STATUS::COUNT - 1);
+        let told = self.world.channels.non_stall(&mut self.world.card, 0);
+        assert!(told.is_empty(), "nothing has happened since");
+        let idle = |track: &Track| track.faulted || track.entries <= 1024;
+        if self.tracks.values().all(idle) {
+            for vm in [A, B] {
+                assert!(!self.world.channels.busy_directory(&mut self.world.card, World::directory_of(vm)));
+            }
+        }
+        assert!(!self.world.channels.uses_directory(VramAddr(1)));
+    }
+}
