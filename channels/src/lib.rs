@@ -1,24 +1,39 @@
 //! Virtual to physical channels.
 //!
 //! A guest's channel numbers (0 to 127) are its own; the card's 128 channels are shared by all VMs. What the card runs
-//! belongs to the host: instance blocks are built field by field from what a guest's block says, USERD pages and the
-//! runlist lie in card memory that no guest reaches.
+//! belongs to the host: instance blocks are built field by field from what a guest's block says; USERD pages, the runlist
+//! and the GPFIFO rings that the card fetches lie in card memory that no guest writes.
+//!
+//! A guest's doorbell gives the card nothing yet. [`Channels::pull`] copies what the guest's ring holds up to it into the
+//! host's ring, each entry checked, and puts a completion record behind: a piece of push buffer that releases a semaphore
+//! with a number and the card's time when all before it has ended, and raises the non-stall interrupt.
+//! [`Channels::completed`] says which submissions have ended. What the guest sees of its progress is in its own indices and
+//! addresses; that there is a host's ring it does not see.
+//!
+//! A channel's work area (ring, records) is read by the GPU, so it is mapped in the address space that the channel uses:
+//! at [`work_va`], as [`Layout::work_pages`] says. Only the semaphores are writable there. A work area must be mapped
+//! nowhere but where its channel is bound, or another VM could write its semaphores.
 //!
 //! Parts:
 //! - [`Channels`]: the physical channels, who has which, their life from bind to unbind;
 //! - [`GuestInstance`]: what is taken from a guest's instance block, checked; and the block that the card gets;
 //! - [`RunState`]: a channel's states and the steps between them;
-//! - the traits that a user implements: [`Host`] for the card, [`GuestMemory`] for re-reading engine context pointers.
+//! - [`Watchdog`]: engines on which nothing moves;
+//! - the traits that a user implements: [`Host`] for the card, [`GuestMemory`] for re-reading engine context pointers,
+//!   [`GuestRing`] for the guest's rings.
 //!
 //! Defined points at which a guest's instance block is read: all of it at bind (the caller copies it once), and its engine
 //! context pointers again at enable, disable, runlist submission, preempt and doorbell. Linux 6.1 writes those pointers into
 //! the block of a channel that runs already and then rings its doorbell; 6.12 stops and preempts the channel,
 //! writes, and enables it again. Nothing else that a guest writes into its block after bind has any effect.
 //!
-//! Not here: GPFIFO rings, which the card reads at the guest's virtual addresses through the shadow page table; saved
-//! PBDMA state across unbind and bind (a channel starts at entry 0); policy.
+//! Limits: of the PBDMA's state only the ring's indices go over from unbind to bind, not the place within a range that
+//! was fetched; the records' methods replace the address and payload that the guest's last host semaphore method had set,
+//! so each of its submissions must set its own, as drivers do; control entries of the ring other than NOPs are refused.
 //!
-//! Waits for the card are bounded polls. No locks, no threads, no time.
+//! Not here: policy; when to pull, to look for completions, and what to do about a hang.
+//!
+//! Waits for the card are bounded polls. No locks, no threads; time is an argument.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

@@ -13,6 +13,8 @@ use nvspec::mmu::HOST_VA_BASE;
 
 /// Entries of the guest's that are read at once.
 const CHUNK: usize = 64;
+/// Room that is worth a pull when more is left than fits.
+const WORTHWHILE: u32 = RING_ENTRIES / 4;
 
 impl Channels {
     /// Takes what the guest's ring holds up to a doorbell, as far as there is room, and gives it to the card as one
@@ -58,14 +60,15 @@ impl Channels {
     }
 
     /// Channels with entries that may be pulled and for which there is room: after completions, and after a channel was
-    /// enabled that had work when its guest unbound it. Those that the card does not schedule are not among them.
+    /// enabled that had work when its guest unbound it. Those that the card does not schedule are not among them, nor
+    /// those with room for a few of many entries only, for each pull has a record and an interrupt.
     #[must_use]
     pub fn pending_pull(&self) -> Vec<Doorbell> {
         let bounds = self.vms.values().flat_map(|vm| vm.channels.values());
         bounds
             .filter_map(|physical| Some((*physical, self.bound(*physical)?)))
             .filter(|(_, bound)| bound.running && bound.ring.fault.is_none())
-            .filter(|(_, bound)| bound.ring.left() > 0 && bound.ring.room() > 0)
+            .filter(|(_, bound)| bound.ring.left() > 0 && bound.ring.room() >= bound.ring.left().min(WORTHWHILE))
             .map(|(physical, bound)| {
                 let (gp_put, order) = bound.ring.allowed();
                 let (vm, virtual_channel, serial) = (bound.vm, bound.channel, bound.serial);

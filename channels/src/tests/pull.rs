@@ -48,6 +48,18 @@ fn a_ring_larger_than_the_hosts_is_taken_in_pieces() {
 }
 
 #[test]
+fn a_little_room_is_not_worth_a_pull_when_much_is_left() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    world.ring(A, 0, 1000).unwrap();
+    for fetched in 1..=129 {
+        assert!(world.card.fetch(physical));
+        world.completed();
+        assert_eq!(world.channels.pending_pull().is_empty(), fetched < 129, "{fetched}");
+    }
+}
+
+#[test]
 fn submissions_are_in_flight_until_records_run_out() {
     let mut world = World::new();
     let physical = world.run(A, 0);
