@@ -49,7 +49,7 @@ const COPY: [&str; 9] =
     ["engine=", "from=", "to=", "size=", "count=", "lines=", "pitch=", "source-offset=", "target-offset="];
 
 #[rustfmt::skip]
-const TESTS: [Test; 12] = [
+const TESTS: [Test; 14] = [
     Test { name: "query", options: &[], help: "what the kernel says of the card", run: tests::query::run },
     Test { name: "copy", options: &COPY, help: "one kind of copy", run: tests::copy::run },
     Test { name: "sweep", options: &["quick"], help: "all engines, places, sizes, shapes", run: tests::sweep::run },
@@ -61,7 +61,9 @@ const TESTS: [Test; 12] = [
     Test { name: "fill", options: &["pattern="], help: "all VRAM filled with a pattern", run: tests::residue::fill },
     Test { name: "scan", options: &["pattern="], help: "all VRAM searched for a pattern", run: tests::residue::scan },
     Test { name: "stress", options: &["seconds=", "max="], help: "random copies for a time", run: tests::stress::run },
-    Test { name: "all", options: &["quick"], help: "all of these but fill and stress", run: tests::all::run },
+    Test { name: "timed", options: &["what=", "count="], help: "one workload, for benchmarks", run: tests::timed::run },
+    Test { name: "faulty", options: &["what="], help: "work that the card refuses", run: tests::faulty::run },
+    Test { name: "all", options: &["quick"], help: "all of these but fill, stress, timed, faulty", run: tests::all::run },
 ];
 
 impl Test {

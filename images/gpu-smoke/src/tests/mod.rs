@@ -3,6 +3,7 @@
 pub mod all;
 pub mod channels;
 pub mod copy;
+pub mod faulty;
 pub mod fences;
 pub mod map;
 pub mod moves;
@@ -11,6 +12,7 @@ pub mod query;
 pub mod residue;
 pub mod stress;
 pub mod sweep;
+pub mod timed;
 
 /// Further facts for the result line.
 pub type Facts = Vec<(&'static str, String)>;

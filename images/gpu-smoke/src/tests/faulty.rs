@@ -1,0 +1,98 @@
+//! Work that the card must refuse or cannot end: the channel that gave it is killed by the kernel, and nothing else is.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+
+use super::Facts;
+use crate::device::{Buffer, Channel, Domain, Use};
+use crate::options::Options;
+use crate::pattern::Expected;
+use crate::push::{Engine, Push, linear};
+use crate::rig::{Helper, Rig};
+
+/// An address that no buffer of this program has.
+const NOWHERE: u64 = 0x7f_1234_0000;
+/// A method that no class has.
+const NO_METHOD: u32 = 0x1ffc;
+/// Bytes of a copy.
+const SIZE: u64 = 65536;
+/// How long the kernel may take to notice that a channel is dead.
+const NOTICED: Duration = Duration::from_secs(60);
+/// Copies until a card that is to hang has hung.
+const COPIES: u32 = 4000;
+
+/// `faulty --what unmapped|method|hang`
+pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
+    let what = options.text("what").unwrap_or("unmapped");
+    // Both are there before, and must be good after.
+    let bystander = rig.channel(&[Engine::Ce0])?;
+    let victim = rig.channel(&[Engine::M2mf])?;
+    let number = victim.number();
+    let (source, target) = (rig.buffer(Domain::Gart, SIZE)?, rig.buffer(Domain::Gart, SIZE)?);
+    let expected = Expected::background(rig.random().stream());
+    Helper::new(rig, Engine::Ce0)?.fill(&source, &expected)?;
+    println!("victim channel={number} bystander channel={}", bystander.number());
+    match what {
+        "unmapped" => {
+            let rects = linear(NOWHERE, target.address(), 4096, Engine::M2mf.most_lines());
+            rig.launch(&victim, Engine::M2mf, &rects, &[Use::write(&target)])?;
+        }
+        "method" => {
+            let mut push = Push::default();
+            push.methods(Engine::M2mf.subchannel(), NO_METHOD, &[0xbad]);
+            victim.submit(&push, &[])?;
+        }
+        "hang" => {}
+        _ => bail!("--what {what}: one of unmapped method hang"),
+    }
+    // An illegal method is reported and skipped; the others cost the channel its life.
+    let killed = if what == "method" {
+        once(rig, &victim, Engine::M2mf, &source, &target)?;
+        false
+    } else {
+        dies(rig, &victim, &source, &target)?;
+        true
+    };
+    works(rig, &bystander, Engine::Ce0, &source, &expected)?;
+    works(rig, &rig.channel(&[Engine::M2mf])?, Engine::M2mf, &source, &expected)?;
+    Ok(vec![
+        ("what", what.to_owned()),
+        ("victim", number.to_string()),
+        ("killed", killed.to_string()),
+        ("address", format!("{NOWHERE:#x}")),
+    ])
+}
+
+/// Copies until the kernel says that the channel is dead.
+fn dies(rig: &Rig, channel: &Channel, source: &Buffer, target: &Buffer) -> Result<()> {
+    let began = Instant::now();
+    for _ in 0..COPIES {
+        if let Err(error) = once(rig, channel, Engine::M2mf, source, target) {
+            println!("the kernel says: {error:#}");
+            return Ok(());
+        }
+        if began.elapsed() > NOTICED {
+            break;
+        }
+    }
+    bail!("channel {} still takes work", channel.number())
+}
+
+fn once(rig: &Rig, channel: &Channel, engine: Engine, source: &Buffer, target: &Buffer) -> Result<()> {
+    let rects = linear(source.address(), target.address(), SIZE, engine.most_lines());
+    rig.launch(channel, engine, &rects, &[Use::read(source), Use::write(target)])?;
+    target.wait(false)
+}
+
+/// The channel copies, right to the last byte.
+fn works(rig: &Rig, channel: &Channel, engine: Engine, source: &Buffer, expected: &Expected) -> Result<()> {
+    let target = rig.buffer(Domain::Gart, SIZE)?;
+    once(rig, channel, engine, source, &target)?;
+    let mut found = vec![0; SIZE as usize];
+    target.map()?.read(0, &mut found);
+    expected.check("copied by another channel than the faulty one", 0, &found)?;
+    ensure!(found.iter().any(|byte| *byte != 0), "the pattern is all zeros");
+    rig.verified(SIZE);
+    Ok(())
+}

@@ -1,0 +1,164 @@
+//! Workloads of one kind each, timed without their preparation: for benchmarks. What they leave is checked at the end, so
+//! that a wrong result is no fast one.
+
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+
+use super::Facts;
+use crate::device::{Buffer, Channel, Domain, Use};
+use crate::options::Options;
+use crate::pattern::Expected;
+use crate::push::{Engine, linear};
+use crate::rig::{Helper, Rig};
+
+/// Bytes of the buffers of small copies.
+const SMALL: u64 = 4096;
+/// Channels of an open file that the 6.1 kernel has room for.
+const MANY: u64 = 12;
+
+/// A workload: what one repetition does, and how many there are unless the command line says so.
+struct Workload {
+    name: &'static str,
+    count: u64,
+    run: fn(&Rig, u64) -> Result<f64>,
+}
+
+#[rustfmt::skip]
+const WORKLOADS: [Workload; 8] = [
+    Workload { name: "channels", count: 8, run: channels },
+    Workload { name: "copy-small-in", count: 400, run: |rig, count| copies(rig, count, Domain::Gart, Domain::Vram, SMALL) },
+    Workload { name: "copy-small-out", count: 400, run: |rig, count| copies(rig, count, Domain::Vram, Domain::Gart, SMALL) },
+    Workload { name: "copy-large-in", count: 12, run: |rig, count| copies(rig, count, Domain::Gart, Domain::Vram, 8 << 20) },
+    Workload { name: "copy-large-out", count: 12, run: |rig, count| copies(rig, count, Domain::Vram, Domain::Gart, 8 << 20) },
+    Workload { name: "map-churn", count: 120, run: map_churn },
+    Workload { name: "many-channels", count: 40, run: many_channels },
+    Workload { name: "small-submissions", count: 1500, run: small_submissions },
+];
+
+/// `timed --what NAME [--count N]`
+pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
+    let name = options.text("what").unwrap_or_default();
+    let Some(workload) = WORKLOADS.iter().find(|workload| workload.name == name) else {
+        let names: Vec<_> = WORKLOADS.iter().map(|workload| workload.name).collect();
+        bail!("--what {name}: one of {}", names.join(" "));
+    };
+    let count = options.number("count", workload.count)?.clamp(1, 1 << 20);
+    let seconds = (workload.run)(rig, count)?;
+    Ok(vec![("what", name.to_owned()), ("count", count.to_string()), ("timed_us", format!("{:.0}", seconds * 1e6))])
+}
+
+/// Channels made, used once and destroyed.
+fn channels(rig: &Rig, count: u64) -> Result<f64> {
+    let (from, to) = (rig.buffer(Domain::Gart, SMALL)?, rig.buffer(Domain::Gart, SMALL)?);
+    let helper = Helper::new(rig, Engine::M2mf)?;
+    let expected = Expected::background(rig.random().stream());
+    helper.fill(&from, &expected)?;
+    let began = Instant::now();
+    for _ in 0..count {
+        let channel = rig.channel(&[Engine::M2mf])?;
+        copy(rig, &channel, &from, &to, SMALL)?;
+        to.wait(false)?;
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    helper.check("copied by the last channel", &to, &expected)?;
+    Ok(seconds)
+}
+
+/// Copies that are waited for one by one.
+fn copies(rig: &Rig, count: u64, from: Domain, to: Domain, size: u64) -> Result<f64> {
+    let (from, to) = (rig.buffer(from, size)?, rig.buffer(to, size)?);
+    let channel = rig.channel(&[Engine::M2mf])?;
+    let helper = Helper::new(rig, Engine::M2mf)?;
+    let expected = Expected::background(rig.random().stream());
+    helper.fill(&from, &expected)?;
+    // The first use of the buffers is no part of it.
+    copy(rig, &channel, &from, &to, size)?;
+    to.wait(false)?;
+    let began = Instant::now();
+    for _ in 0..count {
+        copy(rig, &channel, &from, &to, size)?;
+        to.wait(false)?;
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    helper.check("copied again and again", &to, &expected)?;
+    Ok(seconds)
+}
+
+/// Buffers that come, are used by the GPU and go: each is mapped into and out of the address space.
+fn map_churn(rig: &Rig, count: u64) -> Result<f64> {
+    let channel = rig.channel(&[Engine::M2mf])?;
+    let helper = Helper::new(rig, Engine::M2mf)?;
+    let source = rig.buffer(Domain::Gart, SMALL)?;
+    let kept = rig.buffer(Domain::Gart, SMALL)?;
+    let expected = Expected::background(rig.random().stream());
+    helper.fill(&source, &expected)?;
+    let mut random = rig.random();
+    let began = Instant::now();
+    for _ in 0..count {
+        let domain = if random.below(2) == 0 { Domain::Vram } else { Domain::Gart };
+        let buffer = rig.buffer(domain, SMALL << random.below(9))?;
+        copy(rig, &channel, &source, &buffer, SMALL)?;
+        copy(rig, &channel, &buffer, &kept, SMALL)?;
+        kept.wait(false)?;
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    helper.check("passed through buffers that came and went", &kept, &expected)?;
+    Ok(seconds)
+}
+
+/// Copies in many channels at once, all waited for together.
+fn many_channels(rig: &Rig, count: u64) -> Result<f64> {
+    let helper = Helper::new(rig, Engine::M2mf)?;
+    let source = rig.buffer(Domain::Gart, SMALL)?;
+    let expected = Expected::background(rig.random().stream());
+    helper.fill(&source, &expected)?;
+    let mut lanes = Vec::new();
+    for _ in 0..MANY {
+        lanes.push((rig.channel(&[Engine::M2mf])?, rig.buffer(Domain::Gart, SMALL)?));
+    }
+    let began = Instant::now();
+    for _ in 0..count {
+        for (channel, target) in &lanes {
+            copy(rig, channel, &source, target, SMALL)?;
+        }
+        for (_, target) in &lanes {
+            target.wait(false)?;
+        }
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    for (_, target) in &lanes {
+        helper.check("copied in one of many channels", target, &expected)?;
+    }
+    Ok(seconds)
+}
+
+/// Submissions of one small copy, waited for only now and then.
+fn small_submissions(rig: &Rig, count: u64) -> Result<f64> {
+    const BATCH: u64 = 32;
+    let channel = rig.channel(&[Engine::M2mf])?;
+    let helper = Helper::new(rig, Engine::M2mf)?;
+    let (source, target) = (rig.buffer(Domain::Gart, SMALL)?, rig.buffer(Domain::Gart, SMALL)?);
+    let expected = Expected::background(rig.random().stream());
+    helper.fill(&source, &expected)?;
+    let began = Instant::now();
+    for at in 0..count {
+        let offset = at % (SMALL / 64) * 64;
+        let rects = linear(source.address() + offset, target.address() + offset, 64, Engine::M2mf.most_lines());
+        rig.launch(&channel, Engine::M2mf, &rects, &[Use::read(&source), Use::write(&target)])?;
+        if at % BATCH == BATCH - 1 {
+            target.wait(false)?;
+        }
+    }
+    target.wait(false)?;
+    let seconds = began.elapsed().as_secs_f64();
+    if count >= SMALL / 64 {
+        helper.check("copied piece by piece", &target, &expected)?;
+    }
+    Ok(seconds)
+}
+
+fn copy(rig: &Rig, channel: &Channel, from: &Buffer, to: &Buffer, size: u64) -> Result<()> {
+    let rects = linear(from.address(), to.address(), size, Engine::M2mf.most_lines());
+    rig.launch(channel, Engine::M2mf, &rects, &[Use::read(from), Use::write(to)])
+}
