@@ -14,6 +14,10 @@ pub const MAX_SOCKET_PATH: usize = 107;
 pub const MAX_CHANNELS: u32 = 128;
 /// Most virtual machines, a bound on threads and sockets.
 pub const MAX_VMS: usize = 64;
+/// Longest limit for a channel without progress, in milliseconds: an hour.
+pub const MAX_HANG_LIMIT_MS: u64 = 3_600_000;
+/// Shortest such limit: a copy of a few hundred MiB takes that long.
+pub const MIN_HANG_LIMIT_MS: u64 = 100;
 /// Least VRAM with which a guest's driver comes up, in MiB.
 pub const MIN_VM_VRAM_MIB: u64 = 16;
 
@@ -236,6 +240,12 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
         say(RefusalKind::Invalid, "channels", format!("{}, expected 1 to {MAX_CHANNELS}", vm.channels()));
     }
 
+    let limits = MIN_HANG_LIMIT_MS..=MAX_HANG_LIMIT_MS;
+    if let Some(limit) = vm.hang_limit_ms.filter(|limit| *limit != 0 && !limits.contains(limit)) {
+        let what = format!("{limit}, expected 0 or {MIN_HANG_LIMIT_MS} to {MAX_HANG_LIMIT_MS}");
+        say(RefusalKind::Invalid, "hang_limit_ms", what);
+    }
+
     let Some(card) = cards.iter().find(|card| card.name == vm.card) else {
         let known: Vec<_> = cards.iter().map(|card| format!("`{}`", card.name)).collect();
         let known = if known.is_empty() { "a [[card]] table first".to_owned() } else { known.join(" or ") };
@@ -279,6 +289,13 @@ fn vram(vm: &VmSpec, card: &CardSpec, beside: &[&&VmSpec], say: &mut impl FnMut(
             "vram_mib",
             format!("{vram} MiB, expected a multiple of the chunk of {chunk} KiB"),
         );
+    }
+    if card.overcommit {
+        if vram > shared {
+            let what = format!("{vram} MiB, expected at most the {shared} that card `{}` has for VMs", card.name);
+            say(RefusalKind::Quota, "vram_mib", what);
+        }
+        return;
     }
     let taken = beside.iter().filter_map(|other| other.vram_mib).fold(0, u64::saturating_add);
     let left = shared.saturating_sub(taken);

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -105,16 +106,22 @@ pub struct CardSpec {
     /// KiB of a chunk, the unit in which VRAM is given to virtual machines.
     #[serde(default = "default_chunk")]
     pub chunk_kib: u64,
+    /// Lets virtual machines be promised more VRAM than there is; a guest that uses memory when there is none is denied it.
+    #[serde(default)]
+    pub overcommit: bool,
     /// How long work takes on a software card; without it, as long as the host needs.
     #[serde(default)]
     pub time: Option<TimeSpec>,
+    /// What a software card does wrong, for tests of recovery.
+    #[serde(default, rename = "fault", skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<FaultSpec>,
 }
 
 impl CardSpec {
     /// MiB that the mediator keeps for itself.
     #[must_use]
     pub fn reserve_mib(&self) -> u64 {
-        self.reserve_mib.unwrap_or_else(|| (self.vram_mib / 8).clamp(4, 64))
+        self.reserve_mib.unwrap_or_else(|| (self.vram_mib / 8).clamp(8, 64))
     }
 
     /// MiB that virtual machines can have, all together.
@@ -170,6 +177,50 @@ pub struct TimeSpec {
     pub switch_ns: u64,
 }
 
+/// A `[[card.fault]]` table: operations of a software card's engine that go wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct FaultSpec {
+    /// Where.
+    pub engine: FaultEngine,
+    /// What.
+    pub kind: FaultKind,
+    /// Operations of the engine that go well before.
+    #[serde(default)]
+    pub after: u32,
+    /// Operations that then go wrong.
+    #[serde(default = "one")]
+    pub count: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// An engine of a software card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FaultEngine {
+    /// PGRAPH.
+    Graph,
+    /// Copy engine 0.
+    Copy0,
+    /// Copy engine 1.
+    Copy1,
+}
+
+/// What an operation does wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FaultKind {
+    /// It never ends.
+    Hang,
+    /// It writes a wrong byte.
+    Corrupt,
+    /// It raises no interrupt.
+    DropInterrupt,
+}
+
 /// A `[[vm]]` table, and the body of a request to add a virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -190,6 +241,12 @@ pub struct VmSpec {
     /// How BAR1 and BAR3 are served.
     #[serde(default)]
     pub apertures: Apertures,
+    /// How much work a TLB flush of the guest does.
+    #[serde(default)]
+    pub shadow: Shadow,
+    /// Milliseconds that a channel may hold an engine without progress before it is killed; 0 for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hang_limit_ms: Option<u64>,
     /// Path of the vfio-user socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
@@ -207,6 +264,10 @@ pub struct VmSpec {
 /// Channels of a virtual machine that says nothing else.
 pub const DEFAULT_CHANNELS: u32 = 32;
 
+/// Milliseconds that a channel may hold an engine without progress, when nothing else is said. Less than the 15 seconds
+/// after which nouveau itself gives a channel up, so that the guest is told why.
+pub const DEFAULT_HANG_LIMIT_MS: u64 = 10_000;
+
 impl VmSpec {
     /// A mediated virtual machine with defaults for all but these.
     #[must_use]
@@ -218,6 +279,8 @@ impl VmSpec {
             channels: None,
             passthrough: false,
             apertures: Apertures::default(),
+            shadow: Shadow::default(),
+            hang_limit_ms: None,
             socket: None,
             mode: SocketMode::default(),
             owner: None,
@@ -229,6 +292,13 @@ impl VmSpec {
     #[must_use]
     pub fn socket_path(&self, socket_dir: &Path) -> PathBuf {
         self.socket.clone().unwrap_or_else(|| socket_dir.join(format!("{}.sock", self.name)))
+    }
+
+    /// How long a channel may hold an engine without progress; `None` for ever.
+    #[must_use]
+    pub fn hang_limit(&self) -> Option<Duration> {
+        let limit = self.hang_limit_ms.unwrap_or(DEFAULT_HANG_LIMIT_MS);
+        (limit != 0).then(|| Duration::from_millis(limit))
     }
 
     /// How many channels the guest may have.
@@ -245,6 +315,21 @@ pub enum Apertures {
     /// Each access is a message.
     #[default]
     Trapped,
+}
+
+/// How much work a TLB flush of the guest does: `shadow_pt::Mode` by the names of the configuration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Shadow {
+    /// Each flush translates every table anew. Only for comparison.
+    Naive,
+    /// As naive, but when work is submitted. Only for comparison.
+    Lazy,
+    /// Each flush looks at what may have changed.
+    Incremental,
+    /// As incremental; what can only gain waits until work is submitted.
+    #[default]
+    LazyAdd,
 }
 
 /// Permission bits of a socket; written in octal, as a string.

@@ -11,7 +11,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::admin::api::{self, ErrorCode};
 use crate::admin::launch::{MemorySize, Vmm};
-use crate::config::{Apertures, DEFAULT_ADMIN_SOCKET, SocketMode, VmSpec};
+use crate::config::{Apertures, DEFAULT_ADMIN_SOCKET, Shadow, SocketMode, VmSpec};
 
 pub mod client;
 pub mod output;
@@ -119,6 +119,9 @@ struct Add {
     /// Channels that the guest may have
     #[arg(long, value_name = "COUNT")]
     channels: Option<u32>,
+    /// Milliseconds that a channel may hold an engine without progress; 0 for ever
+    #[arg(long, value_name = "MS")]
+    hang_limit_ms: Option<u64>,
     /// Path of its socket; NAME.sock in the daemon's folder if not given
     #[arg(long, value_name = "PATH")]
     socket_path: Option<PathBuf>,
@@ -138,7 +141,7 @@ struct Add {
 
 impl From<Add> for VmSpec {
     fn from(add: Add) -> Self {
-        let Add { name, card, vram_mib, channels, socket_path, mode, owner, group, passthrough } = add;
+        let Add { name, card, vram_mib, channels, hang_limit_ms, socket_path, mode, owner, group, passthrough } = add;
         Self {
             name,
             card,
@@ -146,6 +149,8 @@ impl From<Add> for VmSpec {
             channels,
             passthrough,
             apertures: Apertures::default(),
+            shadow: Shadow::default(),
+            hang_limit_ms,
             socket: socket_path,
             mode,
             owner,

@@ -5,16 +5,17 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use card::Card;
 use parking_lot::Mutex;
-use simgpu::{EngineTiming, SimGpu, TimeModel};
+use shadow_pt::Mode;
+use simgpu::{EngineId, EngineTiming, SimGpu, TimeModel};
 use vmm_glue::Link;
 use vram::VmId;
 
 use super::backend::{BackendError, Built, CardBackend, CardStatus, OpenCard};
 use crate::config::check::MAX_CHANNELS;
-use crate::config::{CardKind, CardSpec, VmSpec};
-use crate::host::HostCard;
+use crate::config::{CardKind, CardSpec, FaultEngine, FaultKind, FaultSpec, Shadow, VmSpec};
+use crate::host::{HostCard, Share};
 use crate::passthrough::PassthroughDevice;
-use crate::vgpu::MediatedVm;
+use crate::vgpu::{MediatedVm, Settings};
 
 /// Opens real and software cards.
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,9 +43,27 @@ fn software_card(spec: &CardSpec) -> Result<Arc<dyn Card>, BackendError> {
             copy: timing(time.copy_mib_per_s << 20, time.launch_ns),
             switch_ns: time.switch_ns,
         }),
+        faults: spec.faults.iter().map(fault).collect(),
         ..simgpu::Config::default()
     };
     SimGpu::new(&config).map(|card| Arc::new(card) as Arc<dyn Card>).map_err(BackendError::failed)
+}
+
+fn fault(spec: &FaultSpec) -> simgpu::Fault {
+    simgpu::Fault {
+        engine: match spec.engine {
+            FaultEngine::Graph => EngineId::Graph,
+            FaultEngine::Copy0 => EngineId::Copy0,
+            FaultEngine::Copy1 => EngineId::Copy1,
+        },
+        kind: match spec.kind {
+            FaultKind::Hang => simgpu::FaultKind::Hang,
+            FaultKind::Corrupt => simgpu::FaultKind::Corrupt,
+            FaultKind::DropInterrupt => simgpu::FaultKind::DropInterrupt,
+        },
+        after: spec.after,
+        count: spec.count,
+    }
 }
 
 /// A card of this daemon.
@@ -77,8 +96,9 @@ impl OwnedCard {
         if let Some(host) = &*host {
             return Ok(Arc::clone(host));
         }
-        let opened = HostCard::open(Arc::clone(&self.card), &self.spec.name, self.spec.chunk_kib << 10)
-            .map_err(BackendError::failed)?;
+        let (chunk, reserve) = (self.spec.chunk_kib << 10, self.spec.reserve_mib() << 20);
+        let opened =
+            HostCard::open(Arc::clone(&self.card), &self.spec.name, chunk, reserve).map_err(BackendError::failed)?;
         Ok(Arc::clone(host.insert(opened)))
     }
 }
@@ -89,7 +109,7 @@ impl CardBackend for OwnedCard {
         let host = self.host.lock().clone();
         let free = host.map(|host| {
             let summary = host.lock().vram.chunks.summary();
-            u64::from(summary.free.saturating_add(summary.to_scrub)).saturating_mul(summary.chunk_bytes) >> 20
+            u64::from(summary.spare()).saturating_mul(summary.chunk_bytes) >> 20
         });
         CardStatus {
             pci_id: format!("{:04x}:{:04x}", id.vendor, id.device),
@@ -105,6 +125,14 @@ impl CardBackend for OwnedCard {
         }
         let vram_bytes = vm.vram_mib.unwrap_or(0).saturating_mul(1 << 20);
         let id = VmId(self.next_vm.fetch_add(1, Ordering::Relaxed));
-        MediatedVm::build(&self.host()?, id, vram_bytes, vm.channels(), link)
+        let share =
+            Share { vram_bytes, reserved: !self.spec.overcommit, channels: vm.channels(), hang_limit: vm.hang_limit() };
+        let shadow = match vm.shadow {
+            Shadow::Naive => Mode::Naive,
+            Shadow::Lazy => Mode::Lazy,
+            Shadow::Incremental => Mode::Incremental,
+            Shadow::LazyAdd => Mode::LazyAdd,
+        };
+        MediatedVm::build(&self.host()?, id, &Settings { share, shadow }, link)
     }
 }

@@ -1,21 +1,27 @@
-//! The card's interrupt tree: read, acknowledged, and turned into events of the VMs that are concerned.
+//! The card's interrupt tree: read, acknowledged, and turned into events of the VMs that are concerned. The same thread
+//! looks now and then for channels that make no progress.
 //!
 //! Order on the card: re-arm MSI first, then read and clear the status, so that an edge between the two brings a new
 //! message instead of being lost.
 
 use super::registry::{HostCard, HostState};
 use card::Card;
+use channels::{Doorbell, Hang};
 use nvspec::addr::{GpuVa, VramAddr};
 use nvspec::fifo::{ChannelId, VirtualChannelId, engine};
 use nvspec::regs::{ce0, ce1, fecs, pbdma, pbus, pfifo, pgraph, pmc, ppci, ptimer};
 use std::sync::Weak;
+use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::poll::PollContext;
 use vram::VmId;
 
 /// Rounds through the tree for one message before the thread waits for the next: a stuck status bit must not spin.
 const ROUNDS: u32 = 64;
 /// What a PBDMA is given instead of a method that it cannot execute: a NOP, valid, subchannel 0.
 const NOP_METHOD: u32 = 0x8060_0008;
+/// Time between two looks for channels that make no progress. A look costs nothing while no work is in flight.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Something that happened on the card and concerns one VM, in physical terms where the VM's own are not known here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +30,15 @@ pub enum GuestEvent {
     NonStall {
         /// Which engine, `nvspec::fifo::engine`.
         engine: u32,
+    },
+    /// The card has room again for what a channel's ring still holds.
+    Resume(Doorbell),
+    /// A channel held an engine for too long without progress. It is off the card.
+    Hang {
+        /// Which engine, `nvspec::fifo::engine`.
+        engine: u32,
+        /// The VM's channel.
+        channel: VirtualChannelId,
     },
     /// A channel's access was refused by the card's MMU. The channel is off the card.
     MmuFault {
@@ -72,6 +87,10 @@ pub enum GuestEvent {
         engine: u32,
         /// Bits as `ce0::INTR`.
         intr: u32,
+        /// Word as `nvspec::class::ce90b5::error`.
+        report: u32,
+        /// Data of the method.
+        data: u32,
     },
 }
 
@@ -83,28 +102,55 @@ pub trait GuestEvents: Send + Sync {
 
 /// Body of the interrupt thread: serves `host` whenever `event` is signalled, until it is closed or gone.
 pub(super) fn serve(host: &Weak<HostCard>, event: &EventFd) {
-    loop {
-        if let Err(error) = event.read() {
+    let wait = match PollContext::new().and_then(|wait| wait.add(event, ()).map(|()| wait)) {
+        Ok(wait) => wait,
+        Err(error) => {
             tracing::error!(%error, "the card's interrupts cannot be waited for; they are off");
             return;
         }
+    };
+    let mut looked = Instant::now();
+    loop {
+        let signalled = match wait.wait_timeout(LOOK) {
+            Ok(events) => events.iter_readable().next().is_some(),
+            Err(error) if error.errno() == rustix::io::Errno::INTR.raw_os_error() => continue,
+            Err(error) => {
+                tracing::error!(%error, "the card's interrupts cannot be waited for; they are off");
+                return;
+            }
+        };
         let Some(host) = host.upgrade() else { return };
         if host.stopping() {
             return;
         }
-        host.card().write32(ppci::MSI_REARM::OFFSET, ppci::MSI_REARM::REARM.mask());
-        for _ in 0..ROUNDS {
-            let (pending, events) = host.lock().service();
-            for (vm, event) in events {
-                // Looked up again for each: a VM may have gone, and its lock must not be taken under the card's.
-                let target = host.lock().vms.get(&vm).and_then(Weak::upgrade);
-                if let Some(target) = target {
-                    target.deliver(event);
+        if signalled {
+            if let Err(error) = event.read() {
+                tracing::error!(%error, "the card's interrupts cannot be read; they are off");
+                return;
+            }
+            host.card().write32(ppci::MSI_REARM::OFFSET, ppci::MSI_REARM::REARM.mask());
+            for _ in 0..ROUNDS {
+                let (pending, events) = host.lock().service();
+                deliver(&host, events);
+                if !pending {
+                    break;
                 }
             }
-            if !pending {
-                break;
-            }
+        }
+        if looked.elapsed() >= LOOK {
+            looked = Instant::now();
+            let events = host.lock().look();
+            deliver(&host, events);
+        }
+    }
+}
+
+fn deliver(host: &HostCard, events: Vec<(VmId, GuestEvent)>) {
+    for (vm, event) in events {
+        // Looked up again for each: a VM may have gone, and its lock must not be taken under the card's.
+        let target = host.lock().vms.get(&vm).and_then(Weak::upgrade);
+        if let Some(target) = target {
+            target.deliver(event);
         }
     }
 }
@@ -139,6 +185,29 @@ impl HostState {
         (pending != 0, events)
     }
 
+    /// Channels whose work has not ended for too long are killed; rings that wait for room are looked at.
+    fn look(&mut self) -> Vec<(VmId, GuestEvent)> {
+        let mut events = Vec::new();
+        let now_ns = self.now_ns();
+        self.channels.completed(&mut self.vram.memory, now_ns);
+        for Hang { engine, vm, channel, for_ns, .. } in self.channels.look(&mut self.vram.memory, now_ns) {
+            tracing::warn!(vm = vm.0, ?channel, engine, for_ms = for_ns / 1_000_000, "a channel makes no progress");
+            let vm = VmId(vm.0);
+            if let Err(error) = self.kill_channel(vm, channel, engine) {
+                tracing::error!(%vm, ?channel, %error, "a channel that hangs stays on the card");
+            }
+            events.push((vm, GuestEvent::Hang { engine, channel }));
+        }
+        self.resume(&mut events);
+        events
+    }
+
+    /// Rings that have more than the card had room for.
+    fn resume(&mut self, events: &mut Vec<(VmId, GuestEvent)>) {
+        let waiting = self.channels.pending_pull();
+        events.extend(waiting.into_iter().map(|doorbell| (VmId(doorbell.vm.0), GuestEvent::Resume(doorbell))));
+    }
+
     /// Whose channel has its instance block at `instance` on the card.
     fn owner_of(&self, instance: VramAddr) -> Option<(VmId, VirtualChannelId)> {
         let (vm, channel, _) = self.channels.by_instance(instance)?;
@@ -164,13 +233,16 @@ impl HostState {
             card.write32(pfifo::RUNLIST_INTR::OFFSET, done);
         }
         if pfifo::INTR::NON_STALL.is_set(intr) {
+            let now_ns = self.now_ns();
             let engines = card.read32(pfifo::NON_STALL_ID::OFFSET);
             for engine in (0..engine::COUNT).filter(|engine| engines & (1 << engine) != 0) {
                 let bits = card.read32(pfifo::NON_STALL_INTR::at(engine));
                 card.write32(pfifo::NON_STALL_INTR::at(engine), bits);
-                let vms = self.channels.progressed(&mut self.vram.memory);
+                self.channels.completed(&mut self.vram.memory, now_ns);
+                let vms = self.channels.non_stall(&mut self.vram.memory, engine);
                 events.extend(vms.into_iter().map(|vm| (VmId(vm.0), GuestEvent::NonStall { engine })));
             }
+            self.resume(events);
         }
         let strange = pfifo::INTR::SCHED_ERROR.mask() | pfifo::INTR::INTR_0.mask();
         if intr & strange != 0 {
@@ -241,15 +313,19 @@ impl HostState {
     }
 
     fn service_copy(&mut self, card: &dyn Card, index: u32, events: &mut Vec<(VmId, GuestEvent)>) {
-        let (status, clear, current) = if index == 0 {
-            (ce0::INTR::OFFSET, ce0::INTR_CLEAR::OFFSET, ce0::CHANNEL_CURRENT::OFFSET)
+        let (status, clear, current, scratch) = if index == 0 {
+            (ce0::INTR::OFFSET, ce0::INTR_CLEAR::OFFSET, ce0::CHANNEL_CURRENT::OFFSET, ce0::SCRATCH::at(0))
         } else {
-            (ce1::INTR::OFFSET, ce1::INTR_CLEAR::OFFSET, ce1::CHANNEL_CURRENT::OFFSET)
+            (ce1::INTR::OFFSET, ce1::INTR_CLEAR::OFFSET, ce1::CHANNEL_CURRENT::OFFSET, ce1::SCRATCH::at(0))
         };
         let intr = card.read32(status);
         let instance = VramAddr(u64::from(ce0::CHANNEL_CURRENT::ADDRESS.get(card.read32(current))) << 12);
         match self.owner_of(instance) {
-            Some((vm, channel)) => events.push((vm, GuestEvent::Copy { channel, engine: index, intr })),
+            Some((vm, channel)) => {
+                // What its firmware says of the method, and the method's data.
+                let (report, data) = (card.read32(scratch), card.read32(scratch + 4));
+                events.push((vm, GuestEvent::Copy { channel, engine: index, intr, report, data }));
+            }
             None => tracing::error!(index, intr, %instance, "a copy engine error that belongs to no VM"),
         }
         card.write32(clear, intr);

@@ -1,5 +1,5 @@
 //! Where the mediator's fixed structures lie in VRAM: the apertures' page tables, runlists, instance blocks,
-//! USERD.
+//! USERD, rings.
 
 use super::HostError;
 use nvspec::addr::{LARGE_PAGE, VramAddr};
@@ -8,7 +8,7 @@ use nvspec::instance::{INSTANCE_BYTES, userd};
 use nvspec::mmu::{LPT_BYTES, PD_BYTES};
 
 /// Bytes that the layout may take, wherever it begins.
-pub const LAYOUT_BYTES: u64 = 2 << 20;
+pub const LAYOUT_BYTES: u64 = 4 << 20;
 
 /// Addresses of the fixed structures, one behind the other from `base` on.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +33,8 @@ pub struct Layout {
     pub instances: VramAddr,
     /// USERD of all physical channels; a multiple of 128 KiB.
     pub userd: VramAddr,
+    /// Rings and completion records of all physical channels.
+    pub work: VramAddr,
     end: VramAddr,
 }
 
@@ -54,7 +56,8 @@ impl Layout {
         let runlists = [take(INSTANCE_BYTES), take(INSTANCE_BYTES)];
         let instances = take(u64::from(CHANNELS) * INSTANCE_BYTES);
         let userd = VramAddr(next.next_multiple_of(LARGE_PAGE));
-        let end = VramAddr((userd.0 + u64::from(CHANNELS) * userd::BYTES).next_multiple_of(LARGE_PAGE));
+        let work = VramAddr((userd.0 + u64::from(CHANNELS) * userd::BYTES).next_multiple_of(LARGE_PAGE));
+        let end = VramAddr((work.0 + u64::from(CHANNELS) * channels::WORK_BYTES).next_multiple_of(LARGE_PAGE));
         if end.0 - base.0 > bytes {
             return Err(HostError::TooSmall { needed: end.0 - base.0, available: bytes });
         }
@@ -69,8 +72,15 @@ impl Layout {
             runlists,
             instances,
             userd,
+            work,
             end,
         })
+    }
+
+    /// What channels use.
+    #[must_use]
+    pub fn channels(&self) -> channels::Layout {
+        channels::Layout { instances: self.instances, userd: self.userd, runlists: self.runlists, work: self.work }
     }
 
     /// Bytes in all, a multiple of 128 KiB.
@@ -79,7 +89,7 @@ impl Layout {
         self.end.0 - self.base.0
     }
 
-    /// Bytes of what must be zero before BAR3 works: all but USERD.
+    /// Bytes of what must be zero before BAR3 works: all but USERD and what lies behind it.
     #[must_use]
     pub fn bootstrap_bytes(&self) -> u64 {
         self.userd.0 - self.base.0

@@ -262,6 +262,13 @@ impl CardMemory {
 }
 
 impl channels::Host for CardMemory {
+    fn vram_read(&mut self, address: VramAddr, data: &mut [u8]) {
+        if let Err(error) = self.read(address, data) {
+            tracing::error!(%error, "a structure of a channel could not be read");
+            data.fill(0);
+        }
+    }
+
     fn read32(&mut self, offset: u32) -> u32 {
         self.card.read32(offset)
     }

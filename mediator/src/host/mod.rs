@@ -18,4 +18,4 @@ pub mod registry;
 
 pub use error::HostError;
 pub use interrupts::{GuestEvent, GuestEvents};
-pub use registry::{CardVram, HostCard, HostState};
+pub use registry::{CardVram, HostCard, HostState, Share};

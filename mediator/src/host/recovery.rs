@@ -24,6 +24,23 @@ impl HostState {
         ended.or_else(|stuck| self.unstick(stuck))
     }
 
+    /// Ends a channel that holds `engine` and makes no progress: the engine is reset at once, since waiting for it to let
+    /// go would only hold the others up.
+    ///
+    /// # Errors
+    /// [`Stuck`] as for [`Self::end_channel`].
+    pub fn kill_channel(&mut self, vm: VmId, channel: VirtualChannelId, engine: u32) -> Result<(), Stuck> {
+        let card = Arc::clone(self.vram.memory.card());
+        let disabled = card.read32(pfifo::SCHED_DISABLE::OFFSET);
+        card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | 1 << engine);
+        if let Err(error) = restart_engine(&*card, engine) {
+            tracing::error!(engine, %error, "an engine that was reset does not start");
+        }
+        let ended = self.end_channel(vm, channel);
+        card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled);
+        ended
+    }
+
     /// Takes all channels of a VM off the card and gives it no more.
     ///
     /// # Errors

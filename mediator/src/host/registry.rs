@@ -13,8 +13,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
-use vram::{CardAddr, ChunkTable, Contents, GuestAddr, VmId};
+use vram::{CardAddr, ChunkTable, Contents, GuestAddr, Lookup, VmId};
 
 /// The card's VRAM: the way into it, and who owns which chunk of it.
 pub struct CardVram {
@@ -33,12 +34,35 @@ pub struct HostState {
     /// I/O virtual addresses.
     pub iova: IovaSpace,
     pub(super) vms: BTreeMap<VmId, Weak<dyn GuestEvents>>,
+    began: Instant,
+}
+
+impl HostState {
+    /// Nanoseconds since the card was taken over, by the host's clock.
+    #[must_use]
+    pub fn now_ns(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+/// What a VM may have of a card.
+#[derive(Clone, Copy, Debug)]
+pub struct Share {
+    /// Bytes of VRAM that its guest sees.
+    pub vram_bytes: u64,
+    /// Whether all of that is kept for it, so that no use of it is ever refused.
+    pub reserved: bool,
+    /// Physical channels at a time.
+    pub channels: u32,
+    /// How long a channel may hold an engine without progress; `None` for ever.
+    pub hang_limit: Option<Duration>,
 }
 
 /// A card that the mediator owns.
 pub struct HostCard {
     card: Arc<dyn Card>,
     info: CardInfo,
+    layout: channels::Layout,
     /// A leaf but for nothing: no other lock is taken while it is held.
     state: Mutex<HostState>,
     event: EventFd,
@@ -47,11 +71,12 @@ pub struct HostCard {
 }
 
 impl HostCard {
-    /// Resets `card`, takes it over and starts its interrupt thread. VRAM is given away in chunks of `chunk_bytes`.
+    /// Resets `card`, takes it over and starts its interrupt thread. VRAM is given away in chunks of `chunk_bytes`;
+    /// `reserve_bytes` of it are kept for the mediator's own tables.
     ///
     /// # Errors
     /// When the card does not come up, or has too little memory.
-    pub fn open(card: Arc<dyn Card>, name: &str, chunk_bytes: u64) -> Result<Arc<Self>, HostError> {
+    pub fn open(card: Arc<dyn Card>, name: &str, chunk_bytes: u64, reserve_bytes: u64) -> Result<Arc<Self>, HostError> {
         let info = bring_up::bring_up(&*card)?;
         let refused = |error: vram::Error| HostError::Refused(error.to_string());
         let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown).map_err(refused)?;
@@ -67,15 +92,13 @@ impl HostCard {
         own.iter().for_each(|work| chunks.scrubbed(work.chunk));
         let reserved = chunks.reserve_mediator(count as u32, 1).map_err(refused)?;
         assert_eq!(reserved, first, "the only scrubbed chunks are those just scrubbed");
+        chunks.set_aside(u32::try_from(reserve_bytes.div_ceil(chunk_bytes)).unwrap_or(u32::MAX)).map_err(refused)?;
         let state = HostState {
             vram: CardVram { memory, chunks },
-            channels: Channels::new(channels::Layout {
-                instances: layout.instances,
-                userd: layout.userd,
-                runlists: layout.runlists,
-            }),
+            channels: Channels::new(layout.channels()),
             iova: IovaSpace::default(),
             vms: BTreeMap::new(),
+            began: Instant::now(),
         };
         let io = |error: std::io::Error| HostError::Refused(format!("no event descriptor for the card: {error}"));
         let event = EventFd::new(EFD_CLOEXEC).map_err(io)?;
@@ -83,6 +106,7 @@ impl HostCard {
         let host = Arc::new(Self {
             card,
             info,
+            layout: layout.channels(),
             state: Mutex::new(state),
             event,
             stop: AtomicBool::new(false),
@@ -111,6 +135,12 @@ impl HostCard {
         &self.info
     }
 
+    /// Where the channels' structures lie on the card.
+    #[must_use]
+    pub fn layout(&self) -> &channels::Layout {
+        &self.layout
+    }
+
     /// The card's state. Not to be held across calls into a VM.
     pub fn lock(&self) -> MutexGuard<'_, HostState> {
         self.state.lock()
@@ -127,39 +157,26 @@ impl HostCard {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Gives a VM its share: `vram_bytes` of zeroed VRAM, and up to `channel_cap` physical channels.
+    /// Gives a VM its share. Its VRAM gets places on the card, zeroed, as it is used.
     ///
     /// # Errors
-    /// When the card has too little memory free.
-    pub fn add_vm(
-        &self,
-        vm: VmId,
-        vram_bytes: u64,
-        channel_cap: u32,
-        events: Weak<dyn GuestEvents>,
-    ) -> Result<(), HostError> {
-        loop {
-            let error = {
-                let mut state = self.lock();
-                match state.vram.chunks.create_vm(vm, vram_bytes) {
-                    Ok(()) => {
-                        state.channels.add_vm(channels::VmId(vm.0), channel_cap);
-                        state.vms.insert(vm, events);
-                        return Ok(());
-                    }
-                    Err(error) => error,
-                }
-            };
-            match error {
-                vram::Error::NeedsScrub { .. } if self.scrub_one()? => {}
-                vram::Error::Full { .. } => {
-                    let summary = self.lock().vram.chunks.summary();
-                    let free = (u64::from(summary.free + summary.to_scrub) * summary.chunk_bytes) >> 20;
-                    return Err(HostError::OutOfMemory { wanted: vram_bytes >> 20, free });
-                }
-                other => return Err(HostError::Refused(other.to_string())),
+    /// When the card has too little memory free for what is reserved.
+    pub fn add_vm(&self, vm: VmId, share: &Share, events: Weak<dyn GuestEvents>) -> Result<(), HostError> {
+        let mut state = self.lock();
+        match state.vram.chunks.create_vm(vm, share.vram_bytes, share.reserved) {
+            Ok(()) => {}
+            Err(vram::Error::Full { .. }) => {
+                let summary = state.vram.chunks.summary();
+                let free = (u64::from(summary.spare()) * summary.chunk_bytes) >> 20;
+                return Err(HostError::OutOfMemory { wanted: share.vram_bytes >> 20, free });
             }
+            Err(other) => return Err(HostError::Refused(other.to_string())),
         }
+        state.channels.add_vm(channels::VmId(vm.0), share.channels);
+        let limit = share.hang_limit.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
+        state.channels.set_hang_limit(channels::VmId(vm.0), limit);
+        state.vms.insert(vm, events);
+        Ok(())
     }
 
     /// Takes a VM's channels and memory back, and scrubs the memory.
@@ -179,20 +196,25 @@ impl HostCard {
         Ok(())
     }
 
-    /// Zeroes the VM's memory, as for a new client. Its channels are quiet already.
+    /// Forgets all that the VM's memory held, as for a new client. `quiet`: nothing on the card uses it; else it stays the
+    /// VM's where it is, and is zeroed there.
     ///
     /// # Errors
     /// When the card does not answer.
-    pub fn wipe_vm(&self, vm: VmId) -> Result<(), HostError> {
-        let bytes = self.lock().vram.chunks.vm_bytes(vm).unwrap_or(0);
-        let chunk = self.lock().vram.chunks.chunk_bytes();
-        for at in (0..bytes).step_by(chunk as usize) {
-            let mut state = self.lock();
-            let len = chunk.min(bytes - at);
-            if let Some(address) = state.vram.guest_vram(vm, GuestVramAddr(at), len) {
-                state.vram.memory.zero(address, len)?;
+    pub fn wipe_vm(&self, vm: VmId, quiet: bool) -> Result<(), HostError> {
+        if !quiet {
+            let bytes = self.lock().vram.chunks.vm_bytes(vm).unwrap_or(0);
+            let chunk = self.lock().vram.chunks.chunk_bytes();
+            for at in (0..bytes).step_by(chunk as usize) {
+                let mut state = self.lock();
+                if let Some(run) = state.vram.chunks.translate(vm, GuestAddr(at)) {
+                    state.vram.memory.zero(VramAddr(run.address.0), chunk.min(run.bytes))?;
+                }
             }
+            return Ok(());
         }
+        self.lock().vram.chunks.unplace_all(vm);
+        while self.scrub_one()? {}
         Ok(())
     }
 
@@ -225,10 +247,66 @@ impl Drop for HostCard {
 }
 
 impl CardVram {
-    /// Where `len` bytes of guest VRAM lie on the card, if they are the VM's and in one piece.
-    #[must_use]
-    pub fn guest_vram(&self, vm: VmId, address: GuestVramAddr, len: u64) -> Option<VramAddr> {
-        self.chunks.translate_range(vm, GuestAddr(address.0), len).map(|CardAddr(address)| VramAddr(address))
+    /// Where `len` bytes of guest VRAM lie on the card, if they are the VM's and in one piece. What has no place yet gets
+    /// one. `None` also when the card has none left.
+    pub fn place(&mut self, vm: VmId, address: GuestVramAddr, len: u64) -> Option<VramAddr> {
+        let address = GuestAddr(address.0);
+        if self.chunks.lookup(vm, address, len) == Lookup::Outside {
+            return None;
+        }
+        for (piece, _) in self.chunks.pieces(address, len) {
+            self.place_chunk(vm, piece)?;
+        }
+        self.chunks.translate_range(vm, address, len).map(|CardAddr(at)| VramAddr(at))
+    }
+
+    /// Gives the chunk of `address` a place, zeroed.
+    fn place_chunk(&mut self, vm: VmId, address: GuestAddr) -> Option<VramAddr> {
+        loop {
+            match self.chunks.place(vm, address) {
+                Ok(placed) => return Some(VramAddr(placed.address.0)),
+                // Ends: each turn makes one of the chunks that wait a free one.
+                Err(vram::Error::NeedsScrub { .. }) if self.scrub_one().ok()? => {}
+                Err(error) => {
+                    tracing::warn!(%vm, %address, %error, "guest memory gets no place on the card");
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// Reads guest VRAM, whatever chunks it spans. What was never used reads as zeros, and stays without a place.
+    pub fn guest_read(&mut self, vm: VmId, address: GuestVramAddr, data: &mut [u8]) -> Option<()> {
+        let mut rest = data;
+        for (piece, len) in self.chunks.pieces(GuestAddr(address.0), rest.len() as u64) {
+            let (data, more) = std::mem::take(&mut rest).split_at_mut(len as usize);
+            match self.chunks.lookup(vm, piece, len) {
+                Lookup::Placed(CardAddr(place)) => failed(self.memory.read(VramAddr(place), data))?,
+                Lookup::Unplaced => data.fill(0),
+                Lookup::Split | Lookup::Outside => return None,
+            }
+            rest = more;
+        }
+        rest.is_empty().then_some(())
+    }
+
+    /// Writes guest VRAM, whatever chunks it spans. Zeros need no place where there is none.
+    pub fn guest_write(&mut self, vm: VmId, address: GuestVramAddr, data: &[u8]) -> Option<()> {
+        let mut rest = data;
+        for (piece, len) in self.chunks.pieces(GuestAddr(address.0), rest.len() as u64) {
+            let (data, more) = rest.split_at(len as usize);
+            let place = match self.chunks.lookup(vm, piece, len) {
+                Lookup::Placed(CardAddr(place)) => Some(VramAddr(place)),
+                Lookup::Unplaced if data.iter().all(|byte| *byte == 0) => None,
+                Lookup::Unplaced => Some(self.place_chunk(vm, piece)?),
+                Lookup::Split | Lookup::Outside => return None,
+            };
+            if let Some(place) = place {
+                failed(self.memory.write(place, data))?;
+            }
+            rest = more;
+        }
+        rest.is_empty().then_some(())
     }
 
     /// Scrubs one chunk that waits for it; false when none does.
@@ -241,4 +319,9 @@ impl CardVram {
         self.chunks.scrubbed(work.chunk);
         Ok(true)
     }
+}
+
+/// An access of a guest that the card has failed at is lost; the card's state is not.
+fn failed(result: Result<(), HostError>) -> Option<()> {
+    result.inspect_err(|error| tracing::error!(%error, "the card failed at an access of a guest")).ok()
 }

@@ -23,9 +23,7 @@ impl VmBackend {
                 this.userd_read(channel, at.0 % PAGE, data);
                 return Ok(());
             }
-            let mut host = this.host.lock();
-            let place = host.vram.guest_vram(this.vm, at, data.len() as u64).ok_or(Denied)?;
-            host.vram.memory.read(place, data).map_err(|error| this.failed(&error))
+            this.host.lock().vram.guest_read(this.vm, at, data).ok_or(Denied)
         })
     }
 
@@ -37,9 +35,9 @@ impl VmBackend {
                 this.userd_write(channel, at.0 % PAGE, data);
                 return Ok(());
             }
-            let mut host = this.host.lock();
-            let place = host.vram.guest_vram(this.vm, at, data.len() as u64).ok_or(Denied)?;
-            host.vram.memory.write(place, data).map_err(|error| this.failed(&error))
+            this.host.lock().vram.guest_write(this.vm, at, data).ok_or(Denied)?;
+            this.spaces.written(at, data.len() as u64);
+            Ok(())
         })
     }
 

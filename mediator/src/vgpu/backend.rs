@@ -3,14 +3,14 @@
 use super::ram::RamMap;
 use super::spaces::{Owned, Spaces, Tables};
 use crate::host::{CardVram, HostCard, HostError, HostState};
-use channels::{Bind, Channels, DoorbellError, GuestInstance};
+use channels::Channels;
 use devmodel::backend::{Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine};
+use devmodel::events::MmuFault;
 use nvspec::addr::{GuestVramAddr, Place, VramAddr};
 use nvspec::fifo::{CHANNELS, ChannelId, RunlistEntry, VirtualChannelId};
-use nvspec::instance::{INSTANCE_BYTES, userd};
 use nvspec::regs::{pfifo, ptimer};
-use sched::{Decision, Direct, Event, Nanos, Policy, Ticket, VgpuId};
-use shadow_pt::ApertureTlb;
+use sched::{Direct, Event, Nanos, Policy, VgpuId};
+use shadow_pt::{ApertureTlb, Mode, SpaceId};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -31,6 +31,18 @@ pub(super) struct Counts {
     pub(super) binds_refused: u64,
     pub(super) runlists: u64,
     pub(super) faults: u64,
+    pub(super) submissions: u64,
+    pub(super) entries: u64,
+    pub(super) hangs: u64,
+}
+
+/// A channel of the guest that is on the card.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bound {
+    /// Its address space.
+    pub(super) space: SpaceId,
+    /// Its number on the card.
+    pub(super) physical: ChannelId,
 }
 
 /// One VM's side of the card.
@@ -46,17 +58,23 @@ pub(super) struct VmBackend {
     pub(super) userd: HashMap<u64, VirtualChannelId>,
     /// Bytes of GP_PUT that have come in so far, by channel.
     pub(super) doorbells: HashMap<VirtualChannelId, [u8; 4]>,
-    /// Instance blocks of bound channels, as the guest named them.
+    /// Channels that are bound.
+    pub(super) bound: BTreeMap<VirtualChannelId, Bound>,
+    /// Instance blocks of channels that the guest has bound, whether or not they are on the card.
     pub(super) instances: BTreeMap<VirtualChannelId, Place>,
+    /// Faults that the guest is told of after the access that brought them about.
+    pub(super) faults: Vec<MmuFault>,
     pub(super) bus_master: bool,
+    /// Nothing of the VM's is on the card any more: what it had may be given to others.
+    pub(super) quiet: bool,
     /// A runlist was submitted; the vGPU is told after the access that did it.
     pub(super) runlist_done: bool,
-    policy: Direct,
+    pub(super) policy: Direct,
     pub(super) counts: Counts,
 }
 
 impl VmBackend {
-    pub(super) fn new(host: Arc<HostCard>, vm: VmId, link: Link) -> Self {
+    pub(super) fn new(host: Arc<HostCard>, vm: VmId, link: Link, mode: Mode) -> Self {
         let mut policy = Direct::new();
         policy.event(Nanos(0), Event::Added(VgpuId(vm.0)), &mut Vec::new());
         Self {
@@ -64,23 +82,20 @@ impl VmBackend {
             vm,
             link,
             ram: RamMap::default(),
-            spaces: Spaces::new(),
+            spaces: Spaces::new(mode),
             bar1: ApertureTlb::new(),
             bar3: ApertureTlb::new(),
             userd: HashMap::new(),
             doorbells: HashMap::new(),
+            bound: BTreeMap::new(),
             instances: BTreeMap::new(),
+            faults: Vec::new(),
             bus_master: false,
+            quiet: true,
             runlist_done: false,
             policy,
             counts: Counts::default(),
         }
-    }
-
-    /// The card has failed at something on the guest's behalf; the guest's access is lost.
-    pub(super) fn failed(&self, error: &HostError) -> Denied {
-        tracing::error!(%error, vm = %self.vm, "the card failed at an access of a guest");
-        Denied
     }
 
     /// Where an aperture offset leads, by the guest's tables.
@@ -99,7 +114,7 @@ impl VmBackend {
     }
 
     /// Calls `each` with the card's channels, the card, and this VM's memory.
-    fn with_channels<T>(
+    pub(super) fn with_channels<T>(
         &mut self,
         each: impl FnOnce(&mut Channels, &mut CardAccess<'_, '_>, &mut Tables<'_, '_, '_>, channels::VmId) -> T,
     ) -> T {
@@ -112,35 +127,11 @@ impl VmBackend {
         each(channels, &mut CardAccess(&state), &mut guest, channels::VmId(vm.0))
     }
 
-    /// The guest has written a whole GP_PUT.
-    pub(super) fn ring(&mut self, channel: VirtualChannelId, gp_put: u32) {
-        let checked =
-            self.with_channels(|channels, card, guest, vm| channels.doorbell(card, guest, vm, channel, gp_put));
-        let doorbell = match checked {
-            Ok(doorbell) => doorbell,
-            Err(DoorbellError::Unbound) => return,
-            Err(error) => {
-                self.counts.doorbells_refused += 1;
-                tracing::warn!(vm = %self.vm, ?channel, %error, "a doorbell is refused");
-                return;
-            }
-        };
-        self.counts.doorbells += 1;
-        let mut decisions = Vec::new();
-        let arrival = Event::Arrival { vgpu: VgpuId(self.vm.0), ticket: Ticket(self.counts.doorbells) };
-        self.policy.event(Nanos(0), arrival, &mut decisions);
-        for Decision::Start(_) in decisions {
-            self.with_channels(|channels, card, _, _| channels.ring(card, doorbell));
-        }
-    }
-
     /// Takes everything of the guest's driver off the card: channels, address spaces, apertures. Its memory stays.
     pub(super) fn quiesce(&mut self) {
-        let channels: Vec<_> = self.instances.keys().copied().collect();
-        for channel in channels {
-            self.unbind(channel);
-        }
-        self.spaces.clear(&self.host);
+        self.unbind_all();
+        self.faults.clear();
+        self.quiet = self.spaces.clear(&self.host);
         self.bar1.bind(None);
         self.bar3.bind(None);
         self.runlist_done = false;
@@ -150,7 +141,8 @@ impl VmBackend {
     pub(super) fn lend(&mut self, region: &DmaRegion) -> Result<(), HostError> {
         self.ram.map(&self.host, region)?;
         // Entries that named this memory before it was there (or while it was moved) are good now.
-        self.sync(None).inspect_err(|_| self.withdraw(region.gpa, region.size))
+        self.spaces.granted();
+        Ok(())
     }
 
     /// The VMM takes guest memory back. When this returns, the card cannot reach it.
@@ -176,39 +168,11 @@ impl VmBackend {
         self.bus_master = false;
     }
 
-    fn sync(&mut self, directory: Option<Place>) -> Result<(), HostError> {
-        let Self { host, vm, link, ram, spaces, bus_master, .. } = self;
-        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master };
-        spaces.sync(host, &owned, directory)
-    }
-
-    fn unbind(&mut self, channel: VirtualChannelId) {
-        if self.instances.remove(&channel).is_none() {
-            return;
+    /// Takes all channels off the card.
+    pub(super) fn unbind_all(&mut self) {
+        for channel in self.instances.keys().copied().collect::<Vec<_>>() {
+            self.unbind(channel);
         }
-        self.userd.retain(|_, owner| *owner != channel);
-        self.doorbells.remove(&channel);
-        let ended = self.host.lock().end_channel(self.vm, channel);
-        if let Err(error) = ended {
-            tracing::error!(vm = %self.vm, ?channel, %error, "a channel stays on the card");
-        }
-        self.spaces.collect(&self.host);
-    }
-
-    fn bind(&mut self, channel: VirtualChannelId, instance: Place) -> Result<(), String> {
-        let mut block = [0; INSTANCE_BYTES as usize];
-        self.with_channels(|_, _, guest, _| guest.fill(instance, &mut block))
-            .ok_or_else(|| format!("its instance block at {instance} is not the guest's memory"))?;
-        let guest = GuestInstance::parse(&block).map_err(|error| error.to_string())?;
-        let Self { host, vm, link, ram, spaces, bus_master, .. } = self;
-        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master };
-        let directory = spaces.open(host, &owned, guest.directory).map_err(|error| error.to_string())?;
-        let bind = Bind { instance, guest: &guest, directory };
-        self.with_channels(|channels, card, _, vm| channels.bind(card, vm, channel, bind))
-            .map_err(|error| error.to_string())?;
-        self.userd.insert(guest.userd.0 / userd::BYTES, channel);
-        self.instances.insert(channel, instance);
-        Ok(())
     }
 }
 
@@ -241,7 +205,9 @@ impl Backend for VmBackend {
         self.bar1.flush();
         self.bar3.flush();
         // Apertures are flushed by the hub's form, channels by either: the shadow is looked up in both cases.
-        if let Err(error) = self.sync(directory) {
+        let Self { host, vm, link, ram, spaces, bus_master, .. } = self;
+        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master };
+        if let Err(error) = spaces.flush(host, &owned, directory) {
             tracing::error!(vm = %self.vm, %error, "a guest's TLB flush did not reach the card");
         }
     }
@@ -249,13 +215,13 @@ impl Backend for VmBackend {
     fn bind_channel(&mut self, channel: VirtualChannelId, instance: Option<Place>) {
         self.unbind(channel);
         let Some(instance) = instance else { return };
+        self.quiet = false;
         match self.bind(channel, instance) {
             Ok(()) => self.counts.binds += 1,
             Err(error) => {
-                // The shadow that was made for it.
-                self.spaces.collect(&self.host);
                 self.counts.binds_refused += 1;
-                tracing::warn!(vm = %self.vm, ?channel, %error, "a channel is not bound");
+                tracing::warn!(vm = %self.vm, ?channel, %error, "a channel is not bound; its first work will fault");
+                self.refuse(channel, instance);
             }
         }
     }
@@ -333,9 +299,7 @@ impl Backend for VmBackend {
     }
 
     fn reset_fifo(&mut self) {
-        for channel in self.instances.keys().copied().collect::<Vec<_>>() {
-            self.unbind(channel);
-        }
+        self.unbind_all();
     }
 
     fn now_ns(&mut self) -> u64 {
@@ -373,7 +337,7 @@ impl Backend for VmBackend {
 }
 
 /// The card, for `channels`, while the guest's memory is readable beside it.
-struct CardAccess<'a, 'b>(&'a RefCell<&'b mut CardVram>);
+pub(super) struct CardAccess<'a, 'b>(pub(super) &'a RefCell<&'b mut CardVram>);
 
 impl channels::Host for CardAccess<'_, '_> {
     fn read32(&mut self, offset: u32) -> u32 {
@@ -382,6 +346,10 @@ impl channels::Host for CardAccess<'_, '_> {
 
     fn write32(&mut self, offset: u32, value: u32) {
         self.0.borrow_mut().memory.write32(offset, value);
+    }
+
+    fn vram_read(&mut self, address: VramAddr, data: &mut [u8]) {
+        self.0.borrow_mut().memory.vram_read(address, data);
     }
 
     fn vram_write(&mut self, address: VramAddr, data: &[u8]) {
@@ -398,5 +366,9 @@ impl channels::Host for CardAccess<'_, '_> {
 
     fn userd_write(&mut self, channel: ChannelId, offset: u64, value: u32) {
         self.0.borrow_mut().memory.userd_write(channel, offset, value);
+    }
+
+    fn relax(&mut self) {
+        self.0.borrow_mut().memory.relax();
     }
 }

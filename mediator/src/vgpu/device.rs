@@ -3,10 +3,10 @@
 use super::backend::VmBackend as Backend;
 use crate::admin::api::{Denied, Driver, InterruptKind};
 use crate::daemon::backend::{BackendError, BackendStatus, Built, VmBackend};
-use crate::host::{GuestEvent, GuestEvents, HostCard, HostError};
+use crate::host::{GuestEvent, GuestEvents, HostCard, HostError, Share};
 use devmodel::backend::Aperture;
 use devmodel::denied::Site;
-use devmodel::events::{EngineError, GraphError, MmuFault, PbdmaError};
+use devmodel::events::{CopyError, EngineError, GraphError, MmuFault, PbdmaError};
 use devmodel::{VGpu, VGpuConfig};
 use nvspec::regs::{pbdma, pfifo, pgraph};
 use parking_lot::Mutex;
@@ -20,6 +20,15 @@ use vram::VmId;
 struct Core {
     gpu: VGpu,
     backend: Backend,
+}
+
+/// What a mediated VM is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// What it may have of the card.
+    pub share: Share,
+    /// How much work a TLB flush of its guest does.
+    pub shadow: shadow_pt::Mode,
 }
 
 /// A mediated VM, from any thread.
@@ -38,39 +47,58 @@ pub struct MediatedDevice {
 }
 
 impl MediatedVm {
-    /// A VM numbered `vm` on `host`, with `vram_bytes` of VRAM and at most `channels` channels at a time.
+    /// A VM numbered `vm` on `host`.
     ///
     /// # Errors
     /// When the card has too little memory left, or the description is out of range.
-    pub fn build(
+    pub fn build(host: &Arc<HostCard>, vm: VmId, settings: &Settings, link: &Link) -> Result<Built, BackendError> {
+        let (device, backend) = Self::parts(host, vm, settings, link)?;
+        Ok(Built { device: Box::new(device), backend })
+    }
+
+    /// The two halves of what [`Self::build`] makes.
+    pub(super) fn parts(
         host: &Arc<HostCard>,
         vm: VmId,
-        vram_bytes: u64,
-        channels: u32,
+        settings: &Settings,
         link: &Link,
-    ) -> Result<Built, BackendError> {
-        let mut config = VGpuConfig::of_chip(host.info().chip, vram_bytes, Arc::clone(&host.info().vbios));
-        config.channels = channels;
+    ) -> Result<(MediatedDevice, Arc<Self>), BackendError> {
+        let Settings { share, shadow } = settings;
+        let mut config = VGpuConfig::of_chip(host.info().chip, share.vram_bytes, Arc::clone(&host.info().vbios));
+        config.channels = share.channels;
         let card = host.card().identity();
         config.pci.bar1_bytes = card.bar1_size;
         config.pci.bar3_bytes = card.bar3_size;
         let pci = config.pci;
         let gpu = VGpu::new(config).map_err(BackendError::failed)?;
-        let backend = Backend::new(Arc::clone(host), vm, link.clone());
+        let backend = Backend::new(Arc::clone(host), vm, link.clone(), *shadow);
         let this = Arc::new(Self { core: Mutex::new(Core { gpu, backend }), host: Arc::clone(host), vm });
         let events: Weak<Self> = Arc::downgrade(&this);
-        host.add_vm(vm, vram_bytes, channels, events).map_err(|error| match error {
+        host.add_vm(vm, share, events).map_err(|error| match error {
             HostError::OutOfMemory { .. } => BackendError::quota(error),
             other => BackendError::failed(other),
         })?;
         let device = MediatedDevice { vm: Arc::clone(&this), pci, config_bytes: devmodel::pci::CONFIG_BYTES as u64 };
-        Ok(Built { device: Box::new(device), backend: this })
+        Ok((device, this))
+    }
+
+    /// Writes guest VRAM as the guest's CPU does.
+    #[cfg(any(test, feature = "test-rig"))]
+    pub(super) fn cpu_write(
+        &self,
+        address: nvspec::addr::GuestVramAddr,
+        data: &[u8],
+    ) -> Result<(), devmodel::backend::Denied> {
+        self.core.lock().backend.guest_write(address, data)
     }
 }
 
 impl Core {
     /// What an access has left to do outside of the registers.
     fn settle(&mut self) {
+        for fault in std::mem::take(&mut self.backend.faults) {
+            self.gpu.mmu_fault(fault, &mut self.backend);
+        }
         if std::mem::take(&mut self.backend.runlist_done) {
             self.gpu.runlist_done(&mut self.backend);
         }
@@ -132,14 +160,15 @@ impl Device for MediatedDevice {
     }
 
     fn disconnected(&mut self) {
-        {
+        let quiet = {
             let Core { gpu, backend } = &mut *self.vm.core.lock();
             gpu.reset(backend);
             backend.quiesce();
             backend.forget_ram();
-        }
+            backend.quiet
+        };
         // The next client may be another's.
-        if let Err(error) = self.vm.host.wipe_vm(self.vm.vm) {
+        if let Err(error) = self.vm.host.wipe_vm(self.vm.vm, quiet) {
             tracing::error!(%error, "the memory of a VM that has gone could not be wiped");
         }
     }
@@ -151,8 +180,15 @@ impl Device for MediatedDevice {
 
 impl GuestEvents for MediatedVm {
     fn deliver(&self, event: GuestEvent) {
-        let Core { gpu, backend } = &mut *self.core.lock();
+        let mut core = self.core.lock();
+        let Core { gpu, backend } = &mut *core;
         match event {
+            GuestEvent::Resume(doorbell) => backend.submit(doorbell),
+            GuestEvent::Hang { engine, channel } => {
+                backend.counts.hangs += 1;
+                tracing::warn!(vm = %self.vm, ?channel, engine, "a channel made no progress and was killed");
+                gpu.ctxsw_timeout(engine, channel, backend);
+            }
             GuestEvent::NonStall { engine } => gpu.non_stall(engine, backend),
             GuestEvent::MmuFault { channel, unit, va, kind } => {
                 backend.counts.faults += 1;
@@ -197,11 +233,12 @@ impl GuestEvents for MediatedVm {
                 };
                 gpu.engine_error(EngineError::Graph(error), backend);
             }
-            GuestEvent::Copy { channel, engine, intr } => {
+            GuestEvent::Copy { channel, engine, intr, report, data } => {
                 let instance = backend.instances.get(&channel).copied();
-                gpu.engine_error(EngineError::Copy { engine, intr, instance }, backend);
+                gpu.engine_error(EngineError::Copy(CopyError { engine, intr, instance, report, data }), backend);
             }
         }
+        core.settle();
     }
 }
 
@@ -214,6 +251,9 @@ impl VmBackend for MediatedVm {
         let counters: BTreeMap<String, u64> = [
             ("doorbells", counts.doorbells),
             ("doorbells_refused", counts.doorbells_refused),
+            ("submissions", counts.submissions),
+            ("ring_entries", counts.entries),
+            ("hangs", counts.hangs),
             ("tlb_flushes", counts.flushes),
             ("interrupts", counts.interrupts),
             ("channel_binds", counts.binds),
@@ -224,6 +264,9 @@ impl VmBackend for MediatedVm {
             ("shadow_bytes", shadow_bytes),
             ("shadow_syncs", backend.spaces.syncs),
             ("shadow_bytes_scanned", report.bytes_scanned),
+            ("shadow_pages_scanned", report.pages),
+            ("shadow_pages_deferred", report.deferred),
+            ("shadow_entries_translated", report.translated),
             ("shadow_entries_written", report.entries_written),
             ("shadow_entries_denied", report.denied.total()),
         ]
@@ -247,7 +290,7 @@ impl VmBackend for MediatedVm {
         let config = gpu.config();
         BackendStatus {
             vram_mib: u64::from(config.vram_mib()),
-            channels_used: backend.instances.len() as u32,
+            channels_used: backend.bound.len() as u32,
             driver: Driver {
                 pci_id: format!("{:04x}:{:04x}", config.pci.vendor, config.pci.device),
                 bus_master: pci.bus_master(),

@@ -1,13 +1,14 @@
 //! One mediated VM: its vGPU, wired to the card.
 //!
 //! Parts: `device` (what the vfio-user server calls), `backend` (what the vGPU's registers mean for the card),
-//! `aperture` (CPU accesses to guest VRAM, by BAR1, BAR3 and PRAMIN), `spaces` (shadow page tables), `ram` (guest
+//! `channels` (from instance block and doorbell to the card), `aperture` (CPU accesses to guest VRAM, by BAR1, BAR3 and PRAMIN), `spaces` (shadow page tables), `ram` (guest
 //! RAM as the card sees it), `rig` (feature `test-rig`: VMs without a VMM, and a small driver).
 //!
 //! Lock order: the vGPU (`device`'s `Core`), then the card ([`crate::host::HostCard::lock`]).
 
 mod aperture;
 mod backend;
+mod channels;
 mod device;
 pub(crate) mod ram;
 #[cfg(any(test, feature = "test-rig"))]
@@ -16,4 +17,4 @@ mod spaces;
 #[cfg(test)]
 mod tests;
 
-pub use device::{MediatedDevice, MediatedVm};
+pub use device::{MediatedDevice, MediatedVm, Settings};

@@ -1,10 +1,12 @@
-//! The VM's GPU address spaces: which guest page directory has which shadow, kept in step at each flush.
+//! The VM's GPU address spaces: the wiring between `shadow-pt`, the guest's memory and the card.
 
 use super::ram::RamMap;
-use crate::host::{CardVram, HostCard, HostError};
-use nvspec::addr::{Gpa, GuestVramAddr, Iova, Place, VramAddr};
-use nvspec::mmu::PD_ENTRIES;
-use shadow_pt::{Frames, GuestMemory, GuestRange, Limits, NoMemory, Shadow, ShadowMemory, SyncReport, Unreadable};
+use crate::host::{CardVram, HostCard, HostError, HostState};
+use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, Iova, Place, VramAddr};
+use shadow_pt::{
+    AddressSpaces, Frames, GuestMemory, GuestRange, Limits, Mapping, Mode, NoMemory, ShadowMemory, SpaceId, SyncReport,
+    Unreadable,
+};
 use std::cell::RefCell;
 use vmm_glue::Link;
 use vram::{CardAddr, PagePool, VmId};
@@ -23,117 +25,187 @@ pub(super) struct Owned<'a> {
 
 /// All address spaces of one VM.
 pub(super) struct Spaces {
-    list: Vec<Shadow>,
+    shadows: AddressSpaces,
     pool: PagePool,
     /// Sums since the VM was created.
     pub(super) report: SyncReport,
-    /// Synchronisations since then.
+    /// Times since then that tables were looked at.
     pub(super) syncs: u64,
 }
 
 impl Spaces {
-    pub(super) fn new() -> Self {
-        Self { list: Vec::new(), pool: PagePool::new(POOL_BYTES), report: SyncReport::default(), syncs: 0 }
+    pub(super) fn new(mode: Mode) -> Self {
+        Self {
+            shadows: AddressSpaces::new(mode, Limits { table_bytes: POOL_BYTES }),
+            pool: PagePool::new(POOL_BYTES),
+            report: SyncReport::default(),
+            syncs: 0,
+        }
     }
 
-    /// The shadow of the guest's directory at `directory`, made and filled if it does not exist.
-    pub(super) fn open(&mut self, host: &HostCard, owned: &Owned<'_>, directory: Place) -> Result<VramAddr, HostError> {
-        let known = self.list.iter().position(|shadow| shadow.guest_directory() == directory);
-        let index = match known {
-            Some(index) => index,
-            None => {
-                let reserved = PD_ENTRIES - 1..PD_ENTRIES;
-                let limits = Limits { reserved, table_bytes: POOL_BYTES };
-                let mut guard = host.lock();
-                let state = RefCell::new(&mut guard.vram);
-                let mut memory = TableMemory { state: &state, pool: &mut self.pool };
-                let shadow = Shadow::new(directory, limits, &mut memory)
-                    .map_err(|error: NoMemory| HostError::Refused(error.to_string()))?;
-                self.list.push(shadow);
-                self.list.len() - 1
-            }
-        };
-        self.sync_one(host, owned, index)?;
-        Ok(self.list[index].directory())
+    /// The shadow of the guest's directory at `directory`, made if it does not exist. Nothing of a new one is mapped
+    /// before [`Self::prepare`].
+    pub(super) fn open(&mut self, host: &HostCard, directory: Place) -> Result<SpaceId, HostError> {
+        let mut guard = host.lock();
+        let state = RefCell::new(&mut guard.vram);
+        let mut memory = TableMemory { state: &state, pool: &mut self.pool };
+        self.shadows.open(directory, &mut memory).map_err(|error: NoMemory| HostError::Refused(error.to_string()))
     }
 
-    /// Brings the shadows of `directory` (of all, for `None`) up to date, and flushes the card's TLBs for them.
-    pub(super) fn sync(
+    /// Where the shadow directory of a space lies on the card.
+    pub(super) fn directory(&self, space: SpaceId) -> Option<VramAddr> {
+        self.shadows.directory(space)
+    }
+
+    /// The guest's CPU has written its VRAM.
+    pub(super) fn written(&mut self, address: GuestVramAddr, len: u64) {
+        self.shadows.written(address, len);
+    }
+
+    /// Something was granted that was not before.
+    pub(super) fn granted(&mut self) {
+        self.shadows.granted();
+    }
+
+    /// Where a GPU virtual address leads by the shadow of a space.
+    pub(super) fn resolve(&self, space: SpaceId, va: GpuVa) -> Option<Mapping> {
+        self.shadows.resolve(space, va)
+    }
+
+    /// The guest flushes the TLB of `directory` (of all, for `None`). What lost a permission is on the card, and out of
+    /// its TLBs, when this returns.
+    pub(super) fn flush(
         &mut self,
         host: &HostCard,
         owned: &Owned<'_>,
         directory: Option<Place>,
     ) -> Result<(), HostError> {
-        for index in 0..self.list.len() {
-            if directory.is_none_or(|directory| self.list[index].guest_directory() == directory) {
-                self.sync_one(host, owned, index)?;
-            }
+        let spaces: Vec<_> = match directory {
+            Some(directory) => self.shadows.find(directory).into_iter().collect(),
+            None => self.shadows.ids().collect(),
+        };
+        for space in spaces {
+            self.sync(host, owned, space, false)?;
         }
         Ok(())
     }
 
-    fn sync_one(&mut self, host: &HostCard, owned: &Owned<'_>, index: usize) -> Result<(), HostError> {
-        let Self { list, pool, report, syncs } = self;
-        let shadow = &mut list[index];
+    /// Work of a channel of `space` is about to be given to the card: all that the guest has mapped is.
+    pub(super) fn prepare(&mut self, host: &HostCard, owned: &Owned<'_>, space: SpaceId) -> Result<(), HostError> {
+        self.sync(host, owned, space, true)
+    }
+
+    fn sync(&mut self, host: &HostCard, owned: &Owned<'_>, space: SpaceId, prepare: bool) -> Result<(), HostError> {
+        let Self { shadows, pool, report, syncs } = self;
+        let Some(directory) = shadows.directory(space) else { return Ok(()) };
         let mut guard = host.lock();
-        let state = RefCell::new(&mut guard.vram);
+        let HostState { vram, channels, .. } = &mut *guard;
+        let busy = !prepare && channels.busy_directory(&mut vram.memory, directory);
+        let state = RefCell::new(vram);
         let mut guest = Tables { state: &state, owned };
         let frames = Granted { state: &state, owned };
         let mut memory = TableMemory { state: &state, pool };
-        let done = shadow.sync(&mut guest, &frames, &mut memory);
-        state.borrow_mut().memory.invalidate(shadow.directory(), false)?;
-        shadow.flushed(&mut memory);
+        let done = if prepare {
+            shadows.prepare(space, &mut guest, &frames, &mut memory)
+        } else {
+            shadows.flush(space, busy, &mut guest, &frames, &mut memory)
+        };
+        if done.changed() {
+            state.borrow_mut().memory.invalidate(directory, false)?;
+            shadows.flushed(space, &mut memory);
+        }
         report.merge(&done);
-        *syncs += 1;
+        *syncs += u64::from(done.tables_scanned != 0);
         if done.denied.total() != 0 {
-            tracing::warn!(denied = ?done.denied, directory = %shadow.guest_directory(),
+            tracing::warn!(denied = ?done.denied, directory = ?shadows.guest_directory(space),
                 "page table entries name what the VM does not have; they stay unmapped");
         }
         Ok(())
     }
 
-    /// Takes guest RAM out of all shadows. When it returns, the card cannot reach it.
-    pub(super) fn withdraw_ram(&mut self, host: &HostCard, gpa: u64, size: u64) -> Result<(), HostError> {
-        let Self { list, pool, .. } = self;
+    /// Maps the mediator's own pages for a channel into the reserved part of a space: index of the page there, where it
+    /// lies, whether the GPU may write it.
+    pub(super) fn map_host(
+        &mut self,
+        host: &HostCard,
+        space: SpaceId,
+        pages: &[(u32, VramAddr, bool)],
+    ) -> Result<(), HostError> {
+        let Self { shadows, pool, .. } = self;
+        let Some(directory) = shadows.directory(space) else { return Ok(()) };
         let mut guard = host.lock();
         let state = RefCell::new(&mut guard.vram);
         let mut memory = TableMemory { state: &state, pool };
-        for shadow in list {
-            let done = shadow.invalidate(GuestRange::Ram(Gpa(gpa), size), &mut memory);
-            if done.entries_written != 0 {
-                state.borrow_mut().memory.invalidate(shadow.directory(), false)?;
-            }
-            shadow.flushed(&mut memory);
+        for &(index, page, writable) in pages {
+            shadows
+                .map_host(space, index, page, writable, &mut memory)
+                .map_err(|error| HostError::Refused(error.to_string()))?;
+        }
+        state.borrow_mut().memory.invalidate(directory, false)
+    }
+
+    /// Takes them out again. The channel that used them is off the card.
+    pub(super) fn unmap_host(&mut self, host: &HostCard, space: SpaceId, pages: &[(u32, VramAddr, bool)]) {
+        let Self { shadows, pool, .. } = self;
+        let Some(directory) = shadows.directory(space) else { return };
+        let mut guard = host.lock();
+        let state = RefCell::new(&mut guard.vram);
+        let mut memory = TableMemory { state: &state, pool };
+        for &(index, ..) in pages {
+            shadows.unmap_host(space, index, &mut memory);
+        }
+        if let Err(error) = state.borrow_mut().memory.invalidate(directory, false) {
+            tracing::error!(%error, "the card may keep translations of a channel's ring");
+        }
+    }
+
+    /// Takes guest RAM out of all shadows. When it returns, the card cannot reach it.
+    pub(super) fn withdraw_ram(&mut self, host: &HostCard, gpa: u64, size: u64) -> Result<(), HostError> {
+        let Self { shadows, pool, .. } = self;
+        let mut guard = host.lock();
+        let state = RefCell::new(&mut guard.vram);
+        let mut memory = TableMemory { state: &state, pool };
+        let (spaces, _) = shadows.invalidate(GuestRange::Ram(Gpa(gpa), size), &mut memory);
+        for space in spaces {
+            let Some(directory) = shadows.directory(space) else { continue };
+            state.borrow_mut().memory.invalidate(directory, false)?;
+            shadows.flushed(space, &mut memory);
         }
         Ok(())
     }
 
     /// Frees the shadows that no channel uses.
     pub(super) fn collect(&mut self, host: &HostCard) {
-        let Self { list, pool, .. } = self;
+        let Self { shadows, pool, .. } = self;
         let mut guard = host.lock();
-        let unused =
-            list.extract_if(.., |shadow| !guard.channels.uses_directory(shadow.directory())).collect::<Vec<_>>();
+        let unused: Vec<SpaceId> = shadows
+            .ids()
+            .filter(|space| {
+                shadows.directory(*space).is_some_and(|directory| !guard.channels.uses_directory(directory))
+            })
+            .collect();
         let state = RefCell::new(&mut guard.vram);
         let mut memory = TableMemory { state: &state, pool };
-        for shadow in unused {
-            shadow.destroy(&mut memory);
+        for space in unused {
+            shadows.close(space, &mut memory);
         }
         self.pool.reclaim(&mut guard.vram.chunks);
     }
 
     /// Frees all shadows, and the VM's pool. No channel of the VM is bound any more. What a channel uses that the card
-    /// has not let go of stays.
-    pub(super) fn clear(&mut self, host: &HostCard) {
+    /// has not let go of stays; says whether there is none of that.
+    pub(super) fn clear(&mut self, host: &HostCard) -> bool {
         self.collect(host);
-        if self.list.is_empty() {
+        let none = self.shadows.count() == 0;
+        if none {
             self.pool.release_all(&mut host.lock().vram.chunks);
         }
+        none
     }
 
     /// Address spaces, and card memory that their shadows take, in bytes.
     pub(super) fn usage(&self) -> (usize, u64) {
-        (self.list.len(), self.list.iter().map(Shadow::card_bytes).sum())
+        (self.shadows.count(), self.shadows.card_bytes())
     }
 }
 
@@ -146,25 +218,11 @@ pub(super) struct Tables<'a, 'b, 'c> {
 impl Tables<'_, '_, '_> {
     pub(super) fn fill(&mut self, place: Place, data: &mut [u8]) -> Option<()> {
         match place {
-            Place::Vram(address) => read_vram(&mut self.state.borrow_mut(), self.owned.vm, address, data),
+            Place::Vram(address) => self.state.borrow_mut().guest_read(self.owned.vm, address, data),
             Place::Ram(address) if self.owned.bus_master => self.owned.link.memory().read(address.0, data).ok(),
             Place::Ram(_) => None,
         }
     }
-}
-
-/// Reads guest VRAM, chunk by chunk.
-pub(super) fn read_vram(state: &mut CardVram, vm: VmId, address: GuestVramAddr, data: &mut [u8]) -> Option<()> {
-    let mut done = 0;
-    while done < data.len() {
-        let at = address.checked_add(done as u64)?;
-        let left = state.chunks.chunk_bytes() - at.0 % state.chunks.chunk_bytes();
-        let run = left.min((data.len() - done) as u64) as usize;
-        let place = state.guest_vram(vm, at, run as u64)?;
-        state.memory.read(place, &mut data[done..done + run]).ok()?;
-        done += run;
-    }
-    Some(())
 }
 
 impl GuestMemory for Tables<'_, '_, '_> {
@@ -179,7 +237,28 @@ impl channels::GuestMemory for Tables<'_, '_, '_> {
     }
 }
 
-/// What the VM's tables may name.
+/// A guest's GPFIFO ring, by the shadow of its channel's address space.
+pub(super) struct Ring<'s, 'a, 'b, 'c> {
+    pub(super) spaces: &'s Spaces,
+    pub(super) space: SpaceId,
+    pub(super) tables: Tables<'a, 'b, 'c>,
+}
+
+impl channels::GuestRing for Ring<'_, '_, '_, '_> {
+    fn read(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), channels::Unmapped> {
+        let mut done = 0;
+        while done < data.len() {
+            let at = GpuVa(va.0 + done as u64);
+            let Mapping { place, bytes, .. } = self.spaces.resolve(self.space, at).ok_or(channels::Unmapped)?;
+            let run = bytes.min((data.len() - done) as u64) as usize;
+            self.tables.fill(place, &mut data[done..done + run]).ok_or(channels::Unmapped)?;
+            done += run;
+        }
+        Ok(())
+    }
+}
+
+/// What the VM's tables may name. What has no place on the card yet gets one: the GPU may write there without asking.
 struct Granted<'a, 'b, 'c> {
     state: &'a RefCell<&'b mut CardVram>,
     owned: &'a Owned<'c>,
@@ -187,7 +266,7 @@ struct Granted<'a, 'b, 'c> {
 
 impl Frames for Granted<'_, '_, '_> {
     fn vram(&self, address: GuestVramAddr, len: u64) -> Option<VramAddr> {
-        self.state.borrow().guest_vram(self.owned.vm, address, len)
+        self.state.borrow_mut().place(self.owned.vm, address, len)
     }
 
     fn ram(&self, address: Gpa, len: u64, write: bool) -> Option<Iova> {

@@ -57,7 +57,8 @@ pub struct Channel {
     pub space: Space,
     /// Guest VRAM address of USERD.
     pub userd: u64,
-    ring: u64,
+    /// Where its GPFIFO ring lies in guest VRAM.
+    pub ring: u64,
     push: u64,
     fence: u64,
     used: u64,

@@ -327,7 +327,10 @@ impl World {
         let (mut chunks, channels, iova) = self.rig.usage();
         // How much was scrubbed since the start is no account of what there is.
         chunks.scrubbed = self.usage.0.scrubbed;
-        let unowned = |chunks: &Summary| (chunks.free + chunks.to_scrub, chunks.mediator, chunks.vms.clone());
+        let unowned = |chunks: &Summary| {
+            let placed: Vec<_> = chunks.vms.iter().map(|(vm, account)| (*vm, account.placed)).collect();
+            (chunks.free + chunks.to_scrub, chunks.mediator, placed)
+        };
         assert_eq!((unowned(&chunks), channels, iova), (unowned(&self.usage.0), self.usage.1, self.usage.2));
         self.check_victim();
         self.inputs += 1;

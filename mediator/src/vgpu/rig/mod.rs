@@ -6,9 +6,9 @@
 pub mod driver;
 pub mod fuzz;
 
-use super::MediatedVm;
-use crate::daemon::backend::{BackendStatus, Built, VmBackend};
-use crate::host::HostCard;
+use super::{MediatedDevice, MediatedVm, Settings};
+use crate::daemon::backend::{BackendStatus, VmBackend};
+use crate::host::{HostCard, Share};
 use nvspec::regs::{pbus, windows::pramin};
 use simgpu::{Config, SimGpu};
 use std::collections::BTreeMap;
@@ -23,6 +23,8 @@ use vram::{Summary, VmId};
 const LONG: Duration = Duration::from_secs(60);
 /// Bytes of a chunk.
 pub const CHUNK: u64 = 2 << 20;
+/// Bytes that the mediator keeps of a card.
+const RESERVE: u64 = 16 << 20;
 
 /// A card and its owner.
 pub struct Rig {
@@ -38,19 +40,24 @@ impl Rig {
     pub fn new(vram_mib: u32) -> Self {
         let config = Config { vram_mib, ..Config::default() };
         let card = Arc::new(SimGpu::new(&config).expect("a card"));
-        let host = HostCard::open(Arc::clone(&card) as _, "rig", CHUNK).expect("a card that comes up");
+        let host = HostCard::open(Arc::clone(&card) as _, "rig", CHUNK, RESERVE).expect("a card that comes up");
         Self { card, host }
     }
 
     /// A VM with `vram_mib` MiB of VRAM and no RAM.
     #[must_use]
     pub fn guest(&self, vm: u32, vram_mib: u64, channels: u32) -> Guest {
+        self.guest_with(vm, &settings(vram_mib, channels))
+    }
+
+    /// A VM of any kind, with no RAM.
+    #[must_use]
+    pub fn guest_with(&self, vm: u32, settings: &Settings) -> Guest {
         let link = Link::new(IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }).expect("a link");
-        let Built { mut device, backend } =
-            MediatedVm::build(&self.host, VmId(vm), vram_mib << 20, channels, &link).expect("room for a VM");
+        let (mut device, backend) = MediatedVm::parts(&self.host, VmId(vm), settings, &link).expect("room for a VM");
         device.connected();
         let msi = link.attach_msi().expect("an event");
-        let (host, vram_bytes) = (Arc::clone(&self.host), vram_mib << 20);
+        let (host, vram_bytes) = (Arc::clone(&self.host), settings.share.vram_bytes);
         Guest { device, backend, link, msi, ram: BTreeMap::new(), host, vm: VmId(vm), vram_bytes }
     }
 
@@ -63,6 +70,13 @@ impl Rig {
     }
 }
 
+/// A VM with `vram_mib` MiB of VRAM kept for it, and everything else as an operator gets it who says nothing.
+#[must_use]
+pub fn settings(vram_mib: u64, channels: u32) -> Settings {
+    let share = Share { vram_bytes: vram_mib << 20, reserved: true, channels, hang_limit: None };
+    Settings { share, shadow: shadow_pt::Mode::default() }
+}
+
 /// A region of a guest's RAM.
 struct Ram {
     size: u64,
@@ -71,8 +85,8 @@ struct Ram {
 
 /// One VM.
 pub struct Guest {
-    device: Box<dyn Device>,
-    backend: Arc<dyn VmBackend>,
+    device: MediatedDevice,
+    backend: Arc<MediatedVm>,
     link: Link,
     msi: OwnedFd,
     ram: BTreeMap<u64, Ram>,
@@ -122,15 +136,12 @@ impl Guest {
     /// Reads the guest's VRAM as the host can, past the guest's device.
     pub fn vram_read(&self, at: u64, data: &mut [u8]) {
         let state = &mut *self.host.lock();
-        super::spaces::read_vram(&mut state.vram, self.vm, nvspec::addr::GuestVramAddr(at), data)
-            .expect("VRAM of the VM");
+        state.vram.guest_read(self.vm, nvspec::addr::GuestVramAddr(at), data).expect("VRAM of the VM");
     }
 
-    /// Writes the guest's VRAM as the host can; within a chunk.
+    /// Writes the guest's VRAM, as its CPU does but in one go.
     pub fn vram_write(&self, at: u64, data: &[u8]) {
-        let state = &mut *self.host.lock();
-        let place = state.vram.guest_vram(self.vm, nvspec::addr::GuestVramAddr(at), data.len() as u64);
-        state.vram.memory.write(place.expect("VRAM of the VM"), data).expect("a card that answers");
+        self.backend.cpu_write(nvspec::addr::GuestVramAddr(at), data).expect("VRAM of the VM");
     }
 
     /// Lends RAM to the device: a file of its own. False when the device refuses.

@@ -56,7 +56,7 @@ fn finds(guest: &Guest, byte: u8) -> usize {
 /// Chunks that are nobody's (scrubbed or to be), the mediator's, and of VMs; channels; I/O address ranges.
 fn usage(rig: &Rig) -> (u32, u32, u32, u32, usize) {
     let (chunks, channels, iova) = rig.usage();
-    (chunks.free + chunks.to_scrub, chunks.mediator, chunks.vms.values().sum(), channels, iova)
+    (chunks.free + chunks.to_scrub, chunks.mediator, chunks.vms.values().map(|vm| vm.placed).sum(), channels, iova)
 }
 
 /// Reads VRAM of the card, whoever's it is.

@@ -3,9 +3,7 @@
 use super::super::rig::driver::{CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
 use super::{A, B, Rig, driver, fill, is_filled, rig, usage};
 use card::Card;
-use channels::Host;
 use nvspec::fifo::VirtualChannelId;
-use nvspec::instance::userd;
 use nvspec::regs::pfifo;
 use simgpu::{EngineId, Fault, FaultKind};
 
@@ -87,6 +85,22 @@ fn guest_that_unbinds_or_preempts_a_hung_channel_can_go_on() {
     assert_eq!(rig.usage().1, 1);
 }
 
+/// A guest's ring with one entry.
+struct Ring([u8; 8]);
+
+impl channels::GuestRing for Ring {
+    fn read(&mut self, _va: nvspec::addr::GpuVa, data: &mut [u8]) -> Result<(), channels::Unmapped> {
+        data.copy_from_slice(&self.0);
+        Ok(())
+    }
+}
+
+impl channels::GuestMemory for Ring {
+    fn read(&mut self, _place: nvspec::addr::Place, _data: &mut [u8]) -> Result<(), channels::Unreadable> {
+        Err(channels::Unreadable)
+    }
+}
+
 #[test]
 fn fault_of_a_channel_that_is_unbound_before_it_is_served_blocks_no_one() {
     let rig = rig();
@@ -95,11 +109,16 @@ fn fault_of_a_channel_that_is_unbound_before_it_is_served_blocks_no_one() {
     let mut channel = bad.channel(1);
     bad.buffer(&channel, A, 1, 1);
     let put = bad.queue(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
+    let mut ring = Ring([0; 8]);
+    bad.guest.vram_read(channel.ring, &mut ring.0);
     {
         // The card's interrupt thread serves nothing for now.
         let state = &mut *rig.host.lock();
         let physical = state.channels.physical(channels::VmId(0), VirtualChannelId(1)).unwrap();
-        state.vram.memory.userd_write(physical, userd::GP_PUT, put);
+        let (memory, channel) = (&mut state.vram.memory, VirtualChannelId(1));
+        let doorbell = state.channels.doorbell(memory, &mut ring, channels::VmId(0), channel, put).unwrap();
+        assert_eq!(doorbell.channel, physical);
+        assert_eq!(state.channels.pull(memory, &mut ring, doorbell, 0).unwrap().taken, 1);
         while rig.card.read32(pfifo::MMU_FAULT_ID::OFFSET) == 0 {
             std::thread::yield_now();
         }

@@ -1,0 +1,173 @@
+//! The guest's channels: from an instance block to a channel of the card, and from a doorbell to work on it.
+
+use super::backend::{Bound, VmBackend};
+use super::spaces::{Owned, Ring, Tables};
+use crate::host::HostState;
+use ::channels::{Bind, Doorbell, DoorbellError, GuestInstance, RingFault};
+use devmodel::events::MmuFault;
+use nvspec::addr::{GpuVa, Place};
+use nvspec::fifo::VirtualChannelId;
+use nvspec::instance::{INSTANCE_BYTES, userd};
+use nvspec::mmu::fault;
+use sched::{Decision, Event, Nanos, Policy, Ticket, VgpuId};
+use std::cell::RefCell;
+
+impl VmBackend {
+    /// The guest has written a whole GP_PUT.
+    pub(super) fn ring(&mut self, channel: VirtualChannelId, gp_put: u32) {
+        let checked =
+            self.with_channels(|channels, card, guest, vm| channels.doorbell(card, guest, vm, channel, gp_put));
+        let doorbell = match checked {
+            Ok(doorbell) => doorbell,
+            Err(DoorbellError::Unbound) => return,
+            Err(DoorbellError::Refused) => return self.fault(channel, GpuVa(0), fault::PDE),
+            Err(error) => {
+                self.counts.doorbells_refused += 1;
+                tracing::warn!(vm = %self.vm, ?channel, %error, "a doorbell is refused");
+                return;
+            }
+        };
+        self.counts.doorbells += 1;
+        let mut decisions = Vec::new();
+        let arrival = Event::Arrival { vgpu: VgpuId(self.vm.0), ticket: Ticket(self.counts.doorbells) };
+        self.policy.event(Nanos(0), arrival, &mut decisions);
+        for Decision::Start(_) in decisions {
+            self.submit(doorbell);
+        }
+    }
+
+    /// Gives a channel's new work to the card, with all that its address space maps.
+    pub(super) fn submit(&mut self, doorbell: Doorbell) {
+        let channel = doorbell.virtual_channel;
+        let Some(Bound { space, .. }) = self.bound.get(&channel).copied() else { return };
+        let Self { host, vm, link, ram, spaces, bus_master, .. } = self;
+        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master };
+        if let Err(error) = spaces.prepare(host, &owned, space) {
+            tracing::error!(%vm, ?channel, %error, "a channel's work does not reach the card");
+            return;
+        }
+        let pulled = {
+            let mut guard = host.lock();
+            let now = guard.now_ns();
+            let HostState { vram, channels, .. } = &mut *guard;
+            let state = RefCell::new(vram);
+            let tables = Tables { state: &state, owned: &owned };
+            let mut ring = Ring { spaces, space, tables };
+            channels.pull(&mut super::backend::CardAccess(&state), &mut ring, doorbell, now)
+        };
+        match pulled {
+            Ok(pulled) => {
+                self.counts.submissions += 1;
+                self.counts.entries += u64::from(pulled.taken);
+            }
+            Err(RingFault::Unmapped { va }) => self.fault(channel, va, fault::PTE),
+            Err(error) => {
+                tracing::warn!(vm = %self.vm, ?channel, %error, "a channel's ring holds what no channel can do");
+                self.fault(channel, GpuVa(0), fault::PTE);
+            }
+        }
+    }
+
+    /// A channel can go on no more: it leaves the card, and the guest is told as the card's host unit would.
+    fn fault(&mut self, channel: VirtualChannelId, va: GpuVa, reason: u32) {
+        let instance = self.instances.get(&channel).copied();
+        tracing::warn!(vm = %self.vm, ?channel, %va, reason, "a channel's ring cannot be fetched");
+        if let Err(error) = self.host.lock().end_channel(self.vm, channel) {
+            tracing::error!(vm = %self.vm, ?channel, %error, "a channel stays on the card");
+        }
+        self.counts.faults += 1;
+        self.faults.push(MmuFault {
+            unit: fault::unit::FIFO,
+            instance,
+            va,
+            reason,
+            client: fault::hub_client::FIFO,
+            hub: true,
+            write: false,
+            gpc: 0,
+        });
+    }
+
+    pub(super) fn bind(&mut self, channel: VirtualChannelId, instance: Place) -> Result<(), String> {
+        let mut block = [0; INSTANCE_BYTES as usize];
+        self.with_channels(|_, _, guest, _| guest.fill(instance, &mut block))
+            .ok_or_else(|| format!("its instance block at {instance} is not the guest's memory"))?;
+        let guest = GuestInstance::parse(&block).map_err(|error| error.to_string())?;
+        let space = self.spaces.open(&self.host, guest.directory).map_err(|error| error.to_string())?;
+        let bound = self.bind_in(channel, instance, &guest, space);
+        if bound.is_err() {
+            // The shadow may have been made for it.
+            self.spaces.collect(&self.host);
+        }
+        bound
+    }
+
+    fn bind_in(
+        &mut self,
+        channel: VirtualChannelId,
+        instance: Place,
+        guest: &GuestInstance,
+        space: shadow_pt::SpaceId,
+    ) -> Result<(), String> {
+        let directory = self.spaces.directory(space).ok_or("its address space has gone")?;
+        let bind = Bind { instance, guest, directory };
+        let physical = self
+            .with_channels(|channels, card, _, vm| channels.bind(card, vm, channel, bind))
+            .map_err(|error| error.to_string())?;
+        let pages = self.host.layout().work_pages(physical);
+        if let Err(error) = self.spaces.map_host(&self.host, space, &pages) {
+            if let Err(error) = self.host.lock().end_channel(self.vm, channel) {
+                tracing::error!(vm = %self.vm, ?channel, %error, "a channel stays on the card");
+            }
+            return Err(error.to_string());
+        }
+        self.userd.insert(guest.userd.0 / userd::BYTES, channel);
+        self.instances.insert(channel, instance);
+        self.bound.insert(channel, Bound { space, physical });
+        Ok(())
+    }
+
+    /// Remembers a channel that is not on the card, so that its first doorbell is answered by a fault.
+    pub(super) fn refuse(&mut self, channel: VirtualChannelId, instance: Place) {
+        let mut block = [0; INSTANCE_BYTES as usize];
+        let read = self.with_channels(|_, _, guest, _| guest.fill(instance, &mut block));
+        let userd = read.and_then(|()| GuestInstance::parse(&block).ok()).map(|guest| guest.userd);
+        self.host.lock().channels.refuse(::channels::VmId(self.vm.0), channel, instance, userd);
+        if let Some(userd) = userd {
+            self.userd.insert(userd.0 / userd::BYTES, channel);
+        }
+        self.instances.insert(channel, instance);
+    }
+
+    /// Takes a channel off the card. Where its ring stands goes into its instance block, as the card saves it there.
+    pub(super) fn unbind(&mut self, channel: VirtualChannelId) {
+        let Some(instance) = self.instances.remove(&channel) else { return };
+        self.userd.retain(|_, owner| *owner != channel);
+        self.doorbells.remove(&channel);
+        self.save(channel, instance);
+        let ended = self.host.lock().end_channel(self.vm, channel);
+        let bound = self.bound.remove(&channel);
+        match ended {
+            Ok(()) => {
+                if let Some(Bound { space, physical }) = bound {
+                    let pages = self.host.layout().work_pages(physical);
+                    self.spaces.unmap_host(&self.host, space, &pages);
+                }
+            }
+            Err(error) => tracing::error!(vm = %self.vm, ?channel, %error, "a channel stays on the card"),
+        }
+        self.spaces.collect(&self.host);
+    }
+
+    /// Writes the ring's indices into the guest's instance block.
+    pub(super) fn save(&mut self, channel: VirtualChannelId, instance: Place) {
+        let words = self.with_channels(|channels, card, _, vm| channels.saved_words(card, vm, channel));
+        for (offset, value) in words.into_iter().flatten() {
+            let Some(Place::Vram(at)) = instance.checked_add(offset) else { continue };
+            // The block was the guest's when the channel was bound, and guest VRAM does not shrink.
+            if self.guest_write(at, &value.to_le_bytes()).is_err() {
+                tracing::debug!(?channel, "a channel's state could not be saved");
+            }
+        }
+    }
+}
