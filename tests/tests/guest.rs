@@ -1,5 +1,7 @@
 //! Guests with stock kernels, one scenario per module.
 
+#[path = "guest/faults.rs"]
+mod faults;
 #[path = "guest/harness.rs"]
 mod harness;
 #[path = "guest/stories.rs"]

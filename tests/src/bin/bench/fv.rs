@@ -1,0 +1,175 @@
+//! Full virtualization: the guest's workloads under each way of mediation, against the same workloads in a VM that has a
+//! card for itself, unmediated.
+//!
+//! All VMs are up at the same time, each on a software card of its own, and take turns workload by workload, so that a
+//! change of the host's speed meets all alike.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use tests::bench::{Metric, Target, median};
+use tests::guest::{self, LOAD_LIMIT};
+use tests::{Daemon, Paths, Vm, VmConfig};
+
+/// Rounds of each workload; the median counts.
+const ROUNDS: usize = 5;
+/// MiB of each card, and of the passthrough VM's VRAM.
+const CARD_MIB: u32 = 512;
+/// MiB of a mediated VM's VRAM.
+const VRAM_MIB: u32 = 384;
+/// The workloads of `gpu-smoke timed`.
+const WORKLOADS: [&str; 8] = [
+    "channels",
+    "copy-small-in",
+    "copy-small-out",
+    "copy-large-in",
+    "copy-large-out",
+    "map-churn",
+    "many-channels",
+    "small-submissions",
+];
+/// The driver taken from the device and given to it again: what it does when it is loaded.
+const DRIVER: &str = "driver-load";
+
+/// A way to give a VM a GPU.
+struct Kind {
+    name: &'static str,
+    /// Lines of its `[[vm]]` table.
+    toml: &'static str,
+    /// Whether the targets are for this one.
+    is_default: bool,
+}
+
+const BASELINE: &str = "passthrough";
+
+#[rustfmt::skip]
+const KINDS: [Kind; 5] = [
+    Kind { name: BASELINE, toml: "passthrough = true\n", is_default: false },
+    Kind { name: "naive", toml: "shadow = \"naive\"\n", is_default: false },
+    Kind { name: "lazy", toml: "shadow = \"lazy\"\n", is_default: false },
+    Kind { name: "incremental", toml: "shadow = \"incremental\"\n", is_default: false },
+    Kind { name: "default", toml: "", is_default: true },
+];
+
+/// What is counted for a mediated VM, and what it is called in the report.
+const COUNTERS: [(&str, &str); 5] = [
+    ("shadow_syncs", "shadow_updates"),
+    ("shadow_entries_written", "entries_written"),
+    ("shadow_bytes_scanned", "bytes_scanned"),
+    ("tlb_flushes", "tlb_flushes"),
+    ("doorbells", "doorbells"),
+];
+
+/// Seconds of each round, and what was counted in all rounds together.
+#[derive(Default)]
+struct Measured {
+    seconds: Vec<f64>,
+    counts: BTreeMap<String, f64>,
+}
+
+/// Measures.
+pub fn run() -> Result<Vec<Metric>> {
+    let images = tests::images()?;
+    let daemon = Daemon::start("fv", configuration)?;
+    let mut vms = Vec::new();
+    for kind in &KINDS {
+        let config = VmConfig::new(kind.name, images, "6.12")?.with_gpu(daemon.vm_socket(kind.name));
+        let vm = Vm::launch(&config)?;
+        vm.wait_ready()?;
+        vms.push(vm);
+    }
+    for vm in &vms {
+        guest::load_driver(vm)?;
+    }
+    let mut measured: BTreeMap<(&str, &str), Measured> = BTreeMap::new();
+    for workload in [DRIVER].into_iter().chain(WORKLOADS) {
+        for round in 0..ROUNDS {
+            eprintln!("bench: fv, {workload}, round {} of {ROUNDS}", round + 1);
+            // In another order each time, so that none always follows the same one.
+            for at in 0..KINDS.len() {
+                let at = (at + round) % KINDS.len();
+                let (kind, vm) = (&KINDS[at], &vms[at]);
+                let before = counts(&daemon, kind.name)?;
+                let seconds = once(vm, workload).with_context(|| format!("{workload} in VM {}", kind.name))?;
+                let after = counts(&daemon, kind.name)?;
+                let entry = measured.entry((workload, kind.name)).or_default();
+                entry.seconds.push(seconds);
+                for (name, value) in after {
+                    *entry.counts.entry(name.clone()).or_default() += value - before.get(&name).unwrap_or(&0.0);
+                }
+            }
+        }
+    }
+    report(&measured)
+}
+
+fn configuration(paths: &Paths) -> String {
+    let mut text = format!("[daemon]\nadmin_socket = {:?}\nsocket_dir = {:?}\n", paths.admin_socket, paths.folder);
+    for Kind { name, toml, .. } in &KINDS {
+        text += &format!("\n[[card]]\nname = \"card-{name}\"\nkind = \"simgpu\"\nvram_mib = {CARD_MIB}\n");
+        text += &format!("\n[[vm]]\nname = {name:?}\ncard = \"card-{name}\"\n{toml}");
+        if *name != BASELINE {
+            text += &format!("vram_mib = {VRAM_MIB}\n");
+        }
+    }
+    text
+}
+
+/// Seconds of one run, by the guest's clock where the guest can tell.
+fn once(vm: &Vm, workload: &str) -> Result<f64> {
+    if workload == DRIVER {
+        vm.run_within("unbind", LOAD_LIMIT)?.success()?;
+        let began = std::time::Instant::now();
+        vm.run_within("bind", LOAD_LIMIT)?.success()?;
+        return Ok(began.elapsed().as_secs_f64());
+    }
+    let smoke = guest::smoke(vm, &format!("timed --what {workload}"))?;
+    let value = smoke.line.split_whitespace().find_map(|word| word.strip_prefix("timed_us="));
+    Ok(value.context("no timed_us")?.parse::<f64>().with_context(|| smoke.line.clone())? / 1e6)
+}
+
+/// What the daemon has counted for a VM up to now, with the messages of its VMM.
+fn counts(daemon: &Daemon, name: &str) -> Result<BTreeMap<String, f64>> {
+    let shown = guest::show(daemon, name)?;
+    let number = |value: &Value| value.as_u64().unwrap_or(0) as f64;
+    let mut counts: BTreeMap<_, _> =
+        COUNTERS.iter().map(|(key, called)| ((*called).to_owned(), number(&shown["counters"][*key]))).collect();
+    counts.insert("messages".to_owned(), guest::messages_in(&shown["transport"]) as f64);
+    Ok(counts)
+}
+
+fn report(measured: &BTreeMap<(&str, &str), Measured>) -> Result<Vec<Metric>> {
+    let mut metrics = Vec::new();
+    let mut products: BTreeMap<&str, f64> = BTreeMap::new();
+    let workloads: Vec<&str> = [DRIVER].into_iter().chain(WORKLOADS).collect();
+    for workload in &workloads {
+        let of = |kind: &str| measured.get(&(*workload, kind)).with_context(|| format!("{workload}: no {kind}"));
+        let time = |kind: &str| -> Result<f64> { median(&of(kind)?.seconds).context("no measurement") };
+        let baseline = time(BASELINE)?;
+        for kind in KINDS.iter().filter(|kind| kind.name != BASELINE) {
+            let seconds = time(kind.name)?;
+            *products.entry(kind.name).or_insert(0.0) += (seconds / baseline).ln();
+            let target = if kind.is_default { Target::AtMost(1.10) } else { Target::None };
+            let name = format!("fv.{workload}.{}", kind.name);
+            metrics.push(Metric::ratio(format!("{name}.time"), seconds * 1e3, "ms", baseline * 1e3, target));
+            let base = of(BASELINE)?;
+            for (count, value) in &of(kind.name)?.counts {
+                let per_round = value / ROUNDS as f64;
+                let baseline = base.counts.get(count).map_or(0.0, |value| value / ROUNDS as f64);
+                let name = format!("{name}.{count}");
+                metrics.push(if count == "messages" && baseline > 0.0 {
+                    Metric::ratio(name, per_round, "count", baseline, Target::None)
+                } else {
+                    Metric::plain(name, per_round, "count")
+                });
+            }
+        }
+    }
+    for kind in KINDS.iter().filter(|kind| kind.name != BASELINE) {
+        let mean = (products.get(kind.name).context("no ratios")? / workloads.len() as f64).exp();
+        let target = if kind.is_default { Target::AtMost(1.05) } else { Target::None };
+        metrics.push(Metric::ratio(format!("fv.geometric_mean.{}", kind.name), mean, "x", 1.0, target));
+    }
+    Ok(metrics)
+}

@@ -1,0 +1,48 @@
+//! `cargo xtask bench [NAME] [--json FILE]`: measures, beside a baseline in the same run. Without a name, all of them.
+
+mod fv;
+mod shadow;
+mod transport;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use tests::bench::{Metric, report};
+
+/// A benchmark by name.
+type Benchmark = (&'static str, fn() -> Result<Vec<Metric>>);
+
+const BENCHMARKS: [Benchmark; 3] = [("transport", transport::run), ("shadow", shadow::run), ("fv", fv::run)];
+
+fn main() -> ExitCode {
+    let mut name = None;
+    let mut file = None;
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--json" => file = args.next().map(PathBuf::from),
+            _ => name = Some(arg),
+        }
+    }
+    let run = || -> Result<()> {
+        let chosen: Vec<_> =
+            BENCHMARKS.iter().filter(|(known, _)| name.as_deref().is_none_or(|name| name == *known)).collect();
+        if chosen.is_empty() {
+            let names: Vec<_> = BENCHMARKS.iter().map(|(name, _)| *name).collect();
+            bail!("there is no benchmark {:?}; there are: {}", name.unwrap_or_default(), names.join(" "));
+        }
+        let mut metrics = Vec::new();
+        for (_, benchmark) in chosen {
+            metrics.extend(benchmark()?);
+        }
+        report(&metrics, file.as_deref())
+    };
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
