@@ -5,6 +5,7 @@
 //!   and licences ([`layers`]);
 //! - [`suites`]: the test suites and their counts ([`tally`]); [`fuzz`] is one of them;
 //! - [`guests`]: what needs guests: the images, the daemon's release build, demo and bench;
+//! - [`mutations`]: mistakes made on purpose that the tests must notice;
 //! - [`run`]: child processes.
 //!
 //! It does not install anything; the crate `images` makes what guests need in a cache folder.
@@ -14,6 +15,7 @@ mod fuzz;
 mod guests;
 mod layers;
 mod lints;
+mod mutations;
 mod orphans;
 mod run;
 mod suites;
@@ -50,6 +52,11 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
     },
+    /// Make mistakes in copies of the sources, and see that the tests notice each one.
+    Mutations {
+        /// Only those whose name contains this.
+        filter: Option<String>,
+    },
     /// Boot two guests on one card, run the copy workloads in both and verify every byte.
     Demo {
         /// Handed to the demo.
@@ -85,6 +92,7 @@ fn main() -> ExitCode {
         Command::Check { lints } => check::run(lints),
         Command::Test(args) => suites::run(&args),
         Command::Bench { name, json } => guests::bench(name.as_deref(), json.as_deref()),
+        Command::Mutations { filter } => mutations::run(filter.as_deref()),
         Command::Demo { args } => guests::demo(&args),
         Command::Setup { refresh } => setup(refresh).map(|()| true),
     };
