@@ -173,7 +173,27 @@ impl Machine {
                 let index = of.of(&PDES);
                 self.cpu(place, index, of.pde());
             }
-            4..=10 => {
+            4 => {
+                let Some(index) = space(self, &mut of) else { return };
+                let (table, at, frame) = (of.byte(), of.below(4), of.byte());
+                self.expose(index, table, at, frame);
+            }
+            5 => {
+                let Some(index) = space(self, &mut of) else { return };
+                let (at, shape) = (of.below(4), of.byte());
+                let late = (1 + of.byte() as usize * 4, of.below(4) * 8, of.pte());
+                self.cpu(TABLES[1], at, if shape & 2 == 0 { 0 } else { of.pte() });
+                self.flush(index, shape & 1 != 0, Some(late));
+                if shape & 4 != 0 {
+                    self.flush(index, shape & 1 != 0, None);
+                }
+            }
+            6 => {
+                let Some(index) = space(self, &mut of) else { return };
+                let (at, shape) = (of.below(4), of.byte());
+                self.withdraw_and_give(index, at, shape);
+            }
+            7..=10 => {
                 let place = of.of(&TABLES);
                 let index = of.below(40);
                 self.cpu(place, index, of.pte());
@@ -254,6 +274,43 @@ impl Machine {
         if let Place::Vram(at) = at {
             self.spaces.written(at, 8);
         }
+    }
+
+    /// The guest maps a page of a table, for the GPU to write.
+    fn expose(&mut self, index: usize, table: u64, at: u64, frame: u64) {
+        let directory = self.spaces.guest_directory(self.open[index].id).unwrap();
+        self.cpu(directory, 0, 1 | 3 << 2 | (LPT >> 12) << 4 | 1 << 32 | (SPT >> 12) << 36);
+        let page = [SPT, SPT, LPT, directory.address()][frame as usize % 4] / PAGE;
+        if table & 7 == 0 {
+            self.cpu(TABLES[0], at, 1 | (page & !31) << 4);
+        } else {
+            self.cpu(TABLES[1], at, 1 | page << 4);
+        }
+        self.prepare(index);
+    }
+
+    /// RAM goes, then the guest unmaps it or not, flushes or not, then the RAM comes back.
+    fn withdraw_and_give(&mut self, index: usize, at: u64, shape: u64) {
+        let directory = self.spaces.guest_directory(self.open[index].id).unwrap();
+        self.cpu(directory, 0, 3 << 2 | 1 << 32 | (SPT >> 12) << 36);
+        self.cpu(TABLES[1], at, 1 | 0x1008 << 4 | 2 << 33);
+        self.prepare(index);
+        let given = self.grants.ram.get(&0x1008).copied();
+        self.withdraw(0x1008, 1);
+        if shape & 1 != 0 {
+            self.cpu(TABLES[1], at, 0);
+        }
+        if shape & 2 != 0 {
+            self.flush(index, shape & 4 != 0, None);
+        }
+        self.grants.ram.extend(given.map(|given| (0x1008, given)));
+        self.given(GuestRange::Ram(Gpa(0x1008 * PAGE), PAGE), shape & 8 != 0);
+        let soundness = match self.mode {
+            Mode::Lazy => Fit::Isolated,
+            _ if shape & 2 == 0 => Fit::Isolated,
+            _ => Fit::Sound,
+        };
+        self.check(index, soundness);
     }
 
     fn fill(&mut self, start: u64, len: u64, value: u64) {

@@ -1,0 +1,768 @@
+use super::*;
+use crate::Denial;
+use crate::model::world::{self, Card, GUEST_VRAM, Grants, Guest, LARGE, PAGE, reachable};
+use nvspec::mmu::PD_BYTES;
+
+const DIRECTORY: u64 = 0x1_0000;
+/// Two tables of each size. The small ones are shortened to an eighth by the directory entry, to 32 KiB.
+const LPT: u64 = 0x2_0000;
+const SPT: u64 = 0x3_0000;
+const EIGHTH: u64 = 3 << 2;
+
+pub(super) struct World {
+    pub(super) guest: Guest,
+    pub(super) grants: Grants,
+    pub(super) card: Card,
+    pub(super) spaces: AddressSpaces,
+    pub(super) id: SpaceId,
+}
+
+fn vram(at: u64) -> Place {
+    Place::Vram(GuestVramAddr(at))
+}
+
+fn pde(large: Option<u64>, small: Option<u64>, size: u64) -> u64 {
+    let large = large.map_or(0, |at| 1 | (at >> 12) << 4);
+    large | size | small.map_or(0, |at| (1 << 32) | (at >> 12) << 36)
+}
+
+fn pte(aperture: u64, address: u64) -> u64 {
+    1 | (address >> 12) << 4 | aperture << 33
+}
+
+impl World {
+    fn new() -> Self {
+        Self::with(Mode::Incremental, 4 << 20)
+    }
+
+    fn with(mode: Mode, table_bytes: u64) -> Self {
+        let mut card = Card::default();
+        let mut grants = Grants::default();
+        // Writable, writable but in two pieces, to read only.
+        grants.map(0x1000, 0x8000, 64, true);
+        grants.map(0x1040, 0x9000, 32, true);
+        grants.map(0x2000, 0xb000, 32, false);
+        let mut spaces = AddressSpaces::new(mode, Limits { table_bytes });
+        let id = spaces.open(vram(DIRECTORY), &mut card).unwrap();
+        Self { guest: Guest::new(), grants, card, spaces, id }
+    }
+
+    /// One directory entry with both tables.
+    fn mapped() -> Self {
+        Self::mapped_in(Mode::Incremental)
+    }
+
+    fn mapped_in(mode: Mode) -> Self {
+        let mut world = Self::with(mode, 4 << 20);
+        world.write(vram(DIRECTORY), pde(Some(LPT), Some(SPT), EIGHTH));
+        world
+    }
+
+    /// The CPU writes.
+    fn write(&mut self, place: Place, value: u64) {
+        self.guest.write64(place, value);
+        if let Place::Vram(at) = place {
+            self.spaces.written(at, 8);
+        }
+    }
+
+    /// The guest flushes; the card's TLBs are yet to be flushed.
+    fn flush_only(&mut self, busy: bool) -> SyncReport {
+        self.spaces.flush(self.id, busy, &mut self.guest, &self.grants, &mut self.card)
+    }
+
+    fn flush(&mut self, busy: bool) -> SyncReport {
+        let report = self.flush_only(busy);
+        self.spaces.flushed(self.id, &mut self.card);
+        report
+    }
+
+    fn sync(&mut self) -> SyncReport {
+        self.flush(true)
+    }
+
+    fn prepare(&mut self) -> SyncReport {
+        let report = self.spaces.prepare(self.id, &mut self.guest, &self.grants, &mut self.card);
+        self.spaces.flushed(self.id, &mut self.card);
+        report
+    }
+
+    fn directory(&self) -> u64 {
+        self.spaces.directory(self.id).unwrap().0
+    }
+
+    fn invalidate(&mut self, range: GuestRange) -> SyncReport {
+        let (touched, report) = self.spaces.invalidate(range, &mut self.card);
+        assert_eq!(touched, if report.changed() { vec![self.id] } else { vec![] });
+        self.spaces.flushed(self.id, &mut self.card);
+        report
+    }
+
+    /// Where the card ends up at `va`: aperture and address.
+    fn at(&self, va: u64) -> Option<(u64, u64)> {
+        self.page(va).map(|page| (page.aperture, page.address))
+    }
+
+    fn page(&self, va: u64) -> Option<world::Page> {
+        world::walk((false, self.directory()), va, &|ram, at| {
+            assert!(!ram, "the card walks host memory");
+            Some(self.card.read64(at))
+        })
+    }
+
+    /// Invariant 1.
+    fn check_isolation(&self) {
+        for page in reachable(&self.card, self.directory()) {
+            match page.aperture {
+                0 => assert!(self.grants.owns_vram(page.address), "foreign VRAM {page:x?}"),
+                1 => panic!("another card's memory {page:x?}"),
+                _ => assert!(self.grants.owns_ram(page.address, !page.read_only), "foreign RAM {page:x?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_is_mapped_before_the_first_synchronisation() {
+    let world = World::mapped();
+    assert!(reachable(&world.card, world.directory()).is_empty());
+}
+
+#[test]
+fn legal_entries_of_both_sizes_are_translated() {
+    let mut world = World::mapped();
+    world.write(vram(LPT + 3 * 8), pte(0, 2 * LARGE));
+    world.write(vram(SPT + 5 * 8), pte(0, LARGE + PAGE));
+    world.write(vram(SPT + 6 * 8), pte(2, 0x1003 * PAGE));
+    let report = world.sync();
+    assert_eq!(world.at(3 * LARGE + 7 * PAGE), Some((0, 7 * LARGE + 7 * PAGE)));
+    assert_eq!(world.at(5 * PAGE), Some((0, 41 * LARGE + PAGE)));
+    assert_eq!(world.at(6 * PAGE), Some((2, 0x8003 * PAGE)));
+    assert_eq!(world.at(7 * PAGE), None);
+    assert_eq!((report.denied.total(), report.lost_permission, report.tables_scanned), (0, false, 3));
+    // The directory, 1024/8 large entries, 32768/8 small ones.
+    assert_eq!(report.bytes_scanned, 0x1_0000 + 0x400 + 0x8000);
+    world.check_isolation();
+}
+
+#[test]
+fn what_did_not_change_is_not_written() {
+    let mut world = World::mapped();
+    for index in 0..100 {
+        world.write(vram(SPT + index * 8), pte(0, index * PAGE));
+    }
+    let first = world.sync();
+    // One entry of the directory, one run of 100.
+    assert_eq!((first.entries_written, first.writes), (101, 2));
+    let second = world.sync();
+    assert_eq!((second.entries_written, second.writes), (0, 0));
+    world.write(vram(SPT + 50 * 8), pte(0, 0));
+    let third = world.sync();
+    assert_eq!((third.entries_written, third.writes, third.lost_permission), (1, 1, true));
+}
+
+#[test]
+fn unmapped_is_unreachable_after_the_flush() {
+    let mut world = World::mapped();
+    world.write(vram(SPT), pte(0, 0));
+    world.write(vram(SPT + 8), pte(0, PAGE));
+    world.sync();
+    world.write(vram(SPT), 0);
+    assert!(world.sync().lost_permission);
+    assert_eq!((world.at(0), world.at(PAGE)), (None, Some((0, 40 * LARGE + PAGE))));
+    world.write(vram(SPT + 8), pte(0, PAGE) | 4);
+    assert!(world.sync().lost_permission);
+    assert!(world.page(PAGE).unwrap().read_only);
+    world.write(vram(DIRECTORY), 0);
+    assert!(world.sync().lost_permission);
+    assert_eq!(world.at(PAGE), None);
+    // Only the directory is left.
+    assert_eq!(world.card.allocated.len(), 1);
+    assert_eq!(world.spaces.card_bytes(), PD_BYTES);
+}
+
+#[test]
+fn gaining_is_not_losing() {
+    let mut world = World::mapped();
+    world.write(vram(SPT), pte(0, 0) | 4);
+    world.sync();
+    world.write(vram(SPT), pte(0, 0));
+    world.write(vram(SPT + 8), pte(0, 0));
+    assert!(!world.sync().lost_permission);
+    assert!(!world.page(0).unwrap().read_only);
+}
+
+#[test]
+fn losses_are_written_before_gains() {
+    let mut world = World::mapped();
+    world.write(vram(SPT + 100 * 8), pte(0, 0));
+    world.sync();
+    world.card.writes.clear();
+    world.write(vram(SPT), pte(0, 0));
+    world.write(vram(SPT + 100 * 8), 0);
+    world.sync();
+    let written: Vec<u64> =
+        world.card.writes.iter().map(|(_, data)| u64::from_le_bytes(data[..8].try_into().unwrap()) & 1).collect();
+    assert_eq!(written, [0, 1]);
+}
+
+#[test]
+fn a_new_table_is_filled_before_it_is_linked() {
+    let mut world = World::mapped();
+    world.write(vram(SPT), pte(0, 0));
+    world.sync();
+    let linked = world.card.writes.iter().position(|(at, _)| *at == world.directory()).unwrap();
+    assert_eq!(linked, world.card.writes.len() - 1);
+    assert_eq!(world.card.writes.len(), 2);
+}
+
+#[test]
+fn tables_are_freed_only_after_the_flush() {
+    let mut world = World::mapped();
+    world.sync();
+    world.write(vram(DIRECTORY), 0);
+    world.flush_only(true);
+    assert!(world.card.freed.is_empty(), "the card's TLB may still walk it");
+    world.spaces.flushed(world.id, &mut world.card);
+    assert_eq!(world.card.freed.len(), 2);
+}
+
+#[test]
+fn denied_entries_are_counted_once_and_never_reach_the_card() {
+    let mut world = World::mapped();
+    world.write(vram(SPT), pte(0, GUEST_VRAM));
+    world.write(vram(SPT + 8), pte(1, 0));
+    world.write(vram(SPT + 16), pte(2, 0x7777 * PAGE));
+    world.write(vram(SPT + 24), pte(0, 0) | (0xff << 36));
+    world.write(vram(LPT + 8), pte(2, 0x1030 * PAGE));
+    world.write(vram(LPT + 16), pte(0, PAGE));
+    let denied = world.sync().denied;
+    for (reason, count) in
+        [(Denial::Vram, 1), (Denial::Peer, 1), (Denial::Ram, 1), (Denial::Kind, 1), (Denial::Unaligned, 2)]
+    {
+        assert_eq!(denied.of(reason), count, "{}", reason.name());
+    }
+    assert!(reachable(&world.card, world.directory()).is_empty());
+    assert_eq!(world.sync().denied.total(), 0, "nothing is new");
+}
+
+#[test]
+fn a_large_page_of_ram_needs_every_piece() {
+    let mut world = World::mapped();
+    world.write(vram(LPT), pte(2, 0x1020 * PAGE));
+    world.write(vram(LPT + 8), pte(2, 0x1000 * PAGE));
+    // 32 pages of which the last 16 lie elsewhere for the card.
+    world.grants.map(0x1050, 0xc000, 16, true);
+    world.write(vram(LPT + 16), pte(2, 0x1040 * PAGE));
+    assert_eq!(world.sync().denied.of(Denial::Ram), 1);
+    assert_eq!(world.at(31 * PAGE), Some((2, 0x803f * PAGE)));
+    assert_eq!(world.at(2 * LARGE), None);
+    world.check_isolation();
+}
+
+#[test]
+fn withdrawn_ram_is_unreachable_at_once_and_comes_back_when_granted() {
+    let mut world = World::mapped();
+    world.write(vram(SPT), pte(2, 0x1000 * PAGE));
+    world.write(vram(SPT + 8), pte(0, GUEST_VRAM - PAGE));
+    world.write(vram(LPT + 8), pte(3, 0x1000 * PAGE));
+    world.sync();
+    // One byte of it is enough.
+    let report = world.invalidate(GuestRange::Ram(Gpa(0x101f * PAGE + 0xfff), 1));
+    assert_eq!((report.entries_written, report.lost_permission), (1, true));
+    assert_eq!((world.at(LARGE), world.at(0).is_some()), (None, true));
+    world.invalidate(GuestRange::Ram(Gpa(0x1000 * PAGE), 64 * PAGE));
+    assert_eq!((world.at(0), world.at(PAGE).is_some()), (None, true));
+    for page in 0x1000..0x1040 {
+        world.grants.ram.remove(&page);
+    }
+    assert_eq!(world.sync().denied.total(), 0, "the guest has written nothing new");
+    assert_eq!(world.at(0), None);
+    world.grants.map(0x1000, 0xd000, 64, true);
+    world.spaces.granted();
+    world.sync();
+    assert_eq!(world.at(0), Some((2, 0xd000 * PAGE)));
+    assert_eq!(world.at(LARGE + PAGE), Some((3, 0xd001 * PAGE)));
+}
+
+#[test]
+fn withdrawn_vram_is_unreachable_at_once() {
+    let mut world = World::mapped();
+    world.write(vram(SPT), pte(0, LARGE));
+    world.write(vram(SPT + 8), pte(2, 0x1000 * PAGE));
+    world.write(vram(LPT + 8), pte(0, LARGE));
+    world.sync();
+    let report = world.invalidate(GuestRange::Vram(GuestVramAddr(LARGE), LARGE));
+    assert_eq!(report.entries_written, 2);
+    assert_eq!((world.at(0), world.at(LARGE), world.at(PAGE).is_some()), (None, None, true));
+}
+
+#[test]
+fn a_directory_that_is_its_own_table_names_only_what_its_bytes_mean() {
+    let mut world = World::new();
+    let own = pde(Some(DIRECTORY), Some(DIRECTORY), 0);
+    world.write(vram(DIRECTORY), own);
+    world.write(vram(DIRECTORY + 8), pte(0, 3 * LARGE));
+    world.sync();
+    // As entries, the first is frame 0x10 of VRAM with the low bits of a kind that the chip does not have or has.
+    assert_eq!(world.at(PAGE), Some((0, 90 * LARGE)));
+    world.check_isolation();
+}
+
+#[test]
+fn a_table_that_many_entries_name_is_read_once_and_kept_once() {
+    let mut world = World::new();
+    for index in 0..8191 {
+        world.write(vram(DIRECTORY + index * 8), pde(None, Some(SPT), EIGHTH));
+    }
+    world.write(vram(SPT), pte(0, 0));
+    let report = world.sync();
+    assert_eq!(report.tables_scanned, 2);
+    assert_eq!(world.spaces.card_bytes(), PD_BYTES + 0x8000);
+    assert_eq!(world.at(5 << 27), Some((0, 40 * LARGE)));
+    assert_eq!(world.at(8190 << 27), Some((0, 40 * LARGE)));
+}
+
+#[test]
+fn tables_in_ram_are_tables() {
+    let mut world = World::new();
+    for page in 0x1000..0x1008 {
+        world.guest.ram.insert(page, vec![0; 4096]);
+    }
+    let at = 0x1000 * PAGE;
+    world.write(vram(DIRECTORY), EIGHTH | (2 << 32) | (at >> 12) << 36);
+    world.write(Place::Ram(Gpa(at + 8)), pte(2, at));
+    world.sync();
+    assert_eq!(world.at(PAGE), Some((2, 0x8000 * PAGE)));
+    // The RAM goes: the table is no more.
+    world.guest.ram.clear();
+    let report = world.sync();
+    assert_eq!((report.denied.of(Denial::Table), report.lost_permission), (1, true));
+    assert_eq!(world.at(PAGE), None);
+    assert_eq!(world.sync().denied.total(), 0);
+}
+
+#[test]
+fn a_table_that_ends_beyond_the_guests_memory_is_taken_as_far_as_it_goes() {
+    let mut world = World::new();
+    let last = GUEST_VRAM - PAGE;
+    world.write(vram(DIRECTORY), pde(None, Some(last), 0));
+    world.write(vram(last), pte(0, 0));
+    let report = world.sync();
+    assert_eq!((report.denied.total(), report.bytes_scanned), (0, 0x1_0000 + PAGE));
+    assert_eq!(world.at(0), Some((0, 40 * LARGE)));
+    world.write(vram(DIRECTORY), pde(None, Some(GUEST_VRAM), 0));
+    assert_eq!(world.sync().denied.of(Denial::Table), 1);
+    assert_eq!(world.at(0), None);
+}
+
+#[test]
+fn a_directory_beyond_the_guests_memory_maps_nothing() {
+    for place in [vram(GUEST_VRAM), vram(!0xfff), Place::Ram(Gpa(0x5000))] {
+        let mut world = World::new();
+        world.id = world.spaces.open(place, &mut world.card).unwrap();
+        let report = world.sync();
+        assert_eq!((report.denied.of(Denial::Table), report.writes), (1, 0));
+        assert_eq!(world.sync().denied.total(), 0);
+    }
+}
+
+#[test]
+fn reserved_entries_stay_the_hosts() {
+    let mut world = World::new();
+    world.write(vram(DIRECTORY + 8191 * 8), pde(Some(LPT), None, EIGHTH));
+    world.write(vram(LPT), pte(0, 0));
+    let report = world.sync();
+    assert_eq!((report.denied.of(Denial::Reserved), report.writes), (1, 0));
+    assert_eq!(world.at(8191 << 27), None);
+    assert_eq!(world.sync().denied.total(), 0);
+}
+
+#[test]
+fn tables_beyond_the_limit_are_absent_and_what_was_there_stays() {
+    let mut world = World::with(Mode::Incremental, 0x8000);
+    world.write(vram(DIRECTORY), pde(None, Some(SPT), EIGHTH));
+    world.write(vram(SPT), pte(0, 0));
+    world.sync();
+    // A table that sorts before the first.
+    world.write(vram(DIRECTORY + 8), pde(None, Some(LPT), EIGHTH));
+    assert_eq!(world.sync().denied.of(Denial::Limit), 1);
+    assert_eq!((world.at(0).is_some(), world.at(1 << 27)), (true, None));
+    assert_eq!(world.spaces.card_bytes(), PD_BYTES + 0x8000);
+    // Room again.
+    world.write(vram(DIRECTORY), 0);
+    world.sync();
+    world.write(vram(LPT), pte(0, 0));
+    world.sync();
+    assert_eq!((world.at(0), world.at(1 << 27).is_some()), (None, true));
+}
+
+#[test]
+fn a_card_without_memory_leaves_entries_absent() {
+    let mut world = World::mapped();
+    world.write(vram(SPT), pte(0, 0));
+    world.write(vram(LPT + 8), pte(0, LARGE));
+    world.card.room = Some(1);
+    assert_eq!(world.sync().denied.of(Denial::Limit), 1);
+    // Keys are taken in the order of their places: the large table has got the memory.
+    assert_eq!((world.at(0), world.at(LARGE).is_some()), (None, true));
+    world.card.room = None;
+    world.sync();
+    assert!(world.at(0).is_some());
+    world.card.room = Some(0);
+    assert_eq!(world.spaces.open(vram(0), &mut world.card), Err(NoMemory));
+}
+
+#[test]
+fn destroying_frees_everything() {
+    let mut world = World::mapped();
+    world.sync();
+    world.write(vram(DIRECTORY), pde(None, Some(SPT), EIGHTH));
+    world.flush_only(true);
+    world.spaces.close(world.id, &mut world.card);
+    assert!(world.card.allocated.is_empty());
+}
+
+#[test]
+fn a_flush_after_one_change_reads_one_page_and_without_change_none() {
+    for mode in [Mode::Incremental, Mode::LazyAdd] {
+        let mut world = World::mapped_in(mode);
+        for index in 0..4096 {
+            world.write(vram(SPT + index * 8), pte(0, (index % 0x10) * PAGE));
+        }
+        world.prepare();
+        let reads = world.guest.reads;
+        assert_eq!(world.flush(false), SyncReport::default());
+        assert_eq!(world.prepare(), SyncReport::default());
+        assert_eq!(world.guest.reads, reads);
+
+        world.write(vram(SPT + 1000 * 8), pte(0, 0));
+        let report = world.flush(false);
+        let wanted = SyncReport {
+            tables_scanned: 1,
+            pages: 1,
+            bytes_scanned: PAGE,
+            translated: 1,
+            entries_written: 1,
+            writes: 1,
+            lost_permission: true,
+            ..SyncReport::default()
+        };
+        assert_eq!(report, wanted, "{mode}");
+        assert_eq!(world.guest.reads, reads + 1);
+
+        // One directory entry more: one page of the directory.
+        world.write(vram(DIRECTORY + 16), pde(Some(LPT), None, EIGHTH));
+        let report = world.flush(false);
+        assert_eq!((report.pages, report.entries_written, report.lost_permission), (1, 1, false));
+        // What holds no table is not looked at.
+        world.write(vram(0x9_0000), 1);
+        assert_eq!(world.flush(false), SyncReport::default());
+    }
+}
+
+#[test]
+fn naive_reads_and_writes_everything_each_time() {
+    let mut world = World::mapped_in(Mode::Naive);
+    world.write(vram(SPT), pte(0, 0));
+    world.sync();
+    let report = world.flush(false);
+    // The directory, 128 large entries, 4096 small ones.
+    assert_eq!((report.pages, report.bytes_scanned), (16 + 1 + 8, 0x1_0000 + 0x400 + 0x8000));
+    assert_eq!((report.translated, report.entries_written), (128 + 4096, 8192 + 128 + 4096));
+    assert!(!report.lost_permission && report.changed());
+}
+
+#[test]
+fn lazy_does_nothing_at_a_flush_and_everything_before_work() {
+    let mut world = World::mapped_in(Mode::Lazy);
+    world.write(vram(SPT), pte(0, 0));
+    let report = world.flush(false);
+    assert_eq!((report.changed(), report.deferred), (false, 16));
+    assert_eq!(world.prepare().pages, 16 + 1 + 8);
+    assert!(world.at(0).is_some());
+    world.write(vram(SPT), 0);
+    assert!(!world.flush(false).changed());
+    assert!(world.at(0).is_some(), "lazy keeps what was taken away");
+    assert!(world.flush(true).lost_permission);
+    assert_eq!(world.at(0), None);
+}
+
+#[test]
+fn what_can_only_gain_waits_and_what_can_lose_does_not() {
+    let mut world = World::mapped_in(Mode::LazyAdd);
+    world.write(vram(SPT), pte(0, 0));
+    let report = world.flush(false);
+    // Sixteen pages of a directory without live entries.
+    assert_eq!((report.pages, report.changed(), report.deferred), (0, false, 16));
+    assert_eq!(world.at(0), None);
+    world.prepare();
+    assert!(world.at(0).is_some());
+
+    // A page without entries gains: it waits. One with entries loses: it does not.
+    world.write(vram(SPT + 512 * 8), pte(0, PAGE));
+    world.write(vram(SPT), 0);
+    let report = world.flush(false);
+    assert_eq!((report.pages, report.lost_permission, report.deferred), (1, true, 1));
+    assert_eq!((world.at(0), world.at(512 * PAGE)), (None, None));
+    assert_eq!(world.spaces.waiting(world.id), 1);
+    // With work on the card nothing waits.
+    assert_eq!((world.flush(true).pages, world.at(512 * PAGE).is_some()), (1, true));
+    assert_eq!(world.spaces.waiting(world.id), 0);
+}
+
+#[test]
+fn a_directory_entry_that_changes_tables_is_a_loss_at_once() {
+    let mut world = World::mapped_in(Mode::LazyAdd);
+    world.write(vram(SPT), pte(0, 0));
+    world.write(vram(SPT + 0x8000), pte(0, PAGE));
+    world.prepare();
+    world.write(vram(DIRECTORY), pde(None, Some(SPT + 0x8000), EIGHTH));
+    assert!(world.flush(false).lost_permission);
+    assert_eq!(world.at(0), None);
+    world.prepare();
+    assert_eq!(world.at(0), Some((0, 40 * LARGE + PAGE)));
+}
+
+#[test]
+fn the_gpu_writes_tables_that_it_maps_and_is_seen() {
+    for mode in [Mode::Incremental, Mode::LazyAdd] {
+        let mut world = World::mapped_in(mode);
+        world.write(vram(SPT), pte(0, SPT));
+        world.write(vram(SPT + 8), pte(0, 0));
+        world.prepare();
+        // Nobody tells: the first page of the small table is looked at each time.
+        assert_eq!((world.flush(false).pages, world.prepare().pages), (1, 1));
+        world.guest.write64(vram(SPT + 8), pte(0, PAGE));
+        assert!(world.flush(false).lost_permission);
+        assert_eq!(world.at(PAGE), Some((0, 40 * LARGE + PAGE)));
+        // To read only: it is looked at once more, for what was written until then.
+        world.write(vram(SPT), pte(0, SPT) | 4);
+        assert_eq!(world.flush_only(false).pages, 1);
+        // By what the card's TLBs still hold.
+        world.guest.write64(vram(SPT + 8), 0);
+        world.spaces.flushed(world.id, &mut world.card);
+        assert_eq!((world.flush(false).pages, world.at(PAGE)), (1, None));
+        assert_eq!((world.flush(false).pages, world.prepare().pages), (0, 0));
+    }
+}
+
+#[test]
+fn a_large_page_exposes_all_tables_in_it() {
+    let mut world = World::mapped();
+    world.write(vram(LPT), pte(0, LPT));
+    world.sync();
+    // 128 KiB from 0x2_0000 on: the large table, eight pages of the small one.
+    assert_eq!(world.sync().pages, 9);
+    world.guest.write64(vram(SPT + 4095 * 8), pte(0, 0));
+    world.sync();
+    assert!(world.at(4095 * PAGE).is_some());
+    world.write(vram(LPT), 0);
+    world.sync();
+    assert_eq!((world.sync().pages, world.sync().pages), (9, 0));
+}
+
+#[test]
+fn a_page_that_becomes_a_table_while_the_gpu_can_write_it_is_watched() {
+    let mut world = World::mapped();
+    world.write(vram(SPT), pte(0, 0x5_0000));
+    world.sync();
+    assert_eq!(world.sync().pages, 0);
+    world.write(vram(DIRECTORY + 8), pde(None, Some(0x5_0000), EIGHTH));
+    world.sync();
+    world.guest.write64(vram(0x5_0000), pte(0, PAGE));
+    assert_eq!(world.sync().pages, 1);
+    assert!(world.at(1 << 27).is_some());
+}
+
+#[test]
+fn another_space_that_exposes_a_table_counts() {
+    let mut world = World::mapped();
+    let first = world.id;
+    world.sync();
+    world.id = world.spaces.open(vram(0x9_0000), &mut world.card).unwrap();
+    world.write(vram(0x9_0000), pde(None, Some(0x6_0000), EIGHTH));
+    world.write(vram(0x6_0000), pte(0, SPT));
+    world.sync();
+    let second = std::mem::replace(&mut world.id, first);
+    world.guest.write64(vram(SPT), pte(0, 0));
+    assert_eq!((world.sync().pages, world.at(0).is_some()), (1, true));
+    // The other space goes.
+    world.guest.write64(vram(SPT), 0);
+    world.spaces.close(second, &mut world.card);
+    assert_eq!((world.sync().pages, world.at(0)), (1, None));
+    assert_eq!(world.sync().pages, 0);
+}
+
+#[test]
+fn a_write_is_told_to_all_who_share_the_page() {
+    let mut world = World::new();
+    world.write(vram(DIRECTORY), pde(Some(SPT), Some(SPT), EIGHTH));
+    let first = world.id;
+    world.id = world.spaces.open(vram(SPT), &mut world.card).unwrap();
+    let second = world.id;
+    for id in [first, second] {
+        world.id = id;
+        world.prepare();
+        assert_eq!(world.prepare().pages, 0);
+    }
+    world.write(vram(SPT), pte(0, 5 * LARGE));
+    world.id = first;
+    assert_eq!(world.sync().pages, 2, "a large and a small table");
+    world.id = second;
+    assert_eq!(world.sync().pages, 3, "a directory, and two pages of the table that its entry names");
+    // Longer writes reach each page.
+    world.spaces.written(GuestVramAddr(SPT - 1), PAGE + 2);
+    world.id = first;
+    assert_eq!(world.sync().pages, 3);
+}
+
+#[test]
+fn a_withdrawn_entry_that_the_guest_removed_meanwhile_does_not_come_back() {
+    let mut world = World::mapped_in(Mode::LazyAdd);
+    let range = GuestRange::Ram(Gpa(0x1000 * PAGE), PAGE);
+    world.write(vram(SPT), pte(2, 0x1000 * PAGE));
+    world.prepare();
+    world.invalidate(range);
+    world.write(vram(SPT), 0);
+    assert_eq!(world.flush(false).deferred, 1, "there is nothing to lose");
+    let (touched, _) = world.spaces.retranslate(range, &world.grants, &mut world.card);
+    assert_eq!((touched, world.at(0)), (vec![], None));
+    world.prepare();
+    assert_eq!(world.at(0), None);
+}
+
+#[test]
+fn relocation_rewrites_what_names_the_chunk_and_nothing_else() {
+    let mut world = World::mapped();
+    world.write(vram(SPT), pte(0, LARGE));
+    world.write(vram(SPT + 8), pte(0, 4 * LARGE));
+    world.write(vram(LPT + 8), pte(0, LARGE));
+    world.sync();
+    world.grants.chunks[1] = Some(77);
+    let range = GuestRange::Vram(GuestVramAddr(LARGE), LARGE);
+    let (touched, report) = world.spaces.retranslate(range, &world.grants, &mut world.card);
+    assert_eq!(touched, [world.id]);
+    assert_eq!((report.translated, report.entries_written, report.lost_permission), (2, 2, true));
+    assert_eq!((world.at(0), world.at(LARGE)), (Some((0, 77 * LARGE)), Some((0, 77 * LARGE))));
+    assert_eq!(world.at(PAGE), Some((0, 12 * LARGE)));
+    let again = world.spaces.retranslate(range, &world.grants, &mut world.card);
+    assert!(again.0.is_empty() && !again.1.changed());
+}
+
+#[test]
+fn the_mediators_pages_are_in_every_space_that_asks_and_only_there() {
+    let mut world = World::mapped();
+    world.sync();
+    let before = world.spaces.card_bytes();
+    let page = VramAddr(0x7000_0000);
+    let last = HOST_PAGES - 1;
+    world.spaces.map_host(world.id, last, page, false, &mut world.card).unwrap();
+    world.spaces.map_host(world.id, 0, page, true, &mut world.card).unwrap();
+    let at = |index: u32| crate::HOST_BASE.0 + u64::from(index) * PAGE;
+    assert_eq!(world.page(at(0)).map(|page| (page.address, page.read_only)), Some((page.0, false)));
+    assert_eq!(world.page(at(last)).map(|page| (page.address, page.read_only)), Some((page.0, true)));
+    assert_eq!(world.spaces.resolve(world.id, GpuVa(at(0))), None);
+    assert_eq!(world.spaces.card_bytes(), before + 0x8000);
+    // The guest's entry there is not the host's.
+    world.write(vram(DIRECTORY + 8191 * 8), pde(None, Some(SPT), 0));
+    assert_eq!(world.sync().denied.of(Denial::Reserved), 1);
+    assert_eq!((world.at(at(0)), world.at(at(1))), (Some((0, page.0)), None));
+    for index in [0, last] {
+        world.spaces.unmap_host(world.id, index, &mut world.card);
+        assert_eq!(world.at(at(index)), None);
+    }
+    assert_eq!(world.spaces.map_host(world.id, HOST_PAGES, page, true, &mut world.card), Err(NoMemory));
+    assert_eq!(world.spaces.map_host(world.id, 1, VramAddr(1 << 40), true, &mut world.card), Err(NoMemory));
+    world.spaces.close(world.id, &mut world.card);
+    assert_eq!(world.spaces.map_host(world.id, 1, page, true, &mut world.card), Err(NoMemory));
+    assert!(world.card.allocated.is_empty());
+}
+
+#[test]
+fn resolved_is_what_the_shadow_maps() {
+    let mut world = World::mapped();
+    world.write(vram(SPT + 8), pte(2, 0x2000 * PAGE));
+    world.write(vram(LPT + 8), pte(0, 3 * LARGE) | 4);
+    world.write(vram(SPT + 33 * 8), pte(0, 0));
+    let resolve = |world: &World, va| world.spaces.resolve(world.id, GpuVa(va));
+    assert_eq!(resolve(&world, PAGE), None);
+    world.sync();
+    let place = Place::Ram(Gpa(0x2000 * PAGE + 0x10));
+    assert_eq!(resolve(&world, PAGE + 0x10), Some(Mapping { place, bytes: PAGE - 0x10, writable: false }));
+    let place = vram(3 * LARGE + PAGE);
+    assert_eq!(resolve(&world, LARGE + PAGE), Some(Mapping { place, bytes: PAGE, writable: false }));
+    for va in [0, 1 << 27, 4096 * PAGE, crate::HOST_BASE.0, 1 << 40, u64::MAX] {
+        assert_eq!(resolve(&world, va), None, "{va:#x}");
+    }
+}
+
+#[test]
+fn a_closed_space_is_no_space_and_its_name_is_not_used_again() {
+    let mut world = World::mapped();
+    world.sync();
+    world.spaces.close(world.id, &mut world.card);
+    assert_eq!((world.spaces.count(), world.spaces.find(vram(DIRECTORY))), (0, None));
+    let new = world.spaces.open(vram(DIRECTORY), &mut world.card).unwrap();
+    assert_ne!(new, world.id);
+    assert_eq!((world.spaces.directory(world.id), world.spaces.guest_directory(world.id)), (None, None));
+    assert_eq!(world.sync(), SyncReport::default());
+    world.spaces.close(world.id, &mut world.card);
+    assert_eq!(world.spaces.ids().collect::<Vec<_>>(), [new]);
+}
+
+#[test]
+fn spaces_are_bounded() {
+    let mut world = World::new();
+    for index in 1..MAX_SPACES as u64 {
+        world.spaces.open(vram(index * PAGE + 0x100_0000), &mut world.card).unwrap();
+    }
+    assert_eq!(world.spaces.open(vram(0), &mut world.card), Err(NoMemory));
+    assert!(world.spaces.open(vram(DIRECTORY + 0xfff), &mut world.card).is_ok(), "it is there already");
+    assert_eq!(world.spaces.count(), MAX_SPACES);
+}
+
+#[test]
+fn the_limit_is_for_all_spaces_together() {
+    let mut world = World::with(Mode::Incremental, 0x9000);
+    world.write(vram(DIRECTORY), pde(Some(LPT), Some(SPT), EIGHTH));
+    assert_eq!(world.sync().denied.of(Denial::Limit), 0);
+    let first = std::mem::replace(&mut world.id, world.spaces.open(vram(0x9_0000), &mut world.card).unwrap());
+    world.write(vram(0x9_0000), pde(Some(LPT), None, EIGHTH));
+    world.write(vram(LPT), pte(0, 0));
+    assert_eq!(world.sync().denied.of(Denial::Limit), 1);
+    assert_eq!((world.at(0), world.sync().denied.total()), (None, 0));
+    world.spaces.close(first, &mut world.card);
+    world.sync();
+    assert!(world.at(0).is_some());
+}
+
+#[test]
+fn modes_are_known_by_name() {
+    for mode in Mode::ALL {
+        assert_eq!(mode.name().parse(), Ok(mode));
+    }
+    assert_eq!(Mode::default(), Mode::LazyAdd);
+    assert!("lazy-".parse::<Mode>().unwrap_err().to_string().contains("lazy-add"));
+}
+
+#[test]
+fn what_no_guest_has_can_be_named_and_written_without_harm() {
+    let mut world = World::new();
+    world.write(vram(DIRECTORY), pde(Some(0xff_ffff_f000), Some(0xff_fff0_0000), 0));
+    world.write(vram(DIRECTORY + 8), 3 | 0xfff_ffff << 4 | 3 << 32 | 0xfff_ffff << 36);
+    assert_eq!(world.sync().denied.of(Denial::Table), 4);
+    world.spaces.written(GuestVramAddr(u64::MAX), u64::MAX);
+    world.spaces.written(GuestVramAddr(0), u64::MAX);
+    world.spaces.written(GuestVramAddr(0), 0);
+    for range in [
+        GuestRange::Vram(GuestVramAddr(u64::MAX), u64::MAX),
+        GuestRange::Vram(GuestVramAddr(0), u64::MAX),
+        GuestRange::Ram(Gpa(0), u64::MAX),
+        GuestRange::Ram(Gpa(1), 0),
+    ] {
+        assert!(!world.invalidate(range).changed());
+        assert!(world.spaces.retranslate(range, &world.grants, &mut world.card).0.is_empty());
+    }
+    assert_eq!(world.sync().denied.total(), 0);
+}
