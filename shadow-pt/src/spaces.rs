@@ -176,8 +176,8 @@ impl AddressSpaces {
         self.space(id).map_or(0, |space| space.waiting(&self.shared.tables))
     }
 
-    /// The guest's CPU writes `len` bytes of guest VRAM. To be called for each such write, and for each write of the
-    /// mediator's on behalf of the guest, before anything else is called here.
+    /// The guest's CPU writes `len` bytes of guest VRAM. To be called for each such write, and for each that the mediator
+    /// does on behalf of the guest, with no flush between the store and this.
     pub fn written(&mut self, address: GuestVramAddr, len: u64) {
         const PAGE_SHIFT: u32 = SMALL_PAGE.trailing_zeros();
         let Some(more) = len.checked_sub(1) else { return };

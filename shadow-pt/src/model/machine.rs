@@ -190,7 +190,7 @@ impl Machine {
             }
             6 => {
                 let Some(index) = space(self, &mut of) else { return };
-                let (at, shape) = (of.below(4), of.byte());
+                let (at, shape) = (1024 + of.below(2), of.byte());
                 self.withdraw_and_give(index, at, shape);
             }
             7..=10 => {
@@ -289,7 +289,8 @@ impl Machine {
         self.prepare(index);
     }
 
-    /// RAM goes, then the guest unmaps it or not, flushes or not, then the RAM comes back.
+    /// RAM goes, then the guest unmaps it or not, flushes or not, then the RAM comes back. `at` is the entry, in a page that
+    /// has few others, so that it may have nothing to lose.
     fn withdraw_and_give(&mut self, index: usize, at: u64, shape: u64) {
         let directory = self.spaces.guest_directory(self.open[index].id).unwrap();
         self.cpu(directory, 0, 3 << 2 | 1 << 32 | (SPT >> 12) << 36);
@@ -361,6 +362,11 @@ impl Machine {
             _ => Fit::Exact,
         };
         self.check(index, fit);
+        if late.is_some_and(|(nth, ..)| nth & 32 != 0) {
+            // Nobody has flushed the card's TLBs between.
+            self.spaces.flush(id, busy, &mut self.guest, &self.grants, &mut self.card);
+            self.check(index, fit);
+        }
         if let Some((nth, at, value)) = late
             && let Some(place) = pick(&before, nth).filter(|_| nth & 1 == 1)
         {

@@ -1,0 +1,259 @@
+//! What each mode does when, and what is looked at: the GPU's own writes, shared pages, withdrawal and relocation.
+
+use super::*;
+
+#[test]
+fn a_flush_after_one_change_reads_one_page_and_without_change_none() {
+    for mode in [Mode::Incremental, Mode::LazyAdd] {
+        let mut world = World::mapped_in(mode);
+        for index in 0..4096 {
+            world.write(vram(SPT + index * 8), pte(0, (index % 0x10) * PAGE));
+        }
+        world.prepare();
+        let reads = world.guest.reads;
+        assert_eq!(world.flush(false), SyncReport::default());
+        assert_eq!(world.prepare(), SyncReport::default());
+        assert_eq!(world.guest.reads, reads);
+
+        world.write(vram(SPT + 1000 * 8), pte(0, 0));
+        let report = world.flush(false);
+        let wanted = SyncReport {
+            tables_scanned: 1,
+            pages: 1,
+            bytes_scanned: PAGE,
+            translated: 1,
+            entries_written: 1,
+            writes: 1,
+            lost_permission: true,
+            ..SyncReport::default()
+        };
+        assert_eq!(report, wanted, "{mode}");
+        assert_eq!(world.guest.reads, reads + 1);
+
+        // One directory entry more: one page of the directory.
+        world.write(vram(DIRECTORY + 16), pde(Some(LPT), None, EIGHTH));
+        let report = world.flush(false);
+        assert_eq!((report.pages, report.entries_written, report.lost_permission), (1, 1, false));
+        // What holds no table is not looked at.
+        world.write(vram(0x9_0000), 1);
+        assert_eq!(world.flush(false), SyncReport::default());
+    }
+}
+
+#[test]
+fn naive_reads_and_writes_everything_each_time() {
+    let mut world = World::mapped_in(Mode::Naive);
+    world.write(vram(SPT), pte(0, 0));
+    world.sync();
+    let report = world.flush(false);
+    // The directory, 128 large entries, 4096 small ones.
+    assert_eq!((report.pages, report.bytes_scanned), (16 + 1 + 8, 0x1_0000 + 0x400 + 0x8000));
+    assert_eq!((report.translated, report.entries_written), (128 + 4096, 8192 + 128 + 4096));
+    assert!(!report.lost_permission && report.changed());
+}
+
+#[test]
+fn lazy_does_nothing_at_a_flush_and_everything_before_work() {
+    let mut world = World::mapped_in(Mode::Lazy);
+    world.write(vram(SPT), pte(0, 0));
+    let report = world.flush(false);
+    assert_eq!((report.changed(), report.deferred), (false, 16));
+    assert_eq!(world.prepare().pages, 16 + 1 + 8);
+    assert!(world.at(0).is_some());
+    world.write(vram(SPT), 0);
+    assert!(!world.flush(false).changed());
+    assert!(world.at(0).is_some(), "lazy keeps what was taken away");
+    assert!(world.flush(true).lost_permission);
+    assert_eq!(world.at(0), None);
+}
+
+#[test]
+fn what_can_only_gain_waits_and_what_can_lose_does_not() {
+    let mut world = World::mapped_in(Mode::LazyAdd);
+    world.write(vram(SPT), pte(0, 0));
+    let report = world.flush(false);
+    // Sixteen pages of a directory without live entries.
+    assert_eq!((report.pages, report.changed(), report.deferred), (0, false, 16));
+    assert_eq!(world.at(0), None);
+    world.prepare();
+    assert!(world.at(0).is_some());
+
+    // A page without entries gains: it waits. One with entries loses: it does not.
+    world.write(vram(SPT + 512 * 8), pte(0, PAGE));
+    world.write(vram(SPT), 0);
+    let report = world.flush(false);
+    assert_eq!((report.pages, report.lost_permission, report.deferred), (1, true, 1));
+    assert_eq!((world.at(0), world.at(512 * PAGE)), (None, None));
+    assert_eq!(world.spaces.waiting(world.id), 1);
+    // With work on the card nothing waits.
+    assert_eq!((world.flush(true).pages, world.at(512 * PAGE).is_some()), (1, true));
+    assert_eq!(world.spaces.waiting(world.id), 0);
+}
+
+#[test]
+fn a_directory_entry_that_changes_tables_is_a_loss_at_once() {
+    let mut world = World::mapped_in(Mode::LazyAdd);
+    world.write(vram(SPT), pte(0, 0));
+    world.write(vram(SPT + 0x8000), pte(0, PAGE));
+    world.prepare();
+    world.write(vram(DIRECTORY), pde(None, Some(SPT + 0x8000), EIGHTH));
+    assert!(world.flush(false).lost_permission);
+    assert_eq!(world.at(0), None);
+    world.prepare();
+    assert_eq!(world.at(0), Some((0, 40 * LARGE + PAGE)));
+}
+
+#[test]
+fn the_gpu_writes_tables_that_it_maps_and_is_seen() {
+    for mode in [Mode::Incremental, Mode::LazyAdd] {
+        let mut world = World::mapped_in(mode);
+        world.write(vram(SPT), pte(0, SPT));
+        world.write(vram(SPT + 8), pte(0, 0));
+        world.prepare();
+        // Nobody tells: the first page of the small table is looked at each time.
+        assert_eq!((world.flush(false).pages, world.prepare().pages), (1, 1));
+        world.guest.write64(vram(SPT + 8), pte(0, PAGE));
+        assert!(world.flush(false).lost_permission);
+        assert_eq!(world.at(PAGE), Some((0, 40 * LARGE + PAGE)));
+        // To read only: it is looked at once more, for what was written until then.
+        world.write(vram(SPT), pte(0, SPT) | 4);
+        assert_eq!(world.flush_only(false).pages, 1);
+        // By what the card's TLBs still hold.
+        world.guest.write64(vram(SPT + 8), 0);
+        world.spaces.flushed(world.id, &mut world.card);
+        assert_eq!((world.flush(false).pages, world.at(PAGE)), (1, None));
+        assert_eq!((world.flush(false).pages, world.prepare().pages), (0, 0));
+    }
+}
+
+#[test]
+fn a_large_page_exposes_all_tables_in_it() {
+    let mut world = World::mapped();
+    world.write(vram(LPT), pte(0, LPT));
+    world.sync();
+    // 128 KiB from 0x2_0000 on: the large table, eight pages of the small one.
+    assert_eq!(world.sync().pages, 9);
+    world.guest.write64(vram(SPT + 4095 * 8), pte(0, 0));
+    world.sync();
+    assert!(world.at(4095 * PAGE).is_some());
+    world.write(vram(LPT), 0);
+    world.sync();
+    assert_eq!((world.sync().pages, world.sync().pages), (9, 0));
+}
+
+#[test]
+fn a_page_that_becomes_a_table_while_the_gpu_can_write_it_is_watched() {
+    let mut world = World::mapped();
+    world.write(vram(SPT), pte(0, 0x5_0000));
+    world.sync();
+    assert_eq!(world.sync().pages, 0);
+    world.write(vram(DIRECTORY + 8), pde(None, Some(0x5_0000), EIGHTH));
+    world.sync();
+    world.guest.write64(vram(0x5_0000), pte(0, PAGE));
+    assert_eq!(world.sync().pages, 1);
+    assert!(world.at(1 << 27).is_some());
+}
+
+#[test]
+fn another_space_that_exposes_a_table_counts() {
+    let mut world = World::mapped();
+    let first = world.id;
+    world.sync();
+    world.id = world.spaces.open(vram(0x9_0000), &mut world.card).unwrap();
+    world.write(vram(0x9_0000), pde(None, Some(0x6_0000), EIGHTH));
+    world.write(vram(0x6_0000), pte(0, SPT));
+    world.sync();
+    let second = std::mem::replace(&mut world.id, first);
+    world.guest.write64(vram(SPT), pte(0, 0));
+    assert_eq!((world.sync().pages, world.at(0).is_some()), (1, true));
+    // The other space goes.
+    world.guest.write64(vram(SPT), 0);
+    world.spaces.close(second, &mut world.card);
+    assert_eq!((world.sync().pages, world.at(0)), (1, None));
+    assert_eq!(world.sync().pages, 0);
+}
+
+#[test]
+fn a_write_is_told_to_all_who_share_the_page() {
+    let mut world = World::new();
+    world.write(vram(DIRECTORY), pde(Some(SPT), Some(SPT), EIGHTH));
+    let first = world.id;
+    world.id = world.spaces.open(vram(SPT), &mut world.card).unwrap();
+    let second = world.id;
+    for id in [first, second] {
+        world.id = id;
+        world.prepare();
+        assert_eq!(world.prepare().pages, 0);
+    }
+    world.write(vram(SPT), pte(0, 5 * LARGE));
+    world.id = first;
+    assert_eq!(world.sync().pages, 2, "a large and a small table");
+    world.id = second;
+    assert_eq!(world.sync().pages, 3, "a directory, and two pages of the table that its entry names");
+    // Longer writes reach each page.
+    world.spaces.written(GuestVramAddr(SPT - 1), PAGE + 2);
+    world.id = first;
+    assert_eq!(world.sync().pages, 3);
+}
+
+#[test]
+fn a_withdrawn_entry_that_the_guest_removed_meanwhile_does_not_come_back() {
+    let mut world = World::mapped_in(Mode::LazyAdd);
+    let range = GuestRange::Ram(Gpa(0x1000 * PAGE), PAGE);
+    world.write(vram(SPT), pte(2, 0x1000 * PAGE));
+    world.prepare();
+    world.invalidate(range);
+    world.write(vram(SPT), 0);
+    assert_eq!(world.flush(false).deferred, 1, "there is nothing to lose");
+    let (touched, _) = world.spaces.retranslate(range, &world.grants, &mut world.card);
+    assert_eq!((touched, world.at(0)), (vec![], None));
+    world.prepare();
+    assert_eq!(world.at(0), None);
+}
+
+#[test]
+fn relocation_rewrites_what_names_the_chunk_and_nothing_else() {
+    let mut world = World::mapped();
+    world.write(vram(SPT), pte(0, LARGE));
+    world.write(vram(SPT + 8), pte(0, 4 * LARGE));
+    world.write(vram(LPT + 8), pte(0, LARGE));
+    world.sync();
+    world.grants.chunks[1] = Some(77);
+    let range = GuestRange::Vram(GuestVramAddr(LARGE), LARGE);
+    let (touched, report) = world.spaces.retranslate(range, &world.grants, &mut world.card);
+    assert_eq!(touched, [world.id]);
+    assert_eq!((report.translated, report.entries_written, report.lost_permission), (2, 2, true));
+    assert_eq!((world.at(0), world.at(LARGE)), (Some((0, 77 * LARGE)), Some((0, 77 * LARGE))));
+    assert_eq!(world.at(PAGE), Some((0, 12 * LARGE)));
+    let again = world.spaces.retranslate(range, &world.grants, &mut world.card);
+    assert!(again.0.is_empty() && !again.1.changed());
+}
+
+#[test]
+fn the_mediators_pages_are_in_every_space_that_asks_and_only_there() {
+    let mut world = World::mapped();
+    world.sync();
+    let before = world.spaces.card_bytes();
+    let page = VramAddr(0x7000_0000);
+    let last = HOST_PAGES - 1;
+    world.spaces.map_host(world.id, last, page, false, &mut world.card).unwrap();
+    world.spaces.map_host(world.id, 0, page, true, &mut world.card).unwrap();
+    let at = |index: u32| crate::HOST_BASE.0 + u64::from(index) * PAGE;
+    assert_eq!(world.page(at(0)).map(|page| (page.address, page.read_only)), Some((page.0, false)));
+    assert_eq!(world.page(at(last)).map(|page| (page.address, page.read_only)), Some((page.0, true)));
+    assert_eq!(world.spaces.resolve(world.id, GpuVa(at(0))), None);
+    assert_eq!(world.spaces.card_bytes(), before + 0x8000);
+    // The guest's entry there is not the host's.
+    world.write(vram(DIRECTORY + 8191 * 8), pde(None, Some(SPT), 0));
+    assert_eq!(world.sync().denied.of(Denial::Reserved), 1);
+    assert_eq!((world.at(at(0)), world.at(at(1))), (Some((0, page.0)), None));
+    for index in [0, last] {
+        world.spaces.unmap_host(world.id, index, &mut world.card);
+        assert_eq!(world.at(at(index)), None);
+    }
+    assert_eq!(world.spaces.map_host(world.id, HOST_PAGES, page, true, &mut world.card), Err(NoMemory));
+    assert_eq!(world.spaces.map_host(world.id, 1, VramAddr(1 << 40), true, &mut world.card), Err(NoMemory));
+    world.spaces.close(world.id, &mut world.card);
+    assert_eq!(world.spaces.map_host(world.id, 1, page, true, &mut world.card), Err(NoMemory));
+    assert!(world.card.allocated.is_empty());
+}
