@@ -27,9 +27,12 @@
 //! the block of a channel that runs already and then rings its doorbell; 6.12 stops and preempts the channel,
 //! writes, and enables it again. Nothing else that a guest writes into its block after bind has any effect.
 //!
-//! Limits: of the PBDMA's state only the ring's indices go over from unbind to bind, not the place within a range that
-//! was fetched; the records' methods replace the address and payload that the guest's last host semaphore method had set,
-//! so each of its submissions must set its own, as drivers do; control entries of the ring other than NOPs are refused.
+//! Limits:
+//! - of the PBDMA's state only the ring's indices go over from unbind to bind, not the place within a range that was
+//!   fetched;
+//! - a record's methods come between a guest's: each submission must set address and payload of its own host semaphore
+//!   methods, and must not end within a method's data (nor after 510 entries), as is so with drivers;
+//! - control entries of the ring other than NOPs are refused.
 //!
 //! Not here: policy; when to pull, to look for completions, and what to do about a hang.
 //!

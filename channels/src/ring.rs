@@ -165,7 +165,7 @@ impl Ring {
     pub(crate) fn virtual_get(&self, position: u64) -> u32 {
         let past = self.records.partition_point(|record| record.end() <= position);
         let Some(record) = self.records.get(past) else { return self.next };
-        let within = position.saturating_sub(record.first).min(record.entries.into());
+        let within = position.saturating_sub(record.first);
         self.wrap(record.guest_first, u32::try_from(within).unwrap_or(0))
     }
 
@@ -224,3 +224,7 @@ impl Ring {
         to.wrapping_sub(from) & self.entries.wrapping_sub(1)
     }
 }
+
+#[cfg(test)]
+#[path = "tests/ring.rs"]
+mod tests;

@@ -99,6 +99,22 @@ fn a_swallowed_record_ends_without_a_time_when_the_channel_is_at_rest() {
 }
 
 #[test]
+fn a_channel_that_has_not_read_its_last_record_is_not_at_rest() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    world.card.coy = true;
+    world.ring(A, 0, 2).unwrap();
+    world.card.units.get_mut(&physical.0).unwrap().swallow = true;
+    while world.card.fetch(physical) {}
+    // Two ranges and the record are begun and ended.
+    for _ in 0..6 {
+        assert_eq!(world.completed(), []);
+        assert!(world.card.execute(physical));
+    }
+    assert_eq!(sequences(&mut world), [1]);
+}
+
+#[test]
 fn a_channel_that_is_not_scheduled_is_not_at_rest() {
     let mut world = World::new();
     let physical = world.run(A, 0);
@@ -199,6 +215,11 @@ fn a_directory_is_busy_while_its_channels_have_work() {
     assert!(busy(&mut world, A), "fetched, not executed");
     world.card.run(physical);
     assert!(!busy(&mut world, A), "ended, if not counted yet");
+    world.completed();
+    world.ring(A, 0, 1001).unwrap();
+    world.card.forge(physical, 2, 3);
+    assert_eq!(world.card.word(0x40_3020), 3);
+    assert!(busy(&mut world, A), "a forged semaphore is not enough");
 }
 
 #[test]

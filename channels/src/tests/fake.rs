@@ -55,6 +55,8 @@ pub(crate) struct Card {
     pub(crate) units: BTreeMap<u8, Unit>,
     /// In a PBDMA, whether there is work or not.
     pub(crate) loaded: BTreeSet<u8>,
+    /// It does not say of a channel that work is pending once all is fetched.
+    pub(crate) coy: bool,
     pub(crate) did: Vec<Did>,
     /// Channels that are never let go of.
     pub(crate) hung: BTreeSet<u8>,
@@ -238,7 +240,7 @@ impl Host for Card {
         let index = offset.wrapping_sub(pfifo::CHANNEL_STATE::at(0)) / 8;
         if index < 128 && offset == pfifo::CHANNEL_STATE::at(index) {
             let channel = ChannelId(index as u8);
-            let pending = self.runnable(channel) && self.pending(channel);
+            let pending = self.runnable(channel) && self.pending(channel) && !self.coy;
             return value | u32::from(pending) << 28 | u32::from(self.loaded.contains(&channel.0)) << 12;
         }
         let hung = offset == pfifo::PREEMPT::OFFSET && self.hung.contains(&((value & 0x7f) as u8));

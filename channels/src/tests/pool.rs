@@ -34,6 +34,17 @@ fn the_same_number_in_two_vms_is_two_channels() {
 }
 
 #[test]
+fn a_directory_is_in_use_while_a_channel_is_bound_to_it() {
+    let mut world = World::new();
+    let directory = World::directory_of(A);
+    assert!(!world.channels.uses_directory(directory));
+    world.bind(A, 0);
+    assert!(world.channels.uses_directory(directory) && !world.channels.uses_directory(World::directory_of(B)));
+    world.channels.unbind(&mut world.card, A, VirtualChannelId(0)).unwrap();
+    assert!(!world.channels.uses_directory(directory));
+}
+
+#[test]
 fn addresses_that_are_no_instance_block_belong_to_no_one() {
     let mut world = World::new();
     world.bind(A, 0);
