@@ -82,7 +82,7 @@ pub fn run() -> Result<Vec<Metric>> {
     for vm in &vms {
         guest::load_driver(vm)?;
     }
-    let mut measured: BTreeMap<(&str, &str), Measured> = BTreeMap::new();
+    let mut measured: BTreeMap<(&'static str, &'static str), Measured> = BTreeMap::new();
     for workload in [DRIVER].into_iter().chain(WORKLOADS) {
         for round in 0..ROUNDS {
             eprintln!("bench: fv, {workload}, round {} of {ROUNDS}", round + 1);
@@ -139,13 +139,15 @@ fn counts(daemon: &Daemon, name: &str) -> Result<BTreeMap<String, f64>> {
     Ok(counts)
 }
 
-fn report(measured: &BTreeMap<(&str, &str), Measured>) -> Result<Vec<Metric>> {
+fn report(measured: &BTreeMap<(&'static str, &'static str), Measured>) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     let mut products: BTreeMap<&str, f64> = BTreeMap::new();
-    let workloads: Vec<&str> = [DRIVER].into_iter().chain(WORKLOADS).collect();
+    let workloads: Vec<&'static str> = [DRIVER].into_iter().chain(WORKLOADS).collect();
     for workload in &workloads {
-        let of = |kind: &str| measured.get(&(*workload, kind)).with_context(|| format!("{workload}: no {kind}"));
-        let time = |kind: &str| -> Result<f64> { median(&of(kind)?.seconds).context("no measurement") };
+        let of = |kind: &'static str| {
+            measured.get(&(*workload, kind)).with_context(|| format!("{workload}: no measurement of {kind}"))
+        };
+        let time = |kind: &'static str| -> Result<f64> { median(&of(kind)?.seconds).context("no measurement") };
         let baseline = time(BASELINE)?;
         for kind in KINDS.iter().filter(|kind| kind.name != BASELINE) {
             let seconds = time(kind.name)?;
