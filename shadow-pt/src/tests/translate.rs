@@ -132,7 +132,7 @@ fn exhaustive_small_world() {
         for bits in 0..256u64 {
             // Valid, privileged, read-only, encrypted; volatile, aperture; a comptag and what means nothing.
             let guest =
-                bits & 15 | (bits >> 4 & 7) << 32 | page << 4 | kind << 36 | (bits >> 7) * (0x5_5555 << 43 | 1 << 35);
+                bits & 15 | (bits >> 4 & 7) << 32 | page << 4 | kind << 36 | ((bits >> 7) * (0x5_5555 << 43 | 1 << 35));
             for (size, large) in [(PageSize::Small, false), (PageSize::Large, true)] {
                 let wanted = crate::model::spec::entry(guest, large, &grants);
                 let found = translate(guest, size, &grants);
