@@ -282,6 +282,27 @@ impl Driver {
         self.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0000 | self.listed.len() as u32);
     }
 
+    /// Makes these channels the runlist.
+    pub fn list(&mut self, ids: &[u8]) {
+        self.listed = ids.to_vec();
+        self.submit_runlist();
+    }
+
+    /// Queues a GPFIFO entry as it is; returns the GP_PUT that submits it.
+    pub fn queue_entry(&mut self, channel: &mut Channel, entry: u64) -> u32 {
+        let slot = channel.ring + 8 * u64::from(channel.put);
+        self.guest.poke(slot, entry as u32);
+        self.guest.poke(slot + 4, (entry >> 32) as u32);
+        channel.put = (channel.put + 1) % (1 << RING_LOG2);
+        channel.put
+    }
+
+    /// Stores GP_PUT of a channel through BAR1.
+    pub fn ring(&mut self, channel: &Channel, put: u32) {
+        let at = u64::from(channel.id) * PAGE + nvspec::instance::userd::GP_PUT;
+        self.guest.write(RegionIndex::Bar1, at, &put.to_le_bytes());
+    }
+
     /// Queues a segment; returns the GP_PUT that submits it.
     pub fn queue(&mut self, channel: &mut Channel, words: &[u32]) -> u32 {
         let bytes = words.len() as u64 * 4;

@@ -2,6 +2,7 @@
 
 mod copies;
 mod fuzz_seeds;
+mod holes;
 mod isolation;
 mod lifecycle;
 mod stuck;

@@ -1,0 +1,326 @@
+//! Holes 3, 4, 5, 12, 13 and 19: instance blocks, channel numbers, runlists.
+
+use super::{
+    A, B, CE0, CHUNK, EVIL, GOOD, ID, IDLE, LARGE_PAGE, PAGE, RAM, SHARE, Scene, card_registers, ce_copy, large_table,
+    ltc, object, pattern, pbdma, pbus, pfb, pfifo, vm,
+};
+use nvspec::fifo::CHANNELS;
+use nvspec::instance::ramfc;
+use nvspec::regs::{ce0, ce1, fecs, fecs_command};
+use vmm_glue::RegionIndex;
+
+/// Value of a channel table or instance register.
+fn pointer(at: u64, target: u32) -> u32 {
+    0xc000_0000 | target << 28 | (at >> 12) as u32 & 0x0fff_ffff
+}
+
+#[test]
+fn hole_03_instance_blocks_are_not_looked_at_after_activation() {
+    let mut scene = Scene::new();
+    let neighbour = scene.good.driver.guest.vram_bytes;
+    assert_eq!(neighbour, SHARE);
+    let directory = scene.on_card(GOOD, scene.good.channel.space.directory);
+    let ram = scene.bus[1];
+    for (what, low, high) in [
+        ("the neighbour's directory", directory as u32, 0),
+        ("the neighbour's RAM", ram as u32 | 2, (ram >> 32) as u32),
+        ("the neighbour's RAM, not snooped", ram as u32 | 3, (ram >> 32) as u32),
+        ("no memory", 1, 0),
+        ("the end of host memory", 0xffff_f003, 0xff),
+        ("the end of VRAM", 0xffff_f000, 0xff),
+    ] {
+        let mut channel = scene.evil.channel(ID);
+        scene.evil.buffer(&channel, A, 1, 3);
+        let to = scene.evil.buffer(&channel, B, 1, 4);
+        let copy = [object(CE0), ce_copy(A, B, 1)].concat();
+        scene.evil.submit(&mut channel, &copy);
+        scene.evil.wait(&channel);
+        assert!(scene.evil.vram_holds(to, 1, 3));
+        let before = scene.card_instance(EVIL, ID).map(|at| scene.card_word64(at + vm::PDB_LO));
+
+        scene.contained(what, |s| {
+            let guest = &mut s.evil.guest;
+            guest.poke(channel.instance + vm::PDB_LO, low);
+            guest.poke(channel.instance + vm::PDB_HI, high);
+            // USERD, the ring and the saved state, too.
+            for offset in [ramfc::USERD_LO, ramfc::USERD_HI, ramfc::GP_BASE_HI, ramfc::PB_FETCH_LO, ramfc::PB_FETCH_HI]
+            {
+                guest.poke(channel.instance + offset, 0xffff_fff3);
+            }
+            guest.wr(pfb::MMU_INVALIDATE_PDB::OFFSET, low >> 8 | low & 3);
+            guest.wr(pfb::MMU_INVALIDATE::OFFSET, 0x8000_0001);
+            guest.wr(pfifo::PREEMPT::OFFSET, ID.into());
+            guest.wr(pfifo::CHANNEL_STATE::at(ID.into()), 0);
+            guest.wr(pfifo::CHANNEL_STATE::at(ID.into()), 0x001f_0001);
+            s.evil.list(&[ID]);
+            s.evil.flush();
+            s.evil.guest.vram_write(to, &pattern(5, 0));
+            s.evil.submit(&mut channel, &copy);
+            s.evil.wait(&channel);
+            assert!(s.evil.vram_holds(to, 1, 3), "{what}: it goes on in its own address space");
+        });
+        let after = scene.card_instance(EVIL, ID).map(|at| scene.card_word64(at + vm::PDB_LO));
+        assert_eq!(before, after, "{what}: the card's own block");
+
+        // Bound anew, the block is read again, and what it names is not the guest's.
+        scene.evil.unbind(&channel);
+        scene.evil.guest.poke(channel.instance + ramfc::USERD_LO, channel.userd as u32);
+        scene.evil.guest.poke(channel.instance + ramfc::USERD_HI, 0);
+        scene.evil.guest.poke(channel.instance + ramfc::GP_BASE_HI, 4 << 16);
+        scene.denied(&format!("{what}, bound"), |s| s.does_not_run(what, &mut channel));
+        scene.fresh();
+    }
+    scene.finish();
+}
+
+#[test]
+fn hole_04_contexts_are_not_switched_by_hand() {
+    let mut scene = Scene::new();
+    let channel = scene.evil.channel(ID);
+    let blocks = [
+        scene.card_instance(GOOD, ID).unwrap(),
+        scene.on_card(GOOD, scene.good.channel.instance),
+        scene.on_card(IDLE, 0),
+        channel.instance,
+        SHARE,
+        0xfff_ffff << 12,
+    ];
+    for at in blocks {
+        for target in 0..4 {
+            scene.virtual_only(&format!("block {at:#x}, target {target}"), |s| {
+                let guest = &mut s.evil.guest;
+                for command in [fecs_command::SET_CHANNEL, fecs_command::SAVE_CONTEXT, 3, u32::MAX] {
+                    guest.wr(fecs::COMMAND_DATA::OFFSET, pointer(at, target));
+                    guest.wr(fecs::COMMAND::OFFSET, command);
+                }
+                for register in [
+                    fecs::CURRENT::OFFSET,
+                    fecs::NEXT::OFFSET,
+                    fecs::CHANNEL_SWITCH::OFFSET,
+                    ce0::CHANNEL_CURRENT::OFFSET,
+                    ce0::CHANNEL_NEXT::OFFSET,
+                    ce1::CHANNEL_CURRENT::OFFSET,
+                    ce1::CHANNEL_NEXT::OFFSET,
+                ] {
+                    guest.wr(register, pointer(at, target));
+                }
+                for index in 0..ce0::CHANNEL_COMMAND::COUNT {
+                    guest.wr(ce0::CHANNEL_COMMAND::at(index), u32::MAX);
+                    guest.wr(ce1::CHANNEL_COMMAND::at(index), u32::MAX);
+                }
+                guest.wr(fecs::INTR_SET::OFFSET, u32::MAX);
+                guest.wr(ce0::INTR_SET::OFFSET, u32::MAX);
+                guest.wr(ce1::INTR_SET::OFFSET, u32::MAX);
+            });
+        }
+    }
+    scene.finish();
+}
+
+#[test]
+fn hole_05_target_bits_lead_nowhere() {
+    let mut scene = Scene::new();
+    let ram = scene.bus[1];
+    let page = scene.on_card(IDLE, 0);
+    // The word of the channel table: VRAM of others, and host memory that was not lent.
+    for (at, target) in [(page, 0), (page, 1), (ram, 2), (ram, 3), (RAM, 2), (0xfff_ffff << 12, 3)] {
+        scene.denied(&format!("instance block {at:#x}, target {target}"), |s| {
+            s.evil.guest.wr(pfifo::CHANNEL::at(ID.into()), pointer(at, target));
+            s.evil.guest.wr(pfifo::CHANNEL_STATE::at(ID.into()), 0x001f_0001);
+            s.evil.list(&[ID]);
+            assert_eq!(s.card_instance(EVIL, ID), None, "it is bound");
+            s.evil.guest.wr(pfifo::CHANNEL::at(ID.into()), 0);
+        });
+        scene.denied(&format!("runlist {at:#x}, target {target}"), |s| {
+            s.evil.guest.wr(pfifo::RUNLIST_BASE::OFFSET, target << 28 | (at >> 12) as u32);
+            // Too long by one, and short.
+            s.evil.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0081);
+            s.evil.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0004);
+        });
+        for (region, register) in
+            [(RegionIndex::Bar1, pbus::BAR1_BLOCK::OFFSET), (RegionIndex::Bar3, pbus::BAR3_BLOCK::OFFSET)]
+        {
+            scene.denied(&format!("aperture's block {at:#x}, target {target}"), |s| {
+                s.evil.guest.wr(register, pointer(at, target));
+                let mut word = [0; 4];
+                s.evil.guest.read(region, 0x1000, &mut word);
+                assert_eq!(word, [0xff; 4]);
+                s.evil.guest.write(region, 0x1000, &word);
+            });
+        }
+        scene.denied(&format!("peephole's block {at:#x}, target {target}"), |s| {
+            s.evil.guest.wr(pbus::PEEPHOLE_BLOCK::OFFSET, pointer(at, target));
+        });
+        // Where the hardware would put the bytes of flushes, faults and compression tags.
+        scene.virtual_only(&format!("sinks at {at:#x}"), |s| {
+            for register in [
+                pfb::NISO_ADDRESS::OFFSET,
+                pfb::MMU_DEBUG_WR::OFFSET,
+                pfb::MMU_DEBUG_RD::OFFSET,
+                pfb::MMU_DEBUG_CTRL::OFFSET,
+                ltc::CBC_BASE::OFFSET,
+                0x41_88b4,
+                0x41_88b8,
+            ] {
+                s.evil.guest.wr(register, target << 28 | (at >> 8) as u32 & 0x0fff_ffff);
+            }
+        });
+        scene.fresh();
+    }
+    // USERD, in a block that is otherwise good.
+    for low in [page as u32, ram as u32 | 2, ram as u32 | 3, page as u32 | 1] {
+        let mut channel = scene.evil.prepare(ID);
+        scene.evil.guest.poke(channel.instance + ramfc::USERD_LO, low);
+        let userd = channel.userd;
+        scene.contained(&format!("USERD {low:#x}"), |s| {
+            s.evil.bind(&channel);
+            s.evil.list(&[ID]);
+            let put = s.evil.queue_fenced(&mut channel, &[]);
+            s.evil.guest.poke(userd + nvspec::instance::userd::GP_PUT, put);
+            // Whatever the block says, the card's USERD is a page that no guest has.
+            if let Some(instance) = s.card_instance(EVIL, ID) {
+                let at = s.card_word64(instance + ramfc::USERD_LO);
+                let guests = s.blocks_of(&[EVIL, GOOD, IDLE]);
+                assert!(at & 3 == 0 && !guests.contains(&(at / CHUNK)), "the card's USERD is at {at:#x}");
+            }
+        });
+        scene.fresh();
+    }
+    scene.finish();
+}
+
+#[test]
+fn hole_12_runlists_name_only_the_guests_channels() {
+    let mut scene = Scene::new();
+    let mut channel = scene.evil.channel(ID);
+    let list = scene.evil.vram(1);
+    let submit = |s: &mut Scene, base: u32, length: u32| {
+        s.evil.guest.wr(pfifo::RUNLIST_BASE::OFFSET, base);
+        s.evil.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0000 | length);
+    };
+    // Every number there is, numbers that there are not, and the same number again and again.
+    type Numbers = fn(u32) -> u32;
+    let lists: [(&str, Numbers); 4] = [
+        ("every channel", |index| index),
+        ("channels from 128 on", |index| 128 + index),
+        ("numbers of all ones", |_| u32::MAX),
+        ("one channel 128 times", |_| ID as u32),
+    ];
+    for (what, number) in lists {
+        for index in 0..CHANNELS {
+            scene.evil.guest.poke(list + u64::from(index) * 8, number(index));
+            scene.evil.guest.poke(list + u64::from(index) * 8 + 4, u32::MAX);
+        }
+        for length in [0, 1, CHANNELS] {
+            scene.contained(&format!("{what}, {length} entries"), |s| submit(s, (list >> 12) as u32, length));
+        }
+    }
+    // Lengths and places that cannot be.
+    let behind = (SHARE >> 12) as u32;
+    for (what, base, length) in [
+        ("129 entries", (list >> 12) as u32, CHANNELS + 1),
+        ("4095 entries", (list >> 12) as u32, 0xfff),
+        ("behind the share", behind, 1),
+        ("far behind it", 0x0fff_ffff, CHANNELS),
+        ("in no memory", 0x1000_0000, 1),
+    ] {
+        scene.denied(what, |s| submit(s, base, length));
+    }
+    // One in RAM that cannot be read is empty.
+    for (what, base, length) in [
+        ("in RAM that was not lent", 0x2000_0000 | (RAM >> 12) as u32, 1),
+        ("at the end of RAM", 0x3fff_ffff, CHANNELS),
+    ] {
+        scene.contained(what, |s| submit(s, base, length));
+    }
+    // Its own channel runs again when it is on the list.
+    scene.evil.list(&[ID]);
+    scene.evil.submit(&mut channel, &[]);
+    scene.evil.wait(&channel);
+    scene.finish();
+}
+
+/// Where element `index` of an array of registers would be that begins with these two.
+fn behind(first: u32, second: u32, index: u32) -> u32 {
+    first + index * (second - first)
+}
+
+#[test]
+fn hole_13_channel_numbers_end_at_127() {
+    let mut scene = Scene::new();
+    let instance = scene.evil.prepare(ID).instance;
+    let before = card_registers(&scene.rig);
+    for id in (CHANNELS..CHANNELS + 8).chain([0x1ff]) {
+        scene.denied(&format!("channel {id}"), |s| {
+            let at = behind(pfifo::CHANNEL::at(0), pfifo::CHANNEL::at(1), id);
+            s.evil.guest.wr(at, pointer(instance, 0));
+            s.evil.guest.wr(at + 4, 0x001f_0001);
+            assert_ne!(s.evil.guest.rd(at), pointer(instance, 0), "it was kept");
+        });
+        scene.denied(&format!("preemption of channel {id}"), |s| s.evil.guest.wr(pfifo::PREEMPT::OFFSET, id));
+    }
+    scene.denied("preemption of channel 0xfff", |s| s.evil.guest.wr(pfifo::PREEMPT::OFFSET, u32::MAX));
+    // Indexes of engines, PBDMAs and fault units that there are not.
+    for (what, offset) in [
+        ("PBDMA 3", behind(pbdma::INTR_0::at(0), pbdma::INTR_0::at(1), 3)),
+        ("PBDMA 7", behind(pbdma::CHANNEL::at(0), pbdma::CHANNEL::at(1), 7)),
+        ("behind the channel table's block", 0x4000),
+    ] {
+        scene.denied(what, |s| {
+            s.evil.guest.rd(offset);
+            s.evil.guest.wr(offset, u32::MAX);
+        });
+    }
+    // More channels than the VM may have.
+    scene.denied("more channels than allowed", |s| {
+        for id in 0..CHANNELS {
+            s.evil.guest.wr(pfifo::CHANNEL::at(id), pointer(instance, 0));
+        }
+        assert!(s.rig.usage().1 <= 16 + 2, "{} channels are bound", s.rig.usage().1);
+        (0..CHANNELS).for_each(|id| s.evil.guest.wr(pfifo::CHANNEL::at(id), 0));
+    });
+    let after = card_registers(&scene.rig);
+    let enable = nvspec::regs::pmc::ENABLE::OFFSET;
+    assert_eq!(before[&enable], after[&enable]);
+    scene.finish();
+}
+
+#[test]
+fn hole_19_channels_without_a_directory_reach_nothing() {
+    let mut scene = Scene::new();
+    // A directory of zeros, none at all, one in RAM of zeros and in RAM that is not there.
+    let zeros = scene.evil.vram(16);
+    for (what, low) in [
+        ("directory at address 0", 0),
+        ("directory of zeros", zeros as u32),
+        ("directory in RAM", 0x8_0002),
+        ("directory in RAM that was not lent", 64 << 20 | 2),
+        ("directory in no memory", 1),
+        ("directory that ends behind the share", (SHARE - PAGE) as u32),
+    ] {
+        let mut channel = scene.evil.prepare(ID);
+        scene.evil.guest.poke(channel.instance + vm::PDB_LO, low);
+        scene.evil.guest.poke(channel.instance + vm::PDB_HI, 0);
+        scene.denied(what, |s| s.does_not_run(what, &mut channel));
+        scene.fresh();
+    }
+    // A block of zeros, and one of ones.
+    for fill in [0u8, 0xff] {
+        let mut channel = scene.evil.prepare(ID);
+        scene.evil.guest.vram_write(channel.instance, &[fill; PAGE as usize]);
+        scene.contained(&format!("block of {fill:#x}"), |s| {
+            s.evil.bind(&channel);
+            s.evil.list(&[ID]);
+            s.evil.submit(&mut channel, &[]);
+        });
+        assert!(!scene.evil.is_done(&channel));
+        scene.fresh();
+    }
+    // A directory whose only table is one of large pages, in memory of zeros.
+    let mut channel = scene.evil.prepare(ID);
+    scene.evil.guest.poke(channel.space.directory + 4, 0);
+    let table = large_table(&mut scene.evil, &channel);
+    assert_ne!(table % LARGE_PAGE, 1);
+    scene.denied("an empty table", |s| s.does_not_run("an empty table", &mut channel));
+    scene.finish();
+}
