@@ -1,5 +1,8 @@
 //! Guests and clients that try to get at others.
 
+#[path = "hostile/holes.rs"]
+mod holes;
+
 use std::os::fd::AsFd;
 use std::time::Duration;
 

@@ -73,6 +73,11 @@ impl Mapping {
         self.length
     }
 
+    /// Address of the first byte in this process.
+    pub fn address(&self) -> usize {
+        self.base.as_ptr() as usize
+    }
+
     /// One load of the given width; `offset` may be unaligned.
     ///
     /// # Panics

@@ -22,6 +22,7 @@ pub struct Card {
     registers: Mapping,
     /// A device that is no card, as in transport benchmarks, may lack these.
     apertures: [Result<Mapping>; 2],
+    directory: PathBuf,
 }
 
 impl Card {
@@ -35,7 +36,12 @@ impl Card {
             enable(&directory)?;
         }
         let region = |number| map_region(&directory, number);
-        Ok(Self { registers: region(0)?, apertures: [region(1), region(3)] })
+        Ok(Self { registers: region(0)?, apertures: [region(1), region(3)], directory })
+    }
+
+    /// The file of the function's configuration space.
+    pub fn config_path(&self) -> PathBuf {
+        self.directory.join("config")
     }
 
     /// A region by its number.

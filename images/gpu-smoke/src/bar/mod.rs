@@ -4,6 +4,7 @@ mod attack;
 mod bench;
 mod card;
 mod channel;
+mod holes;
 mod hostile;
 mod layout;
 
@@ -21,6 +22,7 @@ use card::Card;
 /// Help.
 pub const USAGE: &str = "  bar read32 BAR OFFSET | write32 BAR OFFSET VALUE | read32-loop BAR OFFSET [--count=]
   bar bench reads|writes [--count= --bar= --offset= --value=]
+  bar hole N [--pattern=] | holes [--pattern=]
   bar hostile [--pattern= --probes= --share= --no-writes]
   (all bar commands: [--pci=ADDRESS])
 ";
@@ -41,6 +43,7 @@ pub fn main(arguments: &[String]) -> ExitCode {
     let (name, command): (&str, Command) = match words[..] {
         ["bench", "reads"] => ("bar-bench-reads", bench::reads),
         ["bench", "writes"] => ("bar-bench-writes", bench::writes),
+        ["hole", _] | ["holes"] => ("bar-holes", holes::run),
         ["hostile"] => ("bar-hostile", hostile::run),
         ["read32", _, _] | ["read32-loop", _, _] | ["write32", _, _, _] => ("bar-access", single),
         _ => return usage(&format!("no such command: bar {}", words.join(" "))),

@@ -20,7 +20,7 @@ use vmm_glue::{Device, IrqCounts, Link, RegionIndex};
 use vram::{Summary, VmId};
 
 /// Nothing takes that long: a wait that ends by it has failed.
-const LONG: Duration = Duration::from_secs(6);
+const LONG: Duration = Duration::from_secs(60);
 /// Bytes of a chunk.
 pub const CHUNK: u64 = 2 << 20;
 /// Bytes that the mediator keeps of a card.

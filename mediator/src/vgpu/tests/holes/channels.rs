@@ -289,7 +289,7 @@ fn hole_13_channel_numbers_end_at_127() {
 fn hole_19_channels_without_a_directory_reach_nothing() {
     let mut scene = Scene::new();
     // A directory of zeros, none at all, one in RAM of zeros and in RAM that is not there.
-    let zeros = scene.evil.vram(16);
+    let zeros = SHARE - 32 * PAGE;
     for (what, low) in [
         ("directory at address 0", 0),
         ("directory of zeros", zeros as u32),

@@ -12,9 +12,7 @@ mod registers;
 mod tables;
 mod windows;
 
-use super::super::rig::driver::{
-    At, CE0, CE1, Channel, Driver, Fault, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern,
-};
+use super::super::rig::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
 use super::super::rig::{CHUNK, Guest, Rig};
 use super::{A, B, MIB, VM_MIB, card_vram, finds};
 use card::Card;
@@ -268,7 +266,7 @@ impl Scene {
     }
 
     /// Has a copy engine read or write through an entry, which must fault at just that address.
-    fn faults_at(&mut self, what: &str, entry: u64, size: Size, offset: u64, write: bool) -> Fault {
+    fn faults_at(&mut self, what: &str, entry: u64, size: Size, offset: u64, write: bool) {
         let evil = &mut self.evil;
         let mut channel = evil.channel(ID);
         let own = evil.buffer(&channel, A, 1, 0x11);
@@ -288,7 +286,6 @@ impl Scene {
         assert!(evil.vram_holds(own, 1, 0x11), "{what}: something was read");
         evil.unbind(&channel);
         evil.rewind();
-        fault
     }
 
     /// Binds a channel and submits to it: it must be refused, or fault, and do nothing.
@@ -399,15 +396,14 @@ fn wait_counted(driver: &mut Driver, before: u64, what: &str) {
         if tally(&driver.guest) > before || errors.into_iter().any(|register| driver.guest.rd(register) != 0) {
             return;
         }
-        println!("waiting: {what}");
         driver.guest.wait_msi();
         driver.service();
     }
     panic!("{what}: neither refused nor faulted");
 }
 
-/// The card's own registers, but those that tell the time, that the mediator itself uses from access to access, or that
-/// change when they are read.
+/// The card's own registers, but those that tell the time, that the mediator itself uses from access to access, that say
+/// which channels run, or that change when they are read.
 fn card_registers(rig: &Rig) -> BTreeMap<u32, u32> {
     let passing = [
         pbus::PRAMIN_WINDOW::OFFSET,
@@ -417,6 +413,12 @@ fn card_registers(rig: &Rig) -> BTreeMap<u32, u32> {
         pfb::MMU_INVALIDATE_PDB::OFFSET,
         pfb::MMU_INVALIDATE::OFFSET,
         pfb::MMU_CTRL::OFFSET,
+        pfifo::RUNLIST_BASE::OFFSET,
+        pfifo::RUNLIST::OFFSET,
+        pfifo::ENG_RUNLIST_BASE::OFFSET,
+        pfifo::ENG_RUNLIST::OFFSET,
+        pfifo::CHANNEL_STATE::OFFSET,
+        pbdma::CHANNEL::OFFSET,
     ];
     let quiet = |reg: &&RegInfo| {
         matches!(reg.access, Access::Rw | Access::Ro) && !reg.name.ends_with("_DATA") && !passing.contains(&reg.offset)

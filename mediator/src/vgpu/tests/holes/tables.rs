@@ -16,8 +16,8 @@ fn hole_07_peers_kinds_and_tags_are_not_passed_on() {
     let page = scene.on_card(super::IDLE, super::SECRET_AT);
     for (what, at) in [("another card's first page", 0), ("the neighbour's page as a peer's", page)] {
         for write in [false, true] {
-            scene.denied(what, |s| drop(s.faults_at(what, entry(at, 1), Size::Small, 0, write)));
-            scene.denied(what, |s| drop(s.faults_at(what, entry(at & !(LARGE_PAGE - 1), 1), Size::Large, 0, write)));
+            scene.denied(what, |s| s.faults_at(what, entry(at, 1), Size::Small, 0, write));
+            scene.denied(what, |s| s.faults_at(what, entry(at & !(LARGE_PAGE - 1), 1), Size::Large, 0, write));
         }
     }
     // Every kind, with compression tags and encryption, on pages of the guest's own VRAM and RAM. What of it reaches the
@@ -71,7 +71,7 @@ fn hole_08_large_pages_are_checked_in_all_their_parts() {
         for offset in (0..LARGE_PAGE).step_by(PAGE as usize).filter(|&offset| !lent(offset)) {
             for aperture in [2, 3] {
                 let entry = entry(16 * MIB, aperture);
-                scene.denied(what, |s| drop(s.faults_at(what, entry, Size::Large, offset, offset % 2 == 0)));
+                scene.denied(what, |s| s.faults_at(what, entry, Size::Large, offset, offset % 2 == 0));
             }
             // One part that is missing is like another; all are tried where one is.
             if regions.is_empty() {
@@ -84,12 +84,12 @@ fn hole_08_large_pages_are_checked_in_all_their_parts() {
     for (what, at) in scene.foreign_ram() {
         let at = at & !(LARGE_PAGE - 1);
         if at >= RAM {
-            scene.denied(what, |s| drop(s.faults_at(what, entry(at, 2), Size::Large, 0x1_f000, true)));
+            scene.denied(what, |s| s.faults_at(what, entry(at, 2), Size::Large, 0x1_f000, true));
         }
     }
     for offset in [PAGE, LARGE_PAGE / 2, LARGE_PAGE - PAGE] {
         let what = format!("a large page from {offset:#x} before the end of VRAM");
-        scene.denied(&what, |s| drop(s.faults_at(&what, entry(SHARE - offset, 0), Size::Large, offset, true)));
+        scene.denied(&what, |s| s.faults_at(&what, entry(SHARE - offset, 0), Size::Large, offset, true));
     }
     scene.finish();
 }
@@ -99,26 +99,26 @@ fn hole_11_entries_for_memory_that_is_not_there_fault() {
     let mut scene = Scene::new();
     for (what, at) in scene.foreign_ram() {
         for (aperture, write) in [(2, false), (3, true)] {
-            scene.denied(what, |s| drop(s.faults_at(what, entry(at, aperture), Size::Small, 0, write)));
+            scene.denied(what, |s| s.faults_at(what, entry(at, aperture), Size::Small, 0, write));
         }
     }
     for (what, at) in scene.outside() {
-        scene.denied(what, |s| drop(s.faults_at(what, entry(at, 0), Size::Small, 0, true)));
-        scene.denied(what, |s| drop(s.faults_at(what, entry(at, 0), Size::Small, 0, false)));
+        scene.denied(what, |s| s.faults_at(what, entry(at, 0), Size::Small, 0, true));
+        scene.denied(what, |s| s.faults_at(what, entry(at, 0), Size::Small, 0, false));
     }
     // A ROM is read and not written.
     let rom = 32 * MIB;
     assert!(scene.evil.guest.map_ram(rom, PAGE, false));
     scene.evil.fill_ram(rom, 1, 5);
-    scene.denied("a ROM", |s| drop(s.faults_at("a ROM", entry(rom, 2), Size::Small, 0, true)));
+    scene.denied("a ROM", |s| s.faults_at("a ROM", entry(rom, 2), Size::Small, 0, true));
     assert!(scene.evil.ram_holds(rom, 1, 5), "it was written");
     // RAM beyond 40 bits, where no entry can name it, is not what the entry's 40 bits name.
     for high in [1 << 40, 1 << 52] {
-        let gpa = high | 48 * MIB;
+        let gpa = high + 48 * MIB;
         if scene.evil.guest.map_ram(gpa, PAGE, true) {
             scene.evil.fill_ram(gpa, 1, 6);
         }
-        scene.denied("beyond 40 bits", |s| drop(s.faults_at("beyond", entry(48 * MIB, 2), Size::Small, 0, true)));
+        scene.denied("beyond 40 bits", |s| s.faults_at("beyond", entry(48 * MIB, 2), Size::Small, 0, true));
         if scene.evil.guest.ram_at(gpa).is_some() {
             assert!(scene.evil.ram_holds(gpa, 1, 6), "it was written");
         }
@@ -232,7 +232,9 @@ fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
             scene.evil.buffer(&channel, A, 32, 1);
             scene.evil.buffer(&channel, B, 32, 2);
             let copy = [object(CE0), ce_copy(A, B, 32)].concat();
-            (0..8).for_each(|_| drop(scene.evil.queue(&mut channel, &copy)));
+            for _ in 0..8 {
+                scene.evil.queue(&mut channel, &copy);
+            }
             scene.evil.submit(&mut channel, &copy);
             scene.denied(what, |s| {
                 let (at, pages) = if whole { (channel.space.directory, 16) } else { (channel.space.table, 64) };
@@ -287,7 +289,7 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
         ("a large page at 2^32", 1 << 32, Size::Large),
     ] {
         for aperture in [0, 2, 3] {
-            scene.denied(what, |s| drop(s.faults_at(what, entry(at, aperture), size, 0, true)));
+            scene.denied(what, |s| s.faults_at(what, entry(at, aperture), size, 0, true));
         }
     }
     // Ring entries whose range is not mapped, wraps, or is as long as can be.
@@ -297,7 +299,7 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
         ("the last dword", range(top, 1)),
         ("past the last dword", range(top, 0x1f_ffff)),
         ("as long as can be", range(0x7000_0000, 0x1f_ffff)),
-        ("all ones but the control bit", u64::MAX & !3),
+        ("all ones but the control bit", !3),
     ] {
         let mut channel = scene.evil.channel(ID);
         scene.denied(what, |s| {

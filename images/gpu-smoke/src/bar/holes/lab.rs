@@ -1,0 +1,531 @@
+//! What the attempts share: memory of our own in VRAM and in RAM, address spaces, a channel that copies, and a verdict.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::super::card::Card;
+use super::super::layout::{Aperture, CHANNELS, LARGE_PAGE, PAGE, instance_pointer, page_entry, reg};
+use crate::access::{Mapping, Width};
+use crate::pattern::{Random, mix};
+use crate::push::{Engine, Push, Rect};
+
+/// Virtual addresses in a channel's address space.
+pub mod va {
+    /// The ring.
+    pub const RING: u64 = 0x1_0000;
+    /// The push buffer, 4 pages.
+    pub const PUSH: u64 = 0x2_0000;
+    /// The page of the fence.
+    pub const FENCE: u64 = 0x3_0000;
+    /// The engines' contexts.
+    pub const IMAGE: u64 = 0x4_0000;
+    /// A buffer of our own.
+    pub const A: u64 = 0x10_0000;
+    /// Where the attempt looks.
+    pub const B: u64 = 0x20_0000;
+    /// Another buffer.
+    pub const C: u64 = 0x30_0000;
+    /// Where the attempt looks by large pages; no small page is there.
+    pub const LARGE: u64 = 0x80_0000;
+}
+
+/// Left where it must not stay.
+pub const BRAND: u32 = 0xa77a_c4ed;
+/// Kept in our own memory.
+pub const MARKER: u32 = 0x600d_f00d;
+
+/// Where the first hole's own VRAM begins, and how much each has: what one leaves behind is nothing to another.
+const FIRST: u64 = 4 << 20;
+const ROOM: u64 = 2 << 20;
+/// VRAM behind the last hole's.
+pub const UNUSED: u64 = FIRST + 32 * ROOM;
+/// Bytes of a directory, and of a small-page table of an eighth of its size.
+const DIRECTORY: u64 = 64 << 10;
+const TABLE: u64 = 32 << 10;
+/// Size code of such a table in a directory entry.
+const EIGHTH: u32 = 3 << 2;
+const IMAGE_PAGES: u64 = 16;
+const PUSH_PAGES: u64 = 4;
+const RING_ORDER: u32 = 6;
+/// Reads of memory after which the card should have done its work.
+const PATIENCE: u32 = 20_000;
+/// The same for work of which nothing may come.
+const SHORT_PATIENCE: u32 = 400;
+
+/// The guest's own memory as an attempt uses it.
+pub struct Lab<'a> {
+    /// The card.
+    pub card: &'a Card,
+    /// BAR1 and BAR3.
+    pub bars: [&'a Mapping; 2],
+    /// Bytes of VRAM of the share.
+    pub share: u64,
+    /// What a neighbour's memory is full of, for recognition.
+    pub pattern: Vec<u8>,
+    /// Choices.
+    pub random: Random,
+    base: u64,
+    next: u64,
+    bar1: Space,
+    page: Option<RamPage>,
+}
+
+/// A page of this program's own, and where the guest has it.
+pub struct RamPage {
+    _file: File,
+    /// Its bytes.
+    pub bytes: Mapping,
+    /// Guest-physical address.
+    pub gpa: u64,
+}
+
+/// A page directory and a small-page table for its first 16 MiB.
+#[derive(Clone, Copy)]
+pub struct Space {
+    /// Guest VRAM address of the directory.
+    pub directory: u64,
+    /// Guest VRAM address of the table.
+    pub table: u64,
+}
+
+/// A channel.
+#[derive(Clone, Copy)]
+pub struct Channel {
+    /// Its number.
+    pub id: u32,
+    /// Its address space.
+    pub space: Space,
+    /// Guest VRAM address of the instance block.
+    pub instance: u64,
+    /// Guest VRAM address of USERD.
+    pub userd: u64,
+    ring: u64,
+    push: u64,
+    fence: u64,
+    list: u64,
+    put: u32,
+    sequence: u32,
+}
+
+impl Channel {
+    /// Makes the fence one that nothing will release.
+    pub fn sequence_skipped(&mut self) {
+        self.sequence += 1;
+    }
+}
+
+/// What came of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ran {
+    /// It has reached its end.
+    Done,
+    /// The card refused an access at that address.
+    Fault(u64),
+    /// Another error was shown to us.
+    Error,
+    /// Nothing within the time.
+    Nothing,
+}
+
+/// What came of a hole's attempts.
+#[derive(Debug, Default)]
+pub struct Verdict {
+    /// Attempts that were refused so that we could see it.
+    pub denied: u64,
+    /// Attempts that had no effect.
+    pub contained: u64,
+    /// Attempts that had one.
+    pub open: Vec<String>,
+}
+
+impl Verdict {
+    /// An attempt that was refused if `refused`, and has succeeded if `gained`.
+    pub fn note(&mut self, what: &str, refused: bool, gained: bool) {
+        match (gained, refused) {
+            (true, _) => self.open.push(what.to_owned()),
+            (false, true) => self.denied += 1,
+            (false, false) => self.contained += 1,
+        }
+    }
+
+    /// Work that must not reach its end.
+    pub fn must_not_run(&mut self, what: &str, ran: Ran) {
+        self.note(&format!("{what}: {ran:x?}"), matches!(ran, Ran::Fault(_) | Ran::Error), ran == Ran::Done);
+    }
+
+    /// Work that must fault at `va`.
+    pub fn must_fault(&mut self, what: &str, ran: Ran, va: u64) {
+        let elsewhere = matches!(ran, Ran::Fault(at) if at & !0xfff != va & !0xfff);
+        self.note(&format!("{what}: {ran:x?}"), true, elsewhere || !matches!(ran, Ran::Fault(_)));
+    }
+
+    /// A condition without which nothing can be concluded, or that an attempt must not change.
+    pub fn check(&mut self, what: &str, good: bool) {
+        if !good {
+            self.open.push(what.to_owned());
+        }
+    }
+}
+
+impl<'a> Lab<'a> {
+    /// Takes the VRAM of hole `number`, and brings the card up.
+    pub fn new(card: &'a Card, number: u32, pattern: Vec<u8>) -> Result<Self> {
+        let share = card.vram()?;
+        ensure!(share >= UNUSED + ROOM, "{share} bytes of VRAM are too few");
+        let base = FIRST + u64::from(number % 32) * ROOM;
+        let bars = [card.region(1)?, card.region(3)?];
+        let random = Random(mix(u64::from(number)));
+        let bar1 = Space { directory: base + PAGE, table: base + PAGE + DIRECTORY };
+        let mut lab = Self { card, bars, share, pattern, random, base, next: base + PAGE, bar1, page: None };
+        // The first word of the room says how much of it was used before.
+        let used = u64::from(card.vram_read(base)).min(ROOM);
+        card.vram_zero(base, used);
+        lab.bar1 = lab.space();
+        let instance = lab.take(1);
+        lab.join(instance, lab.bar1);
+        lab.bring_up();
+        card.write(reg::BAR1_INSTANCE, instance_pointer(instance, 0));
+        lab.flush();
+        Ok(lab)
+    }
+
+    /// Turns everything on, as a driver does.
+    pub fn bring_up(&self) {
+        let card = self.card;
+        card.write(reg::PMC_ENABLE, u32::MAX);
+        card.write(reg::PBDMA_ENABLE, 0x7);
+        card.write(reg::PFIFO_PBDMAS, 0x7);
+        for (engine, pbdma) in [0u32, 1, 1, 1, 2, 1].into_iter().enumerate() {
+            card.write(reg::PFIFO_ROUTE + 4 * engine as u32, !(1 << pbdma));
+        }
+        for pbdma in 0..3 {
+            card.write(reg::PBDMA_INTR + pbdma * 0x2000, u32::MAX);
+            card.write(reg::PBDMA_INTR_ENABLE + pbdma * 0x2000, 0xffff_feff);
+        }
+        card.write(reg::PFIFO_ENABLE, 1);
+        card.write(reg::USERD_BASE, 0x1000_0000);
+        for falcon in [0x409100, 0x104100, 0x105100] {
+            card.write(falcon, 2);
+        }
+        self.acknowledge();
+    }
+
+    /// Pages of VRAM that hold zeros.
+    pub fn take(&mut self, pages: u64) -> u64 {
+        let at = self.next;
+        self.next += pages * PAGE;
+        assert!(self.next <= self.base + ROOM, "a hole needs more than {ROOM} bytes");
+        self.card.vram_write(self.base, (self.next - self.base) as u32);
+        at
+    }
+
+    /// An empty address space.
+    pub fn space(&mut self) -> Space {
+        let space = Space { directory: self.take(DIRECTORY / PAGE), table: self.take(TABLE / PAGE) };
+        self.set(space.directory, [EIGHTH, (space.table >> 8) as u32 | 1]);
+        space
+    }
+
+    /// Makes `space` that of an instance block.
+    pub fn join(&self, instance: u64, space: Space) {
+        for (offset, word) in [(0x200, space.directory as u32), (0x204, 0), (0x208, 0xffff_ffff), (0x20c, 0xff)] {
+            self.card.vram_write(instance + offset, word);
+        }
+    }
+
+    /// Maps pages, and does not flush.
+    pub fn map(&self, space: Space, va: u64, address: u64, aperture: Aperture, pages: u64) {
+        for page in 0..pages {
+            self.raw(space, va + page * PAGE, page_entry(address + page * PAGE, aperture));
+        }
+    }
+
+    /// Writes an entry as it is, and does not flush.
+    pub fn raw(&self, space: Space, va: u64, entry: [u32; 2]) {
+        self.set(space.table + va / PAGE * 8, entry);
+    }
+
+    /// Gives a space a large-page table, and returns where the entry for `va::LARGE` is.
+    pub fn large(&mut self, space: Space) -> u64 {
+        let table = self.take(1);
+        self.card.vram_write(space.directory, (table >> 8) as u32 | 1 | EIGHTH);
+        table + va::LARGE / LARGE_PAGE * 8
+    }
+
+    /// Writes an entry.
+    pub fn set(&self, at: u64, [low, high]: [u32; 2]) {
+        self.card.vram_write(at, low);
+        self.card.vram_write(at + 4, high);
+    }
+
+    /// Flushes all translations.
+    pub fn flush(&self) {
+        self.card.write(reg::TLB_TRIGGER, 0x8000_0007);
+        self.card.read(reg::TLB_TRIGGER);
+    }
+
+    /// A channel that is not bound yet.
+    pub fn channel(&mut self, id: u32) -> Channel {
+        let space = self.space();
+        let [instance, userd, ring, fence, list] = [1; 5].map(|pages| self.take(pages));
+        let (push, image) = (self.take(PUSH_PAGES), self.take(IMAGE_PAGES));
+        for (va, at, pages) in
+            [(va::RING, ring, 1), (va::PUSH, push, PUSH_PAGES), (va::FENCE, fence, 1), (va::IMAGE, image, IMAGE_PAGES)]
+        {
+            self.map(space, va, at, Aperture::Vram, pages);
+        }
+        let channel = Channel { id, space, instance, userd, ring, push, fence, list, put: 0, sequence: 0 };
+        self.fill_instance(&channel);
+        self.map(self.bar1, u64::from(id) * PAGE, userd, Aperture::Vram, 1);
+        self.flush();
+        channel
+    }
+
+    /// Writes the channel's instance block as it should be.
+    pub fn fill_instance(&self, channel: &Channel) {
+        self.join(channel.instance, channel.space);
+        let image = va::IMAGE as u32 | 4;
+        let words = [
+            (0x08, channel.userd as u32),
+            (0x0c, 0),
+            (0x10, 0x0000_face),
+            (0x14, 0),
+            (0x00, 0),
+            (0x30, 0xffff_f902),
+            (0x48, va::RING as u32),
+            (0x4c, RING_ORDER << 16),
+            (0x84, 0x2040_0000),
+            (0x94, 0x3000_0001),
+            (0x9c, 0x0000_0100),
+            (0xa4, 0x1f1f_1f1f),
+            (0xa8, 0x1f1f_1f1f),
+            (0xac, 0x0000_001f),
+            (0xb8, 0xf800_0000),
+            (0xf8, 0x1000_3080),
+            (0xfc, 0x1000_0010),
+            (0x210, image),
+            (0x230, image),
+            (0x240, image),
+        ];
+        for (offset, word) in words {
+            self.card.vram_write(channel.instance + offset, word);
+        }
+    }
+
+    /// Binds, enables and lists a channel, from the ring's start on.
+    pub fn start(&self, channel: &mut Channel) {
+        let card = self.card;
+        channel.put = 0;
+        card.vram_write(channel.userd + 0x88, 0);
+        card.vram_write(channel.userd + 0x8c, 0);
+        card.write(reg::CHANNEL + 8 * channel.id, 0x4000_0000 | instance_pointer(channel.instance, 0));
+        card.write(reg::CHANNEL_STATE + 8 * channel.id, 0x001f_0001);
+        self.list(channel);
+    }
+
+    /// Makes the channel the runlist.
+    pub fn list(&self, channel: &Channel) {
+        self.set(channel.list, [channel.id, 4]);
+        self.card.write(reg::RUNLIST, (channel.list >> 12) as u32);
+        self.card.write(reg::RUNLIST_SUBMIT, 0x01f0_0001);
+    }
+
+    /// Takes the channel off, and acknowledges what it left.
+    pub fn stop(&self, channel: &Channel) {
+        self.card.write(reg::CHANNEL_STATE + 8 * channel.id, 0);
+        self.card.write(reg::RUNLIST_SUBMIT, 0x01f0_0000);
+        self.card.write(reg::CHANNEL + 8 * channel.id, 0);
+        self.acknowledge();
+    }
+
+    /// Queues words and a fence behind them.
+    pub fn queue(&self, channel: &mut Channel, push: &Push) {
+        let mut push = push.clone();
+        channel.sequence += 1;
+        push.methods(0, 0x10, &[0, va::FENCE as u32, channel.sequence, 2]);
+        for (index, word) in push.words().iter().enumerate() {
+            self.card.vram_write(channel.push + u64::from(channel.put) * 256 + 4 * index as u64, *word);
+        }
+        let from = va::PUSH + u64::from(channel.put) * 256;
+        self.entry(channel, [from as u32, (push.words().len() as u32) << 10]);
+    }
+
+    /// Queues a ring entry as it is.
+    pub fn entry(&self, channel: &mut Channel, entry: [u32; 2]) {
+        self.set(channel.ring + 8 * u64::from(channel.put), entry);
+        channel.put += 1;
+        assert!(channel.put < 1 << RING_ORDER, "the ring is full");
+    }
+
+    /// Rings the doorbell.
+    pub fn ring(&self, channel: &Channel) {
+        self.bars[0].store((u64::from(channel.id) * PAGE) as usize + 0x8c, Width::Dword, channel.put.into());
+    }
+
+    /// Waits for the end of what was queued, or for an error.
+    pub fn wait(&self, channel: &Channel, patient: bool) -> Ran {
+        for _ in 0..if patient { PATIENCE } else { SHORT_PATIENCE } {
+            if self.card.vram_read(channel.fence) == channel.sequence {
+                return Ran::Done;
+            }
+            if let Some(ran) = self.error() {
+                return ran;
+            }
+        }
+        Ran::Nothing
+    }
+
+    /// What the card shows of errors; acknowledged then.
+    pub fn error(&self) -> Option<Ran> {
+        let units = self.card.read(0x259c);
+        if units != 0 {
+            let unit = 0x2800 + 16 * units.trailing_zeros();
+            let va = u64::from(self.card.read(unit + 8)) << 32 | u64::from(self.card.read(unit + 4));
+            self.acknowledge();
+            return Some(Ran::Fault(va));
+        }
+        let others = (0..3).map(|pbdma| reg::PBDMA_INTR + pbdma * 0x2000).chain([0x400100, 0x104008, 0x105008]);
+        let shown = others.into_iter().any(|register| self.card.read(register) != 0);
+        if shown {
+            self.acknowledge();
+        }
+        shown.then_some(Ran::Error)
+    }
+
+    /// Runs words on a channel that is started and stopped for them.
+    pub fn run(&self, channel: &mut Channel, push: &Push) -> Ran {
+        self.start(channel);
+        let ran = self.go(channel, push, true);
+        self.stop(channel);
+        ran
+    }
+
+    /// The same without patience: nothing should come of it.
+    pub fn try_run(&self, channel: &mut Channel, push: &Push) -> Ran {
+        self.start(channel);
+        let ran = self.go(channel, push, false);
+        self.stop(channel);
+        ran
+    }
+
+    /// Runs words on a channel that has been started.
+    pub fn go(&self, channel: &mut Channel, push: &Push, patient: bool) -> Ran {
+        self.queue(channel, push);
+        self.ring(channel);
+        self.wait(channel, patient)
+    }
+
+    /// Has a copy engine copy a page.
+    pub fn copy(&self, channel: &mut Channel, from: u64, to: u64) -> Ran {
+        self.run(channel, &copies(&[(from, to)]))
+    }
+
+    /// A page of RAM of our own.
+    pub fn ram(&mut self) -> Result<&RamPage> {
+        if self.page.is_none() {
+            self.page = Some(RamPage::new()?);
+        }
+        self.page.as_ref().context("a page")
+    }
+
+    /// Addresses in VRAM that are not ours.
+    pub fn outside(&mut self, aligned: u64) -> Vec<u64> {
+        let (share, top) = (self.share, 1u64 << 40);
+        let mut addresses =
+            vec![share, share + aligned, 2 * share, 3 * share, (1 << 32) - aligned, 1 << 32, top - aligned];
+        for _ in 0..8 {
+            addresses.push(share + self.random.below(4 * share));
+        }
+        addresses.iter_mut().for_each(|address| *address &= !(aligned - 1));
+        addresses.retain(|address| *address >= share);
+        addresses
+    }
+
+    /// Whether a word that was read from outside tells something.
+    pub fn tells(&self, word: u32) -> bool {
+        let bytes = word.to_le_bytes();
+        let piece = |start: usize| self.pattern.iter().cycle().skip(start).take(4).eq(bytes.iter());
+        let nothing = word == 0 || word == u32::MAX || word >> 20 == 0xbad;
+        !nothing || (!self.pattern.is_empty() && word != 0 && (0..self.pattern.len()).any(piece))
+    }
+
+    /// Acknowledges everything.
+    pub fn acknowledge(&self) {
+        for register in [0x259c, reg::PFIFO_INTR, 0x400108, 0x400100, 0x104004, 0x105004, 0x2a00] {
+            self.card.write(register, u32::MAX);
+        }
+        (0..3).for_each(|pbdma| self.card.write(reg::PBDMA_INTR + pbdma * 0x2000, u32::MAX));
+        self.card.write(0x400500, 0x0001_0001);
+    }
+
+    /// Whether the card answers, its clock runs, and a channel of ours copies.
+    pub fn alive(&mut self, boot0: u32) -> Result<()> {
+        ensure!(self.card.read(reg::BOOT0) == boot0, "BOOT0 is {:#x}", self.card.read(reg::BOOT0));
+        let clock = || u64::from(self.card.read(reg::PTIMER_HIGH)) << 32 | u64::from(self.card.read(reg::PTIMER_LOW));
+        let first = clock();
+        ensure!((0..1000).any(|_| clock() != first), "the clock stands still");
+        self.bring_up();
+        let mut channel = self.channel(CHANNELS - 1);
+        let (from, to) = (self.take(1), self.take(1));
+        self.card.vram_write(from, MARKER);
+        self.map(channel.space, va::A, from, Aperture::Vram, 1);
+        self.map(channel.space, va::B, to, Aperture::Vram, 1);
+        self.flush();
+        let ran = self.copy(&mut channel, va::A, va::B);
+        if ran != Ran::Done || self.card.vram_read(to) != MARKER {
+            bail!("a good copy afterwards: {ran:x?}");
+        }
+        Ok(())
+    }
+}
+
+impl RamPage {
+    fn new() -> Result<Self> {
+        let path = format!("/tmp/gpu-smoke.{}", std::process::id());
+        let _ = std::fs::create_dir("/tmp");
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&path)
+            .context("a page's file")?;
+        let _ = std::fs::remove_file(&path);
+        file.set_len(PAGE)?;
+        let bytes = Mapping::new(&file, 0, PAGE as usize)?;
+        bytes.store(0, Width::Dword, MARKER.into());
+        let map = File::open("/proc/self/pagemap").context("/proc/self/pagemap")?;
+        let mut entry = [0; 8];
+        map.read_exact_at(&mut entry, bytes.address() as u64 / PAGE * 8).context("/proc/self/pagemap")?;
+        let entry = u64::from_le_bytes(entry);
+        let frame = entry & ((1 << 55) - 1);
+        ensure!(entry >> 63 == 1 && frame != 0, "where the page lies is not told: {entry:#x}");
+        Ok(Self { _file: file, bytes, gpa: frame * PAGE })
+    }
+
+    /// Its first word.
+    pub fn word(&self) -> u32 {
+        self.bytes.load(0, Width::Dword) as u32
+    }
+
+    /// Sets its first word.
+    pub fn set(&self, word: u32) {
+        self.bytes.store(0, Width::Dword, word.into());
+    }
+}
+
+/// Copies of a page each by copy engine 0.
+pub fn copies(pairs: &[(u64, u64)]) -> Push {
+    let mut push = Push::default();
+    push.bind(Engine::Ce0);
+    for &(source, target) in pairs {
+        let page = PAGE as u32;
+        push.copy(
+            Engine::Ce0,
+            &Rect { source, target, source_pitch: page, target_pitch: page, line_bytes: page, lines: 1 },
+        );
+    }
+    push
+}

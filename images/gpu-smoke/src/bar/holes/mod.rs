@@ -1,0 +1,138 @@
+//! The holes of the reference code of an earlier GPU mediator, tried one by one from inside a VM.
+//!
+//! `bar hole N` tries one, `bar holes` all; each prints `hole=N name=... outcome=denied|contained|open ...`. Denied: every
+//! attempt was refused so that the guest could see it (a fault, all ones). Contained: none had an effect beyond the guest
+//! itself. Open: one had, and the program fails. 1 to 19 are those of the reference code, in its order; of those that
+//! concern an interface that there is none of here, the idea is tried with what there is. From 20 on: registers that the
+//! reference code does not know.
+//!
+//! The attempts need the card for themselves: no driver may be bound. They leave it in a state that a driver must
+//! initialize anew.
+
+mod channels;
+mod lab;
+mod registers;
+mod tables;
+mod windows;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::card::Card;
+use super::layout::reg;
+use crate::options::{Options, hex_bytes, number};
+use crate::rig::Counts;
+use crate::tests::Facts;
+use lab::{Lab, Verdict};
+
+/// A hole.
+struct Hole {
+    number: u32,
+    name: &'static str,
+    attempt: fn(&mut Lab<'_>, &mut Verdict) -> Result<()>,
+}
+
+macro_rules! holes {
+    ($( $number:literal $name:literal $attempt:path; )*) => {
+        &[$( Hole { number: $number, name: $name, attempt: $attempt } ),*]
+    };
+}
+
+#[rustfmt::skip]
+const HOLES: &[Hole] = holes! {
+    1  "pramin-beyond-vram"      windows::pramin_beyond_vram;
+    2  "pramin-target-bits"      windows::pramin_target_bits;
+    3  "instance-rewritten"      channels::instance_rewritten;
+    4  "unknown-instances"       channels::unknown_instances;
+    5  "pointer-target-bits"     channels::pointer_target_bits;
+    6  "unclaimed-registers"     registers::unclaimed;
+    7  "peer-kind-tag"           tables::peer_kind_tag;
+    8  "large-page-of-ram"       tables::large_page_of_ram;
+    9  "stale-dma"               tables::stale_dma;
+    10 "aperture-ram-entry"      windows::aperture_ram_entry;
+    11 "entry-without-ram"       tables::entry_without_ram;
+    12 "runlist-entries"         channels::runlist_entries;
+    13 "channel-numbers"         channels::channel_numbers;
+    14 "aperture-indexes"        windows::aperture_indexes;
+    15 "table-confusion"         tables::confusion;
+    16 "table-reused"            tables::reused;
+    17 "residue"                 windows::residue;
+    18 "overflow"                tables::overflow;
+    19 "no-directory"            channels::no_directory;
+    20 "foreign-flush"           registers::foreign_flush;
+    21 "scheduler-masks"         registers::scheduler_masks;
+    22 "graph-contexts"          registers::graph_contexts;
+    23 "timer"                   registers::timer;
+    24 "fuses"                   registers::fuses;
+    25 "pmu"                     registers::pmu;
+    26 "display"                 registers::display;
+    27 "msi-rearm"               registers::msi_rearm;
+    28 "crooked-accesses"        registers::crooked_accesses;
+    29 "pci-configuration"       registers::pci_configuration;
+};
+
+/// `bar hole N` and `bar holes`.
+pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
+    let pattern = options.text("pattern").map(hex_bytes).transpose()?.unwrap_or_default();
+    ensure!(pattern.is_empty() || pattern.len() >= 4, "--pattern must have 4 bytes or more");
+    let chosen: Vec<&Hole> = match options.words() {
+        [_, which] => {
+            let number = number(which).context("the number of a hole")?;
+            HOLES.iter().filter(|hole| u64::from(hole.number) == number).collect()
+        }
+        _ => HOLES.iter().collect(),
+    };
+    ensure!(!chosen.is_empty(), "no such hole; there are 1 to {}", HOLES.len());
+    let boot0 = card.read(reg::BOOT0);
+    ensure!(boot0 != u32::MAX && boot0 != 0, "the card does not answer: BOOT0 is {boot0:#x}");
+    let (mut attempts, mut open) = (0, Vec::new());
+    for hole in &chosen {
+        let mut verdict = Verdict::default();
+        let mut lab = Lab::new(card, hole.number, pattern.clone())?;
+        let tried = (hole.attempt)(&mut lab, &mut verdict).and_then(|()| lab.alive(boot0));
+        // What an attempt needs and does not find is no success of the mediator's.
+        if let Err(error) = tried {
+            verdict.open.push(format!("{error:#}"));
+        }
+        let Verdict { denied, contained, open: gained } = verdict;
+        let outcome = match (gained.is_empty(), contained) {
+            (false, _) => "open",
+            (true, 0) => "denied",
+            (true, _) => "contained",
+        };
+        println!(
+            "hole={} name={} outcome={outcome} denied={denied} contained={contained} {gained:?}",
+            hole.number, hole.name
+        );
+        attempts += denied + contained + gained.len() as u64;
+        if !gained.is_empty() {
+            open.push(hole.number.to_string());
+        }
+    }
+    if !open.is_empty() {
+        bail!("open: {}", open.join(","));
+    }
+    Ok((Counts::default(), vec![("holes", chosen.len().to_string()), ("attempts", attempts.to_string())]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holes_are_numbered_in_order() {
+        assert!(HOLES.iter().zip(1..).all(|(hole, number)| hole.number == number));
+        assert!(HOLES.len() < 32, "each has VRAM of its own");
+    }
+
+    #[test]
+    fn one_gain_opens_a_hole_whatever_was_refused() {
+        let mut verdict = Verdict::default();
+        verdict.must_fault("there", lab::Ran::Fault(0x1234), 0x1000);
+        verdict.must_not_run("it", lab::Ran::Nothing);
+        assert_eq!((verdict.denied, verdict.contained, verdict.open.len()), (1, 1, 0));
+        verdict.must_fault("elsewhere", lab::Ran::Fault(0x2000), 0x1000);
+        verdict.must_fault("nothing", lab::Ran::Nothing, 0x1000);
+        verdict.must_not_run("it ran", lab::Ran::Done);
+        assert_eq!(verdict.open.len(), 3);
+    }
+}

@@ -1,0 +1,252 @@
+//! Holes 7, 8, 9, 11, 15, 16 and 18: what page tables may name, and when it counts.
+
+use anyhow::{Result, ensure};
+
+use super::super::layout::{Aperture, LARGE_PAGE, PAGE, page_entry};
+use super::lab::{BRAND, Channel, Lab, MARKER, Ran, Verdict, copies, va};
+use crate::push::{Engine, Push, Rect};
+
+/// A channel with a page of our own at `va::A`, and where that page lies.
+fn holder(lab: &mut Lab<'_>, id: u32) -> (Channel, u64) {
+    let page = lab.take(1);
+    let channel = lab.channel(id);
+    lab.card.vram_write(page, MARKER);
+    lab.map(channel.space, va::A, page, Aperture::Vram, 1);
+    (channel, page)
+}
+
+/// Has a copy engine read from and write to `va`, which must fault there; our own page must stay.
+fn must_fault(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, channel: &mut Channel, page: u64, va: u64) {
+    lab.flush();
+    let ran = lab.copy(channel, va, va::A);
+    verdict.must_fault(&format!("reading {what}"), ran, va);
+    verdict.check(&format!("reading {what}: data arrived"), lab.card.vram_read(page) == MARKER);
+    let ran = lab.copy(channel, va::A, va);
+    verdict.must_fault(&format!("writing {what}"), ran, va);
+}
+
+/// 7: other cards' memory; kinds and compression tags.
+pub fn peer_kind_tag(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
+    let (mut channel, page) = holder(lab, 7);
+    for address in [0, lab.share, 1 << 32] {
+        lab.raw(channel.space, va::B, page_entry(address, Aperture::Peer));
+        must_fault(lab, verdict, &format!("a peer's {address:#x}"), &mut channel, page, va::B);
+    }
+    let (own, back) = (lab.take(1), lab.take(1));
+    lab.map(channel.space, va::C, back, Aperture::Vram, 1);
+    for (kind, tag) in [(0xffu32, 0), (0xfe, 0x1_ffff), (0xdb, 1), (0x00, 0x1_ffff), (0x06, 0), (0x17, 0x155)] {
+        let [low, high] = page_entry(own, Aperture::Vram);
+        // Encrypted, too.
+        lab.raw(channel.space, va::B, [low | 8, high | kind << 4 | tag << 12]);
+        lab.flush();
+        let what = format!("kind {kind:#x}, tag {tag:#x}");
+        lab.card.vram_write(back, 0);
+        let ran = lab.run(&mut channel, &copies(&[(va::A, va::B), (va::B, va::C)]));
+        let good =
+            matches!(ran, Ran::Fault(at) if at == va::B) || ran == Ran::Done && lab.card.vram_read(back) == MARKER;
+        verdict.note(&format!("{what}: {ran:x?}"), matches!(ran, Ran::Fault(_)), !good);
+    }
+    Ok(())
+}
+
+/// 8: large pages over RAM that is not there in all their parts.
+pub fn large_page_of_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
+    let (mut channel, page) = holder(lab, 8);
+    let entry = lab.large(channel.space);
+    // The table works: a large page of our own VRAM.
+    let base = lab.share - LARGE_PAGE;
+    lab.card.vram_write(base + LARGE_PAGE - PAGE, MARKER);
+    lab.set(entry, page_entry(base, Aperture::Vram));
+    lab.flush();
+    lab.card.vram_write(page, 0);
+    let ran = lab.copy(&mut channel, va::LARGE + LARGE_PAGE - PAGE, va::A);
+    ensure!(ran == Ran::Done && lab.card.vram_read(page) == MARKER, "a large page of our own: {ran:x?}");
+    // The hole below 1 MiB, the end of 512 MiB, PCI's memory, the APIC; the end of VRAM.
+    for (address, aperture) in [
+        (0xa_0000, Aperture::Coherent),
+        (0x2000_0000, Aperture::Coherent),
+        (0xb000_0000, Aperture::Noncoherent),
+        (0xfee0_0000, Aperture::Coherent),
+        (1 << 39, Aperture::Coherent),
+        (lab.share - PAGE, Aperture::Vram),
+        (lab.share, Aperture::Vram),
+    ] {
+        lab.set(entry, page_entry(address, aperture));
+        must_fault(lab, verdict, &format!("{address:#x} {aperture:?}"), &mut channel, page, va::LARGE + 0x1_f000);
+    }
+    Ok(())
+}
+
+/// 9: pages that were unmapped and flushed, before and under work.
+pub fn stale_dma(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
+    let own = lab.ram()?.gpa;
+    let (mut channel, page) = holder(lab, 9);
+    for _ in 0..4 {
+        lab.ram()?.set(0);
+        lab.map(channel.space, va::B, own, Aperture::Coherent, 1);
+        lab.flush();
+        let ran = lab.copy(&mut channel, va::A, va::B);
+        ensure!(ran == Ran::Done && lab.ram()?.word() == MARKER, "our RAM is written while it is mapped: {ran:x?}");
+        lab.raw(channel.space, va::B, [0, 0]);
+        lab.flush();
+        lab.ram()?.set(BRAND);
+        must_fault(lab, verdict, "unmapped RAM", &mut channel, page, va::B);
+        verdict.check("RAM was written after it was unmapped", lab.ram()?.word() == BRAND);
+    }
+    // Under work.
+    lab.map(channel.space, va::B, own, Aperture::Coherent, 1);
+    lab.flush();
+    lab.start(&mut channel);
+    for _ in 0..24 {
+        lab.queue(&mut channel, &copies(&[(va::A, va::B); 3]));
+    }
+    lab.ring(&channel);
+    lab.raw(channel.space, va::B, [0, 0]);
+    lab.flush();
+    lab.ram()?.set(BRAND);
+    let ran = lab.wait(&channel, true);
+    lab.stop(&channel);
+    verdict.note(&format!("unmapped under work: {ran:x?}"), matches!(ran, Ran::Fault(_)), ran == Ran::Nothing);
+    verdict.check("RAM was written after it was unmapped under work", lab.ram()?.word() == BRAND);
+    Ok(())
+}
+
+/// 11: entries for memory that is not there.
+pub fn entry_without_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
+    let (mut channel, page) = holder(lab, 11);
+    for address in [0xa_0000, 0x2000_0000, 0xb000_0000, 0xfec0_0000, 0xfee0_0000, 1 << 33, 1 << 39, (1 << 40) - PAGE] {
+        for aperture in [Aperture::Coherent, Aperture::Noncoherent] {
+            lab.raw(channel.space, va::B, page_entry(address, aperture));
+            must_fault(lab, verdict, &format!("{address:#x} {aperture:?}"), &mut channel, page, va::B);
+        }
+    }
+    for address in lab.outside(PAGE) {
+        lab.raw(channel.space, va::B, page_entry(address, Aperture::Vram));
+        must_fault(lab, verdict, &format!("{address:#x} of VRAM"), &mut channel, page, va::B);
+    }
+    Ok(())
+}
+
+/// 15: tables taken for others; tables that the card itself rewrites.
+pub fn confusion(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
+    let share = lab.share;
+    let foreign = page_entry(share, Aperture::Vram);
+    let (mut channel, page) = holder(lab, 15);
+    // The table of small pages as one of large pages: its entry for the page at 8 MiB is one for 256 MiB then.
+    lab.raw(channel.space, va::LARGE / LARGE_PAGE * PAGE, foreign);
+    lab.card.vram_write(channel.space.directory, (channel.space.table >> 8) as u32 | 1 | 3 << 2);
+    must_fault(lab, verdict, "a small table as a large one", &mut channel, page, va::LARGE);
+    lab.card.vram_write(channel.space.directory, 0);
+    // Entries as directory.
+    let fake = lab.take(16);
+    (0..512).for_each(|index| lab.set(fake + index * 8, foreign));
+    lab.card.vram_write(channel.instance + 0x200, fake as u32);
+    let ran = lab.try_run(&mut channel, &Push::default());
+    verdict.must_not_run("entries as directory", ran);
+    // A directory as its own table.
+    lab.card.vram_write(channel.instance + 0x200, channel.space.directory as u32);
+    lab.set(channel.space.directory, [0, (channel.space.directory >> 8) as u32 | 1]);
+    let ran = lab.try_run(&mut channel, &Push::default());
+    verdict.must_not_run("a directory as its own table", ran);
+
+    // A copy engine writes entries for others into our table, and uses them: at once, after a flush, bound anew.
+    let (mut channel, page) = holder(lab, 16);
+    let forged = lab.take(1);
+    (0..512).for_each(|index| lab.set(forged + index * 8, page_entry(share + index * PAGE, Aperture::Vram)));
+    let piece = channel.space.table + 3 * PAGE;
+    let first = 3 * 512 * PAGE;
+    lab.map(channel.space, va::B, piece, Aperture::Vram, 1);
+    lab.map(channel.space, va::C, forged, Aperture::Vram, 1);
+    lab.flush();
+    let ran = lab.run(&mut channel, &copies(&[(va::C, va::B), (first, va::A)]));
+    verdict.must_fault("a forged entry, at once", ran, first);
+    let entry = lab.card.vram_read(piece);
+    verdict.check("the copy engine has written our table", entry == page_entry(share, Aperture::Vram)[0]);
+    must_fault(lab, verdict, "a forged entry, flushed", &mut channel, page, first);
+    Ok(())
+}
+
+/// 16: directories and tables that are used for something else while they are linked.
+pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
+    let foreign = page_entry(lab.share, Aperture::Vram);
+    for (number, fill) in [[0, 0], foreign, [0x5eed_5eed, 0x5eed_5eed], [u32::MAX; 2]].into_iter().enumerate() {
+        let (mut channel, _) = holder(lab, 17 + number as u32);
+        let own = lab.take(1);
+        lab.map(channel.space, va::B, own, Aperture::Vram, 1);
+        lab.flush();
+        lab.start(&mut channel);
+        let ran = lab.go(&mut channel, &copies(&[(va::A, va::B)]), true);
+        verdict.check(&format!("it works before: {ran:x?}"), ran == Ran::Done);
+        // The table's entries below 4 MiB, all that the channel uses.
+        (0..1024).for_each(|index| lab.set(channel.space.table + index * 8, fill));
+        lab.flush();
+        let ran = lab.go(&mut channel, &copies(&[(va::A, va::B)]), false);
+        verdict.must_not_run(&format!("a table of {fill:x?}"), ran);
+        lab.stop(&channel);
+        lab.set(channel.space.directory, fill);
+        lab.flush();
+        let ran = lab.try_run(&mut channel, &Push::default());
+        verdict.must_not_run(&format!("a directory of {fill:x?}"), ran);
+    }
+    Ok(())
+}
+
+/// 18: numbers near the end.
+pub fn overflow(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
+    let (mut channel, page) = holder(lab, 18);
+    for address in [(1u64 << 40) - PAGE, (1 << 32) - PAGE, 1 << 32] {
+        for aperture in [Aperture::Vram, Aperture::Coherent, Aperture::Noncoherent] {
+            // RAM at 4 GiB may be ours.
+            if address == 1 << 32 && aperture != Aperture::Vram {
+                continue;
+            }
+            lab.raw(channel.space, va::B, page_entry(address, aperture));
+            must_fault(lab, verdict, &format!("{address:#x} {aperture:?}"), &mut channel, page, va::B);
+        }
+    }
+    // Ring entries at the end of the address space, too long, and of all ones.
+    for entry in [
+        [0xffff_fffc, 0x0000_04ff],
+        [0xffff_fffc, 0x7fff_fcff],
+        [va::PUSH as u32, 0x7fff_fc00],
+        [0xffff_fffc, u32::MAX],
+    ] {
+        lab.start(&mut channel);
+        lab.entry(&mut channel, entry);
+        lab.ring(&channel);
+        channel.sequence_skipped();
+        let ran = lab.wait(&channel, false);
+        verdict.must_not_run(&format!("ring entry {entry:x?}"), ran);
+        lab.stop(&channel);
+    }
+    // Rings without end, and beyond the end.
+    for (low, high) in [(va::RING as u32, 31 << 16), (va::RING as u32, 0xffff << 16), (0xffff_fff8, 0x0014_00ff)] {
+        lab.set(channel.instance + 0x48, [low, high]);
+        let ran = lab.try_run(&mut channel, &Push::default());
+        // A ring that is larger than its memory is ours; it may run.
+        verdict.note(
+            &format!("ring {low:#x} {high:#x}: {ran:x?}"),
+            ran != Ran::Done,
+            high & 0xff != 0 && ran == Ran::Done,
+        );
+    }
+    lab.fill_instance(&channel);
+    // Copies beyond what is mapped, and beyond the address space.
+    let rect = |target: u64, line_bytes: u32, lines: u32| {
+        let mut push = Push::default();
+        push.bind(Engine::Ce0);
+        push.copy(
+            Engine::Ce0,
+            &Rect { source: va::A, target, source_pitch: 0, target_pitch: 0x1000, line_bytes, lines },
+        );
+        push
+    };
+    for (target, line, lines) in
+        [(va::A, 0x1000, 8000), ((1 << 40) - PAGE, 0x2000, 1), (va::A, 0x7fff_ffff, 1), ((1 << 40) - 4, 0x1000, 2)]
+    {
+        let ran = lab.run(&mut channel, &rect(target, line, lines));
+        verdict.must_not_run(&format!("a copy of {lines} times {line:#x} to {target:#x}"), ran);
+        lab.card.vram_write(page, MARKER);
+    }
+    Ok(())
+}

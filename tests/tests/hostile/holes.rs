@@ -1,0 +1,88 @@
+//! The holes of the reference code, tried by a guest that has the BARs for itself, beside one that copies and verifies.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use tests::guest::{self, card_toml, vm_toml};
+use tests::{Daemon, Vm, klog};
+
+use super::{PATTERN, boot};
+
+/// Holes that the program tries: the nineteen of the reference code, and registers that it does not know.
+const HOLES: std::ops::RangeInclusive<u32> = 1..=29;
+/// Of these every attempt is a write to a register that is virtual, or a look at memory: nothing is there to refuse.
+const VIRTUAL: [u32; 0] = [];
+/// How long one hole's attempts may take.
+const HOLE_LIMIT: Duration = Duration::from_secs(240);
+
+/// Everything that the daemon has counted against a VM.
+fn counted(shown: &Value) -> u64 {
+    let counters = ["faults", "channel_binds_refused", "doorbells_refused"].map(|name| &shown["counters"][name]);
+    counters.into_iter().chain([&shown["denied_total"]]).filter_map(Value::as_u64).sum()
+}
+
+/// Copies and verifies until `stop`; the bytes that were verified.
+fn copy_until(victim: &Vm, stop: &AtomicBool) -> Result<u64> {
+    let mut bytes = 0;
+    while !stop.load(Ordering::Acquire) {
+        bytes += guest::smoke(victim, "stress --seconds 3 --max 262144")?.bytes;
+    }
+    Ok(bytes)
+}
+
+/// Tries one hole; what the program says of it.
+fn attempt(attacker: &Vm, hole: u32) -> Result<String> {
+    let output = attacker.run_within(&format!("run /bin/gpu-smoke bar hole {hole} --pattern {PATTERN}"), HOLE_LIMIT)?;
+    let prefix = format!("hole={hole} ");
+    let line = output.lines.iter().find(|line| line.starts_with(&prefix));
+    let line = line.with_context(|| format!("hole {hole} was not tried:\n{}", output.text()))?;
+    let held = line.contains(" outcome=denied ") || line.contains(" outcome=contained ");
+    ensure!(held && output.code == 0, "{}", output.text());
+    Ok(line.clone())
+}
+
+#[test]
+fn holes_of_the_reference_code_are_closed_to_a_guest() -> Result<()> {
+    let mut daemon =
+        Daemon::start("holes", |paths| card_toml(paths, 256) + &vm_toml("victim", 96) + &vm_toml("attacker", 96))?;
+    let victim = boot(&daemon, "victim", "6.12")?;
+    let attacker = boot(&daemon, "attacker", "6.1")?;
+    guest::load_driver(&victim)?;
+    // What it frees stays its own: a neighbour that sees it is seen.
+    guest::smoke(&victim, &format!("fill --pattern {PATTERN}"))?;
+    let log_before = victim.kernel_log()?.len();
+    let rung = guest::counter(&daemon, "victim", "doorbells")?;
+
+    let stop = AtomicBool::new(false);
+    let (tried, copied, rung_after) = std::thread::scope(|scope| {
+        let copies = scope.spawn(|| copy_until(&victim, &stop));
+        let tried = HOLES.map(|hole| {
+            let before = counted(&guest::show(&daemon, "attacker")?);
+            let line = attempt(&attacker, hole)?;
+            Ok((hole, line, counted(&guest::show(&daemon, "attacker")?) - before))
+        });
+        let tried: Result<Vec<_>> = tried.collect();
+        let rung = guest::counter(&daemon, "victim", "doorbells");
+        stop.store(true, Ordering::Release);
+        (tried, copies.join(), rung)
+    });
+    let copied = copied.map_err(|_| anyhow::anyhow!("the neighbour's thread has panicked"))?;
+    for (hole, line, count) in tried? {
+        println!("{line} counted={count}");
+        assert!(count > 0 || VIRTUAL.contains(&hole), "not counted: {line}");
+    }
+    assert!(copied? > 0, "the neighbour verified nothing");
+    assert!(rung_after? > rung, "the neighbour submitted nothing meanwhile");
+    let shown = guest::show(&daemon, "victim")?;
+    assert_eq!(counted(&shown), 0, "{shown}");
+    let log = victim.kernel_log()?;
+    let complaints: Vec<_> = log[log_before..].iter().filter(|line| klog::Line::complains(line)).collect();
+    assert!(complaints.is_empty(), "the neighbour's kernel: {complaints:?}");
+    assert!(daemon.alive());
+    // The attacker's own driver still comes up afterwards.
+    guest::load_driver(&attacker)?;
+    guest::smoke(&attacker, "copy --engine m2mf --from gart --to vram --size 65536")?;
+    Ok(())
+}
