@@ -51,6 +51,7 @@ mod instance;
 mod pool;
 mod pull;
 mod refuse;
+mod retire;
 mod ring;
 mod state;
 mod submit;

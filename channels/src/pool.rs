@@ -19,8 +19,9 @@ use std::collections::BTreeMap;
 pub(crate) enum Slot {
     Free,
     Bound(Box<Bound>),
-    /// The card may still use the directory.
+    /// The card may still use the directory, which is that of a VM.
     Stuck {
+        vm: VmId,
         directory: VramAddr,
     },
 }
@@ -40,6 +41,8 @@ pub(crate) struct Bound {
     /// The guest wants it scheduled. It is when `running`, which a paused VM's channels are not.
     pub(crate) enabled: bool,
     pub(crate) running: bool,
+    /// It runs no more until it is bound anew.
+    pub(crate) retired: bool,
     pub(crate) ring: Ring,
 }
 
@@ -163,6 +166,7 @@ impl Channels {
             contexts: guest.contexts,
             enabled: false,
             running: false,
+            retired: false,
             ring: Ring::new(guest),
         };
         self.go(physical, Slot::Bound(Box::new(bound)));
@@ -227,7 +231,10 @@ impl Channels {
         record.list.clear();
         let mut ignored = 0u32;
         for channel in list {
-            if record.channels.contains_key(&channel.0) && !record.list.contains(&channel.0) {
+            let listable = record.channels.get(&channel.0).is_some_and(|physical| {
+                matches!(self.slots.get(usize::from(physical.0)), Some(Slot::Bound(bound)) if !bound.retired)
+            });
+            if listable && !record.list.contains(&channel.0) {
                 record.list.push(channel.0);
             } else {
                 ignored = ignored.saturating_add(1);
@@ -306,7 +313,7 @@ impl Channels {
         self.slots.iter().any(|slot| match slot {
             Slot::Free => false,
             Slot::Bound(bound) => bound.directory == directory,
-            Slot::Stuck { directory: stuck } => *stuck == directory,
+            Slot::Stuck { directory: stuck, .. } => *stuck == directory,
         })
     }
 
@@ -386,7 +393,7 @@ impl Channels {
     fn apply(&mut self, host: &mut impl Host, physical: ChannelId) {
         let Some(bound) = self.bound(physical) else { return };
         let paused = self.vms.get(&bound.vm).is_some_and(|vm| vm.paused);
-        let run = bound.enabled && !paused;
+        let run = bound.enabled && !paused && !bound.retired;
         if run {
             // Also when it runs already: a guest that starts a channel again wants what a start does.
             self.set_running(physical, true);
@@ -397,7 +404,7 @@ impl Channels {
         }
     }
 
-    fn halt(&mut self, host: &mut impl Host, physical: ChannelId) {
+    pub(crate) fn halt(&mut self, host: &mut impl Host, physical: ChannelId) {
         if self.bound(physical).is_some_and(|bound| bound.running) {
             self.set_running(physical, false);
         }
@@ -411,13 +418,15 @@ impl Channels {
             card::clear(host, &self.layout, physical);
             self.go(physical, Slot::Free);
         } else {
-            let directory = self.bound(physical).map_or(VramAddr(0), |bound| bound.directory);
-            self.go(physical, Slot::Stuck { directory });
+            // It is bound: only bound channels are released.
+            let (vm, directory) =
+                self.bound(physical).map_or((VmId(u32::MAX), VramAddr(0)), |bound| (bound.vm, bound.directory));
+            self.go(physical, Slot::Stuck { vm, directory });
         }
     }
 
     /// Submits the union of all VMs' parts, in turn on two pages: the card may still read the other.
-    fn submit(&mut self, host: &mut impl Host) -> bool {
+    pub(crate) fn submit(&mut self, host: &mut impl Host) -> bool {
         let list: Vec<ChannelId> = self
             .vms
             .values()

@@ -32,7 +32,8 @@ impl Channels {
     ) -> Result<Pulled, RingFault> {
         let layout = self.layout;
         let physical = doorbell.channel;
-        let Some(bound) = self.bound_mut(physical).filter(|bound| bound.serial == doorbell.serial) else {
+        let Some(bound) = self.bound_mut(physical).filter(|bound| bound.serial == doorbell.serial && !bound.retired)
+        else {
             return Ok(Pulled::default());
         };
         let ring = &mut bound.ring;

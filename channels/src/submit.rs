@@ -30,7 +30,7 @@ impl Channels {
             return Err(DoorbellError::Refused);
         }
         let physical = self.physical(vm, channel).ok_or(DoorbellError::Unbound)?;
-        let bound = self.bound_mut(physical).ok_or(DoorbellError::Unbound)?;
+        let bound = self.bound_mut(physical).filter(|bound| !bound.retired).ok_or(DoorbellError::Unbound)?;
         if gp_put >= bound.ring.entries {
             return Err(DoorbellError::BeyondRing { gp_put, entries: bound.ring.entries });
         }

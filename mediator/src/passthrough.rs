@@ -22,7 +22,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
 
 use crate::admin::api::{Driver, InterruptKind};
 use crate::daemon::backend::{BackendError, BackendStatus, Built, VmBackend};
-use crate::vgpu::ram::Lent;
+use crate::vgpu::ram::ClientMemory;
 
 /// How the card's interrupt reaches the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -389,7 +389,7 @@ impl Device for PassthroughDevice {
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {
         // Without a file the card has nothing to reach; an access there faults, as beyond the end of memory.
         let Some(mapping) = region.mapping.as_ref().filter(|_| region.readable) else { return Ok(()) };
-        let memory = DmaMemory::new(Arc::new(Lent(Arc::clone(mapping))), 0, mapping.len(), region.writable)
+        let memory = DmaMemory::new(Arc::new(ClientMemory(Arc::clone(mapping))), 0, mapping.len(), region.writable)
             .map_err(|error| MapError(error.to_string()))?;
         let mut lending = Lending { size: region.size, memory, mapped: false };
         if self.pci.bus_master() {

@@ -24,7 +24,17 @@ impl HostState {
         ended.or_else(|stuck| self.unstick(stuck))
     }
 
-    /// Ends a channel that holds `engine` and makes no progress: the engine is reset at once, since waiting for it to let
+    /// Takes a channel off the card for good, and keeps its number from others until [`Self::end_channel`]. Its engine is
+    /// reset if the card does not let go of it otherwise.
+    ///
+    /// # Errors
+    /// [`Stuck`] as for [`Self::end_channel`].
+    pub fn retire_channel(&mut self, vm: VmId, channel: VirtualChannelId) -> Result<(), Stuck> {
+        let retired = self.channels.retire(&mut self.vram.memory, channels::VmId(vm.0), channel);
+        retired.or_else(|stuck| self.unstick(stuck))
+    }
+
+    /// Retires a channel that holds `engine` and makes no progress: the engine is reset at once, since waiting for it to let
     /// go would only hold the others up.
     ///
     /// # Errors
@@ -36,9 +46,9 @@ impl HostState {
         if let Err(error) = restart_engine(&*card, engine) {
             tracing::error!(engine, %error, "an engine that was reset does not start");
         }
-        let ended = self.end_channel(vm, channel);
+        let retired = self.retire_channel(vm, channel);
         card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled);
-        ended
+        retired
     }
 
     /// Takes all channels of a VM off the card and gives it no more.
@@ -101,7 +111,7 @@ impl HostState {
         let mask = engine.map_or(0, |engine| 1 << engine);
         let disabled = card.read32(pfifo::SCHED_DISABLE::OFFSET);
         card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | mask);
-        let stopped = channel.map_or(Ok(()), |(vm, channel)| self.end_channel(vm, channel));
+        let stopped = channel.map_or(Ok(()), |(vm, channel)| self.retire_channel(vm, channel));
         card.write32(pfifo::SCHED_ENABLE_ACK::OFFSET, mask);
         card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled & !mask);
         stopped.map_err(|error| HostError::Refused(error.to_string()))

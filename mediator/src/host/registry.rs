@@ -190,6 +190,11 @@ impl HostCard {
             let quiet = state.quiesce(vm);
             state.vms.remove(&vm);
             quiet.map_err(|stuck| HostError::Refused(format!("{stuck}; the VM's memory stays out of use")))?;
+            if state.channels.has_stuck(channels::VmId(vm.0)) {
+                let what =
+                    "the card holds on to a channel of the VM; the VM's memory stays out of use until it is reset";
+                return Err(HostError::Refused(what.to_owned()));
+            }
             state.vram.chunks.destroy_vm(vm).map_err(|error| HostError::Refused(error.to_string()))?;
         }
         while self.scrub_one()? {}

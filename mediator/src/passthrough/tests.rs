@@ -173,7 +173,16 @@ impl Wired {
     }
 
     fn client(&self) -> Client {
-        let client = Client::connect(&self.folder.path().join("s")).unwrap();
+        // The server may not have seen yet that the last one has gone.
+        let client = (0..10_000)
+            .find_map(|_| {
+                let client = Client::connect(&self.folder.path().join("s")).ok();
+                client.or_else(|| {
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                    None
+                })
+            })
+            .expect("a server that takes a client");
         client.set_timeout(Some(LONG)).unwrap();
         client
     }

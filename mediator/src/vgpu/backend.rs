@@ -130,6 +130,8 @@ impl VmBackend {
     /// Takes everything of the guest's driver off the card: channels, address spaces, apertures. Its memory stays.
     pub(super) fn quiesce(&mut self) {
         self.unbind_all();
+        // What the guest held back by the scheduler's registers, which are as after power-on now.
+        self.with_channels(|channels, card, _, vm| channels.pause(card, vm, false));
         self.faults.clear();
         self.quiet = self.spaces.clear(&self.host);
         self.bar1.bind(None);
@@ -147,10 +149,15 @@ impl VmBackend {
 
     /// The VMM takes guest memory back. When this returns, the card cannot reach it.
     pub(super) fn withdraw(&mut self, gpa: u64, size: u64) {
-        if let Err(error) = self.spaces.withdraw_ram(&self.host, gpa, size) {
+        // The grant goes first, so that nothing is translated to it any more.
+        let lent = self.ram.take(gpa);
+        let flushed = self.spaces.withdraw_ram(&self.host, gpa, size);
+        if let Err(error) = &flushed {
             tracing::error!(vm = %self.vm, %error, "the card may keep translations of memory that was taken back");
         }
-        self.ram.unmap(&self.host, gpa);
+        if let Some(lent) = lent {
+            lent.give_back(&self.host, flushed.is_err());
+        }
     }
 
     /// A region turned out not to be the guest's memory.

@@ -72,9 +72,7 @@ impl VmBackend {
     fn fault(&mut self, channel: VirtualChannelId, va: GpuVa, reason: u32) {
         let instance = self.instances.get(&channel).copied();
         tracing::warn!(vm = %self.vm, ?channel, %va, reason, "a channel's ring cannot be fetched");
-        if let Err(error) = self.host.lock().end_channel(self.vm, channel) {
-            tracing::error!(vm = %self.vm, ?channel, %error, "a channel stays on the card");
-        }
+        self.take_off(channel);
         self.counts.faults += 1;
         self.faults.push(MmuFault {
             unit: fault::unit::FIFO,
@@ -144,19 +142,22 @@ impl VmBackend {
         let Some(instance) = self.instances.remove(&channel) else { return };
         self.userd.retain(|_, owner| *owner != channel);
         self.doorbells.remove(&channel);
+        self.take_off(channel);
         self.save(channel, instance);
-        let ended = self.host.lock().end_channel(self.vm, channel);
-        let bound = self.bound.remove(&channel);
-        match ended {
-            Ok(()) => {
-                if let Some(Bound { space, physical }) = bound {
-                    let pages = self.host.layout().work_pages(physical);
-                    self.spaces.unmap_host(&self.host, space, &pages);
-                }
-            }
-            Err(error) => tracing::error!(vm = %self.vm, ?channel, %error, "a channel stays on the card"),
-        }
         self.spaces.collect(&self.host);
+    }
+
+    /// Takes a channel off the card and its work area out of its address space; only then is its number free for others.
+    pub(super) fn take_off(&mut self, channel: VirtualChannelId) {
+        let retired = self.host.lock().retire_channel(self.vm, channel);
+        if let Some(Bound { space, physical }) = self.bound.remove(&channel) {
+            let pages = self.host.layout().work_pages(physical);
+            self.spaces.unmap_host(&self.host, space, &pages);
+        }
+        let ended = self.host.lock().end_channel(self.vm, channel);
+        if let Err(error) = retired.and(ended) {
+            tracing::error!(vm = %self.vm, ?channel, %error, "a channel stays on the card");
+        }
     }
 
     /// Writes the ring's indices into the guest's instance block.

@@ -10,9 +10,9 @@ use vmm_glue::{DmaRegion, Mapping};
 
 /// A client's mapping, as the card takes it.
 #[derive(Debug)]
-pub(crate) struct Lent(pub(crate) Arc<Mapping>);
+pub(crate) struct ClientMemory(pub(crate) Arc<Mapping>);
 
-impl HostMemory for Lent {
+impl HostMemory for ClientMemory {
     fn as_volatile_slice(&self) -> VolatileSlice<'_, ()> {
         VolatileMemory::as_volatile_slice(&*self.0)
     }
@@ -23,6 +23,29 @@ struct Region {
     size: u64,
     iova: Iova,
     writable: bool,
+}
+
+/// A region that was taken out and is mapped for the card still.
+#[derive(Debug)]
+#[must_use]
+pub struct Lent {
+    size: u64,
+    iova: Iova,
+}
+
+impl Lent {
+    /// Takes it from the card. `reachable`: translations that name it may be left in the card's TLBs; its I/O addresses
+    /// are then never used again.
+    pub fn give_back(self, host: &HostCard, reachable: bool) {
+        let unmapped = host.card().unmap_dma(self.iova.0, self.size);
+        match unmapped {
+            Ok(()) if !reachable => host.lock().iova.free(self.iova),
+            Ok(()) => {}
+            Err(error) => {
+                tracing::error!(%error, iova = %self.iova, "the card keeps a mapping of guest memory that was withdrawn");
+            }
+        }
+    }
 }
 
 /// The regions of one VM that are mapped for the card.
@@ -42,7 +65,7 @@ impl RamMap {
         if !region.readable {
             return Ok(());
         }
-        let memory = DmaMemory::new(Arc::new(Lent(Arc::clone(mapping))), 0, mapping.len(), region.writable)
+        let memory = DmaMemory::new(Arc::new(ClientMemory(Arc::clone(mapping))), 0, mapping.len(), region.writable)
             .map_err(|error| HostError::Refused(error.to_string()))?;
         let iova =
             host.lock().iova.allocate(region.size, region.gpa).ok_or(HostError::OutOfIova { len: region.size })?;
@@ -54,13 +77,9 @@ impl RamMap {
         Ok(())
     }
 
-    /// Takes the region at `gpa` from the card. The shadow entries that name it are gone already.
-    pub fn unmap(&mut self, host: &HostCard, gpa: u64) {
-        let Some(region) = self.regions.remove(&gpa) else { return };
-        if let Err(error) = host.card().unmap_dma(region.iova.0, region.size) {
-            tracing::error!(%error, gpa, "the card keeps a mapping of guest memory that was withdrawn");
-        }
-        host.lock().iova.free(region.iova);
+    /// Takes the region at `gpa` out: from now on no page table may name it. [`Lent::give_back`] takes it from the card.
+    pub fn take(&mut self, gpa: u64) -> Option<Lent> {
+        self.regions.remove(&gpa).map(|Region { size, iova, .. }| Lent { size, iova })
     }
 
     /// Bytes of the region that begins at `gpa`.

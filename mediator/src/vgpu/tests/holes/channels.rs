@@ -121,7 +121,9 @@ fn hole_04_contexts_are_not_switched_by_hand() {
 fn hole_05_target_bits_lead_nowhere() {
     let mut scene = Scene::new();
     let ram = scene.bus[1];
-    let page = scene.on_card(IDLE, 0);
+    // Beyond what the attacker has by that address.
+    let page = scene.on_card(IDLE, SHARE - PAGE);
+    assert!(page >= SHARE);
     // The word of the channel table: VRAM of others, and host memory that was not lent.
     for (at, target) in [(page, 0), (page, 1), (ram, 2), (ram, 3), (RAM, 2), (0xfff_ffff << 12, 3)] {
         scene.denied(&format!("instance block {at:#x}, target {target}"), |s| {

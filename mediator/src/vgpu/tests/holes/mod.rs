@@ -20,7 +20,7 @@ use nvspec::addr::{GuestVramAddr, LARGE_PAGE};
 use nvspec::fifo::VirtualChannelId;
 use nvspec::instance::vm;
 use nvspec::mmu::{self, PD_ENTRIES, PDE_SHIFT, Pde, Pte, TableTarget, kind};
-use nvspec::regs::{blocks, ce0, ce1, ltc, pbdma, pbus, pfb, pfifo, pflush, pgraph, ptimer};
+use nvspec::regs::{blocks, ce0, ce1, ltc, pbdma, pbus, pfb, pfifo, pflush, pgraph, pmc, ptimer};
 use nvspec::{Access, RegInfo};
 use std::collections::{BTreeMap, BTreeSet};
 use vram::VmId;
@@ -148,12 +148,28 @@ impl Scene {
 
     /// Register writes that must change nothing but the attacker's virtual registers.
     fn virtual_only(&mut self, what: &str, attempt: impl FnOnce(&mut Self)) {
+        self.settle();
         let before = card_registers(&self.rig);
         attempt(self);
+        // A runlist that was submitted, a channel that was taken off: the card says that it is done.
+        self.settle();
         let after = card_registers(&self.rig);
         let changed: Vec<_> = before.iter().filter(|(offset, value)| after.get(offset) != Some(value)).collect();
         assert!(changed.is_empty(), "{what}: the card's registers changed, first were {changed:x?}");
         self.check(what);
+    }
+
+    /// Waits until the card has told of all work that has ended: its records come behind the fences that drivers see.
+    fn settle(&self) {
+        let vms = [EVIL, GOOD, IDLE].map(|vm| ::channels::VmId(vm.0));
+        let busy = || {
+            let channels = &self.rig.host.lock().channels;
+            let ids = || (0..128).map(VirtualChannelId);
+            vms.iter().any(|vm| ids().any(|id| channels.in_flight(*vm, id) != 0))
+        };
+        while busy() || self.rig.card.read32(pmc::INTR_0::OFFSET) != 0 {
+            std::thread::yield_now();
+        }
     }
 
     /// The neighbours, and what the card has been told of the attacker's memory.
@@ -208,7 +224,7 @@ impl Scene {
 
     /// Where a VM's VRAM lies on the card.
     fn on_card(&self, vm: VmId, at: u64) -> u64 {
-        self.rig.host.lock().vram.guest_vram(vm, GuestVramAddr(at), PAGE).expect("VRAM of the VM").0
+        self.rig.host.lock().vram.place(vm, GuestVramAddr(at), PAGE).expect("VRAM of the VM").0
     }
 
     /// The instance block that the card has of a VM's channel.

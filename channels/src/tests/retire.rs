@@ -1,0 +1,48 @@
+use crate::tests::fake::{A, B, World};
+use crate::{DoorbellError, RunState, Stuck};
+use nvspec::fifo::VirtualChannelId;
+
+const CH: VirtualChannelId = VirtualChannelId(0);
+
+#[test]
+fn a_retired_channel_stays_off_the_card_whatever_its_guest_does() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    let doorbell = world.check(A, 0, 2).unwrap();
+    assert_eq!(world.channels.retire(&mut world.card, A, CH), Ok(()));
+    assert_eq!(world.card.runlist(), []);
+    assert!(world.enable(A, 0, true));
+    assert_eq!(world.list(A, &[0]).listed, 0);
+    assert!(!world.card.enabled(physical));
+    assert_eq!(world.check(A, 0, 3), Err(DoorbellError::Unbound));
+    assert_eq!(world.pull(doorbell).unwrap().taken, 0);
+    assert_eq!(world.channels.pending_pull(), []);
+}
+
+#[test]
+fn its_number_is_no_one_elses_until_it_is_unbound() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    world.channels.retire(&mut world.card, A, CH).unwrap();
+    assert_eq!(world.channels.by_physical(physical), Some((A, CH)));
+    assert_ne!(world.run(B, 0), physical);
+    world.channels.unbind(&mut world.card, A, CH).unwrap();
+    assert_eq!(world.channels.run_state(physical), RunState::Free);
+    // Bound anew, it is as good as any.
+    let again = world.run(A, 0);
+    assert!(world.card.enabled(again));
+    assert_eq!(world.ring(A, 0, 1).unwrap().taken, 1);
+}
+
+#[test]
+fn what_the_card_holds_on_to_is_known_by_its_vm() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    world.run(B, 0);
+    world.card.hung.insert(physical.0);
+    assert_eq!(world.channels.retire(&mut world.card, A, CH), Err(Stuck { channel: physical }));
+    assert!(!world.channels.has_stuck(A), "it is bound still");
+    world.channels.unbind(&mut world.card, A, CH).unwrap_err();
+    assert!(world.channels.has_stuck(A));
+    assert!(!world.channels.has_stuck(B));
+}
