@@ -6,7 +6,7 @@ use crate::host::{CardVram, HostCard, HostError, HostState};
 use channels::Channels;
 use devmodel::backend::{Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine};
 use devmodel::events::MmuFault;
-use nvspec::addr::{GuestVramAddr, Place, VramAddr};
+use nvspec::addr::{BUS_BITS, GuestVramAddr, Place, VramAddr};
 use nvspec::fifo::{CHANNELS, ChannelId, RunlistEntry, VirtualChannelId};
 use nvspec::regs::{pfifo, ptimer};
 use sched::{Direct, Event, Nanos, Policy, VgpuId};
@@ -336,10 +336,16 @@ impl Backend for VmBackend {
     }
 
     fn bus_master(&mut self, enabled: bool) {
-        if enabled && !self.bus_master {
-            self.link.check_shared();
+        if enabled == self.bus_master {
+            return;
         }
         self.bus_master = enabled;
+        if enabled {
+            self.link.check_shared();
+            self.spaces.granted();
+        } else if let Err(error) = self.spaces.withdraw_ram(&self.host, 0, 1 << BUS_BITS) {
+            tracing::error!(vm = %self.vm, %error, "the card may go on accessing the memory of a guest that forbade it");
+        }
     }
 }
 

@@ -65,7 +65,8 @@ impl MediatedVm {
     ) -> Result<(MediatedDevice, Arc<Self>), BackendError> {
         let Settings { share, shadow } = settings;
         let mut config = VGpuConfig::of_chip(host.info().chip, share.vram_bytes, Arc::clone(&host.info().vbios));
-        config.channels = share.channels;
+        // All numbers are the guest's to use; how many at a time is checked at bind.
+        config.channels = nvspec::fifo::CHANNELS;
         let card = host.card().identity();
         config.pci.bar1_bytes = card.bar1_size;
         config.pci.bar3_bytes = card.bar3_size;

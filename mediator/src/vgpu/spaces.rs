@@ -270,6 +270,10 @@ impl Frames for Granted<'_, '_, '_> {
     }
 
     fn ram(&self, address: Gpa, len: u64, write: bool) -> Option<Iova> {
+        // PCI: a device whose bus mastering is off accesses no memory.
+        if !self.owned.bus_master {
+            return None;
+        }
         let (iova, run) = self.owned.ram.translate(address, write)?;
         (run >= len).then_some(iova)
     }

@@ -144,6 +144,11 @@ impl Guest {
         self.backend.cpu_write(nvspec::addr::GuestVramAddr(at), data).expect("VRAM of the VM");
     }
 
+    /// As [`Self::vram_write`]; whether the memory was there.
+    pub fn vram_try_write(&self, at: u64, data: &[u8]) -> bool {
+        self.backend.cpu_write(nvspec::addr::GuestVramAddr(at), data).is_ok()
+    }
+
     /// Lends RAM to the device: a file of its own. False when the device refuses.
     pub fn map_ram(&mut self, gpa: u64, size: u64, writable: bool) -> bool {
         let file = memory_file(size, true).expect("a memory file");

@@ -1,6 +1,7 @@
 //! Mediated VMs on a software card, driven by a small driver in each.
 
 mod copies;
+mod demand;
 mod fuzz_seeds;
 mod holes;
 mod isolation;
