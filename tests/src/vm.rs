@@ -95,8 +95,9 @@ impl VmConfig {
         command.arg("-chardev").arg(format!("socket,id=qmp,path={},server=off", at("qmp.sock")));
         command.args(["-serial", "chardev:console", "-serial", "chardev:agent", "-mon", "chardev=qmp,mode=control"]);
         command.arg("-kernel").arg(&self.kernel.vmlinuz).arg("-initrd").arg(&self.kernel.initrd);
-        // A guest that panics stays, so that the console tells why.
-        command.arg("-append").arg(format!("console=ttyS0 panic=0 loglevel=7 {}", self.append));
+        // A guest that panics stays, so that the console tells why. The timer check of the kernel takes a host that is busy
+        // for a machine that is broken.
+        command.arg("-append").arg(format!("console=ttyS0 no_timer_check panic=0 loglevel=7 {}", self.append));
         if self.hotplug {
             // Room for BARs that come later.
             let port = format!("pcie-root-port,id={PORT},chassis=1,slot=1,pref64-reserve=512M,mem-reserve=64M");
