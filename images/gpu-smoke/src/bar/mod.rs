@@ -22,7 +22,7 @@ use card::Card;
 /// Help.
 pub const USAGE: &str = "  bar read32 BAR OFFSET | write32 BAR OFFSET VALUE | read32-loop BAR OFFSET [--count=]
   bar bench reads|writes [--count= --bar= --offset= --value=]
-  bar hole N [--pattern=] | holes [--pattern=]
+  bar hole N | holes [--pattern= --share=]
   bar hostile [--pattern= --probes= --share= --no-writes]
   (all bar commands: [--pci=ADDRESS])
 ";

@@ -120,6 +120,7 @@ pub fn pointer_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<(
         lab.card.write(0x070004, 1);
         lab.card.write(reg::PEEPHOLE_INSTANCE, instance_pointer(at, target));
         lab.card.write(reg::PEEPHOLE[2], BRAND);
+        lab.settle();
         verdict.note(&format!("sinks and USERD {what}: our RAM was written"), false, lab.ram()?.word() != MARKER);
         // BAR3's instance block.
         lab.card.write(reg::BAR3_INSTANCE, instance_pointer(at, target));

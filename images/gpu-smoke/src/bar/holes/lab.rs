@@ -69,6 +69,7 @@ pub struct Lab<'a> {
     base: u64,
     next: u64,
     bar1: Space,
+    bar1_instance: u64,
     page: Option<RamPage>,
 }
 
@@ -170,24 +171,22 @@ impl Verdict {
 }
 
 impl<'a> Lab<'a> {
-    /// Takes the VRAM of hole `number`, and brings the card up.
-    pub fn new(card: &'a Card, number: u32, pattern: Vec<u8>) -> Result<Self> {
-        let share = card.vram()?;
+    /// Takes the VRAM of hole `number` in a share of `share` bytes, and brings the card up.
+    pub fn new(card: &'a Card, number: u32, share: u64, pattern: Vec<u8>) -> Result<Self> {
         ensure!(share >= UNUSED + ROOM, "{share} bytes of VRAM are too few");
         let base = FIRST + u64::from(number % 32) * ROOM;
         let bars = [card.region(1)?, card.region(3)?];
         let random = Random(mix(u64::from(number)));
         let bar1 = Space { directory: base + PAGE, table: base + PAGE + DIRECTORY };
-        let mut lab = Self { card, bars, share, pattern, random, base, next: base + PAGE, bar1, page: None };
+        let mut lab =
+            Self { card, bars, share, pattern, random, base, next: base + PAGE, bar1, bar1_instance: 0, page: None };
         // The first word of the room says how much of it was used before.
         let used = u64::from(card.vram_read(base)).min(ROOM);
         card.vram_zero(base, used);
         lab.bar1 = lab.space();
-        let instance = lab.take(1);
-        lab.join(instance, lab.bar1);
+        lab.bar1_instance = lab.take(1);
+        lab.join(lab.bar1_instance, lab.bar1);
         lab.bring_up();
-        card.write(reg::BAR1_INSTANCE, instance_pointer(instance, 0));
-        lab.flush();
         Ok(lab)
     }
 
@@ -209,7 +208,15 @@ impl<'a> Lab<'a> {
         for falcon in [0x409100, 0x104100, 0x105100] {
             card.write(falcon, 2);
         }
-        self.acknowledge();
+        card.write(reg::BAR1_INSTANCE, instance_pointer(self.bar1_instance, 0));
+        self.flush();
+        // More faults than one may wait behind the first.
+        for _ in 0..1000 {
+            self.acknowledge();
+            if self.error().is_none() {
+                break;
+            }
+        }
     }
 
     /// Pages of VRAM that hold zeros.
@@ -449,6 +456,11 @@ impl<'a> Lab<'a> {
         let piece = |start: usize| self.pattern.iter().cycle().skip(start).take(4).eq(bytes.iter());
         let nothing = word == 0 || word == u32::MAX || word >> 20 == 0xbad;
         !nothing || (!self.pattern.is_empty() && word != 0 && (0..self.pattern.len()).any(piece))
+    }
+
+    /// Waits for the writes that are under way: a read comes after them all.
+    pub fn settle(&self) {
+        self.card.read(reg::BOOT0);
     }
 
     /// Acknowledges everything.

@@ -6,6 +6,7 @@
 //! concern an interface that there is none of here, the idea is tried with what there is. From 20 on: registers that the
 //! reference code does not know.
 //!
+//! With `--share` less than the VRAM that the card tells of, it must fail: the rest is then taken for a neighbour's.
 //! The attempts need the card for themselves: no driver may be bound. They leave it in a state that a driver must
 //! initialize anew.
 
@@ -84,10 +85,11 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     ensure!(!chosen.is_empty(), "no such hole; there are 1 to {}", HOLES.len());
     let boot0 = card.read(reg::BOOT0);
     ensure!(boot0 != u32::MAX && boot0 != 0, "the card does not answer: BOOT0 is {boot0:#x}");
+    let share = options.number("share", card.vram()?)?;
     let (mut attempts, mut open) = (0, Vec::new());
     for hole in &chosen {
         let mut verdict = Verdict::default();
-        let mut lab = Lab::new(card, hole.number, pattern.clone())?;
+        let mut lab = Lab::new(card, hole.number, share, pattern.clone())?;
         let tried = (hole.attempt)(&mut lab, &mut verdict).and_then(|()| lab.alive(boot0));
         // What an attempt needs and does not find is no success of the mediator's.
         if let Err(error) = tried {

@@ -93,6 +93,7 @@ pub fn aperture_ram_entry(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()
         let same = (own < lab.share).then(|| lab.card.vram_read(own));
         verdict.check("our RAM is seen", peek(lab, bar, OFFSET) == MARKER);
         poke(lab, bar, OFFSET, BRAND);
+        lab.settle();
         verdict.check("our RAM is written", lab.ram()?.word() == BRAND);
         verdict.check("VRAM is not", same == (own < lab.share).then(|| lab.card.vram_read(own)));
         for address in [1 << 29, 0xb000_0000, 0xfee0_0000, 1 << 33, 1 << 39, (1 << 40) - PAGE] {

@@ -10,6 +10,7 @@ mod channels;
 mod memory;
 mod registers;
 mod tables;
+mod together;
 mod windows;
 
 use super::super::rig::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
