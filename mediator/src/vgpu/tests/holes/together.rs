@@ -1,6 +1,6 @@
 //! Attempts and a neighbour's work at the same time, on the same engine.
 
-use super::super::super::rig::driver::IMAGE_VA;
+use super::super::super::rig::driver::{IMAGE_VA, methods};
 use super::{A, B, CE0, CE1, ID, M2MF, PAGE, Scene, ce_copy, m2mf_copy, object};
 use nvspec::regs::pfifo;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -76,6 +76,24 @@ fn provoke(evil: &mut super::Driver, round: u32) {
     evil.service();
     evil.faults.clear();
     evil.rewind();
+}
+
+#[test]
+fn context_that_cannot_be_saved_is_its_owners_fault() {
+    for engine in [CE0, CE1, M2MF] {
+        let mut scene = Scene::new();
+        let mut channel = scene.evil.channel(ID);
+        scene.evil.submit(&mut channel, &[object(engine), methods(engine.0, 0x100, &[0])].concat());
+        scene.evil.wait(&channel);
+        // The engine holds the attacker's context; the next to use it has it saved, to pages that are gone.
+        for page in 0..16 {
+            scene.evil.pte(channel.space, IMAGE_VA + page * PAGE, 0, 0);
+        }
+        scene.evil.flush();
+        scene.good.work("a context that cannot be saved");
+        assert_eq!(scene.evil.wait_fault().instance, channel.instance);
+        scene.finish();
+    }
 }
 
 #[test]
