@@ -1,5 +1,6 @@
 //! The holes of the reference code, tried by a guest that has the BARs for itself, beside one that copies and verifies.
 
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -11,7 +12,9 @@ use tests::{Daemon, Vm, klog};
 use super::{PATTERN, boot};
 
 /// Holes that the program tries: the nineteen of the reference code, and registers that it does not know.
-const HOLES: std::ops::RangeInclusive<u32> = 1..=29;
+const HOLES: RangeInclusive<u32> = 1..=29;
+/// The hole that is open: contexts that cannot be saved.
+const UNSAVABLE: u32 = 30;
 /// Of these every attempt is a look at memory, or a write to a register that is virtual: nothing is there to refuse.
 /// Residue, scheduler masks, the timer, interrupts, configuration space.
 const VIRTUAL: [u32; 5] = [17, 21, 23, 27, 29];
@@ -44,10 +47,10 @@ fn attempt(attacker: &Vm, hole: u32, more: &str) -> Result<(String, bool)> {
     Ok((line.clone(), held && output.code == 0))
 }
 
-#[test]
-fn holes_of_the_reference_code_are_closed_to_a_guest() -> Result<()> {
+/// Tries holes beside a neighbour that copies and verifies.
+fn beside_a_neighbour(name: &str, holes: RangeInclusive<u32>) -> Result<()> {
     let mut daemon =
-        Daemon::start("holes", |paths| card_toml(paths, 256) + &vm_toml("victim", 96) + &vm_toml("attacker", 96))?;
+        Daemon::start(name, |paths| card_toml(paths, 256) + &vm_toml("victim", 96) + &vm_toml("attacker", 96))?;
     let victim = boot(&daemon, "victim", "6.12")?;
     let attacker = boot(&daemon, "attacker", "6.1")?;
     guest::load_driver(&victim)?;
@@ -59,7 +62,7 @@ fn holes_of_the_reference_code_are_closed_to_a_guest() -> Result<()> {
     let stop = AtomicBool::new(false);
     let (tried, copied, rung_after) = std::thread::scope(|scope| {
         let copies = scope.spawn(|| copy_until(&victim, &stop));
-        let tried = HOLES.map(|hole| {
+        let tried = holes.map(|hole| {
             let before = counted(&guest::show(&daemon, "attacker")?);
             let (line, held) = attempt(&attacker, hole, "")?;
             let count = counted(&guest::show(&daemon, "attacker")?) - before;
@@ -84,7 +87,7 @@ fn holes_of_the_reference_code_are_closed_to_a_guest() -> Result<()> {
     assert!(complaints.is_empty(), "the neighbour's kernel: {complaints:?}");
     assert!(daemon.alive());
     // The program knows a hole when there is one: the end of its share taken for a neighbour's.
-    for hole in [1, 10, 11, 14] {
+    for hole in [1, 10, 11] {
         let (line, held) = attempt(&attacker, hole, "--share 80m")?;
         assert!(!held, "{line}");
     }
@@ -92,4 +95,15 @@ fn holes_of_the_reference_code_are_closed_to_a_guest() -> Result<()> {
     guest::load_driver(&attacker)?;
     guest::smoke(&attacker, "copy --engine m2mf --from gart --to vram --size 65536")?;
     Ok(())
+}
+
+#[test]
+fn holes_of_the_reference_code_are_closed_to_a_guest() -> Result<()> {
+    beside_a_neighbour("holes", HOLES)
+}
+
+#[test]
+#[ignore = "the software card charges a context that cannot be saved to the channel that comes next"]
+fn contexts_that_cannot_be_saved_harm_nobody_else() -> Result<()> {
+    beside_a_neighbour("contexts", UNSAVABLE..=UNSAVABLE)
 }

@@ -46,7 +46,8 @@ const DIRECTORY: u64 = 64 << 10;
 const TABLE: u64 = 32 << 10;
 /// Size code of such a table in a directory entry.
 const EIGHTH: u32 = 3 << 2;
-const IMAGE_PAGES: u64 = 16;
+/// Pages of the engines' contexts.
+pub const IMAGE_PAGES: u64 = 16;
 const PUSH_PAGES: u64 = 4;
 const RING_ORDER: u32 = 6;
 /// Reads of memory after which the card should have done its work.
@@ -226,6 +227,13 @@ impl<'a> Lab<'a> {
         assert!(self.next <= self.base + ROOM, "a hole needs more than {ROOM} bytes");
         self.card.vram_write(self.base, (self.next - self.base) as u32);
         at
+    }
+
+    /// Takes back all pages but those of the aperture, and clears them.
+    pub fn release(&mut self) {
+        let first = self.bar1_instance + PAGE;
+        self.card.vram_zero(first, self.next - first);
+        self.next = first;
     }
 
     /// An empty address space.

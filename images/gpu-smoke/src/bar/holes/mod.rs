@@ -69,6 +69,7 @@ const HOLES: &[Hole] = holes! {
     27 "msi-rearm"               registers::msi_rearm;
     28 "crooked-accesses"        registers::crooked_accesses;
     29 "pci-configuration"       registers::pci_configuration;
+    30 "unsavable-context"       tables::unsavable_context;
 };
 
 /// `bar hole N` and `bar holes`.

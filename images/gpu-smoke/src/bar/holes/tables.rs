@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 
 use super::super::layout::{Aperture, LARGE_PAGE, PAGE, page_entry};
-use super::lab::{BRAND, Channel, Lab, MARKER, Ran, Verdict, copies, va};
+use super::lab::{BRAND, Channel, IMAGE_PAGES, Lab, MARKER, Ran, Verdict, copies, va};
 use crate::push::{Engine, Push, Rect};
 
 /// A channel with a page of our own at `va::A`, and where that page lies.
@@ -179,8 +179,11 @@ pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         lab.start(&mut channel);
         let ran = lab.go(&mut channel, &copies(&[(va::A, va::B)]), true);
         verdict.check(&format!("it works before: {ran:x?}"), ran == Ran::Done);
-        // The table's entries below 4 MiB, all that the channel uses.
-        (0..1024).for_each(|index| lab.set(channel.space.table + index * 8, fill));
+        // The table's entries below 4 MiB, all that the channel uses but its contexts: those have a hole of their own.
+        let image = va::IMAGE / PAGE..va::IMAGE / PAGE + IMAGE_PAGES;
+        for index in (0..1024).filter(|index| !image.contains(index)) {
+            lab.set(channel.space.table + index * 8, fill);
+        }
         lab.flush();
         let ran = lab.go(&mut channel, &copies(&[(va::A, va::B)]), false);
         verdict.must_not_run(&format!("a table of {fill:x?}"), ran);
@@ -189,6 +192,33 @@ pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         lab.flush();
         let ran = lab.try_run(&mut channel, &Push::default());
         verdict.must_not_run(&format!("a directory of {fill:x?}"), ran);
+    }
+    Ok(())
+}
+
+/// 30: the pages of an engine's context go while the engine holds it. The next channel to use the engine, maybe another
+/// VM's, has it saved there; that faults, and the fault is ours. Without a neighbour on that engine nothing happens.
+pub fn unsavable_context(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
+    for round in 0..16 {
+        let (mut channel, _) = holder(lab, 30);
+        lab.flush();
+        lab.start(&mut channel);
+        let mut push = Push::default();
+        push.bind(if round % 2 == 0 { Engine::Ce0 } else { Engine::Ce1 });
+        push.methods(4 + round % 2, 0x100, &[0]);
+        let ran = lab.go(&mut channel, &push, true);
+        verdict.check(&format!("it works before: {ran:x?}"), ran == Ran::Done);
+        for page in 0..IMAGE_PAGES {
+            lab.raw(channel.space, va::IMAGE + page * PAGE, [0, 0]);
+        }
+        lab.flush();
+        // A fence that nothing releases: only an error ends the wait.
+        channel.sequence_skipped();
+        let ran = lab.wait(&channel, true);
+        let elsewhere = matches!(ran, Ran::Fault(at) if !(va::IMAGE..va::IMAGE + IMAGE_PAGES * PAGE).contains(&at));
+        verdict.note(&format!("{ran:x?}"), matches!(ran, Ran::Fault(_)), elsewhere);
+        lab.stop(&channel);
+        lab.release();
     }
     Ok(())
 }
