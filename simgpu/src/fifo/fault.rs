@@ -48,17 +48,29 @@ impl Fifo {
 
     /// An engine faulted: it stops, and so does the channel, until the scheduler is told to go on.
     pub(crate) fn engine_fault(&mut self, slot: usize, channel: Option<u8>, fault: MmuFault, client: u32, cx: &mut Cx) {
-        let slot = &mut self.slots[slot];
-        slot.condition = Condition::Failed;
-        let at = pfifo::SCHED_ENABLE_ACK::OFFSET;
-        cx.storage.poke(at, cx.storage.peek(at) | 1 << slot.number());
-        let unit = slot.fault_unit();
-        let resident = slot.resident;
+        let resident = self.slots[slot].resident;
         let channel = channel.or(resident.and_then(|resident| resident.channel));
         let instance = channel
             .and_then(|channel| self.channels.get(usize::from(channel))?.instance())
             .or(resident.map(|resident| resident.instance))
             .unwrap_or((Target::Vram, 0));
+        self.engine_stopped(slot, channel, instance, fault, client, cx);
+    }
+
+    fn engine_stopped(
+        &mut self,
+        slot: usize,
+        channel: Option<u8>,
+        instance: (Target, u64),
+        fault: MmuFault,
+        client: u32,
+        cx: &mut Cx,
+    ) {
+        let slot = &mut self.slots[slot];
+        slot.condition = Condition::Failed;
+        let at = pfifo::SCHED_ENABLE_ACK::OFFSET;
+        cx.storage.poke(at, cx.storage.peek(at) | 1 << slot.number());
+        let unit = slot.fault_unit();
         match channel {
             Some(channel) => self.channel_fault(channel, Report { unit, client, instance, fault }, cx),
             None => report(Report { unit, client, instance, fault }, cx),
@@ -77,13 +89,19 @@ impl Fifo {
         }
     }
 
-    /// Saves the context that an engine holds; an image that is not there is the engine's fault.
-    pub(crate) fn evict(&mut self, slot: usize, cx: &mut Cx) {
-        let resident = self.slots[slot].resident;
+    /// Saves the context that an engine holds; an image that is not there is the fault of the channel whose context it is,
+    /// whoever wants the engine. `false` then, and the engine has stopped.
+    pub(crate) fn evict(&mut self, slot: usize, cx: &mut Cx) -> bool {
+        let Some(resident) = self.slots[slot].resident else { return true };
         let client = self.slots[slot].context_client();
-        if let Err(fault) = self.slots[slot].evict(cx) {
-            self.engine_fault(slot, resident.and_then(|resident| resident.channel), fault, client, cx);
-        }
+        let Err(fault) = self.slots[slot].evict(cx) else { return true };
+        // Its number may be another's by now.
+        let owner = |channel: &u8| {
+            self.channels.get(usize::from(*channel)).is_some_and(|it| it.instance() == Some(resident.instance))
+        };
+        let channel = resident.channel.filter(owner);
+        self.engine_stopped(slot, channel, resident.instance, fault, client, cx);
+        false
     }
 }
 

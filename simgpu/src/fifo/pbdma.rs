@@ -548,7 +548,12 @@ impl Fifo {
             return Some(Outcome::Later);
         }
         context.engine = Some(id);
+        let another = slot.resident.is_some_and(|resident| resident.instance != context.instance);
         self.channels[usize::from(context.channel)].home = Some(index);
+        if another && !self.evict(id.index(), cx) {
+            return Some(Outcome::Later);
+        }
+        let slot = &mut self.slots[id.index()];
         match slot.make_current(Some(context.channel), context.instance, cx) {
             Ok(true) => {
                 if let Some(model) = cx.time {

@@ -103,7 +103,6 @@ fn holes_of_the_reference_code_are_closed_to_a_guest() -> Result<()> {
 }
 
 #[test]
-#[ignore = "the software card charges a context that cannot be saved to the channel that comes next"]
 fn contexts_that_cannot_be_saved_harm_nobody_else() -> Result<()> {
     beside_a_neighbour("contexts", UNSAVABLE..=UNSAVABLE)
 }

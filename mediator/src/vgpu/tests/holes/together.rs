@@ -79,7 +79,6 @@ fn provoke(evil: &mut super::Driver, round: u32) {
 }
 
 #[test]
-#[ignore = "the software card charges a context that cannot be saved to the channel that comes next"]
 fn context_that_cannot_be_saved_is_its_owners_fault() {
     for engine in [CE0, CE1, M2MF] {
         let mut scene = Scene::new();
@@ -98,7 +97,6 @@ fn context_that_cannot_be_saved_is_its_owners_fault() {
 }
 
 #[test]
-#[ignore = "the software card charges a context that cannot be saved to the channel that comes next"]
 fn neighbours_copies_are_whole_while_the_attackers_contexts_cannot_be_saved() {
     let mut scene = Scene::new();
     let stop = AtomicBool::new(false);
