@@ -1,0 +1,61 @@
+//! Decoded instructions.
+
+mod code;
+mod op;
+mod operand;
+
+pub use code::{
+    AddMode, AtomicOp, AtomicType, BarrierOp, BreakKind, Byte, CacheLevel, CacheOp, CcTest, Compare, Extended,
+    FenceScope, FloatType, IntType, LoadCache, LogicOp, MultiFunction, PermuteMode, PredicateLogic, RangeReduction,
+    Rounding, Scale, StoreCache, VoteMode, Width,
+};
+pub use op::Op;
+pub use operand::{
+    Address, BarrierOperand, ConstAddress, FloatOperand, Predicate, PredicateOperand, Register, Source,
+    SpecialRegister, Target,
+};
+
+pub(crate) use code::Code;
+
+/// One instruction, as an interpreter executes it.
+///
+/// Whether the instruction takes part is decided lane by lane: the guard holds, and for control instructions the
+/// condition-code test (in the operation) holds too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Instruction {
+    /// Lanes whose guard does not hold skip the operation. Always [`PredicateOperand::TRUE`] for operations that
+    /// the hardware never guards (SSY, PBK, CAL and the like).
+    pub guard: PredicateOperand,
+    /// `.S`: after the operation the warp joins at the innermost SSY entry of its divergence stack, as if a branch
+    /// went there. Guarded too, but by the guard alone.
+    pub join: bool,
+    /// How it was, or is to be, encoded.
+    pub form: Form,
+    /// What it does.
+    pub op: Op,
+}
+
+impl Instruction {
+    /// An unguarded 64-bit instruction.
+    pub const fn new(op: Op) -> Self {
+        Self { guard: PredicateOperand::TRUE, join: false, form: Form::Long, op }
+    }
+
+    /// Size of the encoding in bytes: 4 or 8.
+    pub const fn size(&self) -> u32 {
+        match self.form {
+            Form::Long => 8,
+            Form::Short => 4,
+        }
+    }
+}
+
+/// The two sizes of encodings. They mix freely; bit 3 of an instruction's first word tells which.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Form {
+    /// 64 bits.
+    #[default]
+    Long,
+    /// 32 bits, for common cases of some operations.
+    Short,
+}

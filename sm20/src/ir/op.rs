@@ -1,0 +1,319 @@
+//! The operations.
+
+#![expect(missing_docs, reason = "fields keep one name throughout; the enumeration's documentation has them all")]
+
+use super::*;
+
+macro_rules! ops {
+    ($($(#[$meta:meta])* $variant:ident $mnemonic:literal { $($field:ident: $type:ty),* $(,)? })*) => {
+        /// What an instruction does.
+        ///
+        /// Fields that several operations have:
+        /// - `dst`: the register that gets the result; `p`, `q`: predicates that get it (`q` the opposite, combined with the
+        ///   same predicate); PT and RZ swallow it;
+        /// - `a`, `b`, `c`: operands, in the order of the assembler; `accumulate`: the predicate that a comparison is
+        ///   combined with, by `logic`;
+        /// - `write_cc`: `.CC`, also sets the condition code (zero, sign, carry, overflow) from the result;
+        /// - `carry_in`: `.X`, takes the condition code's carry (and, for a zero flag, the condition code's zero) in: the upper words of
+        ///   wide arithmetic;
+        /// - `signed`, `a_signed`, `b_signed`: as which the operands are taken;
+        /// - `saturate`: `.SAT`, integers stop at the ends of the signed range, floats at 0 and 1 (a NaN becomes 0);
+        /// - `ftz`: denormal operands and results are zero of the same sign; `fmz`: as `ftz`, and zero times anything is zero;
+        /// - `negate_*`: floating-point or arithmetic negation; `invert_*`: bitwise;
+        /// - `test`: lanes for which the condition code fails the test skip a control instruction;
+        /// - `width`, `address`, `cache`: of a memory access.
+        ///
+        /// An operation that is named after a mnemonic does what NVIDIA's instruction of that name does.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Op {
+            $($(#[$meta])* $variant { $($field: $type),* },)*
+            /// An instruction that exists and is not modelled (texture, surface, graphics, video): to be refused with a fault.
+            Unsupported {
+                /// NVIDIA's mnemonic, or a group's name.
+                name: &'static str,
+                /// The whole instruction.
+                word: u64,
+            },
+        }
+
+        impl Op {
+            /// Mnemonic, without suffixes.
+            pub const fn mnemonic(&self) -> &'static str {
+                match self {
+                    $(Self::$variant { .. } => $mnemonic,)*
+                    Self::Unsupported { name, .. } => name,
+                }
+            }
+
+            /// Every modelled operation with default operands, by mnemonic.
+            pub(crate) const TEMPLATES: &'static [(&'static str, fn() -> Self)] = &[
+                $(($mnemonic, || Self::$variant { $($field: Default::default()),* }),)*
+            ];
+        }
+    };
+}
+
+ops! {
+    // Integer arithmetic.
+
+    /// Sum or difference.
+    IAdd "IADD" { dst: Register, write_cc: bool, a: Register, b: Source, mode: AddMode, saturate: bool, carry_in: bool }
+    /// Low or (`high`) high word of the product.
+    IMul "IMUL" { dst: Register, write_cc: bool, a: Register, b: Source, a_signed: bool, b_signed: bool, high: bool }
+    /// Low or high word of a * b, and c; `mode` has the product as its first operand.
+    IMad "IMAD" {
+        dst: Register, write_cc: bool, a: Register, b: Source, c: Source, mode: AddMode, a_signed: bool, b_signed: bool,
+        high: bool, saturate: bool, carry_in: bool,
+    }
+    /// (a << shift) and b; `mode` has the shifted value as its first operand.
+    IScAdd "ISCADD" { dst: Register, write_cc: bool, a: Register, b: Source, shift: u8, mode: AddMode }
+    /// |a - b| + c.
+    ISad "ISAD" { dst: Register, write_cc: bool, a: Register, b: Source, c: Source, signed: bool }
+    /// The lesser if `select` holds, else the greater.
+    IMnMx "IMNMX" {
+        dst: Register, write_cc: bool, a: Register, b: Source, select: PredicateOperand, signed: bool, extended: Extended,
+    }
+    /// All ones (`float_result`: 1.0) if the comparison holds, else zero.
+    ISet "ISET" {
+        dst: Register, write_cc: bool, a: Register, b: Source, compare: Compare, signed: bool, carry_in: bool,
+        float_result: bool, logic: PredicateLogic, accumulate: PredicateOperand,
+    }
+    /// Comparison into predicates.
+    ISetP "ISETP" {
+        p: Predicate, q: Predicate, a: Register, b: Source, compare: Compare, signed: bool, carry_in: bool,
+        logic: PredicateLogic, accumulate: PredicateOperand,
+    }
+    /// a if c compares so with zero, else b.
+    ICmp "ICMP" { dst: Register, a: Register, b: Source, c: Source, compare: Compare, signed: bool }
+
+    // Logic, shifts, bit fields.
+
+    /// Bitwise logic.
+    Lop "LOP" {
+        dst: Register, write_cc: bool, a: Register, b: Source, logic: LogicOp, invert_a: bool, invert_b: bool, carry_in: bool,
+    }
+    /// a << b. Counts above 31 give zero, or (`wrap`) only the low five bits count.
+    Shl "SHL" { dst: Register, write_cc: bool, a: Register, b: Source, wrap: bool, carry_in: bool }
+    /// a >> b; `reverse`: of a with its bits reversed. Counts as with SHL, saturating to all sign.
+    Shr "SHR" {
+        dst: Register, write_cc: bool, a: Register, b: Source, signed: bool, wrap: bool, reverse: bool, carry_in: bool,
+    }
+    /// Bit field of a (`reverse`: with its bits reversed): position in b's bits 0 to 7, length in 8 to 15.
+    Bfe "BFE" { dst: Register, write_cc: bool, a: Register, b: Source, signed: bool, reverse: bool }
+    /// c with a's low bits at the field that b names as in BFE.
+    Bfi "BFI" { dst: Register, write_cc: bool, a: Register, b: Source, c: Source }
+    /// Number of the highest set bit (signed: of the highest that differs from the sign), all ones if there is none;
+    /// `shift_amount`: instead the left shift that brings it to bit 31.
+    Flo "FLO" { dst: Register, write_cc: bool, b: Source, signed: bool, invert: bool, shift_amount: bool }
+    /// Number of set bits in a & b.
+    Popc "POPC" { dst: Register, a: Register, b: Source, invert_a: bool, invert_b: bool }
+
+    // Single precision.
+
+    /// a + b
+    FAdd "FADD" {
+        dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, rounding: Rounding, ftz: bool, saturate: bool,
+    }
+    /// a * b * scale
+    FMul "FMUL" {
+        dst: Register, write_cc: bool, a: Register, b: Source, negate: bool, scale: Scale, rounding: Rounding, ftz: bool,
+        fmz: bool, saturate: bool,
+    }
+    /// a * b + c, rounded once.
+    FFma "FFMA" {
+        dst: Register, write_cc: bool, a: Register, b: Source, c: Source, negate_product: bool, negate_c: bool,
+        rounding: Rounding, ftz: bool, fmz: bool, saturate: bool,
+    }
+    /// The lesser if `select` holds, else the greater. Of a NaN and a number, the number.
+    FMnMx "FMNMX" {
+        dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, select: PredicateOperand, ftz: bool,
+    }
+    /// As ISET.
+    FSet "FSET" {
+        dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, compare: Compare, float_result: bool, ftz: bool,
+        logic: PredicateLogic, accumulate: PredicateOperand,
+    }
+    /// As ISETP.
+    FSetP "FSETP" {
+        p: Predicate, q: Predicate, a: FloatOperand, b: FloatOperand, compare: Compare, ftz: bool, logic: PredicateLogic,
+        accumulate: PredicateOperand,
+    }
+    /// a if c compares so with zero, else b.
+    FCmp "FCMP" { dst: Register, a: Register, b: Source, c: Source, compare: Compare, ftz: bool }
+    /// Multi-function unit.
+    Mufu "MUFU" { dst: Register, a: FloatOperand, function: MultiFunction, saturate: bool }
+    /// Prepares an argument of MUFU.
+    Rro "RRO" { dst: Register, b: FloatOperand, function: RangeReduction }
+
+    // Double precision: registers are pairs.
+
+    /// a + b
+    DAdd "DADD" { dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, rounding: Rounding }
+    /// a * b
+    DMul "DMUL" { dst: Register, write_cc: bool, a: Register, b: Source, negate: bool, rounding: Rounding }
+    /// a * b + c, rounded once.
+    DFma "DFMA" {
+        dst: Register, write_cc: bool, a: Register, b: Source, c: Source, negate_product: bool, negate_c: bool,
+        rounding: Rounding,
+    }
+    /// As FMNMX.
+    DMnMx "DMNMX" { dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, select: PredicateOperand }
+    /// As FSET; the result is one register.
+    DSet "DSET" {
+        dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, compare: Compare, float_result: bool,
+        logic: PredicateLogic, accumulate: PredicateOperand,
+    }
+    /// As FSETP.
+    DSetP "DSETP" {
+        p: Predicate, q: Predicate, a: FloatOperand, b: FloatOperand, compare: Compare, logic: PredicateLogic,
+        accumulate: PredicateOperand,
+    }
+
+    // Conversions.
+
+    /// Between float types; `integer`: to an integral value of the same type. `upper_half` reads an F16 from bits 16 to 31.
+    F2F "F2F" {
+        dst: Register, write_cc: bool, b: FloatOperand, to: FloatType, from: FloatType, rounding: Rounding, integer: bool,
+        ftz: bool, saturate: bool, upper_half: bool,
+    }
+    /// Float to integer, saturating.
+    F2I "F2I" {
+        dst: Register, write_cc: bool, b: FloatOperand, to: IntType, from: FloatType, rounding: Rounding, ftz: bool,
+        upper_half: bool,
+    }
+    /// Integer to float; `b`'s modifiers apply to the integer.
+    I2F "I2F" {
+        dst: Register, write_cc: bool, b: FloatOperand, to: FloatType, from: IntType, rounding: Rounding, part: Byte,
+    }
+    /// Integer to integer; without `saturate` the upper bits are dropped.
+    I2I "I2I" {
+        dst: Register, write_cc: bool, b: FloatOperand, to: IntType, from: IntType, saturate: bool, part: Byte,
+    }
+
+    // Moves, selection, predicates.
+
+    /// b. `lanes`: of each four lanes, those whose bit is set take part.
+    Mov "MOV" { dst: Register, b: Source, lanes: u8 }
+    /// a if `select` holds, else b.
+    Sel "SEL" { dst: Register, a: Register, b: Source, select: PredicateOperand }
+    /// Bytes of c:a as b says.
+    Prmt "PRMT" { dst: Register, a: Register, b: Source, c: Source, mode: PermuteMode }
+    /// Special register.
+    S2R "S2R" { dst: Register, special: SpecialRegister }
+    /// Predicates (bit n is Pn) under the mask b, the other bits from a.
+    P2R "P2R" { dst: Register, a: Register, b: Source }
+    /// Sets the predicates that the mask b names from a.
+    R2P "R2P" { a: Register, b: Source }
+    /// State of a barrier.
+    B2R "B2R" { dst: Register, barrier: u8 }
+    /// Address of the next instruction.
+    Lepc "LEPC" { dst: Register }
+    /// (a combine b) logic accumulate, as ISET.
+    PSet "PSET" {
+        dst: Register, write_cc: bool, a: PredicateOperand, b: PredicateOperand, combine: PredicateLogic, float_result: bool,
+        logic: PredicateLogic, accumulate: PredicateOperand,
+    }
+    /// (a combine b) logic accumulate, as ISETP.
+    PSetP "PSETP" {
+        p: Predicate, q: Predicate, a: PredicateOperand, b: PredicateOperand, combine: PredicateLogic, logic: PredicateLogic,
+        accumulate: PredicateOperand,
+    }
+    /// Test of the condition code, as ISET.
+    CSet "CSET" {
+        dst: Register, write_cc: bool, test: CcTest, float_result: bool, logic: PredicateLogic, accumulate: PredicateOperand,
+    }
+    /// Test of the condition code, as ISETP.
+    CSetP "CSETP" { p: Predicate, q: Predicate, test: CcTest, logic: PredicateLogic, accumulate: PredicateOperand }
+
+    // Memory. Values of more than 32 bits are in pairs and quads.
+
+    /// Generic load.
+    Ld "LD" { dst: Register, address: Address, width: Width, cache: LoadCache }
+    /// Generic load of what is the same for all lanes and not written meanwhile.
+    Ldu "LDU" { dst: Register, address: Address, width: Width }
+    /// Generic store.
+    St "ST" { address: Address, value: Register, width: Width, cache: StoreCache }
+    /// Load that takes a lock on the global address; `p` is whether it got it.
+    Ldlk "LDLK" { p: Predicate, dst: Register, address: Address, width: Width }
+    /// Store that gives the lock back.
+    Stul "STUL" { address: Address, value: Register, width: Width }
+    /// Load from local memory.
+    Ldl "LDL" { dst: Register, address: Address, width: Width, cache: LoadCache }
+    /// Store to local memory.
+    Stl "STL" { address: Address, value: Register, width: Width, cache: StoreCache }
+    /// Load from shared memory.
+    Lds "LDS" { dst: Register, address: Address, width: Width }
+    /// Store to shared memory.
+    Sts "STS" { address: Address, value: Register, width: Width }
+    /// Load from shared memory that takes a lock on the address; `p` is whether it got it.
+    Ldslk "LDSLK" { p: Predicate, dst: Register, address: Address, width: Width }
+    /// Store to shared memory that gives the lock back.
+    Stsul "STSUL" { address: Address, value: Register, width: Width }
+    /// Load from a constant bank, at base + offset.
+    Ldc "LDC" { dst: Register, bank: u8, base: Register, offset: i16, width: Width }
+    /// Atomic operation on global memory; `dst` gets the old value, `c` is CAS's new one.
+    Atom "ATOM" { dst: Register, address: Address, a: Register, c: Register, operation: AtomicOp, kind: AtomicType }
+    /// Atomic operation without a result.
+    Red "RED" { address: Address, a: Register, operation: AtomicOp, kind: AtomicType }
+    /// Waits until earlier accesses are seen in that scope.
+    Membar "MEMBAR" { scope: FenceScope }
+    /// Cache control, generic addresses.
+    Cctl "CCTL" { dst: Register, address: Address, operation: CacheOp, level: CacheLevel }
+    /// Cache control, local addresses.
+    Cctll "CCTLL" { dst: Register, address: Address, operation: CacheOp }
+
+    // Barriers and votes.
+
+    /// Barrier of the block. `count` is in threads, a multiple of the warp's size. `p` and `dst` get the reduction.
+    Bar "BAR" {
+        operation: BarrierOp, p: Predicate, dst: Register, barrier: BarrierOperand, count: BarrierOperand,
+        a: PredicateOperand,
+    }
+    /// `dst` gets the mask of active lanes for which `a` holds, `p` the vote's result.
+    Vote "VOTE" { dst: Register, p: Predicate, a: PredicateOperand, mode: VoteMode }
+
+    // Control.
+
+    /// Nothing; `test` has no effect.
+    Nop "NOP" { test: CcTest }
+    /// Performance event: a mask.
+    Pmtrig "PMTRIG" { test: CcTest, mask: u16 }
+    /// Branch. `uniform`: only if all active lanes take it. `limit`: checks the stack's limit.
+    Bra "BRA" { target: Target, test: CcTest, uniform: bool, limit: bool }
+    /// Branch to target plus register; with a constant, the register is added to its offset.
+    Brx "BRX" { target: Target, index: Register, test: CcTest, limit: bool }
+    /// BRA with an absolute address.
+    Jmp "JMP" { target: Target, test: CcTest, uniform: bool, limit: bool }
+    /// BRX with an absolute address.
+    Jmx "JMX" { target: Target, index: Register, test: CcTest, limit: bool }
+    /// Call.
+    Cal "CAL" { target: Target, limit: bool }
+    /// Call of an absolute address.
+    Jcal "JCAL" { target: Target, limit: bool }
+    /// Pushes where diverged lanes join.
+    Ssy "SSY" { target: Target }
+    /// Pushes where BRK goes.
+    Pbk "PBK" { target: Target }
+    /// Pushes where CONT goes.
+    Pcnt "PCNT" { target: Target }
+    /// Pushes where RET goes.
+    Pret "PRET" { target: Target, limit: bool }
+    /// Pushes where LONGJMP goes.
+    Plongjmp "PLONGJMP" { target: Target }
+    /// Ends the lanes.
+    Exit "EXIT" { test: CcTest }
+    /// Returns.
+    Ret "RET" { test: CcTest }
+    /// Ends the lanes, as a fragment that is discarded.
+    Kil "KIL" { test: CcTest }
+    /// Breaks out of a loop.
+    Brk "BRK" { test: CcTest }
+    /// Next round of a loop.
+    Cont "CONT" { test: CcTest }
+    /// To the innermost PLONGJMP.
+    Longjmp "LONGJMP" { test: CcTest }
+    /// Return from the trap handler.
+    Rtt "RTT" { terminate: bool }
+    /// Breakpoint or trap, with a number.
+    Bpt "BPT" { kind: BreakKind, number: u32 }
+}

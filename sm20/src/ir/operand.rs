@@ -1,0 +1,277 @@
+//! Operands.
+
+/// A general register: R0 to R62, or RZ. RZ reads as zero and swallows what is written.
+///
+/// Pairs and quads of registers (doubles, 64-bit addresses, wide loads) are named by their lowest register; that it is
+/// aligned is the hardware's rule and the interpreter's check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Register(u8);
+
+impl Register {
+    /// The zero register, index 63.
+    pub const ZERO: Self = Self(63);
+
+    /// Register `index`; 63 is RZ. `None` above.
+    pub const fn new(index: u8) -> Option<Self> {
+        if index <= 63 { Some(Self(index)) } else { None }
+    }
+
+    /// 0 to 63.
+    pub const fn index(self) -> u8 {
+        self.0
+    }
+
+    /// Whether this is RZ.
+    pub const fn is_zero(self) -> bool {
+        self.0 == 63
+    }
+}
+
+impl Default for Register {
+    fn default() -> Self {
+        Self::ZERO
+    }
+}
+
+/// A predicate register: P0 to P6, or PT. PT reads as true and swallows what is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Predicate(u8);
+
+impl Predicate {
+    /// The true predicate, index 7.
+    pub const TRUE: Self = Self(7);
+
+    /// Predicate `index`; 7 is PT. `None` above.
+    pub const fn new(index: u8) -> Option<Self> {
+        if index <= 7 { Some(Self(index)) } else { None }
+    }
+
+    /// 0 to 7.
+    pub const fn index(self) -> u8 {
+        self.0
+    }
+
+    /// Whether this is PT.
+    pub const fn is_true(self) -> bool {
+        self.0 == 7
+    }
+}
+
+impl Default for Predicate {
+    fn default() -> Self {
+        Self::TRUE
+    }
+}
+
+/// A predicate that is read, or its opposite.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PredicateOperand {
+    /// The predicate.
+    pub predicate: Predicate,
+    /// `!`: the opposite is meant.
+    pub negate: bool,
+}
+
+impl PredicateOperand {
+    /// Always true.
+    pub const TRUE: Self = Self { predicate: Predicate::TRUE, negate: false };
+}
+
+/// A 32-bit (or, in double-precision operations, 64-bit) operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// A register, or the pair that starts there.
+    Register(Register),
+    /// A word, or the two words from there, of a constant bank.
+    Constant(ConstAddress),
+    /// A 20-bit immediate, widened: sign-extended for integers; the upper 20 bits of the word for single precision; the
+    /// upper 20 bits of the upper word (the lower word is zero) for double precision.
+    Immediate(u32),
+    /// A 32-bit immediate, of the `32I` forms.
+    LongImmediate(u32),
+}
+
+impl Default for Source {
+    fn default() -> Self {
+        Self::Register(Register::ZERO)
+    }
+}
+
+/// A place in a constant bank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ConstAddress {
+    /// 0 to 31; 16 and above are the driver's and the compiler's on this hardware.
+    pub bank: u8,
+    /// In bytes. A multiple of 4, except in branch targets, where the low bits are whatever the word had.
+    pub offset: u16,
+}
+
+/// A floating-point operand with its modifiers; absolute value is taken before negation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct FloatOperand {
+    /// The value. For most first operands only a register can be encoded.
+    pub source: Source,
+    /// `-`.
+    pub negate: bool,
+    /// `|x|`.
+    pub absolute: bool,
+}
+
+/// A memory address: register plus signed displacement, in the space that the operation names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Address {
+    /// The register; RZ for an address that is the displacement alone.
+    pub base: Register,
+    /// In bytes.
+    pub offset: i32,
+    /// `.E`: the address is 64 bits wide and `base` starts a pair. Global and generic accesses only.
+    pub wide: bool,
+}
+
+/// Where a control instruction goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// Bytes from the end of the instruction.
+    Relative(i32),
+    /// Bytes from the start of the code segment.
+    Absolute(u32),
+    /// A word in a constant bank holds the target. The relative instructions (BRA, BRX, CAL and the stack pushes)
+    /// take the word as a displacement from the end of the instruction, the others as an absolute address.
+    Constant(ConstAddress),
+}
+
+impl Default for Target {
+    fn default() -> Self {
+        Self::Relative(0)
+    }
+}
+
+/// A barrier's number or thread count: a register's value or a constant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BarrierOperand {
+    /// Of a register. A count of RZ means all threads of the block.
+    Register(Register),
+    /// Fixed: a barrier of 0 to 15, or a count of up to 4095 threads.
+    Immediate(u16),
+}
+
+impl Default for BarrierOperand {
+    fn default() -> Self {
+        Self::Register(Register::ZERO)
+    }
+}
+
+/// A special register, by its number in S2R.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct SpecialRegister(pub u8);
+
+impl SpecialRegister {
+    /// Lane of the thread in its warp.
+    pub const LANE_ID: Self = Self(0x00);
+    /// Numbers of warps and multiprocessors: bits 8 to 14 and 20 to 28.
+    pub const VIRT_CFG: Self = Self(0x02);
+    /// This warp and this multiprocessor: bits 8 to 12 and 20 to 28.
+    pub const VIRT_ID: Self = Self(0x03);
+    /// Thread index in the block, x, y and z packed.
+    pub const TID: Self = Self(0x20);
+    /// Thread index, x.
+    pub const TID_X: Self = Self(0x21);
+    /// Thread index, y.
+    pub const TID_Y: Self = Self(0x22);
+    /// Thread index, z.
+    pub const TID_Z: Self = Self(0x23);
+    /// The launch's parameter.
+    pub const CTA_PARAM: Self = Self(0x24);
+    /// Block index, x.
+    pub const CTAID_X: Self = Self(0x25);
+    /// Block index, y.
+    pub const CTAID_Y: Self = Self(0x26);
+    /// Block index, z.
+    pub const CTAID_Z: Self = Self(0x27);
+    /// Block dimensions, packed.
+    pub const NTID: Self = Self(0x28);
+    /// Block dimension, x.
+    pub const NTID_X: Self = Self(0x29);
+    /// Block dimension, y.
+    pub const NTID_Y: Self = Self(0x2a);
+    /// Block dimension, z.
+    pub const NTID_Z: Self = Self(0x2b);
+    /// The grid's number.
+    pub const GRID_PARAM: Self = Self(0x2c);
+    /// Grid dimension, x.
+    pub const NCTAID_X: Self = Self(0x2d);
+    /// Grid dimension, y.
+    pub const NCTAID_Y: Self = Self(0x2e);
+    /// Grid dimension, z.
+    pub const NCTAID_Z: Self = Self(0x2f);
+    /// Where generic addresses show shared memory.
+    pub const SWIN_LO: Self = Self(0x30);
+    /// Size of that window.
+    pub const SWIN_SZ: Self = Self(0x31);
+    /// Size of shared memory.
+    pub const SMEM_SZ: Self = Self(0x32);
+    /// Number of banks of shared memory.
+    pub const SMEM_BANKS: Self = Self(0x33);
+    /// Where generic addresses show local memory.
+    pub const LWIN_LO: Self = Self(0x34);
+    /// Size of that window.
+    pub const LWIN_SZ: Self = Self(0x35);
+    /// Size of the part of local memory at positive addresses.
+    pub const LMEM_LO_SZ: Self = Self(0x36);
+    /// First valid address of the part at negative addresses.
+    pub const LMEM_HI_OFF: Self = Self(0x37);
+    /// The lane's own bit.
+    pub const EQ_MASK: Self = Self(0x38);
+    /// Bits of the lanes below.
+    pub const LT_MASK: Self = Self(0x39);
+    /// Bits of the lanes below and its own.
+    pub const LE_MASK: Self = Self(0x3a);
+    /// Bits of the lanes above.
+    pub const GT_MASK: Self = Self(0x3b);
+    /// Bits of the lanes above and its own.
+    pub const GE_MASK: Self = Self(0x3c);
+    /// Low word of the clock.
+    pub const CLOCK_LO: Self = Self(0x50);
+    /// High word of the clock.
+    pub const CLOCK_HI: Self = Self(0x51);
+
+    /// The names that the assembler knows; others are written `SR_0x..`.
+    pub const NAMES: [(Self, &'static str); 36] = [
+        (Self::LANE_ID, "SR_LANEID"),
+        (Self::VIRT_CFG, "SR_VIRTCFG"),
+        (Self::VIRT_ID, "SR_VIRTID"),
+        (Self::TID, "SR_TID"),
+        (Self::TID_X, "SR_TID.X"),
+        (Self::TID_Y, "SR_TID.Y"),
+        (Self::TID_Z, "SR_TID.Z"),
+        (Self::CTA_PARAM, "SR_CTAPARAM"),
+        (Self::CTAID_X, "SR_CTAID.X"),
+        (Self::CTAID_Y, "SR_CTAID.Y"),
+        (Self::CTAID_Z, "SR_CTAID.Z"),
+        (Self::NTID, "SR_NTID"),
+        (Self::NTID_X, "SR_NTID.X"),
+        (Self::NTID_Y, "SR_NTID.Y"),
+        (Self::NTID_Z, "SR_NTID.Z"),
+        (Self::GRID_PARAM, "SR_GRIDPARAM"),
+        (Self::NCTAID_X, "SR_NCTAID.X"),
+        (Self::NCTAID_Y, "SR_NCTAID.Y"),
+        (Self::NCTAID_Z, "SR_NCTAID.Z"),
+        (Self::SWIN_LO, "SR_SWINLO"),
+        (Self::SWIN_SZ, "SR_SWINSZ"),
+        (Self::SMEM_SZ, "SR_SMEMSZ"),
+        (Self::SMEM_BANKS, "SR_SMEMBANKS"),
+        (Self::LWIN_LO, "SR_LWINLO"),
+        (Self::LWIN_SZ, "SR_LWINSZ"),
+        (Self::LMEM_LO_SZ, "SR_LMEMLOSZ"),
+        (Self::LMEM_HI_OFF, "SR_LMEMHIOFF"),
+        (Self::EQ_MASK, "SR_EQMASK"),
+        (Self::LT_MASK, "SR_LTMASK"),
+        (Self::LE_MASK, "SR_LEMASK"),
+        (Self::GT_MASK, "SR_GTMASK"),
+        (Self::GE_MASK, "SR_GEMASK"),
+        (Self::CLOCK_LO, "SR_CLOCKLO"),
+        (Self::CLOCK_HI, "SR_CLOCKHI"),
+        (Self(0x04), "SR_PM0"),
+        (Self(0x05), "SR_PM1"),
+    ];
+}

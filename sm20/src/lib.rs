@@ -1,0 +1,18 @@
+//! Fermi's shader instruction set (NVIDIA's sm_20): decoder, encoder, assembler, disassembler.
+//!
+//! - [`decode`] and [`encode`]: machine words to [`Instruction`] and back. Both come from one table of encodings in
+//!   `codec`, one file for each family. Decoding is strict: a word with a bit set that no field of its encoding covers is
+//!   an error, so that [`encode`] gives back what was decoded.
+//!
+//! Facts come from the public GF100 tables of envytools and from Mesa's compiler for the same hardware; mnemonics are
+//! NVIDIA's.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
+)]
+
+mod ir;
+
+pub use ir::*;
