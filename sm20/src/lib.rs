@@ -13,6 +13,11 @@
     deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
 )]
 
+mod codec;
 mod ir;
 
+#[cfg(test)]
+mod tests;
+
+pub use codec::{DecodeError, EncodeError, decode, encode, size};
 pub use ir::*;

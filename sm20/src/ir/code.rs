@@ -496,3 +496,14 @@ impl Code for Compare {
         (Self(15), 15, "T"),
     ];
 }
+
+impl FloatType {
+    /// 16, 32 or 64.
+    pub const fn bits(self) -> u32 {
+        match self {
+            Self::F16 => 16,
+            Self::F32 => 32,
+            Self::F64 => 64,
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Machine words and instructions: one table for both directions.
+//!
+//! A 64-bit word's lowest four bits are its type, the highest six (five, in most types) its opcode. Common to all but the
+//! control instructions: bit 4 joins, bits 10 to 13 are the guard, bits 14 to 19 the destination, 20 to 25 the first
+//! operand, 26 to 47 the second, 49 to 54 the third.
+
+mod address;
+mod bits;
+mod control;
+mod convert;
+mod double;
+mod field;
+mod integer;
+mod logic;
+mod memory;
+mod moves;
+mod short;
+mod short_field;
+mod single;
+mod special;
+mod table;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::LazyLock;
+
+use field::{Field, Flag, PredOp, Reason};
+use table::{FieldError, Guarding, Row};
+
+use crate::ir::{Form, Instruction, Op, Predicate, PredicateOperand};
+
+/// Why a word is no instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// No encoding has this type and opcode.
+    #[error("{word:#x} is no instruction")]
+    Opcode {
+        /// The word.
+        word: u64,
+    },
+    /// Bits are set that no field of the encoding covers.
+    #[error("{word:#x}: {name} with reserved bits {bits:#x} set")]
+    Reserved {
+        /// The word.
+        word: u64,
+        /// The operation.
+        name: &'static str,
+        /// The reserved bits that are set.
+        bits: u64,
+    },
+    /// A field has no meaning.
+    #[error("{word:#x}: {name}, {field}: {why}")]
+    Field {
+        /// The word.
+        word: u64,
+        /// The operation.
+        name: &'static str,
+        /// The field, or fields that are encoded together.
+        field: &'static str,
+        /// What is wrong.
+        why: &'static str,
+    },
+}
+
+/// Why an instruction has no encoding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EncodeError {
+    /// The operation has no 32-bit encoding.
+    #[error("{name} has no 32-bit encoding")]
+    NoShortForm {
+        /// The operation.
+        name: &'static str,
+    },
+    /// A field does not fit; of the encoding that has most of the others.
+    #[error("{name}, {field}: {why}")]
+    Field {
+        /// The operation.
+        name: &'static str,
+        /// The field, or fields that are encoded together.
+        field: &'static str,
+        /// What is wrong.
+        why: &'static str,
+    },
+}
+
+/// Bit 3 tells 32-bit from 64-bit encodings.
+const SHORT: u64 = 8;
+const JOIN: Flag = Flag(4);
+const GUARD: PredOp = PredOp { at: 10, not: 13 };
+
+const LONG_TABLES: [&[Row]; 10] = [
+    single::ROWS,
+    double::ROWS,
+    integer::ROWS,
+    logic::ROWS,
+    convert::ROWS,
+    moves::ROWS,
+    memory::ROWS,
+    control::GUARDED,
+    control::UNGUARDED,
+    special::ROWS,
+];
+const SHORT_TABLES: [&[Row]; 3] = [short::ROWS, short::UNGUARDED, short::GUARDLESS];
+
+/// Rows of an operation's family that a word with these key bits can match.
+struct Index {
+    rows: Vec<Vec<&'static Row>>,
+    key: fn(u64) -> u64,
+}
+
+impl Index {
+    /// Sorts the rows by `bits` bits that `key` takes from a word.
+    fn new(tables: &[&'static [Row]], bits: u32, key: fn(u64) -> u64) -> Self {
+        let matching = |wanted: u64| {
+            let fits = |row: &&Row| (key(row.value) ^ wanted) & key(row.mask) == 0;
+            tables.iter().flat_map(|table| table.iter()).filter(fits).collect()
+        };
+        Self { rows: (0..1_u64.wrapping_shl(bits)).map(matching).collect(), key }
+    }
+
+    fn find(&self, word: u64) -> Option<&'static Row> {
+        let rows = usize::try_from((self.key)(word)).ok().and_then(|key| self.rows.get(key))?;
+        rows.iter().find(|row| word & row.mask == row.value).copied()
+    }
+}
+
+static LONG_INDEX: LazyLock<Index> =
+    LazyLock::new(|| Index::new(&LONG_TABLES, 9, |word| word & 7 | bits::take(word, 58, 6).wrapping_shl(3)));
+static SHORT_INDEX: LazyLock<Index> = LazyLock::new(|| Index::new(&SHORT_TABLES, 8, |word| word & 0xff));
+
+/// Size in bytes, 4 or 8, of the instruction that starts with these 32 bits.
+pub const fn size(first: u32) -> u32 {
+    if first & 8 != 0 { 4 } else { 8 }
+}
+
+/// Instruction of a word; a 32-bit encoding is passed zero-extended.
+pub fn decode(word: u64) -> Result<Instruction, DecodeError> {
+    let short = word & SHORT != 0;
+    if short && bits::take(word, 32, 32) != 0 {
+        return Err(DecodeError::Reserved { word, name: "32-bit encoding", bits: word & !bits::ones(32) });
+    }
+    let (index, form) = if short { (&SHORT_INDEX, Form::Short) } else { (&LONG_INDEX, Form::Long) };
+    let Some(row) = index.find(word) else {
+        return unsupported(word, form).ok_or(DecodeError::Opcode { word });
+    };
+    let name = row.name;
+    let at = |(field, why): FieldError| DecodeError::Field { word, name, field, why };
+    let guard = guard(word, row.guarding).map_err(|why| at(("guard", why)))?;
+    let join = row.joins && word & JOIN.mask() != 0;
+    let reserved = word & !covered(row);
+    if reserved != 0 {
+        return Err(DecodeError::Reserved { word, name, bits: reserved });
+    }
+    let op = (row.decode)(word).map_err(at)?;
+    check(&op).map_err(at)?;
+    Ok(Instruction { guard, join, form, op })
+}
+
+/// Word of an instruction, zero-extended if it is short. What [`decode`] gave is encoded as it was, but for a guard that
+/// the hardware ignores: 0 is written.
+pub fn encode(instruction: &Instruction) -> Result<u64, EncodeError> {
+    let op = &instruction.op;
+    if let Op::Unsupported { name, word } = *op {
+        return match decode(word) {
+            Ok(decoded) if decoded == *instruction => Ok(word),
+            _ => Err(EncodeError::Field { name, field: "word", why: "the word is another instruction" }),
+        };
+    }
+    let name = op.mnemonic();
+    let error = |(field, why): FieldError| EncodeError::Field { name, field, why };
+    check(op).map_err(error)?;
+    let tables: &[&[Row]] = match instruction.form {
+        Form::Long => &LONG_TABLES,
+        Form::Short => &SHORT_TABLES,
+    };
+    // Of several encodings' complaints the last is the least surprising where only one has the operand at all; but the
+    // first stands for the common encoding, so that is told.
+    let mut first = None;
+    for row in tables.iter().flat_map(|table| table.iter()) {
+        let Some(result) = (row.encode)(op) else { continue };
+        match result.and_then(|word| Ok(word | common(row, instruction)?)) {
+            Ok(word) => return Ok(word),
+            Err(why) => _ = first.get_or_insert(why),
+        }
+    }
+    Err(first.map_or(EncodeError::NoShortForm { name }, error))
+}
+
+/// Bits that an encoding gives a meaning.
+fn covered(row: &Row) -> u64 {
+    let (fields, _) = (row.fields)();
+    let guard = if row.guarding == Guarding::Absent { 0 } else { GUARD.mask() };
+    row.mask | fields | guard | if row.joins { JOIN.mask() } else { 0 }
+}
+
+fn guard(word: u64, guarding: Guarding) -> Result<PredicateOperand, Reason> {
+    match guarding {
+        Guarding::Guard => GUARD.get(word),
+        Guarding::Absent => Ok(PredicateOperand::TRUE),
+        Guarding::Ignored => match bits::take(word, 10, 4) {
+            0 | 7 => Ok(PredicateOperand::TRUE),
+            _ => Err("this instruction is never guarded"),
+        },
+    }
+}
+
+/// Guard and join flag.
+fn common(row: &Row, instruction: &Instruction) -> Result<u64, FieldError> {
+    let join = match (instruction.join, row.joins) {
+        (false, _) => 0,
+        (true, true) => JOIN.mask(),
+        (true, false) => return Err(("join", "this encoding cannot join")),
+    };
+    let guard = match row.guarding {
+        Guarding::Guard => GUARD.put(instruction.guard).map_err(|why| ("guard", why))?,
+        _ if instruction.guard == PredicateOperand::TRUE => 0,
+        _ => return Err(("guard", "this encoding has no guard")),
+    };
+    Ok(join | guard)
+}
+
+fn unsupported(word: u64, form: Form) -> Option<Instruction> {
+    let table = match form {
+        Form::Long => special::UNSUPPORTED,
+        Form::Short => short::UNSUPPORTED,
+    };
+    let (name, ..) = table.iter().find(|(_, value, mask)| word & mask == *value)?;
+    // The guard and the join flag of such an instruction stay in its word: it is refused in any case.
+    let guard = PredicateOperand { predicate: Predicate::TRUE, negate: false };
+    Some(Instruction { guard, join: false, form, op: Op::Unsupported { name, word } })
+}
+
+/// What single fields cannot tell.
+fn check(op: &Op) -> Result<(), FieldError> {
+    convert::check(op)?;
+    memory::check(op)
+}

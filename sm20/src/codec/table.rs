@@ -1,0 +1,107 @@
+//! Rows of the encoding tables.
+
+use super::field::Reason;
+use crate::ir::Op;
+
+/// What the guard's bits are in an encoding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Guarding {
+    /// The guard.
+    Guard,
+    /// Of no meaning to the hardware. Compilers write 0 or 7 (PT) there; so that a guard by mistake is noticed, only
+    /// these two are accepted, and 0 is written.
+    Ignored,
+    /// Used for something else.
+    Absent,
+}
+
+/// A field that could not be read or written: its name and why.
+pub(super) type FieldError = (&'static str, Reason);
+
+/// One encoding of an operation. The tables' macro makes both directions, and the bits, from the same list of fields.
+pub(super) struct Row {
+    /// The operation's name.
+    pub name: &'static str,
+    /// What the bits of `mask` are.
+    pub value: u64,
+    /// The bits that tell the encoding from others.
+    pub mask: u64,
+    /// About the guard's bits.
+    pub guarding: Guarding,
+    /// Whether bit 4 is the join flag.
+    pub joins: bool,
+    /// The bits of the fields, and those that more than one field has (none, but for tests to see).
+    pub fields: fn() -> (u64, u64),
+    /// Operation of a word that matches.
+    pub decode: fn(u64) -> Result<Op, FieldError>,
+    /// Word of an operation, without guard; `None` if it is another operation.
+    pub encode: fn(&Op) -> Option<Result<u64, FieldError>>,
+}
+
+/// Bits of fields, and bits that occur twice.
+pub(super) fn union(masks: &[u64]) -> (u64, u64) {
+    masks.iter().fold((0, 0), |(all, twice), mask| (all | mask, twice | (all & mask)))
+}
+
+/// A field's result, with its name in the error.
+pub(super) fn named<T>(field: &'static str, result: Result<T, Reason>) -> Result<T, FieldError> {
+    result.map_err(|why| (field, why))
+}
+
+/// `Variant value / mask { fields: codec, ... }`, several fields before a colon for a codec that holds them together.
+macro_rules! rows {
+    ($table:ident, $guarding:ident, $joins:literal, $ignored:literal;
+     $($variant:ident $value:literal / $mask:literal {
+         $($first:ident $($more:ident)*: $codec:expr),* $(,)?
+     })*) => {
+        pub(super) static $table: &[Row] = &[$(Row {
+            name: stringify!($variant),
+            value: $value,
+            mask: $mask | $ignored,
+            guarding: Guarding::$guarding,
+            joins: $joins,
+            fields: || {
+                $(let $first = $codec;)*
+                let fields = union(&[$(Field::mask(&$first)),*]);
+                // Not called: it tells each field what operand it is for.
+                let _types = || -> Result<Op, Reason> {
+                    $(let group!($first $($more)*) = Field::get(&$first, 0)?;)*
+                    Ok(Op::$variant { $($first $(, $more)*),* })
+                };
+                fields
+            },
+            decode: |_word| {
+                $(let group!($first $($more)*) = named(stringify!($first $($more)*), Field::get(&$codec, _word))?;)*
+                Ok(Op::$variant { $($first $(, $more)*),* })
+            },
+            encode: |op| match op {
+                Op::$variant { $($first $(, $more)*),* } => Some((|| {
+                    Ok($value $(| named(stringify!($first $($more)*), Field::put(&$codec, values!($first $($more)*)))?)*)
+                })()),
+                _ => None,
+            },
+        }),*];
+    };
+}
+
+/// The pattern of one name, or of several as a tuple.
+macro_rules! group {
+    ($field:ident) => {
+        $field
+    };
+    ($($field:ident)+) => {
+        ($($field),+)
+    };
+}
+
+/// What one reference refers to, or several, as a tuple.
+macro_rules! values {
+    ($field:ident) => {
+        *$field
+    };
+    ($($field:ident)+) => {
+        ($(*$field),+)
+    };
+}
+
+pub(super) use {group, rows, values};

@@ -1,0 +1,14 @@
+//! Random numbers from a seed, the same in each run.
+
+/// State of the generator.
+pub(crate) struct Random(pub u64);
+
+impl Random {
+    /// 64 random bits (SplitMix64).
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
