@@ -13,11 +13,14 @@
     deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
 )]
 
+mod asm;
 mod codec;
 mod ir;
+mod syntax;
 
 #[cfg(test)]
 mod tests;
 
+pub use asm::{AsmError, Kernel, Program, assemble};
 pub use codec::{DecodeError, EncodeError, decode, encode, size};
 pub use ir::*;

@@ -249,7 +249,7 @@ codes! {
         /// Prefetch.
         Prefetch1 = 1 "PF1",
         /// Prefetch.
-        Prefetch15 = 2 "PF1.5",
+        Prefetch15 = 2 "PF1_5",
         /// Prefetch into the L2.
         Prefetch2 = 3 "PF2",
         /// Write back.

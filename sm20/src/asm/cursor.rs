@@ -1,0 +1,127 @@
+//! Reading a statement character by character.
+
+use super::AsmError;
+
+/// What went wrong, and at which column.
+#[derive(Debug)]
+pub(super) struct Failure {
+    column: u32,
+    message: String,
+}
+
+impl Failure {
+    pub(super) fn new(column: u32, message: impl Into<String>) -> Self {
+        Self { column, message: message.into() }
+    }
+
+    pub(super) fn at(self, line: u32) -> AsmError {
+        AsmError { line, column: self.column, message: self.message }
+    }
+}
+
+/// A place in a line. The line is ASCII and without comments; a byte is a column.
+#[derive(Clone, Copy)]
+pub(super) struct Cursor<'a> {
+    /// From 1.
+    pub(super) line: u32,
+    text: &'a str,
+    at: usize,
+}
+
+/// Characters of names; a dot starts suffixes, and belongs to labels and directives only.
+const fn in_name(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_' || c == '$'
+}
+
+impl<'a> Cursor<'a> {
+    /// The part of a line from byte `at` to byte `end`.
+    pub(super) fn new(text: &'a str, line: u32, at: usize, end: usize) -> Self {
+        Self { line, text: text.get(..end).unwrap_or(text), at }
+    }
+
+    fn rest(&self) -> &'a str {
+        self.text.get(self.at..).unwrap_or("")
+    }
+
+    /// From 1.
+    pub(super) fn column(&self) -> u32 {
+        u32::try_from(self.at).unwrap_or(u32::MAX).saturating_add(1)
+    }
+
+    pub(super) fn fail<T>(&self, message: impl Into<String>) -> Result<T, Failure> {
+        Err(Failure::new(self.column(), message))
+    }
+
+    pub(super) fn skip_spaces(&mut self) {
+        let rest = self.rest();
+        let spaces = rest.len().saturating_sub(rest.trim_start().len());
+        self.at = self.at.saturating_add(spaces);
+    }
+
+    /// The next character, spaces or not.
+    pub(super) fn peek(&self) -> Option<char> {
+        self.rest().chars().next()
+    }
+
+    /// Whether nothing but spaces is left.
+    pub(super) fn at_end(&mut self) -> bool {
+        self.skip_spaces();
+        self.rest().is_empty()
+    }
+
+    /// Passes this text if it comes next, spaces before it too.
+    pub(super) fn eat(&mut self, text: &str) -> bool {
+        let before = self.at;
+        self.skip_spaces();
+        if self.rest().starts_with(text) {
+            self.at = self.at.saturating_add(text.len());
+            return true;
+        }
+        self.at = before;
+        false
+    }
+
+    /// Passes this text or fails.
+    pub(super) fn expect(&mut self, text: &str) -> Result<(), Failure> {
+        if self.eat(text) {
+            return Ok(());
+        }
+        self.skip_spaces();
+        match self.peek() {
+            Some(found) => self.fail(format!("`{text}` is needed here, not `{found}`")),
+            None => self.fail(format!("`{text}` is missing")),
+        }
+    }
+
+    /// Characters from here for which `wanted` holds.
+    pub(super) fn take(&mut self, wanted: impl Fn(char) -> bool) -> &'a str {
+        let rest = self.rest();
+        let length = rest.find(|c| !wanted(c)).unwrap_or(rest.len());
+        self.at = self.at.saturating_add(length);
+        rest.get(..length).unwrap_or("")
+    }
+
+    /// A name, or an empty text.
+    pub(super) fn name(&mut self) -> &'a str {
+        self.skip_spaces();
+        self.take(in_name)
+    }
+
+    /// A name with dots in it: mnemonics, labels, directives, special registers.
+    pub(super) fn dotted(&mut self) -> &'a str {
+        self.skip_spaces();
+        self.take(|c| in_name(c) || c == '.')
+    }
+
+    /// Fails if something is left.
+    pub(super) fn finish(&mut self) -> Result<(), Failure> {
+        if self.at_end() { Ok(()) } else { self.fail("nothing more is expected here") }
+    }
+}
+
+impl<'a> Cursor<'a> {
+    /// The text from here to another place in the same statement.
+    pub(super) fn between(&self, other: &Self) -> &'a str {
+        self.text.get(self.at..other.at).unwrap_or("")
+    }
+}

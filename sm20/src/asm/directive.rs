@@ -1,0 +1,155 @@
+//! Directives.
+
+use super::cursor::{Cursor, Failure};
+use super::expression::expression;
+use super::layout::{Draft, Layout, Place};
+use super::symbols::{Named, Symbols, plain_predicate, plain_register, usable};
+use crate::ir::Form;
+
+/// The largest `.align`, in bytes.
+const MAX_ALIGNMENT: i64 = 4096;
+/// Registers of a thread, without RZ.
+const MAX_REGISTERS: i64 = 63;
+/// Shared memory of a block, in bytes.
+const MAX_SHARED: i64 = 48 << 10;
+/// Local memory of a thread, in bytes.
+const MAX_LOCAL: i64 = 512 << 10;
+const MAX_BARRIERS: i64 = 16;
+/// Parameters, in bytes.
+const MAX_PARAMS: i64 = 4096;
+
+/// In the first pass: `word` is the directive, at `start`; `cursor` is behind it.
+pub(super) fn first_pass<'a>(
+    layout: &mut Layout<'a>,
+    word: &str,
+    start: Cursor<'a>,
+    mut cursor: Cursor<'a>,
+) -> Result<(), Failure> {
+    match word {
+        ".word" | ".quad" => {
+            let form = if word == ".word" { Form::Short } else { Form::Long };
+            layout.push(Place::Data { form }, cursor);
+            let count = u32::try_from(commas(cursor).saturating_add(1)).unwrap_or(u32::MAX);
+            layout.advance(count.saturating_mul(if form == Form::Short { 4 } else { 8 }), start)
+        }
+        ".align" => {
+            let at = operand(cursor);
+            let value = ranged(&mut cursor, &layout.symbols, MAX_ALIGNMENT)?;
+            cursor.finish()?;
+            if value < 4 || !value.is_power_of_two() {
+                return at.fail("an alignment is a power of two from 4 to 4096");
+            }
+            layout.align(value, start)
+        }
+        ".equ" => {
+            let at = operand(cursor);
+            let name = new_name(&mut cursor)?;
+            // A comma may stand there.
+            _ = cursor.eat(",");
+            let value = expression(&mut cursor, &layout.symbols)?;
+            cursor.finish()?;
+            layout.symbols.constant(name, value, at.column())
+        }
+        ".reg" => {
+            layout.push(Place::Name, cursor);
+            Ok(())
+        }
+        ".kernel" => {
+            let at = operand(cursor);
+            let name = new_name(&mut cursor)?;
+            cursor.finish()?;
+            layout.open_kernel(name, at)
+        }
+        ".registers" | ".shared" | ".local" | ".barriers" | ".params" => {
+            let limit = match word {
+                ".registers" => MAX_REGISTERS,
+                ".shared" => MAX_SHARED,
+                ".local" => MAX_LOCAL,
+                ".barriers" => MAX_BARRIERS,
+                _ => MAX_PARAMS,
+            };
+            let value = ranged(&mut cursor, &layout.symbols, limit)?;
+            cursor.finish()?;
+            let Some(Draft { kernel, registers, barriers }) = layout.kernels.last_mut() else {
+                return start.fail(format!("{word} belongs to a kernel, and none has begun"));
+            };
+            match word {
+                ".registers" => (kernel.registers, *registers) = (value, true),
+                ".barriers" => (kernel.barriers, *barriers) = (value, true),
+                ".shared" => kernel.shared_bytes = value,
+                ".local" => kernel.local_bytes = value,
+                _ => kernel.params = value,
+            }
+            Ok(())
+        }
+        _ => start.fail(format!("there is no directive {word}")),
+    }
+}
+
+/// In the second pass: values of `.word` and `.quad`.
+pub(super) fn values(cursor: &mut Cursor<'_>, symbols: &Symbols, form: Form) -> Result<Vec<u64>, Failure> {
+    let mut values = Vec::new();
+    loop {
+        let at = operand(*cursor);
+        let value = expression(cursor, symbols)?;
+        values.push(match form {
+            Form::Long => value.cast_unsigned(),
+            Form::Short => match (u32::try_from(value), i32::try_from(value)) {
+                (Ok(value), _) => value.into(),
+                (_, Ok(value)) => value.cast_unsigned().into(),
+                _ => return at.fail("the value does not fit 32 bits"),
+            },
+        });
+        if !cursor.eat(",") {
+            cursor.finish()?;
+            return Ok(values);
+        }
+    }
+}
+
+/// In the second pass: `.reg`'s name and register.
+pub(super) fn name(cursor: &mut Cursor<'_>, symbols: &mut Symbols) -> Result<(), Failure> {
+    let name = new_name(cursor)?;
+    _ = cursor.eat(",");
+    let at = operand(*cursor);
+    let word = cursor.name();
+    cursor.finish()?;
+    let register = plain_register(word).map(Named::Register);
+    match register.or_else(|| plain_predicate(word).map(Named::Predicate)).or_else(|| symbols.named(word)) {
+        Some(named) => symbols.register(name, named),
+        None => return at.fail(format!("`{word}` is no register")),
+    }
+    Ok(())
+}
+
+/// At the next operand.
+fn operand(mut cursor: Cursor<'_>) -> Cursor<'_> {
+    cursor.skip_spaces();
+    cursor
+}
+
+/// A name that is given by a directive.
+fn new_name<'a>(cursor: &mut Cursor<'a>) -> Result<&'a str, Failure> {
+    let at = operand(*cursor);
+    let name = cursor.name();
+    match name {
+        "" => at.fail("a name is missing"),
+        name if usable(name) => Ok(name),
+        name => at.fail(format!("`{name}` cannot be given to something else")),
+    }
+}
+
+/// A number from 0 to `limit`, which fits 32 bits.
+fn ranged(cursor: &mut Cursor<'_>, symbols: &Symbols, limit: i64) -> Result<u32, Failure> {
+    let at = operand(*cursor);
+    let value = expression(cursor, symbols)?;
+    match u32::try_from(value) {
+        Ok(small) if value <= limit => Ok(small),
+        _ => at.fail(format!("a number from 0 to {limit} is needed here, not {value}")),
+    }
+}
+
+/// Commas that are left in a statement.
+fn commas(mut cursor: Cursor<'_>) -> usize {
+    cursor.take(|_| true).matches(',').count()
+}

@@ -1,0 +1,164 @@
+//! The assembler. The language is described in the repository's `docs/sm20-assembly.md`.
+//!
+//! Two passes: the first splits the source into statements and gives labels and constants their values; the second
+//! reads operands and encodes.
+
+mod cursor;
+mod directive;
+mod expression;
+mod layout;
+mod operand;
+mod statement;
+mod symbols;
+
+use crate::codec::encode;
+use crate::ir::{BarrierOperand, Form, Instruction, Op};
+use cursor::Failure;
+use layout::{Draft, Item, Layout, Place};
+use statement::without_comments;
+use symbols::Symbols;
+
+/// What a source text assembles to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Program {
+    /// In the order of the source.
+    pub kernels: Vec<Kernel>,
+    /// The code, in words of 32 bits; a 64-bit instruction's low word comes first.
+    pub words: Vec<u32>,
+}
+
+impl Program {
+    /// The code as a GPU reads it from memory.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    /// The kernel of that name.
+    pub fn kernel(&self, name: &str) -> Option<&Kernel> {
+        self.kernels.iter().find(|kernel| kernel.name == name)
+    }
+}
+
+/// An entry point, and what a launch of it needs. Sizes are in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kernel {
+    /// From `.kernel`.
+    pub name: String,
+    /// From the start of the code.
+    pub entry_offset: u32,
+    /// Of the code, up to the next kernel.
+    pub size: u32,
+    /// Registers of a thread: from `.registers`, else one more than the highest that the kernel's code names.
+    pub registers: u32,
+    /// Static shared memory of a block, from `.shared`.
+    pub shared_bytes: u32,
+    /// Local memory of a thread, from `.local`.
+    pub local_bytes: u32,
+    /// Barriers of a block: from `.barriers`, else one more than the highest that the code names.
+    pub barriers: u32,
+    /// Of the parameters, from `.params`.
+    pub params: u32,
+}
+
+/// An error in a source text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{line}:{column}: {message}")]
+pub struct AsmError {
+    /// From 1.
+    pub line: u32,
+    /// In characters, from 1.
+    pub column: u32,
+    /// What is wrong.
+    pub message: String,
+}
+
+/// After so many errors the rest is not looked at.
+const MAX_ERRORS: usize = 100;
+
+/// The longest program, in bytes; what a relative branch reaches.
+const MAX_BYTES: u32 = 8 << 20;
+
+/// Assembles a source text. All errors are reported, up to a hundred.
+pub fn assemble(source: &str) -> Result<Program, Vec<AsmError>> {
+    let mut errors = Vec::new();
+    let lines = without_comments(source, &mut errors);
+    let Layout { items, mut kernels, mut symbols, .. } = Layout::of(&lines, &mut errors);
+    let mut words = Vec::new();
+    for item in &items {
+        if errors.len() >= MAX_ERRORS {
+            break;
+        }
+        symbols.scope = item.kernel;
+        if let Err(failure) = emit(item, &mut symbols, &mut kernels, &mut words) {
+            errors.push(failure.at(item.cursor.line));
+        }
+    }
+    errors.sort_by_key(|error| (error.line, error.column));
+    errors.truncate(MAX_ERRORS);
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    Ok(Program { kernels: kernels.into_iter().map(|draft| draft.kernel).collect(), words })
+}
+
+/// Second pass: the words of one item.
+fn emit(item: &Item<'_>, symbols: &mut Symbols, kernels: &mut [Draft], words: &mut Vec<u32>) -> Result<(), Failure> {
+    let mut cursor = item.cursor;
+    match item.place {
+        Place::Instruction { address, form } => {
+            let at = cursor.column();
+            let instruction = operand::instruction(&mut cursor, symbols, address, form)?;
+            if let Some(draft) = item.kernel.and_then(|kernel| kernels.get_mut(kernel)) {
+                note(&instruction, draft).map_err(|message| Failure::new(at, message))?;
+            }
+            let word = encode(&instruction).map_err(|error| Failure::new(at, error.to_string()))?;
+            push(words, word, form);
+        }
+        Place::Data { form } => {
+            directive::values(&mut cursor, symbols, form)?.into_iter().for_each(|value| push(words, value, form));
+        }
+        Place::Padding { words: count } => {
+            (0..count.wrapping_shr(1)).for_each(|_| push(words, NOP, Form::Long));
+            if count & 1 != 0 {
+                push(words, SHORT_NOP, Form::Short);
+            }
+        }
+        Place::Name => directive::name(&mut cursor, symbols)?,
+    }
+    Ok(())
+}
+
+/// NOP and NOP.E32, unguarded.
+const NOP: u64 = 0x4000_0000_0000_1de4;
+const SHORT_NOP: u64 = 0x0000_1c08;
+
+fn push(words: &mut Vec<u32>, value: u64, form: Form) {
+    let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
+    words.push(u32::from_le_bytes([a, b, c, d]));
+    if form == Form::Long {
+        words.push(u32::from_le_bytes([e, f, g, h]));
+    }
+}
+
+/// Counts the registers and barriers of a kernel, or checks them against what it declared.
+fn note(instruction: &Instruction, draft: &mut Draft) -> Result<(), String> {
+    let mut registers = 0;
+    instruction.op.registers(|register, count| {
+        if !register.is_zero() {
+            registers = registers.max(u32::from(register.index()).saturating_add(count.into()));
+        }
+    });
+    need(&mut draft.kernel.registers, draft.registers, registers, "registers")?;
+    if let Op::Bar { barrier: BarrierOperand::Immediate(number), .. } = instruction.op {
+        need(&mut draft.kernel.barriers, draft.barriers, u32::from(number).saturating_add(1), "barriers")?;
+    }
+    Ok(())
+}
+
+fn need(value: &mut u32, declared: bool, needed: u32, what: &str) -> Result<(), String> {
+    if declared && needed > *value {
+        return Err(format!("the kernel declares {value} {what}, and this needs {needed}"));
+    }
+    *value = needed.max(*value);
+    Ok(())
+}

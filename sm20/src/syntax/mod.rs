@@ -1,0 +1,134 @@
+//! How instructions are written: one description of each operation's suffixes and operands, which the disassembler, the
+//! assembler and the register count go through.
+
+mod arithmetic;
+mod flow;
+mod print;
+mod registers;
+
+use crate::ir::*;
+
+/// What an operand holds, which decides how an immediate is written and how many registers a register stands for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// 32-bit integer or bits.
+    Int,
+    /// 64-bit integer in a pair.
+    Long,
+    /// Single precision.
+    Float,
+    /// Double precision in a pair.
+    Double,
+}
+
+impl Kind {
+    /// Registers that a value takes.
+    pub(crate) const fn registers(self) -> u8 {
+        match self {
+            Self::Int | Self::Float => 1,
+            Self::Long | Self::Double => 2,
+        }
+    }
+}
+
+/// A prefix that an operand may have.
+#[derive(Clone, Copy)]
+pub(crate) enum Sign {
+    /// `-`
+    Minus,
+    /// `~`
+    Invert,
+}
+
+/// Someone who goes through an instruction's suffixes and operands, in the order in which they are written, and reads or
+/// sets them.
+pub(crate) trait Visitor {
+    /// What can go wrong.
+    type Error;
+
+    /// A suffix that is there if the value is true.
+    fn flag(&mut self, name: &'static str, value: &mut bool) -> Result<(), Self::Error>;
+
+    /// A suffix that is one of a modifier's names; the default may be left out, and with `shown` is written all the same.
+    fn code<T: Code>(&mut self, value: &mut T, shown: bool) -> Result<(), Self::Error>;
+
+    /// A suffix that is one of a modifier's names, and has to be there.
+    fn required<T: Code>(&mut self, value: &mut T) -> Result<(), Self::Error>;
+
+    /// Two suffixes for the operands of a multiplication, if not both are signed.
+    fn signs(&mut self, a: &mut bool, b: &mut bool) -> Result<(), Self::Error>;
+
+    /// A destination of so many registers, with `.CC` if there is one.
+    fn dst(&mut self, dst: &mut Register, count: u8, cc: Option<&mut bool>) -> Result<(), Self::Error>;
+
+    /// A register that starts so many.
+    fn reg(&mut self, register: &mut Register, count: u8) -> Result<(), Self::Error>;
+
+    /// A predicate that is written.
+    fn pred(&mut self, predicate: &mut Predicate) -> Result<(), Self::Error>;
+
+    /// A predicate that is read. A `last` operand may be left out if it is PT.
+    fn pred_op(&mut self, predicate: &mut PredicateOperand, last: bool) -> Result<(), Self::Error>;
+
+    /// Register, constant or immediate.
+    fn source(&mut self, source: &mut Source, kind: Kind) -> Result<(), Self::Error>;
+
+    /// The same with a prefix.
+    fn signed(&mut self, source: &mut Source, set: &mut bool, sign: Sign, kind: Kind) -> Result<(), Self::Error>;
+
+    /// A floating-point operand.
+    fn float(&mut self, operand: &mut FloatOperand, kind: Kind) -> Result<(), Self::Error>;
+
+    /// `[R0+0x10]`; `wide` is a suffix.
+    fn address(&mut self, address: &mut Address) -> Result<(), Self::Error>;
+
+    /// `c[bank][R0+0x10]`
+    fn constant(&mut self, bank: &mut u8, base: &mut Register, offset: &mut i16) -> Result<(), Self::Error>;
+
+    /// A number; one with a default may be left out at the end.
+    fn number(&mut self, value: &mut u32, default: Option<u32>) -> Result<(), Self::Error>;
+
+    /// A fixed word.
+    fn word(&mut self, word: &'static str) -> Result<(), Self::Error>;
+
+    /// A special register.
+    fn special(&mut self, special: &mut SpecialRegister) -> Result<(), Self::Error>;
+
+    /// Where to go.
+    fn target(&mut self, target: &mut Target, absolute: bool) -> Result<(), Self::Error>;
+
+    /// `CC.LT`; may be left out if it is CC.T.
+    fn test(&mut self, test: &mut CcTest) -> Result<(), Self::Error>;
+
+    /// A barrier's number or count; the latter may be left out if it is RZ.
+    fn barrier(&mut self, operand: &mut BarrierOperand, last: bool) -> Result<(), Self::Error>;
+
+    /// An error about something that was read.
+    fn reject(&mut self, why: &'static str) -> Self::Error;
+}
+
+/// Goes through an operation.
+pub(crate) fn walk<V: Visitor>(op: &mut Op, v: &mut V) -> Result<(), V::Error> {
+    if arithmetic::integer(op, v)? || arithmetic::float(op, v)? || flow::moves(op, v)? || flow::memory(op, v)? {
+        return Ok(());
+    }
+    flow::control(op, v)
+}
+
+/// A suffix that is there if the value is false.
+fn unless<V: Visitor>(v: &mut V, name: &'static str, value: &mut bool) -> Result<(), V::Error> {
+    let mut not = !*value;
+    v.flag(name, &mut not)?;
+    *value = !not;
+    Ok(())
+}
+
+/// A byte-sized number.
+fn small<V: Visitor>(v: &mut V, value: &mut u8, default: Option<u32>) -> Result<(), V::Error> {
+    let mut wide = u32::from(*value);
+    v.number(&mut wide, default)?;
+    *value = u8::try_from(wide).map_err(|_| v.reject("the number does not fit its field"))?;
+    Ok(())
+}
+
+pub(crate) use registers::registers;
