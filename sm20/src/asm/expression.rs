@@ -14,6 +14,7 @@ pub(super) fn expression(cursor: &mut Cursor<'_>, symbols: &Symbols) -> Result<i
 fn sum(cursor: &mut Cursor<'_>, symbols: &Symbols, depth: u32) -> Result<i64, Failure> {
     let mut total = product(cursor, symbols, depth)?;
     loop {
+        cursor.skip_spaces();
         let at = *cursor;
         let next = if cursor.eat("+") {
             total.checked_add(product(cursor, symbols, depth)?)
@@ -29,6 +30,7 @@ fn sum(cursor: &mut Cursor<'_>, symbols: &Symbols, depth: u32) -> Result<i64, Fa
 fn product(cursor: &mut Cursor<'_>, symbols: &Symbols, depth: u32) -> Result<i64, Failure> {
     let mut total = factor(cursor, symbols, depth)?;
     loop {
+        cursor.skip_spaces();
         let at = *cursor;
         if !cursor.eat("*") {
             return Ok(total);

@@ -27,7 +27,6 @@ pub(super) fn instruction(
     let size = instruction.size();
     let end = i64::from(address).saturating_add(size.into());
     let mut operands = Operands { cursor, symbols, suffixes: &mut parts, end, at, long, first: true };
-    operands.long = long;
     walk(&mut op, &mut operands)?;
     let unused_long = operands.long;
     cursor.finish()?;
@@ -130,17 +129,13 @@ type Read<T> = Result<T, Failure>;
 impl<'b> Operands<'_, 'b> {
     /// To the next operand.
     fn next(&mut self) -> Read<()> {
-        if self.first {
-            self.first = false;
-            if self.cursor.at_end() {
-                return self.cursor.fail("an operand is missing");
-            }
-        } else {
-            if self.cursor.at_end() {
-                return self.cursor.fail("an operand is missing");
-            }
+        if self.cursor.at_end() {
+            return self.cursor.fail("an operand is missing");
+        }
+        if !self.first {
             self.cursor.expect(",")?;
         }
+        self.first = false;
         self.cursor.skip_spaces();
         Ok(())
     }
@@ -213,19 +208,17 @@ impl<'b> Operands<'_, 'b> {
     fn immediate(&mut self, kind: Kind) -> Read<u32> {
         self.cursor.skip_spaces();
         let at = *self.cursor;
-        if matches!(kind, Kind::Float | Kind::Double) {
-            if let Some(text) = decimal(self.cursor) {
-                return match kind {
-                    Kind::Double => {
-                        let bits = text.parse().map(f64::to_bits).or_else(|_| at.fail("the number cannot be read"))?;
-                        match (bits & 0xffff_ffff, u32::try_from(bits.wrapping_shr(32))) {
-                            (0, Ok(upper)) => Ok(upper),
-                            _ => at.fail("the number's lower word is not zero: it has to come from a constant bank"),
-                        }
-                    }
-                    _ => text.parse().map(f32::to_bits).or_else(|_| at.fail("the number cannot be read")),
+        let text = if matches!(kind, Kind::Float | Kind::Double) { decimal(self.cursor) } else { None };
+        match text {
+            Some(text) if kind == Kind::Double => {
+                let bits = text.parse().map(f64::to_bits).or_else(|_| at.fail("the number cannot be read"))?;
+                return match (bits & 0xffff_ffff, u32::try_from(bits.wrapping_shr(32))) {
+                    (0, Ok(upper)) => Ok(upper),
+                    _ => at.fail("the number's lower word is not zero: it has to come from a constant bank"),
                 };
             }
+            Some(text) => return text.parse().map(f32::to_bits).or_else(|_| at.fail("the number cannot be read")),
+            None => {}
         }
         let value = expression(self.cursor, self.symbols)?;
         match (u32::try_from(value), i32::try_from(value)) {
@@ -495,6 +488,7 @@ impl Visitor for Operands<'_, '_> {
         if !self.first {
             _ = ahead.eat(",");
         }
+        ahead.skip_spaces();
         let at = ahead;
         let Some(name) = ahead.dotted().to_ascii_uppercase().strip_prefix("CC.").map(str::to_owned) else {
             *test = CcTest::default();

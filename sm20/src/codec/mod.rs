@@ -21,7 +21,7 @@ mod special;
 mod table;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::sync::LazyLock;
 
@@ -72,7 +72,7 @@ pub enum EncodeError {
         /// The operation.
         name: &'static str,
     },
-    /// A field does not fit; of the encoding that has most of the others.
+    /// A field does not fit; of the operation's first encoding.
     #[error("{name}, {field}: {why}")]
     Field {
         /// The operation.
@@ -174,8 +174,7 @@ pub fn encode(instruction: &Instruction) -> Result<u64, EncodeError> {
         Form::Long => &LONG_TABLES,
         Form::Short => &SHORT_TABLES,
     };
-    // Of several encodings' complaints the last is the least surprising where only one has the operand at all; but the
-    // first stands for the common encoding, so that is told.
+    // Where several encodings refuse, the first, the common one, is told about.
     let mut first = None;
     for row in tables.iter().flat_map(|table| table.iter()) {
         let Some(result) = (row.encode)(op) else { continue };

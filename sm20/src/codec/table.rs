@@ -48,16 +48,20 @@ pub(super) fn named<T>(field: &'static str, result: Result<T, Reason>) -> Result
     result.map_err(|why| (field, why))
 }
 
-/// `Variant value / mask { fields: codec, ... }`, several fields before a colon for a codec that holds them together.
+/// A static table: its name, what the guard's bits are, whether bit 4 joins, and what every mask has besides (bit 3 for the
+/// 64-bit encodings, whose opcodes the sources give without it).
+///
+/// Then rows: `Variant value / mask { field: codec, ... }`, with several fields before a colon for a codec that holds them
+/// together. Bits in neither mask nor fields are reserved.
 macro_rules! rows {
-    ($table:ident, $guarding:ident, $joins:literal, $ignored:literal;
+    ($table:ident, $guarding:ident, $joins:literal, $size:literal;
      $($variant:ident $value:literal / $mask:literal {
          $($first:ident $($more:ident)*: $codec:expr),* $(,)?
      })*) => {
         pub(super) static $table: &[Row] = &[$(Row {
             name: stringify!($variant),
             value: $value,
-            mask: $mask | $ignored,
+            mask: $mask | $size,
             guarding: Guarding::$guarding,
             joins: $joins,
             fields: || {

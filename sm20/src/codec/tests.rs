@@ -19,6 +19,17 @@ fn canonical(word: u64) -> u64 {
     }
 }
 
+/// Words of every row that decode: `each` of a row, with random operands.
+pub(crate) fn samples(random: &mut Random, each: usize) -> Vec<u64> {
+    let mut words = Vec::new();
+    for (_, row) in tables() {
+        let free = covered(row) & !row.mask;
+        let tries = (0..each * 100).map(|_| canonical(row.value | random.next() & free));
+        words.extend(tries.filter(|word| decode(*word).is_ok()).take(each));
+    }
+    words
+}
+
 fn round_trip(word: u64) -> bool {
     let Ok(instruction) = decode(word) else { return false };
     assert_eq!(encode(&instruction), Ok(canonical(word)), "{word:#018x} {instruction:?}");

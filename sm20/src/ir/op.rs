@@ -14,8 +14,7 @@ macro_rules! ops {
         /// - `a`, `b`, `c`: operands, in the order of the assembler; `accumulate`: the predicate that a comparison is
         ///   combined with, by `logic`;
         /// - `write_cc`: `.CC`, also sets the condition code (zero, sign, carry, overflow) from the result;
-        /// - `carry_in`: `.X`, takes the condition code's carry (and, for a zero flag, the condition code's zero) in: the upper words of
-        ///   wide arithmetic;
+        /// - `carry_in`: `.X`, the operation is the next word of a wide one: it takes the condition code of the word before in;
         /// - `signed`, `a_signed`, `b_signed`: as which the operands are taken;
         /// - `saturate`: `.SAT`, integers stop at the ends of the signed range, floats at 0 and 1 (a NaN becomes 0);
         /// - `ftz`: denormal operands and results are zero of the same sign; `fmz`: as `ftz`, and zero times anything is zero;

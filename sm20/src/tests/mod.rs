@@ -1,3 +1,6 @@
 //! Tests of the crate as a whole.
 
+mod assembler;
+mod known;
 pub(crate) mod random;
+mod text;
