@@ -65,6 +65,8 @@ pub(super) struct VmBackend {
     /// Faults that the guest is told of after the access that brought them about.
     pub(super) faults: Vec<MmuFault>,
     pub(super) bus_master: bool,
+    /// Engines that the guest holds back, one bit each.
+    blocked: u32,
     /// Nothing of the VM's is on the card any more: what it had may be given to others.
     pub(super) quiet: bool,
     /// A runlist was submitted; the vGPU is told after the access that did it.
@@ -91,6 +93,7 @@ impl VmBackend {
             instances: BTreeMap::new(),
             faults: Vec::new(),
             bus_master: false,
+            blocked: 0,
             quiet: true,
             runlist_done: false,
             policy,
@@ -129,9 +132,7 @@ impl VmBackend {
 
     /// Takes everything of the guest's driver off the card: channels, address spaces, apertures. Its memory stays.
     pub(super) fn quiesce(&mut self) {
-        self.unbind_all();
-        // What the guest held back by the scheduler's registers, which are as after power-on now.
-        self.with_channels(|channels, card, _, vm| channels.pause(card, vm, false));
+        self.reset_fifo();
         self.faults.clear();
         self.quiet = self.spaces.clear(&self.host);
         self.bar1.bind(None);
@@ -292,9 +293,14 @@ impl Backend for VmBackend {
     }
 
     fn block_engines(&mut self, engines: u32, blocked: bool) {
-        if engines != 0 {
-            self.with_channels(|channels, card, _, vm| channels.pause(card, vm, blocked));
+        if blocked {
+            self.blocked |= engines;
+        } else {
+            self.blocked &= !engines;
         }
+        // All of the VM's channels wait while any engine is held back: which engine a channel is about to use is not known.
+        let paused = self.blocked != 0;
+        self.with_channels(|channels, card, _, vm| channels.pause(card, vm, paused));
     }
 
     fn reset_engine(&mut self, _engine: u32) {
@@ -307,6 +313,8 @@ impl Backend for VmBackend {
 
     fn reset_fifo(&mut self) {
         self.unbind_all();
+        // The scheduler's registers are as after power-on: nothing is held back.
+        self.block_engines(u32::MAX, false);
     }
 
     fn now_ns(&mut self) -> u64 {

@@ -13,7 +13,6 @@ use nvspec::Field;
 use nvspec::addr::GpuVa;
 use nvspec::fifo::{engine, host_method as host};
 use nvspec::regs::pbdma::INTR_0;
-use nvspec::regs::pgraph;
 
 /// What [`host::MEM_OP_B`] does. Source: NVIDIA's class header of 0x906f.
 mod mem_op {
@@ -71,18 +70,18 @@ impl Fifo {
         let Some(id) = slot::by_number(number) else {
             return Outcome::Trap(INTR_0::DEVICE.mask());
         };
+        // GUESS: binding a class that the engine has is the host's own matter, and loads no context. Linux 6.12 binds an
+        // object, takes the engine's context away, and only then lets the card see the bind.
+        if self.slot(id).class_supported(class) {
+            context.objects[subchannel] = method.data;
+            return DONE;
+        }
         if let Some(not_now) = self.use_engine(index, context, id, cx) {
             return not_now;
         }
         context.objects[subchannel] = method.data;
-        if id == EngineId::Graph {
-            cx.storage.poke(pgraph::SUBCHANNEL_CLASS::at(subchannel as u32), class);
-        }
-        if !self.slot(id).class_supported(class) {
-            self.illegal_class(id, class, method, cx);
-            return Outcome::EngineFault;
-        }
-        DONE
+        self.illegal_class(id, class, method, cx);
+        Outcome::EngineFault
     }
 
     fn semaphore(&mut self, index: usize, context: &mut Context, method: Method, cx: &mut Cx) -> Outcome {

@@ -271,7 +271,7 @@ fn register_list_of_a_context_image_is_written_once() {
     }
     driver.poke(channel.image, 3);
     driver.poke(channel.image + 4, (SEM >> 8) as u32);
-    driver.push(&mut channel, &object(M2MF));
+    driver.push(&mut channel, &words(&[object(M2MF), methods(M2MF.0, 0x100, &[0])]));
     driver.settle();
     assert_eq!(driver.rd(0x0041_8810), 0x8000_0042);
     assert_eq!(driver.rd(pmc::ENABLE::OFFSET), u32::MAX);

@@ -80,7 +80,11 @@ fn missing_context_image_is_ctxctls_fault() {
     let mut driver = Driver::new(&small());
     let mut channel = driver.only_channel(3);
     driver.unmap(channel.space, IMAGE_VA);
+    // Binding an object needs no context, a method of it does.
     driver.push(&mut channel, &object(M2MF));
+    driver.settle();
+    assert_eq!(driver.rd(pfifo::MMU_FAULT_ID::OFFSET), 0);
+    driver.push(&mut channel, &methods(M2MF.0, 0x100, &[0]));
     driver.settle();
     assert_eq!(driver.rd(pfifo::MMU_FAULT_ID::OFFSET), 1);
     // Reason 2, hub, write, client 5 (CTXCTL).

@@ -52,10 +52,13 @@ fn linux_6_12_comes_up_and_copies_without_complaint() -> Result<()> {
     comes_up("linux612", "6.12")
 }
 
-#[test]
-fn driver_is_unbound_and_bound_again() -> Result<()> {
-    let (_daemon, vm) = one("rebind", "6.1", false)?;
+fn unbound_and_bound_again(kernel: &str) -> Result<()> {
+    let (_daemon, vm) = one("rebind", kernel, false)?;
     guest::load_driver(&vm)?;
+    // Once without any work between, once with.
+    vm.run_within("unbind", guest::LOAD_LIMIT)?.success()?;
+    assert_eq!(complaints(&vm.kernel_log()?), Vec::<&str>::new());
+    vm.run_within("bind", guest::LOAD_LIMIT)?.success()?;
     guest::smoke(&vm, "copy --engine m2mf --from gart --to vram --size 65536")?;
     for _ in 0..2 {
         vm.run_within("unbind", guest::LOAD_LIMIT)?.success()?;
@@ -64,6 +67,16 @@ fn driver_is_unbound_and_bound_again() -> Result<()> {
     }
     assert_eq!(complaints(&vm.kernel_log()?), Vec::<&str>::new());
     Ok(())
+}
+
+#[test]
+fn driver_of_6_1_is_unbound_and_bound_again() -> Result<()> {
+    unbound_and_bound_again("6.1")
+}
+
+#[test]
+fn driver_of_6_12_is_unbound_and_bound_again() -> Result<()> {
+    unbound_and_bound_again("6.12")
 }
 
 #[test]
