@@ -8,7 +8,7 @@ use nvspec::addr::{Gpa, GuestVramAddr, VramAddr};
 /// Bytes of an operation.
 pub(crate) const OP_BYTES: usize = 8;
 /// Operations that are looked at.
-const MAX_OPS: usize = 96;
+pub(crate) const MAX_OPS: usize = 96;
 /// Where the mediator's own pages lie on the card.
 const HOST_PAGE: u64 = 0x5_0000_0000;
 

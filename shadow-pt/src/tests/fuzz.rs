@@ -1,6 +1,11 @@
 use super::*;
-use crate::model::machine::OP_BYTES;
+use crate::model::machine::{MAX_OPS, OP_BYTES};
 use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+#[path = "seeds.rs"]
+mod seeds;
 
 fn ops() -> impl Strategy<Value = Vec<[u8; OP_BYTES]>> {
     prop::collection::vec(any::<[u8; OP_BYTES]>(), 1..80)
@@ -41,20 +46,52 @@ proptest! {
     }
 }
 
-/// Inputs that are kept, each run in all modes.
+/// The seed corpus of the fuzz target. Files called `found_*` are inputs that have failed once, or nearly; the others are
+/// what [`seeds::seeds`] makes, and `UPDATE_SEEDS=1 cargo test -p shadow-pt seeds` writes those anew.
+fn corpus() -> BTreeMap<String, Vec<u8>> {
+    let files = std::fs::read_dir(folder()).unwrap().map(|entry| {
+        let entry = entry.unwrap();
+        (entry.file_name().into_string().unwrap(), std::fs::read(entry.path()).unwrap())
+    });
+    files.collect()
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fuzz/corpus/page_tables")
+}
+
+#[test]
+fn seeds_in_the_repository_are_up_to_date() {
+    let seeds = seeds::seeds();
+    if std::env::var_os("UPDATE_SEEDS").is_some() {
+        std::fs::create_dir_all(folder()).unwrap();
+        for (name, bytes) in &seeds {
+            std::fs::write(folder().join(name), bytes).unwrap();
+        }
+    }
+    let mut corpus = corpus();
+    corpus.retain(|name, _| !name.starts_with("found_"));
+    assert_eq!(corpus.keys().collect::<Vec<_>>(), seeds.keys().collect::<Vec<_>>());
+    for (name, bytes) in &seeds {
+        assert!(corpus[*name] == *bytes, "{name}; UPDATE_SEEDS=1 writes it anew");
+        let whole = bytes.len() % OP_BYTES == 1 && bytes.len() / OP_BYTES <= MAX_OPS;
+        assert!(whole, "{name} is cut, or so long that its end is not looked at");
+    }
+    let kinds: BTreeSet<u8> = seeds.values().flat_map(|bytes| bytes[1..].chunks(OP_BYTES).map(|op| op[0])).collect();
+    assert_eq!(kinds, (0..32).collect(), "some operation is in no seed");
+}
+
+/// Each in all modes.
 #[test]
 fn saved_inputs_keep_the_invariants() {
-    for seed in SEEDS {
+    let corpus = corpus();
+    assert!(!corpus.is_empty());
+    for (name, mut data) in corpus {
+        assert!(!data.is_empty() && data.len() < 4096, "{name}");
         for mode in 0..8 {
-            let mut data = seed.to_vec();
             data[0] = mode;
+            println!("{name} in mode {mode}");
             fuzz(&data);
         }
     }
 }
-
-const SEEDS: [&[u8]; 3] = [
-    include_bytes!("seeds/gpu_writes_tables.bin"),
-    include_bytes!("seeds/ram_comes_back.bin"),
-    include_bytes!("seeds/mixture.bin"),
-];

@@ -1,0 +1,4 @@
+//! Any life of a VM's address spaces, its guest and its GPU: `shadow_pt::fuzz` says what is checked.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| shadow_pt::fuzz(input));
