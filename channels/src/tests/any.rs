@@ -1,6 +1,9 @@
 use super::*;
 use proptest::prelude::*;
 
+#[path = "seeds.rs"]
+mod seeds;
+
 fn raw() -> impl Strategy<Value = u64> {
     prop_oneof![
         // A range like a driver's.

@@ -12,7 +12,7 @@ use nvspec::regs::pfifo;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Something that a guest, the card or the host does. `bool` says which VM, the first `u8` which channel.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     /// With these words in the guest's block: ring size, GP_GET, GP_PUT.
     Bind(bool, u8, u8, u16, u16),
