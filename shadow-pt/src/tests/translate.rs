@@ -1,5 +1,6 @@
 use super::*;
 use crate::model::world::{GUEST_VRAM, Grants, LARGE, PAGE};
+use nvspec::addr::{Iova, VramAddr};
 
 fn grants() -> Grants {
     let mut grants = Grants::default();
@@ -146,4 +147,37 @@ fn exhaustive_small_world() {
         }
     }
     assert!(granted > 40_000 && denied > 40_000, "the test world means little: {granted} {denied}");
+}
+
+/// All memory is the guest's and lies where the guest believes, but for one page.
+struct AllBut(u64);
+
+impl AllBut {
+    fn grants(&self, address: u64, len: u64) -> bool {
+        !(address / PAGE..(address + len).div_ceil(PAGE)).contains(&self.0)
+    }
+}
+
+impl Frames for AllBut {
+    fn vram(&self, address: GuestVramAddr, len: u64) -> Option<VramAddr> {
+        self.grants(address.0, len).then_some(VramAddr(address.0))
+    }
+
+    fn ram(&self, address: Gpa, len: u64, _: bool) -> Option<Iova> {
+        self.grants(address.0, len).then_some(Iova(address.0))
+    }
+}
+
+#[test]
+fn every_piece_of_a_large_page_counts() {
+    for (aperture, denial) in [(0, Denial::Vram), (2, Denial::Ram)] {
+        let entry = raw(aperture, 3 * LARGE);
+        for missing in 3 * 32..4 * 32 {
+            let found = translate(entry, PageSize::Large, &AllBut(missing));
+            assert_eq!(found, Err(denial), "without page {missing:#x}");
+        }
+        for beside in [3 * 32 - 1, 4 * 32] {
+            assert_eq!(translate(entry, PageSize::Large, &AllBut(beside)), Ok(entry));
+        }
+    }
 }
