@@ -288,6 +288,24 @@ fn withdrawn_ram_is_unreachable_at_once_and_comes_back_when_granted() {
 }
 
 #[test]
+fn withdrawn_ram_is_found_by_whichever_entry_is_left() {
+    for left in 0..4 {
+        let mut world = World::mapped();
+        for index in 0..4 {
+            world.write(vram(SPT + index * 8), pte(2, (0x1000 + index) * PAGE));
+        }
+        world.sync();
+        for index in (0..4).filter(|index| *index != left) {
+            world.write(vram(SPT + index * 8), 0);
+            world.sync();
+        }
+        assert!(world.at(left * PAGE).is_some());
+        assert!(world.invalidate(GuestRange::Ram(Gpa((0x1000 + left) * PAGE), PAGE)).lost_permission);
+        assert_eq!(world.at(left * PAGE), None);
+    }
+}
+
+#[test]
 fn withdrawn_vram_is_unreachable_at_once() {
     let mut world = World::mapped();
     world.write(vram(SPT), pte(0, LARGE));
