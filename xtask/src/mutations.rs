@@ -2,8 +2,10 @@
 //!
 //! Each one takes away something that isolation rests on: a bound, one 4 KiB piece of a check, a flush. The sources are
 //! copied, one mistake is made in the copy, and the tests of that crate must fail there (by a failed test, not by failing
-//! to build). Only pure crates are mutated, so that this takes a minute or two.
+//! to build). Only pure crates are mutated, and of their tests only those that are meant to notice run, so that this takes
+//! some minutes.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,7 +13,11 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::run::{cargo, root, target};
-use crate::tally::Reader;
+use crate::tally::{Reader, Tally};
+
+mod list;
+
+use list::MUTATIONS;
 
 /// A mistake.
 struct Mutation {
@@ -23,52 +29,63 @@ struct Mutation {
     /// Found exactly once in the file.
     from: &'static str,
     to: &'static str,
+    /// Only tests whose name contains this run; all with an empty one.
+    tests: &'static str,
 }
-
-const MUTATIONS: [Mutation; 0] = [];
 
 /// Makes each mistake in turn; says whether all were noticed.
 pub fn run(filter: Option<&str>) -> Result<bool> {
+    let wanted: Vec<_> =
+        MUTATIONS.iter().filter(|mutation| filter.is_none_or(|filter| mutation.name.contains(filter))).collect();
+    ensure!(!wanted.is_empty(), "no mutation has a name like that");
     let copy = copy_sources()?;
     // Without a mistake the tests pass, else a failure would say nothing.
-    let mut packages: Vec<_> = MUTATIONS.iter().map(|mutation| mutation.package).collect();
-    packages.sort_unstable();
-    packages.dedup();
+    let packages: BTreeSet<_> = wanted.iter().map(|mutation| mutation.package).collect();
     for package in packages {
-        ensure!(tests_pass(&copy, package)?, "the tests of {package} fail without any mutation");
+        let tally = test(&copy, package, "")?;
+        ensure!(tally.good() && tally.passed > 0, "the tests of {package} do not pass without any mutation: {tally}");
+        println!("{package} without a mutation: {tally}");
     }
     let mut missed = 0;
-    for mutation in MUTATIONS.iter().filter(|mutation| filter.is_none_or(|filter| mutation.name.contains(filter))) {
-        let Mutation { name, what, package, file, from, to } = mutation;
-        let path = copy.join(file);
-        let text = fs::read_to_string(&path).with_context(|| format!("mutation {name}: {file}"))?;
-        let count = text.matches(from).count();
-        ensure!(count == 1, "mutation {name}: {file} has {count} places like `{from}`, one is expected");
-        fs::write(&path, text.replacen(from, to, 1))?;
-        let passed = tests_pass(&copy, package);
-        fs::write(&path, &text)?;
-        let noticed = !passed?;
-        println!("mutation {name}: {what}: {}", if noticed { "noticed" } else { "MISSED" });
+    for mutation in &wanted {
+        let noticed = is_noticed(&copy, mutation).with_context(|| format!("mutation {}", mutation.name))?;
+        println!("mutation {}: {}: {}", mutation.name, mutation.what, if noticed { "noticed" } else { "MISSED" });
         missed += u32::from(!noticed);
     }
-    println!("{} mutations, {missed} missed", MUTATIONS.len());
+    println!("{} mutations, {missed} missed", wanted.len());
     Ok(missed == 0)
 }
 
-/// Whether the tests of a package pass in the copy. An error if it does not build.
-fn tests_pass(copy: &Path, package: &str) -> Result<bool> {
+/// Makes the mistake, runs the tests, and undoes it.
+fn is_noticed(copy: &Path, mutation: &Mutation) -> Result<bool> {
+    let Mutation { package, file, from, to, tests, .. } = *mutation;
+    let path = copy.join(file);
+    let text = fs::read_to_string(&path).with_context(|| file.to_owned())?;
+    let count = text.matches(from).count();
+    ensure!(count == 1, "{file} has {count} places like `{from}`, one is expected");
+    fs::write(&path, text.replacen(from, to, 1))?;
+    let tally = test(copy, package, tests);
+    fs::write(&path, &text)?;
+    let tally = tally?;
+    ensure!(tally != Tally::default(), "{package} has no test like `{tests}`");
+    Ok(!tally.good())
+}
+
+/// What the unit tests of a package with names like `filter` say in the copy. An error if it does not build.
+fn test(copy: &Path, package: &str, filter: &str) -> Result<Tally> {
     let cargo = |args: &[&str]| {
         let mut command = cargo(args);
         command.current_dir(copy).env("CARGO_TARGET_DIR", target().join("mutations-build"));
+        // The compiler warns of what a mistake leaves unused.
+        command.stderr(Stdio::null());
         command
     };
-    let built = cargo(&["test", "--quiet", "--package", package, "--no-run"]).status()?;
-    ensure!(built.success(), "{package} does not build with the mutation");
-    // One failure is enough.
-    let output = cargo(&["test", "--package", package, "--", "--test-threads=2"]).stderr(Stdio::null()).output()?;
+    let built = cargo(&["test", "--quiet", "--package", package, "--lib", "--no-run"]).status()?;
+    ensure!(built.success(), "{package} does not build");
+    let output = cargo(&["test", "--package", package, "--lib", "--", "--test-threads=2", filter]).output()?;
     let mut reader = Reader::default();
     String::from_utf8_lossy(&output.stdout).lines().for_each(|line| reader.line(line));
-    Ok(reader.finish(output.status.success()).good())
+    Ok(reader.finish(output.status.success()))
 }
 
 /// Copies what git tracks, as it is in the working tree.
@@ -95,4 +112,20 @@ fn copy_sources() -> Result<PathBuf> {
         }
     }
     Ok(copy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_mutation_has_its_place() {
+        for Mutation { name, file, from, to, package, .. } in MUTATIONS {
+            let text = fs::read_to_string(root().join(file)).unwrap();
+            assert_eq!(text.matches(from).count(), 1, "{name}: `{from}` in {file}");
+            assert!(from != to && file.starts_with(&format!("{package}/src/")), "{name}");
+        }
+        let names: BTreeSet<_> = MUTATIONS.iter().map(|mutation| mutation.name).collect();
+        assert_eq!(names.len(), MUTATIONS.len());
+    }
 }
