@@ -1,6 +1,6 @@
 //! A driver as small as can be, in a mediated guest: page tables, channels and push buffers in the guest's own terms.
 
-use super::Guest;
+use super::{Guest, Machine};
 use nvspec::instance::ramfc;
 use nvspec::regs::{ce0, ce1, fecs, pbdma, pbus, pfb, pfifo, pgraph, pmc, ppci};
 use vmm_glue::RegionIndex;
@@ -78,9 +78,9 @@ pub struct Fault {
 }
 
 /// The driver.
-pub struct Driver {
+pub struct Driver<M = Guest> {
     /// The VM.
-    pub guest: Guest,
+    pub guest: M,
     next: u64,
     /// Where the memory of channels begins.
     first: u64,
@@ -91,10 +91,10 @@ pub struct Driver {
     pub faults: Vec<Fault>,
 }
 
-impl Driver {
+impl<M: Machine> Driver<M> {
     /// A driver that has brought its vGPU up.
     #[must_use]
-    pub fn new(guest: Guest) -> Self {
+    pub fn new(guest: M) -> Self {
         let mut driver = Self::unborn(guest);
         driver.bring_up();
         driver
@@ -102,7 +102,7 @@ impl Driver {
 
     /// A driver that has done nothing yet.
     #[must_use]
-    pub fn unborn(guest: Guest) -> Self {
+    pub fn unborn(guest: M) -> Self {
         Self { guest, next: FIRST, first: FIRST, userd: 0, list: 0, listed: Vec::new(), faults: Vec::new() }
     }
 
@@ -166,14 +166,14 @@ impl Driver {
     pub fn vram(&mut self, pages: u64) -> u64 {
         let at = self.next;
         self.next += pages * PAGE;
-        assert!(self.next <= self.guest.vram_bytes, "the guest's VRAM is full");
+        assert!(self.next <= self.guest.vram_bytes(), "the guest's VRAM is full");
         at
     }
 
     /// Bytes of guest VRAM that are left for [`Self::vram`].
     #[must_use]
     pub fn room(&self) -> u64 {
-        self.guest.vram_bytes - self.next
+        self.guest.vram_bytes() - self.next
     }
 
     /// An empty address space.
@@ -341,10 +341,9 @@ impl Driver {
         self.guest.peek(channel.fence) == channel.fences
     }
 
-    /// Waits, by interrupts, until all that was submitted has been done.
+    /// Waits, by interrupts, until all that was submitted has been done, or the device has gone.
     pub fn wait(&mut self, channel: &Channel) {
-        while !self.is_done(channel) {
-            self.guest.wait_msi();
+        while !self.is_done(channel) && self.guest.wait_msi() {
             self.service();
         }
     }
@@ -352,7 +351,7 @@ impl Driver {
     /// Waits, by interrupts, for an MMU fault.
     pub fn wait_fault(&mut self) -> Fault {
         while self.faults.is_empty() {
-            self.guest.wait_msi();
+            assert!(self.guest.wait_msi(), "the device has gone");
             self.service();
         }
         self.faults.remove(0)

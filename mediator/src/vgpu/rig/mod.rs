@@ -1,23 +1,29 @@
 //! Mediated VMs without a VMM: a software card, its owner, and devices that are called as the server calls them.
 //!
 //! Parts: [`Rig`] (the card), [`Guest`] (one VM: registers, apertures, RAM, interrupts), [`driver`] (what a driver in
-//! the guest does with them), [`fuzz`] (any sequence of accesses against it). Mistakes of the caller panic.
+//! the guest does with them), [`fuzz`] (any sequence of accesses against it); [`RemoteGuest`] (the same behind the socket
+//! of a daemon) and [`Machine`] (what a driver wants of either). Mistakes of the caller panic.
 
 pub mod driver;
 pub mod fuzz;
+mod machine;
+mod remote;
 
 use super::{MediatedDevice, MediatedVm, Settings};
 use crate::daemon::backend::{BackendStatus, VmBackend};
 use crate::host::{HostCard, Share};
 use nvspec::regs::{pbus, windows::pramin};
 use simgpu::{Config, SimGpu};
-use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
-use vmm_glue::client::{memory_file, wait_event};
+use vmm_glue::client::wait_event;
 use vmm_glue::{Device, IrqCounts, Link, RegionIndex};
 use vram::{Summary, VmId};
+
+use machine::Ram;
+pub use machine::{Machine, read_file};
+pub use remote::RemoteGuest;
 
 /// Nothing takes that long: a wait that ends by it has failed.
 const LONG: Duration = Duration::from_secs(60);
@@ -58,7 +64,7 @@ impl Rig {
         device.connected();
         let msi = link.attach_msi().expect("an event");
         let (host, vram_bytes) = (Arc::clone(&self.host), settings.share.vram_bytes);
-        Guest { device, backend, link, msi, ram: BTreeMap::new(), host, vm: VmId(vm), vram_bytes }
+        Guest { device, backend, link, msi, ram: Ram::default(), host, vm: VmId(vm), vram_bytes }
     }
 
     /// What of the card is taken: chunks by state, channels, I/O address ranges.
@@ -77,19 +83,13 @@ pub fn settings(vram_mib: u64, channels: u32) -> Settings {
     Settings { share, shadow: shadow_pt::Mode::default() }
 }
 
-/// A region of a guest's RAM.
-struct Ram {
-    size: u64,
-    file: OwnedFd,
-}
-
 /// One VM.
 pub struct Guest {
     device: MediatedDevice,
     backend: Arc<MediatedVm>,
     link: Link,
     msi: OwnedFd,
-    ram: BTreeMap<u64, Ram>,
+    ram: Ram,
     host: Arc<HostCard>,
     vm: VmId,
     /// Bytes of its VRAM.
@@ -151,14 +151,13 @@ impl Guest {
 
     /// Lends RAM to the device: a file of its own. False when the device refuses.
     pub fn map_ram(&mut self, gpa: u64, size: u64, writable: bool) -> bool {
-        let file = memory_file(size, true).expect("a memory file");
-        let given = file.try_clone().expect("a descriptor");
+        let (file, given) = Ram::file(size).expect("a memory file");
         let Ok(region) = self.link.lend(gpa, size, writable, Some(given)) else { return false };
         if self.device.dma_map(&region).is_err() {
             self.link.take_back(gpa);
             return false;
         }
-        self.ram.insert(gpa, Ram { size, file });
+        self.ram.insert(gpa, size, file);
         true
     }
 
@@ -166,19 +165,17 @@ impl Guest {
     pub fn unmap_ram(&mut self, gpa: u64) -> Option<OwnedFd> {
         let region = self.link.take_back(gpa)?;
         self.device.dma_unmap(gpa, region.size);
-        self.ram.remove(&gpa).map(|ram| ram.file)
+        self.ram.remove(gpa).map(|(_, file)| file)
     }
 
     /// Reads the guest's RAM as its CPU does.
     pub fn ram_read(&self, gpa: u64, data: &mut [u8]) {
-        let (start, ram) = self.region(gpa);
-        read_file(&ram.file, gpa - start, data);
+        self.ram.read(gpa, data);
     }
 
     /// Writes the guest's RAM as its CPU does.
     pub fn ram_write(&self, gpa: u64, data: &[u8]) {
-        let (start, ram) = self.region(gpa);
-        assert_eq!(rustix::io::pwrite(&ram.file, data, gpa - start), Ok(data.len()));
+        self.ram.write(gpa, data);
     }
 
     /// Reads a word of the guest's RAM.
@@ -192,13 +189,7 @@ impl Guest {
     /// The region of RAM that holds `gpa`, if one does: its start and size.
     #[must_use]
     pub fn ram_at(&self, gpa: u64) -> Option<(u64, u64)> {
-        let (&start, ram) = self.ram.range(..=gpa).next_back()?;
-        (gpa - start < ram.size).then_some((start, ram.size))
-    }
-
-    fn region(&self, gpa: u64) -> (u64, &Ram) {
-        let (&start, ram) = self.ram.range(..=gpa).next_back().expect("RAM of the guest");
-        (start, ram)
+        self.ram.at(gpa)
     }
 
     /// Waits for an MSI message.
@@ -231,7 +222,7 @@ impl Guest {
 
     /// The client goes, and the next one comes.
     pub fn reconnect(&mut self) {
-        while let Some((&gpa, _)) = self.ram.first_key_value() {
+        while let Some(gpa) = self.ram.first() {
             self.unmap_ram(gpa);
         }
         self.device.disconnected();
@@ -248,9 +239,4 @@ impl Guest {
         drop(device);
         backend.release()
     }
-}
-
-/// Reads a memory file.
-pub fn read_file(file: &OwnedFd, at: u64, data: &mut [u8]) {
-    assert_eq!(rustix::io::pread(file, &mut *data, at), Ok(data.len()));
 }
