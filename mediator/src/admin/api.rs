@@ -186,6 +186,12 @@ pub struct Card {
     pub vram_assigned_mib: u64,
     /// MiB that a further virtual machine could have.
     pub vram_free_mib: u64,
+    /// MiB of the assigned that are in use: what a guest has never touched takes no place.
+    #[serde(default)]
+    pub vram_placed_mib: u64,
+    /// MiB that the mediator uses, of those that it keeps or, when they do not suffice, of the free.
+    #[serde(default)]
+    pub vram_mediator_mib: u64,
     /// MiB of BAR1.
     pub bar1_mib: u64,
     /// MiB of BAR3.

@@ -14,11 +14,15 @@ fn one(value: impl Into<u64>) -> Vec<(String, u64)> {
     vec![(String::new(), value.into())]
 }
 
-const CARD: [Metric<Card>; 3] = [
+const CARD: [Metric<Card>; 4] = [
     ("mediator_card_vram_bytes", "gauge", "VRAM of a card, by use", |card| {
         let uses =
             [("assigned", card.vram_assigned_mib), ("free", card.vram_free_mib), ("reserved", card.vram_reserved_mib)];
         uses.map(|(name, mib)| (format!("use=\"{name}\""), mib.saturating_mul(1 << 20))).into()
+    }),
+    ("mediator_card_vram_used_bytes", "gauge", "VRAM of a card that is in use, by user", |card| {
+        let users = [("vms", card.vram_placed_mib), ("mediator", card.vram_mediator_mib)];
+        users.map(|(name, mib)| (format!("user=\"{name}\""), mib.saturating_mul(1 << 20))).into()
     }),
     ("mediator_card_channels", "gauge", "Channels that VMs have on a card", |card| one(card.channels_used)),
     ("mediator_card_vms", "gauge", "VMs of a card", |card| one(card.vms.len() as u64)),

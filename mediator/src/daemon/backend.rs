@@ -76,6 +76,10 @@ pub struct CardStatus {
     pub channels: u32,
     /// MiB of VRAM that have no owner, if the mediator has the card. What the configuration promises may be less.
     pub vram_free_mib: Option<u64>,
+    /// MiB of VRAM in which memory of virtual machines lies; what a guest has never used lies nowhere.
+    pub vram_placed_mib: u64,
+    /// MiB of VRAM that the mediator uses itself.
+    pub vram_mediator_mib: u64,
 }
 
 /// A card that is there, and makes the devices of its virtual machines.

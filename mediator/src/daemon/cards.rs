@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use shadow_pt::Mode;
 use simgpu::{EngineId, EngineTiming, SimGpu, TimeModel};
 use vmm_glue::Link;
-use vram::VmId;
+use vram::{Summary, VmId};
 
 use super::backend::{BackendError, Built, CardBackend, CardStatus, OpenCard};
 use crate::config::check::MAX_CHANNELS;
@@ -107,14 +107,17 @@ impl CardBackend for OwnedCard {
     fn status(&self) -> CardStatus {
         let id = self.card.identity();
         let host = self.host.lock().clone();
-        let free = host.map(|host| {
-            let summary = host.lock().vram.chunks.summary();
-            u64::from(summary.spare()).saturating_mul(summary.chunk_bytes) >> 20
-        });
+        let chunks = host.map(|host| host.lock().vram.chunks.summary());
+        let mib = |count: fn(&Summary) -> u32| {
+            chunks.as_ref().map(|chunks| u64::from(count(chunks)).saturating_mul(chunks.chunk_bytes) >> 20)
+        };
+        let placed = |chunks: &Summary| chunks.vms.values().map(|vm| vm.placed).fold(0, u32::saturating_add);
         CardStatus {
             pci_id: format!("{:04x}:{:04x}", id.vendor, id.device),
             channels: MAX_CHANNELS,
-            vram_free_mib: free,
+            vram_free_mib: mib(Summary::spare),
+            vram_placed_mib: mib(placed).unwrap_or(0),
+            vram_mediator_mib: mib(|chunks| chunks.mediator).unwrap_or(0),
         }
     }
 

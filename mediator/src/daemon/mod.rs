@@ -280,6 +280,8 @@ impl Daemon {
             vram_reserved_mib: reserved,
             vram_assigned_mib: assigned,
             vram_free_mib: status.vram_free_mib.map_or(left, |free| free.min(left)),
+            vram_placed_mib: status.vram_placed_mib,
+            vram_mediator_mib: status.vram_mediator_mib,
             bar1_mib: spec.bar1_mib,
             bar3_mib: spec.bar3_mib,
             channels: status.channels,

@@ -41,7 +41,8 @@ struct FakeCard(Released);
 
 impl CardBackend for FakeCard {
     fn status(&self) -> CardStatus {
-        CardStatus { pci_id: "10de:06d8".to_owned(), channels: 128, vram_free_mib: Some(400) }
+        let pci_id = "10de:06d8".to_owned();
+        CardStatus { pci_id, channels: 128, vram_free_mib: Some(400), ..CardStatus::default() }
     }
 
     fn build(&self, vm: &VmSpec, link: &Link) -> Result<Built, BackendError> {

@@ -162,6 +162,13 @@ impl<M: Machine> Driver<M> {
         self.next = self.first;
     }
 
+    /// Brings the vGPU up anew after a reset, which leaves VRAM as it was: all that the driver had is zeroed first.
+    pub fn start_over(&mut self) {
+        self.first = FIRST;
+        self.rewind();
+        self.bring_up();
+    }
+
     /// Pages of guest VRAM that nothing else uses.
     pub fn vram(&mut self, pages: u64) -> u64 {
         let at = self.next;

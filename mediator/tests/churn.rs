@@ -1,0 +1,175 @@
+//! Virtual machines that come and go at random, 2 to 16 at a time, on one card of a real daemon; and what they leave behind,
+//! which must be nothing.
+//!
+//! Each guest is a thread: a client of the daemon's sockets with a small driver, no VMM. Lives are drawn from
+//! `GPU_MEDIATOR_CHURN_SEED`; each number of guests runs for `GPU_MEDIATOR_CHURN_SECONDS` (5 if not given; minutes by
+//! hand). Every copy's result is checked to the last byte.
+
+#[path = "churn/guest.rs"]
+mod guest;
+#[path = "../../tests/src/holdings.rs"]
+mod holdings;
+#[path = "churn/ledger.rs"]
+mod ledger;
+mod support;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use guest::{Guest, Tally};
+use holdings::setting;
+use ledger::{Ledger, audit};
+use mediator::admin::api;
+use mediator::ctl::client::Client;
+use rustix::process::Signal;
+use support::{LONG, Place, Running};
+
+/// MiB of VRAM of each guest: the least that a VM can have.
+const VM_MIB: u64 = 16;
+/// Channels that each guest may have; all guests together have fewer than the card.
+const CAP: u32 = 5;
+/// Guests at a time.
+const CROWDS: [usize; 4] = [2, 4, 8, 16];
+const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 352\nreserve_mib = 64\n";
+/// For glibc: stacks of threads that ended are unmapped at once, and all memory comes from one heap. Otherwise what it keeps
+/// for later looks like a leak.
+const TUNABLES: &str = "glibc.pthread.stack_cache_size=0:glibc.malloc.arena_max=1";
+
+/// What the guests of a crowd share.
+struct Crowd<'a> {
+    place: &'a Place,
+    size: usize,
+    end: Instant,
+    /// Guests that have come up once.
+    arrived: AtomicUsize,
+    /// One has failed: the others need not go on.
+    failed: AtomicBool,
+}
+
+impl Crowd<'_> {
+    fn is_over(&self) -> bool {
+        self.failed.load(Ordering::Relaxed) || Instant::now() >= self.end
+    }
+
+    /// Waits until all guests are up, so that they are there at the same time at least once.
+    fn meet(&self) {
+        self.arrived.fetch_add(1, Ordering::Relaxed);
+        let all = || self.arrived.load(Ordering::Relaxed) >= self.size || self.failed.load(Ordering::Relaxed);
+        until("all guests to be up", || all().then_some(()));
+    }
+}
+
+/// Tells the others when a thread panics.
+struct Alarm<'a>(&'a AtomicBool);
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Waits until `condition` gives a value; not for ever.
+fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + LONG;
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "waited {} s in vain for {what}", LONG.as_secs());
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Lets `size` guests live until the time is over; returns what they did.
+fn run(place: &Place, size: usize, time: Duration, seed: u64) -> Tally {
+    let crowd =
+        Crowd { place, size, end: Instant::now() + time, arrived: AtomicUsize::new(0), failed: AtomicBool::new(false) };
+    let total = Mutex::new(Tally::default());
+    let finished = AtomicUsize::new(0);
+    let most = thread::scope(|scope| {
+        for number in 0..size {
+            let (crowd, total, finished) = (&crowd, &total, &finished);
+            scope.spawn(move || {
+                let _alarm = Alarm(&crowd.failed);
+                let mut guest = Guest::new(crowd, number, seed);
+                while guest.live() {}
+                total.lock().unwrap().add(&guest.tally);
+                finished.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        let over = || finished.load(Ordering::Relaxed) >= size || crowd.failed.load(Ordering::Relaxed);
+        watch(place, size, over)
+    });
+    assert_eq!(most, size, "VMs that were connected at the same time");
+    total.into_inner().unwrap()
+}
+
+/// Looks at the daemon as an operator does while guests come and go; returns the most VMs that were seen connected.
+fn watch(place: &Place, size: usize, over: impl Fn() -> bool) -> usize {
+    let admin = Client::new(place.path("admin.sock")).unwrap();
+    let mut most = 0;
+    while !over() {
+        let card: api::Card = admin.get("/v1/cards/card0").unwrap();
+        assert!(card.channels_used <= size as u32 * CAP, "{card:?}");
+        assert!(card.vms.len() <= size, "{card:?}");
+        let list: api::VmList = admin.get("/v1/vms").unwrap();
+        let failed = list.vms.iter().find(|vm| vm.state == api::VmState::Failed || vm.channels_used > CAP);
+        assert_eq!(failed, None);
+        most = most.max(list.vms.iter().filter(|vm| vm.state == api::VmState::Connected).count());
+        thread::sleep(Duration::from_millis(20));
+    }
+    most
+}
+
+/// No line of the daemon's log is of an error: whatever guests do is no error of the daemon's.
+fn check_log(place: &Place) {
+    let log = std::fs::read_to_string(place.path("log")).unwrap();
+    let bad: Vec<_> = log.lines().filter(|line| line.contains(" ERROR ") || line.contains("panicked")).collect();
+    assert!(bad.is_empty(), "the daemon logged errors:\n{}", bad.join("\n"));
+}
+
+fn ledger(place: &Place, running: &Running) -> Ledger {
+    Ledger::of(place, running.child.id())
+}
+
+/// What is there now, and what of it is too much. Threads and connections end on their own time, so not for the first look.
+fn compared(before: &Ledger, look: impl Fn() -> Ledger) -> (Ledger, Vec<String>) {
+    let deadline = Instant::now() + LONG;
+    loop {
+        let after = look();
+        let lost = before.lost(&after);
+        if lost.is_empty() || Instant::now() >= deadline {
+            return (after, lost);
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn vms_that_come_and_go_at_random_leave_nothing() {
+    let time = Duration::from_secs(setting("GPU_MEDIATOR_CHURN_SECONDS", 5));
+    let seed = setting("GPU_MEDIATOR_CHURN_SEED", 1);
+    let place = Place::new(CARD);
+    let running = place.start(place.daemon().env("GLIBC_TUNABLES", TUNABLES));
+
+    // What is made once and kept is made here.
+    println!("warm-up: {}", run(&place, 16, time, seed));
+    audit(&place);
+    let before = ledger(&place, &running);
+    println!("at first: {before}");
+
+    for size in CROWDS {
+        println!("{size} VMs: {}", run(&place, size, time, seed + size as u64));
+        check_log(&place);
+        audit(&place);
+        let (after, lost) = compared(&before, || ledger(&place, &running));
+        println!("after {size} VMs: {after}");
+        assert!(lost.is_empty(), "left behind by {size} VMs:\n{}", lost.join("\n"));
+    }
+    check_log(&place);
+    running.end(Signal::TERM);
+}

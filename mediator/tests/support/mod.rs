@@ -1,0 +1,85 @@
+//! A daemon's folder, and the daemon as a process in it.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::fs;
+use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+pub const DAEMON: &str = env!("CARGO_BIN_EXE_mediatord");
+pub const CTL: &str = env!("CARGO_BIN_EXE_mediatorctl");
+/// No wait takes that long but one in vain.
+pub const LONG: Duration = Duration::from_secs(60);
+
+/// A folder with a configuration file and room for sockets.
+pub struct Place(TempDir);
+
+impl Place {
+    pub fn new(more: &str) -> Self {
+        let place = Self(tempfile::tempdir().unwrap());
+        let folder = place.0.path().display().to_string();
+        let text = format!("[daemon]\nadmin_socket = \"{folder}/admin.sock\"\nsocket_dir = \"{folder}\"\n{more}");
+        fs::write(place.path("m.toml"), text).unwrap();
+        place
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    pub fn daemon(&self) -> Command {
+        let mut command = Command::new(DAEMON);
+        command.arg("--config").arg(self.path("m.toml"));
+        command.env_remove("NOTIFY_SOCKET").env_remove("LISTEN_FDS").env("MEDIATORD_LOG", "info");
+        command
+    }
+
+    pub fn ctl(&self, arguments: &[&str]) -> Output {
+        Command::new(CTL).arg("--socket").arg(self.path("admin.sock")).args(arguments).output().unwrap()
+    }
+
+    /// Starts the daemon and waits until it says that it is ready, as a service manager does.
+    pub fn start(&self, command: &mut Command) -> Running {
+        let notify = UnixDatagram::bind(self.path("notify")).unwrap();
+        notify.set_read_timeout(Some(LONG)).unwrap();
+        let child = command
+            .env("NOTIFY_SOCKET", self.path("notify"))
+            .stderr(fs::File::create(self.path("log")).unwrap())
+            .spawn()
+            .unwrap();
+        let running = Running { child, notify };
+        assert_eq!(running.notified(), "READY=1", "{}", fs::read_to_string(self.path("log")).unwrap());
+        running
+    }
+}
+
+/// A daemon that runs until dropped.
+pub struct Running {
+    pub child: Child,
+    notify: UnixDatagram,
+}
+
+impl Running {
+    pub fn notified(&self) -> String {
+        let mut text = [0; 256];
+        let len = self.notify.recv(&mut text).unwrap();
+        String::from_utf8_lossy(&text[..len]).trim().to_owned()
+    }
+
+    pub fn end(mut self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+        assert_eq!(self.notified(), "STOPPING=1");
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

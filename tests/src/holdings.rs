@@ -1,0 +1,195 @@
+//! What a process holds by the kernel's account, to find what it has lost: descriptors, threads, mappings, memory.
+//!
+//! Needs nothing but the standard library: tests of other crates include this file by its path.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What a process holds at a time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holdings {
+    /// Descriptors by what they are of.
+    pub descriptors: BTreeMap<String, usize>,
+    /// Threads by name.
+    pub threads: BTreeMap<String, usize>,
+    /// Mappings of files, memory files included, by name.
+    pub mapped_files: BTreeMap<String, usize>,
+    /// Mappings of any kind.
+    pub mappings: usize,
+    /// KiB of resident memory, but for mappings that were left out.
+    pub resident_kib: u64,
+}
+
+/// By how much the holdings of a process may differ when it has lost nothing: its heap grows and shrinks in pieces.
+#[derive(Clone, Copy, Debug)]
+pub struct Slack {
+    /// More mappings.
+    pub mappings: usize,
+    /// More KiB.
+    pub resident_kib: u64,
+}
+
+impl Holdings {
+    /// What process `pid` holds. Mappings of `large_kib` KiB or more do not count as memory: they are a software card's
+    /// VRAM, of which as much is resident as was ever touched.
+    ///
+    /// # Errors
+    /// When there is no such process, or the kernel does not show it.
+    pub fn of(pid: u32, large_kib: u64) -> io::Result<Self> {
+        let process = PathBuf::from(format!("/proc/{pid}"));
+        // What has ended between the two looks is not there.
+        let descriptors = entries(&process.join("fd"))?.into_iter().filter_map(|path| fs::read_link(path).ok());
+        let descriptors = counted(descriptors.map(|target| kind(&target.to_string_lossy())));
+        let names = entries(&process.join("task"))?.into_iter();
+        let names = names.filter_map(|path| fs::read_to_string(path.join("comm")).ok());
+        let threads = counted(names.map(|name| name.trim().to_owned()));
+        let mut holdings = Self { descriptors, threads, ..Self::default() };
+        holdings.add_mappings(&fs::read_to_string(process.join("smaps"))?, large_kib);
+        Ok(holdings)
+    }
+
+    fn add_mappings(&mut self, smaps: &str, large_kib: u64) {
+        let mut counts = true;
+        for line in smaps.lines() {
+            let words: Vec<_> = line.split_whitespace().collect();
+            let number = words.get(1).and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
+            match words.first() {
+                Some(&"Size:") => counts = number < large_kib,
+                Some(&"Rss:") if counts => self.resident_kib += number,
+                Some(key) if !key.ends_with(':') => {
+                    self.mappings += 1;
+                    if let Some(name) = words.get(5).filter(|name| name.starts_with('/')) {
+                        *self.mapped_files.entry((*name).to_owned()).or_default() += 1;
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// What is different in `later`, each in words; nothing if nothing was lost. Descriptors, threads and mapped files must
+    /// be the same.
+    #[must_use]
+    pub fn lost(&self, later: &Self, slack: Slack) -> Vec<String> {
+        let mut lost = Vec::new();
+        for (what, before, after) in [
+            ("descriptors", &self.descriptors, &later.descriptors),
+            ("threads", &self.threads, &later.threads),
+            ("mapped files", &self.mapped_files, &later.mapped_files),
+        ] {
+            let names: std::collections::BTreeSet<_> = before.keys().chain(after.keys()).collect();
+            for name in names {
+                let count = |of: &BTreeMap<String, usize>| of.get(name).copied().unwrap_or(0);
+                if count(before) != count(after) {
+                    lost.push(format!("{what}: {name}: {}, were {}", count(after), count(before)));
+                }
+            }
+        }
+        if later.mappings > self.mappings + slack.mappings {
+            lost.push(format!("mappings: {}, were {}", later.mappings, self.mappings));
+        }
+        if later.resident_kib > self.resident_kib + slack.resident_kib {
+            lost.push(format!("memory: {} KiB, were {}", later.resident_kib, self.resident_kib));
+        }
+        lost
+    }
+}
+
+impl std::fmt::Display for Holdings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let sum = |counts: &BTreeMap<String, usize>| counts.values().sum::<usize>();
+        let (descriptors, threads) = (sum(&self.descriptors), sum(&self.threads));
+        let Self { mappings, resident_kib, .. } = self;
+        write!(f, "{descriptors} descriptors, {threads} threads, {mappings} mappings, {resident_kib} KiB")
+    }
+}
+
+fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect()
+}
+
+fn counted(names: impl Iterator<Item = String>) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    names.for_each(|name| *counts.entry(name).or_default() += 1);
+    counts
+}
+
+/// A descriptor's target without its number.
+fn kind(target: &str) -> String {
+    let numbered = ["socket", "pipe"].iter().find(|kind| target.starts_with(&format!("{kind}:[")));
+    numbered.map_or(target, |kind| *kind).to_owned()
+}
+
+/// Numbers from a seed (SplitMix64).
+#[derive(Clone, Debug)]
+pub struct Random(pub u64);
+
+impl Random {
+    /// The next number.
+    pub fn number(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `bound`, which is not 0.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.number() % bound
+    }
+
+    /// One of some things, of which there is at least one.
+    pub fn one<T: Copy>(&mut self, of: &[T]) -> T {
+        of[usize::try_from(self.below(of.len() as u64)).unwrap_or(0)]
+    }
+}
+
+/// A number from the environment.
+///
+/// # Panics
+/// When the variable holds something else.
+#[must_use]
+pub fn setting(name: &str, default: u64) -> u64 {
+    match std::env::var(name) {
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")),
+        Err(_) => default,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_process_opens_starts_and_maps_is_seen() {
+        let strict = Slack { mappings: usize::MAX / 2, resident_kib: u64::MAX / 2 };
+        let own = std::process::id();
+        let before = Holdings::of(own, u64::MAX).unwrap();
+        let file = fs::File::open("/dev/zero").unwrap();
+        let (end, wait) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::Builder::new().name("lost-one".into()).spawn(move || wait.recv()).unwrap();
+        let after = Holdings::of(own, u64::MAX).unwrap();
+        let lost = before.lost(&after, strict).join("\n");
+        assert!(lost.contains("descriptors: /dev/zero: 1, were 0"), "{lost}");
+        assert!(after.descriptors.values().sum::<usize>() > 3 && after.resident_kib > 100, "{after}");
+        drop((end, file));
+        let _ = thread.join().unwrap();
+    }
+
+    #[test]
+    fn smaps_are_read_by_mapping() {
+        let smaps = "55aa-55bb r-xp 00000000 fd:00 123 /usr/bin/thing\nSize: 8 kB\nRss: 4 kB\nVmFlags: rd ex\n\
+                     7f00-7f80 rw-p 00000000 00:00 0\nSize: 4096 kB\nRss: 4000 kB\n\
+                     7f90-7f91 rw-s 00000000 00:01 7 /memfd:guest-memory (deleted)\nSize: 64 kB\nRss: 16 kB\n";
+        let mut holdings = Holdings::default();
+        holdings.add_mappings(smaps, 4096);
+        assert_eq!((holdings.mappings, holdings.resident_kib), (3, 20));
+        let names: Vec<_> = holdings.mapped_files.keys().map(String::as_str).collect();
+        assert_eq!(names, ["/memfd:guest-memory", "/usr/bin/thing"]);
+        let less = Holdings { mappings: 1, resident_kib: 10, ..Holdings::default() };
+        let lost = less.lost(&holdings, Slack { mappings: 1, resident_kib: 9 });
+        assert_eq!(lost.len(), 4, "{lost:?}");
+    }
+}
