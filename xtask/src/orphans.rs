@@ -61,9 +61,10 @@ fn reach(roots: Vec<PathBuf>) -> BTreeSet<PathBuf> {
         for module in modules(&text) {
             let inline: PathBuf = module.inside.iter().collect();
             match module.path {
-                // Inside of a module with a body, a path counts from that module's folder.
-                Some(place) if module.inside.is_empty() => queue.push_back((beside.join(place), false)),
-                Some(place) => queue.push_back((within.join(inline).join(place), false)),
+                // Inside of a module with a body, a path counts from that module's folder. What a path leads to looks for
+                // its own modules beside itself.
+                Some(place) if module.inside.is_empty() => queue.push_back((beside.join(place), true)),
+                Some(place) => queue.push_back((within.join(inline).join(place), true)),
                 None => {
                     let folder = within.join(inline);
                     queue.push_back((folder.join(format!("{}.rs", module.name)), false));
