@@ -125,8 +125,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "a doorbell of an earlier binding is not rung",
         package: "channels",
         file: "channels/src/pull.rs",
-        from: ".filter(|bound| bound.serial == doorbell.serial)",
-        to: ".filter(|_| true)",
+        from: "bound.serial == doorbell.serial && !bound.retired",
+        to: "!bound.retired",
         tests: "submit::",
     },
     Mutation {
@@ -155,5 +155,14 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         from: "if end > map.bytes()",
         to: "if end > map.bytes() + self.chunk_bytes()",
         tests: "",
+    },
+    Mutation {
+        name: "retired",
+        what: "a retired channel is not brought back by its guest",
+        package: "channels",
+        file: "channels/src/pool.rs",
+        from: "bound.enabled && !paused && !bound.retired",
+        to: "bound.enabled && !paused",
+        tests: "retire::",
     },
 ];
