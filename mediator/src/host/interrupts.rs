@@ -259,11 +259,12 @@ impl HostState {
         let high = card.read32(pfifo::FAULT_VA_HI::at(unit));
         let va = GpuVa((u64::from(high) << 32) | u64::from(low));
         let kind = card.read32(pfifo::FAULT_TYPE::at(unit));
+        // Before the engine goes on: its next fault must find room for the report, or no one would ever hear of it.
+        card.write32(pfifo::MMU_FAULT_ID::OFFSET, 1 << unit);
         let owner = self.owner_of(instance);
         if let Err(error) = self.recover(card, owner, unit) {
             tracing::error!(?owner, %error, "the channel that faulted does not leave the card");
         }
-        card.write32(pfifo::MMU_FAULT_ID::OFFSET, 1 << unit);
         match owner {
             Some((vm, channel)) => events.push((vm, GuestEvent::MmuFault { channel, unit, va, kind })),
             // Its channel was unbound before the interrupt was served.
