@@ -77,7 +77,7 @@ struct TestArgs {
     #[arg(long)]
     suite: Option<suites::Suite>,
     /// How long each fuzz target runs, in seconds.
-    #[arg(long, value_name = "N", default_value_t = 20)]
+    #[arg(long, value_name = "N", default_value_t = 10)]
     fuzz_seconds: u32,
     /// Guest tests at the same time; by default one for each two CPUs.
     #[arg(long, value_name = "N")]

@@ -26,14 +26,14 @@ struct Workload {
 
 #[rustfmt::skip]
 const WORKLOADS: [Workload; 8] = [
-    Workload { name: "channels", count: 8, run: channels },
-    Workload { name: "copy-small-in", count: 400, run: |rig, count| copies(rig, count, Domain::Gart, Domain::Vram, SMALL) },
-    Workload { name: "copy-small-out", count: 400, run: |rig, count| copies(rig, count, Domain::Vram, Domain::Gart, SMALL) },
-    Workload { name: "copy-large-in", count: 12, run: |rig, count| copies(rig, count, Domain::Gart, Domain::Vram, 8 << 20) },
-    Workload { name: "copy-large-out", count: 12, run: |rig, count| copies(rig, count, Domain::Vram, Domain::Gart, 8 << 20) },
-    Workload { name: "map-churn", count: 120, run: map_churn },
-    Workload { name: "many-channels", count: 40, run: many_channels },
-    Workload { name: "small-submissions", count: 1500, run: small_submissions },
+    Workload { name: "channels", count: 4, run: channels },
+    Workload { name: "copy-small-in", count: 200, run: |rig, count| copies(rig, count, Domain::Gart, Domain::Vram, SMALL) },
+    Workload { name: "copy-small-out", count: 200, run: |rig, count| copies(rig, count, Domain::Vram, Domain::Gart, SMALL) },
+    Workload { name: "copy-large-in", count: 6, run: |rig, count| copies(rig, count, Domain::Gart, Domain::Vram, 8 << 20) },
+    Workload { name: "copy-large-out", count: 6, run: |rig, count| copies(rig, count, Domain::Vram, Domain::Gart, 8 << 20) },
+    Workload { name: "map-churn", count: 60, run: map_churn },
+    Workload { name: "many-channels", count: 20, run: many_channels },
+    Workload { name: "small-submissions", count: 800, run: small_submissions },
 ];
 
 /// `timed --what NAME [--count N]`
