@@ -12,6 +12,7 @@ mod remote;
 use super::{MediatedDevice, MediatedVm, Settings};
 use crate::daemon::backend::{BackendStatus, VmBackend};
 use crate::host::{HostCard, Share};
+use card::Card;
 use nvspec::regs::{pbus, windows::pramin};
 use simgpu::{Config, SimGpu};
 use std::os::fd::{AsFd, OwnedFd};
@@ -44,9 +45,15 @@ impl Rig {
     /// A card with `vram_mib` MiB of VRAM, brought up.
     #[must_use]
     pub fn new(vram_mib: u32) -> Self {
+        Self::wrapped(vram_mib, |card| card)
+    }
+
+    /// The same; its owner sees of the card what `wrap` makes of it.
+    #[must_use]
+    pub fn wrapped(vram_mib: u32, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
         let config = Config { vram_mib, ..Config::default() };
         let card = Arc::new(SimGpu::new(&config).expect("a card"));
-        let host = HostCard::open(Arc::clone(&card) as _, "rig", CHUNK, RESERVE).expect("a card that comes up");
+        let host = HostCard::open(wrap(Arc::clone(&card)), "rig", CHUNK, RESERVE).expect("a card that comes up");
         Self { card, host }
     }
 

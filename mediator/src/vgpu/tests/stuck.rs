@@ -1,11 +1,13 @@
 //! Engines that do not end their work.
 
 use super::super::rig::driver::{CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
-use super::{A, B, Rig, driver, fill, is_filled, rig, usage};
-use card::Card;
-use nvspec::fifo::VirtualChannelId;
+use super::{A, B, CARD_MIB, Rig, driver, fill, is_filled, rig, usage};
+use card::{Aperture, Card, DmaError, DmaMemory, Identity, InterruptMode};
+use nvspec::fifo::{VirtualChannelId, engine};
 use nvspec::regs::pfifo;
-use simgpu::{EngineId, Fault, FaultKind};
+use simgpu::{EngineId, Fault, FaultKind, SimGpu};
+use std::sync::Arc;
+use vmm_sys_util::eventfd::EventFd;
 
 /// Lets the next copy of the driver's channel hang its engine, and waits until it does.
 fn hang(rig: &Rig, driver: &mut Driver, engine: EngineId) -> Channel {
@@ -126,4 +128,74 @@ fn fault_of_a_channel_that_is_unbound_before_it_is_served_blocks_no_one() {
     }
     works(&mut good, &mut other, 7);
     assert_eq!(good.faults, []);
+}
+
+/// A card that is quick: before its owner does anything more, an engine that may go on has met its next fault.
+struct Quick(Arc<SimGpu>);
+
+impl Card for Quick {
+    fn identity(&self) -> Identity {
+        self.0.identity()
+    }
+
+    fn read32(&self, offset: u32) -> u32 {
+        self.0.read32(offset)
+    }
+
+    fn write32(&self, offset: u32, value: u32) {
+        self.0.write32(offset, value);
+        if offset == pfifo::SCHED_DISABLE::OFFSET {
+            // There may be no next fault.
+            let stopped = || self.0.read32(pfifo::SCHED_ENABLE_ACK::OFFSET) != 0;
+            let _ = (0..20_000).any(|_| stopped() || (std::thread::yield_now(), false).1);
+        }
+    }
+
+    fn aperture_read(&self, aperture: Aperture, offset: u64, data: &mut [u8]) {
+        self.0.aperture_read(aperture, offset, data);
+    }
+
+    fn aperture_write(&self, aperture: Aperture, offset: u64, data: &[u8]) {
+        self.0.aperture_write(aperture, offset, data);
+    }
+
+    fn map_dma(&self, iova: u64, memory: DmaMemory) -> Result<(), DmaError> {
+        self.0.map_dma(iova, memory)
+    }
+
+    fn unmap_dma(&self, iova: u64, len: u64) -> Result<(), DmaError> {
+        self.0.unmap_dma(iova, len)
+    }
+
+    fn set_interrupt(&self, mode: InterruptMode, event: Option<EventFd>) {
+        self.0.set_interrupt(mode, event);
+    }
+
+    fn unmask_intx(&self) {
+        self.0.unmask_intx();
+    }
+
+    fn reset(&self) {
+        self.0.reset();
+    }
+}
+
+#[test]
+fn engine_that_faults_again_at_once_goes_on() {
+    let rig = Rig::wrapped(CARD_MIB, |card| Arc::new(Quick(card)));
+    let mut driver = driver(&rig, 0);
+    let mut channels = [1, 2, 3].map(|id| driver.channel(id));
+    // All have their work before the engine begins.
+    rig.card.write32(pfifo::SCHED_DISABLE::OFFSET, 1 << engine::GR);
+    for channel in &mut channels {
+        driver.buffer(channel, A, 1, 1);
+        driver.submit(channel, &[object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat());
+    }
+    rig.card.write32(pfifo::SCHED_DISABLE::OFFSET, 0);
+    let mut faulted: Vec<_> = (0..channels.len()).map(|_| driver.wait_fault().instance).collect();
+    faulted.sort_unstable();
+    assert_eq!(faulted, channels.map(|channel| channel.instance));
+    channels.iter().for_each(|channel| driver.unbind(channel));
+    let mut channel = driver.channel(4);
+    works(&mut driver, &mut channel, 8);
 }
