@@ -74,7 +74,7 @@ pub fn run() -> Result<Vec<Metric>> {
     let daemon = Daemon::start("fv", configuration)?;
     let mut vms = Vec::new();
     for kind in &KINDS {
-        let config = VmConfig::new(kind.name, images, "6.12")?.with_gpu(daemon.vm_socket(kind.name));
+        let config = VmConfig::new(kind.name, images, "6.1")?.with_gpu(daemon.vm_socket(kind.name));
         let vm = Vm::launch(&config)?;
         vm.wait_ready()?;
         vms.push(vm);
