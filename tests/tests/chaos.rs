@@ -1,5 +1,8 @@
 //! Things that end at the wrong time, and mistakes of operators.
 
+#[path = "chaos/churn.rs"]
+mod churn;
+
 use std::time::Duration;
 
 use anyhow::Result;

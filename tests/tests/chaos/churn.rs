@@ -1,0 +1,187 @@
+//! Real VMs that come and go at random on one card: killed, switched off, or taken away by the operator, and made anew.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use tests::guest::{self, card_toml};
+use tests::holdings::{Holdings, Random, Slack, setting};
+use tests::{Daemon, Vm, VmConfig, wait};
+use vmm_glue::client::Client;
+
+/// Things that happen to VMs in one test.
+const EVENTS: usize = 6;
+const CARD_MIB: u64 = 512;
+const VM_MIB: &str = "64";
+/// What the card's VRAM is not part of: stacks that were used once and parts of heaps, which the daemon keeps for later. They
+/// depend on how many VMs there are at a time, not on how many there have been.
+const SLACK: Slack = Slack { mappings: 64, resident_kib: 16 << 10, pool: "admin-work" };
+/// How long the daemon may take to notice that a VM has gone.
+const NOTICE: Duration = Duration::from_secs(60);
+
+/// One place for a VM, taken by one after the other.
+struct Seat {
+    name: String,
+    vm: Vm,
+    /// Nouveau is loaded.
+    drives: bool,
+}
+
+/// All VMs on one daemon.
+struct Host {
+    daemon: Daemon,
+    random: Random,
+    seats: Vec<Seat>,
+}
+
+impl Host {
+    /// A VM in seat `name`, which the daemon has; booted, with or without its driver.
+    fn seated(&mut self, name: String, drives: bool) -> Result<Seat> {
+        let mut config = VmConfig::new(&name, tests::images()?, self.random.one(&["6.1", "6.12"]))?;
+        config = config.with_gpu(self.daemon.vm_socket(&name));
+        config.memory_mib = 256;
+        let vm = Vm::launch(&config)?;
+        Ok(Seat { name, vm, drives })
+    }
+
+    /// Waits until the VM is up, and loads its driver if it is to have one.
+    fn settle(seat: &Seat) -> Result<()> {
+        seat.vm.wait_ready()?;
+        if seat.drives {
+            guest::load_driver(&seat.vm)?;
+            guest::smoke(&seat.vm, "copy --engine m2mf --from gart --to vram --size 262144")?;
+        }
+        Ok(())
+    }
+
+    fn add(&self, name: &str) -> Result<()> {
+        self.daemon.ctl(&["vm", "add", name, "--card", "card0", "--vram-mib", VM_MIB])?.success()?;
+        Ok(())
+    }
+
+    /// Something happens to one VM, in the middle of its work if it has any. Then another sits there.
+    fn event(&mut self) -> Result<String> {
+        let at = usize::try_from(self.random.below(self.seats.len() as u64))?;
+        let Seat { name, vm, drives } = self.seats.remove(at);
+        if drives {
+            let before = guest::counter(&self.daemon, &name, "doorbells")?;
+            let work = vm.start("run /bin/gpu-smoke stress --seconds 600")?;
+            wait::until("the VM to submit work", guest::LOAD_LIMIT, || {
+                Ok((guest::counter(&self.daemon, &name, "doorbells")? > before + 20).then_some(()))
+            })?;
+            drop(work);
+        }
+        let what = self.random.one(&["killed", "switched off", "removed"]);
+        match what {
+            "killed" => vm.kill()?,
+            "switched off" => {
+                drop(vm.agent().send("poweroff")?);
+                vm.wait_exit(guest::LOAD_LIMIT)?;
+            }
+            _ => {
+                self.daemon.ctl(&["vm", "remove", &name])?.success()?;
+                if self.daemon.vm_socket(&name).exists() {
+                    bail!("the socket of {name}, which was removed, is still there");
+                }
+            }
+        }
+        // The others work meanwhile; a VMM whose device went may still run.
+        if let Some(other) = self.seats.iter().find(|seat| seat.drives) {
+            guest::smoke(&other.vm, "copy --engine ce0 --from vram --to gart --size 262144")?;
+        }
+        if what != "removed" {
+            self.wait_gone(&name)?;
+            // The same vGPU for the next VM, or a new one.
+            if self.random.below(2) == 0 {
+                self.daemon.ctl(&["vm", "remove", &name])?.success()?;
+                self.add(&name)?;
+            }
+        } else {
+            drop(vm);
+            self.add(&name)?;
+        }
+        let drives = self.random.below(2) == 0 || self.seats.iter().all(|seat| !seat.drives);
+        let seat = self.seated(name.clone(), drives)?;
+        Self::settle(&seat)?;
+        self.seats.push(seat);
+        Ok(format!("{name} was {what}{}", if drives { ", its heir drives" } else { "" }))
+    }
+
+    /// Waits until the daemon has noticed that the VMM is gone, and has taken back what it had.
+    fn wait_gone(&self, name: &str) -> Result<()> {
+        wait::until(&format!("{name}'s channels to come back"), NOTICE, || {
+            let shown = guest::show(&self.daemon, name)?;
+            let empty = shown["channels_used"] == 0 && shown["counters"]["address_spaces"] == 0;
+            Ok((shown["state"] == "waiting" && empty).then_some(()))
+        })
+    }
+
+    /// What the daemon holds: by its own account, and by the kernel's.
+    fn holdings(&self) -> Result<(Value, Vec<String>, Holdings)> {
+        let card = self.daemon.ctl_json(&["card", "show", "card0"])?;
+        let folder = std::fs::read_dir(&self.daemon.paths().folder)?;
+        let files: std::io::Result<Vec<_>> =
+            folder.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect();
+        let mut files = files?;
+        files.sort();
+        Ok((card, files, Holdings::of(self.daemon.pid(), CARD_MIB << 10)?))
+    }
+}
+
+fn come_and_go(name: &str, count: usize) -> Result<()> {
+    let daemon = Daemon::start(name, |paths| card_toml(paths, CARD_MIB as u32))?;
+    let seed = setting("GPU_MEDIATOR_CHURN_SEED", 1) << 8 | count as u64;
+    let mut host = Host { daemon, random: Random(seed), seats: Vec::new() };
+    // What is made with the first VM and kept.
+    host.add("first")?;
+    drop(Client::connect(&host.daemon.vm_socket("first"))?);
+    host.daemon.ctl(&["vm", "remove", "first"])?.success()?;
+    let (card, files, before) = host.holdings()?;
+
+    // All boot at the same time; every other has a driver.
+    for index in 0..count {
+        let name = format!("vm{index}");
+        host.add(&name)?;
+        let seat = host.seated(name, index % 2 == 0)?;
+        host.seats.push(seat);
+    }
+    host.seats.iter().try_for_each(Host::settle)?;
+    for _ in 0..EVENTS {
+        let what = host.event().with_context(|| host.daemon.log_tail())?;
+        println!("{what}");
+    }
+    for Seat { name, vm, .. } in std::mem::take(&mut host.seats) {
+        vm.kill()?;
+        host.wait_gone(&name)?;
+        host.daemon.ctl(&["vm", "remove", &name])?.success()?;
+    }
+
+    let mut last = Vec::new();
+    let clean = wait::until("all that the VMs had to come back", NOTICE, || {
+        let (card_now, files_now, now) = host.holdings()?;
+        last = before.lost(&now, SLACK);
+        if card_now != card {
+            last.push(format!("of the card: {card_now}, was {card}"));
+        }
+        if files_now != files {
+            last.push(format!("files: {files_now:?}, were {files:?}"));
+        }
+        Ok(last.is_empty().then_some(now))
+    });
+    println!("before: {before}; after: {}", clean.with_context(|| last.join("\n"))?);
+    let log = host.daemon.log();
+    let bad: Vec<_> = log.lines().filter(|line| line.contains(" ERROR ") || line.contains("panicked")).collect();
+    assert!(bad.is_empty(), "the daemon logged errors:\n{}", bad.join("\n"));
+    assert!(host.daemon.alive());
+    Ok(())
+}
+
+#[test]
+fn two_vms_come_and_go_and_leave_nothing() -> Result<()> {
+    come_and_go("churn2", 2)
+}
+
+#[test]
+fn four_vms_come_and_go_and_leave_nothing() -> Result<()> {
+    come_and_go("churn4", 4)
+}
