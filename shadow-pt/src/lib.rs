@@ -6,25 +6,28 @@
 //!
 //! Parts:
 //! - [`AddressSpaces`]: all guest address spaces of a VM and their shadows on the card (`spaces`, `space`, `table`,
-//!   `mirror`);
+//!   `mirror`, `split`);
 //! - `pages`: which pages of guest VRAM hold tables, and which of those the GPU itself can write;
 //! - `reverse`: which table pages name which guest memory;
 //! - [`ApertureTlb`]: the walk of the guest's own tables for trapped accesses to BAR1 and BAR3, with a cache;
-//! - `translate`: one guest entry in, one shadow entry or a [`Denial`] out;
+//! - `translate`: one guest entry in, its shadow or a [`Denial`] out;
 //! - the traits that a user implements: [`GuestMemory`], [`Frames`], [`ShadowMemory`].
 //!
 //! What is looked at again is a page (4 KiB) of a directory or table. A page is *pending* when it may differ from what was
 //! read last: it was never read, the CPU has written it ([`AddressSpaces::written`]), the GPU can write it because a live
-//! entry of any space of the VM maps it writable, or could until just now, or it lies in guest RAM, where nobody sees
-//! writes. A page counts as writable for the GPU until the card's TLBs have been flushed after the last such entry went.
+//! entry of any space of the VM maps it writable, or could until just now, the CPU can write it without our seeing it
+//! ([`AddressSpaces::unseen`]), or it lies in guest RAM, where nobody sees writes. A page counts as writable for the GPU until the card's TLBs have been flushed after the last such entry went.
 //!
 //! A flush must take effect at once only where something can be lost: on pending pages with live shadow entries. In
 //! [`Mode::LazyAdd`] the others wait for [`AddressSpaces::prepare`], unless work runs already. A new entry in a large-page
 //! table hides what the small-page table has there; that is not a loss, for the guest still names what is hidden.
 //!
-//! Not here: large pages of host memory that are not contiguous for the card (denied: 32 small entries could stand in for
-//! one only where the guest has a small-page table without valid entries of its own, or none), comptags (every compressed
-//! kind becomes its counterpart without), 64 KiB large pages.
+//! A large page whose 4 KiB pages lie apart for the card (some of them in host memory, or RAM in pieces) cannot be one
+//! entry. The large entry is left out then, and 32 small ones stand in for it, in a small-page table of ours (`split`) that
+//! the directory entry names instead of the shadow of the guest's small-page table, whether that exists or not: the
+//! hardware looks there when there is no large entry.
+//!
+//! Not here: comptags (every compressed kind becomes its counterpart without), 64 KiB large pages.
 //!
 //! Bounds, whatever the guest writes: a directory has 8192 entries; a space scans a table once however many entries name
 //! it; tables beyond [`Limits::table_bytes`] are not made; there are [`MAX_SPACES`] spaces. A directory that is its own
@@ -48,6 +51,7 @@ mod report;
 mod reverse;
 mod space;
 mod spaces;
+mod split;
 mod table;
 mod translate;
 
@@ -87,14 +91,24 @@ pub trait GuestMemory {
     fn read(&mut self, place: Place, data: &mut [u8]) -> Result<(), Unreadable>;
 }
 
+/// Where a page of guest VRAM lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// In the card's memory.
+    Vram(VramAddr),
+    /// In host memory that is mapped for the card, to read and to write, at this I/O address.
+    Host(Iova),
+}
+
 /// Grants frames: what the VM owns, and where it lies for the card now.
 pub trait Frames {
-    /// Where the `len` bytes at `address` lie in VRAM: all of them the VM's, in one piece. `len` is 4 KiB or 128 KiB.
-    fn vram(&self, address: GuestVramAddr, len: u64) -> Option<VramAddr>;
+    /// Where the `len` bytes of guest VRAM at `address` lie: all of them the VM's, in one piece, on one side. `len` is
+    /// 4 KiB or 128 KiB. A large page that is not in one piece, or not aligned for the card, is asked for by 4 KiB.
+    fn vram(&self, address: GuestVramAddr, len: u64) -> Option<Frame>;
 
     /// The I/O address of the `len` bytes of guest RAM at `address`: all of them registered (for writing, if `write`), in
     /// one piece. `len` is 4 KiB or 128 KiB. A region's I/O address should equal its guest address modulo 128 KiB, else its
-    /// large pages are denied.
+    /// large pages cost 32 entries each.
     fn ram(&self, address: Gpa, len: u64, write: bool) -> Option<Iova>;
 }
 

@@ -1,9 +1,11 @@
 //! Arrays of entries that are kept on the card and mirrored here: what the guest's were, and what the card's are.
 
 use crate::bits::{Set512, WORDS, below, bit};
+use crate::translate::{Pieces, Shadow};
 use crate::{GuestMemory, Place, ShadowMemory, SyncReport};
 use nvspec::addr::{SMALL_PAGE, VramAddr};
 use nvspec::mmu::{ENTRY_BYTES, Pte};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Changed entries this far apart are written together with what is between them.
@@ -44,6 +46,26 @@ impl Runs {
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
+
+    /// The entries from the first to the last that changed, run by run.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        self.0.iter().map(|run| run.range.clone())
+    }
+
+    /// Writes the runs that lose something, or those that do not, from `entries` to the array of the card at `card`.
+    pub(crate) fn write(
+        &self,
+        losing: bool,
+        card: VramAddr,
+        entries: &[u64],
+        memory: &mut impl ShadowMemory,
+        report: &mut SyncReport,
+    ) {
+        for run in self.0.iter().filter(|run| run.loses == losing) {
+            write_range(card, entries, run.range.clone(), memory, report);
+            report.lost_permission |= losing;
+        }
+    }
 }
 
 /// An array of entries: a directory or a table.
@@ -63,7 +85,9 @@ pub(crate) struct Mirror {
     pub(crate) watched: u64,
     /// Pages that could not be read; their entries count as 0.
     unreadable: u64,
-    /// For each page, shadow entries that are not 0.
+    /// Large entries whose pages lie apart, and the small ones that stand in for them. The card's entry is 0.
+    pub(crate) splits: BTreeMap<usize, Box<Pieces>>,
+    /// For each page, entries that map something.
     pub(crate) live: Box<[u16]>,
 }
 
@@ -80,6 +104,7 @@ impl Mirror {
             dirty: all,
             watched: if matches!(place, Place::Ram(_)) { all } else { 0 },
             unreadable: 0,
+            splits: BTreeMap::new(),
             live: vec![0; pages as usize].into(),
         }
     }
@@ -164,14 +189,36 @@ impl Mirror {
         self.shadow.get(index).copied().unwrap_or(0)
     }
 
+    /// An entry by which the card reaches what the guest's names, or the first page of it; 0 for none.
+    pub(crate) fn effective(&self, index: usize) -> u64 {
+        match self.entry(index) {
+            0 => self.splits.get(&index).and_then(|pieces| pieces.first()).copied().unwrap_or(0),
+            entry => entry,
+        }
+    }
+
+    /// Whether the card has, or is to have, exactly that.
+    pub(crate) fn is(&self, index: usize, shadow: &Shadow) -> bool {
+        match (shadow, self.splits.get(&index)) {
+            (Shadow::Entry(entry), None) => *entry == self.entry(index),
+            (Shadow::Split(pieces), Some(known)) => pieces == known,
+            _ => false,
+        }
+    }
+
     /// Sets both; counts live entries.
-    pub(crate) fn set(&mut self, index: usize, raw: u64, shadow: u64) {
+    pub(crate) fn set(&mut self, index: usize, raw: u64, shadow: Shadow) {
         if let Some(known) = self.guest.get_mut(index) {
             *known = raw.to_le_bytes();
         }
+        let before = self.effective(index) != 0;
         let Some(known) = self.shadow.get_mut(index) else { return };
-        let (before, after) = (*known != 0, shadow != 0);
-        *known = shadow;
+        *known = shadow.entry();
+        match shadow {
+            Shadow::Entry(_) => drop(self.splits.remove(&index)),
+            Shadow::Split(pieces) => drop(self.splits.insert(index, pieces)),
+        }
+        let after = self.effective(index) != 0;
         if before != after
             && let Some(live) = self.live.get_mut(index.wrapping_shr(PAGE_ENTRIES.trailing_zeros()))
         {
@@ -181,31 +228,35 @@ impl Mirror {
 
     /// Writes the runs that lose something, or those that do not, from the mirror to the card.
     pub(crate) fn write(&self, runs: &Runs, losing: bool, memory: &mut impl ShadowMemory, report: &mut SyncReport) {
-        for run in runs.0.iter().filter(|run| run.loses == losing) {
-            self.write_range(run.range.clone(), memory, report);
-            report.lost_permission |= losing;
-        }
+        runs.write(losing, self.card, &self.shadow, memory, report);
     }
 
     /// Writes all entries to the card.
     pub(crate) fn write_all(&self, memory: &mut impl ShadowMemory, report: &mut SyncReport) {
         for page in crate::bits::members(self.all()) {
-            self.write_range(self.range(page), memory, report);
+            write_range(self.card, &self.shadow, self.range(page), memory, report);
         }
     }
+}
 
-    fn write_range(&self, range: Range<usize>, memory: &mut impl ShadowMemory, report: &mut SyncReport) {
-        let Some(entries) = self.shadow.get(range.clone()) else { return };
-        let at = self.card.offset((range.start as u64).saturating_mul(ENTRY_BYTES));
-        if let [entry] = entries {
-            memory.write(at, &entry.to_le_bytes());
-        } else {
-            let bytes: Vec<RawEntry> = entries.iter().map(|entry| entry.to_le_bytes()).collect();
-            memory.write(at, bytes.as_flattened());
-        }
-        report.writes = report.writes.saturating_add(1);
-        report.entries_written = report.entries_written.saturating_add(entries.len() as u64);
+/// Writes a range of `entries` to the array of the card at `card`.
+pub(crate) fn write_range(
+    card: VramAddr,
+    entries: &[u64],
+    range: Range<usize>,
+    memory: &mut impl ShadowMemory,
+    report: &mut SyncReport,
+) {
+    let Some(entries) = entries.get(range.clone()) else { return };
+    let at = card.offset((range.start as u64).saturating_mul(ENTRY_BYTES));
+    if let [entry] = entries {
+        memory.write(at, &entry.to_le_bytes());
+    } else {
+        let bytes: Vec<RawEntry> = entries.iter().map(|entry| entry.to_le_bytes()).collect();
+        memory.write(at, bytes.as_flattened());
     }
+    report.writes = report.writes.saturating_add(1);
+    report.entries_written = report.entries_written.saturating_add(entries.len() as u64);
 }
 
 /// The entries that differ between two pages of the same length; `None` for none.

@@ -5,7 +5,9 @@ use crate::host::HostTable;
 use crate::mirror::{Mirror, PAGE_BYTES, PAGE_ENTRIES, RawEntry, Runs};
 use crate::pages::{FrameRun, PageIndex, User};
 use crate::reverse::{Piece, ReverseMap};
-use crate::table::{Books, Table, TableKey, Tables};
+use crate::split::{Pair, SplitWrites, Splits};
+use crate::table::{Books, Changes, Table, TableKey, Tables};
+use crate::translate::Shadow;
 use crate::{Denial, Frames, GuestMemory, Limits, Place, ShadowMemory, SyncReport};
 use nvspec::addr::{SMALL_PAGE, VramAddr};
 use nvspec::mmu::{PD_BYTES, PD_ENTRIES, Pde, TableTarget};
@@ -38,6 +40,8 @@ pub(crate) struct Shared {
     pub(crate) table_bytes: u64,
     /// Counts what may make room for a table that was refused.
     pub(crate) rooms: u64,
+    /// Large entries that may still be split.
+    pub(crate) splits_left: u64,
 }
 
 /// Directory entries that name a table, and what became of it.
@@ -71,6 +75,8 @@ pub(crate) struct Space {
     rooms: u64,
     /// Tables that have something to do, each once after a pass.
     pub(crate) queue: Vec<u32>,
+    /// Tables of ours for large pages that lie apart.
+    pub(crate) splits: Splits,
     /// Shadow tables that nothing names any more, but that the card's TLBs may still know.
     unlinked: Vec<(VramAddr, u64)>,
     /// Pages that are not writable any more, once the card's TLBs are flushed.
@@ -101,6 +107,7 @@ impl Space {
             missing: BTreeSet::new(),
             rooms: shared.rooms,
             queue: Vec::new(),
+            splits: Splits::default(),
             unlinked: Vec::new(),
             released: Vec::new(),
             marked: false,
@@ -118,10 +125,7 @@ impl Space {
 
     /// The table that a key stands for, if it is made.
     pub(crate) fn table(&self, key: &TableKey) -> Option<u32> {
-        match self.references.get(key)?.table {
-            Made::Yes(number) => Some(number),
-            Made::Wanted | Made::Refused => None,
-        }
+        made(&self.references, key)
     }
 
     /// Pages of guest tables that wait to be looked at.
@@ -140,12 +144,11 @@ impl Space {
     }
 
     fn is_idle(&self) -> bool {
-        self.directory.pending() == 0 && self.queue.is_empty() && self.missing.is_empty()
+        self.directory.pending() == 0 && self.queue.is_empty() && self.missing.is_empty() && self.splits.is_idle()
     }
 
     /// Makes the shadow what the guest's tables say now, as far as `scope` goes and `frames` grants it.
     ///
-    /// Writes go to the card in this order: what loses a permission, new tables, what gains one.
     pub(crate) fn sync(
         &mut self,
         shared: &mut Shared,
@@ -165,30 +168,123 @@ impl Space {
             relink = self.directory.all();
         }
         let work = self.read_tables(shared, scope, guest, frames, &mut report);
-
-        let each = |losing: bool, report: &mut SyncReport, memory: &mut _| {
-            for (number, runs) in &work {
-                if let Some(table) = shared.tables.get(*number) {
-                    table.mirror.write(runs, losing, memory, report);
-                }
-            }
-        };
-        each(true, &mut report, memory);
-        let links = self.link(relink, &shared.tables);
-        self.directory.write(&links, true, memory, &mut report);
+        self.commit(shared, &work, relink, memory, &mut report);
         if scope == Scope::Everything {
             for number in self.numbers() {
                 if let Some(table) = shared.tables.get(number) {
                     table.mirror.write_all(memory, &mut report);
                 }
             }
+            self.splits.write_all(memory, &mut report);
             self.directory.write_all(memory, &mut report);
-        } else {
-            each(false, &mut report, memory);
-            self.directory.write(&links, false, memory, &mut report);
         }
         self.requeue(&mut shared.tables);
         report
+    }
+
+    /// Writes to the card what has changed in the mirrors of `work`, and links the directory's pages `relink` again.
+    ///
+    /// In this order: small entries that stand in for large ones, and the links to them; what loses a permission, new
+    /// tables, what gains one; other small entries of the tables that stand in. So a large page that comes to lie apart,
+    /// or in one piece again, can be reached all the time.
+    pub(crate) fn commit(
+        &mut self,
+        shared: &mut Shared,
+        work: &[(u32, Changes)],
+        mut relink: u64,
+        memory: &mut impl ShadowMemory,
+        report: &mut SyncReport,
+    ) {
+        let (writes, linked) = self.split(shared, work, memory, report);
+        self.splits.write(&writes, true, memory, report);
+        if linked {
+            relink = self.directory.all();
+        }
+        let links = self.link(relink, &shared.tables);
+        if linked {
+            self.directory.write(&links, true, memory, report);
+            self.directory.write(&links, false, memory, report);
+        }
+        let each = |losing: bool, report: &mut SyncReport, memory: &mut _| {
+            for (number, changes) in work {
+                if let Some(table) = shared.tables.get(*number) {
+                    table.mirror.write(&changes.runs, losing, memory, report);
+                }
+            }
+        };
+        each(true, report, memory);
+        if !linked {
+            self.directory.write(&links, true, memory, report);
+        }
+        each(false, report, memory);
+        if !linked {
+            self.directory.write(&links, false, memory, report);
+        }
+        self.splits.write(&writes, false, memory, report);
+        self.unsplit(shared, memory, report);
+    }
+
+    /// Brings the tables that stand in for large pages to what the mirrors say, in our memory, and makes those that are
+    /// missing. Returns what is to be written, and whether the directory names others than before.
+    fn split(
+        &mut self,
+        shared: &mut Shared,
+        work: &[(u32, Changes)],
+        memory: &mut impl ShadowMemory,
+        report: &mut SyncReport,
+    ) -> (SplitWrites, bool) {
+        let mut writes = SplitWrites::default();
+        let Self { references, splits, table_bytes, .. } = self;
+        let Shared { tables, limits, table_bytes: all_bytes, .. } = shared;
+        let mirror = |key: &TableKey| made(references, key).and_then(|number| tables.get(number)).map(|t| &t.mirror);
+        for (number, changes) in work {
+            let Some(table) = tables.get(*number) else { continue };
+            if !changes.splits.is_empty() {
+                splits.touch(&table.key);
+                splits.large_changed(&table.key, &changes.splits, mirror, &mut writes);
+            }
+            if !splits.is_empty() && !changes.runs.is_empty() {
+                splits.small_changed(&table.key, &changes.runs, mirror, &mut writes);
+            }
+        }
+        if splits.is_idle() {
+            return (writes, false);
+        }
+        let (fresh, refused) = splits.make(limits.table_bytes.saturating_sub(*all_bytes), mirror, memory);
+        splits.fill(&fresh, mirror, &mut writes);
+        let bytes = Splits::bytes_of(&fresh);
+        *table_bytes = table_bytes.saturating_add(bytes);
+        *all_bytes = all_bytes.saturating_add(bytes);
+        if refused {
+            report.denied.add(Denial::Limit);
+        }
+        (writes, refused || !fresh.is_empty())
+    }
+
+    /// Drops the tables that stand in for nothing any more.
+    fn unsplit(&mut self, shared: &mut Shared, memory: &mut impl ShadowMemory, report: &mut SyncReport) {
+        if self.splits.is_empty() {
+            return;
+        }
+        let Self { references, splits, unlinked, .. } = self;
+        let tables = &shared.tables;
+        let mirror = |key: &TableKey| made(references, key).and_then(|number| tables.get(number)).map(|t| &t.mirror);
+        let bytes = splits.drop_unneeded(mirror, unlinked);
+        if bytes == 0 {
+            return;
+        }
+        self.give_back(shared, bytes);
+        let links = self.link(self.directory.all(), &shared.tables);
+        for losing in [true, false] {
+            self.directory.write(&links, losing, memory, report);
+        }
+    }
+
+    /// Card memory of tables is not used any more.
+    fn give_back(&mut self, shared: &mut Shared, bytes: u64) {
+        self.table_bytes = self.table_bytes.saturating_sub(bytes);
+        shared.table_bytes = shared.table_bytes.saturating_sub(bytes);
+        shared.rooms = shared.rooms.wrapping_add(1);
     }
 
     /// Takes in what the guest's directory says. Returns the pages whose entries are to be linked again.
@@ -225,6 +321,10 @@ impl Space {
                 self.drop_table(shared, &key);
             }
         }
+        let bytes = self.splits.drop_orphans(&mut self.unlinked);
+        if bytes != 0 {
+            self.give_back(shared, bytes);
+        }
         if report.pages != pages {
             report.tables_scanned = report.tables_scanned.saturating_add(1);
         }
@@ -237,15 +337,16 @@ impl Space {
     /// A directory entry of the guest's has become `raw`. Adds the tables that it named before to `orphans`.
     fn take_entry(&mut self, index: u32, raw: u64, orphans: &mut Vec<TableKey>, report: &mut SyncReport) {
         let at = index as usize;
-        let before = TableKey::both(Pde::from(self.directory.raw(at)));
-        let after = TableKey::both(Pde::from(raw));
-        self.directory.set(at, raw, self.directory.entry(at));
+        let pdes = [Pde::from(self.directory.raw(at)), Pde::from(raw)];
+        let [before, after] = pdes.map(TableKey::both);
+        self.directory.set(at, raw, Shadow::Entry(self.directory.entry(at)));
         if index == HOST_ENTRY {
             if after.iter().any(Option::is_some) {
                 report.denied.add(Denial::Reserved);
             }
             return;
         }
+        self.splits.relink(pdes[0], pdes[1]);
         for key in before.into_iter().flatten() {
             if let Some(reference) = self.references.get_mut(&key) {
                 reference.count = reference.count.saturating_sub(1);
@@ -269,12 +370,10 @@ impl Space {
         self.missing.remove(key);
         let Made::Yes(number) = reference.table else { return };
         let Some(mut table) = shared.tables.remove(number) else { return };
-        let Shared { pages, reverse, gained, .. } = shared;
-        table.retire(number, pages, &mut Books { reverse, gained, released: &mut self.released });
+        let Shared { pages, reverse, gained, splits_left, .. } = shared;
+        table.retire(number, pages, &mut Books { reverse, gained, released: &mut self.released, splits_left });
         self.unlinked.push((table.mirror.card, key.bytes()));
-        self.table_bytes = self.table_bytes.saturating_sub(key.bytes());
-        shared.table_bytes = shared.table_bytes.saturating_sub(key.bytes());
-        shared.rooms = shared.rooms.wrapping_add(1);
+        self.give_back(shared, key.bytes());
     }
 
     /// Makes the tables that are missing, as far as there is room. `true` if any was made.
@@ -328,12 +427,12 @@ impl Space {
         guest: &mut impl GuestMemory,
         frames: &impl Frames,
         report: &mut SyncReport,
-    ) -> Vec<(u32, Runs)> {
+    ) -> Vec<(u32, Changes)> {
         if scope == Scope::Everything {
             self.queue = self.numbers().collect();
         }
-        let Shared { tables, pages, reverse, gained, .. } = shared;
-        let mut books = Books { reverse, gained, released: &mut self.released };
+        let Shared { tables, pages, reverse, gained, splits_left, .. } = shared;
+        let mut books = Books { reverse, gained, released: &mut self.released, splits_left };
         let mut buffer = [0; PAGE_BYTES];
         let mut work = Vec::new();
         for number in &self.queue {
@@ -344,7 +443,7 @@ impl Space {
             let waits = (table.mirror.dirty | table.recheck) & !now;
             report.deferred = report.deferred.saturating_add(u64::from(waits.count_ones()));
             let (lost, read_before) = (table.mirror.is_lost(), report.pages);
-            let mut runs = Runs::default();
+            let mut changes = Changes::default();
             for page in members(now) {
                 let piece = Piece::new(*number, page);
                 let range = table.mirror.range(page);
@@ -359,7 +458,7 @@ impl Space {
                     changed = Some(crate::bits::below512(range.len()));
                 }
                 if changed.is_some() || table.recheck & bit(page) != 0 {
-                    table.take(piece, changed.unwrap_or_default(), fresh, frames, &mut books, &mut runs, report);
+                    table.take(piece, changed.unwrap_or_default(), fresh, frames, &mut books, &mut changes, report);
                 }
             }
             if report.pages != read_before {
@@ -368,8 +467,8 @@ impl Space {
             if table.mirror.is_lost() && !lost {
                 report.denied.add(Denial::Table);
             }
-            if !runs.is_empty() {
-                work.push((*number, runs));
+            if !changes.is_empty() {
+                work.push((*number, changes));
             }
         }
         work
@@ -405,7 +504,7 @@ impl Space {
                 let new = self.shadow_pde(Pde::from(raw), tables);
                 if new != old {
                     runs.push(index, loses_pde(old, new));
-                    self.directory.set(index, raw, new);
+                    self.directory.set(index, raw, Shadow::Entry(new));
                 }
             }
         }
@@ -414,7 +513,10 @@ impl Space {
 
     /// The shadow of a directory entry: the same size code, and our tables in the place of the guest's.
     fn shadow_pde(&self, guest: Pde, tables: &Tables) -> u64 {
-        let [large, small] = TableKey::both(guest).map(|key| frame(tables.get(self.table(&key?)?)?.mirror.card));
+        let [large_table, small_table] = TableKey::both(guest).map(|key| tables.get(self.table(&key?)?));
+        let large = large_table.and_then(|table| frame(table.mirror.card));
+        let stand_in = large_table.and_then(|table| self.splits.stand_in(&Pair::of(guest)?, &table.mirror));
+        let small = stand_in.unwrap_or_else(|| small_table.map(|table| table.mirror.card)).and_then(frame);
         if large.is_none() && small.is_none() {
             return 0;
         }
@@ -448,6 +550,8 @@ impl Space {
         for key in &keys {
             self.drop_table(shared, key);
         }
+        let bytes = self.splits.clear(&mut self.unlinked);
+        self.give_back(shared, bytes);
         for page in members(self.directory.all()) {
             if let Some(frame) = self.directory.frame(page) {
                 shared.pages.unregister(frame, User::Directory(self.index, page));
@@ -459,6 +563,14 @@ impl Space {
         }
         memory.free(self.directory.card, PD_BYTES);
         released
+    }
+}
+
+/// The number of the table that a key stands for, if it is made.
+fn made(references: &BTreeMap<TableKey, Reference>, key: &TableKey) -> Option<u32> {
+    match references.get(key)?.table {
+        Made::Yes(number) => Some(number),
+        Made::Wanted | Made::Refused => None,
     }
 }
 

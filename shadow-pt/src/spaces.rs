@@ -2,14 +2,16 @@
 
 use crate::bits::bit;
 use crate::host::HostTable;
-use crate::mirror::Runs;
 use crate::pages::{FrameRun, PageIndex, User};
 use crate::reverse::{BLOCK_PAGES_SHIFT, Piece, ReverseMap};
 use crate::space::{HOST_ENTRY, Scope, Shared, Space};
-use crate::table::{Books, Table, TableKey, Tables};
+use crate::split::Pair;
+use crate::table::{Books, Changes, Table, TableKey, Tables};
+use crate::translate::{PIECES_BYTES, PageSize};
 use crate::{Frames, GuestMemory, HOST_PAGES, Mapping, Mode, Place, ShadowMemory, SyncReport};
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, LARGE_PAGE, SMALL_PAGE, VA_BITS, VramAddr};
 use nvspec::mmu::{ENTRY_BYTES, PD_BYTES, PDE_SHIFT, PDE_SPAN, Pde, Pte};
+use std::collections::BTreeMap;
 
 /// Address spaces that a VM may have at once: one for each channel of the chip, and two apertures.
 pub const MAX_SPACES: usize = 130;
@@ -22,7 +24,8 @@ const _: () = assert!(MAX_SPACES <= 1 << INDEX_BITS);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of shadow tables in card memory, over all spaces of the VM, directories excluded. The mirrors take twice as
-    /// much host memory, what is known of the pages that they name about three times as much at the most.
+    /// much host memory, what is known of the pages that they name about three times as much at the most. What stands in
+    /// for large pages that lie apart takes as much again.
     pub table_bytes: u64,
 }
 
@@ -92,6 +95,7 @@ impl AddressSpaces {
             gained: Vec::new(),
             table_bytes: 0,
             rooms: 0,
+            splits_left: limits.table_bytes / PIECES_BYTES,
         };
         Self { mode, spaces: Vec::new(), generations: 0, shared }
     }
@@ -193,6 +197,20 @@ impl AddressSpaces {
         }
     }
 
+    /// The guest's CPU can write the page of guest VRAM at `address` from now on (or not any more) without our being told:
+    /// no call of [`Self::written`] is needed for it. Counts: as often with `false` as with `true`.
+    pub fn unseen(&mut self, address: GuestVramAddr, unseen: bool) {
+        let Some(frame) = PageIndex::frame(address.0) else { return };
+        let mut run = Vec::new();
+        FrameRun::push(&mut run, frame, false);
+        if unseen {
+            self.shared.gained.append(&mut run);
+            self.count_gained();
+        } else {
+            self.release(run);
+        }
+    }
+
     /// The guest has flushed the TLB of this space. `busy`: work of a channel of this space is with the card, so nothing
     /// may wait. When this returns, what the guest took away before is off the card's tables (not in [`Mode::Lazy`]); flush
     /// the card's TLBs for [`Self::directory`] if the report says so, and then call [`Self::flushed`].
@@ -260,7 +278,7 @@ impl AddressSpaces {
     /// the card's TLBs for the spaces that are returned, and call [`Self::flushed`] for each. What is dropped comes back
     /// with [`Self::granted`] or [`Self::retranslate`], if it is granted then. [`Frames`] must not grant the range any more.
     pub fn invalidate(&mut self, range: GuestRange, memory: &mut impl ShadowMemory) -> (Vec<SpaceId>, SyncReport) {
-        self.visit(range, memory, |table, piece, books, runs, _| table.invalidate(piece, range, books, runs))
+        self.visit(range, memory, |table, piece, books, changes, _| table.invalidate(piece, range, books, changes))
     }
 
     /// The range lies elsewhere for the card than it did, or has just become the guest's: entries that map into it are
@@ -271,8 +289,8 @@ impl AddressSpaces {
         frames: &impl Frames,
         memory: &mut impl ShadowMemory,
     ) -> (Vec<SpaceId>, SyncReport) {
-        self.visit(range, memory, |table, piece, books, runs, report| {
-            table.retranslate(piece, range, frames, books, runs, report);
+        self.visit(range, memory, |table, piece, books, changes, report| {
+            table.retranslate(piece, range, frames, books, changes, report);
         })
     }
 
@@ -300,12 +318,23 @@ impl AddressSpaces {
         if va.0 >> VA_BITS != 0 || space.directory.entry(index) == 0 {
             return None;
         }
-        let tables = TableKey::both(Pde::from(space.directory.raw(index)));
-        tables.into_iter().flatten().find_map(|key| {
+        let pde = Pde::from(space.directory.raw(index));
+        let pair = Pair::of(pde);
+        let offset = va.0 & PDE_SPAN.wrapping_sub(1);
+        let large = |pair: &Pair| Some(&self.shared.tables.get(space.table(&pair.large)?)?.mirror);
+        TableKey::both(pde).into_iter().flatten().find_map(|key| {
             let table = self.shared.tables.get(space.table(&key)?)?;
-            let offset = va.0 & PDE_SPAN.wrapping_sub(1);
             let at = usize::try_from(offset.wrapping_shr(key.size.shift())).ok()?;
-            let shadow = Pte::from(table.mirror.entry(at));
+            let shadow = match (key.size, pair.as_ref().and_then(|pair| Some((pair, large(pair)?)))) {
+                (PageSize::Large, Some((pair, large))) if table.mirror.entry(at) == 0 => {
+                    let page = usize::try_from(offset.wrapping_shr(PageSize::Small.shift())).ok()?;
+                    space.splits.piece(pair, page, large).unwrap_or(0)
+                }
+                // The guest's small-page table is not linked while what has to stand in for it has no room.
+                (PageSize::Small, Some((pair, large))) if space.splits.stand_in(pair, large) == Some(None) => 0,
+                _ => table.mirror.entry(at),
+            };
+            let shadow = Pte::from(shadow);
             if !shadow.valid() {
                 return None;
             }
@@ -380,42 +409,40 @@ impl AddressSpaces {
         &mut self,
         range: GuestRange,
         memory: &mut M,
-        mut visit: impl FnMut(&mut Table, Piece, &mut Books<'_>, &mut Runs, &mut SyncReport),
+        mut visit: impl FnMut(&mut Table, Piece, &mut Books<'_>, &mut Changes, &mut SyncReport),
     ) -> (Vec<SpaceId>, SyncReport) {
         let mut report = SyncReport::default();
-        let mut touched = [false; 1 << INDEX_BITS];
         self.mark_range(range);
         let pieces = self.shared.reverse.pieces(range);
-        let Self { spaces, shared: Shared { tables, reverse, gained, .. }, .. } = self;
-        let mut work = Vec::new();
+        let Self { spaces, shared, .. } = self;
+        let Shared { tables, reverse, gained, splits_left, .. } = shared;
+        let mut work: BTreeMap<u32, Vec<(u32, Changes)>> = BTreeMap::new();
         for pieces in pieces.chunk_by(|a, b| a.table() == b.table()) {
             let Some(number) = pieces.first().map(|piece| piece.table()) else { continue };
             let Some(table) = tables.get_mut(number) else { continue };
             let Some(Some(space)) = spaces.get_mut(table.space as usize) else { continue };
-            let mut runs = Runs::default();
+            let mut changes = Changes::default();
             for piece in pieces {
-                let mut books = Books { reverse, gained, released: &mut space.released };
-                visit(table, *piece, &mut books, &mut runs, &mut report);
+                let mut books = Books { reverse, gained, released: &mut space.released, splits_left };
+                visit(table, *piece, &mut books, &mut changes, &mut report);
             }
             if table.is_pending() {
                 enqueue(number, table, space);
             }
-            if !runs.is_empty() {
-                if let Some(touched) = touched.get_mut(table.space as usize) {
-                    *touched = true;
-                }
-                work.push((number, runs));
+            if !changes.is_empty() {
+                work.entry(table.space).or_default().push((number, changes));
             }
         }
-        for losing in [true, false] {
-            for (number, runs) in &work {
-                if let Some(table) = tables.get(*number) {
-                    table.mirror.write(runs, losing, memory, &mut report);
-                }
+        let mut touched = Vec::new();
+        for (index, work) in work {
+            let Some(Some(space)) = spaces.get_mut(index as usize) else { continue };
+            let written = report.entries_written;
+            space.commit(shared, &work, 0, memory, &mut report);
+            if report.entries_written != written {
+                touched.push(SpaceId(space.generation | index));
             }
         }
         self.count_gained();
-        let touched = self.ids().filter(|id| touched.get(id.index()).copied().unwrap_or(false)).collect();
         (touched, report)
     }
 

@@ -4,8 +4,8 @@ use crate::bits::{self, Set512, bit};
 use crate::mirror::{Mirror, PAGE_ENTRIES, RawEntry, Runs};
 use crate::pages::{FrameRun, PageIndex, User};
 use crate::reverse::{Piece, ReverseMap};
-use crate::translate::{Named, PageSize, loses, named, translate};
-use crate::{Frames, GuestRange, Place, SyncReport};
+use crate::translate::{Named, PageSize, Shadow, loses, named, translate};
+use crate::{Denial, Frames, GuestRange, Place, SyncReport};
 use nvspec::addr::{Gpa, GuestVramAddr, SMALL_PAGE, VramAddr};
 use nvspec::mmu::{ENTRY_BYTES, Pde, Pte, TableTarget};
 
@@ -49,6 +49,23 @@ pub(crate) struct Books<'a> {
     pub(crate) gained: &'a mut Vec<FrameRun>,
     /// Pages that are not any more, once the card's TLBs are flushed.
     pub(crate) released: &'a mut Vec<FrameRun>,
+    /// Large entries that may still be split.
+    pub(crate) splits_left: &'a mut u64,
+}
+
+/// What a pass has changed in a table.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    /// The card's entries.
+    pub(crate) runs: Runs,
+    /// Large entries for which other small ones stand in than before, or none any more.
+    pub(crate) splits: Vec<usize>,
+}
+
+impl Changes {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.runs.is_empty() && self.splits.is_empty()
+    }
 }
 
 /// The shadow of one guest table.
@@ -100,7 +117,7 @@ impl Table {
             let used = |counts: &[u16]| counts.get(at).is_some_and(|count| *count != 0);
             if used(&self.mirror.live) || used(&self.absent) {
                 for index in self.mirror.range(page) {
-                    self.set(index, Piece::new(own, page), 0, 0, books);
+                    self.set(index, Piece::new(own, page), 0, Shadow::Entry(0), books, &mut Changes::default());
                 }
             }
             books.reverse.settle();
@@ -108,27 +125,58 @@ impl Table {
     }
 
     /// An entry becomes `raw` for the guest and `shadow` for the card.
-    fn set(&mut self, index: usize, piece: Piece, raw: u64, shadow: u64, books: &mut Books<'_>) {
+    fn set(
+        &mut self,
+        index: usize,
+        piece: Piece,
+        raw: u64,
+        shadow: Shadow,
+        books: &mut Books<'_>,
+        changes: &mut Changes,
+    ) {
         let size = self.key.size;
-        let before = (self.mirror.raw(index), self.mirror.entry(index));
-        if before == (raw, shadow) {
+        let raw_before = self.mirror.raw(index);
+        let same = self.mirror.is(index, &shadow);
+        if raw_before == raw && same {
             return;
         }
-        let names = [named(before.0, size), named(raw, size)];
+        let (old, before) = (self.mirror.entry(index), self.mirror.effective(index));
+        let (new, split) = (shadow.entry(), matches!(shadow, Shadow::Split(_)));
+        let was_split = self.mirror.splits.contains_key(&index);
+        self.mirror.set(index, raw, shadow);
+        let after = self.mirror.effective(index);
+        if new != old {
+            changes.runs.push(index, loses(old, new));
+        }
+        if (split || was_split) && !same {
+            changes.splits.push(index);
+        }
+        match (was_split, split) {
+            (false, true) => *books.splits_left = books.splits_left.saturating_sub(1),
+            (true, false) => *books.splits_left = books.splits_left.saturating_add(1),
+            _ => {}
+        }
+        let names = [named(raw_before, size), named(raw, size)];
         books.reverse.change(piece, names[0], names[1]);
-        let absent = [names[0].is_some() && before.1 == 0, names[1].is_some() && shadow == 0];
+        let absent = [names[0].is_some() && before == 0, names[1].is_some() && after == 0];
         if absent[0] != absent[1]
             && let Some(count) = self.absent.get_mut(piece.page() as usize)
         {
             *count = if absent[1] { count.saturating_add(1) } else { count.saturating_sub(1) };
         }
-        let exposes = [exposes(names[0], before.1), exposes(names[1], shadow)];
+        let exposes = [exposes(names[0], before), exposes(names[1], after)];
         if exposes[0] != exposes[1] {
             let large = size == PageSize::Large;
             exposes[0].into_iter().for_each(|frame| FrameRun::push(books.released, frame, large));
             exposes[1].into_iter().for_each(|frame| FrameRun::push(books.gained, frame, large));
         }
-        self.mirror.set(index, raw, shadow);
+    }
+
+    /// What the guest entry `raw` becomes, as far as there is room for it.
+    fn shadow(&self, index: usize, raw: u64, frames: &impl Frames, books: &Books<'_>) -> Result<Shadow, Denial> {
+        let shadow = translate(raw, self.key.size, frames)?;
+        let room = *books.splits_left > 0 || self.mirror.splits.contains_key(&index);
+        if matches!(shadow, Shadow::Split(_)) && !room { Err(Denial::Limit) } else { Ok(shadow) }
     }
 
     /// Looks at the entries `changed` of a page, which are now what `fresh` says, or what they were. With `recheck` also
@@ -141,7 +189,7 @@ impl Table {
         fresh: Option<&[u8]>,
         frames: &impl Frames,
         books: &mut Books<'_>,
-        runs: &mut Runs,
+        changes: &mut Changes,
         report: &mut SyncReport,
     ) {
         let page = piece.page();
@@ -150,7 +198,7 @@ impl Table {
             self.recheck &= !bit(page);
             if self.absent.get(page as usize).is_some_and(|absent| *absent != 0) {
                 for (at, index) in (0u32..).zip(self.mirror.range(page)) {
-                    if self.mirror.entry(index) == 0 && self.mirror.raw(index) != 0 {
+                    if self.mirror.effective(index) == 0 && self.mirror.raw(index) != 0 {
                         bits::insert(&mut changed, at);
                     }
                 }
@@ -159,33 +207,29 @@ impl Table {
         let fresh: Option<&[RawEntry]> = fresh.map(|fresh| fresh.as_chunks().0);
         for at in bits::members512(&changed) {
             let index = first.saturating_add(at) as usize;
-            let (old_raw, old) = (self.mirror.raw(index), self.mirror.entry(index));
+            let old_raw = self.mirror.raw(index);
             let raw = match fresh {
                 Some(fresh) => fresh.get(at as usize).map_or(0, |raw| u64::from_le_bytes(*raw)),
                 None => old_raw,
             };
             report.translated = report.translated.saturating_add(1);
-            let new = translate(raw, self.key.size, frames).unwrap_or_else(|denial| {
+            let new = self.shadow(index, raw, frames, books).unwrap_or_else(|denial| {
                 if raw != old_raw {
                     report.denied.add(denial);
                 }
-                0
+                Shadow::Entry(0)
             });
-            self.set(index, piece, raw, new, books);
-            if new != old {
-                runs.push(index, loses(old, new));
-            }
+            self.set(index, piece, raw, new, books, changes);
         }
         books.reverse.settle();
     }
 
     /// Drops the entries of a page that map into `range`.
-    pub(crate) fn invalidate(&mut self, piece: Piece, range: GuestRange, books: &mut Books<'_>, runs: &mut Runs) {
+    pub(crate) fn invalidate(&mut self, piece: Piece, range: GuestRange, books: &mut Books<'_>, changes: &mut Changes) {
         for index in self.mirror.range(piece.page()) {
             let raw = self.mirror.raw(index);
-            if self.mirror.entry(index) != 0 && names(raw, self.key.size, range) {
-                self.set(index, piece, raw, 0, books);
-                runs.push(index, true);
+            if self.mirror.effective(index) != 0 && names(raw, self.key.size, range) {
+                self.set(index, piece, raw, Shadow::Entry(0), books, changes);
             }
         }
         books.reverse.settle();
@@ -199,12 +243,12 @@ impl Table {
         range: GuestRange,
         frames: &impl Frames,
         books: &mut Books<'_>,
-        runs: &mut Runs,
+        changes: &mut Changes,
         report: &mut SyncReport,
     ) {
         let settled = self.mirror.pending() & bit(piece.page()) == 0;
         for index in self.mirror.range(piece.page()) {
-            let (raw, old) = (self.mirror.raw(index), self.mirror.entry(index));
+            let (raw, old) = (self.mirror.raw(index), self.mirror.effective(index));
             if raw == 0 || !names(raw, self.key.size, range) {
                 continue;
             }
@@ -213,11 +257,8 @@ impl Table {
                 continue;
             }
             report.translated = report.translated.saturating_add(1);
-            let new = translate(raw, self.key.size, frames).unwrap_or(0);
-            self.set(index, piece, raw, new, books);
-            if new != old {
-                runs.push(index, loses(old, new));
-            }
+            let new = self.shadow(index, raw, frames, books).unwrap_or(Shadow::Entry(0));
+            self.set(index, piece, raw, new, books, changes);
         }
         books.reverse.settle();
     }

@@ -1,6 +1,6 @@
 //! One guest entry in, one shadow entry or a denial out.
 
-use crate::{Denial, Frames};
+use crate::{Denial, Frame, Frames};
 use nvspec::addr::{Gpa, GuestVramAddr, LARGE_PAGE, SMALL_PAGE};
 use nvspec::mmu::{self, Pte, PteAperture};
 
@@ -32,12 +32,62 @@ impl PageSize {
     }
 }
 
-/// The shadow of the guest entry `raw` in a table of pages of `size`; 0 for an entry that is not valid.
+/// The small entries that stand in for a large one.
+pub(crate) type Pieces = [u64; LARGE_PAGES as usize];
+/// Bytes of them.
+pub(crate) const PIECES_BYTES: u64 = size_of::<Pieces>() as u64;
+
+/// What a guest entry becomes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Shadow {
+    /// An entry in its place.
+    Entry(u64),
+    /// Small entries for the pages of a large one, which lie apart. All are valid. There is none in its place.
+    Split(Box<Pieces>),
+}
+
+impl Shadow {
+    /// What the card has in its place.
+    pub(crate) const fn entry(&self) -> u64 {
+        match self {
+            Self::Entry(entry) => *entry,
+            Self::Split(_) => 0,
+        }
+    }
+}
+
+/// The shadow of the guest entry `raw` in a table of pages of `size`: one entry, or one for each 4 KiB where the pages of
+/// a large one lie apart. A large page of which any 4 KiB is not granted is denied as a whole.
+pub(crate) fn translate(raw: u64, size: PageSize, frames: &impl Frames) -> Result<Shadow, Denial> {
+    match whole(raw, size, frames) {
+        Ok(entry) => Ok(Shadow::Entry(entry)),
+        Err(Denial::Vram | Denial::Ram | Denial::Unaligned)
+            if size == PageSize::Large && Pte::from(raw).address() & mask(size) == 0 =>
+        {
+            pieces(raw, frames).map(Shadow::Split)
+        }
+        Err(denial) => Err(denial),
+    }
+}
+
+/// The entries of the pages of a large entry, one by one.
+fn pieces(raw: u64, frames: &impl Frames) -> Result<Box<Pieces>, Denial> {
+    let guest = Pte::from(raw);
+    let mut pieces: Box<Pieces> = Box::new([0; LARGE_PAGES as usize]);
+    for (at, piece) in (0u32..).zip(pieces.iter_mut()) {
+        // An aligned frame number of 28 bits has room for the page's number below.
+        *piece = whole(guest.with_frame(guest.frame() | at).into(), PageSize::Small, frames)?;
+    }
+    Ok(pieces)
+}
+
+/// The shadow of the guest entry `raw` as one entry; 0 for an entry that is not valid.
 ///
 /// What is kept: validity, privilege, read-only, volatile, the kind's layout. What is not: encryption and compression
 /// tags, whose keys and memory are the card's, and bits that mean nothing. RAM that is registered for reading only becomes
-/// read-only.
-pub(crate) fn translate(raw: u64, size: PageSize, frames: &impl Frames) -> Result<u64, Denial> {
+/// read-only. VRAM that lies in host memory is snooped there.
+// GUESS: that the card lays a kind without compression out alike in host memory and in its own.
+fn whole(raw: u64, size: PageSize, frames: &impl Frames) -> Result<u64, Denial> {
     let guest = Pte::from(raw);
     if !guest.valid() {
         return Ok(0);
@@ -47,10 +97,18 @@ pub(crate) fn translate(raw: u64, size: PageSize, frames: &impl Frames) -> Resul
         return Err(Denial::Unaligned);
     }
     let mut read_only = guest.read_only();
-    let (address, outside) = match guest.aperture() {
+    let mut aperture = guest.aperture();
+    let (address, outside) = match aperture {
         PteAperture::Vram => {
-            let address = frames.vram(GuestVramAddr(guest.address()), size.bytes()).ok_or(Denial::Vram)?;
-            (address.0, Denial::Vram)
+            let frame = frames.vram(GuestVramAddr(guest.address()), size.bytes()).ok_or(Denial::Vram)?;
+            let address = match frame {
+                Frame::Vram(address) => address.0,
+                Frame::Host(address) => {
+                    aperture = PteAperture::SysCoherent;
+                    address.0
+                }
+            };
+            (address, Denial::Vram)
         }
         PteAperture::Peer => return Err(Denial::Peer),
         PteAperture::SysCoherent | PteAperture::SysNonCoherent => {
@@ -76,7 +134,7 @@ pub(crate) fn translate(raw: u64, size: PageSize, frames: &impl Frames) -> Resul
         .with_read_only(read_only)
         .with_frame(frame.ok_or(outside)?)
         .with_volatile(guest.volatile())
-        .with_aperture(guest.aperture())
+        .with_aperture(aperture)
         .with_kind(kind);
     Ok(shadow.into())
 }

@@ -4,8 +4,8 @@ use super::ram::RamMap;
 use crate::host::{CardVram, HostCard, HostError, HostState};
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, Iova, Place, VramAddr};
 use shadow_pt::{
-    AddressSpaces, Frames, GuestMemory, GuestRange, Limits, Mapping, Mode, NoMemory, ShadowMemory, SpaceId, SyncReport,
-    Unreadable,
+    AddressSpaces, Frame, Frames, GuestMemory, GuestRange, Limits, Mapping, Mode, NoMemory, ShadowMemory, SpaceId,
+    SyncReport, Unreadable,
 };
 use std::cell::RefCell;
 use vmm_glue::Link;
@@ -265,8 +265,8 @@ struct Granted<'a, 'b, 'c> {
 }
 
 impl Frames for Granted<'_, '_, '_> {
-    fn vram(&self, address: GuestVramAddr, len: u64) -> Option<VramAddr> {
-        self.state.borrow_mut().place(self.owned.vm, address, len)
+    fn vram(&self, address: GuestVramAddr, len: u64) -> Option<Frame> {
+        self.state.borrow_mut().place(self.owned.vm, address, len).map(Frame::Vram)
     }
 
     fn ram(&self, address: Gpa, len: u64, write: bool) -> Option<Iova> {

@@ -1,20 +1,22 @@
 //! All that is kept for speed, computed again from the mirrors.
 
+use super::world::PAGE;
 use crate::AddressSpaces;
 use crate::bits::{bit, members};
 use crate::pages::User;
 use crate::reverse::{BLOCK_PAGES_SHIFT, Piece};
 use crate::table::Table;
-use crate::translate::{PageSize, named};
+use crate::translate::{PIECES_BYTES, PageSize, named};
 use nvspec::mmu::Pte;
 use std::collections::{BTreeMap, BTreeSet};
 
 impl AddressSpaces {
     /// Fails if counts, the reverse map, the index of table pages or the queues are not what the mirrors say. To be called
-    /// when all spaces are flushed.
-    pub(crate) fn audit(&self) {
+    /// when all spaces are flushed. `unseen`: addresses of pages that the CPU can write unseen.
+    pub(crate) fn audit(&self, unseen: &BTreeSet<u64>) {
         let mut records: BTreeMap<u64, u32> = BTreeMap::new();
-        let mut writable: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
+        let mut writable: BTreeMap<u32, (u32, u32)> = unseen.iter().map(|at| ((at / PAGE) as u32, (0, 1))).collect();
+        let mut splits = 0;
         let mut seen = BTreeSet::new();
         for (id, space) in self.each() {
             assert!(space.released.is_empty(), "not flushed");
@@ -40,7 +42,9 @@ impl AddressSpaces {
                 assert_eq!(table.queued, queue.contains(&number));
                 assert!(table.queued || !table.is_pending(), "pending and not queued");
                 self.audit_table(number, table, &mut records, &mut writable);
+                splits += table.mirror.splits.len() as u64;
             }
+            space.splits.audit(&self.shared.tables, |key| space.table(key));
         }
         assert_eq!(seen.len(), self.tables());
         assert_eq!(&records, self.shared.reverse.records());
@@ -50,7 +54,8 @@ impl AddressSpaces {
             assert_eq!((large, small), wanted, "page {frame:#x} is counted wrongly");
         }
         assert!(writable.keys().all(|frame| frame >> BLOCK_PAGES_SHIFT == 0), "the model's VRAM is one block");
-        if self.count() == 0 {
+        assert_eq!(self.shared.splits_left + splits, self.shared.limits.table_bytes / PIECES_BYTES);
+        if self.count() == 0 && unseen.is_empty() {
             assert!(self.shared.pages.is_empty());
         }
     }
@@ -66,7 +71,7 @@ impl AddressSpaces {
         for page in members(mirror.all()) {
             let mut live = 0;
             for index in mirror.range(page) {
-                let shadow = mirror.entry(index);
+                let shadow = mirror.effective(index);
                 live += u16::from(shadow != 0);
                 let Some(named) = named(mirror.raw(index), table.key.size) else {
                     assert_eq!(shadow, 0);

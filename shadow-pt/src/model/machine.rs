@@ -4,6 +4,7 @@ use super::check::{Fit, HostPages, View};
 use super::world::{Card, GUEST_VRAM, Grants, Guest, LARGE, PAGE, reachable};
 use crate::{AddressSpaces, GuestRange, Limits, Mode, Place, SpaceId};
 use nvspec::addr::{Gpa, GuestVramAddr, VramAddr};
+use std::collections::BTreeSet;
 
 /// Bytes of an operation.
 pub(crate) const OP_BYTES: usize = 8;
@@ -11,6 +12,8 @@ pub(crate) const OP_BYTES: usize = 8;
 pub(crate) const MAX_OPS: usize = 96;
 /// Where the mediator's own pages lie on the card.
 const HOST_PAGE: u64 = 0x5_0000_0000;
+/// I/O page from which on pages of guest VRAM lie in host memory; a multiple of a large page.
+const HOSTED: u64 = 0x2_0000;
 
 const DIRECTORY: u64 = 0x1_0000;
 const LPT: u64 = 0x2_0000;
@@ -113,6 +116,8 @@ pub(crate) struct Machine {
     open: Vec<Opened>,
     /// Card chunks that are nobody's.
     spare: Vec<u64>,
+    /// Pages of guest VRAM that the CPU can write unseen.
+    unseen: BTreeSet<u64>,
 }
 
 impl Machine {
@@ -135,6 +140,7 @@ impl Machine {
             spaces: AddressSpaces::new(mode, limits),
             open: Vec::new(),
             spare: vec![70, 71, 72],
+            unseen: BTreeSet::new(),
         };
         machine.open(DIRECTORIES[0]);
         machine
@@ -151,18 +157,21 @@ impl Machine {
             let again = self.prepare(index);
             assert_eq!((again.translated, again.entries_written, again.denied.total()), (0, 0, 0));
         }
-        self.spaces.audit();
+        self.spaces.audit(&self.unseen);
         while !self.open.is_empty() {
             self.close(0);
         }
-        self.spaces.audit();
+        for page in std::mem::take(&mut self.unseen) {
+            self.spaces.unseen(GuestVramAddr(page), false);
+        }
+        self.spaces.audit(&self.unseen);
         assert!(self.card.allocated.is_empty(), "card memory is lost");
         assert_eq!((self.spaces.card_bytes(), self.spaces.tables()), (0, 0));
     }
 
     fn step(&mut self, op: &[u8]) {
         let mut of = Operands(op);
-        let kind = of.byte() % 32;
+        let kind = of.byte() % 36;
         let space = |this: &Self, of: &mut Operands<'_>| {
             let count = this.open.len() as u64;
             (count != 0).then(|| of.below(count) as usize)
@@ -259,6 +268,26 @@ impl Machine {
                 }
                 self.check(index, Fit::Isolated);
             }
+            32..=33 => {
+                let (first, shape) = (of.below(GUEST_VRAM / PAGE), of.byte());
+                let first = if shape & 1 == 0 { first & !31 } else { first };
+                let pages = [1, 2, 32, 33, 64][(shape >> 4) as usize % 5];
+                self.host(first, pages, (shape & 2 == 0).then(|| HOSTED + of.below(3) * 0x70 + (shape >> 2 & 1)));
+            }
+            34 => {
+                let page = [SPT, SPT + PAGE, LPT, DIRECTORY][of.below(4) as usize];
+                let unseen = self.unseen.insert(page) || !self.unseen.remove(&page);
+                self.spaces.unseen(GuestVramAddr(page), unseen);
+            }
+            35 => {
+                // By the CPU, and nobody tells.
+                let pages: Vec<u64> = self.unseen.iter().copied().collect();
+                let (nth, at) = (of.byte() as usize, of.below(40) * 8);
+                let value = if nth & 1 == 0 { of.pte() } else { of.pde() };
+                if let Some(page) = nth.checked_rem(pages.len()).map(|nth| pages[nth]) {
+                    self.guest.write64(Place::Vram(GuestVramAddr(page + at)), value);
+                }
+            }
             _ => {
                 // What is still the guest's is taken away all the same, and given back.
                 let range = GuestRange::Vram(GuestVramAddr(of.byte() * PAGE), (1 + of.below(64)) * PAGE);
@@ -329,7 +358,10 @@ impl Machine {
         let pages = reachable(&self.card, directory).into_iter().filter(|page| !page.read_only);
         let places = pages.filter_map(|page| match page.aperture {
             0 => self.grants.guest_vram(page.address).map(|at| Place::Vram(GuestVramAddr(at))),
-            _ => self.grants.guest_ram(page.address).map(|at| Place::Ram(Gpa(at))),
+            _ => {
+                let ram = self.grants.guest_ram(page.address).map(|at| Place::Ram(Gpa(at)));
+                ram.or_else(|| self.grants.hosted_vram(page.address).map(|at| Place::Vram(GuestVramAddr(at))))
+            }
         });
         let mut places: Vec<Place> = places.collect();
         // Pages that hold tables first: those matter.
@@ -425,6 +457,25 @@ impl Machine {
         self.spare.push(old);
         self.grants.chunks[chunk] = Some(new);
         self.retranslate(GuestRange::Vram(GuestVramAddr(chunk as u64 * LARGE), LARGE));
+    }
+
+    /// Pages move to host memory from the I/O page `to` on, or back.
+    fn host(&mut self, first: u64, pages: u64, to: Option<u64>) {
+        let pages = first..(first + pages).min(GUEST_VRAM / PAGE);
+        for page in pages.clone() {
+            self.grants.hosted.remove(&page);
+        }
+        for (page, to) in pages.clone().zip(to.into_iter().flat_map(|to| to..)) {
+            // What lived there is elsewhere before.
+            let others: Vec<u64> =
+                self.grants.hosted.iter().filter(|(_, at)| **at == to).map(|(page, _)| *page).collect();
+            for other in others {
+                self.grants.hosted.remove(&other);
+                self.retranslate(GuestRange::Vram(GuestVramAddr(other * PAGE), PAGE));
+            }
+            self.grants.hosted.insert(page, to);
+        }
+        self.retranslate(GuestRange::Vram(GuestVramAddr(pages.start * PAGE), (pages.end - pages.start) * PAGE));
     }
 
     fn take_or_give(&mut self, chunk: usize, exactly: bool) {

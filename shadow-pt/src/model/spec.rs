@@ -2,32 +2,57 @@
 
 use super::world::{Grants, LARGE, PAGE};
 
-/// The shadow of the guest entry `raw`; 0 when any 4 KiB of it is not granted or the entry is not legal.
-pub(crate) fn entry(raw: u64, large: bool, grants: &Grants) -> u64 {
+/// Pages of a large page.
+const PAGES: u64 = LARGE / PAGE;
+
+/// What each 4 KiB of the guest entry `raw` must become, as an entry of its own; `None` when any of it is not granted or
+/// the entry is not legal.
+fn pages(raw: u64, large: bool, grants: &Grants) -> Option<Vec<u64>> {
     let bytes = if large { LARGE } else { PAGE };
     let (aperture, address) = ((raw >> 33) & 3, ((raw >> 4) & 0xfff_ffff) * PAGE);
-    let Some(kind) = nvspec::mmu::kind::uncompressed((raw >> 36) as u8) else { return 0 };
+    let kind = nvspec::mmu::kind::uncompressed((raw >> 36) as u8)?;
     if raw & 1 == 0 || aperture == 1 || !address.is_multiple_of(bytes) {
-        return 0;
+        return None;
     }
-    let mut read_only = raw & 4 != 0;
-    let mut first = None;
-    for page in 0..bytes / PAGE {
+    let page = |page: u64| {
         let at = address + page * PAGE;
-        let frame = if aperture == 0 {
-            grants.vram_page(at).map(|at| (at / PAGE, true))
+        let (side, frame, writable) = if aperture == 0 {
+            let (host, at) = grants.home(at)?;
+            (if host { 2 } else { 0 }, at / PAGE, true)
         } else {
-            grants.ram.get(&(at / PAGE)).copied()
+            let (frame, writable) = *grants.ram.get(&(at / PAGE))?;
+            (aperture, frame, writable)
         };
-        let Some((frame, writable)) = frame else { return 0 };
-        read_only |= !writable;
-        if frame != *first.get_or_insert(frame) + page {
-            return 0;
-        }
-    }
-    let first = first.unwrap_or(0);
-    if first >> 28 != 0 || !(first * PAGE).is_multiple_of(bytes) {
+        let read_only = u64::from(raw & 4 != 0 || !writable) << 2;
+        let bits = 1 | raw & 2 | read_only | frame << 4 | raw & 1 << 32 | side << 33 | u64::from(kind) << 36;
+        (frame >> 28 == 0).then_some(bits)
+    };
+    (0..bytes / PAGE).map(page).collect()
+}
+
+/// The shadow of the guest entry `raw` as one entry; 0 when it is not granted, or not in one piece.
+pub(crate) fn entry(raw: u64, large: bool, grants: &Grants) -> u64 {
+    let Some(pages) = pages(raw, large, grants) else { return 0 };
+    let first = pages[0];
+    let frame = (first >> 4) & 0xfff_ffff;
+    if large && frame % PAGES != 0 {
         return 0;
     }
-    1 | raw & 2 | u64::from(read_only) << 2 | first << 4 | raw & 1 << 32 | aperture << 33 | u64::from(kind) << 36
+    let read_only = pages.iter().fold(0, |bits, page| bits | page & 4);
+    let follows = |(page, number): (&u64, u64)| page & !4 == (first & !4) + (number << 4);
+    if pages.iter().zip(0..).all(follows) { first | read_only } else { 0 }
+}
+
+/// The small entries that must stand in for a large one that is granted and not in one piece.
+pub(crate) fn pieces(raw: u64, grants: &Grants) -> Option<Vec<u64>> {
+    pages(raw, true, grants).filter(|_| entry(raw, true, grants) == 0)
+}
+
+/// Entry `index` of the small-page table that the card has behind a directory entry whose tables have `large` and
+/// `small` there for the guest.
+pub(crate) fn small(index: u64, large: u64, small: u64, grants: &Grants) -> u64 {
+    match pieces(large, grants) {
+        Some(pieces) => pieces[(index % PAGES) as usize],
+        None => entry(small, false, grants),
+    }
 }

@@ -1,7 +1,7 @@
 //! A small world: a guest's memory, what it is granted, the card's memory; and a page walker that shares nothing with the
 //! code under test but the hardware's documentation.
 
-use crate::{Frames, GuestMemory, Place, ShadowMemory, Unreadable};
+use crate::{Frame, Frames, GuestMemory, Place, ShadowMemory, Unreadable};
 use nvspec::addr::{Gpa, GuestVramAddr, Iova, VramAddr};
 use std::collections::BTreeMap;
 
@@ -89,13 +89,15 @@ impl GuestMemory for Guest {
 pub(crate) struct Grants {
     /// Where the chunks of VRAM lie, in chunks of the card.
     pub(crate) chunks: [Option<u64>; 8],
+    /// Pages of guest VRAM that lie in host memory, to I/O pages.
+    pub(crate) hosted: BTreeMap<u64, u64>,
     /// Guest RAM page to I/O page and whether it may be written.
     pub(crate) ram: BTreeMap<u64, (u64, bool)>,
 }
 
 impl Default for Grants {
     fn default() -> Self {
-        Self { chunks: CARD_CHUNKS.map(Some), ram: BTreeMap::new() }
+        Self { chunks: CARD_CHUNKS.map(Some), hosted: BTreeMap::new(), ram: BTreeMap::new() }
     }
 }
 
@@ -105,15 +107,32 @@ impl Grants {
         self.ram.extend((0..pages).map(|page| (gpa + page, (iova + page, writable))));
     }
 
+    /// Whether a byte of guest VRAM lies in host memory, and its address for the card.
+    pub(crate) fn home(&self, address: u64) -> Option<(bool, u64)> {
+        let card = self.vram_page(address)?;
+        Some(match self.hosted.get(&(address / PAGE)) {
+            Some(page) => (true, page * PAGE + address % PAGE),
+            None => (false, card),
+        })
+    }
+
+    /// Where a byte of guest VRAM lies on the card, whether or not it lies in host memory for the time being.
     pub(crate) fn vram_page(&self, address: u64) -> Option<u64> {
         let chunk = self.chunks.get((address / LARGE) as usize).filter(|_| address < GUEST_VRAM)?;
         Some((*chunk)? * LARGE + address % LARGE)
     }
 
-    /// The guest address of a byte of the card, if it is the guest's.
+    /// The guest address of a byte of the card, if it is the guest's and in use.
     pub(crate) fn guest_vram(&self, card: u64) -> Option<u64> {
         let index = self.chunks.iter().position(|chunk| *chunk == Some(card / LARGE))?;
-        Some(index as u64 * LARGE + card % LARGE).filter(|at| *at < GUEST_VRAM)
+        let at = index as u64 * LARGE + card % LARGE;
+        Some(at).filter(|at| *at < GUEST_VRAM && !self.hosted.contains_key(&(at / PAGE)))
+    }
+
+    /// The address in guest VRAM of a byte of host memory, if it is that.
+    pub(crate) fn hosted_vram(&self, iova: u64) -> Option<u64> {
+        let (page, _) = self.hosted.iter().find(|(_, host)| **host == iova / PAGE)?;
+        Some(page * PAGE + iova % PAGE).filter(|at| self.vram_page(*at).is_some())
     }
 
     pub(crate) fn owns_vram(&self, card: u64) -> bool {
@@ -128,15 +147,16 @@ impl Grants {
 
     pub(crate) fn owns_ram(&self, iova: u64, write: bool) -> bool {
         self.ram.values().any(|&(page, writable)| page == iova / PAGE && (writable || !write))
+            || self.hosted_vram(iova).is_some()
     }
 }
 
 impl Frames for Grants {
-    fn vram(&self, address: GuestVramAddr, len: u64) -> Option<VramAddr> {
-        let first = self.vram_page(address.0)?;
+    fn vram(&self, address: GuestVramAddr, len: u64) -> Option<Frame> {
+        let (host, first) = self.home(address.0)?;
         (0..len / PAGE)
-            .all(|page| self.vram_page(address.0 + page * PAGE) == Some(first + page * PAGE))
-            .then_some(VramAddr(first))
+            .all(|page| self.home(address.0 + page * PAGE) == Some((host, first + page * PAGE)))
+            .then_some(if host { Frame::Host(Iova(first)) } else { Frame::Vram(VramAddr(first)) })
     }
 
     fn ram(&self, address: Gpa, len: u64, write: bool) -> Option<Iova> {

@@ -4,6 +4,7 @@ use crate::model::world::{self, Card, GUEST_VRAM, Grants, Guest, LARGE, PAGE, re
 use nvspec::mmu::PD_BYTES;
 
 mod modes;
+mod splits;
 
 const DIRECTORY: u64 = 0x1_0000;
 /// Two tables of each size. The small ones are shortened to an eighth by the directory entry, to 32 KiB.
@@ -253,12 +254,16 @@ fn a_large_page_of_ram_needs_every_piece() {
     let mut world = World::mapped();
     world.write(vram(LPT), pte(2, 0x1020 * PAGE));
     world.write(vram(LPT + 8), pte(2, 0x1000 * PAGE));
-    // 32 pages of which the last 16 lie elsewhere for the card.
+    // 32 pages of which the last 16 lie elsewhere for the card, and 32 of which the last is not granted.
     world.grants.map(0x1050, 0xc000, 16, true);
     world.write(vram(LPT + 16), pte(2, 0x1040 * PAGE));
+    world.grants.ram.remove(&0x201f);
+    world.write(vram(LPT + 24), pte(2, 0x2000 * PAGE));
     assert_eq!(world.sync().denied.of(Denial::Ram), 1);
     assert_eq!(world.at(31 * PAGE), Some((2, 0x803f * PAGE)));
-    assert_eq!(world.at(2 * LARGE), None);
+    assert_eq!(world.at(2 * LARGE + 15 * PAGE), Some((2, 0x900f * PAGE)));
+    assert_eq!(world.at(2 * LARGE + 16 * PAGE), Some((2, 0xc000 * PAGE)));
+    assert_eq!(world.at(3 * LARGE), None);
     world.check_isolation();
 }
 

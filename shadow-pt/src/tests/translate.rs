@@ -1,4 +1,12 @@
 use super::*;
+
+/// The shadow as one entry.
+fn one(raw: u64, size: PageSize, grants: &Grants) -> Result<u64, Denial> {
+    translate(raw, size, grants).map(|shadow| match shadow {
+        Shadow::Entry(entry) => entry,
+        Shadow::Split(_) => panic!("in pieces"),
+    })
+}
 use crate::model::world::{GUEST_VRAM, Grants, LARGE, PAGE};
 use nvspec::addr::{Iova, VramAddr};
 
@@ -18,23 +26,20 @@ fn raw(aperture: u64, address: u64) -> u64 {
 
 #[test]
 fn an_entry_that_is_not_valid_is_zero_whatever_else_it_says() {
-    assert_eq!(translate(!1, PageSize::Small, &grants()), Ok(0));
+    assert_eq!(one(!1, PageSize::Small, &grants()), Ok(0));
 }
 
 #[test]
 fn vram_goes_to_the_chunk_and_keeps_its_flags() {
     let flags = 2 | 4 | (1 << 32) | (0xfe << 36);
-    assert_eq!(
-        translate(raw(0, LARGE + PAGE) | flags, PageSize::Small, &grants()),
-        Ok(raw(0, 41 * LARGE + PAGE) | flags)
-    );
-    assert_eq!(translate(raw(0, 2 * LARGE), PageSize::Large, &grants()), Ok(raw(0, 7 * LARGE)));
+    assert_eq!(one(raw(0, LARGE + PAGE) | flags, PageSize::Small, &grants()), Ok(raw(0, 41 * LARGE + PAGE) | flags));
+    assert_eq!(one(raw(0, 2 * LARGE), PageSize::Large, &grants()), Ok(raw(0, 7 * LARGE)));
 }
 
 #[test]
 fn encryption_tags_and_meaningless_bits_do_not_reach_the_card() {
     let dirt = 8 | (1 << 35) | (0x1_ffff << 44) | (7 << 61);
-    assert_eq!(translate(raw(0, 0) | dirt, PageSize::Small, &grants()), Ok(raw(0, 40 * LARGE)));
+    assert_eq!(one(raw(0, 0) | dirt, PageSize::Small, &grants()), Ok(raw(0, 40 * LARGE)));
 }
 
 #[test]
@@ -48,8 +53,6 @@ fn what_is_not_granted_is_denied_with_its_reason() {
         (raw(1, 0), PageSize::Small, Denial::Peer),
         (raw(2, 0x5000 * PAGE), PageSize::Small, Denial::Ram),
         (raw(3, 0x5000 * PAGE), PageSize::Small, Denial::Ram),
-        // Every piece is granted, but the last lies elsewhere.
-        (raw(2, 0x1020 * PAGE), PageSize::Large, Denial::Ram),
         // Only its first page is granted.
         (raw(2, 0x2000 * PAGE), PageSize::Large, Denial::Ram),
         (raw(0, PAGE), PageSize::Large, Denial::Unaligned),
@@ -57,34 +60,79 @@ fn what_is_not_granted_is_denied_with_its_reason() {
         (raw(0, 0) | (0x06 << 36), PageSize::Small, Denial::Kind),
     ];
     for (entry, size, denial) in cases {
-        assert_eq!(translate(entry, size, &grants()), Err(denial), "{entry:#x} {size:?}");
+        assert_eq!(one(entry, size, &grants()), Err(denial), "{entry:#x} {size:?}");
     }
 }
 
 #[test]
 fn ram_that_may_only_be_read_becomes_read_only() {
-    assert_eq!(translate(raw(2, 0x2000 * PAGE), PageSize::Small, &grants()), Ok(raw(2, 0xb000 * PAGE) | 4));
-    assert_eq!(translate(raw(3, 0x1000 * PAGE), PageSize::Small, &grants()), Ok(raw(3, 0x8000 * PAGE)));
+    assert_eq!(one(raw(2, 0x2000 * PAGE), PageSize::Small, &grants()), Ok(raw(2, 0xb000 * PAGE) | 4));
+    assert_eq!(one(raw(3, 0x1000 * PAGE), PageSize::Small, &grants()), Ok(raw(3, 0x8000 * PAGE)));
+}
+
+/// The small entries that stand in for a large one: aperture and page of each.
+fn split(entry: u64, grants: &Grants) -> Vec<(u64, u64)> {
+    match translate(entry, PageSize::Large, grants) {
+        Ok(Shadow::Split(pieces)) => pieces.iter().map(|piece| (piece >> 33 & 3, piece >> 4 & 0xfff_ffff)).collect(),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]
-fn a_large_page_that_is_unaligned_for_the_card_is_denied() {
-    let mut grants = Grants::default();
+fn a_large_page_that_lies_apart_or_unaligned_becomes_small_entries() {
+    let mut grants = grants();
+    let apart: Vec<_> = (0..31).map(|page| (2, 0x9000 + page)).chain([(2, 0xa000)]).collect();
+    assert_eq!(split(raw(2, 0x1020 * PAGE), &grants), apart);
     grants.map(0x1000, 0x8001, 32, true);
-    assert_eq!(translate(raw(2, 0x1000 * PAGE), PageSize::Large, &grants), Err(Denial::Unaligned));
+    let shifted: Vec<_> = (0..32).map(|page| (3, 0x8001 + page)).collect();
+    assert_eq!(split(raw(3, 0x1000 * PAGE), &grants), shifted);
+    // One page of VRAM is in host memory; then all are, in one piece; then all, unaligned.
+    grants.hosted.insert(64 + 5, 0xf005);
+    let mixed: Vec<_> = (0..32).map(|page| if page == 5 { (2, 0xf005) } else { (0, 7 * 32 + page) }).collect();
+    assert_eq!(split(raw(0, 2 * LARGE), &grants), mixed);
+    grants.hosted.extend((0..32).map(|page| (64 + page, 0xf000 + page)));
+    assert_eq!(one(raw(0, 2 * LARGE), PageSize::Large, &grants), Ok(raw(2, 0xf000 * PAGE)));
+    grants.hosted.extend((0..32).map(|page| (64 + page, 0xf001 + page)));
+    let shifted: Vec<_> = (0..32).map(|page| (2, 0xf001 + page)).collect();
+    assert_eq!(split(raw(0, 2 * LARGE), &grants), shifted);
+}
+
+#[test]
+fn what_stands_in_keeps_the_flags_and_each_page_its_rights() {
+    let mut grants = grants();
+    grants.map(0x1030, 0xb000, 16, false);
+    let flags = 2 | (1 << 32) | (0xdb << 36);
+    let Ok(Shadow::Split(pieces)) = translate(raw(2, 0x1020 * PAGE) | flags, PageSize::Large, &grants) else {
+        panic!("one entry")
+    };
+    for (page, piece) in pieces.iter().enumerate() {
+        let read_only = if page < 16 { 0 } else { 4 };
+        let place = if page < 16 { 0x9000 + page } else { 0xb000 + page - 16 };
+        let kept = 1 | 2 | read_only | (1 << 32) | (0xfe << 36);
+        assert_eq!(*piece, kept | (2 << 33) | (place as u64) << 4, "{page}");
+    }
+}
+
+#[test]
+fn vram_in_host_memory_is_host_memory_for_the_card() {
+    let mut grants = grants();
+    grants.hosted.insert(33, 0xf000);
+    assert_eq!(one(raw(0, LARGE + PAGE), PageSize::Small, &grants), Ok(raw(2, 0xf000 * PAGE)));
+    assert_eq!(one(raw(0, LARGE + 2 * PAGE), PageSize::Small, &grants), Ok(raw(0, 41 * LARGE + 2 * PAGE)));
+    assert_eq!(one(raw(0, LARGE + PAGE) | 4, PageSize::Small, &grants), Ok(raw(2, 0xf000 * PAGE) | 4));
 }
 
 #[test]
 fn an_address_that_no_entry_can_hold_is_denied() {
     let mut grants = Grants::default();
     grants.map(1, 1 << 28, 1, true);
-    assert_eq!(translate(raw(2, PAGE), PageSize::Small, &grants), Err(Denial::Ram));
+    assert_eq!(one(raw(2, PAGE), PageSize::Small, &grants), Err(Denial::Ram));
 }
 
 #[test]
 fn compressed_kinds_become_their_counterparts() {
     for (kind, becomes) in [(0xdb, 0xfe), (0x02, 0x01), (0x17, 0x11), (0xc0, 0xa8), (0x3f, 0x27), (0x00, 0x00)] {
-        let entry = translate(raw(0, 0) | (kind << 36), PageSize::Small, &grants()).unwrap();
+        let entry = one(raw(0, 0) | (kind << 36), PageSize::Small, &grants()).unwrap();
         assert_eq!((entry >> 36) & 0xff, becomes, "{kind:#x}");
     }
 }
@@ -120,6 +168,9 @@ fn exhaustive_small_world() {
     grants.map(0x3030, 0xd010, 16, false);
     grants.map(0x4000, (1 << 28) - 32, 64, true);
     grants.chunks[4] = None;
+    // A page of VRAM in host memory, and a whole large page of it there.
+    grants.hosted.insert(40, 0xe000);
+    grants.hosted.extend((0..32).map(|page| (96 + page, 0xe020 + page)));
     let edges = |page: u64| page.saturating_sub(1)..page + 2;
     let chunks = (0..10).flat_map(|chunk| edges(chunk * 32)).chain(edges(GUEST_VRAM / PAGE));
     let regions =
@@ -128,7 +179,7 @@ fn exhaustive_small_world() {
     let kinds = [0u64, 1, 2, 6, 0x17, 0xdb, 0xfe, 0xff];
     let few = pages.flat_map(|page| kinds.map(|kind| (page, kind)));
     let all_kinds = [0, 32, 0x1000, 0x2000].into_iter().flat_map(|page| (0..256).map(move |kind| (page, kind)));
-    let (mut granted, mut denied) = (0u32, 0u32);
+    let (mut granted, mut denied, mut split) = (0u32, 0u32, 0u32);
     for (page, kind) in few.chain(all_kinds) {
         for bits in 0..256u64 {
             // Valid, privileged, read-only, encrypted; volatile, aperture; a comptag and what means nothing.
@@ -136,17 +187,26 @@ fn exhaustive_small_world() {
                 bits & 15 | (bits >> 4 & 7) << 32 | page << 4 | kind << 36 | ((bits >> 7) * (0x5_5555 << 43 | 1 << 35));
             for (size, large) in [(PageSize::Small, false), (PageSize::Large, true)] {
                 let wanted = crate::model::spec::entry(guest, large, &grants);
+                let pieces = crate::model::spec::pieces(guest, &grants).filter(|_| large);
                 let found = translate(guest, size, &grants);
-                assert_eq!(found.unwrap_or(0), wanted, "{guest:#x} {size:?} {found:?}");
-                assert_eq!(found.is_err(), guest & 1 != 0 && wanted == 0);
                 // What can be granted at all is told apart without asking.
-                assert!(named(guest, size).is_some() || wanted == 0);
+                assert!(named(guest, size).is_some() || (wanted == 0 && pieces.is_none()));
                 granted += u32::from(wanted != 0);
                 denied += u32::from(found.is_err());
+                split += u32::from(pieces.is_some());
+                let is_denied = guest & 1 != 0 && wanted == 0 && pieces.is_none();
+                match found {
+                    Err(_) => assert!(is_denied, "{guest:#x} {size:?} {found:?}"),
+                    Ok(Shadow::Entry(entry)) => assert!(entry == wanted && !is_denied && pieces.is_none()),
+                    Ok(Shadow::Split(found)) => assert_eq!(Some(found.to_vec()), pieces, "{guest:#x}"),
+                }
             }
         }
     }
-    assert!(granted > 40_000 && denied > 40_000, "the test world means little: {granted} {denied}");
+    assert!(
+        granted > 35_000 && denied > 40_000 && split > 2_000,
+        "the test world means little: {granted} {denied} {split}"
+    );
 }
 
 /// All memory is the guest's and lies where the guest believes, but for one page.

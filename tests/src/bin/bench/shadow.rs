@@ -10,7 +10,9 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use nvspec::addr::{Gpa, GuestVramAddr, Iova, Place, VramAddr};
 use nvspec::mmu::{ENTRY_BYTES, Pde, Pte, PteAperture, TableTarget};
-use shadow_pt::{AddressSpaces, Frames, GuestMemory, Limits, Mode, ShadowMemory, SpaceId, SyncReport, Unreadable};
+use shadow_pt::{
+    AddressSpaces, Frame, Frames, GuestMemory, Limits, Mode, ShadowMemory, SpaceId, SyncReport, Unreadable,
+};
 use tests::bench::{Metric, Target, median};
 
 const PAGE: u64 = 4096;
@@ -44,8 +46,8 @@ impl GuestMemory for Guest {
 struct All;
 
 impl Frames for All {
-    fn vram(&self, address: GuestVramAddr, _len: u64) -> Option<VramAddr> {
-        Some(VramAddr(address.0 + (2 << 30)))
+    fn vram(&self, address: GuestVramAddr, _len: u64) -> Option<Frame> {
+        Some(Frame::Vram(VramAddr(address.0 + (2 << 30))))
     }
 
     fn ram(&self, _address: Gpa, _len: u64, _write: bool) -> Option<Iova> {

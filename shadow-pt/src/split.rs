@@ -1,0 +1,337 @@
+//! Small-page tables of ours, where the pages of a guest's large pages lie apart.
+//!
+//! One stands for a pair: a large-page table, and the small-page table (or none) that some directory entry names beside
+//! it. It has the small entries that stand in for large ones, and what the shadow of the guest's small-page table has
+//! everywhere else.
+
+use crate::mirror::{Mirror, Runs, write_range};
+use crate::table::TableKey;
+#[cfg(any(test, feature = "fuzz"))]
+use crate::table::Tables;
+use crate::translate::{LARGE_PAGES, loses};
+use crate::{ShadowMemory, SyncReport};
+use nvspec::addr::{SMALL_PAGE, VramAddr};
+use nvspec::mmu::{ENTRY_BYTES, Pde};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Entries of a page, as a step in writing all of a table.
+const STEP: usize = (SMALL_PAGE / ENTRY_BYTES) as usize;
+
+/// What a directory entry with a large-page table names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Pair {
+    pub(crate) large: TableKey,
+    pub(crate) small: Option<TableKey>,
+    /// Entries of the small-page table that such a directory entry reaches.
+    entries: u32,
+}
+
+impl Pair {
+    /// The pair that a directory entry names, if it names a large-page table.
+    pub(crate) fn of(pde: Pde) -> Option<Self> {
+        let [large, small] = TableKey::both(pde);
+        Some(Self { large: large?, small, entries: pde.small_entries() })
+    }
+
+    fn bytes(&self) -> u64 {
+        u64::from(self.entries).saturating_mul(ENTRY_BYTES).next_multiple_of(SMALL_PAGE)
+    }
+}
+
+/// One such table.
+#[derive(Debug)]
+struct SplitTable {
+    card: VramAddr,
+    /// What the card's entries are, once everything is written.
+    shadow: Box<[u64]>,
+}
+
+impl SplitTable {
+    /// Brings the entries of `range` to what `large` and `small` say; adds what that changes to `runs`.
+    fn update(&mut self, range: Range<usize>, large: &Mirror, small: Option<&Mirror>, runs: &mut Runs) {
+        let Some(entries) = self.shadow.get_mut(range.clone()) else { return };
+        for (index, entry) in range.zip(entries) {
+            let wanted = match large.splits.get(&(index >> LARGE_PAGES.trailing_zeros())) {
+                Some(pieces) => pieces.get(index & within()).copied().unwrap_or(0),
+                None => small.map_or(0, |small| small.entry(index)),
+            };
+            if wanted != *entry {
+                runs.push(index, loses(*entry, wanted));
+                *entry = wanted;
+            }
+        }
+    }
+}
+
+/// Bits of a small entry's index that tell the pages of a large one apart.
+const fn within() -> usize {
+    (LARGE_PAGES as usize).wrapping_sub(1)
+}
+
+/// The small entries that stand in for a large one.
+fn covered(index: usize) -> Range<usize> {
+    let start = index.wrapping_shl(LARGE_PAGES.trailing_zeros());
+    start..start.saturating_add(LARGE_PAGES as usize)
+}
+
+/// What is to be written to one table.
+#[derive(Debug)]
+struct Writes {
+    pair: Pair,
+    runs: Vec<Runs>,
+}
+
+/// What is to be written to the tables of a space: entries that stand in for large ones before those go, all others after
+/// the large ones that hide them have come.
+#[derive(Debug, Default)]
+pub(crate) struct SplitWrites {
+    before: Vec<Writes>,
+    after: Vec<Writes>,
+}
+
+/// The pairs of a space, and the tables for those that need one.
+#[derive(Debug, Default)]
+pub(crate) struct Splits {
+    /// Pair to how many directory entries name it.
+    pairs: BTreeMap<Pair, u32>,
+    made: BTreeMap<Pair, SplitTable>,
+    /// Pairs that may need a table and have none, and whether one was refused.
+    wanted: BTreeMap<Pair, bool>,
+    /// Pairs that may be named no more.
+    orphans: Vec<Pair>,
+}
+
+/// Card memory that is not used any more once the TLBs are flushed: start, bytes.
+pub(crate) type Unlinked = Vec<(VramAddr, u64)>;
+
+impl Splits {
+    /// A directory entry has become another one.
+    pub(crate) fn relink(&mut self, before: Pde, after: Pde) {
+        if let Some(pair) = Pair::of(before)
+            && let Some(count) = self.pairs.get_mut(&pair)
+        {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                self.orphans.push(pair);
+            }
+        }
+        if let Some(pair) = Pair::of(after) {
+            let count = self.pairs.entry(pair).or_insert_with(|| {
+                self.wanted.insert(pair, false);
+                0
+            });
+            *count = count.saturating_add(1);
+        }
+    }
+
+    /// Drops the tables of pairs that nothing names any more. Returns their bytes.
+    pub(crate) fn drop_orphans(&mut self, unlinked: &mut Unlinked) -> u64 {
+        let mut bytes = 0u64;
+        for pair in std::mem::take(&mut self.orphans) {
+            if self.pairs.get(&pair).is_some_and(|count| *count == 0) {
+                self.pairs.remove(&pair);
+                self.wanted.remove(&pair);
+                bytes = bytes.saturating_add(self.drop_table(&pair, unlinked));
+            }
+        }
+        bytes
+    }
+
+    fn drop_table(&mut self, pair: &Pair, unlinked: &mut Unlinked) -> u64 {
+        let Some(table) = self.made.remove(pair) else { return 0 };
+        unlinked.push((table.card, pair.bytes()));
+        pair.bytes()
+    }
+
+    /// Forgets everything. Returns the bytes of the tables.
+    pub(crate) fn clear(&mut self, unlinked: &mut Unlinked) -> u64 {
+        let bytes = self.made.keys().fold(0u64, |sum, pair| sum.saturating_add(pair.bytes()));
+        unlinked.extend(std::mem::take(&mut self.made).into_iter().map(|(pair, table)| (table.card, pair.bytes())));
+        *self = Self::default();
+        bytes
+    }
+
+    /// Nothing waits.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.wanted.is_empty()
+    }
+
+    /// The large-page table of `key` has pages that lie apart, which it had not, or had: its pairs are to be looked at.
+    pub(crate) fn touch(&mut self, key: &TableKey) {
+        let first = Pair { large: *key, small: None, entries: 0 };
+        for (pair, _) in self.pairs.range(first..).take_while(|(pair, _)| pair.large == *key) {
+            if !self.made.contains_key(pair) {
+                self.wanted.entry(*pair).or_insert(false);
+            }
+        }
+    }
+
+    /// Makes the tables that are needed, empty, as far as `room` (bytes) goes. Returns the pairs that have one since then,
+    /// and whether one was refused that was not before.
+    pub(crate) fn make<'a>(
+        &mut self,
+        mut room: u64,
+        large: impl Fn(&TableKey) -> Option<&'a Mirror>,
+        memory: &mut impl ShadowMemory,
+    ) -> (Vec<Pair>, bool) {
+        let mut fresh = Vec::new();
+        let (mut full, mut refused) = (false, false);
+        let Self { made, wanted, .. } = self;
+        wanted.retain(|pair, known| {
+            if large(&pair.large).is_none_or(|large| large.splits.is_empty()) {
+                // What was refused has to be linked again as if nothing had been wanted.
+                refused |= *known;
+                return false;
+            }
+            let card = if full || room < pair.bytes() { None } else { memory.alloc(pair.bytes()) };
+            let Some(card) = card else {
+                full = true;
+                refused |= !std::mem::replace(known, true);
+                return true;
+            };
+            room = room.saturating_sub(pair.bytes());
+            made.insert(*pair, SplitTable { card, shadow: vec![0; pair.entries as usize].into() });
+            fresh.push(*pair);
+            false
+        });
+        (fresh, refused)
+    }
+
+    /// Bytes of tables.
+    pub(crate) fn bytes_of(pairs: &[Pair]) -> u64 {
+        pairs.iter().fold(0, |sum, pair| sum.saturating_add(pair.bytes()))
+    }
+
+    /// Drops the tables that are needed no more. Returns their bytes.
+    pub(crate) fn drop_unneeded<'a>(
+        &mut self,
+        large: impl Fn(&TableKey) -> Option<&'a Mirror>,
+        unlinked: &mut Unlinked,
+    ) -> u64 {
+        let unneeded = |pair: &&Pair| large(&pair.large).is_none_or(|large| large.splits.is_empty());
+        let unneeded: Vec<Pair> = self.made.keys().filter(unneeded).copied().collect();
+        unneeded.iter().fold(0u64, |sum, pair| sum.saturating_add(self.drop_table(pair, unlinked)))
+    }
+
+    /// Takes in everything, for tables that were just made.
+    pub(crate) fn fill<'a>(
+        &mut self,
+        fresh: &[Pair],
+        mirror: impl Fn(&TableKey) -> Option<&'a Mirror>,
+        writes: &mut SplitWrites,
+    ) {
+        for pair in fresh {
+            let (Some(table), Some(large)) = (self.made.get_mut(pair), mirror(&pair.large)) else { continue };
+            let small = pair.small.and_then(|key| mirror(&key));
+            let mut runs = Runs::default();
+            table.update(0..table.shadow.len(), large, small, &mut runs);
+            writes.before.push(Writes { pair: *pair, runs: vec![runs] });
+        }
+    }
+
+    /// Takes in that entries of the large-page table `key` have other ones standing in for them, or none.
+    pub(crate) fn large_changed<'a>(
+        &mut self,
+        key: &TableKey,
+        changed: &[usize],
+        mirror: impl Fn(&TableKey) -> Option<&'a Mirror>,
+        writes: &mut SplitWrites,
+    ) {
+        let Some(large) = mirror(key) else { return };
+        for (pair, table) in self.made.iter_mut().filter(|(pair, _)| pair.large == *key) {
+            let small = pair.small.and_then(|key| mirror(&key));
+            let [mut before, mut after] = [Runs::default(), Runs::default()];
+            for index in changed {
+                let runs = if large.splits.contains_key(index) { &mut before } else { &mut after };
+                table.update(covered(*index), large, small, runs);
+            }
+            writes.before.push(Writes { pair: *pair, runs: vec![before] });
+            writes.after.push(Writes { pair: *pair, runs: vec![after] });
+        }
+    }
+
+    /// Takes in that entries of the small-page table `key` have changed.
+    pub(crate) fn small_changed<'a>(
+        &mut self,
+        key: &TableKey,
+        changed: &Runs,
+        mirror: impl Fn(&TableKey) -> Option<&'a Mirror>,
+        writes: &mut SplitWrites,
+    ) {
+        let Some(small) = mirror(key) else { return };
+        for (pair, table) in self.made.iter_mut().filter(|(pair, _)| pair.small.as_ref() == Some(key)) {
+            let Some(large) = mirror(&pair.large) else { continue };
+            let mut runs = Runs::default();
+            for range in changed.ranges() {
+                table.update(range, large, Some(small), &mut runs);
+            }
+            writes.after.push(Writes { pair: *pair, runs: vec![runs] });
+        }
+    }
+
+    /// Whether there are any tables.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.made.is_empty()
+    }
+
+    /// Writes all entries that stand in for large ones (`before`), or all others.
+    pub(crate) fn write(
+        &self,
+        writes: &SplitWrites,
+        before: bool,
+        memory: &mut impl ShadowMemory,
+        report: &mut SyncReport,
+    ) {
+        for Writes { pair, runs } in if before { &writes.before } else { &writes.after } {
+            let Some(table) = self.made.get(pair) else { continue };
+            for losing in [true, false] {
+                runs.iter().for_each(|runs| runs.write(losing, table.card, &table.shadow, memory, report));
+            }
+        }
+    }
+
+    /// Writes all entries of all tables.
+    pub(crate) fn write_all(&self, memory: &mut impl ShadowMemory, report: &mut SyncReport) {
+        for table in self.made.values() {
+            for start in (0..table.shadow.len()).step_by(STEP) {
+                let end = start.saturating_add(STEP).min(table.shadow.len());
+                write_range(table.card, &table.shadow, start..end, memory, report);
+            }
+        }
+    }
+
+    /// The small-page table that a directory entry of `pair` is to name instead of the guest's, if not that one. `large`
+    /// is the pair's large-page table. `Some(None)` for none at all: what stands in has no room.
+    pub(crate) fn stand_in(&self, pair: &Pair, large: &Mirror) -> Option<Option<VramAddr>> {
+        if large.splits.is_empty() {
+            return None;
+        }
+        Some(self.made.get(pair).map(|table| table.card))
+    }
+
+    /// The entry by which the card reaches page number `index` of 4 KiB behind a directory entry of `pair`, of which a
+    /// large page lies apart: `None` if it is not that one.
+    pub(crate) fn piece(&self, pair: &Pair, index: usize, large: &Mirror) -> Option<u64> {
+        let pieces = large.splits.get(&(index >> LARGE_PAGES.trailing_zeros()))?;
+        if self.made.contains_key(pair) { pieces.get(index & within()).copied() } else { Some(0) }
+    }
+
+    /// For tests: pairs that have a table are named, need it, and have what they must.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub(crate) fn audit(&self, tables: &Tables, number: impl Fn(&TableKey) -> Option<u32>) {
+        assert!(self.orphans.is_empty());
+        let mirror = |key: &TableKey| tables.get(number(key)?).map(|table| &table.mirror);
+        for (pair, table) in &self.made {
+            assert!(self.pairs.get(pair).is_some_and(|count| *count != 0), "a table for a pair that is not named");
+            let large = mirror(&pair.large).expect("a large-page table");
+            assert!(!large.splits.is_empty(), "a table that nothing needs");
+            for (index, entry) in table.shadow.iter().enumerate() {
+                let small = pair.small.and_then(|key| mirror(&key)).map_or(0, |small| small.entry(index));
+                let wanted = large.splits.get(&(index / 32)).map_or(small, |pieces| pieces[index % 32]);
+                assert_eq!(*entry, wanted, "entry {index:#x} of {pair:?}");
+            }
+        }
+        assert!(self.pairs.values().all(|count| *count != 0));
+    }
+}

@@ -1,0 +1,177 @@
+//! Large pages that lie apart for the card.
+
+use super::*;
+use crate::model::world::walk;
+
+/// I/O page from which on guest VRAM lies in host memory.
+const HOST: u64 = 0x2_0000;
+
+impl World {
+    /// Pages of guest VRAM move to host memory, to the I/O page `to` and those behind it; or back to the card.
+    fn host(&mut self, first: u64, pages: u64, to: Option<u64>) -> SyncReport {
+        for page in first..first + pages {
+            self.grants.hosted.remove(&page);
+        }
+        self.grants.hosted.extend((first..first + pages).zip(to.into_iter().flat_map(|to| to..)));
+        let range = GuestRange::Vram(GuestVramAddr(first * PAGE), pages * PAGE);
+        let (touched, report) = self.spaces.retranslate(range, &self.grants, &mut self.card);
+        assert_eq!(touched, if report.changed() { vec![self.id] } else { vec![] });
+        self.spaces.flushed(self.id, &mut self.card);
+        report
+    }
+}
+
+#[test]
+fn a_page_that_goes_to_the_host_leaves_the_others_of_its_large_page_where_they_are() {
+    for small in [None, Some(SPT)] {
+        let mut world = World::with(Mode::LazyAdd, 4 << 20);
+        world.write(vram(DIRECTORY), pde(Some(LPT), small, EIGHTH));
+        world.write(vram(LPT + 8), pte(0, 2 * LARGE));
+        // Hidden by the large page; and beside it.
+        world.write(vram(SPT + 37 * 8), pte(0, 3 * LARGE));
+        world.write(vram(SPT + 5 * 8), pte(0, 3 * LARGE));
+        world.prepare();
+        let (tables, bytes) = (world.spaces.tables(), world.spaces.card_bytes());
+        let report = world.host(64 + 5, 1, Some(HOST));
+        assert!(report.lost_permission, "the card's TLBs know the large page");
+        assert_eq!(world.at(LARGE + 4 * PAGE), Some((0, 7 * LARGE + 4 * PAGE)));
+        assert_eq!(world.at(LARGE + 5 * PAGE), Some((2, HOST * PAGE)));
+        assert_eq!(world.at(LARGE + 6 * PAGE), Some((0, 7 * LARGE + 6 * PAGE)));
+        assert_eq!(world.at(5 * PAGE), small.map(|_| (0, 90 * LARGE)));
+        let found = world.spaces.resolve(world.id, GpuVa(LARGE + 5 * PAGE + 8)).unwrap();
+        assert_eq!((found.place, found.writable), (vram(2 * LARGE + 5 * PAGE + 8), true));
+        // What stands in is as long as the guest's table is, and counted.
+        assert_eq!((world.spaces.tables(), world.spaces.card_bytes()), (tables, bytes + 0x8000));
+        // A small entry beside it changes, and one behind it.
+        world.write(vram(SPT + 5 * 8), pte(0, 4 * LARGE));
+        world.write(vram(SPT + 37 * 8), pte(0, 4 * LARGE));
+        world.prepare();
+        assert_eq!(world.at(5 * PAGE), small.map(|_| (0, 12 * LARGE)));
+        assert_eq!(world.at(LARGE + 5 * PAGE), Some((2, HOST * PAGE)));
+        // It comes back.
+        let report = world.host(64 + 5, 1, None);
+        assert!(report.lost_permission);
+        assert_eq!(world.page(LARGE + 5 * PAGE).map(|page| page.large), Some(true));
+        assert_eq!(world.at(5 * PAGE), small.map(|_| (0, 12 * LARGE)));
+        assert_eq!(world.spaces.card_bytes(), bytes);
+    }
+}
+
+#[test]
+fn a_large_page_that_is_all_in_the_host_is_one_entry_there() {
+    let mut world = World::mapped();
+    world.write(vram(LPT + 8), pte(0, 2 * LARGE));
+    world.sync();
+    for page in 0..31 {
+        world.host(64 + page, 1, Some(HOST + page));
+        assert_eq!(world.page(LARGE).map(|page| page.large), Some(false));
+    }
+    world.host(64 + 31, 1, Some(HOST + 31));
+    assert_eq!(world.page(LARGE).map(|page| (page.large, page.aperture, page.address)), Some((true, 2, HOST * PAGE)));
+    // In the host, but unaligned there: small entries again.
+    world.host(64, 32, Some(HOST + 33));
+    assert_eq!(world.page(LARGE).map(|page| (page.large, page.aperture)), Some((false, 2)));
+    assert_eq!(world.at(LARGE + 31 * PAGE), Some((2, (HOST + 64) * PAGE)));
+    world.host(64, 32, None);
+    assert_eq!(world.page(LARGE).map(|page| (page.large, page.aperture)), Some((true, 0)));
+}
+
+#[test]
+fn each_pair_of_tables_has_its_own() {
+    let mut world = World::mapped();
+    world.write(vram(DIRECTORY + 8), pde(Some(LPT), None, EIGHTH));
+    world.write(vram(DIRECTORY + 16), pde(None, Some(SPT), EIGHTH));
+    world.write(vram(LPT), pte(0, 2 * LARGE));
+    world.write(vram(SPT + 40 * 8), pte(0, 0));
+    world.write(vram(SPT), pte(0, LARGE));
+    world.sync();
+    let before = world.spaces.card_bytes();
+    world.host(64, 1, Some(HOST));
+    assert_eq!(world.spaces.card_bytes(), before + 2 * 0x8000);
+    let span = 1 << 27;
+    for (base, head, rest) in [
+        (0, Some((2, HOST * PAGE)), Some((0, 40 * LARGE))),
+        (span, Some((2, HOST * PAGE)), None),
+        (2 * span, Some((0, 41 * LARGE)), Some((0, 40 * LARGE))),
+    ] {
+        assert_eq!((world.at(base), world.at(base + 40 * PAGE)), (head, rest), "{base:#x}");
+    }
+    // The guest takes one away; the table goes with it.
+    world.write(vram(DIRECTORY + 8), 0);
+    assert!(world.sync().lost_permission);
+    assert_eq!(world.spaces.card_bytes(), before + 0x8000);
+    assert_eq!(world.at(0), Some((2, HOST * PAGE)));
+    world.spaces.close(world.id, &mut world.card);
+    assert!(world.card.allocated.is_empty());
+}
+
+#[test]
+fn without_room_for_what_stands_in_nothing_else_shows() {
+    // The two tables fit, and no third.
+    let mut world = World::with(Mode::Incremental, 0x8000 + PAGE);
+    world.write(vram(DIRECTORY), pde(Some(LPT), Some(SPT), EIGHTH));
+    world.write(vram(LPT), pte(0, 2 * LARGE));
+    world.write(vram(SPT), pte(0, LARGE));
+    world.sync();
+    let report = world.host(64, 1, Some(HOST));
+    assert_eq!(report.denied.of(Denial::Limit), 1);
+    assert_eq!((world.at(0), world.at(PAGE)), (None, None), "not what the large page hides");
+    assert_eq!(world.spaces.resolve(world.id, GpuVa(0)), None);
+    assert_eq!(world.sync().denied.total(), 0, "nothing is new");
+    world.host(64, 1, None);
+    world.sync();
+    assert_eq!(world.at(0), Some((0, 7 * LARGE)));
+    world.write(vram(LPT), 0);
+    world.sync();
+    assert_eq!(world.at(0), Some((0, 41 * LARGE)));
+}
+
+#[test]
+fn entries_that_are_reached_stay_reachable_while_they_change() {
+    // The card's tables after each single write: never a moment without the page, nor with another.
+    let mut world = World::mapped();
+    world.write(vram(LPT), pte(0, 2 * LARGE));
+    world.write(vram(SPT + 3 * 8), pte(0, LARGE));
+    world.sync();
+    for to in [Some(HOST), None] {
+        let mut card = Card::default();
+        card.allocated.clone_from(&world.card.allocated);
+        let (directory, first) = (world.directory(), world.card.writes.len());
+        world.grants.hosted.clear();
+        world.grants.hosted.extend(to.map(|to| (64 + 3, to)));
+        let range = GuestRange::Vram(GuestVramAddr(2 * LARGE + 3 * PAGE), PAGE);
+        world.spaces.retranslate(range, &world.grants, &mut world.card);
+        for (at, bytes) in world.card.allocated.iter().map(|(at, bytes)| (*at, bytes.len())) {
+            card.allocated.entry(at).or_insert_with(|| vec![0; bytes]);
+        }
+        for (at, data) in &world.card.writes[first..] {
+            card.write(VramAddr(*at), data);
+            for (page, others) in [(2, false), (3, true)] {
+                let found = walk((false, directory), page * PAGE, &|_, at| Some(card.read64(at)));
+                let found = found.map(|found| (found.aperture, found.address));
+                let old = found == Some((0, 7 * LARGE + page * PAGE));
+                assert!(old || (others && found == Some((2, HOST * PAGE))), "{to:?}, page {page}: {found:x?}");
+            }
+        }
+        world.spaces.flushed(world.id, &mut world.card);
+    }
+}
+
+#[test]
+fn a_table_page_that_the_cpu_can_write_unseen_is_read_at_each_flush() {
+    let mut world = World::mapped_in(Mode::LazyAdd);
+    world.write(vram(SPT), pte(0, LARGE));
+    world.prepare();
+    world.spaces.unseen(GuestVramAddr(SPT), true);
+    world.guest.write64(vram(SPT), pte(0, 2 * LARGE));
+    assert!(world.flush(false).lost_permission);
+    assert_eq!(world.at(0), Some((0, 7 * LARGE)));
+    // Written just before it ends to be.
+    world.guest.write64(vram(SPT), pte(0, LARGE));
+    world.spaces.unseen(GuestVramAddr(SPT), false);
+    world.flush(false);
+    assert_eq!(world.at(0), Some((0, 41 * LARGE)));
+    world.guest.write64(vram(SPT), 0);
+    world.flush(false);
+    assert_eq!(world.at(0), Some((0, 41 * LARGE)), "nobody has told of this one");
+}
