@@ -1,9 +1,9 @@
 //! The guest's view through BAR1 and BAR3, walked by us.
 
 use crate::{GuestMemory, Place};
-use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, SMALL_PAGE, Target};
+use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, LARGE_PAGE, SMALL_PAGE, Target};
 use nvspec::instance::vm;
-use nvspec::mmu::{ENTRY_BYTES, LPT_ENTRIES, PDE_SHIFT, Pde, Pte, PteAperture, SPT_ENTRIES, TableTarget};
+use nvspec::mmu::{ENTRY_BYTES, LPT_ENTRIES, PDE_SHIFT, PDE_SPAN, Pde, Pte, PteAperture, SPT_ENTRIES, TableTarget};
 
 /// Cached translations for each aperture; a power of two. 2 MiB of pages, which is more than a driver touches in turn.
 const SLOTS: usize = 512;
@@ -112,6 +112,29 @@ impl ApertureTlb {
         Ok(Mapping { place, bytes: SMALL_PAGE.saturating_sub(within), writable: slot.writable })
     }
 
+    /// Visits the `pages` pages from byte `start` of the aperture on, in order, with what lies behind each by the guest's
+    /// tables now; `None` where an access faults. `start` is a multiple of 2 MiB. Reads the tables in pieces of up to
+    /// 4 KiB, two for each 2 MiB, and nothing from or to the cache.
+    pub fn survey(
+        &mut self,
+        start: u64,
+        pages: u64,
+        guest: &mut impl GuestMemory,
+        mut visit: impl FnMut(u64, Option<Place>),
+    ) {
+        let space = self.space(guest).ok();
+        let first = start >> PAGE_SHIFT;
+        let end = first.saturating_add(pages);
+        let mut block = Block::new();
+        for page in first..end {
+            if page == first || page % BLOCK_PAGES == 0 {
+                block.read(space, GpuVa(page << PAGE_SHIFT), guest);
+            }
+            let va = GpuVa(page << PAGE_SHIFT);
+            visit(page, space.filter(|space| va.0 <= space.limit).and_then(|_| block.page(page)));
+        }
+    }
+
     fn space(&mut self, guest: &mut impl GuestMemory) -> Result<Space, WalkFault> {
         if let Some(space) = self.space {
             return Ok(space);
@@ -120,6 +143,66 @@ impl ApertureTlb {
         let space = read_space(instance, guest).ok_or(WalkFault::Unbound)?;
         self.space = Some(space);
         Ok(space)
+    }
+}
+
+/// Pages of 4 KiB whose small entries fill a page.
+const BLOCK_PAGES: u64 = BLOCK_SMALLS as u64;
+/// The same, as a length.
+const BLOCK_SMALLS: usize = 1 << (SMALL_PAGE.trailing_zeros() - ENTRY_BYTES.trailing_zeros());
+/// Large entries for as much.
+const BLOCK_LARGES: usize = BLOCK_SMALLS >> LARGE_SHIFT;
+/// Small pages in a large one, as a shift.
+const LARGE_SHIFT: u32 = LARGE_PAGE.trailing_zeros() - PAGE_SHIFT;
+
+/// The entries for 2 MiB of an aperture, 0 where there is no table.
+struct Block {
+    large: [[u8; 8]; BLOCK_LARGES],
+    small: [[u8; 8]; BLOCK_SMALLS],
+}
+
+impl Block {
+    fn new() -> Self {
+        Self { large: [[0; 8]; BLOCK_LARGES], small: [[0; 8]; BLOCK_SMALLS] }
+    }
+
+    /// Reads the entries for the 2 MiB at `va`.
+    fn read(&mut self, space: Option<Space>, va: GpuVa, guest: &mut impl GuestMemory) {
+        self.large.as_flattened_mut().fill(0);
+        self.small.as_flattened_mut().fill(0);
+        let Some(space) = space.filter(|space| va.0 <= space.limit) else { return };
+        let Ok(pde) = read_entry(space.directory, va.0 >> PDE_SHIFT, guest) else { return };
+        let pde = Pde::from(pde);
+        // Tables are shortened by powers of two that leave whole blocks.
+        let within = va.0 & PDE_SPAN.wrapping_sub(1);
+        let (large, small) = (within >> LARGE_PAGE.trailing_zeros(), within >> PAGE_SHIFT);
+        if large >= u64::from(pde.large_entries()) {
+            return;
+        }
+        let mut fill = |table: Option<Place>, index: u64, entries: &mut [u8]| {
+            let place = table.and_then(|table| table.checked_add(index.saturating_mul(ENTRY_BYTES)));
+            if place.is_none_or(|place| guest.read(place, entries).is_err()) {
+                entries.fill(0);
+            }
+        };
+        fill(table(pde.large_target(), pde.large_address()), large, self.large.as_flattened_mut());
+        fill(table(pde.small_target(), pde.small_address()), small, self.small.as_flattened_mut());
+    }
+
+    /// What lies behind a page of the 2 MiB.
+    fn page(&self, number: u64) -> Option<Place> {
+        let at = usize::try_from(number % BLOCK_PAGES).ok()?;
+        let entry =
+            |entries: &[[u8; 8]], at: usize| Pte::from(entries.get(at).map_or(0, |raw| u64::from_le_bytes(*raw)));
+        let large = entry(&self.large, at >> LARGE_SHIFT);
+        let (pte, address) = if large.valid() {
+            const WITHIN: u64 = LARGE_PAGE - 1;
+            (large, (large.address() & !WITHIN) | ((number << PAGE_SHIFT) & WITHIN))
+        } else {
+            let small = entry(&self.small, at);
+            (small, small.address())
+        };
+        if pte.valid() { page(pte, address).ok().map(|(place, _)| place) } else { None }
     }
 }
 

@@ -294,6 +294,12 @@ impl AddressSpaces {
         })
     }
 
+    /// Whether an entry of any space may name a byte of the range: never `false` when one does.
+    #[must_use]
+    pub fn names(&self, range: GuestRange) -> bool {
+        !self.shared.reverse.pieces(range).is_empty()
+    }
+
     /// Something was granted that was not before: entries that were denied and tables that could not be read are looked
     /// at again when their turn comes.
     pub fn granted(&mut self) {

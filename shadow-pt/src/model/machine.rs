@@ -462,19 +462,20 @@ impl Machine {
     /// Pages move to host memory from the I/O page `to` on, or back.
     fn host(&mut self, first: u64, pages: u64, to: Option<u64>) {
         let pages = first..(first + pages).min(GUEST_VRAM / PAGE);
+        let places = to.map(|to| to..to + (pages.end - pages.start));
+        // What lives there now goes first.
+        let others =
+            self.grants.hosted.iter().filter(|(page, at)| {
+                !pages.contains(page) && places.as_ref().is_some_and(|places| places.contains(at))
+            });
+        for page in others.map(|(page, _)| *page).collect::<Vec<_>>() {
+            self.grants.hosted.remove(&page);
+            self.retranslate(GuestRange::Vram(GuestVramAddr(page * PAGE), PAGE));
+        }
         for page in pages.clone() {
             self.grants.hosted.remove(&page);
         }
-        for (page, to) in pages.clone().zip(to.into_iter().flat_map(|to| to..)) {
-            // What lived there is elsewhere before.
-            let others: Vec<u64> =
-                self.grants.hosted.iter().filter(|(_, at)| **at == to).map(|(page, _)| *page).collect();
-            for other in others {
-                self.grants.hosted.remove(&other);
-                self.retranslate(GuestRange::Vram(GuestVramAddr(other * PAGE), PAGE));
-            }
-            self.grants.hosted.insert(page, to);
-        }
+        self.grants.hosted.extend(pages.clone().zip(places.into_iter().flatten()));
         self.retranslate(GuestRange::Vram(GuestVramAddr(pages.start * PAGE), (pages.end - pages.start) * PAGE));
     }
 

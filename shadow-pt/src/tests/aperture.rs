@@ -114,10 +114,12 @@ proptest! {
     fn the_walk_is_the_walkers(
         pde in any::<u64>(),
         sane in any::<bool>(),
+        limit in prop_oneof![Just(0xff_ffffu64), 0u64..0x180_0000],
         entries in prop::collection::vec((0u64..4096, any::<bool>(), any::<u64>()), 0..40),
         probes in prop::collection::vec(0u64..0x100_0000, 1..60),
     ) {
         let mut guest = guest();
+        guest.write64(vram(INSTANCE + vm::LIMIT_LO), limit);
         if !sane {
             guest.write64(vram(DIRECTORY), pde);
         }
@@ -131,7 +133,7 @@ proptest! {
         for _ in 0..2 {
             for &va in &probes {
                 let expected = world::walk((false, DIRECTORY), va, &|ram, at| guest.read64(ram, at))
-                    .filter(|page| page.aperture != 1)
+                    .filter(|page| page.aperture != 1 && va & !(PAGE - 1) <= limit)
                     .map(|page| {
                         let place = if page.aperture == 0 {
                             vram(page.address + va % PAGE)
@@ -143,6 +145,15 @@ proptest! {
                 let found = tlb.translate(va, &mut guest).ok().map(|found| (found.place, found.writable));
                 prop_assert_eq!(found, expected);
             }
+        }
+        // And the survey sees what each single walk does, whatever part of the aperture it is of.
+        let blocks = probes[0] % 6;
+        let mut seen = Vec::new();
+        tlb.survey(blocks << 21, 16 * 256 - (blocks << 9), &mut guest, |page, place| seen.push((page, place)));
+        prop_assert_eq!(seen.len() as u64, 4096 - (blocks << 9));
+        for (expected, (page, place)) in ((blocks << 9)..).zip(seen) {
+            prop_assert_eq!(page, expected);
+            prop_assert_eq!(place, tlb.translate(page * PAGE, &mut guest).ok().map(|found| found.place));
         }
     }
 }
