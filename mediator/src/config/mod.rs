@@ -315,6 +315,8 @@ pub enum Apertures {
     /// Each access is a message.
     #[default]
     Trapped,
+    /// The VMM maps most of both, and accesses there are none.
+    Remapped,
 }
 
 /// How much work a TLB flush of the guest does: `shadow_pt::Mode` by the names of the configuration.

@@ -47,7 +47,7 @@ fn full_example_is_read() {
         card = "card0"
         vram_mib = 256
         channels = 16
-        apertures = "trapped"
+        apertures = "remapped"
         socket = "/run/m/vm-a"
         mode = "0600"
         owner = "root"

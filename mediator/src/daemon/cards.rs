@@ -136,6 +136,6 @@ impl CardBackend for OwnedCard {
             Shadow::Incremental => Mode::Incremental,
             Shadow::LazyAdd => Mode::LazyAdd,
         };
-        MediatedVm::build(&self.host()?, id, &Settings { share, shadow }, link)
+        MediatedVm::build(&self.host()?, id, &Settings { share, shadow, apertures: vm.apertures }, link)
     }
 }

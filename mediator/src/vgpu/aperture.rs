@@ -23,6 +23,10 @@ impl VmBackend {
                 this.userd_read(channel, at.0 % PAGE, data);
                 return Ok(());
             }
+            if let Some(slot) = this.remap.home(at.0 / PAGE) {
+                this.remap.read(slot, at.0 % PAGE, data);
+                return Ok(());
+            }
             this.host.lock().vram.guest_read(this.vm, at, data).ok_or(Denied)
         })
     }
@@ -33,6 +37,10 @@ impl VmBackend {
             let data = &data[range];
             if let Some(&channel) = this.userd.get(&(at.0 / PAGE)) {
                 this.userd_write(channel, at.0 % PAGE, data);
+                return Ok(());
+            }
+            if let Some(slot) = this.remap.home(at.0 / PAGE) {
+                this.remap.write(slot, at.0 % PAGE, data);
                 return Ok(());
             }
             this.host.lock().vram.guest_write(this.vm, at, data).ok_or(Denied)?;
@@ -83,7 +91,7 @@ impl VmBackend {
     }
 
     /// The card's own state of the channel, word by word.
-    fn userd_read(&mut self, channel: VirtualChannelId, offset: u64, data: &mut [u8]) {
+    pub(super) fn userd_read(&mut self, channel: VirtualChannelId, offset: u64, data: &mut [u8]) {
         let mut guard = self.host.lock();
         let HostState { vram, channels, .. } = &mut *guard;
         let mut done = 0;

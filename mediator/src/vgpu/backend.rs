@@ -1,6 +1,7 @@
 //! What the vGPU's registers mean for the card: the implementation of `devmodel`'s seam.
 
 use super::ram::RamMap;
+use super::remap::{Remap, Slot};
 use super::spaces::{Owned, Spaces, Tables};
 use crate::host::{CardVram, HostCard, HostError, HostState};
 use channels::Channels;
@@ -52,12 +53,20 @@ pub(super) struct VmBackend {
     pub(super) link: Link,
     pub(super) ram: RamMap,
     pub(super) spaces: Spaces,
-    bar1: ApertureTlb,
-    bar3: ApertureTlb,
+    pub(super) bar1: ApertureTlb,
+    pub(super) bar3: ApertureTlb,
+    /// What of its VRAM lives under apertures that the VMM maps.
+    pub(super) remap: Remap,
+    /// Bytes of its VRAM.
+    pub(super) vram_bytes: u64,
     /// Guest VRAM pages in which a bound channel has its USERD.
     pub(super) userd: HashMap<u64, VirtualChannelId>,
     /// Bytes of GP_PUT that have come in so far, by channel.
     pub(super) doorbells: HashMap<VirtualChannelId, [u8; 4]>,
+    /// Channels whose USERD lives under a mapped aperture, and where.
+    pub(super) polled: BTreeMap<VirtualChannelId, Slot>,
+    /// What their GP_PUT was when it was looked at last.
+    pub(super) rung: BTreeMap<VirtualChannelId, u32>,
     /// Channels that are bound.
     pub(super) bound: BTreeMap<VirtualChannelId, Bound>,
     /// Instance blocks of channels that the guest has bound, whether or not they are on the card.
@@ -66,7 +75,7 @@ pub(super) struct VmBackend {
     pub(super) faults: Vec<MmuFault>,
     pub(super) bus_master: bool,
     /// Engines that the guest holds back, one bit each.
-    blocked: u32,
+    pub(super) blocked: u32,
     /// Nothing of the VM's is on the card any more: what it had may be given to others.
     pub(super) quiet: bool,
     /// A runlist was submitted; the vGPU is told after the access that did it.
@@ -76,7 +85,7 @@ pub(super) struct VmBackend {
 }
 
 impl VmBackend {
-    pub(super) fn new(host: Arc<HostCard>, vm: VmId, link: Link, mode: Mode) -> Self {
+    pub(super) fn new(host: Arc<HostCard>, vm: VmId, link: Link, mode: Mode, vram_bytes: u64) -> Self {
         let mut policy = Direct::new();
         policy.event(Nanos(0), Event::Added(VgpuId(vm.0)), &mut Vec::new());
         Self {
@@ -87,8 +96,12 @@ impl VmBackend {
             spaces: Spaces::new(mode),
             bar1: ApertureTlb::new(),
             bar3: ApertureTlb::new(),
+            remap: Remap::default(),
+            vram_bytes,
             userd: HashMap::new(),
             doorbells: HashMap::new(),
+            polled: BTreeMap::new(),
+            rung: BTreeMap::new(),
             bound: BTreeMap::new(),
             instances: BTreeMap::new(),
             faults: Vec::new(),
@@ -103,16 +116,7 @@ impl VmBackend {
 
     /// Where an aperture offset leads, by the guest's tables.
     pub(super) fn translate(&mut self, aperture: Aperture, offset: u64, write: bool) -> Option<Place> {
-        let Self { host, vm, link, ram, bar1, bar3, bus_master, .. } = self;
-        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master };
-        let mut guard = host.lock();
-        let state = RefCell::new(&mut guard.vram);
-        let mut guest = Tables { state: &state, owned: &owned };
-        let tlb = match aperture {
-            Aperture::Bar1 => bar1,
-            Aperture::Bar3 => bar3,
-        };
-        let mapping = tlb.translate(offset, &mut guest).ok()?;
+        let mapping = self.with_aperture(aperture, |tlb, guest, _| tlb.translate(offset, guest).ok())?;
         (mapping.writable || !write).then_some(mapping.place)
     }
 
@@ -121,8 +125,8 @@ impl VmBackend {
         &mut self,
         each: impl FnOnce(&mut Channels, &mut CardAccess<'_, '_>, &mut Tables<'_, '_, '_>, channels::VmId) -> T,
     ) -> T {
-        let Self { host, vm, link, ram, bus_master, .. } = self;
-        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master };
+        let Self { host, vm, link, ram, remap, bus_master, .. } = self;
+        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap };
         let mut guard = host.lock();
         let HostState { vram, channels, .. } = &mut *guard;
         let state = RefCell::new(vram);
@@ -135,6 +139,7 @@ impl VmBackend {
         self.reset_fifo();
         self.faults.clear();
         self.quiet = self.spaces.clear(&self.host);
+        self.forget_homes();
         self.bar1.bind(None);
         self.bar3.bind(None);
         self.runlist_done = false;
@@ -206,15 +211,17 @@ impl Backend for VmBackend {
             Aperture::Bar1 => self.bar1.bind(instance),
             Aperture::Bar3 => self.bar3.bind(instance),
         }
+        self.refresh(aperture);
     }
 
     fn flush_tlb(&mut self, directory: Option<Place>, _hub_only: bool) {
         self.counts.flushes += 1;
         self.bar1.flush();
         self.bar3.flush();
+        self.refresh_flushed(directory);
         // Apertures are flushed by the hub's form, channels by either: the shadow is looked up in both cases.
-        let Self { host, vm, link, ram, spaces, bus_master, .. } = self;
-        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master };
+        let Self { host, vm, link, ram, spaces, remap, bus_master, .. } = self;
+        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap };
         if let Err(error) = spaces.flush(host, &owned, directory) {
             tracing::error!(vm = %self.vm, %error, "a guest's TLB flush did not reach the card");
         }
@@ -232,6 +239,7 @@ impl Backend for VmBackend {
                 self.refuse(channel, instance);
             }
         }
+        self.choose_polled();
     }
 
     fn enable_channel(&mut self, channel: VirtualChannelId, enabled: bool) {

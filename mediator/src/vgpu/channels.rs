@@ -40,8 +40,8 @@ impl VmBackend {
     pub(super) fn submit(&mut self, doorbell: Doorbell) {
         let channel = doorbell.virtual_channel;
         let Some(Bound { space, .. }) = self.bound.get(&channel).copied() else { return };
-        let Self { host, vm, link, ram, spaces, bus_master, .. } = self;
-        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master };
+        let Self { host, vm, link, ram, spaces, remap, bus_master, .. } = self;
+        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap };
         if let Err(error) = spaces.prepare(host, &owned, space) {
             tracing::error!(%vm, ?channel, %error, "a channel's work does not reach the card");
             return;
@@ -142,6 +142,8 @@ impl VmBackend {
         let Some(instance) = self.instances.remove(&channel) else { return };
         self.userd.retain(|_, owner| *owner != channel);
         self.doorbells.remove(&channel);
+        self.polled.remove(&channel);
+        self.rung.remove(&channel);
         self.take_off(channel);
         self.save(channel, instance);
         self.spaces.collect(&self.host);

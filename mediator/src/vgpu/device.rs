@@ -1,7 +1,9 @@
 //! A mediated VM as the vfio-user server, the card's interrupt thread and the daemon see it.
 
 use super::backend::VmBackend as Backend;
+use super::remap::Remap;
 use crate::admin::api::{Denied, Driver, InterruptKind};
+use crate::config::Apertures;
 use crate::daemon::backend::{BackendError, BackendStatus, Built, VmBackend};
 use crate::host::{GuestEvent, GuestEvents, HostCard, HostError, Share};
 use devmodel::backend::Aperture;
@@ -12,14 +14,21 @@ use nvspec::regs::{pbdma, pfifo, pgraph};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 use vmm_glue::device::NUM_REGIONS;
 use vmm_glue::{AccessError, Device, DmaRegion, Link, MapError, RegionIndex, RegionInfo};
 use vram::VmId;
+
+/// Time between two looks for doorbells that are no messages. They are looked for only where a driver has put them under a
+/// mapped part of an aperture, which nouveau does not.
+const POLL: Duration = Duration::from_micros(200);
 
 /// The vGPU and its side of the card: one lock, so that a register access and an interrupt do not mix.
 struct Core {
     gpu: VGpu,
     backend: Backend,
+    /// A thread looks for doorbells under mapped apertures.
+    polls: bool,
 }
 
 /// What a mediated VM is made of.
@@ -29,6 +38,8 @@ pub struct Settings {
     pub share: Share,
     /// How much work a TLB flush of its guest does.
     pub shadow: shadow_pt::Mode,
+    /// How BAR1 and BAR3 are served.
+    pub apertures: Apertures,
 }
 
 /// A mediated VM, from any thread.
@@ -63,7 +74,7 @@ impl MediatedVm {
         settings: &Settings,
         link: &Link,
     ) -> Result<(MediatedDevice, Arc<Self>), BackendError> {
-        let Settings { share, shadow } = settings;
+        let Settings { share, shadow, apertures } = settings;
         let mut config = VGpuConfig::of_chip(host.info().chip, share.vram_bytes, Arc::clone(&host.info().vbios));
         // All numbers are the guest's to use; how many at a time is checked at bind.
         config.channels = nvspec::fifo::CHANNELS;
@@ -72,13 +83,23 @@ impl MediatedVm {
         config.pci.bar3_bytes = card.bar3_size;
         let pci = config.pci;
         let gpu = VGpu::new(config).map_err(BackendError::failed)?;
-        let backend = Backend::new(Arc::clone(host), vm, link.clone(), *shadow);
-        let this = Arc::new(Self { core: Mutex::new(Core { gpu, backend }), host: Arc::clone(host), vm });
+        let backend = Backend::new(Arc::clone(host), vm, link.clone(), *shadow, share.vram_bytes);
+        let core = Core { gpu, backend, polls: false };
+        let this = Arc::new(Self { core: Mutex::new(core), host: Arc::clone(host), vm });
         let events: Weak<Self> = Arc::downgrade(&this);
         host.add_vm(vm, share, events).map_err(|error| match error {
             HostError::OutOfMemory { .. } => BackendError::quota(error),
             other => BackendError::failed(other),
         })?;
+        if *apertures == Apertures::Remapped {
+            match Remap::open(host, pci.bar1_bytes, pci.bar3_bytes) {
+                Ok(remap) => this.core.lock().backend.remap = remap,
+                Err(error) => {
+                    host.remove_vm(vm).map_err(BackendError::failed)?;
+                    return Err(BackendError::failed(error));
+                }
+            }
+        }
         let device = MediatedDevice { vm: Arc::clone(&this), pci, config_bytes: devmodel::pci::CONFIG_BYTES as u64 };
         Ok((device, this))
     }
@@ -92,9 +113,53 @@ impl MediatedVm {
     ) -> Result<(), devmodel::backend::Denied> {
         self.core.lock().backend.guest_write(address, data)
     }
+
+    /// Reads guest VRAM where it lives, USERD pages as any other.
+    #[cfg(any(test, feature = "test-rig"))]
+    pub(super) fn vram_peek(&self, address: nvspec::addr::GuestVramAddr, data: &mut [u8]) -> Option<()> {
+        let place = nvspec::addr::Place::Vram(address);
+        self.core.lock().backend.with_channels(|_, _, guest, _| guest.fill(place, data))
+    }
+
+    /// Looks for doorbells under mapped apertures, as long as there may be any. `false` when there are none.
+    fn poll(&self) -> bool {
+        let core = &mut *self.core.lock();
+        core.polls = !core.backend.polled.is_empty();
+        if core.polls {
+            core.backend.poll();
+            core.settle();
+        }
+        core.polls
+    }
+
+    /// Starts to look for doorbells under mapped apertures, where there are any and nobody does.
+    fn start_polling(this: &Arc<Self>, core: &mut Core) {
+        if core.polls || core.backend.polled.is_empty() {
+            return;
+        }
+        let vm = Arc::downgrade(this);
+        let body = move || {
+            while vm.upgrade().is_some_and(|vm| vm.poll()) {
+                std::thread::sleep(POLL);
+            }
+        };
+        match std::thread::Builder::new().name(format!("doorbells-{}", this.vm)).spawn(body) {
+            Ok(_) => core.polls = true,
+            Err(error) => tracing::error!(%error, "doorbells under a mapped aperture are not seen: no thread"),
+        }
+    }
 }
 
 impl Core {
+    /// Takes everything of the guest's driver off the card. What lived under mapped apertures is lost.
+    fn clean(&mut self) {
+        let Self { gpu, backend, .. } = self;
+        backend.remap.closing = true;
+        gpu.reset(backend);
+        backend.quiesce();
+        backend.remap.closing = false;
+    }
+
     /// What an access has left to do outside of the registers.
     fn settle(&mut self) {
         for fault in std::mem::take(&mut self.backend.faults) {
@@ -104,6 +169,11 @@ impl Core {
             self.gpu.runlist_done(&mut self.backend);
         }
     }
+}
+
+/// The aperture of a region that is one.
+fn aperture(region: RegionIndex) -> Aperture {
+    if region == RegionIndex::Bar1 { Aperture::Bar1 } else { Aperture::Bar3 }
 }
 
 impl Device for MediatedDevice {
@@ -117,15 +187,27 @@ impl Device for MediatedDevice {
         ] {
             regions[index as usize] = RegionInfo::read_write(size);
         }
+        let core = self.vm.core.lock();
+        for (index, aperture) in [(RegionIndex::Bar1, Aperture::Bar1), (RegionIndex::Bar3, Aperture::Bar3)] {
+            let Some((file, area)) = core.backend.remap.area(aperture) else { continue };
+            let region = &mut regions[index as usize];
+            match region.clone().with_mappable(file, vec![area]) {
+                Ok(mappable) => *region = mappable,
+                Err(error) => tracing::error!(%error, ?index, "an aperture cannot be mapped, and is trapped"),
+            }
+        }
         regions
     }
 
     fn region_read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
-        let Core { gpu, backend } = &mut *self.vm.core.lock();
+        let Core { gpu, backend, .. } = &mut *self.vm.core.lock();
         match region {
             RegionIndex::Bar0 => gpu.bar0_read(offset, data, backend),
-            RegionIndex::Bar1 => gpu.aperture_read(Aperture::Bar1, offset, data, backend),
-            RegionIndex::Bar3 => gpu.aperture_read(Aperture::Bar3, offset, data, backend),
+            RegionIndex::Bar1 | RegionIndex::Bar3 => {
+                let aperture = aperture(region);
+                backend.remap.count_message(aperture, offset);
+                gpu.aperture_read(aperture, offset, data, backend);
+            }
             RegionIndex::Config => gpu.config_read(offset, data),
             _ => return Err(AccessError::Invalid),
         }
@@ -134,15 +216,19 @@ impl Device for MediatedDevice {
 
     fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
         let core = &mut *self.vm.core.lock();
-        let Core { gpu, backend } = core;
+        let Core { gpu, backend, .. } = core;
         match region {
             RegionIndex::Bar0 => gpu.bar0_write(offset, data, backend),
-            RegionIndex::Bar1 => gpu.aperture_write(Aperture::Bar1, offset, data, backend),
-            RegionIndex::Bar3 => gpu.aperture_write(Aperture::Bar3, offset, data, backend),
+            RegionIndex::Bar1 | RegionIndex::Bar3 => {
+                let aperture = aperture(region);
+                backend.remap.count_message(aperture, offset);
+                gpu.aperture_write(aperture, offset, data, backend);
+            }
             RegionIndex::Config => gpu.config_write(offset, data, backend),
             _ => return Err(AccessError::Invalid),
         }
         core.settle();
+        MediatedVm::start_polling(&self.vm, core);
         Ok(())
     }
 
@@ -155,18 +241,19 @@ impl Device for MediatedDevice {
     }
 
     fn reset(&mut self) {
-        let Core { gpu, backend } = &mut *self.vm.core.lock();
-        gpu.reset(backend);
-        backend.quiesce();
+        let core = &mut *self.vm.core.lock();
+        core.clean();
+        core.backend.remap.blank(&self.vm.host);
     }
 
     fn disconnected(&mut self) {
         let quiet = {
-            let Core { gpu, backend } = &mut *self.vm.core.lock();
-            gpu.reset(backend);
-            backend.quiesce();
-            backend.forget_ram();
-            backend.quiet
+            let core = &mut *self.vm.core.lock();
+            core.clean();
+            core.backend.forget_ram();
+            // What the client has mapped it keeps.
+            core.backend.remap.renew(&self.vm.host, self.pci.bar1_bytes, self.pci.bar3_bytes);
+            core.backend.quiet
         };
         // The next client may be another's.
         if let Err(error) = self.vm.host.wipe_vm(self.vm.vm, quiet) {
@@ -182,7 +269,7 @@ impl Device for MediatedDevice {
 impl GuestEvents for MediatedVm {
     fn deliver(&self, event: GuestEvent) {
         let mut core = self.core.lock();
-        let Core { gpu, backend } = &mut *core;
+        let Core { gpu, backend, .. } = &mut *core;
         match event {
             GuestEvent::Resume(doorbell) => backend.submit(doorbell),
             GuestEvent::Hang { engine, channel } => {
@@ -247,7 +334,7 @@ impl GuestEvents for MediatedVm {
 
 impl VmBackend for MediatedVm {
     fn status(&self) -> BackendStatus {
-        let Core { gpu, backend } = &*self.core.lock();
+        let Core { gpu, backend, .. } = &*self.core.lock();
         let (spaces, shadow_bytes) = backend.spaces.usage();
         let counts = &backend.counts;
         let report = &backend.spaces.report;
@@ -265,6 +352,11 @@ impl VmBackend for MediatedVm {
             ("faults", counts.faults),
             ("address_spaces", spaces as u64),
             ("shadow_bytes", shadow_bytes),
+            ("aperture_pages", backend.remap.pages() as u64),
+            ("aperture_moves", backend.remap.counts.moves),
+            ("aperture_stops", backend.remap.counts.stops),
+            ("aperture_messages", backend.remap.counts.messages),
+            ("aperture_aliases", backend.remap.counts.aliases),
             ("shadow_syncs", backend.spaces.syncs),
             ("shadow_bytes_scanned", report.bytes_scanned),
             ("shadow_pages_scanned", report.pages),
@@ -313,10 +405,10 @@ impl VmBackend for MediatedVm {
 
     fn release(&self) -> Result<(), BackendError> {
         {
-            let Core { gpu, backend } = &mut *self.core.lock();
-            gpu.reset(backend);
-            backend.quiesce();
-            backend.forget_ram();
+            let core = &mut *self.core.lock();
+            core.clean();
+            core.backend.forget_ram();
+            core.backend.remap.close(&self.host);
         }
         self.host.remove_vm(self.vm).map_err(BackendError::failed)
     }

@@ -1,13 +1,15 @@
 //! The VM's GPU address spaces: the wiring between `shadow-pt`, the guest's memory and the card.
 
 use super::ram::RamMap;
+use super::remap::{Home, Remap};
 use crate::host::{CardVram, HostCard, HostError, HostState};
-use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, Iova, Place, VramAddr};
+use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, Iova, Place, SMALL_PAGE, VramAddr};
 use shadow_pt::{
     AddressSpaces, Frame, Frames, GuestMemory, GuestRange, Limits, Mapping, Mode, NoMemory, ShadowMemory, SpaceId,
     SyncReport, Unreadable,
 };
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use vmm_glue::Link;
 use vram::{CardAddr, PagePool, VmId};
 
@@ -21,6 +23,7 @@ pub(super) struct Owned<'a> {
     pub(super) ram: &'a RamMap,
     pub(super) link: &'a Link,
     pub(super) bus_master: bool,
+    pub(super) remap: &'a Remap,
 }
 
 /// All address spaces of one VM.
@@ -159,6 +162,42 @@ impl Spaces {
         }
     }
 
+    /// Whether a shadow may map a byte of the range.
+    pub(super) fn names(&self, range: GuestRange) -> bool {
+        self.shadows.names(range)
+    }
+
+    /// The guest's CPU can write a page of its VRAM without a message from now on, or not any more.
+    pub(super) fn unseen(&mut self, address: GuestVramAddr, unseen: bool) {
+        self.shadows.unseen(address, unseen);
+    }
+
+    /// The ranges live elsewhere than before. When it returns, the card uses them where they are.
+    pub(super) fn relocated(
+        &mut self,
+        host: &HostCard,
+        owned: &Owned<'_>,
+        ranges: &[GuestRange],
+    ) -> Result<(), HostError> {
+        let Self { shadows, pool, report, .. } = self;
+        let mut guard = host.lock();
+        let state = RefCell::new(&mut guard.vram);
+        let frames = Granted { state: &state, owned };
+        let mut memory = TableMemory { state: &state, pool };
+        let mut touched = BTreeSet::new();
+        for range in ranges {
+            let (spaces, done) = shadows.retranslate(*range, &frames, &mut memory);
+            report.merge(&done);
+            touched.extend(spaces);
+        }
+        for space in touched {
+            let Some(directory) = shadows.directory(space) else { continue };
+            state.borrow_mut().memory.invalidate(directory, false)?;
+            shadows.flushed(space, &mut memory);
+        }
+        Ok(())
+    }
+
     /// Takes guest RAM out of all shadows. When it returns, the card cannot reach it.
     pub(super) fn withdraw_ram(&mut self, host: &HostCard, gpa: u64, size: u64) -> Result<(), HostError> {
         let Self { shadows, pool, .. } = self;
@@ -218,10 +257,33 @@ pub(super) struct Tables<'a, 'b, 'c> {
 impl Tables<'_, '_, '_> {
     pub(super) fn fill(&mut self, place: Place, data: &mut [u8]) -> Option<()> {
         match place {
-            Place::Vram(address) => self.state.borrow_mut().guest_read(self.owned.vm, address, data),
+            Place::Vram(address) => self.fill_vram(address, data),
             Place::Ram(address) if self.owned.bus_master => self.owned.link.memory().read(address.0, data).ok(),
             Place::Ram(_) => None,
         }
+    }
+}
+
+impl Tables<'_, '_, '_> {
+    /// Page by page, wherever each lives.
+    fn fill_vram(&mut self, address: GuestVramAddr, data: &mut [u8]) -> Option<()> {
+        let Owned { vm, remap, .. } = self.owned;
+        if remap.pages() == 0 {
+            return self.state.borrow_mut().guest_read(*vm, address, data);
+        }
+        let mut done = 0;
+        while done < data.len() {
+            let at = address.checked_add(done as u64)?;
+            let within = at.0 % SMALL_PAGE;
+            let run = ((SMALL_PAGE - within) as usize).min(data.len() - done);
+            let piece = &mut data[done..done + run];
+            match remap.home(at.0 / SMALL_PAGE) {
+                Some(slot) => remap.read(slot, within, piece),
+                None => self.state.borrow_mut().guest_read(*vm, at, piece)?,
+            }
+            done += run;
+        }
+        Some(())
     }
 }
 
@@ -266,7 +328,11 @@ struct Granted<'a, 'b, 'c> {
 
 impl Frames for Granted<'_, '_, '_> {
     fn vram(&self, address: GuestVramAddr, len: u64) -> Option<Frame> {
-        self.state.borrow_mut().place(self.owned.vm, address, len).map(Frame::Vram)
+        match self.owned.remap.whereabouts(address, len) {
+            Home::Card => self.state.borrow_mut().place(self.owned.vm, address, len).map(Frame::Vram),
+            Home::Host(iova) => Some(Frame::Host(iova)),
+            Home::Apart => None,
+        }
     }
 
     fn ram(&self, address: Gpa, len: u64, write: bool) -> Option<Iova> {

@@ -85,6 +85,8 @@ pub struct Driver<M = Guest> {
     /// Where the memory of channels begins.
     first: u64,
     userd: u64,
+    /// Address spaces of BAR1 and BAR3.
+    pub apertures: [Space; 2],
     list: u64,
     listed: Vec<u8>,
     /// Faults that were taken.
@@ -103,7 +105,8 @@ impl<M: Machine> Driver<M> {
     /// A driver that has done nothing yet.
     #[must_use]
     pub fn unborn(guest: M) -> Self {
-        Self { guest, next: FIRST, first: FIRST, userd: 0, list: 0, listed: Vec::new(), faults: Vec::new() }
+        let apertures = [Space { directory: 0, table: 0 }; 2];
+        Self { guest, next: FIRST, first: FIRST, userd: 0, apertures, list: 0, listed: Vec::new(), faults: Vec::new() }
     }
 
     /// Whether [`Self::bring_up`] was called since the driver forgot all.
@@ -127,8 +130,9 @@ impl<M: Machine> Driver<M> {
         driver.guest.write(RegionIndex::Config, 0x6a, &1u16.to_le_bytes());
         driver.userd = driver.vram(128);
         driver.list = driver.vram(1);
-        for register in [pbus::BAR1_BLOCK::OFFSET, pbus::BAR3_BLOCK::OFFSET] {
+        for (index, register) in [pbus::BAR1_BLOCK::OFFSET, pbus::BAR3_BLOCK::OFFSET].into_iter().enumerate() {
             let (space, instance, userd) = (driver.space(), driver.vram(1), driver.userd);
+            driver.apertures[index] = space;
             driver.join(instance, space);
             // Both show USERD, one page for each channel.
             driver.entries(space, 0, At::Vram(userd), 128);

@@ -5,7 +5,9 @@
 //! RAM hold what they held, it saw no interrupt and no fault, and the card's accounts are what they were.
 
 use super::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
-use super::{Guest, Rig};
+use super::{Guest, Rig, settings};
+use crate::config::Apertures;
+use crate::vgpu::Settings;
 use nvspec::regs::blocks;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -202,7 +204,7 @@ pub fn encode(steps: &[Step]) -> Vec<u8> {
     out
 }
 
-/// The card and both VMs; kept from input to input.
+/// A card and both VMs; kept from input to input.
 struct World {
     rig: Rig,
     evil: Driver,
@@ -215,9 +217,9 @@ struct World {
 }
 
 impl World {
-    fn new() -> Self {
+    fn new(apertures: Apertures) -> Self {
         let rig = Rig::new(CARD_MIB);
-        let evil = Driver::unborn(rig.guest(0, VM_MIB, 16));
+        let evil = Driver::unborn(rig.guest_with(0, &Settings { apertures, ..settings(VM_MIB, 16) }));
         let mut victim = rig.guest(1, VM_MIB, 16);
         assert!(victim.map_ram(0, CANARY_RAM, true));
         victim.ram_write(0, &canary(CANARY_RAM));
@@ -246,7 +248,12 @@ impl World {
             }
             Step::Write { region, offset, size, value } => {
                 if let Some((region, offset, size)) = place(region, offset, size) {
-                    guest.write(region, offset, &value.to_le_bytes()[..size]);
+                    let data = &value.to_le_bytes()[..size];
+                    guest.write(region, offset, data);
+                    // What a client can map it writes without telling, wherever it can.
+                    if let Some(file) = guest.mapped(region) {
+                        assert_eq!(rustix::io::pwrite(&file, data, offset), Ok(size));
+                    }
                 }
             }
             Step::Read { region, offset, size } => {
@@ -369,17 +376,20 @@ fn place(region: u8, offset: u32, size: u8) -> Option<(RegionIndex, u64, usize)>
     Some((region, (u64::from(offset) % bytes) & !(size - 1), size as usize))
 }
 
-/// Runs one input.
+/// Runs one input, by a VM whose apertures are trapped and by one whose are mapped.
 ///
 /// # Panics
 /// When something is wrong with the mediator.
 pub fn run(input: &[u8]) {
-    static WORLD: LazyLock<Mutex<World>> = LazyLock::new(|| Mutex::new(World::new()));
-    let world = &mut *WORLD.lock();
-    for step in decode(input) {
-        world.step(step);
+    static WORLDS: LazyLock<[Mutex<World>; 2]> =
+        LazyLock::new(|| [Apertures::Trapped, Apertures::Remapped].map(|apertures| Mutex::new(World::new(apertures))));
+    for world in &*WORLDS {
+        let world = &mut *world.lock();
+        for step in decode(input) {
+            world.step(step);
+        }
+        world.finish();
     }
-    world.finish();
 }
 
 /// Inputs to begin with, by name: what a driver does, and some of what it should not.

@@ -10,6 +10,7 @@ mod machine;
 mod remote;
 
 use super::{MediatedDevice, MediatedVm, Settings};
+use crate::config::Apertures;
 use crate::daemon::backend::{BackendStatus, VmBackend};
 use crate::host::{HostCard, Share};
 use card::Card;
@@ -70,8 +71,8 @@ impl Rig {
         let (mut device, backend) = MediatedVm::parts(&self.host, VmId(vm), settings, &link).expect("room for a VM");
         device.connected();
         let msi = link.attach_msi().expect("an event");
-        let (host, vram_bytes) = (Arc::clone(&self.host), settings.share.vram_bytes);
-        Guest { device, backend, link, msi, ram: Ram::default(), host, vm: VmId(vm), vram_bytes }
+        let vram_bytes = settings.share.vram_bytes;
+        Guest { device, backend, link, msi, ram: Ram::default(), vram_bytes }
     }
 
     /// What of the card is taken: chunks by state, channels, I/O address ranges.
@@ -87,7 +88,7 @@ impl Rig {
 #[must_use]
 pub fn settings(vram_mib: u64, channels: u32) -> Settings {
     let share = Share { vram_bytes: vram_mib << 20, reserved: true, channels, hang_limit: None };
-    Settings { share, shadow: shadow_pt::Mode::default() }
+    Settings { share, shadow: shadow_pt::Mode::default(), apertures: Apertures::default() }
 }
 
 /// One VM.
@@ -97,8 +98,6 @@ pub struct Guest {
     link: Link,
     msi: OwnedFd,
     ram: Ram,
-    host: Arc<HostCard>,
-    vm: VmId,
     /// Bytes of its VRAM.
     pub vram_bytes: u64,
 }
@@ -140,10 +139,9 @@ impl Guest {
         self.rd(pramin::BASE + (at & 0xffff) as u32)
     }
 
-    /// Reads the guest's VRAM as the host can, past the guest's device.
+    /// Reads the guest's VRAM wherever it lives, past what the guest's device makes of it.
     pub fn vram_read(&self, at: u64, data: &mut [u8]) {
-        let state = &mut *self.host.lock();
-        state.vram.guest_read(self.vm, nvspec::addr::GuestVramAddr(at), data).expect("VRAM of the VM");
+        self.backend.vram_peek(nvspec::addr::GuestVramAddr(at), data).expect("VRAM of the VM");
     }
 
     /// Writes the guest's VRAM, as its CPU does but in one go.
@@ -154,6 +152,12 @@ impl Guest {
     /// As [`Self::vram_write`]; whether the memory was there.
     pub fn vram_try_write(&self, at: u64, data: &[u8]) -> bool {
         self.backend.cpu_write(nvspec::addr::GuestVramAddr(at), data).is_ok()
+    }
+
+    /// The file under a part of an aperture, as the client maps it.
+    #[must_use]
+    pub fn mapped(&self, region: RegionIndex) -> Option<Arc<OwnedFd>> {
+        self.device.regions()[region as usize].mappable().map(|mappable| Arc::clone(mappable.file()))
     }
 
     /// Lends RAM to the device: a file of its own. False when the device refuses.

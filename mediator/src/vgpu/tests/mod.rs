@@ -6,6 +6,7 @@ mod fuzz_seeds;
 mod holes;
 mod isolation;
 mod lifecycle;
+mod remap;
 mod stuck;
 
 use super::rig::driver::Driver;
