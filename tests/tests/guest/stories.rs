@@ -42,6 +42,39 @@ fn comes_up(name: &str, kernel: &str) -> Result<()> {
     Ok(())
 }
 
+/// As [`comes_up`], with apertures that the VMM maps: what the CPU does there is no message.
+fn comes_up_remapped(name: &str, kernel: &str) -> Result<()> {
+    let daemon =
+        Daemon::start(name, |paths| card_toml(paths, 512) + &vm_toml(name, 256) + "apertures = \"remapped\"\n")?;
+    let vm = Vm::launch(&VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name)))?;
+    vm.wait_ready()?;
+    assert_eq!(guest::load_driver(&vm)?, "nouveau renderD128 MSI");
+    let smoke = guest::smoke(&vm, "all --quick")?;
+    assert!(smoke.bytes > 1 << 20, "{}", smoke.line);
+    let before = guest::messages(&daemon, name)?;
+    let map = guest::smoke(&vm, "map --quick")?;
+    let messages = guest::messages(&daemon, name)? - before;
+    println!("{messages} messages for {} verified bytes", map.bytes);
+    assert_eq!(complaints(&vm.kernel_log()?), Vec::<&str>::new());
+    let shown = guest::show(&daemon, name)?;
+    let counter = |counter: &str| shown["counters"][counter].as_u64();
+    assert_eq!(counter("aperture_messages"), Some(0), "all of what can be mapped is");
+    assert_eq!(counter("aperture_aliases"), Some(0));
+    assert!(counter("aperture_moves").is_some_and(|moves| moves > 0));
+    assert_eq!(shown["denied_total"], 0, "{}", shown["denied"]);
+    Ok(())
+}
+
+#[test]
+fn linux_6_1_comes_up_with_remapped_apertures() -> Result<()> {
+    comes_up_remapped("remap61", "6.1")
+}
+
+#[test]
+fn linux_6_12_comes_up_with_remapped_apertures() -> Result<()> {
+    comes_up_remapped("remap612", "6.12")
+}
+
 #[test]
 fn linux_6_1_comes_up_and_copies_without_complaint() -> Result<()> {
     comes_up("linux61", "6.1")
