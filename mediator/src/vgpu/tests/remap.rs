@@ -197,6 +197,34 @@ fn mappings_change_while_the_gpu_works_on_the_pages() {
 }
 
 #[test]
+fn nothing_that_the_gpu_writes_while_pages_move_is_lost() {
+    const PAGES: u64 = 512;
+    let rig = rig();
+    let mut driver = driver(&rig, 0);
+    let cpu = Cpu::of(&driver.guest, Bar1);
+    let mut channel = driver.channel(1);
+    let from = driver.buffer(&channel, A, PAGES, 1);
+    let to = driver.buffer(&channel, B, PAGES, 2);
+    let space = driver.apertures[0];
+    // One launch after the other, each about as long as some of the pages take to move.
+    let timing = EngineTiming { bytes_per_second: 100 << 20, launch_ns: 0 };
+    rig.card.set_time_model(Some(TimeModel { graph: timing, copy: timing, switch_ns: 0 }));
+    for round in 0..4u32 {
+        (0..PAGES).for_each(|page| driver.guest.vram_write(from + page * PAGE, &pattern(10 + round, page)));
+        (0..PAGES).for_each(|page| driver.guest.vram_write(to + page * PAGE, &pattern(99, page)));
+        let entry = |page: u64| if round % 2 == 0 { ((to + page * PAGE) >> 8) as u32 | 1 } else { 0 };
+        (0..PAGES).for_each(|page| driver.pte(space, HIGH + page * PAGE, entry(page), 0));
+        let launches = (0..PAGES / 16).map(|at| ce_copy(A + at * 16 * PAGE, B + at * 16 * PAGE, 16));
+        driver.submit(&mut channel, &[object(CE0), launches.collect::<Vec<_>>().concat()].concat());
+        driver.flush();
+        driver.wait(&channel);
+        assert!(driver.vram_holds(to, PAGES, 10 + round), "round {round}");
+        assert_eq!(cpu.is_zero(HIGH, PAGES * PAGE), round % 2 != 0);
+    }
+    assert_eq!((driver.guest.counter("faults"), driver.guest.counter("hangs")), (0, 0));
+}
+
+#[test]
 fn page_tables_that_are_changed_through_a_mapped_aperture_take_effect_at_the_flush() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
