@@ -25,6 +25,9 @@ pub struct Config {
     pub bar3_size: u64,
     /// How long work takes; `None` for as fast as possible.
     pub time: Option<TimeModel>,
+    /// Threads that execute kernels, at most 64: as many as the machine has cores without. With 0 the card's own thread
+    /// does, a little at a time.
+    pub compute_workers: Option<usize>,
     /// Faults to inject.
     pub faults: Vec<Fault>,
     /// Which chip.
@@ -33,7 +36,15 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { vram_mib: 256, bar1_size: 128 << 20, bar3_size: 64 << 20, time: None, faults: Vec::new(), chip: &GF100 }
+        Self {
+            vram_mib: 256,
+            bar1_size: 128 << 20,
+            bar3_size: 64 << 20,
+            time: None,
+            compute_workers: None,
+            faults: Vec::new(),
+            chip: &GF100,
+        }
     }
 }
 
@@ -69,6 +80,8 @@ pub struct Counters {
     pub lost: u64,
     /// Translations behind the hub.
     pub hub_tlb: TlbCounters,
+    /// Translations of shaders.
+    pub gpc_tlb: TlbCounters,
 }
 
 /// A software GF100. All methods may be called from any thread; the card's own work is done on a thread of its own,
@@ -122,10 +135,11 @@ impl SimGpu {
         Ok(Self { shared, memory, mmu, identity, _worker: None })
     }
 
-    /// A card whose clock stands until it is advanced, and that does nothing until it is told to.
+    /// A card whose clock stands until it is advanced, and that does nothing until it is told to: kernels too.
     #[cfg(test)]
     pub(crate) fn for_test(config: &Config) -> Self {
-        Self::without_thread(config, Clock::manual()).expect("a card")
+        let config = Config { compute_workers: Some(0), ..config.clone() };
+        Self::without_thread(&config, Clock::manual()).expect("a card")
     }
 
     /// The state, for tests.
@@ -160,6 +174,7 @@ impl SimGpu {
             undeclared: gpu.cx.undeclared.total(),
             lost: self.memory.lost(),
             hub_tlb: self.mmu.counters(Client::Hub),
+            gpc_tlb: self.mmu.counters(Client::Gpc),
         }
     }
 

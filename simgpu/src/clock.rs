@@ -30,11 +30,40 @@ impl EngineTiming {
     }
 }
 
+/// How long kernels take. Memory and arithmetic overlap: the slower one counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ComputeTiming {
+    /// Instructions of warps that all multiprocessors together execute per second; 0 is taken as without bound.
+    pub warp_instructions_per_second: u64,
+    /// Bytes that shaders' memory transactions move per second; 0 is taken as without bound.
+    pub bytes_per_second: u64,
+}
+
+impl Default for ComputeTiming {
+    /// Four multiprocessors of a Quadro 6000: 1.15 GHz, an instruction each clock; its memory.
+    fn default() -> Self {
+        Self { warp_instructions_per_second: 4 * 1_150_000_000, bytes_per_second: 144_000_000_000 }
+    }
+}
+
+impl ComputeTiming {
+    /// Nanoseconds for that many instructions of warps and that many bytes.
+    #[must_use]
+    pub fn cost_ns(&self, instructions: u64, bytes: u64) -> u64 {
+        let rate = |per_second| EngineTiming { bytes_per_second: per_second, launch_ns: 0 };
+        rate(self.warp_instructions_per_second)
+            .cost_ns(instructions, 0)
+            .max(rate(self.bytes_per_second).cost_ns(bytes, 0))
+    }
+}
+
 /// How long the card takes for its work. What is done is visible when the card's clock reaches its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeModel {
     /// PGRAPH, which M2MF is part of.
     pub graph: EngineTiming,
+    /// What PGRAPH's multiprocessors add to that, for kernels.
+    pub compute: ComputeTiming,
     /// Each copy engine.
     pub copy: EngineTiming,
     /// Nanoseconds for loading another channel.

@@ -4,6 +4,7 @@ use crate::Config;
 use crate::aperture::{ApertureFault, Apertures};
 use crate::blocks::{Effect, board, falcon, fecs, memory as memory_blocks, pbus, pfifo, pgraph, pmc, pmu, ptimer};
 use crate::clock::Clock;
+use crate::compute::Compute;
 use crate::cx::{Cx, Undeclared};
 use crate::faults::{EngineId, Faults};
 use crate::fifo::fault::{Report, report};
@@ -13,6 +14,7 @@ use crate::interrupt::Line;
 use crate::memory::{Memory, Vram, VramError};
 use crate::mmu::Mmu;
 use crate::storage::Storage;
+use crate::thread::Alarm;
 use crate::vbios;
 use card::Aperture;
 use nvspec::mmu::fault::{hub_client, unit};
@@ -25,6 +27,8 @@ pub(crate) struct Gpu {
     pub(crate) cx: Cx,
     pub(crate) fifo: Fifo,
     pub(crate) line: Line,
+    /// Wakes who steps this.
+    pub(crate) alarm: Arc<Alarm>,
     pmu: pmu::Pmu,
     graph_falcons: fecs::GraphFalcons,
     copy_falcons: falcon::CopyFalcons,
@@ -38,9 +42,17 @@ impl Gpu {
     /// [`VramError`].
     pub(crate) fn new(config: &Config, clock: Clock) -> Result<Self, VramError> {
         let memory = Arc::new(Memory::new(Vram::new(u64::from(config.vram_mib) << 20)?));
+        let (mmu, alarm) = (Arc::new(Mmu::new()), Arc::new(Alarm::default()));
+        let workers = config.compute_workers.unwrap_or_else(|| {
+            // Where the system does not say, one.
+            std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+        });
+        let sms = config.chip.gpcs * config.chip.tpcs_per_gpc;
+        let compute = Compute::new(Arc::clone(&memory), Arc::clone(&mmu), Arc::clone(&alarm), workers, sms);
         let mut gpu = Self {
-            fifo: Fifo::new(config.chip.pbdmas),
+            fifo: Fifo::new(config.chip.pbdmas, compute),
             line: Line::default(),
+            alarm,
             pmu: pmu::Pmu::new(),
             graph_falcons: fecs::GraphFalcons::new(),
             copy_falcons: falcon::CopyFalcons::new(),
@@ -49,7 +61,7 @@ impl Gpu {
                 chip: config.chip,
                 storage: Storage::new(),
                 memory,
-                mmu: Arc::new(Mmu::new()),
+                mmu,
                 apertures: Arc::new(Apertures::new()),
                 doorbells: Arc::new(Doorbells::new()),
                 clock,
@@ -64,7 +76,7 @@ impl Gpu {
 
     /// Everything to its power-on state; memory keeps its contents.
     pub(crate) fn reset(&mut self) {
-        let Self { cx, fifo, line, pmu, graph_falcons, copy_falcons, rom: _ } = self;
+        let Self { cx, fifo, line, alarm: _, pmu, graph_falcons, copy_falcons, rom: _ } = self;
         fifo.reset(cx);
         fifo.slots.iter_mut().for_each(super::fifo::slot::Slot::reset);
         cx.storage.reset();
@@ -346,7 +358,8 @@ impl Gpu {
     /// A small card whose clock stands until [`Gpu::advance`].
     #[cfg(test)]
     pub(crate) fn for_test() -> Self {
-        Self::new(&Config { vram_mib: 64, ..Config::default() }, Clock::manual()).expect("a small card")
+        Self::new(&Config { vram_mib: 64, compute_workers: Some(0), ..Config::default() }, Clock::manual())
+            .expect("a small card")
     }
 
     /// Lets time pass.

@@ -1,10 +1,12 @@
-//! PGRAPH beside M2MF: the classes that drivers bind without using, traps, and what FECS does with contexts.
+//! PGRAPH as a whole: M2MF, compute, the classes that drivers bind without using; traps, and what FECS does with
+//! contexts.
 //!
 //! FECS's firmware is not executed: its commands do what nouveau's firmware does with them.
 
+use crate::compute::{self, Compute};
 use crate::cx::Cx;
 use crate::engines::copy::m2mf::M2mf;
-use crate::engines::{ContextState, Engine, EngineCx, EngineError, Progress};
+use crate::engines::{ContextState, Engine, EngineCx, EngineError, Progress, State};
 use crate::faults::EngineId;
 use crate::fifo::Fifo;
 use crate::fifo::decoder::Method;
@@ -14,16 +16,18 @@ use nvspec::addr::{GpuVa, Target};
 use nvspec::class::{id, m2mf9039};
 use nvspec::regs::fecs::{COMMAND_DATA, MAILBOX, NEXT, UCODE_INTR};
 use nvspec::regs::windows::STATE_RANGES;
-use nvspec::regs::{fecs, fecs_command, pgraph};
+use nvspec::regs::{fecs, fecs_command, pgraph, sm_trap};
 
-/// M2MF, and the 2D, 3D and compute classes as far as binding them and the two methods that every class has.
+/// M2MF and compute, and the 2D and 3D classes as far as binding them and the two methods that every class has. Work of
+/// one is done before the next method of any.
 pub(crate) struct GraphClasses {
     m2mf: M2mf,
+    compute: Compute,
 }
 
 impl GraphClasses {
-    pub(crate) fn new(m2mf: M2mf) -> Self {
-        Self { m2mf }
+    pub(crate) fn new(compute: Compute) -> Self {
+        Self { m2mf: M2mf::default(), compute }
     }
 }
 
@@ -41,7 +45,8 @@ impl Engine for GraphClasses {
         cx: &mut EngineCx<'_>,
     ) -> Result<(), EngineError> {
         match class {
-            id::FERMI_TWOD_A | id::FERMI_A | id::FERMI_COMPUTE_A => match method {
+            id::FERMI_COMPUTE_A => self.compute.method(method, data, cx),
+            id::FERMI_TWOD_A | id::FERMI_A => match method {
                 m2mf9039::NOP | m2mf9039::SERIALIZE => Ok(()),
                 _ => Err(EngineError::IllegalMethod),
             },
@@ -50,35 +55,53 @@ impl Engine for GraphClasses {
     }
 
     fn pending(&self) -> bool {
-        self.m2mf.pending()
+        self.m2mf.pending() || self.compute.pending()
     }
 
     fn step(&mut self, cx: &mut EngineCx<'_>, budget_bytes: u64) -> Result<Progress, EngineError> {
-        self.m2mf.step(cx, budget_bytes)
+        if self.compute.pending() { self.compute.step(cx) } else { self.m2mf.step(cx, budget_bytes) }
     }
 
     fn save(&mut self) -> ContextState {
-        self.m2mf.save()
+        let compute = Box::new(self.compute.save());
+        match self.m2mf.save().0 {
+            State::M2mf(m2mf) => ContextState(State::Graph(m2mf, compute)),
+            other => ContextState(other),
+        }
     }
 
     fn load(&mut self, state: ContextState) {
-        self.m2mf.load(state);
+        match state.0 {
+            State::Graph(m2mf, compute) => {
+                self.m2mf.load(ContextState(State::M2mf(m2mf)));
+                self.compute.load(*compute);
+            }
+            other => {
+                self.m2mf.load(ContextState(other));
+                self.compute.load(compute::Registers::default());
+            }
+        }
     }
 
     fn reset(&mut self) {
         self.m2mf.reset();
+        self.compute.reset();
     }
 }
 
 /// Raises PGRAPH's interrupt for a method that it could not execute.
 pub(crate) fn trap(error: EngineError, class: u32, method: Method, cx: &mut Cx) {
-    use pgraph::INTR::{DATA_ERROR, ILLEGAL_CLASS, ILLEGAL_METHOD};
+    use pgraph::INTR::{DATA_ERROR, ILLEGAL_CLASS, ILLEGAL_METHOD, TRAP};
     use pgraph::TRAPPED_ADDRESS::{METHOD, SUBCHANNEL};
     let bits = match error {
         EngineError::IllegalClass => ILLEGAL_CLASS,
         EngineError::Data(code) => {
             cx.storage.poke(pgraph::DATA_ERROR::OFFSET, code);
             DATA_ERROR
+        }
+        EngineError::Warp(code) => {
+            warp_error(code, cx);
+            TRAP
         }
         EngineError::IllegalMethod | EngineError::Fault(_) => ILLEGAL_METHOD,
     };
@@ -91,9 +114,20 @@ pub(crate) fn trap(error: EngineError, class: u32, method: Method, cx: &mut Cx) 
     tracing::debug!(%error, class, method = method.address, data = method.data, "PGRAPH trap");
 }
 
+/// Enters a warp's error where drivers look for it: always in the first multiprocessor, wherever the block ran.
+fn warp_error(code: u32, cx: &mut Cx) {
+    let mut set = |at: u32, bits: u32| cx.storage.poke(at, cx.storage.peek(at) | bits);
+    set(pgraph::TRAP::OFFSET, pgraph::TRAP::GPC.mask());
+    set(sm_trap::gpc(0), sm_trap::TPC_0.mask());
+    set(sm_trap::tpc(0, 0), sm_trap::SM.mask());
+    cx.storage.poke(sm_trap::warp_error(0, 0), code);
+}
+
 /// PGRAPH's interrupts that stop methods.
-pub(crate) const STOPPING: u32 =
-    pgraph::INTR::DATA_ERROR.mask() | pgraph::INTR::ILLEGAL_CLASS.mask() | pgraph::INTR::ILLEGAL_METHOD.mask();
+pub(crate) const STOPPING: u32 = pgraph::INTR::TRAP.mask()
+    | pgraph::INTR::DATA_ERROR.mask()
+    | pgraph::INTR::ILLEGAL_CLASS.mask()
+    | pgraph::INTR::ILLEGAL_METHOD.mask();
 
 /// Most entries of a context's register list.
 const MMIO_LIST_MAX: u32 = 256;

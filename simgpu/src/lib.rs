@@ -5,22 +5,25 @@
 //! - `gpu`: the map of BAR0; `blocks`, the register blocks with behaviour; `storage`, all registers without;
 //! - `aperture`: BAR1, BAR3 and PRAMIN; `interrupt`: MSI and INTx;
 //! - `fifo`: channels, runlist, PBDMAs, host methods, and the engines as the host sees them;
-//! - [`engines`]: what executes methods; `graph`: PGRAPH beside M2MF, with what FECS does;
+//! - [`engines`]: what executes methods; `compute`: grids of shader code; `graph`: PGRAPH's other parts, with what FECS
+//!   does;
 //! - [`memory`] and [`mmu`]: VRAM, host memory, page tables, TLBs;
 //! - `clock`: PTIMER and the [`TimeModel`]; `faults`: injected [`Fault`]s; [`vbios`]: the ROM.
 //!
 //! The card knows nothing of virtual machines and enforces nothing beyond what the real card's MMU does.
 //!
 //! # What it does not model
-//! - 2D (0x902d), 3D (0x9097) and compute (0x90c0) beyond binding an object, NOP and wait-for-idle: any other of their
-//!   methods raises PGRAPH's illegal-method interrupt. Video decoding, display and their falcons are fused off.
+//! - 2D (0x902d) and 3D (0x9097) beyond binding an object, NOP and wait-for-idle: any other of their methods raises
+//!   PGRAPH's illegal-method interrupt. Compute beyond what the head of `compute` lists. Video decoding, display and
+//!   their falcons are fused off.
 //! - Falcon code: what drivers upload is not executed. PMU, FECS, GPCCS and the copy engines' falcons do what nouveau's
 //!   own firmware does; other firmware does not work. FECS takes no commands of NVIDIA's firmware.
-//! - The contents of a PGRAPH context beyond M2MF's methods; state registers of PGRAPH are stored, not saved and loaded.
+//! - The contents of a PGRAPH context beyond M2MF's and compute's methods; state registers of PGRAPH are stored, not saved and loaded.
 //! - Time slices of RAMFC (all are 2 ms), acquire timeouts, push buffer checksums.
 //! - Errors of the bus: accesses to offsets that nothing declares are counted and read `0xbad0da00`, without PBUS's fault
 //!   interrupt. Byte accesses to registers are the caller's to merge.
 //! - The privileged ring's errors, thermal events, GPIO, I2C; clocks and voltages do not change the speed.
+//! - Time within a kernel: its stores are visible when they are made, its end when its time is over.
 //! - Time within a copy: with a time model, bytes may be visible up to 256 KiB before their time; semaphores, interrupts
 //!   and the next method never are.
 //! - The further limits that [`mmu`], [`memory`] and [`engines`] name.
@@ -40,6 +43,7 @@ mod aperture;
 mod blocks;
 mod card;
 mod clock;
+mod compute;
 mod cx;
 mod falcon;
 mod faults;
@@ -54,6 +58,6 @@ mod thread;
 mod tests;
 
 pub use card::{Config, Counters, Error, SimGpu};
-pub use clock::{EngineTiming, TimeModel};
+pub use clock::{ComputeTiming, EngineTiming, TimeModel};
 pub use faults::{EngineId, Fault, FaultKind};
 pub use fifo::FifoCounters;

@@ -18,26 +18,20 @@ pub(crate) struct Shared {
     pub(crate) gpu: Mutex<Gpu>,
     pub(crate) apertures: Arc<Apertures>,
     pub(crate) doorbells: Arc<Doorbells>,
+    alarm: Arc<Alarm>,
+    stop: AtomicBool,
+}
+
+/// What wakes the card's thread. Whoever rings it may hold any lock.
+#[derive(Debug, Default)]
+pub(crate) struct Alarm {
     /// Something changed since the thread last looked. Set before `called`, so that most wakes take no lock.
     changed: AtomicBool,
     called: Mutex<bool>,
     condition: Condvar,
-    stop: AtomicBool,
 }
 
-impl Shared {
-    pub(crate) fn new(gpu: Gpu) -> Self {
-        Self {
-            apertures: Arc::clone(&gpu.cx.apertures),
-            doorbells: Arc::clone(&gpu.cx.doorbells),
-            gpu: Mutex::new(gpu),
-            changed: AtomicBool::new(false),
-            called: Mutex::new(false),
-            condition: Condvar::new(),
-            stop: AtomicBool::new(false),
-        }
-    }
-
+impl Alarm {
     /// Lets the thread look again.
     pub(crate) fn wake(&self) {
         if !self.changed.swap(true, Ordering::AcqRel) {
@@ -61,6 +55,23 @@ impl Shared {
     }
 }
 
+impl Shared {
+    pub(crate) fn new(gpu: Gpu) -> Self {
+        Self {
+            apertures: Arc::clone(&gpu.cx.apertures),
+            doorbells: Arc::clone(&gpu.cx.doorbells),
+            alarm: Arc::clone(&gpu.alarm),
+            gpu: Mutex::new(gpu),
+            stop: AtomicBool::new(false),
+        }
+    }
+
+    /// Lets the thread look again.
+    pub(crate) fn wake(&self) {
+        self.alarm.wake();
+    }
+}
+
 /// The thread; it ends when this is dropped.
 pub(crate) struct Worker {
     shared: Arc<Shared>,
@@ -78,7 +89,7 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
-        self.shared.changed.store(false, Ordering::Release);
+        self.shared.alarm.changed.store(false, Ordering::Release);
         self.shared.wake();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
@@ -90,7 +101,7 @@ impl Drop for Worker {
 
 fn run(shared: &Shared) {
     while !shared.stop.load(Ordering::Acquire) {
-        shared.changed.store(false, Ordering::Release);
+        shared.alarm.changed.store(false, Ordering::Release);
         let mut gpu = shared.gpu.lock();
         let progress = gpu.step();
         let now = gpu.cx.clock.now();
@@ -98,8 +109,8 @@ fn run(shared: &Shared) {
         MutexGuard::unlock_fair(gpu);
         match progress {
             Progress::Ran => {}
-            Progress::WaitUntil(at) => shared.sleep(Some(Duration::from_nanos(at.saturating_sub(now)))),
-            Progress::Idle => shared.sleep(None),
+            Progress::WaitUntil(at) => shared.alarm.sleep(Some(Duration::from_nanos(at.saturating_sub(now)))),
+            Progress::Idle => shared.alarm.sleep(None),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Object classes and their methods (byte addresses within the class).
 
 pub mod ce90b5;
+pub mod compute90c0;
 pub mod m2mf9039;
 
 /// Class numbers. Source: NVIDIA's class headers; rnndb `fifo/nv_object.xml`.

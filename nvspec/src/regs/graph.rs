@@ -259,3 +259,34 @@ pub mod fecs_command {
     /// Saves the current channel's context.
     pub const SAVE_CONTEXT: u32 = 2;
 }
+
+/// Where a multiprocessor reports an error, as the driver reads it: plain state registers of the clusters. Source:
+/// nouveau's `gr` unit.
+pub mod sm_trap {
+    use crate::Field;
+
+    /// Byte offset of a cluster's trap register.
+    #[must_use]
+    pub const fn gpc(gpc: u32) -> u32 {
+        0x50_0c90 + gpc * 0x8000
+    }
+
+    /// In it: that TPC 0 trapped, and the others above.
+    pub const TPC_0: Field = Field::new(16, 16);
+
+    /// Byte offset of a TPC's trap register.
+    #[must_use]
+    pub const fn tpc(gpc: u32, tpc: u32) -> u32 {
+        0x50_4508 + gpc * 0x8000 + tpc * 0x800
+    }
+
+    /// In it: that the multiprocessor trapped.
+    pub const SM: Field = Field::new(1, 1);
+
+    /// Byte offset of a multiprocessor's warp error register, a number of
+    /// [`warp_error`](crate::class::compute90c0::warp_error).
+    #[must_use]
+    pub const fn warp_error(gpc: u32, tpc: u32) -> u32 {
+        0x50_4648 + gpc * 0x8000 + tpc * 0x800
+    }
+}

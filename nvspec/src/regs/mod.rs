@@ -11,7 +11,7 @@ pub mod memory;
 pub mod windows;
 
 pub use board::{pclock, pcounter, pdisp, pfuse, pmu, pmu_queue, pnvio, ppci, privring_hub, ptherm, ptop, pvga};
-pub use graph::{ce0, ce1, fecs, fecs_command, gpc_units, gpccs, pgraph};
+pub use graph::{ce0, ce1, fecs, fecs_command, gpc_units, gpccs, pgraph, sm_trap};
 pub use host::{pbdma, pbus, pfifo, pmc, ptimer};
 pub use memory::{ltc, ltc_intr, pbfb, pbfb_bcast, pfb, pflush, pstraps};
 

@@ -137,7 +137,9 @@ pub(crate) fn asserts(unit: u32, cx: &Cx) -> bool {
 pub(crate) fn trap(unit: u32, cause: EngineError, method: Method, cx: &mut Cx) {
     let code = match cause {
         EngineError::Data(code) => code,
-        EngineError::IllegalMethod | EngineError::IllegalClass | EngineError::Fault(_) => error::ILLEGAL_METHOD,
+        EngineError::IllegalMethod | EngineError::IllegalClass | EngineError::Fault(_) | EngineError::Warp(_) => {
+            error::ILLEGAL_METHOD
+        }
     };
     let at = |register: u32| register + STRIDE * unit;
     let word = error::SUBCHANNEL.of(u32::from(method.subchannel))

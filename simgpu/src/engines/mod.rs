@@ -4,13 +4,15 @@
 //! method that starts work only notes it; [`Engine::step`] does the work in pieces, so that nothing is locked for long
 //! and the caller can charge time, switch and stop in between.
 //!
-//! Parts: [`copy`], M2MF and the copy engines; [`semaphore`], the forms that semaphores have in memory.
+//! Parts: [`copy`], M2MF and the copy engines; [`semaphore`], the forms that semaphores have in memory. Compute stands
+//! in the crate's `compute`.
 //!
-//! Not modelled: 2D (0x902d), 3D (0x9097), compute (0x90c0), video decoding. Their classes are not taken here.
+//! Not modelled: 2D (0x902d), 3D (0x9097), video decoding. Their classes are not taken here.
 
 pub mod copy;
 pub mod semaphore;
 
+use crate::compute;
 use crate::memory::Memory;
 use crate::mmu::{Access, AddressSpace, Mmu, MmuFault, Session};
 use nvspec::addr::GpuVa;
@@ -45,6 +47,10 @@ pub struct Work {
     pub bytes: u64,
     /// Copies begun.
     pub launches: u32,
+    /// Instructions that warps have executed.
+    pub instructions: u64,
+    /// Memory transactions of shaders.
+    pub transactions: u64,
     /// Semaphores released.
     pub releases: u32,
     /// A non-stall interrupt is to be raised.
@@ -69,6 +75,9 @@ pub enum EngineError {
     /// [`nvspec::class::ce90b5::error`].
     #[error("bad method data, code {0:#x}")]
     Data(u32),
+    /// A warp did what it must not: a number of [`nvspec::class::compute90c0::warp_error`].
+    #[error("warp error {0:#x}")]
+    Warp(u32),
 }
 
 /// How far a piece of work came.
@@ -76,6 +85,8 @@ pub enum EngineError {
 pub enum Progress {
     /// There is more to do.
     More,
+    /// There is more to do, which goes on without the caller: it is woken when there is reason to call again.
+    Elsewhere,
     /// Nothing is pending.
     Done,
 }
@@ -88,6 +99,7 @@ pub struct ContextState(pub(crate) State);
 mod image {
     pub(super) const M2MF: u32 = 0x9039;
     pub(super) const CE: u32 = 0x90b5;
+    pub(super) const GRAPH: u32 = 0x90c0;
 }
 
 impl ContextState {
@@ -98,6 +110,11 @@ impl ContextState {
             State::New => return Vec::new(),
             State::M2mf(registers) => (image::M2MF, registers.to_words()),
             State::Ce(registers) => (image::CE, registers.to_words()),
+            State::Graph(m2mf, compute) => {
+                // Compute's have a length of their own and come first.
+                let words = compute.to_words().into_iter().chain(m2mf.to_words()).collect();
+                (image::GRAPH, words)
+            }
         };
         std::iter::once(whose).chain(words).collect()
     }
@@ -107,6 +124,11 @@ impl ContextState {
     pub fn from_words(words: &[u32]) -> Self {
         Self(match words {
             [image::M2MF, words @ ..] => State::M2mf(Box::new(copy::m2mf::Registers::from_words(words))),
+            [image::GRAPH, words @ ..] if words.len() >= compute::Registers::IMAGE_WORDS => {
+                let (compute, m2mf) = words.split_at(compute::Registers::IMAGE_WORDS);
+                let m2mf = copy::m2mf::Registers::from_words(m2mf);
+                State::Graph(Box::new(m2mf), Box::new(compute::Registers::from_words(compute)))
+            }
             [image::CE, words @ ..] => State::Ce(Box::new(copy::ce::Registers::from_words(words))),
             _ => State::New,
         })
@@ -123,6 +145,8 @@ pub(crate) enum State {
     M2mf(Box<copy::m2mf::Registers>),
     /// A copy engine's.
     Ce(Box<copy::ce::Registers>),
+    /// PGRAPH's: M2MF's and compute's.
+    Graph(Box<copy::m2mf::Registers>, Box<compute::Registers>),
 }
 
 /// An engine.

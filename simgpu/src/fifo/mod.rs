@@ -21,8 +21,9 @@ pub(crate) mod slot;
 pub(crate) mod userd;
 
 use crate::clock::CardNs;
+use crate::compute::Compute;
 use crate::cx::Cx;
-use crate::engines::copy::{ce::CopyEngine, m2mf::M2mf};
+use crate::engines::copy::ce::CopyEngine;
 use crate::faults::EngineId;
 use crate::graph::GraphClasses;
 use channel::Channel;
@@ -82,7 +83,7 @@ pub(crate) struct Fifo {
 }
 
 impl Fifo {
-    pub(crate) fn new(pbdmas: u32) -> Self {
+    pub(crate) fn new(pbdmas: u32, compute: Compute) -> Self {
         Self {
             channels: (0..CHANNELS).map(|_| Channel::default()).collect(),
             order: Vec::with_capacity(CHANNELS as usize),
@@ -90,7 +91,7 @@ impl Fifo {
             preempting: None,
             pbdmas: (0..pbdmas).map(|_| Pbdma::new()).collect(),
             slots: [
-                Slot::new(EngineId::Graph, Box::new(GraphClasses::new(M2mf::default()))),
+                Slot::new(EngineId::Graph, Box::new(GraphClasses::new(compute))),
                 Slot::new(EngineId::Copy0, Box::new(CopyEngine::default())),
                 Slot::new(EngineId::Copy1, Box::new(CopyEngine::default())),
             ],

@@ -163,6 +163,10 @@ impl Fifo {
         }
         let stamp = self.stamp(index, cx);
         match self.slot(id).step(stamp, cx) {
+            Ok((engines::Progress::Elsewhere, done)) => {
+                self.account(index, id, done, cx);
+                return Some(Progress::Idle);
+            }
             Ok((_, done)) => self.account(index, id, done, cx),
             Err(error) => {
                 let channel = self.pbdmas[index].context.as_ref().map(|context| context.channel);

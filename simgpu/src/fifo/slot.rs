@@ -293,6 +293,10 @@ impl Slot {
             EngineId::Copy0 | EngineId::Copy1 => model.copy,
         });
         let mut ns = timing.map_or(0, |timing| timing.cost_ns(work.bytes, work.launches));
+        if let Some(model) = cx.time {
+            let bytes = work.transactions.saturating_mul(crate::compute::TRANSACTION_BYTES);
+            ns = ns.saturating_add(model.compute.cost_ns(work.instructions, bytes));
+        }
         for _ in 0..work.launches {
             for fault in cx.faults.on_launch(self.id) {
                 match fault {
@@ -345,7 +349,7 @@ const STATE_OFFSET: u64 = 0x10;
 /// Says that method state follows: its number of words stands in the low half.
 const STATE_MAGIC: u32 = 0x5347_0000;
 /// Most words of method state.
-const STATE_WORDS_MAX: usize = 256;
+const STATE_WORDS_MAX: usize = 1024;
 /// Most words of method state in a copy engine's smaller image.
 const COPY_STATE_WORDS_MAX: usize = ((COPY_CONTEXT_BYTES - STATE_OFFSET) / 4 - 1) as usize;
 

@@ -19,8 +19,8 @@ mod vram;
 use nvspec::addr::{Iova, Target, VramAddr};
 use nvspec::mmu::{PteAperture, TableTarget};
 use std::cell::OnceCell;
-use std::sync::atomic::{AtomicU64, Ordering};
-use vm_memory::{Bytes, VolatileSlice};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use vm_memory::{Bytes, VolatileMemory, VolatileSlice};
 
 pub use sysmem::{Sysmem, SysmemView};
 pub use vram::{VRAM_MAX, VRAM_MIN, Vram, VramError};
@@ -297,6 +297,36 @@ impl<'a> View<'a> {
         let mut bytes = [0; 8];
         self.read(address, &mut bytes)?;
         Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Replaces 32 bits by what `update` makes of them and returns what was there; in one access when aligned.
+    ///
+    /// # Errors
+    /// [`BusError`].
+    pub fn update32(&self, address: BusAddr, update: impl Fn(u32) -> u32) -> Result<u32, BusError> {
+        let piece = self.piece(address, 4, true)?;
+        if let Ok(word) = piece.get_atomic_ref::<AtomicU32>(0) {
+            let result = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| Some(update(old)));
+            return Ok(result.unwrap_or_else(|old| old));
+        }
+        let old = self.read32(address)?;
+        self.write32(address, update(old))?;
+        Ok(old)
+    }
+
+    /// Replaces 64 bits by what `update` makes of them and returns what was there; in one access when aligned.
+    ///
+    /// # Errors
+    /// [`BusError`].
+    pub fn update64(&self, address: BusAddr, update: impl Fn(u64) -> u64) -> Result<u64, BusError> {
+        let piece = self.piece(address, 8, true)?;
+        if let Ok(word) = piece.get_atomic_ref::<AtomicU64>(0) {
+            let result = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| Some(update(old)));
+            return Ok(result.unwrap_or_else(|old| old));
+        }
+        let old = self.read64(address)?;
+        self.write(address, &update(old).to_le_bytes())?;
+        Ok(old)
     }
 
     /// Copies `len` bytes, lowest address first: where the ranges overlap, a byte that was written before is read.

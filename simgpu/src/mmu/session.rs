@@ -208,6 +208,30 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
+    /// Replaces 32 bits, aligned, in one access by what `update` makes of them, and returns what was there.
+    ///
+    /// # Errors
+    /// [`MmuFault`].
+    pub fn update32(&mut self, va: GpuVa, update: impl Fn(u32) -> u32) -> Result<u32, MmuFault> {
+        let Translation { address, .. } = self.translate(va, true)?;
+        Ok(self.view.update32(address, update).unwrap_or_else(|error| {
+            self.view.memory().count_lost(error);
+            u32::MAX
+        }))
+    }
+
+    /// Replaces 64 bits, aligned, in one access by what `update` makes of them, and returns what was there.
+    ///
+    /// # Errors
+    /// [`MmuFault`].
+    pub fn update64(&mut self, va: GpuVa, update: impl Fn(u64) -> u64) -> Result<u64, MmuFault> {
+        let Translation { address, .. } = self.translate(va, true)?;
+        Ok(self.view.update64(address, update).unwrap_or_else(|error| {
+            self.view.memory().count_lost(error);
+            u64::MAX
+        }))
+    }
+
     /// Copies `len` bytes, lowest address first. What nothing on the bus answers reads as ones and is lost in writing.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! The time model, on a clock that stands until it is advanced.
 
 use super::driver::{CE0, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, release, small, words};
-use crate::{Config, EngineId, EngineTiming, Fault, FaultKind, TimeModel};
+use crate::{ComputeTiming, Config, EngineId, EngineTiming, Fault, FaultKind, TimeModel};
 
 const A: u64 = 0x100_0000;
 const B: u64 = 0x200_0000;
@@ -10,7 +10,10 @@ const SEM: u64 = 0x300_0000;
 /// A byte per nanosecond, a microsecond per launch, 100 ns per switch.
 fn slow() -> Config {
     let timing = EngineTiming { bytes_per_second: 1_000_000_000, launch_ns: 1_000 };
-    Config { time: Some(TimeModel { graph: timing, copy: timing, switch_ns: 100 }), ..small() }
+    Config {
+        time: Some(TimeModel { graph: timing, compute: ComputeTiming::default(), copy: timing, switch_ns: 100 }),
+        ..small()
+    }
 }
 
 #[test]

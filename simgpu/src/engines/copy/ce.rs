@@ -227,7 +227,7 @@ impl Engine for CopyEngine {
     fn load(&mut self, state: ContextState) {
         self.registers = match state.0 {
             State::Ce(registers) => *registers,
-            State::New | State::M2mf(_) => Registers::default(),
+            State::New | State::M2mf(_) | State::Graph(..) => Registers::default(),
         };
     }
 

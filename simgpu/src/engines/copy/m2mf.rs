@@ -330,6 +330,7 @@ impl Engine for M2mf {
     fn load(&mut self, state: ContextState) {
         self.registers = match state.0 {
             State::M2mf(registers) => *registers,
+            State::Graph(registers, _) => *registers,
             State::New | State::Ce(_) => Registers::default(),
         };
     }

@@ -1,0 +1,238 @@
+//! One block of a grid: its warps take turns until they have ended.
+//!
+//! The order is the same whatever else runs: a warp executes until it waits, ends or has had its turn of
+//! [`TURN`] instructions.
+
+use super::code::Code;
+use super::constants::Constants;
+use super::exec::{Arrival, Flow, Machine, execute};
+use super::launch::{Failure, Launch};
+use super::memory::{Counts, SharedMemory};
+use super::warp::{ALL, Condition, LANES, Warp};
+use crate::mmu::Session;
+use nvspec::class::compute90c0::{limit, warp_error};
+use sm20::BarrierOp;
+
+/// Instructions that a warp executes before another one has its turn.
+const TURN: u32 = 256;
+
+/// How a slice of a block's execution ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Slice {
+    /// There is more to do.
+    More,
+    /// All warps have ended.
+    Ended,
+    /// All that have not ended wait for each other.
+    Stuck,
+}
+
+/// A barrier.
+#[derive(Clone, Copy, Debug, Default)]
+struct Barrier {
+    arrived: u32,
+    /// Warps that it waits for; all without.
+    warps: Option<u32>,
+    /// Threads for which the predicate held.
+    holds: u32,
+    /// Threads for which it did not.
+    fails: u32,
+}
+
+/// A worker's caches and its part of the card's resources.
+#[derive(Debug)]
+pub(crate) struct Caches {
+    pub(crate) code: Code,
+    pub(crate) constants: Constants,
+}
+
+/// A block that is executed.
+#[derive(Debug)]
+pub(crate) struct Block {
+    warps: Vec<Warp>,
+    /// How each warp came to the barrier that it waits at.
+    arrivals: Vec<Option<Arrival>>,
+    shared: SharedMemory,
+    barriers: [Barrier; limit::BARRIERS as usize],
+    number: u64,
+    position: [u32; 3],
+    slot: u32,
+    /// Warps of this block; `warps` may have more.
+    count: usize,
+    /// Whose turn it is, and for how many instructions more.
+    turn: usize,
+    left: u32,
+    clock: u64,
+}
+
+impl Block {
+    pub(crate) fn new() -> Self {
+        Self {
+            warps: Vec::new(),
+            arrivals: Vec::new(),
+            shared: SharedMemory::default(),
+            barriers: [Barrier::default(); limit::BARRIERS as usize],
+            number: 0,
+            position: [0; 3],
+            slot: 0,
+            count: 0,
+            turn: 0,
+            left: 0,
+            clock: 0,
+        }
+    }
+
+    /// Makes this the block `number` of a grid, at its start. `slot` is its place among the blocks that run.
+    pub(crate) fn start(&mut self, launch: &Launch, number: u64, slot: u32) {
+        let threads = launch.threads() as usize;
+        self.count = threads.div_ceil(LANES);
+        while self.warps.len() < self.count {
+            self.warps.push(Warp::new());
+        }
+        for (index, warp) in self.warps[..self.count].iter_mut().enumerate() {
+            let lanes = if threads >= (index + 1) * LANES { ALL } else { (1 << (threads % LANES)) - 1 };
+            warp.start(index as u32, lanes, launch.entry, launch.registers);
+        }
+        self.arrivals.clear();
+        self.arrivals.resize(self.count, None);
+        self.shared.start(launch.shared_bytes);
+        self.barriers = [Barrier::default(); limit::BARRIERS as usize];
+        (self.number, self.position, self.slot) = (number, launch.position(number), slot);
+        (self.turn, self.left, self.clock) = (0, TURN, 0);
+    }
+
+    /// Executes about `budget` instructions.
+    ///
+    /// # Errors
+    /// [`Failure`]; the block is not to be continued then.
+    pub(crate) fn run(
+        &mut self,
+        launch: &Launch,
+        session: &mut Session<'_>,
+        caches: &mut Caches,
+        counts: &mut Counts,
+        budget: u32,
+    ) -> Result<Slice, Failure> {
+        let mut budget = budget;
+        loop {
+            let Some(turn) = self.next_ready() else {
+                let ended = self.warps[..self.count].iter().all(|warp| warp.condition == Condition::Ended);
+                return Ok(if ended { Slice::Ended } else { Slice::Stuck });
+            };
+            if turn != self.turn || self.left == 0 {
+                (self.turn, self.left) = (turn, TURN);
+            }
+            if budget == 0 {
+                return Ok(Slice::More);
+            }
+            let steps = self.left.min(budget);
+            let warp = &mut self.warps[turn];
+            let mut machine = Machine {
+                launch,
+                session: &mut *session,
+                constants: &mut caches.constants,
+                counts: &mut *counts,
+                shared: &mut self.shared,
+                block: self.number,
+                position: self.position,
+                slot: self.slot,
+                clock: self.clock,
+            };
+            let (done, arrival) = run_warp(warp, &mut machine, &mut caches.code, steps)?;
+            self.clock += u64::from(done);
+            self.left -= done;
+            budget -= done;
+            let condition = warp.condition;
+            if let Some(arrival) = arrival {
+                self.arrive(turn, arrival, launch)?;
+            } else if condition == Condition::Ended {
+                (0..limit::BARRIERS as u8).for_each(|barrier| self.release(barrier));
+            }
+        }
+    }
+
+    /// The next warp that can run: the one whose turn it is while that lasts, else the next after it.
+    fn next_ready(&self) -> Option<usize> {
+        let first = if self.left == 0 { self.turn + 1 } else { self.turn };
+        (first..self.count)
+            .chain(0..first.min(self.count))
+            .find(|index| self.warps[*index].condition == Condition::Ready)
+    }
+
+    fn arrive(&mut self, warp: usize, arrival: Arrival, launch: &Launch) -> Result<(), Failure> {
+        if u32::from(arrival.barrier) >= launch.barriers {
+            return Err(Failure::Warp(warp_error::ILLEGAL_PARAMETER));
+        }
+        let barrier = &mut self.barriers[usize::from(arrival.barrier)];
+        barrier.arrived += 1;
+        barrier.warps = arrival.warps;
+        barrier.holds += arrival.holds.count_ones();
+        barrier.fails += (arrival.lanes & !arrival.holds).count_ones();
+        if arrival.operation != BarrierOp::Arrive {
+            self.warps[warp].condition = Condition::Barrier(arrival.barrier);
+            self.arrivals[warp] = Some(arrival);
+        }
+        self.release(arrival.barrier);
+        Ok(())
+    }
+
+    /// Lets the warps at a barrier go on if all have come.
+    fn release(&mut self, number: u8) {
+        let barrier = self.barriers[usize::from(number)];
+        let running = self.warps[..self.count].iter().filter(|warp| warp.condition != Condition::Ended).count();
+        // Warps that have ended are not waited for.
+        let expected = barrier.warps.map_or(running, |warps| warps as usize);
+        if barrier.arrived == 0 || (barrier.arrived as usize) < expected {
+            return;
+        }
+        self.barriers[usize::from(number)] = Barrier::default();
+        for (warp, arrival) in self.warps.iter_mut().zip(&mut self.arrivals) {
+            if warp.condition != Condition::Barrier(number) {
+                continue;
+            }
+            warp.condition = Condition::Ready;
+            let Some(arrival) = arrival.take() else { continue };
+            let result = match arrival.operation {
+                BarrierOp::Popc => barrier.holds,
+                BarrierOp::And => {
+                    if barrier.fails == 0 {
+                        ALL
+                    } else {
+                        0
+                    }
+                }
+                BarrierOp::Or => {
+                    if barrier.holds != 0 {
+                        ALL
+                    } else {
+                        0
+                    }
+                }
+                BarrierOp::Arrive => continue,
+            };
+            warp.set(arrival.dst, &[result; LANES], arrival.lanes);
+            warp.set_predicate(arrival.p, if result != 0 { ALL } else { 0 }, arrival.lanes);
+        }
+    }
+}
+
+/// Executes at most `steps` instructions of a warp. Returns how many, and the barrier that it came to.
+fn run_warp(
+    warp: &mut Warp,
+    machine: &mut Machine<'_, '_>,
+    code: &mut Code,
+    steps: u32,
+) -> Result<(u32, Option<Arrival>), Failure> {
+    let mut done = 0;
+    while done < steps && warp.condition == Condition::Ready {
+        let instruction = code.fetch(warp.pc, machine.launch.registers, machine.session)?;
+        warp.pc = warp.pc.wrapping_add(instruction.size());
+        done += 1;
+        machine.clock += 1;
+        machine.counts.instructions += 1;
+        if let Flow::Barrier(arrival) = execute(warp, &instruction, machine)? {
+            return Ok((done, Some(arrival)));
+        }
+    }
+    Ok((done, None))
+}

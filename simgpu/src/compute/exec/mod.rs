@@ -1,0 +1,291 @@
+//! What instructions do. One file for each family; this one fetches operands and takes care of guards and joins.
+//!
+//! All lanes are computed, in loops that a compiler can turn into vector instructions; only the lanes that take part
+//! are stored.
+//!
+//! # What is not modelled
+//! Texture, surface, video and graphics instructions; LDLK and STUL (locks on global memory); IMNMX.XLO, XMED and XHI;
+//! SHL.X and SHR.X; PLONGJMP beside LONGJMP's own use; RTT; BPT other than as a trap. They end in an illegal-encoding
+//! error of the warp. MUFU is more precise than the hardware: the nearest single to the double result.
+
+mod control;
+mod convert;
+mod double;
+mod integer;
+mod logic;
+mod memory;
+mod moves;
+mod single;
+mod special;
+
+use super::constants::Constants;
+use super::launch::{Failure, ILLEGAL, Launch};
+use super::memory::{Counts, SharedMemory};
+use super::warp::{ALL, Flags, LANES, Lanes, Pairs, Warp, mask_of};
+use crate::mmu::Session;
+use nvspec::class::compute90c0::warp_error;
+use sm20::{BarrierOp, ConstAddress, FloatOperand, Instruction, Op, Predicate, PredicateLogic, Register, Source};
+
+/// What a warp executes with: its block and the card.
+pub(crate) struct Machine<'m, 's> {
+    pub(crate) launch: &'m Launch,
+    pub(crate) session: &'m mut Session<'s>,
+    pub(crate) constants: &'m mut Constants,
+    pub(crate) counts: &'m mut Counts,
+    pub(crate) shared: &'m mut SharedMemory,
+    /// The block's number, and where it lies in the grid.
+    pub(crate) block: u64,
+    pub(crate) position: [u32; 3],
+    /// The block's place among those that run at the same time: which part of local memory it has.
+    pub(crate) slot: u32,
+    /// Instructions of the block so far: its clock.
+    pub(crate) clock: u64,
+}
+
+impl Machine<'_, '_> {
+    fn constant(&mut self, address: ConstAddress) -> Result<u32, Failure> {
+        let ConstAddress { bank, offset } = address;
+        self.constants.word(bank, u32::from(offset), warp_error::CONSTANT_ADDRESS, self.session)
+    }
+
+    /// The warp's place in local memory.
+    fn local_warp(&self, warp: &Warp) -> u32 {
+        self.slot * self.launch.threads().div_ceil(LANES as u32) + warp.index
+    }
+}
+
+/// What comes after an instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flow {
+    /// The next one, wherever the program counter stands.
+    Next,
+    /// The warp has come to a barrier.
+    Barrier(Arrival),
+}
+
+/// A warp at a barrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Arrival {
+    pub(crate) barrier: u8,
+    pub(crate) operation: BarrierOp,
+    /// Warps that the barrier waits for; all of the block without.
+    pub(crate) warps: Option<u32>,
+    /// Lanes that came.
+    pub(crate) lanes: u32,
+    /// Those for which the predicate holds.
+    pub(crate) holds: u32,
+    pub(crate) p: Predicate,
+    pub(crate) dst: Register,
+}
+
+/// Executes one instruction of a warp whose program counter is behind it already.
+pub(crate) fn execute(
+    warp: &mut Warp,
+    instruction: &Instruction,
+    machine: &mut Machine<'_, '_>,
+) -> Result<Flow, Failure> {
+    let guarded = warp.active & warp.predicate(instruction.guard);
+    let op = &instruction.op;
+    let mut flow = Flow::Next;
+    if guarded != 0 {
+        machine.counts.thread_instructions += u64::from(guarded.count_ones());
+        flow = operate(warp, op, guarded, machine)?;
+        if instruction.join {
+            // Lanes that have left by the operation itself do not join.
+            let joining = guarded & warp.active;
+            if joining != 0 {
+                control::join(warp, joining);
+            }
+        }
+    }
+    Ok(flow)
+}
+
+fn operate(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine<'_, '_>) -> Result<Flow, Failure> {
+    match op {
+        Op::FFma { .. } | Op::FMul { .. } | Op::FAdd { .. } => single::arithmetic(warp, op, mask, machine),
+        Op::IAdd { .. }
+        | Op::IMul { .. }
+        | Op::IMad { .. }
+        | Op::IScAdd { .. }
+        | Op::ISad { .. }
+        | Op::IMnMx { .. }
+        | Op::ISet { .. }
+        | Op::ISetP { .. }
+        | Op::ICmp { .. } => integer::execute(warp, op, mask, machine),
+        Op::Lop { .. }
+        | Op::Shl { .. }
+        | Op::Shr { .. }
+        | Op::Bfe { .. }
+        | Op::Bfi { .. }
+        | Op::Flo { .. }
+        | Op::Popc { .. } => logic::execute(warp, op, mask, machine),
+        Op::FMnMx { .. } | Op::FSet { .. } | Op::FSetP { .. } | Op::FCmp { .. } => {
+            single::compare(warp, op, mask, machine)
+        }
+        Op::Mufu { .. } | Op::Rro { .. } | Op::S2R { .. } | Op::B2R { .. } | Op::Lepc { .. } | Op::Vote { .. } => {
+            special::execute(warp, op, mask, machine)
+        }
+        Op::DAdd { .. } | Op::DMul { .. } | Op::DFma { .. } | Op::DMnMx { .. } | Op::DSet { .. } | Op::DSetP { .. } => {
+            double::execute(warp, op, mask, machine)
+        }
+        Op::F2F { .. } | Op::F2I { .. } | Op::I2F { .. } | Op::I2I { .. } => convert::execute(warp, op, mask, machine),
+        Op::Mov { .. }
+        | Op::Sel { .. }
+        | Op::Prmt { .. }
+        | Op::P2R { .. }
+        | Op::R2P { .. }
+        | Op::PSet { .. }
+        | Op::PSetP { .. }
+        | Op::CSet { .. }
+        | Op::CSetP { .. } => moves::execute(warp, op, mask, machine),
+        Op::Ld { .. }
+        | Op::Ldu { .. }
+        | Op::St { .. }
+        | Op::Ldl { .. }
+        | Op::Stl { .. }
+        | Op::Lds { .. }
+        | Op::Sts { .. }
+        | Op::Ldslk { .. }
+        | Op::Stsul { .. }
+        | Op::Ldc { .. }
+        | Op::Atom { .. }
+        | Op::Red { .. }
+        | Op::Membar { .. }
+        | Op::Cctl { .. }
+        | Op::Cctll { .. } => memory::execute(warp, op, mask, machine),
+        Op::Bar { .. } => return control::barrier(warp, op, mask),
+        Op::Nop { .. } | Op::Pmtrig { .. } => Ok(()),
+        Op::Bra { .. }
+        | Op::Brx { .. }
+        | Op::Jmp { .. }
+        | Op::Jmx { .. }
+        | Op::Cal { .. }
+        | Op::Jcal { .. }
+        | Op::Ssy { .. }
+        | Op::Pbk { .. }
+        | Op::Pcnt { .. }
+        | Op::Pret { .. }
+        | Op::Plongjmp { .. }
+        | Op::Exit { .. }
+        | Op::Ret { .. }
+        | Op::Kil { .. }
+        | Op::Brk { .. }
+        | Op::Cont { .. }
+        | Op::Longjmp { .. } => control::execute(warp, op, mask, machine),
+        Op::Ldlk { .. } | Op::Stul { .. } | Op::Rtt { .. } | Op::Bpt { .. } | Op::Unsupported { .. } => Err(ILLEGAL),
+    }
+    .map(|()| Flow::Next)
+}
+
+/// The words of a 32-bit operand.
+#[inline]
+fn fetch<'a>(
+    warp: &'a Warp,
+    source: Source,
+    scratch: &'a mut Lanes,
+    machine: &mut Machine<'_, '_>,
+) -> Result<&'a Lanes, Failure> {
+    *scratch = match source {
+        Source::Register(register) => return Ok(warp.register(register)),
+        Source::Constant(address) => [machine.constant(address)?; LANES],
+        Source::Immediate(value) | Source::LongImmediate(value) => [value; LANES],
+    };
+    Ok(scratch)
+}
+
+/// The words of a 32-bit float operand, with its modifiers.
+fn fetch_float(warp: &Warp, operand: FloatOperand, machine: &mut Machine<'_, '_>) -> Result<Lanes, Failure> {
+    const SIGN: u32 = 1 << 31;
+    let mut scratch = [0; LANES];
+    let mut values = *fetch(warp, operand.source, &mut scratch, machine)?;
+    if operand.absolute {
+        values.iter_mut().for_each(|value| *value &= !SIGN);
+    }
+    if operand.negate {
+        values.iter_mut().for_each(|value| *value ^= SIGN);
+    }
+    Ok(values)
+}
+
+/// How an immediate becomes 64 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Widen {
+    /// It is the upper word.
+    Double,
+    /// It is a signed number.
+    Signed,
+}
+
+/// The pairs of a 64-bit operand.
+fn fetch_pair(warp: &Warp, source: Source, widen: Widen, machine: &mut Machine<'_, '_>) -> Result<Pairs, Failure> {
+    Ok(match source {
+        Source::Register(register) => warp.pair(register),
+        Source::Constant(address) => {
+            let low = machine.constant(address)?;
+            let high = u32::from(address.offset) + 4;
+            let high = machine.constants.word(address.bank, high, warp_error::CONSTANT_ADDRESS, machine.session)?;
+            [u64::from(high) << 32 | u64::from(low); LANES]
+        }
+        Source::Immediate(value) | Source::LongImmediate(value) => match widen {
+            Widen::Double => [u64::from(value) << 32; LANES],
+            Widen::Signed => [i64::from(value.cast_signed()).cast_unsigned(); LANES],
+        },
+    })
+}
+
+/// Each lane's result.
+#[inline]
+fn map(f: impl Fn(usize) -> u32) -> Lanes {
+    let mut values = [0; LANES];
+    for (lane, value) in values.iter_mut().enumerate() {
+        *value = f(lane);
+    }
+    values
+}
+
+/// Sets a result and, if asked, the condition code's zero and sign from it.
+fn finish(warp: &mut Warp, dst: Register, values: &Lanes, mask: u32, write_cc: bool) {
+    warp.set(dst, values, mask);
+    if write_cc {
+        warp.set_flags(integer_flags(values), mask);
+    }
+}
+
+fn integer_flags(values: &Lanes) -> Flags {
+    Flags {
+        zero: mask_of(|lane| values[lane] == 0),
+        sign: mask_of(|lane| values[lane] >> 31 != 0),
+        carry: 0,
+        overflow: 0,
+    }
+}
+
+/// Combines a comparison with a predicate.
+fn combine(logic: PredicateLogic, a: u32, b: u32) -> u32 {
+    match logic {
+        PredicateLogic::And => a & b,
+        PredicateLogic::Or => a | b,
+        PredicateLogic::Xor => a ^ b,
+    }
+}
+
+/// The result of a set instruction: all ones or 1.0 where it holds.
+fn set_result(holds: u32, float_result: bool) -> Lanes {
+    let yes = if float_result { 1.0f32.to_bits() } else { ALL };
+    map(|lane| if holds >> lane & 1 != 0 { yes } else { 0 })
+}
+
+/// Sets the two predicates of a comparison.
+fn set_predicates(
+    warp: &mut Warp,
+    p: Predicate,
+    q: Predicate,
+    holds: u32,
+    accumulate: (PredicateLogic, u32),
+    mask: u32,
+) {
+    let (logic, with) = accumulate;
+    warp.set_predicate(q, combine(logic, !holds, with), mask);
+    warp.set_predicate(p, combine(logic, holds, with), mask);
+}

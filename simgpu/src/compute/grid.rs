@@ -1,0 +1,226 @@
+//! A grid that runs: workers take its blocks in ascending order.
+//!
+//! When blocks fail, the lowest of them is the one that is reported, however many workers there are: blocks below it
+//! are still executed, those above are not.
+
+use super::block::{Block, Caches, Slice};
+use super::code::Code;
+use super::constants::Constants;
+use super::launch::{Failure, Launch};
+use super::memory::Counts;
+use super::warp::LANES;
+use crate::memory::Memory;
+use crate::mmu::{Access, AddressSpace, Client, Mmu};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Instructions that are executed before TLB flushes get their chance.
+const SLICE: u32 = 2048;
+
+/// Memory accesses of shaders.
+const ACCESS: Access = Access { privileged: false, client: Client::Gpc };
+
+/// What became of a grid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    pub(crate) counts: Counts,
+    pub(crate) failure: Option<Failure>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The next block to begin.
+    next: u64,
+    /// Workers at it.
+    workers: u32,
+    /// Nothing is to be begun any more, and nothing is under way.
+    closed: bool,
+    counts: Counts,
+    failure: Option<(u64, Failure)>,
+}
+
+/// A grid.
+#[derive(Debug)]
+pub(crate) struct Grid {
+    launch: Launch,
+    space: AddressSpace,
+    memory: Arc<Memory>,
+    mmu: Arc<Mmu>,
+    /// Blocks that may run at the same time.
+    slots: u32,
+    stop: AtomicBool,
+    /// The lowest block that failed.
+    failed: AtomicU64,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Grid {
+    pub(crate) fn new(launch: Launch, space: AddressSpace, memory: Arc<Memory>, mmu: Arc<Mmu>) -> Self {
+        let block_local = launch.warp_local_bytes() * u64::from(launch.threads().div_ceil(LANES as u32));
+        // Each needs its part of local memory. One runs in any case, and fails when it uses what is not there.
+        let slots =
+            launch.local_bytes.checked_div(block_local).map_or(u32::MAX, |slots| slots.clamp(1, 1 << 16) as u32);
+        Self {
+            launch,
+            space,
+            memory,
+            mmu,
+            slots,
+            stop: AtomicBool::new(false),
+            failed: AtomicU64::new(u64::MAX),
+            state: Mutex::new(State::default()),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// What became of it, when it has ended.
+    pub(crate) fn outcome(&self) -> Option<Outcome> {
+        let state = self.state.lock();
+        state.closed.then(|| Outcome { counts: state.counts, failure: state.failure.map(|(_, failure)| failure) })
+    }
+
+    /// Abandons it. When this returns, nothing of it is executed.
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        let mut state = self.state.lock();
+        self.changed.notify_all();
+        while state.workers > 0 {
+            self.changed.wait(&mut state);
+        }
+        state.closed = true;
+    }
+
+    /// There is nothing left to do, and nobody is at it.
+    pub(crate) fn close(&self) {
+        self.state.lock().closed = true;
+    }
+
+    /// Works on it until there is nothing left for this worker, which is the `index`th.
+    pub(crate) fn work(&self, worker: &mut Worker, index: u32) {
+        let Some(_working) = self.join(index) else { return };
+        worker.begin(&self.launch);
+        loop {
+            match self.slice(worker, index) {
+                Slice::More => {}
+                Slice::Ended => break,
+                Slice::Stuck => self.wait_for_the_end(worker),
+            }
+        }
+    }
+
+    /// Counts a worker in, if there is something to do for it.
+    pub(crate) fn join(&self, index: u32) -> Option<Working<'_>> {
+        let mut state = self.state.lock();
+        let useful = index < self.slots && state.next < self.launch.blocks();
+        if state.closed || !useful || self.stop.load(Ordering::Acquire) {
+            return None;
+        }
+        state.workers += 1;
+        Some(Working(self))
+    }
+
+    /// Does a little. [`Slice::Ended`] is when there is nothing left for the worker.
+    pub(crate) fn slice(&self, worker: &mut Worker, index: u32) -> Slice {
+        let number = match worker.number {
+            Some(number) => number,
+            None => match self.next() {
+                Some(number) => {
+                    worker.block.start(&self.launch, number, index);
+                    worker.number = Some(number);
+                    number
+                }
+                None => return Slice::Ended,
+            },
+        };
+        if self.abandoned(number) {
+            worker.number = None;
+            return Slice::More;
+        }
+        let mut counts = Counts::default();
+        let mut session = self.mmu.session(&self.memory, &self.space, ACCESS);
+        let result = worker.block.run(&self.launch, &mut session, &mut worker.caches, &mut counts, SLICE);
+        drop(session);
+        worker.counts.add(&counts);
+        match result {
+            Ok(slice @ (Slice::More | Slice::Stuck)) => return slice,
+            Ok(Slice::Ended) => {}
+            Err(failure) => self.fail(number, failure),
+        }
+        worker.number = None;
+        self.state.lock().counts.add(&std::mem::take(&mut worker.counts));
+        Slice::More
+    }
+
+    /// The next block to begin.
+    fn next(&self) -> Option<u64> {
+        let mut state = self.state.lock();
+        let left = state.next < self.launch.blocks() && state.failure.is_none() && !self.stop.load(Ordering::Acquire);
+        left.then(|| {
+            state.next += 1;
+            state.next - 1
+        })
+    }
+
+    fn abandoned(&self, block: u64) -> bool {
+        self.stop.load(Ordering::Acquire) || self.failed.load(Ordering::Acquire) < block
+    }
+
+    fn fail(&self, block: u64, failure: Failure) {
+        let mut state = self.state.lock();
+        if state.failure.is_none_or(|(lowest, _)| block < lowest) {
+            state.failure = Some((block, failure));
+            self.failed.store(block, Ordering::Release);
+        }
+        self.changed.notify_all();
+    }
+
+    /// A block waits for itself, as it would on the card: until the grid is abandoned.
+    fn wait_for_the_end(&self, worker: &Worker) {
+        let mut state = self.state.lock();
+        while worker.number.is_some_and(|number| !self.abandoned(number)) {
+            self.changed.wait(&mut state);
+        }
+    }
+}
+
+/// A worker counted in.
+pub(crate) struct Working<'a>(&'a Grid);
+
+impl Drop for Working<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.workers -= 1;
+        if state.workers == 0 {
+            // A worker leaves when no block is left to begin: none begins now.
+            state.closed = true;
+            self.0.changed.notify_all();
+        }
+    }
+}
+
+/// What executes blocks: one for each thread, kept from grid to grid.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    block: Block,
+    /// The block that it is at.
+    number: Option<u64>,
+    caches: Caches,
+    counts: Counts,
+}
+
+impl Worker {
+    pub(crate) fn new() -> Self {
+        let caches = Caches { code: Code::new(), constants: Constants::new() };
+        Self { block: Block::new(), number: None, caches, counts: Counts::default() }
+    }
+
+    /// A grid begins.
+    pub(crate) fn begin(&mut self, launch: &Launch) {
+        self.number = None;
+        self.counts = Counts::default();
+        self.caches.code.begin(launch.code);
+        self.caches.constants.begin(&launch.banks);
+    }
+}

@@ -1,0 +1,110 @@
+//! A launch: what a grid is to run, fixed when the launch method comes.
+
+use crate::mmu::MmuFault;
+use nvspec::addr::GpuVa;
+use nvspec::class::compute90c0::{limit, warp_error};
+
+/// What ended a grid before its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// An access to memory.
+    Fault(MmuFault),
+    /// What a warp did: a number of [`warp_error`].
+    Warp(u32),
+}
+
+impl From<MmuFault> for Failure {
+    fn from(fault: MmuFault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+/// An instruction that does not exist, or that is not modelled.
+pub(crate) const ILLEGAL: Failure = Failure::Warp(warp_error::ILLEGAL_ENCODING);
+
+/// A constant bank that is bound.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Bank {
+    pub(crate) base: u64,
+    /// In bytes; 0 for none.
+    pub(crate) bytes: u32,
+}
+
+/// All constant banks.
+pub(crate) type Banks = [Bank; limit::CONSTANT_BANKS as usize];
+
+/// The table that gives the upper byte of global addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct GlobalMap(pub(crate) Box<[u16; 256]>);
+
+impl GlobalMap {
+    /// A store is good.
+    pub(crate) const WRITE: u16 = 0x200;
+    /// A load is good.
+    pub(crate) const READ: u16 = 0x100;
+}
+
+impl Default for GlobalMap {
+    fn default() -> Self {
+        Self(Box::new(std::array::from_fn(|upper| upper as u16 | Self::READ | Self::WRITE)))
+    }
+}
+
+/// A grid and its surroundings.
+#[derive(Clone, Debug)]
+pub(crate) struct Launch {
+    /// Blocks, in x, y and z; none is 0.
+    pub(crate) grid: [u32; 3],
+    /// Threads of a block, in x, y and z; none is 0.
+    pub(crate) block: [u32; 3],
+    /// The code segment.
+    pub(crate) code: GpuVa,
+    /// Byte offset of the first instruction.
+    pub(crate) entry: u32,
+    /// Registers of a thread.
+    pub(crate) registers: u32,
+    /// Bytes of a block's shared memory.
+    pub(crate) shared_bytes: u32,
+    pub(crate) shared_window: u64,
+    pub(crate) barriers: u32,
+    /// Bytes of a thread's local memory, the lower and the upper part.
+    pub(crate) local_low: u32,
+    pub(crate) local_high: u32,
+    pub(crate) local_window: u64,
+    /// Where local memory lies, and how much there is.
+    pub(crate) local_base: GpuVa,
+    pub(crate) local_bytes: u64,
+    /// Most entries of a warp's stack.
+    pub(crate) stack_limit: usize,
+    pub(crate) banks: Banks,
+    /// `None` when addresses are as they are.
+    pub(crate) global_map: Option<GlobalMap>,
+    /// What SR_CTAPARAM and SR_GRIDPARAM read.
+    pub(crate) cta_param: u32,
+    pub(crate) grid_param: u32,
+    /// Multiprocessors of the card.
+    pub(crate) sms: u32,
+}
+
+impl Launch {
+    /// Blocks of the grid.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.grid.iter().map(|count| u64::from(*count)).product()
+    }
+
+    /// Threads of a block.
+    pub(crate) fn threads(&self) -> u32 {
+        self.block.iter().product()
+    }
+
+    /// Where a block lies in the grid.
+    pub(crate) fn position(&self, block: u64) -> [u32; 3] {
+        let [x, y, _] = self.grid.map(u64::from);
+        [(block % x) as u32, (block / x % y) as u32, (block / x / y) as u32]
+    }
+
+    /// Bytes of local memory that a warp needs.
+    pub(crate) fn warp_local_bytes(&self) -> u64 {
+        (u64::from(self.local_low) + u64::from(self.local_high)).next_multiple_of(16) * 32
+    }
+}

@@ -1,0 +1,242 @@
+//! What a warp's memory accesses touch: global, local and shared memory, 32 addresses at a time.
+
+use super::launch::{Failure, GlobalMap, Launch};
+use super::warp::{ALL, LANES, Lanes, Pairs, lanes_of};
+use crate::mmu::Session;
+use nvspec::addr::{GpuVa, VA_BITS};
+use nvspec::class::compute90c0::{LOCAL_ADDRESS_BITS, WINDOW_BYTES, warp_error};
+
+/// Bytes that the memory partitions move at once: what the time model counts.
+pub(crate) const TRANSACTION_BYTES: u64 = 128;
+
+/// What a grid or a part of one has done; adds up to the same whatever the order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// Instructions of warps.
+    pub(crate) instructions: u64,
+    /// Instructions of threads.
+    pub(crate) thread_instructions: u64,
+    /// Memory transactions, local memory included.
+    pub(crate) transactions: u64,
+    /// Where something was stored last.
+    pub(crate) written: Option<GpuVa>,
+}
+
+impl Counts {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.instructions += other.instructions;
+        self.thread_instructions += other.thread_instructions;
+        self.transactions += other.transactions;
+        self.written = other.written.or(self.written);
+    }
+}
+
+/// Where a generic address leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Global(GpuVa),
+    Shared(u32),
+    Local(u32),
+}
+
+/// Where a generic address leads, for a load or a store.
+pub(crate) fn resolve(launch: &Launch, address: u64, write: bool) -> Result<Place, Failure> {
+    let within = |window: u64| Some(address.wrapping_sub(window)).filter(|offset| *offset < WINDOW_BYTES);
+    if let Some(offset) = within(launch.shared_window) {
+        return Ok(Place::Shared(offset as u32));
+    }
+    if let Some(offset) = within(launch.local_window) {
+        return Ok(Place::Local(offset as u32));
+    }
+    global(launch, address, write).map(Place::Global)
+}
+
+/// The virtual address of a global address.
+pub(crate) fn global(launch: &Launch, address: u64, write: bool) -> Result<GpuVa, Failure> {
+    let Some(map) = launch.global_map.as_ref().filter(|_| address >> VA_BITS == 0) else { return Ok(GpuVa(address)) };
+    let entry = map.0[(address >> 32) as usize];
+    let right = if write { GlobalMap::WRITE } else { GlobalMap::READ };
+    if entry & right == 0 {
+        return Err(Failure::Warp(warp_error::ADDRESS_SPACE));
+    }
+    Ok(GpuVa(u64::from(entry & 0xff) << 32 | address & u64::from(u32::MAX)))
+}
+
+/// The virtual address of a word of local memory. Words of the lanes lie next to each other.
+pub(crate) fn local(launch: &Launch, warp: u32, lane: usize, address: u32) -> Result<GpuVa, Failure> {
+    let outside = Failure::Warp(warp_error::OUT_OF_RANGE_ADDRESS);
+    let address = address & ((1 << LOCAL_ADDRESS_BITS) - 1);
+    let upper = (1 << LOCAL_ADDRESS_BITS) - launch.local_high;
+    let index = if address < launch.local_low {
+        address
+    } else if address >= upper {
+        launch.local_low + (address - upper)
+    } else {
+        return Err(outside);
+    };
+    let bytes = launch.warp_local_bytes();
+    let start = u64::from(warp) * bytes;
+    if start + bytes > launch.local_bytes {
+        return Err(outside);
+    }
+    let offset = u64::from(index / 4) * 4 * LANES as u64 + 4 * lane as u64 + u64::from(index % 4);
+    Ok(launch.local_base.offset(start + offset))
+}
+
+/// Whether all lanes access `bytes` bytes each, one after the other.
+fn contiguous(addresses: &Pairs, mask: u32, bytes: u64) -> bool {
+    let first = addresses[0];
+    mask == ALL
+        && addresses
+            .iter()
+            .enumerate()
+            .fold(true, |all, (lane, address)| all & (*address == first.wrapping_add(bytes.wrapping_mul(lane as u64))))
+}
+
+/// Counts the transactions of lanes that access memory one after the other.
+#[derive(Debug, Default)]
+struct Transactions {
+    last: Option<u64>,
+    count: u64,
+}
+
+impl Transactions {
+    fn note(&mut self, va: GpuVa) {
+        let line = Some(va.0 / TRANSACTION_BYTES);
+        if line != self.last {
+            self.last = line;
+            self.count += 1;
+        }
+    }
+}
+
+/// Loads `N` words of each lane of `mask` from global memory.
+pub(crate) fn load<const N: usize>(
+    session: &mut Session<'_>,
+    addresses: &Pairs,
+    mask: u32,
+    counts: &mut Counts,
+) -> Result<[Lanes; N], Failure> {
+    let mut values = [[0; LANES]; N];
+    let bytes = 4 * N as u64;
+    if contiguous(addresses, mask, bytes) {
+        let mut buffer = [[[0u8; 4]; N]; LANES];
+        session.read(GpuVa(addresses[0]), buffer.as_flattened_mut().as_flattened_mut())?;
+        for (lane, words) in buffer.iter().enumerate() {
+            for (value, word) in values.iter_mut().zip(words) {
+                value[lane] = u32::from_le_bytes(*word);
+            }
+        }
+        counts.transactions += N as u64;
+        return Ok(values);
+    }
+    let mut transactions = Transactions::default();
+    let mut before: Option<usize> = None;
+    for lane in lanes_of(mask) {
+        let va = GpuVa(addresses[lane]);
+        if let Some(before) = before.filter(|before| addresses[*before] == va.0) {
+            values.iter_mut().for_each(|value| value[lane] = value[before]);
+            continue;
+        }
+        before = Some(lane);
+        transactions.note(va);
+        if N == 1 {
+            values[0][lane] = session.read32(va)?;
+            continue;
+        }
+        let mut buffer = [[0u8; 4]; N];
+        session.read(va, buffer.as_flattened_mut())?;
+        values.iter_mut().zip(buffer).for_each(|(value, word)| value[lane] = u32::from_le_bytes(word));
+    }
+    counts.transactions += transactions.count;
+    Ok(values)
+}
+
+/// Stores `N` words of each lane of `mask` to global memory; of lanes with the same address the last one's stays.
+pub(crate) fn store<const N: usize>(
+    session: &mut Session<'_>,
+    addresses: &Pairs,
+    values: &[Lanes; N],
+    mask: u32,
+    counts: &mut Counts,
+) -> Result<(), Failure> {
+    let bytes = 4 * N as u64;
+    if contiguous(addresses, mask, bytes) {
+        let mut buffer = [[[0u8; 4]; N]; LANES];
+        for (lane, words) in buffer.iter_mut().enumerate() {
+            for (value, word) in values.iter().zip(words) {
+                *word = value[lane].to_le_bytes();
+            }
+        }
+        session.write(GpuVa(addresses[0]), buffer.as_flattened().as_flattened())?;
+        counts.transactions += N as u64;
+        counts.written = Some(GpuVa(addresses[0]));
+        return Ok(());
+    }
+    let mut transactions = Transactions::default();
+    for lane in lanes_of(mask) {
+        let va = GpuVa(addresses[lane]);
+        transactions.note(va);
+        if N == 1 {
+            session.write32(va, values[0][lane])?;
+        } else {
+            let mut buffer = [[0u8; 4]; N];
+            values.iter().zip(&mut buffer).for_each(|(value, word)| *word = value[lane].to_le_bytes());
+            session.write(va, buffer.as_flattened())?;
+        }
+        counts.written = Some(va);
+    }
+    counts.transactions += transactions.count;
+    Ok(())
+}
+
+/// A block's shared memory.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SharedMemory {
+    bytes: Vec<u8>,
+    /// A bit for each word that is locked.
+    locks: Vec<u64>,
+}
+
+impl SharedMemory {
+    /// Zeros, so that results do not depend on what ran before.
+    pub(crate) fn start(&mut self, bytes: u32) {
+        self.bytes.clear();
+        self.bytes.resize(bytes as usize, 0);
+        self.locks.clear();
+        self.locks.resize((bytes as usize).div_ceil(4 * 64), 0);
+    }
+
+    /// `N` bytes.
+    pub(crate) fn read<const N: usize>(&self, address: u32) -> Result<[u8; N], Failure> {
+        let start = address as usize;
+        let outside = Failure::Warp(warp_error::OUT_OF_RANGE_ADDRESS);
+        let bytes = self.bytes.get(start..start.saturating_add(N)).ok_or(outside)?;
+        bytes.try_into().map_err(|_| outside)
+    }
+
+    /// Stores bytes.
+    pub(crate) fn write(&mut self, address: u32, bytes: &[u8]) -> Result<(), Failure> {
+        let start = address as usize;
+        let place = self.bytes.get_mut(start..start.saturating_add(bytes.len()));
+        place.ok_or(Failure::Warp(warp_error::OUT_OF_RANGE_ADDRESS))?.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Locks the word at an address. Returns whether it was free.
+    pub(crate) fn lock(&mut self, address: u32) -> bool {
+        let word = address as usize / 4;
+        let Some(bits) = self.locks.get_mut(word / 64) else { return false };
+        let free = *bits & 1 << (word % 64) == 0;
+        *bits |= 1 << (word % 64);
+        free
+    }
+
+    /// Unlocks the word at an address.
+    pub(crate) fn unlock(&mut self, address: u32) {
+        let word = address as usize / 4;
+        if let Some(bits) = self.locks.get_mut(word / 64) {
+            *bits &= !(1 << (word % 64));
+        }
+    }
+}

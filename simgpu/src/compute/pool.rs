@@ -1,0 +1,174 @@
+//! The threads that execute grids.
+
+use super::grid::{Grid, Outcome, Worker};
+use super::launch::Launch;
+use crate::memory::Memory;
+use crate::mmu::{AddressSpace, Mmu};
+use crate::thread::Alarm;
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// Most threads of a card.
+const WORKERS_MAX: usize = 64;
+
+/// What threads and their owner share.
+#[derive(Debug, Default)]
+struct Queue {
+    task: Mutex<Task>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Task {
+    /// Counts grids, so that a thread knows which one is new.
+    number: u64,
+    grid: Option<Arc<Grid>>,
+    end: bool,
+}
+
+/// Executes grids, one at a time.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    memory: Arc<Memory>,
+    mmu: Arc<Mmu>,
+    alarm: Arc<Alarm>,
+    queue: Arc<Queue>,
+    wanted: usize,
+    threads: Vec<JoinHandle<()>>,
+    /// The worker of the caller's own thread, when there is no other.
+    own: Option<Box<Worker>>,
+    grid: Option<Arc<Grid>>,
+}
+
+/// How far a grid is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Advance {
+    /// Call again.
+    More,
+    /// It goes on without the caller, who is woken when it ends.
+    Elsewhere,
+    /// It has ended.
+    Ended(Outcome),
+}
+
+impl Pool {
+    /// With `workers` threads, which begin with the first grid; with none, callers of [`Self::advance`] do the work.
+    pub(crate) fn new(memory: Arc<Memory>, mmu: Arc<Mmu>, alarm: Arc<Alarm>, workers: usize) -> Self {
+        Self {
+            memory,
+            mmu,
+            alarm,
+            queue: Arc::default(),
+            wanted: workers.min(WORKERS_MAX),
+            threads: Vec::new(),
+            own: None,
+            grid: None,
+        }
+    }
+
+    /// Whether a grid is under way.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.grid.is_some()
+    }
+
+    /// Begins a grid. There must be none.
+    pub(crate) fn start(&mut self, launch: Launch, space: AddressSpace) {
+        self.start_threads();
+        let grid = Arc::new(Grid::new(launch.clone(), space, Arc::clone(&self.memory), Arc::clone(&self.mmu)));
+        if self.threads.is_empty() {
+            self.own.get_or_insert_with(|| Box::new(Worker::new())).begin(&launch);
+        } else {
+            let mut task = self.queue.task.lock();
+            task.number += 1;
+            task.grid = Some(Arc::clone(&grid));
+            self.queue.changed.notify_all();
+        }
+        self.grid = Some(grid);
+    }
+
+    fn start_threads(&mut self) {
+        while self.threads.len() < self.wanted {
+            let (queue, alarm, index) = (Arc::clone(&self.queue), Arc::clone(&self.alarm), self.threads.len() as u32);
+            let builder = std::thread::Builder::new().name(format!("simgpu-sm{index}"));
+            match builder.spawn(move || serve(&queue, &alarm, index)) {
+                Ok(thread) => self.threads.push(thread),
+                Err(error) => {
+                    tracing::warn!(%error, "the software card could not start a thread for kernels");
+                    self.wanted = self.threads.len();
+                }
+            }
+        }
+    }
+
+    /// Looks how far the grid is, and does a little of it if nobody else does.
+    pub(crate) fn advance(&mut self) -> Option<Advance> {
+        let grid = self.grid.as_ref()?;
+        if self.threads.is_empty()
+            && let Some(worker) = &mut self.own
+        {
+            match grid.slice(worker, 0) {
+                super::block::Slice::More => return Some(Advance::More),
+                super::block::Slice::Stuck => return Some(Advance::Elsewhere),
+                // Nobody else is at it.
+                super::block::Slice::Ended => grid.close(),
+            }
+        }
+        let Some(outcome) = grid.outcome() else { return Some(Advance::Elsewhere) };
+        self.forget();
+        Some(Advance::Ended(outcome))
+    }
+
+    /// Abandons the grid, if there is one. When this returns, nothing of it is executed.
+    pub(crate) fn stop(&mut self) {
+        if let Some(grid) = &self.grid {
+            grid.stop();
+        }
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        self.grid = None;
+        self.queue.task.lock().grid = None;
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.stop();
+        self.queue.task.lock().end = true;
+        self.queue.changed.notify_all();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the software card panicked");
+            }
+        }
+    }
+}
+
+/// A thread's life.
+fn serve(queue: &Queue, alarm: &Alarm, index: u32) {
+    let mut worker = Worker::new();
+    let mut seen = 0;
+    loop {
+        let grid = {
+            let mut task = queue.task.lock();
+            loop {
+                if task.end {
+                    return;
+                }
+                if task.number != seen {
+                    seen = task.number;
+                    if let Some(grid) = &task.grid {
+                        break Arc::clone(grid);
+                    }
+                }
+                queue.changed.wait(&mut task);
+            }
+        };
+        grid.work(&mut worker, index);
+        if grid.outcome().is_some() {
+            alarm.wake();
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! The divergence stack: which lanes run, and where the others go on.
+//!
+//! A lane that leaves (joins, breaks, returns, ends) is taken out of the lanes that run. When none is left, entries are
+//! popped until one has lanes: those that branched the other way go on where they were, and an entry of SSY, PBK, PCNT,
+//! CAL and the like brings together the lanes that it was pushed for and that are still alive.
+
+/// Why an entry was pushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A branch that only some lanes took.
+    Divergence,
+    /// SSY.
+    Join,
+    /// PBK.
+    Break,
+    /// PCNT.
+    Continue,
+    /// CAL, PRET.
+    Return,
+    /// PLONGJMP.
+    LongJump,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    kind: Kind,
+    lanes: u32,
+    pc: u32,
+}
+
+/// Entries that a warp has at least, whatever the program asked for. GUESS: what the multiprocessor holds itself.
+const OWN_ENTRIES: usize = 32;
+/// Bytes of an entry in memory. GUESS.
+const ENTRY_BYTES: u32 = 8;
+/// Most entries, whatever the program asks for: the stack is the card's own memory here.
+const ENTRIES_MAX: usize = 0x2000;
+
+/// The stack of a warp.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stack {
+    entries: Vec<Entry>,
+}
+
+/// Entries that a warp may have with so many bytes of stack in memory.
+pub(crate) fn limit(bytes: u32) -> usize {
+    (OWN_ENTRIES + (bytes / ENTRY_BYTES) as usize).min(ENTRIES_MAX)
+}
+
+impl Stack {
+    pub(crate) fn clear(&mut self) {
+        self.entries.clear();
+    }
+
+    /// Pushes an entry. Returns whether there was room.
+    pub(crate) fn push(&mut self, kind: Kind, lanes: u32, pc: u32, limit: usize) -> bool {
+        let room = self.entries.len() < limit;
+        if room {
+            self.entries.push(Entry { kind, lanes, pc });
+        }
+        room
+    }
+
+    /// Lets lanes leave to the innermost entry of a kind: what lies above is not for them. Returns whether there is one.
+    pub(crate) fn unwind(&mut self, kind: Kind, lanes: u32) -> bool {
+        let Some(at) = self.entries.iter().rposition(|entry| entry.kind == kind && entry.lanes & lanes != 0) else {
+            return false;
+        };
+        self.entries[at + 1..].iter_mut().for_each(|entry| entry.lanes &= !lanes);
+        true
+    }
+
+    /// Lets lanes end.
+    pub(crate) fn end(&mut self, lanes: u32) {
+        self.entries.iter_mut().for_each(|entry| entry.lanes &= !lanes);
+    }
+
+    /// The lanes that run next, and where; `None` when all have ended.
+    pub(crate) fn pop(&mut self) -> Option<(u32, u32)> {
+        while let Some(Entry { lanes, pc, .. }) = self.entries.pop() {
+            if lanes != 0 {
+                return Some((lanes, pc));
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_that_break_out_of_a_diverged_branch_meet_the_others_behind_the_loop() {
+        let mut stack = Stack::default();
+        assert!(stack.push(Kind::Break, 0xf, 100, 8));
+        assert!(stack.push(Kind::Join, 0xf, 50, 8));
+        assert!(stack.push(Kind::Divergence, 0xc, 20, 8));
+        // Lanes 0 and 1 break; 2 and 3 go on at 20, join at 50 alone, and break too.
+        assert!(stack.unwind(Kind::Break, 0x3));
+        assert_eq!(stack.pop(), Some((0xc, 20)));
+        assert_eq!(stack.pop(), Some((0xc, 50)));
+        assert!(stack.unwind(Kind::Break, 0xc));
+        assert_eq!(stack.pop(), Some((0xf, 100)));
+        assert_eq!(stack.pop(), None);
+    }
+
+    #[test]
+    fn ended_lanes_are_nowhere_and_a_full_stack_says_so() {
+        let mut stack = Stack::default();
+        assert!(stack.push(Kind::Return, 0x3, 8, 1));
+        assert!(!stack.push(Kind::Return, 0x3, 8, 1));
+        assert!(!stack.unwind(Kind::Continue, 1));
+        stack.end(0x3);
+        assert_eq!(stack.pop(), None);
+        assert_eq!((limit(0), limit(0x800), limit(u32::MAX)), (32, 288, ENTRIES_MAX));
+    }
+}

@@ -1,0 +1,213 @@
+//! The state of a warp: 32 threads that execute together.
+
+use super::stack::Stack;
+use sm20::{CcTest, Predicate, PredicateOperand, Register};
+
+/// Lanes of a warp.
+pub(crate) const LANES: usize = 32;
+/// All of them.
+pub(crate) const ALL: u32 = u32::MAX;
+
+/// One word of each lane.
+pub(crate) type Lanes = [u32; LANES];
+/// Two words of each lane.
+pub(crate) type Pairs = [u64; LANES];
+
+/// The condition code of all lanes: a mask for each flag.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Flags {
+    pub(crate) zero: u32,
+    pub(crate) sign: u32,
+    pub(crate) carry: u32,
+    pub(crate) overflow: u32,
+}
+
+impl Flags {
+    /// Lanes for which the test holds. A NaN leaves the zero and the sign flag.
+    pub(crate) const fn test(self, test: CcTest) -> u32 {
+        let Self { zero: z, sign: s, carry: c, overflow: o } = self;
+        match test {
+            CcTest::False => 0,
+            CcTest::Lt => (s & !z) ^ o,
+            CcTest::Eq => z & !s,
+            CcTest::Le => s ^ (z | o),
+            CcTest::Gt => !z & !(s ^ o),
+            CcTest::Ne => !z,
+            CcTest::Ge => !(s ^ o),
+            CcTest::Num => !z | !s,
+            CcTest::Nan => z & s,
+            CcTest::Ltu => s ^ o,
+            CcTest::Equ => z,
+            CcTest::Leu => z | (s ^ o),
+            CcTest::Gtu => !s ^ (z | o),
+            CcTest::Neu => !z | s,
+            CcTest::Geu => (!s | z) ^ o,
+            CcTest::True => ALL,
+            CcTest::Off => !o,
+            CcTest::Lo => !c,
+            CcTest::Sff => !s,
+            CcTest::Ls => z | !c,
+            CcTest::Hi => !z & c,
+            CcTest::Sft => s,
+            CcTest::Hs => c,
+            CcTest::Oft => o,
+        }
+    }
+}
+
+/// What a warp waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Condition {
+    /// Nothing.
+    Ready,
+    /// Others at that barrier.
+    Barrier(u8),
+    /// All lanes have ended.
+    Ended,
+}
+
+/// A warp.
+#[derive(Clone, Debug)]
+pub(crate) struct Warp {
+    /// R0 to R62; the last row is RZ and stays zero.
+    registers: Box<[Lanes; 64]>,
+    /// Lanes in which each predicate holds; the last is PT.
+    predicates: [u32; 8],
+    pub(crate) flags: Flags,
+    pub(crate) stack: Stack,
+    /// Byte offset in the code segment of the next instruction.
+    pub(crate) pc: u32,
+    /// Lanes that execute it.
+    pub(crate) active: u32,
+    /// Lanes that have not ended.
+    pub(crate) alive: u32,
+    pub(crate) condition: Condition,
+    /// In the block.
+    pub(crate) index: u32,
+}
+
+impl Warp {
+    pub(crate) fn new() -> Self {
+        Self {
+            registers: Box::new([[0; LANES]; 64]),
+            predicates: [0, 0, 0, 0, 0, 0, 0, ALL],
+            flags: Flags::default(),
+            stack: Stack::default(),
+            pc: 0,
+            active: 0,
+            alive: 0,
+            condition: Condition::Ended,
+            index: 0,
+        }
+    }
+
+    /// The state at the start of a program of so many registers: all zero, so that results do not depend on what ran
+    /// before.
+    pub(crate) fn start(&mut self, index: u32, lanes: u32, pc: u32, registers: u32) {
+        let Self { registers: rows, predicates, flags, stack, pc: at, active, alive, condition, index: number } = self;
+        rows.iter_mut().take(registers as usize).for_each(|row| *row = [0; LANES]);
+        predicates[..7].fill(0);
+        *flags = Flags::default();
+        stack.clear();
+        (*at, *active, *alive, *condition, *number) = (pc, lanes, lanes, Condition::Ready, index);
+    }
+
+    /// A register of all lanes.
+    pub(crate) fn register(&self, register: Register) -> &Lanes {
+        &self.registers[usize::from(register.index() & 63)]
+    }
+
+    /// The register `offset` behind another; RZ's are RZ.
+    pub(crate) fn following(&self, register: Register, offset: u8) -> &Lanes {
+        &self.registers[following(register, offset)]
+    }
+
+    /// A pair of registers.
+    pub(crate) fn pair(&self, register: Register) -> Pairs {
+        let (low, high) = (self.register(register), self.following(register, 1));
+        std::array::from_fn(|lane| u64::from(high[lane]) << 32 | u64::from(low[lane]))
+    }
+
+    /// Sets a register in the lanes of `mask`.
+    pub(crate) fn set(&mut self, register: Register, values: &Lanes, mask: u32) {
+        self.set_following(register, 0, values, mask);
+    }
+
+    /// Sets the register `offset` behind another.
+    pub(crate) fn set_following(&mut self, register: Register, offset: u8, values: &Lanes, mask: u32) {
+        let index = following(register, offset);
+        if index == 63 {
+            return;
+        }
+        let row = &mut self.registers[index];
+        if mask == ALL {
+            *row = *values;
+            return;
+        }
+        for (lane, (old, new)) in row.iter_mut().zip(values).enumerate() {
+            let keep = (mask >> lane & 1).wrapping_sub(1);
+            *old = (*old & keep) | (*new & !keep);
+        }
+    }
+
+    /// Sets a pair of registers.
+    pub(crate) fn set_pair(&mut self, register: Register, values: &Pairs, mask: u32) {
+        self.set(register, &values.map(|value| value as u32), mask);
+        self.set_following(register, 1, &values.map(|value| (value >> 32) as u32), mask);
+    }
+
+    /// Lanes in which the predicate holds.
+    pub(crate) fn predicate(&self, operand: PredicateOperand) -> u32 {
+        let lanes = self.predicates[usize::from(operand.predicate.index() & 7)];
+        if operand.negate { !lanes } else { lanes }
+    }
+
+    /// Sets a predicate in the lanes of `mask`.
+    pub(crate) fn set_predicate(&mut self, predicate: Predicate, lanes: u32, mask: u32) {
+        if !predicate.is_true() {
+            let value = &mut self.predicates[usize::from(predicate.index() & 7)];
+            *value = (*value & !mask) | (lanes & mask);
+        }
+    }
+
+    /// Sets the condition code in the lanes of `mask`.
+    pub(crate) fn set_flags(&mut self, flags: Flags, mask: u32) {
+        let merge = |old: &mut u32, new: u32| *old = (*old & !mask) | (new & mask);
+        merge(&mut self.flags.zero, flags.zero);
+        merge(&mut self.flags.sign, flags.sign);
+        merge(&mut self.flags.carry, flags.carry);
+        merge(&mut self.flags.overflow, flags.overflow);
+    }
+
+    /// Takes lanes off the path that is executed; when none is left there, others go on or the warp has ended.
+    pub(crate) fn leave(&mut self, lanes: u32) {
+        self.active &= !lanes;
+        if self.active == 0 {
+            match self.stack.pop() {
+                Some((lanes, pc)) => (self.active, self.pc) = (lanes, pc),
+                None => self.condition = Condition::Ended,
+            }
+        }
+    }
+}
+
+fn following(register: Register, offset: u8) -> usize {
+    if register.is_zero() { 63 } else { usize::from(register.index() + offset).min(63) }
+}
+
+/// The lanes for which a test holds, as a mask.
+pub(crate) fn mask_of(test: impl Fn(usize) -> bool) -> u32 {
+    (0..LANES).fold(0, |mask, lane| mask | u32::from(test(lane)) << lane)
+}
+
+/// The lanes of a mask, ascending.
+pub(crate) fn lanes_of(mask: u32) -> impl Iterator<Item = usize> {
+    let mut rest = mask;
+    std::iter::from_fn(move || {
+        (rest != 0).then(|| {
+            let lane = rest.trailing_zeros() as usize;
+            rest &= rest - 1;
+            lane
+        })
+    })
+}
