@@ -4,6 +4,7 @@ mod channels;
 mod driver;
 mod errors;
 mod fuzz;
+mod kernels;
 mod registers;
 mod threaded;
 mod timing;

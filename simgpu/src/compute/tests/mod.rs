@@ -1,1 +1,8 @@
-//! Compute.
+//! Tests of compute: programs, assembled here, on the engine alone. Launches through PFIFO stand in the crate's tests.
+
+mod control;
+mod errors;
+mod float;
+mod integer;
+mod memory;
+mod rig;

@@ -1,0 +1,232 @@
+//! Kernels of channels: launches, semaphores, errors, switches and time, through PFIFO.
+
+use super::driver::{Channel, Driver, PAGE, acquire, methods, object, release, small, words};
+use crate::{ComputeTiming, Config, EngineId, EngineTiming, Fault, FaultKind, SimGpu, TimeModel};
+use nvspec::class::compute90c0::{self as class, warp_error};
+use nvspec::regs::{fecs, pfifo, pgraph, sm_trap};
+use std::sync::Arc;
+
+const COMPUTE: (u32, u32) = (1, 0x90c0);
+const CODE: u64 = 0x100_0000;
+const BANK: u64 = 0x180_0000;
+const DATA: u64 = 0x200_0000;
+const SEM: u64 = 0x300_0000;
+
+/// Adds to each word of the data (first parameter) what the second says, for its rounds.
+const ADD: &str = ".kernel k
+    S2R R0, SR_TID.X
+    S2R R1, SR_CTAID.X
+    S2R R2, SR_NTID.X
+    IMAD R0, R1, R2, R0
+    MOV R3, RZ
+    round: IADD R3, R3, 0x1
+    ISETP.LT.AND P0, PT, R3, c[0][0x28]
+    @P0 BRA round
+    ISCADD R4, R0, c[0][0x20], 0x2
+    LD R5, [R4]
+    IADD R5, R5, c[0][0x24]
+    ST [R4], R5
+    EXIT";
+
+/// Puts code and a bank of constants into a channel's address space. Returns where the data lies in VRAM.
+fn prepare(driver: &mut Driver, channel: &Channel, source: &str) -> u64 {
+    let program = sm20::assemble(source).expect("a program");
+    let code = driver.buffer(channel, CODE, 1, 0);
+    for (index, word) in (0..).zip(&program.words) {
+        driver.poke(code + 4 * index, *word);
+    }
+    driver.buffer(channel, BANK, 1, 0);
+    driver.buffer(channel, DATA, 4, 0)
+}
+
+/// Methods that set everything up.
+fn set_up(params: &[u32]) -> Vec<u32> {
+    let mut parts = vec![
+        object(COMPUTE),
+        methods(1, class::CODE_ADDRESS_HIGH, &[0, CODE as u32]),
+        methods(1, class::CONSTANT_SIZE, &[0x1000, 0, BANK as u32, 0x20]),
+    ];
+    parts.extend(params.iter().map(|param| methods(1, class::CONSTANT_DATA, &[*param])));
+    parts.push(methods(1, class::CONSTANT_BIND, &[1]));
+    parts.push(methods(1, class::INVALIDATE_SHADER_CACHES_NO_WAIT, &[0x1111]));
+    parts.push(methods(1, class::PROGRAM_START, &[0]));
+    parts.push(methods(1, class::REGISTERS, &[8]));
+    words(&parts)
+}
+
+fn launch(blocks: u32, threads: u32) -> Vec<u32> {
+    words(&[
+        methods(1, class::BLOCK_YX, &[1 << 16 | threads, 1]),
+        methods(1, class::GRID_YX, &[1 << 16 | blocks, 1]),
+        methods(1, class::LAUNCH, &[0x1000]),
+    ])
+}
+
+/// A release by the compute class, with a time stamp.
+fn query(va: u64, payload: u32) -> Vec<u32> {
+    methods(1, class::SEMAPHORE_ADDRESS_HIGH, &[0, va as u32, payload, 1 << 20])
+}
+
+#[test]
+fn kernel_of_a_channel_runs_and_its_semaphore_follows() {
+    let mut driver = Driver::new(&small());
+    let mut channel = driver.only_channel(5);
+    let data = prepare(&mut driver, &channel, ADD);
+    let at = driver.buffer(&channel, SEM, 1, 9);
+    let before: Vec<u32> = (0..1024).map(|index| driver.peek(data + 4 * index)).collect();
+    let all = words(&[set_up(&[DATA as u32, 100, 7]), launch(4, 256), query(SEM, 0xcafe), launch(2, 256)]);
+    driver.push(&mut channel, &all);
+    driver.settle();
+    assert_eq!(driver.peek(at), 0xcafe);
+    assert_eq!(driver.rd(pfifo::NON_STALL_ID::OFFSET) & 1, 1, "its interrupt");
+    for (index, before) in (0..).zip(before) {
+        let rounds = if index < 512 { 2 } else { 1 };
+        assert_eq!(driver.peek(data + 4 * index), before.wrapping_add(100 * rounds), "word {index}");
+    }
+    assert_eq!(driver.rd(pgraph::INTR::OFFSET), 0);
+}
+
+#[test]
+fn channels_take_turns_with_their_own_state() {
+    let mut driver = Driver::new(&small());
+    let mut channels = [driver.channel(3), driver.channel(4)];
+    driver.submit_runlist(&[3, 4]);
+    let data: Vec<u64> = channels.iter().map(|channel| prepare(&mut driver, channel, ADD)).collect();
+    for (channel, add) in channels.iter_mut().zip([10, 20]) {
+        driver.push(channel, &set_up(&[DATA as u32, add, 1]));
+    }
+    driver.settle();
+    let before: Vec<u32> = data.iter().map(|at| driver.peek(*at)).collect();
+    for _ in 0..3 {
+        for channel in channels.iter_mut().rev() {
+            driver.push(channel, &launch(1, 32));
+            driver.settle();
+        }
+    }
+    for ((at, before), add) in data.iter().zip(before).zip([10, 20]) {
+        assert_eq!(driver.peek(*at), before.wrapping_add(3 * add));
+    }
+}
+
+#[test]
+fn warp_error_traps_the_channel_and_others_go_on_when_it_is_acknowledged() {
+    let mut driver = Driver::new(&small());
+    let mut channel = driver.only_channel(5);
+    prepare(&mut driver, &channel, ".kernel k\nLDS R0, [0x100]\nEXIT");
+    let at = driver.buffer(&channel, SEM, 1, 9);
+    driver.push(&mut channel, &words(&[set_up(&[]), launch(1, 32), query(SEM, 1)]));
+    driver.settle();
+    assert_eq!(driver.rd(pgraph::INTR::OFFSET), pgraph::INTR::TRAP.mask());
+    assert_eq!(driver.rd(pgraph::TRAP::OFFSET), pgraph::TRAP::GPC.mask());
+    assert_eq!(driver.rd(sm_trap::gpc(0)), 1 << 16);
+    assert_eq!(driver.rd(sm_trap::tpc(0, 0)), 2);
+    assert_eq!(driver.rd(sm_trap::warp_error(0, 0)), warp_error::OUT_OF_RANGE_ADDRESS);
+    assert_eq!(driver.rd(fecs::CURRENT::OFFSET), 0x8000_0000 | (channel.instance >> 12) as u32);
+    assert_ne!(driver.peek(at), 1, "nothing follows yet");
+    driver.wr(sm_trap::warp_error(0, 0), 0);
+    driver.wr(pgraph::TRAP::OFFSET, u32::MAX);
+    driver.wr(pgraph::INTR::OFFSET, u32::MAX);
+    driver.settle();
+    assert_eq!(driver.peek(at), 1);
+}
+
+#[test]
+fn fault_in_a_kernel_names_channel_and_address() {
+    let mut driver = Driver::new(&small());
+    let mut channel = driver.only_channel(5);
+    prepare(&mut driver, &channel, ADD);
+    driver.push(&mut channel, &words(&[set_up(&[0x555_5000, 1, 1]), launch(1, 32)]));
+    driver.settle();
+    assert_eq!(driver.rd(pfifo::MMU_FAULT_ID::OFFSET), 1, "PGRAPH's unit");
+    assert_eq!(driver.rd(pfifo::FAULT_VA_LO::at(0)), 0x555_5000);
+    assert_eq!(driver.rd(pfifo::FAULT_INST::at(0)), (channel.instance >> 12) as u32);
+}
+
+#[test]
+fn endless_kernel_is_ended_by_resetting_pgraph() {
+    let mut driver = Driver::new(&small());
+    let mut channel = driver.only_channel(5);
+    prepare(&mut driver, &channel, ".kernel k\nhere: BRA here");
+    driver.push(&mut channel, &words(&[set_up(&[]), launch(1, 32)]));
+    for _ in 0..100 {
+        driver.card.gpu().step();
+    }
+    assert_eq!(driver.rd(pgraph::STATUS::OFFSET) & 1, 1, "busy");
+    let enable = driver.rd(nvspec::regs::pmc::ENABLE::OFFSET);
+    driver.wr(nvspec::regs::pmc::ENABLE::OFFSET, enable & !nvspec::regs::pmc::ENABLE::PGRAPH.mask());
+    driver.wr(nvspec::regs::pmc::ENABLE::OFFSET, enable);
+    assert_eq!(driver.rd(pgraph::STATUS::OFFSET) & 1, 0);
+    driver.settle();
+}
+
+#[test]
+fn time_of_a_kernel_follows_from_its_instructions() {
+    let timing = EngineTiming { bytes_per_second: 1_000_000_000, launch_ns: 1_000 };
+    let compute = ComputeTiming { warp_instructions_per_second: 1_000_000_000, bytes_per_second: 0 };
+    let time = Some(TimeModel { graph: timing, compute, copy: timing, switch_ns: 100 });
+    let elapsed = |rounds: u32| {
+        let mut driver = Driver::new(&Config { time, ..small() });
+        let mut channel = driver.only_channel(5);
+        prepare(&mut driver, &channel, ADD);
+        let at = driver.buffer(&channel, SEM, 1, 9);
+        let setup = set_up(&[DATA as u32, 1, rounds]);
+        driver.push(&mut channel, &words(&[setup, query(SEM, 1), launch(2, 64), query(SEM + 16, 1)]));
+        for _ in 0..1000 {
+            driver.advance(1_000);
+        }
+        let stamp = |at: u64| u64::from(driver.peek(at + 12)) << 32 | u64::from(driver.peek(at + 8));
+        assert_eq!(driver.peek(at + 16), 1);
+        stamp(at + 16) - stamp(at)
+    };
+    // Four warps: 10 instructions, and three more for each round; PTIMER counts in steps of 32 ns.
+    for rounds in [1, 100, 5000] {
+        let expected = 1_000 + 4 * (10 + 3 * u64::from(rounds));
+        assert!(elapsed(rounds).abs_diff(expected) <= 32, "{} for {rounds}, not {expected}", elapsed(rounds));
+    }
+}
+
+#[test]
+fn launches_can_be_made_to_hang() {
+    let fault = Fault { engine: EngineId::Graph, kind: FaultKind::Hang, after: 0, count: 1 };
+    let mut driver = Driver::new(&Config { faults: vec![fault], ..small() });
+    let mut channel = driver.only_channel(5);
+    let data = prepare(&mut driver, &channel, ADD);
+    let before = driver.peek(data);
+    driver.push(&mut channel, &words(&[set_up(&[DATA as u32, 1, 1]), launch(1, 32)]));
+    driver.settle();
+    assert_eq!(driver.peek(data), before);
+    assert_eq!(driver.rd(pgraph::STATUS::OFFSET) & 1, 1, "busy");
+}
+
+#[test]
+fn kernels_run_on_threads_beside_the_card() {
+    for workers in [0, 1, 2] {
+        let config = Config { compute_workers: Some(workers), ..small() };
+        let mut driver = Driver::on(Arc::new(SimGpu::new(&config).expect("a card")));
+        let (mut channel, mut other) = (driver.channel(5), driver.channel(6));
+        driver.submit_runlist(&[5, 6]);
+        let data = prepare(&mut driver, &channel, ADD);
+        let at = driver.buffer(&channel, SEM, 1, 9);
+        driver.map(other.space, SEM, super::driver::At::Vram(at), 1);
+        driver.push(&mut other, &words(&[acquire(SEM + 16, 0xcafe, 1 | 1 << 12), release(SEM, 0xbeef)]));
+        let before = driver.peek(data);
+        let all = words(&[set_up(&[DATA as u32, 3, 1000]), launch(4, 256).repeat(5), query(SEM + 16, 0xcafe)]);
+        driver.push(&mut channel, &all);
+        // TIMEOUT: a thousand times what it takes; the test fails then.
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while driver.peek(at) != 0xbeef {
+            assert!(std::time::Instant::now() < deadline, "{workers} workers do not end");
+            std::thread::yield_now();
+        }
+        assert_eq!(driver.peek(data), before.wrapping_add(15));
+        assert_eq!(driver.peek(data + PAGE - 4), super::driver::pattern(0, PAGE / 4 - 1).wrapping_add(15));
+        // An endless one is ended by a reset of the card, with its threads at work.
+        driver.push(&mut channel, &words(&[set_up(&[DATA as u32, 3, 0x7fff_ffff]), launch(64, 32)]));
+        while driver.rd(pgraph::STATUS::OFFSET) & 1 == 0 {
+            assert!(std::time::Instant::now() < deadline, "{workers} workers do not begin");
+            std::thread::yield_now();
+        }
+        card::Card::reset(&*driver.card);
+        assert_eq!(driver.rd(pgraph::STATUS::OFFSET) & 1, 0);
+    }
+}
