@@ -48,7 +48,9 @@ impl Gpu {
             std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
         });
         let sms = config.chip.gpcs * config.chip.tpcs_per_gpc;
-        let compute = Compute::new(Arc::clone(&memory), Arc::clone(&mmu), Arc::clone(&alarm), workers, sms);
+        let bell = Arc::clone(&alarm);
+        let wake = Arc::new(move || bell.wake());
+        let compute = Compute::new(Arc::clone(&memory), Arc::clone(&mmu), wake, workers, sms);
         let mut gpu = Self {
             fifo: Fifo::new(config.chip.pbdmas, compute),
             line: Line::default(),

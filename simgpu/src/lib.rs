@@ -34,6 +34,7 @@
 //! Sources: envytools (`rnndb`, `hwdocs`), nouveau (Linux 6.1 and 6.12), NVIDIA's published class and RAMFC headers.
 //! What is not known is marked `GUESS`.
 
+pub mod compute;
 pub mod engines;
 pub mod memory;
 pub mod mmu;
@@ -43,7 +44,6 @@ mod aperture;
 mod blocks;
 mod card;
 mod clock;
-mod compute;
 mod cx;
 mod falcon;
 mod faults;

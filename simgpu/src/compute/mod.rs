@@ -42,10 +42,9 @@ use crate::engines::semaphore::{self, Form};
 use crate::engines::{EngineCx, EngineError, Progress};
 use crate::memory::Memory;
 use crate::mmu::Mmu;
-use crate::thread::Alarm;
 use launch::{Failure, Launch};
 use nvspec::class::{compute90c0 as methods, data_error};
-use pool::{Advance, Pool};
+use pool::{Advance, Pool, Wake};
 use std::sync::Arc;
 
 pub(crate) use memory::TRANSACTION_BYTES;
@@ -53,7 +52,7 @@ pub(crate) use registers::Registers;
 
 /// The compute engine.
 #[derive(Debug)]
-pub(crate) struct Compute {
+pub struct Compute {
     registers: Registers,
     /// A grid that was launched and has not begun.
     launched: Option<Box<Launch>>,
@@ -62,10 +61,17 @@ pub(crate) struct Compute {
 }
 
 impl Compute {
-    /// On a card of `sms` multiprocessors, with that many threads; without threads, [`Self::step`] executes. `alarm` is
-    /// rung when there is reason to call that again.
-    pub(crate) fn new(memory: Arc<Memory>, mmu: Arc<Mmu>, alarm: Arc<Alarm>, workers: usize, sms: u32) -> Self {
-        let pool = Pool::new(memory, mmu, alarm, workers);
+    /// On a card of `sms` multiprocessors, with that many threads; without threads, [`Self::step`] executes. `wake` is
+    /// called, on any thread, when there is reason to step again.
+    #[must_use]
+    pub fn new(
+        memory: Arc<Memory>,
+        mmu: Arc<Mmu>,
+        wake: Arc<dyn Fn() + Send + Sync>,
+        workers: usize,
+        sms: u32,
+    ) -> Self {
+        let pool = Pool::new(memory, mmu, Wake(wake), workers);
         Self { registers: Registers::default(), launched: None, pool, sms }
     }
 
@@ -73,7 +79,7 @@ impl Compute {
     ///
     /// # Errors
     /// [`EngineError`]; the method had no effect then.
-    pub(crate) fn method(&mut self, method: u32, data: u32, cx: &mut EngineCx<'_>) -> Result<(), EngineError> {
+    pub fn method(&mut self, method: u32, data: u32, cx: &mut EngineCx<'_>) -> Result<(), EngineError> {
         match method {
             methods::LAUNCH => self.launch(data, cx),
             methods::CONSTANT_BIND => self.registers.bind(data),
@@ -134,7 +140,8 @@ impl Compute {
     }
 
     /// Whether a grid is pending.
-    pub(crate) fn pending(&self) -> bool {
+    #[must_use]
+    pub fn pending(&self) -> bool {
         self.launched.is_some() || self.pool.is_busy()
     }
 
@@ -142,7 +149,7 @@ impl Compute {
     ///
     /// # Errors
     /// [`EngineError::Fault`] and [`EngineError::Warp`]; the grid has ended then.
-    pub(crate) fn step(&mut self, cx: &mut EngineCx<'_>) -> Result<Progress, EngineError> {
+    pub fn step(&mut self, cx: &mut EngineCx<'_>) -> Result<Progress, EngineError> {
         if let Some(launch) = self.launched.take() {
             self.pool.start(*launch, *cx.space);
         }
@@ -152,6 +159,7 @@ impl Compute {
             Some(Advance::Elsewhere) => Ok(Progress::Elsewhere),
             Some(Advance::Ended(outcome)) => {
                 cx.work.instructions += outcome.counts.instructions;
+                cx.work.thread_instructions += outcome.counts.thread_instructions;
                 cx.work.transactions += outcome.counts.transactions;
                 cx.work.written = outcome.counts.written.or(cx.work.written);
                 match outcome.failure {

@@ -4,13 +4,22 @@ use super::grid::{Grid, Outcome, Worker};
 use super::launch::Launch;
 use crate::memory::Memory;
 use crate::mmu::{AddressSpace, Mmu};
-use crate::thread::Alarm;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 /// Most threads of a card.
 const WORKERS_MAX: usize = 64;
+
+/// What is called when a grid that runs on threads of its own has ended.
+#[derive(Clone)]
+pub(crate) struct Wake(pub(crate) Arc<dyn Fn() + Send + Sync>);
+
+impl std::fmt::Debug for Wake {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Wake")
+    }
+}
 
 /// What threads and their owner share.
 #[derive(Debug, Default)]
@@ -32,7 +41,7 @@ struct Task {
 pub(crate) struct Pool {
     memory: Arc<Memory>,
     mmu: Arc<Mmu>,
-    alarm: Arc<Alarm>,
+    wake: Wake,
     queue: Arc<Queue>,
     wanted: usize,
     threads: Vec<JoinHandle<()>>,
@@ -54,11 +63,11 @@ pub(crate) enum Advance {
 
 impl Pool {
     /// With `workers` threads, which begin with the first grid; with none, callers of [`Self::advance`] do the work.
-    pub(crate) fn new(memory: Arc<Memory>, mmu: Arc<Mmu>, alarm: Arc<Alarm>, workers: usize) -> Self {
+    pub(crate) fn new(memory: Arc<Memory>, mmu: Arc<Mmu>, wake: Wake, workers: usize) -> Self {
         Self {
             memory,
             mmu,
-            alarm,
+            wake,
             queue: Arc::default(),
             wanted: workers.min(WORKERS_MAX),
             threads: Vec::new(),
@@ -89,9 +98,9 @@ impl Pool {
 
     fn start_threads(&mut self) {
         while self.threads.len() < self.wanted {
-            let (queue, alarm, index) = (Arc::clone(&self.queue), Arc::clone(&self.alarm), self.threads.len() as u32);
+            let (queue, wake, index) = (Arc::clone(&self.queue), self.wake.clone(), self.threads.len() as u32);
             let builder = std::thread::Builder::new().name(format!("simgpu-sm{index}"));
-            match builder.spawn(move || serve(&queue, &alarm, index)) {
+            match builder.spawn(move || serve(&queue, &wake, index)) {
                 Ok(thread) => self.threads.push(thread),
                 Err(error) => {
                     tracing::warn!(%error, "the software card could not start a thread for kernels");
@@ -147,7 +156,7 @@ impl Drop for Pool {
 }
 
 /// A thread's life.
-fn serve(queue: &Queue, alarm: &Alarm, index: u32) {
+fn serve(queue: &Queue, wake: &Wake, index: u32) {
     let mut worker = Worker::new();
     let mut seen = 0;
     loop {
@@ -168,7 +177,7 @@ fn serve(queue: &Queue, alarm: &Alarm, index: u32) {
         };
         grid.work(&mut worker, index);
         if grid.outcome().is_some() {
-            alarm.wake();
+            (wake.0)();
         }
     }
 }

@@ -49,6 +49,8 @@ pub struct Work {
     pub launches: u32,
     /// Instructions that warps have executed.
     pub instructions: u64,
+    /// Those, once for each thread that took part.
+    pub thread_instructions: u64,
     /// Memory transactions of shaders.
     pub transactions: u64,
     /// Semaphores released.

@@ -37,12 +37,12 @@ fn sums_and_products() {
     agrees("IADD.SAT R12, R4, -R6", |a, b, _| (a - b).clamp(-(1 << 31), (1 << 31) - 1), signed);
     agrees("IADD32I R12, R4, 0x89abcdef", |a, _, _| a + 0x89ab_cdef, unsigned);
     agrees("IMUL R12, R4, R6", |a, b, _| a * b, unsigned);
-    agrees("IMUL.HI R12, R4, R6", |a, b, _| a * b >> 32, signed);
-    agrees("IMUL.U32.U32.HI R12, R4, R6", |a, b, _| a * b >> 32, unsigned);
+    agrees("IMUL.HI R12, R4, R6", |a, b, _| (a * b) >> 32, signed);
+    agrees("IMUL.U32.U32.HI R12, R4, R6", |a, b, _| (a * b) >> 32, unsigned);
     agrees("IMAD R12, R4, R6, R8", |a, b, c| a * b + c, signed);
     agrees("IMAD R12, R4, R6, -R8", |a, b, c| a * b - c, signed);
-    agrees("IMAD.HI R12, R4, R6, R8", |a, b, c| (a * b >> 32) + c, signed);
-    agrees("IMAD.U32.U32.HI R12, R4, R6, R8", |a, b, c| (a * b >> 32) + c, unsigned);
+    agrees("IMAD.HI R12, R4, R6, R8", |a, b, c| ((a * b) >> 32) + c, signed);
+    agrees("IMAD.U32.U32.HI R12, R4, R6, R8", |a, b, c| ((a * b) >> 32) + c, unsigned);
     agrees("ISCADD R12, R4, R6, 0x5", |a, b, _| (a << 5) + b, unsigned);
     agrees("ISAD R12, R4, R6, R8", |a, b, c| (a - b).abs() + c, signed);
     agrees("ISAD.U32 R12, R4, R6, R8", |a, b, c| (a - b).abs() + c, unsigned);

@@ -5,4 +5,5 @@ mod errors;
 mod float;
 mod integer;
 mod memory;
+mod random;
 mod rig;

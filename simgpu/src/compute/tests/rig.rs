@@ -4,7 +4,6 @@ use crate::compute::Compute;
 use crate::engines::{EngineCx, EngineError, Progress, Work};
 use crate::memory::{BusAddr, Memory, Vram};
 use crate::mmu::{AddressSpace, Flush, Mmu};
-use crate::thread::Alarm;
 use nvspec::addr::{GpuVa, VramAddr};
 use nvspec::class::compute90c0 as methods;
 use sm20::Program;
@@ -39,8 +38,7 @@ impl Rig {
         let directory = BusAddr::Vram(VramAddr(0x1_0000));
         memory.write(directory, &((1 | TABLE >> 8) << 32).to_le_bytes()).expect("directory");
         let mmu = Arc::new(Mmu::new());
-        let alarm = Arc::new(Alarm::default());
-        let compute = Compute::new(Arc::clone(&memory), Arc::clone(&mmu), alarm, workers, 4);
+        let compute = Compute::new(Arc::clone(&memory), Arc::clone(&mmu), Arc::new(|| {}), workers, 4);
         let space = AddressSpace { directory, limit: GpuVa((1 << 40) - 1) };
         let mut rig = Self { compute, memory, mmu, space, work: Work::default() };
         (CODE..END).step_by(0x1000).for_each(|va| rig.page(va, 1 | (FRAMES + va) >> 8));
