@@ -101,7 +101,7 @@ impl Block {
         (self.turn, self.left, self.clock) = (0, TURN, 0);
     }
 
-    /// Executes about `budget` instructions.
+    /// Executes about `budget` instructions, fewer when they access memory much.
     ///
     /// # Errors
     /// [`Failure`]; the block is not to be continued then.
@@ -126,6 +126,7 @@ impl Block {
                 return Ok(Slice::More);
             }
             let steps = self.left.min(budget);
+            let transactions = counts.transactions;
             let warp = &mut self.warps[turn];
             let mut machine = Machine {
                 launch,
@@ -141,7 +142,9 @@ impl Block {
             let (done, arrival) = run_warp(warp, &mut machine, &mut caches.code, steps)?;
             self.clock += u64::from(done);
             self.left -= done;
-            budget -= done;
+            // Scattered accesses take as long as many instructions, and flushes wait for them.
+            let accesses = (counts.transactions - transactions).min(u64::from(u32::MAX)) as u32;
+            budget = budget.saturating_sub(done).saturating_sub(accesses / 2);
             let condition = warp.condition;
             if let Some(arrival) = arrival {
                 self.arrive(turn, arrival, launch)?;

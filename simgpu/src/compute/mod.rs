@@ -18,6 +18,8 @@
 //! - Blocks side by side: a worker executes one to its end before it takes the next. A grid whose blocks wait for blocks
 //!   with a higher number may not end, which no program may rely on anyway.
 //! - Preemption in a grid; a grid whose channel is taken off the engine all the same is abandoned.
+//! - Which unit of a cluster made an access: faults are reported as those of PGRAPH's dispatch unit, and errors of warps
+//!   as those of the first multiprocessor. Errors do not name the program counter.
 //! - Data caches. Constants are cached for a grid, instructions too: stores to either are seen by the next grid.
 //! - Warps of a block execute in turns that do not depend on the time that instructions take.
 //! - Contents of registers and shared memory at the start of a block: zero.

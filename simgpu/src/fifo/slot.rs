@@ -280,7 +280,9 @@ impl Slot {
         let mut engine_cx =
             EngineCx { memory: &cx.memory, mmu: &cx.mmu, space: &resident.space, now_ns, work: &mut work };
         let result = self.engine.step(&mut engine_cx, PIECE_BYTES);
-        if std::mem::take(&mut self.corrupt) {
+        // A kernel says what it has written when it has ended.
+        let later = work.written.is_none() && matches!(result, Ok(Progress::More | Progress::Elsewhere));
+        if !later && std::mem::take(&mut self.corrupt) {
             self.spoil(&resident.space, work, cx);
         }
         let done = self.charge(work, cx);

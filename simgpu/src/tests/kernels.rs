@@ -199,6 +199,23 @@ fn launches_can_be_made_to_hang() {
 }
 
 #[test]
+fn launches_can_be_made_to_go_wrong() {
+    let fault = Fault { engine: EngineId::Graph, kind: FaultKind::Corrupt, after: 1, count: 1 };
+    let mut driver = Driver::new(&Config { faults: vec![fault], ..small() });
+    let mut channel = driver.only_channel(5);
+    let data = prepare(&mut driver, &channel, ADD);
+    let mut before: Vec<u32> = (0..256).map(|index| driver.peek(data + 4 * index)).collect();
+    for wrong in [0, 1, 0] {
+        driver.push(&mut channel, &words(&[set_up(&[DATA as u32, 3, 5000]), launch(1, 256)]));
+        driver.settle();
+        let after: Vec<u32> = (0..256).map(|index| driver.peek(data + 4 * index)).collect();
+        let differ = before.iter().zip(&after).filter(|(before, after)| before.wrapping_add(3) != **after).count();
+        assert_eq!(differ, wrong);
+        before = after;
+    }
+}
+
+#[test]
 fn kernels_run_on_threads_beside_the_card() {
     for workers in [0, 1, 2] {
         let config = Config { compute_workers: Some(workers), ..small() };

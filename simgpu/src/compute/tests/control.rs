@@ -320,3 +320,49 @@ fn state_survives_a_context_image() {
     let words = forged.to_words();
     assert_eq!(crate::compute::Registers::from_words(&words).to_words(), words);
 }
+
+#[test]
+fn every_kind_of_jump_and_return() {
+    let source = ".kernel k
+         MOV R10, RZ
+         JCAL routine
+         IADD R10, R10, 0x1
+         PRET back
+         JMP routine
+         IADD R10, R10, 0x100
+         back: IADD R10, R10, 0x2
+         PLONGJMP out
+         SSY nowhere
+         LONGJMP
+         nowhere: IADD R10, R10, 0x200
+         out: IADD R10, R10, 0x4
+         MOV R0, 0x8
+         JMX R0, place
+         place: IADD R10, R10, 0x400
+         IADD R10, R10, 0x8
+         LEPC R1
+         IADD R2, R10, -0x3c
+         IADD RZ.CC, R2, -0x1
+         BRA CC.LT, end
+         IADD R10, R10, 0x800
+         BRA.U CC.T, end
+         IADD R10, R10, 0x1000
+         end: MOV R0, c[0][0x20]
+         ST.64 [R0], R10
+         EXIT
+         routine: IADD R10, R10, 0x10
+         MOV.E32 R11, R1
+         RET";
+    let mut rig = Rig::new(0);
+    rig.params(&[DATA as u32]);
+    rig.run(source, 1, 32).expect("good");
+    assert_eq!(rig.read(DATA, 1), [0x10 * 2 + 1 + 2 + 4 + 8]);
+}
+
+#[test]
+fn block_larger_than_its_warps_share_of_lanes_stays_within() {
+    // 33 threads: the second warp has one lane.
+    let values = run("VOTE.ALL R3, P0, PT\nPOPC R10, R3, R3", 2, 33);
+    let block = [[32; 32].as_slice(), &[1]].concat();
+    assert_eq!(values, [block.clone(), block].concat());
+}

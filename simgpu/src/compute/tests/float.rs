@@ -72,6 +72,10 @@ fn sums_products_and_fused_to_the_nearest() {
         let (a, b) = (flush(a), flush(b));
         if a == 0.0 || b == 0.0 { 0.0 } else { flush(a * b) }
     });
+    agrees("FADD32I R12, |R4|, 0.1", |a, _, _| a.abs() + 0.1);
+    agrees("FMUL32I.SAT R12, R4, 0.1", |a, _, _| if a.is_nan() { 0.0 } else { (a * 0.1).clamp(0.0, 1.0).abs() });
+    agrees("MOV R12, R8\nFFMA32I R12, R4, 1.1, R12", |a, _, c| a.mul_add(1.1, c));
+    agrees("FFMA R12, R4, -0.5, R8", |a, _, c| a.mul_add(-0.5, c));
     agrees("FFMA R12, R4, R6, R8", f32::mul_add);
     agrees("FFMA R12, -R4, R6, -R8", |a, b, c| (-a).mul_add(b, -c));
     agrees("FFMA.FTZ R12, R4, R6, R8", |a, b, c| flush(flush(a).mul_add(flush(b), flush(c))));
@@ -257,6 +261,27 @@ fn doubles() {
             if number(a) >= number(b) { 2 } else { 1 }
         },
     );
+    check("DMNMX R12, R4, R6, PT", &cases, Output::wide, |[a, b, _]| {
+        let (x, y) = (number(a), number(b));
+        let first = if x == y { x.is_sign_negative() } else { x < y };
+        match (x.is_nan(), y.is_nan()) {
+            (true, true) => 0xfff8_0000_0000_0000,
+            (true, false) => b,
+            (false, true) => a,
+            _ => {
+                if first {
+                    a
+                } else {
+                    b
+                }
+            }
+        }
+    });
+    let set = "DSETP.GT.AND P2, PT, R6, R8\nDSET.NE.OR R12, R4, -|R6|, P2";
+    check(set, &cases, low, |[a, b, c]| {
+        let unequal = number(a) < -number(b).abs() || number(a) > -number(b).abs();
+        if unequal || number(b) > number(c) { u32::MAX } else { 0 }
+    });
     // Integers, so that the exact result is one of 128 bits.
     let integers = inputs(&[0], false, 2000, |random| (random.next() >> 11) as f64 as u64);
     let cases: Vec<Input> = integers.iter().map(|numbers| numbers.map(|n| ((n as f64) - 1e15).to_bits())).collect();

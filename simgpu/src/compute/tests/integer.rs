@@ -122,13 +122,13 @@ fn comparisons_and_predicates() {
         |o| o.bits & 3,
         |[a, b, c]| {
             let (less, with) = (signed(a) < signed(b), signed(b) >= signed(c));
-            u32::from(less != with) | u32::from(!less != with) << 1
+            u32::from(less != with) | u32::from(less == with) << 1
         },
     );
     let moved = "R2P PR, R4, 0x7\nPSETP.AND.OR P0, P1, P0, !P1, P2\nP2R R12, PR, R6, 0x6";
     check(moved, &numbers(), low, |[a, b, _]| {
         let (p0, p1, p2) = (a & 1 != 0, a & 2 != 0, a & 4 != 0);
-        let q = !(p0 && !p1) || p2;
+        let q = !p0 || p1 || p2;
         (b as u32) & !6 | u32::from(q) << 1 | u32::from(p2) << 2
     });
     agrees("ISETP.LT.AND P0, PT, R4, R6\nSEL R12, R4, R8, P0", |a, b, c| if a < b { a } else { c }, signed);
