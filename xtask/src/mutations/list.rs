@@ -9,7 +9,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         package: "shadow-pt",
         file: "shadow-pt/src/translate.rs",
         from: "frames.vram(GuestVramAddr(guest.address()), size.bytes()).ok_or(Denial::Vram)?;",
-        to: "frames.vram(GuestVramAddr(guest.address()), size.bytes()).unwrap_or(nvspec::addr::VramAddr(guest.address()));",
+        to: "frames.vram(GuestVramAddr(guest.address()), size.bytes()).unwrap_or(crate::Frame::Vram(nvspec::addr::VramAddr(guest.address())));",
         tests: "translate::",
     },
     Mutation {
@@ -44,7 +44,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "what is taken away is off the card's tables when the flush ends",
         package: "shadow-pt",
         file: "shadow-pt/src/space.rs",
-        from: "each(true, &mut report, memory);",
+        from: "each(true, report, memory);",
         to: "",
         tests: "spaces::",
     },

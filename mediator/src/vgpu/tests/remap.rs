@@ -5,7 +5,7 @@ use super::super::rig::{Guest, read_file, settings};
 use super::{A, B, MIB, Rig, VM_MIB, fill, is_filled, rig, usage};
 use crate::config::Apertures;
 use nvspec::instance::userd;
-use simgpu::{EngineTiming, TimeModel};
+use simgpu::{ComputeTiming, EngineTiming, TimeModel};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use vmm_glue::RegionIndex::{self, Bar1, Bar3};
@@ -172,7 +172,12 @@ fn mappings_change_while_the_gpu_works_on_the_pages() {
     let to = driver.buffer(&channel, B, 64, 2);
     // A quarter of a second for each copy, and one register write from its doorbell to the first flush.
     let timing = EngineTiming { bytes_per_second: 1 << 20, launch_ns: 0 };
-    rig.card.set_time_model(Some(TimeModel { graph: timing, copy: timing, switch_ns: 0 }));
+    rig.card.set_time_model(Some(TimeModel {
+        graph: timing,
+        copy: timing,
+        compute: ComputeTiming::default(),
+        switch_ns: 0,
+    }));
     for round in 0..6u32 {
         (0..64).for_each(|page| driver.guest.vram_write(from + page * PAGE, &pattern(10 + round, page)));
         (0..64).for_each(|page| driver.guest.vram_write(to + page * PAGE, &pattern(99, page)));
@@ -208,7 +213,12 @@ fn nothing_that_the_gpu_writes_while_pages_move_is_lost() {
     let space = driver.apertures[0];
     // One launch after the other, each about as long as some of the pages take to move.
     let timing = EngineTiming { bytes_per_second: 100 << 20, launch_ns: 0 };
-    rig.card.set_time_model(Some(TimeModel { graph: timing, copy: timing, switch_ns: 0 }));
+    rig.card.set_time_model(Some(TimeModel {
+        graph: timing,
+        copy: timing,
+        compute: ComputeTiming::default(),
+        switch_ns: 0,
+    }));
     for round in 0..4u32 {
         (0..PAGES).for_each(|page| driver.guest.vram_write(from + page * PAGE, &pattern(10 + round, page)));
         (0..PAGES).for_each(|page| driver.guest.vram_write(to + page * PAGE, &pattern(99, page)));
