@@ -74,12 +74,12 @@ fn beside_a_neighbour(name: &str, holes: RangeInclusive<u32>) -> Result<()> {
         (tried, copies.join(), rung)
     });
     let copied = copied.map_err(|_| anyhow::anyhow!("the neighbour's thread has panicked"))?;
+    assert!(copied? > 0, "the neighbour verified nothing");
+    assert!(rung_after? > rung, "the neighbour submitted nothing meanwhile");
     let tried = tried?;
     tried.iter().for_each(|(line, _)| println!("{line}"));
     let open: Vec<_> = tried.iter().filter(|(_, held)| !held).map(|(line, _)| line).collect();
     assert!(open.is_empty(), "open, or not counted: {open:#?}");
-    assert!(copied? > 0, "the neighbour verified nothing");
-    assert!(rung_after? > rung, "the neighbour submitted nothing meanwhile");
     let shown = guest::show(&daemon, "victim")?;
     assert_eq!(counted(&shown), 0, "{shown}");
     let log = victim.kernel_log()?;

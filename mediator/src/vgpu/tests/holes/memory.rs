@@ -3,7 +3,7 @@
 use super::super::super::rig::read_file;
 use super::{
     A, At, B, C, CE0, CE1, EVIL, ID, M2MF, MIB, PAGE, RAM, SECRET, SHARE, Scene, ce_copy, m2mf_copy, object, pattern,
-    tally, wait_counted,
+    stops, wait_stopped,
 };
 use nvspec::Access;
 use nvspec::instance::userd;
@@ -58,7 +58,7 @@ fn hole_09_unmapping_under_work_is_complete_when_the_flush_returns() {
             for _ in 0..8 {
                 s.evil.queue(&mut channel, &copy);
             }
-            let before = tally(&s.evil.guest);
+            let before = stops(&s.evil.guest);
             s.evil.submit(&mut channel, &copy);
             (0..32).for_each(|page| s.evil.pte(channel.space, B + page * PAGE, 0, 0));
             s.evil.flush();
@@ -67,7 +67,7 @@ fn hole_09_unmapping_under_work_is_complete_when_the_flush_returns() {
             // What was under way has ended before, or faults.
             let mut later = channel;
             s.evil.submit(&mut later, &copy);
-            wait_counted(&mut s.evil, before, "unmapping under work");
+            wait_stopped(&mut s.evil, before, "unmapping under work");
         });
         assert!(scene.evil.ram_holds(gpa, 32, 0x900 + round), "round {round}: written after it was unmapped");
         scene.fresh();
