@@ -56,33 +56,6 @@ fn neighbours_copies_are_whole_while_the_attacker_comes_and_goes_on_the_same_eng
     scene.finish();
 }
 
-#[test]
-#[ignore = "a fault that comes while another of the same unit is being served is lost, and its channel stands still"]
-fn fault_of_one_does_not_hide_that_of_another() {
-    let mut scene = Scene::new();
-    let mut channel = scene.evil.channel(ID);
-    // Both fetch a push buffer that is not there, so both faults are the host's own unit's.
-    let nowhere = u64::from(GpEntry::new().with_address_dwords((64 << 20) >> 2).with_dwords(1));
-    let put = scene.evil.queue_entry(&mut channel, nowhere);
-    let good = &mut scene.good;
-    let good_put = good.driver.queue_entry(&mut good.channel, nowhere);
-    {
-        // The card's interrupt thread serves nothing for now.
-        let state = &mut *scene.rig.host.lock();
-        for (vm, put) in [(EVIL, put), (GOOD, good_put)] {
-            let physical = state.channels.physical(::channels::VmId(vm.0), VirtualChannelId(ID)).unwrap();
-            state.vram.memory.userd_write(physical, userd::GP_PUT, put);
-            while scene.rig.card.read32(pfifo::MMU_FAULT_ID::OFFSET) == 0
-                || state.vram.memory.userd_read(physical, userd::GP_GET) != put
-            {
-                std::thread::yield_now();
-            }
-        }
-    }
-    assert_eq!(scene.evil.wait_fault().instance, channel.instance);
-    assert_eq!(good.driver.wait_fault().instance, good.channel.instance);
-}
-
 /// What the attacker does in a round, by its number, while the neighbour works: its channel's contexts cannot be saved,
 /// its tables go, its channel goes, with work under way.
 fn provoke(evil: &mut super::Driver, round: u32) {
