@@ -1,11 +1,7 @@
 //! Attempts and a neighbour's work at the same time, on the same engine.
 
 use super::super::super::rig::driver::{IMAGE_VA, methods};
-use super::{A, B, CE0, CE1, EVIL, GOOD, ID, M2MF, PAGE, Scene, ce_copy, m2mf_copy, object};
-use ::channels::Host;
-use card::Card;
-use nvspec::fifo::{GpEntry, VirtualChannelId};
-use nvspec::instance::userd;
+use super::{A, B, CE0, CE1, ID, M2MF, PAGE, Scene, ce_copy, m2mf_copy, object};
 use nvspec::regs::pfifo;
 use std::sync::atomic::{AtomicBool, Ordering};
 
