@@ -32,7 +32,9 @@ const VM_MIB: u64 = 16;
 const CAP: u32 = 5;
 /// Guests at a time.
 const CROWDS: [usize; 4] = [2, 4, 8, 16];
-const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 352\nreserve_mib = 64\n";
+/// MiB of the card: room for all guests, and for their shadow tables.
+const CARD_MIB: u64 = 352;
+const RESERVE_MIB: u64 = 64;
 /// For glibc: stacks of threads that ended are unmapped at once, and all memory comes from one heap. Otherwise what it keeps
 /// for later looks like a leak.
 const TUNABLES: &str = "glibc.pthread.stack_cache_size=0:glibc.malloc.arena_max=1";
@@ -153,12 +155,15 @@ fn compared(before: &Ledger, look: impl Fn() -> Ledger) -> (Ledger, Vec<String>)
 fn vms_that_come_and_go_at_random_leave_nothing() {
     let time = Duration::from_secs(setting("GPU_MEDIATOR_CHURN_SECONDS", 5));
     let seed = setting("GPU_MEDIATOR_CHURN_SEED", 1);
-    let place = Place::new(CARD);
+    let card = format!("vram_mib = {CARD_MIB}\nreserve_mib = {RESERVE_MIB}\n");
+    let place = Place::new(&format!("[[card]]\nname = \"card0\"\nkind = \"simgpu\"\n{card}"));
     let running = place.start(place.daemon().env("GLIBC_TUNABLES", TUNABLES));
 
     // What is made once and kept is made here.
     println!("warm-up: {}", run(&place, 16, time, seed));
     audit(&place);
+    // Connections of the above must not hide what is lost later.
+    thread::sleep(Duration::from_millis(500));
     let before = ledger(&place, &running);
     println!("at first: {before}");
 

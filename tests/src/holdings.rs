@@ -71,8 +71,8 @@ impl Holdings {
         }
     }
 
-    /// What is different in `later`, each in words; nothing if nothing was lost. Descriptors, threads and mapped files must
-    /// be the same.
+    /// What there is more of in `later`, each in words; nothing if nothing was lost. Of descriptors, threads and mapped files
+    /// there must not be one more.
     #[must_use]
     pub fn lost(&self, later: &Self, slack: Slack) -> Vec<String> {
         let mut lost = Vec::new();
@@ -81,10 +81,9 @@ impl Holdings {
             ("threads", &self.threads, &later.threads),
             ("mapped files", &self.mapped_files, &later.mapped_files),
         ] {
-            let names: std::collections::BTreeSet<_> = before.keys().chain(after.keys()).collect();
-            for name in names {
+            for name in after.keys() {
                 let count = |of: &BTreeMap<String, usize>| of.get(name).copied().unwrap_or(0);
-                if count(before) != count(after) && !(what == "threads" && name == slack.pool) {
+                if count(after) > count(before) && !(what == "threads" && name == slack.pool) {
                     lost.push(format!("{what}: {name}: {}, were {}", count(after), count(before)));
                 }
             }

@@ -9,6 +9,7 @@ use mediator::ctl::client::Client;
 use mediator::vgpu::rig::driver::Driver;
 use mediator::vgpu::rig::{CHUNK, Machine, RemoteGuest};
 
+use crate::CARD_MIB;
 use crate::holdings::{Holdings, Slack};
 use crate::support::Place;
 
@@ -25,12 +26,13 @@ pub struct Ledger {
 }
 
 impl Ledger {
+    /// The process before the API: a connection is a descriptor.
     pub fn of(place: &Place, pid: u32) -> Self {
+        let holdings = Holdings::of(pid, CARD_MIB << 10).unwrap();
         let card: api::Card = Client::new(place.path("admin.sock")).unwrap().get("/v1/cards/card0").unwrap();
         let names = fs::read_dir(place.path("")).unwrap().map(|entry| entry.unwrap().file_name());
         let mut files: Vec<_> = names.map(|name| name.to_string_lossy().into_owned()).collect();
         files.sort();
-        let holdings = Holdings::of(pid, card.vram_mib << 10).unwrap();
         Self { card, files, holdings }
     }
 

@@ -116,15 +116,16 @@ impl Host {
         })
     }
 
-    /// What the daemon holds: by its own account, and by the kernel's.
+    /// What the daemon holds: by its own account, and by the kernel's. That first: a connection is a descriptor.
     fn holdings(&self) -> Result<(Value, Vec<String>, Holdings)> {
+        let holdings = Holdings::of(self.daemon.pid(), CARD_MIB << 10)?;
         let card = self.daemon.ctl_json(&["card", "show", "card0"])?;
         let folder = std::fs::read_dir(&self.daemon.paths().folder)?;
         let files: std::io::Result<Vec<_>> =
             folder.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect();
         let mut files = files?;
         files.sort();
-        Ok((card, files, Holdings::of(self.daemon.pid(), CARD_MIB << 10)?))
+        Ok((card, files, holdings))
     }
 }
 
@@ -136,6 +137,8 @@ fn come_and_go(name: &str, count: usize) -> Result<()> {
     host.add("first")?;
     drop(Client::connect(&host.daemon.vm_socket("first"))?);
     host.daemon.ctl(&["vm", "remove", "first"])?.success()?;
+    // Connections of the above must not hide what is lost later.
+    std::thread::sleep(Duration::from_millis(500));
     let (card, files, before) = host.holdings()?;
 
     // All boot at the same time; every other has a driver.
