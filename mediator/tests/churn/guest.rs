@@ -254,7 +254,10 @@ impl<'a> Guest<'a> {
         assert!(driver.guest.settle());
         let after = self.show();
         assert_eq!((before.channels_used, after.channels_used), (CAP, CAP), "channels of a VM that may have {CAP}");
-        assert!(after.denied_total > before.denied_total, "the channel too many is denied");
+        let refused = |vm: &api::Vm| vm.counters["channel_binds_refused"];
+        assert_eq!(refused(&after), refused(&before) + 1, "the channel too many is refused");
+        // Its work is answered by a fault.
+        assert_eq!(driver.wait_fault().instance, beyond.instance);
         driver.guest.wr(pfifo::CHANNEL::at(beyond.id.into()), 0);
         self.tally.refused += 1;
         let lane = self.random.below(lanes.len() as u64) as usize;
