@@ -335,6 +335,10 @@ impl<'a> Lab<'a> {
         channel.put = 0;
         card.vram_write(channel.userd + 0x88, 0);
         card.vram_write(channel.userd + 0x8c, 0);
+        // Where the ring stood when the channel was taken off is saved in its instance block: GP_PUT, GP_GET, GP_FETCH.
+        for saved in [0x000, 0x014, 0x050] {
+            card.vram_write(channel.instance + saved, 0);
+        }
         card.write(reg::CHANNEL + 8 * channel.id, 0x4000_0000 | instance_pointer(channel.instance, 0));
         card.write(reg::CHANNEL_STATE + 8 * channel.id, 0x001f_0001);
         self.list(channel);
