@@ -328,7 +328,10 @@ impl Splits {
             assert!(!large.splits.is_empty(), "a table that nothing needs");
             for (index, entry) in table.shadow.iter().enumerate() {
                 let small = pair.small.and_then(|key| mirror(&key)).map_or(0, |small| small.entry(index));
-                let wanted = large.splits.get(&(index / 32)).map_or(small, |pieces| pieces.get(index % 32).copied().unwrap_or(small));
+                let wanted = large
+                    .splits
+                    .get(&(index / 32))
+                    .map_or(small, |pieces| pieces.get(index % 32).copied().unwrap_or(small));
                 assert_eq!(*entry, wanted, "entry {index:#x} of {pair:?}");
             }
         }
