@@ -31,6 +31,13 @@ impl Channels {
         kicked
     }
 
+    /// Whether a channel was retired and not unbound since. What is known of it then is of this binding, not of a later one
+    /// with the same number.
+    #[must_use]
+    pub fn is_retired(&self, vm: VmId, channel: VirtualChannelId) -> bool {
+        self.physical(vm, channel).and_then(|physical| self.bound(physical)).is_some_and(|bound| bound.retired)
+    }
+
     /// Whether the card holds on to a channel that was this VM's: what it reaches must not be given to anyone.
     #[must_use]
     pub fn has_stuck(&self, vm: VmId) -> bool {

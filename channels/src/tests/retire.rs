@@ -26,11 +26,13 @@ fn its_number_is_no_one_elses_until_it_is_unbound() {
     world.channels.retire(&mut world.card, A, CH).unwrap();
     assert_eq!(world.channels.by_physical(physical), Some((A, CH)));
     assert_ne!(world.run(B, 0), physical);
+    assert!(world.channels.is_retired(A, CH) && !world.channels.is_retired(B, CH));
     world.channels.unbind(&mut world.card, A, CH).unwrap();
     assert_eq!(world.channels.run_state(physical), RunState::Free);
     // Bound anew, it is as good as any.
     let again = world.run(A, 0);
     assert!(world.card.enabled(again));
+    assert!(!world.channels.is_retired(A, CH));
     assert_eq!(world.ring(A, 0, 1).unwrap().taken, 1);
 }
 

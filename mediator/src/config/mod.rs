@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use shadow_pt::Mode;
 
 pub mod check;
 pub mod position;
@@ -242,8 +243,8 @@ pub struct VmSpec {
     #[serde(default)]
     pub apertures: Apertures,
     /// How much work a TLB flush of the guest does.
-    #[serde(default)]
-    pub shadow: Shadow,
+    #[serde(default, with = "shadow")]
+    pub shadow: Mode,
     /// Milliseconds that a channel may hold an engine without progress before it is killed; 0 for ever.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hang_limit_ms: Option<u64>,
@@ -266,7 +267,7 @@ pub const DEFAULT_CHANNELS: u32 = 32;
 
 /// Milliseconds that a channel may hold an engine without progress, when nothing else is said. Less than the 15 seconds
 /// after which nouveau itself gives a channel up, so that the guest is told why.
-pub const DEFAULT_HANG_LIMIT_MS: u64 = 10_000;
+pub const DEFAULT_HANG_LIMIT_MS: u64 = channels::HANG_LIMIT_NS / 1_000_000;
 
 impl VmSpec {
     /// A mediated virtual machine with defaults for all but these.
@@ -279,7 +280,7 @@ impl VmSpec {
             channels: None,
             passthrough: false,
             apertures: Apertures::default(),
-            shadow: Shadow::default(),
+            shadow: Mode::default(),
             hang_limit_ms: None,
             socket: None,
             mode: SocketMode::default(),
@@ -319,19 +320,19 @@ pub enum Apertures {
     Remapped,
 }
 
-/// How much work a TLB flush of the guest does: `shadow_pt::Mode` by the names of the configuration.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Shadow {
-    /// Each flush translates every table anew. Only for comparison.
-    Naive,
-    /// As naive, but when work is submitted. Only for comparison.
-    Lazy,
-    /// Each flush looks at what may have changed.
-    Incremental,
-    /// As incremental; what can only gain waits until work is submitted.
-    #[default]
-    LazyAdd,
+/// A mode of shadowing by its name.
+mod shadow {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+    use shadow_pt::Mode;
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Mode, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+
+    pub(super) fn serialize<S: Serializer>(mode: &Mode, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(mode.name())
+    }
 }
 
 /// Permission bits of a socket; written in octal, as a string.

@@ -11,7 +11,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::admin::api::{self, ErrorCode};
 use crate::admin::launch::{MemorySize, Vmm};
-use crate::config::{Apertures, DEFAULT_ADMIN_SOCKET, Shadow, SocketMode, VmSpec};
+use crate::config::{Apertures, DEFAULT_ADMIN_SOCKET, SocketMode, VmSpec};
 
 pub mod client;
 pub mod output;
@@ -149,7 +149,7 @@ impl From<Add> for VmSpec {
             channels,
             passthrough,
             apertures: Apertures::default(),
-            shadow: Shadow::default(),
+            shadow: shadow_pt::Mode::default(),
             hang_limit_ms,
             socket: socket_path,
             mode,

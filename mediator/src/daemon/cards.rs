@@ -5,14 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use card::Card;
 use parking_lot::Mutex;
-use shadow_pt::Mode;
 use simgpu::{EngineId, EngineTiming, SimGpu, TimeModel};
 use vmm_glue::Link;
 use vram::{Summary, VmId};
 
 use super::backend::{BackendError, Built, CardBackend, CardStatus, OpenCard};
 use crate::config::check::MAX_CHANNELS;
-use crate::config::{CardKind, CardSpec, FaultEngine, FaultKind, FaultSpec, Shadow, VmSpec};
+use crate::config::{CardKind, CardSpec, FaultEngine, FaultKind, FaultSpec, VmSpec};
 use crate::host::{HostCard, Share};
 use crate::passthrough::PassthroughDevice;
 use crate::vgpu::{MediatedVm, Settings};
@@ -131,12 +130,6 @@ impl CardBackend for OwnedCard {
         let id = VmId(self.next_vm.fetch_add(1, Ordering::Relaxed));
         let share =
             Share { vram_bytes, reserved: !self.spec.overcommit, channels: vm.channels(), hang_limit: vm.hang_limit() };
-        let shadow = match vm.shadow {
-            Shadow::Naive => Mode::Naive,
-            Shadow::Lazy => Mode::Lazy,
-            Shadow::Incremental => Mode::Incremental,
-            Shadow::LazyAdd => Mode::LazyAdd,
-        };
-        MediatedVm::build(&self.host()?, id, &Settings { share, shadow, apertures: vm.apertures }, link)
+        MediatedVm::build(&self.host()?, id, &Settings { share, shadow: vm.shadow, apertures: vm.apertures }, link)
     }
 }

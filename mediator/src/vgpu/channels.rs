@@ -149,6 +149,14 @@ impl VmBackend {
         self.spaces.collect(&self.host);
     }
 
+    /// Ends a channel that the card's interrupt thread has retired; returns its instance block. `None`, and nothing, when
+    /// the guest has unbound it since: what has its number now is another channel.
+    pub(super) fn end_retired(&mut self, channel: VirtualChannelId) -> Option<Place> {
+        let retired = self.host.lock().channels.is_retired(::channels::VmId(self.vm.0), channel);
+        retired.then(|| self.take_off(channel))?;
+        self.instances.get(&channel).copied()
+    }
+
     /// Takes a channel off the card and its work area out of its address space; only then is its number free for others.
     pub(super) fn take_off(&mut self, channel: VirtualChannelId) {
         let retired = self.host.lock().retire_channel(self.vm, channel);

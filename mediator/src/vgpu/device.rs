@@ -274,15 +274,15 @@ impl GuestEvents for MediatedVm {
             GuestEvent::Resume(doorbell) => backend.submit(doorbell),
             GuestEvent::Hang { engine, channel } => {
                 backend.counts.hangs += 1;
-                backend.take_off(channel);
                 tracing::warn!(vm = %self.vm, ?channel, engine, "a channel made no progress and was killed");
-                gpu.ctxsw_timeout(engine, channel, backend);
+                if backend.end_retired(channel).is_some() {
+                    gpu.ctxsw_timeout(engine, channel, backend);
+                }
             }
             GuestEvent::NonStall { engine } => gpu.non_stall(engine, backend),
             GuestEvent::MmuFault { channel, unit, va, kind } => {
                 backend.counts.faults += 1;
-                backend.take_off(channel);
-                let instance = backend.instances.get(&channel).copied();
+                let instance = backend.end_retired(channel);
                 tracing::warn!(vm = %self.vm, ?channel, unit, %va, kind, "a guest's access faulted");
                 let field = |field: nvspec::Field| field.get(kind);
                 gpu.mmu_fault(

@@ -114,8 +114,7 @@ impl Spaces {
             shadows.flush(space, busy, &mut guest, &frames, &mut memory)
         };
         if done.changed() {
-            state.borrow_mut().memory.invalidate(directory, false)?;
-            shadows.flushed(space, &mut memory);
+            flush_card(shadows, [space], &mut memory)?;
         }
         report.merge(&done);
         *syncs += u64::from(done.tables_scanned != 0);
@@ -190,12 +189,7 @@ impl Spaces {
             report.merge(&done);
             touched.extend(spaces);
         }
-        for space in touched {
-            let Some(directory) = shadows.directory(space) else { continue };
-            state.borrow_mut().memory.invalidate(directory, false)?;
-            shadows.flushed(space, &mut memory);
-        }
-        Ok(())
+        flush_card(shadows, touched, &mut memory)
     }
 
     /// Takes guest RAM out of all shadows. When it returns, the card cannot reach it.
@@ -205,12 +199,7 @@ impl Spaces {
         let state = RefCell::new(&mut guard.vram);
         let mut memory = TableMemory { state: &state, pool };
         let (spaces, _) = shadows.invalidate(GuestRange::Ram(Gpa(gpa), size), &mut memory);
-        for space in spaces {
-            let Some(directory) = shadows.directory(space) else { continue };
-            state.borrow_mut().memory.invalidate(directory, false)?;
-            shadows.flushed(space, &mut memory);
-        }
-        Ok(())
+        flush_card(shadows, spaces, &mut memory)
     }
 
     /// Frees the shadows that no channel uses.
@@ -246,6 +235,20 @@ impl Spaces {
     pub(super) fn usage(&self) -> (usize, u64) {
         (self.shadows.count(), self.shadows.card_bytes())
     }
+}
+
+/// The card's TLBs forget what they hold of these spaces; what only old entries named is free then.
+fn flush_card(
+    shadows: &mut AddressSpaces,
+    spaces: impl IntoIterator<Item = SpaceId>,
+    memory: &mut TableMemory<'_, '_>,
+) -> Result<(), HostError> {
+    for space in spaces {
+        let Some(directory) = shadows.directory(space) else { continue };
+        memory.state.borrow_mut().memory.invalidate(directory, false)?;
+        shadows.flushed(space, memory);
+    }
+    Ok(())
 }
 
 /// Reads a guest's structures, wherever they lie.

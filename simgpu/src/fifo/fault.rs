@@ -2,8 +2,11 @@
 
 use super::Fifo;
 use super::channel::Health;
+use super::decoder::Method;
 use super::slot::Condition;
 use crate::cx::Cx;
+use crate::engines;
+use crate::faults::EngineId;
 use crate::mmu::MmuFault;
 use nvspec::addr::Target;
 use nvspec::regs::pfifo;
@@ -102,6 +105,34 @@ impl Fifo {
         let channel = resident.channel.filter(owner);
         self.engine_stopped(slot, channel, resident.instance, fault, client, cx);
         false
+    }
+
+    /// An engine could not execute a method or go on with its work.
+    pub(super) fn engine_error(
+        &mut self,
+        id: EngineId,
+        channel: Option<u8>,
+        method: Option<(u32, Method)>,
+        error: engines::EngineError,
+        cx: &mut Cx,
+    ) {
+        let client = self.slots[id.index()].fault_client();
+        if let engines::EngineError::Fault(fault) = error {
+            self.engine_fault(id.index(), channel, fault, client, cx);
+            return;
+        }
+        let (class, method) = method.unwrap_or((0, Method { subchannel: 0, address: 0, data: 0 }));
+        self.slots[id.index()].condition = Condition::Trapped;
+        match id {
+            EngineId::Graph => crate::graph::trap(error, class, method, cx),
+            EngineId::Copy0 => crate::blocks::falcon::trap(0, error, method, cx),
+            EngineId::Copy1 => crate::blocks::falcon::trap(1, error, method, cx),
+        }
+    }
+
+    /// A class that an engine does not have was bound to a subchannel.
+    pub(super) fn illegal_class(&mut self, id: EngineId, class: u32, method: Method, cx: &mut Cx) {
+        self.engine_error(id, None, Some((class, method)), engines::EngineError::IllegalClass, cx);
     }
 }
 

@@ -574,32 +574,4 @@ impl Fifo {
             }
         }
     }
-
-    /// An engine could not execute a method or go on with its work.
-    fn engine_error(
-        &mut self,
-        id: EngineId,
-        channel: Option<u8>,
-        method: Option<(u32, Method)>,
-        error: engines::EngineError,
-        cx: &mut Cx,
-    ) {
-        let client = self.slots[id.index()].fault_client();
-        if let engines::EngineError::Fault(fault) = error {
-            self.engine_fault(id.index(), channel, fault, client, cx);
-            return;
-        }
-        let (class, method) = method.unwrap_or((0, Method { subchannel: 0, address: 0, data: 0 }));
-        self.slots[id.index()].condition = Condition::Trapped;
-        match id {
-            EngineId::Graph => crate::graph::trap(error, class, method, cx),
-            EngineId::Copy0 => crate::blocks::falcon::trap(0, error, method, cx),
-            EngineId::Copy1 => crate::blocks::falcon::trap(1, error, method, cx),
-        }
-    }
-
-    /// A class that an engine does not have was bound to a subchannel.
-    pub(super) fn illegal_class(&mut self, id: EngineId, class: u32, method: Method, cx: &mut Cx) {
-        self.engine_error(id, None, Some((class, method)), engines::EngineError::IllegalClass, cx);
-    }
 }

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::attack::{BRAND, Ground};
 use super::hostile::BEYOND_GUEST_RAM;
-use super::layout::{Aperture, CHANNELS, PAGE, instance_pointer, own, reg};
+use super::layout::{Aperture, CHANNELS, PAGE, RAMFC, instance_pointer, own, reg};
 use crate::access::Width;
 
 /// The channel's address space is the third of our own.
@@ -193,22 +193,11 @@ fn build(ground: &Ground<'_>, flaw: Flaw) {
     let words = [
         (0x08, userd as u32),
         (0x0c, (userd >> 32) as u32),
-        (0x10, 0x0000_face),
-        (0x30, 0xffff_f902),
         (0x48, RING_VA as u32),
         (0x4c, RING_ORDER << 16),
         (0x54, 0x0000_0002),
-        (0x84, 0x2040_0000),
-        (0x94, 0x3000_0001),
-        (0x9c, 0x0000_0100),
-        (0xa4, 0x1f1f_1f1f),
-        (0xa8, 0x1f1f_1f1f),
-        (0xac, 0x0000_001f),
-        (0xb8, 0xf800_0000),
-        (0xf8, 0x1000_3080),
-        (0xfc, 0x1000_0010),
     ];
-    for (offset, word) in words {
+    for (offset, word) in words.into_iter().chain(RAMFC) {
         card.vram_write(base + own::INSTANCE + offset, word);
     }
 }

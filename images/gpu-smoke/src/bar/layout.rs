@@ -1,6 +1,21 @@
 //! Registers and memory formats that the attacks use. Sources: envytools' `rnndb`, nouveau; see the note in [`crate::push`] on
 //! why they stand here once more.
 
+/// Words of an instance block that every channel has alike: offset, value.
+pub const RAMFC: [(u64, u32); 11] = [
+    (0x10, 0x0000_face),
+    (0x30, 0xffff_f902),
+    (0x84, 0x2040_0000),
+    (0x94, 0x3000_0001),
+    (0x9c, 0x0000_0100),
+    (0xa4, 0x1f1f_1f1f),
+    (0xa8, 0x1f1f_1f1f),
+    (0xac, 0x0000_001f),
+    (0xb8, 0xf800_0000),
+    (0xf8, 0x1000_3080),
+    (0xfc, 0x1000_0010),
+];
+
 /// Offsets in region 0.
 pub mod reg {
     /// Chip identity.

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::super::card::Card;
-use super::super::layout::{Aperture, CHANNELS, LARGE_PAGE, PAGE, instance_pointer, page_entry, reg};
+use super::super::layout::{Aperture, CHANNELS, LARGE_PAGE, PAGE, RAMFC, instance_pointer, page_entry, reg};
 use crate::access::{Mapping, Width};
 use crate::pattern::{Random, mix};
 use crate::push::{Engine, Push, Rect};
@@ -305,26 +305,15 @@ impl<'a> Lab<'a> {
         let words = [
             (0x08, channel.userd as u32),
             (0x0c, 0),
-            (0x10, 0x0000_face),
             (0x14, 0),
             (0x00, 0),
-            (0x30, 0xffff_f902),
             (0x48, va::RING as u32),
             (0x4c, RING_ORDER << 16),
-            (0x84, 0x2040_0000),
-            (0x94, 0x3000_0001),
-            (0x9c, 0x0000_0100),
-            (0xa4, 0x1f1f_1f1f),
-            (0xa8, 0x1f1f_1f1f),
-            (0xac, 0x0000_001f),
-            (0xb8, 0xf800_0000),
-            (0xf8, 0x1000_3080),
-            (0xfc, 0x1000_0010),
             (0x210, image),
             (0x230, image),
             (0x240, image),
         ];
-        for (offset, word) in words {
+        for (offset, word) in words.into_iter().chain(RAMFC) {
             self.card.vram_write(channel.instance + offset, word);
         }
     }
