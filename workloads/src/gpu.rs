@@ -1,0 +1,144 @@
+//! The device as workloads see it.
+
+use anyhow::Result;
+
+/// Where a buffer is allocated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The card's memory.
+    Vram,
+    /// The machine's RAM, which the card reaches by DMA and the CPU directly.
+    Ram,
+}
+
+/// A buffer on a device; a copy of it names the same one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// As the device numbers it.
+    pub index: usize,
+    /// The virtual address for the GPU, below 2^32 nowhere promised.
+    pub address: u64,
+    /// In bytes.
+    pub bytes: u64,
+}
+
+/// A program that is on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Module {
+    /// As the device numbers it.
+    pub index: usize,
+}
+
+/// How many blocks, and how many threads of a block, in x, y and z.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Blocks.
+    pub blocks: [u32; 3],
+    /// Threads of a block.
+    pub threads: [u32; 3],
+}
+
+impl Grid {
+    /// One dimension, with at least `count` threads.
+    #[must_use]
+    pub fn line(count: u32, threads: u32) -> Self {
+        Self { blocks: [count.div_ceil(threads), 1, 1], threads: [threads, 1, 1] }
+    }
+
+    /// Two dimensions.
+    #[must_use]
+    pub fn plane(blocks: [u32; 2], threads: [u32; 2]) -> Self {
+        Self { blocks: [blocks[0], blocks[1], 1], threads: [threads[0], threads[1], 1] }
+    }
+}
+
+/// A kernel's parameters: bytes from `c[0x0][0x20]` on, each value aligned to its size.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Params(Vec<u8>);
+
+impl Params {
+    /// None yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Appends a word.
+    #[must_use]
+    pub fn word(mut self, value: u32) -> Self {
+        self.0.extend(value.to_le_bytes());
+        self
+    }
+
+    /// Appends a float.
+    #[must_use]
+    pub fn float(self, value: f32) -> Self {
+        self.word(value.to_bits())
+    }
+
+    /// Appends a buffer's address, 64 bits at a multiple of eight bytes.
+    #[must_use]
+    pub fn buffer(self, buffer: Buffer) -> Self {
+        self.address(buffer.address)
+    }
+
+    /// Appends an address, 64 bits at a multiple of eight bytes.
+    #[must_use]
+    pub fn address(mut self, address: u64) -> Self {
+        self.0.resize(self.0.len().next_multiple_of(8), 0);
+        self.0.extend(address.to_le_bytes());
+        self
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// A device with a channel. Transfers and launches take effect in the order of the calls.
+pub trait Gpu {
+    /// A new buffer; what it holds is not defined.
+    ///
+    /// # Errors
+    /// No memory, or the driver's error.
+    fn allocate(&mut self, place: Place, bytes: u64) -> Result<Buffer>;
+
+    /// Gives a buffer back once what was launched no longer needs it.
+    ///
+    /// # Errors
+    /// The driver's error.
+    fn free(&mut self, buffer: Buffer) -> Result<()>;
+
+    /// Copies from the CPU into a buffer, by the GPU's copy engine when the buffer is in VRAM.
+    ///
+    /// # Errors
+    /// A range outside the buffer, or the driver's error.
+    fn upload(&mut self, buffer: Buffer, at: u64, bytes: &[u8]) -> Result<()>;
+
+    /// Waits for all that came before and copies from a buffer to the CPU, by the GPU's copy engine when it is in VRAM.
+    ///
+    /// # Errors
+    /// A range outside the buffer, or the driver's error.
+    fn download(&mut self, buffer: Buffer, at: u64, bytes: &mut [u8]) -> Result<()>;
+
+    /// Makes a program ready to launch.
+    ///
+    /// # Errors
+    /// No memory, or the driver's error.
+    fn load(&mut self, program: &sm20::Program) -> Result<Module>;
+
+    /// Launches the kernel `name` of a module; does not wait. `uses` are the buffers that it reads or writes: what is not
+    /// named there may not be present.
+    ///
+    /// # Errors
+    /// No such kernel, parameters of another size than the kernel declares, or the driver's error.
+    fn launch(&mut self, module: Module, name: &str, grid: Grid, params: &Params, uses: &[Buffer]) -> Result<()>;
+
+    /// Waits for everything.
+    ///
+    /// # Errors
+    /// A kernel that faulted, or the driver's error.
+    fn finish(&mut self) -> Result<()>;
+}

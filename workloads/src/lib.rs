@@ -1,0 +1,103 @@
+//! Compute workloads for a Fermi: the kernels of GPUvm's and Gdev's tables as our own assembly, their inputs, and what
+//! they must compute.
+//!
+//! A [`Workload`] knows no driver. It works on a [`Gpu`], which has buffers, programs and launches; in a guest that is
+//! nouveau by raw ioctls, in this crate's tests `simgpu`'s compute engine. [`run`] executes one, times its phases as
+//! GPUvm's table does, and compares the result with what the CPU computes: bit for bit for integers, within a stated
+//! bound for floats.
+//!
+//! Parts: `gpu`, the device as workloads see it; `phases`, [`run`] and its times; `check`, comparing; one file for each
+//! workload, its kernels beside it in `kernels/NAME.sm20`.
+
+#![forbid(unsafe_code)]
+
+mod check;
+mod gpu;
+mod madd;
+mod phases;
+mod random;
+
+pub use check::{Bound, compare_floats, compare_words};
+pub use gpu::{Buffer, Gpu, Grid, Module, Params, Place};
+pub use phases::{Phase, Report, run};
+pub use random::Random;
+
+/// A computation with an input and a known result.
+pub trait Workload {
+    /// As the command line names it.
+    fn name(&self) -> &'static str;
+
+    /// The problem's size in words, such as `256x256`.
+    fn size(&self) -> String;
+
+    /// Makes programs and buffers; nothing is transferred or launched.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn init(&mut self, gpu: &mut dyn Gpu) -> anyhow::Result<()>;
+
+    /// Transfers the input to the device.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn upload(&mut self, gpu: &mut dyn Gpu) -> anyhow::Result<()>;
+
+    /// Launches all kernels. The caller waits for them.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn launch(&mut self, gpu: &mut dyn Gpu) -> anyhow::Result<()>;
+
+    /// Transfers the result from the device.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn download(&mut self, gpu: &mut dyn Gpu) -> anyhow::Result<()>;
+
+    /// Computes the result on the CPU and compares; returns the number of bytes compared.
+    ///
+    /// # Errors
+    /// Where the results differ, and by how much.
+    fn check(&self) -> anyhow::Result<u64>;
+}
+
+/// The names of all workloads, in the order of the papers' tables.
+pub const NAMES: &[&str] = &["madd"];
+
+/// The workload of that name. `scale` is about how much larger than its smallest size it is to be: work grows in
+/// proportion, 1 takes a fraction of a second on a software card. `seed` decides the input.
+#[must_use]
+pub fn by_name(name: &str, scale: u32, seed: u64) -> Option<Box<dyn Workload>> {
+    Some(match name {
+        "madd" => Box::new(madd::Madd::new(scale, seed)),
+        _ => return None,
+    })
+}
+
+/// Assembles a kernel of this crate.
+fn assemble(source: &str) -> anyhow::Result<sm20::Program> {
+    sm20::assemble(source).map_err(|errors| {
+        let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        anyhow::anyhow!("a kernel does not assemble: {}", lines.join("; "))
+    })
+}
+
+/// As they lie in memory.
+fn words_to_bytes(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// From how they lie in memory.
+fn bytes_to_words(bytes: &[u8]) -> Vec<u32> {
+    bytes.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect()
+}
+
+/// As they lie in memory.
+fn floats_to_bytes(floats: &[f32]) -> Vec<u8> {
+    floats.iter().flat_map(|float| float.to_le_bytes()).collect()
+}
+
+/// From how they lie in memory.
+fn bytes_to_floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}

@@ -1,0 +1,65 @@
+//! Running a workload, in the phases of GPUvm's figures.
+
+use crate::{Gpu, Workload};
+use anyhow::{Context, Result};
+use std::time::{Duration, Instant};
+
+/// A part of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Programs and buffers.
+    Init,
+    /// Host to device.
+    Upload,
+    /// Kernels, to their end.
+    Launch,
+    /// Device to host.
+    Download,
+}
+
+impl Phase {
+    /// All, in order.
+    pub const ALL: [Self; 4] = [Self::Init, Self::Upload, Self::Launch, Self::Download];
+
+    /// As reports name it; those are the paper's words.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Init => "init",
+            Self::Upload => "htod",
+            Self::Launch => "launch",
+            Self::Download => "dtoh",
+        }
+    }
+}
+
+/// What a run took and checked. Closing the device is the caller's, who opened it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Time of each of [`Phase::ALL`].
+    pub times: [Duration; 4],
+    /// Bytes compared with what the CPU computed.
+    pub verified: u64,
+}
+
+/// Runs a workload and checks its result.
+///
+/// # Errors
+/// The device's, or where the result is wrong; each names the workload.
+pub fn run(workload: &mut dyn Workload, gpu: &mut dyn Gpu) -> Result<Report> {
+    let mut times = [Duration::ZERO; 4];
+    for (time, phase) in times.iter_mut().zip(Phase::ALL) {
+        let began = Instant::now();
+        match phase {
+            Phase::Init => workload.init(gpu),
+            Phase::Upload => workload.upload(gpu),
+            Phase::Launch => workload.launch(gpu),
+            Phase::Download => workload.download(gpu),
+        }
+        .and_then(|()| gpu.finish())
+        .with_context(|| format!("{} in phase {}", workload.name(), phase.name()))?;
+        *time = began.elapsed();
+    }
+    let verified = workload.check().with_context(|| format!("{} has a wrong result", workload.name()))?;
+    Ok(Report { times, verified })
+}

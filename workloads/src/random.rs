@@ -1,0 +1,46 @@
+//! Inputs from a seed.
+
+/// A generator of inputs (SplitMix64): the same seed gives the same numbers everywhere.
+#[derive(Clone, Copy, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// From a seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next number.
+    pub fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// The next word.
+    pub fn word(&mut self) -> u32 {
+        (self.next_u64() >> 32) as u32
+    }
+
+    /// A number below `end`, which is not 0.
+    pub fn below(&mut self, end: u32) -> u32 {
+        (u64::from(self.word()) * u64::from(end) >> 32) as u32
+    }
+
+    /// A float from 0 up to but not including 1.
+    pub fn unit(&mut self) -> f32 {
+        (self.word() >> 8) as f32 / (1 << 24) as f32
+    }
+
+    /// So many words.
+    pub fn words(&mut self, count: usize) -> Vec<u32> {
+        (0..count).map(|_| self.word()).collect()
+    }
+
+    /// So many floats from 0 to 1.
+    pub fn units(&mut self, count: usize) -> Vec<f32> {
+        (0..count).map(|_| self.unit()).collect()
+    }
+}

@@ -1,0 +1,153 @@
+//! Every workload on `simgpu`'s compute engine, without a driver.
+
+use anyhow::{Context, Result, ensure};
+use nvspec::addr::{GpuVa, VramAddr};
+use nvspec::class::compute90c0 as methods;
+use simgpu::compute::Compute;
+use simgpu::engines::{EngineCx, Progress, Work};
+use simgpu::memory::{BusAddr, Memory, Vram};
+use simgpu::mmu::{AddressSpace, Mmu};
+use std::sync::Arc;
+use workloads::{Buffer, Gpu, Grid, Module, Params, Place};
+
+const MIB: u64 = 1 << 20;
+/// The first page tables of the directory, each for 128 MiB.
+const TABLES: u64 = 2;
+const DIRECTORY: u64 = 0x1_0000;
+const TABLE: u64 = MIB;
+/// Parameters stand here, in bank 0.
+const BANK: u64 = 2 * MIB;
+const LOCAL: u64 = 4 * MIB;
+const LOCAL_BYTES: u64 = 4 * MIB;
+/// The first address that is handed out. Addresses are the same for the GPU and in VRAM.
+const FIRST: u64 = 8 * MIB;
+const END: u64 = TABLES * 128 * MIB;
+
+/// The engine with an address space of its own.
+struct SimGpu {
+    compute: Compute,
+    memory: Arc<Memory>,
+    mmu: Arc<Mmu>,
+    space: AddressSpace,
+    next: u64,
+    modules: Vec<(u64, sm20::Program)>,
+}
+
+impl SimGpu {
+    fn new() -> Result<Self> {
+        let memory = Arc::new(Memory::new(Vram::new(END).context("vram")?));
+        for index in 0..TABLES {
+            let table = TABLE + index * 0x4_0000;
+            let entry = (1 | table >> 8) << 32;
+            memory.write(BusAddr::Vram(VramAddr(DIRECTORY + index * 8)), &entry.to_le_bytes())?;
+            for page in 0..0x8000 {
+                let entry = 1 | (index * 128 * MIB + page * 0x1000) >> 8;
+                memory.write(BusAddr::Vram(VramAddr(table + page * 8)), &entry.to_le_bytes())?;
+            }
+        }
+        let mmu = Arc::new(Mmu::new());
+        let waiter = std::thread::current();
+        let wake = Arc::new(move || waiter.unpark());
+        let compute = Compute::new(Arc::clone(&memory), Arc::clone(&mmu), wake, 2, 4);
+        let space = AddressSpace { directory: BusAddr::Vram(VramAddr(DIRECTORY)), limit: GpuVa((1 << 40) - 1) };
+        let mut gpu = Self { compute, memory, mmu, space, next: FIRST, modules: Vec::new() };
+        gpu.methods(&[
+            (methods::LOCAL_ADDRESS_LOW, LOCAL as u32),
+            (methods::LOCAL_SIZE_LOW, LOCAL_BYTES as u32),
+            (methods::STACK_SIZE, 0x800),
+            (methods::CONSTANT_SIZE, 0x1000),
+            (methods::CONSTANT_ADDRESS_LOW, BANK as u32),
+            (methods::CONSTANT_BIND, 1),
+        ])?;
+        Ok(gpu)
+    }
+
+    fn with<T>(&mut self, act: impl FnOnce(&mut Compute, &mut EngineCx<'_>) -> T) -> T {
+        let Self { compute, memory, mmu, space, .. } = self;
+        act(compute, &mut EngineCx { memory, mmu, space, now_ns: 0, work: &mut Work::default() })
+    }
+
+    fn methods(&mut self, list: &[(u32, u32)]) -> Result<()> {
+        for (method, data) in list {
+            self.with(|compute, cx| compute.method(*method, *data, cx))
+                .map_err(|error| anyhow::anyhow!("method {method:#x}: {error:?}"))?;
+        }
+        Ok(())
+    }
+
+    fn range(buffer: Buffer, at: u64, bytes: usize) -> Result<BusAddr> {
+        ensure!(at + bytes as u64 <= buffer.bytes, "{bytes} bytes at {at:#x} of {buffer:x?}");
+        Ok(BusAddr::Vram(VramAddr(buffer.address + at)))
+    }
+}
+
+impl Gpu for SimGpu {
+    fn allocate(&mut self, _: Place, bytes: u64) -> Result<Buffer> {
+        let address = self.next;
+        self.next += bytes.next_multiple_of(0x1000);
+        ensure!(self.next <= END, "no memory");
+        Ok(Buffer { index: 0, address, bytes })
+    }
+
+    fn free(&mut self, _: Buffer) -> Result<()> {
+        Ok(())
+    }
+
+    fn upload(&mut self, buffer: Buffer, at: u64, bytes: &[u8]) -> Result<()> {
+        Ok(self.memory.write(Self::range(buffer, at, bytes.len())?, bytes)?)
+    }
+
+    fn download(&mut self, buffer: Buffer, at: u64, bytes: &mut [u8]) -> Result<()> {
+        Ok(self.memory.read(Self::range(buffer, at, bytes.len())?, bytes)?)
+    }
+
+    fn load(&mut self, program: &sm20::Program) -> Result<Module> {
+        let buffer = self.allocate(Place::Vram, program.bytes().len() as u64)?;
+        self.upload(buffer, 0, &program.bytes())?;
+        self.modules.push((buffer.address, program.clone()));
+        Ok(Module { index: self.modules.len() - 1 })
+    }
+
+    fn launch(&mut self, module: Module, name: &str, grid: Grid, params: &Params, _: &[Buffer]) -> Result<()> {
+        let (code, program) = self.modules[module.index].clone();
+        let kernel = program.kernel(name).with_context(|| format!("no kernel {name}"))?;
+        ensure!(kernel.params == params.bytes().len() as u32, "{name} has {} bytes of parameters", kernel.params);
+        self.memory.write(BusAddr::Vram(VramAddr(BANK + 0x20)), params.bytes())?;
+        let Grid { blocks, threads } = grid;
+        self.methods(&[
+            (methods::CODE_ADDRESS_LOW, code as u32),
+            (methods::PROGRAM_START, kernel.entry_offset),
+            (methods::REGISTERS, kernel.registers),
+            (methods::SHARED_SIZE, kernel.shared_bytes),
+            (methods::LOCAL_LOW_SIZE, kernel.local_bytes),
+            (methods::BLOCK_BARRIERS, kernel.barriers),
+            (methods::GRID_YX, blocks[1] << 16 | blocks[0]),
+            (methods::GRID_Z, blocks[2]),
+            (methods::BLOCK_YX, threads[1] << 16 | threads[0]),
+            (methods::BLOCK_Z, threads[2]),
+            (methods::LAUNCH, 0x1000),
+        ])?;
+        loop {
+            let step = self.with(simgpu::compute::Compute::step);
+            match step.map_err(|error| anyhow::anyhow!("{name}: {error:?}"))? {
+                Progress::Done => return Ok(()),
+                Progress::More => {}
+                Progress::Elsewhere => std::thread::park(),
+            }
+        }
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn every_workload_computes_what_the_cpu_computes() {
+    for (scale, name) in [1, 3].into_iter().flat_map(|scale| workloads::NAMES.iter().map(move |name| (scale, name))) {
+        let mut gpu = SimGpu::new().expect("a card");
+        let mut workload = workloads::by_name(name, scale, 7).expect("a workload of that name");
+        let report = workloads::run(&mut *workload, &mut gpu).unwrap_or_else(|error| panic!("{error:#}"));
+        assert!(report.verified > 0, "{name}");
+    }
+}
