@@ -1,6 +1,7 @@
 //! A mediated VM as the vfio-user server, the card's interrupt thread and the daemon see it.
 
 use super::backend::VmBackend as Backend;
+use super::inbox::Inbox;
 use super::remap::Remap;
 use crate::admin::api::{Denied, Driver, InterruptKind};
 use crate::config::Apertures;
@@ -11,8 +12,9 @@ use devmodel::denied::Site;
 use devmodel::events::{CopyError, EngineError, GraphError, MmuFault, PbdmaError};
 use devmodel::{VGpu, VGpuConfig};
 use nvspec::regs::{pbdma, pfifo, pgraph};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use vmm_glue::device::NUM_REGIONS;
@@ -44,10 +46,48 @@ pub struct Settings {
 
 /// A mediated VM, from any thread.
 pub struct MediatedVm {
-    /// Lock order: this, then the card's.
-    core: Mutex<Core>,
+    /// Lock order: this, then the card's. Taken by [`MediatedVm::core`].
+    locked: Mutex<Core>,
+    /// What the interrupt thread could not say while that was held.
+    inbox: Inbox,
     host: Arc<HostCard>,
     vm: VmId,
+}
+
+/// A VM's lock, held. What was left in its inbox meanwhile is taken up before it is released.
+struct CoreGuard<'a> {
+    vm: &'a MediatedVm,
+    /// Always there, but for the end of [`Drop::drop`].
+    held: Option<MutexGuard<'a, Core>>,
+}
+
+impl Deref for CoreGuard<'_> {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        self.held.as_deref().expect("held until dropped")
+    }
+}
+
+impl DerefMut for CoreGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Core {
+        self.held.as_deref_mut().expect("held until dropped")
+    }
+}
+
+impl Drop for CoreGuard<'_> {
+    fn drop(&mut self) {
+        while let Some(mut core) = self.held.take() {
+            while let Some(event) = self.vm.inbox.pop() {
+                core.take_up(event);
+            }
+            drop(core);
+            // What came between the look and the release found the lock taken, and is left to this thread.
+            if !self.vm.inbox.is_empty() {
+                self.held = self.vm.locked.try_lock();
+            }
+        }
+    }
 }
 
 /// A mediated VM, as the server drives it.
@@ -85,7 +125,7 @@ impl MediatedVm {
         let gpu = VGpu::new(config).map_err(BackendError::failed)?;
         let backend = Backend::new(Arc::clone(host), vm, link.clone(), *shadow, share.vram_bytes);
         let core = Core { gpu, backend, polls: false };
-        let this = Arc::new(Self { core: Mutex::new(core), host: Arc::clone(host), vm });
+        let this = Arc::new(Self { locked: Mutex::new(core), inbox: Inbox::default(), host: Arc::clone(host), vm });
         let events: Weak<Self> = Arc::downgrade(&this);
         host.add_vm(vm, share, events).map_err(|error| match error {
             HostError::OutOfMemory { .. } => BackendError::quota(error),
@@ -93,7 +133,7 @@ impl MediatedVm {
         })?;
         if *apertures == Apertures::Remapped {
             match Remap::open(host, pci.bar1_bytes, pci.bar3_bytes) {
-                Ok(remap) => this.core.lock().backend.remap = remap,
+                Ok(remap) => this.core().backend.remap = remap,
                 Err(error) => {
                     host.remove_vm(vm).map_err(BackendError::failed)?;
                     return Err(BackendError::failed(error));
@@ -104,6 +144,17 @@ impl MediatedVm {
         Ok((device, this))
     }
 
+    fn core(&self) -> CoreGuard<'_> {
+        CoreGuard { vm: self, held: Some(self.locked.lock()) }
+    }
+
+    /// Does `act` while the VM is at work for long.
+    #[cfg(test)]
+    pub(super) fn while_locked(&self, act: impl FnOnce()) {
+        let _core = self.core();
+        act();
+    }
+
     /// Writes guest VRAM as the guest's CPU does.
     #[cfg(any(test, feature = "test-rig"))]
     pub(super) fn cpu_write(
@@ -111,19 +162,19 @@ impl MediatedVm {
         address: nvspec::addr::GuestVramAddr,
         data: &[u8],
     ) -> Result<(), devmodel::backend::Denied> {
-        self.core.lock().backend.guest_write(address, data)
+        self.core().backend.guest_write(address, data)
     }
 
     /// Reads guest VRAM where it lives, USERD pages as any other.
     #[cfg(any(test, feature = "test-rig"))]
     pub(super) fn vram_peek(&self, address: nvspec::addr::GuestVramAddr, data: &mut [u8]) -> Option<()> {
         let place = nvspec::addr::Place::Vram(address);
-        self.core.lock().backend.with_channels(|_, _, guest, _| guest.fill(place, data))
+        self.core().backend.with_channels(|_, _, guest, _| guest.fill(place, data))
     }
 
     /// Looks for doorbells under mapped apertures, as long as there may be any. `false` when there are none.
     fn poll(&self) -> bool {
-        let core = &mut *self.core.lock();
+        let core = &mut *self.core();
         core.polls = !core.backend.polled.is_empty();
         if core.polls {
             core.backend.poll();
@@ -187,7 +238,7 @@ impl Device for MediatedDevice {
         ] {
             regions[index as usize] = RegionInfo::read_write(size);
         }
-        let core = self.vm.core.lock();
+        let core = self.vm.core();
         for (index, aperture) in [(RegionIndex::Bar1, Aperture::Bar1), (RegionIndex::Bar3, Aperture::Bar3)] {
             let Some((file, area)) = core.backend.remap.area(aperture) else { continue };
             let region = &mut regions[index as usize];
@@ -200,7 +251,7 @@ impl Device for MediatedDevice {
     }
 
     fn region_read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
-        let Core { gpu, backend, .. } = &mut *self.vm.core.lock();
+        let Core { gpu, backend, .. } = &mut *self.vm.core();
         match region {
             RegionIndex::Bar0 => gpu.bar0_read(offset, data, backend),
             RegionIndex::Bar1 | RegionIndex::Bar3 => {
@@ -215,7 +266,7 @@ impl Device for MediatedDevice {
     }
 
     fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
-        let core = &mut *self.vm.core.lock();
+        let core = &mut *self.vm.core();
         let Core { gpu, backend, .. } = core;
         match region {
             RegionIndex::Bar0 => gpu.bar0_write(offset, data, backend),
@@ -233,22 +284,22 @@ impl Device for MediatedDevice {
     }
 
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {
-        self.vm.core.lock().backend.lend(region).map_err(|error| MapError(error.to_string()))
+        self.vm.core().backend.lend(region).map_err(|error| MapError(error.to_string()))
     }
 
     fn dma_unmap(&mut self, gpa: u64, size: u64) {
-        self.vm.core.lock().backend.withdraw(gpa, size);
+        self.vm.core().backend.withdraw(gpa, size);
     }
 
     fn reset(&mut self) {
-        let core = &mut *self.vm.core.lock();
+        let core = &mut *self.vm.core();
         core.clean();
         core.backend.remap.blank(&self.vm.host);
     }
 
     fn disconnected(&mut self) {
         let quiet = {
-            let core = &mut *self.vm.core.lock();
+            let core = &mut *self.vm.core();
             core.clean();
             core.backend.forget_ram();
             // What the client has mapped it keeps.
@@ -262,19 +313,27 @@ impl Device for MediatedDevice {
     }
 
     fn memory_not_shared(&mut self, gpa: u64) {
-        self.vm.core.lock().backend.withdraw_unshared(gpa);
+        self.vm.core().backend.withdraw_unshared(gpa);
     }
 }
 
 impl GuestEvents for MediatedVm {
     fn deliver(&self, event: GuestEvent) {
-        let mut core = self.core.lock();
-        let Core { gpu, backend, .. } = &mut *core;
+        self.inbox.push(event);
+        // Whoever holds the lock takes it up; if nobody does, it is this guard's end that does.
+        drop(self.locked.try_lock().map(|core| CoreGuard { vm: self, held: Some(core) }));
+    }
+}
+
+impl Core {
+    /// Shows an event to the guest.
+    fn take_up(&mut self, event: GuestEvent) {
+        let Self { gpu, backend, .. } = &mut *self;
         match event {
             GuestEvent::Resume(doorbell) => backend.submit(doorbell),
             GuestEvent::Hang { engine, channel } => {
                 backend.counts.hangs += 1;
-                tracing::warn!(vm = %self.vm, ?channel, engine, "a channel made no progress and was killed");
+                tracing::warn!(vm = %backend.vm, ?channel, engine, "a channel made no progress and was killed");
                 if backend.end_retired(channel).is_some() {
                     gpu.ctxsw_timeout(engine, channel, backend);
                 }
@@ -283,7 +342,7 @@ impl GuestEvents for MediatedVm {
             GuestEvent::MmuFault { channel, unit, va, kind } => {
                 backend.counts.faults += 1;
                 let instance = backend.end_retired(channel);
-                tracing::warn!(vm = %self.vm, ?channel, unit, %va, kind, "a guest's access faulted");
+                tracing::warn!(vm = %backend.vm, ?channel, unit, %va, kind, "a guest's access faulted");
                 let field = |field: nvspec::Field| field.get(kind);
                 gpu.mmu_fault(
                     MmuFault {
@@ -328,13 +387,13 @@ impl GuestEvents for MediatedVm {
                 gpu.engine_error(EngineError::Copy(CopyError { engine, intr, instance, report, data }), backend);
             }
         }
-        core.settle();
+        self.settle();
     }
 }
 
 impl VmBackend for MediatedVm {
     fn status(&self) -> BackendStatus {
-        let Core { gpu, backend, .. } = &*self.core.lock();
+        let Core { gpu, backend, .. } = &*self.core();
         let (spaces, shadow_bytes) = backend.spaces.usage();
         let counts = &backend.counts;
         let report = &backend.spaces.report;
@@ -346,6 +405,7 @@ impl VmBackend for MediatedVm {
             ("hangs", counts.hangs),
             ("tlb_flushes", counts.flushes),
             ("interrupts", counts.interrupts),
+            ("events_lost", self.inbox.lost()),
             ("channel_binds", counts.binds),
             ("channel_binds_refused", counts.binds_refused),
             ("runlists", counts.runlists),
@@ -405,7 +465,7 @@ impl VmBackend for MediatedVm {
 
     fn release(&self) -> Result<(), BackendError> {
         {
-            let core = &mut *self.core.lock();
+            let core = &mut *self.core();
             core.clean();
             core.backend.forget_ram();
             core.backend.remap.close(&self.host);

@@ -2,7 +2,8 @@
 //!
 //! Parts: `device` (what the vfio-user server calls), `backend` (what the vGPU's registers mean for the card),
 //! `channels` (from instance block and doorbell to the card), `aperture` (CPU accesses to guest VRAM, by BAR1, BAR3 and PRAMIN), `spaces` (shadow page tables), `ram` (guest
-//! RAM as the card sees it), `remap`, `moves`, `window` (apertures that the VMM maps), `rig` (feature `test-rig`: VMs without a VMM, and a small driver).
+//! RAM as the card sees it), `remap`, `moves`, `window` (apertures that the VMM maps), `inbox` (what
+//! the interrupt thread leaves), `rig` (feature `test-rig`: VMs without a VMM, and a small driver).
 //!
 //! Lock order: the vGPU (`device`'s `Core`), then the card ([`crate::host::HostCard::lock`]).
 
@@ -10,6 +11,7 @@ mod aperture;
 mod backend;
 mod channels;
 mod device;
+mod inbox;
 mod moves;
 pub(crate) mod ram;
 mod remap;

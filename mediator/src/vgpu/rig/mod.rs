@@ -214,6 +214,12 @@ impl Guest {
         wait_event(self.msi.as_fd(), Duration::ZERO).is_ok()
     }
 
+    /// Does `act` while the VM's lock is held.
+    #[cfg(test)]
+    pub(in crate::vgpu) fn while_locked(&self, act: impl FnOnce()) {
+        self.backend.while_locked(act);
+    }
+
     /// What the operator sees.
     #[must_use]
     pub fn status(&self) -> BackendStatus {

@@ -199,3 +199,26 @@ fn engine_that_faults_again_at_once_goes_on() {
     let mut channel = driver.channel(4);
     works(&mut driver, &mut channel, 8);
 }
+
+#[test]
+fn vm_whose_lock_is_held_does_not_hold_up_its_neighbours_interrupts() {
+    let rig = rig();
+    let (mut slow, mut quick) = (driver(&rig, 0), driver(&rig, 1));
+    let (mut held, mut other) = (slow.channel(1), quick.channel(1));
+    works(&mut slow, &mut held, 3);
+    slow.service();
+    let _ = slow.guest.take_msi();
+    let to = slow.buffer(&held, B, 1, 97);
+    slow.submit(&mut held, &[object(CE0), ce_copy(A, B, 1)].concat());
+    slow.guest.while_locked(|| {
+        // What the slow one has done has raised its interrupt by now, and stands before the quick one's.
+        works(&mut quick, &mut other, 4);
+        quick.service();
+        let _ = quick.guest.take_msi();
+        quick.submit(&mut other, &[object(CE0), ce_copy(A, B, 1)].concat());
+        quick.guest.wait_msi();
+    });
+    slow.guest.wait_msi();
+    slow.wait(&held);
+    assert!(slow.vram_holds(to, 1, 3));
+}

@@ -13,7 +13,7 @@ use tests::guest::{self, LOAD_LIMIT};
 use tests::{Daemon, Paths, Vm, VmConfig};
 
 /// Rounds of each workload; the median counts.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 5;
 /// MiB of each card, and of the passthrough VM's VRAM.
 const CARD_MIB: u32 = 512;
 /// MiB of a mediated VM's VRAM.
@@ -87,9 +87,7 @@ pub fn run() -> Result<Vec<Metric>> {
     for workload in [DRIVER].into_iter().chain(WORKLOADS) {
         for round in 0..ROUNDS {
             eprintln!("bench: fv, {workload}, round {} of {ROUNDS}", round + 1);
-            // In another order each time, so that none always follows the same one.
-            for at in 0..KINDS.len() {
-                let at = (at + round) % KINDS.len();
+            for at in order(round) {
                 let (kind, vm) = (&KINDS[at], &vms[at]);
                 let before = counts(&daemon, kind.name)?;
                 let seconds = once(vm, workload).with_context(|| format!("{workload} in VM {}", kind.name))?;
@@ -103,6 +101,17 @@ pub fn run() -> Result<Vec<Metric>> {
         }
     }
     report(&measured)
+}
+
+/// Who goes first, second and so on in a round: another one each time, and forwards and backwards in turns, so that none
+/// always follows the same one.
+fn order(round: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..KINDS.len()).collect();
+    order.rotate_left(round % KINDS.len());
+    if !round.is_multiple_of(2) {
+        order.reverse();
+    }
+    order
 }
 
 fn configuration(paths: &Paths) -> String {
