@@ -9,8 +9,9 @@ use nvspec::instance::{INSTANCE_BYTES, userd};
 use nvspec::regs::pfifo;
 
 /// Polls before the card counts as stuck; few where the card is a test's.
-// TIMEOUT: a register read takes about a microsecond on hardware, and drivers give up after two seconds.
-const POLLS: u32 = if cfg!(test) { 2_000 } else { 1_000_000 };
+// TIMEOUT: a register read takes about a microsecond on hardware, and an engine that has no work in hand leaves a channel
+// in much less than the 20 ms that this makes. Other VMs wait meanwhile.
+const POLLS: u32 = if cfg!(test) { 2_000 } else { 20_000 };
 /// Flags of a runlist entry, as drivers write them.
 const RUNLIST_FLAGS: u32 = 4;
 /// Tries to read both words of a USERD address at rest. The high word changes once in 4 GiB.
@@ -73,10 +74,22 @@ pub(crate) fn stop(host: &mut impl Host, channel: ChannelId) {
     host.write32(register, pfifo::CHANNEL_STATE::ENABLED.with(state, 0));
 }
 
+/// Asks the card to take a channel off its engines.
+pub(crate) fn ask_kick(host: &mut impl Host, channel: ChannelId) {
+    host.write32(pfifo::PREEMPT::OFFSET, pfifo::PREEMPT::CHANNEL.of(channel.0.into()));
+}
+
+/// The channel that the card was asked for last, and whether that is still under way.
+pub(crate) fn kicked(host: &mut impl Host) -> (ChannelId, bool) {
+    let state = host.read32(pfifo::PREEMPT::OFFSET);
+    let channel = u8::try_from(pfifo::PREEMPT::CHANNEL.get(state)).unwrap_or(u8::MAX);
+    (ChannelId(channel), pfifo::PREEMPT::PENDING.is_set(state))
+}
+
 /// Takes a channel off its engines, and waits until it is.
 pub(crate) fn kick(host: &mut impl Host, channel: ChannelId) -> Result<(), Stuck> {
-    host.write32(pfifo::PREEMPT::OFFSET, pfifo::PREEMPT::CHANNEL.of(channel.0.into()));
-    if wait(host, |host| !pfifo::PREEMPT::PENDING.is_set(host.read32(pfifo::PREEMPT::OFFSET))) {
+    ask_kick(host, channel);
+    if wait(host, |host| !kicked(host).1) {
         Ok(())
     } else {
         Err(Stuck { channel })

@@ -49,6 +49,7 @@ mod complete;
 mod entry;
 mod instance;
 mod pool;
+mod preempt;
 mod pull;
 mod refuse;
 mod retire;

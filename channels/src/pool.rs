@@ -2,6 +2,7 @@
 
 use crate::card;
 use crate::instance::{CONTEXTS_BYTES, CONTEXTS_FIRST, contexts_in};
+use crate::preempt::Preemptions;
 use crate::refuse::Refused;
 use crate::ring::Ring;
 use crate::submit::SavedWords;
@@ -78,6 +79,7 @@ pub struct Channels {
     next_slot: usize,
     serial: u64,
     pub(crate) watchdog: Watchdog,
+    pub(crate) preemptions: Preemptions,
 }
 
 impl Channels {
@@ -93,6 +95,7 @@ impl Channels {
             next_slot: 0,
             serial: 0,
             watchdog: Watchdog::new(HANG_LIMIT_NS),
+            preemptions: Preemptions::default(),
         }
     }
 
@@ -249,24 +252,6 @@ impl Channels {
         Submitted { listed: u32::try_from(listed.len()).unwrap_or(u32::MAX), ignored, taken }
     }
 
-    /// Takes the channel off its engines; it may be scheduled again at once if it is enabled and listed. Nothing when it
-    /// is not bound.
-    ///
-    /// # Errors
-    /// [`Stuck`] when the card does not do it in time; the channel stays bound.
-    pub fn preempt(
-        &mut self,
-        host: &mut impl Host,
-        guest: &mut impl GuestMemory,
-        vm: VmId,
-        channel: VirtualChannelId,
-    ) -> Result<(), Stuck> {
-        let Some(physical) = self.physical(vm, channel) else { return Ok(()) };
-        let kicked = card::kick(host, physical);
-        self.refresh(host, guest, physical);
-        kicked
-    }
-
     /// Keeps all of a VM's channels from being scheduled, whatever the guest enables, or lets them again. Those on an
     /// engine stay there until [`Self::preempt`] or the end of their work.
     pub fn pause(&mut self, host: &mut impl Host, vm: VmId, paused: bool) {
@@ -342,6 +327,7 @@ impl Channels {
 
     /// The card was reset: every channel is free, those included that were stuck. Guests must bind theirs anew.
     pub fn card_reset(&mut self) {
+        self.preemptions.clear();
         for slot in &mut self.slots {
             *slot = Slot::Free;
         }
@@ -413,6 +399,7 @@ impl Channels {
 
     /// Frees a stopped channel that is in no runlist and, if it was `kicked`, on no engine.
     fn release(&mut self, host: &mut impl Host, physical: ChannelId, kicked: Result<(), Stuck>) {
+        self.preemptions.forget(physical);
         card::unbind(host, physical);
         if kicked.is_ok() {
             card::clear(host, &self.layout, physical);

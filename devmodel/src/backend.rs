@@ -114,8 +114,11 @@ pub trait Backend {
     /// The guest submits a runlist of `length` entries. Completion is reported by `VGpu::runlist_done`.
     fn submit_runlist(&mut self, list: Place, length: u32);
 
-    /// The guest takes a channel off its engines. Done when it returns.
+    /// The guest begins to take a channel off its engines.
     fn preempt(&mut self, channel: VirtualChannelId);
+
+    /// Whether the channel is still to leave its engines since [`Self::preempt`].
+    fn preempting(&mut self, channel: VirtualChannelId) -> bool;
 
     /// What an engine does for this guest. `engine` is below `nvspec::fifo::engine::COUNT`.
     fn engine_status(&mut self, engine: u32) -> EngineStatus;

@@ -66,6 +66,9 @@ impl Backend for Null {
     fn set_userd_base(&mut self, _: Option<u64>) {}
     fn submit_runlist(&mut self, _: Place, _: u32) {}
     fn preempt(&mut self, _: VirtualChannelId) {}
+    fn preempting(&mut self, _: VirtualChannelId) -> bool {
+        false
+    }
     fn engine_status(&mut self, _: u32) -> EngineStatus {
         EngineStatus::default()
     }

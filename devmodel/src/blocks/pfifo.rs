@@ -93,7 +93,7 @@ impl Pfifo {
             Reg::NON_STALL_EN => self.non_stall_en,
             Reg::SCHED_DISABLE => self.blocked,
             Reg::SCHED_ENABLE_ACK => 0,
-            Reg::PREEMPT => PREEMPT::CHANNEL.of(self.preempted),
+            Reg::PREEMPT => self.preempt_state(cx),
             Reg::ENGINE_STATUS => self.engine_status(at.index, cx),
             Reg::FAULT_INST | Reg::FAULT_VA_LO | Reg::FAULT_VA_HI | Reg::FAULT_TYPE => self.fault(reg, at.index()),
             Reg::CHANNEL => cx.storage.get(at.offset),
@@ -380,6 +380,12 @@ impl Pfifo {
 
         self.runlist_pending = true;
         cx.backend.submit_runlist(list, length);
+    }
+
+    /// Linux 6.1 waits for the number alone, 6.12 for the pending bit to go.
+    fn preempt_state(&self, cx: &mut Cx) -> u32 {
+        let pending = channel(self.preempted).is_some_and(|id| self.bound & bit(id) != 0 && cx.backend.preempting(id));
+        PREEMPT::CHANNEL.of(self.preempted) | PREEMPT::PENDING.of(pending.into())
     }
 
     fn preempt(&mut self, at: At, value: u32, cx: &mut Cx) {

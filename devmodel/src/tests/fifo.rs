@@ -132,11 +132,14 @@ fn runlists_that_leave_memory_or_have_no_end_are_refused() {
 }
 
 #[test]
-fn preempt_is_done_when_the_write_returns() {
+fn preempt_is_pending_until_the_channel_has_left() {
     let mut rig = Rig::new();
     rig.wr(channel(7), 0xc000_0001);
     rig.mock.take();
     rig.wr(0x002634, 7);
+    rig.mock.preempting = true;
+    assert_eq!(rig.rd(0x002634), 7 | 1 << 20);
+    rig.mock.preempting = false;
     assert_eq!(rig.rd(0x002634), 7, "the number without the pending bit serves both kernels");
     rig.wr(0x002634, 8);
     rig.wr(0x002634, 128);

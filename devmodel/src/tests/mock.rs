@@ -35,6 +35,7 @@ pub struct Mock {
     pub now: u64,
     pub channel: ChannelState,
     pub engine: EngineStatus,
+    pub preempting: bool,
 }
 
 impl Default for Mock {
@@ -44,6 +45,7 @@ impl Default for Mock {
             calls: Vec::new(),
             now: 1_000_000,
             channel: ChannelState::default(),
+            preempting: false,
             engine: EngineStatus::default(),
         }
     }
@@ -125,6 +127,10 @@ impl Backend for Mock {
 
     fn preempt(&mut self, channel: VirtualChannelId) {
         self.calls.push(Call::Preempt(channel.0));
+    }
+
+    fn preempting(&mut self, _: VirtualChannelId) -> bool {
+        self.preempting
     }
 
     fn engine_status(&mut self, _: u32) -> EngineStatus {

@@ -301,6 +301,11 @@ impl channels::Host for CardMemory {
         let at = u64::from(channel.0) * userd::BYTES + offset;
         self.card.aperture_write(Aperture::Bar1, at, &value.to_le_bytes());
     }
+
+    fn relax(&mut self) {
+        // The software card needs the CPU to get on.
+        std::thread::yield_now();
+    }
 }
 
 /// A valid entry of a large page of VRAM.

@@ -24,6 +24,16 @@ impl HostState {
         ended.or_else(|stuck| self.unstick(stuck))
     }
 
+    /// Takes a channel off its engines now, by a reset of the engine if the card does not let go of it otherwise; it may be
+    /// scheduled again.
+    ///
+    /// # Errors
+    /// [`Stuck`] as for [`Self::end_channel`].
+    pub fn clear_engines(&mut self, vm: VmId, channel: VirtualChannelId) -> Result<(), Stuck> {
+        let cleared = self.channels.clear_engines(&mut self.vram.memory, channels::VmId(vm.0), channel);
+        cleared.or_else(|stuck| self.unstick(stuck))
+    }
+
     /// Takes a channel off the card for good, and keeps its number from others until [`Self::end_channel`]. Its engine is
     /// reset if the card does not let go of it otherwise.
     ///

@@ -285,10 +285,11 @@ impl Backend for VmBackend {
     }
 
     fn preempt(&mut self, channel: VirtualChannelId) {
-        let preempted = self.with_channels(|channels, card, guest, vm| channels.preempt(card, guest, vm, channel));
-        if let Err(error) = preempted.or_else(|stuck| self.host.lock().unstick(stuck)) {
-            tracing::error!(vm = %self.vm, ?channel, %error, "a channel stays on the card");
-        }
+        self.with_channels(|channels, card, guest, vm| channels.preempt(card, guest, vm, channel));
+    }
+
+    fn preempting(&mut self, channel: VirtualChannelId) -> bool {
+        self.with_channels(|channels, card, _, vm| channels.preempting(card, vm, channel))
     }
 
     fn engine_status(&mut self, engine: u32) -> EngineStatus {
@@ -315,7 +316,9 @@ impl Backend for VmBackend {
         // The engine is shared. What the guest means is that its own work there ends, and begins anew: its channels
         // leave the engines, and what they had saved is in their own memory.
         for channel in self.instances.keys().copied().collect::<Vec<_>>() {
-            self.preempt(channel);
+            if let Err(error) = self.host.lock().clear_engines(self.vm, channel) {
+                tracing::error!(vm = %self.vm, ?channel, %error, "a channel stays on the card");
+            }
         }
     }
 

@@ -11,7 +11,13 @@ use nvspec::instance::userd;
 use shadow_pt::ApertureTlb;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
+/// How long work may go on while pages under it are to move.
+// TIMEOUT: twice the watchdog's own limit, which ends what hangs unless the operator has switched it off.
+const WORK_LIMIT: Duration = Duration::from_nanos(2 * ::channels::HANG_LIMIT_NS);
+/// Time between two looks whether it has ended.
+const LOOK: Duration = Duration::from_micros(100);
 /// Words of a USERD page that the card writes and a driver reads.
 const PROGRESS: [u64; 9] = [
     userd::PUT,
@@ -120,8 +126,18 @@ impl VmBackend {
         }
         self.remap.counts.stops += 1;
         self.with_channels(|channels, card, _, vm| channels.pause(card, vm, true));
-        for channel in busy {
-            self.preempt(channel);
+        for channel in &busy {
+            self.preempt(*channel);
+        }
+        // Work that cannot be interrupted goes on to its end. Only this VM waits for it; if it hangs, the watchdog ends it.
+        let began = Instant::now();
+        while let Some(channel) = busy.iter().copied().find(|channel| self.preempting(*channel)) {
+            if began.elapsed() < WORK_LIMIT {
+                std::thread::sleep(LOOK);
+            } else if let Err(error) = self.host.lock().clear_engines(self.vm, channel) {
+                tracing::error!(vm = %self.vm, ?channel, %error, "a channel stays on the card while its memory moves");
+                break;
+            }
         }
         true
     }

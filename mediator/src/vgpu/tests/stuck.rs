@@ -222,3 +222,30 @@ fn vm_whose_lock_is_held_does_not_hold_up_its_neighbours_interrupts() {
     slow.wait(&held);
     assert!(slow.vram_holds(to, 1, 3));
 }
+
+#[test]
+fn guest_that_preempts_a_hung_channel_holds_up_no_neighbour() {
+    let rig = rig();
+    let (mut bad, mut good) = (driver(&rig, 0), driver(&rig, 1));
+    let mut channel = good.channel(1);
+    let hung = hang(&rig, &mut bad, EngineId::Graph);
+    let id = u32::from(hung.id);
+    let pending = pfifo::PREEMPT::PENDING;
+    bad.guest.wr(pfifo::PREEMPT::OFFSET, id);
+    assert!(pending.is_set(bad.guest.rd(pfifo::PREEMPT::OFFSET)));
+    // The neighbour's channels come and go meanwhile, and leave the card when they are told to.
+    for _ in 0..3 {
+        good.guest.wr(pfifo::PREEMPT::OFFSET, u32::from(channel.id));
+        let mut looks = (0..1000).take_while(|_| pending.is_set(good.guest.rd(pfifo::PREEMPT::OFFSET)));
+        assert!(looks.by_ref().count() < 1000, "the neighbour's has left");
+        good.unbind(&channel);
+        good.bind(&channel);
+        good.list(&[channel.id]);
+    }
+    assert!(pending.is_set(bad.guest.rd(pfifo::PREEMPT::OFFSET)), "it is on the engine still");
+    bad.unbind(&hung);
+    assert_eq!(bad.guest.rd(pfifo::PREEMPT::OFFSET), id);
+    works(&mut good, &mut channel, 6);
+    let mut channel = bad.channel(2);
+    works(&mut bad, &mut channel, 7);
+}

@@ -1,0 +1,105 @@
+//! Preemption that a guest asks for: begun at once, and over when the card says so.
+//!
+//! What runs on an engine may not be interruptible, so that a channel leaves only when its work ends. Nobody waits for
+//! that here. The card has one register for it, so requests of several VMs take turns: [`Channels::preempting`] looks how
+//! far the card is and asks for the next. Meanwhile the host may use the register for a channel that it ends; what was
+//! asked for before is asked for again.
+
+use crate::card;
+use crate::{Channels, GuestMemory, Host, Stuck, VmId};
+use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId};
+use std::collections::VecDeque;
+
+/// Looks that the card has for one channel while others wait.
+// TIMEOUT: a guest that looks again and again does so every 20 us; a channel without work in hand leaves in less than
+// the millisecond that this makes, and one that hangs holds up the others for no longer at a time.
+const TURN: u32 = 64;
+
+/// Channels that are to leave their engines. None stands there twice.
+#[derive(Debug, Default)]
+pub(crate) struct Preemptions {
+    waiting: VecDeque<ChannelId>,
+    /// The card was asked for the first.
+    asked: bool,
+    /// Looks that the first has had.
+    looks: u32,
+}
+
+impl Preemptions {
+    /// The channel was ended.
+    pub(crate) fn forget(&mut self, channel: ChannelId) {
+        self.asked &= self.waiting.front() != Some(&channel);
+        self.waiting.retain(|waiting| *waiting != channel);
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.waiting.clear();
+    }
+
+    fn push(&mut self, channel: ChannelId) {
+        if !self.waiting.contains(&channel) {
+            self.waiting.push_back(channel);
+        }
+    }
+
+    /// Sees how far the card is, and asks it for the next that waits.
+    fn advance(&mut self, host: &mut impl Host) {
+        // Nothing that the card says makes this longer.
+        for _ in 0..=2 * CHANNELS {
+            let Some(first) = self.waiting.front().copied() else { return };
+            if !self.asked {
+                card::ask_kick(host, first);
+                (self.asked, self.looks) = (true, 0);
+            }
+            let (channel, pending) = card::kicked(host);
+            // The register may have been used for another channel since.
+            self.asked = channel == first && pending;
+            if channel == first && !pending {
+                self.waiting.pop_front();
+            } else if self.asked && (self.waiting.len() == 1 || self.looks < TURN) {
+                self.looks = self.looks.saturating_add(1);
+                return;
+            } else if self.asked {
+                self.waiting.rotate_left(1);
+                self.asked = false;
+            }
+        }
+    }
+}
+
+impl Channels {
+    /// Begins to take the channel off its engines; it may be scheduled again at once if it is enabled and listed.
+    /// [`Self::preempting`] says whether it is still under way. Nothing when it is not bound.
+    pub fn preempt(
+        &mut self,
+        host: &mut impl Host,
+        guest: &mut impl GuestMemory,
+        vm: VmId,
+        channel: VirtualChannelId,
+    ) {
+        let Some(physical) = self.physical(vm, channel) else { return };
+        self.refresh(host, guest, physical);
+        self.preemptions.push(physical);
+        self.preemptions.advance(host);
+    }
+
+    /// Takes the channel off its engines while the caller waits, which is for a channel that has no right to go on. It may
+    /// be scheduled again at once if it is enabled and listed. Nothing when it is not bound.
+    ///
+    /// # Errors
+    /// [`Stuck`] when the card does not do it in time; the channel stays bound.
+    pub fn clear_engines(&mut self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId) -> Result<(), Stuck> {
+        self.physical(vm, channel).map_or(Ok(()), |physical| card::kick(host, physical))
+    }
+
+    /// Whether the channel is still to leave its engines. The caller asks again and again until it is not: nothing else
+    /// moves the preemptions that wait for the card.
+    pub fn preempting(&mut self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId) -> bool {
+        self.preemptions.advance(host);
+        self.physical(vm, channel).is_some_and(|physical| self.preemptions.waiting.contains(&physical))
+    }
+}
+
+#[cfg(test)]
+#[path = "tests/preempt.rs"]
+mod tests;

@@ -1,0 +1,74 @@
+use super::TURN;
+use crate::tests::fake::{A, B, World};
+use crate::VmId;
+use nvspec::fifo::VirtualChannelId;
+use nvspec::regs::pfifo;
+
+const CH: VirtualChannelId = VirtualChannelId(0);
+
+fn preempt(world: &mut World, vm: VmId) {
+    world.channels.preempt(&mut world.card, &mut world.guest, vm, CH);
+}
+
+fn preempting(world: &mut World, vm: VmId) -> bool {
+    world.channels.preempting(&mut world.card, vm, CH)
+}
+
+#[test]
+fn a_channel_that_the_card_lets_go_of_has_left_at_once_each_time() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    for _ in 0..2 {
+        world.card.did.clear();
+        preempt(&mut world, A);
+        world.card.when(pfifo::PREEMPT::OFFSET, physical.0.into());
+        assert!(!preempting(&mut world, A));
+    }
+}
+
+#[test]
+fn a_channel_that_hangs_is_waited_for_by_nobody_and_holds_up_nobody() {
+    let mut world = World::new();
+    let (a, b) = (world.run(A, 0), world.run(B, 0));
+    world.card.hung.insert(a.0);
+    let polls = world.card.polls;
+    preempt(&mut world, A);
+    preempt(&mut world, A);
+    assert!(preempting(&mut world, A));
+    preempt(&mut world, B);
+    let looks = (0..10 * TURN).take_while(|_| preempting(&mut world, B)).count();
+    assert!(looks <= TURN as usize, "{looks} looks");
+    assert_eq!(world.card.polls, polls);
+    assert!(preempting(&mut world, A));
+    // Both hang: each is asked for again and again, so that whichever ends is seen.
+    world.card.hung.insert(b.0);
+    preempt(&mut world, B);
+    assert!((0..3 * TURN).all(|_| preempting(&mut world, B)));
+    world.card.hung.clear();
+    assert!((0..3 * TURN).any(|_| !preempting(&mut world, A) && !preempting(&mut world, B)));
+}
+
+#[test]
+fn what_the_host_uses_the_register_for_meanwhile_makes_nobody_forgotten() {
+    let mut world = World::new();
+    let (a, b) = (world.run(A, 0), world.run(B, 0));
+    world.card.hung.insert(a.0);
+    preempt(&mut world, A);
+    world.channels.unbind(&mut world.card, B, CH).unwrap();
+    world.card.did.clear();
+    assert!(preempting(&mut world, A));
+    world.card.when(pfifo::PREEMPT::OFFSET, a.0.into());
+    assert_ne!(a, b);
+}
+
+#[test]
+fn a_channel_that_is_unbound_is_not_waited_for_under_its_number() {
+    let mut world = World::new();
+    let a = world.run(A, 0);
+    world.card.hung.insert(a.0);
+    preempt(&mut world, A);
+    assert!(world.channels.unbind(&mut world.card, A, CH).is_err());
+    assert!(!preempting(&mut world, A));
+    world.run(A, 0);
+    assert!(!preempting(&mut world, A));
+}
