@@ -89,11 +89,7 @@ pub(crate) fn kicked(host: &mut impl Host) -> (ChannelId, bool) {
 /// Takes a channel off its engines, and waits until it is.
 pub(crate) fn kick(host: &mut impl Host, channel: ChannelId) -> Result<(), Stuck> {
     ask_kick(host, channel);
-    if wait(host, |host| !kicked(host).1) {
-        Ok(())
-    } else {
-        Err(Stuck { channel })
-    }
+    if wait(host, |host| !kicked(host).1) { Ok(()) } else { Err(Stuck { channel }) }
 }
 
 /// Writes a runlist into `page` and submits it. `false` when the card does not take it in time.

@@ -82,7 +82,7 @@ pub use nvspec::addr::Place;
 pub use pool::Channels;
 pub use state::RunState;
 pub use types::{
-    Bind, BindError, Completion, Doorbell, DoorbellError, Hang, HardwareState, Layout, Pulled, RingFault, Stuck,
+    Bind, BindError, Completion, Doorbell, DoorbellError, Hang, HardwareState, Layout, Pulled, RingFault, Stall, Stuck,
     Submitted,
 };
 pub use watchdog::{HANG_LIMIT_NS, Watchdog};

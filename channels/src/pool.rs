@@ -6,7 +6,7 @@ use crate::preempt::Preemptions;
 use crate::refuse::Refused;
 use crate::ring::Ring;
 use crate::submit::SavedWords;
-use crate::watchdog::Watchdog;
+use crate::watchdog::{Episode, Watchdog};
 use crate::{
     Bind, BindError, GuestMemory, HANG_LIMIT_NS, Host, Layout, Place, RunState, Stuck, Submitted, VmId, work_va,
 };
@@ -44,6 +44,8 @@ pub(crate) struct Bound {
     pub(crate) running: bool,
     /// It runs no more until it is bound anew.
     pub(crate) retired: bool,
+    /// Since when it stands still while nothing keeps it from moving.
+    pub(crate) still: Option<Episode>,
     pub(crate) ring: Ring,
 }
 
@@ -170,6 +172,7 @@ impl Channels {
             enabled: false,
             running: false,
             retired: false,
+            still: None,
             ring: Ring::new(guest),
         };
         self.go(physical, Slot::Bound(Box::new(bound)));

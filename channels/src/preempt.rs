@@ -70,13 +70,7 @@ impl Preemptions {
 impl Channels {
     /// Begins to take the channel off its engines; it may be scheduled again at once if it is enabled and listed.
     /// [`Self::preempting`] says whether it is still under way. Nothing when it is not bound.
-    pub fn preempt(
-        &mut self,
-        host: &mut impl Host,
-        guest: &mut impl GuestMemory,
-        vm: VmId,
-        channel: VirtualChannelId,
-    ) {
+    pub fn preempt(&mut self, host: &mut impl Host, guest: &mut impl GuestMemory, vm: VmId, channel: VirtualChannelId) {
         let Some(physical) = self.physical(vm, channel) else { return };
         self.refresh(host, guest, physical);
         self.preemptions.push(physical);

@@ -152,6 +152,17 @@ pub struct Hang {
     pub for_ns: u64,
 }
 
+/// A channel that stands still though nothing keeps it from moving.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stall {
+    /// Whose.
+    pub vm: VmId,
+    /// The guest's channel.
+    pub channel: VirtualChannelId,
+    /// What the card was about to fetch.
+    pub at: GpuVa,
+}
+
 /// Why a doorbell is not rung.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DoorbellError {

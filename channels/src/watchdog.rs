@@ -1,7 +1,9 @@
-//! Channels that keep an engine busy and get nowhere.
+//! Channels that get nowhere: that keep an engine busy, or that stand still while no engine is.
 
 use crate::card;
-use crate::{Channels, Hang, Host, VmId};
+use crate::pool::{Bound, Slot};
+use crate::{Channels, Hang, Host, Stall, VmId};
+use nvspec::addr::GpuVa;
 use nvspec::fifo::{ChannelId, engine};
 use nvspec::instance::userd;
 use nvspec::regs::pfifo::CHANNEL_STATE;
@@ -25,7 +27,7 @@ pub(crate) struct Signature {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Episode {
+pub(crate) struct Episode {
     signature: Signature,
     since_ns: u64,
     reported: bool,
@@ -61,6 +63,18 @@ impl Watchdog {
         now_ns: u64,
     ) -> Option<u64> {
         let episode = self.episodes.get_mut(usize::try_from(unit).ok()?)?;
+        Episode::sample(episode, signature, limit_ns, now_ns)
+    }
+}
+
+impl Episode {
+    /// As [`Watchdog::sample`].
+    fn sample(
+        episode: &mut Option<Self>,
+        signature: Option<Signature>,
+        limit_ns: Option<u64>,
+        now_ns: u64,
+    ) -> Option<u64> {
         let Some(signature) = signature else {
             *episode = None;
             return None;
@@ -73,7 +87,7 @@ impl Watchdog {
                 hangs.then_some(for_ns)
             }
             _ => {
-                *episode = Some(Episode { signature, since_ns: now_ns, reported: false });
+                *episode = Some(Self { signature, since_ns: now_ns, reported: false });
                 None
             }
         }
@@ -99,18 +113,47 @@ impl Channels {
             self.bound(*physical).is_some() && !CHANNEL_STATE::ACQUIRE_PENDING.is_set(card::state(host, *physical))
         });
         let bound = working.and_then(|physical| Some((physical, self.bound(physical)?)));
-        let signature = bound.map(|(channel, bound)| Signature {
-            channel,
-            serial: bound.serial,
-            gp_get: host.userd_read(channel, userd::GP_GET),
-            get: host.userd_read(channel, userd::GET),
-            completed: bound.ring.completed,
-        });
+        let signature = bound.map(|(channel, bound)| signature(host, channel, bound));
         let owner = bound.map(|(physical, bound)| (physical, bound.vm, bound.channel));
         let limit = owner.and_then(|(_, vm, _)| self.vms.get(&vm)?.hang_limit);
         let for_ns = self.watchdog.sample(unit, signature, limit, now_ns)?;
         let (physical, vm, channel) = owner?;
         Some(Hang { engine: unit, vm, channel, physical, for_ns })
+    }
+
+    /// Channels that have work in flight, may run, wait for no semaphore and have stood still for longer than a channel may
+    /// hang, though no engine worked for another; each once. The card has room for one fault of the unit that fetches;
+    /// this is how a channel is found whose fault came while another's was there. To be called as [`Self::look`] is.
+    pub fn stalled(&mut self, host: &mut impl Host, now_ns: u64) -> Vec<Stall> {
+        let working: Vec<ChannelId> = (0..engine::COUNT).filter_map(|unit| card::working_for(host, unit)).collect();
+        let Self { slots, vms, .. } = self;
+        let mut stalls = Vec::new();
+        for (slot, number) in slots.iter_mut().zip(0..) {
+            let Slot::Bound(bound) = slot else { continue };
+            let physical = ChannelId(number);
+            let Some(vm) = vms.get(&bound.vm) else { continue };
+            let may_run = bound.running && !bound.ring.records.is_empty() && vm.list.contains(&bound.channel.0);
+            let waits = |host: &mut _| {
+                working.iter().any(|other| *other != physical)
+                    || CHANNEL_STATE::ACQUIRE_PENDING.is_set(card::state(host, physical))
+            };
+            let signature = (may_run && !waits(host)).then(|| signature(host, physical, bound));
+            if Episode::sample(&mut bound.still, signature, vm.hang_limit, now_ns).is_some() {
+                let at = card::userd_wide(host, physical, userd::GET, userd::GET_HI);
+                stalls.push(Stall { vm: bound.vm, channel: bound.channel, at: GpuVa(at) });
+            }
+        }
+        stalls
+    }
+}
+
+fn signature(host: &mut impl Host, channel: ChannelId, bound: &Bound) -> Signature {
+    Signature {
+        channel,
+        serial: bound.serial,
+        gp_get: host.userd_read(channel, userd::GP_GET),
+        get: host.userd_read(channel, userd::GET),
+        completed: bound.ring.completed,
     }
 }
 

@@ -1,6 +1,6 @@
 use super::TURN;
-use crate::tests::fake::{A, B, World};
 use crate::VmId;
+use crate::tests::fake::{A, B, World};
 use nvspec::fifo::VirtualChannelId;
 use nvspec::regs::pfifo;
 

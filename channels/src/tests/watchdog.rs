@@ -124,3 +124,52 @@ fn time_that_goes_back_is_no_time() {
     assert_eq!(watchdog.sample(0, Some(signature), Some(5), 106), Some(6));
     assert_eq!(watchdog.sample(6, Some(signature), Some(5), 0), None, "there are six engines");
 }
+
+fn stalled(world: &mut World, now: u64) -> Vec<Stall> {
+    world.channels.stalled(&mut world.card, now)
+}
+
+#[test]
+fn a_channel_that_stands_still_with_work_is_found_once() {
+    let mut world = World::new();
+    let physical = world.run(A, 3);
+    let idle = world.run(B, 0);
+    world.ring(A, 3, 2).unwrap();
+    world.card.set_userd(physical, userd::GET, 0x1230);
+    assert_eq!(stalled(&mut world, 1000), []);
+    assert_eq!(stalled(&mut world, 1000 + LIMIT), []);
+    let stall = Stall { vm: A, channel: VirtualChannelId(3), at: GpuVa(0x1230) };
+    assert_eq!(stalled(&mut world, 1001 + LIMIT), [stall]);
+    assert_eq!(stalled(&mut world, 1000 + 9 * LIMIT), [], "{idle:?} has no work");
+}
+
+#[test]
+fn a_channel_that_waits_for_something_does_not_stand_still() {
+    let mut world = World::new();
+    let (a, b) = (world.run(A, 0), world.run(B, 0));
+    world.ring(A, 0, 2).unwrap();
+    let mut now = 0;
+    let mut wait = |world: &mut World| {
+        now += 2 * LIMIT;
+        stalled(world, now).len()
+    };
+    // For an engine.
+    work(&mut world, 4, Some(b));
+    assert_eq!((wait(&mut world), wait(&mut world)), (0, 0));
+    work(&mut world, 4, None);
+    assert_eq!(wait(&mut world), 0);
+    // For a semaphore.
+    world.card.registers.insert(pfifo::CHANNEL_STATE::at(a.0.into()), CHANNEL_STATE::ACQUIRE_PENDING.mask() | 1);
+    assert_eq!((wait(&mut world), wait(&mut world)), (0, 0));
+    world.card.registers.insert(pfifo::CHANNEL_STATE::at(a.0.into()), 1);
+    assert_eq!(wait(&mut world), 0);
+    // For its guest to list it, and to enable it.
+    world.list(A, &[]);
+    assert_eq!((wait(&mut world), wait(&mut world)), (0, 0));
+    world.list(A, &[0]);
+    assert_eq!(wait(&mut world), 0);
+    world.enable(A, 0, false);
+    assert_eq!((wait(&mut world), wait(&mut world)), (0, 0));
+    world.enable(A, 0, true);
+    assert_eq!((wait(&mut world), wait(&mut world)), (0, 1), "now it waits for nothing");
+}

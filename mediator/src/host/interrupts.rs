@@ -6,9 +6,10 @@
 
 use super::registry::{HostCard, HostState};
 use card::Card;
-use channels::{Doorbell, Hang};
+use channels::{Doorbell, Hang, Stall};
 use nvspec::addr::{GpuVa, VramAddr};
 use nvspec::fifo::{ChannelId, VirtualChannelId, engine};
+use nvspec::mmu::fault;
 use nvspec::regs::{ce0, ce1, fecs, pbdma, pbus, pfifo, pgraph, pmc, ppci, ptimer};
 use std::sync::Weak;
 use std::time::{Duration, Instant};
@@ -197,6 +198,16 @@ impl HostState {
                 tracing::error!(%vm, ?channel, %error, "a channel that hangs stays on the card");
             }
             events.push((vm, GuestEvent::Hang { engine, channel }));
+        }
+        for Stall { vm, channel, at } in self.channels.stalled(&mut self.vram.memory, now_ns) {
+            tracing::warn!(vm = vm.0, ?channel, va = %at, "a channel stands still; its fault was not recorded");
+            let vm = VmId(vm.0);
+            if let Err(error) = self.retire_channel(vm, channel) {
+                tracing::error!(%vm, ?channel, %error, "a channel that stands still stays on the card");
+            }
+            use pfifo::FAULT_TYPE::{CLIENT, HUB, REASON};
+            let kind = REASON.of(fault::PTE) | HUB.of(1) | CLIENT.of(fault::hub_client::FIFO);
+            events.push((vm, GuestEvent::MmuFault { channel, unit: fault::unit::FIFO, va: at, kind }));
         }
         self.resume(&mut events);
         events

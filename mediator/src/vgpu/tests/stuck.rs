@@ -249,3 +249,43 @@ fn guest_that_preempts_a_hung_channel_holds_up_no_neighbour() {
     let mut channel = bad.channel(2);
     works(&mut bad, &mut channel, 7);
 }
+
+#[test]
+fn fault_that_comes_while_anothers_is_there_is_told_all_the_same() {
+    let rig = rig();
+    let mut limits = super::super::rig::settings(super::VM_MIB, 4);
+    limits.share.hang_limit = Some(std::time::Duration::from_millis(200));
+    let mut drivers: Vec<Driver> = (0..2)
+        .map(|vm| {
+            let mut guest = rig.guest_with(vm, &limits);
+            assert!(guest.map_ram(0, super::MIB, true));
+            Driver::new(guest)
+        })
+        .collect();
+    let mut channels: Vec<Channel> = drivers.iter_mut().map(|driver| driver.channel(1)).collect();
+    // A range of methods where nothing is mapped.
+    let nowhere = nvspec::fifo::GpEntry::new().with_address_dwords(0x7000_0000 >> 2).with_dwords(4);
+    let mut rings: Vec<Ring> = (0..2).map(|_| Ring(u64::from(nowhere).to_le_bytes())).collect();
+    {
+        // The card's interrupt thread serves nothing until both have faulted.
+        let state = &mut *rig.host.lock();
+        for (vm, ring) in (0..).zip(&mut rings) {
+            let (memory, vm) = (&mut state.vram.memory, channels::VmId(vm));
+            let doorbell = state.channels.doorbell(memory, ring, vm, VirtualChannelId(1), 1).unwrap();
+            state.channels.pull(memory, ring, doorbell, 0).unwrap();
+        }
+        let faults = || rig.card.counters().fifo.faults;
+        while faults() < 2 {
+            std::thread::yield_now();
+        }
+    }
+    for (driver, channel) in drivers.iter_mut().zip(&channels) {
+        let fault = driver.wait_fault();
+        assert_eq!((fault.instance, fault.unit), (channel.instance, nvspec::mmu::fault::unit::FIFO));
+        driver.unbind(channel);
+    }
+    for (driver, channel) in drivers.iter_mut().zip(&mut channels) {
+        *channel = driver.channel(2);
+        works(driver, channel, 9);
+    }
+}
