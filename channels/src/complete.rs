@@ -40,8 +40,8 @@ impl Channels {
             let vm = vms.get_mut(&bound.vm);
             let listed = vm.as_ref().is_some_and(|vm| vm.list.contains(&bound.channel.0));
             let mut ended = released(host, layout, physical, ring);
-            if ended < ring.records.len() && bound.running && listed && at_rest(host, physical, ring) {
-                ended = ring.records.len();
+            if ended < ring.with_card() && bound.running && listed && at_rest(host, physical, ring) {
+                ended = ring.with_card();
             }
             if let Some(vm) = vm.filter(|_| ended > 0) {
                 vm.news = ENGINES;
@@ -53,6 +53,7 @@ impl Channels {
                     vm: bound.vm,
                     channel: bound.channel,
                     physical,
+                    submission: record.submission,
                     sequence: record.sequence,
                     entries: record.entries,
                     submitted_at: record.submitted_at,
@@ -100,7 +101,7 @@ impl Channels {
         told
     }
 
-    /// Submissions of a channel that are in flight.
+    /// Submissions of a channel that were taken and have not ended, whether the card has got them or not.
     #[must_use]
     pub fn in_flight(&self, vm: VmId, channel: VirtualChannelId) -> u32 {
         let bound = self.physical(vm, channel).and_then(|physical| self.bound(physical));
@@ -149,7 +150,8 @@ fn look(host: &mut impl Host, layout: &Layout, physical: ChannelId, record: &Rec
 /// methods data of one of its own; they are never executed then.
 // GUESS: that GET at the end of the last range means that all before it was executed or handed to an engine.
 fn at_rest(host: &mut impl Host, physical: ChannelId, ring: &Ring) -> bool {
-    let Some(last) = ring.records.back().filter(|_| ring.drained()) else { return false };
+    let last = ring.with_card().checked_sub(1).and_then(|last| ring.records.get(last));
+    let Some(last) = last.filter(|_| ring.drained()) else { return false };
     let busy = CHANNEL_STATE::PENDING.mask() | CHANNEL_STATE::ACQUIRE_PENDING.mask();
     card::userd_wide(host, physical, userd::GET, userd::GET_HI) == record_end(physical, last.slot)
         && card::state(host, physical) & busy == 0

@@ -98,6 +98,8 @@ impl Bytes<'_> {
                 1 => Op::LetGo,
                 2 => Op::Destroy(second),
                 3 => Op::Reset,
+                4 => Op::Gate(self.byte() & 1 != 0),
+                5..10 => Op::Start(self.byte()),
                 _ => Op::Completed,
             },
         }

@@ -6,7 +6,8 @@
 //!
 //! A guest's doorbell gives the card nothing yet. [`Channels::pull`] copies what the guest's ring holds up to it into the
 //! host's ring, each entry checked, and puts a completion record behind: a piece of push buffer that releases a semaphore
-//! with a number and the card's time when all before it has ended, and raises the non-stall interrupt.
+//! with a number and the card's time when all before it has ended, and raises the non-stall interrupt. [`Channels::start`]
+//! lets the card fetch it, when its turn has come.
 //! [`Channels::completed`] says which submissions have ended. What the guest sees of its progress is in its own indices and
 //! addresses; that there is a host's ring it does not see.
 //!
@@ -82,8 +83,8 @@ pub use nvspec::addr::Place;
 pub use pool::Channels;
 pub use state::RunState;
 pub use types::{
-    Bind, BindError, Completion, Doorbell, DoorbellError, Hang, HardwareState, Layout, Pulled, RingFault, Stall, Stuck,
-    Submitted,
+    Bind, BindError, Completion, Doorbell, DoorbellError, Hang, HardwareState, Layout, PullError, Pulled, RingFault,
+    Stall, Stuck, Submission, Submitted,
 };
 pub use watchdog::{HANG_LIMIT_NS, Watchdog};
 pub use work::{WORK_BYTES, work_va};

@@ -80,6 +80,8 @@ pub struct Channels {
     /// Where the search for a free channel begins: a number that was just given back is reused last.
     next_slot: usize,
     serial: u64,
+    /// Number of the next submission.
+    pub(crate) submissions: u64,
     pub(crate) watchdog: Watchdog,
     pub(crate) preemptions: Preemptions,
 }
@@ -96,6 +98,7 @@ impl Channels {
             next_page: 0,
             next_slot: 0,
             serial: 0,
+            submissions: 0,
             watchdog: Watchdog::new(HANG_LIMIT_NS),
             preemptions: Preemptions::default(),
         }

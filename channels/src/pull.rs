@@ -5,7 +5,7 @@ use crate::ring::{Record, Ring};
 use crate::work::{
     ENTRY_BYTES, RING_ENTRIES, SEMAPHORE_BYTES, entry_offset, push_offset, record_entry, record_push, semaphore_offset,
 };
-use crate::{Channels, Doorbell, GuestRing, Host, Layout, Pulled, RingFault, VmId};
+use crate::{Channels, Doorbell, GuestRing, Host, Layout, PullError, Pulled, RingFault, Submission, VmId};
 use nvspec::addr::{GpuVa, SMALL_PAGE};
 use nvspec::fifo::{ChannelId, VirtualChannelId};
 use nvspec::instance::userd;
@@ -17,21 +17,22 @@ const CHUNK: usize = 64;
 const WORTHWHILE: u32 = RING_ENTRIES / 4;
 
 impl Channels {
-    /// Takes what the guest's ring holds up to a doorbell, as far as there is room, and gives it to the card as one
-    /// submission, with a completion record behind it. `now` is the time in ns. Takes nothing when a later doorbell was
-    /// pulled before, or the channel was unbound since the doorbell was checked.
+    /// Takes what the guest's ring holds up to a doorbell, as far as there is room, into the host's ring as one submission,
+    /// with a completion record behind it. The card does not get it before [`Self::start`]. `now` is the time in ns. Takes
+    /// nothing when a later doorbell was pulled before, or the channel was unbound since the doorbell was checked.
     ///
     /// # Errors
-    /// See [`RingFault`]: what came before is with the card. The same fault comes again until the channel is bound anew.
+    /// See [`PullError`]. The same fault comes again until the channel is bound anew.
     pub fn pull(
         &mut self,
         host: &mut impl Host,
         guest: &mut impl GuestRing,
         doorbell: Doorbell,
         now: u64,
-    ) -> Result<Pulled, RingFault> {
+    ) -> Result<Pulled, PullError> {
         let layout = self.layout;
         let physical = doorbell.channel;
+        let submission = Submission(self.submissions);
         let Some(bound) = self.bound_mut(physical).filter(|bound| bound.serial == doorbell.serial && !bound.retired)
         else {
             return Ok(Pulled::default());
@@ -39,7 +40,7 @@ impl Channels {
         let ring = &mut bound.ring;
         ring.allow(doorbell.gp_put, doorbell.order);
         if let Some(fault) = ring.fault {
-            return Err(fault);
+            return Err(PullError { fault, pulled: Pulled::default() });
         }
         if ring.left() == 0 {
             return Ok(Pulled::default());
@@ -48,16 +49,26 @@ impl Channels {
         let (entries, fault) = take(ring, guest, ring.left().min(ring.room()));
         if !entries.is_empty() {
             let at = ring.host_index();
-            let record = ring.submit(&entries, now);
+            let record = ring.submit(submission, &entries, now);
             give(host, &layout, physical, at, &entries, record);
-            host.vram_flush();
-            host.userd_write(physical, userd::GP_PUT, ring.host_index());
         }
         ring.fault = fault;
-        match fault {
-            Some(fault) => Err(fault),
-            None => Ok(Pulled { taken: u32::try_from(entries.len()).unwrap_or(u32::MAX), left: ring.left() }),
+        let taken = u32::try_from(entries.len()).unwrap_or(u32::MAX);
+        let pulled = Pulled { submission: (taken > 0).then_some(submission), taken, left: ring.left() };
+        if taken > 0 {
+            self.submissions = self.submissions.wrapping_add(1);
         }
+        fault.map_or(Ok(pulled), |fault| Err(PullError { fault, pulled }))
+    }
+
+    /// Lets the card fetch a submission of a physical channel, with those of the channel that came before. `false` when it
+    /// may already, or there is no such submission any more.
+    pub fn start(&mut self, host: &mut impl Host, physical: ChannelId, submission: Submission) -> bool {
+        let Some(bound) = self.bound_mut(physical).filter(|bound| !bound.retired) else { return false };
+        let Some(put) = bound.ring.start(submission) else { return false };
+        host.vram_flush();
+        host.userd_write(physical, userd::GP_PUT, put);
+        true
     }
 
     /// Channels with entries that may be pulled and for which there is room: after completions, and after a channel was

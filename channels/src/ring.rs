@@ -5,7 +5,7 @@
 
 use crate::entry::Entry;
 use crate::work::{RECORDS, RING_ENTRIES};
-use crate::{GuestInstance, RingFault};
+use crate::{GuestInstance, RingFault, Submission};
 use nvspec::addr::GpuVa;
 use std::collections::VecDeque;
 
@@ -19,6 +19,8 @@ const SLOT: u64 = RECORDS as u64 - 1;
 /// A submission: entries of the guest's with a completion record behind them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record {
+    /// Its number among all of the card's.
+    pub(crate) submission: Submission,
     /// Payload of its semaphore, never 0.
     pub(crate) sequence: u32,
     /// Which push buffer and semaphore it uses.
@@ -29,7 +31,7 @@ pub(crate) struct Record {
     guest_first: u32,
     /// Entries of the guest's.
     pub(crate) entries: u32,
-    /// When it was given to the card.
+    /// When it was taken from the guest's ring.
     pub(crate) submitted_at: u64,
 }
 
@@ -57,9 +59,11 @@ pub(crate) struct Ring {
     doorbells: u64,
     /// Host position behind the last entry that was written.
     put: u64,
+    /// Host position up to which the card may fetch.
+    started: u64,
     /// Host position that the card had reached when it was last asked.
     get: u64,
-    /// What is in flight, oldest first.
+    /// What was taken and has not ended, oldest first. The first of them may be with the card.
     pub(crate) records: VecDeque<Record>,
     /// Submissions so far.
     submitted: u64,
@@ -89,6 +93,7 @@ impl Ring {
             target: (gp_put, 0),
             doorbells: 0,
             put: 0,
+            started: 0,
             get: 0,
             records: VecDeque::new(),
             submitted: 0,
@@ -143,7 +148,7 @@ impl Ring {
     pub(crate) fn position(&self, index: u32) -> u64 {
         let ahead = u64::from(index).wrapping_sub(self.get) & INDEX;
         let position = self.get.wrapping_add(ahead);
-        if index < RING_ENTRIES && position <= self.put { position } else { self.get }
+        if index < RING_ENTRIES && position <= self.started { position } else { self.get }
     }
 
     /// Host position that the card had reached when it was last asked.
@@ -153,7 +158,27 @@ impl Ring {
 
     /// Whether the card has fetched all that it was given, when it was last asked.
     pub(crate) fn drained(&self) -> bool {
-        self.get == self.put
+        self.get == self.started
+    }
+
+    /// Records that the card may fetch or has fetched.
+    pub(crate) fn with_card(&self) -> usize {
+        self.records.partition_point(|record| record.end() <= self.started)
+    }
+
+    /// The card may fetch a submission, and what came before it. `None` when it may already, or there is none of that
+    /// number; else the index that it is given.
+    pub(crate) fn start(&mut self, submission: Submission) -> Option<u32> {
+        let record = self.records.iter().find(|record| record.submission == submission)?;
+        let end = record.end();
+        if end <= self.started {
+            return None;
+        }
+        if self.with_card() == 0 {
+            self.seen = (self.get, None);
+        }
+        self.started = end;
+        u32::try_from(end & INDEX).ok()
     }
 
     /// Records of which the card has fetched all.
@@ -175,11 +200,12 @@ impl Ring {
     }
 
     /// Takes `entries` (not empty, at most [`Self::room`]) as the next submission.
-    pub(crate) fn submit(&mut self, entries: &[Entry], now: u64) -> Record {
+    pub(crate) fn submit(&mut self, submission: Submission, entries: &[Entry], now: u64) -> Record {
         let slot = usize::try_from(self.submitted & SLOT).unwrap_or(0);
         self.sequence = self.sequence.checked_add(1).unwrap_or(1);
         let count = u32::try_from(entries.len()).unwrap_or(0);
         let record = Record {
+            submission,
             sequence: self.sequence,
             slot,
             first: self.put,
@@ -192,9 +218,6 @@ impl Ring {
         }
         if let Some(end) = self.ends.get_mut(slot) {
             *end = self.last_end;
-        }
-        if self.records.is_empty() {
-            self.seen = (self.get, None);
         }
         self.submitted = self.submitted.wrapping_add(1);
         self.next = self.wrap(self.next, count);

@@ -112,7 +112,9 @@ impl Channels {
             enabled: bound.enabled,
             acquire_pending: CHANNEL_STATE::ACQUIRE_PENDING.is_set(state),
             loaded: CHANNEL_STATE::LOADED.is_set(state),
-            pending: CHANNEL_STATE::PENDING.is_set(state) || bound.ring.gp_put != bound.ring.next,
+            pending: CHANNEL_STATE::PENDING.is_set(state)
+                || bound.ring.gp_put != bound.ring.next
+                || bound.ring.with_card() < bound.ring.records.len(),
         }
     }
 }

@@ -87,16 +87,31 @@ pub struct Doorbell {
     pub(crate) order: u64,
 }
 
+/// A submission's number: unlike those of all others on the card since the mediator took it over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Submission(pub u64);
+
 /// What was taken from a guest's ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pulled {
-    /// Entries that the card has now: one submission, or none when it is 0.
+    /// The submission that it makes; none when nothing was taken.
+    pub submission: Option<Submission>,
+    /// Entries of it.
     pub taken: u32,
     /// Entries up to the doorbell that found no room. They stay in the guest's ring.
     pub left: u32,
 }
 
-/// Why a guest's ring cannot be read on. Entries before that point are with the card; the channel takes no more.
+/// A guest's ring cannot be read on. The channel takes no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PullError {
+    /// Why.
+    pub fault: RingFault,
+    /// What came before that point.
+    pub pulled: Pulled,
+}
+
+/// Why a guest's ring cannot be read on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingFault {
     /// The ring is not mapped there.
@@ -124,11 +139,13 @@ pub struct Completion {
     pub channel: VirtualChannelId,
     /// The card's channel.
     pub physical: ChannelId,
-    /// Which submission of the channel since bind; from 1, without 0 when it wraps.
+    /// Which.
+    pub submission: Submission,
+    /// Its number for the channel since bind; from 1, without 0 when it wraps.
     pub sequence: u32,
     /// Entries of the guest's in it.
     pub entries: u32,
-    /// When it was given to the card.
+    /// When it was taken from the guest's ring.
     pub submitted_at: u64,
     /// When that was seen.
     pub completed_at: u64,

@@ -132,7 +132,7 @@ impl Channels {
             let Slot::Bound(bound) = slot else { continue };
             let physical = ChannelId(number);
             let Some(vm) = vms.get(&bound.vm) else { continue };
-            let may_run = bound.running && !bound.ring.records.is_empty() && vm.list.contains(&bound.channel.0);
+            let may_run = bound.running && bound.ring.with_card() > 0 && vm.list.contains(&bound.channel.0);
             let waits = |host: &mut _| {
                 working.iter().any(|other| *other != physical)
                     || CHANNEL_STATE::ACQUIRE_PENDING.is_set(card::state(host, physical))

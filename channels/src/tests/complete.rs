@@ -1,4 +1,5 @@
 use super::*;
+use crate::Submission;
 use crate::tests::fake::{A, B, World};
 use nvspec::regs::pfifo;
 
@@ -33,6 +34,7 @@ fn a_completion_says_whose_it_is_and_when_it_was() {
         vm: A,
         channel: VirtualChannelId(3),
         physical,
+        submission: Submission(0),
         sequence: 1,
         entries: 5,
         submitted_at: 100,
@@ -303,4 +305,24 @@ fn who_is_in_a_pbdma_or_on_the_engine_with_work_is_told() {
     assert_eq!(told(&mut world, 0), [A]);
     world.card.loaded.clear();
     assert_eq!(told(&mut world, 0), [], "a channel number without the channel");
+}
+
+#[test]
+fn what_was_not_started_does_not_end_with_what_was() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    world.ring(A, 0, 1).unwrap();
+    let doorbell = world.check(A, 0, 3).unwrap();
+    let submission = world.stage(doorbell).unwrap().submission.unwrap();
+    // The first one's record is swallowed, so that only the card's rest says that it has ended.
+    world.card.units.get_mut(&physical.0).unwrap().swallow = true;
+    world.card.run(physical);
+    assert_eq!(world.completed().len(), 1);
+    assert_eq!(world.completed(), []);
+    assert_eq!(world.userd(A, 0, userd::GP_GET), 1);
+    assert!(world.channels.start(&mut world.card, physical, submission));
+    assert!(!world.channels.start(&mut world.card, physical, submission));
+    world.card.run(physical);
+    assert_eq!(world.completed()[0].submission, submission);
+    assert_eq!(world.userd(A, 0, userd::GP_GET), 3);
 }

@@ -452,8 +452,20 @@ impl World {
         self.channels.doorbell(&mut self.card, &mut self.guest, vm, VirtualChannelId(channel), gp_put)
     }
 
-    pub(crate) fn pull(&mut self, doorbell: crate::Doorbell) -> Result<Pulled, RingFault> {
+    /// Pulls, and does not start.
+    pub(crate) fn stage(&mut self, doorbell: crate::Doorbell) -> Result<Pulled, crate::PullError> {
         self.channels.pull(&mut self.card, &mut self.guest, doorbell, self.now)
+    }
+
+    /// Pulls, and starts what was pulled. Without the submission's number, so that results compare.
+    pub(crate) fn pull(&mut self, doorbell: crate::Doorbell) -> Result<Pulled, RingFault> {
+        let result = self.stage(doorbell);
+        let pulled = result.unwrap_or_else(|error| error.pulled);
+        assert_eq!(pulled.submission.is_some(), pulled.taken > 0);
+        if let Some(submission) = pulled.submission {
+            assert!(self.channels.start(&mut self.card, doorbell.channel, submission));
+        }
+        result.map(|pulled| Pulled { submission: None, ..pulled }).map_err(|error| error.fault)
     }
 
     /// A doorbell that is pulled at once.

@@ -3,7 +3,8 @@
 
 use super::fake::{A, B, LAYOUT, World};
 use crate::{
-    Bind, Completion, Doorbell, DoorbellError, GuestInstance, Place, Pulled, RingFault, RunState, Stuck, VmId, work_va,
+    Bind, Completion, Doorbell, DoorbellError, GuestInstance, Place, PullError, Pulled, RingFault, RunState, Stuck,
+    Submission, VmId, work_va,
 };
 use nvspec::addr::{GuestVramAddr, VramAddr};
 use nvspec::fifo::{ChannelId, VirtualChannelId};
@@ -28,6 +29,10 @@ pub(crate) enum Op {
     Ring(bool, u8, u32, bool),
     /// A doorbell that was kept, in any order.
     Pull(u8),
+    /// Submissions wait from now on until they are started, or do not.
+    Gate(bool),
+    /// One that waits is started, in any order, and with it those of its channel before it.
+    Start(u8),
     /// What is pending.
     Pending,
     /// An entry of the guest's ring: which, and what.
@@ -63,10 +68,20 @@ struct Track {
     taken: Vec<u64>,
     /// Entries of each submission, and the position in `taken` behind it.
     submissions: Vec<(u32, usize)>,
+    /// How many of them the card may fetch.
+    started: usize,
     completed: u32,
     faulted: bool,
     /// The guest has meddled with records.
     honest: bool,
+}
+
+impl Track {
+    /// Index in the host's ring behind the first so many submissions.
+    fn index(&self, submissions: usize) -> u32 {
+        let taken = self.submissions.get(submissions.wrapping_sub(1)).map_or(0, |(_, taken)| *taken);
+        ((taken + submissions) % 512) as u32
+    }
 }
 
 pub(crate) struct Rig {
@@ -74,6 +89,9 @@ pub(crate) struct Rig {
     tracks: BTreeMap<(VmId, u8), Track>,
     /// Doorbells that are to be pulled, each with its number for its channel.
     kept: Vec<(Doorbell, u64)>,
+    gated: bool,
+    /// Submissions that wait: whose, of which binding, the how many-th of it.
+    waiting: Vec<((VmId, u8), u64, usize, Submission)>,
     stuck: BTreeSet<ChannelId>,
     /// The binding of each channel, as its doorbells say it.
     serials: BTreeMap<(VmId, u8), u64>,
@@ -103,6 +121,8 @@ impl Rig {
             world: World::new(),
             tracks: BTreeMap::new(),
             kept: Vec::new(),
+            gated: false,
+            waiting: Vec::new(),
             stuck: BTreeSet::new(),
             serials: BTreeMap::new(),
             refused: BTreeMap::new(),
@@ -164,6 +184,12 @@ impl Rig {
                 if !self.kept.is_empty() {
                     let (doorbell, number) = self.kept.swap_remove(usize::from(which) % self.kept.len());
                     self.pull(doorbell, number);
+                }
+            }
+            Op::Gate(on) => self.gated = on,
+            Op::Start(which) => {
+                if !self.waiting.is_empty() {
+                    self.start(usize::from(which) % self.waiting.len());
                 }
             }
             Op::Pending => self.pull_pending(),
@@ -262,6 +288,7 @@ impl Rig {
                     allowed: (gp_put, 0),
                     taken: Vec::new(),
                     submissions: Vec::new(),
+                    started: 0,
                     completed: 0,
                     faulted: false,
                     honest: true,
@@ -366,9 +393,11 @@ impl Rig {
     fn pull(&mut self, doorbell: Doorbell, number: u64) -> Option<Pulled> {
         let key = (doorbell.vm, doorbell.virtual_channel.0);
         let before = self.world.channels.in_flight(doorbell.vm, doorbell.virtual_channel);
-        let put = self.world.card.userd(doorbell.channel, userd::GP_PUT);
-        let unfetched = self.world.card.unfetched(doorbell.channel).len();
-        let result = self.world.pull(doorbell);
+        let put = self.tracks.get(&key).map_or(0, |track| track.index(track.submissions.len()));
+        let given = self.world.card.userd(doorbell.channel, userd::GP_PUT);
+        let unfetched = self.world.card.unfetched(doorbell.channel).len() as u32 + (put + 512 - given) % 512;
+        let result = self.world.stage(doorbell);
+        assert_eq!(self.world.card.userd(doorbell.channel, userd::GP_PUT), given, "the card gets nothing yet");
         let after = self.world.channels.in_flight(doorbell.vm, doorbell.virtual_channel);
         let Some(track) = self.tracks.get_mut(&key).filter(|track| track.physical == doorbell.channel) else {
             assert_eq!(result, Ok(Pulled::default()));
@@ -385,9 +414,9 @@ impl Rig {
         }
         let next = track.start + track.taken.len() as u32;
         let wanted = track.allowed.0.wrapping_sub(next) & (track.entries - 1);
-        let room = if before >= 256 { 0 } else { 510u32.saturating_sub(unfetched as u32) };
-        // What the card was given now, by the host's own ring.
-        let end = self.world.card.userd(track.physical, userd::GP_PUT);
+        let room = if before >= 256 { 0 } else { 510u32.saturating_sub(unfetched) };
+        // What was taken now, by the host's own ring.
+        let end = self.world.channels.bound(track.physical).unwrap().ring.host_index();
         let given: Vec<u64> = (put..put + (end + 512 - put) % 512)
             .map(|index| self.world.card.ring_entry(track.physical, index % 512))
             .collect();
@@ -408,15 +437,19 @@ impl Rig {
             }
             track.submissions.push((entries.len() as u32, track.taken.len()));
             self.worked.insert(doorbell.vm);
+            let submission = result.unwrap_or_else(|error| error.pulled).submission.expect("something was taken");
+            assert!(self.waiting.iter().all(|(.., other)| *other != submission));
+            self.waiting.push((key, doorbell.serial, track.submissions.len(), submission));
         }
-        match result {
+        let taken = result.unwrap_or_else(|error| error.pulled);
+        assert_eq!((taken.taken as usize, taken.submission.is_some()), (count, count > 0));
+        let outcome = match result {
             Ok(pulled) => {
-                assert_eq!(pulled.taken as usize, count);
                 assert_eq!((pulled.taken, pulled.left), (wanted.min(room), wanted - wanted.min(room)));
                 assert!(!track.faulted);
                 Some(pulled)
             }
-            Err(fault) => {
+            Err(PullError { fault, .. }) => {
                 let index = (track.start + track.taken.len() as u32) & (track.entries - 1);
                 let va = track.ring + 8 * u64::from(index);
                 if !track.faulted {
@@ -434,7 +467,23 @@ impl Rig {
                 track.faulted = true;
                 None
             }
+        };
+        if !self.gated && count > 0 {
+            self.start(self.waiting.len() - 1);
         }
+        outcome
+    }
+
+    /// Starts one that waits.
+    fn start(&mut self, at: usize) {
+        let (key, serial, number, submission) = self.waiting.swap_remove(at);
+        let World { channels, card, .. } = &mut self.world;
+        let track = self.tracks.get_mut(&key).filter(|_| self.serials[&key] == serial);
+        let physical = track.as_ref().map_or(ChannelId((submission.0 % 128) as u8), |track| track.physical);
+        let started = channels.start(card, physical, submission);
+        let Some(track) = track else { return assert!(!started, "its binding has gone") };
+        assert_eq!(started, number > track.started);
+        track.started = track.started.max(number);
     }
 
     fn completed(&mut self) -> Vec<Completion> {
@@ -448,6 +497,7 @@ impl Rig {
             let (entries, _) = track.submissions[track.completed as usize - 1];
             assert_eq!(completion.entries, entries);
             assert_eq!(completion.completed_at, self.world.now);
+            assert!(track.started >= track.completed as usize, "it had been started");
             let unit = &self.world.card.units[&track.physical.0];
             assert!(unit.records >= completion.sequence, "the card has fetched its record");
             if track.honest {
@@ -508,6 +558,7 @@ impl Rig {
             }
             let running = world.channels.run_state(physical) == RunState::Running;
             assert_eq!(world.card.enabled(physical), running);
+            assert_eq!(world.card.userd(physical, userd::GP_PUT), track.index(track.started), "what was started");
             // The card has had what the guest's ring held, in order, and the guest sees how far it is.
             let given = &world.card.units[&physical.0].given;
             assert_eq!(given[..], track.taken[..given.len()]);
@@ -554,7 +605,11 @@ impl Rig {
             self.world.list(vm, &list);
         }
         // The largest ring is of 1024 entries unless a block said otherwise, the host's of 512.
+        self.gated = false;
         for _ in 0..16 {
+            while !self.waiting.is_empty() {
+                self.start(0);
+            }
             self.pull_pending();
             for physical in self.tracks.values().map(|track| track.physical).collect::<Vec<_>>() {
                 self.world.card.run(physical);

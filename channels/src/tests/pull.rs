@@ -39,7 +39,7 @@ fn what_the_card_gets_is_the_guests_entries_and_a_record() {
 fn a_ring_larger_than_the_hosts_is_taken_in_pieces() {
     let mut world = World::new();
     let physical = world.run(A, 0);
-    assert_eq!(world.ring(A, 0, 1023), Ok(Pulled { taken: 510, left: 513 }));
+    assert_eq!(world.ring(A, 0, 1023), Ok(Pulled { submission: None, taken: 510, left: 513 }));
     assert_eq!(world.channels.backlog(A, CH), 513);
     assert_eq!(world.channels.pending_pull(), [], "there is no room");
     assert_eq!(drain(&mut world, physical), 513);
@@ -66,14 +66,18 @@ fn submissions_are_in_flight_until_records_run_out() {
     let mut gp_put = 0;
     for submission in 1..=255u32 {
         gp_put = submission;
-        assert_eq!(world.ring(A, 0, gp_put), Ok(Pulled { taken: 1, left: 0 }));
+        assert_eq!(world.ring(A, 0, gp_put), Ok(Pulled { submission: None, taken: 1, left: 0 }));
     }
-    assert_eq!(world.ring(A, 0, gp_put + 1), Ok(Pulled { taken: 0, left: 1 }), "511 entries are the most");
+    assert_eq!(
+        world.ring(A, 0, gp_put + 1),
+        Ok(Pulled { submission: None, taken: 0, left: 1 }),
+        "511 entries are the most"
+    );
     assert_eq!(world.channels.in_flight(A, CH), 255);
     // All fetched, none executed: the ring has room, the records have not but for one.
     while world.card.fetch(physical) {}
-    assert_eq!(world.ring(A, 0, gp_put + 2), Ok(Pulled { taken: 2, left: 0 }));
-    assert_eq!(world.ring(A, 0, gp_put + 3), Ok(Pulled { taken: 0, left: 1 }));
+    assert_eq!(world.ring(A, 0, gp_put + 2), Ok(Pulled { submission: None, taken: 2, left: 0 }));
+    assert_eq!(world.ring(A, 0, gp_put + 3), Ok(Pulled { submission: None, taken: 0, left: 1 }));
     assert_eq!(drain(&mut world, physical), 1);
     assert_eq!(world.card.units[&physical.0].released, (1..=257).collect::<Vec<_>>());
 }
@@ -84,7 +88,7 @@ fn a_doorbell_that_comes_late_takes_nothing() {
     let physical = world.run(A, 0);
     let first = world.check(A, 0, 5).unwrap();
     let second = world.check(A, 0, 9).unwrap();
-    assert_eq!(world.pull(second), Ok(Pulled { taken: 9, left: 0 }));
+    assert_eq!(world.pull(second), Ok(Pulled { submission: None, taken: 9, left: 0 }));
     assert_eq!(world.pull(first), Ok(Pulled::default()));
     assert_eq!(drain(&mut world, physical), 0);
     assert_eq!(world.card.units[&physical.0].given.len(), 9);
@@ -96,8 +100,8 @@ fn each_doorbell_takes_up_to_itself() {
     world.run(A, 0);
     let first = world.check(A, 0, 5).unwrap();
     let second = world.check(A, 0, 9).unwrap();
-    assert_eq!(world.pull(first), Ok(Pulled { taken: 5, left: 0 }));
-    assert_eq!(world.pull(second), Ok(Pulled { taken: 4, left: 0 }));
+    assert_eq!(world.pull(first), Ok(Pulled { submission: None, taken: 5, left: 0 }));
+    assert_eq!(world.pull(second), Ok(Pulled { submission: None, taken: 4, left: 0 }));
 }
 
 #[test]
@@ -115,7 +119,7 @@ fn an_entry_that_cannot_be_honoured_stops_the_ring_there() {
     let completions = world.completed();
     assert_eq!(completions.iter().map(|completion| completion.entries).collect::<Vec<_>>(), [3]);
     world.bind(A, 0);
-    assert_eq!(world.ring(A, 0, 3), Ok(Pulled { taken: 3, left: 0 }), "bound anew it begins anew");
+    assert_eq!(world.ring(A, 0, 3), Ok(Pulled { submission: None, taken: 3, left: 0 }), "bound anew it begins anew");
 }
 
 #[test]
@@ -126,7 +130,7 @@ fn an_unmapped_page_of_the_ring_stops_there() {
     world.guest.unmapped.insert(page / 0x1000);
     let doorbell = world.check(A, 0, 600).unwrap();
     // 510 entries have room.
-    assert_eq!(world.pull(doorbell), Ok(Pulled { taken: 510, left: 90 }));
+    assert_eq!(world.pull(doorbell), Ok(Pulled { submission: None, taken: 510, left: 90 }));
     let physical = doorbell.channel;
     world.card.run(physical);
     assert_eq!(world.pull(doorbell), Err(RingFault::Unmapped { va: GpuVa(page) }));

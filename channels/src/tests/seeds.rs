@@ -96,6 +96,14 @@ fn encode_one(op: &Op, out: &mut Vec<u8>) {
         Op::LetGo => rare(out, 1, false, 0),
         Op::Destroy(second) => rare(out, 2, second, 0),
         Op::Reset => rare(out, 3, false, 0),
+        Op::Gate(on) => {
+            rare(out, 4, false, 0);
+            out.push(on.into());
+        }
+        Op::Start(which) => {
+            rare(out, 5, false, 0);
+            out.push(which);
+        }
     }
 }
 
@@ -286,6 +294,19 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
+        // Submissions that wait for their turn, some of a channel that has gone by then.
+        (
+            "gated",
+            [
+                &both[..],
+                &[Op::List(false, vec![1]), Op::Gate(true), Op::Ring(false, 1, 2, true), Op::Ring(false, 1, 5, true)],
+                &[Op::Fetch(false, 1, 9), Op::Start(1), Op::Fetch(false, 1, 9), Op::Execute(false, 1, 20)],
+                &[Op::Completed, Op::Ring(true, 1, 4, true), Op::Unbind(true, 1), Op::Bind(true, 1, 4, 0, 0)],
+                &[Op::Start(0), Op::Start(0), Op::Completed],
+                &work(false, 1, 9, 9),
+            ]
+            .concat(),
+        ),
         // Channels that no engine lets go of, given back, then the card's reset.
         (
             "stuck",
@@ -333,7 +354,7 @@ fn seeds_in_the_repository_are_up_to_date() {
     }
     let kinds: BTreeSet<_> =
         seeds.values().flatten().map(|op| format!("{op:?}").split('(').next().unwrap().to_owned()).collect();
-    assert_eq!(kinds.len(), 24, "some operation is in no seed: {kinds:?}");
+    assert_eq!(kinds.len(), 26, "some operation is in no seed: {kinds:?}");
 }
 
 #[test]

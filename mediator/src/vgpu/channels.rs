@@ -3,7 +3,7 @@
 use super::backend::{Bound, VmBackend};
 use super::spaces::{Owned, Ring, Tables};
 use crate::host::HostState;
-use ::channels::{Bind, Doorbell, DoorbellError, GuestInstance, RingFault};
+use ::channels::{Bind, Doorbell, DoorbellError, GuestInstance, PullError, RingFault};
 use devmodel::events::MmuFault;
 use nvspec::addr::{GpuVa, Place};
 use nvspec::fifo::VirtualChannelId;
@@ -46,22 +46,29 @@ impl VmBackend {
             tracing::error!(%vm, ?channel, %error, "a channel's work does not reach the card");
             return;
         }
-        let pulled = {
+        let (pulled, fault) = {
             let mut guard = host.lock();
             let now = guard.now_ns();
             let HostState { vram, channels, .. } = &mut *guard;
             let state = RefCell::new(vram);
             let tables = Tables { state: &state, owned: &owned };
             let mut ring = Ring { spaces, space, tables };
-            channels.pull(&mut super::backend::CardAccess(&state), &mut ring, doorbell, now)
-        };
-        match pulled {
-            Ok(pulled) => {
-                self.counts.submissions += 1;
-                self.counts.entries += u64::from(pulled.taken);
+            let mut card = super::backend::CardAccess(&state);
+            let (pulled, fault) = match channels.pull(&mut card, &mut ring, doorbell, now) {
+                Ok(pulled) => (pulled, None),
+                Err(PullError { pulled, fault }) => (pulled, Some(fault)),
+            };
+            if let Some(submission) = pulled.submission {
+                channels.start(&mut card, doorbell.channel, submission);
             }
-            Err(RingFault::Unmapped { va }) => self.fault(channel, va, fault::PTE),
-            Err(error) => {
+            (pulled, fault)
+        };
+        self.counts.submissions += u64::from(pulled.submission.is_some());
+        self.counts.entries += u64::from(pulled.taken);
+        match fault {
+            None => {}
+            Some(RingFault::Unmapped { va }) => self.fault(channel, va, fault::PTE),
+            Some(error) => {
                 tracing::warn!(vm = %self.vm, ?channel, %error, "a channel's ring holds what no channel can do");
                 self.fault(channel, GpuVa(0), fault::PTE);
             }

@@ -120,7 +120,8 @@ fn fault_of_a_channel_that_is_unbound_before_it_is_served_blocks_no_one() {
         let (memory, channel) = (&mut state.vram.memory, VirtualChannelId(1));
         let doorbell = state.channels.doorbell(memory, &mut ring, channels::VmId(0), channel, put).unwrap();
         assert_eq!(doorbell.channel, physical);
-        assert_eq!(state.channels.pull(memory, &mut ring, doorbell, 0).unwrap().taken, 1);
+        let pulled = state.channels.pull(memory, &mut ring, doorbell, 0).unwrap();
+        assert!(state.channels.start(memory, physical, pulled.submission.unwrap()));
         while rig.card.read32(pfifo::MMU_FAULT_ID::OFFSET) == 0 {
             std::thread::yield_now();
         }
@@ -272,7 +273,8 @@ fn fault_that_comes_while_anothers_is_there_is_told_all_the_same() {
         for (vm, ring) in (0..).zip(&mut rings) {
             let (memory, vm) = (&mut state.vram.memory, channels::VmId(vm));
             let doorbell = state.channels.doorbell(memory, ring, vm, VirtualChannelId(1), 1).unwrap();
-            state.channels.pull(memory, ring, doorbell, 0).unwrap();
+            let pulled = state.channels.pull(memory, ring, doorbell, 0).unwrap();
+            assert!(state.channels.start(memory, doorbell.channel, pulled.submission.unwrap()));
         }
         let faults = || rig.card.counters().fifo.faults;
         while faults() < 2 {
