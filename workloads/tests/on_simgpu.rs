@@ -8,7 +8,7 @@ use simgpu::engines::{EngineCx, Progress, Work};
 use simgpu::memory::{BusAddr, Memory, Vram};
 use simgpu::mmu::{AddressSpace, Mmu};
 use std::sync::Arc;
-use workloads::{Buffer, Gpu, Grid, Module, Params, Place};
+use workloads::{Buffer, Gpu, Grid, Module, Options, Params, Place};
 
 const MIB: u64 = 1 << 20;
 /// The first page tables of the directory, each for 128 MiB.
@@ -101,6 +101,12 @@ impl Gpu for SimGpu {
         Ok(self.memory.read(Self::range(buffer, at, bytes.len())?, bytes)?)
     }
 
+    fn copy(&mut self, from: Buffer, to: Buffer, bytes: u64) -> Result<()> {
+        let mut passed = vec![0; usize::try_from(bytes)?];
+        self.download(from, 0, &mut passed)?;
+        self.upload(to, 0, &passed)
+    }
+
     fn load(&mut self, program: &sm20::Program) -> Result<Module> {
         let buffer = self.allocate(Place::Vram, program.bytes().len() as u64)?;
         self.upload(buffer, 0, &program.bytes())?;
@@ -146,8 +152,9 @@ impl Gpu for SimGpu {
 fn every_workload_computes_what_the_cpu_computes() {
     for (scale, name) in [1, 3].into_iter().flat_map(|scale| workloads::NAMES.iter().map(move |name| (scale, name))) {
         let mut gpu = SimGpu::new().expect("a card");
-        let mut workload = workloads::by_name(name, scale, 7).expect("a workload of that name");
-        let report = workloads::run(&mut *workload, &mut gpu).unwrap_or_else(|error| panic!("{error:#}"));
+        let options = Options { scale, seed: 7, ..Options::default() };
+        let workload = workloads::by_name(name, options).expect("a workload of that name");
+        let report = workloads::run(&*workload, &mut gpu).unwrap_or_else(|error| panic!("{error:#}"));
         assert!(report.verified > 0, "{name}");
     }
 }
