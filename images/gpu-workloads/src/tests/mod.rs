@@ -13,6 +13,7 @@ pub mod residue;
 pub mod stress;
 pub mod sweep;
 pub mod timed;
+pub mod workload;
 
 /// Further facts for the result line.
 pub type Facts = Vec<(&'static str, String)>;
