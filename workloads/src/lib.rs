@@ -12,11 +12,17 @@
 #![forbid(unsafe_code)]
 
 mod check;
+mod cpy;
+mod element;
 mod gpu;
 mod madd;
+mod memory;
+mod mmul;
+mod nop;
 mod phases;
 mod random;
 mod setup;
+mod spin;
 
 pub use check::{Bound, compare_floats, compare_words};
 pub use gpu::{Buffer, Gpu, Grid, Module, Params, Place};
@@ -74,14 +80,27 @@ impl Default for Options {
 }
 
 /// The names of all workloads, in the order of the papers' tables.
-pub const NAMES: &[&str] = &["madd"];
+#[rustfmt::skip]
+pub const NAMES: &[&str] = &[
+    "nop", "loop", "madd", "mmul", "fmadd", "fmmul", "cpy", "pincpy",
+    "long-madd", "memory",
+];
 
 /// The workload of that name.
 #[must_use]
 pub fn by_name(name: &str, options: Options) -> Option<Box<dyn Workload>> {
-    let Options { scale, seed, .. } = options;
+    let Options { scale, seed, rounds, working_set } = options;
     Some(match name {
-        "madd" => Box::new(madd::Madd::new(scale, seed)),
+        "nop" => Box::new(nop::Nop),
+        "loop" => Box::new(spin::Spin::new(scale, seed, rounds)),
+        "madd" => Box::new(madd::Madd::new("madd", scale, seed, 1)),
+        "mmul" => Box::new(mmul::Mmul::new(scale, seed)),
+        "fmadd" => Box::new(madd::Madd::floats(scale, seed)),
+        "fmmul" => Box::new(mmul::Mmul::floats(scale, seed)),
+        "cpy" => Box::new(cpy::Cpy::new(scale, seed)),
+        "pincpy" => Box::new(cpy::PinCpy::new(scale, seed)),
+        "long-madd" => Box::new(madd::Madd::new("long-madd", scale, seed, rounds.unwrap_or(madd::LONG))),
+        "memory" => Box::new(memory::MemoryHungry::new(scale, seed, working_set, rounds)),
         _ => return None,
     })
 }
