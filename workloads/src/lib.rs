@@ -13,7 +13,10 @@
 
 mod check;
 mod gpu;
+mod hotspot;
 mod madd;
+mod nn;
+mod nw;
 mod phases;
 mod random;
 mod setup;
@@ -74,16 +77,25 @@ impl Default for Options {
 }
 
 /// The names of all workloads, in the order of the papers' tables.
-pub const NAMES: &[&str] = &["madd"];
+pub const NAMES: &[&str] = &["madd", "hotspot", "nw", "nn"];
 
 /// The workload of that name.
 #[must_use]
 pub fn by_name(name: &str, options: Options) -> Option<Box<dyn Workload>> {
     let Options { scale, seed, .. } = options;
+    let scale = scale.clamp(1, 1000);
     Some(match name {
         "madd" => Box::new(madd::Madd::new(scale, seed)),
+        "hotspot" => Box::new(hotspot::Hotspot::new(scale, seed)),
+        "nw" => Box::new(nw::Nw::new(scale, seed)),
+        "nn" => Box::new(nn::Nn::new(scale, seed)),
         _ => return None,
     })
+}
+
+/// The side of a square whose area grows with `scale`, which is from 1 to 1000: a multiple of 16.
+fn side(smallest: u32, scale: u32) -> u32 {
+    (smallest * smallest * scale).isqrt().next_multiple_of(16)
 }
 
 /// Assembles a kernel of this crate.
