@@ -11,9 +11,11 @@
 
 #![forbid(unsafe_code)]
 
+mod bfs;
 mod check;
 mod gpu;
 mod hotspot;
+mod lud;
 mod madd;
 mod nn;
 mod nw;
@@ -77,7 +79,7 @@ impl Default for Options {
 }
 
 /// The names of all workloads, in the order of the papers' tables.
-pub const NAMES: &[&str] = &["madd", "hotspot", "nw", "nn"];
+pub const NAMES: &[&str] = &["madd", "bfs", "hotspot", "lud", "nw", "nn"];
 
 /// The workload of that name.
 #[must_use]
@@ -86,7 +88,9 @@ pub fn by_name(name: &str, options: Options) -> Option<Box<dyn Workload>> {
     let scale = scale.clamp(1, 1000);
     Some(match name {
         "madd" => Box::new(madd::Madd::new(scale, seed)),
+        "bfs" => Box::new(bfs::Bfs::new(scale, seed)),
         "hotspot" => Box::new(hotspot::Hotspot::new(scale, seed)),
+        "lud" => Box::new(lud::Lud::new(scale, seed)),
         "nw" => Box::new(nw::Nw::new(scale, seed)),
         "nn" => Box::new(nn::Nn::new(scale, seed)),
         _ => return None,
