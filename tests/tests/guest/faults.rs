@@ -36,7 +36,7 @@ fn only_the_culprit_is_told(kernel: &str) -> Result<()> {
     let quiet = troubles(&neighbour.kernel_log()?).len();
     // By the copy engines alone, which no fault is armed on.
     let good =
-        neighbour.start("run /bin/gpu-smoke copy --engine ce0 --from gart --to gart --size 300000 --count 150")?;
+        neighbour.start("run /bin/gpu-workloads copy --engine ce0 --from gart --to gart --size 300000 --count 150")?;
 
     let faulty = |what: &str, words: &[&str]| -> Result<()> {
         let before = troubles(&vm.kernel_log()?).len();
@@ -47,9 +47,9 @@ fn only_the_culprit_is_told(kernel: &str) -> Result<()> {
         assert!(found, "{what}: no line has {words:?}: {said:#?}");
         Ok(())
     };
-    faulty("unmapped", &["7f12340000", "PGRAPH", "gpu-smoke"])?;
-    faulty("method", &["mthd 1ffc", "gpu-smoke"])?;
-    faulty("hang", &["gpu-smoke"])?;
+    faulty("unmapped", &["7f12340000", "PGRAPH", "gpu-workloads"])?;
+    faulty("method", &["mthd 1ffc", "gpu-workloads"])?;
+    faulty("hang", &["gpu-workloads"])?;
     assert_eq!(guest::counter(&daemon, "faulty", "hangs")?, 1);
 
     let good = guest::parse_smoke(&good.wait_within(guest::SMOKE_LIMIT)?)?;

@@ -112,7 +112,7 @@ fn new_seed() -> u64 {
 }
 
 fn usage(problem: &str) -> ExitCode {
-    eprintln!("gpu-smoke: {problem}\n\nusage: gpu-smoke COMMAND [--node PATH] [--seed N] [options]");
+    eprintln!("gpu-workloads: {problem}\n\nusage: gpu-workloads COMMAND [--node PATH] [--seed N] [options]");
     for Test { name, options, help, .. } in TESTS {
         let options: Vec<String> = options.iter().map(|option| format!("--{option}")).collect();
         eprintln!("  {name:9} {help} [{}]", options.join(" "));
