@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod backprop;
 mod bfs;
 mod check;
 mod gpu;
@@ -79,7 +80,7 @@ impl Default for Options {
 }
 
 /// The names of all workloads, in the order of the papers' tables.
-pub const NAMES: &[&str] = &["madd", "bfs", "hotspot", "lud", "nw", "nn"];
+pub const NAMES: &[&str] = &["madd", "backprop", "bfs", "hotspot", "lud", "nw", "nn"];
 
 /// The workload of that name.
 #[must_use]
@@ -88,6 +89,7 @@ pub fn by_name(name: &str, options: Options) -> Option<Box<dyn Workload>> {
     let scale = scale.clamp(1, 1000);
     Some(match name {
         "madd" => Box::new(madd::Madd::new(scale, seed)),
+        "backprop" => Box::new(backprop::Backprop::new(scale, seed)),
         "bfs" => Box::new(bfs::Bfs::new(scale, seed)),
         "hotspot" => Box::new(hotspot::Hotspot::new(scale, seed)),
         "lud" => Box::new(lud::Lud::new(scale, seed)),
