@@ -23,6 +23,8 @@ mod nw;
 mod phases;
 mod random;
 mod setup;
+mod srad;
+mod srad2;
 
 pub use check::{Bound, compare_floats, compare_words};
 pub use gpu::{Buffer, Gpu, Grid, Module, Params, Place};
@@ -80,7 +82,7 @@ impl Default for Options {
 }
 
 /// The names of all workloads, in the order of the papers' tables.
-pub const NAMES: &[&str] = &["madd", "backprop", "bfs", "hotspot", "lud", "nw", "nn"];
+pub const NAMES: &[&str] = &["madd", "backprop", "bfs", "hotspot", "lud", "srad", "srad2", "nw", "nn"];
 
 /// The workload of that name.
 #[must_use]
@@ -93,6 +95,8 @@ pub fn by_name(name: &str, options: Options) -> Option<Box<dyn Workload>> {
         "bfs" => Box::new(bfs::Bfs::new(scale, seed)),
         "hotspot" => Box::new(hotspot::Hotspot::new(scale, seed)),
         "lud" => Box::new(lud::Lud::new(scale, seed)),
+        "srad" => Box::new(srad::Srad::new(scale, seed)),
+        "srad2" => Box::new(srad2::Srad2::new(scale, seed)),
         "nw" => Box::new(nw::Nw::new(scale, seed)),
         "nn" => Box::new(nn::Nn::new(scale, seed)),
         _ => return None,
