@@ -11,18 +11,26 @@
 
 #![forbid(unsafe_code)]
 
+mod backprop;
+mod bfs;
 mod check;
 mod cpy;
 mod element;
 mod gpu;
+mod hotspot;
+mod lud;
 mod madd;
 mod memory;
 mod mmul;
+mod nn;
 mod nop;
+mod nw;
 mod phases;
 mod random;
 mod setup;
 mod spin;
+mod srad;
+mod srad2;
 
 pub use check::{Bound, compare_floats, compare_words};
 pub use gpu::{Buffer, Gpu, Grid, Module, Params, Place};
@@ -83,13 +91,15 @@ impl Default for Options {
 #[rustfmt::skip]
 pub const NAMES: &[&str] = &[
     "nop", "loop", "madd", "mmul", "fmadd", "fmmul", "cpy", "pincpy",
-    "long-madd", "memory",
+    "backprop", "bfs", "hotspot", "lud", "srad", "srad2",
+    "nw", "nn", "long-madd", "memory",
 ];
 
 /// The workload of that name.
 #[must_use]
 pub fn by_name(name: &str, options: Options) -> Option<Box<dyn Workload>> {
     let Options { scale, seed, rounds, working_set } = options;
+    let scale = scale.clamp(1, 1000);
     Some(match name {
         "nop" => Box::new(nop::Nop),
         "loop" => Box::new(spin::Spin::new(scale, seed, rounds)),
@@ -99,10 +109,23 @@ pub fn by_name(name: &str, options: Options) -> Option<Box<dyn Workload>> {
         "fmmul" => Box::new(mmul::Mmul::floats(scale, seed)),
         "cpy" => Box::new(cpy::Cpy::new(scale, seed)),
         "pincpy" => Box::new(cpy::PinCpy::new(scale, seed)),
+        "backprop" => Box::new(backprop::Backprop::new(scale, seed)),
+        "bfs" => Box::new(bfs::Bfs::new(scale, seed)),
+        "hotspot" => Box::new(hotspot::Hotspot::new(scale, seed)),
+        "lud" => Box::new(lud::Lud::new(scale, seed)),
+        "srad" => Box::new(srad::Srad::new(scale, seed)),
+        "srad2" => Box::new(srad2::Srad2::new(scale, seed)),
+        "nw" => Box::new(nw::Nw::new(scale, seed)),
+        "nn" => Box::new(nn::Nn::new(scale, seed)),
         "long-madd" => Box::new(madd::Madd::new("long-madd", scale, seed, rounds.unwrap_or(madd::LONG))),
         "memory" => Box::new(memory::MemoryHungry::new(scale, seed, working_set, rounds)),
         _ => return None,
     })
+}
+
+/// The side of a square whose area grows with `scale`, which is from 1 to 1000: a multiple of 16.
+fn side(smallest: u32, scale: u32) -> u32 {
+    (smallest * smallest * scale).isqrt().next_multiple_of(16)
 }
 
 /// Assembles a kernel of this crate.

@@ -9,11 +9,11 @@ use crate::{Buffer, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload, c
 use anyhow::{Context, Result};
 
 /// Bytes at scale 1, if no other number is asked for.
-const BYTES: u64 = 4 << 20;
+const BYTES: u64 = 256 << 10;
 /// Passes, if no other number is asked for.
 const PASSES: u32 = 3;
 /// Bytes of a buffer at least.
-const PIECE: u64 = 256 << 10;
+const PIECE: u64 = 64 << 10;
 /// Buffers at most.
 const MOST_BUFFERS: u64 = 64;
 /// Threads of a block.

@@ -8,7 +8,7 @@ use simgpu::engines::{EngineCx, Progress, Work};
 use simgpu::memory::{BusAddr, Memory, Vram};
 use simgpu::mmu::{AddressSpace, Mmu};
 use std::sync::Arc;
-use workloads::{Buffer, Gpu, Grid, Module, Options, Params, Place};
+use workloads::{Buffer, Gpu, Grid, Module, Options, Params, Place, Random, Setup, Workload};
 
 const MIB: u64 = 1 << 20;
 /// The first page tables of the directory, each for 128 MiB.
@@ -31,6 +31,8 @@ struct SimGpu {
     space: AddressSpace,
     next: u64,
     modules: Vec<(u64, sm20::Program)>,
+    /// Instructions of all threads so far.
+    instructions: u64,
 }
 
 impl SimGpu {
@@ -50,7 +52,7 @@ impl SimGpu {
         let wake = Arc::new(move || waiter.unpark());
         let compute = Compute::new(Arc::clone(&memory), Arc::clone(&mmu), wake, 2, 4);
         let space = AddressSpace { directory: BusAddr::Vram(VramAddr(DIRECTORY)), limit: GpuVa((1 << 40) - 1) };
-        let mut gpu = Self { compute, memory, mmu, space, next: FIRST, modules: Vec::new() };
+        let mut gpu = Self { compute, memory, mmu, space, next: FIRST, modules: Vec::new(), instructions: 0 };
         gpu.methods(&[
             (methods::LOCAL_ADDRESS_LOW, LOCAL as u32),
             (methods::LOCAL_SIZE_LOW, LOCAL_BYTES as u32),
@@ -64,7 +66,10 @@ impl SimGpu {
 
     fn with<T>(&mut self, act: impl FnOnce(&mut Compute, &mut EngineCx<'_>) -> T) -> T {
         let Self { compute, memory, mmu, space, .. } = self;
-        act(compute, &mut EngineCx { memory, mmu, space, now_ns: 0, work: &mut Work::default() })
+        let mut work = Work::default();
+        let result = act(compute, &mut EngineCx { memory, mmu, space, now_ns: 0, work: &mut work });
+        self.instructions += work.thread_instructions;
+        result
     }
 
     fn methods(&mut self, list: &[(u32, u32)]) -> Result<()> {
@@ -156,5 +161,151 @@ fn every_workload_computes_what_the_cpu_computes() {
         let workload = workloads::by_name(name, options).expect("a workload of that name");
         let report = workloads::run(&*workload, &mut gpu).unwrap_or_else(|error| panic!("{error:#}"));
         assert_eq!(report.verified > 0, *name != "nop", "{name}");
+    }
+}
+
+/// Instructions of all threads that a run takes.
+fn work(name: &str, scale: u32) -> u64 {
+    let mut gpu = SimGpu::new().expect("a card");
+    let workload = workloads::by_name(name, Options { scale, ..Options::default() }).expect("a workload of that name");
+    workloads::run(&*workload, &mut gpu).unwrap_or_else(|error| panic!("{error:#}"));
+    gpu.instructions
+}
+
+#[test]
+fn work_is_small_at_scale_1_and_grows_in_proportion() {
+    for name in workloads::NAMES {
+        let works = [1, 2, 8].map(|scale| work(name, scale));
+        println!("{name}: {works:?}");
+        assert!(works[0] <= 5_000_000, "{name} takes {works:?} instructions");
+        // Some do nothing, or have the copy engine do it.
+        if works[0] > 100_000 {
+            assert!((3 * works[1]..=6 * works[1]).contains(&works[2]), "{name} takes {works:?} instructions");
+        }
+    }
+}
+
+/// What goes wrong between a workload and its device.
+#[derive(Clone, Copy)]
+enum Mishap {
+    /// The launch of that number does not take place.
+    LostLaunch(usize),
+    /// Of the download of that number, a word comes back with its second-highest bit flipped, which no float's bound
+    /// allows: the word is so many 2^32nds of the way from the first to the last.
+    WrongWord(usize, u32),
+}
+
+/// A device with a mishap.
+struct Faulty<'g> {
+    inner: &'g mut SimGpu,
+    mishap: Option<Mishap>,
+    launches: usize,
+    downloads: usize,
+}
+
+impl<'g> Faulty<'g> {
+    fn new(inner: &'g mut SimGpu, mishap: Option<Mishap>) -> Self {
+        Self { inner, mishap, launches: 0, downloads: 0 }
+    }
+}
+
+impl Gpu for Faulty<'_> {
+    fn allocate(&mut self, place: Place, bytes: u64) -> Result<Buffer> {
+        self.inner.allocate(place, bytes)
+    }
+
+    fn free(&mut self, buffer: Buffer) -> Result<()> {
+        self.inner.free(buffer)
+    }
+
+    fn upload(&mut self, buffer: Buffer, at: u64, bytes: &[u8]) -> Result<()> {
+        self.inner.upload(buffer, at, bytes)
+    }
+
+    fn download(&mut self, buffer: Buffer, at: u64, bytes: &mut [u8]) -> Result<()> {
+        self.inner.download(buffer, at, bytes)?;
+        if let Some(Mishap::WrongWord(download, way)) = self.mishap
+            && download == self.downloads
+        {
+            let word = (bytes.len() as u64 / 4 * u64::from(way)) >> 32;
+            bytes[word as usize * 4 + 3] ^= 0x40;
+        }
+        self.downloads += 1;
+        Ok(())
+    }
+
+    fn copy(&mut self, from: Buffer, to: Buffer, bytes: u64) -> Result<()> {
+        self.inner.copy(from, to, bytes)
+    }
+
+    fn load(&mut self, program: &sm20::Program) -> Result<Module> {
+        self.inner.load(program)
+    }
+
+    fn launch(&mut self, module: Module, name: &str, grid: Grid, params: &Params, uses: &[Buffer]) -> Result<()> {
+        self.launches += 1;
+        match self.mishap {
+            Some(Mishap::LostLaunch(launch)) if launch + 1 == self.launches => Ok(()),
+            _ => self.inner.launch(module, name, grid, params, uses),
+        }
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.inner.finish()
+    }
+}
+
+fn smallest(name: &str) -> Box<dyn Workload> {
+    workloads::by_name(name, Options { seed: 3, ..Options::default() }).expect("a workload of that name")
+}
+
+/// Runs a workload on a device with a mishap, up to what came back. Returns that, and the number of launches.
+fn run_with(mishap: Option<Mishap>, workload: &dyn Workload) -> Result<(Setup, usize)> {
+    let mut card = SimGpu::new()?;
+    let mut gpu = Faulty::new(&mut card, mishap);
+    let mut setup = Setup::new(workload, &mut gpu)?;
+    setup.upload(&mut gpu)?;
+    workload.launch(&mut gpu, &setup)?;
+    setup.download(&mut gpu)?;
+    Ok((setup, gpu.launches))
+}
+
+#[test]
+fn a_launch_that_was_lost_is_noticed() {
+    // What does nothing is not missed.
+    for name in workloads::NAMES.iter().filter(|name| **name != "nop") {
+        let workload = smallest(name);
+        let (setup, launches) = run_with(None, &*workload).expect("no mishap");
+        workload.check(setup.results()).expect("right");
+        // The last ones of `bfs` find nothing new.
+        for lost in [0, launches / 2].into_iter().take(launches) {
+            let (setup, _) = run_with(Some(Mishap::LostLaunch(lost)), &*workload).expect("runs");
+            assert!(workload.check(setup.results()).is_err(), "{name} without launch {lost} of {launches}");
+        }
+    }
+}
+
+#[test]
+fn a_wrong_bit_of_a_result_is_noticed() {
+    let mut random = Random::new(11);
+    for name in workloads::NAMES {
+        let workload = smallest(name);
+        let mut gpu = SimGpu::new().expect("a card");
+        let mut setup = Setup::new(&*workload, &mut gpu).expect("memory");
+        setup.upload(&mut gpu).expect("memory");
+        workload.launch(&mut gpu, &setup).expect("runs");
+        let mut download = |mishap| {
+            let mut gpu = Faulty::new(&mut gpu, mishap);
+            setup.download(&mut gpu).expect("memory");
+            (gpu.downloads, workload.check(setup.results()))
+        };
+        let (downloads, right) = download(None);
+        right.expect("right");
+        for which in 0..downloads {
+            for way in [0, u32::MAX, random.word(), random.word()] {
+                let (_, checked) = download(Some(Mishap::WrongWord(which, way)));
+                assert!(checked.is_err(), "{name}: output {which}, {way:#x} of the way");
+            }
+        }
     }
 }
