@@ -103,6 +103,13 @@ impl Guest {
         self.done
     }
 
+    /// The first word of a buffer in RAM as it is now; nothing is waited for.
+    pub fn peek(&self, buffer: workloads::Buffer) -> Result<u32> {
+        let mut word = [0; 4];
+        self.range(buffer, 0, 4)?.map()?.read(0, &mut word);
+        Ok(u32::from_le_bytes(word))
+    }
+
     fn buffer(&self, buffer: workloads::Buffer) -> Result<&Buffer> {
         self.buffers.get(buffer.index).and_then(Option::as_ref).context("a buffer that is not there")
     }

@@ -4,6 +4,7 @@ pub mod all;
 pub mod channels;
 pub mod copy;
 pub mod faulty;
+pub mod faulty_kernels;
 pub mod fences;
 pub mod map;
 pub mod moves;

@@ -68,7 +68,8 @@ fn facts(workload: &dyn Workload, outcome: &Outcome) -> Facts {
     let Outcome { report, close, done, iterations } = outcome;
     let [init, htod, launch, dtoh] = report.times;
     vec![
-        ("size", workload.size()),
+        // Values of a result line hold no blanks.
+        ("size", workload.size().replace(", ", "+").replace(' ', "_")),
         ("init_us", us(init)),
         ("htod_us", us(htod)),
         ("launch_us", us(launch)),
