@@ -60,7 +60,7 @@ impl Scene {
     }
 
     /// The faulty guest had one hang, and the neighbour's work was good to the end, with nothing for its kernel to tell.
-    fn finish(self, good: Pending) -> Result<()> {
+    fn finish(&self, good: Pending<'_>) -> Result<()> {
         assert_eq!(guest::counter(&self.daemon, "faulty", "hangs")?, 1);
         let good = guest::parse_smoke(&good.wait_within(guest::SMOKE_LIMIT)?)?;
         assert!(good.ok, "{}", good.line);
@@ -89,7 +89,7 @@ fn only_the_culprit_is_told(kernel: &str) -> Result<()> {
 fn only_the_culprit_is_told_of_its_kernels(kernel: &str) -> Result<()> {
     let scene = Scene::new("kernels", kernel, "")?;
     let good = scene.neighbour.start("run /bin/gpu-workloads workload --name mmul --duration 15")?;
-    scene.faulty("kernel-unmapped", &[&["7f12340000", "PGRAPH", "WRITE", "gpu-workloads"]])?;
+    scene.faulty("kernel-unmapped", &[&["7f12340000", "PGRAPH", "gpu-workloads"]])?;
     let trap = |error| [["TRAP", "gpu-workloads"], ["GPC0/TPC0/MP trap", error]];
     let [who, what] = trap("warp 0009");
     scene.faulty("kernel-illegal", &[&who, &what])?;
