@@ -1,6 +1,7 @@
 //! The papers' workloads on the stock driver: on a card of its own, and in two mediated VMs at the same time.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use serde_json::Value;
 use tests::guest::{self, card_toml, passthrough_toml, vm_toml};
 use tests::{Daemon, Output, Vm, VmConfig};
 
@@ -31,12 +32,34 @@ fn all_verified(vm: &Vm, output: &Output) -> Result<()> {
     Ok(())
 }
 
+/// A working set half as large again as the guest's VRAM: its kernel moves buffers out and in between the launches.
+#[test]
+fn a_working_set_larger_than_vram_is_verified() -> Result<()> {
+    let daemon = Daemon::start("hungry", |paths| card_toml(paths, 256) + &vm_toml("hungry", 64))?;
+    let vm = boot(&daemon, "hungry", "6.12")?;
+    let smoke = guest::smoke(&vm, "workload --name memory --working-set 96m --rounds 1")?;
+    println!("{}", smoke.line);
+    assert!(smoke.bytes >= 96 << 20, "{}", smoke.line);
+    assert_eq!(complaints(&vm.kernel_log()?), Vec::<&str>::new());
+    Ok(())
+}
+
 #[test]
 fn all_workloads_are_verified_by_passthrough() -> Result<()> {
     let daemon = Daemon::start("computes", |paths| card_toml(paths, 256) + &passthrough_toml("computes"))?;
     let vm = boot(&daemon, "computes", "6.12")?;
     let output = vm.run_within(&format!("run /bin/gpu-workloads {ALL}"), guest::SMOKE_LIMIT)?;
-    all_verified(&vm, &output)
+    all_verified(&vm, &output)?;
+    // Launched again and again, and told as benchmarks read it.
+    let looped = "run /bin/gpu-workloads workload --name loop --rounds 20000 --duration 2 --json";
+    let output = vm.run_within(looped, guest::SMOKE_LIMIT)?;
+    let object = output.lines.iter().find(|line| line.starts_with('{')).context("an object of JSON")?;
+    let object: Value = serde_json::from_str(object)?;
+    let number = |name: &str| object[name].as_u64().with_context(|| format!("{name} in {object}"));
+    assert_eq!((&object["name"], &object["ok"]), (&"loop".into(), &true.into()), "{object}");
+    assert!(number("iterations")? > 0 && number("launches")? == number("iterations")?, "{object}");
+    assert!(number("looped_us")? >= 2_000_000 && number("gpu_us")? > 0, "{object}");
+    Ok(())
 }
 
 #[test]

@@ -23,8 +23,14 @@ struct Outcome {
     report: Report,
     close: Duration,
     done: Done,
+    looped: Option<Looped>,
+}
+
+/// What was done again and again.
+struct Looped {
     /// Times that all kernels were launched.
     iterations: u64,
+    took: Duration,
 }
 
 /// `workload --name NAME|all [--scale N] [--rounds N] [--working-set BYTES] [--duration SECONDS] [--json]`
@@ -65,9 +71,9 @@ fn counts(outcome: &Outcome) -> Counts {
 
 fn facts(workload: &dyn Workload, outcome: &Outcome) -> Facts {
     let us = |time: Duration| time.as_micros().to_string();
-    let Outcome { report, close, done, iterations } = outcome;
+    let Outcome { report, close, done, looped } = outcome;
     let [init, htod, launch, dtoh] = report.times;
-    vec![
+    let mut facts = vec![
         // Values of a result line hold no blanks.
         ("size", workload.size().replace(", ", "+").replace(' ', "_")),
         ("init_us", us(init)),
@@ -77,8 +83,11 @@ fn facts(workload: &dyn Workload, outcome: &Outcome) -> Facts {
         ("close_us", us(*close)),
         ("launches", done.launches.to_string()),
         ("gpu_us", us(done.gpu_time)),
-        ("iterations", iterations.to_string()),
-    ]
+    ];
+    if let Some(Looped { iterations, took }) = looped {
+        facts.extend([("iterations", iterations.to_string()), ("looped_us", us(*took))]);
+    }
+    facts
 }
 
 /// Runs one workload, once or again and again for `duration`.
@@ -88,25 +97,21 @@ fn one(node: &Path, workload: &dyn Workload, duration: Option<Duration>) -> Resu
     let mut gpu = Guest::new(&device)?;
     gpu.finish()?;
     let opened = began.elapsed();
-    let iterations = match duration {
-        Some(duration) => again_and_again(workload, &mut gpu, duration)?,
-        None => 0,
-    };
-    let repeated = gpu.done();
+    let looped = duration.map(|duration| again_and_again(workload, &mut gpu, duration)).transpose()?;
+    let done_in_loop = gpu.done();
     let mut report = workloads::run(workload, &mut gpu)?;
     report.times[0] += opened;
-    let done = gpu.done();
     // With a duration, what counts is what was done in it; the run behind it shows that the card still computes.
-    let done = if iterations == 0 { done } else { repeated };
+    let done = if looped.is_some() { done_in_loop } else { gpu.done() };
     let began = Instant::now();
     drop(gpu);
     drop(device);
-    Ok(Outcome { report, close: began.elapsed(), done, iterations: iterations.max(1) })
+    Ok(Outcome { report, close: began.elapsed(), done, looped })
 }
 
 /// Launches until the time is over, each iteration waited for. The results are not looked at: kernels that work in
 /// place find their own output as input.
-fn again_and_again(workload: &dyn Workload, gpu: &mut Guest, duration: Duration) -> Result<u64> {
+fn again_and_again(workload: &dyn Workload, gpu: &mut Guest, duration: Duration) -> Result<Looped> {
     let setup = Setup::new(workload, gpu)?;
     setup.upload(gpu)?;
     gpu.finish()?;
@@ -116,6 +121,7 @@ fn again_and_again(workload: &dyn Workload, gpu: &mut Guest, duration: Duration)
         gpu.finish()?;
         iterations += 1;
     }
+    let took = began.elapsed();
     setup.free(gpu)?;
-    Ok(iterations)
+    Ok(Looped { iterations, took })
 }
