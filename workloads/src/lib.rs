@@ -14,15 +14,21 @@
 mod backprop;
 mod bfs;
 mod check;
+mod cpy;
+mod element;
 mod gpu;
 mod hotspot;
 mod lud;
 mod madd;
+mod memory;
+mod mmul;
 mod nn;
+mod nop;
 mod nw;
 mod phases;
 mod random;
 mod setup;
+mod spin;
 mod srad;
 mod srad2;
 
@@ -82,15 +88,27 @@ impl Default for Options {
 }
 
 /// The names of all workloads, in the order of the papers' tables.
-pub const NAMES: &[&str] = &["madd", "backprop", "bfs", "hotspot", "lud", "srad", "srad2", "nw", "nn"];
+#[rustfmt::skip]
+pub const NAMES: &[&str] = &[
+    "nop", "loop", "madd", "mmul", "fmadd", "fmmul", "cpy", "pincpy",
+    "backprop", "bfs", "hotspot", "lud", "srad", "srad2",
+    "nw", "nn", "long-madd", "memory",
+];
 
 /// The workload of that name.
 #[must_use]
 pub fn by_name(name: &str, options: Options) -> Option<Box<dyn Workload>> {
-    let Options { scale, seed, .. } = options;
+    let Options { scale, seed, rounds, working_set } = options;
     let scale = scale.clamp(1, 1000);
     Some(match name {
-        "madd" => Box::new(madd::Madd::new(scale, seed)),
+        "nop" => Box::new(nop::Nop),
+        "loop" => Box::new(spin::Spin::new(scale, seed, rounds)),
+        "madd" => Box::new(madd::Madd::new("madd", scale, seed, 1)),
+        "mmul" => Box::new(mmul::Mmul::new(scale, seed)),
+        "fmadd" => Box::new(madd::Madd::floats(scale, seed)),
+        "fmmul" => Box::new(mmul::Mmul::floats(scale, seed)),
+        "cpy" => Box::new(cpy::Cpy::new(scale, seed)),
+        "pincpy" => Box::new(cpy::PinCpy::new(scale, seed)),
         "backprop" => Box::new(backprop::Backprop::new(scale, seed)),
         "bfs" => Box::new(bfs::Bfs::new(scale, seed)),
         "hotspot" => Box::new(hotspot::Hotspot::new(scale, seed)),
@@ -99,6 +117,8 @@ pub fn by_name(name: &str, options: Options) -> Option<Box<dyn Workload>> {
         "srad2" => Box::new(srad2::Srad2::new(scale, seed)),
         "nw" => Box::new(nw::Nw::new(scale, seed)),
         "nn" => Box::new(nn::Nn::new(scale, seed)),
+        "long-madd" => Box::new(madd::Madd::new("long-madd", scale, seed, rounds.unwrap_or(madd::LONG))),
+        "memory" => Box::new(memory::MemoryHungry::new(scale, seed, working_set, rounds)),
         _ => return None,
     })
 }

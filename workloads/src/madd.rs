@@ -1,27 +1,47 @@
-//! Integer matrix addition.
+//! Matrix addition, of integers and of floats, once or again and again.
 
-use crate::{Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
+use crate::element::Element;
+use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// c = a + b.
+/// Rounds of `long-madd`, if no other number is asked for: those of GPUvm's figures.
+pub(crate) const LONG: u32 = 5;
+
+/// c = a + b, then c = c + b for the other rounds.
 #[derive(Debug)]
-pub(crate) struct Madd {
+pub(crate) struct Madd<E> {
+    name: &'static str,
+    kernel: &'static str,
     side: u32,
-    a: Vec<u32>,
-    b: Vec<u32>,
+    rounds: u32,
+    a: Vec<E>,
+    b: Vec<E>,
 }
 
-impl Madd {
-    pub(crate) fn new(scale: u32, seed: u64) -> Self {
-        let side = 64 * scale.isqrt().max(1);
-        let (count, mut random) = ((side * side) as usize, Random::new(seed));
-        Self { side, a: random.words(count), b: random.words(count) }
+impl Madd<u32> {
+    pub(crate) fn new(name: &'static str, scale: u32, seed: u64, rounds: u32) -> Self {
+        Self::of(name, "madd", scale, seed, rounds)
     }
 }
 
-impl Workload for Madd {
+impl Madd<f32> {
+    pub(crate) fn floats(scale: u32, seed: u64) -> Self {
+        Self::of("fmadd", "fmadd", scale, seed, 1)
+    }
+}
+
+impl<E: Element> Madd<E> {
+    fn of(name: &'static str, kernel: &'static str, scale: u32, seed: u64, rounds: u32) -> Self {
+        let side = 128 * scale.isqrt().max(1);
+        let (count, mut random) = ((side * side) as usize, Random::new(seed));
+        let (a, b) = (E::random(&mut random, count), E::random(&mut random, count));
+        Self { name, kernel, side, rounds: rounds.max(1), a, b }
+    }
+}
+
+impl<E: Element> Workload for Madd<E> {
     fn name(&self) -> &'static str {
-        "madd"
+        self.name
     }
 
     fn size(&self) -> String {
@@ -34,18 +54,20 @@ impl Workload for Madd {
 
     fn buffers(&self) -> Vec<Slot> {
         let c = Slot::scratch("c", size_of_val(&*self.a) as u64).output();
-        vec![Slot::words("a", &self.a), Slot::words("b", &self.b), c]
+        vec![E::slot("a", &self.a), E::slot("b", &self.b), c]
     }
 
     fn launch(&self, gpu: &mut dyn Gpu, setup: &Setup) -> Result<()> {
         let [a, b, c] = setup.buffers()?;
         let count = self.side * self.side;
-        let params = Params::new().word(count).buffer(a).buffer(b).buffer(c);
-        setup.launch(gpu, "madd", Grid::line(count, 256), &params, &[a, b, c])
+        let params = Params::new().word(count).word(self.rounds).buffer(a).buffer(b).buffer(c);
+        setup.launch(gpu, self.kernel, Grid::line(count, 256), &params, &[a, b, c])
     }
 
     fn check(&self, results: &Results) -> Result<u64> {
-        let expected: Vec<u32> = self.a.iter().zip(&self.b).map(|(a, b)| a.wrapping_add(*b)).collect();
-        results.same_words("c", &expected)
+        let sum = |(a, b): (&E, &E)| (0..self.rounds).fold(*a, |sum, _| sum.plus(*b));
+        let expected: Vec<E> = self.a.iter().zip(&self.b).map(sum).collect();
+        // Each sum is rounded to nearest on both sides.
+        E::same(results, "c", &expected, Bound::EXACT)
     }
 }

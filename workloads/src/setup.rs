@@ -1,40 +1,57 @@
 //! A workload on a device: its program, its buffers, what came back.
 
-use crate::{Bound, Buffer, Gpu, Grid, Module, Params, Place, Workload, compare_floats, compare_words};
+use crate::{Bound, Buffer, Gpu, Grid, Module, Params, Place, Random, Workload, compare_floats, compare_words};
 use anyhow::{Context, Result};
+use std::borrow::Cow;
 
 /// A buffer that a workload wants.
 #[derive(Clone, Debug)]
 pub struct Slot {
-    name: &'static str,
+    name: Cow<'static, str>,
     place: Place,
     bytes: u64,
-    input: Option<Vec<u8>>,
+    input: Input,
     output: bool,
+}
+
+/// What a buffer is filled with.
+#[derive(Clone, Debug)]
+enum Input {
+    Nothing,
+    Bytes(Vec<u8>),
+    /// [`Random::word`], one after the other; made when they are needed.
+    Random(Random),
 }
 
 impl Slot {
     /// In VRAM, for the device alone: neither filled nor read back.
     #[must_use]
-    pub fn scratch(name: &'static str, bytes: u64) -> Self {
-        Self { name, place: Place::Vram, bytes, input: None, output: false }
+    pub fn scratch(name: impl Into<Cow<'static, str>>, bytes: u64) -> Self {
+        Self { name: name.into(), place: Place::Vram, bytes, input: Input::Nothing, output: false }
     }
 
     /// Filled with bytes before the launch.
     #[must_use]
-    pub fn bytes(name: &'static str, input: Vec<u8>) -> Self {
-        Self { name, place: Place::Vram, bytes: input.len() as u64, input: Some(input), output: false }
+    pub fn bytes(name: impl Into<Cow<'static, str>>, input: Vec<u8>) -> Self {
+        let bytes = input.len() as u64;
+        Self { input: Input::Bytes(input), ..Self::scratch(name, bytes) }
+    }
+
+    /// Filled with random words before the launch, which take no memory until then.
+    #[must_use]
+    pub fn random(name: impl Into<Cow<'static, str>>, bytes: u64, random: Random) -> Self {
+        Self { input: Input::Random(random), ..Self::scratch(name, bytes) }
     }
 
     /// Filled with words before the launch.
     #[must_use]
-    pub fn words(name: &'static str, input: &[u32]) -> Self {
+    pub fn words(name: impl Into<Cow<'static, str>>, input: &[u32]) -> Self {
         Self::bytes(name, crate::words_to_bytes(input))
     }
 
     /// Filled with floats before the launch.
     #[must_use]
-    pub fn floats(name: &'static str, input: &[f32]) -> Self {
+    pub fn floats(name: impl Into<Cow<'static, str>>, input: &[f32]) -> Self {
         Self::bytes(name, crate::floats_to_bytes(input))
     }
 
@@ -53,7 +70,7 @@ impl Slot {
 
 /// What came back: the bytes of all outputs, by name.
 #[derive(Clone, Debug, Default)]
-pub struct Results(Vec<(&'static str, Vec<u8>)>);
+pub struct Results(Vec<(Cow<'static, str>, Vec<u8>)>);
 
 impl Results {
     /// The bytes of an output.
@@ -101,7 +118,8 @@ impl Results {
 /// A workload's program and buffers on a device.
 #[derive(Debug)]
 pub struct Setup {
-    module: Module,
+    /// None if it has no kernels.
+    module: Option<Module>,
     slots: Vec<Slot>,
     buffers: Vec<Buffer>,
     results: Results,
@@ -113,7 +131,8 @@ impl Setup {
     /// # Errors
     /// A kernel that does not assemble, or what the device says.
     pub fn new(workload: &dyn Workload, gpu: &mut dyn Gpu) -> Result<Self> {
-        let module = gpu.load(&crate::assemble(workload.source())?)?;
+        let program = crate::assemble(workload.source())?;
+        let module = if program.kernels.is_empty() { None } else { Some(gpu.load(&program)?) };
         let slots = workload.buffers();
         let buffers = slots.iter().map(|slot| gpu.allocate(slot.place, slot.bytes)).collect::<Result<_>>()?;
         Ok(Self { module, slots, buffers, results: Results::default() })
@@ -139,7 +158,7 @@ impl Setup {
     /// # Errors
     /// What the device says.
     pub fn launch(&self, gpu: &mut dyn Gpu, kernel: &str, grid: Grid, params: &Params, uses: &[Buffer]) -> Result<()> {
-        gpu.launch(self.module, kernel, grid, params, uses)
+        gpu.launch(self.module.context("a workload without kernels")?, kernel, grid, params, uses)
     }
 
     /// Transfers all inputs to the device.
@@ -148,8 +167,10 @@ impl Setup {
     /// What the device says.
     pub fn upload(&self, gpu: &mut dyn Gpu) -> Result<()> {
         for (slot, buffer) in self.slots.iter().zip(&self.buffers) {
-            if let Some(input) = &slot.input {
-                gpu.upload(*buffer, 0, input)?;
+            match &slot.input {
+                Input::Nothing => {}
+                Input::Bytes(input) => gpu.upload(*buffer, 0, input)?,
+                Input::Random(random) => upload_random(gpu, *buffer, *random)?,
             }
         }
         Ok(())
@@ -164,7 +185,7 @@ impl Setup {
         for (slot, buffer) in self.slots.iter().zip(&self.buffers).filter(|(slot, _)| slot.output) {
             let mut bytes = vec![0; usize::try_from(slot.bytes)?];
             gpu.download(*buffer, 0, &mut bytes)?;
-            self.results.0.push((slot.name, bytes));
+            self.results.0.push((slot.name.clone(), bytes));
         }
         Ok(())
     }
@@ -182,4 +203,16 @@ impl Setup {
     pub fn free(self, gpu: &mut dyn Gpu) -> Result<()> {
         self.buffers.into_iter().try_for_each(|buffer| gpu.free(buffer))
     }
+}
+
+/// Uploads random words, a piece at a time.
+fn upload_random(gpu: &mut dyn Gpu, buffer: Buffer, mut random: Random) -> Result<()> {
+    const PIECE: u64 = 1 << 20;
+    let mut at = 0;
+    while at < buffer.bytes {
+        let bytes = (buffer.bytes - at).min(PIECE);
+        gpu.upload(buffer, at, &crate::words_to_bytes(&random.words(usize::try_from(bytes / 4)?)))?;
+        at += bytes;
+    }
+    Ok(())
 }

@@ -160,7 +160,7 @@ fn every_workload_computes_what_the_cpu_computes() {
         let options = Options { scale, seed: 7, ..Options::default() };
         let workload = workloads::by_name(name, options).expect("a workload of that name");
         let report = workloads::run(&*workload, &mut gpu).unwrap_or_else(|error| panic!("{error:#}"));
-        assert!(report.verified > 0, "{name}");
+        assert_eq!(report.verified > 0, *name != "nop", "{name}");
     }
 }
 

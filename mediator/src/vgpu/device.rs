@@ -310,7 +310,7 @@ impl GuestEvents for MediatedVm {
                 },
                 backend,
             ),
-            GuestEvent::Graph { channel, intr, code, class, address, data } => {
+            GuestEvent::Graph { channel, intr, code, class, address, data, trap, sm } => {
                 let instance = backend.instances.get(&channel).copied();
                 let error = GraphError {
                     intr,
@@ -320,6 +320,8 @@ impl GuestEvents for MediatedVm {
                     class,
                     method: pgraph::TRAPPED_ADDRESS::METHOD.get(address) << 2,
                     data,
+                    trap,
+                    sm,
                 };
                 gpu.engine_error(EngineError::Graph(error), backend);
             }

@@ -21,7 +21,7 @@ fn one(name: &str, kernel: &str, hotplug: bool) -> Result<(Daemon, Vm)> {
 }
 
 /// Complaints of the guest's kernel that a healthy card would not cause.
-fn complaints(log: &[klog::Line]) -> Vec<&str> {
+pub(crate) fn complaints(log: &[klog::Line]) -> Vec<&str> {
     log.iter()
         .filter(|line| line.complains() && (line.text.contains("nouveau") || line.text.contains("drm")))
         .map(|line| line.text.as_str())
