@@ -23,7 +23,8 @@ pub(crate) struct Nn {
 impl Nn {
     pub(crate) fn new(scale: u32, seed: u64) -> Self {
         let mut random = Random::new(seed);
-        let records = random.units(2 * 8192 * scale as usize);
+        // The last block has threads without a record.
+        let records = random.units(2 * (8192 * scale as usize - 100));
         // One point is a record itself: the distance is zero there.
         let mut points = vec![[records[0], records[1]]];
         points.resize_with(POINTS, || [random.unit(), random.unit()]);
