@@ -25,6 +25,9 @@ const LOCAL_BYTES: u64 = 4 * MIB;
 /// Where in VRAM the first buffer is. The second one of the smallest workloads lies across the multiple of 2^32.
 const FIRST: u64 = TABLE_MIB * MIB - 0x6000;
 const END: u64 = TABLES * TABLE_MIB * MIB;
+const PAGE: u64 = 0x1000;
+/// What memory is full of when it is handed out. Behind each buffer some of it is left, for nobody to write.
+const UNUSED: u8 = 0xa5;
 
 /// The engine with an address space of its own.
 struct SimGpu {
@@ -95,12 +98,18 @@ impl SimGpu {
 impl Gpu for SimGpu {
     fn allocate(&mut self, _: Place, bytes: u64) -> Result<Buffer> {
         let address = WINDOW + self.next;
-        self.next += bytes.next_multiple_of(0x1000);
-        ensure!(self.next <= END, "no memory");
+        let pages = (bytes + 1).next_multiple_of(PAGE);
+        ensure!(self.next + pages <= END, "no memory");
+        self.memory.write(BusAddr::Vram(VramAddr(self.next)), &vec![UNUSED; pages as usize])?;
+        self.next += pages;
         Ok(Buffer { index: 0, address, bytes })
     }
 
-    fn free(&mut self, _: Buffer) -> Result<()> {
+    fn free(&mut self, buffer: Buffer) -> Result<()> {
+        let end = buffer.address - WINDOW + buffer.bytes;
+        let mut behind = vec![0; ((end + 1).next_multiple_of(PAGE) - end) as usize];
+        self.memory.read(BusAddr::Vram(VramAddr(end)), &mut behind)?;
+        ensure!(behind.iter().all(|byte| *byte == UNUSED), "something was written behind {buffer:x?}");
         Ok(())
     }
 
