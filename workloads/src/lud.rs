@@ -83,11 +83,11 @@ impl Workload for Lud {
 
     fn check(&self, results: &Results) -> Result<u64> {
         let side = self.side as usize;
-        // The worst case, by estimate. Sums of L's magnitudes over a column and of U's over a row, in terms of the pivot, are
-        // below 1, and U's cells beside the diagonal below 2: what is subtracted from such a cell is below 3 whenever it is
-        // rounded, to 2^-24. That happens `side` times at most. What is wrong with the factors makes twice that of it. On
-        // the diagonal it is as much in proportion. L's cells have U's errors by a pivot of 8 or more, and those of the
-        // reciprocal (2^-23) and the product.
+        // The worst case, by estimate. Sums of L's magnitudes over a column and of U's over a row, in terms of the
+        // pivot, are below 1, and U's cells beside the diagonal below 2: what is subtracted from such a cell is below
+        // 3 whenever it is rounded, to 2^-24. That happens `side` times at most. What is wrong with the factors makes
+        // twice that of it. On the diagonal it is as much in proportion. L's cells have U's errors by a pivot of 8 or
+        // more, and those of the reciprocal (2^-23) and the product.
         let unit = 1.0 / (1 << 23) as f32;
         let upper = Bound { relative: side as f32 * unit, absolute: 3.0 * side as f32 * unit };
         let lower = Bound { relative: (side as f32 + 4.0) * unit, absolute: 3.0 / 8.0 * side as f32 * unit };

@@ -8,8 +8,8 @@ const POINTS: usize = 4;
 /// Neighbours of each point.
 const NEIGHBOURS: usize = 10;
 const THREADS: u32 = 256;
-/// Four roundings of 2^-24 below the root, which halves them; two units in the last place, 2^-22, of the reciprocal root on
-/// the hardware; one more rounding. That is less than 2^-21.
+/// Four roundings of 2^-24 below the root, which halves them; two units in the last place, 2^-22, of the reciprocal
+/// root on the hardware; one more rounding. That is less than 2^-21.
 const BOUND: Bound = Bound { relative: 1.0 / (1 << 21) as f32, absolute: 0.0 };
 
 /// Records on the unit square.
