@@ -21,7 +21,7 @@ pub(crate) struct Bfs {
 
 impl Bfs {
     pub(crate) fn new(scale: u32, seed: u64) -> Self {
-        let (count, mut random) = (4096 * scale, Random::new(seed));
+        let (count, mut random) = (4096 * scale - 100, Random::new(seed));
         let (mut starts, mut edges) = (vec![0], Vec::new());
         for node in 0..count {
             // The search gets somewhere from the first node, whatever the seed; others may have no edges.

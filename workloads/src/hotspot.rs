@@ -90,9 +90,10 @@ impl Workload for Hotspot {
         for _ in 0..STEPS {
             temperatures = self.step(&temperatures);
         }
-        // The new temperature is a mean of the old ones with weights that are not negative, and heat: what was wrong before
-        // does not grow. The roundings of a step, in units of 2^-24 of the highest temperature: those of the heat are 16
-        // together and count an eighth, that of the sum is 1. The highest temperature is 2.4 times the lowest.
+        // The new temperature is a mean of the old ones with weights that are not negative, and heat: what was wrong
+        // before does not grow. The roundings of a step, in units of 2^-24 of the highest temperature: those of the
+        // heat are 16 together and count an eighth, that of the sum is 1. The highest temperature is 2.4 times the
+        // lowest.
         let bound = Bound { relative: 8.0 * STEPS as f32 / (1 << 24) as f32, absolute: 0.0 };
         let expected: Vec<f32> = temperatures.iter().map(|value| *value as f32).collect();
         results.same_floats("temperatures", &expected, bound)

@@ -8,8 +8,8 @@ const POINTS: usize = 4;
 /// Neighbours of each point.
 const NEIGHBOURS: usize = 10;
 const THREADS: u32 = 256;
-/// Four roundings of 2^-24 below the root, which halves them; two units in the last place, 2^-22, of the reciprocal root on
-/// the hardware; one more rounding. That is less than 2^-21.
+/// Four roundings of 2^-24 below the root, which halves them; two units in the last place, 2^-22, of the reciprocal
+/// root on the hardware; one more rounding. That is less than 2^-21.
 const BOUND: Bound = Bound { relative: 1.0 / (1 << 21) as f32, absolute: 0.0 };
 
 /// Records on the unit square.
@@ -23,7 +23,8 @@ pub(crate) struct Nn {
 impl Nn {
     pub(crate) fn new(scale: u32, seed: u64) -> Self {
         let mut random = Random::new(seed);
-        let records = random.units(2 * 8192 * scale as usize);
+        // The last block has threads without a record.
+        let records = random.units(2 * (8192 * scale as usize - 100));
         // One point is a record itself: the distance is zero there.
         let mut points = vec![[records[0], records[1]]];
         points.resize_with(POINTS, || [random.unit(), random.unit()]);

@@ -1,5 +1,5 @@
-//! Speckle-reducing anisotropic diffusion, the second version: tiles in shared memory, statistics of a part of the image,
-//! which the CPU makes.
+//! Speckle-reducing anisotropic diffusion, the second version: tiles in shared memory, statistics of a part of the
+//! image, which the CPU makes.
 
 use crate::srad::{RATE, diffused, error, speckled, variation};
 use crate::{Bound, Gpu, Grid, Params, Results, Setup, Slot, Workload};

@@ -11,17 +11,23 @@ use std::sync::Arc;
 use workloads::{Buffer, Gpu, Grid, Module, Options, Params, Place, Random, Setup, Workload};
 
 const MIB: u64 = 1 << 20;
-/// The first page tables of the directory, each for 128 MiB.
+/// Page tables, each for 128 MiB.
 const TABLES: u64 = 2;
+const TABLE_MIB: u64 = 128;
 const DIRECTORY: u64 = 0x1_0000;
 const TABLE: u64 = MIB;
+/// The GPU's address of VRAM's first byte: what is in the second table begins at a multiple of 2^32.
+const WINDOW: u64 = (0x13 << 32) - TABLE_MIB * MIB;
 /// Parameters stand here, in bank 0.
 const BANK: u64 = 2 * MIB;
 const LOCAL: u64 = 4 * MIB;
 const LOCAL_BYTES: u64 = 4 * MIB;
-/// The first address that is handed out. Addresses are the same for the GPU and in VRAM.
-const FIRST: u64 = 8 * MIB;
-const END: u64 = TABLES * 128 * MIB;
+/// Where in VRAM the first buffer is. The second one of the smallest workloads lies across the multiple of 2^32.
+const FIRST: u64 = TABLE_MIB * MIB - 0x6000;
+const END: u64 = TABLES * TABLE_MIB * MIB;
+const PAGE: u64 = 0x1000;
+/// What memory is full of when it is handed out. Behind each buffer some of it is left, for nobody to write.
+const UNUSED: u8 = 0xa5;
 
 /// The engine with an address space of its own.
 struct SimGpu {
@@ -41,9 +47,10 @@ impl SimGpu {
         for index in 0..TABLES {
             let table = TABLE + index * 0x4_0000;
             let entry = (1 | table >> 8) << 32;
-            memory.write(BusAddr::Vram(VramAddr(DIRECTORY + index * 8)), &entry.to_le_bytes())?;
+            let at = DIRECTORY + (WINDOW / (TABLE_MIB * MIB) + index) * 8;
+            memory.write(BusAddr::Vram(VramAddr(at)), &entry.to_le_bytes())?;
             for page in 0..0x8000 {
-                let entry = 1 | (index * 128 * MIB + page * 0x1000) >> 8;
+                let entry = 1 | (index * TABLE_MIB * MIB + page * 0x1000) >> 8;
                 memory.write(BusAddr::Vram(VramAddr(table + page * 8)), &entry.to_le_bytes())?;
             }
         }
@@ -54,11 +61,13 @@ impl SimGpu {
         let space = AddressSpace { directory: BusAddr::Vram(VramAddr(DIRECTORY)), limit: GpuVa((1 << 40) - 1) };
         let mut gpu = Self { compute, memory, mmu, space, next: FIRST, modules: Vec::new(), instructions: 0 };
         gpu.methods(&[
-            (methods::LOCAL_ADDRESS_LOW, LOCAL as u32),
+            (methods::LOCAL_ADDRESS_HIGH, ((WINDOW + LOCAL) >> 32) as u32),
+            (methods::LOCAL_ADDRESS_LOW, (WINDOW + LOCAL) as u32),
             (methods::LOCAL_SIZE_LOW, LOCAL_BYTES as u32),
             (methods::STACK_SIZE, 0x800),
             (methods::CONSTANT_SIZE, 0x1000),
-            (methods::CONSTANT_ADDRESS_LOW, BANK as u32),
+            (methods::CONSTANT_ADDRESS_HIGH, ((WINDOW + BANK) >> 32) as u32),
+            (methods::CONSTANT_ADDRESS_LOW, (WINDOW + BANK) as u32),
             (methods::CONSTANT_BIND, 1),
         ])?;
         Ok(gpu)
@@ -82,19 +91,25 @@ impl SimGpu {
 
     fn range(buffer: Buffer, at: u64, bytes: usize) -> Result<BusAddr> {
         ensure!(at + bytes as u64 <= buffer.bytes, "{bytes} bytes at {at:#x} of {buffer:x?}");
-        Ok(BusAddr::Vram(VramAddr(buffer.address + at)))
+        Ok(BusAddr::Vram(VramAddr(buffer.address - WINDOW + at)))
     }
 }
 
 impl Gpu for SimGpu {
     fn allocate(&mut self, _: Place, bytes: u64) -> Result<Buffer> {
-        let address = self.next;
-        self.next += bytes.next_multiple_of(0x1000);
-        ensure!(self.next <= END, "no memory");
+        let address = WINDOW + self.next;
+        let pages = (bytes + 1).next_multiple_of(PAGE);
+        ensure!(self.next + pages <= END, "no memory");
+        self.memory.write(BusAddr::Vram(VramAddr(self.next)), &vec![UNUSED; pages as usize])?;
+        self.next += pages;
         Ok(Buffer { index: 0, address, bytes })
     }
 
-    fn free(&mut self, _: Buffer) -> Result<()> {
+    fn free(&mut self, buffer: Buffer) -> Result<()> {
+        let end = buffer.address - WINDOW + buffer.bytes;
+        let mut behind = vec![0; ((end + 1).next_multiple_of(PAGE) - end) as usize];
+        self.memory.read(BusAddr::Vram(VramAddr(end)), &mut behind)?;
+        ensure!(behind.iter().all(|byte| *byte == UNUSED), "something was written behind {buffer:x?}");
         Ok(())
     }
 
@@ -126,6 +141,7 @@ impl Gpu for SimGpu {
         self.memory.write(BusAddr::Vram(VramAddr(BANK + 0x20)), params.bytes())?;
         let Grid { blocks, threads } = grid;
         self.methods(&[
+            (methods::CODE_ADDRESS_HIGH, (code >> 32) as u32),
             (methods::CODE_ADDRESS_LOW, code as u32),
             (methods::PROGRAM_START, kernel.entry_offset),
             (methods::REGISTERS, kernel.registers),
@@ -155,7 +171,7 @@ impl Gpu for SimGpu {
 
 #[test]
 fn every_workload_computes_what_the_cpu_computes() {
-    for (scale, name) in [1, 3].into_iter().flat_map(|scale| workloads::NAMES.iter().map(move |name| (scale, name))) {
+    for (scale, name) in [1, 10].into_iter().flat_map(|scale| workloads::NAMES.iter().map(move |name| (scale, name))) {
         let mut gpu = SimGpu::new().expect("a card");
         let options = Options { scale, seed: 7, ..Options::default() };
         let workload = workloads::by_name(name, options).expect("a workload of that name");
