@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use workloads::{Grid, Module, Params, Place};
+use workloads::{Gpu, Grid, Module, Params, Place};
 
 use crate::device::{Buffer, Channel, Device, Domain, Use};
 use crate::push::{Engine, Object, Push, linear};
@@ -21,7 +21,7 @@ use methods::{Area, Code, STAMP_BYTES};
 const STAGING: u64 = 2 << 20;
 /// Launches whose stamps are kept until the next wait.
 const STAMPED: u64 = 128;
-/// Offset of the stamp of [`Guest::finish`] in the buffer of stamps; pairs of launches come before it.
+/// Offset of the stamp of [`Gpu::finish`] in the buffer of stamps; pairs of launches come before it.
 const LAST_STAMP: u64 = STAMPED * 2 * STAMP_BYTES;
 
 /// What was done on a [`Guest`].
@@ -182,7 +182,7 @@ impl Guest {
     }
 }
 
-impl workloads::Gpu for Guest {
+impl Gpu for Guest {
     fn allocate(&mut self, place: Place, bytes: u64) -> Result<workloads::Buffer> {
         let domain = match place {
             Place::Vram => Domain::Vram,
