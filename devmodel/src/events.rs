@@ -91,4 +91,21 @@ pub struct GraphError {
     pub method: u32,
     /// Its data.
     pub data: u32,
+    /// Units that trapped, bits as in `pgraph::TRAP`.
+    pub trap: u32,
+    /// What a multiprocessor says, if one trapped.
+    pub sm: Option<SmError>,
+}
+
+/// A multiprocessor stopped on something that a kernel of this guest did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SmError {
+    /// Which cluster; the first is named if the guest's GPU has no such one.
+    pub gpc: u32,
+    /// Which TPC of it; as above.
+    pub tpc: u32,
+    /// What a warp did, a number of `compute90c0::warp_error`.
+    pub warp: u32,
+    /// Bits of errors that are no warp's.
+    pub global: u32,
 }

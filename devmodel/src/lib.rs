@@ -38,7 +38,7 @@ pub mod vgpu;
 
 pub use backend::{Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, Place};
 pub use config::{ConfigError, VGpuConfig};
-pub use events::{CopyError, EngineError, GraphError, MmuFault, PbdmaError};
+pub use events::{CopyError, EngineError, GraphError, MmuFault, PbdmaError, SmError};
 pub use pci::{PciConfig, PciEvents, PciIdentity};
 pub use vgpu::VGpu;
 

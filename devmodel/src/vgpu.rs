@@ -1,11 +1,11 @@
 //! The vGPU: the virtual register file, its events, and what the VMM's accesses do to it.
 
+#[macro_use]
 mod dispatch;
 mod inspect;
 
 use crate::access;
 use crate::backend::{Aperture, Backend};
-use crate::blocks::At;
 use crate::blocks::board::{CopyEngine, Pmu};
 use crate::blocks::graph::Graph;
 use crate::blocks::pbdma::Pbdma;
@@ -13,6 +13,7 @@ use crate::blocks::pbus::Pbus;
 use crate::blocks::pfifo::Pfifo;
 use crate::blocks::pmc::Pmc;
 use crate::blocks::ptimer::Ptimer;
+use crate::blocks::{At, Cx};
 use crate::config::{ConfigError, VGpuConfig};
 use crate::denied::{Denials, Reason, Site};
 use crate::events::{EngineError, MmuFault, PbdmaError};
@@ -21,7 +22,7 @@ use crate::pci::PciConfig;
 use crate::policy::{self, RangeKind, Target};
 use crate::storage::Storage;
 use nvspec::fifo::VirtualChannelId;
-use nvspec::regs::{ce0, ce1, windows};
+use nvspec::regs::{ce0, ce1, sm_trap, windows};
 
 /// One VM's GPU: its registers, and what they stand for.
 #[derive(Clone, Debug)]
@@ -180,7 +181,10 @@ impl VGpu {
                 self.register_write(register, policy, at, value, backend);
                 self.evaluate(backend);
             }
-            Target::Range(RangeKind::State) => self.storage.set(offset, value),
+            Target::Range(RangeKind::State) => {
+                let written = sm_trap::written(offset, self.storage.get(offset), value);
+                self.storage.set(offset, written);
+            }
             // A ROM.
             Target::Range(RangeKind::Prom) => {}
             Target::Range(RangeKind::Pramin) => self.pramin_write(u64::from(offset), &value.to_le_bytes(), backend),
@@ -252,7 +256,7 @@ impl VGpu {
     /// An engine stopped on a method of this guest.
     pub fn engine_error(&mut self, error: EngineError, backend: &mut dyn Backend) {
         match error {
-            EngineError::Graph(error) => self.graph.error(error),
+            EngineError::Graph(error) => self.graph.error(error, &mut cx!(self, backend)),
             EngineError::Copy(error) => {
                 let Self { copy: [first, second], storage, .. } = self;
                 match error.engine {

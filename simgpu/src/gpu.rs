@@ -18,8 +18,8 @@ use crate::thread::Alarm;
 use crate::vbios;
 use card::Aperture;
 use nvspec::mmu::fault::{hub_client, unit};
-use nvspec::regs;
 use nvspec::regs::windows::{PGRAPH_RANGES, STATE_RANGES, UNCLAIMED, pramin, prom};
+use nvspec::regs::{self, sm_trap};
 use std::sync::Arc;
 
 /// The card's state.
@@ -351,7 +351,8 @@ impl Gpu {
 
     fn undeclared_write(&mut self, offset: u32, value: u32) {
         if is_state(offset) {
-            self.cx.storage.poke(offset, value);
+            let old = self.cx.storage.peek(offset);
+            self.cx.storage.poke(offset, sm_trap::written(offset, old, value));
         } else {
             self.cx.undeclared.note(offset, Some(value));
         }

@@ -118,7 +118,8 @@ pub(crate) fn trap(error: EngineError, class: u32, method: Method, cx: &mut Cx) 
 fn warp_error(code: u32, cx: &mut Cx) {
     let mut set = |at: u32, bits: u32| cx.storage.poke(at, cx.storage.peek(at) | bits);
     set(pgraph::TRAP::OFFSET, pgraph::TRAP::GPC.mask());
-    set(sm_trap::gpc(0), sm_trap::TPC_0.mask());
+    set(pgraph::TRAP_GPCS::OFFSET, 1);
+    set(sm_trap::gpc(0), sm_trap::TPC_MASK.of(1));
     set(sm_trap::tpc(0, 0), sm_trap::SM.mask());
     cx.storage.poke(sm_trap::warp_error(0, 0), code);
 }

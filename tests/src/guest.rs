@@ -80,9 +80,9 @@ pub fn parse_smoke(output: &Output) -> Result<Smoke> {
     })
 }
 
-/// Runs `gpu-smoke` with `args` to its end; fails unless all was verified.
+/// Runs `gpu-workloads` with `args` to its end; fails unless all was verified.
 pub fn smoke(vm: &Vm, args: &str) -> Result<Smoke> {
-    let output = vm.run_within(&format!("run /bin/gpu-smoke {args}"), SMOKE_LIMIT)?;
+    let output = vm.run_within(&format!("run /bin/gpu-workloads {args}"), SMOKE_LIMIT)?;
     let smoke = parse_smoke(&output)?;
     if !smoke.ok {
         let log = vm.run("dmesg").map(|log| log.text()).unwrap_or_default();

@@ -23,8 +23,8 @@ fn killed_vm_leaves_nothing_behind_and_its_neighbour_copies_on() -> Result<()> {
     let dies = boot(&daemon, "dies", "6.1")?;
     guest::load_driver(&stays)?;
     guest::load_driver(&dies)?;
-    let good = stays.start("run /bin/gpu-smoke stress --seconds 25")?;
-    let doomed = dies.start("run /bin/gpu-smoke stress --seconds 600")?;
+    let good = stays.start("run /bin/gpu-workloads stress --seconds 25")?;
+    let doomed = dies.start("run /bin/gpu-workloads stress --seconds 600")?;
     doomed.wait_line("stress", guest::LOAD_LIMIT)?;
     wait::until("the doomed VM to submit", Duration::from_secs(60), || {
         Ok((guest::counter(&daemon, "dies", "doorbells")? > 50).then_some(()))
@@ -53,7 +53,7 @@ fn vms_come_and_go_beside_one_that_copies() -> Result<()> {
     let daemon = Daemon::start("churn", |paths| card_toml(paths, 256) + &vm_toml("stays", 64))?;
     let stays = boot(&daemon, "stays", "6.1")?;
     guest::load_driver(&stays)?;
-    let good = stays.start("run /bin/gpu-smoke stress --seconds 15")?;
+    let good = stays.start("run /bin/gpu-workloads stress --seconds 15")?;
     let free = |daemon: &Daemon| -> Result<u64> {
         Ok(daemon.ctl_json(&["card", "show", "card0"])?["vram_free_mib"].as_u64().unwrap_or(0))
     };
@@ -93,7 +93,7 @@ fn sigterm_ends_the_daemon_while_a_guest_uses_it() -> Result<()> {
     let mut daemon = Daemon::start("term", |paths| card_toml(paths, 128) + &vm_toml("user", 64))?;
     let vm = boot(&daemon, "user", "6.1")?;
     guest::load_driver(&vm)?;
-    let _stress = vm.start("run /bin/gpu-smoke stress --seconds 60")?;
+    let _stress = vm.start("run /bin/gpu-workloads stress --seconds 60")?;
     let status = daemon.stop()?;
     assert!(status.success(), "{status}\n{}", daemon.log_tail());
     assert!(!daemon.vm_socket("user").exists() && !daemon.paths().admin_socket.exists());

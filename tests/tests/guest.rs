@@ -6,3 +6,5 @@ mod faults;
 mod harness;
 #[path = "guest/stories.rs"]
 mod stories;
+#[path = "guest/workloads.rs"]
+mod workload_stories;

@@ -69,7 +69,7 @@ fn pointers_outside_of_the_share_are_denied_and_counted() -> Result<()> {
     let attacker = boot(&daemon, "attacker", "6.1")?;
     guest::load_driver(&victim)?;
     guest::smoke(&victim, &format!("fill --pattern {PATTERN}"))?;
-    let stress = victim.start("run /bin/gpu-smoke stress --seconds 20")?;
+    let stress = victim.start("run /bin/gpu-workloads stress --seconds 20")?;
     // Without a driver: the program has the BARs for itself.
     let attack = guest::smoke(&attacker, &format!("bar hostile --pattern {PATTERN}"))?;
     assert!(attack.line.contains("hits=0"), "{}", attack.line);
@@ -89,7 +89,7 @@ fn beside_a_client(name: &str, attack: impl FnOnce(&Daemon) -> Result<()>) -> Re
     let daemon = pair(name)?;
     let victim = boot(&daemon, "victim", "6.1")?;
     guest::load_driver(&victim)?;
-    let stress = victim.start("run /bin/gpu-smoke stress --seconds 8")?;
+    let stress = victim.start("run /bin/gpu-workloads stress --seconds 8")?;
     attack(&daemon)?;
     let stress = guest::parse_smoke(&stress.wait_within(guest::SMOKE_LIMIT)?)?;
     assert!(stress.ok, "the neighbour's copies: {}", stress.line);

@@ -123,6 +123,12 @@ pub trait Gpu {
     /// A range outside the buffer, or the driver's error.
     fn download(&mut self, buffer: Buffer, at: u64, bytes: &mut [u8]) -> Result<()>;
 
+    /// Copies the first `bytes` of a buffer to the start of another by the GPU's copy engine; does not wait.
+    ///
+    /// # Errors
+    /// A range outside of a buffer, or the driver's error.
+    fn copy(&mut self, from: Buffer, to: Buffer, bytes: u64) -> Result<()>;
+
     /// Makes a program ready to launch.
     ///
     /// # Errors

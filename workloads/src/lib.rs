@@ -6,23 +6,40 @@
 //! GPUvm's table does, and compares the result with what the CPU computes: bit for bit for integers, within a stated
 //! bound for floats.
 //!
-//! Parts: `gpu`, the device as workloads see it; `phases`, [`run`] and its times; `check`, comparing; one file for each
-//! workload, its kernels beside it in `kernels/NAME.sm20`.
+//! Parts: `gpu`, the device as workloads see it; `setup`, a workload on one; `phases`, [`run`] and its times; `check`,
+//! comparing; one file for each workload, its kernels beside it in `kernels/NAME.sm20`.
 
 #![forbid(unsafe_code)]
 
+mod backprop;
+mod bfs;
 mod check;
+mod cpy;
+mod element;
 mod gpu;
+mod hotspot;
+mod lud;
 mod madd;
+mod memory;
+mod mmul;
+mod nn;
+mod nop;
+mod nw;
 mod phases;
 mod random;
+mod setup;
+mod spin;
+mod srad;
+mod srad2;
 
 pub use check::{Bound, compare_floats, compare_words};
 pub use gpu::{Buffer, Gpu, Grid, Module, Params, Place};
 pub use phases::{Phase, Report, run};
 pub use random::Random;
+pub use setup::{Results, Setup, Slot};
 
-/// A computation with an input and a known result.
+/// A computation with an input and a known result. Its buffers and transfers are what [`Setup`] makes of
+/// [`Self::buffers`].
 pub trait Workload {
     /// As the command line names it.
     fn name(&self) -> &'static str;
@@ -30,48 +47,85 @@ pub trait Workload {
     /// The problem's size in words, such as `256x256`.
     fn size(&self) -> String;
 
-    /// Makes programs and buffers; nothing is transferred or launched.
-    ///
-    /// # Errors
-    /// What the device says.
-    fn init(&mut self, gpu: &mut dyn Gpu) -> anyhow::Result<()>;
+    /// Its kernels, in assembly.
+    fn source(&self) -> &'static str;
 
-    /// Transfers the input to the device.
-    ///
-    /// # Errors
-    /// What the device says.
-    fn upload(&mut self, gpu: &mut dyn Gpu) -> anyhow::Result<()>;
+    /// Its buffers. Names of outputs differ from each other.
+    fn buffers(&self) -> Vec<Slot>;
 
     /// Launches all kernels. The caller waits for them.
     ///
     /// # Errors
     /// What the device says.
-    fn launch(&mut self, gpu: &mut dyn Gpu) -> anyhow::Result<()>;
-
-    /// Transfers the result from the device.
-    ///
-    /// # Errors
-    /// What the device says.
-    fn download(&mut self, gpu: &mut dyn Gpu) -> anyhow::Result<()>;
+    fn launch(&self, gpu: &mut dyn Gpu, setup: &Setup) -> anyhow::Result<()>;
 
     /// Computes the result on the CPU and compares; returns the number of bytes compared.
     ///
     /// # Errors
     /// Where the results differ, and by how much.
-    fn check(&self) -> anyhow::Result<u64>;
+    fn check(&self, results: &Results) -> anyhow::Result<u64>;
+}
+
+/// What decides a workload's size and input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// About how much larger than its smallest size it is to be: work grows in proportion, 1 takes a fraction of a
+    /// second on a software card. From 1 to 1000.
+    pub scale: u32,
+    /// Decides the input.
+    pub seed: u64,
+    /// How often a kernel of chosen length repeats its work: those of `loop`, `long-madd`, `memory`. Their own choice
+    /// if not given.
+    pub rounds: Option<u32>,
+    /// Bytes that `memory` works on. Its own choice if not given.
+    pub working_set: Option<u64>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { scale: 1, seed: 1, rounds: None, working_set: None }
+    }
 }
 
 /// The names of all workloads, in the order of the papers' tables.
-pub const NAMES: &[&str] = &["madd"];
+#[rustfmt::skip]
+pub const NAMES: &[&str] = &[
+    "nop", "loop", "madd", "mmul", "fmadd", "fmmul", "cpy", "pincpy",
+    "backprop", "bfs", "hotspot", "lud", "srad", "srad2",
+    "nw", "nn", "long-madd", "memory",
+];
 
-/// The workload of that name. `scale` is about how much larger than its smallest size it is to be: work grows in
-/// proportion, 1 takes a fraction of a second on a software card. `seed` decides the input.
+/// The workload of that name.
 #[must_use]
-pub fn by_name(name: &str, scale: u32, seed: u64) -> Option<Box<dyn Workload>> {
+pub fn by_name(name: &str, options: Options) -> Option<Box<dyn Workload>> {
+    let Options { scale, seed, rounds, working_set } = options;
+    let scale = scale.clamp(1, 1000);
     Some(match name {
-        "madd" => Box::new(madd::Madd::new(scale, seed)),
+        "nop" => Box::new(nop::Nop),
+        "loop" => Box::new(spin::Spin::new(scale, seed, rounds)),
+        "madd" => Box::new(madd::Madd::new("madd", scale, seed, 1)),
+        "mmul" => Box::new(mmul::Mmul::new(scale, seed)),
+        "fmadd" => Box::new(madd::Madd::floats(scale, seed)),
+        "fmmul" => Box::new(mmul::Mmul::floats(scale, seed)),
+        "cpy" => Box::new(cpy::Cpy::new(scale, seed)),
+        "pincpy" => Box::new(cpy::PinCpy::new(scale, seed)),
+        "backprop" => Box::new(backprop::Backprop::new(scale, seed)),
+        "bfs" => Box::new(bfs::Bfs::new(scale, seed)),
+        "hotspot" => Box::new(hotspot::Hotspot::new(scale, seed)),
+        "lud" => Box::new(lud::Lud::new(scale, seed)),
+        "srad" => Box::new(srad::Srad::new(scale, seed)),
+        "srad2" => Box::new(srad2::Srad2::new(scale, seed)),
+        "nw" => Box::new(nw::Nw::new(scale, seed)),
+        "nn" => Box::new(nn::Nn::new(scale, seed)),
+        "long-madd" => Box::new(madd::Madd::new("long-madd", scale, seed, rounds.unwrap_or(madd::LONG))),
+        "memory" => Box::new(memory::MemoryHungry::new(scale, seed, working_set, rounds)),
         _ => return None,
     })
+}
+
+/// The side of a square whose area grows with `scale`, which is from 1 to 1000: a multiple of 16.
+fn side(smallest: u32, scale: u32) -> u32 {
+    (smallest * smallest * scale).isqrt().next_multiple_of(16)
 }
 
 /// Assembles a kernel of this crate.

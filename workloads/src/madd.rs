@@ -1,67 +1,73 @@
-//! Integer matrix addition.
+//! Matrix addition, of integers and of floats, once or again and again.
 
-use crate::{Buffer, Gpu, Grid, Params, Place, Random, Workload, compare_words};
-use anyhow::{Context, Result};
+use crate::element::Element;
+use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
+use anyhow::Result;
 
-/// c = a + b.
+/// Rounds of `long-madd`, if no other number is asked for: those of GPUvm's figures.
+pub(crate) const LONG: u32 = 5;
+
+/// c = a + b, then c = c + b for the other rounds.
 #[derive(Debug)]
-pub(crate) struct Madd {
+pub(crate) struct Madd<E> {
+    name: &'static str,
+    kernel: &'static str,
     side: u32,
-    a: Vec<u32>,
-    b: Vec<u32>,
-    c: Vec<u32>,
-    device: Option<(crate::Module, [Buffer; 3])>,
+    rounds: u32,
+    a: Vec<E>,
+    b: Vec<E>,
 }
 
-impl Madd {
-    pub(crate) fn new(scale: u32, seed: u64) -> Self {
-        let side = 64 * scale.isqrt().max(1);
-        let (count, mut random) = ((side * side) as usize, Random::new(seed));
-        Self { side, a: random.words(count), b: random.words(count), c: vec![0; count], device: None }
+impl Madd<u32> {
+    pub(crate) fn new(name: &'static str, scale: u32, seed: u64, rounds: u32) -> Self {
+        Self::of(name, "madd", scale, seed, rounds)
     }
 }
 
-impl Workload for Madd {
+impl Madd<f32> {
+    pub(crate) fn floats(scale: u32, seed: u64) -> Self {
+        Self::of("fmadd", "fmadd", scale, seed, 1)
+    }
+}
+
+impl<E: Element> Madd<E> {
+    fn of(name: &'static str, kernel: &'static str, scale: u32, seed: u64, rounds: u32) -> Self {
+        let side = 128 * scale.isqrt().max(1);
+        let (count, mut random) = ((side * side) as usize, Random::new(seed));
+        let (a, b) = (E::random(&mut random, count), E::random(&mut random, count));
+        Self { name, kernel, side, rounds: rounds.max(1), a, b }
+    }
+}
+
+impl<E: Element> Workload for Madd<E> {
     fn name(&self) -> &'static str {
-        "madd"
+        self.name
     }
 
     fn size(&self) -> String {
         format!("{0}x{0}", self.side)
     }
 
-    fn init(&mut self, gpu: &mut dyn Gpu) -> Result<()> {
-        let program = crate::assemble(include_str!("kernels/madd.sm20"))?;
-        let module = gpu.load(&program)?;
-        let bytes = size_of_val(&*self.a) as u64;
-        let mut buffer = || gpu.allocate(Place::Vram, bytes);
-        self.device = Some((module, [buffer()?, buffer()?, buffer()?]));
-        Ok(())
+    fn source(&self) -> &'static str {
+        include_str!("kernels/madd.sm20")
     }
 
-    fn upload(&mut self, gpu: &mut dyn Gpu) -> Result<()> {
-        let (_, [a, b, _]) = self.device.context("not initialised")?;
-        gpu.upload(a, 0, &crate::words_to_bytes(&self.a))?;
-        gpu.upload(b, 0, &crate::words_to_bytes(&self.b))
+    fn buffers(&self) -> Vec<Slot> {
+        let c = Slot::scratch("c", size_of_val(&*self.a) as u64).output();
+        vec![E::slot("a", &self.a), E::slot("b", &self.b), c]
     }
 
-    fn launch(&mut self, gpu: &mut dyn Gpu) -> Result<()> {
-        let (module, [a, b, c]) = self.device.context("not initialised")?;
+    fn launch(&self, gpu: &mut dyn Gpu, setup: &Setup) -> Result<()> {
+        let [a, b, c] = setup.buffers()?;
         let count = self.side * self.side;
-        let params = Params::new().word(count).buffer(a).buffer(b).buffer(c);
-        gpu.launch(module, "madd", Grid::line(count, 256), &params, &[a, b, c])
+        let params = Params::new().word(count).word(self.rounds).buffer(a).buffer(b).buffer(c);
+        setup.launch(gpu, self.kernel, Grid::line(count, 256), &params, &[a, b, c])
     }
 
-    fn download(&mut self, gpu: &mut dyn Gpu) -> Result<()> {
-        let (_, [_, _, c]) = self.device.context("not initialised")?;
-        let mut bytes = vec![0; size_of_val(&*self.c)];
-        gpu.download(c, 0, &mut bytes)?;
-        self.c = crate::bytes_to_words(&bytes);
-        Ok(())
-    }
-
-    fn check(&self) -> Result<u64> {
-        let expected: Vec<u32> = self.a.iter().zip(&self.b).map(|(a, b)| a.wrapping_add(*b)).collect();
-        compare_words("c", &self.c, &expected)
+    fn check(&self, results: &Results) -> Result<u64> {
+        let sum = |(a, b): (&E, &E)| (0..self.rounds).fold(*a, |sum, _| sum.plus(*b));
+        let expected: Vec<E> = self.a.iter().zip(&self.b).map(sum).collect();
+        // Each sum is rounded to nearest on both sides.
+        E::same(results, "c", &expected, Bound::EXACT)
     }
 }

@@ -1,6 +1,6 @@
 //! Running a workload, in the phases of GPUvm's figures.
 
-use crate::{Gpu, Workload};
+use crate::{Gpu, Setup, Workload};
 use anyhow::{Context, Result};
 use std::time::{Duration, Instant};
 
@@ -42,24 +42,36 @@ pub struct Report {
     pub verified: u64,
 }
 
-/// Runs a workload and checks its result.
+/// Runs a workload, checks its result, and gives its buffers back.
 ///
 /// # Errors
 /// The device's, or where the result is wrong; each names the workload.
-pub fn run(workload: &mut dyn Workload, gpu: &mut dyn Gpu) -> Result<Report> {
+pub fn run(workload: &dyn Workload, gpu: &mut dyn Gpu) -> Result<Report> {
     let mut times = [Duration::ZERO; 4];
+    let mut setup = None;
     for (time, phase) in times.iter_mut().zip(Phase::ALL) {
         let began = Instant::now();
-        match phase {
-            Phase::Init => workload.init(gpu),
-            Phase::Upload => workload.upload(gpu),
-            Phase::Launch => workload.launch(gpu),
-            Phase::Download => workload.download(gpu),
-        }
-        .and_then(|()| gpu.finish())
-        .with_context(|| format!("{} in phase {}", workload.name(), phase.name()))?;
+        execute(phase, workload, gpu, &mut setup)
+            .with_context(|| format!("{} in phase {}", workload.name(), phase.name()))?;
         *time = began.elapsed();
     }
-    let verified = workload.check().with_context(|| format!("{} has a wrong result", workload.name()))?;
+    let setup = setup.context("a run has a setup")?;
+    let verified =
+        workload.check(setup.results()).with_context(|| format!("{} has a wrong result", workload.name()))?;
+    setup.free(gpu)?;
     Ok(Report { times, verified })
+}
+
+fn execute(phase: Phase, workload: &dyn Workload, gpu: &mut dyn Gpu, slot: &mut Option<Setup>) -> Result<()> {
+    let setup = match slot {
+        Some(setup) => setup,
+        None => slot.insert(Setup::new(workload, gpu)?),
+    };
+    match phase {
+        Phase::Init => {}
+        Phase::Upload => setup.upload(gpu)?,
+        Phase::Launch => workload.launch(gpu, setup)?,
+        Phase::Download => setup.download(gpu)?,
+    }
+    gpu.finish()
 }

@@ -1,5 +1,8 @@
 //! Inputs from a seed.
 
+/// What the state grows by.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
 /// A generator of inputs (SplitMix64): the same seed gives the same numbers everywhere.
 #[derive(Clone, Copy, Debug)]
 pub struct Random(u64);
@@ -13,7 +16,7 @@ impl Random {
 
     /// The next number.
     pub fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.0 = self.0.wrapping_add(STEP);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ (mixed >> 31)
@@ -24,9 +27,14 @@ impl Random {
         (self.next_u64() >> 32) as u32
     }
 
+    /// Goes on as if so many words had been taken.
+    pub fn skip(&mut self, words: u64) {
+        self.0 = self.0.wrapping_add(words.wrapping_mul(STEP));
+    }
+
     /// A number below `end`, which is not 0.
     pub fn below(&mut self, end: u32) -> u32 {
-        (u64::from(self.word()) * u64::from(end) >> 32) as u32
+        ((u64::from(self.word()) * u64::from(end)) >> 32) as u32
     }
 
     /// A float from 0 up to but not including 1.
@@ -42,5 +50,20 @@ impl Random {
     /// So many floats from 0 to 1.
     pub fn units(&mut self, count: usize) -> Vec<f32> {
         (0..count).map(|_| self.unit()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn skipping_is_taking() {
+        let mut taken = Random::new(9);
+        let words = taken.words(100);
+        let mut skipped = Random::new(9);
+        skipped.skip(90);
+        assert_eq!(skipped.words(10), words[90..]);
+        assert_eq!(skipped.next_u64(), taken.next_u64());
     }
 }

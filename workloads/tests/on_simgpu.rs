@@ -8,20 +8,26 @@ use simgpu::engines::{EngineCx, Progress, Work};
 use simgpu::memory::{BusAddr, Memory, Vram};
 use simgpu::mmu::{AddressSpace, Mmu};
 use std::sync::Arc;
-use workloads::{Buffer, Gpu, Grid, Module, Params, Place};
+use workloads::{Buffer, Gpu, Grid, Module, Options, Params, Place, Random, Setup, Workload};
 
 const MIB: u64 = 1 << 20;
-/// The first page tables of the directory, each for 128 MiB.
+/// Page tables, each for 128 MiB.
 const TABLES: u64 = 2;
+const TABLE_MIB: u64 = 128;
 const DIRECTORY: u64 = 0x1_0000;
 const TABLE: u64 = MIB;
+/// The GPU's address of VRAM's first byte: what is in the second table begins at a multiple of 2^32.
+const WINDOW: u64 = (0x13 << 32) - TABLE_MIB * MIB;
 /// Parameters stand here, in bank 0.
 const BANK: u64 = 2 * MIB;
 const LOCAL: u64 = 4 * MIB;
 const LOCAL_BYTES: u64 = 4 * MIB;
-/// The first address that is handed out. Addresses are the same for the GPU and in VRAM.
-const FIRST: u64 = 8 * MIB;
-const END: u64 = TABLES * 128 * MIB;
+/// Where in VRAM the first buffer is. The second one of the smallest workloads lies across the multiple of 2^32.
+const FIRST: u64 = TABLE_MIB * MIB - 0x6000;
+const END: u64 = TABLES * TABLE_MIB * MIB;
+const PAGE: u64 = 0x1000;
+/// What memory is full of when it is handed out. Behind each buffer some of it is left, for nobody to write.
+const UNUSED: u8 = 0xa5;
 
 /// The engine with an address space of its own.
 struct SimGpu {
@@ -31,6 +37,8 @@ struct SimGpu {
     space: AddressSpace,
     next: u64,
     modules: Vec<(u64, sm20::Program)>,
+    /// Instructions of all threads so far.
+    instructions: u64,
 }
 
 impl SimGpu {
@@ -39,9 +47,10 @@ impl SimGpu {
         for index in 0..TABLES {
             let table = TABLE + index * 0x4_0000;
             let entry = (1 | table >> 8) << 32;
-            memory.write(BusAddr::Vram(VramAddr(DIRECTORY + index * 8)), &entry.to_le_bytes())?;
+            let at = DIRECTORY + (WINDOW / (TABLE_MIB * MIB) + index) * 8;
+            memory.write(BusAddr::Vram(VramAddr(at)), &entry.to_le_bytes())?;
             for page in 0..0x8000 {
-                let entry = 1 | (index * 128 * MIB + page * 0x1000) >> 8;
+                let entry = 1 | (index * TABLE_MIB * MIB + page * 0x1000) >> 8;
                 memory.write(BusAddr::Vram(VramAddr(table + page * 8)), &entry.to_le_bytes())?;
             }
         }
@@ -50,13 +59,15 @@ impl SimGpu {
         let wake = Arc::new(move || waiter.unpark());
         let compute = Compute::new(Arc::clone(&memory), Arc::clone(&mmu), wake, 2, 4);
         let space = AddressSpace { directory: BusAddr::Vram(VramAddr(DIRECTORY)), limit: GpuVa((1 << 40) - 1) };
-        let mut gpu = Self { compute, memory, mmu, space, next: FIRST, modules: Vec::new() };
+        let mut gpu = Self { compute, memory, mmu, space, next: FIRST, modules: Vec::new(), instructions: 0 };
         gpu.methods(&[
-            (methods::LOCAL_ADDRESS_LOW, LOCAL as u32),
+            (methods::LOCAL_ADDRESS_HIGH, ((WINDOW + LOCAL) >> 32) as u32),
+            (methods::LOCAL_ADDRESS_LOW, (WINDOW + LOCAL) as u32),
             (methods::LOCAL_SIZE_LOW, LOCAL_BYTES as u32),
             (methods::STACK_SIZE, 0x800),
             (methods::CONSTANT_SIZE, 0x1000),
-            (methods::CONSTANT_ADDRESS_LOW, BANK as u32),
+            (methods::CONSTANT_ADDRESS_HIGH, ((WINDOW + BANK) >> 32) as u32),
+            (methods::CONSTANT_ADDRESS_LOW, (WINDOW + BANK) as u32),
             (methods::CONSTANT_BIND, 1),
         ])?;
         Ok(gpu)
@@ -64,7 +75,10 @@ impl SimGpu {
 
     fn with<T>(&mut self, act: impl FnOnce(&mut Compute, &mut EngineCx<'_>) -> T) -> T {
         let Self { compute, memory, mmu, space, .. } = self;
-        act(compute, &mut EngineCx { memory, mmu, space, now_ns: 0, work: &mut Work::default() })
+        let mut work = Work::default();
+        let result = act(compute, &mut EngineCx { memory, mmu, space, now_ns: 0, work: &mut work });
+        self.instructions += work.thread_instructions;
+        result
     }
 
     fn methods(&mut self, list: &[(u32, u32)]) -> Result<()> {
@@ -77,19 +91,25 @@ impl SimGpu {
 
     fn range(buffer: Buffer, at: u64, bytes: usize) -> Result<BusAddr> {
         ensure!(at + bytes as u64 <= buffer.bytes, "{bytes} bytes at {at:#x} of {buffer:x?}");
-        Ok(BusAddr::Vram(VramAddr(buffer.address + at)))
+        Ok(BusAddr::Vram(VramAddr(buffer.address - WINDOW + at)))
     }
 }
 
 impl Gpu for SimGpu {
     fn allocate(&mut self, _: Place, bytes: u64) -> Result<Buffer> {
-        let address = self.next;
-        self.next += bytes.next_multiple_of(0x1000);
-        ensure!(self.next <= END, "no memory");
+        let address = WINDOW + self.next;
+        let pages = (bytes + 1).next_multiple_of(PAGE);
+        ensure!(self.next + pages <= END, "no memory");
+        self.memory.write(BusAddr::Vram(VramAddr(self.next)), &vec![UNUSED; pages as usize])?;
+        self.next += pages;
         Ok(Buffer { index: 0, address, bytes })
     }
 
-    fn free(&mut self, _: Buffer) -> Result<()> {
+    fn free(&mut self, buffer: Buffer) -> Result<()> {
+        let end = buffer.address - WINDOW + buffer.bytes;
+        let mut behind = vec![0; ((end + 1).next_multiple_of(PAGE) - end) as usize];
+        self.memory.read(BusAddr::Vram(VramAddr(end)), &mut behind)?;
+        ensure!(behind.iter().all(|byte| *byte == UNUSED), "something was written behind {buffer:x?}");
         Ok(())
     }
 
@@ -99,6 +119,12 @@ impl Gpu for SimGpu {
 
     fn download(&mut self, buffer: Buffer, at: u64, bytes: &mut [u8]) -> Result<()> {
         Ok(self.memory.read(Self::range(buffer, at, bytes.len())?, bytes)?)
+    }
+
+    fn copy(&mut self, from: Buffer, to: Buffer, bytes: u64) -> Result<()> {
+        let mut passed = vec![0; usize::try_from(bytes)?];
+        self.download(from, 0, &mut passed)?;
+        self.upload(to, 0, &passed)
     }
 
     fn load(&mut self, program: &sm20::Program) -> Result<Module> {
@@ -115,6 +141,7 @@ impl Gpu for SimGpu {
         self.memory.write(BusAddr::Vram(VramAddr(BANK + 0x20)), params.bytes())?;
         let Grid { blocks, threads } = grid;
         self.methods(&[
+            (methods::CODE_ADDRESS_HIGH, (code >> 32) as u32),
             (methods::CODE_ADDRESS_LOW, code as u32),
             (methods::PROGRAM_START, kernel.entry_offset),
             (methods::REGISTERS, kernel.registers),
@@ -144,10 +171,157 @@ impl Gpu for SimGpu {
 
 #[test]
 fn every_workload_computes_what_the_cpu_computes() {
-    for (scale, name) in [1, 3].into_iter().flat_map(|scale| workloads::NAMES.iter().map(move |name| (scale, name))) {
+    for (scale, name) in [1, 10].into_iter().flat_map(|scale| workloads::NAMES.iter().map(move |name| (scale, name))) {
         let mut gpu = SimGpu::new().expect("a card");
-        let mut workload = workloads::by_name(name, scale, 7).expect("a workload of that name");
-        let report = workloads::run(&mut *workload, &mut gpu).unwrap_or_else(|error| panic!("{error:#}"));
-        assert!(report.verified > 0, "{name}");
+        let options = Options { scale, seed: 7, ..Options::default() };
+        let workload = workloads::by_name(name, options).expect("a workload of that name");
+        let report = workloads::run(&*workload, &mut gpu).unwrap_or_else(|error| panic!("{error:#}"));
+        assert_eq!(report.verified > 0, *name != "nop", "{name}");
+    }
+}
+
+/// Instructions of all threads that a run takes.
+fn work(name: &str, scale: u32) -> u64 {
+    let mut gpu = SimGpu::new().expect("a card");
+    let workload = workloads::by_name(name, Options { scale, ..Options::default() }).expect("a workload of that name");
+    workloads::run(&*workload, &mut gpu).unwrap_or_else(|error| panic!("{error:#}"));
+    gpu.instructions
+}
+
+#[test]
+fn work_is_small_at_scale_1_and_grows_in_proportion() {
+    for name in workloads::NAMES {
+        let works = [1, 2, 8].map(|scale| work(name, scale));
+        println!("{name}: {works:?}");
+        assert!(works[0] <= 5_000_000, "{name} takes {works:?} instructions");
+        // Some do nothing, or have the copy engine do it.
+        if works[0] > 100_000 {
+            assert!((3 * works[1]..=6 * works[1]).contains(&works[2]), "{name} takes {works:?} instructions");
+        }
+    }
+}
+
+/// What goes wrong between a workload and its device.
+#[derive(Clone, Copy)]
+enum Mishap {
+    /// The launch of that number does not take place.
+    LostLaunch(usize),
+    /// Of the download of that number, a word comes back with its second-highest bit flipped, which no float's bound
+    /// allows: the word is so many 2^32nds of the way from the first to the last.
+    WrongWord(usize, u32),
+}
+
+/// A device with a mishap.
+struct Faulty<'g> {
+    inner: &'g mut SimGpu,
+    mishap: Option<Mishap>,
+    launches: usize,
+    downloads: usize,
+}
+
+impl<'g> Faulty<'g> {
+    fn new(inner: &'g mut SimGpu, mishap: Option<Mishap>) -> Self {
+        Self { inner, mishap, launches: 0, downloads: 0 }
+    }
+}
+
+impl Gpu for Faulty<'_> {
+    fn allocate(&mut self, place: Place, bytes: u64) -> Result<Buffer> {
+        self.inner.allocate(place, bytes)
+    }
+
+    fn free(&mut self, buffer: Buffer) -> Result<()> {
+        self.inner.free(buffer)
+    }
+
+    fn upload(&mut self, buffer: Buffer, at: u64, bytes: &[u8]) -> Result<()> {
+        self.inner.upload(buffer, at, bytes)
+    }
+
+    fn download(&mut self, buffer: Buffer, at: u64, bytes: &mut [u8]) -> Result<()> {
+        self.inner.download(buffer, at, bytes)?;
+        if let Some(Mishap::WrongWord(download, way)) = self.mishap
+            && download == self.downloads
+        {
+            let word = (bytes.len() as u64 / 4 * u64::from(way)) >> 32;
+            bytes[word as usize * 4 + 3] ^= 0x40;
+        }
+        self.downloads += 1;
+        Ok(())
+    }
+
+    fn copy(&mut self, from: Buffer, to: Buffer, bytes: u64) -> Result<()> {
+        self.inner.copy(from, to, bytes)
+    }
+
+    fn load(&mut self, program: &sm20::Program) -> Result<Module> {
+        self.inner.load(program)
+    }
+
+    fn launch(&mut self, module: Module, name: &str, grid: Grid, params: &Params, uses: &[Buffer]) -> Result<()> {
+        self.launches += 1;
+        match self.mishap {
+            Some(Mishap::LostLaunch(launch)) if launch + 1 == self.launches => Ok(()),
+            _ => self.inner.launch(module, name, grid, params, uses),
+        }
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.inner.finish()
+    }
+}
+
+fn smallest(name: &str) -> Box<dyn Workload> {
+    workloads::by_name(name, Options { seed: 3, ..Options::default() }).expect("a workload of that name")
+}
+
+/// Runs a workload on a device with a mishap, up to what came back. Returns that, and the number of launches.
+fn run_with(mishap: Option<Mishap>, workload: &dyn Workload) -> Result<(Setup, usize)> {
+    let mut card = SimGpu::new()?;
+    let mut gpu = Faulty::new(&mut card, mishap);
+    let mut setup = Setup::new(workload, &mut gpu)?;
+    setup.upload(&mut gpu)?;
+    workload.launch(&mut gpu, &setup)?;
+    setup.download(&mut gpu)?;
+    Ok((setup, gpu.launches))
+}
+
+#[test]
+fn a_launch_that_was_lost_is_noticed() {
+    // What does nothing is not missed.
+    for name in workloads::NAMES.iter().filter(|name| **name != "nop") {
+        let workload = smallest(name);
+        let (setup, launches) = run_with(None, &*workload).expect("no mishap");
+        workload.check(setup.results()).expect("right");
+        // The last ones of `bfs` find nothing new.
+        for lost in [0, launches / 2].into_iter().take(launches) {
+            let (setup, _) = run_with(Some(Mishap::LostLaunch(lost)), &*workload).expect("runs");
+            assert!(workload.check(setup.results()).is_err(), "{name} without launch {lost} of {launches}");
+        }
+    }
+}
+
+#[test]
+fn a_wrong_bit_of_a_result_is_noticed() {
+    let mut random = Random::new(11);
+    for name in workloads::NAMES {
+        let workload = smallest(name);
+        let mut gpu = SimGpu::new().expect("a card");
+        let mut setup = Setup::new(&*workload, &mut gpu).expect("memory");
+        setup.upload(&mut gpu).expect("memory");
+        workload.launch(&mut gpu, &setup).expect("runs");
+        let mut download = |mishap| {
+            let mut gpu = Faulty::new(&mut gpu, mishap);
+            setup.download(&mut gpu).expect("memory");
+            (gpu.downloads, workload.check(setup.results()))
+        };
+        let (downloads, right) = download(None);
+        right.expect("right");
+        for which in 0..downloads {
+            for way in [0, u32::MAX, random.word(), random.word()] {
+                let (_, checked) = download(Some(Mishap::WrongWord(which, way)));
+                assert!(checked.is_err(), "{name}: output {which}, {way:#x} of the way");
+            }
+        }
     }
 }

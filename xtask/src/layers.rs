@@ -22,7 +22,7 @@ const LAYERS: [(&str, &[&str]); 17] = [
     ("vmm-glue", &["card"]),
     ("mediator", &["nvspec", "card", "simgpu", "devmodel", "shadow-pt", "channels", "vram", "sched", "vmm-glue"]),
     ("images", &[]),
-    ("gpu-smoke", &["sm20", "workloads"]),
+    ("gpu-workloads", &["sm20", "workloads"]),
     ("guest-init", &[]),
     (
         "tests",

@@ -4,11 +4,11 @@
 use super::falcon::Dmem;
 use super::{At, Backlog, Cx};
 use crate::denied::Reason;
-use crate::events::GraphError;
+use crate::events::{GraphError, SmError};
 use nvspec::regs::fecs::{self, COMMAND_DATA, CPU_CONTROL, CURRENT, INTR_SET, MAILBOX, UNITS};
 use nvspec::regs::fecs_command;
 use nvspec::regs::pgraph::{self, PWR_HANDSHAKE, TRAPPED_ADDRESS};
-use nvspec::regs::{gpc_units, gpccs};
+use nvspec::regs::{gpc_units, gpccs, sm_trap};
 
 const MAILBOXES: usize = MAILBOX::COUNT as usize;
 
@@ -28,7 +28,8 @@ struct Fecs {
 pub struct Graph {
     intr: u32,
     intr_en: u32,
-    trap: [u32; 2],
+    trap: u32,
+    trap_gpcs: u32,
     code: u32,
     trapped_address: u32,
     trapped_data: u32,
@@ -44,8 +45,8 @@ impl Graph {
         match reg {
             Reg::INTR => self.intr,
             Reg::INTR_EN => self.intr_en,
-            Reg::TRAP => self.trap[0],
-            Reg::TRAP_2 => self.trap[1],
+            Reg::TRAP => self.trap,
+            Reg::TRAP_GPCS => self.trap_gpcs,
             Reg::DATA_ERROR => self.code,
             Reg::TRAPPED_ADDRESS => self.trapped_address,
             Reg::TRAPPED_DATA_LO => self.trapped_data,
@@ -62,12 +63,12 @@ impl Graph {
                 if self.intr == 0
                     && let Some(next) = self.backlog.take(|_| true)
                 {
-                    self.show(&next);
+                    self.show(&next, cx);
                 }
             }
             Reg::INTR_EN => self.intr_en = value,
-            Reg::TRAP => self.trap[0] &= !value,
-            Reg::TRAP_2 => self.trap[1] &= !value,
+            Reg::TRAP => self.trap &= !value,
+            Reg::TRAP_GPCS => self.trap_gpcs &= !value,
             Reg::DATA_ERROR => self.code = value,
             // The units are always idle, so the handshake is over at once.
             Reg::PWR_HANDSHAKE => cx.storage.set(at.offset, value & !PWR_HANDSHAKE::BUSY.mask()),
@@ -150,9 +151,9 @@ impl Graph {
     }
 
     /// Shows an error, or keeps it until the one shown is acknowledged.
-    pub(crate) fn error(&mut self, error: GraphError) {
+    pub(crate) fn error(&mut self, error: GraphError, cx: &mut Cx) {
         if self.intr == 0 {
-            self.show(&error);
+            self.show(&error, cx);
         } else {
             self.backlog.push(error);
         }
@@ -175,8 +176,12 @@ impl Graph {
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "the register holds 28 bits of page number")]
-    fn show(&mut self, error: &GraphError) {
+    fn show(&mut self, error: &GraphError, cx: &mut Cx) {
         self.intr |= error.intr;
+        self.trap |= error.trap;
+        if let Some(sm) = &error.sm {
+            self.trap_gpcs |= show_sm(sm, cx);
+        }
         self.code = error.code;
         self.trapped_address =
             TRAPPED_ADDRESS::SUBCHANNEL.of(error.subchannel) | (error.method & TRAPPED_ADDRESS::METHOD.mask());
@@ -189,6 +194,19 @@ impl Graph {
             self.fecs.current = CURRENT::VALID.mask() | CURRENT::ADDRESS.of((instance.address() >> 12) as u32);
         }
     }
+}
+
+/// Enters a multiprocessor's error in the registers of its cluster; returns the cluster's bit.
+fn show_sm(error: &SmError, cx: &mut Cx) -> u32 {
+    let chip = &cx.config.chip;
+    let gpc = if error.gpc < chip.gpcs { error.gpc } else { 0 };
+    let tpc = if error.tpc < chip.tpcs_per_gpc { error.tpc } else { 0 };
+    let mut set = |at: u32, bits: u32| cx.storage.set(at, cx.storage.get(at) | bits);
+    set(sm_trap::gpc(gpc), sm_trap::TPC_MASK.of(1 << tpc));
+    set(sm_trap::tpc(gpc, tpc), sm_trap::SM.mask());
+    set(sm_trap::global_error(gpc, tpc), error.global);
+    cx.storage.set(sm_trap::warp_error(gpc, tpc), error.warp);
+    1 << gpc
 }
 
 impl Fecs {

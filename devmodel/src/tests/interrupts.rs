@@ -2,7 +2,7 @@
 
 use super::mock::{Call, Rig};
 use crate::backend::{InterruptLine, Place};
-use crate::events::{CopyError, EngineError, GraphError, MmuFault, PbdmaError};
+use crate::events::{CopyError, EngineError, GraphError, MmuFault, PbdmaError, SmError};
 use nvspec::addr::{GpuVa, GuestVramAddr};
 use nvspec::fifo::VirtualChannelId;
 
@@ -245,6 +245,8 @@ fn a_graph_error_names_its_channel_method_and_class() {
         class: 0x9039,
         method: 0x1ffc,
         data: 0xabcd,
+        trap: 0,
+        sm: None,
     };
     rig.gpu.engine_error(EngineError::Graph(error), &mut rig.mock);
     assert_eq!((rig.rd(PENDING), rig.mock.messages()), (1 << 12, 1));
@@ -255,6 +257,37 @@ fn a_graph_error_names_its_channel_method_and_class() {
     rig.wr(0x400100, 0x10);
     rig.wr(0x400500, 0x0001_0001);
     assert_eq!((rig.rd(0x400100), rig.rd(PENDING)), (0, 0));
+}
+
+#[test]
+fn a_warps_error_is_shown_where_it_happened_and_cleared_by_ones() {
+    let mut rig = Rig::new();
+    rig.wr(0x40013c, 0xffff_ffff);
+    let mut error = GraphError {
+        intr: 1 << 21,
+        code: 0,
+        instance: Some(Place::Vram(GuestVramAddr(0x45_6000))),
+        subchannel: 1,
+        class: 0x90c0,
+        method: 0x368,
+        data: 0x1000,
+        trap: 1 << 24,
+        sm: Some(SmError { gpc: 0, tpc: 2, warp: 0xf, global: 0x5 }),
+    };
+    rig.gpu.engine_error(EngineError::Graph(error), &mut rig.mock);
+    // Where this GPU has no such unit, the first one tells.
+    error.sm = Some(SmError { gpc: 9, tpc: 7, warp: 0x9, global: 0 });
+    rig.gpu.engine_error(EngineError::Graph(error), &mut rig.mock);
+    assert_eq!([rig.rd(0x400100), rig.rd(0x400108), rig.rd(0x400118)], [1 << 21, 1 << 24, 1]);
+    assert_eq!([rig.rd(0x502c90), rig.rd(0x505508), rig.rd(0x505648), rig.rd(0x505650)], [4 << 16, 2, 0xf, 5]);
+    for (register, value) in [(0x505648, 0), (0x505650, 5), (0x505508, 2), (0x502c90, 4 << 16), (0x400118, 1)] {
+        rig.wr(register, value);
+    }
+    assert_eq!([0x502c90, 0x505508, 0x505648, 0x505650, 0x400118].map(|register| rig.rd(register)), [0; 5]);
+    rig.wr(0x400108, 1 << 24);
+    rig.wr(0x400100, 1 << 21);
+    assert_eq!([rig.rd(0x400100), rig.rd(0x400118), rig.rd(0x502c90)], [1 << 21, 1, 1 << 16], "the next one");
+    assert_eq!([rig.rd(0x504508), rig.rd(0x504648)], [2, 9]);
 }
 
 #[test]

@@ -7,10 +7,11 @@
 use super::registry::{HostCard, HostState};
 use card::Card;
 use channels::{Doorbell, Hang, Stall};
+use devmodel::events::SmError;
 use nvspec::addr::{GpuVa, VramAddr};
 use nvspec::fifo::{ChannelId, VirtualChannelId, engine};
 use nvspec::mmu::fault;
-use nvspec::regs::{ce0, ce1, fecs, pbdma, pbus, pfifo, pgraph, pmc, ppci, ptimer};
+use nvspec::regs::{ce0, ce1, fecs, pbdma, pbus, pfifo, pgraph, pmc, ppci, ptimer, sm_trap};
 use std::sync::Weak;
 use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
@@ -79,6 +80,10 @@ pub enum GuestEvent {
         address: u32,
         /// Data of the method.
         data: u32,
+        /// Units that trapped, word as `pgraph::TRAP`.
+        trap: u32,
+        /// What a multiprocessor says, if one trapped: the first that does.
+        sm: Option<SmError>,
     },
     /// A copy engine refused a method. It has gone on behind that.
     Copy {
@@ -306,6 +311,8 @@ impl HostState {
         let current = card.read32(fecs::CURRENT::OFFSET);
         let address = card.read32(pgraph::TRAPPED_ADDRESS::OFFSET);
         let subchannel = pgraph::TRAPPED_ADDRESS::SUBCHANNEL.get(address);
+        let trap = if pgraph::INTR::TRAP.is_set(intr) { card.read32(pgraph::TRAP::OFFSET) } else { 0 };
+        let sm = if pgraph::TRAP::GPC.is_set(trap) { take_sm_errors(card) } else { None };
         let event = |channel| GuestEvent::Graph {
             channel,
             intr,
@@ -313,6 +320,8 @@ impl HostState {
             class: card.read32(pgraph::SUBCHANNEL_CLASS::at(subchannel)),
             address,
             data: card.read32(pgraph::TRAPPED_DATA_LO::OFFSET),
+            trap,
+            sm,
         };
         let instance = VramAddr(u64::from(fecs::CURRENT::ADDRESS.get(current)) << 12);
         match self.owner_of(instance).filter(|_| fecs::CURRENT::VALID.is_set(current)) {
@@ -342,4 +351,28 @@ impl HostState {
         }
         card.write32(clear, intr);
     }
+}
+
+/// Acknowledges what multiprocessors report, and returns the first of it.
+fn take_sm_errors(card: &dyn Card) -> Option<SmError> {
+    let gpcs = card.read32(pgraph::TRAP_GPCS::OFFSET);
+    let mut first = None;
+    for gpc in (0..sm_trap::GPCS).filter(|gpc| gpcs & 1 << gpc != 0) {
+        let trap = card.read32(sm_trap::gpc(gpc));
+        let tpcs = sm_trap::TPC_MASK.get(trap);
+        for tpc in (0..sm_trap::TPCS).filter(|tpc| tpcs & 1 << tpc != 0) {
+            let units = card.read32(sm_trap::tpc(gpc, tpc));
+            if sm_trap::SM.is_set(units) {
+                let warp = card.read32(sm_trap::warp_error(gpc, tpc));
+                let global = card.read32(sm_trap::global_error(gpc, tpc));
+                first = first.or(Some(SmError { gpc, tpc, warp, global }));
+                card.write32(sm_trap::warp_error(gpc, tpc), 0);
+                card.write32(sm_trap::global_error(gpc, tpc), global);
+            }
+            card.write32(sm_trap::tpc(gpc, tpc), units);
+        }
+        card.write32(sm_trap::gpc(gpc), trap);
+    }
+    card.write32(pgraph::TRAP_GPCS::OFFSET, gpcs);
+    first
 }

@@ -369,7 +369,7 @@ impl Core {
                 },
                 backend,
             ),
-            GuestEvent::Graph { channel, intr, code, class, address, data } => {
+            GuestEvent::Graph { channel, intr, code, class, address, data, trap, sm } => {
                 let instance = backend.instances.get(&channel).copied();
                 let error = GraphError {
                     intr,
@@ -379,6 +379,8 @@ impl Core {
                     class,
                     method: pgraph::TRAPPED_ADDRESS::METHOD.get(address) << 2,
                     data,
+                    trap,
+                    sm,
                 };
                 gpu.engine_error(EngineError::Graph(error), backend);
             }

@@ -126,11 +126,11 @@ regs! {
         /// Interrupts pending.
         INTR @ 0x400100 W1c { 21:21 TRAP; 20:20 DATA_ERROR; 19:19 CTXCTL; 5:5 ILLEGAL_CLASS; 4:4 ILLEGAL_METHOD; 0:0 NOTIFY; }
         /// Units that trapped.
-        TRAP @ 0x400108 W1c { 24:24 ROP; 8:8 GPC; 4:4 CCACHE; 3:3 SCC; 2:2 M2MF_2; 1:1 M2MF; 0:0 DISPATCH; }
+        TRAP @ 0x400108 W1c { 25:25 ROP; 24:24 GPC; 7:7 MACRO; 4:4 SHADER; 3:3 CCACHE; 1:1 M2MF; 0:0 DISPATCH; }
         /// Reason of a data error.
         DATA_ERROR @ 0x400110 Rw {}
-        /// Second trap word.
-        TRAP_2 @ 0x400118 W1c {}
+        /// Clusters that trapped, a bit for each.
+        TRAP_GPCS @ 0x400118 W1c {}
         /// Interrupt enables of the front end's units.
         TRAP_EN[7; 4] @ 0x400120 Rw {}
         /// Interrupt enable.
@@ -260,24 +260,42 @@ pub mod fecs_command {
     pub const SAVE_CONTEXT: u32 = 2;
 }
 
-/// Where a multiprocessor reports an error, as the driver reads it: plain state registers of the clusters. Source:
+/// Where a multiprocessor reports an error: state registers of the clusters, see [`written`](sm_trap::written). Source:
 /// nouveau's `gr` unit.
 pub mod sm_trap {
     use crate::Field;
 
+    /// Clusters that have a place.
+    pub const GPCS: u32 = 16;
+    /// TPCs of a cluster that have a place.
+    pub const TPCS: u32 = 8;
+
+    const UNITS: u32 = 0x50_0000;
+    const GPC_BYTES: u32 = 0x8000;
+    const TPC_BYTES: u32 = 0x800;
+    /// Where the TPCs begin in a cluster.
+    const TPC_BASE: u32 = 0x4000;
+    const GPC_TRAP: u32 = 0x2c90;
+    const TPC_TRAP: u32 = 0x508;
+    const GLOBAL_ERROR: u32 = 0x650;
+
+    const fn in_tpc(gpc: u32, tpc: u32, offset: u32) -> u32 {
+        UNITS + gpc * GPC_BYTES + TPC_BASE + tpc * TPC_BYTES + offset
+    }
+
     /// Byte offset of a cluster's trap register.
     #[must_use]
     pub const fn gpc(gpc: u32) -> u32 {
-        0x50_0c90 + gpc * 0x8000
+        UNITS + gpc * GPC_BYTES + GPC_TRAP
     }
 
-    /// In it: that TPC 0 trapped, and the others above.
-    pub const TPC_0: Field = Field::new(16, 16);
+    /// In it: that TPCs trapped, from TPC 0 on.
+    pub const TPC_MASK: Field = Field::new(23, 16);
 
     /// Byte offset of a TPC's trap register.
     #[must_use]
     pub const fn tpc(gpc: u32, tpc: u32) -> u32 {
-        0x50_4508 + gpc * 0x8000 + tpc * 0x800
+        in_tpc(gpc, tpc, TPC_TRAP)
     }
 
     /// In it: that the multiprocessor trapped.
@@ -287,6 +305,36 @@ pub mod sm_trap {
     /// [`warp_error`](crate::class::compute90c0::warp_error).
     #[must_use]
     pub const fn warp_error(gpc: u32, tpc: u32) -> u32 {
-        0x50_4648 + gpc * 0x8000 + tpc * 0x800
+        in_tpc(gpc, tpc, 0x648)
+    }
+
+    /// Byte offset of a multiprocessor's global error register.
+    #[must_use]
+    pub const fn global_error(gpc: u32, tpc: u32) -> u32 {
+        in_tpc(gpc, tpc, GLOBAL_ERROR)
+    }
+
+    /// What a state register of PGRAPH holds after a write: the value, but those that report traps are cleared by ones.
+    #[must_use]
+    pub const fn written(offset: u32, old: u32, value: u32) -> u32 {
+        let inside = offset >= UNITS && offset < UNITS + GPCS * GPC_BYTES;
+        let (in_gpc, in_tpc) = (offset % GPC_BYTES, offset % TPC_BYTES);
+        let tpc = in_gpc >= TPC_BASE && (in_tpc == TPC_TRAP || in_tpc == GLOBAL_ERROR);
+        if inside && (in_gpc == GPC_TRAP || tpc) { old & !value } else { value }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn registers_that_report_are_cleared_by_ones_and_others_store() {
+            let cleared = [gpc(0), gpc(3), tpc(0, 0), tpc(1, 3), global_error(0, 2)];
+            assert_eq!(cleared, [0x50_2c90, 0x51_ac90, 0x50_4508, 0x50_dd08, 0x50_5650]);
+            assert!(cleared.iter().all(|offset| written(*offset, 0x3_0000, 0x1_0000) == 0x2_0000));
+            let stored = [warp_error(0, 0), gpc(0) + 4, 0x50_0508, 0x41_9650, 0x58_2c90];
+            assert_eq!(stored[0], 0x50_4648);
+            assert!(stored.iter().all(|offset| written(*offset, 3, 1) == 1));
+        }
     }
 }

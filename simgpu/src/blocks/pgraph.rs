@@ -16,7 +16,7 @@ pub(crate) fn read(reg: Reg, offset: u32, fifo: &Fifo, cx: &Cx) -> u32 {
         Reg::INTR
         | Reg::TRAP
         | Reg::DATA_ERROR
-        | Reg::TRAP_2
+        | Reg::TRAP_GPCS
         | Reg::TRAP_EN
         | Reg::INTR_EN
         | Reg::ICMD_COMMAND
@@ -47,7 +47,7 @@ pub(crate) fn write(reg: Reg, offset: u32, value: u32, fifo: &mut Fifo, cx: &mut
         Reg::ICMD_COMMAND | Reg::MTHD_COMMAND => {}
         Reg::TRAP
         | Reg::DATA_ERROR
-        | Reg::TRAP_2
+        | Reg::TRAP_GPCS
         | Reg::TRAP_EN
         | Reg::INTR_EN
         | Reg::ICMD_DATA

@@ -118,6 +118,7 @@ fn warp_error_traps_the_channel_and_others_go_on_when_it_is_acknowledged() {
     driver.settle();
     assert_eq!(driver.rd(pgraph::INTR::OFFSET), pgraph::INTR::TRAP.mask());
     assert_eq!(driver.rd(pgraph::TRAP::OFFSET), pgraph::TRAP::GPC.mask());
+    assert_eq!(driver.rd(pgraph::TRAP_GPCS::OFFSET), 1);
     assert_eq!(driver.rd(sm_trap::gpc(0)), 1 << 16);
     assert_eq!(driver.rd(sm_trap::tpc(0, 0)), 2);
     assert_eq!(driver.rd(sm_trap::warp_error(0, 0)), warp_error::OUT_OF_RANGE_ADDRESS);

@@ -1,7 +1,7 @@
 //! `cargo xtask demo`: two stock guests share one card, copy at the same time, and check every byte.
 //!
 //! Boots Debian's 6.1 and 6.12 kernels side by side, each with a vGPU of one software card, loads the stock nouveau in
-//! both, runs `gpu-smoke all` in both at once, and prints a table. Ends with status 0 only if all was verified.
+//! both, runs `gpu-workloads all` in both at once, and prints a table. Ends with status 0 only if all was verified.
 
 use std::process::ExitCode;
 use std::time::Instant;

@@ -65,7 +65,7 @@ impl Host {
         let Seat { name, vm, drives } = self.seats.remove(at);
         if drives {
             let before = guest::counter(&self.daemon, &name, "doorbells")?;
-            let work = vm.start("run /bin/gpu-smoke stress --seconds 600")?;
+            let work = vm.start("run /bin/gpu-workloads stress --seconds 600")?;
             wait::until("the VM to submit work", guest::LOAD_LIMIT, || {
                 Ok((guest::counter(&self.daemon, &name, "doorbells")? > before + 20).then_some(()))
             })?;

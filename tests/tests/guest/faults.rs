@@ -2,11 +2,12 @@
 
 use anyhow::Result;
 use tests::guest::{self, card_toml, vm_toml};
-use tests::{Daemon, Vm, VmConfig, klog};
+use tests::{Daemon, Pending, Vm, VmConfig, klog};
 
 /// Lines of the kernel's log in which nouveau speaks of a fault, a killed channel, or recovery.
 fn troubles(log: &[klog::Line]) -> Vec<&str> {
-    let words = ["fault", "killed", "TIMEOUT", "timeout", "recover", "rc:", "ILLEGAL", "DATA_ERROR", "errored"];
+    let words =
+        ["fault", "killed", "TIMEOUT", "timeout", "recover", "rc:", "ILLEGAL", "DATA_ERROR", "errored", "TRAP", "trap"];
     log.iter()
         .map(|line| line.text.as_str())
         .filter(|text| text.contains("nouveau") && words.iter().any(|word| text.contains(word)))
@@ -18,45 +19,84 @@ fn news(vm: &Vm, before: usize) -> Result<Vec<String>> {
     Ok(troubles(&vm.kernel_log()?).into_iter().skip(before).map(str::to_owned).collect())
 }
 
+/// A guest whose work goes wrong, and a neighbour on the same card whose work is good.
+struct Scene {
+    daemon: Daemon,
+    vm: Vm,
+    neighbour: Vm,
+    /// Troubles that the neighbour's kernel had before.
+    quiet: usize,
+}
+
+impl Scene {
+    /// Boots both; `card` is more for the card's part of the configuration.
+    fn new(name: &str, kernel: &str, card: &str) -> Result<Self> {
+        let vms = vm_toml("faulty", 192) + "hang_limit_ms = 1500\n" + &vm_toml("neighbour", 192);
+        let name = format!("{name}{}", kernel.replace('.', ""));
+        let daemon = Daemon::start(&name, |paths| card_toml(paths, 512) + card + &vms)?;
+        let boot = |name: &str, kernel: &str| -> Result<Vm> {
+            Vm::launch(&VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name)))
+        };
+        let (vm, neighbour) = (boot("faulty", kernel)?, boot("neighbour", "6.12")?);
+        for vm in [&vm, &neighbour] {
+            vm.wait_ready()?;
+            guest::load_driver(vm)?;
+        }
+        let quiet = troubles(&neighbour.kernel_log()?).len();
+        Ok(Self { daemon, vm, neighbour, quiet })
+    }
+
+    /// Does one thing wrong; for each list of words, the guest's kernel says a line with all of them.
+    fn faulty(&self, what: &str, lines: &[&[&str]]) -> Result<()> {
+        let before = troubles(&self.vm.kernel_log()?).len();
+        let smoke = guest::smoke(&self.vm, &format!("faulty --what {what}"))?;
+        assert!(smoke.bytes > 0, "{}", smoke.line);
+        let said = news(&self.vm, before)?;
+        for words in lines {
+            let found = said.iter().any(|line| words.iter().all(|word| line.contains(word)));
+            assert!(found, "{what}: no line has {words:?}: {said:#?}");
+        }
+        Ok(())
+    }
+
+    /// The faulty guest had one hang, and the neighbour's work was good to the end, with nothing for its kernel to tell.
+    fn finish(&self, good: Pending<'_>) -> Result<()> {
+        assert_eq!(guest::counter(&self.daemon, "faulty", "hangs")?, 1);
+        let good = guest::parse_smoke(&good.wait_within(guest::SMOKE_LIMIT)?)?;
+        assert!(good.ok, "{}", good.line);
+        assert_eq!(news(&self.neighbour, self.quiet)?, Vec::<String>::new(), "the neighbour's driver was told");
+        let counter = |counter| guest::counter(&self.daemon, "neighbour", counter);
+        assert_eq!((counter("faults")?, counter("hangs")?), (0, 0));
+        Ok(())
+    }
+}
+
 /// A guest whose work goes wrong in three ways, one after the other, beside one that copies all the while.
 fn only_the_culprit_is_told(kernel: &str) -> Result<()> {
     // The software card hangs long after the two other ways have been tried, by which only a few copies are launched.
     let hang = "\n[[card.fault]]\nengine = \"graph\"\nkind = \"hang\"\nafter = 200\n";
-    let faulty = vm_toml("faulty", 192) + "hang_limit_ms = 1500\n";
-    let name = format!("faults{}", kernel.replace('.', ""));
-    let daemon = Daemon::start(&name, |paths| card_toml(paths, 512) + hang + &faulty + &vm_toml("neighbour", 192))?;
-    let boot = |name: &str, kernel: &str| -> Result<Vm> {
-        Vm::launch(&VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name)))
-    };
-    let (vm, neighbour) = (boot("faulty", kernel)?, boot("neighbour", "6.12")?);
-    for vm in [&vm, &neighbour] {
-        vm.wait_ready()?;
-        guest::load_driver(vm)?;
-    }
-    let quiet = troubles(&neighbour.kernel_log()?).len();
+    let scene = Scene::new("faults", kernel, hang)?;
     // By the copy engines alone, which no fault is armed on.
-    let good =
-        neighbour.start("run /bin/gpu-smoke copy --engine ce0 --from gart --to gart --size 300000 --count 150")?;
+    let copies = "run /bin/gpu-workloads copy --engine ce0 --from gart --to gart --size 300000 --count 150";
+    let good = scene.neighbour.start(copies)?;
+    scene.faulty("unmapped", &[&["7f12340000", "PGRAPH", "gpu-workloads"]])?;
+    scene.faulty("method", &[&["mthd 1ffc", "gpu-workloads"]])?;
+    scene.faulty("hang", &[&["gpu-workloads"]])?;
+    scene.finish(good)
+}
 
-    let faulty = |what: &str, words: &[&str]| -> Result<()> {
-        let before = troubles(&vm.kernel_log()?).len();
-        let smoke = guest::smoke(&vm, &format!("faulty --what {what}"))?;
-        assert!(smoke.bytes > 0, "{}", smoke.line);
-        let said = news(&vm, before)?;
-        let found = said.iter().any(|line| words.iter().all(|word| line.contains(word)));
-        assert!(found, "{what}: no line has {words:?}: {said:#?}");
-        Ok(())
-    };
-    faulty("unmapped", &["7f12340000", "PGRAPH", "gpu-smoke"])?;
-    faulty("method", &["mthd 1ffc", "gpu-smoke"])?;
-    faulty("hang", &["gpu-smoke"])?;
-    assert_eq!(guest::counter(&daemon, "faulty", "hangs")?, 1);
-
-    let good = guest::parse_smoke(&good.wait_within(guest::SMOKE_LIMIT)?)?;
-    assert!(good.ok, "{}", good.line);
-    assert_eq!(news(&neighbour, quiet)?, Vec::<String>::new(), "the neighbour's driver was told");
-    assert_eq!(guest::counter(&daemon, "neighbour", "faults")? + guest::counter(&daemon, "neighbour", "hangs")?, 0);
-    Ok(())
+/// A guest whose kernels go wrong in four ways, beside one that computes all the while, on the same engine.
+fn only_the_culprit_is_told_of_its_kernels(kernel: &str) -> Result<()> {
+    let scene = Scene::new("kernels", kernel, "")?;
+    let good = scene.neighbour.start("run /bin/gpu-workloads workload --name mmul --duration 15")?;
+    scene.faulty("kernel-unmapped", &[&["7f12340000", "PGRAPH", "gpu-workloads"]])?;
+    let trap = |error| [["TRAP", "gpu-workloads"], ["GPC0/TPC0/MP trap", error]];
+    let [who, what] = trap("warp 0009");
+    scene.faulty("kernel-illegal", &[&who, &what])?;
+    let [who, what] = trap("warp 000f");
+    scene.faulty("kernel-misaligned", &[&who, &what])?;
+    scene.faulty("kernel-endless", &[&["gpu-workloads"]])?;
+    scene.finish(good)
 }
 
 #[test]
@@ -67,4 +107,14 @@ fn linux_6_1_is_told_of_its_faults_and_hangs_and_recovers() -> Result<()> {
 #[test]
 fn linux_6_12_is_told_of_its_faults_and_hangs_and_recovers() -> Result<()> {
     only_the_culprit_is_told("6.12")
+}
+
+#[test]
+fn linux_6_1_is_told_of_its_kernels_and_recovers() -> Result<()> {
+    only_the_culprit_is_told_of_its_kernels("6.1")
+}
+
+#[test]
+fn linux_6_12_is_told_of_its_kernels_and_recovers() -> Result<()> {
+    only_the_culprit_is_told_of_its_kernels("6.12")
 }

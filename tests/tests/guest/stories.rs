@@ -21,7 +21,7 @@ fn one(name: &str, kernel: &str, hotplug: bool) -> Result<(Daemon, Vm)> {
 }
 
 /// Complaints of the guest's kernel that a healthy card would not cause.
-fn complaints(log: &[klog::Line]) -> Vec<&str> {
+pub(crate) fn complaints(log: &[klog::Line]) -> Vec<&str> {
     log.iter()
         .filter(|line| line.complains() && (line.text.contains("nouveau") || line.text.contains("drm")))
         .map(|line| line.text.as_str())
@@ -158,7 +158,7 @@ fn two_guests_share_one_card() -> Result<()> {
         guest::load_driver(vm)?;
     }
     // At the same time: neither waits for the other.
-    let command = "run /bin/gpu-smoke all --quick";
+    let command = "run /bin/gpu-workloads all --quick";
     let runs = [vms[0].start(command)?, vms[1].start(command)?];
     for run in runs {
         let smoke = guest::parse_smoke(&run.wait_within(guest::SMOKE_LIMIT)?)?;

@@ -38,7 +38,7 @@ fn copy_until(victim: &Vm, stop: &AtomicBool) -> Result<u64> {
 
 /// Tries one hole; what the program says of it, and whether it held.
 fn attempt(attacker: &Vm, hole: u32, more: &str) -> Result<(String, bool)> {
-    let command = format!("run /bin/gpu-smoke bar hole {hole} --pattern {PATTERN} {more}");
+    let command = format!("run /bin/gpu-workloads bar hole {hole} --pattern {PATTERN} {more}");
     let output = attacker.run_within(&command, HOLE_LIMIT)?;
     let prefix = format!("hole={hole} ");
     let line = output.lines.iter().find(|line| line.starts_with(&prefix));

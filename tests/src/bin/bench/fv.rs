@@ -18,7 +18,7 @@ const ROUNDS: usize = 5;
 const CARD_MIB: u32 = 512;
 /// MiB of a mediated VM's VRAM.
 const VRAM_MIB: u32 = 384;
-/// The workloads of `gpu-smoke timed`.
+/// The workloads of `gpu-workloads timed`.
 const WORKLOADS: [&str; 8] = [
     "channels",
     "copy-small-in",

@@ -105,8 +105,8 @@ pub fn run() -> Result<Vec<Metric>> {
 /// Nanoseconds of one access, by the guest's clock.
 fn measure(vm: &Vm, what: &str, count: u32, pci: Option<&str>) -> Result<f64> {
     let pci = pci.map(|address| format!(" --pci={address}")).unwrap_or_default();
-    let output = vm.run_ok(&format!("run /bin/gpu-smoke bar bench {what} --count={count} --offset=0x1100{pci}"))?;
+    let output = vm.run_ok(&format!("run /bin/gpu-workloads bar bench {what} --count={count} --offset=0x1100{pci}"))?;
     let text = output.text();
     let value = text.split_whitespace().find_map(|word| word.strip_prefix("ns_per_op="));
-    value.context("no ns_per_op")?.parse().with_context(|| format!("what gpu-smoke printed:\n{text}"))
+    value.context("no ns_per_op")?.parse().with_context(|| format!("what gpu-workloads printed:\n{text}"))
 }

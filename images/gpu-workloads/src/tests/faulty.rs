@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 
-use super::Facts;
+use super::{Facts, faulty_kernels};
 use crate::device::{Buffer, Channel, Domain, Use};
 use crate::options::Options;
 use crate::pattern::Expected;
@@ -12,7 +12,7 @@ use crate::push::{Engine, Push, linear};
 use crate::rig::{Helper, Rig};
 
 /// An address that no buffer of this program has.
-const NOWHERE: u64 = 0x7f_1234_0000;
+pub const NOWHERE: u64 = 0x7f_1234_0000;
 /// A method that no class has.
 const NO_METHOD: u32 = 0x1ffc;
 /// Bytes of a copy.
@@ -22,9 +22,12 @@ const NOTICED: Duration = Duration::from_secs(60);
 /// Copies until a card that is to hang has hung.
 const COPIES: u32 = 4000;
 
-/// `faulty --what unmapped|method|hang`
+/// `faulty --what unmapped|method|hang`, or one of [`faulty_kernels::KERNELS`].
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let what = options.text("what").unwrap_or("unmapped");
+    if let Some(faulty) = faulty_kernels::KERNELS.iter().find(|faulty| faulty.what == what) {
+        return faulty_kernels::run(rig, faulty);
+    }
     // Both are there before, and must be good after.
     let bystander = rig.channel(&[Engine::Ce0])?;
     let victim = rig.channel(&[Engine::M2mf])?;
@@ -36,7 +39,10 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     match what {
         "unmapped" => {
             let rects = linear(NOWHERE, target.address(), 4096, Engine::M2mf.most_lines());
-            rig.launch(&victim, Engine::M2mf, &rects, &[Use::write(&target)])?;
+            // The kernel may find the channel dead before the submission has returned; `dies` sees the same then.
+            if let Err(error) = rig.launch(&victim, Engine::M2mf, &rects, &[Use::write(&target)]) {
+                println!("the kernel says at once: {error:#}");
+            }
         }
         "method" => {
             let mut push = Push::default();
@@ -44,7 +50,10 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
             victim.submit(&push, &[])?;
         }
         "hang" => {}
-        _ => bail!("--what {what}: one of unmapped method hang"),
+        _ => {
+            let kernels = faulty_kernels::KERNELS.map(|faulty| faulty.what).join(" ");
+            bail!("--what {what}: one of unmapped method hang {kernels}")
+        }
     }
     // An illegal method is reported and skipped; the others cost the channel its life.
     let killed = if what == "method" {

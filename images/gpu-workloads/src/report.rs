@@ -5,6 +5,7 @@
 use std::time::Instant;
 
 use anyhow::Result;
+use serde_json::{Value, json};
 
 use crate::Test;
 use crate::options::Options;
@@ -23,6 +24,30 @@ pub fn run(rig: &Rig, options: &Options, test: &Test) -> bool {
     };
     print(test.name, counts, began.elapsed().as_secs_f64(), &outcome);
     outcome.is_ok()
+}
+
+/// Prints a line, or the same as an object of JSON.
+pub fn print_as(json: bool, name: &str, counts: Counts, seconds: f64, outcome: &Result<Facts>) {
+    if json {
+        println!("{}", object(name, counts, seconds, outcome));
+    } else {
+        print(name, counts, seconds, outcome);
+    }
+}
+
+/// Numbers are numbers there, other values texts.
+fn object(name: &str, counts: Counts, seconds: f64, outcome: &Result<Facts>) -> Value {
+    let Counts { bytes, copies, channels } = counts;
+    let mut object = json!({
+        "name": name, "ok": outcome.is_ok(), "bytes": bytes, "copies": copies, "channels": channels, "seconds": seconds,
+    });
+    match outcome {
+        Ok(facts) => facts.iter().for_each(|(name, value)| {
+            object[*name] = value.parse::<u64>().map_or_else(|_| json!(value), |number| json!(number));
+        }),
+        Err(error) => object["error"] = json!(format!("{error:#}")),
+    }
+    object
 }
 
 /// Prints a line.
@@ -55,6 +80,17 @@ mod tests {
             line("copy", COUNTS, 1.5, &facts),
             "RESULT name=copy ok=true bytes=12 copies=3 channels=1 seconds=1.500 engine=m2mf"
         );
+    }
+
+    #[test]
+    fn objects_hold_the_same() {
+        let facts = Ok(vec![("size", "64x64".to_owned()), ("init_us", "17".to_owned())]);
+        assert_eq!(
+            object("madd", COUNTS, 1.5, &facts).to_string(),
+            r#"{"bytes":12,"channels":1,"copies":3,"init_us":17,"name":"madd","ok":true,"seconds":1.5,"size":"64x64"}"#
+        );
+        let bad = object("madd", COUNTS, 1.5, &Err(anyhow::anyhow!("wrong")));
+        assert_eq!((&bad["ok"], &bad["error"]), (&json!(false), &json!("wrong")));
     }
 
     #[test]

@@ -4,6 +4,7 @@ pub mod all;
 pub mod channels;
 pub mod copy;
 pub mod faulty;
+pub mod faulty_kernels;
 pub mod fences;
 pub mod map;
 pub mod moves;
@@ -13,6 +14,7 @@ pub mod residue;
 pub mod stress;
 pub mod sweep;
 pub mod timed;
+pub mod workload;
 
 /// Further facts for the result line.
 pub type Facts = Vec<(&'static str, String)>;

@@ -113,7 +113,7 @@ impl Rig {
         let channel = Channel::new(&self.device)?;
         self.add(Counts { channels: 1, ..Counts::default() });
         for engine in engines {
-            channel.add(*engine)?;
+            channel.add(engine.object())?;
         }
         Ok(channel)
     }
@@ -123,7 +123,7 @@ impl Rig {
         let channel = self.channel(&[Engine::M2mf])?;
         let mut engines = vec![Engine::M2mf];
         for engine in [Engine::Ce0, Engine::Ce1] {
-            match channel.add(engine) {
+            match channel.add(engine.object()) {
                 Ok(()) => engines.push(engine),
                 Err(error) => println!("no {}: {error:#}", engine.name()),
             }

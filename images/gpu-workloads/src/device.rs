@@ -15,7 +15,7 @@ use std::rc::Rc;
 use anyhow::{Context, Result, ensure};
 
 use crate::access::Mapping;
-use crate::push::{Engine, MOST_WORDS, Push};
+use crate::push::{MOST_WORDS, Object, Push};
 use crate::uapi::{self, Request};
 
 /// An open render node of nouveau.
@@ -240,14 +240,14 @@ impl Channel {
         self.number
     }
 
-    /// Makes an object of the engine's class and binds it to the engine's subchannel.
-    pub fn add(&self, engine: Engine) -> Result<()> {
-        let class = engine.class();
+    /// Makes an object and binds it to its subchannel.
+    pub fn add(&self, object: Object) -> Result<()> {
+        let class = object.class;
         let mut argument =
             uapi::ObjectAlloc { channel: self.number, handle: 0xbeef_0000 | u32::from(class), class: class.into() };
         self.device.call(&mut argument).with_context(|| format!("an object of class {class:04x}"))?;
         let mut push = Push::default();
-        push.bind(engine);
+        push.bind(object);
         self.submit(&push, &[])
     }
 

@@ -496,7 +496,7 @@ impl<'a> Lab<'a> {
 
 impl RamPage {
     fn new() -> Result<Self> {
-        let path = format!("/tmp/gpu-smoke.{}", std::process::id());
+        let path = format!("/tmp/gpu-workloads.{}", std::process::id());
         let _ = std::fs::create_dir("/tmp");
         let file = OpenOptions::new()
             .read(true)
@@ -532,7 +532,7 @@ impl RamPage {
 /// Copies of a page each by copy engine 0.
 pub fn copies(pairs: &[(u64, u64)]) -> Push {
     let mut push = Push::default();
-    push.bind(Engine::Ce0);
+    push.bind(Engine::Ce0.object());
     for &(source, target) in pairs {
         let page = PAGE as u32;
         push.copy(

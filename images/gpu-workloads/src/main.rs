@@ -1,16 +1,17 @@
 //! Drives a GPU by nouveau's raw ioctls, or by its PCI regions, and checks every byte.
 //!
 //! The parts: [`uapi`] (the kernel's structures), [`device`] (device, buffer, channel), [`push`] (pushbuffers and copies),
-//! [`pattern`] (test data), [`access`] (mapped memory), [`rig`] (filling, checking, counting), [`tests`] (one file per
-//! command), [`bar`] (without the driver), [`report`] (the result lines that the host reads).
+//! [`compute`] (kernels), [`pattern`] (test data), [`access`] (mapped memory), [`rig`] (filling, checking, counting),
+//! [`tests`] (one file per command), [`bar`] (without the driver), [`report`] (the result lines that the host reads).
 //!
 //! It serves the stock drivers of Debian's 6.1 and 6.12 on a Fermi card and has no code for others: no relocations, no
-//! tiled buffers, no `VM_BIND`. It does not draw or compute.
+//! tiled buffers, no `VM_BIND`. It does not draw.
 //!
 //! Exit status: 0 if all was verified, 1 if not, 2 if the command line was wrong.
 
 mod access;
 mod bar;
+mod compute;
 mod device;
 mod options;
 mod pattern;
@@ -47,9 +48,10 @@ pub struct Test {
 
 const COPY: [&str; 9] =
     ["engine=", "from=", "to=", "size=", "count=", "lines=", "pitch=", "source-offset=", "target-offset="];
+const WORKLOAD: [&str; 6] = ["name=", "scale=", "rounds=", "working-set=", "duration=", "json"];
 
 #[rustfmt::skip]
-const TESTS: [Test; 14] = [
+const TESTS: [Test; 15] = [
     Test { name: "query", options: &[], help: "what the kernel says of the card", run: tests::query::run },
     Test { name: "copy", options: &COPY, help: "one kind of copy", run: tests::copy::run },
     Test { name: "sweep", options: &["quick"], help: "all engines, places, sizes, shapes", run: tests::sweep::run },
@@ -62,8 +64,9 @@ const TESTS: [Test; 14] = [
     Test { name: "scan", options: &["pattern="], help: "all VRAM searched for a pattern", run: tests::residue::scan },
     Test { name: "stress", options: &["seconds=", "max="], help: "random copies for a time", run: tests::stress::run },
     Test { name: "timed", options: &["what=", "count="], help: "one workload, for benchmarks", run: tests::timed::run },
+    Test { name: "workload", options: &WORKLOAD, help: "kernels that compute", run: tests::workload::run },
     Test { name: "faulty", options: &["what="], help: "work that the card refuses", run: tests::faulty::run },
-    Test { name: "all", options: &["quick"], help: "all of these but fill, stress, timed, faulty", run: tests::all::run },
+    Test { name: "all", options: &["quick"], help: "all of these but fill, stress, timed, workload, faulty", run: tests::all::run },
 ];
 
 impl Test {
@@ -112,7 +115,7 @@ fn new_seed() -> u64 {
 }
 
 fn usage(problem: &str) -> ExitCode {
-    eprintln!("gpu-smoke: {problem}\n\nusage: gpu-smoke COMMAND [--node PATH] [--seed N] [options]");
+    eprintln!("gpu-workloads: {problem}\n\nusage: gpu-workloads COMMAND [--node PATH] [--seed N] [options]");
     for Test { name, options, help, .. } in TESTS {
         let options: Vec<String> = options.iter().map(|option| format!("--{option}")).collect();
         eprintln!("  {name:9} {help} [{}]", options.join(" "));

@@ -47,14 +47,14 @@ impl Engine {
         }
     }
 
-    /// Data of `SET_OBJECT`: class in 15:0, engine in 20:16.
-    pub fn object(self) -> u32 {
+    /// What a channel needs to use it.
+    pub fn object(self) -> Object {
         let engine = match self {
             Self::M2mf => 0,
             Self::Ce0 => 4,
             Self::Ce1 => 5,
         };
-        engine << 16 | u32::from(self.class())
+        Object { class: self.class(), engine, subchannel: self.subchannel() }
     }
 
     /// Most lines of one launch.
@@ -63,6 +63,27 @@ impl Engine {
             Self::M2mf => 2047,
             Self::Ce0 | Self::Ce1 => 8191,
         }
+    }
+}
+
+/// An object of a channel, and where this program binds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Object {
+    /// Its class.
+    pub class: u16,
+    /// The engine that has the class, as PFIFO numbers engines.
+    pub engine: u32,
+    /// The subchannel.
+    pub subchannel: u32,
+}
+
+impl Object {
+    /// Compute of a Fermi, part of PGRAPH.
+    pub const COMPUTE: Self = Self { class: 0x90c0, engine: 0, subchannel: 1 };
+
+    /// Data of `SET_OBJECT`: class in 15:0, engine in 20:16.
+    pub fn data(self) -> u32 {
+        self.engine << 16 | u32::from(self.class)
     }
 }
 
@@ -145,9 +166,9 @@ impl Push {
         self.words.push(0x8000_0000 | data << 16 | subchannel << 13 | method >> 2);
     }
 
-    /// Binds the engine's object to its subchannel.
-    pub fn bind(&mut self, engine: Engine) {
-        self.methods(engine.subchannel(), 0x0000, &[engine.object()]);
+    /// Binds an object to its subchannel.
+    pub fn bind(&mut self, object: Object) {
+        self.methods(object.subchannel, 0x0000, &[object.data()]);
     }
 
     /// Does nothing.
@@ -218,7 +239,8 @@ mod tests {
 
     #[test]
     fn objects_carry_class_and_engine() {
-        assert_eq!(Engine::ALL.map(Engine::object), [0x9039, 0x4_90b5, 0x5_90b8]);
+        assert_eq!(Engine::ALL.map(|engine| engine.object().data()), [0x9039, 0x4_90b5, 0x5_90b8]);
+        assert_eq!(Object::COMPUTE.data(), 0x90c0);
     }
 
     #[test]

@@ -60,7 +60,7 @@ pub fn main(arguments: &[String]) -> ExitCode {
 }
 
 fn usage(problem: &str) -> ExitCode {
-    eprint!("gpu-smoke bar: {problem}\n\nusage: gpu-smoke\n{USAGE}");
+    eprint!("gpu-workloads bar: {problem}\n\nusage: gpu-workloads\n{USAGE}");
     ExitCode::from(2)
 }
 

@@ -204,7 +204,8 @@ pub fn unsavable_context(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()>
         lab.flush();
         lab.start(&mut channel);
         let mut push = Push::default();
-        push.bind(if round % 2 == 0 { Engine::Ce0 } else { Engine::Ce1 });
+        let engine = if round % 2 == 0 { Engine::Ce0 } else { Engine::Ce1 };
+        push.bind(engine.object());
         push.methods(4 + round % 2, 0x100, &[0]);
         let ran = lab.go(&mut channel, &push, true);
         verdict.check(&format!("it works before: {ran:x?}"), ran == Ran::Done);
@@ -266,7 +267,7 @@ pub fn overflow(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     // Copies beyond what is mapped, and beyond the address space.
     let rect = |target: u64, line_bytes: u32, lines: u32| {
         let mut push = Push::default();
-        push.bind(Engine::Ce0);
+        push.bind(Engine::Ce0.object());
         push.copy(
             Engine::Ce0,
             &Rect { source: va::A, target, source_pitch: 0, target_pitch: 0x1000, line_bytes, lines },

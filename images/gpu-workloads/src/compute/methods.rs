@@ -1,0 +1,154 @@
+//! What a channel's compute object is told: once, and for each launch.
+//!
+//! Written down here once more, apart from `nvspec`, as `push` is. Sources: envytools' `rnndb/graph/gf100_compute.xml`, and
+//! the order in which Mesa's driver for this hardware sends it all.
+
+use workloads::{Grid, Params};
+
+use crate::push::{Object, Push};
+
+/// Bytes of a warp's stack of calls and divergence in memory.
+const STACK_BYTES: u32 = 0x800;
+/// Warps that a multiprocessor holds.
+const WARPS: u64 = 48;
+/// Lanes of a warp.
+const LANES: u64 = 32;
+/// Memory for local memory comes in pieces of this size.
+const LOCAL_UNIT: u64 = 0x2_0000;
+/// Upper byte of the windows in which a generic address means local and shared memory.
+const LOCAL_WINDOW: u32 = 0xff << 24;
+const SHARED_WINDOW: u32 = 0xfe << 24;
+/// Addresses that generic loads and stores take for one of the windows.
+pub const WINDOWS: std::ops::Range<u64> = (SHARED_WINDOW as u64)..(1 << 32);
+/// Bytes of the constant buffer that holds the parameters.
+pub const BANK_BYTES: u32 = 0x1000;
+/// Where the parameters begin there.
+const PARAMS_AT: u32 = 0x20;
+/// Bytes of a time stamp: payload, zero, 64 bits of nanoseconds.
+pub const STAMP_BYTES: u64 = 16;
+
+/// Bytes that local memory and stacks need on a card of so many multiprocessors, for kernels of which a thread has
+/// `local_bytes`.
+pub fn local_area(multiprocessors: u64, local_bytes: u32) -> u64 {
+    let warp = u64::from(STACK_BYTES) + u64::from(local_bytes).next_multiple_of(16) * LANES;
+    (warp * WARPS * multiprocessors).next_multiple_of(LOCAL_UNIT)
+}
+
+/// Where the memory for local memory lies.
+#[derive(Debug, Clone, Copy)]
+pub struct Area {
+    /// GPU virtual address.
+    pub address: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// A kernel with its code.
+#[derive(Debug, Clone, Copy)]
+pub struct Code<'a> {
+    /// GPU virtual address of its program.
+    pub address: u64,
+    /// What it needs.
+    pub kernel: &'a sm20::Kernel,
+}
+
+fn set(push: &mut Push, method: u32, data: &[u32]) {
+    push.methods(Object::COMPUTE.subchannel, method, data);
+}
+
+fn high(address: u64) -> u32 {
+    (address >> 32) as u32
+}
+
+/// Windows, an identity map of global addresses, and bank 0: what stays as it is for all launches.
+pub fn set_up(push: &mut Push, multiprocessors: u32, bank: u64) {
+    // Most warps at once, depth of calls, local memory per warp: as Mesa sets them.
+    set(push, 0x0758, &[multiprocessors]);
+    set(push, 0x0d64, &[0xf]);
+    set(push, 0x02a0, &[0x8000]);
+    set(push, 0x02c4, &[0]);
+    for upper in 0..=0xff {
+        // Readable, writable, mapped to itself.
+        set(push, 0x02c8, &[0xc << 28 | upper << 16 | upper]);
+    }
+    set(push, 0x02c4, &[1]);
+    set(push, 0x077c, &[LOCAL_WINDOW]);
+    set(push, 0x0214, &[SHARED_WINDOW]);
+    select_bank(push, bank);
+    // Valid, bank 0.
+    set(push, 0x1694, &[1]);
+}
+
+/// Where local memory lies from now on.
+pub fn set_local(push: &mut Push, area: Area) {
+    set(push, 0x0790, &[high(area.address), area.address as u32, high(area.bytes), area.bytes as u32]);
+}
+
+fn select_bank(push: &mut Push, bank: u64) {
+    set(push, 0x2380, &[BANK_BYTES, high(bank), bank as u32]);
+}
+
+/// Stores a time stamp with a payload when all before it has ended.
+pub fn stamp(push: &mut Push, address: u64, payload: u32) {
+    // Release, four words.
+    set(push, 0x1b00, &[high(address), address as u32, payload, 0]);
+}
+
+/// Waits until the grids before it have ended. Copies of M2MF are ordered with grids by this.
+pub fn wait_for_idle(push: &mut Push) {
+    push.immediate(Object::COMPUTE.subchannel, 0x0110, 0);
+}
+
+/// Launches a grid. Its parameters are loaded by methods, so those of an earlier grid stay as they are for that.
+pub fn launch(push: &mut Push, code: Code<'_>, grid: Grid, params: &Params, bank: u64) {
+    let Code { address, kernel } = code;
+    select_bank(push, bank);
+    let words: Vec<u32> = params.bytes().as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+    for (index, words) in (0..).zip(words.chunks(16)) {
+        // The offset, then its sixteen data methods.
+        let mut row = vec![PARAMS_AT + 64 * index];
+        row.extend_from_slice(words);
+        set(push, 0x238c, &row);
+    }
+    // Code, global memory, constants.
+    push.immediate(Object::COMPUTE.subchannel, 0x1698, 0x1011);
+    set(push, 0x1608, &[high(address), address as u32]);
+    set(push, 0x03b4, &[kernel.entry_offset]);
+    // Local memory below and above, the stack.
+    set(push, 0x0204, &[kernel.local_bytes.next_multiple_of(16), 0, STACK_BYTES]);
+    set(push, 0x02c0, &[kernel.registers.max(4)]);
+    let [x, y, z] = grid.threads;
+    set(push, 0x024c, &[kernel.shared_bytes, x * y * z, kernel.barriers]);
+    set(push, 0x03ac, &[y << 16 | x, z]);
+    let [x, y, z] = grid.blocks;
+    set(push, 0x0238, &[y << 16 | x, z]);
+    set(push, 0x029c, &[0]);
+    set(push, 0x0368, &[0x1000]);
+    set(push, 0x0a04, &[0]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_go_sixteen_words_at_a_time_to_where_kernels_look_for_them() {
+        let program = sm20::assemble(".kernel k\n.params 72\nEXIT").expect("a program");
+        let code = Code { address: 0x1_2345_6000, kernel: program.kernel("k").expect("k") };
+        let params = (0..18).fold(Params::new(), Params::word);
+        let mut push = Push::default();
+        launch(&mut push, code, Grid::line(1, 32), &params, 0x7_0000_1000);
+        let words = push.words();
+        assert_eq!(words[..4], [0x2003_28e0, BANK_BYTES, 7, 0x1000]);
+        assert_eq!(words[4..7], [0x2011_28e3, 0x20, 0]);
+        assert_eq!(words[22..26], [0x2003_28e3, 0x60, 16, 17]);
+        assert_eq!(words[27..30], [0x2002_2582, 1, 0x2345_6000]);
+    }
+
+    #[test]
+    fn local_memory_has_room_for_all_warps() {
+        assert_eq!(local_area(1, 0), 0x2_0000);
+        // A stack and 112 bytes for each of 32 lanes, for 14 times 48 warps: 29 pieces.
+        assert_eq!(local_area(14, 100), 29 * 0x2_0000);
+    }
+}

@@ -1,0 +1,315 @@
+//! The GPU as workloads see it, over nouveau's ioctls: a channel with M2MF and compute, buffers, programs, launches.
+//!
+//! Transfers to and from VRAM go through a staging buffer and M2MF; buffers in RAM are mapped. All work of the channel is
+//! in order. Each launch is stamped before and after, which gives the time that the GPU spent on it; a launch whose stamp
+//! is missing after the kernel has said that it is done was cut short, and so was what followed.
+
+mod methods;
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use workloads::{Gpu, Grid, Module, Params, Place};
+
+use crate::device::{Buffer, Channel, Device, Domain, Use};
+use crate::push::{Engine, Object, Push, linear};
+use crate::uapi::param;
+use methods::{Area, Code, STAMP_BYTES};
+
+/// Bytes of the staging buffer.
+const STAGING: u64 = 2 << 20;
+/// Launches whose stamps are kept until the next wait.
+const STAMPED: u64 = 128;
+/// Offset of the stamp of [`Gpu::finish`] in the buffer of stamps; pairs of launches come before it.
+const LAST_STAMP: u64 = STAMPED * 2 * STAMP_BYTES;
+
+/// What was done on a [`Guest`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Done {
+    /// Copies launched.
+    pub copies: u64,
+    /// Grids launched.
+    pub launches: u64,
+    /// Time that the GPU spent on grids, by its own clock.
+    pub gpu_time: Duration,
+}
+
+#[derive(Debug)]
+struct Loaded {
+    code: Buffer,
+    program: sm20::Program,
+}
+
+/// A channel that computes.
+#[derive(Debug)]
+pub struct Guest {
+    device: Rc<Device>,
+    channel: Channel,
+    buffers: Vec<Option<Buffer>>,
+    modules: Vec<Loaded>,
+    staging: Buffer,
+    bank: Buffer,
+    stamps: Buffer,
+    local: Option<Buffer>,
+    multiprocessors: u32,
+    /// Payload of the stamps that come next; it differs from all before.
+    sequence: u32,
+    /// Launches since the last wait.
+    stamped: u64,
+    /// Something was submitted since the last wait.
+    busy: bool,
+    done: Done,
+}
+
+impl Guest {
+    /// Makes a channel.
+    pub fn new(device: &Rc<Device>) -> Result<Self> {
+        let channel = Channel::new(device)?;
+        channel.add(Engine::M2mf.object())?;
+        channel.add(Object::COMPUTE)?;
+        let multiprocessors = (device.parameter(param::GRAPH_UNITS)? >> 8) as u32 & 0xff_ffff;
+        ensure!(multiprocessors > 0, "the kernel says that the card has no multiprocessors");
+        let bank = Buffer::new(device, Domain::Vram, u64::from(methods::BANK_BYTES))?;
+        let stamps = Buffer::new(device, Domain::Gart, LAST_STAMP + STAMP_BYTES)?;
+        stamps.map()?.write(0, &vec![0; usize::try_from(stamps.size())?]);
+        let mut push = Push::default();
+        methods::set_up(&mut push, multiprocessors, bank.address());
+        channel.submit(&push, &[Use::write(&bank)])?;
+        Ok(Self {
+            device: Rc::clone(device),
+            channel,
+            buffers: Vec::new(),
+            modules: Vec::new(),
+            staging: Buffer::new(device, Domain::Gart, STAGING)?,
+            bank,
+            stamps,
+            local: None,
+            multiprocessors,
+            sequence: 1,
+            stamped: 0,
+            busy: true,
+            done: Done::default(),
+        })
+    }
+
+    /// The channel's number in the guest.
+    pub fn number(&self) -> i32 {
+        self.channel.number()
+    }
+
+    /// What was done up to now; launches that were not waited for have no time yet.
+    pub fn done(&self) -> Done {
+        self.done
+    }
+
+    /// The first word of a buffer in RAM as it is now; nothing is waited for.
+    pub fn peek(&self, buffer: workloads::Buffer) -> Result<u32> {
+        let mut word = [0; 4];
+        self.range(buffer, 0, 4)?.map()?.read(0, &mut word);
+        Ok(u32::from_le_bytes(word))
+    }
+
+    fn buffer(&self, buffer: workloads::Buffer) -> Result<&Buffer> {
+        self.buffers.get(buffer.index).and_then(Option::as_ref).context("a buffer that is not there")
+    }
+
+    fn range(&self, buffer: workloads::Buffer, at: u64, bytes: u64) -> Result<&Buffer> {
+        let inside = at.checked_add(bytes).is_some_and(|end| end <= buffer.bytes);
+        ensure!(inside, "{bytes} bytes at {at:#x} of a buffer of {}", buffer.bytes);
+        self.buffer(buffer)
+    }
+
+    fn submit(&self, push: &Push, uses: &[Use<'_>]) -> Result<()> {
+        self.channel.submit(push, uses).with_context(|| self.verdict())
+    }
+
+    fn verdict(&self) -> String {
+        format!("channel {} takes no work any more: the kernel's log says why", self.channel.number())
+    }
+
+    /// Copies by M2MF, behind all grids. Returns the number of copies.
+    fn copy_by_gpu(&self, from: (&Buffer, u64), to: (&Buffer, u64), bytes: u64) -> Result<u64> {
+        let source = from.0.address() + from.1;
+        let rects = linear(source, to.0.address() + to.1, bytes, Engine::M2mf.most_lines());
+        let mut push = Push::default();
+        methods::wait_for_idle(&mut push);
+        for rect in &rects {
+            if !push.has_room() {
+                self.submit(&std::mem::take(&mut push), &[Use::read(from.0), Use::write(to.0)])?;
+            }
+            push.copy(Engine::M2mf, rect);
+        }
+        self.submit(&push, &[Use::read(from.0), Use::write(to.0)])?;
+        Ok(rects.len() as u64)
+    }
+
+    /// Makes local memory large enough for a thread's `bytes`.
+    fn provide_local(&mut self, bytes: u32) -> Result<()> {
+        let wanted = methods::local_area(u64::from(self.multiprocessors), bytes);
+        if self.local.as_ref().is_some_and(|local| local.size() >= wanted) {
+            return Ok(());
+        }
+        let local = Buffer::new(&self.device, Domain::Vram, wanted)?;
+        let mut push = Push::default();
+        methods::wait_for_idle(&mut push);
+        methods::set_local(&mut push, Area { address: local.address(), bytes: local.size() });
+        self.submit(&push, &[Use::write(&local)])?;
+        // The kernel keeps the old one mapped until what used it has ended.
+        self.local = Some(local);
+        Ok(())
+    }
+
+    /// Reads a stamp: its payload, and the GPU's time in nanoseconds.
+    fn read_stamp(&self, at: u64) -> Result<(u32, u64)> {
+        let mut bytes = [0; STAMP_BYTES as usize];
+        self.stamps.map()?.read(usize::try_from(at)?, &mut bytes);
+        let [low, high] =
+            [&bytes[..8], &bytes[8..]].map(|half| u64::from_le_bytes(half.try_into().unwrap_or_default()));
+        Ok((low as u32, high))
+    }
+
+    /// Adds the times of the launches since the last wait.
+    fn collect_times(&mut self) -> Result<()> {
+        for index in 0..self.stamped {
+            let [(begin, from), (end, to)] =
+                [self.read_stamp(index * 2 * STAMP_BYTES)?, self.read_stamp((index * 2 + 1) * STAMP_BYTES)?];
+            ensure!((begin, end) == (self.sequence, self.sequence), "a kernel was cut short: {}", self.verdict());
+            ensure!(from <= to, "a kernel ended at {to} ns and began at {from} ns of the card's clock");
+            self.done.gpu_time += Duration::from_nanos(to - from);
+        }
+        Ok(())
+    }
+}
+
+impl Gpu for Guest {
+    fn allocate(&mut self, place: Place, bytes: u64) -> Result<workloads::Buffer> {
+        let domain = match place {
+            Place::Vram => Domain::Vram,
+            Place::Ram => Domain::Gart,
+        };
+        let buffer = Buffer::new(&self.device, domain, bytes.max(1))?;
+        let (address, end) = (buffer.address(), buffer.address() + buffer.size());
+        let windowed = address < methods::WINDOWS.end && end > methods::WINDOWS.start;
+        ensure!(!windowed, "a buffer at {address:#x}, where kernels see local and shared memory");
+        self.buffers.push(Some(buffer));
+        Ok(workloads::Buffer { index: self.buffers.len() - 1, address, bytes })
+    }
+
+    fn free(&mut self, buffer: workloads::Buffer) -> Result<()> {
+        self.buffer(buffer)?;
+        self.buffers[buffer.index] = None;
+        Ok(())
+    }
+
+    fn upload(&mut self, buffer: workloads::Buffer, at: u64, bytes: &[u8]) -> Result<()> {
+        let target = self.range(buffer, at, bytes.len() as u64)?;
+        if target.domain() == Domain::Gart {
+            target.wait(true)?;
+            target.map()?.write(usize::try_from(at)?, bytes);
+            return Ok(());
+        }
+        let mut copies = 0;
+        for (offset, piece) in (at..).step_by(STAGING as usize).zip(bytes.chunks(STAGING as usize)) {
+            self.staging.wait(true)?;
+            self.staging.map()?.write(0, piece);
+            copies += self.copy_by_gpu((&self.staging, 0), (target, offset), piece.len() as u64)?;
+        }
+        self.done.copies += copies;
+        self.busy = true;
+        Ok(())
+    }
+
+    fn download(&mut self, buffer: workloads::Buffer, at: u64, bytes: &mut [u8]) -> Result<()> {
+        self.finish()?;
+        let source = self.range(buffer, at, bytes.len() as u64)?;
+        if source.domain() == Domain::Gart {
+            source.map()?.read(usize::try_from(at)?, bytes);
+            return Ok(());
+        }
+        let mut copies = 0;
+        for (offset, piece) in (at..).step_by(STAGING as usize).zip(bytes.chunks_mut(STAGING as usize)) {
+            copies += self.copy_by_gpu((source, offset), (&self.staging, 0), piece.len() as u64)?;
+            self.staging.wait(false)?;
+            self.staging.map()?.read(0, piece);
+        }
+        self.done.copies += copies;
+        self.busy = true;
+        self.finish()
+    }
+
+    fn copy(&mut self, from: workloads::Buffer, to: workloads::Buffer, bytes: u64) -> Result<()> {
+        let (source, target) = (self.range(from, 0, bytes)?, self.range(to, 0, bytes)?);
+        self.done.copies += self.copy_by_gpu((source, 0), (target, 0), bytes)?;
+        self.busy = true;
+        Ok(())
+    }
+
+    fn load(&mut self, program: &sm20::Program) -> Result<Module> {
+        let local = program.kernels.iter().map(|kernel| kernel.local_bytes).max().unwrap_or(0);
+        self.provide_local(local)?;
+        let bytes = program.bytes();
+        // Code is read ahead of the program counter.
+        const AHEAD: u64 = 0x100;
+        let buffer = self.allocate(Place::Vram, bytes.len() as u64 + AHEAD)?;
+        self.upload(buffer, 0, &bytes)?;
+        let code = self.buffers[buffer.index].take().context("a buffer that was just made")?;
+        self.modules.push(Loaded { code, program: program.clone() });
+        Ok(Module { index: self.modules.len() - 1 })
+    }
+
+    fn launch(
+        &mut self,
+        module: Module,
+        name: &str,
+        grid: Grid,
+        params: &Params,
+        uses: &[workloads::Buffer],
+    ) -> Result<()> {
+        if self.stamped == STAMPED {
+            self.finish()?;
+        }
+        let loaded = self.modules.get(module.index).context("a program that is not there")?;
+        let kernel = loaded.program.kernel(name).with_context(|| format!("no kernel {name}"))?;
+        let given = params.bytes().len();
+        ensure!(
+            given as u64 == u64::from(kernel.params),
+            "{name} has {} bytes of parameters, not {given}",
+            kernel.params
+        );
+        let mut list = vec![Use::read(&loaded.code), Use::write(&self.bank), Use::write(&self.stamps)];
+        list.extend(self.local.iter().map(Use::write));
+        for used in uses {
+            list.push(Use { reads: true, ..Use::write(self.buffer(*used)?) });
+        }
+        let at = self.stamps.address() + self.stamped * 2 * STAMP_BYTES;
+        let mut push = Push::default();
+        methods::stamp(&mut push, at, self.sequence);
+        let code = Code { address: loaded.code.address(), kernel };
+        methods::launch(&mut push, code, grid, params, self.bank.address());
+        methods::wait_for_idle(&mut push);
+        methods::stamp(&mut push, at + STAMP_BYTES, self.sequence);
+        self.submit(&push, &list)?;
+        self.stamped += 1;
+        self.done.launches += 1;
+        self.busy = true;
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        if !self.busy {
+            return Ok(());
+        }
+        let mut push = Push::default();
+        methods::wait_for_idle(&mut push);
+        methods::stamp(&mut push, self.stamps.address() + LAST_STAMP, self.sequence);
+        self.submit(&push, &[Use::write(&self.stamps)])?;
+        self.stamps.wait(false)?;
+        let (payload, _) = self.read_stamp(LAST_STAMP)?;
+        ensure!(payload == self.sequence, "work was cut short: {}", self.verdict());
+        self.collect_times()?;
+        (self.stamped, self.busy) = (0, false);
+        self.sequence = self.sequence.wrapping_add(1);
+        Ok(())
+    }
+}

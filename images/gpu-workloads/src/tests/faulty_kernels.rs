@@ -1,0 +1,73 @@
+//! Kernels that fault or never end: some cost the channel its life, others are reported and cut short.
+
+use anyhow::{Context, Result, ensure};
+use workloads::{Gpu, Grid, Options, Params, Place};
+
+use super::Facts;
+use super::faulty::NOWHERE;
+use crate::compute::Guest;
+use crate::rig::{Counts, Rig};
+
+/// What each kernel stores before it goes wrong.
+const BEGUN: u32 = 0x600d;
+/// One thread.
+const ONE: Grid = Grid { blocks: [1; 3], threads: [1; 3] };
+
+/// A kernel of `faulty_kernels.sm20`.
+pub struct Faulty {
+    /// On the command line.
+    pub what: &'static str,
+    kernel: &'static str,
+    /// Whether the channel is killed. The kernel's driver only tells of a warp's error: the grid ends there, and the
+    /// channel goes on.
+    killed: bool,
+}
+
+/// All of them.
+pub const KERNELS: [Faulty; 4] = [
+    Faulty { what: "kernel-unmapped", kernel: "unmapped", killed: true },
+    Faulty { what: "kernel-illegal", kernel: "illegal", killed: false },
+    Faulty { what: "kernel-misaligned", kernel: "misaligned", killed: false },
+    Faulty { what: "kernel-endless", kernel: "endless", killed: true },
+];
+
+/// Launches one, and sees that channels which are there before and after compute.
+pub fn run(rig: &Rig, faulty: &Faulty) -> Result<Facts> {
+    let mut bystander = Guest::new(rig.device())?;
+    let mut victim = Guest::new(rig.device())?;
+    let number = victim.number();
+    println!("victim channel={number} bystander channel={}", bystander.number());
+    let program = sm20::assemble(include_str!("faulty_kernels.sm20"));
+    let program = program.map_err(|errors| anyhow::anyhow!("faulty_kernels.sm20: {errors:?}"))?;
+    let module = victim.load(&program)?;
+    let mark = victim.allocate(Place::Ram, 4)?;
+    victim.upload(mark, 0, &[0; 4])?;
+    let params = Params::new().buffer(mark).address(NOWHERE);
+    // The kernel may find the channel dead before the submission has returned.
+    let outcome = victim.launch(module, faulty.kernel, ONE, &params, &[mark]).and_then(|()| victim.finish());
+    let found = victim.peek(mark)?;
+    ensure!(found == BEGUN, "the kernel has not begun: it left {found:#x}");
+    match outcome {
+        Ok(()) if faulty.killed => anyhow::bail!("channel {number} still takes work"),
+        Ok(()) => works(rig, &mut victim, "the channel itself")?,
+        Err(error) if faulty.killed => println!("the kernel says: {error:#}"),
+        Err(error) => return Err(error),
+    }
+    works(rig, &mut bystander, "a channel from before")?;
+    works(rig, &mut Guest::new(rig.device())?, "a new channel")?;
+    Ok(vec![
+        ("what", faulty.what.to_owned()),
+        ("victim", number.to_string()),
+        ("killed", faulty.killed.to_string()),
+        ("address", format!("{NOWHERE:#x}")),
+    ])
+}
+
+/// The channel computes.
+fn works(rig: &Rig, gpu: &mut Guest, what: &str) -> Result<()> {
+    let options = Options { seed: rig.random().next(), ..Options::default() };
+    let workload = workloads::by_name("madd", options).context("a workload")?;
+    let report = workloads::run(&*workload, gpu).context(format!("{what}, after a kernel went wrong"))?;
+    rig.add(Counts { bytes: report.verified, copies: gpu.done().copies, channels: 1 });
+    Ok(())
+}

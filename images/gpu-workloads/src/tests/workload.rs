@@ -1,0 +1,127 @@
+//! The papers' workloads: each with a device and a channel of its own, timed in the papers' phases, its result compared
+//! with what the CPU computes.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use workloads::{Gpu, NAMES, Report, Setup, Workload};
+
+use super::Facts;
+use crate::compute::{Done, Guest};
+use crate::device::Device;
+use crate::options::Options;
+use crate::report;
+use crate::rig::{Counts, Rig};
+
+/// The largest `--scale`, as the crate `workloads` promises.
+const MOST_SCALE: u64 = 1000;
+
+/// What one run took and did.
+struct Outcome {
+    /// With the device's opening as part of the first phase, `init`.
+    report: Report,
+    close: Duration,
+    done: Done,
+    looped: Option<Looped>,
+}
+
+/// What was done again and again.
+struct Looped {
+    /// Times that all kernels were launched.
+    iterations: u64,
+    took: Duration,
+}
+
+/// `workload --name NAME|all [--scale N] [--rounds N] [--working-set BYTES] [--duration SECONDS] [--json]`
+pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
+    let name = options.text("name").unwrap_or("all");
+    let names = if name == "all" { NAMES.to_vec() } else { vec![name] };
+    let scale = options.number("scale", 1)?;
+    ensure!((1..=MOST_SCALE).contains(&scale), "--scale {scale}: from 1 to {MOST_SCALE}");
+    let optional = |name: &str| options.text(name).map(|_| options.number(name, 0)).transpose();
+    let chosen = workloads::Options {
+        scale: scale as u32,
+        seed: rig.seed(),
+        rounds: optional("rounds")?.map(u32::try_from).transpose().context("--rounds")?,
+        working_set: optional("working-set")?,
+    };
+    let duration = optional("duration")?.map(Duration::from_secs);
+    let node = Path::new(options.text("node").unwrap_or(crate::DEFAULT_NODE));
+    let mut failed = Vec::new();
+    for name in &names {
+        let Some(workload) = workloads::by_name(name, chosen) else {
+            bail!("--name {name}: all, or one of {}", NAMES.join(" "));
+        };
+        let began = Instant::now();
+        let outcome = one(node, &*workload, duration);
+        let counts = outcome.as_ref().map_or_else(|_| Counts::default(), counts);
+        rig.add(counts);
+        let facts = outcome.map(|outcome| facts(&*workload, &outcome));
+        failed.extend(facts.is_err().then_some(*name));
+        report::print_as(options.flag("json"), name, counts, began.elapsed().as_secs_f64(), &facts);
+    }
+    ensure!(failed.is_empty(), "failed: {}", failed.join(" "));
+    Ok(vec![("workloads", names.len().to_string()), ("scale", scale.to_string()), ("seed", rig.seed().to_string())])
+}
+
+fn counts(outcome: &Outcome) -> Counts {
+    Counts { bytes: outcome.report.verified, copies: outcome.done.copies, channels: 1 }
+}
+
+fn facts(workload: &dyn Workload, outcome: &Outcome) -> Facts {
+    let us = |time: Duration| time.as_micros().to_string();
+    let Outcome { report, close, done, looped } = outcome;
+    let [init, htod, launch, dtoh] = report.times;
+    let mut facts = vec![
+        // Values of a result line hold no blanks.
+        ("size", workload.size().replace(", ", "+").replace(' ', "_")),
+        ("init_us", us(init)),
+        ("htod_us", us(htod)),
+        ("launch_us", us(launch)),
+        ("dtoh_us", us(dtoh)),
+        ("close_us", us(*close)),
+        ("launches", done.launches.to_string()),
+        ("gpu_us", us(done.gpu_time)),
+    ];
+    if let Some(Looped { iterations, took }) = looped {
+        facts.extend([("iterations", iterations.to_string()), ("looped_us", us(*took))]);
+    }
+    facts
+}
+
+/// Runs one workload, once or again and again for `duration`.
+fn one(node: &Path, workload: &dyn Workload, duration: Option<Duration>) -> Result<Outcome> {
+    let began = Instant::now();
+    let device = Device::open(node)?;
+    let mut gpu = Guest::new(&device)?;
+    gpu.finish()?;
+    let opened = began.elapsed();
+    let looped = duration.map(|duration| again_and_again(workload, &mut gpu, duration)).transpose()?;
+    let done_in_loop = gpu.done();
+    let mut report = workloads::run(workload, &mut gpu)?;
+    report.times[0] += opened;
+    // With a duration, what counts is what was done in it; the run behind it shows that the card still computes.
+    let done = if looped.is_some() { done_in_loop } else { gpu.done() };
+    let began = Instant::now();
+    drop(gpu);
+    drop(device);
+    Ok(Outcome { report, close: began.elapsed(), done, looped })
+}
+
+/// Launches until the time is over, each iteration waited for. The results are not looked at: kernels that work in
+/// place find their own output as input.
+fn again_and_again(workload: &dyn Workload, gpu: &mut Guest, duration: Duration) -> Result<Looped> {
+    let setup = Setup::new(workload, gpu)?;
+    setup.upload(gpu)?;
+    gpu.finish()?;
+    let (began, mut iterations) = (Instant::now(), 0);
+    while began.elapsed() < duration || iterations == 0 {
+        workload.launch(gpu, &setup)?;
+        gpu.finish()?;
+        iterations += 1;
+    }
+    let took = began.elapsed();
+    setup.free(gpu)?;
+    Ok(Looped { iterations, took })
+}

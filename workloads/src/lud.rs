@@ -1,0 +1,104 @@
+//! LU decomposition of a matrix in place, by tiles.
+
+use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload, compare_floats};
+use anyhow::Result;
+
+/// Side of a tile.
+const TILE: u32 = 16;
+
+/// What the cells on the diagonal are, about: more than the others of a row or column can be together. With that much
+/// next to it, no rows need be exchanged.
+const PIVOT: f32 = 16.0;
+
+/// A matrix whose cells get smaller away from the diagonal: at a distance of n, below 1 / (n + 1).
+#[derive(Debug)]
+pub(crate) struct Lud {
+    side: u32,
+    matrix: Vec<f32>,
+}
+
+impl Lud {
+    pub(crate) fn new(scale: u32, seed: u64) -> Self {
+        // The work grows with the cube of the side.
+        let volume = 96f64.powi(3) * f64::from(scale);
+        let side = (volume.cbrt() as u32).next_multiple_of(TILE);
+        let mut random = Random::new(seed);
+        let cells = (0..side).flat_map(|row| (0..side).map(move |column| (row, column)));
+        let mut cell = |(row, column): (u32, u32)| {
+            let cell = (2.0 * random.unit() - 1.0) / (row.abs_diff(column) + 1) as f32;
+            if row == column { cell + PIVOT } else { cell }
+        };
+        let matrix = cells.map(&mut cell).collect();
+        Self { side, matrix }
+    }
+
+    /// The decomposition, whatever the precision: for each column, divide what is below the diagonal, and subtract its
+    /// product with the row from all that is right and below.
+    fn decomposed(&self) -> Vec<f64> {
+        let side = self.side as usize;
+        let mut matrix: Vec<f64> = self.matrix.iter().copied().map(f64::from).collect();
+        for step in 0..side {
+            let (above, below) = matrix.split_at_mut((step + 1) * side);
+            let pivots = &above[step * side + step..];
+            for row in below.chunks_mut(side) {
+                let (factor, rest) = row[step..].split_at_mut(1);
+                factor[0] /= pivots[0];
+                rest.iter_mut().zip(&pivots[1..]).for_each(|(cell, pivot)| *cell -= factor[0] * pivot);
+            }
+        }
+        matrix
+    }
+}
+
+impl Workload for Lud {
+    fn name(&self) -> &'static str {
+        "lud"
+    }
+
+    fn size(&self) -> String {
+        format!("{0}x{0}", self.side)
+    }
+
+    fn source(&self) -> &'static str {
+        include_str!("kernels/lud.sm20")
+    }
+
+    fn buffers(&self) -> Vec<Slot> {
+        vec![Slot::floats("matrix", &self.matrix).output()]
+    }
+
+    fn launch(&self, gpu: &mut dyn Gpu, setup: &Setup) -> Result<()> {
+        let buffers @ [matrix] = setup.buffers()?;
+        for first in (0..self.side).step_by(TILE as usize) {
+            let params = Params::new().word(self.side).word(first).buffer(matrix);
+            setup.launch(gpu, "diagonal", Grid::plane([1; 2], [TILE; 2]), &params, &buffers)?;
+            let rest = (self.side - first) / TILE - 1;
+            if rest > 0 {
+                setup.launch(gpu, "perimeter", Grid::line(rest * 2 * TILE, 2 * TILE), &params, &buffers)?;
+                setup.launch(gpu, "internal", Grid::plane([rest; 2], [TILE; 2]), &params, &buffers)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self, results: &Results) -> Result<u64> {
+        let side = self.side as usize;
+        // The worst case, by estimate. Sums of L's magnitudes over a column and of U's over a row, in terms of the
+        // pivot, are below 1, and U's cells beside the diagonal below 2: what is subtracted from such a cell is below
+        // 3 whenever it is rounded, to 2^-24. That happens `side` times at most. What is wrong with the factors makes
+        // twice that of it. On the diagonal it is as much in proportion. L's cells have U's errors by a pivot of 8 or
+        // more, and those of the reciprocal (2^-23) and the product.
+        let unit = 1.0 / (1 << 23) as f32;
+        let upper = Bound { relative: side as f32 * unit, absolute: 3.0 * side as f32 * unit };
+        let lower = Bound { relative: (side as f32 + 4.0) * unit, absolute: 3.0 / 8.0 * side as f32 * unit };
+        let found = results.floats("matrix")?;
+        let mut verified = 0;
+        for (row, (found, expected)) in found.chunks(side).zip(self.decomposed().chunks(side)).enumerate() {
+            let expected: Vec<f32> = expected.iter().map(|cell| *cell as f32).collect();
+            let (found, expected) = (found.split_at(row), expected.split_at(row));
+            verified += compare_floats(&format!("row {row} of L"), found.0, expected.0, lower)?;
+            verified += compare_floats(&format!("row {row} of U"), found.1, expected.1, upper)?;
+        }
+        Ok(verified)
+    }
+}

@@ -1,0 +1,170 @@
+//! A working set of chosen size, all of which is read and written by kernels and by copies, again and again.
+//!
+//! The set is cut into buffers of the same size and a spare one. A pass goes through the buffers in order: each is copied
+//! to the spare one by the copy engine, there a kernel mixes every word with the word at the same place of the buffer
+//! before, and the buffer that was copied is the next spare one. So a word at the end depends on all words at its place in
+//! all buffers, and one that was lost or is stale on the way spoils all that follow.
+
+use crate::{Buffer, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload, compare_words};
+use anyhow::{Context, Result};
+
+/// Bytes at scale 1, if no other number is asked for.
+const BYTES: u64 = 256 << 10;
+/// Passes, if no other number is asked for.
+const PASSES: u32 = 3;
+/// Bytes of a buffer at least.
+const PIECE: u64 = 64 << 10;
+/// Buffers at most.
+const MOST_BUFFERS: u64 = 64;
+/// Threads of a block.
+const BLOCK: u32 = 512;
+/// Words at the same places of all buffers that the CPU computes at once.
+const COLUMNS: usize = 4096;
+/// The kernel's as well.
+const FACTOR: u32 = 0x9e37_79b1;
+/// What a pass adds, times its number.
+const KEY: u32 = 0x85eb_ca6b;
+
+/// The working set.
+#[derive(Debug)]
+pub(crate) struct MemoryHungry {
+    /// Buffers without the spare one.
+    count: usize,
+    /// Bytes of each.
+    piece: u64,
+    passes: u32,
+    seed: u64,
+}
+
+impl MemoryHungry {
+    pub(crate) fn new(scale: u32, seed: u64, working_set: Option<u64>, passes: Option<u32>) -> Self {
+        let bytes = working_set.unwrap_or(BYTES * u64::from(scale));
+        // Of an odd request, some KiB are more than asked for.
+        let piece = bytes.div_ceil(MOST_BUFFERS).next_multiple_of(4096).max(PIECE);
+        let count = bytes.div_ceil(piece).clamp(2, MOST_BUFFERS) as usize;
+        Self { count, piece, passes: passes.unwrap_or(PASSES).max(1), seed }
+    }
+
+    /// What a buffer holds at the start.
+    fn input(&self, index: usize) -> Random {
+        let mut random = Random::new(self.seed);
+        random.skip(index as u64 * (self.piece / 4));
+        random
+    }
+
+    /// Which slot holds each buffer at the end, and last the spare one; `then` is called with what each step finds: pass, source,
+    /// target, the buffer before.
+    fn steps(&self, mut then: impl FnMut(u32, usize, usize, usize) -> Result<()>) -> Result<Vec<usize>> {
+        let (mut places, mut spare): (Vec<usize>, usize) = ((0..self.count).collect(), self.count);
+        for pass in 0..self.passes {
+            for index in 0..self.count {
+                let before = places[(index + self.count - 1) % self.count];
+                then(pass, places[index], spare, before)?;
+                std::mem::swap(&mut places[index], &mut spare);
+            }
+        }
+        places.push(spare);
+        Ok(places)
+    }
+
+    /// What `words` places from `first` on hold in all buffers at the end, and last in the spare one: what the last buffer
+    /// held before the last step.
+    fn expected(&self, first: u64, words: usize) -> Vec<Vec<u32>> {
+        let column = |index| {
+            let mut random = self.input(index);
+            random.skip(first);
+            random.words(words)
+        };
+        let mut state: Vec<Vec<u32>> = (0..self.count).map(column).collect();
+        let mut spare = Vec::new();
+        for pass in 0..self.passes {
+            for index in 0..self.count {
+                let before = state[(index + self.count - 1) % self.count].clone();
+                spare.clone_from(&state[index]);
+                for (word, before) in state[index].iter_mut().zip(before) {
+                    *word = word.rotate_left(7).wrapping_mul(FACTOR).wrapping_add(before ^ key(pass));
+                }
+            }
+        }
+        state.push(spare);
+        state
+    }
+}
+
+fn key(pass: u32) -> u32 {
+    KEY.wrapping_mul(pass.wrapping_add(1))
+}
+
+fn name(slot: usize) -> String {
+    format!("buffer{slot}")
+}
+
+impl Workload for MemoryHungry {
+    fn name(&self) -> &'static str {
+        "memory"
+    }
+
+    fn size(&self) -> String {
+        format!("{}KiBx{}", (self.piece >> 10) * self.count as u64, self.passes)
+    }
+
+    fn source(&self) -> &'static str {
+        include_str!("kernels/memory.sm20")
+    }
+
+    fn buffers(&self) -> Vec<Slot> {
+        let filled = (0..self.count).map(|index| Slot::random(name(index), self.piece, self.input(index)).output());
+        filled.chain([Slot::scratch(name(self.count), self.piece).output()]).collect()
+    }
+
+    fn launch(&self, gpu: &mut dyn Gpu, setup: &Setup) -> Result<()> {
+        let words = u32::try_from(self.piece / 4)?;
+        let buffer = |slot: usize| -> Result<Buffer> { setup.all_buffers().get(slot).copied().context("a buffer") };
+        self.steps(|pass, source, target, before| {
+            let (source, target, before) = (buffer(source)?, buffer(target)?, buffer(before)?);
+            gpu.copy(source, target, self.piece)?;
+            let params = Params::new().word(words).word(key(pass)).buffer(target).buffer(before);
+            setup.launch(gpu, "mix", Grid::line(words, BLOCK), &params, &[target, before])
+        })?;
+        Ok(())
+    }
+
+    fn check(&self, results: &Results) -> Result<u64> {
+        let places = self.steps(|_, _, _, _| Ok(()))?;
+        let found = places.iter().map(|slot| results.bytes(&name(*slot))).collect::<Result<Vec<_>>>()?;
+        let (words, mut verified) = ((self.piece / 4) as usize, 0);
+        for first in (0..words).step_by(COLUMNS) {
+            let count = COLUMNS.min(words - first);
+            for (index, expected) in self.expected(first as u64, count).iter().enumerate() {
+                let found = crate::bytes_to_words(&found[index][first * 4..][..count * 4]);
+                let what = format!("from word {first} on, buffer {index}");
+                verified += compare_words(&what, &found, expected)?;
+            }
+        }
+        Ok(verified)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn working_set_is_what_was_asked_for_in_a_bounded_number_of_buffers() {
+        for bytes in [1, 4096, 1 << 20, 100 << 20, (2 << 30) + 1] {
+            let memory = MemoryHungry::new(1, 1, Some(bytes), None);
+            let all = memory.piece * memory.count as u64;
+            assert!(all >= bytes && all <= (bytes + (bytes >> 4)).max(2 * PIECE) + 64 * 4096, "{bytes}: {all}");
+            assert!((2..=64).contains(&memory.count) && memory.piece.is_multiple_of(4096));
+        }
+    }
+
+    #[test]
+    fn places_are_independent_and_each_buffer_has_its_slot() {
+        let memory = MemoryHungry::new(1, 5, Some(3 * PIECE), Some(2));
+        let (whole, part) = (memory.expected(0, 8), memory.expected(3, 2));
+        assert_eq!(whole.len(), 4);
+        assert!(whole.iter().zip(&part).all(|(whole, part)| whole[3..5] == part[..]));
+        assert_eq!(memory.steps(|_, _, _, _| Ok(())).expect("steps"), [2, 3, 0, 1]);
+    }
+}

@@ -1,0 +1,218 @@
+//! A workload on a device: its program, its buffers, what came back.
+
+use crate::{Bound, Buffer, Gpu, Grid, Module, Params, Place, Random, Workload, compare_floats, compare_words};
+use anyhow::{Context, Result};
+use std::borrow::Cow;
+
+/// A buffer that a workload wants.
+#[derive(Clone, Debug)]
+pub struct Slot {
+    name: Cow<'static, str>,
+    place: Place,
+    bytes: u64,
+    input: Input,
+    output: bool,
+}
+
+/// What a buffer is filled with.
+#[derive(Clone, Debug)]
+enum Input {
+    Nothing,
+    Bytes(Vec<u8>),
+    /// [`Random::word`], one after the other; made when they are needed.
+    Random(Random),
+}
+
+impl Slot {
+    /// In VRAM, for the device alone: neither filled nor read back.
+    #[must_use]
+    pub fn scratch(name: impl Into<Cow<'static, str>>, bytes: u64) -> Self {
+        Self { name: name.into(), place: Place::Vram, bytes, input: Input::Nothing, output: false }
+    }
+
+    /// Filled with bytes before the launch.
+    #[must_use]
+    pub fn bytes(name: impl Into<Cow<'static, str>>, input: Vec<u8>) -> Self {
+        let bytes = input.len() as u64;
+        Self { input: Input::Bytes(input), ..Self::scratch(name, bytes) }
+    }
+
+    /// Filled with random words before the launch, which take no memory until then.
+    #[must_use]
+    pub fn random(name: impl Into<Cow<'static, str>>, bytes: u64, random: Random) -> Self {
+        Self { input: Input::Random(random), ..Self::scratch(name, bytes) }
+    }
+
+    /// Filled with words before the launch.
+    #[must_use]
+    pub fn words(name: impl Into<Cow<'static, str>>, input: &[u32]) -> Self {
+        Self::bytes(name, crate::words_to_bytes(input))
+    }
+
+    /// Filled with floats before the launch.
+    #[must_use]
+    pub fn floats(name: impl Into<Cow<'static, str>>, input: &[f32]) -> Self {
+        Self::bytes(name, crate::floats_to_bytes(input))
+    }
+
+    /// Read back after the launch, too.
+    #[must_use]
+    pub fn output(self) -> Self {
+        Self { output: true, ..self }
+    }
+
+    /// In the machine's RAM instead of VRAM.
+    #[must_use]
+    pub fn in_ram(self) -> Self {
+        Self { place: Place::Ram, ..self }
+    }
+}
+
+/// What came back: the bytes of all outputs, by name.
+#[derive(Clone, Debug, Default)]
+pub struct Results(Vec<(Cow<'static, str>, Vec<u8>)>);
+
+impl Results {
+    /// The bytes of an output.
+    ///
+    /// # Errors
+    /// None of that name came back.
+    pub fn bytes(&self, name: &str) -> Result<&[u8]> {
+        let found = self.0.iter().find(|(of, _)| *of == name);
+        found.map(|(_, bytes)| &bytes[..]).with_context(|| format!("{name} was not read back"))
+    }
+
+    /// The words of an output.
+    ///
+    /// # Errors
+    /// As of [`Self::bytes`].
+    pub fn words(&self, name: &str) -> Result<Vec<u32>> {
+        Ok(crate::bytes_to_words(self.bytes(name)?))
+    }
+
+    /// The floats of an output.
+    ///
+    /// # Errors
+    /// As of [`Self::bytes`].
+    pub fn floats(&self, name: &str) -> Result<Vec<f32>> {
+        Ok(crate::bytes_to_floats(self.bytes(name)?))
+    }
+
+    /// Compares an output's words bit for bit; returns the number of bytes.
+    ///
+    /// # Errors
+    /// Where they differ, or no such output.
+    pub fn same_words(&self, name: &str, expected: &[u32]) -> Result<u64> {
+        compare_words(name, &self.words(name)?, expected)
+    }
+
+    /// Compares an output's floats within a bound; returns the number of bytes.
+    ///
+    /// # Errors
+    /// Where they differ, or no such output.
+    pub fn same_floats(&self, name: &str, expected: &[f32], bound: Bound) -> Result<u64> {
+        compare_floats(name, &self.floats(name)?, expected, bound)
+    }
+}
+
+/// A workload's program and buffers on a device.
+#[derive(Debug)]
+pub struct Setup {
+    /// None if it has no kernels.
+    module: Option<Module>,
+    slots: Vec<Slot>,
+    buffers: Vec<Buffer>,
+    results: Results,
+}
+
+impl Setup {
+    /// Makes program and buffers; nothing is transferred.
+    ///
+    /// # Errors
+    /// A kernel that does not assemble, or what the device says.
+    pub fn new(workload: &dyn Workload, gpu: &mut dyn Gpu) -> Result<Self> {
+        let program = crate::assemble(workload.source())?;
+        let module = if program.kernels.is_empty() { None } else { Some(gpu.load(&program)?) };
+        let slots = workload.buffers();
+        let buffers = slots.iter().map(|slot| gpu.allocate(slot.place, slot.bytes)).collect::<Result<_>>()?;
+        Ok(Self { module, slots, buffers, results: Results::default() })
+    }
+
+    /// All buffers, in the order of [`Workload::buffers`].
+    ///
+    /// # Errors
+    /// There are not `N`.
+    pub fn buffers<const N: usize>(&self) -> Result<[Buffer; N]> {
+        let found = self.all_buffers();
+        found.try_into().with_context(|| format!("{} buffers instead of {N}", found.len()))
+    }
+
+    /// The same, however many there are.
+    #[must_use]
+    pub fn all_buffers(&self) -> &[Buffer] {
+        &self.buffers
+    }
+
+    /// Launches a kernel of the workload; see [`Gpu::launch`].
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn launch(&self, gpu: &mut dyn Gpu, kernel: &str, grid: Grid, params: &Params, uses: &[Buffer]) -> Result<()> {
+        gpu.launch(self.module.context("a workload without kernels")?, kernel, grid, params, uses)
+    }
+
+    /// Transfers all inputs to the device.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn upload(&self, gpu: &mut dyn Gpu) -> Result<()> {
+        for (slot, buffer) in self.slots.iter().zip(&self.buffers) {
+            match &slot.input {
+                Input::Nothing => {}
+                Input::Bytes(input) => gpu.upload(*buffer, 0, input)?,
+                Input::Random(random) => upload_random(gpu, *buffer, *random)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Transfers all outputs from the device.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn download(&mut self, gpu: &mut dyn Gpu) -> Result<()> {
+        self.results.0.clear();
+        for (slot, buffer) in self.slots.iter().zip(&self.buffers).filter(|(slot, _)| slot.output) {
+            let mut bytes = vec![0; usize::try_from(slot.bytes)?];
+            gpu.download(*buffer, 0, &mut bytes)?;
+            self.results.0.push((slot.name.clone(), bytes));
+        }
+        Ok(())
+    }
+
+    /// What [`Self::download`] brought.
+    #[must_use]
+    pub fn results(&self) -> &Results {
+        &self.results
+    }
+
+    /// Gives the buffers back; the program stays with the device.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn free(self, gpu: &mut dyn Gpu) -> Result<()> {
+        self.buffers.into_iter().try_for_each(|buffer| gpu.free(buffer))
+    }
+}
+
+/// Uploads random words, a piece at a time.
+fn upload_random(gpu: &mut dyn Gpu, buffer: Buffer, mut random: Random) -> Result<()> {
+    const PIECE: u64 = 1 << 20;
+    let mut at = 0;
+    while at < buffer.bytes {
+        let bytes = (buffer.bytes - at).min(PIECE);
+        gpu.upload(buffer, at, &crate::words_to_bytes(&random.words(usize::try_from(bytes / 4)?)))?;
+        at += bytes;
+    }
+    Ok(())
+}
