@@ -6,7 +6,7 @@
 //!
 //! Parts: `registers`, the methods' state; `launch`, a grid and its surroundings; `pool` and `grid`, threads and the
 //! blocks that they take; `block`, warps and barriers; `warp` and `stack`, registers and divergence; `code` and
-//! `constants`, caches; `memory`, what is accessed; `exec`, instructions; `soft`, arithmetic in any rounding.
+//! `constants`, caches; `memory`, what is accessed; `locks`, of global memory; `exec`, instructions; `soft`, arithmetic in any rounding.
 //!
 //! Memory accesses go through the channel's address space, in sessions of a few thousand instructions: a TLB flush waits
 //! for these, and what it dropped is not used after it.
@@ -30,6 +30,7 @@ mod constants;
 mod exec;
 mod grid;
 mod launch;
+mod locks;
 mod memory;
 mod pool;
 mod registers;

@@ -24,7 +24,6 @@ fn instructions_that_are_none() {
     fails(".quad 0xffffffffffffffff", warp_error::ILLEGAL_ENCODING);
     fails(".quad 0x8010000000001c06", warp_error::ILLEGAL_ENCODING);
     fails("BPT.TRAP 0x1", warp_error::ILLEGAL_ENCODING);
-    fails("LDLK P0, R0, [R1]", warp_error::ILLEGAL_ENCODING);
 }
 
 #[test]
@@ -72,6 +71,8 @@ fn addresses_that_are_not_aligned_or_not_there() {
     fails("LDL R1, [0x10]", warp_error::OUT_OF_RANGE_ADDRESS);
     fails("LDL R1, [RZ-0x4]", warp_error::OUT_OF_RANGE_ADDRESS);
     fails("S2R R0, SR_SWINLO\nRED.ADD [R0], R0", warp_error::ADDRESS_SPACE);
+    fails("S2R R0, SR_LWINLO\nLDLK P0, R1, [R0]", warp_error::ADDRESS_SPACE);
+    fails("S2R R0, SR_SWINLO\nSTUL [R0], R0", warp_error::ADDRESS_SPACE);
     fails("MOV R0, c[0][0x1000]", warp_error::CONSTANT_ADDRESS);
     fails("MOV R0, c[5][0x0]", warp_error::CONSTANT_ADDRESS);
     fails("MOV R0, 0x7fff\nLDC R1, c[0][R0+0x1]", warp_error::CONSTANT_ADDRESS_LDC);

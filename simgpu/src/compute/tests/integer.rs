@@ -95,6 +95,33 @@ fn numbers_of_64_bits_by_carry() {
 }
 
 #[test]
+fn lesser_and_greater_of_numbers_of_three_words() {
+    // Upper words that are often equal.
+    let wide = inputs(&[0, 1, 1 << 32, 1 << 63, u64::MAX, 0x8000_0000_8000_0000], true, 400, |random| {
+        let bits = random.next();
+        if bits & 1 != 0 { bits } else { bits & 0x8000_0001_8000_0001 }
+    });
+    // The lowest word of the first is c's, and that of the second the other one of c.
+    let code = |types: &str, select: &str| {
+        format!(
+            "IMNMX{types}.XHI RZ.CC, R5, R7, {select}
+             IMNMX.U32.XMED R13.CC, R4, R6, {select}
+             IMNMX.U32.XLO R12, R8, R9, {select}"
+        )
+    };
+    let number = |upper: u64, low: u64| i128::from(upper) << 32 | i128::from(low as u32);
+    let signed = |upper: u64, low: u64| i128::from(upper.cast_signed()) << 32 | i128::from(low as u32);
+    for (types, number) in [(".U32", number as fn(u64, u64) -> i128), ("", signed)] {
+        for (select, least) in [("PT", true), ("!PT", false)] {
+            check(&code(types, select), &wide, Output::wide, |[a, b, c]| {
+                let (a, b) = (number(a, c), number(b, c >> 32));
+                (if least { a.min(b) } else { a.max(b) }) as u64
+            });
+        }
+    }
+}
+
+#[test]
 fn comparisons_and_predicates() {
     for (name, holds) in [
         ("LT", (|a, b| a < b) as fn(i128, i128) -> bool),
