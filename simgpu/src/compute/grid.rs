@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 const SLICE: u32 = 2048;
 
 /// Memory accesses of shaders.
-const ACCESS: Access = Access { privileged: false, client: Client::Gpc };
+pub(crate) const ACCESS: Access = Access { privileged: false, client: Client::Gpc };
 
 /// What became of a grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

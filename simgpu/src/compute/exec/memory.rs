@@ -319,14 +319,10 @@ fn local_store(
 ) -> Result<(), Failure> {
     for offset in 0..registers(width) {
         let vas = local_addresses(warp, addresses, 4 * u32::from(offset), mask, machine)?;
-        let values = *warp.following(value, offset);
         if is_narrow(width) {
-            for lane in lanes_of(mask) {
-                let bytes = &values[lane].to_le_bytes()[..bytes(width) as usize];
-                machine.session.write(GpuVa(vas[lane]), bytes)?;
-            }
+            global_store(warp, &vas, value, width, mask, machine)?;
         } else {
-            store(machine.session, &vas, &[values], mask, machine.counts)?;
+            store(machine.session, &vas, &[*warp.following(value, offset)], mask, machine.counts)?;
         }
     }
     Ok(())

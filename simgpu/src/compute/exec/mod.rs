@@ -22,6 +22,7 @@ use super::constants::Constants;
 use super::launch::{Failure, ILLEGAL, Launch};
 use super::locks::Locks;
 use super::memory::{Counts, SharedMemory};
+use super::soft::Format;
 use super::warp::{ALL, Flags, LANES, Lanes, Pairs, Warp, mask_of};
 use crate::mmu::Session;
 use nvspec::class::compute90c0::warp_error;
@@ -263,6 +264,14 @@ fn integer_flags(values: &Lanes) -> Flags {
         carry: 0,
         overflow: 0,
     }
+}
+
+/// The condition code of floats: zero and sign, both for a NaN.
+fn float_flags(format: Format, value: impl Fn(usize) -> u64) -> Flags {
+    let nan = mask_of(|lane| format.is_nan(value(lane)));
+    let zero = mask_of(|lane| format.modified(value(lane), true, false) == 0) | nan;
+    let sign = mask_of(|lane| format.is_negative(value(lane))) | nan;
+    Flags { zero, sign, carry: 0, overflow: 0 }
 }
 
 /// Combines a comparison with a predicate.

@@ -76,6 +76,27 @@ fn condition_code_of_sums() {
 }
 
 #[test]
+fn condition_code_of_a_difference_says_how_the_numbers_compare() {
+    type Holds = fn(i128, i128) -> bool;
+    let tests: [(&str, Holds, fn(u64) -> i128); 10] = [
+        ("LT", |a, b| a < b, signed),
+        ("EQ", |a, b| a == b, signed),
+        ("LE", |a, b| a <= b, signed),
+        ("GT", |a, b| a > b, signed),
+        ("NE", |a, b| a != b, signed),
+        ("GE", |a, b| a >= b, signed),
+        ("LO", |a, b| a < b, unsigned),
+        ("LS", |a, b| a <= b, unsigned),
+        ("HI", |a, b| a > b, unsigned),
+        ("HS", |a, b| a >= b, unsigned),
+    ];
+    for (name, holds, number) in tests {
+        let code = format!("IADD RZ.CC, R4, -R6\nCSETP.{name}.AND P0, P1, CC");
+        check(&code, &numbers(), |o| o.bits & 3, |[a, b, _]| if holds(number(a), number(b)) { 1 } else { 2 });
+    }
+}
+
+#[test]
 fn numbers_of_64_bits_by_carry() {
     let wide = inputs(&[0, 1, 0xffff_ffff, 1 << 32, 1 << 63, u64::MAX, 0xffff_ffff_0000_0000], false, 400, |random| {
         random.next() >> (random.next() % 64)
