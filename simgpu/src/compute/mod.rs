@@ -18,8 +18,9 @@
 //! - Blocks side by side: a worker executes one to its end before it takes the next. A grid whose blocks wait for blocks
 //!   with a higher number may not end, which no program may rely on anyway.
 //! - Preemption in a grid; a grid whose channel is taken off the engine all the same is abandoned.
-//! - Which unit of a cluster made an access: faults are reported as those of PGRAPH's dispatch unit, and errors of warps
-//!   as those of the first multiprocessor. Errors do not name the program counter.
+//! - Which cluster and unit of it made an access: faults are reported as those of the first cluster's texture unit and
+//!   L1 (GUESS for instructions and constants), and errors of warps as those of the first multiprocessor. Errors do not
+//!   name the program counter.
 //! - Data caches. Constants are cached for a grid, instructions too: stores to either are seen by the next grid.
 //! - Warps of a block execute in turns that do not depend on the time that instructions take.
 //! - Contents of registers and shared memory at the start of a block: zero.
@@ -151,7 +152,7 @@ impl Compute {
     /// Begins the grid, sees whether it has ended, or does a little of it.
     ///
     /// # Errors
-    /// [`EngineError::Fault`] and [`EngineError::Warp`]; the grid has ended then.
+    /// [`EngineError::ShaderFault`] and [`EngineError::Warp`]; the grid has ended then.
     pub fn step(&mut self, cx: &mut EngineCx<'_>) -> Result<Progress, EngineError> {
         if let Some(launch) = self.launched.take() {
             self.pool.start(*launch, *cx.space);
@@ -167,7 +168,7 @@ impl Compute {
                 cx.work.written = outcome.counts.written.or(cx.work.written);
                 match outcome.failure {
                     None => Ok(Progress::Done),
-                    Some(Failure::Fault(fault)) => Err(EngineError::Fault(fault)),
+                    Some(Failure::Fault(fault)) => Err(EngineError::ShaderFault(fault)),
                     Some(Failure::Warp(error)) => Err(EngineError::Warp(error)),
                 }
             }

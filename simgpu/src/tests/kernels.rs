@@ -6,14 +6,14 @@ use nvspec::class::compute90c0::{self as class, warp_error};
 use nvspec::regs::{fecs, pfifo, pgraph, sm_trap};
 use std::sync::Arc;
 
-const COMPUTE: (u32, u32) = (1, 0x90c0);
-const CODE: u64 = 0x100_0000;
-const BANK: u64 = 0x180_0000;
-const DATA: u64 = 0x200_0000;
-const SEM: u64 = 0x300_0000;
+pub(super) const COMPUTE: (u32, u32) = (1, 0x90c0);
+pub(super) const CODE: u64 = 0x100_0000;
+pub(super) const BANK: u64 = 0x180_0000;
+pub(super) const DATA: u64 = 0x200_0000;
+pub(super) const SEM: u64 = 0x300_0000;
 
 /// Adds to each word of the data (first parameter) what the second says, for its rounds.
-const ADD: &str = ".kernel k
+pub(super) const ADD: &str = ".kernel k
     S2R R0, SR_TID.X
     S2R R1, SR_CTAID.X
     S2R R2, SR_NTID.X
@@ -29,7 +29,7 @@ const ADD: &str = ".kernel k
     EXIT";
 
 /// Puts code and a bank of constants into a channel's address space. Returns where the data lies in VRAM.
-fn prepare(driver: &mut Driver, channel: &Channel, source: &str) -> u64 {
+pub(super) fn prepare(driver: &mut Driver, channel: &Channel, source: &str) -> u64 {
     let program = sm20::assemble(source).expect("a program");
     let code = driver.buffer(channel, CODE, 1, 0);
     for (index, word) in (0..).zip(&program.words) {
@@ -40,7 +40,7 @@ fn prepare(driver: &mut Driver, channel: &Channel, source: &str) -> u64 {
 }
 
 /// Methods that set everything up.
-fn set_up(params: &[u32]) -> Vec<u32> {
+pub(super) fn set_up(params: &[u32]) -> Vec<u32> {
     let mut parts = vec![
         object(COMPUTE),
         methods(1, class::CODE_ADDRESS_HIGH, &[0, CODE as u32]),
@@ -54,7 +54,7 @@ fn set_up(params: &[u32]) -> Vec<u32> {
     words(&parts)
 }
 
-fn launch(blocks: u32, threads: u32) -> Vec<u32> {
+pub(super) fn launch(blocks: u32, threads: u32) -> Vec<u32> {
     words(&[
         methods(1, class::BLOCK_YX, &[1 << 16 | threads, 1]),
         methods(1, class::GRID_YX, &[1 << 16 | blocks, 1]),
@@ -63,7 +63,7 @@ fn launch(blocks: u32, threads: u32) -> Vec<u32> {
 }
 
 /// A release by the compute class, with a time stamp.
-fn query(va: u64, payload: u32) -> Vec<u32> {
+pub(super) fn query(va: u64, payload: u32) -> Vec<u32> {
     methods(1, class::SEMAPHORE_ADDRESS_HIGH, &[0, va as u32, payload, 1 << 20])
 }
 
@@ -106,6 +106,49 @@ fn channels_take_turns_with_their_own_state() {
     for ((at, before), add) in data.iter().zip(before).zip([10, 20]) {
         assert_eq!(driver.peek(*at), before.wrapping_add(3 * add));
     }
+}
+
+/// Takes PGRAPH down and up again, as a driver does to get rid of what hangs.
+pub(super) fn reset_pgraph(driver: &Driver) {
+    let enable = driver.rd(nvspec::regs::pmc::ENABLE::OFFSET);
+    driver.wr(nvspec::regs::pmc::ENABLE::OFFSET, enable & !nvspec::regs::pmc::ENABLE::PGRAPH.mask());
+    driver.wr(nvspec::regs::pmc::ENABLE::OFFSET, enable);
+    driver.start_engines();
+}
+
+#[test]
+fn state_stays_with_its_channel_whatever_happens_between_two_methods() {
+    let mut driver = Driver::new(&small());
+    let (mut first, mut second) = (driver.channel(3), driver.channel(4));
+    driver.submit_runlist(&[3, 4]);
+    let data = [&first, &second].map(|channel| prepare(&mut driver, channel, ADD));
+    let before = data.map(|at| driver.peek(at));
+    let other = words(&[set_up(&[DATA as u32, 20, 1]), launch(1, 32)]);
+    // The first channel's methods come one word at a time; between each two the other runs a kernel of its own.
+    let whole = words(&[set_up(&[DATA as u32, 10, 3]), launch(1, 32), launch(1, 32)]);
+    for (round, word) in (0u32..).zip(&whole) {
+        driver.push(&mut first, &[*word]);
+        driver.settle();
+        driver.push(&mut second, &other);
+        driver.settle();
+        assert_eq!(driver.peek(data[1]), before[1].wrapping_add(20 * (round + 1)));
+        match round % 4 {
+            0 => {
+                // Off the engine, with its state in its context image only.
+                driver.wr(pfifo::PREEMPT::OFFSET, 3);
+                assert_eq!(driver.rd(pfifo::PREEMPT::OFFSET), 3, "done");
+            }
+            1 => {
+                driver.submit_runlist(&[4]);
+                driver.settle();
+                driver.submit_runlist(&[4, 3]);
+            }
+            2 => reset_pgraph(&driver),
+            _ => {}
+        }
+    }
+    assert_eq!(driver.peek(data[0]), before[0].wrapping_add(20));
+    assert_eq!(driver.rd(pgraph::INTR::OFFSET), 0);
 }
 
 #[test]
@@ -152,9 +195,7 @@ fn endless_kernel_is_ended_by_resetting_pgraph() {
         driver.card.gpu().step();
     }
     assert_eq!(driver.rd(pgraph::STATUS::OFFSET) & 1, 1, "busy");
-    let enable = driver.rd(nvspec::regs::pmc::ENABLE::OFFSET);
-    driver.wr(nvspec::regs::pmc::ENABLE::OFFSET, enable & !nvspec::regs::pmc::ENABLE::PGRAPH.mask());
-    driver.wr(nvspec::regs::pmc::ENABLE::OFFSET, enable);
+    reset_pgraph(&driver);
     assert_eq!(driver.rd(pgraph::STATUS::OFFSET) & 1, 0);
     driver.settle();
 }

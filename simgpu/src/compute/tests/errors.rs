@@ -38,7 +38,7 @@ fn jumps_to_where_no_code_is() {
     fails("JMP 0x2", warp_error::MISALIGNED_PC);
     let mut rig = Rig::new(0);
     let error = rig.run(".kernel k\nJMP 0x700000", 1, 1).expect_err("unmapped");
-    let EngineError::Fault(fault) = error else { panic!("{error}") };
+    let EngineError::ShaderFault(fault) = error else { panic!("{error}") };
     assert_eq!((fault.va.0, fault.write), (CODE + 0x70_0000, false));
     // It runs on behind the end of what is mapped.
     let mut rig = Rig::new(0);
@@ -48,7 +48,7 @@ fn jumps_to_where_no_code_is() {
     rig.write(CODE, &words);
     let program = sm20::assemble(".kernel k\nEXIT").expect("good");
     rig.launch(&program, "k", [1, 1, 1], [32, 1, 1]).expect("good");
-    assert!(matches!(rig.finish(), Err(EngineError::Fault(fault)) if fault.va.0 == CODE + 0x1000));
+    assert!(matches!(rig.finish(), Err(EngineError::ShaderFault(fault)) if fault.va.0 == CODE + 0x1000));
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn faults_name_the_first_lanes_address_of_the_lowest_block() {
              @P0 ST [R2], R0
              EXIT";
         let error = rig.run(source, 200, 64).expect_err("unmapped");
-        let EngineError::Fault(found) = error else { panic!("{error}") };
+        let EngineError::ShaderFault(found) = error else { panic!("{error}") };
         let va = END + 4 * (3 * 256 + 1);
         assert_eq!((found.va.0, found.write, found.reason), (va, true, fault::PTE), "{workers} workers");
     }

@@ -77,8 +77,9 @@ fn condition_code_of_sums() {
 
 #[test]
 fn condition_code_of_a_difference_says_how_the_numbers_compare() {
-    type Holds = fn(i128, i128) -> bool;
-    let tests: [(&str, Holds, fn(u64) -> i128); 10] = [
+    /// A test's name, what it says of two numbers, and how words are taken as such.
+    type Case = (&'static str, fn(i128, i128) -> bool, fn(u64) -> i128);
+    let tests: [Case; 10] = [
         ("LT", |a, b| a < b, signed),
         ("EQ", |a, b| a == b, signed),
         ("LE", |a, b| a <= b, signed),

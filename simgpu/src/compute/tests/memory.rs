@@ -381,7 +381,7 @@ fn relocated_page_is_seen_after_the_flush_in_the_middle_of_a_grid() {
     rig.page(DATA, 0);
     rig.flush();
     let error = rig.run(source, 1, 1).expect_err("unmapped");
-    let EngineError::Fault(fault) = error else { panic!("{error}") };
+    let EngineError::ShaderFault(fault) = error else { panic!("{error}") };
     assert_eq!((fault.va.0, fault.write, fault.reason), (DATA, false, nvspec::mmu::fault::PTE));
 }
 
@@ -398,7 +398,7 @@ fn global_map_gives_the_upper_byte() {
     let mut rig = Rig::new(0);
     rig.params(&[DATA as u32]);
     assert!(
-        matches!(rig.run(source, 1, 1), Err(EngineError::Fault(fault)) if fault.va.0 == 3 << 32 | DATA && fault.write)
+        matches!(rig.run(source, 1, 1), Err(EngineError::ShaderFault(fault)) if fault.va.0 == 3 << 32 | DATA && fault.write)
     );
     rig.method(methods::GLOBAL_MAP_ENTRY, 0xc003_0000).expect("good");
     assert!(rig.run(source, 1, 1).is_err(), "not enabled");

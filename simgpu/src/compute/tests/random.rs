@@ -48,7 +48,7 @@ fn random_programs_end_in_an_error_or_can_be_stopped() {
         match outcome {
             Ok(Progress::Done) => ended += 1,
             Ok(_) => stopped += 1,
-            Err(EngineError::Fault(_) | EngineError::Warp(_)) => failed += 1,
+            Err(EngineError::ShaderFault(_) | EngineError::Warp(_)) => failed += 1,
             Err(error) => panic!("{error}"),
         }
         rig.compute.reset();
