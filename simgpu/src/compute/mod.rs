@@ -11,6 +11,18 @@
 //! Memory accesses go through the channel's address space, in sessions of a few thousand instructions: a TLB flush waits
 //! for these, and what it dropped is not used after it.
 //!
+//! # Time
+//! A grid is charged when it has ended: its launch, and the greater of its instructions at the rate of all
+//! multiprocessors and its memory transactions at the memory's bandwidth ([`crate::ComputeTiming`]). Instructions are
+//! counted once for each warp that executes them, whatever lanes take part, so that divergence costs what it repeats.
+//! Transactions are pieces of 128 bytes of global and local memory: one for words in a row, one for each lane where every
+//! lane has a line of its own, and one for each address of an atomic operation that is in another line than the one
+//! before. Neither count depends on the number of threads that execute the grid, nor does the time between two
+//! semaphores around it.
+//!
+//! Not counted: bank conflicts of shared memory, misses of caches for instructions and constants, latencies that too few
+//! warps cannot hide, multiprocessors that have nothing to do, slower units (double precision, MUFU).
+//!
 //! # What it does not model
 //! - Instructions that the head of `exec` lists; macros, notifiers (0x104-0x10c), the global condition
 //!   (0x130-0x138), conditions that look at memory, reductions by semaphores: illegal methods or bad data.

@@ -226,6 +226,62 @@ fn time_of_a_kernel_follows_from_its_instructions() {
     }
 }
 
+/// Adds to a word of each thread, so many bytes apart, in rounds.
+const STRIDE: &str = ".kernel k
+    S2R R0, SR_TID.X
+    MOV R1, c[0][0x24]
+    IMAD R4, R0, R1, c[0][0x20]
+    MOV R3, RZ
+    round: LD R5, [R4]
+    IADD R5, R5, 0x1
+    ST [R4], R5
+    IADD R3, R3, 0x1
+    ISETP.LT.AND P0, PT, R3, c[0][0x28]
+    @P0 BRA round
+    EXIT";
+
+/// The time between two semaphores around kernels of 16 warps, on a card with its own clock and so many workers.
+fn time_between_semaphores(workers: usize, compute: ComputeTiming, stride: u32, rounds: u32, launches: usize) -> u64 {
+    let timing = EngineTiming { bytes_per_second: 0, launch_ns: 10_000 };
+    let time = Some(TimeModel { graph: timing, compute, copy: timing, switch_ns: 100 });
+    let config = Config { time, compute_workers: Some(workers), ..small() };
+    let mut driver = Driver::on(Arc::new(SimGpu::new(&config).expect("a card")));
+    let mut channel = driver.only_channel(5);
+    prepare(&mut driver, &channel, STRIDE);
+    let at = driver.buffer(&channel, SEM, 1, 9);
+    let kernels = launch(4, 128).repeat(launches);
+    let setup = set_up(&[DATA as u32, stride, rounds]);
+    driver.push(&mut channel, &words(&[setup, query(SEM, 1), kernels, query(SEM + 16, 1)]));
+    // TIMEOUT: a thousand times what it takes; the test fails then.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while driver.peek(at + 16) != 1 {
+        assert!(std::time::Instant::now() < deadline, "it does not end");
+        std::thread::yield_now();
+    }
+    let stamp = |at: u64| u64::from(driver.peek(at + 12)) << 32 | u64::from(driver.peek(at + 8));
+    stamp(at + 16) - stamp(at)
+}
+
+#[test]
+fn time_of_kernels_follows_from_what_they_do_and_not_from_who_does_it() {
+    let clock = ComputeTiming { warp_instructions_per_second: 1_000_000_000, bytes_per_second: 0 };
+    let memory = ComputeTiming { bytes_per_second: 1_000_000_000, ..clock };
+    // A warp's accesses to words in a row are one transaction of 128 bytes, those to lines of their own are 32.
+    for (compute, stride, per_access) in [(clock, 4, 0), (memory, 4, 1), (memory, 128, 32)] {
+        for (rounds, launches) in [(3u32, 1), (40, 1), (40, 3)] {
+            let instructions = 16 * (5 + 6 * u64::from(rounds));
+            let bytes = 16 * 2 * u64::from(rounds) * per_access * 128;
+            let expected = launches as u64 * (10_000 + instructions.max(bytes));
+            for workers in [0, 1, 2] {
+                let took = time_between_semaphores(workers, compute, stride, rounds, launches);
+                // PTIMER counts in steps of 32 ns.
+                let what = format!("{workers} workers, stride {stride}, {rounds} rounds, {launches} launches");
+                assert!(took.abs_diff(expected) <= 32, "{what}: {took}, not {expected}");
+            }
+        }
+    }
+}
+
 #[test]
 fn launches_can_be_made_to_hang() {
     let fault = Fault { engine: EngineId::Graph, kind: FaultKind::Hang, after: 0, count: 1 };
