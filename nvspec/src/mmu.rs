@@ -276,6 +276,13 @@ pub mod fault {
         /// CPU writes through an aperture.
         pub const BAR_WRITE: u32 = 0x08;
     }
+
+    /// Clients in a graphics processing cluster (hub bit clear, the type's cluster field says which).
+    /// Source: nouveau's table of such clients.
+    pub mod gpc_client {
+        /// Texture unit and L1, which shaders' accesses go through.
+        pub const TEX: u32 = 0x01;
+    }
 }
 
 const _: () = assert!(size_of::<Pte>() == ENTRY_BYTES as usize && size_of::<Pde>() == ENTRY_BYTES as usize);

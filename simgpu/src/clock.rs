@@ -3,6 +3,7 @@
 //! Two times are kept apart: the *card time* runs from the card's creation and orders all work; the *timer time* is
 //! what PTIMER shows and what semaphores are stamped with, the card time plus what the driver has set.
 
+use nvspec::chip::GF100;
 use std::time::Instant;
 
 /// Nanoseconds of card time.
@@ -40,13 +41,20 @@ pub struct ComputeTiming {
 }
 
 impl Default for ComputeTiming {
-    /// Four multiprocessors of a Quadro 6000: 1.15 GHz, an instruction each clock; its memory.
+    /// The clock and the memory of a Quadro 6000.
     fn default() -> Self {
-        Self { warp_instructions_per_second: 4 * 1_150_000_000, bytes_per_second: 144_000_000_000 }
+        Self::at(1150, 144_000_000_000)
     }
 }
 
 impl ComputeTiming {
+    /// Of the card's multiprocessors at so many MHz, an instruction each clock, with so many bytes per second.
+    #[must_use]
+    pub const fn at(mhz: u64, bytes_per_second: u64) -> Self {
+        let multiprocessors = (GF100.gpcs * GF100.tpcs_per_gpc) as u64;
+        Self { warp_instructions_per_second: mhz.saturating_mul(1_000_000 * multiprocessors), bytes_per_second }
+    }
+
     /// Nanoseconds for that many instructions of warps and that many bytes.
     #[must_use]
     pub fn cost_ns(&self, instructions: u64, bytes: u64) -> u64 {

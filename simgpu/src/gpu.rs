@@ -7,7 +7,7 @@ use crate::clock::Clock;
 use crate::compute::Compute;
 use crate::cx::{Cx, Undeclared};
 use crate::faults::{EngineId, Faults};
-use crate::fifo::fault::{Report, report};
+use crate::fifo::fault::{Client, Report, report};
 use crate::fifo::userd::Doorbells;
 use crate::fifo::{Fifo, Progress};
 use crate::interrupt::Line;
@@ -281,7 +281,7 @@ impl Gpu {
             Aperture::Bar3 => unit::BAR3,
         };
         let client = if what.fault.write { hub_client::BAR_WRITE } else { hub_client::BAR_READ };
-        report(Report { unit, client, instance: what.instance, fault: what.fault }, &mut self.cx);
+        report(Report { unit, client: Client::Hub(client), instance: what.instance, fault: what.fault }, &mut self.cx);
         self.update_line();
     }
 

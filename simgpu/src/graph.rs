@@ -103,7 +103,7 @@ pub(crate) fn trap(error: EngineError, class: u32, method: Method, cx: &mut Cx) 
             warp_error(code, cx);
             TRAP
         }
-        EngineError::IllegalMethod | EngineError::Fault(_) => ILLEGAL_METHOD,
+        EngineError::IllegalMethod | EngineError::Fault(_) | EngineError::ShaderFault(_) => ILLEGAL_METHOD,
     };
     let subchannel = u32::from(method.subchannel);
     cx.storage.poke(pgraph::TRAPPED_ADDRESS::OFFSET, SUBCHANNEL.of(subchannel) | METHOD.of(method.address >> 2));

@@ -26,7 +26,19 @@ const LAYERS: [(&str, &[&str]); 17] = [
     ("guest-init", &[]),
     (
         "tests",
-        &["images", "nvspec", "card", "simgpu", "devmodel", "shadow-pt", "channels", "vram", "sched", "vmm-glue"],
+        &[
+            "images",
+            "nvspec",
+            "card",
+            "sm20",
+            "simgpu",
+            "devmodel",
+            "shadow-pt",
+            "channels",
+            "vram",
+            "sched",
+            "vmm-glue",
+        ],
     ),
     ("xtask", &["images"]),
 ];

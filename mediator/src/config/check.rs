@@ -18,6 +18,8 @@ pub const MAX_VMS: usize = 64;
 pub const MAX_HANG_LIMIT_MS: u64 = 3_600_000;
 /// Shortest such limit: a copy of a few hundred MiB takes that long.
 pub const MIN_HANG_LIMIT_MS: u64 = 100;
+/// Largest rate of the time that work takes, in MHz or MiB per second: far above any card's, and far below overflow.
+pub const RATE_MAX: u64 = 1 << 32;
 /// Least VRAM with which a guest's driver comes up, in MiB.
 pub const MIN_VM_VRAM_MIB: u64 = 16;
 
@@ -179,11 +181,20 @@ fn check_card(card: &CardSpec, table: &mut Table<'_>) {
             format!("{reserve} MiB of {} MiB, expected at least 1 and less than all", card.vram_mib),
         );
     }
-    if card.time.is_some_and(|time| time.copy_mib_per_s == 0) {
-        table.say(
-            "time.copy_mib_per_s",
-            "0, expected at least 1; leave `time` out for \"as fast as possible\"".to_owned(),
-        );
+    let rates = card.time.map(|time| {
+        [
+            ("time.copy_mib_per_s", time.copy_mib_per_s),
+            ("time.shader_mhz", time.shader_mhz),
+            ("time.shader_mib_per_s", time.shader_mib_per_s),
+        ]
+    });
+    for (key, rate) in rates.into_iter().flatten() {
+        if rate == 0 {
+            table.say(key, "0, expected at least 1; leave `time` out for \"as fast as possible\"".to_owned());
+        }
+        if rate > RATE_MAX {
+            table.say(key, format!("{rate}, expected at most {RATE_MAX}"));
+        }
     }
 }
 

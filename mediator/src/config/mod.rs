@@ -176,6 +176,22 @@ pub struct TimeSpec {
     /// Nanoseconds for each change of the channel on an engine.
     #[serde(default)]
     pub switch_ns: u64,
+    /// MHz of the multiprocessors, each of which executes one instruction of a warp per clock.
+    #[serde(default = "default_shader_mhz")]
+    pub shader_mhz: u64,
+    /// MiB per second that shaders' memory accesses move.
+    #[serde(default = "default_shader_mib_per_s")]
+    pub shader_mib_per_s: u64,
+}
+
+/// As a Quadro 6000.
+const fn default_shader_mhz() -> u64 {
+    1150
+}
+
+/// As a Quadro 6000: 144 GB/s.
+const fn default_shader_mib_per_s() -> u64 {
+    137_329
 }
 
 /// A `[[card.fault]]` table: operations of a software card's engine that go wrong.

@@ -37,6 +37,8 @@ fn full_example_is_read() {
         copy_mib_per_s = 4096
         launch_ns = 5000
         switch_ns = 20000
+        shader_mhz = 700
+        shader_mib_per_s = 50000
 
         [[card]]
         name = "card1"
@@ -61,7 +63,8 @@ fn full_example_is_read() {
     let config = Config::parse(text, "f").unwrap();
     assert_eq!(config.daemon.admin_mode, SocketMode(0o600));
     assert_eq!(config.daemon.log_format, LogFormat::Json);
-    assert_eq!(config.cards[0].time.map(|time| time.switch_ns), Some(20000));
+    let time = config.cards[0].time.unwrap();
+    assert_eq!((time.switch_ns, time.shader_mhz, time.shader_mib_per_s), (20000, 700, 50000));
     assert_eq!(config.cards[1].vram_mib, 1024);
     assert_eq!(config.vms[0].socket_path(&config.daemon.socket_dir), Path::new("/run/m/vm-a"));
     assert_eq!(config.vms[1].socket_path(&config.daemon.socket_dir), Path::new("/run/m/b.sock"));
@@ -243,6 +246,8 @@ fn card_out_of_range_is_refused() {
         ("chunk_kib = 3", "card[0].chunk_kib: 3 KiB, expected a power of two"),
         ("reserve_mib = 1024", "card[0].reserve_mib: 1024 MiB of 1024 MiB"),
         ("time = { copy_mib_per_s = 0 }", "card[0].time.copy_mib_per_s: 0, expected at least 1"),
+        ("time = { copy_mib_per_s = 1, shader_mhz = 0 }", "card[0].time.shader_mhz: 0, expected at least 1"),
+        ("time = { copy_mib_per_s = 9999999999999 }", "card[0].time.copy_mib_per_s: 9999999999999, expected at most"),
     ] {
         let text = mistake(&format!("[[card]]\nname = \"c\"\nkind = \"simgpu\"\n{line}\n"));
         assert!(text.starts_with("f:4:") && text.contains(key), "{text}");

@@ -39,7 +39,7 @@ fn software_card(spec: &CardSpec) -> Result<Arc<dyn Card>, BackendError> {
         bar3_size: spec.bar3_mib << 20,
         time: spec.time.map(|time| TimeModel {
             graph: timing(time.copy_mib_per_s << 20, time.launch_ns),
-            compute: simgpu::ComputeTiming::default(),
+            compute: simgpu::ComputeTiming::at(time.shader_mhz, time.shader_mib_per_s << 20),
             copy: timing(time.copy_mib_per_s << 20, time.launch_ns),
             switch_ns: time.switch_ns,
         }),

@@ -137,9 +137,11 @@ pub(crate) fn asserts(unit: u32, cx: &Cx) -> bool {
 pub(crate) fn trap(unit: u32, cause: EngineError, method: Method, cx: &mut Cx) {
     let code = match cause {
         EngineError::Data(code) => code,
-        EngineError::IllegalMethod | EngineError::IllegalClass | EngineError::Fault(_) | EngineError::Warp(_) => {
-            error::ILLEGAL_METHOD
-        }
+        EngineError::IllegalMethod
+        | EngineError::IllegalClass
+        | EngineError::Fault(_)
+        | EngineError::ShaderFault(_)
+        | EngineError::Warp(_) => error::ILLEGAL_METHOD,
     };
     let at = |register: u32| register + STRIDE * unit;
     let word = error::SUBCHANNEL.of(u32::from(method.subchannel))

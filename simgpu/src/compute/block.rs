@@ -7,6 +7,7 @@ use super::code::Code;
 use super::constants::Constants;
 use super::exec::{Arrival, Flow, Machine, execute};
 use super::launch::{Failure, Launch};
+use super::locks::Locks;
 use super::memory::{Counts, SharedMemory};
 use super::warp::{ALL, Condition, LANES, Warp};
 use crate::mmu::Session;
@@ -107,7 +108,7 @@ impl Block {
     /// [`Failure`]; the block is not to be continued then.
     pub(crate) fn run(
         &mut self,
-        launch: &Launch,
+        (launch, locks): (&Launch, &Locks),
         session: &mut Session<'_>,
         caches: &mut Caches,
         counts: &mut Counts,
@@ -130,6 +131,7 @@ impl Block {
             let warp = &mut self.warps[turn];
             let mut machine = Machine {
                 launch,
+                locks,
                 session: &mut *session,
                 constants: &mut caches.constants,
                 counts: &mut *counts,

@@ -4,7 +4,7 @@ use super::launch::{Failure, ILLEGAL};
 use crate::mmu::Session;
 use nvspec::addr::{GpuVa, VA_BITS};
 use nvspec::class::compute90c0::{limit, warp_error};
-use sm20::{Form, Instruction};
+use sm20::{Form, Instruction, Op};
 use std::collections::HashMap;
 
 /// Bytes of a line; a line is read and compared as a whole.
@@ -159,20 +159,28 @@ fn checked(slot: Slot, registers: u32) -> Result<Instruction, Failure> {
 fn decode(word: u64) -> Slot {
     let word = if sm20::size(word as u32) == 4 { word & u64::from(u32::MAX) } else { word };
     let Ok(instruction) = sm20::decode(word) else { return Slot::Bad(warp_error::ILLEGAL_ENCODING) };
+    debug_assert_eq!(instruction.size(), if instruction.form == Form::Short { 4 } else { 8 });
+    match registers(&instruction.op) {
+        Ok(registers) => Slot::Good(Decoded { instruction, registers }),
+        Err(error) => Slot::Bad(error),
+    }
+}
+
+/// One more than the highest register that an operation names, or the warp error that its registers are.
+pub(crate) fn registers(op: &Op) -> Result<u8, u32> {
     let mut registers = 0;
     let mut aligned = true;
-    instruction.op.registers(|register, count| {
+    op.registers(|register, count| {
         if !register.is_zero() {
             aligned &= register.index() % count.max(1) == 0;
             registers = registers.max(register.index().saturating_add(count));
         }
     });
-    debug_assert_eq!(instruction.size(), if instruction.form == Form::Short { 4 } else { 8 });
     if !aligned {
-        Slot::Bad(warp_error::MISALIGNED_REGISTER)
+        Err(warp_error::MISALIGNED_REGISTER)
     } else if u32::from(registers) > limit::REGISTERS {
-        Slot::Bad(warp_error::OUT_OF_RANGE_REGISTER)
+        Err(warp_error::OUT_OF_RANGE_REGISTER)
     } else {
-        Slot::Good(Decoded { instruction, registers })
+        Ok(registers)
     }
 }

@@ -7,6 +7,7 @@ use super::block::{Block, Caches, Slice};
 use super::code::Code;
 use super::constants::Constants;
 use super::launch::{Failure, Launch};
+use super::locks::Locks;
 use super::memory::Counts;
 use super::warp::LANES;
 use crate::memory::Memory;
@@ -19,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 const SLICE: u32 = 2048;
 
 /// Memory accesses of shaders.
-const ACCESS: Access = Access { privileged: false, client: Client::Gpc };
+pub(crate) const ACCESS: Access = Access { privileged: false, client: Client::Gpc };
 
 /// What became of a grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +45,7 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Grid {
     launch: Launch,
+    locks: Locks,
     space: AddressSpace,
     memory: Arc<Memory>,
     mmu: Arc<Mmu>,
@@ -64,6 +66,7 @@ impl Grid {
             launch.local_bytes.checked_div(block_local).map_or(u32::MAX, |slots| slots.clamp(1, 1 << 16) as u32);
         Self {
             launch,
+            locks: Locks::default(),
             space,
             memory,
             mmu,
@@ -140,7 +143,8 @@ impl Grid {
         }
         let mut counts = Counts::default();
         let mut session = self.mmu.session(&self.memory, &self.space, ACCESS);
-        let result = worker.block.run(&self.launch, &mut session, &mut worker.caches, &mut counts, SLICE);
+        let result =
+            worker.block.run((&self.launch, &self.locks), &mut session, &mut worker.caches, &mut counts, SLICE);
         drop(session);
         worker.counts.add(&counts);
         match result {

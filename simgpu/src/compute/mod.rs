@@ -6,10 +6,22 @@
 //!
 //! Parts: `registers`, the methods' state; `launch`, a grid and its surroundings; `pool` and `grid`, threads and the
 //! blocks that they take; `block`, warps and barriers; `warp` and `stack`, registers and divergence; `code` and
-//! `constants`, caches; `memory`, what is accessed; `exec`, instructions; `soft`, arithmetic in any rounding.
+//! `constants`, caches; `memory`, what is accessed; `locks`, of global memory; `exec`, instructions; `soft`, arithmetic in any rounding.
 //!
 //! Memory accesses go through the channel's address space, in sessions of a few thousand instructions: a TLB flush waits
 //! for these, and what it dropped is not used after it.
+//!
+//! # Time
+//! A grid is charged when it has ended: its launch, and the greater of its instructions at the rate of all
+//! multiprocessors and its memory transactions at the memory's bandwidth ([`crate::ComputeTiming`]). Instructions are
+//! counted once for each warp that executes them, whatever lanes take part, so that divergence costs what it repeats.
+//! Transactions are pieces of 128 bytes of global and local memory: one for words in a row, one for each lane where every
+//! lane has a line of its own, and one for each address of an atomic operation that is in another line than the one
+//! before. Neither count depends on the number of threads that execute the grid, nor does the time between two
+//! semaphores around it.
+//!
+//! Not counted: bank conflicts of shared memory, misses of caches for instructions and constants, latencies that too few
+//! warps cannot hide, multiprocessors that have nothing to do, slower units (double precision, MUFU).
 //!
 //! # What it does not model
 //! - Instructions that the head of `exec` lists; macros, notifiers (0x104-0x10c), the global condition
@@ -18,8 +30,9 @@
 //! - Blocks side by side: a worker executes one to its end before it takes the next. A grid whose blocks wait for blocks
 //!   with a higher number may not end, which no program may rely on anyway.
 //! - Preemption in a grid; a grid whose channel is taken off the engine all the same is abandoned.
-//! - Which unit of a cluster made an access: faults are reported as those of PGRAPH's dispatch unit, and errors of warps
-//!   as those of the first multiprocessor. Errors do not name the program counter.
+//! - Which cluster and unit of it made an access: faults are reported as those of the first cluster's texture unit and
+//!   L1 (GUESS for instructions and constants), and errors of warps as those of the first multiprocessor. Errors do not
+//!   name the program counter.
 //! - Data caches. Constants are cached for a grid, instructions too: stores to either are seen by the next grid.
 //! - Warps of a block execute in turns that do not depend on the time that instructions take.
 //! - Contents of registers and shared memory at the start of a block: zero.
@@ -30,6 +43,7 @@ mod constants;
 mod exec;
 mod grid;
 mod launch;
+mod locks;
 mod memory;
 mod pool;
 mod registers;
@@ -150,7 +164,7 @@ impl Compute {
     /// Begins the grid, sees whether it has ended, or does a little of it.
     ///
     /// # Errors
-    /// [`EngineError::Fault`] and [`EngineError::Warp`]; the grid has ended then.
+    /// [`EngineError::ShaderFault`] and [`EngineError::Warp`]; the grid has ended then.
     pub fn step(&mut self, cx: &mut EngineCx<'_>) -> Result<Progress, EngineError> {
         if let Some(launch) = self.launched.take() {
             self.pool.start(*launch, *cx.space);
@@ -166,7 +180,7 @@ impl Compute {
                 cx.work.written = outcome.counts.written.or(cx.work.written);
                 match outcome.failure {
                     None => Ok(Progress::Done),
-                    Some(Failure::Fault(fault)) => Err(EngineError::Fault(fault)),
+                    Some(Failure::Fault(fault)) => Err(EngineError::ShaderFault(fault)),
                     Some(Failure::Warp(error)) => Err(EngineError::Warp(error)),
                 }
             }

@@ -48,6 +48,11 @@ impl Format {
         bits & !self.sign_bit() > self.infinity()
     }
 
+    /// Whether the sign is set.
+    pub(crate) const fn is_negative(self, bits: u64) -> bool {
+        bits & self.sign_bit() != 0
+    }
+
     /// The number after `|x|`, then negation.
     pub(crate) const fn modified(self, bits: u64, absolute: bool, negate: bool) -> u64 {
         let bits = if absolute { bits & !self.sign_bit() } else { bits };

@@ -67,6 +67,9 @@ pub enum EngineError {
     /// The MMU refused an access; the work under way is abandoned.
     #[error(transparent)]
     Fault(#[from] MmuFault),
+    /// The MMU refused an access of a shader; the work under way is abandoned.
+    #[error("of a shader: {0}")]
+    ShaderFault(MmuFault),
     /// The class has no such method, or it is not modelled.
     #[error("illegal method")]
     IllegalMethod,

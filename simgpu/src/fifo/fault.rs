@@ -9,15 +9,24 @@ use crate::engines;
 use crate::faults::EngineId;
 use crate::mmu::MmuFault;
 use nvspec::addr::Target;
+use nvspec::mmu::fault::gpc_client;
 use nvspec::regs::pfifo;
+
+/// What made an access that faulted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Client {
+    /// Number of [`nvspec::mmu::fault::hub_client`].
+    Hub(u32),
+    /// Number of [`nvspec::mmu::fault::gpc_client`], of the first cluster.
+    Gpc(u32),
+}
 
 /// An MMU fault with where it came from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Report {
     /// Number of [`nvspec::mmu::fault::unit`].
     pub(crate) unit: u32,
-    /// Number of [`nvspec::mmu::fault::hub_client`].
-    pub(crate) client: u32,
+    pub(crate) client: Client,
     pub(crate) instance: (Target, u64),
     pub(crate) fault: MmuFault,
 }
@@ -29,14 +38,18 @@ pub(crate) fn report(report: Report, cx: &mut Cx) {
     if pending & (1 << unit) != 0 {
         return;
     }
-    use pfifo::FAULT_TYPE::{CLIENT, HUB, REASON, WRITE};
-    let kind = REASON.of(fault.reason) | HUB.of(1) | CLIENT.of(client) | WRITE.of(u32::from(fault.write));
+    use pfifo::FAULT_TYPE::{CLIENT, GPC, HUB, REASON, WRITE};
+    let from = match client {
+        Client::Hub(client) => HUB.of(1) | CLIENT.of(client),
+        Client::Gpc(client) => GPC.of(0) | CLIENT.of(client),
+    };
+    let kind = REASON.of(fault.reason) | from | WRITE.of(u32::from(fault.write));
     cx.storage.poke(pfifo::FAULT_INST::at(unit), pfifo::FAULT_INST::ADDRESS.of((instance.1 >> 12) as u32));
     cx.storage.poke(pfifo::FAULT_VA_LO::at(unit), fault.va.0 as u32);
     cx.storage.poke(pfifo::FAULT_VA_HI::at(unit), (fault.va.0 >> 32) as u32);
     cx.storage.poke(pfifo::FAULT_TYPE::at(unit), kind);
     cx.storage.poke(pfifo::MMU_FAULT_ID::OFFSET, pending | 1 << unit);
-    tracing::debug!(unit, client, %fault, instance = instance.1, "MMU fault");
+    tracing::debug!(unit, ?client, %fault, instance = instance.1, "MMU fault");
 }
 
 impl Fifo {
@@ -50,7 +63,14 @@ impl Fifo {
     }
 
     /// An engine faulted: it stops, and so does the channel, until the scheduler is told to go on.
-    pub(crate) fn engine_fault(&mut self, slot: usize, channel: Option<u8>, fault: MmuFault, client: u32, cx: &mut Cx) {
+    pub(crate) fn engine_fault(
+        &mut self,
+        slot: usize,
+        channel: Option<u8>,
+        fault: MmuFault,
+        client: Client,
+        cx: &mut Cx,
+    ) {
         let resident = self.slots[slot].resident;
         let channel = channel.or(resident.and_then(|resident| resident.channel));
         let instance = channel
@@ -66,7 +86,7 @@ impl Fifo {
         channel: Option<u8>,
         instance: (Target, u64),
         fault: MmuFault,
-        client: u32,
+        client: Client,
         cx: &mut Cx,
     ) {
         let slot = &mut self.slots[slot];
@@ -116,10 +136,15 @@ impl Fifo {
         error: engines::EngineError,
         cx: &mut Cx,
     ) {
-        let client = self.slots[id.index()].fault_client();
-        if let engines::EngineError::Fault(fault) = error {
-            self.engine_fault(id.index(), channel, fault, client, cx);
-            return;
+        match error {
+            engines::EngineError::Fault(fault) => {
+                let client = self.slots[id.index()].fault_client();
+                return self.engine_fault(id.index(), channel, fault, client, cx);
+            }
+            engines::EngineError::ShaderFault(fault) => {
+                return self.engine_fault(id.index(), channel, fault, Client::Gpc(gpc_client::TEX), cx);
+            }
+            _ => {}
         }
         let (class, method) = method.unwrap_or((0, Method { subchannel: 0, address: 0, data: 0 }));
         self.slots[id.index()].condition = Condition::Trapped;

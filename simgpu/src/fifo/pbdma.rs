@@ -3,7 +3,7 @@
 use super::channel::Health;
 use super::context::{Context, Fetched, LoadError};
 use super::decoder::{Event, Method};
-use super::fault::Report;
+use super::fault::{Client, Report};
 use super::slot::{self, Condition, Done};
 use super::{Fifo, Progress};
 use crate::clock::CardNs;
@@ -252,7 +252,7 @@ impl Fifo {
                 self.counters.switches += 1;
             }
             Err(LoadError::Unbound(fault)) => {
-                let what = Report { unit: unit::FIFO, client: hub_client::FIFO, instance, fault };
+                let what = Report { unit: unit::FIFO, client: Client::Hub(hub_client::FIFO), instance, fault };
                 self.channel_fault(number, what, cx);
             }
             Err(LoadError::Signature) => self.bad_channel(index, number, INTR_0::SIGNATURE.mask(), cx),
@@ -465,7 +465,8 @@ impl Fifo {
     }
 
     fn host_fault(&mut self, context: &Context, fault: MmuFault, cx: &mut Cx) {
-        let what = Report { unit: unit::FIFO, client: hub_client::FIFO, instance: context.instance, fault };
+        let what =
+            Report { unit: unit::FIFO, client: Client::Hub(hub_client::FIFO), instance: context.instance, fault };
         self.channel_fault(context.channel, what, cx);
     }
 

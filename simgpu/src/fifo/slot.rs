@@ -4,6 +4,7 @@ use crate::clock::CardNs;
 use crate::cx::Cx;
 use crate::engines::{ContextState, Engine, EngineCx, EngineError, Progress, Work};
 use crate::faults::{EngineId, FaultKind};
+use crate::fifo::fault::Client;
 use crate::memory::BusAddr;
 use crate::mmu::{Access, AddressSpace, MmuFault};
 use nvspec::addr::{GpuVa, Target};
@@ -93,21 +94,21 @@ impl Slot {
     }
 
     /// The engine's fault client for its own accesses.
-    pub(crate) fn fault_client(&self) -> u32 {
-        match self.id {
+    pub(crate) fn fault_client(&self) -> Client {
+        Client::Hub(match self.id {
             EngineId::Graph => hub_client::DISPATCH,
             EngineId::Copy0 => hub_client::CE0,
             EngineId::Copy1 => hub_client::CE1,
-        }
+        })
     }
 
     /// The engine's fault client for loading and saving contexts.
-    pub(crate) fn context_client(&self) -> u32 {
-        match self.id {
+    pub(crate) fn context_client(&self) -> Client {
+        Client::Hub(match self.id {
             EngineId::Graph => hub_client::CTXCTL,
             EngineId::Copy0 => hub_client::CE0,
             EngineId::Copy1 => hub_client::CE1,
-        }
+        })
     }
 
     /// The engine's bit in PMC's unit enable.

@@ -6,14 +6,14 @@ use nvspec::class::compute90c0::{self as class, warp_error};
 use nvspec::regs::{fecs, pfifo, pgraph, sm_trap};
 use std::sync::Arc;
 
-const COMPUTE: (u32, u32) = (1, 0x90c0);
-const CODE: u64 = 0x100_0000;
-const BANK: u64 = 0x180_0000;
-const DATA: u64 = 0x200_0000;
-const SEM: u64 = 0x300_0000;
+pub(super) const COMPUTE: (u32, u32) = (1, 0x90c0);
+pub(super) const CODE: u64 = 0x100_0000;
+pub(super) const BANK: u64 = 0x180_0000;
+pub(super) const DATA: u64 = 0x200_0000;
+pub(super) const SEM: u64 = 0x300_0000;
 
 /// Adds to each word of the data (first parameter) what the second says, for its rounds.
-const ADD: &str = ".kernel k
+pub(super) const ADD: &str = ".kernel k
     S2R R0, SR_TID.X
     S2R R1, SR_CTAID.X
     S2R R2, SR_NTID.X
@@ -29,7 +29,7 @@ const ADD: &str = ".kernel k
     EXIT";
 
 /// Puts code and a bank of constants into a channel's address space. Returns where the data lies in VRAM.
-fn prepare(driver: &mut Driver, channel: &Channel, source: &str) -> u64 {
+pub(super) fn prepare(driver: &mut Driver, channel: &Channel, source: &str) -> u64 {
     let program = sm20::assemble(source).expect("a program");
     let code = driver.buffer(channel, CODE, 1, 0);
     for (index, word) in (0..).zip(&program.words) {
@@ -40,7 +40,7 @@ fn prepare(driver: &mut Driver, channel: &Channel, source: &str) -> u64 {
 }
 
 /// Methods that set everything up.
-fn set_up(params: &[u32]) -> Vec<u32> {
+pub(super) fn set_up(params: &[u32]) -> Vec<u32> {
     let mut parts = vec![
         object(COMPUTE),
         methods(1, class::CODE_ADDRESS_HIGH, &[0, CODE as u32]),
@@ -54,7 +54,7 @@ fn set_up(params: &[u32]) -> Vec<u32> {
     words(&parts)
 }
 
-fn launch(blocks: u32, threads: u32) -> Vec<u32> {
+pub(super) fn launch(blocks: u32, threads: u32) -> Vec<u32> {
     words(&[
         methods(1, class::BLOCK_YX, &[1 << 16 | threads, 1]),
         methods(1, class::GRID_YX, &[1 << 16 | blocks, 1]),
@@ -63,7 +63,7 @@ fn launch(blocks: u32, threads: u32) -> Vec<u32> {
 }
 
 /// A release by the compute class, with a time stamp.
-fn query(va: u64, payload: u32) -> Vec<u32> {
+pub(super) fn query(va: u64, payload: u32) -> Vec<u32> {
     methods(1, class::SEMAPHORE_ADDRESS_HIGH, &[0, va as u32, payload, 1 << 20])
 }
 
@@ -106,6 +106,49 @@ fn channels_take_turns_with_their_own_state() {
     for ((at, before), add) in data.iter().zip(before).zip([10, 20]) {
         assert_eq!(driver.peek(*at), before.wrapping_add(3 * add));
     }
+}
+
+/// Takes PGRAPH down and up again, as a driver does to get rid of what hangs.
+pub(super) fn reset_pgraph(driver: &Driver) {
+    let enable = driver.rd(nvspec::regs::pmc::ENABLE::OFFSET);
+    driver.wr(nvspec::regs::pmc::ENABLE::OFFSET, enable & !nvspec::regs::pmc::ENABLE::PGRAPH.mask());
+    driver.wr(nvspec::regs::pmc::ENABLE::OFFSET, enable);
+    driver.start_engines();
+}
+
+#[test]
+fn state_stays_with_its_channel_whatever_happens_between_two_methods() {
+    let mut driver = Driver::new(&small());
+    let (mut first, mut second) = (driver.channel(3), driver.channel(4));
+    driver.submit_runlist(&[3, 4]);
+    let data = [&first, &second].map(|channel| prepare(&mut driver, channel, ADD));
+    let before = data.map(|at| driver.peek(at));
+    let other = words(&[set_up(&[DATA as u32, 20, 1]), launch(1, 32)]);
+    // The first channel's methods come one word at a time; between each two the other runs a kernel of its own.
+    let whole = words(&[set_up(&[DATA as u32, 10, 3]), launch(1, 32), launch(1, 32)]);
+    for (round, word) in (0u32..).zip(&whole) {
+        driver.push(&mut first, &[*word]);
+        driver.settle();
+        driver.push(&mut second, &other);
+        driver.settle();
+        assert_eq!(driver.peek(data[1]), before[1].wrapping_add(20 * (round + 1)));
+        match round % 4 {
+            0 => {
+                // Off the engine, with its state in its context image only.
+                driver.wr(pfifo::PREEMPT::OFFSET, 3);
+                assert_eq!(driver.rd(pfifo::PREEMPT::OFFSET), 3, "done");
+            }
+            1 => {
+                driver.submit_runlist(&[4]);
+                driver.settle();
+                driver.submit_runlist(&[4, 3]);
+            }
+            2 => reset_pgraph(&driver),
+            _ => {}
+        }
+    }
+    assert_eq!(driver.peek(data[0]), before[0].wrapping_add(20));
+    assert_eq!(driver.rd(pgraph::INTR::OFFSET), 0);
 }
 
 #[test]
@@ -153,9 +196,7 @@ fn endless_kernel_is_ended_by_resetting_pgraph() {
         driver.card.gpu().step();
     }
     assert_eq!(driver.rd(pgraph::STATUS::OFFSET) & 1, 1, "busy");
-    let enable = driver.rd(nvspec::regs::pmc::ENABLE::OFFSET);
-    driver.wr(nvspec::regs::pmc::ENABLE::OFFSET, enable & !nvspec::regs::pmc::ENABLE::PGRAPH.mask());
-    driver.wr(nvspec::regs::pmc::ENABLE::OFFSET, enable);
+    reset_pgraph(&driver);
     assert_eq!(driver.rd(pgraph::STATUS::OFFSET) & 1, 0);
     driver.settle();
 }
@@ -183,6 +224,62 @@ fn time_of_a_kernel_follows_from_its_instructions() {
     for rounds in [1, 100, 5000] {
         let expected = 1_000 + 4 * (10 + 3 * u64::from(rounds));
         assert!(elapsed(rounds).abs_diff(expected) <= 32, "{} for {rounds}, not {expected}", elapsed(rounds));
+    }
+}
+
+/// Adds to a word of each thread, so many bytes apart, in rounds.
+const STRIDE: &str = ".kernel k
+    S2R R0, SR_TID.X
+    MOV R1, c[0][0x24]
+    IMAD R4, R0, R1, c[0][0x20]
+    MOV R3, RZ
+    round: LD R5, [R4]
+    IADD R5, R5, 0x1
+    ST [R4], R5
+    IADD R3, R3, 0x1
+    ISETP.LT.AND P0, PT, R3, c[0][0x28]
+    @P0 BRA round
+    EXIT";
+
+/// The time between two semaphores around kernels of 16 warps, on a card with its own clock and so many workers.
+fn time_between_semaphores(workers: usize, compute: ComputeTiming, stride: u32, rounds: u32, launches: usize) -> u64 {
+    let timing = EngineTiming { bytes_per_second: 0, launch_ns: 10_000 };
+    let time = Some(TimeModel { graph: timing, compute, copy: timing, switch_ns: 100 });
+    let config = Config { time, compute_workers: Some(workers), ..small() };
+    let mut driver = Driver::on(Arc::new(SimGpu::new(&config).expect("a card")));
+    let mut channel = driver.only_channel(5);
+    prepare(&mut driver, &channel, STRIDE);
+    let at = driver.buffer(&channel, SEM, 1, 9);
+    let kernels = launch(4, 128).repeat(launches);
+    let setup = set_up(&[DATA as u32, stride, rounds]);
+    driver.push(&mut channel, &words(&[setup, query(SEM, 1), kernels, query(SEM + 16, 1)]));
+    // TIMEOUT: a thousand times what it takes; the test fails then.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while driver.peek(at + 16) != 1 {
+        assert!(std::time::Instant::now() < deadline, "it does not end");
+        std::thread::yield_now();
+    }
+    let stamp = |at: u64| u64::from(driver.peek(at + 12)) << 32 | u64::from(driver.peek(at + 8));
+    stamp(at + 16) - stamp(at)
+}
+
+#[test]
+fn time_of_kernels_follows_from_what_they_do_and_not_from_who_does_it() {
+    let clock = ComputeTiming { warp_instructions_per_second: 1_000_000_000, bytes_per_second: 0 };
+    let memory = ComputeTiming { bytes_per_second: 1_000_000_000, ..clock };
+    // A warp's accesses to words in a row are one transaction of 128 bytes, those to lines of their own are 32.
+    for (compute, stride, per_access) in [(clock, 4, 0), (memory, 4, 1), (memory, 128, 32)] {
+        for (rounds, launches) in [(3u32, 1), (40, 1), (40, 3)] {
+            let instructions = 16 * (5 + 6 * u64::from(rounds));
+            let bytes = 16 * 2 * u64::from(rounds) * per_access * 128;
+            let expected = launches as u64 * (10_000 + instructions.max(bytes));
+            for workers in [0, 1, 2] {
+                let took = time_between_semaphores(workers, compute, stride, rounds, launches);
+                // PTIMER counts in steps of 32 ns.
+                let what = format!("{workers} workers, stride {stride}, {rounds} rounds, {launches} launches");
+                assert!(took.abs_diff(expected) <= 32, "{what}: {took}, not {expected}");
+            }
+        }
     }
 }
 

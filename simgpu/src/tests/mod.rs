@@ -5,6 +5,7 @@ mod driver;
 mod errors;
 mod fuzz;
 mod kernels;
+mod malformed;
 mod registers;
 mod threaded;
 mod timing;

@@ -44,6 +44,11 @@ macro_rules! ops {
                 }
             }
 
+            /// Mnemonics of all modelled operations.
+            pub fn mnemonics() -> impl Iterator<Item = &'static str> {
+                Self::TEMPLATES.iter().map(|(name, _)| *name)
+            }
+
             /// Every modelled operation with default operands, by mnemonic.
             pub(crate) const TEMPLATES: &'static [(&'static str, fn() -> Self)] = &[
                 $(($mnemonic, || Self::$variant { $($field: Default::default()),* }),)*

@@ -3,4 +3,4 @@
 mod assembler;
 mod known;
 pub(crate) mod random;
-mod text;
+pub(crate) mod text;

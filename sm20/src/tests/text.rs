@@ -7,7 +7,7 @@ use crate::codec::tests::samples;
 use crate::{Form, Instruction, Op, assemble, decode};
 
 /// The word that a text assembles to, alone.
-pub(super) fn word_of(text: &str) -> Result<u64, String> {
+pub(crate) fn word_of(text: &str) -> Result<u64, String> {
     let program = assemble(text).map_err(|errors| errors[0].to_string())?;
     Ok(match program.words[..] {
         [low] => low.into(),

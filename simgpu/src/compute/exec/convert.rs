@@ -3,7 +3,7 @@
 use super::super::launch::{Failure, ILLEGAL};
 use super::super::soft::{self, F16, F32, F64, Format};
 use super::super::warp::{LANES, Lanes, Pairs, Warp};
-use super::{Machine, Widen, double, fetch, fetch_pair, map, single};
+use super::{Machine, Widen, double, fetch, fetch_pair, float_flags, map};
 use sm20::{Byte, FloatOperand, FloatType, IntType, Op, Register, Rounding};
 
 pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine<'_, '_>) -> Result<(), Failure> {
@@ -125,7 +125,10 @@ fn finish_float(warp: &mut Warp, dst: Register, values: &Pairs, format: Format, 
     if format == F64 {
         double::finish(warp, dst, values, mask, write_cc);
     } else {
-        single::finish(warp, dst, &low(values), mask, write_cc);
+        warp.set(dst, &low(values), mask);
+        if write_cc {
+            warp.set_flags(float_flags(format, |lane| values[lane]), mask);
+        }
     }
 }
 

@@ -2,9 +2,9 @@
 
 use super::super::launch::{Failure, ILLEGAL};
 use super::super::soft::{self, F64};
-use super::super::warp::{Flags, Pairs, Warp, mask_of};
+use super::super::warp::{Pairs, Warp, mask_of};
 use super::single::relation;
-use super::{Machine, Widen, combine, fetch_pair, set_predicates, set_result};
+use super::{Machine, Widen, combine, fetch_pair, float_flags, set_predicates, set_result};
 use sm20::{Compare, FloatOperand, Op, Register, Rounding};
 
 pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine<'_, '_>) -> Result<(), Failure> {
@@ -72,14 +72,11 @@ fn canonical(value: f64) -> u64 {
     if value.is_nan() { F64.nan } else { value.to_bits() }
 }
 
-/// Sets a result and, if asked, the condition code: zero and sign, both for a NaN.
+/// Sets a result and, if asked, the condition code.
 pub(super) fn finish(warp: &mut Warp, dst: Register, values: &Pairs, mask: u32, write_cc: bool) {
     warp.set_pair(dst, values, mask);
     if write_cc {
-        let nan = mask_of(|lane| F64.is_nan(values[lane]));
-        let zero = mask_of(|lane| values[lane] << 1 == 0) | nan;
-        let sign = mask_of(|lane| values[lane] >> 63 != 0) | nan;
-        warp.set_flags(Flags { zero, sign, carry: 0, overflow: 0 }, mask);
+        warp.set_flags(float_flags(F64, |lane| values[lane]), mask);
     }
 }
 

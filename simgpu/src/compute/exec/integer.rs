@@ -1,4 +1,8 @@
 //! Integer arithmetic.
+//!
+//! The lesser or greater of numbers of several words is found from the highest word down: IMNMX.XHI, XMED, XLO, each
+//! but the last with `.CC`. GUESS: the condition code says between them what the upper words said, zero for equal and
+//! sign for less, as a difference would; no compiler is known to use them.
 
 use super::super::launch::{Failure, ILLEGAL};
 use super::super::warp::{Flags, LANES, Lanes, Warp, mask_of};
@@ -68,17 +72,28 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
             finish(warp, dst, &values, mask, write_cc);
         }
         Op::IMnMx { dst, write_cc, a, b, select, signed, extended } => {
-            if extended != Extended::Whole {
-                return Err(ILLEGAL);
-            }
             let b = fetch(warp, b, &mut first, machine)?;
             let (a, least) = (warp.register(a), warp.predicate(select));
             let flip = if signed { 1 << 31 } else { 0 };
-            let values = map(|lane| {
-                let less = (a[lane] ^ flip) < (b[lane] ^ flip);
-                if less == (least >> lane & 1 != 0) { a[lane] } else { b[lane] }
-            });
-            finish(warp, dst, &values, mask, write_cc);
+            let own_less = mask_of(|lane| (a[lane] ^ flip) < (b[lane] ^ flip));
+            let own_equal = mask_of(|lane| a[lane] == b[lane]);
+            // Of a lower word, only where all the upper ones were equal.
+            let Flags { zero, sign, .. } = warp.flags;
+            let (less, equal) = match extended {
+                Extended::Whole | Extended::High => (own_less, own_equal),
+                Extended::Middle | Extended::Low => ((zero & own_less) | (!zero & sign), zero & own_equal),
+            };
+            let first = !(less ^ least);
+            let values = map(|lane| if first >> lane & 1 != 0 { a[lane] } else { b[lane] });
+            match extended {
+                Extended::Whole => finish(warp, dst, &values, mask, write_cc),
+                Extended::High | Extended::Middle | Extended::Low => {
+                    warp.set(dst, &values, mask);
+                    if write_cc {
+                        warp.set_flags(Flags { zero: equal, sign: less, carry: 0, overflow: 0 }, mask);
+                    }
+                }
+            }
         }
         Op::ISet { dst, write_cc, a, b, compare, signed, carry_in, float_result, logic, accumulate } => {
             let b = fetch(warp, b, &mut first, machine)?;

@@ -34,6 +34,8 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
             aligned(&addresses.map(u64::from), mask, width)?;
             shared_store(warp, &addresses, value, width, mask, machine)
         }
+        Op::Ldlk { p, dst, address, width } => locked_global_load(warp, p, dst, address, width, mask, machine),
+        Op::Stul { address, value, width } => unlocking_store(warp, address, value, width, mask, machine),
         Op::Ldslk { p, dst, address, width } => locked_load(warp, p, dst, address, width, mask, machine),
         Op::Stsul { address, value, width } => {
             let addresses = narrow(warp, address);
@@ -230,32 +232,43 @@ fn generic_store(
     aligned(&addresses, mask, width)?;
     let Places { global, shared, local } = places(&addresses, mask, true, machine)?;
     if global.0 != 0 {
-        let word = |offset: u8| *warp.following(value, offset);
-        let (addresses, mask) = (&global.1, global.0);
-        match width {
-            Width::B32 => store(machine.session, addresses, &[word(0)], mask, machine.counts)?,
-            Width::B64 => store(machine.session, addresses, &[word(0), word(1)], mask, machine.counts)?,
-            Width::B128 => {
-                let values = [word(0), word(1), word(2), word(3)];
-                store(machine.session, addresses, &values, mask, machine.counts)?;
-            }
-            Width::U8 | Width::S8 | Width::U16 | Width::S16 => {
-                let values = word(0);
-                let mut last = None;
-                for lane in lanes_of(mask) {
-                    let va = addresses[lane];
-                    machine.session.write(GpuVa(va), &values[lane].to_le_bytes()[..bytes(width) as usize])?;
-                    machine.counts.written = Some(GpuVa(va));
-                    count(&mut last, va, machine);
-                }
-            }
-        }
+        global_store(warp, &global.1, value, width, global.0, machine)?;
     }
     if shared.0 != 0 {
         shared_store(warp, &shared.1, value, width, shared.0, machine)?;
     }
     if local.0 != 0 {
         local_store(warp, &local.1, value, width, local.0, machine)?;
+    }
+    Ok(())
+}
+
+fn global_store(
+    warp: &Warp,
+    addresses: &Pairs,
+    value: Register,
+    width: Width,
+    mask: u32,
+    machine: &mut Machine<'_, '_>,
+) -> Result<(), Failure> {
+    let word = |offset: u8| *warp.following(value, offset);
+    match width {
+        Width::B32 => store(machine.session, addresses, &[word(0)], mask, machine.counts)?,
+        Width::B64 => store(machine.session, addresses, &[word(0), word(1)], mask, machine.counts)?,
+        Width::B128 => {
+            let values = [word(0), word(1), word(2), word(3)];
+            store(machine.session, addresses, &values, mask, machine.counts)?;
+        }
+        Width::U8 | Width::S8 | Width::U16 | Width::S16 => {
+            let values = word(0);
+            let mut last = None;
+            for lane in lanes_of(mask) {
+                let va = addresses[lane];
+                machine.session.write(GpuVa(va), &values[lane].to_le_bytes()[..bytes(width) as usize])?;
+                machine.counts.written = Some(GpuVa(va));
+                count(&mut last, va, machine);
+            }
+        }
     }
     Ok(())
 }
@@ -306,14 +319,10 @@ fn local_store(
 ) -> Result<(), Failure> {
     for offset in 0..registers(width) {
         let vas = local_addresses(warp, addresses, 4 * u32::from(offset), mask, machine)?;
-        let values = *warp.following(value, offset);
         if is_narrow(width) {
-            for lane in lanes_of(mask) {
-                let bytes = &values[lane].to_le_bytes()[..bytes(width) as usize];
-                machine.session.write(GpuVa(vas[lane]), bytes)?;
-            }
+            global_store(warp, &vas, value, width, mask, machine)?;
         } else {
-            store(machine.session, &vas, &[values], mask, machine.counts)?;
+            store(machine.session, &vas, &[*warp.following(value, offset)], mask, machine.counts)?;
         }
     }
     Ok(())
@@ -381,6 +390,53 @@ fn locked_load(
     Ok(())
 }
 
+/// Addresses of an access that only global memory has.
+fn only_global(
+    warp: &Warp,
+    address: Address,
+    width: Width,
+    mask: u32,
+    machine: &Machine<'_, '_>,
+) -> Result<Pairs, Failure> {
+    let addresses = wide(warp, address);
+    aligned(&addresses, mask, width)?;
+    let Places { global, shared, local } = places(&addresses, mask, true, machine)?;
+    if shared.0 | local.0 != 0 { Err(Failure::Warp(warp_error::ADDRESS_SPACE)) } else { Ok(global.1) }
+}
+
+/// LDLK: as LDSLK, of words that all blocks of the grid can lock. It loads after it has the lock, so that it sees what
+/// the one before stored.
+fn locked_global_load(
+    warp: &mut Warp,
+    p: Predicate,
+    dst: Register,
+    address: Address,
+    width: Width,
+    mask: u32,
+    machine: &mut Machine<'_, '_>,
+) -> Result<(), Failure> {
+    let addresses = only_global(warp, address, width, mask, machine)?;
+    let got = lanes_of(mask).fold(0, |got, lane| got | u32::from(machine.locks.lock(addresses[lane])) << lane);
+    global_load(warp, dst, &addresses, width, mask, machine)?;
+    warp.set_predicate(p, got, mask);
+    Ok(())
+}
+
+/// STUL.
+fn unlocking_store(
+    warp: &Warp,
+    address: Address,
+    value: Register,
+    width: Width,
+    mask: u32,
+    machine: &mut Machine<'_, '_>,
+) -> Result<(), Failure> {
+    let addresses = only_global(warp, address, width, mask, machine)?;
+    global_store(warp, &addresses, value, width, mask, machine)?;
+    lanes_of(mask).for_each(|lane| machine.locks.unlock(addresses[lane]));
+    Ok(())
+}
+
 fn constant_load(
     warp: &mut Warp,
     dst: Register,
@@ -415,17 +471,13 @@ fn atomic(
     mask: u32,
     machine: &mut Machine<'_, '_>,
 ) -> Result<(), Failure> {
-    let addresses = wide(warp, address);
-    aligned(&addresses, mask, if kind == AtomicType::U64 { Width::B64 } else { Width::B32 })?;
-    let Places { global, shared, local } = places(&addresses, mask, true, machine)?;
-    if shared.0 | local.0 != 0 {
-        return Err(Failure::Warp(warp_error::ADDRESS_SPACE));
-    }
+    let width = if kind == AtomicType::U64 { Width::B64 } else { Width::B32 };
+    let addresses = only_global(warp, address, width, mask, machine)?;
     let mut last = None;
     let mut old = [0; LANES];
     let (a, c) = (warp.pair(a), warp.pair(c));
     for lane in lanes_of(mask) {
-        let va = GpuVa(global.1[lane]);
+        let va = GpuVa(addresses[lane]);
         old[lane] = if kind == AtomicType::U64 {
             machine.session.update64(va, |memory| wide_result(operation, memory, a[lane], c[lane]))?
         } else {

@@ -4,9 +4,9 @@
 //! are stored.
 //!
 //! # What is not modelled
-//! Texture, surface, video and graphics instructions; LDLK and STUL (locks on global memory); IMNMX.XLO, XMED and XHI;
-//! SHL.X and SHR.X; PLONGJMP beside LONGJMP's own use; RTT; BPT other than as a trap. They end in an illegal-encoding
-//! error of the warp. MUFU is more precise than the hardware: the nearest single to the double result.
+//! Texture, surface, video and graphics instructions, and the loads of two spaces at once (LD_LDU, LDS_LDU); SHL.X and
+//! SHR.X; RTT and BPT, for there is no trap handler. They end in an illegal-encoding error of the warp. MUFU is more
+//! precise than the hardware: the nearest single to the double result.
 
 mod control;
 mod convert;
@@ -20,7 +20,9 @@ mod special;
 
 use super::constants::Constants;
 use super::launch::{Failure, ILLEGAL, Launch};
+use super::locks::Locks;
 use super::memory::{Counts, SharedMemory};
+use super::soft::Format;
 use super::warp::{ALL, Flags, LANES, Lanes, Pairs, Warp, mask_of};
 use crate::mmu::Session;
 use nvspec::class::compute90c0::warp_error;
@@ -29,6 +31,7 @@ use sm20::{BarrierOp, ConstAddress, FloatOperand, Instruction, Op, Predicate, Pr
 /// What a warp executes with: its block and the card.
 pub(crate) struct Machine<'m, 's> {
     pub(crate) launch: &'m Launch,
+    pub(crate) locks: &'m Locks,
     pub(crate) session: &'m mut Session<'s>,
     pub(crate) constants: &'m mut Constants,
     pub(crate) counts: &'m mut Counts,
@@ -146,6 +149,8 @@ fn operate(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine<'_, '_>) -
         | Op::Stl { .. }
         | Op::Lds { .. }
         | Op::Sts { .. }
+        | Op::Ldlk { .. }
+        | Op::Stul { .. }
         | Op::Ldslk { .. }
         | Op::Stsul { .. }
         | Op::Ldc { .. }
@@ -173,7 +178,7 @@ fn operate(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine<'_, '_>) -
         | Op::Brk { .. }
         | Op::Cont { .. }
         | Op::Longjmp { .. } => control::execute(warp, op, mask, machine),
-        Op::Ldlk { .. } | Op::Stul { .. } | Op::Rtt { .. } | Op::Bpt { .. } | Op::Unsupported { .. } => Err(ILLEGAL),
+        Op::Rtt { .. } | Op::Bpt { .. } | Op::Unsupported { .. } => Err(ILLEGAL),
     }
     .map(|()| Flow::Next)
 }
@@ -259,6 +264,14 @@ fn integer_flags(values: &Lanes) -> Flags {
         carry: 0,
         overflow: 0,
     }
+}
+
+/// The condition code of floats: zero and sign, both for a NaN.
+fn float_flags(format: Format, value: impl Fn(usize) -> u64) -> Flags {
+    let nan = mask_of(|lane| format.is_nan(value(lane)));
+    let zero = mask_of(|lane| format.modified(value(lane), true, false) == 0) | nan;
+    let sign = mask_of(|lane| format.is_negative(value(lane))) | nan;
+    Flags { zero, sign, carry: 0, overflow: 0 }
 }
 
 /// Combines a comparison with a predicate.

@@ -5,8 +5,8 @@
 
 use super::super::launch::{Failure, ILLEGAL};
 use super::super::soft::{self, F32};
-use super::super::warp::{ALL, Flags, LANES, Lanes, Warp, mask_of};
-use super::{Machine, combine, fetch, fetch_float, map, set_predicates, set_result};
+use super::super::warp::{ALL, LANES, Lanes, Warp, mask_of};
+use super::{Machine, combine, fetch, fetch_float, float_flags, map, set_predicates, set_result};
 use sm20::{Compare, Op, Register, Rounding, Scale};
 
 const SIGN: u32 = 1 << 31;
@@ -160,14 +160,11 @@ fn pair(
     Ok((a, b))
 }
 
-/// Sets a result and, if asked, the condition code: zero and sign, both for a NaN.
-pub(super) fn finish(warp: &mut Warp, dst: Register, values: &Lanes, mask: u32, write_cc: bool) {
+/// Sets a result and, if asked, the condition code.
+fn finish(warp: &mut Warp, dst: Register, values: &Lanes, mask: u32, write_cc: bool) {
     warp.set(dst, values, mask);
     if write_cc {
-        let nan = mask_of(|lane| values[lane] & !SIGN > INFINITY);
-        let zero = mask_of(|lane| values[lane] & !SIGN == 0) | nan;
-        let sign = mask_of(|lane| values[lane] & SIGN != 0) | nan;
-        warp.set_flags(Flags { zero, sign, carry: 0, overflow: 0 }, mask);
+        warp.set_flags(float_flags(F32, |lane| u64::from(values[lane])), mask);
     }
 }
 

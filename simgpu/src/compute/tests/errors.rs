@@ -24,7 +24,6 @@ fn instructions_that_are_none() {
     fails(".quad 0xffffffffffffffff", warp_error::ILLEGAL_ENCODING);
     fails(".quad 0x8010000000001c06", warp_error::ILLEGAL_ENCODING);
     fails("BPT.TRAP 0x1", warp_error::ILLEGAL_ENCODING);
-    fails("LDLK P0, R0, [R1]", warp_error::ILLEGAL_ENCODING);
 }
 
 #[test]
@@ -39,7 +38,7 @@ fn jumps_to_where_no_code_is() {
     fails("JMP 0x2", warp_error::MISALIGNED_PC);
     let mut rig = Rig::new(0);
     let error = rig.run(".kernel k\nJMP 0x700000", 1, 1).expect_err("unmapped");
-    let EngineError::Fault(fault) = error else { panic!("{error}") };
+    let EngineError::ShaderFault(fault) = error else { panic!("{error}") };
     assert_eq!((fault.va.0, fault.write), (CODE + 0x70_0000, false));
     // It runs on behind the end of what is mapped.
     let mut rig = Rig::new(0);
@@ -49,7 +48,7 @@ fn jumps_to_where_no_code_is() {
     rig.write(CODE, &words);
     let program = sm20::assemble(".kernel k\nEXIT").expect("good");
     rig.launch(&program, "k", [1, 1, 1], [32, 1, 1]).expect("good");
-    assert!(matches!(rig.finish(), Err(EngineError::Fault(fault)) if fault.va.0 == CODE + 0x1000));
+    assert!(matches!(rig.finish(), Err(EngineError::ShaderFault(fault)) if fault.va.0 == CODE + 0x1000));
 }
 
 #[test]
@@ -72,6 +71,8 @@ fn addresses_that_are_not_aligned_or_not_there() {
     fails("LDL R1, [0x10]", warp_error::OUT_OF_RANGE_ADDRESS);
     fails("LDL R1, [RZ-0x4]", warp_error::OUT_OF_RANGE_ADDRESS);
     fails("S2R R0, SR_SWINLO\nRED.ADD [R0], R0", warp_error::ADDRESS_SPACE);
+    fails("S2R R0, SR_LWINLO\nLDLK P0, R1, [R0]", warp_error::ADDRESS_SPACE);
+    fails("S2R R0, SR_SWINLO\nSTUL [R0], R0", warp_error::ADDRESS_SPACE);
     fails("MOV R0, c[0][0x1000]", warp_error::CONSTANT_ADDRESS);
     fails("MOV R0, c[5][0x0]", warp_error::CONSTANT_ADDRESS);
     fails("MOV R0, 0x7fff\nLDC R1, c[0][R0+0x1]", warp_error::CONSTANT_ADDRESS_LDC);
@@ -96,7 +97,7 @@ fn faults_name_the_first_lanes_address_of_the_lowest_block() {
              @P0 ST [R2], R0
              EXIT";
         let error = rig.run(source, 200, 64).expect_err("unmapped");
-        let EngineError::Fault(found) = error else { panic!("{error}") };
+        let EngineError::ShaderFault(found) = error else { panic!("{error}") };
         let va = END + 4 * (3 * 256 + 1);
         assert_eq!((found.va.0, found.write, found.reason), (va, true, fault::PTE), "{workers} workers");
     }

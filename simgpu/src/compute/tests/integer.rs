@@ -76,6 +76,28 @@ fn condition_code_of_sums() {
 }
 
 #[test]
+fn condition_code_of_a_difference_says_how_the_numbers_compare() {
+    /// A test's name, what it says of two numbers, and how words are taken as such.
+    type Case = (&'static str, fn(i128, i128) -> bool, fn(u64) -> i128);
+    let tests: [Case; 10] = [
+        ("LT", |a, b| a < b, signed),
+        ("EQ", |a, b| a == b, signed),
+        ("LE", |a, b| a <= b, signed),
+        ("GT", |a, b| a > b, signed),
+        ("NE", |a, b| a != b, signed),
+        ("GE", |a, b| a >= b, signed),
+        ("LO", |a, b| a < b, unsigned),
+        ("LS", |a, b| a <= b, unsigned),
+        ("HI", |a, b| a > b, unsigned),
+        ("HS", |a, b| a >= b, unsigned),
+    ];
+    for (name, holds, number) in tests {
+        let code = format!("IADD RZ.CC, R4, -R6\nCSETP.{name}.AND P0, P1, CC");
+        check(&code, &numbers(), |o| o.bits & 3, |[a, b, _]| if holds(number(a), number(b)) { 1 } else { 2 });
+    }
+}
+
+#[test]
 fn numbers_of_64_bits_by_carry() {
     let wide = inputs(&[0, 1, 0xffff_ffff, 1 << 32, 1 << 63, u64::MAX, 0xffff_ffff_0000_0000], false, 400, |random| {
         random.next() >> (random.next() % 64)
@@ -92,6 +114,33 @@ fn numbers_of_64_bits_by_carry() {
     check(product, &wide, Output::wide, |[a, b, _]| (a & 0xffff_ffff) * (b & 0xffff_ffff));
     let scaled = "IMAD.U32.U32 R12.CC, R4, R6, R8\nIMAD.U32.U32.HI.X R13, R4, R6, R9";
     check(scaled, &wide, Output::wide, |[a, b, c]| ((a & 0xffff_ffff) * (b & 0xffff_ffff)).wrapping_add(c));
+}
+
+#[test]
+fn lesser_and_greater_of_numbers_of_three_words() {
+    // Upper words that are often equal.
+    let wide = inputs(&[0, 1, 1 << 32, 1 << 63, u64::MAX, 0x8000_0000_8000_0000], true, 400, |random| {
+        let bits = random.next();
+        if bits & 1 != 0 { bits } else { bits & 0x8000_0001_8000_0001 }
+    });
+    // The lowest word of the first is c's, and that of the second the other one of c.
+    let code = |types: &str, select: &str| {
+        format!(
+            "IMNMX{types}.XHI RZ.CC, R5, R7, {select}
+             IMNMX.U32.XMED R13.CC, R4, R6, {select}
+             IMNMX.U32.XLO R12, R8, R9, {select}"
+        )
+    };
+    let number = |upper: u64, low: u64| i128::from(upper) << 32 | i128::from(low as u32);
+    let signed = |upper: u64, low: u64| i128::from(upper.cast_signed()) << 32 | i128::from(low as u32);
+    for (types, number) in [(".U32", number as fn(u64, u64) -> i128), ("", signed)] {
+        for (select, least) in [("PT", true), ("!PT", false)] {
+            check(&code(types, select), &wide, Output::wide, |[a, b, c]| {
+                let (a, b) = (number(a, c), number(b, c >> 32));
+                (if least { a.min(b) } else { a.max(b) }) as u64
+            });
+        }
+    }
 }
 
 #[test]

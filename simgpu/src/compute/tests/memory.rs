@@ -231,6 +231,81 @@ fn locks_on_shared_memory_serialize_lanes() {
 }
 
 #[test]
+fn locks_on_global_memory_serialize_threads_of_all_blocks() {
+    // Four sums of two words each, which an atomic operation could not add to.
+    let source = ".kernel k
+         S2R R0, SR_TID.X
+         S2R R1, SR_CTAID.X
+         S2R R2, SR_NTID.X
+         IMAD R0, R1, R2, R0
+         LOP.AND R1, R0, 0x3
+         ISCADD R4, R1, c[0][0x20], 0x3
+         SSY all
+         again:
+         LDLK.64 P0, R2, [R4]
+         @P0 IADD R2.CC, R2, c[0][0x24]
+         @P0 IADD.X R3, R3, RZ
+         @P0 STUL.64 [R4], R2
+         @!P0 BRA again
+         NOP.S
+         all: EXIT";
+    for workers in [0, 4] {
+        let mut rig = Rig::new(workers);
+        rig.write(DATA, &[0; 8]);
+        rig.params(&[DATA as u32, 0x7fff_ffff]);
+        rig.run(source, 9, 96).expect("good");
+        let sum = 9 * 96 / 4 * 0x7fff_ffffu64;
+        assert_eq!(rig.read(DATA, 8), [sum as u32, (sum >> 32) as u32].repeat(4), "{workers} workers");
+    }
+}
+
+#[test]
+fn races_in_shared_memory_end_the_same_in_each_run() {
+    // Each thread adds to a word and swaps two others without any order between warps; turns of 256 instructions
+    // decide, whatever the host does.
+    let source = ".kernel k
+         .shared 1024
+         S2R R0, SR_TID.X
+         S2R R1, SR_CTAID.X
+         S2R R2, SR_NTID.X
+         IMAD R8, R1, R2, R0
+         IMAD R3, R8, c[0][0x24], R8
+         MOV R7, RZ
+         round: IMAD32I R3, R3, 0x41c64e6d, R3
+         IADD R3, R3, 0x3039
+         BFE.U32 R4, R3, c[0][0x28]
+         SHL R4, R4, 0x2
+         LDS R5, [R4]
+         IADD R5, R5, R8
+         LDS R6, [R4+0x4]
+         STS [R4+0x4], R5
+         STS [R4], R6
+         IADD R7, R7, 0x1
+         ISETP.LT.AND P0, PT, R7, 0x64
+         @P0 BRA round
+         SHL R4, R0, 0x2
+         LDS R5, [R4]
+         ISCADD R6, R8, c[0][0x20], 0x2
+         ST [R6], R5
+         EXIT";
+    let outcome = |workers: usize, seed: u32| {
+        let mut rig = Rig::new(workers);
+        // Seven bits from bit 16 on.
+        rig.params(&[DATA as u32, seed, 0x0710]);
+        rig.run(source, 4, 128).expect("good");
+        rig.read(DATA, 512)
+    };
+    for seed in [1, 2, 3] {
+        let first = outcome(0, seed);
+        assert!(first.iter().any(|word| *word != 0));
+        for workers in [0, 1, 2, 4] {
+            assert_eq!(outcome(workers, seed), first, "seed {seed}, {workers} workers");
+        }
+    }
+    assert_ne!(outcome(0, 1), outcome(0, 2));
+}
+
+#[test]
 fn constants_come_from_what_is_bound_and_are_fresh_for_each_grid() {
     let source = ".kernel k
          S2R R0, SR_TID.X
@@ -306,7 +381,7 @@ fn relocated_page_is_seen_after_the_flush_in_the_middle_of_a_grid() {
     rig.page(DATA, 0);
     rig.flush();
     let error = rig.run(source, 1, 1).expect_err("unmapped");
-    let EngineError::Fault(fault) = error else { panic!("{error}") };
+    let EngineError::ShaderFault(fault) = error else { panic!("{error}") };
     assert_eq!((fault.va.0, fault.write, fault.reason), (DATA, false, nvspec::mmu::fault::PTE));
 }
 
@@ -323,7 +398,7 @@ fn global_map_gives_the_upper_byte() {
     let mut rig = Rig::new(0);
     rig.params(&[DATA as u32]);
     assert!(
-        matches!(rig.run(source, 1, 1), Err(EngineError::Fault(fault)) if fault.va.0 == 3 << 32 | DATA && fault.write)
+        matches!(rig.run(source, 1, 1), Err(EngineError::ShaderFault(fault)) if fault.va.0 == 3 << 32 | DATA && fault.write)
     );
     rig.method(methods::GLOBAL_MAP_ENTRY, 0xc003_0000).expect("good");
     assert!(rig.run(source, 1, 1).is_err(), "not enabled");

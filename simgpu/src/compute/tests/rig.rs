@@ -1,9 +1,11 @@
 //! A compute engine with memory, driven by methods.
 
 use crate::compute::Compute;
+use crate::compute::grid::ACCESS;
+use crate::compute::launch::Launch;
 use crate::engines::{EngineCx, EngineError, Progress, Work};
 use crate::memory::{BusAddr, Memory, Vram};
-use crate::mmu::{AddressSpace, Flush, Mmu};
+use crate::mmu::{AddressSpace, Flush, Mmu, Session};
 use nvspec::addr::{GpuVa, VramAddr};
 use nvspec::class::compute90c0 as methods;
 use sm20::Program;
@@ -85,6 +87,37 @@ impl Rig {
                 Progress::Elsewhere => std::thread::yield_now(),
             }
         }
+    }
+
+    /// Binds a bank of constants.
+    pub(super) fn bind(&mut self, bank: u32, va: u64, bytes: u32) {
+        for (method, data) in [
+            (methods::CONSTANT_SIZE, bytes),
+            (methods::CONSTANT_ADDRESS_LOW, va as u32),
+            (methods::CONSTANT_BIND, bank << 8 | 1),
+        ] {
+            self.method(method, data).expect("good");
+        }
+    }
+
+    /// What a launch would be of, with a grid of 9 * 8 * 7 blocks of 5 * 3 * 4 threads.
+    pub(super) fn described(&mut self) -> Launch {
+        for (method, data) in [
+            (methods::REGISTERS, 63),
+            (methods::GRID_YX, 8 << 16 | 9),
+            (methods::GRID_Z, 7),
+            (methods::BLOCK_YX, 3 << 16 | 5),
+            (methods::BLOCK_Z, 4),
+            (methods::GRID_PARAM, 0x4321),
+        ] {
+            self.method(method, data).expect("good");
+        }
+        self.compute.registers.launch(0x1234, 4).expect("good")
+    }
+
+    /// Memory accesses as those of a warp.
+    pub(super) fn with_session<T>(&self, act: impl FnOnce(&mut Session<'_>) -> T) -> T {
+        act(&mut self.mmu.session(&self.memory, &self.space, ACCESS))
     }
 
     pub(super) fn write(&self, va: u64, words: &[u32]) {

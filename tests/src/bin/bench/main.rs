@@ -1,5 +1,6 @@
 //! `cargo xtask bench [NAME] [--json FILE]`: measures, beside a baseline in the same run. Without a name, all of them.
 
+mod compute;
 mod fv;
 mod shadow;
 mod transport;
@@ -13,7 +14,8 @@ use tests::bench::{Metric, report};
 /// A benchmark by name.
 type Benchmark = (&'static str, fn() -> Result<Vec<Metric>>);
 
-const BENCHMARKS: [Benchmark; 3] = [("transport", transport::run), ("shadow", shadow::run), ("fv", fv::run)];
+const BENCHMARKS: [Benchmark; 4] =
+    [("transport", transport::run), ("shadow", shadow::run), ("compute", compute::run), ("fv", fv::run)];
 
 fn main() -> ExitCode {
     let mut name = None;

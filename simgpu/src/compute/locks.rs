@@ -1,0 +1,67 @@
+//! Locks on words of global memory: LDLK takes one, STUL gives it back.
+//!
+//! They are a grid's: those that nobody gave back end with it. GUESS: a lock is on the word of the virtual address. The
+//! table has room for so many words as warps could want at a time, some at each hash; where there is none, LDLK does not
+//! get the lock and the program tries again, as it must.
+
+use parking_lot::Mutex;
+
+/// Sets of the table, and words that one holds.
+const SETS: usize = 512;
+const WAYS: usize = 8;
+
+/// Words that are locked, one more than their number; 0 for nothing.
+type Table = Box<[[u64; WAYS]; SETS]>;
+
+/// A grid's locks.
+#[derive(Debug, Default)]
+pub(crate) struct Locks {
+    /// Made when the first lock is taken: few programs take any. Held for one look-up.
+    table: Mutex<Option<Table>>,
+}
+
+fn place(address: u64) -> (usize, u64) {
+    let word = address / 4;
+    ((word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 55) as usize % SETS, word + 1)
+}
+
+impl Locks {
+    /// Locks the word at an address. Returns whether it was free.
+    pub(crate) fn lock(&self, address: u64) -> bool {
+        let (set, word) = place(address);
+        let mut table = self.table.lock();
+        let ways = &mut table.get_or_insert_with(|| Box::new([[0; WAYS]; SETS]))[set];
+        if ways.contains(&word) {
+            return false;
+        }
+        let free = ways.iter_mut().find(|way| **way == 0);
+        free.map(|way| *way = word).is_some()
+    }
+
+    /// Unlocks the word at an address.
+    pub(crate) fn unlock(&self, address: u64) {
+        let (set, word) = place(address);
+        if let Some(way) = self.table.lock().as_mut().and_then(|table| table[set].iter_mut().find(|way| **way == word))
+        {
+            *way = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_locked_once_and_a_full_table_refuses() {
+        let locks = Locks::default();
+        locks.unlock(0x100);
+        assert!(locks.lock(0x100) && !locks.lock(0x103) && locks.lock(0x104));
+        locks.unlock(0x100);
+        assert!(locks.lock(0x100));
+        let held = (0..100_000u64).filter(|word| locks.lock(0x1_0000 + 4 * word)).count();
+        assert!(held <= SETS * WAYS && held > SETS * WAYS / 2, "{held}");
+        (0..100_000u64).for_each(|word| locks.unlock(0x1_0000 + 4 * word));
+        assert!(locks.lock(0x1_0000) && !locks.lock(0x104));
+    }
+}
