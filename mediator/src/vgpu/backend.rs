@@ -10,7 +10,6 @@ use devmodel::events::MmuFault;
 use nvspec::addr::{BUS_BITS, GuestVramAddr, Place, VramAddr};
 use nvspec::fifo::{CHANNELS, ChannelId, RunlistEntry, VirtualChannelId};
 use nvspec::regs::{pfifo, ptimer};
-use sched::{Direct, Event, Nanos, Policy, VgpuId};
 use shadow_pt::{ApertureTlb, Mode, SpaceId};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -80,14 +79,11 @@ pub(super) struct VmBackend {
     pub(super) quiet: bool,
     /// A runlist was submitted; the vGPU is told after the access that did it.
     pub(super) runlist_done: bool,
-    pub(super) policy: Direct,
     pub(super) counts: Counts,
 }
 
 impl VmBackend {
     pub(super) fn new(host: Arc<HostCard>, vm: VmId, link: Link, mode: Mode, vram_bytes: u64) -> Self {
-        let mut policy = Direct::new();
-        policy.event(Nanos(0), Event::Added(VgpuId(vm.0)), &mut Vec::new());
         Self {
             host,
             vm,
@@ -109,7 +105,6 @@ impl VmBackend {
             blocked: 0,
             quiet: true,
             runlist_done: false,
-            policy,
             counts: Counts::default(),
         }
     }

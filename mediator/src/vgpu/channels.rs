@@ -9,7 +9,6 @@ use nvspec::addr::{GpuVa, Place};
 use nvspec::fifo::VirtualChannelId;
 use nvspec::instance::{INSTANCE_BYTES, userd};
 use nvspec::mmu::fault;
-use sched::{Decision, Event, Nanos, Policy, Ticket, VgpuId};
 use std::cell::RefCell;
 
 impl VmBackend {
@@ -28,12 +27,7 @@ impl VmBackend {
             }
         };
         self.counts.doorbells += 1;
-        let mut decisions = Vec::new();
-        let arrival = Event::Arrival { vgpu: VgpuId(self.vm.0), ticket: Ticket(self.counts.doorbells) };
-        self.policy.event(Nanos(0), arrival, &mut decisions);
-        for Decision::Start(_) in decisions {
-            self.submit(doorbell);
-        }
+        self.submit(doorbell);
     }
 
     /// Gives a channel's new work to the card, with all that its address space maps.

@@ -1,0 +1,189 @@
+//! What a vGPU has submitted and used.
+
+use crate::types::{Engine, Nanos};
+use std::collections::VecDeque;
+
+/// Buckets of a histogram for each power of two: 1/8 is how exact a quantile is.
+const STEPS: u32 = 8;
+/// Log2 of that.
+const STEPS_LOG2: u32 = 3;
+/// All buckets of a histogram.
+const BUCKETS: usize = (STEPS * (u64::BITS - STEPS_LOG2 + 1)) as usize;
+
+/// How often which durations came up, in a fixed number of buckets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Histogram {
+    counts: Box<[u64]>,
+    count: u64,
+    sum: u64,
+    max: u64,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self { counts: vec![0; BUCKETS].into(), count: 0, sum: 0, max: 0 }
+    }
+}
+
+fn bucket(ns: u64) -> usize {
+    let shift = (u64::BITS - ns.leading_zeros()).saturating_sub(STEPS_LOG2 + 1);
+    ((shift * STEPS) as usize) + (ns >> shift) as usize
+}
+
+/// Largest duration that falls into a bucket.
+fn upper(bucket: usize) -> u64 {
+    let (step, index) = (STEPS as usize, bucket as u64);
+    if bucket < 2 * step {
+        return index;
+    }
+    let shift = bucket / step - 1;
+    let mantissa = index - shift as u64 * u64::from(STEPS);
+    ((mantissa + 1) << shift).wrapping_sub(1)
+}
+
+impl Histogram {
+    /// Counts a duration.
+    pub fn add(&mut self, ns: u64) {
+        self.counts[bucket(ns)] += 1;
+        self.count += 1;
+        self.sum = self.sum.saturating_add(ns);
+        self.max = self.max.max(ns);
+    }
+
+    /// How many durations were counted.
+    #[must_use]
+    pub const fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Mean in ns; 0 of none.
+    #[must_use]
+    pub fn mean(&self) -> u64 {
+        self.sum.checked_div(self.count).unwrap_or(0)
+    }
+
+    /// Longest in ns.
+    #[must_use]
+    pub const fn max(&self) -> u64 {
+        self.max
+    }
+
+    /// The duration in ns that `permille` of all do not exceed, at most an eighth too long; 0 of none.
+    #[must_use]
+    pub fn quantile(&self, permille: u32) -> u64 {
+        let wanted = (u128::from(self.count) * u128::from(permille)).div_ceil(1000);
+        let mut seen = 0;
+        for (index, count) in self.counts.iter().enumerate() {
+            seen += u128::from(*count);
+            if seen >= wanted && *count > 0 {
+                return upper(index).min(self.max);
+            }
+        }
+        self.max
+    }
+
+    /// Adds what another has counted.
+    pub fn merge(&mut self, other: &Self) {
+        for (to, from) in self.counts.iter_mut().zip(&other.counts) {
+            *to += from;
+        }
+        self.count += other.count;
+        self.sum = self.sum.saturating_add(other.sum);
+        self.max = self.max.max(other.max);
+    }
+}
+
+/// What a vGPU has submitted to one engine, and used of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Account {
+    /// Submissions that arrived.
+    pub arrived: u64,
+    /// Submissions that were started.
+    pub started: u64,
+    /// Submissions that ended.
+    pub completed: u64,
+    /// Submissions that ended otherwise: withdrawn, or with their channel.
+    pub dropped: u64,
+    /// Submissions for which a channel was to be killed.
+    pub killed: u64,
+    /// Engine time used, in ns.
+    pub used: u64,
+    /// Engine time used by the longest submission, in ns.
+    pub longest: u64,
+    /// From arrival to start.
+    pub waits: Histogram,
+}
+
+/// What a vGPU used within one interval of its [`History`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// When the interval begins.
+    pub from: Nanos,
+    /// Time used that was charged in it, in ns, by engine. A submission is charged when it ends.
+    pub used: [u64; Engine::COUNT],
+}
+
+/// The last uses of a vGPU, in intervals: as many as fit, and only those in which it was charged.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct History {
+    samples: VecDeque<Sample>,
+}
+
+impl History {
+    /// Length of an interval, in ns.
+    pub const INTERVAL: u64 = 100_000_000;
+    /// Intervals that are kept.
+    pub const KEPT: usize = 600;
+
+    pub(crate) fn add(&mut self, at: Nanos, engine: Engine, used: u64) {
+        let from = Nanos(at.0 - at.0 % Self::INTERVAL);
+        if self.samples.back().is_none_or(|last| last.from < from) {
+            if self.samples.len() == Self::KEPT {
+                self.samples.pop_front();
+            }
+            self.samples.push_back(Sample { from, used: [0; Engine::COUNT] });
+        }
+        if let Some(last) = self.samples.back_mut() {
+            last.used[engine.index()] += used;
+        }
+    }
+
+    /// Intervals that begin at `since` or later, in order.
+    pub fn since(&self, since: Nanos) -> impl Iterator<Item = &Sample> {
+        self.samples.iter().filter(move |sample| sample.from >= since)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_holds_what_is_at_most_an_eighth_less_than_its_upper_end() {
+        for ns in (0..200).chain([1000, 4095, 4096, 1 << 40, u64::MAX]) {
+            let upper = upper(bucket(ns));
+            assert!(ns <= upper && upper - ns <= ns / 8, "{ns} {upper}");
+        }
+    }
+
+    #[test]
+    fn quantiles_are_of_what_was_counted() {
+        let mut histogram = Histogram::default();
+        (1..=100).for_each(|ns| histogram.add(ns * 1000));
+        assert!((50_000..=56_250).contains(&histogram.quantile(500)));
+        assert!((99_000..=100_000).contains(&histogram.quantile(990)));
+        assert_eq!((histogram.quantile(1000), histogram.mean(), histogram.count()), (100_000, 50_500, 100));
+        assert_eq!(Histogram::default().quantile(990), 0);
+    }
+
+    #[test]
+    fn history_is_bounded_and_skips_idle_intervals() {
+        let mut history = History::default();
+        for interval in 0..2000 {
+            history.add(Nanos(interval * 2 * History::INTERVAL + 5), Engine::Copy0, 7);
+        }
+        assert_eq!(history.since(Nanos(0)).count(), History::KEPT);
+        let last = Sample { from: Nanos(1999 * 2 * History::INTERVAL), used: [0, 7, 0] };
+        assert_eq!(history.since(last.from).collect::<Vec<_>>(), [&last]);
+    }
+}

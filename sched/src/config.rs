@@ -1,0 +1,274 @@
+//! What an operator sets: of a card, and of a vGPU.
+
+use serde::{Deserialize, Serialize};
+
+/// Nanoseconds of a millisecond.
+pub(crate) const MS: u64 = 1_000_000;
+/// Parts of the whole in which guarantees and caps are given.
+pub const PERMILLE: u32 = 1000;
+
+/// A scheduling policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PolicyKind {
+    /// Each submission starts when it arrives.
+    Direct,
+    /// One vGPU at a time, in the order of arrival.
+    Fifo,
+    /// GPUvm's CREDIT: budgets that are filled each period; who has spent its own goes behind the others.
+    Credit,
+    /// Gdev's bandwidth-aware non-preemptive device scheduler, as GPUvm uses it.
+    #[default]
+    Band,
+    /// Uses are sampled for a short time, then all run free, but for those that had too much.
+    Disengaged,
+}
+
+impl PolicyKind {
+    /// All.
+    pub const ALL: [Self; 5] = [Self::Direct, Self::Fifo, Self::Credit, Self::Band, Self::Disengaged];
+
+    /// As operators write it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Fifo => "fifo",
+            Self::Credit => "credit",
+            Self::Band => "band",
+            Self::Disengaged => "disengaged",
+        }
+    }
+}
+
+/// Which engines share queues and accounts (Gdev, section 5.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Queues {
+    /// Each engine has its own: Gdev's multiple resource queues, MRQ.
+    #[default]
+    #[doc(alias = "MRQ")]
+    Separate,
+    /// All engines have one: Gdev's single device queue, SDQ. For comparison.
+    #[doc(alias = "SDQ")]
+    Single,
+}
+
+/// Parameters of CREDIT and BAND.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct BandParams {
+    /// Time after which budgets are filled, in ns.
+    pub period_ns: u64,
+    /// How long BAND waits for a vGPU that has had too little to submit again, in ns.
+    pub wait_ns: u64,
+    /// Carry over what a vGPU has had too much or too little of, instead of forgetting it at the end of the period, and
+    /// measure it against those that compete; wait only for who is due. Off is BAND as published.
+    pub correct: bool,
+    /// Debit the scheduler's own time, and the time for which the engine waited, as GPU time (GPUvm, section 3.5).
+    pub own_time: bool,
+    /// With `correct`: part of the GPU time that a vGPU has just used, in permille, for which the engine waits for it at
+    /// no charge. Waiting beyond that is debited, so that who lets others wait pays for it.
+    pub free_wait_permille: u32,
+}
+
+impl Default for BandParams {
+    /// The papers' 30 ms and 500 us, corrected.
+    fn default() -> Self {
+        Self { period_ns: 30 * MS, wait_ns: MS / 2, correct: true, own_time: true, free_wait_permille: 125 }
+    }
+}
+
+impl BandParams {
+    /// BAND as published, with GPUvm's accounting.
+    #[must_use]
+    pub fn published() -> Self {
+        Self { correct: false, ..Self::default() }
+    }
+}
+
+/// Parameters of the disengaged policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DisengagedParams {
+    /// How long vGPUs run one at a time to be measured, in ns.
+    pub engaged_ns: u64,
+    /// How long they run free in between, in ns.
+    pub free_ns: u64,
+}
+
+impl Default for DisengagedParams {
+    fn default() -> Self {
+        Self { engaged_ns: 5 * MS, free_ns: 25 * MS }
+    }
+}
+
+/// How many submissions an engine may hold, of policies that gate. They are all of the same vGPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Pipeline {
+    /// At most, while others compete.
+    pub contended: u32,
+    /// At most, while no one else does.
+    pub alone: u32,
+    /// No more is given when what is there is expected to last longer than this, in ns: it is what others may have to wait
+    /// for. While no one competes there may be two, however long.
+    pub ahead_ns: u64,
+}
+
+impl Default for Pipeline {
+    fn default() -> Self {
+        Self { contended: 2, alone: 64, ahead_ns: MS }
+    }
+}
+
+impl Pipeline {
+    /// One at a time, as in the papers.
+    pub const ONE: Self = Self { contended: 1, alone: 1, ahead_ns: 0 };
+}
+
+/// Settings of a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// How submissions are ordered.
+    pub policy: PolicyKind,
+    /// Which engines share a queue.
+    pub queues: Queues,
+    /// Of CREDIT and BAND.
+    pub band: BandParams,
+    /// Of the disengaged policy.
+    pub disengaged: DisengagedParams,
+    /// How far the card is kept ahead of its work.
+    pub pipeline: Pipeline,
+    /// How far the card's time of an end may lie before the time at which it was seen, in ns. Guests can forge that time;
+    /// what lies further back is taken as this far.
+    pub stamp_slack_ns: u64,
+    /// Submissions beyond their limit after which a vGPU is quarantined; 0 for never.
+    pub strikes: u32,
+    /// How long a quarantine lasts, in ns; 0 until the operator ends it.
+    pub quarantine_ns: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            policy: PolicyKind::default(),
+            queues: Queues::default(),
+            band: BandParams::default(),
+            disengaged: DisengagedParams::default(),
+            pipeline: Pipeline::default(),
+            stamp_slack_ns: MS,
+            strikes: 3,
+            quarantine_ns: 0,
+        }
+    }
+}
+
+/// Shortest period and engaged interval, in ns.
+const SHORTEST: u64 = 100_000;
+/// Longest period, wait and interval, in ns.
+const LONGEST: u64 = 10_000 * MS;
+/// Most submissions that an engine may hold.
+const DEEPEST: u32 = 1024;
+
+/// A setting that makes no sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name} = {value} is not between {least} and {most}")]
+pub struct ConfigError {
+    /// The setting.
+    pub name: &'static str,
+    /// What it was.
+    pub value: u64,
+    /// The least that it may be.
+    pub least: u64,
+    /// The most that it may be.
+    pub most: u64,
+}
+
+fn within(name: &'static str, value: u64, least: u64, most: u64) -> Result<(), ConfigError> {
+    if (least..=most).contains(&value) { Ok(()) } else { Err(ConfigError { name, value, least, most }) }
+}
+
+impl Config {
+    /// Checks the settings against their bounds.
+    ///
+    /// # Errors
+    /// The first one that is out of bounds.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let Self { policy: _, queues: _, band, disengaged, pipeline, stamp_slack_ns: _, strikes: _, quarantine_ns: _ } =
+            self;
+        within("band.period_ns", band.period_ns, SHORTEST, LONGEST)?;
+        within("band.wait_ns", band.wait_ns, 0, LONGEST)?;
+        within("band.free_wait_permille", band.free_wait_permille.into(), 0, PERMILLE.into())?;
+        within("disengaged.engaged_ns", disengaged.engaged_ns, SHORTEST, LONGEST)?;
+        within("disengaged.free_ns", disengaged.free_ns, SHORTEST, LONGEST)?;
+        within("pipeline.contended", pipeline.contended.into(), 1, DEEPEST.into())?;
+        within("pipeline.alone", pipeline.alone.into(), pipeline.contended.into(), DEEPEST.into())
+    }
+}
+
+/// Who goes first among those that are due. It shifts waits, not shares: who has had more than its share is behind those
+/// that have not, whatever the class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LatencyClass {
+    /// Before the others.
+    Interactive,
+    /// As most.
+    #[default]
+    Normal,
+    /// Behind the others.
+    Background,
+}
+
+/// What a vGPU may have of each engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct VgpuParams {
+    /// Its part of the time is this over the sum of those that compete.
+    pub weight: u32,
+    /// Its part is at least this, in permille, while it wants it.
+    pub guarantee_permille: u32,
+    /// Its part is at most this, in permille, even when no one else wants the rest.
+    pub cap_permille: u32,
+    /// Who goes first.
+    pub class: LatencyClass,
+    /// How long one submission may run, in ns; `None` for as long as it likes.
+    pub max_run_ns: Option<u64>,
+}
+
+impl Default for VgpuParams {
+    fn default() -> Self {
+        Self {
+            weight: 100,
+            guarantee_permille: 0,
+            cap_permille: PERMILLE,
+            class: LatencyClass::default(),
+            max_run_ns: Some(10_000 * MS),
+        }
+    }
+}
+
+/// Largest weight.
+pub const WEIGHT_MAX: u32 = 10_000;
+
+impl VgpuParams {
+    /// Only a weight.
+    #[must_use]
+    pub fn weight(weight: u32) -> Self {
+        Self { weight, ..Self::default() }
+    }
+
+    /// Checks the settings against their bounds.
+    ///
+    /// # Errors
+    /// The first one that is out of bounds.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let Self { weight, guarantee_permille, cap_permille, class: _, max_run_ns } = *self;
+        within("weight", weight.into(), 1, WEIGHT_MAX.into())?;
+        within("guarantee_permille", guarantee_permille.into(), 0, PERMILLE.into())?;
+        within("cap_permille", cap_permille.into(), guarantee_permille.max(1).into(), PERMILLE.into())?;
+        max_run_ns.map_or(Ok(()), |limit| within("max_run_ns", limit, 1, u64::MAX))
+    }
+}

@@ -1,0 +1,82 @@
+//! What an engine has been given, and what it has been busy with.
+
+use crate::types::{Channel, Nanos, Ticket, VgpuId};
+use std::collections::VecDeque;
+
+/// A submission on the card.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flight {
+    pub(crate) ticket: Ticket,
+    pub(crate) vgpu: VgpuId,
+    pub(crate) channel: Channel,
+    pub(crate) started: Nanos,
+    /// Its channel is to be killed; that was said.
+    pub(crate) killed: bool,
+}
+
+/// One engine.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct EngineState {
+    /// In the order of their starts, which is the engine's own.
+    flights: VecDeque<Flight>,
+    /// Up to when it was busy, as far as is known.
+    last_end: Nanos,
+    /// Time that it was busy, in ns.
+    pub(crate) busy: u64,
+    /// Of that, what vGPUs have used that are gone.
+    pub(crate) departed: u64,
+}
+
+impl EngineState {
+    pub(crate) fn start(&mut self, flight: Flight) {
+        self.flights.push_back(flight);
+    }
+
+    pub(crate) fn get_mut(&mut self, ticket: Ticket) -> Option<&mut Flight> {
+        self.flights.iter_mut().find(|flight| flight.ticket == ticket)
+    }
+
+    pub(crate) fn flights(&self) -> impl Iterator<Item = &Flight> {
+        self.flights.iter()
+    }
+
+    /// What the engine works on, and since when.
+    pub(crate) fn running(&self) -> Option<(&Flight, Nanos)> {
+        let first = self.flights.front()?;
+        Some((first, first.started.max(self.last_end)))
+    }
+
+    pub(crate) fn mark_killed(&mut self) {
+        if let Some(first) = self.flights.front_mut() {
+            first.killed = true;
+        }
+    }
+
+    /// A submission has ended. Returns it and the time in ns that it used: since its start, or since the end of the one
+    /// before. `ended` is taken as not before that.
+    pub(crate) fn end(&mut self, ticket: Ticket, ended: Nanos) -> Option<(Flight, u64)> {
+        let at = self.flights.iter().position(|flight| flight.ticket == ticket)?;
+        let flight = self.flights.remove(at)?;
+        let used = ended.since(flight.started.max(self.last_end));
+        self.last_end = self.last_end.max(ended);
+        self.busy = self.busy.saturating_add(used);
+        Some((flight, used))
+    }
+
+    /// Takes out a submission that was nothing to the engine.
+    pub(crate) fn withdraw(&mut self, ticket: Ticket) -> Option<Flight> {
+        let at = self.flights.iter().position(|flight| flight.ticket == ticket)?;
+        self.flights.remove(at)
+    }
+
+    /// Takes out the first submission that `gone` says of, at `now`, with the time in ns that it used. Only the one that the
+    /// engine works on has used any.
+    pub(crate) fn drop_first(&mut self, now: Nanos, gone: impl Fn(&Flight) -> bool) -> Option<(Flight, u64)> {
+        let at = self.flights.iter().position(gone)?;
+        if at == 0 {
+            let ticket = self.flights.front()?.ticket;
+            return self.end(ticket, now);
+        }
+        self.flights.remove(at).map(|flight| (flight, 0))
+    }
+}

@@ -1,0 +1,289 @@
+//! A lane: the queues of all vGPUs for one engine, or for all of them, with one policy.
+
+use crate::config::{Config, MS, PERMILLE, VgpuParams};
+use crate::policy::{self, Policy, Room, View};
+use crate::types::{Channel, Engine, Nanos, Ticket, VgpuId};
+use std::collections::{BTreeMap, VecDeque};
+
+/// How long a cap's bucket takes to fill, in ns: within which time a cap is kept.
+const CAP_NS: u64 = 30 * MS;
+
+/// How long the first submission of a vGPU is expected to last, in ns: long enough to be careful.
+const UNKNOWN_NS: u64 = MS;
+
+/// A submission that waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Queued {
+    pub(crate) ticket: Ticket,
+    pub(crate) channel: Channel,
+    pub(crate) engine: Engine,
+    pub(crate) arrived: Nanos,
+    /// Its number among all arrivals.
+    pub(crate) order: u64,
+}
+
+/// A vGPU in a lane.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) params: VgpuParams,
+    pub(crate) queue: VecDeque<Queued>,
+    /// Of it on the card.
+    pub(crate) in_flight: u32,
+    /// When its last submission ended, as seen.
+    pub(crate) last_seen: Option<Nanos>,
+    /// How long one of its submissions lasts, in ns, as far as it is known: the longest lately.
+    pub(crate) expected: u64,
+    /// Not to be started from: it is in quarantine.
+    pub(crate) held: bool,
+    bucket: Bucket,
+}
+
+impl Member {
+    fn new(params: VgpuParams, held: bool, now: Nanos) -> Self {
+        let bucket = Bucket { level: 0, at: now };
+        Self { params, queue: VecDeque::new(), in_flight: 0, last_seen: None, expected: UNKNOWN_NS, held, bucket }
+    }
+
+    /// Whether something of it may start.
+    pub(crate) fn ready(&self) -> bool {
+        !self.queue.is_empty()
+            && !self.held
+            && (self.params.cap_permille == PERMILLE || self.bucket.level >= self.ahead())
+    }
+
+    /// What it has in flight is expected to take from the bucket.
+    fn ahead(&self) -> i128 {
+        i128::from(self.expected) * i128::from(self.in_flight) * i128::from(PERMILLE)
+    }
+
+    /// Whether it has work, or had some within `ns`.
+    pub(crate) fn active(&self, now: Nanos, ns: u64) -> bool {
+        !self.held
+            && (!self.queue.is_empty()
+                || self.in_flight > 0
+                || self.last_seen.is_some_and(|seen| now.since(seen) <= ns))
+    }
+}
+
+/// What a cap allows: time flows in at the cap's rate and out as it is used.
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    /// Thousandths of a nanosecond.
+    level: i128,
+    at: Nanos,
+}
+
+impl Bucket {
+    fn fill(&mut self, cap_permille: u32, now: Nanos) {
+        let full = i128::from(CAP_NS) * i128::from(cap_permille);
+        let flow = i128::from(now.since(self.at)) * i128::from(cap_permille);
+        *self = Self { level: (self.level + flow).min(full), at: now };
+    }
+
+    fn take(&mut self, used: u64) {
+        self.level -= i128::from(used) * i128::from(PERMILLE);
+    }
+
+    /// When it is not below zero any more.
+    fn opens(&self, cap_permille: u32) -> Nanos {
+        let missing = (-self.level).max(0).div_euclid(i128::from(cap_permille.max(1))) + 1;
+        self.at.after(u64::try_from(missing).unwrap_or(u64::MAX))
+    }
+}
+
+/// The queues of one engine or of all.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    members: BTreeMap<VgpuId, Member>,
+    policy: Box<dyn Policy>,
+    /// Submissions in all queues.
+    queued: usize,
+    /// Submissions on the card.
+    in_flight: u32,
+    /// Something has happened since nothing more could start.
+    changed: bool,
+    /// The vGPU that started something last.
+    last: Option<VgpuId>,
+    /// Since when something could start and nothing of the lane runs.
+    waiting: Option<Nanos>,
+    /// When the waiting for a cap is over.
+    opens: Option<Nanos>,
+}
+
+impl Lane {
+    pub(crate) fn new(config: &Config, now: Nanos) -> Self {
+        let policy = policy::new(config, now);
+        Self {
+            members: BTreeMap::new(),
+            policy,
+            queued: 0,
+            in_flight: 0,
+            changed: false,
+            last: None,
+            waiting: None,
+            opens: None,
+        }
+    }
+
+    pub(crate) fn join(&mut self, vgpu: VgpuId, params: VgpuParams, held: bool, now: Nanos) {
+        self.members.insert(vgpu, Member::new(params, held, now));
+        self.policy.joined(vgpu);
+    }
+
+    /// Takes a vGPU out; returns what was queued. What it has in flight counts until it has ended.
+    pub(crate) fn leave(&mut self, vgpu: VgpuId) -> Vec<Queued> {
+        self.policy.left(vgpu);
+        self.changed = true;
+        let queued: Vec<_> = self.members.remove(&vgpu).map(|member| member.queue.into()).unwrap_or_default();
+        self.queued -= queued.len();
+        queued
+    }
+
+    pub(crate) fn change(&mut self, vgpu: VgpuId, params: VgpuParams, now: Nanos) {
+        self.changed = true;
+        if let Some(member) = self.members.get_mut(&vgpu) {
+            if member.params.cap_permille != params.cap_permille {
+                // What it did under the former cap is not held against it.
+                member.bucket = Bucket { level: 0, at: now };
+            }
+            member.params = params;
+        }
+    }
+
+    pub(crate) fn hold(&mut self, vgpu: VgpuId, held: bool) {
+        self.changed = true;
+        if let Some(member) = self.members.get_mut(&vgpu) {
+            member.held = held;
+        }
+    }
+
+    pub(crate) fn enqueue(&mut self, config: &Config, vgpu: VgpuId, queued: Queued, now: Nanos) {
+        let Some(member) = self.members.get_mut(&vgpu) else { return };
+        member.queue.push_back(queued);
+        (self.queued, self.changed) = (self.queued + 1, true);
+        let view = View { now, config, members: &self.members, room: self.room(config, now) };
+        self.policy.arrived(vgpu, &view);
+    }
+
+    /// Takes over what was queued in another lane.
+    pub(crate) fn adopt(&mut self, vgpu: VgpuId, queued: Queued) {
+        if let Some(member) = self.members.get_mut(&vgpu) {
+            member.queue.push_back(queued);
+            (self.queued, self.changed) = (self.queued + 1, true);
+        }
+    }
+
+    /// What is in flight when a lane is made anew.
+    pub(crate) fn adopt_flight(&mut self, vgpu: VgpuId) {
+        self.in_flight += 1;
+        if let Some(member) = self.members.get_mut(&vgpu) {
+            member.in_flight += 1;
+            self.last = Some(vgpu);
+        }
+    }
+
+    /// Takes out what is queued and `gone` says of; returns it.
+    pub(crate) fn drop_queued(&mut self, vgpu: VgpuId, gone: impl Fn(&Queued) -> bool) -> Vec<Queued> {
+        let Some(member) = self.members.get_mut(&vgpu) else { return Vec::new() };
+        let (dropped, kept): (Vec<_>, Vec<_>) = member.queue.drain(..).partition(&gone);
+        member.queue = kept.into();
+        (self.queued, self.changed) = (self.queued - dropped.len(), true);
+        dropped
+    }
+
+    /// The vGPU of which a ticket is queued.
+    pub(crate) fn holder(&self, ticket: Ticket) -> Option<VgpuId> {
+        let holds = |member: &Member| member.queue.iter().any(|queued| queued.ticket == ticket);
+        self.members.iter().find(|(_, member)| holds(member)).map(|(vgpu, _)| *vgpu)
+    }
+
+    /// Something that was in flight has ended: it was seen now, `late` ns after its end, and had used `used` ns.
+    pub(crate) fn ended(&mut self, config: &Config, vgpu: VgpuId, used: u64, late: u64, now: Nanos) {
+        (self.in_flight, self.changed) = (self.in_flight.saturating_sub(1), true);
+        let Some(member) = self.members.get_mut(&vgpu) else { return };
+        member.in_flight = member.in_flight.saturating_sub(1);
+        member.last_seen = Some(now);
+        // The longest lately: who sends one long submission after many short ones is expected to do so again.
+        member.expected = used.max(member.expected - member.expected / 8);
+        member.bucket.fill(member.params.cap_permille, now);
+        member.bucket.take(used);
+        let view = View { now, config, members: &self.members, room: self.room(config, now) };
+        self.policy.ended(vgpu, used, late, &view);
+    }
+
+    /// Time has passed, or the settings are others.
+    pub(crate) fn touch(&mut self) {
+        self.changed = true;
+    }
+
+    /// The next submission to start, if there is one now.
+    pub(crate) fn next(&mut self, config: &Config, now: Nanos) -> Option<(VgpuId, Queued)> {
+        if !self.changed {
+            return None;
+        }
+        for member in self.members.values_mut().filter(|member| member.params.cap_permille < PERMILLE) {
+            member.bucket.fill(member.params.cap_permille, now);
+        }
+        let idle = self.in_flight == 0;
+        if !idle || !self.members.values().any(Member::ready) {
+            self.waiting = None;
+        } else if self.waiting.is_none() {
+            self.waiting = Some(now);
+        }
+        let view = View { now, config, members: &self.members, room: self.room(config, now) };
+        let Some(vgpu) = self.policy.pick(&view) else {
+            (self.opens, self.changed) = (self.next_open(), false);
+            return None;
+        };
+        let gap = self.waiting.take().map_or(0, |since| now.since(since));
+        let view = View { now, config, members: &self.members, room: view.room };
+        self.policy.started(vgpu, gap, &view);
+        let member = self.members.get_mut(&vgpu)?;
+        let queued = member.queue.pop_front()?;
+        self.queued -= 1;
+        member.in_flight += 1;
+        self.in_flight += 1;
+        self.last = Some(vgpu);
+        Some((vgpu, queued))
+    }
+
+    fn next_open(&self) -> Option<Nanos> {
+        // With something of it in flight, its end is soon enough.
+        let capped = self.members.values().filter(|m| !m.queue.is_empty() && !m.held && m.in_flight == 0 && !m.ready());
+        capped.map(|member| member.bucket.opens(member.params.cap_permille)).min()
+    }
+
+    pub(crate) fn wakeup(&self) -> Option<Nanos> {
+        if self.in_flight == 0 && self.queued == 0 {
+            return None;
+        }
+        [self.policy.wakeup(), self.opens].into_iter().flatten().min()
+    }
+
+    /// What the policy thinks of a vGPU.
+    pub(crate) fn standing(&self, vgpu: VgpuId) -> policy::Standing {
+        self.policy.standing(vgpu)
+    }
+
+    fn room(&self, config: &Config, now: Nanos) -> Room {
+        let Some(last) = self.last.filter(|_| self.in_flight > 0) else { return Room::Free };
+        let Some(member) = self.members.get(&last).filter(|member| member.in_flight == self.in_flight) else {
+            return Room::Full;
+        };
+        let pipeline = &config.pipeline;
+        let idle = config.band.period_ns;
+        let contended = self.members.iter().any(|(vgpu, other)| *vgpu != last && other.active(now, idle));
+        let ahead = member.expected.saturating_mul(self.in_flight.into());
+        let full = if contended {
+            // Whoever comes next waits for all of it.
+            self.in_flight >= pipeline.contended || ahead > pipeline.ahead_ns
+        } else {
+            let much = ahead.saturating_add(member.expected) > pipeline.ahead_ns;
+            self.in_flight >= pipeline.alone || self.in_flight >= 2 && much
+        };
+        if full {
+            return Room::Full;
+        }
+        Room::Behind { vgpu: last, ahead }
+    }
+}

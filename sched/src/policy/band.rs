@@ -1,0 +1,214 @@
+//! BAND: Gdev's bandwidth-aware non-preemptive device scheduler (Gdev, figure 2), with GPUvm's accounts (GPUvm, section
+//! 3.5).
+//!
+//! When something has ended, its vGPU goes behind the others if its budget is overdrawn *and* it has had more than its
+//! bandwidth. The first vGPU that has work is next; but if that is another one than before and has had more than its
+//! bandwidth, a short wait gives those that have had less the time to submit again, and the first to do so runs.
+//!
+//! As published, bandwidth is measured within a period and forgotten at its end. With `correct` it is measured by
+//! [`Lags`] instead: what could not be preempted is made up for, an idle vGPU's share belongs to those that
+//! want it, the engine waits only for a vGPU that is due, and long waits are paid for by the one that was waited for.
+
+use super::credit::Budgets;
+use super::lag::Lags;
+use super::{Policy, Room, Standing, View};
+use crate::config::PERMILLE;
+use crate::shares::{WHOLE, shares};
+use crate::types::{Nanos, VgpuId};
+use std::collections::BTreeMap;
+
+/// The engine waits for someone else than who is next.
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    until: Nanos,
+    next: VgpuId,
+    /// Who submitted meanwhile.
+    came: Option<VgpuId>,
+}
+
+/// What ended last, until something starts.
+#[derive(Clone, Copy, Debug)]
+struct Last {
+    vgpu: VgpuId,
+    /// Time for which the engine may still wait at no charge, in ns.
+    free: u64,
+    /// What is next is not chosen yet.
+    undecided: bool,
+}
+
+/// Uses within a period.
+#[derive(Debug, Default)]
+struct Period {
+    used: BTreeMap<VgpuId, u64>,
+    total: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Band {
+    budgets: Budgets,
+    period: Period,
+    lags: Lags,
+    last: Option<Last>,
+    wait: Option<Wait>,
+}
+
+impl Band {
+    pub(crate) fn new(now: Nanos) -> Self {
+        let (period, lags) = (Period::default(), Lags::default());
+        Self { budgets: Budgets::new(now), period, lags, last: None, wait: None }
+    }
+
+    fn fill(&mut self, view: &View<'_>) {
+        if self.budgets.fill(view) {
+            self.period = Period::default();
+        }
+    }
+
+    /// What a vGPU has had beyond its bandwidth, in ns.
+    fn beyond(&self, vgpu: VgpuId, view: &View<'_>) -> i64 {
+        if view.config.band.correct {
+            return self.lags.beyond(vgpu);
+        }
+        let params: Vec<_> = view.members.values().map(|member| member.params).collect();
+        let share = view.members.keys().zip(shares(&params)).find(|(id, _)| **id == vgpu).map_or(0, |(_, share)| share);
+        let used = self.period.used.get(&vgpu).copied().unwrap_or(0);
+        let entitled = u128::from(self.period.total) * u128::from(share) / u128::from(WHOLE);
+        i64::try_from(i128::from(used) - i128::try_from(entitled).unwrap_or(i128::MAX)).unwrap_or(i64::MAX)
+    }
+
+    fn over(&self, vgpu: VgpuId, view: &View<'_>) -> bool {
+        self.beyond(vgpu, view) > 0
+    }
+
+    /// A vGPU pays for time in which the engine could have run something.
+    fn pay(&mut self, vgpu: VgpuId, ns: u64, view: &View<'_>) {
+        let band = &view.config.band;
+        if !band.own_time || ns == 0 {
+            return;
+        }
+        self.budgets.debit(vgpu, ns);
+        if band.correct {
+            self.lags.charge(vgpu, ns, band.wait_ns, band.period_ns, view);
+        }
+    }
+
+    /// Who is next, were there no waiting, when a vGPU is to use some more ns before.
+    fn first(&self, view: &View<'_>, ahead: Option<(VgpuId, u64)>) -> Option<VgpuId> {
+        if !view.config.band.correct {
+            let first = self.budgets.ready(view).next()?;
+            let spent = ahead.is_some_and(|(_, ns)| self.budgets.of(first) < i64::try_from(ns).unwrap_or(i64::MAX));
+            return (!spent || !view.others_ready(first)).then_some(first);
+        }
+        // Who is due comes before who is not, whatever their places; and among those the class counts.
+        let rank = |vgpu: &VgpuId| {
+            let class = view.members.get(vgpu).map(|member| member.params.class);
+            let ahead = ahead.filter(|(ahead, _)| ahead == vgpu).map_or(0, |(_, ns)| ns);
+            let beyond = self.beyond(*vgpu, view).saturating_add_unsigned(ahead);
+            (beyond > 0, class, beyond)
+        };
+        self.budgets.ready(view).min_by_key(rank)
+    }
+
+    /// Whether it is worth to wait before `next` runs.
+    fn waits(&self, last: VgpuId, next: VgpuId, view: &View<'_>) -> bool {
+        let band = &view.config.band;
+        let due = || !band.correct || !self.over(last, view);
+        band.wait_ns > 0 && next != last && self.over(next, view) && due()
+    }
+}
+
+impl Policy for Band {
+    fn joined(&mut self, vgpu: VgpuId) {
+        self.budgets.join(vgpu);
+        self.lags.join(vgpu);
+    }
+
+    fn left(&mut self, vgpu: VgpuId) {
+        self.budgets.leave(vgpu);
+        self.lags.leave(vgpu);
+        self.period.used.remove(&vgpu);
+        self.last = self.last.filter(|last| last.vgpu != vgpu);
+        self.wait = self.wait.filter(|wait| wait.next != vgpu);
+    }
+
+    fn arrived(&mut self, vgpu: VgpuId, view: &View<'_>) {
+        let welcome = !view.config.band.correct || !self.over(vgpu, view);
+        if let Some(wait) = &mut self.wait
+            && welcome
+        {
+            wait.came.get_or_insert(vgpu);
+        }
+    }
+
+    fn started(&mut self, vgpu: VgpuId, gap: u64, view: &View<'_>) {
+        // The engine waited for the vGPU that ran last, if it was waited for at all.
+        let (payer, free) = match self.last.take().filter(|_| view.config.band.correct) {
+            Some(last) => (last.vgpu, last.free),
+            None => (vgpu, 0),
+        };
+        self.wait = None;
+        self.pay(payer, gap.saturating_sub(free), view);
+    }
+
+    fn ended(&mut self, vgpu: VgpuId, used: u64, late: u64, view: &View<'_>) {
+        self.fill(view);
+        self.budgets.debit(vgpu, used);
+        self.period.total = self.period.total.saturating_add(used);
+        let of = self.period.used.entry(vgpu).or_default();
+        *of = of.saturating_add(used);
+        let band = &view.config.band;
+        let mut free = 0;
+        if band.correct {
+            self.lags.charge(vgpu, used, band.wait_ns, band.period_ns, view);
+            free = used.saturating_mul(band.free_wait_permille.into()) / u64::from(PERMILLE);
+        }
+        if view.others_ready(vgpu) {
+            self.pay(vgpu, late.saturating_sub(free), view);
+        }
+        if self.budgets.of(vgpu) < 0 && self.over(vgpu, view) {
+            self.budgets.demote(vgpu);
+        }
+        self.last = Some(Last { vgpu, free: free.saturating_sub(late), undecided: true });
+        self.wait = None;
+    }
+
+    fn pick(&mut self, view: &View<'_>) -> Option<VgpuId> {
+        self.fill(view);
+        match view.room {
+            Room::Full => return None,
+            Room::Behind { vgpu, ahead } => {
+                // Only while it would be next also with that charged.
+                let goes = view.is_ready(vgpu) && self.first(view, Some((vgpu, ahead))) == Some(vgpu);
+                return goes.then_some(vgpu);
+            }
+            Room::Free => {}
+        }
+        if let Some(wait) = self.wait {
+            if let Some(came) = wait.came.filter(|came| view.is_ready(*came)) {
+                return Some(came);
+            }
+            if view.now < wait.until {
+                return None;
+            }
+            self.wait = None;
+            return if view.is_ready(wait.next) { Some(wait.next) } else { self.first(view, None) };
+        }
+        // Chosen once for each end: who comes later to an idle engine runs at once.
+        let ended = self.last.as_mut().and_then(|last| std::mem::take(&mut last.undecided).then_some(last.vgpu));
+        let next = self.first(view, None)?;
+        if ended.is_some_and(|last| self.waits(last, next, view)) {
+            let until = view.now.after(view.config.band.wait_ns);
+            self.wait = Some(Wait { until, next, came: None });
+            return None;
+        }
+        Some(next)
+    }
+
+    fn wakeup(&self) -> Option<Nanos> {
+        self.wait.map(|wait| wait.until)
+    }
+
+    fn standing(&self, vgpu: VgpuId) -> Standing {
+        Standing { credit: self.budgets.of(vgpu), beyond: self.lags.beyond(vgpu) }
+    }
+}

@@ -1,0 +1,17 @@
+//! No mediation: every arrival starts at once. What caps and quarantines hold back starts when they let it.
+
+use super::{Policy, View};
+use crate::types::VgpuId;
+
+#[derive(Debug)]
+pub(crate) struct Direct;
+
+impl Policy for Direct {
+    fn joined(&mut self, _vgpu: VgpuId) {}
+
+    fn left(&mut self, _vgpu: VgpuId) {}
+
+    fn pick(&mut self, view: &View<'_>) -> Option<VgpuId> {
+        view.oldest(|_| true)
+    }
+}

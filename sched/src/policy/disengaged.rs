@@ -1,0 +1,190 @@
+//! Disengaged scheduling: the policy looks closely for a short interval, and lets go for a longer one.
+//!
+//! The idea is Menychtas, Shen and Scott's ("Disengaged Scheduling for Fair, Protected Access to Fast Computational
+//! Accelerators", ASPLOS 2014; GPUvm's reference 29). In the engaged interval one vGPU runs at a time, so that the length
+//! of its submissions is known for sure. In the free interval everything starts when it arrives, from several vGPUs at
+//! once; what each has used is estimated from how many submissions it started. At the end of each free interval those
+//! that had too much are found, and do not run in the next one, unless no one else has work.
+//!
+//! A vGPU that has the card to itself is not looked at.
+
+use super::lag::Lags;
+use super::{Policy, Room, Standing, View};
+use crate::lane::Member;
+use crate::types::{Nanos, VgpuId};
+use std::collections::BTreeMap;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Everything runs.
+    Free {
+        /// Until then, if anyone wants the card at that time.
+        until: Nanos,
+    },
+    /// Nothing starts before the card has drained: first what ran free, later what was measured last, so that a long
+    /// submission takes nothing from the interval behind it.
+    Drain {
+        /// What comes then.
+        engage: bool,
+    },
+    /// One at a time.
+    Engaged {
+        /// Until then.
+        until: Nanos,
+    },
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Use {
+    /// Length of a submission, in ns, as last measured.
+    length: u64,
+    /// Measured in this engaged interval: sum in ns, and how many.
+    sum: u64,
+    count: u64,
+    /// Started in the free interval.
+    started: u64,
+    /// Of those that ended there, the time that the card says they took, in ns.
+    charged: u64,
+    throttled: bool,
+    /// Its turn in the engaged interval: the vGPU with the lowest is next.
+    turn: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Disengaged {
+    phase: Phase,
+    uses: BTreeMap<VgpuId, Use>,
+    lags: Lags,
+    turns: u64,
+    /// When those that are throttled may run, for want of others.
+    unthrottle: Option<Nanos>,
+}
+
+impl Disengaged {
+    pub(crate) fn new() -> Self {
+        let phase = Phase::Free { until: Nanos(0) };
+        Self { phase, uses: BTreeMap::new(), lags: Lags::default(), turns: 0, unthrottle: None }
+    }
+
+    /// Ends what is over.
+    fn advance(&mut self, view: &View<'_>) {
+        let params = &view.config.disengaged;
+        match self.phase {
+            Phase::Free { until } if view.now >= until => {
+                let cycle = params.engaged_ns.saturating_add(params.free_ns);
+                if view.members.values().filter(|member| member.active(view.now, cycle)).count() > 1 {
+                    self.phase = Phase::Drain { engage: true };
+                    self.advance(view);
+                } else {
+                    self.release(view);
+                }
+            }
+            Phase::Drain { engage: true } if view.room == Room::Free => {
+                self.phase = Phase::Engaged { until: view.now.after(params.engaged_ns) };
+            }
+            Phase::Drain { engage: false } if view.room == Room::Free => self.release(view),
+            Phase::Engaged { until } if view.now >= until => {
+                self.phase = Phase::Drain { engage: false };
+                self.advance(view);
+            }
+            Phase::Free { .. } | Phase::Drain { .. } | Phase::Engaged { .. } => {}
+        }
+    }
+
+    /// A free interval begins.
+    fn release(&mut self, view: &View<'_>) {
+        self.settle(view);
+        self.phase = Phase::Free { until: view.now.after(view.config.disengaged.free_ns) };
+    }
+
+    /// Charges what was used since the last time, and finds those that had too much.
+    fn settle(&mut self, view: &View<'_>) {
+        let params = &view.config.disengaged;
+        let cycle = params.engaged_ns.saturating_add(params.free_ns);
+        for (vgpu, of) in &mut self.uses {
+            of.length = of.sum.checked_div(of.count).unwrap_or(of.length);
+            // Who was short while it was measured and long when free is taken by its ends.
+            let free = of.started.saturating_mul(of.length).max(of.charged);
+            self.lags.charge(*vgpu, of.sum.saturating_add(free), cycle, cycle, view);
+            *of = Use { length: of.length, turn: of.turn, ..Use::default() };
+        }
+        let allowed = i64::try_from(params.engaged_ns).unwrap_or(i64::MAX);
+        for (vgpu, of) in &mut self.uses {
+            of.throttled = self.lags.beyond(*vgpu) > allowed;
+        }
+    }
+}
+
+impl Policy for Disengaged {
+    fn joined(&mut self, vgpu: VgpuId) {
+        self.uses.insert(vgpu, Use::default());
+        self.lags.join(vgpu);
+    }
+
+    fn left(&mut self, vgpu: VgpuId) {
+        self.uses.remove(&vgpu);
+        self.lags.leave(vgpu);
+    }
+
+    fn started(&mut self, vgpu: VgpuId, _gap: u64, _view: &View<'_>) {
+        let Some(of) = self.uses.get_mut(&vgpu) else { return };
+        match self.phase {
+            Phase::Free { .. } => of.started += 1,
+            Phase::Drain { .. } | Phase::Engaged { .. } => {
+                self.turns += 1;
+                of.turn = self.turns;
+            }
+        }
+    }
+
+    fn ended(&mut self, vgpu: VgpuId, used: u64, _late: u64, _view: &View<'_>) {
+        let Some(of) = self.uses.get_mut(&vgpu) else { return };
+        match self.phase {
+            Phase::Engaged { .. } | Phase::Drain { engage: false } => {
+                (of.sum, of.count) = (of.sum.saturating_add(used), of.count + 1);
+            }
+            Phase::Free { .. } | Phase::Drain { engage: true } => of.charged = of.charged.saturating_add(used),
+        }
+    }
+
+    fn pick(&mut self, view: &View<'_>) -> Option<VgpuId> {
+        self.advance(view);
+        match self.phase {
+            Phase::Free { .. } => {
+                let throttled = |vgpu| self.uses.get(&vgpu).is_some_and(|of: &Use| of.throttled);
+                self.unthrottle = None;
+                let free = view.oldest(|vgpu| !throttled(vgpu));
+                if free.is_some() || view.room != Room::Free {
+                    return free;
+                }
+                // No one is held back for those that want nothing; but who has just ended something may want more, and is
+                // waited for as long as that took.
+                let near = |member: &Member| member.expected.min(view.config.band.wait_ns);
+                let others = view.members.iter().filter(|(vgpu, member)| !throttled(**vgpu) && !member.held);
+                let until = others.filter_map(|(_, member)| Some(member.last_seen?.after(near(member)))).max();
+                if until.is_some_and(|until| view.now < until) {
+                    self.unthrottle = until;
+                    return None;
+                }
+                view.oldest(|_| true)
+            }
+            Phase::Drain { .. } => None,
+            Phase::Engaged { .. } => {
+                let ready = view.ready().filter(|_| view.room == Room::Free);
+                ready.map(|(vgpu, _)| vgpu).min_by_key(|vgpu| self.uses.get(vgpu).map(|of| of.turn))
+            }
+        }
+    }
+
+    fn wakeup(&self) -> Option<Nanos> {
+        match self.phase {
+            Phase::Free { until } => Some(self.unthrottle.map_or(until, |at| at.min(until))),
+            Phase::Engaged { until } => Some(until),
+            Phase::Drain { .. } => None,
+        }
+    }
+
+    fn standing(&self, vgpu: VgpuId) -> Standing {
+        Standing { credit: 0, beyond: self.lags.beyond(vgpu) }
+    }
+}

@@ -1,0 +1,22 @@
+//! In the order of arrival, one vGPU at a time.
+
+use super::{Policy, Room, View};
+use crate::types::VgpuId;
+
+#[derive(Debug)]
+pub(crate) struct Fifo;
+
+impl Policy for Fifo {
+    fn joined(&mut self, _vgpu: VgpuId) {}
+
+    fn left(&mut self, _vgpu: VgpuId) {}
+
+    fn pick(&mut self, view: &View<'_>) -> Option<VgpuId> {
+        let first = view.oldest(|_| true)?;
+        match view.room {
+            Room::Free => Some(first),
+            Room::Behind { vgpu, .. } => (vgpu == first).then_some(first),
+            Room::Full => None,
+        }
+    }
+}

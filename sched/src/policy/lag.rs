@@ -1,0 +1,98 @@
+//! Who has had more than its share, over any time.
+//!
+//! Each use of the engine by one is an entitlement of all that compete for it then, by their shares. What a vGPU has had
+//! less what it was entitled to is its lag; those that compete do not change the sum of all lags. So a long
+//! submission that could not be preempted is paid for later, in full, and what no one else wanted is not.
+
+use super::View;
+use crate::config::MS;
+use crate::shares::{WHOLE, shares};
+use crate::types::{Nanos, VgpuId};
+use std::collections::BTreeMap;
+
+/// What a lag is held within, in ns: a submission may run that long by default.
+const MOST: i64 = 10_000 * MS as i64;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Lag {
+    /// In ns.
+    beyond: i64,
+    /// Since when it has not competed.
+    away: Option<Nanos>,
+}
+
+/// The lags of all vGPUs of a lane.
+#[derive(Debug, Default)]
+pub(crate) struct Lags {
+    lags: BTreeMap<VgpuId, Lag>,
+}
+
+impl Lags {
+    pub(crate) fn join(&mut self, vgpu: VgpuId) {
+        self.lags.insert(vgpu, Lag::default());
+    }
+
+    pub(crate) fn leave(&mut self, vgpu: VgpuId) {
+        self.lags.remove(&vgpu);
+    }
+
+    /// What a vGPU has had beyond its share, in ns.
+    pub(crate) fn beyond(&self, vgpu: VgpuId) -> i64 {
+        self.lags.get(&vgpu).map_or(0, |lag| lag.beyond)
+    }
+
+    /// A vGPU has had `used` ns. Competing are those that have work, or had some within `near` ns; those that do not
+    /// keep no more than `keep` ns of what they have not had.
+    pub(crate) fn charge(&mut self, vgpu: VgpuId, used: u64, near: u64, keep: u64, view: &View<'_>) {
+        let now = view.now;
+        let weights = view.members.values().map(|member| u64::from(member.params.weight)).sum::<u64>().max(1);
+        let mut competing = Vec::with_capacity(self.lags.len());
+        let mut params = Vec::with_capacity(self.lags.len());
+        for (id, member) in view.members {
+            let Some(lag) = self.lags.get_mut(id) else { continue };
+            if *id == vgpu || member.active(now, near) {
+                lag.away = None;
+                competing.push(*id);
+                params.push(member.params);
+            } else {
+                lag.rest(now, keep, WHOLE * u64::from(member.params.weight) / weights);
+            }
+        }
+        if used == 0 {
+            return;
+        }
+        let used_signed = i64::try_from(used).unwrap_or(i64::MAX);
+        if let [alone] = competing[..] {
+            // No one else wanted it: that pays off what it owes, or is what it was owed.
+            self.change(alone, |beyond| beyond - beyond.signum() * used_signed.min(beyond.saturating_abs()));
+            return;
+        }
+        let mut rest = used_signed;
+        for (id, share) in competing.iter().zip(shares(&params)) {
+            let entitled = i64::try_from(u128::from(used) * u128::from(share) / u128::from(WHOLE)).unwrap_or(i64::MAX);
+            rest -= entitled;
+            self.change(*id, |beyond| beyond.saturating_sub(entitled));
+        }
+        // What the shares leave (by rounding, or since caps leave it) is no one's, so that the sum stays.
+        self.change(vgpu, |beyond| beyond.saturating_add(used_signed).saturating_sub(rest));
+    }
+
+    fn change(&mut self, vgpu: VgpuId, to: impl FnOnce(i64) -> i64) {
+        if let Some(lag) = self.lags.get_mut(&vgpu) {
+            lag.beyond = to(lag.beyond).clamp(-MOST, MOST);
+        }
+    }
+}
+
+impl Lag {
+    /// It does not compete: what it owes melts as if it were served, what it is owed it keeps a little of.
+    fn rest(&mut self, now: Nanos, keep: u64, share: u64) {
+        let since = self.away.replace(now).unwrap_or(now);
+        if self.beyond > 0 {
+            let melts = u128::from(now.since(since)) * u128::from(share) / u128::from(WHOLE);
+            self.beyond = (self.beyond - i64::try_from(melts).unwrap_or(i64::MAX)).max(0);
+        } else {
+            self.beyond = self.beyond.max(-i64::try_from(keep).unwrap_or(i64::MAX));
+        }
+    }
+}

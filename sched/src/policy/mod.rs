@@ -1,0 +1,116 @@
+//! The seam of a policy: it is told what happened in its lane, and picks who goes next.
+//!
+//! A policy keeps what it needs to choose; queues, what is in flight, caps, quarantines, limits and the accounts are the
+//! lane's and the scheduler's, and the same for all.
+
+mod band;
+mod credit;
+mod direct;
+mod disengaged;
+mod fifo;
+mod lag;
+
+use crate::config::{Config, PolicyKind};
+use crate::lane::Member;
+use crate::types::{Nanos, VgpuId};
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+
+/// What may start beside what is in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// Anything: nothing is in flight.
+    Free,
+    /// More of the same vGPU, of which work of about `ahead` ns is in flight.
+    Behind {
+        /// Which.
+        vgpu: VgpuId,
+        /// In ns.
+        ahead: u64,
+    },
+    /// Nothing.
+    Full,
+}
+
+/// What a policy sees of its lane.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View<'a> {
+    pub(crate) now: Nanos,
+    pub(crate) config: &'a Config,
+    pub(crate) members: &'a BTreeMap<VgpuId, Member>,
+    pub(crate) room: Room,
+}
+
+impl<'a> View<'a> {
+    /// vGPUs of which something may start.
+    pub(crate) fn ready(&self) -> impl Iterator<Item = (VgpuId, &'a Member)> + use<'a> {
+        self.members.iter().filter(|(_, member)| member.ready()).map(|(vgpu, member)| (*vgpu, member))
+    }
+
+    /// Whether something of a vGPU may start.
+    pub(crate) fn is_ready(&self, vgpu: VgpuId) -> bool {
+        self.members.get(&vgpu).is_some_and(Member::ready)
+    }
+
+    /// Whether something of another vGPU may start.
+    pub(crate) fn others_ready(&self, than: VgpuId) -> bool {
+        self.ready().any(|(vgpu, _)| vgpu != than)
+    }
+
+    /// The vGPU whose first submission has waited longest, of those that `among` says of.
+    pub(crate) fn oldest(&self, among: impl Fn(VgpuId) -> bool) -> Option<VgpuId> {
+        let ready = self.ready().filter(|(vgpu, _)| among(*vgpu));
+        ready.min_by_key(|(_, member)| member.queue.front().map(|first| first.order)).map(|(vgpu, _)| vgpu)
+    }
+}
+
+/// What a policy thinks of a vGPU, in ns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Budget that is left; below zero when it is overdrawn. 0 with policies that have none.
+    pub credit: i64,
+    /// What it has had beyond its share; below zero when it has had less. 0 with policies that do not measure it.
+    pub beyond: i64,
+}
+
+/// A way of choosing who goes next. What has no effect on it has an empty body.
+pub(crate) trait Policy: Debug + Send {
+    /// A vGPU takes part.
+    fn joined(&mut self, vgpu: VgpuId);
+
+    /// A vGPU takes part no more.
+    fn left(&mut self, vgpu: VgpuId);
+
+    /// Something of a vGPU has been queued.
+    fn arrived(&mut self, _vgpu: VgpuId, _view: &View<'_>) {}
+
+    /// Something of a vGPU starts now, after the engine could have run something for `gap` ns.
+    fn started(&mut self, _vgpu: VgpuId, _gap: u64, _view: &View<'_>) {}
+
+    /// Something of a vGPU has ended `late` ns ago, and had used `used` ns of the engine.
+    fn ended(&mut self, _vgpu: VgpuId, _used: u64, _late: u64, _view: &View<'_>) {}
+
+    /// The vGPU whose first submission is to start now. It must be [ready](View::ready). Called after each event, and again
+    /// after each start.
+    fn pick(&mut self, view: &View<'_>) -> Option<VgpuId>;
+
+    /// When [`Self::pick`] is to be called again if nothing happens before.
+    fn wakeup(&self) -> Option<Nanos> {
+        None
+    }
+
+    /// What it thinks of a vGPU.
+    fn standing(&self, _vgpu: VgpuId) -> Standing {
+        Standing::default()
+    }
+}
+
+pub(crate) fn new(config: &Config, now: Nanos) -> Box<dyn Policy> {
+    match config.policy {
+        PolicyKind::Direct => Box::new(direct::Direct),
+        PolicyKind::Fifo => Box::new(fifo::Fifo),
+        PolicyKind::Credit => Box::new(credit::Credit::new(now)),
+        PolicyKind::Band => Box::new(band::Band::new(now)),
+        PolicyKind::Disengaged => Box::new(disengaged::Disengaged::new()),
+    }
+}

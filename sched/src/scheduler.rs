@@ -1,0 +1,412 @@
+//! The state machine: events and the time in, decisions out.
+
+use crate::account::{Account, History};
+use crate::config::{Config, ConfigError, Queues, VgpuParams};
+use crate::flight::{EngineState, Flight};
+use crate::lane::{Lane, Queued};
+use crate::policy::Standing;
+use crate::types::{Channel, Decision, Engine, Event, Nanos, Ticket, VgpuId};
+use std::collections::BTreeMap;
+
+/// Whether a vGPU is quarantined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quarantine {
+    /// No.
+    Free,
+    /// Until then, or the operator ends it before.
+    Until(Nanos),
+    /// Until the operator ends it.
+    Held,
+}
+
+#[derive(Debug)]
+struct Vgpu {
+    params: VgpuParams,
+    accounts: [Account; Engine::COUNT],
+    history: History,
+    strikes: u32,
+    quarantine: Quarantine,
+}
+
+/// The scheduler of a card.
+#[derive(Debug)]
+pub struct Scheduler {
+    config: Config,
+    vgpus: BTreeMap<VgpuId, Vgpu>,
+    engines: [EngineState; Engine::COUNT],
+    /// One for each engine, or one.
+    lanes: Vec<Lane>,
+    /// Number of the next arrival.
+    order: u64,
+    ignored: u64,
+    now: Nanos,
+}
+
+impl Scheduler {
+    /// A card without vGPUs.
+    ///
+    /// # Errors
+    /// When a setting is out of its bounds.
+    pub fn new(config: Config, now: Nanos) -> Result<Self, ConfigError> {
+        config.check()?;
+        let engines = Default::default();
+        let lanes = lanes(&config, now);
+        Ok(Self { config, vgpus: BTreeMap::new(), engines, lanes, order: 0, ignored: 0, now })
+    }
+
+    /// Takes in one event and appends what is to be done, in order. A `now` that is before the last one is taken as
+    /// the last one.
+    pub fn event(&mut self, now: Nanos, event: Event, decisions: &mut Vec<Decision>) {
+        self.now = self.now.max(now);
+        let known = match event {
+            Event::Added { vgpu, params } => self.add(vgpu, params),
+            Event::Removed { vgpu } => self.remove(vgpu),
+            Event::Arrival { vgpu, channel, engine, ticket } => self.arrive(vgpu, channel, engine, ticket),
+            Event::Started { ticket } => self.started(ticket),
+            Event::Completed { ticket, ended } => self.complete(ticket, ended),
+            Event::Withdrawn { ticket } => self.withdraw(ticket),
+            Event::ChannelEnded { vgpu, channel } => self.end_channel(vgpu, channel),
+            Event::Changed { vgpu, params } => self.change(vgpu, params),
+            Event::Configured(config) => self.configure(config),
+            Event::Released { vgpu } => self.release(vgpu, decisions),
+            Event::Tick => {
+                self.lanes.iter_mut().for_each(Lane::touch);
+                true
+            }
+        };
+        if !known {
+            self.ignored += 1;
+        }
+        self.enforce_limits(decisions);
+        self.end_quarantines(decisions);
+        self.start_what_may(decisions);
+    }
+
+    /// When an [`Event::Tick`] is wanted, if no other event comes before. `None` while nothing is queued or in flight, unless
+    /// a quarantine is to end.
+    #[must_use]
+    pub fn next_wakeup(&self) -> Option<Nanos> {
+        let lanes = self.lanes.iter().filter_map(Lane::wakeup);
+        let limits = self.engines.iter().filter_map(|engine| self.deadline(engine));
+        let releases = self.vgpus.values().filter_map(|vgpu| match vgpu.quarantine {
+            Quarantine::Until(until) => Some(until),
+            Quarantine::Free | Quarantine::Held => None,
+        });
+        lanes.chain(limits).chain(releases).min()
+    }
+
+    /// The card's settings.
+    #[must_use]
+    pub const fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// vGPUs, in order.
+    pub fn vgpus(&self) -> impl Iterator<Item = VgpuId> {
+        self.vgpus.keys().copied()
+    }
+
+    /// What a vGPU may have.
+    #[must_use]
+    pub fn params(&self, vgpu: VgpuId) -> Option<&VgpuParams> {
+        self.vgpus.get(&vgpu).map(|vgpu| &vgpu.params)
+    }
+
+    /// What a vGPU has submitted to an engine, and used of it.
+    #[must_use]
+    pub fn account(&self, vgpu: VgpuId, engine: Engine) -> Option<&Account> {
+        self.vgpus.get(&vgpu).map(|vgpu| &vgpu.accounts[engine.index()])
+    }
+
+    /// The last uses of a vGPU.
+    #[must_use]
+    pub fn history(&self, vgpu: VgpuId) -> Option<&History> {
+        self.vgpus.get(&vgpu).map(|vgpu| &vgpu.history)
+    }
+
+    /// Submissions beyond their limit since the vGPU was added or released last, and whether it is quarantined.
+    #[must_use]
+    pub fn strikes(&self, vgpu: VgpuId) -> Option<(u32, Quarantine)> {
+        self.vgpus.get(&vgpu).map(|vgpu| (vgpu.strikes, vgpu.quarantine))
+    }
+
+    /// What the policy thinks of a vGPU on an engine.
+    #[must_use]
+    pub fn standing(&self, vgpu: VgpuId, engine: Engine) -> Standing {
+        self.lanes[self.lane_of(engine)].standing(vgpu)
+    }
+
+    /// Time in ns that an engine has been busy, as charged: of the vGPUs there are, and of those that are gone.
+    #[must_use]
+    pub fn busy(&self, engine: Engine) -> u64 {
+        self.engines[engine.index()].busy
+    }
+
+    /// Of [`Self::busy`], what vGPUs have used that are gone.
+    #[must_use]
+    pub fn departed(&self, engine: Engine) -> u64 {
+        self.engines[engine.index()].departed
+    }
+
+    /// Submissions on the card, of all engines.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.engines.iter().map(|engine| engine.flights().count()).sum()
+    }
+
+    /// Events that named what was not there, or settings that are out of bounds.
+    #[must_use]
+    pub const fn ignored(&self) -> u64 {
+        self.ignored
+    }
+
+    fn lane_of(&self, engine: Engine) -> usize {
+        if self.lanes.len() == 1 { 0 } else { engine.index() }
+    }
+
+    fn add(&mut self, vgpu: VgpuId, params: VgpuParams) -> bool {
+        if self.vgpus.contains_key(&vgpu) || params.check().is_err() {
+            return false;
+        }
+        let (accounts, history) = Default::default();
+        self.vgpus.insert(vgpu, Vgpu { params, accounts, history, strikes: 0, quarantine: Quarantine::Free });
+        for lane in &mut self.lanes {
+            lane.join(vgpu, params, false, self.now);
+        }
+        true
+    }
+
+    fn remove(&mut self, vgpu: VgpuId) -> bool {
+        let Some(gone) = self.vgpus.remove(&vgpu) else { return false };
+        for engine in Engine::ALL {
+            let state = &mut self.engines[engine.index()];
+            state.departed = state.departed.saturating_add(gone.accounts[engine.index()].used);
+            self.drop_flights(engine, |flight| flight.vgpu == vgpu);
+        }
+        for lane in &mut self.lanes {
+            lane.leave(vgpu);
+        }
+        true
+    }
+
+    fn arrive(&mut self, vgpu: VgpuId, channel: Channel, engine: Engine, ticket: Ticket) -> bool {
+        let Some(known) = self.vgpus.get_mut(&vgpu) else { return false };
+        known.accounts[engine.index()].arrived += 1;
+        let queued = Queued { ticket, channel, engine, arrived: self.now, order: self.order };
+        self.order += 1;
+        let lane = self.lane_of(engine);
+        self.lanes[lane].enqueue(&self.config, vgpu, queued, self.now);
+        true
+    }
+
+    fn started(&mut self, ticket: Ticket) -> bool {
+        let flight = self.engines.iter_mut().find_map(|engine| engine.get_mut(ticket));
+        if let Some(flight) = flight {
+            flight.started = self.now;
+            return true;
+        }
+        false
+    }
+
+    fn complete(&mut self, ticket: Ticket, ended: Option<Nanos>) -> bool {
+        let Some(engine) = self.engine_of(ticket) else { return false };
+        let earliest = Nanos(self.now.0.saturating_sub(self.config.stamp_slack_ns));
+        let ended = ended.unwrap_or(self.now).clamp(earliest, self.now);
+        let Some((flight, used)) = self.engines[engine.index()].end(ticket, ended) else { return false };
+        self.settle(engine, &flight, used, self.now.since(ended), true);
+        true
+    }
+
+    fn withdraw(&mut self, ticket: Ticket) -> bool {
+        if let Some(engine) = self.engine_of(ticket) {
+            if let Some(flight) = self.engines[engine.index()].withdraw(ticket) {
+                self.settle(engine, &flight, 0, 0, false);
+            }
+            return true;
+        }
+        let holder = |lane: &Lane| lane.holder(ticket);
+        let Some((lane, vgpu)) = self.lanes.iter().enumerate().find_map(|(at, lane)| Some((at, holder(lane)?))) else {
+            return false;
+        };
+        self.drop_queued(lane, vgpu, |queued| queued.ticket == ticket);
+        true
+    }
+
+    fn end_channel(&mut self, vgpu: VgpuId, channel: Channel) -> bool {
+        if !self.vgpus.contains_key(&vgpu) {
+            return false;
+        }
+        for lane in 0..self.lanes.len() {
+            self.drop_queued(lane, vgpu, |queued| queued.channel == channel);
+        }
+        for engine in Engine::ALL {
+            self.drop_flights(engine, |flight| flight.vgpu == vgpu && flight.channel == channel);
+        }
+        true
+    }
+
+    fn change(&mut self, vgpu: VgpuId, params: VgpuParams) -> bool {
+        let Some(known) = self.vgpus.get_mut(&vgpu).filter(|_| params.check().is_ok()) else { return false };
+        known.params = params;
+        for lane in &mut self.lanes {
+            lane.change(vgpu, params, self.now);
+        }
+        true
+    }
+
+    fn configure(&mut self, config: Config) -> bool {
+        if config.check().is_err() {
+            return false;
+        }
+        let same = (self.config.policy, self.config.queues) == (config.policy, config.queues);
+        self.config = config;
+        self.lanes.iter_mut().for_each(Lane::touch);
+        if !same {
+            self.remake_lanes();
+        }
+        true
+    }
+
+    /// Lanes of another policy or division, with all that is queued and in flight.
+    fn remake_lanes(&mut self) {
+        let mut old = std::mem::replace(&mut self.lanes, lanes(&self.config, self.now));
+        for (vgpu, known) in &self.vgpus {
+            let held = known.quarantine != Quarantine::Free;
+            for lane in &mut self.lanes {
+                lane.join(*vgpu, known.params, held, self.now);
+            }
+            let mut queued: Vec<Queued> = old.iter_mut().flat_map(|lane| lane.leave(*vgpu)).collect();
+            queued.sort_by_key(|queued| queued.order);
+            for queued in queued {
+                let lane = if self.lanes.len() == 1 { 0 } else { queued.engine.index() };
+                self.lanes[lane].adopt(*vgpu, queued);
+            }
+        }
+        for engine in Engine::ALL {
+            let lane = self.lane_of(engine);
+            for flight in self.engines[engine.index()].flights() {
+                self.lanes[lane].adopt_flight(flight.vgpu);
+            }
+        }
+    }
+
+    fn release(&mut self, vgpu: VgpuId, decisions: &mut Vec<Decision>) -> bool {
+        let Some(known) = self.vgpus.get_mut(&vgpu) else { return false };
+        known.strikes = 0;
+        if std::mem::replace(&mut known.quarantine, Quarantine::Free) != Quarantine::Free {
+            decisions.push(Decision::Released { vgpu });
+        }
+        for lane in &mut self.lanes {
+            lane.hold(vgpu, false);
+        }
+        true
+    }
+
+    fn engine_of(&self, ticket: Ticket) -> Option<Engine> {
+        Engine::ALL.into_iter().find(|engine| self.engines[engine.index()].flights().any(|f| f.ticket == ticket))
+    }
+
+    /// Something has left an engine: it is charged.
+    fn settle(&mut self, engine: Engine, flight: &Flight, used: u64, late: u64, completed: bool) {
+        match self.vgpus.get_mut(&flight.vgpu) {
+            Some(vgpu) => {
+                let account = &mut vgpu.accounts[engine.index()];
+                account.used = account.used.saturating_add(used);
+                account.longest = account.longest.max(used);
+                *(if completed { &mut account.completed } else { &mut account.dropped }) += 1;
+                vgpu.history.add(self.now, engine, used);
+            }
+            None => {
+                let state = &mut self.engines[engine.index()];
+                state.departed = state.departed.saturating_add(used);
+            }
+        }
+        let lane = self.lane_of(engine);
+        self.lanes[lane].ended(&self.config, flight.vgpu, used, late, self.now);
+    }
+
+    fn drop_flights(&mut self, engine: Engine, gone: impl Fn(&Flight) -> bool) {
+        while let Some((flight, used)) = self.engines[engine.index()].drop_first(self.now, &gone) {
+            self.settle(engine, &flight, used, 0, false);
+        }
+    }
+
+    fn drop_queued(&mut self, lane: usize, vgpu: VgpuId, gone: impl Fn(&Queued) -> bool) {
+        let dropped = self.lanes[lane].drop_queued(vgpu, gone);
+        let Some(known) = self.vgpus.get_mut(&vgpu) else { return };
+        for queued in dropped {
+            known.accounts[queued.engine.index()].dropped += 1;
+        }
+    }
+
+    /// When what an engine works on has run for as long as it may.
+    fn deadline(&self, engine: &EngineState) -> Option<Nanos> {
+        let (flight, since) = engine.running().filter(|(flight, _)| !flight.killed)?;
+        Some(since.after(self.vgpus.get(&flight.vgpu)?.params.max_run_ns?))
+    }
+
+    fn enforce_limits(&mut self, decisions: &mut Vec<Decision>) {
+        for engine in Engine::ALL {
+            let state = &self.engines[engine.index()];
+            if self.deadline(state).is_none_or(|deadline| self.now < deadline) {
+                continue;
+            }
+            let Some((Flight { vgpu, channel, ticket, .. }, since)) = state.running().map(|(f, since)| (*f, since))
+            else {
+                continue;
+            };
+            let ran_ns = self.now.since(since);
+            decisions.push(Decision::Kill { vgpu, channel, engine, ticket, ran_ns });
+            self.engines[engine.index()].mark_killed();
+            self.strike(vgpu, engine, decisions);
+        }
+    }
+
+    fn strike(&mut self, vgpu: VgpuId, engine: Engine, decisions: &mut Vec<Decision>) {
+        let Some(known) = self.vgpus.get_mut(&vgpu) else { return };
+        known.accounts[engine.index()].killed += 1;
+        known.strikes += 1;
+        let Config { strikes, quarantine_ns, .. } = self.config;
+        if strikes == 0 || known.strikes < strikes || known.quarantine != Quarantine::Free {
+            return;
+        }
+        let until = (quarantine_ns > 0).then(|| self.now.after(quarantine_ns));
+        known.quarantine = until.map_or(Quarantine::Held, Quarantine::Until);
+        decisions.push(Decision::Quarantined { vgpu, until });
+        for lane in &mut self.lanes {
+            lane.hold(vgpu, true);
+        }
+    }
+
+    fn end_quarantines(&mut self, decisions: &mut Vec<Decision>) {
+        let over = |vgpu: &Vgpu| matches!(vgpu.quarantine, Quarantine::Until(until) if self.now >= until);
+        let released: Vec<_> = self.vgpus.iter().filter(|(_, known)| over(known)).map(|(vgpu, _)| *vgpu).collect();
+        for vgpu in released {
+            self.release(vgpu, decisions);
+        }
+    }
+
+    fn start_what_may(&mut self, decisions: &mut Vec<Decision>) {
+        for lane in &mut self.lanes {
+            while let Some((vgpu, queued)) = lane.next(&self.config, self.now) {
+                let Queued { ticket, channel, engine, arrived, .. } = queued;
+                let flight = Flight { ticket, vgpu, channel, started: self.now, killed: false };
+                self.engines[engine.index()].start(flight);
+                if let Some(known) = self.vgpus.get_mut(&vgpu) {
+                    let account = &mut known.accounts[engine.index()];
+                    account.started += 1;
+                    account.waits.add(self.now.since(arrived));
+                }
+                decisions.push(Decision::Start(ticket));
+            }
+        }
+    }
+}
+
+fn lanes(config: &Config, now: Nanos) -> Vec<Lane> {
+    let count = match config.queues {
+        Queues::Separate => Engine::COUNT,
+        Queues::Single => 1,
+    };
+    (0..count).map(|_| Lane::new(config, now)).collect()
+}

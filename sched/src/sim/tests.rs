@@ -1,0 +1,234 @@
+//! What the policies make of workloads, and that the simulator itself can be trusted.
+
+use super::{Change, Guest, Length, Outcome, Pulse, Scenario, Step, Stream, jain, run, run_with};
+use crate::trace::{Recorder, Trace};
+use crate::{BandParams, Config, Engine, Nanos, Pipeline, PolicyKind, Queues, VgpuId, VgpuParams};
+
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1_000 * MS;
+/// What a guest takes from an end to the next doorbell.
+const THINK: Length = Length::Uniform(20_000, 60_000);
+/// One kernel of the papers' `madd`, and one of their `long-madd`.
+const MADD: u64 = MS / 2;
+const LONG_MADD: u64 = 5 * MADD;
+
+fn looping(length: u64) -> Guest {
+    Guest::new(Stream::looping(Length::Fixed(length), THINK))
+}
+
+/// Half of the VMs loop a short kernel, the others one five times as long.
+fn unequal(vms: usize) -> Vec<Guest> {
+    (0..vms).map(|vm| looping(if vm % 2 == 0 { MADD } else { LONG_MADD })).collect()
+}
+
+fn published(policy: PolicyKind) -> Config {
+    Config { policy, band: BandParams::published(), pipeline: Pipeline::ONE, ..Config::default() }
+}
+
+fn simulate(config: Config, seconds: u64, guests: Vec<Guest>) -> Outcome {
+    run(&Scenario::new(config, seconds * SECOND, guests), 7).unwrap()
+}
+
+/// Parts of the engine's time that each VM had behind the first second.
+fn shares(outcome: &Outcome) -> Vec<f64> {
+    outcome.shares(Engine::Compute, SECOND, u64::MAX)
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run_and_another_does_not() {
+    let scenario = Scenario::new(Config::default(), SECOND, unequal(4));
+    let log = |seed| {
+        let mut log = Vec::new();
+        run_with(&scenario, seed, &mut |at, event, decisions| log.push((at, event, decisions.to_vec()))).unwrap();
+        log
+    };
+    assert_eq!(log(1), log(1));
+    assert_ne!(log(1), log(2));
+}
+
+#[test]
+fn the_schedulers_books_agree_with_the_card() {
+    for policy in PolicyKind::ALL {
+        let outcome = simulate(Config { policy, ..Config::default() }, 3, unequal(5));
+        // A submission's time is charged from when the card has it, which is when the idle engine begins.
+        let (charged, busy) = (outcome.scheduler.busy(Engine::Compute), outcome.busy(Engine::Compute));
+        assert_eq!(charged, busy, "{policy:?}");
+    }
+}
+
+#[test]
+fn fifo_gives_the_long_kernels_five_times_as_much() {
+    let shares = shares(&simulate(published(PolicyKind::Fifo), 5, unequal(2)));
+    assert!((shares[1] / shares[0] - 5.0).abs() < 0.05, "{shares:?}");
+}
+
+#[test]
+fn credit_fails_with_two_vms_and_not_with_four() {
+    let two = shares(&simulate(published(PolicyKind::Credit), 5, unequal(2)));
+    assert!(two[1] > 0.8, "{two:?}");
+    let four = shares(&simulate(published(PolicyKind::Credit), 5, unequal(4)));
+    assert!(jain(&four, &[0.25; 4]) > 0.999, "{four:?}");
+}
+
+#[test]
+fn band_as_published_is_fair_over_half_a_second_and_not_over_a_tenth() {
+    let outcome = simulate(published(PolicyKind::Band), 10, unequal(2));
+    assert!(outcome.share_error(Engine::Compute, SECOND / 2, SECOND, &[0.5; 2]).mean < 0.07);
+    let outcome = simulate(published(PolicyKind::Band), 10, unequal(8));
+    assert!(outcome.share_error(Engine::Compute, SECOND / 10, SECOND, &[0.125; 8]).worst > 0.1);
+}
+
+#[test]
+fn band_meets_its_targets_with_unequal_kernels() {
+    for vms in [2, 4, 8] {
+        let outcome = simulate(Config::default(), 20, unequal(vms));
+        let wanted = vec![1.0 / vms as f64; vms];
+        let error = |window| outcome.share_error(Engine::Compute, window, SECOND, &wanted);
+        assert!(error(SECOND / 2).worst <= 0.01, "{vms} VMs: {:?}", error(SECOND / 2));
+        assert!(error(SECOND / 10).worst <= 0.03, "{vms} VMs: {:?}", error(SECOND / 10));
+    }
+}
+
+#[test]
+fn the_disengaged_policy_throttles_who_is_over() {
+    for vms in [2, 4, 8] {
+        let outcome = simulate(Config { policy: PolicyKind::Disengaged, ..Config::default() }, 20, unequal(vms));
+        assert!(jain(&shares(&outcome), &vec![1.0 / vms as f64; vms]) > 0.999, "{vms} VMs: {:?}", shares(&outcome));
+        assert!(outcome.utilisation(Engine::Compute) > 0.95);
+    }
+}
+
+#[test]
+fn one_vm_alone_loses_nothing_to_any_policy() {
+    for length in [50_000, MADD] {
+        let stream = || Stream { depth: 4, ..Stream::looping(Length::Fixed(length), THINK) };
+        let done = |policy| simulate(Config { policy, ..Config::default() }, 3, vec![Guest::new(stream())]).rounds[0];
+        let direct = done(PolicyKind::Direct);
+        for policy in PolicyKind::ALL {
+            assert!(done(policy) * 1000 >= direct * 995, "{policy:?}: {} of {direct}", done(policy));
+        }
+    }
+}
+
+#[test]
+fn an_idle_vms_share_goes_to_the_others_and_comes_back_within_a_period() {
+    let guests = vec![
+        looping(MADD),
+        looping(MADD),
+        Guest::new(Stream {
+            pulse: Some(Pulse { on: SECOND, off: SECOND }),
+            ..Stream::looping(Length::Fixed(MADD), THINK)
+        }),
+    ];
+    let outcome = simulate(Config::default(), 6, guests);
+    let idle = outcome.shares(Engine::Compute, SECOND + 30 * MS, 2 * SECOND);
+    assert!(idle[2] < 0.01 && (idle[0] - 0.5).abs() < 0.01, "{idle:?}");
+    assert!(outcome.used(0, Engine::Compute, SECOND, 2 * SECOND) > 480 * MS);
+    let back = outcome.shares(Engine::Compute, 2 * SECOND, 2 * SECOND + 30 * MS);
+    assert!(back[2] > 0.3, "{back:?}");
+    let on = outcome.shares(Engine::Compute, 2 * SECOND + 30 * MS, 3 * SECOND);
+    assert!(on.iter().all(|share| (share - 1.0 / 3.0).abs() < 0.01), "{on:?}");
+}
+
+#[test]
+fn copies_and_kernels_overlap_unless_they_share_a_queue() {
+    let steps = |copy, compute| {
+        let step = |engine, length| Step { engine, length: Length::Fixed(length) };
+        vec![step(Engine::Copy0, copy), step(Engine::Compute, compute), step(Engine::Copy0, copy)]
+    };
+    let guest = |compute| Guest::new(Stream { steps: steps(MS, compute), ..Stream::looping(Length::Fixed(0), THINK) });
+    let both = |queues| {
+        let outcome = simulate(Config { queues, ..Config::default() }, 3, vec![guest(2 * MS), guest(2 * MS)]);
+        outcome.utilisation(Engine::Compute) + outcome.utilisation(Engine::Copy0)
+    };
+    assert!(both(Queues::Separate) > 1.5, "{}", both(Queues::Separate));
+    assert!(both(Queues::Single) < 1.0, "{}", both(Queues::Single));
+}
+
+#[test]
+fn a_record_replays_to_the_same_decisions_and_a_changed_one_does_not() {
+    let mut scenario = Scenario::new(Config::default(), SECOND, unequal(3));
+    scenario.changes.push((Nanos(SECOND / 2), Change::Config(published(PolicyKind::Fifo))));
+    scenario.changes.push((Nanos(SECOND / 3), Change::Vgpu(VgpuId(1), VgpuParams::weight(7))));
+    let mut recorder = Recorder::new(Vec::new(), &scenario.config, Nanos(0)).unwrap();
+    let outcome = run_with(&scenario, 3, &mut |at, event, decisions| recorder.record(at, event, decisions).unwrap());
+    let text = recorder.finish().unwrap();
+    let mut trace = Trace::read(&*text).unwrap();
+    assert_eq!(trace.entries.len() as u64, outcome.unwrap().events);
+    assert!(trace.replay().unwrap().other.is_empty());
+    trace.config.policy = PolicyKind::Credit;
+    assert!(!trace.replay().unwrap().other.is_empty());
+    assert!(Trace::read(&text[..text.len() - 5]).is_err());
+    assert!(Trace::read(&b""[..]).is_err());
+}
+
+/// Neighbours of a VM that misbehaves: their shares of the engine's time against what they are entitled to, and of the
+/// whole time.
+fn neighbours_of(rogue: Guest, config: Config) -> Outcome {
+    simulate(config, 10, vec![looping(MADD), looping(MADD), looping(LONG_MADD), rogue])
+}
+
+fn assert_neighbours_keep_their_share(outcome: &Outcome) {
+    for vm in 0..3 {
+        let used = outcome.used(vm, Engine::Compute, SECOND, 10 * SECOND) as f64 / (9 * SECOND) as f64;
+        assert!(used >= 0.24, "VM {vm} had {used} of the time: {:?}", shares(outcome));
+    }
+}
+
+#[test]
+fn a_flood_of_empty_submissions_takes_no_ones_share() {
+    let flood = Stream { depth: 200, ..Stream::looping(Length::Fixed(100), Length::Fixed(0)) };
+    assert_neighbours_keep_their_share(&neighbours_of(Guest::new(flood), Config::default()));
+}
+
+#[test]
+fn work_that_is_split_to_look_small_takes_no_ones_share() {
+    let split = Stream { depth: 64, ..Stream::looping(Length::Fixed(20_000), Length::Fixed(0)) };
+    assert_neighbours_keep_their_share(&neighbours_of(Guest::new(split), Config::default()));
+}
+
+#[test]
+fn a_vm_for_which_the_engine_waits_in_vain_takes_no_ones_share() {
+    // It ends something tiny, and comes back just within the wait, or just behind it.
+    for think in [450_000, 520_000] {
+        let tease = Stream::looping(Length::Fixed(1_000), Length::Fixed(think));
+        assert_neighbours_keep_their_share(&neighbours_of(Guest::new(tease), Config::default()));
+    }
+}
+
+#[test]
+fn a_vm_that_stops_in_mid_flight_is_killed_and_takes_no_ones_share_for_longer_than_its_limit() {
+    let forever = Stream { from: Nanos(3 * SECOND / 2), ..Stream::looping(Length::Forever, THINK) };
+    let mut rogue = Guest::new(forever);
+    rogue.params.max_run_ns = Some(100 * MS);
+    let outcome = neighbours_of(rogue, Config::default());
+    assert_eq!(outcome.killed, 1);
+    assert_neighbours_keep_their_share(&outcome);
+    // One that dies on the card.
+    let mut rogue = looping(20 * MS);
+    rogue.gone = Some(Nanos(2 * SECOND + 7 * MS));
+    assert_neighbours_keep_their_share(&neighbours_of(rogue, Config::default()));
+}
+
+#[test]
+fn ends_that_are_forged_take_no_ones_share() {
+    let mut liar = looping(LONG_MADD);
+    liar.lie = LONG_MADD;
+    let outcome = neighbours_of(liar, Config::default());
+    for vm in 0..3 {
+        let used = outcome.used(vm, Engine::Compute, SECOND, 10 * SECOND) as f64 / (9 * SECOND) as f64;
+        assert!(used >= 0.23, "VM {vm} had {used} of the time: {:?}", shares(&outcome));
+    }
+}
+
+#[test]
+fn an_hour_of_sixteen_idle_vms_costs_nothing() {
+    let outcome = simulate(
+        Config::default(),
+        3600,
+        (0..16)
+            .map(|_| Guest::new(Stream { from: Nanos(u64::MAX), ..Stream::looping(Length::Fixed(MADD), THINK) }))
+            .collect(),
+    );
+    assert_eq!((outcome.events, outcome.ticks), (16, 0));
+}

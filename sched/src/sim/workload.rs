@@ -1,0 +1,171 @@
+//! Workloads as data.
+
+use super::Random;
+use crate::{Config, Engine, Nanos, VgpuId, VgpuParams};
+use serde::{Deserialize, Serialize};
+
+/// How long something takes, in ns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Length {
+    /// Always the same.
+    Fixed(u64),
+    /// Anything between the two, each as likely.
+    Uniform(u64, u64),
+    /// Exponentially distributed, with this mean.
+    Exponential(u64),
+    /// It does not end.
+    Forever,
+}
+
+impl Length {
+    /// One length; `None` when it does not end.
+    pub fn draw(self, random: &mut Random) -> Option<u64> {
+        match self {
+            Self::Fixed(ns) => Some(ns),
+            Self::Uniform(from, to) => Some(from + random.below(to.saturating_sub(from).saturating_add(1))),
+            Self::Exponential(mean) => Some((-(1.0 - random.fraction()).ln() * mean as f64) as u64),
+            Self::Forever => None,
+        }
+    }
+}
+
+/// One submission of a stream's round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    /// Where it runs.
+    pub engine: Engine,
+    /// For how long.
+    pub length: Length,
+}
+
+/// A stream that works now and then, in ns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pulse {
+    /// For how long it works.
+    pub on: u64,
+    /// For how long it does not.
+    pub off: u64,
+}
+
+/// What one channel of a guest does: rounds of steps. The guest waits for the end of each step before it submits the next,
+/// and thinks after each.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stream {
+    /// The steps of a round.
+    pub steps: Vec<Step>,
+    /// From seeing an end to the next doorbell.
+    pub think: Length,
+    /// Rounds that are under way at the same time.
+    pub depth: u32,
+    /// When it begins.
+    pub from: Nanos,
+    /// When it submits no more.
+    pub until: Option<Nanos>,
+    /// Works only now and then.
+    pub pulse: Option<Pulse>,
+}
+
+impl Stream {
+    /// One kernel over and over, each after the end of the one before.
+    #[must_use]
+    pub fn looping(length: Length, think: Length) -> Self {
+        let steps = vec![Step { engine: Engine::Compute, length }];
+        Self { steps, think, depth: 1, from: Nanos(0), until: None, pulse: None }
+    }
+
+    /// When work may begin that is wanted at `at`; `None` when not any more.
+    pub(super) fn next_start(&self, at: Nanos) -> Option<Nanos> {
+        let at = at.max(self.from);
+        let at = match self.pulse {
+            Some(Pulse { on, off }) => {
+                let within = at.since(self.from) % (on + off).max(1);
+                if within < on { at } else { at.after(on + off - within) }
+            }
+            None => at,
+        };
+        self.until.is_none_or(|until| at < until).then_some(at)
+    }
+}
+
+/// A VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Guest {
+    /// What its vGPU may have.
+    pub params: VgpuParams,
+    /// What its channels do.
+    pub streams: Vec<Stream>,
+    /// It forges its ends: they claim to be this much earlier, in ns.
+    pub lie: u64,
+    /// When its VMM dies.
+    pub gone: Option<Nanos>,
+}
+
+impl Guest {
+    /// A VM of weight 100 with one channel.
+    #[must_use]
+    pub fn new(stream: Stream) -> Self {
+        Self { params: VgpuParams::default(), streams: vec![stream], lie: 0, gone: None }
+    }
+
+    /// With another weight.
+    #[must_use]
+    pub fn weight(mut self, weight: u32) -> Self {
+        self.params.weight = weight;
+        self
+    }
+}
+
+/// How long the card and the host take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Card {
+    /// From a decision to the card's having the work.
+    pub submit: Length,
+    /// From an end on the card to the scheduler's and the guest's seeing it.
+    pub interrupt: Length,
+    /// How much longer a copy takes that begins while the compute engine works, in permille.
+    pub copy_slowdown_permille: u32,
+}
+
+impl Default for Card {
+    fn default() -> Self {
+        Self {
+            submit: Length::Uniform(1_000, 3_000),
+            interrupt: Length::Uniform(3_000, 8_000),
+            copy_slowdown_permille: 0,
+        }
+    }
+}
+
+/// The operator does something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Change {
+    /// To the card.
+    Config(Config),
+    /// To a vGPU.
+    Vgpu(VgpuId, VgpuParams),
+}
+
+/// A run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Scenario {
+    /// VMs; their vGPUs are numbered from 0.
+    pub guests: Vec<Guest>,
+    /// How long it lasts, in ns.
+    pub length: u64,
+    /// The card.
+    pub card: Card,
+    /// The scheduler's settings.
+    pub config: Config,
+    /// What the operator does, and when.
+    pub changes: Vec<(Nanos, Change)>,
+}
+
+impl Scenario {
+    /// VMs on a card as most are.
+    #[must_use]
+    pub fn new(config: Config, length: u64, guests: Vec<Guest>) -> Self {
+        Self { guests, length, card: Card::default(), config, changes: Vec::new() }
+    }
+}

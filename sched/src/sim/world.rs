@@ -1,0 +1,337 @@
+//! The simulated time: what happens next, and what comes of it.
+
+use super::outcome::{BIN, Outcome};
+use super::workload::{Change, Scenario};
+use super::{Length, Random};
+use crate::{Channel, ConfigError, Decision, Engine, Event, Histogram, Nanos, Scheduler, Ticket, VgpuId};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+
+/// What happens at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Happening {
+    /// The operator does the change of that index.
+    Operator(usize),
+    /// A VMM dies.
+    Death(usize),
+    /// A guest rings the doorbell for a round of a stream.
+    Doorbell(Round),
+    /// The card has got a submission.
+    Given(Ticket),
+    /// An engine has done what it works on, if that is still this.
+    Done(Engine, Ticket),
+    /// That is seen; it was done at the time.
+    Seen(Ticket, Nanos),
+    /// A killed channel is off the card.
+    Killed(VgpuId, Channel),
+    /// The scheduler's wakeup, if it is still the last that was asked for.
+    Wakeup(u64),
+}
+
+/// A round of a stream, and the step that it is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Round {
+    guest: usize,
+    stream: usize,
+    step: usize,
+}
+
+/// A submission from its doorbell to its end.
+#[derive(Clone, Copy, Debug)]
+struct Submission {
+    round: Round,
+    engine: Engine,
+    /// Without end when `None`.
+    length: Option<u64>,
+    arrived: Nanos,
+    began: Option<Nanos>,
+}
+
+struct World<'a> {
+    scenario: &'a Scenario,
+    random: Random,
+    scheduler: Scheduler,
+    observe: &'a mut dyn FnMut(Nanos, Event, &[Decision]),
+    now: Nanos,
+    heap: BinaryHeap<Reverse<(Nanos, u64, Happening)>>,
+    order: u64,
+    tickets: u64,
+    submissions: HashMap<Ticket, Submission>,
+    /// What each engine has, the first of which it works on.
+    engines: [VecDeque<Ticket>; Engine::COUNT],
+    wakeup: (u64, Option<Nanos>),
+    dead: Vec<bool>,
+    /// Streams whose channel was killed: the guest does not open another.
+    closed: Vec<Vec<bool>>,
+    outcome: Tally,
+}
+
+/// What is counted on the way.
+struct Tally {
+    waits: Vec<Histogram>,
+    rounds: Vec<u64>,
+    used: Vec<[Vec<u64>; Engine::COUNT]>,
+    busy: [u64; Engine::COUNT],
+    completed: u64,
+    killed: u64,
+    events: u64,
+    ticks: u64,
+}
+
+/// Runs a scenario.
+///
+/// # Errors
+/// When a setting of the scheduler's is out of bounds.
+pub fn run(scenario: &Scenario, seed: u64) -> Result<Outcome, ConfigError> {
+    run_with(scenario, seed, &mut |_, _, _| {})
+}
+
+/// The same; `observe` is told each event and what the scheduler decided.
+///
+/// # Errors
+/// When a setting of the scheduler's is out of bounds.
+pub fn run_with(
+    scenario: &Scenario,
+    seed: u64,
+    observe: &mut dyn FnMut(Nanos, Event, &[Decision]),
+) -> Result<Outcome, ConfigError> {
+    let guests = scenario.guests.len();
+    let bins = usize::try_from(scenario.length.div_ceil(BIN)).unwrap_or(0);
+    let mut world = World {
+        scenario,
+        random: Random::new(seed),
+        scheduler: Scheduler::new(scenario.config, Nanos(0))?,
+        observe,
+        now: Nanos(0),
+        heap: BinaryHeap::new(),
+        order: 0,
+        tickets: 0,
+        submissions: HashMap::new(),
+        engines: Default::default(),
+        wakeup: (0, None),
+        dead: vec![false; guests],
+        closed: scenario.guests.iter().map(|guest| vec![false; guest.streams.len()]).collect(),
+        outcome: Tally {
+            waits: vec![Histogram::default(); guests],
+            rounds: vec![0; guests],
+            used: (0..guests).map(|_| Engine::ALL.map(|_| vec![0; bins])).collect(),
+            busy: [0; Engine::COUNT],
+            completed: 0,
+            killed: 0,
+            events: 0,
+            ticks: 0,
+        },
+    };
+    world.begin();
+    while let Some(Reverse((at, _, happening))) = world.heap.pop() {
+        if at.0 > scenario.length {
+            break;
+        }
+        world.now = at;
+        world.happen(happening);
+    }
+    let World { scheduler, outcome, .. } = world;
+    let Tally { waits, rounds, used, busy, completed, killed, events, ticks } = outcome;
+    Ok(Outcome { scheduler, waits, rounds, completed, killed, events, ticks, used, busy, length: scenario.length })
+}
+
+impl World<'_> {
+    fn begin(&mut self) {
+        let scenario = self.scenario;
+        for (index, (at, _)) in scenario.changes.iter().enumerate() {
+            self.at(*at, Happening::Operator(index));
+        }
+        for (guest, of) in scenario.guests.iter().enumerate() {
+            self.feed(Event::Added { vgpu: vgpu(guest), params: of.params });
+            if let Some(gone) = of.gone {
+                self.at(gone, Happening::Death(guest));
+            }
+            for (stream, of) in of.streams.iter().enumerate() {
+                for _ in 0..of.depth {
+                    // Guests do not start at the very same time.
+                    let at = of.next_start(Nanos(self.random.below(100_000)));
+                    at.into_iter().for_each(|at| self.at(at, Happening::Doorbell(Round { guest, stream, step: 0 })));
+                }
+            }
+        }
+    }
+
+    fn at(&mut self, at: Nanos, happening: Happening) {
+        self.order += 1;
+        self.heap.push(Reverse((at, self.order, happening)));
+    }
+
+    fn later(&mut self, length: Length, happening: Happening) {
+        if let Some(ns) = length.draw(&mut self.random) {
+            self.at(self.now.after(ns), happening);
+        }
+    }
+
+    fn happen(&mut self, happening: Happening) {
+        match happening {
+            Happening::Operator(index) => match self.scenario.changes[index].1 {
+                Change::Config(config) => self.feed(Event::Configured(config)),
+                Change::Vgpu(vgpu, params) => self.feed(Event::Changed { vgpu, params }),
+            },
+            Happening::Death(guest) => self.die(guest),
+            Happening::Doorbell(round) => self.ring(round),
+            Happening::Given(ticket) => self.give(ticket),
+            Happening::Done(engine, ticket) => self.done(engine, ticket),
+            Happening::Seen(ticket, ended) => self.seen(ticket, ended),
+            Happening::Killed(vgpu, channel) => self.end_channel(vgpu, channel),
+            Happening::Wakeup(number) if number == self.wakeup.0 => {
+                self.wakeup.1 = None;
+                self.outcome.ticks += 1;
+                self.feed(Event::Tick);
+            }
+            Happening::Wakeup(_) => {}
+        }
+    }
+
+    /// Tells the scheduler, and does what it decides.
+    fn feed(&mut self, event: Event) {
+        let mut decisions = Vec::new();
+        self.scheduler.event(self.now, event, &mut decisions);
+        (self.observe)(self.now, event, &decisions);
+        self.outcome.events += 1;
+        for decision in decisions {
+            match decision {
+                Decision::Start(ticket) => self.later(self.scenario.card.submit, Happening::Given(ticket)),
+                Decision::Kill { vgpu, channel, .. } => {
+                    self.outcome.killed += 1;
+                    self.later(self.scenario.card.submit, Happening::Killed(vgpu, channel));
+                }
+                Decision::Quarantined { .. } | Decision::Released { .. } => {}
+            }
+        }
+        let wanted = self.scheduler.next_wakeup();
+        if wanted != self.wakeup.1 {
+            self.wakeup = (self.wakeup.0 + 1, wanted);
+            if let Some(at) = wanted {
+                // A time that has passed already is as good as now; that time moves on all the same.
+                self.at(at.max(self.now.after(1)), Happening::Wakeup(self.wakeup.0));
+            }
+        }
+    }
+
+    fn ring(&mut self, round: Round) {
+        let Round { guest, stream, step } = round;
+        if self.dead[guest] || self.closed[guest][stream] {
+            return;
+        }
+        let Some(of) = self.scenario.guests[guest].streams[stream].steps.get(step) else { return };
+        self.tickets += 1;
+        let ticket = Ticket(self.tickets);
+        let length = of.length.draw(&mut self.random);
+        let submission = Submission { round, engine: of.engine, length, arrived: self.now, began: None };
+        self.submissions.insert(ticket, submission);
+        self.feed(Event::Arrival { vgpu: vgpu(guest), channel: channel(stream), engine: of.engine, ticket });
+    }
+
+    fn give(&mut self, ticket: Ticket) {
+        let Some(submission) = self.submissions.get(&ticket) else { return };
+        let queue = &mut self.engines[submission.engine.index()];
+        queue.push_back(ticket);
+        let first = queue.len() == 1;
+        let engine = submission.engine;
+        self.feed(Event::Started { ticket });
+        if first {
+            self.work(engine);
+        }
+    }
+
+    /// An engine begins with the first of what it has.
+    fn work(&mut self, engine: Engine) {
+        let compute = !self.engines[Engine::Compute.index()].is_empty();
+        let Some(ticket) = self.engines[engine.index()].front().copied() else { return };
+        let Some(submission) = self.submissions.get_mut(&ticket) else { return };
+        submission.began = Some(self.now);
+        self.outcome.waits[submission.round.guest].add(self.now.since(submission.arrived));
+        let slowdown = if engine != Engine::Compute && compute { self.scenario.card.copy_slowdown_permille } else { 0 };
+        if let Some(length) = submission.length {
+            let length = length + length * u64::from(slowdown) / 1000;
+            self.at(self.now.after(length), Happening::Done(engine, ticket));
+        }
+    }
+
+    fn done(&mut self, engine: Engine, ticket: Ticket) {
+        if self.engines[engine.index()].front() != Some(&ticket) {
+            return;
+        }
+        self.engines[engine.index()].pop_front();
+        self.count(ticket);
+        self.later(self.scenario.card.interrupt, Happening::Seen(ticket, self.now));
+        self.work(engine);
+    }
+
+    /// What a submission has used so far is its VM's.
+    fn count(&mut self, ticket: Ticket) {
+        let Some((submission, began)) = self.submissions.get(&ticket).and_then(|s| Some((s, s.began?))) else { return };
+        let engine = submission.engine.index();
+        self.outcome.busy[engine] += self.now.since(began);
+        let bins = &mut self.outcome.used[submission.round.guest][engine];
+        let mut from = began.0;
+        while from < self.now.0 {
+            let end = (from - from % BIN + BIN).min(self.now.0);
+            if let Some(bin) = usize::try_from(from / BIN).ok().and_then(|bin| bins.get_mut(bin)) {
+                *bin += end - from;
+            }
+            from = end;
+        }
+    }
+
+    fn seen(&mut self, ticket: Ticket, ended: Nanos) {
+        let Some(Submission { round: Round { guest, stream, step }, .. }) = self.submissions.remove(&ticket) else {
+            return;
+        };
+        self.outcome.completed += 1;
+        let of = &self.scenario.guests[guest];
+        let claimed = Nanos(ended.0.saturating_sub(of.lie));
+        self.feed(Event::Completed { ticket, ended: Some(claimed) });
+        let of = &of.streams[stream];
+        let step = (step + 1) % of.steps.len();
+        self.outcome.rounds[guest] += u64::from(step == 0);
+        let thought = of.think.draw(&mut self.random).map(|ns| self.now.after(ns));
+        // A round that has begun is brought to its end.
+        let at = thought.and_then(|at| if step == 0 { of.next_start(at) } else { Some(at) });
+        at.into_iter().for_each(|at| self.at(at, Happening::Doorbell(Round { guest, stream, step })));
+    }
+
+    /// Takes off the card what `gone` says of, and forgets it.
+    fn take_off(&mut self, gone: impl Fn(&Round) -> bool) {
+        for engine in Engine::ALL {
+            let first = self.engines[engine.index()].front().copied();
+            if let Some(first) = first.filter(|ticket| self.submissions.get(ticket).is_some_and(|s| gone(&s.round))) {
+                self.count(first);
+            }
+            let submissions = &self.submissions;
+            self.engines[engine.index()]
+                .retain(|ticket| !submissions.get(ticket).is_some_and(|submission| gone(&submission.round)));
+            if self.engines[engine.index()].front().copied() != first {
+                self.work(engine);
+            }
+        }
+        self.submissions.retain(|_, submission| !gone(&submission.round));
+    }
+
+    fn end_channel(&mut self, vgpu: VgpuId, channel: Channel) {
+        let (guest, stream) = (vgpu.0 as usize, channel.0 as usize);
+        self.closed[guest][stream] = true;
+        self.take_off(|round| (round.guest, round.stream) == (guest, stream));
+        self.feed(Event::ChannelEnded { vgpu, channel });
+    }
+
+    fn die(&mut self, guest: usize) {
+        self.dead[guest] = true;
+        self.take_off(|round| round.guest == guest);
+        self.feed(Event::Removed { vgpu: vgpu(guest) });
+    }
+}
+
+fn vgpu(guest: usize) -> VgpuId {
+    VgpuId(u32::try_from(guest).unwrap_or(u32::MAX))
+}
+
+fn channel(stream: usize) -> Channel {
+    Channel(u32::try_from(stream).unwrap_or(u32::MAX))
+}

@@ -1,0 +1,204 @@
+//! BAND as published, once more: Gdev's figure 2 line by line, with GPUvm's budgets, in plain fractions. The policy must
+//! decide as this does, event by event.
+
+use super::harness::Harness;
+use crate::{BandParams, Config, Decision, Engine, Event, Nanos, Pipeline, VgpuId, VgpuParams};
+use proptest::prelude::*;
+use std::collections::{BTreeMap, VecDeque};
+
+const PERIOD: i128 = 30_000_000;
+const WAIT: u64 = 500_000;
+
+struct VirtualGpu {
+    id: u32,
+    weight: i128,
+    bgt: i128,
+    used: i128,
+    suspended: VecDeque<u64>,
+}
+
+/// The published scheduler. `bw` of a virtual GPU is its weight over all weights, `utl` its part of what all have used in
+/// this period.
+struct Published {
+    queue: Vec<VirtualGpu>,
+    current: Option<u32>,
+    total: i128,
+    period: i128,
+    /// When a short wait ends, and what was chosen before it.
+    waiting: Option<(u64, u32)>,
+    /// Since when the device could have run something.
+    idle_since: Option<u64>,
+    own_time: bool,
+}
+
+impl Published {
+    fn of(&mut self, id: u32) -> &mut VirtualGpu {
+        self.queue.iter_mut().find(|vgpu| vgpu.id == id).unwrap()
+    }
+
+    fn exceeds(&self, id: u32) -> bool {
+        let weights: i128 = self.queue.iter().map(|vgpu| vgpu.weight).sum();
+        let vgpu = self.queue.iter().find(|vgpu| vgpu.id == id).unwrap();
+        // utl > bw
+        vgpu.used * weights > self.total * vgpu.weight
+    }
+
+    fn replenish(&mut self, now: u64) {
+        let weights: i128 = self.queue.iter().map(|vgpu| vgpu.weight).sum();
+        let period = i128::from(now) / PERIOD;
+        if period == self.period {
+            return;
+        }
+        for vgpu in &mut self.queue {
+            let share = |ns: i128| ns * vgpu.weight / weights;
+            vgpu.bgt += share((period - self.period) * PERIOD);
+            if vgpu.bgt > PERIOD {
+                vgpu.bgt = share(PERIOD);
+            } else if vgpu.bgt < -PERIOD {
+                vgpu.bgt = 0;
+            }
+            vgpu.used = 0;
+        }
+        (self.total, self.period) = (0, period);
+    }
+
+    fn dispatch(&mut self, id: u32, now: u64) -> u64 {
+        let gap = self.idle_since.take().map_or(0, |since| now - since);
+        if self.own_time {
+            self.of(id).bgt -= i128::from(gap);
+        }
+        (self.current, self.waiting) = (Some(id), None);
+        self.of(id).suspended.pop_front().unwrap()
+    }
+
+    fn on_arrival(&mut self, id: u32, ticket: u64, now: u64) -> Vec<u64> {
+        self.replenish(now);
+        self.of(id).suspended.push_back(ticket);
+        // One context of a virtual GPU at a time, too.
+        if self.current.is_some() { Vec::new() } else { vec![self.dispatch(id, now)] }
+    }
+
+    fn on_completion(&mut self, id: u32, used: u64, late: u64, now: u64) -> Vec<u64> {
+        self.replenish(now);
+        self.current = None;
+        self.total += i128::from(used);
+        let others = self.queue.iter().any(|vgpu| vgpu.id != id && !vgpu.suspended.is_empty());
+        let own = if self.own_time && others { late } else { 0 };
+        let vgpu = self.of(id);
+        vgpu.used += i128::from(used);
+        vgpu.bgt -= i128::from(used + own);
+        if vgpu.bgt < 0 && self.exceeds(id) {
+            let at = self.queue.iter().position(|vgpu| vgpu.id == id).unwrap();
+            let vgpu = self.queue.remove(at);
+            self.queue.push(vgpu);
+        }
+        let Some(next) = self.queue.iter().find(|vgpu| !vgpu.suspended.is_empty()).map(|vgpu| vgpu.id) else {
+            return Vec::new();
+        };
+        self.idle_since = Some(now);
+        if next != id && self.exceeds(next) {
+            self.waiting = Some((now + WAIT, next));
+            return Vec::new();
+        }
+        vec![self.dispatch(next, now)]
+    }
+
+    fn on_tick(&mut self, now: u64) -> Vec<u64> {
+        self.replenish(now);
+        match self.waiting {
+            Some((until, next)) if now >= until => vec![self.dispatch(next, now)],
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Tickets that were started.
+fn started(decisions: &[Decision]) -> Vec<u64> {
+    let start = |decision: &Decision| match decision {
+        Decision::Start(ticket) => Some(ticket.0),
+        _ => None,
+    };
+    decisions.iter().filter_map(start).collect()
+}
+
+/// Weights whose sum divides a million, so that the policy's shares are exact.
+const WEIGHTS: [&[u32]; 6] = [&[1, 1], &[1, 4], &[1, 1, 2], &[1, 15, 84], &[1, 1, 1, 1, 1], &[3, 1, 1, 3, 1, 1, 3, 3]];
+
+/// Lets everything happen that is due until `limit`, and compares. Returns how often the policy began to wait.
+fn compare(harness: &mut Harness, model: &mut Published, limit: u64, started_at: &mut BTreeMap<u64, u64>) -> u32 {
+    let mut waits = 0;
+    loop {
+        let Some((event, decisions)) = harness.step(limit) else { return waits };
+        let now = harness.now;
+        let expected = match event {
+            Event::Completed { ticket, ended } => {
+                let (_, work) = harness.fates[&ticket];
+                let ended = ended.unwrap().0;
+                model.on_completion(work.vgpu.0, ended - started_at[&ticket.0], now - ended, now)
+            }
+            _ => model.on_tick(now),
+        };
+        assert_eq!(started(&decisions), expected, "at {now} after {event:?}");
+        waits += u32::from(model.waiting.is_some());
+        for ticket in expected {
+            started_at.insert(ticket, now);
+        }
+    }
+}
+
+fn agree(weights: &[u32], own_time: bool, latency: u64, arrivals: &[(u64, usize, u64)]) -> u32 {
+    let band = BandParams { own_time, ..BandParams::published() };
+    let config = Config { band, pipeline: Pipeline::ONE, ..Config::default() };
+    let mut harness = Harness::new(config);
+    harness.latency = latency;
+    let mut queue = Vec::new();
+    for (id, weight) in (0..).zip(weights) {
+        harness.add(id, VgpuParams { max_run_ns: None, ..VgpuParams::weight(*weight) });
+        let weight = i128::from(*weight);
+        queue.push(VirtualGpu { id, weight, bgt: 0, used: 0, suspended: VecDeque::new() });
+    }
+    let mut model = Published { queue, current: None, total: 0, period: 0, waiting: None, idle_since: None, own_time };
+    let mut started_at = BTreeMap::new();
+    let mut waits = 0;
+    for (ticket, (pause, vgpu, length)) in (1..).zip(arrivals) {
+        let vgpu = u32::try_from(vgpu % weights.len()).unwrap();
+        let at = harness.now + pause;
+        waits += compare(&mut harness, &mut model, at, &mut started_at);
+        harness.now = at;
+        let decisions = harness.arrive(vgpu, 0, Engine::Compute, *length);
+        let expected = model.on_arrival(vgpu, ticket, harness.now);
+        assert_eq!(started(&decisions), expected, "at {} after an arrival", harness.now);
+        for ticket in expected {
+            started_at.insert(ticket, harness.now);
+        }
+        for vgpu in &model.queue {
+            let credit = i128::from(harness.scheduler.standing(VgpuId(vgpu.id), Engine::Compute).credit);
+            assert_eq!(credit, vgpu.bgt, "budget of {} at {:?}", vgpu.id, Nanos(harness.now));
+        }
+    }
+    waits += compare(&mut harness, &mut model, u64::MAX, &mut started_at);
+    harness.drain();
+    waits
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn band_decides_as_published(
+        weights in 0..WEIGHTS.len(),
+        own_time: bool,
+        latency in prop::sample::select(vec![0u64, 7_000]),
+        arrivals in prop::collection::vec((0u64..1_500_000, 0usize..8, 1_000u64..4_000_000), 1..200),
+    ) {
+        agree(WEIGHTS[weights], own_time, latency, &arrivals);
+    }
+}
+
+#[test]
+fn band_waits_for_the_short_ones_as_published() {
+    // A long and a short one in turn: the case that the wait is made for.
+    let arrivals: Vec<_> =
+        (0..200).map(|at| (600_000, at % 2, if at % 2 == 0 { 200_000 } else { 1_000_000 })).collect();
+    assert!(agree(&[1, 1], true, 7_000, &arrivals) > 20);
+}

@@ -1,0 +1,193 @@
+//! A card that does what the scheduler decides, and books of its own: what has become of each ticket, and how long each
+//! engine was busy.
+
+use crate::{Channel, Config, Decision, Engine, Event, Nanos, Scheduler, Ticket, VgpuId, VgpuParams};
+use std::collections::{BTreeMap, VecDeque};
+
+/// What has become of a ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    Queued,
+    Started,
+    Done,
+    Dropped,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Work {
+    pub(super) ticket: Ticket,
+    pub(super) vgpu: VgpuId,
+    pub(super) channel: Channel,
+    pub(super) engine: Engine,
+    pub(super) length: u64,
+}
+
+/// What an engine has, with when it was given that, and when it ended what it had before.
+#[derive(Clone, Debug, Default)]
+struct Unit {
+    work: VecDeque<(u64, Work)>,
+    last_end: u64,
+}
+
+impl Unit {
+    /// Since when it works on the first, and how long that takes.
+    fn first(&self) -> Option<(u64, u64)> {
+        self.work.front().map(|(given, work)| (self.last_end.max(*given), work.length))
+    }
+}
+
+pub(super) struct Harness {
+    pub(super) scheduler: Scheduler,
+    pub(super) now: u64,
+    pub(super) fates: BTreeMap<Ticket, (Fate, Work)>,
+    pub(super) busy: [u64; Engine::COUNT],
+    units: [Unit; Engine::COUNT],
+    tickets: u64,
+    /// From an end to its being seen, in ns.
+    pub(super) latency: u64,
+}
+
+impl Harness {
+    pub(super) fn new(config: Config) -> Self {
+        let scheduler = Scheduler::new(config, Nanos(0)).unwrap();
+        let units = Default::default();
+        Self { scheduler, now: 0, fates: BTreeMap::new(), busy: [0; 3], units, tickets: 0, latency: 0 }
+    }
+
+    pub(super) fn add(&mut self, vgpu: u32, params: VgpuParams) {
+        self.feed(Event::Added { vgpu: VgpuId(vgpu), params });
+    }
+
+    /// Tells the scheduler, does what it decides, and returns that.
+    pub(super) fn feed(&mut self, event: Event) -> Vec<Decision> {
+        let mut decisions = Vec::new();
+        self.scheduler.event(Nanos(self.now), event, &mut decisions);
+        for decision in &decisions {
+            let Decision::Start(ticket) = decision else { continue };
+            let (fate, work) = self.fates.get_mut(ticket).expect("a ticket that no one gave");
+            assert_eq!(*fate, Fate::Queued, "{ticket:?} is started twice, or after it was dropped");
+            *fate = Fate::Started;
+            self.units[work.engine.index()].work.push_back((self.now, *work));
+        }
+        decisions
+    }
+
+    pub(super) fn arrive(&mut self, vgpu: u32, channel: u32, engine: Engine, length: u64) -> Vec<Decision> {
+        self.tickets += 1;
+        let (vgpu, channel, ticket) = (VgpuId(vgpu), Channel(channel), Ticket(self.tickets));
+        let fate = if self.scheduler.params(vgpu).is_some() { Fate::Queued } else { Fate::Dropped };
+        self.fates.insert(ticket, (fate, Work { ticket, vgpu, channel, engine, length }));
+        self.feed(Event::Arrival { vgpu, channel, engine, ticket })
+    }
+
+    /// The next end on the card that is seen: when, and on which engine.
+    pub(super) fn next_end(&self) -> Option<(u64, Engine)> {
+        let end = |engine: Engine| {
+            let (since, length) = self.units[engine.index()].first()?;
+            Some((since + length + self.latency, engine))
+        };
+        Engine::ALL.into_iter().filter_map(end).min_by_key(|(at, _)| *at)
+    }
+
+    /// Lets the next thing happen that is due until `limit`, an end or a wakeup; returns what the scheduler decided.
+    pub(super) fn step(&mut self, limit: u64) -> Option<(Event, Vec<Decision>)> {
+        let end = self.next_end();
+        let wakeup = self.scheduler.next_wakeup().map(|at| at.0.max(self.now));
+        let end_first = end.filter(|(at, _)| wakeup.is_none_or(|wakeup| *at <= wakeup));
+        let event = match end_first {
+            Some((at, engine)) if at <= limit => {
+                self.now = at.max(self.now);
+                self.end(engine)
+            }
+            None if wakeup? <= limit => {
+                self.now = wakeup?;
+                Event::Tick
+            }
+            _ => return None,
+        };
+        let decisions = self.feed(event);
+        Some((event, decisions))
+    }
+
+    fn end(&mut self, engine: Engine) -> Event {
+        let unit = &mut self.units[engine.index()];
+        let (since, length) = unit.first().expect("it has ended");
+        unit.last_end = since + length;
+        self.busy[engine.index()] += length;
+        let ended = Some(Nanos(unit.last_end));
+        let (_, work) = unit.work.pop_front().expect("it has ended");
+        self.fates.get_mut(&work.ticket).expect("it was given").0 = Fate::Done;
+        Event::Completed { ticket: work.ticket, ended }
+    }
+
+    pub(super) fn pass(&mut self, ns: u64) {
+        let until = self.now + ns;
+        while self.step(until).is_some() {}
+        self.now = until;
+    }
+
+    /// Tells what has ended on the card and was not seen yet, as a feeder does before it ends a channel.
+    fn look(&mut self) {
+        while let Some((_, engine)) = self.next_end().filter(|(at, _)| *at <= self.now + self.latency) {
+            let event = self.end(engine);
+            self.feed(event);
+        }
+    }
+
+    /// Takes work off the card and out of the queues, as when a channel ends.
+    pub(super) fn take_off(&mut self, gone: impl Fn(&Work) -> bool) {
+        for (unit, busy) in self.units.iter_mut().zip(&mut self.busy) {
+            let first = unit.first();
+            if let Some((since, _)) = first.filter(|_| unit.work.front().is_some_and(|(_, work)| gone(work))) {
+                *busy += self.now - since;
+                unit.last_end = self.now;
+            }
+            unit.work.retain(|(_, work)| !gone(work));
+        }
+        for (fate, work) in self.fates.values_mut() {
+            if matches!(fate, Fate::Queued | Fate::Started) && gone(work) {
+                *fate = Fate::Dropped;
+            }
+        }
+    }
+
+    pub(super) fn end_channel(&mut self, vgpu: u32, channel: u32) -> Vec<Decision> {
+        let (vgpu, channel) = (VgpuId(vgpu), Channel(channel));
+        self.look();
+        self.take_off(|work| (work.vgpu, work.channel) == (vgpu, channel));
+        self.feed(Event::ChannelEnded { vgpu, channel })
+    }
+
+    pub(super) fn remove(&mut self, vgpu: u32) -> Vec<Decision> {
+        self.look();
+        self.take_off(|work| work.vgpu == VgpuId(vgpu));
+        self.feed(Event::Removed { vgpu: VgpuId(vgpu) })
+    }
+
+    /// Lets everything that waits run to its end. Fails when something waits that nothing would ever start.
+    pub(super) fn drain(&mut self) {
+        for _ in 0..1_000_000 {
+            if self.step(u64::MAX).is_none() {
+                break;
+            }
+        }
+        let waits = self.fates.values().filter(|(fate, _)| matches!(fate, Fate::Queued | Fate::Started));
+        assert_eq!(waits.count(), 0, "something was lost: {:#?}", self.scheduler);
+    }
+
+    /// The scheduler's books against the card's. True when nothing is in flight.
+    pub(super) fn audit(&self) {
+        for engine in Engine::ALL {
+            let accounts = self.scheduler.vgpus().filter_map(|vgpu| self.scheduler.account(vgpu, engine));
+            let accounts: Vec<_> = accounts.collect();
+            let used: u64 = accounts.iter().map(|account| account.used).sum();
+            let busy = self.busy[engine.index()];
+            assert_eq!(used + self.scheduler.departed(engine), busy, "charges are not the busy time of {engine:?}");
+            assert_eq!(self.scheduler.busy(engine), busy);
+            for account in accounts {
+                assert_eq!(account.arrived, account.completed + account.dropped, "{account:?}");
+                assert!(account.started <= account.arrived);
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! What each event does.
+
+use super::harness::Harness;
+use crate::{
+    Channel, Config, Decision, Engine, Event, Nanos, Pipeline, PolicyKind, Queues, Scheduler, Ticket, VgpuId,
+    VgpuParams,
+};
+
+const MS: u64 = 1_000_000;
+
+fn config(policy: PolicyKind) -> Config {
+    Config { policy, pipeline: Pipeline::ONE, ..Config::default() }
+}
+
+fn two(config: Config) -> Harness {
+    let mut harness = Harness::new(config);
+    harness.add(0, VgpuParams::default());
+    harness.add(1, VgpuParams::default());
+    harness
+}
+
+fn starts(tickets: &[u64]) -> Vec<Decision> {
+    tickets.iter().map(|ticket| Decision::Start(Ticket(*ticket))).collect()
+}
+
+#[test]
+fn direct_starts_each_arrival_at_once() {
+    let mut harness = two(config(PolicyKind::Direct));
+    for ticket in 1..=5 {
+        assert_eq!(harness.arrive(ticket % 2, 0, Engine::Compute, MS), starts(&[ticket.into()]));
+    }
+}
+
+#[test]
+fn an_idle_engine_starts_an_arrival_at_once_whatever_the_policy() {
+    for policy in PolicyKind::ALL {
+        let mut harness = two(config(policy));
+        assert_eq!(harness.arrive(1, 0, Engine::Compute, MS), starts(&[1]), "{policy:?}");
+        harness.drain();
+        // Also when the other has just had its turn.
+        assert_eq!(harness.arrive(0, 0, Engine::Compute, MS), starts(&[2]), "{policy:?}");
+    }
+}
+
+#[test]
+fn an_idle_scheduler_wants_no_wakeup() {
+    for policy in PolicyKind::ALL {
+        let mut harness = two(config(policy));
+        assert_eq!(harness.scheduler.next_wakeup(), None, "{policy:?}");
+        for vgpu in [0, 1, 0, 1] {
+            harness.arrive(vgpu, 0, Engine::Compute, MS);
+        }
+        harness.drain();
+        assert_eq!(harness.scheduler.next_wakeup(), None, "{policy:?}");
+    }
+}
+
+#[test]
+fn fifo_is_in_order_of_arrival() {
+    let mut harness = two(config(PolicyKind::Fifo));
+    for vgpu in [0, 0, 1, 0] {
+        harness.arrive(vgpu, 0, Engine::Compute, MS);
+    }
+    let order: Vec<_> = std::iter::from_fn(|| harness.step(u64::MAX)).flat_map(|(_, decisions)| decisions).collect();
+    assert_eq!(order, starts(&[2, 3, 4]));
+}
+
+#[test]
+fn engines_do_not_wait_for_each_other_unless_they_share_a_queue() {
+    for (queues, expected) in [(Queues::Separate, starts(&[2])), (Queues::Single, starts(&[]))] {
+        let mut harness = two(Config { queues, ..config(PolicyKind::Band) });
+        harness.arrive(0, 0, Engine::Compute, MS);
+        assert_eq!(harness.arrive(1, 0, Engine::Copy0, MS), expected, "{queues:?}");
+        harness.drain();
+        harness.audit();
+    }
+}
+
+#[test]
+fn a_second_submission_of_the_same_vgpu_is_given_ahead_and_not_one_of_another() {
+    let pipeline = Pipeline { contended: 2, alone: 4, ahead_ns: 10 * MS };
+    let mut harness = two(Config { pipeline, ..config(PolicyKind::Band) });
+    let alone: usize = (0..6).map(|_| harness.arrive(0, 0, Engine::Compute, MS).len()).sum();
+    assert_eq!(alone, 4);
+    assert_eq!(harness.arrive(1, 0, Engine::Compute, MS), []);
+    harness.drain();
+    harness.audit();
+}
+
+#[test]
+fn a_charge_begins_at_the_end_before_it() {
+    let mut scheduler = Scheduler::new(config(PolicyKind::Direct), Nanos(0)).unwrap();
+    let mut decisions = Vec::new();
+    let mut feed = |at: u64, event| scheduler.event(Nanos(at), event, &mut decisions);
+    let (vgpu, channel, engine) = (VgpuId(0), Channel(0), Engine::Compute);
+    feed(0, Event::Added { vgpu, params: VgpuParams::default() });
+    for ticket in [1, 2] {
+        feed(100, Event::Arrival { vgpu, channel, engine, ticket: Ticket(ticket) });
+    }
+    feed(110, Event::Started { ticket: Ticket(1) });
+    feed(500, Event::Completed { ticket: Ticket(1), ended: Some(Nanos(450)) });
+    feed(700, Event::Completed { ticket: Ticket(2), ended: Some(Nanos(600)) });
+    let account = scheduler.account(vgpu, engine).unwrap();
+    assert_eq!(decisions, starts(&[1, 2]));
+    assert_eq!((account.used, account.longest), ((450 - 110) + (600 - 450), 340));
+}
+
+#[test]
+fn an_end_that_claims_to_be_long_ago_is_taken_as_the_slack_allows() {
+    let mut scheduler = Scheduler::new(config(PolicyKind::Band), Nanos(0)).unwrap();
+    let mut decisions = Vec::new();
+    let (vgpu, channel, engine, ticket) = (VgpuId(0), Channel(0), Engine::Compute, Ticket(1));
+    scheduler.event(Nanos(0), Event::Added { vgpu, params: VgpuParams::default() }, &mut decisions);
+    scheduler.event(Nanos(0), Event::Arrival { vgpu, channel, engine, ticket }, &mut decisions);
+    scheduler.event(Nanos(9 * MS), Event::Completed { ticket, ended: Some(Nanos(1)) }, &mut decisions);
+    assert_eq!(scheduler.account(vgpu, engine).unwrap().used, 8 * MS);
+}
+
+#[test]
+fn a_withdrawn_ticket_frees_its_place_and_costs_nothing() {
+    let mut harness = two(config(PolicyKind::Fifo));
+    harness.arrive(0, 0, Engine::Compute, MS);
+    harness.arrive(1, 0, Engine::Compute, MS);
+    harness.arrive(0, 0, Engine::Compute, MS);
+    harness.now += 5;
+    assert_eq!(harness.feed(Event::Withdrawn { ticket: Ticket(2) }), []);
+    assert_eq!(harness.feed(Event::Withdrawn { ticket: Ticket(1) }), starts(&[3]));
+    assert_eq!(harness.scheduler.account(VgpuId(0), Engine::Compute).unwrap().used, 0);
+    assert_eq!(harness.scheduler.account(VgpuId(1), Engine::Compute).unwrap().dropped, 1);
+}
+
+#[test]
+fn what_is_not_known_is_counted_and_has_no_effect() {
+    let mut harness = two(config(PolicyKind::Band));
+    let params = VgpuParams { weight: 0, ..VgpuParams::default() };
+    let bad = Config { pipeline: Pipeline { contended: 0, alone: 0, ahead_ns: 0 }, ..Config::default() };
+    let events = [
+        Event::Added { vgpu: VgpuId(0), params: VgpuParams::default() },
+        Event::Added { vgpu: VgpuId(5), params },
+        Event::Removed { vgpu: VgpuId(7) },
+        Event::Completed { ticket: Ticket(9), ended: None },
+        Event::Withdrawn { ticket: Ticket(9) },
+        Event::ChannelEnded { vgpu: VgpuId(7), channel: Channel(0) },
+        Event::Changed { vgpu: VgpuId(0), params },
+        Event::Configured(bad),
+        Event::Released { vgpu: VgpuId(7) },
+    ];
+    for (count, event) in (1..).zip(events) {
+        assert_eq!(harness.feed(event), []);
+        assert_eq!(harness.scheduler.ignored(), count, "{event:?}");
+    }
+    assert_eq!(harness.scheduler.vgpus().count(), 2);
+}
+
+#[test]
+fn a_class_goes_first_among_those_that_are_due() {
+    use crate::LatencyClass::{Background, Interactive, Normal};
+    let mut harness = Harness::new(config(PolicyKind::Band));
+    for (vgpu, class) in (0..).zip([Normal, Background, Normal, Interactive]) {
+        harness.add(vgpu, VgpuParams { class, ..VgpuParams::default() });
+    }
+    harness.arrive(0, 0, Engine::Compute, MS);
+    for vgpu in [1, 2, 3] {
+        harness.arrive(vgpu, 0, Engine::Compute, MS);
+    }
+    let order: Vec<_> = std::iter::from_fn(|| harness.step(u64::MAX)).flat_map(|(_, decisions)| decisions).collect();
+    assert_eq!(order, starts(&[4, 3, 2]));
+}

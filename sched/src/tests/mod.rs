@@ -1,0 +1,7 @@
+//! Tests of the whole machine. What a policy makes of workloads over time is tested in [`crate::sim`].
+
+mod band_model;
+mod harness;
+mod limits;
+mod machine;
+mod properties;

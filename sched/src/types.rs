@@ -1,0 +1,168 @@
+//! What goes in and what comes out.
+
+use crate::config::{Config, VgpuParams};
+use serde::{Deserialize, Serialize};
+
+/// A vGPU, as the mediator numbers them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct VgpuId(pub u32);
+
+/// One submission: a number that the feeder chooses, never twice, and the scheduler gives back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Ticket(pub u64);
+
+/// A channel of a vGPU, as the feeder numbers them. The scheduler only compares them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Channel(pub u32);
+
+/// Time in nanoseconds of the feeder's clock, which never goes back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Nanos(pub u64);
+
+impl Nanos {
+    /// That many nanoseconds later.
+    #[must_use]
+    pub const fn after(self, ns: u64) -> Self {
+        Self(self.0.saturating_add(ns))
+    }
+
+    /// Nanoseconds since `earlier`; 0 if that is later.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+/// An engine of the card. Each runs what it was given in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// Compute and graphics.
+    Compute,
+    /// First copy engine.
+    Copy0,
+    /// Second copy engine.
+    Copy1,
+}
+
+impl Engine {
+    /// All, by index.
+    pub const ALL: [Self; Self::COUNT] = [Self::Compute, Self::Copy0, Self::Copy1];
+    /// How many there are.
+    pub const COUNT: usize = 3;
+
+    /// Place in [`Self::ALL`].
+    #[must_use]
+    pub const fn index(self) -> usize {
+        match self {
+            Self::Compute => 0,
+            Self::Copy0 => 1,
+            Self::Copy1 => 2,
+        }
+    }
+}
+
+/// What happened. An event that names what the scheduler does not know is counted and has no other effect, since
+/// a vGPU or a channel may end while an event about it is on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Event {
+    /// A vGPU came into being.
+    Added {
+        /// Which.
+        vgpu: VgpuId,
+        /// What it may have.
+        params: VgpuParams,
+    },
+    /// A vGPU is gone, with all that it had submitted: nothing of it runs on the card any more.
+    Removed {
+        /// Which.
+        vgpu: VgpuId,
+    },
+    /// A vGPU wants to run something.
+    Arrival {
+        /// Whose.
+        vgpu: VgpuId,
+        /// On which of its channels.
+        channel: Channel,
+        /// The engine that the channel works on.
+        engine: Engine,
+        /// Which.
+        ticket: Ticket,
+    },
+    /// The card has got what [`Decision::Start`] asked for. Says more exactly since when; may be left out.
+    Started {
+        /// Which.
+        ticket: Ticket,
+    },
+    /// Something that was started has ended. Of one engine, the earlier end comes first.
+    Completed {
+        /// Which.
+        ticket: Ticket,
+        /// When the card says that it ended, on the feeder's clock; `None` when the card does not say.
+        ended: Option<Nanos>,
+    },
+    /// A submission comes to nothing: there was no work behind its doorbell any more. It may have been started or not.
+    Withdrawn {
+        /// Which.
+        ticket: Ticket,
+    },
+    /// A channel is off the card, with all that was queued and in flight on it. What of it had ended before is to be said
+    /// before; what the engine was working on is charged up to now.
+    ChannelEnded {
+        /// Whose.
+        vgpu: VgpuId,
+        /// Which.
+        channel: Channel,
+    },
+    /// What a vGPU may have has changed.
+    Changed {
+        /// Which.
+        vgpu: VgpuId,
+        /// From now on.
+        params: VgpuParams,
+    },
+    /// The card's policy or its parameters have changed. Nothing that is queued or in flight is lost.
+    Configured(Config),
+    /// The operator lets a vGPU out of quarantine, and forgets its strikes.
+    Released {
+        /// Which.
+        vgpu: VgpuId,
+    },
+    /// The time that [`Scheduler::next_wakeup`](crate::Scheduler::next_wakeup) named has come.
+    Tick,
+}
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Decision {
+    /// Give the submission to the card now.
+    Start(Ticket),
+    /// The submission has run for longer than its vGPU's limit: take its channel off the card, tell the guest, and say
+    /// [`Event::ChannelEnded`].
+    Kill {
+        /// Whose.
+        vgpu: VgpuId,
+        /// Which channel.
+        channel: Channel,
+        /// On which engine.
+        engine: Engine,
+        /// The submission that ran too long.
+        ticket: Ticket,
+        /// How long it has run, in ns.
+        ran_ns: u64,
+    },
+    /// The vGPU has had its last strike: nothing of it is started until it is released. To be shown to the operator.
+    Quarantined {
+        /// Which.
+        vgpu: VgpuId,
+        /// When the timer releases it; `None` when only the operator does.
+        until: Option<Nanos>,
+    },
+    /// The quarantine has ended. To be shown to the operator.
+    Released {
+        /// Which.
+        vgpu: VgpuId,
+    },
+}
