@@ -30,17 +30,31 @@ pub struct Metric {
     pub baseline: Option<f64>,
     /// What is demanded, of value over baseline if there is one, else of the value.
     pub target: Target,
+    /// What others have published of the same.
+    pub peer: Option<&'static str>,
 }
 
 impl Metric {
     /// A figure that is only reported.
     pub fn plain(name: impl Into<String>, value: f64, unit: &'static str) -> Self {
-        Self { name: name.into(), value, unit, baseline: None, target: Target::None }
+        Self { name: name.into(), value, unit, baseline: None, target: Target::None, peer: None }
     }
 
     /// A figure with its baseline; the target is of the ratio.
     pub fn ratio(name: impl Into<String>, value: f64, unit: &'static str, baseline: f64, target: Target) -> Self {
-        Self { name: name.into(), value, unit, baseline: Some(baseline), target }
+        Self { name: name.into(), value, unit, baseline: Some(baseline), target, peer: None }
+    }
+
+    /// With a target.
+    #[must_use]
+    pub fn target(self, target: Target) -> Self {
+        Self { target, ..self }
+    }
+
+    /// Beside what others have published.
+    #[must_use]
+    pub fn beside(self, peer: &'static str) -> Self {
+        Self { peer: Some(peer), ..self }
     }
 
     fn judged(&self) -> f64 {
@@ -68,14 +82,17 @@ impl Metric {
     fn json(&self) -> Value {
         json!({
             "name": self.name, "value": self.value, "unit": self.unit, "baseline": self.baseline,
-            "ratio": self.baseline.map(|_| self.judged()), "target": self.target_text(), "met": self.met(),
+            "ratio": self.baseline.map(|_| self.judged()), "target": self.target_text(), "met": self.met(), "peer": self.peer,
         })
     }
 }
 
 /// Prints the table, and writes the JSON file if one is wanted.
 pub fn report(metrics: &[Metric], file: Option<&Path>) -> Result<()> {
-    println!("{:44} {:>14} {:8} {:>14} {:>8} {:>10}  met", "metric", "value", "unit", "baseline", "ratio", "target");
+    println!(
+        "{:44} {:>14} {:8} {:>14} {:>8} {:>10}  met  what others report",
+        "metric", "value", "unit", "baseline", "ratio", "target"
+    );
     for metric in metrics {
         let baseline = metric.baseline.map_or("-".to_owned(), |baseline| format!("{baseline:.1}"));
         let ratio = metric.baseline.map_or("-".to_owned(), |_| format!("{:.3}", metric.judged()));
@@ -85,11 +102,12 @@ pub fn report(metrics: &[Metric], file: Option<&Path>) -> Result<()> {
             None => "-",
         };
         println!(
-            "{:44} {:>14.1} {:8} {baseline:>14} {ratio:>8} {:>10}  {met}",
+            "{:44} {:>14} {:8} {baseline:>14} {ratio:>8} {:>10}  {met:3}  {}",
             metric.name,
-            metric.value,
+            shown(metric.value),
             metric.unit,
-            metric.target_text()
+            metric.target_text(),
+            metric.peer.unwrap_or_default()
         );
     }
     let Some(file) = file else { return Ok(()) };
@@ -97,6 +115,11 @@ pub fn report(metrics: &[Metric], file: Option<&Path>) -> Result<()> {
         "metrics": metrics.iter().map(Metric::json).collect::<Vec<_>>()
     }))?;
     fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// Small values with the digits that tell them apart.
+fn shown(value: f64) -> String {
+    if value.abs() < 10.0 { format!("{value:.3}") } else { format!("{value:.1}") }
 }
 
 /// The middle one of some measurements; of an even number, the lower.

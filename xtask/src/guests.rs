@@ -10,6 +10,9 @@ use crate::run::{cargo, shown, target};
 /// Tells the harness where `mediatord` and `mediatorctl` are.
 pub const BIN_VARIABLE: &str = "GPU_MEDIATOR_BIN_DIR";
 
+/// Benchmarks that boot nothing: no image and no daemon is made for them.
+const WITHOUT_GUESTS: [&str; 2] = ["shadow", "sched"];
+
 /// Makes the images and builds the daemon; returns the folder with its programs.
 pub fn prepare() -> Result<PathBuf> {
     images::ensure(&images::Progress::stderr()).context("what the guests need could not be made")?;
@@ -27,7 +30,8 @@ pub fn demo(args: &[String]) -> Result<bool> {
 
 /// Runs the benchmarks; says whether they could be made.
 pub fn bench(name: Option<&str>, json: Option<&Path>) -> Result<bool> {
-    let mut command = program("bench")?;
+    let mut command =
+        if name.is_some_and(|name| WITHOUT_GUESTS.contains(&name)) { built("bench")? } else { program("bench")? };
     command.args(name);
     if let Some(json) = json {
         // The program may run in another folder than the user.
@@ -40,10 +44,15 @@ pub fn bench(name: Option<&str>, json: Option<&Path>) -> Result<bool> {
 /// A program of the crate `tests`, built for release, that will find what it needs.
 fn program(name: &str) -> Result<Command> {
     let binaries = prepare()?;
+    let mut command = built(name)?;
+    command.env(BIN_VARIABLE, binaries);
+    Ok(command)
+}
+
+/// A program of the crate `tests`, built for release.
+fn built(name: &str) -> Result<Command> {
     if !shown(&mut cargo(&["build", "--release", "--package", "tests", "--bin", name]))? {
         bail!("the program {name} does not build");
     }
-    let mut command = Command::new(binaries.join(name));
-    command.env(BIN_VARIABLE, binaries);
-    Ok(command)
+    Ok(Command::new(target().join("release").join(name)))
 }

@@ -2,6 +2,7 @@
 
 mod compute;
 mod fv;
+mod sched;
 mod shadow;
 mod transport;
 
@@ -14,8 +15,13 @@ use tests::bench::{Metric, report};
 /// A benchmark by name.
 type Benchmark = (&'static str, fn() -> Result<Vec<Metric>>);
 
-const BENCHMARKS: [Benchmark; 4] =
-    [("transport", transport::run), ("shadow", shadow::run), ("compute", compute::run), ("fv", fv::run)];
+const BENCHMARKS: [Benchmark; 5] = [
+    ("transport", transport::run),
+    ("shadow", shadow::run),
+    ("compute", compute::run),
+    ("sched", sched::run),
+    ("fv", fv::run),
+];
 
 fn main() -> ExitCode {
     let mut name = None;
