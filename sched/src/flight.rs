@@ -19,6 +19,8 @@ pub(crate) struct Flight {
 pub(crate) struct EngineState {
     /// In the order of their starts, which is the engine's own.
     flights: VecDeque<Flight>,
+    /// Those that wait for something else than the engine.
+    aside: Vec<Flight>,
     /// Up to when it was busy, as far as is known.
     last_end: Nanos,
     /// Time that it was busy, in ns.
@@ -61,6 +63,25 @@ impl EngineState {
         self.last_end = self.last_end.max(ended);
         self.busy = self.busy.saturating_add(used);
         Some((flight, used))
+    }
+
+    /// A submission waits for something else from `now` on. Returns it and the time in ns that it used before.
+    pub(crate) fn set_aside(&mut self, ticket: Ticket, now: Nanos) -> Option<(Flight, u64)> {
+        let first = self.flights.front()?.ticket == ticket;
+        let (flight, used) = if first { self.end(ticket, now)? } else { (self.withdraw(ticket)?, 0) };
+        self.aside.push(flight);
+        Some((flight, used))
+    }
+
+    /// Takes out a submission that was set aside.
+    pub(crate) fn take_aside(&mut self, ticket: Ticket) -> Option<Flight> {
+        let at = self.aside.iter().position(|flight| flight.ticket == ticket)?;
+        Some(self.aside.remove(at))
+    }
+
+    /// Takes out those set aside that `gone` says of.
+    pub(crate) fn drop_aside(&mut self, gone: impl Fn(&Flight) -> bool) -> Vec<Flight> {
+        self.aside.extract_if(.., |flight| gone(flight)).collect()
     }
 
     /// Takes out a submission that was nothing to the engine.

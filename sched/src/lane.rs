@@ -191,6 +191,11 @@ impl Lane {
         dropped
     }
 
+    /// Submissions that wait.
+    pub(crate) fn queued(&self) -> usize {
+        self.members.values().map(|member| member.queue.len()).sum()
+    }
+
     /// The vGPU of which a ticket is queued.
     pub(crate) fn holder(&self, ticket: Ticket) -> Option<VgpuId> {
         let holds = |member: &Member| member.queue.iter().any(|queued| queued.ticket == ticket);

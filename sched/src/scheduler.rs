@@ -63,6 +63,8 @@ impl Scheduler {
             Event::Removed { vgpu } => self.remove(vgpu),
             Event::Arrival { vgpu, channel, engine, ticket } => self.arrive(vgpu, channel, engine, ticket),
             Event::Started { ticket } => self.started(ticket),
+            Event::Waiting { ticket } => self.wait(ticket),
+            Event::Resumed { ticket } => self.resume(ticket),
             Event::Completed { ticket, ended } => self.complete(ticket, ended),
             Event::Withdrawn { ticket } => self.withdraw(ticket),
             Event::ChannelEnded { vgpu, channel } => self.end_channel(vgpu, channel),
@@ -154,6 +156,12 @@ impl Scheduler {
         self.engines.iter().map(|engine| engine.flights().count()).sum()
     }
 
+    /// Submissions that wait for their turn.
+    #[must_use]
+    pub fn queued(&self) -> usize {
+        self.lanes.iter().map(Lane::queued).sum()
+    }
+
     /// Events that named what was not there, or settings that are out of bounds.
     #[must_use]
     pub const fn ignored(&self) -> u64 {
@@ -208,7 +216,36 @@ impl Scheduler {
         false
     }
 
+    fn wait(&mut self, ticket: Ticket) -> bool {
+        let Some(engine) = self.engine_of(ticket) else { return false };
+        let Some((flight, used)) = self.engines[engine.index()].set_aside(ticket, self.now) else { return false };
+        self.charge(engine, &flight, used);
+        let lane = self.lane_of(engine);
+        self.lanes[lane].ended(&self.config, flight.vgpu, used, 0, self.now);
+        true
+    }
+
+    fn resume(&mut self, ticket: Ticket) -> bool {
+        let Some((engine, mut flight)) = self.take_aside(ticket) else { return false };
+        flight.started = self.now;
+        self.engines[engine.index()].start(flight);
+        let lane = self.lane_of(engine);
+        self.lanes[lane].adopt_flight(flight.vgpu);
+        true
+    }
+
+    fn take_aside(&mut self, ticket: Ticket) -> Option<(Engine, Flight)> {
+        Engine::ALL.into_iter().find_map(|engine| Some((engine, self.engines[engine.index()].take_aside(ticket)?)))
+    }
+
     fn complete(&mut self, ticket: Ticket, ended: Option<Nanos>) -> bool {
+        if let Some((engine, flight)) = self.take_aside(ticket) {
+            // What it has done since it waited is not known.
+            if let Some(vgpu) = self.vgpus.get_mut(&flight.vgpu) {
+                vgpu.accounts[engine.index()].completed += 1;
+            }
+            return true;
+        }
         let Some(engine) = self.engine_of(ticket) else { return false };
         let earliest = Nanos(self.now.0.saturating_sub(self.config.stamp_slack_ns));
         let ended = ended.unwrap_or(self.now).clamp(earliest, self.now);
@@ -218,6 +255,12 @@ impl Scheduler {
     }
 
     fn withdraw(&mut self, ticket: Ticket) -> bool {
+        if let Some((engine, flight)) = self.take_aside(ticket) {
+            if let Some(vgpu) = self.vgpus.get_mut(&flight.vgpu) {
+                vgpu.accounts[engine.index()].dropped += 1;
+            }
+            return true;
+        }
         if let Some(engine) = self.engine_of(ticket) {
             if let Some(flight) = self.engines[engine.index()].withdraw(ticket) {
                 self.settle(engine, &flight, 0, 0, false);
@@ -308,12 +351,21 @@ impl Scheduler {
 
     /// Something has left an engine: it is charged.
     fn settle(&mut self, engine: Engine, flight: &Flight, used: u64, late: u64, completed: bool) {
+        self.charge(engine, flight, used);
+        if let Some(vgpu) = self.vgpus.get_mut(&flight.vgpu) {
+            let account = &mut vgpu.accounts[engine.index()];
+            *(if completed { &mut account.completed } else { &mut account.dropped }) += 1;
+        }
+        let lane = self.lane_of(engine);
+        self.lanes[lane].ended(&self.config, flight.vgpu, used, late, self.now);
+    }
+
+    fn charge(&mut self, engine: Engine, flight: &Flight, used: u64) {
         match self.vgpus.get_mut(&flight.vgpu) {
             Some(vgpu) => {
                 let account = &mut vgpu.accounts[engine.index()];
                 account.used = account.used.saturating_add(used);
                 account.longest = account.longest.max(used);
-                *(if completed { &mut account.completed } else { &mut account.dropped }) += 1;
                 vgpu.history.add(self.now, engine, used);
             }
             None => {
@@ -321,11 +373,14 @@ impl Scheduler {
                 state.departed = state.departed.saturating_add(used);
             }
         }
-        let lane = self.lane_of(engine);
-        self.lanes[lane].ended(&self.config, flight.vgpu, used, late, self.now);
     }
 
     fn drop_flights(&mut self, engine: Engine, gone: impl Fn(&Flight) -> bool) {
+        for flight in self.engines[engine.index()].drop_aside(&gone) {
+            if let Some(vgpu) = self.vgpus.get_mut(&flight.vgpu) {
+                vgpu.accounts[engine.index()].dropped += 1;
+            }
+        }
         while let Some((flight, used)) = self.engines[engine.index()].drop_first(self.now, &gone) {
             self.settle(engine, &flight, used, 0, false);
         }

@@ -95,6 +95,17 @@ pub enum Event {
         /// Which.
         ticket: Ticket,
     },
+    /// Something that was started waits for what is not the engine: a semaphore, or its guest to let its channel run. The
+    /// engine is free for others meanwhile.
+    Waiting {
+        /// Which.
+        ticket: Ticket,
+    },
+    /// It waits no more.
+    Resumed {
+        /// Which.
+        ticket: Ticket,
+    },
     /// Something that was started has ended. Of one engine, the earlier end comes first.
     Completed {
         /// Which.
