@@ -100,6 +100,26 @@ impl Channels {
         Some([(ramfc::GP_GET, get), (ramfc::GP_FETCH, get), (ramfc::GP_PUT, ring.gp_put)])
     }
 
+    /// Whether the card may schedule a physical channel: its guest has enabled and listed it, and the host allows it.
+    #[must_use]
+    pub fn may_run(&self, physical: ChannelId) -> bool {
+        self.bound(physical).is_some_and(|bound| {
+            bound.running && self.vms.get(&bound.vm).is_some_and(|vm| vm.list.contains(&bound.channel.0))
+        })
+    }
+
+    /// Whether a physical channel waits for a semaphore.
+    #[must_use]
+    pub fn acquires(&self, host: &mut impl Host, physical: ChannelId) -> bool {
+        pfifo::CHANNEL_STATE::ACQUIRE_PENDING.is_set(card::state(host, physical))
+    }
+
+    /// Which of PGRAPH and the two copy engines a physical channel has a context for.
+    #[must_use]
+    pub fn contexts(&self, physical: ChannelId) -> [bool; 3] {
+        self.bound(physical).map_or([false; 3], |bound| bound.contexts.map(|context| context.is_some()))
+    }
+
     /// What the card says about a channel; all false when it is not bound.
     pub fn hardware_state(&self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId) -> HardwareState {
         use pfifo::CHANNEL_STATE;

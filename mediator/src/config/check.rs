@@ -174,6 +174,9 @@ fn check_card(card: &CardSpec, table: &mut Table<'_>) {
     if !card.chunk_kib.is_power_of_two() || !(128..=65536).contains(&card.chunk_kib) {
         table.say("chunk_kib", format!("{} KiB, expected a power of two from 128 to 65536", card.chunk_kib));
     }
+    if let Err(error) = card.scheduler.check() {
+        table.say("scheduler", error.to_string());
+    }
     let reserve = card.reserve_mib();
     if reserve == 0 || reserve >= card.vram_mib {
         table.say(
@@ -255,6 +258,10 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
     if let Some(limit) = vm.hang_limit_ms.filter(|limit| *limit != 0 && !limits.contains(limit)) {
         let what = format!("{limit}, expected 0 or {MIN_HANG_LIMIT_MS} to {MAX_HANG_LIMIT_MS}");
         say(RefusalKind::Invalid, "hang_limit_ms", what);
+    }
+
+    if let Err(error) = vm.time_share().check() {
+        say(RefusalKind::Invalid, "time", error.to_string());
     }
 
     let Some(card) = cards.iter().find(|card| card.name == vm.card) else {

@@ -110,6 +110,9 @@ pub struct CardSpec {
     /// Lets virtual machines be promised more VRAM than there is; a guest that uses memory when there is none is denied it.
     #[serde(default)]
     pub overcommit: bool,
+    /// How its time is shared.
+    #[serde(default)]
+    pub scheduler: sched::Config,
     /// How long work takes on a software card; without it, as long as the host needs.
     #[serde(default)]
     pub time: Option<TimeSpec>,
@@ -264,6 +267,9 @@ pub struct VmSpec {
     /// Milliseconds that a channel may hold an engine without progress before it is killed; 0 for ever.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hang_limit_ms: Option<u64>,
+    /// What it may have of the card's time.
+    #[serde(default)]
+    pub time: TimeShare,
     /// Path of the vfio-user socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
@@ -298,6 +304,7 @@ impl VmSpec {
             apertures: Apertures::default(),
             shadow: Mode::default(),
             hang_limit_ms: None,
+            time: TimeShare::default(),
             socket: None,
             mode: SocketMode::default(),
             owner: None,
@@ -318,10 +325,51 @@ impl VmSpec {
         (limit != 0).then(|| Duration::from_millis(limit))
     }
 
+    /// What it may have of the card's time.
+    #[must_use]
+    pub fn time_share(&self) -> sched::VgpuParams {
+        self.time.params(self.hang_limit_ms)
+    }
+
     /// How many channels the guest may have.
     #[must_use]
     pub fn channels(&self) -> u32 {
         self.channels.unwrap_or(DEFAULT_CHANNELS)
+    }
+}
+
+/// A `[vm.time]` table: what a virtual machine may have of each engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TimeShare {
+    /// Its part of the time is this over the sum of those that compete.
+    pub weight: u32,
+    /// Its part is at least this, in thousandths, while it wants it.
+    pub guarantee_permille: u32,
+    /// Its part is at most this, in thousandths, even when no one else wants the rest.
+    pub cap_permille: u32,
+    /// Who goes first among those that are due.
+    pub class: sched::LatencyClass,
+    /// Milliseconds that one submission may run; 0 for ever. As long as a channel may hold an engine, if nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_run_ms: Option<u64>,
+}
+
+impl Default for TimeShare {
+    fn default() -> Self {
+        let sched::VgpuParams { weight, guarantee_permille, cap_permille, class, .. } = sched::VgpuParams::default();
+        Self { weight, guarantee_permille, cap_permille, class, max_run_ms: None }
+    }
+}
+
+impl TimeShare {
+    /// As the scheduler takes it.
+    #[must_use]
+    pub fn params(&self, hang_limit_ms: Option<u64>) -> sched::VgpuParams {
+        let Self { weight, guarantee_permille, cap_permille, class, max_run_ms } = *self;
+        let limit = max_run_ms.or(hang_limit_ms).unwrap_or(DEFAULT_HANG_LIMIT_MS);
+        let max_run_ns = (limit != 0).then(|| limit.saturating_mul(1_000_000));
+        sched::VgpuParams { weight, guarantee_permille, cap_permille, class, max_run_ns }
     }
 }
 

@@ -151,6 +151,7 @@ impl From<Add> for VmSpec {
             apertures: Apertures::default(),
             shadow: shadow_pt::Mode::default(),
             hang_limit_ms,
+            time: crate::config::TimeShare::default(),
             socket: socket_path,
             mode,
             owner,

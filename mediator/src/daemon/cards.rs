@@ -97,8 +97,8 @@ impl OwnedCard {
             return Ok(Arc::clone(host));
         }
         let (chunk, reserve) = (self.spec.chunk_kib << 10, self.spec.reserve_mib() << 20);
-        let opened =
-            HostCard::open(Arc::clone(&self.card), &self.spec.name, chunk, reserve).map_err(BackendError::failed)?;
+        let opened = HostCard::open(Arc::clone(&self.card), &self.spec.name, chunk, reserve, self.spec.scheduler)
+            .map_err(BackendError::failed)?;
         Ok(Arc::clone(host.insert(opened)))
     }
 }
@@ -128,8 +128,13 @@ impl CardBackend for OwnedCard {
         }
         let vram_bytes = vm.vram_mib.unwrap_or(0).saturating_mul(1 << 20);
         let id = VmId(self.next_vm.fetch_add(1, Ordering::Relaxed));
-        let share =
-            Share { vram_bytes, reserved: !self.spec.overcommit, channels: vm.channels(), hang_limit: vm.hang_limit() };
+        let share = Share {
+            vram_bytes,
+            reserved: !self.spec.overcommit,
+            channels: vm.channels(),
+            hang_limit: vm.hang_limit(),
+            time: vm.time_share(),
+        };
         MediatedVm::build(&self.host()?, id, &Settings { share, shadow: vm.shadow, apertures: vm.apertures }, link)
     }
 }

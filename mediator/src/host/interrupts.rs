@@ -12,10 +12,11 @@ use nvspec::addr::{GpuVa, VramAddr};
 use nvspec::fifo::{ChannelId, VirtualChannelId, engine};
 use nvspec::mmu::fault;
 use nvspec::regs::{ce0, ce1, fecs, pbdma, pbus, pfifo, pgraph, pmc, ppci, ptimer, sm_trap};
+use std::os::fd::OwnedFd;
 use std::sync::Weak;
 use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
-use vmm_sys_util::poll::PollContext;
+use vmm_sys_util::poll::{PollContext, PollToken};
 use vram::VmId;
 
 /// Rounds through the tree for one message before the thread waits for the next: a stuck status bit must not spin.
@@ -106,9 +107,32 @@ pub trait GuestEvents: Send + Sync {
     fn deliver(&self, event: GuestEvent);
 }
 
-/// Body of the interrupt thread: serves `host` whenever `event` is signalled, until it is closed or gone.
-pub(super) fn serve(host: &Weak<HostCard>, event: &EventFd) {
-    let wait = match PollContext::new().and_then(|wait| wait.add(event, ()).map(|()| wait)) {
+/// What the interrupt thread waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Token {
+    Event,
+    Timer,
+}
+
+impl PollToken for Token {
+    fn as_raw_token(&self) -> u64 {
+        *self as u64
+    }
+
+    fn from_raw_token(data: u64) -> Self {
+        if data == Self::Event as u64 { Self::Event } else { Self::Timer }
+    }
+}
+
+/// Body of the interrupt thread: serves `host` whenever `event` is signalled or the scheduler's `timer` has expired, until
+/// it is closed or gone.
+pub(super) fn serve(host: &Weak<HostCard>, event: &EventFd, timer: &OwnedFd) {
+    let wait = PollContext::new().and_then(|wait| {
+        wait.add(event, Token::Event)?;
+        wait.add(timer, Token::Timer)?;
+        Ok(wait)
+    });
+    let wait = match wait {
         Ok(wait) => wait,
         Err(error) => {
             tracing::error!(%error, "the card's interrupts cannot be waited for; they are off");
@@ -117,8 +141,11 @@ pub(super) fn serve(host: &Weak<HostCard>, event: &EventFd) {
     };
     let mut looked = Instant::now();
     loop {
-        let signalled = match wait.wait_timeout(LOOK) {
-            Ok(events) => events.iter_readable().next().is_some(),
+        let (signalled, expired) = match wait.wait_timeout(LOOK) {
+            Ok(events) => {
+                let is = |token| events.iter_readable().any(|event| event.token() == token);
+                (is(Token::Event), is(Token::Timer))
+            }
             Err(error) if error.errno() == rustix::io::Errno::INTR.raw_os_error() => continue,
             Err(error) => {
                 tracing::error!(%error, "the card's interrupts cannot be waited for; they are off");
@@ -143,6 +170,12 @@ pub(super) fn serve(host: &Weak<HostCard>, event: &EventFd) {
                 }
             }
         }
+        if expired {
+            // The timer is set anew by that, which makes it unreadable.
+            host.lock().tick();
+        }
+        let events = host.lock().schedule.take_outbox();
+        deliver(&host, events);
         if looked.elapsed() >= LOOK {
             looked = Instant::now();
             let events = host.lock().look();
@@ -195,7 +228,7 @@ impl HostState {
     fn look(&mut self) -> Vec<(VmId, GuestEvent)> {
         let mut events = Vec::new();
         let now_ns = self.now_ns();
-        self.channels.completed(&mut self.vram.memory, now_ns);
+        self.complete();
         for Hang { engine, vm, channel, for_ns, .. } in self.channels.look(&mut self.vram.memory, now_ns) {
             tracing::warn!(vm = vm.0, ?channel, engine, for_ms = for_ns / 1_000_000, "a channel makes no progress");
             let vm = VmId(vm.0);
@@ -249,12 +282,11 @@ impl HostState {
             card.write32(pfifo::RUNLIST_INTR::OFFSET, done);
         }
         if pfifo::INTR::NON_STALL.is_set(intr) {
-            let now_ns = self.now_ns();
             let engines = card.read32(pfifo::NON_STALL_ID::OFFSET);
             for engine in (0..engine::COUNT).filter(|engine| engines & (1 << engine) != 0) {
                 let bits = card.read32(pfifo::NON_STALL_INTR::at(engine));
                 card.write32(pfifo::NON_STALL_INTR::at(engine), bits);
-                self.channels.completed(&mut self.vram.memory, now_ns);
+                self.complete();
                 let vms = self.channels.non_stall(&mut self.vram.memory, engine);
                 events.extend(vms.into_iter().map(|vm| (VmId(vm.0), GuestEvent::NonStall { engine })));
             }

@@ -2,7 +2,7 @@
 //!
 //! Parts: [`bring_up`] (initialisation), [`layout`] (the mediator's fixed structures in VRAM), [`memory`] (windows into
 //! VRAM), [`iova`] (I/O addresses), [`interrupts`] (the card's interrupt tree, and whom it concerns), [`registry`]
-//! (VMs and their events), `recovery` (channels that faulted or do not leave the card).
+//! (VMs and their events), `recovery` (channels that faulted or do not leave the card), `schedule` (whose turn it is), [`time`] (the card's clock).
 //!
 //! Lock order: a vGPU's own lock, then [`HostCard::lock`]. The interrupt thread takes the card's lock, collects what is
 //! to be delivered, releases it, and only then calls VMs.
@@ -15,7 +15,10 @@ pub mod layout;
 pub mod memory;
 mod recovery;
 pub mod registry;
+mod schedule;
+pub mod time;
 
 pub use error::HostError;
 pub use interrupts::{GuestEvent, GuestEvents};
 pub use registry::{CardVram, HostCard, HostState, Share};
+pub use schedule::Schedule;

@@ -20,7 +20,11 @@ impl HostState {
     /// # Errors
     /// [`Stuck`] when not even that helps: the card may still use what the channel's page tables name.
     pub fn end_channel(&mut self, vm: VmId, channel: VirtualChannelId) -> Result<(), Stuck> {
+        let physical = self.channels.physical(channels::VmId(vm.0), channel);
         let ended = self.channels.unbind(&mut self.vram.memory, channels::VmId(vm.0), channel);
+        if let Some(physical) = physical {
+            self.channel_ended(vm, physical);
+        }
         ended.or_else(|stuck| self.unstick(stuck))
     }
 
@@ -40,8 +44,13 @@ impl HostState {
     /// # Errors
     /// [`Stuck`] as for [`Self::end_channel`].
     pub fn retire_channel(&mut self, vm: VmId, channel: VirtualChannelId) -> Result<(), Stuck> {
+        let physical = self.channels.physical(channels::VmId(vm.0), channel);
         let retired = self.channels.retire(&mut self.vram.memory, channels::VmId(vm.0), channel);
-        retired.or_else(|stuck| self.unstick(stuck))
+        let retired = retired.or_else(|stuck| self.unstick(stuck));
+        if let Some(physical) = physical {
+            self.channel_ended(vm, physical);
+        }
+        retired
     }
 
     /// Retires a channel that holds `engine` and makes no progress: the engine is reset at once, since waiting for it to let
@@ -67,6 +76,7 @@ impl HostState {
     /// [`Stuck`] as for [`Self::end_channel`].
     pub fn quiesce(&mut self, vm: VmId) -> Result<(), Stuck> {
         let stuck = self.channels.destroy_vm(&mut self.vram.memory, channels::VmId(vm.0));
+        self.unschedule_vm(vm);
         stuck.into_iter().try_for_each(|stuck| self.unstick(stuck))
     }
 

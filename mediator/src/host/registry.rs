@@ -4,11 +4,13 @@ use super::bring_up::{self, CardInfo};
 use super::iova::IovaSpace;
 use super::layout::{LAYOUT_BYTES, Layout};
 use super::memory::CardMemory;
+use super::schedule::Schedule;
 use super::{GuestEvents, HostError, interrupts};
 use card::{Card, InterruptMode};
 use channels::Channels;
 use nvspec::addr::{GuestVramAddr, VramAddr};
 use parking_lot::{Mutex, MutexGuard};
+use sched::VgpuParams;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -33,6 +35,8 @@ pub struct HostState {
     pub channels: Channels,
     /// I/O virtual addresses.
     pub iova: IovaSpace,
+    /// Whose turn it is.
+    pub schedule: Schedule,
     pub(super) vms: BTreeMap<VmId, Weak<dyn GuestEvents>>,
     began: Instant,
 }
@@ -56,6 +60,8 @@ pub struct Share {
     pub channels: u32,
     /// How long a channel may hold an engine without progress; `None` for ever.
     pub hang_limit: Option<Duration>,
+    /// What it may have of the card's time.
+    pub time: VgpuParams,
 }
 
 /// A card that the mediator owns.
@@ -72,11 +78,17 @@ pub struct HostCard {
 
 impl HostCard {
     /// Resets `card`, takes it over and starts its interrupt thread. VRAM is given away in chunks of `chunk_bytes`;
-    /// `reserve_bytes` of it are kept for the mediator's own tables.
+    /// `reserve_bytes` of it are kept for the mediator's own tables. Its time is shared as `scheduler` says.
     ///
     /// # Errors
     /// When the card does not come up, or has too little memory.
-    pub fn open(card: Arc<dyn Card>, name: &str, chunk_bytes: u64, reserve_bytes: u64) -> Result<Arc<Self>, HostError> {
+    pub fn open(
+        card: Arc<dyn Card>,
+        name: &str,
+        chunk_bytes: u64,
+        reserve_bytes: u64,
+        scheduler: sched::Config,
+    ) -> Result<Arc<Self>, HostError> {
         let info = bring_up::bring_up(&*card)?;
         let refused = |error: vram::Error| HostError::Refused(error.to_string());
         let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown).map_err(refused)?;
@@ -93,15 +105,16 @@ impl HostCard {
         let reserved = chunks.reserve_mediator(count as u32, 1).map_err(refused)?;
         assert_eq!(reserved, first, "the only scrubbed chunks are those just scrubbed");
         chunks.set_aside(u32::try_from(reserve_bytes.div_ceil(chunk_bytes)).unwrap_or(u32::MAX)).map_err(refused)?;
+        let io = |error: std::io::Error| HostError::Refused(format!("no event descriptor for the card: {error}"));
+        let event = EventFd::new(EFD_CLOEXEC).map_err(io)?;
         let state = HostState {
             vram: CardVram { memory, chunks },
             channels: Channels::new(layout.channels()),
             iova: IovaSpace::default(),
+            schedule: Schedule::new(scheduler, event.try_clone().map_err(io)?)?,
             vms: BTreeMap::new(),
             began: Instant::now(),
         };
-        let io = |error: std::io::Error| HostError::Refused(format!("no event descriptor for the card: {error}"));
-        let event = EventFd::new(EFD_CLOEXEC).map_err(io)?;
         card.set_interrupt(InterruptMode::Msi, Some(event.try_clone().map_err(io)?));
         let host = Arc::new(Self {
             card,
@@ -114,9 +127,10 @@ impl HostCard {
         });
         let weak = Arc::downgrade(&host);
         let wait = host.event.try_clone().map_err(io)?;
+        let timer = host.lock().schedule.timer_fd().map_err(io)?;
         let thread = std::thread::Builder::new()
             .name(format!("irq-{name}"))
-            .spawn(move || interrupts::serve(&weak, &wait))
+            .spawn(move || interrupts::serve(&weak, &wait, &timer))
             .map_err(io)?;
         *host.thread.lock() = Some(thread);
         bring_up::enable_interrupts(&*host.card);
@@ -176,6 +190,7 @@ impl HostCard {
         let limit = share.hang_limit.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
         state.channels.set_hang_limit(channels::VmId(vm.0), limit);
         state.vms.insert(vm, events);
+        state.schedule_vm(vm, share.time);
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use devmodel::backend::{Aperture, Backend, ChannelState, Denied, EngineStatus, I
 use devmodel::events::MmuFault;
 use nvspec::addr::{BUS_BITS, GuestVramAddr, Place, VramAddr};
 use nvspec::fifo::{CHANNELS, ChannelId, RunlistEntry, VirtualChannelId};
-use nvspec::regs::{pfifo, ptimer};
+use nvspec::regs::pfifo;
 use shadow_pt::{ApertureTlb, Mode, SpaceId};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -129,6 +129,12 @@ impl VmBackend {
         each(channels, &mut CardAccess(&state), &mut guest, channels::VmId(vm.0))
     }
 
+    /// Keeps all channels from being scheduled, or lets them again.
+    pub(super) fn pause(&mut self, paused: bool) {
+        self.with_channels(|channels, card, _, vm| channels.pause(card, vm, paused));
+        self.host.lock().look_at_waits(Some(self.vm));
+    }
+
     /// Takes everything of the guest's driver off the card: channels, address spaces, apertures. Its memory stays.
     pub(super) fn quiesce(&mut self) {
         self.reset_fifo();
@@ -239,6 +245,7 @@ impl Backend for VmBackend {
 
     fn enable_channel(&mut self, channel: VirtualChannelId, enabled: bool) {
         self.with_channels(|channels, card, guest, vm| channels.enable(card, guest, vm, channel, enabled));
+        self.host.lock().look_at_waits(Some(self.vm));
     }
 
     fn channel_state(&mut self, channel: VirtualChannelId) -> ChannelState {
@@ -276,6 +283,7 @@ impl Backend for VmBackend {
             }
             channels.submit_runlist(card, guest, vm, &wanted);
         });
+        self.host.lock().look_at_waits(Some(self.vm));
         self.runlist_done = true;
     }
 
@@ -304,7 +312,7 @@ impl Backend for VmBackend {
         }
         // All of the VM's channels wait while any engine is held back: which engine a channel is about to use is not known.
         let paused = self.blocked != 0;
-        self.with_channels(|channels, card, _, vm| channels.pause(card, vm, paused));
+        self.pause(paused);
     }
 
     fn reset_engine(&mut self, _engine: u32) {
@@ -324,15 +332,7 @@ impl Backend for VmBackend {
     }
 
     fn now_ns(&mut self) -> u64 {
-        let card = self.host.card();
-        loop {
-            let high = card.read32(ptimer::TIME_1::OFFSET);
-            let low = card.read32(ptimer::TIME_0::OFFSET);
-            // The halves belong together unless the low one has wrapped between, once in four seconds.
-            if card.read32(ptimer::TIME_1::OFFSET) == high {
-                return (u64::from(high) << 32) | u64::from(low);
-            }
-        }
+        crate::host::time::now_ns(&**self.host.card())
     }
 
     fn interrupt(&mut self, line: InterruptLine) {

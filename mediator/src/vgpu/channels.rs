@@ -30,7 +30,7 @@ impl VmBackend {
         self.submit(doorbell);
     }
 
-    /// Gives a channel's new work to the card, with all that its address space maps.
+    /// Takes a channel's new work to the card, with all that its address space maps. It starts when its turn comes.
     pub(super) fn submit(&mut self, doorbell: Doorbell) {
         let channel = doorbell.virtual_channel;
         let Some(Bound { space, .. }) = self.bound.get(&channel).copied() else { return };
@@ -53,7 +53,7 @@ impl VmBackend {
                 Err(PullError { pulled, fault }) => (pulled, Some(fault)),
             };
             if let Some(submission) = pulled.submission {
-                channels.start(&mut card, doorbell.channel, submission);
+                guard.arrived(*vm, doorbell.channel, submission);
             }
             (pulled, fault)
         };

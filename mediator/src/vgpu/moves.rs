@@ -125,7 +125,7 @@ impl VmBackend {
             return false;
         }
         self.remap.counts.stops += 1;
-        self.with_channels(|channels, card, _, vm| channels.pause(card, vm, true));
+        self.pause(true);
         for channel in &busy {
             self.preempt(*channel);
         }

@@ -54,7 +54,8 @@ impl Rig {
     pub fn wrapped(vram_mib: u32, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
         let config = Config { vram_mib, ..Config::default() };
         let card = Arc::new(SimGpu::new(&config).expect("a card"));
-        let host = HostCard::open(wrap(Arc::clone(&card)), "rig", CHUNK, RESERVE).expect("a card that comes up");
+        let host = HostCard::open(wrap(Arc::clone(&card)), "rig", CHUNK, RESERVE, sched::Config::default())
+            .expect("a card that comes up");
         Self { card, host }
     }
 
@@ -87,7 +88,13 @@ impl Rig {
 /// A VM with `vram_mib` MiB of VRAM kept for it, and everything else as an operator gets it who says nothing.
 #[must_use]
 pub fn settings(vram_mib: u64, channels: u32) -> Settings {
-    let share = Share { vram_bytes: vram_mib << 20, reserved: true, channels, hang_limit: None };
+    let share = Share {
+        vram_bytes: vram_mib << 20,
+        reserved: true,
+        channels,
+        hang_limit: None,
+        time: sched::VgpuParams { max_run_ns: None, ..Default::default() },
+    };
     Settings { share, shadow: shadow_pt::Mode::default(), apertures: Apertures::default() }
 }
 

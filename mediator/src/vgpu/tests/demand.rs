@@ -57,7 +57,13 @@ fn memory_that_a_page_table_names_has_a_place_when_the_gpu_uses_it() {
 #[test]
 fn overcommitted_guests_are_refused_what_is_not_there_and_go_on() {
     let rig = Rig::new(64);
-    let share = Share { vram_bytes: 48 * MIB, reserved: false, channels: 4, hang_limit: None };
+    let share = Share {
+        vram_bytes: 48 * MIB,
+        reserved: false,
+        channels: 4,
+        hang_limit: None,
+        time: sched::VgpuParams::default(),
+    };
     let settings = Settings { share, shadow: Mode::default(), ..super::super::rig::settings(0, 0) };
     let first = rig.guest_with(0, &settings);
     let mut second = rig.guest_with(1, &settings);

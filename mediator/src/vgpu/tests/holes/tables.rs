@@ -235,9 +235,9 @@ fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
             scene.denied(what, |s| {
                 let (at, pages) = if whole { (channel.space.directory, 16) } else { (channel.space.table, 64) };
                 (0..pages).for_each(|page| s.evil.guest.vram_write(at + page * PAGE, &fill));
-                s.evil.flush();
-                // Not counted: what is still under way may end or fault.
+                // What is still under way may end or fault, too: from the flush on its tables are gone.
                 let before = stops(&s.evil.guest);
+                s.evil.flush();
                 s.evil.submit(&mut channel, &copy);
                 wait_stopped(&mut s.evil, before, what);
             });
@@ -256,8 +256,8 @@ fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
         }
     });
     scene.denied("after a flush", |s| {
-        s.evil.flush();
         let before = stops(&s.evil.guest);
+        s.evil.flush();
         s.evil.submit(&mut channel, &[]);
         wait_stopped(&mut s.evil, before, "after a flush");
     });
