@@ -60,10 +60,12 @@ pub struct Channel {
     /// Where its GPFIFO ring lies in guest VRAM.
     pub ring: u64,
     push: u64,
-    fence: u64,
+    /// Guest VRAM address of the fence that each submission ends with.
+    pub fence: u64,
     used: u64,
     put: u32,
-    fences: u32,
+    /// Submissions so far: what the fence holds when all have ended.
+    pub fences: u32,
 }
 
 /// An MMU fault as the guest's registers say it.

@@ -15,7 +15,7 @@ use crate::daemon::backend::{BackendStatus, VmBackend};
 use crate::host::{HostCard, Share};
 use card::Card;
 use nvspec::regs::{pbus, windows::pramin};
-use simgpu::{Config, SimGpu};
+use simgpu::{Config, SimGpu, TimeModel};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,11 +52,19 @@ impl Rig {
     /// The same; its owner sees of the card what `wrap` makes of it.
     #[must_use]
     pub fn wrapped(vram_mib: u32, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
-        let config = Config { vram_mib, ..Config::default() };
-        let card = Arc::new(SimGpu::new(&config).expect("a card"));
-        let host = HostCard::open(wrap(Arc::clone(&card)), "rig", CHUNK, RESERVE, sched::Config::default())
-            .expect("a card that comes up");
-        Self { card, host }
+        Self::made(&Config { vram_mib, ..Config::default() }, sched::Config::default(), wrap)
+    }
+
+    /// A card whose work takes time, shared as `scheduler` says.
+    #[must_use]
+    pub fn timed(vram_mib: u32, time: TimeModel, scheduler: sched::Config) -> Self {
+        Self::made(&Config { vram_mib, time: Some(time), ..Config::default() }, scheduler, |card| card)
+    }
+
+    fn made(config: &Config, scheduler: sched::Config, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
+        let card = Arc::new(SimGpu::new(config).expect("a card"));
+        let host = HostCard::open(wrap(Arc::clone(&card)), "rig", CHUNK, RESERVE, scheduler);
+        Self { card, host: host.expect("a card that comes up") }
     }
 
     /// A VM with `vram_mib` MiB of VRAM and no RAM.

@@ -7,6 +7,7 @@ mod holes;
 mod isolation;
 mod lifecycle;
 mod remap;
+mod schedule;
 mod stuck;
 
 use super::rig::driver::Driver;
