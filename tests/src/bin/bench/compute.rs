@@ -4,8 +4,8 @@
 //! Rounds with one worker and with two take turns, and the median counts. A round's time is the wall clock's less what
 //! the workers waited for a CPU that somebody else had, as the kernel counts it: what is left has all that the workers
 //! owe to each other (locks, caches, hand-out of blocks, wake-ups), and a busy host falsifies it little. How much was
-//! taken off is a metric of its own, and what two cores of this host can bring at best is seen by threads that have
-//! nothing in common: a loop of their own, on one and on two.
+//! taken off is a metric of its own; beyond half of the time, take the figures for rough. What two cores of this host
+//! can bring at best is seen by threads that have nothing in common: a loop of their own, on one and on two.
 
 use std::hint::black_box;
 use std::sync::Arc;
