@@ -42,6 +42,8 @@ pub(super) struct Harness {
     pub(super) fates: BTreeMap<Ticket, (Fate, Work)>,
     pub(super) busy: [u64; Engine::COUNT],
     units: [Unit; Engine::COUNT],
+    /// What waits for something else than its engine.
+    pub(super) aside: Vec<Work>,
     tickets: u64,
     /// From an end to its being seen, in ns.
     pub(super) latency: u64,
@@ -51,7 +53,16 @@ impl Harness {
     pub(super) fn new(config: Config) -> Self {
         let scheduler = Scheduler::new(config, Nanos(0)).unwrap();
         let units = Default::default();
-        Self { scheduler, now: 0, fates: BTreeMap::new(), busy: [0; 3], units, tickets: 0, latency: 0 }
+        Self {
+            scheduler,
+            now: 0,
+            fates: BTreeMap::new(),
+            busy: [0; 3],
+            units,
+            aside: Vec::new(),
+            tickets: 0,
+            latency: 0,
+        }
     }
 
     pub(super) fn add(&mut self, vgpu: u32, params: VgpuParams) {
@@ -134,6 +145,41 @@ impl Harness {
         }
     }
 
+    /// Something that the card has begins to wait.
+    pub(super) fn stall(&mut self, ticket: Ticket) -> Vec<Decision> {
+        self.look();
+        for (unit, busy) in self.units.iter_mut().zip(&mut self.busy) {
+            let Some(at) = unit.work.iter().position(|(_, work)| work.ticket == ticket) else { continue };
+            let since = unit.first().map_or(self.now, |(since, _)| since);
+            let Some((_, mut work)) = unit.work.remove(at) else { continue };
+            if at == 0 {
+                let used = self.now - since;
+                work.length = work.length.saturating_sub(used).max(1);
+                *busy += used;
+                unit.last_end = self.now;
+            }
+            self.aside.push(work);
+        }
+        self.feed(Event::Waiting { ticket })
+    }
+
+    /// The first that waits goes on, or has ended.
+    pub(super) fn go_on(&mut self, ended: bool) {
+        if self.aside.is_empty() {
+            return;
+        }
+        let work = self.aside.remove(0);
+        let ticket = work.ticket;
+        if ended {
+            self.fates.get_mut(&ticket).expect("it was given").0 = Fate::Done;
+            self.feed(Event::Completed { ticket, ended: Some(Nanos(self.now)) });
+        } else {
+            self.look();
+            self.units[work.engine.index()].work.push_back((self.now, work));
+            self.feed(Event::Resumed { ticket });
+        }
+    }
+
     /// Takes work off the card and out of the queues, as when a channel ends.
     pub(super) fn take_off(&mut self, gone: impl Fn(&Work) -> bool) {
         for (unit, busy) in self.units.iter_mut().zip(&mut self.busy) {
@@ -144,6 +190,7 @@ impl Harness {
             }
             unit.work.retain(|(_, work)| !gone(work));
         }
+        self.aside.retain(|work| !gone(work));
         for (fate, work) in self.fates.values_mut() {
             if matches!(fate, Fate::Queued | Fate::Started) && gone(work) {
                 *fate = Fate::Dropped;
@@ -166,6 +213,9 @@ impl Harness {
 
     /// Lets everything that waits run to its end. Fails when something waits that nothing would ever start.
     pub(super) fn drain(&mut self) {
+        while !self.aside.is_empty() {
+            self.go_on(false);
+        }
         for _ in 0..1_000_000 {
             if self.step(u64::MAX).is_none() {
                 break;

@@ -139,6 +139,8 @@ fn what_is_not_known_is_counted_and_has_no_effect() {
         Event::Added { vgpu: VgpuId(5), params },
         Event::Removed { vgpu: VgpuId(7) },
         Event::Completed { ticket: Ticket(9), ended: None },
+        Event::Waiting { ticket: Ticket(9) },
+        Event::Resumed { ticket: Ticket(9) },
         Event::Withdrawn { ticket: Ticket(9) },
         Event::ChannelEnded { vgpu: VgpuId(7), channel: Channel(0) },
         Event::Changed { vgpu: VgpuId(0), params },
@@ -165,4 +167,22 @@ fn a_class_goes_first_among_those_that_are_due() {
     }
     let order: Vec<_> = std::iter::from_fn(|| harness.step(u64::MAX)).flat_map(|(_, decisions)| decisions).collect();
     assert_eq!(order, starts(&[4, 3, 2]));
+}
+
+#[test]
+fn what_waits_for_another_of_its_vgpu_lets_it_by_and_is_charged_for_its_own_time() {
+    for policy in PolicyKind::ALL {
+        let mut harness = two(config(policy));
+        harness.arrive(0, 0, Engine::Compute, MS);
+        harness.arrive(0, 1, Engine::Compute, MS);
+        harness.arrive(1, 0, Engine::Compute, MS);
+        harness.now += MS / 2;
+        let started = harness.stall(Ticket(1));
+        // These two have started all at once.
+        let free = matches!(policy, PolicyKind::Direct | PolicyKind::Disengaged);
+        assert!(free || !started.is_empty(), "{policy:?}");
+        harness.drain();
+        harness.audit();
+        assert_eq!(harness.scheduler.account(VgpuId(0), Engine::Compute).unwrap().used, 2 * MS, "{policy:?}");
+    }
 }

@@ -15,6 +15,8 @@ enum Op {
     Configure(Config),
     EndChannel(u32, u32),
     Withdraw(u64),
+    Stall(u64),
+    GoOn(bool),
     Remove(u32),
     Add(u32),
 }
@@ -52,6 +54,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => config().prop_map(Op::Configure),
         1 => (vgpu(), 0u32..2).prop_map(|(vgpu, channel)| Op::EndChannel(vgpu, channel)),
         1 => any::<u64>().prop_map(Op::Withdraw),
+        2 => any::<u64>().prop_map(Op::Stall),
+        2 => any::<bool>().prop_map(Op::GoOn),
         1 => vgpu().prop_map(Op::Remove),
         2 => vgpu().prop_map(Op::Add),
     ]
@@ -80,6 +84,10 @@ fn apply(harness: &mut Harness, op: Op) {
                 harness.feed(Event::Withdrawn { ticket });
             }
         }
+        Op::Stall(number) => {
+            harness.stall(Ticket(number % (harness.fates.len() as u64 + 1)));
+        }
+        Op::GoOn(ended) => harness.go_on(ended),
         Op::Remove(vgpu) => {
             harness.remove(vgpu);
         }
