@@ -151,7 +151,8 @@ pub enum Decision {
     /// Give the submission to the card now.
     Start(Ticket),
     /// The submission has run for longer than its vGPU's limit: take its channel off the card, tell the guest, and say
-    /// [`Event::ChannelEnded`].
+    /// [`Event::ChannelEnded`]. With policies that do not gate (direct, and disengaged in its free interval) the engine may
+    /// have gone over to another channel by itself: the card is to be asked first.
     Kill {
         /// Whose.
         vgpu: VgpuId,

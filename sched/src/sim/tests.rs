@@ -131,6 +131,18 @@ fn an_idle_vms_share_goes_to_the_others_and_comes_back_within_a_period() {
 }
 
 #[test]
+fn a_guarantee_and_a_cap_hold_while_others_want_more() {
+    let greedy = || Guest::new(Stream { depth: 3, ..Stream::looping(Length::Fixed(MADD), THINK) });
+    let mut guests = vec![greedy().weight(1), greedy(), greedy(), greedy()];
+    guests[0].params.guarantee_permille = 400;
+    guests[1].params.cap_permille = 100;
+    let shares = shares(&simulate(Config::default(), 10, guests));
+    for (share, wanted) in shares.iter().zip([0.4, 0.1, 0.25, 0.25]) {
+        assert!((share - wanted).abs() < 0.01, "{shares:?}");
+    }
+}
+
+#[test]
 fn copies_and_kernels_overlap_unless_they_share_a_queue() {
     let steps = |copy, compute| {
         let step = |engine, length| Step { engine, length: Length::Fixed(length) };

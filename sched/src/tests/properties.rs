@@ -144,6 +144,11 @@ proptest! {
         }
     }
 
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
     /// Everyone who wants something gets it in a time that follows from the lengths and the weights.
     #[test]
     fn no_one_starves(
