@@ -2,8 +2,9 @@
 //!
 //! A submission has ended when the card has fetched its record (its own GP_GET, which no guest can write, says so) and
 //! the record's semaphore holds the submission's sequence. Both, because the card's GP_GET is ahead of its work, and
-//! because a guest's work can write the semaphore: it lies in the guest's address space. What a guest gains by that is a
-//! completion of its own that comes early. So nothing that protects others may rest on a completion.
+//! because a guest's work can write the semaphore: it lies in the guest's address space. For the same reason the last one
+//! that the card has of a channel has not ended while an engine works for the channel. What a guest can gain still is that
+//! one of its submissions seems to end within another. Nothing that protects others' memory may rest on a completion.
 
 use crate::card;
 use crate::pool::Slot;
@@ -23,7 +24,8 @@ impl Channels {
     /// Submissions that have ended since the last call, in the order of each channel. Channels with nothing in flight
     /// cost nothing.
     pub fn completed(&mut self, host: &mut impl Host, now: u64) -> Vec<Completion> {
-        let Self { layout, slots, vms, .. } = self;
+        let Self { layout, slots, vms, deferred, .. } = self;
+        *deferred = false;
         for vm in vms.values_mut().filter(|vm| vm.told) {
             // What was told once is old news for the engines that raised nothing.
             (vm.news, vm.told) = (0, false);
@@ -42,6 +44,10 @@ impl Channels {
             let mut ended = released(host, layout, physical, ring);
             if ended < ring.with_card() && bound.running && listed && at_rest(host, physical, ring) {
                 ended = ring.with_card();
+            }
+            if ended > 0 && ended == ring.with_card() && is_worked_for(host, physical) {
+                ended = ended.saturating_sub(1);
+                *deferred = true;
             }
             if let Some(vm) = vm.filter(|_| ended > 0) {
                 vm.news = ENGINES;
@@ -63,6 +69,13 @@ impl Channels {
             }
         }
         completions
+    }
+
+    /// Whether the last call of [`Self::completed`] found a submission whose record says that it has ended, while an engine
+    /// works for its channel: it is to be called again, soon, without an interrupt.
+    #[must_use]
+    pub fn is_deferred(&self) -> bool {
+        self.deferred
     }
 
     /// VMs that a non-stall interrupt of an engine may be for. Call it behind [`Self::completed`].
@@ -155,7 +168,12 @@ fn at_rest(host: &mut impl Host, physical: ChannelId, ring: &Ring) -> bool {
     let busy = CHANNEL_STATE::PENDING.mask() | CHANNEL_STATE::ACQUIRE_PENDING.mask();
     card::userd_wide(host, physical, userd::GET, userd::GET_HI) == record_end(physical, last.slot)
         && card::state(host, physical) & busy == 0
-        && (0..engine::COUNT).all(|unit| card::working_for(host, unit) != Some(physical))
+        && !is_worked_for(host, physical)
+}
+
+/// Whether an engine works for a channel.
+fn is_worked_for(host: &mut impl Host, physical: ChannelId) -> bool {
+    (0..engine::COUNT).any(|unit| card::working_for(host, unit) == Some(physical))
 }
 
 /// Whether a channel with work in flight has moved since it was last looked at.

@@ -82,6 +82,8 @@ pub struct Channels {
     serial: u64,
     /// Number of the next submission.
     pub(crate) submissions: u64,
+    /// Something seems to have ended, and an engine works for its channel.
+    pub(crate) deferred: bool,
     pub(crate) watchdog: Watchdog,
     pub(crate) preemptions: Preemptions,
 }
@@ -99,6 +101,7 @@ impl Channels {
             next_slot: 0,
             serial: 0,
             submissions: 0,
+            deferred: false,
             watchdog: Watchdog::new(HANG_LIMIT_NS),
             preemptions: Preemptions::default(),
         }

@@ -326,3 +326,22 @@ fn what_was_not_started_does_not_end_with_what_was() {
     assert_eq!(world.completed()[0].submission, submission);
     assert_eq!(world.userd(A, 0, userd::GP_GET), 3);
 }
+
+#[test]
+fn a_record_that_is_forged_ends_nothing_while_the_engine_works() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    world.ring(A, 0, 1).unwrap();
+    world.ring(A, 0, 2).unwrap();
+    while world.card.fetch(physical) {}
+    let busy = pfifo::ENGINE_STATUS::at(CE0);
+    world.card.registers.insert(busy, 1 << 31 | u32::from(physical.0));
+    world.card.forge(physical, 0, 1);
+    world.card.forge(physical, 1, 2);
+    assert_eq!(sequences(&mut world), [1], "there is another behind it");
+    assert!(world.channels.is_deferred());
+    assert_eq!(sequences(&mut world), []);
+    world.card.registers.insert(busy, 0);
+    assert_eq!(sequences(&mut world), [2]);
+    assert!(!world.channels.is_deferred());
+}

@@ -53,7 +53,9 @@ fn progress_of_any_kind_begins_anew() {
     while world.card.execute(physical) {}
     let get = world.card.userd(physical, userd::GET);
     assert_eq!(look(&mut world, 11 * LIMIT), []);
+    work(&mut world, 0, None);
     assert_eq!(world.completed().len(), 2);
+    work(&mut world, 0, Some(physical));
     assert_eq!(world.card.userd(physical, userd::GET), get);
     assert_eq!(look(&mut world, 12 * LIMIT + 1), [], "two submissions have ended since");
 }

@@ -20,6 +20,7 @@ impl HostState {
     /// # Errors
     /// [`Stuck`] when not even that helps: the card may still use what the channel's page tables name.
     pub fn end_channel(&mut self, vm: VmId, channel: VirtualChannelId) -> Result<(), Stuck> {
+        self.complete();
         let physical = self.channels.physical(channels::VmId(vm.0), channel);
         let ended = self.channels.unbind(&mut self.vram.memory, channels::VmId(vm.0), channel);
         if let Some(physical) = physical {
@@ -44,6 +45,7 @@ impl HostState {
     /// # Errors
     /// [`Stuck`] as for [`Self::end_channel`].
     pub fn retire_channel(&mut self, vm: VmId, channel: VirtualChannelId) -> Result<(), Stuck> {
+        self.complete();
         let physical = self.channels.physical(channels::VmId(vm.0), channel);
         let retired = self.channels.retire(&mut self.vram.memory, channels::VmId(vm.0), channel);
         let retired = retired.or_else(|stuck| self.unstick(stuck));
@@ -75,6 +77,7 @@ impl HostState {
     /// # Errors
     /// [`Stuck`] as for [`Self::end_channel`].
     pub fn quiesce(&mut self, vm: VmId) -> Result<(), Stuck> {
+        self.complete();
         let stuck = self.channels.destroy_vm(&mut self.vram.memory, channels::VmId(vm.0));
         self.unschedule_vm(vm);
         stuck.into_iter().try_for_each(|stuck| self.unstick(stuck))

@@ -86,9 +86,10 @@ impl Schedule {
         std::mem::take(&mut self.outbox)
     }
 
-    /// Has the timer expire when the scheduler wants to be called, or when what is in flight is to be looked at.
-    fn arm(&mut self, now: Nanos) {
-        let look = self.is_contended().then(|| now.after(LOOK_NS));
+    /// Has the timer expire when the scheduler wants to be called, or when what is in flight is to be looked at. `deferred`:
+    /// an end is to be looked for.
+    fn arm(&mut self, now: Nanos, deferred: bool) {
+        let look = (deferred || self.is_contended()).then(|| now.after(LOOK_NS));
         let next = self.scheduler.next_wakeup().into_iter().chain(look).min();
         // A time of zero switches it off.
         let in_ns = next.map_or(0, |at| at.since(now).max(1));
@@ -173,7 +174,7 @@ impl HostState {
         Event::Arrival { vgpu: vgpu(vm), channel: Channel(channel.0.into()), engine, ticket }
     }
 
-    /// A physical channel is off the card, with all that it had.
+    /// A physical channel is off the card, with all that it had. What of it had ended before was [completed](Self::complete).
     pub(super) fn channel_ended(&mut self, vm: VmId, channel: ChannelId) {
         self.schedule.held.retain(|_, held| held.channel != channel);
         self.feed([Event::ChannelEnded { vgpu: vgpu(vm), channel: Channel(channel.0.into()) }]);
@@ -183,9 +184,6 @@ impl HostState {
     pub(super) fn complete(&mut self) {
         let now_ns = self.now_ns();
         let mut completions = self.channels.completed(&mut self.vram.memory, now_ns);
-        if completions.is_empty() {
-            return;
-        }
         // Those of one engine in their order; without a time it has ended by now.
         completions.sort_by_key(|completion| completion.card_time_ns.unwrap_or(u64::MAX));
         let events: Vec<Event> = completions
@@ -194,11 +192,22 @@ impl HostState {
             .filter(|(ticket, _)| self.schedule.held.remove(ticket).is_some())
             .map(|(ticket, ended)| Event::Completed { ticket, ended })
             .collect();
+        if events.is_empty() && self.channels.is_deferred() {
+            let now = self.card_time();
+            self.schedule.arm(now, true);
+        }
         self.feed(events);
+    }
+
+    fn card_time(&self) -> Nanos {
+        Nanos(time::now_ns(&**self.vram.memory.card()))
     }
 
     /// The timer has expired.
     pub(super) fn tick(&mut self) {
+        if self.channels.is_deferred() {
+            self.complete();
+        }
         if self.schedule.is_contended() {
             self.look_at_waits(None);
         }
@@ -243,7 +252,7 @@ impl HostState {
         if events.is_empty() {
             return;
         }
-        let now = Nanos(time::now_ns(&**self.vram.memory.card()));
+        let now = self.card_time();
         let mut decisions = Vec::new();
         while let Some(event) = events.pop_front() {
             self.schedule.scheduler.event(now, event, &mut decisions);
@@ -251,7 +260,7 @@ impl HostState {
                 events.extend(self.carry_out(decision));
             }
         }
-        self.schedule.arm(now);
+        self.schedule.arm(now, self.channels.is_deferred());
     }
 
     /// Returns what the scheduler is to be told of it.

@@ -236,3 +236,44 @@ fn the_policy_changes_under_load_and_nothing_is_lost() {
     let state = rig.host.lock();
     assert_eq!(state.schedule.scheduler().queued(), 0);
 }
+
+#[test]
+fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
+    let rig = rig(Config::default());
+    let mut drivers: Vec<_> = (0..2)
+        .map(|vm| {
+            let mut driver = driver(&rig, vm, VgpuParams::default());
+            let channel = worker(&mut driver, 1);
+            (driver, channel, 4)
+        })
+        .collect();
+    // The first one's records say at once that everything has ended.
+    let physical = {
+        let state = rig.host.lock();
+        state.channels.physical(channels::VmId(0), nvspec::fifo::VirtualChannelId(1)).unwrap()
+    };
+    let area = rig.host.layout().work_area(physical);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                let state = &mut *rig.host.lock();
+                for slot in 0..256u32 {
+                    let at = area.offset(3 * PAGE + u64::from(slot) * 16);
+                    let mut forged = [0; 16];
+                    forged[..4].copy_from_slice(&(slot + 1).to_le_bytes());
+                    state.vram.memory.write(at, &forged).unwrap();
+                }
+            }
+        });
+        // Few enough that the numbers of submissions are those of their slots.
+        compete(&rig, &mut drivers, 150_000_000);
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    for (driver, channel, _) in &mut drivers {
+        driver.wait(channel);
+    }
+    let used = [used(&rig, 0), used(&rig, 1)];
+    let work = |(_, channel, size): &(Driver, Channel, usize)| u64::from(channel.fences) * *size as u64 * COPY_NS;
+    assert!(used[0] * 10 >= work(&drivers[0]) * 8, "{} ns for work of {} ns", used[0], work(&drivers[0]));
+}
