@@ -56,6 +56,18 @@ impl Histogram {
         self.count
     }
 
+    /// All durations together, in ns.
+    #[must_use]
+    pub const fn sum(&self) -> u64 {
+        self.sum
+    }
+
+    /// How many durations were at most `ns`. One that is less than that by up to an eighth may be missing.
+    #[must_use]
+    pub fn at_most(&self, ns: u64) -> u64 {
+        self.counts.iter().enumerate().take_while(|(index, _)| upper(*index) <= ns).map(|(_, count)| count).sum()
+    }
+
     /// Mean in ns; 0 of none.
     #[must_use]
     pub fn mean(&self) -> u64 {
@@ -174,6 +186,15 @@ mod tests {
         assert!((99_000..=100_000).contains(&histogram.quantile(990)));
         assert_eq!((histogram.quantile(1000), histogram.mean(), histogram.count()), (100_000, 50_500, 100));
         assert_eq!(Histogram::default().quantile(990), 0);
+    }
+
+    #[test]
+    fn durations_up_to_a_bound_are_counted() {
+        let mut histogram = Histogram::default();
+        (1..=100).for_each(|ns| histogram.add(ns * 1000));
+        assert!((44..=50).contains(&histogram.at_most(50_000)));
+        assert_eq!([0, 999, 113_000, u64::MAX].map(|ns| histogram.at_most(ns)), [0, 0, 100, 100]);
+        assert_eq!(histogram.sum(), 5_050_000);
     }
 
     #[test]

@@ -51,6 +51,16 @@ impl Engine {
     /// How many there are.
     pub const COUNT: usize = 3;
 
+    /// As operators write it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Compute => "compute",
+            Self::Copy0 => "copy0",
+            Self::Copy1 => "copy1",
+        }
+    }
+
     /// Place in [`Self::ALL`].
     #[must_use]
     pub const fn index(self) -> usize {
