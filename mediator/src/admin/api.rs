@@ -7,6 +7,13 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+mod scheduler;
+
+pub use scheduler::{
+    CardScheduler, EngineUse, Quarantine, SchedulerHistory, SchedulerList, UseSample, VmEngine, VmHistory, VmShare,
+    VmTime, WaitBucket, Waits,
+};
+
 /// The body of a request to add a virtual machine: a `[[vm]]` table of the configuration file, as JSON.
 pub use crate::config::VmSpec as AddVm;
 

@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use super::api::{Card, Vm, VmMode, VmState};
+use super::api::{Card, CardScheduler, Vm, VmMode, VmState};
+
+mod scheduler;
 
 /// The format's media type.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -63,10 +65,11 @@ fn labelled(counts: &std::collections::BTreeMap<String, u64>) -> Vec<(String, u6
 
 /// All metrics.
 #[must_use]
-pub fn text(cards: &[Card], vms: &[Vm]) -> String {
+pub fn text(cards: &[Card], vms: &[Vm], schedulers: &[CardScheduler]) -> String {
     let mut text = String::new();
     samples(&mut text, &CARD, cards, |card| format!("card=\"{}\"", escaped(&card.name)));
     samples(&mut text, &VM, vms, |vm| format!("vm=\"{}\",card=\"{}\"", escaped(&vm.name), escaped(&vm.card)));
+    scheduler::samples(&mut text, schedulers);
     let name = "mediator_log_events_suppressed_total";
     let _ = writeln!(text, "# HELP {name} Log events that guests caused and that were held back");
     let _ = writeln!(text, "# TYPE {name} counter\n{name} {}", crate::logging::suppressed());

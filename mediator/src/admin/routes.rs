@@ -6,7 +6,7 @@ use axum::extract::rejection::{JsonRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::Deserialize;
 
@@ -14,7 +14,7 @@ use super::api::{self, ErrorCode};
 use super::launch::{self, MemorySize, Vmm};
 use super::metrics;
 use crate::config::VmSpec;
-use crate::daemon::{Daemon, DaemonError};
+use crate::daemon::{Daemon, DaemonError, HISTORY_MS, WINDOW_MS};
 
 /// Largest body of a request, in bytes.
 const MAX_BODY: usize = 64 << 10;
@@ -25,8 +25,13 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/vms", get(vms).post(add))
         .route("/v1/vms/{name}", get(vm).delete(remove))
         .route("/v1/vms/{name}/launch-args", get(launch_args))
+        .route("/v1/vms/{name}/time", get(vm_time).patch(set_vm_time))
+        .route("/v1/vms/{name}/release", post(release_vm))
         .route("/v1/cards", get(cards))
         .route("/v1/cards/{name}", get(card))
+        .route("/v1/schedulers", get(schedulers))
+        .route("/v1/cards/{name}/scheduler", get(scheduler).patch(set_scheduler))
+        .route("/v1/cards/{name}/scheduler/history", get(scheduler_history))
         .route("/metrics", get(metrics))
         .fallback(unknown)
         .method_not_allowed_fallback(not_allowed)
@@ -138,15 +143,98 @@ async fn card(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> An
     Ok(Json(daemon.card(&name)?))
 }
 
-async fn metrics(State(daemon): State<Arc<Daemon>>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics::text(&daemon.cards(), &daemon.vms()))
+/// A body that changes some keys of a table.
+type Patch = Result<Json<serde_json::Map<String, serde_json::Value>>, JsonRejection>;
+
+fn patch(body: Patch) -> Result<serde_json::Map<String, serde_json::Value>, Failure> {
+    let advice = "send a JSON object with the keys that are to change";
+    let Json(patch) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
+    Ok(patch)
+}
+
+async fn vm_time(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> Answer<api::VmTime> {
+    Ok(Json(daemon.vm_time(&name)?))
+}
+
+async fn set_vm_time(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>, body: Patch) -> Answer<api::VmTime> {
+    Ok(Json(daemon.set_vm_time(&name, &patch(body)?)?))
+}
+
+async fn release_vm(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> Result<StatusCode, Failure> {
+    daemon.release_vm(&name)?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// The query of `scheduler`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct WindowQuery {
+    window_ms: u64,
+}
+
+impl Default for WindowQuery {
+    fn default() -> Self {
+        Self { window_ms: WINDOW_MS }
+    }
+}
+
+async fn schedulers(
+    State(daemon): State<Arc<Daemon>>,
+    query: Result<Query<WindowQuery>, QueryRejection>,
+) -> Answer<api::SchedulerList> {
+    let Query(WindowQuery { window_ms }) = query?;
+    Ok(Json(api::SchedulerList { schedulers: daemon.schedulers(window_ms)? }))
+}
+
+async fn scheduler(
+    State(daemon): State<Arc<Daemon>>,
+    Path(name): Path<String>,
+    query: Result<Query<WindowQuery>, QueryRejection>,
+) -> Answer<api::CardScheduler> {
+    let Query(WindowQuery { window_ms }) = query?;
+    Ok(Json(daemon.scheduler(&name, window_ms)?))
+}
+
+async fn set_scheduler(
+    State(daemon): State<Arc<Daemon>>,
+    Path(name): Path<String>,
+    body: Patch,
+) -> Answer<api::CardScheduler> {
+    Ok(Json(daemon.set_scheduler(&name, &patch(body)?)?))
+}
+
+/// The query of `scheduler/history`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct HistoryQuery {
+    since_ms: u64,
+}
+
+impl Default for HistoryQuery {
+    fn default() -> Self {
+        Self { since_ms: HISTORY_MS }
+    }
+}
+
+async fn scheduler_history(
+    State(daemon): State<Arc<Daemon>>,
+    Path(name): Path<String>,
+    query: Result<Query<HistoryQuery>, QueryRejection>,
+) -> Answer<api::SchedulerHistory> {
+    let Query(HistoryQuery { since_ms }) = query?;
+    Ok(Json(daemon.scheduler_history(&name, since_ms)?))
+}
+
+async fn metrics(State(daemon): State<Arc<Daemon>>) -> Result<impl IntoResponse, Failure> {
+    let text = metrics::text(&daemon.cards(), &daemon.vms(), &daemon.schedulers(WINDOW_MS)?);
+    Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text))
 }
 
 async fn unknown(uri: axum::http::Uri) -> Failure {
     let body = api::Error {
         code: ErrorCode::NotFound,
         error: format!("there is no `{}`", uri.path()),
-        what_to_do: "the API has /v1/vms, /v1/cards and /metrics".to_owned(),
+        what_to_do: "the API has /v1/vms, /v1/cards, /v1/schedulers and /metrics".to_owned(),
     };
     Failure { status: StatusCode::NOT_FOUND, body }
 }

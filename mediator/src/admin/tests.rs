@@ -9,6 +9,8 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 
+pub(crate) mod scheduler;
+
 /// A daemon whose admin API is served.
 pub(crate) struct Served {
     pub fixture: Fixture,
@@ -18,7 +20,10 @@ pub(crate) struct Served {
 
 impl Served {
     pub fn new() -> Self {
-        let fixture = Fixture::new();
+        Self::over(Fixture::new())
+    }
+
+    pub fn over(fixture: Fixture) -> Self {
         let listener = UnixListener::bind(fixture.path("admin.sock")).unwrap();
         let (stop, stopped) = tokio::sync::oneshot::channel();
         let daemon = Arc::clone(&fixture.daemon);
@@ -31,7 +36,7 @@ impl Served {
         Self { fixture, stop: Some(stop), thread: Some(thread) }
     }
 
-    fn client(&self) -> Client {
+    pub fn client(&self) -> Client {
         Client::new(self.fixture.path("admin.sock")).unwrap()
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
-use super::{CardSpec, Config, DaemonSpec, VmSpec};
+use super::{CardSpec, Config, DaemonSpec, TimeShare, VmSpec};
 
 /// Longest name of a card or a virtual machine, in bytes.
 pub const MAX_NAME: usize = 63;
@@ -275,6 +275,11 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
         if let Some(vram) = vm.vram_mib {
             let what = format!("{vram}, expected no such key beside passthrough = true, which gives the whole card");
             say(RefusalKind::Invalid, "vram_mib", what);
+        }
+        if vm.time != TimeShare::default() {
+            let what =
+                "expected no such table beside passthrough = true, where nobody shares the card's time".to_owned();
+            say(RefusalKind::Invalid, "time", what);
         }
         if let Some(other) = beside.first() {
             let what =

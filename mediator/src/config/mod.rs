@@ -1,7 +1,7 @@
 //! The configuration file: cards, virtual machines, sockets.
 //!
 //! Parts: the types that the TOML file is read into (this file), [`check`] for what the types cannot say, [`position`] for
-//! the line and the key of a mistake. A virtual machine that is added while the daemon runs passes the same checks.
+//! the line and the key of a mistake, [`patch`] for tables that are changed while the daemon runs. A virtual machine that is added while the daemon runs passes the same checks.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shadow_pt::Mode;
 
 pub mod check;
+pub mod patch;
 pub mod position;
 
 #[cfg(test)]
@@ -359,6 +360,15 @@ impl Default for TimeShare {
     fn default() -> Self {
         let sched::VgpuParams { weight, guarantee_permille, cap_permille, class, .. } = sched::VgpuParams::default();
         Self { weight, guarantee_permille, cap_permille, class, max_run_ms: None }
+    }
+}
+
+impl From<sched::VgpuParams> for TimeShare {
+    /// With all keys. A limit of less than a millisecond, which no table can ask for, counts as one.
+    fn from(params: sched::VgpuParams) -> Self {
+        let sched::VgpuParams { weight, guarantee_permille, cap_permille, class, max_run_ns } = params;
+        let max_run_ms = Some(max_run_ns.map_or(0, |ns| (ns / 1_000_000).max(1)));
+        Self { weight, guarantee_permille, cap_permille, class, max_run_ms }
     }
 }
 

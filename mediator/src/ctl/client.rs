@@ -74,6 +74,15 @@ impl Client {
         parse(&self.request(Method::POST, path, body.into())?)
     }
 
+    /// Asks for some keys of something to be changed.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn patch<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, ClientError> {
+        let body = serde_json::to_vec(body).map_err(|error| ClientError::Protocol(error.to_string()))?;
+        parse(&self.request(Method::PATCH, path, body.into())?)
+    }
+
     /// Asks for something to be removed.
     ///
     /// # Errors

@@ -3,10 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use sched::VgpuParams;
 use vmm_glue::{Device, IrqCounts, Link};
+use vram::VmId;
 
 use crate::admin::api::{Denied, Driver};
 use crate::config::{CardSpec, VmSpec};
+use crate::host::usage::SchedulerUsage;
 
 /// What a virtual machine's device tells the operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,6 +30,11 @@ pub struct BackendStatus {
 pub trait VmBackend: Send + Sync {
     /// How it does; called from any thread, must not wait for a guest.
     fn status(&self) -> BackendStatus;
+
+    /// Its number in the scheduler of its card; `None` when nothing stands between its guest and the card.
+    fn scheduled_as(&self) -> Option<VmId> {
+        None
+    }
 
     /// Gives back all that the virtual machine has on the card. Called once, when its device has been dropped.
     ///
@@ -91,6 +99,21 @@ pub trait CardBackend: Send + Sync {
     fn irqs(&self) -> IrqCounts {
         IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }
     }
+
+    /// How its time is shared, with uses of the last `recent_ns` nanoseconds; `None` when it has no scheduler.
+    fn scheduler(&self, _recent_ns: u64) -> Option<SchedulerUsage> {
+        None
+    }
+
+    /// Changes how its time is shared, from now on; the settings are within their bounds. What waits and what runs
+    /// goes on.
+    fn set_scheduler(&self, _config: sched::Config) {}
+
+    /// Changes what a virtual machine may have of its time, from now on; it is within its bounds.
+    fn set_share(&self, _vm: VmId, _params: VgpuParams) {}
+
+    /// Lets a virtual machine out of quarantine, and forgets its strikes.
+    fn release_vm(&self, _vm: VmId) {}
 
     /// Makes the device of a virtual machine. The daemon calls it for one machine at a time and has made sure that names
     /// are unique, that memory suffices by the configuration, and that passthrough excludes others.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use card::Card;
 use parking_lot::Mutex;
+use sched::VgpuParams;
 use simgpu::{EngineId, EngineTiming, SimGpu, TimeModel};
 use vmm_glue::Link;
 use vram::{Summary, VmId};
@@ -12,6 +13,7 @@ use vram::{Summary, VmId};
 use super::backend::{BackendError, Built, CardBackend, CardStatus, OpenCard};
 use crate::config::check::MAX_CHANNELS;
 use crate::config::{CardKind, CardSpec, FaultEngine, FaultKind, FaultSpec, VmSpec};
+use crate::host::usage::SchedulerUsage;
 use crate::host::{HostCard, Share};
 use crate::passthrough::PassthroughDevice;
 use crate::vgpu::{MediatedVm, Settings};
@@ -26,7 +28,8 @@ impl OpenCard for Cards {
             CardKind::Simgpu => software_card(spec)?,
         };
         let (host, next_vm) = (Mutex::new(None), AtomicU32::new(0));
-        Ok(Box::new(OwnedCard { spec: spec.clone(), card, host, next_vm, left_over: AtomicBool::new(false) }))
+        let (scheduler, left_over) = (Mutex::new(spec.scheduler), AtomicBool::new(false));
+        Ok(Box::new(OwnedCard { spec: spec.clone(), card, host, scheduler, next_vm, left_over }))
     }
 }
 
@@ -72,6 +75,8 @@ struct OwnedCard {
     card: Arc<dyn Card>,
     /// The mediator's side of the card, from the first mediated virtual machine until one wants passthrough.
     host: Mutex<Option<Arc<HostCard>>>,
+    /// How its time is shared, whether or not the mediator has it now. Taken after `host`.
+    scheduler: Mutex<sched::Config>,
     next_vm: AtomicU32,
     /// A virtual machine had the card by passthrough, and what it left in VRAM is still there.
     left_over: AtomicBool,
@@ -97,7 +102,8 @@ impl OwnedCard {
             return Ok(Arc::clone(host));
         }
         let (chunk, reserve) = (self.spec.chunk_kib << 10, self.spec.reserve_mib() << 20);
-        let opened = HostCard::open(Arc::clone(&self.card), &self.spec.name, chunk, reserve, self.spec.scheduler)
+        let scheduler = *self.scheduler.lock();
+        let opened = HostCard::open(Arc::clone(&self.card), &self.spec.name, chunk, reserve, scheduler)
             .map_err(BackendError::failed)?;
         Ok(Arc::clone(host.insert(opened)))
     }
@@ -118,6 +124,32 @@ impl CardBackend for OwnedCard {
             vram_free_mib: mib(Summary::spare),
             vram_placed_mib: mib(placed).unwrap_or(0),
             vram_mediator_mib: mib(|chunks| chunks.mediator).unwrap_or(0),
+        }
+    }
+
+    fn scheduler(&self, recent_ns: u64) -> Option<SchedulerUsage> {
+        let host = self.host.lock().clone();
+        let usage = host.map(|host| host.lock().scheduler_usage(recent_ns));
+        Some(usage.unwrap_or_else(|| SchedulerUsage::idle(*self.scheduler.lock())))
+    }
+
+    fn set_scheduler(&self, config: sched::Config) {
+        let host = self.host.lock();
+        *self.scheduler.lock() = config;
+        if let Some(host) = &*host {
+            host.lock().set_scheduler(config);
+        }
+    }
+
+    fn set_share(&self, vm: VmId, params: VgpuParams) {
+        if let Some(host) = &*self.host.lock() {
+            host.lock().set_share(vm, params);
+        }
+    }
+
+    fn release_vm(&self, vm: VmId) {
+        if let Some(host) = &*self.host.lock() {
+            host.lock().release_vm(vm);
         }
     }
 

@@ -42,6 +42,15 @@ pub enum DaemonError {
         /// What is lacking.
         what: String,
     },
+    /// A virtual machine has its card by passthrough, so nobody shares the card's time.
+    #[error("VM `{0}` has its card by passthrough, which has no scheduler then")]
+    NoScheduler(String),
+    /// A card has no scheduler.
+    #[error("card `{0}` has no scheduler")]
+    Unscheduled(String),
+    /// A setting cannot be as it is asked for: its key, and what is wrong.
+    #[error("{0}")]
+    Setting(String),
     /// The card or the host failed.
     #[error("{0}")]
     Failed(String),
@@ -61,9 +70,9 @@ impl DaemonError {
     pub fn code(&self) -> ErrorCode {
         match self {
             Self::NoVm(_) | Self::NoCard(_) => ErrorCode::NotFound,
-            Self::Busy(..) => ErrorCode::Conflict,
+            Self::Busy(..) | Self::NoScheduler(_) | Self::Unscheduled(_) => ErrorCode::Conflict,
             Self::TooMany(_) | Self::Quota { .. } => ErrorCode::Quota,
-            Self::NoAccount { .. } => ErrorCode::Invalid,
+            Self::NoAccount { .. } | Self::Setting(_) => ErrorCode::Invalid,
             Self::Failed(_) | Self::ShuttingDown => ErrorCode::Failed,
             Self::Socket(BindError::InUse { .. } | BindError::NotASocket { .. }) => ErrorCode::Conflict,
             Self::Socket(BindError::TooLong { .. } | BindError::NoDirectory { .. }) => ErrorCode::Invalid,
@@ -90,6 +99,9 @@ impl DaemonError {
             Self::TooMany(_) => "remove a VM first",
             Self::NoAccount { .. } => "name an existing one, or its number",
             Self::Quota { .. } => "remove a VM, or ask for less",
+            Self::NoScheduler(_) => "to have it share the card's time, remove it and add it without passthrough",
+            Self::Unscheduled(_) => "see `mediatorctl card show` for the cards",
+            Self::Setting(_) => "correct the value; keys that are left out stay as they are",
             Self::Failed(_) => "see the daemon's log",
             Self::ShuttingDown => "start it again",
             Self::Socket(_) => match self.code() {

@@ -1,13 +1,13 @@
 //! The daemon's core: which cards and virtual machines there are, and how they come and go.
 //!
 //! Parts: [`backend`] (the seam to what serves a virtual machine), [`cards`] (the cards of a configuration),
-//! `vm` (a virtual machine's thread), [`activation`] (sockets from the service manager), [`account`] (users and groups),
-//! [`error`].
+//! `vm` (a virtual machine's thread), `scheduling` (how the time of cards is shared, live), [`activation`] (sockets from
+//! the service manager), [`account`] (users and groups), [`error`].
 //!
 //! Each virtual machine has one thread, which runs its vfio-user server; the admin API runs on another. Adding and removing
 //! happens one at a time and may take long (memory is scrubbed); looking never waits for it.
 //!
-//! Lock order: [`Daemon`]'s `changing`, then its `state`, then what a backend locks for its status.
+//! Lock order: [`Daemon`]'s `changing`, then its `tuning`, then its `state`, then what a backend locks for its status.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::net::UnixListener;
@@ -27,12 +27,14 @@ pub mod activation;
 pub mod backend;
 pub mod cards;
 pub mod error;
+mod scheduling;
 mod vm;
 
 #[cfg(test)]
 pub(crate) mod tests;
 
 pub use error::DaemonError;
+pub use scheduling::{HISTORY_MS, WINDOW_MS};
 
 use backend::{BackendStatus, CardBackend, OpenCard};
 use vm::Running;
@@ -83,6 +85,8 @@ pub struct Daemon {
     state: Mutex<State>,
     /// Held while a virtual machine is added or removed.
     changing: Mutex<()>,
+    /// Held while a card's settings are read, changed and put back.
+    tuning: Mutex<()>,
     /// Sockets from the service manager that no virtual machine has taken yet. They come back when it is removed.
     listeners: Mutex<HashMap<String, UnixListener>>,
 }
@@ -113,6 +117,7 @@ impl Daemon {
             cards,
             state: Mutex::default(),
             changing: Mutex::new(()),
+            tuning: Mutex::new(()),
             listeners: Mutex::new(listeners),
         });
         for vm in vms {

@@ -139,6 +139,14 @@ impl Fixture {
         Self { folder, daemon, released }
     }
 
+    /// A daemon with software cards, as its configuration says, under the same folder.
+    pub fn real(cards: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let config = Config::parse(&format!("{}{cards}", daemon_table(folder.path())), "test").unwrap();
+        let daemon = Daemon::start(config, &cards::Cards, HashMap::new()).unwrap();
+        Self { folder, daemon, released: Released::default() }
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -159,9 +167,12 @@ fn config(folder: &Path, cards: &[&str]) -> Config {
         .iter()
         .map(|name| format!("[[card]]\nname = \"{name}\"\nkind = \"simgpu\"\nvram_mib = 512\nreserve_mib = 32\n"))
         .collect();
+    Config::parse(&format!("{}{cards}", daemon_table(folder)), "test").unwrap()
+}
+
+fn daemon_table(folder: &Path) -> String {
     let folder = folder.display();
-    let daemon = format!("[daemon]\nadmin_socket = \"{folder}/admin.sock\"\nsocket_dir = \"{folder}\"\n");
-    Config::parse(&format!("{daemon}{cards}"), "test").unwrap()
+    format!("[daemon]\nadmin_socket = \"{folder}/admin.sock\"\nsocket_dir = \"{folder}\"\n")
 }
 
 /// Waits until something is so; what it waits for comes from another thread.

@@ -76,6 +76,20 @@ impl Schedule {
         &self.scheduler
     }
 
+    /// How many submissions of each VM wait for their turn, and how many the card has.
+    pub(super) fn counts(&self) -> BTreeMap<VmId, (usize, usize)> {
+        let mut counts: BTreeMap<VmId, (usize, usize)> = BTreeMap::new();
+        for held in self.held.values() {
+            let (queued, in_flight) = counts.entry(held.vm).or_default();
+            match held.stage {
+                Stage::Parked => {}
+                Stage::Queued => *queued += 1,
+                Stage::Started | Stage::Waiting => *in_flight += 1,
+            }
+        }
+        counts
+    }
+
     /// Another descriptor of the timer, to wait for.
     pub(super) fn timer_fd(&self) -> std::io::Result<OwnedFd> {
         self.timer.try_clone()
@@ -127,7 +141,8 @@ fn number_of(engine: Engine) -> u32 {
     }
 }
 
-fn vgpu(vm: VmId) -> VgpuId {
+/// A VM as the scheduler numbers it.
+pub(super) fn vgpu(vm: VmId) -> VgpuId {
     VgpuId(vm.0)
 }
 

@@ -465,6 +465,10 @@ impl VmBackend for MediatedVm {
         }
     }
 
+    fn scheduled_as(&self) -> Option<VmId> {
+        Some(self.vm)
+    }
+
     fn release(&self) -> Result<(), BackendError> {
         {
             let core = &mut *self.core();

@@ -1,0 +1,88 @@
+//! What a card's scheduler knows, copied: it is looked at without holding up the card.
+
+use super::registry::HostState;
+use super::schedule::vgpu;
+use super::time;
+use sched::{Account, Config, Engine, Nanos, Quarantine, Sample, Standing, VgpuParams};
+use std::collections::BTreeMap;
+use vram::VmId;
+
+/// A card's scheduler at one moment.
+#[derive(Clone, Debug)]
+pub struct SchedulerUsage {
+    /// Its settings.
+    pub config: Config,
+    /// The card's clock.
+    pub now: Nanos,
+    /// Submissions that wait for their turn.
+    pub queued: usize,
+    /// Submissions on the card.
+    pub in_flight: usize,
+    /// Time that each engine has been busy, in ns.
+    pub busy: [u64; Engine::COUNT],
+    /// The VMs that take part.
+    pub vms: BTreeMap<VmId, VmUsage>,
+}
+
+/// A VM's part in it.
+#[derive(Clone, Debug)]
+pub struct VmUsage {
+    /// What it may have.
+    pub params: VgpuParams,
+    /// Its submissions that ran for too long.
+    pub strikes: u32,
+    /// Whether it is quarantined.
+    pub quarantine: Quarantine,
+    /// Its submissions that wait for their turn.
+    pub queued: usize,
+    /// Its submissions on the card.
+    pub in_flight: usize,
+    /// What it has submitted and used, by engine.
+    pub accounts: [Account; Engine::COUNT],
+    /// What the policy thinks of it, by engine.
+    pub standings: [Standing; Engine::COUNT],
+    /// What it has used lately.
+    pub recent: Vec<Sample>,
+}
+
+impl SchedulerUsage {
+    /// Of a card that nobody has used yet.
+    #[must_use]
+    pub fn idle(config: Config) -> Self {
+        Self { config, now: Nanos(0), queued: 0, in_flight: 0, busy: [0; Engine::COUNT], vms: BTreeMap::new() }
+    }
+}
+
+impl HostState {
+    /// What the scheduler knows, with uses of the last `recent_ns` nanoseconds.
+    #[must_use]
+    pub fn scheduler_usage(&self, recent_ns: u64) -> SchedulerUsage {
+        let scheduler = self.schedule.scheduler();
+        let now = Nanos(time::now_ns(&**self.vram.memory.card()));
+        let since = Nanos(now.0.saturating_sub(recent_ns));
+        let counts = self.schedule.counts();
+        let usage = |vm: VmId| {
+            let id = vgpu(vm);
+            let (strikes, quarantine) = scheduler.strikes(id)?;
+            let (queued, in_flight) = counts.get(&vm).copied().unwrap_or_default();
+            Some(VmUsage {
+                params: *scheduler.params(id)?,
+                strikes,
+                quarantine,
+                queued,
+                in_flight,
+                accounts: Engine::ALL.map(|engine| scheduler.account(id, engine).cloned().unwrap_or_default()),
+                standings: Engine::ALL.map(|engine| scheduler.standing(id, engine)),
+                recent: scheduler.history(id)?.since(since).copied().collect(),
+            })
+        };
+        SchedulerUsage {
+            config: *scheduler.config(),
+            now,
+            queued: scheduler.queued(),
+            in_flight: scheduler.in_flight(),
+            busy: Engine::ALL.map(|engine| scheduler.busy(engine)),
+            vms: scheduler.vgpus().map(|id| VmId(id.0)).filter_map(|vm| Some((vm, usage(vm)?))).collect(),
+        }
+    }
+}
