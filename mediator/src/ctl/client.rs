@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Largest answer, in bytes.
 const MAX_ANSWER: usize = 64 << 20;
 
-/// Why a request brought no good answer.
+/// Why a request brought no good answer, or the answer cannot be shown.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum ClientError {
@@ -37,6 +37,16 @@ pub enum ClientError {
     TimedOut,
     #[error("the host has no room for a request")]
     Runtime(#[source] io::Error),
+    #[error("{} cannot be written", path.display())]
+    File {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("there is no report: {0}")]
+    Report(String),
+    #[error("the terminal cannot be used")]
+    Terminal(#[source] io::Error),
 }
 
 /// A client of one daemon.

@@ -1,6 +1,7 @@
 //! `mediatorctl`: a thin client of the admin API.
 //!
-//! Parts: the command line (this file), [`client`] (HTTP over the socket), [`output`] (tables).
+//! Parts: the command line (this file), `sched` (its commands on how cards' time is shared), [`report`] (a picture of that),
+//! `top` (the same live), [`client`] (HTTP over the socket), [`output`] (tables), [`values`] (what has a unit).
 //!
 //! Exit codes are part of the interface, see [`Code`]; so is `--output json`, which prints the API's answers as they are.
 
@@ -15,6 +16,10 @@ use crate::config::{Apertures, DEFAULT_ADMIN_SOCKET, SocketMode, VmSpec};
 
 pub mod client;
 pub mod output;
+pub mod report;
+mod sched;
+mod top;
+pub mod values;
 
 #[cfg(test)]
 mod tests;
@@ -54,6 +59,9 @@ struct Arguments {
     /// Form of what is printed
     #[arg(long, global = true, value_name = "FORM", default_value = "table")]
     output: Form,
+    /// The same as --output json
+    #[arg(long, global = true, conflicts_with = "output")]
+    json: bool,
     #[command(subcommand)]
     command: Command,
 }
@@ -67,6 +75,16 @@ enum Form {
     Json,
 }
 
+impl Form {
+    /// An answer in this form.
+    fn of<T: serde::Serialize>(self, answer: &T, table: impl FnOnce(&T) -> String) -> String {
+        match self {
+            Self::Table => table(answer),
+            Self::Json => json(answer),
+        }
+    }
+}
+
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Virtual machines
@@ -75,6 +93,11 @@ enum Command {
     /// Cards
     #[command(subcommand)]
     Card(CardCommand),
+    /// How the time of cards is shared
+    #[command(subcommand)]
+    Sched(sched::SchedCommand),
+    /// Shows live who uses the cards: entitled and received shares, waits, strikes
+    Top(top::Top),
 }
 
 #[derive(Debug, Subcommand)]
@@ -122,6 +145,8 @@ struct Add {
     /// Milliseconds that a channel may hold an engine without progress; 0 for ever
     #[arg(long, value_name = "MS")]
     hang_limit_ms: Option<u64>,
+    #[command(flatten)]
+    time: sched::TimeFlags,
     /// Path of its socket; NAME.sock in the daemon's folder if not given
     #[arg(long, value_name = "PATH")]
     socket_path: Option<PathBuf>,
@@ -141,7 +166,8 @@ struct Add {
 
 impl From<Add> for VmSpec {
     fn from(add: Add) -> Self {
-        let Add { name, card, vram_mib, channels, hang_limit_ms, socket_path, mode, owner, group, passthrough } = add;
+        let Add { name, card, vram_mib, channels, hang_limit_ms, time, socket_path, mode, owner, group, passthrough } =
+            add;
         Self {
             name,
             card,
@@ -151,7 +177,7 @@ impl From<Add> for VmSpec {
             apertures: Apertures::default(),
             shadow: shadow_pt::Mode::default(),
             hang_limit_ms,
-            time: crate::config::TimeShare::default(),
+            time: time.share(),
             socket: socket_path,
             mode,
             owner,
@@ -188,8 +214,8 @@ where
             return Code::Good;
         }
     };
-    let form = arguments.output;
-    match answer(arguments) {
+    let form = if arguments.json { Form::Json } else { arguments.output };
+    match answer(form, arguments) {
         Ok(text) => match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
             Ok(()) => Code::Good,
             Err(_) => Code::Failed,
@@ -208,41 +234,42 @@ fn json(value: &impl serde::Serialize) -> String {
     serde_json::to_string_pretty(value).map_or_else(|error| error.to_string(), |text| text + "\n")
 }
 
-fn answer(arguments: Arguments) -> Result<String, ClientError> {
-    let Arguments { socket, output, command } = arguments;
+fn answer(form: Form, arguments: Arguments) -> Result<String, ClientError> {
+    let Arguments { socket, command, .. } = arguments;
     let client = Client::new(socket)?;
-    let form = |json: String, table: String| if output == Form::Json { json } else { table };
     Ok(match command {
         Command::Vm(VmCommand::List) => {
             let list: api::VmList = client.get("/v1/vms")?;
-            form(json(&list), output::vms(&list.vms))
+            form.of(&list, |list| output::vms(&list.vms))
         }
         Command::Vm(VmCommand::Show { name }) => {
             let vm: api::Vm = client.get(&format!("/v1/vms/{}", client::segment(&name)))?;
-            form(json(&vm), output::vm(&vm))
+            form.of(&vm, output::vm)
         }
         Command::Vm(VmCommand::Add(add)) => {
             let vm: api::Vm = client.post("/v1/vms", &VmSpec::from(add))?;
-            form(json(&vm), output::vm_added(&vm))
+            form.of(&vm, output::vm_added)
         }
         Command::Vm(VmCommand::Remove { name }) => {
             client.delete(&format!("/v1/vms/{}", client::segment(&name)))?;
-            form(json(&serde_json::json!({ "removed": name })), format!("VM {name} is removed\n"))
+            form.of(&serde_json::json!({ "removed": name }), |_| format!("VM {name} is removed\n"))
         }
         Command::Vm(VmCommand::LaunchArgs { name, vmm, memory }) => {
             let path =
                 format!("/v1/vms/{}/launch-args?vmm={vmm}&memory={}", client::segment(&name), String::from(memory));
             let args: api::LaunchArgs = client.get(&path)?;
-            form(json(&args), output::launch_args(&args))
+            form.of(&args, output::launch_args)
         }
         Command::Card(CardCommand::Show { name: None }) => {
             let list: api::CardList = client.get("/v1/cards")?;
-            form(json(&list), output::cards(&list.cards))
+            form.of(&list, |list| output::cards(&list.cards))
         }
         Command::Card(CardCommand::Show { name: Some(name) }) => {
             let card: api::Card = client.get(&format!("/v1/cards/{}", client::segment(&name)))?;
-            form(json(&card), output::card(&card))
+            form.of(&card, output::card)
         }
+        Command::Sched(command) => sched::answer(&client, form, command)?,
+        Command::Top(top) => top.run(&client, form)?,
     })
 }
 
@@ -256,7 +283,10 @@ impl ClientError {
                 ErrorCode::Conflict | ErrorCode::Quota => Code::Conflict,
                 ErrorCode::Failed => Code::Failed,
             },
-            Self::Runtime(_) | Self::Protocol(_) | Self::TimedOut => Code::Failed,
+            Self::Report(_) => Code::Usage,
+            Self::Runtime(_) | Self::Protocol(_) | Self::TimedOut | Self::File { .. } | Self::Terminal(_) => {
+                Code::Failed
+            }
         }
     }
 
@@ -267,11 +297,15 @@ impl ClientError {
             Self::Protocol(_) => "check that --socket names mediatord's admin socket, of the same version",
             Self::TimedOut => "see the daemon's log",
             Self::Runtime(_) => "try again when the host has room",
+            Self::File { .. } => "name another file with --out FILE",
+            Self::Report(_) => "choose another --since or --window",
+            Self::Terminal(_) => "use --once, which prints the table",
         };
         let mut text = self.to_string();
         if let Some(source) = std::error::Error::source(self) {
             text = format!("{text}: {source}");
         }
-        api::Error { code: ErrorCode::Failed, error: text, what_to_do: what_to_do.to_owned() }
+        let code = if self.exit_code() == Code::Usage { ErrorCode::Invalid } else { ErrorCode::Failed };
+        api::Error { code, error: text, what_to_do: what_to_do.to_owned() }
     }
 }

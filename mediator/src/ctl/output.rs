@@ -10,10 +10,12 @@ use tabled::settings::{Alignment, Modify, Padding};
 
 use crate::admin::api::{Card, InterruptKind, LaunchArgs, Vm};
 
-/// What is shown when there is nothing to show.
-const NOTHING: &str = "-";
+pub mod scheduler;
 
-fn table(rows: Vec<Vec<String>>, numbers: &[usize]) -> String {
+/// What is shown when there is nothing to show.
+pub(super) const NOTHING: &str = "-";
+
+pub(super) fn table(rows: Vec<Vec<String>>, numbers: &[usize]) -> String {
     let mut builder = Builder::default();
     for row in rows {
         builder.push_record(row);
@@ -32,7 +34,7 @@ fn row(cells: &[&dyn ToString]) -> Vec<String> {
     cells.iter().map(|cell| cell.to_string()).collect()
 }
 
-fn heads(names: &[&str]) -> Vec<String> {
+pub(super) fn heads(names: &[&str]) -> Vec<String> {
     names.iter().map(|&name| name.to_owned()).collect()
 }
 

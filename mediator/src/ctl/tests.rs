@@ -4,6 +4,8 @@ use super::*;
 use crate::admin::tests::Served;
 use api::VmState;
 
+mod sched;
+
 /// What one run printed, and its code.
 struct Ran {
     code: Code,

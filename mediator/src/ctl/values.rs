@@ -1,0 +1,91 @@
+//! Values of the command line that people write with a unit or a name.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::de::value::{Error, StrDeserializer};
+
+/// A part of the whole, written in percent with at most one decimal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Percent {
+    /// In thousandths, as the API has it.
+    pub permille: u32,
+}
+
+impl FromStr for Percent {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = text.strip_suffix('%').unwrap_or(text).trim_end();
+        let (whole, tenths) = number.split_once('.').unwrap_or((number, "0"));
+        let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let permille = (digits(whole) && digits(tenths) && tenths.len() == 1)
+            .then(|| whole.parse::<u32>().ok()?.checked_mul(10)?.checked_add(tenths.parse().ok()?))
+            .flatten();
+        match permille {
+            Some(permille @ 0..=1000) => Ok(Self { permille }),
+            _ => Err(format!("`{text}` is no part of the whole, expected percent from 0 to 100, such as 12.5")),
+        }
+    }
+}
+
+/// A length of time: digits and `ms`, `s` or `m`.
+///
+/// # Errors
+/// What is wrong and what was expected.
+pub fn span(text: &str) -> Result<Duration, String> {
+    let unit = text.trim_start_matches(|digit: char| digit.is_ascii_digit());
+    let number = text.strip_suffix(unit).and_then(|number| number.parse::<u64>().ok());
+    let ms = match unit {
+        "ms" => Some(1),
+        "s" => Some(1000),
+        "m" => Some(60_000),
+        _ => None,
+    };
+    let span = number.zip(ms).and_then(|(number, ms)| number.checked_mul(ms)).filter(|ms| *ms > 0);
+    span.map(Duration::from_millis)
+        .ok_or_else(|| format!("`{text}` is no length of time, expected a number with ms, s or m, such as 500ms"))
+}
+
+/// A value by the name that it has in the configuration file.
+///
+/// # Errors
+/// The names that there are.
+pub fn named<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    T::deserialize(StrDeserializer::<Error>::new(text)).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percent_has_at_most_one_decimal() {
+        let permille = |text: &str| text.parse::<Percent>().map(|percent| percent.permille).ok();
+        for (text, expected) in [("0", 0), ("10", 100), ("12.5", 125), ("100%", 1000), ("33.3 %", 333)] {
+            assert_eq!(permille(text), Some(expected), "{text}");
+        }
+        for text in ["", "%", ".5", "5.", "12.55", "100.1", "-1", "+1", "ten", "99999999999", "4294967295.9"] {
+            assert_eq!(permille(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn lengths_of_time_have_a_unit() {
+        for (text, ms) in [("500ms", 500), ("60s", 60_000), ("2m", 120_000)] {
+            assert_eq!(span(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        for text in ["", "5", "s", "0s", "1h", "-1s", "1.5s", "99999999999999999999s", "18446744073709551615m"] {
+            assert!(span(text).unwrap_err().contains("expected a number with ms, s or m"), "{text}");
+        }
+    }
+
+    #[test]
+    fn names_are_those_of_the_configuration() {
+        assert_eq!(named("band"), Ok(sched::PolicyKind::Band));
+        assert_eq!(named("interactive"), Ok(sched::LatencyClass::Interactive));
+        let error = named::<sched::Queues>("double").unwrap_err();
+        assert_eq!(error, "unknown variant `double`, expected `separate` or `single`");
+    }
+}
