@@ -17,37 +17,39 @@ fn one(value: impl Into<u64>) -> Vec<(String, u64)> {
 }
 
 const CARD: [Metric<Card>; 4] = [
-    ("mediator_card_vram_bytes", "gauge", "VRAM of a card, by use", |card| {
+    ("gpu_mediator_card_vram_bytes", "gauge", "VRAM of a card, by use", |card| {
         let uses =
             [("assigned", card.vram_assigned_mib), ("free", card.vram_free_mib), ("reserved", card.vram_reserved_mib)];
         uses.map(|(name, mib)| (format!("use=\"{name}\""), mib.saturating_mul(1 << 20))).into()
     }),
-    ("mediator_card_vram_used_bytes", "gauge", "VRAM of a card that is in use, by user", |card| {
+    ("gpu_mediator_card_vram_used_bytes", "gauge", "VRAM of a card that is in use, by user", |card| {
         let users = [("vms", card.vram_placed_mib), ("mediator", card.vram_mediator_mib)];
         users.map(|(name, mib)| (format!("user=\"{name}\""), mib.saturating_mul(1 << 20))).into()
     }),
-    ("mediator_card_channels", "gauge", "Channels that VMs have on a card", |card| one(card.channels_used)),
-    ("mediator_card_vms", "gauge", "VMs of a card", |card| one(card.vms.len() as u64)),
+    ("gpu_mediator_card_channels", "gauge", "Channels that VMs have on a card", |card| one(card.channels_used)),
+    ("gpu_mediator_card_vms", "gauge", "VMs of a card", |card| one(card.vms.len() as u64)),
 ];
 
 const VM: [Metric<Vm>; 10] = [
-    ("mediator_vm_state", "gauge", "1 for the state that a VM is in", |vm| {
+    ("gpu_mediator_vm_state", "gauge", "1 for the state that a VM is in", |vm| {
         let states = [VmState::Starting, VmState::Waiting, VmState::Connected, VmState::Stopping, VmState::Failed];
         states.map(|state| (format!("state=\"{}\"", state.name()), u64::from(state == vm.state))).into()
     }),
-    ("mediator_vm_passthrough", "gauge", "1 for a VM wired straight to its card", |vm| {
+    ("gpu_mediator_vm_passthrough", "gauge", "1 for a VM wired straight to its card", |vm| {
         one(vm.mode == VmMode::Passthrough)
     }),
-    ("mediator_vm_vram_bytes", "gauge", "VRAM that a VM's guest sees", |vm| one(vm.vram_mib.saturating_mul(1 << 20))),
-    ("mediator_vm_channels", "gauge", "Channels that a VM has on its card", |vm| one(vm.channels_used)),
-    ("mediator_vm_channels_limit", "gauge", "Channels that a VM may have", |vm| one(vm.channels_limit)),
-    ("mediator_vm_memory_not_shared", "gauge", "1 when a VM's memory is private to its VMM", |vm| {
+    ("gpu_mediator_vm_vram_bytes", "gauge", "VRAM that a VM's guest sees", |vm| {
+        one(vm.vram_mib.saturating_mul(1 << 20))
+    }),
+    ("gpu_mediator_vm_channels", "gauge", "Channels that a VM has on its card", |vm| one(vm.channels_used)),
+    ("gpu_mediator_vm_channels_limit", "gauge", "Channels that a VM may have", |vm| one(vm.channels_limit)),
+    ("gpu_mediator_vm_memory_not_shared", "gauge", "1 when a VM's memory is private to its VMM", |vm| {
         one(vm.memory_not_shared)
     }),
-    ("mediator_vm_memory_withdrawn", "gauge", "1 when a VMM withdrew memory under the card", |vm| {
+    ("gpu_mediator_vm_memory_withdrawn", "gauge", "1 when a VMM withdrew memory under the card", |vm| {
         one(vm.memory_withdrawn)
     }),
-    ("mediator_vm_denied_total", "counter", "Accesses of a guest that were denied, by reason", |vm| {
+    ("gpu_mediator_vm_denied_total", "counter", "Accesses of a guest that were denied, by reason", |vm| {
         let mut reasons = std::collections::BTreeMap::<&str, u64>::new();
         for denied in &vm.denied {
             let sum = reasons.entry(&denied.reason).or_default();
@@ -55,8 +57,10 @@ const VM: [Metric<Vm>; 10] = [
         }
         reasons.into_iter().map(|(reason, sum)| (format!("reason=\"{}\"", escaped(reason)), sum)).collect()
     }),
-    ("mediator_vm_device_total", "counter", "Counts of a VM's device", |vm| labelled(&vm.counters)),
-    ("mediator_vm_transport_total", "counter", "Counts of the connection to a VM's VMM", |vm| labelled(&vm.transport)),
+    ("gpu_mediator_vm_device_total", "counter", "Counts of a VM's device", |vm| labelled(&vm.counters)),
+    ("gpu_mediator_vm_transport_total", "counter", "Counts of the connection to a VM's VMM", |vm| {
+        labelled(&vm.transport)
+    }),
 ];
 
 fn labelled(counts: &std::collections::BTreeMap<String, u64>) -> Vec<(String, u64)> {
@@ -70,7 +74,7 @@ pub fn text(cards: &[Card], vms: &[Vm], schedulers: &[CardScheduler]) -> String 
     samples(&mut text, &CARD, cards, |card| format!("card=\"{}\"", escaped(&card.name)));
     samples(&mut text, &VM, vms, |vm| format!("vm=\"{}\",card=\"{}\"", escaped(&vm.name), escaped(&vm.card)));
     scheduler::samples(&mut text, schedulers);
-    let name = "mediator_log_events_suppressed_total";
+    let name = "gpu_mediator_log_events_suppressed_total";
     let _ = writeln!(text, "# HELP {name} Log events that guests caused and that were held back");
     let _ = writeln!(text, "# TYPE {name} counter\n{name} {}", crate::logging::suppressed());
     text

@@ -123,13 +123,13 @@ fn metrics_are_in_prometheus_form() {
     let text = client.request(Method::GET, "/metrics", Default::default()).unwrap();
     let text = String::from_utf8(text.to_vec()).unwrap();
     for line in [
-        "mediator_card_vram_bytes{card=\"card0\",use=\"assigned\"} 67108864",
-        "mediator_vm_state{vm=\"a\",card=\"card0\",state=\"waiting\"} 1",
-        "mediator_vm_state{vm=\"a\",card=\"card0\",state=\"connected\"} 0",
-        "mediator_vm_channels{vm=\"a\",card=\"card0\"} 3",
-        "mediator_vm_denied_total{vm=\"a\",card=\"card0\",reason=\"unknown register\"} 6",
-        "mediator_vm_device_total{vm=\"a\",card=\"card0\",count=\"doorbells\"} 7",
-        "# TYPE mediator_log_events_suppressed_total counter",
+        "gpu_mediator_card_vram_bytes{card=\"card0\",use=\"assigned\"} 67108864",
+        "gpu_mediator_vm_state{vm=\"a\",card=\"card0\",state=\"waiting\"} 1",
+        "gpu_mediator_vm_state{vm=\"a\",card=\"card0\",state=\"connected\"} 0",
+        "gpu_mediator_vm_channels{vm=\"a\",card=\"card0\"} 3",
+        "gpu_mediator_vm_denied_total{vm=\"a\",card=\"card0\",reason=\"unknown register\"} 6",
+        "gpu_mediator_vm_device_total{vm=\"a\",card=\"card0\",count=\"doorbells\"} 7",
+        "# TYPE gpu_mediator_log_events_suppressed_total counter",
     ] {
         assert!(text.lines().any(|found| found == line), "{line}\n{text}");
     }
