@@ -3,7 +3,7 @@
 //! A submission has ended when the card has fetched its record (its own GP_GET, which no guest can write, says so) and
 //! the record's semaphore holds the submission's sequence. Both, because the card's GP_GET is ahead of its work, and
 //! because a guest's work can write the semaphore: it lies in the guest's address space. For the same reason the last one
-//! that the card has of a channel has not ended while an engine works for the channel. What a guest can gain still is that
+//! that the card has of a channel has not ended while an engine works for the channel, if the caller doubts it. What a guest can gain still is that
 //! one of its submissions seems to end within another. Nothing that protects others' memory may rest on a completion.
 
 use crate::card;
@@ -22,8 +22,8 @@ const ENGINES: u32 = (1 << engine::COUNT) - 1;
 
 impl Channels {
     /// Submissions that have ended since the last call, in the order of each channel. Channels with nothing in flight
-    /// cost nothing.
-    pub fn completed(&mut self, host: &mut impl Host, now: u64) -> Vec<Completion> {
+    /// cost nothing. `doubt`: engines are asked, too.
+    pub fn completed(&mut self, host: &mut impl Host, now: u64, doubt: bool) -> Vec<Completion> {
         let Self { layout, slots, vms, deferred, .. } = self;
         *deferred = false;
         for vm in vms.values_mut().filter(|vm| vm.told) {
@@ -45,7 +45,7 @@ impl Channels {
             if ended < ring.with_card() && bound.running && listed && at_rest(host, physical, ring) {
                 ended = ring.with_card();
             }
-            if ended > 0 && ended == ring.with_card() && is_worked_for(host, physical) {
+            if doubt && ended > 0 && ended == ring.with_card() && is_worked_for(host, physical) {
                 ended = ended.saturating_sub(1);
                 *deferred = true;
             }

@@ -475,7 +475,7 @@ impl World {
     }
 
     pub(crate) fn completed(&mut self) -> Vec<crate::Completion> {
-        self.channels.completed(&mut self.card, self.now)
+        self.channels.completed(&mut self.card, self.now, true)
     }
 
     pub(crate) fn userd(&mut self, vm: VmId, channel: u8, offset: u64) -> u32 {

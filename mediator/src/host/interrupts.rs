@@ -171,7 +171,6 @@ pub(super) fn serve(host: &Weak<HostCard>, event: &EventFd, timer: &OwnedFd) {
             }
         }
         if expired {
-            // The timer is set anew by that, which makes it unreadable.
             host.lock().tick();
         }
         let events = host.lock().schedule.take_outbox();
@@ -228,6 +227,7 @@ impl HostState {
     fn look(&mut self) -> Vec<(VmId, GuestEvent)> {
         let mut events = Vec::new();
         let now_ns = self.now_ns();
+        self.set_clock();
         self.complete();
         for Hang { engine, vm, channel, for_ns, .. } in self.channels.look(&mut self.vram.memory, now_ns) {
             tracing::warn!(vm = vm.0, ?channel, engine, for_ms = for_ns / 1_000_000, "a channel makes no progress");

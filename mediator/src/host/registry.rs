@@ -190,6 +190,7 @@ impl HostCard {
         let limit = share.hang_limit.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
         state.channels.set_hang_limit(channels::VmId(vm.0), limit);
         state.vms.insert(vm, events);
+        state.set_clock();
         state.schedule_vm(vm, share.time);
         Ok(())
     }

@@ -53,11 +53,15 @@ pub struct Schedule {
     scheduler: Scheduler,
     /// By number, which is the order in which they came.
     held: BTreeMap<Ticket, Held>,
-    /// When the scheduler is to be called.
+    /// Expires when the scheduler is to be called.
     timer: OwnedFd,
+    /// When it does, if it was set and has not expired.
+    armed: Option<Nanos>,
     /// Wakes the interrupt thread, which delivers what is in the outbox.
     wake: EventFd,
     outbox: Vec<(VmId, GuestEvent)>,
+    /// By how many ns the card's clock is ahead of the host's.
+    ahead_ns: i64,
 }
 
 impl Schedule {
@@ -67,7 +71,7 @@ impl Schedule {
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)
             .map_err(|error| refused(format!("no timer for the scheduler: {error}")))?;
         let scheduler = Scheduler::new(config, Nanos(0)).map_err(|error| refused(error.to_string()))?;
-        Ok(Self { scheduler, held: BTreeMap::new(), timer, wake, outbox: Vec::new() })
+        Ok(Self { scheduler, held: BTreeMap::new(), timer, armed: None, wake, outbox: Vec::new(), ahead_ns: 0 })
     }
 
     /// The scheduler, to look at.
@@ -104,16 +108,33 @@ impl Schedule {
     /// an end is to be looked for.
     fn arm(&mut self, now: Nanos, deferred: bool) {
         let look = (deferred || self.is_contended()).then(|| now.after(LOOK_NS));
-        let next = self.scheduler.next_wakeup().into_iter().chain(look).min();
-        // A time of zero switches it off.
-        let in_ns = next.map_or(0, |at| at.since(now).max(1));
+        let Some(next) = self.scheduler.next_wakeup().into_iter().chain(look).min() else { return };
+        // To be called too early costs less than to set the timer for each submission.
+        if self.armed.is_some_and(|armed| armed <= next) {
+            return;
+        }
+        // A time of zero would switch it off.
+        let in_ns = next.since(now).max(1);
         let it_value = Timespec {
             tv_sec: i64::try_from(in_ns / NS_PER_S).unwrap_or(i64::MAX),
             tv_nsec: i64::try_from(in_ns % NS_PER_S).unwrap_or(0),
         };
         let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value };
-        if let Err(error) = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once) {
-            tracing::error!(%error, "the scheduler's timer cannot be set; work may start late");
+        match timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once) {
+            Ok(_) => self.armed = Some(next),
+            Err(error) => tracing::error!(%error, "the scheduler's timer cannot be set; work may start late"),
+        }
+    }
+
+    /// The timer has expired: it is silent until it is set anew.
+    fn disarm(&mut self) {
+        self.armed = None;
+        let mut expirations = [0; 8];
+        // There is nothing to read if it was set anew since it woke the interrupt thread.
+        if let Err(error) = rustix::io::read(&self.timer, &mut expirations).map(drop)
+            && error != rustix::io::Errno::AGAIN
+        {
+            tracing::error!(%error, "the scheduler's timer cannot be read");
         }
     }
 
@@ -198,7 +219,9 @@ impl HostState {
     /// Looks which submissions have ended.
     pub(super) fn complete(&mut self) {
         let now_ns = self.now_ns();
-        let mut completions = self.channels.completed(&mut self.vram.memory, now_ns);
+        // Where one VM is alone, no one else pays for what it forges.
+        let shared = self.vms.len() > 1;
+        let mut completions = self.channels.completed(&mut self.vram.memory, now_ns, shared);
         // Those of one engine in their order; without a time it has ended by now.
         completions.sort_by_key(|completion| completion.card_time_ns.unwrap_or(u64::MAX));
         let events: Vec<Event> = completions
@@ -214,12 +237,22 @@ impl HostState {
         self.feed(events);
     }
 
+    /// The card's time, by the host's clock and what was between them when [`Self::set_clock`] was called last.
     fn card_time(&self) -> Nanos {
-        Nanos(time::now_ns(&**self.vram.memory.card()))
+        Nanos(self.now_ns().saturating_add_signed(self.schedule.ahead_ns))
+    }
+
+    /// Looks how far the card's clock is ahead of the host's. To be called often enough for what they may differ in speed:
+    /// a ten-thousandth is 10 us in 100 ms.
+    pub(super) fn set_clock(&mut self) {
+        let card = time::now_ns(&**self.vram.memory.card());
+        let host = self.now_ns();
+        self.schedule.ahead_ns = i64::try_from(i128::from(card) - i128::from(host)).unwrap_or(0);
     }
 
     /// The timer has expired.
     pub(super) fn tick(&mut self) {
+        self.schedule.disarm();
         if self.channels.is_deferred() {
             self.complete();
         }

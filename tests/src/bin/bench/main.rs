@@ -3,6 +3,7 @@
 mod compute;
 mod fv;
 mod sched;
+mod sched_guests;
 mod shadow;
 mod transport;
 
@@ -15,11 +16,12 @@ use tests::bench::{Metric, report};
 /// A benchmark by name.
 type Benchmark = (&'static str, fn() -> Result<Vec<Metric>>);
 
-const BENCHMARKS: [Benchmark; 5] = [
+const BENCHMARKS: [Benchmark; 6] = [
     ("transport", transport::run),
     ("shadow", shadow::run),
     ("compute", compute::run),
     ("sched", sched::run),
+    ("sched-guests", sched_guests::run),
     ("fv", fv::run),
 ];
 

@@ -6,7 +6,7 @@
 //! are 3 ms. So 2.5 ms for the longest kernel is about what lets anyone meet the target there;
 //! `sched.lengths` has the others.
 //!
-//! Not here yet: the same with real guests. Their rows go behind those of [`run`], as `sched.guests.*`.
+//! `sched_guests` has the same with real guests.
 
 use ::sched::sim::{Card, Guest, Length, Outcome, Pulse, Scenario, Step, Stream, jain, run as simulate, run_with};
 use ::sched::{
