@@ -194,7 +194,7 @@ fn without_work_the_card_is_not_asked() {
     world.ring(A, 0, 1).unwrap();
     world.card.run(physical);
     assert_eq!(sequences(&mut world), [1]);
-    assert_eq!(world.channels.completed(&mut Silent, 0), []);
+    assert_eq!(world.channels.completed(&mut Silent, 0, true), []);
     assert!(!world.channels.busy_directory(&mut Silent, World::directory_of(A)));
 }
 
