@@ -13,7 +13,7 @@ use tests::guest::{self, LOAD_LIMIT};
 use tests::{Daemon, Paths, Vm, VmConfig};
 
 /// Rounds of each workload; the median counts.
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 9;
 /// MiB of each card, and of the passthrough VM's VRAM.
 const CARD_MIB: u32 = 512;
 /// MiB of a mediated VM's VRAM.
