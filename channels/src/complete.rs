@@ -3,8 +3,9 @@
 //! A submission has ended when the card has fetched its record (its own GP_GET, which no guest can write, says so) and
 //! the record's semaphore holds the submission's sequence. Both, because the card's GP_GET is ahead of its work, and
 //! because a guest's work can write the semaphore: it lies in the guest's address space. For the same reason the last one
-//! that the card has of a channel has not ended while an engine works for the channel, if the caller doubts it. What a guest can gain still is that
-//! one of its submissions seems to end within another. Nothing that protects others' memory may rest on a completion.
+//! that the card has of a channel has not ended while an engine works for the channel, if the caller doubts it. What a
+//! guest can gain still is that one of its submissions seems to end within another. Nothing that protects others' memory
+//! may rest on a completion.
 
 use crate::card;
 use crate::pool::Slot;

@@ -33,7 +33,7 @@ impl Preemptions {
     }
 
     pub(crate) fn clear(&mut self) {
-        self.waiting.clear();
+        *self = Self::default();
     }
 
     fn push(&mut self, channel: ChannelId) {

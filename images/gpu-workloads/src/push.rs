@@ -243,18 +243,19 @@ mod tests {
         assert_eq!(Object::COMPUTE.data(), 0x90c0);
     }
 
+    const RECT: Rect = Rect {
+        source: 0x12_3456_7000,
+        target: 0x1_8000_1000,
+        source_pitch: 0x1000,
+        target_pitch: 0x2000,
+        line_bytes: 0x800,
+        lines: 7,
+    };
+
     #[test]
     fn m2mf_copy_is_the_sequence_of_the_kernel() {
         let mut push = Push::default();
-        let rect = Rect {
-            source: 0x12_3456_7000,
-            target: 0x1_8000_1000,
-            source_pitch: 0x1000,
-            target_pitch: 0x2000,
-            line_bytes: 0x800,
-            lines: 7,
-        };
-        push.copy(Engine::M2mf, &rect);
+        push.copy(Engine::M2mf, &RECT);
         assert_eq!(
             push.words(),
             [
@@ -277,15 +278,7 @@ mod tests {
     #[test]
     fn copy_engine_copy_is_the_sequence_of_the_kernel() {
         let mut push = Push::default();
-        let rect = Rect {
-            source: 0x12_3456_7000,
-            target: 0x1_8000_1000,
-            source_pitch: 0x1000,
-            target_pitch: 0x2000,
-            line_bytes: 0x800,
-            lines: 7,
-        };
-        push.copy(Engine::Ce1, &rect);
+        push.copy(Engine::Ce1, &RECT);
         assert_eq!(
             push.words(),
             [0x2008_a0c3, 0x12, 0x3456_7000, 0x1, 0x8000_1000, 0x1000, 0x2000, 0x800, 7, 0x8110_a0c0]

@@ -66,11 +66,10 @@ pub struct Schedule {
 
 impl Schedule {
     pub(super) fn new(config: Config, wake: EventFd) -> Result<Self, HostError> {
-        let refused = |error: String| HostError::Refused(error);
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)
-            .map_err(|error| refused(format!("no timer for the scheduler: {error}")))?;
-        let scheduler = Scheduler::new(config, Nanos(0)).map_err(|error| refused(error.to_string()))?;
+            .map_err(|error| HostError::Refused(format!("no timer for the scheduler: {error}")))?;
+        let scheduler = Scheduler::new(config, Nanos(0)).map_err(|error| HostError::Refused(error.to_string()))?;
         Ok(Self { scheduler, held: BTreeMap::new(), timer, armed: None, wake, outbox: Vec::new(), ahead_ns: 0 })
     }
 
@@ -238,7 +237,7 @@ impl HostState {
     }
 
     /// The card's time, by the host's clock and what was between them when [`Self::set_clock`] was called last.
-    fn card_time(&self) -> Nanos {
+    pub(super) fn card_time(&self) -> Nanos {
         Nanos(self.now_ns().saturating_add_signed(self.schedule.ahead_ns))
     }
 

@@ -2,7 +2,6 @@
 
 use super::registry::HostState;
 use super::schedule::vgpu;
-use super::time;
 use sched::{Account, Config, Engine, Nanos, Quarantine, Sample, Standing, VgpuParams};
 use std::collections::BTreeMap;
 use vram::VmId;
@@ -58,7 +57,7 @@ impl HostState {
     #[must_use]
     pub fn scheduler_usage(&self, recent_ns: u64) -> SchedulerUsage {
         let scheduler = self.schedule.scheduler();
-        let now = Nanos(time::now_ns(&**self.vram.memory.card()));
+        let now = self.card_time();
         let since = Nanos(now.0.saturating_sub(recent_ns));
         let counts = self.schedule.counts();
         let usage = |vm: VmId| {
