@@ -46,6 +46,7 @@ impl Channels {
             if ended < ring.with_card() && bound.running && listed && at_rest(host, physical, ring) {
                 ended = ring.with_card();
             }
+            let doubt = doubt && vm.as_ref().is_none_or(|vm| !vm.trusted);
             if doubt && ended > 0 && ended == ring.with_card() && is_worked_for(host, physical) {
                 ended = ended.saturating_sub(1);
                 *deferred = true;

@@ -8,7 +8,7 @@ use crate::ring::Ring;
 use crate::submit::SavedWords;
 use crate::watchdog::{Episode, Watchdog};
 use crate::{
-    Bind, BindError, GuestMemory, HANG_LIMIT_NS, Host, Layout, Place, RunState, Stuck, Submitted, VmId, work_va,
+    Bind, BindError, GuestMemory, HANG_LIMIT_NS, Host, Layout, Pause, Place, RunState, Stuck, Submitted, VmId, work_va,
 };
 use nvspec::addr::{GpuVa, GuestVramAddr, VramAddr};
 use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId};
@@ -52,7 +52,10 @@ pub(crate) struct Bound {
 #[derive(Debug)]
 pub(crate) struct Vm {
     pub(crate) cap: u32,
-    pub(crate) paused: bool,
+    /// Why its channels do not run, one bit for each [`Pause`].
+    pub(crate) paused: u8,
+    /// What it says of its own work is taken as it is.
+    pub(crate) trusted: bool,
     /// Physical channels by the guest's number.
     pub(crate) channels: BTreeMap<u8, ChannelId>,
     /// The VM's part of the runlist, in the guest's order; bound channels only.
@@ -111,7 +114,8 @@ impl Channels {
     pub fn add_vm(&mut self, vm: VmId, cap: u32) {
         let record = Vm {
             cap,
-            paused: false,
+            paused: 0,
+            trusted: false,
             channels: BTreeMap::new(),
             list: Vec::new(),
             refused: BTreeMap::new(),
@@ -261,11 +265,18 @@ impl Channels {
         Submitted { listed: u32::try_from(listed.len()).unwrap_or(u32::MAX), ignored, taken }
     }
 
-    /// Keeps all of a VM's channels from being scheduled, whatever the guest enables, or lets them again. Those on an
-    /// engine stay there until [`Self::preempt`] or the end of their work.
-    pub fn pause(&mut self, host: &mut impl Host, vm: VmId, paused: bool) {
+    /// A VM does not forge the ends of its own work: it is the host itself. [`Self::completed`] never doubts them.
+    pub fn trust(&mut self, vm: VmId) {
+        if let Some(record) = self.vms.get_mut(&vm) {
+            record.trusted = true;
+        }
+    }
+
+    /// Keeps all of a VM's channels from being scheduled, whatever the guest enables, or lets them again, if no one else
+    /// has a reason not to. Those on an engine stay there until [`Self::preempt`] or the end of their work.
+    pub fn pause(&mut self, host: &mut impl Host, vm: VmId, why: Pause, paused: bool) {
         let Some(record) = self.vms.get_mut(&vm) else { return };
-        record.paused = paused;
+        record.paused = if paused { record.paused | why.bit() } else { record.paused & !why.bit() };
         let channels: Vec<ChannelId> = record.channels.values().copied().collect();
         for physical in channels {
             self.apply(host, physical);
@@ -387,7 +398,7 @@ impl Channels {
     /// Brings what the card may schedule to what the guest wants and the host allows.
     fn apply(&mut self, host: &mut impl Host, physical: ChannelId) {
         let Some(bound) = self.bound(physical) else { return };
-        let paused = self.vms.get(&bound.vm).is_some_and(|vm| vm.paused);
+        let paused = self.vms.get(&bound.vm).is_some_and(|vm| vm.paused != 0);
         let run = bound.enabled && !paused && !bound.retired;
         if run {
             // Also when it runs already: a guest that starts a channel again wants what a start does.

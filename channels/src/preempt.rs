@@ -86,6 +86,26 @@ impl Channels {
         self.physical(vm, channel).map_or(Ok(()), |physical| card::kick(host, physical))
     }
 
+    /// Begins to take all of a VM's channels off the engines. It is paused: none comes back. [`Self::vacating`] says
+    /// whether one is left.
+    pub fn vacate(&mut self, host: &mut impl Host, vm: VmId) {
+        let Some(record) = self.vms.get(&vm) else { return };
+        for physical in record.channels.values().copied().collect::<Vec<_>>() {
+            if card::is_loaded(host, physical) {
+                self.preemptions.push(physical);
+            }
+        }
+        self.preemptions.advance(host);
+    }
+
+    /// The channels of a VM that are still to leave their engines; to be asked again until there are none, as
+    /// [`Self::preempting`].
+    pub fn vacating(&mut self, host: &mut impl Host, vm: VmId) -> Vec<VirtualChannelId> {
+        self.preemptions.advance(host);
+        let waiting = self.preemptions.waiting.iter();
+        waiting.filter_map(|physical| self.bound(*physical)).filter(|bound| bound.vm == vm).map(|bound| bound.channel).collect()
+    }
+
     /// Whether the channel is still to leave its engines. The caller asks again and again until it is not: nothing else
     /// moves the preemptions that wait for the card.
     pub fn preempting(&mut self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId) -> bool {

@@ -28,6 +28,24 @@ pub struct Bind<'a> {
     pub directory: VramAddr,
 }
 
+/// Who has a reason to keep a VM's channels from running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pause {
+    /// The guest holds engines back.
+    Guest,
+    /// The host moves memory that the channels may use.
+    Memory,
+}
+
+impl Pause {
+    pub(crate) const fn bit(self) -> u8 {
+        match self {
+            Self::Guest => 1,
+            Self::Memory => 2,
+        }
+    }
+}
+
 /// Why a channel is not bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BindError {

@@ -123,9 +123,9 @@ fn a_channel_that_is_not_scheduled_is_not_at_rest() {
     world.ring(A, 0, 1).unwrap();
     world.card.units.get_mut(&physical.0).unwrap().swallow = true;
     world.card.run(physical);
-    world.channels.pause(&mut world.card, A, true);
+    world.channels.pause(&mut world.card, A, crate::Pause::Guest, true);
     assert_eq!(world.completed(), []);
-    world.channels.pause(&mut world.card, A, false);
+    world.channels.pause(&mut world.card, A, crate::Pause::Guest, false);
     world.list(A, &[]);
     assert_eq!(world.completed(), []);
     world.list(A, &[0]);

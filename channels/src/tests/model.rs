@@ -172,7 +172,7 @@ impl Rig {
                 assert!(!under_way || !self.world.card.hung.is_empty());
                 assert!(under_way || self.hung(vm_of(second), channel).is_none());
             }
-            Op::Pause(second, on) => channels.pause(card, vm_of(second), on),
+            Op::Pause(second, on) => channels.pause(card, vm_of(second), crate::Pause::Guest, on),
             Op::Refuse(second, channel) => {
                 let instance = Place::Vram(GuestVramAddr(World::instance_of(channel)));
                 channels.refuse(vm_of(second), VirtualChannelId(channel), instance, None);

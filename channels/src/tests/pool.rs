@@ -238,7 +238,7 @@ fn a_block_that_cannot_be_read_any_more_keeps_what_the_card_has() {
 fn a_paused_vm_runs_nothing_whatever_it_enables() {
     let mut world = World::new();
     let (a, b) = (world.run(A, 0), world.run(B, 0));
-    world.channels.pause(&mut world.card, A, true);
+    world.channels.pause(&mut world.card, A, Pause::Guest, true);
     assert!(!world.card.enabled(a) && world.card.enabled(b));
     world.enable(A, 0, true);
     let late = world.bind(A, 1);
@@ -246,8 +246,21 @@ fn a_paused_vm_runs_nothing_whatever_it_enables() {
     assert!(!world.card.enabled(a) && !world.card.enabled(late));
     assert!(world.channels.hardware_state(&mut world.card, A, VirtualChannelId(0)).enabled, "the guest sees no pause");
     world.enable(A, 1, false);
-    world.channels.pause(&mut world.card, A, false);
+    world.channels.pause(&mut world.card, A, Pause::Guest, false);
     assert!(world.card.enabled(a) && !world.card.enabled(late));
+}
+
+#[test]
+fn a_vm_that_is_paused_for_two_reasons_goes_on_when_both_have_gone() {
+    let mut world = World::new();
+    let a = world.run(A, 0);
+    for why in [Pause::Guest, Pause::Memory] {
+        world.channels.pause(&mut world.card, A, why, true);
+    }
+    world.channels.pause(&mut world.card, A, Pause::Guest, false);
+    assert!(!world.card.enabled(a));
+    world.channels.pause(&mut world.card, A, Pause::Memory, false);
+    assert!(world.card.enabled(a));
 }
 
 #[test]
@@ -347,7 +360,7 @@ proptest! {
                 Op::Enable(id, on) => { world.channels.enable(card, guest, vm, VirtualChannelId(id), on); }
                 Op::List(list) => { world.list(vm, &list); }
                 Op::Preempt(id) => world.channels.preempt(card, guest, vm, VirtualChannelId(id)),
-                Op::Pause(on) => world.channels.pause(card, vm, on),
+                Op::Pause(on) => world.channels.pause(card, vm, Pause::Guest, on),
                 Op::Ring(id, put) => { let _ = world.ring(vm, id, put); }
                 Op::Destroy => {
                     prop_assert!(world.channels.destroy_vm(card, vm).is_empty());

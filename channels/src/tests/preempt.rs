@@ -1,6 +1,6 @@
 use super::TURN;
 use crate::VmId;
-use crate::tests::fake::{A, B, World};
+use crate::tests::fake::{A, B, Did, World};
 use nvspec::fifo::VirtualChannelId;
 use nvspec::regs::pfifo;
 
@@ -71,4 +71,23 @@ fn a_channel_that_is_unbound_is_not_waited_for_under_its_number() {
     assert!(!preempting(&mut world, A));
     world.run(A, 0);
     assert!(!preempting(&mut world, A));
+}
+
+#[test]
+fn a_vm_vacates_the_engines_once_all_of_its_channels_have_left() {
+    let mut world = World::new();
+    let (first, second, other) = (world.run(A, 0), world.run(A, 1), world.run(B, 0));
+    world.card.loaded.extend([first.0, second.0, other.0]);
+    world.card.hung.insert(second.0);
+    world.channels.pause(&mut world.card, A, crate::Pause::Memory, true);
+    world.channels.vacate(&mut world.card, A);
+    assert_eq!(world.channels.vacating(&mut world.card, A), [VirtualChannelId(1)]);
+    assert!(world.channels.vacating(&mut world.card, B).is_empty(), "it was not asked to");
+    world.card.hung.clear();
+    assert!((0..3).any(|_| world.channels.vacating(&mut world.card, A).is_empty()));
+    for physical in [first, second] {
+        world.card.when(pfifo::PREEMPT::OFFSET, physical.0.into());
+    }
+    let asked = Did::Register(pfifo::PREEMPT::OFFSET, other.0.into());
+    assert!(!world.card.did.contains(&asked));
 }

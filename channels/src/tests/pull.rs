@@ -208,8 +208,8 @@ fn a_stopped_channel_is_not_pending() {
     world.card.run(physical);
     world.completed();
     assert_eq!(world.channels.pending_pull().len(), 1);
-    world.channels.pause(&mut world.card, A, true);
+    world.channels.pause(&mut world.card, A, crate::Pause::Guest, true);
     assert_eq!(world.channels.pending_pull(), []);
-    world.channels.pause(&mut world.card, A, false);
+    world.channels.pause(&mut world.card, A, crate::Pause::Guest, false);
     assert_eq!(drain(&mut world, physical), 490);
 }

@@ -131,7 +131,7 @@ impl VmBackend {
 
     /// Keeps all channels from being scheduled, or lets them again.
     pub(super) fn pause(&mut self, paused: bool) {
-        self.with_channels(|channels, card, _, vm| channels.pause(card, vm, paused));
+        self.with_channels(|channels, card, _, vm| channels.pause(card, vm, ::channels::Pause::Guest, paused));
         self.host.lock().look_at_waits(Some(self.vm));
     }
 

@@ -59,7 +59,7 @@ impl VmBackend {
         self.relocated(moved);
         if stopped {
             let paused = self.blocked != 0;
-            self.with_channels(|channels, card, _, vm| channels.pause(card, vm, paused));
+            self.with_channels(|channels, card, _, vm| channels.pause(card, vm, ::channels::Pause::Guest, paused));
         }
         self.choose_polled();
     }

@@ -72,7 +72,7 @@ impl Rig {
     pub(crate) fn drain(&mut self) {
         self.world.card.hung.clear();
         for vm in [A, B] {
-            self.world.channels.pause(&mut self.world.card, vm, false);
+            self.world.channels.pause(&mut self.world.card, vm, crate::Pause::Guest, false);
             let list: Vec<u8> = self.tracks.keys().filter(|(owner, _)| *owner == vm).map(|(_, id)| *id).collect();
             for channel in &list {
                 self.world.enable(vm, *channel, true);
