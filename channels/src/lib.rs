@@ -83,8 +83,8 @@ pub use nvspec::addr::Place;
 pub use pool::Channels;
 pub use state::RunState;
 pub use types::{
-    Bind, BindError, Completion, Doorbell, DoorbellError, Hang, HardwareState, Layout, Pause, PullError, Pulled, RingFault,
-    Stall, Stuck, Submission, Submitted,
+    Bind, BindError, Completion, Doorbell, DoorbellError, Hang, HardwareState, Layout, Pause, PullError, Pulled,
+    RingFault, Stall, Stuck, Submission, Submitted,
 };
 pub use watchdog::{HANG_LIMIT_NS, Watchdog};
 pub use work::{WORK_BYTES, work_va};

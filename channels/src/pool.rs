@@ -265,6 +265,12 @@ impl Channels {
         Submitted { listed: u32::try_from(listed.len()).unwrap_or(u32::MAX), ignored, taken }
     }
 
+    /// Where the host's structures lie.
+    #[must_use]
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
     /// A VM does not forge the ends of its own work: it is the host itself. [`Self::completed`] never doubts them.
     pub fn trust(&mut self, vm: VmId) {
         if let Some(record) = self.vms.get_mut(&vm) {

@@ -103,7 +103,11 @@ impl Channels {
     pub fn vacating(&mut self, host: &mut impl Host, vm: VmId) -> Vec<VirtualChannelId> {
         self.preemptions.advance(host);
         let waiting = self.preemptions.waiting.iter();
-        waiting.filter_map(|physical| self.bound(*physical)).filter(|bound| bound.vm == vm).map(|bound| bound.channel).collect()
+        waiting
+            .filter_map(|physical| self.bound(*physical))
+            .filter(|bound| bound.vm == vm)
+            .map(|bound| bound.channel)
+            .collect()
     }
 
     /// Whether the channel is still to leave its engines. The caller asks again and again until it is not: nothing else

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
-use super::{CardSpec, Config, DaemonSpec, TimeShare, VmSpec};
+use super::{CardSpec, Config, DaemonSpec, TimeShare, VmMemory, VmSpec};
 
 /// Longest name of a card or a virtual machine, in bytes.
 pub const MAX_NAME: usize = 63;
@@ -271,7 +271,14 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
         return refusals;
     };
     let beside: Vec<_> = others.iter().filter(|other| other.card == vm.card && other.name != vm.name).collect();
+    for (field, what) in vm.memory.check(card) {
+        say(RefusalKind::Invalid, field, what);
+    }
     if vm.passthrough {
+        if vm.memory != VmMemory::default() {
+            let what = "expected no such table beside passthrough = true, which gives the whole card".to_owned();
+            say(RefusalKind::Invalid, "memory", what);
+        }
         if let Some(vram) = vm.vram_mib {
             let what = format!("{vram}, expected no such key beside passthrough = true, which gives the whole card");
             say(RefusalKind::Invalid, "vram_mib", what);

@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shadow_pt::Mode;
 
 pub mod check;
+pub mod memory;
 pub mod patch;
 pub mod position;
 
@@ -18,6 +19,7 @@ pub mod position;
 mod tests;
 
 pub use check::{Key, Mistake};
+pub use memory::{CardMemory, VmMemory};
 
 /// Where the daemon looks for its configuration without `--config`.
 pub const DEFAULT_PATH: &str = "/etc/gpu-mediator.toml";
@@ -111,6 +113,9 @@ pub struct CardSpec {
     /// Lets virtual machines be promised more VRAM than there is; a guest that uses memory when there is none is denied it.
     #[serde(default)]
     pub overcommit: bool,
+    /// What its memory is to hold.
+    #[serde(default)]
+    pub memory: CardMemory,
     /// How its time is shared.
     #[serde(default)]
     pub scheduler: sched::Config,
@@ -268,6 +273,9 @@ pub struct VmSpec {
     /// Milliseconds that a channel may hold an engine without progress before it is killed; 0 for ever.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hang_limit_ms: Option<u64>,
+    /// What it may have of the card's memory.
+    #[serde(default)]
+    pub memory: VmMemory,
     /// What it may have of the card's time.
     #[serde(default)]
     pub time: TimeShare,
@@ -305,6 +313,7 @@ impl VmSpec {
             apertures: Apertures::default(),
             shadow: Mode::default(),
             hang_limit_ms: None,
+            memory: VmMemory::default(),
             time: TimeShare::default(),
             socket: None,
             mode: SocketMode::default(),

@@ -15,7 +15,8 @@ use crate::admin::launch::{MemorySize, Vmm};
 use crate::config::{Apertures, DEFAULT_ADMIN_SOCKET, SocketMode, VmSpec};
 
 pub mod client;
-pub mod output;
+pub mod memory;
+mod output;
 pub mod report;
 mod sched;
 mod top;
@@ -146,6 +147,8 @@ struct Add {
     #[arg(long, value_name = "MS")]
     hang_limit_ms: Option<u64>,
     #[command(flatten)]
+    memory: memory::MemoryFlags,
+    #[command(flatten)]
     time: sched::TimeFlags,
     /// Path of its socket; NAME.sock in the daemon's folder if not given
     #[arg(long, value_name = "PATH")]
@@ -166,8 +169,20 @@ struct Add {
 
 impl From<Add> for VmSpec {
     fn from(add: Add) -> Self {
-        let Add { name, card, vram_mib, channels, hang_limit_ms, time, socket_path, mode, owner, group, passthrough } =
-            add;
+        let Add {
+            name,
+            card,
+            vram_mib,
+            channels,
+            hang_limit_ms,
+            memory,
+            time,
+            socket_path,
+            mode,
+            owner,
+            group,
+            passthrough,
+        } = add;
         Self {
             name,
             card,
@@ -177,6 +192,7 @@ impl From<Add> for VmSpec {
             apertures: Apertures::default(),
             shadow: shadow_pt::Mode::default(),
             hang_limit_ms,
+            memory: memory.into(),
             time: time.share(),
             socket: socket_path,
             mode,

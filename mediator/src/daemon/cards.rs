@@ -14,7 +14,7 @@ use super::backend::{BackendError, Built, CardBackend, CardStatus, OpenCard};
 use crate::config::check::MAX_CHANNELS;
 use crate::config::{CardKind, CardSpec, FaultEngine, FaultKind, FaultSpec, VmSpec};
 use crate::host::usage::SchedulerUsage;
-use crate::host::{HostCard, Share};
+use crate::host::{HostCard, Share, Sharing};
 use crate::passthrough::PassthroughDevice;
 use crate::vgpu::{MediatedVm, Settings};
 
@@ -101,10 +101,13 @@ impl OwnedCard {
         if let Some(host) = &*host {
             return Ok(Arc::clone(host));
         }
-        let (chunk, reserve) = (self.spec.chunk_kib << 10, self.spec.reserve_mib() << 20);
-        let scheduler = *self.scheduler.lock();
-        let opened = HostCard::open(Arc::clone(&self.card), &self.spec.name, chunk, reserve, scheduler)
-            .map_err(BackendError::failed)?;
+        let sharing = Sharing {
+            chunk_bytes: self.spec.chunk_kib << 10,
+            reserve_bytes: self.spec.reserve_mib() << 20,
+            host_bytes: self.spec.memory.host_mib << 20,
+            scheduler: *self.scheduler.lock(),
+        };
+        let opened = HostCard::open(Arc::clone(&self.card), &self.spec.name, &sharing).map_err(BackendError::failed)?;
         Ok(Arc::clone(host.insert(opened)))
     }
 }
@@ -162,7 +165,7 @@ impl CardBackend for OwnedCard {
         let id = VmId(self.next_vm.fetch_add(1, Ordering::Relaxed));
         let share = Share {
             vram_bytes,
-            reserved: !self.spec.overcommit,
+            memory: vm.memory.limits(&self.spec),
             channels: vm.channels(),
             hang_limit: vm.hang_limit(),
             time: vm.time_share(),

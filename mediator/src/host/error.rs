@@ -23,12 +23,18 @@ pub enum HostError {
         available: u64,
     },
     /// VRAM is all given away.
-    #[error("the card has {free} MiB of memory free, {wanted} MiB are wanted")]
-    OutOfMemory {
-        /// MiB wanted.
-        wanted: u64,
-        /// MiB free.
-        free: u64,
+    #[error("{0}")]
+    OutOfMemory(vram::Error),
+    /// Host memory for chunks could not be had.
+    #[error(
+        "the host does not give {bytes:#x} bytes of memory that the card may reach: {why}; lower `memory.host_mib` of the \
+         card, or raise the daemon's LimitMEMLOCK"
+    )]
+    Pinned {
+        /// Bytes wanted.
+        bytes: usize,
+        /// What the host says.
+        why: String,
     },
     /// No I/O addresses left.
     #[error("the card's 40-bit I/O address space has no gap of {len:#x} bytes; remove VMs or give them less RAM")]

@@ -4,7 +4,9 @@
 //! Order on the card: re-arm MSI first, then read and clear the status, so that an edge between the two brings a new
 //! message instead of being lost.
 
+use super::HostError;
 use super::registry::{HostCard, HostState};
+use super::relocate::Ranges;
 use card::Card;
 use channels::{Doorbell, Hang, Stall};
 use devmodel::events::SmError;
@@ -105,6 +107,13 @@ pub enum GuestEvent {
 pub trait GuestEvents: Send + Sync {
     /// Called from the card's interrupt thread, without the card's lock.
     fn deliver(&self, event: GuestEvent);
+
+    /// Memory of the VM moves. `commit` is called once, with the VM's lock and the card's, and says which ranges of guest
+    /// VRAM lie elsewhere now. When this returns, the card uses them where they lie. Called without any lock.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    fn relocated(&self, commit: &mut dyn FnMut(&mut HostState) -> Ranges) -> Result<(), HostError>;
 }
 
 /// What the interrupt thread waits for.

@@ -9,18 +9,25 @@
 //! to be delivered, releases it, and only then calls VMs.
 
 pub mod bring_up;
+pub mod copier;
 mod error;
 pub mod interrupts;
 pub mod iova;
 pub mod layout;
 pub mod memory;
+mod own_space;
+pub mod pinned;
 mod recovery;
 pub mod registry;
+pub mod relocate;
 mod schedule;
 pub mod time;
 pub mod usage;
+mod vram;
 
 pub use error::HostError;
 pub use interrupts::{GuestEvent, GuestEvents};
-pub use registry::{CardVram, HostCard, HostState, Share};
+pub use registry::{HostCard, HostState, Share, Sharing};
+pub use relocate::{Ranges, Relocated};
 pub use schedule::Schedule;
+pub use vram::CardVram;

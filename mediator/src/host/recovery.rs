@@ -2,6 +2,7 @@
 
 use super::HostError;
 use super::bring_up::restart_engine;
+use super::copier::COPIER;
 use super::registry::HostState;
 use card::Card;
 use channels::{RunState, Stuck};
@@ -49,6 +50,12 @@ impl HostState {
         let physical = self.channels.physical(channels::VmId(vm.0), channel);
         let retired = self.channels.retire(&mut self.vram.memory, channels::VmId(vm.0), channel);
         let retired = retired.or_else(|stuck| self.unstick(stuck));
+        if vm.0 == COPIER.0
+            && let Some(copier) = &mut self.copier
+        {
+            tracing::error!(?channel, "the mediator's own channel has failed; from now on memory is moved by the CPU");
+            copier.breaks();
+        }
         if let Some(physical) = physical {
             self.channel_ended(vm, physical);
         }

@@ -1,14 +1,16 @@
 //! The card with everything that the mediator keeps about it, and the VMs that share it.
 
 use super::bring_up::{self, CardInfo};
+use super::copier::Copier;
 use super::iova::IovaSpace;
 use super::layout::{LAYOUT_BYTES, Layout};
 use super::memory::CardMemory;
+use super::pinned::PinnedPool;
 use super::schedule::Schedule;
-use super::{GuestEvents, HostError, interrupts};
+use super::{CardVram, GuestEvents, HostError, interrupts};
 use card::{Card, InterruptMode};
 use channels::Channels;
-use nvspec::addr::{GuestVramAddr, VramAddr};
+use nvspec::addr::VramAddr;
 use parking_lot::{Mutex, MutexGuard};
 use sched::VgpuParams;
 use std::collections::BTreeMap;
@@ -17,15 +19,7 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
-use vram::{CardAddr, ChunkTable, Contents, GuestAddr, Lookup, VmId};
-
-/// The card's VRAM: the way into it, and who owns which chunk of it.
-pub struct CardVram {
-    /// The way into VRAM.
-    pub memory: CardMemory,
-    /// Who owns which chunk.
-    pub chunks: ChunkTable,
-}
+use vram::{ChunkTable, Contents, GuestAddr, Limits, ScrubWork, VmId};
 
 /// What one card holds and who shares it. Reached through [`HostCard::lock`].
 pub struct HostState {
@@ -33,6 +27,8 @@ pub struct HostState {
     pub vram: CardVram,
     /// Physical channels.
     pub channels: Channels,
+    /// What moves memory, if there is where to.
+    pub(super) copier: Option<Copier>,
     /// I/O virtual addresses.
     pub iova: IovaSpace,
     /// Whose turn it is.
@@ -49,13 +45,26 @@ impl HostState {
     }
 }
 
+/// How a card is shared.
+#[derive(Clone, Copy, Debug)]
+pub struct Sharing {
+    /// VRAM is given away in chunks of so many bytes.
+    pub chunk_bytes: u64,
+    /// Bytes of it that are kept for the mediator's own tables.
+    pub reserve_bytes: u64,
+    /// Bytes of host memory for chunks that the card has no room for.
+    pub host_bytes: u64,
+    /// How its time is shared.
+    pub scheduler: sched::Config,
+}
+
 /// What a VM may have of a card.
 #[derive(Clone, Copy, Debug)]
 pub struct Share {
     /// Bytes of VRAM that its guest sees.
     pub vram_bytes: u64,
-    /// Whether all of that is kept for it, so that no use of it is ever refused.
-    pub reserved: bool,
+    /// What of that has a place where.
+    pub memory: Limits,
     /// Physical channels at a time.
     pub channels: u32,
     /// How long a channel may hold an engine without progress; `None` for ever.
@@ -77,18 +86,12 @@ pub struct HostCard {
 }
 
 impl HostCard {
-    /// Resets `card`, takes it over and starts its interrupt thread. VRAM is given away in chunks of `chunk_bytes`;
-    /// `reserve_bytes` of it are kept for the mediator's own tables. Its time is shared as `scheduler` says.
+    /// Resets `card`, takes it over and starts its interrupt thread.
     ///
     /// # Errors
     /// When the card does not come up, or has too little memory.
-    pub fn open(
-        card: Arc<dyn Card>,
-        name: &str,
-        chunk_bytes: u64,
-        reserve_bytes: u64,
-        scheduler: sched::Config,
-    ) -> Result<Arc<Self>, HostError> {
+    pub fn open(card: Arc<dyn Card>, name: &str, sharing: &Sharing) -> Result<Arc<Self>, HostError> {
+        let Sharing { chunk_bytes, reserve_bytes, host_bytes, scheduler } = *sharing;
         let info = bring_up::bring_up(&*card)?;
         let refused = |error: vram::Error| HostError::Refused(error.to_string());
         let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown).map_err(refused)?;
@@ -96,21 +99,29 @@ impl HostCard {
         let count = LAYOUT_BYTES.div_ceil(chunk_bytes);
         let own: Vec<_> = (0..count).map_while(|_| chunks.take_scrub_work()).collect();
         let available = own.len() as u64 * chunk_bytes;
-        let first = own.first().ok_or(HostError::TooSmall { needed: LAYOUT_BYTES, available })?;
-        let layout = Layout::new(VramAddr(first.address.0), available)?;
+        let first = own.first().and_then(|work: &ScrubWork| work.place.card());
+        let first = first.ok_or(HostError::TooSmall { needed: LAYOUT_BYTES, available })?;
+        let layout = Layout::new(VramAddr(first.0), available)?;
         let mut memory = CardMemory::take_over(Arc::clone(&card), layout, info.vram_bytes)?;
         memory.zero(layout.userd, available - layout.bootstrap_bytes())?;
-        let first = first.chunk;
-        own.iter().for_each(|work| chunks.scrubbed(work.chunk));
+        own.iter().for_each(|work| chunks.scrubbed(work.place));
         let reserved = chunks.reserve_mediator(count as u32, 1).map_err(refused)?;
-        assert_eq!(reserved, first, "the only scrubbed chunks are those just scrubbed");
+        assert_eq!(chunks.address(reserved), first, "the only scrubbed chunks are those just scrubbed");
         chunks.set_aside(u32::try_from(reserve_bytes.div_ceil(chunk_bytes)).unwrap_or(u32::MAX)).map_err(refused)?;
         let io = |error: std::io::Error| HostError::Refused(format!("no event descriptor for the card: {error}"));
         let event = EventFd::new(EFD_CLOEXEC).map_err(io)?;
+        let mut iova = IovaSpace::default();
+        let slots = u32::try_from(host_bytes / chunk_bytes).unwrap_or(u32::MAX);
+        let pinned = PinnedPool::new(Arc::clone(&card), &mut iova, slots, chunk_bytes)?;
+        chunks.set_host_budget(slots);
+        let mut vram = CardVram::new(memory, pinned, chunks);
+        let mut channels = Channels::new(layout.channels());
+        let copier = (slots != 0).then(|| Copier::new(&mut vram, &mut channels)).transpose()?;
         let state = HostState {
-            vram: CardVram { memory, chunks },
-            channels: Channels::new(layout.channels()),
-            iova: IovaSpace::default(),
+            vram,
+            channels,
+            copier,
+            iova,
             schedule: Schedule::new(scheduler, event.try_clone().map_err(io)?)?,
             vms: BTreeMap::new(),
             began: Instant::now(),
@@ -177,13 +188,9 @@ impl HostCard {
     /// When the card has too little memory free for what is reserved.
     pub fn add_vm(&self, vm: VmId, share: &Share, events: Weak<dyn GuestEvents>) -> Result<(), HostError> {
         let mut state = self.lock();
-        match state.vram.chunks.create_vm(vm, share.vram_bytes, share.reserved) {
+        match state.vram.chunks.create_vm(vm, share.vram_bytes, share.memory) {
             Ok(()) => {}
-            Err(vram::Error::Full { .. }) => {
-                let summary = state.vram.chunks.summary();
-                let free = (u64::from(summary.spare()) * summary.chunk_bytes) >> 20;
-                return Err(HostError::OutOfMemory { wanted: share.vram_bytes >> 20, free });
-            }
+            Err(error @ vram::Error::Promise { .. }) => return Err(HostError::OutOfMemory(error)),
             Err(other) => return Err(HostError::Refused(other.to_string())),
         }
         state.channels.add_vm(channels::VmId(vm.0), share.channels);
@@ -227,10 +234,7 @@ impl HostCard {
             let bytes = self.lock().vram.chunks.vm_bytes(vm).unwrap_or(0);
             let chunk = self.lock().vram.chunks.chunk_bytes();
             for at in (0..bytes).step_by(chunk as usize) {
-                let mut state = self.lock();
-                if let Some(run) = state.vram.chunks.translate(vm, GuestAddr(at)) {
-                    state.vram.memory.zero(VramAddr(run.address.0), chunk.min(run.bytes))?;
-                }
+                self.lock().vram.guest_zero(vm, GuestAddr(at), chunk.min(bytes - at))?;
             }
             return Ok(());
         }
@@ -265,84 +269,4 @@ impl Drop for HostCard {
     fn drop(&mut self) {
         self.close();
     }
-}
-
-impl CardVram {
-    /// Where `len` bytes of guest VRAM lie on the card, if they are the VM's and in one piece. What has no place yet gets
-    /// one. `None` also when the card has none left.
-    pub fn place(&mut self, vm: VmId, address: GuestVramAddr, len: u64) -> Option<VramAddr> {
-        let address = GuestAddr(address.0);
-        if self.chunks.lookup(vm, address, len) == Lookup::Outside {
-            return None;
-        }
-        for (piece, _) in self.chunks.pieces(address, len) {
-            self.place_chunk(vm, piece)?;
-        }
-        self.chunks.translate_range(vm, address, len).map(|CardAddr(at)| VramAddr(at))
-    }
-
-    /// Gives the chunk of `address` a place, zeroed.
-    fn place_chunk(&mut self, vm: VmId, address: GuestAddr) -> Option<VramAddr> {
-        loop {
-            match self.chunks.place(vm, address) {
-                Ok(placed) => return Some(VramAddr(placed.address.0)),
-                // Ends: each turn makes one of the chunks that wait a free one.
-                Err(vram::Error::NeedsScrub { .. }) if self.scrub_one().ok()? => {}
-                Err(error) => {
-                    tracing::warn!(%vm, %address, %error, "guest memory gets no place on the card");
-                    return None;
-                }
-            }
-        }
-    }
-
-    /// Reads guest VRAM, whatever chunks it spans. What was never used reads as zeros, and stays without a place.
-    pub fn guest_read(&mut self, vm: VmId, address: GuestVramAddr, data: &mut [u8]) -> Option<()> {
-        let mut rest = data;
-        for (piece, len) in self.chunks.pieces(GuestAddr(address.0), rest.len() as u64) {
-            let (data, more) = std::mem::take(&mut rest).split_at_mut(len as usize);
-            match self.chunks.lookup(vm, piece, len) {
-                Lookup::Placed(CardAddr(place)) => failed(self.memory.read(VramAddr(place), data))?,
-                Lookup::Unplaced => data.fill(0),
-                Lookup::Split | Lookup::Outside => return None,
-            }
-            rest = more;
-        }
-        rest.is_empty().then_some(())
-    }
-
-    /// Writes guest VRAM, whatever chunks it spans. Zeros need no place where there is none.
-    pub fn guest_write(&mut self, vm: VmId, address: GuestVramAddr, data: &[u8]) -> Option<()> {
-        let mut rest = data;
-        for (piece, len) in self.chunks.pieces(GuestAddr(address.0), rest.len() as u64) {
-            let (data, more) = rest.split_at(len as usize);
-            let place = match self.chunks.lookup(vm, piece, len) {
-                Lookup::Placed(CardAddr(place)) => Some(VramAddr(place)),
-                Lookup::Unplaced if data.iter().all(|byte| *byte == 0) => None,
-                Lookup::Unplaced => Some(self.place_chunk(vm, piece)?),
-                Lookup::Split | Lookup::Outside => return None,
-            };
-            if let Some(place) = place {
-                failed(self.memory.write(place, data))?;
-            }
-            rest = more;
-        }
-        rest.is_empty().then_some(())
-    }
-
-    /// Scrubs one chunk that waits for it; false when none does.
-    ///
-    /// # Errors
-    /// When the card does not answer.
-    pub fn scrub_one(&mut self) -> Result<bool, HostError> {
-        let Some(work) = self.chunks.take_scrub_work() else { return Ok(false) };
-        self.memory.zero(VramAddr(work.address.0), work.bytes)?;
-        self.chunks.scrubbed(work.chunk);
-        Ok(true)
-    }
-}
-
-/// An access of a guest that the card has failed at is lost; the card's state is not.
-fn failed(result: Result<(), HostError>) -> Option<()> {
-    result.inspect_err(|error| tracing::error!(%error, "the card failed at an access of a guest")).ok()
 }

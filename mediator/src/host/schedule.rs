@@ -8,6 +8,7 @@
 //! arrival before it has; one that started and then waits (for a semaphore, or since its guest stopped the channel) leaves
 //! the engine to others. The latter is looked for while someone waits for an engine.
 
+use super::copier::COPIER;
 use super::interrupts::GuestEvent;
 use super::registry::HostState;
 use super::{HostError, time};
@@ -221,6 +222,11 @@ impl HostState {
         // Where one VM is alone, no one else pays for what it forges.
         let shared = self.vms.len() > 1;
         let mut completions = self.channels.completed(&mut self.vram.memory, now_ns, shared);
+        if let Some(copier) = &mut self.copier {
+            for completion in completions.extract_if(.., |completion| completion.vm == COPIER) {
+                copier.completed(&mut self.vram, &mut self.channels, now_ns, completion.submission);
+            }
+        }
         // Those of one engine in their order; without a time it has ended by now.
         completions.sort_by_key(|completion| completion.card_time_ns.unwrap_or(u64::MAX));
         let events: Vec<Event> = completions

@@ -3,10 +3,11 @@
 use super::backend::VmBackend as Backend;
 use super::inbox::Inbox;
 use super::remap::Remap;
+use super::spaces::Owned;
 use crate::admin::api::{Denied, Driver, InterruptKind};
 use crate::config::Apertures;
 use crate::daemon::backend::{BackendError, BackendStatus, Built, VmBackend};
-use crate::host::{GuestEvent, GuestEvents, HostCard, HostError, Share};
+use crate::host::{GuestEvent, GuestEvents, HostCard, HostError, HostState, Ranges, Share};
 use devmodel::backend::Aperture;
 use devmodel::denied::Site;
 use devmodel::events::{CopyError, EngineError, GraphError, MmuFault, PbdmaError};
@@ -323,9 +324,24 @@ impl GuestEvents for MediatedVm {
         // Whoever holds the lock takes it up; if nobody does, it is this guard's end that does.
         drop(self.locked.try_lock().map(|core| CoreGuard { vm: self, held: Some(core) }));
     }
+
+    fn relocated(&self, commit: &mut dyn FnMut(&mut HostState) -> Ranges) -> Result<(), HostError> {
+        self.core().relocated(commit)
+    }
 }
 
 impl Core {
+    /// Memory of the VM moves, as `commit` says.
+    fn relocated(&mut self, commit: &mut dyn FnMut(&mut HostState) -> Ranges) -> Result<(), HostError> {
+        let Backend { host, vm, link, ram, spaces, remap, bus_master, .. } = &mut self.backend;
+        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap };
+        let state = &mut *host.lock();
+        let ranges = commit(state)
+            .into_iter()
+            .map(|(at, bytes)| shadow_pt::GuestRange::Vram(nvspec::addr::GuestVramAddr(at.0), bytes));
+        spaces.relocated(state, &owned, &ranges.collect::<Vec<_>>())
+    }
+
     /// Shows an event to the guest.
     fn take_up(&mut self, event: GuestEvent) {
         let Self { gpu, backend, .. } = &mut *self;

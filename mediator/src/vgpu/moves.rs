@@ -103,7 +103,7 @@ impl VmBackend {
     fn relocated(&mut self, pages: BTreeSet<u32>) {
         let Self { host, vm, link, ram, spaces, remap, bus_master, .. } = self;
         let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap };
-        if let Err(error) = spaces.relocated(host, &owned, &ranges(pages)) {
+        if let Err(error) = spaces.relocated(&mut host.lock(), &owned, &ranges(pages)) {
             tracing::error!(%vm, %error, "the card may use guest memory where it does not live any more");
             self.remap.stale = true;
         }

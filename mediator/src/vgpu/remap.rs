@@ -64,9 +64,9 @@ pub(super) struct Moves {
 /// Where some bytes of guest VRAM live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Home {
-    /// On the card.
-    Card,
-    /// All in host memory, one behind the other for the card.
+    /// Where its chunk lies.
+    Chunk,
+    /// All under a mapped aperture, one behind the other for the card.
     Host(Iova),
     /// Here and there.
     Apart,
@@ -189,11 +189,11 @@ impl Remap {
         let first = address.0 / SMALL_PAGE;
         let pages = len / SMALL_PAGE;
         if self.homes.is_empty() {
-            return Home::Card;
+            return Home::Chunk;
         }
         let Some(slot) = self.home(first) else {
             let any = (1..pages).any(|page| self.home(first + page).is_some());
-            return if any { Home::Apart } else { Home::Card };
+            return if any { Home::Apart } else { Home::Chunk };
         };
         let next = |page: u64| Slot { page: slot.page + page as u32, ..slot };
         if !(1..pages).all(|page| self.home(first + page) == Some(next(page))) {

@@ -174,13 +174,12 @@ impl Spaces {
     /// The ranges live elsewhere than before. When it returns, the card uses them where they are.
     pub(super) fn relocated(
         &mut self,
-        host: &HostCard,
+        state: &mut HostState,
         owned: &Owned<'_>,
         ranges: &[GuestRange],
     ) -> Result<(), HostError> {
         let Self { shadows, pool, report, .. } = self;
-        let mut guard = host.lock();
-        let state = RefCell::new(&mut guard.vram);
+        let state = RefCell::new(&mut state.vram);
         let frames = Granted { state: &state, owned };
         let mut memory = TableMemory { state: &state, pool };
         let mut touched = BTreeSet::new();
@@ -332,7 +331,13 @@ struct Granted<'a, 'b, 'c> {
 impl Frames for Granted<'_, '_, '_> {
     fn vram(&self, address: GuestVramAddr, len: u64) -> Option<Frame> {
         match self.owned.remap.whereabouts(address, len) {
-            Home::Card => self.state.borrow_mut().place(self.owned.vm, address, len).map(Frame::Vram),
+            Home::Chunk => {
+                let state = &mut **self.state.borrow_mut();
+                match state.place(self.owned.vm, address, len)? {
+                    vram::Place::Card(CardAddr(at)) => Some(Frame::Vram(VramAddr(at))),
+                    vram::Place::Host(at) => Some(Frame::Host(state.pinned.iova(at))),
+                }
+            }
             Home::Host(iova) => Some(Frame::Host(iova)),
             Home::Apart => None,
         }
@@ -356,17 +361,7 @@ struct TableMemory<'a, 'b> {
 
 impl ShadowMemory for TableMemory<'_, '_> {
     fn alloc(&mut self, bytes: u64) -> Option<VramAddr> {
-        let state = &mut **self.state.borrow_mut();
-        let address = loop {
-            match self.pool.alloc(&mut state.chunks, bytes) {
-                Ok(CardAddr(address)) => break VramAddr(address),
-                // Chunks that wait to be scrubbed may do.
-                Err(_) if state.scrub_one().ok()? => {}
-                Err(_) => return None,
-            }
-        };
-        state.memory.zero(address, bytes).ok()?;
-        Some(address)
+        self.state.borrow_mut().alloc(self.pool, bytes).ok()
     }
 
     fn free(&mut self, address: VramAddr, _bytes: u64) {

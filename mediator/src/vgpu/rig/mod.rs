@@ -12,7 +12,7 @@ mod remote;
 use super::{MediatedDevice, MediatedVm, Settings};
 use crate::config::Apertures;
 use crate::daemon::backend::{BackendStatus, VmBackend};
-use crate::host::{HostCard, Share};
+use crate::host::{HostCard, Share, Sharing};
 use card::Card;
 use nvspec::regs::{pbus, windows::pramin};
 use simgpu::{Config, SimGpu, TimeModel};
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use vmm_glue::client::wait_event;
 use vmm_glue::{Device, IrqCounts, Link, RegionIndex};
-use vram::{Summary, VmId};
+use vram::{Limits, Summary, VmId};
 
 use machine::Ram;
 pub use machine::{Machine, read_file};
@@ -52,18 +52,21 @@ impl Rig {
     /// The same; its owner sees of the card what `wrap` makes of it.
     #[must_use]
     pub fn wrapped(vram_mib: u32, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
-        Self::made(&Config { vram_mib, ..Config::default() }, sched::Config::default(), wrap)
+        Self::made(&Config { vram_mib, ..Config::default() }, &sharing(), wrap)
     }
 
     /// A card whose work takes time, shared as `scheduler` says.
     #[must_use]
     pub fn timed(vram_mib: u32, time: TimeModel, scheduler: sched::Config) -> Self {
-        Self::made(&Config { vram_mib, time: Some(time), ..Config::default() }, scheduler, |card| card)
+        let sharing = Sharing { scheduler, ..sharing() };
+        Self::made(&Config { vram_mib, time: Some(time), ..Config::default() }, &sharing, |card| card)
     }
 
-    fn made(config: &Config, scheduler: sched::Config, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
+    /// A card that is shared as `sharing` says; its owner sees of it what `wrap` makes of it.
+    #[must_use]
+    pub fn made(config: &Config, sharing: &Sharing, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
         let card = Arc::new(SimGpu::new(config).expect("a card"));
-        let host = HostCard::open(wrap(Arc::clone(&card)), "rig", CHUNK, RESERVE, scheduler);
+        let host = HostCard::open(wrap(Arc::clone(&card)), "rig", sharing);
         Self { card, host: host.expect("a card that comes up") }
     }
 
@@ -93,12 +96,18 @@ impl Rig {
     }
 }
 
+/// How a card is shared whose operator says nothing.
+#[must_use]
+pub fn sharing() -> Sharing {
+    Sharing { chunk_bytes: CHUNK, reserve_bytes: RESERVE, host_bytes: 0, scheduler: sched::Config::default() }
+}
+
 /// A VM with `vram_mib` MiB of VRAM kept for it, and everything else as an operator gets it who says nothing.
 #[must_use]
 pub fn settings(vram_mib: u64, channels: u32) -> Settings {
     let share = Share {
         vram_bytes: vram_mib << 20,
-        reserved: true,
+        memory: Limits::RESERVED,
         channels,
         hang_limit: None,
         time: sched::VgpuParams { max_run_ns: None, ..Default::default() },

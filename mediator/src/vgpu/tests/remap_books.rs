@@ -118,11 +118,11 @@ fn whereabouts_tell_pieces_apart() {
     let mut remap = Remap::open(&rig.host, BAR1, BAR3).unwrap();
     let at = |page: u64| GuestVramAddr(page * SMALL_PAGE);
     let changes: Vec<_> = (0..32).map(|page| (page, Want::Vram(32 + page))).collect();
-    assert_eq!(remap.whereabouts(at(32), LARGE_PAGE), Home::Card);
+    assert_eq!(remap.whereabouts(at(32), LARGE_PAGE), Home::Chunk);
     remap.book(Aperture::Bar3, &changes[..5]);
     assert_eq!(remap.whereabouts(at(32), LARGE_PAGE), Home::Apart);
     assert_eq!(remap.whereabouts(at(30), 4 * SMALL_PAGE), Home::Apart);
-    assert_eq!(remap.whereabouts(at(37), SMALL_PAGE), Home::Card);
+    assert_eq!(remap.whereabouts(at(37), SMALL_PAGE), Home::Chunk);
     remap.book(Aperture::Bar3, &changes[5..]);
     let Home::Host(first) = remap.whereabouts(at(32), LARGE_PAGE) else { panic!("apart") };
     assert_eq!(remap.whereabouts(at(35), SMALL_PAGE), Home::Host(first.offset(3 * SMALL_PAGE)));

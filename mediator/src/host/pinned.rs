@@ -1,0 +1,126 @@
+//! Host memory that takes chunks of guests' VRAM when the card has no room: mapped for the card for as long as it is used.
+//!
+//! A slot is as large as a chunk and a mapping of its own. It comes into being when it gets an owner, and goes when it
+//! loses it, so that the next owner finds zeros and the host has the memory back; the I/O addresses of all slots follow
+//! one another and stay.
+
+use super::HostError;
+use super::iova::IovaSpace;
+use card::{Card, DmaMemory};
+use nvspec::addr::Iova;
+use std::sync::Arc;
+use vm_memory::{Bytes, MmapRegion};
+use vram::HostAddr;
+
+/// The slots.
+pub struct PinnedPool {
+    card: Arc<dyn Card>,
+    base: Iova,
+    slot_bytes: u64,
+    slots: Vec<Option<DmaMemory>>,
+}
+
+impl PinnedPool {
+    /// Room for `slots` slots of `slot_bytes` bytes, none of which takes memory yet.
+    ///
+    /// # Errors
+    /// When the card's I/O address space has no such gap.
+    pub fn new(card: Arc<dyn Card>, iova: &mut IovaSpace, slots: u32, slot_bytes: u64) -> Result<Self, HostError> {
+        let len = u64::from(slots) * slot_bytes;
+        // Large pages are large on both sides.
+        let base = if slots == 0 { Iova(0) } else { iova.allocate(len, 0).ok_or(HostError::OutOfIova { len })? };
+        Ok(Self { card, base, slot_bytes, slots: (0..slots).map(|_| None).collect() })
+    }
+
+    /// First I/O address of the slots, and bytes of all.
+    #[must_use]
+    pub fn range(&self) -> (Iova, u64) {
+        (self.base, self.slots.len() as u64 * self.slot_bytes)
+    }
+
+    /// Where the card sees an address in the slots.
+    #[must_use]
+    pub fn iova(&self, address: HostAddr) -> Iova {
+        self.base.offset(address.0)
+    }
+
+    /// Gives the slot at `address` memory, zeroed, and maps it for the card. Nothing when it has.
+    ///
+    /// # Errors
+    /// When the host has no memory for it, or may not pin it.
+    pub fn fill(&mut self, address: HostAddr) -> Result<(), HostError> {
+        let (index, _) = self.at(address);
+        if self.slots[index].is_some() {
+            return Ok(());
+        }
+        let bytes = self.slot_bytes as usize;
+        let region =
+            MmapRegion::<()>::new(bytes).map_err(|error| HostError::Pinned { bytes, why: error.to_string() })?;
+        let memory = DmaMemory::new(Arc::new(region), 0, bytes, true)
+            .map_err(|error| HostError::Pinned { bytes, why: error.to_string() })?;
+        let iova = self.base.offset(index as u64 * self.slot_bytes);
+        let mapped = self.card.map_dma(iova.0, memory.clone());
+        mapped.map_err(|error| HostError::Pinned { bytes, why: error.to_string() })?;
+        self.slots[index] = Some(memory);
+        Ok(())
+    }
+
+    /// Takes the memory of a slot from the card and gives it back to the host. Nothing when it has none.
+    ///
+    /// # Errors
+    /// When the card keeps it; the slot keeps its memory then, which is not to be used again.
+    pub fn empty(&mut self, address: HostAddr) -> Result<(), HostError> {
+        let (index, _) = self.at(address);
+        if self.slots[index].is_some() {
+            self.card.unmap_dma(self.base.offset(index as u64 * self.slot_bytes).0, self.slot_bytes)?;
+            self.slots[index] = None;
+        }
+        Ok(())
+    }
+
+    /// Reads from `address` on, within one slot. A slot without memory reads as zeros.
+    pub fn read(&self, address: HostAddr, data: &mut [u8]) {
+        let (index, offset) = self.at(address);
+        let read = self.slots[index].as_ref().map(|memory| {
+            let slice = memory.slice(offset, data.len()).map_err(|error| error.to_string())?;
+            slice.read_slice(data, 0).map_err(|error| error.to_string())
+        });
+        match read {
+            Some(Ok(())) => {}
+            Some(Err(error)) => tracing::error!(error, %address, "an access beyond a slot of host memory"),
+            None => data.fill(0),
+        }
+    }
+
+    /// Writes from `address` on, within one slot that has memory.
+    pub fn write(&self, address: HostAddr, data: &[u8]) {
+        let (index, offset) = self.at(address);
+        let written = self.slots[index].as_ref().ok_or("the slot has no memory".to_owned()).and_then(|memory| {
+            let slice = memory.slice(offset, data.len()).map_err(|error| error.to_string())?;
+            slice.write_slice(data, 0).map_err(|error| error.to_string())
+        });
+        if let Err(error) = written {
+            tracing::error!(error, %address, "a write to host memory of a guest is lost");
+        }
+    }
+
+    /// Slots that have memory.
+    #[must_use]
+    pub fn filled(&self) -> usize {
+        self.slots.iter().flatten().count()
+    }
+
+    fn at(&self, address: HostAddr) -> (usize, usize) {
+        ((address.0 / self.slot_bytes) as usize, (address.0 % self.slot_bytes) as usize)
+    }
+}
+
+impl Drop for PinnedPool {
+    fn drop(&mut self) {
+        for index in 0..self.slots.len() as u64 {
+            if let Err(error) = self.empty(HostAddr(index * self.slot_bytes)) {
+                tracing::error!(%error, "the card keeps host memory");
+            }
+        }
+    }
+}

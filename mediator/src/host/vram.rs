@@ -1,0 +1,230 @@
+//! Guests' memory wherever it lies: on the card, or in host memory that the card reaches.
+
+use super::HostError;
+use super::memory::CardMemory;
+use super::pinned::PinnedPool;
+use nvspec::addr::{GuestVramAddr, SMALL_PAGE, VramAddr};
+use std::collections::BTreeMap;
+use vram::{CardAddr, ChunkTable, GuestAddr, Lookup, PagePool, Place, VmId};
+
+/// The card's VRAM: the way into it, what takes chunks that it has no room for, and who owns which chunk.
+pub struct CardVram {
+    /// The way into VRAM.
+    pub memory: CardMemory,
+    /// Host memory for chunks.
+    pub pinned: PinnedPool,
+    /// Who owns which chunk.
+    pub chunks: ChunkTable,
+    /// Chunks that are being copied: which of their pages were written since.
+    pub(super) copied: BTreeMap<(VmId, u64), Dirty>,
+    /// A guest wanted memory that there was none of on the card, or something has become free: who moves chunks looks.
+    pub(super) pressure: bool,
+}
+
+impl CardVram {
+    /// Memory of which nothing is being copied.
+    pub(super) fn new(memory: CardMemory, pinned: PinnedPool, chunks: ChunkTable) -> Self {
+        Self { memory, pinned, chunks, copied: BTreeMap::new(), pressure: false }
+    }
+}
+
+/// Pages of a chunk, one bit each.
+pub(super) struct Dirty(Vec<u64>);
+
+impl Dirty {
+    /// None of the pages of a chunk of `bytes` bytes.
+    pub(super) fn new(bytes: u64) -> Self {
+        Self(vec![0; (bytes / SMALL_PAGE).div_ceil(64) as usize])
+    }
+
+    /// Those that hold a byte of `range`, which is relative to the chunk.
+    pub(super) fn mark(&mut self, offset: u64, len: u64) {
+        let last = offset + len.max(1) - 1;
+        for page in offset / SMALL_PAGE..=last / SMALL_PAGE {
+            if let Some(word) = self.0.get_mut((page / 64) as usize) {
+                *word |= 1 << (page % 64);
+            }
+        }
+    }
+
+    /// Byte offset of each that is marked.
+    pub(super) fn pages(&self) -> impl Iterator<Item = u64> + '_ {
+        let marked = |page: &u64| self.0[(page / 64) as usize] >> (page % 64) & 1 != 0;
+        (0..self.0.len() as u64 * 64).filter(marked).map(|page| page * SMALL_PAGE)
+    }
+}
+
+impl CardVram {
+    /// Where `len` bytes of guest VRAM lie, if they are the VM's and in one piece. What has no place yet gets one. `None`
+    /// also when there is none left.
+    pub fn place(&mut self, vm: VmId, address: GuestVramAddr, len: u64) -> Option<Place> {
+        let address = GuestAddr(address.0);
+        match self.chunks.lookup(vm, address, len) {
+            Lookup::Placed(place) => return Some(place),
+            Lookup::Outside => return None,
+            Lookup::Unplaced | Lookup::Split => {}
+        }
+        for (piece, _) in self.chunks.pieces(address, len) {
+            self.place_chunk(vm, piece)?;
+        }
+        self.chunks.translate_range(vm, address, len)
+    }
+
+    /// Gives the chunk of `address` a place, zeroed.
+    fn place_chunk(&mut self, vm: VmId, address: GuestAddr) -> Option<Place> {
+        loop {
+            match self.chunks.place(vm, address) {
+                Ok(placed) => {
+                    if let (Place::Host(at), true) = (placed.place, placed.new) {
+                        self.pressure = true;
+                        if let Err(error) = self.pinned.fill(at) {
+                            tracing::warn!(%vm, %address, %error, "guest memory gets no place in host memory");
+                            self.unplace(vm, address);
+                            return None;
+                        }
+                    }
+                    return Some(placed.place);
+                }
+                // Ends: each turn makes one of the chunks that wait a free one.
+                Err(vram::Error::NeedsScrub { .. }) if self.scrub_one().ok()? => {}
+                Err(error) => {
+                    tracing::warn!(%vm, %address, %error, "guest memory gets no place");
+                    return None;
+                }
+            }
+        }
+    }
+
+    fn unplace(&mut self, vm: VmId, address: GuestAddr) {
+        if let Err(error) = self.chunks.unplace(vm, address) {
+            tracing::error!(%vm, %address, %error, "a chunk without memory keeps its place");
+        }
+    }
+
+    /// Reads guest VRAM, whatever chunks it spans. What was never used reads as zeros, and stays without a place.
+    pub fn guest_read(&mut self, vm: VmId, address: GuestVramAddr, data: &mut [u8]) -> Option<()> {
+        let mut rest = data;
+        for (piece, len) in self.chunks.pieces(GuestAddr(address.0), rest.len() as u64) {
+            let (data, more) = std::mem::take(&mut rest).split_at_mut(len as usize);
+            match self.chunks.lookup(vm, piece, len) {
+                Lookup::Placed(place) => failed(self.read_at(place, data))?,
+                Lookup::Unplaced => data.fill(0),
+                Lookup::Split | Lookup::Outside => return None,
+            }
+            rest = more;
+        }
+        rest.is_empty().then_some(())
+    }
+
+    /// Writes guest VRAM, whatever chunks it spans. Zeros need no place where there is none.
+    pub fn guest_write(&mut self, vm: VmId, address: GuestVramAddr, data: &[u8]) -> Option<()> {
+        let mut rest = data;
+        for (piece, len) in self.chunks.pieces(GuestAddr(address.0), rest.len() as u64) {
+            let (data, more) = rest.split_at(len as usize);
+            let place = match self.chunks.lookup(vm, piece, len) {
+                Lookup::Placed(place) => Some(place),
+                Lookup::Unplaced if data.iter().all(|byte| *byte == 0) => None,
+                Lookup::Unplaced => Some(self.place_chunk(vm, piece)?),
+                Lookup::Split | Lookup::Outside => return None,
+            };
+            if let Some(place) = place {
+                self.written(vm, piece, len);
+                failed(self.write_at(place, data))?;
+            }
+            rest = more;
+        }
+        rest.is_empty().then_some(())
+    }
+
+    /// Fills the `len` bytes from `address` on, which lie in one chunk, with zeros where they lie.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    pub fn guest_zero(&mut self, vm: VmId, address: GuestAddr, len: u64) -> Result<(), HostError> {
+        let Lookup::Placed(place) = self.chunks.lookup(vm, address, len) else { return Ok(()) };
+        self.written(vm, address, len);
+        match place {
+            Place::Card(CardAddr(at)) => self.memory.zero(VramAddr(at), len),
+            Place::Host(at) => {
+                self.pinned.write(at, &vec![0; len as usize]);
+                Ok(())
+            }
+        }
+    }
+
+    /// What is being copied has changed.
+    fn written(&mut self, vm: VmId, address: GuestAddr, len: u64) {
+        if self.copied.is_empty() {
+            return;
+        }
+        let chunk = self.chunks.chunk_bytes();
+        if let Some(dirty) = self.copied.get_mut(&(vm, address.0 / chunk)) {
+            dirty.mark(address.0 % chunk, len);
+        }
+    }
+
+    /// Reads where a chunk lies.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    pub fn read_at(&mut self, place: Place, data: &mut [u8]) -> Result<(), HostError> {
+        match place {
+            Place::Card(CardAddr(at)) => self.memory.read(VramAddr(at), data),
+            Place::Host(at) => {
+                self.pinned.read(at, data);
+                Ok(())
+            }
+        }
+    }
+
+    /// Writes where a chunk lies.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    pub fn write_at(&mut self, place: Place, data: &[u8]) -> Result<(), HostError> {
+        match place {
+            Place::Card(CardAddr(at)) => self.memory.write(VramAddr(at), data),
+            Place::Host(at) => {
+                self.pinned.write(at, data);
+                Ok(())
+            }
+        }
+    }
+
+    /// Card memory for the mediator's own structures, zeroed and aligned to 4 KiB.
+    ///
+    /// # Errors
+    /// When the card has none left for the pool, or does not answer.
+    pub fn alloc(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, HostError> {
+        let address = loop {
+            match pool.alloc(&mut self.chunks, bytes) {
+                Ok(CardAddr(address)) => break VramAddr(address),
+                // Chunks that wait to be scrubbed may do.
+                Err(_) if self.scrub_one()? => {}
+                Err(error) => return Err(HostError::Refused(error.to_string())),
+            }
+        };
+        self.memory.zero(address, bytes)?;
+        Ok(address)
+    }
+
+    /// Scrubs one chunk that waits for it; false when none does.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    pub fn scrub_one(&mut self) -> Result<bool, HostError> {
+        let Some(work) = self.chunks.take_scrub_work() else { return Ok(false) };
+        match work.place {
+            Place::Card(CardAddr(at)) => self.memory.zero(VramAddr(at), work.bytes)?,
+            Place::Host(at) => self.pinned.empty(at)?,
+        }
+        self.chunks.scrubbed(work.place);
+        self.pressure = true;
+        Ok(true)
+    }
+}
+
+/// An access of a guest that the card has failed at is lost; the card's state is not.
+fn failed(result: Result<(), HostError>) -> Option<()> {
+    result.inspect_err(|error| tracing::error!(%error, "the card failed at an access of a guest")).ok()
+}
