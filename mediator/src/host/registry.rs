@@ -17,7 +17,7 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
-use vram::{CardAddr, ChunkTable, Contents, GuestAddr, Lookup, VmId};
+use vram::{CardAddr, ChunkTable, Contents, GuestAddr, Limits, Lookup, Place, Run, Tier, VmId};
 
 /// The card's VRAM: the way into it, and who owns which chunk of it.
 pub struct CardVram {
@@ -96,14 +96,14 @@ impl HostCard {
         let count = LAYOUT_BYTES.div_ceil(chunk_bytes);
         let own: Vec<_> = (0..count).map_while(|_| chunks.take_scrub_work()).collect();
         let available = own.len() as u64 * chunk_bytes;
-        let first = own.first().ok_or(HostError::TooSmall { needed: LAYOUT_BYTES, available })?;
-        let layout = Layout::new(VramAddr(first.address.0), available)?;
+        let first = own.first().and_then(|work| work.place.card());
+        let first = first.ok_or(HostError::TooSmall { needed: LAYOUT_BYTES, available })?;
+        let layout = Layout::new(VramAddr(first.0), available)?;
         let mut memory = CardMemory::take_over(Arc::clone(&card), layout, info.vram_bytes)?;
         memory.zero(layout.userd, available - layout.bootstrap_bytes())?;
-        let first = first.chunk;
-        own.iter().for_each(|work| chunks.scrubbed(work.chunk));
+        own.iter().for_each(|work| chunks.scrubbed(work.place));
         let reserved = chunks.reserve_mediator(count as u32, 1).map_err(refused)?;
-        assert_eq!(reserved, first, "the only scrubbed chunks are those just scrubbed");
+        assert_eq!(chunks.address(reserved), first, "the only scrubbed chunks are those just scrubbed");
         chunks.set_aside(u32::try_from(reserve_bytes.div_ceil(chunk_bytes)).unwrap_or(u32::MAX)).map_err(refused)?;
         let io = |error: std::io::Error| HostError::Refused(format!("no event descriptor for the card: {error}"));
         let event = EventFd::new(EFD_CLOEXEC).map_err(io)?;
@@ -177,9 +177,10 @@ impl HostCard {
     /// When the card has too little memory free for what is reserved.
     pub fn add_vm(&self, vm: VmId, share: &Share, events: Weak<dyn GuestEvents>) -> Result<(), HostError> {
         let mut state = self.lock();
-        match state.vram.chunks.create_vm(vm, share.vram_bytes, share.reserved) {
+        let limits = if share.reserved { Limits::RESERVED } else { Limits::UNRESERVED };
+        match state.vram.chunks.create_vm(vm, share.vram_bytes, limits) {
             Ok(()) => {}
-            Err(vram::Error::Full { .. }) => {
+            Err(vram::Error::Promise { .. }) => {
                 let summary = state.vram.chunks.summary();
                 let free = (u64::from(summary.spare()) * summary.chunk_bytes) >> 20;
                 return Err(HostError::OutOfMemory { wanted: share.vram_bytes >> 20, free });
@@ -228,8 +229,9 @@ impl HostCard {
             let chunk = self.lock().vram.chunks.chunk_bytes();
             for at in (0..bytes).step_by(chunk as usize) {
                 let mut state = self.lock();
-                if let Some(run) = state.vram.chunks.translate(vm, GuestAddr(at)) {
-                    state.vram.memory.zero(VramAddr(run.address.0), chunk.min(run.bytes))?;
+                if let Some(Run { place: Place::Card(address), bytes }) = state.vram.chunks.translate(vm, GuestAddr(at))
+                {
+                    state.vram.memory.zero(VramAddr(address.0), chunk.min(bytes))?;
                 }
             }
             return Ok(());
@@ -278,14 +280,14 @@ impl CardVram {
         for (piece, _) in self.chunks.pieces(address, len) {
             self.place_chunk(vm, piece)?;
         }
-        self.chunks.translate_range(vm, address, len).map(|CardAddr(at)| VramAddr(at))
+        self.chunks.translate_range(vm, address, len)?.card().map(|CardAddr(at)| VramAddr(at))
     }
 
     /// Gives the chunk of `address` a place, zeroed.
     fn place_chunk(&mut self, vm: VmId, address: GuestAddr) -> Option<VramAddr> {
         loop {
             match self.chunks.place(vm, address) {
-                Ok(placed) => return Some(VramAddr(placed.address.0)),
+                Ok(placed) => return placed.place.card().map(|CardAddr(at)| VramAddr(at)),
                 // Ends: each turn makes one of the chunks that wait a free one.
                 Err(vram::Error::NeedsScrub { .. }) if self.scrub_one().ok()? => {}
                 Err(error) => {
@@ -302,9 +304,10 @@ impl CardVram {
         for (piece, len) in self.chunks.pieces(GuestAddr(address.0), rest.len() as u64) {
             let (data, more) = std::mem::take(&mut rest).split_at_mut(len as usize);
             match self.chunks.lookup(vm, piece, len) {
-                Lookup::Placed(CardAddr(place)) => failed(self.memory.read(VramAddr(place), data))?,
+                Lookup::Placed(Place::Card(place)) => failed(self.memory.read(VramAddr(place.0), data))?,
                 Lookup::Unplaced => data.fill(0),
-                Lookup::Split | Lookup::Outside => return None,
+                // No host memory is given to chunks yet.
+                Lookup::Placed(Place::Host(_)) | Lookup::Split | Lookup::Outside => return None,
             }
             rest = more;
         }
@@ -317,10 +320,11 @@ impl CardVram {
         for (piece, len) in self.chunks.pieces(GuestAddr(address.0), rest.len() as u64) {
             let (data, more) = rest.split_at(len as usize);
             let place = match self.chunks.lookup(vm, piece, len) {
-                Lookup::Placed(CardAddr(place)) => Some(VramAddr(place)),
+                Lookup::Placed(Place::Card(place)) => Some(VramAddr(place.0)),
                 Lookup::Unplaced if data.iter().all(|byte| *byte == 0) => None,
                 Lookup::Unplaced => Some(self.place_chunk(vm, piece)?),
-                Lookup::Split | Lookup::Outside => return None,
+                // No host memory is given to chunks yet.
+                Lookup::Placed(Place::Host(_)) | Lookup::Split | Lookup::Outside => return None,
             };
             if let Some(place) = place {
                 failed(self.memory.write(place, data))?;
@@ -335,9 +339,11 @@ impl CardVram {
     /// # Errors
     /// When the card does not answer.
     pub fn scrub_one(&mut self) -> Result<bool, HostError> {
-        let Some(work) = self.chunks.take_scrub_work() else { return Ok(false) };
-        self.memory.zero(VramAddr(work.address.0), work.bytes)?;
-        self.chunks.scrubbed(work.chunk);
+        let Some(work) = self.chunks.take_scrub_work_in(Tier::Card) else { return Ok(false) };
+        if let Place::Card(address) = work.place {
+            self.memory.zero(VramAddr(address.0), work.bytes)?;
+        }
+        self.chunks.scrubbed(work.place);
         Ok(true)
     }
 }
