@@ -1,9 +1,10 @@
-//! Accounts of the card and of each VM, in chunks.
+//! Accounts of the card, of host memory and of each VM, in chunks.
 
+use super::limits::Limits;
 use crate::VmId;
 use std::collections::BTreeMap;
 
-/// Accounts of the whole card, in chunks. `free + to_scrub + mediator` and all VMs' `placed` make `total`.
+/// Accounts of the whole card, in chunks. `free + to_scrub + mediator + arriving` and all VMs' `placed` make `total`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Bytes of a chunk.
@@ -14,12 +15,16 @@ pub struct Summary {
     pub free: u32,
     /// Without an owner, not zeroed yet (being scrubbed included).
     pub to_scrub: u32,
-    /// Of the two above, those that back reservations of VMs which have not used them up.
+    /// Of the two above, those that back guarantees of VMs which have not used them up.
     pub promised: u32,
     /// Of the first two, those that are left for the mediator, within what was set aside for it.
     pub set_aside: u32,
     /// The mediator's.
     pub mediator: u32,
+    /// Where moves under way go to, those of chunks included that have lost their owner meanwhile.
+    pub arriving: u32,
+    /// Host memory's accounts.
+    pub host: HostSummary,
     /// Each VM's.
     pub vms: BTreeMap<VmId, VmSummary>,
     /// Chunks scrubbed since the table was made.
@@ -27,22 +32,55 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Chunks without an owner that are promised to no one: what a new reservation can have.
+    /// Chunks without an owner that are promised to no one: what a new guarantee can have.
     #[must_use]
     pub fn spare(&self) -> u32 {
         (self.free + self.to_scrub).saturating_sub(self.promised + self.set_aside)
     }
 }
 
-/// Accounts of a VM, in chunks.
+/// Accounts of host memory for chunks, in slots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostSummary {
+    /// Most that may be used.
+    pub budget: u32,
+    /// Used, those included that moves under way go to. More than the budget after that was lowered.
+    pub used: u32,
+    /// Zeroed or never used, and within the budget.
+    pub free: u32,
+    /// Without an owner, not zeroed yet.
+    pub to_scrub: u32,
+    /// No slot from this number on holds anything: the memory behind it can be given back.
+    pub end: u32,
+    /// Slots scrubbed since the table was made.
+    pub scrubbed: u64,
+}
+
+/// Accounts of a VM, in chunks. `placed + host + unbacked` make `advertised`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VmSummary {
     /// What its guest believes to have.
     pub advertised: u32,
-    /// What it is sure to get: all that is advertised, or nothing.
-    pub reserved: u32,
-    /// What has a place on the card.
+    /// What has its place on the card.
     pub placed: u32,
-    /// Most that ever had a place at a time.
+    /// What has its place in host memory.
+    pub host: u32,
+    /// What has none yet.
+    pub unbacked: u32,
+    /// What is moving now, from where it counts above.
+    pub moving: u32,
+    /// What it may have.
+    pub limits: Limits,
+    /// What it is sure to get on the card: its guarantee, or all of what its guest has if that is less.
+    pub guarantee: u32,
+    /// Most that it ever had on the card at a time, with what was on the way there.
     pub peak: u32,
+    /// Most that it ever had in host memory at a time, with what was on the way there.
+    pub host_peak: u32,
+    /// Chunks whose first place was in host memory.
+    pub born_in_host: u64,
+    /// Moves from the card to host memory.
+    pub moved_out: u64,
+    /// Moves from host memory to the card.
+    pub moved_in: u64,
 }

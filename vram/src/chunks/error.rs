@@ -1,6 +1,46 @@
 //! Why the chunk table does not do what it was asked.
 
+use super::limits::OnFull;
+use super::state::Tier;
 use crate::{GuestAddr, VmId};
+
+/// What keeps a VM from a chunk of the card or a host slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// The card has none that is promised to no one.
+    Card {
+        /// Chunks free.
+        free: u32,
+        /// Chunks without an owner that are not zeroed yet.
+        to_scrub: u32,
+        /// Of both, those that are kept for others.
+        promised: u32,
+    },
+    /// The VM's quota of so many chunks is used up.
+    Quota(u32),
+    /// The host's budget of so many chunks is used up.
+    HostBudget(u32),
+    /// The VM's swap cap of so many chunks is used up.
+    SwapCap(u32),
+    /// The VM's policy for a full card is another than to swap.
+    Policy(OnFull),
+}
+
+impl std::fmt::Display for Limit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Card { free, to_scrub, promised } => write!(
+                f,
+                "of the card's chunks {free} are free and {to_scrub} more will be after scrubbing, of which {promised} \
+                 are kept for others"
+            ),
+            Self::Quota(chunks) => write!(f, "its quota of {chunks} chunks on the card is used up"),
+            Self::HostBudget(chunks) => write!(f, "the budget of {chunks} chunks of host memory is used up"),
+            Self::SwapCap(chunks) => write!(f, "its swap cap of {chunks} chunks of host memory is used up"),
+            Self::Policy(policy) => write!(f, "its policy for a full card is `{policy}`, not `swap`"),
+        }
+    }
+}
 
 /// Why the table does not do what it was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -11,24 +51,64 @@ pub enum Error {
     /// The card has no whole chunk, or more than can be counted.
     #[error("{0:#x} bytes of VRAM are no number of chunks that can be managed")]
     CardSize(u64),
-    /// There is no such amount of VRAM left that is not promised to someone else.
+    /// A VM gets no chunk.
+    #[error("VM {vm} gets no chunk: {limit}{}", and(.host))]
+    Full {
+        /// The VM.
+        vm: VmId,
+        /// What keeps it from where it should go: the card, for its first use.
+        limit: Limit,
+        /// What keeps it from host memory, where that would have done instead.
+        host: Option<Limit>,
+    },
+    /// There is no such amount of VRAM left for the mediator that is not promised to VMs.
     #[error(
         "{wanted} chunks of VRAM are wanted, {free} are free and {to_scrub} more will be after scrubbing, of which {promised} are promised to others"
     )]
-    Full {
+    CardFull {
         /// Chunks wanted.
         wanted: u64,
         /// Chunks free.
         free: u32,
         /// Chunks without an owner that are not zeroed yet.
         to_scrub: u32,
-        /// Chunks without an owner that back the reservations of others.
+        /// Chunks without an owner that back the guarantees of VMs.
         promised: u32,
     },
+    /// A guarantee is more than the card can promise.
+    #[error(
+        "VM {vm} cannot be guaranteed {wanted} chunks of the card: {now} can be promised at once, {left} when what others \
+         have beyond their guarantees is moved; lower another VM's guarantee"
+    )]
+    Promise {
+        /// The VM.
+        vm: VmId,
+        /// The guarantee wanted.
+        wanted: u32,
+        /// What can be promised as things lie, what the VM has included.
+        now: u32,
+        /// What is left of the card beside the guarantees of the other VMs and what is set aside for the mediator.
+        left: u32,
+    },
+    /// A guarantee is at most the quota.
+    #[error("VM {vm}: a guarantee of {guarantee} chunks is more than the quota of {quota}")]
+    Guarantee {
+        /// The VM.
+        vm: VmId,
+        /// The guarantee.
+        guarantee: u32,
+        /// The quota.
+        quota: u32,
+    },
+    /// A weight is at least 1.
+    #[error("VM {0}: a weight of 0 is none")]
+    Weight(VmId),
     /// There is enough, once chunks are zeroed: take scrub work and ask again. When there is no scrub work to take,
     /// someone else is at it.
-    #[error("{short} chunks of VRAM must be scrubbed first")]
+    #[error("{short} chunks of {} must be scrubbed first", match .tier { Tier::Card => "VRAM", Tier::Host => "host memory" })]
     NeedsScrub {
+        /// In which memory.
+        tier: Tier,
         /// Chunks that are missing.
         short: u32,
     },
@@ -52,4 +132,32 @@ pub enum Error {
         /// The address asked for.
         address: GuestAddr,
     },
+    /// The guest chunk has no place, so it cannot move; or the VM's guest has no such chunk.
+    #[error("guest chunk {index} of VM {vm} has no place")]
+    NotPlaced {
+        /// The VM.
+        vm: VmId,
+        /// The guest chunk.
+        index: u32,
+    },
+    /// The guest chunk is where it should move to.
+    #[error("guest chunk {index} of VM {vm} is there already")]
+    Settled {
+        /// The VM.
+        vm: VmId,
+        /// The guest chunk.
+        index: u32,
+    },
+    /// The guest chunk is moving: it can move again when that has ended.
+    #[error("guest chunk {index} of VM {vm} is moving")]
+    Moving {
+        /// The VM.
+        vm: VmId,
+        /// The guest chunk.
+        index: u32,
+    },
+}
+
+fn and(host: &Option<Limit>) -> String {
+    host.map_or_else(String::new, |limit| format!("; in host memory neither: {limit}"))
 }

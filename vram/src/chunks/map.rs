@@ -1,42 +1,71 @@
-//! One VM's map from guest chunks to the card's.
+//! One VM's map from guest chunks to their places, and its accounts.
 
 use super::account::VmSummary;
+use super::limits::Limits;
+use super::state::{Spot, Tier};
 use crate::GuestAddr;
 
-/// Where each chunk of a guest's VRAM lies. Numbers of chunks are the card's on the right side.
+/// Where each chunk of a guest's VRAM lies, and what that makes of each memory.
 #[derive(Debug)]
 pub(super) struct VmMap {
     /// Bytes that the guest has, which the last chunk may exceed.
     bytes: u64,
     /// log2 of a chunk's bytes.
     shift: u32,
-    /// The card's chunk for each guest chunk, as long as it has one.
-    chunks: Vec<Option<u32>>,
-    placed: u32,
-    peak: u32,
-    reserved: bool,
+    /// The place of each guest chunk, as long as it has one.
+    chunks: Vec<Option<Spot>>,
+    /// What counts here; `unbacked` and `guarantee` are filled in by [`Self::account`].
+    sums: VmSummary,
+    /// Destinations on the card of moves under way.
+    arriving: u32,
+    /// Destinations in host memory of moves under way.
+    leaving: u32,
 }
 
 impl VmMap {
     /// A map of `count` chunks of `1 << shift` bytes, the last of which may be cut, without a place for any.
-    pub(super) fn new(bytes: u64, count: u32, shift: u32, reserved: bool) -> Self {
-        Self { bytes, shift, chunks: vec![None; count as usize], placed: 0, peak: 0, reserved }
+    pub(super) fn new(bytes: u64, count: u32, shift: u32, limits: Limits) -> Self {
+        let sums = VmSummary { advertised: count, limits, ..VmSummary::default() };
+        Self { bytes, shift, chunks: vec![None; count as usize], sums, arriving: 0, leaving: 0 }
     }
 
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    pub(super) fn account(&self) -> VmSummary {
-        let advertised = self.chunks.len() as u32;
-        let reserved = if self.reserved { advertised } else { 0 };
-        VmSummary { advertised, reserved, placed: self.placed, peak: self.peak }
+    pub(super) fn limits(&self) -> Limits {
+        self.sums.limits
     }
 
-    /// Chunks that the VM is sure to get and has not got.
+    pub(super) fn set_limits(&mut self, limits: Limits) {
+        self.sums.limits = limits;
+    }
+
+    pub(super) fn account(&self) -> VmSummary {
+        let unbacked = self.sums.advertised - self.sums.placed - self.sums.host;
+        VmSummary { unbacked, guarantee: self.guarantee(), ..self.sums }
+    }
+
+    pub(super) fn advertised(&self) -> u32 {
+        self.sums.advertised
+    }
+
+    /// What the VM is sure to get.
+    pub(super) fn guarantee(&self) -> u32 {
+        self.sums.limits.guarantee.min(self.sums.advertised)
+    }
+
+    /// What the VM is sure to get and has not got.
     pub(super) fn owed(&self) -> u32 {
-        let account = self.account();
-        account.reserved.saturating_sub(account.placed)
+        self.guarantee().saturating_sub(self.used(Tier::Card))
+    }
+
+    /// What counts for the limits of a memory: what the VM has there and what is on the way.
+    pub(super) fn used(&self, tier: Tier) -> u32 {
+        match tier {
+            Tier::Card => self.sums.placed + self.arriving,
+            Tier::Host => self.sums.host + self.leaving,
+        }
     }
 
     /// The guest chunk that `address` lies in, if the guest has that.
@@ -44,43 +73,93 @@ impl VmMap {
         u32::try_from(address.0 >> self.shift).ok().filter(|_| address.0 < self.bytes)
     }
 
-    /// The card's chunk for guest chunk `index`.
-    pub(super) fn get(&self, index: u32) -> Option<u32> {
+    /// The place of guest chunk `index`.
+    pub(super) fn get(&self, index: u32) -> Option<Spot> {
         self.chunks.get(index as usize).copied().flatten()
     }
 
     /// Gives guest chunk `index`, which the guest has and which has no place, a place.
-    pub(super) fn set(&mut self, index: u32, chunk: u32) {
-        let old = self.chunks[index as usize].replace(chunk);
+    pub(super) fn set(&mut self, index: u32, spot: Spot) {
+        let old = self.chunks[index as usize].replace(spot);
         assert_eq!(old, None, "guest chunk {index} has a place already");
-        self.placed += 1;
-        self.peak = self.peak.max(self.placed);
+        *self.count(spot) += 1;
+        self.sums.born_in_host += u64::from(spot.tier() == Tier::Host);
+        self.note_peaks();
     }
 
     /// Takes the place of guest chunk `index` away, and says which it was.
-    pub(super) fn take(&mut self, index: u32) -> Option<u32> {
-        let chunk = self.chunks.get_mut(index as usize)?.take()?;
-        self.placed -= 1;
-        Some(chunk)
+    pub(super) fn take(&mut self, index: u32) -> Option<Spot> {
+        let spot = self.chunks.get_mut(index as usize)?.take()?;
+        *self.count(spot) -= 1;
+        Some(spot)
     }
 
     /// Takes all places away; they come in the order of guest chunks.
-    pub(super) fn take_all(&mut self) -> Vec<u32> {
-        self.placed = 0;
+    pub(super) fn take_all(&mut self) -> Vec<Spot> {
+        (self.sums.placed, self.sums.host) = (0, 0);
         self.chunks.iter_mut().filter_map(Option::take).collect()
     }
 
-    /// How many chunks from guest chunk `index`, which lies in `chunk`, on follow one another on the card too. Never
-    /// looks at more than `limit`.
-    pub(super) fn neighbours(&self, index: u32, chunk: u32, limit: u64) -> u64 {
+    /// A move of a guest chunk to `tier` begins.
+    pub(super) fn begin(&mut self, tier: Tier) {
+        *self.on_the_way(tier) += 1;
+        self.sums.moving += 1;
+        self.note_peaks();
+    }
+
+    /// A move has lost its chunk, which has no place any more; its destination counts until it ends.
+    pub(super) fn lose(&mut self) {
+        self.sums.moving -= 1;
+    }
+
+    /// A move to `tier` is over: it went nowhere, and `lost` its chunk or not.
+    pub(super) fn end(&mut self, tier: Tier, lost: bool) {
+        *self.on_the_way(tier) -= 1;
+        self.sums.moving -= u32::from(!lost);
+    }
+
+    /// A move is over: guest chunk `index` is at `spot`.
+    pub(super) fn arrive(&mut self, index: u32, spot: Spot) {
+        self.end(spot.tier(), false);
+        let old = self.chunks[index as usize].replace(spot).expect("what moves has a place");
+        *self.count(old) -= 1;
+        *self.count(spot) += 1;
+        match spot.tier() {
+            Tier::Card => self.sums.moved_in += 1,
+            Tier::Host => self.sums.moved_out += 1,
+        }
+    }
+
+    /// How many chunks from guest chunk `index`, which lies at `spot`, on follow one another there too. Never looks at
+    /// more than `limit`.
+    pub(super) fn neighbours(&self, index: u32, spot: Spot, limit: u64) -> u64 {
         let rest = self.chunks.get(index as usize..).unwrap_or(&[]);
-        (0u64..limit).zip(rest).take_while(|&(step, &at)| at.map(u64::from) == Some(u64::from(chunk) + step)).count()
-            as u64
+        let follows = |&(step, at): &(u64, &Option<Spot>)| at.is_some() && *at == spot.after(step as u32);
+        (0u64..limit).zip(rest).take_while(follows).count() as u64
     }
 
     /// How many of the `count` guest chunks from `index` on have a place.
     pub(super) fn placed_among(&self, index: u32, count: u64) -> u64 {
         let rest = self.chunks.get(index as usize..).unwrap_or(&[]);
         (0u64..count).zip(rest).filter(|(_, at)| at.is_some()).count() as u64
+    }
+
+    fn count(&mut self, spot: Spot) -> &mut u32 {
+        match spot.tier() {
+            Tier::Card => &mut self.sums.placed,
+            Tier::Host => &mut self.sums.host,
+        }
+    }
+
+    fn on_the_way(&mut self, tier: Tier) -> &mut u32 {
+        match tier {
+            Tier::Card => &mut self.arriving,
+            Tier::Host => &mut self.leaving,
+        }
+    }
+
+    fn note_peaks(&mut self) {
+        self.sums.peak = self.sums.peak.max(self.used(Tier::Card));
+        self.sums.host_peak = self.sums.host_peak.max(self.used(Tier::Host));
     }
 }

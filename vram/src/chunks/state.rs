@@ -1,12 +1,97 @@
 //! What a chunk is, and what it is used for.
 
-use crate::{CardAddr, VmId};
+use crate::{CardAddr, HostAddr, VmId};
 
 /// A chunk of the card's VRAM, counted from address 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkId(pub(super) u32);
 
-/// What a chunk is used for; owner and state in one, so that they cannot disagree.
+/// One of the two memories that hold what guests have in VRAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Tier {
+    /// The card's VRAM.
+    Card,
+    /// Pinned memory of the host.
+    Host,
+}
+
+/// A byte address in one of the two memories.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Place {
+    /// On the card.
+    Card(CardAddr),
+    /// In host memory.
+    Host(HostAddr),
+}
+
+impl Place {
+    /// The address on the card, for a place there.
+    #[must_use]
+    pub const fn card(self) -> Option<CardAddr> {
+        match self {
+            Self::Card(address) => Some(address),
+            Self::Host(_) => None,
+        }
+    }
+
+    /// The address in the host pool, for a place there.
+    #[must_use]
+    pub const fn host(self) -> Option<HostAddr> {
+        match self {
+            Self::Host(address) => Some(address),
+            Self::Card(_) => None,
+        }
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Card(address) => write!(f, "{address} on the card"),
+            Self::Host(address) => write!(f, "{address} in host memory"),
+        }
+    }
+}
+
+/// A chunk of the card or a host slot, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Spot {
+    Card(u32),
+    Host(u32),
+}
+
+impl Spot {
+    pub(super) const fn tier(self) -> Tier {
+        match self {
+            Self::Card(_) => Tier::Card,
+            Self::Host(_) => Tier::Host,
+        }
+    }
+
+    pub(super) const fn number(self) -> u32 {
+        match self {
+            Self::Card(number) | Self::Host(number) => number,
+        }
+    }
+
+    pub(super) const fn of(tier: Tier, number: u32) -> Self {
+        match tier {
+            Tier::Card => Self::Card(number),
+            Tier::Host => Self::Host(number),
+        }
+    }
+
+    /// The one `steps` behind it in the same memory.
+    pub(super) fn after(self, steps: u32) -> Option<Self> {
+        Some(Self::of(self.tier(), self.number().checked_add(steps)?))
+    }
+}
+
+/// A move of a guest chunk, from [`begin_move`](super::ChunkTable::begin_move) to its end. Numbers are not used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MoveId(pub(super) u64);
+
+/// What a chunk of the card or a host slot is used for; owner and state in one, so that they cannot disagree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChunkState {
     /// Zeroed, without an owner.
@@ -15,8 +100,10 @@ pub enum ChunkState {
     NeedsScrub,
     /// Without an owner, being zeroed by who took it from [`take_scrub_work`](super::ChunkTable::take_scrub_work).
     Scrubbing,
-    /// The mediator's own: tables, instance blocks, rings. No VM reaches it.
+    /// The mediator's own: tables, instance blocks, rings. No VM reaches it. The card's only.
     Mediator,
+    /// Where a move goes to: being written, and reached by no one.
+    Arriving(MoveId),
     /// A VM's, as its guest chunk `index`.
     Vm {
         /// The owner.
@@ -32,8 +119,9 @@ impl ChunkState {
     pub const fn can_go(self, to: Self) -> bool {
         matches!(
             (self, to),
-            (Self::Free, Self::Mediator | Self::Vm { .. })
-                | (Self::Mediator | Self::Vm { .. }, Self::NeedsScrub)
+            (Self::Free, Self::Mediator | Self::Arriving(_) | Self::Vm { .. })
+                | (Self::Arriving(_), Self::Vm { .. })
+                | (Self::Mediator | Self::Arriving(_) | Self::Vm { .. }, Self::NeedsScrub)
                 | (Self::NeedsScrub, Self::Scrubbing)
                 | (Self::Scrubbing, Self::Free)
         )
@@ -49,13 +137,11 @@ pub enum Contents {
     Unknown,
 }
 
-/// A chunk to fill with zeros.
+/// A chunk of the card or a host slot to fill with zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScrubWork {
-    /// For [`scrubbed`](super::ChunkTable::scrubbed).
-    pub chunk: ChunkId,
-    /// Where it begins on the card.
-    pub address: CardAddr,
+    /// Where it begins; for [`scrubbed`](super::ChunkTable::scrubbed).
+    pub place: Place,
     /// Bytes.
     pub bytes: u64,
 }

@@ -1,6 +1,7 @@
 //! The chunk table: sizes, places, reservations. Random sequences are in `model`.
 
 mod model;
+mod places;
 
 use super::*;
 
@@ -10,10 +11,14 @@ fn table(chunks: u64) -> ChunkTable {
     ChunkTable::new(chunks * CHUNK, CHUNK, Contents::Zeroed).unwrap()
 }
 
+fn on_card(address: u64) -> Place {
+    Place::Card(CardAddr(address))
+}
+
 fn scrub_all(table: &mut ChunkTable) -> u32 {
     let mut done = 0;
     while let Some(work) = table.take_scrub_work() {
-        table.scrubbed(work.chunk);
+        table.scrubbed(work.place);
         done += 1;
     }
     done
@@ -30,14 +35,20 @@ fn sizes_that_make_no_sense_are_refused() {
 
 #[test]
 fn only_the_listed_steps_are_legal() {
-    let vm = ChunkState::Vm { vm: VmId(1), index: 0 };
-    let states = [ChunkState::Free, ChunkState::NeedsScrub, ChunkState::Scrubbing, ChunkState::Mediator, vm];
-    let legal: Vec<(usize, usize)> = vec![(0, 3), (0, 4), (3, 1), (4, 1), (1, 2), (2, 0)];
+    let (vm, arriving) = (ChunkState::Vm { vm: VmId(1), index: 0 }, ChunkState::Arriving(MoveId(0)));
+    let states = [ChunkState::Free, ChunkState::NeedsScrub, ChunkState::Scrubbing, ChunkState::Mediator, vm, arriving];
+    let legal: Vec<(usize, usize)> = vec![(0, 3), (0, 4), (0, 5), (5, 4), (3, 1), (4, 1), (5, 1), (1, 2), (2, 0)];
     for (i, from) in states.iter().enumerate() {
         for (j, to) in states.iter().enumerate() {
             assert_eq!(from.can_go(*to), legal.contains(&(i, j)), "{from:?} to {to:?}");
         }
     }
+}
+
+/// The answer to a VM without a guarantee that may not swap, when `free` chunks are zeroed and so many kept for others.
+fn refused(vm: u32, free: u32, promised: u32) -> Result<Placed, Error> {
+    let limit = Limit::Card { free, to_scrub: 0, promised };
+    Err(Error::Full { vm: VmId(vm), limit, host: Some(Limit::Policy(OnFull::Refuse)) })
 }
 
 /// Gives the first `chunks` guest chunks of a VM a place.
@@ -50,28 +61,28 @@ fn place_first(table: &mut ChunkTable, vm: u32, chunks: u64) {
 #[test]
 fn a_chunk_gets_its_place_at_first_use_and_keeps_it() {
     let mut table = table(8);
-    table.create_vm(VmId(1), 3 * CHUNK, true).unwrap();
+    table.create_vm(VmId(1), 3 * CHUNK, Limits::RESERVED).unwrap();
     assert_eq!(table.lookup(VmId(1), GuestAddr(0), 3 * CHUNK), Lookup::Unplaced);
     assert_eq!((table.translate(VmId(1), GuestAddr(0)), table.is_placed(VmId(1), GuestAddr(0))), (None, Some(false)));
     let placed = table.place(VmId(1), GuestAddr(2 * CHUNK + 0x123)).unwrap();
-    assert_eq!(placed, Placed { address: CardAddr(0x123), new: true });
+    assert_eq!(placed, Placed { place: on_card(0x123), new: true });
     assert_eq!(
         table.place(VmId(1), GuestAddr(2 * CHUNK)),
-        Ok(Placed { address: CardAddr(0), new: false }),
+        Ok(Placed { place: on_card(0), new: false }),
         "the same chunk"
     );
-    assert_eq!(table.lookup(VmId(1), GuestAddr(2 * CHUNK + 8), CHUNK - 8), Lookup::Placed(CardAddr(8)));
-    assert_eq!(table.translate(VmId(1), GuestAddr(2 * CHUNK)), Some(Run { address: CardAddr(0), bytes: CHUNK }));
+    assert_eq!(table.lookup(VmId(1), GuestAddr(2 * CHUNK + 8), CHUNK - 8), Lookup::Placed(on_card(8)));
+    assert_eq!(table.translate(VmId(1), GuestAddr(2 * CHUNK)), Some(Run { place: on_card(0), bytes: CHUNK }));
     assert_eq!(table.is_placed(VmId(1), GuestAddr(2 * CHUNK)), Some(true));
     assert_eq!(table.owner(CardAddr(0x10)), Some((VmId(1), GuestAddr(2 * CHUNK + 0x10))));
     let vm = table.summary().vms[&VmId(1)];
-    assert_eq!(vm, VmSummary { advertised: 3, reserved: 3, placed: 1, peak: 1 });
+    assert_eq!((vm.advertised, vm.guarantee, vm.placed, vm.unbacked, vm.peak), (3, 3, 1, 2, 1));
 }
 
 #[test]
 fn addresses_that_the_guest_does_not_have_are_outside() {
     let mut table = table(8);
-    table.create_vm(VmId(1), CHUNK + 0x1000, true).unwrap();
+    table.create_vm(VmId(1), CHUNK + 0x1000, Limits::RESERVED).unwrap();
     let beyond = GuestAddr(CHUNK + 0x1000);
     for vm in [VmId(1), VmId(2)] {
         assert_eq!(table.lookup(vm, beyond, 1), Lookup::Outside);
@@ -92,9 +103,9 @@ fn addresses_that_the_guest_does_not_have_are_outside() {
 #[test]
 fn the_last_chunk_is_cut_to_what_the_guest_has() {
     let mut table = table(8);
-    table.create_vm(VmId(1), CHUNK + 0x1000, true).unwrap();
+    table.create_vm(VmId(1), CHUNK + 0x1000, Limits::RESERVED).unwrap();
     place_first(&mut table, 1, 2);
-    assert_eq!(table.translate(VmId(1), GuestAddr(CHUNK)), Some(Run { address: CardAddr(CHUNK), bytes: 0x1000 }));
+    assert_eq!(table.translate(VmId(1), GuestAddr(CHUNK)), Some(Run { place: on_card(CHUNK), bytes: 0x1000 }));
     assert_eq!(table.translate(VmId(1), GuestAddr(CHUNK + 0x1000)), None);
     assert_eq!(table.translate_range(VmId(1), GuestAddr(CHUNK), 0x1001), None);
     assert_eq!(table.translate_range(VmId(1), GuestAddr(u64::MAX), 2), None);
@@ -105,21 +116,21 @@ fn the_last_chunk_is_cut_to_what_the_guest_has() {
 #[test]
 fn a_range_over_chunks_that_are_no_neighbours_is_split() {
     let mut table = table(4);
-    table.create_vm(VmId(1), CHUNK, true).unwrap();
-    table.create_vm(VmId(2), 3 * CHUNK, true).unwrap();
+    table.create_vm(VmId(1), CHUNK, Limits::RESERVED).unwrap();
+    table.create_vm(VmId(2), 3 * CHUNK, Limits::RESERVED).unwrap();
     table.place(VmId(2), GuestAddr(0)).unwrap();
     table.place(VmId(1), GuestAddr(0)).unwrap();
     table.place(VmId(2), GuestAddr(CHUNK)).unwrap();
     let at = |address| table.lookup(VmId(2), GuestAddr(address), 0x1000);
-    assert_eq!(at(CHUNK - 0x1000), Lookup::Placed(CardAddr(CHUNK - 0x1000)));
+    assert_eq!(at(CHUNK - 0x1000), Lookup::Placed(on_card(CHUNK - 0x1000)));
     assert_eq!(at(CHUNK - 0x800), Lookup::Split, "chunk 0, then chunk 2");
     assert_eq!(at(2 * CHUNK - 0x800), Lookup::Split, "the second half has no place");
     assert_eq!(table.translate_range(VmId(2), GuestAddr(CHUNK - 0x800), 0x1000), None);
     let pieces: Vec<_> = table.pieces(GuestAddr(2 * CHUNK - 0x800), 0x1000).collect();
     assert_eq!(pieces, [(GuestAddr(2 * CHUNK - 0x800), 0x800), (GuestAddr(2 * CHUNK), 0x800)]);
     let answers: Vec<_> = pieces.iter().map(|&(at, len)| table.lookup(VmId(2), at, len)).collect();
-    assert_eq!(answers, [Lookup::Placed(CardAddr(3 * CHUNK - 0x800)), Lookup::Unplaced]);
-    assert_eq!(table.translate(VmId(2), GuestAddr(0)), Some(Run { address: CardAddr(0), bytes: CHUNK }));
+    assert_eq!(answers, [Lookup::Placed(on_card(3 * CHUNK - 0x800)), Lookup::Unplaced]);
+    assert_eq!(table.translate(VmId(2), GuestAddr(0)), Some(Run { place: on_card(0), bytes: CHUNK }));
     assert_eq!(table.owner(CardAddr(2 * CHUNK + 8)), Some((VmId(2), GuestAddr(CHUNK + 8))));
     assert_eq!(table.owner(CardAddr(4 * CHUNK)), None);
 }
@@ -135,15 +146,15 @@ fn pieces_end_with_the_address_space() {
 #[test]
 fn a_reservation_is_refused_when_it_cannot_be_kept() {
     let mut table = table(4);
-    let full = |wanted, promised| Err(Error::Full { wanted, free: 4, to_scrub: 0, promised });
-    assert_eq!(table.create_vm(VmId(1), 5 * CHUNK, true), full(5, 0));
-    table.create_vm(VmId(1), 3 * CHUNK, true).unwrap();
-    assert_eq!(table.create_vm(VmId(2), CHUNK + 1, true), full(2, 3));
-    assert_eq!(table.create_vm(VmId(1), CHUNK, true), Err(Error::Exists(VmId(1))));
-    assert_eq!(table.create_vm(VmId(2), 0, false), Err(Error::Empty));
-    assert_eq!(table.create_vm(VmId(2), 1 << 41, false), Err(Error::Advertised(1 << 41)));
-    assert_eq!(table.create_vm(VmId(2), u64::MAX, true), full(u64::MAX / CHUNK + 1, 3));
-    table.create_vm(VmId(2), CHUNK, true).unwrap();
+    let refused = |vm, wanted, left| Err(Error::Promise { vm: VmId(vm), wanted, now: left, left });
+    assert_eq!(table.create_vm(VmId(1), 5 * CHUNK, Limits::RESERVED), refused(1, 5, 4));
+    table.create_vm(VmId(1), 3 * CHUNK, Limits::RESERVED).unwrap();
+    assert_eq!(table.create_vm(VmId(2), CHUNK + 1, Limits::RESERVED), refused(2, 2, 1));
+    assert_eq!(table.create_vm(VmId(1), CHUNK, Limits::RESERVED), Err(Error::Exists(VmId(1))));
+    assert_eq!(table.create_vm(VmId(2), 0, Limits::UNRESERVED), Err(Error::Empty));
+    assert_eq!(table.create_vm(VmId(2), 1 << 41, Limits::UNRESERVED), Err(Error::Advertised(1 << 41)));
+    assert_eq!(table.create_vm(VmId(2), 1 << 40, Limits::RESERVED), refused(2, 1 << 23, 1));
+    table.create_vm(VmId(2), CHUNK, Limits::RESERVED).unwrap();
     assert_eq!(table.summary().spare(), 0);
     assert_eq!(table.destroy_vm(VmId(1)), Ok(0));
     assert_eq!((table.summary().spare(), table.summary().promised), (3, 1));
@@ -152,14 +163,14 @@ fn a_reservation_is_refused_when_it_cannot_be_kept() {
 #[test]
 fn a_vm_without_a_reservation_gets_what_is_not_promised() {
     let mut table = table(4);
-    table.create_vm(VmId(1), 3 * CHUNK, true).unwrap();
-    table.create_vm(VmId(2), 100 * CHUNK, false).unwrap();
+    table.create_vm(VmId(1), 3 * CHUNK, Limits::RESERVED).unwrap();
+    table.create_vm(VmId(2), 100 * CHUNK, Limits::UNRESERVED).unwrap();
     table.place(VmId(2), GuestAddr(99 * CHUNK)).unwrap();
-    let full = Err(Error::Full { wanted: 1, free: 3, to_scrub: 0, promised: 3 });
+    let full = refused(2, 3, 3);
     assert_eq!(table.place(VmId(2), GuestAddr(0)), full);
     assert!(!table.place(VmId(2), GuestAddr(99 * CHUNK)).unwrap().new, "what it has it keeps");
     place_first(&mut table, 1, 3);
-    assert_eq!(table.place(VmId(2), GuestAddr(0)), Err(Error::Full { wanted: 1, free: 0, to_scrub: 0, promised: 0 }));
+    assert_eq!(table.place(VmId(2), GuestAddr(0)), refused(2, 0, 0));
     // What the other gives up is still promised to it, until it goes.
     assert_eq!(table.unplace_all(VmId(1)), 3);
     assert_eq!(scrub_all(&mut table), 3);
@@ -167,25 +178,29 @@ fn a_vm_without_a_reservation_gets_what_is_not_promised() {
     table.destroy_vm(VmId(1)).unwrap();
     assert!(table.place(VmId(2), GuestAddr(0)).unwrap().new);
     let vm = table.summary().vms[&VmId(2)];
-    assert_eq!(vm, VmSummary { advertised: 100, reserved: 0, placed: 2, peak: 2 });
+    assert_eq!((vm.advertised, vm.guarantee, vm.placed, vm.unbacked, vm.peak), (100, 0, 2, 98, 2));
 }
 
 #[test]
 fn chunks_that_are_not_zeroed_back_a_reservation_but_are_not_given_away() {
     let mut table = ChunkTable::new(2 * CHUNK, CHUNK, Contents::Unknown).unwrap();
-    table.create_vm(VmId(1), 2 * CHUNK, true).unwrap();
-    assert_eq!(table.place(VmId(1), GuestAddr(0)), Err(Error::NeedsScrub { short: 1 }));
+    table.create_vm(VmId(1), 2 * CHUNK, Limits::RESERVED).unwrap();
+    assert_eq!(table.place(VmId(1), GuestAddr(0)), Err(Error::NeedsScrub { tier: Tier::Card, short: 1 }));
     let work = table.take_scrub_work().unwrap();
     assert_eq!(
         table.place(VmId(1), GuestAddr(0)),
-        Err(Error::NeedsScrub { short: 1 }),
+        Err(Error::NeedsScrub { tier: Tier::Card, short: 1 }),
         "half scrubbed is not scrubbed"
     );
-    table.scrubbed(work.chunk);
-    assert_eq!(table.place(VmId(1), GuestAddr(0)), Ok(Placed { address: CardAddr(0), new: true }));
+    table.scrubbed(work.place);
+    assert_eq!(table.place(VmId(1), GuestAddr(0)), Ok(Placed { place: on_card(0), new: true }));
     assert_eq!(table.unplace(VmId(1), GuestAddr(8)), Ok(true));
     assert_eq!(table.unplace(VmId(1), GuestAddr(8)), Ok(false));
-    assert_eq!(table.place(VmId(1), GuestAddr(0)), Err(Error::NeedsScrub { short: 1 }), "it is dirty again");
+    assert_eq!(
+        table.place(VmId(1), GuestAddr(0)),
+        Err(Error::NeedsScrub { tier: Tier::Card, short: 1 }),
+        "it is dirty again"
+    );
     assert_eq!(scrub_all(&mut table), 2);
     place_first(&mut table, 1, 2);
     assert_eq!((table.summary().scrubbed, table.summary().vms[&VmId(1)].peak), (3, 2));
@@ -194,7 +209,7 @@ fn chunks_that_are_not_zeroed_back_a_reservation_but_are_not_given_away() {
 #[test]
 fn destroying_a_vm_gives_all_back_for_scrubbing() {
     let mut table = table(4);
-    table.create_vm(VmId(1), 4 * CHUNK, true).unwrap();
+    table.create_vm(VmId(1), 4 * CHUNK, Limits::RESERVED).unwrap();
     place_first(&mut table, 1, 3);
     assert_eq!(table.destroy_vm(VmId(1)), Ok(3));
     assert_eq!(table.destroy_vm(VmId(1)), Err(Error::NoSuchVm(VmId(1))));
@@ -207,22 +222,19 @@ fn destroying_a_vm_gives_all_back_for_scrubbing() {
 fn what_is_set_aside_is_the_mediators() {
     let mut table = table(8);
     table.set_aside(3).unwrap();
-    let full = Err(Error::Full { wanted: 6, free: 8, to_scrub: 0, promised: 3 });
-    assert_eq!(table.create_vm(VmId(1), 6 * CHUNK, true), full);
-    table.create_vm(VmId(1), 4 * CHUNK, true).unwrap();
-    table.create_vm(VmId(2), 8 * CHUNK, false).unwrap();
+    let full = Err(Error::Promise { vm: VmId(1), wanted: 6, now: 5, left: 5 });
+    assert_eq!(table.create_vm(VmId(1), 6 * CHUNK, Limits::RESERVED), full);
+    table.create_vm(VmId(1), 4 * CHUNK, Limits::RESERVED).unwrap();
+    table.create_vm(VmId(2), 8 * CHUNK, Limits::UNRESERVED).unwrap();
     place_first(&mut table, 2, 1);
-    assert_eq!(
-        table.place(VmId(2), GuestAddr(CHUNK)),
-        Err(Error::Full { wanted: 1, free: 7, to_scrub: 0, promised: 7 })
-    );
+    assert_eq!(table.place(VmId(2), GuestAddr(CHUNK)), refused(2, 7, 7));
     // It comes by its own, and by no more: the rest is promised.
     table.reserve_mediator(1, 1).unwrap();
     let run = table.reserve_mediator(2, 1).unwrap();
     assert_eq!((table.summary().set_aside, table.summary().mediator), (0, 3));
-    assert_eq!(table.reserve_mediator(1, 1), Err(Error::Full { wanted: 1, free: 4, to_scrub: 0, promised: 4 }));
+    assert_eq!(table.reserve_mediator(1, 1), Err(Error::CardFull { wanted: 1, free: 4, to_scrub: 0, promised: 4 }));
     table.release_mediator(run, 2);
-    assert_eq!(table.set_aside(4), Err(Error::Full { wanted: 3, free: 4, to_scrub: 2, promised: 4 }));
+    assert_eq!(table.set_aside(4), Err(Error::CardFull { wanted: 3, free: 4, to_scrub: 2, promised: 4 }));
     table.set_aside(2).unwrap();
     assert_eq!((table.summary().set_aside, table.summary().spare()), (1, 1));
 }
@@ -230,7 +242,7 @@ fn what_is_set_aside_is_the_mediators() {
 #[test]
 fn unknown_contents_are_scrubbed_before_first_use() {
     let mut table = ChunkTable::new(3 * CHUNK, CHUNK, Contents::Unknown).unwrap();
-    assert_eq!(table.reserve_mediator(1, 1), Err(Error::NeedsScrub { short: 1 }));
+    assert_eq!(table.reserve_mediator(1, 1), Err(Error::NeedsScrub { tier: Tier::Card, short: 1 }));
     assert_eq!(scrub_all(&mut table), 3);
     assert!(table.reserve_mediator(1, 1).is_ok());
     assert_eq!(table.summary().scrubbed, 3);
@@ -239,13 +251,16 @@ fn unknown_contents_are_scrubbed_before_first_use() {
 #[test]
 fn a_mediator_run_is_aligned_and_refused_without_room() {
     let mut table = table(8);
-    table.create_vm(VmId(1), CHUNK, true).unwrap();
+    table.create_vm(VmId(1), CHUNK, Limits::RESERVED).unwrap();
     place_first(&mut table, 1, 1);
     let run = table.reserve_mediator(4, 4).unwrap();
     assert_eq!(table.address(run), CardAddr(4 * CHUNK));
-    assert!(matches!(table.reserve_mediator(4, 4), Err(Error::Full { wanted: 4, .. })));
-    assert!(matches!(table.reserve_mediator(2, 4), Err(Error::Full { wanted: 2, .. })), "enough, but not in one run");
-    assert!(matches!(table.reserve_mediator(u32::MAX, 1), Err(Error::Full { .. })));
+    assert!(matches!(table.reserve_mediator(4, 4), Err(Error::CardFull { wanted: 4, .. })));
+    assert!(
+        matches!(table.reserve_mediator(2, 4), Err(Error::CardFull { wanted: 2, .. })),
+        "enough, but not in one run"
+    );
+    assert!(matches!(table.reserve_mediator(u32::MAX, 1), Err(Error::CardFull { .. })));
     table.release_mediator(run, 4);
-    assert_eq!(table.reserve_mediator(4, 4), Err(Error::NeedsScrub { short: 4 }));
+    assert_eq!(table.reserve_mediator(4, 4), Err(Error::NeedsScrub { tier: Tier::Card, short: 4 }));
 }

@@ -1,0 +1,75 @@
+//! What a VM may have of the card and of host memory.
+
+/// What happens when a VM needs a chunk and the card has none for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OnFull {
+    /// It lies in host memory.
+    #[default]
+    Swap,
+    /// It waits, as long as the caller lets it.
+    Queue,
+    /// It is refused.
+    Refuse,
+}
+
+impl OnFull {
+    /// As an operator writes it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Swap => "swap",
+            Self::Queue => "queue",
+            Self::Refuse => "refuse",
+        }
+    }
+}
+
+impl std::fmt::Display for OnFull {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for OnFull {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = [Self::Swap, Self::Queue, Self::Refuse];
+        all.into_iter()
+            .find(|policy| policy.name() == text)
+            .ok_or_else(|| format!("`{text}` is no policy for a full card: `swap`, `queue` or `refuse`"))
+    }
+}
+
+/// Limits of a VM, in chunks. They count its chunks with those that are on the way: a chunk that moves counts for both
+/// memories until it has arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Most that it has on the card.
+    pub quota: u32,
+    /// What it is sure to get on the card; what its guest does not have is not kept. At most the quota.
+    pub guarantee: u32,
+    /// Most that it has in host memory, whoever wanted the room on the card.
+    pub swap_cap: u32,
+    /// Its part of what is divided, against the others' weights. At least 1.
+    pub weight: u32,
+    /// What happens to its own next chunk when the card has none for it.
+    pub on_full: OnFull,
+}
+
+impl Limits {
+    /// All that the guest believes to have is kept on the card for it.
+    pub const RESERVED: Self = Self { guarantee: u32::MAX, swap_cap: 0, on_full: OnFull::Refuse, ..Self::DEFAULT };
+    /// First come, first served on the card, and nothing in host memory.
+    pub const UNRESERVED: Self = Self { swap_cap: 0, on_full: OnFull::Refuse, ..Self::DEFAULT };
+
+    const DEFAULT: Self =
+        Self { quota: u32::MAX, guarantee: 0, swap_cap: u32::MAX, weight: 100, on_full: OnFull::Swap };
+}
+
+impl Default for Limits {
+    /// No limit, no guarantee, weight 100.
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}

@@ -1,0 +1,119 @@
+//! Where guest memory lies.
+
+use super::{ChunkState, ChunkTable, Place, VmMap};
+use crate::{CardAddr, GuestAddr, VmId};
+
+/// A range of memory behind a guest VRAM address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Where it begins.
+    pub place: Place,
+    /// Bytes from there on that belong to the VM and follow one another there as they do for the guest.
+    pub bytes: u64,
+}
+
+/// What is behind a range of guest VRAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lookup {
+    /// All of it has a place, in one piece that begins there.
+    Placed(Place),
+    /// None of it has a place: it reads as zeros.
+    Unplaced,
+    /// It spans chunks that are no neighbours, or lie in different memories, or of which only some have a place: each
+    /// piece of [`ChunkTable::pieces`] is one of the other answers.
+    Split,
+    /// Some of it is not the guest's, or there is no such VM.
+    Outside,
+}
+
+impl ChunkTable {
+    /// Bytes of VRAM that the VM's guest believes to have; `None` without such a VM.
+    #[must_use]
+    pub fn vm_bytes(&self, vm: VmId) -> Option<u64> {
+        self.vms.get(&vm).map(VmMap::bytes)
+    }
+
+    /// The guest chunk that `address` lies in; `None` when the VM's guest has no such address.
+    #[must_use]
+    pub fn index(&self, vm: VmId, address: GuestAddr) -> Option<u32> {
+        self.vms.get(&vm)?.index(address)
+    }
+
+    /// Where guest chunk `index` begins for the guest.
+    #[must_use]
+    pub fn guest_address(&self, index: u32) -> GuestAddr {
+        GuestAddr(u64::from(index) << self.shift)
+    }
+
+    /// Whether the guest chunk that `address` lies in has a place; `None` when the VM's guest has no such address.
+    #[must_use]
+    pub fn is_placed(&self, vm: VmId, address: GuestAddr) -> Option<bool> {
+        let map = self.vms.get(&vm)?;
+        Some(map.get(map.index(address)?).is_some())
+    }
+
+    /// Where the guest VRAM `address` of `vm` lies, and how far it goes on there in one piece. `None` when the guest has
+    /// no such address, or it has no place.
+    #[must_use]
+    pub fn translate(&self, vm: VmId, address: GuestAddr) -> Option<Run> {
+        let map = self.vms.get(&vm)?;
+        let index = map.index(address)?;
+        let spot = map.get(index)?;
+        let offset = address.0 & (self.chunk_bytes() - 1);
+        let bytes = (map.neighbours(index, spot, u64::MAX) << self.shift) - offset;
+        Some(Run { place: self.within(spot, address), bytes: bytes.min(map.bytes() - address.0) })
+    }
+
+    /// Where the `len` bytes from the guest VRAM `address` of `vm` on lie, if all have a place and lie in one piece.
+    #[must_use]
+    pub fn translate_range(&self, vm: VmId, address: GuestAddr, len: u64) -> Option<Place> {
+        match self.lookup(vm, address, len) {
+            Lookup::Placed(at) => Some(at),
+            Lookup::Unplaced | Lookup::Split | Lookup::Outside => None,
+        }
+    }
+
+    /// What is behind the `len` bytes from the guest VRAM `address` of `vm` on. No bytes are looked up as one would be.
+    #[must_use]
+    pub fn lookup(&self, vm: VmId, address: GuestAddr, len: u64) -> Lookup {
+        let Some(map) = self.vms.get(&vm) else { return Lookup::Outside };
+        let (Some(index), Some(end)) = (map.index(address), address.0.checked_add(len.max(1))) else {
+            return Lookup::Outside;
+        };
+        if end > map.bytes() {
+            return Lookup::Outside;
+        }
+        // One, nearly always; at most as many as the guest has.
+        let count = ((end - 1) >> self.shift) - u64::from(index) + 1;
+        match map.get(index) {
+            Some(spot) if map.neighbours(index, spot, count) == count => Lookup::Placed(self.within(spot, address)),
+            None if map.placed_among(index, count) == 0 => Lookup::Unplaced,
+            _ => Lookup::Split,
+        }
+    }
+
+    /// Cuts the `len` bytes from `address` on where chunks end: each piece with its length. Bytes beyond the end of the
+    /// address space are left out.
+    pub fn pieces(&self, address: GuestAddr, len: u64) -> impl Iterator<Item = (GuestAddr, u64)> + use<> {
+        let chunk = self.chunk_bytes();
+        let (mut at, mut left) = (address.0, len.min(u64::MAX - address.0));
+        std::iter::from_fn(move || {
+            let piece = left.min(chunk - at % chunk);
+            let from = at;
+            (at, left) = (at + piece, left - piece);
+            (piece > 0).then_some((GuestAddr(from), piece))
+        })
+    }
+
+    /// The owner of a card address and where it lies for that guest: for reports about faults.
+    #[must_use]
+    pub fn owner(&self, address: CardAddr) -> Option<(VmId, GuestAddr)> {
+        match self.state(self.chunk_at(address)?) {
+            ChunkState::Vm { vm, index } => {
+                let offset = address.0 & (self.chunk_bytes() - 1);
+                Some((vm, GuestAddr(self.guest_address(index).0 + offset)))
+            }
+            _ => None,
+        }
+    }
+}

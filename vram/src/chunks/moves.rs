@@ -1,0 +1,176 @@
+//! Moves of guest chunks between the card and host memory.
+
+use super::{ChunkState, ChunkTable, Error, MoveId, Place, Spot, Tier};
+use crate::VmId;
+use std::ops::RangeInclusive;
+
+/// Where a guest chunk shall go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum To {
+    /// To a chunk of the card.
+    Card,
+    /// To a slot of host memory.
+    Host,
+}
+
+impl To {
+    const fn tier(self) -> Tier {
+        match self {
+            Self::Card => Tier::Card,
+            Self::Host => Tier::Host,
+        }
+    }
+}
+
+/// A guest chunk on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// For its end.
+    pub id: MoveId,
+    /// Whose chunk.
+    pub vm: VmId,
+    /// Which chunk of the guest.
+    pub index: u32,
+    /// Where the chunk is, in effect until the move is committed.
+    pub from: Place,
+    /// Where it goes: reached by no one, holding zeros before the copy.
+    pub to: Place,
+    /// Bytes to copy.
+    pub bytes: u64,
+}
+
+/// How a move has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The chunk is at the destination; what was its place waits to be scrubbed.
+    Committed,
+    /// The chunk had lost its place meanwhile, or its VM is gone; the destination waits to be scrubbed.
+    Gone,
+}
+
+/// A move that has begun and not ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flight {
+    pub(super) vm: VmId,
+    pub(super) index: u32,
+    pub(super) from: Spot,
+    pub(super) to: Spot,
+    fate: Fate,
+}
+
+/// What has become of the chunk that moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// It has its place still.
+    Alive,
+    /// It has none any more; the destination still counts for the VM.
+    Unplaced,
+    /// There is no such VM any more.
+    Ownerless,
+}
+
+impl ChunkTable {
+    /// Begins to move a guest chunk: takes a zeroed destination, which counts for the VM's limits from now on. The chunk
+    /// stays where it is until [`Self::commit_move`]; nothing may write to it while it is copied.
+    ///
+    /// # Errors
+    /// [`Error::NeedsScrub`]: scrub a chunk there and ask again. [`Error::Full`]; [`Error::Moving`]; [`Error::Settled`];
+    /// [`Error::NotPlaced`]; [`Error::NoSuchVm`].
+    pub fn begin_move(&mut self, vm: VmId, index: u32, to: To) -> Result<Move, Error> {
+        let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
+        let from = map.get(index).ok_or(Error::NotPlaced { vm, index })?;
+        if self.is_moving(vm, index) {
+            return Err(Error::Moving { vm, index });
+        }
+        let tier = to.tier();
+        if from.tier() == tier {
+            return Err(Error::Settled { vm, index });
+        }
+        if let Some(limit) = self.limit_of(map, tier) {
+            return Err(Error::Full { vm, limit, host: None });
+        }
+        let id = MoveId(self.next_move);
+        let to = self.take(tier, ChunkState::Arriving(id))?;
+        self.next_move += 1;
+        self.change(vm, |map| map.begin(tier));
+        let flight = Flight { vm, index, from, to, fate: Fate::Alive };
+        self.flights.insert(id, flight);
+        self.moving.insert((vm, index), id);
+        Ok(self.describe(id, &flight))
+    }
+
+    /// The copy is done: the chunk is at the destination from now on, unless it is gone. Whoever names its place has to be
+    /// told before anything reaches it again.
+    ///
+    /// # Panics
+    /// When there is no such move, which is the caller's mistake.
+    pub fn commit_move(&mut self, id: MoveId) -> Ended {
+        let flight = self.flights.remove(&id).expect("a move ends once");
+        if flight.fate != Fate::Alive {
+            self.give_up(&flight);
+            return Ended::Gone;
+        }
+        let Flight { vm, index, from, to, .. } = flight;
+        self.moving.remove(&(vm, index));
+        self.stock_mut(to.tier()).go(to.number(), ChunkState::Vm { vm, index });
+        // What it gives up is there before what it may be owed again for it is promised.
+        self.abandon(from);
+        self.change(vm, |map| map.arrive(index, to));
+        Ended::Committed
+    }
+
+    /// The copy is not to be: the chunk stays where it is, the destination waits to be scrubbed.
+    ///
+    /// # Panics
+    /// When there is no such move, which is the caller's mistake.
+    pub fn abort_move(&mut self, id: MoveId) {
+        let flight = self.flights.remove(&id).expect("a move ends once");
+        if flight.fate == Fate::Alive {
+            self.moving.remove(&(flight.vm, flight.index));
+        }
+        self.give_up(&flight);
+    }
+
+    /// All moves that have begun and not ended, the oldest first; those too whose chunk is gone.
+    pub fn moves(&self) -> impl Iterator<Item = Move> + '_ {
+        self.flights.iter().map(|(&id, flight)| self.describe(id, flight))
+    }
+
+    /// Whether a guest chunk is on its way.
+    #[must_use]
+    pub fn is_moving(&self, vm: VmId, index: u32) -> bool {
+        self.moving.contains_key(&(vm, index))
+    }
+
+    /// The chunks have no place any more: their moves lead nowhere.
+    pub(super) fn lose_moves(&mut self, vm: VmId, indices: RangeInclusive<u32>) {
+        let of_them = (vm, *indices.start())..=(vm, *indices.end());
+        while let Some((&key, &id)) = self.moving.range(of_them.clone()).next() {
+            self.moving.remove(&key);
+            if let Some(flight) = self.flights.get_mut(&id) {
+                flight.fate = Fate::Unplaced;
+            }
+            self.change(vm, |map| map.lose());
+        }
+    }
+
+    /// The VM is gone: what its moves go to counts for no one.
+    pub(super) fn disown_moves(&mut self, vm: VmId) {
+        for flight in self.flights.values_mut().filter(|flight| flight.vm == vm) {
+            flight.fate = Fate::Ownerless;
+        }
+    }
+
+    /// Ends a move without its chunk.
+    fn give_up(&mut self, flight: &Flight) {
+        self.abandon(flight.to);
+        if flight.fate != Fate::Ownerless {
+            self.change(flight.vm, |map| map.end(flight.to.tier(), flight.fate == Fate::Unplaced));
+        }
+    }
+
+    fn describe(&self, id: MoveId, flight: &Flight) -> Move {
+        let Flight { vm, index, from, to, fate: _ } = *flight;
+        Move { id, vm, index, from: self.start(from), to: self.start(to), bytes: self.chunk_bytes() }
+    }
+}

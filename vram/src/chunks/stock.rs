@@ -1,0 +1,162 @@
+//! Pieces of one memory, each of a chunk's size and in one state: the card's chunks, or the host's slots.
+
+use super::state::ChunkState;
+use std::collections::{BTreeSet, VecDeque};
+
+/// All pieces of one memory, by number. Invariant: `free`, `to_scrub` and `scrubbing` say the same as `states`.
+///
+/// `states` grows with use up to `limit`, so that a large limit that is not used costs nothing. The limit may fall below
+/// what is owned; then nothing more is given away until enough has come back, and pieces behind it go for good when they
+/// are zeroed.
+#[derive(Debug)]
+pub(super) struct Stock {
+    states: Vec<ChunkState>,
+    free: BTreeSet<u32>,
+    to_scrub: VecDeque<u32>,
+    scrubbing: u32,
+    scrubbed: u64,
+    limit: u32,
+}
+
+impl Stock {
+    /// A stock of up to `limit` pieces, all zeroed.
+    pub(super) fn zeroed(limit: u32) -> Self {
+        let (free, to_scrub) = (BTreeSet::new(), VecDeque::new());
+        Self { states: Vec::new(), free, to_scrub, scrubbing: 0, scrubbed: 0, limit }
+    }
+
+    /// A stock of `count` pieces, all to be scrubbed before their first use.
+    pub(super) fn dirty(count: u32) -> Self {
+        let states = vec![ChunkState::NeedsScrub; count as usize];
+        Self { states, to_scrub: (0..count).collect(), ..Self::zeroed(count) }
+    }
+
+    pub(super) fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    pub(super) fn set_limit(&mut self, limit: u32) {
+        self.limit = limit;
+        self.trim();
+    }
+
+    /// Behind the last piece that is or was in use and is within the limit, or still holds something.
+    pub(super) fn end(&self) -> u32 {
+        self.states.len() as u32
+    }
+
+    pub(super) fn state(&self, number: u32) -> ChunkState {
+        self.states.get(number as usize).copied().unwrap_or(ChunkState::Free)
+    }
+
+    /// Pieces with an owner, or that a move goes to.
+    pub(super) fn owned(&self) -> u32 {
+        self.end() - self.free.len() as u32 - self.unscrubbed()
+    }
+
+    /// Without an owner, not zeroed.
+    pub(super) fn unscrubbed(&self) -> u32 {
+        self.to_scrub.len() as u32 + self.scrubbing
+    }
+
+    /// Pieces that can get an owner, zeroed or not.
+    pub(super) fn room(&self) -> u32 {
+        self.limit.saturating_sub(self.owned())
+    }
+
+    /// Pieces that can get an owner now.
+    pub(super) fn free(&self) -> u32 {
+        let fresh = self.limit.saturating_sub(self.end());
+        let beyond = if self.end() > self.limit { self.free.range(self.limit..).count() as u32 } else { 0 };
+        (self.free.len() as u32 - beyond + fresh).min(self.room())
+    }
+
+    /// Pieces that were scrubbed since the beginning.
+    pub(super) fn scrub_count(&self) -> u64 {
+        self.scrubbed
+    }
+
+    /// Gives the first free piece an owner. `None` when none is zeroed, or there is no room.
+    pub(super) fn take(&mut self, to: ChunkState) -> Option<u32> {
+        if self.room() == 0 {
+            return None;
+        }
+        let number = match self.free.first() {
+            Some(&number) if number < self.limit => number,
+            _ if self.end() < self.limit => self.grow(),
+            _ => return None,
+        };
+        self.claim(number, to);
+        Some(number)
+    }
+
+    /// Gives `count` pieces that follow one another an owner; the first is a multiple of `align`. `Err(true)` when
+    /// scrubbing could make such a run, `Err(false)` when not.
+    pub(super) fn take_run(&mut self, count: u32, align: u32, to: ChunkState) -> Result<u32, bool> {
+        let fits = |first: u32, usable: &dyn Fn(ChunkState) -> bool| {
+            first.checked_add(count).is_some_and(|end| end <= self.limit)
+                && (first..first + count).all(|number| usable(self.state(number)))
+        };
+        let candidates = || (0..self.limit).step_by(align.max(1) as usize);
+        let is_free = |state| state == ChunkState::Free;
+        let Some(first) = candidates().find(|&first| fits(first, &is_free)) else {
+            let unowned = |state| matches!(state, ChunkState::Free | ChunkState::NeedsScrub | ChunkState::Scrubbing);
+            return Err(candidates().any(|first| fits(first, &unowned)));
+        };
+        while self.end() < first + count {
+            self.grow();
+        }
+        (first..first + count).for_each(|number| self.claim(number, to));
+        Ok(first)
+    }
+
+    /// Takes the piece's owner away.
+    pub(super) fn abandon(&mut self, number: u32) {
+        self.go(number, ChunkState::NeedsScrub);
+        self.to_scrub.push_back(number);
+    }
+
+    /// The piece that waits longest to be scrubbed.
+    pub(super) fn take_scrub(&mut self) -> Option<u32> {
+        let number = self.to_scrub.pop_front()?;
+        self.go(number, ChunkState::Scrubbing);
+        self.scrubbing += 1;
+        Some(number)
+    }
+
+    /// The piece is zeroed.
+    pub(super) fn scrubbed(&mut self, number: u32) {
+        self.go(number, ChunkState::Free);
+        self.scrubbing -= 1;
+        self.scrubbed += 1;
+        self.free.insert(number);
+        self.trim();
+    }
+
+    pub(super) fn go(&mut self, number: u32, to: ChunkState) {
+        let state = &mut self.states[number as usize];
+        assert!(state.can_go(to), "piece {number} cannot go from {state:?} to {to:?}");
+        *state = to;
+    }
+
+    fn claim(&mut self, number: u32, to: ChunkState) {
+        self.free.remove(&number);
+        self.go(number, to);
+    }
+
+    /// One piece more that was never used.
+    fn grow(&mut self) -> u32 {
+        let number = self.end();
+        self.states.push(ChunkState::Free);
+        self.free.insert(number);
+        number
+    }
+
+    /// Forgets free pieces behind the limit.
+    fn trim(&mut self) {
+        while self.end() > self.limit && self.states.last() == Some(&ChunkState::Free) {
+            self.states.pop();
+            self.free.remove(&self.end());
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Places in host memory, limits that change, and moves: one behaviour each. Random sequences are in `model`.
+
+use super::{CHUNK, on_card, place_first, scrub_all, table};
+use crate::{
+    ChunkTable, Ended, Error, GuestAddr, HostAddr, Limit, Limits, Lookup, OnFull, Place, Placed, Run, Tier, To, VmId,
+};
+
+const VM: VmId = VmId(1);
+
+fn in_host(address: u64) -> Place {
+    Place::Host(HostAddr(address))
+}
+
+/// A card of four chunks and four host slots, with a VM of eight chunks that has used the first `used`.
+fn swapping(used: u64, limits: Limits) -> ChunkTable {
+    let mut table = table(4);
+    table.set_host_budget(4);
+    table.create_vm(VM, 8 * CHUNK, limits).unwrap();
+    place_first(&mut table, 1, used);
+    table
+}
+
+fn at(table: &ChunkTable, index: u64) -> Lookup {
+    table.lookup(VM, GuestAddr(index * CHUNK), CHUNK)
+}
+
+#[test]
+fn what_the_card_has_no_room_for_is_born_in_host_memory() {
+    let table = swapping(7, Limits::default());
+    assert_eq!(at(&table, 3), Lookup::Placed(on_card(3 * CHUNK)));
+    assert_eq!(at(&table, 4), Lookup::Placed(in_host(0)));
+    assert_eq!(table.translate(VM, GuestAddr(4 * CHUNK + 8)), Some(Run { place: in_host(8), bytes: 3 * CHUNK - 8 }));
+    assert_eq!(table.lookup(VM, GuestAddr(3 * CHUNK), 2 * CHUNK), Lookup::Split, "a piece spans one memory only");
+    let summary = table.summary();
+    let vm = summary.vms[&VM];
+    assert_eq!((vm.placed, vm.host, vm.unbacked, vm.born_in_host), (4, 3, 1, 3));
+    assert_eq!((summary.host.budget, summary.host.used, summary.host.free, summary.host.end), (4, 3, 1, 3));
+}
+
+#[test]
+fn a_full_answer_names_each_limit() {
+    let full = |limit, host| Err::<Placed, _>(Error::Full { vm: VM, limit, host: Some(host) });
+    let next = |used, limits| swapping(used, limits).place(VM, GuestAddr(7 * CHUNK));
+    let card = Limit::Card { free: 0, to_scrub: 0, promised: 0 };
+    let cases = [
+        (4, Limits { on_full: OnFull::Queue, ..Limits::default() }, card, Limit::Policy(OnFull::Queue)),
+        (6, Limits { swap_cap: 2, ..Limits::default() }, card, Limit::SwapCap(2)),
+        (6, Limits { quota: 2, ..Limits::default() }, Limit::Quota(2), Limit::HostBudget(4)),
+    ];
+    for (used, limits, limit, host) in cases {
+        assert_eq!(next(used, limits), full(limit, host));
+    }
+    let text = next(6, Limits { quota: 2, ..Limits::default() }).unwrap_err().to_string();
+    assert_eq!(
+        text,
+        "VM 1 gets no chunk: its quota of 2 chunks on the card is used up; in host memory neither: the budget of 4 \
+         chunks of host memory is used up"
+    );
+}
+
+#[test]
+fn a_move_takes_effect_when_it_is_committed() {
+    let mut table = swapping(2, Limits::default());
+    let begun = table.begin_move(VM, 1, To::Host).unwrap();
+    assert_eq!((begun.from, begun.to, begun.bytes), (on_card(CHUNK), in_host(0), CHUNK));
+    assert_eq!((at(&table, 1), table.is_moving(VM, 1)), (Lookup::Placed(on_card(CHUNK)), true));
+    assert_eq!(table.begin_move(VM, 1, To::Host), Err(Error::Moving { vm: VM, index: 1 }));
+    assert_eq!(table.commit_move(begun.id), Ended::Committed);
+    assert_eq!((at(&table, 1), table.is_moving(VM, 1)), (Lookup::Placed(in_host(0)), false));
+    assert_eq!(table.begin_move(VM, 1, To::Host), Err(Error::Settled { vm: VM, index: 1 }));
+    assert_eq!(table.begin_move(VM, 2, To::Host), Err(Error::NotPlaced { vm: VM, index: 2 }));
+    let back = table.begin_move(VM, 1, To::Card).unwrap();
+    assert_eq!((back.from, back.to), (in_host(0), on_card(2 * CHUNK)), "the chunk that it left is not clean");
+    table.abort_move(back.id);
+    assert_eq!((at(&table, 1), table.moves().count()), (Lookup::Placed(in_host(0)), 0));
+    let vm = table.summary().vms[&VM];
+    assert_eq!((vm.placed, vm.host, vm.moved_out, vm.moved_in, vm.peak), (1, 1, 1, 0, 2));
+    assert_eq!(scrub_all(&mut table), 2, "the chunk that it left, and the destination that it did not reach");
+}
+
+#[test]
+fn a_chunk_that_goes_while_it_moves_leaves_a_destination_to_scrub() {
+    let mut table = swapping(4, Limits { guarantee: 4, ..Limits::default() });
+    let [unplaced, destroyed] = [0, 1].map(|index| table.begin_move(VM, index, To::Host).unwrap());
+    assert_eq!(table.unplace(VM, GuestAddr(0)), Ok(true));
+    assert!(!table.is_moving(VM, 0));
+    assert_eq!(table.summary().vms[&VM].moving, 1);
+    table.destroy_vm(VM).unwrap();
+    // A VM of the same number has nothing to do with what is still on its way.
+    table.create_vm(VM, CHUNK, Limits { swap_cap: 0, ..Limits::default() }).unwrap();
+    assert_eq!((table.commit_move(unplaced.id), table.commit_move(destroyed.id)), (Ended::Gone, Ended::Gone));
+    assert_eq!(scrub_all(&mut table), 6);
+    let summary = table.summary();
+    assert_eq!((summary.free, summary.host.free, summary.host.used, summary.vms[&VM].host), (4, 4, 0, 0));
+}
+
+#[test]
+fn a_lowered_quota_takes_nothing_and_gives_nothing() {
+    let mut table = swapping(3, Limits::default());
+    table.set_limits(VM, Limits { quota: 1, ..Limits::default() }).unwrap();
+    assert_eq!(table.summary().vms[&VM].placed, 3);
+    assert_eq!(table.place(VM, GuestAddr(3 * CHUNK)), Ok(Placed { place: in_host(0), new: true }));
+    let full = Err(Error::Full { vm: VM, limit: Limit::Quota(1), host: None });
+    assert_eq!(table.begin_move(VM, 3, To::Card), full);
+}
+
+#[test]
+fn a_raised_guarantee_is_refused_while_others_have_the_chunks() {
+    let mut table = swapping(3, Limits::default());
+    let two = VmId(2);
+    table.create_vm(two, 8 * CHUNK, Limits::default()).unwrap();
+    let refused = Error::Promise { vm: two, wanted: 3, now: 1, left: 4 };
+    let limits = Limits { guarantee: 3, ..Limits::default() };
+    assert_eq!(table.set_limits(two, limits), Err(refused));
+    assert!(refused.to_string().contains("1 can be promised at once, 4 when"), "{refused}");
+    for index in [0, 1] {
+        let id = table.begin_move(VM, index, To::Host).unwrap().id;
+        table.commit_move(id);
+    }
+    table.set_limits(two, limits).unwrap();
+    assert_eq!((table.summary().promised, table.spare()), (3, 0));
+    assert_eq!(table.begin_move(VM, 0, To::Card).unwrap_err().to_string().matches("kept for others").count(), 1);
+    assert_eq!(
+        table.set_limits(two, Limits { quota: 2, ..limits }),
+        Err(Error::Guarantee { vm: two, guarantee: 3, quota: 2 })
+    );
+    assert_eq!(table.set_limits(two, Limits { weight: 0, ..limits }), Err(Error::Weight(two)));
+    assert_eq!(table.set_limits(VmId(3), limits), Err(Error::NoSuchVm(VmId(3))));
+}
+
+#[test]
+fn a_host_slot_is_scrubbed_before_its_next_owner() {
+    let mut table = swapping(8, Limits::default());
+    for index in 4..8 {
+        table.unplace(VM, GuestAddr(index * CHUNK)).unwrap();
+    }
+    assert_eq!(table.place(VM, GuestAddr(4 * CHUNK)), Err(Error::NeedsScrub { tier: Tier::Host, short: 1 }));
+    let work = table.take_scrub_work_in(Tier::Host).unwrap();
+    assert_eq!((work.place, work.bytes), (in_host(0), CHUNK));
+    assert_eq!(table.take_scrub_work_in(Tier::Card), None);
+    table.scrubbed(work.place);
+    assert_eq!(table.place(VM, GuestAddr(4 * CHUNK)), Ok(Placed { place: in_host(0), new: true }));
+    assert_eq!((table.summary().host.scrubbed, table.summary().host.to_scrub), (1, 3));
+}
+
+#[test]
+fn a_budget_that_falls_below_what_is_used_only_forbids_more() {
+    let mut table = swapping(7, Limits::default());
+    table.set_host_budget(2);
+    let host = table.summary().host;
+    assert_eq!((host.budget, host.used, host.free, host.end), (2, 3, 0, 3));
+    let full =
+        |result: Result<Placed, Error>| matches!(result, Err(Error::Full { host: Some(Limit::HostBudget(2)), .. }));
+    assert!(full(table.place(VM, GuestAddr(7 * CHUNK))));
+    table.unplace(VM, GuestAddr(4 * CHUNK)).unwrap();
+    scrub_all(&mut table);
+    assert!(full(table.place(VM, GuestAddr(7 * CHUNK))), "slot 0 is free, but two are used still");
+    table.unplace(VM, GuestAddr(6 * CHUNK)).unwrap();
+    assert_eq!(table.summary().host.end, 3, "it holds something until it is scrubbed");
+    scrub_all(&mut table);
+    assert_eq!(table.summary().host.end, 2);
+    assert_eq!(table.place(VM, GuestAddr(7 * CHUNK)), Ok(Placed { place: in_host(0), new: true }));
+    table.set_host_budget(u32::MAX);
+    assert_eq!(table.summary().host.free, u32::MAX - 2);
+}
+
+#[test]
+fn policies_for_a_full_card_are_known_by_name() {
+    for policy in [OnFull::Swap, OnFull::Queue, OnFull::Refuse] {
+        assert_eq!(policy.to_string().parse(), Ok(policy));
+    }
+    assert!("swp".parse::<OnFull>().is_err_and(|text| text.contains("`swap`, `queue` or `refuse`")));
+}
