@@ -59,7 +59,7 @@ fn overcommitted_guests_are_refused_what_is_not_there_and_go_on() {
     let rig = Rig::new(64);
     let share = Share {
         vram_bytes: 48 * MIB,
-        reserved: false,
+        memory: vram::Limits::UNRESERVED,
         channels: 4,
         hang_limit: None,
         time: sched::VgpuParams::default(),

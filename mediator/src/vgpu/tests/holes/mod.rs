@@ -229,7 +229,8 @@ impl Scene {
 
     /// Where a VM's VRAM lies on the card.
     fn on_card(&self, vm: VmId, at: u64) -> u64 {
-        self.rig.host.lock().vram.place(vm, GuestVramAddr(at), PAGE).expect("VRAM of the VM").0
+        let place = self.rig.host.lock().vram.place(vm, GuestVramAddr(at), PAGE).expect("VRAM of the VM");
+        place.card().expect("on the card").0
     }
 
     /// The instance block that the card has of a VM's channel.
