@@ -304,9 +304,8 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
 }
 
 fn vram(vm: &VmSpec, card: &CardSpec, beside: &[&&VmSpec], say: &mut impl FnMut(RefusalKind, &'static str, String)) {
-    let shared = card.shared_mib();
     let Some(vram) = vm.vram_mib else {
-        let what = format!("missing, expected MiB of VRAM from {MIN_VM_VRAM_MIB} to {shared}, or passthrough = true");
+        let what = format!("missing, expected MiB of VRAM from {MIN_VM_VRAM_MIB} on, or passthrough = true");
         return say(RefusalKind::Invalid, "vram_mib", what);
     };
     if vram < MIN_VM_VRAM_MIB {
@@ -320,21 +319,50 @@ fn vram(vm: &VmSpec, card: &CardSpec, beside: &[&&VmSpec], say: &mut impl FnMut(
             format!("{vram} MiB, expected a multiple of the chunk of {chunk} KiB"),
         );
     }
-    if card.overcommit {
-        if vram > shared {
-            let what = format!("{vram} MiB, expected at most the {shared} that card `{}` has for VMs", card.name);
-            say(RefusalKind::Quota, "vram_mib", what);
-        }
-        return;
-    }
-    let taken = beside.iter().filter_map(|other| other.vram_mib).fold(0, u64::saturating_add);
-    let left = shared.saturating_sub(taken);
-    if vram > left {
+    memory(vm, vram, card, beside, say);
+}
+
+/// Whether all that the guest sees finds a place whenever it is used, where that is promised.
+fn memory(
+    vm: &VmSpec,
+    vram: u64,
+    card: &CardSpec,
+    beside: &[&&VmSpec],
+    say: &mut impl FnMut(RefusalKind, &'static str, String),
+) {
+    let others = |of: fn(&VmMemory, u64, &CardSpec) -> u64| {
+        let each = beside.iter().filter_map(|other| Some(of(&other.memory, other.vram_mib?, card)));
+        each.fold(0, u64::saturating_add)
+    };
+    let own = &vm.memory;
+    let (guaranteed, taken) = (own.guaranteed_mib(vram, card), others(VmMemory::guaranteed_mib));
+    let left = card.shared_mib().saturating_sub(taken);
+    if guaranteed > left {
+        let field = if own.guarantee_mib.is_some() { "memory.guarantee_mib" } else { "vram_mib" };
         let what = format!(
-            "{vram} MiB, expected at most {left}: card `{}` has {} MiB, the mediator keeps {}, other VMs have {taken}",
+            "{guaranteed} MiB, expected at most {left}: card `{}` has {} MiB, the mediator keeps {}, other VMs are \
+             guaranteed {taken}",
             card.name,
             card.vram_mib,
             card.reserve_mib(),
+        );
+        say(RefusalKind::Quota, field, what);
+    }
+    let (swapped, taken) = (own.swapped_mib(vram, card), others(VmMemory::swapped_mib));
+    if let Some(cap) = own.swap_cap_mib.filter(|cap| *cap < swapped) {
+        let what = format!(
+            "{cap} MiB, expected at least {swapped}: the guest sees {vram} MiB, of which {guaranteed} are guaranteed, and \
+             swaps the rest"
+        );
+        say(RefusalKind::Invalid, "memory.swap_cap_mib", what);
+    }
+    let left = card.memory.host_mib.saturating_sub(taken);
+    if swapped > left {
+        let what = format!(
+            "{vram} MiB of which {guaranteed} are guaranteed may need {swapped} MiB of host memory, expected at most {left}: \
+             `memory.host_mib` of card `{}` is {}, other VMs may need {taken}; raise it or the VM's `memory.guarantee_mib`, \
+             or choose `memory.on_full = \"queue\"`",
+            card.name, card.memory.host_mib,
         );
         say(RefusalKind::Quota, "vram_mib", what);
     }

@@ -1,5 +1,7 @@
 //! What a card's memory is to hold, and what a virtual machine may have of it.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use vram::{Limits, OnFull};
 
@@ -31,32 +33,57 @@ pub struct VmMemory {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
     /// What happens when the guest uses memory and the card has none: `swap` (it lies in host memory), `queue` (its work
-    /// waits), `refuse` (its guest sees no more than is kept for it). When nothing is said, `swap` where the card has host
-    /// memory, else `refuse`.
+    /// waits), `refuse` (the guest sees no more than can be kept for it when it is added). When nothing is said, `swap`
+    /// where the card has host memory, else `queue`.
     #[serde(skip_serializing_if = "Option::is_none", with = "on_full")]
     pub on_full: Option<OnFull>,
+    /// Milliseconds that work waits under `queue` before its channel faults; 5000 when nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue_ms: Option<u64>,
 }
 
 impl VmMemory {
     /// The largest weight.
     pub const WEIGHT_MAX: u32 = 10_000;
+    /// Milliseconds that work waits under `queue`, when nothing else is said. Less than the 15 seconds after which nouveau
+    /// itself gives a channel up.
+    pub const QUEUE_MS: u64 = 5_000;
 
-    /// The same in chunks of a card.
+    /// What happens when the card has no memory for the virtual machine.
     #[must_use]
-    pub fn limits(&self, card: &CardSpec) -> Limits {
+    pub fn policy(&self, card: &CardSpec) -> OnFull {
+        self.on_full.unwrap_or(if card.memory.host_mib == 0 { OnFull::Queue } else { OnFull::Swap })
+    }
+
+    /// MiB of the card that are sure for a guest that sees `vram` MiB.
+    #[must_use]
+    pub fn guaranteed_mib(&self, vram: u64, card: &CardSpec) -> u64 {
+        let quota = self.quota_mib.unwrap_or(vram).min(vram);
+        self.guarantee_mib.map_or(if card.overcommit { 0 } else { quota }, |mib| mib.min(vram))
+    }
+
+    /// MiB of a guest that sees `vram` MiB for which there must be host memory.
+    #[must_use]
+    pub fn swapped_mib(&self, vram: u64, card: &CardSpec) -> u64 {
+        if self.policy(card) == OnFull::Swap { vram.saturating_sub(self.guaranteed_mib(vram, card)) } else { 0 }
+    }
+
+    /// How long work waits for memory under `queue`.
+    #[must_use]
+    pub fn queue_limit(&self) -> Duration {
+        Duration::from_millis(self.queue_ms.unwrap_or(Self::QUEUE_MS))
+    }
+
+    /// Limits in chunks of a card, of a guest that sees `vram` MiB.
+    #[must_use]
+    pub fn limits(&self, vram: u64, card: &CardSpec) -> Limits {
         let chunks = |mib: u64| u32::try_from(mib.saturating_mul(1024) / card.chunk_kib.max(1)).unwrap_or(u32::MAX);
-        let quota = self.quota_mib.map_or(u32::MAX, chunks);
-        let swaps = card.memory.host_mib != 0;
         Limits {
-            quota,
-            guarantee: match self.guarantee_mib {
-                Some(mib) => chunks(mib),
-                None if card.overcommit => 0,
-                None => quota,
-            },
-            swap_cap: self.swap_cap_mib.map_or(if swaps { u32::MAX } else { 0 }, chunks),
+            quota: self.quota_mib.map_or(u32::MAX, chunks),
+            guarantee: chunks(self.guaranteed_mib(vram, card)),
+            swap_cap: self.swap_cap_mib.map_or(u32::MAX, chunks),
             weight: self.weight.unwrap_or(Limits::default().weight),
-            on_full: self.on_full.unwrap_or(if swaps { OnFull::Swap } else { OnFull::Refuse }),
+            on_full: self.policy(card),
         }
     }
 

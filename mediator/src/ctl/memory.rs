@@ -23,11 +23,14 @@ pub(super) struct MemoryFlags {
     /// What happens when the card has no memory for it: swap, queue or refuse
     #[arg(long, value_name = "POLICY")]
     on_full: Option<OnFull>,
+    /// Milliseconds that work waits under queue before its channel faults
+    #[arg(long, value_name = "MS")]
+    queue_ms: Option<u64>,
 }
 
 impl From<MemoryFlags> for VmMemory {
     fn from(flags: MemoryFlags) -> Self {
-        let MemoryFlags { quota_mib, guarantee_mib, swap_cap_mib, memory_weight: weight, on_full } = flags;
-        Self { quota_mib, guarantee_mib, swap_cap_mib, weight, on_full }
+        let MemoryFlags { quota_mib, guarantee_mib, swap_cap_mib, memory_weight: weight, on_full, queue_ms } = flags;
+        Self { quota_mib, guarantee_mib, swap_cap_mib, weight, on_full, queue_ms }
     }
 }

@@ -8,10 +8,10 @@ use parking_lot::Mutex;
 use sched::VgpuParams;
 use simgpu::{EngineId, EngineTiming, SimGpu, TimeModel};
 use vmm_glue::Link;
-use vram::{Summary, VmId};
+use vram::{OnFull, Summary, VmId};
 
 use super::backend::{BackendError, Built, CardBackend, CardStatus, OpenCard};
-use crate::config::check::MAX_CHANNELS;
+use crate::config::check::{MAX_CHANNELS, MIN_VM_VRAM_MIB};
 use crate::config::{CardKind, CardSpec, FaultEngine, FaultKind, FaultSpec, VmSpec};
 use crate::host::usage::SchedulerUsage;
 use crate::host::{HostCard, Share, Sharing};
@@ -161,15 +161,33 @@ impl CardBackend for OwnedCard {
             self.hand_over()?;
             return PassthroughDevice::build(Arc::clone(&self.card), self.spec.vram_mib, &vm.name, link);
         }
-        let vram_bytes = vm.vram_mib.unwrap_or(0).saturating_mul(1 << 20);
+        let vram = vm.vram_mib.unwrap_or(0);
+        let vram_bytes = vram.saturating_mul(1 << 20);
         let id = VmId(self.next_vm.fetch_add(1, Ordering::Relaxed));
-        let share = Share {
-            vram_bytes,
-            memory: vm.memory.limits(&self.spec),
-            channels: vm.channels(),
-            hang_limit: vm.hang_limit(),
-            time: vm.time_share(),
-        };
-        MediatedVm::build(&self.host()?, id, &Settings { share, shadow: vm.shadow, apertures: vm.apertures }, link)
+        let host = self.host()?;
+        let mut memory = vm.memory.limits(vram, &self.spec);
+        let mut vram_bytes = vram_bytes;
+        if memory.on_full == OnFull::Refuse {
+            // The guest sees what can be kept for it, and that is kept.
+            let state = host.lock();
+            let chunk = state.vram.chunks.chunk_bytes();
+            let most = memory.guarantee.max(state.vram.chunks.spare()).min(memory.quota);
+            vram_bytes = vram_bytes.min(u64::from(most).saturating_mul(chunk));
+            memory.guarantee = u32::try_from(vram_bytes / chunk).unwrap_or(u32::MAX);
+        }
+        if vram_bytes < MIN_VM_VRAM_MIB << 20 {
+            let what = format!(
+                "card `{}` can keep {} MiB for VM `{}`, whose policy is to see no more than that, and {MIN_VM_VRAM_MIB} are \
+                 the least; remove another VM, lower its `memory.guarantee_mib`, or choose another `memory.on_full`",
+                self.spec.name,
+                vram_bytes >> 20,
+                vm.name
+            );
+            return Err(BackendError::quota(what));
+        }
+        let share =
+            Share { vram_bytes, memory, channels: vm.channels(), hang_limit: vm.hang_limit(), time: vm.time_share() };
+        let (shadow, apertures, queue_limit) = (vm.shadow, vm.apertures, vm.memory.queue_limit());
+        MediatedVm::build(&host, id, &Settings { share, shadow, apertures, queue_limit }, link)
     }
 }

@@ -38,6 +38,8 @@ pub enum GuestEvent {
     },
     /// The card has room again for what a channel's ring still holds.
     Resume(Doorbell),
+    /// There may be memory that the VM waits for, or it has waited for long enough.
+    Memory,
     /// A channel held an engine for too long without progress. It is off the card.
     Hang {
         /// Which engine, `nvspec::fifo::engine`.
@@ -192,7 +194,7 @@ pub(super) fn serve(host: &Weak<HostCard>, event: &EventFd, timer: &OwnedFd) {
     }
 }
 
-fn deliver(host: &HostCard, events: Vec<(VmId, GuestEvent)>) {
+pub(super) fn deliver(host: &HostCard, events: Vec<(VmId, GuestEvent)>) {
     for (vm, event) in events {
         // Looked up again for each: a VM may have gone, and its lock must not be taken under the card's.
         let target = host.lock().vms.get(&vm).and_then(Weak::upgrade);

@@ -8,6 +8,8 @@
 //! Lock order: a vGPU's own lock, then [`HostCard::lock`]. The interrupt thread takes the card's lock, collects what is
 //! to be delivered, releases it, and only then calls VMs.
 
+mod balance;
+pub mod bell;
 pub mod bring_up;
 pub mod copier;
 mod error;
@@ -15,6 +17,7 @@ pub mod interrupts;
 pub mod iova;
 pub mod layout;
 pub mod memory;
+pub mod mover;
 mod own_space;
 pub mod pinned;
 mod recovery;

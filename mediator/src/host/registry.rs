@@ -1,10 +1,12 @@
 //! The card with everything that the mediator keeps about it, and the VMs that share it.
 
+use super::bell::Bell;
 use super::bring_up::{self, CardInfo};
 use super::copier::Copier;
 use super::iova::IovaSpace;
 use super::layout::{LAYOUT_BYTES, Layout};
 use super::memory::CardMemory;
+use super::mover::{self, Moved};
 use super::pinned::PinnedPool;
 use super::schedule::Schedule;
 use super::{CardVram, GuestEvents, HostError, interrupts};
@@ -34,6 +36,8 @@ pub struct HostState {
     /// Whose turn it is.
     pub schedule: Schedule,
     pub(super) vms: BTreeMap<VmId, Weak<dyn GuestEvents>>,
+    /// What was moved of their memory.
+    pub(super) moved: BTreeMap<VmId, Moved>,
     began: Instant,
 }
 
@@ -82,7 +86,10 @@ pub struct HostCard {
     state: Mutex<HostState>,
     event: EventFd,
     stop: AtomicBool,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    bell: Arc<Bell>,
+    /// Held by who moves memory: one VM at a time is suspended for that. Taken before any other lock.
+    pub(super) moving: Mutex<()>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl HostCard {
@@ -124,8 +131,10 @@ impl HostCard {
             iova,
             schedule: Schedule::new(scheduler, event.try_clone().map_err(io)?)?,
             vms: BTreeMap::new(),
+            moved: BTreeMap::new(),
             began: Instant::now(),
         };
+        let bell = Arc::clone(&state.vram.bell);
         card.set_interrupt(InterruptMode::Msi, Some(event.try_clone().map_err(io)?));
         let host = Arc::new(Self {
             card,
@@ -134,7 +143,9 @@ impl HostCard {
             state: Mutex::new(state),
             event,
             stop: AtomicBool::new(false),
-            thread: Mutex::new(None),
+            bell,
+            moving: Mutex::new(()),
+            threads: Mutex::default(),
         });
         let weak = Arc::downgrade(&host);
         let wait = host.event.try_clone().map_err(io)?;
@@ -143,7 +154,13 @@ impl HostCard {
             .name(format!("irq-{name}"))
             .spawn(move || interrupts::serve(&weak, &wait, &timer))
             .map_err(io)?;
-        *host.thread.lock() = Some(thread);
+        host.threads.lock().push(thread);
+        let (weak, bell) = (Arc::downgrade(&host), Arc::clone(&host.bell));
+        let thread = std::thread::Builder::new()
+            .name(format!("mem-{name}"))
+            .spawn(move || mover::serve(&weak, &bell))
+            .map_err(io)?;
+        host.threads.lock().push(thread);
         bring_up::enable_interrupts(&*host.card);
         Ok(host)
     }
@@ -212,6 +229,8 @@ impl HostCard {
             let mut state = self.lock();
             let quiet = state.quiesce(vm);
             state.vms.remove(&vm);
+            state.moved.remove(&vm);
+            state.vram.short.remove(&vm);
             quiet.map_err(|stuck| HostError::Refused(format!("{stuck}; the VM's memory stays out of use")))?;
             if state.channels.has_stuck(channels::VmId(vm.0)) {
                 let what =
@@ -221,6 +240,7 @@ impl HostCard {
             state.vram.chunks.destroy_vm(vm).map_err(|error| HostError::Refused(error.to_string()))?;
         }
         while self.scrub_one()? {}
+        self.bell.ring();
         Ok(())
     }
 
@@ -240,6 +260,7 @@ impl HostCard {
         }
         self.lock().vram.chunks.unplace_all(vm);
         while self.scrub_one()? {}
+        self.bell.ring();
         Ok(())
     }
 
@@ -248,17 +269,19 @@ impl HostCard {
         self.lock().vram.scrub_one()
     }
 
-    /// Ends the interrupt thread and quiets the card.
+    /// Ends the card's threads and quiets the card.
     pub fn close(&self) {
         self.stop.store(true, Ordering::Release);
         if let Err(error) = self.event.write(1) {
             tracing::error!(%error, "the card's interrupt thread cannot be woken");
         }
-        let thread = self.thread.lock().take();
-        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id())
-            && thread.join().is_err()
-        {
-            tracing::error!("the card's interrupt thread had panicked");
+        self.bell.ring();
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for thread in threads.into_iter().filter(|thread| thread.thread().id() != std::thread::current().id()) {
+            let name = thread.thread().name().unwrap_or_default().to_owned();
+            if thread.join().is_err() {
+                tracing::error!(name, "a thread of the card had panicked");
+            }
         }
         self.card.set_interrupt(InterruptMode::Msi, None);
         self.card.reset();

@@ -54,6 +54,7 @@ pub type Ranges = Vec<(GuestAddr, u64)>;
 impl HostCard {
     /// Moves chunks of `vm`. Returns when they have moved, or stay.
     pub fn relocate(&self, vm: VmId, steps: &[Step]) -> Relocated {
+        let _one_at_a_time = self.moving.lock();
         let began = Instant::now();
         let mut done = Relocated::default();
         let moves = self.lock().begin_moves(vm, steps);
@@ -223,7 +224,6 @@ impl HostState {
                 ranges.push((GuestAddr(u64::from(chunk.index) * chunk.bytes), chunk.bytes));
             }
         }
-        self.vram.pressure = true;
         ranges
     }
 

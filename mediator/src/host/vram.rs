@@ -1,10 +1,12 @@
 //! Guests' memory wherever it lies: on the card, or in host memory that the card reaches.
 
 use super::HostError;
+use super::bell::Bell;
 use super::memory::CardMemory;
 use super::pinned::PinnedPool;
 use nvspec::addr::{GuestVramAddr, SMALL_PAGE, VramAddr};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use vram::{CardAddr, ChunkTable, GuestAddr, Lookup, PagePool, Place, VmId};
 
 /// The card's VRAM: the way into it, what takes chunks that it has no room for, and who owns which chunk.
@@ -17,14 +19,16 @@ pub struct CardVram {
     pub chunks: ChunkTable,
     /// Chunks that are being copied: which of their pages were written since.
     pub(super) copied: BTreeMap<(VmId, u64), Dirty>,
-    /// A guest wanted memory that there was none of on the card, or something has become free: who moves chunks looks.
-    pub(super) pressure: bool,
+    /// VMs that wanted memory that there was none of.
+    pub(super) short: BTreeSet<VmId>,
+    /// Rung when a guest wanted memory that there was none of on the card, and when some has become free.
+    pub(super) bell: Arc<Bell>,
 }
 
 impl CardVram {
     /// Memory of which nothing is being copied.
     pub(super) fn new(memory: CardMemory, pinned: PinnedPool, chunks: ChunkTable) -> Self {
-        Self { memory, pinned, chunks, copied: BTreeMap::new(), pressure: false }
+        Self { memory, pinned, chunks, copied: BTreeMap::new(), short: BTreeSet::new(), bell: Arc::default() }
     }
 }
 
@@ -76,10 +80,11 @@ impl CardVram {
             match self.chunks.place(vm, address) {
                 Ok(placed) => {
                     if let (Place::Host(at), true) = (placed.place, placed.new) {
-                        self.pressure = true;
+                        self.bell.ring();
                         if let Err(error) = self.pinned.fill(at) {
                             tracing::warn!(%vm, %address, %error, "guest memory gets no place in host memory");
                             self.unplace(vm, address);
+                            self.short.insert(vm);
                             return None;
                         }
                     }
@@ -88,11 +93,24 @@ impl CardVram {
                 // Ends: each turn makes one of the chunks that wait a free one.
                 Err(vram::Error::NeedsScrub { .. }) if self.scrub_one().ok()? => {}
                 Err(error) => {
-                    tracing::warn!(%vm, %address, %error, "guest memory gets no place");
+                    if self.short.insert(vm) {
+                        tracing::warn!(%vm, %address, %error, "guest memory gets no place");
+                    }
+                    self.bell.ring();
                     return None;
                 }
             }
         }
+    }
+
+    /// Whether the VM wanted memory that there was none of, since [`Self::was_short`] was called.
+    pub fn is_short(&self, vm: VmId) -> bool {
+        self.short.contains(&vm)
+    }
+
+    /// As [`Self::is_short`], and forgets it.
+    pub fn was_short(&mut self, vm: VmId) -> bool {
+        self.short.remove(&vm)
     }
 
     fn unplace(&mut self, vm: VmId, address: GuestAddr) {
@@ -219,7 +237,6 @@ impl CardVram {
             Place::Host(at) => self.pinned.empty(at)?,
         }
         self.chunks.scrubbed(work.place);
-        self.pressure = true;
         Ok(true)
     }
 }

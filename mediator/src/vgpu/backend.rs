@@ -4,7 +4,7 @@ use super::ram::RamMap;
 use super::remap::{Remap, Slot};
 use super::spaces::{Owned, Spaces, Tables};
 use crate::host::{CardVram, HostCard, HostError, HostState};
-use channels::Channels;
+use channels::{Channels, Doorbell};
 use devmodel::backend::{Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine};
 use devmodel::events::MmuFault;
 use nvspec::addr::{BUS_BITS, GuestVramAddr, Place, VramAddr};
@@ -14,6 +14,7 @@ use shadow_pt::{ApertureTlb, Mode, SpaceId};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use vmm_glue::{DmaRegion, Link};
 use vram::VmId;
 
@@ -34,6 +35,8 @@ pub(super) struct Counts {
     pub(super) submissions: u64,
     pub(super) entries: u64,
     pub(super) hangs: u64,
+    pub(super) memory_waits: u64,
+    pub(super) memory_denied: u64,
 }
 
 /// A channel of the guest that is on the card.
@@ -70,6 +73,10 @@ pub(super) struct VmBackend {
     pub(super) bound: BTreeMap<VirtualChannelId, Bound>,
     /// Instance blocks of channels that the guest has bound, whether or not they are on the card.
     pub(super) instances: BTreeMap<VirtualChannelId, Place>,
+    /// Work that waits for memory, and since when.
+    pub(super) waiting: BTreeMap<VirtualChannelId, (Doorbell, Instant)>,
+    /// How long it may.
+    pub(super) queue_limit: Duration,
     /// Faults that the guest is told of after the access that brought them about.
     pub(super) faults: Vec<MmuFault>,
     pub(super) bus_master: bool,
@@ -100,6 +107,8 @@ impl VmBackend {
             rung: BTreeMap::new(),
             bound: BTreeMap::new(),
             instances: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            queue_limit: Duration::ZERO,
             faults: Vec::new(),
             bus_master: false,
             blocked: 0,

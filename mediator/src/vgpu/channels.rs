@@ -10,6 +10,7 @@ use nvspec::fifo::VirtualChannelId;
 use nvspec::instance::{INSTANCE_BYTES, userd};
 use nvspec::mmu::fault;
 use std::cell::RefCell;
+use std::time::Instant;
 
 impl VmBackend {
     /// The guest has written a whole GP_PUT.
@@ -34,12 +35,21 @@ impl VmBackend {
     pub(super) fn submit(&mut self, doorbell: Doorbell) {
         let channel = doorbell.virtual_channel;
         let Some(Bound { space, .. }) = self.bound.get(&channel).copied() else { return };
+        if self.host.lock().vram.was_short(self.vm) {
+            // What was denied for want of memory may have some now.
+            self.spaces.granted();
+        }
         let Self { host, vm, link, ram, spaces, remap, bus_master, .. } = self;
         let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap };
         if let Err(error) = spaces.prepare(host, &owned, space) {
             tracing::error!(%vm, ?channel, %error, "a channel's work does not reach the card");
             return;
         }
+        if host.lock().vram.is_short(*vm) && self.may_wait(doorbell) {
+            return;
+        }
+        let Self { host, vm, link, ram, spaces, remap, bus_master, .. } = self;
+        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap };
         let (pulled, fault) = {
             let mut guard = host.lock();
             let now = guard.now_ns();
@@ -66,6 +76,38 @@ impl VmBackend {
                 tracing::warn!(vm = %self.vm, ?channel, %error, "a channel's ring holds what no channel can do");
                 self.fault(channel, GpuVa(0), fault::PTE);
             }
+        }
+    }
+
+    /// Work whose memory has no place waits for it, for as long as the operator lets it. False when it has waited that long.
+    fn may_wait(&mut self, doorbell: Doorbell) -> bool {
+        let channel = doorbell.virtual_channel;
+        let since = self.waiting.get(&channel).map_or_else(Instant::now, |(_, since)| *since);
+        let waits = since.elapsed() < self.queue_limit;
+        if waits {
+            self.counts.memory_waits += u64::from(self.waiting.insert(channel, (doorbell, since)).is_none());
+        } else {
+            self.waiting.remove(&channel);
+            self.counts.memory_denied += 1;
+            tracing::error!(
+                vm = %self.vm,
+                ?channel,
+                "work has waited for memory for as long as it may, and faults; raise the VM's guarantee, or the card's \
+                 host memory"
+            );
+        }
+        waits
+    }
+
+    /// Tries work again that waits for memory.
+    pub(super) fn retry(&mut self) {
+        let waiting: Vec<Doorbell> = self.waiting.values().map(|(doorbell, _)| *doorbell).collect();
+        if waiting.is_empty() {
+            // What was denied was no work's: nothing waits for it.
+            self.host.lock().vram.was_short(self.vm);
+        }
+        for doorbell in waiting {
+            self.submit(doorbell);
         }
     }
 
@@ -145,6 +187,7 @@ impl VmBackend {
         self.doorbells.remove(&channel);
         self.polled.remove(&channel);
         self.rung.remove(&channel);
+        self.waiting.remove(&channel);
         self.take_off(channel);
         self.save(channel, instance);
         self.spaces.collect(&self.host);

@@ -43,6 +43,8 @@ pub struct Settings {
     pub shadow: shadow_pt::Mode,
     /// How BAR1 and BAR3 are served.
     pub apertures: Apertures,
+    /// How long work may wait for memory.
+    pub queue_limit: Duration,
 }
 
 /// A mediated VM, from any thread.
@@ -115,7 +117,7 @@ impl MediatedVm {
         settings: &Settings,
         link: &Link,
     ) -> Result<(MediatedDevice, Arc<Self>), BackendError> {
-        let Settings { share, shadow, apertures } = settings;
+        let Settings { share, shadow, apertures, queue_limit } = settings;
         let mut config = VGpuConfig::of_chip(host.info().chip, share.vram_bytes, Arc::clone(&host.info().vbios));
         // All numbers are the guest's to use; how many at a time is checked at bind.
         config.channels = nvspec::fifo::CHANNELS;
@@ -124,7 +126,8 @@ impl MediatedVm {
         config.pci.bar3_bytes = card.bar3_size;
         let pci = config.pci;
         let gpu = VGpu::new(config).map_err(BackendError::failed)?;
-        let backend = Backend::new(Arc::clone(host), vm, link.clone(), *shadow, share.vram_bytes);
+        let mut backend = Backend::new(Arc::clone(host), vm, link.clone(), *shadow, share.vram_bytes);
+        backend.queue_limit = *queue_limit;
         let core = Core { gpu, backend, polls: false };
         let this = Arc::new(Self { locked: Mutex::new(core), inbox: Inbox::default(), host: Arc::clone(host), vm });
         let events: Weak<Self> = Arc::downgrade(&this);
@@ -347,6 +350,7 @@ impl Core {
         let Self { gpu, backend, .. } = &mut *self;
         match event {
             GuestEvent::Resume(doorbell) => backend.submit(doorbell),
+            GuestEvent::Memory => backend.retry(),
             GuestEvent::Hang { engine, channel } => {
                 backend.counts.hangs += 1;
                 tracing::warn!(vm = %backend.vm, ?channel, engine, "a channel made no progress and was killed");
@@ -421,6 +425,8 @@ impl VmBackend for MediatedVm {
             ("submissions", counts.submissions),
             ("ring_entries", counts.entries),
             ("hangs", counts.hangs),
+            ("memory_waits", counts.memory_waits),
+            ("memory_denied", counts.memory_denied),
             ("tlb_flushes", counts.flushes),
             ("interrupts", counts.interrupts),
             ("events_lost", self.inbox.lost()),

@@ -35,7 +35,10 @@ impl Inbox {
                 waiting.events.retain(|old| !same(old));
             }
             // Each is the end of a channel that stays bound until it is taken up: no more than there are channels.
-            GuestEvent::MmuFault { .. } | GuestEvent::Hang { .. } | GuestEvent::NonStall { .. } => {}
+            GuestEvent::MmuFault { .. }
+            | GuestEvent::Hang { .. }
+            | GuestEvent::NonStall { .. }
+            | GuestEvent::Memory => {}
             GuestEvent::Pbdma { .. } | GuestEvent::Graph { .. } | GuestEvent::Copy { .. } => {
                 if waiting.events.len() >= MOST {
                     waiting.lost += 1;

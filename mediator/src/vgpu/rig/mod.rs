@@ -112,7 +112,7 @@ pub fn settings(vram_mib: u64, channels: u32) -> Settings {
         hang_limit: None,
         time: sched::VgpuParams { max_run_ns: None, ..Default::default() },
     };
-    Settings { share, shadow: shadow_pt::Mode::default(), apertures: Apertures::default() }
+    Settings { share, shadow: shadow_pt::Mode::default(), apertures: Apertures::default(), queue_limit: Duration::ZERO }
 }
 
 /// One VM.

@@ -1,6 +1,6 @@
 //! Memory of guests that moves between the card and host memory while they use it.
 
-use super::super::rig::driver::{CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
+use super::super::rig::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
 use super::super::rig::{Rig, settings, sharing};
 use super::{A, B, MIB, usage};
 use crate::host::{Relocated, Sharing};
@@ -70,7 +70,7 @@ fn everything_that_a_guest_has_moves_and_the_gpu_and_the_cpu_find_it() {
         copy(&mut driver, &mut channel, round, 20);
         driver.wait(&channel);
         assert!(driver.vram_holds(to, 20, 1 + round), "round {round}");
-        let data: Vec<u8> = (0..20).flat_map(|page| super::super::rig::driver::pattern(2 + round, page)).collect();
+        let data: Vec<u8> = (0..20).flat_map(|page| pattern(2 + round, page)).collect();
         driver.guest.vram_write(from, &data);
     }
     assert_eq!(driver.guest.counter("faults"), 0);
@@ -78,4 +78,112 @@ fn everything_that_a_guest_has_moves_and_the_gpu_and_the_cpu_find_it() {
     driver.guest.remove().unwrap();
     let after = usage(&rig);
     assert_eq!((after.2, in_host(&rig)), (0, 0), "{before:?}");
+}
+
+/// A small generator: tests are the same each time.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
+/// What a VM of [`chaos`] does: copies pages about between buffers and compares each with what it must hold.
+fn work(driver: &mut Driver, rounds: u32, dice: &mut Dice) {
+    const BUFFERS: u64 = 6;
+    const PAGES: u64 = 40;
+    let mut channels = [driver.channel(1), driver.channel(2)];
+    let va = |buffer: u64| A + buffer * 0x10_0000;
+    // What each buffer holds, and where it lies.
+    let mut seeds: Vec<u32> = (0..BUFFERS).map(|buffer| 100 + buffer as u32).collect();
+    let places: Vec<u64> = (0..BUFFERS)
+        .map(|buffer| {
+            let at = driver.buffer(&channels[0], va(buffer), PAGES, seeds[buffer as usize]);
+            driver.map(channels[1].space, va(buffer), At::Vram(at), PAGES);
+            at
+        })
+        .collect();
+    for round in 0..rounds {
+        let (from, to) = (dice.below(BUFFERS) as usize, dice.below(BUFFERS) as usize);
+        match dice.below(4) {
+            0 => {
+                // By the CPU.
+                seeds[to] = round + 1000;
+                for page in 0..PAGES {
+                    driver.guest.vram_write(places[to] + page * PAGE, &pattern(seeds[to], page));
+                }
+            }
+            1 => assert!(driver.vram_holds(places[to], PAGES, seeds[to]), "buffer {to} in round {round}"),
+            engine => {
+                if from == to {
+                    continue;
+                }
+                let channel = &mut channels[dice.below(2) as usize];
+                let (from_va, to_va) = (va(from as u64), va(to as u64));
+                let words = if engine == 2 {
+                    [object(M2MF), m2mf_copy(from_va, to_va, (PAGES * PAGE) as u32)].concat()
+                } else {
+                    [object(CE0), ce_copy(from_va, to_va, PAGES as u32)].concat()
+                };
+                driver.submit(channel, &words);
+                driver.wait(channel);
+                seeds[to] = seeds[from];
+            }
+        }
+    }
+    for (buffer, seed) in seeds.iter().enumerate() {
+        assert!(driver.vram_holds(places[buffer], PAGES, *seed), "buffer {buffer} at the end");
+    }
+    assert_eq!((driver.faults.len(), driver.guest.counter("faults")), (0, 0));
+}
+
+/// VMs at work, while chunks of theirs are moved at random, until all have ended.
+fn chaos(chunk_bytes: u64, host_mib: u64, seed: u64) {
+    let rig = rig_of(chunk_bytes, 96, host_mib);
+    let vms = 3u32;
+    let drivers: Vec<Driver> = (0..vms).map(|vm| driver_of(&rig, vm, 16)).collect();
+    let working = std::sync::atomic::AtomicU32::new(vms);
+    let mut moved = 0;
+    std::thread::scope(|scope| {
+        for (vm, mut driver) in (0u64..).zip(drivers) {
+            let working = &working;
+            scope.spawn(move || {
+                let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    work(&mut driver, 60, &mut Dice(seed ^ vm << 32));
+                    driver.guest.remove().expect("a VM that goes");
+                }));
+                working.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                done.unwrap_or_else(|error| std::panic::resume_unwind(error));
+            });
+        }
+        let mut dice = Dice(seed);
+        while working.load(std::sync::atomic::Ordering::SeqCst) != 0 {
+            let vm = VmId(dice.below(vms.into()) as u32);
+            let count = 16 * MIB / chunk_bytes;
+            let to = if dice.below(2) == 0 { To::Host } else { To::Card };
+            let first = dice.below(count) as u32;
+            let steps: Vec<_> = (first..(first + 4).min(count as u32)).map(|index| (index, to)).collect();
+            moved += rig.host.relocate(vm, &steps).moved;
+        }
+    });
+    assert!(moved > 0, "something moved");
+    let left = rig.usage().0;
+    assert_eq!((left.host.used, left.vms.len()), (0, 0));
+}
+
+#[test]
+fn no_byte_is_lost_while_chunks_of_two_mebibytes_move_at_random() {
+    chaos(2 * MIB, 64, 1);
+}
+
+#[test]
+fn no_byte_is_lost_while_the_smallest_chunks_move_at_random() {
+    chaos(128 << 10, 64, 2);
+}
+
+#[test]
+fn no_byte_is_lost_while_host_memory_runs_out() {
+    chaos(2 * MIB, 6, 3);
 }

@@ -1,0 +1,31 @@
+//! What wakes the thread that moves memory.
+
+use parking_lot::{Condvar, Mutex};
+use std::time::Duration;
+
+/// Rung by whoever finds that memory should move. Does not hold up who rings.
+#[derive(Debug, Default)]
+pub struct Bell {
+    rung: Mutex<bool>,
+    wake: Condvar,
+}
+
+impl Bell {
+    /// Wakes who waits, or will.
+    pub fn ring(&self) {
+        *self.rung.lock() = true;
+        self.wake.notify_all();
+    }
+
+    /// Waits until it is rung or, if there is such a time, for `limit`. Says whether it was rung.
+    pub fn wait(&self, limit: Option<Duration>) -> bool {
+        let mut rung = self.rung.lock();
+        if !*rung {
+            match limit {
+                Some(limit) => drop(self.wake.wait_for(&mut rung, limit)),
+                None => self.wake.wait(&mut rung),
+            }
+        }
+        std::mem::take(&mut *rung)
+    }
+}

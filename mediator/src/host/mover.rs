@@ -1,0 +1,89 @@
+//! The thread that moves memory when the card has too little, and back when it has more.
+//!
+//! It sleeps until the bell rings or the balancer has something to do at a later time, so that it costs nothing while
+//! memory suffices.
+
+use super::bell::Bell;
+use super::interrupts::{GuestEvent, deliver};
+use super::registry::HostCard;
+use super::relocate::{Relocated, Step};
+use std::collections::BTreeMap;
+use std::sync::Weak;
+use std::time::Duration;
+use vram::VmId;
+
+/// Plans that are carried out for one ring of the bell before VMs that wait for memory are told.
+const ROUNDS: u32 = 16;
+/// Time between two tries of work that waits for memory.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// Body of the thread: serves `host` until it is closed or gone.
+pub(super) fn serve(host: &Weak<HostCard>, bell: &Bell) {
+    let mut limit = None;
+    loop {
+        bell.wait(limit);
+        let Some(host) = host.upgrade() else { return };
+        if host.stopping() {
+            return;
+        }
+        limit = host.balance();
+    }
+}
+
+/// What was moved of a VM's memory since it was added.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Times that its channels were suspended for it.
+    pub relocations: u64,
+    /// The sum of it all.
+    pub sum: Relocated,
+    /// The longest time that its channels did not run, in ns.
+    pub longest_ns: u64,
+}
+
+impl Moved {
+    fn add(&mut self, one: &Relocated) {
+        self.relocations += 1;
+        self.sum.moved = self.sum.moved.saturating_add(one.moved);
+        self.sum.stayed = self.sum.stayed.saturating_add(one.stayed);
+        self.sum.bytes += one.bytes;
+        self.sum.suspended_ns += one.suspended_ns;
+        self.sum.copied_ns += one.copied_ns;
+        self.longest_ns = self.longest_ns.max(one.suspended_ns);
+    }
+}
+
+impl HostCard {
+    /// Moves what the balancer wants moved. Returns when it wants to be asked again, if at any time.
+    fn balance(&self) -> Option<Duration> {
+        for _ in 0..ROUNDS {
+            let plan = self.lock().plan();
+            if plan.is_empty() || self.stopping() {
+                break;
+            }
+            for (vm, steps) in plan {
+                self.relocate_counted(vm, &steps);
+            }
+            self.scrub();
+        }
+        let (short, next) = {
+            let state = self.lock();
+            (state.vram.short.iter().copied().collect::<Vec<_>>(), state.next_plan())
+        };
+        let retry = (!short.is_empty()).then_some(RETRY);
+        deliver(self, short.into_iter().map(|vm| (vm, GuestEvent::Memory)).collect());
+        next.into_iter().chain(retry).min()
+    }
+
+    /// As [`Self::relocate`], and keeps the account.
+    pub fn relocate_counted(&self, vm: VmId, steps: &[Step]) -> Relocated {
+        let done = self.relocate(vm, steps);
+        if done.moved != 0 {
+            self.lock().moved.entry(vm).or_default().add(&done);
+        }
+        done
+    }
+}
+
+/// Steps by VM.
+pub(super) type Plan = BTreeMap<VmId, Vec<Step>>;
