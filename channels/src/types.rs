@@ -35,6 +35,8 @@ pub enum Pause {
     Guest,
     /// The host moves memory that the channels may use.
     Memory,
+    /// It is another VM's turn to have the card's memory.
+    Turn,
 }
 
 impl Pause {
@@ -42,6 +44,7 @@ impl Pause {
         match self {
             Self::Guest => 1,
             Self::Memory => 2,
+            Self::Turn => 4,
         }
     }
 }

@@ -177,6 +177,9 @@ fn check_card(card: &CardSpec, table: &mut Table<'_>) {
     if let Err(error) = card.scheduler.check() {
         table.say("scheduler", error.to_string());
     }
+    for (field, what) in card.memory.check(card.chunk_kib, card.shared_mib()) {
+        table.say(field, what);
+    }
     let reserve = card.reserve_mib();
     if reserve == 0 || reserve >= card.vram_mib {
         table.say(

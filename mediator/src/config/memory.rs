@@ -3,16 +3,164 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use vram::{Limits, OnFull};
+use vram::victim::VictimPolicy;
+use vram::{Limits, Mode, OnFull, QuantaConfig};
 
 use super::CardSpec;
+use crate::host::Division;
 
 /// A `[card.memory]` table.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CardMemory {
     /// MiB of host memory that may be pinned for what the card has no room for; 0 for none.
     pub host_mib: u64,
+    /// MiB of the card that take what has to go at once, and drain to host memory when nothing else is to be moved.
+    pub reserve_mib: u64,
+    /// Which chunk of a virtual machine goes first: `random`, `priority`, `profiled` or `clock`.
+    #[serde(with = "by_name")]
+    pub victims: VictimPolicy,
+    /// Milliseconds between two looks whether chunks can come back to the card.
+    pub return_ms: u64,
+    /// Milliseconds in which a chunk that has moved does not move back, unless it has to.
+    pub settle_ms: u64,
+    /// Milliseconds without work after which a virtual machine gives way to those that work.
+    pub idle_ms: u64,
+    /// MiB of the card that stay free when chunks come back, for what is wanted next.
+    pub low_water_mib: u64,
+    /// When virtual machines take turns with the card's memory.
+    pub quanta: QuantaSpec,
+}
+
+/// A `[card.memory.quanta]` table: when virtual machines whose memory does not fit together take turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct QuantaSpec {
+    /// `auto` (when they thrash), `off` or `forced`.
+    #[serde(with = "by_name")]
+    pub mode: Mode,
+    /// Milliseconds over which traffic is looked at.
+    pub window_ms: u64,
+    /// Thousandths of the window in which memory was copied, from which on they thrash.
+    pub on_permille: u32,
+    /// Thousandths of the card's memory that must be free for a window before turns end.
+    pub margin_permille: u32,
+    /// A turn lasts so many times as long as the copies at its begin.
+    pub factor: u32,
+    /// Shortest turn, in milliseconds.
+    pub min_ms: u64,
+    /// Longest turn, in milliseconds.
+    pub max_ms: u64,
+}
+
+/// Nanoseconds of a millisecond.
+const MS: u64 = 1_000_000;
+
+impl Default for QuantaSpec {
+    fn default() -> Self {
+        let QuantaConfig { mode, window_ns, on_permille, margin_permille, factor, min_ns, max_ns } =
+            QuantaConfig::default();
+        let (window_ms, min_ms, max_ms) = (window_ns / MS, min_ns / MS, max_ns / MS);
+        Self { mode, window_ms, on_permille, margin_permille, factor, min_ms, max_ms }
+    }
+}
+
+impl Default for CardMemory {
+    fn default() -> Self {
+        let balance = vram::balance::Config::default();
+        Self {
+            host_mib: 0,
+            reserve_mib: 0,
+            victims: balance.policy,
+            return_ms: balance.return_interval_ns / MS,
+            settle_ms: balance.settle_ns / MS,
+            idle_ms: balance.idle_after_ns / MS,
+            low_water_mib: 0,
+            quanta: QuantaSpec::default(),
+        }
+    }
+}
+
+impl CardMemory {
+    /// Longest time that a key may say, in ms.
+    pub const MS_MAX: u64 = 3_600_000;
+
+    /// How memory is divided, in chunks of `chunk_kib` KiB.
+    #[must_use]
+    pub fn division(&self, chunk_kib: u64) -> Division {
+        let chunks = |mib: u64| u32::try_from(mib.saturating_mul(1024) / chunk_kib.max(1)).unwrap_or(u32::MAX);
+        let QuantaSpec { mode, window_ms, on_permille, margin_permille, factor, min_ms, max_ms } = self.quanta;
+        Division {
+            balance: vram::balance::Config {
+                policy: self.victims,
+                return_interval_ns: self.return_ms.saturating_mul(MS),
+                settle_ns: self.settle_ms.saturating_mul(MS),
+                idle_after_ns: self.idle_ms.saturating_mul(MS),
+                low_water: chunks(self.low_water_mib),
+                ..vram::balance::Config::default()
+            },
+            quanta: QuantaConfig {
+                mode,
+                window_ns: window_ms.saturating_mul(MS),
+                on_permille,
+                margin_permille,
+                factor,
+                min_ns: min_ms.saturating_mul(MS),
+                max_ns: max_ms.saturating_mul(MS),
+            },
+            reserve: chunks(self.reserve_mib),
+        }
+    }
+
+    /// What of it cannot be so: the key, and what is wrong.
+    #[must_use]
+    pub fn check(&self, chunk_kib: u64, shared_mib: u64) -> Vec<(&'static str, String)> {
+        let mut wrong = Vec::new();
+        for (key, ms, least) in [
+            ("memory.return_ms", self.return_ms, 1),
+            ("memory.settle_ms", self.settle_ms, 0),
+            ("memory.idle_ms", self.idle_ms, 1),
+            ("memory.quanta.window_ms", self.quanta.window_ms, 1),
+            ("memory.quanta.min_ms", self.quanta.min_ms, 1),
+            ("memory.quanta.max_ms", self.quanta.max_ms, self.quanta.min_ms),
+        ] {
+            if !(least..=Self::MS_MAX).contains(&ms) {
+                wrong.push((key, format!("{ms}, expected {least} to {}", Self::MS_MAX)));
+            }
+        }
+        for (key, permille) in [
+            ("memory.quanta.on_permille", self.quanta.on_permille),
+            ("memory.quanta.margin_permille", self.quanta.margin_permille),
+        ] {
+            if permille > 1000 {
+                wrong.push((key, format!("{permille}, expected at most 1000")));
+            }
+        }
+        if !(1..=1000).contains(&self.quanta.factor) {
+            wrong.push(("memory.quanta.factor", format!("{}, expected 1 to 1000", self.quanta.factor)));
+        }
+        for (key, mib) in [
+            ("memory.host_mib", self.host_mib),
+            ("memory.reserve_mib", self.reserve_mib),
+            ("memory.low_water_mib", self.low_water_mib),
+        ] {
+            if chunk_kib != 0 && mib.checked_mul(1024).is_none_or(|kib| kib % chunk_kib != 0) {
+                wrong.push((key, format!("{mib} MiB, expected a multiple of the chunk of {chunk_kib} KiB")));
+            }
+        }
+        if self.host_mib > Self::HOST_MIB_MAX {
+            wrong.push(("memory.host_mib", format!("{}, expected at most {}", self.host_mib, Self::HOST_MIB_MAX)));
+        }
+        let kept = self.reserve_mib.saturating_add(self.low_water_mib);
+        if kept > 0 && kept >= shared_mib {
+            let what = format!("{} MiB, expected less than the {shared_mib} that VMs share", self.reserve_mib);
+            wrong.push(("memory.reserve_mib", what));
+        }
+        wrong
+    }
+
+    /// Most MiB of host memory: what the card can address beside guests' RAM.
+    pub const HOST_MIB_MAX: u64 = 512 << 10;
 }
 
 /// A `[vm.memory]` table, and the body of a request to change it.
@@ -35,7 +183,7 @@ pub struct VmMemory {
     /// What happens when the guest uses memory and the card has none: `swap` (it lies in host memory), `queue` (its work
     /// waits), `refuse` (the guest sees no more than can be kept for it when it is added). When nothing is said, `swap`
     /// where the card has host memory, else `queue`.
-    #[serde(skip_serializing_if = "Option::is_none", with = "on_full")]
+    #[serde(skip_serializing_if = "Option::is_none", with = "by_name_if_any")]
     pub on_full: Option<OnFull>,
     /// Milliseconds that work waits under `queue` before its channel faults; 5000 when nothing is said.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -123,17 +271,39 @@ impl VmMemory {
     }
 }
 
-/// A policy by its name.
-mod on_full {
-    use serde::de::{Deserialize, Deserializer, Error};
-    use serde::{Serialize, Serializer};
-    use vram::OnFull;
+/// A setting that has a name.
+mod by_name {
+    use std::fmt::Display;
+    use std::str::FromStr;
 
-    pub fn serialize<S: Serializer>(policy: &Option<OnFull>, to: S) -> Result<S::Ok, S::Error> {
-        policy.map(OnFull::name).serialize(to)
+    use serde::de::{Deserialize, Deserializer, Error};
+    use serde::ser::Serializer;
+
+    pub fn serialize<T: Display, S: Serializer>(value: &T, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(value)
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<OnFull>, D::Error> {
+    pub fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
+}
+
+/// The same, where it may be left out.
+mod by_name_if_any {
+    use std::fmt::Display;
+    use std::str::FromStr;
+
+    use serde::de::{Deserialize, Deserializer, Error};
+    use serde::ser::Serializer;
+
+    pub fn serialize<T: Display, S: Serializer>(value: &Option<T>, to: S) -> Result<S::Ok, S::Error> {
+        match value {
+            Some(value) => to.collect_str(value),
+            None => to.serialize_none(),
+        }
+    }
+
+    pub fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
         let name = Option::<String>::deserialize(from)?;
         name.map(|name| name.parse().map_err(D::Error::custom)).transpose()
     }

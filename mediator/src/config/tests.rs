@@ -2,11 +2,18 @@ use super::*;
 
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 512\nreserve_mib = 32\n";
 
+/// What is wrong with a configuration file called `f`.
+fn mistakes(text: &str) -> Vec<String> {
+    match Config::parse(text, "f") {
+        Err(ConfigError::Mistakes(mistakes)) => mistakes,
+        Err(other) => vec![other.to_string()],
+        Ok(_) => panic!("accepted: {text}"),
+    }
+}
+
 /// The only mistake of a configuration file called `f`.
 fn mistake(text: &str) -> String {
-    let Err(ConfigError::Mistakes(mistakes)) = Config::parse(text, "f") else {
-        panic!("accepted: {text}");
-    };
+    let mistakes = mistakes(text);
     assert_eq!(mistakes.len(), 1, "{mistakes:?}");
     mistakes.into_iter().next().unwrap_or_default()
 }
@@ -202,7 +209,7 @@ fn more_vram_than_the_card_has_left_is_refused_with_the_sum() {
     assert_eq!(
         text,
         "f:13:12: vm[1].vram_mib: 226 MiB, expected at most 224: card `card0` has 512 MiB, the mediator keeps 32, \
-         other VMs have 256"
+         other VMs are guaranteed 256"
     );
 }
 
@@ -213,7 +220,10 @@ fn vram_must_be_whole_chunks_and_enough_for_a_driver() {
     let text = mistake(&with_vm("name = \"a\"\ncard = \"card0\"\nvram_mib = 8\n"));
     assert!(text.ends_with("8 MiB, expected at least 16"), "{text}");
     let text = mistake(&with_vm("name = \"a\"\ncard = \"card0\"\n"));
-    assert!(text.starts_with("f:6:1: vm[0].vram_mib: missing, expected MiB of VRAM from 16 to 480"), "{text}");
+    assert!(
+        text.starts_with("f:6:1: vm[0].vram_mib: missing, expected MiB of VRAM from 16 on, or passthrough"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -259,4 +269,54 @@ fn all_mistakes_are_told_at_once() {
     let text = "[daemon]\nlog = \"a=b=c\"\n[[card]]\nname = \"/\"\nkind = \"simgpu\"\n";
     let Err(ConfigError::Mistakes(mistakes)) = Config::parse(text, "f") else { panic!("accepted") };
     assert_eq!(mistakes.len(), 2, "{mistakes:?}");
+}
+
+#[test]
+fn memory_that_is_promised_must_be_there() {
+    let vm = |memory: &str| format!("name = \"a\"\ncard = \"card0\"\nvram_mib = 1024\n[vm.memory]\n{memory}\n");
+    let with = |card: &str, memory: &str| {
+        format!(
+            "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 512\nreserve_mib = 32\n{card}\n[[vm]]\n{}",
+            vm(memory)
+        )
+    };
+    for (card, memory, what) in [
+        ("", "", "vm[0].vram_mib: 1024 MiB, expected at most 480: card `card0` has 512 MiB"),
+        ("", "guarantee_mib = 500", "memory.guarantee_mib: 500 MiB, expected at most 480"),
+        ("", "quota_mib = 64\nguarantee_mib = 128", "memory.guarantee_mib: 128 MiB, expected at most the quota of 64"),
+        ("", "quota_mib = 63", "memory.quota_mib: 63 MiB, expected a multiple of the chunk of 2048 KiB"),
+        ("", "guarantee_mib = 0\nweight = 0", "memory.weight: 0, expected 1 to 10000"),
+        (
+            "",
+            "guarantee_mib = 0\non_full = \"swap\"",
+            "memory.on_full: `swap`, expected another policy, or `memory.host_mib`",
+        ),
+        ("", "guarantee_mib = 0\non_full = \"wait\"", "`wait` is no policy for a full card"),
+        (
+            "memory = { host_mib = 512 }",
+            "guarantee_mib = 256",
+            "vm[0].vram_mib: 1024 MiB of which 256 are guaranteed may need 768 MiB of host memory, expected at most 512",
+        ),
+        (
+            "memory = { host_mib = 2048 }",
+            "guarantee_mib = 256\nswap_cap_mib = 512",
+            "memory.swap_cap_mib: 512 MiB, expected at least 768",
+        ),
+        ("memory = { host_mib = 511 }", "", "memory.host_mib: 511 MiB, expected a multiple"),
+        ("memory = { victims = \"oldest\" }", "", "`oldest` is no policy"),
+        ("memory = { quanta = { mode = \"on\" } }", "", "`on` is no mode"),
+        ("memory = { return_ms = 0 }", "", "memory.return_ms: 0, expected 1 to 3600000"),
+        ("memory = { reserve_mib = 480 }", "", "memory.reserve_mib: 480 MiB, expected less than the 480"),
+    ] {
+        let text = mistakes(&with(card, memory)).join("\n");
+        assert!(text.contains(what), "{card} {memory}: {text}");
+    }
+    for (card, memory) in [
+        ("overcommit = true", ""),
+        ("memory = { host_mib = 1024 }", "guarantee_mib = 0"),
+        ("memory = { host_mib = 768 }", "guarantee_mib = 256\nquota_mib = 300\nswap_cap_mib = 768"),
+        ("", "guarantee_mib = 0\non_full = \"queue\""),
+    ] {
+        Config::parse(&with(card, memory), "f").unwrap();
+    }
 }

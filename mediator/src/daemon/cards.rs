@@ -105,6 +105,7 @@ impl OwnedCard {
             chunk_bytes: self.spec.chunk_kib << 10,
             reserve_bytes: self.spec.reserve_mib() << 20,
             host_bytes: self.spec.memory.host_mib << 20,
+            division: self.spec.memory.division(self.spec.chunk_kib),
             scheduler: *self.scheduler.lock(),
         };
         let opened = HostCard::open(Arc::clone(&self.card), &self.spec.name, &sharing).map_err(BackendError::failed)?;

@@ -1,17 +1,176 @@
-//! Who gives memory, and who gets it.
+//! Who gives memory, and who gets it: what the card's balancer and thrash detector are told, and what they want.
 
-use super::mover::Plan;
+use super::mover::{Moved, Plan};
 use super::registry::HostState;
+use super::relocate::Relocated;
+use channels::Pause;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+use vram::balance::{By, Config, Request};
+use vram::victim::VictimPolicy;
+use vram::{Balancer, Change, GuestAddr, Quanta, QuantaConfig, Turn, VmId};
+
+/// How a card's memory is divided.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Division {
+    /// Who gives, who gets.
+    pub balance: Config,
+    /// When VMs take turns.
+    pub quanta: QuantaConfig,
+    /// Chunks of the card that take evictions at once.
+    pub reserve: u32,
+}
+
+/// What divides a card's memory.
+pub struct Divider {
+    pub(super) balancer: Balancer,
+    pub(super) quanta: Quanta,
+    /// VMs that do not run, since it is another one's turn.
+    waiting: BTreeSet<VmId>,
+}
+
+impl Divider {
+    pub(super) fn new(division: &Division) -> Self {
+        Self {
+            balancer: Balancer::new(division.balance),
+            quanta: Quanta::new(division.quanta),
+            waiting: BTreeSet::new(),
+        }
+    }
+
+    /// Whose turn it is, if VMs take turns.
+    #[must_use]
+    pub fn turn(&self) -> Option<&Turn> {
+        self.quanta.turn()
+    }
+
+    /// What decides who gives and who gets.
+    #[must_use]
+    pub fn balancer(&self) -> &Balancer {
+        &self.balancer
+    }
+}
 
 impl HostState {
     /// What is to move now.
     pub(super) fn plan(&mut self) -> Plan {
-        Plan::new()
+        let now = self.now_ns();
+        self.take_turns(now);
+        self.tell_balancer();
+        let Self { vram, divider, .. } = self;
+        let balancer = &mut divider.balancer;
+        // What was born in host memory stands for a request that finds no room: somebody may have more than its share.
+        let mut steps = Vec::new();
+        while let Some((vm, chunks)) = vram.born.pop_first() {
+            steps.extend(balancer.plan(&vram.chunks, now, Some(Request { by: By::Vm(vm), chunks })));
+        }
+        if steps.is_empty() {
+            steps = balancer.plan(&vram.chunks, now, None);
+        }
+        let mut plan = Plan::new();
+        for step in steps {
+            match plan.last_mut() {
+                Some((vm, of_it)) if *vm == step.vm => of_it.push(step),
+                _ => plan.push((step.vm, vec![step])),
+            }
+        }
+        plan
     }
 
     /// When there may be more to move, if nothing happens before.
     pub(super) fn next_plan(&self) -> Option<Duration> {
-        None
+        let summary = self.vram.chunks.summary();
+        let swapped = summary.host.used != 0 || summary.vms.values().any(|vm| vm.parked != 0);
+        let often = swapped || self.divider.turn().is_some();
+        often.then(|| Duration::from_nanos(self.divider.balancer.config().return_interval_ns))
+    }
+
+    /// Changes how the card's memory is divided, from now on.
+    ///
+    /// # Errors
+    /// When the reserve cannot be had; nothing has changed then.
+    pub fn set_division(&mut self, division: &Division) -> Result<(), vram::Error> {
+        self.vram.chunks.set_reserve(division.reserve)?;
+        self.vram.watches = division.balance.policy == VictimPolicy::Clock;
+        self.divider.balancer.set_config(division.balance);
+        self.divider.quanta.set_config(division.quanta);
+        self.vram.bell.ring();
+        Ok(())
+    }
+
+    /// Changes what a VM may have, from now on. What it has beyond that goes; nothing of it is lost.
+    ///
+    /// # Errors
+    /// When that cannot be promised; nothing has changed then.
+    pub fn set_limits(&mut self, vm: VmId, limits: vram::Limits) -> Result<(), vram::Error> {
+        self.vram.chunks.set_limits(vm, limits)?;
+        self.vram.bell.ring();
+        Ok(())
+    }
+
+    /// What was moved of a VM's memory, if anything was.
+    #[must_use]
+    pub fn moved(&self, vm: VmId) -> Option<&Moved> {
+        self.moved.get(&vm)
+    }
+
+    /// A VM has submitted work.
+    pub(super) fn worked(&mut self, vm: VmId) {
+        let now = self.now_ns();
+        self.divider.balancer.active(vm, now);
+    }
+
+    /// Memory was moved.
+    pub(super) fn has_moved(&mut self, vm: VmId, done: &Relocated) {
+        let now = self.now_ns();
+        self.divider.quanta.relocated(now, done.bytes, done.copied_ns);
+        self.moved.entry(vm).or_default().add(done);
+    }
+
+    /// What was seen used, and what the card counts.
+    fn tell_balancer(&mut self) {
+        let Self { vram, divider, .. } = self;
+        let (balancer, chunks) = (&mut divider.balancer, &vram.chunks);
+        let bytes = chunks.chunk_bytes();
+        for (vm, index) in std::mem::take(&mut vram.touched) {
+            // Of a VM that has gone meanwhile nothing is to be known.
+            let _ = balancer.touched(chunks, vm, GuestAddr(index * bytes), 1);
+        }
+    }
+
+    /// Has VMs take turns when their memory does not fit together.
+    fn take_turns(&mut self, now: u64) {
+        let Self { vram, divider, .. } = self;
+        let (chunks, idle_after) = (&vram.chunks, divider.balancer.config().idle_after_ns);
+        let bytes = chunks.chunk_bytes();
+        let sets: BTreeMap<VmId, u64> = chunks
+            .vms()
+            .filter(|(vm, _)| divider.balancer.last_active(*vm).is_some_and(|at| now.saturating_sub(at) < idle_after))
+            .map(|(vm, account)| (vm, u64::from(account.placed + account.host + account.parked) * bytes))
+            .collect();
+        divider.quanta.set_working_sets(u64::from(chunks.for_vms()) * bytes, sets);
+        let turn = match divider.quanta.tick(now) {
+            None => return,
+            Some(Change::Off) => {
+                tracing::info!("the VMs' memory fits together: none has to wait for its turn any more");
+                None
+            }
+            Some(Change::On(turn)) => {
+                tracing::info!(?turn, "the VMs' memory does not fit together: they take turns");
+                Some(turn)
+            }
+            Some(Change::Next(turn)) => Some(turn),
+        };
+        divider.balancer.set_turn(turn.clone());
+        let waits = |vm: &VmId| turn.as_ref().is_some_and(|turn| turn.holder != *vm);
+        let members = turn.as_ref().map(|turn| turn.members.clone()).unwrap_or_default();
+        let waiting: BTreeSet<VmId> = members.into_iter().filter(waits).collect();
+        let before = std::mem::replace(&mut divider.waiting, waiting.clone());
+        for vm in before.symmetric_difference(&waiting).copied() {
+            let id = channels::VmId(vm.0);
+            self.channels.pause(&mut self.vram.memory, id, Pause::Turn, waiting.contains(&vm));
+            self.channels.vacate(&mut self.vram.memory, id);
+            self.look_at_waits(Some(vm));
+        }
     }
 }

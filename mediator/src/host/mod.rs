@@ -8,7 +8,7 @@
 //! Lock order: a vGPU's own lock, then [`HostCard::lock`]. The interrupt thread takes the card's lock, collects what is
 //! to be delivered, releases it, and only then calls VMs.
 
-mod balance;
+pub mod balance;
 pub mod bell;
 pub mod bring_up;
 pub mod copier;
@@ -28,6 +28,7 @@ pub mod time;
 pub mod usage;
 mod vram;
 
+pub use balance::Division;
 pub use error::HostError;
 pub use interrupts::{GuestEvent, GuestEvents};
 pub use registry::{HostCard, HostState, Share, Sharing};

@@ -6,11 +6,10 @@
 use super::bell::Bell;
 use super::interrupts::{GuestEvent, deliver};
 use super::registry::HostCard;
-use super::relocate::{Relocated, Step};
-use std::collections::BTreeMap;
+use super::relocate::Relocated;
 use std::sync::Weak;
 use std::time::Duration;
-use vram::VmId;
+use vram::{Step, VmId};
 
 /// Plans that are carried out for one ring of the bell before VMs that wait for memory are told.
 const ROUNDS: u32 = 16;
@@ -42,7 +41,7 @@ pub struct Moved {
 }
 
 impl Moved {
-    fn add(&mut self, one: &Relocated) {
+    pub(super) fn add(&mut self, one: &Relocated) {
         self.relocations += 1;
         self.sum.moved = self.sum.moved.saturating_add(one.moved);
         self.sum.stayed = self.sum.stayed.saturating_add(one.stayed);
@@ -79,11 +78,11 @@ impl HostCard {
     pub fn relocate_counted(&self, vm: VmId, steps: &[Step]) -> Relocated {
         let done = self.relocate(vm, steps);
         if done.moved != 0 {
-            self.lock().moved.entry(vm).or_default().add(&done);
+            self.lock().has_moved(vm, &done);
         }
         done
     }
 }
 
-/// Steps by VM.
-pub(super) type Plan = BTreeMap<VmId, Vec<Step>>;
+/// Steps in the order in which they are to be done, those of one VM together that follow one another.
+pub(super) type Plan = Vec<(VmId, Vec<Step>)>;

@@ -1,5 +1,6 @@
 //! The card with everything that the mediator keeps about it, and the VMs that share it.
 
+use super::balance::{Divider, Division};
 use super::bell::Bell;
 use super::bring_up::{self, CardInfo};
 use super::copier::Copier;
@@ -36,6 +37,8 @@ pub struct HostState {
     /// Whose turn it is.
     pub schedule: Schedule,
     pub(super) vms: BTreeMap<VmId, Weak<dyn GuestEvents>>,
+    /// Who gives memory, and who gets it.
+    pub divider: Divider,
     /// What was moved of their memory.
     pub(super) moved: BTreeMap<VmId, Moved>,
     began: Instant,
@@ -58,6 +61,8 @@ pub struct Sharing {
     pub reserve_bytes: u64,
     /// Bytes of host memory for chunks that the card has no room for.
     pub host_bytes: u64,
+    /// How its memory is divided.
+    pub division: Division,
     /// How its time is shared.
     pub scheduler: sched::Config,
 }
@@ -98,7 +103,7 @@ impl HostCard {
     /// # Errors
     /// When the card does not come up, or has too little memory.
     pub fn open(card: Arc<dyn Card>, name: &str, sharing: &Sharing) -> Result<Arc<Self>, HostError> {
-        let Sharing { chunk_bytes, reserve_bytes, host_bytes, scheduler } = *sharing;
+        let Sharing { chunk_bytes, reserve_bytes, host_bytes, division, scheduler } = *sharing;
         let info = bring_up::bring_up(&*card)?;
         let refused = |error: vram::Error| HostError::Refused(error.to_string());
         let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown).map_err(refused)?;
@@ -124,16 +129,18 @@ impl HostCard {
         let mut vram = CardVram::new(memory, pinned, chunks);
         let mut channels = Channels::new(layout.channels());
         let copier = (slots != 0).then(|| Copier::new(&mut vram, &mut channels)).transpose()?;
-        let state = HostState {
+        let mut state = HostState {
             vram,
             channels,
             copier,
             iova,
             schedule: Schedule::new(scheduler, event.try_clone().map_err(io)?)?,
             vms: BTreeMap::new(),
+            divider: Divider::new(&division),
             moved: BTreeMap::new(),
             began: Instant::now(),
         };
+        state.set_division(&division).map_err(refused)?;
         let bell = Arc::clone(&state.vram.bell);
         card.set_interrupt(InterruptMode::Msi, Some(event.try_clone().map_err(io)?));
         let host = Arc::new(Self {

@@ -17,7 +17,7 @@ use channels::Pause;
 use nvspec::addr::SMALL_PAGE;
 use std::sync::Weak;
 use std::time::{Duration, Instant};
-use vram::{CardAddr, Ended, GuestAddr, HostAddr, Move, Place, To, VmId};
+use vram::{CardAddr, Ended, GuestAddr, HostAddr, Move, Place, Step, VmId};
 
 /// How long a VM's work may take to leave the engines.
 // TIMEOUT: twice the watchdog's own limit, which ends what hangs unless the operator has switched it off.
@@ -29,9 +29,6 @@ const LOOK: Duration = Duration::from_micros(50);
 const COPY_LIMIT: Duration = Duration::from_secs(20);
 /// Bytes that are copied by the CPU with the card's lock held, when the engines do not.
 const BY_HAND: u64 = 64 << 10;
-
-/// A guest chunk, and where it is to go.
-pub type Step = (u32, To);
 
 /// What has become of a VM's memory that was to move.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -175,15 +172,18 @@ impl HostState {
     /// Reserves the destinations and keeps the VM's channels from running. Chunks that cannot move are left out.
     fn begin_moves(&mut self, vm: VmId, steps: &[Step]) -> Vec<Move> {
         let mut moves = Vec::new();
-        for (index, to) in steps.iter().copied() {
+        for step in steps.iter().copied().filter(|step| step.vm == vm) {
+            let index = step.index;
             let begun = loop {
-                match self.vram.chunks.begin_move(vm, index, to) {
+                match self.vram.chunks.start(step) {
                     Err(vram::Error::NeedsScrub { .. }) if self.vram.scrub_one().unwrap_or(false) => {}
                     begun => break begun,
                 }
             };
             let chunk = match begun {
-                Ok(chunk) => chunk,
+                Ok(Some(chunk)) => chunk,
+                // Only the accounts changed.
+                Ok(None) => continue,
                 Err(error) => {
                     tracing::debug!(%vm, chunk = index, %error, "a chunk does not move");
                     continue;

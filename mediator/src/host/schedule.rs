@@ -196,6 +196,7 @@ impl HostState {
 
     /// A submission is in the ring of a VM's physical channel, to be started when its turn comes.
     pub fn arrived(&mut self, vm: VmId, channel: ChannelId, submission: Submission) {
+        self.worked(vm);
         let ticket = Ticket(submission.0);
         let runs = self.channels.may_run(channel);
         let stage = if runs { Stage::Queued } else { Stage::Parked };

@@ -19,6 +19,12 @@ pub struct CardVram {
     pub chunks: ChunkTable,
     /// Chunks that are being copied: which of their pages were written since.
     pub(super) copied: BTreeMap<(VmId, u64), Dirty>,
+    /// Chunks that got their first place in host memory, by VM, since the balancer was told.
+    pub(super) born: BTreeMap<VmId, u32>,
+    /// Who picks victims wants to know what is used.
+    pub(super) watches: bool,
+    /// Chunks that were used since it was told.
+    pub(super) touched: BTreeSet<(VmId, u64)>,
     /// VMs that wanted memory that there was none of.
     pub(super) short: BTreeSet<VmId>,
     /// Rung when a guest wanted memory that there was none of on the card, and when some has become free.
@@ -28,7 +34,17 @@ pub struct CardVram {
 impl CardVram {
     /// Memory of which nothing is being copied.
     pub(super) fn new(memory: CardMemory, pinned: PinnedPool, chunks: ChunkTable) -> Self {
-        Self { memory, pinned, chunks, copied: BTreeMap::new(), short: BTreeSet::new(), bell: Arc::default() }
+        Self {
+            memory,
+            pinned,
+            chunks,
+            copied: BTreeMap::new(),
+            born: BTreeMap::new(),
+            watches: false,
+            touched: BTreeSet::new(),
+            short: BTreeSet::new(),
+            bell: Arc::default(),
+        }
     }
 }
 
@@ -63,6 +79,7 @@ impl CardVram {
     /// also when there is none left.
     pub fn place(&mut self, vm: VmId, address: GuestVramAddr, len: u64) -> Option<Place> {
         let address = GuestAddr(address.0);
+        self.touch(vm, address);
         match self.chunks.lookup(vm, address, len) {
             Lookup::Placed(place) => return Some(place),
             Lookup::Outside => return None,
@@ -80,6 +97,7 @@ impl CardVram {
             match self.chunks.place(vm, address) {
                 Ok(placed) => {
                     if let (Place::Host(at), true) = (placed.place, placed.new) {
+                        *self.born.entry(vm).or_default() += 1;
                         self.bell.ring();
                         if let Err(error) = self.pinned.fill(at) {
                             tracing::warn!(%vm, %address, %error, "guest memory gets no place in host memory");
@@ -124,6 +142,7 @@ impl CardVram {
         let mut rest = data;
         for (piece, len) in self.chunks.pieces(GuestAddr(address.0), rest.len() as u64) {
             let (data, more) = std::mem::take(&mut rest).split_at_mut(len as usize);
+            self.touch(vm, piece);
             match self.chunks.lookup(vm, piece, len) {
                 Lookup::Placed(place) => failed(self.read_at(place, data))?,
                 Lookup::Unplaced => data.fill(0),
@@ -139,6 +158,7 @@ impl CardVram {
         let mut rest = data;
         for (piece, len) in self.chunks.pieces(GuestAddr(address.0), rest.len() as u64) {
             let (data, more) = rest.split_at(len as usize);
+            self.touch(vm, piece);
             let place = match self.chunks.lookup(vm, piece, len) {
                 Lookup::Placed(place) => Some(place),
                 Lookup::Unplaced if data.iter().all(|byte| *byte == 0) => None,
@@ -167,6 +187,13 @@ impl CardVram {
                 self.pinned.write(at, &vec![0; len as usize]);
                 Ok(())
             }
+        }
+    }
+
+    /// The chunk of `address` is used. There are no more than guests have chunks.
+    fn touch(&mut self, vm: VmId, address: GuestAddr) {
+        if self.watches {
+            self.touched.insert((vm, address.0 / self.chunks.chunk_bytes()));
         }
     }
 

@@ -12,7 +12,7 @@ mod remote;
 use super::{MediatedDevice, MediatedVm, Settings};
 use crate::config::Apertures;
 use crate::daemon::backend::{BackendStatus, VmBackend};
-use crate::host::{HostCard, Share, Sharing};
+use crate::host::{Division, HostCard, Share, Sharing};
 use card::Card;
 use nvspec::regs::{pbus, windows::pramin};
 use simgpu::{Config, SimGpu, TimeModel};
@@ -99,7 +99,13 @@ impl Rig {
 /// How a card is shared whose operator says nothing.
 #[must_use]
 pub fn sharing() -> Sharing {
-    Sharing { chunk_bytes: CHUNK, reserve_bytes: RESERVE, host_bytes: 0, scheduler: sched::Config::default() }
+    Sharing {
+        chunk_bytes: CHUNK,
+        reserve_bytes: RESERVE,
+        host_bytes: 0,
+        division: Division::default(),
+        scheduler: sched::Config::default(),
+    }
 }
 
 /// A VM with `vram_mib` MiB of VRAM kept for it, and everything else as an operator gets it who says nothing.

@@ -6,6 +6,7 @@ mod fuzz_seeds;
 mod holes;
 mod isolation;
 mod lifecycle;
+mod oversubscribe;
 mod relocate;
 mod remap;
 mod schedule;

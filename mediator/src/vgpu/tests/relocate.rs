@@ -6,7 +6,7 @@ use super::{A, B, MIB, usage};
 use crate::host::{Relocated, Sharing};
 use crate::vgpu::Settings;
 use simgpu::Config;
-use vram::{Limits, To, VmId};
+use vram::{Limits, Step, To, VmId};
 
 /// MiB of the card.
 const CARD_MIB: u32 = 64;
@@ -37,7 +37,7 @@ fn move_all(rig: &Rig, vm: u32, to: To) -> Relocated {
         let bytes = state.vram.chunks.vm_bytes(VmId(vm)).unwrap();
         (bytes / state.vram.chunks.chunk_bytes()) as u32
     };
-    let steps: Vec<_> = (0..chunks).map(|index| (index, to)).collect();
+    let steps: Vec<_> = (0..chunks).map(|index| Step { vm: VmId(vm), index, to }).collect();
     rig.host.relocate(VmId(vm), &steps)
 }
 
@@ -164,7 +164,7 @@ fn chaos(chunk_bytes: u64, host_mib: u64, seed: u64) {
             let count = 16 * MIB / chunk_bytes;
             let to = if dice.below(2) == 0 { To::Host } else { To::Card };
             let first = dice.below(count) as u32;
-            let steps: Vec<_> = (first..(first + 4).min(count as u32)).map(|index| (index, to)).collect();
+            let steps: Vec<_> = (first..(first + 4).min(count as u32)).map(|index| Step { vm, index, to }).collect();
             moved += rig.host.relocate(vm, &steps).moved;
         }
     });
