@@ -28,7 +28,7 @@ mod pool;
 pub use chunks::{
     ADVERTISED_BYTES_MAX, CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkId, ChunkState, ChunkTable,
     Contents, Ended, Error, HostSummary, Limit, Limits, Lookup, Move, MoveId, OnFull, Place, Placed, Run, ScrubWork,
-    Summary, Tier, To, VmSummary,
+    Step, Summary, Tier, To, VmSummary,
 };
 pub use pool::{PAGE_BYTES, PagePool, PoolError};
 
