@@ -362,8 +362,7 @@ impl ChunkTable {
         }
         let others = self.vms.iter().filter(|&(&other, _)| other != vm);
         let promised: u64 = others.map(|(_, map)| u64::from(map.guarantee())).sum();
-        let kept = promised + u64::from(self.mediator.max(self.set_aside)) + u64::from(self.reserve);
-        let left = u64::from(self.card.limit()).saturating_sub(kept) as u32;
+        let left = u64::from(self.for_vms()).saturating_sub(promised) as u32;
         Err(Error::Promise { vm, wanted, now, left })
     }
 

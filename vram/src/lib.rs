@@ -24,6 +24,7 @@
 
 mod chunks;
 mod pool;
+pub mod victim;
 
 pub use chunks::{
     ADVERTISED_BYTES_MAX, CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkId, ChunkState, ChunkTable,

@@ -59,7 +59,7 @@ impl ChunkTable {
     /// Chunks of the card that are for VMs: all but the mediator's and the reserve's.
     #[must_use]
     pub fn for_vms(&self) -> u32 {
-        self.card.limit().saturating_sub(self.mediator.max(self.set_aside)).saturating_sub(self.reserve)
+        self.card.limit() - self.mediator.max(self.set_aside) - self.parked.max(self.reserve)
     }
 
     /// What the mediator has not used of what is set aside for it.

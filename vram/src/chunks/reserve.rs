@@ -55,12 +55,14 @@ impl ChunkTable {
     }
 
     /// What is not used of the reserve.
-    pub(super) fn left_reserve(&self) -> u32 {
+    #[must_use]
+    pub fn left_reserve(&self) -> u32 {
         self.reserve.saturating_sub(self.parked)
     }
 
     /// Host slots that may be given away: what is in the reserve is sure to get one.
-    pub(super) fn host_room(&self) -> u32 {
+    #[must_use]
+    pub fn host_room(&self) -> u32 {
         self.host.room().saturating_sub(self.parked - self.draining)
     }
 }
