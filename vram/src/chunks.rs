@@ -56,8 +56,8 @@ pub struct Placed {
 ///   set aside covers what the mediator may need for all VMs that are admitted;
 /// - what was set aside for evictions ([`Self::set_reserve`]) and is not used;
 /// - whatever is left, the spare chunks: new guarantees, the mediator beyond what is set aside for it, and VMs beyond their
-///   guarantees. These compete, first come, first served; who has to give when nothing is spare is decided
-///   elsewhere.
+///   guarantees. These compete, first come, first served; who has to give when nothing is spare is for
+///   [`Balancer`](crate::Balancer) to say.
 ///
 /// Numbers are promised, not chunks: a run of several chunks ([`Self::reserve_mediator`]) can fail although their number
 /// is set aside, if there is no such run. The mediator's tables fit into a single chunk unless chunks are small.

@@ -29,6 +29,12 @@ impl ChunkTable {
         self.vms.iter().flat_map(|(&vm, map)| map.parked().map(move |index| (vm, index)))
     }
 
+    /// How many of these can begin to move to host memory now.
+    #[must_use]
+    pub fn drainable(&self) -> u32 {
+        (self.parked - self.draining).min(self.host.room())
+    }
+
     /// Puts a guest chunk that lies on the card into the reserve. What it loses is spare, or owed to its VM.
     pub(super) fn park(&mut self, vm: VmId, index: u32) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;

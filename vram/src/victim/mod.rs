@@ -1,7 +1,7 @@
 //! Which chunk of a VM gives way, and which comes back first.
 //!
 //! A policy is one file here and a line in [`VictimPolicy`]. It chooses among chunks that may go; which VM has to give, and
-//! how many, is decided elsewhere. What is known about chunks ([`Hints`]) is kept apart
+//! how many, is for the [`Balancer`](crate::Balancer). What is known about chunks ([`Hints`]) is kept apart
 //! from the policies, so that another one can be chosen while VMs run and nothing that was said is lost.
 
 mod clock;
