@@ -7,6 +7,7 @@ mod lookup;
 mod map;
 mod mediator;
 mod moves;
+mod reserve;
 mod state;
 mod stock;
 
@@ -14,7 +15,7 @@ pub use account::{HostSummary, Summary, VmSummary};
 pub use error::{Error, Limit};
 pub use limits::{Limits, OnFull};
 pub use lookup::{Lookup, Run};
-pub use moves::{Ended, Move, To};
+pub use moves::{Ended, Move, Step, To};
 pub use state::{ChunkId, ChunkState, Contents, MoveId, Place, ScrubWork, Tier};
 
 use crate::{CardAddr, GuestAddr, HostAddr, VmId};
@@ -53,9 +54,10 @@ pub struct Placed {
 /// - what was set aside for the mediator ([`Self::set_aside`]) and is not used. A VM's chunks are of no use without page
 ///   tables, instance blocks and rings, which lie in chunks of the mediator: a guarantee is worth as much as the sum
 ///   set aside covers what the mediator may need for all VMs that are admitted;
+/// - what was set aside for evictions ([`Self::set_reserve`]) and is not used;
 /// - whatever is left, the spare chunks: new guarantees, the mediator beyond what is set aside for it, and VMs beyond their
-///   guarantees. These compete, first come, first served; who has to give when nothing is spare is decided
-///   elsewhere.
+///   guarantees. These compete, first come, first served; who has to give when nothing is spare is for
+///   [`Balancer`](crate::Balancer) to say.
 ///
 /// Numbers are promised, not chunks: a run of several chunks ([`Self::reserve_mediator`]) can fail although their number
 /// is set aside, if there is no such run. The mediator's tables fit into a single chunk unless chunks are small.
@@ -64,6 +66,11 @@ pub struct Placed {
 /// [`Self::begin_move`] takes the destination, the caller copies, [`Self::commit_move`] makes it the chunk's place. Until
 /// then the source is its place. A chunk on its way counts for the limits of both memories, so no limit is exceeded however
 /// moves end.
+///
+/// # The reserve
+/// A chunk in the reserve stays where it is on the card but counts as in host memory, so that its VM gives up a chunk
+/// without a copy and another one has it at once. It is copied to host memory later, which fills the reserve up again
+/// ([`Self::start`]).
 #[derive(Debug)]
 pub struct ChunkTable {
     shift: u32,
@@ -73,6 +80,12 @@ pub struct ChunkTable {
     mediator: u32,
     /// Chunks that are for the mediator, those that it has included.
     set_aside: u32,
+    /// Chunks that are for evictions, those in use included.
+    reserve: u32,
+    /// VMs' chunks in the reserve.
+    parked: u32,
+    /// Of these, those that are moving to host memory.
+    draining: u32,
     /// Sum of what VMs with a guarantee have not got yet.
     promised: u32,
     vms: BTreeMap<VmId, VmMap>,
@@ -107,6 +120,9 @@ impl ChunkTable {
             host: Stock::zeroed(0),
             mediator: 0,
             set_aside: 0,
+            reserve: 0,
+            parked: 0,
+            draining: 0,
             promised: 0,
             vms: BTreeMap::new(),
             flights: BTreeMap::new(),
@@ -222,16 +238,18 @@ impl ChunkTable {
     pub fn unplace(&mut self, vm: VmId, address: GuestAddr) -> Result<bool, Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let index = map.index(address).ok_or(Error::OutOfRange { vm, address })?;
-        let Some(spot) = self.change(vm, |map| map.take(index)).flatten() else { return Ok(false) };
         self.lose_moves(vm, index..=index);
+        let Some((spot, parked)) = self.change(vm, |map| map.take(index)).flatten() else { return Ok(false) };
+        self.parked -= u32::from(parked);
         self.abandon(spot);
         Ok(true)
     }
 
     /// As [`Self::unplace`], for all chunks of a VM; returns how many had a place. The guarantee stays.
     pub fn unplace_all(&mut self, vm: VmId) -> u32 {
-        let Some(spots) = self.change(vm, VmMap::take_all) else { return 0 };
         self.lose_moves(vm, 0..=u32::MAX);
+        self.parked -= self.vms.get(&vm).map_or(0, |map| map.parked().count() as u32);
+        let Some(spots) = self.change(vm, VmMap::take_all) else { return 0 };
         for &spot in &spots {
             self.abandon(spot);
         }
@@ -260,7 +278,7 @@ impl ChunkTable {
     /// As [`Self::take_scrub_work`], in one memory only: what [`Error::NeedsScrub`] asks for.
     pub fn take_scrub_work_in(&mut self, tier: Tier) -> Option<ScrubWork> {
         let number = self.stock_mut(tier).take_scrub()?;
-        Some(ScrubWork { place: self.start(Spot::of(tier, number)), bytes: self.chunk_bytes() })
+        Some(ScrubWork { place: self.place_of(Spot::of(tier, number)), bytes: self.chunk_bytes() })
     }
 
     /// What lies at `place` is full of zeros now, and so are the card's caches of it.
@@ -283,6 +301,8 @@ impl ChunkTable {
             to_scrub: self.card.unscrubbed(),
             promised: self.promised,
             set_aside: self.left_aside(),
+            reserve: self.left_reserve(),
+            parked: self.parked,
             mediator: self.mediator,
             arriving: self.flights.values().filter(|flight| flight.to.tier() == Tier::Card).count() as u32,
             host: HostSummary {
@@ -293,15 +313,20 @@ impl ChunkTable {
                 end: host.end(),
                 scrubbed: host.scrub_count(),
             },
-            vms: self.vms.iter().map(|(&vm, map)| (vm, map.account())).collect(),
+            vms: self.vms().collect(),
             scrubbed: self.card.scrub_count(),
         }
+    }
+
+    /// The VMs with their accounts.
+    pub fn vms(&self) -> impl Iterator<Item = (VmId, VmSummary)> + '_ {
+        self.vms.iter().map(|(&vm, map)| (vm, map.account()))
     }
 
     /// Chunks of the card without an owner that are promised to no one.
     #[must_use]
     pub fn spare(&self) -> u32 {
-        self.card.room() - self.promised - self.left_aside()
+        self.card.room() - self.promised - self.left_aside() - self.left_reserve()
     }
 
     /// What keeps a VM from one more chunk in a memory.
@@ -312,10 +337,10 @@ impl ChunkTable {
             Tier::Card if map.owed() == 0 && self.spare() == 0 => Some(Limit::Card {
                 free: self.card.free(),
                 to_scrub: self.card.unscrubbed(),
-                promised: self.promised + self.left_aside(),
+                promised: self.promised + self.left_aside() + self.left_reserve(),
             }),
             Tier::Host if map.used(tier) >= limits.swap_cap => Some(Limit::SwapCap(limits.swap_cap)),
-            Tier::Host if self.host.room() == 0 => Some(Limit::HostBudget(self.host.limit())),
+            Tier::Host if self.host_room() == 0 => Some(Limit::HostBudget(self.host.limit())),
             Tier::Card | Tier::Host => None,
         }
     }
@@ -337,8 +362,7 @@ impl ChunkTable {
         }
         let others = self.vms.iter().filter(|&(&other, _)| other != vm);
         let promised: u64 = others.map(|(_, map)| u64::from(map.guarantee())).sum();
-        let kept = promised + u64::from(self.mediator.max(self.set_aside));
-        let left = u64::from(self.card.limit()).saturating_sub(kept) as u32;
+        let left = u64::from(self.for_vms()).saturating_sub(promised) as u32;
         Err(Error::Promise { vm, wanted, now, left })
     }
 
@@ -370,7 +394,7 @@ impl ChunkTable {
     }
 
     /// Where a piece of memory begins.
-    fn start(&self, spot: Spot) -> Place {
+    fn place_of(&self, spot: Spot) -> Place {
         match spot {
             Spot::Card(chunk) => Place::Card(CardAddr(u64::from(chunk) << self.shift)),
             Spot::Host(slot) => Place::Host(HostAddr(u64::from(slot) << self.shift)),
@@ -388,7 +412,7 @@ impl ChunkTable {
     /// Where guest `address` lies if its guest chunk lies at `spot`.
     fn within(&self, spot: Spot, address: GuestAddr) -> Place {
         let offset = address.0 & (self.chunk_bytes() - 1);
-        match self.start(spot) {
+        match self.place_of(spot) {
             Place::Card(start) => Place::Card(CardAddr(start.0 + offset)),
             Place::Host(start) => Place::Host(HostAddr(start.0 + offset)),
         }

@@ -3,11 +3,13 @@
 //! Parts:
 //! - [`ChunkTable`]: VRAM and host memory in chunks, each with one owner and one state; the map from guest VRAM to both;
 //!   what each VM may have ([`Limits`]) and has ([`VmSummary`]); moves between the two memories;
-//! - [`PagePool`]: an allocator of 4 KiB pages and their powers of two inside chunks that the mediator owns.
+//! - [`PagePool`]: an allocator of 4 KiB pages and their powers of two inside chunks that the mediator owns;
+//! - [`Balancer`]: which chunks move, and when: fair shares, victims, returns ([`balance`], [`victim`]);
+//! - [`Quanta`]: when VMs whose working sets do not fit together take turns.
 //!
-//! Both are pure: they touch no memory. Zeroing is work that the caller takes ([`ChunkTable::take_scrub_work`]) and
+//! All are pure: they touch no memory, and take the time as an argument. Zeroing is work that the caller takes ([`ChunkTable::take_scrub_work`]) and
 //! reports done; until then a chunk has no next owner. A copy is the caller's work between
-//! [`ChunkTable::begin_move`] and [`ChunkTable::commit_move`].
+//! [`ChunkTable::start`] and [`ChunkTable::commit_move`].
 //!
 //! # Words
 //! A *guest chunk* is a chunk of what a guest believes to be VRAM, by its index there. Its *place* is none, a chunk of the
@@ -22,15 +24,20 @@
 
 #![forbid(unsafe_code)]
 
+pub mod balance;
 mod chunks;
 mod pool;
+mod quanta;
+pub mod victim;
 
+pub use balance::Balancer;
 pub use chunks::{
     ADVERTISED_BYTES_MAX, CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkId, ChunkState, ChunkTable,
     Contents, Ended, Error, HostSummary, Limit, Limits, Lookup, Move, MoveId, OnFull, Place, Placed, Run, ScrubWork,
-    Summary, Tier, To, VmSummary,
+    Step, Summary, Tier, To, VmSummary,
 };
 pub use pool::{PAGE_BYTES, PagePool, PoolError};
+pub use quanta::{Change, Mode, Quanta, QuantaConfig, Turn};
 
 /// Byte address in the card's VRAM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

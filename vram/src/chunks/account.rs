@@ -4,7 +4,8 @@ use super::limits::Limits;
 use crate::VmId;
 use std::collections::BTreeMap;
 
-/// Accounts of the whole card, in chunks. `free + to_scrub + mediator + arriving` and all VMs' `placed` make `total`.
+/// Accounts of the whole card, in chunks. `free + to_scrub + mediator + arriving + parked` and all VMs' `placed` make
+/// `total`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Bytes of a chunk.
@@ -19,6 +20,10 @@ pub struct Summary {
     pub promised: u32,
     /// Of the first two, those that are left for the mediator, within what was set aside for it.
     pub set_aside: u32,
+    /// Of the first two, those that are left of the reserve.
+    pub reserve: u32,
+    /// In the reserve: VMs' chunks that count as in host memory.
+    pub parked: u32,
     /// The mediator's.
     pub mediator: u32,
     /// Where moves under way go to, those of chunks included that have lost their owner meanwhile.
@@ -35,7 +40,7 @@ impl Summary {
     /// Chunks without an owner that are promised to no one: what a new guarantee can have.
     #[must_use]
     pub fn spare(&self) -> u32 {
-        (self.free + self.to_scrub).saturating_sub(self.promised + self.set_aside)
+        (self.free + self.to_scrub).saturating_sub(self.promised + self.set_aside + self.reserve)
     }
 }
 
@@ -56,13 +61,15 @@ pub struct HostSummary {
     pub scrubbed: u64,
 }
 
-/// Accounts of a VM, in chunks. `placed + host + unbacked` make `advertised`.
+/// Accounts of a VM, in chunks. `placed + parked + host + unbacked` make `advertised`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VmSummary {
     /// What its guest believes to have.
     pub advertised: u32,
-    /// What has its place on the card.
+    /// What has its place on the card, and counts there.
     pub placed: u32,
+    /// What has its place on the card, in the reserve, and counts as in host memory.
+    pub parked: u32,
     /// What has its place in host memory.
     pub host: u32,
     /// What has none yet.

@@ -140,7 +140,7 @@ pub enum Error {
         /// The guest chunk.
         index: u32,
     },
-    /// The guest chunk is where it should move to.
+    /// The guest chunk is where it should move to, or nothing of it is to be copied.
     #[error("guest chunk {index} of VM {vm} is there already")]
     Settled {
         /// The VM.
@@ -148,6 +148,9 @@ pub enum Error {
         /// The guest chunk.
         index: u32,
     },
+    /// The reserve of so many chunks is used up.
+    #[error("the reserve of {0} chunks is used up")]
+    ReserveFull(u32),
     /// The guest chunk is moving: it can move again when that has ended.
     #[error("guest chunk {index} of VM {vm} is moving")]
     Moving {

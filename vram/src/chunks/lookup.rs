@@ -1,6 +1,6 @@
 //! Where guest memory lies.
 
-use super::{ChunkState, ChunkTable, Place, VmMap};
+use super::{ChunkState, ChunkTable, Place, Spot, Tier, VmMap};
 use crate::{CardAddr, GuestAddr, VmId};
 
 /// A range of memory behind a guest VRAM address.
@@ -90,6 +90,18 @@ impl ChunkTable {
             None if map.placed_among(index, count) == 0 => Lookup::Unplaced,
             _ => Lookup::Split,
         }
+    }
+
+    /// The guest chunks of a VM that count in a memory and are not on their way, in order.
+    pub fn resting(&self, vm: VmId, tier: Tier) -> impl Iterator<Item = u32> + '_ {
+        let chunks = self.vms.get(&vm).into_iter().flat_map(move |map| {
+            let counts = move |index, spot: Spot| match tier {
+                Tier::Card => spot.tier() == tier && !map.is_parked(index),
+                Tier::Host => spot.tier() == tier || map.is_parked(index),
+            };
+            map.iter().filter(move |&(index, spot)| counts(index, spot)).map(|(index, _)| index)
+        });
+        chunks.filter(move |&index| self.moving.is_empty() || !self.is_moving(vm, index))
     }
 
     /// Cuts the `len` bytes from `address` on where chunks end: each piece with its length. Bytes beyond the end of the

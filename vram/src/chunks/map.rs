@@ -4,6 +4,7 @@ use super::account::VmSummary;
 use super::limits::Limits;
 use super::state::{Spot, Tier};
 use crate::GuestAddr;
+use std::collections::BTreeSet;
 
 /// Where each chunk of a guest's VRAM lies, and what that makes of each memory.
 #[derive(Debug)]
@@ -14,7 +15,9 @@ pub(super) struct VmMap {
     shift: u32,
     /// The place of each guest chunk, as long as it has one.
     chunks: Vec<Option<Spot>>,
-    /// What counts here; `unbacked` and `guarantee` are filled in by [`Self::account`].
+    /// Those that lie on the card, in the reserve: they count as in host memory.
+    parked: BTreeSet<u32>,
+    /// What counts here; `parked`, `unbacked` and `guarantee` are filled in by [`Self::account`].
     sums: VmSummary,
     /// Destinations on the card of moves under way.
     arriving: u32,
@@ -26,7 +29,8 @@ impl VmMap {
     /// A map of `count` chunks of `1 << shift` bytes, the last of which may be cut, without a place for any.
     pub(super) fn new(bytes: u64, count: u32, shift: u32, limits: Limits) -> Self {
         let sums = VmSummary { advertised: count, limits, ..VmSummary::default() };
-        Self { bytes, shift, chunks: vec![None; count as usize], sums, arriving: 0, leaving: 0 }
+        let (chunks, parked) = (vec![None; count as usize], BTreeSet::new());
+        Self { bytes, shift, chunks, parked, sums, arriving: 0, leaving: 0 }
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -42,8 +46,9 @@ impl VmMap {
     }
 
     pub(super) fn account(&self) -> VmSummary {
-        let unbacked = self.sums.advertised - self.sums.placed - self.sums.host;
-        VmSummary { unbacked, guarantee: self.guarantee(), ..self.sums }
+        let parked = self.parked.len() as u32;
+        let unbacked = self.sums.advertised - self.sums.placed - parked - self.sums.host;
+        VmSummary { parked, unbacked, guarantee: self.guarantee(), ..self.sums }
     }
 
     pub(super) fn advertised(&self) -> u32 {
@@ -64,7 +69,7 @@ impl VmMap {
     pub(super) fn used(&self, tier: Tier) -> u32 {
         match tier {
             Tier::Card => self.sums.placed + self.arriving,
-            Tier::Host => self.sums.host + self.leaving,
+            Tier::Host => self.sums.host + self.parked.len() as u32 + self.leaving,
         }
     }
 
@@ -87,22 +92,52 @@ impl VmMap {
         self.note_peaks();
     }
 
-    /// Takes the place of guest chunk `index` away, and says which it was.
-    pub(super) fn take(&mut self, index: u32) -> Option<Spot> {
+    /// Takes the place of guest chunk `index` away, and says which it was, and whether it was in the reserve.
+    pub(super) fn take(&mut self, index: u32) -> Option<(Spot, bool)> {
         let spot = self.chunks.get_mut(index as usize)?.take()?;
-        *self.count(spot) -= 1;
-        Some(spot)
+        let parked = self.uncount(index, spot);
+        Some((spot, parked))
     }
 
     /// Takes all places away; they come in the order of guest chunks.
     pub(super) fn take_all(&mut self) -> Vec<Spot> {
         (self.sums.placed, self.sums.host) = (0, 0);
+        self.parked.clear();
         self.chunks.iter_mut().filter_map(Option::take).collect()
     }
 
-    /// A move of a guest chunk to `tier` begins.
-    pub(super) fn begin(&mut self, tier: Tier) {
-        *self.on_the_way(tier) += 1;
+    /// All guest chunks that have a place, in order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, Spot)> + '_ {
+        (0u32..).zip(&self.chunks).filter_map(|(index, spot)| Some((index, (*spot)?)))
+    }
+
+    pub(super) fn is_parked(&self, index: u32) -> bool {
+        self.parked.contains(&index)
+    }
+
+    pub(super) fn parked(&self) -> impl Iterator<Item = u32> + '_ {
+        self.parked.iter().copied()
+    }
+
+    /// Guest chunk `index`, which lies on the card, counts as in host memory from now on.
+    pub(super) fn park(&mut self, index: u32) {
+        self.sums.placed -= 1;
+        self.parked.insert(index);
+        self.note_peaks();
+    }
+
+    /// Guest chunk `index` counts as on the card again.
+    pub(super) fn unpark(&mut self, index: u32) {
+        self.sums.placed += 1;
+        self.parked.remove(&index);
+        self.note_peaks();
+    }
+
+    /// A move of guest chunk `index` to `tier` begins.
+    pub(super) fn begin(&mut self, index: u32, tier: Tier) {
+        if !self.is_parked(index) {
+            *self.on_the_way(tier) += 1;
+        }
         self.sums.moving += 1;
         self.note_peaks();
     }
@@ -112,17 +147,20 @@ impl VmMap {
         self.sums.moving -= 1;
     }
 
-    /// A move to `tier` is over: it went nowhere, and `lost` its chunk or not.
-    pub(super) fn end(&mut self, tier: Tier, lost: bool) {
-        *self.on_the_way(tier) -= 1;
-        self.sums.moving -= u32::from(!lost);
+    /// A move to `tier`, out of the reserve or not, has ended without its chunk, or leaves that where it is if it is
+    /// `alive`.
+    pub(super) fn end(&mut self, tier: Tier, drains: bool, alive: bool) {
+        if !drains {
+            *self.on_the_way(tier) -= 1;
+        }
+        self.sums.moving -= u32::from(alive);
     }
 
     /// A move is over: guest chunk `index` is at `spot`.
     pub(super) fn arrive(&mut self, index: u32, spot: Spot) {
-        self.end(spot.tier(), false);
+        self.end(spot.tier(), self.is_parked(index), true);
         let old = self.chunks[index as usize].replace(spot).expect("what moves has a place");
-        *self.count(old) -= 1;
+        self.uncount(index, old);
         *self.count(spot) += 1;
         match spot.tier() {
             Tier::Card => self.sums.moved_in += 1,
@@ -142,6 +180,15 @@ impl VmMap {
     pub(super) fn placed_among(&self, index: u32, count: u64) -> u64 {
         let rest = self.chunks.get(index as usize..).unwrap_or(&[]);
         (0u64..count).zip(rest).filter(|(_, at)| at.is_some()).count() as u64
+    }
+
+    /// Guest chunk `index` is not at `spot` any more. Says whether it was in the reserve.
+    fn uncount(&mut self, index: u32, spot: Spot) -> bool {
+        let parked = self.parked.remove(&index);
+        if !parked {
+            *self.count(spot) -= 1;
+        }
+        parked
     }
 
     fn count(&mut self, spot: Spot) -> &mut u32 {

@@ -10,7 +10,7 @@ impl ChunkTable {
     /// [`Error::CardFull`] when more is missing than is spare; nothing has changed then.
     pub fn set_aside(&mut self, chunks: u32) -> Result<(), Error> {
         let missing = chunks.saturating_sub(self.mediator);
-        if missing > self.card.room() - self.promised {
+        if missing > self.for_mediator() {
             return Err(self.full(u64::from(missing)));
         }
         self.set_aside = chunks;
@@ -26,7 +26,7 @@ impl ChunkTable {
         if count == 0 {
             return Err(Error::Empty);
         }
-        if count > self.card.room() - self.promised {
+        if count > self.for_mediator() {
             return Err(self.full(u64::from(count)));
         }
         let first = self.card.take_run(count, align, ChunkState::Mediator).map_err(|dirty| match dirty {
@@ -50,13 +50,25 @@ impl ChunkTable {
         self.mediator -= count;
     }
 
+    /// Chunks without an owner that the mediator can have: what is left aside for it, and the spare ones.
+    #[must_use]
+    pub fn for_mediator(&self) -> u32 {
+        self.card.room() - self.promised - self.left_reserve()
+    }
+
+    /// Chunks of the card that are for VMs: all but the mediator's and the reserve's.
+    #[must_use]
+    pub fn for_vms(&self) -> u32 {
+        self.card.limit() - self.mediator.max(self.set_aside) - self.parked.max(self.reserve)
+    }
+
     /// What the mediator has not used of what is set aside for it.
     pub(super) fn left_aside(&self) -> u32 {
         self.set_aside.saturating_sub(self.mediator)
     }
 
-    fn full(&self, wanted: u64) -> Error {
+    pub(super) fn full(&self, wanted: u64) -> Error {
         let (free, to_scrub) = (self.card.free(), self.card.unscrubbed());
-        Error::CardFull { wanted, free, to_scrub, promised: self.promised }
+        Error::CardFull { wanted, free, to_scrub, promised: self.promised + self.left_reserve() }
     }
 }

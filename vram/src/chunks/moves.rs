@@ -1,6 +1,6 @@
 //! Moves of guest chunks between the card and host memory.
 
-use super::{ChunkState, ChunkTable, Error, MoveId, Place, Spot, Tier};
+use super::{ChunkState, ChunkTable, Error, Limit, MoveId, Place, Spot, Tier};
 use crate::VmId;
 use std::ops::RangeInclusive;
 
@@ -11,15 +11,19 @@ pub enum To {
     Card,
     /// To a slot of host memory.
     Host,
+    /// Nowhere yet: to the reserve, where it stays on the card and counts as in host memory.
+    Reserve,
 }
 
-impl To {
-    const fn tier(self) -> Tier {
-        match self {
-            Self::Card => Tier::Card,
-            Self::Host => Tier::Host,
-        }
-    }
+/// One thing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Whose chunk.
+    pub vm: VmId,
+    /// Which chunk of the guest.
+    pub index: u32,
+    /// Where it shall go.
+    pub to: To,
 }
 
 /// A guest chunk on its way.
@@ -55,6 +59,8 @@ pub(super) struct Flight {
     pub(super) index: u32,
     pub(super) from: Spot,
     pub(super) to: Spot,
+    /// It comes from the reserve.
+    drains: bool,
     fate: Fate,
 }
 
@@ -77,26 +83,59 @@ impl ChunkTable {
     /// [`Error::NeedsScrub`]: scrub a chunk there and ask again. [`Error::Full`]; [`Error::Moving`]; [`Error::Settled`];
     /// [`Error::NotPlaced`]; [`Error::NoSuchVm`].
     pub fn begin_move(&mut self, vm: VmId, index: u32, to: To) -> Result<Move, Error> {
-        let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
-        let from = map.get(index).ok_or(Error::NotPlaced { vm, index })?;
-        if self.is_moving(vm, index) {
-            return Err(Error::Moving { vm, index });
-        }
-        let tier = to.tier();
+        let from = self.movable(vm, index)?;
+        let tier = match to {
+            To::Card => Tier::Card,
+            To::Host => Tier::Host,
+            To::Reserve => return Err(Error::Settled { vm, index }),
+        };
         if from.tier() == tier {
             return Err(Error::Settled { vm, index });
         }
-        if let Some(limit) = self.limit_of(map, tier) {
+        // What is in the reserve counts as in host memory already, and is sure to get a slot.
+        let drains = self.is_parked(vm, index);
+        let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
+        let limit = match drains {
+            true => (self.host.room() == 0).then(|| Limit::HostBudget(self.host.limit())),
+            false => self.limit_of(map, tier),
+        };
+        if let Some(limit) = limit {
             return Err(Error::Full { vm, limit, host: None });
         }
         let id = MoveId(self.next_move);
         let to = self.take(tier, ChunkState::Arriving(id))?;
         self.next_move += 1;
-        self.change(vm, |map| map.begin(tier));
-        let flight = Flight { vm, index, from, to, fate: Fate::Alive };
+        self.draining += u32::from(drains);
+        self.change(vm, |map| map.begin(index, tier));
+        let flight = Flight { vm, index, from, to, drains, fate: Fate::Alive };
         self.flights.insert(id, flight);
         self.moving.insert((vm, index), id);
         Ok(self.describe(id, &flight))
+    }
+
+    /// Does what a step says. `None` when only the accounts change, into the reserve or out of it: then it is done, and the
+    /// chunk is where it was. Else as [`Self::begin_move`].
+    ///
+    /// # Errors
+    /// As [`Self::begin_move`]; [`Error::ReserveFull`].
+    pub fn start(&mut self, step: Step) -> Result<Option<Move>, Error> {
+        let Step { vm, index, to } = step;
+        let from = self.movable(vm, index)?;
+        match (to, self.is_parked(vm, index)) {
+            (To::Reserve, false) if from.tier() == Tier::Card => self.park(vm, index).map(|()| None),
+            (To::Card, true) => self.unpark(vm, index).map(|()| None),
+            _ => self.begin_move(vm, index, to).map(Some),
+        }
+    }
+
+    /// The place of a guest chunk that may begin to move.
+    fn movable(&self, vm: VmId, index: u32) -> Result<Spot, Error> {
+        let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
+        let from = map.get(index).ok_or(Error::NotPlaced { vm, index })?;
+        if self.is_moving(vm, index) {
+            return Err(Error::Moving { vm, index });
+        }
+        Ok(from)
     }
 
     /// The copy is done: the chunk is at the destination from now on, unless it is gone. Whoever names its place has to be
@@ -110,8 +149,10 @@ impl ChunkTable {
             self.give_up(&flight);
             return Ended::Gone;
         }
-        let Flight { vm, index, from, to, .. } = flight;
+        let Flight { vm, index, from, to, drains, fate: _ } = flight;
         self.moving.remove(&(vm, index));
+        self.draining -= u32::from(drains);
+        self.parked -= u32::from(drains);
         self.stock_mut(to.tier()).go(to.number(), ChunkState::Vm { vm, index });
         // What it gives up is there before what it may be owed again for it is promised.
         self.abandon(from);
@@ -127,6 +168,7 @@ impl ChunkTable {
         let flight = self.flights.remove(&id).expect("a move ends once");
         if flight.fate == Fate::Alive {
             self.moving.remove(&(flight.vm, flight.index));
+            self.draining -= u32::from(flight.drains);
         }
         self.give_up(&flight);
     }
@@ -134,6 +176,12 @@ impl ChunkTable {
     /// All moves that have begun and not ended, the oldest first; those too whose chunk is gone.
     pub fn moves(&self) -> impl Iterator<Item = Move> + '_ {
         self.flights.iter().map(|(&id, flight)| self.describe(id, flight))
+    }
+
+    /// Whether a move has lost its chunk, so that nothing needs to be copied for it any more; true as well when it has ended.
+    #[must_use]
+    pub fn is_gone(&self, id: MoveId) -> bool {
+        self.flights.get(&id).is_none_or(|flight| flight.fate != Fate::Alive)
     }
 
     /// Whether a guest chunk is on its way.
@@ -149,6 +197,7 @@ impl ChunkTable {
             self.moving.remove(&key);
             if let Some(flight) = self.flights.get_mut(&id) {
                 flight.fate = Fate::Unplaced;
+                self.draining -= u32::from(flight.drains);
             }
             self.change(vm, |map| map.lose());
         }
@@ -165,12 +214,12 @@ impl ChunkTable {
     fn give_up(&mut self, flight: &Flight) {
         self.abandon(flight.to);
         if flight.fate != Fate::Ownerless {
-            self.change(flight.vm, |map| map.end(flight.to.tier(), flight.fate == Fate::Unplaced));
+            self.change(flight.vm, |map| map.end(flight.to.tier(), flight.drains, flight.fate == Fate::Alive));
         }
     }
 
     fn describe(&self, id: MoveId, flight: &Flight) -> Move {
-        let Flight { vm, index, from, to, fate: _ } = *flight;
-        Move { id, vm, index, from: self.start(from), to: self.start(to), bytes: self.chunk_bytes() }
+        let Flight { vm, index, from, to, drains: _, fate: _ } = *flight;
+        Move { id, vm, index, from: self.place_of(from), to: self.place_of(to), bytes: self.chunk_bytes() }
     }
 }

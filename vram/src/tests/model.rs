@@ -1,71 +1,20 @@
 //! Random sequences against a model that keeps, for each chunk of the card and each slot of the host, a token of who wrote
 //! into it last, and for each VM, where its chunks are. It knows nothing of the table's own states and sums.
 
+mod audit;
+mod op;
+
 use super::{CHUNK, scrub_all, table};
 use crate::{
     CardAddr, ChunkId, ChunkTable, Ended, Error, GuestAddr, HostAddr, Limit, Limits, Lookup, MoveId, OnFull, Place,
-    ScrubWork, Tier, To, VmId, VmSummary,
+    ScrubWork, Step, Tier, To, VmId,
 };
+use op::{Op, op};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
 const CHUNKS: u32 = 12;
 const BUDGET_MAX: u32 = 10;
-
-#[derive(Clone, Debug)]
-enum Op {
-    Create(u32, u64, Limits),
-    SetLimits(u32, Limits),
-    Destroy(u32),
-    Place(u32, u64),
-    Unplace(u32, u64),
-    UnplaceAll(u32),
-    Begin(u32, u32, To),
-    Copy(usize),
-    Commit(usize),
-    Abort(usize),
-    Budget(u32),
-    Reserve(u32),
-    Release(usize),
-    SetAside(u32),
-    TakeScrub(Option<Tier>),
-    FinishScrub(usize),
-}
-
-fn limits() -> impl Strategy<Value = Limits> {
-    let on_full = prop_oneof![3 => Just(OnFull::Swap), 1 => Just(OnFull::Queue), 1 => Just(OnFull::Refuse)];
-    let quota = prop_oneof![2 => 0..8u32, 1 => Just(u32::MAX)];
-    let guarantee = prop_oneof![4 => 0..5u32, 1 => Just(u32::MAX)];
-    let any =
-        (quota, guarantee, 0..8u32, 0..4u32, on_full).prop_map(|(quota, guarantee, swap_cap, weight, on_full)| {
-            Limits { quota, guarantee, swap_cap, weight, on_full }
-        });
-    prop_oneof![3 => any, 1 => Just(Limits::RESERVED), 1 => Just(Limits::UNRESERVED), 1 => Just(Limits::default())]
-}
-
-fn op() -> impl Strategy<Value = Op> {
-    let (vm, address) = (|| 0..4u32, || 0..8 * CHUNK);
-    let to = prop_oneof![2 => Just(To::Host), 1 => Just(To::Card)];
-    let tier = prop_oneof![2 => Just(None), 1 => Just(Some(Tier::Card)), 1 => Just(Some(Tier::Host))];
-    prop_oneof![
-        6 => (vm(), 0..6 * CHUNK, limits()).prop_map(|(vm, bytes, limits)| Op::Create(vm, bytes, limits)),
-        2 => (vm(), limits()).prop_map(|(vm, limits)| Op::SetLimits(vm, limits)),
-        1 => vm().prop_map(Op::Destroy),
-        12 => (vm(), address()).prop_map(|(vm, address)| Op::Place(vm, address)),
-        2 => (vm(), address()).prop_map(|(vm, address)| Op::Unplace(vm, address)),
-        1 => vm().prop_map(Op::UnplaceAll),
-        12 => (vm(), 0..7u32, to).prop_map(|(vm, index, to)| Op::Begin(vm, index, to)),
-        4 => any::<usize>().prop_map(Op::Copy),
-        4 => any::<usize>().prop_map(Op::Commit),
-        2 => any::<usize>().prop_map(Op::Abort),
-        2 => (0..BUDGET_MAX).prop_map(Op::Budget),
-        1 => (1..3u32).prop_map(Op::Reserve),
-        1 => any::<usize>().prop_map(Op::Release),
-        1 => (0..4u32).prop_map(Op::SetAside),
-        6 => tier.prop_map(Op::TakeScrub),
-        6 => any::<usize>().prop_map(Op::FinishScrub),
-    ]
-}
 
 /// A piece of memory: 0 to 11 of the card, or a slot of the host.
 type Piece = (Tier, u64);
@@ -90,6 +39,8 @@ struct Vm {
     limits: Limits,
     /// Where each guest chunk is, and the token that its VM left in it.
     chunks: BTreeMap<u32, (Piece, u64)>,
+    /// Those that lie in the reserve.
+    parked: BTreeSet<u32>,
     peaks: [u32; 2],
     born_in_host: u64,
     moved: [u64; 2],
@@ -100,8 +51,15 @@ impl Vm {
         self.bytes.div_ceil(CHUNK) as u32
     }
 
+    /// What has its place there, in the reserve or not.
     fn placed(&self, tier: Tier) -> u32 {
         self.chunks.values().filter(|(piece, _)| piece.0 == tier).count() as u32
+    }
+
+    /// What counts there.
+    fn counted(&self, tier: Tier) -> u32 {
+        let parked = self.parked.len() as u32;
+        if tier == Tier::Card { self.placed(tier) - parked } else { self.placed(tier) + parked }
     }
 
     fn guarantee(&self) -> u32 {
@@ -116,6 +74,7 @@ struct Flight {
     index: u32,
     from: Piece,
     to: Piece,
+    drains: bool,
     alive: bool,
 }
 
@@ -128,6 +87,7 @@ struct Model {
     flights: Vec<Flight>,
     held: Vec<(ChunkId, u32)>,
     aside: u32,
+    reserve: u32,
     budget: u32,
     scrubbing: Vec<ScrubWork>,
     scrubbed: [u64; 2],
@@ -144,6 +104,7 @@ impl Model {
             flights: Vec::new(),
             held: Vec::new(),
             aside: 0,
+            reserve: 0,
             budget: 0,
             scrubbing: Vec::new(),
             scrubbed: [0; 2],
@@ -181,8 +142,8 @@ impl Model {
 
     /// What counts for a VM's limits.
     fn used(&self, id: u32, tier: Tier) -> u32 {
-        let to = |flight: &&Flight| flight.vm == Some(id) && flight.to.0 == tier;
-        self.vms[&id].placed(tier) + self.flights.iter().filter(to).count() as u32
+        let to = |flight: &&Flight| flight.vm == Some(id) && flight.to.0 == tier && !flight.drains;
+        self.vms[&id].counted(tier) + self.flights.iter().filter(to).count() as u32
     }
 
     fn owed(&self, id: u32) -> u32 {
@@ -193,15 +154,33 @@ impl Model {
         self.vms.keys().map(|&id| self.owed(id)).sum()
     }
 
+    fn parked(&self) -> u32 {
+        self.vms.values().map(|vm| vm.parked.len() as u32).sum()
+    }
+
+    fn left_reserve(&self) -> u32 {
+        self.reserve.saturating_sub(self.parked())
+    }
+
+    fn for_mediator(&self) -> u32 {
+        self.room(Tier::Card) - self.promised() - self.left_reserve()
+    }
+
     fn spare(&self) -> u32 {
-        self.room(Tier::Card) - self.promised() - self.aside.saturating_sub(self.mediator())
+        self.for_mediator() - self.aside.saturating_sub(self.mediator())
+    }
+
+    /// Slots that are not kept for what is in the reserve.
+    fn host_room(&self) -> u32 {
+        let draining = self.flights.iter().filter(|flight| flight.drains && flight.alive).count() as u32;
+        self.room(Tier::Host).saturating_sub(self.parked() - draining)
     }
 
     fn is_limited(&self, id: u32, tier: Tier) -> bool {
         let limits = self.vms[&id].limits;
         match tier {
             Tier::Card => self.used(id, tier) >= limits.quota || (self.owed(id) == 0 && self.spare() == 0),
-            Tier::Host => self.used(id, tier) >= limits.swap_cap || self.room(tier) == 0,
+            Tier::Host => self.used(id, tier) >= limits.swap_cap || self.host_room() == 0,
         }
     }
 
@@ -267,6 +246,13 @@ impl Model {
                 self.lose(id, |_| true);
             }
             Op::Begin(vm, index, to) => self.begin(vm, index, to)?,
+            Op::EvictionReserve(chunks) => {
+                let expected = chunks.saturating_sub(self.parked()) <= self.spare() + self.left_reserve();
+                prop_assert_eq!(self.table.set_reserve(chunks).is_ok(), expected);
+                if expected {
+                    self.reserve = chunks;
+                }
+            }
             Op::Copy(which) => self.copy(which),
             Op::Commit(which) => self.end(which, true)?,
             Op::Abort(which) => self.end(which, false)?,
@@ -284,7 +270,7 @@ impl Model {
                 }
             }
             Op::SetAside(chunks) => {
-                let expected = chunks.saturating_sub(self.mediator()) <= self.room(Tier::Card) - self.promised();
+                let expected = chunks.saturating_sub(self.mediator()) <= self.for_mediator();
                 prop_assert_eq!(self.table.set_aside(chunks).is_ok(), expected);
                 if expected {
                     self.aside = chunks;
@@ -327,6 +313,7 @@ impl Model {
         for (_, (at, _)) in vm.chunks.extract_if(.., |&index, _| which(index)) {
             self.dirty.insert(at);
         }
+        vm.parked.retain(|&index| !which(index));
         let of_them = |flight: &&mut Flight| flight.vm == Some(id) && which(flight.index);
         self.flights.iter_mut().filter(of_them).for_each(|flight| flight.alive = false);
     }
@@ -376,29 +363,47 @@ impl Model {
     }
 
     fn begin(&mut self, id: u32, index: u32, to: To) -> Result<(), TestCaseError> {
-        let result = self.table.begin_move(VmId(id), index, to);
+        let result = self.table.start(Step { vm: VmId(id), index, to });
         let (vm, tier) = (VmId(id), if to == To::Card { Tier::Card } else { Tier::Host });
+        let parked = self.vms.get(&id).is_some_and(|vm| vm.parked.contains(&index));
         let chunk = self.vms.get(&id).map(|vm| vm.chunks.get(&index).copied());
         let moving = self.flights.iter().any(|flight| flight.alive && flight.vm == Some(id) && flight.index == index);
         match chunk {
             None => prop_assert_eq!(result, Err(Error::NoSuchVm(vm))),
             Some(None) => prop_assert_eq!(result, Err(Error::NotPlaced { vm, index })),
             Some(Some(_)) if moving => prop_assert_eq!(result, Err(Error::Moving { vm, index })),
-            Some(Some((from, _))) if from.0 == tier => prop_assert_eq!(result, Err(Error::Settled { vm, index })),
-            Some(Some(_)) if self.is_limited(id, tier) => {
+            Some(Some((from, _))) if to == To::Reserve && (parked || from.0 == Tier::Host) => {
+                prop_assert_eq!(result, Err(Error::Settled { vm, index }));
+            }
+            Some(Some((from, _))) if from.0 == tier && !parked => {
+                prop_assert_eq!(result, Err(Error::Settled { vm, index }));
+            }
+            Some(Some(_)) if parked && to == To::Host && self.room(Tier::Host) == 0 => {
+                prop_assert_eq!(result, Err(Error::Full { vm, limit: Limit::HostBudget(self.budget), host: None }));
+            }
+            Some(Some(_)) if !(parked && to == To::Host) && self.is_limited(id, tier) => {
                 let full = matches!(result, Err(Error::Full { host: None, .. }));
                 prop_assert!(full, "{:?}", result);
+            }
+            Some(Some(_)) if to == To::Reserve && self.left_reserve() == 0 => {
+                prop_assert_eq!(result, Err(Error::ReserveFull(self.reserve)));
+            }
+            Some(Some(_)) if to == To::Reserve || (parked && to == To::Card) => {
+                prop_assert_eq!(result, Ok(None));
+                let vm = self.vms.get_mut(&id).expect("looked up above");
+                let changed = if parked { vm.parked.remove(&index) } else { vm.parked.insert(index) };
+                prop_assert!(changed);
             }
             Some(Some(_)) if self.clean(tier) == 0 => {
                 prop_assert_eq!(result, Err(Error::NeedsScrub { tier, short: 1 }));
             }
             Some(Some((from, _))) => {
-                let begun = result.unwrap();
+                let begun = result.unwrap().unwrap();
                 let to = piece(begun.to);
                 prop_assert_eq!((begun.vm, begun.index, piece(begun.from), to.0), (vm, index, from, tier));
                 prop_assert_eq!(self.contents.get(&to), None, "a destination is not clean");
                 prop_assert!(!self.owned(tier).contains(&to));
-                self.flights.push(Flight { id: begun.id, vm: Some(id), index, from, to, alive: true });
+                self.flights.push(Flight { id: begun.id, vm: Some(id), index, from, to, drains: parked, alive: true });
             }
         }
         Ok(())
@@ -435,6 +440,7 @@ impl Model {
         let vm = flight.vm.and_then(|vm| self.vms.get_mut(&vm)).filter(|_| flight.alive);
         if let Some(vm) = vm {
             vm.chunks.get_mut(&flight.index).expect("it is alive").0 = flight.to;
+            vm.parked.remove(&flight.index);
             vm.moved[flight.to.0 as usize] += 1;
         }
         self.dirty.insert(if flight.alive { flight.from } else { flight.to });
@@ -442,7 +448,7 @@ impl Model {
     }
 
     fn reserve(&mut self, count: u32) -> Result<(), TestCaseError> {
-        let room = self.room(Tier::Card) - self.promised();
+        let room = self.for_mediator();
         match self.table.reserve_mediator(count, 1) {
             Ok(first) => {
                 prop_assert!(count <= room);
@@ -460,120 +466,6 @@ impl Model {
             }
             Err(_) => {}
         }
-        Ok(())
-    }
-
-    /// One owner and one place for each chunk, which holds what its VM left; the sums are those of the parts.
-    fn check(&self) -> Result<(), TestCaseError> {
-        let owned = self.owned(Tier::Card).len() + self.owned(Tier::Host).len();
-        let held = self.mediator() as usize + self.flights.len();
-        prop_assert_eq!(self.vms.values().map(|vm| vm.chunks.len()).sum::<usize>() + held, owned, "a shared piece");
-        for (&id, vm) in &self.vms {
-            for index in 0..vm.count() {
-                let at = GuestAddr(u64::from(index) * CHUNK);
-                let last = vm.bytes.min(at.0 + CHUNK) - 1;
-                let whole = self.table.lookup(VmId(id), at, last + 1 - at.0);
-                let first = self.table.translate(VmId(id), at);
-                let Some(&(piece, token)) = vm.chunks.get(&index) else {
-                    prop_assert_eq!((first, whole), (None, Lookup::Unplaced));
-                    continue;
-                };
-                prop_assert_eq!(self.contents.get(&piece), Some(&token), "what the VM left is gone");
-                prop_assert_eq!(
-                    (first.map(|run| run.place), whole),
-                    (Some(start(piece)), Lookup::Placed(start(piece)))
-                );
-                if let Place::Card(address) = start(piece) {
-                    prop_assert_eq!(self.table.owner(address), Some((VmId(id), at)));
-                }
-                let moving = |flight: &Flight| flight.alive && flight.vm == Some(id) && flight.index == index;
-                prop_assert_eq!(self.table.is_moving(VmId(id), index), self.flights.iter().any(moving));
-            }
-            prop_assert_eq!(self.table.lookup(VmId(id), GuestAddr(vm.bytes), 1), Lookup::Outside);
-        }
-        let mut moves: Vec<_> =
-            self.flights.iter().map(|flight| (flight.id, start(flight.from), start(flight.to))).collect();
-        moves.sort();
-        prop_assert_eq!(self.table.moves().map(|at| (at.id, at.from, at.to)).collect::<Vec<_>>(), moves);
-        self.check_sums()
-    }
-
-    fn check_sums(&self) -> Result<(), TestCaseError> {
-        let summary = self.table.summary();
-        let accounts = self.vms.iter().map(|(&id, vm)| {
-            let alive = |flight: &&Flight| flight.alive && flight.vm == Some(id);
-            let (placed, host) = (vm.placed(Tier::Card), vm.placed(Tier::Host));
-            let account = VmSummary {
-                advertised: vm.count(),
-                placed,
-                host,
-                unbacked: vm.count() - placed - host,
-                moving: self.flights.iter().filter(alive).count() as u32,
-                limits: vm.limits,
-                guarantee: vm.guarantee(),
-                peak: vm.peaks[0],
-                host_peak: vm.peaks[1],
-                born_in_host: vm.born_in_host,
-                moved_out: vm.moved[1],
-                moved_in: vm.moved[0],
-            };
-            (VmId(id), account)
-        });
-        prop_assert_eq!(&summary.vms, &accounts.collect());
-        let to_card = self.flights.iter().filter(|flight| flight.to.0 == Tier::Card).count() as u32;
-        prop_assert_eq!((summary.total, summary.free + summary.to_scrub), (CHUNKS, self.room(Tier::Card)));
-        prop_assert_eq!((summary.mediator, summary.free), (self.mediator(), self.clean(Tier::Card)));
-        prop_assert_eq!((summary.promised, summary.spare()), (self.promised(), self.spare()));
-        prop_assert_eq!((summary.arriving, self.table.spare()), (to_card, self.spare()));
-        let placed: u32 = summary.vms.values().map(|vm| vm.placed).sum();
-        prop_assert_eq!(summary.free + summary.to_scrub + summary.mediator + to_card + placed, CHUNKS);
-        let (host, used) = (summary.host, self.owned(Tier::Host));
-        prop_assert_eq!((host.budget, host.used, host.free), (self.budget, used.len() as u32, self.clean(Tier::Host)));
-        prop_assert!(used.iter().all(|&(_, slot)| slot < u64::from(host.end)));
-        prop_assert_eq!((summary.scrubbed, host.scrubbed), (self.scrubbed[0], self.scrubbed[1]));
-        Ok(())
-    }
-
-    /// Nothing leaks, and what is promised is kept, all of it at once, whatever others take before.
-    fn collect(mut self) -> Result<(), TestCaseError> {
-        while !self.flights.is_empty() {
-            self.end(0, self.flights.len().is_multiple_of(2))?;
-            self.note_peaks();
-        }
-        self.scrub()?;
-        let mut ids: Vec<u32> = self.vms.keys().copied().collect();
-        ids.sort_by_key(|id| self.vms[id].guarantee());
-        for id in ids {
-            for index in 0..self.vms[&id].count() {
-                self.place(id, u64::from(index) * CHUNK)?;
-                if self.vms[&id].chunks.get(&index).is_some_and(|chunk| chunk.0.0 == Tier::Host) {
-                    self.begin(id, index, To::Card)?;
-                    self.end(0, true)?;
-                }
-            }
-            prop_assert!(self.used(id, Tier::Card) >= self.vms[&id].guarantee());
-        }
-        for _ in self.mediator()..self.aside {
-            prop_assert!(self.table.reserve_mediator(1, 1).is_ok());
-        }
-        let held: u32 = self
-            .held
-            .drain(..)
-            .map(|(first, count)| {
-                self.table.release_mediator(first, count);
-                count
-            })
-            .sum();
-        prop_assert!(held <= CHUNKS);
-        for id in std::mem::take(&mut self.vms).into_keys() {
-            self.table.destroy_vm(VmId(id)).unwrap();
-        }
-        self.table.set_host_budget(0);
-        while let Some(work) = self.table.take_scrub_work() {
-            self.table.scrubbed(work.place);
-        }
-        let summary = self.table.summary();
-        prop_assert_eq!((summary.free + summary.mediator, summary.promised, summary.host.end), (CHUNKS, 0, 0));
         Ok(())
     }
 

@@ -2,7 +2,8 @@
 
 use super::{CHUNK, on_card, place_first, scrub_all, table};
 use crate::{
-    ChunkTable, Ended, Error, GuestAddr, HostAddr, Limit, Limits, Lookup, OnFull, Place, Placed, Run, Tier, To, VmId,
+    ChunkTable, Ended, Error, GuestAddr, HostAddr, Limit, Limits, Lookup, OnFull, Place, Placed, Run, Step, Tier, To,
+    VmId,
 };
 
 const VM: VmId = VmId(1);
@@ -162,6 +163,57 @@ fn a_budget_that_falls_below_what_is_used_only_forbids_more() {
     assert_eq!(table.place(VM, GuestAddr(7 * CHUNK)), Ok(Placed { place: in_host(0), new: true }));
     table.set_host_budget(u32::MAX);
     assert_eq!(table.summary().host.free, u32::MAX - 2);
+}
+
+#[test]
+fn the_reserve_takes_an_eviction_without_a_copy_and_drains() {
+    let mut table = table(4);
+    table.set_host_budget(1);
+    table.create_vm(VM, 8 * CHUNK, Limits::default()).unwrap();
+    table.set_reserve(1).unwrap();
+    place_first(&mut table, 1, 3);
+    assert_eq!((table.spare(), table.summary().reserve), (0, 1), "no VM gets the reserve");
+    assert_eq!(table.set_reserve(2).unwrap_err().to_string().matches("1 are free").count(), 1);
+    let step = |index, to| Step { vm: VM, index, to };
+    assert_eq!(table.start(step(1, To::Reserve)), Ok(None));
+    assert_eq!((table.spare(), table.summary().reserve), (1, 0));
+    assert_eq!(at(&table, 1), Lookup::Placed(on_card(CHUNK)), "it stays where it is");
+    let vm = table.summary().vms[&VM];
+    assert_eq!((vm.placed, vm.parked, vm.host, table.is_parked(VM, 1)), (2, 1, 0, true));
+    // The only slot is its own: nothing else gets it, not into the reserve either.
+    let budget = Err(Error::Full { vm: VM, limit: Limit::HostBudget(1), host: None });
+    assert_eq!(table.start(step(0, To::Host)), budget.map(Some));
+    assert_eq!(table.start(step(0, To::Reserve)), budget.map(Some));
+    assert_eq!(table.place(VM, GuestAddr(3 * CHUNK)), Ok(Placed { place: on_card(3 * CHUNK), new: true }));
+    // Back it can come only for what is spare.
+    assert!(matches!(table.start(step(1, To::Card)), Err(Error::Full { limit: Limit::Card { .. }, .. })));
+    let drain = table.start(step(1, To::Host)).unwrap().unwrap();
+    assert_eq!((table.commit_move(drain.id), at(&table, 1)), (Ended::Committed, Lookup::Placed(in_host(0))));
+    let summary = table.summary();
+    assert_eq!((summary.reserve, summary.parked, summary.to_scrub, table.spare()), (1, 0, 1, 0), "it fills up again");
+}
+
+#[test]
+fn a_chunk_comes_back_from_the_reserve_without_a_copy() {
+    let mut table = swapping(2, Limits::default());
+    table.set_reserve(2).unwrap();
+    let step = |to| Step { vm: VM, index: 1, to };
+    assert_eq!(table.start(step(To::Reserve)), Ok(None));
+    assert_eq!(table.resting(VM, Tier::Card).collect::<Vec<_>>(), [0]);
+    assert_eq!(table.resting(VM, Tier::Host).collect::<Vec<_>>(), [1]);
+    assert_eq!(table.start(step(To::Reserve)), Err(Error::Settled { vm: VM, index: 1 }));
+    assert_eq!(table.begin_move(VM, 1, To::Card), Err(Error::Settled { vm: VM, index: 1 }), "nothing is to be copied");
+    assert_eq!(table.start(step(To::Card)), Ok(None));
+    assert_eq!((table.is_parked(VM, 1), table.summary().parked, table.summary().reserve), (false, 0, 2));
+    // A drain that is given up leaves the chunk in the reserve; one whose chunk goes leaves nothing.
+    table.start(step(To::Reserve)).unwrap();
+    let drain = table.start(step(To::Host)).unwrap().unwrap();
+    table.abort_move(drain.id);
+    assert_eq!((table.is_parked(VM, 1), table.summary().parked), (true, 1));
+    let drain = table.start(step(To::Host)).unwrap().unwrap();
+    table.unplace(VM, GuestAddr(CHUNK)).unwrap();
+    assert_eq!((table.commit_move(drain.id), table.summary().parked), (Ended::Gone, 0));
+    assert_eq!((scrub_all(&mut table), table.summary().host.used), (3, 0));
 }
 
 #[test]

@@ -148,6 +148,15 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         tests: "",
     },
     Mutation {
+        name: "gone-move",
+        what: "what a copy was made to is zeroed before it is given away, if the chunk has gone meanwhile",
+        package: "vram",
+        file: "vram/src/chunks/moves.rs",
+        from: "        self.abandon(flight.to);\n",
+        to: "        self.abandon(flight.to);\n        while let Some(work) = self.take_scrub_work() {\n            self.scrubbed(work.place);\n        }\n",
+        tests: "",
+    },
+    Mutation {
         name: "vram-end",
         what: "a VM reaches no byte behind the end of its VRAM",
         package: "vram",

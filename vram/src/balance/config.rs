@@ -1,0 +1,37 @@
+//! What an operator may set about how memory is divided.
+
+use crate::victim::VictimPolicy;
+
+/// What an operator may set about how memory is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Which chunk of a VM goes first.
+    pub policy: VictimPolicy,
+    /// What is done at random follows from this.
+    pub seed: u64,
+    /// Chunks come back, and shares are evened out, so often, in ns.
+    pub return_interval_ns: u64,
+    /// A chunk that has moved does not move the other way for so long unless a request or a limit needs it, in ns.
+    pub settle_ns: u64,
+    /// A VM without a submission for so long has to give way to others, in ns.
+    pub idle_after_ns: u64,
+    /// So many chunks of the card are left free when chunks come back, so that the next request need not wait.
+    pub low_water: u32,
+    /// Most steps of one plan.
+    pub steps_max: usize,
+}
+
+impl Default for Config {
+    /// GPUswap's random victims; every 50 ms; settled after four intervals; idle after 2 s.
+    fn default() -> Self {
+        Self {
+            policy: VictimPolicy::default(),
+            seed: 0,
+            return_interval_ns: 50_000_000,
+            settle_ns: 200_000_000,
+            idle_after_ns: 2_000_000_000,
+            low_water: 0,
+            steps_max: 256,
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! Who gives and who gets: when the card is full, which VM has to give a chunk and which one, and who gets chunks back.
+//!
+//! # Entitlement
+//! The chunks of the card that are for VMs are divided by a weighted max-min fair share: each VM is entitled to at least its
+//! guarantee and at most its quota or what it uses, on the card and elsewhere, if that is less; within that a level rises
+//! for all by their weights until the card is full. VMs without a submission for a while ([`Config::idle_after_ns`]) share
+//! what the others leave. Entitlements do not depend on where chunks are, so moving chunks does not change them.
+//!
+//! # Evictions
+//! A request that the card has no room for takes a chunk of the VM that is furthest above its entitlement, the request
+//! included, as in GPUswap (section 4.3). If that is the VM that asks, its new chunk is born in host memory instead. What
+//! is above a quota goes before that. The mediator's own needs and new guarantees are requests as well.
+//!
+//! # Returns
+//! Each [`Config::return_interval_ns`] what is spare is given back, to the VM first that lacks most of its entitlement,
+//! relatively. When nothing is spare, a chunk of a VM above its entitlement is exchanged for one of a VM below, but only
+//! if one of them is off by a chunk or more: so no VM ends further off than one chunk, and no exchange is ever undone by
+//! the next. [`Config::settle_ns`] keeps single chunks from going to and fro when demands change.
+
+mod config;
+mod plan;
+mod share;
+
+pub use config::Config;
+
+use crate::quanta::Turn;
+use crate::victim::{Choose, Hints, VictimPolicy};
+use crate::{ChunkTable, Error, GuestAddr, To, VmId};
+use plan::Round;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
+
+/// Chunks of the card that are wanted now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// By whom.
+    pub by: By,
+    /// How many.
+    pub chunks: u32,
+}
+
+/// Who wants chunks of the card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// A VM, for guest chunks that get their first place.
+    Vm(VmId),
+    /// The mediator, for its own structures, beyond what is set aside for it.
+    Mediator,
+    /// A guarantee that cannot be given ([`Error::Promise`]): so many chunks more have to be spare.
+    Guarantee,
+}
+
+/// What a VM is entitled to, in chunks of the card; the exact share lies between the two, which differ by one at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entitlement {
+    /// Rounded down.
+    pub floor: u32,
+    /// Rounded up.
+    pub ceil: u32,
+}
+
+/// Why a chunk cannot be pinned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PinError {
+    /// The range is not the VM's.
+    #[error(transparent)]
+    Range(#[from] Error),
+    /// Pinned chunks are part of the guarantee.
+    #[error(
+        "VM {vm} would have {pinned} chunks pinned, and is guaranteed {guarantee}: raise its guarantee, or unpin others"
+    )]
+    Guarantee {
+        /// The VM.
+        vm: VmId,
+        /// What would be pinned.
+        pinned: u32,
+        /// Its guarantee.
+        guarantee: u32,
+    },
+}
+
+/// What is known about a VM beyond its accounts.
+#[derive(Debug)]
+struct Known {
+    advertised: u32,
+    hints: Hints,
+    pins: BTreeSet<u32>,
+}
+
+/// Decides which chunks move. It changes nothing itself: [`Self::plan`] says what to do, the caller does it with
+/// [`ChunkTable::start`], and copies. A step that fails is planned again later if it is still due.
+#[derive(Debug)]
+pub struct Balancer {
+    config: Config,
+    policy: Box<dyn Choose>,
+    known: BTreeMap<VmId, Known>,
+    /// When each VM last submitted work or asked for memory, in ns.
+    active: BTreeMap<VmId, u64>,
+    /// When a step was planned for a chunk last, in ns, and whereto. Forgotten when it has settled.
+    moved: BTreeMap<(VmId, u32), (u64, To)>,
+    /// When chunks come back next, in ns.
+    due_ns: u64,
+    turn: Option<Turn>,
+}
+
+impl Balancer {
+    /// Nothing is known yet.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            policy: config.policy.build(config.seed),
+            known: BTreeMap::new(),
+            active: BTreeMap::new(),
+            moved: BTreeMap::new(),
+            due_ns: 0,
+            turn: None,
+        }
+    }
+
+    /// What the operator has set.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Changes it. What is known about VMs and chunks stays.
+    pub fn set_config(&mut self, config: Config) {
+        if (config.policy, config.seed) != (self.config.policy, self.config.seed) {
+            self.policy = config.policy.build(config.seed);
+        }
+        self.due_ns = 0;
+        self.config = config;
+    }
+
+    /// Another policy for victims.
+    pub fn set_policy(&mut self, policy: VictimPolicy) {
+        self.set_config(Config { policy, ..self.config });
+    }
+
+    /// The VM has submitted work.
+    pub fn active(&mut self, vm: VmId, now_ns: u64) {
+        self.active.insert(vm, now_ns);
+    }
+
+    /// The members of `turn` but its holder give way as if they were idle, as soon as possible; `None` ends that. What
+    /// [`Quanta`](crate::Quanta) says.
+    pub fn set_turn(&mut self, turn: Option<Turn>) {
+        if turn != self.turn {
+            self.moved.clear();
+            self.due_ns = 0;
+        }
+        self.turn = turn;
+    }
+
+    /// Sets the priority of the chunks of a range of guest VRAM: the lowest are given up first.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
+    pub fn set_priority(
+        &mut self,
+        table: &ChunkTable,
+        vm: VmId,
+        address: GuestAddr,
+        len: u64,
+        priority: u8,
+    ) -> Result<(), Error> {
+        let chunks = indices(table, vm, address, len)?;
+        self.known(table, vm).hints.set_priority(chunks, priority);
+        Ok(())
+    }
+
+    /// Sets how often each chunk of a range of guest VRAM is accessed, in whatever unit the profile has for the VM.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
+    pub fn set_accesses(
+        &mut self,
+        table: &ChunkTable,
+        vm: VmId,
+        address: GuestAddr,
+        len: u64,
+        count: u32,
+    ) -> Result<(), Error> {
+        let chunks = indices(table, vm, address, len)?;
+        self.known(table, vm).hints.set_accesses(chunks, count);
+        Ok(())
+    }
+
+    /// A range of guest VRAM was used: a submission names it, or a copy.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
+    pub fn touched(&mut self, table: &ChunkTable, vm: VmId, address: GuestAddr, len: u64) -> Result<(), Error> {
+        let chunks = indices(table, vm, address, len)?;
+        self.known(table, vm).hints.touch(chunks);
+        Ok(())
+    }
+
+    /// Pins the chunks of a range of guest VRAM to the card, or not any more. Pinned chunks are never victims, and come back
+    /// first; they are part of the guarantee. If that is lowered later, the pins at the highest addresses go.
+    ///
+    /// # Errors
+    /// See [`PinError`]. Nothing has changed then.
+    pub fn pin(
+        &mut self,
+        table: &ChunkTable,
+        vm: VmId,
+        address: GuestAddr,
+        len: u64,
+        pinned: bool,
+    ) -> Result<(), PinError> {
+        let chunks = indices(table, vm, address, len)?;
+        let guarantee = table.limits(vm).map_or(0, |limits| limits.guarantee);
+        let pins = &mut self.known(table, vm).pins;
+        if !pinned {
+            pins.retain(|index| !chunks.contains(index));
+            return Ok(());
+        }
+        let outside = pins.iter().filter(|index| !chunks.contains(index)).count() as u32;
+        let all = (chunks.end() - chunks.start()).saturating_add(1).saturating_add(outside);
+        if all > guarantee {
+            return Err(PinError::Guarantee { vm, pinned: all, guarantee });
+        }
+        pins.extend(chunks);
+        Ok(())
+    }
+
+    /// How many chunks of a VM are pinned.
+    #[must_use]
+    pub fn pinned(&self, vm: VmId) -> u32 {
+        self.known.get(&vm).map_or(0, |known| known.pins.len() as u32)
+    }
+
+    /// What each VM is entitled to now.
+    #[must_use]
+    pub fn entitlements(&self, table: &ChunkTable, now_ns: u64) -> BTreeMap<VmId, Entitlement> {
+        let round = Round::new(table, 0);
+        let shares = self.shares(&round, table.for_vms(), None, now_ns);
+        let of = |at| Entitlement { floor: shares.floor(at), ceil: shares.ceil(at) };
+        round.ids().enumerate().map(|(at, vm)| (vm, of(at))).collect()
+    }
+
+    /// Forgets all about VMs that are gone, and moves that have settled.
+    fn forget(&mut self, table: &ChunkTable, now_ns: u64) {
+        self.known.retain(|&vm, known| {
+            table.limits(vm).is_some_and(|limits| {
+                while known.pins.len() > limits.guarantee as usize {
+                    known.pins.pop_last();
+                }
+                true
+            })
+        });
+        self.active.retain(|&vm, _| table.limits(vm).is_some());
+        let settle = self.config.settle_ns;
+        self.moved.retain(|_, &mut (when, _)| now_ns.saturating_sub(when) < settle);
+    }
+
+    /// What is known about a VM that the table has.
+    fn known(&mut self, table: &ChunkTable, vm: VmId) -> &mut Known {
+        let advertised = table.vm_bytes(vm).unwrap_or(0).div_ceil(table.chunk_bytes()) as u32;
+        let new = || Known { advertised, hints: Hints::new(advertised), pins: BTreeSet::new() };
+        let known = self.known.entry(vm).or_insert_with(new);
+        // Another VM has the number now.
+        if known.advertised != advertised {
+            *known = new();
+        }
+        known
+    }
+
+    fn is_idle(&self, vm: VmId, now_ns: u64) -> bool {
+        let waits = self.turn.as_ref().is_some_and(|turn| turn.holder != vm && turn.members.contains(&vm));
+        let last = self.active.get(&vm);
+        waits || last.is_none_or(|&last| now_ns.saturating_sub(last) >= self.config.idle_after_ns)
+    }
+}
+
+/// The guest chunks of a range of guest VRAM. No bytes are the chunk of one.
+fn indices(table: &ChunkTable, vm: VmId, address: GuestAddr, len: u64) -> Result<RangeInclusive<u32>, Error> {
+    let bytes = table.vm_bytes(vm).ok_or(Error::NoSuchVm(vm))?;
+    let last = address.0.checked_add(len.max(1) - 1).filter(|&last| last < bytes);
+    let (first, last) = (table.index(vm, address), last.and_then(|last| table.index(vm, GuestAddr(last))));
+    first.zip(last).map(|(first, last)| first..=last).ok_or(Error::OutOfRange { vm, address })
+}
+
+#[cfg(test)]
+#[path = "../tests/balance/mod.rs"]
+mod tests;

@@ -1,0 +1,375 @@
+//! A plan: which chunks move now.
+
+use super::share::{Claim, Shares};
+use super::{Balancer, By, Request};
+use crate::{ChunkTable, Limits, Step, Tier, To, VmId};
+
+/// A VM while a plan is made. Moves under way and steps that are planned count as done.
+#[derive(Debug)]
+struct Vm {
+    id: VmId,
+    limits: Limits,
+    guarantee: u32,
+    /// Chunks that have a place.
+    all: u32,
+    /// Of these, those that count on the card.
+    card: u32,
+    /// What it is sure to get on the card and has not got.
+    owed: u32,
+    /// How many more may go to host memory.
+    swap_room: u32,
+    /// How many are in host memory, or in the reserve, and not on their way.
+    back_room: u32,
+    /// It has no chunk more that may go.
+    exhausted: bool,
+}
+
+/// A plan while it is made.
+#[derive(Debug)]
+pub(super) struct Round<'a> {
+    table: &'a ChunkTable,
+    vms: Vec<Vm>,
+    /// Chunks that are spare, with those that moves under way and planned evictions will free.
+    spare: u32,
+    /// Chunks that may go to host memory, all together.
+    host_room: u32,
+    /// Of these, those that the reserve takes.
+    reserve: u32,
+    steps: Vec<Step>,
+    steps_max: usize,
+}
+
+impl<'a> Round<'a> {
+    pub(super) fn new(table: &'a ChunkTable, steps_max: usize) -> Self {
+        let mut vms: Vec<Vm> = table
+            .vms()
+            .map(|(id, account)| {
+                let swapped = account.host + account.parked;
+                Vm {
+                    id,
+                    limits: account.limits,
+                    guarantee: account.guarantee,
+                    all: account.placed + swapped,
+                    card: account.placed,
+                    owed: 0,
+                    swap_room: account.limits.swap_cap.saturating_sub(swapped),
+                    back_room: swapped,
+                    exhausted: false,
+                }
+            })
+            .collect();
+        let mut spare = table.spare();
+        for flight in table.moves().filter(|flight| !table.is_gone(flight.id)) {
+            let Ok(at) = vms.binary_search_by_key(&flight.vm, |vm| vm.id) else { continue };
+            let vm = &mut vms[at];
+            match (flight.to.card(), table.is_parked(flight.vm, flight.index)) {
+                (Some(_), _) => (vm.card, vm.back_room) = (vm.card + 1, vm.back_room - 1),
+                (None, true) => vm.back_room -= 1,
+                (None, false) => {
+                    (vm.card, vm.swap_room) = (vm.card - 1, vm.swap_room.saturating_sub(1));
+                    // Below its guarantee, what a VM gives is kept for it.
+                    spare += u32::from(vm.card >= vm.guarantee);
+                }
+            }
+        }
+        for vm in &mut vms {
+            vm.owed = vm.guarantee.saturating_sub(vm.card);
+        }
+        let (host_room, reserve) = (table.host_room(), table.left_reserve());
+        Self { table, vms, spare, host_room, reserve, steps: Vec::new(), steps_max }
+    }
+
+    pub(super) fn ids(&self) -> impl Iterator<Item = VmId> + '_ {
+        self.vms.iter().map(|vm| vm.id)
+    }
+
+    fn steps_left(&self) -> u32 {
+        u32::try_from(self.steps_max - self.steps.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Whether the VM can give one more chunk, after `planned`.
+    fn can_give(&self, at: usize, planned: u32) -> bool {
+        let vm = &self.vms[at];
+        !vm.exhausted && vm.swap_room > planned && vm.card > planned
+    }
+}
+
+/// An exchange: one VM gives a chunk, another gets one back. Both by their place in the round.
+type Exchange = (usize, usize);
+
+impl Balancer {
+    /// What is to move now: for a request that is about to be made, or, without one, for limits that were lowered and, each
+    /// interval, for fairness. At most [`Config::steps_max`](super::Config::steps_max) steps, in an order in which they
+    /// can be done; a later one may need the chunk that an earlier one frees. None when nothing has to move.
+    ///
+    /// A request is served when its steps are done: what it still gets no chunk of the card for is not its due.
+    pub fn plan(&mut self, table: &ChunkTable, now_ns: u64, request: Option<Request>) -> Vec<Step> {
+        self.forget(table, now_ns);
+        let mut round = Round::new(table, self.config.steps_max);
+        for at in 0..round.vms.len() {
+            let vm = &round.vms[at];
+            let beyond = vm.card.saturating_sub(vm.limits.quota);
+            if beyond > 0 {
+                self.evict(&mut round, at, beyond, now_ns);
+            }
+        }
+        match request {
+            Some(request) => self.serve(&mut round, request, now_ns),
+            None if now_ns >= self.due_ns => {
+                self.due_ns = now_ns.saturating_add(self.config.return_interval_ns);
+                self.even_out(&mut round, now_ns);
+                if round.steps.is_empty() {
+                    self.drain(&mut round, now_ns);
+                }
+            }
+            None => {}
+        }
+        round.steps
+    }
+
+    /// What each VM is entitled to of `chunks`, if `request` is made.
+    pub(super) fn shares(&self, round: &Round<'_>, chunks: u32, request: Option<(VmId, u32)>, now_ns: u64) -> Shares {
+        let claim = |vm: &Vm| {
+            let wanted = request.filter(|(by, _)| *by == vm.id).map_or(0, |(_, wanted)| wanted);
+            let most = vm.all.saturating_add(wanted).min(vm.limits.quota);
+            let first = !self.is_idle(vm.id, now_ns);
+            Claim { weight: vm.limits.weight, least: vm.guarantee, most: most.max(vm.guarantee), first }
+        };
+        Shares::divide(chunks, &round.vms.iter().map(claim).collect::<Vec<_>>())
+    }
+
+    /// Makes room for a request.
+    fn serve(&mut self, round: &mut Round<'_>, request: Request, now_ns: u64) {
+        let table = round.table;
+        // How many chunks have to be spare for it, and how many the VM gets, if it is one's.
+        let (need, requester) = match request.by {
+            By::Vm(vm) => {
+                let Ok(at) = round.vms.binary_search_by_key(&vm, |vm| vm.id) else { return };
+                self.active.insert(vm, now_ns);
+                let vm = &round.vms[at];
+                // Beyond its quota it gets nothing, and what is kept for it is there.
+                let gets = request.chunks.min(vm.limits.quota.saturating_sub(vm.card));
+                (gets.saturating_sub(vm.owed), Some((at, gets)))
+            }
+            By::Mediator => (request.chunks.saturating_sub(table.for_mediator() - table.spare()), None),
+            By::Guarantee => (request.chunks, None),
+        };
+        // What goes to no VM is not there for them.
+        let taken = if requester.is_none() { need } else { 0 };
+        let wanted = requester.map(|(at, gets)| (round.vms[at].id, gets));
+        let shares = self.shares(round, table.for_vms().saturating_sub(taken), wanted, now_ns);
+        // Ends: each turn but the last exhausts a VM, or the steps.
+        loop {
+            let missing = need.saturating_sub(round.spare).min(round.steps_left());
+            let mut short = false;
+            for (at, count) in (0..).zip(tally(round, &shares, requester, missing)) {
+                short |= count > 0 && self.evict(round, at, count, now_ns) < count;
+            }
+            if !short {
+                return;
+            }
+        }
+    }
+
+    /// Plans to evict `count` chunks of a VM, because they have to go. Returns how many it finds.
+    fn evict(&mut self, round: &mut Round<'_>, at: usize, count: u32, now_ns: u64) -> u32 {
+        let count = count.min(round.vms[at].swap_room).min(round.host_room).min(round.steps_left());
+        let chosen = self.victims(round, at, count, false);
+        round.vms[at].exhausted |= (chosen.len() as u32) < count;
+        for &index in &chosen {
+            let to = if round.reserve > 0 { To::Reserve } else { To::Host };
+            round.reserve = round.reserve.saturating_sub(1);
+            self.give(round, at, index, to, now_ns);
+        }
+        chosen.len() as u32
+    }
+
+    /// Chunks of a VM that may go; only `settled` ones, or any.
+    fn victims(&mut self, round: &Round<'_>, at: usize, count: u32, settled: bool) -> Vec<u32> {
+        if count == 0 {
+            return Vec::new();
+        }
+        let vm = round.vms[at].id;
+        let mut blocked: Vec<u32> = round.steps.iter().filter(|step| step.vm == vm).map(|step| step.index).collect();
+        if settled {
+            blocked.extend(self.unsettled(vm, Tier::Card));
+        }
+        let table = round.table;
+        blocked.extend(&self.known(table, vm).pins);
+        let mut chosen = without(table.resting(vm, Tier::Card), blocked);
+        let Self { policy, known, .. } = self;
+        if let Some(known) = known.get_mut(&vm) {
+            policy.victims(&mut known.hints, &mut chosen, count as usize);
+        }
+        chosen
+    }
+
+    /// Chunks of a VM to return, at most `count`: pinned ones first, then those that need no copy.
+    fn returns(&mut self, round: &Round<'_>, at: usize, count: u32) -> Vec<u32> {
+        if count == 0 {
+            return Vec::new();
+        }
+        let (table, vm, count) = (round.table, round.vms[at].id, count as usize);
+        let blocked = self.unsettled(vm, Tier::Host).collect();
+        let mut chosen = Vec::new();
+        let mut others = without(table.resting(vm, Tier::Host), blocked);
+        let pins = &self.known(table, vm).pins;
+        let first: [&dyn Fn(u32) -> bool; 2] = [&|index| pins.contains(&index), &|index| table.is_parked(vm, index)];
+        for is_first in first {
+            let left = count - chosen.len();
+            chosen.extend(others.iter().copied().filter(|&index| is_first(index)).take(left));
+            others.retain(|&index| !is_first(index));
+        }
+        let left = count - chosen.len();
+        let Self { policy, known, .. } = self;
+        if let Some(known) = known.get_mut(&vm) {
+            policy.returns(&mut known.hints, &mut others, left);
+        }
+        chosen.extend(others);
+        chosen
+    }
+
+    /// Chunks of a VM that have come to a memory too short a time ago to leave it, in order.
+    fn unsettled(&self, vm: VmId, tier: Tier) -> impl Iterator<Item = u32> + '_ {
+        let of_vm = self.moved.range((vm, 0)..=(vm, u32::MAX));
+        of_vm.filter(move |&(_, &(_, to))| (to == To::Card) == (tier == Tier::Card)).map(|(&(_, index), _)| index)
+    }
+
+    fn give(&mut self, round: &mut Round<'_>, at: usize, index: u32, to: To, now_ns: u64) {
+        let vm = &mut round.vms[at];
+        (vm.card, vm.swap_room) = (vm.card - 1, vm.swap_room - 1);
+        (round.host_room, round.spare) = (round.host_room - 1, round.spare + 1);
+        let id = vm.id;
+        self.step(round, id, index, to, now_ns);
+    }
+
+    fn step(&mut self, round: &mut Round<'_>, vm: VmId, index: u32, to: To, now_ns: u64) {
+        self.moved.insert((vm, index), (now_ns, to));
+        round.steps.push(Step { vm, index, to });
+    }
+
+    /// Moves what lies in the reserve on to host memory.
+    fn drain(&mut self, round: &mut Round<'_>, now_ns: u64) {
+        let table = round.table;
+        let waiting = table.parked().filter(|&(vm, index)| !table.is_moving(vm, index));
+        for (vm, index) in waiting.take(table.drainable().min(round.steps_left()) as usize) {
+            self.step(round, vm, index, To::Host, now_ns);
+        }
+    }
+
+    /// Gives back what is spare, and exchanges chunks of VMs above their entitlement for those of VMs below.
+    fn even_out(&mut self, round: &mut Round<'_>, now_ns: u64) {
+        if round.vms.iter().all(|vm| vm.back_room == 0) {
+            return;
+        }
+        // What moves under way will free is not there yet.
+        let spare = round.table.spare().min(round.spare);
+        let kept = spare.min(self.config.low_water);
+        let shares = self.shares(round, round.table.for_vms() - kept, None, now_ns);
+        let (free, exchanges) = settle_up(round, &shares, spare - kept);
+        // The chunks of both sides first: what one cannot give the other does not get.
+        let mut getting: Vec<u32> = free.clone();
+        let mut giving: Vec<u32> = vec![0; round.vms.len()];
+        for &(from, to) in &exchanges {
+            giving[from] += 1;
+            getting[to] += 1;
+        }
+        let mut back: Vec<_> = (0..getting.len()).map(|at| self.returns(round, at, getting[at]).into_iter()).collect();
+        let mut out: Vec<_> =
+            (0..giving.len()).map(|at| self.victims(round, at, giving[at], true).into_iter()).collect();
+        for (at, &count) in free.iter().enumerate() {
+            for index in back[at].by_ref().take(count as usize) {
+                self.step(round, round.vms[at].id, index, To::Card, now_ns);
+            }
+        }
+        for (from, to) in exchanges {
+            if back[to].len() > 0 && out[from].len() > 0 {
+                if let Some(index) = out[from].next() {
+                    self.give(round, from, index, To::Host, now_ns);
+                }
+                if let Some(index) = back[to].next() {
+                    self.step(round, round.vms[to].id, index, To::Card, now_ns);
+                }
+            }
+        }
+    }
+}
+
+/// How many chunks each VM has to give so that there are `need` more: again and again one of the VM that is furthest above
+/// its share, the chunks included that `requester` wants. When that is the requester itself, it does without one.
+fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, need: u32) -> Vec<u32> {
+    let mut counts = vec![0; round.vms.len()];
+    let (mut need, mut room, mut wanted) = (need, round.host_room, requester.map_or(0, |(_, wanted)| wanted));
+    while need > 0 && room > 0 {
+        let excess = |at: usize| shares.excess(at, round.vms[at].card - counts[at]);
+        let others = (0..counts.len()).filter(|&at| requester.is_none_or(|(own, _)| own != at));
+        let givers = others.filter(|&at| excess(at) > 0 && round.can_give(at, counts[at]));
+        // Of equals, the first.
+        let Some(giver) = givers.rev().max_by_key(|&at| excess(at)) else { break };
+        let own = requester.map(|(at, _)| shares.excess(at, round.vms[at].card.saturating_add(wanted)));
+        need -= 1;
+        if own.is_some_and(|own| own >= excess(giver)) {
+            wanted -= 1;
+        } else {
+            counts[giver] += 1;
+            room -= 1;
+        }
+    }
+    counts
+}
+
+/// Who gets back how many of `free` chunks, and of what is kept for it; and who then exchanges chunks.
+fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Exchange>) {
+    let count = round.vms.len();
+    let (mut steps, mut free, mut room) = (round.steps_left(), free, round.host_room);
+    let (mut back, mut given) = (vec![0; count], vec![0; count]);
+    for (vm, back) in round.vms.iter().zip(&mut back) {
+        *back = vm.owed.min(vm.back_room).min(steps);
+        steps -= *back;
+    }
+    let mut got = back.clone();
+    let mut exchanges = Vec::new();
+    while steps > 0 {
+        let card = |at: usize| round.vms[at].card + got[at] - given[at];
+        let poorest = |is_poor: &dyn Fn(usize) -> bool| {
+            let poor = (0..count).filter(|&at| round.vms[at].back_room > got[at] && is_poor(at));
+            // Of equals, the first.
+            poor.rev().max_by(|&a, &b| shares.lack(a, card(a)).total_cmp(&shares.lack(b, card(b))))
+        };
+        let is_below = |at: usize| shares.excess(at, card(at)) < 0;
+        if free > 0 {
+            let Some(poorest) = poorest(&is_below) else { break };
+            back[poorest] += 1;
+            got[poorest] += 1;
+            (free, steps) = (free - 1, steps - 1);
+            continue;
+        }
+        // Who gets does not give: what it is to get may have to settle yet.
+        let is_giver = |at: usize| got[at] == 0 && shares.excess(at, card(at)) > 0 && round.can_give(at, given[at]);
+        let givers = (0..count).filter(|&at| is_giver(at));
+        let Some(giver) = givers.rev().max_by_key(|&at| shares.excess(at, card(at))) else { break };
+        // One of the two is off by a chunk or more, and neither will be on the other side.
+        let is_rich = card(giver) > shares.ceil(giver);
+        let is_due = |at: usize| given[at] == 0 && if is_rich { is_below(at) } else { card(at) < shares.floor(at) };
+        let Some(getter) = poorest(&is_due).filter(|_| steps > 1 && room > 0) else { break };
+        got[getter] += 1;
+        given[giver] += 1;
+        (room, steps) = (room - 1, steps - 2);
+        exchanges.push((giver, getter));
+    }
+    (back, exchanges)
+}
+
+/// Those of `candidates`, which ascend, that are not `blocked`.
+fn without(candidates: impl Iterator<Item = u32>, mut blocked: Vec<u32>) -> Vec<u32> {
+    if blocked.is_empty() {
+        return candidates.collect();
+    }
+    blocked.sort_unstable();
+    let mut blocked = blocked.into_iter().peekable();
+    let is_free = |&index: &u32| {
+        while blocked.next_if(|&at| at < index).is_some() {}
+        blocked.peek() != Some(&index)
+    };
+    candidates.filter(is_free).collect()
+}

@@ -1,0 +1,107 @@
+//! Who is entitled to how much of the card: a weighted max-min fair share.
+
+/// What one VM wants and must get.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Claim {
+    /// Its part of what is divided, at least 1.
+    pub(super) weight: u32,
+    /// Its guarantee.
+    pub(super) least: u32,
+    /// What it can use, at least the guarantee.
+    pub(super) most: u32,
+    /// It is served before those that are not.
+    pub(super) first: bool,
+}
+
+/// Shares of a card's chunks, exact: no share is rounded, so that nothing moves for a rounding.
+#[derive(Debug)]
+pub(super) struct Shares {
+    /// Each share is one of `parts` over this.
+    whole: i128,
+    parts: Vec<i128>,
+}
+
+impl Shares {
+    /// Divides `chunks`. No one gets less than the least, nor more than the most that it claims; within that, a level
+    /// rises for all alike by their weights until all is given (water filling). Those that are not `first` share what the
+    /// others leave. Together the shares are `chunks`, or all that is claimed if that is less. With less than all `least`
+    /// together, which the chunk table does not promise, each gets that.
+    pub(super) fn divide(chunks: u32, claims: &[Claim]) -> Self {
+        let sum = |of: fn(&Claim) -> u32| claims.iter().map(|claim| i128::from(of(claim))).sum::<i128>();
+        let (chunks, urgent) = (i128::from(chunks), sum(|claim| if claim.first { claim.most } else { claim.least }));
+        // Either those that are first get all they claim, and the level is that of the others; or the others get their
+        // least.
+        let rest = urgent <= chunks;
+        let bounds: Vec<(i128, i128)> = claims
+            .iter()
+            .map(|claim| {
+                let (least, most) = (claim.least.into(), claim.most.max(claim.least).into());
+                match (claim.first, rest) {
+                    (true, true) => (most, most),
+                    (false, false) => (least, least),
+                    _ => (least, most),
+                }
+            })
+            .collect();
+        let (level, whole) = level(chunks, claims, &bounds);
+        let parts = claims
+            .iter()
+            .zip(&bounds)
+            .map(|(claim, &(least, most))| (level * i128::from(claim.weight)).clamp(least * whole, most * whole));
+        Self { whole, parts: parts.collect() }
+    }
+
+    /// By how much `used` exceeds the share of claim `at`; comparable between claims.
+    pub(super) fn excess(&self, at: usize, used: u32) -> i128 {
+        i128::from(used) * self.whole - self.parts[at]
+    }
+
+    /// The part of the share of claim `at` that `used` lacks, from 0 to 1.
+    pub(super) fn lack(&self, at: usize, used: u32) -> f64 {
+        let (part, lack) = (self.parts[at], -self.excess(at, used));
+        if part > 0 { lack.max(0) as f64 / part as f64 } else { 0.0 }
+    }
+
+    /// The share of claim `at`, rounded down.
+    pub(super) fn floor(&self, at: usize) -> u32 {
+        self.parts[at].div_euclid(self.whole) as u32
+    }
+
+    /// The share of claim `at`, rounded up.
+    pub(super) fn ceil(&self, at: usize) -> u32 {
+        self.floor(at) + u32::from(self.parts[at].rem_euclid(self.whole) > 0)
+    }
+}
+
+/// The level per weight at which the shares, each within its bounds, are together `chunks`, as a fraction.
+fn level(chunks: i128, claims: &[Claim], bounds: &[(i128, i128)]) -> (i128, i128) {
+    /// At `at.0 / at.1`, the sum of shares that do not depend on the level changes by `fixed`, their growth by `slope`.
+    struct Bend {
+        at: (i128, i128),
+        fixed: i128,
+        slope: i128,
+    }
+    let mut bends = Vec::with_capacity(2 * claims.len());
+    for (claim, &(least, most)) in claims.iter().zip(bounds) {
+        let weight = i128::from(claim.weight);
+        bends.push(Bend { at: (least, weight), fixed: -least, slope: weight });
+        bends.push(Bend { at: (most, weight), fixed: most, slope: -weight });
+    }
+    // A claim with equal bounds begins to grow before it ends: the sort is stable.
+    bends.sort_by(|a, b| (a.at.0 * b.at.1).cmp(&(b.at.0 * a.at.1)));
+    let (mut fixed, mut slope) = (bounds.iter().map(|&(least, _)| least).sum::<i128>(), 0);
+    let highest = bends.last().map_or((0, 1), |bend| bend.at);
+    for bend in &bends {
+        if fixed * bend.at.1 + slope * bend.at.0 >= chunks * bend.at.1 {
+            // Nothing grows here only when the least are too much already.
+            return if slope > 0 { (chunks - fixed, slope) } else { (0, 1) };
+        }
+        fixed += bend.fixed;
+        slope += bend.slope;
+    }
+    highest
+}
+
+#[cfg(test)]
+#[path = "../tests/share.rs"]
+mod tests;

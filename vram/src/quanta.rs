@@ -1,0 +1,298 @@
+//! Thrash detection: when VMs whose working sets do not fit together move their chunks to and fro, each gets the card's
+//! memory for itself for a while, in turn.
+//!
+//! This is the anti-thrashing scheduler of the unified-memory thesis (section 11.5), with what its section 13.2 leaves to the
+//! future: it is switched on by the traffic of relocations within a sliding window, and the quantum follows from what has
+//! to be copied when the turn changes.
+
+use crate::VmId;
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt::{Display, Formatter};
+use std::str::FromStr;
+
+/// Slots that the sliding window is counted in.
+const SLOTS: u64 = 32;
+
+/// When VMs take turns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// When they thrash.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+    /// Whenever two or more are active, for comparison.
+    Forced,
+}
+
+impl Mode {
+    /// As an operator writes it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Off => "off",
+            Self::Forced => "forced",
+        }
+    }
+}
+
+impl Display for Mode {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Mode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = [Self::Auto, Self::Off, Self::Forced];
+        let known = all.into_iter().find(|mode| mode.name() == text);
+        known.ok_or_else(|| format!("`{text}` is no mode for time quanta: `auto`, `off` or `forced`"))
+    }
+}
+
+/// What an operator may set about time quanta.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuantaConfig {
+    /// When VMs take turns.
+    pub mode: Mode,
+    /// Traffic is looked at over so long, in ns.
+    pub window_ns: u64,
+    /// VMs thrash when relocations take this part of the window at the measured bandwidth, in permille.
+    pub on_permille: u32,
+    /// Working sets fit together again when they leave this part of the memory free, in permille, for a window.
+    pub margin_permille: u32,
+    /// A quantum is so many times as long as the copies when the turn changes.
+    pub factor: u32,
+    /// The shortest quantum, in ns.
+    pub min_ns: u64,
+    /// The longest quantum, in ns.
+    pub max_ns: u64,
+}
+
+impl Default for QuantaConfig {
+    /// Over 1 s, from a fifth of the bandwidth on; copies take a tenth of a quantum of 100 ms to 30 s, the thesis's own.
+    fn default() -> Self {
+        Self {
+            mode: Mode::default(),
+            window_ns: 1_000_000_000,
+            on_permille: 200,
+            margin_permille: 50,
+            factor: 10,
+            min_ns: 100_000_000,
+            max_ns: 30_000_000_000,
+        }
+    }
+}
+
+/// Who takes turns, and whose it is. While it lasts, the holder's submissions run and the other members' wait; the holder's
+/// chunks come to the card and the others' go ([`Balancer::set_turn`](crate::Balancer::set_turn)).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// All who take turns, in order.
+    pub members: Vec<VmId>,
+    /// Whose turn it is.
+    pub holder: VmId,
+    /// How long, in ns.
+    pub quantum_ns: u64,
+}
+
+/// What has changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// VMs take turns from now on, or others than before.
+    On(Turn),
+    /// It is another one's turn.
+    Next(Turn),
+    /// No one has to wait any more.
+    Off,
+}
+
+/// The detector and the turns. Pure: traffic, working sets and the time are told.
+#[derive(Debug)]
+pub struct Quanta {
+    config: QuantaConfig,
+    /// Bytes of relocations, by the slot of the window in which they were copied.
+    traffic: VecDeque<(u64, u64)>,
+    /// Bytes per second of copies between card and host; 0 before the first.
+    bandwidth: u64,
+    /// Bytes of the card that working sets can have.
+    capacity: u64,
+    /// Bytes that each active VM works on.
+    sets: BTreeMap<VmId, u64>,
+    turn: Option<(Turn, u64)>,
+    /// Since when working sets have fit together while VMs take turns.
+    fits_since: Option<u64>,
+}
+
+impl Quanta {
+    /// Nothing is known yet.
+    #[must_use]
+    pub fn new(config: QuantaConfig) -> Self {
+        let (traffic, sets) = (VecDeque::new(), BTreeMap::new());
+        Self { config, traffic, bandwidth: 0, capacity: 0, sets, turn: None, fits_since: None }
+    }
+
+    /// What the operator has set.
+    #[must_use]
+    pub fn config(&self) -> &QuantaConfig {
+        &self.config
+    }
+
+    /// Changes it; the next [`Self::tick`] says what follows.
+    pub fn set_config(&mut self, config: QuantaConfig) {
+        self.traffic.clear();
+        self.config = config;
+    }
+
+    /// Whose turn it is, when VMs take turns.
+    #[must_use]
+    pub fn turn(&self) -> Option<&Turn> {
+        self.turn.as_ref().map(|(turn, _)| turn)
+    }
+
+    /// Bytes per second of copies, as measured; 0 before the first.
+    #[must_use]
+    pub fn bandwidth(&self) -> u64 {
+        self.bandwidth
+    }
+
+    /// `bytes` were relocated within `took_ns`, until now.
+    pub fn relocated(&mut self, now_ns: u64, bytes: u64, took_ns: u64) {
+        let measured = u128::from(bytes) * 1_000_000_000 / u128::from(took_ns.max(1));
+        let measured = u64::try_from(measured).unwrap_or(u64::MAX);
+        // A mean over about eight copies: a single one may have had to wait for others.
+        self.bandwidth = match self.bandwidth {
+            0 => measured,
+            old => old - old / 8 + measured / 8,
+        };
+        let slot = now_ns / self.slot_ns();
+        match self.traffic.back_mut() {
+            Some((at, sum)) if *at >= slot => *sum = sum.saturating_add(bytes),
+            _ => self.traffic.push_back((slot, bytes)),
+        }
+        self.expire(now_ns);
+    }
+
+    /// The active VMs with the bytes that each works on, and the bytes of the card that there are for them.
+    pub fn set_working_sets(&mut self, capacity: u64, sets: BTreeMap<VmId, u64>) {
+        (self.capacity, self.sets) = (capacity, sets);
+    }
+
+    /// What changes now, if anything does. To be asked often compared with a quantum.
+    pub fn tick(&mut self, now_ns: u64) -> Option<Change> {
+        self.expire(now_ns);
+        if self.turn.is_some() { self.go_on(now_ns) } else { self.begin(now_ns) }
+    }
+
+    fn begin(&mut self, now_ns: u64) -> Option<Change> {
+        let due = match self.config.mode {
+            Mode::Auto => self.thrashes() && !self.fits(0),
+            Mode::Off => false,
+            Mode::Forced => true,
+        };
+        let members = self.members();
+        let &holder = members.first().filter(|_| due && members.len() > 1)?;
+        Some(Change::On(self.grant(members, holder, now_ns)))
+    }
+
+    fn go_on(&mut self, now_ns: u64) -> Option<Change> {
+        let auto = self.config.mode == Mode::Auto;
+        let fits = auto && self.fits(self.config.margin_permille);
+        self.fits_since = fits.then(|| self.fits_since.unwrap_or(now_ns));
+        let long = self.fits_since.is_some_and(|since| now_ns.saturating_sub(since) >= self.config.window_ns);
+        let (turn, until) = self.turn.clone()?;
+        // Until it is sure that they fit, it stays as it is, but for those that have gone.
+        let fit_now = auto && self.fits(0);
+        let present = || turn.members.iter().copied().filter(|vm| self.sets.contains_key(vm)).collect();
+        let members: Vec<VmId> = if fit_now { present() } else { self.members() };
+        if self.config.mode == Mode::Off || members.len() < 2 || long {
+            // What moved while VMs took turns says nothing about what will without.
+            self.traffic.clear();
+            (self.turn, self.fits_since) = (None, None);
+            return Some(Change::Off);
+        }
+        if now_ns >= until || !members.contains(&turn.holder) {
+            let same = members == turn.members;
+            let holder = next(&members, turn.holder)?;
+            let turn = self.grant(members, holder, now_ns);
+            return Some(if same { Change::Next(turn) } else { Change::On(turn) });
+        }
+        if members == turn.members {
+            return None;
+        }
+        let turn = Turn { members, ..turn };
+        self.turn = Some((turn.clone(), until));
+        Some(Change::On(turn))
+    }
+
+    fn grant(&mut self, members: Vec<VmId>, holder: VmId, now_ns: u64) -> Turn {
+        let quantum_ns = self.quantum_ns(&members);
+        let turn = Turn { members, holder, quantum_ns };
+        self.turn = Some((turn.clone(), now_ns.saturating_add(quantum_ns)));
+        turn
+    }
+
+    /// Those whose working sets do not fit together, by number. The smallest that leave room for the largest of the others
+    /// need not wait. In forced mode all.
+    fn members(&self) -> Vec<VmId> {
+        let mut sets: Vec<(u64, VmId)> = self.sets.iter().map(|(&vm, &bytes)| (bytes, vm)).collect();
+        sets.sort_unstable();
+        let mut aside = 0;
+        if let Some(&(largest, _)) = sets.last().filter(|_| self.config.mode != Mode::Forced && !self.fits(0)) {
+            let mut left = self.capacity.saturating_sub(largest);
+            aside = sets
+                .iter()
+                .take_while(|&&(bytes, _)| left.checked_sub(bytes).inspect(|&rest| left = rest).is_some())
+                .count();
+        }
+        let mut members: Vec<VmId> = sets.split_off(aside).into_iter().map(|(_, vm)| vm).collect();
+        members.sort_unstable();
+        members
+    }
+
+    /// What is copied when the turn changes: the largest working set comes, and as much goes.
+    fn quantum_ns(&self, members: &[VmId]) -> u64 {
+        let largest = members.iter().filter_map(|vm| self.sets.get(vm)).max().copied().unwrap_or(0);
+        let bytes = 2 * u128::from(largest.min(self.capacity));
+        let copies_ns = bytes * 1_000_000_000 / u128::from(self.bandwidth.max(1));
+        let quantum = u64::try_from(copies_ns * u128::from(self.config.factor)).unwrap_or(u64::MAX);
+        quantum.clamp(self.config.min_ns, self.config.max_ns.max(self.config.min_ns))
+    }
+
+    /// Whether all working sets fit together and leave so much of the memory free.
+    fn fits(&self, margin_permille: u32) -> bool {
+        let sum: u128 = self.sets.values().map(|&bytes| u128::from(bytes)).sum();
+        sum * 1000 <= u128::from(self.capacity) * u128::from(1000u32.saturating_sub(margin_permille))
+    }
+
+    /// Whether copies have taken too much of the window.
+    fn thrashes(&self) -> bool {
+        let bytes: u128 = self.traffic.iter().map(|&(_, bytes)| u128::from(bytes)).sum();
+        let most = u128::from(self.bandwidth) * u128::from(self.config.window_ns) / 1_000_000_000;
+        bytes > 0 && bytes * 1000 >= most * u128::from(self.config.on_permille)
+    }
+
+    fn slot_ns(&self) -> u64 {
+        (self.config.window_ns / SLOTS).max(1)
+    }
+
+    /// Forgets what is older than the window.
+    fn expire(&mut self, now_ns: u64) {
+        let oldest = (now_ns / self.slot_ns()).saturating_sub(SLOTS - 1);
+        while self.traffic.front().is_some_and(|&(slot, _)| slot < oldest) {
+            self.traffic.pop_front();
+        }
+    }
+}
+
+/// Who comes after `holder`, who may be gone.
+fn next(members: &[VmId], holder: VmId) -> Option<VmId> {
+    members.iter().copied().find(|&vm| vm > holder).or_else(|| members.first().copied())
+}
+
+#[cfg(test)]
+#[path = "tests/quanta.rs"]
+mod tests;

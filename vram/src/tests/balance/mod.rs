@@ -1,0 +1,278 @@
+//! Who gives and who gets: one behaviour each. Random sequences are in `random`.
+
+mod random;
+mod world;
+
+use super::*;
+use crate::{CHUNK_BYTES_MIN, Limits, OnFull, Place, Tier};
+use world::{MS, World};
+
+const CHUNK: u64 = CHUNK_BYTES_MIN;
+
+/// A card of `chunks`, and VMs 1, 2, .. of 64 chunks with these limits.
+fn world(chunks: u32, vms: &[Limits]) -> World {
+    let mut world = World::new(chunks, 1000, Config::default());
+    for (vm, &limits) in (1..).zip(vms) {
+        world.table.create_vm(VmId(vm), 64 * CHUNK, limits).unwrap();
+    }
+    world
+}
+
+const ANY: Limits = Limits { quota: u32::MAX, guarantee: 0, swap_cap: u32::MAX, weight: 100, on_full: OnFull::Swap };
+
+fn pin(world: &mut World, vm: u32, first: u64, chunks: u64) -> Result<(), PinError> {
+    world.balancer.pin(&world.table, VmId(vm), GuestAddr(first * CHUNK), chunks * CHUNK, true)
+}
+
+#[test]
+fn the_second_allocator_gets_half_as_in_gpuswaps_figure_4() {
+    let mut world = world(43, &[ANY, ANY]);
+    assert_eq!(world.use_chunks(1, 0..64), 21, "43 on the card, the rest is born in host memory");
+    for (index, (first, second)) in
+        (0..64u64).map(|index| (index, (43u32.saturating_sub(index as u32 + 1).max(22), (index as u32 + 1).min(21))))
+    {
+        world.ask(2, index).unwrap();
+        assert_eq!((world.card(1), world.card(2)), (first, second), "after {} chunks", index + 1);
+    }
+    assert_eq!(world.rest(&[1, 2]), 0, "21 and 22 of 21.5 each: no one is off by a chunk");
+    world.table.destroy_vm(VmId(2)).unwrap();
+    assert_eq!(world.rest(&[1]), 21, "what the other had comes back");
+    assert_eq!(world.card(1), 43);
+}
+
+#[test]
+fn weights_and_guarantees_divide_the_card() {
+    let mut world = world(40, &[Limits { weight: 300, ..ANY }, ANY, Limits { guarantee: 20, ..ANY }]);
+    for vm in [1, 2, 3] {
+        world.use_chunks(vm, 0..60);
+    }
+    world.rest(&[1, 2, 3]);
+    assert_eq!((world.card(1), world.card(2), world.card(3)), (15, 5, 20));
+    let third = world.balancer.entitlements(&world.table, world.now)[&VmId(3)];
+    assert_eq!(third, Entitlement { floor: 20, ceil: 20 });
+}
+
+#[test]
+fn a_lowered_quota_is_met_at_once_and_kills_nothing() {
+    let mut world = world(40, &[ANY, ANY]);
+    world.use_chunks(1, 0..40);
+    world.table.set_limits(VmId(1), Limits { quota: 10, ..ANY }).unwrap();
+    assert_eq!(world.plan(None).len(), 30);
+    let account = world.table.summary().vms[&VmId(1)];
+    assert_eq!((account.placed, account.host), (10, 30));
+    assert_eq!(world.rest(&[1]), 0, "nothing comes back, though there is room");
+    assert!(matches!(world.ask(1, 50).unwrap().place, Place::Host(_)), "what is new is born in host memory");
+    world.table.set_limits(VmId(1), ANY).unwrap();
+    world.unsettle();
+    assert_eq!((world.rest(&[1]), world.card(1)), (30, 40));
+}
+
+#[test]
+fn a_vm_that_may_not_swap_gives_nothing_and_is_refused() {
+    let mut world = world(10, &[Limits::UNRESERVED, Limits { on_full: OnFull::Queue, ..ANY }]);
+    world.use_chunks(1, 0..10);
+    assert!(matches!(world.ask(1, 10), Err(Error::Full { .. })));
+    assert!(matches!(world.ask(2, 0), Err(Error::Full { .. })), "the first one cannot give");
+    world.table.set_limits(VmId(1), Limits { swap_cap: 3, ..Limits::UNRESERVED }).unwrap();
+    for index in 0..3 {
+        assert!(matches!(world.ask(2, index).unwrap().place, Place::Card(_)));
+    }
+    assert!(matches!(world.ask(2, 3), Err(Error::Full { .. })), "its swap cap is used up");
+}
+
+#[test]
+fn an_idle_vm_gives_way_to_an_active_one_down_to_its_guarantee() {
+    let mut world = world(20, &[Limits { guarantee: 4, ..ANY }, ANY]);
+    world.use_chunks(1, 0..20);
+    world.use_chunks(2, 0..20);
+    assert_eq!((world.card(1), world.card(2)), (10, 10));
+    world.rest(&[2]);
+    assert_eq!((world.card(1), world.card(2)), (4, 16));
+    world.rest(&[1, 2]);
+    assert_eq!((world.card(1), world.card(2)), (10, 10), "it has its share again when it works again");
+    world.table.destroy_vm(VmId(2)).unwrap();
+    world.rest(&[]);
+    assert_eq!(world.card(1), 20, "no one else wants it");
+}
+
+#[test]
+fn a_chunk_that_has_just_come_does_not_go_again() {
+    let mut world = world(20, &[ANY, ANY]);
+    world.use_chunks(1, 0..20);
+    world.use_chunks(2, 0..20);
+    world.rest(&[1, 2]);
+    // One wants less and at once more again: all that came to the other goes back, but not before it has settled.
+    for index in 0..15 {
+        world.table.unplace(VmId(2), GuestAddr(index * CHUNK)).unwrap();
+    }
+    let before = world.table.summary().vms[&VmId(1)].moved_in;
+    world.now += 50 * MS;
+    world.plan(None);
+    let came = world.table.summary().vms[&VmId(1)].moved_in - before;
+    assert!(came > 0, "it has got what the other gave up");
+    world.table.set_limits(VmId(2), Limits { weight: 10_000, ..ANY }).unwrap();
+    world.table.set_limits(VmId(1), Limits { quota: 20, ..ANY }).unwrap();
+    world.now += 50 * MS;
+    let steps = world.plan(None);
+    assert!(steps.iter().all(|step| step.vm != VmId(1) || step.to == To::Card), "{steps:?}");
+}
+
+#[test]
+fn pinned_chunks_stay_and_are_part_of_the_guarantee() {
+    let mut world = world(20, &[Limits { guarantee: 5, ..ANY }, Limits { weight: 100_000, ..ANY }]);
+    world.use_chunks(1, 0..20);
+    pin(&mut world, 1, 0, 3).unwrap();
+    pin(&mut world, 1, 2, 3).unwrap();
+    assert_eq!(world.balancer.pinned(VmId(1)), 5);
+    let refused = pin(&mut world, 1, 5, 1).unwrap_err();
+    assert_eq!(refused, PinError::Guarantee { vm: VmId(1), pinned: 6, guarantee: 5 });
+    assert!(matches!(pin(&mut world, 1, 60, 5), Err(PinError::Range(Error::OutOfRange { .. }))));
+    assert!(matches!(pin(&mut world, 9, 0, 1), Err(PinError::Range(Error::NoSuchVm(_)))));
+    world.use_chunks(2, 0..60);
+    world.rest(&[1, 2]);
+    let left: Vec<u32> = world.table.resting(VmId(1), Tier::Card).collect();
+    assert_eq!(left, [0, 1, 2, 3, 4]);
+    // A guarantee that falls takes pins with it.
+    world.table.set_limits(VmId(1), Limits { guarantee: 2, ..ANY }).unwrap();
+    world.unsettle();
+    world.rest(&[1, 2]);
+    assert_eq!(world.balancer.pinned(VmId(1)), 2);
+    assert_eq!(world.table.resting(VmId(1), Tier::Card).collect::<Vec<_>>(), [0, 1]);
+}
+
+#[test]
+fn pinned_chunks_come_back_first() {
+    let mut world = world(4, &[Limits { guarantee: 2, ..ANY }]);
+    world.use_chunks(1, 0..10);
+    pin(&mut world, 1, 8, 2).unwrap();
+    for index in 0..2 {
+        world.table.unplace(VmId(1), GuestAddr(index * CHUNK)).unwrap();
+    }
+    world.rest(&[1]);
+    assert_eq!(world.table.resting(VmId(1), Tier::Card).collect::<Vec<_>>(), [2, 3, 8, 9]);
+}
+
+#[test]
+fn policies_choose_what_goes_and_can_be_changed() {
+    let mut world = world(8, &[ANY, ANY]);
+    world.use_chunks(1, 0..8);
+    let at = |index: u64| GuestAddr(index * CHUNK);
+    world.balancer.set_priority(&world.table, VmId(1), at(3), CHUNK + 1, 7).unwrap();
+    world.balancer.set_accesses(&world.table, VmId(1), at(0), 64 * CHUNK, 100).unwrap();
+    world.balancer.set_accesses(&world.table, VmId(1), at(6), 1, 1).unwrap();
+    world.balancer.touched(&world.table, VmId(1), at(0), CHUNK).unwrap();
+    let outside = Err(Error::OutOfRange { vm: VmId(1), address: at(64) });
+    assert_eq!(world.balancer.touched(&world.table, VmId(1), at(64), 1), outside);
+    assert_eq!(world.balancer.set_priority(&world.table, VmId(3), at(0), 1, 1), Err(Error::NoSuchVm(VmId(3))));
+    let mut evicted = Vec::new();
+    for (policy, index) in [
+        (VictimPolicy::Priority, 0),
+        (VictimPolicy::Profiled, 1),
+        (VictimPolicy::Clock, 2),
+        (VictimPolicy::Priority, 3),
+    ] {
+        world.balancer.set_policy(policy);
+        world.ask(2, index).unwrap();
+        evicted.extend(world.table.resting(VmId(1), Tier::Host).find(|index| !evicted.contains(index)));
+    }
+    assert_eq!(evicted, [3, 6, 1, 4]);
+}
+
+#[test]
+fn the_reserve_is_used_first_and_drains_when_nothing_else_is_to_do() {
+    let mut world = world(10, &[ANY, ANY]);
+    world.table.set_reserve(2).unwrap();
+    world.use_chunks(1, 0..8);
+    let step = |world: &mut World| world.plan(Some(Request { by: By::Vm(VmId(2)), chunks: 3 }));
+    let to: Vec<To> = step(&mut world).into_iter().map(|step| step.to).collect();
+    assert_eq!(to, [To::Reserve, To::Reserve, To::Host], "two without a copy");
+    world.use_chunks(2, 0..3);
+    world.now += 50 * MS;
+    assert!(world.plan(None).iter().all(|step| step.to == To::Host), "it drains");
+    assert_eq!((world.table.summary().parked, world.table.summary().reserve), (0, 2));
+    // What is freed before that comes back from the reserve, without a copy.
+    world.use_chunks(2, 3..4);
+    assert_eq!(world.table.summary().parked, 1);
+    world.table.destroy_vm(VmId(2)).unwrap();
+    world.now += 300 * MS;
+    let before = world.table.summary().vms[&VmId(1)].moved_in;
+    let steps = world.plan(None);
+    let after = world.table.summary();
+    assert_eq!((steps.len(), after.parked, after.vms[&VmId(1)].moved_in - before), (4, 0, 3));
+}
+
+#[test]
+fn the_mediator_and_a_guarantee_get_room() {
+    let mut world = world(20, &[ANY, ANY]);
+    world.table.set_aside(2).unwrap();
+    world.use_chunks(1, 0..18);
+    assert_eq!(world.plan(Some(Request { by: By::Mediator, chunks: 2 })), [], "that is set aside");
+    assert_eq!(world.plan(Some(Request { by: By::Mediator, chunks: 5 })).len(), 3);
+    assert_eq!(world.table.for_mediator(), 5);
+    let limits = Limits { guarantee: 10, ..ANY };
+    let Err(Error::Promise { wanted, now, .. }) = world.table.set_limits(VmId(2), limits) else { panic!("no room") };
+    let more = wanted - now + world.table.spare();
+    assert_eq!(world.plan(Some(Request { by: By::Guarantee, chunks: more })).len(), 7);
+    world.table.set_limits(VmId(2), limits).unwrap();
+    // What others are guaranteed does not go for it.
+    world.table.set_limits(VmId(1), Limits { guarantee: 8, ..ANY }).unwrap();
+    assert_eq!(world.plan(Some(Request { by: By::Guarantee, chunks: 1 })), []);
+}
+
+#[test]
+fn the_holder_of_a_turn_has_the_card_and_the_others_wait() {
+    let mut world = world(20, &[ANY, ANY, ANY]);
+    world.use_chunks(3, 0..2);
+    world.use_chunks(1, 0..18);
+    world.use_chunks(2, 0..18);
+    world.rest(&[1, 2, 3]);
+    assert_eq!((world.card(1), world.card(2), world.card(3)), (9, 9, 2));
+    for holder in [1, 2, 1] {
+        let turn = Turn { members: vec![VmId(1), VmId(2)], holder: VmId(holder), quantum_ns: 1 };
+        world.balancer.set_turn(Some(turn));
+        world.unsettle();
+        world.balancer.active(VmId(holder), world.now);
+        world.balancer.active(VmId(3), world.now);
+        world.plan(None);
+        assert_eq!((world.card(holder), world.card(3 - holder), world.card(3)), (18, 0, 2), "at once");
+    }
+    world.balancer.set_turn(None);
+    world.unsettle();
+    world.rest(&[1, 2, 3]);
+    assert_eq!((world.card(1), world.card(2)), (9, 9));
+}
+
+#[test]
+fn moves_under_way_are_not_planned_again() {
+    let mut table = ChunkTable::new(8 * CHUNK, CHUNK, crate::Contents::Zeroed).unwrap();
+    table.set_host_budget(100);
+    let mut balancer = Balancer::new(Config::default());
+    for vm in [1, 2] {
+        table.create_vm(VmId(vm), 64 * CHUNK, ANY).unwrap();
+    }
+    for index in 0..8 {
+        table.place(VmId(1), GuestAddr(index * CHUNK)).unwrap();
+    }
+    let request = Some(Request { by: By::Vm(VmId(2)), chunks: 3 });
+    let steps = balancer.plan(&table, 0, request);
+    assert_eq!(steps.len(), 3);
+    let moves: Vec<_> = steps.iter().map(|&step| table.start(step).unwrap().unwrap()).collect();
+    assert_eq!(balancer.plan(&table, 0, request), [], "three chunks are on their way to be spare");
+    table.commit_move(moves[0].id);
+    table.abort_move(moves[1].id);
+    assert_eq!(balancer.plan(&table, 0, request).len(), 1, "one has stayed");
+    assert!(!table.is_gone(moves[2].id));
+    table.unplace(VmId(1), table.guest_address(moves[2].index)).unwrap();
+    assert!(table.is_gone(moves[2].id) && table.is_gone(moves[0].id));
+}
+
+#[test]
+fn a_vm_that_is_gone_is_forgotten() {
+    let mut world = world(8, &[Limits { guarantee: 4, ..ANY }]);
+    world.use_chunks(1, 0..8);
+    pin(&mut world, 1, 0, 2).unwrap();
+    world.table.destroy_vm(VmId(1)).unwrap();
+    world.plan(None);
+    world.table.create_vm(VmId(1), 64 * CHUNK, ANY).unwrap();
+    assert_eq!((world.balancer.pinned(VmId(1)), world.balancer.known.len(), world.balancer.active.len()), (0, 0, 0));
+}

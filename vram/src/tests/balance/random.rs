@@ -1,0 +1,217 @@
+//! Random requests, frees and limits, then rest: shares against an independent water filling.
+
+use super::CHUNK;
+use super::world::{MS, World};
+use crate::balance::{By, Config, Request};
+use crate::victim::VictimPolicy;
+use crate::{GuestAddr, Limits, OnFull, VmId};
+use proptest::prelude::*;
+
+const CHUNKS: u32 = 24;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Create(u32, u64, Limits),
+    SetLimits(u32, Limits),
+    Destroy(u32),
+    Use(u32, u64, u64),
+    Free(u32, u64),
+    Touch(u32, u64),
+    Pin(u32, u64, bool),
+    Active(u32),
+    Wait(u64),
+    Mediator(u32),
+    Reserve(u32),
+    Policy(VictimPolicy),
+}
+
+fn limits(swap_cap: impl Strategy<Value = u32> + 'static) -> impl Strategy<Value = Limits> {
+    let quota = prop_oneof![1 => 4..20u32, 1 => Just(u32::MAX)];
+    (quota, 0..5u32, swap_cap, 1..5u32, prop_oneof![3 => Just(OnFull::Swap), 1 => Just(OnFull::Queue)]).prop_map(
+        |(quota, guarantee, swap_cap, weight, on_full)| Limits { quota, guarantee, swap_cap, weight, on_full },
+    )
+}
+
+fn op(swap_cap: impl Strategy<Value = u32> + Clone + 'static) -> impl Strategy<Value = Op> {
+    let vm = || 0..5u32;
+    prop_oneof![
+        6 => (vm(), 1..40u64, limits(swap_cap.clone())).prop_map(|(vm, chunks, limits)| Op::Create(vm, chunks, limits)),
+        2 => (vm(), limits(swap_cap)).prop_map(|(vm, limits)| Op::SetLimits(vm, limits)),
+        1 => vm().prop_map(Op::Destroy),
+        12 => (vm(), 0..40u64, 1..12u64).prop_map(|(vm, from, count)| Op::Use(vm, from, count)),
+        3 => (vm(), 0..40u64).prop_map(|(vm, index)| Op::Free(vm, index)),
+        2 => (vm(), 0..40u64).prop_map(|(vm, index)| Op::Touch(vm, index)),
+        2 => (vm(), 0..40u64, any::<bool>()).prop_map(|(vm, index, pinned)| Op::Pin(vm, index, pinned)),
+        4 => vm().prop_map(Op::Active),
+        6 => (1..120u64).prop_map(|ms| Op::Wait(ms * MS)),
+        1 => (1..3u32).prop_map(Op::Mediator),
+        1 => (0..4u32).prop_map(Op::Reserve),
+        1 => prop::sample::select(VictimPolicy::ALL.to_vec()).prop_map(Op::Policy),
+    ]
+}
+
+fn config() -> impl Strategy<Value = Config> {
+    (prop::sample::select(VictimPolicy::ALL.to_vec()), any::<u64>(), 0..4u32, 2..40usize).prop_map(
+        |(policy, seed, low_water, steps_max)| Config {
+            policy,
+            seed,
+            low_water,
+            steps_max,
+            idle_after_ns: 300 * MS,
+            ..Config::default()
+        },
+    )
+}
+
+/// What the mediator would do with a guarantee that is refused: have room made, and ask again.
+fn set_limits(world: &mut World, vm: u32, limits: Limits) {
+    world.unsettle();
+    if let Err(crate::Error::Promise { wanted, now, .. }) = world.table.set_limits(VmId(vm), limits) {
+        let more = wanted - now + world.table.spare();
+        world.plan(Some(Request { by: By::Guarantee, chunks: more }));
+        let _ = world.table.set_limits(VmId(vm), limits);
+    }
+    // A chunk that is above a new quota goes at once.
+    world.plan(None);
+    world.unsettle();
+}
+
+fn apply(world: &mut World, op: Op) {
+    match op {
+        Op::Create(vm, chunks, limits) => {
+            let bytes = chunks * CHUNK;
+            if world.table.create_vm(VmId(vm), bytes, limits).is_err() && world.table.limits(VmId(vm)).is_none() {
+                world.plan(Some(Request { by: By::Guarantee, chunks: limits.guarantee }));
+                let _ = world.table.create_vm(VmId(vm), bytes, limits);
+            }
+        }
+        Op::SetLimits(vm, limits) => set_limits(world, vm, limits),
+        Op::Destroy(vm) => {
+            let _ = world.table.destroy_vm(VmId(vm));
+            world.unsettle();
+        }
+        Op::Use(vm, from, count) => {
+            for index in from..from + count {
+                let _ = world.ask(vm, index);
+            }
+        }
+        Op::Free(vm, index) => {
+            let _ = world.table.unplace(VmId(vm), GuestAddr(index * CHUNK));
+        }
+        Op::Touch(vm, index) => {
+            let _ = world.balancer.touched(&world.table, VmId(vm), GuestAddr(index * CHUNK), 1);
+            let _ = world.balancer.set_priority(&world.table, VmId(vm), GuestAddr(index * CHUNK), 1, index as u8);
+        }
+        Op::Pin(vm, index, pinned) => {
+            let _ = world.balancer.pin(&world.table, VmId(vm), GuestAddr(index * CHUNK), 1, pinned);
+        }
+        Op::Active(vm) => world.balancer.active(VmId(vm), world.now),
+        Op::Wait(ns) => {
+            world.now += ns;
+            world.plan(None);
+        }
+        Op::Mediator(chunks) => {
+            world.plan(Some(Request { by: By::Mediator, chunks }));
+        }
+        Op::Reserve(chunks) => {
+            let _ = world.table.set_reserve(chunks);
+        }
+        Op::Policy(policy) => world.balancer.set_policy(policy),
+    }
+}
+
+/// Each VM's share by bisection in floating point, from the accounts alone; those that are `busy` before the others.
+fn shares(world: &World, busy: &[u32]) -> Vec<(VmId, f64)> {
+    let summary = world.table.summary();
+    let low_water = world.balancer.config().low_water.min(summary.spare());
+    let kept = summary.mediator + summary.set_aside + (summary.reserve + summary.parked) + low_water;
+    let chunks = f64::from(summary.total - kept);
+    let vms: Vec<_> = summary
+        .vms
+        .iter()
+        .map(|(&vm, account)| {
+            let most =
+                (account.placed + account.parked + account.host).min(account.limits.quota).max(account.guarantee);
+            (vm, f64::from(account.limits.weight), f64::from(account.guarantee), f64::from(most))
+        })
+        .collect();
+    let is_busy = |vm: VmId| busy.contains(&vm.0);
+    let fill = |chunks: f64, of: &dyn Fn(VmId) -> Option<(f64, f64)>| {
+        let at = |level: f64| {
+            let bounds = |vm: &(VmId, f64, f64, f64)| of(vm.0).unwrap_or((vm.2, vm.3));
+            vms.iter().map(|vm| (vm.0, (level * vm.1).max(bounds(vm).0).min(bounds(vm).1))).collect::<Vec<_>>()
+        };
+        let (mut low, mut high) = (0.0, 1e4);
+        for _ in 0..100 {
+            let level = (low + high) / 2.0;
+            let sum: f64 = at(level).iter().map(|(_, share)| share).sum();
+            (low, high) = if sum < chunks { (level, high) } else { (low, level) };
+        }
+        at(high)
+    };
+    let claims: std::collections::BTreeMap<_, _> = vms.iter().map(|vm| (vm.0, (vm.2, vm.3))).collect();
+    let urgent: f64 = vms.iter().map(|vm| if is_busy(vm.0) { vm.3 } else { vm.2 }).sum();
+    if urgent <= chunks {
+        fill(chunks, &|vm| is_busy(vm).then(|| (claims[&vm].1, claims[&vm].1)))
+    } else {
+        fill(chunks, &|vm| (!is_busy(vm)).then(|| (claims[&vm].0, claims[&vm].0)))
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// With host memory enough, it comes to rest with each VM within one chunk of its share, at its guarantee if it uses
+    /// that much, and within its quota.
+    #[test]
+    fn at_rest_no_one_is_off_by_more_than_a_chunk(
+        config in config(),
+        ops in prop::collection::vec(op(Just(u32::MAX)), 1..60),
+        busy in prop::collection::vec(0..5u32, 0..5),
+    ) {
+        let mut world = World::new(CHUNKS, 1000, config);
+        for op in ops {
+            apply(&mut world, op);
+        }
+        world.rest(&busy);
+        let accounts = world.table.summary().vms;
+        let shares = shares(&world, &busy);
+        for &(vm, share) in &shares {
+            let account = accounts[&vm];
+            let used = account.placed + account.parked + account.host;
+            // What is kept for it and not used counts as its.
+            let card = f64::from(account.placed.max(account.guarantee));
+            prop_assert!((card - share).abs() <= 1.0 + 1e-6, "VM {vm} has {card} of {share}: {accounts:?} {shares:?}");
+            prop_assert!(account.placed >= account.guarantee.min(used), "VM {vm} is below its guarantee: {account:?}");
+            prop_assert!(account.placed <= account.limits.quota);
+        }
+        let summary = world.table.summary();
+        let spare = world.table.spare();
+        prop_assert!(spare <= world.balancer.config().low_water || summary.vms.values().all(|vm| {
+            vm.host + vm.parked == 0 || vm.placed >= vm.limits.quota
+        }), "{} chunks are spare while some are in host memory", spare);
+        prop_assert_eq!(summary.parked, 0, "the reserve has drained");
+    }
+
+    /// With little host memory and small caps it still comes to rest, every step can be done, and limits hold.
+    #[test]
+    fn it_rests_whatever_is_exhausted(
+        config in config(),
+        ops in prop::collection::vec(op(0..8u32), 1..60),
+        host in 0..16u32,
+    ) {
+        let mut world = World::new(CHUNKS, host, config);
+        for op in ops {
+            apply(&mut world, op);
+            for (_, account) in world.table.vms() {
+                prop_assert!(account.host + account.parked <= account.limits.swap_cap.max(account.host_peak));
+            }
+        }
+        world.rest(&[0, 1]);
+        for (vm, account) in world.table.vms() {
+            let used = account.placed + account.parked + account.host;
+            prop_assert!(account.placed >= account.guarantee.min(used), "VM {} is below its guarantee", vm);
+        }
+        prop_assert!(world.table.summary().host.used <= host);
+    }
+}

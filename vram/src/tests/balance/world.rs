@@ -1,0 +1,126 @@
+//! A table and a balancer with an executor that does what is planned, at once, and audits each plan.
+
+use super::CHUNK;
+use crate::balance::{Balancer, By, Config, Request};
+use crate::{ChunkTable, Contents, Ended, Error, GuestAddr, Place, Placed, Step, Tier, To, VmId};
+use std::collections::BTreeMap;
+
+pub(super) const MS: u64 = 1_000_000;
+
+pub(super) struct World {
+    pub(super) table: ChunkTable,
+    pub(super) balancer: Balancer,
+    pub(super) now: u64,
+    /// When and whereto each chunk was sent last.
+    sent: BTreeMap<(VmId, u32), (u64, To)>,
+}
+
+impl World {
+    pub(super) fn new(chunks: u32, host: u32, config: Config) -> Self {
+        let mut table = ChunkTable::new(u64::from(chunks) * CHUNK, CHUNK, Contents::Zeroed).unwrap();
+        table.set_host_budget(host);
+        Self { table, balancer: Balancer::new(config), now: 0, sent: BTreeMap::new() }
+    }
+
+    /// Whether anything that is planned now could have a reason.
+    fn is_pressed(&self, request: Option<Request>) -> bool {
+        let missing = request.is_some_and(|request| match request.by {
+            By::Vm(vm) => {
+                let owed = self
+                    .table
+                    .vms()
+                    .find(|(id, _)| *id == vm)
+                    .map_or(0, |(_, vm)| vm.guarantee.saturating_sub(vm.placed));
+                request.chunks > owed + self.table.spare()
+            }
+            By::Mediator => request.chunks > self.table.for_mediator(),
+            By::Guarantee => request.chunks > self.table.spare(),
+        });
+        missing || self.table.vms().any(|(_, vm)| vm.host + vm.parked > 0 || vm.placed > vm.limits.quota)
+    }
+
+    /// Plans, and does it. What was planned.
+    pub(super) fn plan(&mut self, request: Option<Request>) -> Vec<Step> {
+        let pressed = self.is_pressed(request);
+        let (now, config) = (self.now, *self.balancer.config());
+        let steps = self.balancer.plan(&self.table, now, request);
+        assert!(pressed || steps.is_empty(), "invariant 7: no pressure, no move, but {steps:?}");
+        assert!(steps.len() <= config.steps_max);
+        for &step in &steps {
+            let back = step.to == To::Card;
+            if let Some(&(when, to)) = self.sent.get(&(step.vm, step.index)).filter(|_| request.is_none()) {
+                let unsettled = now - when < config.settle_ns && (to == To::Card) != back;
+                assert!(!unsettled, "{step:?} {} ns after it went to {to:?}", now - when);
+            }
+            self.sent.insert((step.vm, step.index), (now, step.to));
+            self.carry_out(step);
+        }
+        steps
+    }
+
+    fn carry_out(&mut self, step: Step) {
+        loop {
+            match self.table.start(step) {
+                Ok(None) => break,
+                Ok(Some(begun)) => {
+                    assert_eq!(self.table.commit_move(begun.id), Ended::Committed);
+                    break;
+                }
+                Err(Error::NeedsScrub { tier, .. }) => self.scrub(tier),
+                Err(error) => panic!("{step:?} cannot be done: {error}"),
+            }
+        }
+    }
+
+    fn scrub(&mut self, tier: Tier) {
+        let work = self.table.take_scrub_work_in(tier).expect("something waits to be scrubbed");
+        self.table.scrubbed(work.place);
+    }
+
+    /// A VM uses a guest chunk: room is made for it, and it gets its place.
+    pub(super) fn ask(&mut self, vm: u32, index: u64) -> Result<Placed, Error> {
+        let (vm, address) = (VmId(vm), GuestAddr(index * CHUNK));
+        if self.table.is_placed(vm, address) == Some(false) {
+            self.plan(Some(Request { by: By::Vm(vm), chunks: 1 }));
+        }
+        loop {
+            match self.table.place(vm, address) {
+                Err(Error::NeedsScrub { tier, .. }) => self.scrub(tier),
+                result => return result,
+            }
+        }
+    }
+
+    /// A VM uses guest chunks that it has not used. How many are born in host memory.
+    pub(super) fn use_chunks(&mut self, vm: u32, chunks: std::ops::Range<u64>) -> usize {
+        chunks.filter(|&index| matches!(self.ask(vm, index).unwrap().place, Place::Host(_))).count()
+    }
+
+    /// Lets time pass, an interval at a time, until nothing moves for so long that nothing will. `busy` VMs go on submitting.
+    pub(super) fn rest(&mut self, busy: &[u32]) -> usize {
+        let config = *self.balancer.config();
+        let long = (config.settle_ns.max(config.idle_after_ns) / config.return_interval_ns) as usize + 2;
+        let (mut quiet, mut moved) = (0, 0);
+        for _ in 0..10_000 {
+            self.now += config.return_interval_ns;
+            busy.iter().for_each(|&vm| self.balancer.active(VmId(vm), self.now));
+            let steps = self.plan(None).len();
+            quiet = if steps == 0 { quiet + 1 } else { 0 };
+            moved += steps;
+            if quiet > long {
+                return moved;
+            }
+        }
+        panic!("it never rests");
+    }
+
+    /// Chunks of a VM that count on the card.
+    pub(super) fn card(&self, vm: u32) -> u32 {
+        self.table.vms().find(|(id, _)| id.0 == vm).map_or(0, |(_, vm)| vm.placed)
+    }
+
+    /// Limits, or whose turn it is, have changed: what moves for it need not settle.
+    pub(super) fn unsettle(&mut self) {
+        self.sent.clear();
+    }
+}

@@ -1,0 +1,188 @@
+//! Synthetic traffic: a card of 1000 bytes, copies of 1000 bytes per second.
+
+use super::*;
+use proptest::prelude::*;
+
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1000 * MS;
+
+fn config() -> QuantaConfig {
+    QuantaConfig { min_ns: SECOND, max_ns: 30 * SECOND, ..QuantaConfig::default() }
+}
+
+fn sets(of: &[u64]) -> BTreeMap<VmId, u64> {
+    (1..).zip(of).map(|(vm, &bytes)| (VmId(vm), bytes)).collect()
+}
+
+fn quanta(of: &[u64]) -> Quanta {
+    let mut quanta = Quanta::new(config());
+    quanta.set_working_sets(1000, sets(of));
+    quanta
+}
+
+/// Copies at full speed for `permille` of the time, a copy each 10 ms, from `from` on for a second. The first change.
+fn copy(quanta: &mut Quanta, from: u64, permille: u64) -> Option<(u64, Change)> {
+    (0..100).find_map(|step| {
+        let now = from + step * 10 * MS;
+        quanta.relocated(now, permille / 100, permille * MS / 100);
+        quanta.tick(now).map(|change| (now, change))
+    })
+}
+
+fn on(quanta: &mut Quanta) -> Turn {
+    match copy(quanta, 0, 500) {
+        Some((_, Change::On(turn))) => turn,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn modes_are_known_by_name() {
+    for mode in [Mode::Auto, Mode::Off, Mode::Forced] {
+        assert_eq!(mode.to_string().parse(), Ok(mode));
+    }
+    assert!("on".parse::<Mode>().is_err_and(|text| text.contains("`auto`, `off` or `forced`")));
+}
+
+#[test]
+fn much_traffic_of_sets_that_do_not_fit_switches_on() {
+    let mut quanta = quanta(&[700, 800]);
+    assert_eq!(quanta.tick(0), None, "no traffic");
+    let turn = on(&mut quanta);
+    assert_eq!((&*turn.members, turn.holder), (&[VmId(1), VmId(2)][..], VmId(1)));
+    assert_eq!(quanta.bandwidth(), 1000);
+    // 1600 bytes at 1000 bytes per second, ten times.
+    assert_eq!(turn.quantum_ns, 16 * SECOND);
+    assert_eq!(quanta.turn(), Some(&turn));
+}
+
+#[test]
+fn little_traffic_or_sets_that_fit_change_nothing() {
+    assert_eq!(copy(&mut quanta(&[700, 800]), 0, 100), None, "half of the threshold");
+    assert_eq!(copy(&mut quanta(&[200, 800]), 0, 900), None, "they fit exactly");
+    assert_eq!(copy(&mut quanta(&[1700]), 0, 900), None, "no one to take turns with");
+    let mut off = quanta(&[700, 800]);
+    off.set_config(QuantaConfig { mode: Mode::Off, ..config() });
+    assert_eq!(copy(&mut off, 0, 900), None);
+}
+
+#[test]
+fn old_traffic_is_forgotten() {
+    let mut quanta = quanta(&[700, 700]);
+    // 150 bytes in a second, twice with a second between: never 200 within one.
+    for now in [0, 2 * SECOND] {
+        quanta.relocated(now, 150, 150 * MS);
+        assert_eq!(quanta.tick(now), None);
+    }
+    quanta.relocated(2 * SECOND + 900 * MS, 50, 50 * MS);
+    assert!(quanta.tick(2 * SECOND + 900 * MS).is_some());
+}
+
+#[test]
+fn a_small_set_that_fits_beside_any_other_need_not_wait() {
+    assert_eq!(on(&mut quanta(&[50, 700, 800, 100])).members, [VmId(2), VmId(3)]);
+    assert_eq!(on(&mut quanta(&[50, 700, 1800])).members, [VmId(1), VmId(2), VmId(3)], "the largest needs it all");
+}
+
+#[test]
+fn turns_go_round_and_skip_who_is_idle() {
+    let mut quanta = quanta(&[700, 700, 700]);
+    let quantum = on(&mut quanta).quantum_ns;
+    let began =
+        (0..).map(|step| step * 10 * MS).find(|&now| quanta.turn.as_ref().is_some_and(|turn| turn.1 == now + quantum));
+    let mut now = began.unwrap();
+    assert_eq!(quanta.tick(now + quantum - 1), None);
+    for holder in [2, 3, 1, 2] {
+        now += quantum;
+        let turn = Turn { members: [1, 2, 3].map(VmId).to_vec(), holder: VmId(holder), quantum_ns: quantum };
+        assert_eq!(quanta.tick(now), Some(Change::Next(turn)));
+    }
+    // The holder has nothing to do any more: the next one need not wait for the end.
+    quanta.set_working_sets(1000, BTreeMap::from([(VmId(1), 700), (VmId(3), 700)]));
+    let Some(Change::On(turn)) = quanta.tick(now + 1) else { panic!("no change") };
+    assert_eq!((turn.holder, turn.members), (VmId(3), vec![VmId(1), VmId(3)]));
+    quanta.set_working_sets(1000, BTreeMap::from([(VmId(3), 700)]));
+    assert_eq!(quanta.tick(now + 2), Some(Change::Off), "one is left");
+}
+
+#[test]
+fn it_goes_off_when_sets_have_fitted_for_a_window() {
+    let mut quanta = quanta(&[700, 700]);
+    on(&mut quanta);
+    quanta.set_working_sets(1000, sets(&[500, 480]));
+    assert_eq!((quanta.tick(SECOND), quanta.tick(9 * SECOND)), (None, None), "they fit, but for the margin");
+    quanta.set_working_sets(1000, sets(&[400, 400]));
+    assert_eq!((quanta.tick(10 * SECOND), quanta.tick(11 * SECOND - 1)), (None, None));
+    quanta.set_working_sets(1000, sets(&[400, 580]));
+    assert_eq!(quanta.tick(11 * SECOND), None, "and not any more");
+    quanta.set_working_sets(1000, sets(&[400, 400]));
+    assert_eq!((quanta.tick(12 * SECOND), quanta.tick(13 * SECOND)), (None, Some(Change::Off)));
+    // The copies of the last change of turn are not held against them.
+    quanta.set_working_sets(1000, sets(&[700, 700]));
+    assert_eq!(quanta.tick(13 * SECOND), None);
+    assert!(copy(&mut quanta, 14 * SECOND, 500).is_some());
+}
+
+#[test]
+fn forced_mode_takes_turns_without_pressure() {
+    let mut quanta = quanta(&[10, 20]);
+    quanta.set_config(QuantaConfig { mode: Mode::Forced, ..config() });
+    let Some(Change::On(turn)) = quanta.tick(0) else { panic!("it is forced") };
+    assert_eq!((turn.members, turn.quantum_ns), (vec![VmId(1), VmId(2)], 30 * SECOND), "no bandwidth was measured");
+    quanta.relocated(SECOND, 1000, SECOND);
+    assert!(matches!(quanta.tick(30 * SECOND), Some(Change::Next(turn)) if turn.quantum_ns == SECOND), "the shortest");
+    quanta.set_config(QuantaConfig { mode: Mode::Off, ..config() });
+    assert_eq!((quanta.tick(31 * SECOND), quanta.turn()), (Some(Change::Off), None));
+}
+
+proptest! {
+    /// Whatever happens: turns are of two or more active VMs, the holder is one of them, no one waits beside the rest who
+    /// need not, each comes to its turn, and what is said once is not said again.
+    #[test]
+    fn turns_are_fair_and_end(
+        events in prop::collection::vec((0u64..3000, prop::collection::btree_map(1u32..6, 0u64..1500, 0..5), 0u64..400), 1..60),
+        mode in prop_oneof![4 => Just(Mode::Auto), 1 => Just(Mode::Forced), 1 => Just(Mode::Off)],
+    ) {
+        let mut quanta = Quanta::new(QuantaConfig { mode, ..config() });
+        let mut now = 0;
+        for (step, of, bytes) in events {
+            now += step * MS;
+            let of: BTreeMap<VmId, u64> = of.into_iter().map(|(vm, bytes)| (VmId(vm), bytes)).collect();
+            quanta.set_working_sets(1000, of.clone());
+            if bytes > 0 {
+                quanta.relocated(now, bytes, bytes * MS);
+            }
+            let before = quanta.turn().cloned();
+            let change = quanta.tick(now);
+            let turn = quanta.turn();
+            match &change {
+                Some(Change::On(new) | Change::Next(new)) => prop_assert_eq!(Some(new), turn),
+                Some(Change::Off) => prop_assert_eq!((turn, before.is_some()), (None, true)),
+                None => prop_assert_eq!(turn, before.as_ref()),
+            }
+            prop_assert!(change.is_none() || turn != before.as_ref() || of.is_empty());
+            prop_assert_eq!(quanta.tick(now), None, "said twice");
+            prop_assert!(mode != Mode::Off || turn_of(&quanta).is_none());
+            if let Some(turn) = turn_of(&quanta) {
+                prop_assert!(turn.members.len() > 1 && turn.members.contains(&turn.holder));
+                prop_assert!(turn.members.iter().all(|vm| of.contains_key(vm)));
+                prop_assert!((SECOND..=30 * SECOND).contains(&turn.quantum_ns));
+            }
+        }
+        // With nothing changing, each member has its turn within as many quanta as there are members.
+        if let Some(turn) = turn_of(&quanta).filter(|_| !quanta.fits(0) || mode == Mode::Forced) {
+            let mut holders = vec![turn.holder];
+            for _ in 1..turn.members.len() {
+                now += 30 * SECOND;
+                let Some(Change::Next(turn)) = quanta.tick(now) else { panic!("no one comes next") };
+                holders.push(turn.holder);
+            }
+            holders.sort_unstable();
+            prop_assert_eq!(holders, turn.members);
+        }
+    }
+}
+
+fn turn_of(quanta: &Quanta) -> Option<Turn> {
+    quanta.turn().cloned()
+}

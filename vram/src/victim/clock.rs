@@ -1,0 +1,37 @@
+//! By what was used of late: the second-chance algorithm over what the mediator sees, submissions that name buffers and
+//! copies.
+
+use super::{Choose, Hints, keep_least};
+
+/// Chooses what was not used since the hand last passed.
+#[derive(Debug)]
+pub(super) struct Clock;
+
+impl Choose for Clock {
+    fn victims(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize) {
+        let start = candidates.partition_point(|&index| index < hints.hand);
+        candidates.rotate_left(start);
+        // The first round passes all that was used; in the second nothing is referenced any more.
+        let mut chosen: Vec<u32> = Vec::with_capacity(count.min(candidates.len()));
+        let mut spared = Vec::new();
+        for &index in &*candidates {
+            if chosen.len() == count {
+                break;
+            }
+            if hints.is_referenced(index) {
+                hints.pass(index);
+                spared.push(index);
+            } else {
+                chosen.push(index);
+            }
+        }
+        let missing = count - chosen.len();
+        chosen.extend(spared.into_iter().take(missing));
+        hints.hand = chosen.last().map_or(hints.hand, |&index| index.saturating_add(1));
+        *candidates = chosen;
+    }
+
+    fn returns(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize) {
+        keep_least(candidates, count, |index| !hints.is_referenced(index));
+    }
+}

@@ -1,0 +1,88 @@
+//! What is known about the chunks of a VM.
+
+use std::ops::RangeInclusive;
+
+/// The priority of a chunk of which nothing was said.
+pub const PRIORITY_DEFAULT: u8 = 128;
+
+/// What is known about the chunks of a VM, by guest chunk. Of each kind there is at most one entry for each chunk that the
+/// guest has, and none before the first is set.
+#[derive(Debug)]
+pub struct Hints {
+    /// Chunks that the guest has.
+    chunks: u32,
+    priorities: Vec<u8>,
+    accesses: Vec<u32>,
+    /// A bit for each chunk.
+    referenced: Vec<u64>,
+    /// The guest chunk that the clock's hand points to.
+    pub(super) hand: u32,
+}
+
+impl Hints {
+    /// Nothing is known about a VM of `chunks` chunks.
+    #[must_use]
+    pub fn new(chunks: u32) -> Self {
+        Self { chunks, priorities: Vec::new(), accesses: Vec::new(), referenced: Vec::new(), hand: 0 }
+    }
+
+    /// Sets the priority of chunks: the lowest go first.
+    pub fn set_priority(&mut self, chunks: RangeInclusive<u32>, priority: u8) {
+        let range = self.within(&chunks);
+        self.priorities.resize(self.chunks as usize, PRIORITY_DEFAULT);
+        self.priorities[range].fill(priority);
+    }
+
+    /// The priority of a chunk.
+    #[must_use]
+    pub fn priority(&self, index: u32) -> u8 {
+        self.priorities.get(index as usize).copied().unwrap_or(PRIORITY_DEFAULT)
+    }
+
+    /// Sets how often each of `chunks` is accessed, in whatever unit the profile has for the VM.
+    pub fn set_accesses(&mut self, chunks: RangeInclusive<u32>, count: u32) {
+        let range = self.within(&chunks);
+        self.accesses.resize(self.chunks as usize, 0);
+        self.accesses[range].fill(count);
+    }
+
+    /// How often a chunk is accessed; 0 if nothing was said.
+    #[must_use]
+    pub fn accesses(&self, index: u32) -> u32 {
+        self.accesses.get(index as usize).copied().unwrap_or(0)
+    }
+
+    /// The chunks were used just now.
+    pub fn touch(&mut self, chunks: RangeInclusive<u32>) {
+        let range = self.within(&chunks);
+        if range.is_empty() {
+            return;
+        }
+        self.referenced.resize((self.chunks as usize).div_ceil(64), 0);
+        let (first, last) = (range.start, range.end - 1);
+        for word in first / 64..=last / 64 {
+            let from = if word == first / 64 { first % 64 } else { 0 };
+            let to = if word == last / 64 { last % 64 } else { 63 };
+            self.referenced[word] |= (u64::MAX >> (63 - (to - from))) << from;
+        }
+    }
+
+    /// Whether a chunk was used since the clock's hand last passed.
+    #[must_use]
+    pub fn is_referenced(&self, index: u32) -> bool {
+        self.referenced.get(index as usize / 64).is_some_and(|word| word >> (index % 64) & 1 == 1)
+    }
+
+    /// The clock's hand passes a chunk.
+    pub(super) fn pass(&mut self, index: u32) {
+        if let Some(word) = self.referenced.get_mut(index as usize / 64) {
+            *word &= !(1 << (index % 64));
+        }
+    }
+
+    /// The part of `chunks` that the guest has.
+    fn within(&self, chunks: &RangeInclusive<u32>) -> std::ops::Range<usize> {
+        let end = chunks.end().saturating_add(1).min(self.chunks) as usize;
+        (*chunks.start() as usize).min(end)..end
+    }
+}

@@ -1,0 +1,18 @@
+//! By the priority that the owner gives its buffers: the policy of GPUswap's dissertation.
+
+use super::{Choose, Hints, keep_least};
+use std::cmp::Reverse;
+
+/// Chooses by priority, the lowest first.
+#[derive(Debug)]
+pub(super) struct Priority;
+
+impl Choose for Priority {
+    fn victims(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize) {
+        keep_least(candidates, count, |index| hints.priority(index));
+    }
+
+    fn returns(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize) {
+        keep_least(candidates, count, |index| Reverse(hints.priority(index)));
+    }
+}

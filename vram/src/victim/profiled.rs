@@ -1,0 +1,18 @@
+//! By how often chunks are accessed, which a profile says that was taken before or is taken by the card.
+
+use super::{Choose, Hints, keep_least};
+use std::cmp::Reverse;
+
+/// Chooses by accesses, the fewest first.
+#[derive(Debug)]
+pub(super) struct Profiled;
+
+impl Choose for Profiled {
+    fn victims(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize) {
+        keep_least(candidates, count, |index| hints.accesses(index));
+    }
+
+    fn returns(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize) {
+        keep_least(candidates, count, |index| Reverse(hints.accesses(index)));
+    }
+}
