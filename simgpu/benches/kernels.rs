@@ -110,13 +110,15 @@ impl Rig {
 
 fn kernels(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("kernels");
-    for (name, source, stride) in [
-        ("arithmetic", ARITHMETIC, 0),
-        ("words in a row", MEMORY, 4),
-        ("lines of a page", MEMORY, 128),
-        ("pages", MEMORY, 4096 + 4),
+    let memories: [fn(Vram) -> Memory; 2] = [Memory::new, Memory::profiled];
+    for (name, source, stride, memory) in [
+        ("arithmetic", ARITHMETIC, 0, memories[0]),
+        ("words in a row", MEMORY, 4, memories[0]),
+        ("lines of a page", MEMORY, 128, memories[0]),
+        ("pages", MEMORY, 4096 + 4, memories[0]),
+        ("pages, profiled", MEMORY, 4096 + 4, memories[1]),
     ] {
-        let mut rig = Rig::new(Memory::new(Vram::new(64 * MIB).expect("vram")), source, stride);
+        let mut rig = Rig::new(memory(Vram::new(64 * MIB).expect("vram")), source, stride);
         group.throughput(Throughput::Elements(rig.run()));
         group.bench_function(name, |bench| bench.iter(|| rig.run()));
     }

@@ -117,6 +117,9 @@ pub struct CardSpec {
     /// How long work takes on a software card; without it, as long as the host needs.
     #[serde(default)]
     pub time: Option<TimeSpec>,
+    /// Lets a software card count how often its engines touch which part of memory.
+    #[serde(default)]
+    pub profile: bool,
     /// What a software card does wrong, for tests of recovery.
     #[serde(default, rename = "fault", skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<FaultSpec>,

@@ -33,6 +33,7 @@ fn full_example_is_read() {
         bar1_mib = 64
         bar3_mib = 32
         chunk_kib = 128
+        profile = true
         [card.time]
         copy_mib_per_s = 4096
         launch_ns = 5000
@@ -67,6 +68,7 @@ fn full_example_is_read() {
     let time = config.cards[0].time.unwrap();
     assert_eq!((time.switch_ns, time.shader_mhz, time.shader_mib_per_s), (20000, 700, 50000));
     assert_eq!(time.bus_mib_per_s, 6000);
+    assert!(config.cards[0].profile && !config.cards[1].profile);
     assert_eq!(config.cards[1].vram_mib, 1024);
     assert_eq!(config.vms[0].socket_path(&config.daemon.socket_dir), Path::new("/run/m/vm-a"));
     assert_eq!(config.vms[1].socket_path(&config.daemon.socket_dir), Path::new("/run/m/b.sock"));

@@ -47,6 +47,7 @@ fn software_card(spec: &CardSpec) -> Result<Arc<dyn Card>, BackendError> {
             switch_ns: time.switch_ns,
             bus_bytes_per_second: time.bus_mib_per_s << 20,
         }),
+        profile: spec.profile,
         faults: spec.faults.iter().map(fault).collect(),
         ..simgpu::Config::default()
     };

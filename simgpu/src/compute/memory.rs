@@ -7,7 +7,7 @@ use nvspec::addr::{GpuVa, VA_BITS};
 use nvspec::class::compute90c0::{LOCAL_ADDRESS_BITS, WINDOW_BYTES, warp_error};
 
 /// Bytes that the memory partitions move at once: what the time model counts.
-pub(crate) const TRANSACTION_BYTES: u64 = 128;
+pub(crate) const TRANSACTION_BYTES: u64 = card::AccessCounts::BURST_BYTES;
 
 /// What a grid or a part of one has done; adds up to the same whatever the order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -116,7 +116,8 @@ impl<'a> Session<'a> {
         recent.moved += bytes;
     }
 
-    /// Bytes counted since the last call that came from system memory or went there: twice those that did both.
+    /// Bytes counted since the last call that came from system memory or went there: twice those that did both. Without
+    /// such a call at the end, what was counted of the last pages is forgotten.
     pub fn take_bus_bytes(&mut self) -> u64 {
         self.sort(false);
         self.sort(true);
@@ -126,10 +127,14 @@ impl<'a> Session<'a> {
     /// Sorts what was counted of a translation by the memory that it leads to.
     fn sort(&mut self, write: bool) {
         let recent = if write { &mut self.writes } else { &mut self.reads };
-        let moved = std::mem::take(&mut recent.moved);
-        if let BusAddr::System(_) = recent.address {
+        let (address, moved) = (recent.address, std::mem::take(&mut recent.moved));
+        if moved == 0 {
+            return;
+        }
+        if let BusAddr::System(_) = address {
             self.bus_bytes += moved;
         }
+        self.view.memory().count_moved(address, moved);
     }
 
     /// Translates one address, for reading or for writing.
