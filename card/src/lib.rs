@@ -1,15 +1,16 @@
 //! The south seam: what everything above needs of a physical card, at the level of what a PCI function offers.
 //!
 //! The trait is on the consumer's side: [`Card`] lists what `channels`, `mediator` and the passthrough path call, and
-//! nothing that a real card behind VFIO could not do. `simgpu` implements it in software; a VFIO card implements it by
+//! nothing that a real card behind VFIO could not do, but for [`Card::access_counts`], which may say nothing. `simgpu` implements it in software; a VFIO card implements it by
 //! mapped BARs, `VFIO_IOMMU_MAP_DMA` and `VFIO_DEVICE_SET_IRQS`.
 //!
 //! Parts: [`Card`], its [`Identity`], the two memory [`Aperture`]s, [`DmaMemory`] for host memory that the card may
-//! reach, and [`InterruptMode`].
+//! reach, [`InterruptMode`] and [`AccessCounts`].
 //!
 //! Not here: PCI configuration space (the host's PCI core owns the real one; a vGPU's is in `devmodel`), power states,
 //! and anything that needs a driver.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 use vm_memory::{MmapRegion, VolatileMemory, VolatileMemoryError, VolatileSlice};
@@ -174,6 +175,24 @@ pub enum DmaError {
     Host(#[source] std::io::Error),
 }
 
+/// How often the card's engines and kernels touched its memory and the host's, in bursts of at most
+/// [`AccessCounts::BURST_BYTES`], block by block. What CPUs do through the BARs is not counted, nor what the card needs
+/// for itself: page tables, context images, push buffers, semaphores, code and cached constants.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AccessCounts {
+    /// Of each block of VRAM, in the order of their addresses.
+    pub vram: Vec<u64>,
+    /// Of the blocks of host memory that were touched, by the I/O virtual address of their first byte.
+    pub system: BTreeMap<u64, u64>,
+}
+
+impl AccessCounts {
+    /// Bytes of a block: those of the card's large pages. Blocks begin at multiples of it.
+    pub const BLOCK_BYTES: u64 = 128 << 10;
+    /// Most bytes of a burst: what the memory moves at once.
+    pub const BURST_BYTES: u64 = 128;
+}
+
 /// A card's PCI function. All methods may be called from any thread.
 pub trait Card: Send + Sync {
     /// Who it is and how large its BARs are. Constant.
@@ -213,4 +232,13 @@ pub trait Card: Send + Sync {
     /// Function-level reset: registers to their power-on values, work abandoned, interrupts off. Memory mapped for
     /// DMA stays mapped. VRAM contents are undefined after it.
     fn reset(&self);
+
+    /// How often engines and kernels touched which part of memory since the last call with `reset`, if the card counts
+    /// that. A real card does not, and an offline profile takes its place.
+    ///
+    /// Counts stay with addresses: who moves memory, or gives it to another, reads them before.
+    fn access_counts(&self, reset: bool) -> Option<AccessCounts> {
+        let _ = reset;
+        None
+    }
 }

@@ -7,7 +7,7 @@ use crate::gpu::Gpu;
 use crate::memory::{Memory, VramError};
 use crate::mmu::{Client, Mmu, TlbCounters};
 use crate::thread::{Shared, Worker};
-use ::card::{Aperture, Card, DmaError, DmaMemory, Identity, InterruptMode};
+use ::card::{AccessCounts, Aperture, Card, DmaError, DmaMemory, Identity, InterruptMode};
 use nvspec::addr::Iova;
 use nvspec::chip::{CLASS_3D_CONTROLLER, Chip, GF100, VENDOR_NVIDIA};
 use nvspec::regs::windows::{BAR0_BYTES, pramin};
@@ -30,6 +30,8 @@ pub struct Config {
     pub compute_workers: Option<usize>,
     /// Faults to inject.
     pub faults: Vec<Fault>,
+    /// Count how often engines and kernels touch which part of memory ([`Card::access_counts`]).
+    pub profile: bool,
     /// Which chip.
     pub chip: &'static Chip,
 }
@@ -43,6 +45,7 @@ impl Default for Config {
             time: None,
             compute_workers: None,
             faults: Vec::new(),
+            profile: false,
             chip: &GF100,
         }
     }
@@ -274,5 +277,9 @@ impl Card for SimGpu {
     fn reset(&self) {
         self.shared.gpu.lock().reset();
         self.shared.wake();
+    }
+
+    fn access_counts(&self, reset: bool) -> Option<AccessCounts> {
+        self.memory.access_counts(reset)
     }
 }

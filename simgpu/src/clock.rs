@@ -3,6 +3,9 @@
 //! Two times are kept apart: the *card time* runs from the card's creation and orders all work; the *timer time* is
 //! what PTIMER shows and what semaphores are stamped with, the card time plus what the driver has set.
 
+use crate::compute::TRANSACTION_BYTES;
+use crate::engines::Work;
+use crate::faults::EngineId;
 use nvspec::chip::GF100;
 use std::time::Instant;
 
@@ -76,6 +79,25 @@ pub struct TimeModel {
     pub copy: EngineTiming,
     /// Nanoseconds for loading another channel.
     pub switch_ns: u64,
+    /// Bytes per second that an engine's work moves between the card and system memory, to and fro together; 0 is taken
+    /// as without bound. Each engine has that much for itself: what others move does not slow it down.
+    pub bus_bytes_per_second: u64,
+}
+
+impl TimeModel {
+    /// Nanoseconds that an engine takes for a piece of work. What it does on the bus overlaps with the rest: the slower
+    /// one counts.
+    #[must_use]
+    pub fn cost_ns(&self, engine: EngineId, work: &Work) -> u64 {
+        let timing = match engine {
+            EngineId::Graph => self.graph,
+            EngineId::Copy0 | EngineId::Copy1 => self.copy,
+        };
+        let kernels = self.compute.cost_ns(work.instructions, work.transactions.saturating_mul(TRANSACTION_BYTES));
+        let own = timing.cost_ns(work.bytes, 0).saturating_add(kernels);
+        let bus = EngineTiming { bytes_per_second: self.bus_bytes_per_second, launch_ns: 0 }.cost_ns(work.bus_bytes, 0);
+        timing.cost_ns(0, work.launches).saturating_add(own.max(bus))
+    }
 }
 
 /// Where card time comes from.

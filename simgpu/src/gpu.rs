@@ -41,7 +41,8 @@ impl Gpu {
     /// # Errors
     /// [`VramError`].
     pub(crate) fn new(config: &Config, clock: Clock) -> Result<Self, VramError> {
-        let memory = Arc::new(Memory::new(Vram::new(u64::from(config.vram_mib) << 20)?));
+        let vram = Vram::new(u64::from(config.vram_mib) << 20)?;
+        let memory = Arc::new(if config.profile { Memory::profiled(vram) } else { Memory::new(vram) });
         let (mmu, alarm) = (Arc::new(Mmu::new()), Arc::new(Alarm::default()));
         let workers = config.compute_workers.unwrap_or_else(|| {
             // Where the system does not say, one.

@@ -26,6 +26,7 @@
 //! - Time within a kernel: its stores are visible when they are made, its end when its time is over.
 //! - Time within a copy: with a time model, bytes may be visible up to 256 KiB before their time; semaphores, interrupts
 //!   and the next method never are.
+//! - The bus as something that is shared: each engine has its whole rate, whatever other engines and CPUs move.
 //! - The further limits that [`mmu`], [`memory`] and [`engines`] name.
 //!
 //! # Lock order

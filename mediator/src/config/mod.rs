@@ -122,6 +122,9 @@ pub struct CardSpec {
     /// How long work takes on a software card; without it, as long as the host needs.
     #[serde(default)]
     pub time: Option<TimeSpec>,
+    /// Lets a software card count how often its engines touch which part of memory.
+    #[serde(default)]
+    pub profile: bool,
     /// What a software card does wrong, for tests of recovery.
     #[serde(default, rename = "fault", skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<FaultSpec>,
@@ -191,6 +194,9 @@ pub struct TimeSpec {
     /// MiB per second that shaders' memory accesses move.
     #[serde(default = "default_shader_mib_per_s")]
     pub shader_mib_per_s: u64,
+    /// MiB per second that one engine moves between the card and system memory; 0 for without bound.
+    #[serde(default)]
+    pub bus_mib_per_s: u64,
 }
 
 /// As a Quadro 6000.

@@ -40,12 +40,14 @@ fn full_example_is_read() {
         bar1_mib = 64
         bar3_mib = 32
         chunk_kib = 128
+        profile = true
         [card.time]
         copy_mib_per_s = 4096
         launch_ns = 5000
         switch_ns = 20000
         shader_mhz = 700
         shader_mib_per_s = 50000
+        bus_mib_per_s = 6000
 
         [[card]]
         name = "card1"
@@ -72,6 +74,8 @@ fn full_example_is_read() {
     assert_eq!(config.daemon.log_format, LogFormat::Json);
     let time = config.cards[0].time.unwrap();
     assert_eq!((time.switch_ns, time.shader_mhz, time.shader_mib_per_s), (20000, 700, 50000));
+    assert_eq!(time.bus_mib_per_s, 6000);
+    assert!(config.cards[0].profile && !config.cards[1].profile);
     assert_eq!(config.cards[1].vram_mib, 1024);
     assert_eq!(config.vms[0].socket_path(&config.daemon.socket_dir), Path::new("/run/m/vm-a"));
     assert_eq!(config.vms[1].socket_path(&config.daemon.socket_dir), Path::new("/run/m/b.sock"));
@@ -257,6 +261,10 @@ fn card_out_of_range_is_refused() {
         ("reserve_mib = 1024", "card[0].reserve_mib: 1024 MiB of 1024 MiB"),
         ("time = { copy_mib_per_s = 0 }", "card[0].time.copy_mib_per_s: 0, expected at least 1"),
         ("time = { copy_mib_per_s = 1, shader_mhz = 0 }", "card[0].time.shader_mhz: 0, expected at least 1"),
+        (
+            "time = { copy_mib_per_s = 1, bus_mib_per_s = 4294967297 }",
+            "card[0].time.bus_mib_per_s: 4294967297, expected",
+        ),
         ("time = { copy_mib_per_s = 9999999999999 }", "card[0].time.copy_mib_per_s: 9999999999999, expected at most"),
     ] {
         let text = mistake(&format!("[[card]]\nname = \"c\"\nkind = \"simgpu\"\n{line}\n"));

@@ -45,7 +45,9 @@ fn software_card(spec: &CardSpec) -> Result<Arc<dyn Card>, BackendError> {
             compute: simgpu::ComputeTiming::at(time.shader_mhz, time.shader_mib_per_s << 20),
             copy: timing(time.copy_mib_per_s << 20, time.launch_ns),
             switch_ns: time.switch_ns,
+            bus_bytes_per_second: time.bus_mib_per_s << 20,
         }),
+        profile: spec.profile,
         faults: spec.faults.iter().map(fault).collect(),
         ..simgpu::Config::default()
     };

@@ -145,6 +145,7 @@ impl Grid {
         let mut session = self.mmu.session(&self.memory, &self.space, ACCESS);
         let result =
             worker.block.run((&self.launch, &self.locks), &mut session, &mut worker.caches, &mut counts, SLICE);
+        counts.bus_bytes += session.take_bus_bytes();
         drop(session);
         worker.counts.add(&counts);
         match result {

@@ -7,7 +7,7 @@ use nvspec::addr::{GpuVa, VA_BITS};
 use nvspec::class::compute90c0::{LOCAL_ADDRESS_BITS, WINDOW_BYTES, warp_error};
 
 /// Bytes that the memory partitions move at once: what the time model counts.
-pub(crate) const TRANSACTION_BYTES: u64 = 128;
+pub(crate) const TRANSACTION_BYTES: u64 = card::AccessCounts::BURST_BYTES;
 
 /// What a grid or a part of one has done; adds up to the same whatever the order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub(crate) struct Counts {
     pub(crate) thread_instructions: u64,
     /// Memory transactions, local memory included.
     pub(crate) transactions: u64,
+    /// Bytes of those of system memory.
+    pub(crate) bus_bytes: u64,
     /// Where something was stored last.
     pub(crate) written: Option<GpuVa>,
 }
@@ -27,6 +29,7 @@ impl Counts {
         self.instructions += other.instructions;
         self.thread_instructions += other.thread_instructions;
         self.transactions += other.transactions;
+        self.bus_bytes += other.bus_bytes;
         self.written = other.written.or(self.written);
     }
 }
@@ -101,11 +104,13 @@ struct Transactions {
 }
 
 impl Transactions {
-    fn note(&mut self, va: GpuVa) {
+    /// Notes what a lane just read or wrote.
+    fn note(&mut self, va: GpuVa, write: bool, session: &mut Session<'_>) {
         let line = Some(va.0 / TRANSACTION_BYTES);
         if line != self.last {
             self.last = line;
             self.count += 1;
+            session.count(write, TRANSACTION_BYTES);
         }
     }
 }
@@ -127,6 +132,7 @@ pub(crate) fn load<const N: usize>(
                 value[lane] = u32::from_le_bytes(*word);
             }
         }
+        session.count(false, N as u64 * TRANSACTION_BYTES);
         counts.transactions += N as u64;
         return Ok(values);
     }
@@ -139,14 +145,14 @@ pub(crate) fn load<const N: usize>(
             continue;
         }
         before = Some(lane);
-        transactions.note(va);
         if N == 1 {
             values[0][lane] = session.read32(va)?;
-            continue;
+        } else {
+            let mut buffer = [[0u8; 4]; N];
+            session.read(va, buffer.as_flattened_mut())?;
+            values.iter_mut().zip(buffer).for_each(|(value, word)| value[lane] = u32::from_le_bytes(word));
         }
-        let mut buffer = [[0u8; 4]; N];
-        session.read(va, buffer.as_flattened_mut())?;
-        values.iter_mut().zip(buffer).for_each(|(value, word)| value[lane] = u32::from_le_bytes(word));
+        transactions.note(va, false, session);
     }
     counts.transactions += transactions.count;
     Ok(values)
@@ -169,6 +175,7 @@ pub(crate) fn store<const N: usize>(
             }
         }
         session.write(GpuVa(addresses[0]), buffer.as_flattened().as_flattened())?;
+        session.count(true, N as u64 * TRANSACTION_BYTES);
         counts.transactions += N as u64;
         counts.written = Some(GpuVa(addresses[0]));
         return Ok(());
@@ -176,7 +183,6 @@ pub(crate) fn store<const N: usize>(
     let mut transactions = Transactions::default();
     for lane in lanes_of(mask) {
         let va = GpuVa(addresses[lane]);
-        transactions.note(va);
         if N == 1 {
             session.write32(va, values[0][lane])?;
         } else {
@@ -184,6 +190,7 @@ pub(crate) fn store<const N: usize>(
             values.iter().zip(&mut buffer).for_each(|(value, word)| *word = value[lane].to_le_bytes());
             session.write(va, buffer.as_flattened())?;
         }
+        transactions.note(va, true, session);
         counts.written = Some(va);
     }
     counts.transactions += transactions.count;

@@ -12,13 +12,14 @@
 //! for these, and what it dropped is not used after it.
 //!
 //! # Time
-//! A grid is charged when it has ended: its launch, and the greater of its instructions at the rate of all
-//! multiprocessors and its memory transactions at the memory's bandwidth ([`crate::ComputeTiming`]). Instructions are
-//! counted once for each warp that executes them, whatever lanes take part, so that divergence costs what it repeats.
-//! Transactions are pieces of 128 bytes of global and local memory: one for words in a row, one for each lane where every
-//! lane has a line of its own, and one for each address of an atomic operation that is in another line than the one
-//! before. Neither count depends on the number of threads that execute the grid, nor does the time between two
-//! semaphores around it.
+//! A grid is charged when it has ended: its launch, and the greatest of its instructions at the rate of all
+//! multiprocessors, its memory transactions at the memory's bandwidth ([`crate::ComputeTiming`]), and those of system
+//! memory at the bus's ([`crate::TimeModel::bus_bytes_per_second`]). Instructions are counted once for each warp that
+//! executes them, whatever lanes take part, so that divergence costs what it repeats. Transactions are pieces of 128
+//! bytes of global and local memory: one for words in a row, one for each lane where every lane has a line of its own,
+//! and one for each address of an atomic operation that is in another line than the one before; those that span two
+//! pages count for the last one's memory. No count depends on the number of threads that execute the grid, nor does the
+//! time between two semaphores around it.
 //!
 //! Not counted: bank conflicts of shared memory, misses of caches for instructions and constants, latencies that too few
 //! warps cannot hide, multiprocessors that have nothing to do, slower units (double precision, MUFU).
@@ -129,7 +130,10 @@ impl Compute {
         if !offset.is_multiple_of(4) || offset >= selected.bytes {
             return Err(EngineError::Data(data_error::INVALID_VALUE));
         }
-        cx.session().write32(nvspec::addr::GpuVa(selected.base).offset(u64::from(offset)), data)?;
+        let mut session = cx.session();
+        session.write32(nvspec::addr::GpuVa(selected.base).offset(u64::from(offset)), data)?;
+        session.count(true, 4);
+        cx.work.bus_bytes += session.take_bus_bytes();
         self.registers.set(methods::CONSTANT_OFFSET, offset + 4);
         cx.work.bytes += 4;
         Ok(())
@@ -177,6 +181,7 @@ impl Compute {
                 cx.work.instructions += outcome.counts.instructions;
                 cx.work.thread_instructions += outcome.counts.thread_instructions;
                 cx.work.transactions += outcome.counts.transactions;
+                cx.work.bus_bytes += outcome.counts.bus_bytes;
                 cx.work.written = outcome.counts.written.or(cx.work.written);
                 match outcome.failure {
                     None => Ok(Progress::Done),

@@ -53,6 +53,8 @@ pub struct Work {
     pub thread_instructions: u64,
     /// Memory transactions of shaders.
     pub transactions: u64,
+    /// Bytes of copies and transactions that came from system memory or went there.
+    pub bus_bytes: u64,
     /// Semaphores released.
     pub releases: u32,
     /// A non-stall interrupt is to be raised.

@@ -291,15 +291,7 @@ impl Slot {
     }
 
     fn charge(&mut self, work: Work, cx: &mut Cx) -> Done {
-        let timing = cx.time.map(|model| match self.id {
-            EngineId::Graph => model.graph,
-            EngineId::Copy0 | EngineId::Copy1 => model.copy,
-        });
-        let mut ns = timing.map_or(0, |timing| timing.cost_ns(work.bytes, work.launches));
-        if let Some(model) = cx.time {
-            let bytes = work.transactions.saturating_mul(crate::compute::TRANSACTION_BYTES);
-            ns = ns.saturating_add(model.compute.cost_ns(work.instructions, bytes));
-        }
+        let mut ns = cx.time.map_or(0, |model| model.cost_ns(self.id, &work));
         for _ in 0..work.launches {
             for fault in cx.faults.on_launch(self.id) {
                 match fault {

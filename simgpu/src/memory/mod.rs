@@ -1,7 +1,8 @@
 //! What the card's memory bus reaches: its own VRAM, and the host memory that was mapped for it.
 //!
 //! Parts: [`Vram`], one sparse mapping; [`Sysmem`], the table of I/O virtual addresses; [`Memory`], both behind one
-//! address type; [`View`], the same with the table held, for many accesses in a row.
+//! address type; [`View`], the same with the table held, for many accesses in a row; `profile`, how often engines touch
+//! which part of it.
 //!
 //! All accesses are volatile: other processes and CPUs write the same memory. Aligned 32-bit and 64-bit accesses are
 //! single and atomic, which is what semaphores and page table entries need.
@@ -11,13 +12,16 @@
 //!
 //! Not modelled: caches (accesses to VRAM and host memory are coherent at once), memory of other cards, ECC.
 
+mod profile;
 mod sysmem;
 #[cfg(test)]
 mod tests;
 mod vram;
 
+use card::AccessCounts;
 use nvspec::addr::{Iova, Target, VramAddr};
 use nvspec::mmu::{PteAperture, TableTarget};
+use profile::Profile;
 use std::cell::OnceCell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use vm_memory::{Bytes, VolatileMemory, VolatileSlice};
@@ -119,13 +123,34 @@ pub struct Memory {
     /// The host memory mapped for the card.
     pub sysmem: Sysmem,
     lost: AtomicU64,
+    profile: Option<Profile>,
 }
 
 impl Memory {
     /// `vram` and no host memory.
     #[must_use]
     pub fn new(vram: Vram) -> Self {
-        Self { vram, sysmem: Sysmem::new(), lost: AtomicU64::new(0) }
+        Self { vram, sysmem: Sysmem::new(), lost: AtomicU64::new(0), profile: None }
+    }
+
+    /// The same, and it counts how often engines touch which part.
+    #[must_use]
+    pub fn profiled(vram: Vram) -> Self {
+        let profile = Some(Profile::new(vram.size()));
+        Self { profile, ..Self::new(vram) }
+    }
+
+    /// How often engines touched which part since the last call with `reset`, if that is counted.
+    #[must_use]
+    pub fn access_counts(&self, reset: bool) -> Option<AccessCounts> {
+        self.profile.as_ref().map(|profile| profile.read(reset))
+    }
+
+    /// An engine moved that many bytes from or to the page at `address`.
+    pub(crate) fn count_moved(&self, address: BusAddr, bytes: u64) {
+        if let Some(profile) = &self.profile {
+            profile.add(address, bytes);
+        }
     }
 
     /// For many accesses in a row: from the first access to host memory on, no mapping goes away while the view lives.

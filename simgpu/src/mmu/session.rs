@@ -1,4 +1,8 @@
 //! Accesses in a row through one address space.
+//!
+//! Work is charged for what it moves: whoever works for a channel says of its accesses that they count
+//! ([`Session::count`] and the `counted` functions; copies always do). The count stands with the translation that the
+//! access went through, so that it costs an addition, and is sorted by memory when another page takes its place.
 
 use super::tlb::TlbEntry;
 use super::walk::{check, place, walk};
@@ -61,13 +65,15 @@ impl Plan {
     }
 }
 
-/// The last translation in one direction: good for the addresses `start..end`.
+/// The last translation in one direction: good for the addresses `start..end`, which lie in one page.
 #[derive(Clone, Copy, Debug)]
 struct Recent {
     start: u64,
     end: u64,
     address: BusAddr,
     kind: u8,
+    /// Bytes that were moved through it and are to be counted.
+    moved: u64,
 }
 
 impl Recent {
@@ -80,7 +86,8 @@ impl Recent {
     }
 }
 
-const NO_RECENT: Recent = Recent { start: 0, end: 0, address: BusAddr::Vram(nvspec::addr::VramAddr(0)), kind: 0 };
+const NO_RECENT: Recent =
+    Recent { start: 0, end: 0, address: BusAddr::Vram(nvspec::addr::VramAddr(0)), kind: 0, moved: 0 };
 
 /// Accesses in a row. While it lives, flushes and withdrawals of host memory wait.
 #[derive(Debug)]
@@ -91,13 +98,43 @@ pub struct Session<'a> {
     view: View<'a>,
     reads: Recent,
     writes: Recent,
+    /// Bytes that came from system memory or went there.
+    bus_bytes: u64,
     _gate: RwLockReadGuard<'a, ()>,
 }
 
 impl<'a> Session<'a> {
     pub(super) fn new(mmu: &'a Mmu, memory: &'a Memory, space: &'a AddressSpace, access: Access) -> Self {
         let gate = mmu.gate.read();
-        Self { mmu, space, access, view: memory.view(), reads: NO_RECENT, writes: NO_RECENT, _gate: gate }
+        let (view, reads, writes) = (memory.view(), NO_RECENT, NO_RECENT);
+        Self { mmu, space, access, view, reads, writes, bus_bytes: 0, _gate: gate }
+    }
+
+    /// Counts bytes as moved by the last access, a write or a read. An access that spans pages counts for the last.
+    pub fn count(&mut self, write: bool, bytes: u64) {
+        let recent = if write { &mut self.writes } else { &mut self.reads };
+        recent.moved += bytes;
+    }
+
+    /// Bytes counted since the last call that came from system memory or went there: twice those that did both. Without
+    /// such a call at the end, what was counted of the last pages is forgotten.
+    pub fn take_bus_bytes(&mut self) -> u64 {
+        self.sort(false);
+        self.sort(true);
+        std::mem::take(&mut self.bus_bytes)
+    }
+
+    /// Sorts what was counted of a translation by the memory that it leads to.
+    fn sort(&mut self, write: bool) {
+        let recent = if write { &mut self.writes } else { &mut self.reads };
+        let (address, moved) = (recent.address, std::mem::take(&mut recent.moved));
+        if moved == 0 {
+            return;
+        }
+        if let BusAddr::System(_) = address {
+            self.bus_bytes += moved;
+        }
+        self.view.memory().count_moved(address, moved);
     }
 
     /// Translates one address, for reading or for writing.
@@ -116,7 +153,8 @@ impl<'a> Session<'a> {
         let (address, to_end) = place(entry, va).ok_or(fail(fault::COMPRESSED_SYSRAM))?;
         // The limit may end within the page.
         let bytes = to_end.min((self.space.limit.0 - va.0).saturating_add(1));
-        let recent = Recent { start: va.0, end: va.0 + bytes, address, kind: entry.pte.kind() };
+        self.sort(write);
+        let recent = Recent { start: va.0, end: va.0 + bytes, address, kind: entry.pte.kind(), moved: 0 };
         if write {
             self.writes = recent;
         } else {
@@ -171,6 +209,38 @@ impl<'a> Session<'a> {
             if let Err(error) = self.view.write(address, &data[done..done + len]) {
                 self.view.memory().count_lost(error);
             }
+            done += len;
+        }
+        Ok(())
+    }
+
+    /// Reads bytes as [`Self::read`] does, and counts them as moved.
+    ///
+    /// # Errors
+    /// [`MmuFault`]; `data` may be filled in part, and that part counts.
+    pub fn read_counted(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), MmuFault> {
+        let mut done = 0;
+        while done < data.len() {
+            let va = va.offset(done as u64);
+            let len = self.translate(va, false)?.bytes.min((data.len() - done) as u64) as usize;
+            self.read(va, &mut data[done..done + len])?;
+            self.count(false, len as u64);
+            done += len;
+        }
+        Ok(())
+    }
+
+    /// Writes bytes as [`Self::write`] does, and counts them as moved.
+    ///
+    /// # Errors
+    /// [`MmuFault`]; the bytes before the bad one are written, and count.
+    pub fn write_counted(&mut self, va: GpuVa, data: &[u8]) -> Result<(), MmuFault> {
+        let mut done = 0;
+        while done < data.len() {
+            let va = va.offset(done as u64);
+            let len = self.translate(va, true)?.bytes.min((data.len() - done) as u64) as usize;
+            self.write(va, &data[done..done + len])?;
+            self.count(true, len as u64);
             done += len;
         }
         Ok(())
@@ -232,13 +302,15 @@ impl<'a> Session<'a> {
         }))
     }
 
-    /// Copies `len` bytes, lowest address first. What nothing on the bus answers reads as ones and is lost in writing.
+    /// Copies `len` bytes, lowest address first, and counts them as moved on both sides. What nothing on the bus answers reads as ones and is lost in writing.
     ///
     /// # Errors
     /// [`CopyFault`], with what was copied before. The source is accessed before the destination.
     pub fn copy(&mut self, from: GpuVa, to: GpuVa, len: u64) -> Result<(), CopyFault> {
         let mut copied = 0;
         if let Some(piece) = self.short_copy(from, to, len) {
+            self.count(false, len);
+            self.count(true, len);
             self.copy_piece(&piece);
             return Ok(());
         }
@@ -275,6 +347,9 @@ impl<'a> Session<'a> {
             if !plan.add(Piece { from: source.address, to: target.address, len: bytes }) {
                 break;
             }
+            // What is planned is copied, whatever happens then.
+            self.count(false, bytes);
+            self.count(true, bytes);
             planned += bytes;
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Kernels of channels: launches, semaphores, errors, switches and time, through PFIFO.
 
-use super::driver::{Channel, Driver, PAGE, acquire, methods, object, release, small, words};
+use super::driver::{At, Channel, Driver, PAGE, acquire, methods, object, release, small, words};
 use crate::{ComputeTiming, Config, EngineId, EngineTiming, Fault, FaultKind, SimGpu, TimeModel};
 use nvspec::class::compute90c0::{self as class, warp_error};
 use nvspec::regs::{fecs, pfifo, pgraph, sm_trap};
@@ -205,7 +205,7 @@ fn endless_kernel_is_ended_by_resetting_pgraph() {
 fn time_of_a_kernel_follows_from_its_instructions() {
     let timing = EngineTiming { bytes_per_second: 1_000_000_000, launch_ns: 1_000 };
     let compute = ComputeTiming { warp_instructions_per_second: 1_000_000_000, bytes_per_second: 0 };
-    let time = Some(TimeModel { graph: timing, compute, copy: timing, switch_ns: 100 });
+    let time = Some(TimeModel { graph: timing, compute, copy: timing, switch_ns: 100, bus_bytes_per_second: 0 });
     let elapsed = |rounds: u32| {
         let mut driver = Driver::new(&Config { time, ..small() });
         let mut channel = driver.only_channel(5);
@@ -241,14 +241,30 @@ const STRIDE: &str = ".kernel k
     @P0 BRA round
     EXIT";
 
-/// The time between two semaphores around kernels of 16 warps, on a card with its own clock and so many workers.
-fn time_between_semaphores(workers: usize, compute: ComputeTiming, stride: u32, rounds: u32, launches: usize) -> u64 {
+/// A model in which kernels take 10 us for each launch, and their time. The bus moves so many bytes per second.
+fn model(compute: ComputeTiming, bus_bytes_per_second: u64) -> TimeModel {
     let timing = EngineTiming { bytes_per_second: 0, launch_ns: 10_000 };
-    let time = Some(TimeModel { graph: timing, compute, copy: timing, switch_ns: 100 });
-    let config = Config { time, compute_workers: Some(workers), ..small() };
+    TimeModel { graph: timing, compute, copy: timing, switch_ns: 100, bus_bytes_per_second }
+}
+
+/// The time between two semaphores around kernels of 16 warps, on a card with its own clock and so many workers. The
+/// pages of the data that have a bit in `host` are host memory.
+fn time_between_semaphores(
+    workers: usize,
+    time: TimeModel,
+    host: u64,
+    stride: u32,
+    rounds: u32,
+    launches: usize,
+) -> u64 {
+    let config = Config { time: Some(time), compute_workers: Some(workers), ..small() };
     let mut driver = Driver::on(Arc::new(SimGpu::new(&config).expect("a card")));
     let mut channel = driver.only_channel(5);
     prepare(&mut driver, &channel, STRIDE);
+    driver.host(DATA, 4);
+    for va in (0..4).filter(|page| host & 1 << page != 0).map(|page| DATA + page * PAGE) {
+        driver.map(channel.space, va, At::Host(va), 1);
+    }
     let at = driver.buffer(&channel, SEM, 1, 9);
     let kernels = launch(4, 128).repeat(launches);
     let setup = set_up(&[DATA as u32, stride, rounds]);
@@ -274,9 +290,32 @@ fn time_of_kernels_follows_from_what_they_do_and_not_from_who_does_it() {
             let bytes = 16 * 2 * u64::from(rounds) * per_access * 128;
             let expected = launches as u64 * (10_000 + instructions.max(bytes));
             for workers in [0, 1, 2] {
-                let took = time_between_semaphores(workers, compute, stride, rounds, launches);
+                let took = time_between_semaphores(workers, model(compute, 0), 0, stride, rounds, launches);
                 // PTIMER counts in steps of 32 ns.
                 let what = format!("{workers} workers, stride {stride}, {rounds} rounds, {launches} launches");
+                assert!(took.abs_diff(expected) <= 32, "{what}: {took}, not {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn transactions_of_host_memory_take_the_time_of_the_bus() {
+    let compute = ComputeTiming { warp_instructions_per_second: 1_000_000_000, bytes_per_second: 1_000_000_000 };
+    let rounds = 20;
+    // Transactions of each warp's access, of which so many of each block, which has four warps, are of host memory.
+    for (stride, host, per_access, per_block) in
+        [(4, 0, 1, 0), (4, 1, 1, 4), (128, 0b0010, 32, 32), (128, 0b1011, 32, 96)]
+    {
+        for bus in [0, 250_000_000, 2_000_000_000] {
+            let memory = 4 * 4 * 2 * rounds * per_access * 128;
+            let crossing = (4 * 2 * rounds * per_block * 128 * 1_000_000_000u64).checked_div(bus).unwrap_or(0);
+            let expected = 10_000 + memory.max(16 * (5 + 6 * rounds)).max(crossing);
+            for workers in [0, 2] {
+                let time = model(compute, bus);
+                let took = time_between_semaphores(workers, time, host, stride, rounds as u32, 1);
+                // PTIMER counts in steps of 32 ns.
+                let what = format!("{workers} workers, stride {stride}, pages {host:#b}, {bus} bytes per second");
                 assert!(took.abs_diff(expected) <= 32, "{what}: {took}, not {expected}");
             }
         }

@@ -6,6 +6,7 @@ mod errors;
 mod fuzz;
 mod kernels;
 mod malformed;
+mod profile;
 mod registers;
 mod threaded;
 mod timing;

@@ -1,6 +1,6 @@
 //! The time model, on a clock that stands until it is advanced.
 
-use super::driver::{CE0, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, release, small, words};
+use super::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, release, small, words};
 use crate::{ComputeTiming, Config, EngineId, EngineTiming, Fault, FaultKind, TimeModel};
 
 const A: u64 = 0x100_0000;
@@ -11,7 +11,13 @@ const SEM: u64 = 0x300_0000;
 fn slow() -> Config {
     let timing = EngineTiming { bytes_per_second: 1_000_000_000, launch_ns: 1_000 };
     Config {
-        time: Some(TimeModel { graph: timing, compute: ComputeTiming::default(), copy: timing, switch_ns: 100 }),
+        time: Some(TimeModel {
+            graph: timing,
+            compute: ComputeTiming::default(),
+            copy: timing,
+            switch_ns: 100,
+            bus_bytes_per_second: 0,
+        }),
         ..small()
     }
 }
@@ -88,4 +94,57 @@ fn injected_delay_comes_on_top_even_without_a_model() {
     assert_ne!(driver.peek(sem), 1);
     driver.advance(1);
     assert_eq!(driver.peek(sem), 1);
+}
+
+/// Whether a page of a buffer, by its number, is host memory.
+type Host = fn(u64) -> bool;
+
+/// Maps `pages` pages at `va` of the channel, in host memory at that I/O virtual address those that `host` says.
+fn buffer(driver: &mut Driver, channel: &Channel, va: u64, pages: u64, host: Host) {
+    let vram = driver.vram(pages);
+    driver.host(va, pages);
+    for page in 0..pages {
+        let at = if host(page) { At::Host(va + page * PAGE) } else { At::Vram(vram + page * PAGE) };
+        driver.map(channel.space, va + page * PAGE, at, 1);
+    }
+}
+
+#[test]
+fn bytes_of_a_copy_that_cross_the_bus_take_its_time() {
+    let (none, all, some): (Host, Host, Host) = (|_| false, |_| true, |page| page % 4 == 1);
+    // Nanoseconds for a byte of a copy: one by the engine itself, and so many for each that crosses the bus.
+    let cases: [(u64, Host, Host, u64); 7] = [
+        (4, none, none, 16),
+        (4, all, none, 16 * 4),
+        (4, none, all, 16 * 4),
+        (4, all, all, 2 * 16 * 4),
+        (8, some, none, 4 * 8),
+        // The engine is slower.
+        (3, some, none, 16),
+        (0, all, all, 16),
+    ];
+    for (bus, from_host, to_host, pages) in cases {
+        for (class, copy) in
+            [(M2MF, m2mf_copy(A, B, 16 * PAGE as u32)), (CE0, ce_copy(A, B, 16)), (CE1, ce_copy(A, B, 16))]
+        {
+            let time = slow()
+                .time
+                .map(|time| TimeModel { bus_bytes_per_second: 1_000_000_000u64.checked_div(bus).unwrap_or(0), ..time });
+            let mut driver = Driver::new(&Config { time, ..small() });
+            let mut channel = driver.only_channel(1);
+            buffer(&mut driver, &channel, A, 16, from_host);
+            buffer(&mut driver, &channel, B, 16, to_host);
+            let sem = driver.buffer(&channel, SEM, 1, 3);
+            // The first copy brings the channel to its engine.
+            let twice = [object(class), copy.clone(), release(SEM, 1), copy, release(SEM + 16, 1)];
+            driver.push(&mut channel, &words(&twice));
+            driver.settle();
+            (0..4).for_each(|_| driver.advance(1_000_000));
+            assert_eq!((driver.peek(sem), driver.peek(sem + 16)), (1, 1));
+            let took = driver.peek(sem + 24) - driver.peek(sem + 8);
+            // PTIMER counts in steps of 32 ns.
+            let expected = 1_000 + (pages * PAGE) as u32;
+            assert!(took.abs_diff(expected) <= 32, "{took}, not {expected}: {bus} ns per byte, {class:?}");
+        }
+    }
 }

@@ -177,6 +177,7 @@ fn mappings_change_while_the_gpu_works_on_the_pages() {
         copy: timing,
         compute: ComputeTiming::default(),
         switch_ns: 0,
+        bus_bytes_per_second: 0,
     }));
     for round in 0..6u32 {
         (0..64).for_each(|page| driver.guest.vram_write(from + page * PAGE, &pattern(10 + round, page)));
@@ -218,6 +219,7 @@ fn nothing_that_the_gpu_writes_while_pages_move_is_lost() {
         copy: timing,
         compute: ComputeTiming::default(),
         switch_ns: 0,
+        bus_bytes_per_second: 0,
     }));
     for round in 0..4u32 {
         (0..PAGES).for_each(|page| driver.guest.vram_write(from + page * PAGE, &pattern(10 + round, page)));

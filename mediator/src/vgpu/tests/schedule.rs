@@ -19,7 +19,7 @@ const LONG: Duration = Duration::from_secs(60);
 fn rig(scheduler: Config) -> Rig {
     let graph = EngineTiming { bytes_per_second: 0, launch_ns: COPY_NS };
     let copy = EngineTiming { bytes_per_second: 0, launch_ns: 0 };
-    let time = TimeModel { graph, compute: ComputeTiming::default(), copy, switch_ns: 0 };
+    let time = TimeModel { graph, compute: ComputeTiming::default(), copy, switch_ns: 0, bus_bytes_per_second: 0 };
     Rig::timed(super::CARD_MIB, time, scheduler)
 }
 

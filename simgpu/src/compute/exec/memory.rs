@@ -197,7 +197,7 @@ fn global_load(
                 let va = addresses[lane];
                 machine.session.read(GpuVa(va), &mut buffer[..bytes(width) as usize])?;
                 values[lane] = extended(buffer, width);
-                count(&mut last, va, machine);
+                count(&mut last, va, false, machine);
             }
             warp.set(dst, &values, mask);
         }
@@ -205,12 +205,13 @@ fn global_load(
     Ok(())
 }
 
-/// Counts a transaction if the address is in another than the one before.
-fn count(last: &mut Option<u64>, va: u64, machine: &mut Machine<'_, '_>) {
+/// Counts a transaction if the address, which was just read or written, is in another than the one before.
+fn count(last: &mut Option<u64>, va: u64, write: bool, machine: &mut Machine<'_, '_>) {
     let line = Some(va / memory::TRANSACTION_BYTES);
     if *last != line {
         *last = line;
         machine.counts.transactions += 1;
+        machine.session.count(write, memory::TRANSACTION_BYTES);
     }
 }
 
@@ -266,7 +267,7 @@ fn global_store(
                 let va = addresses[lane];
                 machine.session.write(GpuVa(va), &values[lane].to_le_bytes()[..bytes(width) as usize])?;
                 machine.counts.written = Some(GpuVa(va));
-                count(&mut last, va, machine);
+                count(&mut last, va, true, machine);
             }
         }
     }
@@ -485,7 +486,7 @@ fn atomic(
             u64::from(machine.session.update32(va, |memory| result(operation, kind, memory, a, c))?)
         };
         machine.counts.written = Some(va);
-        count(&mut last, va.0, machine);
+        count(&mut last, va.0, true, machine);
     }
     match dst {
         Some(dst) if kind == AtomicType::U64 => warp.set_pair(dst, &old, mask),

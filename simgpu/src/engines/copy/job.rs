@@ -133,6 +133,17 @@ impl Job {
     /// [`EngineError::Fault`]; the copy is not to be continued then.
     pub fn step(&mut self, cx: &mut EngineCx<'_>, budget: u64) -> Result<Progress, EngineError> {
         let mut session = cx.session();
+        let result = self.step_in(&mut session, cx, budget);
+        cx.work.bus_bytes += session.take_bus_bytes();
+        result
+    }
+
+    fn step_in(
+        &mut self,
+        session: &mut Session<'_>,
+        cx: &mut EngineCx<'_>,
+        budget: u64,
+    ) -> Result<Progress, EngineError> {
         let mut left = budget.clamp(1, STEP_MAX);
         let begun = self.y < self.lines;
         while self.y < self.lines {
@@ -141,8 +152,8 @@ impl Job {
             }
             cx.work.written = Some(self.target.locate(self.x, self.y).0);
             let done = match &self.remap {
-                None => self.copy_run(&mut session, left, &mut cx.work.bytes)?,
-                Some(remap) => self.remap_run(remap, &mut session, &mut cx.work.bytes)?,
+                None => self.copy_run(session, left, &mut cx.work.bytes)?,
+                Some(remap) => self.remap_run(remap, session, &mut cx.work.bytes)?,
             };
             let bytes = done * self.remap.map_or(1, |remap| remap.target_bytes as u64);
             left = left.saturating_sub(bytes);
@@ -156,7 +167,7 @@ impl Job {
         if begun && !self.completion.is_nothing() {
             return Ok(Progress::More);
         }
-        self.completion.run(&mut session, cx)?;
+        self.completion.run(session, cx)?;
         Ok(Progress::Done)
     }
 
@@ -185,13 +196,13 @@ impl Job {
         let target = &mut target[..count as usize * remap.target_bytes];
         if remap.reads_source() {
             let x = self.x * remap.source_bytes as u64;
-            each_run(&self.source, x, self.y, source.len(), |va, range| session.read(va, &mut source[range]))?;
+            each_run(&self.source, x, self.y, source.len(), |va, range| session.read_counted(va, &mut source[range]))?;
         }
         remap.apply(source, target);
         let x = self.x * remap.target_bytes as u64;
         each_run(&self.target, x, self.y, target.len(), |va, range| {
             let len = range.len() as u64;
-            let written = session.write(va, &target[range]);
+            let written = session.write_counted(va, &target[range]);
             *bytes += written.err().map_or(len, |fault| fault.va.0 - va.0);
             written
         })?;

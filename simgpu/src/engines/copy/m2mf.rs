@@ -265,7 +265,9 @@ impl Registers {
         while used < bytes.len() && upload.y < upload.lines {
             let part = &bytes[used..];
             let part = &part[..(upload.line - upload.x).min(part.len() as u64) as usize];
-            each_run(&upload.target, upload.x, upload.y, part.len(), |va, range| session.write(va, &part[range]))?;
+            each_run(&upload.target, upload.x, upload.y, part.len(), |va, range| {
+                session.write_counted(va, &part[range])
+            })?;
             used += part.len();
             upload.x += part.len() as u64;
             if upload.x == upload.line {
@@ -274,6 +276,7 @@ impl Registers {
             }
         }
         cx.work.bytes += used as u64;
+        cx.work.bus_bytes += session.take_bus_bytes();
         if upload.y == upload.lines {
             return upload.completion.run(&mut session, cx);
         }

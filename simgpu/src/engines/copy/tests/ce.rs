@@ -1,4 +1,4 @@
-use super::{ARENA, ARENA_BYTES, Bench, Layout, NOW, Side, assert_same, fits, side};
+use super::{ARENA, ARENA_BYTES, Bench, Layout, NOW, Side, assert_same, fits, on_the_bus, side};
 use crate::engines::copy::CopyEngine;
 use proptest::prelude::*;
 
@@ -100,9 +100,11 @@ proptest! {
         (bench.budget, bench.switch) = (budget, switch);
         let mut model = bench.fill(seed);
         let (source, target) = (from.reference(1), to.reference(1));
+        let mut bus_bytes = 0;
         for y in 0..lines {
             for x in 0..line {
                 model[(HALF + target(x, y)) as usize] = model[source(x, y) as usize];
+                bus_bytes += on_the_bus(source(x, y)) + on_the_bus(HALF + target(x, y));
             }
         }
         let mut methods = Vec::new();
@@ -111,6 +113,7 @@ proptest! {
         bench.send(class, &methods).expect("a good copy");
         assert_same(&bench.arena(), &model)?;
         prop_assert_eq!((bench.work.bytes, bench.work.launches, bench.work.releases), (line * lines, 1, 0));
+        prop_assert_eq!(bench.work.bus_bytes, bus_bytes);
     }
 
     #[test]
@@ -127,14 +130,18 @@ proptest! {
         let mut model = bench.fill(seed);
         let before = model.clone();
         let (source, target) = (from.reference(format.source_bytes()), to.reference(format.target_bytes()));
+        // Constants alone need no source.
+        let reads = format.selectors.iter().any(|selector| *selector <= 3);
+        let mut bus_bytes = 0;
         for y in 0..lines {
             for x in 0..line {
-                let element: Vec<u8> = (0..format.source_bytes())
-                    .map(|byte| before[source(x * format.source_bytes() + byte, y) as usize])
-                    .collect();
+                let bytes = (0..format.source_bytes()).map(|byte| source(x * format.source_bytes() + byte, y));
+                bus_bytes += bytes.clone().filter(|_| reads).map(on_the_bus).sum::<u64>();
+                let element: Vec<u8> = bytes.map(|at| before[at as usize]).collect();
                 for byte in 0..format.target_bytes() {
                     let at = target(x * format.target_bytes() + byte, y);
                     model[(HALF + at) as usize] = format.byte(byte, &element);
+                    bus_bytes += on_the_bus(HALF + at);
                 }
             }
         }
@@ -145,6 +152,7 @@ proptest! {
         bench.send(CLASS, &methods).expect("a good copy");
         assert_same(&bench.arena(), &model)?;
         prop_assert_eq!(bench.work.bytes, line * lines * format.target_bytes());
+        prop_assert_eq!(bench.work.bus_bytes, bus_bytes);
     }
 }
 

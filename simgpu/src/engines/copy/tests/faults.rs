@@ -1,6 +1,6 @@
 //! What goes wrong: pages that are not there, methods that are not there, bits that are not there.
 
-use super::{ARENA, ARENA_BYTES, Bench};
+use super::{ARENA, ARENA_BYTES, Bench, on_the_bus};
 use crate::engines::copy::{CopyEngine, M2mf};
 use crate::engines::{Engine, EngineError};
 use crate::mmu::tests::tables::{PTE_READ_ONLY, PTE_VALID};
@@ -49,6 +49,8 @@ fn stops_exactly<E: Engine + Default>(class: u32, copy: impl Fn(u64, u64, u32, u
         assert_eq!(result, fault(6, broken, true), "budget {budget:#x}");
         assert!(!bench.engine.pending(), "the copy is given up");
         assert_eq!(bench.work.bytes, done as u64);
+        let crossed = |at: u64| on_the_bus(0x40 + at) + on_the_bus(HALF + 0x123 + at);
+        assert_eq!(bench.work.bus_bytes, (0..done as u64).map(crossed).sum::<u64>());
         let arena = bench.arena();
         let (before, behind) = (HALF as usize + 0x5000, HALF as usize + 0x6000);
         assert!(arena[..before] == model[..before] && arena[behind..] == model[behind..]);

@@ -1,4 +1,4 @@
-use super::{ARENA, ARENA_BYTES, Bench, Layout, NOW, Side, assert_same, fits, side};
+use super::{ARENA, ARENA_BYTES, Bench, Layout, NOW, Side, assert_same, fits, on_the_bus, side};
 use crate::engines::copy::M2mf;
 use crate::engines::{ContextState, Engine, EngineError, Work};
 use proptest::prelude::*;
@@ -56,9 +56,11 @@ proptest! {
         (bench.budget, bench.switch) = (budget, switch);
         let mut model = bench.fill(seed);
         let (source, target) = (from.reference(1), to.reference(1));
+        let mut bus_bytes = 0;
         for y in 0..lines {
             for x in 0..line {
                 model[(HALF + target(x, y)) as usize] = model[source(x, y) as usize];
+                bus_bytes += on_the_bus(source(x, y)) + on_the_bus(HALF + target(x, y));
             }
         }
         let mut methods = Vec::new();
@@ -67,6 +69,7 @@ proptest! {
         bench.send(CLASS, &methods).expect("a good copy");
         assert_same(&bench.arena(), &model)?;
         prop_assert_eq!((bench.work.bytes, bench.work.launches, bench.work.releases), (line * lines, 1, 0));
+        prop_assert_eq!(bench.work.bus_bytes, bus_bytes);
     }
 
     #[test]
@@ -78,9 +81,11 @@ proptest! {
         let data: Vec<u32> = (0..(line * lines).div_ceil(4) as u32).map(|i| i.wrapping_mul(0x9e37_79b9)).collect();
         let bytes: Vec<u8> = data.iter().flat_map(|word| word.to_le_bytes()).collect();
         let target = to.reference(1);
+        let mut bus_bytes = 0;
         for y in 0..lines {
             for x in 0..line {
                 model[(HALF + target(x, y)) as usize] = bytes[(y * line + x) as usize];
+                bus_bytes += on_the_bus(HALF + target(x, y));
             }
         }
         let mut methods = Vec::new();
@@ -92,7 +97,7 @@ proptest! {
             bench.send(CLASS, &[(DATA, *word)]).expect("taken");
         }
         assert_same(&bench.arena(), &model)?;
-        prop_assert_eq!(bench.work.bytes, line * lines);
+        prop_assert_eq!((bench.work.bytes, bench.work.bus_bytes), (line * lines, bus_bytes));
         prop_assert_eq!(bench.send(CLASS, &[(DATA, 0)]), Err(EngineError::Data(3)), "nothing more is expected");
     }
 }

@@ -1,0 +1,93 @@
+//! How often the card's engines touched which block of memory, for who decides what may leave the card.
+//!
+//! Counters take 64 KiB for each GiB of which an engine has touched a byte, and are kept: 64 MiB when all of the 2^40
+//! bytes of I/O addresses were touched. Any thread may count and read, without locks.
+
+use super::BusAddr;
+use card::AccessCounts;
+use nvspec::addr::BUS_BITS;
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Blocks whose counters are made room for at once.
+const GROUP_BLOCKS: u64 = (1 << 30) / AccessCounts::BLOCK_BYTES;
+
+/// The counters of one memory.
+#[derive(Debug)]
+struct Counters {
+    groups: Box<[OnceLock<Box<[AtomicU64]>>]>,
+}
+
+impl Counters {
+    /// Of a memory of so many bytes, all zero.
+    fn new(bytes: u64) -> Self {
+        let groups = bytes.div_ceil(GROUP_BLOCKS * AccessCounts::BLOCK_BYTES);
+        Self { groups: (0..groups).map(|_| OnceLock::new()).collect() }
+    }
+
+    /// Adds to the counter of the block at `address`. What lies behind the memory is not counted.
+    fn add(&self, address: u64, bursts: u64) {
+        let block = address / AccessCounts::BLOCK_BYTES;
+        let Some(group) = self.groups.get((block / GROUP_BLOCKS) as usize) else { return };
+        let counters = group.get_or_init(|| (0..GROUP_BLOCKS).map(|_| AtomicU64::new(0)).collect());
+        // It would take centuries to wrap.
+        counters[(block % GROUP_BLOCKS) as usize].fetch_add(bursts, Ordering::Relaxed);
+    }
+
+    /// Blocks, by number, that were touched, and how often; with `reset` they count from zero then.
+    fn read(&self, reset: bool) -> impl Iterator<Item = (u64, u64)> {
+        let groups = (0..).zip(&self.groups).filter_map(|(index, group)| Some((index, group.get()?)));
+        let blocks = groups.flat_map(|(index, group)| (index * GROUP_BLOCKS..).zip(group));
+        blocks
+            .map(move |(block, counter)| {
+                // One access: what is counted meanwhile is in this reading or in the next.
+                let count = if reset { counter.swap(0, Ordering::Relaxed) } else { counter.load(Ordering::Relaxed) };
+                (block, count)
+            })
+            .filter(|(_, count)| *count != 0)
+    }
+}
+
+/// How often engines touched VRAM and host memory.
+#[derive(Debug)]
+pub(super) struct Profile {
+    /// Blocks of VRAM.
+    blocks: usize,
+    vram: Counters,
+    system: Counters,
+}
+
+impl Profile {
+    /// Of a card with so many bytes of VRAM, all zero.
+    pub(super) fn new(vram_bytes: u64) -> Self {
+        Self {
+            blocks: vram_bytes.div_ceil(AccessCounts::BLOCK_BYTES) as usize,
+            vram: Counters::new(vram_bytes),
+            system: Counters::new(1 << BUS_BITS),
+        }
+    }
+
+    /// Counts `bytes` bytes that were moved from or to the page at `address`, in bursts.
+    pub(super) fn add(&self, address: BusAddr, bytes: u64) {
+        let bursts = bytes.div_ceil(AccessCounts::BURST_BYTES);
+        match address {
+            BusAddr::Vram(address) => self.vram.add(address.0, bursts),
+            BusAddr::System(iova) => self.system.add(iova.0, bursts),
+        }
+    }
+
+    /// What was counted; with `reset` it counts from zero then.
+    pub(super) fn read(&self, reset: bool) -> AccessCounts {
+        let mut vram = vec![0; self.blocks];
+        for (block, count) in self.vram.read(reset) {
+            // An address behind VRAM, in the last group.
+            if let Some(place) = vram.get_mut(block as usize) {
+                *place = count;
+            }
+        }
+        let system: BTreeMap<u64, u64> =
+            self.system.read(reset).map(|(block, count)| (block * AccessCounts::BLOCK_BYTES, count)).collect();
+        AccessCounts { vram, system }
+    }
+}

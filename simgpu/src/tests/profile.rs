@@ -1,0 +1,109 @@
+//! Which part of memory engines and kernels touch, and how often.
+
+use super::driver::{At, CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, release, small, words};
+use super::kernels::{ADD, BANK, DATA, launch, prepare, query, set_up};
+use crate::Config;
+use card::{AccessCounts, Card};
+
+const A: u64 = 0x100_0000;
+const B: u64 = 0x200_0000;
+const SEM: u64 = 0x300_0000;
+const BLOCK: u64 = AccessCounts::BLOCK_BYTES;
+/// Bursts of a page.
+const BURSTS: u64 = PAGE / AccessCounts::BURST_BYTES;
+
+fn profiled() -> Driver {
+    Driver::new(&Config { profile: true, ..small() })
+}
+
+/// Addresses of blocks, and how often they were touched.
+type Touched = Vec<(u64, u64)>;
+
+/// Blocks of VRAM that were touched, and of host memory.
+fn touched(counts: &AccessCounts) -> (Touched, Touched) {
+    let vram = (0..).zip(&counts.vram).filter(|(_, count)| **count != 0);
+    (vram.map(|(block, count)| (block * BLOCK, *count)).collect(), counts.system.clone().into_iter().collect())
+}
+
+/// 64 pages of VRAM that begin 16 pages before the end of a block, at `va` of the channel. Returns that end.
+fn across_blocks(driver: &mut Driver, channel: &Channel, va: u64) -> u64 {
+    let at = driver.vram(4 * BLOCK / PAGE).next_multiple_of(BLOCK) + BLOCK;
+    driver.map(channel.space, va, At::Vram(at - 16 * PAGE), 64);
+    at
+}
+
+#[test]
+fn card_without_a_profile_has_none() {
+    let mut driver = Driver::new(&small());
+    let mut channel = driver.only_channel(1);
+    driver.buffer(&channel, A, 1, 1);
+    driver.buffer(&channel, B, 1, 2);
+    driver.push(&mut channel, &words(&[object(CE0), ce_copy(A, B, 1)]));
+    driver.settle();
+    assert_eq!(driver.card.access_counts(true), None);
+}
+
+#[test]
+fn copies_are_counted_on_both_sides_until_they_are_read() {
+    for (class, copy) in [(M2MF, m2mf_copy(A, B, 64 * PAGE as u32)), (CE0, ce_copy(A, B, 64))] {
+        let mut driver = profiled();
+        let mut channel = driver.only_channel(1);
+        let from = across_blocks(&mut driver, &channel, A);
+        let to = 0x12_3456_0000u64.next_multiple_of(BLOCK);
+        let iova = to - 48 * PAGE;
+        driver.host(iova, 64);
+        driver.map(channel.space, B, At::Host(iova), 64);
+        driver.buffer(&channel, SEM, 1, 0);
+        assert_eq!(touched(&driver.card.access_counts(false).expect("a profile")), (vec![], vec![]), "only the CPU");
+        driver.push(&mut channel, &words(&[object(class), copy.clone(), release(SEM, 1)]));
+        driver.settle();
+        let vram = [(from - BLOCK, 16), (from, 32), (from + BLOCK, 16)];
+        let host = [(to - 2 * BLOCK, 16), (to - BLOCK, 32), (to, 16)];
+        let bursts = |pages: [(u64, u64); 3]| pages.map(|(block, pages)| (block, pages * BURSTS)).to_vec();
+        let expected = (bursts(vram), bursts(host));
+        assert_eq!(touched(&driver.card.access_counts(false).expect("a profile")), expected);
+        let counts = driver.card.access_counts(true).expect("a profile");
+        assert_eq!(touched(&counts), expected, "reading did not reset them");
+        assert_eq!(counts.vram.len() as u64, (64 << 20) / BLOCK);
+        assert_eq!(touched(&driver.card.access_counts(true).expect("a profile")), (vec![], vec![]));
+        driver.push(&mut channel, &copy);
+        driver.settle();
+        assert_eq!(touched(&driver.card.access_counts(true).expect("a profile")), expected, "it goes on");
+    }
+}
+
+#[test]
+fn kernels_are_counted_by_transactions() {
+    let mut driver = profiled();
+    let mut channel = driver.only_channel(5);
+    prepare(&mut driver, &channel, ADD);
+    let at = across_blocks(&mut driver, &channel, BANK);
+    let data = across_blocks(&mut driver, &channel, DATA);
+    driver.host(DATA, 1);
+    // The third page of the data is host memory, the others lie at the end of a block.
+    driver.map(channel.space, DATA + 2 * PAGE, At::Host(DATA), 1);
+    driver.buffer(&channel, SEM, 1, 9);
+    driver.push(&mut channel, &words(&[set_up(&[DATA as u32, 100, 7]), launch(16, 256), query(SEM, 1)]));
+    driver.settle();
+    let counts = driver.card.access_counts(true).expect("a profile");
+    // Three parameters; each page is loaded and stored, a transaction for each warp.
+    let expected = (vec![(at - BLOCK, 3), (data - BLOCK, 2 * 3 * BURSTS)], vec![(DATA, 2 * BURSTS)]);
+    assert_eq!(touched(&counts), expected);
+}
+
+#[test]
+fn accesses_that_nothing_answers_are_counted_in_no_block_of_vram() {
+    let mut driver = profiled();
+    let mut channel = driver.only_channel(1);
+    driver.buffer(&channel, A, 1, 1);
+    // Behind the card's 64 MiB, in their gibibyte and behind it; host memory that is not mapped.
+    for (page, at) in [At::Vram(80 << 20), At::Vram(3 << 30), At::Vram((1 << 40) - PAGE)].into_iter().enumerate() {
+        driver.map(channel.space, B + page as u64 * PAGE, at, 1);
+    }
+    driver.map(channel.space, B + 3 * PAGE, At::Host((1 << 40) - PAGE), 1);
+    driver.push(&mut channel, &words(&[object(CE0), (0..4).flat_map(|page| ce_copy(A, B + page * PAGE, 1)).collect()]));
+    driver.settle();
+    let (vram, system) = touched(&driver.card.access_counts(true).expect("a profile"));
+    assert_eq!(vram.iter().map(|(_, count)| count).sum::<u64>(), 4 * BURSTS, "{vram:?}");
+    assert_eq!(system, [((1 << 40) - BLOCK, BURSTS)]);
+}
