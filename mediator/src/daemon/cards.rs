@@ -14,7 +14,7 @@ use super::backend::{BackendError, Built, CardBackend, CardStatus, OpenCard};
 use crate::config::check::MAX_CHANNELS;
 use crate::config::{CardKind, CardSpec, FaultEngine, FaultKind, FaultSpec, VmSpec};
 use crate::host::usage::SchedulerUsage;
-use crate::host::{HostCard, Share};
+use crate::host::{Feeder, HostCard, Share};
 use crate::passthrough::PassthroughDevice;
 use crate::vgpu::{MediatedVm, Settings};
 

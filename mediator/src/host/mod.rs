@@ -2,14 +2,19 @@
 //!
 //! Parts: [`bring_up`] (initialisation), [`layout`] (the mediator's fixed structures in VRAM), [`memory`] (windows into
 //! VRAM), [`iova`] (I/O addresses), [`interrupts`] (the card's interrupt tree, and whom it concerns), [`registry`]
-//! (VMs and their events), `recovery` (channels that faulted or do not leave the card), `schedule` (whose turn it is),
+//! (VMs and their events), `recovery` (channels that faulted or do not leave the card), `schedule` (whose turn it is), `feeder`
+//! (what the scheduler is told, and what comes of it), `alarm` (when it is called), `turn` (what the interrupt thread does),
 //! [`usage`] (what of that the operator sees), [`time`] (the card's clock).
 //!
 //! Lock order: a vGPU's own lock, then [`HostCard::lock`]. The interrupt thread takes the card's lock, collects what is
 //! to be delivered, releases it, and only then calls VMs.
 
+mod alarm;
 pub mod bring_up;
 mod error;
+mod feeder;
+#[cfg(test)]
+mod interleavings;
 pub mod interrupts;
 pub mod iova;
 pub mod layout;
@@ -18,9 +23,11 @@ mod recovery;
 pub mod registry;
 mod schedule;
 pub mod time;
+mod turn;
 pub mod usage;
 
 pub use error::HostError;
+pub use feeder::Feeder;
 pub use interrupts::{GuestEvent, GuestEvents};
 pub use registry::{CardVram, HostCard, HostState, Share};
 pub use schedule::Schedule;

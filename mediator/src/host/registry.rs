@@ -1,11 +1,12 @@
 //! The card with everything that the mediator keeps about it, and the VMs that share it.
 
+use super::alarm::TimerAlarm;
 use super::bring_up::{self, CardInfo};
 use super::iova::IovaSpace;
 use super::layout::{LAYOUT_BYTES, Layout};
 use super::memory::CardMemory;
 use super::schedule::Schedule;
-use super::{GuestEvents, HostError, interrupts};
+use super::{Feeder, GuestEvents, HostError, interrupts};
 use card::{Card, InterruptMode};
 use channels::Channels;
 use nvspec::addr::{GuestVramAddr, VramAddr};
@@ -39,6 +40,8 @@ pub struct HostState {
     pub schedule: Schedule,
     pub(super) vms: BTreeMap<VmId, Weak<dyn GuestEvents>>,
     began: Instant,
+    /// By how many ns the card's clock is ahead of the host's.
+    pub(super) ahead_ns: i64,
 }
 
 impl HostState {
@@ -107,13 +110,16 @@ impl HostCard {
         chunks.set_aside(u32::try_from(reserve_bytes.div_ceil(chunk_bytes)).unwrap_or(u32::MAX)).map_err(refused)?;
         let io = |error: std::io::Error| HostError::Refused(format!("no event descriptor for the card: {error}"));
         let event = EventFd::new(EFD_CLOEXEC).map_err(io)?;
+        let alarm = TimerAlarm::new(event.try_clone().map_err(io)?)?;
+        let timer = alarm.timer_fd().map_err(io)?;
         let state = HostState {
             vram: CardVram { memory, chunks },
             channels: Channels::new(layout.channels()),
             iova: IovaSpace::default(),
-            schedule: Schedule::new(scheduler, event.try_clone().map_err(io)?)?,
+            schedule: Schedule::new(scheduler, alarm).map_err(|error| HostError::Refused(error.to_string()))?,
             vms: BTreeMap::new(),
             began: Instant::now(),
+            ahead_ns: 0,
         };
         card.set_interrupt(InterruptMode::Msi, Some(event.try_clone().map_err(io)?));
         let host = Arc::new(Self {
@@ -127,7 +133,6 @@ impl HostCard {
         });
         let weak = Arc::downgrade(&host);
         let wait = host.event.try_clone().map_err(io)?;
-        let timer = host.lock().schedule.timer_fd().map_err(io)?;
         let thread = std::thread::Builder::new()
             .name(format!("irq-{name}"))
             .spawn(move || interrupts::serve(&weak, &wait, &timer))
