@@ -18,6 +18,7 @@ pub mod config;
 pub mod ctl;
 pub mod daemon;
 pub mod host;
+mod locks;
 pub mod logging;
 pub mod passthrough;
 pub mod vgpu;

@@ -14,7 +14,7 @@ use super::backend::{BackendError, Built, CardBackend, CardStatus, OpenCard};
 use crate::config::check::{MAX_CHANNELS, MIN_VM_VRAM_MIB};
 use crate::config::{CardKind, CardSpec, FaultEngine, FaultKind, FaultSpec, VmSpec};
 use crate::host::usage::SchedulerUsage;
-use crate::host::{HostCard, Share, Sharing};
+use crate::host::{Feeder, HostCard, Share, Sharing};
 use crate::passthrough::PassthroughDevice;
 use crate::vgpu::{MediatedVm, Settings};
 

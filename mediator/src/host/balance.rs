@@ -1,5 +1,6 @@
 //! Who gives memory, and who gets it: what the card's balancer and thrash detector are told, and what they want.
 
+use super::Feeder;
 use super::mover::{Moved, Plan};
 use super::registry::HostState;
 use super::relocate::Relocated;
@@ -115,7 +116,7 @@ impl HostState {
     }
 
     /// A VM has submitted work.
-    pub(super) fn worked(&mut self, vm: VmId) {
+    pub fn worked(&mut self, vm: VmId) {
         let now = self.now_ns();
         self.divider.balancer.active(vm, now);
     }

@@ -1,12 +1,10 @@
 //! The card's interrupt tree: read, acknowledged, and turned into events of the VMs that are concerned. The same thread
 //! looks now and then for channels that make no progress.
-//!
-//! Order on the card: re-arm MSI first, then read and clear the status, so that an edge between the two brings a new
-//! message instead of being lost.
 
-use super::HostError;
 use super::registry::{HostCard, HostState};
 use super::relocate::Ranges;
+use super::turn::{Served, Woken, turn};
+use super::{Feeder, HostError};
 use card::Card;
 use channels::{Doorbell, Hang, Stall};
 use devmodel::events::SmError;
@@ -14,6 +12,7 @@ use nvspec::addr::{GpuVa, VramAddr};
 use nvspec::fifo::{ChannelId, VirtualChannelId, engine};
 use nvspec::mmu::fault;
 use nvspec::regs::{ce0, ce1, fecs, pbdma, pbus, pfifo, pgraph, pmc, ppci, ptimer, sm_trap};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Weak;
 use std::time::{Duration, Instant};
@@ -21,8 +20,6 @@ use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::poll::{PollContext, PollToken};
 use vram::VmId;
 
-/// Rounds through the tree for one message before the thread waits for the next: a stuck status bit must not spin.
-const ROUNDS: u32 = 64;
 /// What a PBDMA is given instead of a method that it cannot execute: a NOP, valid, subchannel 0.
 const NOP_METHOD: u32 = 0x8060_0008;
 /// Time between two looks for channels that make no progress. A look costs nothing while no work is in flight.
@@ -152,10 +149,10 @@ pub(super) fn serve(host: &Weak<HostCard>, event: &EventFd, timer: &OwnedFd) {
     };
     let mut looked = Instant::now();
     loop {
-        let (signalled, expired) = match wait.wait_timeout(LOOK) {
+        let woken = match wait.wait_timeout(LOOK) {
             Ok(events) => {
                 let is = |token| events.iter_readable().any(|event| event.token() == token);
-                (is(Token::Event), is(Token::Timer))
+                Woken { signalled: is(Token::Event), expired: is(Token::Timer) }
             }
             Err(error) if error.errno() == rustix::io::Errno::INTR.raw_os_error() => continue,
             Err(error) => {
@@ -167,37 +164,54 @@ pub(super) fn serve(host: &Weak<HostCard>, event: &EventFd, timer: &OwnedFd) {
         if host.stopping() {
             return;
         }
-        if signalled {
-            if let Err(error) = event.read() {
-                tracing::error!(%error, "the card's interrupts cannot be read; they are off");
-                return;
-            }
-            host.card().write32(ppci::MSI_REARM::OFFSET, ppci::MSI_REARM::REARM.mask());
-            for _ in 0..ROUNDS {
-                let (pending, events) = host.lock().service();
-                deliver(&host, events);
-                if !pending {
-                    break;
-                }
-            }
+        let line = Line { host: &host, event };
+        if let Err(error) = turn(&line, woken) {
+            tracing::error!(%error, "the card's interrupts cannot be read; they are off");
+            return;
         }
-        if expired {
-            host.lock().tick();
-        }
-        let events = host.lock().schedule.take_outbox();
-        deliver(&host, events);
         if looked.elapsed() >= LOOK {
             looked = Instant::now();
             let events = host.lock().look();
-            deliver(&host, events);
+            events.into_iter().for_each(|(vm, event)| line.deliver(vm, event));
         }
     }
 }
 
-pub(super) fn deliver(host: &HostCard, events: Vec<(VmId, GuestEvent)>) {
-    for (vm, event) in events {
-        // Looked up again for each: a VM may have gone, and its lock must not be taken under the card's.
-        let target = host.lock().vms.get(&vm).and_then(Weak::upgrade);
+/// A card, with the event that its interrupt signals.
+struct Line<'a> {
+    host: &'a HostCard,
+    event: &'a EventFd,
+}
+
+impl Served for Line<'_> {
+    fn acknowledge(&self) -> io::Result<()> {
+        self.event.read()?;
+        self.host.card().write32(ppci::MSI_REARM::OFFSET, ppci::MSI_REARM::REARM.mask());
+        Ok(())
+    }
+
+    fn service(&self) -> (bool, Vec<(VmId, GuestEvent)>) {
+        self.host.lock().service()
+    }
+
+    fn tick(&self) {
+        self.host.lock().tick();
+    }
+
+    fn take_outbox(&self) -> Vec<(VmId, GuestEvent)> {
+        self.host.lock().schedule.take_outbox()
+    }
+
+    fn deliver(&self, vm: VmId, event: GuestEvent) {
+        self.host.deliver(vm, event);
+    }
+}
+
+impl HostCard {
+    /// Gives an event to a VM, if it is still there. Never waits for the VM.
+    pub(super) fn deliver(&self, vm: VmId, event: GuestEvent) {
+        // Looked up for each: a VM may have gone, and its lock must not be taken under the card's.
+        let target = self.lock().vms.get(&vm).and_then(Weak::upgrade);
         if let Some(target) = target {
             target.deliver(event);
         }

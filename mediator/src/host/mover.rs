@@ -4,7 +4,7 @@
 //! memory suffices.
 
 use super::bell::Bell;
-use super::interrupts::{GuestEvent, deliver};
+use super::interrupts::GuestEvent;
 use super::registry::HostCard;
 use super::relocate::Relocated;
 use std::sync::Weak;
@@ -70,7 +70,7 @@ impl HostCard {
             (state.vram.short.iter().copied().collect::<Vec<_>>(), state.next_plan())
         };
         let retry = (!short.is_empty()).then_some(RETRY);
-        deliver(self, short.into_iter().map(|vm| (vm, GuestEvent::Memory)).collect());
+        short.into_iter().for_each(|vm| self.deliver(vm, GuestEvent::Memory));
         next.into_iter().chain(retry).min()
     }
 

@@ -1,9 +1,9 @@
 //! Channels that faulted, and channels that do not leave the card.
 
-use super::HostError;
 use super::bring_up::restart_engine;
 use super::copier::COPIER;
 use super::registry::HostState;
+use super::{Feeder, HostError};
 use card::Card;
 use channels::{RunState, Stuck};
 use nvspec::fifo::{ChannelId, VirtualChannelId, engine};

@@ -1,5 +1,6 @@
 //! The card with everything that the mediator keeps about it, and the VMs that share it.
 
+use super::alarm::TimerAlarm;
 use super::balance::{Divider, Division};
 use super::bell::Bell;
 use super::bring_up::{self, CardInfo};
@@ -10,7 +11,7 @@ use super::memory::CardMemory;
 use super::mover::{self, Moved};
 use super::pinned::PinnedPool;
 use super::schedule::Schedule;
-use super::{CardVram, GuestEvents, HostError, interrupts};
+use super::{CardVram, Feeder, GuestEvents, HostError, interrupts};
 use card::{Card, InterruptMode};
 use channels::Channels;
 use nvspec::addr::VramAddr;
@@ -42,6 +43,8 @@ pub struct HostState {
     /// What was moved of their memory.
     pub(super) moved: BTreeMap<VmId, Moved>,
     began: Instant,
+    /// By how many ns the card's clock is ahead of the host's.
+    pub(super) ahead_ns: i64,
 }
 
 impl HostState {
@@ -122,6 +125,8 @@ impl HostCard {
         chunks.set_aside(u32::try_from(reserve_bytes.div_ceil(chunk_bytes)).unwrap_or(u32::MAX)).map_err(refused)?;
         let io = |error: std::io::Error| HostError::Refused(format!("no event descriptor for the card: {error}"));
         let event = EventFd::new(EFD_CLOEXEC).map_err(io)?;
+        let alarm = TimerAlarm::new(event.try_clone().map_err(io)?)?;
+        let timer = alarm.timer_fd().map_err(io)?;
         let mut iova = IovaSpace::default();
         let slots = u32::try_from(host_bytes / chunk_bytes).unwrap_or(u32::MAX);
         let pinned = PinnedPool::new(Arc::clone(&card), &mut iova, slots, chunk_bytes)?;
@@ -134,11 +139,12 @@ impl HostCard {
             channels,
             copier,
             iova,
-            schedule: Schedule::new(scheduler, event.try_clone().map_err(io)?)?,
+            schedule: Schedule::new(scheduler, alarm).map_err(|error| HostError::Refused(error.to_string()))?,
             vms: BTreeMap::new(),
             divider: Divider::new(&division),
             moved: BTreeMap::new(),
             began: Instant::now(),
+            ahead_ns: 0,
         };
         state.set_division(&division).map_err(refused)?;
         let bell = Arc::clone(&state.vram.bell);
@@ -156,7 +162,6 @@ impl HostCard {
         });
         let weak = Arc::downgrade(&host);
         let wait = host.event.try_clone().map_err(io)?;
-        let timer = host.lock().schedule.timer_fd().map_err(io)?;
         let thread = std::thread::Builder::new()
             .name(format!("irq-{name}"))
             .spawn(move || interrupts::serve(&weak, &wait, &timer))

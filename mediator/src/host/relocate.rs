@@ -9,10 +9,10 @@
 //!
 //! Neither lock is held while anything is waited for.
 
-use super::HostError;
 use super::copier::CopyId;
 use super::registry::{HostCard, HostState};
 use super::vram::Dirty;
+use super::{Feeder, HostError};
 use channels::Pause;
 use nvspec::addr::SMALL_PAGE;
 use std::sync::Weak;

@@ -1,7 +1,8 @@
 //! What a card's scheduler knows, copied: it is looked at without holding up the card.
 
+use super::Feeder;
+use super::feeder::vgpu;
 use super::registry::HostState;
-use super::schedule::vgpu;
 use sched::{Account, Config, Engine, Nanos, Quarantine, Sample, Standing, VgpuParams};
 use std::collections::BTreeMap;
 use vram::VmId;

@@ -3,7 +3,7 @@
 use super::ram::RamMap;
 use super::remap::{Remap, Slot};
 use super::spaces::{Owned, Spaces, Tables};
-use crate::host::{CardVram, HostCard, HostError, HostState};
+use crate::host::{CardVram, Feeder, HostCard, HostError, HostState};
 use channels::{Channels, Doorbell};
 use devmodel::backend::{Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine};
 use devmodel::events::MmuFault;

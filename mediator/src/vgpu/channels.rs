@@ -2,7 +2,7 @@
 
 use super::backend::{Bound, VmBackend};
 use super::spaces::{Owned, Ring, Tables};
-use crate::host::HostState;
+use crate::host::{Feeder, HostState};
 use ::channels::{Bind, Doorbell, DoorbellError, GuestInstance, PullError, RingFault};
 use devmodel::events::MmuFault;
 use nvspec::addr::{GpuVa, Place};
@@ -63,6 +63,7 @@ impl VmBackend {
                 Err(PullError { pulled, fault }) => (pulled, Some(fault)),
             };
             if let Some(submission) = pulled.submission {
+                guard.worked(*vm);
                 guard.arrived(*vm, doorbell.channel, submission);
             }
             (pulled, fault)

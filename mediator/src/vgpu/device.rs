@@ -1,7 +1,7 @@
 //! A mediated VM as the vfio-user server, the card's interrupt thread and the daemon see it.
 
 use super::backend::VmBackend as Backend;
-use super::inbox::Inbox;
+use super::mailbox::{Held, Mailbox, Recipient};
 use super::remap::Remap;
 use super::spaces::Owned;
 use crate::admin::api::{Denied, Driver, InterruptKind};
@@ -13,9 +13,7 @@ use devmodel::denied::Site;
 use devmodel::events::{CopyError, EngineError, GraphError, MmuFault, PbdmaError};
 use devmodel::{VGpu, VGpuConfig};
 use nvspec::regs::{pbdma, pfifo, pgraph};
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use vmm_glue::device::NUM_REGIONS;
@@ -49,48 +47,10 @@ pub struct Settings {
 
 /// A mediated VM, from any thread.
 pub struct MediatedVm {
-    /// Lock order: this, then the card's. Taken by [`MediatedVm::core`].
-    locked: Mutex<Core>,
-    /// What the interrupt thread could not say while that was held.
-    inbox: Inbox,
+    /// Lock order: this, then the card's.
+    core: Mailbox<Core>,
     host: Arc<HostCard>,
     vm: VmId,
-}
-
-/// A VM's lock, held. What was left in its inbox meanwhile is taken up before it is released.
-struct CoreGuard<'a> {
-    vm: &'a MediatedVm,
-    /// Always there, but for the end of [`Drop::drop`].
-    held: Option<MutexGuard<'a, Core>>,
-}
-
-impl Deref for CoreGuard<'_> {
-    type Target = Core;
-
-    fn deref(&self) -> &Core {
-        self.held.as_deref().expect("held until dropped")
-    }
-}
-
-impl DerefMut for CoreGuard<'_> {
-    fn deref_mut(&mut self) -> &mut Core {
-        self.held.as_deref_mut().expect("held until dropped")
-    }
-}
-
-impl Drop for CoreGuard<'_> {
-    fn drop(&mut self) {
-        while let Some(mut core) = self.held.take() {
-            while let Some(event) = self.vm.inbox.pop() {
-                core.take_up(event);
-            }
-            drop(core);
-            // What came between the look and the release found the lock taken, and is left to this thread.
-            if !self.vm.inbox.is_empty() {
-                self.held = self.vm.locked.try_lock();
-            }
-        }
-    }
 }
 
 /// A mediated VM, as the server drives it.
@@ -129,7 +89,7 @@ impl MediatedVm {
         let mut backend = Backend::new(Arc::clone(host), vm, link.clone(), *shadow, share.vram_bytes);
         backend.queue_limit = *queue_limit;
         let core = Core { gpu, backend, polls: false };
-        let this = Arc::new(Self { locked: Mutex::new(core), inbox: Inbox::default(), host: Arc::clone(host), vm });
+        let this = Arc::new(Self { core: Mailbox::new(core), host: Arc::clone(host), vm });
         let events: Weak<Self> = Arc::downgrade(&this);
         host.add_vm(vm, share, events).map_err(|error| match error {
             HostError::OutOfMemory { .. } => BackendError::quota(error),
@@ -148,8 +108,8 @@ impl MediatedVm {
         Ok((device, this))
     }
 
-    fn core(&self) -> CoreGuard<'_> {
-        CoreGuard { vm: self, held: Some(self.locked.lock()) }
+    fn core(&self) -> Held<'_, Core> {
+        self.core.lock()
     }
 
     /// Does `act` while the VM is at work for long.
@@ -323,9 +283,7 @@ impl Device for MediatedDevice {
 
 impl GuestEvents for MediatedVm {
     fn deliver(&self, event: GuestEvent) {
-        self.inbox.push(event);
-        // Whoever holds the lock takes it up; if nobody does, it is this guard's end that does.
-        drop(self.locked.try_lock().map(|core| CoreGuard { vm: self, held: Some(core) }));
+        self.core.deliver(event);
     }
 
     fn relocated(&self, commit: &mut dyn FnMut(&mut HostState) -> Ranges) -> Result<(), HostError> {
@@ -344,8 +302,9 @@ impl Core {
             .map(|(at, bytes)| shadow_pt::GuestRange::Vram(nvspec::addr::GuestVramAddr(at.0), bytes));
         spaces.relocated(state, &owned, &ranges.collect::<Vec<_>>())
     }
+}
 
-    /// Shows an event to the guest.
+impl Recipient for Core {
     fn take_up(&mut self, event: GuestEvent) {
         let Self { gpu, backend, .. } = &mut *self;
         match event {
@@ -429,7 +388,7 @@ impl VmBackend for MediatedVm {
             ("memory_denied", counts.memory_denied),
             ("tlb_flushes", counts.flushes),
             ("interrupts", counts.interrupts),
-            ("events_lost", self.inbox.lost()),
+            ("events_lost", self.core.lost()),
             ("channel_binds", counts.binds),
             ("channel_binds_refused", counts.binds_refused),
             ("runlists", counts.runlists),

@@ -1,11 +1,10 @@
 //! What the card's interrupt thread has for a VM whose lock is taken.
 //!
 //! One thread serves the interrupts of all VMs of a card, so it must never wait for one of them: a guest that keeps its
-//! own vGPU busy with a large flush would hold up its neighbours' interrupts. It leaves the event here instead, and whoever
-//! holds the VM's lock takes it up before going on.
+//! own vGPU busy with a large flush would hold up its neighbours' interrupts. It leaves the event here instead
+//! (`mailbox` says who takes it up).
 
 use crate::host::GuestEvent;
-use parking_lot::Mutex;
 use std::collections::VecDeque;
 
 /// Errors that wait. Engines go on behind an error, so a guest can make as many as it likes; more than this are counted.
@@ -13,26 +12,22 @@ const MOST: usize = 256;
 
 /// Events that wait for a VM.
 #[derive(Debug, Default)]
-pub(super) struct Inbox(Mutex<Waiting>);
-
-#[derive(Debug, Default)]
-struct Waiting {
+pub(super) struct Inbox {
     events: VecDeque<GuestEvent>,
     lost: u64,
 }
 
 impl Inbox {
     /// Appends an event, unless one that waits already says the same.
-    pub(super) fn push(&self, event: GuestEvent) {
-        let mut waiting = self.0.lock();
-        if waiting.events.contains(&event) {
+    pub(super) fn push(&mut self, event: GuestEvent) {
+        if self.events.contains(&event) {
             return;
         }
         match event {
             // A channel's ring is looked at up to its last doorbell.
             GuestEvent::Resume(doorbell) => {
                 let same = |old: &GuestEvent| matches!(old, GuestEvent::Resume(old) if old.channel == doorbell.channel);
-                waiting.events.retain(|old| !same(old));
+                self.events.retain(|old| !same(old));
             }
             // Each is the end of a channel that stays bound until it is taken up: no more than there are channels.
             GuestEvent::MmuFault { .. }
@@ -40,28 +35,28 @@ impl Inbox {
             | GuestEvent::NonStall { .. }
             | GuestEvent::Memory => {}
             GuestEvent::Pbdma { .. } | GuestEvent::Graph { .. } | GuestEvent::Copy { .. } => {
-                if waiting.events.len() >= MOST {
-                    waiting.lost += 1;
+                if self.events.len() >= MOST {
+                    self.lost += 1;
                     return;
                 }
             }
         }
-        waiting.events.push_back(event);
+        self.events.push_back(event);
     }
 
     /// Takes the oldest event.
-    pub(super) fn pop(&self) -> Option<GuestEvent> {
-        self.0.lock().events.pop_front()
+    pub(super) fn pop(&mut self) -> Option<GuestEvent> {
+        self.events.pop_front()
     }
 
     /// Whether none waits.
     pub(super) fn is_empty(&self) -> bool {
-        self.0.lock().events.is_empty()
+        self.events.is_empty()
     }
 
     /// Events that found no room since the VM was made.
     pub(super) fn lost(&self) -> u64 {
-        self.0.lock().lost
+        self.lost
     }
 }
 
@@ -72,7 +67,7 @@ mod tests {
 
     #[test]
     fn what_waits_is_bounded_but_no_end_of_a_channel_is_lost() {
-        let inbox = Inbox::default();
+        let mut inbox = Inbox::default();
         for data in 0..1000 {
             inbox.push(GuestEvent::Pbdma { channel: VirtualChannelId(1), unit: 0, intr: 1, method: 0, data });
             inbox.push(GuestEvent::NonStall { engine: 0 });

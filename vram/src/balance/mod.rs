@@ -143,6 +143,12 @@ impl Balancer {
         self.active.insert(vm, now_ns);
     }
 
+    /// When the VM has submitted work last, in ns.
+    #[must_use]
+    pub fn last_active(&self, vm: VmId) -> Option<u64> {
+        self.active.get(&vm).copied()
+    }
+
     /// The members of `turn` but its holder give way as if they were idle, as soon as possible; `None` ends that. What
     /// [`Quanta`](crate::Quanta) says.
     pub fn set_turn(&mut self, turn: Option<Turn>) {

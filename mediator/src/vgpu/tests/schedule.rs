@@ -3,7 +3,7 @@
 use super::super::rig::driver::{Channel, Driver, M2MF, PAGE, m2mf_copy, methods, object, release};
 use super::super::rig::{Rig, settings};
 use super::{A, B, MIB, VM_MIB};
-use crate::host::time;
+use crate::host::{Feeder, time};
 use nvspec::regs::pfifo;
 use sched::{Config, Engine, Pipeline, PolicyKind, VgpuId, VgpuParams};
 use simgpu::{ComputeTiming, EngineId, EngineTiming, Fault, FaultKind, TimeModel};
