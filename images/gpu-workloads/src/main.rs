@@ -48,10 +48,11 @@ pub struct Test {
 
 const COPY: [&str; 9] =
     ["engine=", "from=", "to=", "size=", "count=", "lines=", "pitch=", "source-offset=", "target-offset="];
-const WORKLOAD: [&str; 6] = ["name=", "scale=", "rounds=", "working-set=", "duration=", "json"];
+const WORKLOAD: [&str; 9] =
+    ["name=", "scale=", "rounds=", "side=", "working-set=", "duration=", "in-flight=", "pause-ms=", "json"];
 
 #[rustfmt::skip]
-const TESTS: [Test; 15] = [
+const TESTS: [Test; 16] = [
     Test { name: "query", options: &[], help: "what the kernel says of the card", run: tests::query::run },
     Test { name: "copy", options: &COPY, help: "one kind of copy", run: tests::copy::run },
     Test { name: "sweep", options: &["quick"], help: "all engines, places, sizes, shapes", run: tests::sweep::run },
@@ -66,7 +67,8 @@ const TESTS: [Test; 15] = [
     Test { name: "timed", options: &["what=", "count="], help: "one workload, for benchmarks", run: tests::timed::run },
     Test { name: "workload", options: &WORKLOAD, help: "kernels that compute", run: tests::workload::run },
     Test { name: "faulty", options: &["what="], help: "work that the card refuses", run: tests::faulty::run },
-    Test { name: "all", options: &["quick"], help: "all of these but fill, stress, timed, workload, faulty", run: tests::all::run },
+    Test { name: "rogue", options: &["what=", "duration="], help: "work that is to harm others", run: tests::rogue::run },
+    Test { name: "all", options: &["quick"], help: "all of these but fill, stress, timed, workload, faulty, rogue", run: tests::all::run },
 ];
 
 impl Test {
