@@ -115,6 +115,17 @@ pub trait CardBackend: Send + Sync {
     /// Lets a virtual machine out of quarantine, and forgets its strikes.
     fn release_vm(&self, _vm: VmId) {}
 
+    /// Begins a record of its scheduler of at most `limit` bytes, with the names of its virtual machines. `false` when it has
+    /// no scheduler now, or one is being made already.
+    fn start_record(&self, _names: &BTreeMap<VmId, String>, _limit: usize) -> bool {
+        false
+    }
+
+    /// Ends the record and returns it; `None` when none is being made.
+    fn end_record(&self) -> Option<Vec<u8>> {
+        None
+    }
+
     /// Makes the device of a virtual machine. The daemon calls it for one machine at a time and has made sure that names
     /// are unique, that memory suffices by the configuration, and that passthrough excludes others.
     ///

@@ -1,5 +1,6 @@
 //! The cards of a configuration, opened, and what they make of virtual machines.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -151,6 +152,14 @@ impl CardBackend for OwnedCard {
         if let Some(host) = &*self.host.lock() {
             host.lock().release_vm(vm);
         }
+    }
+
+    fn start_record(&self, names: &BTreeMap<VmId, String>, limit: usize) -> bool {
+        self.host.lock().as_ref().is_some_and(|host| host.lock().start_record(names, limit))
+    }
+
+    fn end_record(&self) -> Option<Vec<u8>> {
+        self.host.lock().as_ref()?.lock().end_record()
     }
 
     fn build(&self, vm: &VmSpec, link: &Link) -> Result<Built, BackendError> {

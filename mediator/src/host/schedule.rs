@@ -9,6 +9,7 @@
 //! the engine to others. The latter is looked for while someone waits for an engine.
 
 use super::interrupts::GuestEvent;
+use super::record::Recording;
 use super::registry::HostState;
 use super::{HostError, time};
 use channels::{Channels, Submission};
@@ -62,6 +63,8 @@ pub struct Schedule {
     outbox: Vec<(VmId, GuestEvent)>,
     /// By how many ns the card's clock is ahead of the host's.
     ahead_ns: i64,
+    /// What an operator wants to have written down.
+    pub(super) recording: Option<Recording>,
 }
 
 impl Schedule {
@@ -70,7 +73,16 @@ impl Schedule {
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)
             .map_err(|error| HostError::Refused(format!("no timer for the scheduler: {error}")))?;
         let scheduler = Scheduler::new(config, Nanos(0)).map_err(|error| HostError::Refused(error.to_string()))?;
-        Ok(Self { scheduler, held: BTreeMap::new(), timer, armed: None, wake, outbox: Vec::new(), ahead_ns: 0 })
+        Ok(Self {
+            scheduler,
+            held: BTreeMap::new(),
+            timer,
+            armed: None,
+            wake,
+            outbox: Vec::new(),
+            ahead_ns: 0,
+            recording: None,
+        })
     }
 
     /// The scheduler, to look at.
@@ -303,6 +315,9 @@ impl HostState {
         let mut decisions = Vec::new();
         while let Some(event) = events.pop_front() {
             self.schedule.scheduler.event(now, event, &mut decisions);
+            if let Some(recording) = &mut self.schedule.recording {
+                recording.note(now, event, &decisions);
+            }
             for decision in decisions.drain(..) {
                 events.extend(self.carry_out(decision));
             }
