@@ -12,6 +12,7 @@ pub mod procs;
 pub mod query;
 pub mod residue;
 pub mod rogue;
+pub mod stream;
 pub mod stress;
 pub mod sweep;
 pub mod timed;

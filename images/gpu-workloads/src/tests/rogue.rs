@@ -2,7 +2,7 @@
 //! channels are still good, as far as they can be.
 
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -11,6 +11,7 @@ use super::{Facts, faulty_kernels};
 use crate::access::Width;
 use crate::compute::{Guest, MOST_IN_FLIGHT};
 use crate::device::{Buffer, Channel, Domain, Use};
+use crate::ending::Ending;
 use crate::options::Options;
 use crate::pattern::Expected;
 use crate::push::{Engine, Push, linear};
@@ -59,8 +60,8 @@ fn flood(rig: &Rig, duration: Duration) -> Result<Facts> {
     channel.add(Engine::M2mf.object())?;
     let mut push = Push::default();
     push.nop(Engine::M2mf.subchannel());
-    let (began, mut submissions) = (Instant::now(), 0u64);
-    while began.elapsed() < duration {
+    let (ending, mut submissions) = (Ending::after(duration), 0u64);
+    while !ending.is_over() {
         channel.submit(&push, &[])?;
         submissions += 1;
     }
@@ -83,8 +84,8 @@ fn split(rig: &Rig, duration: Duration) -> Result<Facts> {
 
 /// Kernels that do not end, each on a new channel.
 fn endless(rig: &Rig, duration: Duration) -> Result<Facts> {
-    let (began, mut killed, mut refused) = (Instant::now(), 0u64, 0u64);
-    while began.elapsed() < duration {
+    let (ending, mut killed, mut refused) = (Ending::after(duration), 0u64, 0u64);
+    while !ending.is_over() {
         // While the VM is quarantined, nothing that a new channel needs is done.
         match faulty_kernels::never_ends(rig.device()) {
             Ok(()) => killed += 1,
@@ -109,8 +110,8 @@ fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
     let waiter = |_| Ok((rig.channel(&[Engine::M2mf])?, rig.buffer(Domain::Gart, SIZE)?));
     let waiters: Vec<(Channel, Buffer)> = (0..WAITERS).map(waiter).collect::<Result<_>>()?;
     semaphore.map()?.store(0, Width::Dword, 0);
-    let (began, mut round) = (Instant::now(), 0u32);
-    while began.elapsed() < duration {
+    let (ending, mut round) = (Ending::after(duration), 0u32);
+    while !ending.is_over() {
         round += 1;
         for (channel, target) in &waiters {
             let mut push = Push::default();

@@ -11,6 +11,7 @@ use workloads::{Gpu, NAMES, Report, Setup, Workload};
 use super::Facts;
 use crate::compute::{Done, Guest};
 use crate::device::Device;
+use crate::ending::Ending;
 use crate::options::Options;
 use crate::report;
 use crate::rig::{Counts, Rig};
@@ -147,8 +148,9 @@ pub fn again_and_again(workload: &dyn Workload, gpu: &mut Guest, repeat: Repeat)
     let setup = Setup::new(workload, gpu)?;
     setup.upload(gpu)?;
     gpu.finish()?;
-    let (began, mut iterations, mut each) = (Instant::now(), 0, Vec::new());
-    while began.elapsed() < repeat.duration || iterations == 0 {
+    let ending = Ending::after(repeat.duration);
+    let (mut iterations, mut each) = (0, Vec::new());
+    while !ending.is_over() || iterations == 0 {
         let launched = Instant::now();
         workload.launch(gpu, &setup)?;
         if repeat.in_flight == 1 {
@@ -159,7 +161,7 @@ pub fn again_and_again(workload: &dyn Workload, gpu: &mut Guest, repeat: Repeat)
         repeat.pause.into_iter().for_each(sleep);
     }
     gpu.finish()?;
-    let took = began.elapsed();
+    let took = ending.elapsed();
     setup.free(gpu)?;
     each.sort_unstable();
     Ok(Looped { iterations, took, each })
