@@ -6,11 +6,13 @@
 //!
 //! A submission that cannot run does not hold up others. One whose channel the guest has not enabled or listed is no
 //! arrival before it has; one that started and then waits (for a semaphore, or since its guest stopped the channel) leaves
-//! the engine to others. The latter is looked for while someone waits for an engine.
+//! the engine to others. The latter is looked for while someone waits for an engine, and if it holds the others up all the same,
+//! its channel [rests](super::rest).
 
 use super::interrupts::GuestEvent;
 use super::record::Recording;
 use super::registry::HostState;
+use super::rest::Resting;
 use super::{HostError, time};
 use channels::{Channels, Submission};
 use nvspec::fifo::{ChannelId, VirtualChannelId, engine};
@@ -18,7 +20,7 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 use sched::{Channel, Config, Decision, Engine, Event, Nanos, Scheduler, Ticket, VgpuId, VgpuParams};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 use vmm_sys_util::eventfd::EventFd;
 use vram::VmId;
@@ -63,6 +65,10 @@ pub struct Schedule {
     outbox: Vec<(VmId, GuestEvent)>,
     /// By how many ns the card's clock is ahead of the host's.
     ahead_ns: i64,
+    /// Submissions that wait for something else than an engine, as of the last look.
+    waiting: usize,
+    /// Channels that are off the card since they held others up.
+    pub(super) resting: Resting,
     /// What an operator wants to have written down.
     pub(super) recording: Option<Recording>,
 }
@@ -81,6 +87,8 @@ impl Schedule {
             wake,
             outbox: Vec::new(),
             ahead_ns: 0,
+            waiting: 0,
+            resting: Resting::default(),
             recording: None,
         })
     }
@@ -149,9 +157,16 @@ impl Schedule {
         }
     }
 
-    /// Whether something waits for its turn because of what is in flight.
+    /// Whether what is in flight is to be looked at: something waits for its turn because of it, or it may be held up by what
+    /// was set aside.
     fn is_contended(&self) -> bool {
-        self.scheduler.queued() > 0 && self.scheduler.in_flight() > 0
+        self.scheduler.in_flight() > 0 && (self.waiting > 0 || self.scheduler.queued() > 0) || !self.resting.is_empty()
+    }
+
+    /// Channels with a submission that was set aside, each once, with their VMs.
+    pub(super) fn waiting_channels(&self) -> BTreeSet<(VmId, ChannelId)> {
+        let waiting = self.held.values().filter(|held| held.stage == Stage::Waiting);
+        waiting.map(|held| (held.vm, held.channel)).collect()
     }
 }
 
@@ -187,6 +202,7 @@ impl HostState {
     /// Nothing of a VM is on the card any more.
     pub(super) fn unschedule_vm(&mut self, vm: VmId) {
         self.schedule.held.retain(|_, held| held.vm != vm);
+        self.schedule.resting.forget(|of, _| of == vm);
         self.feed([Event::Removed { vgpu: vgpu(vm) }]);
     }
 
@@ -224,6 +240,7 @@ impl HostState {
     /// A physical channel is off the card, with all that it had. What of it had ended before was [completed](Self::complete).
     pub(super) fn channel_ended(&mut self, vm: VmId, channel: ChannelId) {
         self.schedule.held.retain(|_, held| held.channel != channel);
+        self.schedule.resting.forget(|_, of| of == channel);
         self.feed([Event::ChannelEnded { vgpu: vgpu(vm), channel: Channel(channel.0.into()) }]);
     }
 
@@ -268,6 +285,7 @@ impl HostState {
             self.complete();
         }
         if self.schedule.is_contended() {
+            self.rest_and_rouse();
             self.look_at_waits(None);
         }
         self.feed([Event::Tick]);
@@ -294,6 +312,7 @@ impl HostState {
                 changed.push((*ticket, *held));
             }
         }
+        schedule.waiting = schedule.held.values().filter(|held| held.stage == Stage::Waiting).count();
         let events: Vec<Event> = changed
             .into_iter()
             .map(|(ticket, Held { vm, channel, stage })| match stage {
