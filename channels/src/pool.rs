@@ -39,8 +39,10 @@ pub(crate) struct Bound {
     pub(crate) userd: GuestVramAddr,
     /// What the card's block has.
     pub(crate) contexts: [Option<GpuVa>; 3],
-    /// The guest wants it scheduled. It is when `running`, which a paused VM's channels are not.
+    /// The guest wants it scheduled. It is when `running`, which a paused VM's channels are not, nor those that rest.
     pub(crate) enabled: bool,
+    /// The host keeps it off the card for a while.
+    pub(crate) rests: bool,
     pub(crate) running: bool,
     /// It runs no more until it is bound anew.
     pub(crate) retired: bool,
@@ -180,6 +182,7 @@ impl Channels {
             userd: guest.userd,
             contexts: guest.contexts,
             enabled: false,
+            rests: false,
             running: false,
             retired: false,
             still: None,
@@ -286,6 +289,19 @@ impl Channels {
         let channels: Vec<ChannelId> = record.channels.values().copied().collect();
         for physical in channels {
             self.apply(host, physical);
+        }
+    }
+
+    /// Keeps a physical channel off the card, whatever its guest enables, or lets it back. What it has begun stays as it is,
+    /// and it leaves its engine as if its guest had asked for that.
+    pub fn rest(&mut self, host: &mut impl Host, physical: ChannelId, rests: bool) {
+        let Some(bound) = self.bound_mut(physical) else { return };
+        if std::mem::replace(&mut bound.rests, rests) == rests {
+            return;
+        }
+        self.apply(host, physical);
+        if rests {
+            self.ask_to_leave(host, physical);
         }
     }
 
@@ -405,7 +421,7 @@ impl Channels {
     fn apply(&mut self, host: &mut impl Host, physical: ChannelId) {
         let Some(bound) = self.bound(physical) else { return };
         let paused = self.vms.get(&bound.vm).is_some_and(|vm| vm.paused != 0);
-        let run = bound.enabled && !paused && !bound.retired;
+        let run = bound.enabled && !paused && !bound.rests && !bound.retired;
         if run {
             // Also when it runs already: a guest that starts a channel again wants what a start does.
             self.set_running(physical, true);

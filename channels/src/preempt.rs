@@ -73,6 +73,11 @@ impl Channels {
     pub fn preempt(&mut self, host: &mut impl Host, guest: &mut impl GuestMemory, vm: VmId, channel: VirtualChannelId) {
         let Some(physical) = self.physical(vm, channel) else { return };
         self.refresh(host, guest, physical);
+        self.ask_to_leave(host, physical);
+    }
+
+    /// Begins to take a physical channel off its engines.
+    pub(crate) fn ask_to_leave(&mut self, host: &mut impl Host, physical: ChannelId) {
         self.preemptions.push(physical);
         self.preemptions.advance(host);
     }

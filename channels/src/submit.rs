@@ -114,6 +114,14 @@ impl Channels {
         pfifo::CHANNEL_STATE::ACQUIRE_PENDING.is_set(card::state(host, physical))
     }
 
+    /// Whether a physical channel waits for a semaphore and is on the card meanwhile: others that need the unit that takes
+    /// its methods may not have it.
+    #[must_use]
+    pub fn holds(&self, host: &mut impl Host, physical: ChannelId) -> bool {
+        let both = pfifo::CHANNEL_STATE::ACQUIRE_PENDING.mask() | pfifo::CHANNEL_STATE::LOADED.mask();
+        self.may_run(physical) && card::state(host, physical) & both == both
+    }
+
     /// Which of PGRAPH and the two copy engines a physical channel has a context for.
     #[must_use]
     pub fn contexts(&self, physical: ChannelId) -> [bool; 3] {

@@ -7,6 +7,7 @@ use std::fs;
 use std::process::Output;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use mediator::admin::api;
 use mediator::config::VmSpec;
@@ -144,6 +145,65 @@ fn nothing_is_lost_when_policies_and_shares_change_under_load() {
         let charged: u64 = shown.vms.iter().map(|vm| vm.engines[engine].used_ns).sum();
         assert_eq!((used.busy_ns, used.departed_ns), (charged, 0), "{engine:?}");
     }
+    running.end(Signal::TERM);
+}
+
+#[test]
+fn a_record_of_a_run_is_replayed_to_the_same_decisions() {
+    let place = Place::new(CARD);
+    let running = place.start(&mut place.daemon());
+    let admin = Client::new(place.path("admin.sock")).unwrap();
+    let file = place.path("run.jsonl");
+    let path = file.display().to_string();
+    let record = |time: &str| place.ctl(&["sched", "record", "card0", "--for", time, "-o", &path]);
+    assert_eq!(record("1s").status.code(), Some(4), "of a card that nobody uses");
+    for index in 0..WEIGHTS.len() {
+        let spec = VmSpec { hang_limit_ms: Some(600_000), ..VmSpec::new(&name(index), "card0", VM_MIB) };
+        let _: api::Vm = admin.post("/v1/vms", &spec).unwrap();
+    }
+    let mut workers: Vec<_> = (0..WEIGHTS.len()).map(|index| Worker::new(&place, &name(index))).collect();
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for worker in &mut workers {
+            let over = &over;
+            scope.spawn(move || {
+                let _end = End(over);
+                while !over.load(Ordering::Relaxed) {
+                    worker.work();
+                }
+            });
+        }
+        let _end = End(&over);
+        let recorded = scope.spawn(|| record("2s"));
+        thread::sleep(Duration::from_millis(500));
+        assert_eq!(record("1s").status.code(), Some(4), "beside another record");
+        // Both are in the record.
+        good(place.ctl(&["sched", "set-vm", "vm1", "--weight", "300"]));
+        good(place.ctl(&["sched", "set", "card0", "--policy", "credit"]));
+        let told = good(recorded.join().unwrap());
+        assert!(told.contains("events of card0's scheduler in "), "{told}");
+    });
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(text.contains("start") && text.contains("configured") && text.lines().count() > 50, "{text}");
+    let told = good(place.ctl(&["sched", "replay", &path]));
+    assert!(told.contains("all decisions are as recorded") && told.contains("vm0"), "{told}");
+    let told = good(place.ctl(&["--json", "sched", "replay", &path, "--policy", "fifo"]));
+    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+    assert_eq!((&told["policy"], &told["recorded"]), (&"fifo".into(), &false.into()));
+    let share = |engine: &str| -> f64 {
+        let uses = told["uses"].as_array().unwrap().iter().filter(|one| one["engine"] == engine);
+        uses.map(|one| one["share_percent"].as_f64().unwrap()).sum()
+    };
+    assert!((share("compute") - 100.0).abs() < 1e-6 && (share("copy0") - 100.0).abs() < 1e-6, "{told}");
+    // A decision that the scheduler does not make.
+    let (at, line) = text.lines().enumerate().skip(1).find(|(_, line)| line.contains("\"start\"")).unwrap();
+    let cut = &line[..line.find(",\"decisions\"").unwrap()];
+    fs::write(&file, text.replacen(line, &format!("{cut}}}"), 1)).unwrap();
+    let failed = place.ctl(&["sched", "replay", &path]);
+    let told = String::from_utf8_lossy(&failed.stderr);
+    assert!(failed.status.code() == Some(1) && told.contains(&format!("the first in line {}\n", at + 1)), "{told}");
+    fs::write(&file, "{}\n").unwrap();
+    assert_eq!(place.ctl(&["sched", "replay", &path]).status.code(), Some(2));
     running.end(Signal::TERM);
 }
 

@@ -1,10 +1,11 @@
 //! What an engine has been given, and what it has been busy with.
 
 use crate::types::{Channel, Nanos, Ticket, VgpuId};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// A submission on the card.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Flight {
     pub(crate) ticket: Ticket,
     pub(crate) vgpu: VgpuId,
@@ -15,7 +16,7 @@ pub(crate) struct Flight {
 }
 
 /// One engine.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct EngineState {
     /// In the order of their starts, which is the engine's own.
     flights: VecDeque<Flight>,

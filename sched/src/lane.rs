@@ -1,8 +1,9 @@
 //! A lane: the queues of all vGPUs for one engine, or for all of them, with one policy.
 
 use crate::config::{Config, MS, PERMILLE, VgpuParams};
-use crate::policy::{self, Policy, Room, View};
+use crate::policy::{self, AnyPolicy, Room, View};
 use crate::types::{Channel, Engine, Nanos, Ticket, VgpuId};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 
 /// How long a cap's bucket takes to fill, in ns: within which time a cap is kept.
@@ -12,7 +13,7 @@ const CAP_NS: u64 = 30 * MS;
 const UNKNOWN_NS: u64 = MS;
 
 /// A submission that waits.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Queued {
     pub(crate) ticket: Ticket,
     pub(crate) channel: Channel,
@@ -23,7 +24,7 @@ pub(crate) struct Queued {
 }
 
 /// A vGPU in a lane.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Member {
     pub(crate) params: VgpuParams,
     pub(crate) queue: VecDeque<Queued>,
@@ -66,7 +67,7 @@ impl Member {
 }
 
 /// What a cap allows: time flows in at the cap's rate and out as it is used.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Bucket {
     /// Thousandths of a nanosecond.
     level: i128,
@@ -92,10 +93,10 @@ impl Bucket {
 }
 
 /// The queues of one engine or of all.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Lane {
     members: BTreeMap<VgpuId, Member>,
-    policy: Box<dyn Policy>,
+    policy: AnyPolicy,
     /// Submissions in all queues.
     queued: usize,
     /// Submissions on the card.
@@ -112,7 +113,7 @@ pub(crate) struct Lane {
 
 impl Lane {
     pub(crate) fn new(config: &Config, now: Nanos) -> Self {
-        let policy = policy::new(config, now);
+        let policy = AnyPolicy::new(config, now);
         Self {
             members: BTreeMap::new(),
             policy,
@@ -189,6 +190,16 @@ impl Lane {
         member.queue = kept.into();
         (self.queued, self.changed) = (self.queued - dropped.len(), true);
         dropped
+    }
+
+    /// Whether the policy is the one of the settings.
+    pub(crate) fn is_of(&self, config: &Config) -> bool {
+        self.policy.kind() == config.policy
+    }
+
+    /// What waits, in the order of its vGPUs.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = (VgpuId, &Queued)> {
+        self.members.iter().flat_map(|(vgpu, member)| member.queue.iter().map(|queued| (*vgpu, queued)))
     }
 
     /// Submissions that wait.

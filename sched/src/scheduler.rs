@@ -6,10 +6,11 @@ use crate::flight::{EngineState, Flight};
 use crate::lane::{Lane, Queued};
 use crate::policy::Standing;
 use crate::types::{Channel, Decision, Engine, Event, Nanos, Ticket, VgpuId};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Whether a vGPU is quarantined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Quarantine {
     /// No.
     Free,
@@ -19,17 +20,20 @@ pub enum Quarantine {
     Held,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Vgpu {
     params: VgpuParams,
+    /// No decision depends on accounts: a record leaves them out.
+    #[serde(skip)]
     accounts: [Account; Engine::COUNT],
+    #[serde(skip)]
     history: History,
     strikes: u32,
     quarantine: Quarantine,
 }
 
-/// The scheduler of a card.
-#[derive(Debug)]
+/// The scheduler of a card. Written down, it is all that its next decisions depend on, without accounts.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Scheduler {
     config: Config,
     vgpus: BTreeMap<VgpuId, Vgpu>,
@@ -52,6 +56,14 @@ impl Scheduler {
         let engines = Default::default();
         let lanes = lanes(&config, now);
         Ok(Self { config, vgpus: BTreeMap::new(), engines, lanes, order: 0, ignored: 0, now })
+    }
+
+    /// Whether what was read as a scheduler can be one.
+    pub(crate) fn is_whole(&self) -> bool {
+        let lanes = lane_count(&self.config);
+        self.config.check().is_ok()
+            && self.lanes.len() == lanes
+            && self.lanes.iter().all(|lane| lane.is_of(&self.config))
     }
 
     /// Takes in one event and appends what is to be done, in order. A `now` that is before the last one is taken as
@@ -160,6 +172,17 @@ impl Scheduler {
     #[must_use]
     pub fn queued(&self) -> usize {
         self.lanes.iter().map(Lane::queued).sum()
+    }
+
+    /// What waits for its turn, then what is on the card.
+    pub(crate) fn pending(&self) -> impl Iterator<Item = (VgpuId, Channel, Engine, Ticket)> {
+        let queued = self.lanes.iter().flat_map(Lane::waiting);
+        let queued = queued.map(|(vgpu, queued)| (vgpu, queued.channel, queued.engine, queued.ticket));
+        let flights = Engine::ALL.into_iter().flat_map(|engine| {
+            let flights = self.engines[engine.index()].flights();
+            flights.map(move |flight| (flight.vgpu, flight.channel, engine, flight.ticket))
+        });
+        queued.chain(flights)
     }
 
     /// Events that named what was not there, or settings that are out of bounds.
@@ -458,10 +481,13 @@ impl Scheduler {
     }
 }
 
-fn lanes(config: &Config, now: Nanos) -> Vec<Lane> {
-    let count = match config.queues {
+fn lane_count(config: &Config) -> usize {
+    match config.queues {
         Queues::Separate => Engine::COUNT,
         Queues::Single => 1,
-    };
-    (0..count).map(|_| Lane::new(config, now)).collect()
+    }
+}
+
+fn lanes(config: &Config, now: Nanos) -> Vec<Lane> {
+    (0..lane_count(config)).map(|_| Lane::new(config, now)).collect()
 }

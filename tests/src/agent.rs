@@ -213,6 +213,11 @@ impl Pending<'_> {
         self.agent.shared.lock().jobs.get(&self.id).map(|j| j.lines.clone()).unwrap_or_default()
     }
 
+    /// Asks the program that the command runs to end, by SIGTERM.
+    pub fn terminate(&self) -> Result<()> {
+        self.agent.run(&format!("kill {} 15", self.id))?.success().map(drop)
+    }
+
     /// Whether the command has ended.
     pub fn ended(&self) -> bool {
         self.agent.shared.lock().jobs.get(&self.id).is_none_or(|j| j.code.is_some() || j.lost.is_some())

@@ -1,6 +1,7 @@
 //! `mediatord` and `mediatorctl`, run as an operator runs them.
 
 use std::fs::{self, File};
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -115,6 +116,25 @@ impl Daemon {
         let all: Vec<_> = ["--output", "json"].iter().chain(args).copied().collect();
         let text = self.ctl(&all)?.success().with_context(|| format!("mediatorctl {}", args.join(" ")))?.stdout;
         serde_json::from_str(&text).with_context(|| format!("mediatorctl {} printed no JSON:\n{text}", args.join(" ")))
+    }
+
+    /// What the admin API answers to `GET path`: what no command prints as it is.
+    pub fn api(&self, path: &str) -> Result<Value> {
+        let ask = || -> Result<String> {
+            let mut stream = UnixStream::connect(&self.paths.admin_socket)?;
+            stream.set_read_timeout(Some(CONTROL_LIMIT))?;
+            // HTTP 1.0 has the answer in one piece, up to the connection's end.
+            stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes())?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            Ok(answer)
+        };
+        let answer = ask().with_context(|| format!("GET {path}"))?;
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+        if !head.lines().next().is_some_and(|status| status.contains(" 200 ")) {
+            bail!("GET {path}: {answer}");
+        }
+        serde_json::from_str(body).with_context(|| format!("GET {path} answered no JSON:\n{body}"))
     }
 
     /// Whether the daemon still runs.

@@ -6,6 +6,7 @@
 //! - [`accel`]: whether KVM can be used here, found out by trying;
 //! - [`mod@bench`]: metrics with baseline and target;
 //! - [`guest`]: steps that most stories share: configuration, driver, workload;
+//! - [`crowd`]: VMs that share a card; [`contest`]: what each gets of its time;
 //! - [`holdings`]: what a process holds, and so what it has lost;
 //! - [`klog`]: the guest kernel's log, by level;
 //! - [`wait`]: every wait is bounded, and when it fails it shows the end of the logs.
@@ -32,11 +33,14 @@
 pub mod accel;
 pub mod agent;
 pub mod bench;
+pub mod contest;
+pub mod crowd;
 pub mod daemon;
 pub mod guest;
 pub mod holdings;
 pub mod klog;
 pub mod qmp;
+pub mod rogues;
 pub mod vm;
 pub mod wait;
 

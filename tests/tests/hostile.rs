@@ -2,6 +2,8 @@
 
 #[path = "hostile/holes.rs"]
 mod holes;
+#[path = "hostile/rogues.rs"]
+mod rogues;
 
 use std::os::fd::AsFd;
 use std::time::Duration;

@@ -79,11 +79,17 @@ pub struct Options {
     pub rounds: Option<u32>,
     /// Bytes that `memory` works on. Its own choice if not given.
     pub working_set: Option<u64>,
+    /// Side of the matrices of `madd` and `long-madd`, at most [`MOST_SIDE`], whatever the scale. Their own choice if not
+    /// given.
+    pub side: Option<u32>,
 }
+
+/// The largest [`Options::side`].
+pub const MOST_SIDE: u32 = 4096;
 
 impl Default for Options {
     fn default() -> Self {
-        Self { scale: 1, seed: 1, rounds: None, working_set: None }
+        Self { scale: 1, seed: 1, rounds: None, working_set: None, side: None }
     }
 }
 
@@ -98,12 +104,13 @@ pub const NAMES: &[&str] = &[
 /// The workload of that name.
 #[must_use]
 pub fn by_name(name: &str, options: Options) -> Option<Box<dyn Workload>> {
-    let Options { scale, seed, rounds, working_set } = options;
+    let Options { scale, seed, rounds, working_set, side } = options;
     let scale = scale.clamp(1, 1000);
+    let madd_side = side.map_or_else(|| madd::side(scale), |side| side.clamp(1, MOST_SIDE));
     Some(match name {
         "nop" => Box::new(nop::Nop),
         "loop" => Box::new(spin::Spin::new(scale, seed, rounds)),
-        "madd" => Box::new(madd::Madd::new("madd", scale, seed, 1)),
+        "madd" => Box::new(madd::Madd::new("madd", madd_side, seed, 1)),
         "mmul" => Box::new(mmul::Mmul::new(scale, seed)),
         "fmadd" => Box::new(madd::Madd::floats(scale, seed)),
         "fmmul" => Box::new(mmul::Mmul::floats(scale, seed)),
@@ -117,7 +124,7 @@ pub fn by_name(name: &str, options: Options) -> Option<Box<dyn Workload>> {
         "srad2" => Box::new(srad2::Srad2::new(scale, seed)),
         "nw" => Box::new(nw::Nw::new(scale, seed)),
         "nn" => Box::new(nn::Nn::new(scale, seed)),
-        "long-madd" => Box::new(madd::Madd::new("long-madd", scale, seed, rounds.unwrap_or(madd::LONG))),
+        "long-madd" => Box::new(madd::Madd::new("long-madd", madd_side, seed, rounds.unwrap_or(madd::LONG))),
         "memory" => Box::new(memory::MemoryHungry::new(scale, seed, working_set, rounds)),
         _ => return None,
     })

@@ -210,8 +210,8 @@ impl<'a> Use<'a> {
     }
 }
 
-/// Pushbuffers of a channel that can be in flight at once.
-const RING: usize = 8;
+/// Pushbuffers of a channel that can be in flight at once, unless another number is asked for.
+pub const RING: usize = 8;
 
 /// A GPU channel with its pushbuffers.
 #[derive(Debug)]
@@ -225,11 +225,17 @@ pub struct Channel {
 impl Channel {
     /// Allocates a channel without objects.
     pub fn new(device: &Rc<Device>) -> Result<Self> {
+        Self::with_ring(device, RING)
+    }
+
+    /// The same, with so many pushbuffers: a submission waits for the one that came that many before it.
+    pub fn with_ring(device: &Rc<Device>, pushbuffers: usize) -> Result<Self> {
+        ensure!(pushbuffers > 0, "a channel without a pushbuffer");
         let mut argument = uapi::ChannelAlloc::default();
         device.call(&mut argument)?;
         let mut channel =
             Self { device: Rc::clone(device), number: argument.channel, ring: Vec::new(), next: Cell::new(0) };
-        for _ in 0..RING {
+        for _ in 0..pushbuffers {
             channel.ring.push(Buffer::new(device, Domain::Gart, MOST_WORDS as u64 * 4)?);
         }
         Ok(channel)

@@ -2,7 +2,7 @@
 //!
 //! The parts: [`uapi`] (the kernel's structures), [`device`] (device, buffer, channel), [`push`] (pushbuffers and copies),
 //! [`compute`] (kernels), [`pattern`] (test data), [`access`] (mapped memory), [`rig`] (filling, checking, counting),
-//! [`tests`] (one file per command), [`bar`] (without the driver), [`report`] (the result lines that the host reads).
+//! [`ending`] (how long something goes on), [`tests`] (one file per command), [`bar`] (without the driver), [`report`] (the result lines that the host reads).
 //!
 //! It serves the stock drivers of Debian's 6.1 and 6.12 on a Fermi card and has no code for others: no relocations, no
 //! tiled buffers, no `VM_BIND`. It does not draw.
@@ -13,6 +13,7 @@ mod access;
 mod bar;
 mod compute;
 mod device;
+mod ending;
 mod options;
 mod pattern;
 mod push;
@@ -48,10 +49,12 @@ pub struct Test {
 
 const COPY: [&str; 9] =
     ["engine=", "from=", "to=", "size=", "count=", "lines=", "pitch=", "source-offset=", "target-offset="];
-const WORKLOAD: [&str; 6] = ["name=", "scale=", "rounds=", "working-set=", "duration=", "json"];
+const STREAM: [&str; 4] = ["engine=", "size=", "in-flight=", "duration="];
+const WORKLOAD: [&str; 9] =
+    ["name=", "scale=", "rounds=", "side=", "working-set=", "duration=", "in-flight=", "pause-ms=", "json"];
 
 #[rustfmt::skip]
-const TESTS: [Test; 15] = [
+const TESTS: [Test; 17] = [
     Test { name: "query", options: &[], help: "what the kernel says of the card", run: tests::query::run },
     Test { name: "copy", options: &COPY, help: "one kind of copy", run: tests::copy::run },
     Test { name: "sweep", options: &["quick"], help: "all engines, places, sizes, shapes", run: tests::sweep::run },
@@ -63,10 +66,12 @@ const TESTS: [Test; 15] = [
     Test { name: "fill", options: &["pattern="], help: "all VRAM filled with a pattern", run: tests::residue::fill },
     Test { name: "scan", options: &["pattern="], help: "all VRAM searched for a pattern", run: tests::residue::scan },
     Test { name: "stress", options: &["seconds=", "max="], help: "random copies for a time", run: tests::stress::run },
+    Test { name: "stream", options: &STREAM, help: "one copy again and again for a time", run: tests::stream::run },
     Test { name: "timed", options: &["what=", "count="], help: "one workload, for benchmarks", run: tests::timed::run },
     Test { name: "workload", options: &WORKLOAD, help: "kernels that compute", run: tests::workload::run },
     Test { name: "faulty", options: &["what="], help: "work that the card refuses", run: tests::faulty::run },
-    Test { name: "all", options: &["quick"], help: "all of these but fill, stress, timed, workload, faulty", run: tests::all::run },
+    Test { name: "rogue", options: &["what=", "duration="], help: "work that is to harm others", run: tests::rogue::run },
+    Test { name: "all", options: &["quick"], help: "all of these but fill, stress, stream, timed, workload, faulty, rogue", run: tests::all::run },
 ];
 
 impl Test {
@@ -97,6 +102,7 @@ fn main() -> ExitCode {
         Ok(seed) => seed,
         Err(error) => return usage(&format!("{name}: {error:#}")),
     };
+    ending::take_note();
     println!("{name}: seed {seed}");
     let good = match Rig::open(Path::new(&node), seed) {
         Ok(rig) => report::run(&rig, &options, &test),

@@ -176,6 +176,21 @@ impl Push {
         self.methods(subchannel, 0x0008, &[0]);
     }
 
+    /// Waits until the word at `address` is `payload`. `yields`: other channels may have the host engine's unit meanwhile.
+    pub fn acquire(&mut self, address: u64, payload: u32, yields: bool) {
+        self.semaphore(address, payload, u32::from(yields) << 12 | 1);
+    }
+
+    /// Stores `payload` at `address` by the host engine, without waiting for what engines still do.
+    pub fn release(&mut self, address: u64, payload: u32) {
+        self.semaphore(address, payload, 0x0110_0002);
+    }
+
+    /// The host engine's semaphore, which every subchannel has.
+    fn semaphore(&mut self, address: u64, payload: u32, operation: u32) {
+        self.methods(0, 0x0010, &[(address >> 32) as u32, address as u32, payload, operation]);
+    }
+
     /// Copies a rect.
     pub fn copy(&mut self, engine: Engine, rect: &Rect) {
         let high = |address: u64| (address >> 32) as u32;
@@ -235,6 +250,16 @@ mod tests {
         push.methods(2, 0x0238, &[1, 2]);
         push.immediate(4, 0x0300, 0x0110);
         assert_eq!(push.words(), [0x2002_408e, 1, 2, 0x8110_80c0]);
+    }
+
+    #[test]
+    fn semaphores_are_the_host_engines() {
+        let mut push = Push::default();
+        push.acquire(0x12_3456_7000, 9, true);
+        push.acquire(0x12_3456_7000, 9, false);
+        push.release(0x12_3456_7000, 9);
+        let semaphore = |operation| [0x2004_0004, 0x12, 0x3456_7000, 9, operation];
+        assert_eq!(push.words(), [0x1001, 1, 0x0110_0002].map(semaphore).concat());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The requests of the admin API.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::rejection::{JsonRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
@@ -18,6 +19,8 @@ use crate::daemon::{Daemon, DaemonError, HISTORY_MS, WINDOW_MS};
 
 /// Largest body of a request, in bytes.
 const MAX_BODY: usize = 64 << 10;
+/// The longest record of a scheduler, in ms.
+const RECORD_MS: u64 = 60_000;
 
 /// All requests.
 pub fn router(daemon: Arc<Daemon>) -> Router {
@@ -32,6 +35,7 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/schedulers", get(schedulers))
         .route("/v1/cards/{name}/scheduler", get(scheduler).patch(set_scheduler))
         .route("/v1/cards/{name}/scheduler/history", get(scheduler_history))
+        .route("/v1/cards/{name}/scheduler/record", post(record_scheduler))
         .route("/metrics", get(metrics))
         .fallback(unknown)
         .method_not_allowed_fallback(not_allowed)
@@ -223,6 +227,28 @@ async fn scheduler_history(
 ) -> Answer<api::SchedulerHistory> {
     let Query(HistoryQuery { since_ms }) = query?;
     Ok(Json(daemon.scheduler_history(&name, since_ms)?))
+}
+
+/// The query of `scheduler/record`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RecordQuery {
+    for_ms: u64,
+}
+
+/// The answer comes when the record is complete; if the client goes before, there is none.
+async fn record_scheduler(
+    State(daemon): State<Arc<Daemon>>,
+    Path(name): Path<String>,
+    query: Result<Query<RecordQuery>, QueryRejection>,
+) -> Result<impl IntoResponse, Failure> {
+    let Query(RecordQuery { for_ms }) = query?;
+    if !(1..=RECORD_MS).contains(&for_ms) {
+        return Err(DaemonError::Setting(format!("for_ms = {for_ms} is not between 1 and {RECORD_MS}")).into());
+    }
+    let record = daemon.record_scheduler(&name)?;
+    tokio::time::sleep(Duration::from_millis(for_ms)).await;
+    Ok(([(header::CONTENT_TYPE, "application/jsonl")], record.end()?))
 }
 
 async fn metrics(State(daemon): State<Arc<Daemon>>) -> Result<impl IntoResponse, Failure> {

@@ -43,6 +43,14 @@ pub enum ClientError {
         #[source]
         source: io::Error,
     },
+    #[error("{} is no record", path.display())]
+    Record {
+        path: PathBuf,
+        #[source]
+        source: sched::trace::TraceError,
+    },
+    #[error("{other} of {events} events bring other decisions than recorded, the first in line {first}")]
+    Differs { other: usize, events: usize, first: usize },
     #[error("there is no report: {0}")]
     Report(String),
     #[error("the terminal cannot be used")]

@@ -1,6 +1,7 @@
 //! `mediatorctl`: a thin client of the admin API.
 //!
 //! Parts: the command line (this file), `sched` (its commands on how cards' time is shared), [`report`] (a picture of that),
+//! [`replay`] (a record of it, decided anew),
 //! `top` (the same live), [`client`] (HTTP over the socket), [`output`] (tables), [`values`] (what has a unit).
 //!
 //! Exit codes are part of the interface, see [`Code`]; so is `--output json`, which prints the API's answers as they are.
@@ -15,8 +16,9 @@ use crate::admin::launch::{MemorySize, Vmm};
 use crate::config::{Apertures, DEFAULT_ADMIN_SOCKET, SocketMode, VmSpec};
 
 pub mod client;
-pub mod memory;
-mod output;
+mod memory;
+pub mod output;
+pub mod replay;
 pub mod report;
 mod sched;
 mod top;
@@ -299,10 +301,13 @@ impl ClientError {
                 ErrorCode::Conflict | ErrorCode::Quota => Code::Conflict,
                 ErrorCode::Failed => Code::Failed,
             },
-            Self::Report(_) => Code::Usage,
-            Self::Runtime(_) | Self::Protocol(_) | Self::TimedOut | Self::File { .. } | Self::Terminal(_) => {
-                Code::Failed
-            }
+            Self::Report(_) | Self::Record { .. } => Code::Usage,
+            Self::Runtime(_)
+            | Self::Protocol(_)
+            | Self::TimedOut
+            | Self::Differs { .. }
+            | Self::File { .. }
+            | Self::Terminal(_) => Code::Failed,
         }
     }
 
@@ -313,6 +318,8 @@ impl ClientError {
             Self::Protocol(_) => "check that --socket names mediatord's admin socket, of the same version",
             Self::TimedOut => "see the daemon's log",
             Self::Runtime(_) => "try again when the host has room",
+            Self::Record { .. } => "name a file that `mediatorctl sched record` has written",
+            Self::Differs { .. } => "replay it with the version that recorded it, to see what has changed",
             Self::File { .. } => "name another file with --out FILE",
             Self::Report(_) => "choose another --since or --window",
             Self::Terminal(_) => "use --once, which prints the table",

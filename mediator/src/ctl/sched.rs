@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::client::{self, Client, ClientError};
 use super::values::{Percent, named, span};
-use super::{Form, output, report};
+use super::{Form, output, replay, report};
 use crate::admin::api;
 use crate::config::TimeShare;
 
@@ -34,6 +34,10 @@ pub(super) enum SchedCommand {
     },
     /// Draws what virtual machines used of an engine over time, as an SVG file
     Report(Report),
+    /// Writes down what a card's scheduler is told and decides, for a time
+    Record(Record),
+    /// Feeds a record to the scheduler again: ends with code 1 if it decides otherwise. Needs no daemon
+    Replay(Replay),
 }
 
 #[derive(Debug, Args)]
@@ -213,6 +217,27 @@ pub(super) struct Report {
     out: PathBuf,
 }
 
+#[derive(Debug, Args)]
+pub(super) struct Record {
+    /// Name of the card
+    card: String,
+    /// For how long, such as 10s; at most a minute
+    #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = span)]
+    length: Duration,
+    /// The file to write: lines of JSON, at most 32 MiB
+    #[arg(short, long = "out", value_name = "FILE")]
+    out: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Replay {
+    /// The record
+    file: PathBuf,
+    /// Instead: who would have had what under this policy, had the same work arrived at the same times
+    #[arg(long, value_name = "POLICY", value_parser = named::<PolicyKind>)]
+    policy: Option<PolicyKind>,
+}
+
 /// Path of a card's scheduler in the API.
 fn scheduler_path(card: &str) -> String {
     format!("/v1/cards/{}/scheduler", client::segment(card))
@@ -255,6 +280,19 @@ pub(super) fn answer(client: &Client, form: Form, command: SchedCommand) -> Resu
             std::fs::write(&out, svg).map_err(|source| ClientError::File { path: out.clone(), source })?;
             let summary = uses.summary(&out.display().to_string());
             form.of(&summary, output::scheduler::report)
+        }
+        SchedCommand::Record(Record { card, length, out }) => {
+            let path = format!("{}/record?for_ms={}", scheduler_path(&card), length.as_millis());
+            let record = client.request(Method::POST, &path, Default::default())?;
+            std::fs::write(&out, &record).map_err(|source| ClientError::File { path: out.clone(), source })?;
+            let events = record.iter().filter(|byte| **byte == b'\n').count().saturating_sub(1);
+            let file = out.display().to_string();
+            form.of(&serde_json::json!({ "file": file, "events": events, "bytes": record.len() }), |_| {
+                format!("{events} events of {card}'s scheduler in {file}\n")
+            })
+        }
+        SchedCommand::Replay(Replay { file, policy }) => {
+            form.of(&replay::replay(&file, policy)?, output::scheduler::replay)
         }
     })
 }

@@ -8,7 +8,8 @@ use vmm_glue::{Device, IrqCounts, Link};
 use vram::VmId;
 
 use crate::admin::api::{Denied, Driver};
-use crate::config::{CardSpec, VmSpec};
+use crate::config::{CardMemory, CardSpec, VmSpec};
+use crate::host::HostCard;
 use crate::host::usage::SchedulerUsage;
 
 /// What a virtual machine's device tells the operator.
@@ -114,6 +115,35 @@ pub trait CardBackend: Send + Sync {
 
     /// Lets a virtual machine out of quarantine, and forgets its strikes.
     fn release_vm(&self, _vm: VmId) {}
+
+    /// Begins a record of its scheduler of at most `limit` bytes, with the names of its virtual machines. `false` when it has
+    /// no scheduler now, or one is being made already.
+    fn start_record(&self, _names: &BTreeMap<VmId, String>, _limit: usize) -> bool {
+        false
+    }
+
+    /// Ends the record and returns it; `None` when none is being made.
+    fn end_record(&self) -> Option<Vec<u8>> {
+        None
+    }
+
+    /// The card as the mediator has it, if it has; what is done with its memory is done there.
+    fn mediated(&self) -> Option<Arc<HostCard>> {
+        None
+    }
+
+    /// What its memory is to hold, and how it is divided; `None` when nothing is moved on such a card.
+    fn memory(&self) -> Option<CardMemory> {
+        None
+    }
+
+    /// Changes how its memory is divided, from now on; the settings are within their bounds.
+    ///
+    /// # Errors
+    /// When the card cannot do so now; nothing has changed then.
+    fn set_memory(&self, _memory: CardMemory) -> Result<(), BackendError> {
+        Ok(())
+    }
 
     /// Makes the device of a virtual machine. The daemon calls it for one machine at a time and has made sure that names
     /// are unique, that memory suffices by the configuration, and that passthrough excludes others.

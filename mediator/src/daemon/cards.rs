@@ -1,5 +1,6 @@
 //! The cards of a configuration, opened, and what they make of virtual machines.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -12,7 +13,7 @@ use vram::{OnFull, Summary, VmId};
 
 use super::backend::{BackendError, Built, CardBackend, CardStatus, OpenCard};
 use crate::config::check::{MAX_CHANNELS, MIN_VM_VRAM_MIB};
-use crate::config::{CardKind, CardSpec, FaultEngine, FaultKind, FaultSpec, VmSpec};
+use crate::config::{CardKind, CardMemory, CardSpec, FaultEngine, FaultKind, FaultSpec, VmSpec};
 use crate::host::usage::SchedulerUsage;
 use crate::host::{Feeder, HostCard, Share, Sharing};
 use crate::passthrough::PassthroughDevice;
@@ -28,8 +29,9 @@ impl OpenCard for Cards {
             CardKind::Simgpu => software_card(spec)?,
         };
         let (host, next_vm) = (Mutex::new(None), AtomicU32::new(0));
-        let (scheduler, left_over) = (Mutex::new(spec.scheduler), AtomicBool::new(false));
-        Ok(Box::new(OwnedCard { spec: spec.clone(), card, host, scheduler, next_vm, left_over }))
+        let (scheduler, memory) = (Mutex::new(spec.scheduler), Mutex::new(spec.memory));
+        let left_over = AtomicBool::new(false);
+        Ok(Box::new(OwnedCard { spec: spec.clone(), card, host, scheduler, memory, next_vm, left_over }))
     }
 }
 
@@ -79,6 +81,8 @@ struct OwnedCard {
     host: Mutex<Option<Arc<HostCard>>>,
     /// How its time is shared, whether or not the mediator has it now. Taken after `host`.
     scheduler: Mutex<sched::Config>,
+    /// How its memory is divided. Taken after `host`.
+    memory: Mutex<CardMemory>,
     next_vm: AtomicU32,
     /// A virtual machine had the card by passthrough, and what it left in VRAM is still there.
     left_over: AtomicBool,
@@ -107,7 +111,7 @@ impl OwnedCard {
             chunk_bytes: self.spec.chunk_kib << 10,
             reserve_bytes: self.spec.reserve_mib() << 20,
             host_bytes: self.spec.memory.host_mib << 20,
-            division: self.spec.memory.division(self.spec.chunk_kib),
+            division: self.memory.lock().division(self.spec.chunk_kib),
             scheduler: *self.scheduler.lock(),
         };
         let opened = HostCard::open(Arc::clone(&self.card), &self.spec.name, &sharing).map_err(BackendError::failed)?;
@@ -157,6 +161,34 @@ impl CardBackend for OwnedCard {
         if let Some(host) = &*self.host.lock() {
             host.lock().release_vm(vm);
         }
+    }
+
+    fn start_record(&self, names: &BTreeMap<VmId, String>, limit: usize) -> bool {
+        self.host.lock().as_ref().is_some_and(|host| host.lock().start_record(names, limit))
+    }
+
+    fn end_record(&self) -> Option<Vec<u8>> {
+        self.host.lock().as_ref()?.lock().end_record()
+    }
+
+    fn mediated(&self) -> Option<Arc<HostCard>> {
+        self.host.lock().clone()
+    }
+
+    fn memory(&self) -> Option<CardMemory> {
+        Some(*self.memory.lock())
+    }
+
+    fn set_memory(&self, memory: CardMemory) -> Result<(), BackendError> {
+        let host = self.host.lock();
+        if let Some(host) = &*host {
+            let mut state = host.lock();
+            state.set_division(&memory.division(self.spec.chunk_kib)).map_err(BackendError::quota)?;
+            let slots = u32::try_from((memory.host_mib << 10) / self.spec.chunk_kib).unwrap_or(u32::MAX);
+            state.vram.chunks.set_host_budget(slots);
+        }
+        *self.memory.lock() = memory;
+        Ok(())
     }
 
     fn build(&self, vm: &VmSpec, link: &Link) -> Result<Built, BackendError> {

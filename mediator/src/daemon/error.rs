@@ -48,6 +48,9 @@ pub enum DaemonError {
     /// A card has no scheduler.
     #[error("card `{0}` has no scheduler")]
     Unscheduled(String),
+    /// A card's scheduler cannot be recorded now.
+    #[error("no record of card `{0}` can be made: no VM uses it, or one is being made already")]
+    NoRecord(String),
     /// A setting cannot be as it is asked for: its key, and what is wrong.
     #[error("{0}")]
     Setting(String),
@@ -70,7 +73,7 @@ impl DaemonError {
     pub fn code(&self) -> ErrorCode {
         match self {
             Self::NoVm(_) | Self::NoCard(_) => ErrorCode::NotFound,
-            Self::Busy(..) | Self::NoScheduler(_) | Self::Unscheduled(_) => ErrorCode::Conflict,
+            Self::Busy(..) | Self::NoScheduler(_) | Self::Unscheduled(_) | Self::NoRecord(_) => ErrorCode::Conflict,
             Self::TooMany(_) | Self::Quota { .. } => ErrorCode::Quota,
             Self::NoAccount { .. } | Self::Setting(_) => ErrorCode::Invalid,
             Self::Failed(_) | Self::ShuttingDown => ErrorCode::Failed,
@@ -101,6 +104,7 @@ impl DaemonError {
             Self::Quota { .. } => "remove a VM, or ask for less",
             Self::NoScheduler(_) => "to have it share the card's time, remove it and add it without passthrough",
             Self::Unscheduled(_) => "see `mediatorctl card show` for the cards",
+            Self::NoRecord(_) => "try again when the other record is done, or a VM has been added",
             Self::Setting(_) => "correct the value; keys that are left out stay as they are",
             Self::Failed(_) => "see the daemon's log",
             Self::ShuttingDown => "start it again",

@@ -34,7 +34,7 @@ mod vm;
 pub(crate) mod tests;
 
 pub use error::DaemonError;
-pub use scheduling::{HISTORY_MS, WINDOW_MS};
+pub use scheduling::{HISTORY_MS, RECORD_BYTES, SchedulerRecord, WINDOW_MS};
 
 use backend::{BackendStatus, CardBackend, OpenCard};
 use vm::Running;

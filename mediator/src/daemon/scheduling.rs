@@ -31,6 +31,8 @@ const MS: u64 = 1_000_000;
 const INTERVAL_MS: u64 = History::INTERVAL / MS;
 /// The longest time that a history reaches back, in ms.
 pub const HISTORY_MS: u64 = INTERVAL_MS * History::KEPT as u64;
+/// The longest record of a scheduler, in bytes: some 200,000 events.
+pub const RECORD_BYTES: usize = 32 << 20;
 /// The time over which received shares are taken when nothing else is said, in ms.
 pub const WINDOW_MS: u64 = 1000;
 
@@ -122,6 +124,20 @@ impl Daemon {
         })
     }
 
+    /// Begins a record of what a card's scheduler is told and decides, which lasts until it is
+    /// [ended](SchedulerRecord::end) or dropped, or has [`RECORD_BYTES`].
+    ///
+    /// # Errors
+    /// When there is no such card, it is passed through or used by nobody, or a record of it is being made already.
+    pub fn record_scheduler(self: &Arc<Self>, card: &str) -> Result<SchedulerRecord, DaemonError> {
+        let (_, names) = self.look(card, 0)?;
+        if !self.known(card)?.backend.start_record(&names, RECORD_BYTES) {
+            return Err(DaemonError::NoRecord(card.to_owned()));
+        }
+        tracing::info!(card, "the card's scheduler is recorded");
+        Ok(SchedulerRecord { daemon: Arc::clone(self), card: card.to_owned(), over: false })
+    }
+
     /// What a virtual machine may have of its card's time.
     ///
     /// # Errors
@@ -194,6 +210,36 @@ impl Daemon {
         let number =
             |(name, _, running): (String, bool, Option<Arc<Running>>)| Some((running?.backend.scheduled_as()?, name));
         Ok((usage, users.into_iter().filter_map(number).collect()))
+    }
+}
+
+/// A record that is being made.
+pub struct SchedulerRecord {
+    daemon: Arc<Daemon>,
+    card: String,
+    over: bool,
+}
+
+impl SchedulerRecord {
+    /// Ends it: lines of JSON, as [`sched::trace`] describes them.
+    ///
+    /// # Errors
+    /// When the card was given away meanwhile.
+    pub fn end(mut self) -> Result<Vec<u8>, DaemonError> {
+        self.over = true;
+        let record = self.daemon.known(&self.card)?.backend.end_record();
+        record.ok_or_else(|| DaemonError::Failed(format!("card `{}` is not the mediator's any more", self.card)))
+    }
+}
+
+impl Drop for SchedulerRecord {
+    fn drop(&mut self) {
+        // Whoever wanted it has gone; nothing is left of it.
+        if !self.over
+            && let Ok(card) = self.daemon.known(&self.card)
+        {
+            card.backend.end_record();
+        }
     }
 }
 

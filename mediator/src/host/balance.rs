@@ -7,9 +7,9 @@ use super::relocate::Relocated;
 use channels::Pause;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use vram::balance::{By, Config, Request};
+use vram::balance::{By, Config, PinError, Request};
 use vram::victim::VictimPolicy;
-use vram::{Balancer, Change, GuestAddr, Quanta, QuantaConfig, Turn, VmId};
+use vram::{Balancer, Change, GuestAddr, Lookup, Quanta, QuantaConfig, Turn, VmId};
 
 /// How a card's memory is divided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,10 +22,22 @@ pub struct Division {
     pub reserve: u32,
 }
 
+/// What somebody knows of a range of a VM's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hint {
+    /// It stays on the card, or not any more.
+    Pinned(bool),
+    /// The lowest goes first.
+    Priority(u8),
+    /// How often it is accessed, against the rest of the VM's.
+    Accesses(u32),
+}
+
 /// What divides a card's memory.
 pub struct Divider {
     pub(super) balancer: Balancer,
     pub(super) quanta: Quanta,
+    reserve: u32,
     /// VMs that do not run, since it is another one's turn.
     waiting: BTreeSet<VmId>,
 }
@@ -35,8 +47,15 @@ impl Divider {
         Self {
             balancer: Balancer::new(division.balance),
             quanta: Quanta::new(division.quanta),
+            reserve: division.reserve,
             waiting: BTreeSet::new(),
         }
+    }
+
+    /// What an operator has set.
+    #[must_use]
+    pub fn division(&self) -> Division {
+        Division { balance: *self.balancer.config(), quanta: *self.quanta.config(), reserve: self.reserve }
     }
 
     /// Whose turn it is, if VMs take turns.
@@ -95,6 +114,7 @@ impl HostState {
         self.vram.watches = division.balance.policy == VictimPolicy::Clock;
         self.divider.balancer.set_config(division.balance);
         self.divider.quanta.set_config(division.quanta);
+        self.divider.reserve = division.reserve;
         self.vram.bell.ring();
         Ok(())
     }
@@ -107,6 +127,38 @@ impl HostState {
         self.vram.chunks.set_limits(vm, limits)?;
         self.vram.bell.ring();
         Ok(())
+    }
+
+    /// What is known of ranges of a VM's memory changes.
+    ///
+    /// # Errors
+    /// When the range is not the VM's, or more would be pinned than is guaranteed.
+    pub fn hint(&mut self, vm: VmId, address: GuestAddr, len: u64, hint: Hint) -> Result<(), PinError> {
+        let Self { vram, divider, .. } = self;
+        let (balancer, chunks) = (&mut divider.balancer, &vram.chunks);
+        match hint {
+            Hint::Pinned(pinned) => balancer.pin(chunks, vm, address, len, pinned)?,
+            Hint::Priority(priority) => balancer.set_priority(chunks, vm, address, len, priority)?,
+            Hint::Accesses(count) => balancer.set_accesses(chunks, vm, address, len, count)?,
+        }
+        self.vram.bell.ring();
+        Ok(())
+    }
+
+    /// Chunks of a VM that lie on the card (or do not) and could move, in a range of its VRAM, in ascending order.
+    #[must_use]
+    pub fn movable(&self, vm: VmId, address: GuestAddr, len: u64, on_card: bool) -> Vec<u32> {
+        let chunks = &self.vram.chunks;
+        let pieces = chunks.pieces(address, len.min(chunks.vm_bytes(vm).unwrap_or(0).saturating_sub(address.0)));
+        let here = |at: GuestAddr| match chunks.lookup(vm, at, 1) {
+            Lookup::Placed(place) => {
+                let index = chunks.index(vm, at)?;
+                let counts = place.card().is_some() && !chunks.is_parked(vm, index);
+                (counts == on_card && !chunks.is_moving(vm, index)).then_some(index)
+            }
+            Lookup::Unplaced | Lookup::Split | Lookup::Outside => None,
+        };
+        pieces.filter_map(|(at, _)| here(at)).collect()
     }
 
     /// What was moved of a VM's memory, if anything was.

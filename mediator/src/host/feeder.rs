@@ -6,7 +6,8 @@
 //!
 //! A submission that cannot run does not hold up others. One whose channel the guest has not enabled or listed is no
 //! arrival before it has; one that started and then waits (for a semaphore, or since its guest stopped the channel) leaves
-//! the engine to others. The latter is looked for while someone waits for an engine.
+//! the engine to others. The latter is looked for while someone waits for an engine, and if it holds the others up all the
+//! same, its channel [rests](super::rest).
 
 use super::alarm::{Alarm, TimerAlarm};
 use super::copier::COPIER;
@@ -57,6 +58,9 @@ pub trait Feeder {
     /// Takes a channel that holds an engine for too long off the card, and says so ([`Self::channel_ended`]).
     fn kill(&mut self, vm: VmId, channel: VirtualChannelId, engine: Engine);
 
+    /// Has channels rest that wait and hold others up, and lets one of them look again.
+    fn rest_and_rouse(&mut self);
+
     /// A VM takes part, with a share of the card's time.
     fn schedule_vm(&mut self, vm: VmId, params: VgpuParams) {
         self.feed([Event::Added { vgpu: vgpu(vm), params }]);
@@ -65,6 +69,7 @@ pub trait Feeder {
     /// Nothing of a VM is on the card any more.
     fn unschedule_vm(&mut self, vm: VmId) {
         self.schedule().held.retain(|_, held| held.vm != vm);
+        self.schedule().resting.forget(|of, _| of == vm);
         self.feed([Event::Removed { vgpu: vgpu(vm) }]);
     }
 
@@ -103,6 +108,7 @@ pub trait Feeder {
     /// A physical channel is off the card, with all that it had. What of it had ended before was [completed](Self::complete).
     fn channel_ended(&mut self, vm: VmId, channel: ChannelId) {
         self.schedule().held.retain(|_, held| held.channel != channel);
+        self.schedule().resting.forget(|_, of| of == channel);
         self.feed([Event::ChannelEnded { vgpu: vgpu(vm), channel: Channel(channel.0.into()) }]);
     }
 
@@ -132,6 +138,7 @@ pub trait Feeder {
             self.complete();
         }
         if self.schedule().is_contended() {
+            self.rest_and_rouse();
             self.look_at_waits(None);
         }
         self.feed([Event::Tick]);
@@ -160,6 +167,8 @@ pub trait Feeder {
             }
             changes
         });
+        let schedule = self.schedule();
+        schedule.waiting = schedule.held.values().filter(|held| held.stage == Stage::Waiting).count();
         let events: Vec<Event> = changed
             .into_iter()
             .map(|(ticket, Held { vm, channel, stage })| match stage {
@@ -180,7 +189,11 @@ pub trait Feeder {
         let now = self.card_time();
         let mut decisions = Vec::new();
         while let Some(event) = events.pop_front() {
-            self.schedule().scheduler.event(now, event, &mut decisions);
+            let schedule = self.schedule();
+            schedule.scheduler.event(now, event, &mut decisions);
+            if let Some(recording) = &mut schedule.recording {
+                recording.note(now, event, &decisions);
+            }
             for decision in decisions.drain(..) {
                 events.extend(self.carry_out(decision));
             }
@@ -300,6 +313,10 @@ impl Feeder for HostState {
 
     fn is_deferred(&self) -> bool {
         self.channels.is_deferred()
+    }
+
+    fn rest_and_rouse(&mut self) {
+        super::rest::rest_and_rouse(self);
     }
 
     fn kill(&mut self, vm: VmId, channel: VirtualChannelId, engine: Engine) {

@@ -4,7 +4,12 @@
 //! VRAM), [`iova`] (I/O addresses), [`interrupts`] (the card's interrupt tree, and whom it concerns), [`registry`]
 //! (VMs and their events), `recovery` (channels that faulted or do not leave the card), `schedule` (whose turn it is), `feeder`
 //! (what the scheduler is told, and what comes of it), `alarm` (when it is called), `turn` (what the interrupt thread does),
-//! [`usage`] (what of that the operator sees), [`time`] (the card's clock).
+//! `rest` (who waits and holds others up), `record` (what it was told and decided), [`usage`] (what of that the operator
+//! sees), [`time`] (the card's clock).
+//!
+//! Of memory: `vram` (guests' memory wherever it lies), [`pinned`] (host memory for it), [`balance`] (who gives and who
+//! gets), [`holdings`] (what of that the operator sees), [`mover`] (the thread that moves it) and [`bell`] (what wakes that), [`relocate`] (one VM's chunks change
+//! places), [`copier`] and `own_space` (the mediator's own channels, and their address space).
 //!
 //! Lock order: a vGPU's own lock, then [`HostCard::lock`]. The interrupt thread takes the card's lock, collects what is
 //! to be delivered, releases it, and only then calls VMs.
@@ -16,6 +21,7 @@ pub mod bring_up;
 pub mod copier;
 mod error;
 mod feeder;
+pub mod holdings;
 #[cfg(test)]
 mod interleavings;
 pub mod interrupts;
@@ -25,9 +31,11 @@ pub mod memory;
 pub mod mover;
 mod own_space;
 pub mod pinned;
+mod record;
 mod recovery;
 pub mod registry;
 pub mod relocate;
+mod rest;
 mod schedule;
 pub mod time;
 mod turn;

@@ -3,9 +3,11 @@
 
 use super::alarm::{Alarm, TimerAlarm};
 use super::interrupts::GuestEvent;
+use super::record::Recording;
+use super::rest::Resting;
 use nvspec::fifo::ChannelId;
 use sched::{Config, ConfigError, Nanos, Scheduler, Ticket};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use vram::VmId;
 
 /// Time between two looks at what is in flight, while something waits for its turn. As long as BAND waits for a VM.
@@ -42,6 +44,12 @@ pub struct Schedule<A = TimerAlarm> {
     /// When it does, if it was set and has not expired.
     armed: Option<Nanos>,
     outbox: Vec<(VmId, GuestEvent)>,
+    /// Submissions that wait for something else than an engine, as of the last look.
+    pub(super) waiting: usize,
+    /// Channels that are off the card since they held others up.
+    pub(super) resting: Resting,
+    /// What an operator wants to have written down.
+    pub(super) recording: Option<Recording>,
 }
 
 impl<A: Alarm> Schedule<A> {
@@ -51,7 +59,16 @@ impl<A: Alarm> Schedule<A> {
     /// When a setting is out of its bounds.
     pub(super) fn new(config: Config, alarm: A) -> Result<Self, ConfigError> {
         let scheduler = Scheduler::new(config, Nanos(0))?;
-        Ok(Self { scheduler, held: BTreeMap::new(), alarm, armed: None, outbox: Vec::new() })
+        Ok(Self {
+            scheduler,
+            held: BTreeMap::new(),
+            alarm,
+            armed: None,
+            outbox: Vec::new(),
+            waiting: 0,
+            resting: Resting::default(),
+            recording: None,
+        })
     }
 
     /// The scheduler, to look at.
@@ -110,8 +127,15 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Whether something waits for its turn because of what is in flight.
+    /// Whether what is in flight is to be looked at: something waits for its turn because of it, or it may be held up by what
+    /// was set aside.
     pub(super) fn is_contended(&self) -> bool {
-        self.scheduler.queued() > 0 && self.scheduler.in_flight() > 0
+        self.scheduler.in_flight() > 0 && (self.waiting > 0 || self.scheduler.queued() > 0) || !self.resting.is_empty()
+    }
+
+    /// Channels with a submission that was set aside, each once, with their VMs.
+    pub(super) fn waiting_channels(&self) -> BTreeSet<(VmId, ChannelId)> {
+        let waiting = self.held.values().filter(|held| held.stage == Stage::Waiting);
+        waiting.map(|held| (held.vm, held.channel)).collect()
     }
 }

@@ -15,10 +15,11 @@ use super::{Policy, Room, Standing, View};
 use crate::config::PERMILLE;
 use crate::shares::{WHOLE, shares};
 use crate::types::{Nanos, VgpuId};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// The engine waits for someone else than who is next.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Wait {
     until: Nanos,
     next: VgpuId,
@@ -27,7 +28,7 @@ struct Wait {
 }
 
 /// What ended last, until something starts.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Last {
     vgpu: VgpuId,
     /// Time for which the engine may still wait at no charge, in ns.
@@ -37,13 +38,13 @@ struct Last {
 }
 
 /// Uses within a period.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Period {
     used: BTreeMap<VgpuId, u64>,
     total: u64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Band {
     budgets: Budgets,
     period: Period,

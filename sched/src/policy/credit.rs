@@ -5,10 +5,11 @@
 use super::{Policy, Room, Standing, View};
 use crate::shares::{WHOLE, shares};
 use crate::types::{Nanos, VgpuId};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Budgets and the order of vGPUs; BAND has them too.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Budgets {
     budgets: BTreeMap<VgpuId, i64>,
     order: VecDeque<VgpuId>,
@@ -79,7 +80,7 @@ impl Budgets {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Credit {
     budgets: Budgets,
 }

@@ -2,8 +2,9 @@
 
 use super::{Policy, View};
 use crate::types::VgpuId;
+use serde::{Deserialize, Serialize};
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Direct;
 
 impl Policy for Direct {

@@ -12,9 +12,10 @@ use super::lag::Lags;
 use super::{Policy, Room, Standing, View};
 use crate::lane::Member;
 use crate::types::{Nanos, VgpuId};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Phase {
     /// Everything runs.
     Free {
@@ -34,7 +35,7 @@ enum Phase {
     },
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Use {
     /// Length of a submission, in ns, as last measured.
     length: u64,
@@ -50,7 +51,7 @@ struct Use {
     turn: u64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Disengaged {
     phase: Phase,
     uses: BTreeMap<VgpuId, Use>,

@@ -2,8 +2,9 @@
 
 use super::{Policy, Room, View};
 use crate::types::VgpuId;
+use serde::{Deserialize, Serialize};
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Fifo;
 
 impl Policy for Fifo {

@@ -8,12 +8,13 @@ use super::View;
 use crate::config::MS;
 use crate::shares::{WHOLE, shares};
 use crate::types::{Nanos, VgpuId};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// What a lag is held within, in ns: a submission may run that long by default.
 const MOST: i64 = 10_000 * MS as i64;
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Lag {
     /// In ns.
     beyond: i64,
@@ -22,7 +23,7 @@ struct Lag {
 }
 
 /// The lags of all vGPUs of a lane.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Lags {
     lags: BTreeMap<VgpuId, Lag>,
 }

@@ -13,8 +13,10 @@ mod lag;
 use crate::config::{Config, PolicyKind};
 use crate::lane::Member;
 use crate::types::{Nanos, VgpuId};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::ops::{Deref, DerefMut};
 
 /// What may start beside what is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,12 +107,60 @@ pub(crate) trait Policy: Debug + Send {
     }
 }
 
-pub(crate) fn new(config: &Config, now: Nanos) -> Box<dyn Policy> {
-    match config.policy {
-        PolicyKind::Direct => Box::new(direct::Direct),
-        PolicyKind::Fifo => Box::new(fifo::Fifo),
-        PolicyKind::Credit => Box::new(credit::Credit::new(now)),
-        PolicyKind::Band => Box::new(band::Band::new(now)),
-        PolicyKind::Disengaged => Box::new(disengaged::Disengaged::new()),
+/// A policy of any kind, with what it keeps: so that it can be copied and written down.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum AnyPolicy {
+    Direct(direct::Direct),
+    Fifo(fifo::Fifo),
+    Credit(credit::Credit),
+    Band(band::Band),
+    Disengaged(disengaged::Disengaged),
+}
+
+impl AnyPolicy {
+    pub(crate) fn new(config: &Config, now: Nanos) -> Self {
+        match config.policy {
+            PolicyKind::Direct => Self::Direct(direct::Direct),
+            PolicyKind::Fifo => Self::Fifo(fifo::Fifo),
+            PolicyKind::Credit => Self::Credit(credit::Credit::new(now)),
+            PolicyKind::Band => Self::Band(band::Band::new(now)),
+            PolicyKind::Disengaged => Self::Disengaged(disengaged::Disengaged::new()),
+        }
+    }
+
+    pub(crate) fn kind(&self) -> PolicyKind {
+        match self {
+            Self::Direct(_) => PolicyKind::Direct,
+            Self::Fifo(_) => PolicyKind::Fifo,
+            Self::Credit(_) => PolicyKind::Credit,
+            Self::Band(_) => PolicyKind::Band,
+            Self::Disengaged(_) => PolicyKind::Disengaged,
+        }
+    }
+}
+
+impl Deref for AnyPolicy {
+    type Target = dyn Policy;
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::Direct(policy) => policy,
+            Self::Fifo(policy) => policy,
+            Self::Credit(policy) => policy,
+            Self::Band(policy) => policy,
+            Self::Disengaged(policy) => policy,
+        }
+    }
+}
+
+impl DerefMut for AnyPolicy {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        match self {
+            Self::Direct(policy) => policy,
+            Self::Fifo(policy) => policy,
+            Self::Credit(policy) => policy,
+            Self::Band(policy) => policy,
+            Self::Disengaged(policy) => policy,
+        }
     }
 }

@@ -2,7 +2,8 @@
 
 use super::{Change, Guest, Length, Outcome, Pulse, Scenario, Step, Stream, jain, run, run_with};
 use crate::trace::{Recorder, Trace};
-use crate::{BandParams, Config, Engine, Nanos, Pipeline, PolicyKind, Queues, VgpuId, VgpuParams};
+use crate::{BandParams, Config, Engine, Nanos, Pipeline, PolicyKind, Queues, Scheduler, VgpuId, VgpuParams};
+use std::collections::BTreeMap;
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
@@ -162,16 +163,70 @@ fn a_record_replays_to_the_same_decisions_and_a_changed_one_does_not() {
     let mut scenario = Scenario::new(Config::default(), SECOND, unequal(3));
     scenario.changes.push((Nanos(SECOND / 2), Change::Config(published(PolicyKind::Fifo))));
     scenario.changes.push((Nanos(SECOND / 3), Change::Vgpu(VgpuId(1), VgpuParams::weight(7))));
-    let mut recorder = Recorder::new(Vec::new(), &scenario.config, Nanos(0)).unwrap();
+    let fresh = Scheduler::new(scenario.config, Nanos(0)).unwrap();
+    let mut recorder = Recorder::new(Vec::new(), &fresh, Nanos(0), &BTreeMap::new()).unwrap();
     let outcome = run_with(&scenario, 3, &mut |at, event, decisions| recorder.record(at, event, decisions).unwrap());
     let text = recorder.finish().unwrap();
     let mut trace = Trace::read(&*text).unwrap();
     assert_eq!(trace.entries.len() as u64, outcome.unwrap().events);
-    assert!(trace.replay().unwrap().other.is_empty());
-    trace.config.policy = PolicyKind::Credit;
-    assert!(!trace.replay().unwrap().other.is_empty());
+    assert!(trace.replay().other.is_empty());
+    trace.scheduler = Scheduler::new(published(PolicyKind::Credit), Nanos(0)).unwrap();
+    assert!(!trace.replay().other.is_empty());
     assert!(Trace::read(&text[..text.len() - 5]).is_err());
     assert!(Trace::read(&b""[..]).is_err());
+}
+
+#[test]
+fn a_record_that_begins_in_mid_run_replays_under_any_policy() {
+    let capped = VgpuParams { cap_permille: 300, ..VgpuParams::weight(30) };
+    for policy in PolicyKind::ALL {
+        let mut scenario = Scenario::new(Config { policy, ..Config::default() }, SECOND, unequal(4));
+        scenario.changes.push((Nanos(SECOND / 3), Change::Vgpu(VgpuId(1), capped)));
+        // A scheduler that is told the same, to have its state in the middle.
+        let mut twin = Scheduler::new(scenario.config, Nanos(0)).unwrap();
+        let mut recorder = None;
+        let names = BTreeMap::from([(VgpuId(0), "web".to_owned())]);
+        let run = run_with(&scenario, 3, &mut |at, event, decisions| {
+            if at.0 > SECOND / 2 {
+                let recorder = recorder.get_or_insert_with(|| Recorder::new(Vec::new(), &twin, at, &names).unwrap());
+                recorder.record(at, event, decisions).unwrap();
+            }
+            twin.event(at, event, &mut Vec::new());
+        });
+        run.unwrap();
+        let text = recorder.unwrap().finish().unwrap();
+        let trace = Trace::read(&*text).unwrap();
+        assert_eq!(trace.names, names);
+        assert!(trace.entries.len() > 100 && trace.length() > SECOND / 3, "{policy:?}");
+        let replay = trace.replay();
+        assert_eq!(replay.other, [], "{policy:?}");
+        assert!(replay.scheduler.account(VgpuId(0), Engine::Compute).unwrap().used > 0, "accounts of the record");
+    }
+}
+
+#[test]
+fn a_record_under_another_policy_has_the_same_work_in_another_order() {
+    // Three guests that always have four kernels queued: what arrives does not depend on turns for long.
+    let guests = (0..3)
+        .map(|vm| Guest::new(Stream { depth: 4, ..Stream::looping(Length::Fixed([1, 5, 5][vm] * MS / 2), THINK) }));
+    let scenario = Scenario::new(published(PolicyKind::Fifo), 2 * SECOND, guests.collect());
+    let fresh = Scheduler::new(scenario.config, Nanos(0)).unwrap();
+    let mut recorder = Recorder::new(Vec::new(), &fresh, Nanos(0), &BTreeMap::new()).unwrap();
+    run_with(&scenario, 1, &mut |at, event, decisions| recorder.record(at, event, decisions).unwrap()).unwrap();
+    let trace = Trace::read(&*recorder.finish().unwrap()).unwrap();
+    let recorded = trace.replay().scheduler;
+    let used = |scheduler: &Scheduler, vm| scheduler.account(VgpuId(vm), Engine::Compute).unwrap().clone();
+    for policy in PolicyKind::ALL {
+        let other = trace.under(Config { policy, ..Config::default() }).unwrap();
+        for vm in 0..3 {
+            let (one, other) = (used(&recorded, vm), used(&other, vm));
+            assert_eq!(other.completed, one.completed, "{policy:?}");
+            assert!(other.used.abs_diff(one.used) < one.used / 50, "{policy:?}: {} {}", other.used, one.used);
+        }
+    }
+    // A guest with short kernels waits less when it need not wait for long ones.
+    let band = trace.under(Config::default()).unwrap();
+    assert!(used(&band, 0).waits.mean() < used(&recorded, 0).waits.mean());
 }
 
 /// Neighbours of a VM that misbehaves: their shares of the engine's time against what they are entitled to, and of the

@@ -1,11 +1,15 @@
 //! The simulated time: what happens next, and what comes of it.
 
-use super::outcome::{BIN, Outcome};
+use super::outcome::Outcome;
+use super::uses::Uses;
 use super::workload::{Change, Scenario};
 use super::{Length, Random};
 use crate::{Channel, ConfigError, Decision, Engine, Event, Histogram, Nanos, Scheduler, Ticket, VgpuId};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
+
+/// Length of the intervals in which use is kept, in ns.
+const INTERVAL: u64 = 10_000_000;
 
 /// What happens at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -70,7 +74,7 @@ struct World<'a> {
 struct Tally {
     waits: Vec<Histogram>,
     rounds: Vec<u64>,
-    used: Vec<[Vec<u64>; Engine::COUNT]>,
+    uses: Uses,
     busy: [u64; Engine::COUNT],
     completed: u64,
     killed: u64,
@@ -96,7 +100,6 @@ pub fn run_with(
     observe: &mut dyn FnMut(Nanos, Event, &[Decision]),
 ) -> Result<Outcome, ConfigError> {
     let guests = scenario.guests.len();
-    let bins = usize::try_from(scenario.length.div_ceil(BIN)).unwrap_or(0);
     let mut world = World {
         scenario,
         random: Random::new(seed),
@@ -114,7 +117,7 @@ pub fn run_with(
         outcome: Tally {
             waits: vec![Histogram::default(); guests],
             rounds: vec![0; guests],
-            used: (0..guests).map(|_| Engine::ALL.map(|_| vec![0; bins])).collect(),
+            uses: Uses::new(guests, INTERVAL, scenario.length),
             busy: [0; Engine::COUNT],
             completed: 0,
             killed: 0,
@@ -131,8 +134,8 @@ pub fn run_with(
         world.happen(happening);
     }
     let World { scheduler, outcome, .. } = world;
-    let Tally { waits, rounds, used, busy, completed, killed, events, ticks } = outcome;
-    Ok(Outcome { scheduler, waits, rounds, completed, killed, events, ticks, used, busy, length: scenario.length })
+    let Tally { waits, rounds, uses, busy, completed, killed, events, ticks } = outcome;
+    Ok(Outcome { scheduler, waits, rounds, completed, killed, events, ticks, uses, busy, length: scenario.length })
 }
 
 impl World<'_> {
@@ -267,17 +270,9 @@ impl World<'_> {
     /// What a submission has used so far is its VM's.
     fn count(&mut self, ticket: Ticket) {
         let Some((submission, began)) = self.submissions.get(&ticket).and_then(|s| Some((s, s.began?))) else { return };
-        let engine = submission.engine.index();
-        self.outcome.busy[engine] += self.now.since(began);
-        let bins = &mut self.outcome.used[submission.round.guest][engine];
-        let mut from = began.0;
-        while from < self.now.0 {
-            let end = (from - from % BIN + BIN).min(self.now.0);
-            if let Some(bin) = usize::try_from(from / BIN).ok().and_then(|bin| bins.get_mut(bin)) {
-                *bin += end - from;
-            }
-            from = end;
-        }
+        let engine = submission.engine;
+        self.outcome.busy[engine.index()] += self.now.since(began);
+        self.outcome.uses.add(submission.round.guest, engine, began.0, self.now.0);
     }
 
     fn seen(&mut self, ticket: Ticket, ended: Nanos) {

@@ -3,6 +3,8 @@
 //! Transfers to and from VRAM go through a staging buffer and M2MF; buffers in RAM are mapped. All work of the channel is
 //! in order. Each launch is stamped before and after, which gives the time that the GPU spent on it; a launch whose stamp
 //! is missing after the kernel has said that it is done was cut short, and so was what followed.
+//!
+//! Launches that nobody waits for run ahead by as many submissions as the channel has pushbuffers.
 
 mod methods;
 
@@ -12,15 +14,17 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use workloads::{Gpu, Grid, Module, Params, Place};
 
-use crate::device::{Buffer, Channel, Device, Domain, Use};
+use crate::device::{Buffer, Channel, Device, Domain, RING, Use};
 use crate::push::{Engine, Object, Push, linear};
 use crate::uapi::param;
 use methods::{Area, Code, STAMP_BYTES};
 
 /// Bytes of the staging buffer.
 const STAGING: u64 = 2 << 20;
-/// Launches whose stamps are kept until the next wait.
+/// Launches whose stamps are kept.
 const STAMPED: u64 = 128;
+/// Most submissions in flight: all that are have stamps.
+pub const MOST_IN_FLIGHT: u64 = STAMPED / 2;
 /// Offset of the stamp of [`Gpu::finish`] in the buffer of stamps; pairs of launches come before it.
 const LAST_STAMP: u64 = STAMPED * 2 * STAMP_BYTES;
 
@@ -53,10 +57,12 @@ pub struct Guest {
     stamps: Buffer,
     local: Option<Buffer>,
     multiprocessors: u32,
-    /// Payload of the stamps that come next; it differs from all before.
+    /// Submissions that are in flight at most.
+    in_flight: u64,
+    /// Payload of the stamp of the next wait; it differs from all before.
     sequence: u32,
-    /// Launches since the last wait.
-    stamped: u64,
+    /// Launches whose stamps were read: the first ones.
+    collected: u64,
     /// Something was submitted since the last wait.
     busy: bool,
     done: Done,
@@ -65,7 +71,13 @@ pub struct Guest {
 impl Guest {
     /// Makes a channel.
     pub fn new(device: &Rc<Device>) -> Result<Self> {
-        let channel = Channel::new(device)?;
+        Self::running_ahead(device, RING as u64)
+    }
+
+    /// Makes a channel that has up to `in_flight` submissions in flight before a launch waits for the oldest.
+    pub fn running_ahead(device: &Rc<Device>, in_flight: u64) -> Result<Self> {
+        ensure!((1..=MOST_IN_FLIGHT).contains(&in_flight), "{in_flight} in flight: from 1 to {MOST_IN_FLIGHT}");
+        let channel = Channel::with_ring(device, usize::try_from(in_flight)?)?;
         channel.add(Engine::M2mf.object())?;
         channel.add(Object::COMPUTE)?;
         let multiprocessors = (device.parameter(param::GRAPH_UNITS)? >> 8) as u32 & 0xff_ffff;
@@ -86,8 +98,9 @@ impl Guest {
             stamps,
             local: None,
             multiprocessors,
+            in_flight,
             sequence: 1,
-            stamped: 0,
+            collected: 0,
             busy: true,
             done: Done::default(),
         })
@@ -169,17 +182,29 @@ impl Guest {
         Ok((low as u32, high))
     }
 
-    /// Adds the times of the launches since the last wait.
-    fn collect_times(&mut self) -> Result<()> {
-        for index in 0..self.stamped {
-            let [(begin, from), (end, to)] =
-                [self.read_stamp(index * 2 * STAMP_BYTES)?, self.read_stamp((index * 2 + 1) * STAMP_BYTES)?];
-            ensure!((begin, end) == (self.sequence, self.sequence), "a kernel was cut short: {}", self.verdict());
+    /// Adds the times of the launches before the one of that number, which have ended.
+    fn collect_times(&mut self, until: u64) -> Result<()> {
+        for number in self.collected..until {
+            let at = stamps_at(number);
+            let [(begin, from), (end, to)] = [self.read_stamp(at)?, self.read_stamp(at + STAMP_BYTES)?];
+            let mark = mark(number);
+            ensure!((begin, end) == (mark, mark), "a kernel was cut short: {}", self.verdict());
             ensure!(from <= to, "a kernel ended at {to} ns and began at {from} ns of the card's clock");
             self.done.gpu_time += Duration::from_nanos(to - from);
         }
+        self.collected = self.collected.max(until);
         Ok(())
     }
+}
+
+/// Offset of the two stamps of a launch.
+fn stamps_at(number: u64) -> u64 {
+    number % STAMPED * 2 * STAMP_BYTES
+}
+
+/// Payload of the stamps of a launch: another one than that of the launches before whose place it takes.
+fn mark(number: u64) -> u32 {
+    (number as u32).wrapping_add(1)
 }
 
 impl Gpu for Guest {
@@ -266,8 +291,10 @@ impl Gpu for Guest {
         params: &Params,
         uses: &[workloads::Buffer],
     ) -> Result<()> {
-        if self.stamped == STAMPED {
-            self.finish()?;
+        let number = self.done.launches;
+        if number - self.collected == STAMPED {
+            // The submission before this one waited for its pushbuffer, so that all but the last have ended.
+            self.collect_times(number - self.in_flight)?;
         }
         let loaded = self.modules.get(module.index).context("a program that is not there")?;
         let kernel = loaded.program.kernel(name).with_context(|| format!("no kernel {name}"))?;
@@ -282,15 +309,14 @@ impl Gpu for Guest {
         for used in uses {
             list.push(Use { reads: true, ..Use::write(self.buffer(*used)?) });
         }
-        let at = self.stamps.address() + self.stamped * 2 * STAMP_BYTES;
+        let (at, mark) = (self.stamps.address() + stamps_at(number), mark(number));
         let mut push = Push::default();
-        methods::stamp(&mut push, at, self.sequence);
+        methods::stamp(&mut push, at, mark);
         let code = Code { address: loaded.code.address(), kernel };
         methods::launch(&mut push, code, grid, params, self.bank.address());
         methods::wait_for_idle(&mut push);
-        methods::stamp(&mut push, at + STAMP_BYTES, self.sequence);
+        methods::stamp(&mut push, at + STAMP_BYTES, mark);
         self.submit(&push, &list)?;
-        self.stamped += 1;
         self.done.launches += 1;
         self.busy = true;
         Ok(())
@@ -307,8 +333,8 @@ impl Gpu for Guest {
         self.stamps.wait(false)?;
         let (payload, _) = self.read_stamp(LAST_STAMP)?;
         ensure!(payload == self.sequence, "work was cut short: {}", self.verdict());
-        self.collect_times()?;
-        (self.stamped, self.busy) = (0, false);
+        self.collect_times(self.done.launches)?;
+        self.busy = false;
         self.sequence = self.sequence.wrapping_add(1);
         Ok(())
     }

@@ -1,11 +1,14 @@
 //! Kernels that fault or never end: some cost the channel its life, others are reported and cut short.
 
+use std::rc::Rc;
+
 use anyhow::{Context, Result, ensure};
 use workloads::{Gpu, Grid, Options, Params, Place};
 
 use super::Facts;
 use super::faulty::NOWHERE;
 use crate::compute::Guest;
+use crate::device::Device;
 use crate::rig::{Counts, Rig};
 
 /// What each kernel stores before it goes wrong.
@@ -37,17 +40,7 @@ pub fn run(rig: &Rig, faulty: &Faulty) -> Result<Facts> {
     let mut victim = Guest::new(rig.device())?;
     let number = victim.number();
     println!("victim channel={number} bystander channel={}", bystander.number());
-    let program = sm20::assemble(include_str!("faulty_kernels.sm20"));
-    let program = program.map_err(|errors| anyhow::anyhow!("faulty_kernels.sm20: {errors:?}"))?;
-    let module = victim.load(&program)?;
-    let mark = victim.allocate(Place::Ram, 4)?;
-    victim.upload(mark, 0, &[0; 4])?;
-    let params = Params::new().buffer(mark).address(NOWHERE);
-    // The kernel may find the channel dead before the submission has returned.
-    let outcome = victim.launch(module, faulty.kernel, ONE, &params, &[mark]).and_then(|()| victim.finish());
-    let found = victim.peek(mark)?;
-    ensure!(found == BEGUN, "the kernel has not begun: it left {found:#x}");
-    match outcome {
+    match launch(&mut victim, faulty.kernel)? {
         Ok(()) if faulty.killed => anyhow::bail!("channel {number} still takes work"),
         Ok(()) => works(rig, &mut victim, "the channel itself")?,
         Err(error) if faulty.killed => println!("the kernel says: {error:#}"),
@@ -61,6 +54,30 @@ pub fn run(rig: &Rig, faulty: &Faulty) -> Result<Facts> {
         ("killed", faulty.killed.to_string()),
         ("address", format!("{NOWHERE:#x}")),
     ])
+}
+
+/// Launches a kernel of `faulty_kernels.sm20` and waits for its end; returns how that went.
+fn launch(gpu: &mut Guest, kernel: &str) -> Result<Result<()>> {
+    let program = sm20::assemble(include_str!("faulty_kernels.sm20"));
+    let program = program.map_err(|errors| anyhow::anyhow!("faulty_kernels.sm20: {errors:?}"))?;
+    let module = gpu.load(&program)?;
+    let mark = gpu.allocate(Place::Ram, 4)?;
+    gpu.upload(mark, 0, &[0; 4])?;
+    let params = Params::new().buffer(mark).address(NOWHERE);
+    // The kernel may find the channel dead before the submission has returned.
+    let outcome = gpu.launch(module, kernel, ONE, &params, &[mark]).and_then(|()| gpu.finish());
+    let found = gpu.peek(mark)?;
+    ensure!(found == BEGUN, "the kernel has not begun: it left {found:#x}");
+    Ok(outcome)
+}
+
+/// Launches the kernel that does not end on a new channel, and returns when that has been killed.
+pub fn never_ends(device: &Rc<Device>) -> Result<()> {
+    let mut gpu = Guest::new(device)?;
+    match launch(&mut gpu, "endless")? {
+        Ok(()) => anyhow::bail!("channel {} still takes work", gpu.number()),
+        Err(_) => Ok(()),
+    }
 }
 
 /// The channel computes.

@@ -11,6 +11,8 @@ pub mod moves;
 pub mod procs;
 pub mod query;
 pub mod residue;
+pub mod rogue;
+pub mod stream;
 pub mod stress;
 pub mod sweep;
 pub mod timed;

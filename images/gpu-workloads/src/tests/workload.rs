@@ -2,6 +2,7 @@
 //! with what the CPU computes.
 
 use std::path::Path;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -10,6 +11,7 @@ use workloads::{Gpu, NAMES, Report, Setup, Workload};
 use super::Facts;
 use crate::compute::{Done, Guest};
 use crate::device::Device;
+use crate::ending::Ending;
 use crate::options::Options;
 use crate::report;
 use crate::rig::{Counts, Rig};
@@ -27,13 +29,28 @@ struct Outcome {
 }
 
 /// What was done again and again.
-struct Looped {
+pub struct Looped {
     /// Times that all kernels were launched.
-    iterations: u64,
-    took: Duration,
+    pub iterations: u64,
+    /// How long that took, to the end of the last.
+    pub took: Duration,
+    /// Of iterations that were waited for: how long each took, shortest first.
+    pub each: Vec<Duration>,
 }
 
-/// `workload --name NAME|all [--scale N] [--rounds N] [--working-set BYTES] [--duration SECONDS] [--json]`
+/// How something is done again and again.
+#[derive(Debug, Clone, Copy)]
+pub struct Repeat {
+    /// For how long something more is launched.
+    pub duration: Duration,
+    /// Submissions that are in flight before the oldest is waited for; with 1, each iteration is waited for.
+    pub in_flight: u64,
+    /// From the end of an iteration to the next.
+    pub pause: Option<Duration>,
+}
+
+/// `workload --name NAME|all [--scale N] [--rounds N] [--side N] [--working-set BYTES] [--duration SECONDS [--in-flight N]
+/// [--pause-ms N]] [--json]`
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let name = options.text("name").unwrap_or("all");
     let names = if name == "all" { NAMES.to_vec() } else { vec![name] };
@@ -45,8 +62,17 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
         seed: rig.seed(),
         rounds: optional("rounds")?.map(u32::try_from).transpose().context("--rounds")?,
         working_set: optional("working-set")?,
+        side: optional("side")?.map(u32::try_from).transpose().context("--side")?,
     };
     let duration = optional("duration")?.map(Duration::from_secs);
+    let in_flight = optional("in-flight")?;
+    let pause = optional("pause-ms")?.map(Duration::from_millis);
+    ensure!(
+        duration.is_some() || in_flight.is_none() && pause.is_none(),
+        "--in-flight and --pause-ms are for --duration"
+    );
+    ensure!(pause.is_none() || in_flight.is_none_or(|count| count == 1), "--pause-ms: each launch is waited for");
+    let repeat = duration.map(|duration| Repeat { duration, in_flight: in_flight.unwrap_or(1), pause });
     let node = Path::new(options.text("node").unwrap_or(crate::DEFAULT_NODE));
     let mut failed = Vec::new();
     for name in &names {
@@ -54,7 +80,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
             bail!("--name {name}: all, or one of {}", NAMES.join(" "));
         };
         let began = Instant::now();
-        let outcome = one(node, &*workload, duration);
+        let outcome = one(node, &*workload, repeat);
         let counts = outcome.as_ref().map_or_else(|_| Counts::default(), counts);
         rig.add(counts);
         let facts = outcome.map(|outcome| facts(&*workload, &outcome));
@@ -84,20 +110,27 @@ fn facts(workload: &dyn Workload, outcome: &Outcome) -> Facts {
         ("launches", done.launches.to_string()),
         ("gpu_us", us(done.gpu_time)),
     ];
-    if let Some(Looped { iterations, took }) = looped {
+    if let Some(Looped { iterations, took, each }) = looped {
         facts.extend([("iterations", iterations.to_string()), ("looped_us", us(*took))]);
+        let nth = |permille: usize| each.get((each.len() * permille).div_ceil(1000).saturating_sub(1));
+        facts.extend(nth(500).map(|time| ("each_p50_us", us(*time))));
+        facts.extend(nth(990).map(|time| ("each_p99_us", us(*time))));
     }
     facts
 }
 
-/// Runs one workload, once or again and again for `duration`.
-fn one(node: &Path, workload: &dyn Workload, duration: Option<Duration>) -> Result<Outcome> {
+/// Runs one workload, once or first again and again.
+fn one(node: &Path, workload: &dyn Workload, repeat: Option<Repeat>) -> Result<Outcome> {
     let began = Instant::now();
     let device = Device::open(node)?;
-    let mut gpu = Guest::new(&device)?;
+    let ahead = repeat.filter(|repeat| repeat.in_flight > 1);
+    let mut gpu = match ahead {
+        Some(Repeat { in_flight, .. }) => Guest::running_ahead(&device, in_flight)?,
+        None => Guest::new(&device)?,
+    };
     gpu.finish()?;
     let opened = began.elapsed();
-    let looped = duration.map(|duration| again_and_again(workload, &mut gpu, duration)).transpose()?;
+    let looped = repeat.map(|repeat| again_and_again(workload, &mut gpu, repeat)).transpose()?;
     let done_in_loop = gpu.done();
     let mut report = workloads::run(workload, &mut gpu)?;
     report.times[0] += opened;
@@ -109,19 +142,27 @@ fn one(node: &Path, workload: &dyn Workload, duration: Option<Duration>) -> Resu
     Ok(Outcome { report, close: began.elapsed(), done, looped })
 }
 
-/// Launches until the time is over, each iteration waited for. The results are not looked at: kernels that work in
-/// place find their own output as input.
-fn again_and_again(workload: &dyn Workload, gpu: &mut Guest, duration: Duration) -> Result<Looped> {
+/// Launches until the time is over, and waits for all. The results are not looked at: kernels that work in place find
+/// their own output as input.
+pub fn again_and_again(workload: &dyn Workload, gpu: &mut Guest, repeat: Repeat) -> Result<Looped> {
     let setup = Setup::new(workload, gpu)?;
     setup.upload(gpu)?;
     gpu.finish()?;
-    let (began, mut iterations) = (Instant::now(), 0);
-    while began.elapsed() < duration || iterations == 0 {
+    let ending = Ending::after(repeat.duration);
+    let (mut iterations, mut each) = (0, Vec::new());
+    while !ending.is_over() || iterations == 0 {
+        let launched = Instant::now();
         workload.launch(gpu, &setup)?;
-        gpu.finish()?;
+        if repeat.in_flight == 1 {
+            gpu.finish()?;
+            each.push(launched.elapsed());
+        }
         iterations += 1;
+        repeat.pause.into_iter().for_each(sleep);
     }
-    let took = began.elapsed();
+    gpu.finish()?;
+    let took = ending.elapsed();
     setup.free(gpu)?;
-    Ok(Looped { iterations, took })
+    each.sort_unstable();
+    Ok(Looped { iterations, took, each })
 }

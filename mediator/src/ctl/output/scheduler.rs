@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::{NOTHING, heads, row, table};
 use crate::admin::api::{CardScheduler, VmShare, VmTime};
+use crate::ctl::replay::Replayed;
 use crate::ctl::report::Summary;
 
 /// Thousandths as percent.
@@ -201,6 +202,27 @@ pub fn report(report: &Summary) -> String {
     );
     let jain = jain.map_or_else(|| NOTHING.to_owned(), |index| format!("{index:.3}"));
     format!("{}\nuse of {}, Jain's index {jain}, in {file}\n", table(rows, &[1, 2]), engine.name())
+}
+
+/// What a record comes to.
+#[must_use]
+pub fn replay(replayed: &Replayed) -> String {
+    let Replayed { events, length_ns, policy, recorded, uses } = replayed;
+    let mut rows = vec![heads(&["VM", "ENGINE", "USED", "SHARE", "ENDED", "WAIT 50 %", "WAIT 99 %"])];
+    rows.extend(uses.iter().map(|one| {
+        vec![
+            one.vm.clone(),
+            one.engine.name().to_owned(),
+            duration(one.used_ns),
+            format!("{:.1} %", one.share_percent),
+            one.completed.to_string(),
+            duration(one.wait_p50_ns),
+            duration(one.wait_p99_ns),
+        ]
+    }));
+    let table = table(rows, &[2, 3, 4, 5, 6]);
+    let what = if *recorded { "all decisions are as recorded" } else { "the work of the record, decided anew" };
+    format!("{events} events in {}, {}: {what}\n\n{table}", duration(*length_ns), policy.name())
 }
 
 #[cfg(test)]

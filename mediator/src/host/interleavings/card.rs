@@ -355,6 +355,9 @@ impl Feeder for State {
         self.card.look().deferred
     }
 
+    /// None of its channels waits for a semaphore and holds the card meanwhile.
+    fn rest_and_rouse(&mut self) {}
+
     fn kill(&mut self, vm: VmId, channel: VirtualChannelId, _: Engine) {
         self.end_channel(vm, ChannelId(channel.0));
     }

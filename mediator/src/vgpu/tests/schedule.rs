@@ -1,6 +1,6 @@
 //! VMs that share the card's time, on a card whose work takes time of its own.
 
-use super::super::rig::driver::{Channel, Driver, M2MF, PAGE, m2mf_copy, methods, object, release};
+use super::super::rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, methods, object, release};
 use super::super::rig::{Rig, settings};
 use super::{A, B, MIB, VM_MIB};
 use crate::host::{Feeder, time};
@@ -136,7 +136,7 @@ fn a_submission_that_waits_for_one_behind_it_gives_way() {
     // One semaphore in both address spaces.
     let shared = driver.vram(1);
     for channel in [&first, &second] {
-        driver.map(channel.space, SEMAPHORE, super::super::rig::driver::At::Vram(shared), 1);
+        driver.map(channel.space, SEMAPHORE, At::Vram(shared), 1);
     }
     driver.flush();
     copies(&mut busy, &mut other, 4);
@@ -147,6 +147,36 @@ fn a_submission_that_waits_for_one_behind_it_gives_way() {
     driver.wait(&second);
     driver.wait(&first);
     busy.wait(&other);
+}
+
+#[test]
+fn channels_that_wait_and_give_nothing_up_cost_others_little() {
+    let rig = rig(Config::default());
+    let mut busy = driver(&rig, 1, VgpuParams::default());
+    let mut other = worker(&mut busy, 1);
+    let mut guest = driver(&rig, 0, VgpuParams::default());
+    let mut waiting: Vec<_> = (1..=4).map(|id| worker(&mut guest, id)).collect();
+    let page = guest.vram(1);
+    for channel in &waiting {
+        guest.map(channel.space, SEMAPHORE, At::Vram(page), 1);
+    }
+    guest.flush();
+    // Twice, so that what has rested has to look again.
+    for payload in [0x77, 0x78] {
+        waiting.iter_mut().for_each(|channel| guest.submit(channel, &acquire(SEMAPHORE, payload)));
+        let before = used(&rig, 1);
+        const COPIES: u64 = 300;
+        for _ in 0..COPIES {
+            copies(&mut busy, &mut other, 1);
+        }
+        busy.wait(&other);
+        // Four channels with a time slice each before the copies have one: five times as long.
+        let paid = used(&rig, 1) - before;
+        assert!(paid < COPIES * COPY_NS * 5 / 2, "{paid} ns for {COPIES} copies of {COPY_NS} ns");
+        assert!(waiting.iter().all(|channel| guest.guest.peek(channel.fence) < channel.fences), "they still wait");
+        guest.guest.vram_write(page, &u32::to_le_bytes(payload));
+        waiting.iter().for_each(|channel| guest.wait(channel));
+    }
 }
 
 /// Where the semaphore of two channels lies.

@@ -1,21 +1,40 @@
 //! A record of what a scheduler was told and what it decided: one line of JSON for each event. A record of a real run is
 //! replayed through the same state machine, which must decide the same.
 //!
-//! The first line holds the format and the settings that the scheduler was made with; each other line a time, an event and
-//! the decisions that it brought.
+//! The first line holds the format and the scheduler as it was when the record began, without its accounts; each other line a
+//! time, an event and the decisions that it brought. So a record may begin at any time.
+//!
+//! [`Trace::replay`] asks whether the decisions are the same, [`Trace::under`] what they would be with other settings.
 
-use crate::{Config, ConfigError, Decision, Event, Nanos, Scheduler};
+mod under;
+
+use crate::{Decision, Event, Nanos, Scheduler, VgpuId};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
 
 /// Number of the format.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
-#[derive(Debug, Serialize, Deserialize)]
-struct Header {
+/// What a first line is checked for before the rest of it is looked at.
+#[derive(Debug, Deserialize)]
+struct Format {
+    sched_trace: u32,
+}
+
+#[derive(Debug, Serialize)]
+struct Header<'a> {
     sched_trace: u32,
     at: Nanos,
-    config: Config,
+    names: &'a BTreeMap<VgpuId, String>,
+    scheduler: &'a Scheduler,
+}
+
+#[derive(Debug, Deserialize)]
+struct Start {
+    at: Nanos,
+    names: BTreeMap<VgpuId, String>,
+    scheduler: Scheduler,
 }
 
 /// One event of a record.
@@ -37,12 +56,12 @@ pub struct Recorder<W> {
 }
 
 impl<W: Write> Recorder<W> {
-    /// A record of a scheduler that is made with `config` at `at`.
+    /// A record of `scheduler` from `at` on; `names` are what operators call its vGPUs.
     ///
     /// # Errors
     /// Those of `to`.
-    pub fn new(mut to: W, config: &Config, at: Nanos) -> io::Result<Self> {
-        line(&mut to, &Header { sched_trace: FORMAT, at, config: *config })?;
+    pub fn new(mut to: W, scheduler: &Scheduler, at: Nanos, names: &BTreeMap<VgpuId, String>) -> io::Result<Self> {
+        line(&mut to, &Header { sched_trace: FORMAT, at, names, scheduler })?;
         Ok(Self { to })
     }
 
@@ -89,18 +108,20 @@ pub enum TraceError {
     /// It is empty.
     #[error("the record has no first line")]
     Empty,
-    /// The settings in it are out of bounds.
-    #[error("the record's settings are out of bounds")]
-    Config(#[from] ConfigError),
+    /// What it begins with cannot be a scheduler.
+    #[error("the record begins with what cannot be a scheduler")]
+    State,
 }
 
 /// A record, read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Trace {
-    /// The settings at its start.
-    pub config: Config,
+    /// The scheduler at its start, with accounts of nothing.
+    pub scheduler: Scheduler,
     /// When it starts.
     pub at: Nanos,
+    /// What operators call the vGPUs that were there then.
+    pub names: BTreeMap<VgpuId, String>,
     /// All events, in order.
     pub entries: Vec<Entry>,
 }
@@ -122,20 +143,29 @@ impl Trace {
     pub fn read(from: impl BufRead) -> Result<Self, TraceError> {
         let mut lines = from.lines().zip(1..);
         let (first, _) = lines.next().ok_or(TraceError::Empty)?;
-        let header: Header = parse(&first?, 1)?;
-        if header.sched_trace != FORMAT {
-            return Err(TraceError::Format(header.sched_trace));
+        let first = first?;
+        let Format { sched_trace } = parse(&first, 1)?;
+        if sched_trace != FORMAT {
+            return Err(TraceError::Format(sched_trace));
+        }
+        let Start { at, names, scheduler } = parse(&first, 1)?;
+        if !scheduler.is_whole() {
+            return Err(TraceError::State);
         }
         let entries = lines.map(|(text, line)| parse(&text?, line)).collect::<Result<_, _>>()?;
-        Ok(Self { config: header.config, at: header.at, entries })
+        Ok(Self { scheduler, at, names, entries })
     }
 
-    /// Feeds the events to a new scheduler.
-    ///
-    /// # Errors
-    /// When the settings are out of bounds.
-    pub fn replay(&self) -> Result<Replay, ConfigError> {
-        let mut scheduler = Scheduler::new(self.config, self.at)?;
+    /// How long it is, in ns.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        self.entries.last().map_or(0, |entry| entry.at.since(self.at))
+    }
+
+    /// Feeds the events to the scheduler as it was.
+    #[must_use]
+    pub fn replay(&self) -> Replay {
+        let mut scheduler = self.scheduler.clone();
         let mut other = Vec::new();
         for (index, entry) in self.entries.iter().enumerate() {
             let mut decisions = Vec::new();
@@ -144,7 +174,7 @@ impl Trace {
                 other.push((index, decisions));
             }
         }
-        Ok(Replay { scheduler, other })
+        Replay { scheduler, other }
     }
 }
 

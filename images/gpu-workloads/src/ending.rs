@@ -1,0 +1,45 @@
+//! The end of what goes on for a time: when the time is over, or when the host says so by SIGTERM.
+//!
+//! UNSAFETY: a signal handler. All that it does is one store to an atomic.
+
+#![expect(unsafe_code, reason = "signal")]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+static ASKED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn asked(_signal: libc::c_int) {
+    ASKED.store(true, Ordering::Relaxed);
+}
+
+/// Takes note of SIGTERM from now on, instead of ending at once: what has begun is still checked.
+pub fn take_note() {
+    // SAFETY: the handler only stores to an atomic, which a handler may do at any time.
+    unsafe { libc::signal(libc::SIGTERM, asked as *const () as libc::sighandler_t) };
+}
+
+/// A time that may be cut short.
+#[derive(Debug, Clone, Copy)]
+pub struct Ending {
+    began: Instant,
+    duration: Duration,
+}
+
+impl Ending {
+    /// So long from now; tells the host that it has begun.
+    pub fn after(duration: Duration) -> Self {
+        println!("LOOPING");
+        Self { began: Instant::now(), duration }
+    }
+
+    /// Whether it is over.
+    pub fn is_over(&self) -> bool {
+        ASKED.load(Ordering::Relaxed) || self.began.elapsed() >= self.duration
+    }
+
+    /// Since it began.
+    pub fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+}

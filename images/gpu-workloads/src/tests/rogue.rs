@@ -1,0 +1,155 @@
+//! Work that is to harm who shares the card: each does one thing for as long as it is asked to, then shows that its own
+//! channels are still good, as far as they can be.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::workload::{Looped, Repeat, again_and_again};
+use super::{Facts, faulty_kernels};
+use crate::access::Width;
+use crate::compute::{Guest, MOST_IN_FLIGHT};
+use crate::device::{Buffer, Channel, Domain, Use};
+use crate::ending::Ending;
+use crate::options::Options;
+use crate::pattern::Expected;
+use crate::push::{Engine, Push, linear};
+use crate::rig::{Counts, Helper, Rig};
+
+/// Submissions that a flood keeps on their way.
+const FLOOD: usize = 256;
+/// Rounds of the loop of a thread of what is split: with an instruction of a warp each 70 ns, about 20 us of 256 threads.
+const SPLIT_ROUNDS: u32 = 9;
+/// Channels that wait for one that is not rung.
+const WAITERS: u32 = 4;
+/// How long that one's doorbell is kept back.
+const HELD_BACK: Duration = Duration::from_millis(50);
+/// Bytes that each of them copies then.
+const SIZE: u64 = 4096;
+
+/// One way to harm.
+struct Rogue {
+    what: &'static str,
+    run: fn(&Rig, Duration) -> Result<Facts>,
+}
+
+const ROGUES: [Rogue; 5] = [
+    Rogue { what: "flood", run: flood },
+    Rogue { what: "split", run: split },
+    Rogue { what: "endless", run: endless },
+    Rogue { what: "withhold", run: |rig, duration| withhold(rig, duration, true) },
+    Rogue { what: "hold", run: |rig, duration| withhold(rig, duration, false) },
+];
+
+/// `rogue --what flood|split|endless|withhold|hold [--duration SECONDS]`
+pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
+    let what = options.text("what").unwrap_or_default();
+    let Some(rogue) = ROGUES.iter().find(|rogue| rogue.what == what) else {
+        bail!("--what {what}: one of {}", ROGUES.map(|rogue| rogue.what).join(" "));
+    };
+    let duration = Duration::from_secs(options.number("duration", 5)?.min(86_400));
+    let mut facts = vec![("what", what.to_owned())];
+    facts.extend((rogue.run)(rig, duration)?);
+    Ok(facts)
+}
+
+/// Submissions without work, as many as the kernel takes.
+fn flood(rig: &Rig, duration: Duration) -> Result<Facts> {
+    let channel = Channel::with_ring(rig.device(), FLOOD)?;
+    channel.add(Engine::M2mf.object())?;
+    let mut push = Push::default();
+    push.nop(Engine::M2mf.subchannel());
+    let (ending, mut submissions) = (Ending::after(duration), 0u64);
+    while !ending.is_over() {
+        channel.submit(&push, &[])?;
+        submissions += 1;
+    }
+    rig.add(Counts { channels: 1, ..Counts::default() });
+    copies(rig, &channel)?;
+    Ok(vec![("submissions", submissions.to_string())])
+}
+
+/// Kernels that are each too short to be worth a look, without end.
+fn split(rig: &Rig, duration: Duration) -> Result<Facts> {
+    let options = workloads::Options { seed: rig.seed(), rounds: Some(SPLIT_ROUNDS), ..workloads::Options::default() };
+    let pieces = workloads::by_name("loop", options).context("a workload")?;
+    let mut gpu = Guest::running_ahead(rig.device(), MOST_IN_FLIGHT)?;
+    let repeat = Repeat { duration, in_flight: MOST_IN_FLIGHT, pause: None };
+    let Looped { iterations, .. } = again_and_again(&*pieces, &mut gpu, repeat)?;
+    let report = workloads::run(&*pieces, &mut gpu)?;
+    rig.add(Counts { bytes: report.verified, copies: gpu.done().copies, channels: 1 });
+    Ok(vec![("submissions", iterations.to_string())])
+}
+
+/// Kernels that do not end, each on a new channel.
+fn endless(rig: &Rig, duration: Duration) -> Result<Facts> {
+    let (ending, mut killed, mut refused) = (Ending::after(duration), 0u64, 0u64);
+    while !ending.is_over() {
+        // While the VM is quarantined, nothing that a new channel needs is done.
+        match faulty_kernels::never_ends(rig.device()) {
+            Ok(()) => killed += 1,
+            Err(error) => {
+                refused += 1;
+                println!("not even begun: {error:#}");
+            }
+        }
+        println!("killed={killed} refused={refused}");
+    }
+    Ok(vec![("killed", killed.to_string()), ("refused", refused.to_string())])
+}
+
+/// Channels that wait for what another of them has promised, whose doorbell is kept back. `yields`: they let other channels
+/// run meanwhile, instead of keeping the card's unit for methods until their time slice is over.
+fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
+    let semaphore = rig.buffer(Domain::Gart, SIZE)?;
+    let source = rig.buffer(Domain::Gart, SIZE)?;
+    let expected = Expected::background(rig.random().stream());
+    Helper::new(rig, Engine::M2mf)?.fill(&source, &expected)?;
+    let promiser = rig.channel(&[Engine::M2mf])?;
+    let waiter = |_| Ok((rig.channel(&[Engine::M2mf])?, rig.buffer(Domain::Gart, SIZE)?));
+    let waiters: Vec<(Channel, Buffer)> = (0..WAITERS).map(waiter).collect::<Result<_>>()?;
+    semaphore.map()?.store(0, Width::Dword, 0);
+    let (ending, mut round) = (Ending::after(duration), 0u32);
+    while !ending.is_over() {
+        round += 1;
+        for (channel, target) in &waiters {
+            let mut push = Push::default();
+            push.acquire(semaphore.address(), round, yields);
+            for rect in linear(source.address(), target.address(), SIZE, Engine::M2mf.most_lines()) {
+                push.copy(Engine::M2mf, &rect);
+            }
+            // The kernel would have the channels wait for each other if it knew that the semaphore is written.
+            channel.submit(&push, &[Use::read(&semaphore), Use::read(&source), Use::write(target)])?;
+        }
+        let mut promised = Push::default();
+        promised.release(semaphore.address(), round);
+        sleep(HELD_BACK);
+        promiser.submit(&promised, &[Use::read(&semaphore)])?;
+        waiters.iter().try_for_each(|(_, target)| target.wait(false))?;
+    }
+    let mut found = vec![0; usize::try_from(SIZE)?];
+    for (channel, target) in &waiters {
+        target.map()?.read(0, &mut found);
+        expected.check(&format!("copied by waiting channel {}", channel.number()), 0, &found)?;
+        rig.verified(SIZE);
+    }
+    rig.add(Counts { copies: u64::from(round * WAITERS), ..Counts::default() });
+    Ok(vec![("rounds", round.to_string())])
+}
+
+/// The channel copies, right to the last byte.
+fn copies(rig: &Rig, channel: &Channel) -> Result<()> {
+    let (source, target) = (rig.buffer(Domain::Gart, SIZE)?, rig.buffer(Domain::Gart, SIZE)?);
+    let expected = Expected::background(rig.random().stream());
+    Helper::new(rig, Engine::M2mf)?.fill(&source, &expected)?;
+    let rects = linear(source.address(), target.address(), SIZE, Engine::M2mf.most_lines());
+    rig.launch(channel, Engine::M2mf, &rects, &[Use::read(&source), Use::write(&target)])?;
+    target.wait(false)?;
+    let mut found = vec![0; usize::try_from(SIZE)?];
+    target.map()?.read(0, &mut found);
+    expected.check("copied behind the flood", 0, &found)?;
+    ensure!(found.iter().any(|byte| *byte != 0), "the pattern is all zeros");
+    rig.verified(SIZE);
+    Ok(())
+}

@@ -1,0 +1,97 @@
+//! `mediatorctl sched replay`: a record of a card's scheduler, decided anew.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+
+use sched::trace::Trace;
+use sched::{Config, Engine, PolicyKind, Scheduler};
+use serde::Serialize;
+
+use super::client::ClientError;
+
+/// What a record comes to.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Replayed {
+    /// Events of the record.
+    pub events: usize,
+    /// From its beginning to the last of them, in ns.
+    pub length_ns: u64,
+    /// The policy, at the end.
+    pub policy: PolicyKind,
+    /// The decisions are those of the record; not when they were made by another policy.
+    pub recorded: bool,
+    /// Who used what, as far as anyone did.
+    pub uses: Vec<ReplayedUse>,
+}
+
+/// What a virtual machine used of an engine.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ReplayedUse {
+    /// Its name, or its number if it came after the record began.
+    pub vm: String,
+    /// Which engine.
+    pub engine: Engine,
+    /// Time used, in ns.
+    pub used_ns: u64,
+    /// Part of what all of them used of the engine.
+    pub share_percent: f64,
+    /// Submissions that ended.
+    pub completed: u64,
+    /// From arrival to start, in ns: the median.
+    pub wait_p50_ns: u64,
+    /// The same: what 99 of 100 did not exceed.
+    pub wait_p99_ns: u64,
+}
+
+/// Decides a record anew: as it was, or what it would have been under another policy.
+///
+/// # Errors
+/// When the file is no record, or a decision is another than recorded.
+pub fn replay(file: &Path, policy: Option<PolicyKind>) -> Result<Replayed, ClientError> {
+    let wrong = |source| ClientError::Record { path: file.to_owned(), source };
+    let opened = File::open(file).map_err(|error| wrong(error.into()))?;
+    let trace = Trace::read(BufReader::new(opened)).map_err(wrong)?;
+    let scheduler = match policy {
+        Some(policy) => {
+            let config = Config { policy, ..*trace.scheduler.config() };
+            trace.under(config).map_err(|error| ClientError::Protocol(error.to_string()))?
+        }
+        None => {
+            let replay = trace.replay();
+            if let Some((first, _)) = replay.other.first() {
+                let (other, events) = (replay.other.len(), trace.entries.len());
+                // The first line is no event.
+                return Err(ClientError::Differs { other, events, first: first + 2 });
+            }
+            replay.scheduler
+        }
+    };
+    Ok(Replayed {
+        events: trace.entries.len(),
+        length_ns: trace.length(),
+        policy: scheduler.config().policy,
+        recorded: policy.is_none(),
+        uses: uses(&trace, &scheduler),
+    })
+}
+
+fn uses(trace: &Trace, scheduler: &Scheduler) -> Vec<ReplayedUse> {
+    let mut uses = Vec::new();
+    for engine in Engine::ALL {
+        let accounts: Vec<_> = scheduler.vgpus().filter_map(|vm| Some((vm, scheduler.account(vm, engine)?))).collect();
+        let all: u64 = accounts.iter().map(|(_, account)| account.used).fold(0, u64::saturating_add);
+        for (vm, account) in accounts.into_iter().filter(|(_, account)| account.completed > 0) {
+            uses.push(ReplayedUse {
+                vm: trace.names.get(&vm).cloned().unwrap_or_else(|| format!("#{}", vm.0)),
+                engine,
+                used_ns: account.used,
+                share_percent: account.used as f64 / all.max(1) as f64 * 100.0,
+                completed: account.completed,
+                wait_p50_ns: account.waits.quantile(500),
+                wait_p99_ns: account.waits.quantile(990),
+            });
+        }
+    }
+    uses
+}

@@ -1,0 +1,45 @@
+//! What lies where of a card's memory, copied: it is looked at without holding up the card.
+
+use super::balance::Division;
+use super::mover::Moved;
+use super::registry::HostState;
+use std::collections::BTreeMap;
+use vram::balance::Entitlement;
+use vram::{Summary, Turn, VmId};
+
+/// A card's memory at one moment.
+#[derive(Clone, Debug)]
+pub struct Holdings {
+    /// How it is divided.
+    pub division: Division,
+    /// The accounts, in chunks.
+    pub summary: Summary,
+    /// Bytes per second of copies between the card and the host, as measured; 0 before the first.
+    pub bytes_per_second: u64,
+    /// Whose turn it is, if VMs take turns.
+    pub turn: Option<Turn>,
+    /// What each VM is entitled to, in chunks.
+    pub entitled: BTreeMap<VmId, Entitlement>,
+    /// Chunks of each VM that are pinned to the card.
+    pub pinned: BTreeMap<VmId, u32>,
+    /// What was moved of each VM's memory.
+    pub moved: BTreeMap<VmId, Moved>,
+}
+
+impl HostState {
+    /// What lies where now.
+    #[must_use]
+    pub fn holdings(&self) -> Holdings {
+        let (chunks, balancer) = (&self.vram.chunks, self.divider.balancer());
+        let summary = chunks.summary();
+        Holdings {
+            division: self.divider.division(),
+            bytes_per_second: self.divider.quanta.bandwidth(),
+            turn: self.divider.turn().cloned(),
+            entitled: balancer.entitlements(chunks, self.now_ns()),
+            pinned: summary.vms.keys().map(|vm| (*vm, balancer.pinned(*vm))).collect(),
+            moved: self.moved.clone(),
+            summary,
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Who used an engine when, in intervals of one length: of a simulated run, or of a real one by its accounts.
+
+use crate::Engine;
+
+/// How far shares in windows were from what they should have been, in parts of 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ShareError {
+    /// Mean over all windows, of the vGPU for which that is largest.
+    pub mean: f64,
+    /// The largest of any vGPU in any window.
+    pub worst: f64,
+}
+
+/// Time in ns that each VM used of each engine, in intervals of the same length.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Uses {
+    interval: u64,
+    of: Vec<[Vec<u64>; Engine::COUNT]>,
+}
+
+impl Uses {
+    /// Nothing, of so many VMs, in intervals of `interval` ns, which is not 0, that cover `length` ns. Windows are multiples
+    /// of an interval.
+    #[must_use]
+    pub fn new(vms: usize, interval: u64, length: u64) -> Self {
+        let count = usize::try_from(length.div_ceil(interval)).unwrap_or(0);
+        Self { interval, of: (0..vms).map(|_| Engine::ALL.map(|_| vec![0; count])).collect() }
+    }
+
+    /// Adds what a VM used from `from` until `until` ns; what lies beyond the last interval is left out.
+    pub fn add(&mut self, vm: usize, engine: Engine, from: u64, until: u64) {
+        let mut from = from;
+        while from < until {
+            let end = (from - from % self.interval + self.interval).min(until);
+            self.add_at(vm, engine, from, end - from);
+            from = end;
+        }
+    }
+
+    /// Adds `used` ns to the interval that `at` ns is in, if there is one.
+    pub fn add_at(&mut self, vm: usize, engine: Engine, at: u64, used: u64) {
+        let of = self.of.get_mut(vm).map(|of| &mut of[engine.index()]);
+        let index = usize::try_from(at / self.interval).unwrap_or(usize::MAX);
+        if let Some(interval) = of.and_then(|of| of.get_mut(index)) {
+            *interval += used;
+        }
+    }
+
+    /// Time in ns that a VM used of an engine from `from` until `until` ns.
+    #[must_use]
+    pub fn used(&self, vm: usize, engine: Engine, from: u64, until: u64) -> u64 {
+        let intervals = &self.of[vm][engine.index()];
+        let first = usize::try_from(from / self.interval).unwrap_or(usize::MAX);
+        let end = usize::try_from(until / self.interval).unwrap_or(usize::MAX);
+        intervals.iter().take(end).skip(first).sum()
+    }
+
+    /// Parts of what was used of an engine from `from` until `until` ns, by VM.
+    #[must_use]
+    pub fn shares(&self, engine: Engine, from: u64, until: u64) -> Vec<f64> {
+        let used: Vec<u64> = (0..self.of.len()).map(|vm| self.used(vm, engine, from, until)).collect();
+        let sum: u64 = used.iter().sum();
+        used.iter().map(|used| if sum == 0 { 0.0 } else { *used as f64 / sum as f64 }).collect()
+    }
+
+    /// Shares in windows of `window` ns, one behind the other, of what lies from `from` until `until` ns.
+    pub fn windows(&self, engine: Engine, window: u64, from: u64, until: u64) -> impl Iterator<Item = Vec<f64>> {
+        let ends = (from + window..=until).step_by(usize::try_from(window).unwrap_or(usize::MAX));
+        ends.map(move |end| self.shares(engine, end - window, end))
+    }
+
+    /// How far the shares in those windows are from `wanted`, one for each VM.
+    #[must_use]
+    pub fn share_error(&self, engine: Engine, window: u64, from: u64, until: u64, wanted: &[f64]) -> ShareError {
+        let mut sums = vec![0.0; wanted.len()];
+        let (mut worst, mut count) = (0.0f64, 0.0);
+        for shares in self.windows(engine, window, from, until) {
+            count += 1.0;
+            for ((sum, share), wanted) in sums.iter_mut().zip(&shares).zip(wanted) {
+                let error = (share - wanted).abs();
+                *sum += error;
+                worst = worst.max(error);
+            }
+        }
+        let mean = sums.iter().fold(0.0f64, |most, sum| most.max(sum / f64::max(count, 1.0)));
+        ShareError { mean, worst }
+    }
+}
+
+/// Jain's index of what each has over what it should have: 1 when all have alike, 1/n when one has all.
+#[must_use]
+pub fn jain(shares: &[f64], wanted: &[f64]) -> f64 {
+    let parts: Vec<f64> = shares.iter().zip(wanted).map(|(share, wanted)| share / wanted).collect();
+    let sum: f64 = parts.iter().sum();
+    let squares: f64 = parts.iter().map(|part| part * part).sum();
+    if squares == 0.0 { 1.0 } else { sum * sum / (parts.len() as f64 * squares) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uses_are_split_over_the_intervals_that_they_lie_in() {
+        let mut uses = Uses::new(2, 10, 40);
+        uses.add(0, Engine::Copy0, 5, 28);
+        uses.add(1, Engine::Copy0, 38, 70);
+        let used = |vm| [0, 10, 20, 30].map(|at| uses.used(vm, Engine::Copy0, at, at + 10));
+        assert_eq!([used(0), used(1)], [[5, 10, 8, 0], [0, 0, 0, 2]]);
+    }
+
+    #[test]
+    fn error_is_the_mean_of_windows_and_the_worst_of_them() {
+        let mut uses = Uses::new(2, 10, 40);
+        // 3:1, then half each.
+        for (vm, at, used) in [(0, 0, 15), (1, 0, 5), (0, 20, 7), (1, 30, 7)] {
+            uses.add_at(vm, Engine::Compute, at, used);
+        }
+        let error = uses.share_error(Engine::Compute, 20, 0, 40, &[0.5; 2]);
+        assert_eq!(error, ShareError { mean: 0.125, worst: 0.25 });
+    }
+}

@@ -1,0 +1,219 @@
+//! Guests that compete for a card's time, and what each has got of it by the mediator's accounts.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use sched::Engine;
+use sched::sim::{ShareError, Uses, jain};
+
+use crate::Pending;
+use crate::crowd::{Account, Crowd, SIDE};
+use crate::guest::{self, Smoke};
+
+/// What a load says when it has begun.
+const BEGUN: &str = "LOOPING";
+/// How long a load may take to begin.
+const BEGIN_LIMIT: Duration = Duration::from_secs(60);
+/// Seconds after which a load ends of itself. It is told to before.
+const LASTS_S: u64 = 600;
+
+/// What one guest does.
+#[derive(Clone, Debug)]
+pub struct Load {
+    /// Which VM.
+    pub vm: usize,
+    /// Words for `gpu-workloads`, without `--duration`.
+    pub words: String,
+    /// When it begins, after the first.
+    pub after: Duration,
+}
+
+impl Load {
+    fn new(vm: usize, words: String) -> Self {
+        Self { vm, words, after: Duration::ZERO }
+    }
+
+    /// Kernels of so many [rounds](crate::crowd::ROUND_NS), one behind the other; up to `in_flight` of them are on their way, so
+    /// that the guest can be late by as much, as it is on a host with more guests than CPUs.
+    pub fn kernels(vm: usize, rounds: u32, in_flight: u32) -> Self {
+        let kernel = format!("workload --name long-madd --side {SIDE} --rounds {rounds}");
+        Self::new(vm, format!("{kernel} --in-flight {in_flight}"))
+    }
+
+    /// A kernel, then a pause, and so on.
+    pub fn bursts(vm: usize, rounds: u32, pause_ms: u32) -> Self {
+        let kernel = format!("workload --name long-madd --side {SIDE} --rounds {rounds}");
+        Self::new(vm, format!("{kernel} --pause-ms {pause_ms}"))
+    }
+
+    /// Copies of so many bytes to VRAM by the first copy engine, one behind the other.
+    pub fn copies(vm: usize, bytes: u64) -> Self {
+        Self::new(vm, format!("stream --engine ce0 --size {bytes}"))
+    }
+
+    /// One of the ways to harm that `gpu-workloads rogue` knows.
+    pub fn rogue(vm: usize, what: &str) -> Self {
+        Self::new(vm, format!("rogue --what {what}"))
+    }
+
+    /// The same, so much later.
+    #[must_use]
+    pub fn after(self, after: Duration) -> Self {
+        Self { after, ..self }
+    }
+}
+
+/// Guests that compete.
+#[derive(Clone, Debug)]
+pub struct Contest {
+    /// Who does what.
+    pub loads: Vec<Load>,
+    /// What is left out at the start.
+    pub warm: Duration,
+    /// What is measured.
+    pub measured: Duration,
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The VMs of the loads; other places are in this order.
+    pub vms: Vec<usize>,
+    /// What each was charged, from the beginning of what is measured.
+    pub uses: Uses,
+    /// When each load had begun, in ns from there.
+    pub marks: Vec<u64>,
+    /// How long was measured, in ns of the card's clock.
+    pub length: u64,
+    /// Accounts of PGRAPH at both ends.
+    pub before: Vec<Account>,
+    /// The same at the end.
+    pub after: Vec<Account>,
+    /// What each load reported in the end.
+    pub reports: Vec<Smoke>,
+}
+
+impl Contest {
+    /// Has the guests do it; `meanwhile` is called when the measured time begins, and its own time is part of that.
+    ///
+    /// Fails when a load ends before its time, or with a wrong result.
+    pub fn run(&self, crowd: &Crowd, meanwhile: impl FnOnce(&Crowd) -> Result<()>) -> Result<Outcome> {
+        self.run_until(crowd, meanwhile, |_| Ok(()))
+    }
+
+    /// The same; `finally` is called behind what is measured, before the loads have ended.
+    pub fn run_until(
+        &self,
+        crowd: &Crowd,
+        meanwhile: impl FnOnce(&Crowd) -> Result<()>,
+        finally: impl FnOnce(&Crowd) -> Result<()>,
+    ) -> Result<Outcome> {
+        let vms: Vec<usize> = self.loads.iter().map(|load| load.vm).collect();
+        let accounts = || -> Result<Vec<Account>> {
+            let all = crowd.accounts(Engine::Compute.name())?;
+            vms.iter().map(|vm| all.get(*vm).cloned().context("a VM without accounts")).collect()
+        };
+        let now = || Ok::<_, anyhow::Error>(crowd.history(100)?.now_ns);
+        let (first, later): (Vec<_>, Vec<_>) = self.loads.iter().partition(|load| load.after.is_zero());
+        let mut running = first.iter().map(|load| start(crowd, load)).collect::<Result<Vec<_>>>()?;
+        running.iter().try_for_each(|pending| pending.wait_line(BEGUN, BEGIN_LIMIT).map(drop))?;
+        let begun = Instant::now();
+        let mut marks = vec![now()?; running.len()];
+        sleep(self.warm);
+        let (before, from) = (accounts()?, now()?);
+        let began = Instant::now();
+        meanwhile(crowd)?;
+        for load in later {
+            sleep(load.after.saturating_sub(begun.elapsed()));
+            let pending = start(crowd, load)?;
+            pending.wait_line(BEGUN, BEGIN_LIMIT)?;
+            marks.push(now()?);
+            running.push(pending);
+        }
+        sleep(self.measured.saturating_sub(began.elapsed()));
+        let after = accounts()?;
+        let measured = began.elapsed() + Duration::from_secs(1);
+        let history = crowd.history(u64::try_from(measured.as_millis())?)?;
+        let early = running.iter().find(|pending| pending.ended());
+        ensure!(early.is_none(), "a load has ended before the others were measured: {:?}", early.map(Pending::lines));
+        finally(crowd)?;
+        // Whole intervals.
+        let interval = history.interval_ns;
+        let begin = from.next_multiple_of(interval);
+        let length = (history.now_ns - history.now_ns % interval).saturating_sub(begin);
+        let mut uses = Uses::new(vms.len(), interval, length);
+        for (place, vm) in vms.iter().enumerate() {
+            for (at, used) in history.samples.get(*vm).into_iter().flatten().filter(|(at, _)| *at >= begin) {
+                for engine in Engine::ALL {
+                    uses.add_at(place, engine, at - begin, used[engine.name()].as_u64().unwrap_or(0));
+                }
+            }
+        }
+        marks.iter_mut().for_each(|mark| *mark = mark.saturating_sub(begin));
+        running.iter().try_for_each(Pending::terminate)?;
+        let reports = running.into_iter().map(report).collect::<Result<_>>()?;
+        Ok(Outcome { vms, uses, marks, length, before, after, reports })
+    }
+}
+
+fn start<'a>(crowd: &'a Crowd, load: &Load) -> Result<Pending<'a>> {
+    crowd.vm(load.vm)?.start(&format!("run /bin/gpu-workloads {} --duration {LASTS_S}", load.words))
+}
+
+fn report(pending: Pending<'_>) -> Result<Smoke> {
+    let output = pending.wait_within(guest::SMOKE_LIMIT)?;
+    let smoke = guest::parse_smoke(&output)?;
+    ensure!(smoke.ok, "{}", output.text());
+    // What it did stands in the line of the workload, before the one of the command.
+    let line = output.lines.iter().find(|line| line.starts_with("RESULT ")).cloned();
+    Ok(Smoke { line: line.unwrap_or_default(), ..smoke })
+}
+
+impl Outcome {
+    /// Jain's index over all that is measured.
+    pub fn jain(&self, wanted: &[f64]) -> f64 {
+        jain(&self.uses.shares(Engine::Compute, 0, self.length), wanted)
+    }
+
+    /// How far shares in windows of `window_ns` are from `wanted`.
+    pub fn share_error(&self, window_ns: u64, wanted: &[f64]) -> ShareError {
+        self.uses.share_error(Engine::Compute, window_ns, 0, self.length, wanted)
+    }
+
+    /// Part of the time that an engine was charged to somebody.
+    pub fn utilisation(&self, engine: Engine) -> f64 {
+        let used: u64 = (0..self.vms.len()).map(|place| self.uses.used(place, engine, 0, self.length)).sum();
+        used as f64 / self.length.max(1) as f64
+    }
+
+    /// What a load was charged for PGRAPH, in parts of the time.
+    pub fn received(&self, place: usize) -> f64 {
+        self.uses.used(place, Engine::Compute, 0, self.length) as f64 / self.length.max(1) as f64
+    }
+
+    /// Submissions of a load to PGRAPH that ended meanwhile.
+    pub fn completed(&self, place: usize) -> u64 {
+        self.after[place].completed - self.before[place].completed
+    }
+
+    /// The time in ns that `permille` of the submissions of some loads did not wait longer for than, rounded up to the
+    /// mediator's buckets.
+    pub fn wait_ns(&self, places: impl Iterator<Item = usize> + Clone, permille: u64) -> u64 {
+        let sum = |of: &dyn Fn(&Account) -> u64| -> u64 {
+            places.clone().map(|place| of(&self.after[place]) - of(&self.before[place])).sum()
+        };
+        let wanted = (sum(&|account| account.started) * permille).div_ceil(1000);
+        let ends = self.after.first().map(|account| account.waits.keys().copied().collect::<Vec<_>>());
+        let ends = ends.unwrap_or_default();
+        let within = |end: u64| sum(&|account| account.waits.get(&end).copied().unwrap_or(0));
+        ends.into_iter().find(|end| within(*end) >= wanted).unwrap_or(u64::MAX)
+    }
+
+    /// A number that a load reported.
+    pub fn reported(&self, place: usize, key: &str) -> Result<f64> {
+        let line = &self.reports.get(place).context("a load without a report")?.line;
+        let value = line.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
+        Ok(value.with_context(|| format!("no {key} in {line}"))?.parse()?)
+    }
+}

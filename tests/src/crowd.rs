@@ -1,0 +1,183 @@
+//! VMs with stock guests on one software card, that compete for its time.
+//!
+//! The card's time is modelled: `madd` of 32x32 takes half a millisecond, by the memory traffic of its rounds, and the
+//! software card a fifth of that to compute it, so that what guests are charged is what the model says.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use anyhow::{Context, Result, anyhow};
+use serde_json::Value;
+
+use crate::guest::{self, card_toml, vm_toml};
+use crate::{Daemon, Vm, VmConfig};
+
+/// The card's name.
+pub const CARD: &str = "card0";
+/// Side of the matrices of the guests' kernels, and MiB per second that the card's shaders move.
+pub const SIDE: u32 = 32;
+const SHADER_MIB_PER_S: u32 = 24;
+/// Time of a round of such a kernel, in ns: two words read and one written for each element.
+pub const ROUND_NS: u64 = (SIDE * SIDE * 12) as u64 * 1_000_000_000 / ((SHADER_MIB_PER_S as u64) << 20);
+/// MiB per second that the card copies.
+pub const COPY_MIB_PER_S: u64 = 256;
+/// MiB of VRAM of a VM.
+const VRAM_MIB: u32 = 32;
+/// Guests that boot at the same time.
+const BOOTS: usize = 2;
+
+/// The daemon and its VMs, each with its driver loaded.
+pub struct Crowd {
+    daemon: Daemon,
+    vms: Vec<Vm>,
+}
+
+/// What a VM has submitted to an engine and was charged for it, since it was added.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Account {
+    /// Submissions that ended.
+    pub completed: u64,
+    /// Submissions for which its channel was killed.
+    pub killed: u64,
+    /// Time that it was charged, in ns.
+    pub used_ns: u64,
+    /// How many submissions waited for their start at most so many ns, by those.
+    pub waits: BTreeMap<u64, u64>,
+    /// How many have started.
+    pub started: u64,
+    /// Submissions of the VM that ran for too long, on any engine.
+    pub strikes: u64,
+    /// Nothing of the VM is started.
+    pub quarantined: bool,
+}
+
+impl Crowd {
+    /// Boots `count` VMs called `vm0` and so on with Linux 6.1; `keys` are added to each `[[vm]]` table.
+    pub fn boot(name: &str, count: usize, memory_mib: u32, keys: &str) -> Result<Self> {
+        let images = crate::images()?;
+        let daemon = Daemon::start(name, |paths| {
+            let vram_mib = 128 + VRAM_MIB * u32::try_from(count).unwrap_or(u32::MAX / VRAM_MIB);
+            let time = format!(
+                "[card.time]\ncopy_mib_per_s = {COPY_MIB_PER_S}\nshader_mhz = 50\nshader_mib_per_s = {SHADER_MIB_PER_S}\n"
+            );
+            let vms = (0..count).map(|index| vm_toml(&name_of(index), VRAM_MIB) + keys);
+            card_toml(paths, vram_mib) + &time + &vms.collect::<String>()
+        })?;
+        let boot = |index: usize| -> Result<Vm> {
+            let name = name_of(index);
+            let config = VmConfig::new(&name, images, "6.1")?.with_gpu(daemon.vm_socket(&name));
+            let vm = Vm::launch(&VmConfig { memory_mib, ..config })?;
+            vm.wait_ready()?;
+            guest::load_driver(&vm)?;
+            Ok(vm)
+        };
+        let next = AtomicUsize::new(0);
+        let some = || -> Result<Vec<(usize, Vm)>> {
+            let indices = std::iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed));
+            indices.take_while(|index| *index < count).map(|index| Ok((index, boot(index)?))).collect()
+        };
+        let mut vms = BTreeMap::new();
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..BOOTS).map(|_| scope.spawn(some)).collect();
+            threads.into_iter().try_for_each(|thread| {
+                vms.extend(thread.join().map_err(|_| anyhow!("a thread that boots guests has panicked"))??);
+                anyhow::Ok(())
+            })
+        })?;
+        Ok(Self { daemon, vms: vms.into_values().collect() })
+    }
+
+    /// The daemon.
+    pub fn daemon(&mut self) -> &mut Daemon {
+        &mut self.daemon
+    }
+
+    /// How many VMs there are.
+    pub fn len(&self) -> usize {
+        self.vms.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.vms.is_empty()
+    }
+
+    /// A VM.
+    pub fn vm(&self, index: usize) -> Result<&Vm> {
+        self.vms.get(index).with_context(|| format!("there is no VM {index}"))
+    }
+
+    /// Changes how the card's time is shared: `mediatorctl sched set CARD settings...`.
+    pub fn set(&self, settings: &[&str]) -> Result<()> {
+        self.daemon.ctl(&[&["sched", "set", CARD], settings].concat())?.success().map(drop)
+    }
+
+    /// Changes what a VM may have of it: `mediatorctl sched set-vm VM share...`.
+    pub fn set_vm(&self, index: usize, share: &[&str]) -> Result<()> {
+        self.daemon.ctl(&[&["sched", "set-vm", &name_of(index)], share].concat())?.success().map(drop)
+    }
+
+    /// Lets a VM out of quarantine.
+    pub fn release(&self, index: usize) -> Result<()> {
+        self.daemon.ctl(&["sched", "release", &name_of(index)])?.success().map(drop)
+    }
+
+    /// What the VMs have used of an engine, by the mediator's accounts.
+    pub fn accounts(&self, engine: &str) -> Result<Vec<Account>> {
+        let shown = self.daemon.api(&format!("/v1/cards/{CARD}/scheduler"))?;
+        (0..self.len()).map(|index| account(of_vm(&shown, index)?, engine)).collect()
+    }
+
+    /// The card's clock in ns, and what each VM was charged in the intervals of the last `since_ms` milliseconds: when each
+    /// begins, and the time in ns for each engine, by name.
+    pub fn history(&self, since_ms: u64) -> Result<History> {
+        let shown = self.daemon.api(&format!("/v1/cards/{CARD}/scheduler/history?since_ms={since_ms}"))?;
+        let number = |value: &Value, key: &str| value[key].as_u64().with_context(|| format!("no {key} in {value}"));
+        let samples = (0..self.len()).map(|index| {
+            let samples = of_vm(&shown, index)?["samples"].as_array().context("no samples")?;
+            samples.iter().map(|sample| Ok((number(sample, "from_ns")?, sample["used_ns"].clone()))).collect()
+        });
+        let samples = samples.collect::<Result<_>>()?;
+        let interval_ns = number(&shown, "interval_ms")? * 1_000_000;
+        Ok(History { now_ns: number(&shown, "now_ns")?, interval_ns, samples })
+    }
+}
+
+/// What VMs were charged lately.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct History {
+    /// The card's clock.
+    pub now_ns: u64,
+    /// Length of an interval.
+    pub interval_ns: u64,
+    /// Of each VM the intervals in which it was charged: when they begin, and an object of ns by engine.
+    pub samples: Vec<Vec<(u64, Value)>>,
+}
+
+/// The name of a VM.
+pub fn name_of(index: usize) -> String {
+    format!("vm{index}")
+}
+
+fn of_vm(shown: &Value, index: usize) -> Result<&Value> {
+    let vms = shown["vms"].as_array().with_context(|| format!("no vms in {shown}"))?;
+    let name = name_of(index);
+    vms.iter().find(|vm| vm["vm"] == name.as_str()).with_context(|| format!("{name} is not in {shown}"))
+}
+
+fn account(vm: &Value, engine: &str) -> Result<Account> {
+    let of = &vm["engines"][engine];
+    let number = |key: &str| of[key].as_u64().with_context(|| format!("no {key} in {of}"));
+    let buckets = of["wait"]["buckets"].as_array().context("no waits")?;
+    let bucket = |bucket: &Value| Some((bucket["at_most_ns"].as_u64()?, bucket["count"].as_u64()?));
+    Ok(Account {
+        completed: number("completed")?,
+        killed: number("killed")?,
+        used_ns: number("used_ns")?,
+        waits: buckets.iter().filter_map(bucket).collect(),
+        started: number("started")?,
+        strikes: vm["strikes"].as_u64().context("no strikes")?,
+        quarantined: vm.get("quarantine").is_some_and(|quarantine| !quarantine.is_null()),
+    })
+}

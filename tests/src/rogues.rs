@@ -1,0 +1,106 @@
+//! Real guests that mean harm, beside neighbours with a steady load.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+
+use crate::contest::{Contest, Load, Outcome};
+use crate::crowd::{Crowd, ROUND_NS};
+
+/// What is left out at the start.
+const WARM: Duration = Duration::from_millis(500);
+/// Kernels that a guest with a steady load has on their way.
+const IN_FLIGHT: u32 = 32;
+/// How long a kernel of the rogue may run, in ms; of all VMs the default again behind it.
+const LIMIT_MS: &str = "200";
+const DEFAULT_LIMIT_MS: &str = "10000";
+/// Strikes until a VM is quarantined: the default.
+const STRIKES: &str = "3";
+
+/// What a rogue's VM does, or what becomes of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// `gpu-workloads rogue --what` this.
+    Program(&'static str),
+    /// It works, and QEMU stops its CPUs.
+    Stopped,
+    /// It works, and the whole of QEMU is stopped.
+    Frozen,
+}
+
+/// A guest that means harm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rogue {
+    /// As reports name it.
+    pub name: &'static str,
+    /// Its VM is quarantined in the end.
+    pub quarantined: bool,
+    way: Way,
+}
+
+impl Rogue {
+    const fn program(name: &'static str, what: &'static str) -> Self {
+        Self { name, quarantined: false, way: Way::Program(what) }
+    }
+
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::program("flood", "flood"),
+        Self::program("split_work", "split"),
+        Self { quarantined: true, ..Self::program("endless", "endless") },
+        Self::program("doorbell_kept_back", "withhold"),
+        Self::program("holds_the_pbdma", "hold"),
+        Self { name: "cpus_stopped", quarantined: false, way: Way::Stopped },
+        Self { name: "vmm_frozen", quarantined: false, way: Way::Frozen },
+    ];
+
+    /// Lets the last of `neighbours.len() + 1` VMs be the rogue, while the others run kernels of so many rounds.
+    ///
+    /// Fails when a result is wrong: a neighbour's, or what the rogue computes behind all that.
+    pub fn beside(self, crowd: &Crowd, neighbours: &[u32], measured: Duration) -> Result<Outcome> {
+        let vm = neighbours.len();
+        let mut loads: Vec<Load> =
+            (0..).zip(neighbours).map(|(vm, rounds)| Load::kernels(vm, *rounds, IN_FLIGHT)).collect();
+        loads.push(match self.way {
+            Way::Program(what) => Load::rogue(vm, what),
+            Way::Stopped | Way::Frozen => Load::kernels(vm, 4, IN_FLIGHT),
+        });
+        crowd.set_vm(vm, &["--max-run-ms", LIMIT_MS])?;
+        let contest = Contest { loads, warm: WARM, measured };
+        let outcome = contest.run_until(crowd, |crowd| self.strike(crowd, vm), |crowd| self.relent(crowd, vm));
+        crowd.set_vm(vm, &["--max-run-ms", DEFAULT_LIMIT_MS])?;
+        crowd.set(&["--strikes", STRIKES])?;
+        outcome.with_context(|| format!("rogue {}", self.name))
+    }
+
+    fn strike(self, crowd: &Crowd, vm: usize) -> Result<()> {
+        match self.way {
+            Way::Program(_) => Ok(()),
+            Way::Stopped => crowd.vm(vm)?.qmp("stop", json!({})).map(drop),
+            Way::Frozen => signal(crowd, vm, Signal::STOP),
+        }
+    }
+
+    fn relent(self, crowd: &Crowd, vm: usize) -> Result<()> {
+        match self.way {
+            // For what it still does, it is not quarantined again: its program is to end.
+            Way::Program(_) => crowd.set(&["--strikes", "0"]).and_then(|()| crowd.release(vm)),
+            Way::Stopped => crowd.vm(vm)?.qmp("cont", json!({})).map(drop),
+            Way::Frozen => signal(crowd, vm, Signal::CONT),
+        }
+    }
+}
+
+fn signal(crowd: &Crowd, vm: usize, signal: Signal) -> Result<()> {
+    let pid = Pid::from_raw(i32::try_from(crowd.vm(vm)?.pid())?).context("QEMU has no process number")?;
+    kill_process(pid, signal).context("cannot signal QEMU")
+}
+
+/// What part of the card's time a neighbour's kernels took, by how many it reported: what it was charged may hold time that a
+/// rogue kept the card from them.
+pub fn worked(outcome: &Outcome, place: usize, rounds: u32) -> Result<f64> {
+    let kernels_ns = outcome.reported(place, "iterations")? * f64::from(rounds) * ROUND_NS as f64;
+    Ok(kernels_ns / 1e3 / outcome.reported(place, "looped_us")?)
+}
