@@ -10,8 +10,8 @@
 //! - [`passthrough`]: a virtual machine wired straight to a card;
 //! - [`logging`]: `tracing` to standard error, limited where a guest is the cause.
 //!
-//! What it does not do: launch VMMs, reload its configuration, write back VMs that were added at run time, or keep a
-//! VM's state over its own restart.
+//! What it does not do: launch VMMs, reload its configuration, write changes back into it (they are kept beside it), or keep
+//! what a guest has on a card over its own restart.
 
 pub mod admin;
 pub mod config;

@@ -8,7 +8,7 @@ pub(crate) const MS: u64 = 1_000_000;
 pub const PERMILLE: u32 = 1000;
 
 /// A scheduling policy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicyKind {
     /// Each submission starts when it arrives.
@@ -42,7 +42,7 @@ impl PolicyKind {
 }
 
 /// Which engines share queues and accounts (Gdev, section 5.1).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Queues {
     /// Each engine has its own: Gdev's multiple resource queues, MRQ.
@@ -55,7 +55,7 @@ pub enum Queues {
 }
 
 /// Parameters of CREDIT and BAND.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct BandParams {
     /// Time after which budgets are filled, in ns.
@@ -88,7 +88,7 @@ impl BandParams {
 }
 
 /// Parameters of the disengaged policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DisengagedParams {
     /// How long vGPUs run one at a time to be measured, in ns.
@@ -104,7 +104,7 @@ impl Default for DisengagedParams {
 }
 
 /// How many submissions an engine may hold, of policies that gate. They are all of the same vGPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Pipeline {
     /// At most, while others compete.
@@ -128,7 +128,7 @@ impl Pipeline {
 }
 
 /// Settings of a card.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// How submissions are ordered.
@@ -210,7 +210,9 @@ impl Config {
 
 /// Who goes first among those that are due. It shifts waits, not shares: who has had more than its share is behind those
 /// that have not, whatever the class.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum LatencyClass {
     /// Before the others.
@@ -223,7 +225,7 @@ pub enum LatencyClass {
 }
 
 /// What a vGPU may have of each engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct VgpuParams {
     /// Its part of the time is this over the sum of those that compete.

@@ -70,6 +70,47 @@ impl Drop for BoundPath {
     }
 }
 
+impl BoundPath {
+    /// Leaves the path where it is for good: another holder of the socket serves it on.
+    pub fn leave(mut self) {
+        // No file has this number.
+        self.inode = 0;
+    }
+}
+
+/// Takes over a socket that listens on `path` already, made by an earlier process; its rights are set anew.
+///
+/// # Errors
+/// When it is not bound to that path, or the path is gone.
+pub fn adopt(listener: &UnixListener, path: &Path, options: &SocketOptions) -> Result<BoundPath, BindError> {
+    let system = |action| {
+        let path = path.to_owned();
+        move |source: io::Error| BindError::System { action, path, source }
+    };
+    let address = listener.local_addr().map_err(system("find the path of the socket for"))?;
+    let metadata = std::fs::symlink_metadata(path).map_err(system("look at"))?;
+    if address.as_pathname() != Some(path) || !metadata.file_type().is_socket() {
+        return Err(system("find the socket of")(io::ErrorKind::AddrNotAvailable.into()));
+    }
+    set_rights(path, options)?;
+    Ok(BoundPath { path: path.to_owned(), device: metadata.dev(), inode: metadata.ino() })
+}
+
+fn set_rights(path: &Path, options: &SocketOptions) -> Result<(), BindError> {
+    let system = |action| {
+        let path = path.to_owned();
+        move |source: io::Error| BindError::System { action, path, source }
+    };
+    if options.uid.is_some() || options.gid.is_some() {
+        std::os::unix::fs::chown(path, options.uid, options.gid).map_err(system("change the owner of"))?;
+    }
+    if let Some(mode) = options.mode {
+        let permissions = std::fs::Permissions::from_mode(mode & 0o777);
+        std::fs::set_permissions(path, permissions).map_err(system("change the mode of"))?;
+    }
+    Ok(())
+}
+
 /// Binds `path` and listens, with the rights in place before the first client can connect.
 pub fn bind(path: &Path, options: &SocketOptions) -> Result<(UnixListener, BoundPath), BindError> {
     let path = path.to_owned();
@@ -93,13 +134,7 @@ pub fn bind(path: &Path, options: &SocketOptions) -> Result<(UnixListener, Bound
     })?;
     let metadata = std::fs::symlink_metadata(&path).map_err(system("look at"))?;
     let bound = BoundPath { path: path.clone(), device: metadata.dev(), inode: metadata.ino() };
-    if options.uid.is_some() || options.gid.is_some() {
-        std::os::unix::fs::chown(&path, options.uid, options.gid).map_err(system("change the owner of"))?;
-    }
-    if let Some(mode) = options.mode {
-        let permissions = std::fs::Permissions::from_mode(mode & 0o777);
-        std::fs::set_permissions(&path, permissions).map_err(system("change the mode of"))?;
-    }
+    set_rights(&path, options)?;
     // Only now: until a socket listens, nobody can connect.
     rustix::net::listen(&socket, BACKLOG).map_err(|errno| system("listen on")(errno.into()))?;
     Ok((UnixListener::from(socket), bound))

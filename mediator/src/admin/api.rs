@@ -7,8 +7,10 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+mod desired;
 mod scheduler;
 
+pub use desired::{Action, Applied, CardSettings, Comparison, Desired, Exported, KeyChange, Kind, Step};
 pub use scheduler::{
     CardScheduler, EngineUse, Quarantine, SchedulerHistory, SchedulerList, UseSample, VmEngine, VmHistory, VmShare,
     VmTime, WaitBucket, Waits,
@@ -18,21 +20,21 @@ pub use scheduler::{
 pub use crate::config::VmSpec as AddVm;
 
 /// The answer to `GET /v1/vms`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct VmList {
     /// The virtual machines by name.
     pub vms: Vec<Vm>,
 }
 
 /// The answer to `GET /v1/cards`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct CardList {
     /// The cards by name.
     pub cards: Vec<Card>,
 }
 
 /// Where a virtual machine is in its life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VmState {
     /// It is being made: memory is scrubbed, the socket is not there yet.
@@ -62,7 +64,7 @@ impl VmState {
 }
 
 /// How a virtual machine reaches its card.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VmMode {
     /// By a vGPU of its own.
@@ -83,7 +85,7 @@ impl VmMode {
 }
 
 /// A virtual machine.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Vm {
     /// Its name.
     pub name: String,
@@ -125,7 +127,7 @@ pub struct Vm {
 }
 
 /// A VMM that is connected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Client {
     /// Its process; 0 when it cannot be seen from the daemon.
     pub pid: i32,
@@ -134,7 +136,7 @@ pub struct Client {
 }
 
 /// How the driver takes interrupts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum InterruptKind {
     /// Not at all.
@@ -147,7 +149,7 @@ pub enum InterruptKind {
 }
 
 /// What a guest's driver has made of its device.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Driver {
     /// PCI vendor and device, as `10de:06d8`.
     pub pci_id: String,
@@ -161,7 +163,7 @@ pub struct Driver {
 }
 
 /// Accesses of one kind that were denied.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Denied {
     /// Where: the name of a register, or of another place.
     pub place: String,
@@ -177,7 +179,7 @@ pub struct Denied {
 }
 
 /// A card.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Card {
     /// Its name.
     pub name: String,
@@ -214,7 +216,7 @@ pub struct Card {
 }
 
 /// The answer to `GET /v1/vms/NAME/launch-args`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct LaunchArgs {
     /// The VMM that takes them.
     pub vmm: String,
@@ -227,7 +229,7 @@ pub struct LaunchArgs {
 }
 
 /// What went wrong, in kinds that a program can act on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorCode {
     /// The request is wrong.
@@ -243,7 +245,7 @@ pub enum ErrorCode {
 }
 
 /// The body of every answer that is no success.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Error {
     /// What kind.
     pub code: ErrorCode,

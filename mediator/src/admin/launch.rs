@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::api::LaunchArgs;
 
 /// A VMM that speaks vfio-user.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Vmm {
     /// QEMU, 10.1 or newer.
@@ -30,7 +30,7 @@ impl fmt::Display for Vmm {
 }
 
 /// Size of a guest's RAM: digits and `M` or `G`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 pub struct MemorySize(String);
 

@@ -1,6 +1,7 @@
 //! The admin API: HTTP and JSON over a UNIX socket, and Prometheus metrics.
 //!
-//! Parts: [`api`] (what goes over the wire), [`routes`] (what is done), [`launch`] (command lines of VMMs), [`metrics`].
+//! Parts: [`api`] (what goes over the wire), [`routes`] (what is done), [`schema`] (both as an OpenAPI document),
+//! [`launch`] (command lines of VMMs), [`metrics`].
 //!
 //! It runs on a thread of its own and never on the path of a guest's data. Requests that take long (a virtual machine is added
 //! or removed) run beside it, so that looking never waits.
@@ -18,6 +19,7 @@ pub mod api;
 pub mod launch;
 pub mod metrics;
 pub mod routes;
+pub mod schema;
 
 #[cfg(test)]
 pub(crate) mod tests;

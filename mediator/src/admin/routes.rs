@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::rejection::{JsonRejection, QueryRejection};
-use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::extract::{DefaultBodyLimit, FromRequestParts, Path, Query, State};
+use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -13,7 +14,7 @@ use serde::Deserialize;
 
 use super::api::{self, ErrorCode};
 use super::launch::{self, MemorySize, Vmm};
-use super::metrics;
+use super::{metrics, schema};
 use crate::config::VmSpec;
 use crate::daemon::{Daemon, DaemonError, HISTORY_MS, WINDOW_MS};
 
@@ -36,6 +37,9 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/cards/{name}/scheduler", get(scheduler).patch(set_scheduler))
         .route("/v1/cards/{name}/scheduler/history", get(scheduler_history))
         .route("/v1/cards/{name}/scheduler/record", post(record_scheduler))
+        .route("/v1/desired", get(export).patch(apply))
+        .route("/v1/desired/compare", post(compare))
+        .route("/v1/schema", get(schema))
         .route("/metrics", get(metrics))
         .fallback(unknown)
         .method_not_allowed_fallback(not_allowed)
@@ -86,6 +90,30 @@ impl IntoResponse for Failure {
     }
 }
 
+/// The revision that must still be, of a request's `If-Match`. `*` and no such header ask for none.
+struct IfMatch(Option<String>);
+
+impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+        let Some(value) = parts.headers.get(header::IF_MATCH) else { return Ok(Self(None)) };
+        let value = value.to_str().unwrap_or_default().trim();
+        if value == "*" {
+            return Ok(Self(None));
+        }
+        let quoted = value.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+        match quoted.filter(|revision| !revision.is_empty() && !revision.contains('"')) {
+            Some(revision) => Ok(Self(Some(revision.to_owned()))),
+            None => {
+                let error = format!("If-Match: `{value}` is no revision, expected one in quotation marks");
+                let advice = "send the ETag of `GET /v1/desired`, or leave the header out";
+                Err(Failure::invalid(StatusCode::BAD_REQUEST, error, advice))
+            }
+        }
+    }
+}
+
 type Answer<T> = Result<Json<T>, Failure>;
 
 async fn vms(State(daemon): State<Arc<Daemon>>) -> Json<api::VmList> {
@@ -98,15 +126,20 @@ async fn vm(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> Answ
 
 async fn add(
     State(daemon): State<Arc<Daemon>>,
+    IfMatch(expected): IfMatch,
     body: Result<Json<VmSpec>, JsonRejection>,
 ) -> Result<(StatusCode, Json<api::Vm>), Failure> {
     let Json(spec) = body?;
-    let vm = beside(move || daemon.add(spec)).await?;
+    let vm = beside(move || daemon.add_if(spec, expected.as_deref())).await?;
     Ok((StatusCode::CREATED, Json(vm)))
 }
 
-async fn remove(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> Result<StatusCode, Failure> {
-    beside(move || daemon.remove(&name)).await?;
+async fn remove(
+    State(daemon): State<Arc<Daemon>>,
+    IfMatch(expected): IfMatch,
+    Path(name): Path<String>,
+) -> Result<StatusCode, Failure> {
+    beside(move || daemon.remove_if(&name, expected.as_deref())).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -160,8 +193,14 @@ async fn vm_time(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) ->
     Ok(Json(daemon.vm_time(&name)?))
 }
 
-async fn set_vm_time(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>, body: Patch) -> Answer<api::VmTime> {
-    Ok(Json(daemon.set_vm_time(&name, &patch(body)?)?))
+async fn set_vm_time(
+    State(daemon): State<Arc<Daemon>>,
+    IfMatch(expected): IfMatch,
+    Path(name): Path<String>,
+    body: Patch,
+) -> Answer<api::VmTime> {
+    let patch = patch(body)?;
+    Ok(Json(beside(move || daemon.set_vm_time_if(&name, &patch, expected.as_deref())).await?))
 }
 
 async fn release_vm(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> Result<StatusCode, Failure> {
@@ -201,10 +240,12 @@ async fn scheduler(
 
 async fn set_scheduler(
     State(daemon): State<Arc<Daemon>>,
+    IfMatch(expected): IfMatch,
     Path(name): Path<String>,
     body: Patch,
 ) -> Answer<api::CardScheduler> {
-    Ok(Json(daemon.set_scheduler(&name, &patch(body)?)?))
+    let patch = patch(body)?;
+    Ok(Json(beside(move || daemon.set_scheduler_if(&name, &patch, expected.as_deref())).await?))
 }
 
 /// The query of `scheduler/history`.
@@ -244,11 +285,61 @@ async fn record_scheduler(
 ) -> Result<impl IntoResponse, Failure> {
     let Query(RecordQuery { for_ms }) = query?;
     if !(1..=RECORD_MS).contains(&for_ms) {
-        return Err(DaemonError::Setting(format!("for_ms = {for_ms} is not between 1 and {RECORD_MS}")).into());
+        return Err(DaemonError::Query(format!("for_ms = {for_ms} is not between 1 and {RECORD_MS}")).into());
     }
     let record = daemon.record_scheduler(&name)?;
     tokio::time::sleep(Duration::from_millis(for_ms)).await;
     Ok(([(header::CONTENT_TYPE, "application/jsonl")], record.end()?))
+}
+
+async fn export(State(daemon): State<Arc<Daemon>>) -> impl IntoResponse {
+    let exported = daemon.export();
+    ([(header::ETAG, format!("\"{}\"", exported.revision))], Json(exported))
+}
+
+/// The body of a request that describes what is desired.
+fn desired(body: Result<Json<api::Desired>, JsonRejection>) -> Result<api::Desired, Failure> {
+    let advice = "send a JSON object as `GET /v1/desired` gives it, with the keys that matter";
+    let Json(desired) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
+    Ok(desired)
+}
+
+/// The query of `desired`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct ApplyQuery {
+    prune: bool,
+    dry_run: bool,
+}
+
+async fn apply(
+    State(daemon): State<Arc<Daemon>>,
+    IfMatch(expected): IfMatch,
+    query: Result<Query<ApplyQuery>, QueryRejection>,
+    body: Result<Json<api::Desired>, JsonRejection>,
+) -> Answer<api::Applied> {
+    let (Query(ApplyQuery { prune, dry_run }), desired) = (query?, desired(body)?);
+    Ok(Json(beside(move || daemon.apply(&desired, prune, dry_run, expected.as_deref())).await?))
+}
+
+/// The query of `desired/compare`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct CompareQuery {
+    exact: bool,
+}
+
+async fn compare(
+    State(daemon): State<Arc<Daemon>>,
+    query: Result<Query<CompareQuery>, QueryRejection>,
+    body: Result<Json<api::Desired>, JsonRejection>,
+) -> Answer<api::Comparison> {
+    let (Query(CompareQuery { exact }), desired) = (query?, desired(body)?);
+    Ok(Json(daemon.compare(&desired, exact)?))
+}
+
+async fn schema() -> Json<serde_json::Value> {
+    Json(schema::document())
 }
 
 async fn metrics(State(daemon): State<Arc<Daemon>>) -> Result<impl IntoResponse, Failure> {
@@ -260,7 +351,7 @@ async fn unknown(uri: axum::http::Uri) -> Failure {
     let body = api::Error {
         code: ErrorCode::NotFound,
         error: format!("there is no `{}`", uri.path()),
-        what_to_do: "the API has /v1/vms, /v1/cards, /v1/schedulers and /metrics".to_owned(),
+        what_to_do: "see /v1/schema for what the API has".to_owned(),
     };
     Failure { status: StatusCode::NOT_FOUND, body }
 }

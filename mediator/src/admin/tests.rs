@@ -9,7 +9,9 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 
+mod exposition;
 pub(crate) mod scheduler;
+mod schema;
 
 /// A daemon whose admin API is served.
 pub(crate) struct Served {
@@ -83,7 +85,7 @@ fn errors_say_what_is_wrong_and_what_to_do() {
     let served = Served::new();
     let client = served.client();
     let error = refused(client.post::<api::Vm>("/v1/vms", &api::AddVm::new("a", "card9", 64)));
-    assert_eq!(error.error, "card: there is no card `card9`, expected `card0` or `card1`");
+    assert_eq!(error.error, "VM `a`: card: there is no card `card9`, expected `card0` or `card1`");
     assert!(!error.what_to_do.is_empty());
     let body = serde_json::json!({ "name": "a", "card": "card0", "vram": 64 });
     let error = refused(client.post::<api::Vm>("/v1/vms", &body));

@@ -150,6 +150,11 @@ fn daemon(daemon: &DaemonSpec, mistakes: &mut Vec<Mistake>) {
         );
         table.say("socket_dir", what);
     }
+    if let Some(folder) = daemon.state_dir.as_ref().filter(|folder| !folder.is_absolute()) {
+        let what =
+            format!("`{}` is no absolute path, expected a folder such as /var/lib/gpu-mediator", folder.display());
+        table.say("state_dir", what);
+    }
     if let Err(error) = crate::logging::parse_filter(&daemon.log) {
         table.say(
             "log",

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use vram::victim::VictimPolicy;
 use vram::{Limits, Mode, OnFull, QuantaConfig};
@@ -10,7 +11,7 @@ use super::CardSpec;
 use crate::host::Division;
 
 /// A `[card.memory]` table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CardMemory {
     /// MiB of host memory that may be pinned for what the card has no room for; 0 for none.
@@ -19,6 +20,7 @@ pub struct CardMemory {
     pub reserve_mib: u64,
     /// Which chunk of a virtual machine goes first: `random`, `priority`, `profiled` or `clock`.
     #[serde(with = "by_name")]
+    #[schemars(with = "String")]
     pub victims: VictimPolicy,
     /// Milliseconds between two looks whether chunks can come back to the card.
     pub return_ms: u64,
@@ -33,11 +35,12 @@ pub struct CardMemory {
 }
 
 /// A `[card.memory.quanta]` table: when virtual machines whose memory does not fit together take turns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct QuantaSpec {
     /// `auto` (when they thrash), `off` or `forced`.
     #[serde(with = "by_name")]
+    #[schemars(with = "String")]
     pub mode: Mode,
     /// Milliseconds over which traffic is looked at.
     pub window_ms: u64,
@@ -164,7 +167,7 @@ impl CardMemory {
 }
 
 /// A `[vm.memory]` table, and the body of a request to change it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct VmMemory {
     /// MiB of the card that it may have at most; as much as its guest sees when nothing is said.
@@ -184,6 +187,7 @@ pub struct VmMemory {
     /// waits), `refuse` (the guest sees no more than can be kept for it when it is added). When nothing is said, `swap`
     /// where the card has host memory, else `queue`.
     #[serde(skip_serializing_if = "Option::is_none", with = "by_name_if_any")]
+    #[schemars(with = "Option<String>")]
     pub on_full: Option<OnFull>,
     /// Milliseconds that work waits under `queue` before its channel faults; 5000 when nothing is said.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,7 +1,8 @@
 //! The configuration file: cards, virtual machines, sockets.
 //!
 //! Parts: the types that the TOML file is read into (this file), [`check`] for what the types cannot say, [`position`] for
-//! the line and the key of a mistake, [`patch`] for tables that are changed while the daemon runs. A virtual machine that is added while the daemon runs passes the same checks.
+//! the line and the key of a mistake, [`patch`] for tables that are changed while the daemon runs, [`live`] for which keys can be.
+//! A virtual machine that is added while the daemon runs passes the same checks.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use shadow_pt::Mode;
 
 pub mod check;
+pub mod live;
 pub mod memory;
 pub mod patch;
 pub mod position;
@@ -43,7 +45,7 @@ pub struct Config {
 }
 
 /// The `[daemon]` table.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DaemonSpec {
     /// Path of the admin socket.
@@ -60,6 +62,8 @@ pub struct DaemonSpec {
     pub log: String,
     /// How it is logged.
     pub log_format: LogFormat,
+    /// Folder in which is kept what was changed while the daemon ran; without it, nothing is.
+    pub state_dir: Option<PathBuf>,
 }
 
 impl Default for DaemonSpec {
@@ -72,12 +76,13 @@ impl Default for DaemonSpec {
             socket_dir: "/run/gpu-mediator".into(),
             log: "info".to_owned(),
             log_format: LogFormat::Text,
+            state_dir: None,
         }
     }
 }
 
 /// Form of the log lines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// For people.
@@ -135,6 +140,12 @@ impl CardSpec {
     #[must_use]
     pub fn reserve_mib(&self) -> u64 {
         self.reserve_mib.unwrap_or_else(|| (self.vram_mib / 8).clamp(8, 64))
+    }
+
+    /// With all keys, also those that were left out.
+    #[must_use]
+    pub fn whole(&self) -> Self {
+        Self { reserve_mib: Some(self.reserve_mib()), ..self.clone() }
     }
 
     /// MiB that virtual machines can have, all together.
@@ -254,7 +265,7 @@ pub enum FaultKind {
 }
 
 /// A `[[vm]]` table, and the body of a request to add a virtual machine.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmSpec {
     /// Name of the virtual machine.
@@ -275,6 +286,7 @@ pub struct VmSpec {
     pub apertures: Apertures,
     /// How much work a TLB flush of the guest does.
     #[serde(default, with = "shadow")]
+    #[schemars(with = "String")]
     pub shadow: Mode,
     /// Milliseconds that a channel may hold an engine without progress before it is killed; 0 for ever.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -328,6 +340,26 @@ impl VmSpec {
         }
     }
 
+    /// The virtual machine that a `[[vm]]` table describes.
+    ///
+    /// # Errors
+    /// What is wrong with which key.
+    pub fn from_table(table: &serde_json::Map<String, serde_json::Value>) -> Result<Self, String> {
+        Self::deserialize(table).map_err(|error| error.to_string())
+    }
+
+    /// With all keys that have a value, also those that were left out.
+    #[must_use]
+    pub fn whole(&self, socket_dir: &Path) -> Self {
+        Self {
+            channels: Some(self.channels()),
+            hang_limit_ms: Some(self.hang_limit_ms.unwrap_or(DEFAULT_HANG_LIMIT_MS)),
+            time: self.time_share().into(),
+            socket: Some(self.socket_path(socket_dir)),
+            ..self.clone()
+        }
+    }
+
     /// The socket's path: its own, or its name in `socket_dir`.
     #[must_use]
     pub fn socket_path(&self, socket_dir: &Path) -> PathBuf {
@@ -355,7 +387,7 @@ impl VmSpec {
 }
 
 /// A `[vm.time]` table: what a virtual machine may have of each engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TimeShare {
     /// Its part of the time is this over the sum of those that compete.
@@ -399,7 +431,7 @@ impl TimeShare {
 }
 
 /// How the apertures BAR1 and BAR3 are served to the VMM.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Apertures {
     /// Each access is a message.
@@ -425,7 +457,8 @@ mod shadow {
 }
 
 /// Permission bits of a socket; written in octal, as a string.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, schemars::JsonSchema)]
+#[schemars(with = "String")]
 pub struct SocketMode(pub u32);
 
 impl Default for SocketMode {

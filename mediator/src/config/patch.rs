@@ -1,4 +1,9 @@
 //! Tables that are changed while the daemon runs: some keys get new values, the others stay.
+//!
+//! A key is named by its path, `band.period_ns`; what is compared are the values at the ends of paths, and a key that a table
+//! leaves out counts as null.
+
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -46,6 +51,70 @@ fn place<'a>(mut at: &'a mut Value, path: &[String]) -> &'a mut Value {
     at
 }
 
+/// A table as JSON.
+///
+/// # Errors
+/// When it is no table, or has a value that JSON has not.
+pub fn table(of: &impl Serialize) -> Result<Map<String, Value>, String> {
+    match serde_json::to_value(of) {
+        Ok(Value::Object(table)) => Ok(table),
+        Ok(other) => Err(format!("expected a table, not {other}")),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// `current` with other values at the ends of some paths.
+///
+/// # Errors
+/// As [`patched`].
+pub fn with<T: Serialize + DeserializeOwned>(current: &T, values: &BTreeMap<String, Value>) -> Result<T, String> {
+    let mut patch = Value::Object(Map::new());
+    for (path, value) in values {
+        let path: Vec<_> = path.split('.').map(str::to_owned).collect();
+        *place(&mut patch, &path) = value.clone();
+    }
+    match patch {
+        Value::Object(patch) => patched(current, &patch),
+        _ => patched(current, &Map::new()),
+    }
+}
+
+/// The value at the end of a path; null when there is none.
+#[must_use]
+pub fn value(table: &Map<String, Value>, path: &str) -> Value {
+    let mut keys = path.split('.');
+    let first = keys.next().and_then(|key| table.get(key));
+    keys.fold(first, |at, key| at?.get(key)).cloned().unwrap_or(Value::Null)
+}
+
+/// A key whose value is not the same in two tables.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// Its path.
+    pub key: String,
+    /// Its value in the one.
+    pub from: Value,
+    /// Its value in the other.
+    pub to: Value,
+}
+
+/// The keys whose values differ, by path.
+#[must_use]
+pub fn differences(from: &Map<String, Value>, to: &Map<String, Value>) -> Vec<Difference> {
+    let flat = |table| leaves(table).into_iter().map(|(path, value)| (path.join("."), value)).collect();
+    let (mut from, to): (BTreeMap<String, Value>, BTreeMap<String, Value>) = (flat(from), flat(to));
+    let mut found = BTreeMap::new();
+    for (key, to) in to {
+        let from = from.remove(&key).unwrap_or(Value::Null);
+        if from != to {
+            found.insert(key, (from, to));
+        }
+    }
+    // What is left has no counterpart.
+    found.extend(from.into_iter().filter(|(_, from)| !from.is_null()).map(|(key, from)| (key, (from, Value::Null))));
+    found.into_iter().map(|(key, (from, to))| Difference { key, from, to }).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,6 +131,26 @@ mod tests {
         assert_eq!((new.policy, new.strikes, new.band.wait_ns), (PolicyKind::Fifo, 7, 0));
         assert_eq!(new.band.period_ns, Config::default().band.period_ns);
         assert_eq!(patched_by("{}").unwrap().strikes, 7);
+    }
+
+    #[test]
+    fn differences_are_told_by_path_and_undone_by_it() {
+        let current = table(&Config { strikes: 7, ..Config::default() }).unwrap();
+        let mut other = Config::default();
+        other.band.wait_ns = 0;
+        let found = differences(&current, &table(&other).unwrap());
+        let shown: Vec<_> = found.iter().map(|one| format!("{} {} {}", one.key, one.from, one.to)).collect();
+        assert_eq!(shown, ["band.wait_ns 500000 0", "strikes 7 3"]);
+        let back = found.into_iter().map(|one| (one.key, one.from)).collect();
+        assert_eq!(table(&with(&other, &back).unwrap()).unwrap(), current);
+        // Left out is null, on either side.
+        let share = |max_run_ms| table(&crate::config::TimeShare { max_run_ms, ..Default::default() }).unwrap();
+        let (none, some) = (share(None), share(Some(5)));
+        let shown =
+            |from, to| differences(from, to).into_iter().map(|one| (one.key, one.from, one.to)).collect::<Vec<_>>();
+        assert_eq!(shown(&none, &some), [("max_run_ms".to_owned(), Value::Null, 5.into())]);
+        assert_eq!(shown(&some, &none), [("max_run_ms".to_owned(), 5.into(), Value::Null)]);
+        assert_eq!(shown(&none, &none), []);
     }
 
     #[test]

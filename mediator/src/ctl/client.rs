@@ -51,6 +51,8 @@ pub enum ClientError {
     },
     #[error("{other} of {events} events bring other decisions than recorded, the first in line {first}")]
     Differs { other: usize, events: usize, first: usize },
+    #[error("{} describes no state: {what}", path.display())]
+    Desired { path: PathBuf, what: String },
     #[error("there is no report: {0}")]
     Report(String),
     #[error("the terminal cannot be used")]
@@ -62,6 +64,8 @@ pub enum ClientError {
 pub struct Client {
     socket: PathBuf,
     runtime: tokio::runtime::Runtime,
+    /// The revision on which changes depend.
+    revision: Option<String>,
 }
 
 impl Client {
@@ -72,7 +76,13 @@ impl Client {
     pub fn new(socket: PathBuf) -> Result<Self, ClientError> {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ClientError::Runtime)?;
-        Ok(Self { socket, runtime })
+        Ok(Self { socket, runtime, revision: None })
+    }
+
+    /// Has changes refused if the revision is another one.
+    #[must_use]
+    pub fn expecting(self, revision: Option<String>) -> Self {
+        Self { revision, ..self }
     }
 
     /// Asks for something.
@@ -127,13 +137,15 @@ impl Client {
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| protocol(&error))?;
         let connection = tokio::spawn(connection);
-        let request = Request::builder()
+        let mut request = Request::builder()
             .method(method)
             .uri(path)
             .header("host", "mediatord")
-            .header("content-type", "application/json")
-            .body(Full::new(body))
-            .map_err(|error| protocol(&error))?;
+            .header("content-type", "application/json");
+        if let Some(revision) = &self.revision {
+            request = request.header("if-match", format!("\"{revision}\""));
+        }
+        let request = request.body(Full::new(body)).map_err(|error| protocol(&error))?;
         let answer = sender.send_request(request).await.map_err(|error| protocol(&error))?;
         let status = answer.status();
         let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await.map_err(|error| protocol(&error))?;

@@ -2,7 +2,8 @@
 //!
 //! Parts: the command line (this file), `sched` (its commands on how cards' time is shared), [`report`] (a picture of that),
 //! [`replay`] (a record of it, decided anew),
-//! `top` (the same live), [`client`] (HTTP over the socket), [`output`] (tables), [`values`] (what has a unit).
+//! `top` (the same live), `desired` (a state that is written down), `watch` (looking again and again), `pages` (man pages and
+//! completion), [`client`] (HTTP over the socket), [`output`] (tables), [`values`] (what has a unit).
 //!
 //! Exit codes are part of the interface, see [`Code`]; so is `--output json`, which prints the API's answers as they are.
 
@@ -16,18 +17,22 @@ use crate::admin::launch::{MemorySize, Vmm};
 use crate::config::{Apertures, DEFAULT_ADMIN_SOCKET, SocketMode, VmSpec};
 
 pub mod client;
+mod desired;
 mod memory;
 pub mod output;
+mod pages;
 pub mod replay;
 pub mod report;
 mod sched;
 mod top;
 pub mod values;
+mod watch;
 
 #[cfg(test)]
 mod tests;
 
 use client::{Client, ClientError};
+use watch::Watch;
 
 /// What the process ends with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +53,7 @@ pub enum Code {
 }
 
 /// Shows and changes the virtual machines and cards of mediatord
-#[derive(Debug, Parser)]
+#[derive(Clone, Debug, Parser)]
 #[command(
     name = "mediatorctl",
     version,
@@ -65,6 +70,9 @@ struct Arguments {
     /// The same as --output json
     #[arg(long, global = true, conflicts_with = "output")]
     json: bool,
+    /// Changes something only if the daemon is still in this revision, see `mediatorctl export`
+    #[arg(long, global = true, value_name = "REVISION", value_parser = values::revision)]
+    if_revision: Option<String>,
     #[command(subcommand)]
     command: Command,
 }
@@ -88,7 +96,7 @@ impl Form {
     }
 }
 
-#[derive(Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 enum Command {
     /// Virtual machines
     #[command(subcommand)]
@@ -101,9 +109,40 @@ enum Command {
     Sched(sched::SchedCommand),
     /// Shows live who uses the cards: entitled and received shares, waits, strikes
     Top(top::Top),
+    /// Makes virtual machines and settings as a file says; what it does not name stays
+    Apply(desired::Apply),
+    /// Prints virtual machines and settings as a file that `apply` and `assert` take
+    Export(desired::Export),
+    /// Compares virtual machines and settings with a file: ends with 0 if all is so, with 1 if not
+    Assert(desired::Assert),
+    /// Prints the admin API as an OpenAPI document
+    Schema,
+    /// Prints what makes a shell complete the commands of mediatorctl
+    Completion {
+        /// The shell
+        shell: pages::Shell,
+    },
+    /// Writes the man pages of gpu-mediator
+    #[command(hide = true)]
+    Man {
+        /// An existing folder
+        folder: PathBuf,
+    },
 }
 
-#[derive(Debug, Subcommand)]
+impl Command {
+    /// How often to look again, if asked for.
+    fn watch(&self) -> Option<std::time::Duration> {
+        match self {
+            Self::Vm(VmCommand::List { watch } | VmCommand::Show { watch, .. })
+            | Self::Card(CardCommand::Show { watch, .. })
+            | Self::Sched(sched::SchedCommand::Show { watch, .. }) => watch.interval(),
+            _ => None,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Subcommand)]
 enum VmCommand {
     /// Adds a virtual machine; its socket is there when this ends
     Add(Add),
@@ -113,11 +152,16 @@ enum VmCommand {
         name: String,
     },
     /// Lists the virtual machines
-    List,
+    List {
+        #[command(flatten)]
+        watch: Watch,
+    },
     /// Shows all about one virtual machine
     Show {
         /// Its name
         name: String,
+        #[command(flatten)]
+        watch: Watch,
     },
     /// Prints the arguments that connect a VMM
     LaunchArgs {
@@ -132,7 +176,7 @@ enum VmCommand {
     },
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 struct Add {
     /// Its name
     name: String,
@@ -204,12 +248,14 @@ impl From<Add> for VmSpec {
     }
 }
 
-#[derive(Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 enum CardCommand {
     /// Shows all cards, or all about one
     Show {
         /// Its name
         name: Option<String>,
+        #[command(flatten)]
+        watch: Watch,
     },
 }
 
@@ -233,34 +279,45 @@ where
         }
     };
     let form = if arguments.json { Form::Json } else { arguments.output };
-    match answer(form, arguments) {
-        Ok(text) => match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-            Ok(()) => Code::Good,
-            Err(_) => Code::Failed,
-        },
-        Err(error) => {
-            let _ = match (form, error.to_api()) {
-                (Form::Json, error) => writeln!(err, "{}", json(&error).trim_end()),
-                (Form::Table, error) => writeln!(err, "mediatorctl: {}\n  {}", error.error, error.what_to_do),
-            };
-            error.exit_code()
-        }
-    }
+    let done = match arguments.command.watch() {
+        Some(interval) => watch::run(interval, form, &arguments, out),
+        None => answer(form, arguments).map(|(text, code)| {
+            let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+            if written.is_ok() { code } else { Code::Failed }
+        }),
+    };
+    done.unwrap_or_else(|error| {
+        let _ = match (form, error.to_api()) {
+            (Form::Json, error) => writeln!(err, "{}", json(&error).trim_end()),
+            (Form::Table, error) => writeln!(err, "mediatorctl: {}\n  {}", error.error, error.what_to_do),
+        };
+        error.exit_code()
+    })
 }
 
 fn json(value: &impl serde::Serialize) -> String {
     serde_json::to_string_pretty(value).map_or_else(|error| error.to_string(), |text| text + "\n")
 }
 
-fn answer(form: Form, arguments: Arguments) -> Result<String, ClientError> {
-    let Arguments { socket, command, .. } = arguments;
-    let client = Client::new(socket)?;
-    Ok(match command {
-        Command::Vm(VmCommand::List) => {
+/// Does a command; what it prints, and what the process ends with.
+fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientError> {
+    let Arguments { socket, command, if_revision, .. } = arguments;
+    let client = Client::new(socket)?.expecting(if_revision);
+    let text = match command {
+        Command::Assert(assert) => return assert.run(&client, form),
+        Command::Apply(apply) => apply.run(&client, form)?,
+        Command::Export(export) => export.run(&client, form)?,
+        Command::Schema => json(&crate::admin::schema::document()),
+        Command::Completion { shell } => shell.completion(),
+        Command::Man { folder } => {
+            pages::write(&folder).map_err(|source| ClientError::File { path: folder, source })?;
+            String::new()
+        }
+        Command::Vm(VmCommand::List { .. }) => {
             let list: api::VmList = client.get("/v1/vms")?;
             form.of(&list, |list| output::vms(&list.vms))
         }
-        Command::Vm(VmCommand::Show { name }) => {
+        Command::Vm(VmCommand::Show { name, .. }) => {
             let vm: api::Vm = client.get(&format!("/v1/vms/{}", client::segment(&name)))?;
             form.of(&vm, output::vm)
         }
@@ -278,17 +335,18 @@ fn answer(form: Form, arguments: Arguments) -> Result<String, ClientError> {
             let args: api::LaunchArgs = client.get(&path)?;
             form.of(&args, output::launch_args)
         }
-        Command::Card(CardCommand::Show { name: None }) => {
+        Command::Card(CardCommand::Show { name: None, .. }) => {
             let list: api::CardList = client.get("/v1/cards")?;
             form.of(&list, |list| output::cards(&list.cards))
         }
-        Command::Card(CardCommand::Show { name: Some(name) }) => {
+        Command::Card(CardCommand::Show { name: Some(name), .. }) => {
             let card: api::Card = client.get(&format!("/v1/cards/{}", client::segment(&name)))?;
             form.of(&card, output::card)
         }
         Command::Sched(command) => sched::answer(&client, form, command)?,
         Command::Top(top) => top.run(&client, form)?,
-    })
+    };
+    Ok((text, Code::Good))
 }
 
 impl ClientError {
@@ -301,7 +359,7 @@ impl ClientError {
                 ErrorCode::Conflict | ErrorCode::Quota => Code::Conflict,
                 ErrorCode::Failed => Code::Failed,
             },
-            Self::Report(_) | Self::Record { .. } => Code::Usage,
+            Self::Report(_) | Self::Record { .. } | Self::Desired { .. } => Code::Usage,
             Self::Runtime(_)
             | Self::Protocol(_)
             | Self::TimedOut
@@ -320,7 +378,8 @@ impl ClientError {
             Self::Runtime(_) => "try again when the host has room",
             Self::Record { .. } => "name a file that `mediatorctl sched record` has written",
             Self::Differs { .. } => "replay it with the version that recorded it, to see what has changed",
-            Self::File { .. } => "name another file with --out FILE",
+            Self::File { .. } => "name another file or folder",
+            Self::Desired { .. } => "name a file as `mediatorctl export` prints it",
             Self::Report(_) => "choose another --since or --window",
             Self::Terminal(_) => "use --once, which prints the table",
         };

@@ -10,16 +10,19 @@ use serde_json::{Map, Value};
 
 use super::client::{self, Client, ClientError};
 use super::values::{Percent, named, span};
+use super::watch::Watch;
 use super::{Form, output, replay, report};
 use crate::admin::api;
 use crate::config::TimeShare;
 
-#[derive(Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 pub(super) enum SchedCommand {
     /// Shows how the time of all cards is shared, or that of one
     Show {
         /// Name of the card
         card: Option<String>,
+        #[command(flatten)]
+        watch: Watch,
     },
     /// Changes how a card's time is shared, from now on; work that waits or runs goes on
     #[command(override_usage = "mediatorctl sched set CARD SETTING...")]
@@ -40,7 +43,7 @@ pub(super) enum SchedCommand {
     Replay(Replay),
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(super) struct SetCard {
     /// Name of the card
     card: String,
@@ -49,7 +52,7 @@ pub(super) struct SetCard {
 }
 
 /// Settings of a card; those that are not given stay.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[group(required = true, multiple = true)]
 struct Settings {
     /// How submissions are ordered: direct, fifo, credit, band or disengaged
@@ -142,7 +145,7 @@ impl Patch {
 }
 
 /// What a virtual machine may have of its card's time.
-#[derive(Debug, Default, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub(super) struct TimeFlags {
     /// Its part of the card's time is this over the sum of those that compete, 1 to 10000
     #[arg(long, value_name = "WEIGHT")]
@@ -186,7 +189,7 @@ impl TimeFlags {
     }
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(group = ArgGroup::new("some").required(true).multiple(true)
     .args(["weight", "guarantee", "cap", "class", "max_run_ms"]))]
 pub(super) struct SetVm {
@@ -196,7 +199,7 @@ pub(super) struct SetVm {
     time: TimeFlags,
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(super) struct Report {
     /// Name of the card
     card: String,
@@ -217,7 +220,7 @@ pub(super) struct Report {
     out: PathBuf,
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(super) struct Record {
     /// Name of the card
     card: String,
@@ -229,7 +232,7 @@ pub(super) struct Record {
     out: PathBuf,
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(super) struct Replay {
     /// The record
     file: PathBuf,
@@ -246,11 +249,11 @@ fn scheduler_path(card: &str) -> String {
 /// Does a command; what it prints.
 pub(super) fn answer(client: &Client, form: Form, command: SchedCommand) -> Result<String, ClientError> {
     Ok(match command {
-        SchedCommand::Show { card: None } => {
+        SchedCommand::Show { card: None, .. } => {
             let list: api::SchedulerList = client.get("/v1/schedulers")?;
             form.of(&list, |list| output::scheduler::cards(&list.schedulers))
         }
-        SchedCommand::Show { card: Some(card) } => {
+        SchedCommand::Show { card: Some(card), .. } => {
             let scheduler: api::CardScheduler = client.get(&scheduler_path(&card))?;
             form.of(&scheduler, output::scheduler::card)
         }

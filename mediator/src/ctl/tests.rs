@@ -4,6 +4,8 @@ use super::*;
 use crate::admin::tests::Served;
 use api::VmState;
 
+mod codes;
+mod desired;
 mod sched;
 
 /// What one run printed, and its code.

@@ -23,7 +23,7 @@ use crate::admin::api::{CardScheduler, SchedulerList, VmEngine, VmShare};
 /// The window of received shares is the interval, within what the daemon can answer for, in ms.
 const WINDOWS_MS: std::ops::RangeInclusive<u64> = 100..=60_000;
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(super) struct Top {
     /// Name of the card; all if not given
     card: Option<String>,

@@ -48,6 +48,30 @@ pub fn span(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("`{text}` is no length of time, expected a number with ms, s or m, such as 500ms"))
 }
 
+/// A length of time in seconds, with or without decimals: 0.1 to a day.
+///
+/// # Errors
+/// What is wrong and what was expected.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    match text.parse::<f64>() {
+        Ok(seconds @ 0.1..=86_400.0) if plain => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err(format!("`{text}` is no such time, expected seconds from 0.1 to 86400, such as 2 or 0.5")),
+    }
+}
+
+/// A revision as the daemon gives them.
+///
+/// # Errors
+/// What was expected.
+pub fn revision(text: &str) -> Result<String, String> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+    if plain && !text.is_empty() {
+        return Ok(text.to_owned());
+    }
+    Err(format!("`{text}` is no revision, expected one as `mediatorctl export` prints it"))
+}
+
 /// A value by the name that it has in the configuration file.
 ///
 /// # Errors
@@ -78,6 +102,20 @@ mod tests {
         }
         for text in ["", "5", "s", "0s", "1h", "-1s", "1.5s", "99999999999999999999s", "18446744073709551615m"] {
             assert!(span(text).unwrap_err().contains("expected a number with ms, s or m"), "{text}");
+        }
+    }
+
+    #[test]
+    fn seconds_have_bounds_and_revisions_no_spaces() {
+        for (text, ms) in [("2", 2000), ("0.5", 500), ("0.1", 100), ("86400", 86_400_000)] {
+            assert_eq!(seconds(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        for text in ["", "0", "0.01", "86401", "-1", "+1", "1e3", "inf", "nan", "2s", "."] {
+            assert!(seconds(text).unwrap_err().contains("expected seconds"), "{text}");
+        }
+        assert_eq!(revision("18aef-3"), Ok("18aef-3".to_owned()));
+        for text in ["", "18aef 3", "\"a\"", "web"] {
+            assert!(revision(text).is_err(), "{text}");
         }
     }
 

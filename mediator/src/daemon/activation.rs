@@ -1,4 +1,5 @@
-//! Sockets that the service manager hands over (`LISTEN_FDS`): one named `admin`, others named as their virtual machines.
+//! Sockets that the service manager hands over (`LISTEN_FDS`): those of its units, one named `admin` and others named as their
+//! virtual machines, and those that an earlier run of the daemon left in its store ([`super::sockets`]).
 #![expect(unsafe_code, reason = "takes file descriptors by number")]
 // UNSAFETY: the service manager passes descriptors as numbers; each is taken into ownership once. Nothing else here is unsafe.
 
@@ -8,14 +9,18 @@ use std::os::unix::net::UnixListener;
 
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
+use super::sockets;
+
 /// Name of the admin socket's descriptor.
 pub const ADMIN: &str = "admin";
 
 /// What was handed over.
 #[derive(Debug, Default)]
 pub struct Activated {
-    /// The listening sockets by name.
+    /// The listening sockets of units, by name.
     pub listeners: HashMap<String, UnixListener>,
+    /// Those from the store, by their names there.
+    pub stored: HashMap<String, UnixListener>,
 }
 
 /// Why a descriptor that was handed over cannot be used.
@@ -59,6 +64,11 @@ fn collect(fds: impl Iterator<Item = (OwnedFd, String)>) -> Result<Activated, Ac
         if !listens(fd.as_fd()) {
             return Err(ActivationError::NotListening { name });
         }
+        if sockets::is_stored(&name) {
+            // Of two, the service manager has the later one from us.
+            activated.stored.insert(name, UnixListener::from(fd));
+            continue;
+        }
         if activated.listeners.insert(name.clone(), UnixListener::from(fd)).is_some() {
             return Err(ActivationError::Twice { name });
         }
@@ -87,6 +97,13 @@ mod tests {
 
         let twice = [(listener("3"), "a".to_owned()), (listener("4"), "a".to_owned())];
         assert!(matches!(collect(twice.into_iter()), Err(ActivationError::Twice { .. })));
+
+        let kept =
+            [(listener("5"), "vm/a".to_owned()), (listener("6"), "vm/a".to_owned()), (listener("7"), "a".to_owned())];
+        let activated = collect(kept.into_iter()).unwrap();
+        assert_eq!((activated.listeners.len(), activated.stored.len()), (1, 1));
+        let address = activated.stored["vm/a"].local_addr().unwrap();
+        assert_eq!(address.as_pathname(), Some(&*folder.path().join("6")));
 
         let (stream, _other) = UnixStream::pair().unwrap();
         let error = collect([(OwnedFd::from(stream), "b".to_owned())].into_iter()).unwrap_err();

@@ -18,8 +18,13 @@ pub enum DaemonError {
     #[error("VM `{0}` is being {1}")]
     Busy(String, &'static str),
     /// The virtual machine cannot be as it is described.
-    #[error("{}", list(.0))]
-    Refused(Vec<Refusal>),
+    #[error("VM `{vm}`: {}", list(.refusals))]
+    Refused {
+        /// Its name.
+        vm: String,
+        /// All that is against it.
+        refusals: Vec<Refusal>,
+    },
     /// Too many virtual machines.
     #[error("there are {0} VMs already, as many as one daemon serves")]
     TooMany(usize),
@@ -51,15 +56,51 @@ pub enum DaemonError {
     /// A card's scheduler cannot be recorded now.
     #[error("no record of card `{0}` can be made: no VM uses it, or one is being made already")]
     NoRecord(String),
-    /// A setting cannot be as it is asked for: its key, and what is wrong.
+    /// A setting cannot be as it is asked for: whose it is, its key, and what is wrong.
+    #[error("{of}: {what}")]
+    Setting {
+        /// What has the setting, with its name.
+        of: String,
+        /// The key, and what is wrong.
+        what: String,
+    },
+    /// A value of a question cannot be answered.
     #[error("{0}")]
-    Setting(String),
+    Query(String),
+    /// Another operator has changed something since.
+    #[error("what is there has changed: it was expected in revision {expected}, and is in revision {now}")]
+    Changed {
+        /// The revision that was asked for.
+        expected: String,
+        /// The one that is.
+        now: String,
+    },
+    /// Tables of a desired state that cannot be had.
+    #[error("{}", lines(.0))]
+    Desired(Vec<super::desired::Obstacle>),
+    /// Something was done before another thing failed.
+    #[error("{error}; done before: {done}")]
+    Partly {
+        /// What failed.
+        #[source]
+        error: Box<DaemonError>,
+        /// What was done.
+        done: String,
+    },
+    /// A change was made, but will not outlive the daemon.
+    #[error("it is done, but ends with the daemon: {0}")]
+    NotKept(String),
     /// The card or the host failed.
     #[error("{0}")]
     Failed(String),
     /// The daemon is ending.
     #[error("the daemon is shutting down")]
     ShuttingDown,
+}
+
+fn lines(obstacles: &[super::desired::Obstacle]) -> String {
+    let lines: Vec<_> = obstacles.iter().map(ToString::to_string).collect();
+    lines.join("\n")
 }
 
 fn list(refusals: &[Refusal]) -> String {
@@ -75,12 +116,20 @@ impl DaemonError {
             Self::NoVm(_) | Self::NoCard(_) => ErrorCode::NotFound,
             Self::Busy(..) | Self::NoScheduler(_) | Self::Unscheduled(_) | Self::NoRecord(_) => ErrorCode::Conflict,
             Self::TooMany(_) | Self::Quota { .. } => ErrorCode::Quota,
-            Self::NoAccount { .. } | Self::Setting(_) => ErrorCode::Invalid,
-            Self::Failed(_) | Self::ShuttingDown => ErrorCode::Failed,
+            Self::NoAccount { .. } | Self::Setting { .. } | Self::Query(_) => ErrorCode::Invalid,
+            Self::Changed { .. } => ErrorCode::Conflict,
+            Self::Desired(obstacles) => {
+                // The first of these is what to see to first.
+                let order = [ErrorCode::Invalid, ErrorCode::NotFound, ErrorCode::Conflict, ErrorCode::Quota];
+                let any = |code: &ErrorCode| obstacles.iter().any(|obstacle| obstacle.code == *code);
+                order.into_iter().find(any).unwrap_or(ErrorCode::Failed)
+            }
+            Self::Partly { error, .. } => error.code(),
+            Self::Failed(_) | Self::NotKept(_) | Self::ShuttingDown => ErrorCode::Failed,
             Self::Socket(BindError::InUse { .. } | BindError::NotASocket { .. }) => ErrorCode::Conflict,
             Self::Socket(BindError::TooLong { .. } | BindError::NoDirectory { .. }) => ErrorCode::Invalid,
             Self::Socket(BindError::NotPermitted { .. } | BindError::System { .. }) => ErrorCode::Failed,
-            Self::Refused(refusals) => {
+            Self::Refused { refusals, .. } => {
                 let any = |kind| refusals.iter().any(|refusal| refusal.kind == kind);
                 match () {
                     () if any(RefusalKind::Invalid) => ErrorCode::Invalid,
@@ -105,7 +154,17 @@ impl DaemonError {
             Self::NoScheduler(_) => "to have it share the card's time, remove it and add it without passthrough",
             Self::Unscheduled(_) => "see `mediatorctl card show` for the cards",
             Self::NoRecord(_) => "try again when the other record is done, or a VM has been added",
-            Self::Setting(_) => "correct the value; keys that are left out stay as they are",
+            Self::Setting { .. } => "correct the value; keys that are left out stay as they are",
+            Self::Query(_) => "correct the value",
+            Self::Changed { .. } => "look again (`mediatorctl export`), and repeat what is still right",
+            Self::Desired(_) => match self.code() {
+                ErrorCode::Conflict => "nothing was changed; see above for what to do with each",
+                ErrorCode::NotFound => "nothing was changed; see `mediatorctl card show` for the cards",
+                ErrorCode::Quota => "nothing was changed; ask for less, or remove a VM",
+                _ => "nothing was changed; correct the values",
+            },
+            Self::Partly { .. } => "see to what failed, and apply it again: what is done stays",
+            Self::NotKept(_) => "make room or correct the rights of `state_dir`; the next change writes all again",
             Self::Failed(_) => "see the daemon's log",
             Self::ShuttingDown => "start it again",
             Self::Socket(_) => match self.code() {
@@ -113,7 +172,7 @@ impl DaemonError {
                 ErrorCode::Invalid => "make the folder first, or name another path with --socket-path",
                 _ => "check the folder's permissions and the daemon's user",
             },
-            Self::Refused(_) => match self.code() {
+            Self::Refused { .. } => match self.code() {
                 ErrorCode::NotFound => "see `mediatorctl card show` for the cards",
                 ErrorCode::Conflict => "choose another value, or remove what is in the way",
                 ErrorCode::Quota => "remove a VM, or ask for less",

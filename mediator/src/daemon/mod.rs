@@ -1,16 +1,17 @@
 //! The daemon's core: which cards and virtual machines there are, and how they come and go.
 //!
 //! Parts: [`backend`] (the seam to what serves a virtual machine), [`cards`] (the cards of a configuration),
-//! `vm` (a virtual machine's thread), `scheduling` (how the time of cards is shared, live), [`activation`] (sockets from
-//! the service manager), [`account`] (users and groups), [`error`].
+//! `vm` (a virtual machine's thread), `scheduling` (how the time of cards is shared, live), [`desired`] (all that can be changed,
+//! at once), [`state`] (what of that outlives the daemon), [`sockets`] and [`activation`] (listening sockets, made or from the
+//! service manager), [`account`] (users and groups), [`arguments`], [`error`].
 //!
 //! Each virtual machine has one thread, which runs its vfio-user server; the admin API runs on another. Adding and removing
 //! happens one at a time and may take long (memory is scrubbed); looking never waits for it.
 //!
-//! Lock order: [`Daemon`]'s `changing`, then its `tuning`, then its `state`, then what a backend locks for its status.
+//! Lock order: [`Daemon`]'s `changing`, then its `tuning`, then its `keeper`, then its `state`, then what a backend locks for its
+//! status.
 
-use std::collections::{BTreeMap, HashMap};
-use std::os::unix::net::UnixListener;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -24,10 +25,15 @@ use crate::config::{CardSpec, Config, DaemonSpec, VmSpec};
 
 pub mod account;
 pub mod activation;
+pub mod arguments;
 pub mod backend;
 pub mod cards;
+pub mod desired;
 pub mod error;
+mod revision;
 mod scheduling;
+pub mod sockets;
+pub mod state;
 mod vm;
 
 #[cfg(test)]
@@ -37,7 +43,10 @@ pub use error::DaemonError;
 pub use scheduling::{HISTORY_MS, RECORD_BYTES, SchedulerRecord, WINDOW_MS};
 
 use backend::{BackendStatus, CardBackend, OpenCard};
-use vm::Running;
+use revision::Revision;
+use sockets::{Listening, Sockets};
+use state::{Keeper, Live};
+use vm::{End, Running};
 
 /// A virtual machine's place in the table.
 struct Entry {
@@ -65,10 +74,30 @@ impl Life {
     }
 }
 
-#[derive(Default)]
 struct State {
     vms: BTreeMap<String, Entry>,
+    /// How the time of each card is shared, by name.
+    schedulers: BTreeMap<String, sched::Config>,
+    /// Of `vms` and `schedulers`, as far as operators change them.
+    revision: Revision,
     closing: bool,
+}
+
+impl State {
+    /// Whether an operator may still change what is.
+    ///
+    /// # Errors
+    /// When the daemon is ending, or what is is not of the revision that the operator has seen.
+    fn expect(&self, expected: Option<&str>) -> Result<(), DaemonError> {
+        if self.closing {
+            return Err(DaemonError::ShuttingDown);
+        }
+        let now = self.revision.to_string();
+        match expected {
+            Some(expected) if expected != now => Err(DaemonError::Changed { expected: expected.to_owned(), now }),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// A card with its configuration.
@@ -85,21 +114,23 @@ pub struct Daemon {
     state: Mutex<State>,
     /// Held while a virtual machine is added or removed.
     changing: Mutex<()>,
-    /// Held while a card's settings are read, changed and put back.
+    /// Held while settings of a card or a virtual machine are read, changed and put back.
     tuning: Mutex<()>,
-    /// Sockets from the service manager that no virtual machine has taken yet. They come back when it is removed.
-    listeners: Mutex<HashMap<String, UnixListener>>,
+    /// Writes what is changed to where it outlives the daemon.
+    keeper: Mutex<Keeper>,
+    sockets: Sockets,
 }
 
 impl Daemon {
-    /// Opens the cards and starts the virtual machines of a configuration.
+    /// Opens the cards and starts the virtual machines of a configuration. `keeper` is told of changes from then on.
     ///
     /// # Errors
     /// When a card or a virtual machine cannot be had; what was started is taken down.
     pub fn start(
         config: Config,
         opener: &dyn OpenCard,
-        listeners: HashMap<String, UnixListener>,
+        sockets: Sockets,
+        keeper: Keeper,
     ) -> Result<Arc<Self>, DaemonError> {
         let Config { daemon: spec, cards: specs, vms } = config;
         let mut cards = BTreeMap::new();
@@ -111,22 +142,54 @@ impl Daemon {
             tracing::info!(card = name.as_str(), kind = %spec.kind, vram_mib = spec.vram_mib, "card is open");
             cards.insert(name.clone(), Card { spec: spec.clone(), backend });
         }
+        let schedulers = specs.iter().map(|card| (card.name.clone(), card.scheduler)).collect();
+        let state = State { vms: BTreeMap::new(), schedulers, revision: Revision::first(), closing: false };
         let daemon = Arc::new(Self {
             spec,
             specs,
             cards,
-            state: Mutex::default(),
+            state: Mutex::new(state),
             changing: Mutex::new(()),
             tuning: Mutex::new(()),
-            listeners: Mutex::new(listeners),
+            keeper: Mutex::new(keeper),
+            sockets,
         });
         for vm in vms {
-            if let Err(error) = daemon.add(vm) {
+            let name = vm.name.clone();
+            if let Err(error) = daemon.reserve(vm, None).and_then(|spec| daemon.fill(&spec)) {
                 daemon.shut_down();
+                // What an earlier run had started is kept for the next one.
+                tracing::error!(vm = name.as_str(), %error, "a VM cannot be started");
                 return Err(error);
             }
         }
+        daemon.sockets.end_unused();
         Ok(daemon)
+    }
+
+    /// The revision of what operators can change: another one after each change.
+    #[must_use]
+    pub fn revision(&self) -> String {
+        self.state.lock().revision.to_string()
+    }
+
+    /// Writes what was changed to where it outlives the daemon; called after each change.
+    ///
+    /// # Errors
+    /// When it cannot be written. The change has been made all the same.
+    fn keep(&self) -> Result<(), DaemonError> {
+        let mut keeper = self.keeper.lock();
+        let live = {
+            let state = self.state.lock();
+            if state.closing {
+                // Virtual machines that are missing now have not been removed by anyone.
+                return Err(DaemonError::ShuttingDown);
+            }
+            let there = state.vms.iter().filter(|(_, entry)| matches!(entry.life, Life::Running(_)));
+            let vms = there.map(|(name, entry)| (name.clone(), entry.spec.clone())).collect();
+            Live { vms, schedulers: state.schedulers.clone() }
+        };
+        keeper.keep(&live).map_err(|error| DaemonError::NotKept(format!("{:#}", anyhow::Error::new(error))))
     }
 
     /// The `[daemon]` table.
@@ -140,67 +203,90 @@ impl Daemon {
     /// # Errors
     /// When it cannot be; nothing is left of it then.
     pub fn add(&self, spec: VmSpec) -> Result<api::Vm, DaemonError> {
+        self.add_if(spec, None)
+    }
+
+    /// Adds a virtual machine if the revision is still `expected`.
+    ///
+    /// # Errors
+    /// As [`Self::add`], and when it is another.
+    pub fn add_if(&self, spec: VmSpec, expected: Option<&str>) -> Result<api::Vm, DaemonError> {
         let _one_at_a_time = self.changing.lock();
-        let name = spec.name.clone();
-        {
-            let mut state = self.state.lock();
-            if state.closing {
-                return Err(DaemonError::ShuttingDown);
-            }
-            if state.vms.len() >= MAX_VMS {
-                return Err(DaemonError::TooMany(MAX_VMS));
-            }
-            let others: Vec<_> = state.vms.values().map(|entry| &entry.spec).collect();
-            let refusals = check::vm(&spec, &self.spec, &self.specs, &others);
-            if !refusals.is_empty() {
-                return Err(DaemonError::Refused(refusals));
-            }
-            state.vms.insert(name.clone(), Entry { spec: spec.clone(), life: Life::Starting });
+        let spec = self.reserve(spec, expected)?;
+        let vm = self.fill(&spec)?;
+        self.keep()?;
+        Ok(vm)
+    }
+
+    /// Makes a place for a virtual machine, if there can be such a one. Needs `changing`, or that nobody else knows the daemon.
+    fn reserve(&self, spec: VmSpec, expected: Option<&str>) -> Result<VmSpec, DaemonError> {
+        let mut state = self.state.lock();
+        state.expect(expected)?;
+        if state.vms.len() >= MAX_VMS {
+            return Err(DaemonError::TooMany(MAX_VMS));
         }
-        let made = self.make(&spec);
+        let others: Vec<_> = state.vms.values().map(|entry| &entry.spec).collect();
+        let refusals = check::vm(&spec, &self.spec, &self.specs, &others);
+        if !refusals.is_empty() {
+            return Err(DaemonError::Refused { vm: spec.name, refusals });
+        }
+        state.vms.insert(spec.name.clone(), Entry { spec: spec.clone(), life: Life::Starting });
+        state.revision.next();
+        Ok(spec)
+    }
+
+    /// Makes the virtual machine of a place. Needs `changing`, or that nobody else knows the daemon.
+    fn fill(&self, spec: &VmSpec) -> Result<api::Vm, DaemonError> {
+        let name = &spec.name;
+        let made = self.make(spec);
         let mut state = self.state.lock();
         match made {
             Ok(running) => {
                 let running = Arc::new(running);
-                if let Some(entry) = state.vms.get_mut(&name) {
+                if let Some(entry) = state.vms.get_mut(name) {
                     entry.life = Life::Running(running);
                 }
                 tracing::info!(vm = name.as_str(), card = spec.card.as_str(), "VM added");
             }
             Err(error) => {
-                state.vms.remove(&name);
+                state.vms.remove(name);
+                state.revision.next();
                 return Err(error);
             }
         }
-        let found = state.vms.get(&name).map(|entry| (entry.spec.clone(), entry.life.clone()));
+        let found = state.vms.get(name).map(|entry| (entry.spec.clone(), entry.life.clone()));
         drop(state);
-        found.map(|(spec, life)| show(&spec, &life)).ok_or(DaemonError::NoVm(name))
+        found.map(|(spec, life)| show(&spec, &life)).ok_or_else(|| DaemonError::NoVm(name.clone()))
     }
 
     fn make(&self, spec: &VmSpec) -> Result<Running, DaemonError> {
         let name = &spec.name;
         let card = self.cards.get(&spec.card).ok_or_else(|| DaemonError::NoCard(spec.card.clone()))?;
         let failed = |what: &dyn std::fmt::Display| DaemonError::Failed(format!("VM `{name}` cannot be added: {what}"));
-        let handed_over = self.listeners.lock().get(name).map(UnixListener::try_clone).transpose();
         // The socket first: it is what most often fails, and costs nothing to give back. Nobody is accepted before the
         // thread runs; a VMM that connects early waits in the backlog.
-        let options = ServerOptions::default();
-        let (socket, server) = match handed_over.map_err(|error| failed(&error))? {
-            Some(listener) => (None, Server::from_listener(listener, options).map_err(|error| failed(&error))?),
-            None => {
-                let path = spec.socket_path(&self.spec.socket_dir);
-                let rights = account::socket_options(spec.mode, spec.owner.as_deref(), spec.group.as_deref())?;
-                let server = Server::bind(&path, &rights, options)?;
-                (Some(path), server)
-            }
+        let rights = account::socket_options(spec.mode, spec.owner.as_deref(), spec.group.as_deref())?;
+        let path = spec.socket_path(&self.spec.socket_dir);
+        let Listening { listener, path } = self.sockets.of_vm(name, &path, &rights)?;
+        let built = || {
+            let server = Server::from_listener(listener, ServerOptions::default()).map_err(|error| failed(&error))?;
+            let link = Link::new(card.backend.irqs()).map_err(|error| failed(&error))?;
+            let stop = StopHandle::new().map_err(|error| failed(&error))?;
+            let built = card.backend.build(spec, &link).map_err(|error| match error.quota {
+                true => DaemonError::Quota { vm: name.clone(), what: error.what },
+                false => failed(&error),
+            })?;
+            Ok((server, link, stop, built))
         };
-        let link = Link::new(card.backend.irqs()).map_err(|error| failed(&error))?;
-        let stop = StopHandle::new().map_err(|error| failed(&error))?;
-        let built = card.backend.build(spec, &link).map_err(|error| match error.quota {
-            true => DaemonError::Quota { vm: name.clone(), what: error.what },
-            false => failed(&error),
-        })?;
-        Running::start(name, socket, server, link, stop, built)
+        match built() {
+            Ok((server, link, stop, built)) => Running::start(name, server, path, link, stop, built),
+            Err(error) => {
+                if let Some(path) = path {
+                    path.forget();
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Removes a virtual machine: disconnects its VMM, removes the socket, gives its memory and channels back.
@@ -208,13 +294,28 @@ impl Daemon {
     /// # Errors
     /// When there is none of that name, or it is being removed already.
     pub fn remove(&self, name: &str) -> Result<(), DaemonError> {
+        self.remove_if(name, None)
+    }
+
+    /// Removes a virtual machine if the revision is still `expected`.
+    ///
+    /// # Errors
+    /// As [`Self::remove`], and when it is another.
+    pub fn remove_if(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         // Before waiting for others: an unknown name needs no patience.
         if !self.state.lock().vms.contains_key(name) {
             return Err(DaemonError::NoVm(name.to_owned()));
         }
         let _one_at_a_time = self.changing.lock();
+        self.take_out(name, expected)?;
+        self.keep()
+    }
+
+    /// Removes a virtual machine. Needs `changing`.
+    fn take_out(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         let running = {
             let mut state = self.state.lock();
+            state.expect(expected)?;
             let entry = state.vms.get_mut(name).ok_or_else(|| DaemonError::NoVm(name.to_owned()))?;
             let running = match &entry.life {
                 Life::Running(running) => Arc::clone(running),
@@ -222,9 +323,10 @@ impl Daemon {
                 Life::Stopping(_) => return Err(DaemonError::Busy(name.to_owned(), "removed")),
             };
             entry.life = Life::Stopping(Arc::clone(&running));
+            state.revision.next();
             running
         };
-        running.end(name);
+        running.end(name, End::Removed);
         self.state.lock().vms.remove(name);
         tracing::info!(vm = name, "VM removed");
         Ok(())
@@ -309,7 +411,7 @@ impl Daemon {
             running.stop();
         }
         for (name, running) in running {
-            running.end(&name);
+            running.end(&name, End::Daemon);
         }
     }
 }

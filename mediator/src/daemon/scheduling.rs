@@ -8,10 +8,10 @@ use serde_json::{Map, Value};
 use vram::VmId;
 
 use super::vm::Running;
-use super::{Card, Daemon, DaemonError, Life};
+use super::{Card, Daemon, DaemonError, Life, State};
 use crate::admin::api;
+use crate::config::VmSpec;
 use crate::config::patch::patched;
-use crate::config::{TimeShare, VmSpec};
 use crate::host::usage::{SchedulerUsage, VmUsage};
 
 /// Upper ends of the buckets in which waits are shown, in ns: from 10 us to 30 s, about three times longer each.
@@ -87,15 +87,47 @@ impl Daemon {
     /// # Errors
     /// When there is no such card, it is passed through, or a setting cannot be so; nothing is changed then.
     pub fn set_scheduler(&self, card: &str, patch: &Map<String, Value>) -> Result<api::CardScheduler, DaemonError> {
+        self.set_scheduler_if(card, patch, None)
+    }
+
+    /// The same if the revision is still `expected`.
+    ///
+    /// # Errors
+    /// As [`Self::set_scheduler`], and when it is another.
+    pub fn set_scheduler_if(
+        &self,
+        card: &str,
+        patch: &Map<String, Value>,
+        expected: Option<&str>,
+    ) -> Result<api::CardScheduler, DaemonError> {
         {
             let _one_at_a_time = self.tuning.lock();
-            let (usage, _) = self.look(card, 0)?;
-            let config = patched(&usage.config, patch).map_err(DaemonError::Setting)?;
-            config.check().map_err(|error| DaemonError::Setting(error.to_string()))?;
-            self.known(card)?.backend.set_scheduler(config);
-            tracing::info!(card, policy = config.policy.name(), "the card's scheduler is set");
+            self.tune_card(card, patch, expected)?;
         }
+        self.keep()?;
         self.scheduler(card, WINDOW_MS)
+    }
+
+    /// Changes settings of a card's scheduler. Needs `tuning`.
+    pub(super) fn tune_card(
+        &self,
+        card: &str,
+        patch: &Map<String, Value>,
+        expected: Option<&str>,
+    ) -> Result<(), DaemonError> {
+        let (usage, _) = self.look(card, 0)?;
+        let wrong = |what| DaemonError::Setting { of: format!("card `{card}`"), what };
+        let config = patched(&usage.config, patch).map_err(wrong)?;
+        config.check().map_err(|error| wrong(error.to_string()))?;
+        {
+            let mut state = self.state.lock();
+            state.expect(expected)?;
+            state.revision.next();
+            state.schedulers.insert(card.to_owned(), config);
+        }
+        self.known(card)?.backend.set_scheduler(config);
+        tracing::info!(card, policy = config.policy.name(), "the card's scheduler is set");
+        Ok(())
     }
 
     /// What the virtual machines of a card used in the last `since_ms` milliseconds.
@@ -143,7 +175,7 @@ impl Daemon {
     /// # Errors
     /// When there is none of that name, it is being made or removed, or has its card by passthrough.
     pub fn vm_time(&self, name: &str) -> Result<api::VmTime, DaemonError> {
-        self.with_scheduled(name, |spec, _, _| Ok(spec.time_share().into()))
+        self.with_scheduled(&mut self.state.lock(), name, |spec, _, _| Ok(spec.time_share().into()))
     }
 
     /// Changes what a virtual machine may have of its card's time; keys that `patch` leaves out stay.
@@ -151,15 +183,49 @@ impl Daemon {
     /// # Errors
     /// As [`Self::vm_time`], and when a setting cannot be so; nothing is changed then.
     pub fn set_vm_time(&self, name: &str, patch: &Map<String, Value>) -> Result<api::VmTime, DaemonError> {
-        self.with_scheduled(name, |spec, card, vm| {
-            let time = patched(&TimeShare::from(spec.time_share()), patch).map_err(DaemonError::Setting)?;
+        self.set_vm_time_if(name, patch, None)
+    }
+
+    /// The same if the revision is still `expected`.
+    ///
+    /// # Errors
+    /// As [`Self::set_vm_time`], and when it is another.
+    pub fn set_vm_time_if(
+        &self,
+        name: &str,
+        patch: &Map<String, Value>,
+        expected: Option<&str>,
+    ) -> Result<api::VmTime, DaemonError> {
+        let time = {
+            let _one_at_a_time = self.tuning.lock();
+            self.tune_vm(name, patch, expected)?
+        };
+        self.keep()?;
+        Ok(time)
+    }
+
+    /// Changes what a virtual machine may have of its card's time. Needs `tuning`.
+    pub(super) fn tune_vm(
+        &self,
+        name: &str,
+        patch: &Map<String, Value>,
+        expected: Option<&str>,
+    ) -> Result<api::VmTime, DaemonError> {
+        let set = |spec: &mut VmSpec, card: &Card, vm| {
+            let wrong = |what| DaemonError::Setting { of: format!("VM `{name}`"), what };
+            let time = patched(&spec.time, patch).map_err(wrong)?;
             let params: VgpuParams = time.params(spec.hang_limit_ms);
-            params.check().map_err(|error| DaemonError::Setting(error.to_string()))?;
+            params.check().map_err(|error| wrong(error.to_string()))?;
             spec.time = time;
             card.backend.set_share(vm, params);
             tracing::info!(vm = name, ?params, "the VM's share of the card's time is set");
             Ok(params.into())
-        })
+        };
+        let mut state = self.state.lock();
+        state.expect(expected)?;
+        let time = self.with_scheduled(&mut state, name, set)?;
+        state.revision.next();
+        Ok(time)
     }
 
     /// Lets a virtual machine out of quarantine, and forgets its strikes.
@@ -167,7 +233,7 @@ impl Daemon {
     /// # Errors
     /// As [`Self::vm_time`].
     pub fn release_vm(&self, name: &str) -> Result<(), DaemonError> {
-        self.with_scheduled(name, |_, card, vm| {
+        self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| {
             card.backend.release_vm(vm);
             Ok(())
         })
@@ -176,10 +242,10 @@ impl Daemon {
     /// Does something with a virtual machine that a scheduler knows.
     fn with_scheduled<T>(
         &self,
+        state: &mut State,
         name: &str,
         act: impl FnOnce(&mut VmSpec, &Card, VmId) -> Result<T, DaemonError>,
     ) -> Result<T, DaemonError> {
-        let mut state = self.state.lock();
         let entry = state.vms.get_mut(name).ok_or_else(|| DaemonError::NoVm(name.to_owned()))?;
         let vm = match &entry.life {
             Life::Running(running) => running.backend.scheduled_as(),
@@ -247,7 +313,7 @@ impl Drop for SchedulerRecord {
 fn within(key: &str, ms: u64) -> Result<u64, DaemonError> {
     if !(INTERVAL_MS..=HISTORY_MS).contains(&ms) {
         let what = format!("{key} = {ms} is not between {INTERVAL_MS} and {HISTORY_MS}");
-        return Err(DaemonError::Setting(what));
+        return Err(DaemonError::Query(what));
     }
     Ok(ms.next_multiple_of(INTERVAL_MS))
 }

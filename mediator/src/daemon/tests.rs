@@ -4,8 +4,9 @@ use super::backend::{BackendError, Built, CardStatus, VmBackend};
 use super::*;
 use crate::admin::api::{ErrorCode, VmState};
 use crate::config::SocketMode;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -131,11 +132,11 @@ impl Fixture {
         Self::with_listeners(|_| HashMap::new())
     }
 
-    fn with_listeners(listeners: impl FnOnce(&Path) -> HashMap<String, UnixListener>) -> Self {
+    fn with_listeners(listeners: impl FnOnce(&Path) -> Listeners) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let released = Released::default();
         let config = config(folder.path(), &["card0", "card1"]);
-        let daemon = Daemon::start(config, &FakeOpener(Arc::clone(&released)), listeners(folder.path())).unwrap();
+        let daemon = start(config, &FakeOpener(Arc::clone(&released)), listeners(folder.path())).unwrap();
         Self { folder, daemon, released }
     }
 
@@ -143,7 +144,7 @@ impl Fixture {
     pub fn real(cards: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = Config::parse(&format!("{}{cards}", daemon_table(folder.path())), "test").unwrap();
-        let daemon = Daemon::start(config, &cards::Cards, HashMap::new()).unwrap();
+        let daemon = start(config, &cards::Cards, HashMap::new()).unwrap();
         Self { folder, daemon, released: Released::default() }
     }
 
@@ -160,6 +161,15 @@ impl Fixture {
     fn state(&self, name: &str) -> VmState {
         self.daemon.vm(name).unwrap().state
     }
+}
+
+/// Sockets of units by name.
+type Listeners = HashMap<String, UnixListener>;
+
+/// A daemon that keeps nothing.
+fn start(config: Config, opener: &dyn OpenCard, listeners: Listeners) -> Result<Arc<Daemon>, DaemonError> {
+    let sockets = Sockets::new(activation::Activated { listeners, ..Default::default() });
+    Daemon::start(config, opener, sockets, Keeper::default())
 }
 
 fn config(folder: &Path, cards: &[&str]) -> Config {
@@ -330,7 +340,7 @@ fn shut_down_removes_everything_and_takes_nothing_new() {
 #[test]
 fn card_that_does_not_open_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    let error = Daemon::start(config(folder.path(), &["broken"]), &FakeOpener(Released::default()), HashMap::new());
+    let error = start(config(folder.path(), &["broken"]), &FakeOpener(Released::default()), HashMap::new());
     let error = error.err().unwrap().to_string();
     assert_eq!(error, "card `broken` cannot be opened: it does not answer");
 }
@@ -341,7 +351,7 @@ fn vm_that_does_not_start_takes_the_others_down() {
     let released = Released::default();
     let mut config = config(folder.path(), &["card0"]);
     config.vms = vec![VmSpec::new("a", "card0", 64), VmSpec::new("greedy", "card0", 64)];
-    let error = Daemon::start(config, &FakeOpener(Arc::clone(&released)), HashMap::new()).err().unwrap();
+    let error = start(config, &FakeOpener(Arc::clone(&released)), HashMap::new()).err().unwrap();
     assert_eq!(error.to_string(), "VM `greedy` cannot be added: the card has no memory left");
     assert_eq!(*released.lock(), ["a"]);
     assert!(!folder.path().join("a.sock").exists());

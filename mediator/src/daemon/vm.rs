@@ -14,6 +14,7 @@ use vmm_glue::{AccessError, Device, DmaRegion, Link, MapError, RegionIndex, Regi
 
 use super::backend::{Built, VmBackend};
 use super::error::DaemonError;
+use super::sockets::SocketPath;
 
 /// What the device's calls have shown, for the operator.
 #[derive(Debug, Default)]
@@ -30,6 +31,8 @@ pub(super) struct Seen {
 pub(super) struct Running {
     /// Path of the socket, unless the service manager made it.
     pub socket: Option<PathBuf>,
+    /// The same, as long as it is served.
+    socket_path: Arc<Mutex<Option<SocketPath>>>,
     pub link: Link,
     pub backend: Arc<dyn VmBackend>,
     pub seen: Arc<Seen>,
@@ -41,8 +44,8 @@ impl Running {
     /// Starts the thread of a virtual machine, which ends by `stop`.
     pub fn start(
         name: &str,
-        socket: Option<PathBuf>,
         server: Server,
+        socket_path: Option<SocketPath>,
         link: Link,
         stop: StopHandle,
         built: Built,
@@ -50,10 +53,13 @@ impl Running {
         let failed = |error: std::io::Error| DaemonError::Failed(format!("VM `{name}` cannot have a thread: {error}"));
         let Built { device, backend } = built;
         let seen = Arc::new(Seen::default());
+        let socket = socket_path.as_ref().map(|socket| socket.path().to_owned());
+        let socket_path = Arc::new(Mutex::new(socket_path));
         let span = tracing::info_span!(parent: None, "vm", name);
         let work = Work {
             device: Observed { device, seen: Arc::clone(&seen) },
             server,
+            socket_path: Arc::clone(&socket_path),
             link: link.clone(),
             stop: stop.clone(),
         };
@@ -63,9 +69,10 @@ impl Running {
             .map_err(|error| {
                 // The device went with the closure.
                 give_back(name, &*backend);
+                forget(&socket_path);
                 failed(error)
             })?;
-        Ok(Self { socket, link, backend, seen, stop, thread: Mutex::new(Some(thread)) })
+        Ok(Self { socket, socket_path, link, backend, seen, stop, thread: Mutex::new(Some(thread)) })
     }
 
     /// Tells the thread to end; does not wait.
@@ -73,14 +80,34 @@ impl Running {
         self.stop.stop();
     }
 
-    /// Ends the thread, disconnects the client, removes the socket, and gives back what the card lent.
-    pub fn end(&self, name: &str) {
+    /// Ends the thread, disconnects the client, and gives back what the card lent. The socket is removed, unless it is to
+    /// outlive the daemon.
+    pub fn end(&self, name: &str, how: End) {
         self.stop();
         let thread = self.thread.lock().take();
         if thread.is_some_and(|thread| thread.join().is_err()) {
             tracing::error!(vm = name, "the thread of a VM ended by a panic while it was taken down");
         }
         give_back(name, &*self.backend);
+        match how {
+            End::Removed => forget(&self.socket_path),
+            End::Daemon => drop(self.socket_path.lock().take()),
+        }
+    }
+}
+
+/// Why a virtual machine ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// It is removed.
+    Removed,
+    /// The daemon ends, and may come back.
+    Daemon,
+}
+
+fn forget(socket: &Mutex<Option<SocketPath>>) {
+    if let Some(socket) = socket.lock().take() {
+        socket.forget();
     }
 }
 
@@ -94,13 +121,14 @@ fn give_back(name: &str, backend: &dyn VmBackend) {
 struct Work {
     device: Observed,
     server: Server,
+    socket_path: Arc<Mutex<Option<SocketPath>>>,
     link: Link,
     stop: StopHandle,
 }
 
 impl Work {
     fn run(self) {
-        let Self { mut device, server, link, stop } = self;
+        let Self { mut device, server, socket_path, link, stop } = self;
         let seen = Arc::clone(&device.seen);
         tracing::info!("waiting for a VMM");
         let result = catch_unwind(AssertUnwindSafe(|| server.run(&link, &mut device, &stop)));
@@ -112,6 +140,7 @@ impl Work {
         if let Some(error) = failed {
             tracing::error!(error, "the VM is out of service; remove it and add it again");
             *seen.failed.lock() = Some(error);
+            forget(&socket_path);
         }
         drop(server);
         drop(device);

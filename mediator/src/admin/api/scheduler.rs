@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 pub use crate::config::TimeShare as VmTime;
 
 /// The answer to `GET /v1/schedulers`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct SchedulerList {
     /// The cards that have a scheduler now, by name: those that no virtual machine has by passthrough.
     pub schedulers: Vec<CardScheduler>,
 }
 
 /// The answer to `GET /v1/cards/NAME/scheduler`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct CardScheduler {
     /// The card.
     pub card: String,
@@ -35,7 +35,7 @@ pub struct CardScheduler {
 }
 
 /// What was used of an engine.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct EngineUse {
     /// Time that it has been busy since the card was taken over, in ns.
     pub busy_ns: u64,
@@ -46,7 +46,7 @@ pub struct EngineUse {
 }
 
 /// A virtual machine's part in a card's time.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct VmShare {
     /// The virtual machine.
     pub vm: String,
@@ -68,7 +68,7 @@ pub struct VmShare {
 }
 
 /// A quarantine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Quarantine {
     /// When it ends by itself, in ms from now; absent when only the operator ends it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -76,7 +76,7 @@ pub struct Quarantine {
 }
 
 /// What a virtual machine has submitted to an engine, and used of it, since it was added.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct VmEngine {
     /// Time used, in ns.
     pub used_ns: u64,
@@ -104,7 +104,7 @@ pub struct VmEngine {
 }
 
 /// How long submissions waited.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Waits {
     /// How many were started.
     pub count: u64,
@@ -123,7 +123,7 @@ pub struct Waits {
 }
 
 /// How many submissions waited at most so long. Waits that are shorter by up to an eighth may be missing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct WaitBucket {
     /// How long, in ns.
     pub at_most_ns: u64,
@@ -132,7 +132,7 @@ pub struct WaitBucket {
 }
 
 /// The answer to `GET /v1/cards/NAME/scheduler/history`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct SchedulerHistory {
     /// The card.
     pub card: String,
@@ -147,7 +147,7 @@ pub struct SchedulerHistory {
 }
 
 /// What a virtual machine used over time.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct VmHistory {
     /// The virtual machine.
     pub vm: String,
@@ -158,7 +158,7 @@ pub struct VmHistory {
 }
 
 /// What a virtual machine used in one interval.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct UseSample {
     /// When the interval begins, on the card's clock, in ns.
     pub from_ns: u64,

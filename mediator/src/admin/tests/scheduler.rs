@@ -136,9 +136,9 @@ fn share_of_a_vm_is_changed_key_by_key() {
     assert_eq!(shown.vms.iter().map(|vm| vm.entitled_permille).collect::<Vec<_>>(), [600, 400]);
 
     let error = refused(client.patch::<VmTime>("/v1/vms/a/time", &json!({ "guarantee_permille": 601 })));
-    assert_eq!(error.error, "cap_permille = 600 is not between 601 and 1000");
+    assert_eq!(error.error, "VM `a`: cap_permille = 600 is not between 601 and 1000");
     let error = refused(client.patch::<VmTime>("/v1/vms/a/time", &json!({ "wieght": 1 })));
-    assert!(error.error.starts_with("wieght: unknown field"), "{error:?}");
+    assert!(error.error.starts_with("VM `a`: wieght: unknown field"), "{error:?}");
     assert_eq!(client.get::<VmTime>("/v1/vms/a/time").unwrap(), time);
     assert_eq!(refused(client.get::<VmTime>("/v1/vms/c/time")).code, ErrorCode::NotFound);
     let released = client.request(Method::POST, "/v1/vms/c/release", Default::default());
@@ -187,7 +187,9 @@ fn vm_by_passthrough_and_its_card_have_no_scheduler() {
     let set: CardScheduler = client.patch(SCHEDULER, &json!({ "policy": "fifo" })).unwrap();
     let spec = AddVm { passthrough: true, vram_mib: None, ..AddVm::new("p", "card0", 0) };
     let timed = AddVm { time: VmTime { weight: 7, ..VmTime::default() }, ..spec.clone() };
-    assert!(refused(client.post::<api::Vm>("/v1/vms", &timed)).error.starts_with("time: expected no such table"));
+    assert!(
+        refused(client.post::<api::Vm>("/v1/vms", &timed)).error.starts_with("VM `p`: time: expected no such table")
+    );
     let _: api::Vm = client.post("/v1/vms", &spec).unwrap();
     let answers = [
         client.get::<serde_json::Value>(SCHEDULER),

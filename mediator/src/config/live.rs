@@ -1,0 +1,33 @@
+//! Which keys can be changed while what they belong to is there.
+
+/// Tables of a `[[vm]]` whose keys can be changed while the virtual machine works.
+const OF_VM: [&str; 1] = ["time"];
+/// Tables of a `[[card]]` whose keys can be changed while the daemon runs.
+const OF_CARD: [&str; 1] = ["scheduler"];
+
+fn within(key: &str, tables: &[&str]) -> bool {
+    tables.iter().any(|table| key.strip_prefix(table).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
+}
+
+/// Whether a key of a virtual machine, named by its path, can be changed while it works.
+#[must_use]
+pub fn of_vm(key: &str) -> bool {
+    within(key, &OF_VM)
+}
+
+/// Whether a key of a card, named by its path, can be changed while the daemon runs.
+#[must_use]
+pub fn of_card(key: &str) -> bool {
+    within(key, &OF_CARD)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_found_by_their_table() {
+        assert!(of_vm("time.weight") && of_card("scheduler.band.wait_ns"));
+        assert!(!of_vm("timeout") && !of_vm("vram_mib") && !of_card("time.copy_mib_per_s"));
+    }
+}

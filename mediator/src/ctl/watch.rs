@@ -1,0 +1,66 @@
+//! Looking again and again: `--watch` of the commands that show something.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
+
+use clap::Args;
+
+use super::client::ClientError;
+use super::values::seconds;
+use super::{Arguments, Code, Form, answer};
+
+/// Clears the screen and goes to its beginning.
+const CLEAR: &str = "\x1b[H\x1b[2J";
+
+/// The option.
+#[derive(Clone, Copy, Debug, Args)]
+pub(super) struct Watch {
+    /// Shows it again and again, every so many seconds
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "2",
+        value_parser = seconds
+    )]
+    watch: Option<Duration>,
+}
+
+impl Watch {
+    /// The time between two looks.
+    pub fn interval(self) -> Option<Duration> {
+        self.watch
+    }
+}
+
+/// Repeats a command until nobody reads on, or it fails. On a terminal each look takes the place of the one before; elsewhere
+/// an empty line parts them, and each is one line as JSON.
+pub(super) fn run(
+    interval: Duration,
+    form: Form,
+    arguments: &Arguments,
+    out: &mut dyn Write,
+) -> Result<Code, ClientError> {
+    let screen = form == Form::Table && io::stdout().is_terminal();
+    let mut first = true;
+    loop {
+        let (text, _) = answer(form, arguments.clone())?;
+        let written = match form {
+            Form::Json => write_line(&text, out),
+            Form::Table if screen => write!(out, "{CLEAR}{text}"),
+            Form::Table if first => out.write_all(text.as_bytes()),
+            Form::Table => write!(out, "\n{text}"),
+        };
+        if written.and_then(|()| out.flush()).is_err() {
+            return Ok(Code::Good);
+        }
+        first = false;
+        std::thread::sleep(interval);
+    }
+}
+
+fn write_line(json: &str, out: &mut dyn Write) -> io::Result<()> {
+    let value: serde_json::Value = serde_json::from_str(json)?;
+    writeln!(out, "{value}")
+}

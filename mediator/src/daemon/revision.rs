@@ -1,0 +1,30 @@
+//! Revisions, by which an operator sees that another one has changed something meanwhile.
+
+use std::fmt;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// A number that no other state of any run of the daemon has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Revision {
+    /// When the daemon started, in ns since 1970.
+    run: u128,
+    /// Changes since then.
+    changes: u64,
+}
+
+impl Revision {
+    pub fn first() -> Self {
+        let run = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+        Self { run, changes: 0 }
+    }
+
+    pub fn next(&mut self) {
+        self.changes = self.changes.wrapping_add(1);
+    }
+}
+
+impl fmt::Display for Revision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}-{}", self.run, self.changes)
+    }
+}

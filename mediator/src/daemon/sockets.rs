@@ -1,0 +1,170 @@
+//! The listening sockets: of units of the service manager, of an earlier run, or made anew.
+//!
+//! With a service manager that keeps file descriptors (`FileDescriptorStoreMax=`), a copy of each socket that the daemon makes
+//! lies there. It outlives the daemon, so that who connects while the daemon is started again waits, and is served then. The
+//! daemon leaves the paths of such sockets when it ends; they go when a virtual machine is removed.
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use parking_lot::Mutex;
+use sd_notify::NotifyState;
+use vmm_glue::socket::{self, BindError, BoundPath, SocketOptions};
+
+use super::activation::{ADMIN, Activated};
+
+/// What names of virtual machines' sockets begin with in the store. No name of a unit's socket has a slash.
+const OF_VM: &str = "vm/";
+/// Name of the admin socket in the store.
+const STORED_ADMIN: &str = "daemon/admin";
+/// Set by the service manager to the number of descriptors that it keeps (systemd 254 and newer).
+const CAPACITY: &str = "FDSTORE";
+
+/// Whether a socket of this name comes from the store.
+pub(super) fn is_stored(name: &str) -> bool {
+    name.contains('/')
+}
+
+/// A listening socket, and the path that is ours.
+#[derive(Debug)]
+pub struct Listening {
+    /// The socket.
+    pub listener: UnixListener,
+    /// Its path, unless it is the service manager's.
+    pub path: Option<SocketPath>,
+}
+
+/// The path of a socket that the daemon made; it is removed with this, unless the service manager keeps the socket.
+#[derive(Debug)]
+pub struct SocketPath {
+    path: PathBuf,
+    bound: Option<BoundPath>,
+    /// Name in the store, if a copy is there.
+    stored: Option<String>,
+}
+
+impl SocketPath {
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes the socket also from the store: nobody will serve it any more.
+    pub fn forget(mut self) {
+        if let Some(name) = self.stored.take() {
+            notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(&name)]);
+        }
+    }
+}
+
+impl Drop for SocketPath {
+    fn drop(&mut self) {
+        if let (Some(bound), Some(_)) = (self.bound.take(), &self.stored) {
+            bound.leave();
+        }
+    }
+}
+
+/// Where listening sockets come from.
+#[derive(Debug, Default)]
+pub struct Sockets {
+    /// Of units. They are the service manager's, and come back when their virtual machine is removed.
+    units: HashMap<String, UnixListener>,
+    /// From an earlier run, that nobody has taken yet.
+    stored: Mutex<HashMap<String, UnixListener>>,
+    /// Whether the service manager keeps copies.
+    store: bool,
+}
+
+impl Sockets {
+    /// Those that the service manager handed over, and its store if it has one.
+    #[must_use]
+    pub fn new(activated: Activated) -> Self {
+        let Activated { listeners, stored } = activated;
+        let capacity = std::env::var(CAPACITY).ok().and_then(|count| count.parse::<u32>().ok());
+        let store = capacity.is_some_and(|count| count > 0) && std::env::var_os("NOTIFY_SOCKET").is_some();
+        Self { units: listeners, stored: Mutex::new(stored), store }
+    }
+
+    /// Names of units' sockets, but for the admin socket's.
+    pub fn units(&self) -> impl Iterator<Item = &str> {
+        self.units.keys().map(String::as_str).filter(|name| *name != ADMIN)
+    }
+
+    /// The admin socket.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn admin(&self, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
+        self.listen(ADMIN, STORED_ADMIN.to_owned(), path, rights)
+    }
+
+    /// The socket of a virtual machine.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn of_vm(&self, name: &str, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
+        self.listen(name, format!("{OF_VM}{name}"), path, rights)
+    }
+
+    fn listen(&self, unit: &str, stored: String, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
+        if let Some(listener) = self.units.get(unit) {
+            let copy = listener.try_clone().map_err(|source| BindError::System {
+                action: "copy the service manager's socket for",
+                path: path.to_owned(),
+                source,
+            })?;
+            return Ok(Listening { listener: copy, path: None });
+        }
+        let earlier = self.stored.lock().remove(&stored);
+        let adopted = earlier.and_then(|listener| match socket::adopt(&listener, path, rights) {
+            Ok(bound) => Some((listener, bound)),
+            Err(error) => {
+                tracing::warn!(name = stored, %error, "a socket of an earlier run is not used");
+                None
+            }
+        });
+        let (listener, bound) = match adopted {
+            Some(adopted) => adopted,
+            None => {
+                let (listener, bound) = socket::bind(path, rights)?;
+                self.keep(&stored, &listener);
+                (listener, bound)
+            }
+        };
+        let stored = self.store.then_some(stored);
+        Ok(Listening { listener, path: Some(SocketPath { path: path.to_owned(), bound: Some(bound), stored }) })
+    }
+
+    /// Gives the service manager a copy, in the place of one of that name.
+    fn keep(&self, name: &str, listener: &UnixListener) {
+        if !self.store {
+            return;
+        }
+        notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]);
+        let state = [NotifyState::FdStore, NotifyState::FdName(name)];
+        if let Err(error) = sd_notify::notify_with_fds(&state, &[listener.as_fd()]) {
+            tracing::warn!(name, %error, "the service manager does not keep a socket");
+        }
+    }
+
+    /// Ends the sockets of an earlier run that nobody has taken: what they were for is not there any more.
+    pub fn end_unused(&self) {
+        for (name, listener) in self.stored.lock().drain() {
+            tracing::info!(name, "a socket of an earlier run is removed");
+            let path = listener.local_addr().ok().and_then(|address| address.as_pathname().map(Path::to_owned));
+            // The path goes as this is dropped.
+            let _bound = path.map(|path| socket::adopt(&listener, &path, &SocketOptions::default()));
+            notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(&name)]);
+        }
+    }
+}
+
+fn notify(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        tracing::warn!(%error, "the service manager cannot be told");
+    }
+}

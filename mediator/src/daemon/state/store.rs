@@ -1,0 +1,156 @@
+//! The file that the state is kept in.
+//!
+//! It is written beside the old one, made durable, and takes its place by one rename; the folder is made durable then. Who is
+//! killed on the way leaves the old file or the new one, whole, and perhaps a new one beside it that nobody reads.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+
+/// Name of the file.
+pub const FILE: &str = "state.json";
+/// Name of the new file while it is written.
+const NEW: &str = "state.json.new";
+/// Name that a state is given which is not to be used.
+const ASIDE: &str = "state.json.ignored";
+/// Name of the file by which one daemon keeps others out.
+const LOCK: &str = "lock";
+/// Largest file that is read, in bytes: more than the most virtual machines can need.
+const MAX_BYTES: u64 = 4 << 20;
+
+/// Why a state cannot be kept or had.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum StoreError {
+    #[error("the state folder {} is in use by another daemon; give each its own `state_dir`", .0.display())]
+    InUse(PathBuf),
+    #[error("cannot {what} {}", path.display())]
+    System {
+        what: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{} has {bytes} bytes, more than any state", path.display())]
+    TooLong { path: PathBuf, bytes: u64 },
+}
+
+/// A step of writing, for tests that end there as a kill would.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Before the new file is made.
+    Create,
+    /// Before anything is in it.
+    Write,
+    /// When half of it is.
+    WriteRest,
+    /// Before it is made durable.
+    Sync,
+    /// Before it takes the old one's place.
+    Rename,
+    /// Before that is made durable.
+    SyncFolder,
+    /// At the end.
+    Done,
+}
+
+/// The folder of one daemon's state.
+#[derive(Debug)]
+pub(super) struct Store {
+    folder: PathBuf,
+    /// Kept out of the way of others as long as this is open.
+    _lock: File,
+}
+
+impl Store {
+    /// Takes a folder, which is made if it is not there.
+    pub fn open(folder: &Path) -> Result<Self, StoreError> {
+        fs::create_dir_all(folder).map_err(system("make the state folder", folder))?;
+        let path = folder.join(LOCK);
+        let lock = private().open(&path).map_err(system("open", &path))?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Self { folder: folder.to_owned(), _lock: lock }),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(StoreError::InUse(folder.to_owned())),
+            Err(errno) => Err(system("lock", &path)(errno.into())),
+        }
+    }
+
+    /// Path of the file.
+    pub fn path(&self) -> PathBuf {
+        self.folder.join(FILE)
+    }
+
+    /// What was written last; `None` when nothing ever was.
+    pub fn read(&self) -> Result<Option<Vec<u8>>, StoreError> {
+        let path = self.path();
+        let bytes = match fs::metadata(&path) {
+            Ok(metadata) => metadata.len(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(system("read", &path)(error)),
+        };
+        if bytes > MAX_BYTES {
+            return Err(StoreError::TooLong { path, bytes });
+        }
+        fs::read(&path).map(Some).map_err(system("read", &path))
+    }
+
+    /// Puts the file out of the way, if there is one; where it is then.
+    pub fn set_aside(&self) -> Result<Option<PathBuf>, StoreError> {
+        let (path, aside) = (self.path(), self.folder.join(ASIDE));
+        match fs::rename(&path, &aside) {
+            Ok(()) => self.sync().map(|()| Some(aside)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(system("rename", &path)(error)),
+        }
+    }
+
+    /// Writes the file anew.
+    pub fn write(&self, text: &[u8]) -> Result<(), StoreError> {
+        self.write_by_steps(text, &mut |_| Ok(()))
+    }
+
+    /// The same; it ends as it is when `before` fails at a step.
+    pub(super) fn write_by_steps(
+        &self,
+        text: &[u8],
+        before: &mut dyn FnMut(Step) -> io::Result<()>,
+    ) -> Result<(), StoreError> {
+        let (path, new) = (self.path(), self.folder.join(NEW));
+        let (first, rest) = text.split_at(text.len() / 2);
+        let mut written = || -> io::Result<()> {
+            before(Step::Create)?;
+            let mut file = private().truncate(true).open(&new)?;
+            before(Step::Write)?;
+            file.write_all(first)?;
+            before(Step::WriteRest)?;
+            file.write_all(rest)?;
+            before(Step::Sync)?;
+            file.sync_all()?;
+            before(Step::Rename)?;
+            fs::rename(&new, &path)?;
+            before(Step::SyncFolder)
+        };
+        written().map_err(system("write", &path))?;
+        self.sync()?;
+        before(Step::Done).map_err(system("write", &path))
+    }
+
+    fn sync(&self) -> Result<(), StoreError> {
+        File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(system("make durable", &self.folder))
+    }
+}
+
+/// Options for files that are the daemon's own business.
+fn private() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).mode(0o600);
+    options
+}
+
+fn system(what: &'static str, path: &Path) -> impl Fn(io::Error) -> StoreError {
+    let path = path.to_owned();
+    move |source| StoreError::System { what, path: path.clone(), source }
+}
