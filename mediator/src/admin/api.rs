@@ -8,9 +8,14 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 mod desired;
+mod memory;
 mod scheduler;
 
 pub use desired::{Action, Applied, CardSettings, Comparison, Desired, Exported, KeyChange, Kind, Step};
+pub use memory::{
+    CardMemory, CardMemorySettings, Hint, Hints, MemoryList, MoveReport, MoveRequest, Range, Turn, VmMemory,
+    VmMemorySettings,
+};
 pub use scheduler::{
     CardScheduler, EngineUse, Quarantine, SchedulerHistory, SchedulerList, UseSample, VmEngine, VmHistory, VmShare,
     VmTime, WaitBucket, Waits,

@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
-use super::api::{Card, CardScheduler, Vm, VmMode, VmState};
+use super::api::{Card, CardMemory, CardScheduler, Vm, VmMode, VmState};
 
+mod memory;
 mod scheduler;
 
 /// The format's media type.
@@ -69,11 +70,12 @@ fn labelled(counts: &std::collections::BTreeMap<String, u64>) -> Vec<(String, u6
 
 /// All metrics.
 #[must_use]
-pub fn text(cards: &[Card], vms: &[Vm], schedulers: &[CardScheduler]) -> String {
+pub fn text(cards: &[Card], vms: &[Vm], schedulers: &[CardScheduler], memories: &[CardMemory]) -> String {
     let mut text = String::new();
     samples(&mut text, &CARD, cards, |card| format!("card=\"{}\"", escaped(&card.name)));
     samples(&mut text, &VM, vms, |vm| format!("vm=\"{}\",card=\"{}\"", escaped(&vm.name), escaped(&vm.card)));
     scheduler::samples(&mut text, schedulers);
+    memory::samples(&mut text, memories);
     let name = "gpu_mediator_log_events_suppressed_total";
     let _ = writeln!(text, "# HELP {name} Log events that guests caused and that were held back");
     let _ = writeln!(text, "# TYPE {name} counter\n{name} {}", crate::logging::suppressed());

@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::Deserialize;
+use vram::To;
 
 use super::api::{self, ErrorCode};
 use super::launch::{self, MemorySize, Vmm};
@@ -37,6 +38,12 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/cards/{name}/scheduler", get(scheduler).patch(set_scheduler))
         .route("/v1/cards/{name}/scheduler/history", get(scheduler_history))
         .route("/v1/cards/{name}/scheduler/record", post(record_scheduler))
+        .route("/v1/memory", get(memories))
+        .route("/v1/cards/{name}/memory", get(card_memory).patch(set_card_memory))
+        .route("/v1/vms/{name}/memory", get(vm_memory).patch(set_vm_memory))
+        .route("/v1/vms/{name}/memory/evict", post(evict))
+        .route("/v1/vms/{name}/memory/return", post(bring_back))
+        .route("/v1/vms/{name}/memory/hints", post(hints))
         .route("/v1/desired", get(export).patch(apply))
         .route("/v1/desired/compare", post(compare))
         .route("/v1/schema", get(schema))
@@ -292,6 +299,72 @@ async fn record_scheduler(
     Ok(([(header::CONTENT_TYPE, "application/jsonl")], record.end()?))
 }
 
+async fn memories(State(daemon): State<Arc<Daemon>>) -> Json<api::MemoryList> {
+    Json(api::MemoryList { memories: daemon.memories() })
+}
+
+async fn card_memory(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> Answer<api::CardMemory> {
+    Ok(Json(daemon.memory(&name)?))
+}
+
+async fn set_card_memory(
+    State(daemon): State<Arc<Daemon>>,
+    IfMatch(expected): IfMatch,
+    Path(name): Path<String>,
+    body: Patch,
+) -> Answer<api::CardMemory> {
+    let patch = patch(body)?;
+    Ok(Json(beside(move || daemon.set_memory_if(&name, &patch, expected.as_deref())).await?))
+}
+
+async fn vm_memory(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> Answer<api::VmMemorySettings> {
+    Ok(Json(daemon.vm_memory(&name)?))
+}
+
+async fn set_vm_memory(
+    State(daemon): State<Arc<Daemon>>,
+    IfMatch(expected): IfMatch,
+    Path(name): Path<String>,
+    body: Patch,
+) -> Answer<api::VmMemorySettings> {
+    let patch = patch(body)?;
+    Ok(Json(beside(move || daemon.set_vm_memory_if(&name, &patch, expected.as_deref())).await?))
+}
+
+/// A body that says what is to move.
+type MoveBody = Result<Json<api::MoveRequest>, JsonRejection>;
+
+async fn evict(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>, body: MoveBody) -> Answer<api::MoveReport> {
+    let request = moves(body)?;
+    Ok(Json(beside(move || daemon.move_vm_memory(&name, &request, To::Host)).await?))
+}
+
+async fn bring_back(
+    State(daemon): State<Arc<Daemon>>,
+    Path(name): Path<String>,
+    body: MoveBody,
+) -> Answer<api::MoveReport> {
+    let request = moves(body)?;
+    Ok(Json(beside(move || daemon.move_vm_memory(&name, &request, To::Card)).await?))
+}
+
+fn moves(body: MoveBody) -> Result<api::MoveRequest, Failure> {
+    let advice = "send a JSON object with `mib`, `range`, both or neither";
+    let Json(request) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
+    Ok(request)
+}
+
+async fn hints(
+    State(daemon): State<Arc<Daemon>>,
+    Path(name): Path<String>,
+    body: Result<Json<api::Hints>, JsonRejection>,
+) -> Result<StatusCode, Failure> {
+    let advice = "send a JSON object with `hints`: each a `range` and what is known of it";
+    let Json(hints) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
+    beside(move || daemon.hint_vm_memory(&name, &hints)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
 async fn export(State(daemon): State<Arc<Daemon>>) -> impl IntoResponse {
     let exported = daemon.export();
     ([(header::ETAG, format!("\"{}\"", exported.revision))], Json(exported))
@@ -343,7 +416,7 @@ async fn schema() -> Json<serde_json::Value> {
 }
 
 async fn metrics(State(daemon): State<Arc<Daemon>>) -> Result<impl IntoResponse, Failure> {
-    let text = metrics::text(&daemon.cards(), &daemon.vms(), &daemon.schedulers(WINDOW_MS)?);
+    let text = metrics::text(&daemon.cards(), &daemon.vms(), &daemon.schedulers(WINDOW_MS)?, &daemon.memories());
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text))
 }
 

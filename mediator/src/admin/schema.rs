@@ -35,6 +35,7 @@ fn part_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
 const NONE: &[Parameter] = &[];
 const WINDOW: &[Parameter] = &[("window_ms", "the time over which received parts are taken, 100 to 60000", of::<u64>)];
 const SINCE: &[Parameter] = &[("since_ms", "how far to go back, 100 to 60000", of::<u64>)];
+const RECORD: &[Parameter] = &[("for_ms", "how long to record, 1 to 60000", of::<u64>)];
 const LAUNCH: &[Parameter] = &[("vmm", "the VMM", of::<Vmm>), ("memory", "the guest's RAM", of::<MemorySize>)];
 const APPLY: &[Parameter] = &[
     ("prune", "remove virtual machines that are not named", of::<bool>),
@@ -62,7 +63,7 @@ const fn change(
 }
 
 /// All requests but `/metrics`, which has a format of its own.
-const OPERATIONS: [Operation; 18] = [
+const OPERATIONS: [Operation; 27] = [
     get("/v1/vms", "All virtual machines", NONE, of::<api::VmList>),
     change("post", "/v1/vms", "Adds a virtual machine", Some(of::<api::AddVm>), (201, Some(of::<api::Vm>))),
     get("/v1/vms/{name}", "One virtual machine", NONE, of::<api::Vm>),
@@ -92,6 +93,70 @@ const OPERATIONS: [Operation; 18] = [
         (200, Some(of::<api::CardScheduler>)),
     ),
     get("/v1/cards/{name}/scheduler/history", "What was used over time", SINCE, of::<api::SchedulerHistory>),
+    Operation {
+        query: RECORD,
+        if_match: false,
+        ..change(
+            "post",
+            "/v1/cards/{name}/scheduler/record",
+            "Writes down what a card's scheduler is told and decides; the answer is lines of JSON, of media type \
+             application/jsonl",
+            None,
+            (200, None),
+        )
+    },
+    get("/v1/memory", "What lies where of the memory of cards", NONE, of::<api::MemoryList>),
+    get("/v1/cards/{name}/memory", "What lies where of the memory of a card", NONE, of::<api::CardMemory>),
+    change(
+        "patch",
+        "/v1/cards/{name}/memory",
+        "Changes how the memory of a card is divided",
+        Some(part_of::<api::CardMemorySettings>),
+        (200, Some(of::<api::CardMemory>)),
+    ),
+    get(
+        "/v1/vms/{name}/memory",
+        "What a virtual machine may have of its card's memory",
+        NONE,
+        of::<api::VmMemorySettings>,
+    ),
+    change(
+        "patch",
+        "/v1/vms/{name}/memory",
+        "Changes what a virtual machine may have of its card's memory",
+        Some(part_of::<api::VmMemorySettings>),
+        (200, Some(of::<api::VmMemorySettings>)),
+    ),
+    Operation {
+        if_match: false,
+        ..change(
+            "post",
+            "/v1/vms/{name}/memory/evict",
+            "Moves memory of a virtual machine to host memory",
+            Some(of::<api::MoveRequest>),
+            (200, Some(of::<api::MoveReport>)),
+        )
+    },
+    Operation {
+        if_match: false,
+        ..change(
+            "post",
+            "/v1/vms/{name}/memory/return",
+            "Moves memory of a virtual machine back to the card",
+            Some(of::<api::MoveRequest>),
+            (200, Some(of::<api::MoveReport>)),
+        )
+    },
+    Operation {
+        if_match: false,
+        ..change(
+            "post",
+            "/v1/vms/{name}/memory/hints",
+            "Takes over what somebody knows of ranges of a guest's VRAM",
+            Some(of::<api::Hints>),
+            (204, None),
+        )
+    },
     get("/v1/desired", "All that can be changed; the ETag is its revision", NONE, of::<api::Exported>),
     Operation {
         query: APPLY,

@@ -10,6 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 
 mod exposition;
+mod memory;
 pub(crate) mod scheduler;
 mod schema;
 

@@ -1,9 +1,9 @@
 //! Which keys can be changed while what they belong to is there.
 
 /// Tables of a `[[vm]]` whose keys can be changed while the virtual machine works.
-const OF_VM: [&str; 1] = ["time"];
+const OF_VM: [&str; 2] = ["time", "memory"];
 /// Tables of a `[[card]]` whose keys can be changed while the daemon runs.
-const OF_CARD: [&str; 1] = ["scheduler"];
+const OF_CARD: [&str; 2] = ["scheduler", "memory"];
 
 fn within(key: &str, tables: &[&str]) -> bool {
     tables.iter().any(|table| key.strip_prefix(table).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))

@@ -107,6 +107,9 @@ enum Command {
     /// How the time of cards is shared
     #[command(subcommand)]
     Sched(sched::SchedCommand),
+    /// What lies where of cards' memory
+    #[command(subcommand)]
+    Memory(memory::MemoryCommand),
     /// Shows live who uses the cards: entitled and received shares, waits, strikes
     Top(top::Top),
     /// Makes virtual machines and settings as a file says; what it does not name stays
@@ -136,7 +139,8 @@ impl Command {
         match self {
             Self::Vm(VmCommand::List { watch } | VmCommand::Show { watch, .. })
             | Self::Card(CardCommand::Show { watch, .. })
-            | Self::Sched(sched::SchedCommand::Show { watch, .. }) => watch.interval(),
+            | Self::Sched(sched::SchedCommand::Show { watch, .. })
+            | Self::Memory(memory::MemoryCommand::Show { watch, .. }) => watch.interval(),
             _ => None,
         }
     }
@@ -344,6 +348,7 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
             form.of(&card, output::card)
         }
         Command::Sched(command) => sched::answer(&client, form, command)?,
+        Command::Memory(command) => memory::answer(&client, form, command)?,
         Command::Top(top) => top.run(&client, form)?,
     };
     Ok((text, Code::Good))

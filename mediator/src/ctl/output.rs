@@ -10,6 +10,7 @@ use tabled::settings::{Alignment, Modify, Padding};
 
 use crate::admin::api::{Card, InterruptKind, LaunchArgs, Vm};
 
+pub mod memory;
 pub mod scheduler;
 
 /// What is shown when there is nothing to show.

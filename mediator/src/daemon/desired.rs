@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use super::state::Tuning;
 use super::{Daemon, DaemonError, State, account};
 use crate::admin::api::{
     Action, Applied, CardSettings, Comparison, Desired, ErrorCode, Exported, KeyChange, Kind, Step,
@@ -53,11 +54,13 @@ impl Daemon {
     #[must_use]
     pub fn export(&self) -> Exported {
         let state = self.state.lock();
-        let card =
-            |(name, scheduler): (&String, &sched::Config)| CardSettings { name: name.clone(), scheduler: *scheduler };
+        let card = |(name, tuning): (&String, &Tuning)| {
+            let Tuning { scheduler, memory } = *tuning;
+            CardSettings { name: name.clone(), memory, scheduler }
+        };
         Exported {
             revision: state.revision.to_string(),
-            card: state.schedulers.iter().map(card).collect(),
+            card: state.tunings.iter().map(card).collect(),
             vm: state.vms.values().map(|entry| entry.spec.clone()).collect(),
         }
     }
@@ -129,11 +132,16 @@ impl Daemon {
                 plan.say(ErrorCode::NotFound, described(Kind::Card, &name), what);
                 continue;
             };
-            let scheduler = state.schedulers.get(&name).copied().unwrap_or(spec.scheduler);
-            let now = CardSpec { scheduler, ..spec.clone() };
+            let Tuning { scheduler, memory } = state.tunings.get(&name).copied().unwrap_or(Tuning::of(spec));
+            let now = CardSpec { scheduler, memory, ..spec.clone() };
             let (step, wanted) = plan.compared(Kind::Card, &name, &now, patch, CardSpec::whole);
-            if let Some(Err(error)) = wanted.map(|card| card.scheduler.check()) {
-                plan.say(ErrorCode::Invalid, described(Kind::Card, &name), format!("scheduler.{error}"));
+            if let Some(card) = wanted {
+                if let Err(error) = card.scheduler.check() {
+                    plan.say(ErrorCode::Invalid, described(Kind::Card, &name), format!("scheduler.{error}"));
+                }
+                for (key, what) in card.memory.check(card.chunk_kib, card.shared_mib()) {
+                    plan.say(ErrorCode::Invalid, described(Kind::Card, &name), format!("{key}: {what}"));
+                }
             }
             plan.items.extend(step.map(|step| Item { step, vm: None }));
         }
@@ -235,8 +243,8 @@ impl Daemon {
                 (Action::Keep, ..) => Ok(()),
                 (Action::Remove, ..) => self.take_out(&step.name, None),
                 (Action::Create, _, Some(vm)) => self.reserve(vm, None).and_then(|vm| self.fill(&vm).map(drop)),
-                (Action::Change, Kind::Card, _) => self.tune_card(&step.name, &within(&step, "scheduler"), None),
-                (Action::Change, Kind::Vm, _) => self.tune_vm(&step.name, &within(&step, "time"), None).map(drop),
+                (Action::Change, Kind::Card, _) => self.change_card(&step),
+                (Action::Change, Kind::Vm, _) => self.change_vm(&step),
                 (Action::Create | Action::Change, ..) => Ok(()),
             };
             if let Err(error) = result {
@@ -247,6 +255,32 @@ impl Daemon {
             done.push(step);
         }
         Ok(done)
+    }
+}
+
+impl Daemon {
+    /// Changes tables of a card, as far as a step names them.
+    fn change_card(&self, step: &Step) -> Result<(), DaemonError> {
+        let [scheduler, memory] = ["scheduler", "memory"].map(|table| within(step, table));
+        if !scheduler.is_empty() {
+            self.tune_card(&step.name, &scheduler, None)?;
+        }
+        if !memory.is_empty() {
+            self.tune_memory(&step.name, &memory, None)?;
+        }
+        Ok(())
+    }
+
+    /// The same of a virtual machine.
+    fn change_vm(&self, step: &Step) -> Result<(), DaemonError> {
+        let [time, memory] = ["time", "memory"].map(|table| within(step, table));
+        if !time.is_empty() {
+            self.tune_vm(&step.name, &time, None)?;
+        }
+        if !memory.is_empty() {
+            self.tune_vm_memory(&step.name, &memory, None)?;
+        }
+        Ok(())
     }
 }
 

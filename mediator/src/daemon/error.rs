@@ -40,7 +40,7 @@ pub enum DaemonError {
         name: String,
     },
     /// The card refuses for want of something.
-    #[error("VM `{vm}` cannot be added: {what}")]
+    #[error("VM `{vm}`: {what}")]
     Quota {
         /// Name of the virtual machine.
         vm: String,

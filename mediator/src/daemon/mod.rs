@@ -30,6 +30,7 @@ pub mod backend;
 pub mod cards;
 pub mod desired;
 pub mod error;
+mod memory;
 mod revision;
 mod scheduling;
 pub mod sockets;
@@ -45,7 +46,7 @@ pub use scheduling::{HISTORY_MS, RECORD_BYTES, SchedulerRecord, WINDOW_MS};
 use backend::{BackendStatus, CardBackend, OpenCard};
 use revision::Revision;
 use sockets::{Listening, Sockets};
-use state::{Keeper, Live};
+use state::{Keeper, Live, Tuning};
 use vm::{End, Running};
 
 /// A virtual machine's place in the table.
@@ -76,9 +77,9 @@ impl Life {
 
 struct State {
     vms: BTreeMap<String, Entry>,
-    /// How the time of each card is shared, by name.
-    schedulers: BTreeMap<String, sched::Config>,
-    /// Of `vms` and `schedulers`, as far as operators change them.
+    /// How each card is shared, by name.
+    tunings: BTreeMap<String, Tuning>,
+    /// Of `vms` and `tunings`, as far as operators change them.
     revision: Revision,
     closing: bool,
 }
@@ -142,8 +143,8 @@ impl Daemon {
             tracing::info!(card = name.as_str(), kind = %spec.kind, vram_mib = spec.vram_mib, "card is open");
             cards.insert(name.clone(), Card { spec: spec.clone(), backend });
         }
-        let schedulers = specs.iter().map(|card| (card.name.clone(), card.scheduler)).collect();
-        let state = State { vms: BTreeMap::new(), schedulers, revision: Revision::first(), closing: false };
+        let tunings = specs.iter().map(|card| (card.name.clone(), Tuning::of(card))).collect();
+        let state = State { vms: BTreeMap::new(), tunings, revision: Revision::first(), closing: false };
         let daemon = Arc::new(Self {
             spec,
             specs,
@@ -187,7 +188,7 @@ impl Daemon {
             }
             let there = state.vms.iter().filter(|(_, entry)| matches!(entry.life, Life::Running(_)));
             let vms = there.map(|(name, entry)| (name.clone(), entry.spec.clone())).collect();
-            Live { vms, schedulers: state.schedulers.clone() }
+            Live { vms, tunings: state.tunings.clone() }
         };
         keeper.keep(&live).map_err(|error| DaemonError::NotKept(format!("{:#}", anyhow::Error::new(error))))
     }

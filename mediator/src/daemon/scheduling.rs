@@ -123,7 +123,9 @@ impl Daemon {
             let mut state = self.state.lock();
             state.expect(expected)?;
             state.revision.next();
-            state.schedulers.insert(card.to_owned(), config);
+            if let Some(tuning) = state.tunings.get_mut(card) {
+                tuning.scheduler = config;
+            }
         }
         self.known(card)?.backend.set_scheduler(config);
         tracing::info!(card, policy = config.policy.name(), "the card's scheduler is set");
@@ -240,7 +242,7 @@ impl Daemon {
     }
 
     /// Does something with a virtual machine that a scheduler knows.
-    fn with_scheduled<T>(
+    pub(super) fn with_scheduled<T>(
         &self,
         state: &mut State,
         name: &str,
@@ -257,7 +259,7 @@ impl Daemon {
         act(&mut entry.spec, card, vm)
     }
 
-    fn known(&self, card: &str) -> Result<&Card, DaemonError> {
+    pub(super) fn known(&self, card: &str) -> Result<&Card, DaemonError> {
         self.cards.get(card).ok_or_else(|| DaemonError::NoCard(card.to_owned()))
     }
 

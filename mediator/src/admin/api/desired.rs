@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::config::VmSpec;
+use crate::config::{CardMemory, VmSpec};
 
 /// The answer to `GET /v1/desired`. It can be sent back as [`Desired`], and then changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -21,6 +21,8 @@ pub struct Exported {
 pub struct CardSettings {
     /// Its name.
     pub name: String,
+    /// What its memory is to hold: a `[card.memory]` table.
+    pub memory: CardMemory,
     /// How its time is shared: a `[card.scheduler]` table.
     pub scheduler: sched::Config,
 }

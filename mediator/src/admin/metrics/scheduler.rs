@@ -6,7 +6,7 @@ use super::escaped;
 use crate::admin::api::{CardScheduler, VmEngine, VmShare, Waits};
 
 /// Nanoseconds, written as seconds without loss.
-struct Seconds(u64);
+pub(super) struct Seconds(pub(super) u64);
 
 impl Display for Seconds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -84,7 +84,7 @@ pub(super) fn samples(text: &mut String, cards: &[CardScheduler]) {
 }
 
 /// Describes a metric; returns its name.
-fn head(text: &mut String, name: &str, kind: &str, help: &str) -> String {
+pub(super) fn head(text: &mut String, name: &str, kind: &str, help: &str) -> String {
     let name = format!("{PREFIX}_{name}");
     let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     name

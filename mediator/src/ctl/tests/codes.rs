@@ -5,7 +5,7 @@ use crate::admin::tests::scheduler::one_card;
 use std::io;
 
 /// Each command with arguments with which it works; VM `a` and card `card0` are there. In the order in which they can run.
-const GOOD: [&[&str]; 19] = [
+const GOOD: [&[&str]; 33] = [
     &["vm", "list"],
     &["vm", "show", "a"],
     &["vm", "add", "b", "--card", "card0", "--vram-mib", "16"],
@@ -18,6 +18,20 @@ const GOOD: [&[&str]; 19] = [
     &["sched", "set", "card0", "--strikes", "4"],
     &["sched", "set-vm", "a", "--weight", "5"],
     &["sched", "release", "a"],
+    &["sched", "record", "card0", "--for", "10ms", "-o", "/dev/null"],
+    &["memory", "show"],
+    &["memory", "set", "card0", "--victims", "clock"],
+    &["memory", "set-quota", "a", "16"],
+    &["memory", "set-guarantee", "a", "16"],
+    &["memory", "set-swap-cap", "a", "default"],
+    &["memory", "set-weight", "a", "5"],
+    &["memory", "set-policy", "a", "queue"],
+    &["memory", "pin", "a", "0+2M"],
+    &["memory", "unpin", "a", "0+2M"],
+    &["memory", "priority", "a", "0+2M", "9"],
+    &["memory", "profile", "a", "/dev/null"],
+    &["memory", "evict", "a"],
+    &["memory", "return", "a"],
     &["top", "--once"],
     &["export"],
     &["apply", "-f", "/dev/null"],

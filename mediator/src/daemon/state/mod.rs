@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::config::patch::{self, Difference};
-use crate::config::{CardSpec, Config, VmSpec};
+use crate::config::{CardMemory, CardSpec, Config, VmSpec};
 
 mod keeper;
 mod store;
@@ -70,13 +70,29 @@ impl Default for State {
     }
 }
 
+/// What can be changed of a card while the daemon runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tuning {
+    /// How its time is shared.
+    pub scheduler: sched::Config,
+    /// How its memory is divided.
+    pub memory: CardMemory,
+}
+
+impl Tuning {
+    /// As a configuration says.
+    pub fn of(card: &CardSpec) -> Self {
+        Self { scheduler: card.scheduler, memory: card.memory }
+    }
+}
+
 /// What is now, of what can be changed while the daemon runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Live {
     /// The virtual machines by name.
     pub vms: BTreeMap<String, VmSpec>,
-    /// The cards' schedulers by the cards' names.
-    pub schedulers: BTreeMap<String, sched::Config>,
+    /// What can be changed of the cards, by their names.
+    pub tunings: BTreeMap<String, Tuning>,
 }
 
 impl Live {
@@ -84,7 +100,7 @@ impl Live {
     pub fn of(config: &Config) -> Self {
         Self {
             vms: config.vms.iter().map(|vm| (vm.name.clone(), vm.clone())).collect(),
-            schedulers: config.cards.iter().map(|card| (card.name.clone(), card.scheduler)).collect(),
+            tunings: config.cards.iter().map(|card| (card.name.clone(), Tuning::of(card))).collect(),
         }
     }
 }
@@ -105,8 +121,8 @@ impl State {
         let added = now.vms.values().filter(|vm| file.vms.iter().all(|other| other.name != vm.name));
         state.vms_added.extend(added.cloned());
         for card in &file.cards {
-            if let Some(scheduler) = now.schedulers.get(&card.name) {
-                let now = CardSpec { scheduler: *scheduler, ..card.clone() };
+            if let Some(Tuning { scheduler, memory }) = now.tunings.get(&card.name).copied() {
+                let now = CardSpec { scheduler, memory, ..card.clone() };
                 insert(&mut state.cards_changed, &card.name, card, &now)?;
             }
         }

@@ -56,7 +56,9 @@ fn differences_applied_to_the_file_give_what_was_there() {
         let mut live = Live { vms: now.into_iter().map(|vm| (vm.name.clone(), vm)).collect(), ..Live::of(&file) };
         for (card, (strikes, now)) in file.cards.iter_mut().zip(file_strikes.into_iter().zip(now_strikes)) {
             card.scheduler.strikes = strikes;
-            live.schedulers.insert(card.name.clone(), sched::Config { strikes: now, ..sched::Config::default() });
+            let scheduler = sched::Config { strikes: now, ..sched::Config::default() };
+            let memory = CardMemory { return_ms: 50 + u64::from(now), ..card.memory };
+            live.tunings.insert(card.name.clone(), Tuning { scheduler, memory });
         }
         let state = State::between(&file, &live).unwrap();
         let text = serde_json::to_vec_pretty(&state).unwrap();

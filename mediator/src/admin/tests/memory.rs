@@ -1,0 +1,116 @@
+//! What an operator sees of memory, and changes, while guests work.
+
+use super::scheduler::{copy, guest, one_card};
+use super::*;
+use crate::admin::api::{
+    CardMemory, Hint, Hints, MemoryList, MoveReport, MoveRequest, Range, VmMemory, VmMemorySettings,
+};
+use crate::daemon::tests::eventually;
+use serde_json::json;
+
+const MIB: u64 = 1 << 20;
+const CARD: &str = "/v1/cards/card0/memory";
+const VM: &str = "/v1/vms/a/memory";
+
+/// A card with host memory, and VM `a` of which nothing is guaranteed.
+fn swapping() -> Served {
+    let served = one_card("overcommit = true\nmemory = { host_mib = 64, return_ms = 5, settle_ms = 5 }\n");
+    let body = json!({ "name": "a", "card": "card0", "vram_mib": 32 });
+    let _: api::Vm = served.client().post("/v1/vms", &body).unwrap();
+    served
+}
+
+fn of_a(served: &Served) -> VmMemory {
+    let memory: CardMemory = served.client().get(CARD).unwrap();
+    memory.vms.into_iter().find(|vm| vm.vm == "a").unwrap()
+}
+
+#[test]
+fn what_lies_where_is_shown_and_adds_up() {
+    let served = swapping();
+    let (mut driver, mut channel) = guest(&served, "a");
+    copy(&mut driver, &mut channel);
+    driver.wait(&channel);
+    let list: MemoryList = served.client().get("/v1/memory").unwrap();
+    let [card] = &list.memories[..] else { panic!("one card") };
+    assert_eq!((card.card_bytes, card.host_budget_bytes, card.host_used_bytes), (128 * MIB, 64 * MIB, 0));
+    let vm = &card.vms[0];
+    assert_eq!(vm.advertised_bytes, 32 * MIB);
+    assert!(vm.on_card_bytes >= 2 * MIB && vm.entitled_bytes >= vm.on_card_bytes);
+    let sum = vm.on_card_bytes + vm.in_reserve_bytes + vm.in_host_bytes + vm.unbacked_bytes;
+    assert_eq!(sum, vm.advertised_bytes);
+    assert_eq!((vm.guarantee_bytes, vm.relocations), (0, 0));
+}
+
+#[test]
+fn memory_moves_out_and_back_as_the_operator_says_and_the_guest_goes_on() {
+    let served = swapping();
+    let (mut driver, mut channel) = guest(&served, "a");
+    copy(&mut driver, &mut channel);
+    driver.wait(&channel);
+    let client = served.client();
+    // A quota keeps out what was moved out.
+    let patch = json!({ "quota_mib": 2 });
+    let settings: VmMemorySettings = client.patch(VM, &patch).unwrap();
+    assert_eq!(settings.quota_mib, Some(2));
+    eventually("the quota holds", || of_a(&served).on_card_bytes <= 2 * MIB);
+    let vm = of_a(&served);
+    assert!(vm.in_host_bytes > 0 && vm.moved_out_bytes >= vm.in_host_bytes && vm.relocations > 0);
+    copy(&mut driver, &mut channel);
+    driver.wait(&channel);
+    let _: VmMemorySettings = client.patch(VM, &json!({ "quota_mib": null })).unwrap();
+    let _: MoveReport = client.post(&format!("{VM}/return"), &MoveRequest::default()).unwrap();
+    eventually("it is back", || of_a(&served).in_host_bytes == 0);
+    let report: MoveReport = client.post(&format!("{VM}/evict"), &MoveRequest { mib: Some(3), range: None }).unwrap();
+    assert_eq!((report.moved_bytes, report.stayed_bytes), (4 * MIB, 0), "whole chunks");
+    copy(&mut driver, &mut channel);
+    driver.wait(&channel);
+    assert_eq!(driver.faults, []);
+}
+
+#[test]
+fn what_is_pinned_stays_and_is_part_of_the_guarantee() {
+    let served = swapping();
+    let (_driver, _) = guest(&served, "a");
+    let client = served.client();
+    let range = Range { start: 0, bytes: 2 * MIB };
+    let hint = Hint { range, pinned: Some(true), priority: None, accesses: None };
+    let hints = |hint| Hints { hints: vec![hint] };
+    let post = |hints: &Hints| {
+        client.request(hyper::Method::POST, &format!("{VM}/hints"), serde_json::to_vec(hints).unwrap().into())
+    };
+    let error = post(&hints(hint)).unwrap_err().to_string();
+    assert!(error.contains("VM `a`") && error.contains("is guaranteed 0"), "{error}");
+    let _: VmMemorySettings = client.patch(VM, &json!({ "guarantee_mib": 4 })).unwrap();
+    post(&hints(hint)).unwrap();
+    assert_eq!(of_a(&served).pinned_bytes, 2 * MIB);
+    let _: VmMemorySettings = client.patch(VM, &json!({ "quota_mib": 4 })).unwrap();
+    eventually("the quota holds", || of_a(&served).on_card_bytes <= 4 * MIB);
+    let outside = Hint { range: Range { start: 31 * MIB, bytes: 2 * MIB }, ..hint };
+    let error = post(&hints(outside)).unwrap_err().to_string();
+    assert!(error.contains("expected some of the guest's 0x2000000"), "{error}");
+}
+
+#[test]
+fn what_cannot_be_promised_is_refused_with_the_limit_and_changes_nothing() {
+    let served = swapping();
+    let client = served.client();
+    for (path, patch, what) in [
+        (VM, json!({ "guarantee_mib": 120 }), "expected at most"),
+        (VM, json!({ "quota_mib": 3 }), "expected a multiple of the chunk"),
+        (VM, json!({ "swap_cap_mib": 16 }), "memory.swap_cap_mib: 16 MiB, expected at least 32"),
+        (VM, json!({ "quota": 3 }), "unknown field `quota`"),
+        (CARD, json!({ "host_mib": 128 }), "expected at most the 64 that the daemon was started with"),
+        (CARD, json!({ "host_mib": 16 }), "VM `a`"),
+        (CARD, json!({ "return_ms": 0 }), "memory.return_ms: 0, expected 1"),
+        (CARD, json!({ "victims": "oldest" }), "`oldest` is no policy"),
+    ] {
+        let error = client.patch::<serde_json::Value>(path, &patch).unwrap_err().to_string();
+        assert!(error.contains(what), "{patch}: {error}");
+    }
+    let settings: VmMemorySettings = client.get(VM).unwrap();
+    assert_eq!(settings, VmMemorySettings::default());
+    let card: CardMemory = client.patch(CARD, &json!({ "victims": "clock", "quanta": { "mode": "off" } })).unwrap();
+    assert_eq!(card.settings.victims.name(), "clock");
+    assert_eq!((card.settings.return_ms, card.settings.host_mib), (5, 64));
+}
