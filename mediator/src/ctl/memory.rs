@@ -82,11 +82,17 @@ pub(super) enum MemoryCommand {
 }
 
 #[derive(Clone, Debug, Args)]
-#[group(id = "settings", required = true, multiple = true)]
 pub(super) struct SetCard {
     /// Name of the card
-    #[arg(group = "card")]
     card: String,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// Settings of a card; those that are not given stay.
+#[derive(Clone, Debug, Args)]
+#[group(required = true, multiple = true)]
+struct Settings {
     /// MiB of host memory that may be pinned; not more than the daemon was started with
     #[arg(long, value_name = "MIB")]
     host_mib: Option<u64>,
@@ -113,7 +119,7 @@ pub(super) struct SetCard {
     quanta: Option<Mode>,
 }
 
-impl SetCard {
+impl Settings {
     fn patch(&self) -> Map<String, Value> {
         let numbers = [
             ("host_mib", self.host_mib),
@@ -209,7 +215,7 @@ pub(super) fn answer(client: &Client, form: Form, command: MemoryCommand) -> Res
         }
         MemoryCommand::Set(set) => {
             let path = format!("/v1/cards/{}/memory", client::segment(&set.card));
-            let memory: api::CardMemory = client.patch(&path, &set.patch())?;
+            let memory: api::CardMemory = client.patch(&path, &set.settings.patch())?;
             Ok(form.of(&memory, output::memory::card))
         }
         MemoryCommand::SetQuota(SetSize { vm, size }) => set(client, form, &vm, "quota_mib", json!(size.0)),

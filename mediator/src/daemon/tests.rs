@@ -352,7 +352,7 @@ fn vm_that_does_not_start_takes_the_others_down() {
     let mut config = config(folder.path(), &["card0"]);
     config.vms = vec![VmSpec::new("a", "card0", 64), VmSpec::new("greedy", "card0", 64)];
     let error = start(config, &FakeOpener(Arc::clone(&released)), HashMap::new()).err().unwrap();
-    assert_eq!(error.to_string(), "VM `greedy` cannot be added: the card has no memory left");
+    assert_eq!(error.to_string(), "VM `greedy`: the card has no memory left");
     assert_eq!(*released.lock(), ["a"]);
     assert!(!folder.path().join("a.sock").exists());
 }

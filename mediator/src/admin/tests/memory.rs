@@ -96,7 +96,7 @@ fn what_cannot_be_promised_is_refused_with_the_limit_and_changes_nothing() {
     let served = swapping();
     let client = served.client();
     for (path, patch, what) in [
-        (VM, json!({ "guarantee_mib": 120 }), "expected at most"),
+        (VM, json!({ "quota_mib": 4, "guarantee_mib": 8 }), "expected at most the quota of 4 MiB"),
         (VM, json!({ "quota_mib": 3 }), "expected a multiple of the chunk"),
         (VM, json!({ "swap_cap_mib": 16 }), "memory.swap_cap_mib: 16 MiB, expected at least 32"),
         (VM, json!({ "quota": 3 }), "unknown field `quota`"),
