@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use tests::crowd::{Crowd, name_of};
-use tests::rogues::{Rogue, worked};
+use tests::rogues::{Rogue, stretched};
 
 /// Rounds of the neighbours' kernels: `madd` and `long-madd` of GPUvm's figures.
 const NEIGHBOURS: [u32; 2] = [1, 5];
@@ -16,15 +16,16 @@ fn complaints(crowd: &mut Crowd, rogue: Rogue) -> Result<Vec<String>> {
     let charged: f64 = (0..=NEIGHBOURS.len()).map(|place| outcome.received(place)).sum();
     let mut complaints = Vec::new();
     for (place, rounds) in NEIGHBOURS.into_iter().enumerate() {
-        let (received, worked) = (outcome.received(place), worked(&outcome, place, rounds)?);
-        println!("{}: neighbour {place} {received:.3} of {charged:.3}, its kernels {worked:.3}", rogue.name);
+        let (received, stretched) = (outcome.received(place), stretched(&outcome, place, rounds)?);
+        println!("{}: neighbour {place} {received:.3} of {charged:.3}, stretched {stretched:.3}", rogue.name);
         // Parts of what was charged, not of the time: a host that is busy keeps guests from submitting.
         if received < 0.9 / 3.0 * charged {
             complaints.push(format!("{}: neighbour {place} had {received:.3} of {charged:.3}", rogue.name));
         }
-        // What it paid for is its own work, and not a rogue's. The host may be busier in what is not measured.
-        if worked < 0.5 * received {
-            complaints.push(format!("{}: neighbour {place} paid {received:.3} for {worked:.3}", rogue.name));
+        // What it paid for is its own work, and not a rogue's. A look at who holds the card is late on a busy host; without
+        // any, it would be ten times as long.
+        if stretched > 3.0 {
+            complaints.push(format!("{}: neighbour {place}'s kernels took {stretched:.3} times as long", rogue.name));
         }
     }
     let account = &outcome.after[NEIGHBOURS.len()];
