@@ -146,6 +146,11 @@ impl Memory {
         self.profile.as_ref().map(|profile| profile.read(reset))
     }
 
+    /// Whether that is counted.
+    pub(crate) fn is_profiled(&self) -> bool {
+        self.profile.is_some()
+    }
+
     /// An engine moved that many bytes from or to the page at `address`.
     pub(crate) fn count_moved(&self, address: BusAddr, bytes: u64) {
         if let Some(profile) = &self.profile {

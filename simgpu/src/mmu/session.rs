@@ -74,6 +74,8 @@ struct Recent {
     kind: u8,
     /// Bytes that were moved through it and are to be counted.
     moved: u64,
+    /// Someone wants to know them.
+    sorted: bool,
 }
 
 impl Recent {
@@ -87,7 +89,7 @@ impl Recent {
 }
 
 const NO_RECENT: Recent =
-    Recent { start: 0, end: 0, address: BusAddr::Vram(nvspec::addr::VramAddr(0)), kind: 0, moved: 0 };
+    Recent { start: 0, end: 0, address: BusAddr::Vram(nvspec::addr::VramAddr(0)), kind: 0, moved: 0, sorted: false };
 
 /// Accesses in a row. While it lives, flushes and withdrawals of host memory wait.
 #[derive(Debug)]
@@ -100,6 +102,8 @@ pub struct Session<'a> {
     writes: Recent,
     /// Bytes that came from system memory or went there.
     bus_bytes: u64,
+    /// Those of VRAM are wanted, too.
+    profiled: bool,
     _gate: RwLockReadGuard<'a, ()>,
 }
 
@@ -107,7 +111,8 @@ impl<'a> Session<'a> {
     pub(super) fn new(mmu: &'a Mmu, memory: &'a Memory, space: &'a AddressSpace, access: Access) -> Self {
         let gate = mmu.gate.read();
         let (view, reads, writes) = (memory.view(), NO_RECENT, NO_RECENT);
-        Self { mmu, space, access, view, reads, writes, bus_bytes: 0, _gate: gate }
+        let profiled = memory.is_profiled();
+        Self { mmu, space, access, view, reads, writes, bus_bytes: 0, profiled, _gate: gate }
     }
 
     /// Counts bytes as moved by the last access, a write or a read. An access that spans pages counts for the last.
@@ -127,10 +132,11 @@ impl<'a> Session<'a> {
     /// Sorts what was counted of a translation by the memory that it leads to.
     fn sort(&mut self, write: bool) {
         let recent = if write { &mut self.writes } else { &mut self.reads };
-        let (address, moved) = (recent.address, std::mem::take(&mut recent.moved));
-        if moved == 0 {
+        // Most often nobody wants to know: it is VRAM, and there is no profile.
+        if !recent.sorted || recent.moved == 0 {
             return;
         }
+        let (address, moved) = (recent.address, std::mem::take(&mut recent.moved));
         if let BusAddr::System(_) = address {
             self.bus_bytes += moved;
         }
@@ -154,7 +160,8 @@ impl<'a> Session<'a> {
         // The limit may end within the page.
         let bytes = to_end.min((self.space.limit.0 - va.0).saturating_add(1));
         self.sort(write);
-        let recent = Recent { start: va.0, end: va.0 + bytes, address, kind: entry.pte.kind(), moved: 0 };
+        let sorted = self.profiled || matches!(address, BusAddr::System(_));
+        let recent = Recent { start: va.0, end: va.0 + bytes, address, kind: entry.pte.kind(), moved: 0, sorted };
         if write {
             self.writes = recent;
         } else {
@@ -302,7 +309,8 @@ impl<'a> Session<'a> {
         }))
     }
 
-    /// Copies `len` bytes, lowest address first, and counts them as moved on both sides. What nothing on the bus answers reads as ones and is lost in writing.
+    /// Copies `len` bytes, lowest address first, and counts them as moved on both sides. What nothing on the bus answers
+    /// reads as ones and is lost in writing.
     ///
     /// # Errors
     /// [`CopyFault`], with what was copied before. The source is accessed before the destination.
