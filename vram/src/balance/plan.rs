@@ -211,15 +211,12 @@ impl Balancer {
         }
         let (table, vm, count) = (round.table, round.vms[at].id, count as usize);
         let blocked = self.unsettled(vm, Tier::Host).collect();
-        let mut chosen = Vec::new();
-        let mut others = without(table.resting(vm, Tier::Host), blocked);
-        let pins = &self.known(table, vm).pins;
-        let first: [&dyn Fn(u32) -> bool; 2] = [&|index| pins.contains(&index), &|index| table.is_parked(vm, index)];
-        for is_first in first {
-            let left = count - chosen.len();
-            chosen.extend(others.iter().copied().filter(|&index| is_first(index)).take(left));
-            others.retain(|&index| !is_first(index));
-        }
+        let all = without(table.resting(vm, Tier::Host), blocked);
+        let pins = self.known(table, vm).pins.iter().copied();
+        let mut chosen: Vec<u32> = pins.filter(|index| all.binary_search(index).is_ok()).take(count).collect();
+        let parked = table.parked_of(vm).filter(|index| all.binary_search(index).is_ok() && !chosen.contains(index));
+        chosen.extend(parked.take(count - chosen.len()).collect::<Vec<_>>());
+        let mut others = without(all.into_iter(), chosen.clone());
         let left = count - chosen.len();
         let Self { policy, known, .. } = self;
         if let Some(known) = known.get_mut(&vm) {
