@@ -108,5 +108,5 @@ fn level(chunks: i128, claims: &[Claim], bounds: &[(i128, i128)]) -> (i128, i128
 }
 
 #[cfg(test)]
-#[path = "../tests/share.rs"]
+#[path = "tests/share.rs"]
 mod tests;
