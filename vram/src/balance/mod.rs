@@ -290,5 +290,4 @@ fn indices(table: &ChunkTable, vm: VmId, address: GuestAddr, len: u64) -> Result
 }
 
 #[cfg(test)]
-#[path = "../tests/balance/mod.rs"]
 mod tests;

@@ -160,7 +160,7 @@ impl Balancer {
         let shares = self.shares(round, table.for_vms().saturating_sub(taken), wanted, now_ns);
         // Ends: each turn but the last exhausts a VM, or the steps.
         loop {
-            let missing = need.saturating_sub(round.spare).min(round.steps_left());
+            let missing = need.saturating_sub(round.spare);
             let mut short = false;
             for (at, count) in (0..).zip(tally(round, &shares, requester, missing)) {
                 short |= count > 0 && self.evict(round, at, count, now_ns) < count;
@@ -211,15 +211,12 @@ impl Balancer {
         }
         let (table, vm, count) = (round.table, round.vms[at].id, count as usize);
         let blocked = self.unsettled(vm, Tier::Host).collect();
-        let mut chosen = Vec::new();
-        let mut others = without(table.resting(vm, Tier::Host), blocked);
-        let pins = &self.known(table, vm).pins;
-        let first: [&dyn Fn(u32) -> bool; 2] = [&|index| pins.contains(&index), &|index| table.is_parked(vm, index)];
-        for is_first in first {
-            let left = count - chosen.len();
-            chosen.extend(others.iter().copied().filter(|&index| is_first(index)).take(left));
-            others.retain(|&index| !is_first(index));
-        }
+        let all = without(table.resting(vm, Tier::Host), blocked);
+        let pins = self.known(table, vm).pins.iter().copied();
+        let mut chosen: Vec<u32> = pins.filter(|index| all.binary_search(index).is_ok()).take(count).collect();
+        let parked = table.parked_of(vm).filter(|index| all.binary_search(index).is_ok() && !chosen.contains(index));
+        chosen.extend(parked.take(count - chosen.len()).collect::<Vec<_>>());
+        let mut others = without(all.into_iter(), chosen.clone());
         let left = count - chosen.len();
         let Self { policy, known, .. } = self;
         if let Some(known) = known.get_mut(&vm) {
@@ -295,11 +292,13 @@ impl Balancer {
     }
 }
 
-/// How many chunks each VM has to give so that there are `need` more: again and again one of the VM that is furthest above
-/// its share, the chunks included that `requester` wants. When that is the requester itself, it does without one.
+/// How many chunks each VM has to give so that there are `need` more, as far as the round has steps for it: again and again
+/// one of the VM that is furthest above its share, the chunks included that `requester` wants. When that is the requester
+/// itself, it does without one.
 fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, need: u32) -> Vec<u32> {
     let mut counts = vec![0; round.vms.len()];
-    let (mut need, mut room, mut wanted) = (need, round.host_room, requester.map_or(0, |(_, wanted)| wanted));
+    let (mut need, mut wanted) = (need, requester.map_or(0, |(_, wanted)| wanted));
+    let mut room = round.host_room.min(round.steps_left());
     while need > 0 && room > 0 {
         let excess = |at: usize| shares.excess(at, round.vms[at].card - counts[at]);
         let others = (0..counts.len()).filter(|&at| requester.is_none_or(|(own, _)| own != at));
@@ -307,12 +306,13 @@ fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, ne
         // Of equals, the first.
         let Some(giver) = givers.rev().max_by_key(|&at| excess(at)) else { break };
         let own = requester.map(|(at, _)| shares.excess(at, round.vms[at].card.saturating_add(wanted)));
-        need -= 1;
-        if own.is_some_and(|own| own >= excess(giver)) {
-            wanted -= 1;
+        if let Some(beyond) = own.map(|own| own - excess(giver)).filter(|&beyond| beyond >= 0) {
+            // As many at once as leave it no further above its share than the other.
+            let without = shares.chunks(beyond).saturating_add(1).min(need);
+            (need, wanted) = (need - without, wanted - without);
         } else {
             counts[giver] += 1;
-            room -= 1;
+            (need, room) = (need - 1, room - 1);
         }
     }
     counts

@@ -56,6 +56,11 @@ impl Shares {
         i128::from(used) * self.whole - self.parts[at]
     }
 
+    /// The whole chunks in an excess that is not negative.
+    pub(super) fn chunks(&self, excess: i128) -> u32 {
+        u32::try_from(excess / self.whole).unwrap_or(u32::MAX)
+    }
+
     /// The part of the share of claim `at` that `used` lacks, from 0 to 1.
     pub(super) fn lack(&self, at: usize, used: u32) -> f64 {
         let (part, lack) = (self.parts[at], -self.excess(at, used));
@@ -103,5 +108,5 @@ fn level(chunks: i128, claims: &[Claim], bounds: &[(i128, i128)]) -> (i128, i128
 }
 
 #[cfg(test)]
-#[path = "../tests/share.rs"]
+#[path = "tests/share.rs"]
 mod tests;

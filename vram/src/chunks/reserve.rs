@@ -29,7 +29,12 @@ impl ChunkTable {
         self.vms.iter().flat_map(|(&vm, map)| map.parked().map(move |index| (vm, index)))
     }
 
-    /// How many of these can begin to move to host memory now.
+    /// The guest chunks of a VM in the reserve, in order.
+    pub fn parked_of(&self, vm: VmId) -> impl Iterator<Item = u32> + '_ {
+        self.vms.get(&vm).into_iter().flat_map(VmMap::parked)
+    }
+
+    /// How many of all can begin to move to host memory now.
     #[must_use]
     pub fn drainable(&self) -> u32 {
         (self.parked - self.draining).min(self.host.room())

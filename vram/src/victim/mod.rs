@@ -95,5 +95,4 @@ fn keep_least<K: Ord>(candidates: &mut Vec<u32>, count: usize, key: impl Fn(u32)
 }
 
 #[cfg(test)]
-#[path = "../tests/victim.rs"]
 mod tests;

@@ -41,6 +41,22 @@ fn the_second_allocator_gets_half_as_in_gpuswaps_figure_4() {
 }
 
 #[test]
+fn a_request_for_many_chunks_is_planned_as_a_whole() {
+    let mut world = world(100, &[ANY, ANY]);
+    world.use_chunks(1, 0..60);
+    world.use_chunks(2, 0..40);
+    world.balancer.set_config(Config { steps_max: 8, ..Config::default() });
+    // Of 24 more it is entitled to 10: 14 will be born in host memory, and so many steps are too many for one plan.
+    let request = Some(Request { by: By::Vm(VmId(2)), chunks: 24 });
+    assert_eq!(world.plan(request).len(), 8);
+    assert_eq!(world.plan(request).len(), 2);
+    assert_eq!((world.card(1), world.table.spare()), (50, 10));
+    assert_eq!(world.plan(request), []);
+    let everything = Some(Request { by: By::Vm(VmId(2)), chunks: u32::MAX });
+    assert_eq!(world.plan(everything), [], "half is its share, whatever it asks for");
+}
+
+#[test]
 fn weights_and_guarantees_divide_the_card() {
     let mut world = world(40, &[Limits { weight: 300, ..ANY }, ANY, Limits { guarantee: 20, ..ANY }]);
     for vm in [1, 2, 3] {

@@ -1,0 +1,57 @@
+//! How long a plan takes with 64 VMs of 4096 chunks each on a card that holds a quarter of them.
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use std::hint::black_box;
+use vram::balance::{By, Config, Request};
+use vram::victim::VictimPolicy;
+use vram::{Balancer, CHUNK_BYTES_MIN, ChunkTable, Contents, GuestAddr, Limits, VmId};
+
+const VMS: u32 = 64;
+const CHUNKS: u32 = 4096;
+
+/// VMs that use all they have: the first get the card, unless `fair`.
+fn table(fair: bool) -> ChunkTable {
+    let card = VMS * CHUNKS / 4;
+    let bytes = |chunks: u32| u64::from(chunks) * CHUNK_BYTES_MIN;
+    let mut table = ChunkTable::new(bytes(card), CHUNK_BYTES_MIN, Contents::Zeroed).expect("a card");
+    table.set_host_budget(VMS * CHUNKS);
+    for vm in 0..VMS {
+        table.create_vm(VmId(vm), bytes(CHUNKS + 8), Limits::default()).expect("a VM");
+    }
+    let mut place = |vm, index| table.place(VmId(vm), GuestAddr(bytes(index))).expect("a place");
+    if fair {
+        (0..CHUNKS).for_each(|index| (0..VMS).for_each(|vm| _ = place(vm, index)));
+    } else {
+        (0..VMS).for_each(|vm| (0..CHUNKS).for_each(|index| _ = place(vm, index)));
+    }
+    table
+}
+
+fn plans(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("plan");
+    let (fair, unfair) = (table(true), table(false));
+    let request = |vm| Some(Request { by: By::Vm(VmId(vm)), chunks: 1 });
+    for policy in VictimPolicy::ALL {
+        let config = Config { policy, idle_after_ns: u64::MAX, ..Config::default() };
+        let cases = [
+            ("rest", &fair, None),
+            ("request-own", &fair, request(0)),
+            ("request-evicts", &unfair, request(VMS - 1)),
+            ("exchange-128", &unfair, None),
+        ];
+        for (name, table, request) in cases {
+            let (mut balancer, mut now) = (Balancer::new(config), 0);
+            (0..VMS).for_each(|vm| balancer.active(VmId(vm), 0));
+            group.bench_function(format!("{name}/{policy}"), |bench| {
+                bench.iter(|| {
+                    now += config.settle_ns;
+                    black_box(balancer.plan(table, now, request))
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, plans);
+criterion_main!(benches);
