@@ -4,12 +4,13 @@ use super::Feeder;
 use super::mover::{Moved, Plan};
 use super::registry::HostState;
 use super::relocate::Relocated;
+use card::AccessCounts;
 use channels::Pause;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use vram::balance::{By, Config, PinError, Request};
 use vram::victim::VictimPolicy;
-use vram::{Balancer, Change, GuestAddr, Lookup, Quanta, QuantaConfig, Turn, VmId};
+use vram::{Balancer, Change, GuestAddr, Lookup, Place, Quanta, QuantaConfig, Turn, VmId};
 
 /// How a card's memory is divided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -188,6 +189,31 @@ impl HostState {
         for (vm, index) in std::mem::take(&mut vram.touched) {
             // Of a VM that has gone meanwhile nothing is to be known.
             let _ = balancer.touched(chunks, vm, GuestAddr(index * bytes), 1);
+        }
+        if balancer.config().policy != VictimPolicy::Profiled {
+            return;
+        }
+        let Some(counts) = vram.memory.card().access_counts(true) else { return };
+        let accesses = |place: Place| -> u64 {
+            let blocks = |start: u64| (start..start + bytes).step_by(AccessCounts::BLOCK_BYTES as usize);
+            match place {
+                Place::Card(at) => blocks(at.0)
+                    .filter_map(|at| counts.vram.get((at / AccessCounts::BLOCK_BYTES) as usize))
+                    .fold(0, |sum, count| sum.saturating_add(*count)),
+                Place::Host(at) => {
+                    let first = vram.pinned.iova(at).0;
+                    counts.system.range(first..first + bytes).fold(0, |sum, (_, count)| sum.saturating_add(*count))
+                }
+            }
+        };
+        for (vm, account) in chunks.vms() {
+            for index in 0..account.advertised {
+                let at = chunks.guest_address(index);
+                if let Lookup::Placed(place) = chunks.lookup(vm, at, 1) {
+                    let count = u32::try_from(accesses(place)).unwrap_or(u32::MAX);
+                    let _ = balancer.set_accesses(chunks, vm, at, 1, count);
+                }
+            }
         }
     }
 

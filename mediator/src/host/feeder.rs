@@ -134,7 +134,8 @@ pub trait Feeder {
     /// The timer has expired.
     fn tick(&mut self) {
         self.schedule().disarm();
-        if self.is_deferred() {
+        // What has ended by now has not run for too long.
+        if self.is_deferred() || self.schedule().scheduler.in_flight() > 0 {
             self.complete();
         }
         if self.schedule().is_contended() {
