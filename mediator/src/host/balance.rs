@@ -76,6 +76,9 @@ impl HostState {
     /// What is to move now.
     pub(super) fn plan(&mut self) -> Plan {
         let now = self.now_ns();
+        // Who has work that has not ended is at work, if only in a queue.
+        let working: BTreeSet<VmId> = self.schedule.counts().into_keys().collect();
+        working.into_iter().for_each(|vm| self.divider.balancer.active(vm, now));
         self.take_turns(now);
         self.tell_balancer();
         let Self { vram, divider, .. } = self;
