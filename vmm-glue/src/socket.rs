@@ -71,6 +71,20 @@ impl Drop for BoundPath {
 }
 
 impl BoundPath {
+    /// The path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Gives the path these rights.
+    ///
+    /// # Errors
+    /// When it cannot have them.
+    pub fn set_rights(&self, options: &SocketOptions) -> Result<(), BindError> {
+        set_rights(&self.path, options)
+    }
+
     /// Leaves the path where it is for good: another holder of the socket serves it on.
     pub fn leave(mut self) {
         // No file has this number.
@@ -78,22 +92,12 @@ impl BoundPath {
     }
 }
 
-/// Takes over a socket that listens on `path` already, made by an earlier process; its rights are set anew.
-///
-/// # Errors
-/// When it is not bound to that path, or the path is gone.
-pub fn adopt(listener: &UnixListener, path: &Path, options: &SocketOptions) -> Result<BoundPath, BindError> {
-    let system = |action| {
-        let path = path.to_owned();
-        move |source: io::Error| BindError::System { action, path, source }
-    };
-    let address = listener.local_addr().map_err(system("find the path of the socket for"))?;
-    let metadata = std::fs::symlink_metadata(path).map_err(system("look at"))?;
-    if address.as_pathname() != Some(path) || !metadata.file_type().is_socket() {
-        return Err(system("find the socket of")(io::ErrorKind::AddrNotAvailable.into()));
-    }
-    set_rights(path, options)?;
-    Ok(BoundPath { path: path.to_owned(), device: metadata.dev(), inode: metadata.ino() })
+/// Takes over the path of a socket that listens already, made by an earlier process; `None` when it has none any more.
+#[must_use]
+pub fn adopt(listener: &UnixListener) -> Option<BoundPath> {
+    let path = listener.local_addr().ok()?.as_pathname()?.to_owned();
+    let metadata = std::fs::symlink_metadata(&path).ok().filter(|metadata| metadata.file_type().is_socket())?;
+    Some(BoundPath { path, device: metadata.dev(), inode: metadata.ino() })
 }
 
 fn set_rights(path: &Path, options: &SocketOptions) -> Result<(), BindError> {

@@ -247,3 +247,21 @@ fn socket_that_listens_already_is_served() {
     thread.join().unwrap();
     assert!(path.exists(), "the path belongs to who made it");
 }
+
+#[test]
+fn socket_of_an_earlier_process_is_adopted_with_its_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s");
+    let options = SocketOptions { mode: Some(0o600), ..SocketOptions::default() };
+    let (listener, bound) = vmm_glue::socket::bind(&path, &options).unwrap();
+    bound.leave();
+    assert!(path.exists(), "left to the next");
+    let adopted = vmm_glue::socket::adopt(&listener).unwrap();
+    assert_eq!(adopted.path(), path);
+    adopted.set_rights(&SocketOptions { mode: Some(0o640), ..options }).unwrap();
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o640);
+    drop(adopted);
+    assert!(!path.exists());
+    assert!(vmm_glue::socket::adopt(&listener).is_none(), "it has no path any more");
+}

@@ -6,6 +6,7 @@
 //! - [`suites`]: the test suites and their counts ([`tally`]); [`fuzz`] is one of them;
 //! - [`guests`]: what needs guests: the images, the daemon's release build, demo and bench;
 //! - [`mutations`]: mistakes made on purpose that the tests must notice;
+//! - [`package`]: the Debian package;
 //! - [`run`]: child processes.
 //!
 //! It does not install anything; the crate `images` makes what guests need in a cache folder.
@@ -17,6 +18,7 @@ mod layers;
 mod lints;
 mod mutations;
 mod orphans;
+mod package;
 mod run;
 mod suites;
 mod tally;
@@ -57,6 +59,8 @@ enum Command {
         /// Only those whose name contains this.
         filter: Option<String>,
     },
+    /// Make the Debian package.
+    Package(package::PackageArgs),
     /// Boot two guests on one card, run the copy workloads in both and verify every byte.
     Demo {
         /// Handed to the demo.
@@ -93,6 +97,7 @@ fn main() -> ExitCode {
         Command::Test(args) => suites::run(&args),
         Command::Bench { name, json } => guests::bench(name.as_deref(), json.as_deref()),
         Command::Mutations { filter } => mutations::run(filter.as_deref()),
+        Command::Package(args) => package::run(&args),
         Command::Demo { args } => guests::demo(&args),
         Command::Setup { refresh } => setup(refresh).map(|()| true),
     };

@@ -7,21 +7,24 @@ use serde_json::{Map, Value, json};
 use super::api;
 use super::launch::{MemorySize, Vmm};
 
+/// Describes a value; types that it has in it go to the generator's definitions.
+type Schema = fn(&mut SchemaGenerator) -> Value;
+
 /// One request.
 struct Operation {
     method: &'static str,
     path: &'static str,
     summary: &'static str,
     query: &'static [Parameter],
-    body: Option<fn(&mut SchemaGenerator) -> Value>,
+    body: Option<Schema>,
     /// Status and body of the good answer.
-    answer: (u16, Option<fn(&mut SchemaGenerator) -> Value>),
+    answer: (u16, Option<Schema>),
     /// Whether it can be made to depend on a revision.
     if_match: bool,
 }
 
 /// A key of a request's query: name, meaning, type.
-type Parameter = (&'static str, &'static str, fn(&mut SchemaGenerator) -> Value);
+type Parameter = (&'static str, &'static str, Schema);
 
 fn of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
     generator.subschema_for::<T>().to_value()
@@ -43,12 +46,7 @@ const APPLY: &[Parameter] = &[
 ];
 const COMPARE: &[Parameter] = &[("exact", "also look for virtual machines that are not named", of::<bool>)];
 
-const fn get(
-    path: &'static str,
-    summary: &'static str,
-    query: &'static [Parameter],
-    answer: fn(&mut SchemaGenerator) -> Value,
-) -> Operation {
+const fn get(path: &'static str, summary: &'static str, query: &'static [Parameter], answer: Schema) -> Operation {
     Operation { method: "get", path, summary, query, body: None, answer: (200, Some(answer)), if_match: false }
 }
 
@@ -56,8 +54,8 @@ const fn change(
     method: &'static str,
     path: &'static str,
     summary: &'static str,
-    body: Option<fn(&mut SchemaGenerator) -> Value>,
-    answer: (u16, Option<fn(&mut SchemaGenerator) -> Value>),
+    body: Option<Schema>,
+    answer: (u16, Option<Schema>),
 ) -> Operation {
     Operation { method, path, summary, query: NONE, body, answer, if_match: true }
 }

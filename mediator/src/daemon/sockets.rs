@@ -119,20 +119,18 @@ impl Sockets {
             })?;
             return Ok(Listening { listener: copy, path: None });
         }
+        // One of another path ends here, and its path with it.
         let earlier = self.stored.lock().remove(&stored);
-        let adopted = earlier.and_then(|listener| match socket::adopt(&listener, path, rights) {
-            Ok(bound) => Some((listener, bound)),
-            Err(error) => {
-                tracing::warn!(name = stored, %error, "a socket of an earlier run is not used");
-                None
+        let adopted = earlier.and_then(|listener| Some((socket::adopt(&listener)?, listener)));
+        let (bound, listener) = match adopted.filter(|(bound, _)| bound.path() == path) {
+            Some((bound, listener)) => {
+                bound.set_rights(rights)?;
+                (bound, listener)
             }
-        });
-        let (listener, bound) = match adopted {
-            Some(adopted) => adopted,
             None => {
                 let (listener, bound) = socket::bind(path, rights)?;
                 self.keep(&stored, &listener);
-                (listener, bound)
+                (bound, listener)
             }
         };
         let stored = self.store.then_some(stored);
@@ -155,9 +153,8 @@ impl Sockets {
     pub fn end_unused(&self) {
         for (name, listener) in self.stored.lock().drain() {
             tracing::info!(name, "a socket of an earlier run is removed");
-            let path = listener.local_addr().ok().and_then(|address| address.as_pathname().map(Path::to_owned));
-            // The path goes as this is dropped.
-            let _bound = path.map(|path| socket::adopt(&listener, &path, &SocketOptions::default()));
+            // The path goes with this.
+            drop(socket::adopt(&listener));
             notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(&name)]);
         }
     }

@@ -27,6 +27,22 @@ impl Place {
         place
     }
 
+    /// The same with a folder for the state, `kept`.
+    pub fn with_state(more: &str) -> Self {
+        let place = Self::new("");
+        let folder = place.0.path().display().to_string();
+        let text = fs::read_to_string(place.path("m.toml")).unwrap();
+        fs::write(place.path("m.toml"), format!("{text}state_dir = \"{folder}/kept\"\n{more}")).unwrap();
+        place
+    }
+
+    /// Runs a command that must be done, and parses what it prints.
+    pub fn ctl_json(&self, arguments: &[&str]) -> serde_json::Value {
+        let output = self.ctl(&[&["--json"], arguments].concat());
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
@@ -34,7 +50,10 @@ impl Place {
     pub fn daemon(&self) -> Command {
         let mut command = Command::new(DAEMON);
         command.arg("--config").arg(self.path("m.toml"));
-        command.env_remove("NOTIFY_SOCKET").env_remove("LISTEN_FDS").env("MEDIATORD_LOG", "info");
+        for variable in ["NOTIFY_SOCKET", "LISTEN_FDS", "FDSTORE", "WATCHDOG_USEC", "WATCHDOG_PID"] {
+            command.env_remove(variable);
+        }
+        command.env("MEDIATORD_LOG", "info");
         command
     }
 
@@ -44,6 +63,7 @@ impl Place {
 
     /// Starts the daemon and waits until it says that it is ready, as a service manager does.
     pub fn start(&self, command: &mut Command) -> Running {
+        let _ = fs::remove_file(self.path("notify"));
         let notify = UnixDatagram::bind(self.path("notify")).unwrap();
         notify.set_read_timeout(Some(LONG)).unwrap();
         let child = command

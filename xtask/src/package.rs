@@ -1,0 +1,283 @@
+//! `cargo xtask package`: the Debian package.
+//!
+//! Parts: the recipe (this file), `tree` (what lies where in it), `check` (whether a package that was made is as it should be).
+//!
+//! The same sources and programs give the same bytes: times are those of the last commit (or `SOURCE_DATE_EPOCH`), names are in
+//! order, and everything belongs to root.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use crate::run::{cargo, root, shown, target};
+
+mod check;
+mod tree;
+
+use tree::Tree;
+
+/// Name of the package.
+const NAME: &str = "gpu-mediator";
+/// The programs in it.
+const PROGRAMS: [&str; 2] = ["mediatord", "mediatorctl"];
+/// The only architecture that is supported.
+const ARCHITECTURE: &str = "amd64";
+
+/// The options.
+#[derive(Args)]
+pub struct PackageArgs {
+    /// Take the programs from this folder instead of building them for release.
+    #[arg(long, value_name = "DIR")]
+    binaries: Option<PathBuf>,
+    /// Where the package goes; the folder `package` beside the builds, if not given.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Make it twice, and check what is in it.
+    #[arg(long)]
+    check: bool,
+}
+
+/// Makes the package; says whether it is as it should be.
+pub fn run(args: &PackageArgs) -> Result<bool> {
+    let binaries = match &args.binaries {
+        Some(folder) => folder.clone(),
+        None => {
+            if !shown(&mut cargo(&["build", "--release", "--package", "mediator", "--bins"]))? {
+                bail!("the programs do not build");
+            }
+            target().join("release")
+        }
+    };
+    let out = args.out.clone().unwrap_or_else(|| target().join("package"));
+    let recipe = Recipe { binaries, version: env!("CARGO_PKG_VERSION").to_owned(), epoch: epoch()? };
+    let package = recipe.make(&out)?;
+    println!("{}", package.display());
+    if !args.check {
+        return Ok(true);
+    }
+    let again = recipe.make(&out.join("again"))?;
+    let problems = check::problems(&package, &again)?;
+    for problem in &problems {
+        eprintln!("package: {problem}");
+    }
+    println!("check package ... {}", if problems.is_empty() { "ok" } else { "FAILED" });
+    Ok(problems.is_empty())
+}
+
+/// What a package is made from.
+struct Recipe {
+    /// The folder with the programs.
+    binaries: PathBuf,
+    version: String,
+    /// The time of everything in it, in seconds since 1970.
+    epoch: u64,
+}
+
+impl Recipe {
+    /// Makes the package in `out`; its path.
+    fn make(&self, out: &Path) -> Result<PathBuf> {
+        let stage = out.join("tree");
+        if stage.exists() {
+            fs::remove_dir_all(&stage).with_context(|| format!("cannot empty {}", stage.display()))?;
+        }
+        let tree = Tree::new(stage.clone());
+        self.programs(&tree)?;
+        self.files(&tree)?;
+        self.control(&tree)?;
+        tree.set_times(self.epoch)?;
+        let package = out.join(format!("{NAME}_{}_{ARCHITECTURE}.deb", self.version));
+        let mut command = Command::new("dpkg-deb");
+        command.args(["--build", "--root-owner-group", "-Zxz"]).arg(&stage).arg(&package);
+        command.env("SOURCE_DATE_EPOCH", self.epoch.to_string()).stdout(Stdio::null());
+        if !shown(&mut command).context("the package dpkg has dpkg-deb")? {
+            bail!("dpkg-deb failed");
+        }
+        Ok(package)
+    }
+
+    fn programs(&self, tree: &Tree) -> Result<()> {
+        for name in PROGRAMS {
+            tree.copy(&self.binaries.join(name), &format!("usr/bin/{name}"), 0o755)?;
+        }
+        let ctl = tree.path("usr/bin/mediatorctl");
+        for (shell, path) in [
+            ("bash", "usr/share/bash-completion/completions/mediatorctl"),
+            ("zsh", "usr/share/zsh/vendor-completions/_mediatorctl"),
+            ("fish", "usr/share/fish/vendor_completions.d/mediatorctl.fish"),
+        ] {
+            let script = output(Command::new(&ctl).args(["completion", shell]))?;
+            tree.write(path, &script, 0o644)?;
+        }
+        let pages = tempfile::tempdir().context("a folder for man pages")?;
+        output(Command::new(&ctl).arg("man").arg(pages.path()))?;
+        for page in names(pages.path())? {
+            let section = page.rsplit('.').next().unwrap_or_default().to_owned();
+            tree.compressed(&pages.path().join(&page), &format!("usr/share/man/man{section}/{page}.gz"))?;
+        }
+        Ok(())
+    }
+
+    fn files(&self, tree: &Tree) -> Result<()> {
+        let source = root().join("packaging");
+        tree.copy(&source.join("gpu-mediator.service"), "usr/lib/systemd/system/gpu-mediator.service", 0o644)?;
+        tree.copy(&source.join("gpu-mediator.toml"), "etc/gpu-mediator.toml", 0o644)?;
+        let folder = format!("usr/share/doc/{NAME}");
+        for name in names(&root().join("docs"))?.iter().filter(|name| name.ends_with(".md") || name.ends_with(".json"))
+        {
+            tree.copy(&root().join("docs").join(name), &format!("{folder}/{name}"), 0o644)?;
+        }
+        let licence = fs::read_to_string(root().join("LICENSE")).context("LICENSE")?;
+        tree.write(&format!("{folder}/copyright"), copyright(&licence).as_bytes(), 0o644)
+    }
+
+    fn control(&self, tree: &Tree) -> Result<()> {
+        let libc = PROGRAMS.iter().map(|name| libc_version(&self.binaries.join(name))).collect::<Result<Vec<_>>>()?;
+        let libc = libc.into_iter().flatten().max();
+        let libc = libc.map_or_else(|| "libc6".to_owned(), |(major, minor)| format!("libc6 (>= {major}.{minor})"));
+        let text = format!(
+            "Package: {NAME}\n\
+             Version: {}\n\
+             Architecture: {ARCHITECTURE}\n\
+             Maintainer: The gpu-mediator authors <gpu-mediator@localhost>\n\
+             Installed-Size: {}\n\
+             Depends: {libc}, libgcc-s1, adduser, init-system-helpers\n\
+             Section: admin\n\
+             Priority: optional\n\
+             Description: shares NVIDIA cards between virtual machines\n \
+             One daemon, mediatord, owns the NVIDIA cards of a KVM host and gives each\n \
+             virtual machine a virtual GPU that the stock nouveau driver drives without\n \
+             modification. mediatorctl shows and changes what each may have.\n",
+            self.version,
+            tree.kib()?,
+        );
+        let sums = tree.md5sums()?;
+        tree.write("DEBIAN/md5sums", &sums, 0o644)?;
+        tree.write("DEBIAN/control", text.as_bytes(), 0o644)?;
+        tree.write("DEBIAN/conffiles", b"/etc/gpu-mediator.toml\n", 0o644)?;
+        for script in ["postinst", "prerm", "postrm"] {
+            tree.copy(&root().join("packaging").join(script), &format!("DEBIAN/{script}"), 0o755)?;
+        }
+        Ok(())
+    }
+}
+
+/// The licence as Debian wants it.
+fn copyright(licence: &str) -> String {
+    let indented = licence.lines().map(|line| if line.is_empty() { " .".to_owned() } else { format!(" {line}") });
+    let text: Vec<_> = indented.collect();
+    format!(
+        "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\n\
+         Files: *\nCopyright: The gpu-mediator authors\nLicense: Expat\n{}\n",
+        text.join("\n")
+    )
+}
+
+/// The newest version of glibc that a program wants, found by the names of versions in it.
+fn libc_version(program: &Path) -> Result<Option<(u32, u32)>> {
+    let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
+    let prefix = b"GLIBC_";
+    let versions =
+        bytes.windows(prefix.len()).enumerate().filter(|(_, window)| window == prefix).filter_map(|(at, _)| {
+            let rest = bytes.get(at + prefix.len()..)?;
+            let end = rest.iter().position(|byte| !byte.is_ascii_digit() && *byte != b'.')?;
+            let mut parts = std::str::from_utf8(rest.get(..end)?).ok()?.split('.');
+            Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+        });
+    Ok(versions.max())
+}
+
+/// The time of the last commit, unless the environment says another.
+fn epoch() -> Result<u64> {
+    let text = match std::env::var("SOURCE_DATE_EPOCH") {
+        Ok(text) => text,
+        Err(_) => {
+            let text = output(Command::new("git").current_dir(root()).args(["log", "-1", "--format=%ct"]))?;
+            String::from_utf8_lossy(&text).into_owned()
+        }
+    };
+    text.trim().parse().context("set SOURCE_DATE_EPOCH to seconds since 1970")
+}
+
+/// What a program prints.
+fn output(command: &mut Command) -> Result<Vec<u8>> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {name}"))?;
+    if !output.status.success() {
+        bail!("{name} failed ({}):\n{}", output.status, String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(output.stdout)
+}
+
+/// The names in a folder, in order.
+fn names(folder: &Path) -> Result<Vec<String>> {
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let mut names = entries
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect::<std::io::Result<Vec<_>>>()?;
+    names.sort();
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// A folder with programs that do what the recipe asks of them.
+    fn programs() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let script = "#!/bin/sh\n# GLIBC_2.9 GLIBC_2.34 GLIBC_2.4\ncase $1 in\n\
+                      completion) echo \"for $2\";;\nman) for page in mediatorctl.1 mediatord.8 gpu-mediator.toml.5; do \
+                      echo .TH > $2/$page; done;;\nesac\n";
+        for name in PROGRAMS {
+            let path = folder.path().join(name);
+            fs::write(&path, script).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
+        }
+        folder
+    }
+
+    fn made(out: &Path, version: &str) -> PathBuf {
+        let binaries = programs();
+        let recipe = Recipe { binaries: binaries.path().to_owned(), version: version.to_owned(), epoch: 1_700_000_000 };
+        recipe.make(out).unwrap()
+    }
+
+    #[test]
+    fn package_has_what_it_should_and_is_the_same_each_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, two) = (made(&folder.path().join("1"), "1.2.3"), made(&folder.path().join("2"), "1.2.3"));
+        assert_eq!(check::problems_of_contents(&one, &two).unwrap(), Vec::<String>::new());
+        assert!(one.ends_with("gpu-mediator_1.2.3_amd64.deb"));
+        let control = output(Command::new("dpkg-deb").arg("--info").arg(&one)).unwrap();
+        let control = String::from_utf8(control).unwrap();
+        for line in ["Version: 1.2.3", "Depends: libc6 (>= 2.34), libgcc-s1, adduser, init-system-helpers"] {
+            assert!(control.contains(line), "{line}\n{control}");
+        }
+    }
+
+    #[test]
+    fn check_notices_another_package_and_a_missing_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, two) = (made(&folder.path().join("1"), "1.2.3"), made(&folder.path().join("2"), "1.2.4"));
+        let problems = check::problems_of_contents(&one, &two).unwrap();
+        assert_eq!(problems, ["made twice, it is not the same"]);
+
+        let tree = folder.path().join("1/tree");
+        fs::remove_file(tree.join("usr/lib/systemd/system/gpu-mediator.service")).unwrap();
+        fs::set_permissions(tree.join("usr/bin/mediatord"), fs::Permissions::from_mode(0o644)).unwrap();
+        let bad = folder.path().join("bad.deb");
+        output(Command::new("dpkg-deb").args(["--build", "--root-owner-group"]).arg(&tree).arg(&bad)).unwrap();
+        let problems = check::problems_of_contents(&bad, &bad).unwrap();
+        assert_eq!(
+            problems,
+            [
+                "usr/bin/mediatord: -rw-r--r-- root/root, expected -rwxr-xr-x root/root",
+                "usr/lib/systemd/system/gpu-mediator.service is missing"
+            ]
+        );
+    }
+}

@@ -1,0 +1,111 @@
+//! Whether a package is as it should be.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use super::output;
+
+/// What must be in it, with its access rights.
+const EXPECTED: [(&str, &str); 13] = [
+    ("etc/gpu-mediator.toml", "-rw-r--r--"),
+    ("usr/bin/mediatorctl", "-rwxr-xr-x"),
+    ("usr/bin/mediatord", "-rwxr-xr-x"),
+    ("usr/lib/systemd/system/gpu-mediator.service", "-rw-r--r--"),
+    ("usr/share/bash-completion/completions/mediatorctl", "-rw-r--r--"),
+    ("usr/share/doc/gpu-mediator/api.json", "-rw-r--r--"),
+    ("usr/share/doc/gpu-mediator/configuration.md", "-rw-r--r--"),
+    ("usr/share/doc/gpu-mediator/copyright", "-rw-r--r--"),
+    ("usr/share/fish/vendor_completions.d/mediatorctl.fish", "-rw-r--r--"),
+    ("usr/share/man/man1/mediatorctl.1.gz", "-rw-r--r--"),
+    ("usr/share/man/man5/gpu-mediator.toml.5.gz", "-rw-r--r--"),
+    ("usr/share/man/man8/mediatord.8.gz", "-rw-r--r--"),
+    ("usr/share/zsh/vendor-completions/_mediatorctl", "-rw-r--r--"),
+];
+
+/// All that is wrong with a package, of which `again` is another make.
+pub(super) fn problems(package: &Path, again: &Path) -> Result<Vec<String>> {
+    let mut problems = problems_of_contents(package, again)?;
+    let folder = tempfile::tempdir().context("a folder for the package's files")?;
+    output(Command::new("dpkg-deb").arg("--extract").arg(package).arg(folder.path()))?;
+    let at = |path: &str| folder.path().join(path);
+    let checked = Command::new(at("usr/bin/mediatord"))
+        .arg("--check")
+        .arg("--config")
+        .arg(at("etc/gpu-mediator.toml"))
+        .output()?;
+    if !checked.status.success() {
+        problems.push(format!("its configuration is refused: {}", String::from_utf8_lossy(&checked.stderr)));
+    }
+    problems.extend(unit_problems(folder.path())?);
+    problems.extend(lintian_problems(package)?);
+    Ok(problems)
+}
+
+/// What is wrong with the list of its files, and whether both makes are the same.
+pub(super) fn problems_of_contents(package: &Path, again: &Path) -> Result<Vec<String>> {
+    let listed = output(Command::new("dpkg-deb").arg("--contents").arg(package))?;
+    let listed = String::from_utf8_lossy(&listed).into_owned();
+    let mut files = BTreeMap::new();
+    for line in listed.lines() {
+        let words: Vec<_> = line.split_whitespace().collect();
+        if let [mode, owner, .., path] = words[..] {
+            files.insert(path.trim_start_matches("./").to_owned(), format!("{mode} {owner}"));
+        }
+    }
+    let mut problems = Vec::new();
+    for (path, mode) in EXPECTED {
+        match files.get(path) {
+            None => problems.push(format!("{path} is missing")),
+            Some(found) if *found != format!("{mode} root/root") => {
+                problems.push(format!("{path}: {found}, expected {mode} root/root"));
+            }
+            Some(_) => {}
+        }
+    }
+    if fs::read(package)? != fs::read(again)? {
+        problems.push("made twice, it is not the same".to_owned());
+    }
+    Ok(problems)
+}
+
+/// What systemd has against the unit.
+fn unit_problems(tree: &Path) -> Result<Vec<String>> {
+    let unit = fs::read_to_string(tree.join("usr/lib/systemd/system/gpu-mediator.service"))?;
+    // The program is looked for where the package has it now.
+    let unit = unit.replace("ExecStart=/usr/bin/", &format!("ExecStart={}/usr/bin/", tree.display()));
+    let path = tree.join("gpu-mediator.service");
+    fs::write(&path, unit)?;
+    let mut command = Command::new("systemd-analyze");
+    match command.args(["verify", "--man=no"]).arg(&path).output() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            println!("systemd-analyze is not installed: the unit is not checked");
+            Ok(Vec::new())
+        }
+        Err(error) => Err(error).context("systemd-analyze"),
+        Ok(output) => {
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            let ours = text.lines().filter(|line| line.contains("gpu-mediator.service"));
+            let mut problems: Vec<_> = ours.map(str::to_owned).collect();
+            if !output.status.success() && problems.is_empty() {
+                problems.push(format!("systemd-analyze verify: {text}"));
+            }
+            Ok(problems)
+        }
+    }
+}
+
+fn lintian_problems(package: &Path) -> Result<Vec<String>> {
+    match Command::new("lintian").args(["--fail-on", "error"]).arg(package).output() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            println!("lintian is not installed: its rules are not checked");
+            Ok(Vec::new())
+        }
+        Err(error) => Err(error).context("lintian"),
+        Ok(output) if output.status.success() => Ok(Vec::new()),
+        Ok(output) => Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()),
+    }
+}

@@ -1,0 +1,109 @@
+//! The tree of files that a package is made of.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+
+use super::output;
+
+/// The folder of what is about the package, not of it.
+const CONTROL: &str = "DEBIAN";
+
+/// A tree under a folder.
+pub(super) struct Tree(PathBuf);
+
+impl Tree {
+    pub fn new(folder: PathBuf) -> Self {
+        Self(folder)
+    }
+
+    /// Where a file of the tree lies.
+    pub fn path(&self, path: &str) -> PathBuf {
+        self.0.join(path)
+    }
+
+    /// Adds a file with these access rights.
+    pub fn write(&self, path: &str, bytes: &[u8], mode: u32) -> Result<()> {
+        let at = self.path(path);
+        let made = || -> std::io::Result<()> {
+            // Folders get their rights whatever the caller's mask is.
+            for folder in Path::new(path).ancestors().skip(1).collect::<Vec<_>>().into_iter().rev() {
+                let folder = self.0.join(folder);
+                if !folder.exists() {
+                    fs::create_dir_all(&folder)?;
+                    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755))?;
+                }
+            }
+            fs::write(&at, bytes)?;
+            fs::set_permissions(&at, fs::Permissions::from_mode(mode))
+        };
+        made().with_context(|| format!("cannot write {}", at.display()))
+    }
+
+    /// Adds a copy of a file.
+    pub fn copy(&self, from: &Path, path: &str, mode: u32) -> Result<()> {
+        let bytes = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
+        self.write(path, &bytes, mode)
+    }
+
+    /// Adds a file as gzip makes it, without name and time.
+    pub fn compressed(&self, from: &Path, path: &str) -> Result<()> {
+        let bytes = output(Command::new("gzip").args(["-9", "--no-name", "--stdout"]).arg(from))?;
+        self.write(path, &bytes, 0o644)
+    }
+
+    /// All files of the package with their paths in it, in order.
+    fn files(&self) -> Result<Vec<PathBuf>> {
+        let mut files: Vec<_> = self.all()?.into_iter().filter(|path| self.0.join(path).is_file()).collect();
+        files.retain(|path| !path.starts_with(CONTROL));
+        Ok(files)
+    }
+
+    /// Everything in the tree, each folder after what is in it.
+    fn all(&self) -> Result<Vec<PathBuf>> {
+        fn collect(root: &Path, folder: &Path, all: &mut Vec<PathBuf>) -> Result<()> {
+            for name in super::names(folder)? {
+                let path = folder.join(name);
+                if path.is_dir() {
+                    collect(root, &path, all)?;
+                }
+                all.push(path.strip_prefix(root)?.to_owned());
+            }
+            Ok(())
+        }
+        let mut all = Vec::new();
+        collect(&self.0, &self.0, &mut all)?;
+        Ok(all)
+    }
+
+    /// What it needs when installed, in KiB.
+    pub fn kib(&self) -> Result<u64> {
+        let mut bytes = 0;
+        for path in self.files()? {
+            bytes += fs::metadata(self.0.join(path))?.len();
+        }
+        Ok(bytes.div_ceil(1024))
+    }
+
+    /// The sums by which dpkg finds files that were changed.
+    pub fn md5sums(&self) -> Result<Vec<u8>> {
+        let mut command = Command::new("md5sum");
+        command.current_dir(&self.0).args(self.files()?);
+        output(&mut command)
+    }
+
+    /// Gives everything one time.
+    pub fn set_times(&self, epoch: u64) -> Result<()> {
+        let time = UNIX_EPOCH + Duration::from_secs(epoch);
+        for path in self.all()?.into_iter().chain([PathBuf::new()]) {
+            let path = self.0.join(path);
+            let set = fs::File::open(&path).and_then(|file| file.set_modified(time));
+            set.with_context(|| format!("cannot set the time of {}", path.display()))?;
+        }
+        Ok(())
+    }
+}
