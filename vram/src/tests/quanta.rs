@@ -79,6 +79,17 @@ fn old_traffic_is_forgotten() {
 }
 
 #[test]
+fn the_window_is_kept_in_so_many_slots() {
+    let mut quanta = quanta(&[700]);
+    for step in 0..100_000 {
+        quanta.relocated(step * MS / 10, 1, MS);
+    }
+    assert!(quanta.traffic.len() <= SLOTS as usize + 1, "{} slots", quanta.traffic.len());
+    let bytes: u64 = quanta.traffic.iter().map(|&(_, bytes)| bytes).sum();
+    assert!((9_600..=10_000).contains(&bytes), "{bytes} bytes in the last second");
+}
+
+#[test]
 fn a_small_set_that_fits_beside_any_other_need_not_wait() {
     assert_eq!(on(&mut quanta(&[50, 700, 800, 100])).members, [VmId(2), VmId(3)]);
     assert_eq!(on(&mut quanta(&[50, 700, 1800])).members, [VmId(1), VmId(2), VmId(3)], "the largest needs it all");

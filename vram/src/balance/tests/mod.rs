@@ -283,6 +283,50 @@ fn moves_under_way_are_not_planned_again() {
 }
 
 #[test]
+fn what_is_on_its_way_for_a_request_is_not_evicted_twice() {
+    let mut table = ChunkTable::new(8 * CHUNK, CHUNK, crate::Contents::Zeroed).unwrap();
+    table.set_host_budget(100);
+    let mut balancer = Balancer::new(Config::default());
+    for (vm, chunks) in [(1, 7), (3, 7), (2, 0)] {
+        table.create_vm(VmId(vm), 64 * CHUNK, ANY).unwrap();
+        (0..chunks).for_each(|index| _ = table.place(VmId(vm), GuestAddr(index * CHUNK)).unwrap());
+    }
+    // The first stays above its share, since the third is below its own.
+    let request = Some(Request { by: By::Vm(VmId(2)), chunks: 1 });
+    let steps = balancer.plan(&table, 0, request);
+    assert_eq!(steps.len(), 1);
+    table.start(steps[0]).unwrap();
+    assert_eq!(balancer.plan(&table, 0, request), [], "one chunk will be spare");
+}
+
+#[test]
+fn what_a_raised_guarantee_is_owed_comes_back() {
+    let mut world = world(10, &[ANY, Limits { guarantee: 4, ..ANY }]);
+    world.use_chunks(1, 0..10);
+    assert_eq!(world.card(1), 6, "four are kept for the other");
+    // The other's guarantee goes over to the first, whose chunks are in host memory: nothing is spare.
+    world.table.set_limits(VmId(2), ANY).unwrap();
+    world.table.set_limits(VmId(1), Limits { guarantee: 10, ..ANY }).unwrap();
+    assert_eq!(world.table.spare(), 0);
+    assert_eq!((world.rest(&[1]), world.card(1)), (4, 10));
+}
+
+#[test]
+fn who_gets_chunks_in_a_round_gives_none_in_it() {
+    let limits = |quota, guarantee, weight| Limits { quota, guarantee, weight, ..ANY };
+    let vms = [limits(13, 0, 1), limits(4, 1, 3), limits(8, 0, 4), limits(4, 3, 1)];
+    let mut world = world(24, &vms);
+    world.balancer.set_config(Config { idle_after_ns: 300 * MS, ..Config::default() });
+    world.use_chunks(2, 0..4);
+    world.now += 50 * MS;
+    world.use_chunks(1, 0..13);
+    world.use_chunks(3, 0..8);
+    // The second, idle first, gives three chunks, and is due as much when the third is idle too: they have to settle.
+    world.rest(&[1]);
+    assert_eq!([1, 2, 3, 4].map(|vm| world.card(vm)), [13, 3, 5, 0], "of 13, 3.4, 4.6 and what is kept");
+}
+
+#[test]
 fn a_vm_that_is_gone_is_forgotten() {
     let mut world = world(8, &[Limits { guarantee: 4, ..ANY }]);
     world.use_chunks(1, 0..8);
