@@ -177,14 +177,13 @@ impl Daemon {
         self.fits(&state, &spec, Some(&vm))?;
         let memory = self.with_scheduled(&mut state, name, |now, card, id| {
             let host = mediated(card)?;
-            let mut host = host.lock();
-            let vram = host.vram.chunks.vm_bytes(id).unwrap_or(0) >> 20;
+            let vram = host.lock().vram.chunks.vm_bytes(id).unwrap_or(0) >> 20;
             let mut limits = vm.memory.limits(vram, &spec);
             if limits.on_full == OnFull::Refuse {
                 // What its guest sees is kept for it.
                 limits.guarantee = u32::MAX.min(limits.quota);
             }
-            host.set_limits(id, limits).map_err(|error| DaemonError::Quota {
+            host.make_room(|state| state.set_limits(id, limits)).map_err(|error| DaemonError::Quota {
                 vm: name.to_owned(),
                 what: format!("its memory cannot be so: {error}"),
             })?;

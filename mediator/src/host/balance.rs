@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use vram::balance::{By, Config, PinError, Request};
 use vram::victim::VictimPolicy;
-use vram::{Balancer, Change, GuestAddr, Lookup, Place, Quanta, QuantaConfig, Turn, VmId};
+use vram::{Balancer, Change, GuestAddr, Lookup, Place, Quanta, QuantaConfig, Step, Turn, VmId};
 
 /// How a card's memory is divided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -91,14 +91,15 @@ impl HostState {
         if steps.is_empty() {
             steps = balancer.plan(&vram.chunks, now, None);
         }
-        let mut plan = Plan::new();
-        for step in steps {
-            match plan.last_mut() {
-                Some((vm, of_it)) if *vm == step.vm => of_it.push(step),
-                _ => plan.push((step.vm, vec![step])),
-            }
-        }
-        plan
+        by_vm(steps)
+    }
+
+    /// What is to move so that `chunks` more of the card can be promised.
+    pub(super) fn plan_promise(&mut self, chunks: u32) -> Plan {
+        let now = self.now_ns();
+        let Self { vram, divider, .. } = self;
+        let chunks = chunks.saturating_add(vram.chunks.spare());
+        by_vm(divider.balancer.plan(&vram.chunks, now, Some(Request { by: By::Guarantee, chunks })))
     }
 
     /// When there may be more to move, if nothing happens before.
@@ -255,4 +256,16 @@ impl HostState {
             self.look_at_waits(Some(vm));
         }
     }
+}
+
+/// Steps that follow one another of the same VM, together.
+fn by_vm(steps: Vec<Step>) -> Plan {
+    let mut plan = Plan::new();
+    for step in steps {
+        match plan.last_mut() {
+            Some((vm, of_it)) if *vm == step.vm => of_it.push(step),
+            _ => plan.push((step.vm, vec![step])),
+        }
+    }
+    plan
 }

@@ -5,7 +5,7 @@
 
 use super::bell::Bell;
 use super::interrupts::GuestEvent;
-use super::registry::HostCard;
+use super::registry::{HostCard, HostState};
 use super::relocate::Relocated;
 use std::sync::Weak;
 use std::time::Duration;
@@ -72,6 +72,36 @@ impl HostCard {
         let retry = (!short.is_empty()).then_some(RETRY);
         short.into_iter().for_each(|vm| self.deliver(vm, GuestEvent::Memory));
         next.into_iter().chain(retry).min()
+    }
+
+    /// Does what promises memory of the card, and when others are in the way that have more than they are guaranteed, moves
+    /// theirs and does it again.
+    ///
+    /// # Errors
+    /// What `attempt` says in the end.
+    pub fn make_room(
+        &self,
+        mut attempt: impl FnMut(&mut HostState) -> Result<(), vram::Error>,
+    ) -> Result<(), vram::Error> {
+        for _ in 0..ROUNDS {
+            let plan = {
+                let mut state = self.lock();
+                match attempt(&mut state) {
+                    Err(vram::Error::Promise { wanted, now, left, .. }) if wanted <= left => {
+                        state.plan_promise(wanted.saturating_sub(now))
+                    }
+                    done => return done,
+                }
+            };
+            if plan.is_empty() {
+                break;
+            }
+            for (vm, steps) in plan {
+                self.relocate_counted(vm, &steps);
+            }
+            self.scrub();
+        }
+        attempt(&mut self.lock())
     }
 
     /// As [`Self::relocate`], and keeps the account.

@@ -216,12 +216,12 @@ impl HostCard {
     /// # Errors
     /// When the card has too little memory free for what is reserved.
     pub fn add_vm(&self, vm: VmId, share: &Share, events: Weak<dyn GuestEvents>) -> Result<(), HostError> {
+        let made = self.make_room(|state| state.vram.chunks.create_vm(vm, share.vram_bytes, share.memory));
+        made.map_err(|error| match error {
+            error @ vram::Error::Promise { .. } => HostError::OutOfMemory(error),
+            other => HostError::Refused(other.to_string()),
+        })?;
         let mut state = self.lock();
-        match state.vram.chunks.create_vm(vm, share.vram_bytes, share.memory) {
-            Ok(()) => {}
-            Err(error @ vram::Error::Promise { .. }) => return Err(HostError::OutOfMemory(error)),
-            Err(other) => return Err(HostError::Refused(other.to_string())),
-        }
         state.channels.add_vm(channels::VmId(vm.0), share.channels);
         let limit = share.hang_limit.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
         state.channels.set_hang_limit(channels::VmId(vm.0), limit);

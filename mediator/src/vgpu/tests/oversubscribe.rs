@@ -159,6 +159,22 @@ fn a_lower_quota_moves_what_is_beyond_it_while_the_guest_works() {
 }
 
 #[test]
+fn a_guarantee_takes_what_others_have_beyond_theirs() {
+    let rig = rig_with(64, 64, fast());
+    let mut first = driver_with(&rig, 0, 64, Limits::default());
+    let mut one = first.channel(1);
+    let buffers = spread(&mut first, &one, 26, 40);
+    assert_eq!(account(&rig, 0).host, 0, "it is alone");
+    let mut second = driver_with(&rig, 1, 32, Limits { guarantee: 16, ..Limits::default() });
+    assert!(account(&rig, 0).placed <= 16, "{:?}", account(&rig, 0));
+    let mut two = second.channel(1);
+    let others = spread(&mut second, &two, 10, 70);
+    assert_eq!(account(&rig, 1).host, 0, "what is guaranteed is there at once");
+    rotate(&mut first, &mut one, &buffers, 40);
+    rotate(&mut second, &mut two, &others, 70);
+}
+
+#[test]
 fn work_waits_for_memory_and_goes_on_when_another_gives_it_back() {
     let rig = rig_with(48, 0, fast());
     let queue = Limits { on_full: OnFull::Queue, ..Limits::default() };
