@@ -8,7 +8,7 @@ use vram::victim::VictimPolicy;
 use vram::{Limits, Mode, OnFull, QuantaConfig};
 
 use super::CardSpec;
-use crate::host::Division;
+use crate::host::{Chaos, Division};
 
 /// A `[card.memory]` table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
@@ -32,6 +32,10 @@ pub struct CardMemory {
     pub low_water_mib: u64,
     /// When virtual machines take turns with the card's memory.
     pub quanta: QuantaSpec,
+    /// For tests: chunks drawn at random move after every so many submissions; 0 for never.
+    pub chaos_every: u32,
+    /// For tests: what is drawn follows from it.
+    pub chaos_seed: u64,
 }
 
 /// A `[card.memory.quanta]` table: when virtual machines whose memory does not fit together take turns.
@@ -80,6 +84,8 @@ impl Default for CardMemory {
             idle_ms: balance.idle_after_ns / MS,
             low_water_mib: 0,
             quanta: QuantaSpec::default(),
+            chaos_every: 0,
+            chaos_seed: 0,
         }
     }
 }
@@ -112,6 +118,7 @@ impl CardMemory {
                 max_ns: max_ms.saturating_mul(MS),
             },
             reserve: chunks(self.reserve_mib),
+            chaos: Chaos { every: self.chaos_every, seed: self.chaos_seed },
         }
     }
 
@@ -153,6 +160,10 @@ impl CardMemory {
         }
         if self.host_mib > Self::HOST_MIB_MAX {
             wrong.push(("memory.host_mib", format!("{}, expected at most {}", self.host_mib, Self::HOST_MIB_MAX)));
+        }
+        if self.chaos_every != 0 && self.host_mib == 0 {
+            let what = format!("{}, expected 0, or `memory.host_mib` above 0", self.chaos_every);
+            wrong.push(("memory.chaos_every", what));
         }
         let kept = self.reserve_mib.saturating_add(self.low_water_mib);
         if kept > 0 && kept >= shared_mib {

@@ -314,6 +314,7 @@ fn memory_that_is_promised_must_be_there() {
         ("memory = { victims = \"oldest\" }", "", "`oldest` is no policy"),
         ("memory = { quanta = { mode = \"on\" } }", "", "`on` is no mode"),
         ("memory = { return_ms = 0 }", "", "memory.return_ms: 0, expected 1 to 3600000"),
+        ("memory = { chaos_every = 3 }", "", "memory.chaos_every: 3, expected 0, or `memory.host_mib` above 0"),
         ("memory = { reserve_mib = 480 }", "", "memory.reserve_mib: 480 MiB, expected less than the 480"),
     ] {
         let text = mistakes(&with(card, memory)).join("\n");

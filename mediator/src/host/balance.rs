@@ -1,6 +1,7 @@
 //! Who gives memory, and who gets it: what the card's balancer and thrash detector are told, and what they want.
 
 use super::Feeder;
+use super::chaos::{Chaos, Dice};
 use super::mover::{Moved, Plan};
 use super::registry::HostState;
 use super::relocate::Relocated;
@@ -21,6 +22,8 @@ pub struct Division {
     pub quanta: QuantaConfig,
     /// Chunks of the card that take evictions at once.
     pub reserve: u32,
+    /// What moves without a reason, for tests.
+    pub chaos: Chaos,
 }
 
 /// What somebody knows of a range of a VM's memory.
@@ -38,7 +41,8 @@ pub enum Hint {
 pub struct Divider {
     pub(super) balancer: Balancer,
     pub(super) quanta: Quanta,
-    reserve: u32,
+    /// What an operator has set.
+    division: Division,
     /// VMs that do not run, since it is another one's turn.
     waiting: BTreeSet<VmId>,
 }
@@ -48,7 +52,7 @@ impl Divider {
         Self {
             balancer: Balancer::new(division.balance),
             quanta: Quanta::new(division.quanta),
-            reserve: division.reserve,
+            division: *division,
             waiting: BTreeSet::new(),
         }
     }
@@ -56,7 +60,7 @@ impl Divider {
     /// What an operator has set.
     #[must_use]
     pub fn division(&self) -> Division {
-        Division { balance: *self.balancer.config(), quanta: *self.quanta.config(), reserve: self.reserve }
+        self.division
     }
 
     /// Whose turn it is, if VMs take turns.
@@ -119,7 +123,8 @@ impl HostState {
         self.vram.watches = division.balance.policy == VictimPolicy::Clock;
         self.divider.balancer.set_config(division.balance);
         self.divider.quanta.set_config(division.quanta);
-        self.divider.reserve = division.reserve;
+        self.divider.division = *division;
+        self.dice = Dice::new(division.chaos);
         self.vram.bell.ring();
         Ok(())
     }
@@ -176,6 +181,9 @@ impl HostState {
     pub fn worked(&mut self, vm: VmId) {
         let now = self.now_ns();
         self.divider.balancer.active(vm, now);
+        if self.dice.submitted() {
+            self.vram.bell.ring();
+        }
     }
 
     /// Memory was moved.

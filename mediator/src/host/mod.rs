@@ -8,8 +8,9 @@
 //! sees), [`time`] (the card's clock).
 //!
 //! Of memory: `vram` (guests' memory wherever it lies), [`pinned`] (host memory for it), [`balance`] (who gives and who
-//! gets), [`holdings`] (what of that the operator sees), [`mover`] (the thread that moves it) and [`bell`] (what wakes that), [`relocate`] (one VM's chunks change
-//! places), [`copier`] and `own_space` (the mediator's own channels, and their address space).
+//! gets), [`holdings`] (what of that the operator sees), [`mover`] (the thread that moves it) and [`bell`] (what wakes
+//! that), [`relocate`] (one VM's chunks change places), [`copier`] and `own_space` (the mediator's own channels, and their
+//! address space), [`chaos`] (what moves without a reason, for tests).
 //!
 //! Lock order: a vGPU's own lock, then [`HostCard::lock`]. The interrupt thread takes the card's lock, collects what is
 //! to be delivered, releases it, and only then calls VMs.
@@ -18,6 +19,7 @@ mod alarm;
 pub mod balance;
 pub mod bell;
 pub mod bring_up;
+pub mod chaos;
 pub mod copier;
 mod error;
 mod feeder;
@@ -43,6 +45,7 @@ pub mod usage;
 mod vram;
 
 pub use balance::Division;
+pub use chaos::Chaos;
 pub use error::HostError;
 pub use feeder::Feeder;
 pub use interrupts::{GuestEvent, GuestEvents};

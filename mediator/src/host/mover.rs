@@ -55,6 +55,11 @@ impl Moved {
 impl HostCard {
     /// Moves what the balancer wants moved. Returns when it wants to be asked again, if at any time.
     fn balance(&self) -> Option<Duration> {
+        let stirred = self.lock().stir();
+        for (vm, steps) in stirred.into_iter().filter(|(_, steps)| !steps.is_empty()) {
+            self.relocate_counted(vm, &steps);
+            self.scrub();
+        }
         for _ in 0..ROUNDS {
             let plan = self.lock().plan();
             if plan.is_empty() || self.stopping() {

@@ -4,6 +4,7 @@ use super::alarm::TimerAlarm;
 use super::balance::{Divider, Division};
 use super::bell::Bell;
 use super::bring_up::{self, CardInfo};
+use super::chaos::Dice;
 use super::copier::Copier;
 use super::iova::IovaSpace;
 use super::layout::{LAYOUT_BYTES, Layout};
@@ -40,6 +41,8 @@ pub struct HostState {
     pub(super) vms: BTreeMap<VmId, Weak<dyn GuestEvents>>,
     /// Who gives memory, and who gets it.
     pub divider: Divider,
+    /// What moves without a reason.
+    pub(super) dice: Dice,
     /// What was moved of their memory.
     pub(super) moved: BTreeMap<VmId, Moved>,
     began: Instant,
@@ -142,6 +145,7 @@ impl HostCard {
             schedule: Schedule::new(scheduler, alarm).map_err(|error| HostError::Refused(error.to_string()))?,
             vms: BTreeMap::new(),
             divider: Divider::new(&division),
+            dice: Dice::default(),
             moved: BTreeMap::new(),
             began: Instant::now(),
             ahead_ns: 0,

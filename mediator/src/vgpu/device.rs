@@ -378,6 +378,7 @@ impl VmBackend for MediatedVm {
         let (spaces, shadow_bytes) = backend.spaces.usage();
         let counts = &backend.counts;
         let report = &backend.spaces.report;
+        let moved = backend.host.lock().moved(backend.vm).copied().unwrap_or_default();
         let counters: BTreeMap<String, u64> = [
             ("doorbells", counts.doorbells),
             ("doorbells_refused", counts.doorbells_refused),
@@ -386,6 +387,8 @@ impl VmBackend for MediatedVm {
             ("hangs", counts.hangs),
             ("memory_waits", counts.memory_waits),
             ("memory_denied", counts.memory_denied),
+            ("memory_relocations", moved.relocations),
+            ("memory_chunks_moved", u64::from(moved.sum.moved)),
             ("tlb_flushes", counts.flushes),
             ("interrupts", counts.interrupts),
             ("events_lost", self.core.lost()),
