@@ -48,6 +48,17 @@ const OBJECTS: [u32; 2] = [0x4_90b5, 0x5_90b8];
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CopyId(u64);
 
+/// A copy that is to be done.
+#[derive(Clone, Copy, Debug)]
+pub struct Job {
+    /// Where the bytes are.
+    pub from: Place,
+    /// Where they go.
+    pub to: Place,
+    /// How many: a multiple of 128 KiB.
+    pub bytes: u64,
+}
+
 /// A piece of a copy.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
@@ -177,31 +188,35 @@ impl Copier {
         Arc::clone(&self.ended)
     }
 
-    /// Asks for a copy of `bytes` bytes, a multiple of 128 KiB. [`Self::has_ended`] says when it is done.
+    /// Asks for work, all of which the engines share from the start on. [`Self::has_ended`] says of each when it is done.
     ///
     /// # Errors
     /// When the engines do not work any more.
-    pub fn copy(
+    pub fn submit(
         &mut self,
         vram: &mut CardVram,
         channels: &mut Channels,
         now: u64,
-        (from, to, bytes): (Place, Place, u64),
-    ) -> Result<CopyId, HostError> {
+        work: &[Job],
+    ) -> Result<Vec<CopyId>, HostError> {
         if self.broken {
             return Err(HostError::Unresponsive("the copy engines do not move memory"));
         }
-        let copy = CopyId(self.copies);
-        self.copies += 1;
-        self.left.insert(copy, bytes.div_ceil(PIECE) as usize);
-        self.waiting.extend((0..bytes).step_by(PIECE as usize).map(|at| Piece {
-            copy,
-            from: va(from).offset(at),
-            to: va(to).offset(at),
-            bytes: PIECE.min(bytes - at),
-        }));
+        let mut copies = Vec::new();
+        for job in work {
+            let copy = CopyId(self.copies);
+            self.copies += 1;
+            self.left.insert(copy, job.bytes.div_ceil(PIECE) as usize);
+            self.waiting.extend((0..job.bytes).step_by(PIECE as usize).map(|at| Piece {
+                copy,
+                from: va(job.from).offset(at),
+                to: va(job.to).offset(at),
+                bytes: PIECE.min(job.bytes - at),
+            }));
+            copies.push(copy);
+        }
         self.feed(vram, channels, now)?;
-        Ok(copy)
+        Ok(copies)
     }
 
     /// Whether a copy has ended. `None` when it never will.
@@ -245,15 +260,14 @@ impl Copier {
         self.broken
     }
 
-    /// Gives lanes that have nothing to do what waits, shared out evenly.
+    /// Gives lanes that have nothing to do their parts of what waits: who comes first leaves the others theirs.
     fn feed(&mut self, vram: &mut CardVram, channels: &mut Channels, now: u64) -> Result<(), HostError> {
         let Self { space, lanes, waiting, .. } = self;
-        let idle = lanes.iter().filter(|lane| lane.busy.is_none()).count();
-        if idle == 0 || waiting.is_empty() {
+        if waiting.is_empty() || lanes.iter().all(|lane| lane.busy.is_some()) {
             return Ok(());
         }
         space.flush(vram)?;
-        let share = waiting.len().div_ceil(idle).min(PIECES);
+        let share = waiting.len().div_ceil(lanes.len()).min(PIECES);
         for lane in lanes.iter_mut().filter(|lane| lane.busy.is_none()) {
             let pieces: Vec<Piece> = waiting.drain(..share.min(waiting.len())).collect();
             if !pieces.is_empty() {

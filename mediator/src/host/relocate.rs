@@ -9,7 +9,7 @@
 //!
 //! Neither lock is held while anything is waited for.
 
-use super::copier::CopyId;
+use super::copier::Job;
 use super::registry::{HostCard, HostState};
 use super::vram::Dirty;
 use super::{Feeder, HostError};
@@ -116,16 +116,15 @@ impl HostCard {
     }
 
     fn copy_by_engine(&self, moves: &[Move]) -> Result<(), HostError> {
+        let jobs = moves.iter().map(|chunk| Job { from: chunk.from, to: chunk.to, bytes: chunk.bytes });
+        let jobs: Vec<_> = jobs.collect();
         let mut guard = self.lock();
         let dead = || HostError::Unresponsive("the copy engines do not move memory");
         let now = guard.now_ns();
         let HostState { vram, channels, copier, .. } = &mut *guard;
         let copier = copier.as_mut().ok_or_else(dead)?;
         let ended = copier.ended();
-        let copies: Vec<CopyId> = moves
-            .iter()
-            .map(|chunk| copier.copy(vram, channels, now, (chunk.from, chunk.to, chunk.bytes)))
-            .collect::<Result<_, _>>()?;
+        let copies = copier.submit(vram, channels, now, &jobs)?;
         let began = Instant::now();
         loop {
             let copier = guard.copier.as_mut().ok_or_else(dead)?;
@@ -162,8 +161,8 @@ impl HostCard {
         }
     }
 
-    /// Scrubs what nobody has, one chunk at a time.
-    pub(super) fn scrub(&self) {
+    /// Scrubs what nobody has, one chunk at a time, as the thread that moves memory does after each relocation.
+    pub fn scrub(&self) {
         while self.lock().vram.scrub_one().unwrap_or(false) {}
     }
 }
