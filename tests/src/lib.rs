@@ -8,6 +8,7 @@
 //! - [`guest`]: steps that most stories share: configuration, driver, workload;
 //! - [`crowd`]: VMs that share a card; [`contest`]: what each gets of its time;
 //! - [`holdings`]: what a process holds, and so what it has lost;
+//! - [`light`]: guests without a VMM that compute, in this process;
 //! - [`klog`]: the guest kernel's log, by level;
 //! - [`wait`]: every wait is bounded, and when it fails it shows the end of the logs.
 //!
@@ -39,6 +40,7 @@ pub mod daemon;
 pub mod guest;
 pub mod holdings;
 pub mod klog;
+pub mod light;
 pub mod qmp;
 pub mod rogues;
 pub mod vm;

@@ -11,7 +11,7 @@ use crate::run::{cargo, shown, target};
 pub const BIN_VARIABLE: &str = "GPU_MEDIATOR_BIN_DIR";
 
 /// Benchmarks that boot nothing: no image and no daemon is made for them.
-const WITHOUT_GUESTS: [&str; 3] = ["shadow", "compute", "sched-sim"];
+const WITHOUT_GUESTS: [&str; 4] = ["shadow", "compute", "sched-sim", "swap"];
 
 /// Makes the images and builds the daemon; returns the folder with its programs.
 pub fn prepare() -> Result<PathBuf> {

@@ -38,6 +38,8 @@ const LAYERS: [(&str, &[&str]); 17] = [
             "vram",
             "sched",
             "vmm-glue",
+            "mediator",
+            "workloads",
         ],
     ),
     ("xtask", &["images"]),

@@ -6,24 +6,26 @@ mod fv;
 mod sched;
 mod sched_guests;
 mod shadow;
+mod swap;
 mod transport;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use tests::bench::{Metric, report};
 
-/// A benchmark by name.
-type Benchmark = (&'static str, fn() -> Result<Vec<Metric>>);
+/// A benchmark by name. It is told where its figures go, for what it writes beside them.
+type Benchmark = (&'static str, fn(Option<&Path>) -> Result<Vec<Metric>>);
 
-const BENCHMARKS: [Benchmark; 6] = [
-    ("transport", transport::run),
-    ("shadow", shadow::run),
-    ("compute", compute::run),
-    ("sched-sim", sched::run),
-    ("sched-guests", sched_guests::run),
-    ("fv", fv::run),
+const BENCHMARKS: [Benchmark; 7] = [
+    ("transport", |_| transport::run()),
+    ("shadow", |_| shadow::run()),
+    ("compute", |_| compute::run()),
+    ("sched-sim", |_| sched::run()),
+    ("sched-guests", |_| sched_guests::run()),
+    ("swap", swap::run),
+    ("fv", |_| fv::run()),
 ];
 
 /// Whether a benchmark is one of those that `name` asks for.
@@ -50,7 +52,7 @@ fn main() -> ExitCode {
         }
         let mut metrics = Vec::new();
         for (_, benchmark) in chosen {
-            metrics.extend(benchmark()?);
+            metrics.extend(benchmark(file.as_deref())?);
         }
         report(&metrics, file.as_deref())
     };

@@ -1,0 +1,87 @@
+//! More memory than the card has: GPUswap's figures 4 to 9 and Gdev's 12 and 13 on this system, and turns against
+//! thrashing. Guests are light ones ([`tests::light`]): no VM is booted.
+//!
+//! The card's engines move memory at set rates, its own and the host's 25 to 1 as on GPUswap's card, so that figures are
+//! ratios of what was modelled and not of what this machine had to spare. The rates are low enough for the software card
+//! to keep up with them. What a guest's driver and kernels take of this machine is in the times, too, so that ratios to
+//! modelled times are upper bounds.
+
+mod bandwidth;
+mod delay;
+mod fairness;
+mod picture;
+mod pressure;
+mod reserve;
+mod thrash;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use mediator::host::Division;
+use simgpu::TimeModel;
+use tests::bench::Metric;
+use tests::light::{MIB, timing};
+use vram::Mode;
+
+/// Bytes per second that an engine moves of the card's memory.
+const VRAM_RATE: u64 = 800 * MIB;
+/// Bytes per second that an engine moves of the host's.
+const BUS_RATE: u64 = 32 * MIB;
+/// Bytes of a chunk where nothing else is said.
+const CHUNK: u64 = 2 * MIB;
+/// Nothing here takes that long.
+const LONG: Duration = Duration::from_secs(120);
+
+/// How long work takes.
+fn time() -> Option<TimeModel> {
+    Some(timing(VRAM_RATE, BUS_RATE))
+}
+
+/// Nobody takes turns; all else as an operator gets it who says nothing.
+fn division() -> Division {
+    let mut division = Division::default();
+    division.quanta.mode = Mode::Off;
+    division
+}
+
+/// Waits until something holds.
+fn eventually(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
+    let began = Instant::now();
+    while !holds()? {
+        ensure!(began.elapsed() < LONG, "{what}: not within {LONG:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// The value that `permille` of the values are not above.
+fn quantile(values: &[f64], permille: usize) -> Result<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let last = sorted.len().checked_sub(1).context("no values")?;
+    Ok(sorted[(last * permille).div_ceil(1000).min(last)])
+}
+
+/// Measures. The picture of figure 4 goes beside `json`.
+pub fn run(json: Option<&Path>) -> Result<Vec<Metric>> {
+    let mut metrics = Vec::new();
+    // A part can be chosen while one works on it.
+    let only = std::env::var("GPU_MEDIATOR_SWAP_PART").ok();
+    let picture = json.map(|json| json.with_extension("shares.svg"));
+    let parts: [(&str, &dyn Fn() -> Result<Vec<Metric>>); 7] = [
+        ("bandwidth", &bandwidth::throughput),
+        ("delay", &delay::run),
+        ("chunks", &bandwidth::chunk_sizes),
+        ("fairness", &|| fairness::run(picture.as_deref())),
+        ("reserve", &reserve::run),
+        ("thrash", &thrash::run),
+        ("pressure", &pressure::run),
+    ];
+    for (name, part) in parts.iter().filter(|(name, _)| only.as_deref().is_none_or(|only| only == *name)) {
+        let began = Instant::now();
+        metrics.extend(part().with_context(|| format!("swap: {name}"))?);
+        eprintln!("swap: {name} took {:.1} s", began.elapsed().as_secs_f64());
+    }
+    Ok(metrics)
+}

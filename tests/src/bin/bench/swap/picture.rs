@@ -1,0 +1,52 @@
+//! Lines over time, as a picture that needs nothing beside it.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow};
+use plotters::prelude::{ChartBuilder, Color, IntoDrawingArea, LineSeries, PathElement, RGBColor, SVGBackend, WHITE};
+use plotters::style::BLACK;
+
+/// Colours that can be told apart by most people (Okabe and Ito), used in turn.
+const COLOURS: [RGBColor; 4] =
+    [RGBColor(0, 114, 178), RGBColor(86, 180, 233), RGBColor(213, 94, 0), RGBColor(230, 159, 0)];
+/// Width and height, in pixels.
+const SIZE: (u32, u32) = (900, 480);
+
+/// A line: seconds and MiB.
+pub struct Series {
+    /// As the legend says it.
+    pub name: String,
+    /// In order of time.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// Draws `series` into `file`.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn draw(file: &Path, title: &str, series: &[Series]) -> Result<()> {
+    let points = || series.iter().flat_map(|series| &series.points);
+    let end = points().map(|(at, _)| *at).fold(0.0, f64::max);
+    let most = points().map(|(_, mib)| *mib).fold(0.0, f64::max) * 1.1;
+    let drawn = || -> Result<(), Box<dyn std::error::Error>> {
+        let area = SVGBackend::new(file, SIZE).into_drawing_area();
+        area.fill(&WHITE)?;
+        let mut chart = ChartBuilder::on(&area)
+            .caption(title, ("sans-serif", 18))
+            .margin(12)
+            .x_label_area_size(36)
+            .y_label_area_size(52)
+            .build_cartesian_2d(0.0..end, 0.0..most)?;
+        chart.configure_mesh().x_desc("seconds").y_desc("MiB").draw()?;
+        for (line, colour) in series.iter().zip(COLOURS.into_iter().cycle()) {
+            chart
+                .draw_series(LineSeries::new(line.points.iter().copied(), colour.stroke_width(2)))?
+                .label(&line.name)
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
+        }
+        chart.configure_series_labels().background_style(WHITE.mix(0.8)).border_style(BLACK).draw()?;
+        area.present()?;
+        Ok(())
+    };
+    drawn().map_err(|error| anyhow!("{error}")).with_context(|| format!("picture {}", file.display()))
+}

@@ -1,0 +1,131 @@
+//! GPUswap's figure 5: two instances of a program on ever less memory, down to the least that works at all; and what
+//! relocation costs while memory suffices. Every byte of every run is verified.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use tests::bench::{Metric, Target, median};
+use tests::light::{CardConfig, LightGpu, MIB, guest};
+use vram::{Limits, VmId};
+use workloads::{Options, by_name};
+
+use super::{division, time};
+
+/// GPUswap's table 1 but for heartwall, which this project has not: another image filter stands for it.
+const PROGRAMS: [(&str, u32); 6] =
+    [("backprop", 40), ("bfs", 60), ("hotspot", 60), ("lud", 8), ("srad", 40), ("srad2", 40)];
+/// MiB that each VM sees.
+const VM_MIB: u64 = 64;
+/// MiB of host memory: all that both have.
+const HOST_MIB: u64 = 2 * VM_MIB;
+/// MiB of the card, from where all fits to where next to nothing does; in the paper, from 500 MB to 20 MB.
+const SIZES: [u64; 5] = [128, 20, 12, 8, 4];
+/// Where all fits.
+const PLENTY: u64 = SIZES[0];
+/// Runs on a card with memory to spare, with and without relocation.
+const ROUNDS: usize = 5;
+
+/// What two instances made of a card.
+struct Outcome {
+    /// Seconds of the slower one.
+    slower: f64,
+    moved: u64,
+    verified: u64,
+    /// Bytes of buffers of one.
+    footprint: u64,
+}
+
+/// Both instances at once.
+fn two(name: &str, scale: u32, config: &CardConfig, limits: Limits) -> Result<Outcome> {
+    let rig = config.open()?;
+    let instances = [0, 1].map(|vm| guest(&rig, vm, VM_MIB, limits).and_then(LightGpu::new));
+    let runs = std::thread::scope(|scope| -> Result<Vec<(f64, u64, u64)>> {
+        let run = |gpu: Result<LightGpu>, seed| -> Result<(f64, u64, u64)> {
+            let mut gpu = gpu?;
+            let workload = by_name(name, Options { scale, seed, ..Options::default() }).context("a workload")?;
+            let began = Instant::now();
+            let report = workloads::run(&*workload, &mut gpu)?;
+            let took = began.elapsed().as_secs_f64();
+            ensure!(report.verified > 0, "nothing of {name} was verified");
+            Ok((took, report.verified, gpu.footprint()))
+        };
+        let runs = instances.into_iter().zip(1..).map(|(gpu, seed)| scope.spawn(move || run(gpu, seed)));
+        let runs: Vec<_> = runs.collect();
+        runs.into_iter().map(|run| run.join().ok().context("an instance panicked")?).collect()
+    })
+    .with_context(|| format!("{name} on {} MiB", config.card_mib))?;
+    let state = rig.host.lock();
+    let moved = [0, 1].map(|vm| state.moved(VmId(vm)).map_or(0, |moved| moved.sum.bytes)).iter().sum();
+    Ok(Outcome {
+        slower: runs.iter().map(|run| run.0).fold(0.0, f64::max),
+        moved,
+        verified: runs.iter().map(|run| run.1).sum(),
+        footprint: runs.iter().map(|run| run.2).max().unwrap_or(0),
+    })
+}
+
+fn sweep(name: &str, scale: u32) -> Result<Vec<Metric>> {
+    let mut metrics = Vec::new();
+    let mut whole = None;
+    for card_mib in SIZES {
+        let config = CardConfig { division: division(), time: time(), ..CardConfig::new(card_mib, HOST_MIB) };
+        let Outcome { slower, moved, verified, footprint } = two(name, scale, &config, Limits::default())?;
+        let row = format!("swap.pressure.{name}.{card_mib}m");
+        let Some(whole) = whole else {
+            ensure!(moved == 0, "{name}: {moved} bytes moved on a card with room for all");
+            whole = Some(slower);
+            metrics.push(Metric::plain(format!("{row}.time"), slower, "s"));
+            metrics.push(Metric::plain(format!("{row}.buffers_of_one"), footprint as f64 / MIB as f64, "MiB"));
+            continue;
+        };
+        let peer = if card_mib == 20 { "GPUswap figure 5, 20 MB: 1.5x to 8.9x" } else { "" };
+        metrics.push(Metric::ratio(format!("{row}.time"), slower, "s", whole, Target::None).beside(peer));
+        metrics.push(Metric::plain(format!("{row}.moved"), moved as f64 / MIB as f64, "MiB"));
+        metrics.push(Metric::plain(format!("{row}.verified"), verified as f64 / MIB as f64, "MiB"));
+    }
+    Ok(metrics)
+}
+
+/// With memory to spare: relocation switched on against not there at all. Work takes no time but the machine's.
+fn without_pressure() -> Result<Metric> {
+    let mut times: [Vec<f64>; 2] = Default::default();
+    for _ in 0..ROUNDS {
+        for (host_mib, times) in [0, HOST_MIB].into_iter().zip(&mut times) {
+            let config = CardConfig { division: division(), time: time(), ..CardConfig::new(PLENTY, host_mib) };
+            let limits = if host_mib == 0 { Limits::UNRESERVED } else { Limits::default() };
+            let outcome = two("memory", 16, &config, limits)?;
+            ensure!(outcome.moved == 0, "{} bytes moved", outcome.moved);
+            times.push(outcome.slower);
+        }
+    }
+    let [off, on] = times.map(|times| median(&times));
+    let (off, on) = (off.context("no run")?, on.context("no run")?);
+    let metric = Metric::ratio("swap.without_pressure", on, "s", off, Target::AtMost(1.005));
+    Ok(metric.beside("GPUswap: native speed; NVIDIA's vGPU: 2-6 %"))
+}
+
+/// MiB of the card that VMs share, the least with which two instances of a working set of 4 MiB are right.
+fn smallest() -> Result<Metric> {
+    let mut least = None;
+    for card_mib in [8, 4, 2, 1] {
+        let config = CardConfig { chunk_bytes: 128 << 10, division: division(), ..CardConfig::new(card_mib, HOST_MIB) };
+        match two("memory", 16, &config, Limits::default()) {
+            Ok(_) => least = Some(card_mib),
+            Err(error) => {
+                eprintln!("swap: {card_mib} MiB are too few: {error:#}");
+                break;
+            }
+        }
+    }
+    let least = least.context("no size works")?;
+    Ok(Metric::plain("swap.smallest_shared", least as f64, "MiB").beside("GPUswap: 20 MB"))
+}
+
+/// Measures.
+pub fn run() -> Result<Vec<Metric>> {
+    let mut metrics = vec![smallest()?, without_pressure()?];
+    for (name, scale) in PROGRAMS {
+        metrics.extend(sweep(name, scale)?);
+    }
+    Ok(metrics)
+}
