@@ -276,6 +276,8 @@ fn who_connects_while_the_daemon_is_away_is_served_when_it_is_back() {
         let mut daemon = manager.start();
         assert_eq!(manager.store.keys().collect::<Vec<_>>(), ["daemon/admin"]);
         assert!(place.ctl(&["vm", "add", "web", "--card", "card0", "--vram-mib", "16"]).status.success());
+        manager.until("FDSTORE=1");
+        assert_eq!(manager.store.keys().collect::<Vec<_>>(), ["daemon/admin", "vm/web"]);
         if kill {
             killed(daemon);
         } else {
