@@ -149,7 +149,7 @@ impl Command {
 #[derive(Clone, Debug, Subcommand)]
 enum VmCommand {
     /// Adds a virtual machine; its socket is there when this ends
-    Add(Add),
+    Add(Box<Add>),
     /// Removes a virtual machine, also while its VMM is connected
     Remove {
         /// Its name
@@ -326,7 +326,7 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
             form.of(&vm, output::vm)
         }
         Command::Vm(VmCommand::Add(add)) => {
-            let vm: api::Vm = client.post("/v1/vms", &VmSpec::from(add))?;
+            let vm: api::Vm = client.post("/v1/vms", &VmSpec::from(*add))?;
             form.of(&vm, output::vm_added)
         }
         Command::Vm(VmCommand::Remove { name }) => {

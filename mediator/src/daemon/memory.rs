@@ -181,7 +181,7 @@ impl Daemon {
             let mut limits = vm.memory.limits(vram, &spec);
             if limits.on_full == OnFull::Refuse {
                 // What its guest sees is kept for it.
-                limits.guarantee = u32::MAX.min(limits.quota);
+                limits.guarantee = limits.quota;
             }
             host.make_room(|state| state.set_limits(id, limits)).map_err(|error| DaemonError::Quota {
                 vm: name.to_owned(),

@@ -199,7 +199,7 @@ pub fn chunk_sizes() -> Result<Vec<Metric>> {
         metrics.push(Metric::ratio(format!("{name}.suspension_of_one"), middle(&alone)?, "ms", copy, Target::None));
         // Buffers of 300 KiB, each allocated by itself: what they take of the card beyond what they hold.
         let before = account(&scene.rig, 0)?.placed;
-        let used = NEW * 300 << 10;
+        let used = (NEW * 300) << 10;
         for page in 0..used / PAGE {
             scene.driver.guest.vram_write(4 * MIB + page * PAGE, &[1; 64]);
         }

@@ -63,13 +63,16 @@ fn quantile(values: &[f64], permille: usize) -> Result<f64> {
     Ok(sorted[(last * permille).div_ceil(1000).min(last)])
 }
 
+/// A part of the benchmark by name.
+type Part<'a> = (&'static str, &'a dyn Fn() -> Result<Vec<Metric>>);
+
 /// Measures. The picture of figure 4 goes beside `json`.
 pub fn run(json: Option<&Path>) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     // A part can be chosen while one works on it.
     let only = std::env::var("GPU_MEDIATOR_SWAP_PART").ok();
     let picture = json.map(|json| json.with_extension("shares.svg"));
-    let parts: [(&str, &dyn Fn() -> Result<Vec<Metric>>); 7] = [
+    let parts: [Part<'_>; 7] = [
         ("bandwidth", &bandwidth::throughput),
         ("delay", &delay::run),
         ("chunks", &bandwidth::chunk_sizes),
