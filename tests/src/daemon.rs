@@ -70,22 +70,28 @@ impl Daemon {
     /// Starts the daemon with the TOML text that `configure` returns, and waits until its admin socket answers.
     pub fn start(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<Self> {
         let (scratch, paths, mut command) = prepare(name, configure)?;
-        let log = scratch.path().join("mediatord.log");
-        let output = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
-        let errors = output.try_clone().context("the daemon's log")?;
-        let child = command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn();
-        let child = child.with_context(|| format!("cannot start {}", command.get_program().to_string_lossy()))?;
+        let child = spawn(&scratch, &mut command)?;
         let mut daemon = Self { child, paths, scratch };
+        daemon.wait_ready()?;
+        Ok(daemon)
+    }
+
+    /// Kills the daemon in the midst of whatever it does, and starts another with the same configuration. Its log goes on.
+    pub fn kill_and_restart(&mut self) -> Result<()> {
+        self.child.kill().context("cannot kill mediatord")?;
+        self.child.wait().context("mediatord, killed")?;
+        self.child = spawn(&self.scratch, &mut command(&self.scratch)?)?;
+        self.wait_ready()
+    }
+
+    fn wait_ready(&mut self) -> Result<()> {
         let ready = wait::until("mediatord's admin socket", START_LIMIT, || {
-            if let Some(status) = daemon.child.try_wait()? {
+            if let Some(status) = self.child.try_wait()? {
                 bail!("mediatord has ended ({status})");
             }
-            Ok(UnixStream::connect(&daemon.paths.admin_socket).is_ok().then_some(()))
+            Ok(UnixStream::connect(&self.paths.admin_socket).is_ok().then_some(()))
         });
-        match ready {
-            Ok(()) => Ok(daemon),
-            Err(error) => Err(error.context(wait::tail(&log))),
-        }
+        ready.with_context(|| self.log_tail())
     }
 
     /// Runs the daemon with a configuration that it must refuse, and returns what it said.
@@ -201,11 +207,30 @@ fn prepare(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<(Scra
     let folder = scratch.path().join("run");
     fs::create_dir(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let paths = Paths { admin_socket: folder.join("admin.sock"), folder };
-    let config = scratch.path().join("mediatord.toml");
+    let config = config_of(&scratch);
     fs::write(&config, configure(&paths)).with_context(|| format!("cannot write {}", config.display()))?;
-    let mut command = Command::new(binary("mediatord")?);
-    command.arg("--config").arg(config);
+    let command = command(&scratch)?;
     Ok((scratch, paths, command))
+}
+
+fn config_of(scratch: &Scratch) -> PathBuf {
+    scratch.path().join("mediatord.toml")
+}
+
+fn command(scratch: &Scratch) -> Result<Command> {
+    let mut command = Command::new(binary("mediatord")?);
+    command.arg("--config").arg(config_of(scratch));
+    Ok(command)
+}
+
+/// Starts the daemon; what it logs goes to the end of its log.
+fn spawn(scratch: &Scratch, command: &mut Command) -> Result<Child> {
+    let log = scratch.path().join("mediatord.log");
+    let output = File::options().create(true).append(true).open(&log);
+    let output = output.with_context(|| format!("cannot write {}", log.display()))?;
+    let errors = output.try_clone().context("the daemon's log")?;
+    let child = command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn();
+    child.with_context(|| format!("cannot start {}", command.get_program().to_string_lossy()))
 }
 
 /// Runs `command` to its end; it is killed when it takes longer than `limit`.

@@ -2,6 +2,8 @@
 
 #[path = "chaos/churn.rs"]
 mod churn;
+#[path = "chaos/memory.rs"]
+mod memory;
 
 use std::time::Duration;
 

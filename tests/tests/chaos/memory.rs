@@ -1,0 +1,94 @@
+//! Real guests whose memory moves at random while they work: together they have several times what the card has, and
+//! something moves after every few submissions. VMMs and the daemon are killed in the midst of it.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use tests::guest::{self, card_toml, vm_toml};
+use tests::{Daemon, Output, Vm, VmConfig, wait};
+
+/// How long the daemon may take to notice that a VM has gone, and chunks to move.
+const NOTICE: Duration = Duration::from_secs(60);
+
+/// A card of `vram_mib` MiB of which the mediator keeps `reserve_mib`, in chunks of `chunk_kib`; something moves after every
+/// `every` submissions.
+fn stirred_toml(paths: &tests::Paths, (vram_mib, reserve_mib): (u32, u32), chunk_kib: u32, every: u32) -> String {
+    let card = card_toml(paths, vram_mib) + &format!("reserve_mib = {reserve_mib}\nchunk_kib = {chunk_kib}\n");
+    card + "overcommit = true\n" + &format!("memory = {{ host_mib = 256, chaos_every = {every}, chaos_seed = 6 }}\n")
+}
+
+fn boot(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
+    let vm = Vm::launch(&VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name)))?;
+    vm.wait_ready()?;
+    guest::load_driver(&vm)?;
+    Ok(vm)
+}
+
+fn moved(daemon: &Daemon, name: &str) -> Result<u64> {
+    guest::counter(daemon, name, "memory_chunks_moved")
+}
+
+/// Waits until `count` more chunks of a VM have moved.
+fn wait_moved(daemon: &Daemon, name: &str, count: u64) -> Result<()> {
+    let before = moved(daemon, name)?;
+    wait::until(&format!("memory of {name} to move"), NOTICE, || {
+        Ok((moved(daemon, name)? >= before + count).then_some(()))
+    })
+}
+
+fn verified(vm: &Vm, output: &Output) -> Result<()> {
+    let smoke = guest::parse_smoke(output)?;
+    println!("VM {}: {}", vm.name(), smoke.line);
+    assert!(smoke.ok && smoke.bytes > 0, "VM {}: {}", vm.name(), output.text());
+    Ok(())
+}
+
+#[test]
+fn two_guests_of_four_times_the_card_are_verified_and_one_is_killed_in_mid_relocation() -> Result<()> {
+    // 48 MiB for two VMs of 96 MiB each.
+    let vms = vm_toml("stays", 96) + &vm_toml("dies", 96);
+    let mut daemon = Daemon::start("stirred", |paths| stirred_toml(paths, (64, 16), 128, 2) + &vms)?;
+    let (stays, dies) = (boot(&daemon, "stays", "6.12")?, boot(&daemon, "dies", "6.1")?);
+    let command = "run /bin/gpu-workloads workload --name memory --working-set 24m --rounds 1";
+    let runs = [stays.start(command)?, dies.start(command)?];
+    for (vm, run) in [&stays, &dies].into_iter().zip(runs) {
+        verified(vm, &run.wait_within(guest::SMOKE_LIMIT)?)?;
+        assert!(moved(&daemon, vm.name())? > 0, "nothing of {} moved", vm.name());
+    }
+    let good = stays.start("run /bin/gpu-workloads workload --name all --scale 1")?;
+    let doomed = dies.start("run /bin/gpu-workloads stress --seconds 600")?;
+    wait_moved(&daemon, "dies", 20)?;
+    dies.kill()?;
+    drop(doomed);
+    wait::until("its channels and memory to come back", NOTICE, || {
+        let shown = guest::show(&daemon, "dies")?;
+        Ok((shown["state"] == "waiting" && shown["channels_used"] == 0).then_some(()))
+    })?;
+    verified(&stays, &good.wait_within(guest::SMOKE_LIMIT)?)?;
+    assert_eq!(guest::counter(&daemon, "stays", "faults")?, 0);
+    assert!(daemon.alive());
+    Ok(())
+}
+
+#[test]
+fn daemon_killed_in_mid_relocation_serves_again_after_a_restart() -> Result<()> {
+    let vms = vm_toml("before", 96) + &vm_toml("after", 96);
+    let mut daemon = Daemon::start("restirred", |paths| stirred_toml(paths, (64, 16), 2048, 1) + &vms)?;
+    let before = boot(&daemon, "before", "6.12")?;
+    let work = before.start("run /bin/gpu-workloads stress --seconds 600")?;
+    wait_moved(&daemon, "before", 20)?;
+    daemon.kill_and_restart()?;
+    assert!(before.alive(), "the VMM outlives the daemon");
+    drop(work);
+    // The host's memory went with the process; VMs begin anew, among them one of the same name.
+    let after = boot(&daemon, "after", "6.1")?;
+    before.kill()?;
+    drop(before);
+    let before = boot(&daemon, "before", "6.12")?;
+    for vm in [&after, &before] {
+        guest::smoke(vm, "copy --engine ce0 --from vram --to gart --size 1048576")?;
+    }
+    let log = daemon.log();
+    assert!(!log.contains("panicked"), "{log}");
+    Ok(())
+}
