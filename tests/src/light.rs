@@ -20,10 +20,6 @@ use workloads::{Buffer, Gpu, Grid, Module, Params, Place};
 pub const MIB: u64 = 1 << 20;
 /// Subchannel and SET_OBJECT data of compute.
 const COMPUTE: (u32, u32) = (1, 0x90c0);
-/// Virtual address of the RAM that transfers go through.
-const STAGE_VA: u64 = 0x80_0000;
-/// Bytes of it.
-const STAGE: u64 = MIB;
 /// Virtual address of the first byte of the heap.
 const HEAP_VA: u64 = 0x100_0000;
 /// Bytes of the heap at most: the driver's only page table ends there.
@@ -93,7 +89,7 @@ pub fn guest(rig: &Rig, vm: u32, vram_mib: u64, memory: Limits) -> Result<Driver
     let mut settings = Settings { queue_limit: QUEUE_LIMIT, ..settings(vram_mib, 8) };
     settings.share.memory = memory;
     let mut guest = rig.guest_with(vm, &settings);
-    ensure!(guest.map_ram(0, STAGE, true), "no RAM");
+    ensure!(guest.map_ram(0, MIB, true), "no RAM");
     Ok(Driver::new(guest))
 }
 
@@ -129,7 +125,7 @@ pub fn copy_line(engine: u32, from: u64, to: u64, bytes: u32) -> Vec<u32> {
     words
 }
 
-/// A guest that computes.
+/// A guest that computes. Inputs and results go through the CPU, as by an aperture.
 pub struct LightGpu {
     /// Its driver.
     pub driver: Driver,
@@ -174,7 +170,6 @@ impl LightGpu {
     /// When it does not come up.
     pub fn new(mut driver: Driver) -> Result<Self> {
         let channel = driver.channel(1);
-        driver.map(channel.space, STAGE_VA, At::Ram(0), STAGE / PAGE);
         let bytes = (driver.room() / PAGE * PAGE).min(HEAP_MAX);
         let heap = Heap { at: driver.vram(bytes / PAGE), bytes, mapped: 0, free: Vec::new() };
         let none = Buffer { index: 0, address: 0, bytes: 0 };
@@ -246,24 +241,16 @@ impl Gpu for LightGpu {
     }
 
     fn upload(&mut self, buffer: Buffer, at: u64, bytes: &[u8]) -> Result<()> {
-        let first = Self::inside(buffer, at, bytes.len())?;
-        for (piece, at) in bytes.chunks(STAGE as usize).zip((first..).step_by(STAGE as usize)) {
-            self.finish()?;
-            self.driver.guest.ram_write(0, piece);
-            self.submit(&copy_line(0, STAGE_VA, at, u32::try_from(piece.len())?))?;
-        }
-        self.finish()
+        Self::inside(buffer, at, bytes.len())?;
+        self.finish()?;
+        self.driver.guest.vram_write(self.vram_of(buffer, at), bytes);
+        Ok(())
     }
 
     fn download(&mut self, buffer: Buffer, at: u64, bytes: &mut [u8]) -> Result<()> {
-        let first = Self::inside(buffer, at, bytes.len())?;
-        // The copy engine does not wait for others.
+        Self::inside(buffer, at, bytes.len())?;
         self.finish()?;
-        for (piece, at) in bytes.chunks_mut(STAGE as usize).zip((first..).step_by(STAGE as usize)) {
-            self.submit(&copy_line(0, at, STAGE_VA, u32::try_from(piece.len())?))?;
-            self.finish()?;
-            self.driver.guest.ram_read(0, piece);
-        }
+        self.driver.guest.vram_read(self.vram_of(buffer, at), bytes);
         Ok(())
     }
 
