@@ -190,3 +190,44 @@ fn no_byte_is_lost_while_the_smallest_chunks_move_at_random() {
 fn no_byte_is_lost_while_host_memory_runs_out() {
     chaos(2 * MIB, 6, 3);
 }
+
+#[test]
+fn work_that_is_queued_while_memory_moves_is_done_in_full() {
+    let rig = rig_of(2 * MIB, CARD_MIB, 64);
+    let mut driver = driver_of(&rig, 0, VM_MIB);
+    let mut channel = driver.channel(1);
+    const BUFFERS: u64 = 8;
+    let va = |buffer: u64| A + buffer * 0x10_0000;
+    let places: Vec<u64> = (0..BUFFERS).map(|buffer| driver.buffer(&channel, va(buffer), 40, buffer as u32)).collect();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut to = To::Host;
+            while !done.load(std::sync::atomic::Ordering::SeqCst) {
+                move_all(&rig, 0, to);
+                to = if to == To::Host { To::Card } else { To::Host };
+            }
+        });
+        let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for round in 0..60u32 {
+                // Each buffer goes to the next, one submission each, before any is waited for.
+                for buffer in (1..BUFFERS).rev() {
+                    let (from, to) = (va(buffer - 1), va(buffer));
+                    let words = match (round + buffer as u32) % 3 {
+                        0 => [object(M2MF), m2mf_copy(from, to, 40 * PAGE as u32)].concat(),
+                        1 => [object(CE0), ce_copy(from, to, 40)].concat(),
+                        _ => [object(CE1), ce_copy(from, to, 40)].concat(),
+                    };
+                    driver.submit(&mut channel, &words);
+                }
+                driver.wait(&channel);
+                assert_eq!(driver.faults, []);
+                for page in 0..40 {
+                    driver.guest.vram_write(places[0] + page * PAGE, &pattern(100 + round, page));
+                }
+            }
+        }));
+        done.store(true, std::sync::atomic::Ordering::SeqCst);
+        worked.unwrap_or_else(|error| std::panic::resume_unwind(error));
+    });
+}
