@@ -192,6 +192,15 @@ fn check_card(card: &CardSpec, table: &mut Table<'_>) {
             format!("{reserve} MiB of {} MiB, expected at least 1 and less than all", card.vram_mib),
         );
     }
+    // The layout's structures, the copying channels' page tables, and a guest's: each in chunks of their own.
+    let least = (4u64 << 10).div_ceil(card.chunk_kib.max(1)).saturating_add(2).saturating_mul(card.chunk_kib) >> 10;
+    if card.memory.host_mib != 0 && reserve < least {
+        let what = format!(
+            "{reserve} MiB, expected at least {least} beside `memory.host_mib` and chunks of {} KiB",
+            card.chunk_kib
+        );
+        table.say("reserve_mib", what);
+    }
     let rates = card.time.map(|time| {
         [
             ("time.copy_mib_per_s", time.copy_mib_per_s, 1),

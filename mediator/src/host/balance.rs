@@ -5,6 +5,7 @@ use super::chaos::{Chaos, Dice};
 use super::mover::{Moved, Plan};
 use super::registry::HostState;
 use super::relocate::Relocated;
+use super::vram::KEPT;
 use card::AccessCounts;
 use channels::Pause;
 use std::collections::{BTreeMap, BTreeSet};
@@ -91,6 +92,13 @@ impl HostState {
         let mut steps = Vec::new();
         while let Some((vm, chunks)) = vram.born.pop_first() {
             steps.extend(balancer.plan(&vram.chunks, now, Some(Request { by: By::Vm(vm), chunks })));
+        }
+        if vram.is_tight() {
+            let used = vram.chunks.summary().mediator;
+            // What has no room yet makes some, and is asked for again behind that.
+            if vram.chunks.set_aside(used + KEPT).is_err() {
+                steps.extend(balancer.plan(&vram.chunks, now, Some(Request { by: By::Mediator, chunks: KEPT })));
+            }
         }
         if steps.is_empty() {
             steps = balancer.plan(&vram.chunks, now, None);

@@ -48,6 +48,10 @@ impl CardVram {
     }
 }
 
+/// Chunks that are kept at hand for the mediator's own structures: a guest's next channel or page table must not fail since
+/// other guests' memory fills the card.
+pub(super) const KEPT: u32 = 2;
+
 /// Pages of a chunk, one bit each.
 pub(super) struct Dirty(Vec<u64>);
 
@@ -250,7 +254,15 @@ impl CardVram {
             }
         };
         self.memory.zero(address, bytes)?;
+        if self.is_tight() {
+            self.bell.ring();
+        }
         Ok(address)
+    }
+
+    /// Whether the mediator may soon be without memory for its own structures, while guests' could move.
+    pub(super) fn is_tight(&self) -> bool {
+        self.pinned.range().1 != 0 && self.chunks.for_mediator() - self.chunks.spare() < KEPT
     }
 
     /// Scrubs one chunk that waits for it; false when none does.
