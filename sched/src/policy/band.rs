@@ -175,6 +175,10 @@ impl Policy for Band {
 
     fn pick(&mut self, view: &View<'_>) -> Option<VgpuId> {
         self.fill(view);
+        if !matches!(view.room, Room::Free) {
+            // What was set aside goes on: nobody waits for an engine that is at work.
+            self.wait = None;
+        }
         match view.room {
             Room::Full => return None,
             Room::Behind { vgpu, ahead } => {

@@ -170,7 +170,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "a retired channel is not brought back by its guest",
         package: "channels",
         file: "channels/src/pool.rs",
-        from: "bound.enabled && !paused && !bound.retired",
+        from: "bound.enabled && !paused && !bound.rests && !bound.retired",
         to: "bound.enabled && !paused",
         tests: "retire::",
     },
