@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use vram::balance::{By, Config, PinError, Request};
 use vram::victim::VictimPolicy;
-use vram::{Balancer, Change, GuestAddr, Lookup, Place, Quanta, QuantaConfig, Step, Turn, VmId};
+use vram::{Balancer, Change, GuestAddr, Lookup, Mode, Place, Quanta, QuantaConfig, Step, Turn, VmId};
 
 /// How a card's memory is divided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -118,7 +118,9 @@ impl HostState {
     pub(super) fn next_plan(&self) -> Option<Duration> {
         let summary = self.vram.chunks.summary();
         let swapped = summary.host.used != 0 || summary.vms.values().any(|vm| vm.parked != 0);
-        let often = swapped || self.divider.turn().is_some();
+        // In forced mode turns begin whether or not anything has to move.
+        let forced = self.divider.division.quanta.mode == Mode::Forced && summary.vms.len() > 1;
+        let often = swapped || forced || self.divider.turn().is_some();
         often.then(|| Duration::from_nanos(self.divider.balancer.config().return_interval_ns))
     }
 
