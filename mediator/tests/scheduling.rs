@@ -91,6 +91,24 @@ impl Drop for End<'_> {
     }
 }
 
+/// Does `act` while each worker works, on a thread of its own. The flag is set as soon as one fails or `act` has ended.
+fn while_at_work(workers: &mut [Worker], act: impl FnOnce(&AtomicBool)) {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for worker in workers {
+            let over = &over;
+            scope.spawn(move || {
+                let _end = End(over);
+                while !over.load(Ordering::Relaxed) {
+                    worker.work();
+                }
+            });
+        }
+        let _end = End(&over);
+        act(&over);
+    });
+}
+
 #[test]
 fn nothing_is_lost_when_policies_and_shares_change_under_load() {
     let place = Place::new(CARD);
@@ -103,19 +121,8 @@ fn nothing_is_lost_when_policies_and_shares_change_under_load() {
         good(place.ctl(&["sched", "set-vm", &name(index), "--weight", &weight.to_string()]));
     }
     let mut workers: Vec<_> = (0..WEIGHTS.len()).map(|index| Worker::new(&place, &name(index))).collect();
-    let over = AtomicBool::new(false);
     let mut busiest = 0;
-    thread::scope(|scope| {
-        for worker in &mut workers {
-            let over = &over;
-            scope.spawn(move || {
-                let _end = End(over);
-                while !over.load(Ordering::Relaxed) {
-                    worker.work();
-                }
-            });
-        }
-        let _end = End(&over);
+    while_at_work(&mut workers, |over| {
         for round in 0..4 {
             for policy in PolicyKind::ALL {
                 let queues = if round % 2 == 0 { "single" } else { "separate" };
@@ -162,26 +169,17 @@ fn a_record_of_a_run_is_replayed_to_the_same_decisions() {
         let _: api::Vm = admin.post("/v1/vms", &spec).unwrap();
     }
     let mut workers: Vec<_> = (0..WEIGHTS.len()).map(|index| Worker::new(&place, &name(index))).collect();
-    let over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        for worker in &mut workers {
-            let over = &over;
-            scope.spawn(move || {
-                let _end = End(over);
-                while !over.load(Ordering::Relaxed) {
-                    worker.work();
-                }
-            });
-        }
-        let _end = End(&over);
-        let recorded = scope.spawn(|| record("2s"));
-        thread::sleep(Duration::from_millis(500));
-        assert_eq!(record("1s").status.code(), Some(4), "beside another record");
-        // Both are in the record.
-        good(place.ctl(&["sched", "set-vm", "vm1", "--weight", "300"]));
-        good(place.ctl(&["sched", "set", "card0", "--policy", "credit"]));
-        let told = good(recorded.join().unwrap());
-        assert!(told.contains("events of card0's scheduler in "), "{told}");
+    while_at_work(&mut workers, |_| {
+        thread::scope(|scope| {
+            let recorded = scope.spawn(|| record("2s"));
+            thread::sleep(Duration::from_millis(500));
+            assert_eq!(record("1s").status.code(), Some(4), "beside another record");
+            // Both are in the record.
+            good(place.ctl(&["sched", "set-vm", "vm1", "--weight", "300"]));
+            good(place.ctl(&["sched", "set", "card0", "--policy", "credit"]));
+            let told = good(recorded.join().unwrap());
+            assert!(told.contains("events of card0's scheduler in "), "{told}");
+        });
     });
     let text = fs::read_to_string(&file).unwrap();
     assert!(text.contains("start") && text.contains("configured") && text.lines().count() > 50, "{text}");

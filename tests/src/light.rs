@@ -59,7 +59,8 @@ impl CardConfig {
     /// Sizes that are no sizes of a card.
     pub fn open(&self) -> Result<Rig> {
         // What the mediator keeps for itself: a chunk at least for its fixed structures, and one for all others.
-        let reserve_bytes = (16 * MIB).max(2 * self.chunk_bytes);
+        // The mediator's structures take three chunks, and it keeps two more at hand.
+        let reserve_bytes = (16 * MIB).max(5 * self.chunk_bytes);
         let vram_mib = u32::try_from(self.card_mib + reserve_bytes / MIB)?;
         let sharing = Sharing {
             chunk_bytes: self.chunk_bytes,

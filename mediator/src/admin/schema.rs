@@ -10,6 +10,9 @@ use super::launch::{MemorySize, Vmm};
 /// Describes a value; types that it has in it go to the generator's definitions.
 type Schema = fn(&mut SchemaGenerator) -> Value;
 
+/// Status and body of the good answer.
+type Answer = (u16, Option<Schema>);
+
 /// One request.
 struct Operation {
     method: &'static str,
@@ -17,8 +20,7 @@ struct Operation {
     summary: &'static str,
     query: &'static [Parameter],
     body: Option<Schema>,
-    /// Status and body of the good answer.
-    answer: (u16, Option<Schema>),
+    answer: Answer,
     /// Whether it can be made to depend on a revision.
     if_match: bool,
 }
@@ -55,9 +57,20 @@ const fn change(
     path: &'static str,
     summary: &'static str,
     body: Option<Schema>,
-    answer: (u16, Option<Schema>),
+    answer: Answer,
 ) -> Operation {
     Operation { method, path, summary, query: NONE, body, answer, if_match: true }
+}
+
+/// A request that does something without changing what an operator has set.
+const fn act(
+    path: &'static str,
+    summary: &'static str,
+    query: &'static [Parameter],
+    body: Option<Schema>,
+    answer: Answer,
+) -> Operation {
+    Operation { query, if_match: false, ..change("post", path, summary, body, answer) }
 }
 
 /// All requests but `/metrics`, which has a format of its own.
@@ -75,10 +88,7 @@ const OPERATIONS: [Operation; 27] = [
         Some(part_of::<api::VmTime>),
         (200, Some(of::<api::VmTime>)),
     ),
-    Operation {
-        if_match: false,
-        ..change("post", "/v1/vms/{name}/release", "Lets a virtual machine out of quarantine", None, (204, None))
-    },
+    act("/v1/vms/{name}/release", "Lets a virtual machine out of quarantine", NONE, None, (204, None)),
     get("/v1/cards", "All cards", NONE, of::<api::CardList>),
     get("/v1/cards/{name}", "One card", NONE, of::<api::Card>),
     get("/v1/schedulers", "How the time of cards is shared", WINDOW, of::<api::SchedulerList>),
@@ -91,18 +101,14 @@ const OPERATIONS: [Operation; 27] = [
         (200, Some(of::<api::CardScheduler>)),
     ),
     get("/v1/cards/{name}/scheduler/history", "What was used over time", SINCE, of::<api::SchedulerHistory>),
-    Operation {
-        query: RECORD,
-        if_match: false,
-        ..change(
-            "post",
-            "/v1/cards/{name}/scheduler/record",
-            "Writes down what a card's scheduler is told and decides; the answer is lines of JSON, of media type \
+    act(
+        "/v1/cards/{name}/scheduler/record",
+        "Writes down what a card's scheduler is told and decides; the answer is lines of JSON, of media type \
              application/jsonl",
-            None,
-            (200, None),
-        )
-    },
+        RECORD,
+        None,
+        (200, None),
+    ),
     get("/v1/memory", "What lies where of the memory of cards", NONE, of::<api::MemoryList>),
     get("/v1/cards/{name}/memory", "What lies where of the memory of a card", NONE, of::<api::CardMemory>),
     change(
@@ -125,36 +131,27 @@ const OPERATIONS: [Operation; 27] = [
         Some(part_of::<api::VmMemorySettings>),
         (200, Some(of::<api::VmMemorySettings>)),
     ),
-    Operation {
-        if_match: false,
-        ..change(
-            "post",
-            "/v1/vms/{name}/memory/evict",
-            "Moves memory of a virtual machine to host memory",
-            Some(of::<api::MoveRequest>),
-            (200, Some(of::<api::MoveReport>)),
-        )
-    },
-    Operation {
-        if_match: false,
-        ..change(
-            "post",
-            "/v1/vms/{name}/memory/return",
-            "Moves memory of a virtual machine back to the card",
-            Some(of::<api::MoveRequest>),
-            (200, Some(of::<api::MoveReport>)),
-        )
-    },
-    Operation {
-        if_match: false,
-        ..change(
-            "post",
-            "/v1/vms/{name}/memory/hints",
-            "Takes over what somebody knows of ranges of a guest's VRAM",
-            Some(of::<api::Hints>),
-            (204, None),
-        )
-    },
+    act(
+        "/v1/vms/{name}/memory/evict",
+        "Moves memory of a virtual machine to host memory",
+        NONE,
+        Some(of::<api::MoveRequest>),
+        (200, Some(of::<api::MoveReport>)),
+    ),
+    act(
+        "/v1/vms/{name}/memory/return",
+        "Moves memory of a virtual machine back to the card",
+        NONE,
+        Some(of::<api::MoveRequest>),
+        (200, Some(of::<api::MoveReport>)),
+    ),
+    act(
+        "/v1/vms/{name}/memory/hints",
+        "Takes over what somebody knows of ranges of a guest's VRAM",
+        NONE,
+        Some(of::<api::Hints>),
+        (204, None),
+    ),
     get("/v1/desired", "All that can be changed; the ETag is its revision", NONE, of::<api::Exported>),
     Operation {
         query: APPLY,
@@ -166,17 +163,13 @@ const OPERATIONS: [Operation; 27] = [
             (200, Some(of::<api::Applied>)),
         )
     },
-    Operation {
-        query: COMPARE,
-        if_match: false,
-        ..change(
-            "post",
-            "/v1/desired/compare",
-            "Finds what is not as desired",
-            Some(of::<api::Desired>),
-            (200, Some(of::<api::Comparison>)),
-        )
-    },
+    act(
+        "/v1/desired/compare",
+        "Finds what is not as desired",
+        COMPARE,
+        Some(of::<api::Desired>),
+        (200, Some(of::<api::Comparison>)),
+    ),
     get("/v1/schema", "This document", NONE, |_| json!({ "type": "object" })),
 ];
 

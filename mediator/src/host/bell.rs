@@ -17,8 +17,8 @@ impl Bell {
         self.wake.notify_all();
     }
 
-    /// Waits until it is rung or, if there is such a time, for `limit`. Says whether it was rung.
-    pub fn wait(&self, limit: Option<Duration>) -> bool {
+    /// Waits until it is rung or, if there is such a time, for `limit`.
+    pub fn wait(&self, limit: Option<Duration>) {
         let mut rung = self.rung.lock();
         if !*rung {
             match limit {
@@ -26,6 +26,6 @@ impl Bell {
                 None => self.wake.wait(&mut rung),
             }
         }
-        std::mem::take(&mut *rung)
+        *rung = false;
     }
 }

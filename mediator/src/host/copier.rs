@@ -139,7 +139,7 @@ impl Copier {
         for (number, object) in (0u8..).zip(OBJECTS) {
             copier.add_lane(vram, channels, VirtualChannelId(number), object)?;
         }
-        let list: Vec<_> = copier.lanes.iter().map(|lane| lane.channel).collect();
+        let list = copier.channels();
         for channel in &list {
             channels.enable(&mut vram.memory, &mut NoMemory, COPIER, *channel, true);
         }
@@ -254,10 +254,10 @@ impl Copier {
         self.ended.notify_all();
     }
 
-    /// Whether [`Self::breaks`] was called.
+    /// The mediator's channels.
     #[must_use]
-    pub fn is_broken(&self) -> bool {
-        self.broken
+    pub fn channels(&self) -> Vec<VirtualChannelId> {
+        self.lanes.iter().map(|lane| lane.channel).collect()
     }
 
     /// Gives lanes that have nothing to do their parts of what waits: who comes first leaves the others theirs.

@@ -56,19 +56,13 @@ impl HostCard {
     /// Moves what the balancer wants moved. Returns when it wants to be asked again, if at any time.
     fn balance(&self) -> Option<Duration> {
         let stirred = self.lock().stir();
-        for (vm, steps) in stirred.into_iter().filter(|(_, steps)| !steps.is_empty()) {
-            self.relocate_counted(vm, &steps);
-            self.scrub();
-        }
+        self.carry_out(stirred);
         for _ in 0..ROUNDS {
             let plan = self.lock().plan();
             if plan.is_empty() || self.stopping() {
                 break;
             }
-            for (vm, steps) in plan {
-                self.relocate_counted(vm, &steps);
-            }
-            self.scrub();
+            self.carry_out(plan);
         }
         let (short, next) = {
             let state = self.lock();
@@ -101,12 +95,16 @@ impl HostCard {
             if plan.is_empty() {
                 break;
             }
-            for (vm, steps) in plan {
-                self.relocate_counted(vm, &steps);
-            }
-            self.scrub();
+            self.carry_out(plan);
         }
         attempt(&mut self.lock())
+    }
+
+    fn carry_out(&self, plan: Plan) {
+        for (vm, steps) in plan {
+            self.relocate_counted(vm, &steps);
+            self.scrub();
+        }
     }
 
     /// As [`Self::relocate`], and keeps the account.

@@ -104,12 +104,6 @@ impl PinnedPool {
         }
     }
 
-    /// Slots that have memory.
-    #[must_use]
-    pub fn filled(&self) -> usize {
-        self.slots.iter().flatten().count()
-    }
-
     fn at(&self, address: HostAddr) -> (usize, usize) {
         ((address.0 / self.slot_bytes) as usize, (address.0 % self.slot_bytes) as usize)
     }

@@ -9,7 +9,7 @@
 //!
 //! Neither lock is held while anything is waited for.
 
-use super::copier::Job;
+use super::copier::{COPIER, Copier, Job};
 use super::registry::{HostCard, HostState};
 use super::vram::Dirty;
 use super::{Feeder, HostError};
@@ -106,6 +106,8 @@ impl HostCard {
         let by_engine = self.copy_by_engine(moves);
         by_engine.or_else(|error| {
             tracing::warn!(%error, "chunks are copied by the CPU");
+            // An engine that is at work still would write to what is a guest's by then.
+            self.lock().stop_copier()?;
             moves.iter().try_for_each(|chunk| {
                 (0..chunk.bytes).step_by(BY_HAND as usize).try_for_each(|at| {
                     let len = BY_HAND.min(chunk.bytes - at);
@@ -231,6 +233,13 @@ impl HostState {
             self.vram.copied.remove(&(vm, u64::from(chunk.index)));
             self.vram.chunks.abort_move(chunk.id);
         }
+    }
+
+    /// Takes the mediator's own channels off the card, if it has any: nothing that they were asked to copy is written later.
+    fn stop_copier(&mut self) -> Result<(), HostError> {
+        let lanes = self.copier.as_ref().map(Copier::channels).unwrap_or_default();
+        let stopped = lanes.into_iter().try_for_each(|channel| self.retire_channel(VmId(COPIER.0), channel));
+        stopped.map_err(|stuck| HostError::Refused(stuck.to_string()))
     }
 
     fn go_on(&mut self, vm: VmId) {

@@ -9,6 +9,36 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use vram::{CardAddr, ChunkTable, GuestAddr, Lookup, PagePool, Place, VmId};
 
+/// Chunks that are kept at hand for the mediator's own structures: a guest's next channel or page table must not fail since
+/// other guests' memory fills the card.
+pub(super) const KEPT: u32 = 2;
+
+/// Pages of a chunk, one bit each.
+pub(super) struct Dirty(Vec<u64>);
+
+impl Dirty {
+    /// None of the pages of a chunk of `bytes` bytes.
+    pub(super) fn new(bytes: u64) -> Self {
+        Self(vec![0; (bytes / SMALL_PAGE).div_ceil(64) as usize])
+    }
+
+    /// Marks those that hold one of the `len` bytes from `offset` on, which is relative to the chunk.
+    pub(super) fn mark(&mut self, offset: u64, len: u64) {
+        let last = offset + len.max(1) - 1;
+        for page in offset / SMALL_PAGE..=last / SMALL_PAGE {
+            if let Some(word) = self.0.get_mut((page / 64) as usize) {
+                *word |= 1 << (page % 64);
+            }
+        }
+    }
+
+    /// Byte offset of each that is marked, relative to the chunk.
+    pub(super) fn pages(&self) -> impl Iterator<Item = u64> + '_ {
+        let marked = |page: &u64| self.0[(page / 64) as usize] >> (page % 64) & 1 != 0;
+        (0..self.0.len() as u64 * 64).filter(marked).map(|page| page * SMALL_PAGE)
+    }
+}
+
 /// The card's VRAM: the way into it, what takes chunks that it has no room for, and who owns which chunk.
 pub struct CardVram {
     /// The way into VRAM.
@@ -46,39 +76,7 @@ impl CardVram {
             bell: Arc::default(),
         }
     }
-}
 
-/// Chunks that are kept at hand for the mediator's own structures: a guest's next channel or page table must not fail since
-/// other guests' memory fills the card.
-pub(super) const KEPT: u32 = 2;
-
-/// Pages of a chunk, one bit each.
-pub(super) struct Dirty(Vec<u64>);
-
-impl Dirty {
-    /// None of the pages of a chunk of `bytes` bytes.
-    pub(super) fn new(bytes: u64) -> Self {
-        Self(vec![0; (bytes / SMALL_PAGE).div_ceil(64) as usize])
-    }
-
-    /// Those that hold a byte of `range`, which is relative to the chunk.
-    pub(super) fn mark(&mut self, offset: u64, len: u64) {
-        let last = offset + len.max(1) - 1;
-        for page in offset / SMALL_PAGE..=last / SMALL_PAGE {
-            if let Some(word) = self.0.get_mut((page / 64) as usize) {
-                *word |= 1 << (page % 64);
-            }
-        }
-    }
-
-    /// Byte offset of each that is marked.
-    pub(super) fn pages(&self) -> impl Iterator<Item = u64> + '_ {
-        let marked = |page: &u64| self.0[(page / 64) as usize] >> (page % 64) & 1 != 0;
-        (0..self.0.len() as u64 * 64).filter(marked).map(|page| page * SMALL_PAGE)
-    }
-}
-
-impl CardVram {
     /// Where `len` bytes of guest VRAM lie, if they are the VM's and in one piece. What has no place yet gets one. `None`
     /// also when there is none left.
     pub fn place(&mut self, vm: VmId, address: GuestVramAddr, len: u64) -> Option<Place> {

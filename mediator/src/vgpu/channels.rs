@@ -45,9 +45,11 @@ impl VmBackend {
             tracing::error!(%vm, ?channel, %error, "a channel's work does not reach the card");
             return;
         }
-        if host.lock().vram.is_short(*vm) && self.may_wait(doorbell) {
+        let short = host.lock().vram.is_short(*vm);
+        if short && self.may_wait(doorbell) {
             return;
         }
+        self.waiting.remove(&channel);
         let Self { host, vm, link, ram, spaces, remap, bus_master, .. } = self;
         let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap };
         let (pulled, fault) = {
@@ -88,7 +90,6 @@ impl VmBackend {
         if waits {
             self.counts.memory_waits += u64::from(self.waiting.insert(channel, (doorbell, since)).is_none());
         } else {
-            self.waiting.remove(&channel);
             self.counts.memory_denied += 1;
             tracing::error!(
                 vm = %self.vm,
