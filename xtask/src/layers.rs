@@ -8,7 +8,7 @@ use crate::run::root;
 
 /// Each crate with the crates of this workspace that it may be built from; the drawing in ARCHITECTURE.md as data.
 /// Tests and benches of a crate may use more. A crate that is not listed fails the check.
-const LAYERS: [(&str, &[&str]); 17] = [
+const LAYERS: [(&str, &[&str]); 18] = [
     ("nvspec", &[]),
     ("card", &[]),
     ("sm20", &[]),
@@ -17,10 +17,11 @@ const LAYERS: [(&str, &[&str]); 17] = [
     ("devmodel", &["nvspec"]),
     ("shadow-pt", &["nvspec"]),
     ("channels", &["nvspec"]),
+    ("pv", &["nvspec"]),
     ("vram", &[]),
     ("sched", &[]),
     ("vmm-glue", &["card"]),
-    ("mediator", &["nvspec", "card", "simgpu", "devmodel", "shadow-pt", "channels", "vram", "sched", "vmm-glue"]),
+    ("mediator", &["nvspec", "card", "simgpu", "devmodel", "shadow-pt", "channels", "pv", "vram", "sched", "vmm-glue"]),
     ("images", &[]),
     ("gpu-workloads", &["sm20", "workloads"]),
     ("guest-init", &[]),
@@ -35,6 +36,7 @@ const LAYERS: [(&str, &[&str]); 17] = [
             "devmodel",
             "shadow-pt",
             "channels",
+            "pv",
             "vram",
             "sched",
             "vmm-glue",
