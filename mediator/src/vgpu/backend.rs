@@ -150,8 +150,8 @@ impl VmBackend {
         self.faults.clear();
         self.quiet = self.spaces.clear(&self.host);
         self.forget_homes();
-        self.bar1.bind(None);
-        self.bar3.bind(None);
+        self.bar1.bind(None, None);
+        self.bar3.bind(None, None);
         self.runlist_done = false;
     }
 

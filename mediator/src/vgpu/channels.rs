@@ -5,10 +5,11 @@ use super::spaces::{Owned, Ring, Tables};
 use crate::host::{Feeder, HostState};
 use ::channels::{Bind, Doorbell, DoorbellError, GuestInstance, PullError, RingFault};
 use devmodel::events::MmuFault;
-use nvspec::addr::{GpuVa, Place};
-use nvspec::fifo::VirtualChannelId;
+use nvspec::addr::{GpuVa, Place, VramAddr};
+use nvspec::fifo::{ChannelId, VirtualChannelId};
 use nvspec::instance::{INSTANCE_BYTES, userd};
 use nvspec::mmu::fault;
+use shadow_pt::HostPage;
 use std::cell::RefCell;
 use std::time::Instant;
 
@@ -157,7 +158,7 @@ impl VmBackend {
         let physical = self
             .with_channels(|channels, card, _, vm| channels.bind(card, vm, channel, bind))
             .map_err(|error| error.to_string())?;
-        let pages = self.host.layout().work_pages(physical);
+        let pages = own_pages(self.host.layout(), physical);
         if let Err(error) = self.spaces.map_host(&self.host, space, &pages) {
             if let Err(error) = self.host.lock().end_channel(self.vm, channel) {
                 tracing::error!(vm = %self.vm, ?channel, %error, "a channel stays on the card");
@@ -207,7 +208,7 @@ impl VmBackend {
     pub(super) fn take_off(&mut self, channel: VirtualChannelId) {
         let retired = self.host.lock().retire_channel(self.vm, channel);
         if let Some(Bound { space, physical }) = self.bound.remove(&channel) {
-            let pages = self.host.layout().work_pages(physical);
+            let pages = own_pages(self.host.layout(), physical);
             self.spaces.unmap_host(&self.host, space, &pages);
         }
         let ended = self.host.lock().end_channel(self.vm, channel);
@@ -227,4 +228,9 @@ impl VmBackend {
             }
         }
     }
+}
+
+/// What the address space of a physical channel must map of the mediator's.
+fn own_pages(layout: &::channels::Layout, physical: ChannelId) -> [(HostPage, VramAddr, bool); 4] {
+    layout.work_pages(physical).map(|(index, at, writable)| (HostPage::Own(index), at, writable))
 }
