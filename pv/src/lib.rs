@@ -1,7 +1,9 @@
 //! The paravirtual interface: how a driver that knows it is in a virtual machine speaks to the mediator.
 //!
 //! Parts:
-//! - [`abi`]: the binary form, as guest and mediator share it.
+//! - [`abi`]: the binary form, as guest and mediator share it;
+//! - [`Batch`]: bytes in, checked and typed operations ([`Op`]) out, and [`Answers`] back;
+//! - [`Tables`]: the typed page tables that the mediator keeps for one virtual machine.
 //!
 //! No I/O, no threads, no time.
 
@@ -12,3 +14,10 @@
 )]
 
 pub mod abi;
+mod batch;
+mod objects;
+mod op;
+
+pub use batch::{Answers, Batch, Malformed, Problem, feature_of};
+pub use objects::{Counts, MAX_BINDINGS, NoTable, SLOT_BYTES, Tables};
+pub use op::{Control, Kind, Op, Question, TableId};
