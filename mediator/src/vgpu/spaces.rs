@@ -24,6 +24,8 @@ pub(super) struct Owned<'a> {
     pub(super) link: &'a Link,
     pub(super) bus_master: bool,
     pub(super) remap: &'a Remap,
+    /// Page tables that it has us keep.
+    pub(super) tables: Option<&'a pv::Tables>,
 }
 
 /// All address spaces of one VM.
@@ -269,7 +271,10 @@ impl Tables<'_, '_, '_> {
 impl Tables<'_, '_, '_> {
     /// Page by page, wherever each lives.
     fn fill_vram(&mut self, address: GuestVramAddr, data: &mut [u8]) -> Option<()> {
-        let Owned { vm, remap, .. } = self.owned;
+        let Owned { vm, remap, tables, .. } = self.owned;
+        if let Some(tables) = tables.filter(|tables| tables.contains(address)) {
+            return tables.read(address, data).ok();
+        }
         if remap.pages() == 0 {
             return self.state.borrow_mut().guest_read(*vm, address, data);
         }
