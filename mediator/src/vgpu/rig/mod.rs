@@ -226,6 +226,12 @@ impl Guest {
         self.ram.write(gpa, data);
     }
 
+    /// The file of the region of RAM that holds `gpa`: another CPU of the guest writes there.
+    #[cfg(test)]
+    pub(in crate::vgpu) fn ram_file(&self, gpa: u64) -> OwnedFd {
+        self.ram.file_of(gpa)
+    }
+
     /// Reads a word of the guest's RAM.
     #[must_use]
     pub fn ram_word(&self, gpa: u64) -> u32 {

@@ -246,15 +246,20 @@ impl Interface {
 
     /// As [`Self::call`], with any bytes.
     pub fn send(&mut self, machine: &mut impl Machine, batch: &[u8]) -> Reply {
+        self.post(machine, batch);
+        let ended = machine.rd(OFFSET + register::ENDED);
+        assert!(ended == u32::from(self.next) || Self::status(machine) != status::READY, "{ended} batches have ended");
+        self.reply(machine)
+    }
+
+    /// Makes any bytes available as a batch, and rings.
+    pub fn post(&mut self, machine: &mut impl Machine, batch: &[u8]) {
         let head = (self.next % (ENTRIES / 2)) * 2;
         machine.ram_write(self.base + REQUEST, batch);
         machine.ram_write(self.base + REPLY, &vec![0xff; REPLY_BYTES as usize]);
         self.descriptor(machine, head, self.base + REQUEST, batch.len() as u32, 1, head + 1);
         self.descriptor(machine, head + 1, self.base + REPLY, REPLY_BYTES, 2, 0);
         self.publish(machine, head);
-        let ended = machine.rd(OFFSET + register::ENDED);
-        assert!(ended == u32::from(self.next) || Self::status(machine) != status::READY, "{ended} batches have ended");
-        self.reply(machine)
     }
 
     /// Writes a descriptor: where, how many bytes, flags (1 chained, 2 device-writable), the next one.

@@ -1,6 +1,7 @@
 //! Guests that use the interface against its purpose. The holes are those of the study of GPUvm's code, 13 to 19.
 
 use super::*;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A neighbour whose memory and work are looked at afterwards.
 struct Neighbour {
@@ -193,6 +194,49 @@ fn rings_and_descriptors_that_point_anywhere_hurt_nobody() {
     neighbour.check();
 }
 
+/// Numbers that are as good as random.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+}
+
+#[test]
+fn ring_that_another_cpu_writes_meanwhile_hurts_nobody() {
+    let rig = rig();
+    let mut neighbour = Neighbour::new(&rig);
+    let (mut evil, mut interface) = guest(&rig, 0, None);
+    let base = evil.vram(1);
+    let batch =
+        Ops::new().create(1, kind::SMALL).list(1, 0, &[pte(base); 64]).zero(1, 0, 64).flush(0).destroy(1).bytes();
+    let (file, over) = (evil.guest.ram_file(BASE), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut random = Random(0x9876_5432_1234_5677);
+            // Rings and descriptors, the batch, the answer: where it hurts.
+            while !over.load(Ordering::Relaxed) {
+                let at = [0, 0x800, 0x1000, 0x2000][random.next() as usize % 4] + random.next() % 0x100;
+                rustix::io::pwrite(&file, &random.next().to_le_bytes(), BASE + at).expect("RAM is written");
+            }
+        });
+        for _ in 0..2000 {
+            interface.post(&mut evil.guest, &batch);
+            if Interface::status(&mut evil.guest) != status::READY {
+                interface = reopen(&mut evil, u32::MAX);
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    neighbour.check();
+    let mut interface = reopen(&mut evil, u32::MAX);
+    assert_eq!(interface.call(&mut evil.guest, &Ops::new().query(query::VRAM)).status, 0);
+}
+
 #[test]
 fn mutated_batches_are_refused_or_done_and_hurt_nobody() {
     let rig = rig();
@@ -220,13 +264,8 @@ fn mutated_batches_are_refused_or_done_and_hurt_nobody() {
         .flush(1)
         .destroy(9)
         .bytes();
-    let mut state = 0x1234_5678_9abc_def1u64;
-    let mut random = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
+    let mut state = Random(0x1234_5678_9abc_def1);
+    let mut random = || state.next();
     let mut statuses = std::collections::BTreeSet::new();
     for _ in 0..2000 {
         let mut batch = valid.clone();
