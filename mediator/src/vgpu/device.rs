@@ -13,6 +13,7 @@ use devmodel::backend::Aperture;
 use devmodel::denied::Site;
 use devmodel::events::{CopyError, EngineError, GraphError, MmuFault, PbdmaError};
 use devmodel::{VGpu, VGpuConfig};
+use nvspec::regs::windows::pramin;
 use nvspec::regs::{pbdma, pfifo, pgraph};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -196,7 +197,10 @@ impl Core {
     fn bar0_read(&mut self, offset: u64, data: &mut [u8]) {
         match &self.backend.pv {
             Some(pv) if Interface::covers(offset) => pv.read(offset, data),
-            _ => self.gpu.bar0_read(offset, data, &mut self.backend),
+            _ => {
+                self.count_window(offset, data.len());
+                self.gpu.bar0_read(offset, data, &mut self.backend);
+            }
         }
     }
 
@@ -212,7 +216,17 @@ impl Core {
                 }
                 self.signal_pv();
             }
-            _ => self.gpu.bar0_write(offset, data, &mut self.backend),
+            _ => {
+                self.count_window(offset, data.len());
+                self.gpu.bar0_write(offset, data, &mut self.backend);
+            }
+        }
+    }
+
+    /// Counts what goes through the window on VRAM.
+    fn count_window(&mut self, offset: u64, bytes: usize) {
+        if (u64::from(pramin::BASE)..u64::from(pramin::END)).contains(&offset) {
+            self.backend.counts.aperture_bytes += bytes as u64;
         }
     }
 }
@@ -253,6 +267,7 @@ impl Device for MediatedDevice {
             RegionIndex::Bar1 | RegionIndex::Bar3 => {
                 let aperture = aperture(region);
                 backend.remap.count_message(aperture, offset);
+                backend.counts.aperture_bytes += data.len() as u64;
                 gpu.aperture_read(aperture, offset, data, backend);
             }
             RegionIndex::Config => gpu.config_read(offset, data),
@@ -269,6 +284,7 @@ impl Device for MediatedDevice {
             RegionIndex::Bar1 | RegionIndex::Bar3 => {
                 let aperture = aperture(region);
                 backend.remap.count_message(aperture, offset);
+                backend.counts.aperture_bytes += data.len() as u64;
                 gpu.aperture_write(aperture, offset, data, backend);
             }
             RegionIndex::Config => gpu.config_write(offset, data, backend),
@@ -421,6 +437,7 @@ impl VmBackend for MediatedVm {
             ("hangs", counts.hangs),
             ("memory_waits", counts.memory_waits),
             ("memory_denied", counts.memory_denied),
+            ("aperture_bytes", counts.aperture_bytes),
             ("memory_relocations", moved.relocations),
             ("memory_chunks_moved", u64::from(moved.sum.moved)),
             ("tlb_flushes", counts.flushes),
