@@ -3,7 +3,8 @@
 //! Parts:
 //! - [`abi`]: the binary form, as guest and mediator share it;
 //! - [`Batch`]: bytes in, checked and typed operations ([`Op`]) out, and [`Answers`] back;
-//! - [`Tables`]: the typed page tables that the mediator keeps for one virtual machine.
+//! - [`Tables`]: the typed page tables that the mediator keeps for one virtual machine;
+//! - [`header`]: [`abi`] for guests' drivers in C.
 //!
 //! No I/O, no threads, no time.
 
@@ -15,9 +16,11 @@
 
 pub mod abi;
 mod batch;
+mod header;
 mod objects;
 mod op;
 
 pub use batch::{Answers, Batch, Malformed, Problem, feature_of};
+pub use header::header;
 pub use objects::{Counts, MAX_BINDINGS, NoTable, SLOT_BYTES, Tables};
 pub use op::{Control, Kind, Op, Question, TableId};
