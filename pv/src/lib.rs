@@ -20,7 +20,20 @@ mod header;
 mod objects;
 mod op;
 
+#[cfg(any(test, feature = "fuzz"))]
+mod fuzz;
+#[cfg(any(test, feature = "fuzz"))]
+#[allow(
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    reason = "a model of small numbers, for tests"
+)]
+mod model;
+
 pub use batch::{Answers, Batch, Malformed, Problem, feature_of};
+#[cfg(any(test, feature = "fuzz"))]
+pub use fuzz::fuzz;
 pub use header::header;
 pub use objects::{Counts, MAX_BINDINGS, NoTable, SLOT_BYTES, Tables};
 pub use op::{Control, Kind, Op, Question, TableId};
