@@ -282,3 +282,7 @@ impl Answers {
         bytes
     }
 }
+
+#[cfg(test)]
+#[path = "tests/batch.rs"]
+mod tests;
