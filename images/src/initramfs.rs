@@ -46,14 +46,19 @@ pub fn build_programs(recipe: &InitramfsRecipe, progress: &Progress) -> Result<V
     Ok(programs)
 }
 
-/// Finds or makes the initramfs of `kernel`.
-pub fn ensure(kernel: &Unpacked, programs: &[Program], cache: &Cache, progress: &Progress) -> Result<PathBuf> {
+/// The name of the initramfs of `kernel` in the cache, which changes with its contents.
+pub fn key_of(kernel: &Unpacked, programs: &[Program]) -> Result<String> {
     let hashes = programs.iter().map(|p| hash_file(&p.path)).collect::<Result<Vec<_>>>()?;
     let mut inputs = vec![RECIPE_VERSION, &kernel.key];
     for (program, hash) in programs.iter().zip(&hashes) {
         inputs.extend([program.guest_path.as_str(), hash.as_str()]);
     }
-    let key = key(&inputs);
+    Ok(key(&inputs))
+}
+
+/// Finds or makes the initramfs of `kernel`.
+pub fn ensure(kernel: &Unpacked, programs: &[Program], cache: &Cache, progress: &Progress) -> Result<PathBuf> {
+    let key = key_of(kernel, programs)?;
     let folder = match cache.find("initramfs", &key) {
         Some(folder) => folder,
         None => cache.make("initramfs", &key, |folder| {

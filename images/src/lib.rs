@@ -6,6 +6,7 @@
 //! - [`apt`]: a private apt state, verified against the archive keyring, that never touches the system's;
 //! - [`qemu`]: the host's QEMU if it is new enough, else an unpacked one run by its own dynamic loader;
 //! - [`kernel`] and [`modinfo`]: `vmlinuz` and the modules that the GPU driver needs, in load order;
+//! - [`pv`], [`hooks`] and [`kbuild`]: the paravirtual modules: ours, and the driver with hooks that call it;
 //! - [`initramfs`] and [`cpio`]: the archive with our init, our test programs and the modules;
 //! - [`cache`], [`exec`], [`progress`]: the cache folder and its lock, child processes, what the user sees.
 //!
@@ -25,11 +26,14 @@ pub mod apt;
 pub mod cache;
 pub mod cpio;
 pub mod exec;
+pub mod hooks;
 pub mod initramfs;
+pub mod kbuild;
 pub mod kernel;
 pub mod mirror;
 pub mod modinfo;
 pub mod progress;
+pub mod pv;
 pub mod qemu;
 pub mod recipe;
 
@@ -41,6 +45,8 @@ pub use progress::Progress;
 pub use qemu::Qemu;
 
 use cache::Cache;
+use initramfs::Program;
+use kernel::Unpacked;
 use recipe::{Manifest, Record};
 
 /// One guest kernel, ready to boot.
@@ -103,10 +109,14 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     }
     let programs = initramfs::build_programs(&manifest.initramfs, progress)?;
     let mut kernels = Vec::new();
+    let mut initramfs = Vec::new();
     for kernel in unpacked {
-        let initrd = initramfs::ensure(&kernel, &programs, &cache, progress)
-            .with_context(|| format!("initramfs for kernel {}", kernel.name))?;
-        kernels.push(Kernel { name: kernel.name, release: kernel.release, vmlinuz: kernel.vmlinuz, initrd });
+        // The paravirtual one, if it was made, is not to be made again for every run of the stock one.
+        if let Some(hooked) = pv::find(&kernel, &cache)? {
+            initramfs.push(initramfs::key_of(&hooked, &programs)?);
+        }
+        initramfs.push(initramfs::key_of(&kernel, &programs)?);
+        kernels.push(bootable(kernel, &programs, &cache, progress)?);
     }
     cache.store_record(&record)?;
     let made = |m: &recipe::Made| m.key.clone();
@@ -114,7 +124,31 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     let wanted: Vec<_> = wanted.iter().map(String::as_str).collect();
     cache.prune("qemu", &wanted)?;
     cache.prune("kernel", &wanted)?;
-    let in_use: Vec<_> = kernels.iter().filter_map(|k| k.initrd.parent()?.file_name()?.to_str()).collect();
-    cache.prune("initramfs", &in_use)?;
+    let wanted: Vec<_> = record.paravirtual.values().map(|m| m.key.as_str()).collect();
+    cache.prune("pv", &wanted)?;
+    cache.prune("initramfs", &initramfs.iter().map(String::as_str).collect::<Vec<_>>())?;
     Ok(Images { qemu, kernels })
+}
+
+/// As [`ensure`] for the kernel called `name`, with the paravirtual driver instead of the stock one. The modules are built
+/// from the kernel's sources, which takes minutes the first time.
+pub fn ensure_paravirtual(name: &str, progress: &Progress) -> Result<Kernel> {
+    let manifest = Manifest::load().context("images/manifest.toml")?;
+    let cache = Cache::open(progress)?;
+    let mut record = cache.load_record();
+    let recipe = manifest.kernels.iter().find(|recipe| recipe.name == name);
+    let recipe = recipe.with_context(|| format!("no guest kernel is called {name:?}"))?;
+    let kernel = kernel::ensure(recipe, &manifest.initramfs, &cache, &mut record, progress)
+        .with_context(|| format!("guest kernel {name}"))?;
+    let hooked = pv::ensure(&kernel, (recipe, &manifest.paravirtual), &cache, &mut record, progress)
+        .with_context(|| format!("paravirtual modules for kernel {name}"))?;
+    cache.store_record(&record)?;
+    bootable(hooked, &initramfs::build_programs(&manifest.initramfs, progress)?, &cache, progress)
+}
+
+/// Packs the initramfs of a kernel.
+fn bootable(kernel: Unpacked, programs: &[Program], cache: &Cache, progress: &Progress) -> Result<Kernel> {
+    let initrd = initramfs::ensure(&kernel, programs, cache, progress)
+        .with_context(|| format!("initramfs for kernel {}", kernel.name))?;
+    Ok(Kernel { name: kernel.name, release: kernel.release, vmlinuz: kernel.vmlinuz, initrd })
 }

@@ -19,6 +19,8 @@ pub struct Manifest {
     pub kernels: Vec<KernelRecipe>,
     /// What the initramfs holds.
     pub initramfs: InitramfsRecipe,
+    /// How the paravirtual driver is made.
+    pub paravirtual: ParavirtualRecipe,
 }
 
 /// A place that a package may come from.
@@ -76,6 +78,16 @@ pub struct InitramfsRecipe {
     pub programs: Vec<String>,
 }
 
+/// How the paravirtual driver is made.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ParavirtualRecipe {
+    /// Packages of the program that applies the hooks, with its libraries.
+    pub hooks: Vec<String>,
+    /// Suites to try for it, in order.
+    pub from: Vec<Suite>,
+}
+
 impl Manifest {
     /// The manifest of this build.
     pub fn load() -> Result<Self> {
@@ -117,6 +129,9 @@ pub struct Record {
     /// The kernels by name.
     #[serde(default, rename = "kernel")]
     pub kernels: BTreeMap<String, Made>,
+    /// The paravirtual modules by the kernel's name.
+    #[serde(default)]
+    pub paravirtual: BTreeMap<String, Made>,
 }
 
 #[cfg(test)]
@@ -135,7 +150,7 @@ mod tests {
     fn a_record_survives_writing_and_reading() {
         let package = Package { name: "a".into(), version: "1:2~3".into(), sha256: "00".into() };
         let made = Made { recipe: "1".into(), key: "k".into(), suite: "s".into(), packages: vec![package] };
-        let record = Record { qemu: Some(made.clone()), kernels: [("6.1".to_owned(), made)].into() };
+        let record = Record { qemu: Some(made.clone()), kernels: [("6.1".to_owned(), made)].into(), ..Record::default() };
         let text = toml::to_string_pretty(&record).unwrap();
         assert_eq!(toml::from_str::<Record>(&text).unwrap(), record);
     }

@@ -51,14 +51,27 @@ pub use agent::{Agent, Output, Pending};
 pub use daemon::{Daemon, Paths};
 pub use vm::{Vm, VmConfig};
 
-use std::sync::OnceLock;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use anyhow::{Result, anyhow};
-use images::{Images, Progress};
+use images::{Images, Kernel, Progress};
 
 /// The images, made at most once per process; the first caller sees progress lines on standard error.
 pub fn images() -> Result<&'static Images> {
     static IMAGES: OnceLock<Result<Images, String>> = OnceLock::new();
     let made = IMAGES.get_or_init(|| images::ensure(&Progress::stderr()).map_err(|e| format!("{e:#}")));
     made.as_ref().map_err(|e| anyhow!("{e}"))
+}
+
+/// The kernel called `name` with the paravirtual driver, made at most once per process.
+pub fn paravirtual_kernel(name: &str) -> Result<Kernel> {
+    static KERNELS: Mutex<BTreeMap<String, Kernel>> = Mutex::new(BTreeMap::new());
+    let mut kernels = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(kernel) = kernels.get(name) {
+        return Ok(kernel.clone());
+    }
+    let kernel = images::ensure_paravirtual(name, &Progress::stderr())?;
+    kernels.insert(name.to_owned(), kernel.clone());
+    Ok(kernel)
 }

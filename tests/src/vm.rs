@@ -79,6 +79,12 @@ impl VmConfig {
         self
     }
 
+    /// The same with the paravirtual driver instead of the stock one, which is built if it is not there yet.
+    pub fn paravirtual(mut self) -> Result<Self> {
+        self.kernel = crate::paravirtual_kernel(&self.kernel.name)?;
+        Ok(self)
+    }
+
     /// The QEMU command; sockets and logs lie in `folder`.
     fn command(&self, folder: &Path) -> Command {
         let mut command = self.qemu.command();

@@ -67,7 +67,7 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Make sure that QEMU, the guest kernels and their initramfs exist.
+    /// Make sure that QEMU, the guest kernels, the paravirtual drivers and the initramfs exist.
     Setup {
         /// Look the package versions up anew, even if older ones are in the cache.
         #[arg(long)]
@@ -115,7 +115,8 @@ fn setup(refresh: bool) -> Result<()> {
     let images = images::ensure_with(&images::Progress::stderr(), refresh)?;
     println!("QEMU {}", images.qemu.version);
     for kernel in &images.kernels {
-        println!("kernel {}: {}", kernel.name, kernel.release);
+        images::ensure_paravirtual(&kernel.name, &images::Progress::stderr())?;
+        println!("kernel {}: {}, stock and paravirtual", kernel.name, kernel.release);
     }
     Ok(())
 }

@@ -14,13 +14,18 @@ const LIST: &str = "/etc/modules.list";
 /// The driver of the card; parameters go to it and to no other.
 pub const DRIVER: &str = "nouveau";
 
-/// Loads every module of the list, the driver with `parameters`; one line per module.
+/// Loads every module of the list, with what the kernel's command line says for it as `module.name=value`, and the driver
+/// also with `parameters`; one line per module.
 pub fn load_all(parameters: &str) -> io::Result<Vec<String>> {
     let list = std::fs::read_to_string(LIST).map_err(|error| named(LIST, &error))?;
+    let command_line = std::fs::read_to_string("/proc/cmdline").map_err(|error| named("/proc/cmdline", &error))?;
     let mut lines = Vec::new();
     for path in listed(&list) {
-        let given = if module_name(path) == DRIVER { parameters } else { "" };
-        let outcome = load(path, given).map_err(|error| named(path, &error))?;
+        let mut given = given_to(&module_name(path), &command_line);
+        if module_name(path) == DRIVER {
+            given = format!("{given} {parameters}");
+        }
+        let outcome = load(path, given.trim()).map_err(|error| named(path, &error))?;
         lines.push(format!("{} {outcome}", module_name(path)));
     }
     Ok(lines)
@@ -40,6 +45,15 @@ fn load(path: &str, parameters: &str) -> io::Result<&'static str> {
 pub fn unload(name: &str) -> io::Result<()> {
     let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     Ok(delete_module(&CString::new(name)?, nonblocking)?)
+}
+
+/// What the kernel's command line gives to a module, as `modprobe` would.
+fn given_to(module: &str, command_line: &str) -> String {
+    let words = command_line.split_whitespace().filter_map(|word| {
+        let (name, parameter) = word.split_once('.')?;
+        (name.replace('-', "_") == module).then_some(parameter)
+    });
+    words.collect::<Vec<_>>().join(" ")
 }
 
 fn listed(list: &str) -> impl Iterator<Item = &str> {
@@ -63,6 +77,13 @@ mod tests {
     fn list_skips_blanks_and_comments_and_keeps_the_order() {
         let list = "# for 6.1\n/lib/m/drm.ko\n\n  /lib/m/mxm-wmi.ko \n/lib/m/nouveau.ko";
         assert_eq!(listed(list).collect::<Vec<_>>(), ["/lib/m/drm.ko", "/lib/m/mxm-wmi.ko", "/lib/m/nouveau.ko"]);
+    }
+
+    #[test]
+    fn modules_get_what_the_command_line_has_for_them() {
+        let line = "console=ttyS0 gpu_mediator_pv.naive=1 xgpu_mediator_pv.a=2 gpu-mediator-pv.spin_us=9 nouveau.debug=x";
+        assert_eq!(given_to("gpu_mediator_pv", line), "naive=1 spin_us=9");
+        assert_eq!(given_to("drm", line), "");
     }
 
     #[test]

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: GPL-2.0-only OR MIT
+// Channels of Linux 6.1. What recovery and preemption write stays with the registers.
+// kernel: 6.1
+// file: nvkm/engine/fifo/gpfifogf100.c
+// hook: gmpv_nv_channel_open
+// hook: gmpv_nv_channel_bind
+// hook: gmpv_nv_channel_unbind
+// hook: gmpv_nv_channel_enable
+// hook: gmpv_nv_channel_disable
+
+@@
+@@
+ #include "changf100.h"
++#include "gmpv/hooks.h"
+
+@@
+@@
+ gf100_fifo_gpfifo_new(...)
+ {
+ <...
++	ret = gmpv_nv_channel_open(fifo->base.engine.subdev.device, chan->base.chid);
++	if (ret)
++		return ret;
+	args->v0.chid = chan->base.chid;
+ ...>
+ }
+
+@@
+@@
+ gf100_fifo_gpfifo_init(...)
+ {
+ <...
++	if (!gmpv_nv_channel_bind(device, chan->base.chid, chan->base.inst->addr))
+	nvkm_wr32(device, 0x003000 + coff, 0xc0000000 | addr);
+ ...>
+ }
+
+@@
+@@
+ gf100_fifo_gpfifo_init(...)
+ {
+ <...
++	if (!gmpv_nv_channel_enable(device, chan->base.chid))
+	nvkm_wr32(device, 0x003004 + coff, 0x001f0001);
+ ...>
+ }
+
+@@
+@@
+ gf100_fifo_gpfifo_fini(...)
+ {
+ <...
++	if (!gmpv_nv_channel_disable(device, chan->base.chid))
+	nvkm_mask(device, 0x003004 + coff, 0x00000001, 0x00000000);
+ ...>
+ }
+
+@@
+@@
+ gf100_fifo_gpfifo_fini(...)
+ {
+ <...
++	if (!gmpv_nv_channel_unbind(device, chan->base.chid))
+	nvkm_wr32(device, 0x003000 + coff, 0x00000000);
+ ...>
+ }

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR MIT */
+/*
+ * What the hooks in nouveau call. Each answers whether it has done what the driver was about to do; without the
+ * paravirtual interface none does, and the driver does as it always has.
+ */
+#ifndef GMPV_NOUVEAU_HOOKS_H
+#define GMPV_NOUVEAU_HOOKS_H
+
+#include <linux/types.h>
+
+struct gf100_fifo;
+struct nvkm_chan;
+struct nvkm_device;
+struct nvkm_memory;
+struct nvkm_mmu;
+struct nvkm_mmu_pt;
+struct nvkm_runl;
+struct nvkm_vmm;
+
+/* A device comes up, the first time or after a suspend; its BAR0 goes. */
+int gmpv_nv_device_init(struct nvkm_device *device);
+void gmpv_nv_device_del(struct nvkm_device *device);
+
+/* Page tables. */
+bool gmpv_nv_tables(struct nvkm_mmu *mmu);
+struct nvkm_mmu_pt *gmpv_nv_table_get(struct nvkm_mmu *mmu, u32 size);
+bool gmpv_nv_table_put(struct nvkm_mmu_pt *pt);
+bool gmpv_nv_entries_run(struct nvkm_mmu_pt *pt, u32 first, u32 count, u64 entry, u64 step);
+bool gmpv_nv_entries_zero(struct nvkm_mmu_pt *pt, u32 first, u32 count);
+bool gmpv_nv_flush(struct nvkm_vmm *vmm, bool all);
+int gmpv_nv_join(struct nvkm_vmm *vmm, struct nvkm_memory *inst);
+void gmpv_nv_part(struct nvkm_vmm *vmm, struct nvkm_memory *inst);
+
+/* Memory. */
+bool gmpv_nv_memory_zero(struct nvkm_device *device, struct nvkm_memory *memory, u32 size);
+
+/* Channels. */
+int gmpv_nv_channel_open(struct nvkm_device *device, u32 channel);
+void gmpv_nv_channel_close(struct nvkm_device *device, u32 channel);
+bool gmpv_nv_channel_bind(struct nvkm_device *device, u32 channel, u64 instance);
+bool gmpv_nv_channel_unbind(struct nvkm_device *device, u32 channel);
+bool gmpv_nv_channel_enable(struct nvkm_device *device, u32 channel);
+bool gmpv_nv_channel_disable(struct nvkm_device *device, u32 channel);
+
+/* The runlist: of 6.1, and of 6.12. */
+bool gmpv_nv_runlist_commit(struct gf100_fifo *fifo);
+int gmpv_nv_runl_update(struct nvkm_runl *runl);
+bool gmpv_nv_runl_ended(struct nvkm_runl *runl);
+
+#endif

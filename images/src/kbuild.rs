@@ -1,0 +1,156 @@
+//! Building kernel modules out of tree: a kernel's headers and build tools from its packages, and the host's compiler.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::exec;
+use crate::hooks::{library_folders, loader};
+use crate::progress::Step;
+
+/// The programs of the host that are needed, each with its package.
+const PROGRAMS: [(&str, &str); 5] =
+    [("make", "make"), ("gcc", "gcc"), ("ld", "binutils"), ("strip", "binutils"), ("tar", "tar")];
+/// Where wrapped programs go, beside their wrappers.
+const WRAPPED: &str = ".elf";
+/// Compiler options that a kernel's configuration may ask for and an older compiler does not have, each with the variable
+/// that leaves it out. The kernel's own fallback then takes its place.
+const OPTIONS: [(&str, &str); 1] = [("-fmin-function-alignment=16", "CONFIG_CC_HAS_MIN_FUNCTION_ALIGNMENT=")];
+
+/// Headers and build tools of one kernel, unpacked.
+pub struct Kbuild {
+    headers: PathBuf,
+}
+
+/// Fails with the package to install unless the host has what a build needs.
+pub fn require_programs() -> Result<()> {
+    for (program, package) in PROGRAMS {
+        if exec::probe(Command::new(program).arg("--version")).is_none() {
+            bail!("the program {program} cannot be run; install the package {package} (`apt-get install {package}`)");
+        }
+    }
+    Ok(())
+}
+
+impl Kbuild {
+    /// Prepares the packages `linux-headers-RELEASE`, its `-common` part, `linux-kbuild-*` and the libraries of the latter,
+    /// which are unpacked below `root`.
+    pub fn prepare(root: &Path, release: &str) -> Result<Self> {
+        if root.to_string_lossy().contains(|c: char| c.is_whitespace() || ":#$'\"\\".contains(c)) {
+            bail!(
+                "make cannot build in {}, for the characters in its path; set GPU_MEDIATOR_CACHE to another folder",
+                root.display()
+            );
+        }
+        let headers = root.join("usr/src").join(format!("linux-headers-{release}"));
+        let makefile = headers.join("Makefile");
+        // It includes the common part by where it would be installed.
+        let text = fs::read_to_string(&makefile).with_context(|| format!("cannot read {}", makefile.display()))?;
+        let text = text.replace(" /usr/src/", &format!(" {}/", root.join("usr/src").display()));
+        fs::write(&makefile, text).with_context(|| format!("cannot write {}", makefile.display()))?;
+        let libraries = library_folders(root);
+        let loader = loader(&libraries)?;
+        let libraries = std::env::join_paths(&libraries).context("library folders")?;
+        let prefix = format!("exec {} --library-path {}", loader.display(), libraries.to_string_lossy());
+        let tools = fs::read_dir(root.join("usr/lib")).context("the packages hold no build tools")?;
+        for folder in tools.flatten().filter(|e| e.file_name().to_string_lossy().starts_with("linux-kbuild-")) {
+            wrap(&folder.path(), &prefix)?;
+        }
+        Ok(Self { headers })
+    }
+
+    /// Builds the modules of the Kbuild file in `sources`, without debugging information.
+    pub fn build(&self, sources: &Path, step: &mut Step<'_>) -> Result<()> {
+        let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut command = Command::new("make");
+        command.arg("-C").arg(&self.headers).arg(format!("-j{jobs}")).arg(format!("M={}", sources.display()));
+        // Debian's makefiles name the compiler that made the kernel; another version does as well. 6.1's nouveau looks for
+        // its own headers below NOUVEAU_PATH.
+        command.args(["CC=gcc", "NOUVEAU_PATH=", "CONFIG_DEBUG_INFO=", "CONFIG_DEBUG_INFO_BTF_MODULES="]);
+        for (option, variable) in OPTIONS {
+            if exec::probe(Command::new("gcc").args([option, "-E", "-x", "c", "/dev/null"])).is_none() {
+                command.arg(variable);
+            }
+        }
+        command.arg("modules").env_remove("MAKEFLAGS").env("LC_ALL", "C");
+        exec::run(&mut command, "make", step, || format!("{} objects", objects(sources))).map(drop)
+    }
+}
+
+/// Takes debugging information out of a module.
+pub fn strip(module: &Path, step: &mut Step<'_>) -> Result<()> {
+    exec::run(Command::new("strip").arg("-g").arg(module), "binutils", step, String::new).map(drop)
+}
+
+/// Puts a script in the place of every program below `folder`, which runs it by the loader of its own release: the host's C
+/// library may be older than it wants.
+fn wrap(folder: &Path, prefix: &str) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?.flatten() {
+        let (path, kind) = (entry.path(), entry.file_type().context("file type")?);
+        if kind.is_dir() && entry.file_name() != WRAPPED {
+            wrap(&path, prefix)?;
+        }
+        if !kind.is_file() || !is_program(&path)? {
+            continue;
+        }
+        let moved = folder.join(WRAPPED).join(entry.file_name());
+        fs::create_dir_all(folder.join(WRAPPED)).context("cannot create a folder for wrapped programs")?;
+        fs::rename(&path, &moved).with_context(|| format!("cannot move {}", path.display()))?;
+        // Some run others that are beside them, and find them by their own name.
+        let (name, real) = (path.display(), moved.display());
+        fs::write(&path, format!("#!/bin/sh\n{prefix} --argv0 {name} {real} \"$@\"\n"))
+            .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755)))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Whether `path` is executable, and no script.
+fn is_program(path: &Path) -> Result<bool> {
+    let cannot = || format!("cannot read {}", path.display());
+    let mut file = fs::File::open(path).with_context(cannot)?;
+    let executable = file.metadata().with_context(cannot)?.permissions().mode() & 0o111 != 0;
+    let mut magic = [0; 4];
+    Ok(executable && file.read(&mut magic).with_context(cannot)? == 4 && magic == *b"\x7fELF")
+}
+
+fn objects(folder: &Path) -> usize {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let counts = entries.map(|entry| match entry.file_type() {
+        Ok(kind) if kind.is_dir() => objects(&entry.path()),
+        _ => usize::from(entry.path().extension().is_some_and(|e| e == "o")),
+    });
+    counts.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_wrapped_and_scripts_are_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let below = folder.path().join("tools");
+        fs::create_dir(&below).unwrap();
+        for (name, text, mode) in [("elf", "\x7fELFxyz", 0o755), ("script", "#!/bin/sh\n", 0o755), ("data", "\x7fELF", 0o644)] {
+            fs::write(below.join(name), text).unwrap();
+            fs::set_permissions(below.join(name), fs::Permissions::from_mode(mode)).unwrap();
+        }
+        wrap(folder.path(), "exec loader").unwrap();
+        let text = |name: &str| fs::read_to_string(below.join(name)).unwrap();
+        let (name, moved) = (below.join("elf"), below.join(".elf/elf"));
+        let expected = format!("#!/bin/sh\nexec loader --argv0 {} {} \"$@\"\n", name.display(), moved.display());
+        assert_eq!((text("elf"), text(".elf/elf").as_str()), (expected, "\x7fELFxyz"));
+        assert_eq!((text("script").as_str(), text("data").as_str()), ("#!/bin/sh\n", "\x7fELF"));
+    }
+
+    #[test]
+    fn a_path_that_make_cannot_take_is_refused() {
+        let error = Kbuild::prepare(Path::new("/with space"), "6.1").err().unwrap();
+        assert!(error.to_string().contains("GPU_MEDIATOR_CACHE"), "{error}");
+    }
+}
