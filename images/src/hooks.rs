@@ -91,7 +91,8 @@ pub fn loader(folders: &[PathBuf]) -> Result<PathBuf> {
 }
 
 fn parse(text: &str) -> Result<Head> {
-    let value = |line: &str, key: &str| Some(line.strip_prefix("// ")?.strip_prefix(key)?.strip_prefix(": ")?.to_owned());
+    let value =
+        |line: &str, key: &str| Some(line.strip_prefix("// ")?.strip_prefix(key)?.strip_prefix(": ")?.to_owned());
     let one = |key: &str| text.lines().find_map(|line| value(line, key));
     let hooks: Vec<_> = text.lines().filter_map(|line| value(line, "hook")).collect();
     if hooks.is_empty() {

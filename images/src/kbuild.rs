@@ -136,7 +136,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let below = folder.path().join("tools");
         fs::create_dir(&below).unwrap();
-        for (name, text, mode) in [("elf", "\x7fELFxyz", 0o755), ("script", "#!/bin/sh\n", 0o755), ("data", "\x7fELF", 0o644)] {
+        for (name, text, mode) in
+            [("elf", "\x7fELFxyz", 0o755), ("script", "#!/bin/sh\n", 0o755), ("data", "\x7fELF", 0o644)]
+        {
             fs::write(below.join(name), text).unwrap();
             fs::set_permissions(below.join(name), fs::Permissions::from_mode(mode)).unwrap();
         }

@@ -53,7 +53,8 @@ pub fn ensure(
         None => {
             let made = record.kernels.get(&kernel.name).context("nothing says where the kernel comes from")?.clone();
             let suite = recipes.0.from.iter().find(|suite| suite.target() == made.suite);
-            let suite = suite.with_context(|| format!("images/manifest.toml no longer has the suite {}", made.suite))?;
+            let suite =
+                suite.with_context(|| format!("images/manifest.toml no longer has the suite {}", made.suite))?;
             let mut packages = Vec::new();
             let folder = cache.make("pv", &key, |folder| {
                 packages = Build { kernel, made: &made, cache, progress, folder }.run(suite, recipes.1)?;

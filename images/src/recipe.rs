@@ -150,7 +150,8 @@ mod tests {
     fn a_record_survives_writing_and_reading() {
         let package = Package { name: "a".into(), version: "1:2~3".into(), sha256: "00".into() };
         let made = Made { recipe: "1".into(), key: "k".into(), suite: "s".into(), packages: vec![package] };
-        let record = Record { qemu: Some(made.clone()), kernels: [("6.1".to_owned(), made)].into(), ..Record::default() };
+        let record =
+            Record { qemu: Some(made.clone()), kernels: [("6.1".to_owned(), made)].into(), ..Record::default() };
         let text = toml::to_string_pretty(&record).unwrap();
         assert_eq!(toml::from_str::<Record>(&text).unwrap(), record);
     }

@@ -4,6 +4,8 @@
 mod faults;
 #[path = "guest/harness.rs"]
 mod harness;
+#[path = "guest/knowing.rs"]
+mod knowing;
 #[path = "guest/stories.rs"]
 mod stories;
 #[path = "guest/workloads.rs"]

@@ -4,12 +4,16 @@
 
 use super::super::device::Core;
 use super::Interface;
-use pv::abi::{MAX_BATCH_BYTES, MAX_QUEUE, status};
+use pv::abi::{AnswerHeader, MAX_BATCH_BYTES, MAX_QUEUE, status};
 use pv::{Answers, Batch};
 use std::io::{Read, Write};
+use std::sync::atomic::Ordering;
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
-use vm_memory::GuestAddress;
+use vm_memory::{Bytes, GuestAddress};
 use vmm_glue::memory::MemoryTable;
+
+/// Flag of the available ring: no interrupt is wanted. Source: VIRTIO 1.2, 2.7.6.
+const NO_INTERRUPT: u16 = 1;
 
 /// Where the guest says that the queue is.
 #[derive(Clone, Copy, Debug, Default)]
@@ -37,7 +41,9 @@ impl Interface {
     fn start(&mut self, memory: Option<&MemoryTable>) {
         self.queue = memory.and_then(|memory| self.setup.queue(memory));
         self.ended = 0;
-        if self.queue.is_some() {
+        if self.accepted & !self.offered != 0 {
+            self.fail("features were accepted that were not offered");
+        } else if self.queue.is_some() {
             self.status = status::READY;
         } else {
             self.fail("its set-up names no memory that can be mapped, or bus mastering is off");
@@ -100,8 +106,11 @@ impl Core {
             self.with_pv(|pv| pv.count(&answers));
             queue.add_used(&*memory, head, written).map_err(|error| error.to_string())?;
         }
-        let told = any && queue.needs_notification(&*memory).map_err(|error| error.to_string())?;
-        self.with_pv(|pv| pv.interrupt |= told && pv.interrupt_enabled);
+        // The crate's own test whether to interrupt does not know of the ring's flag.
+        let flags: u16 =
+            memory.load(GuestAddress(queue.avail_ring()), Ordering::SeqCst).map_err(|error| error.to_string())?;
+        let wanted = any && u16::from_le(flags) & NO_INTERRUPT == 0;
+        self.with_pv(|pv| pv.interrupt |= wanted && pv.interrupt_enabled);
         Ok(())
     }
 
@@ -112,7 +121,8 @@ impl Core {
         };
         let vm = self.backend.vm;
         let data = match read(chain, memory) {
-            Ok(data) => data,
+            Ok(data) if room(chain, memory) >= size_of::<AnswerHeader>() => data,
+            Ok(_) => return malformed(vm, &"it has no room for the answer"),
             Err(error) => return malformed(vm, &error),
         };
         match Batch::parse(&data) {
@@ -128,6 +138,11 @@ fn read(chain: &DescriptorChain<&MemoryTable>, memory: &MemoryTable) -> std::io:
     let mut data = Vec::new();
     reader.take(MAX_BATCH_BYTES.into()).read_to_end(&mut data)?;
     Ok(data)
+}
+
+/// Bytes of the device-writable part of a chain.
+fn room(chain: &DescriptorChain<&MemoryTable>, memory: &MemoryTable) -> usize {
+    chain.clone().writer(memory).map_or(0, |writer| writer.available_bytes())
 }
 
 /// Writes the answers into the device-writable part of a chain; how many bytes that were.

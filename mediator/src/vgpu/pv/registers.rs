@@ -71,7 +71,7 @@ impl Interface {
             }
             // The queue stands once it is used.
             _ if self.status != status::RESET => {}
-            r::FEATURES => self.accepted = value & self.offered,
+            r::FEATURES => self.accepted = value,
             r::QUEUE_SIZE => {
                 let size = u16::try_from(value).ok().filter(|size| size.is_power_of_two() && *size <= MAX_QUEUE);
                 self.setup.size = size.unwrap_or(0);

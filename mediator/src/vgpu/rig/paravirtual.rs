@@ -222,6 +222,7 @@ impl Interface {
 
     /// Says where the queue is, and does not have it used yet.
     pub fn describe(machine: &mut impl Machine, base: u64, features: u32) {
+        let features = features & machine.rd(OFFSET + register::FEATURES);
         machine.wr(OFFSET + register::FEATURES, features);
         machine.wr(OFFSET + register::QUEUE_SIZE, ENTRIES.into());
         for (register, at) in [

@@ -173,6 +173,7 @@ fn rings_and_descriptors_that_point_anywhere_hurt_nobody() {
         (register::QUEUE_SIZE, 3),
         (register::QUEUE_SIZE, 512),
         (register::QUEUE_SIZE, 0),
+        (register::FEATURES, 1 << 31),
     ] {
         evil.guest.wr(OFFSET + register::STATUS, status::RESET);
         Interface::describe(&mut evil.guest, BASE, u32::MAX);

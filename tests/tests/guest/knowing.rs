@@ -1,0 +1,104 @@
+//! Guests whose driver knows the mediator: page tables, channels and memory by calls, beside a guest with the stock driver on
+//! the same card; and device memory that channels share.
+
+use anyhow::{Context, Result};
+use tests::guest::{self, card_toml, vm_toml};
+use tests::{Daemon, Output, Vm, VmConfig};
+
+use super::stories::complaints;
+
+/// All of them, of a size that an emulated guest does in seconds.
+const ALL: &str = "run /bin/gpu-workloads workload --name all --scale 1";
+
+/// A VM that is offered the interface.
+pub(super) fn offered(name: &str, vram_mib: u32, more: &str) -> String {
+    vm_toml(name, vram_mib) + &format!("paravirtual = {{ offered = true{more} }}\n")
+}
+
+/// Boots a guest with the modified driver, and sees that it makes calls.
+pub(super) fn boot(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
+    let config = VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name)).paravirtual()?;
+    let vm = Vm::launch(&config)?;
+    vm.wait_ready()?;
+    guest::load_driver(&vm)?;
+    assert!(guest::counter(daemon, name, "pv_batches")? > 0, "the driver of {name} makes no calls");
+    Ok(vm)
+}
+
+fn verified(vm: &Vm, output: &Output) -> Result<()> {
+    println!("VM {}:\n{}", vm.name(), output.text());
+    let bad: Vec<_> = output.lines.iter().filter(|line| line.contains(" ok=false ")).collect();
+    assert!(output.code == 0 && bad.is_empty(), "VM {}: {bad:?}", vm.name());
+    assert_eq!(complaints(&vm.kernel_log()?), Vec::<&str>::new(), "VM {}", vm.name());
+    Ok(())
+}
+
+#[test]
+fn both_kernels_work_by_calls_beside_a_stock_guest() -> Result<()> {
+    let vms = offered("old", 160, "") + &offered("new", 160, "") + &vm_toml("stock", 160);
+    let daemon = Daemon::start("knowing", |paths| card_toml(paths, 640) + &vms)?;
+    let stock = Vm::launch(&VmConfig::new("stock", tests::images()?, "6.1")?.with_gpu(daemon.vm_socket("stock")))?;
+    let vms = [boot(&daemon, "old", "6.1")?, boot(&daemon, "new", "6.12")?, stock];
+    vms[2].wait_ready()?;
+    guest::load_driver(&vms[2])?;
+    // The driver that knows has no TLB flush trapped, and brings far less through the apertures.
+    let count = |name: &str, counter: &str| guest::counter(&daemon, name, counter);
+    let [known, stock] = [count("old", "aperture_bytes")?, count("stock", "aperture_bytes")?];
+    println!("bytes through apertures until the driver is loaded: {known} by calls, {stock} by the stock driver");
+    assert!(known * 2 < stock, "{known} of {stock} bytes");
+    let runs = vms.iter().map(|vm| vm.start(ALL)).collect::<Result<Vec<_>>>()?;
+    for (vm, run) in vms.iter().zip(runs) {
+        verified(vm, &run.wait_within(guest::SMOKE_LIMIT)?)?;
+        let shown = guest::show(&daemon, vm.name())?;
+        assert_eq!(shown["denied_total"], 0, "{}", shown["denied"]);
+        let counter = |name: &str| shown["counters"][name].as_u64();
+        assert_eq!((counter("faults"), counter("hangs")), (Some(0), Some(0)));
+        assert!(counter("pv_refused").is_none_or(|refused| refused == 0), "{}", shown["counters"]);
+    }
+    for vm in &vms[..2] {
+        let smoke = guest::smoke(vm, "all --quick")?;
+        assert!(smoke.bytes > 1 << 20, "{}", smoke.line);
+        // The driver can be taken away and given back; nothing of it stays.
+        vm.run_within("unbind", guest::LOAD_LIMIT)?.success()?;
+        assert_eq!(count(vm.name(), "pv_tables")?, 0, "tables of {} stay", vm.name());
+        vm.run_within("bind", guest::LOAD_LIMIT)?.success()?;
+        guest::smoke(vm, "copy --engine m2mf --from gart --to vram --size 65536")?;
+        assert_eq!(complaints(&vm.kernel_log()?), Vec::<&str>::new(), "VM {}", vm.name());
+    }
+    Ok(())
+}
+
+fn makespan(line: &str) -> Result<u64> {
+    let value = line.split_whitespace().find_map(|word| word.strip_prefix("makespan_us="));
+    Ok(value.with_context(|| line.to_owned())?.parse()?)
+}
+
+#[test]
+fn channels_share_segments_and_graphs_flow_through_them() -> Result<()> {
+    let vms = offered("one", 160, ", group = \"team\"") + &offered("two", 160, ", group = \"team\"");
+    let daemon = Daemon::start("sharing", |paths| card_toml(paths, 512) + &vms)?;
+    let (one, two) = (boot(&daemon, "one", "6.1")?, boot(&daemon, "two", "6.12")?);
+    for vm in [&one, &two] {
+        println!("{}", guest::smoke(vm, "share")?.line);
+    }
+    for kernel in ["madd", "mmul"] {
+        for shape in ["tree", "rectangle"] {
+            let run = |more: &str| guest::smoke(&one, &format!("dataflow --shape {shape} --kernel {kernel}{more}"));
+            let (copied, shared) = (run("")?, run(" --share")?);
+            println!("{}\n{}", copied.line, shared.line);
+            assert!(copied.bytes > 0 && shared.bytes == copied.bytes);
+            assert!(makespan(&copied.line)? > 0 && makespan(&shared.line)? > 0);
+        }
+    }
+    // Between machines: one puts, the other gets and answers.
+    let put = one.start("run /bin/gpu-workloads share --what put --key 77 --seed 5 --duration 120")?;
+    let got = (0..40).find_map(|_| guest::smoke(&two, "share --what get --key 77 --seed 5").ok());
+    assert!(got.is_some_and(|got| got.ok), "the other machine found nothing");
+    let put = guest::parse_smoke(&put.wait_within(guest::SMOKE_LIMIT)?)?;
+    assert!(put.ok && put.bytes > 0, "{}", put.line);
+    for vm in [&one, &two] {
+        assert_eq!(guest::counter(&daemon, vm.name(), "pv_attachments")?, 0);
+        vm.run_within("unbind", guest::LOAD_LIMIT)?.success()?;
+    }
+    Ok(())
+}
