@@ -1,9 +1,11 @@
-//! Guests with stock kernels, one scenario per module.
+//! Guests with Debian's kernels, one scenario per module.
 
 #[path = "guest/faults.rs"]
 mod faults;
 #[path = "guest/harness.rs"]
 mod harness;
+#[path = "guest/paravirtual.rs"]
+mod paravirtual;
 #[path = "guest/stories.rs"]
 mod stories;
 #[path = "guest/workloads.rs"]
