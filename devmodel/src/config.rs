@@ -1,6 +1,6 @@
 //! What a vGPU is: the description that the mediator makes it from.
 
-use crate::pci::{BadBar, PciIdentity};
+use crate::pci::{BadBar, BadCapability, PciIdentity};
 use nvspec::chip::{CLASS_3D_CONTROLLER, Chip, VENDOR_NVIDIA};
 use nvspec::fifo::CHANNELS;
 use nvspec::regs::windows;
@@ -25,6 +25,8 @@ pub struct VGpuConfig {
     pub channels: u32,
     /// The VBIOS image that PROM shows.
     pub vbios: Arc<[u8]>,
+    /// A vendor-specific capability, as [`crate::pci::PciConfig::add_vendor_capability`] takes it; none if empty.
+    pub vendor_capability: Vec<u8>,
 }
 
 impl VGpuConfig {
@@ -42,7 +44,7 @@ impl VGpuConfig {
             bar1_bytes: 128 * MIB,
             bar3_bytes: 64 * MIB,
         };
-        Self { chip, pci, vram_bytes, channels: CHANNELS, vbios }
+        Self { chip, pci, vram_bytes, channels: CHANNELS, vbios, vendor_capability: Vec::new() }
     }
 
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
@@ -74,6 +76,9 @@ pub enum ConfigError {
     /// A BAR's size cannot be expressed.
     #[error(transparent)]
     Bar(#[from] BadBar),
+    /// The vendor-specific capability does not fit.
+    #[error(transparent)]
+    Capability(#[from] BadCapability),
     /// BAR0 does not hold the registers.
     #[error("BAR0 of {0:#x} bytes does not hold the chip's registers, which need {needed:#x}", needed = windows::BAR0_BYTES)]
     SmallBar0(u64),

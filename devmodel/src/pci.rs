@@ -1,5 +1,5 @@
 //! PCI configuration space of a vGPU (and of a card passed through): a PCI Express endpoint with three memory BARs,
-//! power management, and MSI with one 64-bit vector.
+//! power management, MSI with one 64-bit vector, and a vendor-specific capability if there is one.
 //!
 //! The VMM emulates much of configuration space itself (QEMU: BAR addresses, MSI delivery) and forwards the writes, so
 //! what stands here is what the device itself must know: command register, MSI enable, and the sizes of the BARs.
@@ -10,6 +10,10 @@
 
 /// Bytes of configuration space.
 pub const CONFIG_BYTES: usize = 4096;
+/// Bytes of it that capabilities are in.
+const LEGACY_BYTES: usize = 256;
+/// Id of a vendor-specific capability. Source: PCI Local Bus 3.0, appendix H.
+const VENDOR_SPECIFIC: u8 = 0x09;
 
 /// Standard header offsets.
 mod header {
@@ -50,6 +54,8 @@ mod capability {
     pub const LINK_STATUS: usize = 0x8a;
     pub const DEVICE_CONTROL_2: usize = 0xa0;
     pub const LINK_CONTROL_2: usize = 0xa8;
+    /// Free on a GF100.
+    pub const VENDOR: usize = 0xc0;
 }
 
 /// Bits of the command register.
@@ -119,6 +125,11 @@ pub struct BadBar {
     limit: &'static str,
 }
 
+/// A vendor-specific capability that cannot be placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a vendor-specific capability of {0} bytes: it has at least 3 and ends below byte 256 of configuration space")]
+pub struct BadCapability(usize);
+
 /// One function's configuration space.
 #[derive(Clone)]
 pub struct PciConfig {
@@ -161,6 +172,33 @@ impl PciConfig {
         image.fill(identity);
         let Image { bytes, writable } = image;
         Ok(Self { initial: bytes.clone(), bytes, writable })
+    }
+
+    /// Puts a vendor-specific capability behind the others. Of `body` the first three bytes, which are the capability's id,
+    /// link and length, are filled in here.
+    ///
+    /// # Errors
+    /// When it does not fit into the first 256 bytes, or has no room for the three bytes.
+    pub fn add_vendor_capability(&mut self, body: &[u8]) -> Result<(), BadCapability> {
+        let room = LEGACY_BYTES.saturating_sub(capability::VENDOR);
+        let [id, next, length] = [VENDOR_SPECIFIC, 0, u8::try_from(body.len()).unwrap_or(0)];
+        let Some((_, rest)) = body.split_first_chunk::<3>().filter(|_| body.len() <= room) else {
+            return Err(BadCapability(body.len()));
+        };
+        let bytes = [id, next, length].into_iter().chain(rest.iter().copied());
+        for (at, byte) in (capability::VENDOR..).zip(bytes) {
+            for image in [&mut self.bytes, &mut self.initial] {
+                if let Some(to) = image.get_mut(at) {
+                    *to = byte;
+                }
+            }
+        }
+        for image in [&mut self.bytes, &mut self.initial] {
+            if let Some(next) = image.get_mut(capability::EXPRESS.saturating_add(1)) {
+                *next = u8::try_from(capability::VENDOR).unwrap_or(0);
+            }
+        }
+        Ok(())
     }
 
     /// Reads at byte `offset`; what lies beyond configuration space reads as ones.
@@ -370,6 +408,18 @@ mod tests {
         }
         assert_eq!(found, [(0x01, 0x60), (0x05, 0x68), (0x10, 0x78)]);
         assert_eq!(config.read32(0x68) >> 16, 0x0080, "one vector, 64-bit, no masking");
+    }
+
+    #[test]
+    fn vendor_capability_ends_the_list_and_survives_a_reset() {
+        let mut config = config();
+        config.add_vendor_capability(&[0, 0, 0, 0x42, 1, 2, 3, 4]).expect("it fits");
+        config.reset();
+        assert_eq!(config.read32(0x78) >> 8 & 0xff, 0xc0);
+        assert_eq!((config.read32(0xc0), config.read32(0xc4)), (0x4208_0009, 0x0403_0201));
+        config.write(0xc0, &[0xff; 8]);
+        assert_eq!(config.read32(0xc4), 0x0403_0201, "it cannot be written");
+        assert!(config.add_vendor_capability(&[0; 65]).is_err() && config.add_vendor_capability(&[0; 2]).is_err());
     }
 
     #[test]

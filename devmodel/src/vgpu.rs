@@ -40,6 +40,8 @@ pub struct VGpu {
     pmu: Pmu,
     copy: [CopyEngine; 2],
     graph: Graph,
+    /// Level of the interrupt of what is beside the chip.
+    beside: bool,
 }
 
 impl VGpu {
@@ -49,7 +51,10 @@ impl VGpu {
     /// When the description is out of range.
     pub fn new(config: VGpuConfig) -> Result<Self, ConfigError> {
         config.check()?;
-        let pci = PciConfig::new(&config.pci)?;
+        let mut pci = PciConfig::new(&config.pci)?;
+        if !config.vendor_capability.is_empty() {
+            pci.add_vendor_capability(&config.vendor_capability)?;
+        }
         Ok(Self {
             config,
             pci,
@@ -64,6 +69,7 @@ impl VGpu {
             pmu: Pmu::default(),
             copy: Default::default(),
             graph: Graph::default(),
+            beside: false,
         })
     }
 
@@ -281,6 +287,15 @@ impl VGpu {
         self.evaluate(backend);
     }
 
+    /// What is beside the chip on the function (an interface of the mediator's own) asks for an interrupt, or does not any
+    /// more.
+    pub fn set_beside(&mut self, asserted: bool, backend: &mut dyn Backend) {
+        if asserted != self.beside {
+            self.beside = asserted;
+            self.evaluate(backend);
+        }
+    }
+
     /// The VMM has changed how messages reach the guest (a first event descriptor, INTx unmasked): what is pending is
     /// signalled again.
     pub fn signal_again(&mut self, backend: &mut dyn Backend) {
@@ -290,8 +305,23 @@ impl VGpu {
 
     /// Everything to its power-on state. The counters of refused accesses and signals stay.
     pub fn reset(&mut self, backend: &mut dyn Backend) {
-        let Self { config: _, pci, storage, denials: _, interrupts, pmc, pbus, pfifo, pbdma, ptimer, pmu, copy, graph } =
-            self;
+        let Self {
+            config: _,
+            pci,
+            storage,
+            denials: _,
+            interrupts,
+            pmc,
+            pbus,
+            pfifo,
+            pbdma,
+            ptimer,
+            pmu,
+            copy,
+            graph,
+            beside,
+        } = self;
+        *beside = false;
         backend.reset_fifo();
         backend.bind_aperture(Aperture::Bar1, None);
         backend.bind_aperture(Aperture::Bar3, None);

@@ -1,448 +1,527 @@
 //! The binary interface between a guest's driver and the mediator, version 1: what both sides must agree on.
 //!
-//! The C header of the guest's kernel module is made from this file ([`crate::header`]). All numbers are little-endian.
-//! [docs/paravirtual.md](../../docs/paravirtual.md) tells how it is used.
+//! The C header of the guest's kernel module is made from this file: the macros below keep what it needs ([`crate::header`]).
+//! All numbers are little-endian. [docs/paravirtual.md](../../docs/paravirtual.md) tells how it is used.
 //!
 //! A vGPU that offers it has a vendor-specific PCI capability ([`Capability`]), which says where its registers
 //! ([`register`]) are. The guest sets up one split virtqueue (VIRTIO 1.2, 2.7, without indirect descriptors and event
 //! indices) in its RAM, and rings [`register::DOORBELL`]. Each chain of descriptors is one batch: device-readable first a
 //! [`BatchHeader`] and its operations, device-writable then an [`AnswerHeader`] and one [`Answer`] for each operation.
 
+use crate::header::{Constant, Field, Section, Structure};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Version of this interface. A device of another major version is not to be used; a higher minor version only adds.
-pub const VERSION_MAJOR: u8 = 1;
-/// See [`VERSION_MAJOR`].
-pub const VERSION_MINOR: u8 = 0;
+// The structures are read and written as they lie in memory.
+const _: () = assert!(cfg!(target_endian = "little"));
 
-/// Id of a vendor-specific capability. Source: PCI Local Bus 3.0, appendix H.
-pub const CAPABILITY_ID: u8 = 0x09;
-/// Marks the capability as ours: "GMPV".
-pub const SIGNATURE: u32 = u32::from_le_bytes(*b"GMPV");
-
-/// The PCI capability.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct Capability {
-    /// [`CAPABILITY_ID`].
-    pub id: u8,
-    /// Where the next capability is.
-    pub next: u8,
-    /// Bytes of this one.
-    pub length: u8,
-    /// BAR that the registers are in.
-    pub bar: u8,
-    /// [`SIGNATURE`].
-    pub signature: u32,
-    /// [`VERSION_MAJOR`].
-    pub version_major: u8,
-    /// [`VERSION_MINOR`].
-    pub version_minor: u8,
-    /// 0.
-    pub reserved: u16,
-    /// Byte offset of the registers in the BAR.
-    pub offset: u32,
-    /// What the device can do: [`feature`].
-    pub features: u32,
+/// Constants, of a module or of this file, and their description.
+macro_rules! constants {
+    (@of [$($about:literal)*] $( $(#[doc = $doc:literal])* pub const $name:ident: $ty:ty = $value:expr; )*) => {
+        $( $(#[doc = $doc])* pub const $name: $ty = $value; )*
+        /// These constants.
+        pub(crate) const SECTION: Section = Section {
+            path: module_path!(),
+            doc: &[$($about),*],
+            constants: &[$( Constant {
+                name: stringify!($name),
+                value: $name as u64,
+                bytes: size_of::<$ty>(),
+                doc: &[$($doc),*],
+            } ),*],
+        };
+    };
+    ($(#[doc = $doc:literal])* pub mod $module:ident { $($constants:tt)* } $(containing { $($inner:tt)* })?) => {
+        $(#[doc = $doc])*
+        pub mod $module {
+            use super::{Constant, Section};
+            constants! { @of [$($doc)*] $($constants)* }
+            $($($inner)*)?
+        }
+    };
+    ($($constants:tt)*) => {
+        constants! { @of [] $($constants)* }
+    };
 }
 
-/// What a device can do, one bit each. A driver accepts some of them by [`register::FEATURES`]; operations of what it has
-/// not accepted are refused as [`Status::Unsupported`].
-pub mod feature {
-    /// Page tables that the device keeps.
-    pub const TABLES: u32 = 1 << 0;
-    /// Channels and the runlist.
-    pub const CHANNELS: u32 = 1 << 1;
-    /// Filling and copying VRAM.
-    pub const MEMORY: u32 = 1 << 2;
-    /// How important ranges of VRAM are.
-    pub const PRIORITY: u32 = 1 << 3;
-    /// Segments of device memory that several channels map.
-    pub const SHARE: u32 = 1 << 4;
-    /// Segments that channels of other virtual machines map.
-    pub const SHARE_ABROAD: u32 = 1 << 5;
-    /// Questions about what the virtual machine has and may have.
-    pub const QUERY: u32 = 1 << 6;
-    /// An interrupt when a batch has ended.
-    pub const INTERRUPT: u32 = 1 << 7;
+/// Structures, with their descriptions.
+macro_rules! structures {
+    ($described:ident: $( $(#[doc = $doc:literal])* pub struct $name:ident {
+        $( $(#[doc = $field_doc:literal])* pub $field:ident: $ty:ty, )*
+    } )*) => {
+        $(
+            $(#[doc = $doc])*
+            #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+            #[repr(C)]
+            pub struct $name { $( $(#[doc = $field_doc])* pub $field: $ty, )* }
+        )*
+        /// These structures.
+        pub(crate) const $described: &[Structure] = &[$( Structure {
+            name: stringify!($name),
+            bytes: size_of::<$name>(),
+            doc: &[$($doc),*],
+            fields: &[$( Field { name: stringify!($field), ty: stringify!($ty), doc: &[$($field_doc),*] } ),*],
+        } ),*];
+    };
 }
 
-/// The device's registers: 32 bits each, byte offsets from [`Capability::offset`].
-pub mod register {
-    /// Read: [`super::SIGNATURE`].
-    pub const SIGNATURE: u32 = 0x00;
-    /// Read: features that are offered. Write, before [`STATUS`] is set: those that are accepted.
-    pub const FEATURES: u32 = 0x04;
-    /// One of [`super::status`]. Writing 0 resets the interface: the queue is forgotten, and all tables, segments'
-    /// attachments and bindings that were made by it.
-    pub const STATUS: u32 = 0x08;
-    /// Entries of the queue: a power of two up to [`super::MAX_QUEUE`].
-    pub const QUEUE_SIZE: u32 = 0x0c;
-    /// Guest-physical address of the descriptor table, low and high half; a multiple of 16.
-    pub const QUEUE_DESCRIPTORS: u32 = 0x10;
-    /// Guest-physical address of the available ring, low and high half; a multiple of 2.
-    pub const QUEUE_AVAILABLE: u32 = 0x18;
-    /// Guest-physical address of the used ring, low and high half; a multiple of 4.
-    pub const QUEUE_USED: u32 = 0x20;
-    /// Write, of any value: the available ring has new batches. A posted write. Batches are dealt with in order.
-    pub const DOORBELL: u32 = 0x28;
-    /// Read: batches that have ended since the queue was set up, modulo 2^32. As reads are not posted, all batches whose
-    /// doorbells were rung before are among them.
-    pub const ENDED: u32 = 0x2c;
-    /// Read: 1 while the device asks for an interrupt. Write 1: it has been seen.
-    pub const INTERRUPT: u32 = 0x30;
-    /// 1: the device asks for an interrupt when batches have ended, unless the available ring's flags say not to.
-    pub const INTERRUPT_ENABLE: u32 = 0x34;
-    /// Bytes of the registers.
-    pub const BYTES: u32 = 0x40;
+/// [`Status`] and its description.
+macro_rules! statuses {
+    ($(#[doc = $doc:literal])* pub enum Status {
+        $( $(#[doc = $variant_doc:literal])* #[error($text:literal)] $variant:ident = $value:literal, )*
+    }) => {
+        $(#[doc = $doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+        #[repr(u32)]
+        pub enum Status { $( $(#[doc = $variant_doc])* #[error($text)] $variant = $value, )* }
+        /// These statuses.
+        pub(crate) const STATUSES: Section = Section {
+            path: concat!(module_path!(), "::Status"),
+            doc: &[$($doc),*],
+            constants: &[$( Constant {
+                name: stringify!($variant),
+                value: $value,
+                bytes: 4,
+                doc: &[$($variant_doc),*],
+            } ),*],
+        };
+    };
 }
 
-/// Values of [`register::STATUS`].
-pub mod status {
-    /// Nothing is set up.
-    pub const RESET: u32 = 0;
-    /// Written by the driver: features and queue are set up. Reads back so when the device has accepted them.
-    pub const READY: u32 = 1;
-    /// The queue cannot be used as it was set up, or cannot any more. Only [`RESET`] ends it.
-    pub const FAILED: u32 = 0x80;
+constants! {
+    /// Version of this interface. A device of another major version is not to be used; a higher minor version only adds.
+    pub const VERSION_MAJOR: u8 = 1;
+    /// See [`VERSION_MAJOR`].
+    pub const VERSION_MINOR: u8 = 0;
+    /// Id of a vendor-specific capability. Source: PCI Local Bus 3.0, appendix H.
+    pub const CAPABILITY_ID: u8 = 0x09;
+    /// Marks the capability as ours: "GMPV".
+    pub const SIGNATURE: u32 = u32::from_le_bytes(*b"GMPV");
+    /// Most entries of the queue.
+    pub const MAX_QUEUE: u16 = 256;
+    /// Most bytes of a batch, its header included.
+    pub const MAX_BATCH_BYTES: u32 = 64 << 10;
+    /// Most operations of a batch.
+    pub const MAX_BATCH_OPS: u32 = 1024;
+    /// Operations are multiples of this, in bytes.
+    pub const UNIT: u32 = 8;
+    /// Most bytes that one operation fills or copies.
+    pub const MAX_MEMORY_BYTES: u64 = 16 << 20;
 }
 
-/// Most entries of the queue.
-pub const MAX_QUEUE: u16 = 256;
-/// Most bytes of a batch, its header included.
-pub const MAX_BATCH_BYTES: u32 = 64 << 10;
-/// Most operations of a batch.
-pub const MAX_BATCH_OPS: u32 = 1024;
-/// Operations are multiples of this, in bytes.
-pub const UNIT: u32 = 8;
-
-/// Begins a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct BatchHeader {
-    /// Operations that follow; at least 1, at most [`MAX_BATCH_OPS`].
-    pub ops: u32,
-    /// Bytes of the operations; what is behind them is ignored.
-    pub bytes: u32,
-}
-
-/// Begins an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct OpHeader {
-    /// What is to be done: [`op`].
-    pub code: u16,
-    /// Size of the operation, this header included, in units of [`UNIT`] bytes.
-    pub units: u16,
-    /// What it is done to; 0 where the operation is not done to anything.
-    pub handle: u32,
-}
-
-/// Begins the answer to a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct AnswerHeader {
-    /// [`Status::Done`] when all operations are done; [`Status::Malformed`] when none was begun, for the batch cannot be
-    /// read; else the status of the operation that was not done.
-    pub status: u32,
-    /// Operations that are done: all before the one that failed. None behind it was begun.
-    pub done: u32,
-}
-
-/// The answer to an operation. Answers for which the chain has no room are not given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct Answer {
-    /// One of [`Status`].
-    pub status: u32,
-    /// 0.
-    pub reserved: u32,
-    /// What was asked for, if anything.
-    pub value: u64,
-}
-
-/// What became of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
-#[repr(u32)]
-pub enum Status {
-    /// It is done.
-    #[error("done")]
-    Done = 0,
-    /// An operation before it failed.
-    #[error("an operation before it failed")]
-    NotBegun = 1,
-    /// The batch cannot be read: sizes that do not fit, or a code that version 1 does not have.
-    #[error("the batch is malformed")]
-    Malformed = 2,
-    /// Of a feature that was not offered, or not accepted.
-    #[error("the feature was not offered, or not accepted")]
-    Unsupported = 3,
-    /// There is no such table, segment or channel.
-    #[error("there is no such object")]
-    NoObject = 4,
-    /// There is one of that name already.
-    #[error("there is one already")]
-    Exists = 5,
-    /// The object is of another type.
-    #[error("the object is of another type")]
-    WrongType = 6,
-    /// An index, count, address or size that the object does not have.
-    #[error("out of range")]
-    Range = 7,
-    /// A reserved bit or field is not 0, or a value means nothing.
-    #[error("a value that means nothing")]
-    Invalid = 8,
-    /// A limit of the virtual machine, or of the card.
-    #[error("a limit is reached")]
-    Limit = 9,
-    /// The owner of the segment, or the operator, has not allowed it.
-    #[error("not allowed")]
-    Denied = 10,
-    /// The card did not do it. It is in the mediator's log.
-    #[error("the card did not do it")]
-    Failed = 11,
-}
-
-/// Types of page tables.
-pub mod kind {
-    /// A page directory: 8192 entries, each with a small-page table and a large-page table.
-    pub const DIRECTORY: u32 = 1;
-    /// A table of 32768 pages of 4 KiB.
-    pub const SMALL: u32 = 2;
-    /// A table of 1024 pages of 128 KiB.
-    pub const LARGE: u32 = 3;
-}
-
-/// Codes of operations, and what follows their headers.
-pub mod op {
-    /// Makes a table. The handle is the guest's choice: not 0, and of no other table. All entries are empty.
-    pub const TABLE_CREATE: u16 = 0x01;
-    /// The guest has no more use for the table: its handle is free. It goes when no directory names it and no address
-    /// space is bound to it.
-    pub const TABLE_DESTROY: u16 = 0x02;
-    /// Sets an entry of the directory `handle`.
-    pub const DIRECTORY_SET: u16 = 0x03;
-    /// Writes entries of the table `handle` that follow each other and grow by a step.
-    pub const ENTRIES_RUN: u16 = 0x04;
-    /// Writes entries of the table `handle` from a list.
-    pub const ENTRIES_LIST: u16 = 0x05;
-    /// Empties entries of the table `handle`.
-    pub const ENTRIES_ZERO: u16 = 0x06;
-    /// The address space of an instance block (of a channel, or of an aperture) is what the directory `handle` says,
-    /// whatever the block says; with handle 0, what the block says again. It counts from when the block is next named to
-    /// a channel or an aperture, or at once for an aperture that has it already.
-    pub const DIRECTORY_BIND: u16 = 0x07;
-    /// As a flush of the TLB: what was unmapped before cannot be reached when it is done. Handle: a directory, or 0 for
-    /// all address spaces.
-    pub const FLUSH: u16 = 0x08;
-
-    /// Sets the channel `handle` aside: [`Status::Limit`](super::Status::Limit) when the virtual machine has as many as it
-    /// may.
-    pub const CHANNEL_CREATE: u16 = 0x10;
-    /// Binds the channel `handle` to its instance block.
-    pub const CHANNEL_BIND: u16 = 0x11;
-    /// Lets the channel `handle` run when it is in the runlist.
-    pub const CHANNEL_ENABLE: u16 = 0x12;
-    /// Keeps the channel `handle` from running.
-    pub const CHANNEL_DISABLE: u16 = 0x13;
-    /// Unbinds the channel `handle`.
-    pub const CHANNEL_DESTROY: u16 = 0x14;
-    /// Says which channels may run.
-    pub const RUNLIST: u16 = 0x15;
-
-    /// Fills guest VRAM with a word.
-    pub const MEMORY_FILL: u16 = 0x20;
-    /// Copies guest VRAM; the two ranges do not overlap.
-    pub const MEMORY_COPY: u16 = 0x21;
-    /// How important it is that a range of guest VRAM is on the card; chunks of the lowest priority leave first.
-    pub const BUFFER_PRIORITY: u16 = 0x22;
-
-    /// Finds or makes a segment by its key; the answer's value is its id.
-    pub const SHARE_GET: u16 = 0x30;
-    /// Maps the segment `handle` for a channel; the answer's value is its GPU virtual address there.
-    pub const SHARE_ATTACH: u16 = 0x31;
-    /// Unmaps the segment `handle` for a channel; work that still uses it faults.
-    pub const SHARE_DETACH: u16 = 0x32;
-    /// Asks about the segment `handle`, or changes it.
-    pub const SHARE_CONTROL: u16 = 0x33;
-
-    /// Asks one of [`query`](super::query), which is the handle; the answer's value is the number.
-    pub const QUERY: u16 = 0x40;
-}
-
-macro_rules! bodies {
-    ($( $(#[$doc:meta])* $name:ident { $( $(#[$field_doc:meta])* $field:ident: $ty:ty, )* } )*) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-        #[repr(C)]
-        pub struct $name { $( $(#[$field_doc])* pub $field: $ty, )* }
-    )*};
-}
-
-bodies! {
-    /// Of [`op::TABLE_CREATE`].
-    TableCreate {
-        /// One of [`kind`].
-        kind: u32,
+structures! {
+    HEADERS:
+    /// The PCI capability.
+    pub struct Capability {
+        /// [`CAPABILITY_ID`].
+        pub id: u8,
+        /// Where the next capability is.
+        pub next: u8,
+        /// Bytes of this one.
+        pub length: u8,
+        /// BAR that the registers are in.
+        pub bar: u8,
+        /// [`SIGNATURE`].
+        pub signature: u32,
+        /// [`VERSION_MAJOR`].
+        pub version_major: u8,
+        /// [`VERSION_MINOR`].
+        pub version_minor: u8,
         /// 0.
-        reserved: u32,
+        pub reserved: u16,
+        /// Byte offset of the registers in the BAR.
+        pub offset: u32,
+        /// What the device can do: [`feature`].
+        pub features: u32,
+    }
+
+    /// Begins a batch.
+    pub struct BatchHeader {
+        /// Operations that follow; at least 1, at most [`MAX_BATCH_OPS`].
+        pub ops: u32,
+        /// Bytes of the operations; what is behind them is ignored.
+        pub bytes: u32,
+    }
+
+    /// Begins an operation.
+    pub struct OpHeader {
+        /// What is to be done: [`op`].
+        pub code: u16,
+        /// Size of the operation, this header included, in units of [`UNIT`] bytes.
+        pub units: u16,
+        /// What it is done to; 0 where the operation is not done to anything.
+        pub handle: u32,
+    }
+
+    /// Begins the answer to a batch.
+    pub struct AnswerHeader {
+        /// [`Status::Done`] when all operations are done; [`Status::Malformed`] when none was begun, for the batch cannot be
+        /// read; else the status of the operation that was not done.
+        pub status: u32,
+        /// Operations that are done: all before the one that failed. None behind it was begun.
+        pub done: u32,
+    }
+
+    /// The answer to an operation. Answers for which the chain has no room are not given.
+    pub struct Answer {
+        /// One of [`Status`].
+        pub status: u32,
+        /// 0.
+        pub reserved: u32,
+        /// What was asked for, if anything.
+        pub value: u64,
+    }
+}
+
+constants! {
+    /// What a device can do, one bit each. A driver accepts some of them by [`register::FEATURES`]; operations of what it has
+    /// not accepted are refused as [`Status::Unsupported`].
+    pub mod feature {
+        /// Page tables that the device keeps.
+        pub const TABLES: u32 = 1 << 0;
+        /// Channels and the runlist.
+        pub const CHANNELS: u32 = 1 << 1;
+        /// Filling and copying VRAM.
+        pub const MEMORY: u32 = 1 << 2;
+        /// How important ranges of VRAM are.
+        pub const PRIORITY: u32 = 1 << 3;
+        /// Segments of device memory that several channels map.
+        pub const SHARE: u32 = 1 << 4;
+        /// Segments that channels of other virtual machines map.
+        pub const SHARE_ABROAD: u32 = 1 << 5;
+        /// Questions about what the virtual machine has and may have.
+        pub const QUERY: u32 = 1 << 6;
+        /// An interrupt when a batch has ended.
+        pub const INTERRUPT: u32 = 1 << 7;
+    }
+}
+
+constants! {
+    /// The device's registers: 32 bits each, at byte offsets from [`Capability::offset`].
+    pub mod register {
+        /// Read: [`super::SIGNATURE`].
+        pub const SIGNATURE: u32 = 0x00;
+        /// Read: features that are offered. Write, before [`STATUS`] is set: those that are accepted.
+        pub const FEATURES: u32 = 0x04;
+        /// One of [`super::status`]. Writing 0 resets the interface: the queue is forgotten, and all tables, segments'
+        /// attachments and bindings that were made by it.
+        pub const STATUS: u32 = 0x08;
+        /// Entries of the queue: a power of two up to [`super::MAX_QUEUE`].
+        pub const QUEUE_SIZE: u32 = 0x0c;
+        /// Guest-physical address of the descriptor table, low and high half; a multiple of 16.
+        pub const QUEUE_DESCRIPTORS: u32 = 0x10;
+        /// Guest-physical address of the available ring, low and high half; a multiple of 2.
+        pub const QUEUE_AVAILABLE: u32 = 0x18;
+        /// Guest-physical address of the used ring, low and high half; a multiple of 4.
+        pub const QUEUE_USED: u32 = 0x20;
+        /// Write, of any value: the available ring has new batches. A posted write. Batches are dealt with in order.
+        pub const DOORBELL: u32 = 0x28;
+        /// Read: batches that have ended since the queue was set up, modulo 2^32. As reads are not posted, all batches whose
+        /// doorbells were rung before are among them.
+        pub const ENDED: u32 = 0x2c;
+        /// Read: 1 while the device asks for an interrupt. Write 1: it has been seen.
+        pub const INTERRUPT: u32 = 0x30;
+        /// 1: the device asks for an interrupt when batches have ended, unless the available ring's flags say not to.
+        pub const INTERRUPT_ENABLE: u32 = 0x34;
+        /// Bytes of the registers.
+        pub const BYTES: u32 = 0x40;
+    }
+}
+
+constants! {
+    /// Values of [`register::STATUS`].
+    pub mod status {
+        /// Nothing is set up.
+        pub const RESET: u32 = 0;
+        /// Written by the driver: features and queue are set up. Reads back so when the device has accepted them.
+        pub const READY: u32 = 1;
+        /// The queue cannot be used as it was set up, or cannot any more. Only [`RESET`] ends it.
+        pub const FAILED: u32 = 0x80;
+    }
+}
+
+statuses! {
+    /// What became of an operation.
+    pub enum Status {
+        /// It is done.
+        #[error("done")]
+        Done = 0,
+        /// An operation before it failed.
+        #[error("an operation before it failed")]
+        NotBegun = 1,
+        /// The batch cannot be read: sizes that do not fit, or a code that version 1 does not have.
+        #[error("the batch is malformed")]
+        Malformed = 2,
+        /// Of a feature that was not offered, or not accepted.
+        #[error("the feature was not offered, or not accepted")]
+        Unsupported = 3,
+        /// There is no such table, segment or channel.
+        #[error("there is no such object")]
+        NoObject = 4,
+        /// There is one of that name already.
+        #[error("there is one already")]
+        Exists = 5,
+        /// The object is of another type.
+        #[error("the object is of another type")]
+        WrongType = 6,
+        /// An index, count, address or size that the object does not have.
+        #[error("out of range")]
+        Range = 7,
+        /// A reserved bit or field is not 0, or a value means nothing.
+        #[error("a value that means nothing")]
+        Invalid = 8,
+        /// A limit of the virtual machine, or of the card.
+        #[error("a limit is reached")]
+        Limit = 9,
+        /// The owner of the segment, or the operator, has not allowed it.
+        #[error("not allowed")]
+        Denied = 10,
+        /// The card did not do it. It is in the mediator's log.
+        #[error("the card did not do it")]
+        Failed = 11,
+    }
+}
+
+constants! {
+    /// Types of page tables.
+    pub mod kind {
+        /// A page directory: 8192 entries, each with a small-page table and a large-page table.
+        pub const DIRECTORY: u32 = 1;
+        /// A table of 32768 pages of 4 KiB.
+        pub const SMALL: u32 = 2;
+        /// A table of 1024 pages of 128 KiB.
+        pub const LARGE: u32 = 3;
+    }
+}
+
+constants! {
+    /// Codes of operations, and what follows their headers.
+    pub mod op {
+        /// Makes a table. The handle is the guest's choice: not 0, and of no other table. All entries are empty.
+        pub const TABLE_CREATE: u16 = 0x01;
+        /// The guest has no more use for the table: its handle is free. It goes when no directory names it and no address
+        /// space is bound to it.
+        pub const TABLE_DESTROY: u16 = 0x02;
+        /// Sets an entry of the directory `handle`.
+        pub const DIRECTORY_SET: u16 = 0x03;
+        /// Writes entries of the table `handle` that follow each other and grow by a step.
+        pub const ENTRIES_RUN: u16 = 0x04;
+        /// Writes entries of the table `handle` from a list.
+        pub const ENTRIES_LIST: u16 = 0x05;
+        /// Empties entries of the table `handle`.
+        pub const ENTRIES_ZERO: u16 = 0x06;
+        /// The address space of an instance block (of a channel, or of an aperture) is what the directory `handle` says,
+        /// whatever the block says; with handle 0, what the block says again. It counts from when the block is next named to
+        /// a channel or an aperture, or at once for an aperture that has it already.
+        pub const DIRECTORY_BIND: u16 = 0x07;
+        /// As a flush of the TLB: what was unmapped before cannot be reached when it is done. Handle: a directory, or 0 for
+        /// all address spaces.
+        pub const FLUSH: u16 = 0x08;
+
+        /// Sets the channel `handle` aside: [`Status::Limit`](super::Status::Limit) when the virtual machine has as many as it
+        /// may.
+        pub const CHANNEL_CREATE: u16 = 0x10;
+        /// Binds the channel `handle` to its instance block.
+        pub const CHANNEL_BIND: u16 = 0x11;
+        /// Lets the channel `handle` run when it is in the runlist.
+        pub const CHANNEL_ENABLE: u16 = 0x12;
+        /// Keeps the channel `handle` from running.
+        pub const CHANNEL_DISABLE: u16 = 0x13;
+        /// Unbinds the channel `handle`.
+        pub const CHANNEL_DESTROY: u16 = 0x14;
+        /// Says which channels may run.
+        pub const RUNLIST: u16 = 0x15;
+
+        /// Fills guest VRAM with a word.
+        pub const MEMORY_FILL: u16 = 0x20;
+        /// Copies guest VRAM; the two ranges do not overlap.
+        pub const MEMORY_COPY: u16 = 0x21;
+        /// How important it is that a range of guest VRAM is on the card; chunks of the lowest priority leave first.
+        pub const BUFFER_PRIORITY: u16 = 0x22;
+
+        /// Finds or makes a segment by its key; the answer's value is its id.
+        pub const SHARE_GET: u16 = 0x30;
+        /// Maps the segment `handle` for a channel; the answer's value is its GPU virtual address there.
+        pub const SHARE_ATTACH: u16 = 0x31;
+        /// Unmaps the segment `handle` for a channel; work that still uses it faults.
+        pub const SHARE_DETACH: u16 = 0x32;
+        /// Asks about the segment `handle`, or changes it.
+        pub const SHARE_CONTROL: u16 = 0x33;
+
+        /// Asks one of [`query`](super::query), which is the handle; the answer's value is the number.
+        pub const QUERY: u16 = 0x40;
+    }
+}
+
+structures! {
+    BODIES:
+    /// Of [`op::TABLE_CREATE`].
+    pub struct TableCreate {
+        /// One of [`kind`].
+        pub kind: u32,
+        /// 0.
+        pub reserved: u32,
     }
     /// Of [`op::DIRECTORY_SET`].
-    DirectorySet {
+    pub struct DirectorySet {
         /// Of the entry.
-        index: u32,
+        pub index: u32,
         /// Handle of the small-page table, or 0 for none.
-        small: u32,
+        pub small: u32,
         /// Handle of the large-page table, or 0 for none.
-        large: u32,
+        pub large: u32,
         /// 0.
-        reserved: u32,
+        pub reserved: u32,
     }
     /// Of [`op::ENTRIES_RUN`].
-    EntriesRun {
+    pub struct EntriesRun {
         /// Index of the first entry.
-        first: u32,
+        pub first: u32,
         /// Entries.
-        count: u32,
+        pub count: u32,
         /// The first entry, as the hardware has it, with the guest's addresses.
-        entry: u64,
+        pub entry: u64,
         /// What each entry has more than the one before.
-        step: u64,
+        pub step: u64,
     }
     /// Of [`op::ENTRIES_LIST`] (the entries follow) and [`op::ENTRIES_ZERO`].
-    Entries {
+    pub struct Entries {
         /// Index of the first entry.
-        first: u32,
+        pub first: u32,
         /// Entries.
-        count: u32,
+        pub count: u32,
     }
     /// Of [`op::DIRECTORY_BIND`] and [`op::CHANNEL_BIND`].
-    Instance {
+    pub struct Instance {
         /// Guest VRAM address of an instance block; a multiple of 4 KiB.
-        instance: u64,
+        pub instance: u64,
     }
     /// Of [`op::RUNLIST`]; the channels' numbers follow, 32 bits each, and 32 bits of 0 after an odd count.
-    Runlist {
+    pub struct Runlist {
         /// Channels.
-        count: u32,
+        pub count: u32,
         /// 0.
-        reserved: u32,
+        pub reserved: u32,
     }
     /// Of [`op::MEMORY_FILL`].
-    MemoryFill {
+    pub struct MemoryFill {
         /// Guest VRAM address; a multiple of 4.
-        address: u64,
+        pub address: u64,
         /// A multiple of 4, at most [`MAX_MEMORY_BYTES`].
-        bytes: u64,
+        pub bytes: u64,
         /// The word.
-        value: u32,
+        pub value: u32,
         /// 0.
-        reserved: u32,
+        pub reserved: u32,
     }
     /// Of [`op::MEMORY_COPY`].
-    MemoryCopy {
+    pub struct MemoryCopy {
         /// Guest VRAM address; a multiple of 4.
-        to: u64,
+        pub to: u64,
         /// Guest VRAM address; a multiple of 4.
-        from: u64,
+        pub from: u64,
         /// A multiple of 4, at most [`MAX_MEMORY_BYTES`].
-        bytes: u64,
+        pub bytes: u64,
     }
     /// Of [`op::BUFFER_PRIORITY`].
-    BufferPriority {
+    pub struct BufferPriority {
         /// Guest VRAM address.
-        address: u64,
+        pub address: u64,
         /// How many.
-        bytes: u64,
+        pub bytes: u64,
         /// 0 is what all memory has at first; higher stays longer.
-        priority: i32,
+        pub priority: i32,
         /// 0.
-        reserved: u32,
+        pub reserved: u32,
     }
     /// Of [`op::SHARE_GET`].
-    ShareGet {
+    pub struct ShareGet {
         /// The name that the users agree on; 0 for a segment that nobody else finds by a key.
-        key: u64,
+        pub key: u64,
         /// Size; rounded up to 4 KiB. When the segment exists: at most its size.
-        bytes: u64,
+        pub bytes: u64,
         /// Of [`share`].
-        flags: u32,
+        pub flags: u32,
         /// Who may do what: [`share::mode`]. Counts when the segment is made.
-        mode: u32,
+        pub mode: u32,
     }
     /// Of [`op::SHARE_ATTACH`] and [`op::SHARE_DETACH`].
-    ShareAttach {
+    pub struct ShareAttach {
         /// The channel in whose address space it is mapped.
-        channel: u32,
+        pub channel: u32,
         /// Of [`share`]; 0 to detach.
-        flags: u32,
+        pub flags: u32,
     }
     /// Of [`op::SHARE_CONTROL`].
-    ShareControl {
+    pub struct ShareControl {
         /// One of [`share::control`].
-        command: u32,
+        pub command: u32,
         /// What it is set to; 0 for questions.
-        argument: u32,
+        pub argument: u32,
     }
 }
 
-/// Most bytes that one operation fills or copies.
-pub const MAX_MEMORY_BYTES: u64 = 16 << 20;
+constants! {
+    /// Shared segments.
+    pub mod share {
+        /// Make the segment if there is none of that key.
+        pub const CREATE: u32 = 1 << 0;
+        /// With [`CREATE`]: only if there is none.
+        pub const EXCLUSIVE: u32 = 1 << 1;
+        /// Find or make a segment of the group that the operator has put the virtual machine into, not of itself alone.
+        pub const ABROAD: u32 = 1 << 2;
+        /// Attach for reading only.
+        pub const READ_ONLY: u32 = 1 << 3;
+    } containing {
+        constants! {
+            /// Rights of other virtual machines than the one that has made the segment.
+            pub mod mode {
+                /// They may attach it for reading.
+                pub const READ: u32 = 1 << 0;
+                /// They may attach it for writing.
+                pub const WRITE: u32 = 1 << 1;
+            }
+        }
 
-/// Shared segments.
-pub mod share {
-    /// Make the segment if there is none of that key.
-    pub const CREATE: u32 = 1 << 0;
-    /// With [`CREATE`]: only if there is none.
-    pub const EXCLUSIVE: u32 = 1 << 1;
-    /// Find or make a segment of the group that the operator has put the virtual machine into, not of itself alone.
-    pub const ABROAD: u32 = 1 << 2;
-    /// Attach for reading only.
-    pub const READ_ONLY: u32 = 1 << 3;
-
-    /// Rights of other virtual machines than the one that has made the segment.
-    pub mod mode {
-        /// They may attach it for reading.
-        pub const READ: u32 = 1 << 0;
-        /// They may attach it for writing.
-        pub const WRITE: u32 = 1 << 1;
-    }
-
-    /// Commands of [`op::SHARE_CONTROL`](super::op::SHARE_CONTROL).
-    pub mod control {
-        /// The answer's value: the segment's size in bytes.
-        pub const SIZE: u32 = 1;
-        /// The answer's value: address spaces that it is attached to, of all virtual machines.
-        pub const ATTACHED: u32 = 2;
-        /// The answer's value: its [`mode`](super::mode).
-        pub const MODE: u32 = 3;
-        /// Sets its mode. The owner's alone.
-        pub const SET_MODE: u32 = 4;
-        /// No key finds it any more; it goes when nothing has it attached. The owner's alone.
-        pub const REMOVE: u32 = 5;
+        constants! {
+            /// Commands of [`op::SHARE_CONTROL`](super::op::SHARE_CONTROL).
+            pub mod control {
+                /// The answer's value: the segment's size in bytes.
+                pub const SIZE: u32 = 1;
+                /// The answer's value: address spaces that it is attached to, of all virtual machines.
+                pub const ATTACHED: u32 = 2;
+                /// The answer's value: its [`mode`](super::mode).
+                pub const MODE: u32 = 3;
+                /// Sets its mode. The owner's alone.
+                pub const SET_MODE: u32 = 4;
+                /// No key finds it any more; it goes when nothing has it attached. The owner's alone.
+                pub const REMOVE: u32 = 5;
+            }
+        }
     }
 }
 
-/// What can be asked of [`op::QUERY`]. Memory is in bytes.
-pub mod query {
-    /// VRAM that the vGPU shows.
-    pub const VRAM: u32 = 1;
-    /// How much of it may be on the card; all ones without a limit.
-    pub const QUOTA: u32 = 2;
-    /// How much of it is guaranteed.
-    pub const GUARANTEE: u32 = 3;
-    /// How much of it is on the card now.
-    pub const PLACED: u32 = 4;
-    /// How much of it is in host memory now.
-    pub const HOST: u32 = 5;
-    /// How much would be on the card if all took what they are entitled to.
-    pub const ENTITLEMENT: u32 = 6;
-    /// How much is free on the card.
-    pub const FREE: u32 = 7;
-    /// Whether memory of the card is short: 0 no, 1 some virtual machine's memory is in host memory, 2 this one's is.
-    pub const PRESSURE: u32 = 8;
-    /// The part of the card's time that it is entitled to, in millionths.
-    pub const TIME_SHARE: u32 = 9;
-    /// Bytes of page tables that it may still make.
-    pub const TABLE_BYTES_LEFT: u32 = 10;
+constants! {
+    /// What can be asked of [`op::QUERY`]. Memory is in bytes.
+    pub mod query {
+        /// VRAM that the vGPU shows.
+        pub const VRAM: u32 = 1;
+        /// How much of it may be on the card; all ones without a limit.
+        pub const QUOTA: u32 = 2;
+        /// How much of it is guaranteed.
+        pub const GUARANTEE: u32 = 3;
+        /// How much of it is on the card now.
+        pub const PLACED: u32 = 4;
+        /// How much of it is in host memory now.
+        pub const HOST: u32 = 5;
+        /// How much would be on the card if all took what they are entitled to.
+        pub const ENTITLEMENT: u32 = 6;
+        /// How much is free on the card.
+        pub const FREE: u32 = 7;
+        /// Whether memory of the card is short: 0 no, 1 some virtual machine's memory is in host memory, 2 this one's is.
+        pub const PRESSURE: u32 = 8;
+        /// The part of the card's time that it is entitled to, in millionths.
+        pub const TIME_SHARE: u32 = 9;
+        /// Bytes of page tables that it may still make.
+        pub const TABLE_BYTES_LEFT: u32 = 10;
+    }
 }

@@ -1,7 +1,10 @@
 //! The paravirtual interface: how a driver that knows it is in a virtual machine speaks to the mediator.
 //!
 //! Parts:
-//! - [`abi`]: the binary form, as guest and mediator share it.
+//! - [`abi`]: the binary form, as guest and mediator share it;
+//! - [`Batch`]: bytes in, checked and typed operations ([`Op`]) out, and [`Answers`] back;
+//! - [`Tables`]: the typed page tables that the mediator keeps for one virtual machine;
+//! - [`header`]: [`abi`] for guests' drivers in C.
 //!
 //! No I/O, no threads, no time.
 
@@ -12,3 +15,25 @@
 )]
 
 pub mod abi;
+mod batch;
+mod header;
+mod objects;
+mod op;
+
+#[cfg(any(test, feature = "fuzz"))]
+mod fuzz;
+#[cfg(any(test, feature = "fuzz"))]
+#[allow(
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    reason = "a model of small numbers, for tests"
+)]
+mod model;
+
+pub use batch::{Answers, Batch, Malformed, Problem, feature_of};
+#[cfg(any(test, feature = "fuzz"))]
+pub use fuzz::fuzz;
+pub use header::header;
+pub use objects::{Counts, MAX_BINDINGS, NoTable, SLOT_BYTES, Tables};
+pub use op::{Control, Kind, Op, Question, TableId};

@@ -53,6 +53,8 @@ struct Space {
 #[derive(Debug)]
 pub struct ApertureTlb {
     instance: Option<Place>,
+    /// The directory, whatever the instance block says.
+    named: Option<Place>,
     space: Option<Space>,
     slots: Box<[Option<Slot>]>,
 }
@@ -67,13 +69,20 @@ impl ApertureTlb {
     /// An aperture without an instance block.
     #[must_use]
     pub fn new() -> Self {
-        Self { instance: None, space: None, slots: vec![None; SLOTS].into() }
+        Self { instance: None, named: None, space: None, slots: vec![None; SLOTS].into() }
     }
 
-    /// The guest has named an instance block, or taken it away.
-    pub fn bind(&mut self, instance: Option<Place>) {
-        self.instance = instance;
+    /// The guest has named an instance block, or taken it away. With `directory`, that is its directory, whatever the block
+    /// says.
+    pub fn bind(&mut self, instance: Option<Place>, directory: Option<Place>) {
+        (self.instance, self.named) = (instance, directory);
         self.flush();
+    }
+
+    /// The instance block that the guest has named.
+    #[must_use]
+    pub fn instance(&self) -> Option<Place> {
+        self.instance
     }
 
     /// Forgets all translations: the guest has flushed its TLB.
@@ -140,7 +149,7 @@ impl ApertureTlb {
             return Ok(space);
         }
         let instance = self.instance.ok_or(WalkFault::Unbound)?;
-        let space = read_space(instance, guest).ok_or(WalkFault::Unbound)?;
+        let space = read_space(instance, self.named, guest).ok_or(WalkFault::Unbound)?;
         self.space = Some(space);
         Ok(space)
     }
@@ -206,14 +215,15 @@ impl Block {
     }
 }
 
-fn read_space(instance: Place, guest: &mut impl GuestMemory) -> Option<Space> {
+fn read_space(instance: Place, named: Option<Place>, guest: &mut impl GuestMemory) -> Option<Space> {
     let mut bytes = [0u8; 16];
     guest.read(instance.checked_add(vm::PDB_LO)?, &mut bytes).ok()?;
     let [directory, limit] = bytes.as_chunks().0 else { return None };
     let (directory, limit) = (u64::from_le_bytes(*directory), u64::from_le_bytes(*limit));
     const ADDRESS: u64 = 0xff_ffff_f000;
     let target = Target::from_bits(u32::from_le_bytes([(directory & 3) as u8, 0, 0, 0]));
-    Some(Space { directory: Place::new(target, directory & ADDRESS)?, limit: limit & 0xff_ffff_ffff })
+    let directory = named.or_else(|| Place::new(target, directory & ADDRESS))?;
+    Some(Space { directory, limit: limit & 0xff_ffff_ffff })
 }
 
 /// The page of the guest's at `va`, as the hardware walks: a valid entry in the large-page table wins, else the

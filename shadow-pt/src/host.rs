@@ -1,38 +1,110 @@
 //! The mediator's own pages in a guest's address space.
+//!
+//! They are in the spans of the last two directory entries, which are never the guest's. What channels need of the
+//! mediator is in the last, in a short table that every address space with a channel has. The other is for memory that
+//! several address spaces share; its table is made when the first such page is mapped.
 
 use crate::ShadowMemory;
 use crate::space::frame;
 use nvspec::addr::{GpuVa, SMALL_PAGE, VramAddr};
 use nvspec::mmu::{ENTRY_BYTES, PD_ENTRIES, PDE_SPAN, Pde, Pte, PteAperture, SPT_ENTRIES, TableTarget, kind};
 
-/// Where the mediator's own pages are in each address space: the span of the last directory entry.
+/// Where the mediator's own pages for channels are in each address space: the span of the last directory entry.
 pub const HOST_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 1) * PDE_SPAN);
-/// How many there may be: as many as the shortest table has.
+/// How many of those there may be: as many as the shortest table has.
 pub const HOST_PAGES: u32 = SPT_ENTRIES >> SIZE_CODE;
 /// The size code of the shortest table.
 const SIZE_CODE: u8 = 3;
+/// Where pages of shared memory are in each address space: the span of the directory entry before.
+pub const SHARED_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 2) * PDE_SPAN);
+/// How many of those there may be.
+pub const SHARED_PAGES: u32 = SPT_ENTRIES;
 
-/// The table of the mediator's own pages.
+/// The first directory entry that is the mediator's; all behind it are, too.
+pub(crate) const FIRST_ENTRY: u32 = PD_ENTRIES - 2;
+
+/// A page of the mediator's own in an address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum HostPage {
+    /// At [`HOST_BASE`] plus as many pages; below [`HOST_PAGES`].
+    Own(u32),
+    /// At [`SHARED_BASE`] plus as many pages; below [`SHARED_PAGES`].
+    Shared(u32),
+}
+
+impl HostPage {
+    /// Which of a space's tables it is in, and its place there.
+    pub(crate) fn split(self) -> Option<(Area, u32)> {
+        let (area, index) = match self {
+            Self::Own(index) => (Area::Own, index),
+            Self::Shared(index) => (Area::Shared, index),
+        };
+        (index < area.pages()).then_some((area, index))
+    }
+}
+
+/// One of the two spans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Area {
+    Own,
+    Shared,
+}
+
+impl Area {
+    /// Its directory entry.
+    pub(crate) const fn entry(self) -> u32 {
+        match self {
+            Self::Own => FIRST_ENTRY.wrapping_add(1),
+            Self::Shared => FIRST_ENTRY,
+        }
+    }
+
+    const fn size_code(self) -> u8 {
+        match self {
+            Self::Own => SIZE_CODE,
+            Self::Shared => 0,
+        }
+    }
+
+    const fn pages(self) -> u32 {
+        match self {
+            Self::Own => HOST_PAGES,
+            Self::Shared => SHARED_PAGES,
+        }
+    }
+
+    /// Bytes of its table.
+    pub(crate) const fn table_bytes(self) -> u64 {
+        (self.pages() as u64).wrapping_mul(ENTRY_BYTES)
+    }
+}
+
+/// The table of one span.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct HostTable(VramAddr);
+pub(crate) struct HostTable {
+    card: VramAddr,
+    area: Area,
+}
 
 impl HostTable {
-    /// Bytes of it.
-    pub(crate) const BYTES: u64 = HOST_PAGES as u64 * ENTRY_BYTES;
-
     /// An empty one. `None` without memory.
-    pub(crate) fn new(memory: &mut impl ShadowMemory) -> Option<Self> {
-        memory.alloc(Self::BYTES).map(Self)
+    pub(crate) fn new(area: Area, memory: &mut impl ShadowMemory) -> Option<Self> {
+        Some(Self { card: memory.alloc(area.table_bytes())?, area })
     }
 
     pub(crate) fn card(self) -> VramAddr {
-        self.0
+        self.card
+    }
+
+    /// Bytes of it.
+    pub(crate) fn bytes(self) -> u64 {
+        self.area.table_bytes()
     }
 
     /// The directory entry for it.
     pub(crate) fn pde(self) -> Option<u64> {
-        let pde = Pde::new().with_large_size(SIZE_CODE).with_small_target(TableTarget::Vram);
-        Some(pde.with_small_frame(frame(self.0)?).into())
+        let pde = Pde::new().with_large_size(self.area.size_code()).with_small_target(TableTarget::Vram);
+        Some(pde.with_small_frame(frame(self.card)?).into())
     }
 
     /// The entry for a page. `None` for an address that no entry can hold.
@@ -41,10 +113,15 @@ impl HostTable {
         Some(pte.with_kind(kind::PITCH).with_frame(frame(page)?).into())
     }
 
-    /// Sets the entry `index`, which is below [`HOST_PAGES`].
+    /// Sets the entry `index`, which is below the span's number of pages.
     pub(crate) fn set(self, index: u32, pte: u64, memory: &mut impl ShadowMemory) {
-        memory.write(self.0.offset(u64::from(index).saturating_mul(ENTRY_BYTES)), &pte.to_le_bytes());
+        memory.write(self.card.offset(u64::from(index).saturating_mul(ENTRY_BYTES)), &pte.to_le_bytes());
     }
 }
 
-const _: () = assert!(HostTable::BYTES.is_multiple_of(SMALL_PAGE));
+const _: () = assert!(
+    Area::Own.table_bytes().is_multiple_of(SMALL_PAGE)
+        && Area::Shared.table_bytes().is_multiple_of(SMALL_PAGE)
+        && HOST_BASE.0 == Area::Own.entry() as u64 * PDE_SPAN
+        && SHARED_BASE.0 == Area::Shared.entry() as u64 * PDE_SPAN
+);

@@ -69,7 +69,7 @@ mod model;
 pub use aperture::{ApertureTlb, Mapping, WalkFault};
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::fuzz;
-pub use host::{HOST_BASE, HOST_PAGES};
+pub use host::{HOST_BASE, HOST_PAGES, HostPage, SHARED_BASE, SHARED_PAGES};
 pub use mode::{Mode, UnknownMode};
 pub use nvspec::addr::Place;
 pub use report::{Denial, Denials, SyncReport};

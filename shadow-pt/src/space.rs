@@ -1,7 +1,7 @@
 //! One guest address space: a directory, the tables that it names, and their shadows.
 
 use crate::bits::{bit, members};
-use crate::host::HostTable;
+use crate::host::{FIRST_ENTRY, HostTable};
 use crate::mirror::{Mirror, PAGE_BYTES, PAGE_ENTRIES, RawEntry, Runs};
 use crate::pages::{FrameRun, PageIndex, User};
 use crate::reverse::{Piece, ReverseMap};
@@ -12,9 +12,6 @@ use crate::{Denial, Frames, GuestMemory, Limits, Place, ShadowMemory, SyncReport
 use nvspec::addr::{SMALL_PAGE, VramAddr};
 use nvspec::mmu::{PD_BYTES, PD_ENTRIES, Pde, TableTarget};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// The directory entry that is the host's.
-pub(crate) const HOST_ENTRY: u32 = PD_ENTRIES - 1;
 
 /// How much of what may have changed is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +80,8 @@ pub(crate) struct Space {
     pub(crate) released: Vec<FrameRun>,
     /// The guest has flushed and nothing was done about it.
     pub(crate) marked: bool,
-    pub(crate) host: Option<HostTable>,
+    /// By span.
+    pub(crate) host: [Option<HostTable>; 2],
     /// Card memory of its tables.
     table_bytes: u64,
 }
@@ -111,7 +109,7 @@ impl Space {
             unlinked: Vec::new(),
             released: Vec::new(),
             marked: false,
-            host: None,
+            host: [None; 2],
             table_bytes: 0,
         }
     }
@@ -119,7 +117,7 @@ impl Space {
     /// Card memory that it takes, in bytes.
     pub(crate) fn card_bytes(&self) -> u64 {
         let unlinked = self.unlinked.iter().fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
-        let host = if self.host.is_some() { HostTable::BYTES } else { 0 };
+        let host = self.host.iter().flatten().fold(0u64, |sum, table| sum.saturating_add(table.bytes()));
         PD_BYTES.saturating_add(self.table_bytes).saturating_add(unlinked).saturating_add(host)
     }
 
@@ -340,7 +338,7 @@ impl Space {
         let pdes = [Pde::from(self.directory.raw(at)), Pde::from(raw)];
         let [before, after] = pdes.map(TableKey::both);
         self.directory.set(at, raw, Shadow::Entry(self.directory.entry(at)));
-        if index == HOST_ENTRY {
+        if index >= FIRST_ENTRY {
             if after.iter().any(Option::is_some) {
                 report.denied.add(Denial::Reserved);
             }
@@ -498,7 +496,7 @@ impl Space {
         for page in members(pages) {
             for index in self.directory.range(page) {
                 let (raw, old) = (self.directory.raw(index), self.directory.entry(index));
-                if index == HOST_ENTRY as usize || (raw == 0 && old == 0) {
+                if index >= FIRST_ENTRY as usize || (raw == 0 && old == 0) {
                     continue;
                 }
                 let new = self.shadow_pde(Pde::from(raw), tables);
@@ -558,8 +556,8 @@ impl Space {
             }
         }
         let released = self.flushed(memory);
-        if let Some(host) = self.host {
-            memory.free(host.card(), HostTable::BYTES);
+        for host in self.host.iter().flatten() {
+            memory.free(host.card(), host.bytes());
         }
         memory.free(self.directory.card, PD_BYTES);
         released

@@ -1,14 +1,14 @@
 //! All address spaces of a VM.
 
 use crate::bits::bit;
-use crate::host::HostTable;
+use crate::host::{FIRST_ENTRY, HostPage, HostTable};
 use crate::pages::{FrameRun, PageIndex, User};
 use crate::reverse::{BLOCK_PAGES_SHIFT, Piece, ReverseMap};
-use crate::space::{HOST_ENTRY, Scope, Shared, Space};
+use crate::space::{Scope, Shared, Space};
 use crate::split::Pair;
 use crate::table::{Books, Changes, Table, TableKey, Tables};
 use crate::translate::{PIECES_BYTES, PageSize};
-use crate::{Frames, GuestMemory, HOST_PAGES, Mapping, Mode, Place, ShadowMemory, SyncReport};
+use crate::{Frames, GuestMemory, Mapping, Mode, Place, ShadowMemory, SyncReport};
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, LARGE_PAGE, SMALL_PAGE, VA_BITS, VramAddr};
 use nvspec::mmu::{ENTRY_BYTES, PD_BYTES, PDE_SHIFT, PDE_SPAN, Pde, Pte};
 use std::collections::BTreeMap;
@@ -320,7 +320,7 @@ impl AddressSpaces {
     #[must_use]
     pub fn resolve(&self, id: SpaceId, va: GpuVa) -> Option<Mapping> {
         let space = self.space(id)?;
-        let index = u32::try_from(va.0 >> PDE_SHIFT).ok().filter(|index| *index != HOST_ENTRY)? as usize;
+        let index = u32::try_from(va.0 >> PDE_SHIFT).ok().filter(|index| *index < FIRST_ENTRY)? as usize;
         if va.0 >> VA_BITS != 0 || space.directory.entry(index) == 0 {
             return None;
         }
@@ -356,44 +356,47 @@ impl AddressSpaces {
         })
     }
 
-    /// Maps a page of the mediator's own at [`crate::HOST_BASE`] plus `index` pages, in the place of what was there. The
-    /// card's TLBs are to be flushed before anything relies on it.
+    /// Maps a page of the mediator's own, in the place of what was there. The card's TLBs are to be flushed before anything
+    /// relies on it.
     ///
     /// # Errors
-    /// [`NoMemory`], also for an index beyond [`HOST_PAGES`], an address that no entry can hold and a space that is closed.
+    /// [`NoMemory`], also for a page beyond the span, an address that no entry can hold and a space that is closed.
     pub fn map_host(
         &mut self,
         id: SpaceId,
-        index: u32,
-        page: VramAddr,
+        page: HostPage,
+        at: VramAddr,
         writable: bool,
         memory: &mut impl ShadowMemory,
     ) -> Result<(), NoMemory> {
         let (space, _) = self.space_mut(id).ok_or(NoMemory)?;
-        let entry = HostTable::pte(page, writable).filter(|_| index < HOST_PAGES).ok_or(NoMemory)?;
-        if let Some(host) = space.host {
+        let (area, index) = page.split().ok_or(NoMemory)?;
+        let entry = HostTable::pte(at, writable).ok_or(NoMemory)?;
+        let slot = space.host.get_mut(area as usize).ok_or(NoMemory)?;
+        if let Some(host) = slot {
             host.set(index, entry, memory);
             return Ok(());
         }
-        let host = HostTable::new(memory).ok_or(NoMemory)?;
+        let host = HostTable::new(area, memory).ok_or(NoMemory)?;
         let Some(pde) = host.pde() else {
-            memory.free(host.card(), HostTable::BYTES);
+            memory.free(host.card(), host.bytes());
             return Err(NoMemory);
         };
         host.set(index, entry, memory);
-        space.host = Some(host);
-        if let Some(entry) = space.directory.shadow.get_mut(HOST_ENTRY as usize) {
+        *slot = Some(host);
+        if let Some(entry) = space.directory.shadow.get_mut(area.entry() as usize) {
             *entry = pde;
         }
-        memory
-            .write(space.directory.card.offset(u64::from(HOST_ENTRY).saturating_mul(ENTRY_BYTES)), &pde.to_le_bytes());
+        let at = space.directory.card.offset(u64::from(area.entry()).saturating_mul(ENTRY_BYTES));
+        memory.write(at, &pde.to_le_bytes());
         Ok(())
     }
 
     /// Takes such a page away. The card's TLBs are to be flushed before the page is used otherwise.
-    pub fn unmap_host(&mut self, id: SpaceId, index: u32, memory: &mut impl ShadowMemory) {
+    pub fn unmap_host(&mut self, id: SpaceId, page: HostPage, memory: &mut impl ShadowMemory) {
         if let Some((space, _)) = self.space_mut(id)
-            && let Some(host) = space.host.filter(|_| index < HOST_PAGES)
+            && let Some((area, index)) = page.split()
+            && let Some(host) = space.host.get(area as usize).copied().flatten()
         {
             host.set(index, 0, memory);
         }

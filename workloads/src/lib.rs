@@ -23,6 +23,7 @@ mod madd;
 mod memory;
 mod mmul;
 mod nn;
+mod node;
 mod nop;
 mod nw;
 mod phases;
@@ -34,6 +35,7 @@ mod srad2;
 
 pub use check::{Bound, compare_floats, compare_words};
 pub use gpu::{Buffer, Gpu, Grid, Module, Params, Place};
+pub use node::NodeKernel;
 pub use phases::{Phase, Report, run};
 pub use random::Random;
 pub use setup::{Results, Setup, Slot};

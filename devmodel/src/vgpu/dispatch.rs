@@ -182,7 +182,7 @@ impl VGpu {
     }
 
     pub(super) fn evaluate(&mut self, backend: &mut dyn Backend) {
-        let line = pmc::line(self.pending(), &self.storage);
+        let line = pmc::line(self.pending(), &self.storage) || self.beside;
         let how = Signalling { msi: self.pci.msi_enabled(), intx_disabled: self.pci.intx_disabled() };
         self.interrupts.evaluate(line, how, backend);
         self.pci.set_interrupt_status(line);

@@ -6,8 +6,22 @@ impl VGpu {
     /// The state in words, for an operator: name and value.
     #[must_use]
     pub fn inspect(&self) -> Vec<(&'static str, String)> {
-        let Self { config, pci, storage, denials, interrupts, pmc, pbus, pfifo, pbdma, ptimer, pmu: _, copy: _, graph } =
-            self;
+        let Self {
+            config,
+            pci,
+            storage,
+            denials,
+            interrupts,
+            pmc,
+            pbus,
+            pfifo,
+            pbdma,
+            ptimer,
+            pmu: _,
+            copy: _,
+            graph,
+            beside,
+        } = self;
         let [window, bar1, bar3] = pbus.registers();
         let (shown, waiting, dropped) = pfifo.faults();
         let (hang, hangs_waiting, hangs_dropped) = pfifo.hangs();
@@ -39,6 +53,7 @@ impl VGpu {
             ("hangs_dropped", hangs_dropped.to_string()),
             ("pbdma_interrupts", format!("{:#x}", pbdma.pending())),
             ("alarm_at_ns", ptimer.alarm_at().map_or_else(|| "none".to_owned(), |at| at.to_string())),
+            ("interrupt_beside", beside.to_string()),
             ("graph_firmware", graph.firmware_running().to_string()),
             ("graph_context", format!("{:#010x}", graph.current())),
             ("register_pages", storage.pages_in_use().to_string()),

@@ -49,19 +49,23 @@ impl Device {
     }
 
     fn call<T: Request>(&self, argument: &mut T) -> io::Result<()> {
-        loop {
-            // SAFETY: the number says how many bytes the kernel may read and write, which is the size of `T`.
-            let result = unsafe {
-                libc::ioctl(self.file.as_raw_fd(), libc::c_ulong::from(T::NUMBER), std::ptr::from_mut(argument))
-            };
-            if result >= 0 {
-                return Ok(());
-            }
-            let error = io::Error::last_os_error();
-            // The kernel may ask to try again when a signal or a reservation came between.
-            if !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)) {
-                return Err(io::Error::new(error.kind(), format!("{}: {error}", T::NAME)));
-            }
+        call(&self.file, argument)
+    }
+}
+
+/// Makes a request of a driver. The argument holds no addresses, but for those that this file puts there.
+pub fn call<T: Request>(file: &File, argument: &mut T) -> io::Result<()> {
+    loop {
+        // SAFETY: the number says how many bytes the kernel may read and write, which is the size of `T`.
+        let result =
+            unsafe { libc::ioctl(file.as_raw_fd(), libc::c_ulong::from(T::NUMBER), std::ptr::from_mut(argument)) };
+        if result >= 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        // The kernel may ask to try again when a signal or a reservation came between.
+        if !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)) {
+            return Err(io::Error::new(error.kind(), format!("{}: {error}", T::NAME)));
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The parts: [`uapi`] (the kernel's structures), [`device`] (device, buffer, channel), [`push`] (pushbuffers and copies),
 //! [`compute`] (kernels), [`pattern`] (test data), [`access`] (mapped memory), [`rig`] (filling, checking, counting),
-//! [`ending`] (how long something goes on), [`tests`] (one file per command), [`bar`] (without the driver), [`report`] (the result lines that the host reads).
+//! [`mediator`] (what there is beside the driver), [`ending`] (how long something goes on), [`tests`] (one file per command), [`bar`] (without the driver), [`report`] (the result lines that the host reads).
 //!
 //! It serves the stock drivers of Debian's 6.1 and 6.12 on a Fermi card and has no code for others: no relocations, no
 //! tiled buffers, no `VM_BIND`. It does not draw.
@@ -14,6 +14,7 @@ mod bar;
 mod compute;
 mod device;
 mod ending;
+mod mediator;
 mod options;
 mod pattern;
 mod push;
@@ -50,11 +51,13 @@ pub struct Test {
 const COPY: [&str; 9] =
     ["engine=", "from=", "to=", "size=", "count=", "lines=", "pitch=", "source-offset=", "target-offset="];
 const STREAM: [&str; 4] = ["engine=", "size=", "in-flight=", "duration="];
+const DATAFLOW: [&str; 5] = ["shape=", "kernel=", "side=", "contexts=", "share"];
+const SHARE: [&str; 4] = ["what=", "key=", "channel=", "duration="];
 const WORKLOAD: [&str; 9] =
     ["name=", "scale=", "rounds=", "side=", "working-set=", "duration=", "in-flight=", "pause-ms=", "json"];
 
 #[rustfmt::skip]
-const TESTS: [Test; 17] = [
+const TESTS: [Test; 19] = [
     Test { name: "query", options: &[], help: "what the kernel says of the card", run: tests::query::run },
     Test { name: "copy", options: &COPY, help: "one kind of copy", run: tests::copy::run },
     Test { name: "sweep", options: &["quick"], help: "all engines, places, sizes, shapes", run: tests::sweep::run },
@@ -69,9 +72,11 @@ const TESTS: [Test; 17] = [
     Test { name: "stream", options: &STREAM, help: "one copy again and again for a time", run: tests::stream::run },
     Test { name: "timed", options: &["what=", "count="], help: "one workload, for benchmarks", run: tests::timed::run },
     Test { name: "workload", options: &WORKLOAD, help: "kernels that compute", run: tests::workload::run },
+    Test { name: "dataflow", options: &DATAFLOW, help: "graphs of kernels, each in a context", run: tests::dataflow::run },
+    Test { name: "share", options: &SHARE, help: "segments of device memory", run: tests::share::run },
     Test { name: "faulty", options: &["what="], help: "work that the card refuses", run: tests::faulty::run },
     Test { name: "rogue", options: &["what=", "duration="], help: "work that is to harm others", run: tests::rogue::run },
-    Test { name: "all", options: &["quick"], help: "all of these but fill, stress, stream, timed, workload, faulty, rogue", run: tests::all::run },
+    Test { name: "all", options: &["quick"], help: "all of these but fill, stress, stream, timed, workload, dataflow, share, faulty, rogue", run: tests::all::run },
 ];
 
 impl Test {

@@ -11,24 +11,28 @@ pub trait Request {
     const NAME: &'static str;
 }
 
-const WRITE: u32 = 1;
-const READ: u32 = 2;
+/// The kernel reads the argument.
+pub const WRITE: u32 = 1;
+/// The kernel writes the argument.
+pub const READ: u32 = 2;
 const DRM_COMMAND_BASE: u32 = 0x40;
 
-const fn number<T>(direction: u32, command: u32) -> u32 {
-    direction << 30 | (size_of::<T>() as u32) << 16 | (b'd' as u32) << 8 | command
+/// The number of a request: of the driver with that letter, with the argument `T`.
+pub const fn number<T>(kind: u8, direction: u32, command: u32) -> u32 {
+    direction << 30 | (size_of::<T>() as u32) << 16 | (kind as u32) << 8 | command
 }
 
+/// Pairs types with requests of a driver, which has a letter.
 macro_rules! requests {
-    ($($type:ty, $direction:expr, $command:expr;)*) => {$(
-        impl Request for $type {
-            const NUMBER: u32 = number::<$type>($direction, $command);
+    ($kind:literal: $($type:ty, $direction:expr, $command:expr;)*) => {$(
+        impl $crate::uapi::Request for $type {
+            const NUMBER: u32 = $crate::uapi::number::<$type>($kind, $direction, $command);
             const NAME: &'static str = stringify!($type);
         }
     )*};
 }
 
-requests! {
+requests! { b'd':
     Version,       READ | WRITE, 0x00;
     GemClose,      WRITE,        0x09;
     GetParam,      READ | WRITE, DRM_COMMAND_BASE;
@@ -41,6 +45,8 @@ requests! {
     GemCpuFini,    WRITE,        DRM_COMMAND_BASE + 0x43;
     GemInfo,       READ | WRITE, DRM_COMMAND_BASE + 0x44;
 }
+
+pub(crate) use requests;
 
 /// `drm_version`; the strings are not asked for but the name.
 #[repr(C)]

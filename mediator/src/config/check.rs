@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
-use super::{CardSpec, Config, DaemonSpec, TimeShare, VmMemory, VmSpec};
+use super::{CardSpec, Config, DaemonSpec, Paravirtual, TimeShare, VmMemory, VmSpec};
 
 /// Longest name of a card or a virtual machine, in bytes.
 pub const MAX_NAME: usize = 63;
@@ -290,10 +290,14 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
         return refusals;
     };
     let beside: Vec<_> = others.iter().filter(|other| other.card == vm.card && other.name != vm.name).collect();
-    for (field, what) in vm.memory.check(card) {
+    for (field, what) in vm.memory.check(card).into_iter().chain(vm.paravirtual.check()) {
         say(RefusalKind::Invalid, field, what);
     }
     if vm.passthrough {
+        if vm.paravirtual != Paravirtual::default() {
+            let what = "expected no such table beside passthrough = true, where there is no mediator".to_owned();
+            say(RefusalKind::Invalid, "paravirtual", what);
+        }
         if vm.memory != VmMemory::default() {
             let what = "expected no such table beside passthrough = true, which gives the whole card".to_owned();
             say(RefusalKind::Invalid, "memory", what);

@@ -14,6 +14,7 @@ use shadow_pt::Mode;
 pub mod check;
 pub mod live;
 pub mod memory;
+pub mod paravirtual;
 pub mod patch;
 pub mod position;
 
@@ -22,6 +23,7 @@ mod tests;
 
 pub use check::{Key, Mistake};
 pub use memory::{CardMemory, VmMemory};
+pub use paravirtual::Paravirtual;
 
 /// Where the daemon looks for its configuration without `--config`.
 pub const DEFAULT_PATH: &str = "/etc/gpu-mediator.toml";
@@ -297,6 +299,9 @@ pub struct VmSpec {
     /// What it may have of the card's time.
     #[serde(default)]
     pub time: TimeShare,
+    /// What its driver may ask of the mediator.
+    #[serde(default)]
+    pub paravirtual: Paravirtual,
     /// Path of the vfio-user socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
@@ -333,6 +338,7 @@ impl VmSpec {
             hang_limit_ms: None,
             memory: VmMemory::default(),
             time: TimeShare::default(),
+            paravirtual: Paravirtual::default(),
             socket: None,
             mode: SocketMode::default(),
             owner: None,

@@ -252,6 +252,21 @@ fn passthrough_excludes_other_vms_in_both_orders() {
 }
 
 #[test]
+fn paravirtual_tables_out_of_range_and_beside_passthrough_are_refused() {
+    let shared = "name = \"b\"\ncard = \"card0\"\nvram_mib = 64\n";
+    for (line, key) in [
+        ("tables_mib = 0", "paravirtual.tables_mib: 0 MiB, expected 1 to 1024"),
+        ("segments_mib = 2000", "paravirtual.segments_mib: 2000 MiB, expected 0 to 1024"),
+        ("group = \"a b\"", "paravirtual.group: \"a b\" is no name"),
+    ] {
+        let text = mistake(&with_vm(&format!("{shared}[vm.paravirtual]\n{line}\n")));
+        assert!(text.contains(key), "{text}");
+    }
+    let wired = "name = \"a\"\ncard = \"card0\"\npassthrough = true\n[vm.paravirtual]\noffered = true\n";
+    assert!(mistake(&with_vm(wired)).contains("paravirtual: expected no such table beside passthrough"));
+}
+
+#[test]
 fn card_out_of_range_is_refused() {
     for (line, key) in [
         ("vram_mib = 8192", "card[0].vram_mib: 8192 MiB, expected 16 to 6144"),

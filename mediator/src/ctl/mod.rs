@@ -14,7 +14,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::admin::api::{self, ErrorCode};
 use crate::admin::launch::{MemorySize, Vmm};
-use crate::config::{Apertures, DEFAULT_ADMIN_SOCKET, SocketMode, VmSpec};
+use crate::config::{Apertures, DEFAULT_ADMIN_SOCKET, Paravirtual, SocketMode, VmSpec};
 
 pub mod client;
 mod desired;
@@ -200,6 +200,12 @@ struct Add {
     memory: memory::MemoryFlags,
     #[command(flatten)]
     time: sched::TimeFlags,
+    /// Offers the guest the paravirtual interface
+    #[arg(long, conflicts_with = "passthrough")]
+    paravirtual: bool,
+    /// Lets the guest share segments of device memory with VMs of this group
+    #[arg(long, value_name = "GROUP", requires = "paravirtual")]
+    share_group: Option<String>,
     /// Path of its socket; NAME.sock in the daemon's folder if not given
     #[arg(long, value_name = "PATH")]
     socket_path: Option<PathBuf>,
@@ -227,6 +233,8 @@ impl From<Add> for VmSpec {
             hang_limit_ms,
             memory,
             time,
+            paravirtual,
+            share_group,
             socket_path,
             mode,
             owner,
@@ -244,6 +252,7 @@ impl From<Add> for VmSpec {
             hang_limit_ms,
             memory: memory.into(),
             time: time.share(),
+            paravirtual: Paravirtual { offered: paravirtual, group: share_group, ..Paravirtual::default() },
             socket: socket_path,
             mode,
             owner,

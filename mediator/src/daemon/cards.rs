@@ -17,7 +17,7 @@ use crate::config::{CardKind, CardMemory, CardSpec, FaultEngine, FaultKind, Faul
 use crate::host::usage::SchedulerUsage;
 use crate::host::{Feeder, HostCard, Share, Sharing};
 use crate::passthrough::PassthroughDevice;
-use crate::vgpu::{MediatedVm, Settings};
+use crate::vgpu::{MediatedVm, PvSettings, Settings};
 
 /// Opens real and software cards.
 #[derive(Clone, Copy, Debug, Default)]
@@ -222,7 +222,12 @@ impl CardBackend for OwnedCard {
         }
         let share =
             Share { vram_bytes, memory, channels: vm.channels(), hang_limit: vm.hang_limit(), time: vm.time_share() };
+        let paravirtual = vm.paravirtual.offered.then(|| PvSettings {
+            table_bytes: vm.paravirtual.tables_mib << 20,
+            segment_bytes: vm.paravirtual.segments_mib << 20,
+            group: vm.paravirtual.group.as_deref().map(Into::into),
+        });
         let (shadow, apertures, queue_limit) = (vm.shadow, vm.apertures, vm.memory.queue_limit());
-        MediatedVm::build(&host, id, &Settings { share, shadow, apertures, queue_limit }, link)
+        MediatedVm::build(&host, id, &Settings { share, shadow, apertures, queue_limit, paravirtual }, link)
     }
 }

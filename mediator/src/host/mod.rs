@@ -10,7 +10,7 @@
 //! Of memory: `vram` (guests' memory wherever it lies), [`pinned`] (host memory for it), [`balance`] (who gives and who
 //! gets), [`holdings`] (what of that the operator sees), [`mover`] (the thread that moves it) and [`bell`] (what wakes
 //! that), [`relocate`] (one VM's chunks change places), [`copier`] and `own_space` (the mediator's own channels, and their
-//! address space), [`chaos`] (what moves without a reason, for tests).
+//! address space), [`chaos`] (what moves without a reason, for tests), [`segments`] (what several address spaces share).
 //!
 //! Lock order: a vGPU's own lock, then [`HostCard::lock`]. The interrupt thread takes the card's lock, collects what is
 //! to be delivered, releases it, and only then calls VMs.
@@ -39,6 +39,7 @@ pub mod registry;
 pub mod relocate;
 mod rest;
 mod schedule;
+pub mod segments;
 pub mod time;
 mod turn;
 pub mod usage;

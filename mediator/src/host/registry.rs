@@ -12,6 +12,7 @@ use super::memory::CardMemory;
 use super::mover::{self, Moved};
 use super::pinned::PinnedPool;
 use super::schedule::Schedule;
+use super::segments::Segments;
 use super::{CardVram, Feeder, GuestEvents, HostError, interrupts};
 use card::{Card, InterruptMode};
 use channels::Channels;
@@ -43,6 +44,8 @@ pub struct HostState {
     pub divider: Divider,
     /// What moves without a reason.
     pub(super) dice: Dice,
+    /// Memory that several address spaces share.
+    pub(super) segments: Segments,
     /// What was moved of their memory.
     pub(super) moved: BTreeMap<VmId, Moved>,
     began: Instant,
@@ -146,6 +149,7 @@ impl HostCard {
             vms: BTreeMap::new(),
             divider: Divider::new(&division),
             dice: Dice::default(),
+            segments: Segments::default(),
             moved: BTreeMap::new(),
             began: Instant::now(),
             ahead_ns: 0,
@@ -245,6 +249,7 @@ impl HostCard {
             let mut state = self.lock();
             let quiet = state.quiesce(vm);
             state.vms.remove(&vm);
+            state.forget_segments(vm);
             state.moved.remove(&vm);
             state.vram.short.remove(&vm);
             quiet.map_err(|stuck| HostError::Refused(format!("{stuck}; the VM's memory stays out of use")))?;

@@ -54,6 +54,16 @@ impl SchedulerUsage {
 }
 
 impl HostState {
+    /// The part of the card's time that a VM is entitled to when all others want theirs, in millionths.
+    #[must_use]
+    pub fn time_share(&self, vm: VmId) -> u64 {
+        let scheduler = self.schedule.scheduler();
+        let (ids, params): (Vec<_>, Vec<_>) =
+            scheduler.vgpus().filter_map(|id| Some((id, *scheduler.params(id)?))).unzip();
+        let own = ids.iter().position(|id| *id == vgpu(vm));
+        own.and_then(|at| sched::shares(&params).get(at).copied()).unwrap_or(0)
+    }
+
     /// What the scheduler knows, with uses of the last `recent_ns` nanoseconds.
     #[must_use]
     pub fn scheduler_usage(&self, recent_ns: u64) -> SchedulerUsage {

@@ -1,5 +1,6 @@
 //! What the vGPU's registers mean for the card: the implementation of `devmodel`'s seam.
 
+use super::pv::Interface;
 use super::ram::RamMap;
 use super::remap::{Remap, Slot};
 use super::spaces::{Owned, Spaces, Tables};
@@ -37,6 +38,8 @@ pub(super) struct Counts {
     pub(super) hangs: u64,
     pub(super) memory_waits: u64,
     pub(super) memory_denied: u64,
+    /// Bytes that its CPU has read or written of VRAM by messages.
+    pub(super) aperture_bytes: u64,
 }
 
 /// A channel of the guest that is on the card.
@@ -87,6 +90,8 @@ pub(super) struct VmBackend {
     /// A runlist was submitted; the vGPU is told after the access that did it.
     pub(super) runlist_done: bool,
     pub(super) counts: Counts,
+    /// What a guest that knows us may use, if the operator offers it.
+    pub(super) pv: Option<Box<Interface>>,
 }
 
 impl VmBackend {
@@ -115,6 +120,7 @@ impl VmBackend {
             quiet: true,
             runlist_done: false,
             counts: Counts::default(),
+            pv: None,
         }
     }
 
@@ -129,8 +135,9 @@ impl VmBackend {
         &mut self,
         each: impl FnOnce(&mut Channels, &mut CardAccess<'_, '_>, &mut Tables<'_, '_, '_>, channels::VmId) -> T,
     ) -> T {
-        let Self { host, vm, link, ram, remap, bus_master, .. } = self;
-        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap };
+        let Self { host, vm, link, ram, remap, bus_master, pv, .. } = self;
+        let tables = pv.as_deref().map(|pv| &pv.tables);
+        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap, tables };
         let mut guard = host.lock();
         let HostState { vram, channels, .. } = &mut *guard;
         let state = RefCell::new(vram);
@@ -150,8 +157,8 @@ impl VmBackend {
         self.faults.clear();
         self.quiet = self.spaces.clear(&self.host);
         self.forget_homes();
-        self.bar1.bind(None);
-        self.bar3.bind(None);
+        self.bar1.bind(None, None);
+        self.bar3.bind(None, None);
         self.runlist_done = false;
     }
 
@@ -191,6 +198,26 @@ impl VmBackend {
         self.bus_master = false;
     }
 
+    /// Brings the shadows of a directory (of all address spaces, for `None`) and the apertures up to what the guest's tables
+    /// say. What lost a permission is on the card, and out of its TLBs, when this returns.
+    pub(super) fn flush_spaces(&mut self, directory: Option<Place>) -> Result<(), HostError> {
+        self.counts.flushes += 1;
+        self.bar1.flush();
+        self.bar3.flush();
+        self.refresh_flushed(directory);
+        let Self { host, vm, link, ram, spaces, remap, bus_master, pv, .. } = self;
+        let tables = pv.as_deref().map(|pv| &pv.tables);
+        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap, tables };
+        spaces.flush(host, &owned, directory)
+    }
+
+    /// These channels may run, as far as they are enabled, and no others.
+    pub(super) fn set_runlist(&mut self, channels: &[VirtualChannelId]) {
+        self.counts.runlists += 1;
+        self.with_channels(|all, card, guest, vm| all.submit_runlist(card, guest, vm, channels));
+        self.host.lock().look_at_waits(Some(self.vm));
+    }
+
     /// Takes all channels off the card.
     pub(super) fn unbind_all(&mut self) {
         for channel in self.instances.keys().copied().collect::<Vec<_>>() {
@@ -217,22 +244,17 @@ impl Backend for VmBackend {
     }
 
     fn bind_aperture(&mut self, aperture: Aperture, instance: Option<Place>) {
+        let directory = instance.and_then(|instance| self.pv.as_ref()?.directory_of(instance));
         match aperture {
-            Aperture::Bar1 => self.bar1.bind(instance),
-            Aperture::Bar3 => self.bar3.bind(instance),
+            Aperture::Bar1 => self.bar1.bind(instance, directory),
+            Aperture::Bar3 => self.bar3.bind(instance, directory),
         }
         self.refresh(aperture);
     }
 
     fn flush_tlb(&mut self, directory: Option<Place>, _hub_only: bool) {
-        self.counts.flushes += 1;
-        self.bar1.flush();
-        self.bar3.flush();
-        self.refresh_flushed(directory);
         // Apertures are flushed by the hub's form, channels by either: the shadow is looked up in both cases.
-        let Self { host, vm, link, ram, spaces, remap, bus_master, .. } = self;
-        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap };
-        if let Err(error) = spaces.flush(host, &owned, directory) {
+        if let Err(error) = self.flush_spaces(directory) {
             tracing::error!(vm = %self.vm, %error, "a guest's TLB flush did not reach the card");
         }
     }
@@ -272,27 +294,22 @@ impl Backend for VmBackend {
     }
 
     fn submit_runlist(&mut self, list: Place, length: u32) {
-        self.counts.runlists += 1;
         let entries = length.min(RUNLIST_ENTRIES) as usize;
         let mut bytes = vec![0; entries * size_of::<RunlistEntry>()];
-        self.with_channels(|channels, card, guest, vm| {
-            let read = guest.fill(list, &mut bytes);
-            let wanted: Vec<_> = read
-                .map(|()| bytes.chunks_exact(size_of::<RunlistEntry>()))
-                .into_iter()
-                .flatten()
-                .filter_map(|entry| {
-                    let entry = RunlistEntry::from(u64::from_le_bytes(entry.try_into().ok()?));
-                    u8::try_from(entry.channel()).ok().filter(|&id| u32::from(id) < CHANNELS)
-                })
-                .map(VirtualChannelId)
-                .collect();
-            if read.is_none() {
-                tracing::warn!(vm = vm.0, %list, "a runlist is not the guest's memory; it counts as empty");
-            }
-            channels.submit_runlist(card, guest, vm, &wanted);
-        });
-        self.host.lock().look_at_waits(Some(self.vm));
+        let read = self.with_channels(|_, _, guest, _| guest.fill(list, &mut bytes));
+        if read.is_none() {
+            tracing::warn!(vm = %self.vm, %list, "a runlist is not the guest's memory; it counts as empty");
+            bytes.clear();
+        }
+        let wanted: Vec<_> = bytes
+            .chunks_exact(size_of::<RunlistEntry>())
+            .filter_map(|entry| {
+                let entry = RunlistEntry::from(u64::from_le_bytes(entry.try_into().ok()?));
+                u8::try_from(entry.channel()).ok().filter(|&id| u32::from(id) < CHANNELS)
+            })
+            .map(VirtualChannelId)
+            .collect();
+        self.set_runlist(&wanted);
         self.runlist_done = true;
     }
 

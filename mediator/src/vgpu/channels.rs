@@ -5,10 +5,11 @@ use super::spaces::{Owned, Ring, Tables};
 use crate::host::{Feeder, HostState};
 use ::channels::{Bind, Doorbell, DoorbellError, GuestInstance, PullError, RingFault};
 use devmodel::events::MmuFault;
-use nvspec::addr::{GpuVa, Place};
-use nvspec::fifo::VirtualChannelId;
+use nvspec::addr::{GpuVa, Place, VramAddr};
+use nvspec::fifo::{ChannelId, VirtualChannelId};
 use nvspec::instance::{INSTANCE_BYTES, userd};
 use nvspec::mmu::fault;
+use shadow_pt::HostPage;
 use std::cell::RefCell;
 use std::time::Instant;
 
@@ -39,8 +40,9 @@ impl VmBackend {
             // What was denied for want of memory may have some now.
             self.spaces.granted();
         }
-        let Self { host, vm, link, ram, spaces, remap, bus_master, .. } = self;
-        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap };
+        let Self { host, vm, link, ram, spaces, remap, bus_master, pv, .. } = self;
+        let tables = pv.as_deref().map(|pv| &pv.tables);
+        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap, tables };
         if let Err(error) = spaces.prepare(host, &owned, space) {
             tracing::error!(%vm, ?channel, %error, "a channel's work does not reach the card");
             return;
@@ -50,8 +52,9 @@ impl VmBackend {
             return;
         }
         self.waiting.remove(&channel);
-        let Self { host, vm, link, ram, spaces, remap, bus_master, .. } = self;
-        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap };
+        let Self { host, vm, link, ram, spaces, remap, bus_master, pv, .. } = self;
+        let tables = pv.as_deref().map(|pv| &pv.tables);
+        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap, tables };
         let (pulled, fault) = {
             let mut guard = host.lock();
             let now = guard.now_ns();
@@ -135,7 +138,10 @@ impl VmBackend {
         let mut block = [0; INSTANCE_BYTES as usize];
         self.with_channels(|_, _, guest, _| guest.fill(instance, &mut block))
             .ok_or_else(|| format!("its instance block at {instance} is not the guest's memory"))?;
-        let guest = GuestInstance::parse(&block).map_err(|error| error.to_string())?;
+        let mut guest = GuestInstance::parse(&block).map_err(|error| error.to_string())?;
+        if let Some(directory) = self.pv.as_ref().and_then(|pv| pv.directory_of(instance)) {
+            guest.directory = directory;
+        }
         let space = self.spaces.open(&self.host, guest.directory).map_err(|error| error.to_string())?;
         let bound = self.bind_in(channel, instance, &guest, space);
         if bound.is_err() {
@@ -157,7 +163,7 @@ impl VmBackend {
         let physical = self
             .with_channels(|channels, card, _, vm| channels.bind(card, vm, channel, bind))
             .map_err(|error| error.to_string())?;
-        let pages = self.host.layout().work_pages(physical);
+        let pages = own_pages(self.host.layout(), physical);
         if let Err(error) = self.spaces.map_host(&self.host, space, &pages) {
             if let Err(error) = self.host.lock().end_channel(self.vm, channel) {
                 tracing::error!(vm = %self.vm, ?channel, %error, "a channel stays on the card");
@@ -206,8 +212,9 @@ impl VmBackend {
     /// Takes a channel off the card and its work area out of its address space; only then is its number free for others.
     pub(super) fn take_off(&mut self, channel: VirtualChannelId) {
         let retired = self.host.lock().retire_channel(self.vm, channel);
+        self.detach_channel(channel);
         if let Some(Bound { space, physical }) = self.bound.remove(&channel) {
-            let pages = self.host.layout().work_pages(physical);
+            let pages = own_pages(self.host.layout(), physical);
             self.spaces.unmap_host(&self.host, space, &pages);
         }
         let ended = self.host.lock().end_channel(self.vm, channel);
@@ -227,4 +234,9 @@ impl VmBackend {
             }
         }
     }
+}
+
+/// What the address space of a physical channel must map of the mediator's.
+fn own_pages(layout: &::channels::Layout, physical: ChannelId) -> [(HostPage, VramAddr, bool); 4] {
+    layout.work_pages(physical).map(|(index, at, writable)| (HostPage::Own(index), at, writable))
 }

@@ -2,6 +2,7 @@
 
 use super::backend::VmBackend as Backend;
 use super::mailbox::{Held, Mailbox, Recipient};
+use super::pv::{After, Interface, PvSettings};
 use super::remap::Remap;
 use super::spaces::Owned;
 use crate::admin::api::{Denied, Driver, InterruptKind};
@@ -12,6 +13,7 @@ use devmodel::backend::Aperture;
 use devmodel::denied::Site;
 use devmodel::events::{CopyError, EngineError, GraphError, MmuFault, PbdmaError};
 use devmodel::{VGpu, VGpuConfig};
+use nvspec::regs::windows::pramin;
 use nvspec::regs::{pbdma, pfifo, pgraph};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -25,15 +27,15 @@ use vram::VmId;
 const POLL: Duration = Duration::from_micros(200);
 
 /// The vGPU and its side of the card: one lock, so that a register access and an interrupt do not mix.
-struct Core {
-    gpu: VGpu,
-    backend: Backend,
+pub(super) struct Core {
+    pub(super) gpu: VGpu,
+    pub(super) backend: Backend,
     /// A thread looks for doorbells under mapped apertures.
     polls: bool,
 }
 
 /// What a mediated VM is made of.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// What it may have of the card.
     pub share: Share,
@@ -43,6 +45,8 @@ pub struct Settings {
     pub apertures: Apertures,
     /// How long work may wait for memory.
     pub queue_limit: Duration,
+    /// What it may have of the paravirtual interface, if it is offered.
+    pub paravirtual: Option<PvSettings>,
 }
 
 /// A mediated VM, from any thread.
@@ -77,7 +81,7 @@ impl MediatedVm {
         settings: &Settings,
         link: &Link,
     ) -> Result<(MediatedDevice, Arc<Self>), BackendError> {
-        let Settings { share, shadow, apertures, queue_limit } = settings;
+        let Settings { share, shadow, apertures, queue_limit, paravirtual } = settings;
         let mut config = VGpuConfig::of_chip(host.info().chip, share.vram_bytes, Arc::clone(&host.info().vbios));
         // All numbers are the guest's to use; how many at a time is checked at bind.
         config.channels = nvspec::fifo::CHANNELS;
@@ -85,9 +89,12 @@ impl MediatedVm {
         config.pci.bar1_bytes = card.bar1_size;
         config.pci.bar3_bytes = card.bar3_size;
         let pci = config.pci;
+        config.vendor_capability = paravirtual.as_ref().map(PvSettings::capability).unwrap_or_default();
         let gpu = VGpu::new(config).map_err(BackendError::failed)?;
         let mut backend = Backend::new(Arc::clone(host), vm, link.clone(), *shadow, share.vram_bytes);
         backend.queue_limit = *queue_limit;
+        let interface = |settings| Box::new(Interface::new(settings, vm, share.vram_bytes, share.channels));
+        backend.pv = paravirtual.as_ref().map(interface);
         let core = Core { gpu, backend, polls: false };
         let this = Arc::new(Self { core: Mailbox::new(core), host: Arc::clone(host), vm });
         let events: Weak<Self> = Arc::downgrade(&this);
@@ -171,6 +178,7 @@ impl Core {
         let Self { gpu, backend, .. } = self;
         backend.remap.closing = true;
         gpu.reset(backend);
+        backend.reset_pv();
         backend.quiesce();
         backend.remap.closing = false;
     }
@@ -182,6 +190,43 @@ impl Core {
         }
         if std::mem::take(&mut self.backend.runlist_done) {
             self.gpu.runlist_done(&mut self.backend);
+        }
+    }
+
+    /// Reads BAR0: the chip's registers, and what is beside it.
+    fn bar0_read(&mut self, offset: u64, data: &mut [u8]) {
+        match &self.backend.pv {
+            Some(pv) if Interface::covers(offset) => pv.read(offset, data),
+            _ => {
+                self.count_window(offset, data.len());
+                self.gpu.bar0_read(offset, data, &mut self.backend);
+            }
+        }
+    }
+
+    /// Writes BAR0.
+    fn bar0_write(&mut self, offset: u64, data: &[u8]) {
+        match &mut self.backend.pv {
+            Some(pv) if Interface::covers(offset) => {
+                match pv.write(offset, data) {
+                    After::Nothing => {}
+                    After::Doorbell => self.serve_pv(),
+                    After::Reset => self.reset_pv(),
+                    After::Start => self.start_pv(),
+                }
+                self.signal_pv();
+            }
+            _ => {
+                self.count_window(offset, data.len());
+                self.gpu.bar0_write(offset, data, &mut self.backend);
+            }
+        }
+    }
+
+    /// Counts what goes through the window on VRAM.
+    fn count_window(&mut self, offset: u64, bytes: usize) {
+        if (u64::from(pramin::BASE)..u64::from(pramin::END)).contains(&offset) {
+            self.backend.counts.aperture_bytes += bytes as u64;
         }
     }
 }
@@ -215,12 +260,14 @@ impl Device for MediatedDevice {
     }
 
     fn region_read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
-        let Core { gpu, backend, .. } = &mut *self.vm.core();
+        let core = &mut *self.vm.core();
+        let Core { gpu, backend, .. } = core;
         match region {
-            RegionIndex::Bar0 => gpu.bar0_read(offset, data, backend),
+            RegionIndex::Bar0 => core.bar0_read(offset, data),
             RegionIndex::Bar1 | RegionIndex::Bar3 => {
                 let aperture = aperture(region);
                 backend.remap.count_message(aperture, offset);
+                backend.counts.aperture_bytes += data.len() as u64;
                 gpu.aperture_read(aperture, offset, data, backend);
             }
             RegionIndex::Config => gpu.config_read(offset, data),
@@ -233,10 +280,11 @@ impl Device for MediatedDevice {
         let core = &mut *self.vm.core();
         let Core { gpu, backend, .. } = core;
         match region {
-            RegionIndex::Bar0 => gpu.bar0_write(offset, data, backend),
+            RegionIndex::Bar0 => core.bar0_write(offset, data),
             RegionIndex::Bar1 | RegionIndex::Bar3 => {
                 let aperture = aperture(region);
                 backend.remap.count_message(aperture, offset);
+                backend.counts.aperture_bytes += data.len() as u64;
                 gpu.aperture_write(aperture, offset, data, backend);
             }
             RegionIndex::Config => gpu.config_write(offset, data, backend),
@@ -294,8 +342,9 @@ impl GuestEvents for MediatedVm {
 impl Core {
     /// Memory of the VM moves, as `commit` says.
     fn relocated(&mut self, commit: &mut dyn FnMut(&mut HostState) -> Ranges) -> Result<(), HostError> {
-        let Backend { host, vm, link, ram, spaces, remap, bus_master, .. } = &mut self.backend;
-        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap };
+        let Backend { host, vm, link, ram, spaces, remap, bus_master, pv, .. } = &mut self.backend;
+        let tables = pv.as_deref().map(|pv| &pv.tables);
+        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap, tables };
         let state = &mut *host.lock();
         let ranges = commit(state)
             .into_iter()
@@ -379,6 +428,7 @@ impl VmBackend for MediatedVm {
         let counts = &backend.counts;
         let report = &backend.spaces.report;
         let moved = backend.host.lock().moved(backend.vm).copied().unwrap_or_default();
+        let pv = backend.pv.as_deref().map(Interface::counters).into_iter().flatten();
         let counters: BTreeMap<String, u64> = [
             ("doorbells", counts.doorbells),
             ("doorbells_refused", counts.doorbells_refused),
@@ -387,6 +437,7 @@ impl VmBackend for MediatedVm {
             ("hangs", counts.hangs),
             ("memory_waits", counts.memory_waits),
             ("memory_denied", counts.memory_denied),
+            ("aperture_bytes", counts.aperture_bytes),
             ("memory_relocations", moved.relocations),
             ("memory_chunks_moved", u64::from(moved.sum.moved)),
             ("tlb_flushes", counts.flushes),
@@ -411,8 +462,10 @@ impl VmBackend for MediatedVm {
             ("shadow_entries_written", report.entries_written),
             ("shadow_entries_denied", report.denied.total()),
         ]
+        .into_iter()
+        .chain(pv)
         .map(|(name, count)| (name.to_owned(), count))
-        .into();
+        .collect();
         let denied = gpu.denials().iter().map(|(site, reason, count)| Denied {
             place: site.to_string(),
             offset: if let Site::Register(offset) = site { Some(offset) } else { None },

@@ -3,7 +3,7 @@
 //! Parts: `device` (what the vfio-user server calls), `backend` (what the vGPU's registers mean for the card),
 //! `channels` (from instance block and doorbell to the card), `aperture` (CPU accesses to guest VRAM, by BAR1, BAR3 and PRAMIN), `spaces` (shadow page tables), `ram` (guest
 //! RAM as the card sees it), `remap`, `moves`, `window` (apertures that the VMM maps), `inbox` (what
-//! the interrupt thread leaves), `mailbox` (who takes that up), `rig` (feature `test-rig`: VMs without a VMM, and a small driver).
+//! the interrupt thread leaves), `mailbox` (who takes that up), `pv` (what a guest that knows us may use), `rig` (feature `test-rig`: VMs without a VMM, and a small driver).
 //!
 //! Lock order: the vGPU (`device`'s `Core`), then the card ([`crate::host::HostCard::lock`]).
 
@@ -16,6 +16,7 @@ mod inbox;
 mod interleavings;
 pub(crate) mod mailbox;
 mod moves;
+pub(crate) mod pv;
 pub(crate) mod ram;
 mod remap;
 #[cfg(any(test, feature = "test-rig"))]
@@ -26,3 +27,4 @@ mod tests;
 mod window;
 
 pub use device::{MediatedDevice, MediatedVm, Settings};
+pub use pv::PvSettings;

@@ -101,8 +101,9 @@ impl VmBackend {
 
     /// Pages live elsewhere than before: shadows, and the card's TLBs.
     fn relocated(&mut self, pages: BTreeSet<u32>) {
-        let Self { host, vm, link, ram, spaces, remap, bus_master, .. } = self;
-        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap };
+        let Self { host, vm, link, ram, spaces, remap, bus_master, pv, .. } = self;
+        let tables = pv.as_deref().map(|pv| &pv.tables);
+        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap, tables };
         if let Err(error) = spaces.relocated(&mut host.lock(), &owned, &ranges(pages)) {
             tracing::error!(%vm, %error, "the card may use guest memory where it does not live any more");
             self.remap.stale = true;
@@ -204,8 +205,9 @@ impl VmBackend {
         aperture: Aperture,
         each: impl FnOnce(&mut ApertureTlb, &mut Tables<'_, '_, '_>, &Remap) -> T,
     ) -> T {
-        let Self { host, vm, link, ram, bar1, bar3, remap, bus_master, .. } = self;
-        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap };
+        let Self { host, vm, link, ram, bar1, bar3, remap, bus_master, pv, .. } = self;
+        let tables = pv.as_deref().map(|pv| &pv.tables);
+        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap, tables };
         let mut guard = host.lock();
         let state = RefCell::new(&mut guard.vram);
         let mut guest = Tables { state: &state, owned: &owned };

@@ -5,8 +5,8 @@ use super::remap::{Home, Remap};
 use crate::host::{CardVram, HostCard, HostError, HostState};
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, Iova, Place, SMALL_PAGE, VramAddr};
 use shadow_pt::{
-    AddressSpaces, Frame, Frames, GuestMemory, GuestRange, Limits, Mapping, Mode, NoMemory, ShadowMemory, SpaceId,
-    SyncReport, Unreadable,
+    AddressSpaces, Frame, Frames, GuestMemory, GuestRange, HostPage, Limits, Mapping, Mode, NoMemory, ShadowMemory,
+    SpaceId, SyncReport, Unreadable,
 };
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -24,6 +24,8 @@ pub(super) struct Owned<'a> {
     pub(super) link: &'a Link,
     pub(super) bus_master: bool,
     pub(super) remap: &'a Remap,
+    /// Page tables that it has us keep.
+    pub(super) tables: Option<&'a pv::Tables>,
 }
 
 /// All address spaces of one VM.
@@ -125,36 +127,36 @@ impl Spaces {
         Ok(())
     }
 
-    /// Maps the mediator's own pages for a channel into the reserved part of a space: index of the page there, where it
-    /// lies, whether the GPU may write it.
+    /// Maps the mediator's own pages into the reserved part of a space: the page there, where it lies, whether the GPU may
+    /// write it.
     pub(super) fn map_host(
         &mut self,
         host: &HostCard,
         space: SpaceId,
-        pages: &[(u32, VramAddr, bool)],
+        pages: &[(HostPage, VramAddr, bool)],
     ) -> Result<(), HostError> {
         let Self { shadows, pool, .. } = self;
         let Some(directory) = shadows.directory(space) else { return Ok(()) };
         let mut guard = host.lock();
         let state = RefCell::new(&mut guard.vram);
         let mut memory = TableMemory { state: &state, pool };
-        for &(index, page, writable) in pages {
+        for &(page, at, writable) in pages {
             shadows
-                .map_host(space, index, page, writable, &mut memory)
+                .map_host(space, page, at, writable, &mut memory)
                 .map_err(|error| HostError::Refused(error.to_string()))?;
         }
         state.borrow_mut().memory.invalidate(directory, false)
     }
 
     /// Takes them out again. The channel that used them is off the card.
-    pub(super) fn unmap_host(&mut self, host: &HostCard, space: SpaceId, pages: &[(u32, VramAddr, bool)]) {
+    pub(super) fn unmap_host(&mut self, host: &HostCard, space: SpaceId, pages: &[(HostPage, VramAddr, bool)]) {
         let Self { shadows, pool, .. } = self;
         let Some(directory) = shadows.directory(space) else { return };
         let mut guard = host.lock();
         let state = RefCell::new(&mut guard.vram);
         let mut memory = TableMemory { state: &state, pool };
-        for &(index, ..) in pages {
-            shadows.unmap_host(space, index, &mut memory);
+        for &(page, ..) in pages {
+            shadows.unmap_host(space, page, &mut memory);
         }
         if let Err(error) = state.borrow_mut().memory.invalidate(directory, false) {
             tracing::error!(%error, "the card may keep translations of a channel's ring");
@@ -269,7 +271,10 @@ impl Tables<'_, '_, '_> {
 impl Tables<'_, '_, '_> {
     /// Page by page, wherever each lives.
     fn fill_vram(&mut self, address: GuestVramAddr, data: &mut [u8]) -> Option<()> {
-        let Owned { vm, remap, .. } = self.owned;
+        let Owned { vm, remap, tables, .. } = self.owned;
+        if let Some(tables) = tables.filter(|tables| tables.contains(address)) {
+            return tables.read(address, data).ok();
+        }
         if remap.pages() == 0 {
             return self.state.borrow_mut().guest_read(*vm, address, data);
         }

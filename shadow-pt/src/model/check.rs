@@ -2,12 +2,12 @@
 
 use super::spec;
 use super::world::{self, Card, Grants, Guest, LARGE, PAGE};
-use crate::{AddressSpaces, HOST_PAGES, Place, SpaceId};
+use crate::{AddressSpaces, HOST_PAGES, HostPage, Place, SHARED_PAGES, SpaceId};
 use nvspec::addr::GpuVa;
 use std::collections::BTreeMap;
 
-/// The directory entry that is the host's.
-const HOST_ENTRY: u64 = 8191;
+/// The directory entries that are the host's: shared pages, and its own.
+const HOST_ENTRIES: [u64; 2] = [8190, 8191];
 
 /// How well a shadow must fit to the guest's present tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub(crate) enum Fit {
 }
 
 /// The mediator's own pages in a space: index to card address and whether it is writable.
-pub(crate) type HostPages = BTreeMap<u32, (u64, bool)>;
+pub(crate) type HostPages = BTreeMap<HostPage, (u64, bool)>;
 
 /// One space as the card sees it, and what it should be.
 pub(crate) struct View<'a> {
@@ -60,8 +60,8 @@ impl View<'_> {
     pub(crate) fn check(&self, fit: Fit) {
         let (card, ram, guest) = self.directories();
         for (index, shadow) in (0u64..).zip(self.card.entries(card, 8192)) {
-            if index == HOST_ENTRY {
-                self.check_host(shadow);
+            if HOST_ENTRIES.contains(&index) {
+                self.check_host(index, shadow);
                 continue;
             }
             let pde = guest.checked_add(index * 8).map_or(0, |at| self.guest64(ram, at));
@@ -135,15 +135,19 @@ impl View<'_> {
         }
     }
 
-    fn check_host(&self, pde: u64) {
-        assert!(!self.host.is_empty() || pde == 0 || pde >> 32 & 3 == 1, "the host's entry is the guest's");
-        for index in 0..if pde == 0 { 0 } else { HOST_PAGES } {
-            let va = (HOST_ENTRY << 27) + u64::from(index) * PAGE;
+    fn check_host(&self, entry: u64, pde: u64) {
+        let shared = entry == HOST_ENTRIES[0];
+        let page = |index| if shared { HostPage::Shared(index) } else { HostPage::Own(index) };
+        let pages = if shared { SHARED_PAGES } else { HOST_PAGES };
+        let none = !self.host.keys().any(|page| matches!(page, HostPage::Shared(_)) == shared);
+        assert!(!none || pde == 0 || pde >> 32 & 3 == 1, "the host's entry is the guest's");
+        for index in 0..if pde == 0 { 0 } else { pages } {
+            let va = (entry << 27) + u64::from(index) * PAGE;
             let found = self.shadow_page(va).map(|page| (page.address, !page.read_only));
-            assert_eq!(found, self.host.get(&index).copied(), "host page {index}");
+            assert_eq!(found, self.host.get(&page(index)).copied(), "host page {index}");
             assert_eq!(self.spaces.resolve(self.id, GpuVa(va)), None);
         }
-        assert!(pde != 0 || self.host.is_empty());
+        assert!(pde != 0 || none);
     }
 
     /// Where the card ends up.

@@ -2,7 +2,7 @@
 
 use super::check::{Fit, HostPages, View};
 use super::world::{Card, GUEST_VRAM, Grants, Guest, LARGE, PAGE, reachable};
-use crate::{AddressSpaces, GuestRange, Limits, Mode, Place, SpaceId};
+use crate::{AddressSpaces, GuestRange, HostPage, Limits, Mode, Place, SpaceId};
 use nvspec::addr::{Gpa, GuestVramAddr, VramAddr};
 use std::collections::BTreeSet;
 
@@ -258,6 +258,7 @@ impl Machine {
             30 => {
                 let Some(index) = space(self, &mut of) else { return };
                 let (at, page, shape) = (of.below(3) as u32 * 2047, HOST_PAGE + of.byte() * PAGE, of.byte());
+                let at = if shape & 8 == 0 { HostPage::Own(at) } else { HostPage::Shared(at) };
                 let Opened { id, host } = &mut self.open[index];
                 if shape & 3 == 0 {
                     self.spaces.unmap_host(*id, at, &mut self.card);

@@ -23,7 +23,7 @@ fn guest() -> Guest {
 
 fn bound() -> ApertureTlb {
     let mut tlb = ApertureTlb::new();
-    tlb.bind(Some(vram(INSTANCE)));
+    tlb.bind(Some(vram(INSTANCE)), None);
     tlb
 }
 
@@ -64,7 +64,7 @@ fn faults_are_the_hardwares() {
     let mut guest = guest();
     assert_eq!(ApertureTlb::new().translate(0, &mut guest), Err(WalkFault::Unbound));
     let mut nowhere = ApertureTlb::new();
-    nowhere.bind(Some(vram(u64::MAX - 0x100)));
+    nowhere.bind(Some(vram(u64::MAX - 0x100)), None);
     assert_eq!(nowhere.translate(0, &mut guest), Err(WalkFault::Unbound));
     assert_eq!(nowhere.directory(&mut guest), None);
     let mut tlb = bound();
@@ -103,7 +103,7 @@ fn hits_are_cached_until_a_flush_and_misses_are_not() {
     assert_eq!(guest.reads, reads);
     tlb.flush();
     assert_eq!(tlb.translate(0, &mut guest).map(|found| found.place), Ok(vram(0xa000)));
-    tlb.bind(None);
+    tlb.bind(None, None);
     assert_eq!(tlb.translate(0, &mut guest), Err(WalkFault::Unbound));
 }
 

@@ -7,6 +7,7 @@
 
 mod mapping;
 mod sigbus;
+mod views;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

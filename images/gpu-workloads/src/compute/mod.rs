@@ -11,7 +11,7 @@ mod methods;
 use std::rc::Rc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use workloads::{Gpu, Grid, Module, Params, Place};
 
 use crate::device::{Buffer, Channel, Device, Domain, RING, Use};
@@ -45,12 +45,34 @@ struct Loaded {
     program: sm20::Program,
 }
 
+/// Memory that kernels can use.
+#[derive(Debug)]
+enum Held {
+    /// A buffer of the kernel's, which every submission that uses it has to name.
+    Own(Buffer),
+    /// Memory that is there without the kernel's doing, at a virtual address.
+    Foreign(u64),
+}
+
+/// A place in such memory.
+#[derive(Debug, Clone, Copy)]
+struct Spot<'a> {
+    address: u64,
+    buffer: Option<&'a Buffer>,
+}
+
+impl<'a> From<&'a Buffer> for Spot<'a> {
+    fn from(buffer: &'a Buffer) -> Self {
+        Self { address: buffer.address(), buffer: Some(buffer) }
+    }
+}
+
 /// A channel that computes.
 #[derive(Debug)]
 pub struct Guest {
     device: Rc<Device>,
     channel: Channel,
-    buffers: Vec<Option<Buffer>>,
+    buffers: Vec<Option<Held>>,
     modules: Vec<Loaded>,
     staging: Buffer,
     bank: Buffer,
@@ -119,18 +141,41 @@ impl Guest {
     /// The first word of a buffer in RAM as it is now; nothing is waited for.
     pub fn peek(&self, buffer: workloads::Buffer) -> Result<u32> {
         let mut word = [0; 4];
-        self.range(buffer, 0, 4)?.map()?.read(0, &mut word);
+        self.in_ram(buffer)?.context("a buffer in RAM")?.map()?.read(0, &mut word);
         Ok(u32::from_le_bytes(word))
     }
 
-    fn buffer(&self, buffer: workloads::Buffer) -> Result<&Buffer> {
+    /// Takes memory for a buffer that is at `address` of the channel's address space without the kernel's doing. To be freed
+    /// before it goes.
+    pub fn adopt(&mut self, address: u64, bytes: u64) -> workloads::Buffer {
+        self.buffers.push(Some(Held::Foreign(address)));
+        workloads::Buffer { index: self.buffers.len() - 1, address, bytes }
+    }
+
+    fn held(&self, buffer: workloads::Buffer) -> Result<&Held> {
         self.buffers.get(buffer.index).and_then(Option::as_ref).context("a buffer that is not there")
     }
 
-    fn range(&self, buffer: workloads::Buffer, at: u64, bytes: u64) -> Result<&Buffer> {
+    /// The kernel's buffer, if it is one.
+    fn buffer(&self, buffer: workloads::Buffer) -> Result<Option<&Buffer>> {
+        Ok(match self.held(buffer)? {
+            Held::Own(buffer) => Some(buffer),
+            Held::Foreign(_) => None,
+        })
+    }
+
+    /// The same as memory of the CPU's; none if it is in VRAM.
+    fn in_ram(&self, buffer: workloads::Buffer) -> Result<Option<&Buffer>> {
+        Ok(self.buffer(buffer)?.filter(|buffer| buffer.domain() == Domain::Gart))
+    }
+
+    fn spot(&self, buffer: workloads::Buffer, at: u64, bytes: u64) -> Result<Spot<'_>> {
         let inside = at.checked_add(bytes).is_some_and(|end| end <= buffer.bytes);
         ensure!(inside, "{bytes} bytes at {at:#x} of a buffer of {}", buffer.bytes);
-        self.buffer(buffer)
+        Ok(match self.held(buffer)? {
+            Held::Own(buffer) => Spot { address: buffer.address() + at, buffer: Some(buffer) },
+            Held::Foreign(address) => Spot { address: address + at, buffer: None },
+        })
     }
 
     fn submit(&self, push: &Push, uses: &[Use<'_>]) -> Result<()> {
@@ -142,18 +187,18 @@ impl Guest {
     }
 
     /// Copies by M2MF, behind all grids. Returns the number of copies.
-    fn copy_by_gpu(&self, from: (&Buffer, u64), to: (&Buffer, u64), bytes: u64) -> Result<u64> {
-        let source = from.0.address() + from.1;
-        let rects = linear(source, to.0.address() + to.1, bytes, Engine::M2mf.most_lines());
+    fn copy_by_gpu(&self, from: Spot<'_>, to: Spot<'_>, bytes: u64) -> Result<u64> {
+        let rects = linear(from.address, to.address, bytes, Engine::M2mf.most_lines());
+        let uses: Vec<Use<'_>> = from.buffer.map(Use::read).into_iter().chain(to.buffer.map(Use::write)).collect();
         let mut push = Push::default();
         methods::wait_for_idle(&mut push);
         for rect in &rects {
             if !push.has_room() {
-                self.submit(&std::mem::take(&mut push), &[Use::read(from.0), Use::write(to.0)])?;
+                self.submit(&std::mem::take(&mut push), &uses)?;
             }
             push.copy(Engine::M2mf, rect);
         }
-        self.submit(&push, &[Use::read(from.0), Use::write(to.0)])?;
+        self.submit(&push, &uses)?;
         Ok(rects.len() as u64)
     }
 
@@ -217,28 +262,29 @@ impl Gpu for Guest {
         let (address, end) = (buffer.address(), buffer.address() + buffer.size());
         let windowed = address < methods::WINDOWS.end && end > methods::WINDOWS.start;
         ensure!(!windowed, "a buffer at {address:#x}, where kernels see local and shared memory");
-        self.buffers.push(Some(buffer));
+        self.buffers.push(Some(Held::Own(buffer)));
         Ok(workloads::Buffer { index: self.buffers.len() - 1, address, bytes })
     }
 
     fn free(&mut self, buffer: workloads::Buffer) -> Result<()> {
-        self.buffer(buffer)?;
+        self.held(buffer)?;
         self.buffers[buffer.index] = None;
         Ok(())
     }
 
     fn upload(&mut self, buffer: workloads::Buffer, at: u64, bytes: &[u8]) -> Result<()> {
-        let target = self.range(buffer, at, bytes.len() as u64)?;
-        if target.domain() == Domain::Gart {
+        let target = self.spot(buffer, at, bytes.len() as u64)?;
+        if let Some(target) = self.in_ram(buffer)? {
             target.wait(true)?;
             target.map()?.write(usize::try_from(at)?, bytes);
             return Ok(());
         }
         let mut copies = 0;
-        for (offset, piece) in (at..).step_by(STAGING as usize).zip(bytes.chunks(STAGING as usize)) {
+        for (offset, piece) in (0..).step_by(STAGING as usize).zip(bytes.chunks(STAGING as usize)) {
             self.staging.wait(true)?;
             self.staging.map()?.write(0, piece);
-            copies += self.copy_by_gpu((&self.staging, 0), (target, offset), piece.len() as u64)?;
+            let target = Spot { address: target.address + offset, ..target };
+            copies += self.copy_by_gpu(Spot::from(&self.staging), target, piece.len() as u64)?;
         }
         self.done.copies += copies;
         self.busy = true;
@@ -247,14 +293,15 @@ impl Gpu for Guest {
 
     fn download(&mut self, buffer: workloads::Buffer, at: u64, bytes: &mut [u8]) -> Result<()> {
         self.finish()?;
-        let source = self.range(buffer, at, bytes.len() as u64)?;
-        if source.domain() == Domain::Gart {
+        let source = self.spot(buffer, at, bytes.len() as u64)?;
+        if let Some(source) = self.in_ram(buffer)? {
             source.map()?.read(usize::try_from(at)?, bytes);
             return Ok(());
         }
         let mut copies = 0;
-        for (offset, piece) in (at..).step_by(STAGING as usize).zip(bytes.chunks_mut(STAGING as usize)) {
-            copies += self.copy_by_gpu((source, offset), (&self.staging, 0), piece.len() as u64)?;
+        for (offset, piece) in (0..).step_by(STAGING as usize).zip(bytes.chunks_mut(STAGING as usize)) {
+            let source = Spot { address: source.address + offset, ..source };
+            copies += self.copy_by_gpu(source, Spot::from(&self.staging), piece.len() as u64)?;
             self.staging.wait(false)?;
             self.staging.map()?.read(0, piece);
         }
@@ -264,8 +311,8 @@ impl Gpu for Guest {
     }
 
     fn copy(&mut self, from: workloads::Buffer, to: workloads::Buffer, bytes: u64) -> Result<()> {
-        let (source, target) = (self.range(from, 0, bytes)?, self.range(to, 0, bytes)?);
-        self.done.copies += self.copy_by_gpu((source, 0), (target, 0), bytes)?;
+        let (source, target) = (self.spot(from, 0, bytes)?, self.spot(to, 0, bytes)?);
+        self.done.copies += self.copy_by_gpu(source, target, bytes)?;
         self.busy = true;
         Ok(())
     }
@@ -278,7 +325,7 @@ impl Gpu for Guest {
         const AHEAD: u64 = 0x100;
         let buffer = self.allocate(Place::Vram, bytes.len() as u64 + AHEAD)?;
         self.upload(buffer, 0, &bytes)?;
-        let code = self.buffers[buffer.index].take().context("a buffer that was just made")?;
+        let Some(Held::Own(code)) = self.buffers[buffer.index].take() else { bail!("a buffer that was just made") };
         self.modules.push(Loaded { code, program: program.clone() });
         Ok(Module { index: self.modules.len() - 1 })
     }
@@ -307,7 +354,7 @@ impl Gpu for Guest {
         let mut list = vec![Use::read(&loaded.code), Use::write(&self.bank), Use::write(&self.stamps)];
         list.extend(self.local.iter().map(Use::write));
         for used in uses {
-            list.push(Use { reads: true, ..Use::write(self.buffer(*used)?) });
+            list.extend(self.buffer(*used)?.map(|buffer| Use { reads: true, ..Use::write(buffer) }));
         }
         let (at, mark) = (self.stamps.address() + stamps_at(number), mark(number));
         let mut push = Push::default();

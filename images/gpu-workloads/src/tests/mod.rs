@@ -3,6 +3,7 @@
 pub mod all;
 pub mod channels;
 pub mod copy;
+pub mod dataflow;
 pub mod faulty;
 pub mod faulty_kernels;
 pub mod fences;
@@ -12,6 +13,7 @@ pub mod procs;
 pub mod query;
 pub mod residue;
 pub mod rogue;
+pub mod share;
 pub mod stream;
 pub mod stress;
 pub mod sweep;

@@ -68,6 +68,14 @@ pub struct Channel {
     pub fences: u32,
 }
 
+impl Channel {
+    /// Where ring, push buffer and context image lie in guest VRAM.
+    #[must_use]
+    pub fn memory(&self) -> [u64; 3] {
+        [self.ring, self.push, self.push + PUSH_BYTES]
+    }
+}
+
 /// An MMU fault as the guest's registers say it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {

@@ -5,9 +5,10 @@
 //! RAM hold what they held, it saw no interrupt and no fault, and the card's accounts are what they were.
 
 use super::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
+use super::paravirtual::{Interface, Ops, RAM_BYTES};
 use super::{Guest, Rig, settings};
 use crate::config::Apertures;
-use crate::vgpu::Settings;
+use crate::vgpu::{PvSettings, Settings};
 use nvspec::regs::blocks;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -69,6 +70,12 @@ pub enum Step {
     Unbind,
     /// The driver serves interrupts.
     Service,
+    /// The driver sets its paravirtual interface up, in lent RAM.
+    Paravirtual { slot: u8 },
+    /// It makes a batch of one operation available, and rings.
+    Operation { code: u8, handle: u8, a: u32, b: u32, c: u64 },
+    /// It makes a chain of one descriptor available, anywhere, and rings.
+    Chain { head: u16, at: u64, bytes: u32, flags: u8 },
     /// The VMM resets the device.
     Reset,
     /// The VMM goes and another comes.
@@ -102,7 +109,7 @@ impl Bytes<'_> {
     }
 
     fn step(&mut self) -> Option<Step> {
-        Some(match self.u8()? % 18 {
+        Some(match self.u8()? % 21 {
             0 => Step::Register { number: self.u16()?, index: self.u8()?, value: self.u32()? },
             1 => Step::Look { number: self.u16()?, index: self.u8()? },
             2 => Step::Write { region: self.u8()?, offset: self.u32()?, size: self.u8()?, value: self.u64()? },
@@ -120,7 +127,12 @@ impl Bytes<'_> {
             14 => Step::Unbind,
             15 => Step::Service,
             16 => Step::Reset,
-            _ => Step::Reconnect,
+            17 => Step::Reconnect,
+            18 => Step::Paravirtual { slot: self.u8()? },
+            19 => {
+                Step::Operation { code: self.u8()?, handle: self.u8()?, a: self.u32()?, b: self.u32()?, c: self.u64()? }
+            }
+            _ => Step::Chain { head: self.u16()?, at: self.u64()?, bytes: self.u32()?, flags: self.u8()? },
         })
     }
 }
@@ -199,6 +211,20 @@ pub fn encode(steps: &[Step]) -> Vec<u8> {
             Step::Service => out.push(15),
             Step::Reset => out.push(16),
             Step::Reconnect => out.push(17),
+            Step::Paravirtual { slot } => out.extend([18, slot]),
+            Step::Operation { code, handle, a, b, c } => {
+                out.extend([19, code, handle]);
+                out.extend(a.to_le_bytes());
+                out.extend(b.to_le_bytes());
+                out.extend(c.to_le_bytes());
+            }
+            Step::Chain { head, at, bytes, flags } => {
+                out.push(20);
+                out.extend(head.to_le_bytes());
+                out.extend(at.to_le_bytes());
+                out.extend(bytes.to_le_bytes());
+                out.push(flags);
+            }
         }
     }
     out
@@ -210,6 +236,7 @@ struct World {
     evil: Driver,
     victim: Guest,
     channels: Vec<Channel>,
+    interface: Option<Interface>,
     bring_ups: u32,
     registers: Vec<(u32, u32, u32)>,
     usage: (Summary, u32, usize),
@@ -219,7 +246,9 @@ struct World {
 impl World {
     fn new(apertures: Apertures) -> Self {
         let rig = Rig::new(CARD_MIB);
-        let evil = Driver::unborn(rig.guest_with(0, &Settings { apertures, ..settings(VM_MIB, 16) }));
+        let paravirtual = PvSettings { table_bytes: 4 * MIB, segment_bytes: 4 * MIB, group: Some("fuzzed".into()) };
+        let of_evil = Settings { apertures, paravirtual: Some(paravirtual), ..settings(VM_MIB, 16) };
+        let evil = Driver::unborn(rig.guest_with(0, &of_evil));
         let mut victim = rig.guest(1, VM_MIB, 16);
         assert!(victim.map_ram(0, CANARY_RAM, true));
         victim.ram_write(0, &canary(CANARY_RAM));
@@ -227,7 +256,7 @@ impl World {
         let registers = blocks().flat_map(|(_, _, _, info)| *info).map(|info| (info.offset, info.stride, info.count));
         let registers = registers.collect();
         let usage = rig.usage();
-        Self { rig, evil, victim, channels: Vec::new(), bring_ups: 0, registers, usage, inputs: 0 }
+        Self { rig, evil, victim, channels: Vec::new(), interface: None, bring_ups: 0, registers, usage, inputs: 0 }
     }
 
     fn register(&self, number: u16, index: u8) -> u32 {
@@ -323,11 +352,40 @@ impl World {
             Step::Service => self.evil.service(),
             Step::Reset => guest.reset(),
             Step::Reconnect => guest.reconnect(),
+            Step::Paravirtual { slot } => {
+                let base = u64::from(slot % 8) * SLOT;
+                self.interface = guest
+                    .ram_at(base)
+                    .is_some_and(|(_, bytes)| bytes >= RAM_BYTES)
+                    .then(|| Interface::open(guest, base));
+            }
+            Step::Operation { code, handle, a, b, c } => {
+                if let Some(mut interface) = self.interface() {
+                    let bytes = operation(code, handle.into(), a, b, c).bytes();
+                    interface.post(&mut self.evil.guest, &bytes);
+                    self.interface = Some(interface);
+                }
+            }
+            Step::Chain { head, at, bytes, flags } => {
+                if let Some(mut interface) = self.interface() {
+                    interface.descriptor(&self.evil.guest, head % 64, at, bytes, flags.into(), head / 64);
+                    interface.publish(&mut self.evil.guest, head);
+                    self.interface = Some(interface);
+                }
+            }
         }
+    }
+
+    /// The interface, while its RAM is there.
+    fn interface(&mut self) -> Option<Interface> {
+        let interface = self.interface.take()?;
+        let there = self.evil.guest.ram_at(interface.base).is_some_and(|(_, bytes)| bytes >= RAM_BYTES);
+        there.then_some(interface)
     }
 
     fn finish(&mut self) {
         self.channels.clear();
+        self.interface = None;
         self.bring_ups = 0;
         self.evil.guest.reconnect();
         self.evil.forget();
@@ -356,6 +414,36 @@ impl World {
         assert!(*found == wanted[..CANARY_RAM as usize], "the other VM's RAM has changed");
         assert!(!self.victim.take_msi(), "the other VM was interrupted");
         assert_eq!(self.victim.counter("faults"), 0);
+    }
+}
+
+/// An operation that is well-formed; what it says may be anything.
+fn operation(code: u8, handle: u32, a: u32, b: u32, c: u64) -> Ops {
+    let ops = Ops::new();
+    match code % 23 {
+        0 => ops.create(handle % 8, a % 4),
+        1 => ops.destroy(handle % 8),
+        2 => ops.set(handle % 8, a, b % 8, (b >> 8) % 8),
+        3 => ops.run(handle % 8, a, b % 0x1_0000, c, u64::from(b >> 16)),
+        4 => ops.list(handle % 8, a, &[c, c.rotate_left(8), u64::from(b)]),
+        5 => ops.zero(handle % 8, a, b),
+        6 => ops.bind(handle % 8, u64::from(a) << 12),
+        7 => ops.flush(handle % 8),
+        8 => ops.channel(pv::abi::op::CHANNEL_CREATE, handle),
+        9 => ops.bind_channel(handle, u64::from(a) << 12),
+        10 => ops.channel(pv::abi::op::CHANNEL_ENABLE, handle),
+        11 => ops.channel(pv::abi::op::CHANNEL_DISABLE, handle),
+        12 => ops.channel(pv::abi::op::CHANNEL_DESTROY, handle),
+        13 => ops.runlist(&[handle, a, b]),
+        14 => ops.fill(c, u64::from(a), b),
+        15 => ops.copy(c, u64::from(a), u64::from(b)),
+        16 => ops.priority(c, u64::from(a), b as i32),
+        17 => ops.share_get(c, u64::from(a), b, handle),
+        18 => ops.attach(a % 4, handle, b),
+        19 => ops.detach(a % 4, handle),
+        20 => ops.control(a % 4, b, handle),
+        21 => ops.query(handle),
+        _ => ops.raw(a as u16, b, &c.to_le_bytes()),
     }
 }
 
@@ -422,6 +510,32 @@ pub fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 Step::Read { region: 2, offset: 0x1088, size: 3 },
                 Step::Write { region: 3, offset: 4, size: 1, value: 0 },
                 Step::Ram { slot: 0, at: 0x100, value: u64::MAX },
+            ]),
+        ),
+        (
+            "paravirtual",
+            encode(&[
+                Step::Map { slot: 1, pages: 63, writable: true },
+                Step::Map { slot: 0, pages: 15, writable: true },
+                Step::BringUp,
+                Step::Channel { id: 1 },
+                Step::Paravirtual { slot: 1 },
+                Step::Operation { code: 0, handle: 1, a: 1, b: 0, c: 0 },
+                Step::Operation { code: 0, handle: 2, a: 2, b: 0, c: 0 },
+                Step::Operation { code: 2, handle: 1, a: 0, b: 2, c: 0 },
+                Step::Operation { code: 3, handle: 2, a: 0x100, b: 16 | 16 << 16, c: 0x1001 },
+                Step::Operation { code: 6, handle: 1, a: 0x150, b: 0, c: 0 },
+                Step::Operation { code: 7, handle: 1, a: 0, b: 0, c: 0 },
+                Step::Operation { code: 8, handle: 3, a: 0, b: 0, c: 0 },
+                Step::Operation { code: 9, handle: 3, a: 0x150, b: 0, c: 0 },
+                Step::Operation { code: 10, handle: 3, a: 0, b: 0, c: 0 },
+                Step::Operation { code: 13, handle: 3, a: 1, b: 1, c: 0 },
+                Step::Operation { code: 17, handle: 3, a: 0x2000, b: 5, c: 7 },
+                Step::Operation { code: 18, handle: 1, a: 1, b: 0, c: 0 },
+                Step::Operation { code: 14, handle: 0, a: 0x1000, b: 0x55aa, c: 0x20_0000 },
+                Step::Operation { code: 1, handle: 2, a: 0, b: 0, c: 0 },
+                Step::Chain { head: 0, at: SLOT, bytes: 64, flags: 3 },
+                Step::Service,
             ]),
         ),
         (

@@ -143,6 +143,12 @@ impl Ram {
         assert_eq!(rustix::io::pwrite(file, data, at), Ok(data.len()));
     }
 
+    /// The file of the region that holds `gpa`, for who writes it beside the guest.
+    #[cfg(test)]
+    pub(super) fn file_of(&self, gpa: u64) -> OwnedFd {
+        self.place(gpa).0.try_clone().expect("another descriptor")
+    }
+
     fn place(&self, gpa: u64) -> (&OwnedFd, u64) {
         let (&start, region) = self.0.range(..=gpa).next_back().expect("RAM of the guest");
         (&region.file, gpa - start)

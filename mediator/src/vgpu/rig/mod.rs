@@ -1,12 +1,13 @@
 //! Mediated VMs without a VMM: a software card, its owner, and devices that are called as the server calls them.
 //!
 //! Parts: [`Rig`] (the card), [`Guest`] (one VM: registers, apertures, RAM, interrupts), [`driver`] (what a driver in
-//! the guest does with them), [`fuzz`] (any sequence of accesses against it); [`RemoteGuest`] (the same behind the socket
+//! the guest does with them), [`paravirtual`] (a driver that knows us), [`fuzz`] (any sequence of accesses against it); [`RemoteGuest`] (the same behind the socket
 //! of a daemon) and [`Machine`] (what a driver wants of either). Mistakes of the caller panic.
 
 pub mod driver;
 pub mod fuzz;
 mod machine;
+pub mod paravirtual;
 mod remote;
 
 use super::{MediatedDevice, MediatedVm, Settings};
@@ -118,7 +119,13 @@ pub fn settings(vram_mib: u64, channels: u32) -> Settings {
         hang_limit: None,
         time: sched::VgpuParams { max_run_ns: None, ..Default::default() },
     };
-    Settings { share, shadow: shadow_pt::Mode::default(), apertures: Apertures::default(), queue_limit: Duration::ZERO }
+    Settings {
+        share,
+        shadow: shadow_pt::Mode::default(),
+        apertures: Apertures::default(),
+        queue_limit: Duration::ZERO,
+        paravirtual: None,
+    }
 }
 
 /// One VM.
@@ -217,6 +224,12 @@ impl Guest {
     /// Writes the guest's RAM as its CPU does.
     pub fn ram_write(&self, gpa: u64, data: &[u8]) {
         self.ram.write(gpa, data);
+    }
+
+    /// The file of the region of RAM that holds `gpa`: another CPU of the guest writes there.
+    #[cfg(test)]
+    pub(in crate::vgpu) fn ram_file(&self, gpa: u64) -> OwnedFd {
+        self.ram.file_of(gpa)
     }
 
     /// Reads a word of the guest's RAM.

@@ -8,6 +8,7 @@ mod holes;
 mod isolation;
 mod lifecycle;
 mod oversubscribe;
+mod paravirtual;
 mod relocate;
 mod remap;
 mod schedule;

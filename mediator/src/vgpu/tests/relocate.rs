@@ -13,7 +13,7 @@ const CARD_MIB: u32 = 64;
 /// MiB of a VM, all of which may lie anywhere.
 const VM_MIB: u64 = 32;
 
-fn rig_of(chunk_bytes: u64, card_mib: u32, host_mib: u64) -> Rig {
+pub(super) fn rig_of(chunk_bytes: u64, card_mib: u32, host_mib: u64) -> Rig {
     // Nothing comes back by itself: a test that is slow moves what it wants moved, too.
     let mut division = Division::default();
     division.balance.low_water = u32::MAX;

@@ -1,8 +1,10 @@
 //! `cargo xtask bench [NAME] [--json FILE]`: measures, beside a baseline in the same run. Without a name, all of them; a
 //! name is that of one, or what stands before the `-` of several.
 
+mod bars;
 mod compute;
 mod fv;
+mod pv;
 mod sched;
 mod sched_guests;
 mod shadow;
@@ -18,7 +20,7 @@ use tests::bench::{Metric, report};
 /// A benchmark by name. It is told where its figures go, for what it writes beside them.
 type Benchmark = (&'static str, fn(Option<&Path>) -> Result<Vec<Metric>>);
 
-const BENCHMARKS: [Benchmark; 7] = [
+const BENCHMARKS: [Benchmark; 8] = [
     ("transport", |_| transport::run()),
     ("shadow", |_| shadow::run()),
     ("compute", |_| compute::run()),
@@ -26,6 +28,7 @@ const BENCHMARKS: [Benchmark; 7] = [
     ("sched-guests", |_| sched_guests::run()),
     ("swap", swap::run),
     ("fv", |_| fv::run()),
+    ("pv", pv::run),
 ];
 
 /// Whether a benchmark is one of those that `name` asks for.

@@ -1,0 +1,162 @@
+//! What the mediator offers beside the driver: `/dev/gpu-mediator` of the module `gpu_mediator_pv`.
+//!
+//! Names and layouts are those of `gpu_mediator_uapi.h` and `gpu_mediator_abi.h` beside the module.
+
+use std::fs::{File, OpenOptions};
+use std::rc::Rc;
+
+use anyhow::{Context, Result};
+
+use crate::device::call;
+use crate::uapi::{READ, WRITE, requests};
+
+const NODE: &str = "/dev/gpu-mediator";
+
+/// Make the segment if there is none of that key.
+pub const CREATE: u32 = 1 << 0;
+/// Find or make a segment of the group of virtual machines.
+pub const ABROAD: u32 = 1 << 2;
+/// Attach for reading only.
+pub const READ_ONLY: u32 = 1 << 3;
+/// What other virtual machines may: all.
+pub const ABROAD_READ_WRITE: u32 = 3;
+/// No key finds it any more.
+const REMOVE: u32 = 5;
+/// Address spaces that it is attached to.
+const ATTACHED: u32 = 2;
+
+/// Questions, by their numbers in `gpu_mediator_abi.h`.
+pub mod question {
+    /// VRAM that the machine sees.
+    pub const VRAM: u32 = 1;
+    /// How much of it is on the card.
+    pub const PLACED: u32 = 4;
+}
+
+requests! { b'M':
+    ShareGet,     READ | WRITE, 0x60;
+    ShareAttach,  READ | WRITE, 0x61;
+    ShareDetach,  WRITE,        0x62;
+    ShareControl, READ | WRITE, 0x63;
+    Query,        READ | WRITE, 0x64;
+}
+
+#[repr(C)]
+#[derive(Debug, Default)]
+struct ShareGet {
+    key: u64,
+    bytes: u64,
+    flags: u32,
+    mode: u32,
+    abroad: u32,
+    id: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Default)]
+struct ShareAttach {
+    id: u32,
+    channel: u32,
+    flags: u32,
+    reserved: u32,
+    address: u64,
+}
+
+#[repr(C)]
+#[derive(Debug, Default)]
+struct ShareDetach {
+    id: u32,
+    channel: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Default)]
+struct ShareControl {
+    id: u32,
+    command: u32,
+    argument: u32,
+    reserved: u32,
+    value: u64,
+}
+
+#[repr(C)]
+#[derive(Debug, Default)]
+struct Query {
+    what: u32,
+    reserved: u32,
+    value: u64,
+}
+
+/// The open node.
+#[derive(Debug)]
+pub struct Mediator {
+    file: File,
+}
+
+/// What is wanted of a segment.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted {
+    /// Its key; 0 for none.
+    pub key: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// [`CREATE`], [`ABROAD`].
+    pub flags: u32,
+    /// Who in this machine may use it, as of a file: 0600 the owner, 0006 others.
+    pub mode: u32,
+    /// What other virtual machines may.
+    pub abroad: u32,
+}
+
+impl Mediator {
+    /// Opens the node.
+    pub fn open() -> Result<Rc<Self>> {
+        let file = OpenOptions::new().read(true).write(true).open(NODE);
+        let file = file.with_context(|| format!("{NODE}: is gpu_mediator_pv loaded, and the interface offered?"))?;
+        Ok(Rc::new(Self { file }))
+    }
+
+    /// Finds or makes a segment; its id.
+    pub fn share_get(&self, wanted: Wanted) -> Result<u32> {
+        let Wanted { key, bytes, flags, mode, abroad } = wanted;
+        let mut argument = ShareGet { key, bytes, flags, mode, abroad, id: 0 };
+        call(&self.file, &mut argument).with_context(|| format!("a segment of {bytes} bytes, key {key}"))?;
+        Ok(argument.id)
+    }
+
+    /// Maps a segment for a channel; its GPU virtual address there.
+    pub fn attach(&self, id: u32, channel: i32, flags: u32) -> Result<u64> {
+        let mut argument = ShareAttach { id, channel: u32::try_from(channel)?, flags, ..Default::default() };
+        call(&self.file, &mut argument).with_context(|| format!("attaching segment {id} to channel {channel}"))?;
+        Ok(argument.address)
+    }
+
+    /// Unmaps it.
+    pub fn detach(&self, id: u32, channel: i32) -> Result<()> {
+        let mut argument = ShareDetach { id, channel: u32::try_from(channel)? };
+        call(&self.file, &mut argument).with_context(|| format!("detaching segment {id} from channel {channel}"))
+    }
+
+    /// No key finds it any more; it goes when nobody has it attached.
+    pub fn remove(&self, id: u32) -> Result<()> {
+        self.control(id, REMOVE).map(drop)
+    }
+
+    /// How many address spaces have it attached.
+    pub fn attached(&self, id: u32) -> Result<u64> {
+        self.control(id, ATTACHED)
+    }
+
+    fn control(&self, id: u32, command: u32) -> Result<u64> {
+        let mut argument = ShareControl { id, command, ..Default::default() };
+        call(&self.file, &mut argument).with_context(|| format!("command {command} on segment {id}"))?;
+        Ok(argument.value)
+    }
+
+    /// The answer to a question, one of [`question`].
+    pub fn query(&self, what: u32) -> Result<u64> {
+        let mut argument = Query { what, ..Default::default() };
+        call(&self.file, &mut argument).with_context(|| format!("question {what}"))?;
+        Ok(argument.value)
+    }
+}

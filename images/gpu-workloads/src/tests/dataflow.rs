@@ -1,0 +1,246 @@
+//! Gdev's data-flow programs (figure 11): graphs of matrix operations, each node in a context of its own. What a node
+//! computes goes to the next through the CPU's memory, or through a segment that both have mapped.
+//!
+//! The time counts from the inputs in the CPU's memory to the result there; contexts are made before.
+
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use workloads::{Buffer, Gpu, Grid, Module, NodeKernel, Params, Place, Random};
+
+use super::Facts;
+use crate::compute::Guest;
+use crate::device::Device;
+use crate::mediator::{CREATE, Mediator, READ_ONLY, Wanted};
+use crate::options::Options;
+use crate::rig::{Counts, Rig};
+
+/// Most contexts; nodes take turns on them.
+const MOST_CONTEXTS: u64 = 32;
+
+/// What a node takes: an input of the whole, or the output of a node of the level before.
+#[derive(Debug, Clone, Copy)]
+enum From {
+    Input(usize),
+    Node(usize),
+}
+
+/// Levels of nodes, each with two sources.
+struct Graph {
+    levels: Vec<Vec<[From; 2]>>,
+    inputs: usize,
+}
+
+impl Graph {
+    /// Each node adds up two of the level before; the last level has one.
+    fn tree(leaves: usize) -> Self {
+        let mut levels = vec![(0..leaves).map(|at| [From::Input(2 * at), From::Input(2 * at + 1)]).collect::<Vec<_>>()];
+        while levels.last().is_some_and(|level| level.len() > 1) {
+            let width = levels[levels.len() - 1].len() / 2;
+            levels.push((0..width).map(|at| [From::Node(2 * at), From::Node(2 * at + 1)]).collect());
+        }
+        Self { levels, inputs: 2 * leaves }
+    }
+
+    /// Each node takes two neighbours of the level before; all levels have the same width.
+    fn rectangle(depth: usize, width: usize) -> Self {
+        let first = (0..width).map(|at| [From::Input(2 * at), From::Input(2 * at + 1)]).collect();
+        let other = || (0..width).map(|at| [From::Node(at), From::Node((at + 1) % width)]).collect();
+        let levels = std::iter::once(first).chain((1..depth).map(|_| other())).collect();
+        Self { levels, inputs: 2 * width }
+    }
+}
+
+/// A context of its own: an open device, a channel, the program.
+struct Node {
+    gpu: Guest,
+    module: Module,
+    buffers: [Buffer; 3],
+}
+
+impl Node {
+    fn new(path: &Path, kernel: NodeKernel, bytes: u64) -> Result<Self> {
+        let device = Device::open(path)?;
+        let mut gpu = Guest::new(&device)?;
+        let module = gpu.load(&kernel.program()?)?;
+        let mut buffer = || gpu.allocate(Place::Vram, bytes);
+        let buffers = [buffer()?, buffer()?, buffer()?];
+        gpu.finish()?;
+        Ok(Self { gpu, module, buffers })
+    }
+
+    fn launch(&mut self, kernel: NodeKernel, side: u32, [a, b, c]: [Buffer; 3]) -> Result<()> {
+        let (params, grid): (Params, Grid) = kernel.launch(side, a, b, c);
+        self.gpu.launch(self.module, kernel.name(), grid, &params, &[a, b, c])
+    }
+}
+
+/// How a node's output gets to the next.
+enum Way {
+    /// Through the CPU's memory.
+    Copies,
+    /// By segments.
+    Shared(Rc<Mediator>),
+}
+
+/// `dataflow [--shape tree|rectangle] [--kernel madd|mmul] [--side N] [--contexts N] [--share]`
+pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
+    let shape = options.text("shape").unwrap_or("tree");
+    let graph = match shape {
+        "tree" => Graph::tree(32),
+        "rectangle" => Graph::rectangle(6, 10),
+        other => bail!("--shape {other}: tree or rectangle"),
+    };
+    let name = options.text("kernel").unwrap_or("madd");
+    let kernel = NodeKernel::named(name).with_context(|| format!("--kernel {name}: madd or mmul"))?;
+    let side = u32::try_from(options.number("side", 64)?)?;
+    ensure!(side > 0 && side.is_multiple_of(16) && side <= workloads::MOST_SIDE, "--side {side}: a multiple of 16");
+    let contexts = options.number("contexts", 8)?;
+    ensure!((1..=MOST_CONTEXTS).contains(&contexts), "--contexts {contexts}: from 1 to {MOST_CONTEXTS}");
+    let path = Path::new(options.text("node").unwrap_or(crate::DEFAULT_NODE));
+    let bytes = u64::from(side) * u64::from(side) * 4;
+    let way = if options.flag("share") { Way::Shared(Mediator::open()?) } else { Way::Copies };
+
+    let mut random = Random::new(rig.seed());
+    let inputs: Vec<Vec<u32>> = (0..graph.inputs).map(|_| random.words((bytes / 4) as usize)).collect();
+    let mut nodes = (0..contexts).map(|_| Node::new(path, kernel, bytes)).collect::<Result<Vec<_>>>()?;
+    let began = Instant::now();
+    let outputs = match &way {
+        Way::Copies => by_copies(&graph, kernel, side, &inputs, &mut nodes)?,
+        Way::Shared(mediator) => by_segments(&graph, kernel, side, &inputs, &mut nodes, mediator)?,
+    };
+    let took = began.elapsed();
+    let expected = on_the_cpu(&graph, kernel, side, &inputs);
+    let mut verified = 0;
+    for (index, (output, expected)) in outputs.iter().zip(&expected).enumerate() {
+        verified += workloads::compare_words(&format!("output {index}"), output, expected)?;
+    }
+    ensure!(outputs.len() == expected.len(), "{} outputs instead of {}", outputs.len(), expected.len());
+    let copies = nodes.iter().map(|node| node.gpu.done().copies).sum();
+    rig.add(Counts { bytes: verified, copies, channels: contexts });
+    let gpu: u128 = nodes.iter().map(|node| node.gpu.done().gpu_time.as_micros()).sum();
+    Ok(vec![
+        ("shape", shape.to_owned()),
+        ("kernel", name.to_owned()),
+        ("side", side.to_string()),
+        ("nodes", graph.levels.iter().map(Vec::len).sum::<usize>().to_string()),
+        ("shared", matches!(way, Way::Shared(_)).to_string()),
+        ("makespan_us", took.as_micros().to_string()),
+        ("gpu_us", gpu.to_string()),
+    ])
+}
+
+fn words(bytes: &[u8]) -> Vec<u32> {
+    bytes.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect()
+}
+
+fn raw(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+fn by_copies(
+    graph: &Graph,
+    kernel: NodeKernel,
+    side: u32,
+    inputs: &[Vec<u32>],
+    nodes: &mut [Node],
+) -> Result<Vec<Vec<u32>>> {
+    let count = nodes.len();
+    let mut before: Vec<Vec<u32>> = Vec::new();
+    for level in &graph.levels {
+        let mut outputs = Vec::new();
+        for (index, sources) in level.iter().enumerate() {
+            let node = &mut nodes[index % count];
+            for (source, buffer) in sources.iter().zip(node.buffers) {
+                let data = match source {
+                    From::Input(at) => &inputs[*at],
+                    From::Node(at) => &before[*at],
+                };
+                node.gpu.upload(buffer, 0, &raw(data))?;
+            }
+            node.launch(kernel, side, node.buffers)?;
+            let mut data = vec![0; node.buffers[2].bytes as usize];
+            node.gpu.download(node.buffers[2], 0, &mut data)?;
+            outputs.push(words(&data));
+        }
+        before = outputs;
+    }
+    Ok(before)
+}
+
+fn by_segments(
+    graph: &Graph,
+    kernel: NodeKernel,
+    side: u32,
+    inputs: &[Vec<u32>],
+    nodes: &mut [Node],
+    mediator: &Mediator,
+) -> Result<Vec<Vec<u32>>> {
+    let (count, bytes) = (nodes.len(), u64::from(side) * u64::from(side) * 4);
+    let wanted = Wanted { key: 0, bytes, flags: CREATE, mode: 0o600, abroad: 0 };
+    let mut before: Vec<u32> = Vec::new();
+    for level in &graph.levels {
+        let mut outputs = Vec::new();
+        for (index, sources) in level.iter().enumerate() {
+            let node = &mut nodes[index % count];
+            let channel = node.gpu.number();
+            let mut attached = Vec::new();
+            let mut buffers = node.buffers;
+            for (source, buffer) in sources.iter().zip(&mut buffers) {
+                match source {
+                    From::Input(at) => node.gpu.upload(*buffer, 0, &raw(&inputs[*at]))?,
+                    From::Node(at) => {
+                        let address = mediator.attach(before[*at], channel, READ_ONLY)?;
+                        attached.push(before[*at]);
+                        *buffer = node.gpu.adopt(address, bytes);
+                    }
+                }
+            }
+            let output = mediator.share_get(wanted)?;
+            buffers[2] = node.gpu.adopt(mediator.attach(output, channel, 0)?, bytes);
+            attached.push(output);
+            node.launch(kernel, side, buffers)?;
+            node.gpu.finish()?;
+            for (buffer, own) in buffers.iter().zip(&node.buffers) {
+                if buffer.index != own.index {
+                    node.gpu.free(*buffer)?;
+                }
+            }
+            for id in attached {
+                mediator.detach(id, channel)?;
+            }
+            outputs.push(output);
+        }
+        for id in before {
+            mediator.remove(id)?;
+        }
+        before = outputs;
+    }
+    let node = &mut nodes[0];
+    let mut results = Vec::new();
+    for id in before {
+        let address = mediator.attach(id, node.gpu.number(), READ_ONLY)?;
+        let buffer = node.gpu.adopt(address, bytes);
+        let mut data = vec![0; bytes as usize];
+        node.gpu.download(buffer, 0, &mut data)?;
+        node.gpu.free(buffer)?;
+        mediator.detach(id, node.gpu.number())?;
+        mediator.remove(id)?;
+        results.push(words(&data));
+    }
+    Ok(results)
+}
+
+fn on_the_cpu(graph: &Graph, kernel: NodeKernel, side: u32, inputs: &[Vec<u32>]) -> Vec<Vec<u32>> {
+    let mut before: Vec<Vec<u32>> = Vec::new();
+    for level in &graph.levels {
+        let data = |source: From| match source {
+            From::Input(at) => &inputs[at],
+            From::Node(at) => &before[at],
+        };
+        before = level.iter().map(|[a, b]| kernel.on_the_cpu(side, data(*a), data(*b))).collect();
+    }
+    before
+}

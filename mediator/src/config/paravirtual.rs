@@ -1,0 +1,47 @@
+//! The `[vm.paravirtual]` table: what a guest's driver that knows the mediator may ask of it.
+
+use super::check::name_is_good;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A `[vm.paravirtual]` table.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Paravirtual {
+    /// The vGPU offers the paravirtual interface. A stock driver has no use for it.
+    pub offered: bool,
+    /// MiB of host memory that the page tables may take which the guest has the mediator keep.
+    pub tables_mib: u64,
+    /// MiB of the card's memory that segments may take which the guest makes to be shared.
+    pub segments_mib: u64,
+    /// Virtual machines of the same card and group may attach each other's segments, as far as their owners let them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+}
+
+impl Default for Paravirtual {
+    fn default() -> Self {
+        Self { offered: false, tables_mib: 64, segments_mib: 32, group: None }
+    }
+}
+
+impl Paravirtual {
+    /// The most that tables or segments may take, in MiB.
+    pub const MIB_MAX: u64 = 1024;
+
+    /// What is wrong with which key.
+    pub(super) fn check(&self) -> Vec<(&'static str, String)> {
+        let mut wrong = Vec::new();
+        for (key, mib, least) in
+            [("paravirtual.tables_mib", self.tables_mib, 1), ("paravirtual.segments_mib", self.segments_mib, 0)]
+        {
+            if !(least..=Self::MIB_MAX).contains(&mib) {
+                wrong.push((key, format!("{mib} MiB, expected {least} to {}", Self::MIB_MAX)));
+            }
+        }
+        if let Some(Err(what)) = self.group.as_deref().map(name_is_good) {
+            wrong.push(("paravirtual.group", what));
+        }
+        wrong
+    }
+}

@@ -1,0 +1,170 @@
+//! Segments: between channels of a VM, and between VMs.
+
+use super::*;
+use pv::abi::share::{ABROAD, CREATE, EXCLUSIVE, READ_ONLY, control, mode};
+
+/// Copies pages of a channel's own VRAM from or to `va`.
+fn transfer(driver: &mut Driver, channel: &mut Channel, from: u64, to: u64) {
+    driver.submit(channel, &[object(CE0), ce_copy(from, to, 2)].concat());
+    driver.wait(channel);
+}
+
+fn get(driver: &mut Driver, interface: &mut Interface, key: u64, flags: u32, mode: u32) -> Reply {
+    interface.call(&mut driver.guest, &Ops::new().share_get(key, 2 * PAGE, flags, mode))
+}
+
+fn attach(driver: &mut Driver, interface: &mut Interface, id: u64, channel: u8, flags: u32) -> Reply {
+    interface.call(&mut driver.guest, &Ops::new().attach(id as u32, channel.into(), flags))
+}
+
+#[test]
+fn two_address_spaces_share_what_one_writes() {
+    let rig = rig();
+    let (mut driver, mut interface) = guest(&rig, 0, None);
+    // One address space is the guest's own, the other the mediator's.
+    let mut first = driver.channel(0);
+    let mut second = channel(&mut driver, &mut interface, 1, 1);
+    driver.list(&[0, 1]);
+    let own = driver.buffer(&first, A, 2, 0x33);
+    let to = driver.vram(2);
+    assert_eq!(
+        interface.call(&mut driver.guest, &Ops::new().run(2, (B / PAGE) as u32, 2, pte(to), 16).flush(1)).status,
+        0
+    );
+    let id = get(&mut driver, &mut interface, 42, CREATE, 0).value();
+    assert_eq!(get(&mut driver, &mut interface, 42, 0, 0).value(), id);
+    refused(&get(&mut driver, &mut interface, 42, CREATE | EXCLUSIVE, 0), 0, Status::Exists);
+    refused(&get(&mut driver, &mut interface, 43, 0, 0), 0, Status::NoObject);
+    let here = attach(&mut driver, &mut interface, id, 0, 0).value();
+    let there = attach(&mut driver, &mut interface, id, 1, READ_ONLY).value();
+    let count = interface.call(&mut driver.guest, &Ops::new().control(id as u32, control::ATTACHED, 0)).value();
+    assert_eq!(count, 2);
+    transfer(&mut driver, &mut first, A, here);
+    transfer(&mut driver, &mut second, there, B);
+    assert!(driver.vram_holds(own, 2, 0x33) && driver.vram_holds(to, 2, 0x33));
+    // Who has it for reading only faults when it writes.
+    driver.submit(&mut second, &[object(CE0), ce_copy(B, there, 1)].concat());
+    assert_eq!(driver.wait_fault().va, there);
+}
+
+#[test]
+fn what_is_detached_is_out_of_reach_and_the_memory_goes_with_the_last() {
+    let rig = rig();
+    let (mut driver, mut interface) = guest(&rig, 0, None);
+    let before = rig.usage().0.mediator;
+    let mut work = driver.channel(0);
+    driver.buffer(&work, A, 2, 1);
+    let id = get(&mut driver, &mut interface, 1, CREATE, 0).value();
+    let va = attach(&mut driver, &mut interface, id, 0, 0).value();
+    transfer(&mut driver, &mut work, A, va);
+    let with = rig.usage().0.mediator;
+    assert!(with > before);
+    assert_eq!(interface.call(&mut driver.guest, &Ops::new().control(id as u32, control::REMOVE, 0)).status, 0);
+    refused(&get(&mut driver, &mut interface, 1, 0, 0), 0, Status::NoObject);
+    transfer(&mut driver, &mut work, A, va);
+    // In use or not: after the answer it cannot be reached.
+    assert_eq!(interface.call(&mut driver.guest, &Ops::new().detach(id as u32, 0)).status, 0);
+    refused(&interface.call(&mut driver.guest, &Ops::new().detach(id as u32, 0)), 0, Status::NoObject);
+    driver.submit(&mut work, &[object(CE0), ce_copy(A, va, 1)].concat());
+    assert_eq!(driver.wait_fault().va, va);
+    driver.unbind(&work);
+    let gone = rig.usage().0.mediator;
+    assert!(gone < with, "{gone} of {with} chunks");
+}
+
+#[test]
+fn a_channel_that_ends_lets_go() {
+    let rig = rig();
+    let (mut driver, mut interface) = guest(&rig, 0, None);
+    let work = driver.channel(0);
+    let id = get(&mut driver, &mut interface, 1, CREATE, 0).value();
+    assert_ne!(attach(&mut driver, &mut interface, id, 0, 0).value(), 0);
+    assert_eq!(driver.guest.counter("pv_attachments"), 1);
+    driver.unbind(&work);
+    assert_eq!(driver.guest.counter("pv_attachments"), 0);
+    assert_eq!(interface.call(&mut driver.guest, &Ops::new().control(id as u32, control::ATTACHED, 0)).value(), 0);
+    refused(&attach(&mut driver, &mut interface, id, 0, 0), 0, Status::NoObject);
+}
+
+#[test]
+fn other_machines_see_what_group_and_mode_let_them() {
+    let rig = rig();
+    let (mut one, mut of_one) = guest(&rig, 0, Some("team"));
+    let (mut two, mut of_two) = guest(&rig, 1, Some("team"));
+    let (mut three, mut of_three) = guest(&rig, 2, Some("others"));
+    let mut writer = one.channel(0);
+    let mut reader = two.channel(0);
+    three.channel(0);
+    one.buffer(&writer, A, 2, 0x77);
+    let to = two.buffer(&reader, A, 2, 0);
+    // Its own, and the group's, are not found by each other's keys.
+    let private = get(&mut one, &mut of_one, 5, CREATE, mode::READ | mode::WRITE).value();
+    refused(&get(&mut two, &mut of_two, 5, 0, 0), 0, Status::NoObject);
+    refused(&get(&mut two, &mut of_two, 5, ABROAD, 0), 0, Status::NoObject);
+    refused(&attach(&mut two, &mut of_two, private, 0, 0), 0, Status::NoObject);
+    let shared = get(&mut one, &mut of_one, 5, CREATE | ABROAD, mode::READ).value();
+    assert_eq!(get(&mut two, &mut of_two, 5, ABROAD, 0).value(), shared);
+    refused(&get(&mut three, &mut of_three, 5, ABROAD, 0), 0, Status::NoObject);
+    for ops in [Ops::new().attach(shared as u32, 0, 0), Ops::new().control(shared as u32, control::SIZE, 0)] {
+        refused(&of_three.call(&mut three.guest, &ops), 0, Status::NoObject);
+    }
+    // Only as its owner lets them.
+    refused(&attach(&mut two, &mut of_two, shared, 0, 0), 0, Status::Denied);
+    let set = Ops::new().control(shared as u32, control::SET_MODE, mode::READ | mode::WRITE);
+    refused(&of_two.call(&mut two.guest, &set), 0, Status::Denied);
+    refused(&of_two.call(&mut two.guest, &Ops::new().control(shared as u32, control::REMOVE, 0)), 0, Status::Denied);
+    let here = attach(&mut one, &mut of_one, shared, 0, 0).value();
+    let there = attach(&mut two, &mut of_two, shared, 0, READ_ONLY).value();
+    transfer(&mut one, &mut writer, A, here);
+    transfer(&mut two, &mut reader, there, A);
+    assert!(two.vram_holds(to, 2, 0x77));
+    // The owner is killed: who has it attached keeps it, and nobody finds it any more.
+    one.guest.remove().expect("removed");
+    two.guest.vram_write(to, &[0; 2 * PAGE as usize]);
+    transfer(&mut two, &mut reader, there, A);
+    assert!(two.vram_holds(to, 2, 0x77));
+    refused(&get(&mut two, &mut of_two, 5, ABROAD, 0), 0, Status::NoObject);
+    let taken = rig.usage().0.mediator;
+    assert_eq!(of_two.call(&mut two.guest, &Ops::new().detach(shared as u32, 0)).status, 0);
+    assert!(rig.usage().0.mediator < taken);
+}
+
+#[test]
+fn segments_have_limits_and_start_empty() {
+    let rig = rig();
+    let (mut driver, mut interface) = guest(&rig, 0, None);
+    let mut work = driver.channel(0);
+    let to = driver.buffer(&work, A, 2, 1);
+    // 4 MiB may be had.
+    refused(&interface.call(&mut driver.guest, &Ops::new().share_get(1, 8 * MIB, CREATE, 0)), 0, Status::Limit);
+    refused(&interface.call(&mut driver.guest, &Ops::new().share_get(1, 1 << 40, CREATE, 0)), 0, Status::Range);
+    refused(&interface.call(&mut driver.guest, &Ops::new().share_get(1, 0, CREATE, 0)), 0, Status::Range);
+    refused(
+        &interface.call(&mut driver.guest, &Ops::new().share_get(1, PAGE, CREATE | ABROAD, 0)),
+        0,
+        Status::Unsupported,
+    );
+    let mut ids = Vec::new();
+    for key in 1..=2 {
+        let id = interface.call(&mut driver.guest, &Ops::new().share_get(key, 2 * MIB, CREATE, 0)).value();
+        let va = attach(&mut driver, &mut interface, id, 0, 0).value();
+        transfer(&mut driver, &mut work, va, A);
+        let mut data = [1; 2 * PAGE as usize];
+        driver.guest.vram_read(to, &mut data);
+        assert!(data.iter().all(|byte| *byte == 0), "segment {key}");
+        driver.guest.vram_write(to, &[7; 2 * PAGE as usize]);
+        transfer(&mut driver, &mut work, A, va);
+        ids.push((id as u32, va));
+    }
+    assert_eq!(ids[1].1 - ids[0].1, 2 * MIB);
+    refused(&interface.call(&mut driver.guest, &Ops::new().share_get(3, PAGE, CREATE, 0)), 0, Status::Limit);
+    let gone = Ops::new().detach(ids[0].0, 0).control(ids[0].0, control::REMOVE, 0);
+    assert_eq!(interface.call(&mut driver.guest, &gone).status, 0);
+    let id = interface.call(&mut driver.guest, &Ops::new().share_get(3, 2 * MIB, CREATE, 0)).value();
+    let va = attach(&mut driver, &mut interface, id, 0, 0).value();
+    assert_eq!(va, ids[0].1, "its addresses are used again");
+    transfer(&mut driver, &mut work, va, A);
+    let mut data = [1; 2 * PAGE as usize];
+    driver.guest.vram_read(to, &mut data);
+    assert!(data.iter().all(|byte| *byte == 0));
+}

@@ -1,0 +1,5 @@
+//! Prints the C header of the paravirtual interface.
+
+fn main() {
+    print!("{}", pv::header());
+}

@@ -1,0 +1,288 @@
+//! A batch of operations: from bytes that were copied out of shared memory to typed operations, and their answers back.
+//!
+//! Two kinds of mistakes, and where each ends:
+//! - *Structure*: sizes and counts that do not fit each other, codes that version 1 does not have. [`Batch::parse`] looks at
+//!   all of it before anything is done: the batch is [`Malformed`], and nothing of it is begun.
+//! - *Values*: a reserved field that is not 0, a number that means nothing, a feature that was not accepted. It is the answer
+//!   of that operation when its turn comes ([`Batch::ops`]); the operations before it are done, none behind it is begun.
+
+use crate::abi::{
+    Answer, AnswerHeader, BatchHeader, MAX_BATCH_BYTES, MAX_BATCH_OPS, OpHeader, Status, UNIT, feature, op, share,
+};
+use crate::op::{Fault, Op};
+use std::fmt;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// A batch of which the structure is right.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'a> {
+    count: u32,
+    bytes: &'a [u8],
+}
+
+impl<'a> Batch<'a> {
+    /// Reads `data`: what the device-readable part of a chain held, copied out of shared memory once. What is behind the
+    /// batch is ignored.
+    ///
+    /// # Errors
+    /// What is wrong with the structure, and where.
+    pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
+        let whole = |problem| Malformed { op: None, problem };
+        let Ok((header, rest)) = BatchHeader::read_from_prefix(data) else {
+            return Err(whole(Problem::Short));
+        };
+        if !(1..=MAX_BATCH_OPS).contains(&header.ops) {
+            return Err(whole(Problem::Ops(header.ops)));
+        }
+        let most = (MAX_BATCH_BYTES as usize).saturating_sub(size_of::<BatchHeader>());
+        let bytes = rest.get(..header.bytes as usize).filter(|bytes| bytes.len() <= most);
+        let bytes = bytes.ok_or(whole(Problem::Bytes(header.bytes)))?;
+        let mut left = bytes;
+        for index in 0..header.ops {
+            let at = |problem| Malformed { op: Some(index), problem };
+            let raw = RawOp::split(&mut left).map_err(at)?;
+            match Op::decode(raw) {
+                Err(Fault::Structure(problem)) => return Err(at(problem)),
+                Ok(_) | Err(Fault::Value(_)) => {}
+            }
+        }
+        if left.is_empty() { Ok(Self { count: header.ops, bytes }) } else { Err(whole(Problem::Rest(left.len()))) }
+    }
+
+    /// Operations; at least 1, at most [`MAX_BATCH_OPS`].
+    #[must_use]
+    pub const fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// The operations, of which those are supported that `features` has ([`feature`]). For each the operation, or the status
+    /// that is its answer.
+    pub fn ops(&self, features: u32) -> impl Iterator<Item = Result<Op<'a>, Status>> + use<'a> {
+        let mut left = self.bytes;
+        (0..self.count).map(move |_| {
+            // It was all read before: it cannot be malformed now.
+            let raw = RawOp::split(&mut left).map_err(|_| Status::Malformed)?;
+            if needs(raw) & !features != 0 {
+                return Err(Status::Unsupported);
+            }
+            Op::decode(raw).map_err(|fault| match fault {
+                Fault::Structure(_) => Status::Malformed,
+                Fault::Value(status) => status,
+            })
+        })
+    }
+
+    /// Has `one` do each operation in turn, up to the first that fails.
+    pub fn execute(&self, features: u32, mut one: impl FnMut(Op<'a>) -> Result<u64, Status>) -> Answers {
+        let mut answers = Answers::new(self.count);
+        for op in self.ops(features) {
+            if !answers.push(op.and_then(&mut one)) {
+                break;
+            }
+        }
+        answers
+    }
+}
+
+/// The feature that operations of a code belong to; `None` for a code that version 1 does not have.
+#[must_use]
+pub const fn feature_of(code: u16) -> Option<u32> {
+    match code {
+        op::TABLE_CREATE
+        | op::TABLE_DESTROY
+        | op::DIRECTORY_SET
+        | op::ENTRIES_RUN
+        | op::ENTRIES_LIST
+        | op::ENTRIES_ZERO
+        | op::DIRECTORY_BIND
+        | op::FLUSH => Some(feature::TABLES),
+        op::CHANNEL_CREATE
+        | op::CHANNEL_BIND
+        | op::CHANNEL_ENABLE
+        | op::CHANNEL_DISABLE
+        | op::CHANNEL_DESTROY
+        | op::RUNLIST => Some(feature::CHANNELS),
+        op::MEMORY_FILL | op::MEMORY_COPY => Some(feature::MEMORY),
+        op::BUFFER_PRIORITY => Some(feature::PRIORITY),
+        op::SHARE_GET | op::SHARE_ATTACH | op::SHARE_DETACH | op::SHARE_CONTROL => Some(feature::SHARE),
+        op::QUERY => Some(feature::QUERY),
+        _ => None,
+    }
+}
+
+/// All features that an operation needs.
+fn needs(raw: RawOp<'_>) -> u32 {
+    let abroad = raw.code == op::SHARE_GET
+        && crate::abi::ShareGet::read_from_prefix(raw.body).is_ok_and(|(body, _)| body.flags & share::ABROAD != 0);
+    feature_of(raw.code).unwrap_or(0) | if abroad { feature::SHARE_ABROAD } else { 0 }
+}
+
+/// An operation as it lies in the batch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawOp<'a> {
+    pub(crate) code: u16,
+    pub(crate) handle: u32,
+    /// What follows the header.
+    pub(crate) body: &'a [u8],
+}
+
+impl<'a> RawOp<'a> {
+    /// Takes the first operation off `bytes`.
+    fn split(bytes: &mut &'a [u8]) -> Result<Self, Problem> {
+        let (header, _) = OpHeader::read_from_prefix(bytes).map_err(|_| Problem::Missing)?;
+        let size = usize::from(header.units).saturating_mul(UNIT as usize);
+        let body = bytes.get(size_of::<OpHeader>()..size).ok_or(Problem::Outside(header.units))?;
+        *bytes = bytes.get(size..).unwrap_or_default();
+        Ok(Self { code: header.code, handle: header.handle, body })
+    }
+
+    /// The body, which is a `T` and nothing else.
+    pub(crate) fn exact<T: FromBytes>(&self) -> Result<T, Problem> {
+        T::read_from_bytes(self.body).map_err(|_| self.size())
+    }
+
+    /// The body, which is a `T` and behind it whatever `count` of it says, rounded up to whole units.
+    pub(crate) fn list<T: FromBytes, E: FromBytes + Immutable + KnownLayout>(
+        &self,
+        count: impl FnOnce(&T) -> u32,
+    ) -> Result<(T, &'a [E], &'a [u8]), Problem> {
+        let (fixed, rest) = T::read_from_prefix(self.body).map_err(|_| self.size())?;
+        // A count that no memory holds is too large for the body as well.
+        let count = count(&fixed) as usize;
+        let (entries, rest) = <[E]>::ref_from_prefix_with_elems(rest, count).map_err(|_| self.size())?;
+        if rest.len() < UNIT as usize { Ok((fixed, entries, rest)) } else { Err(self.size()) }
+    }
+
+    fn size(&self) -> Problem {
+        Problem::Size { code: self.code, bytes: self.body.len() }
+    }
+}
+
+/// Why a batch cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct Malformed {
+    /// The operation that is wrong; none when it is the batch.
+    pub op: Option<u32>,
+    /// What is wrong.
+    pub problem: Problem,
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.op {
+            Some(op) => write!(f, "operation {op}: {}", self.problem),
+            None => write!(f, "the batch: {}", self.problem),
+        }
+    }
+}
+
+/// What is wrong with a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// Shorter than a [`BatchHeader`].
+    #[error("has no header")]
+    Short,
+    /// A count that is 0 or above [`MAX_BATCH_OPS`].
+    #[error("says {0} operations; 1 to {MAX_BATCH_OPS} can be")]
+    Ops(u32),
+    /// More bytes than were given, or than [`MAX_BATCH_BYTES`] leave.
+    #[error("says {0} bytes of operations, more than were given or can be")]
+    Bytes(u32),
+    /// Bytes are left behind the last operation.
+    #[error("has {0} bytes behind its last operation")]
+    Rest(usize),
+    /// The batch ends before its header.
+    #[error("has no header")]
+    Missing,
+    /// It is shorter than its header, or goes beyond the batch.
+    #[error("says {0} units, less than its header or more than are left")]
+    Outside(u16),
+    /// A code that version 1 does not have.
+    #[error("has the code {0:#x}, which version 1 does not have")]
+    Code(u16),
+    /// It has not the size that its code, or its count, asks for.
+    #[error("has {bytes} bytes behind its header, which is not what the code {code:#x}, or its count, asks for")]
+    Size {
+        /// Its code.
+        code: u16,
+        /// Its size without its header.
+        bytes: usize,
+    },
+}
+
+const ANSWER_BYTES: usize = size_of::<Answer>();
+
+/// The answers to a batch, as far as they are known.
+#[derive(Clone, Debug)]
+pub struct Answers {
+    status: Status,
+    /// Operations that are done.
+    done: u32,
+    count: u32,
+    /// Of the operations that were begun.
+    answers: Vec<Answer>,
+}
+
+impl Answers {
+    /// To a batch of `count` operations.
+    #[must_use]
+    pub fn new(count: u32) -> Self {
+        Self { status: Status::Done, done: 0, count: count.min(MAX_BATCH_OPS), answers: Vec::new() }
+    }
+
+    /// To a batch that cannot be read. There is none to any operation.
+    #[must_use]
+    pub const fn malformed() -> Self {
+        Self { status: Status::Malformed, done: 0, count: 0, answers: Vec::new() }
+    }
+
+    /// The next operation is done, with a value (0 if there is none), or has failed. Whether the one behind it may begin.
+    pub fn push(&mut self, result: Result<u64, Status>) -> bool {
+        if self.status != Status::Done || self.done >= self.count {
+            return false;
+        }
+        match result {
+            Ok(value) => {
+                self.done = self.done.saturating_add(1);
+                self.answers.push(Answer { status: Status::Done as u32, reserved: 0, value });
+                true
+            }
+            Err(status) => {
+                self.status = status;
+                self.answers.push(Answer { status: status as u32, reserved: 0, value: 0 });
+                false
+            }
+        }
+    }
+
+    /// What became of the batch.
+    #[must_use]
+    pub const fn status(&self) -> Status {
+        self.status
+    }
+
+    /// Operations that are done.
+    #[must_use]
+    pub const fn done(&self) -> u32 {
+        self.done
+    }
+
+    /// As the device-writable part of a chain is to have them, in at most `room` bytes: the header, and as many whole answers
+    /// as fit. Nothing when not even the header fits.
+    #[must_use]
+    pub fn bytes(&self, room: usize) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let Some(left) = room.checked_sub(size_of::<AnswerHeader>()) else { return bytes };
+        bytes.extend_from_slice(AnswerHeader { status: self.status as u32, done: self.done }.as_bytes());
+        let not_begun = Answer { status: Status::NotBegun as u32, reserved: 0, value: 0 };
+        let all = self.answers.iter().chain(std::iter::repeat(&not_begun)).take(self.count as usize);
+        for answer in all.take(left / ANSWER_BYTES) {
+            bytes.extend_from_slice(answer.as_bytes());
+        }
+        bytes
+    }
+}
+
+#[cfg(test)]
+#[path = "tests/batch.rs"]
+mod tests;

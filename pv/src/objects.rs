@@ -1,0 +1,294 @@
+//! The page tables that the mediator keeps for one virtual machine.
+//!
+//! What holds, whatever the guest asks for:
+//! - An entry of a directory names a small-page table as such and a large-page table as such, or nothing; only
+//!   [`Tables::set`] writes one. A directory is never a table, so no chain of names is longer than two.
+//! - A table lives while its handle, an entry of a directory, or the address space of an instance block names it, and not
+//!   longer. It is empty when it is made. What is gone cannot be read, and counts as written.
+//! - The sizes of all that live do not exceed the limit, whether they have contents or not.
+//!
+//! Each table has a place in *table space*: guest VRAM addresses behind the end of guest VRAM. So who walks tables
+//! (`shadow-pt`) reads and follows them as those that the guest keeps itself, and checks every entry of them; nothing is
+//! checked or translated here but the types.
+
+mod contents;
+mod slots;
+
+use crate::abi::Status;
+use crate::op::{Kind, TableId};
+use nvspec::addr::{GuestVramAddr, SMALL_PAGE};
+use nvspec::mmu::{Pde, SPT_BYTES, TableTarget};
+use slots::{Object, SlotId, Slots};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use zerocopy::little_endian::U64;
+
+/// Bytes of table space from one table to the next: the largest table.
+pub const SLOT_BYTES: u64 = SPT_BYTES;
+/// Most instance blocks with a directory of the tables': more than a card has channels, for blocks wait to be used.
+pub const MAX_BINDINGS: usize = 1024;
+
+/// There is no table there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no table there")]
+pub struct NoTable;
+
+/// How much there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Page directories.
+    pub directories: u64,
+    /// Tables of 4 KiB pages.
+    pub small: u64,
+    /// Tables of 128 KiB pages.
+    pub large: u64,
+    /// Bytes of all of them: what counts against the limit.
+    pub bytes: u64,
+    /// Bytes of host memory that their contents take.
+    pub resident_bytes: u64,
+    /// Instance blocks with a directory.
+    pub bindings: u64,
+}
+
+/// The page tables of one virtual machine.
+#[derive(Debug)]
+pub struct Tables {
+    limit: u64,
+    /// Bytes of all tables.
+    used: u64,
+    slots: Slots,
+    handles: HashMap<TableId, SlotId>,
+    bindings: HashMap<GuestVramAddr, SlotId>,
+}
+
+impl Tables {
+    /// None yet. `base` is where guest VRAM ends, table space begins at the next multiple of [`SLOT_BYTES`]; `limit` is how
+    /// many bytes all tables may have.
+    #[must_use]
+    pub fn new(base: GuestVramAddr, limit: u64) -> Self {
+        let base = GuestVramAddr(base.0.checked_next_multiple_of(SLOT_BYTES).unwrap_or(u64::MAX));
+        Self { limit, used: 0, slots: Slots::new(base), handles: HashMap::new(), bindings: HashMap::new() }
+    }
+
+    /// Whether `address` lies in table space, with a table or without.
+    #[must_use]
+    pub fn contains(&self, address: GuestVramAddr) -> bool {
+        address >= self.slots.base()
+    }
+
+    /// Makes an empty table.
+    ///
+    /// # Errors
+    /// [`Status::Exists`], [`Status::Limit`].
+    pub fn create(&mut self, table: TableId, kind: Kind) -> Result<(), Status> {
+        let Entry::Vacant(handle) = self.handles.entry(table) else { return Err(Status::Exists) };
+        let used = self.used.checked_add(kind.bytes()).filter(|used| *used <= self.limit).ok_or(Status::Limit)?;
+        handle.insert(self.slots.insert(kind).ok_or(Status::Limit)?);
+        self.used = used;
+        Ok(())
+    }
+
+    /// Frees the handle; the table goes when nothing else names it.
+    ///
+    /// # Errors
+    /// [`Status::NoObject`].
+    pub fn destroy(&mut self, table: TableId) -> Result<(), Status> {
+        let slot = self.handles.remove(&table).ok_or(Status::NoObject)?;
+        self.release(slot);
+        Ok(())
+    }
+
+    /// Sets an entry of a directory.
+    ///
+    /// # Errors
+    /// [`Status::NoObject`], [`Status::WrongType`], [`Status::Range`]; the entry is as before.
+    pub fn set(
+        &mut self,
+        directory: TableId,
+        index: u32,
+        small: Option<TableId>,
+        large: Option<TableId>,
+    ) -> Result<(), Status> {
+        let directory = self.of_kind(directory, |kind| kind == Kind::Directory)?;
+        let small = small.map(|table| self.of_kind(table, |kind| kind == Kind::Small)).transpose()?;
+        let large = large.map(|table| self.of_kind(table, |kind| kind == Kind::Large)).transpose()?;
+        let mut pde = Pde::new();
+        if let Some(frame) = small.map(|slot| self.frame(slot)).transpose()? {
+            pde = pde.with_small_target(TableTarget::Vram).with_small_frame(frame);
+        }
+        if let Some(frame) = large.map(|slot| self.frame(slot)).transpose()? {
+            pde = pde.with_large_target(TableTarget::Vram).with_large_frame(frame);
+        }
+        let object = self.slots.get(directory).ok_or(Status::NoObject)?;
+        let before = object.contents.entry(index).ok_or(Status::Range)?;
+        // New names before old ones go: a table that is in both lives on.
+        for slot in [small, large].into_iter().flatten() {
+            self.slots.retain(slot);
+        }
+        self.slots.write(directory, index, 1, |_| pde.into());
+        self.forget_entry(Pde::from(before));
+        Ok(())
+    }
+
+    /// Writes `count` entries of a table that grow by `step`, modulo 2^64.
+    ///
+    /// # Errors
+    /// [`Status::NoObject`], [`Status::WrongType`], [`Status::Range`]; nothing is written.
+    pub fn run(&mut self, table: TableId, first: u32, count: u32, entry: u64, step: u64) -> Result<(), Status> {
+        self.write(table, first, count, |nth| entry.wrapping_add(step.wrapping_mul(nth.into())))
+    }
+
+    /// Writes entries of a table.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn list(&mut self, table: TableId, first: u32, entries: &[U64]) -> Result<(), Status> {
+        let count = u32::try_from(entries.len()).map_err(|_| Status::Range)?;
+        self.write(table, first, count, |nth| entries.get(nth as usize).map_or(0, |entry| entry.get()))
+    }
+
+    /// Empties `count` entries of a table.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn zero(&mut self, table: TableId, first: u32, count: u32) -> Result<(), Status> {
+        self.write(table, first, count, |_| 0)
+    }
+
+    /// The address space of an instance block is what the directory says, instead of what another said.
+    ///
+    /// # Errors
+    /// [`Status::NoObject`], [`Status::WrongType`], [`Status::Range`] for a block that is not in guest VRAM, [`Status::Limit`]
+    /// with [`MAX_BINDINGS`] others.
+    pub fn bind(&mut self, directory: TableId, instance: GuestVramAddr) -> Result<(), Status> {
+        let slot = self.of_kind(directory, |kind| kind == Kind::Directory)?;
+        if self.contains(instance) {
+            return Err(Status::Range);
+        }
+        if self.bindings.len() >= MAX_BINDINGS && !self.bindings.contains_key(&instance) {
+            return Err(Status::Limit);
+        }
+        self.slots.retain(slot);
+        if let Some(before) = self.bindings.insert(instance, slot) {
+            self.release(before);
+        }
+        Ok(())
+    }
+
+    /// The address space of an instance block is what the block says. Whether it was not before.
+    pub fn unbind(&mut self, instance: GuestVramAddr) -> bool {
+        let before = self.bindings.remove(&instance);
+        if let Some(slot) = before {
+            self.release(slot);
+        }
+        before.is_some()
+    }
+
+    /// The directory of an instance block, if it has one of these: its address in table space.
+    #[must_use]
+    pub fn directory_of(&self, instance: GuestVramAddr) -> Option<GuestVramAddr> {
+        self.bindings.get(&instance).map(|slot| self.slots.address(*slot))
+    }
+
+    /// The address of a directory in table space.
+    ///
+    /// # Errors
+    /// [`Status::NoObject`], [`Status::WrongType`].
+    pub fn address(&self, directory: TableId) -> Result<GuestVramAddr, Status> {
+        Ok(self.slots.address(self.of_kind(directory, |kind| kind == Kind::Directory)?))
+    }
+
+    /// Reads from table space.
+    ///
+    /// # Errors
+    /// Not all of it is of one table; `data` is as before.
+    pub fn read(&self, address: GuestVramAddr, data: &mut [u8]) -> Result<(), NoTable> {
+        self.slots.read(address, data)
+    }
+
+    /// Calls `each` with the ranges of table space that may have other contents than at the last call: whole pages of 4 KiB,
+    /// in order, the longest that are in one piece; address and bytes.
+    pub fn take_written(&mut self, each: impl FnMut(GuestVramAddr, u64)) {
+        self.slots.take_written(each);
+    }
+
+    /// Bytes of tables that may still be made.
+    #[must_use]
+    pub const fn bytes_left(&self) -> u64 {
+        self.limit.saturating_sub(self.used)
+    }
+
+    /// All tables and bindings go.
+    pub fn clear(&mut self) {
+        self.handles.clear();
+        self.bindings.clear();
+        self.slots.clear();
+        self.used = 0;
+    }
+
+    /// How much there is.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        let mut counts = Counts { bytes: self.used, bindings: self.bindings.len() as u64, ..Counts::default() };
+        for object in self.slots.objects() {
+            let of_kind = match object.kind {
+                Kind::Directory => &mut counts.directories,
+                Kind::Small => &mut counts.small,
+                Kind::Large => &mut counts.large,
+            };
+            *of_kind = of_kind.saturating_add(1);
+            counts.resident_bytes = counts.resident_bytes.saturating_add(object.contents.resident_bytes());
+        }
+        counts
+    }
+
+    /// The table of a handle, if it is of a type that is `wanted`.
+    fn of_kind(&self, table: TableId, wanted: impl FnOnce(Kind) -> bool) -> Result<SlotId, Status> {
+        let slot = *self.handles.get(&table).ok_or(Status::NoObject)?;
+        let object = self.slots.get(slot).ok_or(Status::NoObject)?;
+        if wanted(object.kind) { Ok(slot) } else { Err(Status::WrongType) }
+    }
+
+    /// Where a table is, as an entry of a directory says it.
+    fn frame(&self, slot: SlotId) -> Result<u32, Status> {
+        u32::try_from(self.slots.address(slot).0 / SMALL_PAGE).map_err(|_| Status::Limit)
+    }
+
+    fn write(&mut self, table: TableId, first: u32, count: u32, value: impl Fn(u32) -> u64) -> Result<(), Status> {
+        let slot = self.of_kind(table, |kind| kind != Kind::Directory)?;
+        let entries = self.slots.get(slot).ok_or(Status::NoObject)?.kind.entries();
+        let end = first.checked_add(count).ok_or(Status::Range)?;
+        if end > entries {
+            return Err(Status::Range);
+        }
+        self.slots.write(slot, first, count, value);
+        Ok(())
+    }
+
+    /// A name of the table is gone.
+    fn release(&mut self, slot: SlotId) {
+        let Some(Object { kind, contents, .. }) = self.slots.release(slot) else { return };
+        self.used = self.used.saturating_sub(kind.bytes());
+        if kind == Kind::Directory {
+            for pde in contents.entries() {
+                self.forget_entry(Pde::from(pde));
+            }
+        }
+    }
+
+    /// The tables that an entry of a directory named are not named by it any more. They name nothing themselves.
+    fn forget_entry(&mut self, pde: Pde) {
+        let small = (pde.small_target() == TableTarget::Vram).then(|| pde.small_address());
+        let large = (pde.large_target() == TableTarget::Vram).then(|| pde.large_address());
+        for address in [small, large].into_iter().flatten() {
+            let gone = self.slots.at(GuestVramAddr(address)).and_then(|slot| self.slots.release(slot));
+            if let Some(object) = gone {
+                self.used = self.used.saturating_sub(object.kind.bytes());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "tests/holes.rs"]
+mod holes;

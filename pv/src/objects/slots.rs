@@ -1,0 +1,178 @@
+//! Table space: where tables are, and what of it was written.
+
+use super::contents::Contents;
+use super::{NoTable, SLOT_BYTES};
+use crate::op::Kind;
+use nvspec::addr::{BUS_BITS, GuestVramAddr, SMALL_PAGE};
+
+/// A place for a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct SlotId(u32);
+
+/// A table.
+#[derive(Debug)]
+pub(super) struct Object {
+    pub(super) kind: Kind,
+    /// How many name it. More than all directories have entries cannot be.
+    names: u64,
+    pub(super) contents: Contents,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    object: Option<Object>,
+    /// A bit for each page that may have other contents than when it was last told, whether a table is there or not.
+    written: u64,
+}
+
+const _: () = assert!(SLOT_BYTES / SMALL_PAGE <= u64::BITS as u64);
+
+/// All places. As many as there were tables at a time, so the limit on tables bounds them.
+#[derive(Debug)]
+pub(super) struct Slots {
+    base: GuestVramAddr,
+    slots: Vec<Slot>,
+    /// Those without a table.
+    free: Vec<SlotId>,
+    /// Those with pages that were written, each once.
+    written: Vec<SlotId>,
+}
+
+impl Slots {
+    /// From `base` on, a multiple of [`SLOT_BYTES`].
+    pub(super) const fn new(base: GuestVramAddr) -> Self {
+        Self { base, slots: Vec::new(), free: Vec::new(), written: Vec::new() }
+    }
+
+    pub(super) const fn base(&self) -> GuestVramAddr {
+        self.base
+    }
+
+    pub(super) fn address(&self, slot: SlotId) -> GuestVramAddr {
+        self.base.offset(u64::from(slot.0).saturating_mul(SLOT_BYTES))
+    }
+
+    /// The place that `address` lies in.
+    pub(super) fn at(&self, address: GuestVramAddr) -> Option<SlotId> {
+        let slot = address.0.checked_sub(self.base.0)? / SLOT_BYTES;
+        u32::try_from(slot).ok().map(SlotId)
+    }
+
+    pub(super) fn get(&self, slot: SlotId) -> Option<&Object> {
+        self.slots.get(slot.0 as usize)?.object.as_ref()
+    }
+
+    pub(super) fn objects(&self) -> impl Iterator<Item = &Object> {
+        self.slots.iter().filter_map(|slot| slot.object.as_ref())
+    }
+
+    /// Puts an empty table somewhere, with one name. `None` when no entry of a directory can hold an address so high.
+    pub(super) fn insert(&mut self, kind: Kind) -> Option<SlotId> {
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None => {
+                let slot = SlotId(u32::try_from(self.slots.len()).ok()?);
+                let end = self.address(slot).checked_add(SLOT_BYTES)?;
+                if end.0 > 1 << BUS_BITS {
+                    return None;
+                }
+                self.slots.push(Slot::default());
+                slot
+            }
+        };
+        let contents = Contents::new(kind);
+        // Where nothing could be read, there are now zeros.
+        self.mark(slot, contents.all_pages());
+        self.slots.get_mut(slot.0 as usize)?.object = Some(Object { kind, names: 1, contents });
+        Some(slot)
+    }
+
+    /// One more names it.
+    pub(super) fn retain(&mut self, slot: SlotId) {
+        if let Some(object) = self.get_mut(slot) {
+            object.names = object.names.saturating_add(1);
+        }
+    }
+
+    /// One less names it. When it was the last: the table, which is nowhere any more.
+    pub(super) fn release(&mut self, slot: SlotId) -> Option<Object> {
+        let object = self.get_mut(slot)?;
+        object.names = object.names.saturating_sub(1);
+        if object.names != 0 {
+            return None;
+        }
+        let object = self.slots.get_mut(slot.0 as usize)?.object.take()?;
+        self.mark(slot, object.contents.all_pages());
+        self.free.push(slot);
+        Some(object)
+    }
+
+    /// Writes entries of a table; nothing behind its end.
+    pub(super) fn write(&mut self, slot: SlotId, first: u32, count: u32, value: impl Fn(u32) -> u64) {
+        let Some(object) = self.get_mut(slot) else { return };
+        let pages = object.contents.write(first, count, value);
+        self.mark(slot, pages);
+    }
+
+    pub(super) fn read(&self, address: GuestVramAddr, data: &mut [u8]) -> Result<(), NoTable> {
+        let object = self.at(address).and_then(|slot| self.get(slot)).ok_or(NoTable)?;
+        let offset = usize::try_from(address.0 % SLOT_BYTES).map_err(|_| NoTable)?;
+        if object.contents.read(offset, data) { Ok(()) } else { Err(NoTable) }
+    }
+
+    /// All tables go.
+    pub(super) fn clear(&mut self) {
+        self.free.clear();
+        // The first are the next to be used.
+        for index in (0..u32::try_from(self.slots.len()).unwrap_or(u32::MAX)).rev() {
+            let slot = SlotId(index);
+            let object = self.slots.get_mut(index as usize).and_then(|slot| slot.object.take());
+            if let Some(object) = object {
+                self.mark(slot, object.contents.all_pages());
+            }
+            self.free.push(slot);
+        }
+    }
+
+    pub(super) fn take_written(&mut self, mut each: impl FnMut(GuestVramAddr, u64)) {
+        self.written.sort_unstable();
+        // The range that may still grow.
+        let mut range = (self.base, 0u64);
+        for slot in std::mem::take(&mut self.written) {
+            let address = self.address(slot);
+            let Some(slot) = self.slots.get_mut(slot.0 as usize) else { continue };
+            let mut left = std::mem::take(&mut slot.written);
+            let mut page = 0u64;
+            while left != 0 {
+                if left & 1 != 0 {
+                    let at = address.offset(page.saturating_mul(SMALL_PAGE));
+                    if range.0.offset(range.1) != at {
+                        if range.1 != 0 {
+                            each(range.0, range.1);
+                        }
+                        range = (at, 0);
+                    }
+                    range.1 = range.1.saturating_add(SMALL_PAGE);
+                }
+                left >>= 1;
+                page = page.saturating_add(1);
+            }
+        }
+        if range.1 != 0 {
+            each(range.0, range.1);
+        }
+    }
+
+    fn get_mut(&mut self, slot: SlotId) -> Option<&mut Object> {
+        self.slots.get_mut(slot.0 as usize)?.object.as_mut()
+    }
+
+    /// Pages of a place were written.
+    fn mark(&mut self, slot: SlotId, pages: u64) {
+        let Some(found) = self.slots.get_mut(slot.0 as usize) else { return };
+        if found.written == 0 && pages != 0 {
+            self.written.push(slot);
+        }
+        found.written |= pages;
+    }
+}

@@ -1,0 +1,320 @@
+//! What GPUvm's paravirtual interface let a guest do, one test each. The numbers are those of our reading of its code.
+
+use super::*;
+use crate::abi::{BatchHeader, Entries, MAX_BATCH_OPS, OpHeader, op};
+use crate::batch::{Batch, Problem};
+use zerocopy::IntoBytes;
+
+const MIB: u64 = 1 << 20;
+const BASE: GuestVramAddr = GuestVramAddr(64 * MIB);
+const DIRECTORY: u32 = 1;
+const SMALL: u32 = 2;
+const LARGE: u32 = 3;
+const PTE: u64 = 0x1234_5678_9abc_def1;
+
+fn id(handle: u32) -> TableId {
+    TableId::new(handle).unwrap()
+}
+
+/// One table of each type, with the handles above, and room for `spare` bytes.
+fn tables(spare: u64) -> Tables {
+    let limit = Kind::ALL.map(Kind::bytes).iter().sum::<u64>() + spare;
+    let mut tables = Tables::new(BASE, limit);
+    tables.create(id(DIRECTORY), Kind::Directory).unwrap();
+    tables.create(id(SMALL), Kind::Small).unwrap();
+    tables.create(id(LARGE), Kind::Large).unwrap();
+    tables.take_written(|_, _| {});
+    tables
+}
+
+fn entry(tables: &Tables, table: GuestVramAddr, index: u64) -> Result<u64, NoTable> {
+    let mut bytes = [0xaa; 8];
+    tables.read(table.offset(index * 8), &mut bytes).map(|()| u64::from_le_bytes(bytes))
+}
+
+fn pde(tables: &Tables, index: u64) -> Pde {
+    entry(tables, tables.address(id(DIRECTORY)).unwrap(), index).unwrap().into()
+}
+
+fn written(tables: &mut Tables) -> Vec<(u64, u64)> {
+    let mut ranges = Vec::new();
+    tables.take_written(|address, bytes| ranges.push((address.0 - BASE.0, bytes)));
+    ranges
+}
+
+/// 13: a directory was bound to whatever a number named.
+#[test]
+fn hole_13_a_directory_is_bound_to_blocks_in_guest_vram_only() {
+    let mut tables = tables(0);
+    let last = GuestVramAddr(BASE.0 - 0x1000);
+    assert_eq!(tables.bind(id(DIRECTORY), last), Ok(()));
+    for beyond in [BASE, GuestVramAddr(BASE.0 + 0x1000), GuestVramAddr(!0xfff)] {
+        assert_eq!(tables.bind(id(DIRECTORY), beyond), Err(Status::Range));
+        assert_eq!(tables.directory_of(beyond), None);
+    }
+    assert_eq!(tables.directory_of(last), tables.address(id(DIRECTORY)).ok());
+}
+
+/// 13: and there was no end to it.
+#[test]
+fn hole_13_bindings_are_limited() {
+    let mut tables = tables(0);
+    for nth in 0..MAX_BINDINGS as u64 {
+        tables.bind(id(DIRECTORY), GuestVramAddr(nth * 0x1000)).unwrap();
+    }
+    let next = GuestVramAddr(MAX_BINDINGS as u64 * 0x1000);
+    assert_eq!(tables.bind(id(DIRECTORY), next), Err(Status::Limit));
+    assert_eq!(tables.bind(id(DIRECTORY), GuestVramAddr(0)), Ok(()), "one that has a directory already");
+    assert!(tables.unbind(GuestVramAddr(0)));
+    assert_eq!(tables.bind(id(DIRECTORY), next), Ok(()));
+}
+
+/// 14: entries behind the end of a table.
+#[test]
+fn hole_14_no_entry_behind_the_end_of_a_table_is_written() {
+    let mut tables = tables(0);
+    for (table, entries) in [(SMALL, 32768), (LARGE, 1024)] {
+        assert_eq!(tables.run(id(table), entries - 1, 1, PTE, 0), Ok(()));
+        written(&mut tables);
+        assert_eq!(tables.run(id(table), entries, 1, PTE, 0), Err(Status::Range));
+        assert_eq!(tables.run(id(table), entries - 1, 2, PTE, 0), Err(Status::Range));
+        assert_eq!(tables.run(id(table), 1, entries, PTE, 0), Err(Status::Range));
+        assert_eq!(tables.list(id(table), entries, &[U64::new(PTE)]), Err(Status::Range));
+        assert_eq!(tables.zero(id(table), entries - 1, 2), Err(Status::Range));
+        assert_eq!(written(&mut tables), [], "half of it was written");
+    }
+    assert_eq!(tables.set(id(DIRECTORY), 8192, None, None), Err(Status::Range));
+    assert_eq!(tables.set(id(DIRECTORY), 8192, Some(id(SMALL)), None), Err(Status::Range));
+    assert_eq!(tables.set(id(DIRECTORY), u32::MAX, Some(id(SMALL)), None), Err(Status::Range));
+}
+
+/// 15: a table as a directory, and the other way round.
+#[test]
+fn hole_15_types_are_not_confused() {
+    let mut tables = tables(0);
+    for table in [SMALL, LARGE] {
+        assert_eq!(tables.bind(id(table), GuestVramAddr(0)), Err(Status::WrongType));
+        assert_eq!(tables.set(id(table), 0, None, None), Err(Status::WrongType));
+        assert_eq!(tables.address(id(table)), Err(Status::WrongType));
+    }
+    for (small, large) in [
+        (Some(DIRECTORY), None),
+        (Some(LARGE), None),
+        (None, Some(DIRECTORY)),
+        (None, Some(SMALL)),
+        (Some(SMALL), Some(SMALL)),
+    ] {
+        let named = tables.set(id(DIRECTORY), 0, small.map(id), large.map(id));
+        assert_eq!(named, Err(Status::WrongType));
+        assert_eq!(pde(&tables, 0), Pde::new());
+    }
+    assert_eq!(tables.run(id(DIRECTORY), 0, 1, PTE, 0), Err(Status::WrongType));
+    assert_eq!(tables.list(id(DIRECTORY), 0, &[U64::new(PTE)]), Err(Status::WrongType));
+    assert_eq!(tables.zero(id(DIRECTORY), 0, 1), Err(Status::WrongType));
+    assert_eq!(written(&mut tables), []);
+}
+
+/// 15: what an entry of a directory says is where the tables are.
+#[test]
+fn hole_15_an_entry_names_the_tables_it_was_given() {
+    let mut tables = tables(0);
+    tables.run(id(SMALL), 7, 1, PTE, 0).unwrap();
+    tables.run(id(LARGE), 8, 1, !PTE, 0).unwrap();
+    tables.set(id(DIRECTORY), 5, Some(id(SMALL)), Some(id(LARGE))).unwrap();
+    let set = pde(&tables, 5);
+    assert_eq!((set.small_target(), set.large_target(), set.large_size()), (TableTarget::Vram, TableTarget::Vram, 0));
+    assert_eq!(entry(&tables, GuestVramAddr(set.small_address()), 7), Ok(PTE));
+    assert_eq!(entry(&tables, GuestVramAddr(set.large_address()), 8), Ok(!PTE));
+    tables.set(id(DIRECTORY), 5, None, Some(id(LARGE))).unwrap();
+    assert_eq!(pde(&tables, 5).small_target(), TableTarget::None);
+}
+
+/// 16: a table was freed while a directory named it.
+#[test]
+fn hole_16_a_table_lives_while_a_directory_names_it() {
+    let mut tables = tables(0);
+    tables.run(id(SMALL), 0, 1, PTE, 0).unwrap();
+    tables.set(id(DIRECTORY), 0, Some(id(SMALL)), None).unwrap();
+    tables.set(id(DIRECTORY), 1, Some(id(SMALL)), None).unwrap();
+    let table = GuestVramAddr(pde(&tables, 0).small_address());
+    tables.destroy(id(SMALL)).unwrap();
+    assert_eq!(tables.destroy(id(SMALL)), Err(Status::NoObject));
+    assert_eq!(tables.run(id(SMALL), 0, 1, PTE, 0), Err(Status::NoObject));
+    assert_eq!((entry(&tables, table, 0), tables.bytes_left()), (Ok(PTE), 0));
+    tables.set(id(DIRECTORY), 0, None, None).unwrap();
+    assert_eq!(entry(&tables, table, 0), Ok(PTE), "another entry names it");
+    written(&mut tables);
+    tables.set(id(DIRECTORY), 1, None, None).unwrap();
+    assert_eq!((entry(&tables, table, 0), tables.bytes_left()), (Err(NoTable), Kind::Small.bytes()));
+    let gone = (table.0 - BASE.0, Kind::Small.bytes());
+    assert!(written(&mut tables).contains(&gone), "who has read the table learns that it is gone");
+}
+
+/// 16: a directory was freed while an address space used it.
+#[test]
+fn hole_16_a_directory_and_its_tables_live_while_an_address_space_is_bound() {
+    let mut tables = tables(0);
+    let [first, second] = [GuestVramAddr(0x1000), GuestVramAddr(0x2000)];
+    tables.set(id(DIRECTORY), 0, Some(id(SMALL)), Some(id(LARGE))).unwrap();
+    tables.bind(id(DIRECTORY), first).unwrap();
+    tables.bind(id(DIRECTORY), second).unwrap();
+    for handle in [DIRECTORY, SMALL, LARGE] {
+        tables.destroy(id(handle)).unwrap();
+    }
+    let directory = tables.directory_of(first).unwrap();
+    let small = Pde::from(entry(&tables, directory, 0).unwrap()).small_address();
+    assert_eq!(entry(&tables, GuestVramAddr(small), 0), Ok(0));
+    assert!(tables.unbind(first));
+    assert!(!tables.unbind(first));
+    assert_eq!(entry(&tables, GuestVramAddr(small), 0), Ok(0), "another block is bound");
+    assert!(tables.unbind(second));
+    assert_eq!(entry(&tables, directory, 0), Err(NoTable));
+    assert_eq!(entry(&tables, GuestVramAddr(small), 0), Err(NoTable));
+    assert_eq!(tables.counts(), Counts::default());
+}
+
+/// 16: an entry that is set to what it was.
+#[test]
+fn hole_16_naming_a_table_anew_does_not_free_it() {
+    let mut tables = tables(0);
+    tables.set(id(DIRECTORY), 0, Some(id(SMALL)), None).unwrap();
+    tables.destroy(id(SMALL)).unwrap();
+    let small = GuestVramAddr(pde(&tables, 0).small_address());
+    tables.bind(id(DIRECTORY), GuestVramAddr(0)).unwrap();
+    tables.bind(id(DIRECTORY), GuestVramAddr(0)).unwrap();
+    tables.destroy(id(DIRECTORY)).unwrap();
+    assert_eq!(entry(&tables, small, 0), Ok(0));
+    assert!(tables.unbind(GuestVramAddr(0)));
+    assert_eq!(entry(&tables, small, 0), Err(NoTable));
+    let mut tables = self::tables(0);
+    tables.set(id(DIRECTORY), 0, Some(id(SMALL)), None).unwrap();
+    tables.set(id(DIRECTORY), 0, Some(id(SMALL)), None).unwrap();
+    tables.set(id(DIRECTORY), 0, None, None).unwrap();
+    assert_eq!(tables.run(id(SMALL), 0, 1, PTE, 0), Ok(()), "it still has a handle");
+}
+
+/// 16: there was no quota.
+#[test]
+fn hole_16_tables_are_limited_by_what_they_may_grow_to() {
+    let mut tables = tables(Kind::Large.bytes());
+    assert_eq!(tables.create(id(10), Kind::Small), Err(Status::Limit));
+    assert_eq!(tables.create(id(10), Kind::Large), Ok(()));
+    assert_eq!(tables.create(id(11), Kind::Large), Err(Status::Limit));
+    assert_eq!((tables.bytes_left(), tables.counts().resident_bytes), (0, 0), "empty tables take no memory");
+    tables.destroy(id(10)).unwrap();
+    assert_eq!(tables.create(id(SMALL), Kind::Large), Err(Status::Exists));
+    assert_eq!(tables.create(id(11), Kind::Large), Ok(()));
+}
+
+/// 16: nor an end of the addresses.
+#[test]
+fn hole_16_table_space_ends_where_entries_of_directories_end() {
+    let mut tables = Tables::new(GuestVramAddr((1 << 40) - SLOT_BYTES), u64::MAX);
+    tables.create(id(1), Kind::Directory).unwrap();
+    assert_eq!(tables.create(id(2), Kind::Large), Err(Status::Limit));
+    for base in [1 << 40, u64::MAX - 0x1000, u64::MAX] {
+        let mut tables = Tables::new(GuestVramAddr(base), u64::MAX);
+        assert_eq!(tables.create(id(1), Kind::Large), Err(Status::Limit));
+        assert_eq!((tables.bytes_left(), tables.counts()), (u64::MAX, Counts::default()));
+    }
+}
+
+/// 17: tables had what earlier ones had.
+#[test]
+fn hole_17_a_new_table_is_empty() {
+    let mut tables = tables(0);
+    tables.run(id(SMALL), 0, 32768, PTE, 0x1001).unwrap();
+    tables.set(id(DIRECTORY), 0, Some(id(SMALL)), None).unwrap();
+    let place = GuestVramAddr(pde(&tables, 0).small_address());
+    tables.set(id(DIRECTORY), 0, None, None).unwrap();
+    tables.destroy(id(SMALL)).unwrap();
+    written(&mut tables);
+    tables.create(id(SMALL), Kind::Small).unwrap();
+    tables.set(id(DIRECTORY), 0, Some(id(SMALL)), None).unwrap();
+    assert_eq!(pde(&tables, 0).small_address(), place.0, "the place is used again");
+    let mut all = vec![0xaa; 256 << 10];
+    tables.read(place, &mut all).unwrap();
+    assert!(all.iter().all(|byte| *byte == 0));
+    assert!(written(&mut tables).contains(&(place.0 - BASE.0, 256 << 10)));
+}
+
+/// 17: a smaller table where a larger one was.
+#[test]
+fn hole_17_a_shorter_table_has_nothing_of_a_longer_one_behind_its_end() {
+    let mut tables = tables(0);
+    tables.run(id(SMALL), 0, 32768, PTE, 0).unwrap();
+    tables.set(id(DIRECTORY), 0, Some(id(SMALL)), None).unwrap();
+    let place = GuestVramAddr(pde(&tables, 0).small_address());
+    tables.set(id(DIRECTORY), 0, None, None).unwrap();
+    tables.destroy(id(SMALL)).unwrap();
+    tables.create(id(SMALL), Kind::Large).unwrap();
+    assert_eq!(entry(&tables, place, 1023), Ok(0));
+    assert_eq!(entry(&tables, place, 1024), Err(NoTable));
+    assert_eq!(tables.read(GuestVramAddr(place.0 + 1023 * 8), &mut [0; 9]), Err(NoTable));
+}
+
+/// 17: after a reset.
+#[test]
+fn hole_17_a_reset_leaves_nothing() {
+    let mut tables = tables(0);
+    tables.run(id(SMALL), 0, 32768, PTE, 0).unwrap();
+    tables.set(id(DIRECTORY), 0, Some(id(SMALL)), Some(id(LARGE))).unwrap();
+    tables.bind(id(DIRECTORY), GuestVramAddr(0)).unwrap();
+    let directory = tables.address(id(DIRECTORY)).unwrap();
+    let before = tables.limit;
+    written(&mut tables);
+    tables.clear();
+    assert_eq!((tables.counts(), tables.bytes_left()), (Counts::default(), before));
+    assert_eq!((tables.directory_of(GuestVramAddr(0)), entry(&tables, directory, 0)), (None, Err(NoTable)));
+    assert_eq!(written(&mut tables), [(0, 0x1_0000), (0x4_0000, 0x4_2000)], "two lie side by side");
+    tables.create(id(SMALL), Kind::Small).unwrap();
+    tables.create(id(DIRECTORY), Kind::Directory).unwrap();
+    tables.set(id(DIRECTORY), 0, Some(id(SMALL)), None).unwrap();
+    assert_eq!(entry(&tables, GuestVramAddr(pde(&tables, 0).small_address()), 0), Ok(0));
+}
+
+/// 18: indices that wrap around.
+#[test]
+fn hole_18_indices_and_counts_do_not_wrap() {
+    let mut tables = tables(0);
+    for (first, count) in [(0x1fff_ffff, 1), (0x2000_0000, 1), (u32::MAX, 1), (1, u32::MAX), (u32::MAX, u32::MAX)] {
+        assert_eq!(tables.run(id(SMALL), first, count, PTE, 0), Err(Status::Range));
+        assert_eq!(tables.zero(id(SMALL), first, count), Err(Status::Range));
+    }
+    for index in [0x1fff_ffff, 0x2000_0000, u32::MAX] {
+        assert_eq!(tables.set(id(DIRECTORY), index, Some(id(SMALL)), None), Err(Status::Range));
+    }
+    assert_eq!(tables.list(id(SMALL), u32::MAX, &[U64::new(PTE); 2]), Err(Status::Range));
+    assert_eq!((written(&mut tables), tables.counts().resident_bytes), (vec![], 0));
+}
+
+/// 18: counts that go beyond the request.
+#[test]
+fn hole_18_a_list_ends_where_the_batch_ends() {
+    let list = |units: u16, count: u32| {
+        let mut batch = BatchHeader { ops: 1, bytes: 32 }.as_bytes().to_vec();
+        batch.extend_from_slice(OpHeader { code: op::ENTRIES_LIST, units, handle: SMALL }.as_bytes());
+        batch.extend_from_slice(Entries { first: 0, count }.as_bytes());
+        batch.extend_from_slice(&[PTE; 64].map(u64::to_le_bytes).concat());
+        Batch::parse(&batch).map(|_| ()).map_err(|malformed| malformed.problem)
+    };
+    assert_eq!(list(4, 2), Ok(()));
+    for count in [0, 1, 3, 128, 0x1fff_ffff, 0x2000_0000, 0x2000_0002, u32::MAX] {
+        assert_eq!(list(4, count), Err(Problem::Size { code: op::ENTRIES_LIST, bytes: 24 }));
+    }
+    assert_eq!(list(5, 3), Err(Problem::Outside(5)));
+    assert_eq!(list(u16::MAX, u32::MAX), Err(Problem::Outside(u16::MAX)));
+    assert_eq!(list(0, 0), Err(Problem::Outside(0)));
+    assert_eq!(MAX_BATCH_OPS, 1024);
+}
+
+/// 19: a channel for which no directory was bound.
+#[test]
+fn hole_19_a_block_that_was_not_bound_has_no_directory() {
+    let mut tables = tables(0);
+    assert_eq!(tables.directory_of(GuestVramAddr(0x1000)), None);
+    tables.bind(id(DIRECTORY), GuestVramAddr(0x1000)).unwrap();
+    assert_eq!(tables.directory_of(GuestVramAddr(0x2000)), None);
+    tables.unbind(GuestVramAddr(0x1000));
+    assert_eq!(tables.directory_of(GuestVramAddr(0x1000)), None);
+}

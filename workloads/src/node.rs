@@ -1,0 +1,76 @@
+//! The kernels of `madd` and `mmul` alone, as nodes of a graph: buffers and order are the caller's.
+
+use crate::{Buffer, Grid, Params};
+use anyhow::Result;
+
+/// Rows and columns of a tile of `mmul`.
+const TILE: u32 = 16;
+
+/// What a node computes of two square matrices of words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeKernel {
+    /// Their sum.
+    Madd,
+    /// Their product.
+    Mmul,
+}
+
+impl NodeKernel {
+    /// The one of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        [Self::Madd, Self::Mmul].into_iter().find(|kernel| kernel.name() == name)
+    }
+
+    /// Its name, also that of its entry in the program.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Madd => "madd",
+            Self::Mmul => "mmul",
+        }
+    }
+
+    /// Its program.
+    ///
+    /// # Errors
+    /// It does not assemble.
+    pub fn program(self) -> Result<sm20::Program> {
+        crate::assemble(match self {
+            Self::Madd => include_str!("kernels/madd.sm20"),
+            Self::Mmul => include_str!("kernels/mmul.sm20"),
+        })
+    }
+
+    /// Parameters and grid for matrices of `side` rows, which is a multiple of 16: c from a and b.
+    #[must_use]
+    pub fn launch(self, side: u32, a: Buffer, b: Buffer, c: Buffer) -> (Params, Grid) {
+        match self {
+            Self::Madd => {
+                let count = side * side;
+                (Params::new().word(count).word(1).buffer(a).buffer(b).buffer(c), Grid::line(count, 256))
+            }
+            Self::Mmul => {
+                let params = Params::new().word(side).buffer(a).buffer(b).buffer(c);
+                (params, Grid::plane([side / TILE; 2], [TILE; 2]))
+            }
+        }
+    }
+
+    /// The same by the CPU.
+    #[must_use]
+    pub fn on_the_cpu(self, side: u32, a: &[u32], b: &[u32]) -> Vec<u32> {
+        let side = side as usize;
+        match self {
+            Self::Madd => a.iter().zip(b).map(|(a, b)| a.wrapping_add(*b)).collect(),
+            Self::Mmul => {
+                let element = |at: usize| {
+                    let column = b[at % side..].iter().step_by(side);
+                    let products = a[at / side * side..][..side].iter().zip(column);
+                    products.fold(0u32, |sum, (a, b)| sum.wrapping_add(a.wrapping_mul(*b)))
+                };
+                (0..side * side).map(element).collect()
+            }
+        }
+    }
+}
