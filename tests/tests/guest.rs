@@ -1,4 +1,4 @@
-//! Guests with stock kernels, one scenario per module.
+//! Guests with Debian's kernels, one scenario per module.
 
 #[path = "guest/faults.rs"]
 mod faults;
@@ -6,6 +6,8 @@ mod faults;
 mod harness;
 #[path = "guest/knowing.rs"]
 mod knowing;
+#[path = "guest/paravirtual.rs"]
+mod paravirtual;
 #[path = "guest/stories.rs"]
 mod stories;
 #[path = "guest/workloads.rs"]

@@ -1,0 +1,59 @@
+//! The paravirtual driver: nouveau with hooks, which do nothing on a card that does not offer the interface.
+
+use anyhow::Result;
+use tests::guest::{self, card_toml, vm_toml};
+use tests::{Daemon, Vm, VmConfig};
+
+use super::stories::complaints;
+
+/// A second card, and a VM that has it for itself.
+fn passed_through(name: &str) -> String {
+    let card = "\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 256\n";
+    format!("{card}\n[[vm]]\nname = {name:?}\ncard = \"card1\"\npassthrough = true\n")
+}
+
+fn boot(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
+    let config = VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name)).paravirtual()?;
+    let vm = Vm::launch(&config)?;
+    vm.wait_ready()?;
+    guest::load_driver(&vm)?;
+    Ok(vm)
+}
+
+/// The hooked driver on a virtual GPU and on a card, neither of which has the interface, at the same time.
+fn is_as_the_stock_one(kernel: &str) -> Result<()> {
+    let names = [format!("mediated{kernel}"), format!("passed{kernel}")];
+    let daemon = Daemon::start(&format!("hooked{kernel}"), |paths| {
+        card_toml(paths, 256) + &vm_toml(&names[0], 192) + &passed_through(&names[1])
+    })?;
+    let vms = [boot(&daemon, &names[0], kernel)?, boot(&daemon, &names[1], kernel)?];
+    for vm in &vms {
+        // It is our driver, and it has found nothing to speak to.
+        let modules = vm.run_ok("modules")?.text();
+        assert!(modules.lines().any(|line| line.starts_with("gpu_mediator_pv") && line.contains("nouveau")), "{modules}");
+        assert!(!vm.run_ok("ls /dev")?.lines.iter().any(|name| name.starts_with("gpu-mediator")));
+    }
+    let command = "run /bin/gpu-workloads all --quick";
+    let runs = [vms[0].start(command)?, vms[1].start(command)?];
+    for (vm, run) in vms.iter().zip(runs) {
+        let smoke = guest::parse_smoke(&run.wait_within(guest::SMOKE_LIMIT)?)?;
+        assert!(smoke.ok && smoke.bytes > 1 << 20, "VM {}: {}", vm.name(), smoke.line);
+        guest::smoke(vm, "workload --name all --scale 1")?;
+        vm.run_within("unbind", guest::LOAD_LIMIT)?.success()?;
+        vm.run_within("bind", guest::LOAD_LIMIT)?.success()?;
+        guest::smoke(vm, "copy --engine m2mf --from gart --to vram --size 65536")?;
+        assert_eq!(complaints(&vm.kernel_log()?), Vec::<&str>::new(), "VM {}", vm.name());
+    }
+    assert_eq!(guest::show(&daemon, &names[0])?["denied_total"], 0);
+    Ok(())
+}
+
+#[test]
+fn hooked_driver_of_6_1_is_as_the_stock_one_without_the_interface() -> Result<()> {
+    is_as_the_stock_one("6.1")
+}
+
+#[test]
+fn hooked_driver_of_6_12_is_as_the_stock_one_without_the_interface() -> Result<()> {
+    is_as_the_stock_one("6.12")
+}
