@@ -1,6 +1,6 @@
 //! The binary interface between a guest's driver and the mediator, version 1: what both sides must agree on.
 //!
-//! The C header of the guest's kernel module is made from this file: the macros below keep what it needs ([`crate::header`]).
+//! The C header of the guest's kernel module is made from this file: the macros below keep what it needs ([`crate::header()`]).
 //! All numbers are little-endian. [docs/paravirtual.md](../../docs/paravirtual.md) tells how it is used.
 //!
 //! A vGPU that offers it has a vendor-specific PCI capability ([`Capability`]), which says where its registers

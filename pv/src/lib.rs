@@ -4,7 +4,7 @@
 //! - [`abi`]: the binary form, as guest and mediator share it;
 //! - [`Batch`]: bytes in, checked and typed operations ([`Op`]) out, and [`Answers`] back;
 //! - [`Tables`]: the typed page tables that the mediator keeps for one virtual machine;
-//! - [`header`]: [`abi`] for guests' drivers in C.
+//! - [`header()`]: [`abi`] for guests' drivers in C.
 //!
 //! No I/O, no threads, no time.
 
