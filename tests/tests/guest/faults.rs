@@ -4,6 +4,8 @@ use anyhow::Result;
 use tests::guest::{self, card_toml, vm_toml};
 use tests::{Daemon, Pending, Vm, VmConfig, klog};
 
+use super::knowing::offered;
+
 /// Lines of the kernel's log in which nouveau speaks of a fault, a killed channel, or recovery.
 fn troubles(log: &[klog::Line]) -> Vec<&str> {
     let words =
@@ -31,13 +33,20 @@ struct Scene {
 impl Scene {
     /// Boots both; `card` is more for the card's part of the configuration.
     fn new(name: &str, kernel: &str, card: &str) -> Result<Self> {
-        let vms = vm_toml("faulty", 192) + "hang_limit_ms = 1500\n" + &vm_toml("neighbour", 192);
+        Self::with(name, kernel, card, false)
+    }
+
+    /// The same; the driver of the guest whose work goes wrong may know the mediator.
+    fn with(name: &str, kernel: &str, card: &str, knows: bool) -> Result<Self> {
+        let faulty = if knows { offered("faulty", 192, "") } else { vm_toml("faulty", 192) };
+        let vms = faulty + "hang_limit_ms = 1500\n" + &vm_toml("neighbour", 192);
         let name = format!("{name}{}", kernel.replace('.', ""));
         let daemon = Daemon::start(&name, |paths| card_toml(paths, 512) + card + &vms)?;
-        let boot = |name: &str, kernel: &str| -> Result<Vm> {
-            Vm::launch(&VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name)))
+        let boot = |name: &str, kernel: &str, knows: bool| -> Result<Vm> {
+            let config = VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name));
+            Vm::launch(&if knows { config.paravirtual()? } else { config })
         };
-        let (vm, neighbour) = (boot("faulty", kernel)?, boot("neighbour", "6.12")?);
+        let (vm, neighbour) = (boot("faulty", kernel, knows)?, boot("neighbour", "6.12", false)?);
         for vm in [&vm, &neighbour] {
             vm.wait_ready()?;
             guest::load_driver(vm)?;
@@ -86,8 +95,8 @@ fn only_the_culprit_is_told(kernel: &str) -> Result<()> {
 }
 
 /// A guest whose kernels go wrong in four ways, beside one that computes all the while, on the same engine.
-fn only_the_culprit_is_told_of_its_kernels(kernel: &str) -> Result<()> {
-    let scene = Scene::new("kernels", kernel, "")?;
+fn only_the_culprit_is_told_of_its_kernels(kernel: &str, knows: bool) -> Result<()> {
+    let scene = Scene::with("kernels", kernel, "", knows)?;
     let good = scene.neighbour.start("run /bin/gpu-workloads workload --name mmul --duration 15")?;
     scene.faulty("kernel-unmapped", &[&["7f12340000", "PGRAPH", "gpu-workloads"]])?;
     let trap = |error| [["TRAP", "gpu-workloads"], ["GPC0/TPC0/MP trap", error]];
@@ -111,10 +120,11 @@ fn linux_6_12_is_told_of_its_faults_and_hangs_and_recovers() -> Result<()> {
 
 #[test]
 fn linux_6_1_is_told_of_its_kernels_and_recovers() -> Result<()> {
-    only_the_culprit_is_told_of_its_kernels("6.1")
+    only_the_culprit_is_told_of_its_kernels("6.1", false)
 }
 
 #[test]
-fn linux_6_12_is_told_of_its_kernels_and_recovers() -> Result<()> {
-    only_the_culprit_is_told_of_its_kernels("6.12")
+fn linux_6_12_by_calls_is_told_of_its_kernels_and_recovers() -> Result<()> {
+    // This one by calls, where nothing else is to be different.
+    only_the_culprit_is_told_of_its_kernels("6.12", true)
 }

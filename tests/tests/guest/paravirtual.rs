@@ -30,7 +30,10 @@ fn is_as_the_stock_one(kernel: &str) -> Result<()> {
     for vm in &vms {
         // It is our driver, and it has found nothing to speak to.
         let modules = vm.run_ok("modules")?.text();
-        assert!(modules.lines().any(|line| line.starts_with("gpu_mediator_pv") && line.contains("nouveau")), "{modules}");
+        assert!(
+            modules.lines().any(|line| line.starts_with("gpu_mediator_pv") && line.contains("nouveau")),
+            "{modules}"
+        );
         assert!(!vm.run_ok("ls /dev")?.lines.iter().any(|name| name.starts_with("gpu-mediator")));
     }
     let command = "run /bin/gpu-workloads all --quick";
