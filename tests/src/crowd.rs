@@ -55,18 +55,25 @@ pub struct Account {
 impl Crowd {
     /// Boots `count` VMs called `vm0` and so on with Linux 6.1; `keys` are added to each `[[vm]]` table.
     pub fn boot(name: &str, count: usize, memory_mib: u32, keys: &str) -> Result<Self> {
+        Self::boot_with(name, count, memory_mib, keys, count)
+    }
+
+    /// The same; the drivers of the VMs from `knowing` on know the mediator.
+    pub fn boot_with(name: &str, count: usize, memory_mib: u32, keys: &str, knowing: usize) -> Result<Self> {
         let images = crate::images()?;
         let daemon = Daemon::start(name, |paths| {
             let vram_mib = 128 + VRAM_MIB * u32::try_from(count).unwrap_or(u32::MAX / VRAM_MIB);
             let time = format!(
                 "[card.time]\ncopy_mib_per_s = {COPY_MIB_PER_S}\nshader_mhz = 50\nshader_mib_per_s = {SHADER_MIB_PER_S}\n"
             );
-            let vms = (0..count).map(|index| vm_toml(&name_of(index), VRAM_MIB) + keys);
+            let offer = |index| if index < knowing { "" } else { "paravirtual = { offered = true }\n" };
+            let vms = (0..count).map(|index| vm_toml(&name_of(index), VRAM_MIB) + keys + offer(index));
             card_toml(paths, vram_mib) + &time + &vms.collect::<String>()
         })?;
         let boot = |index: usize| -> Result<Vm> {
             let name = name_of(index);
             let config = VmConfig::new(&name, images, "6.1")?.with_gpu(daemon.vm_socket(&name));
+            let config = if index < knowing { config } else { config.paravirtual()? };
             let vm = Vm::launch(&VmConfig { memory_mib, ..config })?;
             vm.wait_ready()?;
             guest::load_driver(&vm)?;

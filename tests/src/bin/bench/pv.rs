@@ -28,6 +28,16 @@ const KERNEL: &str = "6.1";
 const DRIVER: &str = "driver-load";
 /// Of a workload, as its result line names them; all together are its time.
 const PHASES: [&str; 5] = ["init", "htod", "launch", "dtoh", "close"];
+/// Shape, kernel and side of the matrices of data-flow programs. The papers' matrices are of 256 and 1024 rows; here a product of 64
+/// takes as long as one of theirs.
+const FLOWS: [(&str, &str, u32); 6] = [
+    ("tree", "madd", 64),
+    ("tree", "madd", 256),
+    ("tree", "mmul", 64),
+    ("rectangle", "madd", 64),
+    ("rectangle", "madd", 256),
+    ("rectangle", "mmul", 64),
+];
 /// Bars of the picture are cut off there.
 const TOP: f64 = 3.0;
 
@@ -125,7 +135,30 @@ pub fn run(json: Option<&Path>) -> Result<Vec<Metric>> {
     if let Some(json) = json {
         picture(&json.with_extension("svg"), &table)?;
     }
-    report(&table)
+    let knowing = vms.last().context("no guests")?;
+    Ok([report(&table)?, data_flow(knowing)?].concat())
+}
+
+/// Gdev's figure 11: graphs whose nodes hand on their outputs by segments, against the same by the CPU's memory.
+fn data_flow(vm: &Vm) -> Result<Vec<Metric>> {
+    let mut metrics = Vec::new();
+    for (shape, kernel, side) in FLOWS {
+        let name = format!("pv.dataflow.{shape}.{kernel}.{side}");
+        let (mut copied, mut shared) = (Vec::new(), Vec::new());
+        for round in 0..ROUNDS {
+            eprintln!("bench: {name}, round {} of {ROUNDS}", round + 1);
+            for (more, times) in [("", &mut copied), (" --share", &mut shared)] {
+                let command = format!("dataflow --shape {shape} --kernel {kernel} --side {side}{more}");
+                let line = guest::smoke(vm, &command)?.line;
+                let value = line.split_whitespace().find_map(|word| word.strip_prefix("makespan_us="));
+                times.push(value.with_context(|| line.clone())?.parse::<f64>()? / 1e3);
+            }
+        }
+        let [copied, shared] = [copied, shared].map(|times| median(&times));
+        let (copied, shared) = (copied.context("no measurement")?, shared.context("no measurement")?);
+        metrics.push(Metric::ratio(name, shared, "ms", copied, Target::None).beside("Gdev: down to 0.67"));
+    }
+    Ok(metrics)
 }
 
 fn workloads() -> impl Iterator<Item = &'static str> {
