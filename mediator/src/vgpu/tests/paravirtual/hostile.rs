@@ -239,6 +239,22 @@ fn ring_that_another_cpu_writes_meanwhile_hurts_nobody() {
 }
 
 #[test]
+fn batch_that_could_not_be_answered_is_not_begun() {
+    let rig = rig();
+    let (mut evil, mut interface) = guest(&rig, 0, None);
+    let batch = Ops::new().create(1, kind::SMALL).bytes();
+    for room in [0, 4, 7] {
+        evil.guest.ram_write(BASE + 0x2000, &batch);
+        interface.descriptor(&evil.guest, 0, BASE + 0x2000, batch.len() as u32, 1, 1);
+        interface.descriptor(&evil.guest, 1, BASE + 0x1_8000, room, 2, 0);
+        let used = interface.used(&evil.guest);
+        interface.publish(&mut evil.guest, 0);
+        assert_eq!(interface.used(&evil.guest), used.wrapping_add(1));
+        assert_eq!(evil.guest.counter("pv_tables"), 0, "room for {room} bytes");
+    }
+}
+
+#[test]
 fn mutated_batches_are_refused_or_done_and_hurt_nobody() {
     let rig = rig();
     let mut neighbour = Neighbour::new(&rig);
