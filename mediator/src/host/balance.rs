@@ -88,9 +88,13 @@ impl HostState {
         self.tell_balancer();
         let Self { vram, divider, .. } = self;
         let balancer = &mut divider.balancer;
-        // What was born in host memory stands for a request that finds no room: somebody may have more than its share.
+        // Whoever found no room on the card stands for a request: somebody may have more than its share.
         let mut steps = Vec::new();
-        while let Some((vm, chunks)) = vram.born.pop_first() {
+        let mut requests: BTreeMap<VmId, u32> = BTreeMap::new();
+        for (vm, _) in std::mem::take(&mut vram.unmet) {
+            *requests.entry(vm).or_default() += 1;
+        }
+        for (vm, chunks) in requests {
             steps.extend(balancer.plan(&vram.chunks, now, Some(Request { by: By::Vm(vm), chunks })));
         }
         if vram.is_tight() {
