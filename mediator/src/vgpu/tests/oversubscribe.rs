@@ -382,3 +382,48 @@ fn guests_that_do_not_fit_together_take_turns() {
     assert!(turns.load(Ordering::SeqCst), "turns were taken");
     assert_eq!(rig.usage().0.host.used, 0);
 }
+
+#[test]
+fn guests_that_work_over_the_bus_take_turns_although_next_to_nothing_moves() {
+    let mut division = fast();
+    division.quanta.mode = Mode::Auto;
+    (division.quanta.window_ns, division.quanta.min_ns) = (100_000_000, 5_000_000);
+    // Copies take next to no time of all that happens here.
+    division.quanta.on_permille = 1;
+    // The card counts what it reaches.
+    let config = Config { vram_mib: 48 + OWN_MIB, profile: true, ..Config::default() };
+    let rig = Rig::made(&config, &Sharing { host_bytes: 128 * MIB, division, ..sharing() }, |card| card);
+    let drivers = [0, 1].map(|vm| driver_with(&rig, vm, 48, Limits::default()));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for (vm, mut driver) in (0u32..).zip(drivers) {
+            let stop = &stop;
+            scope.spawn(move || {
+                let mut channel = driver.channel(1);
+                let seed = 1000 * vm;
+                let buffers = spread(&mut driver, &channel, 18, seed);
+                while !stop.load(Ordering::SeqCst) {
+                    // Onto itself: nothing changes, but all is reached.
+                    for buffer in 0..18 {
+                        let at = A + buffer * 64 * PAGE;
+                        driver.submit(&mut channel, &[object(M2MF), m2mf_copy(at, at, 64 * PAGE as u32)].concat());
+                        if buffer % 6 == 5 {
+                            driver.wait(&channel);
+                        }
+                    }
+                }
+                for (chunk, at) in (0u32..).zip(buffers) {
+                    assert!(driver.vram_holds(at, 64, seed + chunk), "buffer {chunk} of VM {vm}");
+                }
+            });
+        }
+        let mut holders = std::collections::BTreeSet::new();
+        let began = Instant::now();
+        while holders.len() < 2 && began.elapsed() < LONG {
+            holders.extend(rig.host.lock().divider.turn().map(|turn| turn.holder));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        stop.store(true, Ordering::SeqCst);
+        assert_eq!(holders.len(), 2, "each has had its turn");
+    });
+}
