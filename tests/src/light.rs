@@ -13,7 +13,7 @@ use mediator::vgpu::rig::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, m2m
 use mediator::vgpu::rig::{Rig, settings, sharing};
 use nvspec::class::compute90c0 as compute;
 use simgpu::{ComputeTiming, EngineTiming, TimeModel};
-use vram::{Limits, VmId, VmSummary};
+use vram::{Limits, Mode, VmId, VmSummary};
 use workloads::{Buffer, Gpu, Grid, Module, Params, Place};
 
 /// Bytes of a MiB.
@@ -69,7 +69,9 @@ impl CardConfig {
             division: self.division,
             ..sharing()
         };
-        let config = simgpu::Config { vram_mib, time: self.time, ..simgpu::Config::default() };
+        // Who is to find VMs that thrash wants to know what goes over the bus.
+        let profile = self.division.quanta.mode == Mode::Auto;
+        let config = simgpu::Config { vram_mib, time: self.time, profile, ..simgpu::Config::default() };
         Ok(Rig::made(&config, &sharing, |card| card))
     }
 }
@@ -314,3 +316,6 @@ impl Gpu for LightGpu {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,8 +2,9 @@
 //! memory for itself for a while, in turn.
 //!
 //! This is the anti-thrashing scheduler of the unified-memory thesis (section 11.5), with what its section 13.2 leaves to the
-//! future: it is switched on by the traffic of relocations within a sliding window, and the quantum follows from what has
-//! to be copied when the turn changes.
+//! future: it is switched on by the traffic between card and host within a sliding window, and the quantum follows from what
+//! has to be copied when the turn changes. A GPU that reaches host memory itself thrashes without a single relocation: what
+//! its work moves over the bus counts as well, where somebody can tell.
 
 use crate::VmId;
 use std::collections::{BTreeMap, VecDeque};
@@ -60,7 +61,7 @@ pub struct QuantaConfig {
     pub mode: Mode,
     /// Traffic is looked at over so long, in ns.
     pub window_ns: u64,
-    /// VMs thrash when relocations take this part of the window at the measured bandwidth, in permille.
+    /// VMs thrash when what goes over the bus takes this part of the window at the measured bandwidth, in permille.
     pub on_permille: u32,
     /// Working sets fit together again when they leave this part of the memory free, in permille, for a window.
     pub margin_permille: u32,
@@ -95,7 +96,7 @@ pub struct Turn {
     pub members: Vec<VmId>,
     /// Whose turn it is.
     pub holder: VmId,
-    /// How long, in ns.
+    /// How long from when the copies at its begin have ended, in ns.
     pub quantum_ns: u64,
 }
 
@@ -114,7 +115,7 @@ pub enum Change {
 #[derive(Debug)]
 pub struct Quanta {
     config: QuantaConfig,
-    /// Bytes of relocations, by the slot of the window in which they were copied.
+    /// Bytes that went over the bus, by the slot of the window in which they did.
     traffic: VecDeque<(u64, u64)>,
     /// Bytes per second of copies between card and host; 0 before the first.
     bandwidth: u64,
@@ -122,7 +123,10 @@ pub struct Quanta {
     capacity: u64,
     /// Bytes that each active VM works on.
     sets: BTreeMap<VmId, u64>,
-    turn: Option<(Turn, u64)>,
+    /// For how long each of them has had no work, in ns. Who is not here has some.
+    idle: BTreeMap<VmId, u64>,
+    /// Whose turn it is, and since when; `None` while memory is copied for it.
+    turn: Option<(Turn, Option<u64>)>,
     /// Since when working sets have fit together while VMs take turns.
     fits_since: Option<u64>,
 }
@@ -131,8 +135,16 @@ impl Quanta {
     /// Nothing is known yet.
     #[must_use]
     pub fn new(config: QuantaConfig) -> Self {
-        let (traffic, sets) = (VecDeque::new(), BTreeMap::new());
-        Self { config, traffic, bandwidth: 0, capacity: 0, sets, turn: None, fits_since: None }
+        Self {
+            config,
+            traffic: VecDeque::new(),
+            bandwidth: 0,
+            capacity: 0,
+            sets: BTreeMap::new(),
+            idle: BTreeMap::new(),
+            turn: None,
+            fits_since: None,
+        }
     }
 
     /// What the operator has set.
@@ -168,6 +180,11 @@ impl Quanta {
             0 => measured,
             old => old - old / 8 + measured / 8,
         };
+        self.accessed(now_ns, bytes);
+    }
+
+    /// `bytes` went over the bus until now, since VMs' work reached what lies in host memory.
+    pub fn accessed(&mut self, now_ns: u64, bytes: u64) {
         let slot = now_ns / self.slot_ns();
         match self.traffic.back_mut() {
             Some((at, sum)) if *at >= slot => *sum = sum.saturating_add(bytes),
@@ -181,21 +198,48 @@ impl Quanta {
         (self.capacity, self.sets) = (capacity, sets);
     }
 
+    /// For how long VMs that are active have had no work, in ns; not of those that have some, if only in a queue.
+    pub fn set_idle(&mut self, idle: BTreeMap<VmId, u64>) {
+        self.idle = idle;
+    }
+
+    /// Whether what goes over the bus decides now whether VMs take turns: they do not yet, and do not fit together.
+    #[must_use]
+    pub fn detects(&self) -> bool {
+        self.config.mode == Mode::Auto && self.turn.is_none() && self.sets.len() > 1 && !self.fits(0)
+    }
+
+    /// Whether the next decision needs to know how fast memory is copied, and nobody has copied any yet.
+    #[must_use]
+    pub fn wants_bandwidth(&self) -> bool {
+        let bytes = self.traffic.iter().any(|&(_, bytes)| bytes > 0);
+        self.bandwidth == 0 && bytes && self.detects()
+    }
+
+    /// What had to be copied for the turn that has begun is copied: its quantum counts from now on.
+    pub fn settled(&mut self, now_ns: u64) {
+        let Some((turn, since)) = self.turn.take() else { return };
+        // Only now may it be known how fast memory is copied.
+        let quantum_ns = if since.is_none() { self.quantum_ns(&turn.members) } else { turn.quantum_ns };
+        self.turn = Some((Turn { quantum_ns, ..turn }, since.or(Some(now_ns))));
+    }
+
     /// What changes now, if anything does. To be asked often compared with a quantum.
     pub fn tick(&mut self, now_ns: u64) -> Option<Change> {
         self.expire(now_ns);
-        if self.turn.is_some() { self.go_on(now_ns) } else { self.begin(now_ns) }
+        if self.turn.is_some() { self.go_on(now_ns) } else { self.begin() }
     }
 
-    fn begin(&mut self, now_ns: u64) -> Option<Change> {
+    fn begin(&mut self) -> Option<Change> {
         let due = match self.config.mode {
             Mode::Auto => self.thrashes() && !self.fits(0),
             Mode::Off => false,
             Mode::Forced => true,
         };
         let members = self.members();
-        let &holder = members.first().filter(|_| due && members.len() > 1)?;
-        Some(Change::On(self.grant(members, holder, now_ns)))
+        let works = |vm: &&VmId| !self.idle.contains_key(vm);
+        let &holder = members.iter().find(works).or(members.first()).filter(|_| due && members.len() > 1)?;
+        Some(Change::On(self.grant(members, holder)))
     }
 
     fn go_on(&mut self, now_ns: u64) -> Option<Change> {
@@ -203,7 +247,7 @@ impl Quanta {
         let fits = auto && self.fits(self.config.margin_permille);
         self.fits_since = fits.then(|| self.fits_since.unwrap_or(now_ns));
         let long = self.fits_since.is_some_and(|since| now_ns.saturating_sub(since) >= self.config.window_ns);
-        let (turn, until) = self.turn.clone()?;
+        let (turn, since) = self.turn.clone()?;
         // Until it is sure that they fit, it stays as it is, but for those that have gone.
         let fit_now = auto && self.fits(0);
         let present = || turn.members.iter().copied().filter(|vm| self.sets.contains_key(vm)).collect();
@@ -214,24 +258,32 @@ impl Quanta {
             (self.turn, self.fits_since) = (None, None);
             return Some(Change::Off);
         }
-        if now_ns >= until || !members.contains(&turn.holder) {
+        let gone = !members.contains(&turn.holder);
+        let over = since.is_some_and(|since| {
+            let idle = self.idle.get(&turn.holder).copied().unwrap_or(0);
+            // As in renting or buying: who waits for the holder as long as a change takes loses no more than twice as much
+            // as who knows what the holder will do.
+            now_ns.saturating_sub(since) >= turn.quantum_ns || (idle > 0 && idle >= self.change_ns(&members))
+        });
+        // It does not help those without work that it is their turn.
+        let next = next(&members, turn.holder, |vm| gone || !self.idle.contains_key(&vm));
+        if let Some(holder) = next.filter(|_| gone || over) {
             let same = members == turn.members;
-            let holder = next(&members, turn.holder)?;
-            let turn = self.grant(members, holder, now_ns);
+            let turn = self.grant(members, holder);
             return Some(if same { Change::Next(turn) } else { Change::On(turn) });
         }
         if members == turn.members {
             return None;
         }
         let turn = Turn { members, ..turn };
-        self.turn = Some((turn.clone(), until));
+        self.turn = Some((turn.clone(), since));
         Some(Change::On(turn))
     }
 
-    fn grant(&mut self, members: Vec<VmId>, holder: VmId, now_ns: u64) -> Turn {
+    fn grant(&mut self, members: Vec<VmId>, holder: VmId) -> Turn {
         let quantum_ns = self.quantum_ns(&members);
         let turn = Turn { members, holder, quantum_ns };
-        self.turn = Some((turn.clone(), now_ns.saturating_add(quantum_ns)));
+        self.turn = Some((turn.clone(), None));
         turn
     }
 
@@ -253,26 +305,34 @@ impl Quanta {
         members
     }
 
-    /// What is copied when the turn changes: the largest working set comes, and as much goes.
     fn quantum_ns(&self, members: &[VmId]) -> u64 {
-        let largest = members.iter().filter_map(|vm| self.sets.get(vm)).max().copied().unwrap_or(0);
-        let bytes = 2 * u128::from(largest.min(self.capacity));
-        let copies_ns = bytes * 1_000_000_000 / u128::from(self.bandwidth.max(1));
-        let quantum = u64::try_from(copies_ns * u128::from(self.config.factor)).unwrap_or(u64::MAX);
+        let quantum = self.change_ns(members).saturating_mul(u64::from(self.config.factor));
         quantum.clamp(self.config.min_ns, self.config.max_ns.max(self.config.min_ns))
+    }
+
+    /// How long memory is copied when the turn changes: no more of a working set has to come than does not fit, and as much
+    /// goes.
+    fn change_ns(&self, members: &[VmId]) -> u64 {
+        let largest = members.iter().filter_map(|vm| self.sets.get(vm)).max().copied().unwrap_or(0);
+        let missing = self.sum().saturating_sub(self.capacity.into());
+        let bytes = 2 * u128::from(largest.min(self.capacity)).min(missing);
+        u64::try_from(bytes * 1_000_000_000 / u128::from(self.bandwidth.max(1))).unwrap_or(u64::MAX)
+    }
+
+    fn sum(&self) -> u128 {
+        self.sets.values().map(|&bytes| u128::from(bytes)).sum()
     }
 
     /// Whether all working sets fit together and leave so much of the memory free.
     fn fits(&self, margin_permille: u32) -> bool {
-        let sum: u128 = self.sets.values().map(|&bytes| u128::from(bytes)).sum();
-        sum * 1000 <= u128::from(self.capacity) * u128::from(1000u32.saturating_sub(margin_permille))
+        self.sum() * 1000 <= u128::from(self.capacity) * u128::from(1000u32.saturating_sub(margin_permille))
     }
 
-    /// Whether copies have taken too much of the window.
+    /// Whether what goes over the bus has taken too much of the window. Nobody knows before anything was copied.
     fn thrashes(&self) -> bool {
         let bytes: u128 = self.traffic.iter().map(|&(_, bytes)| u128::from(bytes)).sum();
         let most = u128::from(self.bandwidth) * u128::from(self.config.window_ns) / 1_000_000_000;
-        bytes > 0 && bytes * 1000 >= most * u128::from(self.config.on_permille)
+        self.bandwidth > 0 && bytes > 0 && bytes * 1000 >= most * u128::from(self.config.on_permille)
     }
 
     fn slot_ns(&self) -> u64 {
@@ -288,9 +348,10 @@ impl Quanta {
     }
 }
 
-/// Who comes after `holder`, who may be gone.
-fn next(members: &[VmId], holder: VmId) -> Option<VmId> {
-    members.iter().copied().find(|&vm| vm > holder).or_else(|| members.first().copied())
+/// Who comes after `holder`, who may be gone, of those that `may`.
+fn next(members: &[VmId], holder: VmId, may: impl Fn(VmId) -> bool) -> Option<VmId> {
+    let others = || members.iter().copied().filter(|&vm| vm != holder && may(vm));
+    others().find(|&vm| vm > holder).or_else(|| others().next())
 }
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ pub struct QuantaSpec {
     pub mode: Mode,
     /// Milliseconds over which traffic is looked at.
     pub window_ms: u64,
-    /// Thousandths of the window in which memory was copied, from which on they thrash.
+    /// Thousandths of what can be copied within the window: when more goes over the bus, they thrash.
     pub on_permille: u32,
     /// Thousandths of the card's memory that must be free for a window before turns end.
     pub margin_permille: u32,

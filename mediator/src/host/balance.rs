@@ -46,6 +46,20 @@ pub struct Divider {
     division: Division,
     /// VMs that do not run, since it is another one's turn.
     waiting: BTreeSet<VmId>,
+    /// Memory moves for a turn that is to begin. Its holder waits, too: it would work on what lies in host memory, and each
+    /// chunk of it that comes would have to wait for that work.
+    settling: bool,
+    /// What the card counted, and what was copied since.
+    bus: Bus,
+}
+
+/// What goes over the bus, as the card counts it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bus {
+    /// When the counts were taken last, in ns.
+    since: Option<u64>,
+    /// Bytes that the mediator itself has copied since then: they are among what is counted.
+    copied: u64,
 }
 
 impl Divider {
@@ -55,6 +69,8 @@ impl Divider {
             quanta: Quanta::new(division.quanta),
             division: *division,
             waiting: BTreeSet::new(),
+            settling: false,
+            bus: Bus::default(),
         }
     }
 
@@ -84,13 +100,22 @@ impl HostState {
         // Who has work that has not ended is at work, if only in a queue.
         let working: BTreeSet<VmId> = self.schedule.counts().into_keys().collect();
         working.into_iter().for_each(|vm| self.divider.balancer.active(vm, now));
+        self.tell_working_sets(now);
+        let counts = self.take_counts(now);
         self.take_turns(now);
-        self.tell_balancer();
+        self.tell_balancer(counts.as_ref());
         let Self { vram, divider, .. } = self;
         let balancer = &mut divider.balancer;
-        // What was born in host memory stands for a request that finds no room: somebody may have more than its share.
+        if divider.settling {
+            balancer.hurry();
+        }
+        // Whoever found no room on the card stands for a request: somebody may have more than its share.
         let mut steps = Vec::new();
-        while let Some((vm, chunks)) = vram.born.pop_first() {
+        let mut requests: BTreeMap<VmId, u32> = BTreeMap::new();
+        for (vm, _) in std::mem::take(&mut vram.unmet) {
+            *requests.entry(vm).or_default() += 1;
+        }
+        for (vm, chunks) in requests {
             steps.extend(balancer.plan(&vram.chunks, now, Some(Request { by: By::Vm(vm), chunks })));
         }
         if vram.is_tight() {
@@ -100,10 +125,24 @@ impl HostState {
                 steps.extend(balancer.plan(&vram.chunks, now, Some(Request { by: By::Mediator, chunks: KEPT })));
             }
         }
+        if steps.is_empty() && divider.quanta.wants_bandwidth() {
+            // A chunk goes, and comes back: then it is known.
+            let chunks = vram.chunks.spare() + 1;
+            steps = balancer.plan(&vram.chunks, now, Some(Request { by: By::Guarantee, chunks }));
+        }
         if steps.is_empty() {
             steps = balancer.plan(&vram.chunks, now, None);
         }
         by_vm(steps)
+    }
+
+    /// Nothing moves any more for now: a turn that memory was moved for begins.
+    pub(super) fn settle(&mut self) {
+        if std::mem::take(&mut self.divider.settling) {
+            let now = self.now_ns();
+            self.divider.quanta.settled(now);
+            self.hold_waiting();
+        }
     }
 
     /// What is to move so that `chunks` more of the card can be promised.
@@ -200,11 +239,12 @@ impl HostState {
     pub(super) fn has_moved(&mut self, vm: VmId, done: &Relocated) {
         let now = self.now_ns();
         self.divider.quanta.relocated(now, done.bytes, done.copied_ns);
+        self.divider.bus.copied += done.bytes;
         self.moved.entry(vm).or_default().add(done);
     }
 
     /// What was seen used, and what the card counts.
-    fn tell_balancer(&mut self) {
+    fn tell_balancer(&mut self, counts: Option<&AccessCounts>) {
         let Self { vram, divider, .. } = self;
         let (balancer, chunks) = (&mut divider.balancer, &vram.chunks);
         let bytes = chunks.chunk_bytes();
@@ -215,7 +255,7 @@ impl HostState {
         if balancer.config().policy != VictimPolicy::Profiled {
             return;
         }
-        let Some(counts) = vram.memory.card().access_counts(true) else { return };
+        let Some(counts) = counts else { return };
         let accesses = |place: Place| -> u64 {
             let blocks = |start: u64| (start..start + bytes).step_by(AccessCounts::BLOCK_BYTES as usize);
             match place {
@@ -239,17 +279,50 @@ impl HostState {
         }
     }
 
-    /// Has VMs take turns when their memory does not fit together.
-    fn take_turns(&mut self, now: u64) {
+    /// What the card counts, if anybody wants to know: of chunks for the balancer, and of the bus for the thrash detector.
+    fn take_counts(&mut self, now: u64) -> Option<AccessCounts> {
+        let Self { vram, divider, .. } = self;
+        let profiles = divider.balancer.config().policy == VictimPolicy::Profiled;
+        let detects = divider.quanta.detects();
+        let counts = (profiles || detects).then(|| vram.memory.card().access_counts(true)).flatten();
+        let Bus { since, copied } = std::mem::take(&mut divider.bus);
+        let counts = counts?;
+        divider.bus.since = Some(now);
+        // What was counted while nobody looked was not in the last window.
+        let window = divider.quanta.config().window_ns;
+        if detects && since.is_some_and(|since| now.saturating_sub(since) < window) {
+            let (first, bytes) = (vram.pinned.range().0.0, vram.pinned.range().1);
+            let bursts = counts.system.range(first..first + bytes).fold(0, |sum: u64, (_, bursts)| sum + bursts);
+            let moved = bursts.saturating_mul(AccessCounts::BURST_BYTES);
+            divider.quanta.accessed(now, moved.saturating_sub(copied));
+        }
+        Some(counts)
+    }
+
+    /// Which VMs are active, what they work on, and which of them have no work now.
+    fn tell_working_sets(&mut self, now: u64) {
         let Self { vram, divider, .. } = self;
         let (chunks, idle_after) = (&vram.chunks, divider.balancer.config().idle_after_ns);
         let bytes = chunks.chunk_bytes();
-        let sets: BTreeMap<VmId, u64> = chunks
-            .vms()
-            .filter(|(vm, _)| divider.balancer.last_active(*vm).is_some_and(|at| now.saturating_sub(at) < idle_after))
-            .map(|(vm, account)| (vm, u64::from(account.placed + account.host + account.parked) * bytes))
-            .collect();
+        let (mut sets, mut idle) = (BTreeMap::new(), BTreeMap::new());
+        for (vm, account) in chunks.vms() {
+            let Some(at) = divider.balancer.last_active(vm) else { continue };
+            let since = now.saturating_sub(at);
+            if since < idle_after {
+                sets.insert(vm, u64::from(account.placed + account.host + account.parked) * bytes);
+                if since > 0 {
+                    idle.insert(vm, since);
+                }
+            }
+        }
         divider.quanta.set_working_sets(u64::from(chunks.for_vms()) * bytes, sets);
+        divider.quanta.set_idle(idle);
+    }
+
+    /// Has VMs take turns when their memory does not fit together.
+    fn take_turns(&mut self, now: u64) {
+        let divider = &mut self.divider;
+        let before = divider.quanta.turn().map(|turn| turn.holder);
         let turn = match divider.quanta.tick(now) {
             None => return,
             Some(Change::Off) => {
@@ -262,10 +335,19 @@ impl HostState {
             }
             Some(Change::Next(turn)) => Some(turn),
         };
-        divider.balancer.set_turn(turn.clone());
-        let waits = |vm: &VmId| turn.as_ref().is_some_and(|turn| turn.holder != *vm);
-        let members = turn.as_ref().map(|turn| turn.members.clone()).unwrap_or_default();
-        let waiting: BTreeSet<VmId> = members.into_iter().filter(waits).collect();
+        let holder = turn.as_ref().map(|turn| turn.holder);
+        divider.settling = holder.is_some() && (holder != before || divider.settling);
+        divider.balancer.set_turn(turn);
+        self.hold_waiting();
+    }
+
+    /// Keeps the VMs from running whose turn it is not, and no others.
+    fn hold_waiting(&mut self) {
+        let divider = &mut self.divider;
+        let waiting: BTreeSet<VmId> = divider.quanta.turn().map_or_else(BTreeSet::new, |turn| {
+            let waits = |vm: &VmId| divider.settling || turn.holder != *vm;
+            turn.members.iter().copied().filter(waits).collect()
+        });
         let before = std::mem::replace(&mut divider.waiting, waiting.clone());
         for vm in before.symmetric_difference(&waiting).copied() {
             let id = channels::VmId(vm.0);

@@ -64,6 +64,7 @@ impl HostCard {
             }
             self.carry_out(plan);
         }
+        self.lock().settle();
         let (short, next) = {
             let state = self.lock();
             (state.vram.short.iter().copied().collect::<Vec<_>>(), state.next_plan())

@@ -2,15 +2,22 @@
 //!
 //! A slot is as large as a chunk and a mapping of its own. It comes into being when it gets an owner, and goes when it
 //! loses it, so that the next owner finds zeros and the host has the memory back; the I/O addresses of all slots follow
-//! one another and stay.
+//! one another and stay. Some slots are zeroed and stay instead: finding fresh memory takes longer than copying to it.
 
 use super::HostError;
 use super::iova::IovaSpace;
 use card::{Card, DmaMemory};
 use nvspec::addr::Iova;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use vm_memory::{Bytes, MmapRegion};
 use vram::HostAddr;
+
+/// Most bytes of slots without an owner that keep their memory: as much as moves in a few milliseconds.
+const KEPT_BYTES: u64 = 32 << 20;
+
+/// Bytes of a slot that are zeroed at once; slots are multiples of it.
+const ZEROS: usize = 64 << 10;
 
 /// The slots.
 pub struct PinnedPool {
@@ -18,6 +25,8 @@ pub struct PinnedPool {
     base: Iova,
     slot_bytes: u64,
     slots: Vec<Option<DmaMemory>>,
+    /// Slots without an owner that have memory, full of zeros.
+    kept: BTreeSet<usize>,
 }
 
 impl PinnedPool {
@@ -29,7 +38,7 @@ impl PinnedPool {
         let len = u64::from(slots) * slot_bytes;
         // Large pages are large on both sides.
         let base = if slots == 0 { Iova(0) } else { iova.allocate(len, 0).ok_or(HostError::OutOfIova { len })? };
-        Ok(Self { card, base, slot_bytes, slots: (0..slots).map(|_| None).collect() })
+        Ok(Self { card, base, slot_bytes, slots: (0..slots).map(|_| None).collect(), kept: BTreeSet::new() })
     }
 
     /// First I/O address of the slots, and bytes of all.
@@ -50,6 +59,7 @@ impl PinnedPool {
     /// When the host has no memory for it, or may not pin it.
     pub fn fill(&mut self, address: HostAddr) -> Result<(), HostError> {
         let (index, _) = self.at(address);
+        self.kept.remove(&index);
         if self.slots[index].is_some() {
             return Ok(());
         }
@@ -65,12 +75,28 @@ impl PinnedPool {
         Ok(())
     }
 
-    /// Takes the memory of a slot from the card and gives it back to the host. Nothing when it has none.
+    /// The slot that begins at `address` has no owner any more: takes its memory from the card and gives it back to the host, or fills it
+    /// with zeros and keeps it for the next one. Nothing when it has none.
     ///
     /// # Errors
     /// When the card keeps it; the slot keeps its memory then, which is not to be used again.
     pub fn empty(&mut self, address: HostAddr) -> Result<(), HostError> {
         let (index, _) = self.at(address);
+        if self.slots[index].is_none() {
+            return Ok(());
+        }
+        if (self.kept.len() as u64 + 1) * self.slot_bytes > KEPT_BYTES {
+            return self.release(index);
+        }
+        let zeros = [0; ZEROS];
+        for at in (0..self.slot_bytes).step_by(ZEROS) {
+            self.write(HostAddr(address.0 + at), &zeros);
+        }
+        self.kept.insert(index);
+        Ok(())
+    }
+
+    fn release(&mut self, index: usize) -> Result<(), HostError> {
         if self.slots[index].is_some() {
             self.card.unmap_dma(self.base.offset(index as u64 * self.slot_bytes).0, self.slot_bytes)?;
             self.slots[index] = None;
@@ -111,8 +137,8 @@ impl PinnedPool {
 
 impl Drop for PinnedPool {
     fn drop(&mut self) {
-        for index in 0..self.slots.len() as u64 {
-            if let Err(error) = self.empty(HostAddr(index * self.slot_bytes)) {
+        for index in 0..self.slots.len() {
+            if let Err(error) = self.release(index) {
                 tracing::error!(%error, "the card keeps host memory");
             }
         }

@@ -236,6 +236,8 @@ impl HostCard {
         state.vms.insert(vm, events);
         state.set_clock();
         state.schedule_vm(vm, share.time);
+        // Where turns are forced they begin with the second VM.
+        state.vram.bell.ring();
         Ok(())
     }
 

@@ -49,8 +49,9 @@ pub struct CardVram {
     pub chunks: ChunkTable,
     /// Chunks that are being copied: which of their pages were written since.
     pub(super) copied: BTreeMap<(VmId, u64), Dirty>,
-    /// Chunks that got their first place in host memory, by VM, since the balancer was told.
-    pub(super) born: BTreeMap<VmId, u32>,
+    /// New chunks that found no room on the card since the balancer was told: they were born in host memory, or have no place
+    /// and are waited for.
+    pub(super) unmet: BTreeSet<(VmId, u64)>,
     /// Who picks victims wants to know what is used.
     pub(super) watches: bool,
     /// Chunks that were used since it was told.
@@ -69,7 +70,7 @@ impl CardVram {
             pinned,
             chunks,
             copied: BTreeMap::new(),
-            born: BTreeMap::new(),
+            unmet: BTreeSet::new(),
             watches: false,
             touched: BTreeSet::new(),
             short: BTreeSet::new(),
@@ -95,11 +96,12 @@ impl CardVram {
 
     /// Gives the chunk of `address` a place, zeroed.
     fn place_chunk(&mut self, vm: VmId, address: GuestAddr) -> Option<Place> {
+        let chunk = (vm, address.0 / self.chunks.chunk_bytes());
         loop {
             match self.chunks.place(vm, address) {
                 Ok(placed) => {
                     if let (Place::Host(at), true) = (placed.place, placed.new) {
-                        *self.born.entry(vm).or_default() += 1;
+                        self.unmet.insert(chunk);
                         self.bell.ring();
                         if let Err(error) = self.pinned.fill(at) {
                             tracing::warn!(%vm, %address, %error, "guest memory gets no place in host memory");
@@ -113,6 +115,9 @@ impl CardVram {
                 // Ends: each turn makes one of the chunks that wait a free one.
                 Err(vram::Error::NeedsScrub { .. }) if self.scrub_one().ok()? => {}
                 Err(error) => {
+                    if matches!(error, vram::Error::Full { .. }) {
+                        self.unmet.insert(chunk);
+                    }
                     if self.short.insert(vm) {
                         tracing::warn!(%vm, %address, %error, "guest memory gets no place");
                     }

@@ -159,6 +159,11 @@ impl Balancer {
         self.turn = turn;
     }
 
+    /// The next plan without a request does not wait for the interval's end.
+    pub fn hurry(&mut self) {
+        self.due_ns = 0;
+    }
+
     /// Sets the priority of the chunks of a range of guest VRAM: the lowest are given up first.
     ///
     /// # Errors

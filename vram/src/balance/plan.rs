@@ -279,14 +279,22 @@ impl Balancer {
                 self.step(round, round.vms[at].id, index, To::Card, now_ns);
             }
         }
-        for (from, to) in exchanges {
-            if back[to].len() > 0 && out[from].len() > 0 {
-                if let Some(index) = out[from].next() {
-                    self.give(round, from, index, To::Host, now_ns);
-                }
-                if let Some(index) = back[to].next() {
-                    self.step(round, round.vms[to].id, index, To::Card, now_ns);
-                }
+        let pair = |(from, to): Exchange| {
+            let both = back[to].len() > 0 && out[from].len() > 0;
+            both.then(|| Some(((from, out[from].next()?), (to, back[to].next()?)))).flatten()
+        };
+        let mut pairs: Vec<_> = exchanges.into_iter().filter_map(pair).collect();
+        // Those who take turns wait anyway, and what moves together is done sooner. Else each is held up for a chunk at a time.
+        let together = if self.turn.is_some() { pairs.len() } else { 1 };
+        if self.turn.is_some() {
+            pairs.sort_by_key(|&((from, _), _)| from);
+        }
+        for pairs in pairs.chunks(together.max(1)) {
+            for &((from, index), _) in pairs {
+                self.give(round, from, index, To::Host, now_ns);
+            }
+            for &(_, (to, index)) in pairs {
+                self.step(round, round.vms[to].id, index, To::Card, now_ns);
             }
         }
     }

@@ -31,7 +31,10 @@ fn copy(quanta: &mut Quanta, from: u64, permille: u64) -> Option<(u64, Change)> 
 
 fn on(quanta: &mut Quanta) -> Turn {
     match copy(quanta, 0, 500) {
-        Some((_, Change::On(turn))) => turn,
+        Some((now, Change::On(turn))) => {
+            quanta.settled(now);
+            turn
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -51,8 +54,8 @@ fn much_traffic_of_sets_that_do_not_fit_switches_on() {
     let turn = on(&mut quanta);
     assert_eq!((&*turn.members, turn.holder), (&[VmId(1), VmId(2)][..], VmId(1)));
     assert_eq!(quanta.bandwidth(), 1000);
-    // 1600 bytes at 1000 bytes per second, ten times.
-    assert_eq!(turn.quantum_ns, 16 * SECOND);
+    // 500 bytes go and as many come, at 1000 bytes per second, ten times.
+    assert_eq!(turn.quantum_ns, 10 * SECOND);
     assert_eq!(quanta.turn(), Some(&turn));
 }
 
@@ -99,14 +102,17 @@ fn a_small_set_that_fits_beside_any_other_need_not_wait() {
 fn turns_go_round_and_skip_who_is_idle() {
     let mut quanta = quanta(&[700, 700, 700]);
     let quantum = on(&mut quanta).quantum_ns;
-    let began =
-        (0..).map(|step| step * 10 * MS).find(|&now| quanta.turn.as_ref().is_some_and(|turn| turn.1 == now + quantum));
-    let mut now = began.unwrap();
+    let mut now = quanta.turn.as_ref().and_then(|turn| turn.1).unwrap();
     assert_eq!(quanta.tick(now + quantum - 1), None);
     for holder in [2, 3, 1, 2] {
         now += quantum;
         let turn = Turn { members: [1, 2, 3].map(VmId).to_vec(), holder: VmId(holder), quantum_ns: quantum };
         assert_eq!(quanta.tick(now), Some(Change::Next(turn)));
+        // However long the copies take, they are not of the quantum.
+        now += 2 * quantum;
+        assert_eq!(quanta.tick(now), None);
+        quanta.settled(now);
+        assert_eq!(quanta.tick(now + quantum - 1), None);
     }
     // The holder has nothing to do any more: the next one need not wait for the end.
     quanta.set_working_sets(1000, BTreeMap::from([(VmId(1), 700), (VmId(3), 700)]));
@@ -118,7 +124,7 @@ fn turns_go_round_and_skip_who_is_idle() {
 
 #[test]
 fn it_goes_off_when_sets_have_fitted_for_a_window() {
-    let mut quanta = quanta(&[700, 700]);
+    let mut quanta = quanta(&[900, 900]);
     on(&mut quanta);
     quanta.set_working_sets(1000, sets(&[500, 480]));
     assert_eq!((quanta.tick(SECOND), quanta.tick(9 * SECOND)), (None, None), "they fit, but for the margin");
@@ -139,11 +145,51 @@ fn forced_mode_takes_turns_without_pressure() {
     let mut quanta = quanta(&[10, 20]);
     quanta.set_config(QuantaConfig { mode: Mode::Forced, ..config() });
     let Some(Change::On(turn)) = quanta.tick(0) else { panic!("it is forced") };
-    assert_eq!((turn.members, turn.quantum_ns), (vec![VmId(1), VmId(2)], 30 * SECOND), "no bandwidth was measured");
-    quanta.relocated(SECOND, 1000, SECOND);
-    assert!(matches!(quanta.tick(30 * SECOND), Some(Change::Next(turn)) if turn.quantum_ns == SECOND), "the shortest");
+    assert_eq!((turn.members, turn.quantum_ns), (vec![VmId(1), VmId(2)], SECOND), "nothing has to be copied");
+    quanta.settled(0);
+    assert!(matches!(quanta.tick(SECOND), Some(Change::Next(turn)) if turn.quantum_ns == SECOND));
     quanta.set_config(QuantaConfig { mode: Mode::Off, ..config() });
     assert_eq!((quanta.tick(31 * SECOND), quanta.turn()), (Some(Change::Off), None));
+}
+
+#[test]
+fn work_that_reaches_host_memory_is_traffic_once_somebody_knows_how_fast_the_bus_is() {
+    let mut quanta = quanta(&[700, 800]);
+    quanta.accessed(0, 1000);
+    assert_eq!((quanta.wants_bandwidth(), quanta.tick(0)), (true, None));
+    quanta.relocated(MS, 2, 2 * MS);
+    assert!(!quanta.wants_bandwidth());
+    assert!(matches!(quanta.tick(MS), Some(Change::On(_))));
+    let mut fits = self::quanta(&[200, 800]);
+    fits.accessed(0, 1000);
+    assert!(!fits.wants_bandwidth());
+}
+
+#[test]
+fn the_first_quantum_is_known_when_its_copies_have_ended() {
+    let mut quanta = quanta(&[700, 800]);
+    quanta.set_config(QuantaConfig { mode: Mode::Forced, ..config() });
+    assert!(matches!(quanta.tick(0), Some(Change::On(turn)) if turn.quantum_ns == 30 * SECOND));
+    quanta.relocated(SECOND / 4, 1000, SECOND / 4);
+    quanta.settled(SECOND / 4);
+    // 1000 bytes at 4000 bytes per second, ten times.
+    assert_eq!(quanta.turn().map(|turn| turn.quantum_ns), Some(5 * SECOND / 2));
+}
+
+#[test]
+fn a_holder_that_has_no_work_for_as_long_as_a_change_takes_gives_its_turn_up_to_one_that_has() {
+    let mut quanta = quanta(&[700, 700, 700]);
+    // 1400 bytes are copied at a change.
+    let (turn, change) = (on(&mut quanta), 1400 * MS);
+    assert_eq!(turn.holder, VmId(1));
+    let idle = |of: &[(u32, u64)]| of.iter().map(|&(vm, ns)| (VmId(vm), ns)).collect::<BTreeMap<_, _>>();
+    quanta.set_idle(idle(&[(1, change - 1)]));
+    assert_eq!(quanta.tick(SECOND), None);
+    quanta.set_idle(idle(&[(1, change), (2, 1), (3, 1)]));
+    assert_eq!(quanta.tick(SECOND), None, "nobody else has work");
+    assert_eq!(quanta.tick(40 * SECOND), None, "however long");
+    quanta.set_idle(idle(&[(1, change), (2, 1)]));
+    assert!(matches!(quanta.tick(40 * SECOND), Some(Change::Next(turn)) if turn.holder == VmId(3)));
 }
 
 proptest! {
@@ -156,6 +202,7 @@ proptest! {
     ) {
         let mut quanta = Quanta::new(QuantaConfig { mode, ..config() });
         let mut now = 0;
+        quanta.relocated(0, 1, MS);
         for (step, of, bytes) in events {
             now += step * MS;
             let of: BTreeMap<VmId, u64> = of.into_iter().map(|(vm, bytes)| (VmId(vm), bytes)).collect();
@@ -179,6 +226,7 @@ proptest! {
                 prop_assert!(turn.members.iter().all(|vm| of.contains_key(vm)));
                 prop_assert!((SECOND..=30 * SECOND).contains(&turn.quantum_ns));
             }
+            quanta.settled(now);
         }
         // With nothing changing, each member has its turn within as many quanta as there are members.
         if let Some(turn) = turn_of(&quanta).filter(|_| !quanta.fits(0) || mode == Mode::Forced) {
@@ -186,6 +234,7 @@ proptest! {
             for _ in 1..turn.members.len() {
                 now += 30 * SECOND;
                 let Some(Change::Next(turn)) = quanta.tick(now) else { panic!("no one comes next") };
+                quanta.settled(now);
                 holders.push(turn.holder);
             }
             holders.sort_unstable();

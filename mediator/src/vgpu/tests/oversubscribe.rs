@@ -200,6 +200,28 @@ fn work_waits_for_memory_and_goes_on_when_another_gives_it_back() {
     assert_eq!((second.guest.counter("faults"), second.guest.counter("memory_denied")), (0, 0));
 }
 
+#[test]
+fn work_that_waits_for_memory_gets_what_others_have_beyond_their_part() {
+    let rig = rig_with(48, 64, fast());
+    let mut first = driver_with(&rig, 0, 64, Limits::default());
+    let mut one = first.channel(1);
+    let buffers = spread(&mut first, &one, 22, 20);
+    let mut second = driver_with(&rig, 1, 44, Limits { on_full: OnFull::Queue, ..Limits::default() });
+    // It has next to nothing, and nobody gives anything back.
+    let mut two = second.channel(1);
+    second.buffer(&two, A, 4, 5);
+    for chunk in 0..6 {
+        let to = (8 + 2 * chunk) * MIB;
+        second.map(two.space, B + chunk * 4 * PAGE, At::Vram(to), 4);
+        second.submit(&mut two, &[object(M2MF), m2mf_copy(A, B + chunk * 4 * PAGE, 4 * PAGE as u32)].concat());
+        second.wait(&two);
+        assert!(second.vram_holds(to, 4, 5), "chunk {chunk}");
+    }
+    assert_eq!((second.guest.counter("faults"), second.guest.counter("memory_denied")), (0, 0));
+    assert!(account(&rig, 0).host > 0 && account(&rig, 1).host == 0);
+    rotate(&mut first, &mut one, &buffers, 20);
+}
+
 /// A card that refuses to map host memory while it is told to.
 struct Stingy {
     card: Arc<SimGpu>,
@@ -359,4 +381,49 @@ fn guests_that_do_not_fit_together_take_turns() {
     });
     assert!(turns.load(Ordering::SeqCst), "turns were taken");
     assert_eq!(rig.usage().0.host.used, 0);
+}
+
+#[test]
+fn guests_that_work_over_the_bus_take_turns_although_next_to_nothing_moves() {
+    let mut division = fast();
+    division.quanta.mode = Mode::Auto;
+    (division.quanta.window_ns, division.quanta.min_ns) = (100_000_000, 5_000_000);
+    // Copies take next to no time of all that happens here.
+    division.quanta.on_permille = 1;
+    // The card counts what it reaches.
+    let config = Config { vram_mib: 48 + OWN_MIB, profile: true, ..Config::default() };
+    let rig = Rig::made(&config, &Sharing { host_bytes: 128 * MIB, division, ..sharing() }, |card| card);
+    let drivers = [0, 1].map(|vm| driver_with(&rig, vm, 48, Limits::default()));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for (vm, mut driver) in (0u32..).zip(drivers) {
+            let stop = &stop;
+            scope.spawn(move || {
+                let mut channel = driver.channel(1);
+                let seed = 1000 * vm;
+                let buffers = spread(&mut driver, &channel, 18, seed);
+                while !stop.load(Ordering::SeqCst) {
+                    // Onto itself: nothing changes, but all is reached.
+                    for buffer in 0..18 {
+                        let at = A + buffer * 64 * PAGE;
+                        driver.submit(&mut channel, &[object(M2MF), m2mf_copy(at, at, 64 * PAGE as u32)].concat());
+                        if buffer % 6 == 5 {
+                            driver.wait(&channel);
+                        }
+                    }
+                }
+                for (chunk, at) in (0u32..).zip(buffers) {
+                    assert!(driver.vram_holds(at, 64, seed + chunk), "buffer {chunk} of VM {vm}");
+                }
+            });
+        }
+        let mut holders = std::collections::BTreeSet::new();
+        let began = Instant::now();
+        while holders.len() < 2 && began.elapsed() < LONG {
+            holders.extend(rig.host.lock().divider.turn().map(|turn| turn.holder));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        stop.store(true, Ordering::SeqCst);
+        assert_eq!(holders.len(), 2, "each has had its turn");
+    });
 }

@@ -231,3 +231,24 @@ fn work_that_is_queued_while_memory_moves_is_done_in_full() {
         worked.unwrap_or_else(|error| std::panic::resume_unwind(error));
     });
 }
+
+#[test]
+fn host_memory_that_stays_at_hand_holds_nothing_of_who_had_it_before() {
+    let rig = rig_of(2 * MIB, CARD_MIB, 64);
+    let first = driver_of(&rig, 0, VM_MIB);
+    for mib in 4..VM_MIB {
+        first.guest.vram_write(mib * MIB, &vec![0xee; MIB as usize]);
+    }
+    assert!(move_all(&rig, 0, To::Host).moved > 10 && move_all(&rig, 0, To::Card).moved > 10);
+    rig.host.scrub();
+    let second = driver_of(&rig, 1, VM_MIB);
+    for mib in (4..VM_MIB).step_by(2) {
+        second.guest.vram_write(mib * MIB, &[1; 16]);
+    }
+    assert!(in_host(&rig) > 4, "the card has no room for both: {:?}", rig.usage().0);
+    let mut found = vec![0; 2 * MIB as usize];
+    for mib in (4..VM_MIB).step_by(2) {
+        second.guest.vram_read(mib * MIB, &mut found);
+        assert!(found[..16] == [1; 16] && found[16..].iter().all(|byte| *byte == 0), "at {mib} MiB");
+    }
+}

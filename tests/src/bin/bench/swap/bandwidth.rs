@@ -110,6 +110,8 @@ fn middle(values: &[f64]) -> Result<f64> {
 
 /// Both ways, each in turn with its baseline.
 struct Rates {
+    /// To host memory that was never used, which the host has to find first.
+    out_fresh: f64,
     out: f64,
     back: f64,
     plain_out: f64,
@@ -121,6 +123,7 @@ struct Rates {
 fn rates(scene: &mut Scene, chunk_bytes: u64) -> Result<Rates> {
     let chunks = AT / chunk_bytes..(AT + BYTES).div_ceil(chunk_bytes);
     let mut all: [Vec<f64>; 5] = Default::default();
+    let mut out_fresh = 0.0;
     for round in 0..=ROUNDS {
         let out = scene.relocate(chunks.clone(), To::Host)?.0;
         scene.verify(1)?;
@@ -133,8 +136,9 @@ fn rates(scene: &mut Scene, chunk_bytes: u64) -> Result<Rates> {
         let plain_out = scene.plain((VRAM_VA, RAM_VA))?;
         let plain_back = scene.plain((RAM_VA, VRAM_VA))?;
         scene.verify(1)?;
-        // The first touches memory that the host has to find first.
-        if round > 0 {
+        if round == 0 {
+            out_fresh = out;
+        } else {
             for (values, value) in all.iter_mut().zip([out, back, plain_out, plain_back, BYTES as f64 / scrub]) {
                 values.push(value);
             }
@@ -142,6 +146,7 @@ fn rates(scene: &mut Scene, chunk_bytes: u64) -> Result<Rates> {
     }
     let [out, back, plain_out, plain_back, scrub] = all;
     Ok(Rates {
+        out_fresh,
         out: middle(&out)?,
         back: middle(&back)?,
         plain_out: middle(&plain_out)?,
@@ -153,16 +158,19 @@ fn rates(scene: &mut Scene, chunk_bytes: u64) -> Result<Rates> {
 /// Relocation against plain copies, with the modelled bus and as fast as this machine is.
 pub fn throughput() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
-    for (name, time) in [("modelled", time()), ("unbound", None)] {
+    for (kind, time) in [("modelled", time()), ("unbound", None)] {
         let mut scene = Scene::new(CHUNK, time)?;
-        let Rates { out, back, plain_out, plain_back, scrub } = rates(&mut scene, CHUNK)?;
+        let Rates { out_fresh, out, back, plain_out, plain_back, scrub } = rates(&mut scene, CHUNK)?;
         let mib = MIB as f64;
         let target = Target::AtLeast(0.9);
         let row = |way: &str, rate: f64, plain: f64| {
-            Metric::ratio(format!("swap.throughput.{name}.{way}"), rate / mib, "MiB/s", plain / mib, target)
+            Metric::ratio(format!("swap.throughput.{kind}.{way}"), rate / mib, "MiB/s", plain / mib, target)
         };
         metrics.extend([row("out", out, plain_out), row("back", back, plain_back)]);
-        metrics.push(Metric::plain(format!("swap.throughput.{name}.scrub"), scrub / mib, "MiB/s"));
+        let plain = plain_out / mib;
+        let name = format!("swap.throughput.{kind}.out_to_fresh_memory");
+        metrics.push(Metric::ratio(name, out_fresh / mib, "MiB/s", plain, Target::None));
+        metrics.push(Metric::plain(format!("swap.throughput.{kind}.scrub"), scrub / mib, "MiB/s"));
     }
     Ok(metrics)
 }

@@ -11,7 +11,7 @@ use tests::bench::{Metric, Target};
 use tests::light::{CardConfig, MIB, copy_line, guest, wait};
 use vram::{Limits, VmId};
 
-use super::picture::{Series, draw};
+use super::picture::{Picture, Series, draw};
 use super::{CHUNK, division, time};
 
 /// MiB of the card; a number of chunks that two cannot share evenly, as in the paper.
@@ -123,7 +123,8 @@ pub fn run(file: Option<&Path>) -> Result<Vec<Metric>> {
             line("second, card", &|sample| sample.card[1]),
             line("second, host", &|sample| sample.host[1]),
         ];
-        draw(file, "Two allocators on a card (GPUswap, figure 4)", &series)?;
+        let title = "Two allocators on a card (GPUswap, figure 4)";
+        draw(file, &Picture { title, x: "seconds", y: "MiB" }, &series)?;
     }
     let chunks = |name: &str, value: u32| Metric::plain(format!("swap.fairness.{name}"), f64::from(value), "chunks");
     Ok(vec![

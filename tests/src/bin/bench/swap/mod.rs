@@ -66,20 +66,20 @@ fn quantile(values: &[f64], permille: usize) -> Result<f64> {
 /// A part of the benchmark by name.
 type Part<'a> = (&'static str, &'a dyn Fn() -> Result<Vec<Metric>>);
 
-/// Measures. The picture of figure 4 goes beside `json`.
+/// Measures. The pictures of figures 4 and 5 go beside `json`.
 pub fn run(json: Option<&Path>) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     // A part can be chosen while one works on it.
     let only = std::env::var("GPU_MEDIATOR_SWAP_PART").ok();
-    let picture = json.map(|json| json.with_extension("shares.svg"));
+    let picture = |of: &str| json.map(|json| json.with_extension(format!("{of}.svg")));
     let parts: [Part<'_>; 7] = [
         ("bandwidth", &bandwidth::throughput),
         ("delay", &delay::run),
         ("chunks", &bandwidth::chunk_sizes),
-        ("fairness", &|| fairness::run(picture.as_deref())),
+        ("fairness", &|| fairness::run(picture("shares").as_deref())),
         ("reserve", &reserve::run),
         ("thrash", &thrash::run),
-        ("pressure", &pressure::run),
+        ("pressure", &|| pressure::run(picture("pressure").as_deref())),
     ];
     for (name, part) in parts.iter().filter(|(name, _)| only.as_deref().is_none_or(|only| only == *name)) {
         let began = Instant::now();

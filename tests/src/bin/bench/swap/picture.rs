@@ -1,4 +1,4 @@
-//! Lines over time, as a picture that needs nothing beside it.
+//! Lines as a picture that needs nothing beside it.
 
 use std::path::Path;
 
@@ -7,16 +7,32 @@ use plotters::prelude::{ChartBuilder, Color, IntoDrawingArea, LineSeries, PathEl
 use plotters::style::BLACK;
 
 /// Colours that can be told apart by most people (Okabe and Ito), used in turn.
-const COLOURS: [RGBColor; 4] =
-    [RGBColor(0, 114, 178), RGBColor(86, 180, 233), RGBColor(213, 94, 0), RGBColor(230, 159, 0)];
+const COLOURS: [RGBColor; 6] = [
+    RGBColor(0, 114, 178),
+    RGBColor(86, 180, 233),
+    RGBColor(213, 94, 0),
+    RGBColor(230, 159, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+];
 /// Width and height, in pixels.
 const SIZE: (u32, u32) = (900, 480);
 
-/// A line: seconds and MiB.
+/// What a picture says beside its lines.
+pub struct Picture<'a> {
+    /// Above them.
+    pub title: &'a str,
+    /// Unit of the horizontal axis.
+    pub x: &'a str,
+    /// Unit of the vertical axis.
+    pub y: &'a str,
+}
+
+/// A line.
 pub struct Series {
     /// As the legend says it.
     pub name: String,
-    /// In order of time.
+    /// In the order in which they are joined.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -24,10 +40,11 @@ pub struct Series {
 ///
 /// # Errors
 /// When the file cannot be written.
-pub fn draw(file: &Path, title: &str, series: &[Series]) -> Result<()> {
+pub fn draw(file: &Path, picture: &Picture<'_>, series: &[Series]) -> Result<()> {
+    let Picture { title, x, y } = *picture;
     let points = || series.iter().flat_map(|series| &series.points);
     let end = points().map(|(at, _)| *at).fold(0.0, f64::max);
-    let most = points().map(|(_, mib)| *mib).fold(0.0, f64::max) * 1.1;
+    let most = points().map(|(_, value)| *value).fold(0.0, f64::max) * 1.1;
     let drawn = || -> Result<(), Box<dyn std::error::Error>> {
         let area = SVGBackend::new(file, SIZE).into_drawing_area();
         area.fill(&WHITE)?;
@@ -37,7 +54,7 @@ pub fn draw(file: &Path, title: &str, series: &[Series]) -> Result<()> {
             .x_label_area_size(36)
             .y_label_area_size(52)
             .build_cartesian_2d(0.0..end, 0.0..most)?;
-        chart.configure_mesh().x_desc("seconds").y_desc("MiB").draw()?;
+        chart.configure_mesh().x_desc(x).y_desc(y).draw()?;
         for (line, colour) in series.iter().zip(COLOURS.into_iter().cycle()) {
             chart
                 .draw_series(LineSeries::new(line.points.iter().copied(), colour.stroke_width(2)))?

@@ -1,19 +1,21 @@
 //! GPUswap's figure 5: two instances of a program on ever less memory, down to the least that works at all; and what
 //! relocation costs while memory suffices. Every byte of every run is verified.
 
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use tests::bench::{Metric, Target, median};
+use tests::bench::{Metric, Target};
 use tests::light::{CardConfig, LightGpu, MIB, guest};
 use vram::{Limits, VmId};
 use workloads::{Options, by_name};
 
+use super::picture::{Picture, Series, draw};
 use super::{division, time};
 
 /// GPUswap's table 1 but for heartwall, which this project has not: another image filter stands for it.
 const PROGRAMS: [(&str, u32); 6] =
-    [("backprop", 40), ("bfs", 60), ("hotspot", 60), ("lud", 8), ("srad", 40), ("srad2", 40)];
+    [("backprop", 40), ("bfs", 15), ("hotspot", 60), ("lud", 8), ("srad", 40), ("srad2", 40)];
 /// MiB that each VM sees.
 const VM_MIB: u64 = 64;
 /// MiB of host memory: all that both have.
@@ -22,8 +24,10 @@ const HOST_MIB: u64 = 2 * VM_MIB;
 const SIZES: [u64; 5] = [128, 20, 12, 8, 4];
 /// Where all fits.
 const PLENTY: u64 = SIZES[0];
-/// Runs on a card with memory to spare, with and without relocation.
-const ROUNDS: usize = 5;
+/// Runs of each; the fastest counts, since nothing but other work on this machine makes one slower.
+const RUNS: usize = 2;
+/// The same on a card with memory to spare, with and without relocation.
+const ROUNDS: usize = 9;
 
 /// What two instances made of a card.
 struct Outcome {
@@ -64,12 +68,19 @@ fn two(name: &str, scale: u32, config: &CardConfig, limits: Limits) -> Result<Ou
     })
 }
 
-fn sweep(name: &str, scale: u32) -> Result<Vec<Metric>> {
-    let mut metrics = Vec::new();
+/// The fastest of several runs; bytes that moved are those of that one.
+fn fastest(name: &str, scale: u32, config: &CardConfig) -> Result<Outcome> {
+    let runs = (0..RUNS).map(|_| two(name, scale, config, Limits::default())).collect::<Result<Vec<_>>>()?;
+    runs.into_iter().min_by(|a, b| a.slower.total_cmp(&b.slower)).context("no run")
+}
+
+/// One program on ever less memory: what it took, and its line in the picture.
+fn sweep(name: &str, scale: u32) -> Result<(Vec<Metric>, Series)> {
+    let (mut metrics, mut points) = (Vec::new(), Vec::new());
     let mut whole = None;
     for card_mib in SIZES {
         let config = CardConfig { division: division(), time: time(), ..CardConfig::new(card_mib, HOST_MIB) };
-        let Outcome { slower, moved, verified, footprint } = two(name, scale, &config, Limits::default())?;
+        let Outcome { slower, moved, verified, footprint } = fastest(name, scale, &config)?;
         let row = format!("swap.pressure.{name}.{card_mib}m");
         let Some(whole) = whole else {
             ensure!(moved == 0, "{name}: {moved} bytes moved on a card with room for all");
@@ -78,28 +89,28 @@ fn sweep(name: &str, scale: u32) -> Result<Vec<Metric>> {
             metrics.push(Metric::plain(format!("{row}.buffers_of_one"), footprint as f64 / MIB as f64, "MiB"));
             continue;
         };
+        points.push((card_mib as f64, slower / whole));
         let peer = if card_mib == 20 { "GPUswap figure 5, 20 MB: 1.5x to 8.9x" } else { "" };
         metrics.push(Metric::ratio(format!("{row}.time"), slower, "s", whole, Target::None).beside(peer));
         metrics.push(Metric::plain(format!("{row}.moved"), moved as f64 / MIB as f64, "MiB"));
         metrics.push(Metric::plain(format!("{row}.verified"), verified as f64 / MIB as f64, "MiB"));
     }
-    Ok(metrics)
+    Ok((metrics, Series { name: name.to_owned(), points }))
 }
 
-/// With memory to spare: relocation switched on against not there at all. Work takes no time but the machine's.
+/// With memory to spare: relocation switched on against not there at all.
 fn without_pressure() -> Result<Metric> {
-    let mut times: [Vec<f64>; 2] = Default::default();
+    let mut fastest = [f64::INFINITY; 2];
     for _ in 0..ROUNDS {
-        for (host_mib, times) in [0, HOST_MIB].into_iter().zip(&mut times) {
+        for (host_mib, fastest) in [0, HOST_MIB].into_iter().zip(&mut fastest) {
             let config = CardConfig { division: division(), time: time(), ..CardConfig::new(PLENTY, host_mib) };
             let limits = if host_mib == 0 { Limits::UNRESERVED } else { Limits::default() };
             let outcome = two("memory", 16, &config, limits)?;
             ensure!(outcome.moved == 0, "{} bytes moved", outcome.moved);
-            times.push(outcome.slower);
+            *fastest = fastest.min(outcome.slower);
         }
     }
-    let [off, on] = times.map(|times| median(&times));
-    let (off, on) = (off.context("no run")?, on.context("no run")?);
+    let [off, on] = fastest;
     let metric = Metric::ratio("swap.without_pressure", on, "s", off, Target::AtMost(1.005));
     Ok(metric.beside("GPUswap: native speed; NVIDIA's vGPU: 2-6 %"))
 }
@@ -121,11 +132,17 @@ fn smallest() -> Result<Metric> {
     Ok(Metric::plain("swap.smallest_shared", least as f64, "MiB").beside("GPUswap: 20 MB"))
 }
 
-/// Measures.
-pub fn run() -> Result<Vec<Metric>> {
-    let mut metrics = vec![smallest()?, without_pressure()?];
+/// Measures, and draws figure 5 into `file`.
+pub fn run(file: Option<&Path>) -> Result<Vec<Metric>> {
+    let (mut metrics, mut lines) = (vec![smallest()?, without_pressure()?], Vec::new());
     for (name, scale) in PROGRAMS {
-        metrics.extend(sweep(name, scale)?);
+        let (rows, line) = sweep(name, scale)?;
+        metrics.extend(rows);
+        lines.push(line);
+    }
+    if let Some(file) = file {
+        let title = "Two instances each on ever less memory (GPUswap, figure 5)";
+        draw(file, &Picture { title, x: "MiB of the card", y: "times as long as with room for all" }, &lines)?;
     }
     Ok(metrics)
 }

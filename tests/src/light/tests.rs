@@ -1,0 +1,52 @@
+//! Kernels on memory that is short, or moves while they run: what they compute is compared byte by byte.
+
+use mediator::host::Chaos;
+use workloads::{Options, by_name};
+
+use super::*;
+
+/// Runs `name` in two guests at once; each sees 64 MiB. Returns the chunks that moved.
+fn two(config: &CardConfig, name: &str, options: Options) -> u32 {
+    let rig = config.open().expect("a card");
+    let gpus = [0, 1].map(|vm| guest(&rig, vm, 64, Limits::default()).and_then(LightGpu::new).expect("a guest"));
+    std::thread::scope(|scope| {
+        let run = |mut gpu: LightGpu, seed| {
+            let workload = by_name(name, Options { seed, ..options }).expect("a workload");
+            let report = workloads::run(&*workload, &mut gpu).unwrap_or_else(|error| panic!("{name}: {error:#}"));
+            assert!(report.verified > 0, "nothing of {name} was verified");
+        };
+        let runs = gpus.into_iter().zip(1..).map(|(gpu, seed)| scope.spawn(move || run(gpu, seed)));
+        runs.collect::<Vec<_>>().into_iter().for_each(|run| run.join().expect("a guest"));
+    });
+    let state = rig.host.lock();
+    [0, 1].map(|vm| state.moved(VmId(vm)).map_or(0, |moved| moved.sum.moved)).iter().sum()
+}
+
+/// A card of so many MiB that copies and kernels are not slowed down by.
+fn card(card_mib: u64, chunk_bytes: u64, chaos: Chaos) -> CardConfig {
+    let mut division = Division { chaos, ..Division::default() };
+    division.quanta.mode = Mode::Off;
+    CardConfig { chunk_bytes, division, ..CardConfig::new(card_mib, 192) }
+}
+
+#[test]
+fn kernels_compute_the_same_while_what_they_read_moves_after_every_submission() {
+    for (chunk_bytes, seed) in [(128 << 10, 1), (2 * MIB, 2)] {
+        for name in ["memory", "hotspot", "backprop"] {
+            let moved = two(&card(64, chunk_bytes, Chaos { every: 1, seed }), name, Options::default());
+            assert!(moved > 0, "{name} in chunks of {chunk_bytes} bytes");
+        }
+    }
+}
+
+#[test]
+fn a_working_set_of_four_times_the_card_is_right() {
+    let options = Options { working_set: Some(16 * MIB), rounds: Some(2), ..Options::default() };
+    two(&card(8, 2 * MIB, Chaos::default()), "memory", options);
+}
+
+#[test]
+fn the_smallest_card_that_works_is_one_of_a_mebibyte_that_two_guests_share() {
+    two(&card(1, 128 << 10, Chaos::default()), "memory", Options::default());
+    two(&card(1, 128 << 10, Chaos::default()), "lud", Options::default());
+}
