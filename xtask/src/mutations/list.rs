@@ -89,7 +89,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "the directory entry of the mediator's own pages is not the guest's",
         package: "shadow-pt",
         file: "shadow-pt/src/space.rs",
-        from: "if index == HOST_ENTRY as usize || (raw == 0 && old == 0)",
+        from: "if index >= FIRST_ENTRY as usize || (raw == 0 && old == 0)",
         to: "if raw == 0 && old == 0",
         tests: "spaces::",
     },
