@@ -209,7 +209,13 @@ fn work_that_waits_for_memory_gets_what_others_have_beyond_their_part() {
     let mut second = driver_with(&rig, 1, 44, Limits { on_full: OnFull::Queue, ..Limits::default() });
     // It has next to nothing, and nobody gives anything back.
     let mut two = second.channel(1);
-    second.buffer(&two, A, 4, 5);
+    let from = second.vram(4);
+    second.map(two.space, A, At::Vram(from), 4);
+    for page in 0..4 {
+        // What a CPU writes where there is no memory is lost; others give some for the next.
+        let written = || second.guest.vram_try_write(from + page * PAGE, &pattern(5, page));
+        eventually("nobody gives memory", written);
+    }
     for chunk in 0..6 {
         let to = (8 + 2 * chunk) * MIB;
         second.map(two.space, B + chunk * 4 * PAGE, At::Vram(to), 4);
