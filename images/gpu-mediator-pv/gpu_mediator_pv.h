@@ -81,7 +81,7 @@ void gmpv_channel_bind(struct gmpv *pv, u32 channel, u64 instance);
 void gmpv_channel_unbind(struct gmpv *pv, u32 channel);
 /* The channel is nobody's any more. Runs, sleeps. */
 void gmpv_channel_close(struct gmpv *pv, u32 channel);
-/* Queues which channels may run. -EINVAL: too many for a batch. */
+/* Says which channels may run. -EINVAL: too many for a batch. Runs. */
 int gmpv_runlist(struct gmpv *pv, const u32 *channels, u32 count);
 
 /* Fills VRAM with a word. @address and @bytes are multiples of 4. Runs. */

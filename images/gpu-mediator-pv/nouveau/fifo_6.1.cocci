@@ -3,6 +3,7 @@
 // kernel: 6.1
 // file: nvkm/engine/fifo/gpfifogf100.c
 // hook: gmpv_nv_channel_open
+// hook: gmpv_nv_memory_zero
 // hook: gmpv_nv_channel_bind
 // hook: gmpv_nv_channel_unbind
 // hook: gmpv_nv_channel_enable
@@ -22,6 +23,18 @@
 +	if (ret)
 +		return ret;
 	args->v0.chid = chan->base.chid;
+ ...>
+ }
+
+// What a channel's user writes to.
+@@
+@@
+ gf100_fifo_gpfifo_new(...)
+ {
+ <...
++	if (!gmpv_nv_memory_zero(fifo->base.engine.subdev.device, fifo->user.mem, usermem, 0x1000))
+	for (i = 0; i < 0x1000; i += 4)
+		nvkm_wo32(fifo->user.mem, usermem + i, 0x00000000);
  ...>
  }
 

@@ -254,10 +254,10 @@ void gmpv_nv_part(struct nvkm_vmm *vmm, struct nvkm_memory *inst)
 	gmpv_instance_bind(vmm->mmu->subdev.device->gmpv, nvkm_memory_addr(inst), NULL);
 }
 
-bool gmpv_nv_memory_zero(struct nvkm_device *device, struct nvkm_memory *memory, u32 size)
+bool gmpv_nv_memory_zero(struct nvkm_device *device, struct nvkm_memory *memory, u64 offset, u64 size)
 {
 	return gmpv_has(device->gmpv, GMPV_FEATURE_MEMORY) && nvkm_memory_target(memory) == NVKM_MEM_TARGET_VRAM &&
-	       !gmpv_memory_fill(device->gmpv, nvkm_memory_addr(memory), round_up(size, 4), 0);
+	       !gmpv_memory_fill(device->gmpv, nvkm_memory_addr(memory) + offset, round_up(size, 4), 0);
 }
 
 static struct gmpv *channels(struct nvkm_device *device)
@@ -302,9 +302,14 @@ static bool channel_switch(struct nvkm_device *device, u32 channel, u16 code)
 {
 	struct gmpv *pv = channels(device);
 
-	if (pv)
+	if (!pv)
+		return false;
+	/* 6.1 writes the runlist next, which can as well take this along; later ones may kick the channel by a register. */
+	if (LINUX_VERSION_CODE < KERNEL_VERSION(6, 2, 0))
+		gmpv_queue(pv, code, channel, NULL, 0);
+	else
 		gmpv_queue_run(pv, code, channel, NULL, 0);
-	return pv;
+	return true;
 }
 
 bool gmpv_nv_channel_enable(struct nvkm_device *device, u32 channel)

@@ -32,7 +32,7 @@ int gmpv_nv_join(struct nvkm_vmm *vmm, struct nvkm_memory *inst);
 void gmpv_nv_part(struct nvkm_vmm *vmm, struct nvkm_memory *inst);
 
 /* Memory. */
-bool gmpv_nv_memory_zero(struct nvkm_device *device, struct nvkm_memory *memory, u32 size);
+bool gmpv_nv_memory_zero(struct nvkm_device *device, struct nvkm_memory *memory, u64 offset, u64 size);
 
 /* Channels. */
 int gmpv_nv_channel_open(struct nvkm_device *device, u32 channel);

@@ -16,7 +16,7 @@ statement S;
  {
  <...
 -	if (!imem->func->zero && zero)
-+	if (!imem->func->zero && zero && !gmpv_nv_memory_zero(imem->subdev.device, memory, size))
++	if (!imem->func->zero && zero && !gmpv_nv_memory_zero(imem->subdev.device, memory, 0, size))
 	S
  ...>
  }
