@@ -4,6 +4,7 @@
 //! - [`abi`]: the binary form, as guest and mediator share it;
 //! - [`Batch`]: bytes in, checked and typed operations ([`Op`]) out, and [`Answers`] back;
 //! - [`Tables`]: the typed page tables that the mediator keeps for one virtual machine;
+//! - [`guest`]: batches and answers as a guest's driver has them;
 //! - [`header()`]: [`abi`] for guests' drivers in C.
 //!
 //! No I/O, no threads, no time.
@@ -16,6 +17,7 @@
 
 pub mod abi;
 mod batch;
+pub mod guest;
 mod header;
 mod objects;
 mod op;

@@ -23,7 +23,7 @@ const LAYERS: [(&str, &[&str]); 18] = [
     ("vmm-glue", &["card"]),
     ("mediator", &["nvspec", "card", "simgpu", "devmodel", "shadow-pt", "channels", "pv", "vram", "sched", "vmm-glue"]),
     ("images", &[]),
-    ("gpu-workloads", &["sm20", "workloads"]),
+    ("gpu-workloads", &["pv", "sm20", "workloads"]),
     ("guest-init", &[]),
     (
         "tests",

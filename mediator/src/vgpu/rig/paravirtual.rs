@@ -1,12 +1,9 @@
-//! The guest's side of the paravirtual interface, as small as can be: a queue in RAM, and batches made word by word.
+//! The guest's side of the paravirtual interface, as small as can be: a queue in RAM.
 
 use super::Machine;
 use crate::vgpu::pv::OFFSET;
-use pv::abi::{
-    AnswerHeader, BatchHeader, BufferPriority, DirectorySet, Entries, EntriesRun, Instance, MemoryCopy, MemoryFill,
-    OpHeader, Runlist, ShareAttach, ShareControl, ShareGet, TableCreate, UNIT, op, register, status,
-};
-use zerocopy::{FromBytes, Immutable, IntoBytes};
+use pv::abi::{register, status};
+pub use pv::guest::{Ops, Reply};
 
 /// Entries of the queue.
 pub const ENTRIES: u16 = 64;
@@ -17,185 +14,6 @@ const USED: u64 = 0x1000;
 const REQUEST: u64 = 0x2000;
 const REPLY: u64 = 0x1_8000;
 const REPLY_BYTES: u32 = 0x8000;
-
-/// Operations of a batch.
-#[derive(Clone, Debug, Default)]
-pub struct Ops {
-    count: u32,
-    bytes: Vec<u8>,
-}
-
-impl Ops {
-    /// None yet.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Adds any operation.
-    #[must_use]
-    pub fn raw(mut self, code: u16, handle: u32, body: &[u8]) -> Self {
-        let units = (size_of::<OpHeader>() + body.len()).div_ceil(UNIT as usize);
-        self.bytes.extend_from_slice(OpHeader { code, units: units as u16, handle }.as_bytes());
-        self.bytes.extend_from_slice(body);
-        self.bytes.resize(self.bytes.len().next_multiple_of(UNIT as usize), 0);
-        self.count += 1;
-        self
-    }
-
-    fn with<T: IntoBytes + Immutable>(self, code: u16, handle: u32, body: &T) -> Self {
-        self.raw(code, handle, body.as_bytes())
-    }
-
-    /// Makes a table of one of [`pv::abi::kind`].
-    #[must_use]
-    pub fn create(self, table: u32, kind: u32) -> Self {
-        self.with(op::TABLE_CREATE, table, &TableCreate { kind, reserved: 0 })
-    }
-
-    /// Frees its handle.
-    #[must_use]
-    pub fn destroy(self, table: u32) -> Self {
-        self.raw(op::TABLE_DESTROY, table, &[])
-    }
-
-    /// Sets an entry of a directory.
-    #[must_use]
-    pub fn set(self, directory: u32, index: u32, small: u32, large: u32) -> Self {
-        self.with(op::DIRECTORY_SET, directory, &DirectorySet { index, small, large, reserved: 0 })
-    }
-
-    /// Writes entries in a row.
-    #[must_use]
-    pub fn run(self, table: u32, first: u32, count: u32, entry: u64, step: u64) -> Self {
-        self.with(op::ENTRIES_RUN, table, &EntriesRun { first, count, entry, step })
-    }
-
-    /// Writes a list of entries.
-    #[must_use]
-    pub fn list(self, table: u32, first: u32, entries: &[u64]) -> Self {
-        let mut body = Entries { first, count: entries.len() as u32 }.as_bytes().to_vec();
-        body.extend(entries.iter().flat_map(|entry| entry.to_le_bytes()));
-        self.raw(op::ENTRIES_LIST, table, &body)
-    }
-
-    /// Empties entries.
-    #[must_use]
-    pub fn zero(self, table: u32, first: u32, count: u32) -> Self {
-        self.with(op::ENTRIES_ZERO, table, &Entries { first, count })
-    }
-
-    /// Binds a directory (or none, 0) to an instance block.
-    #[must_use]
-    pub fn bind(self, directory: u32, instance: u64) -> Self {
-        self.with(op::DIRECTORY_BIND, directory, &Instance { instance })
-    }
-
-    /// Flushes a directory's translations, or all (0).
-    #[must_use]
-    pub fn flush(self, directory: u32) -> Self {
-        self.raw(op::FLUSH, directory, &[])
-    }
-
-    /// Any of the operations on a channel that have no arguments.
-    #[must_use]
-    pub fn channel(self, code: u16, channel: u32) -> Self {
-        self.raw(code, channel, &[])
-    }
-
-    /// Binds a channel to an instance block.
-    #[must_use]
-    pub fn bind_channel(self, channel: u32, instance: u64) -> Self {
-        self.with(op::CHANNEL_BIND, channel, &Instance { instance })
-    }
-
-    /// Says which channels may run.
-    #[must_use]
-    pub fn runlist(self, channels: &[u32]) -> Self {
-        let mut body = Runlist { count: channels.len() as u32, reserved: 0 }.as_bytes().to_vec();
-        body.extend(channels.iter().flat_map(|channel| channel.to_le_bytes()));
-        self.raw(op::RUNLIST, 0, &body)
-    }
-
-    /// Fills guest VRAM.
-    #[must_use]
-    pub fn fill(self, address: u64, bytes: u64, value: u32) -> Self {
-        self.with(op::MEMORY_FILL, 0, &MemoryFill { address, bytes, value, reserved: 0 })
-    }
-
-    /// Copies guest VRAM.
-    #[must_use]
-    pub fn copy(self, to: u64, from: u64, bytes: u64) -> Self {
-        self.with(op::MEMORY_COPY, 0, &MemoryCopy { to, from, bytes })
-    }
-
-    /// Says how important a range of guest VRAM is.
-    #[must_use]
-    pub fn priority(self, address: u64, bytes: u64, priority: i32) -> Self {
-        self.with(op::BUFFER_PRIORITY, 0, &BufferPriority { address, bytes, priority, reserved: 0 })
-    }
-
-    /// Finds or makes a segment.
-    #[must_use]
-    pub fn share_get(self, key: u64, bytes: u64, flags: u32, mode: u32) -> Self {
-        self.with(op::SHARE_GET, 0, &ShareGet { key, bytes, flags, mode })
-    }
-
-    /// Attaches a segment to a channel.
-    #[must_use]
-    pub fn attach(self, segment: u32, channel: u32, flags: u32) -> Self {
-        self.with(op::SHARE_ATTACH, segment, &ShareAttach { channel, flags })
-    }
-
-    /// Detaches a segment from a channel.
-    #[must_use]
-    pub fn detach(self, segment: u32, channel: u32) -> Self {
-        self.with(op::SHARE_DETACH, segment, &ShareAttach { channel, flags: 0 })
-    }
-
-    /// Asks about a segment, or changes it.
-    #[must_use]
-    pub fn control(self, segment: u32, command: u32, argument: u32) -> Self {
-        self.with(op::SHARE_CONTROL, segment, &ShareControl { command, argument })
-    }
-
-    /// Asks one of [`pv::abi::query`].
-    #[must_use]
-    pub fn query(self, question: u32) -> Self {
-        self.raw(op::QUERY, question, &[])
-    }
-
-    /// The batch as it lies in memory.
-    #[must_use]
-    pub fn bytes(&self) -> Vec<u8> {
-        let mut bytes = BatchHeader { ops: self.count, bytes: self.bytes.len() as u32 }.as_bytes().to_vec();
-        bytes.extend_from_slice(&self.bytes);
-        bytes
-    }
-}
-
-/// What a batch came to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reply {
-    /// Of the batch.
-    pub status: u32,
-    /// Operations that are done.
-    pub done: u32,
-    /// Status and value of each operation.
-    pub answers: Vec<(u32, u64)>,
-}
-
-impl Reply {
-    /// The value of the last operation, all being done.
-    ///
-    /// # Panics
-    /// When not all are done.
-    #[must_use]
-    pub fn value(&self) -> u64 {
-        assert_eq!(self.status, 0, "{self:?}");
-        self.answers.last().expect("an answer").1
-    }
-}
 
 /// An interface that is set up, with its queue in RAM.
 #[derive(Clone, Copy, Debug)]
@@ -296,11 +114,6 @@ impl Interface {
         let written = u32::from_le_bytes(used[4..].try_into().expect("four bytes")).min(REPLY_BYTES);
         let mut bytes = vec![0; written as usize];
         machine.ram_read(self.base + REPLY, &mut bytes);
-        let Ok((header, rest)) = AnswerHeader::read_from_prefix(&bytes) else {
-            return Reply { status: u32::MAX, done: 0, answers: Vec::new() };
-        };
-        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
-        let answers = rest.chunks_exact(16).map(|raw| (word(&raw[..8]) as u32, word(&raw[8..]))).collect();
-        Reply { status: header.status, done: header.done, answers }
+        Reply::read(&bytes)
     }
 }

@@ -39,8 +39,10 @@ pub const MARKER: u32 = 0x600d_f00d;
 /// Where the first hole's own VRAM begins, and how much each has: what one leaves behind is nothing to another.
 const FIRST: u64 = 4 << 20;
 const ROOM: u64 = 2 << 20;
+/// One more than the highest number of a hole may be.
+pub const ROOMS: u32 = 40;
 /// VRAM behind the last hole's.
-pub const UNUSED: u64 = FIRST + 32 * ROOM;
+pub const UNUSED: u64 = FIRST + ROOMS as u64 * ROOM;
 /// Bytes of a directory, and of a small-page table of an eighth of its size.
 const DIRECTORY: u64 = 64 << 10;
 const TABLE: u64 = 32 << 10;
@@ -67,6 +69,7 @@ pub struct Lab<'a> {
     pub pattern: Vec<u8>,
     /// Choices.
     pub random: Random,
+    number: u32,
     base: u64,
     next: u64,
     bar1: Space,
@@ -106,12 +109,23 @@ pub struct Channel {
     ring: u64,
     push: u64,
     fence: u64,
+    image: u64,
     list: u64,
     put: u32,
     sequence: u32,
 }
 
 impl Channel {
+    /// What its address space must have: virtual address, address in guest VRAM, pages.
+    pub fn memory(&self) -> [(u64, u64, u64); 4] {
+        [
+            (va::RING, self.ring, 1),
+            (va::PUSH, self.push, PUSH_PAGES),
+            (va::FENCE, self.fence, 1),
+            (va::IMAGE, self.image, IMAGE_PAGES),
+        ]
+    }
+
     /// Makes the fence one that nothing will release.
     pub fn sequence_skipped(&mut self) {
         self.sequence += 1;
@@ -175,12 +189,23 @@ impl<'a> Lab<'a> {
     /// Takes the VRAM of hole `number` in a share of `share` bytes, and brings the card up.
     pub fn new(card: &'a Card, number: u32, share: u64, pattern: Vec<u8>) -> Result<Self> {
         ensure!(share >= UNUSED + ROOM, "{share} bytes of VRAM are too few");
-        let base = FIRST + u64::from(number % 32) * ROOM;
+        let base = FIRST + u64::from(number % ROOMS) * ROOM;
         let bars = [card.region(1)?, card.region(3)?];
         let random = Random(mix(u64::from(number)));
         let bar1 = Space { directory: base + PAGE, table: base + PAGE + DIRECTORY };
-        let mut lab =
-            Self { card, bars, share, pattern, random, base, next: base + PAGE, bar1, bar1_instance: 0, page: None };
+        let mut lab = Self {
+            card,
+            bars,
+            share,
+            pattern,
+            random,
+            number,
+            base,
+            next: base + PAGE,
+            bar1,
+            bar1_instance: 0,
+            page: None,
+        };
         // The first word of the room says how much of it was used before.
         let used = u64::from(card.vram_read(base)).min(ROOM);
         card.vram_zero(base, used);
@@ -218,6 +243,17 @@ impl<'a> Lab<'a> {
                 break;
             }
         }
+    }
+
+    /// The hole's own VRAM: where, and how many bytes.
+    pub fn room(&self) -> (u64, u64) {
+        (self.base, ROOM)
+    }
+
+    /// Begins anew, in memory that somebody has cleared.
+    pub fn renew(&mut self) -> Result<()> {
+        *self = Self::new(self.card, self.number, self.share, std::mem::take(&mut self.pattern))?;
+        Ok(())
     }
 
     /// Pages of VRAM that hold zeros.
@@ -286,12 +322,10 @@ impl<'a> Lab<'a> {
         let space = self.space();
         let [instance, userd, ring, fence, list] = [1; 5].map(|pages| self.take(pages));
         let (push, image) = (self.take(PUSH_PAGES), self.take(IMAGE_PAGES));
-        for (va, at, pages) in
-            [(va::RING, ring, 1), (va::PUSH, push, PUSH_PAGES), (va::FENCE, fence, 1), (va::IMAGE, image, IMAGE_PAGES)]
-        {
+        let channel = Channel { id, space, instance, userd, ring, push, fence, image, list, put: 0, sequence: 0 };
+        for (va, at, pages) in channel.memory() {
             self.map(space, va, at, Aperture::Vram, pages);
         }
-        let channel = Channel { id, space, instance, userd, ring, push, fence, list, put: 0, sequence: 0 };
         self.fill_instance(&channel);
         self.map(self.bar1, u64::from(id) * PAGE, userd, Aperture::Vram, 1);
         self.flush();
@@ -495,7 +529,8 @@ impl<'a> Lab<'a> {
 }
 
 impl RamPage {
-    fn new() -> Result<Self> {
+    /// A page that nothing else has.
+    pub fn new() -> Result<Self> {
         let path = format!("/tmp/gpu-workloads.{}", std::process::id());
         let _ = std::fs::create_dir("/tmp");
         let file = OpenOptions::new()

@@ -1,0 +1,146 @@
+//! The queue of the paravirtual interface, in pages of this program's own RAM.
+
+use anyhow::{Context, Result, ensure};
+use pv::abi::{Capability, register, status};
+use pv::guest::{Ops, Reply};
+
+use super::super::card::Card;
+use super::super::layout::PAGE;
+use super::lab::RamPage;
+use crate::access::{Mapping, Width};
+
+/// Entries: so few that all rings lie in one page.
+pub const ENTRIES: u16 = 16;
+/// Offset of the available ring in that page.
+pub const AVAILABLE: usize = 0x400;
+/// Offset of the used ring.
+pub const USED: usize = 0x800;
+/// Flag of a descriptor: another follows. Source of these and of the rings' layout: VIRTIO 1.2, 2.7.
+pub const NEXT: u16 = 1;
+/// Flag of a descriptor: the device writes there.
+pub const WRITE: u16 = 2;
+
+/// An interface and its queue. It is reset in the end.
+pub struct Queue<'a> {
+    registers: &'a Mapping,
+    offset: usize,
+    /// Descriptors, available ring, used ring.
+    pub ring: RamPage,
+    /// The batch.
+    pub request: RamPage,
+    /// The answer.
+    pub reply: RamPage,
+    next: u16,
+}
+
+impl<'a> Queue<'a> {
+    /// Takes pages for a queue. Nothing is set up.
+    pub fn new(card: &'a Card, capability: &Capability) -> Result<Self> {
+        let registers = card.region(capability.bar.into())?;
+        let offset = usize::try_from(capability.offset)?;
+        let end = offset.checked_add(register::BYTES as usize);
+        ensure!(end.is_some_and(|end| end <= registers.len()), "the registers end behind their region");
+        let pages = || RamPage::new().context("a queue's page");
+        Ok(Self { registers, offset, ring: pages()?, request: pages()?, reply: pages()?, next: 0 })
+    }
+
+    /// Resets the interface and sets it up as it should be.
+    pub fn start(&mut self) -> Result<()> {
+        self.describe(u32::MAX);
+        self.write(register::STATUS, status::READY);
+        ensure!(self.status() == status::READY, "a queue of our own is not taken: {:#x}", self.status());
+        Ok(())
+    }
+
+    /// Resets the interface and describes an empty queue. `features`: those to accept, as far as they are offered.
+    pub fn describe(&mut self, features: u32) {
+        self.write(register::STATUS, status::RESET);
+        for page in [&self.ring, &self.request, &self.reply] {
+            page.bytes.write(0, &[0; PAGE as usize]);
+        }
+        self.next = 0;
+        self.write(register::FEATURES, features & self.read(register::FEATURES));
+        self.write(register::QUEUE_SIZE, ENTRIES.into());
+        for (register, offset) in
+            [(register::QUEUE_DESCRIPTORS, 0), (register::QUEUE_AVAILABLE, AVAILABLE), (register::QUEUE_USED, USED)]
+        {
+            let at = self.ring.gpa + offset as u64;
+            self.write(register, at as u32);
+            self.write(register + 4, (at >> 32) as u32);
+        }
+    }
+
+    /// Reads a register.
+    pub fn read(&self, register: u32) -> u32 {
+        self.registers.load(self.offset + register as usize, Width::Dword) as u32
+    }
+
+    /// Writes a register.
+    pub fn write(&self, register: u32, value: u32) {
+        self.registers.store(self.offset + register as usize, Width::Dword, value.into());
+    }
+
+    /// What the device says of the interface.
+    pub fn status(&self) -> u32 {
+        self.read(register::STATUS)
+    }
+
+    /// Writes a descriptor: where, how many bytes, flags, the next one.
+    pub fn descriptor(&self, index: u16, at: u64, bytes: u32, flags: u16, next: u16) {
+        let place = usize::from(index) * 16;
+        self.ring.bytes.store(place, Width::Qword, at);
+        let rest = u64::from(bytes) | u64::from(flags) << 32 | u64::from(next) << 48;
+        self.ring.bytes.store(place + 8, Width::Qword, rest);
+    }
+
+    /// Makes the chain that begins with `head` available, and rings.
+    pub fn publish(&mut self, head: u16) {
+        let slot = AVAILABLE + 4 + 2 * usize::from(self.next % ENTRIES);
+        self.ring.bytes.store(slot, Width::Word, head.into());
+        self.next = self.next.wrapping_add(1);
+        self.ring.bytes.store(AVAILABLE + 2, Width::Word, self.next.into());
+        self.write(register::DOORBELL, 0);
+    }
+
+    /// Makes any bytes available as a batch, and rings; `room` bytes for the answer.
+    ///
+    /// # Panics
+    /// When they are more than a page.
+    pub fn post(&mut self, batch: &[u8], room: u32) {
+        let head = self.next % (ENTRIES / 2) * 2;
+        self.request.bytes.write(0, batch);
+        self.descriptor(head, self.request.gpa, batch.len() as u32, NEXT, head + 1);
+        self.descriptor(head + 1, self.reply.gpa, room, WRITE, 0);
+        self.publish(head);
+    }
+
+    /// Has any bytes dealt with as a batch.
+    pub fn send(&mut self, batch: &[u8]) -> Reply {
+        self.send_with(batch, PAGE as u32)
+    }
+
+    /// The same, with less room for the answer.
+    pub fn send_with(&mut self, batch: &[u8], room: u32) -> Reply {
+        self.post(batch, room);
+        // A read comes after all that was rung for.
+        self.read(register::ENDED);
+        let slot = USED + 4 + 8 * usize::from(self.next.wrapping_sub(1) % ENTRIES);
+        let ended = self.ring.bytes.load(USED + 2, Width::Word) == u64::from(self.next);
+        let written = self.ring.bytes.load(slot + 4, Width::Dword).min(PAGE) as usize;
+        let mut bytes = vec![0; if ended { written } else { 0 }];
+        self.reply.bytes.read(0, &mut bytes);
+        Reply::read(&bytes)
+    }
+
+    /// Has operations done.
+    pub fn call(&mut self, ops: &Ops) -> Reply {
+        self.send(&ops.bytes())
+    }
+}
+
+impl Drop for Queue<'_> {
+    fn drop(&mut self) {
+        // The pages are the kernel's again.
+        self.write(register::STATUS, status::RESET);
+    }
+}
