@@ -139,11 +139,6 @@ pub(crate) fn state(host: &mut impl Host, channel: ChannelId) -> u32 {
     host.read32(pfifo::CHANNEL_STATE::at(channel.0.into()))
 }
 
-/// Whether a PBDMA or an engine holds something of a channel: it may use the channel's memory, if only to save its context.
-pub(crate) fn is_loaded(host: &mut impl Host, channel: ChannelId) -> bool {
-    pfifo::CHANNEL_STATE::LOADED.is_set(state(host, channel))
-}
-
 /// An address that the card keeps in two words of a channel's USERD. The card may move between the two reads.
 pub(crate) fn userd_wide(host: &mut impl Host, channel: ChannelId, low: u64, high: u64) -> u64 {
     let mut above = host.userd_read(channel, high);

@@ -95,10 +95,10 @@ impl Channels {
     /// whether one is left.
     pub fn vacate(&mut self, host: &mut impl Host, vm: VmId) {
         let Some(record) = self.vms.get(&vm) else { return };
+        // One that no PBDMA holds may have its context on an engine still, which saves it when another channel needs the
+        // engine: to where the channel's memory was. The card does not say so, and asking for one that is nowhere costs little.
         for physical in record.channels.values().copied().collect::<Vec<_>>() {
-            if card::is_loaded(host, physical) {
-                self.preemptions.push(physical);
-            }
+            self.preemptions.push(physical);
         }
         self.preemptions.advance(host);
     }

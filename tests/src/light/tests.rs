@@ -45,18 +45,12 @@ fn a_working_set_of_four_times_the_card_is_right() {
     two(&card(8, 2 * MIB, Chaos::default()), "memory", options);
 }
 
+/// The smallest card that works. In the second guest, what comes to the card falls together with its first kernels, whose
+/// channel an engine holds and no PBDMA: its context must not be saved to where its memory was.
 #[test]
-fn a_card_of_two_mebibytes_is_enough_for_two_guests() {
-    two(&card(2, 128 << 10, Chaos::default()), "memory", Options::default());
-    two(&card(2, 128 << 10, Chaos::default()), "lud", Options::default());
-}
-
-/// Lud finds the matrix as it went in, always in the second guest, whose only relocation (four chunks, which come to the
-/// card) falls together with its first kernel.
-#[test]
-#[ignore = "fails once in four: what a kernel writes while chunks come to the card is lost"]
 fn a_card_of_one_mebibyte_is_enough_for_two_guests() {
     for _ in 0..12 {
         two(&card(1, 128 << 10, Chaos::default()), "lud", Options::default());
     }
+    two(&card(1, 128 << 10, Chaos::default()), "memory", Options::default());
 }

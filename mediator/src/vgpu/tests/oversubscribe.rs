@@ -203,14 +203,13 @@ fn work_waits_for_memory_and_goes_on_when_another_gives_it_back() {
 #[test]
 fn work_that_waits_for_memory_gets_what_others_have_beyond_their_part() {
     let rig = rig_with(48, 64, fast());
-    // What a CPU writes where there is no memory is lost, so a driver comes up before the card is full.
     let mut second = driver_with(&rig, 1, 44, Limits { on_full: OnFull::Queue, ..Limits::default() });
     let mut two = second.channel(1);
     second.buffer(&two, A, 4, 5);
+    // All that is left, and nobody gives anything back.
     let mut first = driver_with(&rig, 0, 64, Limits::default());
     let mut one = first.channel(1);
-    let buffers = spread(&mut first, &one, 22, 20);
-    // It has next to nothing, and nobody gives anything back.
+    let buffers = spread(&mut first, &one, 26, 20);
     for chunk in 0..6 {
         let to = (8 + 2 * chunk) * MIB;
         second.map(two.space, B + chunk * 4 * PAGE, At::Vram(to), 4);
