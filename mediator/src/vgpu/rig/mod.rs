@@ -88,6 +88,13 @@ impl Rig {
         Guest { device, backend, link, msi, ram: Ram::default(), vram_bytes }
     }
 
+    /// Whether an address of a VM's VRAM lies in host memory.
+    #[cfg(test)]
+    pub(in crate::vgpu) fn in_host(&self, vm: u32, address: u64) -> bool {
+        let found = self.host.lock().vram.chunks.lookup(VmId(vm), vram::GuestAddr(address), 1);
+        matches!(found, vram::Lookup::Placed(vram::Place::Host(_)))
+    }
+
     /// What of the card is taken: chunks by state, channels, I/O address ranges.
     #[must_use]
     pub fn usage(&self) -> (Summary, u32, usize) {

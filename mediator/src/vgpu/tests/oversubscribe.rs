@@ -21,20 +21,20 @@ const CHUNK: u64 = 2 * MIB;
 const OWN_MIB: u32 = 16;
 
 /// A card of which VMs share `card_mib`, with as much host memory as they need.
-fn rig_with(card_mib: u32, host_mib: u64, division: Division) -> Rig {
+pub(super) fn rig_with(card_mib: u32, host_mib: u64, division: Division) -> Rig {
     let sharing = Sharing { host_bytes: host_mib * MIB, division, ..sharing() };
     Rig::made(&Config { vram_mib: card_mib + OWN_MIB, ..Config::default() }, &sharing, |card| card)
 }
 
 /// Nothing moves that long after something else, but 2 ms.
-fn fast() -> Division {
+pub(super) fn fast() -> Division {
     let mut division = Division::default();
     (division.balance.return_interval_ns, division.balance.settle_ns) = (2_000_000, 4_000_000);
     division.quanta.mode = Mode::Off;
     division
 }
 
-fn driver_with(rig: &Rig, vm: u32, vram_mib: u64, limits: Limits) -> Driver {
+pub(super) fn driver_with(rig: &Rig, vm: u32, vram_mib: u64, limits: Limits) -> Driver {
     let mut settings = settings(vram_mib, 8);
     settings.share.memory = limits;
     let mut guest = rig.guest_with(vm, &Settings { queue_limit: LONG, ..settings });

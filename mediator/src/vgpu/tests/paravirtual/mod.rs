@@ -9,13 +9,14 @@ use super::super::rig::driver::{
     CE0, Channel, Driver, FENCE_VA, IMAGE_VA, M2MF, PAGE, PUSH_VA, RING_VA, ce_copy, object, pattern,
 };
 use super::super::rig::paravirtual::{Interface, Ops, RAM_BYTES, Reply};
-use super::super::rig::{Guest, Rig, settings};
+use super::super::rig::{CHUNK, Guest, Rig, settings};
 use super::{A, B, CARD_MIB, MIB, VM_MIB, rig};
 use crate::vgpu::Settings;
 use nvspec::regs::pbus;
 use pv::abi::{Status, feature, kind, op, query, register, status};
 use vmm_glue::RegionIndex;
-use vram::To;
+use vram::victim::VictimPolicy;
+use vram::{Limits, To};
 
 /// Where the interface's RAM is: behind what the driver lends at 0.
 const BASE: u64 = MIB - RAM_BYTES;
@@ -305,6 +306,35 @@ fn memory_that_moves_is_followed_by_tables_that_the_mediator_keeps() {
         driver.submit(&mut work, &[object(CE0), ce_copy(A, B, 4)].concat());
         driver.wait(&work);
         assert!(driver.vram_holds(to, 4, round), "round {round}");
+    }
+}
+
+#[test]
+fn buffers_of_low_priority_leave_the_card_first() {
+    let mut division = super::oversubscribe::fast();
+    division.balance.policy = VictimPolicy::Priority;
+    let rig = super::oversubscribe::rig_with(64, 64, division);
+    let mut settings = Settings { paravirtual: Some(offered(None)), ..super::relocate::free_settings(64) };
+    settings.share.memory = Limits::default();
+    let mut guest = rig.guest_with(0, &settings);
+    assert!(guest.map_ram(0, MIB, true));
+    let mut driver = Driver::new(guest);
+    let mut interface = Interface::open(&mut driver.guest, BASE);
+    // A page in each of 24 chunks; those from 12 to 15 matter least.
+    let page = |chunk: u64| chunk * CHUNK;
+    for chunk in 4..28 {
+        driver.guest.vram_write(page(chunk), &pattern(chunk as u32, 0));
+    }
+    let ops = Ops::new().priority(0, page(32), 50).priority(page(12), 4 * CHUNK, -50);
+    assert_eq!(interface.call(&mut driver.guest, &ops).status, 0);
+    // Another machine is guaranteed what is left, and four chunks more.
+    let left = rig.usage().0.spare();
+    let limits = Limits { guarantee: left + 4, ..Limits::default() };
+    super::oversubscribe::driver_with(&rig, 1, u64::from(left + 4) * CHUNK / MIB, limits);
+    let in_host: Vec<u64> = (0..32).filter(|chunk| rig.in_host(0, page(*chunk))).collect();
+    assert!(in_host.len() >= 4 && [12, 13, 14, 15].iter().all(|chunk| in_host.contains(chunk)), "{in_host:?}");
+    for chunk in 4..28 {
+        assert!(driver.vram_holds(page(chunk), 1, chunk as u32), "chunk {chunk}");
     }
 }
 
