@@ -36,12 +36,11 @@ fn is_as_the_stock_one(kernel: &str) -> Result<()> {
         );
         assert!(!vm.run_ok("ls /dev")?.lines.iter().any(|name| name.starts_with("gpu-mediator")));
     }
-    let command = "run /bin/gpu-workloads all --quick";
+    let command = "run /bin/gpu-workloads workload --name all --scale 1";
     let runs = [vms[0].start(command)?, vms[1].start(command)?];
     for (vm, run) in vms.iter().zip(runs) {
         let smoke = guest::parse_smoke(&run.wait_within(guest::SMOKE_LIMIT)?)?;
         assert!(smoke.ok && smoke.bytes > 1 << 20, "VM {}: {}", vm.name(), smoke.line);
-        guest::smoke(vm, "workload --name all --scale 1")?;
         vm.run_within("unbind", guest::LOAD_LIMIT)?.success()?;
         vm.run_within("bind", guest::LOAD_LIMIT)?.success()?;
         guest::smoke(vm, "copy --engine m2mf --from gart --to vram --size 65536")?;
