@@ -17,6 +17,14 @@ pub struct ChannelId(pub u8);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VirtualChannelId(pub u8);
 
+impl VirtualChannelId {
+    /// From a number; `None` for one that no card has.
+    #[must_use]
+    pub const fn new(number: u32) -> Option<Self> {
+        if number < CHANNELS { Some(Self(number as u8)) } else { None }
+    }
+}
+
 /// Entry of a runlist: 8 bytes.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]

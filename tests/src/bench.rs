@@ -122,6 +122,17 @@ fn shown(value: f64) -> String {
     if value.abs() < 10.0 { format!("{value:.3}") } else { format!("{value:.1}") }
 }
 
+/// Who of `count` goes first, second and so on in a round: another one each time, and forwards and backwards in turns, so that none
+/// always follows the same one.
+pub fn order(count: usize, round: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..count).collect();
+    order.rotate_left(round % count.max(1));
+    if !round.is_multiple_of(2) {
+        order.reverse();
+    }
+    order
+}
+
 /// The middle one of some measurements; of an even number, the lower.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();

@@ -124,6 +124,6 @@ pub(crate) fn add_len(count: &AtomicU64, n: usize) {
 }
 
 /// Whether the fault number `count` of a client belongs in the log: the first ones do, and then ever fewer.
-pub(crate) fn worth_logging(count: u64) -> bool {
+pub fn worth_logging(count: u64) -> bool {
     count <= 16 || count.is_power_of_two()
 }

@@ -51,7 +51,7 @@ pub mod protocol;
 pub mod server;
 pub mod socket;
 
-pub use counters::Counters;
+pub use counters::{Counters, worth_logging};
 pub use device::{AccessError, Device, MapError, RegionIndex, RegionInfo};
 pub use interrupts::{Interrupts, IrqCounts};
 pub use link::{ClientInfo, Link, StopHandle};

@@ -2,7 +2,7 @@
 //! Gdev (4.2), with the names of System V.
 //!
 //! A segment's memory is the mediator's own, taken from a pool of the VM that has made it, so an operator bounds it for each
-//! VM. It is zeroed when the segment is made, stays on the card, and goes when nothing has it attached and no key finds
+//! VM. It is zeroed before it is mapped first, stays on the card, and goes when nothing has it attached and no key finds
 //! it any more. Here: who may have what. Which address space maps it, and where, is `vgpu::pv`'s.
 
 use super::registry::HostState;
@@ -16,6 +16,9 @@ use vram::{CardAddr, PagePool, VmId};
 
 /// Segments that a VM may have made and not removed.
 const SEGMENTS_OF_A_VM: usize = 1024;
+
+/// Bytes that are zeroed at a time.
+const PIECE: u64 = 2 << 20;
 
 /// A VM as segments know it.
 #[derive(Clone, Debug)]
@@ -43,6 +46,8 @@ struct Segment {
     mode: u32,
     bytes: u64,
     at: VramAddr,
+    /// Bytes of it that are zeroed; nothing maps it before all are.
+    zeroed: u64,
     /// Address spaces that map it, by VM.
     attached: BTreeMap<VmId, u32>,
     removed: bool,
@@ -153,10 +158,10 @@ impl HostState {
             return Err(Status::Limit);
         }
         let pool = segments.pools.entry(party.vm).or_insert_with(|| PagePool::new(party.limit));
-        let at = match vram.alloc(pool, bytes) {
+        let at = match vram.take(pool, bytes) {
             Ok(at) => at,
             Err(error) => {
-                tracing::warn!(vm = %party.vm, bytes, %error, "a shared segment is not made");
+                tracing::debug!(vm = %party.vm, bytes, %error, "a shared segment is not made");
                 if pool.used_bytes() == 0 {
                     segments.pools.remove(&party.vm);
                 }
@@ -164,13 +169,35 @@ impl HostState {
             }
         };
         let id = segments.next_id();
-        let segment =
-            Segment { key, scope, owner: party.vm, mode, bytes, at, attached: BTreeMap::new(), removed: false };
+        let segment = Segment {
+            key,
+            scope,
+            owner: party.vm,
+            mode,
+            bytes,
+            at,
+            zeroed: 0,
+            attached: BTreeMap::new(),
+            removed: false,
+        };
         segments.segments.insert(id, segment);
         Ok(id)
     }
 
-    /// One more address space of `party`'s maps the segment: where it lies, and how many bytes it has.
+    /// Zeroes a piece of a segment that is new. Whether there may be more: the card's lock is held for one piece only.
+    ///
+    /// # Errors
+    /// See [`Status`].
+    pub fn share_zero(&mut self, party: &Party, id: u32) -> Result<bool, Status> {
+        self.segments.visible(party, id)?;
+        let segment = self.segments.segments.get_mut(&id).ok_or(Status::NoObject)?;
+        let piece = (segment.bytes - segment.zeroed).min(PIECE);
+        self.vram.memory.zero(segment.at.offset(segment.zeroed), piece).map_err(|_| Status::Failed)?;
+        segment.zeroed += piece;
+        Ok(segment.zeroed < segment.bytes)
+    }
+
+    /// One more address space of `party`'s maps the segment, which is zeroed: where it lies, and how many bytes it has.
     ///
     /// # Errors
     /// See [`Status`].
@@ -181,6 +208,9 @@ impl HostState {
             return Err(Status::Denied);
         }
         let segment = self.segments.segments.get_mut(&id).ok_or(Status::NoObject)?;
+        if segment.zeroed < segment.bytes {
+            return Err(Status::Failed);
+        }
         *segment.attached.entry(party.vm).or_default() += 1;
         Ok((segment.at, segment.bytes))
     }

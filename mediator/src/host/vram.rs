@@ -248,6 +248,16 @@ impl CardVram {
     /// # Errors
     /// When the card has none left for the pool, or does not answer.
     pub fn alloc(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, HostError> {
+        let address = self.take(pool, bytes)?;
+        self.memory.zero(address, bytes)?;
+        Ok(address)
+    }
+
+    /// The same, with anything in it.
+    ///
+    /// # Errors
+    /// As [`Self::alloc`].
+    pub(super) fn take(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, HostError> {
         let address = loop {
             match pool.alloc(&mut self.chunks, bytes) {
                 Ok(CardAddr(address)) => break VramAddr(address),
@@ -256,7 +266,6 @@ impl CardVram {
                 Err(error) => return Err(HostError::Refused(error.to_string())),
             }
         };
-        self.memory.zero(address, bytes)?;
         if self.is_tight() {
             self.bell.ring();
         }

@@ -305,9 +305,8 @@ impl Backend for VmBackend {
             .chunks_exact(size_of::<RunlistEntry>())
             .filter_map(|entry| {
                 let entry = RunlistEntry::from(u64::from_le_bytes(entry.try_into().ok()?));
-                u8::try_from(entry.channel()).ok().filter(|&id| u32::from(id) < CHANNELS)
+                VirtualChannelId::new(entry.channel().into())
             })
-            .map(VirtualChannelId)
             .collect();
         self.set_runlist(&wanted);
         self.runlist_done = true;

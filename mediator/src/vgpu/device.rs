@@ -204,13 +204,13 @@ impl Core {
         }
     }
 
-    /// Writes BAR0.
-    fn bar0_write(&mut self, offset: u64, data: &[u8]) {
+    /// Writes BAR0. Whether the guest has batches for us.
+    fn bar0_write(&mut self, offset: u64, data: &[u8]) -> bool {
         match &mut self.backend.pv {
             Some(pv) if Interface::covers(offset) => {
                 match pv.write(offset, data) {
                     After::Nothing => {}
-                    After::Doorbell => self.serve_pv(),
+                    After::Doorbell => return true,
                     After::Reset => self.reset_pv(),
                     After::Start => self.start_pv(),
                 }
@@ -221,12 +221,29 @@ impl Core {
                 self.gpu.bar0_write(offset, data, &mut self.backend);
             }
         }
+        false
     }
 
     /// Counts what goes through the window on VRAM.
     fn count_window(&mut self, offset: u64, bytes: usize) {
         if (u64::from(pramin::BASE)..u64::from(pramin::END)).contains(&offset) {
             self.backend.counts.aperture_bytes += bytes as u64;
+        }
+    }
+}
+
+impl MediatedDevice {
+    /// Deals with the batches that were there when the doorbell was rung. The VM's lock is free between two, for who waits
+    /// for it serves others as well.
+    fn serve_batches(&self) {
+        for _ in 0..pv::abi::MAX_QUEUE {
+            let core = &mut *self.vm.core();
+            let more = core.serve_pv();
+            core.settle();
+            MediatedVm::start_polling(&self.vm, core);
+            if !more {
+                break;
+            }
         }
     }
 }
@@ -277,21 +294,28 @@ impl Device for MediatedDevice {
     }
 
     fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
-        let core = &mut *self.vm.core();
-        let Core { gpu, backend, .. } = core;
-        match region {
-            RegionIndex::Bar0 => core.bar0_write(offset, data),
-            RegionIndex::Bar1 | RegionIndex::Bar3 => {
-                let aperture = aperture(region);
-                backend.remap.count_message(aperture, offset);
-                backend.counts.aperture_bytes += data.len() as u64;
-                gpu.aperture_write(aperture, offset, data, backend);
+        let batches = {
+            let core = &mut *self.vm.core();
+            let Core { gpu, backend, .. } = core;
+            let mut batches = false;
+            match region {
+                RegionIndex::Bar0 => batches = core.bar0_write(offset, data),
+                RegionIndex::Bar1 | RegionIndex::Bar3 => {
+                    let aperture = aperture(region);
+                    backend.remap.count_message(aperture, offset);
+                    backend.counts.aperture_bytes += data.len() as u64;
+                    gpu.aperture_write(aperture, offset, data, backend);
+                }
+                RegionIndex::Config => gpu.config_write(offset, data, backend),
+                _ => return Err(AccessError::Invalid),
             }
-            RegionIndex::Config => gpu.config_write(offset, data, backend),
-            _ => return Err(AccessError::Invalid),
+            core.settle();
+            MediatedVm::start_polling(&self.vm, core);
+            batches
+        };
+        if batches {
+            self.serve_batches();
         }
-        core.settle();
-        MediatedVm::start_polling(&self.vm, core);
         Ok(())
     }
 

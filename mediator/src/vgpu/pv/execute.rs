@@ -7,7 +7,7 @@ use crate::host::holdings::Holdings;
 use crate::host::segments::Wanted;
 use devmodel::backend::{Aperture, Backend};
 use nvspec::addr::{GuestVramAddr, Place};
-use nvspec::fifo::{CHANNELS, VirtualChannelId};
+use nvspec::fifo::VirtualChannelId;
 use nvspec::regs::pfifo::{CHANNEL, CHANNEL_STATE};
 use pv::abi::Status;
 use pv::{Answers, Batch, Op, Question};
@@ -95,7 +95,8 @@ impl Core {
                 Ok(0)
             }
             Op::Runlist { channels } => {
-                let wanted: Option<Vec<_>> = channels.iter().map(|channel| number(channel.get())).collect();
+                let wanted: Option<Vec<_>> =
+                    channels.iter().map(|channel| VirtualChannelId::new(channel.get())).collect();
                 backend.set_runlist(&wanted.ok_or(Status::Range)?);
                 Ok(0)
             }
@@ -108,10 +109,10 @@ impl Core {
                 backend.host.lock().share_get(&pv.party, wanted).map(u64::from)
             }
             Op::ShareAttach { segment, channel, read_only } => {
-                backend.attach(segment, number(channel).ok_or(Status::NoObject)?, read_only)
+                backend.attach(segment, VirtualChannelId::new(channel).ok_or(Status::NoObject)?, read_only)
             }
             Op::ShareDetach { segment, channel } => {
-                backend.detach(segment, number(channel).ok_or(Status::NoObject)?).map(|()| 0)
+                backend.detach(segment, VirtualChannelId::new(channel).ok_or(Status::NoObject)?).map(|()| 0)
             }
             Op::ShareControl { segment, control } => {
                 let pv = backend.pv.as_ref().ok_or(Status::Unsupported)?;
@@ -141,10 +142,6 @@ impl Core {
         let asserted = self.backend.pv.as_ref().is_some_and(|pv| pv.interrupt);
         self.gpu.set_beside(asserted, &mut self.backend);
     }
-}
-
-fn number(channel: u32) -> Option<VirtualChannelId> {
-    u8::try_from(channel).ok().filter(|_| channel < CHANNELS).map(VirtualChannelId)
 }
 
 impl VmBackend {
@@ -207,7 +204,7 @@ impl VmBackend {
     }
 
     fn create_channel(&mut self, channel: u32) -> Done {
-        let channel = number(channel).ok_or(Status::Range)?;
+        let channel = VirtualChannelId::new(channel).ok_or(Status::Range)?;
         let pv = self.pv.as_mut().ok_or(Status::Unsupported)?;
         if pv.channels.contains(&channel.0) || self.instances.contains_key(&channel) {
             return Err(Status::Exists);
@@ -222,7 +219,7 @@ impl VmBackend {
 
     /// A channel that the guest has set aside.
     fn created(&self, channel: u32) -> Result<VirtualChannelId, Status> {
-        let channel = number(channel).ok_or(Status::NoObject)?;
+        let channel = VirtualChannelId::new(channel).ok_or(Status::NoObject)?;
         let pv = self.pv.as_ref().ok_or(Status::Unsupported)?;
         pv.channels.contains(&channel.0).then_some(channel).ok_or(Status::NoObject)
     }

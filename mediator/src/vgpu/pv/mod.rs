@@ -104,6 +104,8 @@ pub(super) struct Interface {
     channel_cap: u32,
     attachments: share::Attachments,
     pub(super) counts: Counts,
+    /// What the guest did wrong with its queue, since the VM was created.
+    complaints: u64,
 }
 
 impl Interface {
@@ -125,6 +127,7 @@ impl Interface {
             channel_cap,
             attachments: share::Attachments::default(),
             counts: Counts::default(),
+            complaints: 0,
         }
     }
 

@@ -6,7 +6,6 @@ use super::super::device::Core;
 use super::Interface;
 use pv::abi::{AnswerHeader, MAX_BATCH_BYTES, MAX_QUEUE, status};
 use pv::{Answers, Batch};
-use std::io::{Read, Write};
 use std::sync::atomic::Ordering;
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
@@ -51,8 +50,17 @@ impl Interface {
     }
 
     fn fail(&mut self, why: &str) {
-        tracing::warn!(vm = %self.party.vm, setup = ?self.setup, why, "the paravirtual queue cannot be used; the guest must reset it");
+        if self.may_complain() {
+            let (vm, setup) = (self.party.vm, self.setup);
+            tracing::warn!(%vm, ?setup, why, "the paravirtual queue cannot be used; the guest must reset it");
+        }
         (self.status, self.queue) = (status::FAILED, None);
+    }
+
+    /// Whether what a guest does wrong is to be logged: at first, and ever less.
+    fn may_complain(&mut self) -> bool {
+        self.complaints += 1;
+        vmm_glue::worth_logging(self.complaints)
     }
 
     /// What a batch came to.
@@ -75,14 +83,17 @@ impl Core {
         }
     }
 
-    /// Deals with all batches that are available now.
-    pub(in crate::vgpu) fn serve_pv(&mut self) {
-        let Some(mut queue) = self.backend.pv.as_mut().and_then(|pv| pv.queue.take()) else { return };
-        match self.serve_queue(&mut queue) {
+    /// Deals with the next batch that is available; whether there was one. The caller lets others have the VM between two.
+    pub(in crate::vgpu) fn serve_pv(&mut self) -> bool {
+        let Some(mut queue) = self.backend.pv.as_mut().and_then(|pv| pv.queue.take()) else { return false };
+        let served = self.serve_queue(&mut queue);
+        match &served {
             // An operation of a batch cannot reset the interface, so the queue is still the one.
-            Ok(()) => self.with_pv(|pv| pv.queue = Some(queue)),
-            Err(why) => self.with_pv(|pv| pv.fail(&why)),
+            Ok(_) => self.with_pv(|pv| pv.queue = Some(queue)),
+            Err(why) => self.with_pv(|pv| pv.fail(why)),
         }
+        self.signal_pv();
+        served.unwrap_or(false)
     }
 
     fn with_pv(&mut self, act: impl FnOnce(&mut Interface)) {
@@ -91,66 +102,100 @@ impl Core {
         }
     }
 
-    /// At most as many as the queue has entries: those that were there when the doorbell was rung.
-    fn serve_queue(&mut self, queue: &mut Queue) -> Result<(), String> {
+    fn serve_queue(&mut self, queue: &mut Queue) -> Result<bool, String> {
         let memory = self.backend.link.memory().snapshot();
         if !self.backend.bus_master {
             return Err("bus mastering is off".to_owned());
         }
-        let chains: Vec<_> = queue.iter(&*memory).map_err(|error| error.to_string())?.collect();
-        let any = !chains.is_empty();
-        for chain in chains {
-            let head = chain.head_index();
-            let answers = self.serve_chain(&chain, &memory);
-            let written = answer(&chain, &memory, &answers);
-            self.with_pv(|pv| pv.count(&answers));
-            queue.add_used(&*memory, head, written).map_err(|error| error.to_string())?;
-        }
+        let Some(chain) = queue.iter(&*memory).map_err(|error| error.to_string())?.next() else { return Ok(false) };
+        let head = chain.head_index();
+        let parts = Parts::of(chain);
+        let answers = match parts.as_ref().map_err(|why| (*why).to_owned()).and_then(|parts| parts.read(&memory)) {
+            Ok(data) => self.serve_batch(&data),
+            Err(why) => self.malformed(&why),
+        };
+        let written = parts.map_or(0, |parts| parts.answer(&memory, &answers));
+        self.with_pv(|pv| pv.count(&answers));
+        queue.add_used(&*memory, head, written).map_err(|error| error.to_string())?;
         // The crate's own test whether to interrupt does not know of the ring's flag.
         let flags: u16 =
             memory.load(GuestAddress(queue.avail_ring()), Ordering::SeqCst).map_err(|error| error.to_string())?;
-        let wanted = any && u16::from_le(flags) & NO_INTERRUPT == 0;
+        let wanted = u16::from_le(flags) & NO_INTERRUPT == 0;
         self.with_pv(|pv| pv.interrupt |= wanted && pv.interrupt_enabled);
-        Ok(())
+        Ok(true)
     }
 
-    fn serve_chain(&mut self, chain: &DescriptorChain<&MemoryTable>, memory: &MemoryTable) -> Answers {
-        let malformed = |vm, why: &dyn std::fmt::Display| {
-            tracing::warn!(%vm, %why, "a guest's batch is malformed, and nothing of it is done");
-            Answers::malformed()
-        };
-        let vm = self.backend.vm;
-        let data = match read(chain, memory) {
-            Ok(data) if room(chain, memory) >= size_of::<AnswerHeader>() => data,
-            Ok(_) => return malformed(vm, &"it has no room for the answer"),
-            Err(error) => return malformed(vm, &error),
-        };
-        match Batch::parse(&data) {
+    fn serve_batch(&mut self, data: &[u8]) -> Answers {
+        match Batch::parse(data) {
             Ok(batch) => self.execute(&batch),
-            Err(error) => malformed(vm, &error),
+            Err(error) => self.malformed(&error),
         }
     }
+
+    fn malformed(&mut self, why: &dyn std::fmt::Display) -> Answers {
+        let vm = self.backend.vm;
+        self.with_pv(|pv| {
+            if pv.may_complain() {
+                tracing::warn!(%vm, %why, "a guest's batch is malformed, and nothing of it is done");
+            }
+        });
+        Answers::malformed()
+    }
 }
 
-/// The device-readable part of a chain, copied; at most as much as a batch can have.
-fn read(chain: &DescriptorChain<&MemoryTable>, memory: &MemoryTable) -> std::io::Result<Vec<u8>> {
-    let reader = chain.clone().reader(memory).map_err(std::io::Error::other)?;
-    let mut data = Vec::new();
-    reader.take(MAX_BATCH_BYTES.into()).read_to_end(&mut data)?;
-    Ok(data)
+/// Where the parts of a chain are in the guest's RAM. The descriptors are read once.
+#[derive(Debug, Default)]
+struct Parts {
+    readable: Vec<(GuestAddress, usize)>,
+    writable: Vec<(GuestAddress, usize)>,
 }
 
-/// Bytes of the device-writable part of a chain.
-fn room(chain: &DescriptorChain<&MemoryTable>, memory: &MemoryTable) -> usize {
-    chain.clone().writer(memory).map_or(0, |writer| writer.available_bytes())
-}
+impl Parts {
+    fn of(chain: DescriptorChain<&MemoryTable>) -> Result<Self, &'static str> {
+        let mut parts = Self::default();
+        for (index, part) in chain.enumerate() {
+            if index >= usize::from(MAX_QUEUE) {
+                return Err("its chain is longer than a queue");
+            }
+            let place = (part.addr(), part.len() as usize);
+            if part.is_write_only() {
+                parts.writable.push(place);
+            } else if parts.writable.is_empty() {
+                parts.readable.push(place);
+            } else {
+                return Err("a readable descriptor is behind a writable one");
+            }
+        }
+        let room = parts.writable.iter().map(|(_, len)| len).fold(0, |sum: usize, len| sum.saturating_add(*len));
+        if room < size_of::<AnswerHeader>() {
+            return Err("it has no room for the answer");
+        }
+        Ok(parts)
+    }
 
-/// Writes the answers into the device-writable part of a chain; how many bytes that were.
-fn answer(chain: &DescriptorChain<&MemoryTable>, memory: &MemoryTable, answers: &Answers) -> u32 {
-    let Ok(mut writer) = chain.clone().writer(memory) else { return 0 };
-    let bytes = answers.bytes(writer.available_bytes());
-    match writer.write_all(&bytes) {
-        Ok(()) => bytes.len() as u32,
-        Err(_) => 0,
+    /// The readable part, copied; at most as much as a batch can have.
+    fn read(&self, memory: &MemoryTable) -> Result<Vec<u8>, String> {
+        let mut data = Vec::new();
+        for (at, len) in &self.readable {
+            let from = data.len();
+            data.resize(from.saturating_add(*len).min(MAX_BATCH_BYTES as usize), 0);
+            memory.read_slice(&mut data[from..], *at).map_err(|error| error.to_string())?;
+        }
+        Ok(data)
+    }
+
+    /// Writes the answers into the writable part; how many bytes that were.
+    fn answer(&self, memory: &MemoryTable, answers: &Answers) -> u32 {
+        let room = self.writable.iter().fold(0, |sum: usize, (_, len)| sum.saturating_add(*len));
+        let bytes = answers.bytes(room);
+        let mut rest = &bytes[..];
+        for (at, len) in &self.writable {
+            let (now, later) = rest.split_at((*len).min(rest.len()));
+            if memory.write_slice(now, *at).is_err() {
+                return 0;
+            }
+            rest = later;
+        }
+        bytes.len() as u32
     }
 }

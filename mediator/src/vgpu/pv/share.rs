@@ -68,6 +68,7 @@ impl VmBackend {
             there.channels.insert(channel);
             return Ok(va(there.first));
         }
+        while self.host.lock().share_zero(&pv.party, segment)? {}
         let (at, bytes) = self.host.lock().share_attach(&pv.party, segment, !read_only)?;
         let count = (bytes / SMALL_PAGE) as u32;
         let mapped = match pv.attachments.room(space, count) {

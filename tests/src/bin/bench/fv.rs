@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
-use tests::bench::{Metric, Target, median};
+use tests::bench::{Metric, Target, median, order};
 use tests::guest::{self, LOAD_LIMIT};
 use tests::{Daemon, Paths, Vm, VmConfig};
 
@@ -87,7 +87,7 @@ pub fn run() -> Result<Vec<Metric>> {
     for workload in [DRIVER].into_iter().chain(WORKLOADS) {
         for round in 0..ROUNDS {
             eprintln!("bench: fv, {workload}, round {} of {ROUNDS}", round + 1);
-            for at in order(round) {
+            for at in order(KINDS.len(), round) {
                 let (kind, vm) = (&KINDS[at], &vms[at]);
                 let before = counts(&daemon, kind.name)?;
                 let seconds = once(vm, workload).with_context(|| format!("{workload} in VM {}", kind.name))?;
@@ -101,17 +101,6 @@ pub fn run() -> Result<Vec<Metric>> {
         }
     }
     report(&measured)
-}
-
-/// Who goes first, second and so on in a round: another one each time, and forwards and backwards in turns, so that none
-/// always follows the same one.
-fn order(round: usize) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..KINDS.len()).collect();
-    order.rotate_left(round % KINDS.len());
-    if !round.is_multiple_of(2) {
-        order.reverse();
-    }
-    order
 }
 
 fn configuration(paths: &Paths) -> String {

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use tests::bench::{Metric, Target, median};
+use tests::bench::{Metric, Target, median, order};
 use tests::guest::{self, LOAD_LIMIT, SMOKE_LIMIT};
 use tests::{Daemon, Paths, Vm, VmConfig};
 
@@ -116,7 +116,7 @@ pub fn run(json: Option<&Path>) -> Result<Vec<Metric>> {
     for workload in workloads() {
         for round in 0..ROUNDS {
             eprintln!("bench: pv, {workload}, round {} of {ROUNDS}", round + 1);
-            for at in order(round) {
+            for at in order(KINDS.len(), round) {
                 let (kind, vm) = (&KINDS[at], &vms[at]);
                 let before = counts(&daemon, kind.name)?;
                 let seconds = once(vm, workload).with_context(|| format!("{workload} in VM {}", kind.name))?;
@@ -163,16 +163,6 @@ fn data_flow(vm: &Vm) -> Result<Vec<Metric>> {
 
 fn workloads() -> impl Iterator<Item = &'static str> {
     [DRIVER].into_iter().chain(::workloads::NAMES.iter().copied())
-}
-
-/// Who goes first, second and so on in a round: another one each time, and forwards and backwards in turns.
-fn order(round: usize) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..KINDS.len()).collect();
-    order.rotate_left(round % KINDS.len());
-    if !round.is_multiple_of(2) {
-        order.reverse();
-    }
-    order
 }
 
 fn configuration(paths: &Paths) -> String {
