@@ -94,7 +94,7 @@ impl OwnedCard {
         // The mediator scrubs what its virtual machines had when they go, so this is for passthrough after passthrough.
         if self.left_over.swap(true, Ordering::Relaxed) {
             let host = self.host()?;
-            while host.lock().vram.scrub_one().map_err(BackendError::failed)? {}
+            while host.lock().vram.scrub_piece().map_err(BackendError::failed)? {}
         }
         if let Some(host) = self.host.lock().take() {
             host.close();

@@ -7,7 +7,7 @@
 //! `rest` (who waits and holds others up), `record` (what it was told and decided), [`usage`] (what of that the operator
 //! sees), [`time`] (the card's clock).
 //!
-//! Of memory: `vram` (guests' memory wherever it lies), [`pinned`] (host memory for it), [`balance`] (who gives and who
+//! Of memory: `vram` (guests' memory wherever it lies), [`pinned`] (host memory for it), `pages` (of the host), [`balance`] (who gives and who
 //! gets), [`holdings`] (what of that the operator sees), [`mover`] (the thread that moves it) and [`bell`] (what wakes
 //! that), [`relocate`] (one VM's chunks change places), [`copier`] and `own_space` (the mediator's own channels, and their
 //! address space), [`chaos`] (what moves without a reason, for tests), [`segments`] (what several address spaces share).
@@ -32,6 +32,7 @@ pub mod layout;
 pub mod memory;
 pub mod mover;
 mod own_space;
+mod pages;
 pub mod pinned;
 mod record;
 mod recovery;

@@ -4,20 +4,17 @@
 //! loses it, so that the next owner finds zeros and the host has the memory back; the I/O addresses of all slots follow
 //! one another and stay. Some slots are zeroed and stay instead: finding fresh memory takes longer than copying to it.
 
-use super::HostError;
 use super::iova::IovaSpace;
+use super::{HostError, pages};
 use card::{Card, DmaMemory};
 use nvspec::addr::Iova;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use vm_memory::{Bytes, MmapRegion};
+use vm_memory::Bytes;
 use vram::HostAddr;
 
 /// Most bytes of slots without an owner that keep their memory: as much as moves in a few milliseconds.
 const KEPT_BYTES: u64 = 32 << 20;
-
-/// Bytes of a slot that are zeroed at once; slots are multiples of it.
-const ZEROS: usize = 64 << 10;
 
 /// The slots.
 pub struct PinnedPool {
@@ -53,47 +50,53 @@ impl PinnedPool {
         self.base.offset(address.0)
     }
 
-    /// Gives the slot at `address` memory, zeroed, and maps it for the card. Nothing when it has.
+    /// Bytes that the slot at `address` lacks: all, or none when it has memory.
+    #[must_use]
+    pub fn lacks(&self, address: HostAddr) -> Option<usize> {
+        let (index, _) = self.at(address);
+        self.slots[index].is_none().then_some(self.slot_bytes as usize)
+    }
+
+    /// The slot at `address` has an owner, and needs memory, zeroed and mapped for the card. Nothing when it has.
     ///
     /// # Errors
     /// When the host has no memory for it, or may not pin it.
     pub fn fill(&mut self, address: HostAddr) -> Result<(), HostError> {
+        if let Some(bytes) = self.lacks(address) {
+            self.give(address, pages::found(bytes)?)?;
+        }
         let (index, _) = self.at(address);
         self.kept.remove(&index);
-        if self.slots[index].is_some() {
-            return Ok(());
-        }
-        let bytes = self.slot_bytes as usize;
-        let region =
-            MmapRegion::<()>::new(bytes).map_err(|error| HostError::Pinned { bytes, why: error.to_string() })?;
-        let memory = DmaMemory::new(Arc::new(region), 0, bytes, true)
-            .map_err(|error| HostError::Pinned { bytes, why: error.to_string() })?;
-        let iova = self.base.offset(index as u64 * self.slot_bytes);
+        Ok(())
+    }
+
+    /// Gives the slot at `address`, which lacks memory, some that was [found](pages::found) for it.
+    ///
+    /// # Errors
+    /// When the host may not pin it.
+    pub(super) fn give(&mut self, address: HostAddr, memory: DmaMemory) -> Result<(), HostError> {
+        let (index, _) = self.at(address);
+        let (iova, bytes) = (self.base.offset(index as u64 * self.slot_bytes), memory.len());
         let mapped = self.card.map_dma(iova.0, memory.clone());
         mapped.map_err(|error| HostError::Pinned { bytes, why: error.to_string() })?;
         self.slots[index] = Some(memory);
         Ok(())
     }
 
-    /// The slot that begins at `address` has no owner any more: takes its memory from the card and gives it back to the host, or fills it
-    /// with zeros and keeps it for the next one. Nothing when it has none.
+    /// The slot that begins at `address` has no owner any more. Whether it keeps its memory, which is to be zeroed then; else it
+    /// has given it back to the host, or had none.
     ///
     /// # Errors
     /// When the card keeps it; the slot keeps its memory then, which is not to be used again.
-    pub fn empty(&mut self, address: HostAddr) -> Result<(), HostError> {
+    pub fn leave(&mut self, address: HostAddr) -> Result<bool, HostError> {
         let (index, _) = self.at(address);
-        if self.slots[index].is_none() {
-            return Ok(());
+        let keeps = self.slots[index].is_some() && (self.kept.len() as u64 + 1) * self.slot_bytes <= KEPT_BYTES;
+        if keeps {
+            self.kept.insert(index);
+        } else {
+            self.release(index)?;
         }
-        if (self.kept.len() as u64 + 1) * self.slot_bytes > KEPT_BYTES {
-            return self.release(index);
-        }
-        let zeros = [0; ZEROS];
-        for at in (0..self.slot_bytes).step_by(ZEROS) {
-            self.write(HostAddr(address.0 + at), &zeros);
-        }
-        self.kept.insert(index);
-        Ok(())
+        Ok(keeps)
     }
 
     fn release(&mut self, index: usize) -> Result<(), HostError> {

@@ -262,7 +262,7 @@ impl HostCard {
             }
             state.vram.chunks.destroy_vm(vm).map_err(|error| HostError::Refused(error.to_string()))?;
         }
-        while self.scrub_one()? {}
+        while self.scrub_piece()? {}
         self.bell.ring();
         Ok(())
     }
@@ -282,14 +282,14 @@ impl HostCard {
             return Ok(());
         }
         self.lock().vram.chunks.unplace_all(vm);
-        while self.scrub_one()? {}
+        while self.scrub_piece()? {}
         self.bell.ring();
         Ok(())
     }
 
-    /// Scrubs one chunk that waits for it; false when none does. The card's lock is held for one chunk only.
-    fn scrub_one(&self) -> Result<bool, HostError> {
-        self.lock().vram.scrub_one()
+    /// Scrubs a piece of what waits for it; false when nothing does. The card's lock is held for that only.
+    fn scrub_piece(&self) -> Result<bool, HostError> {
+        self.lock().vram.scrub_piece()
     }
 
     /// Ends the card's threads and quiets the card.

@@ -1,18 +1,19 @@
 //! Moves chunks of a VM between the card and host memory, while the VM goes on.
 //!
-//! 1. The destinations are reserved. The VM's channels are kept from running and leave the engines; its CPUs see nothing of
-//!    that: what they ring for waits in their rings, what they write goes to where the chunks still are, and is remembered.
-//! 2. The mediator's own channels copy all chunks.
-//! 3. With the VM's lock and the card's: pages that were written meanwhile are copied again, the chunks change places, the
+//! 1. The destinations are reserved, and the host finds pages for those in its memory.
+//! 2. The VM's channels are kept from running and leave the engines; its CPUs see nothing of that: what they ring for waits in
+//!    their rings, what they write goes to where the chunks still are, and is remembered.
+//! 3. The mediator's own channels copy all chunks.
+//! 4. With the VM's lock and the card's: pages that were written meanwhile are copied again, the chunks change places, the
 //!    shadow entries that name them are written anew, the card's TLBs forget the old ones.
-//! 4. The channels go on.
+//! 5. The channels go on.
 //!
 //! Neither lock is held while anything is waited for.
 
 use super::copier::{COPIER, Copier, Job};
 use super::registry::{HostCard, HostState};
 use super::vram::Dirty;
-use super::{Feeder, HostError};
+use super::{Feeder, HostError, pages};
 use channels::Pause;
 use nvspec::addr::SMALL_PAGE;
 use std::sync::Weak;
@@ -52,9 +53,11 @@ impl HostCard {
     /// Moves chunks of `vm`. Returns when they have moved, or stay.
     pub fn relocate(&self, vm: VmId, steps: &[Step]) -> Relocated {
         let _one_at_a_time = self.moving.lock();
-        let began = Instant::now();
         let mut done = Relocated::default();
-        let moves = self.lock().begin_moves(vm, steps);
+        let reserved = self.lock().reserve_moves(vm, steps);
+        reserved.iter().for_each(|chunk| self.find_pages(chunk));
+        let began = Instant::now();
+        let moves = self.lock().begin_moves(vm, reserved);
         done.stayed = (steps.len() - moves.len()) as u32;
         if moves.is_empty() {
             return done;
@@ -78,6 +81,17 @@ impl HostCard {
         self.lock().go_on(vm);
         done.suspended_ns = nanoseconds(began.elapsed());
         done
+    }
+
+    /// Has the host find pages for where a chunk goes, which takes it long and nobody waits for: the VM still works, and the
+    /// card's lock is free. What fails here is tried again with the lock held, and fails there.
+    fn find_pages(&self, chunk: &Move) {
+        let Place::Host(at) = chunk.to else { return };
+        let Some(bytes) = self.lock().vram.pinned.lacks(at) else { return };
+        let given = pages::found(bytes).and_then(|memory| self.lock().vram.pinned.give(at, memory));
+        if let Err(error) = given {
+            tracing::debug!(%error, "no pages for a slot of host memory");
+        }
     }
 
     /// Waits until nothing of a VM that is kept from running is on an engine.
@@ -163,42 +177,46 @@ impl HostCard {
         }
     }
 
-    /// Scrubs what nobody has, one chunk at a time, as the thread that moves memory does after each relocation.
+    /// Scrubs what nobody has, as the thread that moves memory does after each relocation.
     pub fn scrub(&self) {
-        while self.lock().vram.scrub_one().unwrap_or(false) {}
+        while self.lock().vram.scrub_piece().unwrap_or(false) {}
     }
 }
 
 impl HostState {
-    /// Reserves the destinations and keeps the VM's channels from running. Chunks that cannot move are left out.
-    fn begin_moves(&mut self, vm: VmId, steps: &[Step]) -> Vec<Move> {
+    /// Reserves the destinations. Chunks that cannot move are left out.
+    fn reserve_moves(&mut self, vm: VmId, steps: &[Step]) -> Vec<Move> {
         let mut moves = Vec::new();
         for step in steps.iter().copied().filter(|step| step.vm == vm) {
-            let index = step.index;
             let begun = loop {
                 match self.vram.chunks.start(step) {
                     Err(vram::Error::NeedsScrub { .. }) if self.vram.scrub_one().unwrap_or(false) => {}
                     begun => break begun,
                 }
             };
-            let chunk = match begun {
-                Ok(Some(chunk)) => chunk,
+            match begun {
+                Ok(Some(chunk)) => moves.push(chunk),
                 // Only the accounts changed.
-                Ok(None) => continue,
-                Err(error) => {
-                    tracing::debug!(%vm, chunk = index, %error, "a chunk does not move");
-                    continue;
-                }
-            };
-            if let Place::Host(at) = chunk.to
-                && let Err(error) = self.vram.pinned.fill(at)
-            {
+                Ok(None) => {}
+                Err(error) => tracing::debug!(%vm, chunk = step.index, %error, "a chunk does not move"),
+            }
+        }
+        moves
+    }
+
+    /// Keeps the VM's channels from running, and has them leave the engines. Chunks whose destination has no memory are left
+    /// out.
+    fn begin_moves(&mut self, vm: VmId, mut moves: Vec<Move>) -> Vec<Move> {
+        moves.retain(|chunk| {
+            let filled = if let Place::Host(at) = chunk.to { self.vram.pinned.fill(at) } else { Ok(()) };
+            if let Err(error) = &filled {
                 tracing::warn!(%vm, %error, "a chunk stays on the card");
                 self.vram.chunks.abort_move(chunk.id);
-                continue;
             }
-            self.vram.copied.insert((vm, u64::from(index)), Dirty::new(chunk.bytes));
-            moves.push(chunk);
+            filled.is_ok()
+        });
+        for chunk in &moves {
+            self.vram.copied.insert((vm, u64::from(chunk.index)), Dirty::new(chunk.bytes));
         }
         if !moves.is_empty() {
             let id = channels::VmId(vm.0);

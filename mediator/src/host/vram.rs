@@ -7,11 +7,14 @@ use super::pinned::PinnedPool;
 use nvspec::addr::{GuestVramAddr, SMALL_PAGE, VramAddr};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use vram::{CardAddr, ChunkTable, GuestAddr, Lookup, PagePool, Place, VmId};
+use vram::{CardAddr, ChunkTable, GuestAddr, HostAddr, Lookup, PagePool, Place, ScrubWork, VmId};
 
 /// Chunks that are kept at hand for the mediator's own structures: a guest's next channel or page table must not fail since
 /// other guests' memory fills the card.
 pub(super) const KEPT: u32 = 2;
+
+/// Bytes that are zeroed with the card's lock held, when there is time: a chunk may be far larger.
+const SCRUB_PIECE: u64 = 1 << 20;
 
 /// Pages of a chunk, one bit each.
 pub(super) struct Dirty(Vec<u64>);
@@ -56,6 +59,8 @@ pub struct CardVram {
     pub(super) watches: bool,
     /// Chunks that were used since it was told.
     pub(super) touched: BTreeSet<(VmId, u64)>,
+    /// What is being scrubbed, and how much of it is zeroed.
+    scrubbing: Option<(ScrubWork, u64)>,
     /// VMs that wanted memory that there was none of.
     pub(super) short: BTreeSet<VmId>,
     /// Rung when a guest wanted memory that there was none of on the card, and when some has become free.
@@ -73,6 +78,7 @@ impl CardVram {
             unmet: BTreeSet::new(),
             watches: false,
             touched: BTreeSet::new(),
+            scrubbing: None,
             short: BTreeSet::new(),
             bell: Arc::default(),
         }
@@ -277,17 +283,50 @@ impl CardVram {
         self.pinned.range().1 != 0 && self.chunks.for_mediator() - self.chunks.spare() < KEPT
     }
 
-    /// Scrubs one chunk that waits for it; false when none does.
+    /// Scrubs one chunk that waits for it, or ends what was begun with; false when there is none.
     ///
     /// # Errors
     /// When the card does not answer.
     pub fn scrub_one(&mut self) -> Result<bool, HostError> {
-        let Some(work) = self.chunks.take_scrub_work() else { return Ok(false) };
-        match work.place {
-            Place::Card(CardAddr(at)) => self.memory.zero(VramAddr(at), work.bytes)?,
-            Place::Host(at) => self.pinned.empty(at)?,
+        let mut any = false;
+        while self.scrub_piece()? {
+            any = true;
+            if self.scrubbing.is_none() {
+                break;
+            }
         }
-        self.chunks.scrubbed(work.place);
+        Ok(any)
+    }
+
+    /// Zeroes a piece of what is to be scrubbed, for who has time; false when nothing is.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    pub fn scrub_piece(&mut self) -> Result<bool, HostError> {
+        let (work, done) = match self.scrubbing.take() {
+            Some(begun) => begun,
+            None => {
+                let Some(work) = self.chunks.take_scrub_work() else { return Ok(false) };
+                let zeroed = match work.place {
+                    Place::Host(at) if !self.pinned.leave(at)? => work.bytes,
+                    _ => 0,
+                };
+                (work, zeroed)
+            }
+        };
+        let piece = (work.bytes - done).min(SCRUB_PIECE);
+        match work.place {
+            Place::Card(CardAddr(at)) => self.memory.zero(VramAddr(at + done), piece)?,
+            Place::Host(HostAddr(at)) if piece != 0 => {
+                self.pinned.write(HostAddr(at + done), &vec![0; piece as usize]);
+            }
+            Place::Host(_) => {}
+        }
+        if done + piece < work.bytes {
+            self.scrubbing = Some((work, done + piece));
+        } else {
+            self.chunks.scrubbed(work.place);
+        }
         Ok(true)
     }
 }

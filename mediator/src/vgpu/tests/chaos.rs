@@ -3,7 +3,7 @@
 use super::super::Settings;
 use super::super::rig::driver::{At, CE0, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
 use super::super::rig::{Rig, read_file, sharing};
-use super::relocate::{Dice, driver_of, free_settings, in_host, move_all, work};
+use super::relocate::{Dice, driver_of, free_settings, in_host, move_all, work, work_until};
 use super::{A, B, MIB};
 use crate::config::Apertures;
 use crate::host::{Chaos, Division, Sharing};
@@ -53,15 +53,19 @@ fn stirred(chunk_bytes: u64, sizes: (u32, u64), vm_mib: u64, seed: u64) {
         let rig = &rig;
         let working = (0u64..).zip(drivers).map(|(vm, mut driver)| {
             scope.spawn(move || {
-                work(&mut driver, 40, &mut Dice(seed ^ vm << 32));
-                let moved = rig.host.lock().moved(VmId(vm as u32)).map_or(0, |moved| moved.sum.moved);
+                let began = Instant::now();
+                let moved = || rig.host.lock().moved(VmId(vm as u32)).map_or(0, |moved| moved.sum.moved);
+                // Large chunks take their time before they move, and the VM works meanwhile.
+                let enough = |round| round >= 40 && (moved() > 0 || began.elapsed() > LONG);
+                work_until(&mut driver, enough, &mut Dice(seed ^ vm << 32));
+                let moved = moved();
                 driver.guest.remove().expect("a VM that goes");
                 moved
             })
         });
-        working.collect::<Vec<_>>().into_iter().map(|vm| vm.join().expect("a VM")).sum::<u32>()
+        working.collect::<Vec<_>>().into_iter().map(|vm| vm.join().expect("a VM")).min()
     });
-    assert!(moved > 0, "something moved");
+    assert!(moved.is_some_and(|moved| moved > 0), "memory of each VM moved");
     // What was on its way when its VM went arrives nowhere, but has to end first.
     let began = Instant::now();
     while rig.host.lock().vram.chunks.moves().count() != 0 {

@@ -95,6 +95,11 @@ impl Dice {
 
 /// What a VM does while its memory moves: copies pages about between buffers and compares each with what it must hold.
 pub(super) fn work(driver: &mut Driver, rounds: u32, dice: &mut Dice) {
+    work_until(driver, |round| round >= rounds, dice);
+}
+
+/// As [`work`], until there are enough rounds.
+pub(super) fn work_until(driver: &mut Driver, enough: impl Fn(u32) -> bool, dice: &mut Dice) {
     const BUFFERS: u64 = 6;
     const PAGES: u64 = 40;
     let mut channels = [driver.channel(1), driver.channel(2)];
@@ -108,7 +113,7 @@ pub(super) fn work(driver: &mut Driver, rounds: u32, dice: &mut Dice) {
             at
         })
         .collect();
-    for round in 0..rounds {
+    for round in (0..).take_while(|round| !enough(*round)) {
         let (from, to) = (dice.below(BUFFERS) as usize, dice.below(BUFFERS) as usize);
         match dice.below(4) {
             0 => {

@@ -110,8 +110,10 @@ fn middle(values: &[f64]) -> Result<f64> {
 
 /// Both ways, each in turn with its baseline.
 struct Rates {
-    /// To host memory that was never used, which the host has to find first.
-    out_fresh: f64,
+    /// To host memory that was never used, for which the host has to find pages first: relocated, with the milliseconds of
+    /// suspension, and by plain copies.
+    out_fresh: (f64, f64),
+    plain_out_fresh: f64,
     out: f64,
     back: f64,
     plain_out: f64,
@@ -123,9 +125,9 @@ struct Rates {
 fn rates(scene: &mut Scene, chunk_bytes: u64) -> Result<Rates> {
     let chunks = AT / chunk_bytes..(AT + BYTES).div_ceil(chunk_bytes);
     let mut all: [Vec<f64>; 5] = Default::default();
-    let mut out_fresh = 0.0;
+    let mut fresh = ((0.0, 0.0), 0.0);
     for round in 0..=ROUNDS {
-        let out = scene.relocate(chunks.clone(), To::Host)?.0;
+        let (out, suspended) = scene.relocate(chunks.clone(), To::Host)?;
         scene.verify(1)?;
         let scrubbing = Instant::now();
         scene.rig.host.scrub();
@@ -137,7 +139,7 @@ fn rates(scene: &mut Scene, chunk_bytes: u64) -> Result<Rates> {
         let plain_back = scene.plain((RAM_VA, VRAM_VA))?;
         scene.verify(1)?;
         if round == 0 {
-            out_fresh = out;
+            fresh = ((out, suspended), plain_out);
         } else {
             for (values, value) in all.iter_mut().zip([out, back, plain_out, plain_back, BYTES as f64 / scrub]) {
                 values.push(value);
@@ -146,7 +148,8 @@ fn rates(scene: &mut Scene, chunk_bytes: u64) -> Result<Rates> {
     }
     let [out, back, plain_out, plain_back, scrub] = all;
     Ok(Rates {
-        out_fresh,
+        out_fresh: fresh.0,
+        plain_out_fresh: fresh.1,
         out: middle(&out)?,
         back: middle(&back)?,
         plain_out: middle(&plain_out)?,
@@ -160,16 +163,18 @@ pub fn throughput() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (kind, time) in [("modelled", time()), ("unbound", None)] {
         let mut scene = Scene::new(CHUNK, time)?;
-        let Rates { out_fresh, out, back, plain_out, plain_back, scrub } = rates(&mut scene, CHUNK)?;
+        let Rates { out_fresh, plain_out_fresh, out, back, plain_out, plain_back, scrub } = rates(&mut scene, CHUNK)?;
         let mib = MIB as f64;
         let target = Target::AtLeast(0.9);
         let row = |way: &str, rate: f64, plain: f64| {
             Metric::ratio(format!("swap.throughput.{kind}.{way}"), rate / mib, "MiB/s", plain / mib, target)
         };
         metrics.extend([row("out", out, plain_out), row("back", back, plain_back)]);
-        let plain = plain_out / mib;
-        let name = format!("swap.throughput.{kind}.out_to_fresh_memory");
-        metrics.push(Metric::ratio(name, out_fresh / mib, "MiB/s", plain, Target::None));
+        let (fresh, suspended) = out_fresh;
+        metrics.push(row("out_to_fresh_memory", fresh, plain_out_fresh));
+        let copy = BYTES as f64 / plain_out * 1e3;
+        let name = format!("swap.throughput.{kind}.suspension_to_fresh_memory");
+        metrics.push(Metric::ratio(name, suspended, "ms", copy, Target::None));
         metrics.push(Metric::plain(format!("swap.throughput.{kind}.scrub"), scrub / mib, "MiB/s"));
     }
     Ok(metrics)
