@@ -43,10 +43,37 @@ impl VmBackend {
                 this.remap.write(slot, at.0 % PAGE, data);
                 return Ok(());
             }
-            this.host.lock().vram.guest_write(this.vm, at, data).ok_or(Denied)?;
+            let written = this.host.lock().vram.guest_write(this.vm, at, data);
+            if written.is_none() {
+                return this.without_memory(at, data.len() as u64);
+            }
             this.spaces.written(at, data.len() as u64);
             Ok(())
         })
+    }
+
+    /// A write was not done: when that is for want of memory, it may be later.
+    fn without_memory(&mut self, at: GuestVramAddr, len: u64) -> Result<(), Denied> {
+        let is_its = at.checked_add(len).is_some_and(|end| end.0 <= self.vram_bytes);
+        if !is_its || !self.host.lock().vram.is_short(self.vm) {
+            return Err(Denied);
+        }
+        let first = self.patience.is_first();
+        if self.patience.lacks() {
+            self.counts.writes_waited += u64::from(first);
+            return Ok(());
+        }
+        self.counts.writes_lost += 1;
+        if vmm_glue::worth_logging(self.counts.writes_lost) {
+            let lost = self.counts.writes_lost;
+            tracing::error!(
+                vm = %self.vm,
+                lost,
+                "what a VM's CPU writes to its VRAM is lost: there is no memory for it; raise the VM's guarantee, or the \
+                 card's host memory"
+            );
+        }
+        Err(Denied)
     }
 
     /// Reads through an aperture's page tables.

@@ -1,5 +1,6 @@
 //! What the vGPU's registers mean for the card: the implementation of `devmodel`'s seam.
 
+use super::patience::Patience;
 use super::pv::Interface;
 use super::ram::RamMap;
 use super::remap::{Remap, Slot};
@@ -38,6 +39,8 @@ pub(super) struct Counts {
     pub(super) hangs: u64,
     pub(super) memory_waits: u64,
     pub(super) memory_denied: u64,
+    pub(super) writes_waited: u64,
+    pub(super) writes_lost: u64,
     /// Bytes that its CPU has read or written of VRAM by messages.
     pub(super) aperture_bytes: u64,
 }
@@ -80,6 +83,8 @@ pub(super) struct VmBackend {
     pub(super) waiting: BTreeMap<VirtualChannelId, (Doorbell, Instant)>,
     /// How long it may.
     pub(super) queue_limit: Duration,
+    /// What its CPU's writes wait for.
+    pub(super) patience: Patience,
     /// Faults that the guest is told of after the access that brought them about.
     pub(super) faults: Vec<MmuFault>,
     pub(super) bus_master: bool,
@@ -114,6 +119,7 @@ impl VmBackend {
             instances: BTreeMap::new(),
             waiting: BTreeMap::new(),
             queue_limit: Duration::ZERO,
+            patience: Patience::default(),
             faults: Vec::new(),
             bus_master: false,
             blocked: 0,

@@ -2,6 +2,7 @@
 
 use super::backend::VmBackend as Backend;
 use super::mailbox::{Held, Mailbox, Recipient};
+use super::patience::{self, Patience};
 use super::pv::{After, Interface, PvSettings};
 use super::remap::Remap;
 use super::spaces::Owned;
@@ -93,6 +94,7 @@ impl MediatedVm {
         let gpu = VGpu::new(config).map_err(BackendError::failed)?;
         let mut backend = Backend::new(Arc::clone(host), vm, link.clone(), *shadow, share.vram_bytes);
         backend.queue_limit = *queue_limit;
+        backend.patience = Patience::new(*queue_limit);
         let interface = |settings| Box::new(Interface::new(settings, vm, share.vram_bytes, share.channels));
         backend.pv = paravirtual.as_ref().map(interface);
         let core = Core { gpu, backend, polls: false };
@@ -232,7 +234,49 @@ impl Core {
     }
 }
 
+/// What is left of a write of the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Served {
+    Whole,
+    /// The guest has batches for us.
+    Batches,
+    /// There is no memory for it yet.
+    Again,
+}
+
 impl MediatedDevice {
+    /// Serves a write. The VM's lock is free when it returns, for memory may have to move.
+    fn write_once(&self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<Served, AccessError> {
+        let core = &mut *self.vm.core();
+        let Core { gpu, backend, .. } = core;
+        let (base, end) = (u64::from(pramin::BASE), u64::from(pramin::END));
+        let mut batches = false;
+        match region {
+            RegionIndex::Bar0 => {
+                let window = base <= offset && offset.saturating_add(data.len() as u64) <= end;
+                backend.patience.begin(window);
+                batches = core.bar0_write(offset, data);
+            }
+            RegionIndex::Bar1 | RegionIndex::Bar3 => {
+                let aperture = aperture(region);
+                if backend.patience.is_first() {
+                    backend.remap.count_message(aperture, offset);
+                    backend.counts.aperture_bytes += data.len() as u64;
+                }
+                backend.patience.begin(true);
+                gpu.aperture_write(aperture, offset, data, backend);
+            }
+            RegionIndex::Config => gpu.config_write(offset, data, backend),
+            _ => return Err(AccessError::Invalid),
+        }
+        if core.backend.patience.end() {
+            return Ok(Served::Again);
+        }
+        core.settle();
+        MediatedVm::start_polling(&self.vm, core);
+        Ok(if batches { Served::Batches } else { Served::Whole })
+    }
+
     /// Deals with the batches that were there when the doorbell was rung. The VM's lock is free between two, for who waits
     /// for it serves others as well.
     fn serve_batches(&self) {
@@ -294,26 +338,12 @@ impl Device for MediatedDevice {
     }
 
     fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
-        let batches = {
-            let core = &mut *self.vm.core();
-            let Core { gpu, backend, .. } = core;
-            let mut batches = false;
-            match region {
-                RegionIndex::Bar0 => batches = core.bar0_write(offset, data),
-                RegionIndex::Bar1 | RegionIndex::Bar3 => {
-                    let aperture = aperture(region);
-                    backend.remap.count_message(aperture, offset);
-                    backend.counts.aperture_bytes += data.len() as u64;
-                    gpu.aperture_write(aperture, offset, data, backend);
-                }
-                RegionIndex::Config => gpu.config_write(offset, data, backend),
-                _ => return Err(AccessError::Invalid),
-            }
-            core.settle();
-            MediatedVm::start_polling(&self.vm, core);
-            batches
-        };
-        if batches {
+        let mut served = self.write_once(region, offset, data)?;
+        while served == Served::Again {
+            std::thread::sleep(patience::RETRY);
+            served = self.write_once(region, offset, data)?;
+        }
+        if served == Served::Batches {
             self.serve_batches();
         }
         Ok(())
@@ -461,6 +491,8 @@ impl VmBackend for MediatedVm {
             ("hangs", counts.hangs),
             ("memory_waits", counts.memory_waits),
             ("memory_denied", counts.memory_denied),
+            ("memory_writes_waited", counts.writes_waited),
+            ("memory_writes_lost", counts.writes_lost),
             ("aperture_bytes", counts.aperture_bytes),
             ("memory_relocations", moved.relocations),
             ("memory_chunks_moved", u64::from(moved.sum.moved)),

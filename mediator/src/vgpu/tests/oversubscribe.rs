@@ -200,6 +200,51 @@ fn work_waits_for_memory_and_goes_on_when_another_gives_it_back() {
     assert_eq!((second.guest.counter("faults"), second.guest.counter("memory_denied")), (0, 0));
 }
 
+/// Two VMs of a card without host memory, of which the first has all that there is. Neither gives anything.
+fn full_card(queue_limit: Duration) -> (Rig, [Driver; 2]) {
+    let rig = rig_with(48, 0, fast());
+    let drivers = [0, 1].map(|vm| {
+        let mut settings = settings(44, 8);
+        settings.share.memory = Limits { on_full: OnFull::Queue, ..Limits::default() };
+        Driver::new(rig.guest_with(vm, &Settings { queue_limit, ..settings }))
+    });
+    let ones = vec![0xff; MIB as usize];
+    for mib in 4..44 {
+        drivers[0].guest.vram_try_write(mib * MIB, &ones);
+    }
+    (rig, drivers)
+}
+
+#[test]
+fn what_a_cpu_writes_waits_for_memory_and_arrives_once() {
+    let (_rig, [first, mut second]) = full_card(LONG);
+    let at = 40 * MIB + 0x1230;
+    std::thread::scope(|scope| {
+        let writing = scope.spawn(|| {
+            second.guest.poke(at, 0x1234_5678);
+            (second.guest.peek(at), second.guest.counter("memory_writes_waited"))
+        });
+        std::thread::sleep(Duration::from_millis(60));
+        first.guest.remove().unwrap();
+        assert_eq!(writing.join().unwrap(), (0x1234_5678, 1));
+    });
+    assert_eq!(second.guest.counter("memory_writes_lost"), 0);
+}
+
+#[test]
+fn what_a_cpu_writes_is_counted_as_lost_when_no_memory_comes_and_the_next_do_not_wait() {
+    let (_rig, [first, mut second]) = full_card(Duration::from_millis(20));
+    for word in 0..100 {
+        second.guest.poke(40 * MIB + 4 * word, 1);
+    }
+    let counts = ["memory_writes_waited", "memory_writes_lost"].map(|name| second.guest.counter(name));
+    assert!(counts[0] >= 1 && counts[0] < 50 && counts[1] == 100, "{counts:?}");
+    // Beyond its VRAM there is none to wait for.
+    second.guest.poke(60 * MIB, 1);
+    assert_eq!(second.guest.counter("memory_writes_lost"), 100);
+    drop(first);
+}
+
 #[test]
 fn work_that_waits_for_memory_gets_what_others_have_beyond_their_part() {
     let rig = rig_with(48, 64, fast());
