@@ -151,4 +151,9 @@ pub trait GuestRing {
     /// # Errors
     /// When nothing is mapped there, or what is mapped cannot be read.
     fn read(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), Unmapped>;
+
+    /// Told of each push buffer that is taken over: `dwords` words from `va` on. For who wants to know what work names.
+    fn taken(&mut self, va: GpuVa, dwords: u32) {
+        let _ = (va, dwords);
+    }
 }

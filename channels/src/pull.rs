@@ -7,7 +7,7 @@ use crate::work::{
 };
 use crate::{Channels, Doorbell, GuestRing, Host, Layout, PullError, Pulled, RingFault, Submission, VmId};
 use nvspec::addr::{GpuVa, SMALL_PAGE};
-use nvspec::fifo::{ChannelId, VirtualChannelId};
+use nvspec::fifo::{ChannelId, GpEntry, VirtualChannelId};
 use nvspec::instance::userd;
 use nvspec::mmu::HOST_VA_BASE;
 
@@ -51,6 +51,10 @@ impl Channels {
             let at = ring.host_index();
             let record = ring.submit(submission, &entries, now);
             give(host, &layout, physical, at, &entries, record);
+            for entry in entries.iter().filter(|entry| entry.end.is_some()) {
+                let entry = GpEntry::from(entry.raw);
+                guest.taken(GpuVa(entry.address()), entry.dwords());
+            }
         }
         ring.fault = fault;
         let taken = u32::try_from(entries.len()).unwrap_or(u32::MAX);

@@ -88,7 +88,6 @@ impl CardVram {
     /// also when there is none left.
     pub fn place(&mut self, vm: VmId, address: GuestVramAddr, len: u64) -> Option<Place> {
         let address = GuestAddr(address.0);
-        self.touch(vm, address);
         match self.chunks.lookup(vm, address, len) {
             Lookup::Placed(place) => return Some(place),
             Lookup::Outside => return None,
@@ -106,6 +105,10 @@ impl CardVram {
         loop {
             match self.chunks.place(vm, address) {
                 Ok(placed) => {
+                    if placed.new {
+                        // To be mapped is no use, but nothing is mapped for the first time in vain.
+                        self.touch(vm, address);
+                    }
                     if let (Place::Host(at), true) = (placed.place, placed.new) {
                         self.unmet.insert(chunk);
                         self.bell.ring();
@@ -203,8 +206,14 @@ impl CardVram {
         }
     }
 
+    /// Whether somebody wants to know what is used.
+    #[must_use]
+    pub fn watches(&self) -> bool {
+        self.watches
+    }
+
     /// The chunk of `address` is used. There are no more than guests have chunks.
-    fn touch(&mut self, vm: VmId, address: GuestAddr) {
+    pub fn touch(&mut self, vm: VmId, address: GuestAddr) {
         if self.watches {
             self.touched.insert((vm, address.0 / self.chunks.chunk_bytes()));
         }

@@ -1,5 +1,6 @@
 //! What the vGPU's registers mean for the card: the implementation of `devmodel`'s seam.
 
+use super::named::Objects;
 use super::patience::Patience;
 use super::pv::Interface;
 use super::ram::RamMap;
@@ -79,6 +80,8 @@ pub(super) struct VmBackend {
     pub(super) bound: BTreeMap<VirtualChannelId, Bound>,
     /// Instance blocks of channels that the guest has bound, whether or not they are on the card.
     pub(super) instances: BTreeMap<VirtualChannelId, Place>,
+    /// What their subchannels have, as far as anybody looked.
+    pub(super) objects: BTreeMap<VirtualChannelId, Objects>,
     /// Work that waits for memory, and since when.
     pub(super) waiting: BTreeMap<VirtualChannelId, (Doorbell, Instant)>,
     /// How long it may.
@@ -117,6 +120,7 @@ impl VmBackend {
             rung: BTreeMap::new(),
             bound: BTreeMap::new(),
             instances: BTreeMap::new(),
+            objects: BTreeMap::new(),
             waiting: BTreeMap::new(),
             queue_limit: Duration::ZERO,
             patience: Patience::default(),

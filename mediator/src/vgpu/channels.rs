@@ -1,6 +1,7 @@
 //! The guest's channels: from an instance block to a channel of the card, and from a doorbell to work on it.
 
 use super::backend::{Bound, VmBackend};
+use super::named::Names;
 use super::spaces::{Owned, Ring, Tables};
 use crate::host::{Feeder, HostState};
 use ::channels::{Bind, Doorbell, DoorbellError, GuestInstance, PullError, RingFault};
@@ -52,7 +53,7 @@ impl VmBackend {
             return;
         }
         self.waiting.remove(&channel);
-        let Self { host, vm, link, ram, spaces, remap, bus_master, pv, .. } = self;
+        let Self { host, vm, link, ram, spaces, remap, objects, bus_master, pv, .. } = self;
         let tables = pv.as_deref().map(|pv| &pv.tables);
         let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap, tables };
         let (pulled, fault) = {
@@ -61,7 +62,8 @@ impl VmBackend {
             let HostState { vram, channels, .. } = &mut *guard;
             let state = RefCell::new(vram);
             let tables = Tables { state: &state, owned: &owned };
-            let mut ring = Ring { spaces, space, tables };
+            let names = state.borrow().watches().then(|| Names::new(objects.entry(channel).or_default()));
+            let mut ring = Ring { spaces, space, tables, names };
             let mut card = super::backend::CardAccess(&state);
             let (pulled, fault) = match channels.pull(&mut card, &mut ring, doorbell, now) {
                 Ok(pulled) => (pulled, None),
@@ -196,6 +198,7 @@ impl VmBackend {
         self.polled.remove(&channel);
         self.rung.remove(&channel);
         self.waiting.remove(&channel);
+        self.objects.remove(&channel);
         self.take_off(channel);
         self.save(channel, instance);
         self.spaces.collect(&self.host);

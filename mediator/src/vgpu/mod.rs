@@ -1,7 +1,7 @@
 //! One mediated VM: its vGPU, wired to the card.
 //!
 //! Parts: `device` (what the vfio-user server calls), `backend` (what the vGPU's registers mean for the card),
-//! `channels` (from instance block and doorbell to the card), `aperture` (CPU accesses to guest VRAM, by BAR1, BAR3 and
+//! `channels` (from instance block and doorbell to the card), `named` (which memory work names), `aperture` (CPU accesses to guest VRAM, by BAR1, BAR3 and
 //! PRAMIN), `patience` (how they wait for memory), `spaces` (shadow page tables), `ram` (guest RAM as the card sees it),
 //! `remap`, `moves`, `window` (apertures that the VMM maps), `inbox` (what the interrupt thread leaves), `mailbox` (who takes that up), `pv` (what a guest that knows us may use), `rig` (feature `test-rig`: VMs without a VMM, and a small driver).
 //!
@@ -16,6 +16,7 @@ mod inbox;
 mod interleavings;
 pub(crate) mod mailbox;
 mod moves;
+mod named;
 mod patience;
 pub(crate) mod pv;
 pub(crate) mod ram;

@@ -1,5 +1,6 @@
 //! The VM's GPU address spaces: the wiring between `shadow-pt`, the guest's memory and the card.
 
+use super::named::Names;
 use super::ram::RamMap;
 use super::remap::{Home, Remap};
 use crate::host::{CardVram, HostCard, HostError, HostState};
@@ -11,7 +12,7 @@ use shadow_pt::{
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use vmm_glue::Link;
-use vram::{CardAddr, PagePool, VmId};
+use vram::{CardAddr, GuestAddr, PagePool, VmId};
 
 /// Card memory that the shadow tables of one VM may take, in bytes. A directory takes 64 KiB, and each 128 MiB of
 /// address space that is in use 264 KiB.
@@ -311,6 +312,8 @@ pub(super) struct Ring<'s, 'a, 'b, 'c> {
     pub(super) spaces: &'s Spaces,
     pub(super) space: SpaceId,
     pub(super) tables: Tables<'a, 'b, 'c>,
+    /// When somebody wants to know what work names.
+    pub(super) names: Option<Names<'s>>,
 }
 
 impl channels::GuestRing for Ring<'_, '_, '_, '_> {
@@ -324,6 +327,21 @@ impl channels::GuestRing for Ring<'_, '_, '_, '_> {
             done += run;
         }
         Ok(())
+    }
+
+    fn taken(&mut self, va: GpuVa, dwords: u32) {
+        let Some(mut names) = self.names.take() else { return };
+        let mut bytes = vec![0; names.words(dwords) * 4];
+        // Where nothing is mapped, the card says so.
+        if channels::GuestRing::read(self, va, &mut bytes).is_ok() {
+            let vram = &mut **self.tables.state.borrow_mut();
+            names.each(&bytes, vram.chunks.chunk_bytes(), |at| {
+                if let Some(Mapping { place: Place::Vram(address), .. }) = self.spaces.resolve(self.space, at) {
+                    vram.touch(self.tables.owned.vm, GuestAddr(address.0));
+                }
+            });
+        }
+        self.names = Some(names);
     }
 }
 

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
-use vram::{Limits, Mode, OnFull, VmId, VmSummary};
+use vram::victim::VictimPolicy;
+use vram::{GuestAddr, Limits, Lookup, Mode, OnFull, VmId, VmSummary};
 
 /// Nothing here takes that long.
 const LONG: Duration = Duration::from_secs(60);
@@ -344,6 +345,43 @@ fn host_memory_that_cannot_be_pinned_keeps_chunks_where_they_are_and_work_waits(
     driver.wait(&channel);
     assert!(driver.vram_holds(to, 4, 61) && driver.vram_holds(from, 4, 61));
     eventually("the quota holds now", || account(&rig, 0).placed <= 2);
+}
+
+#[test]
+fn what_submissions_name_stays_while_the_clock_chooses() {
+    let mut division = fast();
+    division.balance.policy = VictimPolicy::Clock;
+    let rig = rig_with(48, 96, division);
+    let mut driver = driver_with(&rig, 0, 64, Limits::default());
+    let mut channel = driver.channel(1);
+    let buffers = spread(&mut driver, &channel, 16, 20);
+    let limit = |quota| rig.host.lock().set_limits(VmId(0), Limits { quota, ..Limits::default() }).unwrap();
+    let on_card = || {
+        let chunks = &rig.host.lock().vram.chunks;
+        let is_there = |at: &u64| matches!(chunks.lookup(VmId(0), GuestAddr(*at), 1), Lookup::Placed(place) if place.card().is_some());
+        buffers.iter().map(is_there).collect::<Vec<_>>()
+    };
+    let evict = |count| {
+        let gone = account(&rig, 0).host + count;
+        limit(account(&rig, 0).placed - count);
+        let rests = || rig.host.lock().vram.chunks.moves().count() == 0;
+        eventually("they are gone", || account(&rig, 0).host == gone && rests());
+    };
+    // The hand passes all that the CPU has written.
+    evict(6);
+    let hot: Vec<usize> = (0..16).filter(|at| on_card()[*at]).step_by(3).take(3).collect();
+    let va = |buffer: usize| A + buffer as u64 * 64 * PAGE;
+    let words = [
+        [object(CE0), ce_copy(va(hot[0]), va(hot[1]), 64)].concat(),
+        [object(M2MF), m2mf_copy(va(hot[1]), va(hot[2]), 64 * PAGE as u32)].concat(),
+    ];
+    driver.submit(&mut channel, &words.concat());
+    driver.wait(&channel);
+    evict(6);
+    assert!(hot.iter().all(|buffer| on_card()[*buffer]), "{hot:?} of {:?}", on_card());
+    for buffer in &hot[1..] {
+        assert!(driver.vram_holds(buffers[*buffer], 64, 20 + hot[0] as u32));
+    }
 }
 
 #[test]
