@@ -11,7 +11,7 @@ use simgpu::Config;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use vmm_glue::RegionIndex;
-use vram::{To, VmId};
+use vram::{Limits, To, VmId};
 
 /// Nothing here takes that long.
 const LONG: Duration = Duration::from_secs(60);
@@ -197,6 +197,61 @@ fn a_lowered_budget_of_host_memory_loses_nothing_and_keeps_more_from_going() {
         }
         assert!(in_host(&rig) <= most);
     }
+    assert_eq!(driver.guest.counter("faults"), 0);
+    driver.guest.remove().expect("a VM that goes");
+    assert_eq!(in_host(&rig), 0);
+}
+
+#[test]
+fn quotas_that_change_while_memory_is_allocated_lose_nothing() {
+    const CHUNKS: u64 = 40;
+    let rig = rig_with(2 * MIB, (128, 96), Chaos::default());
+    let mut driver = driver_of(&rig, 0, 2 * CHUNKS);
+    let channel = driver.channel(1);
+    let limit = |quota| rig.host.lock().set_limits(VmId(0), Limits { quota, ..Limits::default() }).expect("a quota");
+    let account = || rig.usage().0.vms[&VmId(0)];
+    // What the driver has used for itself stays below.
+    let buffers: Vec<u64> = (2..CHUNKS).map(|chunk| 2 * MIB * chunk).collect();
+    let done = AtomicBool::new(false);
+    let changes = std::thread::scope(|scope| {
+        let operator = scope.spawn(|| {
+            let (mut dice, mut changes) = (Dice(17), 0);
+            while !done.load(Ordering::SeqCst) || changes < 20 {
+                limit(2 + dice.below(CHUNKS) as u32);
+                changes += 1;
+                std::thread::sleep(Duration::from_micros(300));
+            }
+            changes
+        });
+        // Each chunk comes into being by the CPU or by the GPU, at whatever quota there is just now.
+        let allocated = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let mut channel = channel;
+            let from = driver.buffer(&channel, A, 64, 7);
+            for (index, buffer) in (0u32..).zip(&buffers) {
+                if index % 2 == 0 {
+                    (0..64).for_each(|page| driver.guest.vram_write(buffer + page * PAGE, &pattern(7, page)));
+                } else {
+                    driver.map(channel.space, B, At::Vram(*buffer), 64);
+                    driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 64)].concat());
+                    driver.wait(&channel);
+                }
+                assert!(driver.vram_holds(from, 64, 7));
+            }
+        }));
+        done.store(true, Ordering::SeqCst);
+        allocated.unwrap_or_else(|error| std::panic::resume_unwind(error));
+        operator.join().expect("an operator")
+    });
+    assert!(changes >= 20);
+    limit(4);
+    let began = Instant::now();
+    while account().placed > 4 || rig.host.lock().vram.chunks.moves().count() != 0 {
+        assert!(began.elapsed() < LONG, "{:?}", account());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(buffers.iter().all(|buffer| driver.vram_holds(*buffer, 64, 7)));
+    let all = account();
+    assert!(u64::from(all.placed + all.host) >= buffers.len() as u64 && all.parked == 0, "{all:?}");
     assert_eq!(driver.guest.counter("faults"), 0);
     driver.guest.remove().expect("a VM that goes");
     assert_eq!(in_host(&rig), 0);
