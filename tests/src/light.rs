@@ -13,7 +13,7 @@ use mediator::vgpu::rig::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, m2m
 use mediator::vgpu::rig::{Rig, settings, sharing};
 use nvspec::class::compute90c0 as compute;
 use simgpu::{ComputeTiming, EngineTiming, TimeModel};
-use vram::{Limits, Mode, VmId, VmSummary};
+use vram::{Limits, VmId, VmSummary};
 use workloads::{Buffer, Gpu, Grid, Module, Params, Place};
 
 /// Bytes of a MiB.
@@ -69,9 +69,7 @@ impl CardConfig {
             division: self.division,
             ..sharing()
         };
-        // Who is to find VMs that thrash wants to know what goes over the bus.
-        let profile = self.division.quanta.mode == Mode::Auto;
-        let config = simgpu::Config { vram_mib, time: self.time, profile, ..simgpu::Config::default() };
+        let config = simgpu::Config { vram_mib, time: self.time, ..simgpu::Config::default() };
         Ok(Rig::made(&config, &sharing, |card| card))
     }
 }

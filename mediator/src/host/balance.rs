@@ -286,7 +286,12 @@ impl HostState {
         let detects = divider.quanta.detects();
         let counts = (profiles || detects).then(|| vram.memory.card().access_counts(true)).flatten();
         let Bus { since, copied } = std::mem::take(&mut divider.bus);
-        let counts = counts?;
+        let Some(counts) = counts else {
+            // A card that does not count: what its work names has to do.
+            let named = std::mem::replace(&mut vram.over_bus, detects.then_some(0));
+            divider.quanta.accessed(now, named.filter(|_| detects).unwrap_or(0));
+            return None;
+        };
         divider.bus.since = Some(now);
         // What was counted while nobody looked was not in the last window.
         let window = divider.quanta.config().window_ns;

@@ -57,6 +57,8 @@ pub struct CardVram {
     pub(super) unmet: BTreeSet<(VmId, u64)>,
     /// Who picks victims wants to know what is used.
     pub(super) watches: bool,
+    /// What work names in host memory since somebody began to ask, in bytes; `None` when nobody does.
+    pub(super) over_bus: Option<u64>,
     /// Chunks that were used since it was told.
     pub(super) touched: BTreeSet<(VmId, u64)>,
     /// What is being scrubbed, and how much of it is zeroed.
@@ -77,6 +79,7 @@ impl CardVram {
             copied: BTreeMap::new(),
             unmet: BTreeSet::new(),
             watches: false,
+            over_bus: None,
             touched: BTreeSet::new(),
             scrubbing: None,
             short: BTreeSet::new(),
@@ -206,14 +209,22 @@ impl CardVram {
         }
     }
 
-    /// Whether somebody wants to know what is used.
+    /// Whether somebody wants to know what work names.
     #[must_use]
     pub fn watches(&self) -> bool {
-        self.watches
+        self.watches || self.over_bus.is_some()
+    }
+
+    /// Work names `bytes` bytes in the chunk of `address`.
+    pub fn named(&mut self, vm: VmId, address: GuestAddr, bytes: u64) {
+        self.touch(vm, address);
+        if let (Some(sum), Lookup::Placed(Place::Host(_))) = (&mut self.over_bus, self.chunks.lookup(vm, address, 1)) {
+            *sum = sum.saturating_add(bytes);
+        }
     }
 
     /// The chunk of `address` is used. There are no more than guests have chunks.
-    pub fn touch(&mut self, vm: VmId, address: GuestAddr) {
+    fn touch(&mut self, vm: VmId, address: GuestAddr) {
         if self.watches {
             self.touched.insert((vm, address.0 / self.chunks.chunk_bytes()));
         }

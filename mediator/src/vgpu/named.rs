@@ -1,4 +1,5 @@
-//! Which memory submitted work names, for who picks victims by use ([`vram::victim`]'s `clock`).
+//! Which memory submitted work names, for who picks victims by use ([`vram::victim`]'s `clock`), and who wants to know what
+//! goes over the bus (`crate::host::balance`).
 //!
 //! A push buffer names the sources and destinations of copies, and what an engine is given by address: code, constants, local
 //! memory, semaphores. What a kernel reaches by pointers among its constants is named nowhere.
@@ -51,17 +52,17 @@ impl<'a> Names<'a> {
         count
     }
 
-    /// Calls `each` with an address in each `step` bytes of what a push buffer names.
-    pub(super) fn each(&mut self, bytes: &[u8], step: u64, mut each: impl FnMut(GpuVa)) {
+    /// Calls `each` with an address in each `step` bytes of what a push buffer names, and how many of them are named.
+    pub(super) fn each(&mut self, bytes: &[u8], step: u64, mut each: impl FnMut(GpuVa, u64)) {
         let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte));
         let words: Vec<u32> = bytes.chunks_exact(4).map(word).collect();
         let lookups = &mut self.lookups;
         walk(&words, self.objects, |va, len| {
             // A chunk need not begin at a multiple of its size in the address space: the last byte may be in one more.
-            let ends = [va.0 + (len - 1)];
-            for at in (va.0..va.0 + len).step_by(step as usize).chain(ends).take(*lookups) {
+            let end = va.0 + len;
+            for at in (va.0..end).step_by(step as usize).chain([end - 1]).take(*lookups) {
                 *lookups -= 1;
-                each(GpuVa(at));
+                each(GpuVa(at), step.min(end - at));
             }
         });
     }

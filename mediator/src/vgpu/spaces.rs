@@ -335,9 +335,9 @@ impl channels::GuestRing for Ring<'_, '_, '_, '_> {
         // Where nothing is mapped, the card says so.
         if channels::GuestRing::read(self, va, &mut bytes).is_ok() {
             let vram = &mut **self.tables.state.borrow_mut();
-            names.each(&bytes, vram.chunks.chunk_bytes(), |at| {
+            names.each(&bytes, vram.chunks.chunk_bytes(), |at, len| {
                 if let Some(Mapping { place: Place::Vram(address), .. }) = self.spaces.resolve(self.space, at) {
-                    vram.touch(self.tables.owned.vm, GuestAddr(address.0));
+                    vram.named(self.tables.owned.vm, GuestAddr(address.0), len);
                 }
             });
         }

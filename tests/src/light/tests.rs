@@ -25,7 +25,7 @@ fn two(config: &CardConfig, name: &str, options: Options) -> u32 {
 /// A card of so many MiB that copies and kernels are not slowed down by.
 fn card(card_mib: u64, chunk_bytes: u64, chaos: Chaos) -> CardConfig {
     let mut division = Division { chaos, ..Division::default() };
-    division.quanta.mode = Mode::Off;
+    division.quanta.mode = vram::Mode::Off;
     CardConfig { chunk_bytes, division, ..CardConfig::new(card_mib, 192) }
 }
 

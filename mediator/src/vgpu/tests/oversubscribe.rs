@@ -466,15 +466,24 @@ fn guests_that_do_not_fit_together_take_turns() {
     assert_eq!(rig.usage().0.host.used, 0);
 }
 
+/// The card counts what it reaches.
 #[test]
 fn guests_that_work_over_the_bus_take_turns_although_next_to_nothing_moves() {
+    take_turns_over_the_bus(true);
+}
+
+/// No real card does.
+#[test]
+fn guests_whose_copies_go_over_the_bus_take_turns_on_a_card_that_does_not_count() {
+    take_turns_over_the_bus(false);
+}
+
+fn take_turns_over_the_bus(profile: bool) {
     let mut division = fast();
-    division.quanta.mode = Mode::Auto;
     (division.quanta.window_ns, division.quanta.min_ns) = (100_000_000, 5_000_000);
     // Copies take next to no time of all that happens here.
     division.quanta.on_permille = 1;
-    // The card counts what it reaches.
-    let config = Config { vram_mib: 48 + OWN_MIB, profile: true, ..Config::default() };
+    let config = Config { vram_mib: 48 + OWN_MIB, profile, ..Config::default() };
     let rig = Rig::made(&config, &Sharing { host_bytes: 128 * MIB, division, ..sharing() }, |card| card);
     let drivers = [0, 1].map(|vm| driver_with(&rig, vm, 48, Limits::default()));
     let stop = AtomicBool::new(false);
@@ -500,6 +509,18 @@ fn guests_that_work_over_the_bus_take_turns_although_next_to_nothing_moves() {
                 }
             });
         }
+        // Each has its part, and what had to move for that says nothing.
+        let moved = || [0, 1].map(|vm| rig.host.lock().moved(VmId(vm)).map(|moved| moved.sum.bytes));
+        let (mut before, mut since) = (moved(), Instant::now());
+        eventually("each has its part", || {
+            let now = moved();
+            if now != before {
+                (before, since) = (now, Instant::now());
+            }
+            account(&rig, 0).host > 0 && account(&rig, 1).host > 0 && since.elapsed() > Duration::from_millis(100)
+        });
+        division.quanta.mode = Mode::Auto;
+        rig.host.lock().set_division(&division).unwrap();
         let mut holders = std::collections::BTreeSet::new();
         let began = Instant::now();
         while holders.len() < 2 && began.elapsed() < LONG {
