@@ -13,6 +13,7 @@ use super::mover::{self, Moved};
 use super::pinned::PinnedPool;
 use super::schedule::Schedule;
 use super::segments::Segments;
+use super::vram::SCRUB_PIECE;
 use super::{CardVram, Feeder, GuestEvents, HostError, interrupts};
 use card::{Card, InterruptMode};
 use channels::Channels;
@@ -275,9 +276,10 @@ impl HostCard {
     pub fn wipe_vm(&self, vm: VmId, quiet: bool) -> Result<(), HostError> {
         if !quiet {
             let bytes = self.lock().vram.chunks.vm_bytes(vm).unwrap_or(0);
-            let chunk = self.lock().vram.chunks.chunk_bytes();
-            for at in (0..bytes).step_by(chunk as usize) {
-                self.lock().vram.guest_zero(vm, GuestAddr(at), chunk.min(bytes - at))?;
+            // Pieces of a chunk: others wait for the card's lock.
+            let piece = self.lock().vram.chunks.chunk_bytes().min(SCRUB_PIECE);
+            for at in (0..bytes).step_by(piece as usize) {
+                self.lock().vram.guest_zero(vm, GuestAddr(at), piece.min(bytes - at))?;
             }
             return Ok(());
         }

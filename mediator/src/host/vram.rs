@@ -14,7 +14,7 @@ use vram::{CardAddr, ChunkTable, GuestAddr, HostAddr, Lookup, PagePool, Place, S
 pub(super) const KEPT: u32 = 2;
 
 /// Bytes that are zeroed with the card's lock held, when there is time: a chunk may be far larger.
-const SCRUB_PIECE: u64 = 1 << 20;
+pub(super) const SCRUB_PIECE: u64 = 1 << 20;
 
 /// Pages of a chunk, one bit each.
 pub(super) struct Dirty(Vec<u64>);
