@@ -218,6 +218,7 @@ impl Daemon {
             (steps, chunk_bytes)
         };
         let done = host.relocate_counted(vm, &steps);
+        host.look_again();
         Ok(api::MoveReport {
             moved_bytes: done.bytes,
             stayed_bytes: u64::from(done.stayed) * chunk_bytes,

@@ -219,6 +219,11 @@ impl HostCard {
         self.stop.load(Ordering::Acquire)
     }
 
+    /// Has the balancer look what is to move: something has moved that it did not plan.
+    pub fn look_again(&self) {
+        self.bell.ring();
+    }
+
     /// Gives a VM its share. Its VRAM gets places on the card, zeroed, as it is used.
     ///
     /// # Errors
