@@ -253,13 +253,13 @@ enum Turn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admin::api::{EngineUse, Quarantine, VmTime, Waits};
+    use crate::admin::api::{Durations, EngineUse, Quarantine, VmTime};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
     /// A card whose VM has waited for `sum_ns` in `count` submissions.
     fn card(count: u64, sum_ns: u64, quarantine: Option<Quarantine>) -> CardScheduler {
-        let wait = Waits { count, sum_ns, p99_ns: 5_000_000, ..Waits::default() };
+        let wait = Durations { count, sum_ns, p99_ns: 5_000_000, ..Durations::default() };
         let used = VmEngine { arrived: count, received_permille: 305, wait, ..VmEngine::default() };
         let vm = |name: &str| VmShare {
             vm: name.to_owned(),

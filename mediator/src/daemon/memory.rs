@@ -7,12 +7,13 @@ use serde_json::{Map, Value};
 use vram::{GuestAddr, OnFull, Step, To, VmId};
 
 use super::vm::Running;
-use super::{Card, Daemon, DaemonError, State};
+use super::{Card, Daemon, DaemonError, State, durations};
 use crate::admin::api;
 use crate::config::patch::patched;
 use crate::config::{CardMemory, CardSpec, VmSpec, check};
 use crate::host::balance::Hint;
 use crate::host::holdings::Holdings;
+use crate::host::mover::Moved;
 use crate::host::{HostCard, HostError};
 
 /// A virtual machine of a card: its name, what it may have, and its counters.
@@ -284,7 +285,8 @@ fn show(
         .iter()
         .filter_map(|(id, (name, spec, counters))| {
             let (holdings, account) = (holdings?, summary.vms.get(id)?);
-            let moved = holdings.moved.get(id).copied().unwrap_or_default();
+            let Moved { sum, suspensions } = holdings.moved.get(id).cloned().unwrap_or_default();
+            let refused = holdings.refusals.of(*id);
             let counter = |key: &str| counters.get(key).copied().unwrap_or(0);
             let entitled = holdings.entitled.get(id).map_or(0, |entitled| entitled.ceil);
             Some(api::VmMemory {
@@ -306,12 +308,18 @@ fn show(
                 born_in_host_bytes: account.born_in_host * chunk_bytes,
                 moved_out_bytes: account.moved_out * chunk_bytes,
                 moved_in_bytes: account.moved_in * chunk_bytes,
-                relocations: moved.relocations,
-                suspended_ns: moved.sum.suspended_ns,
-                suspended_longest_ns: moved.longest_ns,
-                copied_ns: moved.sum.copied_ns,
+                relocations: suspensions.count(),
+                suspended_ns: suspensions.sum(),
+                suspended_longest_ns: suspensions.max(),
+                suspensions: durations::shown(&suspensions),
+                copied_ns: sum.copied_ns,
                 memory_waits: counter("memory_waits"),
                 memory_denied: counter("memory_denied"),
+                memory_waited_ns: counter("memory_waited_ns"),
+                refused_bytes: refused
+                    .into_iter()
+                    .map(|(limit, chunks)| (limit.to_owned(), chunks * chunk_bytes))
+                    .collect(),
             })
         })
         .collect();
@@ -328,6 +336,9 @@ fn show(
         reserve_used_bytes: bytes(summary.parked),
         host_budget_bytes: settings.host_mib << 20,
         host_used_bytes: bytes(summary.host.used),
+        moved_out_bytes: summary.moved_out * chunk_bytes,
+        moved_in_bytes: summary.moved_in * chunk_bytes,
+        turns: holdings.map_or(0, |holdings| holdings.turns),
         copy_bytes_per_second: holdings.map_or(0, |holdings| holdings.bytes_per_second),
         turn,
         vms: shown,

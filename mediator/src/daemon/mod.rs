@@ -29,6 +29,7 @@ pub mod arguments;
 pub mod backend;
 pub mod cards;
 pub mod desired;
+mod durations;
 pub mod error;
 mod memory;
 mod revision;

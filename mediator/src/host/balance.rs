@@ -49,6 +49,8 @@ pub struct Divider {
     /// Memory moves for a turn that is to begin. Its holder waits, too: it would work on what lies in host memory, and each
     /// chunk of it that comes would have to wait for that work.
     settling: bool,
+    /// Turns that have begun.
+    turns: u64,
     /// What the card counted, and what was copied since.
     bus: Bus,
 }
@@ -70,6 +72,7 @@ impl Divider {
             division: *division,
             waiting: BTreeSet::new(),
             settling: false,
+            turns: 0,
             bus: Bus::default(),
         }
     }
@@ -84,6 +87,12 @@ impl Divider {
     #[must_use]
     pub fn turn(&self) -> Option<&Turn> {
         self.quanta.turn()
+    }
+
+    /// Turns that have begun since the card was taken over.
+    #[must_use]
+    pub fn turns(&self) -> u64 {
+        self.turns
     }
 
     /// What decides who gives and who gets.
@@ -336,7 +345,9 @@ impl HostState {
             Some(Change::Next(turn)) => Some(turn),
         };
         let holder = turn.as_ref().map(|turn| turn.holder);
-        divider.settling = holder.is_some() && (holder != before || divider.settling);
+        let begins = holder.is_some() && holder != before;
+        divider.turns += u64::from(begins);
+        divider.settling = begins || (holder.is_some() && divider.settling);
         divider.balancer.set_turn(turn);
         self.hold_waiting();
     }

@@ -35,6 +35,7 @@ mod own_space;
 pub mod pinned;
 mod record;
 mod recovery;
+pub mod refusals;
 pub mod registry;
 pub mod relocate;
 mod rest;

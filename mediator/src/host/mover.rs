@@ -7,6 +7,7 @@ use super::bell::Bell;
 use super::interrupts::GuestEvent;
 use super::registry::{HostCard, HostState};
 use super::relocate::Relocated;
+use sched::Histogram;
 use std::sync::Weak;
 use std::time::Duration;
 use vram::{Step, VmId};
@@ -30,25 +31,22 @@ pub(super) fn serve(host: &Weak<HostCard>, bell: &Bell) {
 }
 
 /// What was moved of a VM's memory since it was added.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// Times that its channels were suspended for it.
-    pub relocations: u64,
     /// The sum of it all.
     pub sum: Relocated,
-    /// The longest time that its channels did not run, in ns.
-    pub longest_ns: u64,
+    /// How long its channels did not run, each time.
+    pub suspensions: Histogram,
 }
 
 impl Moved {
     pub(super) fn add(&mut self, one: &Relocated) {
-        self.relocations += 1;
         self.sum.moved = self.sum.moved.saturating_add(one.moved);
         self.sum.stayed = self.sum.stayed.saturating_add(one.stayed);
         self.sum.bytes += one.bytes;
         self.sum.suspended_ns += one.suspended_ns;
         self.sum.copied_ns += one.copied_ns;
-        self.longest_ns = self.longest_ns.max(one.suspended_ns);
+        self.suspensions.add(one.suspended_ns);
     }
 }
 

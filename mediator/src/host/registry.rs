@@ -259,6 +259,7 @@ impl HostCard {
             state.forget_segments(vm);
             state.moved.remove(&vm);
             state.vram.short.remove(&vm);
+            state.vram.refusals.forget(vm);
             quiet.map_err(|stuck| HostError::Refused(format!("{stuck}; the VM's memory stays out of use")))?;
             if state.channels.has_stuck(channels::VmId(vm.0)) {
                 let what =
@@ -286,7 +287,11 @@ impl HostCard {
             }
             return Ok(());
         }
-        self.lock().vram.chunks.unplace_all(vm);
+        {
+            let mut state = self.lock();
+            state.vram.chunks.unplace_all(vm);
+            state.vram.refusals.restart(vm);
+        }
         while self.scrub_one()? {}
         self.bell.ring();
         Ok(())

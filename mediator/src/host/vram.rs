@@ -4,6 +4,7 @@ use super::HostError;
 use super::bell::Bell;
 use super::memory::CardMemory;
 use super::pinned::PinnedPool;
+use super::refusals::Refusals;
 use nvspec::addr::{GuestVramAddr, SMALL_PAGE, VramAddr};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -56,6 +57,8 @@ pub struct CardVram {
     pub(super) watches: bool,
     /// Chunks that were used since it was told.
     pub(super) touched: BTreeSet<(VmId, u64)>,
+    /// What guests wanted and did not get.
+    pub(super) refusals: Refusals,
     /// VMs that wanted memory that there was none of.
     pub(super) short: BTreeSet<VmId>,
     /// Rung when a guest wanted memory that there was none of on the card, and when some has become free.
@@ -73,6 +76,7 @@ impl CardVram {
             unmet: BTreeSet::new(),
             watches: false,
             touched: BTreeSet::new(),
+            refusals: Refusals::default(),
             short: BTreeSet::new(),
             bell: Arc::default(),
         }
@@ -110,13 +114,15 @@ impl CardVram {
                             return None;
                         }
                     }
+                    self.refusals.placed(chunk);
                     return Some(placed.place);
                 }
                 // Ends: each turn makes one of the chunks that wait a free one.
                 Err(vram::Error::NeedsScrub { .. }) if self.scrub_one().ok()? => {}
                 Err(error) => {
-                    if matches!(error, vram::Error::Full { .. }) {
+                    if let vram::Error::Full { limit, host, .. } = error {
                         self.unmet.insert(chunk);
+                        self.refusals.refused(chunk, limit.decisive(host));
                     }
                     if self.short.insert(vm) {
                         tracing::warn!(%vm, %address, %error, "guest memory gets no place");

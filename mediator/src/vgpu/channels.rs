@@ -51,7 +51,7 @@ impl VmBackend {
         if short && self.may_wait(doorbell) {
             return;
         }
-        self.waiting.remove(&channel);
+        self.wait_ends(channel);
         let Self { host, vm, link, ram, spaces, remap, bus_master, pv, .. } = self;
         let tables = pv.as_deref().map(|pv| &pv.tables);
         let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap, tables };
@@ -102,6 +102,13 @@ impl VmBackend {
             );
         }
         waits
+    }
+
+    /// A channel's work waits for memory no more, if it did.
+    fn wait_ends(&mut self, channel: VirtualChannelId) {
+        if let Some((_, since)) = self.waiting.remove(&channel) {
+            self.counts.memory_waited_ns += u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        }
     }
 
     /// Tries work again that waits for memory.
@@ -195,7 +202,7 @@ impl VmBackend {
         self.doorbells.remove(&channel);
         self.polled.remove(&channel);
         self.rung.remove(&channel);
-        self.waiting.remove(&channel);
+        self.wait_ends(channel);
         self.take_off(channel);
         self.save(channel, instance);
         self.spaces.collect(&self.host);

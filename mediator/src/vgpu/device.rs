@@ -451,7 +451,8 @@ impl VmBackend for MediatedVm {
         let (spaces, shadow_bytes) = backend.spaces.usage();
         let counts = &backend.counts;
         let report = &backend.spaces.report;
-        let moved = backend.host.lock().moved(backend.vm).copied().unwrap_or_default();
+        let moved = backend.host.lock().moved(backend.vm).map(|moved| (moved.suspensions.count(), moved.sum.moved));
+        let (relocations, chunks_moved) = moved.unwrap_or_default();
         let pv = backend.pv.as_deref().map(Interface::counters).into_iter().flatten();
         let counters: BTreeMap<String, u64> = [
             ("doorbells", counts.doorbells),
@@ -461,9 +462,10 @@ impl VmBackend for MediatedVm {
             ("hangs", counts.hangs),
             ("memory_waits", counts.memory_waits),
             ("memory_denied", counts.memory_denied),
+            ("memory_waited_ns", counts.memory_waited_ns),
             ("aperture_bytes", counts.aperture_bytes),
-            ("memory_relocations", moved.relocations),
-            ("memory_chunks_moved", u64::from(moved.sum.moved)),
+            ("memory_relocations", relocations),
+            ("memory_chunks_moved", u64::from(chunks_moved)),
             ("tlb_flushes", counts.flushes),
             ("interrupts", counts.interrupts),
             ("events_lost", self.core.lost()),

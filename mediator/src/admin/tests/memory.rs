@@ -68,6 +68,43 @@ fn memory_moves_out_and_back_as_the_operator_says_and_the_guest_goes_on() {
     assert_eq!(driver.faults, []);
 }
 
+/// The value of a sample of the metrics.
+fn metric(served: &Served, sample: &str) -> f64 {
+    let text = served.client().request(hyper::Method::GET, "/metrics", Default::default()).unwrap();
+    let text = String::from_utf8(text.to_vec()).unwrap();
+    let value = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
+    value.unwrap_or_else(|| panic!("no {sample} in\n{text}")).parse().unwrap()
+}
+
+#[test]
+fn relocations_are_counted_by_how_long_the_vm_was_suspended() {
+    let served = swapping();
+    let (mut driver, mut channel) = guest(&served, "a");
+    copy(&mut driver, &mut channel);
+    driver.wait(&channel);
+    let client = served.client();
+    let out: MoveReport = client.post(&format!("{VM}/evict"), &MoveRequest::default()).unwrap();
+    assert!(out.moved_bytes > 0 && out.suspended_ns > 0, "{out:?}");
+    eventually("it is back", || of_a(&served).in_host_bytes == 0);
+    let vm = of_a(&served);
+    let suspensions = &vm.suspensions;
+    assert!(suspensions.count >= 2, "out and back: {suspensions:?}");
+    assert_eq!((suspensions.count, suspensions.sum_ns), (vm.relocations, vm.suspended_ns));
+    assert_eq!(suspensions.max_ns, vm.suspended_longest_ns);
+    assert!(suspensions.p50_ns <= suspensions.p99_ns && suspensions.p99_ns <= suspensions.max_ns);
+    assert!(suspensions.max_ns >= out.suspended_ns);
+    let labels = "{vm=\"a\",card=\"card0\"";
+    let of = |name: &str, more: &str| metric(&served, &format!("gpu_mediator_{name}{labels}{more}}}"));
+    assert_eq!(of("vm_suspended_seconds_count", "") as u64, suspensions.count);
+    assert_eq!(of("vm_suspended_seconds_bucket", ",le=\"+Inf\"") as u64, suspensions.count);
+    assert!((of("vm_suspended_seconds_sum", "") - suspensions.sum_ns as f64 / 1e9).abs() < 1e-9);
+    assert_eq!(of("vm_memory_moved_bytes_total", ",to=\"host\"") as u64, vm.moved_out_bytes);
+    // The card's account outlives the VM.
+    client.delete("/v1/vms/a").unwrap();
+    let card: CardMemory = client.get(CARD).unwrap();
+    assert_eq!((card.moved_out_bytes, card.moved_in_bytes), (vm.moved_out_bytes, vm.moved_in_bytes));
+}
+
 #[test]
 fn what_is_pinned_stays_and_is_part_of_the_guarantee() {
     let served = swapping();

@@ -74,7 +74,8 @@ fn vm(vm: &VmMemory) -> Vec<String> {
     let suspended = if vm.relocations == 0 {
         NOTHING.to_owned()
     } else {
-        format!("{}, at most {}", duration(vm.suspended_ns), duration(vm.suspended_longest_ns))
+        let longest = duration(vm.suspended_longest_ns);
+        format!("{}, 99 % {}, at most {longest}", duration(vm.suspended_ns), duration(vm.suspensions.p99_ns))
     };
     row(&[
         &vm.vm,
