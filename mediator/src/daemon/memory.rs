@@ -14,6 +14,7 @@ use crate::config::{CardMemory, CardSpec, VmSpec, check};
 use crate::host::balance::Hint;
 use crate::host::holdings::Holdings;
 use crate::host::mover::Moved;
+use crate::host::shortage::Shortage;
 use crate::host::{HostCard, HostError};
 
 /// A virtual machine of a card: its name, what it may have, and its counters.
@@ -103,7 +104,10 @@ impl Daemon {
             return Err(wrong(what));
         }
         self.fits(&state, &spec, None)?;
-        known.backend.set_memory(memory).map_err(|error| wrong(error.to_string()))?;
+        known.backend.set_memory(memory).map_err(|error| match error.lacks {
+            Some(what_to_do) => DaemonError::Quota { of: format!("card `{card}`"), what: error.what, what_to_do },
+            None => DaemonError::Failed(format!("card `{card}`: {}", error.what)),
+        })?;
         state.revision.next();
         if let Some(tuning) = state.tunings.get_mut(card) {
             tuning.memory = memory;
@@ -184,10 +188,9 @@ impl Daemon {
                 // What its guest sees is kept for it.
                 limits.guarantee = limits.quota;
             }
-            host.make_room(|state| state.set_limits(id, limits)).map_err(|error| DaemonError::Quota {
-                vm: name.to_owned(),
-                what: format!("its memory cannot be so: {error}"),
-            })?;
+            let chunk_bytes = card.spec.chunk_kib << 10;
+            host.make_room(|state| state.set_limits(id, limits))
+                .map_err(|error| lacking(name, Shortage::of(&error, chunk_bytes)))?;
             now.memory = vm.memory.clone();
             tracing::info!(vm = name, ?limits, "the VM's limits of memory are set");
             Ok(now.memory.clone())
@@ -234,18 +237,22 @@ impl Daemon {
     pub fn hint_vm_memory(&self, name: &str, hints: &api::Hints) -> Result<(), DaemonError> {
         let (host, vm) = self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| Ok((mediated(card)?, vm)))?;
         let mut state = host.lock();
-        let bytes = state.vram.chunks.vm_bytes(vm).unwrap_or(0);
+        let (bytes, chunk_bytes) = (state.vram.chunks.vm_bytes(vm).unwrap_or(0), state.vram.chunks.chunk_bytes());
         for api::Hint { range, pinned, priority, accesses } in &hints.hints {
             outside(name, *range, bytes)?;
             let said = [pinned.map(Hint::Pinned), priority.map(Hint::Priority), accesses.map(Hint::Accesses)];
             for hint in said.into_iter().flatten() {
                 state
                     .hint(vm, GuestAddr(range.start), range.bytes, hint)
-                    .map_err(|error| DaemonError::Quota { vm: name.to_owned(), what: error.to_string() })?;
+                    .map_err(|error| lacking(name, Shortage::of_pin(&error, chunk_bytes)))?;
             }
         }
         Ok(())
     }
+}
+
+fn lacking(vm: &str, Shortage { what, what_to_do }: Shortage) -> DaemonError {
+    DaemonError::Quota { of: format!("VM `{vm}`"), what, what_to_do }
 }
 
 /// Refuses a range that is not the guest's.

@@ -41,6 +41,7 @@ pub mod relocate;
 mod rest;
 mod schedule;
 pub mod segments;
+pub mod shortage;
 pub mod time;
 mod turn;
 pub mod usage;

@@ -13,6 +13,7 @@ use super::mover::{self, Moved};
 use super::pinned::PinnedPool;
 use super::schedule::Schedule;
 use super::segments::Segments;
+use super::shortage::Shortage;
 use super::{CardVram, Feeder, GuestEvents, HostError, interrupts};
 use card::{Card, InterruptMode};
 use channels::Channels;
@@ -230,11 +231,12 @@ impl HostCard {
     /// When the card has too little memory free for what is reserved.
     pub fn add_vm(&self, vm: VmId, share: &Share, events: Weak<dyn GuestEvents>) -> Result<(), HostError> {
         let made = self.make_room(|state| state.vram.chunks.create_vm(vm, share.vram_bytes, share.memory));
-        made.map_err(|error| match error {
-            error @ vram::Error::Promise { .. } => HostError::OutOfMemory(error),
-            other => HostError::Refused(other.to_string()),
-        })?;
         let mut state = self.lock();
+        let chunk_bytes = state.vram.chunks.chunk_bytes();
+        made.map_err(|error| match (error, Shortage::of(&error, chunk_bytes)) {
+            (vram::Error::Promise { .. }, shortage) => HostError::OutOfMemory(shortage),
+            (_, shortage) => HostError::Refused(shortage.to_string()),
+        })?;
         state.channels.add_vm(channels::VmId(vm.0), share.channels);
         let limit = share.hang_limit.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
         state.channels.set_hang_limit(channels::VmId(vm.0), limit);

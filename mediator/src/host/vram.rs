@@ -5,6 +5,7 @@ use super::bell::Bell;
 use super::memory::CardMemory;
 use super::pinned::PinnedPool;
 use super::refusals::Refusals;
+use super::shortage::Shortage;
 use nvspec::addr::{GuestVramAddr, SMALL_PAGE, VramAddr};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -125,6 +126,7 @@ impl CardVram {
                         self.refusals.refused(chunk, limit.decisive(host));
                     }
                     if self.short.insert(vm) {
+                        let error = Shortage::of(&error, self.chunks.chunk_bytes());
                         tracing::warn!(%vm, %address, %error, "guest memory gets no place");
                     }
                     self.bell.ring();

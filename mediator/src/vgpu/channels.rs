@@ -97,8 +97,9 @@ impl VmBackend {
             tracing::error!(
                 vm = %self.vm,
                 ?channel,
-                "work has waited for memory for as long as it may, and faults; raise the VM's guarantee, or the card's \
-                 host memory"
+                queue_ms = self.queue_limit.as_millis(),
+                "work has waited for memory for as long as `memory.queue_ms` lets it, and faults; raise that or the VM's \
+                 `memory.guarantee_mib`, or give the card `memory.host_mib` and the VM `memory.on_full` = `swap`"
             );
         }
         waits

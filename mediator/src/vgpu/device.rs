@@ -99,7 +99,7 @@ impl MediatedVm {
         let this = Arc::new(Self { core: Mailbox::new(core), host: Arc::clone(host), vm });
         let events: Weak<Self> = Arc::downgrade(&this);
         host.add_vm(vm, share, events).map_err(|error| match error {
-            HostError::OutOfMemory { .. } => BackendError::quota(error),
+            HostError::OutOfMemory(shortage) => BackendError::lacking(shortage),
             other => BackendError::failed(other),
         })?;
         if *apertures == Apertures::Remapped {
