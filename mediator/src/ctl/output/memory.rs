@@ -104,6 +104,10 @@ pub fn limits(memory: &VmMemorySettings) -> String {
         row(&[&"swap cap", &size(memory.swap_cap_mib)]),
         row(&[&"weight", &memory.weight.map_or_else(|| "default".to_owned(), |weight| weight.to_string())]),
         row(&[&"on full", &memory.on_full.map_or("default", |policy| policy.name())]),
+        row(&[
+            &"queue limit",
+            &memory.queue_ms.map_or_else(|| "default".to_owned(), |ms| duration(ms.saturating_mul(1_000_000))),
+        ]),
     ];
     table(rows, &[])
 }
