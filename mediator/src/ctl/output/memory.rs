@@ -5,7 +5,8 @@ use super::{NOTHING, heads, row, table};
 use crate::admin::api::{CardMemory, MoveReport, VmMemory, VmMemorySettings};
 
 /// Bytes, in MiB where they are whole.
-fn mib(bytes: u64) -> String {
+#[must_use]
+pub fn mib(bytes: u64) -> String {
     match bytes % (1 << 20) {
         0 => format!("{} MiB", bytes >> 20),
         _ => format!("{} KiB", bytes >> 10),
