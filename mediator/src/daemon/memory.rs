@@ -121,8 +121,10 @@ impl Daemon {
         let specs: Vec<CardSpec> =
             self.specs.iter().map(|one| if one.name == card.name { card.clone() } else { one.clone() }).collect();
         let mut there: Vec<&VmSpec> = Vec::new();
-        for entry in state.vms.values().filter(|entry| entry.spec.card == card.name) {
-            let vm = changed.filter(|vm| vm.name == entry.spec.name).unwrap_or(&entry.spec);
+        // The one that changes comes last: if it does not fit beside the others, it is the one to be named.
+        let others = state.vms.values().map(|entry| &entry.spec).filter(|vm| vm.card == card.name);
+        let others = others.filter(|vm| changed.is_none_or(|changed| changed.name != vm.name));
+        for vm in others.chain(changed) {
             let refusals: Vec<_> = check::vm(vm, &self.spec, &specs, &there)
                 .into_iter()
                 .filter(|refusal| refusal.field.starts_with("memory") || refusal.field == "vram_mib")
