@@ -6,6 +6,7 @@
 //! - [`apt`]: a private apt state, verified against the archive keyring, that never touches the system's;
 //! - [`qemu`]: the host's QEMU if it is new enough, else an unpacked one run by its own dynamic loader;
 //! - [`kernel`] and [`modinfo`]: `vmlinuz` and the modules that the GPU driver needs, in load order;
+//! - [`monitoring`]: Prometheus and a proxy, for the tests of what a daemon tells them;
 //! - [`pv`], [`hooks`] and [`kbuild`]: the paravirtual modules: ours, and the driver with hooks that call it;
 //! - [`initramfs`] and [`cpio`]: the archive with our init, our test programs and the modules;
 //! - [`cache`], [`exec`], [`progress`]: the cache folder and its lock, child processes, what the user sees.
@@ -32,6 +33,7 @@ pub mod kbuild;
 pub mod kernel;
 pub mod mirror;
 pub mod modinfo;
+pub mod monitoring;
 pub mod progress;
 pub mod pv;
 pub mod qemu;
@@ -41,6 +43,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
+pub use monitoring::Monitoring;
 pub use progress::Progress;
 pub use qemu::Qemu;
 
@@ -144,6 +147,21 @@ pub fn ensure_paravirtual(name: &str, progress: &Progress) -> Result<Kernel> {
         .with_context(|| format!("paravirtual modules for kernel {name}"))?;
     cache.store_record(&record)?;
     bootable(hooked, &initramfs::build_programs(&manifest.initramfs, progress)?, &cache, progress)
+}
+
+/// Makes sure that the programs of a monitoring host exist; as [`ensure_with`] otherwise.
+pub fn ensure_monitoring(progress: &Progress, refresh: bool) -> Result<Monitoring> {
+    let manifest = Manifest::load().context("images/manifest.toml")?;
+    let cache = Cache::open(progress)?;
+    let mut record = cache.load_record();
+    if refresh {
+        record.monitoring = None;
+    }
+    let made = monitoring::ensure(&manifest.monitoring, &cache, &mut record, progress).context("Prometheus")?;
+    cache.store_record(&record)?;
+    let wanted: Vec<_> = record.monitoring.iter().map(|made| made.key.as_str()).collect();
+    cache.prune("monitoring", &wanted)?;
+    Ok(made)
 }
 
 /// Packs the initramfs of a kernel.

@@ -21,6 +21,8 @@ pub struct Manifest {
     pub initramfs: InitramfsRecipe,
     /// How the paravirtual driver is made.
     pub paravirtual: ParavirtualRecipe,
+    /// What watches a daemon.
+    pub monitoring: MonitoringRecipe,
 }
 
 /// A place that a package may come from.
@@ -88,6 +90,16 @@ pub struct ParavirtualRecipe {
     pub from: Vec<Suite>,
 }
 
+/// Where Prometheus and its proxy come from.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MonitoringRecipe {
+    /// The packages to unpack, with those of the libraries that they need.
+    pub packages: Vec<String>,
+    /// Suites to try, in order.
+    pub from: Vec<Suite>,
+}
+
 impl Manifest {
     /// The manifest of this build.
     pub fn load() -> Result<Self> {
@@ -132,6 +144,9 @@ pub struct Record {
     /// The paravirtual modules by the kernel's name.
     #[serde(default)]
     pub paravirtual: BTreeMap<String, Made>,
+    /// Prometheus and its proxy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub monitoring: Option<Made>,
 }
 
 #[cfg(test)]

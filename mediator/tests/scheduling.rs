@@ -214,7 +214,11 @@ fn tools_print_once_where_there_is_no_terminal() {
     Worker::new(&place, "vm0").work();
     let top = good(place.ctl(&["top"]));
     assert!(top.starts_with("card0: band; busy: compute "), "{top}");
-    assert_eq!(top.lines().filter(|line| line.contains("vm0")).count(), 2, "a line for each engine: {top}");
+    assert_eq!(
+        top.lines().filter(|line| line.contains("vm0")).count(),
+        3,
+        "a line for each engine, and one of memory: {top}"
+    );
     let shown = good(place.ctl(&["sched", "show", "card0"]));
     assert!(shown.contains("band.period") && shown.contains("vm0"), "{shown}");
     let file = place.path("use.svg").display().to_string();

@@ -1,7 +1,6 @@
 //! `mediatord` and `mediatorctl`, run as an operator runs them.
 
 use std::fs::{self, File};
-use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -12,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use crate::http;
 use crate::wait::{self, Scratch};
 
 /// How long the daemon may take until its admin socket answers.
@@ -126,21 +126,15 @@ impl Daemon {
 
     /// What the admin API answers to `GET path`: what no command prints as it is.
     pub fn api(&self, path: &str) -> Result<Value> {
-        let ask = || -> Result<String> {
-            let mut stream = UnixStream::connect(&self.paths.admin_socket)?;
-            stream.set_read_timeout(Some(CONTROL_LIMIT))?;
-            // HTTP 1.0 has the answer in one piece, up to the connection's end.
-            stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes())?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer)?;
-            Ok(answer)
-        };
-        let answer = ask().with_context(|| format!("GET {path}"))?;
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
-        if !head.lines().next().is_some_and(|status| status.contains(" 200 ")) {
-            bail!("GET {path}: {answer}");
-        }
-        serde_json::from_str(body).with_context(|| format!("GET {path} answered no JSON:\n{body}"))
+        let body = self.get(path)?;
+        serde_json::from_str(&body).with_context(|| format!("GET {path} answered no JSON:\n{body}"))
+    }
+
+    /// The body that `GET path` is answered with on the admin socket.
+    pub fn get(&self, path: &str) -> Result<String> {
+        let stream = UnixStream::connect(&self.paths.admin_socket).with_context(|| format!("GET {path}"))?;
+        stream.set_read_timeout(Some(CONTROL_LIMIT))?;
+        http::get(stream, path)
     }
 
     /// Whether the daemon still runs.

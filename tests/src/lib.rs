@@ -8,6 +8,7 @@
 //! - [`guest`]: steps that most stories share: configuration, driver, workload;
 //! - [`crowd`]: VMs that share a card; [`contest`]: what each gets of its time;
 //! - [`holdings`]: what a process holds, and so what it has lost;
+//! - [`http`]: questions to a daemon's API, or to what watches it;
 //! - [`light`]: guests without a VMM that compute, in this process;
 //! - [`klog`]: the guest kernel's log, by level;
 //! - [`wait`]: every wait is bounded, and when it fails it shows the end of the logs.
@@ -39,6 +40,7 @@ pub mod crowd;
 pub mod daemon;
 pub mod guest;
 pub mod holdings;
+pub mod http;
 pub mod klog;
 pub mod light;
 pub mod qmp;
@@ -55,13 +57,18 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use anyhow::{Result, anyhow};
-use images::{Images, Kernel, Progress};
+use images::{Images, Kernel, Monitoring, Progress};
 
 /// The images, made at most once per process; the first caller sees progress lines on standard error.
 pub fn images() -> Result<&'static Images> {
     static IMAGES: OnceLock<Result<Images, String>> = OnceLock::new();
     let made = IMAGES.get_or_init(|| images::ensure(&Progress::stderr()).map_err(|e| format!("{e:#}")));
     made.as_ref().map_err(|e| anyhow!("{e}"))
+}
+
+/// Prometheus and its proxy, made if they are not there.
+pub fn monitoring() -> Result<Monitoring> {
+    images::ensure_monitoring(&Progress::stderr(), false)
 }
 
 /// The kernel called `name` with the paravirtual driver, made at most once per process.

@@ -6,6 +6,8 @@ mod faults;
 mod harness;
 #[path = "guest/knowing.rs"]
 mod knowing;
+#[path = "guest/monitoring.rs"]
+mod monitoring;
 #[path = "guest/paravirtual.rs"]
 mod paravirtual;
 #[path = "guest/stories.rs"]

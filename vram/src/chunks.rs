@@ -94,6 +94,8 @@ pub struct ChunkTable {
     /// The move of each guest chunk that moves.
     moving: BTreeMap<(VmId, u32), MoveId>,
     next_move: u64,
+    /// Moves that were committed, to the card and to host memory.
+    moved: [u64; 2],
 }
 
 impl ChunkTable {
@@ -128,6 +130,7 @@ impl ChunkTable {
             flights: BTreeMap::new(),
             moving: BTreeMap::new(),
             next_move: 0,
+            moved: [0; 2],
         })
     }
 
@@ -315,6 +318,8 @@ impl ChunkTable {
             },
             vms: self.vms().collect(),
             scrubbed: self.card.scrub_count(),
+            moved_out: self.moved[Tier::Host as usize],
+            moved_in: self.moved[Tier::Card as usize],
         }
     }
 

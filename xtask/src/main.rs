@@ -67,7 +67,7 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Make sure that QEMU, the guest kernels, the paravirtual drivers and the initramfs exist.
+    /// Make sure that QEMU, the guest kernels, the paravirtual drivers, the initramfs and Prometheus exist.
     Setup {
         /// Look the package versions up anew, even if older ones are in the cache.
         #[arg(long)]
@@ -118,5 +118,7 @@ fn setup(refresh: bool) -> Result<()> {
         images::ensure_paravirtual(&kernel.name, &images::Progress::stderr())?;
         println!("kernel {}: {}, stock and paravirtual", kernel.name, kernel.release);
     }
+    images::ensure_monitoring(&images::Progress::stderr(), refresh)?;
+    println!("Prometheus and its proxy");
     Ok(())
 }

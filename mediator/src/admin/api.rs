@@ -8,17 +8,19 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 mod desired;
+mod durations;
 mod memory;
 mod scheduler;
 
 pub use desired::{Action, Applied, CardSettings, Comparison, Desired, Exported, KeyChange, Kind, Step};
+pub use durations::{Bucket, Durations};
 pub use memory::{
     CardMemory, CardMemorySettings, Hint, Hints, MemoryList, MoveReport, MoveRequest, Range, Turn, VmMemory,
     VmMemorySettings,
 };
 pub use scheduler::{
     CardScheduler, EngineUse, Quarantine, SchedulerHistory, SchedulerList, UseSample, VmEngine, VmHistory, VmShare,
-    VmTime, WaitBucket, Waits,
+    VmTime,
 };
 
 /// The body of a request to add a virtual machine: a `[[vm]]` table of the configuration file, as JSON.

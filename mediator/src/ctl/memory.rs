@@ -44,6 +44,9 @@ pub(super) enum MemoryCommand {
         vm: String,
         /// swap, queue or refuse
         policy: OnFull,
+        /// Milliseconds that work waits under queue before its channel faults
+        #[arg(long, value_name = "MS")]
+        queue_ms: Option<u64>,
     },
     /// Keeps a range of a guest's VRAM on the card
     Pin {
@@ -222,7 +225,11 @@ pub(super) fn answer(client: &Client, form: Form, command: MemoryCommand) -> Res
         MemoryCommand::SetGuarantee(SetSize { vm, size }) => set(client, form, &vm, "guarantee_mib", json!(size.0)),
         MemoryCommand::SetSwapCap(SetSize { vm, size }) => set(client, form, &vm, "swap_cap_mib", json!(size.0)),
         MemoryCommand::SetWeight { vm, weight } => set(client, form, &vm, "weight", json!(weight)),
-        MemoryCommand::SetPolicy { vm, policy } => set(client, form, &vm, "on_full", json!(policy.name())),
+        MemoryCommand::SetPolicy { vm, policy, queue_ms } => {
+            let wait = queue_ms.map(|ms| ("queue_ms".to_owned(), json!(ms)));
+            let keys = std::iter::once(("on_full".to_owned(), json!(policy.name()))).chain(wait);
+            change(client, form, &vm, &keys.collect())
+        }
         MemoryCommand::Pin { vm, range } => hint(client, &vm, vec![about(range, |hint| hint.pinned = Some(true))]),
         MemoryCommand::Unpin { vm, range } => hint(client, &vm, vec![about(range, |hint| hint.pinned = Some(false))]),
         MemoryCommand::Priority { vm, range, priority } => {
@@ -240,8 +247,11 @@ pub(super) fn answer(client: &Client, form: Form, command: MemoryCommand) -> Res
 }
 
 fn set(client: &Client, form: Form, vm: &str, key: &str, value: Value) -> Result<String, ClientError> {
-    let patch = Map::from_iter([(key.to_owned(), value)]);
-    let memory: api::VmMemorySettings = client.patch(&vm_path(vm), &patch)?;
+    change(client, form, vm, &Map::from_iter([(key.to_owned(), value)]))
+}
+
+fn change(client: &Client, form: Form, vm: &str, patch: &Map<String, Value>) -> Result<String, ClientError> {
+    let memory: api::VmMemorySettings = client.patch(&vm_path(vm), patch)?;
     Ok(form.of(&memory, output::memory::limits))
 }
 

@@ -10,6 +10,7 @@ use vram::VmId;
 use crate::admin::api::{Denied, Driver};
 use crate::config::{CardMemory, CardSpec, VmSpec};
 use crate::host::HostCard;
+use crate::host::shortage::Shortage;
 use crate::host::usage::SchedulerUsage;
 
 /// What a virtual machine's device tells the operator.
@@ -60,19 +61,20 @@ pub struct Built {
 pub struct BackendError {
     /// What went wrong.
     pub what: String,
-    /// Whether it is for want of memory, channels or addresses.
-    pub quota: bool,
+    /// What the operator can do, when it is for want of memory.
+    pub lacks: Option<String>,
 }
 
 impl BackendError {
     /// A failure of any other kind.
     pub fn failed(what: impl ToString) -> Self {
-        Self { what: what.to_string(), quota: false }
+        Self { what: what.to_string(), lacks: None }
     }
 
-    /// A lack of something that a card has only so much of.
-    pub fn quota(what: impl ToString) -> Self {
-        Self { what: what.to_string(), quota: true }
+    /// A lack of memory.
+    #[must_use]
+    pub fn lacking(Shortage { what, what_to_do }: Shortage) -> Self {
+        Self { what, lacks: Some(what_to_do) }
     }
 }
 

@@ -14,6 +14,7 @@ use vram::{OnFull, Summary, VmId};
 use super::backend::{BackendError, Built, CardBackend, CardStatus, OpenCard};
 use crate::config::check::{MAX_CHANNELS, MIN_VM_VRAM_MIB};
 use crate::config::{CardKind, CardMemory, CardSpec, FaultEngine, FaultKind, FaultSpec, VmSpec};
+use crate::host::shortage::Shortage;
 use crate::host::usage::SchedulerUsage;
 use crate::host::{Feeder, HostCard, Share, Sharing};
 use crate::passthrough::PassthroughDevice;
@@ -183,7 +184,10 @@ impl CardBackend for OwnedCard {
         let host = self.host.lock();
         if let Some(host) = &*host {
             let mut state = host.lock();
-            state.set_division(&memory.division(self.spec.chunk_kib)).map_err(BackendError::quota)?;
+            state.set_division(&memory.division(self.spec.chunk_kib)).map_err(|error| {
+                let Shortage { what, what_to_do } = Shortage::of(&error, self.spec.chunk_kib << 10);
+                BackendError::lacking(Shortage::new(format!("memory.reserve_mib: {what}"), what_to_do))
+            })?;
             let slots = u32::try_from((memory.host_mib << 10) / self.spec.chunk_kib).unwrap_or(u32::MAX);
             state.vram.chunks.set_host_budget(slots);
         }
@@ -212,13 +216,13 @@ impl CardBackend for OwnedCard {
         }
         if vram_bytes < MIN_VM_VRAM_MIB << 20 {
             let what = format!(
-                "card `{}` can keep {} MiB for VM `{}`, whose policy is to see no more than that, and {MIN_VM_VRAM_MIB} are \
-                 the least; remove another VM, lower its `memory.guarantee_mib`, or choose another `memory.on_full`",
-                self.spec.name,
+                "memory.on_full: `refuse`, with which the guest sees what can be kept for it: that is {} MiB of card `{}`, \
+                 expected at least {MIN_VM_VRAM_MIB}",
                 vram_bytes >> 20,
-                vm.name
+                self.spec.name,
             );
-            return Err(BackendError::quota(what));
+            let what_to_do = "remove another VM, lower its `memory.guarantee_mib`, or choose another `memory.on_full`";
+            return Err(BackendError::lacking(Shortage::new(what, what_to_do)));
         }
         let share =
             Share { vram_bytes, memory, channels: vm.channels(), hang_limit: vm.hang_limit(), time: vm.time_share() };

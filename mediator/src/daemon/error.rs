@@ -40,12 +40,14 @@ pub enum DaemonError {
         name: String,
     },
     /// The card refuses for want of something.
-    #[error("VM `{vm}`: {what}")]
+    #[error("{of}: {what}")]
     Quota {
-        /// Name of the virtual machine.
-        vm: String,
-        /// What is lacking.
+        /// What is refused it, with its name.
+        of: String,
+        /// The limit, with its key and value.
         what: String,
+        /// What the operator can do.
+        what_to_do: String,
     },
     /// A virtual machine has its card by passthrough, so nobody shares the card's time.
     #[error("VM `{0}` has its card by passthrough, which has no scheduler then")]
@@ -143,14 +145,14 @@ impl DaemonError {
 
     /// What the operator can do about it.
     #[must_use]
-    pub fn what_to_do(&self) -> &'static str {
+    pub fn what_to_do(&self) -> &str {
         match self {
             Self::NoVm(_) => "see `mediatorctl vm list` for the names",
             Self::NoCard(_) => "see `mediatorctl card show` for the names",
             Self::Busy(..) => "wait until that is done, then try again",
             Self::TooMany(_) => "remove a VM first",
             Self::NoAccount { .. } => "name an existing one, or its number",
-            Self::Quota { .. } => "remove a VM, or ask for less",
+            Self::Quota { what_to_do, .. } => what_to_do,
             Self::NoScheduler(_) => "to have it share the card's time, remove it and add it without passthrough",
             Self::Unscheduled(_) => "see `mediatorctl card show` for the cards",
             Self::NoRecord(_) => "try again when the other record is done, or a VM has been added",
@@ -160,7 +162,9 @@ impl DaemonError {
             Self::Desired(_) => match self.code() {
                 ErrorCode::Conflict => "nothing was changed; see above for what to do with each",
                 ErrorCode::NotFound => "nothing was changed; see `mediatorctl card show` for the cards",
-                ErrorCode::Quota => "nothing was changed; ask for less, or remove a VM",
+                ErrorCode::Quota => {
+                    "nothing was changed; ask for less, lower what other VMs are guaranteed, or remove one"
+                }
                 _ => "nothing was changed; correct the values",
             },
             Self::Partly { .. } => "see to what failed, and apply it again: what is done stays",
@@ -175,7 +179,7 @@ impl DaemonError {
             Self::Refused { .. } => match self.code() {
                 ErrorCode::NotFound => "see `mediatorctl card show` for the cards",
                 ErrorCode::Conflict => "choose another value, or remove what is in the way",
-                ErrorCode::Quota => "remove a VM, or ask for less",
+                ErrorCode::Quota => "ask for less, lower what other VMs are guaranteed, or remove one",
                 _ => "correct the value",
             },
         }

@@ -7,12 +7,14 @@ use serde_json::{Map, Value};
 use vram::{GuestAddr, OnFull, Step, To, VmId};
 
 use super::vm::Running;
-use super::{Card, Daemon, DaemonError, State};
+use super::{Card, Daemon, DaemonError, State, durations};
 use crate::admin::api;
 use crate::config::patch::patched;
 use crate::config::{CardMemory, CardSpec, VmSpec, check};
 use crate::host::balance::Hint;
 use crate::host::holdings::Holdings;
+use crate::host::mover::Moved;
+use crate::host::shortage::Shortage;
 use crate::host::{HostCard, HostError};
 
 /// A virtual machine of a card: its name, what it may have, and its counters.
@@ -102,7 +104,10 @@ impl Daemon {
             return Err(wrong(what));
         }
         self.fits(&state, &spec, None)?;
-        known.backend.set_memory(memory).map_err(|error| wrong(error.to_string()))?;
+        known.backend.set_memory(memory).map_err(|error| match error.lacks {
+            Some(what_to_do) => DaemonError::Quota { of: format!("card `{card}`"), what: error.what, what_to_do },
+            None => DaemonError::Failed(format!("card `{card}`: {}", error.what)),
+        })?;
         state.revision.next();
         if let Some(tuning) = state.tunings.get_mut(card) {
             tuning.memory = memory;
@@ -116,8 +121,10 @@ impl Daemon {
         let specs: Vec<CardSpec> =
             self.specs.iter().map(|one| if one.name == card.name { card.clone() } else { one.clone() }).collect();
         let mut there: Vec<&VmSpec> = Vec::new();
-        for entry in state.vms.values().filter(|entry| entry.spec.card == card.name) {
-            let vm = changed.filter(|vm| vm.name == entry.spec.name).unwrap_or(&entry.spec);
+        // The one that changes comes last: if it does not fit beside the others, it is the one to be named.
+        let others = state.vms.values().map(|entry| &entry.spec).filter(|vm| vm.card == card.name);
+        let others = others.filter(|vm| changed.is_none_or(|changed| changed.name != vm.name));
+        for vm in others.chain(changed) {
             let refusals: Vec<_> = check::vm(vm, &self.spec, &specs, &there)
                 .into_iter()
                 .filter(|refusal| refusal.field.starts_with("memory") || refusal.field == "vram_mib")
@@ -183,10 +190,9 @@ impl Daemon {
                 // What its guest sees is kept for it.
                 limits.guarantee = limits.quota;
             }
-            host.make_room(|state| state.set_limits(id, limits)).map_err(|error| DaemonError::Quota {
-                vm: name.to_owned(),
-                what: format!("its memory cannot be so: {error}"),
-            })?;
+            let chunk_bytes = card.spec.chunk_kib << 10;
+            host.make_room(|state| state.set_limits(id, limits))
+                .map_err(|error| lacking(name, Shortage::of(&error, chunk_bytes)))?;
             now.memory = vm.memory.clone();
             tracing::info!(vm = name, ?limits, "the VM's limits of memory are set");
             Ok(now.memory.clone())
@@ -218,6 +224,7 @@ impl Daemon {
             (steps, chunk_bytes)
         };
         let done = host.relocate_counted(vm, &steps);
+        host.look_again();
         Ok(api::MoveReport {
             moved_bytes: done.bytes,
             stayed_bytes: u64::from(done.stayed) * chunk_bytes,
@@ -232,18 +239,22 @@ impl Daemon {
     pub fn hint_vm_memory(&self, name: &str, hints: &api::Hints) -> Result<(), DaemonError> {
         let (host, vm) = self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| Ok((mediated(card)?, vm)))?;
         let mut state = host.lock();
-        let bytes = state.vram.chunks.vm_bytes(vm).unwrap_or(0);
+        let (bytes, chunk_bytes) = (state.vram.chunks.vm_bytes(vm).unwrap_or(0), state.vram.chunks.chunk_bytes());
         for api::Hint { range, pinned, priority, accesses } in &hints.hints {
             outside(name, *range, bytes)?;
             let said = [pinned.map(Hint::Pinned), priority.map(Hint::Priority), accesses.map(Hint::Accesses)];
             for hint in said.into_iter().flatten() {
                 state
                     .hint(vm, GuestAddr(range.start), range.bytes, hint)
-                    .map_err(|error| DaemonError::Quota { vm: name.to_owned(), what: error.to_string() })?;
+                    .map_err(|error| lacking(name, Shortage::of_pin(&error, chunk_bytes)))?;
             }
         }
         Ok(())
     }
+}
+
+fn lacking(vm: &str, Shortage { what, what_to_do }: Shortage) -> DaemonError {
+    DaemonError::Quota { of: format!("VM `{vm}`"), what, what_to_do }
 }
 
 /// Refuses a range that is not the guest's.
@@ -283,7 +294,8 @@ fn show(
         .iter()
         .filter_map(|(id, (name, spec, counters))| {
             let (holdings, account) = (holdings?, summary.vms.get(id)?);
-            let moved = holdings.moved.get(id).copied().unwrap_or_default();
+            let Moved { sum, suspensions } = holdings.moved.get(id).cloned().unwrap_or_default();
+            let refused = holdings.refusals.of(*id);
             let counter = |key: &str| counters.get(key).copied().unwrap_or(0);
             let entitled = holdings.entitled.get(id).map_or(0, |entitled| entitled.ceil);
             Some(api::VmMemory {
@@ -305,12 +317,18 @@ fn show(
                 born_in_host_bytes: account.born_in_host * chunk_bytes,
                 moved_out_bytes: account.moved_out * chunk_bytes,
                 moved_in_bytes: account.moved_in * chunk_bytes,
-                relocations: moved.relocations,
-                suspended_ns: moved.sum.suspended_ns,
-                suspended_longest_ns: moved.longest_ns,
-                copied_ns: moved.sum.copied_ns,
+                relocations: suspensions.count(),
+                suspended_ns: suspensions.sum(),
+                suspended_longest_ns: suspensions.max(),
+                suspensions: durations::shown(&suspensions),
+                copied_ns: sum.copied_ns,
                 memory_waits: counter("memory_waits"),
                 memory_denied: counter("memory_denied"),
+                memory_waited_ns: counter("memory_waited_ns"),
+                refused_bytes: refused
+                    .into_iter()
+                    .map(|(limit, chunks)| (limit.to_owned(), chunks * chunk_bytes))
+                    .collect(),
             })
         })
         .collect();
@@ -327,6 +345,9 @@ fn show(
         reserve_used_bytes: bytes(summary.parked),
         host_budget_bytes: settings.host_mib << 20,
         host_used_bytes: bytes(summary.host.used),
+        moved_out_bytes: summary.moved_out * chunk_bytes,
+        moved_in_bytes: summary.moved_in * chunk_bytes,
+        turns: holdings.map_or(0, |holdings| holdings.turns),
         copy_bytes_per_second: holdings.map_or(0, |holdings| holdings.bytes_per_second),
         turn,
         vms: shown,

@@ -29,6 +29,7 @@ pub mod arguments;
 pub mod backend;
 pub mod cards;
 pub mod desired;
+mod durations;
 pub mod error;
 mod memory;
 mod revision;
@@ -273,9 +274,9 @@ impl Daemon {
             let server = Server::from_listener(listener, ServerOptions::default()).map_err(|error| failed(&error))?;
             let link = Link::new(card.backend.irqs()).map_err(|error| failed(&error))?;
             let stop = StopHandle::new().map_err(|error| failed(&error))?;
-            let built = card.backend.build(spec, &link).map_err(|error| match error.quota {
-                true => DaemonError::Quota { vm: name.clone(), what: error.what },
-                false => failed(&error),
+            let built = card.backend.build(spec, &link).map_err(|error| match error.lacks {
+                Some(what_to_do) => DaemonError::Quota { of: format!("VM `{name}`"), what: error.what, what_to_do },
+                None => failed(&error),
             })?;
             Ok((server, link, stop, built))
         };

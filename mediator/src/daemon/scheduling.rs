@@ -8,22 +8,11 @@ use serde_json::{Map, Value};
 use vram::VmId;
 
 use super::vm::Running;
-use super::{Card, Daemon, DaemonError, Life, State};
+use super::{Card, Daemon, DaemonError, Life, State, durations};
 use crate::admin::api;
 use crate::config::VmSpec;
 use crate::config::patch::patched;
 use crate::host::usage::{SchedulerUsage, VmUsage};
-
-/// Upper ends of the buckets in which waits are shown, in ns: from 10 us to 30 s, about three times longer each.
-const WAIT_BUCKETS: [u64; 14] = {
-    let mut ends = [0; 14];
-    let (mut index, mut end) = (0, 10_000);
-    while index < ends.len() {
-        (ends[index], ends[index + 1]) = (end, 3 * end);
-        (index, end) = (index + 2, 10 * end);
-    }
-    ends
-};
 
 /// Nanoseconds of a millisecond.
 const MS: u64 = 1_000_000;
@@ -358,7 +347,6 @@ fn show(name: &str, vm: &VmUsage, entitled_permille: u32, window: &Window, now: 
         let Account { arrived, started, completed, dropped, killed, used, longest, ref waits } =
             vm.accounts[engine.index()];
         let standing = vm.standings[engine.index()];
-        let buckets = WAIT_BUCKETS.map(|at_most_ns| api::WaitBucket { at_most_ns, count: waits.at_most(at_most_ns) });
         api::VmEngine {
             used_ns: used,
             received_permille: window.received(vm, engine),
@@ -370,15 +358,7 @@ fn show(name: &str, vm: &VmUsage, entitled_permille: u32, window: &Window, now: 
             longest_ns: longest,
             credit_ns: standing.credit,
             beyond_ns: standing.beyond,
-            wait: api::Waits {
-                count: waits.count(),
-                sum_ns: waits.sum(),
-                mean_ns: waits.mean(),
-                p50_ns: waits.quantile(500),
-                p99_ns: waits.quantile(990),
-                max_ns: waits.max(),
-                buckets: buckets.into(),
-            },
+            wait: durations::shown(waits),
         }
     };
     let quarantine = match vm.quarantine {

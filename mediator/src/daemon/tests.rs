@@ -4,6 +4,7 @@ use super::backend::{BackendError, Built, CardStatus, VmBackend};
 use super::*;
 use crate::admin::api::{ErrorCode, VmState};
 use crate::config::SocketMode;
+use crate::host::shortage::Shortage;
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
@@ -48,7 +49,7 @@ impl CardBackend for FakeCard {
 
     fn build(&self, vm: &VmSpec, link: &Link) -> Result<Built, BackendError> {
         if vm.name == "greedy" {
-            return Err(BackendError::quota("the card has no memory left"));
+            return Err(BackendError::lacking(Shortage::new("the card has no memory left", "ask for less")));
         }
         let device = FakeDevice { echo: EchoDevice::new(BAR0_BYTES, 0x10de, 0x06d8), link: link.clone() };
         let backend = FakeBackend { name: vm.name.clone(), released: Arc::clone(&self.0) };

@@ -49,6 +49,8 @@ pub struct Divider {
     /// Memory moves for a turn that is to begin. Its holder waits, too: it would work on what lies in host memory, and each
     /// chunk of it that comes would have to wait for that work.
     settling: bool,
+    /// Turns that have begun.
+    turns: u64,
     /// What the card counted, and what was copied since.
     bus: Bus,
 }
@@ -70,6 +72,7 @@ impl Divider {
             division: *division,
             waiting: BTreeSet::new(),
             settling: false,
+            turns: 0,
             bus: Bus::default(),
         }
     }
@@ -84,6 +87,12 @@ impl Divider {
     #[must_use]
     pub fn turn(&self) -> Option<&Turn> {
         self.quanta.turn()
+    }
+
+    /// Turns that have begun since the card was taken over.
+    #[must_use]
+    pub fn turns(&self) -> u64 {
+        self.turns
     }
 
     /// What decides who gives and who gets.
@@ -104,7 +113,7 @@ impl HostState {
         let counts = self.take_counts(now);
         self.take_turns(now);
         self.tell_balancer(counts.as_ref());
-        let Self { vram, divider, .. } = self;
+        let Self { vram, divider, promising, .. } = self;
         let balancer = &mut divider.balancer;
         if divider.settling {
             balancer.hurry();
@@ -130,7 +139,7 @@ impl HostState {
             let chunks = vram.chunks.spare() + 1;
             steps = balancer.plan(&vram.chunks, now, Some(Request { by: By::Guarantee, chunks }));
         }
-        if steps.is_empty() {
+        if steps.is_empty() && *promising == 0 {
             steps = balancer.plan(&vram.chunks, now, None);
         }
         by_vm(steps)
@@ -341,7 +350,9 @@ impl HostState {
             Some(Change::Next(turn)) => Some(turn),
         };
         let holder = turn.as_ref().map(|turn| turn.holder);
-        divider.settling = holder.is_some() && (holder != before || divider.settling);
+        let begins = holder.is_some() && holder != before;
+        divider.turns += u64::from(begins);
+        divider.settling = begins || (holder.is_some() && divider.settling);
         divider.balancer.set_turn(turn);
         self.hold_waiting();
     }

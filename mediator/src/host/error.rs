@@ -1,5 +1,6 @@
 //! What can go wrong with the card or its memory.
 
+use super::shortage::Shortage;
 use card::DmaError;
 
 /// Why the host side of the mediator cannot do something.
@@ -22,9 +23,9 @@ pub enum HostError {
         /// Bytes there are.
         available: u64,
     },
-    /// VRAM is all given away.
-    #[error("{0}")]
-    OutOfMemory(vram::Error),
+    /// A limit of memory is in the way.
+    #[error(transparent)]
+    OutOfMemory(#[from] Shortage),
     /// Host memory for chunks could not be had.
     #[error(
         "the host does not give {bytes:#x} bytes of memory that the card may reach: {why}; lower `memory.host_mib` of the \

@@ -2,6 +2,7 @@
 
 use super::balance::Division;
 use super::mover::Moved;
+use super::refusals::Refusals;
 use super::registry::HostState;
 use std::collections::BTreeMap;
 use vram::balance::Entitlement;
@@ -24,6 +25,10 @@ pub struct Holdings {
     pub pinned: BTreeMap<VmId, u32>,
     /// What was moved of each VM's memory.
     pub moved: BTreeMap<VmId, Moved>,
+    /// What each VM wanted and did not get.
+    pub refusals: Refusals,
+    /// Turns that have begun.
+    pub turns: u64,
 }
 
 impl HostState {
@@ -39,6 +44,8 @@ impl HostState {
             entitled: balancer.entitlements(chunks, self.now_ns()),
             pinned: summary.vms.keys().map(|vm| (*vm, balancer.pinned(*vm))).collect(),
             moved: self.moved.clone(),
+            refusals: self.vram.refusals.clone(),
+            turns: self.divider.turns(),
             summary,
         }
     }

@@ -7,6 +7,7 @@ use super::bell::Bell;
 use super::interrupts::GuestEvent;
 use super::registry::{HostCard, HostState};
 use super::relocate::Relocated;
+use sched::Histogram;
 use std::sync::Weak;
 use std::time::Duration;
 use vram::{Step, VmId};
@@ -30,25 +31,22 @@ pub(super) fn serve(host: &Weak<HostCard>, bell: &Bell) {
 }
 
 /// What was moved of a VM's memory since it was added.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// Times that its channels were suspended for it.
-    pub relocations: u64,
     /// The sum of it all.
     pub sum: Relocated,
-    /// The longest time that its channels did not run, in ns.
-    pub longest_ns: u64,
+    /// How long its channels did not run, each time.
+    pub suspensions: Histogram,
 }
 
 impl Moved {
     pub(super) fn add(&mut self, one: &Relocated) {
-        self.relocations += 1;
         self.sum.moved = self.sum.moved.saturating_add(one.moved);
         self.sum.stayed = self.sum.stayed.saturating_add(one.stayed);
         self.sum.bytes += one.bytes;
         self.sum.suspended_ns += one.suspended_ns;
         self.sum.copied_ns += one.copied_ns;
-        self.longest_ns = self.longest_ns.max(one.suspended_ns);
+        self.suspensions.add(one.suspended_ns);
     }
 }
 
@@ -79,10 +77,15 @@ impl HostCard {
     ///
     /// # Errors
     /// What `attempt` says in the end.
-    pub fn make_room(
-        &self,
-        mut attempt: impl FnMut(&mut HostState) -> Result<(), vram::Error>,
-    ) -> Result<(), vram::Error> {
+    pub fn make_room(&self, attempt: impl FnMut(&mut HostState) -> Result<(), vram::Error>) -> Result<(), vram::Error> {
+        self.lock().promising += 1;
+        let done = self.promise(attempt);
+        self.lock().promising -= 1;
+        self.look_again();
+        done
+    }
+
+    fn promise(&self, mut attempt: impl FnMut(&mut HostState) -> Result<(), vram::Error>) -> Result<(), vram::Error> {
         for _ in 0..ROUNDS {
             let plan = {
                 let mut state = self.lock();

@@ -13,6 +13,7 @@ use super::mover::{self, Moved};
 use super::pinned::PinnedPool;
 use super::schedule::Schedule;
 use super::segments::Segments;
+use super::shortage::Shortage;
 use super::vram::SCRUB_PIECE;
 use super::{CardVram, Feeder, GuestEvents, HostError, interrupts};
 use card::{Card, InterruptMode};
@@ -45,6 +46,8 @@ pub struct HostState {
     pub divider: Divider,
     /// What moves without a reason.
     pub(super) dice: Dice,
+    /// Promises that room is being made for: nobody gets back what was moved for them.
+    pub(super) promising: u32,
     /// Memory that several address spaces share.
     pub(super) segments: Segments,
     /// What was moved of their memory.
@@ -150,6 +153,7 @@ impl HostCard {
             vms: BTreeMap::new(),
             divider: Divider::new(&division),
             dice: Dice::default(),
+            promising: 0,
             segments: Segments::default(),
             moved: BTreeMap::new(),
             began: Instant::now(),
@@ -220,17 +224,23 @@ impl HostCard {
         self.stop.load(Ordering::Acquire)
     }
 
+    /// Has the balancer look what is to move: something has moved that it did not plan.
+    pub fn look_again(&self) {
+        self.bell.ring();
+    }
+
     /// Gives a VM its share. Its VRAM gets places on the card, zeroed, as it is used.
     ///
     /// # Errors
     /// When the card has too little memory free for what is reserved.
     pub fn add_vm(&self, vm: VmId, share: &Share, events: Weak<dyn GuestEvents>) -> Result<(), HostError> {
         let made = self.make_room(|state| state.vram.chunks.create_vm(vm, share.vram_bytes, share.memory));
-        made.map_err(|error| match error {
-            error @ vram::Error::Promise { .. } => HostError::OutOfMemory(error),
-            other => HostError::Refused(other.to_string()),
-        })?;
         let mut state = self.lock();
+        let chunk_bytes = state.vram.chunks.chunk_bytes();
+        made.map_err(|error| match (error, Shortage::of(&error, chunk_bytes)) {
+            (vram::Error::Promise { .. }, shortage) => HostError::OutOfMemory(shortage),
+            (_, shortage) => HostError::Refused(shortage.to_string()),
+        })?;
         state.channels.add_vm(channels::VmId(vm.0), share.channels);
         let limit = share.hang_limit.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
         state.channels.set_hang_limit(channels::VmId(vm.0), limit);
@@ -255,6 +265,7 @@ impl HostCard {
             state.forget_segments(vm);
             state.moved.remove(&vm);
             state.vram.short.remove(&vm);
+            state.vram.refusals.forget(vm);
             quiet.map_err(|stuck| HostError::Refused(format!("{stuck}; the VM's memory stays out of use")))?;
             if state.channels.has_stuck(channels::VmId(vm.0)) {
                 let what =
@@ -283,7 +294,11 @@ impl HostCard {
             }
             return Ok(());
         }
-        self.lock().vram.chunks.unplace_all(vm);
+        {
+            let mut state = self.lock();
+            state.vram.chunks.unplace_all(vm);
+            state.vram.refusals.restart(vm);
+        }
         while self.scrub_piece()? {}
         self.bell.ring();
         Ok(())

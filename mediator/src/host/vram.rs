@@ -4,6 +4,8 @@ use super::HostError;
 use super::bell::Bell;
 use super::memory::CardMemory;
 use super::pinned::PinnedPool;
+use super::refusals::Refusals;
+use super::shortage::Shortage;
 use nvspec::addr::{GuestVramAddr, SMALL_PAGE, VramAddr};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -63,6 +65,8 @@ pub struct CardVram {
     pub(super) touched: BTreeSet<(VmId, u64)>,
     /// What is being scrubbed, and how much of it is zeroed.
     scrubbing: Option<(ScrubWork, u64)>,
+    /// What guests wanted and did not get.
+    pub(super) refusals: Refusals,
     /// VMs that wanted memory that there was none of.
     pub(super) short: BTreeSet<VmId>,
     /// Rung when a guest wanted memory that there was none of on the card, and when some has become free.
@@ -82,6 +86,7 @@ impl CardVram {
             over_bus: None,
             touched: BTreeSet::new(),
             scrubbing: None,
+            refusals: Refusals::default(),
             short: BTreeSet::new(),
             bell: Arc::default(),
         }
@@ -122,15 +127,18 @@ impl CardVram {
                             return None;
                         }
                     }
+                    self.refusals.placed(chunk);
                     return Some(placed.place);
                 }
                 // Ends: each turn makes one of the chunks that wait a free one.
                 Err(vram::Error::NeedsScrub { .. }) if self.scrub_one().ok()? => {}
                 Err(error) => {
-                    if matches!(error, vram::Error::Full { .. }) {
+                    if let vram::Error::Full { limit, host, .. } = error {
                         self.unmet.insert(chunk);
+                        self.refusals.refused(chunk, limit.decisive(host));
                     }
                     if self.short.insert(vm) {
+                        let error = Shortage::of(&error, self.chunks.chunk_bytes());
                         tracing::warn!(%vm, %address, %error, "guest memory gets no place");
                     }
                     self.bell.ring();

@@ -40,6 +40,8 @@ pub(super) struct Counts {
     pub(super) hangs: u64,
     pub(super) memory_waits: u64,
     pub(super) memory_denied: u64,
+    /// How long work has waited for memory that waits no more, in ns.
+    pub(super) memory_waited_ns: u64,
     pub(super) writes_waited: u64,
     pub(super) writes_lost: u64,
     /// Bytes that its CPU has read or written of VRAM by messages.

@@ -52,7 +52,7 @@ impl VmBackend {
         if short && self.may_wait(doorbell) {
             return;
         }
-        self.waiting.remove(&channel);
+        self.wait_ends(channel);
         let Self { host, vm, link, ram, spaces, remap, objects, bus_master, pv, .. } = self;
         let tables = pv.as_deref().map(|pv| &pv.tables);
         let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap, tables };
@@ -99,11 +99,19 @@ impl VmBackend {
             tracing::error!(
                 vm = %self.vm,
                 ?channel,
-                "work has waited for memory for as long as it may, and faults; raise the VM's guarantee, or the card's \
-                 host memory"
+                queue_ms = self.queue_limit.as_millis(),
+                "work has waited for memory for as long as `memory.queue_ms` lets it, and faults; raise that or the VM's \
+                 `memory.guarantee_mib`, or give the card `memory.host_mib` and the VM `memory.on_full` = `swap`"
             );
         }
         waits
+    }
+
+    /// A channel's work waits for memory no more, if it did.
+    fn wait_ends(&mut self, channel: VirtualChannelId) {
+        if let Some((_, since)) = self.waiting.remove(&channel) {
+            self.counts.memory_waited_ns += u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        }
     }
 
     /// Tries work again that waits for memory.
@@ -197,8 +205,8 @@ impl VmBackend {
         self.doorbells.remove(&channel);
         self.polled.remove(&channel);
         self.rung.remove(&channel);
-        self.waiting.remove(&channel);
         self.objects.remove(&channel);
+        self.wait_ends(channel);
         self.take_off(channel);
         self.save(channel, instance);
         self.spaces.collect(&self.host);

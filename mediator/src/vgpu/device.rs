@@ -101,7 +101,7 @@ impl MediatedVm {
         let this = Arc::new(Self { core: Mailbox::new(core), host: Arc::clone(host), vm });
         let events: Weak<Self> = Arc::downgrade(&this);
         host.add_vm(vm, share, events).map_err(|error| match error {
-            HostError::OutOfMemory { .. } => BackendError::quota(error),
+            HostError::OutOfMemory(shortage) => BackendError::lacking(shortage),
             other => BackendError::failed(other),
         })?;
         if *apertures == Apertures::Remapped {
@@ -481,7 +481,8 @@ impl VmBackend for MediatedVm {
         let (spaces, shadow_bytes) = backend.spaces.usage();
         let counts = &backend.counts;
         let report = &backend.spaces.report;
-        let moved = backend.host.lock().moved(backend.vm).copied().unwrap_or_default();
+        let moved = backend.host.lock().moved(backend.vm).map(|moved| (moved.suspensions.count(), moved.sum.moved));
+        let (relocations, chunks_moved) = moved.unwrap_or_default();
         let pv = backend.pv.as_deref().map(Interface::counters).into_iter().flatten();
         let counters: BTreeMap<String, u64> = [
             ("doorbells", counts.doorbells),
@@ -491,11 +492,12 @@ impl VmBackend for MediatedVm {
             ("hangs", counts.hangs),
             ("memory_waits", counts.memory_waits),
             ("memory_denied", counts.memory_denied),
+            ("memory_waited_ns", counts.memory_waited_ns),
             ("memory_writes_waited", counts.writes_waited),
             ("memory_writes_lost", counts.writes_lost),
             ("aperture_bytes", counts.aperture_bytes),
-            ("memory_relocations", moved.relocations),
-            ("memory_chunks_moved", u64::from(moved.sum.moved)),
+            ("memory_relocations", relocations),
+            ("memory_chunks_moved", u64::from(chunks_moved)),
             ("tlb_flushes", counts.flushes),
             ("interrupts", counts.interrupts),
             ("events_lost", self.core.lost()),

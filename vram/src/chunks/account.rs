@@ -34,6 +34,10 @@ pub struct Summary {
     pub vms: BTreeMap<VmId, VmSummary>,
     /// Chunks scrubbed since the table was made.
     pub scrubbed: u64,
+    /// Moves from the card to host memory since then, those of VMs that are gone included.
+    pub moved_out: u64,
+    /// Moves from host memory to the card, likewise.
+    pub moved_in: u64,
 }
 
 impl Summary {

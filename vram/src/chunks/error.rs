@@ -26,6 +26,30 @@ pub enum Limit {
     Policy(OnFull),
 }
 
+impl Limit {
+    /// What is in the way, in a word.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Card { .. } => "card",
+            Self::Quota(_) => "quota",
+            Self::HostBudget(_) => "host_budget",
+            Self::SwapCap(_) => "swap_cap",
+            Self::Policy(_) => "policy",
+        }
+    }
+
+    /// Which of two limits an operator has to see to: what keeps a VM from host memory, or from the card when its policy
+    /// allows no host memory.
+    #[must_use]
+    pub const fn decisive(self, host: Option<Self>) -> Self {
+        match host {
+            None | Some(Self::Policy(_)) => self,
+            Some(host) => host,
+        }
+    }
+}
+
 impl std::fmt::Display for Limit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

@@ -157,6 +157,7 @@ impl ChunkTable {
         // What it gives up is there before what it may be owed again for it is promised.
         self.abandon(from);
         self.change(vm, |map| map.arrive(index, to));
+        self.moved[to.tier() as usize] += 1;
         Ended::Committed
     }
 

@@ -91,6 +91,8 @@ struct Model {
     budget: u32,
     scrubbing: Vec<ScrubWork>,
     scrubbed: [u64; 2],
+    /// Of all VMs, those that are gone included.
+    moved: [u64; 2],
     token: u64,
 }
 
@@ -108,6 +110,7 @@ impl Model {
             budget: 0,
             scrubbing: Vec::new(),
             scrubbed: [0; 2],
+            moved: [0; 2],
             token: 0,
         }
     }
@@ -442,6 +445,7 @@ impl Model {
             vm.chunks.get_mut(&flight.index).expect("it is alive").0 = flight.to;
             vm.parked.remove(&flight.index);
             vm.moved[flight.to.0 as usize] += 1;
+            self.moved[flight.to.0 as usize] += 1;
         }
         self.dirty.insert(if flight.alive { flight.from } else { flight.to });
         Ok(())

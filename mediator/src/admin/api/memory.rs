@@ -1,7 +1,11 @@
 //! What lies where of a card's memory, as the admin API shows it. Sizes are bytes.
 
+use std::collections::BTreeMap;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use super::Durations;
 
 pub use crate::config::{CardMemory as CardMemorySettings, VmMemory as VmMemorySettings};
 
@@ -37,6 +41,12 @@ pub struct CardMemory {
     pub host_budget_bytes: u64,
     /// Host memory that is pinned.
     pub host_used_bytes: u64,
+    /// What was moved from the card to host memory since the mediator has the card.
+    pub moved_out_bytes: u64,
+    /// What was moved back.
+    pub moved_in_bytes: u64,
+    /// Turns that have begun since then.
+    pub turns: u64,
     /// Bytes per second of copies between card and host, as measured; 0 before the first.
     pub copy_bytes_per_second: u64,
     /// Whose turn it is, while virtual machines take turns.
@@ -102,12 +112,19 @@ pub struct VmMemory {
     pub suspended_ns: u64,
     /// The longest of these, in ns.
     pub suspended_longest_ns: u64,
+    /// How long each of these was.
+    pub suspensions: Durations,
     /// How long the copies took, in ns.
     pub copied_ns: u64,
     /// Submissions that waited for memory.
     pub memory_waits: u64,
     /// Submissions that waited in vain.
     pub memory_denied: u64,
+    /// How long submissions waited for memory that wait no more, all together, in ns.
+    pub memory_waited_ns: u64,
+    /// What found no place when it was wanted first, in bytes, by the limit that was in the way: `card` and `quota` keep
+    /// from the card, `host_budget` and `swap_cap` from host memory as well.
+    pub refused_bytes: BTreeMap<String, u64>,
 }
 
 /// A range of a guest's VRAM.

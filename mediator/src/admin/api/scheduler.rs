@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use sched::Engine;
 use serde::{Deserialize, Serialize};
 
+use super::Durations;
+
 /// What a virtual machine may have of its card's time: a `[vm.time]` table, with all its keys.
 pub use crate::config::TimeShare as VmTime;
 
@@ -100,35 +102,7 @@ pub struct VmEngine {
     /// What it has had beyond its share, in ns; less than 0 when it has had less.
     pub beyond_ns: i64,
     /// How long its submissions waited for their start.
-    pub wait: Waits,
-}
-
-/// How long submissions waited.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-pub struct Waits {
-    /// How many were started.
-    pub count: u64,
-    /// All waits together, in ns.
-    pub sum_ns: u64,
-    /// Mean, in ns.
-    pub mean_ns: u64,
-    /// Median, in ns, up to an eighth too long.
-    pub p50_ns: u64,
-    /// What 99 of 100 do not exceed, in ns, up to an eighth too long.
-    pub p99_ns: u64,
-    /// Longest, in ns.
-    pub max_ns: u64,
-    /// How many were how long.
-    pub buckets: Vec<WaitBucket>,
-}
-
-/// How many submissions waited at most so long. Waits that are shorter by up to an eighth may be missing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-pub struct WaitBucket {
-    /// How long, in ns.
-    pub at_most_ns: u64,
-    /// How many.
-    pub count: u64,
+    pub wait: Durations,
 }
 
 /// The answer to `GET /v1/cards/NAME/scheduler/history`.

@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Write};
 
 use super::escaped;
-use crate::admin::api::{CardScheduler, VmEngine, VmShare, Waits};
+use crate::admin::api::{CardScheduler, Durations, VmEngine, VmShare};
 
 /// Nanoseconds, written as seconds without loss.
 pub(super) struct Seconds(pub(super) u64);
@@ -102,13 +102,14 @@ fn each_engine(cards: &[CardScheduler], mut each: impl FnMut(&str, &VmEngine)) {
     }
 }
 
-fn histogram(text: &mut String, name: &str, labels: &str, waits: &Waits) {
-    for bucket in &waits.buckets {
+/// The samples of a histogram for one set of labels.
+pub(super) fn histogram(text: &mut String, name: &str, labels: &str, durations: &Durations) {
+    for bucket in &durations.buckets {
         let _ = writeln!(text, "{name}_bucket{{{labels},le=\"{}\"}} {}", Seconds(bucket.at_most_ns), bucket.count);
     }
-    let _ = writeln!(text, "{name}_bucket{{{labels},le=\"+Inf\"}} {}", waits.count);
-    let _ = writeln!(text, "{name}_sum{{{labels}}} {}", Seconds(waits.sum_ns));
-    let _ = writeln!(text, "{name}_count{{{labels}}} {}", waits.count);
+    let _ = writeln!(text, "{name}_bucket{{{labels},le=\"+Inf\"}} {}", durations.count);
+    let _ = writeln!(text, "{name}_sum{{{labels}}} {}", Seconds(durations.sum_ns));
+    let _ = writeln!(text, "{name}_count{{{labels}}} {}", durations.count);
 }
 
 #[cfg(test)]

@@ -147,6 +147,30 @@ fn all_metrics_are_well_formed_well_named_and_by_vm() {
     assert_eq!(waits.samples.iter().find(unbound).unwrap().2, 1.0);
 }
 
+/// Names and types of the metrics that docs/mediatorctl.md has in its tables.
+fn documented() -> BTreeMap<String, String> {
+    let page = include_str!("../../../../docs/mediatorctl.md");
+    let mut documented = BTreeMap::new();
+    for row in page.lines().filter(|line| line.starts_with("| `gpu_mediator_")) {
+        let cells: Vec<_> = row.split('|').map(str::trim).collect();
+        for name in cells[1].split(", ") {
+            let before = documented.insert(name.trim_matches('`').to_owned(), cells[2].to_owned());
+            assert_eq!(before, None, "{name} stands there twice");
+        }
+    }
+    documented
+}
+
+#[test]
+fn metrics_are_those_that_are_documented() {
+    let served = one_card("memory = { host_mib = 64 }\n");
+    let _: api::Vm = served.client().post("/v1/vms", &api::AddVm::new("a", "card0", 16)).unwrap();
+    let text = served.client().request(Method::GET, "/metrics", Default::default()).unwrap();
+    let families = parse(std::str::from_utf8(&text).unwrap()).unwrap();
+    let shown: BTreeMap<_, _> = families.into_iter().map(|(name, family)| (name, family.kind)).collect();
+    assert_eq!(shown, documented());
+}
+
 #[test]
 fn reader_refuses_what_a_scraper_would() {
     let head = "# HELP a_total x\n# TYPE a_total counter\n";

@@ -68,6 +68,43 @@ fn memory_moves_out_and_back_as_the_operator_says_and_the_guest_goes_on() {
     assert_eq!(driver.faults, []);
 }
 
+/// The value of a sample of the metrics.
+fn metric(served: &Served, sample: &str) -> f64 {
+    let text = served.client().request(hyper::Method::GET, "/metrics", Default::default()).unwrap();
+    let text = String::from_utf8(text.to_vec()).unwrap();
+    let value = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
+    value.unwrap_or_else(|| panic!("no {sample} in\n{text}")).parse().unwrap()
+}
+
+#[test]
+fn relocations_are_counted_by_how_long_the_vm_was_suspended() {
+    let served = swapping();
+    let (mut driver, mut channel) = guest(&served, "a");
+    copy(&mut driver, &mut channel);
+    driver.wait(&channel);
+    let client = served.client();
+    let out: MoveReport = client.post(&format!("{VM}/evict"), &MoveRequest::default()).unwrap();
+    assert!(out.moved_bytes > 0 && out.suspended_ns > 0, "{out:?}");
+    eventually("it is back", || of_a(&served).in_host_bytes == 0);
+    let vm = of_a(&served);
+    let suspensions = &vm.suspensions;
+    assert!(suspensions.count >= 2, "out and back: {suspensions:?}");
+    assert_eq!((suspensions.count, suspensions.sum_ns), (vm.relocations, vm.suspended_ns));
+    assert_eq!(suspensions.max_ns, vm.suspended_longest_ns);
+    assert!(suspensions.p50_ns <= suspensions.p99_ns && suspensions.p99_ns <= suspensions.max_ns);
+    assert!(suspensions.max_ns >= out.suspended_ns);
+    let labels = "{vm=\"a\",card=\"card0\"";
+    let of = |name: &str, more: &str| metric(&served, &format!("gpu_mediator_{name}{labels}{more}}}"));
+    assert_eq!(of("vm_suspended_seconds_count", "") as u64, suspensions.count);
+    assert_eq!(of("vm_suspended_seconds_bucket", ",le=\"+Inf\"") as u64, suspensions.count);
+    assert!((of("vm_suspended_seconds_sum", "") - suspensions.sum_ns as f64 / 1e9).abs() < 1e-9);
+    assert_eq!(of("vm_memory_moved_bytes_total", ",to=\"host\"") as u64, vm.moved_out_bytes);
+    // The card's account outlives the VM.
+    client.delete("/v1/vms/a").unwrap();
+    let card: CardMemory = client.get(CARD).unwrap();
+    assert_eq!((card.moved_out_bytes, card.moved_in_bytes), (vm.moved_out_bytes, vm.moved_in_bytes));
+}
+
 #[test]
 fn what_is_pinned_stays_and_is_part_of_the_guarantee() {
     let served = swapping();
@@ -79,8 +116,11 @@ fn what_is_pinned_stays_and_is_part_of_the_guarantee() {
     let post = |hints: &Hints| {
         client.request(hyper::Method::POST, &format!("{VM}/hints"), serde_json::to_vec(hints).unwrap().into())
     };
-    let error = post(&hints(hint)).unwrap_err().to_string();
-    assert!(error.contains("VM `a`") && error.contains("is guaranteed 0"), "{error}");
+    let error = refused(post(&hints(hint)));
+    assert_eq!(error.code, ErrorCode::Quota);
+    let what = "VM `a`: 2 MiB would be pinned, expected at most `memory.guarantee_mib`, which is 0 MiB";
+    assert_eq!(error.error, what);
+    assert!(error.what_to_do.contains("`mediatorctl memory set-guarantee`"), "{error:?}");
     let _: VmMemorySettings = client.patch(VM, &json!({ "guarantee_mib": 4 })).unwrap();
     post(&hints(hint)).unwrap();
     assert_eq!(of_a(&served).pinned_bytes, 2 * MIB);
@@ -113,4 +153,112 @@ fn what_cannot_be_promised_is_refused_with_the_limit_and_changes_nothing() {
     let card: CardMemory = client.patch(CARD, &json!({ "victims": "clock", "quanta": { "mode": "off" } })).unwrap();
     assert_eq!(card.settings.victims.name(), "clock");
     assert_eq!((card.settings.return_ms, card.settings.host_mib), (5, 64));
+}
+
+#[test]
+fn each_refusal_names_whose_limit_which_and_how_much_with_what_to_do() {
+    let served = one_card("overcommit = true\nreserve_mib = 8\nmemory = { host_mib = 64 }\n");
+    let client = served.client();
+    for (name, vram_mib) in [("a", 32), ("b", 32)] {
+        let _: api::Vm =
+            client.post("/v1/vms", &json!({ "name": name, "card": "card0", "vram_mib": vram_mib })).unwrap();
+    }
+    let _: VmMemorySettings = client.patch("/v1/vms/b/memory", &json!({ "guarantee_mib": 32 })).unwrap();
+    let (quota, invalid) = (ErrorCode::Quota, ErrorCode::Invalid);
+    let vm = |more: serde_json::Value| {
+        let mut body = json!({ "name": "c", "card": "card0", "vram_mib": 16 });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let refuse = json!({ "on_full": "refuse" });
+    // Method, path, body; the kind of trouble, whose limit it is, its key, and what it is.
+    let post = Method::POST;
+    let patch = Method::PATCH;
+    let all = "/v1/vms";
+    let cases: [(&Method, &str, serde_json::Value, ErrorCode, &str, &str, &str); 12] = [
+        (
+            &post,
+            all,
+            vm(json!({ "memory": { "guarantee_mib": 96 }, "vram_mib": 96 })),
+            quota,
+            "VM `c`",
+            "memory.guarantee_mib",
+            "at most 88",
+        ),
+        (&post, all, vm(json!({ "vram_mib": 64 })), quota, "VM `c`", "memory.host_mib", "is 64"),
+        (
+            &post,
+            all,
+            vm(json!({ "vram_mib": 96, "memory": { "guarantee_mib": 89 } })),
+            invalid,
+            "VM `c`",
+            "memory.guarantee_mib",
+            "chunk of 2048 KiB",
+        ),
+        (
+            &patch,
+            VM,
+            json!({ "quota_mib": 4, "guarantee_mib": 8 }),
+            invalid,
+            "VM `a`",
+            "memory.guarantee_mib",
+            "quota of 4 MiB",
+        ),
+        (&patch, VM, json!({ "swap_cap_mib": 4 }), invalid, "VM `a`", "memory.swap_cap_mib", "at least 32"),
+        (&patch, VM, json!({ "weight": 0 }), invalid, "VM `a`", "memory.weight", "1 to 10000"),
+        (&patch, VM, json!({ "quota_mib": 3 }), invalid, "VM `a`", "memory.quota_mib", "chunk of 2048 KiB"),
+        (&patch, CARD, json!({ "host_mib": 16 }), quota, "VM `a`", "memory.host_mib", "is 16"),
+        (&patch, CARD, json!({ "host_mib": 128 }), invalid, "card `card0`", "memory.host_mib", "at most the 64"),
+        (&patch, CARD, json!({ "reserve_mib": 100 }), quota, "card `card0`", "memory.reserve_mib", "100 MiB"),
+        (
+            &patch,
+            CARD,
+            json!({ "reserve_mib": 120 }),
+            invalid,
+            "card `card0`",
+            "memory.reserve_mib",
+            "less than the 120",
+        ),
+        (
+            &post,
+            &format!("{VM}/hints"),
+            json!({ "hints": [{ "range": { "start": 0, "bytes": 4 << 20 }, "pinned": true }] }),
+            quota,
+            "VM `a`",
+            "memory.guarantee_mib",
+            "4 MiB would be pinned",
+        ),
+    ];
+    let before = client.request(Method::GET, "/v1/desired", Default::default()).unwrap();
+    for (method, path, body, code, whose, key, value) in cases {
+        let error = refused(client.request(method.clone(), path, serde_json::to_vec(&body).unwrap().into()));
+        assert_eq!(error.code, code, "{body}: {error:?}");
+        let text = &error.error;
+        assert!(
+            text.starts_with(&format!("{whose}: ")) && text.contains(key) && text.contains(value),
+            "{body}: {text}"
+        );
+        assert!(!error.what_to_do.is_empty() && !text.contains(" chunks"), "{body}: {error:?}");
+    }
+    // What is left is less than the least that a guest comes up with.
+    let _: VmMemorySettings = client.patch(VM, &json!({ "guarantee_mib": 32 })).unwrap();
+    let _: api::Vm =
+        client.post("/v1/vms", &vm(json!({ "name": "d", "vram_mib": 48, "memory": { "guarantee_mib": 48 } }))).unwrap();
+    let error = refused(client.post::<api::Vm>("/v1/vms", &vm(json!({ "memory": refuse }))));
+    assert_eq!(error.code, quota, "{error:?}");
+    assert!(
+        error.error.starts_with("VM `c`: memory.on_full: `refuse`")
+            && error.error.contains(" MiB of card `card0`, expected at least 16"),
+        "{error:?}"
+    );
+    assert!(error.what_to_do.contains("`memory.guarantee_mib`"), "{error:?}");
+    client.delete("/v1/vms/d").unwrap();
+    let _: VmMemorySettings = client.patch(VM, &json!({ "guarantee_mib": null })).unwrap();
+    let [before, after] = [before, client.request(Method::GET, "/v1/desired", Default::default()).unwrap()]
+        .map(|bytes| serde_json::from_slice::<serde_json::Value>(&bytes).unwrap());
+    assert_eq!(
+        (&before["vm"], &before["card"]),
+        (&after["vm"], &after["card"]),
+        "nothing of what was refused has changed"
+    );
 }

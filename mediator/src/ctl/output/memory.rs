@@ -5,7 +5,8 @@ use super::{NOTHING, heads, row, table};
 use crate::admin::api::{CardMemory, MoveReport, VmMemory, VmMemorySettings};
 
 /// Bytes, in MiB where they are whole.
-fn mib(bytes: u64) -> String {
+#[must_use]
+pub fn mib(bytes: u64) -> String {
     match bytes % (1 << 20) {
         0 => format!("{} MiB", bytes >> 20),
         _ => format!("{} KiB", bytes >> 10),
@@ -74,7 +75,8 @@ fn vm(vm: &VmMemory) -> Vec<String> {
     let suspended = if vm.relocations == 0 {
         NOTHING.to_owned()
     } else {
-        format!("{}, at most {}", duration(vm.suspended_ns), duration(vm.suspended_longest_ns))
+        let longest = duration(vm.suspended_longest_ns);
+        format!("{}, 99 % {}, at most {longest}", duration(vm.suspended_ns), duration(vm.suspensions.p99_ns))
     };
     row(&[
         &vm.vm,
@@ -103,6 +105,10 @@ pub fn limits(memory: &VmMemorySettings) -> String {
         row(&[&"swap cap", &size(memory.swap_cap_mib)]),
         row(&[&"weight", &memory.weight.map_or_else(|| "default".to_owned(), |weight| weight.to_string())]),
         row(&[&"on full", &memory.on_full.map_or("default", |policy| policy.name())]),
+        row(&[
+            &"queue limit",
+            &memory.queue_ms.map_or_else(|| "default".to_owned(), |ms| duration(ms.saturating_mul(1_000_000))),
+        ]),
     ];
     table(rows, &[])
 }

@@ -25,7 +25,7 @@ const GOOD: [&[&str]; 33] = [
     &["memory", "set-guarantee", "a", "16"],
     &["memory", "set-swap-cap", "a", "default"],
     &["memory", "set-weight", "a", "5"],
-    &["memory", "set-policy", "a", "queue"],
+    &["memory", "set-policy", "a", "queue", "--queue-ms", "2000"],
     &["memory", "pin", "a", "0+2M"],
     &["memory", "unpin", "a", "0+2M"],
     &["memory", "priority", "a", "0+2M", "9"],

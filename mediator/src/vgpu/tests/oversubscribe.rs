@@ -7,6 +7,7 @@ use crate::host::{Division, Sharing};
 use crate::vgpu::Settings;
 use card::{Card, DmaError, DmaMemory, Identity, InterruptMode};
 use simgpu::{Config, EngineId, Fault, FaultKind, SimGpu};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -199,6 +200,10 @@ fn work_waits_for_memory_and_goes_on_when_another_gives_it_back() {
     second.wait(&two);
     assert!(second.vram_holds(to, 4, 5) && second.vram_holds(from, 4, 5));
     assert_eq!((second.guest.counter("faults"), second.guest.counter("memory_denied")), (0, 0));
+    assert!(second.guest.counter("memory_waited_ns") > 0);
+    // Asked for again and again, and counted once.
+    let refused = rig.host.lock().holdings().refusals.of(VmId(1));
+    assert_eq!(refused, BTreeMap::from([("card", 1)]));
 }
 
 /// Two VMs of a card without host memory, of which the first has all that there is. Neither gives anything.

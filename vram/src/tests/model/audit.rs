@@ -78,6 +78,7 @@ impl Model {
         prop_assert_eq!((host.budget, host.used, host.free), (self.budget, used.len() as u32, self.clean(Tier::Host)));
         prop_assert!(used.iter().all(|&(_, slot)| slot < u64::from(host.end)));
         prop_assert_eq!((summary.scrubbed, host.scrubbed), (self.scrubbed[0], self.scrubbed[1]));
+        prop_assert_eq!([summary.moved_in, summary.moved_out], self.moved);
         Ok(())
     }
 

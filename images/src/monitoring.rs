@@ -1,0 +1,119 @@
+//! Prometheus, and the proxy through which it reaches a daemon: unpacked from Debian packages, and run by the dynamic
+//! loader that came with them.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::apt::{self, Apt};
+use crate::cache::{Cache, key};
+use crate::exec;
+use crate::hooks::{library_folders, loader};
+use crate::progress::Progress;
+use crate::recipe::{Made, MonitoringRecipe, Record, Suite};
+
+/// Raised when this recipe changes what it makes.
+const VERSION: &str = "1";
+
+/// The programs of a monitoring host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Monitoring {
+    root: PathBuf,
+}
+
+impl Monitoring {
+    /// The server, without arguments.
+    ///
+    /// # Errors
+    /// When the packages hold no dynamic loader.
+    pub fn prometheus(&self) -> Result<Command> {
+        self.command("usr/bin/prometheus")
+    }
+
+    /// What checks its configuration and the metrics that it is to read.
+    ///
+    /// # Errors
+    /// As [`Self::prometheus`].
+    pub fn promtool(&self) -> Result<Command> {
+        self.command("usr/bin/promtool")
+    }
+
+    /// The proxy.
+    ///
+    /// # Errors
+    /// As [`Self::prometheus`].
+    pub fn nginx(&self) -> Result<Command> {
+        self.command("usr/sbin/nginx")
+    }
+
+    fn command(&self, program: &str) -> Result<Command> {
+        let libraries = library_folders(&self.root);
+        let mut command = Command::new(loader(&libraries)?);
+        command.arg("--library-path").arg(std::env::join_paths(&libraries).context("library folders")?);
+        command.arg(self.root.join(program));
+        Ok(command)
+    }
+
+    /// Fails unless all programs run here.
+    fn check(self) -> Result<Self> {
+        let asked = [(self.prometheus()?, "--version"), (self.promtool()?, "--version"), (self.nginx()?, "-v")];
+        for (mut command, version) in asked {
+            if exec::probe(command.arg(version)).is_none() {
+                bail!("a program of the packages in {} cannot be run: {command:?}", self.root.display());
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// Finds the programs, or makes them.
+pub fn ensure(
+    recipe: &MonitoringRecipe,
+    cache: &Cache,
+    record: &mut Record,
+    progress: &Progress,
+) -> Result<Monitoring> {
+    if let Some(made) = record.monitoring.as_ref().filter(|made| made.recipe == VERSION)
+        && let Some(root) = cache.find("monitoring", &made.key)
+        && let Ok(found) = (Monitoring { root }).check()
+    {
+        return Ok(found);
+    }
+    let mut errors = Vec::new();
+    for suite in &recipe.from {
+        match make(recipe, suite, cache, progress) {
+            Ok((monitoring, made)) => {
+                record.monitoring = Some(made);
+                return Ok(monitoring);
+            }
+            Err(error) => errors.push(format!("Debian {}: {error:#}", suite.target())),
+        }
+    }
+    bail!("no source has {}:\n{}", recipe.packages.join(", "), errors.join("\n"))
+}
+
+fn make(recipe: &MonitoringRecipe, suite: &Suite, cache: &Cache, progress: &Progress) -> Result<(Monitoring, Made)> {
+    let apt = Apt::open(suite, cache, progress)?;
+    let unpack = |folder: &Path| -> Result<Vec<_>> {
+        let unpacked = recipe.packages.iter().map(|name| {
+            let fetched = apt.fetch_one(name, progress)?;
+            let mut step = progress.step(format!("unpacking {name}"));
+            apt::unpack(&fetched, folder, &mut step)?;
+            Ok(fetched.package)
+        });
+        unpacked.collect()
+    };
+    // What the packages are is known once they are there: the item goes by the recipe, and is made anew when asked for.
+    let inputs = [VERSION, suite.target()].into_iter().chain(recipe.packages.iter().map(String::as_str));
+    let key = key(&inputs.collect::<Vec<_>>());
+    let mut packages = Vec::new();
+    let root = cache.make("monitoring", &key, |folder| {
+        packages = unpack(folder)?;
+        Ok(())
+    })?;
+    apt.clean()?;
+    let monitoring = Monitoring { root }.check()?;
+    progress.line("images: Prometheus and its proxy are ready");
+    Ok((monitoring, Made { recipe: VERSION.into(), key, suite: suite.target().into(), packages }))
+}

@@ -1,0 +1,32 @@
+//! How often something took how long, as the admin API shows it.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// How long something took, each time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Durations {
+    /// How many times.
+    pub count: u64,
+    /// All of them together, in ns.
+    pub sum_ns: u64,
+    /// Mean, in ns.
+    pub mean_ns: u64,
+    /// Median, in ns, up to an eighth too long.
+    pub p50_ns: u64,
+    /// What 99 of 100 do not exceed, in ns, up to an eighth too long.
+    pub p99_ns: u64,
+    /// Longest, in ns.
+    pub max_ns: u64,
+    /// How many were how long.
+    pub buckets: Vec<Bucket>,
+}
+
+/// How many took at most so long. Those that are shorter by up to an eighth may be missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Bucket {
+    /// How long, in ns.
+    pub at_most_ns: u64,
+    /// How many.
+    pub count: u64,
+}

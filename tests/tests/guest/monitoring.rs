@@ -1,0 +1,258 @@
+//! Debian's Prometheus behind the proxy that docs/operating.md describes, at a daemon whose VMs work.
+
+use std::fs;
+use std::io::Write;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use mediator::vgpu::rig::RemoteGuest;
+use mediator::vgpu::rig::driver::{Channel, Driver, M2MF, PAGE, m2mf_copy, object};
+use serde_json::Value;
+use tests::guest::{card_toml, vm_toml};
+use tests::wait::{self, Scratch};
+use tests::{Daemon, http};
+
+const PAGE_OF_OPERATORS: &str = include_str!("../../../docs/operating.md");
+/// What stands there for the proxy's port, and for the daemon's folder.
+const PORT: &str = "127.0.0.1:9401";
+const FOLDER: &str = "/run/gpu-mediator";
+/// What the card has beside its size: room for what is evicted.
+const MEMORY: &str = "overcommit = true\nmemory = { host_mib = 128 }\n";
+const VMS: [&str; 2] = ["web", "build"];
+const VM_MIB: u32 = 32;
+/// How long a server may take to answer, and Prometheus to have read what there is.
+const LIMIT: Duration = Duration::from_secs(120);
+/// Virtual addresses of buffers.
+const FROM: u64 = 0x100_0000;
+const TO: u64 = 0x200_0000;
+
+/// A server that runs until dropped.
+struct Server(Child);
+
+impl Server {
+    fn start(command: &mut Command, log: &std::path::Path) -> Result<Self> {
+        let log = fs::File::create(log)?;
+        let child = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn();
+        Ok(Self(child.with_context(|| format!("cannot start {command:?}"))?))
+    }
+
+    /// Waits until `path` is to be had at `port`.
+    fn wait_ready(&mut self, port: u16, path: &str) -> Result<()> {
+        wait::until(&format!("{path} at port {port}"), LIMIT, || {
+            if let Some(status) = self.0.try_wait()? {
+                bail!("it has ended ({status})");
+            }
+            let answer = connect(port).and_then(|stream| http::get(stream, path));
+            Ok(answer.is_ok().then_some(()))
+        })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A port that nobody listens at now.
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+}
+
+fn connect(port: u16) -> Result<TcpStream> {
+    let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+    stream.set_read_timeout(Some(LIMIT))?;
+    Ok(stream)
+}
+
+/// The block of the page that is in `language`.
+fn block(language: &str) -> Result<&'static str> {
+    let begin = format!("```{language}\n");
+    let mut blocks = PAGE_OF_OPERATORS.split(begin.as_str()).skip(1);
+    let block = blocks.next().and_then(|rest| rest.split("```").next());
+    ensure!(blocks.next().is_none(), "two blocks of {language}");
+    block.with_context(|| format!("no block of {language}"))
+}
+
+/// The samples that Prometheus has now for `query`.
+fn query(port: u16, query: &str) -> Result<Vec<Value>> {
+    let escaped: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
+    let answer = http::get(connect(port)?, &format!("/api/v1/query?query={escaped}"))?;
+    let answer: Value = serde_json::from_str(&answer)?;
+    ensure!(answer["status"] == "success", "{query}: {answer}");
+    Ok(answer["data"]["result"].as_array().cloned().unwrap_or_default())
+}
+
+/// The only sample for `query`, if Prometheus has it yet.
+fn value(port: u16, of: &str) -> Result<Option<f64>> {
+    let samples = query(port, of)?;
+    ensure!(samples.len() < 2, "{of}: {samples:?}");
+    let value = samples.first().and_then(|sample| sample["value"][1].as_str());
+    value.map(|value| value.parse().with_context(|| of.to_owned())).transpose()
+}
+
+/// Guests that have copied something.
+fn guests(daemon: &Daemon) -> Result<Vec<(Driver<RemoteGuest>, Channel)>> {
+    let guest = |name: &&str| -> Result<_> {
+        let guest = RemoteGuest::connect(&daemon.vm_socket(name), u64::from(VM_MIB) << 20)?;
+        let mut driver = Driver::new(guest);
+        let mut channel = driver.channel(1);
+        driver.buffer(&channel, FROM, 1, 1);
+        let to = driver.buffer(&channel, TO, 1, 2);
+        driver.submit(&mut channel, &[object(M2MF), m2mf_copy(FROM, TO, PAGE as u32)].concat());
+        driver.wait(&channel);
+        ensure!(driver.vram_holds(to, 1, 1) && driver.faults.is_empty(), "VM {name}");
+        Ok((driver, channel))
+    };
+    VMS.iter().map(guest).collect()
+}
+
+/// What `mediatorctl` shows, as queries with the values that they must have.
+fn expected(daemon: &Daemon) -> Result<Vec<(String, f64)>> {
+    let memory = daemon.ctl_json(&["memory", "show", "card0"])?;
+    let number = |value: &Value| value.as_f64().with_context(|| format!("no number in {memory}"));
+    let mut expected = vec![
+        ("gpu_mediator_host_memory_used_bytes{card=\"card0\"}".to_owned(), number(&memory["host_used_bytes"])?),
+        ("gpu_mediator_host_memory_budget_bytes{card=\"card0\"}".to_owned(), number(&memory["host_budget_bytes"])?),
+        ("gpu_mediator_card_memory_spare_bytes{card=\"card0\"}".to_owned(), number(&memory["spare_bytes"])?),
+    ];
+    for vm in memory["vms"].as_array().context("no VMs")? {
+        let name = vm["vm"].as_str().context("no name")?;
+        let mut say = |metric: &str, more: &str, key: &str, unit: f64| -> Result<()> {
+            let query = format!("gpu_mediator_vm_{metric}{{vm=\"{name}\",card=\"card0\"{more}}}");
+            expected.push((query, number(&vm[key])? / unit));
+            Ok(())
+        };
+        for (place, key) in [
+            ("card", "on_card_bytes"),
+            ("reserve", "in_reserve_bytes"),
+            ("host", "in_host_bytes"),
+            ("unbacked", "unbacked_bytes"),
+        ] {
+            say("memory_bytes", &format!(",place={place:?}"), key, 1.0)?;
+        }
+        for (metric, key) in
+            [("quota", "quota_bytes"), ("guarantee", "guarantee_bytes"), ("entitled", "entitled_bytes")]
+        {
+            say(&format!("memory_{metric}_bytes"), "", key, 1.0)?;
+        }
+        say("memory_moved_bytes_total", ",to=\"host\"", "moved_out_bytes", 1.0)?;
+        say("suspended_seconds_count", "", "relocations", 1.0)?;
+        say("suspended_seconds_sum", "", "suspended_ns", 1e9)?;
+    }
+    let time = daemon.ctl_json(&["sched", "show", "card0"])?;
+    for vm in time["vms"].as_array().context("no VMs")? {
+        let name = vm["vm"].as_str().context("no name")?;
+        let query = format!("gpu_mediator_vm_submissions_completed_total{{vm={name:?},engine=\"compute\"}}");
+        expected.push((query, number(&vm["engines"]["compute"]["completed"])?));
+    }
+    Ok(expected)
+}
+
+#[test]
+fn prometheus_behind_the_documented_proxy_says_what_mediatorctl_says() -> Result<()> {
+    let programs = tests::monitoring()?;
+    let vms: String = VMS.iter().map(|name| vm_toml(name, VM_MIB)).collect();
+    let mut daemon = Daemon::start("monitoring", |paths| card_toml(paths, 128) + MEMORY + &vms)?;
+    let guests = guests(&daemon)?;
+    // Something lies in the host, and stays there.
+    daemon.ctl(&["memory", "set-quota", "web", "2"])?.success()?;
+    wait::until("memory of VM web in the host", LIMIT, || {
+        let memory = daemon.ctl_json(&["memory", "show", "card0"])?;
+        let web = memory["vms"].as_array().and_then(|vms| vms.iter().find(|vm| vm["vm"] == "web")).cloned();
+        let web = web.context("no VM web")?;
+        let over = web["on_card_bytes"].as_u64() > web["quota_bytes"].as_u64();
+        Ok((!over && web["in_host_bytes"].as_u64() > Some(0)).then_some(()))
+    })?;
+
+    let scratch = Scratch::new("prometheus")?;
+    let path = |name: &str| scratch.path().join(name);
+    let (proxy_port, port) = (free_port()?, free_port()?);
+    let adapted = |text: &str| {
+        text.replace(PORT, &format!("127.0.0.1:{proxy_port}"))
+            .replace(FOLDER, &daemon.paths().folder.display().to_string())
+    };
+    fs::write(path("gpu-mediator.conf"), adapted(block("nginx")?))?;
+    fs::write(path("prometheus.yml"), adapted(block("yaml")?))?;
+    // Around what is documented: whatever a Debian system has elsewhere, in this folder.
+    let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+        .map(|kind| format!("{kind}_temp_path {};\n", path(kind).display()))
+        .concat();
+    let around = format!(
+        "daemon off;\nmaster_process off;\npid {};\nevents {{}}\nhttp {{\naccess_log off;\n{temporary}include {};\n}}\n",
+        path("nginx.pid").display(),
+        path("gpu-mediator.conf").display()
+    );
+    fs::write(path("nginx.conf"), around)?;
+
+    let checked = |command: &mut Command, input: &str| -> Result<String> {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        child.stdin.take().context("no input")?.write_all(input.as_bytes())?;
+        let output = child.wait_with_output()?;
+        let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+        ensure!(output.status.success(), "{command:?}: {}\n{said}", output.status);
+        Ok(said)
+    };
+    checked(programs.promtool()?.args(["check", "config"]).arg(path("prometheus.yml")), "")?;
+    let complaints = checked(programs.promtool()?.args(["check", "metrics"]), &daemon.get("/metrics")?)?;
+    assert_eq!(complaints, "", "of promtool");
+
+    let mut nginx = programs.nginx()?;
+    nginx.arg("-e").arg(path("errors.log")).arg("-p").arg(scratch.path()).arg("-c").arg(path("nginx.conf"));
+    let mut nginx = Server::start(&mut nginx, &path("nginx.log"))?;
+    nginx.wait_ready(proxy_port, "/metrics").with_context(|| wait::tail(&path("nginx.log")))?;
+    let through =
+        |method: &str, path: &str| Ok::<_, anyhow::Error>(http::request(connect(proxy_port)?, method, path)?.0);
+    assert_eq!((through("GET", "/metrics")?, through("POST", "/metrics")?), (200, 403));
+    for forbidden in ["/", "/v1/vms", "/metrics/", "/metrics/../v1/vms", "//v1/vms"] {
+        assert_eq!(through("GET", forbidden)?, 404, "{forbidden}");
+    }
+
+    let mut prometheus = programs.prometheus()?;
+    prometheus.arg("--config.file").arg(path("prometheus.yml")).arg("--storage.tsdb.path").arg(path("data"));
+    prometheus.arg(format!("--web.listen-address=127.0.0.1:{port}"));
+    let mut prometheus = Server::start(&mut prometheus, &path("prometheus.log"))?;
+    prometheus.wait_ready(port, "/-/ready").with_context(|| wait::tail(&path("prometheus.log")))?;
+    let up = || value(port, "up{job=\"gpu-mediator\"}");
+    wait::until("Prometheus to reach the daemon", LIMIT, || Ok(up()?.filter(|up| *up == 1.0)))
+        .with_context(|| wait::tail(&path("prometheus.log")))?;
+
+    // What an idle VM is entitled to changes with time, so both are asked again until they agree.
+    let mut differing = Vec::new();
+    let agree = wait::until("Prometheus and mediatorctl to agree", LIMIT, || {
+        let expected = expected(&daemon)?;
+        ensure!(expected.len() == 3 + VMS.len() * 11, "{expected:?}");
+        differing.clear();
+        for (query, wanted) in expected {
+            let found = value(port, &query)?;
+            if found.is_none_or(|found| (found - wanted).abs() > wanted.abs() * 1e-9) {
+                differing.push(format!("{query}: {found:?}, mediatorctl {wanted}"));
+            }
+        }
+        Ok(differing.is_empty().then_some(()))
+    });
+    agree.with_context(|| differing.join("\n"))?;
+    // The questions of the page, but for rates, which take longer to come about.
+    let in_host = query(port, "gpu_mediator_vm_memory_bytes{place=\"host\"} > 0")?;
+    assert!(in_host.len() == 1 && in_host[0]["metric"]["vm"] == "web", "{in_host:?}");
+    let over = "gpu_mediator_vm_memory_bytes{place=\"card\"} > on(vm, card) gpu_mediator_vm_memory_entitled_bytes";
+    assert_eq!(query(port, over)?, Vec::<Value>::new());
+    let quantile = "histogram_quantile(0.99, gpu_mediator_vm_suspended_seconds_bucket{vm=\"web\"})";
+    let suspended = value(port, quantile)?.context("no quantile")?;
+    assert!(suspended > 0.0 && suspended <= 30.0, "{suspended} s");
+
+    drop(guests);
+    daemon.ctl(&["vm", "remove", "build"])?.success()?;
+    let there = "count(gpu_mediator_vm_vram_bytes)";
+    wait::until(
+        "a VM that is gone to be gone for Prometheus",
+        LIMIT,
+        || Ok(value(port, there)?.filter(|n| *n == 1.0)),
+    )?;
+    ensure!(daemon.stop()?.success(), "{}", daemon.log_tail());
+    wait::until("Prometheus to miss the daemon", LIMIT, || Ok(up()?.filter(|up| *up == 0.0)))?;
+    Ok(())
+}
