@@ -21,6 +21,8 @@ pub struct Manifest {
     pub initramfs: InitramfsRecipe,
     /// How the paravirtual driver is made.
     pub paravirtual: ParavirtualRecipe,
+    /// What the Debian system with systemd is made of.
+    pub system: SystemRecipe,
 }
 
 /// A place that a package may come from.
@@ -88,6 +90,22 @@ pub struct ParavirtualRecipe {
     pub from: Vec<Suite>,
 }
 
+/// What the Debian system with systemd is made of.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SystemRecipe {
+    /// The name of the kernel that boots it.
+    pub kernel: String,
+    /// The packages, with their dependencies.
+    pub packages: Vec<String>,
+    /// Files and folders of them that are left out.
+    pub without: Vec<String>,
+    /// Units that are not to start.
+    pub masked: Vec<String>,
+    /// Suites to try, in order.
+    pub from: Vec<Suite>,
+}
+
 impl Manifest {
     /// The manifest of this build.
     pub fn load() -> Result<Self> {
@@ -132,6 +150,9 @@ pub struct Record {
     /// The paravirtual modules by the kernel's name.
     #[serde(default)]
     pub paravirtual: BTreeMap<String, Made>,
+    /// The Debian system.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system: Option<Made>,
 }
 
 #[cfg(test)]
