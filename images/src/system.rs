@@ -26,7 +26,7 @@ use crate::progress::{Progress, Step};
 use crate::recipe::{Made, Record, Suite, SystemRecipe};
 
 /// Raised when this recipe changes what it makes.
-const VERSION: &str = "1";
+const VERSION: &str = "2";
 /// The archive's name in its folder.
 const ARCHIVE: &str = "system.cpio";
 /// Folders that are links into `/usr`, whatever the packages say.
@@ -187,7 +187,7 @@ fn add(archive: &mut Archive, name: &str, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The users and groups that every Debian has, none of which can log in.
+/// The users and groups that every Debian has, none of which can log in, and what PAM asks when root changes them: nothing.
 fn accounts(archive: &mut Archive, root: &Path) -> Result<()> {
     let master = |name: &str| read(&root.join(format!("usr/share/base-passwd/{name}.master")));
     let (users, groups) = (master("passwd")?, master("group")?);
@@ -201,25 +201,40 @@ fn accounts(archive: &mut Archive, root: &Path) -> Result<()> {
         |names: Vec<String>, rest: &str| names.iter().map(|name| format!("{name}:*:{rest}\n")).collect::<String>();
     archive.file("etc/shadow", 0o640, lines(names(&users), "19000:0:99999:7:::").as_bytes());
     archive.file("etc/gshadow", 0o640, lines(names(&groups), ":").as_bytes());
+    for kind in ["account", "auth", "password", "session"] {
+        let line = format!("{kind} required pam_permit.so\n");
+        archive.file(&format!("etc/pam.d/common-{kind}"), 0o644, line.as_bytes());
+    }
     Ok(())
 }
 
-/// What dpkg knows of the packages: that they are installed. Which files are whose is left out.
+/// What dpkg knows of the packages: that they are installed, and which files are whose.
 fn books(archive: &mut Archive, packages: &[Fetched], step: &mut Step<'_>) -> Result<()> {
+    let mut ask = |what: &str, package: &Fetched| -> Result<String> {
+        let mut command = Command::new("dpkg-deb");
+        command.arg(what).arg(&package.path);
+        let answer = exec::run(&mut command, "dpkg", step, || package.package.name.clone())?;
+        Ok(String::from_utf8_lossy(&answer.stdout).into_owned())
+    };
     let mut status = String::new();
     for package in packages {
-        let mut command = Command::new("dpkg-deb");
-        command.arg("--field").arg(&package.path);
-        let control = exec::run(&mut command, "dpkg", step, || package.package.name.clone())?;
-        let control = String::from_utf8_lossy(&control.stdout).into_owned();
+        let control = ask("--field", package)?;
         status.push_str(&control);
         status.push_str("Status: install ok installed\n\n");
         let same = control.lines().any(|line| line == "Multi-Arch: same");
-        let architecture = if same { ":amd64" } else { "" };
-        archive.file(&format!("var/lib/dpkg/info/{}{architecture}.list", package.package.name), 0o644, b"/.\n");
+        let name = format!("{}{}", package.package.name, if same { ":amd64" } else { "" });
+        let files: String = ask("--contents", package)?.lines().filter_map(listed).collect();
+        archive.file(&format!("var/lib/dpkg/info/{name}.list"), 0o644, files.as_bytes());
     }
     archive.file("var/lib/dpkg/status", 0o644, status.as_bytes());
     Ok(())
+}
+
+/// The line of dpkg's books for a line of `dpkg-deb --contents`, which is one of `ls -l` with a path that begins with `./`.
+fn listed(line: &str) -> Option<String> {
+    let (_, path) = line.split_once(" ./")?;
+    let path = path.split(" -> ").next()?.split(" link to ").next()?.trim_end_matches('/');
+    Some(if path.is_empty() { "/.\n".to_owned() } else { format!("/{path}\n") })
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {
@@ -245,6 +260,16 @@ mod tests {
             ["etc", "etc/hosts", "usr", "usr/bin", "usr/bin/env", "usr/bin/sh", "usr/share"]
         );
         assert_eq!(names["usr/bin/sh"], root.path().join("bin/sh"));
+    }
+
+    #[test]
+    fn contents_of_a_package_become_lines_of_the_books() {
+        let line = |path: &str| listed(&format!("-rwxr-xr-x root/root    125688 2023-01-05 09:20 {path}"));
+        assert_eq!(line("./").as_deref(), Some("/.\n"));
+        assert_eq!(line("./usr/bin/").as_deref(), Some("/usr/bin\n"));
+        assert_eq!(line("./bin/sh -> dash").as_deref(), Some("/bin/sh\n"));
+        assert_eq!(line("./usr/bin/perl link to ./usr/bin/perl5.36.0").as_deref(), Some("/usr/bin/perl\n"));
+        assert_eq!(listed(""), None);
     }
 
     #[test]
