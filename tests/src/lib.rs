@@ -7,6 +7,7 @@
 //! - [`mod@bench`]: metrics with baseline and target;
 //! - [`guest`]: steps that most stories share: configuration, driver, workload;
 //! - [`crowd`]: VMs that share a card; [`contest`]: what each gets of its time;
+//! - [`host`]: a Debian host with systemd, for the package;
 //! - [`holdings`]: what a process holds, and so what it has lost;
 //! - [`light`]: guests without a VMM that compute, in this process;
 //! - [`klog`]: the guest kernel's log, by level;
@@ -39,6 +40,7 @@ pub mod crowd;
 pub mod daemon;
 pub mod guest;
 pub mod holdings;
+pub mod host;
 pub mod klog;
 pub mod light;
 pub mod qmp;
@@ -49,6 +51,7 @@ pub mod wait;
 pub use accel::Accel;
 pub use agent::{Agent, Output, Pending};
 pub use daemon::{Daemon, Paths};
+pub use host::Host;
 pub use vm::{Vm, VmConfig};
 
 use std::collections::BTreeMap;

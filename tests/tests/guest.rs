@@ -8,6 +8,8 @@ mod harness;
 mod knowing;
 #[path = "guest/paravirtual.rs"]
 mod paravirtual;
+#[path = "guest/service.rs"]
+mod service;
 #[path = "guest/stories.rs"]
 mod stories;
 #[path = "guest/workloads.rs"]
