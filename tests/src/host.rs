@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use images::cpio::Archive;
@@ -39,6 +39,7 @@ impl Files {
 /// A host that is up.
 pub struct Host {
     vm: Vm,
+    up: Instant,
     _initrd: Scratch,
 }
 
@@ -56,7 +57,7 @@ impl Host {
         config.append = "systemd.show_status=1 systemd.default_timeout_start_sec=300s".to_owned();
         let vm = Vm::launch(&config)?;
         vm.wait_ready()?;
-        Ok(Self { vm, _initrd: scratch })
+        Ok(Self { vm, up: Instant::now(), _initrd: scratch })
     }
 
     /// The machine.
@@ -66,7 +67,7 @@ impl Host {
 
     /// Runs a command of the shell; the code is not checked. Command and output are printed.
     pub fn sh(&self, command: &str) -> Result<Output> {
-        println!("# {command}");
+        self.say(command);
         let output = self.vm.run_within(&format!("sh {command}"), COMMAND_LIMIT)?;
         println!("{}{}", output.text(), if output.code == 0 { String::new() } else { format!("\n[{}]", output.code) });
         Ok(output)
@@ -82,12 +83,16 @@ impl Host {
 
     /// Waits until a command of the shell succeeds; returns what it printed then.
     pub fn until(&self, what: &str, command: &str, limit: Duration) -> Result<String> {
-        println!("# until {command}");
+        self.say(&format!("until {command}"));
         let ended = wait::until(what, limit, || {
             let output = self.vm.run_within(&format!("sh {command}"), COMMAND_LIMIT)?;
             Ok((output.code == 0).then(|| output.text()))
         });
         ended.with_context(|| self.journal())
+    }
+
+    fn say(&self, command: &str) {
+        println!("[{:6.1} s] # {command}", self.up.elapsed().as_secs_f64());
     }
 
     /// The end of the journal.

@@ -33,8 +33,8 @@ fn run() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let socket: PathBuf = arguments.next().context("no socket is named")?.into();
     let mib: u64 = arguments.next().context("no MiB of VRAM are named")?.parse()?;
+    println!("connecting");
     let guest = RemoteGuest::connect(&socket, mib * MIB).with_context(|| socket.display().to_string())?;
-    println!("connected");
     let mut driver = Driver::new(guest);
     ensure!(driver.guest.map_ram(0, MIB, true), "the device takes no RAM");
     let mut channel = driver.channel(1);

@@ -109,11 +109,15 @@ fn state(host: &Host) -> Result<Value> {
     Ok(state)
 }
 
+/// Starts a program beside others, as a user of his own; what it says goes to `/tmp/UNIT.log`.
+fn start(host: &Host, unit: &str, user: &str, command: &str) -> Result<()> {
+    let output = format!("--property=StandardOutput=file:/tmp/{unit}.log --property=StandardError=inherit");
+    host.ok(&format!("systemd-run --quiet --unit={unit} --uid={user} {output} {command}")).map(drop)
+}
+
 /// Starts the VMM of a VM, as another user than the operator.
 fn start_vmm(host: &Host, vm: u32) -> Result<()> {
-    let socket = format!("/run/gpu-mediator/vm{vm}.sock");
-    let output = format!("--property=StandardOutput=file:/tmp/vm{vm}.log --property=StandardError=inherit");
-    host.ok(&format!("systemd-run --quiet --unit=vm{vm} --uid=bob {output} light-vmm {socket} {VRAM_MIB}")).map(drop)
+    start(host, &format!("vm{vm}"), "bob", &format!("light-vmm /run/gpu-mediator/vm{vm}.sock {VRAM_MIB}"))
 }
 
 /// Waits until a VMM has said a word that begins so.
@@ -200,27 +204,29 @@ fn works(host: &Host) -> Result<()> {
 /// A restart by the administrator, which takes a while: who comes meanwhile waits.
 fn is_restarted(host: &Host) -> Result<()> {
     let before = state(host)?;
-    drop_in(host, "slow", "ExecStartPre=/bin/sleep 3")?;
+    drop_in(host, "slow", "ExecStartPre=/bin/sh -c \"until test -e /run/go; do sleep 0.1; done\"")?;
     host.ok("systemctl restart --no-block gpu-mediator")?;
     let away = "test $(systemctl show --value --property=SubState gpu-mediator) = start-pre";
     host.until("the service to be away", away, LIMIT)?;
     start_vmm(host, 3)?;
-    let listed = json(host, "vm list")?;
-    assert_eq!(listed["vms"].as_array().map(Vec::len), Some(VMS as usize));
+    start(host, "list", "alice", "mediatorctl --json vm list")?;
+    host.until("the VMM to be connected", "grep '^connecting' /tmp/vm3.log", LIMIT)?;
+    host.ok("sleep 1; systemctl is-active vm3 list && test ! -s /tmp/list.log && touch /run/go")?;
     assert!(vmm_says(host, 3, "RESULT")?.starts_with("RESULT ok=true"));
+    let listed = host.until("the operator to be answered", "test -s /tmp/list.log && cat /tmp/list.log", LIMIT)?;
+    assert_eq!(listed.matches("\"name\"").count(), VMS as usize, "{listed}");
+    restarted(host, 0)?;
     // What the daemon held for them is gone, which they notice.
     for vm in [1, 2] {
         vmm_says(host, vm, "the device has gone")?;
     }
     assert_eq!(property(host, "NFileDescriptorStore")?, (VMS + 1).to_string());
     assert_eq!(state(host)?, before);
-    host.ok("rm /etc/systemd/system/gpu-mediator.service.d/slow.conf && systemctl daemon-reload")?;
-    Ok(())
+    host.ok("rm /etc/systemd/system/gpu-mediator.service.d/slow.conf").map(drop)
 }
 
 fn is_killed(host: &Host) -> Result<()> {
     let before = state(host)?;
-    restarted(host, 0)?;
     host.ok("systemctl kill --signal=KILL --kill-who=main gpu-mediator")?;
     restarted(host, 1)?;
     vmm_says(host, 3, "the device has gone")?;
@@ -238,16 +244,17 @@ fn hangs(host: &Host) -> Result<()> {
     restarted(host, 1)?;
     host.ok("journalctl --no-pager --unit=gpu-mediator | grep 'Watchdog timeout'")?;
     assert_eq!(state(host)?, before);
-    host.ok("rm /etc/systemd/system/gpu-mediator.service.d/watchdog.conf && systemctl daemon-reload")?;
-    Ok(())
+    host.ok("rm /etc/systemd/system/gpu-mediator.service.d/watchdog.conf && systemctl daemon-reload").map(drop)
 }
 
 fn is_misconfigured(host: &Host) -> Result<()> {
     let before = state(host)?;
     host.ok("sed -i 's/^kind = .*/kind = \"gtx480\"/' /etc/gpu-mediator.toml")?;
     assert_ne!(host.sh("systemctl restart gpu-mediator")?.code, 0);
-    // It stays so: nothing is tried again.
-    for (name, value) in [("ActiveState", "failed"), ("ExecMainStatus", "2"), ("NRestarts", "0")] {
+    // It stays so: nothing is tried again, and nobody waits for it any more.
+    for (name, value) in
+        [("ActiveState", "failed"), ("ExecMainStatus", "2"), ("NRestarts", "0"), ("NFileDescriptorStore", "0")]
+    {
         assert_eq!(property(host, name)?, value, "{name}");
     }
     let said = host.ok("journalctl --no-pager --unit=gpu-mediator --lines=20 --output=cat")?;
