@@ -3,6 +3,7 @@
 /// File type bits of a mode.
 const FOLDER: u32 = 0o040_000;
 const FILE: u32 = 0o100_000;
+const LINK: u32 = 0o120_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
 
 /// An archive that is being written.
@@ -13,9 +14,19 @@ pub struct Archive {
 }
 
 impl Archive {
-    /// Adds a folder; `name` has no leading slash.
+    /// Adds a folder that everybody may read; `name` has no leading slash.
     pub fn folder(&mut self, name: &str) {
-        self.entry(name, FOLDER | 0o755, (0, 0), &[]);
+        self.folder_with(name, 0o755);
+    }
+
+    /// Adds a folder with permission bits `mode`.
+    pub fn folder_with(&mut self, name: &str, mode: u32) {
+        self.entry(name, FOLDER | mode, (0, 0), &[]);
+    }
+
+    /// Adds a symbolic link to `target`.
+    pub fn link(&mut self, name: &str, target: &str) {
+        self.entry(name, LINK | 0o777, (0, 0), target.as_bytes());
     }
 
     /// Adds a file with permission bits `mode`.
@@ -74,5 +85,18 @@ mod tests {
         assert_eq!(&bytes[124..130], b"070701");
         assert_eq!(bytes.len() % 4, 0);
         assert!(bytes.windows(11).any(|w| w == b"TRAILER!!!\0"));
+    }
+
+    #[test]
+    fn folders_and_links_have_their_type_and_rights() {
+        let mut archive = Archive::default();
+        archive.folder_with("tmp", 0o1777);
+        archive.link("bin", "usr/bin");
+        let bytes = archive.finish();
+        assert_eq!(&bytes[14..22], b"000043ff");
+        // The first entry takes 110 bytes and its name, filled up to 116.
+        let link = &bytes[116..];
+        assert_eq!((&link[14..22], &link[54..62]), (&b"0000a1ff"[..], &b"00000007"[..]));
+        assert_eq!(&link[110..124], b"bin\0\0\0usr/bin\0");
     }
 }

@@ -17,6 +17,9 @@ use crate::recipe::{InitramfsRecipe, RECIPE_VERSION};
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 const RUSTFLAGS: &str = "-C target-feature=+crt-static -C strip=symbols";
 
+/// Where the init goes in the guest.
+pub const INIT: &str = "init";
+
 /// A program for the guests.
 #[derive(Clone, Debug)]
 pub struct Program {
@@ -39,7 +42,7 @@ pub fn build_programs(recipe: &InitramfsRecipe, progress: &Progress) -> Result<V
     let mut step = progress.step("building the guests' programs");
     exec::run(&mut command, "cargo", &mut step, String::new)?;
     let built = target.join(TARGET).join("release");
-    let mut programs = vec![Program { guest_path: "init".into(), path: built.join(&recipe.init) }];
+    let mut programs = vec![Program { guest_path: INIT.into(), path: built.join(&recipe.init) }];
     for name in &recipe.programs {
         programs.push(Program { guest_path: format!("bin/{name}"), path: built.join(name) });
     }

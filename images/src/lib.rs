@@ -8,6 +8,7 @@
 //! - [`kernel`] and [`modinfo`]: `vmlinuz` and the modules that the GPU driver needs, in load order;
 //! - [`monitoring`]: Prometheus and a proxy, for the tests of what a daemon tells them;
 //! - [`pv`], [`hooks`] and [`kbuild`]: the paravirtual modules: ours, and the driver with hooks that call it;
+//! - [`system`]: a Debian system with systemd, on which the Debian package is installed;
 //! - [`initramfs`] and [`cpio`]: the archive with our init, our test programs and the modules;
 //! - [`cache`], [`exec`], [`progress`]: the cache folder and its lock, child processes, what the user sees.
 //!
@@ -38,6 +39,7 @@ pub mod progress;
 pub mod pv;
 pub mod qemu;
 pub mod recipe;
+pub mod system;
 
 use std::path::PathBuf;
 
@@ -46,6 +48,7 @@ use anyhow::{Context, Result, bail};
 pub use monitoring::Monitoring;
 pub use progress::Progress;
 pub use qemu::Qemu;
+pub use system::System;
 
 use cache::Cache;
 use initramfs::Program;
@@ -129,6 +132,8 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     cache.prune("kernel", &wanted)?;
     let wanted: Vec<_> = record.paravirtual.values().map(|m| m.key.as_str()).collect();
     cache.prune("pv", &wanted)?;
+    let wanted: Vec<_> = record.system.iter().map(|m| m.key.as_str()).collect();
+    cache.prune("system", &wanted)?;
     cache.prune("initramfs", &initramfs.iter().map(String::as_str).collect::<Vec<_>>())?;
     Ok(Images { qemu, kernels })
 }
@@ -162,6 +167,23 @@ pub fn ensure_monitoring(progress: &Progress, refresh: bool) -> Result<Monitorin
     let wanted: Vec<_> = record.monitoring.iter().map(|made| made.key.as_str()).collect();
     cache.prune("monitoring", &wanted)?;
     Ok(made)
+}
+
+/// The Debian system with systemd; it is made the first time.
+pub fn ensure_system(progress: &Progress) -> Result<System> {
+    let manifest = Manifest::load().context("images/manifest.toml")?;
+    let cache = Cache::open(progress)?;
+    let mut record = cache.load_record();
+    let recipe = manifest.kernels.iter().find(|recipe| recipe.name == manifest.system.kernel);
+    let recipe = recipe.context("images/manifest.toml: no kernel has the name that `system` asks for")?;
+    let kernel = kernel::ensure(recipe, &manifest.initramfs, &cache, &mut record, progress)?;
+    let programs = initramfs::build_programs(&manifest.initramfs, progress)?;
+    let agent = programs.into_iter().find(|program| program.guest_path == initramfs::INIT);
+    let agent = agent.context("no program is the guests' init")?.path;
+    let system = system::ensure(&manifest.system, kernel, agent, (&cache, &mut record), progress);
+    let system = system.context("the Debian system")?;
+    cache.store_record(&record)?;
+    Ok(system)
 }
 
 /// Packs the initramfs of a kernel.

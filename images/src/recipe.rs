@@ -23,6 +23,8 @@ pub struct Manifest {
     pub paravirtual: ParavirtualRecipe,
     /// What watches a daemon.
     pub monitoring: MonitoringRecipe,
+    /// What the Debian system with systemd is made of.
+    pub system: SystemRecipe,
 }
 
 /// A place that a package may come from.
@@ -100,6 +102,22 @@ pub struct MonitoringRecipe {
     pub from: Vec<Suite>,
 }
 
+/// What the Debian system with systemd is made of.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SystemRecipe {
+    /// The name of the kernel that boots it.
+    pub kernel: String,
+    /// The packages, with their dependencies.
+    pub packages: Vec<String>,
+    /// Files and folders of them that are left out.
+    pub without: Vec<String>,
+    /// Units that are not to start.
+    pub masked: Vec<String>,
+    /// Suites to try, in order.
+    pub from: Vec<Suite>,
+}
+
 impl Manifest {
     /// The manifest of this build.
     pub fn load() -> Result<Self> {
@@ -147,6 +165,9 @@ pub struct Record {
     /// Prometheus and its proxy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub monitoring: Option<Made>,
+    /// The Debian system.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system: Option<Made>,
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 //! - [`mod@bench`]: metrics with baseline and target;
 //! - [`guest`]: steps that most stories share: configuration, driver, workload;
 //! - [`crowd`]: VMs that share a card; [`contest`]: what each gets of its time;
+//! - [`host`]: a Debian host with systemd, for the package;
 //! - [`holdings`]: what a process holds, and so what it has lost;
 //! - [`http`]: questions to a daemon's API, or to what watches it;
 //! - [`light`]: guests without a VMM that compute, in this process;
@@ -40,6 +41,7 @@ pub mod crowd;
 pub mod daemon;
 pub mod guest;
 pub mod holdings;
+pub mod host;
 pub mod http;
 pub mod klog;
 pub mod light;
@@ -51,6 +53,7 @@ pub mod wait;
 pub use accel::Accel;
 pub use agent::{Agent, Output, Pending};
 pub use daemon::{Daemon, Paths};
+pub use host::Host;
 pub use vm::{Vm, VmConfig};
 
 use std::collections::BTreeMap;

@@ -10,6 +10,8 @@ mod knowing;
 mod monitoring;
 #[path = "guest/paravirtual.rs"]
 mod paravirtual;
+#[path = "guest/service.rs"]
+mod service;
 #[path = "guest/stories.rs"]
 mod stories;
 #[path = "guest/workloads.rs"]

@@ -100,7 +100,9 @@ impl Recipe {
 
     fn programs(&self, tree: &Tree) -> Result<()> {
         for name in PROGRAMS {
-            tree.copy(&self.binaries.join(name), &format!("usr/bin/{name}"), 0o755)?;
+            let path = format!("usr/bin/{name}");
+            tree.copy(&self.binaries.join(name), &path, 0o755)?;
+            strip(&tree.path(&path))?;
         }
         let ctl = tree.path("usr/bin/mediatorctl");
         for (shell, path) in [
@@ -162,6 +164,17 @@ impl Recipe {
         }
         Ok(())
     }
+}
+
+/// Takes away what only a debugger reads, as Debian's policy wants it: nine tenths of a program. Scripts have none of it.
+fn strip(program: &Path) -> Result<()> {
+    let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
+    if bytes.starts_with(b"\x7fELF") {
+        let mut command = Command::new("strip");
+        output(command.args(["--remove-section=.comment", "--remove-section=.note"]).arg(program))
+            .context("the package binutils has strip")?;
+    }
+    Ok(())
 }
 
 /// The licence as Debian wants it.

@@ -29,6 +29,7 @@ nodes                   names in /dev/dri
 cat PATH | ls PATH | write PATH TEXT
 sleep SECONDS
 run PROGRAM [ARG ...]   exit code of the program, 128 + signal
+sh COMMAND              the same of a command of the shell, where there is one
 kill ID [SIGNAL]        signal the program that command ID runs (9)
 uname                   release and version of the kernel
 poweroff | reboot";
@@ -61,6 +62,7 @@ pub fn execute(request: &Request, answers: &Answers) -> io::Result<i32> {
         "write" => write(rest)?,
         "sleep" => sleep(rest)?,
         "run" => return run(&request.id, rest, answers),
+        "sh" => return start(&request.id, Command::new("/bin/sh").args(["-c", rest]), answers),
         "kill" => kill(rest)?,
         "poweroff" => leave(RebootCommand::PowerOff, answers)?,
         "reboot" => leave(RebootCommand::Restart, answers)?,
@@ -122,10 +124,14 @@ fn sleep(rest: &str) -> io::Result<()> {
 fn run(id: &str, rest: &str, answers: &Answers) -> io::Result<i32> {
     let mut words = rest.split_whitespace();
     let program = words.next().ok_or_else(|| malformed("run PROGRAM [ARG ...]"))?;
-    let mut command = Command::new(program);
-    command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.env("PATH", "/bin").env("RUST_BACKTRACE", "1");
-    let (mut child, code) = reaper::spawn(&mut command).map_err(|error| named(program, &error))?;
+    start(id, Command::new(program).args(words), answers)
+}
+
+fn start(id: &str, command: &mut Command, answers: &Answers) -> io::Result<i32> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("RUST_BACKTRACE", "1");
+    let (mut child, code) = reaper::spawn(command).map_err(|error| named(&program, &error))?;
     with_running(|running| running.insert(id.to_owned(), child.id()));
     let streams: [Option<Box<dyn Read + Send>>; 2] = [
         child.stdout.take().map(|stream| Box::new(stream) as Box<dyn Read + Send>),

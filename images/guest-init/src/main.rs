@@ -5,6 +5,7 @@
 //! collects dead children, those of others included.
 //!
 //! It is no shell: words are split at blanks, there is no quoting. It never exits, since a kernel whose init exits panics.
+//! In a system that has an init of its own, a service runs it: then it only serves the line.
 //!
 //! Kernel messages go to the console (`ttyS0`), the agent's line is `ttyS1`. With `gm.autoload=1` on the kernel's command
 //! line the modules are loaded before the agent says that it is ready.
@@ -33,7 +34,9 @@ fn main() {
 
 /// Brings the guest up and serves the agent's line for ever.
 fn run() {
-    setup::mount_all();
+    if std::process::id() == 1 {
+        setup::mount_all();
+    }
     reaper::start();
     if setup::kernel_parameter("gm.autoload").as_deref() == Some("1") {
         match modules::load_all("") {

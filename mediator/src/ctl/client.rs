@@ -1,7 +1,7 @@
 //! HTTP over the admin socket, one connection for each request.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
@@ -25,6 +25,12 @@ const MAX_ANSWER: usize = 64 << 20;
 pub enum ClientError {
     #[error("no daemon answers at {}", socket.display())]
     Unreachable {
+        socket: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("this user may not use {}", socket.display())]
+    Forbidden {
         socket: PathBuf,
         #[source]
         source: io::Error,
@@ -131,9 +137,8 @@ impl Client {
     }
 
     async fn exchange(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, ClientError> {
-        let unreachable = |source| ClientError::Unreachable { socket: self.socket.clone(), source };
         let protocol = |error: &dyn std::fmt::Display| ClientError::Protocol(error.to_string());
-        let stream = UnixStream::connect(&self.socket).await.map_err(unreachable)?;
+        let stream = UnixStream::connect(&self.socket).await.map_err(|source| unreachable(&self.socket, source))?;
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| protocol(&error))?;
         let connection = tokio::spawn(connection);
@@ -155,6 +160,15 @@ impl Client {
             return Ok(body);
         }
         Err(refused(status, &body))
+    }
+}
+
+/// Why there is no connection.
+fn unreachable(socket: &Path, source: io::Error) -> ClientError {
+    let socket = socket.to_owned();
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => ClientError::Forbidden { socket, source },
+        _ => ClientError::Unreachable { socket, source },
     }
 }
 
@@ -182,4 +196,17 @@ pub fn segment(name: &str) -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_not_connect_is_told_so() {
+        let error = |kind: io::ErrorKind| unreachable(Path::new("/s"), kind.into()).to_string();
+        assert_eq!(error(io::ErrorKind::PermissionDenied), "this user may not use /s");
+        assert_eq!(error(io::ErrorKind::NotFound), "no daemon answers at /s");
+        assert_eq!(error(io::ErrorKind::ConnectionRefused), "no daemon answers at /s");
+    }
 }

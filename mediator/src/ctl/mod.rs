@@ -366,7 +366,7 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
 impl ClientError {
     fn exit_code(&self) -> Code {
         match self {
-            Self::Unreachable { .. } => Code::Unreachable,
+            Self::Unreachable { .. } | Self::Forbidden { .. } => Code::Unreachable,
             Self::Refused(error) => match error.code {
                 ErrorCode::Invalid => Code::Usage,
                 ErrorCode::NotFound => Code::NotFound,
@@ -387,6 +387,7 @@ impl ClientError {
         let what_to_do = match self {
             Self::Refused(error) => return error.clone(),
             Self::Unreachable { .. } => "start mediatord, or name its admin socket with --socket PATH",
+            Self::Forbidden { .. } => "join the group that `admin_group` names in the daemon's configuration",
             Self::Protocol(_) => "check that --socket names mediatord's admin socket, of the same version",
             Self::TimedOut => "see the daemon's log",
             Self::Runtime(_) => "try again when the host has room",

@@ -1,0 +1,287 @@
+//! A Debian system with systemd: what the Debian package is installed on, as on an operator's host.
+//!
+//! It is an initramfs that is never left. The packages are unpacked, not configured: what their maintainer scripts would do,
+//! and this system needs, is done here: users and groups, the merged `/usr`, and dpkg's books, by which all of them are
+//! installed, so that the dependencies of what is installed on top are checked in earnest.
+//!
+//! What it does not have: udev, D-Bus, logins, a network.
+//!
+//! Sources: `bootup(7)`, `machine-id(5)`, `passwd(5)`, `shadow(5)`, `deb-control(5)`, `dpkg(1)`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::Kernel;
+use crate::apt::{self, Apt, Fetched, HostProblem};
+use crate::cache::{Cache, key, remove};
+use crate::cpio::Archive;
+use crate::exec;
+use crate::kernel::Unpacked;
+use crate::progress::{Progress, Step};
+use crate::recipe::{Made, Record, Suite, SystemRecipe};
+
+/// Raised when this recipe changes what it makes.
+const VERSION: &str = "2";
+/// The archive's name in its folder.
+const ARCHIVE: &str = "system.cpio";
+/// Folders that are links into `/usr`, whatever the packages say.
+const MERGED: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
+/// Where the agent lies in the system.
+const AGENT: &str = "usr/sbin/tests-agent";
+/// What starts it: when the system is up, so that its first word says so.
+const AGENT_UNIT: &str = "[Unit]\nDescription=Commands of the host's tests\n\n[Service]\nExecStart=/usr/sbin/tests-agent\nStandardOutput=journal+console\n";
+/// The folder of units that the administrator has made.
+const UNITS: &str = "etc/systemd/system";
+
+/// A system, and the kernel that boots it.
+#[derive(Clone, Debug)]
+pub struct System {
+    kernel: Unpacked,
+    archive: PathBuf,
+    agent: PathBuf,
+}
+
+impl System {
+    /// Writes the initramfs of the system with `more` on it to `initrd`; what both have is `more`'s.
+    pub fn bootable(&self, more: Archive, initrd: &Path) -> Result<Kernel> {
+        let mut agent = Archive::default();
+        agent.file(AGENT, 0o755, &read(&self.agent)?);
+        // The kernel takes archives one behind the other.
+        let all = [read(&self.archive)?, agent.finish(), more.finish()].concat();
+        fs::write(initrd, all).with_context(|| format!("cannot write {}", initrd.display()))?;
+        let Unpacked { name, release, vmlinuz, .. } = self.kernel.clone();
+        Ok(Kernel { name, release, vmlinuz, initrd: initrd.to_owned() })
+    }
+}
+
+/// Finds or makes the system, which `kernel` boots and in which the program `agent` speaks to the host.
+pub fn ensure(
+    recipe: &SystemRecipe,
+    kernel: Unpacked,
+    agent: PathBuf,
+    (cache, record): (&Cache, &mut Record),
+    progress: &Progress,
+) -> Result<System> {
+    let version = version(recipe);
+    if let Some(made) = record.system.as_ref().filter(|made| made.recipe == version)
+        && let Some(folder) = cache.find("system", &made.key)
+    {
+        return Ok(System { kernel, archive: folder.join(ARCHIVE), agent });
+    }
+    let mut errors = Vec::new();
+    for suite in &recipe.from {
+        match make(recipe, &version, suite, cache, progress) {
+            Ok((folder, made)) => {
+                record.system = Some(made);
+                return Ok(System { kernel, archive: folder.join(ARCHIVE), agent });
+            }
+            Err(error) if error.is::<HostProblem>() => return Err(error),
+            Err(error) => errors.push(format!("Debian {}: {error:#}", suite.target())),
+        }
+    }
+    bail!("no source has it:\n{}", errors.join("\n"))
+}
+
+/// What changes when the manifest or this recipe asks for something else.
+fn version(recipe: &SystemRecipe) -> String {
+    let inputs = [&recipe.packages[..], &recipe.without, &recipe.masked].concat();
+    let inputs: Vec<_> = inputs.iter().map(String::as_str).chain([AGENT_UNIT]).collect();
+    format!("{VERSION}-{}", key(&inputs))
+}
+
+fn make(
+    recipe: &SystemRecipe,
+    version: &str,
+    suite: &Suite,
+    cache: &Cache,
+    progress: &Progress,
+) -> Result<(PathBuf, Made)> {
+    let apt = Apt::open(suite, cache, progress)?;
+    let fetched = apt.fetch_closure(&recipe.packages, progress)?;
+    let mut inputs = vec![version];
+    inputs.extend(fetched.iter().map(|package| package.package.sha256.as_str()));
+    let key = key(&inputs);
+    let folder = match cache.find("system", &key) {
+        Some(folder) => folder,
+        None => cache.make("system", &key, |folder| {
+            let mut step = progress.step(format!("unpacking a Debian {} of {} packages", suite.base, fetched.len()));
+            let archive = pack(recipe, &fetched, &folder.join("all"), &mut step)?;
+            fs::write(folder.join(ARCHIVE), archive).context("cannot write the system's archive")
+        })?,
+    };
+    apt.clean()?;
+    let packages = fetched.into_iter().map(|package| package.package).collect();
+    Ok((folder, Made { recipe: version.to_owned(), key, suite: suite.target().to_owned(), packages }))
+}
+
+/// The system as an archive; `scratch` is a folder for the packages' files, and is gone afterwards.
+fn pack(recipe: &SystemRecipe, packages: &[Fetched], scratch: &Path, step: &mut Step<'_>) -> Result<Vec<u8>> {
+    fs::create_dir(scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
+    packages.iter().try_for_each(|package| apt::unpack(package, scratch, step))?;
+    let mut archive = Archive::default();
+    for (name, path) in merged(scratch, &recipe.without)? {
+        add(&mut archive, &name, &path)?;
+    }
+    for name in MERGED {
+        archive.link(name, &format!("usr/{name}"));
+    }
+    accounts(&mut archive, scratch)?;
+    books(&mut archive, packages, step)?;
+    // The kernel opens the console for init before init can mount anything.
+    archive.device("dev/console", 0o600, 5, 1);
+    archive.link("init", "usr/lib/systemd/systemd");
+    archive.link("var/run", "/run");
+    archive.file("etc/hostname", 0o644, b"host\n");
+    // Empty: not the first boot, which would ask questions, and a number that is made up.
+    archive.file("etc/machine-id", 0o444, b"");
+    for unit in &recipe.masked {
+        archive.link(&format!("{UNITS}/{unit}"), "/dev/null");
+    }
+    archive.file(&format!("{UNITS}/agent.service"), 0o644, AGENT_UNIT.as_bytes());
+    archive.folder(&format!("{UNITS}/multi-user.target.wants"));
+    archive.link(&format!("{UNITS}/multi-user.target.wants/agent.service"), "../agent.service");
+    remove(scratch)?;
+    Ok(archive.finish())
+}
+
+/// All below `root` by its name in a system whose `/usr` is merged, folders before what is in them.
+fn merged(root: &Path, without: &[String]) -> Result<BTreeMap<String, PathBuf>> {
+    let mut names = BTreeMap::new();
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))? {
+            let entry = entry?;
+            let path = entry.path();
+            let name = path.strip_prefix(root)?.to_str().context("a file's name is not UTF-8")?.to_owned();
+            if without.contains(&name) {
+                continue;
+            }
+            if entry.file_type()?.is_dir() {
+                folders.push(path.clone());
+            }
+            let first = name.split('/').next().unwrap_or_default();
+            let name = if MERGED.contains(&first) { format!("usr/{name}") } else { name };
+            names.insert(name, path);
+        }
+    }
+    Ok(names)
+}
+
+/// Adds a file, folder or link.
+fn add(archive: &mut Archive, name: &str, path: &Path) -> Result<()> {
+    let metadata = fs::symlink_metadata(path).with_context(|| format!("cannot look at {}", path.display()))?;
+    let mode = metadata.permissions().mode() & 0o7777;
+    if metadata.is_dir() {
+        archive.folder_with(name, mode);
+    } else if metadata.is_symlink() {
+        let target = fs::read_link(path)?;
+        archive.link(name, target.to_str().context("a link's target is not UTF-8")?);
+    } else {
+        archive.file(name, mode, &read(path)?);
+    }
+    Ok(())
+}
+
+/// The users and groups that every Debian has, none of which can log in, and what PAM asks when root changes them: nothing.
+fn accounts(archive: &mut Archive, root: &Path) -> Result<()> {
+    let master = |name: &str| read(&root.join(format!("usr/share/base-passwd/{name}.master")));
+    let (users, groups) = (master("passwd")?, master("group")?);
+    archive.file("etc/passwd", 0o644, &users);
+    archive.file("etc/group", 0o644, &groups);
+    let names = |bytes: &[u8]| -> Vec<String> {
+        let text = String::from_utf8_lossy(bytes).into_owned();
+        text.lines().filter_map(|line| Some(line.split_once(':')?.0.to_owned())).collect()
+    };
+    let lines =
+        |names: Vec<String>, rest: &str| names.iter().map(|name| format!("{name}:*:{rest}\n")).collect::<String>();
+    archive.file("etc/shadow", 0o640, lines(names(&users), "19000:0:99999:7:::").as_bytes());
+    archive.file("etc/gshadow", 0o640, lines(names(&groups), ":").as_bytes());
+    for kind in ["account", "auth", "password", "session"] {
+        let line = format!("{kind} required pam_permit.so\n");
+        archive.file(&format!("etc/pam.d/common-{kind}"), 0o644, line.as_bytes());
+    }
+    Ok(())
+}
+
+/// What dpkg knows of the packages: that they are installed, and which files are whose.
+fn books(archive: &mut Archive, packages: &[Fetched], step: &mut Step<'_>) -> Result<()> {
+    let mut ask = |what: &str, package: &Fetched| -> Result<String> {
+        let mut command = Command::new("dpkg-deb");
+        command.arg(what).arg(&package.path);
+        let answer = exec::run(&mut command, "dpkg", step, || package.package.name.clone())?;
+        Ok(String::from_utf8_lossy(&answer.stdout).into_owned())
+    };
+    let mut status = String::new();
+    for package in packages {
+        let control = ask("--field", package)?;
+        status.push_str(&control);
+        status.push_str("Status: install ok installed\n\n");
+        let same = control.lines().any(|line| line == "Multi-Arch: same");
+        let name = format!("{}{}", package.package.name, if same { ":amd64" } else { "" });
+        let files: String = ask("--contents", package)?.lines().filter_map(listed).collect();
+        archive.file(&format!("var/lib/dpkg/info/{name}.list"), 0o644, files.as_bytes());
+    }
+    archive.file("var/lib/dpkg/status", 0o644, status.as_bytes());
+    Ok(())
+}
+
+/// The line of dpkg's books for a line of `dpkg-deb --contents`, which is one of `ls -l` with a path that begins with `./`.
+fn listed(line: &str) -> Option<String> {
+    let (_, path) = line.split_once(" ./")?;
+    let path = path.split(" -> ").next()?.split(" link to ").next()?.trim_end_matches('/');
+    Some(if path.is_empty() { "/.\n".to_owned() } else { format!("/{path}\n") })
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usr_is_merged_and_what_is_not_wanted_is_left_out() {
+        let root = tempfile::tempdir().unwrap();
+        for folder in ["bin", "usr/bin", "usr/share/doc/x", "etc"] {
+            fs::create_dir_all(root.path().join(folder)).unwrap();
+        }
+        for file in ["bin/sh", "usr/bin/env", "usr/share/doc/x/copyright", "etc/hosts"] {
+            fs::write(root.path().join(file), "").unwrap();
+        }
+        let names = merged(root.path(), &["usr/share/doc".to_owned()]).unwrap();
+        assert_eq!(
+            names.keys().map(String::as_str).collect::<Vec<_>>(),
+            ["etc", "etc/hosts", "usr", "usr/bin", "usr/bin/env", "usr/bin/sh", "usr/share"]
+        );
+        assert_eq!(names["usr/bin/sh"], root.path().join("bin/sh"));
+    }
+
+    #[test]
+    fn contents_of_a_package_become_lines_of_the_books() {
+        let line = |path: &str| listed(&format!("-rwxr-xr-x root/root    125688 2023-01-05 09:20 {path}"));
+        assert_eq!(line("./").as_deref(), Some("/.\n"));
+        assert_eq!(line("./usr/bin/").as_deref(), Some("/usr/bin\n"));
+        assert_eq!(line("./bin/sh -> dash").as_deref(), Some("/bin/sh\n"));
+        assert_eq!(line("./usr/bin/perl link to ./usr/bin/perl5.36.0").as_deref(), Some("/usr/bin/perl\n"));
+        assert_eq!(listed(""), None);
+    }
+
+    #[test]
+    fn another_list_is_another_version() {
+        let recipe = |packages: &[&str], masked: &[&str]| SystemRecipe {
+            kernel: "6.1".into(),
+            packages: packages.iter().map(|&name| name.to_owned()).collect(),
+            without: Vec::new(),
+            masked: masked.iter().map(|&name| name.to_owned()).collect(),
+            from: Vec::new(),
+        };
+        assert_eq!(version(&recipe(&["a"], &[])), version(&recipe(&["a"], &[])));
+        assert_ne!(version(&recipe(&["a"], &[])), version(&recipe(&["b"], &[])));
+    }
+}

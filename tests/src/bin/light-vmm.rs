@@ -1,0 +1,63 @@
+//! `light-vmm SOCKET MIB`: a VM of a VMM that is nothing but a client of the mediator, for hosts on which QEMU is too much.
+//!
+//! It brings the vGPU up, writes a page to each chunk of a VRAM of MIB, has the GPU copy each of them, and looks at every
+//! byte of the copies. Then it stays until the device goes, and says so.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use mediator::vgpu::rig::driver::{At, Driver, M2MF, PAGE, m2mf_copy, object, pattern};
+use mediator::vgpu::rig::{Machine, RemoteGuest};
+
+const MIB: u64 = 1 << 20;
+/// Bytes of a chunk, unless the configuration says otherwise.
+const CHUNK: u64 = 2 * MIB;
+/// Where the pages of chunks, and their copies, lie for the GPU.
+const FROM: u64 = 0x100_0000;
+const TO: u64 = 0x200_0000;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("light-vmm: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let socket: PathBuf = arguments.next().context("no socket is named")?.into();
+    let mib: u64 = arguments.next().context("no MiB of VRAM are named")?.parse()?;
+    println!("connecting");
+    let guest = RemoteGuest::connect(&socket, mib * MIB).with_context(|| socket.display().to_string())?;
+    let mut driver = Driver::new(guest);
+    ensure!(driver.guest.map_ram(0, MIB, true), "the device takes no RAM");
+    let mut channel = driver.channel(1);
+    let copies = driver.room() / (CHUNK + PAGE);
+    let to = driver.vram(copies);
+    driver.map(channel.space, TO, At::Vram(to), copies);
+    for copy in 0..copies {
+        let at = driver.vram(CHUNK / PAGE);
+        driver.map(channel.space, FROM + copy * PAGE, At::Vram(at), 1);
+        driver.guest.vram_write(at, &pattern(copy as u32, 0));
+    }
+    for copy in 0..copies {
+        let (from, to) = (FROM + copy * PAGE, TO + copy * PAGE);
+        driver.submit(&mut channel, &[object(M2MF), m2mf_copy(from, to, PAGE as u32)].concat());
+        driver.wait(&channel);
+    }
+    ensure!(driver.faults.is_empty(), "the GPU faults: {:x?}", driver.faults);
+    let good = (0..copies).filter(|&copy| driver.vram_holds(to + copy * PAGE, 1, copy as u32)).count() as u64;
+    println!("RESULT ok={} copies={copies} good={good}", good == copies && copies > 0);
+    ensure!(good == copies, "{good} of {copies} copies are right");
+    while driver.guest.settle() {
+        thread::sleep(Duration::from_millis(100));
+    }
+    println!("the device has gone");
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! A Debian host with systemd, in a VM, which is administered by a shell.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use images::cpio::Archive;
+
+use crate::agent::Output;
+use crate::wait::{self, Scratch};
+use crate::{Vm, VmConfig};
+
+/// How long a command may take.
+const COMMAND_LIMIT: Duration = Duration::from_secs(180);
+/// How many of the journal's last lines are shown when something is wrong.
+const JOURNAL_LINES: u32 = 60;
+
+/// Files that a host gets before it boots.
+#[derive(Default)]
+pub struct Files(Archive);
+
+impl Files {
+    /// Puts a copy of a file at `to`, which has no leading slash.
+    pub fn copy(&mut self, from: &Path, to: &str, mode: u32) -> Result<()> {
+        let bytes = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
+        self.write(to, mode, &bytes);
+        Ok(())
+    }
+
+    /// Makes a file with access rights `mode`.
+    pub fn write(&mut self, to: &str, mode: u32, bytes: &[u8]) {
+        let folders: Vec<_> = to.match_indices('/').map(|(at, _)| &to[..at]).collect();
+        folders.iter().for_each(|folder| self.0.folder(folder));
+        self.0.file(to, mode, bytes);
+    }
+}
+
+/// A host that is up.
+pub struct Host {
+    vm: Vm,
+    up: Instant,
+    _initrd: Scratch,
+}
+
+impl Host {
+    /// Boots a host with `files` on it.
+    pub fn boot(name: &str, files: Files) -> Result<Self> {
+        let images = crate::images()?;
+        let system = images::ensure_system(&images::Progress::stderr())?;
+        let scratch = Scratch::new(&format!("{name}-initrd"))?;
+        let mut config = VmConfig::new(name, images, "6.1")?;
+        config.kernel = system.bootable(files.0, &scratch.path().join("initrd"))?;
+        config.memory_mib = 1536;
+        config.smp = 2;
+        // Its own words on the console tell what a boot waits for.
+        config.append = "systemd.show_status=1 systemd.default_timeout_start_sec=300s".to_owned();
+        let vm = Vm::launch(&config)?;
+        vm.wait_ready()?;
+        Ok(Self { vm, up: Instant::now(), _initrd: scratch })
+    }
+
+    /// The machine.
+    pub fn vm(&self) -> &Vm {
+        &self.vm
+    }
+
+    /// Runs a command of the shell; the code is not checked. Command and output are printed.
+    pub fn sh(&self, command: &str) -> Result<Output> {
+        self.say(command);
+        let output = self.vm.run_within(&format!("sh {command}"), COMMAND_LIMIT)?;
+        println!("{}{}", output.text(), if output.code == 0 { String::new() } else { format!("\n[{}]", output.code) });
+        Ok(output)
+    }
+
+    /// The same; a code other than 0 is an error with the end of the journal. Returns the output without its last line end.
+    pub fn ok(&self, command: &str) -> Result<String> {
+        let output = self.sh(command)?;
+        let text = output.text();
+        ensure!(output.code == 0, "{command}: ended with code {}:\n{text}\n{}", output.code, self.journal());
+        Ok(text)
+    }
+
+    /// Waits until a command of the shell succeeds; returns what it printed then.
+    pub fn until(&self, what: &str, command: &str, limit: Duration) -> Result<String> {
+        self.say(&format!("until {command}"));
+        let ended = wait::until(what, limit, || {
+            let output = self.vm.run_within(&format!("sh {command}"), COMMAND_LIMIT)?;
+            Ok((output.code == 0).then(|| output.text()))
+        });
+        ended.with_context(|| self.journal())
+    }
+
+    fn say(&self, command: &str) {
+        println!("[{:6.1} s] # {command}", self.up.elapsed().as_secs_f64());
+    }
+
+    /// The end of the journal.
+    pub fn journal(&self) -> String {
+        let command = format!("sh journalctl --no-pager --lines={JOURNAL_LINES}");
+        let journal = self.vm.run_within(&command, COMMAND_LIMIT).map(|output| output.text());
+        format!("the journal's end:\n{}", journal.unwrap_or_else(|error| format!("{error:#}")))
+    }
+}

@@ -1,0 +1,327 @@
+//! The Debian package on a Debian host with systemd.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use std::{env, fs};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use tests::Host;
+use tests::daemon::{binary, run_to_end};
+use tests::host::Files;
+use tests::wait::Scratch;
+
+/// The version that is installed first.
+const OLD: &str = "0.0.9";
+/// How long making a package may take, `cargo` included.
+const PACKAGE_LIMIT: Duration = Duration::from_secs(300);
+
+/// Makes the package of the programs that this run tests.
+fn package(folder: &Path) -> Result<PathBuf> {
+    let programs = binary("mediatord")?;
+    let programs = programs.parent().context("a folder of programs")?;
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(["run", "--quiet", "--package", "xtask", "--", "package", "--binaries"]).arg(programs);
+    let ended = run_to_end(command.arg("--out").arg(folder), PACKAGE_LIMIT)?.success()?;
+    Ok(ended.stdout.trim().into())
+}
+
+/// The same package as another version, in `folder`.
+fn reversioned(package: &Path, version: &str, folder: &Path) -> Result<PathBuf> {
+    let tree = folder.join(version);
+    let run = |command: &mut Command| run_to_end(command, PACKAGE_LIMIT)?.success();
+    run(Command::new("dpkg-deb").arg("--raw-extract").arg(package).arg(&tree))?;
+    let control = tree.join("DEBIAN/control");
+    let text = fs::read_to_string(&control)?;
+    let lines = text.lines().map(|line| match line.starts_with("Version: ") {
+        true => format!("Version: {version}\n"),
+        false => format!("{line}\n"),
+    });
+    fs::write(&control, lines.collect::<String>())?;
+    let other = folder.join(format!("{version}.deb"));
+    run(Command::new("dpkg-deb").args(["--build", "--root-owner-group", "-Znone"]).arg(&tree).arg(&other))?;
+    Ok(other)
+}
+
+/// Who runs VMs, by the command that becomes them.
+const OPERATOR: &str = "setpriv --reuid=alice --regid=alice --init-groups";
+/// Who runs nothing here.
+const STRANGER: &str = "setpriv --reuid=mallory --regid=mallory --init-groups";
+/// What systemd may have against the unit at most, from 0 to 100 (`systemd-analyze security`): AF_UNIX, other users, `/`.
+const EXPOSURE: u32 = 5;
+/// VMs, all of which want more than a half of the card.
+const VMS: u32 = 8;
+const VRAM_MIB: u32 = 40;
+/// Waits are for hangs.
+const LIMIT: Duration = Duration::from_secs(120);
+
+const SITE: &str = r#"[daemon]
+state_dir = "/var/lib/gpu-mediator"
+admin_group = "operators"
+
+[[card]]
+name = "card0"
+kind = "simgpu"
+vram_mib = 64
+overcommit = true
+memory = { host_mib = 320 }
+"#;
+
+/// A host with the packages, and what an administrator has at hand.
+fn host() -> Result<Host> {
+    let scratch = Scratch::new("package")?;
+    let new = package(scratch.path())?;
+    let old = reversioned(&new, OLD, scratch.path())?;
+    let mut files = Files::default();
+    files.copy(&old, "root/old.deb", 0o644)?;
+    files.copy(&new, "root/new.deb", 0o644)?;
+    files.copy(Path::new(env!("CARGO_BIN_EXE_light-vmm")), "usr/bin/light-vmm", 0o755)?;
+    files.write("root/site.toml", 0o644, SITE.as_bytes());
+    Host::boot("service", files)
+}
+
+/// A property of the service, as systemd has it.
+fn property(host: &Host, name: &str) -> Result<String> {
+    host.ok(&format!("systemctl show --value --property={name} gpu-mediator"))
+}
+
+/// Puts a drop-in beside the unit.
+fn drop_in(host: &Host, name: &str, lines: &str) -> Result<()> {
+    let folder = "/etc/systemd/system/gpu-mediator.service.d";
+    let command = format!("mkdir -p {folder} && printf '[Service]\\n{lines}\\n' > {folder}/{name}.conf");
+    host.ok(&format!("{command} && systemctl daemon-reload")).map(drop)
+}
+
+/// What `mediatorctl` answers to the administrator.
+fn json(host: &Host, arguments: &str) -> Result<Value> {
+    let command = format!("mediatorctl --json {arguments}");
+    let text =
+        host.vm().run_within(&format!("sh {command}"), LIMIT)?.success().with_context(|| command.clone())?.text();
+    serde_json::from_str(&text).with_context(|| format!("{command}:\n{text}"))
+}
+
+/// All VMs and settings.
+fn state(host: &Host) -> Result<Value> {
+    let mut state = json(host, "export")?;
+    state.as_object_mut().context("a state")?.remove("revision");
+    Ok(state)
+}
+
+/// Starts a program beside others, as a user of his own; what it says goes to `/tmp/UNIT.log`.
+fn start(host: &Host, unit: &str, user: &str, command: &str) -> Result<()> {
+    let output = format!("--property=StandardOutput=file:/tmp/{unit}.log --property=StandardError=inherit");
+    host.ok(&format!("systemd-run --quiet --unit={unit} --uid={user} {output} {command}")).map(drop)
+}
+
+/// Starts the VMM of a VM, as another user than the operator.
+fn start_vmm(host: &Host, vm: u32) -> Result<()> {
+    start(host, &format!("vm{vm}"), "bob", &format!("light-vmm /run/gpu-mediator/vm{vm}.sock {VRAM_MIB}"))
+}
+
+/// Waits until a VMM has said a word that begins so.
+fn vmm_says(host: &Host, vm: u32, word: &str) -> Result<String> {
+    host.until(&format!("vm{vm}: {word}"), &format!("grep '^{word}' /tmp/vm{vm}.log"), LIMIT)
+}
+
+/// Waits until the service is up again after systemd has started it for the `restarts`th time by itself.
+fn restarted(host: &Host, restarts: u32) -> Result<()> {
+    let command = format!(
+        "systemctl is-active --quiet gpu-mediator && test $(systemctl show --value --property=NRestarts gpu-mediator) = {restarts}"
+    );
+    host.until("the service to come back", &command, LIMIT).map(drop)
+}
+
+fn is_installed(host: &Host) -> Result<()> {
+    host.ok("dpkg --install /root/old.deb")?;
+    let wanted = [
+        ("Type", "notify"),
+        ("ActiveState", "active"),
+        ("SubState", "running"),
+        ("UnitFileState", "enabled"),
+        ("NRestarts", "0"),
+        ("User", "gpu-mediator"),
+    ];
+    for (name, value) in wanted {
+        assert_eq!(property(host, name)?, value, "{name}");
+    }
+    let process =
+        host.ok(&format!("grep -E '^(CapBnd|NoNewPrivs|Seccomp):' /proc/{}/status", property(host, "MainPID")?))?;
+    let line = |name: &str| process.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()));
+    for (name, value) in [("NoNewPrivs:", "1"), ("Seccomp:", "2"), ("CapBnd:", "0000000000000000")] {
+        assert_eq!(line(name).as_deref(), Some(value), "{name}");
+    }
+    assert_eq!(host.ok("systemd-analyze verify --man=no gpu-mediator.service")?, "");
+    host.ok(&format!("systemd-analyze security --no-pager --threshold={EXPOSURE} gpu-mediator.service | tail -n 1"))?;
+    Ok(())
+}
+
+/// Users, a card, rights.
+fn is_configured(host: &Host) -> Result<()> {
+    for group in ["operators", "kvm"] {
+        host.ok(&format!("addgroup --quiet --system {group}"))?;
+    }
+    for (user, group) in [("alice", "operators"), ("bob", "kvm"), ("mallory", "")] {
+        host.ok(&format!(
+            "adduser --quiet --system --group {user} && {{ test -z '{group}' || adduser --quiet {user} {group}; }}"
+        ))?;
+    }
+    drop_in(host, "groups", "SupplementaryGroups=operators kvm")?;
+    host.ok("cp /root/site.toml /etc/gpu-mediator.toml && mediatord --check && systemctl restart gpu-mediator")?;
+    for vm in 1..=VMS {
+        let add = format!("vm add vm{vm} --card card0 --vram-mib {VRAM_MIB} --group kvm --mode 0660");
+        host.ok(&format!("{OPERATOR} mediatorctl {add}"))?;
+    }
+    host.ok(&format!("{OPERATOR} mediatorctl memory set-quota vm8 20"))?;
+    host.ok(&format!("{OPERATOR} mediatorctl sched set-vm vm7 --weight 300 --cap 50"))?;
+    let refused = host.sh(&format!("{STRANGER} mediatorctl vm list"))?;
+    assert_eq!(refused.code, 5);
+    let said = refused.text();
+    assert!(said.contains("this user may not use /run/gpu-mediator/admin.sock: Permission denied"), "{said}");
+    assert!(said.contains("join the group that `admin_group` names"), "{said}");
+    // The operator is not who runs VMMs.
+    let refused = host.sh(&format!("{OPERATOR} light-vmm /run/gpu-mediator/vm1.sock {VRAM_MIB}"))?;
+    assert!(refused.code == 1 && refused.text().contains("Permission denied"), "{refused:?}");
+    Ok(())
+}
+
+/// Two VMs have more memory than the card, and work.
+fn works(host: &Host) -> Result<()> {
+    for vm in [1, 2] {
+        start_vmm(host, vm)?;
+    }
+    for vm in [1, 2] {
+        let result = vmm_says(host, vm, "RESULT")?;
+        assert!(result.starts_with("RESULT ok=true"), "{result}");
+    }
+    let memory = json(host, "memory show card0")?;
+    let in_host = memory["host_used_bytes"].as_u64().context("host memory")?;
+    assert!(in_host >= 16 << 20, "{in_host} bytes in host memory");
+    Ok(())
+}
+
+/// A restart by the administrator, which takes a while: who comes meanwhile waits.
+fn is_restarted(host: &Host) -> Result<()> {
+    let before = state(host)?;
+    drop_in(host, "slow", "ExecStartPre=/bin/sh -c \"until test -e /run/go; do sleep 0.1; done\"")?;
+    host.ok("systemctl restart --no-block gpu-mediator")?;
+    let away = "test $(systemctl show --value --property=SubState gpu-mediator) = start-pre";
+    host.until("the service to be away", away, LIMIT)?;
+    start_vmm(host, 3)?;
+    start(host, "list", "alice", "mediatorctl --json vm list")?;
+    host.until("the VMM to be connected", "grep '^connecting' /tmp/vm3.log", LIMIT)?;
+    host.ok("sleep 1; systemctl is-active vm3 list && test ! -s /tmp/list.log && touch /run/go")?;
+    assert!(vmm_says(host, 3, "RESULT")?.starts_with("RESULT ok=true"));
+    let listed = host.until("the operator to be answered", "test -s /tmp/list.log && cat /tmp/list.log", LIMIT)?;
+    assert_eq!(listed.matches("\"name\"").count(), VMS as usize, "{listed}");
+    restarted(host, 0)?;
+    // What the daemon held for them is gone, which they notice.
+    for vm in [1, 2] {
+        vmm_says(host, vm, "the device has gone")?;
+    }
+    assert_eq!(property(host, "NFileDescriptorStore")?, (VMS + 1).to_string());
+    assert_eq!(state(host)?, before);
+    host.ok("rm /etc/systemd/system/gpu-mediator.service.d/slow.conf").map(drop)
+}
+
+fn is_killed(host: &Host) -> Result<()> {
+    let before = state(host)?;
+    host.ok("systemctl kill --signal=KILL --kill-who=main gpu-mediator")?;
+    restarted(host, 1)?;
+    vmm_says(host, 3, "the device has gone")?;
+    assert_eq!(state(host)?, before);
+    start_vmm(host, 4)?;
+    assert!(vmm_says(host, 4, "RESULT")?.starts_with("RESULT ok=true"));
+    Ok(())
+}
+
+/// It is stopped, so that it answers nothing any more.
+fn hangs(host: &Host) -> Result<()> {
+    let before = state(host)?;
+    drop_in(host, "watchdog", "WatchdogSec=10")?;
+    host.ok("systemctl restart gpu-mediator && systemctl kill --signal=STOP --kill-who=main gpu-mediator")?;
+    restarted(host, 1)?;
+    host.ok("journalctl --no-pager --unit=gpu-mediator | grep 'Watchdog timeout'")?;
+    assert_eq!(state(host)?, before);
+    host.ok("rm /etc/systemd/system/gpu-mediator.service.d/watchdog.conf && systemctl daemon-reload").map(drop)
+}
+
+fn is_misconfigured(host: &Host) -> Result<()> {
+    let before = state(host)?;
+    host.ok("sed -i 's/^kind = .*/kind = \"gtx480\"/' /etc/gpu-mediator.toml")?;
+    assert_ne!(host.sh("systemctl restart gpu-mediator")?.code, 0);
+    // It stays so: nothing is tried again, and nobody waits for it any more.
+    for (name, value) in
+        [("ActiveState", "failed"), ("ExecMainStatus", "2"), ("NRestarts", "0"), ("NFileDescriptorStore", "0")]
+    {
+        assert_eq!(property(host, name)?, value, "{name}");
+    }
+    let said = host.ok("journalctl --no-pager --unit=gpu-mediator --lines=20 --output=cat")?;
+    assert!(said.contains("mediatord: /etc/gpu-mediator.toml:7:8: card[0].kind: unknown variant `gtx480`"), "{said}");
+    host.ok("cp /root/site.toml /etc/gpu-mediator.toml && systemctl restart gpu-mediator")?;
+    assert_eq!(state(host)?, before);
+    Ok(())
+}
+
+fn is_upgraded(host: &Host) -> Result<()> {
+    let before = state(host)?;
+    let sockets = "stat --format='%n %i %A %G' /run/gpu-mediator/*.sock";
+    let (old, process) = (host.ok(sockets)?, property(host, "MainPID")?);
+    host.ok("dpkg --install /root/new.deb")?;
+    assert_eq!(host.ok("dpkg-query --show --showformat='${Version}' gpu-mediator")?, env!("CARGO_PKG_VERSION"));
+    assert_ne!(property(host, "MainPID")?, process);
+    assert_eq!(property(host, "ActiveState")?, "active");
+    assert_eq!(state(host)?, before);
+    // The same sockets, not others in their places.
+    assert_eq!(host.ok(sockets)?, old);
+    host.ok("cmp /root/site.toml /etc/gpu-mediator.toml")?;
+    Ok(())
+}
+
+/// All files but those that change by themselves, those of dpkg's books, and what the administrator has put beside the unit.
+fn files_of(host: &Host) -> Result<BTreeSet<String>> {
+    let without = ["/root", "/tmp", "/var/cache", "/var/lib/dpkg", "/var/log"].map(|path| format!("-path {path}"));
+    let command = format!("find / -xdev \\( {} \\) -prune -o -print", without.join(" -o "));
+    let listed = host.vm().run_within(&format!("sh {command}"), LIMIT)?.success()?;
+    let files: BTreeSet<String> = listed.lines.into_iter().collect();
+    ensure!(files.contains("/etc/passwd") && files.len() > 1000, "{} files are no host", files.len());
+    Ok(files)
+}
+
+fn is_removed(host: &Host, before: &BTreeSet<String>) -> Result<()> {
+    let kept = state(host)?;
+    host.ok("dpkg --remove gpu-mediator")?;
+    assert_eq!(property(host, "ActiveState")?, "inactive");
+    host.ok("test ! -e /run/gpu-mediator && test ! -e /usr/bin/mediatord")?;
+    // Installed once more, it is as it was.
+    host.ok("dpkg --install /root/new.deb")?;
+    restarted(host, 0)?;
+    assert_eq!(property(host, "UnitFileState")?, "enabled");
+    assert_eq!(state(host)?, kept);
+
+    host.ok("rm -r /etc/systemd/system/gpu-mediator.service.d && dpkg --purge gpu-mediator")?;
+    assert_eq!(property(host, "LoadState")?, "not-found");
+    let left: Vec<_> = files_of(host)?.difference(before).cloned().collect();
+    assert_eq!(left, Vec::<String>::new());
+    // Its number must not become another's.
+    host.ok("id gpu-mediator")?;
+    Ok(())
+}
+
+#[test]
+fn package_is_installed_and_its_service_lives_through_all_that_befalls_it() -> Result<()> {
+    let host = host()?;
+    let files = files_of(&host)?;
+    is_installed(&host)?;
+    is_configured(&host)?;
+    works(&host)?;
+    is_restarted(&host)?;
+    is_killed(&host)?;
+    hangs(&host)?;
+    is_misconfigured(&host)?;
+    is_upgraded(&host)?;
+    let complaints = host.sh("journalctl --no-pager --unit=gpu-mediator --output=cat | grep -E ' (WARN|ERROR) '")?;
+    assert_eq!(complaints.text(), "");
+    is_removed(&host, &files)
+}
