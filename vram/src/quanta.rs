@@ -203,10 +203,16 @@ impl Quanta {
         self.idle = idle;
     }
 
+    /// Whether what goes over the bus may decide soon whether VMs take turns.
+    #[must_use]
+    pub fn watches(&self) -> bool {
+        self.config.mode == Mode::Auto && self.turn.is_none()
+    }
+
     /// Whether what goes over the bus decides now whether VMs take turns: they do not yet, and do not fit together.
     #[must_use]
     pub fn detects(&self) -> bool {
-        self.config.mode == Mode::Auto && self.turn.is_none() && self.sets.len() > 1 && !self.fits(0)
+        self.watches() && self.sets.len() > 1 && !self.fits(0)
     }
 
     /// Whether the next decision needs to know how fast memory is copied, and nobody has copied any yet.

@@ -296,9 +296,11 @@ impl HostState {
         let counts = (profiles || detects).then(|| vram.memory.card().access_counts(true)).flatten();
         let Bus { since, copied } = std::mem::take(&mut divider.bus);
         let Some(counts) = counts else {
-            // A card that does not count: what its work names has to do.
-            let named = std::mem::replace(&mut vram.over_bus, detects.then_some(0));
-            divider.quanta.accessed(now, named.filter(|_| detects).unwrap_or(0));
+            // A card that does not count: what its work names has to do. That is known when the work comes, which may be long
+            // before it is done, so it is looked at as soon as anything lies in host memory.
+            let watches = divider.quanta.watches() && vram.chunks.summary().host.used != 0;
+            let named = std::mem::replace(&mut vram.over_bus, watches.then_some(0));
+            divider.quanta.accessed(now, named.unwrap_or(0));
             return None;
         };
         divider.bus.since = Some(now);
