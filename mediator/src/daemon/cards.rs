@@ -231,6 +231,7 @@ impl CardBackend for OwnedCard {
             segment_bytes: vm.paravirtual.segments_mib << 20,
             group: vm.paravirtual.group.as_deref().map(Into::into),
         });
+        tracing::info!(vm = %id, name = vm.name, card = self.spec.name, "what the log tells of the card names the VM by a number");
         let (shadow, apertures, queue_limit) = (vm.shadow, vm.apertures, vm.memory.queue_limit());
         MediatedVm::build(&host, id, &Settings { share, shadow, apertures, queue_limit, paravirtual }, link)
     }
