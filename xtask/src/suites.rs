@@ -71,7 +71,8 @@ fn run_one(suite: Suite, args: &TestArgs) -> Result<Tally> {
 fn guest_suite(name: &str, args: &TestArgs) -> Result<Tally> {
     anyhow::ensure!(root().join(format!("tests/tests/{name}.rs")).exists(), "tests/tests/{name}.rs does not exist");
     let binaries = guests::prepare()?;
-    let mut command = cargo(&["test", "--package", "tests", "--features", "vm", "--test", name, "--no-fail-fast"]);
+    // Of the whole workspace, so that what the unit suite has built is built with the same features.
+    let mut command = cargo(&["test", "--workspace", "--features", "tests/vm", "--test", name, "--no-fail-fast"]);
     command.env(guests::BIN_VARIABLE, binaries);
     // An emulated guest uses a CPU, and the daemon and the software card another.
     let cpus = available_parallelism().map_or(1, usize::from);
