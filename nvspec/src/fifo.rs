@@ -181,7 +181,7 @@ pub struct OldMethodHeader {
     /// Subchannel.
     #[bits(3)]
     pub subchannel: u8,
-    /// For opcode 0: 0 methods, 1 set and 2 store the subdevice mask, 3 use it.
+    /// See [`sub_op`].
     #[bits(2)]
     pub sub_op: u8,
     /// Dwords of data that follow (11 bits), or the subdevice mask in bits 15:4 of the header.
@@ -198,6 +198,18 @@ impl OldMethodHeader {
     pub const fn method(self) -> u32 {
         (self.method_dwords() as u32) << 2
     }
+}
+
+/// Sub-opcodes of a header of the older form. With opcode 2 there is only [`sub_op::METHODS`].
+pub mod sub_op {
+    /// Data for methods follow.
+    pub const METHODS: u8 = 0;
+    /// Sets the subdevice mask.
+    pub const SET_MASK: u8 = 1;
+    /// Stores it for later use.
+    pub const STORE_MASK: u8 = 2;
+    /// Uses the stored one.
+    pub const USE_MASK: u8 = 3;
 }
 
 /// Methods that the host itself executes, on any subchannel. Source: class 0x906f.

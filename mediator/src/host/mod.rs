@@ -7,10 +7,11 @@
 //! `rest` (who waits and holds others up), `record` (what it was told and decided), [`usage`] (what of that the operator
 //! sees), [`time`] (the card's clock).
 //!
-//! Of memory: `vram` (guests' memory wherever it lies), [`pinned`] (host memory for it), `pages` (of the host), [`balance`] (who gives and who
-//! gets), [`holdings`] (what of that the operator sees), [`mover`] (the thread that moves it) and [`bell`] (what wakes
-//! that), [`relocate`] (one VM's chunks change places), [`copier`] and `own_space` (the mediator's own channels, and their
-//! address space), [`chaos`] (what moves without a reason, for tests), [`segments`] (what several address spaces share).
+//! Of memory: `vram` (guests' memory wherever it lies), [`pinned`] (host memory for it), `pages` (where the host finds that),
+//! [`balance`] (who gives and who gets), [`holdings`] (what of that the operator sees), [`refusals`] (what nobody got),
+//! [`shortage`] (how limits are told), [`mover`] (the thread that moves it) and [`bell`] (what wakes that), [`relocate`] (one
+//! VM's chunks change places), [`copier`] and `own_space` (the mediator's own channels, and their address space), [`chaos`]
+//! (what moves without a reason, for tests), [`segments`] (what several address spaces share).
 //!
 //! Lock order: a vGPU's own lock, then [`HostCard::lock`]. The interrupt thread takes the card's lock, collects what is
 //! to be delivered, releases it, and only then calls VMs.

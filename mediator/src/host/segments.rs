@@ -6,6 +6,7 @@
 //! it any more. Here: who may have what. Which address space maps it, and where, is `vgpu::pv`'s.
 
 use super::registry::HostState;
+use super::vram::SCRUB_PIECE;
 use super::{CardVram, HostError};
 use nvspec::addr::{SMALL_PAGE, VramAddr};
 use pv::Control;
@@ -16,9 +17,6 @@ use vram::{CardAddr, PagePool, VmId};
 
 /// Segments that a VM may have made and not removed.
 const SEGMENTS_OF_A_VM: usize = 1024;
-
-/// Bytes that are zeroed at a time.
-const PIECE: u64 = 2 << 20;
 
 /// A VM as segments know it.
 #[derive(Clone, Debug)]
@@ -191,7 +189,7 @@ impl HostState {
     pub fn share_zero(&mut self, party: &Party, id: u32) -> Result<bool, Status> {
         self.segments.visible(party, id)?;
         let segment = self.segments.segments.get_mut(&id).ok_or(Status::NoObject)?;
-        let piece = (segment.bytes - segment.zeroed).min(PIECE);
+        let piece = (segment.bytes - segment.zeroed).min(SCRUB_PIECE);
         self.vram.memory.zero(segment.at.offset(segment.zeroed), piece).map_err(|_| Status::Failed)?;
         segment.zeroed += piece;
         Ok(segment.zeroed < segment.bytes)

@@ -4,9 +4,9 @@
 //! A push buffer names the sources and destinations of copies, and what an engine is given by address: code, constants, local
 //! memory, semaphores. What a kernel reaches by pointers among its constants is named nowhere.
 
-use nvspec::addr::GpuVa;
-use nvspec::class::{ce90b5, compute90c0, m2mf9039};
-use nvspec::fifo::{HeaderOp, MethodHeader, host_method};
+use nvspec::addr::{GpuVa, VA_BITS};
+use nvspec::class::{ce90b5, compute90c0, id, m2mf9039};
+use nvspec::fifo::{HeaderOp, MethodHeader, OldMethodHeader, host_method, sub_op};
 use std::collections::BTreeMap;
 
 /// Words of a submission's push buffers that are looked at. What a longer one names at its end is not seen.
@@ -16,16 +16,16 @@ const LOOKUPS: usize = 2048;
 /// Bytes of a surface that count, so that a size that no memory has costs nothing.
 const SURFACE_MAX: u64 = 1 << 30;
 /// Bits of an address of the GPU's.
-const VA_MASK: u64 = (1 << 40) - 1;
+const VA_MASK: u64 = (1 << VA_BITS) - 1;
 
 /// The classes that a channel's subchannels have. At first those that nouveau and Mesa bind there: who begins to look may have
 /// missed the binding.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Objects([u16; 8]);
+pub(super) struct Objects([u32; 8]);
 
 impl Default for Objects {
     fn default() -> Self {
-        Self([0, 0x90c0, 0x9039, 0, 0x90b5, 0, 0, 0])
+        Self([0, id::FERMI_COMPUTE_A, id::FERMI_MEMORY_TO_MEMORY_FORMAT_A, 0, id::FERMI_DMA, 0, 0, 0])
     }
 }
 
@@ -85,7 +85,7 @@ struct Copy {
 
 /// What of a class names memory.
 struct Class {
-    numbers: &'static [u16],
+    numbers: &'static [u32],
     copy: Option<Copy>,
     /// Addresses without an extent, used when their low part is written.
     points: &'static [Address],
@@ -93,7 +93,7 @@ struct Class {
 
 const CLASSES: [Class; 3] = [
     Class {
-        numbers: &[0x90b5, 0x90b8],
+        numbers: &[id::FERMI_DMA, id::FERMI_DECOMPRESS],
         copy: Some(Copy {
             exec: ce90b5::EXEC,
             sides: [
@@ -106,7 +106,7 @@ const CLASSES: [Class; 3] = [
         points: &[(ce90b5::QUERY_ADDRESS_HIGH, ce90b5::QUERY_ADDRESS_LOW)],
     },
     Class {
-        numbers: &[0x9039],
+        numbers: &[id::FERMI_MEMORY_TO_MEMORY_FORMAT_A],
         copy: Some(Copy {
             exec: m2mf9039::EXEC,
             sides: [
@@ -119,7 +119,7 @@ const CLASSES: [Class; 3] = [
         points: &[(m2mf9039::NOTIFY_ADDRESS_HIGH, m2mf9039::NOTIFY_ADDRESS_LOW)],
     },
     Class {
-        numbers: &[0x90c0],
+        numbers: &[id::FERMI_COMPUTE_A],
         copy: None,
         points: &[
             (compute90c0::CODE_ADDRESS_HIGH, compute90c0::CODE_ADDRESS_LOW),
@@ -143,20 +143,27 @@ fn walk(words: &[u32], objects: &mut Objects, each: impl FnMut(GpuVa, u64)) {
     let mut walk = Walk { objects, data: BTreeMap::new(), each };
     let mut words = words.iter().copied();
     while let Some(word) = words.next() {
-        let header = MethodHeader::from(word);
-        let (subchannel, first, count) = (header.subchannel(), header.method(), usize::from(header.count()));
-        let step = match header.op() {
-            HeaderOp::Increasing | HeaderOp::OldIncreasing => |index: u32| index,
-            HeaderOp::NonIncreasing | HeaderOp::OldNonIncreasing => |_| 0,
-            HeaderOp::IncreaseOnce => |index: u32| index.min(1),
+        let (header, old) = (MethodHeader::from(word), OldMethodHeader::from(word));
+        let (subchannel, first, count) = match header.op() {
+            HeaderOp::OldIncreasing | HeaderOp::OldNonIncreasing if old.sub_op() == sub_op::METHODS => {
+                (old.subchannel(), old.method(), old.count())
+            }
+            // A mask of subdevices, of which there is one.
+            HeaderOp::OldIncreasing | HeaderOp::OldNonIncreasing => continue,
             HeaderOp::Immediate => {
-                walk.method(subchannel, first, header.count().into());
+                walk.method(header.subchannel(), header.method(), header.count().into());
                 continue;
             }
             HeaderOp::EndSegment | HeaderOp::Reserved => return,
+            _ => (header.subchannel(), header.method(), header.count()),
         };
-        for (index, datum) in (0..).zip(words.by_ref().take(count)) {
-            walk.method(subchannel, first + 4 * step(index), datum);
+        let steps = match header.op() {
+            HeaderOp::NonIncreasing | HeaderOp::OldNonIncreasing => 0,
+            HeaderOp::IncreaseOnce => 1,
+            _ => u32::MAX,
+        };
+        for (index, datum) in (0..).zip(words.by_ref().take(count.into())) {
+            walk.method(subchannel, first + 4 * steps.min(index), datum);
         }
     }
 }
@@ -165,7 +172,7 @@ impl<F: FnMut(GpuVa, u64)> Walk<'_, F> {
     fn method(&mut self, subchannel: u8, method: u32, datum: u32) {
         let Some(object) = self.objects.0.get_mut(usize::from(subchannel)) else { return };
         if method == host_method::SET_OBJECT {
-            *object = datum as u16;
+            *object = host_method::set_object::CLASS.get(datum);
             return;
         }
         let Some(class) = CLASSES.iter().find(|class| class.numbers.contains(object)) else { return };
@@ -206,6 +213,23 @@ mod tests {
         assert!(found[2].1 >= 0x2345 && found[3].1 >= 0x2345, "{found:x?}");
         // What is bound stays bound.
         assert_eq!(named(&ce_copy(0x1000, 0x2000, 1), &mut objects).len(), 2);
+    }
+
+    #[test]
+    fn headers_of_the_older_form_name_the_same() {
+        let old = |op: u8, method: u32, data: &[u32]| {
+            let header = OldMethodHeader::new().with_opcode(op).with_sub_op(sub_op::METHODS).with_subchannel(1);
+            let header = header.with_method_dwords((method >> 2) as u16).with_count(data.len() as u16);
+            [&[u32::from(header)][..], data].concat()
+        };
+        let code = old(0, compute90c0::CODE_ADDRESS_HIGH, &[0x2, 0x3000]);
+        // Again and again the same method: the last one holds.
+        let semaphore = [
+            old(2, compute90c0::SEMAPHORE_ADDRESS_HIGH, &[0x7, 0x1]),
+            old(0, compute90c0::SEMAPHORE_ADDRESS_LOW, &[0x4000]),
+        ];
+        let words = [code, semaphore.concat()].concat();
+        assert_eq!(named(&words, &mut Objects::default()), [(0x2_0000_3000, 1), (0x1_0000_4000, 1)]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! cannot be executed yet is simply fed again later.
 
 use nvspec::Field;
-use nvspec::fifo::{HeaderOp, MethodHeader, OldMethodHeader};
+use nvspec::fifo::{HeaderOp, MethodHeader, OldMethodHeader, sub_op};
 use nvspec::instance::ramfc::pb_header;
 
 /// Fields of the subdevice word of RAMFC.
@@ -15,14 +15,6 @@ mod subdevice {
     /// The mask that a header stored for later use.
     // GUESS: drivers write only ID, ACTIVE and bit 29.
     pub(super) const STORED: Field = Field::new(27, 16);
-}
-
-/// Sub-opcodes of an old-form header with opcode 0.
-mod sub_op {
-    pub(super) const METHODS: u8 = 0;
-    pub(super) const SET_MASK: u8 = 1;
-    pub(super) const STORE_MASK: u8 = 2;
-    pub(super) const USE_MASK: u8 = 3;
 }
 
 /// How the data of a header goes to methods.

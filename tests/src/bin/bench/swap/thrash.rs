@@ -108,7 +108,8 @@ fn together(mode: Mode, chunks: u64, passes: u64) -> Result<Outcome> {
         [0, 1].map(|vm| state.moved(VmId(vm)).map_or(0, |moved| moved.sum.bytes)).iter().sum()
     };
     let mut jobs = [Job::new(&rig, 0)?, Job::new(&rig, 1)?];
-    let (before, mut turns, mut holder) = (moved(), 0, None);
+    let turns = || rig.host.lock().divider.turns();
+    let before = (moved(), turns());
     let outside = u64::from(account(&rig, 0)?.host + account(&rig, 1)?.host) * CHUNK;
     let ready = Barrier::new(jobs.len());
     let began = Instant::now();
@@ -118,17 +119,11 @@ fn together(mode: Mode, chunks: u64, passes: u64) -> Result<Outcome> {
             Job::run(job, passes)
         };
         let threads: Vec<_> = jobs.iter_mut().map(|job| scope.spawn(move || run(job))).collect();
-        while !threads.iter().all(std::thread::ScopedJoinHandle::is_finished) {
-            let now = rig.host.lock().divider.turn().map(|turn| turn.holder);
-            turns += u64::from(now.is_some() && now != holder);
-            holder = now;
-            std::thread::sleep(std::time::Duration::from_millis(2));
-        }
         threads.into_iter().try_for_each(|job| job.join().ok().context("a job panicked")?)
     })?;
     let makespan = began.elapsed().as_secs_f64();
     jobs.iter().try_for_each(|job| job.verify(passes))?;
-    Ok(Outcome { makespan, outside, moved: moved() - before, turns })
+    Ok(Outcome { makespan, outside, moved: moved() - before.0, turns: turns() - before.1 })
 }
 
 /// Measures.
