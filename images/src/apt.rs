@@ -209,6 +209,18 @@ impl Apt {
     }
 }
 
+/// What `make` makes of the first suite of which it can. What is wrong with this host is so for all suites.
+pub fn first_of<T>(suites: &[Suite], mut make: impl FnMut(&Suite) -> Result<T>) -> Result<T> {
+    let mut errors = Vec::new();
+    for suite in suites {
+        match make(suite) {
+            Err(error) if !error.is::<HostProblem>() => errors.push(format!("Debian {}: {error:#}", suite.target())),
+            done => return done,
+        }
+    }
+    bail!("no source has it:\n{}", errors.join("\n"))
+}
+
 /// Unpacks a package file into `target`.
 pub fn unpack(package: &Fetched, target: &Path, step: &mut Step<'_>) -> Result<()> {
     let mut command = Command::new("dpkg-deb");

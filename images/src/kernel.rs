@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 
-use crate::apt::{self, Apt, Fetched, HostProblem};
+use crate::apt::{self, Apt, Fetched};
 use crate::cache::{Cache, key};
 use crate::modinfo;
 use crate::progress::Progress;
@@ -40,18 +40,9 @@ pub fn ensure(
     {
         return Ok(kernel);
     }
-    let mut errors = Vec::new();
-    for suite in &recipe.from {
-        match make(recipe, contents, suite, cache, progress) {
-            Ok((kernel, made)) => {
-                record.kernels.insert(recipe.name.clone(), made);
-                return Ok(kernel);
-            }
-            Err(error) if error.is::<HostProblem>() => return Err(error),
-            Err(error) => errors.push(format!("Debian {}: {error:#}", suite.target())),
-        }
-    }
-    bail!("no source has it:\n{}", errors.join("\n"))
+    let (kernel, made) = apt::first_of(&recipe.from, |suite| make(recipe, contents, suite, cache, progress))?;
+    record.kernels.insert(recipe.name.clone(), made);
+    Ok(kernel)
 }
 
 fn make(

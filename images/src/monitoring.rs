@@ -80,17 +80,9 @@ pub fn ensure(
     {
         return Ok(found);
     }
-    let mut errors = Vec::new();
-    for suite in &recipe.from {
-        match make(recipe, suite, cache, progress) {
-            Ok((monitoring, made)) => {
-                record.monitoring = Some(made);
-                return Ok(monitoring);
-            }
-            Err(error) => errors.push(format!("Debian {}: {error:#}", suite.target())),
-        }
-    }
-    bail!("no source has {}:\n{}", recipe.packages.join(", "), errors.join("\n"))
+    let (monitoring, made) = apt::first_of(&recipe.from, |suite| make(recipe, suite, cache, progress))?;
+    record.monitoring = Some(made);
+    Ok(monitoring)
 }
 
 fn make(recipe: &MonitoringRecipe, suite: &Suite, cache: &Cache, progress: &Progress) -> Result<(Monitoring, Made)> {

@@ -133,24 +133,15 @@ impl Build<'_> {
 
     /// Unpacks the program that applies the hooks.
     fn coccinelle(&self, recipe: &ParavirtualRecipe, to: &Path, packages: &mut Vec<Package>) -> Result<()> {
-        let mut errors = Vec::new();
-        for suite in &recipe.from {
-            let fetch = || -> Result<Vec<Package>> {
-                let apt = Apt::open(suite, self.cache, self.progress)?;
-                let unpacked = recipe.hooks.iter().map(|name| self.unpack(&apt.fetch_one(name, self.progress)?, to));
-                let unpacked = unpacked.collect();
-                apt.clean()?;
-                unpacked
-            };
-            match fetch() {
-                Ok(more) => {
-                    packages.extend(more);
-                    return Ok(());
-                }
-                Err(error) => errors.push(format!("Debian {}: {error:#}", suite.target())),
-            }
-        }
-        bail!("no source has Coccinelle:\n{}", errors.join("\n"))
+        let fetch = |suite: &_| -> Result<Vec<Package>> {
+            let apt = Apt::open(suite, self.cache, self.progress)?;
+            let unpacked = recipe.hooks.iter().map(|name| self.unpack(&apt.fetch_one(name, self.progress)?, to));
+            let unpacked = unpacked.collect();
+            apt.clean()?;
+            unpacked
+        };
+        packages.extend(apt::first_of(&recipe.from, fetch).context("Coccinelle")?);
+        Ok(())
     }
 
     /// Unpacks the headers, the build tools and what these are linked to.

@@ -14,10 +14,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 
 use crate::Kernel;
-use crate::apt::{self, Apt, Fetched, HostProblem};
+use crate::apt::{self, Apt, Fetched};
 use crate::cache::{Cache, key, remove};
 use crate::cpio::Archive;
 use crate::exec;
@@ -67,41 +67,58 @@ pub fn ensure(
     (cache, record): (&Cache, &mut Record),
     progress: &Progress,
 ) -> Result<System> {
-    let version = version(recipe);
+    let libc = host_libc()?;
+    let version = version(recipe, libc);
     if let Some(made) = record.system.as_ref().filter(|made| made.recipe == version)
         && let Some(folder) = cache.find("system", &made.key)
     {
         return Ok(System { kernel, archive: folder.join(ARCHIVE), agent });
     }
-    let mut errors = Vec::new();
-    for suite in &recipe.from {
-        match make(recipe, &version, suite, cache, progress) {
-            Ok((folder, made)) => {
-                record.system = Some(made);
-                return Ok(System { kernel, archive: folder.join(ARCHIVE), agent });
-            }
-            Err(error) if error.is::<HostProblem>() => return Err(error),
-            Err(error) => errors.push(format!("Debian {}: {error:#}", suite.target())),
-        }
-    }
-    bail!("no source has it:\n{}", errors.join("\n"))
+    let (folder, made) = apt::first_of(&recipe.from, |suite| make(recipe, (&version, libc), suite, cache, progress))?;
+    record.system = Some(made);
+    Ok(System { kernel, archive: folder.join(ARCHIVE), agent })
 }
 
-/// What changes when the manifest or this recipe asks for something else.
-fn version(recipe: &SystemRecipe) -> String {
+/// A version of the C library: programs that were linked to one run with it and with later ones.
+type Libc = (u32, u32);
+
+/// The C library of this host, to which the programs of the package are linked.
+fn host_libc() -> Result<Libc> {
+    let output = Command::new("getconf").arg("GNU_LIBC_VERSION").output().context("getconf")?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let version = text.trim().strip_prefix("glibc ").and_then(libc_version);
+    version.with_context(|| format!("`getconf GNU_LIBC_VERSION` says {text:?}, which is no version of glibc"))
+}
+
+/// The start of a version: `2.36` of `2.36-9+deb12u13`.
+fn libc_version(text: &str) -> Option<Libc> {
+    let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+/// What changes when the manifest, this recipe or this host asks for something else.
+fn version(recipe: &SystemRecipe, libc: Libc) -> String {
     let inputs = [&recipe.packages[..], &recipe.without, &recipe.masked].concat();
-    let inputs: Vec<_> = inputs.iter().map(String::as_str).chain([AGENT_UNIT]).collect();
+    let libc = format!("{}.{}", libc.0, libc.1);
+    let inputs: Vec<_> = inputs.iter().map(String::as_str).chain([AGENT_UNIT, &libc]).collect();
     format!("{VERSION}-{}", key(&inputs))
 }
 
 fn make(
     recipe: &SystemRecipe,
-    version: &str,
+    (version, libc): (&str, Libc),
     suite: &Suite,
     cache: &Cache,
     progress: &Progress,
 ) -> Result<(PathBuf, Made)> {
     let apt = Apt::open(suite, cache, progress)?;
+    let theirs = apt.fetch_one("libc6", progress)?.package.version;
+    ensure!(
+        libc_version(&theirs) >= Some(libc),
+        "its libc6 {theirs} is older than this host's {}.{}, to which the programs of the package are linked",
+        libc.0,
+        libc.1
+    );
     let fetched = apt.fetch_closure(&recipe.packages, progress)?;
     let mut inputs = vec![version];
     inputs.extend(fetched.iter().map(|package| package.package.sha256.as_str()));
@@ -281,7 +298,17 @@ mod tests {
             masked: masked.iter().map(|&name| name.to_owned()).collect(),
             from: Vec::new(),
         };
-        assert_eq!(version(&recipe(&["a"], &[])), version(&recipe(&["a"], &[])));
-        assert_ne!(version(&recipe(&["a"], &[])), version(&recipe(&["b"], &[])));
+        let made = |recipe| version(&recipe, (2, 36));
+        assert_eq!(made(recipe(&["a"], &[])), made(recipe(&["a"], &[])));
+        assert_ne!(made(recipe(&["a"], &[])), made(recipe(&["b"], &[])));
+        assert_ne!(made(recipe(&["a"], &[])), version(&recipe(&["a"], &[]), (2, 41)));
+    }
+
+    #[test]
+    fn versions_of_the_c_library_are_compared_by_their_numbers() {
+        assert_eq!(libc_version("2.36-9+deb12u13"), Some((2, 36)));
+        assert!(libc_version("2.41-12") > libc_version("2.9"));
+        assert_eq!(libc_version("musl"), None);
+        assert!(host_libc().unwrap() >= (2, 17));
     }
 }
