@@ -73,6 +73,15 @@ pub enum ServerError {
     Poll(#[source] io::Error),
 }
 
+/// Holds a second copy of the client's connection, so that this process does not end it by ending.
+pub trait Keeper: std::fmt::Debug + Send {
+    /// A connection has become the client's.
+    fn keep(&self, connection: BorrowedFd<'_>);
+
+    /// Its end was told to the client: the copy is of no use any more.
+    fn release(&self);
+}
+
 /// A listening socket.
 #[derive(Debug)]
 pub struct Server {
@@ -80,19 +89,26 @@ pub struct Server {
     /// Removes the path at the end.
     _bound: Option<BoundPath>,
     options: ServerOptions,
+    keeper: Option<Box<dyn Keeper>>,
 }
 
 impl Server {
     /// Binds `path`. A socket file that no process serves any more is replaced.
     pub fn bind(path: &Path, socket: &SocketOptions, options: ServerOptions) -> Result<Self, BindError> {
         let (listener, bound) = socket::bind(path, socket)?;
-        Ok(Self { listener, _bound: Some(bound), options })
+        Ok(Self { listener, _bound: Some(bound), options, keeper: None })
     }
 
     /// Takes a socket that listens already (socket activation).
     pub fn from_listener(listener: UnixListener, options: ServerOptions) -> Result<Self, ServerError> {
         listener.set_nonblocking(true).map_err(ServerError::Prepare)?;
-        Ok(Self { listener, _bound: None, options })
+        Ok(Self { listener, _bound: None, options, keeper: None })
+    }
+
+    /// The same, with a keeper of the client's connection.
+    #[must_use]
+    pub fn kept_by(self, keeper: Box<dyn Keeper>) -> Self {
+        Self { keeper: Some(keeper), ..self }
     }
 
     /// Serves clients, one after the other, until `stop`. `device` must have been made with a clone of `link`.
@@ -130,9 +146,26 @@ struct Ready {
     listener: bool,
 }
 
+/// A connection whose end the other end is told, however it comes.
 #[derive(Debug)]
-struct Active {
+struct Accepted<'a> {
     stream: UnixStream,
+    /// Has a copy.
+    keeper: Option<&'a dyn Keeper>,
+}
+
+impl Drop for Accepted<'_> {
+    fn drop(&mut self) {
+        socket::end(&self.stream);
+        if let Some(keeper) = self.keeper {
+            keeper.release();
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Active<'a> {
+    accepted: Accepted<'a>,
     connection: Connection,
 }
 
@@ -140,9 +173,9 @@ struct Clients<'a> {
     server: &'a Server,
     link: &'a Link,
     device: &'a mut dyn Device,
-    active: Option<Active>,
+    active: Option<Active<'a>>,
     /// Connections that have not said anything, the oldest first.
-    waiting: Vec<UnixStream>,
+    waiting: Vec<Accepted<'a>>,
 }
 
 impl Clients<'_> {
@@ -174,13 +207,13 @@ impl Clients<'_> {
         *listener = input(self.server.listener.as_fd());
         if let Some(active) = &self.active {
             let output = if active.has_output() { PollFlags::OUT } else { PollFlags::empty() };
-            *client = PollFd::from_borrowed_fd(active.stream.as_fd(), PollFlags::IN | output);
+            *client = PollFd::from_borrowed_fd(active.accepted.stream.as_fd(), PollFlags::IN | output);
         }
         if let Some(fd) = &unmask {
             *unmasked = input(fd.as_fd());
         }
-        for (place, stream) in waiting.iter_mut().zip(&self.waiting) {
-            *place = input(stream.as_fd());
+        for (place, accepted) in waiting.iter_mut().zip(&self.waiting) {
+            *place = input(accepted.stream.as_fd());
         }
         match poll(&mut fds, None) {
             Ok(_) | Err(Errno::INTR) => (),
@@ -207,7 +240,7 @@ impl Clients<'_> {
                     self.closed("it said nothing and others wait");
                     self.waiting.remove(0);
                 }
-                self.waiting.push(stream);
+                self.waiting.push(Accepted { stream, keeper: None });
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => (),
             Err(error) => {
@@ -220,21 +253,25 @@ impl Clients<'_> {
 
     /// Makes the first connection that says something the client, or refuses it.
     fn listen_to_waiting(&mut self) {
-        for stream in std::mem::take(&mut self.waiting) {
+        for mut accepted in std::mem::take(&mut self.waiting) {
             let mut bytes = [0u8; HEADER_SIZE];
-            match rustix::net::recv(&stream, &mut bytes, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
-                Err(Errno::AGAIN | Errno::INTR) => self.waiting.push(stream),
+            match rustix::net::recv(&accepted.stream, &mut bytes, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+                Err(Errno::AGAIN | Errno::INTR) => self.waiting.push(accepted),
                 Err(_) | Ok((_, 0)) => (),
                 Ok((_, len)) if len < HEADER_SIZE => self.closed("its first message has no whole header"),
                 Ok(_) if self.active.is_none() => {
                     let link = self.link.clone();
-                    let connection = Connection::new(link, &self.server.options, socket::peer(&stream));
-                    self.active = Some(Active { stream, connection });
+                    let connection = Connection::new(link, &self.server.options, socket::peer(&accepted.stream));
+                    accepted.keeper = self.server.keeper.as_deref();
+                    if let Some(keeper) = accepted.keeper {
+                        keeper.keep(accepted.stream.as_fd());
+                    }
+                    self.active = Some(Active { accepted, connection });
                     // Both are meant for a client before this one.
                     self.link.take_disconnect();
                     self.link.take_check_shared();
                 }
-                Ok(_) => self.refuse(&stream),
+                Ok(_) => self.refuse(&accepted.stream),
             }
         }
     }
@@ -253,10 +290,8 @@ impl Clients<'_> {
             let served = self.link.client().map_or(0, |client| client.pid);
             tracing::warn!(pid, served, "VMM refused: another one is connected to this device");
         }
-        // Reading it all keeps the other end from an error before it has read the reply.
-        let mut buffer = [0u8; 8192];
+        let mut buffer = [0u8; HEADER_SIZE];
         let Ok(first) = socket::receive(stream, &mut buffer) else { return };
-        (0..MAX_ROUNDS).take_while(|_| socket::receive(stream, &mut [0; 4096]).is_ok_and(|it| it.len != 0)).count();
         let Some(Ok((request, _))) = buffer.get(..first.len).map(Header::read_from_prefix) else { return };
         let error = u32::try_from(Errno::BUSY.raw_os_error()).unwrap_or(0);
         let size = u32::try_from(HEADER_SIZE).unwrap_or(0);
@@ -266,16 +301,16 @@ impl Clients<'_> {
 
     /// Ends the connection of the client.
     fn end(&mut self, reason: Option<Fatal>) {
-        let Some(Active { stream, mut connection }) = self.active.take() else { return };
+        let Some(Active { accepted, mut connection }) = self.active.take() else { return };
         if let Some(reason) = reason {
             add(&self.link.counters().clients_dropped, 1);
             tracing::error!(reason = %reason, "VMM disconnected");
             let (bytes, _) = connection.output().next();
-            let _ = socket::send(&stream, bytes, &[]);
+            let _ = socket::send(&accepted.stream, bytes, &[]);
         } else if connection.is_negotiated() {
             tracing::info!("VMM gone");
         }
-        let _ = stream.shutdown(std::net::Shutdown::Both);
+        drop(accepted);
         connection.close(self.device);
     }
 }
@@ -294,7 +329,7 @@ enum Served {
     Closed,
 }
 
-impl Active {
+impl Active<'_> {
     fn has_output(&self) -> bool {
         self.connection.pending_output() != 0
     }
@@ -310,7 +345,7 @@ impl Active {
         self.flush(counters);
         let mut spinning = None;
         let received = loop {
-            match socket::receive(&self.stream, self.connection.space()) {
+            match socket::receive(&self.accepted.stream, self.connection.space()) {
                 Ok(received) => break received,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -354,7 +389,7 @@ impl Active {
         while !out.is_empty() {
             let (bytes, fd) = out.next();
             let fd = fd.as_ref().map(|fd| fd.as_fd());
-            match socket::send(&self.stream, bytes, fd.as_slice()) {
+            match socket::send(&self.accepted.stream, bytes, fd.as_slice()) {
                 Ok(len) => {
                     add(&counters.sends, 1);
                     add_len(&counters.bytes_out, len);

@@ -2,6 +2,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -19,6 +20,8 @@ use crate::link::ClientInfo;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 16;
+/// Receives that empty a socket which nothing more comes to; one takes at least what was sent in one call.
+const MAX_UNREAD: u32 = 1 << 16;
 
 /// Access rights of a socket's path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -180,6 +183,19 @@ pub(crate) fn peer(stream: &UnixStream) -> ClientInfo {
         }
         Err(_) => ClientInfo { pid: 0, uid: u32::MAX },
     }
+}
+
+/// Ends a connection so that the other end reads its end.
+///
+/// Were a socket closed with something unread in it, the other end would get an error in its place (`ECONNRESET`), by which
+/// QEMU 11.1 ends with a failed assertion, virtual machine and all.
+pub fn end(stream: &UnixStream) {
+    if stream.shutdown(Shutdown::Both).is_err() {
+        return;
+    }
+    // Nothing more can come, and what a socket holds is limited.
+    let mut buffer = [0; 4096];
+    (0..MAX_UNREAD).take_while(|_| receive(stream, &mut buffer).is_ok_and(|it| it.len != 0)).count();
 }
 
 /// What one call received.

@@ -2,15 +2,17 @@
 
 mod support;
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::Sender;
 
 use support::*;
 use vmm_glue::client::{Client, ClientError, QEMU_CAPABILITIES, memory_file};
-use vmm_glue::protocol::{Command, Header, RegionAccess};
+use vmm_glue::protocol::{Command, DmaUnmap, Header, RegionAccess};
+use vmm_glue::server::Keeper;
 use vmm_glue::socket::BindError;
 use vmm_glue::{Link, RegionIndex, Server, ServerOptions, SocketOptions, StopHandle};
 use zerocopy::IntoBytes;
@@ -123,7 +125,7 @@ fn unframeable_streams_end_the_connection_only() {
     for size in [0, 15, u32::MAX] {
         let mut client = host.client();
         client.send_raw(Header::request(1, Command::REGION_READ, size, 0).as_bytes(), &[]).unwrap();
-        assert!(matches!(client.receive_message(), Err(ClientError::Closed | ClientError::Io(_))));
+        assert!(matches!(client.receive_message(), Err(ClientError::Closed)));
         host.expect(Event::Disconnected);
     }
     assert_eq!(host.link.counters().clients_dropped.load(Relaxed), 3);
@@ -152,11 +154,64 @@ fn stop_ends_a_server_without_clients_and_one_that_is_flooded() {
     drop(Host::start());
     let host = Host::start();
     let mut client = host.client();
-    let flood = std::thread::spawn(move || while client.post(0, 0, &[1; 4]).is_ok() {});
+    let flood = std::thread::spawn(move || {
+        while client.post(0, 0, &[1; 4]).is_ok() {}
+        client
+    });
     host.wait_for(&Event::Write(RegionIndex::Bar0, 0, vec![1; 4]));
     host.stop.stop();
     host.wait_for(&Event::Disconnected);
-    flood.join().unwrap();
+    assert!(matches!(flood.join().unwrap().receive_message(), Err(ClientError::Closed)));
+}
+
+#[test]
+fn client_reads_the_end_of_its_connection_whatever_is_still_in_it() {
+    let (let_go, held) = std::sync::mpsc::channel();
+    let host = Host::start_with(ServerOptions::default(), |device| device.held_unmap = Some(held));
+    let mut client = host.client();
+    client.dma_map(0x1000, 0x1000, true, None).unwrap();
+    let unmap = DmaUnmap { argsz: 24, flags: 0, address: 0x1000, size: 0x1000 };
+    client.send(Command::DMA_UNMAP, 0, unmap.as_bytes(), &[]).unwrap();
+    host.wait_for(&Event::Unmap { gpa: 0x1000, size: 0x1000 });
+    for _ in 0..100 {
+        client.post(0, 0, &[1; 4]).unwrap();
+    }
+    host.link.disconnect();
+    let_go.send(()).unwrap();
+    // What was not read is not carried out.
+    host.expect(Event::Disconnected);
+    assert_eq!(client.receive_message().unwrap().header.command, Command::DMA_UNMAP.0, "what was read is replied to");
+    assert!(matches!(client.receive_message(), Err(ClientError::Closed)));
+}
+
+/// Keeps copies of connections, and tells of both calls.
+#[derive(Debug)]
+struct Copies(Sender<Option<OwnedFd>>);
+
+impl Keeper for Copies {
+    fn keep(&self, connection: BorrowedFd<'_>) {
+        self.0.send(Some(connection.try_clone_to_owned().unwrap())).unwrap();
+    }
+
+    fn release(&self) {
+        self.0.send(None).unwrap();
+    }
+}
+
+#[test]
+fn copy_of_a_connection_does_not_hide_its_end() {
+    let (sender, copies) = std::sync::mpsc::channel();
+    let host = Host::kept_by(Box::new(Copies(sender)));
+    // One that says nothing is nobody's client.
+    let _silent = Client::connect_silent(&host.path).unwrap();
+    let mut client = host.client();
+    let copy = copies.recv_timeout(PATIENCE).unwrap().expect("it is kept first");
+    host.link.disconnect();
+    assert!(matches!(client.receive_message(), Err(ClientError::Closed)));
+    assert!(copies.recv_timeout(PATIENCE).unwrap().is_none());
+    drop(copy);
+    drop(host);
+    assert!(copies.try_recv().is_err(), "nothing else was kept");
 }
 
 #[test]

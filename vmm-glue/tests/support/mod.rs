@@ -1,13 +1,14 @@
 //! A device that reports what it is told, and a server that runs for one test.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use vmm_glue::client::{Client, QEMU_CAPABILITIES};
 use vmm_glue::device::NUM_REGIONS;
+use vmm_glue::server::Keeper;
 use vmm_glue::{
     AccessError, Device, DmaRegion, IrqCounts, Link, MapError, RegionIndex, RegionInfo, Server, ServerOptions,
     SocketOptions, StopHandle,
@@ -149,6 +150,15 @@ impl Host {
     }
 
     pub fn start_with(options: ServerOptions, prepare: impl FnOnce(&mut TestDevice)) -> Self {
+        Self::start_as(prepare, |path| Server::bind(path, &SocketOptions::default(), options).unwrap())
+    }
+
+    pub fn kept_by(keeper: Box<dyn Keeper>) -> Self {
+        let server = |path: &Path| Server::bind(path, &SocketOptions::default(), ServerOptions::default()).unwrap();
+        Self::start_as(|_| (), |path| server(path).kept_by(keeper))
+    }
+
+    fn start_as(prepare: impl FnOnce(&mut TestDevice), bind: impl FnOnce(&Path) -> Server) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("device.sock");
         let link = Link::new(IRQS).unwrap();
@@ -156,7 +166,7 @@ impl Host {
         let mut device = TestDevice::new(link.clone(), sender);
         prepare(&mut device);
         let stop = StopHandle::new().unwrap();
-        let server = Server::bind(&path, &SocketOptions::default(), options).unwrap();
+        let server = bind(&path);
         let thread = std::thread::spawn({
             let (link, stop) = (link.clone(), stop.clone());
             move || server.run(&link, &mut device, &stop).unwrap()
