@@ -4,18 +4,19 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::ErrorKind;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::io::{FdFlags, fcntl_getfd};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::io::{Errno, FdFlags, fcntl_getfd};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recv, recvmsg};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use serde_json::{Value, json};
 use support::{CTL, DAEMON, LONG, Place};
-use vmm_glue::client::Client;
+use vmm_glue::client::{Client, ClientError};
 
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 128\n";
 const WEB: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 16\n";
@@ -209,50 +210,58 @@ impl<'a> Manager<'a> {
 
     /// Takes messages until one is `last`.
     fn until(&mut self, last: &str) {
-        loop {
-            let mut text = [0; 512];
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-            let mut parts = [std::io::IoSliceMut::new(&mut text)];
-            let received = recvmsg(&self.notify, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC).unwrap();
-            let fds: Vec<OwnedFd> = ancillary
-                .drain()
-                .flat_map(|message| match message {
-                    RecvAncillaryMessage::ScmRights(fds) => fds.collect(),
-                    _ => Vec::new(),
-                })
-                .collect();
-            let text = String::from_utf8_lossy(&text[..received.bytes]).into_owned();
-            let name = text.lines().find_map(|line| line.strip_prefix("FDNAME=")).map(str::to_owned);
-            for line in text.lines() {
-                match line {
-                    "FDSTOREREMOVE=1" => drop(self.store.remove(name.as_deref().unwrap())),
-                    "WATCHDOG=1" => self.pings += 1,
-                    _ => {}
-                }
-            }
-            if text.contains("FDSTORE=1") {
-                assert_eq!(fds.len(), 1, "{text}");
-                let old = self.store.insert(name.unwrap(), fds.into_iter().next().unwrap());
-                assert!(old.is_none(), "the daemon removes one before it stores another: {text}");
-            }
-            if text.lines().any(|line| line == last) {
-                return;
-            }
+        while self.next().lines().all(|line| line != last) {}
+    }
+
+    /// Takes messages until just these sockets are kept.
+    fn until_kept(&mut self, names: &[&str]) {
+        while !self.store.keys().eq(names) {
+            self.next();
         }
     }
 
-    /// Starts the daemon with what is kept, at most two sockets: they come by standard input and output.
+    /// Takes a message.
+    fn next(&mut self) -> String {
+        let mut text = [0; 512];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut parts = [std::io::IoSliceMut::new(&mut text)];
+        let received = recvmsg(&self.notify, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC).unwrap();
+        let fds: Vec<OwnedFd> = ancillary
+            .drain()
+            .flat_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(fds) => fds.collect(),
+                _ => Vec::new(),
+            })
+            .collect();
+        let text = String::from_utf8_lossy(&text[..received.bytes]).into_owned();
+        let name = text.lines().find_map(|line| line.strip_prefix("FDNAME=")).map(str::to_owned);
+        for line in text.lines() {
+            match line {
+                "FDSTOREREMOVE=1" => drop(self.store.remove(name.as_deref().unwrap())),
+                "WATCHDOG=1" => self.pings += 1,
+                _ => {}
+            }
+        }
+        if text.contains("FDSTORE=1") {
+            assert_eq!(fds.len(), 1, "{text}");
+            let old = self.store.insert(name.unwrap(), fds.into_iter().next().unwrap());
+            assert!(old.is_none(), "the daemon removes one before it stores another: {text}");
+        }
+        text
+    }
+
+    /// Starts the daemon with what is kept, at most three sockets: they come by standard input, output and error.
     fn spawn(&self) -> Child {
-        assert!(self.store.len() <= 2);
+        assert!(self.store.len() <= 3);
         let names: Vec<_> = self.store.keys().cloned().collect();
         let handed = |index: usize| match self.store.values().nth(index) {
             Some(fd) => Stdio::from(fd.try_clone().unwrap()),
             None => Stdio::null(),
         };
         let mut command = Command::new("sh");
-        command.stdin(handed(0)).stdout(handed(1)).stderr(fs::File::create(self.place.path("log")).unwrap());
-        let script = "exec 3<&0 4<&1 </dev/null >/dev/null; export LISTEN_PID=$$; exec \"$0\" \"$@\"";
+        command.stdin(handed(0)).stdout(handed(1)).stderr(handed(2)).env("LOG", self.place.path("log"));
+        let script = "exec 3<&0 4<&1 5<&2 </dev/null >/dev/null 2>\"$LOG\"; export LISTEN_PID=$$; exec \"$0\" \"$@\"";
         command.arg("-c").arg(script).arg(DAEMON).arg("--config").arg(self.place.path("m.toml"));
         if !names.is_empty() {
             command.env("LISTEN_FDS", names.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
@@ -303,7 +312,7 @@ fn who_connects_while_the_daemon_is_away_is_served_when_it_is_back() {
         assert_eq!(listed["vms"][0]["socket"], json!(place.path("web.sock")), "it is the daemon's own");
         assert_eq!(vmm.join().unwrap().unwrap(), 0x06d8_10de);
         manager.until("READY=1");
-        assert_eq!(manager.store.keys().collect::<Vec<_>>(), ["daemon/admin", "vm/web"]);
+        manager.until_kept(&["daemon/admin", "vm/web"]);
         for fd in manager.store.values() {
             assert!(fcntl_getfd(fd).unwrap().contains(FdFlags::CLOEXEC));
         }
@@ -311,10 +320,55 @@ fn who_connects_while_the_daemon_is_away_is_served_when_it_is_back() {
         // A VM that is removed has no socket any more, neither here nor there.
         assert!(place.ctl(&["vm", "remove", "web"]).status.success());
         assert!(!place.path("web.sock").exists());
-        manager.until("FDSTOREREMOVE=1");
-        assert_eq!(manager.store.keys().collect::<Vec<_>>(), ["daemon/admin"]);
+        manager.until_kept(&["daemon/admin"]);
         killed(daemon);
     }
+}
+
+/// Kills the daemon while writes of a VMM lie in its connection; returns what the VMM reads next.
+fn read_after_kill(manager: &mut Manager, daemon: Child, kept: bool) -> ClientError {
+    let mut vmm = Client::connect(&manager.place.path("web.sock")).unwrap();
+    vmm.set_timeout(Some(LONG)).unwrap();
+    manager.until_kept(&["daemon/admin", "vm/web", "vmm/web"]);
+    let pid = Pid::from_child(&daemon);
+    kill_process(pid, Signal::STOP).unwrap();
+    assert!(waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap().1.stopped());
+    for _ in 0..100 {
+        vmm.post(7, 0x40, &[0; 4]).unwrap();
+    }
+    if !kept {
+        drop(manager.store.remove("vmm/web"));
+    }
+    killed(daemon);
+    if kept {
+        let waits = recv(vmm.stream(), &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        assert_eq!(waits, Err(Errno::AGAIN));
+        let daemon = manager.start();
+        assert_eq!(manager.store.keys().collect::<Vec<_>>(), ["daemon/admin", "vm/web"]);
+        let error = vmm.receive_message().unwrap_err();
+        killed(daemon);
+        return error;
+    }
+    vmm.receive_message().unwrap_err()
+}
+
+#[test]
+fn vmm_reads_the_end_of_its_connection_even_if_the_daemon_is_killed() {
+    let place = Place::new(&format!("{CARD}{WEB}"));
+    let mut manager = Manager::new(&place);
+    let daemon = manager.start();
+    assert!(matches!(read_after_kill(&mut manager, daemon, true), ClientError::Closed));
+    // Nothing that the daemon could do helps where nobody keeps a copy.
+    let daemon = manager.start();
+    let error = read_after_kill(&mut manager, daemon, false);
+    assert!(matches!(&error, ClientError::Io(error) if error.kind() == ErrorKind::ConnectionReset), "{error}");
+
+    // A VMM that goes by itself leaves nothing in the store.
+    let daemon = manager.start();
+    drop(Client::connect(&place.path("web.sock")).unwrap());
+    manager.until_kept(&["daemon/admin", "vm/web", "vmm/web"]);
+    manager.until_kept(&["daemon/admin", "vm/web"]);
+    killed(daemon);
 }
 
 #[test]

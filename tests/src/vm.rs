@@ -160,7 +160,10 @@ impl Vm {
         let child = command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn();
         let child = child.with_context(|| format!("cannot start {}", config.qemu.program.display()))?;
         let guard = KillOnDrop(Arc::new(Mutex::new(child)));
-        let health = health(Arc::clone(&guard.0), folder);
+        let health: Health = {
+            let (process, folder) = (Arc::clone(&guard.0), folder.to_owned());
+            Arc::new(move || health(&process, &folder))
+        };
         let agent = Agent::new(accept(&agent, "QEMU's agent line", &health)?, Arc::clone(&health))?;
         let qmp = Qmp::new(accept(&qmp, "QEMU's machine protocol", &health)?);
         let qmp = qmp.or_else(|error| health().and(Err(error)))?;
@@ -265,6 +268,11 @@ impl Vm {
         matches!(lock(&self.process).try_wait(), Ok(None))
     }
 
+    /// Tells how QEMU has ended, or that the guest's kernel has panicked, with the end of both logs.
+    pub fn ensure_healthy(&self) -> Result<()> {
+        health(&self.process, self.folder()).with_context(|| format!("VM {}", self.name()))
+    }
+
     /// Waits until QEMU has ended by itself, for instance after the guest's `poweroff`.
     pub fn wait_exit(&self, limit: Duration) -> Result<ExitStatus> {
         let ended = wait::until("QEMU to end", limit, || Ok(lock(&self.process).try_wait()?));
@@ -329,18 +337,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Asks whether QEMU still runs and the guest's kernel has not panicked.
-fn health(process: Arc<Mutex<Child>>, folder: &Path) -> Health {
+fn health(process: &Mutex<Child>, folder: &Path) -> Result<()> {
     let (console, log) = (folder.join("console.log"), folder.join("qemu.log"));
-    Arc::new(move || {
-        if let Some(status) = lock(&process).try_wait().context("cannot ask for QEMU's state")? {
-            bail!("QEMU has ended ({status})\n{}{}", wait::tail(&log), wait::tail(&console));
-        }
-        let bytes = fs::read(&console).unwrap_or_default();
-        if bytes.windows(12).any(|w| w == b"Kernel panic") {
-            bail!("the guest's kernel has panicked\n{}", wait::tail(&console));
-        }
-        Ok(())
-    })
+    if let Some(status) = lock(process).try_wait().context("cannot ask for QEMU's state")? {
+        bail!("QEMU has ended ({status})\n{}{}", wait::tail(&log), wait::tail(&console));
+    }
+    let bytes = fs::read(&console).unwrap_or_default();
+    if bytes.windows(12).any(|w| w == b"Kernel panic") {
+        bail!("the guest's kernel has panicked\n{}", wait::tail(&console));
+    }
+    Ok(())
 }
 
 fn listen(path: &Path) -> Result<UnixListener> {

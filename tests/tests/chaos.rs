@@ -99,7 +99,7 @@ fn sigterm_ends_the_daemon_while_a_guest_uses_it() -> Result<()> {
     let status = daemon.stop()?;
     assert!(status.success(), "{status}\n{}", daemon.log_tail());
     assert!(!daemon.vm_socket("user").exists() && !daemon.paths().admin_socket.exists());
-    assert!(vm.alive(), "the VMM outlives the daemon");
+    vm.ensure_healthy()?;
     Ok(())
 }
 

@@ -20,6 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    let sockets = activation::take().map(Sockets::new);
     let config = match Config::load(&arguments.config) {
         Ok(config) => config,
         Err(error) => {
@@ -31,7 +32,7 @@ fn main() -> ExitCode {
         println!("{}: good: cards {}, VMs {}", arguments.config.display(), config.cards.len(), config.vms.len());
         return ExitCode::SUCCESS;
     }
-    match run(config, arguments.ignore_state) {
+    match sockets.map_err(Into::into).and_then(|sockets| run(config, sockets, arguments.ignore_state)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("mediatord: {error:#}");
@@ -40,8 +41,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(config: Config, ignore_state: bool) -> anyhow::Result<()> {
-    let sockets = Sockets::new(activation::take()?);
+fn run(config: Config, sockets: Sockets, ignore_state: bool) -> anyhow::Result<()> {
     logging::init(&config.daemon.log, config.daemon.log_format)?;
     let spec = config.daemon.clone();
     // The admin socket first: a second daemon ends here, before it touches a card.

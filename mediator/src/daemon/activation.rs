@@ -1,11 +1,11 @@
 //! Sockets that the service manager hands over (`LISTEN_FDS`): those of its units, one named `admin` and others named as their
-//! virtual machines, and those that an earlier run of the daemon left in its store ([`super::sockets`]).
+//! virtual machines, and those that an earlier run of the daemon left in its store ([`super::sockets`]), connections among them.
 #![expect(unsafe_code, reason = "takes file descriptors by number")]
 // UNSAFETY: the service manager passes descriptors as numbers; each is taken into ownership once. Nothing else here is unsafe.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
@@ -21,6 +21,8 @@ pub struct Activated {
     pub listeners: HashMap<String, UnixListener>,
     /// Those from the store, by their names there.
     pub stored: HashMap<String, UnixListener>,
+    /// Connections of VMMs to an earlier run, by their names in the store.
+    pub connections: HashMap<String, UnixStream>,
 }
 
 /// Why a descriptor that was handed over cannot be used.
@@ -61,11 +63,15 @@ unsafe fn take_number(fd: RawFd) -> OwnedFd {
 fn collect(fds: impl Iterator<Item = (OwnedFd, String)>) -> Result<Activated, ActivationError> {
     let mut activated = Activated::default();
     for (fd, name) in fds {
-        if !listens(fd.as_fd()) {
+        // Of two of a name from the store, the service manager has the later one from us.
+        if sockets::is_connection(&name) && is_stream(fd.as_fd()) {
+            activated.connections.insert(name, UnixStream::from(fd));
+            continue;
+        }
+        if !is_stream(fd.as_fd()) || sockopt::socket_acceptconn(&fd) != Ok(true) {
             return Err(ActivationError::NotListening { name });
         }
         if sockets::is_stored(&name) {
-            // Of two, the service manager has the later one from us.
             activated.stored.insert(name, UnixListener::from(fd));
             continue;
         }
@@ -76,16 +82,13 @@ fn collect(fds: impl Iterator<Item = (OwnedFd, String)>) -> Result<Activated, Ac
     Ok(activated)
 }
 
-fn listens(fd: BorrowedFd<'_>) -> bool {
-    sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX)
-        && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
-        && sockopt::socket_acceptconn(fd) == Ok(true)
+fn is_stream(fd: BorrowedFd<'_>) -> bool {
+    sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX) && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::net::UnixStream;
 
     #[test]
     fn listeners_are_taken_by_name_and_others_refused() {
@@ -105,8 +108,10 @@ mod tests {
         let address = activated.stored["vm/a"].local_addr().unwrap();
         assert_eq!(address.as_pathname(), Some(&*folder.path().join("6")));
 
-        let (stream, _other) = UnixStream::pair().unwrap();
-        let error = collect([(OwnedFd::from(stream), "b".to_owned())].into_iter()).unwrap_err();
+        let (stream, other) = UnixStream::pair().unwrap();
+        let activated = collect([(OwnedFd::from(stream), "vmm/a".to_owned())].into_iter()).unwrap();
+        assert!(activated.connections.contains_key("vmm/a") && activated.stored.is_empty());
+        let error = collect([(OwnedFd::from(other), "b".to_owned())].into_iter()).unwrap_err();
         assert!(error.to_string().contains("socket `b`"), "{error}");
     }
 }

@@ -3,20 +3,27 @@
 //! With a service manager that keeps file descriptors (`FileDescriptorStoreMax=`), a copy of each socket that the daemon makes
 //! lies there. It outlives the daemon, so that who connects while the daemon is started again waits, and is served then. The
 //! daemon leaves the paths of such sockets when it ends; they go when a virtual machine is removed.
+//!
+//! So do copies of the connections of VMMs, for another reason: nothing can be served on them by another process, but a daemon that is
+//! killed would reset those that have something unread in them, which QEMU does not survive ([`socket::end`]). With a copy
+//! there, the VMM waits until the daemon is back, and then reads the end.
 
 use std::collections::HashMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
 use sd_notify::NotifyState;
+use vmm_glue::server::Keeper;
 use vmm_glue::socket::{self, BindError, BoundPath, SocketOptions};
 
 use super::activation::{ADMIN, Activated};
 
 /// What names of virtual machines' sockets begin with in the store. No name of a unit's socket has a slash.
 const OF_VM: &str = "vm/";
+/// What names of their VMMs' connections begin with there.
+const OF_VMM: &str = "vmm/";
 /// Name of the admin socket in the store.
 const STORED_ADMIN: &str = "daemon/admin";
 /// Set by the service manager to the number of descriptors that it keeps (systemd 254 and newer).
@@ -25,6 +32,11 @@ const CAPACITY: &str = "FDSTORE";
 /// Whether a socket of this name comes from the store.
 pub(super) fn is_stored(name: &str) -> bool {
     name.contains('/')
+}
+
+/// Whether a socket of this name in the store is a connection.
+pub(super) fn is_connection(name: &str) -> bool {
+    name.starts_with(OF_VMM)
 }
 
 /// A listening socket, and the path that is ours.
@@ -55,7 +67,7 @@ impl SocketPath {
     /// Removes the socket also from the store: nobody will serve it any more.
     pub fn forget(mut self) {
         if let Some(name) = self.stored.take() {
-            notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(&name)]);
+            give_up(&name);
         }
     }
 }
@@ -65,6 +77,22 @@ impl Drop for SocketPath {
         if let (Some(bound), Some(_)) = (self.bound.take(), &self.stored) {
             bound.leave();
         }
+    }
+}
+
+/// Keeps a copy of the connection of a virtual machine's VMM in the store.
+#[derive(Debug)]
+struct InStore {
+    name: String,
+}
+
+impl Keeper for InStore {
+    fn keep(&self, connection: BorrowedFd<'_>) {
+        store(&self.name, connection);
+    }
+
+    fn release(&self) {
+        give_up(&self.name);
     }
 }
 
@@ -80,13 +108,24 @@ pub struct Sockets {
 }
 
 impl Sockets {
-    /// Those that the service manager handed over, and its store if it has one.
+    /// Those that the service manager handed over, and its store if it has one. VMMs that an earlier run served are told here
+    /// that their device has gone, so that they learn it whatever becomes of this run.
     #[must_use]
     pub fn new(activated: Activated) -> Self {
-        let Activated { listeners, stored } = activated;
+        let Activated { listeners, stored, connections } = activated;
+        for (name, connection) in connections {
+            socket::end(&connection);
+            give_up(&name);
+        }
         let capacity = std::env::var(CAPACITY).ok().and_then(|count| count.parse::<u32>().ok());
         let store = capacity.is_some_and(|count| count > 0) && std::env::var_os("NOTIFY_SOCKET").is_some();
         Self { units: listeners, stored: Mutex::new(stored), store }
+    }
+
+    /// What keeps the connection of a virtual machine's VMM, if the service manager does.
+    #[must_use]
+    pub fn keeper(&self, vm: &str) -> Option<Box<dyn Keeper>> {
+        self.store.then(|| Box::new(InStore { name: format!("{OF_VMM}{vm}") }) as Box<dyn Keeper>)
     }
 
     /// Names of units' sockets, but for the admin socket's.
@@ -139,13 +178,8 @@ impl Sockets {
 
     /// Gives the service manager a copy, in the place of one of that name.
     fn keep(&self, name: &str, listener: &UnixListener) {
-        if !self.store {
-            return;
-        }
-        notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]);
-        let state = [NotifyState::FdStore, NotifyState::FdName(name)];
-        if let Err(error) = sd_notify::notify_with_fds(&state, &[listener.as_fd()]) {
-            tracing::warn!(name, %error, "the service manager does not keep a socket");
+        if self.store {
+            store(name, listener.as_fd());
         }
     }
 
@@ -155,9 +189,23 @@ impl Sockets {
             tracing::info!(name, "a socket of an earlier run is removed");
             // The path goes with this.
             drop(socket::adopt(&listener));
-            notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(&name)]);
+            give_up(&name);
         }
     }
+}
+
+/// Gives the service manager a copy, in the place of one of that name.
+fn store(name: &str, socket: BorrowedFd<'_>) {
+    give_up(name);
+    let state = [NotifyState::FdStore, NotifyState::FdName(name)];
+    if let Err(error) = sd_notify::notify_with_fds(&state, &[socket]) {
+        tracing::warn!(name, %error, "the service manager does not keep a socket");
+    }
+}
+
+/// Takes the service manager's copy away.
+fn give_up(name: &str) {
+    notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]);
 }
 
 fn notify(state: &[NotifyState<'_>]) {
