@@ -5,14 +5,13 @@ mod support;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
-use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixDatagram;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::io::{Errno, FdFlags, fcntl_getfd};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recv, recvmsg};
+use mediator::daemon::rig::{Heard, ServiceManager};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SocketAddrUnix, getsockname, recv};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use serde_json::{Value, json};
 use support::{CTL, DAEMON, LONG, Place};
@@ -192,88 +191,44 @@ fn kill_at_any_moment_loses_no_change_that_was_answered() {
     assert_eq!(cut_short, ROUNDS);
 }
 
-/// A service manager that keeps file descriptors.
+/// A service manager with a daemon's folder.
 struct Manager<'a> {
     place: &'a Place,
-    notify: UnixDatagram,
-    store: BTreeMap<String, OwnedFd>,
-    /// Pings of the watchdog.
-    pings: u32,
+    manager: ServiceManager,
 }
 
 impl<'a> Manager<'a> {
     fn new(place: &'a Place) -> Self {
-        let notify = UnixDatagram::bind(place.path("notify")).unwrap();
-        notify.set_read_timeout(Some(LONG)).unwrap();
-        Self { place, notify, store: BTreeMap::new(), pings: 0 }
+        Self { place, manager: ServiceManager::new(&place.path("notify")).unwrap() }
     }
 
-    /// Takes messages until one is `last`.
-    fn until(&mut self, last: &str) {
-        while self.next().lines().all(|line| line != last) {}
-    }
-
-    /// Takes messages until just these sockets are kept.
-    fn until_kept(&mut self, names: &[&str]) {
-        while !self.store.keys().eq(names) {
-            self.next();
-        }
-    }
-
-    /// Takes a message.
-    fn next(&mut self) -> String {
-        let mut text = [0; 512];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let mut parts = [std::io::IoSliceMut::new(&mut text)];
-        let received = recvmsg(&self.notify, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC).unwrap();
-        let fds: Vec<OwnedFd> = ancillary
-            .drain()
-            .flat_map(|message| match message {
-                RecvAncillaryMessage::ScmRights(fds) => fds.collect(),
-                _ => Vec::new(),
-            })
-            .collect();
-        let text = String::from_utf8_lossy(&text[..received.bytes]).into_owned();
-        let name = text.lines().find_map(|line| line.strip_prefix("FDNAME=")).map(str::to_owned);
-        for line in text.lines() {
-            match line {
-                "FDSTOREREMOVE=1" => drop(self.store.remove(name.as_deref().unwrap())),
-                "WATCHDOG=1" => self.pings += 1,
-                _ => {}
-            }
-        }
-        if text.contains("FDSTORE=1") {
-            assert_eq!(fds.len(), 1, "{text}");
-            let old = self.store.insert(name.unwrap(), fds.into_iter().next().unwrap());
-            assert!(old.is_none(), "the daemon removes one before it stores another: {text}");
-        }
-        text
-    }
-
-    /// Starts the daemon with what is kept, at most three sockets: they come by standard input, output and error.
     fn spawn(&self) -> Child {
-        assert!(self.store.len() <= 3);
-        let names: Vec<_> = self.store.keys().cloned().collect();
-        let handed = |index: usize| match self.store.values().nth(index) {
-            Some(fd) => Stdio::from(fd.try_clone().unwrap()),
-            None => Stdio::null(),
-        };
-        let mut command = Command::new("sh");
-        command.stdin(handed(0)).stdout(handed(1)).stderr(handed(2)).env("LOG", self.place.path("log"));
-        let script = "exec 3<&0 4<&1 5<&2 </dev/null >/dev/null 2>\"$LOG\"; export LISTEN_PID=$$; exec \"$0\" \"$@\"";
-        command.arg("-c").arg(script).arg(DAEMON).arg("--config").arg(self.place.path("m.toml"));
-        if !names.is_empty() {
-            command.env("LISTEN_FDS", names.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
-        }
-        command.env("NOTIFY_SOCKET", self.place.path("notify")).env("FDSTORE", "8").env("WATCHDOG_USEC", "300000");
-        command.env_remove("WATCHDOG_PID").spawn().unwrap()
+        let mut command = self.manager.command(Path::new(DAEMON)).unwrap();
+        command.arg("--config").arg(self.place.path("m.toml")).env("WATCHDOG_USEC", "300000");
+        command.stderr(fs::File::create(self.place.path("log")).unwrap()).spawn().unwrap()
     }
 
-    fn start(&mut self) -> Child {
+    fn start(&self) -> Child {
         let daemon = self.spawn();
         self.until("READY=1");
         daemon
+    }
+
+    /// Waits until the daemon says so.
+    #[track_caller]
+    fn until(&self, line: &str) {
+        self.wait(|heard| heard.take(line));
+    }
+
+    /// Waits until just these sockets are kept.
+    #[track_caller]
+    fn until_kept(&self, names: &[&str]) {
+        self.wait(|heard| heard.keeps(names).then_some(()));
+    }
+
+    #[track_caller]
+    fn wait<T>(&self, look: impl FnMut(&mut Heard) -> Option<T>) -> T {
+        self.manager.wait(LONG, look).unwrap()
     }
 }
 
@@ -281,12 +236,11 @@ impl<'a> Manager<'a> {
 fn who_connects_while_the_daemon_is_away_is_served_when_it_is_back() {
     for kill in [false, true] {
         let place = Place::with_state(CARD);
-        let mut manager = Manager::new(&place);
+        let manager = Manager::new(&place);
         let mut daemon = manager.start();
-        assert_eq!(manager.store.keys().collect::<Vec<_>>(), ["daemon/admin"]);
+        manager.until_kept(&["daemon/admin"]);
         assert!(place.ctl(&["vm", "add", "web", "--card", "card0", "--vram-mib", "16"]).status.success());
-        manager.until("FDSTORE=1");
-        assert_eq!(manager.store.keys().collect::<Vec<_>>(), ["daemon/admin", "vm/web"]);
+        manager.until_kept(&["daemon/admin", "vm/web"]);
         if kill {
             killed(daemon);
         } else {
@@ -313,9 +267,6 @@ fn who_connects_while_the_daemon_is_away_is_served_when_it_is_back() {
         assert_eq!(vmm.join().unwrap().unwrap(), 0x06d8_10de);
         manager.until("READY=1");
         manager.until_kept(&["daemon/admin", "vm/web"]);
-        for fd in manager.store.values() {
-            assert!(fcntl_getfd(fd).unwrap().contains(FdFlags::CLOEXEC));
-        }
 
         // A VM that is removed has no socket any more, neither here nor there.
         assert!(place.ctl(&["vm", "remove", "web"]).status.success());
@@ -326,7 +277,7 @@ fn who_connects_while_the_daemon_is_away_is_served_when_it_is_back() {
 }
 
 /// Kills the daemon while writes of a VMM lie in its connection; returns what the VMM reads next.
-fn read_after_kill(manager: &mut Manager, daemon: Child, kept: bool) -> ClientError {
+fn read_after_kill(manager: &Manager<'_>, daemon: Child, kept: bool) -> ClientError {
     let mut vmm = Client::connect(&manager.place.path("web.sock")).unwrap();
     vmm.set_timeout(Some(LONG)).unwrap();
     manager.until_kept(&["daemon/admin", "vm/web", "vmm/web"]);
@@ -337,14 +288,14 @@ fn read_after_kill(manager: &mut Manager, daemon: Child, kept: bool) -> ClientEr
         vmm.post(7, 0x40, &[0; 4]).unwrap();
     }
     if !kept {
-        drop(manager.store.remove("vmm/web"));
+        manager.wait(|heard| heard.kept.pop_if(|(name, _)| name == "vmm/web"));
     }
     killed(daemon);
     if kept {
         let waits = recv(vmm.stream(), &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
         assert_eq!(waits, Err(Errno::AGAIN));
         let daemon = manager.start();
-        assert_eq!(manager.store.keys().collect::<Vec<_>>(), ["daemon/admin", "vm/web"]);
+        manager.until_kept(&["daemon/admin", "vm/web"]);
         let error = vmm.receive_message().unwrap_err();
         killed(daemon);
         return error;
@@ -355,12 +306,12 @@ fn read_after_kill(manager: &mut Manager, daemon: Child, kept: bool) -> ClientEr
 #[test]
 fn vmm_reads_the_end_of_its_connection_even_if_the_daemon_is_killed() {
     let place = Place::new(&format!("{CARD}{WEB}"));
-    let mut manager = Manager::new(&place);
+    let manager = Manager::new(&place);
     let daemon = manager.start();
-    assert!(matches!(read_after_kill(&mut manager, daemon, true), ClientError::Closed));
+    assert!(matches!(read_after_kill(&manager, daemon, true), ClientError::Closed));
     // Nothing that the daemon could do helps where nobody keeps a copy.
     let daemon = manager.start();
-    let error = read_after_kill(&mut manager, daemon, false);
+    let error = read_after_kill(&manager, daemon, false);
     assert!(matches!(&error, ClientError::Io(error) if error.kind() == ErrorKind::ConnectionReset), "{error}");
 
     // A VMM that goes by itself leaves nothing in the store.
@@ -374,21 +325,25 @@ fn vmm_reads_the_end_of_its_connection_even_if_the_daemon_is_killed() {
 #[test]
 fn socket_of_a_vm_that_is_gone_or_has_another_path_is_given_up() {
     let place = Place::new(&format!("{CARD}{WEB}"));
-    let mut manager = Manager::new(&place);
+    let manager = Manager::new(&place);
     killed(manager.start());
-    assert!(manager.store.contains_key("vm/web") && place.path("web.sock").exists());
+    manager.until_kept(&["daemon/admin", "vm/web"]);
+    assert!(place.path("web.sock").exists());
     let text = fs::read_to_string(place.path("m.toml")).unwrap();
     let other = place.path("other.sock");
     fs::write(place.path("m.toml"), format!("{text}socket = \"{}\"\n", other.display())).unwrap();
     killed(manager.start());
-    assert!(manager.store.contains_key("vm/web") && other.exists() && !place.path("web.sock").exists());
-    let address = rustix::net::getsockname(&manager.store["vm/web"]).unwrap();
-    let address = rustix::net::SocketAddrUnix::try_from(address).unwrap();
+    manager.until_kept(&["daemon/admin", "vm/web"]);
+    assert!(other.exists() && !place.path("web.sock").exists());
+    let address = manager.wait(|heard| {
+        let (_, fd) = heard.kept.iter().find(|(name, _)| name == "vm/web")?;
+        SocketAddrUnix::try_from(getsockname(fd).unwrap()).ok()
+    });
     assert_eq!(address.path_bytes(), Some(other.as_os_str().as_encoded_bytes()));
 
     fs::write(place.path("m.toml"), text.replace(WEB, "")).unwrap();
     let daemon = manager.start();
-    assert_eq!(manager.store.keys().collect::<Vec<_>>(), ["daemon/admin"]);
+    manager.until_kept(&["daemon/admin"]);
     assert!(!other.exists());
     killed(daemon);
 }
@@ -396,9 +351,9 @@ fn socket_of_a_vm_that_is_gone_or_has_another_path_is_given_up() {
 #[test]
 fn watchdog_is_told_that_the_daemon_goes_on() {
     let place = Place::new(CARD);
-    let mut manager = Manager::new(&place);
+    let manager = Manager::new(&place);
     let daemon = manager.start();
-    while manager.pings < 5 {
+    for _ in 0..5 {
         manager.until("WATCHDOG=1");
     }
     killed(daemon);

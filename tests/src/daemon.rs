@@ -8,6 +8,7 @@ use std::time::Duration;
 use std::{env, thread};
 
 use anyhow::{Context, Result, bail};
+use mediator::daemon::rig::ServiceManager;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -62,6 +63,8 @@ impl Ended {
 pub struct Daemon {
     child: Child,
     paths: Paths,
+    /// What it was started by, unless by nobody in particular.
+    manager: Option<ServiceManager>,
     // Last, so that the folder goes after the process.
     scratch: Scratch,
 }
@@ -69,9 +72,19 @@ pub struct Daemon {
 impl Daemon {
     /// Starts the daemon with the TOML text that `configure` returns, and waits until its admin socket answers.
     pub fn start(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<Self> {
-        let (scratch, paths, mut command) = prepare(name, configure)?;
-        let child = spawn(&scratch, &mut command)?;
-        let mut daemon = Self { child, paths, scratch };
+        Self::start_by(None, prepare(name, configure)?)
+    }
+
+    /// The same as a service, for which a service manager keeps sockets.
+    pub fn start_as_service(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<Self> {
+        let (scratch, paths) = prepare(name, configure)?;
+        let manager = ServiceManager::new(&scratch.path().join("notify")).context("a service manager")?;
+        Self::start_by(Some(manager), (scratch, paths))
+    }
+
+    fn start_by(manager: Option<ServiceManager>, (scratch, paths): (Scratch, Paths)) -> Result<Self> {
+        let child = spawn(&scratch, &mut command(&scratch, manager.as_ref())?)?;
+        let mut daemon = Self { child, paths, manager, scratch };
         daemon.wait_ready()?;
         Ok(daemon)
     }
@@ -80,14 +93,17 @@ impl Daemon {
     pub fn kill_and_restart(&mut self) -> Result<()> {
         self.child.kill().context("cannot kill mediatord")?;
         self.child.wait().context("mediatord, killed")?;
-        self.child = spawn(&self.scratch, &mut command(&self.scratch)?)?;
+        self.child = spawn(&self.scratch, &mut command(&self.scratch, self.manager.as_ref())?)?;
         self.wait_ready()
     }
 
     fn wait_ready(&mut self) -> Result<()> {
-        let ready = wait::until("mediatord's admin socket", START_LIMIT, || {
+        let ready = wait::until("mediatord to be ready", START_LIMIT, || {
             if let Some(status) = self.child.try_wait()? {
                 bail!("mediatord has ended ({status})");
+            }
+            if let Some(manager) = &self.manager {
+                return Ok(manager.wait(Duration::ZERO, |heard| heard.take("READY=1")).ok());
             }
             Ok(UnixStream::connect(&self.paths.admin_socket).is_ok().then_some(()))
         });
@@ -96,8 +112,8 @@ impl Daemon {
 
     /// Runs the daemon with a configuration that it must refuse, and returns what it said.
     pub fn refused(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<Ended> {
-        let (_scratch, _paths, mut command) = prepare(name, configure)?;
-        run_to_end(&mut command, START_LIMIT)
+        let (scratch, _paths) = prepare(name, configure)?;
+        run_to_end(&mut command(&scratch, None)?, START_LIMIT)
     }
 
     /// Where its files are.
@@ -196,23 +212,26 @@ impl Drop for Daemon {
     }
 }
 
-fn prepare(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<(Scratch, Paths, Command)> {
+fn prepare(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<(Scratch, Paths)> {
     let scratch = Scratch::new(name)?;
     let folder = scratch.path().join("run");
     fs::create_dir(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let paths = Paths { admin_socket: folder.join("admin.sock"), folder };
     let config = config_of(&scratch);
     fs::write(&config, configure(&paths)).with_context(|| format!("cannot write {}", config.display()))?;
-    let command = command(&scratch)?;
-    Ok((scratch, paths, command))
+    Ok((scratch, paths))
 }
 
 fn config_of(scratch: &Scratch) -> PathBuf {
     scratch.path().join("mediatord.toml")
 }
 
-fn command(scratch: &Scratch) -> Result<Command> {
-    let mut command = Command::new(binary("mediatord")?);
+fn command(scratch: &Scratch, manager: Option<&ServiceManager>) -> Result<Command> {
+    let program = binary("mediatord")?;
+    let mut command = match manager {
+        Some(manager) => manager.command(&program).context("a service")?,
+        None => Command::new(program),
+    };
     command.arg("--config").arg(config_of(scratch));
     Ok(command)
 }

@@ -3,7 +3,7 @@
 //! Parts: [`backend`] (the seam to what serves a virtual machine), [`cards`] (the cards of a configuration),
 //! `vm` (a virtual machine's thread), `scheduling` (how the time of cards is shared, live), [`desired`] (all that can be changed,
 //! at once), [`state`] (what of that outlives the daemon), [`sockets`] and [`activation`] (listening sockets, made or from the
-//! service manager), [`account`] (users and groups), [`arguments`], [`error`].
+//! service manager), `rig` (feature `test-rig`: a service manager), [`account`] (users and groups), [`arguments`], [`error`].
 //!
 //! Each virtual machine has one thread, which runs its vfio-user server; the admin API runs on another. Adding and removing
 //! happens one at a time and may take long (memory is scrubbed); looking never waits for it.
@@ -33,6 +33,8 @@ mod durations;
 pub mod error;
 mod memory;
 mod revision;
+#[cfg(feature = "test-rig")]
+pub mod rig;
 mod scheduling;
 pub mod sockets;
 pub mod state;
