@@ -55,7 +55,7 @@ impl HostCard {
         let _one_at_a_time = self.moving.lock();
         let mut done = Relocated::default();
         let reserved = self.lock().reserve_moves(vm, steps);
-        reserved.iter().for_each(|chunk| self.find_pages(chunk));
+        self.find_pages(&reserved);
         let began = Instant::now();
         let moves = self.lock().begin_moves(vm, reserved);
         done.stayed = (steps.len() - moves.len()) as u32;
@@ -83,14 +83,23 @@ impl HostCard {
         done
     }
 
-    /// Has the host find pages for where a chunk goes, which takes it long and nobody waits for: the VM still works, and the
+    /// Has the host find pages for where chunks go, which takes it long and nobody waits for: the VM still works, and the
     /// card's lock is free. What fails here is tried again with the lock held, and fails there.
-    fn find_pages(&self, chunk: &Move) {
-        let Place::Host(at) = chunk.to else { return };
-        let Some(bytes) = self.lock().vram.pinned.lacks(at) else { return };
-        let given = pages::found(bytes).and_then(|memory| self.lock().vram.pinned.give(at, memory));
-        if let Err(error) = given {
-            tracing::debug!(%error, "no pages for a slot of host memory");
+    fn find_pages(&self, chunks: &[Move]) {
+        let lacking: Vec<(HostAddr, usize)> = {
+            let pinned = &self.lock().vram.pinned;
+            let lacking = chunks.iter().filter_map(|chunk| match chunk.to {
+                Place::Host(at) => Some((at, pinned.lacks(at)?)),
+                Place::Card(_) => None,
+            });
+            lacking.collect()
+        };
+        let sizes: Vec<usize> = lacking.iter().map(|(_, bytes)| *bytes).collect();
+        for ((at, _), found) in lacking.into_iter().zip(pages::found_beside(&sizes)) {
+            let given = found.and_then(|memory| self.lock().vram.pinned.give(at, memory));
+            if let Err(error) = given {
+                tracing::debug!(%error, "no pages for a slot of host memory");
+            }
         }
     }
 
