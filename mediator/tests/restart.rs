@@ -20,9 +20,15 @@ use vmm_glue::client::{Client, ClientError};
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 128\n";
 const WEB: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 16\n";
 
-fn killed(mut daemon: Child) {
-    daemon.kill().unwrap();
-    daemon.wait().unwrap();
+/// A daemon that is killed at the latest when a test ends, by a failure as well.
+struct Service(Child);
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// What is, but for the revision.
@@ -202,13 +208,13 @@ impl<'a> Manager<'a> {
         Self { place, manager: ServiceManager::new(&place.path("notify")).unwrap() }
     }
 
-    fn spawn(&self) -> Child {
+    fn spawn(&self) -> Service {
         let mut command = self.manager.command(Path::new(DAEMON)).unwrap();
         command.arg("--config").arg(self.place.path("m.toml")).env("WATCHDOG_USEC", "300000");
-        command.stderr(fs::File::create(self.place.path("log")).unwrap()).spawn().unwrap()
+        Service(command.stderr(fs::File::create(self.place.path("log")).unwrap()).spawn().unwrap())
     }
 
-    fn start(&self) -> Child {
+    fn start(&self) -> Service {
         let daemon = self.spawn();
         self.until("READY=1");
         daemon
@@ -242,10 +248,10 @@ fn who_connects_while_the_daemon_is_away_is_served_when_it_is_back() {
         assert!(place.ctl(&["vm", "add", "web", "--card", "card0", "--vram-mib", "16"]).status.success());
         manager.until_kept(&["daemon/admin", "vm/web"]);
         if kill {
-            killed(daemon);
+            drop(daemon);
         } else {
-            kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
-            assert!(daemon.wait().unwrap().success());
+            kill_process(Pid::from_child(&daemon.0), Signal::TERM).unwrap();
+            assert!(daemon.0.wait().unwrap().success());
             manager.until("STOPPING=1");
         }
         // An operator and a VMM that come meanwhile.
@@ -272,16 +278,16 @@ fn who_connects_while_the_daemon_is_away_is_served_when_it_is_back() {
         assert!(place.ctl(&["vm", "remove", "web"]).status.success());
         assert!(!place.path("web.sock").exists());
         manager.until_kept(&["daemon/admin"]);
-        killed(daemon);
+        drop(daemon);
     }
 }
 
 /// Kills the daemon while writes of a VMM lie in its connection; returns what the VMM reads next.
-fn read_after_kill(manager: &Manager<'_>, daemon: Child, kept: bool) -> ClientError {
+fn read_after_kill(manager: &Manager<'_>, daemon: Service, kept: bool) -> ClientError {
     let mut vmm = Client::connect(&manager.place.path("web.sock")).unwrap();
     vmm.set_timeout(Some(LONG)).unwrap();
     manager.until_kept(&["daemon/admin", "vm/web", "vmm/web"]);
-    let pid = Pid::from_child(&daemon);
+    let pid = Pid::from_child(&daemon.0);
     kill_process(pid, Signal::STOP).unwrap();
     assert!(waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap().1.stopped());
     for _ in 0..100 {
@@ -290,14 +296,14 @@ fn read_after_kill(manager: &Manager<'_>, daemon: Child, kept: bool) -> ClientEr
     if !kept {
         manager.wait(|heard| heard.kept.pop_if(|(name, _)| name == "vmm/web"));
     }
-    killed(daemon);
+    drop(daemon);
     if kept {
         let waits = recv(vmm.stream(), &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
         assert_eq!(waits, Err(Errno::AGAIN));
         let daemon = manager.start();
         manager.until_kept(&["daemon/admin", "vm/web"]);
         let error = vmm.receive_message().unwrap_err();
-        killed(daemon);
+        drop(daemon);
         return error;
     }
     vmm.receive_message().unwrap_err()
@@ -316,23 +322,24 @@ fn vmm_reads_the_end_of_its_connection_even_if_the_daemon_is_killed() {
 
     // A VMM that goes by itself leaves nothing in the store.
     let daemon = manager.start();
-    drop(Client::connect(&place.path("web.sock")).unwrap());
+    let vmm = Client::connect(&place.path("web.sock")).unwrap();
     manager.until_kept(&["daemon/admin", "vm/web", "vmm/web"]);
+    drop(vmm);
     manager.until_kept(&["daemon/admin", "vm/web"]);
-    killed(daemon);
+    drop(daemon);
 }
 
 #[test]
 fn socket_of_a_vm_that_is_gone_or_has_another_path_is_given_up() {
     let place = Place::new(&format!("{CARD}{WEB}"));
     let manager = Manager::new(&place);
-    killed(manager.start());
+    drop(manager.start());
     manager.until_kept(&["daemon/admin", "vm/web"]);
     assert!(place.path("web.sock").exists());
     let text = fs::read_to_string(place.path("m.toml")).unwrap();
     let other = place.path("other.sock");
     fs::write(place.path("m.toml"), format!("{text}socket = \"{}\"\n", other.display())).unwrap();
-    killed(manager.start());
+    drop(manager.start());
     manager.until_kept(&["daemon/admin", "vm/web"]);
     assert!(other.exists() && !place.path("web.sock").exists());
     let address = manager.wait(|heard| {
@@ -345,7 +352,7 @@ fn socket_of_a_vm_that_is_gone_or_has_another_path_is_given_up() {
     let daemon = manager.start();
     manager.until_kept(&["daemon/admin"]);
     assert!(!other.exists());
-    killed(daemon);
+    drop(daemon);
 }
 
 #[test]
@@ -356,5 +363,5 @@ fn watchdog_is_told_that_the_daemon_goes_on() {
     for _ in 0..5 {
         manager.until("WATCHDOG=1");
     }
-    killed(daemon);
+    drop(daemon);
 }

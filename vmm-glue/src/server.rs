@@ -105,10 +105,10 @@ impl Server {
         Ok(Self { listener, _bound: None, options, keeper: None })
     }
 
-    /// The same, with a keeper of the client's connection.
+    /// The same, with a keeper of the client's connection, if there is one.
     #[must_use]
-    pub fn kept_by(self, keeper: Box<dyn Keeper>) -> Self {
-        Self { keeper: Some(keeper), ..self }
+    pub fn kept_by(self, keeper: Option<Box<dyn Keeper>>) -> Self {
+        Self { keeper, ..self }
     }
 
     /// Serves clients, one after the other, until `stop`. `device` must have been made with a clone of `link`.

@@ -20,7 +20,7 @@ use crate::link::ClientInfo;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 16;
-/// Receives that empty a socket which nothing more comes to; one takes at least what was sent in one call.
+/// Most receives that empty a socket to which nothing more comes; it holds far less.
 const MAX_UNREAD: u32 = 1 << 16;
 
 /// Access rights of a socket's path.

@@ -274,10 +274,7 @@ impl Daemon {
         let Listening { listener, path } = self.sockets.of_vm(name, &path, &rights)?;
         let built = || {
             let server = Server::from_listener(listener, ServerOptions::default()).map_err(|error| failed(&error))?;
-            let server = match self.sockets.keeper(name) {
-                Some(keeper) => server.kept_by(keeper),
-                None => server,
-            };
+            let server = server.kept_by(self.sockets.keeper(name));
             let link = Link::new(card.backend.irqs()).map_err(|error| failed(&error))?;
             let stop = StopHandle::new().map_err(|error| failed(&error))?;
             let built = card.backend.build(spec, &link).map_err(|error| match error.lacks {

@@ -4,9 +4,9 @@
 //! lies there. It outlives the daemon, so that who connects while the daemon is started again waits, and is served then. The
 //! daemon leaves the paths of such sockets when it ends; they go when a virtual machine is removed.
 //!
-//! So do copies of the connections of VMMs, for another reason: nothing can be served on them by another process, but a daemon that is
-//! killed would reset those that have something unread in them, which QEMU does not survive ([`socket::end`]). With a copy
-//! there, the VMM waits until the daemon is back, and then reads the end.
+//! So do copies of the connections of VMMs, for another reason: nothing can be served on them by another process, but a daemon
+//! that is killed would reset those that have something unread in them, which QEMU does not survive ([`socket::end`]). With a
+//! copy there, the VMM waits until the daemon is back, and then reads the end.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -168,19 +168,14 @@ impl Sockets {
             }
             None => {
                 let (listener, bound) = socket::bind(path, rights)?;
-                self.keep(&stored, &listener);
+                if self.store {
+                    store(&stored, listener.as_fd());
+                }
                 (bound, listener)
             }
         };
         let stored = self.store.then_some(stored);
         Ok(Listening { listener, path: Some(SocketPath { path: path.to_owned(), bound: Some(bound), stored }) })
-    }
-
-    /// Gives the service manager a copy, in the place of one of that name.
-    fn keep(&self, name: &str, listener: &UnixListener) {
-        if self.store {
-            store(name, listener.as_fd());
-        }
     }
 
     /// Ends the sockets of an earlier run that nobody has taken: what they were for is not there any more.

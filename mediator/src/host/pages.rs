@@ -13,7 +13,7 @@ use vm_memory::MmapRegion;
 /// Bytes of a huge page of x86-64.
 const HUGE: usize = 2 << 20;
 
-/// Most threads that find pages at a time: most of it is zeroing, and a few of them use all the bandwidth that memory has.
+/// Most threads that find pages at a time. The host's other processors are for VMs.
 const THREADS: usize = 4;
 
 /// [`found`] for each of `sizes`, several at a time.

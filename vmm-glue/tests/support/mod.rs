@@ -155,7 +155,7 @@ impl Host {
 
     pub fn kept_by(keeper: Box<dyn Keeper>) -> Self {
         let server = |path: &Path| Server::bind(path, &SocketOptions::default(), ServerOptions::default()).unwrap();
-        Self::start_as(|_| (), |path| server(path).kept_by(keeper))
+        Self::start_as(|_| (), |path| server(path).kept_by(Some(keeper)))
     }
 
     fn start_as(prepare: impl FnOnce(&mut TestDevice), bind: impl FnOnce(&Path) -> Server) -> Self {
