@@ -1,0 +1,35 @@
+//! The number of a tenant: what owns memory, time, quotas and telemetry of a card.
+//!
+//! A VM is one kind of tenant, a process with a CUDA context another. Memory (`vram`), channels (`channels`), time (`sched`)
+//! and the owner of a card name a tenant by the same type, so that none is taken for another's number.
+//!
+//! What it does not do: hand numbers out, or say what kind a tenant is; the owner of the card does.
+
+use std::fmt;
+
+/// Names a tenant of a card. A number is not used again while anything of its tenant is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize, schemars::JsonSchema))]
+pub struct TenantId(pub u32);
+
+impl TenantId {
+    /// The mediator itself, for the channels by which it moves memory. No tenant is given this number.
+    pub const MEDIATOR: Self = Self(u32::MAX);
+}
+
+impl fmt::Display for TenantId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::MEDIATOR { f.write_str("mediator") } else { self.0.fmt(f) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mediator_is_told_by_name() {
+        assert_eq!(TenantId(7).to_string(), "7");
+        assert_eq!(TenantId::MEDIATOR.to_string(), "mediator");
+    }
+}
