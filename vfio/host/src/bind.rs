@@ -1,0 +1,191 @@
+//! Binding a function to `vfio-pci`, and back to the driver that the kernel has for it.
+//!
+//! The kernel does both by three files: `driver_override` names the only driver that may have the function, `unbind` takes
+//! it from the driver that has it, and `drivers_probe` has the kernel look for one.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use nvspec::chip::VENDOR_NVIDIA;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{Address, Function, HostError, Obstacle, Sysfs, VFIO_PCI};
+
+/// Writes to files of sysfs. A seam, since a file in a folder does not bind anything.
+pub trait Attributes {
+    /// Writes `text` to the file at `path`, which exists.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    fn write(&self, path: &Path, text: &str) -> io::Result<()>;
+}
+
+/// The kernel's own files.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Kernel;
+
+impl Attributes for Kernel {
+    fn write(&self, path: &Path, text: &str) -> io::Result<()> {
+        OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())
+    }
+}
+
+/// A function's driver before and after.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Change {
+    /// The function.
+    pub address: Address,
+    /// The driver that had it.
+    pub before: Option<String>,
+    /// The driver that has it now.
+    pub now: Option<String>,
+}
+
+/// Why a function keeps its driver, or has none now.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// Sysfs cannot be read, or there is no such function.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// It is not NVIDIA's.
+    #[error("{address} is a function of vendor {vendor:04x}, and only NVIDIA's are bound here")]
+    Foreign {
+        /// The function.
+        address: Address,
+        /// Its vendor.
+        vendor: u16,
+    },
+    /// VFIO could not have it.
+    #[error("{0}")]
+    Obstacle(Obstacle),
+    /// A process has it by VFIO. The kernel would wait until that lets it go.
+    #[error("a process has IOMMU group {group}, in which {address} is")]
+    Lent {
+        /// The function.
+        address: Address,
+        /// Its group.
+        group: u32,
+    },
+    /// The driver is not there.
+    #[error("the kernel has no driver {0}")]
+    NoDriver(String),
+    /// The name of a driver cannot be one.
+    #[error("{0:?} is no name of a driver, expected one such as nouveau")]
+    NoName(String),
+    /// The kernel did not take what was written.
+    #[error("{} cannot be written: {source}", .path.display())]
+    Refused {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's refusal.
+        #[source]
+        source: io::Error,
+    },
+    /// All was written, and another driver has it.
+    #[error(
+        "the kernel gave {address} to {}, expected {wanted}; its log says why",
+        .now.as_deref().unwrap_or("no driver")
+    )]
+    Otherwise {
+        /// The function.
+        address: Address,
+        /// The driver that has it.
+        now: Option<String>,
+        /// The driver that was to have it.
+        wanted: String,
+    },
+}
+
+impl BindError {
+    /// Says what the operator can do.
+    #[must_use]
+    pub fn what_to_do(&self) -> String {
+        match self {
+            Self::Host(error) => error.what_to_do().to_owned(),
+            Self::Obstacle(obstacle) => obstacle.what_to_do(),
+            Self::Foreign { .. } => "see `mediatorctl card list --host` for the host's cards".to_owned(),
+            Self::Lent { .. } => "stop mediatord, or whoever has it, first".to_owned(),
+            Self::NoDriver(name) => format!("load its module: `modprobe {name}`"),
+            Self::NoName(_) => "leave the option away: the kernel finds a driver".to_owned(),
+            Self::Refused { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+                "run this as root".to_owned()
+            }
+            Self::Refused { .. } | Self::Otherwise { .. } => "see `dmesg`".to_owned(),
+        }
+    }
+}
+
+impl Sysfs {
+    /// Gives a function to `vfio-pci`, whatever driver has it. One that `vfio-pci` has is left alone.
+    ///
+    /// # Errors
+    /// See [`BindError`].
+    pub fn bind(&self, files: &dyn Attributes, address: Address) -> Result<Change, BindError> {
+        let function = self.nvidia(address)?;
+        if function.group.is_none() {
+            return Err(BindError::Obstacle(Obstacle::NoIommu(address)));
+        }
+        if function.driver.as_deref() == Some(VFIO_PCI) {
+            return Ok(Change { address, before: function.driver.clone(), now: function.driver });
+        }
+        self.hand(files, function, Some(VFIO_PCI))
+    }
+
+    /// Gives a function to `driver`, or to the one that the kernel finds for it. Without a `driver`, none may be the result.
+    ///
+    /// # Errors
+    /// See [`BindError`].
+    pub fn unbind(&self, files: &dyn Attributes, address: Address, driver: Option<&str>) -> Result<Change, BindError> {
+        let function = self.nvidia(address)?;
+        let lent = function.group.filter(|_| function.driver.as_deref() == Some(VFIO_PCI));
+        if let Some(group) = lent.filter(|group| self.is_lent(*group)) {
+            return Err(BindError::Lent { address, group });
+        }
+        self.hand(files, function, driver)
+    }
+
+    fn nvidia(&self, address: Address) -> Result<Function, BindError> {
+        let function = self.function(address)?;
+        if function.vendor != VENDOR_NVIDIA {
+            return Err(BindError::Foreign { address, vendor: function.vendor });
+        }
+        Ok(function)
+    }
+
+    fn hand(&self, files: &dyn Attributes, function: Function, driver: Option<&str>) -> Result<Change, BindError> {
+        let address = function.address;
+        let folder = self.folder(address);
+        if let Some(name) = driver {
+            let good = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
+            if name.is_empty() || name.len() > 63 || !name.bytes().all(good) {
+                return Err(BindError::NoName(name.chars().take(64).collect()));
+            }
+            if !self.root.join("bus/pci/drivers").join(name).is_dir() {
+                return Err(BindError::NoDriver(name.to_owned()));
+            }
+        }
+        let write =
+            |path: PathBuf, text: &str| files.write(&path, text).map_err(|source| BindError::Refused { path, source });
+        // An empty line takes the name away that is there.
+        let only = driver.filter(|driver| *driver == VFIO_PCI).unwrap_or_default();
+        write(folder.join("driver_override"), &format!("{only}\n"))?;
+        if function.driver.is_some() {
+            write(folder.join("driver/unbind"), &address.to_string())?;
+        }
+        match driver {
+            Some(name) if name != VFIO_PCI => {
+                write(self.root.join("bus/pci/drivers").join(name).join("bind"), &address.to_string())?;
+            }
+            _ => write(self.root.join("bus/pci/drivers_probe"), &address.to_string())?,
+        }
+        let now = self.function(address)?.driver;
+        match driver {
+            Some(wanted) if now.as_deref() != Some(wanted) => {
+                Err(BindError::Otherwise { address, now, wanted: wanted.to_owned() })
+            }
+            _ => Ok(Change { address, before: function.driver, now }),
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! The NVIDIA functions of a host, as its sysfs shows them: which driver has each, who shares its IOMMU group, whether
+//! VFIO can have it and if not what to do; and binding one to `vfio-pci` or back.
+//!
+//! Parts: [`Address`], [`Sysfs`] with [`Sysfs::list`] and [`Sysfs::function`] (this file), [`bind`].
+//!
+//! Not here: VFIO itself, and anything of a card but what the kernel says of it. Nothing is kept, and all that is read is
+//! bounded.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use nvspec::chip::VENDOR_NVIDIA;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+mod address;
+pub mod bind;
+#[cfg(any(test, feature = "fake"))]
+pub mod fake;
+
+#[cfg(test)]
+mod tests;
+
+pub use address::{Address, NoAddress};
+
+/// The driver that lends functions to processes.
+pub const VFIO_PCI: &str = "vfio-pci";
+/// PCI base class of display controllers, in bits 23:16. Source: PCI Code and ID Assignment Specification.
+const DISPLAY: u32 = 0x03;
+/// PCI base class of bridges.
+const BRIDGE: u32 = 0x06;
+/// Most functions that are looked at, on a host or in a group.
+const MAX_FUNCTIONS: usize = 4096;
+/// Most bytes of a file: sysfs gives a page.
+const MAX_FILE: u64 = 4096;
+
+/// The kernel's view of devices, mounted at a folder.
+#[derive(Clone, Debug)]
+pub struct Sysfs {
+    root: PathBuf,
+    /// The folder of VFIO's files, by which is seen whether a process has a group; unknown beside a fake.
+    files: Option<PathBuf>,
+}
+
+impl Default for Sysfs {
+    fn default() -> Self {
+        Self { root: "/sys".into(), files: Some("/dev/vfio".into()) }
+    }
+}
+
+/// A PCI function of the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Function {
+    /// Its address.
+    pub address: Address,
+    /// PCI vendor id.
+    pub vendor: u16,
+    /// PCI device id.
+    pub device: u16,
+    /// PCI class code, 24 bits.
+    pub class: u32,
+    /// The driver that has it.
+    pub driver: Option<String>,
+    /// Its IOMMU group.
+    pub group: Option<u32>,
+    /// Others of the group, bridges left out.
+    pub beside: Vec<Neighbour>,
+    /// Ways in which the kernel can reset it alone, as the kernel calls them.
+    pub resets: Vec<String>,
+}
+
+/// Another function of the same IOMMU group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Neighbour {
+    /// Its address.
+    pub address: Address,
+    /// PCI vendor id.
+    pub vendor: u16,
+    /// The driver that has it.
+    pub driver: Option<String>,
+}
+
+impl Neighbour {
+    /// Reports whether VFIO shares a group with it: no driver has it, or one that does nothing with it.
+    fn is_harmless(&self) -> bool {
+        self.driver.as_deref().is_none_or(|driver| [VFIO_PCI, "pci-stub"].contains(&driver))
+    }
+}
+
+impl fmt::Display for Neighbour {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.driver {
+            Some(driver) => write!(f, "{} (driver {driver})", self.address),
+            None => write!(f, "{} (no driver)", self.address),
+        }
+    }
+}
+
+/// A reason why VFIO cannot have a function as the host is now.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Obstacle {
+    /// It is something else.
+    #[error("{address} is {vendor:04x}:{device:04x} of class {class:06x}, no display controller of NVIDIA")]
+    NoCard {
+        /// The function.
+        address: Address,
+        /// PCI vendor id.
+        vendor: u16,
+        /// PCI device id.
+        device: u16,
+        /// PCI class code.
+        class: u32,
+    },
+    /// It is in no IOMMU group.
+    #[error("{0} is in no IOMMU group: the host has no IOMMU, or does not use it")]
+    NoIommu(Address),
+    /// The group has others, with drivers of their own.
+    #[error("IOMMU group {group} of {address} has others that the host uses: {}", list(.others))]
+    Shared {
+        /// The function.
+        address: Address,
+        /// The group.
+        group: u32,
+        /// Those in the way.
+        others: Vec<Neighbour>,
+    },
+    /// Another driver has it, or none.
+    #[error("{}", driven(*.address, .driver.as_deref()))]
+    Driver {
+        /// The function.
+        address: Address,
+        /// The driver.
+        driver: Option<String>,
+    },
+}
+
+fn list(neighbours: &[Neighbour]) -> String {
+    let shown: Vec<_> = neighbours.iter().take(8).map(ToString::to_string).collect();
+    let more = neighbours.len() - shown.len();
+    shown.join(", ") + &if more == 0 { String::new() } else { format!(" and {more} more") }
+}
+
+fn driven(address: Address, driver: Option<&str>) -> String {
+    match driver {
+        Some(driver) => format!("driver {driver} has {address}, not {VFIO_PCI}"),
+        None => format!("no driver has {address}, expected {VFIO_PCI}"),
+    }
+}
+
+impl Obstacle {
+    /// Says how to remove it.
+    #[must_use]
+    pub fn what_to_do(&self) -> String {
+        match self {
+            Self::NoCard { .. } => "see `mediatorctl card list --host` for the host's cards".to_owned(),
+            Self::NoIommu(_) => {
+                "turn the IOMMU on in the firmware's setup, and boot with intel_iommu=on or amd_iommu=on".to_owned()
+            }
+            Self::Driver { address, .. } => format!("`mediatorctl card bind {address}` as root"),
+            Self::Shared { others, .. } if others.iter().all(|other| other.vendor == VENDOR_NVIDIA) => {
+                let binds: Vec<_> =
+                    others.iter().take(8).map(|other| format!("`mediatorctl card bind {}`", other.address)).collect();
+                format!("{} as root", binds.join(", "))
+            }
+            Self::Shared { .. } => "move the card to a slot whose IOMMU group it has alone".to_owned(),
+        }
+    }
+}
+
+/// A fact of the host that could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// There is no such function.
+    #[error("the host has no PCI function {0}")]
+    NoFunction(Address),
+    /// Sysfs does not say.
+    #[error("{} cannot be read: {source}", .path.display())]
+    Unreadable {
+        /// The file or folder.
+        path: PathBuf,
+        /// Its error.
+        #[source]
+        source: io::Error,
+    },
+    /// Sysfs says something else than expected.
+    #[error("{} is {found:?}, which is {expected}", .path.display())]
+    Unexpected {
+        /// The file or link.
+        path: PathBuf,
+        /// Its contents.
+        found: String,
+        /// Description of what it is not.
+        expected: &'static str,
+    },
+}
+
+impl HostError {
+    /// Says what the operator can do.
+    #[must_use]
+    pub fn what_to_do(&self) -> &'static str {
+        match self {
+            Self::NoFunction(_) => "see `mediatorctl card list --host` for the host's cards",
+            Self::Unreadable { .. } | Self::Unexpected { .. } => "check that sysfs is mounted at /sys",
+        }
+    }
+}
+
+impl Function {
+    /// Reports whether it is a display controller of NVIDIA.
+    #[must_use]
+    pub fn is_card(&self) -> bool {
+        self.vendor == VENDOR_NVIDIA && self.class >> 16 == DISPLAY
+    }
+
+    /// All that keeps VFIO from having it, what is to be removed first at the front.
+    #[must_use]
+    pub fn obstacles(&self) -> Vec<Obstacle> {
+        let Self { address, vendor, device, class, .. } = *self;
+        let mut found = Vec::new();
+        if !self.is_card() {
+            return vec![Obstacle::NoCard { address, vendor, device, class }];
+        }
+        let Some(group) = self.group else { return vec![Obstacle::NoIommu(address)] };
+        let others: Vec<_> = self.beside.iter().filter(|other| !other.is_harmless()).cloned().collect();
+        if self.driver.as_deref() != Some(VFIO_PCI) {
+            found.push(Obstacle::Driver { address, driver: self.driver.clone() });
+        }
+        if !others.is_empty() {
+            found.push(Obstacle::Shared { address, group, others });
+        }
+        found
+    }
+}
+
+impl Sysfs {
+    /// A fake of a sysfs at `root`.
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into(), files: None }
+    }
+
+    /// Reports whether a process has a group that vfio-pci lends: the kernel lets one open it at a time.
+    fn is_lent(&self, group: u32) -> bool {
+        let file = self.files.as_ref().map(|files| files.join(group.to_string()));
+        file.is_some_and(|file| {
+            let opened = fs::OpenOptions::new().read(true).write(true).open(file);
+            opened.is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy)
+        })
+    }
+
+    fn devices(&self) -> PathBuf {
+        self.root.join("bus/pci/devices")
+    }
+
+    fn folder(&self, address: Address) -> PathBuf {
+        self.devices().join(address.to_string())
+    }
+
+    /// All display controllers of NVIDIA, in the order of their addresses. A host without PCI has none.
+    ///
+    /// # Errors
+    /// When sysfs cannot be read; a function that goes meanwhile is left out.
+    pub fn list(&self) -> Result<Vec<Function>, HostError> {
+        let mut functions = Vec::new();
+        for address in addresses(&self.devices())? {
+            match self.function(address) {
+                Ok(function) if function.is_card() => functions.push(function),
+                Ok(_) | Err(HostError::NoFunction(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(functions)
+    }
+
+    /// One function, whatever it is.
+    ///
+    /// # Errors
+    /// When there is none, or sysfs cannot be read.
+    pub fn function(&self, address: Address) -> Result<Function, HostError> {
+        let folder = self.folder(address);
+        if !folder.exists() {
+            return Err(HostError::NoFunction(address));
+        }
+        let group = match link(&folder.join("iommu_group"))? {
+            None => None,
+            Some(name) => Some(name.parse().map_err(|_| HostError::Unexpected {
+                path: folder.join("iommu_group"),
+                found: name,
+                expected: "no link to a numbered group",
+            })?),
+        };
+        let mut beside = Vec::new();
+        if group.is_some() {
+            for other in addresses(&folder.join("iommu_group/devices"))? {
+                let folder = self.folder(other);
+                if other == address || number(&folder.join("class"))? >> 16 == BRIDGE {
+                    continue;
+                }
+                let vendor = short(&folder.join("vendor"))?;
+                beside.push(Neighbour { address: other, vendor, driver: link(&folder.join("driver"))? });
+            }
+        }
+        let resets = read(&folder.join("reset_method")).unwrap_or_default();
+        Ok(Function {
+            address,
+            vendor: short(&folder.join("vendor"))?,
+            device: short(&folder.join("device"))?,
+            class: number(&folder.join("class"))?,
+            driver: link(&folder.join("driver"))?,
+            group,
+            beside,
+            resets: resets.split_whitespace().map(str::to_owned).collect(),
+        })
+    }
+}
+
+/// The names in a folder that are addresses, in their order; none if there is no such folder.
+fn addresses(folder: &Path) -> Result<Vec<Address>, HostError> {
+    let unreadable = |source| HostError::Unreadable { path: folder.to_owned(), source };
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(unreadable(error)),
+    };
+    let mut found = Vec::new();
+    for entry in entries.take(MAX_FUNCTIONS) {
+        let name = entry.map_err(unreadable)?.file_name();
+        found.extend(name.to_str().and_then(|name| name.parse::<Address>().ok()));
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// The last name of the path that a link leads to; `None` if there is no such link.
+fn link(path: &Path) -> Result<Option<String>, HostError> {
+    match fs::read_link(path) {
+        Ok(target) => Ok(target.file_name().map(|name| name.to_string_lossy().into_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(HostError::Unreadable { path: path.to_owned(), source }),
+    }
+}
+
+fn read(path: &Path) -> Result<String, HostError> {
+    let mut text = String::new();
+    File::open(path)
+        .and_then(|file| file.take(MAX_FILE).read_to_string(&mut text))
+        .map_err(|source| HostError::Unreadable { path: path.to_owned(), source })?;
+    Ok(text)
+}
+
+/// A number as sysfs writes it: `0x10de`.
+fn number(path: &Path) -> Result<u32, HostError> {
+    let text = read(path)?;
+    let digits = text.trim().strip_prefix("0x").unwrap_or_default();
+    u32::from_str_radix(digits, 16).map_err(|_| HostError::Unexpected {
+        path: path.to_owned(),
+        found: text.chars().take(32).collect(),
+        expected: "no number such as 0x10de",
+    })
+}
+
+fn short(path: &Path) -> Result<u16, HostError> {
+    number(path).map(|number| (number & 0xffff) as u16)
+}

@@ -1,0 +1,161 @@
+//! Accesses to one region of a function: mapped, or by the device's file where it cannot be.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use vfio_bindings::bindings::vfio::VFIO_REGION_INFO_FLAG_MMAP;
+
+use crate::kernel::{Kernel, Region, Window};
+
+/// A region.
+pub struct Bar {
+    // Dropped before the kernel's files.
+    window: Option<Box<dyn Window>>,
+    kernel: Arc<dyn Kernel>,
+    region: Region,
+    /// An access has failed, and the log says so.
+    failed: AtomicBool,
+}
+
+impl Bar {
+    /// The region `region`, mapped if all of it can be.
+    pub fn new(kernel: Arc<dyn Kernel>, region: Region) -> Self {
+        let whole = region.flags & VFIO_REGION_INFO_FLAG_MMAP != 0 && !region.sparse;
+        let window = whole.then(|| kernel.map_region(&region)).and_then(|mapped| {
+            mapped
+                .inspect_err(|error| tracing::warn!(%error, "a BAR cannot be mapped; each access is a system call"))
+                .ok()
+        });
+        // Accesses are checked against the region, so the mapping must hold all of it.
+        let window = window.filter(|window| window.len() as u64 == region.size);
+        Self { window, kernel, region, failed: AtomicBool::new(false) }
+    }
+
+    /// Bytes.
+    pub fn size(&self) -> u64 {
+        self.region.size
+    }
+
+    /// Reports whether it is mapped.
+    pub fn is_mapped(&self) -> bool {
+        self.window.is_some()
+    }
+
+    fn holds(&self, offset: u64, len: usize) -> bool {
+        offset.checked_add(len as u64).is_some_and(|end| end <= self.region.size)
+    }
+
+    fn seen<T>(&self, result: io::Result<T>) -> Option<T> {
+        result
+            .inspect_err(|error| {
+                if !self.failed.swap(true, Ordering::Relaxed) {
+                    tracing::error!(%error, "the card does not take an access; what else it does not take is not logged");
+                }
+            })
+            .ok()
+    }
+
+    /// Reads a register; all ones where there is none.
+    pub fn read32(&self, offset: u32) -> u32 {
+        if !offset.is_multiple_of(4) || !self.holds(u64::from(offset), 4) {
+            return u32::MAX;
+        }
+        if let Some(window) = &self.window {
+            return window.read32(offset as usize);
+        }
+        let mut bytes = [0; 4];
+        let read = self.kernel.read(self.region.offset + u64::from(offset), &mut bytes);
+        self.seen(read).map_or(u32::MAX, |()| u32::from_le_bytes(bytes))
+    }
+
+    /// Writes a register; lost where there is none.
+    pub fn write32(&self, offset: u32, value: u32) {
+        if !offset.is_multiple_of(4) || !self.holds(u64::from(offset), 4) {
+            return;
+        }
+        match &self.window {
+            Some(window) => window.write32(offset as usize, value),
+            None => {
+                let written = self.kernel.write(self.region.offset + u64::from(offset), &value.to_le_bytes());
+                self.seen(written);
+            }
+        }
+    }
+
+    /// Reads bytes; all ones if they do not lie within the region.
+    pub fn read(&self, offset: u64, data: &mut [u8]) {
+        if !self.holds(offset, data.len()) {
+            data.fill(0xff);
+            return;
+        }
+        let Some(window) = &self.window else {
+            let read = self.kernel.read(self.region.offset + offset, data);
+            if self.seen(read).is_none() {
+                data.fill(0xff);
+            }
+            return;
+        };
+        let mut at = offset as usize;
+        let mut rest = data;
+        while !rest.is_empty() {
+            let (piece, behind) = rest.split_at_mut(width(at, rest.len()));
+            match piece.len() {
+                8 => piece.copy_from_slice(&window.read64(at).to_le_bytes()),
+                4 => piece.copy_from_slice(&window.read32(at).to_le_bytes()),
+                _ => piece.fill(window.read8(at)),
+            }
+            at += piece.len();
+            rest = behind;
+        }
+    }
+
+    /// Writes bytes; lost if they do not lie within the region.
+    pub fn write(&self, offset: u64, data: &[u8]) {
+        if !self.holds(offset, data.len()) {
+            return;
+        }
+        let Some(window) = &self.window else {
+            let written = self.kernel.write(self.region.offset + offset, data);
+            self.seen(written);
+            return;
+        };
+        let mut at = offset as usize;
+        let mut rest = data;
+        while !rest.is_empty() {
+            let (piece, behind) = rest.split_at(width(at, rest.len()));
+            match *piece {
+                [a, b, c, d, e, f, g, h] => window.write64(at, u64::from_le_bytes([a, b, c, d, e, f, g, h])),
+                [a, b, c, d] => window.write32(at, u32::from_le_bytes([a, b, c, d])),
+                [byte] => window.write8(at, byte),
+                // `width` gives no other.
+                _ => {}
+            }
+            at += piece.len();
+            rest = behind;
+        }
+    }
+
+    /// Reads bytes of a region that is never mapped, with the error.
+    pub fn try_read<const N: usize>(&self, offset: u64) -> io::Result<[u8; N]> {
+        let mut bytes = [0; N];
+        if !self.holds(offset, N) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.kernel.read(self.region.offset + offset, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Writes bytes of a region that is never mapped, with the error.
+    pub fn try_write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        if !self.holds(offset, data.len()) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.kernel.write(self.region.offset + offset, data)
+    }
+}
+
+/// Bytes of the next access of `len` bytes at `at`: the largest that is aligned.
+fn width(at: usize, len: usize) -> usize {
+    [8, 4].into_iter().find(|&size| at.is_multiple_of(size) && len >= size).unwrap_or(1)
+}

@@ -1,0 +1,116 @@
+//! Host memory that a card may reach, and the book of it.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use card::{DmaError, DmaMemory};
+use nvspec::addr::BUS_BITS;
+use parking_lot::Mutex;
+use rustix::process::{Resource, getrlimit};
+
+use crate::kernel::{IommuInfo, Kernel};
+
+/// Bytes of the smallest page that is mapped.
+pub const PAGE: u64 = 4096;
+
+/// Mappings of one card. The memory of a mapping is kept until the kernel has withdrawn it.
+pub struct Mappings {
+    /// I/O addresses that the IOMMU maps and the card can drive.
+    usable: Vec<Range<u64>>,
+    mapped: Mutex<BTreeMap<u64, DmaMemory>>,
+}
+
+impl Mappings {
+    /// No mappings, of an IOMMU that can do as `info` says.
+    pub fn new(info: &IommuInfo) -> Self {
+        let reach = 1 << BUS_BITS;
+        let clipped = |range: &Range<u64>| range.start.min(reach)..range.end.min(reach);
+        let mut usable: Vec<_> = info.usable.iter().map(clipped).collect();
+        if usable.is_empty() {
+            // The kernel does not say.
+            usable.push(0..reach);
+        }
+        usable.retain(|range| !range.is_empty());
+        usable.sort_unstable_by_key(|range| range.start);
+        Self { usable, mapped: Mutex::default() }
+    }
+
+    /// I/O addresses that can be mapped.
+    pub fn usable(&self) -> &[Range<u64>] {
+        &self.usable
+    }
+
+    /// I/O addresses that the card could drive and the IOMMU does not map.
+    pub fn unmappable(&self) -> Vec<Range<u64>> {
+        let starts = self.usable.iter().map(|range| range.start).chain([1 << BUS_BITS]);
+        let ends = std::iter::once(0).chain(self.usable.iter().map(|range| range.end));
+        ends.zip(starts).map(|(start, end)| start..end).filter(|range| !range.is_empty()).collect()
+    }
+
+    /// Lets the card reach `memory` at `iova`.
+    ///
+    /// # Errors
+    /// See [`DmaError`]; nothing is mapped then.
+    pub fn map(&self, kernel: &dyn Kernel, iova: u64, memory: DmaMemory) -> Result<(), DmaError> {
+        let len = memory.len() as u64;
+        let page = |value: u64| value.is_multiple_of(PAGE);
+        if !page(iova) || !page(len) || !page(memory.host_address().addr() as u64) || len == 0 {
+            return Err(DmaError::Unaligned { iova, len });
+        }
+        let end = iova.checked_add(len).filter(|end| *end <= 1 << BUS_BITS);
+        let end = end.ok_or(DmaError::OutOfReach { iova, len, bits: BUS_BITS })?;
+        if !self.usable.iter().any(|range| range.start <= iova && end <= range.end) {
+            return Err(DmaError::Reserved { iova, len });
+        }
+        let mut mapped = self.mapped.lock();
+        let before = mapped.range(..end).next_back();
+        if let Some((&existing, _)) = before.filter(|(start, memory)| **start + memory.len() as u64 > iova) {
+            return Err(DmaError::Overlap { iova, len, existing });
+        }
+        kernel.map(iova, &memory).map_err(|error| refusal(error, iova, len, mapped.len()))?;
+        mapped.insert(iova, memory);
+        Ok(())
+    }
+
+    /// Withdraws a mapping.
+    ///
+    /// # Errors
+    /// When nothing is mapped exactly there, or the kernel does not withdraw it: the memory is kept then.
+    pub fn unmap(&self, kernel: &dyn Kernel, iova: u64, len: u64) -> Result<(), DmaError> {
+        let mut mapped = self.mapped.lock();
+        if mapped.get(&iova).is_none_or(|memory| memory.len() as u64 != len) {
+            return Err(DmaError::NotMapped { iova, len });
+        }
+        let gone = kernel.unmap(iova, len).map_err(DmaError::Host)?;
+        if gone != len {
+            let what = format!("the kernel withdrew {gone:#x} bytes of the {len:#x} at I/O address {iova:#x}");
+            return Err(DmaError::Host(std::io::Error::other(what)));
+        }
+        mapped.remove(&iova);
+        Ok(())
+    }
+
+    /// Withdraws all mappings. Memory whose mapping the kernel keeps stays for the life of the process.
+    pub fn unmap_all(&self, kernel: &dyn Kernel) {
+        for (iova, memory) in std::mem::take(&mut *self.mapped.lock()) {
+            let len = memory.len() as u64;
+            if !kernel.unmap(iova, len).is_ok_and(|gone| gone == len) {
+                tracing::error!(iova, len, "the kernel keeps a mapping of memory for a card that is closed");
+                std::mem::forget(memory);
+            }
+        }
+    }
+}
+
+/// Says what a refusal of the kernel means, when `mappings` are there already.
+fn refusal(error: std::io::Error, iova: u64, len: u64, mappings: usize) -> DmaError {
+    match error.raw_os_error() {
+        Some(libc::EEXIST) => DmaError::Overlap { iova, len, existing: iova },
+        Some(libc::ENOSPC) => DmaError::Exhausted { iova, len, mappings },
+        Some(libc::ENOMEM) => match getrlimit(Resource::Memlock).current {
+            Some(limit) => DmaError::MemoryLock { iova, len, limit },
+            None => DmaError::Host(error),
+        },
+        _ => DmaError::Host(error),
+    }
+}

@@ -1,0 +1,144 @@
+//! The seam to the kernel: one method for each call of VFIO that is made, with plain types.
+//!
+//! The calls work in one order only: the group joins the container, the container gets its IOMMU, the group gives the
+//! device. Tests put a kernel in its place that is stricter than the real one.
+
+use std::io;
+use std::ops::Range;
+
+use card::DmaMemory;
+use vfio_host::Address;
+use vmm_sys_util::eventfd::EventFd;
+
+/// Abilities of the IOMMU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct IommuInfo {
+    /// Sizes of pages, one bit each.
+    pub page_sizes: u64,
+    /// I/O addresses that can be mapped, in their order; empty if the kernel does not say.
+    pub usable: Vec<Range<u64>>,
+    /// Mappings that can still be made, if the kernel says.
+    pub available: Option<u32>,
+}
+
+/// A function, as VFIO sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// `VFIO_DEVICE_FLAGS_*`.
+    pub flags: u32,
+    /// Regions.
+    pub regions: u32,
+}
+
+/// A region of a function: a BAR, or configuration space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Region {
+    /// `VFIO_REGION_INFO_FLAG_*`.
+    pub flags: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Place in the device's file.
+    pub offset: u64,
+    /// Only parts of it can be mapped.
+    pub sparse: bool,
+}
+
+/// A function that a reset of the bus would reset as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dependent {
+    /// Its IOMMU group.
+    pub group: u32,
+    /// Its address.
+    pub address: Address,
+}
+
+/// A setting of interrupts.
+#[derive(Clone, Copy, Debug)]
+pub enum Irq<'a> {
+    /// Signals the first interrupt of the kind on a descriptor.
+    Signal(&'a EventFd),
+    /// Ends that, for all of the kind.
+    Off,
+    /// Lets the first one signal again.
+    Unmask,
+}
+
+/// A region that is mapped. Offsets are those of the region, checked by who calls: within it, and multiples of the size.
+pub trait Window: Send + Sync {
+    /// Bytes.
+    fn len(&self) -> usize;
+    /// Reads a byte.
+    fn read8(&self, offset: usize) -> u8;
+    /// Reads a 32-bit word, in one access.
+    fn read32(&self, offset: usize) -> u32;
+    /// Reads a 64-bit word, in one access.
+    fn read64(&self, offset: usize) -> u64;
+    /// Writes a byte.
+    fn write8(&self, offset: usize, value: u8);
+    /// Writes a 32-bit word, in one access.
+    fn write32(&self, offset: usize, value: u32);
+    /// Writes a 64-bit word, in one access.
+    fn write64(&self, offset: usize, value: u64);
+}
+
+/// VFIO, for one function: a container, the function's group, and the function. What is open is closed when this is
+/// dropped; the kernel then withdraws all mappings, and stops the function's access to memory.
+pub trait Kernel: Send + Sync {
+    /// Version of the interface.
+    ///
+    /// # Errors
+    /// The kernel's refusal; the same for all others.
+    fn api_version(&self) -> io::Result<u32>;
+    /// Reports whether a kind of IOMMU is there.
+    fn has_extension(&self, kind: u32) -> io::Result<bool>;
+    /// `VFIO_GROUP_FLAGS_*`.
+    fn group_flags(&self) -> io::Result<u32>;
+    /// Puts the group into the container.
+    fn set_container(&self) -> io::Result<()>;
+    /// Gives the container its IOMMU.
+    fn set_iommu(&self, kind: u32) -> io::Result<()>;
+    /// Asks what the IOMMU can do.
+    fn iommu_info(&self) -> io::Result<IommuInfo>;
+    /// Maps memory at an I/O address. The caller keeps the memory until it is unmapped, or this is dropped.
+    fn map(&self, iova: u64, memory: &DmaMemory) -> io::Result<()>;
+    /// Withdraws all mappings in a range. Returns the bytes that were mapped.
+    fn unmap(&self, iova: u64, len: u64) -> io::Result<u64>;
+    /// Takes the function out of the group.
+    fn open_device(&self, address: Address) -> io::Result<()>;
+    /// Asks what the function has.
+    fn device_info(&self) -> io::Result<DeviceInfo>;
+    /// Asks about a region.
+    fn region(&self, index: u32) -> io::Result<Region>;
+    /// Sets a kind of interrupt.
+    fn set_irq(&self, index: u32, set: Irq<'_>) -> io::Result<()>;
+    /// Resets the function alone.
+    fn reset(&self) -> io::Result<()>;
+    /// Asks who else a reset of the bus resets; the function itself is among them.
+    fn dependents(&self) -> io::Result<Vec<Dependent>>;
+    /// Resets the bus, all of whose functions are in the group.
+    fn hot_reset(&self) -> io::Result<()>;
+    /// Reads from the device's file.
+    fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()>;
+    /// Writes to the device's file.
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()>;
+    /// Maps a region for reading and writing.
+    fn map_region(&self, region: &Region) -> io::Result<Box<dyn Window>>;
+}
+
+/// Opens VFIO's files.
+pub trait OpenKernel {
+    /// Opens a container, and a group for nobody else.
+    ///
+    /// # Errors
+    /// The file that cannot be opened.
+    fn open(&self, group: u32) -> Result<Box<dyn Kernel>, Unopened>;
+}
+
+/// A file that cannot be opened.
+#[derive(Debug)]
+pub struct Unopened {
+    /// Its path.
+    pub path: std::path::PathBuf,
+    /// The kernel's refusal.
+    pub source: io::Error,
+}

@@ -1,0 +1,209 @@
+//! A card that is a PCI function behind VFIO: [`card::Card`] by mapped BARs, an IOMMU container, and eventfds.
+//!
+//! Parts: [`VfioCard`] (this file), [`open`] (from an address to a card, and all that can be in the way), `reset` (which ways
+//! a function has), `pci` (configuration space), `dma` (memory mapped for the card), `bar` (accesses to a BAR), `kernel` (the
+//! seam to VFIO's calls) with `real` and `window` behind it.
+//!
+//! Not here: which functions a host has and how they get to `vfio-pci` (`vfio-host`), bring-up, firmware, the card's VBIOS
+//! scripts, and groups by iommufd.
+
+use card::{Aperture, Card, DmaError, DmaMemory, Identity, InterruptMode};
+use nvspec::regs::{pmc, ptop};
+use parking_lot::Mutex;
+use std::ops::Range;
+use std::sync::Arc;
+use vfio_bindings::bindings::vfio::{VFIO_PCI_INTX_IRQ_INDEX, VFIO_PCI_MSI_IRQ_INDEX};
+use vfio_host::Address;
+use vmm_sys_util::eventfd::EventFd;
+
+mod bar;
+mod dma;
+mod kernel;
+pub mod open;
+mod pci;
+mod real;
+mod reset;
+mod window;
+
+#[cfg(test)]
+mod tests;
+
+pub use open::{OpenError, Place};
+pub use reset::Reset;
+
+use bar::Bar;
+use dma::Mappings;
+use kernel::{Irq, Kernel};
+use reset::Method;
+
+/// A card behind VFIO. It belongs to this process alone, until it is dropped.
+pub struct VfioCard {
+    address: Address,
+    identity: Identity,
+    registers: Bar,
+    bar1: Bar,
+    bar3: Bar,
+    config: Bar,
+    method: Method,
+    /// Units that ran when the card was opened.
+    units: u32,
+    /// The interrupt that is set up. Held while one is set up, and while the card is reset.
+    interrupt: Mutex<Option<InterruptMode>>,
+    // The BARs' mappings keep the function open in the kernel, so they are dropped before this, and memory only after it.
+    kernel: Arc<dyn Kernel>,
+    mappings: Mappings,
+}
+
+impl std::fmt::Debug for VfioCard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { address, identity, method, .. } = self;
+        f.debug_struct("VfioCard")
+            .field("address", address)
+            .field("identity", identity)
+            .field("method", method)
+            .finish_non_exhaustive()
+    }
+}
+
+impl VfioCard {
+    /// The way in which [`Card::reset`] resets it, for people.
+    #[must_use]
+    pub fn reset_method(&self) -> &'static str {
+        self.method.name()
+    }
+
+    /// I/O addresses that can be mapped: all that the card can drive, without those that the IOMMU keeps.
+    #[must_use]
+    pub fn usable(&self) -> &[Range<u64>] {
+        self.mappings.usable()
+    }
+
+    fn aperture(&self, aperture: Aperture) -> &Bar {
+        match aperture {
+            Aperture::Bar1 => &self.bar1,
+            Aperture::Bar3 => &self.bar3,
+        }
+    }
+
+    fn interrupts_off(&self, now: &mut Option<InterruptMode>) {
+        if let Some(mode) = now.take()
+            && let Err(error) = self.kernel.set_irq(index(mode), Irq::Off)
+        {
+            tracing::error!(card = %self.address, %error, "the card's interrupt cannot be turned off");
+        }
+    }
+
+    /// Takes all work off the units that do any, and leaves memory and what the VBIOS has set up alone.
+    fn reset_units(&self) {
+        self.write32(pmc::INTR_EN_0::OFFSET, 0);
+        self.write32(pmc::INTR_EN_1::OFFSET, 0);
+        self.write32(pmc::ENABLE::OFFSET, self.units & !reset::working_units());
+        // A read ends the write, and gives the units the time that their reset takes.
+        self.read32(pmc::ENABLE::OFFSET);
+        self.write32(pmc::ENABLE::OFFSET, self.units);
+        self.read32(pmc::ENABLE::OFFSET);
+    }
+
+    /// Resets the function in the way that was chosen. `false` when the kernel did not.
+    fn reset_function(&self) -> bool {
+        let done = match &self.method {
+            Method::Units => return false,
+            Method::Function => self.kernel.reset(),
+            Method::Bus => self.kernel.hot_reset(),
+        };
+        // The kernel has put configuration space back, but not more than it knows of.
+        let done = done.and_then(|()| pci::wake(&self.config)).and_then(|()| pci::set_enabled(&self.config, true));
+        if let Err(error) = &done {
+            tracing::error!(card = %self.address, %error, "the kernel did not reset the card; its units are reset instead");
+            return false;
+        }
+        if !ptop::DEVINIT_STATUS::DONE.is_set(self.read32(ptop::DEVINIT_STATUS::OFFSET)) {
+            tracing::error!(
+                card = %self.address,
+                "the card has lost by its reset what its VBIOS sets up at power-on: set `reset = \"units\"`, and restart the host"
+            );
+        }
+        true
+    }
+}
+
+fn index(mode: InterruptMode) -> u32 {
+    match mode {
+        InterruptMode::Msi => VFIO_PCI_MSI_IRQ_INDEX,
+        InterruptMode::Intx => VFIO_PCI_INTX_IRQ_INDEX,
+    }
+}
+
+impl Card for VfioCard {
+    fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    fn read32(&self, offset: u32) -> u32 {
+        self.registers.read32(offset)
+    }
+
+    fn write32(&self, offset: u32, value: u32) {
+        self.registers.write32(offset, value);
+    }
+
+    fn aperture_read(&self, aperture: Aperture, offset: u64, data: &mut [u8]) {
+        self.aperture(aperture).read(offset, data);
+    }
+
+    fn aperture_write(&self, aperture: Aperture, offset: u64, data: &[u8]) {
+        self.aperture(aperture).write(offset, data);
+    }
+
+    fn map_dma(&self, iova: u64, memory: DmaMemory) -> Result<(), DmaError> {
+        self.mappings.map(&*self.kernel, iova, memory)
+    }
+
+    fn unmap_dma(&self, iova: u64, len: u64) -> Result<(), DmaError> {
+        self.mappings.unmap(&*self.kernel, iova, len)
+    }
+
+    fn set_interrupt(&self, mode: InterruptMode, event: Option<EventFd>) {
+        let mut now = self.interrupt.lock();
+        // VFIO has one kind at a time.
+        self.interrupts_off(&mut now);
+        let Some(event) = event else { return };
+        match self.kernel.set_irq(index(mode), Irq::Signal(&event)) {
+            Ok(()) => *now = Some(mode),
+            Err(error) => tracing::error!(card = %self.address, ?mode, %error, "the card's interrupt cannot be set up"),
+        }
+    }
+
+    fn unmask_intx(&self) {
+        if *self.interrupt.lock() != Some(InterruptMode::Intx) {
+            return;
+        }
+        if let Err(error) = self.kernel.set_irq(VFIO_PCI_INTX_IRQ_INDEX, Irq::Unmask) {
+            tracing::error!(card = %self.address, %error, "the card's interrupt stays masked");
+        }
+    }
+
+    fn reset(&self) {
+        let mut interrupt = self.interrupt.lock();
+        self.interrupts_off(&mut interrupt);
+        if !self.reset_function() {
+            self.reset_units();
+        }
+    }
+
+    fn unmappable(&self) -> Vec<Range<u64>> {
+        self.mappings.unmappable()
+    }
+}
+
+impl Drop for VfioCard {
+    /// Stops the card before the memory goes that it may reach.
+    fn drop(&mut self) {
+        self.interrupts_off(&mut self.interrupt.lock());
+        self.reset_units();
+        if let Err(error) = pci::set_enabled(&self.config, false) {
+            tracing::error!(card = %self.address, %error, "the card's access to memory cannot be turned off");
+        }
+        self.mappings.unmap_all(&*self.kernel);
+    }
+}

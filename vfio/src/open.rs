@@ -1,0 +1,308 @@
+//! From an address to a card: all that must be so, checked in the order in which an operator would mend it.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use card::Identity;
+use nvspec::chip;
+use nvspec::regs::windows::BAR0_BYTES;
+use nvspec::regs::{pmc, ptop};
+use parking_lot::Mutex;
+use vfio_bindings::bindings::vfio::{
+    VFIO_API_VERSION, VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET, VFIO_GROUP_FLAGS_CONTAINER_SET,
+    VFIO_GROUP_FLAGS_VIABLE, VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_BAR1_REGION_INDEX, VFIO_PCI_BAR3_REGION_INDEX,
+    VFIO_PCI_CONFIG_REGION_INDEX, VFIO_TYPE1v2_IOMMU,
+};
+use vfio_host::{Address, Function, HostError, Obstacle, Sysfs};
+
+use crate::VfioCard;
+use crate::bar::Bar;
+use crate::dma::{Mappings, PAGE};
+use crate::kernel::{Kernel, OpenKernel, Unopened};
+use crate::pci;
+use crate::real::DeviceFiles;
+use crate::reset::{self, Reset};
+
+/// Least and most bytes of an aperture.
+const APERTURE: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 36;
+
+/// The host's folders.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The kernel's view of devices.
+    pub sysfs: Sysfs,
+    /// The folder of VFIO's files.
+    pub files: PathBuf,
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self { sysfs: Sysfs::default(), files: DeviceFiles::default().0 }
+    }
+}
+
+/// Why there is no card.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The host has no such function, or cannot be asked.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The host keeps VFIO from having it.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Obstacles(Vec<Obstacle>),
+    /// VFIO's files are not there.
+    #[error("the kernel has no {}", .0.display())]
+    NoVfio(PathBuf),
+    /// They may not be opened.
+    #[error("{} may not be opened by this user", .0.display())]
+    Forbidden(PathBuf),
+    /// Another process has the group.
+    #[error("another process has IOMMU group {group}, in which {address} is")]
+    InUse {
+        /// The function.
+        address: Address,
+        /// Its group.
+        group: u32,
+    },
+    /// The kernel does not see the group as one that can be lent.
+    #[error("the kernel does not lend IOMMU group {group}: a device in it has another driver than vfio-pci")]
+    NotViable {
+        /// The group.
+        group: u32,
+    },
+    /// The interface is another one.
+    #[error("the kernel's VFIO {0}")]
+    Interface(String),
+    /// The IOMMU lets a device forge interrupts.
+    #[error("the host's IOMMU does not remap interrupts, so that a card could forge those of other devices")]
+    NoInterruptRemapping,
+    /// A call failed.
+    #[error("{call} failed for {address}: {source}")]
+    Call {
+        /// The function.
+        address: Address,
+        /// The call.
+        call: &'static str,
+        /// The kernel's refusal.
+        #[source]
+        source: io::Error,
+    },
+    /// It has not the BARs of a card.
+    #[error("BAR{bar} of {address} has {size:#x} bytes, which no card that is known has")]
+    Bar {
+        /// The function.
+        address: Address,
+        /// The BAR's number.
+        bar: u32,
+        /// Its bytes.
+        size: u64,
+    },
+    /// The bus is to be reset and cannot be.
+    #[error("the card's bus cannot be reset: {0}")]
+    NoBusReset(String),
+    /// All registers read as ones.
+    #[error("{0} does not answer: its registers read as ones")]
+    Silent(Address),
+    /// Not a chip that is known.
+    #[error("the identity register of {address} reads {boot0:#010x}, which is no chip that this version knows")]
+    UnknownChip {
+        /// The function.
+        address: Address,
+        /// PMC_BOOT_0.
+        boot0: u32,
+    },
+    /// Its VBIOS has not run.
+    #[error(
+        "{address} has not been initialised by its VBIOS: register {register:#08x} reads {value:#x}, without bit 1"
+    )]
+    NotPosted {
+        /// The function.
+        address: Address,
+        /// The register.
+        register: u32,
+        /// Its value.
+        value: u32,
+    },
+}
+
+impl OpenError {
+    /// Says what the operator can do.
+    #[must_use]
+    pub fn what_to_do(&self) -> String {
+        match self {
+            Self::Host(error) => error.what_to_do().to_owned(),
+            Self::Obstacles(found) => found.iter().map(Obstacle::what_to_do).collect::<Vec<_>>().join("; "),
+            Self::NoVfio(_) => "load the modules: `modprobe vfio-pci`, `modprobe vfio_iommu_type1`".to_owned(),
+            Self::Forbidden(path) => format!(
+                "give {} to the daemon's user, by a udev rule for SUBSYSTEM==\"vfio\"; in its unit, PrivateDevices=no and \
+                 DeviceAllow=char-vfio rw",
+                path.display()
+            ),
+            Self::InUse { group, .. } => format!("end it: `fuser /dev/vfio/{group}` shows who it is"),
+            Self::NotViable { group } => {
+                format!("see who is in /sys/kernel/iommu_groups/{group}/devices, and `mediatorctl card list --host`")
+            }
+            Self::Interface(_) => "load the module vfio_iommu_type1, of a kernel from 4.0 on".to_owned(),
+            Self::NoInterruptRemapping => {
+                "turn interrupt remapping on in the firmware's setup (for QEMU's machine: intremap=on), or set the parameter \
+                 allow_unsafe_interrupts of the module vfio_iommu_type1, if nobody who uses the card must be kept apart"
+                    .to_owned()
+            }
+            Self::Call { .. } => "see `dmesg`".to_owned(),
+            Self::Bar { .. } | Self::UnknownChip { .. } => {
+                "use a card that docs/real-cards.md names; for others the numbers in `nvspec` are not known to hold".to_owned()
+            }
+            Self::NoBusReset(_) => "choose `reset = \"auto\"` or \"units\"".to_owned(),
+            Self::Silent(_) => "check that it has power; if it was reset or slept before, restart the host".to_owned(),
+            Self::NotPosted { address, .. } => format!(
+                "let the firmware run its VBIOS (restart the host, with legacy option ROMs allowed), and keep the kernel from \
+                 resetting it: `echo > /sys/bus/pci/devices/{address}/reset_method` before it goes to vfio-pci"
+            ),
+        }
+    }
+}
+
+impl VfioCard {
+    /// Takes the function at `address` for this process.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; nothing of the function is held then.
+    pub fn open(place: &Place, address: Address, reset: Reset) -> Result<Self, OpenError> {
+        Self::open_by(place, &DeviceFiles(place.files.clone()), address, reset)
+    }
+
+    pub(crate) fn open_by(
+        place: &Place,
+        files: &dyn OpenKernel,
+        address: Address,
+        reset: Reset,
+    ) -> Result<Self, OpenError> {
+        let function = place.sysfs.function(address)?;
+        let obstacles = function.obstacles();
+        let (true, Some(group)) = (obstacles.is_empty(), function.group) else {
+            return Err(OpenError::Obstacles(obstacles));
+        };
+        let kernel: Arc<dyn Kernel> = files.open(group).map_err(|error| unopened(error, address, group))?.into();
+        join(&*kernel, address, group)?;
+        Self::take(kernel, &function, group, reset)
+    }
+
+    /// Opens the function of a group that is in a container with an IOMMU.
+    fn take(kernel: Arc<dyn Kernel>, function: &Function, group: u32, reset: Reset) -> Result<Self, OpenError> {
+        let address = function.address;
+        let fail = |call| move |source| OpenError::Call { address, call, source };
+        let iommu = kernel.iommu_info().map_err(fail("VFIO_IOMMU_GET_INFO"))?;
+        if iommu.page_sizes & PAGE == 0 {
+            let what = format!("maps no pages of 4 KiB, only sizes {:#x}", iommu.page_sizes);
+            return Err(OpenError::Interface(what));
+        }
+        kernel.open_device(address).map_err(fail("VFIO_GROUP_GET_DEVICE_FD"))?;
+        let info = kernel.device_info().map_err(fail("VFIO_DEVICE_GET_INFO"))?;
+        if info.flags & VFIO_DEVICE_FLAGS_PCI == 0 || info.regions <= VFIO_PCI_CONFIG_REGION_INDEX {
+            return Err(OpenError::Interface(format!("says that {address} is no PCI function")));
+        }
+        let region = |index| kernel.region(index).map_err(fail("VFIO_DEVICE_GET_REGION_INFO"));
+        let bar = |index, sizes: std::ops::RangeInclusive<u64>| {
+            let region = region(index)?;
+            if !sizes.contains(&region.size) || !region.size.is_power_of_two() {
+                return Err(OpenError::Bar { address, bar: index, size: region.size });
+            }
+            Ok(region)
+        };
+        let registers = bar(VFIO_PCI_BAR0_REGION_INDEX, BAR0_BYTES..=1 << 30)?;
+        let (bar1, bar3) = (bar(VFIO_PCI_BAR1_REGION_INDEX, APERTURE)?, bar(VFIO_PCI_BAR3_REGION_INDEX, APERTURE)?);
+        let config = Bar::new(Arc::clone(&kernel), region(VFIO_PCI_CONFIG_REGION_INDEX)?);
+        pci::wake(&config).map_err(fail("waking it"))?;
+        // It reaches memory from here on, of which none is mapped.
+        pci::set_enabled(&config, true).map_err(fail("turning it on"))?;
+        let (vendor, device, subsystem_vendor, subsystem, revision, class) =
+            pci::identity(&config).map_err(fail("reading its identity"))?;
+        let method =
+            reset::choose(&*kernel, reset, info.flags & VFIO_DEVICE_FLAGS_RESET != 0, &function.resets, group)?;
+        let [registers, bar1, bar3] = [registers, bar1, bar3].map(|region| Bar::new(Arc::clone(&kernel), region));
+        identify(&registers, address)?;
+        let units = registers.read32(pmc::ENABLE::OFFSET);
+        let (bar1_size, bar3_size) = (bar1.size(), bar3.size());
+        let bar0_size = registers.size();
+        tracing::info!(
+            card = %address, group, reset = method.name(), ways = function.resets.join(" "),
+            mapped = registers.is_mapped() && bar1.is_mapped() && bar3.is_mapped(),
+            mappings_left = iommu.available, "the card is taken from VFIO"
+        );
+        Ok(Self {
+            address,
+            identity: Identity {
+                vendor,
+                device,
+                subsystem_vendor,
+                subsystem,
+                revision,
+                class,
+                bar0_size,
+                bar1_size,
+                bar3_size,
+            },
+            registers,
+            bar1,
+            bar3,
+            config,
+            method,
+            units,
+            interrupt: Mutex::new(None),
+            kernel,
+            mappings: Mappings::new(&iommu),
+        })
+    }
+}
+
+fn unopened(error: Unopened, address: Address, group: u32) -> OpenError {
+    let Unopened { path, source } = error;
+    match source.raw_os_error() {
+        Some(libc::ENOENT | libc::ENODEV) => OpenError::NoVfio(path),
+        Some(libc::EACCES | libc::EPERM) => OpenError::Forbidden(path),
+        Some(libc::EBUSY) => OpenError::InUse { address, group },
+        _ => OpenError::Call { address, call: "opening VFIO's files", source },
+    }
+}
+
+/// Puts the group into the container, and gives that an IOMMU.
+fn join(kernel: &dyn Kernel, address: Address, group: u32) -> Result<(), OpenError> {
+    let fail = |call| move |source| OpenError::Call { address, call, source };
+    let version = kernel.api_version().map_err(fail("VFIO_GET_API_VERSION"))?;
+    if version != VFIO_API_VERSION {
+        return Err(OpenError::Interface(format!("is of version {version}, expected {VFIO_API_VERSION}")));
+    }
+    if !kernel.has_extension(VFIO_TYPE1v2_IOMMU).map_err(fail("VFIO_CHECK_EXTENSION"))? {
+        return Err(OpenError::Interface("has no IOMMU of type 1, version 2".to_owned()));
+    }
+    let flags = kernel.group_flags().map_err(fail("VFIO_GROUP_GET_STATUS"))?;
+    if flags & VFIO_GROUP_FLAGS_VIABLE == 0 {
+        return Err(OpenError::NotViable { group });
+    }
+    if flags & VFIO_GROUP_FLAGS_CONTAINER_SET != 0 {
+        return Err(OpenError::InUse { address, group });
+    }
+    kernel.set_container().map_err(fail("VFIO_GROUP_SET_CONTAINER"))?;
+    kernel.set_iommu(VFIO_TYPE1v2_IOMMU).map_err(|source| match source.raw_os_error() {
+        Some(libc::EPERM) => OpenError::NoInterruptRemapping,
+        _ => OpenError::Call { address, call: "VFIO_SET_IOMMU", source },
+    })
+}
+
+/// Looks at who answers, and whether it is ready for a driver.
+fn identify(registers: &Bar, address: Address) -> Result<(), OpenError> {
+    let boot0 = registers.read32(pmc::BOOT_0::OFFSET);
+    if boot0 == u32::MAX {
+        return Err(OpenError::Silent(address));
+    }
+    if chip::by_boot0(boot0).is_none() {
+        return Err(OpenError::UnknownChip { address, boot0 });
+    }
+    let register = ptop::DEVINIT_STATUS::OFFSET;
+    let value = registers.read32(register);
+    if !ptop::DEVINIT_STATUS::DONE.is_set(value) {
+        return Err(OpenError::NotPosted { address, register, value });
+    }
+    Ok(())
+}

@@ -1,0 +1,353 @@
+//! The kernel's VFIO: its files below `/dev/vfio`, and its calls.
+#![expect(unsafe_code, reason = "makes VFIO's ioctls")]
+// UNSAFETY: the `ioctl` system call. A call that fills a structure is told its length, and the kernel writes no more than
+// that; the others take a number, or only read. Memory that the card may reach is kept by who maps it ([`Kernel::map`]).
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::mem::{offset_of, size_of};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use card::DmaMemory;
+use vfio_bindings::bindings::vfio::{
+    VFIO_BASE, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_IOMMU_INFO_CAPS,
+    VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE, VFIO_IOMMU_TYPE1_INFO_DMA_AVAIL, VFIO_IRQ_SET_ACTION_TRIGGER,
+    VFIO_IRQ_SET_ACTION_UNMASK, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE, VFIO_REGION_INFO_CAP_SPARSE_MMAP,
+    VFIO_REGION_INFO_FLAG_CAPS, VFIO_TYPE, vfio_device_info, vfio_group_status, vfio_info_cap_header,
+    vfio_iommu_type1_dma_map, vfio_iommu_type1_dma_unmap, vfio_iommu_type1_info, vfio_iommu_type1_info_cap_iova_range,
+    vfio_iommu_type1_info_dma_avail, vfio_iova_range, vfio_irq_set, vfio_pci_dependent_device, vfio_pci_hot_reset,
+    vfio_pci_hot_reset_info, vfio_region_info,
+};
+use vfio_host::Address;
+
+use crate::kernel::{Dependent, DeviceInfo, IommuInfo, Irq, Kernel, OpenKernel, Region, Unopened, Window};
+use crate::window::Mapped;
+
+/// Numbers of the calls, counted from `VFIO_BASE`. Source: the kernel's `include/uapi/linux/vfio.h`.
+#[derive(Clone, Copy)]
+#[repr(u32)]
+enum Call {
+    GetApiVersion = 0,
+    CheckExtension = 1,
+    SetIommu = 2,
+    GroupGetStatus = 3,
+    GroupSetContainer = 4,
+    GroupGetDeviceFd = 6,
+    DeviceGetInfo = 7,
+    DeviceGetRegionInfo = 8,
+    DeviceSetIrqs = 10,
+    DeviceReset = 11,
+    /// `VFIO_IOMMU_GET_INFO` on a container, `VFIO_DEVICE_GET_PCI_HOT_RESET_INFO` on a device.
+    InfoOrHotResetInfo = 12,
+    /// `VFIO_IOMMU_MAP_DMA` on a container, `VFIO_DEVICE_PCI_HOT_RESET` on a device.
+    MapDmaOrHotReset = 13,
+    UnmapDma = 14,
+}
+
+/// Bytes for answers that end in a list: more than any has, and all that is looked at.
+const LONG: usize = 4096;
+
+/// A structure of a call: bytes at the offsets that the kernel's header gives them.
+struct Packet(Vec<u8>);
+
+impl Packet {
+    fn new(len: usize) -> Self {
+        Self(vec![0; len])
+    }
+
+    fn with32(mut self, at: usize, value: u32) -> Self {
+        self.set(at, &value.to_ne_bytes());
+        self
+    }
+
+    fn with64(mut self, at: usize, value: u64) -> Self {
+        self.set(at, &value.to_ne_bytes());
+        self
+    }
+
+    fn set(&mut self, at: usize, bytes: &[u8]) {
+        if let Some(place) = self.0.get_mut(at..at + bytes.len()) {
+            place.copy_from_slice(bytes);
+        }
+    }
+
+    fn bytes<const N: usize>(&self, at: usize) -> Option<[u8; N]> {
+        self.0.get(at..at.checked_add(N)?)?.try_into().ok()
+    }
+
+    fn get16(&self, at: usize) -> u16 {
+        self.bytes(at).map_or(0, u16::from_ne_bytes)
+    }
+
+    fn get32(&self, at: usize) -> u32 {
+        self.bytes(at).map_or(0, u32::from_ne_bytes)
+    }
+
+    fn get64(&self, at: usize) -> u64 {
+        self.bytes(at).map_or(0, u64::from_ne_bytes)
+    }
+
+    /// Places of the capability `id` in the list that begins at `first`. The kernel links them by offsets that grow.
+    fn capability(&self, first: u32, id: u32) -> Option<usize> {
+        let mut at = first as usize;
+        while at != 0 {
+            if u32::from(self.get16(at + offset_of!(vfio_info_cap_header, id))) == id {
+                return Some(at);
+            }
+            let next = self.get32(at + offset_of!(vfio_info_cap_header, next)) as usize;
+            at = if next > at && next < self.0.len() { next } else { 0 };
+        }
+        None
+    }
+}
+
+/// Makes a call whose argument is a number.
+fn call(file: &File, call: Call, argument: u64) -> io::Result<u32> {
+    let request = u64::from(u32::from(VFIO_TYPE) << 8 | (VFIO_BASE + call as u32));
+    // SAFETY: the calls that get here take a number or nothing, and reach no memory of this process.
+    checked(unsafe { libc::ioctl(file.as_raw_fd(), request as libc::Ioctl, argument) })
+}
+
+/// Makes a call whose argument is a structure that begins with its length.
+fn exchange(file: &File, call: Call, packet: &mut Packet) -> io::Result<u32> {
+    let len = packet.0.len() as u32;
+    packet.set(0, &len.to_ne_bytes());
+    let request = u64::from(u32::from(VFIO_TYPE) << 8 | (VFIO_BASE + call as u32));
+    // SAFETY: the structure begins with its length, beyond which the kernel neither reads nor writes.
+    checked(unsafe { libc::ioctl(file.as_raw_fd(), request as libc::Ioctl, packet.0.as_mut_ptr()) })
+}
+
+fn checked(result: libc::c_int) -> io::Result<u32> {
+    u32::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+/// VFIO below a folder of device files.
+#[derive(Clone, Debug)]
+pub struct DeviceFiles(pub PathBuf);
+
+impl Default for DeviceFiles {
+    fn default() -> Self {
+        Self("/dev/vfio".into())
+    }
+}
+
+fn open(path: &Path) -> Result<File, Unopened> {
+    let opened = OpenOptions::new().read(true).write(true).open(path);
+    opened.map_err(|source| Unopened { path: path.to_owned(), source })
+}
+
+impl OpenKernel for DeviceFiles {
+    fn open(&self, group: u32) -> Result<Box<dyn Kernel>, Unopened> {
+        let container = open(&self.0.join("vfio"))?;
+        let group = open(&self.0.join(group.to_string()))?;
+        Ok(Box::new(Files { device: OnceLock::new(), group, container }))
+    }
+}
+
+/// The files of one function. Dropped in this order, the last of which withdraws the mappings.
+struct Files {
+    device: OnceLock<File>,
+    group: File,
+    container: File,
+}
+
+impl Files {
+    fn device(&self) -> io::Result<&File> {
+        self.device.get().ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+}
+
+impl Kernel for Files {
+    fn api_version(&self) -> io::Result<u32> {
+        call(&self.container, Call::GetApiVersion, 0)
+    }
+
+    fn has_extension(&self, kind: u32) -> io::Result<bool> {
+        Ok(call(&self.container, Call::CheckExtension, u64::from(kind))? != 0)
+    }
+
+    fn group_flags(&self) -> io::Result<u32> {
+        let mut status = Packet::new(size_of::<vfio_group_status>());
+        exchange(&self.group, Call::GroupGetStatus, &mut status)?;
+        Ok(status.get32(offset_of!(vfio_group_status, flags)))
+    }
+
+    fn set_container(&self) -> io::Result<()> {
+        let container = self.container.as_raw_fd();
+        let request = u64::from(u32::from(VFIO_TYPE) << 8 | (VFIO_BASE + Call::GroupSetContainer as u32));
+        // SAFETY: the kernel reads one number, the descriptor, which lives for longer than the call.
+        checked(unsafe { libc::ioctl(self.group.as_raw_fd(), request as libc::Ioctl, &raw const container) }).map(drop)
+    }
+
+    fn set_iommu(&self, kind: u32) -> io::Result<()> {
+        call(&self.container, Call::SetIommu, u64::from(kind)).map(drop)
+    }
+
+    fn iommu_info(&self) -> io::Result<IommuInfo> {
+        let mut info = Packet::new(LONG);
+        exchange(&self.container, Call::InfoOrHotResetInfo, &mut info)?;
+        let mut found = IommuInfo {
+            page_sizes: info.get64(offset_of!(vfio_iommu_type1_info, iova_pgsizes)),
+            ..IommuInfo::default()
+        };
+        if info.get32(offset_of!(vfio_iommu_type1_info, flags)) & VFIO_IOMMU_INFO_CAPS == 0 {
+            return Ok(found);
+        }
+        let first = info.get32(offset_of!(vfio_iommu_type1_info, cap_offset));
+        if let Some(at) = info.capability(first, VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE) {
+            let count = info.get32(at + offset_of!(vfio_iommu_type1_info_cap_iova_range, nr_iovas)) as usize;
+            let list = at + offset_of!(vfio_iommu_type1_info_cap_iova_range, iova_ranges);
+            for at in (list..info.0.len()).step_by(size_of::<vfio_iova_range>()).take(count) {
+                let start = info.get64(at + offset_of!(vfio_iova_range, start));
+                let last = info.get64(at + offset_of!(vfio_iova_range, end));
+                found.usable.push(start..last.saturating_add(1));
+            }
+        }
+        found.available = info
+            .capability(first, VFIO_IOMMU_TYPE1_INFO_DMA_AVAIL)
+            .map(|at| info.get32(at + offset_of!(vfio_iommu_type1_info_dma_avail, avail)));
+        Ok(found)
+    }
+
+    fn map(&self, iova: u64, memory: &DmaMemory) -> io::Result<()> {
+        let write = if memory.writable() { VFIO_DMA_MAP_FLAG_WRITE } else { 0 };
+        let mut packet = Packet::new(size_of::<vfio_iommu_type1_dma_map>())
+            .with32(offset_of!(vfio_iommu_type1_dma_map, flags), VFIO_DMA_MAP_FLAG_READ | write)
+            .with64(offset_of!(vfio_iommu_type1_dma_map, vaddr), memory.host_address().addr() as u64)
+            .with64(offset_of!(vfio_iommu_type1_dma_map, iova), iova)
+            .with64(offset_of!(vfio_iommu_type1_dma_map, size), memory.len() as u64);
+        exchange(&self.container, Call::MapDmaOrHotReset, &mut packet).map(drop)
+    }
+
+    fn unmap(&self, iova: u64, len: u64) -> io::Result<u64> {
+        let mut packet = Packet::new(size_of::<vfio_iommu_type1_dma_unmap>())
+            .with64(offset_of!(vfio_iommu_type1_dma_unmap, iova), iova)
+            .with64(offset_of!(vfio_iommu_type1_dma_unmap, size), len);
+        exchange(&self.container, Call::UnmapDma, &mut packet)?;
+        Ok(packet.get64(offset_of!(vfio_iommu_type1_dma_unmap, size)))
+    }
+
+    fn open_device(&self, address: Address) -> io::Result<()> {
+        let name = std::ffi::CString::new(address.to_string())?;
+        let request = u64::from(u32::from(VFIO_TYPE) << 8 | (VFIO_BASE + Call::GroupGetDeviceFd as u32));
+        // SAFETY: the kernel reads a string that ends with a zero byte.
+        let number = unsafe { libc::ioctl(self.group.as_raw_fd(), request as libc::Ioctl, name.as_ptr()) };
+        checked(number)?;
+        // SAFETY: the kernel has just made this descriptor for the caller.
+        let device = File::from(unsafe { OwnedFd::from_raw_fd(number) });
+        self.device.set(device).map_err(|_| io::ErrorKind::AlreadyExists.into())
+    }
+
+    fn device_info(&self) -> io::Result<DeviceInfo> {
+        let mut info = Packet::new(size_of::<vfio_device_info>());
+        exchange(self.device()?, Call::DeviceGetInfo, &mut info)?;
+        Ok(DeviceInfo {
+            flags: info.get32(offset_of!(vfio_device_info, flags)),
+            regions: info.get32(offset_of!(vfio_device_info, num_regions)),
+        })
+    }
+
+    fn region(&self, index: u32) -> io::Result<Region> {
+        let mut info = Packet::new(LONG).with32(offset_of!(vfio_region_info, index), index);
+        exchange(self.device()?, Call::DeviceGetRegionInfo, &mut info)?;
+        let flags = info.get32(offset_of!(vfio_region_info, flags));
+        let first = info.get32(offset_of!(vfio_region_info, cap_offset));
+        let listed = flags & VFIO_REGION_INFO_FLAG_CAPS != 0;
+        Ok(Region {
+            flags,
+            size: info.get64(offset_of!(vfio_region_info, size)),
+            offset: info.get64(offset_of!(vfio_region_info, offset)),
+            sparse: listed && info.capability(first, VFIO_REGION_INFO_CAP_SPARSE_MMAP).is_some(),
+        })
+    }
+
+    fn set_irq(&self, index: u32, set: Irq<'_>) -> io::Result<()> {
+        let head = offset_of!(vfio_irq_set, data);
+        let (flags, count, len) = match set {
+            Irq::Signal(_) => (VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER, 1, head + size_of::<i32>()),
+            Irq::Off => (VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_TRIGGER, 0, head),
+            Irq::Unmask => (VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_UNMASK, 1, head),
+        };
+        let mut packet = Packet::new(len)
+            .with32(offset_of!(vfio_irq_set, flags), flags)
+            .with32(offset_of!(vfio_irq_set, index), index)
+            .with32(offset_of!(vfio_irq_set, count), count);
+        if let Irq::Signal(event) = set {
+            packet.set(head, &event.as_raw_fd().to_ne_bytes());
+        }
+        exchange(self.device()?, Call::DeviceSetIrqs, &mut packet).map(drop)
+    }
+
+    fn reset(&self) -> io::Result<()> {
+        call(self.device()?, Call::DeviceReset, 0).map(drop)
+    }
+
+    fn dependents(&self) -> io::Result<Vec<Dependent>> {
+        let mut info = Packet::new(LONG);
+        exchange(self.device()?, Call::InfoOrHotResetInfo, &mut info)?;
+        let count = info.get32(offset_of!(vfio_pci_hot_reset_info, count)) as usize;
+        let list = offset_of!(vfio_pci_hot_reset_info, devices);
+        let places = (list..info.0.len()).step_by(size_of::<vfio_pci_dependent_device>()).take(count);
+        Ok(places
+            .map(|at| {
+                let segment = info.get16(at + offset_of!(vfio_pci_dependent_device, segment));
+                let [bus] = info.bytes(at + offset_of!(vfio_pci_dependent_device, bus)).unwrap_or_default();
+                let [devfn] = info.bytes(at + offset_of!(vfio_pci_dependent_device, devfn)).unwrap_or_default();
+                Dependent { group: info.get32(at), address: Address::new(u32::from(segment), bus, devfn) }
+            })
+            .collect())
+    }
+
+    fn hot_reset(&self) -> io::Result<()> {
+        let head = offset_of!(vfio_pci_hot_reset, group_fds);
+        let mut packet = Packet::new(head + size_of::<i32>()).with32(offset_of!(vfio_pci_hot_reset, count), 1);
+        packet.set(head, &self.group.as_raw_fd().to_ne_bytes());
+        exchange(self.device()?, Call::MapDmaOrHotReset, &mut packet).map(drop)
+    }
+
+    fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.device()?.read_exact_at(data, offset)
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.device()?.write_all_at(data, offset)
+    }
+
+    fn map_region(&self, region: &Region) -> io::Result<Box<dyn Window>> {
+        Ok(Box::new(Mapped::new(self.device()?, region.offset, region.size)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capability_lists_end_whatever_they_link_to() {
+        let id = offset_of!(vfio_info_cap_header, id);
+        let next = offset_of!(vfio_info_cap_header, next);
+        let mut packet = Packet::new(64).with32(16 + next, 32).with32(32 + next, 16);
+        packet.set(32 + id, &7_u16.to_ne_bytes());
+        assert_eq!((packet.capability(16, 7), packet.capability(16, 9)), (Some(32), None));
+        assert_eq!(packet.capability(u32::MAX, 9), None);
+        assert_eq!(Packet::new(64).with32(16 + next, u32::MAX).capability(16, 9), None);
+    }
+
+    #[test]
+    fn files_that_are_not_there_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = DeviceFiles(folder.path().to_owned()).open(7).err().unwrap();
+        assert_eq!((error.path, error.source.kind()), (folder.path().join("vfio"), io::ErrorKind::NotFound));
+        std::fs::write(folder.path().join("vfio"), "").unwrap();
+        let error = DeviceFiles(folder.path().to_owned()).open(7).err().unwrap();
+        assert_eq!(error.path, folder.path().join("7"));
+        // A file that is no container takes no call.
+        std::fs::write(folder.path().join("7"), "").unwrap();
+        let files = DeviceFiles(folder.path().to_owned()).open(7).ok().unwrap();
+        assert!(files.api_version().is_err() && files.group_flags().is_err() && files.iommu_info().is_err());
+        assert!(files.device_info().is_err() && files.reset().is_err() && files.read(0, &mut [0]).is_err());
+    }
+}

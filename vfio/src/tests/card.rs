@@ -1,0 +1,221 @@
+//! A card that is open: registers, apertures, memory, interrupts, resets; and the mediator on it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use card::{Aperture, Card, DmaError, DmaMemory, InterruptMode};
+use nvspec::regs::{pbus, pfifo, pmc, ppci};
+use proptest::prelude::*;
+use rig::Rig;
+use rig::driver::{At, Driver, M2MF, PAGE, m2mf_copy, object};
+use vfio_bindings::bindings::vfio::{VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET};
+use vfio_host::fake::Plan;
+use vm_memory::MmapRegion;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::fake::{GROUP, Machine, Nature};
+use crate::Reset;
+use crate::kernel::Dependent;
+
+/// Waits for what another thread does, a minute at most.
+fn eventually(mut happened: impl FnMut() -> bool) -> bool {
+    (0..60_000).any(|_| {
+        let so = happened();
+        if !so {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        so
+    })
+}
+
+fn memory(len: usize) -> DmaMemory {
+    DmaMemory::new(Arc::new(MmapRegion::<()>::new(len).unwrap()), 0, len, true).unwrap()
+}
+
+#[test]
+fn registers_are_reached_mapped_and_by_the_file() {
+    for mappable in [true, false] {
+        let machine = Machine::new(Nature { mappable, ..Nature::default() });
+        let card = machine.card();
+        assert_eq!(card.read32(pmc::BOOT_0::OFFSET), machine.sim.read32(pmc::BOOT_0::OFFSET));
+        card.write32(pbus::PRAMIN_WINDOW::OFFSET, 0x123);
+        assert_eq!(machine.sim.read32(pbus::PRAMIN_WINDOW::OFFSET), 0x123);
+        // What nobody claims reads as ones, and is lost when written.
+        for offset in [1, 2, 16 << 20, u32::MAX, u32::MAX - 3] {
+            card.write32(offset, 0);
+            assert_eq!(card.read32(offset), u32::MAX, "{offset:#x}");
+        }
+    }
+}
+
+/// A card whose BAR1 shows its VRAM, at a place that lies in the middle of nothing.
+fn with_bar1(mappable: bool) -> (Arc<Machine>, Rig) {
+    let machine = std::cell::OnceCell::new();
+    let config = simgpu::Config { vram_mib: 64, compute_workers: Some(1), ..simgpu::Config::default() };
+    let rig = Rig::made(&config, &rig::sharing(), |sim| {
+        let machine = machine.get_or_init(|| Machine::around(sim, Nature { mappable, ..Nature::default() }));
+        Arc::new(machine.card())
+    });
+    (machine.into_inner().unwrap(), rig)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn apertures_take_accesses_of_any_length(offset in 0_u64..64, len in 0_usize..64, mappable: bool) {
+        // BAR3 shows the mediator's own structures; the end of BAR1's USERD is used by no channel here.
+        let (machine, rig) = with_bar1(mappable);
+        let card = rig.host.card();
+        let at = (64 << 10) - 128 + offset;
+        let data: Vec<u8> = (0..len as u8).map(|byte| byte ^ 0x5a).collect();
+        let mut before = vec![0; 256];
+        machine.sim.aperture_read(Aperture::Bar3, at - 64, &mut before);
+        card.aperture_write(Aperture::Bar3, at, &data);
+        let (mut own, mut seen) = (vec![0; len], vec![0; 256]);
+        card.aperture_read(Aperture::Bar3, at, &mut own);
+        machine.sim.aperture_read(Aperture::Bar3, at - 64, &mut seen);
+        before[64..64 + len].copy_from_slice(&data);
+        prop_assert_eq!((own, seen), (data, before));
+    }
+}
+
+#[test]
+fn accesses_beyond_an_aperture_read_as_ones() {
+    let machine = Machine::new(Nature::default());
+    let card = machine.card();
+    for offset in [128 << 20, (128 << 20) - 1, u64::MAX, u64::MAX - 3] {
+        let mut data = [0; 4];
+        card.aperture_write(Aperture::Bar1, offset, &data);
+        card.aperture_read(Aperture::Bar1, offset, &mut data);
+        assert_eq!(data, [0xff; 4], "{offset:#x}");
+    }
+}
+
+#[test]
+fn memory_is_mapped_until_it_is_unmapped_or_the_card_is_closed() {
+    let machine = Machine::new(Nature { limit: 3, ..Nature::default() });
+    let card = machine.card();
+    card.map_dma(0x10_0000, memory(0x3000)).unwrap();
+    let overlaps = [0x10_0000, 0x10_2000, 0xf_f000];
+    for iova in overlaps {
+        let error = card.map_dma(iova, memory(0x2000)).unwrap_err();
+        assert!(matches!(error, DmaError::Overlap { existing: 0x10_0000, .. }), "{error}");
+    }
+    assert!(matches!(card.map_dma(0x800, memory(0x1000)), Err(DmaError::Unaligned { .. })));
+    assert!(matches!(card.map_dma(0xff_ffff_f000, memory(0x2000)), Err(DmaError::OutOfReach { bits: 40, .. })));
+    assert!(matches!(card.map_dma(!0xfff, memory(0x2000)), Err(DmaError::OutOfReach { .. })));
+    for iova in [0xfee0_0000, 0xfedf_f000, 0xfeef_f000, 1 << 39, (1 << 39) - 0x1000] {
+        let error = card.map_dma(iova, memory(0x2000)).unwrap_err();
+        assert!(matches!(error, DmaError::Reserved { .. }), "{iova:#x}: {error}");
+    }
+    assert_eq!(card.unmappable(), [0xfee0_0000..0xfef0_0000, 1 << 39..1 << 40]);
+    for (iova, len) in [(0x10_0000, 0x1000), (0x10_1000, 0x2000), (0, 0x3000)] {
+        assert!(matches!(card.unmap_dma(iova, len), Err(DmaError::NotMapped { .. })), "{iova:#x}+{len:#x}");
+    }
+    card.map_dma(0x20_0000, memory(0x1000)).unwrap();
+    card.unmap_dma(0x10_0000, 0x3000).unwrap();
+    card.map_dma(0x10_0000, memory(0x1000)).unwrap();
+    assert_eq!(machine.mappings(), [(0x10_0000, 0x1000), (0x20_0000, 0x1000)]);
+    card.map_dma(0x30_0000, memory(0x1000)).unwrap();
+    let error = card.map_dma(0x40_0000, memory(0x1000)).unwrap_err().to_string();
+    assert!(error.contains("there are 3; raise `dma_entry_limit`"), "{error}");
+    drop(card);
+    assert_eq!(machine.mappings(), []);
+}
+
+#[test]
+fn memory_beyond_what_may_be_pinned_says_what_to_raise() {
+    let machine = Machine::new(Nature { memlock: 0x2000, ..Nature::default() });
+    let card = machine.card();
+    card.map_dma(0, memory(0x2000)).unwrap();
+    let error = card.map_dma(0x10_0000, memory(0x1000)).unwrap_err();
+    // Without a limit it is the host's memory that is short.
+    match rustix::process::getrlimit(rustix::process::Resource::Memlock).current {
+        Some(_) => assert!(error.to_string().contains("raise RLIMIT_MEMLOCK (LimitMEMLOCK=infinity"), "{error}"),
+        None => assert!(matches!(error, DmaError::Host(_)), "{error}"),
+    }
+    assert_eq!(machine.mappings(), [(0, 0x2000)]);
+}
+
+#[test]
+fn interrupts_change_their_kind_and_go_off() {
+    let machine = Machine::new(Nature::default());
+    let card = machine.card();
+    let event = EventFd::new(EFD_NONBLOCK).unwrap();
+    // The card signals the end of a runlist change; who has to wait for that waits a minute at most.
+    let signalled = || eventually(|| event.read().is_ok());
+    let cause = || {
+        card.write32(pmc::ENABLE::OFFSET, u32::MAX);
+        card.write32(pmc::INTR_EN_0::OFFSET, 1);
+        card.write32(pfifo::INTR_EN::OFFSET, u32::MAX);
+        card.write32(pfifo::RUNLIST_BASE::OFFSET, 0x100);
+        card.write32(pfifo::RUNLIST::OFFSET, 0x01f0_0000);
+    };
+    // Nothing is set up yet.
+    card.set_interrupt(InterruptMode::Msi, None);
+    card.unmask_intx();
+    card.set_interrupt(InterruptMode::Msi, Some(event.try_clone().unwrap()));
+    cause();
+    assert!(signalled(), "MSI");
+    card.write32(ppci::MSI_REARM::OFFSET, ppci::MSI_REARM::REARM.mask());
+    assert!(signalled(), "it is still pending");
+    card.set_interrupt(InterruptMode::Intx, Some(event.try_clone().unwrap()));
+    assert!(signalled(), "INTx");
+    card.unmask_intx();
+    assert!(signalled(), "it is still asserted");
+    card.write32(pmc::INTR_EN_0::OFFSET, 0);
+    card.set_interrupt(InterruptMode::Msi, None);
+    card.unmask_intx();
+}
+
+#[test]
+fn resets_end_interrupts_and_leave_the_card_enabled() {
+    let resettable = VFIO_DEVICE_FLAGS_PCI | VFIO_DEVICE_FLAGS_RESET;
+    let on_the_bus = vec![Dependent { group: GROUP, address: Machine::address() }];
+    for (wanted, expected) in
+        [(Reset::Auto, vec!["function reset"]), (Reset::Bus, vec!["bus reset"]), (Reset::Units, vec![])]
+    {
+        let nature = Nature { flags: resettable, dependents: on_the_bus.clone(), ..Nature::default() };
+        let machine = Machine::new(nature);
+        machine.sysfs.spoil(Plan::CARD.address, "reset_method", "flr\n");
+        let card = machine.open(wanted).unwrap();
+        card.set_interrupt(InterruptMode::Msi, Some(EventFd::new(EFD_NONBLOCK).unwrap()));
+        card.write32(pmc::INTR_EN_0::OFFSET, 1);
+        card.map_dma(0, memory(0x1000)).unwrap();
+        card.reset();
+        assert_eq!(machine.log(), expected);
+        assert_eq!(card.read32(pmc::INTR_EN_0::OFFSET) & 1, 0);
+        assert_eq!((machine.enabled(), machine.mappings().len()), ((true, true), 1), "memory stays mapped");
+    }
+    // A bus reset that loses what the VBIOS has set up is told, and harms nobody else.
+    let nature = Nature { dependents: on_the_bus, reset_loses_post: true, ..Nature::default() };
+    let machine = Machine::new(nature);
+    let card = machine.open(Reset::Bus).unwrap();
+    card.reset();
+    drop(card);
+    let error = machine.open(Reset::Bus).unwrap_err().to_string();
+    assert!(error.contains("has not been initialised by its VBIOS"), "{error}");
+}
+
+#[test]
+fn mediator_runs_a_guest_on_it() {
+    let (machine, rig) = with_bar1(true);
+    let mut driver = Driver::new(rig.guest(1, 16, 8));
+    assert!(driver.guest.map_ram(0, 1 << 20, true));
+    let mut channel = driver.channel(0);
+    // From VRAM to VRAM, and on to the guest's RAM, through the IOMMU.
+    let (from, to, ram) = (0x100_0000, 0x200_0000, 0x300_0000);
+    driver.buffer(&channel, from, 4, 7);
+    let target = driver.buffer(&channel, to, 4, 9);
+    driver.map(channel.space, ram, At::Ram(0x8000), 4);
+    driver.flush();
+    let bytes = 4 * PAGE as u32;
+    driver.submit(&mut channel, &[object(M2MF), m2mf_copy(from, to, bytes), m2mf_copy(to, ram, bytes)].concat());
+    // It waits for the card's interrupt, which comes by VFIO.
+    driver.wait(&channel);
+    assert!(driver.vram_holds(target, 4, 7) && driver.ram_holds(0x8000, 4, 7));
+    drop(driver);
+    drop(rig);
+    // A thread of the card's owner may have it for a little longer.
+    assert!(eventually(|| machine.mappings().is_empty()), "{:?}", machine.mappings());
+}

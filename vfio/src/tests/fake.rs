@@ -1,0 +1,480 @@
+//! The fake: a kernel with one group, in which is a software card.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use card::{Aperture, Card, DmaMemory, InterruptMode};
+use parking_lot::Mutex;
+use simgpu::SimGpu;
+use tempfile::TempDir;
+use vfio_bindings::bindings::vfio::*;
+use vfio_host::Address;
+use vfio_host::fake::{Fake as FakeSysfs, Plan};
+
+use crate::kernel::{Dependent, DeviceInfo, IommuInfo, Irq, Kernel, OpenKernel, Region, Unopened, Window};
+use crate::{OpenError, Place, Reset, VfioCard};
+
+/// Nature of the host and its function; a test changes what it is about.
+#[derive(Clone)]
+pub struct Nature {
+    pub open: Option<i32>,
+    pub version: u32,
+    pub type1: bool,
+    pub group_flags: u32,
+    pub set_iommu: Option<i32>,
+    pub iommu: IommuInfo,
+    pub limit: usize,
+    pub memlock: u64,
+    pub flags: u32,
+    pub sizes: [u64; 3],
+    pub mappable: bool,
+    pub power: u16,
+    pub insomnia: bool,
+    pub boot0: Option<u32>,
+    pub posted: bool,
+    pub dependents: Vec<Dependent>,
+    pub reset_loses_post: bool,
+    pub device_gone: bool,
+}
+
+impl Default for Nature {
+    fn default() -> Self {
+        Self {
+            open: None,
+            version: VFIO_API_VERSION,
+            type1: true,
+            group_flags: VFIO_GROUP_FLAGS_VIABLE,
+            set_iommu: None,
+            iommu: IommuInfo {
+                page_sizes: 0x4020_1000,
+                usable: vec![0..0xfee0_0000, 0xfef0_0000..1 << 39],
+                available: Some(65535),
+            },
+            limit: 100,
+            memlock: 1 << 30,
+            flags: VFIO_DEVICE_FLAGS_PCI,
+            sizes: [16 << 20, 128 << 20, 64 << 20],
+            mappable: true,
+            power: 3,
+            insomnia: false,
+            boot0: None,
+            posted: true,
+            dependents: Vec::new(),
+            reset_loses_post: false,
+            device_gone: false,
+        }
+    }
+}
+
+/// State after the calls so far.
+#[derive(Debug, Default)]
+struct State {
+    joined: bool,
+    iommu: bool,
+    device: bool,
+    command: u16,
+    power: u16,
+    posted: bool,
+    irq: Option<u32>,
+    mapped: BTreeMap<u64, u64>,
+    log: Vec<&'static str>,
+}
+
+/// The kernel and the card, as a test looks at them while a card is open and after.
+pub struct Machine {
+    pub nature: Nature,
+    pub sim: Arc<SimGpu>,
+    state: Mutex<State>,
+    windows: AtomicUsize,
+    pub sysfs: FakeSysfs,
+    place: Place,
+    _folder: TempDir,
+}
+
+pub const GROUP: u32 = 7;
+
+impl Machine {
+    /// A machine whose card vfio-pci has, as `nature` says.
+    pub fn new(nature: Nature) -> Arc<Self> {
+        let config = simgpu::Config { vram_mib: 64, ..simgpu::Config::default() };
+        Self::around(Arc::new(SimGpu::new(&config).unwrap()), nature)
+    }
+
+    /// The same with this card.
+    pub fn around(sim: Arc<SimGpu>, nature: Nature) -> Arc<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let sysfs = FakeSysfs::new(folder.path());
+        sysfs.add(Plan { driver: Some("vfio-pci"), ..Plan::CARD });
+        let state = State { power: nature.power, posted: nature.posted, ..State::default() };
+        let place = Place { sysfs: sysfs.sysfs(), files: folder.path().join("dev") };
+        let state = Mutex::new(state);
+        Arc::new(Self { nature, sim, state, windows: AtomicUsize::new(0), sysfs, place, _folder: folder })
+    }
+
+    pub fn address() -> Address {
+        Plan::CARD.address.parse().unwrap()
+    }
+
+    pub fn open(self: &Arc<Self>, reset: Reset) -> Result<VfioCard, OpenError> {
+        VfioCard::open_by(&self.place, &Opener(Arc::clone(self)), Self::address(), reset)
+    }
+
+    /// A card that is open.
+    pub fn card(self: &Arc<Self>) -> VfioCard {
+        self.open(Reset::Auto).unwrap()
+    }
+
+    /// Takes what was done since the last look.
+    pub fn log(&self) -> Vec<&'static str> {
+        std::mem::take(&mut self.state.lock().log)
+    }
+
+    pub fn mappings(&self) -> Vec<(u64, u64)> {
+        self.state.lock().mapped.iter().map(|(iova, len)| (*iova, *len)).collect()
+    }
+
+    /// Memory answers, the card may master the bus.
+    pub fn enabled(&self) -> (bool, bool) {
+        let command = self.state.lock().command;
+        (command & 2 != 0, command & 4 != 0)
+    }
+
+    fn region(&self, index: u32) -> Region {
+        let (read, write, map) = (VFIO_REGION_INFO_FLAG_READ, VFIO_REGION_INFO_FLAG_WRITE, VFIO_REGION_INFO_FLAG_MMAP);
+        let map = if self.nature.mappable { map } else { 0 };
+        let [bar0, bar1, bar3] = self.nature.sizes;
+        let (size, flags) = match index {
+            0 => (bar0, read | write | map),
+            1 => (bar1, read | write | map),
+            3 => (bar3, read | write | map),
+            7 => (4096, read | write),
+            _ => (0, 0),
+        };
+        Region { flags, size, offset: u64::from(index) << 40, sparse: false }
+    }
+
+    fn register_read(&self, offset: u32) -> u32 {
+        let posted = self.state.lock().posted;
+        match (offset, self.nature.boot0) {
+            (0, Some(boot0)) => boot0,
+            (0x02240c, _) if !posted => self.sim.read32(offset) & !2,
+            _ => self.sim.read32(offset),
+        }
+    }
+
+    fn access_read(&self, index: u32, offset: u64, data: &mut [u8]) {
+        let state = self.state.lock();
+        // The kernel would end the process by SIGBUS.
+        assert!(state.command & 2 != 0 && state.power == 0, "memory is off, or the function sleeps");
+        drop(state);
+        match index {
+            0 => {
+                assert!(data.len() == 4 && offset.is_multiple_of(4), "registers have 32 bits");
+                data.copy_from_slice(&self.register_read(offset as u32).to_le_bytes());
+            }
+            1 => self.sim.aperture_read(Aperture::Bar1, offset, data),
+            _ => self.sim.aperture_read(Aperture::Bar3, offset, data),
+        }
+    }
+
+    fn access_write(&self, index: u32, offset: u64, data: &[u8]) {
+        let state = self.state.lock();
+        assert!(state.command & 2 != 0 && state.power == 0, "memory is off, or the function sleeps");
+        drop(state);
+        match index {
+            0 => self.sim.write32(offset as u32, u32::from_le_bytes(data.try_into().expect("registers have 32 bits"))),
+            1 => self.sim.aperture_write(Aperture::Bar1, offset, data),
+            _ => self.sim.aperture_write(Aperture::Bar3, offset, data),
+        }
+    }
+
+    fn config_read(&self, offset: u64, data: &mut [u8]) {
+        let state = self.state.lock();
+        let mut config = [0_u8; 256];
+        let mut put = |at: usize, bytes: &[u8]| config[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0, &[0xde, 0x10, 0xd8, 0x06]);
+        put(4, &state.command.to_le_bytes());
+        put(6, &0x10_u16.to_le_bytes());
+        put(8, &[0xa3, 0x00, 0x00, 0x03]);
+        put(0x2c, &[0xde, 0x10, 0x6f, 0x07]);
+        // A vendor's capability before that of power; the list ends in a circle.
+        put(0x34, &[0x50]);
+        put(0x50, &[9, 0x60]);
+        put(0x60, &[1, 0x50]);
+        put(0x64, &state.power.to_le_bytes());
+        data.copy_from_slice(&config[offset as usize..offset as usize + data.len()]);
+    }
+
+    fn config_write(&self, offset: u64, data: &[u8]) {
+        let mut state = self.state.lock();
+        let value = u16::from_le_bytes(data.try_into().expect("registers of 16 bits"));
+        match offset {
+            4 => state.command = value,
+            0x64 if !self.nature.insomnia => state.power = value & 3,
+            0x64 => {}
+            other => panic!("a write to {other:#x} of configuration space"),
+        }
+    }
+
+    fn after_reset(&self) {
+        self.sim.reset();
+        let mut state = self.state.lock();
+        assert_eq!(state.irq, None, "an interrupt is set up during a reset");
+        state.posted &= !self.nature.reset_loses_post;
+        // The kernel restores configuration space; a function may be asleep after all.
+        state.power = self.nature.power;
+    }
+}
+
+struct Opener(Arc<Machine>);
+
+impl OpenKernel for Opener {
+    fn open(&self, group: u32) -> Result<Box<dyn Kernel>, Unopened> {
+        assert_eq!(group, GROUP);
+        if let Some(errno) = self.0.nature.open {
+            return Err(Unopened { path: "/dev/vfio/7".into(), source: error(errno) });
+        }
+        Ok(Box::new(FakeKernel(Arc::clone(&self.0))))
+    }
+}
+
+fn error(errno: i32) -> io::Error {
+    io::Error::from_raw_os_error(errno)
+}
+
+struct FakeKernel(Arc<Machine>);
+
+impl FakeKernel {
+    fn device(&self) -> io::Result<()> {
+        let state = self.0.state.lock();
+        assert!(state.device, "the function is not open");
+        if self.0.nature.device_gone { Err(error(libc::ENODEV)) } else { Ok(()) }
+    }
+}
+
+impl Drop for FakeKernel {
+    fn drop(&mut self) {
+        // A mapped BAR keeps the function, and so all mappings, open in the kernel.
+        assert_eq!(self.0.windows.load(Ordering::Relaxed), 0, "a BAR is still mapped");
+        let mut state = self.0.state.lock();
+        // The kernel would withdraw them; who closes a card does so before the memory goes.
+        assert!(state.mapped.is_empty() || std::thread::panicking(), "memory is still mapped: {:?}", state.mapped);
+        *state = State { power: 3, posted: state.posted, log: std::mem::take(&mut state.log), ..State::default() };
+    }
+}
+
+impl Kernel for FakeKernel {
+    fn api_version(&self) -> io::Result<u32> {
+        Ok(self.0.nature.version)
+    }
+
+    fn has_extension(&self, kind: u32) -> io::Result<bool> {
+        Ok(kind == VFIO_TYPE1v2_IOMMU && self.0.nature.type1)
+    }
+
+    fn group_flags(&self) -> io::Result<u32> {
+        Ok(self.0.nature.group_flags)
+    }
+
+    fn set_container(&self) -> io::Result<()> {
+        let mut state = self.0.state.lock();
+        assert!(!std::mem::replace(&mut state.joined, true), "the group is in a container already");
+        Ok(())
+    }
+
+    fn set_iommu(&self, kind: u32) -> io::Result<()> {
+        let mut state = self.0.state.lock();
+        assert!(state.joined && !state.iommu && kind == VFIO_TYPE1v2_IOMMU);
+        if let Some(errno) = self.0.nature.set_iommu {
+            return Err(error(errno));
+        }
+        state.iommu = true;
+        Ok(())
+    }
+
+    fn iommu_info(&self) -> io::Result<IommuInfo> {
+        assert!(self.0.state.lock().iommu);
+        Ok(self.0.nature.iommu.clone())
+    }
+
+    fn map(&self, iova: u64, memory: &DmaMemory) -> io::Result<()> {
+        let mut state = self.0.state.lock();
+        assert!(state.iommu && state.device, "no function has the IOMMU yet");
+        let len = memory.len() as u64;
+        let aligned = [iova, len, memory.host_address().addr() as u64].iter().all(|value| value % 4096 == 0);
+        assert!(aligned && len != 0, "{iova:#x}+{len:#x}");
+        let within = |range: &Range<u64>| range.start <= iova && iova + len <= range.end;
+        assert!(self.0.nature.iommu.usable.iter().any(within), "{iova:#x} is not among the usable addresses");
+        let free = state.mapped.iter().all(|(start, size)| start + size <= iova || iova + len <= *start);
+        assert!(free, "{iova:#x}+{len:#x} overlaps");
+        if state.mapped.len() >= self.0.nature.limit {
+            return Err(error(libc::ENOSPC));
+        }
+        if state.mapped.values().sum::<u64>() + len > self.0.nature.memlock {
+            return Err(error(libc::ENOMEM));
+        }
+        state.mapped.insert(iova, len);
+        self.0.sim.map_dma(iova, memory.clone()).map_err(io::Error::other)
+    }
+
+    fn unmap(&self, iova: u64, len: u64) -> io::Result<u64> {
+        let mut state = self.0.state.lock();
+        assert_eq!(state.mapped.remove(&iova), Some(len), "the kernel would unmap another range");
+        self.0.sim.unmap_dma(iova, len).unwrap();
+        Ok(len)
+    }
+
+    fn open_device(&self, address: Address) -> io::Result<()> {
+        let mut state = self.0.state.lock();
+        assert!(state.iommu && !state.device && address == Machine::address());
+        state.device = true;
+        Ok(())
+    }
+
+    fn device_info(&self) -> io::Result<DeviceInfo> {
+        self.device()?;
+        Ok(DeviceInfo { flags: self.0.nature.flags, regions: 9 })
+    }
+
+    fn region(&self, index: u32) -> io::Result<Region> {
+        self.device()?;
+        if index < 9 { Ok(self.0.region(index)) } else { Err(error(libc::EINVAL)) }
+    }
+
+    fn set_irq(&self, index: u32, set: Irq<'_>) -> io::Result<()> {
+        self.device()?;
+        let mode = match index {
+            VFIO_PCI_MSI_IRQ_INDEX => InterruptMode::Msi,
+            VFIO_PCI_INTX_IRQ_INDEX => InterruptMode::Intx,
+            other => panic!("interrupt {other}"),
+        };
+        let mut state = self.0.state.lock();
+        match set {
+            Irq::Signal(event) => {
+                assert!(state.irq.is_none_or(|now| now == index), "VFIO has one kind of interrupt at a time");
+                state.irq = Some(index);
+                drop(state);
+                self.0.sim.set_interrupt(mode, Some(event.try_clone()?));
+            }
+            Irq::Off => {
+                assert_eq!(state.irq.take(), Some(index), "an interrupt is turned off that is not on");
+                drop(state);
+                self.0.sim.set_interrupt(mode, None);
+            }
+            Irq::Unmask => {
+                assert_eq!((state.irq, mode), (Some(index), InterruptMode::Intx));
+                drop(state);
+                self.0.sim.unmask_intx();
+            }
+        }
+        Ok(())
+    }
+
+    fn reset(&self) -> io::Result<()> {
+        self.device()?;
+        assert!(self.0.nature.flags & VFIO_DEVICE_FLAGS_RESET != 0, "the function has no reset");
+        self.0.state.lock().log.push("function reset");
+        self.0.after_reset();
+        Ok(())
+    }
+
+    fn dependents(&self) -> io::Result<Vec<Dependent>> {
+        self.device()?;
+        let others = self.0.nature.dependents.clone();
+        if others.is_empty() { Err(error(libc::ENODEV)) } else { Ok(others) }
+    }
+
+    fn hot_reset(&self) -> io::Result<()> {
+        self.device()?;
+        assert!(self.0.nature.dependents.iter().all(|other| other.group == GROUP));
+        self.0.state.lock().log.push("bus reset");
+        self.0.after_reset();
+        Ok(())
+    }
+
+    fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.device()?;
+        match (offset >> 40) as u32 {
+            7 => self.0.config_read(offset & 0xff_ffff_ffff, data),
+            index => self.0.access_read(index, offset & 0xff_ffff_ffff, data),
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.device()?;
+        match (offset >> 40) as u32 {
+            7 => self.0.config_write(offset & 0xff_ffff_ffff, data),
+            index => self.0.access_write(index, offset & 0xff_ffff_ffff, data),
+        }
+        Ok(())
+    }
+
+    fn map_region(&self, region: &Region) -> io::Result<Box<dyn Window>> {
+        self.device()?;
+        assert!(region.flags & VFIO_REGION_INFO_FLAG_MMAP != 0, "the region cannot be mapped");
+        self.0.windows.fetch_add(1, Ordering::Relaxed);
+        let index = (region.offset >> 40) as u32;
+        Ok(Box::new(FakeWindow { machine: Arc::clone(&self.0), index, len: region.size as usize }))
+    }
+}
+
+struct FakeWindow {
+    machine: Arc<Machine>,
+    index: u32,
+    len: usize,
+}
+
+impl Drop for FakeWindow {
+    fn drop(&mut self) {
+        self.machine.windows.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl FakeWindow {
+    fn get<const N: usize>(&self, offset: usize) -> [u8; N] {
+        assert!(offset.is_multiple_of(N) && offset + N <= self.len, "an access at {offset:#x} of {N} bytes");
+        let mut bytes = [0; N];
+        self.machine.access_read(self.index, offset as u64, &mut bytes);
+        bytes
+    }
+
+    fn put(&self, offset: usize, bytes: &[u8]) {
+        let len = bytes.len();
+        assert!(offset.is_multiple_of(len) && offset + len <= self.len, "an access at {offset:#x} of {len} bytes");
+        self.machine.access_write(self.index, offset as u64, bytes);
+    }
+}
+
+impl Window for FakeWindow {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn read8(&self, offset: usize) -> u8 {
+        u8::from_le_bytes(self.get(offset))
+    }
+
+    fn read32(&self, offset: usize) -> u32 {
+        u32::from_le_bytes(self.get(offset))
+    }
+
+    fn read64(&self, offset: usize) -> u64 {
+        u64::from_le_bytes(self.get(offset))
+    }
+
+    fn write8(&self, offset: usize, value: u8) {
+        self.put(offset, &[value]);
+    }
+
+    fn write32(&self, offset: usize, value: u32) {
+        self.put(offset, &value.to_le_bytes());
+    }
+
+    fn write64(&self, offset: usize, value: u64) {
+        self.put(offset, &value.to_le_bytes());
+    }
+}
