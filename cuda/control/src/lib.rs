@@ -1,0 +1,204 @@
+//! Requests of the daemon to the owner of a CUDA card, which is a process of its own, and the owner's answers.
+//!
+//! Over the owner's standard input and output, one JSON object a line: first [`Settings`], answered by
+//! [`Answer::Ready`] or [`Answer::Failed`]; then each [`Request`], answered in order. The owner ends when its input does.
+//!
+//! Sizes are bytes, times nanoseconds unless a name says otherwise. No memory, no policy: only what is said.
+
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// A card's settings.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Path of NVIDIA's library, or its name for the loader.
+    pub driver: PathBuf,
+    /// The card: its number, `GPU-` and its UUID, or its PCI address.
+    pub device: String,
+    /// Memory of the card that tenants share.
+    pub card_bytes: u64,
+    /// Host memory for what the card has no room for.
+    pub host_bytes: u64,
+    /// Host memory that is ready before it is needed.
+    pub host_ready_bytes: u64,
+    /// Unit in which memory is given and moved.
+    pub chunk_bytes: u64,
+    /// Length of a slice of the card's time.
+    pub slice_ns: u64,
+    /// Microseconds of work in flight of a tenant that is not alone.
+    pub run_ahead_us: u32,
+    /// Turns with memory: `auto`, `off` or `forced`.
+    pub quanta: String,
+    /// Shortest such turn.
+    pub quantum_min_ns: u64,
+    /// Longest such turn.
+    pub quantum_max_ns: u64,
+    /// File with the processes served, for the next owner.
+    pub journal: PathBuf,
+}
+
+/// Part of a tenant in the card's memory; sizes in bytes of whole chunks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryShare {
+    /// Most that it may have on the card; none for as much as it believes to have.
+    pub quota: Option<u64>,
+    /// Sure to be had on the card.
+    pub guarantee: u64,
+    /// Most that it may have in host memory.
+    pub swap_cap: Option<u64>,
+    /// Weight while memory is short.
+    pub weight: u32,
+    /// Policy when the card is full: `swap`, `queue` or `refuse`.
+    pub on_full: String,
+}
+
+/// Part of a tenant in the card's time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TimeShare {
+    /// Weight.
+    pub weight: u32,
+    /// Least part, in thousandths.
+    pub guarantee_permille: u32,
+    /// Greatest part, in thousandths.
+    pub cap_permille: u32,
+    /// Latency class: `interactive`, `normal` or `background`.
+    pub class: String,
+    /// Limit of a turn that does not end; none for none.
+    pub max_run_ns: Option<u64>,
+}
+
+/// A tenant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tenant {
+    /// Its name.
+    pub name: String,
+    /// Memory that it believes to have.
+    pub memory_bytes: u64,
+    /// Part of the card's memory.
+    pub memory: MemoryShare,
+    /// Part of the card's time.
+    pub time: TimeShare,
+    /// A program that does not answer is suspended by the driver, not killed.
+    pub suspends: bool,
+    /// Path of its socket.
+    pub socket: PathBuf,
+    /// Access mode of the socket.
+    pub mode: u32,
+    /// Owner of the socket.
+    pub uid: Option<u32>,
+    /// Group of the socket.
+    pub gid: Option<u32>,
+}
+
+/// A request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Request {
+    /// Makes a tenant and listens at its socket.
+    Add(Tenant),
+    /// Changes what a tenant of this name may have, from now on; its memory's size and its socket stay.
+    Change(Tenant),
+    /// Shows the card, with the parts of the last `window_ns` of its time.
+    View {
+        /// Length of the window.
+        window_ns: u64,
+    },
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// The card is open.
+    Ready {
+        /// Name of its model.
+        name: String,
+        /// Its memory, all of it.
+        total_bytes: u64,
+    },
+    /// Done.
+    Done,
+    /// Not done; nothing has changed.
+    Failed(String),
+    /// The card as it is.
+    View(Box<Card>),
+}
+
+/// A card, as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Card {
+    /// Neither used nor promised.
+    pub spare_bytes: u64,
+    /// Host memory in use.
+    pub host_used_bytes: u64,
+    /// Moved from the card to host memory.
+    pub moved_out_bytes: u64,
+    /// Moved back.
+    pub moved_in_bytes: u64,
+    /// Time for which a turn lasted.
+    pub busy_ns: u64,
+    /// Turns that were granted.
+    pub turns: u64,
+    /// Chunks that were moved.
+    pub relocations: u64,
+    /// Orders that programs declined.
+    pub declined: u64,
+    /// Turn with the card's memory: the holder, all members, and its length.
+    pub memory_turn: Option<(String, Vec<String>, u64)>,
+    /// Tenants by name.
+    pub tenants: Vec<TenantView>,
+}
+
+/// A tenant, as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TenantView {
+    /// Its name.
+    pub name: String,
+    /// Its programs: process and name.
+    pub programs: Vec<(u32, String)>,
+    /// On the card.
+    pub on_card_bytes: u64,
+    /// In host memory.
+    pub in_host_bytes: u64,
+    /// Believed to be had and not used.
+    pub unbacked_bytes: u64,
+    /// Moving now.
+    pub moving_bytes: u64,
+    /// Most that it ever had on the card.
+    pub on_card_peak_bytes: u64,
+    /// Most that it ever had in host memory.
+    pub in_host_peak_bytes: u64,
+    /// With a first place in host memory.
+    pub born_in_host_bytes: u64,
+    /// Moved from the card to host memory.
+    pub moved_out_bytes: u64,
+    /// Moved back.
+    pub moved_in_bytes: u64,
+    /// Time of the card that it was charged.
+    pub used_ns: u64,
+    /// The same within the window, in thousandths.
+    pub received_permille: u32,
+    /// Part that it is entitled to while all want the card, in thousandths.
+    pub entitled_permille: u32,
+    /// Of its turns, the time in which its work was in flight, by the card's events.
+    pub busy_ns: u64,
+    /// Of that, the time in which only copies were.
+    pub copy_ns: u64,
+    /// Submissions that were counted: none are while it is alone.
+    pub launches: u64,
+    /// Turns.
+    pub turns: u64,
+    /// Turns that it waited for, half of them no longer than this.
+    pub wait_p50_ns: u64,
+    /// The same for 99 of 100.
+    pub wait_p99_ns: u64,
+    /// The longest such wait.
+    pub wait_max_ns: u64,
+    /// It has the turn.
+    pub runs: bool,
+    /// Programs of it that were killed since they did not answer.
+    pub killed: u64,
+}

@@ -1,0 +1,35 @@
+//! A `libcuda.so.1` without a GPU, for tests: stricter than NVIDIA's.
+//!
+//! - The card is a folder that several processes share ([`card`]): each allocation is a file whose lock tells that a
+//!   handle, an exported descriptor or a mapping of it still lives, in whatever process.
+//! - Addresses ([`space`]): every rule of virtual memory management is checked; an access to an address with nothing mapped,
+//!   or that was not given access, kills the program.
+//! - Work ([`work`]): a thread for each stream; kernels of all processes take turns on the card's one engine. Captures are
+//!   as easily disturbed as the real ones.
+//! - Kernels ([`kernels`]) are known by their names and do what those say.
+//!
+//! The clock is the host's. There are no modules of code, no textures, no second card.
+
+mod api;
+mod card;
+mod kernels;
+mod memory;
+mod space;
+mod work;
+
+/// Results of calls, as NVIDIA's headers number them.
+mod result {
+    pub const SUCCESS: i32 = 0;
+    pub const INVALID_VALUE: i32 = 1;
+    pub const OUT_OF_MEMORY: i32 = 2;
+    pub const NOT_INITIALIZED: i32 = 3;
+    pub const INVALID_DEVICE: i32 = 101;
+    pub const INVALID_CONTEXT: i32 = 201;
+    pub const INVALID_HANDLE: i32 = 400;
+    pub const NOT_FOUND: i32 = 500;
+    pub const NOT_READY: i32 = 600;
+    pub const NOT_SUPPORTED: i32 = 801;
+    pub const CAPTURE_UNSUPPORTED: i32 = 900;
+    pub const CAPTURE_INVALIDATED: i32 = 901;
+    pub const CAPTURED_EVENT: i32 = 907;
+}

@@ -1,0 +1,143 @@
+//! Reserved addresses and what is mapped there: the rules of virtual memory management.
+
+use std::collections::BTreeMap;
+
+/// Sizes and addresses are multiples of this.
+pub const GRANULE: u64 = 2 << 20;
+
+/// A mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Bytes.
+    pub bytes: u64,
+    /// The allocation, by the handle it was mapped by.
+    pub handle: u64,
+    /// The card may access it.
+    pub open: bool,
+}
+
+/// A broken rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Broken(pub &'static str);
+
+/// Reservations and mappings by their first address.
+#[derive(Debug, Default)]
+pub struct Space {
+    reserved: BTreeMap<u64, u64>,
+    mapped: BTreeMap<u64, Mapping>,
+}
+
+fn ensure(good: bool, rule: &'static str) -> Result<(), Broken> {
+    if good { Ok(()) } else { Err(Broken(rule)) }
+}
+
+impl Space {
+    /// Notes a reservation.
+    pub fn reserve(&mut self, at: u64, bytes: u64) {
+        self.reserved.insert(at, bytes);
+    }
+
+    /// Takes a reservation back, whole and with nothing mapped.
+    pub fn unreserve(&mut self, at: u64, bytes: u64) -> Result<(), Broken> {
+        ensure(self.reserved.get(&at) == Some(&bytes), "a reservation is freed whole")?;
+        ensure(self.within(at, bytes).is_empty(), "a reservation is freed with nothing mapped")?;
+        self.reserved.remove(&at);
+        Ok(())
+    }
+
+    /// Maps a whole allocation of `length` bytes.
+    pub fn map(&mut self, at: u64, bytes: u64, offset: u64, handle: u64, length: u64) -> Result<(), Broken> {
+        ensure(offset == 0, "the offset of a mapping is 0")?;
+        ensure(bytes == length && bytes > 0, "an allocation is mapped whole")?;
+        ensure(at.is_multiple_of(GRANULE) && bytes.is_multiple_of(GRANULE), "mappings are aligned to the granularity")?;
+        let room = self.reserved.range(..=at).next_back().is_some_and(|(start, len)| at + bytes <= start + len);
+        ensure(room, "mappings lie in a reservation")?;
+        ensure(self.within(at, bytes).is_empty(), "only addresses with nothing mapped can be mapped")?;
+        self.mapped.insert(at, Mapping { bytes, handle, open: false });
+        Ok(())
+    }
+
+    /// Unmaps whole mappings without a gap; they are returned.
+    pub fn unmap(&mut self, at: u64, bytes: u64) -> Result<Vec<(u64, Mapping)>, Broken> {
+        let found = self.cover(at, bytes)?;
+        for (start, _) in &found {
+            self.mapped.remove(start);
+        }
+        Ok(found)
+    }
+
+    /// Gives the card access to whole mappings without a gap; they are returned.
+    pub fn open(&mut self, at: u64, bytes: u64) -> Result<Vec<(u64, Mapping)>, Broken> {
+        let found = self.cover(at, bytes)?;
+        for (start, _) in &found {
+            if let Some(mapping) = self.mapped.get_mut(start) {
+                mapping.open = true;
+            }
+        }
+        Ok(found)
+    }
+
+    /// The mapping that an address lies in.
+    pub fn find(&self, at: u64) -> Option<(u64, Mapping)> {
+        let (&start, &mapping) = self.mapped.range(..=at).next_back()?;
+        (at < start + mapping.bytes).then_some((start, mapping))
+    }
+
+    fn within(&self, at: u64, bytes: u64) -> Vec<(u64, Mapping)> {
+        let before = self.find(at).into_iter();
+        let after = self.mapped.range(at + 1..at + bytes).map(|(start, mapping)| (*start, *mapping));
+        before.chain(after).collect()
+    }
+
+    fn cover(&self, at: u64, bytes: u64) -> Result<Vec<(u64, Mapping)>, Broken> {
+        let found = self.within(at, bytes);
+        let mut next = at;
+        for (start, mapping) in &found {
+            ensure(*start == next, "mappings are taken whole and without a gap")?;
+            next = start + mapping.bytes;
+        }
+        ensure(bytes > 0 && next == at + bytes, "mappings are taken whole and without a gap")?;
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const G: u64 = GRANULE;
+
+    fn space() -> Space {
+        let mut space = Space::default();
+        space.reserve(0, 8 * G);
+        space
+    }
+
+    #[test]
+    fn every_rule_of_mapping_is_checked() {
+        let mut space = space();
+        assert!(space.map(0, G, 1, 1, G).is_err(), "an offset");
+        assert!(space.map(0, G, 0, 1, 2 * G).is_err(), "a part of an allocation");
+        assert!(space.map(G / 2, G, 0, 1, G).is_err(), "an odd address");
+        assert!(space.map(7 * G, 2 * G, 0, 1, 2 * G).is_err(), "beyond the reservation");
+        assert_eq!(space.map(G, 2 * G, 0, 1, 2 * G), Ok(()));
+        assert!(space.map(2 * G, G, 0, 2, G).is_err(), "mapped already");
+        assert!(space.map(0, 2 * G, 0, 2, 2 * G).is_err(), "mapped in part");
+    }
+
+    #[test]
+    fn only_whole_mappings_are_taken_away() {
+        let mut space = space();
+        assert_eq!(space.map(0, 2 * G, 0, 1, 2 * G), Ok(()));
+        assert_eq!(space.map(2 * G, G, 0, 2, G), Ok(()));
+        assert!(space.unmap(0, G).is_err());
+        assert!(space.unmap(G, 2 * G).is_err());
+        assert!(space.open(0, 4 * G).is_err(), "a gap at the end");
+        assert_eq!(space.open(0, 3 * G).map(|found| found.len()), Ok(2));
+        assert_eq!(space.find(G).map(|(start, m)| (start, m.handle, m.open)), Some((0, 1, true)));
+        assert!(space.unreserve(0, 8 * G).is_err(), "something is mapped");
+        assert_eq!(space.unmap(0, 3 * G).map(|found| found.len()), Ok(2));
+        assert!(space.unmap(0, 3 * G).is_err(), "nothing is mapped");
+        assert_eq!(space.unreserve(0, 8 * G), Ok(()));
+    }
+}

@@ -1,0 +1,380 @@
+//! Streams, events, captures and graphs.
+//!
+//! UNSAFETY: copies between addresses that the program names, as a card does.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use crate::card;
+use crate::kernels::Kernel;
+use crate::result::{
+    CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, CAPTURED_EVENT, INVALID_HANDLE, INVALID_VALUE, NOT_READY, SUCCESS,
+};
+
+/// A piece of work.
+#[derive(Clone)]
+pub enum Op {
+    /// A kernel with its arguments.
+    Kernel(Kernel, Vec<u64>),
+    /// A copy: to, from, bytes.
+    Copy(u64, u64, u64),
+    /// A fill: address, bytes, value.
+    Set(u64, u64, u8),
+    /// The end of an event.
+    Record(Arc<Event>, u64),
+    /// Waits for an event.
+    Wait(Arc<Event>, u64),
+}
+
+/// An event: how often it was recorded, and the last record that is done.
+#[derive(Debug, Default)]
+pub struct Event {
+    recorded: AtomicU64,
+    /// The last record became part of a capture.
+    captured: AtomicBool,
+    done: Mutex<(u64, Option<Instant>)>,
+    changed: Condvar,
+}
+
+impl Event {
+    fn finish(&self, record: u64) {
+        let mut done = guard(&self.done);
+        *done = (done.0.max(record), Some(Instant::now()));
+        self.changed.notify_all();
+    }
+
+    fn wait(&self, record: u64) {
+        let mut done = guard(&self.done);
+        while done.0 < record {
+            done = self.changed.wait(done).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn pending(&self) -> bool {
+        guard(&self.done).0 < self.recorded.load(Ordering::SeqCst)
+    }
+}
+
+fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Stream {
+    queue: Sender<Op>,
+    last: Arc<Event>,
+    capture: Option<Capture>,
+}
+
+struct Capture {
+    ops: Vec<Op>,
+    broken: bool,
+    mode: i32,
+}
+
+#[derive(Default)]
+struct Work {
+    streams: HashMap<u64, Stream>,
+    events: HashMap<u64, Arc<Event>>,
+    graphs: HashMap<u64, Vec<Op>>,
+    next: u64,
+}
+
+static WORK: Mutex<Option<Work>> = Mutex::new(None);
+
+thread_local! {
+    /// How a capture elsewhere treats this thread's calls: 0 global, 1 thread-local, 2 relaxed.
+    static MODE: AtomicI32 = const { AtomicI32::new(0) };
+}
+
+fn with<T>(work: impl FnOnce(&mut Work) -> T) -> T {
+    work(guard(&WORK).get_or_insert_default())
+}
+
+fn run(op: Op) {
+    match op {
+        Op::Kernel(kernel, arguments) => {
+            let _turn = card::get().turn("engine");
+            (kernel.run)(&arguments);
+        }
+        // SAFETY: see UNSAFETY.
+        Op::Copy(to, from, bytes) => unsafe {
+            std::ptr::copy(from as *const u8, to as *mut u8, bytes as usize);
+        },
+        // SAFETY: see UNSAFETY.
+        Op::Set(at, bytes, value) => unsafe { std::ptr::write_bytes(at as *mut u8, value, bytes as usize) },
+        Op::Record(event, record) => event.finish(record),
+        Op::Wait(event, record) => event.wait(record),
+    }
+}
+
+fn stream() -> Stream {
+    let (queue, ops) = channel::<Op>();
+    std::thread::spawn(move || ops.into_iter().for_each(run));
+    Stream { queue, last: Arc::default(), capture: None }
+}
+
+impl Work {
+    fn id(&mut self) -> u64 {
+        self.next += 1;
+        0x10_0000 + 16 * self.next
+    }
+
+    /// The stream of a handle; 0, 1 and 2 are the default streams, one here.
+    fn stream(&mut self, handle: u64) -> Result<&mut Stream, i32> {
+        let handle = if handle <= 2 { 0 } else { handle };
+        if handle == 0 {
+            return Ok(self.streams.entry(0).or_insert_with(stream));
+        }
+        self.streams.get_mut(&handle).ok_or(INVALID_HANDLE)
+    }
+}
+
+impl Stream {
+    fn push(&mut self, op: Op) {
+        match &mut self.capture {
+            Some(capture) => capture.ops.push(op),
+            None => {
+                let _ = self.queue.send(op);
+            }
+        }
+    }
+
+    /// An event at the end of what the stream has now.
+    fn end(&self) -> (Arc<Event>, u64) {
+        let record = self.last.recorded.fetch_add(1, Ordering::SeqCst) + 1;
+        let _ = self.queue.send(Op::Record(self.last.clone(), record));
+        (self.last.clone(), record)
+    }
+}
+
+/// A call that a capture in global mode forbids to threads that did not relax: the capture is lost.
+pub fn unsafe_call() -> i32 {
+    let relaxed = MODE.with(|mode| mode.load(Ordering::SeqCst)) == 2;
+    with(|work| {
+        let mut result = SUCCESS;
+        for capture in work.streams.values_mut().filter_map(|s| s.capture.as_mut()).filter(|c| c.mode == 0) {
+            if !relaxed {
+                capture.broken = true;
+                result = CAPTURE_UNSUPPORTED;
+            }
+        }
+        result
+    })
+}
+
+/// Exchanges the calling thread's mode.
+pub fn exchange(mode: i32) -> i32 {
+    MODE.with(|mine| mine.swap(mode, Ordering::SeqCst))
+}
+
+/// Makes a stream.
+pub fn create() -> u64 {
+    with(|work| {
+        let id = work.id();
+        work.streams.insert(id, stream());
+        id
+    })
+}
+
+/// Destroys a stream; its work goes on.
+pub fn destroy(handle: u64) -> i32 {
+    with(|work| if work.streams.remove(&handle).is_some() { SUCCESS } else { INVALID_HANDLE })
+}
+
+/// Submits work.
+pub fn submit(handle: u64, op: Op) -> i32 {
+    with(|work| match work.stream(handle) {
+        Ok(stream) => {
+            stream.push(op);
+            SUCCESS
+        }
+        Err(error) => error,
+    })
+}
+
+/// Submits work and waits for it.
+pub fn synchronous(op: Op) -> i32 {
+    match submit(0, op) {
+        SUCCESS => finish(0),
+        error => error,
+    }
+}
+
+/// Waits for a stream.
+pub fn finish(handle: u64) -> i32 {
+    let end = with(|work| {
+        let stream = work.stream(handle)?;
+        if let Some(capture) = &mut stream.capture {
+            capture.broken = true;
+            return Err(CAPTURE_UNSUPPORTED);
+        }
+        Ok(stream.end())
+    });
+    match end {
+        Ok((event, record)) => {
+            event.wait(record);
+            SUCCESS
+        }
+        Err(error) => error,
+    }
+}
+
+/// Waits for all streams. A capture is lost by it, whatever the thread's mode.
+pub fn finish_all() -> i32 {
+    let ends = with(|work| {
+        let mut broken = false;
+        for capture in work.streams.values_mut().filter_map(|s| s.capture.as_mut()) {
+            capture.broken = true;
+            broken = true;
+        }
+        if broken { None } else { Some(work.streams.values().map(Stream::end).collect::<Vec<_>>()) }
+    });
+    let Some(ends) = ends else { return CAPTURE_UNSUPPORTED };
+    for (event, record) in ends {
+        event.wait(record);
+    }
+    SUCCESS
+}
+
+/// Whether a stream captures: 0 no, 1 yes, 2 lost.
+pub fn capturing(handle: u64) -> Result<i32, i32> {
+    with(|work| work.stream(handle).map(|s| s.capture.as_ref().map_or(0, |c| if c.broken { 2 } else { 1 })))
+}
+
+/// Begins a capture.
+pub fn begin(handle: u64, mode: i32) -> i32 {
+    with(|work| match work.stream(handle) {
+        Ok(stream) if stream.capture.is_none() && handle > 2 => {
+            stream.capture = Some(Capture { ops: Vec::new(), broken: false, mode });
+            SUCCESS
+        }
+        Ok(_) => CAPTURE_UNSUPPORTED,
+        Err(error) => error,
+    })
+}
+
+/// Ends a capture; the graph.
+pub fn end(handle: u64) -> Result<u64, i32> {
+    with(|work| {
+        let capture = work.stream(handle)?.capture.take().ok_or(INVALID_VALUE)?;
+        if capture.broken {
+            return Err(CAPTURE_INVALIDATED);
+        }
+        let id = work.id();
+        work.graphs.insert(id, capture.ops);
+        Ok(id)
+    })
+}
+
+/// Copies a graph into one that can be launched.
+pub fn instantiate(graph: u64) -> Result<u64, i32> {
+    with(|work| {
+        let ops = work.graphs.get(&graph).cloned().ok_or(INVALID_HANDLE)?;
+        let id = work.id();
+        work.graphs.insert(id, ops);
+        Ok(id)
+    })
+}
+
+/// Destroys a graph of either kind.
+pub fn destroy_graph(graph: u64) -> i32 {
+    with(|work| if work.graphs.remove(&graph).is_some() { SUCCESS } else { INVALID_HANDLE })
+}
+
+/// Launches a graph.
+pub fn launch(graph: u64, handle: u64) -> i32 {
+    with(|work| {
+        let Some(ops) = work.graphs.get(&graph).cloned() else { return INVALID_HANDLE };
+        match work.stream(handle) {
+            Ok(stream) => {
+                ops.into_iter().for_each(|op| stream.push(op));
+                SUCCESS
+            }
+            Err(error) => error,
+        }
+    })
+}
+
+/// Makes an event.
+pub fn event() -> u64 {
+    with(|work| {
+        let id = work.id();
+        work.events.insert(id, Arc::default());
+        id
+    })
+}
+
+/// Destroys an event.
+pub fn destroy_event(event: u64) -> i32 {
+    with(|work| if work.events.remove(&event).is_some() { SUCCESS } else { INVALID_HANDLE })
+}
+
+fn find(event: u64) -> Result<Arc<Event>, i32> {
+    with(|work| work.events.get(&event).cloned().ok_or(INVALID_HANDLE))
+}
+
+/// Records an event in a stream.
+pub fn record(event: u64, stream: u64) -> i32 {
+    match find(event) {
+        Ok(found) => {
+            let captured = capturing(stream).is_ok_and(|status| status != 0);
+            found.captured.store(captured, Ordering::SeqCst);
+            let record = found.recorded.fetch_add(1, Ordering::SeqCst) + 1;
+            submit(stream, Op::Record(found, record))
+        }
+        Err(error) => error,
+    }
+}
+
+/// Has a stream wait for an event.
+pub fn wait(stream: u64, event: u64) -> i32 {
+    match find(event) {
+        Ok(found) => {
+            let record = found.recorded.load(Ordering::SeqCst);
+            submit(stream, Op::Wait(found, record))
+        }
+        Err(error) => error,
+    }
+}
+
+/// Whether an event's last record is done.
+pub fn query(event: u64) -> i32 {
+    match find(event) {
+        Ok(found) if found.captured.load(Ordering::SeqCst) => {
+            // There is nothing to ask of an event that only the capture knows; asking ends the capture.
+            with(|work| work.streams.values_mut().filter_map(|s| s.capture.as_mut()).for_each(|c| c.broken = true));
+            CAPTURED_EVENT
+        }
+        Ok(found) if found.pending() => NOT_READY,
+        Ok(_) => SUCCESS,
+        Err(error) => error,
+    }
+}
+
+/// Waits for an event's last record.
+pub fn synchronize(event: u64) -> i32 {
+    match find(event) {
+        Ok(found) => {
+            found.wait(found.recorded.load(Ordering::SeqCst));
+            SUCCESS
+        }
+        Err(error) => error,
+    }
+}
+
+/// Milliseconds between two events.
+pub fn elapsed(from: u64, to: u64) -> Result<f32, i32> {
+    let (from, to) = (find(from)?, find(to)?);
+    if from.pending() || to.pending() {
+        return Err(NOT_READY);
+    }
+    let (from, to) = (guard(&from.done).1.ok_or(INVALID_HANDLE)?, guard(&to.done).1.ok_or(INVALID_HANDLE)?);
+    Ok(match to.checked_duration_since(from) {
+        Some(after) => after.as_secs_f32() * 1e3,
+        None => -from.duration_since(to).as_secs_f32() * 1e3,
+    })
+}

@@ -1,0 +1,98 @@
+//! Generates one exported function for each symbol of the driver API from the table.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::{env, fs};
+
+use cuda_table::{Class, Family, families, symbols};
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    // The loader finds a library by its file name, and programs that are linked find it by this one.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
+    let out = env::var("OUT_DIR").expect("cargo names a folder");
+    fs::write(Path::new(&out).join("stubs.rs"), generate()).expect("the folder can be written");
+}
+
+fn generate() -> String {
+    let all: Vec<_> = symbols().collect();
+    let mut text = format!("pub const COUNT: usize = {};\n", all.len());
+    let _ = writeln!(text, "pub static NAMES: [&CStr; COUNT] = [");
+    for (name, ..) in &all {
+        let _ = writeln!(text, "    c\"{name}\",");
+    }
+    let _ = writeln!(text, "];\npub static GATED: [bool; COUNT] = [");
+    for (_, class, _) in &all {
+        let _ = writeln!(text, "    {},", matches!(class, Class::Submit | Class::Copy));
+    }
+    let _ = writeln!(text, "];\npub static COPIES: [bool; COUNT] = [");
+    for (_, class, _) in &all {
+        let _ = writeln!(text, "    {},", matches!(class, Class::Copy));
+    }
+    for (kind, prefix) in [("EXPORTS", ""), ("LAZY", "lazy_"), ("GATES", "gate_")] {
+        let _ = writeln!(text, "];\npub static {kind}: [unsafe extern \"C\" fn(); COUNT] = [");
+        for (index, (name, ..)) in all.iter().enumerate() {
+            let item = if prefix.is_empty() { name.clone() } else { format!("{prefix}{index}") };
+            let _ = writeln!(text, "    {item},");
+        }
+    }
+    let _ = writeln!(text, "];\npub static SLOTS: [AtomicPtr<()>; COUNT] = [");
+    for index in 0..all.len() {
+        let _ = writeln!(text, "    AtomicPtr::new(lazy_{index} as *mut ()),");
+    }
+    let _ = writeln!(text, "];");
+    for (index, (name, ..)) in all.iter().enumerate() {
+        stub(
+            &mut text,
+            "#[unsafe(no_mangle)] pub",
+            name,
+            &format!("jmp qword ptr [rip + {{slots}} + 8 * {index}]"),
+            "slots = sym SLOTS",
+        );
+        stub(
+            &mut text,
+            "",
+            &format!("lazy_{index}"),
+            &format!("push {index}\", \"jmp {{common}}"),
+            "common = sym lazy_common",
+        );
+        stub(
+            &mut text,
+            "",
+            &format!("gate_{index}"),
+            &format!("push {index}\", \"jmp {{common}}"),
+            "common = sym gate_common",
+        );
+    }
+    let _ = writeln!(text, "pub mod at {{");
+    for (index, (name, ..)) in all.iter().enumerate() {
+        let _ = writeln!(text, "    pub const {name}: usize = {index};");
+    }
+    let _ = writeln!(text, "}}");
+    text + &forms(&all.iter().enumerate().map(|(index, (name, ..))| (name.as_str(), index)).collect())
+}
+
+fn stub(text: &mut String, visibility: &str, name: &str, code: &str, operand: &str) {
+    let _ = writeln!(
+        text,
+        "#[unsafe(naked)] {visibility} unsafe extern \"C\" fn {name}() {{ core::arch::naked_asm!(\"{code}\", {operand}) }}"
+    );
+}
+
+/// Names without endings, sorted by their bytes, each with its forms.
+fn forms(index: &BTreeMap<&str, usize>) -> String {
+    let mut sorted: Vec<&Family> = families().map(|(_, family)| family).collect();
+    sorted.sort_by_key(|family| family.name);
+    let mut text =
+        "pub type Forms = &'static [(u32, bool, usize)];\npub static FAMILIES: &[(&[u8], Forms)] = &[\n".to_owned();
+    for family in sorted {
+        let _ = write!(text, "    (b\"{}\", &[", family.name);
+        for form in family.forms() {
+            let at = index[format!("{}{}", family.name, form.suffix).as_str()];
+            let _ = write!(text, "({}, {}, {at}), ", form.version, form.per_thread());
+        }
+        let _ = writeln!(text, "]),");
+    }
+    text + "];\n"
+}

@@ -1,0 +1,175 @@
+//! The real driver's functions that this library calls itself.
+//!
+//! UNSAFETY: calls functions by the signatures that NVIDIA's headers give them.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::ffi::{c_char, c_int, c_void};
+
+use crate::slots::{at, real};
+
+/// `CUDA_SUCCESS`.
+pub const SUCCESS: c_int = 0;
+/// `CUDA_ERROR_INVALID_VALUE`.
+pub const INVALID_VALUE: c_int = 1;
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+pub const OUT_OF_MEMORY: c_int = 2;
+/// `CUDA_ERROR_NO_DEVICE`.
+pub const NO_DEVICE: c_int = 100;
+/// `CUDA_ERROR_INVALID_CONTEXT`.
+pub const INVALID_CONTEXT: c_int = 201;
+/// `CUDA_ERROR_NOT_READY`.
+pub const NOT_READY: c_int = 600;
+/// `CUDA_ERROR_NOT_SUPPORTED`.
+pub const NOT_SUPPORTED: c_int = 801;
+/// `CUDA_ERROR_SYSTEM_NOT_READY`.
+pub const SYSTEM_NOT_READY: c_int = 802;
+
+/// Address in the card's address space.
+pub type Address = u64;
+/// Handle of an allocation that can be mapped.
+pub type Handle = u64;
+/// A stream, event or context.
+pub type Object = *mut c_void;
+
+/// `CUmemAccessDesc`: who may access a mapping, and how.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Access {
+    kind: c_int,
+    id: c_int,
+    flags: c_int,
+}
+
+impl Access {
+    /// Reading and writing by card `device`.
+    pub fn all(device: c_int) -> Self {
+        Self { kind: 1, id: device, flags: 3 }
+    }
+}
+
+/// Answer where the real driver has no such function.
+pub extern "C" fn not_supported() -> c_int {
+    NOT_SUPPORTED
+}
+
+/// Answer where no driver was found.
+pub extern "C" fn no_driver() -> c_int {
+    NO_DEVICE
+}
+
+macro_rules! calls {
+    ($($name:ident = $symbol:ident($($arg:ident: $ty:ty),*);)*) => { $(
+        /// The function of the driver API.
+        ///
+        /// # Safety
+        /// As for the driver's function.
+        pub unsafe fn $name($($arg: $ty),*) -> c_int {
+            let function = real(at::$symbol);
+            if function.is_null() {
+                return NOT_SUPPORTED;
+            }
+            // SAFETY: the headers declare the symbol with these arguments.
+            let function: unsafe extern "C" fn($($ty),*) -> c_int = unsafe { std::mem::transmute(function) };
+            // SAFETY: the caller's promise.
+            unsafe { function($($arg),*) }
+        }
+    )* };
+}
+
+calls! {
+    init = cuInit(flags: u32);
+    get_proc_address = cuGetProcAddress(name: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64);
+    get_proc_address_v2 = cuGetProcAddress_v2(
+        name: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int);
+    get_proc_address_v2_per_thread = cuGetProcAddress_v2_ptsz(
+        name: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int);
+    device_get_count = cuDeviceGetCount(count: *mut c_int);
+    device_get = cuDeviceGet(device: *mut c_int, ordinal: c_int);
+    device_get_uuid = cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int);
+    device_total_mem = cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int);
+    ctx_get_current = cuCtxGetCurrent(context: *mut Object);
+    ctx_set_current = cuCtxSetCurrent(context: Object);
+    ctx_get_device = cuCtxGetDevice(device: *mut c_int);
+    ctx_synchronize = cuCtxSynchronize();
+    mem_get_info = cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+    mem_free = cuMemFree_v2(address: Address);
+    mem_free_async = cuMemFreeAsync(address: Address, stream: Object);
+    mem_free_async_per_thread = cuMemFreeAsync_ptsz(address: Address, stream: Object);
+    mem_alloc_async = cuMemAllocAsync(address: *mut Address, bytes: usize, stream: Object);
+    mem_alloc_async_per_thread = cuMemAllocAsync_ptsz(address: *mut Address, bytes: usize, stream: Object);
+    mem_alloc_from_pool = cuMemAllocFromPoolAsync(address: *mut Address, bytes: usize, pool: Object, stream: Object);
+    mem_alloc_from_pool_per_thread =
+        cuMemAllocFromPoolAsync_ptsz(address: *mut Address, bytes: usize, pool: Object, stream: Object);
+    mem_alloc_managed = cuMemAllocManaged(address: *mut Address, bytes: usize, flags: u32);
+    mem_get_address_range = cuMemGetAddressRange_v2(base: *mut Address, bytes: *mut usize, address: Address);
+    mem_host_alloc = cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: u32);
+    mem_alloc_host = cuMemAllocHost_v2(address: *mut *mut c_void, bytes: usize);
+    mem_free_host = cuMemFreeHost(address: *mut c_void);
+    mem_host_register = cuMemHostRegister_v2(address: *mut c_void, bytes: usize, flags: u32);
+    mem_host_unregister = cuMemHostUnregister(address: *mut c_void);
+    mem_create = cuMemCreate(handle: *mut Handle, bytes: usize, property: *const c_void, flags: u64);
+    mem_release = cuMemRelease(handle: Handle);
+    mem_pool_create = cuMemPoolCreate(pool: *mut Object, property: *const c_void);
+    mem_pool_destroy = cuMemPoolDestroy(pool: Object);
+    mem_address_reserve = cuMemAddressReserve(address: *mut Address, bytes: usize, align: usize, at: Address, flags: u64);
+    mem_map = cuMemMap(address: Address, bytes: usize, offset: usize, handle: Handle, flags: u64);
+    mem_unmap = cuMemUnmap(address: Address, bytes: usize);
+    mem_set_access = cuMemSetAccess(address: Address, bytes: usize, access: *const Access, count: usize);
+    mem_import = cuMemImportFromShareableHandle(handle: *mut Handle, source: *mut c_void, kind: c_int);
+    mem_export = cuMemExportToShareableHandle(target: *mut c_void, handle: Handle, kind: c_int, flags: u64);
+    pointer_get_attribute = cuPointerGetAttribute(data: *mut c_void, attribute: c_int, address: Address);
+    pointer_get_attributes =
+        cuPointerGetAttributes(count: u32, attributes: *const c_int, data: *mut *mut c_void, address: Address);
+    ipc_get_mem_handle = cuIpcGetMemHandle(handle: *mut c_void, address: Address);
+    array_create = cuArrayCreate_v2(array: *mut Object, descriptor: *const c_void);
+    array_3d_create = cuArray3DCreate_v2(array: *mut Object, descriptor: *const c_void);
+    array_destroy = cuArrayDestroy(array: Object);
+    mipmapped_array_create = cuMipmappedArrayCreate(array: *mut Object, descriptor: *const c_void, levels: u32);
+    mipmapped_array_destroy = cuMipmappedArrayDestroy(array: Object);
+    stream_is_capturing = cuStreamIsCapturing(stream: Object, status: *mut c_int);
+    stream_is_capturing_per_thread = cuStreamIsCapturing_ptsz(stream: Object, status: *mut c_int);
+    stream_destroy = cuStreamDestroy_v2(stream: Object);
+    stream_begin_capture = cuStreamBeginCapture_v2(stream: Object, mode: c_int);
+    stream_begin_capture_per_thread = cuStreamBeginCapture_v2_ptsz(stream: Object, mode: c_int);
+    stream_begin_capture_to_graph = cuStreamBeginCaptureToGraph(
+        stream: Object, graph: Object, nodes: *const c_void, data: *const c_void, count: usize, mode: c_int);
+    stream_begin_capture_to_graph_per_thread = cuStreamBeginCaptureToGraph_ptsz(
+        stream: Object, graph: Object, nodes: *const c_void, data: *const c_void, count: usize, mode: c_int);
+    stream_end_capture = cuStreamEndCapture(stream: Object, graph: *mut Object);
+    stream_end_capture_per_thread = cuStreamEndCapture_ptsz(stream: Object, graph: *mut Object);
+    exchange_capture_mode = cuThreadExchangeStreamCaptureMode(mode: *mut c_int);
+    event_create = cuEventCreate(event: *mut Object, flags: u32);
+    event_record = cuEventRecord(event: Object, stream: Object);
+    event_record_per_thread = cuEventRecord_ptsz(event: Object, stream: Object);
+    event_query = cuEventQuery(event: Object);
+    event_elapsed = cuEventElapsedTime(milliseconds: *mut f32, from: Object, to: Object);
+}
+
+/// The context that is current to this thread; null if none is.
+pub fn current_context() -> Object {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: the pointer is valid.
+    let result = unsafe { ctx_get_current(&raw mut context) };
+    if result == SUCCESS { context } else { std::ptr::null_mut() }
+}
+
+/// The card of the context that is current to this thread.
+pub fn current_device() -> Result<c_int, c_int> {
+    let mut device = 0;
+    // SAFETY: the pointer is valid.
+    match unsafe { ctx_get_device(&raw mut device) } {
+        SUCCESS => Ok(device),
+        error => Err(error),
+    }
+}
+
+/// Runs `work` with calls that a capture elsewhere forbids to other threads allowed for this one.
+pub fn relaxed<T>(work: impl FnOnce() -> T) -> T {
+    let mut mode: c_int = 2;
+    // SAFETY: the pointer is valid; the mode is exchanged for this thread's.
+    unsafe { exchange_capture_mode(&raw mut mode) };
+    let result = work();
+    // SAFETY: as above; this restores the thread's mode.
+    unsafe { exchange_capture_mode(&raw mut mode) };
+    result
+}

@@ -1,0 +1,384 @@
+//! The gate before submissions: open, or closed while the turn is another's or chunks move.
+//!
+//! A submission that finds the gate open costs two additions to a counter that few threads share. Closing it counts the
+//! threads that are within the real driver's submit functions down to none.
+//!
+//! UNSAFETY: reads arguments of calls by their places.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::driver::{self, Object, SUCCESS};
+use crate::slots::{Arguments, COPIES, at};
+use crate::{pace, tenant};
+
+/// Reason to be closed: the turn is over, or has not begun.
+pub const TURN: u32 = 1;
+/// Reason to be closed: chunks move.
+pub const ORDER: u32 = 2;
+
+/// Counters of threads within the driver, each in a cache line of its own.
+const STRIPES: usize = 32;
+
+#[repr(align(64))]
+struct Stripe(AtomicU32);
+
+static STRIPE: [Stripe; STRIPES] = [const { Stripe(AtomicU32::new(0)) }; STRIPES];
+static CLOSED: AtomicU32 = AtomicU32::new(0);
+/// Streams that capture.
+static CAPTURES: AtomicU32 = AtomicU32::new(0);
+/// Threads that the gate holds.
+static HELD: AtomicU32 = AtomicU32::new(0);
+/// The owner has been told that a submission waits.
+static TOLD: AtomicBool = AtomicBool::new(false);
+static LOCK: Mutex<()> = Mutex::new(());
+static OPENED: Condvar = Condvar::new();
+
+/// Tokens from [`enter`] to [`leave`].
+const PASSED: u64 = u64::MAX;
+
+thread_local! {
+    static MINE: Cell<usize> = const { Cell::new(usize::MAX) };
+}
+
+fn stripe() -> usize {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    MINE.try_with(|mine| {
+        if mine.get() == usize::MAX {
+            mine.set(NEXT.fetch_add(1, Ordering::Relaxed) as usize % STRIPES);
+        }
+        mine.get()
+    })
+    .unwrap_or(0)
+}
+
+/// A stream as a call names it, and whether the call means the per-thread default stream by null.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Stream {
+    /// Handle.
+    pub handle: u64,
+    /// Form of the call.
+    pub per_thread: bool,
+}
+
+/// The stream that a call submits to. Synchronous calls use the default stream.
+fn stream(index: usize, arguments: Arguments) -> Stream {
+    // SAFETY: the places are those of the headers' declarations.
+    let get = |n| unsafe { arguments.get(n) };
+    match index {
+        at::cuLaunchKernel | at::cuLaunchCooperativeKernel => Stream { handle: get(8), per_thread: false },
+        at::cuLaunchKernel_ptsz | at::cuLaunchCooperativeKernel_ptsz => Stream { handle: get(8), per_thread: true },
+        at::cuLaunchKernelEx | at::cuLaunchKernelEx_ptsz => {
+            let config = get(0) as *const u64;
+            // SAFETY: `CUlaunchConfig` has seven 32-bit numbers, padding, and then the stream.
+            let handle = if config.is_null() { 0 } else { unsafe { *config.add(4) } };
+            Stream { handle, per_thread: index == at::cuLaunchKernelEx_ptsz }
+        }
+        at::cuGraphLaunch | at::cuGraphUpload => Stream { handle: get(1), per_thread: false },
+        at::cuGraphLaunch_ptsz | at::cuGraphUpload_ptsz => Stream { handle: get(1), per_thread: true },
+        at::cuMemcpyAsync | at::cuMemcpyHtoDAsync_v2 | at::cuMemcpyDtoHAsync_v2 | at::cuMemcpyDtoDAsync_v2 => {
+            Stream { handle: get(3), per_thread: false }
+        }
+        at::cuMemcpyAsync_ptsz
+        | at::cuMemcpyHtoDAsync_v2_ptsz
+        | at::cuMemcpyDtoHAsync_v2_ptsz
+        | at::cuMemcpyDtoDAsync_v2_ptsz => Stream { handle: get(3), per_thread: true },
+        at::cuMemcpy2DAsync_v2 | at::cuMemcpy3DAsync_v2 => Stream { handle: get(1), per_thread: false },
+        at::cuMemcpy2DAsync_v2_ptsz | at::cuMemcpy3DAsync_v2_ptsz => Stream { handle: get(1), per_thread: true },
+        at::cuMemsetD8Async | at::cuMemsetD16Async | at::cuMemsetD32Async => {
+            Stream { handle: get(3), per_thread: false }
+        }
+        at::cuMemsetD8Async_ptsz | at::cuMemsetD16Async_ptsz | at::cuMemsetD32Async_ptsz => {
+            Stream { handle: get(3), per_thread: true }
+        }
+        at::cuLaunchHostFunc => Stream { handle: get(0), per_thread: false },
+        at::cuLaunchHostFunc_ptsz => Stream { handle: get(0), per_thread: true },
+        _ => Stream { handle: 0, per_thread: false },
+    }
+}
+
+/// What repeated submissions of the same work have in common, for estimates of its length.
+fn key(index: usize, arguments: Arguments) -> u64 {
+    // SAFETY: as in `stream`.
+    let get = |n| unsafe { arguments.get(n) };
+    match index {
+        at::cuLaunchKernelEx | at::cuLaunchKernelEx_ptsz => get(1),
+        _ if COPIES.get(index).copied().unwrap_or(false) => ((index as u64) << 8) | u64::from(get(2).leading_zeros()),
+        _ => get(0),
+    }
+}
+
+/// Whether a stream captures, or must not be asked because another does.
+pub fn capturing(stream: Stream) -> bool {
+    let mut status: c_int = 0;
+    let object = stream.handle as Object;
+    // SAFETY: the program passes this stream to a submission.
+    let result = unsafe {
+        if stream.per_thread {
+            driver::stream_is_capturing_per_thread(object, &raw mut status)
+        } else {
+            driver::stream_is_capturing(object, &raw mut status)
+        }
+    };
+    // An error says that the question itself would disturb a capture.
+    result != SUCCESS || status != 0
+}
+
+/// Before a submission. Waits while the gate is closed, and while too much of this program's work is in flight.
+pub fn enter(index: usize, arguments: Arguments) -> u64 {
+    if CAPTURES.load(Ordering::Relaxed) > 0 && capturing(stream(index, arguments)) {
+        return PASSED;
+    }
+    if pace::active() {
+        pace::wait(closed);
+        let stripe = pass();
+        pace::begin(stream(index, arguments));
+        return stripe as u64;
+    }
+    pass() as u64
+}
+
+/// After a submission.
+pub fn leave(index: usize, arguments: Arguments, token: u64, result: c_int) {
+    if token == PASSED {
+        return;
+    }
+    if pace::active() {
+        let copy = COPIES.get(index).copied().unwrap_or(false);
+        match result {
+            SUCCESS => pace::submitted(stream(index, arguments), key(index, arguments), copy),
+            _ => pace::failed(stream(index, arguments)),
+        }
+    }
+    done(token as usize);
+}
+
+fn closed() -> bool {
+    CLOSED.load(Ordering::SeqCst) != 0
+}
+
+/// Waits until the gate is open and counts this thread as within; the stripe for [`done`].
+pub fn pass() -> usize {
+    let mine = stripe();
+    loop {
+        STRIPE[mine].0.fetch_add(1, Ordering::SeqCst);
+        if !closed() {
+            return mine;
+        }
+        STRIPE[mine].0.fetch_sub(1, Ordering::SeqCst);
+        hold();
+    }
+}
+
+/// The thread is no longer within.
+pub fn done(stripe: usize) {
+    if let Some(stripe) = STRIPE.get(stripe) {
+        stripe.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+#[cold]
+fn hold() {
+    HELD.fetch_add(1, Ordering::SeqCst);
+    let mut guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    while closed() {
+        // The turn may end while a relocation holds this thread: whoever waits at its end is told of then.
+        if CLOSED.load(Ordering::SeqCst) & TURN != 0 && !TOLD.swap(true, Ordering::SeqCst) {
+            drop(guard);
+            tenant::waiting();
+            guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+        } else {
+            guard = OPENED.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+    drop(guard);
+    HELD.fetch_sub(1, Ordering::SeqCst);
+}
+
+/// Whether a submission is held, for whatever reason.
+pub fn held() -> bool {
+    HELD.load(Ordering::SeqCst) > 0
+}
+
+/// Whether a submission waits, and the owner knows.
+pub fn told() -> bool {
+    TOLD.load(Ordering::SeqCst)
+}
+
+/// Closes the gate for `reason` and waits until no thread is within, at most until `deadline`; whether none is.
+pub fn close(reason: u32, deadline: Option<Instant>) -> bool {
+    CLOSED.fetch_or(reason, Ordering::SeqCst);
+    if held() {
+        let _guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+        OPENED.notify_all();
+    }
+    loop {
+        if STRIPE.iter().all(|stripe| stripe.0.load(Ordering::SeqCst) == 0) {
+            return true;
+        }
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return false;
+        }
+        std::thread::sleep(Duration::from_micros(20));
+    }
+}
+
+/// Takes `reason` away; the gate opens if none is left.
+pub fn open(reason: u32) {
+    let _guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    if reason & TURN != 0 {
+        TOLD.store(false, Ordering::SeqCst);
+    }
+    CLOSED.fetch_and(!reason, Ordering::SeqCst);
+    if !closed() {
+        OPENED.notify_all();
+    }
+}
+
+/// Whether a stream of this program captures.
+pub fn captures() -> bool {
+    CAPTURES.load(Ordering::SeqCst) > 0
+}
+
+macro_rules! begin {
+    ($name:ident, $real:ident($($arg:ident: $ty:ty),*)) => {
+        /// Begins a capture, but not while a drain asks contexts to synchronise: that would end the capture.
+        unsafe extern "C" fn $name($($arg: $ty),*) -> c_int {
+            let stripe = pass();
+            pace::finish_groups();
+            // SAFETY: the caller's promise.
+            let result = unsafe { driver::$real($($arg),*) };
+            if result == SUCCESS {
+                CAPTURES.fetch_add(1, Ordering::SeqCst);
+            }
+            done(stripe);
+            result
+        }
+    };
+}
+
+begin!(begin_capture, stream_begin_capture(stream: Object, mode: c_int));
+begin!(begin_capture_per_thread, stream_begin_capture_per_thread(stream: Object, mode: c_int));
+begin!(begin_capture_to_graph, stream_begin_capture_to_graph(
+    stream: Object, graph: Object, nodes: *const std::ffi::c_void, data: *const std::ffi::c_void, count: usize,
+    mode: c_int));
+begin!(begin_capture_to_graph_per_thread, stream_begin_capture_to_graph_per_thread(
+    stream: Object, graph: Object, nodes: *const std::ffi::c_void, data: *const std::ffi::c_void, count: usize,
+    mode: c_int));
+
+fn ended(stream: Stream, was: bool) {
+    // A capture that failed is over as well, whatever the call returned.
+    if was && !capturing(stream) {
+        let _ = CAPTURES.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+    }
+}
+
+unsafe extern "C" fn end_capture(stream: Object, graph: *mut Object) -> c_int {
+    let named = Stream { handle: stream as u64, per_thread: false };
+    let was = capturing(named);
+    // SAFETY: the caller's promise.
+    let result = unsafe { driver::stream_end_capture(stream, graph) };
+    ended(named, was);
+    result
+}
+
+unsafe extern "C" fn end_capture_per_thread(stream: Object, graph: *mut Object) -> c_int {
+    let named = Stream { handle: stream as u64, per_thread: true };
+    let was = capturing(named);
+    // SAFETY: the caller's promise.
+    let result = unsafe { driver::stream_end_capture_per_thread(stream, graph) };
+    ended(named, was);
+    result
+}
+
+unsafe extern "C" fn stream_destroy(stream: Object) -> c_int {
+    pace::forget(stream as u64);
+    // SAFETY: the caller's promise.
+    unsafe { driver::stream_destroy(stream) }
+}
+
+/// Functions of this module by symbol.
+pub fn ours(index: usize) -> Option<*mut ()> {
+    Some(match index {
+        at::cuStreamBeginCapture_v2 => begin_capture as *mut (),
+        at::cuStreamBeginCapture_v2_ptsz => begin_capture_per_thread as *mut (),
+        at::cuStreamBeginCaptureToGraph => begin_capture_to_graph as *mut (),
+        at::cuStreamBeginCaptureToGraph_ptsz => begin_capture_to_graph_per_thread as *mut (),
+        at::cuStreamEndCapture => end_capture as *mut (),
+        at::cuStreamEndCapture_ptsz => end_capture_per_thread as *mut (),
+        at::cuStreamDestroy_v2 => stream_destroy as *mut (),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+
+    /// The gate is the process's: one test at a time.
+    static ONE: Mutex<()> = Mutex::new(());
+
+    #[test]
+    fn a_turn_that_ends_during_a_relocation_leaves_nobody_untold() {
+        let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        assert!(close(ORDER, None));
+        let thread = std::thread::spawn(|| done(pass()));
+        while !held() {
+            std::thread::yield_now();
+        }
+        assert!(!told(), "a relocation is not worth a word");
+        assert!(close(TURN, None));
+        open(ORDER);
+        let since = Instant::now();
+        // TIMEOUT: only a failing test waits so long.
+        while !told() && since.elapsed() < Duration::from_secs(20) {
+            std::thread::yield_now();
+        }
+        let was_told = told();
+        open(TURN);
+        thread.join().expect("passes");
+        assert!(was_told, "the thread waits for a turn that nobody asked for");
+    }
+
+    #[test]
+    fn no_thread_is_within_a_closed_gate() {
+        let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        static WITHIN: AtomicU64 = AtomicU64::new(0);
+        static ENTRIES: AtomicU64 = AtomicU64::new(0);
+        static END: AtomicBool = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while !END.load(Ordering::SeqCst) {
+                        let stripe = pass();
+                        WITHIN.fetch_add(1, Ordering::SeqCst);
+                        ENTRIES.fetch_add(1, Ordering::SeqCst);
+                        WITHIN.fetch_sub(1, Ordering::SeqCst);
+                        done(stripe);
+                    }
+                });
+            }
+            for _ in 0..50 {
+                assert!(close(ORDER, None));
+                assert_eq!(WITHIN.load(Ordering::SeqCst), 0);
+                let before = ENTRIES.load(Ordering::SeqCst);
+                std::thread::yield_now();
+                assert_eq!(ENTRIES.load(Ordering::SeqCst), before, "a thread went through a closed gate");
+                open(ORDER);
+            }
+            END.store(true, Ordering::SeqCst);
+        });
+        let stripe = pass();
+        let soon = Instant::now();
+        assert!(!close(ORDER, Some(soon)), "a thread is within");
+        done(stripe);
+        assert!(close(ORDER, Some(soon)));
+        open(ORDER);
+    }
+}

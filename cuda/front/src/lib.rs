@@ -1,0 +1,28 @@
+//! The library that is `libcuda.so.1` for a program.
+//!
+//! Each symbol of the driver API jumps through a slot (`slots`). On the first call the real driver's library is found and
+//! loaded (`loader`), and every slot gets the real function. With [`cuda_protocol::SOCKET_VARIABLE`] in the environment
+//! the slots of what a mediator must know get functions of ours instead, and so do the answers of `cuGetProcAddress`
+//! (`lookup`):
+//! - memory (`memory`): allocations lie in chunks of the owner's, at addresses that never change; what cannot move is counted;
+//! - submissions (`gate`, `pace`): held while the tenant's turn is over or its chunks move, and bounded in time ahead;
+//! - the connection (`tenant`): one thread obeys the owner.
+//!
+//! No allocation and no lock in how functions are found once the driver is loaded, no panic over the boundary, and no
+//! output unless [`cuda_protocol::LOG_VARIABLE`] asks for it. After `fork` the child only passes calls on, as the driver
+//! does not work there either; after `exec` everything begins anew.
+
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+compile_error!("the stubs are written for x86-64 Linux");
+
+mod driver;
+mod gate;
+mod loader;
+mod log;
+mod lookup;
+mod memory;
+mod pace;
+mod requests;
+mod slots;
+mod start;
+mod tenant;

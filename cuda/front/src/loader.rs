@@ -1,0 +1,110 @@
+//! Finding and loading the real driver's library.
+//!
+//! UNSAFETY: calls the dynamic loader.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::ffi::{CStr, CString, OsStr, c_void};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Once;
+
+use crate::log::report;
+use crate::slots::{COUNT, NAMES, REAL, SLOTS};
+use crate::{driver, lookup, start};
+
+/// File name that programs load.
+const NAME: &str = "libcuda.so.1";
+/// Folders of the driver's library that no configuration names.
+const FOLDERS: [&str; 6] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib64",
+    "/usr/local/nvidia/lib64",
+    "/usr/lib/wsl/lib",
+    "/run/opengl-driver/lib",
+    "/usr/lib",
+];
+
+/// Loads the driver and fills every slot, once.
+pub fn load() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let library = candidates().find_map(|path| open(&path));
+        if library.is_none() {
+            report!("no {NAME} of the driver was found; name it in {}", cuda_protocol::DRIVER_VARIABLE);
+        }
+        for index in 0..COUNT {
+            let symbol = library.map_or(std::ptr::null_mut(), |library| find(library, NAMES[index]));
+            REAL[index].store(symbol, std::sync::atomic::Ordering::Release);
+        }
+        lookup::prepare();
+        let mediated = std::env::var_os(cuda_protocol::SOCKET_VARIABLE).is_some();
+        for index in 0..COUNT {
+            let real = REAL[index].load(std::sync::atomic::Ordering::Relaxed);
+            let missing = if library.is_some() { driver::not_supported } else { driver::no_driver };
+            let function = if real.is_null() { missing as *mut () } else { real };
+            let ours = if mediated && !real.is_null() { start::ours(index) } else { None };
+            SLOTS[index].store(ours.unwrap_or(function), std::sync::atomic::Ordering::Release);
+        }
+    });
+}
+
+/// Lets every call pass, in a child after `fork`.
+pub fn pass_all() {
+    for (slot, real) in SLOTS.iter().zip(&REAL) {
+        let real = real.load(std::sync::atomic::Ordering::Relaxed);
+        if !real.is_null() {
+            slot.store(real, std::sync::atomic::Ordering::Release);
+        }
+    }
+}
+
+fn find(library: *mut c_void, name: &CStr) -> *mut () {
+    // SAFETY: the handle is the loader's and is never closed; the name ends with a zero byte.
+    unsafe { libc::dlsym(library, name.as_ptr()).cast() }
+}
+
+fn open(path: &Path) -> Option<*mut c_void> {
+    let name = CString::new(path.as_os_str().as_bytes()).ok()?;
+    // SAFETY: loads the driver's library, as the program itself would have.
+    let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if library.is_null() {
+        report!("{} cannot be loaded", path.display());
+        return None;
+    }
+    report!("the driver is {}", path.display());
+    Some(library)
+}
+
+/// Paths of libraries that may be the driver's, in the order of the loader's search; never this library.
+fn candidates() -> impl Iterator<Item = PathBuf> {
+    let own = own_file();
+    let named = std::env::var_os(cuda_protocol::DRIVER_VARIABLE).map(PathBuf::from);
+    let searched = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let searched: Vec<PathBuf> = std::env::split_paths(&searched).map(|folder| folder.join(NAME)).collect();
+    let known = FOLDERS.iter().map(|folder| Path::new(folder).join(NAME));
+    named.into_iter().chain(searched).chain(cached()).chain(known).filter(move |path| {
+        path.is_absolute() && std::fs::metadata(path).is_ok_and(|file| Some((file.dev(), file.ino())) != own)
+    })
+}
+
+/// Paths of the driver's library in the loader's cache: strings of the file that end with its name.
+fn cached() -> Vec<PathBuf> {
+    let cache = std::fs::read("/etc/ld.so.cache").unwrap_or_default();
+    let suffix = format!("/{NAME}");
+    let strings = cache.split(|byte| *byte == 0).filter(|text| text.ends_with(suffix.as_bytes()));
+    strings.filter(|text| text.starts_with(b"/")).map(|text| PathBuf::from(OsStr::from_bytes(text))).collect()
+}
+
+/// Device and inode of the file that this library was loaded from.
+fn own_file() -> Option<(u64, u64)> {
+    // SAFETY: an all-zero `Dl_info` is valid, and the address lies in this library.
+    let info = unsafe {
+        let mut info: libc::Dl_info = std::mem::zeroed();
+        (libc::dladdr(load as *const c_void, &raw mut info) != 0).then_some(info)
+    }?;
+    // SAFETY: the loader's string lives as long as the library.
+    let name = unsafe { CStr::from_ptr(info.dli_fname) };
+    let file = std::fs::metadata(OsStr::from_bytes(name.to_bytes())).ok()?;
+    Some((file.dev(), file.ino()))
+}

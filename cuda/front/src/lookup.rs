@@ -1,0 +1,148 @@
+//! `cuGetProcAddress`: the driver finds the function first, and ours takes its place where there is one.
+//!
+//! UNSAFETY: reads and writes what the program's pointers name, as the driver would.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::cmp::Ordering;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+use crate::driver::{self, SUCCESS};
+use crate::slots::{COUNT, FAMILIES, at, get, real};
+
+/// Flag of the call: functions work on the per-thread default stream.
+const PER_THREAD: u64 = 1 << 1;
+
+/// Symbols by the address of their real function.
+static BY_ADDRESS: OnceLock<Vec<(usize, usize)>> = OnceLock::new();
+
+/// Sorts the real functions by their addresses. Called once, before any of the others.
+pub fn prepare() {
+    let mut addresses: Vec<_> = (0..COUNT).map(|index| (real(index) as usize, index)).filter(|a| a.0 != 0).collect();
+    addresses.sort_unstable();
+    let _ = BY_ADDRESS.set(addresses);
+}
+
+/// Symbol that a call with this name, version and flags means, if the table has it.
+fn symbol(name: &[u8], version: u32, per_thread: bool) -> Option<usize> {
+    let at = FAMILIES.binary_search_by(|family| compare(family.0, name)).ok()?;
+    let forms = FAMILIES.get(at)?.1;
+    let newest = |kind: bool| forms.iter().rfind(|f| f.1 == kind && f.0 <= version).map(|f| f.2);
+    per_thread.then(|| newest(true)).flatten().or_else(|| newest(false))
+}
+
+fn compare(a: &[u8], b: &[u8]) -> Ordering {
+    a.cmp(b)
+}
+
+/// Puts our function in the place of the driver's, if we have one for it.
+///
+/// # Safety
+/// As for `cuGetProcAddress`, which has succeeded with these arguments.
+unsafe fn substitute(name: *const c_char, function: *mut *mut c_void, version: c_int, per_thread: bool) {
+    if name.is_null() || function.is_null() {
+        return;
+    }
+    // SAFETY: the driver has written a function here.
+    let found = unsafe { *function };
+    if found.is_null() {
+        return;
+    }
+    // SAFETY: the driver has read the name.
+    let name = unsafe { CStr::from_ptr(name) }.to_bytes();
+    let addresses = BY_ADDRESS.get().map_or(&[][..], |a| a.as_slice());
+    let by_name = symbol(name, u32::try_from(version).unwrap_or(0), per_thread);
+    let from = addresses.partition_point(|a| a.0 < found as usize);
+    let same = addresses.get(from..).unwrap_or_default().iter().take_while(|a| a.0 == found as usize).map(|a| a.1);
+    // One function of the driver may have several names.
+    let by_address = same.clone().find(|index| Some(*index) == by_name).or_else(|| same.clone().next());
+    let Some(index) = by_address.or(by_name) else { return };
+    let ours = get(index);
+    if !ours.is_null() && ours != real(index) {
+        // SAFETY: as above.
+        unsafe { *function = ours.cast() };
+    }
+}
+
+/// `cuGetProcAddress`, first version.
+///
+/// # Safety
+/// As for the driver's function.
+pub unsafe extern "C" fn get_proc_address(
+    name: *const c_char,
+    function: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let result = unsafe { driver::get_proc_address(name, function, version, flags) };
+    if result == SUCCESS {
+        // SAFETY: as above.
+        unsafe { substitute(name, function, version, flags & PER_THREAD != 0) };
+    }
+    result
+}
+
+/// `cuGetProcAddress_v2`.
+///
+/// # Safety
+/// As for the driver's function.
+pub unsafe extern "C" fn get_proc_address_v2(
+    name: *const c_char,
+    function: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+    status: *mut c_int,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let result = unsafe { driver::get_proc_address_v2(name, function, version, flags, status) };
+    if result == SUCCESS {
+        // SAFETY: as above.
+        unsafe { substitute(name, function, version, flags & PER_THREAD != 0) };
+    }
+    result
+}
+
+/// `cuGetProcAddress_v2_ptsz`.
+///
+/// # Safety
+/// As for the driver's function.
+pub unsafe extern "C" fn get_proc_address_v2_per_thread(
+    name: *const c_char,
+    function: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+    status: *mut c_int,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let result = unsafe { driver::get_proc_address_v2_per_thread(name, function, version, flags, status) };
+    if result == SUCCESS {
+        // SAFETY: as above.
+        unsafe { substitute(name, function, version, true) };
+    }
+    result
+}
+
+/// Functions of this module by symbol.
+pub fn ours(index: usize) -> Option<*mut ()> {
+    match index {
+        at::cuGetProcAddress => Some(get_proc_address as *mut ()),
+        at::cuGetProcAddress_v2 => Some(get_proc_address_v2 as *mut ()),
+        at::cuGetProcAddress_v2_ptsz => Some(get_proc_address_v2_per_thread as *mut ()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_symbol_follows_from_name_version_and_flags() {
+        assert_eq!(symbol(b"cuMemAlloc", 12_000, false), Some(at::cuMemAlloc_v2));
+        assert_eq!(symbol(b"cuMemAlloc", 2000, false), Some(at::cuMemAlloc));
+        assert_eq!(symbol(b"cuLaunchKernel", 12_000, true), Some(at::cuLaunchKernel_ptsz));
+        assert_eq!(symbol(b"cuMemAlloc", 12_000, true), Some(at::cuMemAlloc_v2));
+        assert_eq!(symbol(b"cuNothing", 12_000, false), None);
+    }
+}

@@ -1,0 +1,19 @@
+//! Memory of the program.
+//!
+//! - [`chunks`]: allocations at addresses that never change, backed by the owner's chunks;
+//! - [`calls`]: the driver's functions that allocate, free and tell, answered from there;
+//! - [`fixed`]: what the driver allocates itself, counted.
+
+mod arena;
+mod calls;
+mod chunks;
+mod fixed;
+mod kept;
+
+pub use chunks::{adopted, arriving, redirect, trim};
+pub use kept::{forked, raise_limit};
+
+/// Functions of this module by symbol.
+pub fn ours(index: usize) -> Option<*mut ()> {
+    calls::ours(index).or_else(|| fixed::ours(index))
+}

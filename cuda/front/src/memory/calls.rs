@@ -1,0 +1,250 @@
+//! The driver's functions that allocate, free and tell about memory.
+//!
+//! UNSAFETY: reads and writes what the program's pointers name, as the driver would.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::ffi::{c_int, c_void};
+
+use cuda_protocol::FromTenant;
+
+use super::{chunks, fixed};
+use crate::driver::{self, Address, INVALID_VALUE, NOT_SUPPORTED, Object, SUCCESS};
+use crate::requests::{self, Answer};
+use crate::slots::at;
+use crate::tenant;
+
+/// `CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE`.
+const LEGACY_IPC: c_int = 10;
+/// `CU_POINTER_ATTRIBUTE_RANGE_START_ADDR`.
+const RANGE_START: c_int = 11;
+/// `CU_POINTER_ATTRIBUTE_RANGE_SIZE`.
+const RANGE_SIZE: c_int = 12;
+/// Pitch of rows is a multiple of this.
+const PITCH: u64 = 512;
+
+/// The current device with its card, if the tenant has it.
+pub(super) fn card() -> Option<(c_int, u8)> {
+    let device = driver::current_device().ok()?;
+    tenant::card(device).map(|card| (device, card))
+}
+
+unsafe fn allocate(address: *mut Address, bytes: u64) -> c_int {
+    if address.is_null() || bytes == 0 {
+        return INVALID_VALUE;
+    }
+    let Some((device, card)) = card() else { return driver::INVALID_CONTEXT };
+    match chunks::allocate(device, card, bytes) {
+        Ok(found) => {
+            // SAFETY: the caller's pointer, not null.
+            unsafe { *address = found };
+            SUCCESS
+        }
+        Err(error) => error,
+    }
+}
+
+unsafe extern "C" fn mem_alloc(address: *mut Address, bytes: usize) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { allocate(address, bytes as u64) }
+}
+
+unsafe extern "C" fn mem_alloc_pitch(
+    address: *mut Address,
+    pitch: *mut usize,
+    width: usize,
+    height: usize,
+    _element: u32,
+) -> c_int {
+    let Some(row) = (width as u64).checked_next_multiple_of(PITCH) else { return INVALID_VALUE };
+    let Some(bytes) = row.checked_mul(height as u64) else { return INVALID_VALUE };
+    if pitch.is_null() {
+        return INVALID_VALUE;
+    }
+    // SAFETY: the caller's promise.
+    let result = unsafe { allocate(address, bytes) };
+    if result == SUCCESS {
+        // SAFETY: not null.
+        unsafe { *pitch = row as usize };
+    }
+    result
+}
+
+unsafe extern "C" fn mem_free(address: Address) -> c_int {
+    if address != 0 && chunks::free(address) {
+        return SUCCESS;
+    }
+    fixed::freed(address);
+    // SAFETY: the caller's promise.
+    unsafe { driver::mem_free(address) }
+}
+
+fn captures(stream: Object, per_thread: bool) -> bool {
+    let mut status: c_int = 0;
+    let ask = if per_thread { driver::stream_is_capturing_per_thread } else { driver::stream_is_capturing };
+    // SAFETY: the program names this stream.
+    unsafe { ask(stream, &raw mut status) != SUCCESS || status != 0 }
+}
+
+macro_rules! ordered {
+    ($alloc:ident, $alloc_pool:ident, $free:ident,
+     $real_alloc:ident, $real_pool:ident, $real_free:ident, $per_thread:literal) => {
+        unsafe extern "C" fn $alloc(address: *mut Address, bytes: usize, stream: Object) -> c_int {
+            if captures(stream, $per_thread) {
+                // The capture makes a node of it, whose memory is the graph's.
+                // SAFETY: the caller's promise.
+                return unsafe { driver::$real_alloc(address, bytes, stream) };
+            }
+            // SAFETY: as above. Memory that no work uses is there for every stream at once.
+            unsafe { allocate(address, bytes as u64) }
+        }
+
+        unsafe extern "C" fn $alloc_pool(address: *mut Address, bytes: usize, pool: Object, stream: Object) -> c_int {
+            if captures(stream, $per_thread) || fixed::exported_pool(pool) {
+                // SAFETY: as above.
+                return unsafe { driver::$real_pool(address, bytes, pool, stream) };
+            }
+            // SAFETY: as above.
+            unsafe { allocate(address, bytes as u64) }
+        }
+
+        unsafe extern "C" fn $free(address: Address, stream: Object) -> c_int {
+            if !captures(stream, $per_thread) && chunks::free_after(address, stream, $per_thread) {
+                return SUCCESS;
+            }
+            // SAFETY: as above.
+            unsafe { driver::$real_free(address, stream) }
+        }
+    };
+}
+
+ordered!(alloc_async, alloc_pool, free_async, mem_alloc_async, mem_alloc_from_pool, mem_free_async, false);
+ordered!(
+    alloc_async_per_thread,
+    alloc_pool_per_thread,
+    free_async_per_thread,
+    mem_alloc_async_per_thread,
+    mem_alloc_from_pool_per_thread,
+    mem_free_async_per_thread,
+    true
+);
+
+unsafe extern "C" fn mem_get_info(free: *mut usize, total: *mut usize) -> c_int {
+    // SAFETY: the caller's promise.
+    let result = unsafe { driver::mem_get_info(free, total) };
+    if result != SUCCESS {
+        return result;
+    }
+    let Some((_, card)) = card() else { return result };
+    if let Answer::Memory(free_bytes, total_bytes) =
+        requests::request(|request| FromTenant::AskMemory { request, card })
+    {
+        // SAFETY: the driver has written to both.
+        unsafe {
+            *free = free_bytes.saturating_add(chunks::spare(card)).min(total_bytes) as usize;
+            *total = total_bytes as usize;
+        }
+    }
+    result
+}
+
+unsafe extern "C" fn device_total_mem(bytes: *mut usize, device: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    let result = unsafe { driver::device_total_mem(bytes, device) };
+    let info = tenant::card(device).and_then(|card| tenant::get()?.cards.get(usize::from(card)));
+    if let (SUCCESS, Some(info)) = (result, info) {
+        // SAFETY: the driver has written to it.
+        unsafe { *bytes = info.total_bytes as usize };
+    }
+    result
+}
+
+unsafe extern "C" fn mem_get_address_range(base: *mut Address, bytes: *mut usize, address: Address) -> c_int {
+    let Some((start, length)) = chunks::find(address) else {
+        // SAFETY: the caller's promise.
+        return unsafe { driver::mem_get_address_range(base, bytes, address) };
+    };
+    // SAFETY: the caller's pointers may be null.
+    unsafe {
+        if let Some(base) = base.as_mut() {
+            *base = start;
+        }
+        if let Some(bytes) = bytes.as_mut() {
+            *bytes = length as usize;
+        }
+    }
+    SUCCESS
+}
+
+/// Corrects an attribute that the driver has answered for a chunk instead of the allocation.
+unsafe fn correct(attribute: c_int, data: *mut c_void, address: Address) {
+    let Some((start, length)) = chunks::find(address) else { return };
+    // SAFETY: the driver has written an answer of this type here.
+    unsafe {
+        match attribute {
+            RANGE_START => *data.cast::<u64>() = start,
+            RANGE_SIZE => *data.cast::<usize>() = length as usize,
+            LEGACY_IPC => *data.cast::<bool>() = false,
+            _ => {}
+        }
+    }
+}
+
+unsafe extern "C" fn pointer_get_attribute(data: *mut c_void, attribute: c_int, address: Address) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let result = driver::pointer_get_attribute(data, attribute, address);
+        if result == SUCCESS && !data.is_null() {
+            correct(attribute, data, address);
+        }
+        result
+    }
+}
+
+unsafe extern "C" fn pointer_get_attributes(
+    count: u32,
+    attributes: *const c_int,
+    data: *mut *mut c_void,
+    address: Address,
+) -> c_int {
+    // SAFETY: the caller's promise: both arrays have `count` elements.
+    unsafe {
+        let result = driver::pointer_get_attributes(count, attributes, data, address);
+        if result == SUCCESS && !attributes.is_null() && !data.is_null() {
+            for at in 0..count as usize {
+                correct(*attributes.add(at), *data.add(at), address);
+            }
+        }
+        result
+    }
+}
+
+unsafe extern "C" fn ipc_get_mem_handle(handle: *mut c_void, address: Address) -> c_int {
+    if chunks::find(address).is_some() {
+        // The driver cannot share mapped memory this way.
+        return NOT_SUPPORTED;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { driver::ipc_get_mem_handle(handle, address) }
+}
+
+/// Functions of this module by symbol.
+pub fn ours(index: usize) -> Option<*mut ()> {
+    Some(match index {
+        at::cuMemAlloc_v2 => mem_alloc as *mut (),
+        at::cuMemAllocPitch_v2 => mem_alloc_pitch as *mut (),
+        at::cuMemFree_v2 => mem_free as *mut (),
+        at::cuMemAllocAsync => alloc_async as *mut (),
+        at::cuMemAllocAsync_ptsz => alloc_async_per_thread as *mut (),
+        at::cuMemAllocFromPoolAsync => alloc_pool as *mut (),
+        at::cuMemAllocFromPoolAsync_ptsz => alloc_pool_per_thread as *mut (),
+        at::cuMemFreeAsync => free_async as *mut (),
+        at::cuMemFreeAsync_ptsz => free_async_per_thread as *mut (),
+        at::cuMemGetInfo_v2 => mem_get_info as *mut (),
+        at::cuDeviceTotalMem_v2 => device_total_mem as *mut (),
+        at::cuMemGetAddressRange_v2 => mem_get_address_range as *mut (),
+        at::cuPointerGetAttribute => pointer_get_attribute as *mut (),
+        at::cuPointerGetAttributes => pointer_get_attributes as *mut (),
+        at::cuIpcGetMemHandle => ipc_get_mem_handle as *mut (),
+        _ => return None,
+    })
+}

@@ -1,0 +1,348 @@
+//! Bounded run-ahead: how much of this program's work is in flight, and how long the card was busy with it.
+//!
+//! Submissions to one stream are gathered in *groups*, each ended by an event. The length of work in flight is estimated
+//! from what the same work took before; when the estimate reaches the bound, submissions wait for events. Nothing here
+//! runs while the tenant is alone.
+//!
+//! UNSAFETY: records and queries events of the driver.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use cuda_protocol::Usage;
+
+use crate::driver::{self, Object, SUCCESS};
+use crate::gate::{self, Stream};
+
+/// Nanoseconds assumed for work that was never seen.
+const UNKNOWN_NS: f64 = 200_000.0;
+/// Submissions of a group at most.
+const LONGEST_GROUP: u32 = 64;
+/// Kinds of work whose length is remembered.
+const MOST_KEYS: usize = 4096;
+/// Milliseconds between the base of times and an event; beyond them single precision loses microseconds.
+const REBASE_MS: f64 = 1000.0;
+
+static ACTIVE: AtomicBool = AtomicBool::new(false);
+static BOUND_NS: AtomicU64 = AtomicU64::new(0);
+static STATE: Mutex<Option<Pace>> = Mutex::new(None);
+
+/// Handle of an event, moved between threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Event(u64);
+
+impl Event {
+    fn raw(self) -> Object {
+        self.0 as Object
+    }
+
+    fn done(self) -> bool {
+        // SAFETY: an event of ours that is never destroyed. Anything but "not ready" means that nothing more will come.
+        unsafe { driver::event_query(self.raw()) != driver::NOT_READY }
+    }
+
+    fn since(self, base: Event) -> f64 {
+        let mut milliseconds = 0f32;
+        // SAFETY: both events are ours, timed, recorded and done.
+        let result = unsafe { driver::event_elapsed(&raw mut milliseconds, base.raw(), self.raw()) };
+        if result == SUCCESS { f64::from(milliseconds) } else { 0.0 }
+    }
+}
+
+struct Group {
+    context: u64,
+    stream: Stream,
+    /// Recorded before the group's first work, where nothing of the stream was in flight.
+    start: Option<Event>,
+    end: Option<Event>,
+    keys: Vec<u64>,
+    copies: u32,
+    estimate: f64,
+    opened: Instant,
+}
+
+impl Group {
+    fn new(context: u64, stream: Stream, start: Option<Event>) -> Self {
+        let opened = Instant::now();
+        Self { context, stream, start, end: None, keys: Vec::new(), copies: 0, estimate: 0.0, opened }
+    }
+}
+
+/// Times of one context's events: each is milliseconds after the first base.
+struct Clock {
+    base: Event,
+    offset: f64,
+    busy_until: f64,
+    spare: Vec<Event>,
+}
+
+#[derive(Default)]
+struct Pace {
+    groups: VecDeque<Group>,
+    /// End of the last group of each stream.
+    ends: HashMap<(u64, Stream), f64>,
+    clocks: HashMap<u64, Clock>,
+    lengths: HashMap<u64, f64>,
+    usage: Usage,
+    last: Option<Instant>,
+}
+
+fn lock() -> MutexGuard<'static, Option<Pace>> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether submissions are bounded and measured.
+pub fn active() -> bool {
+    ACTIVE.load(Ordering::Relaxed)
+}
+
+/// Bounds what is in flight to `run_ahead_us`; 0 ends bounding and measuring.
+pub fn bound(run_ahead_us: u32) {
+    BOUND_NS.store(u64::from(run_ahead_us) * 1000, Ordering::Relaxed);
+    if run_ahead_us > 0 {
+        lock().get_or_insert_default();
+    }
+    ACTIVE.store(run_ahead_us > 0, Ordering::SeqCst);
+}
+
+/// Waits until less than the bound is in flight, or `closed` says that the gate is closed.
+pub fn wait(closed: impl Fn() -> bool) {
+    loop {
+        let ahead = {
+            let mut state = lock();
+            let Some(pace) = state.as_mut() else { return };
+            quietly(|| pace.reap());
+            let bound = BOUND_NS.load(Ordering::Relaxed) as f64;
+            let ahead: f64 = pace.groups.iter().map(|g| g.estimate).sum();
+            // Two groups may always be in flight, so that the card has the next when it ends one.
+            if ahead <= bound || pace.groups.len() < 2 {
+                return;
+            }
+            quietly(|| pace.close_groups(|_| true));
+            ahead - bound
+        };
+        if closed() || !active() {
+            return;
+        }
+        if ahead > 100_000.0 {
+            std::thread::sleep(Duration::from_micros(25));
+        } else {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Begins a group before a submission to a stream that has nothing in flight, so that the card's idleness is not counted.
+pub fn begin(stream: Stream) {
+    let context = driver::current_context() as u64;
+    let mut state = lock();
+    let Some(pace) = state.as_mut() else { return };
+    if pace.groups.iter().any(|g| g.stream == stream && g.context == context) {
+        return;
+    }
+    let start = quietly(|| pace.event(context).filter(|event| record(*event, stream)));
+    pace.groups.push_back(Group::new(context, stream, start));
+}
+
+/// Takes back what [`begin`] began for a submission that failed.
+pub fn failed(stream: Stream) {
+    if let Some(pace) = lock().as_mut() {
+        pace.groups.retain(|g| g.stream != stream || !g.keys.is_empty());
+    }
+}
+
+/// Counts a submission to `stream` that this thread has made.
+pub fn submitted(stream: Stream, key: u64, copy: bool) {
+    let context = driver::current_context() as u64;
+    let mut state = lock();
+    let Some(pace) = state.as_mut() else { return };
+    pace.last = Some(Instant::now());
+    pace.usage.launches = pace.usage.launches.saturating_add(1);
+    let known = pace.lengths.get(&key).copied();
+    let estimate = known.unwrap_or(UNKNOWN_NS);
+    let mine = |g: &Group| g.end.is_none() && g.stream == stream && g.context == context;
+    if !pace.groups.iter().any(mine) {
+        pace.groups.push_back(Group::new(context, stream, None));
+    }
+    let Some(group) = pace.groups.iter_mut().find(|g| mine(g)) else { return };
+    group.keys.push(key);
+    group.copies += u32::from(copy);
+    group.estimate += estimate;
+    let full = known.is_none()
+        || group.keys.len() as u32 >= LONGEST_GROUP
+        || group.estimate * 4.0 >= BOUND_NS.load(Ordering::Relaxed) as f64;
+    if full {
+        quietly(|| pace.close_groups(|g| g.stream == stream && g.context == context));
+    }
+}
+
+/// Forgets a stream that the program destroys.
+pub fn forget(stream: u64) {
+    if !active() {
+        return;
+    }
+    if let Some(pace) = lock().as_mut() {
+        quietly(|| pace.close_groups(|g| g.stream.handle == stream));
+    }
+}
+
+/// Ends all groups, before a capture begins in one of their streams.
+pub fn finish_groups() {
+    if let Some(pace) = lock().as_mut().filter(|_| active()) {
+        quietly(|| pace.close_groups(|_| true));
+    }
+}
+
+/// Ends groups that no submission has joined for a while, so that their ends are seen; whether nothing is in flight.
+pub fn quiet() -> bool {
+    let mut state = lock();
+    let Some(pace) = state.as_mut() else { return true };
+    pace.close_groups(|g| g.opened.elapsed() > Duration::from_micros(200));
+    pace.reap();
+    pace.groups.iter().all(|g| g.keys.is_empty())
+}
+
+/// Ends all groups and looks at them; whether nothing is in flight.
+pub fn drained() -> bool {
+    let mut state = lock();
+    let Some(pace) = state.as_mut() else { return true };
+    pace.close_groups(|_| true);
+    pace.reap();
+    pace.groups.iter().all(|g| g.keys.is_empty())
+}
+
+/// Time since the last submission.
+pub fn idle() -> Duration {
+    lock().as_ref().and_then(|p| p.last).map_or(Duration::MAX, |last| last.elapsed())
+}
+
+/// Use since it was last taken.
+pub fn take_usage() -> Usage {
+    lock().as_mut().map(|pace| std::mem::take(&mut pace.usage)).unwrap_or_default()
+}
+
+impl Pace {
+    fn event(&mut self, context: u64) -> Option<Event> {
+        if let Some(event) = self.clocks.get_mut(&context).and_then(|clock| clock.spare.pop()) {
+            return Some(event);
+        }
+        let mut event = std::ptr::null_mut();
+        // SAFETY: the pointer is valid; the context is current to this thread.
+        let result = unsafe { driver::event_create(&raw mut event, 0) };
+        (result == SUCCESS).then_some(Event(event as u64))
+    }
+
+    /// Records the ends of the open groups that `which` chooses.
+    fn close_groups(&mut self, which: impl Fn(&Group) -> bool) {
+        for at in 0..self.groups.len() {
+            let group = &self.groups[at];
+            if group.end.is_some() || group.keys.is_empty() || !which(group) {
+                continue;
+            }
+            let (context, stream) = (group.context, group.stream);
+            // The event would become a part of the capture. The group ends when the capture has.
+            if gate::captures() && gate::capturing(stream) {
+                continue;
+            }
+            let end = within(context, || self.event(context).filter(|event| record(*event, stream)));
+            // A stream that takes no event has nothing that could be waited for.
+            match end {
+                Some(end) => self.groups[at].end = Some(end),
+                None => self.groups[at].estimate = f64::NAN,
+            }
+        }
+        self.groups.retain(|group| !group.estimate.is_nan());
+    }
+
+    /// Takes the groups that are done.
+    fn reap(&mut self) {
+        while let Some(at) = self.groups.iter().position(|g| g.end.is_some_and(Event::done)) {
+            let Some(group) = self.groups.remove(at) else { return };
+            let Some(end) = group.end else { return };
+            self.account(&group, end);
+        }
+    }
+
+    fn account(&mut self, group: &Group, end: Event) {
+        let at = (group.context, group.stream);
+        let Some(clock) = self.clocks.get_mut(&group.context) else {
+            // The first event of a context is its base.
+            let clock = Clock { base: end, offset: 0.0, busy_until: 0.0, spare: group.start.into_iter().collect() };
+            self.clocks.insert(group.context, clock);
+            self.ends.insert(at, 0.0);
+            return;
+        };
+        let since = end.since(clock.base);
+        let ended = clock.offset + since;
+        // Without an event of its own the work began when the stream's last work ended.
+        let first = group.start.map(|start| clock.offset + start.since(clock.base));
+        let began = first.or(self.ends.get(&at).copied()).unwrap_or(ended).min(ended);
+        let busy = ended - began.max(clock.busy_until);
+        if busy > 0.0 {
+            let ns = (busy * 1e6) as u64;
+            self.usage.busy_ns += ns;
+            if group.copies as usize == group.keys.len() {
+                self.usage.copy_ns += ns;
+            }
+            clock.busy_until = ended;
+        }
+        self.ends.insert(at, ended);
+        if since > REBASE_MS {
+            clock.spare.push(clock.base);
+            clock.base = end;
+            clock.offset = ended;
+        } else {
+            clock.spare.push(end);
+        }
+        clock.spare.extend(group.start);
+        self.learn(group, (ended - began) * 1e6);
+    }
+
+    /// Corrects the estimates of the group's work by what it took.
+    fn learn(&mut self, group: &Group, took_ns: f64) {
+        let estimate = group.estimate.max(1.0);
+        if self.lengths.len() > MOST_KEYS {
+            self.lengths.clear();
+        }
+        for key in &group.keys {
+            let length = self.lengths.entry(*key).or_insert(UNKNOWN_NS);
+            let corrected = *length * (took_ns / estimate).clamp(0.01, 1000.0);
+            *length = if group.keys.len() == 1 { corrected } else { 0.7 * *length + 0.3 * corrected };
+            *length = length.max(500.0);
+        }
+    }
+}
+
+/// Runs `work` in a way that disturbs no capture of another stream.
+fn quietly<T>(work: impl FnOnce() -> T) -> T {
+    if gate::captures() { driver::relaxed(work) } else { work() }
+}
+
+fn record(event: Event, stream: Stream) -> bool {
+    // SAFETY: the event is ours; the program has submitted to the stream and has not destroyed it.
+    let result = unsafe {
+        if stream.per_thread {
+            driver::event_record_per_thread(event.raw(), stream.handle as Object)
+        } else {
+            driver::event_record(event.raw(), stream.handle as Object)
+        }
+    };
+    result == SUCCESS
+}
+
+/// Runs `work` with `context` current to this thread.
+fn within<T>(context: u64, work: impl FnOnce() -> T) -> T {
+    let before = driver::current_context();
+    if before as u64 == context {
+        return work();
+    }
+    // SAFETY: the program submitted with this context.
+    unsafe { driver::ctx_set_current(context as Object) };
+    let result = work();
+    // SAFETY: it was current before.
+    unsafe { driver::ctx_set_current(before) };
+    result
+}

@@ -1,0 +1,167 @@
+//! Requests of the program's threads to the owner, and the fixed memory that is counted for the program.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use cuda_protocol::{Chunk, FixedKind, FromTenant, Refusal};
+
+use crate::tenant;
+
+/// Time for which an allocation waits for an owner that is away.
+// TIMEOUT: a service is restarted within seconds; a program whose owner stays away must learn of it.
+const AWAY: Duration = Duration::from_secs(20);
+
+static NEXT: AtomicU32 = AtomicU32::new(1);
+static ANSWERS: Mutex<Option<HashMap<u32, Answer>>> = Mutex::new(None);
+/// An answer has come, or the connection has.
+static ANSWERED: Condvar = Condvar::new();
+/// Bytes of fixed memory that the program has, by card and kind. Held while an owner is told of a change.
+static FIXED: Mutex<Option<HashMap<(u8, FixedKind), u64>>> = Mutex::new(None);
+
+/// An answer to a request, gathered until its last part.
+#[derive(Debug)]
+pub enum Answer {
+    /// No last part yet; with what has come.
+    Waiting(Vec<(Chunk, OwnedFd)>),
+    /// Chunks.
+    Granted(Vec<(Chunk, OwnedFd)>),
+    /// Counted.
+    Fixed,
+    /// Free and all bytes.
+    Memory(u64, u64),
+    /// Refused, with the chunks that had come before.
+    Refused(Refusal, Vec<(Chunk, OwnedFd)>),
+    /// The owner is away, or has gone before it answered.
+    Away,
+}
+
+fn answers() -> MutexGuard<'static, Option<HashMap<u32, Answer>>> {
+    ANSWERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Sends the request that `make` makes and waits for its answer.
+pub fn request(make: impl FnOnce(u32) -> FromTenant) -> Answer {
+    begin(make).map_or(Answer::Away, wait)
+}
+
+/// Sends a request; its number, unless the owner is away.
+fn begin(make: impl FnOnce(u32) -> FromTenant) -> Option<u32> {
+    let number = NEXT.fetch_add(1, Ordering::SeqCst);
+    answers().get_or_insert_default().insert(number, Answer::Waiting(Vec::new()));
+    if tenant::send(&make(number)) {
+        return Some(number);
+    }
+    answers().as_mut()?.remove(&number);
+    None
+}
+
+fn wait(number: u32) -> Answer {
+    let mut guard = answers();
+    loop {
+        match guard.as_mut().and_then(|answers| answers.remove(&number)) {
+            Some(Answer::Waiting(parts)) => {
+                guard.get_or_insert_default().insert(number, Answer::Waiting(parts));
+                guard = ANSWERED.wait(guard).unwrap_or_else(PoisonError::into_inner);
+            }
+            Some(answer) => return answer,
+            None => return Answer::Away,
+        }
+    }
+}
+
+/// Waits for an owner that is away, at most [`AWAY`]; whether one is there.
+pub fn wait_for_owner() -> bool {
+    let limit = Instant::now() + AWAY;
+    let mut guard = answers();
+    while !tenant::connected() {
+        let left = limit.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return false;
+        }
+        guard = ANSWERED.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0;
+    }
+    true
+}
+
+/// Takes in a part of an answer. What nobody asked for is dropped.
+pub fn answer(request: u32, change: impl FnOnce(Vec<(Chunk, OwnedFd)>) -> Answer) {
+    let mut guard = answers();
+    if let Some(Answer::Waiting(parts)) = guard.as_mut().and_then(|a| a.remove(&request)) {
+        guard.get_or_insert_default().insert(request, change(parts));
+    }
+    ANSWERED.notify_all();
+}
+
+/// The connection has ended: nothing is answered any more.
+pub fn abandon() {
+    for answer in answers().iter_mut().flat_map(|answers| answers.values_mut()) {
+        if let Answer::Waiting(_) = answer {
+            *answer = Answer::Away;
+        }
+    }
+    ANSWERED.notify_all();
+}
+
+/// Counts bytes of fixed memory, added or taken away, and tells the owner by `tell` before another thread counts.
+fn change<T>(card: u8, kind: FixedKind, by: impl FnOnce(u64) -> u64, tell: impl FnOnce() -> T) -> T {
+    let mut fixed = FIXED.lock().unwrap_or_else(PoisonError::into_inner);
+    let bytes = fixed.get_or_insert_default().entry((card, kind)).or_default();
+    *bytes = by(*bytes);
+    tell()
+}
+
+/// Asks to count fixed memory; whether it may be had.
+pub fn fix(card: u8, kind: FixedKind, bytes: u64) -> bool {
+    let add = |sum: u64| sum.saturating_add(bytes);
+    let number = change(card, kind, add, || begin(|request| FromTenant::Fix { request, card, kind, bytes }));
+    // An owner that is away refuses nothing: the next one is told.
+    let may = matches!(number.map_or(Answer::Away, wait), Answer::Fixed | Answer::Away);
+    if !may {
+        change(card, kind, |sum| sum.saturating_sub(bytes), || ());
+    }
+    may
+}
+
+/// Returns fixed memory.
+pub fn unfix(card: u8, kind: FixedKind, bytes: u64) {
+    let tell = || tenant::send(&FromTenant::Unfix { card, kind, bytes });
+    change(card, kind, |sum| sum.saturating_sub(bytes), tell);
+}
+
+/// Calls `connect`, from which on requests go to a new owner, and tells that one of all fixed memory.
+pub fn recount(connect: impl FnOnce()) {
+    let fixed = FIXED.lock().unwrap_or_else(PoisonError::into_inner);
+    connect();
+    for (&(card, kind), &bytes) in fixed.iter().flatten().filter(|(_, bytes)| **bytes > 0) {
+        // The program has it, whatever the answer: nobody waits for that.
+        tenant::send(&FromTenant::Fix { request: 0, card, kind, bytes });
+    }
+    drop(fixed);
+    // Whoever waits for the answers' lock has not seen the connection yet.
+    drop(answers());
+    ANSWERED.notify_all();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_without_an_owner_are_not_waited_for_and_memory_is_counted_all_the_same() {
+        assert!(matches!(request(|request| FromTenant::AskMemory { request, card: 0 }), Answer::Away));
+        assert!(fix(7, FixedKind::Array, 100), "who is away refuses nothing");
+        unfix(7, FixedKind::Array, 30);
+        let fixed = FIXED.lock().unwrap_or_else(PoisonError::into_inner);
+        assert_eq!(fixed.as_ref().and_then(|fixed| fixed.get(&(7, FixedKind::Array))), Some(&70));
+    }
+
+    #[test]
+    fn a_request_that_is_under_way_when_the_connection_ends_is_abandoned() {
+        answers().get_or_insert_default().insert(u32::MAX, Answer::Waiting(Vec::new()));
+        abandon();
+        assert!(matches!(wait(u32::MAX), Answer::Away));
+    }
+}

@@ -1,0 +1,135 @@
+//! A slot for each symbol, and the code that jumps through them.
+//!
+//! UNSAFETY: functions of unknown signatures are passed on with their registers and stack as they came.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+#![allow(non_snake_case, non_upper_case_globals, missing_docs, dead_code, reason = "names of the driver API")]
+#![allow(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks, reason = "generated")]
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+include!(concat!(env!("OUT_DIR"), "/stubs.rs"));
+
+/// Functions of the real library; null where it has none.
+pub static REAL: [AtomicPtr<()>; COUNT] = [const { AtomicPtr::new(std::ptr::null_mut()) }; COUNT];
+
+/// The real function of a symbol; null if the driver has none.
+pub fn real(index: usize) -> *mut () {
+    REAL.get(index).map_or(std::ptr::null_mut(), |r| r.load(Ordering::Relaxed))
+}
+
+/// What a call of a symbol runs.
+pub fn set(index: usize, function: *mut ()) {
+    if let Some(slot) = SLOTS.get(index) {
+        slot.store(function, Ordering::Release);
+    }
+}
+
+/// What a call of a symbol runs now.
+pub fn get(index: usize) -> *mut () {
+    SLOTS.get(index).map_or(std::ptr::null_mut(), |slot| slot.load(Ordering::Acquire))
+}
+
+/// First call of a symbol: the driver is loaded, then the call goes on through the slot.
+#[unsafe(naked)]
+unsafe extern "C" fn lazy_common() {
+    // In: [rsp] number of the symbol, [rsp + 8] return address. The registers of arguments come back as they were.
+    core::arch::naked_asm!(
+        "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9",
+        "sub rsp, 32",
+        "movups [rsp], xmm0",
+        "movups [rsp + 16], xmm1",
+        "mov rdi, [rsp + 80]",
+        "call {resolve}",
+        "mov r11, rax",
+        "movups xmm0, [rsp]",
+        "movups xmm1, [rsp + 16]",
+        "add rsp, 32",
+        "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+        "add rsp, 8",
+        "jmp r11",
+        resolve = sym resolve,
+    )
+}
+
+extern "C" fn resolve(index: usize) -> *mut () {
+    crate::loader::load();
+    get(index)
+}
+
+/// A submission: asks the gate, calls the real function with a copy of the caller's stack arguments, tells the gate.
+#[unsafe(naked)]
+unsafe extern "C" fn gate_common() {
+    // In: [rsp] number of the symbol, [rsp + 8] return address, [rsp + 16] arguments from the seventh on. At most ten of
+    // those are copied: the longest signature that is gated has eleven arguments.
+    core::arch::naked_asm!(
+        "push rbp",
+        "mov rbp, rsp",
+        "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9",
+        "sub rsp, 8",
+        "mov rdi, [rbp + 8]",
+        "lea rsi, [rbp - 48]",
+        "lea rdx, [rbp + 24]",
+        "call {enter}",
+        "mov [rbp - 56], rax",
+        "sub rsp, 80",
+        "mov rax, [rbp + 24]", "mov [rsp], rax",
+        "mov rax, [rbp + 32]", "mov [rsp + 8], rax",
+        "mov rax, [rbp + 40]", "mov [rsp + 16], rax",
+        "mov rax, [rbp + 48]", "mov [rsp + 24], rax",
+        "mov rax, [rbp + 56]", "mov [rsp + 32], rax",
+        "mov rax, [rbp + 64]", "mov [rsp + 40], rax",
+        "mov rax, [rbp + 72]", "mov [rsp + 48], rax",
+        "mov rax, [rbp + 80]", "mov [rsp + 56], rax",
+        "mov rax, [rbp + 88]", "mov [rsp + 64], rax",
+        "mov rax, [rbp + 96]", "mov [rsp + 72], rax",
+        "mov r11, [rbp + 8]",
+        "lea rax, [rip + {real}]",
+        "mov r11, [rax + 8 * r11]",
+        "mov rdi, [rbp - 8]", "mov rsi, [rbp - 16]", "mov rdx, [rbp - 24]",
+        "mov rcx, [rbp - 32]", "mov r8, [rbp - 40]", "mov r9, [rbp - 48]",
+        "call r11",
+        "add rsp, 80",
+        "push rax", "push rax",
+        "mov rdi, [rbp + 8]",
+        "lea rsi, [rbp - 48]",
+        "lea rdx, [rbp + 24]",
+        "mov rcx, [rbp - 56]",
+        "mov r8d, eax",
+        "call {leave}",
+        "pop rax",
+        "mov rsp, rbp",
+        "pop rbp",
+        "add rsp, 8",
+        "ret",
+        enter = sym enter,
+        leave = sym leave,
+        real = sym REAL,
+    )
+}
+
+/// Arguments of a call whose signature is not known here.
+#[derive(Clone, Copy)]
+pub struct Arguments {
+    registers: *const u64,
+    stack: *const u64,
+}
+
+impl Arguments {
+    /// The argument in place `n`, from 0, as an integer or pointer.
+    ///
+    /// # Safety
+    /// The function has more than `n` arguments, none of them a floating-point number.
+    pub unsafe fn get(&self, n: usize) -> u64 {
+        // SAFETY: `gate_common` has saved six registers downwards, and the rest lies on the caller's stack.
+        unsafe { if n < 6 { *self.registers.add(5 - n) } else { *self.stack.add(n - 6) } }
+    }
+}
+
+extern "C" fn enter(index: usize, registers: *const u64, stack: *const u64) -> u64 {
+    crate::gate::enter(index, Arguments { registers, stack })
+}
+
+extern "C" fn leave(index: usize, registers: *const u64, stack: *const u64, token: u64, result: i32) {
+    crate::gate::leave(index, Arguments { registers, stack }, token, result);
+}

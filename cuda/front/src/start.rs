@@ -1,0 +1,28 @@
+//! `cuInit`, and which of our functions stands for which symbol.
+//!
+//! UNSAFETY: passes the call on.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::ffi::c_int;
+
+use crate::driver::{self, SUCCESS};
+use crate::slots::{GATED, GATES, at};
+use crate::{gate, lookup, memory, tenant};
+
+/// `cuInit`: a program that is to be a tenant and cannot be one does not run beside its limits.
+unsafe extern "C" fn init(flags: u32) -> c_int {
+    // SAFETY: the caller's promise.
+    let result = unsafe { driver::init(flags) };
+    if result == SUCCESS && !tenant::start() { driver::SYSTEM_NOT_READY } else { result }
+}
+
+/// Our function for a symbol, where we have one.
+pub fn ours(index: usize) -> Option<*mut ()> {
+    let gated = || GATED.get(index).is_some_and(|gated| *gated).then(|| GATES.get(index).map(|f| *f as *mut ()));
+    (index == at::cuInit)
+        .then_some(init as *mut ())
+        .or_else(|| lookup::ours(index))
+        .or_else(|| memory::ours(index))
+        .or_else(|| gate::ours(index))
+        .or_else(|| gated().flatten())
+}

@@ -1,0 +1,400 @@
+//! The connection to the owner, and the thread that obeys it.
+//!
+//! UNSAFETY: binds contexts of the program to the thread, and registers what a child after `fork` runs.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::collections::HashSet;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use cuda_protocol::{
+    CardInfo, End, FromOwner, FromTenant, Hello, Link, LinkError, MAX_NAME, RECONNECT_MS, Received, Run, VERSION,
+};
+
+use crate::driver::{self, Object, SUCCESS};
+use crate::log::report;
+use crate::requests::{self, Answer, answer};
+use crate::{gate, loader, memory, pace};
+
+static TENANT: OnceLock<Tenant> = OnceLock::new();
+/// Descriptor of the connection, for the child after `fork`.
+static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
+/// The connection, for requests.
+static LINK: RwLock<Option<Arc<Link>>> = RwLock::new(None);
+/// Contexts of the program that work or memory was seen in.
+static CONTEXTS: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
+static STARTED: AtomicBool = AtomicBool::new(false);
+
+/// The owner's terms.
+#[derive(Debug)]
+pub struct Tenant {
+    /// Bytes of a chunk.
+    pub chunk_bytes: u64,
+    /// Cards, in the owner's order.
+    pub cards: Vec<CardInfo>,
+    /// Card of the owner's list for each of the driver's devices.
+    pub devices: Vec<Option<u8>>,
+}
+
+/// The owner's terms, once the connection is there.
+pub fn get() -> Option<&'static Tenant> {
+    TENANT.get()
+}
+
+/// Card in the owner's list of the driver's device.
+pub fn card(device: i32) -> Option<u8> {
+    get()?.devices.get(usize::try_from(device).ok()?).copied().flatten()
+}
+
+/// Connects to the owner, once; whether this process is a tenant.
+pub fn start() -> bool {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| match connect(&hello(false)) {
+        Ok((link, welcome)) => {
+            let devices = devices(&welcome.cards);
+            let tenant = Tenant { chunk_bytes: welcome.chunk_bytes, cards: welcome.cards, devices };
+            let _ = TENANT.set(tenant);
+            gate::close(gate::TURN, None);
+            memory::raise_limit();
+            let link = Arc::new(link);
+            use_link(&link);
+            let thread = std::thread::Builder::new().name("gpu-mediator".to_owned());
+            match thread.spawn(move || serve(link)) {
+                Ok(_) => STARTED.store(true, Ordering::SeqCst),
+                Err(error) => report!("no thread could be started: {error}"),
+            }
+            // SAFETY: the function only stores to atomics and closes a descriptor.
+            unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+        }
+        Err(error) => report!("the owner cannot be reached: {error}"),
+    });
+    STARTED.load(Ordering::SeqCst)
+}
+
+extern "C" fn forked() {
+    loader::pass_all();
+    memory::forked();
+    let descriptor = DESCRIPTOR.swap(-1, Ordering::SeqCst);
+    if descriptor >= 0 {
+        // SAFETY: the child never uses the connection; while it holds it, the owner would not see its parent's end.
+        unsafe { libc::close(descriptor) };
+    }
+}
+
+/// Has requests go over a connection.
+fn use_link(link: &Arc<Link>) {
+    DESCRIPTOR.store(link.as_fd().as_raw_fd(), Ordering::SeqCst);
+    *LINK.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(link));
+}
+
+fn instance() -> u128 {
+    static INSTANCE: OnceLock<u128> = OnceLock::new();
+    *INSTANCE.get_or_init(|| {
+        let mut bytes = [0; 16];
+        // SAFETY: the buffer is as long as is said.
+        unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+        u128::from_ne_bytes(bytes)
+    })
+}
+
+fn hello(adopts: bool) -> Hello {
+    let program = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+    let mut tenant = std::env::var(cuda_protocol::TENANT_VARIABLE).unwrap_or_default();
+    let short = tenant.floor_char_boundary(MAX_NAME);
+    tenant.truncate(short);
+    Hello {
+        version: VERSION,
+        pid: std::process::id(),
+        instance: instance(),
+        tenant,
+        program: program.trim().to_owned(),
+        adopts,
+    }
+}
+
+fn connect(hello: &Hello) -> Result<(Link, cuda_protocol::Welcome), LinkError> {
+    let path = PathBuf::from(std::env::var_os(cuda_protocol::SOCKET_VARIABLE).unwrap_or_default());
+    let link = Link::connect(&path)?;
+    link.send(&FromTenant::Hello(hello.clone()), &[])?;
+    match link.receive()?.message {
+        FromOwner::Welcome(welcome) => Ok((link, welcome)),
+        other => {
+            report!("the owner refuses this process: {other:?}");
+            Err(LinkError::Closed)
+        }
+    }
+}
+
+/// Card of the owner's list for each device that the driver shows.
+fn devices(cards: &[CardInfo]) -> Vec<Option<u8>> {
+    let mut count = 0;
+    // SAFETY: the pointer is valid, and the driver has been initialised.
+    unsafe { driver::device_get_count(&raw mut count) };
+    let uuid = |ordinal| {
+        let (mut device, mut uuid) = (0, [0; 16]);
+        // SAFETY: the pointers are valid.
+        let result = unsafe {
+            driver::device_get(&raw mut device, ordinal);
+            driver::device_get_uuid(&raw mut uuid, device)
+        };
+        (result == SUCCESS).then_some(uuid)
+    };
+    let find = |uuid| cards.iter().position(|card| card.uuid == uuid).and_then(|at| u8::try_from(at).ok());
+    (0..count).map(|ordinal| uuid(ordinal).and_then(find)).collect()
+}
+
+/// Remembers the context that is current to this thread, for drains.
+pub fn note_context() {
+    let context = driver::current_context() as u64;
+    if context != 0 {
+        CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default().insert(context);
+    }
+}
+
+/// Sends a message; nothing happens while the owner is away.
+pub fn send(message: &FromTenant) -> bool {
+    let link = LINK.read().unwrap_or_else(PoisonError::into_inner).clone();
+    link.is_some_and(|link| link.send(message, &[]).is_ok())
+}
+
+/// Says if an owner is there.
+pub fn connected() -> bool {
+    LINK.read().unwrap_or_else(PoisonError::into_inner).is_some()
+}
+
+/// Tells the owner that a submission waits.
+pub fn waiting() {
+    for card in 0..get().map_or(0, |t| t.cards.len()) {
+        send(&FromTenant::Waiting { card: u8::try_from(card).unwrap_or(u8::MAX) });
+    }
+}
+
+/// A turn as the owner gave it.
+struct Turn {
+    run: Run,
+    began: Instant,
+    reported: Instant,
+}
+
+struct Agent {
+    link: Arc<Link>,
+    turn: Option<Turn>,
+    order: Option<u32>,
+}
+
+/// Obeys the owner until the process ends.
+fn serve(link: Arc<Link>) {
+    // What a capture forbids to other threads does not concern this one.
+    let mut mode = 2;
+    // SAFETY: the pointer is valid.
+    unsafe { driver::exchange_capture_mode(&raw mut mode) };
+    let mut agent = Agent { link, turn: None, order: None };
+    loop {
+        if let Err(error) = agent.run() {
+            report!("the connection to the owner ended: {error}");
+        }
+        agent.alone();
+        agent.reconnect();
+    }
+}
+
+impl Agent {
+    fn run(&mut self) -> Result<(), LinkError> {
+        loop {
+            if self.ready()? {
+                let Received { message, descriptors } = self.link.receive()?;
+                self.obey(message, descriptors)?;
+            } else if self.turn.as_ref().is_none_or(|turn| turn.run.run_ahead_us == 0) {
+                // Nothing has happened for a while: what is kept for the next allocation goes back.
+                self.bind();
+                memory::trim();
+            }
+            self.look()?;
+        }
+    }
+
+    /// Waits for a message, at most until the turn must be looked at.
+    fn ready(&self) -> Result<bool, LinkError> {
+        let timeout = match &self.turn {
+            // TIMEOUT: finer than any turn's length and idleness, and a thousandth of a processor.
+            Some(turn) if turn.run.run_ahead_us > 0 => 1,
+            // TIMEOUT: how long chunks without users are kept.
+            _ => 1000,
+        };
+        let mut poll = libc::pollfd { fd: self.link.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid entry.
+        let count = unsafe { libc::poll(&raw mut poll, 1, timeout) };
+        Ok(count > 0)
+    }
+
+    fn obey(&mut self, message: FromOwner, descriptors: Vec<OwnedFd>) -> Result<(), LinkError> {
+        match message {
+            FromOwner::Granted { request, chunks, more } => answer(request, |mut parts| {
+                parts.extend(chunks.into_iter().zip(descriptors));
+                if more {
+                    Answer::Waiting(parts)
+                } else {
+                    memory::arriving();
+                    Answer::Granted(parts)
+                }
+            }),
+            FromOwner::Fixed { request } => answer(request, |_| Answer::Fixed),
+            FromOwner::Refused { request, reason } => answer(request, |parts| Answer::Refused(reason, parts)),
+            FromOwner::Memory { request, free_bytes, total_bytes } => {
+                answer(request, |_| Answer::Memory(free_bytes, total_bytes));
+            }
+            FromOwner::Quiesce { order, patience_us } => self.quiesce(order, patience_us)?,
+            FromOwner::Redirect { order, moves } => {
+                self.bind();
+                let moved = memory::redirect(moves.into_iter().zip(descriptors).collect());
+                self.link.send(&FromTenant::Redirected { order, moved }, &[])?;
+            }
+            FromOwner::Resume { .. } => {
+                self.order = None;
+                gate::open(gate::ORDER);
+            }
+            FromOwner::Run(run) => {
+                let now = Instant::now();
+                pace::bound(run.run_ahead_us);
+                self.turn = Some(Turn { run, began: now, reported: now });
+                gate::open(gate::TURN);
+            }
+            FromOwner::Stop { card, turn } => {
+                if self.turn.as_ref().is_some_and(|t| t.run.turn == turn && t.run.card == card) {
+                    self.stop(Instant::now())?;
+                }
+            }
+            FromOwner::Welcome(_) | FromOwner::Shared { .. } => {}
+            FromOwner::Goodbye(end) => {
+                report!("the owner says goodbye: {end:?}");
+                return Err(LinkError::Closed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the turn or reports its use, when it is time.
+    fn look(&mut self) -> Result<(), LinkError> {
+        let Some(turn) = &mut self.turn else { return Ok(()) };
+        if turn.run.run_ahead_us == 0 {
+            return Ok(());
+        }
+        let run = turn.run;
+        let now = Instant::now();
+        let passed = |since: Instant, us: u32| us > 0 && now.duration_since(since) >= Duration::from_micros(us.into());
+        if passed(turn.began, run.length_us) {
+            return self.stop(now);
+        }
+        let idle = u64::from(run.idle_us);
+        if pace::quiet() && idle > 0 && now.duration_since(turn.began).min(pace::idle()) >= Duration::from_micros(idle)
+        {
+            return self.stop(now);
+        }
+        if passed(turn.reported, run.report_us) {
+            turn.reported = now;
+            let usage = pace::take_usage();
+            self.link.send(&FromTenant::Used { card: run.card, turn: run.turn, usage }, &[])?;
+        }
+        Ok(())
+    }
+
+    fn stop(&mut self, _now: Instant) -> Result<(), LinkError> {
+        let Some(turn) = self.turn.take() else { return Ok(()) };
+        gate::close(gate::TURN, None);
+        self.drain(None);
+        let usage = pace::take_usage();
+        let (card, waiting) = (turn.run.card, gate::held());
+        self.link.send(&FromTenant::Stopped { card, turn: turn.run.turn, usage, waiting }, &[])?;
+        if !waiting && gate::told() {
+            // A thread's own word may have gone out before `Stopped`, and counts for nothing there.
+            self.link.send(&FromTenant::Waiting { card }, &[])?;
+        }
+        Ok(())
+    }
+
+    fn quiesce(&mut self, order: u32, patience_us: u32) -> Result<(), LinkError> {
+        let deadline = Instant::now() + Duration::from_micros(patience_us.into());
+        if gate::close(gate::ORDER, Some(deadline)) && self.drain(Some(deadline)) {
+            self.order = Some(order);
+            return self.link.send(&FromTenant::Quiet { order }, &[]);
+        }
+        gate::open(gate::ORDER);
+        self.link.send(&FromTenant::Busy { order }, &[])
+    }
+
+    /// Waits until nothing is in flight; false at the deadline. The gate is closed.
+    fn drain(&self, deadline: Option<Instant>) -> bool {
+        while !pace::drained() {
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(20));
+        }
+        if gate::captures() {
+            // A context that captures must not be synchronised. What was measured has ended; what was not, may not have.
+            return pace::active();
+        }
+        let contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or_default();
+        for context in contexts {
+            // SAFETY: the program's context; one that it has destroyed is refused by the driver.
+            unsafe {
+                if driver::ctx_set_current(context as Object) == SUCCESS {
+                    driver::ctx_synchronize();
+                }
+            }
+        }
+        true
+    }
+
+    /// Makes a context of the program current to this thread.
+    fn bind(&self) {
+        let contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(context) = contexts.iter().flatten().next() {
+            // SAFETY: as in `drain`.
+            unsafe { driver::ctx_set_current(*context as Object) };
+        }
+    }
+
+    /// Lets the program go on without its owner.
+    fn alone(&mut self) {
+        *LINK.write().unwrap_or_else(PoisonError::into_inner) = None;
+        // What a thread sends now fails, and is not waited for.
+        // SAFETY: a descriptor of ours that is open.
+        unsafe { libc::shutdown(self.link.as_fd().as_raw_fd(), libc::SHUT_RDWR) };
+        self.turn = None;
+        self.order = None;
+        pace::bound(0);
+        requests::abandon();
+        gate::open(gate::TURN | gate::ORDER);
+    }
+
+    /// Reaches the owner again, and tells it which chunks this process has.
+    fn reconnect(&mut self) {
+        loop {
+            std::thread::sleep(Duration::from_millis(RECONNECT_MS));
+            let Ok((link, welcome)) = connect(&hello(true)) else { continue };
+            if get().is_none_or(|t| t.chunk_bytes != welcome.chunk_bytes || t.cards.len() != welcome.cards.len()) {
+                let _ = link.send(&FromTenant::Goodbye(End::Violation), &[]);
+                continue;
+            }
+            let link = Arc::new(link);
+            self.bind();
+            let told = memory::adopted(
+                |chunks, descriptors, more| {
+                    let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(|d| d.as_fd()).collect();
+                    link.send(&FromTenant::Adopt { chunks, more }, &borrowed).is_ok()
+                },
+                || requests::recount(|| use_link(&link)),
+            );
+            if told {
+                // Only now: a submission that meets the closed gate tells the owner so once, over this connection.
+                gate::close(gate::TURN, None);
+                self.link = link;
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! Owns a card without the daemon: serves tenants named on the command line, or measures the card. Results are JSON.
+//!
+//! ```sh
+//! cuda-owner serve --socket /run/cuda.sock --card-mib 40960 --tenant a:40960 --tenant b:40960:300 --seconds 60
+//! cuda-owner measure --gib 20 --chunk-mib 16
+//! ```
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser, Subcommand};
+use cuda_owner::core::{CardConfig, CardView, OnStuck, TenantSpec};
+use cuda_owner::driver::{Address, Driver, Memory, Queue, Real};
+use cuda_owner::server::Server;
+use sched::LatencyClass;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+#[derive(Debug, Parser)]
+#[command(about = "Owns an NVIDIA card for CUDA tenants, without the daemon")]
+struct Arguments {
+    /// Path of NVIDIA's `libcuda.so.1`.
+    #[arg(long, global = true, default_value = "libcuda.so.1")]
+    driver: PathBuf,
+    /// Number of the card.
+    #[arg(long, global = true, default_value_t = 0)]
+    device: u32,
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Serves tenants until the time is over or standard input ends; prints what they had.
+    Serve(Serve),
+    /// Serves as mediatord says on standard input.
+    #[command(hide = true)]
+    Work,
+    /// Measures copies of chunks against NVIDIA's own checkpoint of a process.
+    Measure(Measure),
+    /// Holds memory until standard input ends: the process that is checkpointed.
+    Hold {
+        /// GiB to hold.
+        #[arg(long)]
+        gib: u64,
+    },
+}
+
+#[derive(Debug, Args)]
+struct Serve {
+    /// Socket that programs connect to.
+    #[arg(long)]
+    socket: PathBuf,
+    /// MiB of the card that tenants share.
+    #[arg(long)]
+    card_mib: u64,
+    /// MiB of pinned host memory for chunks; as much as the card's by default.
+    #[arg(long)]
+    host_mib: Option<u64>,
+    /// MiB of a chunk.
+    #[arg(long, default_value_t = 16)]
+    chunk_mib: u64,
+    /// MiB of host memory that are ready before they are needed.
+    #[arg(long)]
+    host_ready_mib: Option<u64>,
+    /// Tenant: its name, its MiB, its weight, its latency class.
+    #[arg(long = "tenant", value_name = "NAME:MIB[:WEIGHT[:CLASS]]", required = true)]
+    tenants: Vec<String>,
+    /// Length of a slice in milliseconds.
+    #[arg(long, default_value_t = 10)]
+    slice_ms: u64,
+    /// Whether tenants whose memory does not fit together take long turns: `auto`, `off` or `forced`.
+    #[arg(long, default_value = "auto")]
+    quanta: String,
+    /// Shortest such turn in milliseconds.
+    #[arg(long)]
+    quantum_min_ms: Option<u64>,
+    /// Longest such turn in milliseconds.
+    #[arg(long)]
+    quantum_max_ms: Option<u64>,
+    /// Microseconds of work in flight of a tenant that is not alone.
+    #[arg(long)]
+    run_ahead_us: Option<u32>,
+    /// File with the processes served, for the next owner.
+    #[arg(long)]
+    journal: Option<PathBuf>,
+    /// Seconds to serve at most.
+    #[arg(long, default_value_t = 3600)]
+    seconds: u64,
+}
+
+#[derive(Debug, Args)]
+struct Measure {
+    /// GiB to move.
+    #[arg(long, default_value_t = 20)]
+    gib: u64,
+    /// MiB of a chunk.
+    #[arg(long, default_value_t = 16)]
+    chunk_mib: u64,
+    /// Leave NVIDIA's checkpoint out.
+    #[arg(long)]
+    no_checkpoint: bool,
+    /// Seconds after which the process that is checkpointed is given up.
+    #[arg(long, default_value_t = 120)]
+    patience_s: u64,
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    if let What::Work = arguments.what {
+        return Ok(cuda_owner::control::serve(std::io::stdin().lock(), std::io::stdout().lock())?);
+    }
+    let driver = Real::open(&arguments.driver, arguments.device)?;
+    match arguments.what {
+        What::Work => Ok(()),
+        What::Serve(ref options) => serve(Arc::new(driver), options),
+        What::Measure(ref options) => measure(&driver, &arguments, options),
+        What::Hold { gib } => hold(&driver, gib),
+    }
+}
+
+fn tenant(text: &str) -> Result<TenantSpec> {
+    let mut parts = text.split(':');
+    let (name, mib) =
+        (parts.next().unwrap_or_default(), parts.next().context("a tenant is NAME:MIB[:WEIGHT[:CLASS]]")?);
+    let mib: u64 = mib.parse().with_context(|| format!("`{mib}` is no number of MiB"))?;
+    let weight = parts.next().map_or(Ok(100), str::parse).with_context(|| format!("`{text}` has no weight"))?;
+    let class = parts.next().map_or(Ok(LatencyClass::default()), |name| {
+        serde_json::from_value(Value::from(name)).with_context(|| format!("`{name}` is no latency class"))
+    })?;
+    Ok(TenantSpec {
+        name: name.into(),
+        uid: None,
+        memory_bytes: mib << 20,
+        limits: vram::Limits { weight, ..vram::Limits::default() },
+        time: sched::VgpuParams { class, ..sched::VgpuParams::weight(weight) },
+        on_stuck: OnStuck::Kill,
+    })
+}
+
+fn serve(driver: Arc<Real>, options: &Serve) -> Result<()> {
+    let mut config = CardConfig::new(options.card_mib << 20);
+    config.host_bytes = options.host_mib.unwrap_or(options.card_mib) << 20;
+    config.chunk_bytes = options.chunk_mib << 20;
+    config.turns.slice_ns = options.slice_ms * 1_000_000;
+    config.host_ready_bytes = options.host_ready_mib.map_or(config.host_ready_bytes, |mib| mib << 20);
+    config.run_ahead_us = options.run_ahead_us.unwrap_or(config.run_ahead_us);
+    config.quanta.min_ns = options.quantum_min_ms.map_or(config.quanta.min_ns, |ms| ms * 1_000_000);
+    config.quanta.max_ns = options.quantum_max_ms.map_or(config.quanta.max_ns, |ms| ms * 1_000_000);
+    config.quanta.mode = options.quanta.parse().map_err(anyhow::Error::msg)?;
+    let tenants = options.tenants.iter().map(|text| tenant(text)).collect::<Result<Vec<_>>>()?;
+    let server = Server::start(config, driver, &options.socket, options.journal.as_deref())?;
+    for spec in tenants {
+        server.call(move |core| core.add_tenant(spec)).context("the owner has ended")??;
+    }
+    let (done, ended) = std::sync::mpsc::channel::<()>();
+    std::thread::spawn(move || {
+        // Whoever started this ends it by closing its standard input.
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        drop(done);
+    });
+    println!("{}", json!({ "ready": options.socket }));
+    std::io::stdout().flush()?;
+    let _ = ended.recv_timeout(Duration::from_secs(options.seconds));
+    let view = server.call(|core| core.view()).context("the owner has ended")?;
+    println!("{}", describe(&view));
+    Ok(())
+}
+
+fn describe(view: &CardView) -> Value {
+    let tenants: Vec<Value> = view
+        .tenants
+        .iter()
+        .map(|tenant| {
+            json!({
+                "name": tenant.spec.name,
+                "weight": tenant.spec.time.weight,
+                "charged_ns": tenant.charged_ns,
+                "busy_ns": tenant.busy_ns,
+                "copy_ns": tenant.copy_ns,
+                "wait_p99_ns": tenant.wait_p99_ns,
+                "chunks_on_card": tenant.memory.placed,
+                "chunks_in_host": tenant.memory.host,
+                "moved_out": tenant.memory.moved_out,
+                "moved_in": tenant.memory.moved_in,
+                "killed": tenant.killed,
+            })
+        })
+        .collect();
+    json!({
+        "turns": view.turns,
+        "turns_ns": view.turns_ns,
+        "relocations": view.relocations,
+        "declined": view.declined,
+        "chunk_bytes": view.memory.chunk_bytes,
+        "tenants": tenants,
+    })
+}
+
+/// Pieces of one memory, mapped one behind the other.
+struct Pieces {
+    at: Address,
+    made_s: f64,
+}
+
+fn make(driver: &Real, memory: Memory, bytes: u64, chunk: u64) -> Result<Pieces> {
+    let at = driver.reserve(bytes)?;
+    let start = Instant::now();
+    for offset in (0..bytes).step_by(chunk as usize) {
+        let handle = driver.create(memory, chunk)?;
+        driver.map(at.plus(offset), chunk, handle)?;
+    }
+    Ok(Pieces { at, made_s: start.elapsed().as_secs_f64() })
+}
+
+fn queue(driver: &Real, queue: Queue, to: &Pieces, from: &Pieces, bytes: u64, chunk: u64) -> Result<()> {
+    for offset in (0..bytes).step_by(chunk as usize) {
+        driver.copy(queue, to.at.plus(offset), from.at.plus(offset), chunk)?;
+    }
+    Ok(())
+}
+
+fn measure(driver: &Real, arguments: &Arguments, options: &Measure) -> Result<()> {
+    let (bytes, chunk) = (options.gib << 30, options.chunk_mib << 20);
+    if !bytes.is_multiple_of(chunk) || driver.free_bytes()? < 2 * bytes + (2 << 30) {
+        bail!("the card has no room for twice {} GiB, or they are no whole chunks: take fewer", options.gib);
+    }
+    let (card, other) = (make(driver, Memory::Device, bytes, chunk)?, make(driver, Memory::Device, bytes, chunk)?);
+    let (host, second) = (make(driver, Memory::Host, bytes, chunk)?, make(driver, Memory::Host, bytes, chunk)?);
+    let rate = |seconds: f64| bytes as f64 / seconds / 1e9;
+    let timed = |run: &dyn Fn() -> Result<()>| -> Result<f64> {
+        run()?;
+        let start = Instant::now();
+        run()?;
+        Ok(start.elapsed().as_secs_f64())
+    };
+    let out = timed(&|| {
+        queue(driver, Queue::Out, &host, &card, bytes, chunk)?;
+        Ok(driver.finish(Queue::Out)?)
+    })?;
+    let inward = timed(&|| {
+        queue(driver, Queue::In, &card, &host, bytes, chunk)?;
+        Ok(driver.finish(Queue::In)?)
+    })?;
+    let both = timed(&|| {
+        queue(driver, Queue::Out, &host, &card, bytes, chunk)?;
+        queue(driver, Queue::In, &other, &second, bytes, chunk)?;
+        driver.finish(Queue::Out)?;
+        Ok(driver.finish(Queue::In)?)
+    })?;
+    let mut result = json!({
+        "device": driver.device().name,
+        "gib": options.gib,
+        "chunk_mib": options.chunk_mib,
+        "make_card_s": card.made_s,
+        "make_host_s": host.made_s,
+        "out_gb_per_s": rate(out),
+        "in_gb_per_s": rate(inward),
+        "both_gb_per_s_each": rate(both),
+    });
+    if !options.no_checkpoint {
+        result["checkpoint"] = match checkpoint(driver, arguments, options) {
+            Ok((out_s, in_s)) => {
+                json!({ "out_s": out_s, "in_s": in_s, "out_gb_per_s": rate(out_s), "in_gb_per_s": rate(in_s) })
+            }
+            Err(error) => json!({ "error": format!("{error:#}") }),
+        };
+    }
+    println!("{result}");
+    Ok(())
+}
+
+/// A process that is killed when it is not needed any more.
+struct Holder(Child);
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Seconds that NVIDIA's checkpoint of a process with as much memory takes, and its way back.
+fn checkpoint(driver: &Real, arguments: &Arguments, options: &Measure) -> Result<(f64, f64)> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg("--driver").arg(&arguments.driver).arg("--device").arg(arguments.device.to_string());
+    command.args(["hold", "--gib", &options.gib.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut holder = Holder(command.spawn()?);
+    let mut line = String::new();
+    BufReader::new(holder.0.stdout.take().context("no output")?).read_line(&mut line)?;
+    if line.trim() != "held" {
+        bail!("the process to be checkpointed has no memory");
+    }
+    let pid = holder.0.id();
+    let limit = Duration::from_secs(options.patience_s);
+    std::thread::scope(|scope| {
+        let (done, ended) = std::sync::mpsc::channel::<()>();
+        scope.spawn(move || {
+            if ended.recv_timeout(limit) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                // A call of the driver that does not return cannot be taken back.
+                eprintln!("the checkpoint took longer than {} s", limit.as_secs());
+                std::process::exit(1);
+            }
+        });
+        let start = Instant::now();
+        driver.suspend(pid)?;
+        let out = start.elapsed().as_secs_f64();
+        let start = Instant::now();
+        driver.resume(pid)?;
+        drop(done);
+        Ok((out, start.elapsed().as_secs_f64()))
+    })
+}
+
+fn hold(driver: &Real, gib: u64) -> Result<()> {
+    driver.hold_plainly(gib << 30)?;
+    println!("held");
+    std::io::stdout().flush()?;
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
+    Ok(())
+}

@@ -1,0 +1,172 @@
+//! The owner of a card as the daemon's child: requests come in a line each, answers go out.
+//!
+//! A process of its own, since a crash in NVIDIA's driver must not take the cards of virtual machines down.
+
+use crate::core::{CardConfig, CardView, Core, OnStuck, TenantSpec, TenantView};
+use crate::driver::{Driver, Real};
+use crate::server::{Rights, Server};
+use cuda_control::{Answer, Card, Request, Settings, Tenant};
+use sched::{History, VgpuParams};
+use std::io::{self, BufRead, Write};
+use std::sync::Arc;
+use vram::Limits;
+
+/// Answers requests from `input` until it ends. Programs go on with what they have then, and look for the next owner.
+///
+/// # Errors
+/// When `output` is closed.
+pub fn serve(input: impl BufRead, mut output: impl Write) -> io::Result<()> {
+    let mut lines = input.lines();
+    let Some(first) = lines.next().transpose()? else { return Ok(()) };
+    let (mut server, ready) = match start(&first) {
+        Ok(started) => started,
+        Err(error) => return say(&mut output, &Answer::Failed(error)),
+    };
+    say(&mut output, &ready)?;
+    for line in lines {
+        let answer = match serde_json::from_str(&line?) {
+            Ok(request) => answer(&mut server, request).unwrap_or_else(Answer::Failed),
+            Err(error) => Answer::Failed(format!("no request: {error}")),
+        };
+        say(&mut output, &answer)?;
+    }
+    Ok(())
+}
+
+fn say(output: &mut impl Write, answer: &Answer) -> io::Result<()> {
+    let mut text = serde_json::to_vec(answer)?;
+    text.push(b'\n');
+    output.write_all(&text)?;
+    output.flush()
+}
+
+fn start(line: &str) -> Result<(Server, Answer), String> {
+    let settings: Settings = serde_json::from_str(line).map_err(|error| format!("no settings: {error}"))?;
+    let driver = Real::find(&settings.driver, &settings.device).map_err(|error| error.to_string())?;
+    let (name, total_bytes) = (driver.device().name.clone(), driver.device().total_bytes);
+    if settings.card_bytes > total_bytes {
+        return Err(format!("{} bytes are to be shared, but the card {name} has {total_bytes}", settings.card_bytes));
+    }
+    let mut config = CardConfig::new(settings.card_bytes);
+    config.host_bytes = settings.host_bytes;
+    config.host_ready_bytes = settings.host_ready_bytes;
+    config.chunk_bytes = settings.chunk_bytes;
+    config.turns.slice_ns = settings.slice_ns;
+    config.run_ahead_us = settings.run_ahead_us;
+    config.quanta.mode = settings.quanta.parse()?;
+    (config.quanta.min_ns, config.quanta.max_ns) = (settings.quantum_min_ns, settings.quantum_max_ns);
+    let server = Server::start_closed(config, Arc::new(driver), Some(&settings.journal));
+    Ok((server.map_err(|error| error.to_string())?, Answer::Ready { name, total_bytes }))
+}
+
+fn answer(server: &mut Server, request: Request) -> Result<Answer, String> {
+    const ENDED: &str = "the owner has ended";
+    match request {
+        Request::Add(tenant) => {
+            let (spec, rights) = spec(server, &tenant)?;
+            let added = server.call(move |core| core.add_tenant(spec)).ok_or(ENDED)?;
+            let id = added.map_err(|error| error.to_string())?;
+            if let Err(error) = server.listen(Some(id), &tenant.socket, &rights) {
+                let _ = server.call(move |core| core.remove_tenant(id));
+                return Err(error.to_string());
+            }
+            Ok(Answer::Done)
+        }
+        Request::Change(tenant) => {
+            let (spec, _) = spec(server, &tenant)?;
+            let changed = server.call(move |core| {
+                let id = core.tenant(&spec.name).ok_or_else(|| format!("there is no tenant `{}`", spec.name))?;
+                core.change_tenant(id, &spec).map_err(|error| error.to_string())
+            });
+            changed.ok_or(ENDED)?.map(|()| Answer::Done)
+        }
+        Request::View { window_ns } => {
+            let view = server.call(move |core| show(core, window_ns)).ok_or(ENDED)?;
+            Ok(Answer::View(Box::new(view)))
+        }
+    }
+}
+
+/// The tenant that is described, with the rights of its socket.
+fn spec(server: &Server, tenant: &Tenant) -> Result<(TenantSpec, Rights), String> {
+    let chunk = server.call(|core| core.config().chunk_bytes).ok_or("the owner has ended")?;
+    let chunks = |bytes: u64| u32::try_from(bytes / chunk.max(1)).unwrap_or(u32::MAX);
+    let (memory, time) = (&tenant.memory, &tenant.time);
+    let class = serde_json::from_value(time.class.as_str().into());
+    let spec = TenantSpec {
+        name: tenant.name.clone(),
+        uid: None,
+        memory_bytes: tenant.memory_bytes,
+        limits: Limits {
+            quota: memory.quota.map_or(u32::MAX, chunks),
+            guarantee: chunks(memory.guarantee),
+            swap_cap: memory.swap_cap.map_or(u32::MAX, chunks),
+            weight: memory.weight,
+            on_full: memory.on_full.parse()?,
+        },
+        time: VgpuParams {
+            weight: time.weight,
+            guarantee_permille: time.guarantee_permille,
+            cap_permille: time.cap_permille,
+            class: class.map_err(|error| format!("class: {error}"))?,
+            max_run_ns: time.max_run_ns,
+        },
+        on_stuck: if tenant.suspends { OnStuck::Suspend } else { OnStuck::Kill },
+    };
+    Ok((spec, Rights { mode: Some(tenant.mode), uid: tenant.uid, gid: tenant.gid }))
+}
+
+fn show(core: &Core, window_ns: u64) -> Card {
+    let CardView { memory, turns_ns, turns, relocations, declined, tenants, .. } = core.view();
+    let bytes = |chunks: u32| u64::from(chunks) * memory.chunk_bytes;
+    let name = |id: vram::VmId| core.spec(id).map(|spec| spec.name.clone()).unwrap_or_default();
+    let params: Vec<VgpuParams> = tenants.iter().map(|tenant| tenant.spec.time).collect();
+    let shares = sched::shares(&params);
+    let part = sched::WHOLE / u64::from(sched::PERMILLE);
+    let permille = |share: u64| u32::try_from((share + part / 2) / part).unwrap_or(sched::PERMILLE);
+    // The interval that is not over yet does not count.
+    let window_ns = window_ns.max(History::INTERVAL);
+    let shown = |(tenant, share): (TenantView, &u64)| {
+        let account = core.turns_account(tenant.id).cloned().unwrap_or_default();
+        let received = u128::from(core.used_within(tenant.id, window_ns)) * 1000 / u128::from(window_ns);
+        cuda_control::TenantView {
+            name: tenant.spec.name,
+            programs: tenant.programs,
+            on_card_bytes: bytes(tenant.memory.placed),
+            in_host_bytes: bytes(tenant.memory.host),
+            unbacked_bytes: bytes(tenant.memory.unbacked),
+            moving_bytes: bytes(tenant.memory.moving),
+            on_card_peak_bytes: bytes(tenant.memory.peak),
+            in_host_peak_bytes: bytes(tenant.memory.host_peak),
+            born_in_host_bytes: tenant.memory.born_in_host * memory.chunk_bytes,
+            moved_out_bytes: tenant.memory.moved_out * memory.chunk_bytes,
+            moved_in_bytes: tenant.memory.moved_in * memory.chunk_bytes,
+            used_ns: tenant.charged_ns,
+            received_permille: u32::try_from(received).unwrap_or(u32::MAX),
+            entitled_permille: permille(*share),
+            busy_ns: tenant.busy_ns,
+            copy_ns: tenant.copy_ns,
+            launches: tenant.launches,
+            turns: account.started,
+            wait_p50_ns: account.waits.quantile(500),
+            wait_p99_ns: account.waits.quantile(990),
+            wait_max_ns: account.waits.max(),
+            runs: tenant.runs,
+            killed: tenant.killed,
+        }
+    };
+    let turn = core.memory_turn();
+    Card {
+        spare_bytes: bytes(memory.spare()),
+        host_used_bytes: bytes(memory.host.used),
+        moved_out_bytes: memory.moved_out * memory.chunk_bytes,
+        moved_in_bytes: memory.moved_in * memory.chunk_bytes,
+        busy_ns: turns_ns,
+        turns,
+        relocations,
+        declined,
+        memory_turn: turn
+            .map(|turn| (name(turn.holder), turn.members.iter().copied().map(name).collect(), turn.quantum_ns)),
+        tenants: tenants.into_iter().zip(&shares).map(shown).collect(),
+    }
+}

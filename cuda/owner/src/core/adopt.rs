@@ -1,0 +1,106 @@
+//! Processes that outlived an owner: their chunks become chunks of this one.
+
+use super::types::{Action, PieceId, SessionId};
+use super::{Body, Core};
+use crate::driver::Memory;
+use cuda_protocol::{Adopted, ChunkId, End};
+use vram::{Place, Step, To, VmId as TenantId};
+
+impl Core {
+    pub(super) fn adopt(
+        &mut self,
+        id: SessionId,
+        tenant: TenantId,
+        chunks: &[Adopted],
+        more: bool,
+        pieces: Vec<PieceId>,
+    ) {
+        let Some(session) = self.sessions.get_mut(&id) else { return self.drop_all(pieces) };
+        let known = session.chunks.len() + session.adopting.len() + chunks.len();
+        let most = self.table.vm_bytes(tenant).unwrap_or(0) / self.table.chunk_bytes();
+        if !session.adopts || known as u64 > most {
+            self.drop_all(pieces);
+            return self.end(id, End::Violation);
+        }
+        let mut pieces = pieces.into_iter();
+        for chunk in chunks {
+            match pieces.next().filter(|_| chunk.descriptor) {
+                Some(piece) => {
+                    session.adopting.insert(piece, chunk.id);
+                    self.actions.push(Action::Import { piece });
+                }
+                // Without a descriptor nothing can be copied: it cannot stay.
+                None => return self.end(id, End::Violation),
+            }
+        }
+        if !more {
+            session.adopts = false;
+            self.look_whether_adopted(id);
+        }
+    }
+
+    /// A piece that a process brought is mapped, or cannot be. Says whether it was such a piece.
+    pub(super) fn adopted(&mut self, piece: PieceId, memory: Option<Memory>) -> bool {
+        let found = self.sessions.iter_mut().find_map(|(&id, session)| {
+            let chunk = session.adopting.remove(&piece)?;
+            Some((id, chunk, session.tenant?))
+        });
+        let Some((id, chunk, tenant)) = found else { return false };
+        let placed = memory.and_then(|memory| Some((memory, self.place_adopted(tenant, memory)?)));
+        let Some((memory, index)) = placed else {
+            self.drop_all(vec![piece]);
+            self.end(id, End::Evicted);
+            return true;
+        };
+        self.pieces.adopt(piece, memory, tenant);
+        let body = Body::Chunk { piece, users: vec![(id, chunk)], pinned: false };
+        if let Some(tenant) = self.tenants.get_mut(&tenant) {
+            tenant.bodies.insert(index, body);
+        }
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.chunks.insert(chunk, index);
+        }
+        self.look_whether_adopted(id);
+        true
+    }
+
+    /// An index for an adopted chunk. Where there is no room in the accounts of the memory that it lies in, it has a place
+    /// in the other one, and is to be moved there.
+    fn place_adopted(&mut self, tenant: TenantId, memory: Memory) -> Option<u32> {
+        let known = self.tenants.get(&tenant)?;
+        let most = self.table.vm_bytes(tenant)? / self.table.chunk_bytes();
+        let index = (0..u32::try_from(most).ok()?).find(|index| !known.bodies.contains_key(index))?;
+        let address = self.table.guest_address(index);
+        let place = self.try_place(tenant, address).ok()?;
+        let to = match (place, memory) {
+            (Place::Card(_), Memory::Device) | (Place::Host(_), Memory::Host) => return Some(index),
+            (Place::Card(_), Memory::Host) => To::Host,
+            (Place::Host(_), Memory::Device) => To::Card,
+        };
+        if !self.account_for(Step { vm: tenant, index, to }) {
+            self.misplaced.insert((tenant, index), false);
+            self.bell = true;
+        }
+        Some(index)
+    }
+
+    /// A process gives up a chunk of which the piece is being mapped. Says whether there is such a one.
+    pub(super) fn free_adopting(&mut self, id: SessionId, chunk: ChunkId) -> bool {
+        let Some(session) = self.sessions.get_mut(&id) else { return false };
+        let found = session.adopting.iter().find(|(_, adopting)| **adopting == chunk).map(|(&piece, _)| piece);
+        let Some(piece) = found else { return false };
+        session.adopting.remove(&piece);
+        self.drop_all(vec![piece]);
+        self.look_whether_adopted(id);
+        true
+    }
+
+    /// A process has brought all that it has: memory may be given to others.
+    fn look_whether_adopted(&mut self, id: SessionId) {
+        let done = self.sessions.get(&id).filter(|session| !session.adopts && session.adopting.is_empty());
+        if let Some(pid) = done.map(|session| session.pid) {
+            self.expected.remove(&pid);
+            self.bell |= self.expected.is_empty();
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! The owner as a state machine: what processes say and what was done goes in, what is to be done comes out.
+//!
+//! [`Core::handle`] takes one [`Event`] with the time and appends [`Action`]s. It does no I/O and calls no driver; whoever
+//! carries the actions out answers those that say so with an event. Parts: connections (`sessions`), chunks (`memory`),
+//! relocation (`relocate`), turns and quanta (`time`), processes that outlived an owner (`adopt`).
+
+mod adopt;
+mod memory;
+mod pieces;
+mod relocate;
+mod sessions;
+mod time;
+mod types;
+mod view;
+
+pub use types::{Action, BatchId, Event, OnStuck, PieceId, SessionId, TenantError, TenantSpec};
+pub use view::{CardView, TenantView};
+
+use crate::turns::{Turns, TurnsConfig};
+use cuda_protocol::{ChunkId, FixedKind, FromOwner, Share};
+use pieces::Pieces;
+use relocate::Relocation;
+use sched::{Config as TimeConfig, Nanos};
+use sessions::Session;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use vram::balance::Config as BalanceConfig;
+use vram::{Balancer, ChunkTable, Contents, Place, Quanta, QuantaConfig, VmId as TenantId};
+
+/// Most that the clock moves on from one event to the next, in ns: an owner that the host did not let run for longer has
+/// not seen anybody be late.
+const STEP_MOST: u64 = 100_000_000;
+
+/// Settings of a card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CardConfig {
+    /// Bytes of the card's memory that tenants share.
+    pub card_bytes: u64,
+    /// Bytes of pinned host memory for chunks that the card has no room for.
+    pub host_bytes: u64,
+    /// Bytes of a chunk: a power of two from 2 to 64 MiB.
+    pub chunk_bytes: u64,
+    /// Bytes of host memory that are ready before they are needed.
+    pub host_ready_bytes: u64,
+    /// `cuDeviceGetUuid` of the card.
+    pub uuid: [u8; 16],
+    /// Who gives memory, who gets it.
+    pub balance: BalanceConfig,
+    /// When tenants whose memory does not fit together take long turns.
+    pub quanta: QuantaConfig,
+    /// The scheduler.
+    pub time: TimeConfig,
+    /// Turns.
+    pub turns: TurnsConfig,
+    /// Bound of a tenant's work in flight, in microseconds, while it is not alone.
+    pub run_ahead_us: u32,
+    /// Idleness after which a turn ends by itself, in microseconds, while the tenant is not alone.
+    pub idle_us: u32,
+    /// How long a process may take to answer an order about its memory, in ns.
+    pub patience_ns: u64,
+}
+
+impl CardConfig {
+    /// A card of which so many bytes are shared, everything else as it is by default.
+    #[must_use]
+    pub fn new(card_bytes: u64) -> Self {
+        Self {
+            card_bytes,
+            host_bytes: card_bytes,
+            chunk_bytes: 16 << 20,
+            host_ready_bytes: 256 << 20,
+            uuid: [0; 16],
+            balance: BalanceConfig::default(),
+            quanta: QuantaConfig::default(),
+            time: crate::turns::scheduler_defaults(),
+            turns: TurnsConfig::default(),
+            run_ahead_us: 4000,
+            idle_us: 200,
+            patience_ns: 10_000_000_000,
+        }
+    }
+}
+
+/// Why a card cannot be set up like that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SetupError {
+    /// Its memory.
+    #[error(transparent)]
+    Memory(#[from] vram::Error),
+    /// Its time.
+    #[error(transparent)]
+    Time(#[from] sched::ConfigError),
+}
+
+/// What an index of a tenant's memory stands for.
+#[derive(Debug)]
+enum Body {
+    /// A chunk.
+    Chunk {
+        piece: PieceId,
+        /// Processes that have it, each by its own number of it.
+        users: Vec<(SessionId, ChunkId)>,
+        /// It stays where it is.
+        pinned: bool,
+    },
+    /// A part of what the driver gave the tenant's processes and that cannot move.
+    Fixed,
+}
+
+/// A tenant.
+#[derive(Debug)]
+struct Tenant {
+    spec: TenantSpec,
+    bodies: BTreeMap<u32, Body>,
+    /// Its sessions that are being relocated.
+    moving: BTreeSet<SessionId>,
+    /// It waits for its quantum.
+    waits: bool,
+    busy_ns: u64,
+    copy_ns: u64,
+    launches: u64,
+    killed: u64,
+}
+
+/// The state machine of one card.
+#[derive(Debug)]
+pub struct Core {
+    config: CardConfig,
+    table: ChunkTable,
+    balancer: Balancer,
+    quanta: Quanta,
+    turns: Turns,
+    pieces: Pieces,
+    tenants: BTreeMap<TenantId, Tenant>,
+    sessions: BTreeMap<SessionId, Session>,
+    relocations: BTreeMap<SessionId, Relocation>,
+    /// Copies whose process has gone meanwhile.
+    orphans: BTreeMap<BatchId, relocate::Batch>,
+    shares: HashMap<Share, (TenantId, Vec<u32>)>,
+    /// Chunks of which the piece is not of the memory that they have a place in, and whether they are on their way.
+    misplaced: BTreeMap<(TenantId, u32), bool>,
+    /// What could not be had on the card, by tenant, since it was planned last.
+    unmet: BTreeMap<TenantId, u32>,
+    /// Memory may have to move.
+    bell: bool,
+    /// Memory moves for a quantum that is to begin.
+    settling: bool,
+    actions: Vec<Action>,
+    /// Time as the machine counts it, and when it was told the time last, in ns.
+    clock: u64,
+    told: Option<u64>,
+    next: u64,
+    next_tenant: u32,
+    /// Processes of an owner before this one that are still to come back, and until when they are waited for.
+    expected: BTreeSet<u32>,
+    expected_until: u64,
+    relocations_done: u64,
+    declined: u64,
+}
+
+impl Core {
+    /// A card without tenants. `seed` makes numbers that are never those of an owner before this one.
+    ///
+    /// # Errors
+    /// When a setting is out of its bounds.
+    pub fn new(config: CardConfig, seed: u32) -> Result<Self, SetupError> {
+        let mut table = ChunkTable::new(config.card_bytes, config.chunk_bytes, Contents::Zeroed)?;
+        let slots = u32::try_from(config.host_bytes / config.chunk_bytes).unwrap_or(u32::MAX);
+        table.set_host_budget(slots);
+        let ready = u32::try_from(config.host_ready_bytes / config.chunk_bytes).unwrap_or(u32::MAX).min(slots);
+        let turns = Turns::new(config.time, config.turns, Nanos(0))?;
+        let mut core = Self {
+            table,
+            balancer: Balancer::new(config.balance),
+            quanta: Quanta::new(config.quanta),
+            turns,
+            pieces: Pieces::new(slots.saturating_add(ready), ready),
+            config,
+            tenants: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            relocations: BTreeMap::new(),
+            orphans: BTreeMap::new(),
+            shares: HashMap::new(),
+            misplaced: BTreeMap::new(),
+            unmet: BTreeMap::new(),
+            bell: false,
+            settling: false,
+            actions: Vec::new(),
+            clock: 0,
+            told: None,
+            next: u64::from(seed) << 32,
+            next_tenant: 1,
+            expected: BTreeSet::new(),
+            expected_until: 0,
+            relocations_done: 0,
+            declined: 0,
+        };
+        core.pieces.refill(&mut core.actions);
+        Ok(core)
+    }
+
+    /// The settings.
+    #[must_use]
+    pub fn config(&self) -> &CardConfig {
+        &self.config
+    }
+
+    /// A number for a piece that came with a message.
+    pub fn piece_number(&mut self) -> PieceId {
+        self.pieces.number()
+    }
+
+    /// Takes in one event at `now`, in ns of a clock that never goes back. What is to be done is in
+    /// [`Self::take_actions`].
+    pub fn handle(&mut self, now: u64, event: Event) {
+        let step = now.saturating_sub(self.told.unwrap_or(now)).min(STEP_MOST);
+        (self.clock, self.told) = (self.clock + step, Some(now));
+        match event {
+            Event::Connected { session, pid, uid, tenant } => self.connected(session, pid, uid, tenant),
+            Event::Said { session, message, pieces } => self.said(session, message, pieces),
+            Event::Gone { session } => self.gone(session),
+            Event::Made { piece, memory } => self.made(piece, memory),
+            Event::Copied { batch, done, ns } => self.copied(batch, done, ns),
+            Event::Suspended { session, done } => self.suspended(session, done),
+            Event::Tick => self.tick(),
+        }
+        self.settle_all();
+    }
+
+    /// What is to be done since the last call, in order.
+    pub fn take_actions(&mut self) -> Vec<Action> {
+        std::mem::take(&mut self.actions)
+    }
+
+    /// In how many ns an [`Event::Tick`] is wanted, if nothing happens before.
+    #[must_use]
+    pub fn next_wakeup(&self) -> Option<u64> {
+        let turns = self.turns.next_wakeup().map(|at| at.0.saturating_sub(self.clock));
+        let moves = !self.relocations.is_empty() || self.watches_memory();
+        let memory = moves.then_some(self.balancer.config().return_interval_ns);
+        let late = (!self.expected.is_empty()).then(|| self.expected_until.saturating_sub(self.clock));
+        turns.into_iter().chain(memory).chain(late).min().map(|ns| ns.max(50_000))
+    }
+
+    /// Makes a tenant.
+    ///
+    /// # Errors
+    /// When there is one of its name, or what it is to have cannot be had; nothing has changed then.
+    pub fn add_tenant(&mut self, spec: TenantSpec) -> Result<TenantId, TenantError> {
+        if self.tenants.values().any(|tenant| tenant.spec.name == spec.name) {
+            return Err(TenantError::Exists(spec.name));
+        }
+        spec.time.check()?;
+        let id = vram::VmId(self.next_tenant);
+        self.table.create_vm(id, spec.memory_bytes, spec.limits)?;
+        self.next_tenant += 1;
+        self.turns.add(id, spec.time, Nanos(self.clock));
+        let (bodies, moving) = Default::default();
+        let tenant = Tenant { spec, bodies, moving, waits: false, busy_ns: 0, copy_ns: 0, launches: 0, killed: 0 };
+        self.tenants.insert(id, tenant);
+        Ok(id)
+    }
+
+    /// Takes a tenant away that has no programs.
+    ///
+    /// # Errors
+    /// When it has some, or there is no such tenant.
+    pub fn remove_tenant(&mut self, id: TenantId) -> Result<(), TenantError> {
+        let tenant = self.tenants.get(&id).ok_or(TenantError::Unknown(id))?;
+        let sessions = self.sessions_of(id).count();
+        if sessions > 0 {
+            return Err(TenantError::Busy { name: tenant.spec.name.clone(), sessions });
+        }
+        self.turns.remove(id, Nanos(self.clock));
+        let _ = self.table.destroy_vm(id);
+        self.tenants.remove(&id);
+        self.settle_all();
+        Ok(())
+    }
+
+    /// Changes what a tenant may have, from now on. Its name, its user and the memory that it believes to have stay.
+    ///
+    /// # Errors
+    /// When that cannot be had; nothing has changed then.
+    pub fn change_tenant(&mut self, id: TenantId, spec: &TenantSpec) -> Result<(), TenantError> {
+        spec.time.check()?;
+        self.table.set_limits(id, spec.limits)?;
+        let tenant = self.tenants.get_mut(&id).ok_or(TenantError::Unknown(id))?;
+        tenant.spec.limits = spec.limits;
+        tenant.spec.time = spec.time;
+        tenant.spec.on_stuck = spec.on_stuck;
+        self.turns.change(id, spec.time, Nanos(self.clock));
+        self.bell = true;
+        self.settle_all();
+        Ok(())
+    }
+
+    /// The tenant of a name.
+    #[must_use]
+    pub fn tenant(&self, name: &str) -> Option<TenantId> {
+        self.tenants.iter().find(|(_, tenant)| tenant.spec.name == name).map(|(&id, _)| id)
+    }
+
+    /// What an operator has said of a tenant.
+    #[must_use]
+    pub fn spec(&self, id: TenantId) -> Option<&TenantSpec> {
+        self.tenants.get(&id).map(|tenant| &tenant.spec)
+    }
+
+    /// Does what follows from what has happened, until nothing does any more.
+    fn settle_all(&mut self) {
+        self.scrub();
+        self.carry_out_orders();
+        if std::mem::take(&mut self.bell) {
+            self.retry_queued();
+            self.balance();
+            self.carry_out_orders();
+        }
+        for tenant in self.pieces.parked_for() {
+            if self.sessions_of(tenant).next().is_none() {
+                self.pieces.abandon(tenant, &mut self.actions);
+            }
+        }
+        self.pieces.refill(&mut self.actions);
+    }
+
+    fn sessions_of(&self, tenant: TenantId) -> impl Iterator<Item = SessionId> + '_ {
+        let of_it = move |(_, session): &(&SessionId, &Session)| session.tenant == Some(tenant);
+        self.sessions.iter().filter(of_it).map(|(&id, _)| id)
+    }
+
+    fn send(&mut self, session: SessionId, message: FromOwner) {
+        self.actions.push(Action::Send { session, message, pieces: Vec::new() });
+    }
+
+    fn now(&self) -> Nanos {
+        Nanos(self.clock)
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+}
+
+/// Kinds of fixed memory that lie on the card.
+fn on_card(kind: FixedKind) -> bool {
+    !matches!(kind, FixedKind::Host)
+}
+
+fn memory_of(place: Place) -> crate::driver::Memory {
+    match place {
+        Place::Card(_) => crate::driver::Memory::Device,
+        Place::Host(_) => crate::driver::Memory::Host,
+    }
+}
+
+fn said_place(memory: crate::driver::Memory) -> cuda_protocol::Place {
+    match memory {
+        crate::driver::Memory::Device => cuda_protocol::Place::Device,
+        crate::driver::Memory::Host => cuda_protocol::Place::Host,
+    }
+}
+
+#[cfg(test)]
+#[path = "../tests/core/mod.rs"]
+mod tests;

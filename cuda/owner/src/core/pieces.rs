@@ -1,0 +1,245 @@
+//! Which physical piece may stand for whose chunk.
+//!
+//! A process keeps a piece that it has imported for as long as it likes, whatever it says. So a piece that was given to a
+//! tenant never goes to another one: on the card it is given up, and a new one made, which takes 15 us; in host memory,
+//! where that takes milliseconds, it waits for the same tenant to need one again, unless somebody else needs the room.
+
+use super::types::{Action, PieceId};
+use crate::driver::Memory;
+use std::collections::{BTreeMap, BTreeSet};
+use vram::VmId as TenantId;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    /// Being made for the stock.
+    Stocking,
+    /// In the stock, seen by no tenant.
+    Stocked,
+    /// Given to, or being made for, a tenant; so many chunks and moves hold it.
+    Held { by: TenantId, count: u32 },
+    /// Waits for its tenant to need one again.
+    Parked(TenantId),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    memory: Memory,
+    used: Use,
+    ready: bool,
+}
+
+/// All pieces of a card.
+#[derive(Debug)]
+pub(super) struct Pieces {
+    pieces: BTreeMap<PieceId, Piece>,
+    stock: BTreeSet<PieceId>,
+    parked: BTreeMap<TenantId, Vec<PieceId>>,
+    next: u64,
+    /// Host pieces that may be there at once, and how many are.
+    host_most: u32,
+    host: u32,
+    /// Host pieces that are to be ready before they are needed.
+    ready_host: u32,
+}
+
+impl Pieces {
+    pub(super) fn new(host_most: u32, ready_host: u32) -> Self {
+        let (pieces, stock, parked) = Default::default();
+        Self { pieces, stock, parked, next: 0, host_most, host: 0, ready_host: ready_host.min(host_most) }
+    }
+
+    /// A number for a piece that comes from elsewhere.
+    pub(super) fn number(&mut self) -> PieceId {
+        self.next += 1;
+        PieceId(self.next)
+    }
+
+    /// A piece for a tenant, held once: one that it had, one of the stock, or one that is made now.
+    pub(super) fn take(&mut self, memory: Memory, by: TenantId, actions: &mut Vec<Action>) -> PieceId {
+        let held = Use::Held { by, count: 1 };
+        if memory == Memory::Host {
+            let own = self.parked.get_mut(&by).and_then(Vec::pop);
+            let stocked = || self.stock.iter().copied().find(|id| self.pieces[id].ready);
+            if let Some(id) = own.or_else(stocked) {
+                self.stock.remove(&id);
+                if let Some(piece) = self.pieces.get_mut(&id) {
+                    piece.used = held;
+                }
+                return id;
+            }
+            self.make_room(actions);
+        }
+        self.make(memory, held, actions)
+    }
+
+    /// A piece that a tenant had before the owner was there: it counts as given to it.
+    pub(super) fn adopt(&mut self, piece: PieceId, memory: Memory, by: TenantId) {
+        self.host += u32::from(memory == Memory::Host);
+        self.pieces.insert(piece, Piece { memory, used: Use::Held { by, count: 1 }, ready: true });
+    }
+
+    /// One more chunk or move holds a piece.
+    pub(super) fn hold(&mut self, id: PieceId) {
+        if let Some(Piece { used: Use::Held { count, .. }, .. }) = self.pieces.get_mut(&id) {
+            *count += 1;
+        }
+    }
+
+    /// One chunk or move less holds a piece.
+    pub(super) fn let_go(&mut self, id: PieceId, actions: &mut Vec<Action>) {
+        let Some(piece) = self.pieces.get_mut(&id) else { return };
+        let Use::Held { by, count } = &mut piece.used else { return };
+        *count -= 1;
+        if *count > 0 {
+            return;
+        }
+        let by = *by;
+        if piece.memory == Memory::Host && piece.ready {
+            piece.used = Use::Parked(by);
+            self.parked.entry(by).or_default().push(id);
+        } else {
+            self.forget(id, actions);
+        }
+    }
+
+    /// A piece exists, or could not be had. Says who holds it, if anybody does still.
+    pub(super) fn made(&mut self, id: PieceId, done: bool, actions: &mut Vec<Action>) -> Option<TenantId> {
+        let piece = self.pieces.get_mut(&id)?;
+        piece.ready = done;
+        match piece.used {
+            Use::Held { by, .. } => return Some(by),
+            Use::Stocking if done => {
+                piece.used = Use::Stocked;
+                self.stock.insert(id);
+            }
+            Use::Stocking | Use::Stocked | Use::Parked(_) => {
+                self.forget(id, actions);
+                // What cannot be had now is not asked for again and again.
+                self.ready_host = self.ready_host.saturating_sub(1);
+            }
+        }
+        None
+    }
+
+    /// Whether a piece exists.
+    pub(super) fn is_ready(&self, id: PieceId) -> bool {
+        self.pieces.get(&id).is_some_and(|piece| piece.ready)
+    }
+
+    /// The memory that a piece is of.
+    pub(super) fn memory(&self, id: PieceId) -> Option<Memory> {
+        self.pieces.get(&id).map(|piece| piece.memory)
+    }
+
+    /// Makes host pieces ahead of need.
+    pub(super) fn refill(&mut self, actions: &mut Vec<Action>) {
+        let coming = self.pieces.values().filter(|piece| matches!(piece.used, Use::Stocking | Use::Stocked)).count();
+        for _ in coming..self.ready_host as usize {
+            if self.host >= self.host_most {
+                return;
+            }
+            self.make(Memory::Host, Use::Stocking, actions);
+        }
+    }
+
+    /// A tenant's programs have all ended: nobody needs what was kept for it.
+    pub(super) fn abandon(&mut self, tenant: TenantId, actions: &mut Vec<Action>) {
+        for id in self.parked.remove(&tenant).unwrap_or_default() {
+            self.forget(id, actions);
+        }
+    }
+
+    /// Tenants that pieces are kept for.
+    pub(super) fn parked_for(&self) -> Vec<TenantId> {
+        self.parked.keys().copied().collect()
+    }
+
+    /// Pieces of a memory.
+    pub(super) fn count(&self, memory: Memory) -> usize {
+        self.pieces.values().filter(|piece| piece.memory == memory).count()
+    }
+
+    fn make(&mut self, memory: Memory, used: Use, actions: &mut Vec<Action>) -> PieceId {
+        let id = self.number();
+        self.host += u32::from(memory == Memory::Host);
+        self.pieces.insert(id, Piece { memory, used, ready: false });
+        actions.push(Action::Make { piece: id, memory });
+        id
+    }
+
+    /// Gives up what is kept for other tenants, if there is no room for one more host piece.
+    fn make_room(&mut self, actions: &mut Vec<Action>) {
+        while self.host >= self.host_most {
+            let Some(kept) = self.parked.values_mut().find_map(Vec::pop) else { return };
+            self.forget(kept, actions);
+        }
+    }
+
+    fn forget(&mut self, id: PieceId, actions: &mut Vec<Action>) {
+        self.stock.remove(&id);
+        if let Some(piece) = self.pieces.remove(&id) {
+            self.host -= u32::from(piece.memory == Memory::Host);
+            actions.push(Action::Drop { piece: id });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: TenantId = vram::VmId(1);
+    const TWO: TenantId = vram::VmId(2);
+
+    #[test]
+    fn a_piece_that_a_tenant_had_never_goes_to_another() {
+        for memory in [Memory::Device, Memory::Host] {
+            let (mut pieces, mut actions) = (Pieces::new(8, 0), Vec::new());
+            let first = pieces.take(memory, ONE, &mut actions);
+            pieces.made(first, true, &mut actions);
+            pieces.let_go(first, &mut actions);
+            assert_ne!(pieces.take(memory, TWO, &mut actions), first);
+        }
+    }
+
+    #[test]
+    fn a_host_piece_waits_for_its_tenant_and_goes_when_room_is_needed() {
+        let (mut pieces, mut actions) = (Pieces::new(1, 0), Vec::new());
+        let first = pieces.take(Memory::Host, ONE, &mut actions);
+        pieces.made(first, true, &mut actions);
+        pieces.let_go(first, &mut actions);
+        assert_eq!(pieces.take(Memory::Host, ONE, &mut actions), first);
+        pieces.let_go(first, &mut actions);
+        actions.clear();
+        let second = pieces.take(Memory::Host, TWO, &mut actions);
+        assert_eq!(actions, [Action::Drop { piece: first }, Action::Make { piece: second, memory: Memory::Host }]);
+    }
+
+    #[test]
+    fn a_piece_of_the_card_is_given_up_when_the_last_holder_lets_go() {
+        let (mut pieces, mut actions) = (Pieces::new(0, 0), Vec::new());
+        let piece = pieces.take(Memory::Device, ONE, &mut actions);
+        pieces.made(piece, true, &mut actions);
+        pieces.hold(piece);
+        actions.clear();
+        pieces.let_go(piece, &mut actions);
+        assert_eq!(actions, []);
+        pieces.let_go(piece, &mut actions);
+        assert_eq!(actions, [Action::Drop { piece }]);
+    }
+
+    #[test]
+    fn host_pieces_are_ready_before_they_are_needed() {
+        let (mut pieces, mut actions) = (Pieces::new(8, 2), Vec::new());
+        pieces.refill(&mut actions);
+        assert_eq!(actions.len(), 2);
+        for id in [1, 2] {
+            pieces.made(PieceId(id), true, &mut actions);
+        }
+        actions.clear();
+        pieces.take(Memory::Host, ONE, &mut actions);
+        assert_eq!(actions, [], "one of the stock");
+        pieces.refill(&mut actions);
+        assert_eq!(actions.len(), 1, "its successor");
+    }
+}

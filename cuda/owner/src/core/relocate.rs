@@ -1,0 +1,459 @@
+//! Chunks on their way between the card and host memory.
+//!
+//! ```text
+//! plan -> Quiesce -> Quiet -> copies -> Redirect -> Redirected -> the move is committed, the old piece given up -> Resume
+//! ```
+//!
+//! A process has one order at a time, of several batches: while one is redirected the next is copied. Those of different
+//! processes run beside each other, so that what one gives up goes out while what another gets comes in. Nothing of a move
+//! is in effect until its process has redirected it; if that never happens, the chunk stays where it was.
+
+use super::types::{Action, BatchId, PieceId, SessionId};
+use super::{Body, Core, memory_of};
+use crate::driver::Memory;
+use cuda_protocol::{Chunk, ChunkId, FromOwner, MAX_CHUNKS};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use vram::balance::{By, Request};
+use vram::{Error, MoveId, Step, VmId as TenantId};
+
+/// Bytes of a batch at most: large enough for the link's full rate.
+const BATCH_BYTES: u64 = 512 << 20;
+/// Batches of a process at a time.
+const BATCHES_MOST: usize = 4;
+/// Plans that are made for one event.
+const ROUNDS: u32 = 8;
+/// How long a process that has declined to be quiet is left alone, in ns.
+const DECLINED_NS: u64 = 500_000_000;
+/// Microseconds after which a process is to decline rather than drain on.
+const QUIESCE_US: u32 = 2_000_000;
+
+/// A chunk on its way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Item {
+    /// The move of the accounts; none for a piece that is moved to where its chunk has its place already.
+    id: Option<MoveId>,
+    tenant: TenantId,
+    index: u32,
+    chunk: ChunkId,
+    from: PieceId,
+    to: PieceId,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Its destinations are being made, or the process is not quiet.
+    Waiting,
+    /// Being copied.
+    Copying(BatchId),
+}
+
+/// Chunks that move together, to one memory.
+#[derive(Debug)]
+pub(super) struct Batch {
+    items: Vec<Item>,
+    to: Memory,
+    /// Destinations that do not exist yet.
+    missing: BTreeSet<PieceId>,
+    stage: Stage,
+}
+
+/// An order of a process.
+#[derive(Debug)]
+pub(super) struct Relocation {
+    order: u32,
+    tenant: TenantId,
+    quiet: bool,
+    /// Batches that are not copied yet.
+    batches: VecDeque<Batch>,
+    /// Batches that the process maps, in the order in which it was told of them: copies may end in another order.
+    redirecting: VecDeque<Vec<Item>>,
+    /// Since when the process owes an answer.
+    since: Option<u64>,
+}
+
+impl Relocation {
+    /// Batches under way.
+    fn batches(&self) -> usize {
+        self.batches.len() + self.redirecting.len()
+    }
+}
+
+impl Core {
+    /// Plans what is to move, and begins with it.
+    pub(super) fn balance(&mut self) {
+        self.take_quanta();
+        let mut started = self.put_in_place();
+        for _ in 0..ROUNDS {
+            let steps = self.plan();
+            if steps.is_empty() {
+                break;
+            }
+            let mut by_session: BTreeMap<(SessionId, Memory), Vec<Item>> = BTreeMap::new();
+            let mut missing = BTreeSet::new();
+            for step in steps {
+                if let Some((session, to, item)) = self.begin(step, &by_session) {
+                    if !self.pieces.is_ready(item.to) {
+                        missing.insert(item.to);
+                    }
+                    by_session.entry((session, to)).or_default().push(item);
+                }
+            }
+            if by_session.is_empty() {
+                break;
+            }
+            for ((session, to), items) in by_session {
+                started.insert(session);
+                self.enqueue(session, to, items, &missing);
+            }
+        }
+        for session in started {
+            self.go_on(session);
+        }
+        if self.relocations.is_empty() {
+            self.quantum_settled();
+        }
+    }
+
+    fn plan(&mut self) -> Vec<Step> {
+        let now = self.clock;
+        let mut steps = Vec::new();
+        for (tenant, chunks) in std::mem::take(&mut self.unmet) {
+            steps.extend(self.balancer.plan(&self.table, now, Some(Request { by: By::Vm(tenant), chunks })));
+        }
+        if steps.is_empty() && self.quanta.wants_bandwidth() {
+            let chunks = self.table.spare() + 1;
+            steps = self.balancer.plan(&self.table, now, Some(Request { by: By::Guarantee, chunks }));
+        }
+        if steps.is_empty() {
+            if self.settling {
+                self.balancer.hurry();
+            }
+            steps = self.balancer.plan(&self.table, now, None);
+        }
+        steps
+    }
+
+    /// Begins a step: takes the destination. `None` when it is done already, or cannot be now.
+    fn begin(
+        &mut self,
+        step: Step,
+        begun: &BTreeMap<(SessionId, Memory), Vec<Item>>,
+    ) -> Option<(SessionId, Memory, Item)> {
+        let Step { vm: tenant, index, .. } = step;
+        match self.tenants.get(&tenant)?.bodies.get(&index)? {
+            Body::Fixed => {
+                // It is where the driver has put it: only the accounts change, and only towards the truth.
+                if step.to == vram::To::Card {
+                    self.account_for(step);
+                }
+                None
+            }
+            Body::Chunk { .. } if self.misplaced.get(&(tenant, index)) == Some(&true) => None,
+            Body::Chunk { .. } if self.misplaced.contains_key(&(tenant, index)) => {
+                // The piece is there already.
+                if self.account_for(step) {
+                    self.misplaced.remove(&(tenant, index));
+                }
+                None
+            }
+            Body::Chunk { pinned: true, .. } => None,
+            &Body::Chunk { piece, ref users, .. } => {
+                let &[(session, chunk)] = &users[..] else { return None };
+                let known = self.sessions.get(&session)?;
+                let settled = known.chunks.contains_key(&chunk);
+                if !settled || known.suspended || known.stuck || self.clock < known.busy_until {
+                    return None;
+                }
+                let under_way = self.relocations.get(&session).map_or(0, Relocation::batches);
+                let new = begun.keys().filter(|(other, _)| *other == session).count();
+                if under_way + new >= BATCHES_MOST {
+                    return None;
+                }
+                let moves = self.start(step).ok()??;
+                let to = memory_of(moves.to);
+                let most = (BATCH_BYTES / self.table.chunk_bytes()).clamp(1, MAX_CHUNKS as u64) as usize;
+                if begun.get(&(session, to)).is_some_and(|items| items.len() >= most) {
+                    self.table.abort_move(moves.id);
+                    return None;
+                }
+                let destination = self.pieces.take(to, tenant, &mut self.actions);
+                self.pieces.hold(piece);
+                Some((session, to, Item { id: Some(moves.id), tenant, index, chunk, from: piece, to: destination }))
+            }
+        }
+    }
+
+    /// Has the accounts follow a piece that is there already; whether they could.
+    pub(super) fn account_for(&mut self, step: Step) -> bool {
+        let Ok(Some(moves)) = self.start(step) else { return false };
+        self.table.commit_move(moves.id);
+        self.scrub();
+        true
+    }
+
+    /// Begins to move pieces to the memory that their chunks have places in; the processes that this concerns.
+    fn put_in_place(&mut self) -> BTreeSet<SessionId> {
+        let mut by_session: BTreeMap<(SessionId, Memory), Vec<Item>> = BTreeMap::new();
+        let mut missing = BTreeSet::new();
+        let most = (BATCH_BYTES / self.table.chunk_bytes()).clamp(1, MAX_CHUNKS as u64) as usize;
+        let waiting: Vec<_> = self.misplaced.iter().filter(|(_, moves)| !**moves).map(|(&at, _)| at).collect();
+        for (tenant, index) in waiting {
+            let Some((from, memory)) = self.where_is(tenant, index) else { continue };
+            let Some(Body::Chunk { users, .. }) = self.body(tenant, index) else { continue };
+            let &mut [(session, chunk)] = &mut users[..] else { continue };
+            let to = if memory == Memory::Device { Memory::Host } else { Memory::Device };
+            let Some(known) = self.sessions.get(&session) else { continue };
+            // One order at a time, and of these chunks one batch.
+            let busy = known.suspended || known.stuck || self.clock < known.busy_until;
+            if busy || self.relocations.contains_key(&session) {
+                continue;
+            }
+            let items = by_session.entry((session, to)).or_default();
+            if items.len() >= most {
+                continue;
+            }
+            let into = self.pieces.take(to, tenant, &mut self.actions);
+            self.pieces.hold(from);
+            if !self.pieces.is_ready(into) {
+                missing.insert(into);
+            }
+            items.push(Item { id: None, tenant, index, chunk, from, to: into });
+            self.misplaced.insert((tenant, index), true);
+        }
+        by_session.retain(|_, items| !items.is_empty());
+        let sessions = by_session.keys().map(|(session, _)| *session).collect();
+        for ((session, to), items) in by_session {
+            self.enqueue(session, to, items, &missing);
+        }
+        sessions
+    }
+
+    /// As [`vram::ChunkTable::start`], with what waits to be scrubbed scrubbed.
+    fn start(&mut self, step: Step) -> Result<Option<vram::Move>, Error> {
+        match self.table.start(step) {
+            Err(Error::NeedsScrub { .. }) if self.scrub() => self.table.start(step),
+            other => other,
+        }
+    }
+
+    fn enqueue(&mut self, id: SessionId, to: Memory, items: Vec<Item>, missing: &BTreeSet<PieceId>) {
+        let missing = items.iter().map(|item| item.to).filter(|to| missing.contains(to)).collect();
+        let Some(tenant) = items.first().map(|item| item.tenant) else { return };
+        let batch = Batch { items, to, missing, stage: Stage::Waiting };
+        if let Some(relocation) = self.relocations.get_mut(&id) {
+            return relocation.batches.push_back(batch);
+        }
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        session.order += 1;
+        let order = session.order;
+        let since = Some(self.clock);
+        let batches = VecDeque::from([batch]);
+        self.relocations
+            .insert(id, Relocation { order, tenant, quiet: false, batches, redirecting: VecDeque::new(), since });
+        if let Some(known) = self.tenants.get_mut(&tenant) {
+            known.moving.insert(id);
+        }
+        // The turn goes to somebody else meanwhile.
+        self.pause_as_due(tenant);
+        self.send(id, FromOwner::Quiesce { order, patience_us: QUIESCE_US });
+    }
+
+    pub(super) fn quiet(&mut self, id: SessionId, order: u32) {
+        let Some(relocation) = self.relocations.get_mut(&id).filter(|relocation| relocation.order == order) else {
+            return;
+        };
+        (relocation.quiet, relocation.since) = (true, None);
+        self.go_on(id);
+    }
+
+    pub(super) fn busy(&mut self, id: SessionId, order: u32) {
+        let declined =
+            self.relocations.get(&id).is_some_and(|relocation| relocation.order == order && !relocation.quiet);
+        if !declined {
+            return;
+        }
+        self.declined += 1;
+        let until = self.clock + DECLINED_NS;
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.busy_until = until;
+        }
+        self.abandon_relocation(id);
+    }
+
+    /// Copies what can be copied, and lets the process go on when nothing is left.
+    fn go_on(&mut self, id: SessionId) {
+        let Some(relocation) = self.relocations.get_mut(&id).filter(|relocation| relocation.quiet) else { return };
+        if relocation.batches() == 0 {
+            let (order, tenant) = (relocation.order, relocation.tenant);
+            self.relocations.remove(&id);
+            self.send(id, FromOwner::Resume { order });
+            return self.moved(id, tenant);
+        }
+        let mut copies = Vec::new();
+        for batch in &mut relocation.batches {
+            if batch.stage == Stage::Waiting && batch.missing.is_empty() {
+                self.next += 1;
+                let number = BatchId(self.next);
+                batch.stage = Stage::Copying(number);
+                let pieces = batch.items.iter().map(|item| (item.from, item.to)).collect();
+                copies.push(Action::Copy { batch: number, pieces, to: batch.to });
+            }
+        }
+        self.actions.extend(copies);
+    }
+
+    pub(super) fn copied(&mut self, number: BatchId, done: bool, ns: u64) {
+        if let Some(batch) = self.orphans.remove(&number) {
+            return self.give_back(batch.items);
+        }
+        let is_it = |batch: &Batch| batch.stage == Stage::Copying(number);
+        let found = self.relocations.iter().find(|(_, relocation)| relocation.batches.iter().any(is_it));
+        let Some(id) = found.map(|(&id, _)| id) else { return };
+        let Some(relocation) = self.relocations.get_mut(&id) else { return };
+        let at = relocation.batches.iter().position(is_it);
+        let Some(Batch { items, to, .. }) = at.and_then(|at| relocation.batches.remove(at)) else { return };
+        if !done {
+            self.give_back(items);
+            return self.go_on(id);
+        }
+        let order = relocation.order;
+        let moves = items.iter().map(|item| Chunk { id: item.chunk, place: super::said_place(to) }).collect();
+        let pieces = items.iter().map(|item| item.to).collect();
+        let copied = items.len() as u64 * self.config.chunk_bytes;
+        relocation.since = Some(self.clock);
+        relocation.redirecting.push_back(items);
+        self.quanta.relocated(self.clock, copied, ns);
+        self.actions.push(Action::Send { session: id, message: FromOwner::Redirect { order, moves }, pieces });
+    }
+
+    pub(super) fn redirected(&mut self, id: SessionId, order: u32, moved: u32) {
+        let Some(relocation) = self.relocations.get_mut(&id).filter(|relocation| relocation.order == order) else {
+            return;
+        };
+        let Some(mut items) = relocation.redirecting.pop_front() else {
+            return self.end(id, cuda_protocol::End::Violation);
+        };
+        relocation.since = (!relocation.redirecting.is_empty()).then_some(self.clock);
+        let rest = items.split_off(items.len().min(moved as usize));
+        for item in items {
+            self.commit(item);
+        }
+        self.give_back(rest);
+        self.bell = true;
+        self.go_on(id);
+    }
+
+    /// A chunk is at its destination.
+    fn commit(&mut self, item: Item) {
+        let Item { id, tenant, index, from, to, .. } = item;
+        let gone = match id {
+            Some(id) => {
+                let gone = self.table.is_gone(id);
+                self.table.commit_move(id);
+                gone
+            }
+            // The index may stand for another chunk by now.
+            None => self.where_is(tenant, index).is_none_or(|(piece, _)| piece != from),
+        };
+        if id.is_none() && !gone {
+            self.misplaced.remove(&(tenant, index));
+        }
+        self.relocations_done += 1;
+        if !gone && let Some(Body::Chunk { piece, .. }) = self.body(tenant, index) {
+            *piece = to;
+            // Once for the chunk, once for the move.
+            self.pieces.let_go(from, &mut self.actions);
+        } else {
+            self.pieces.let_go(to, &mut self.actions);
+        }
+        self.pieces.let_go(from, &mut self.actions);
+    }
+
+    /// Chunks stay where they are.
+    fn give_back(&mut self, items: Vec<Item>) {
+        for item in items {
+            match item.id {
+                Some(id) => self.table.abort_move(id),
+                None => self.stays_misplaced(&item),
+            }
+            self.pieces.let_go(item.to, &mut self.actions);
+            self.pieces.let_go(item.from, &mut self.actions);
+        }
+    }
+
+    /// A piece could not be moved to its chunk's place: that is tried again later.
+    fn stays_misplaced(&mut self, item: &Item) {
+        let is_it = self.where_is(item.tenant, item.index).is_some_and(|(piece, _)| piece == item.from);
+        if let Some(moves) = self.misplaced.get_mut(&(item.tenant, item.index)).filter(|_| is_it) {
+            *moves = false;
+        }
+        let until = self.clock + DECLINED_NS;
+        let users = match self.body(item.tenant, item.index) {
+            Some(Body::Chunk { users, .. }) => users.clone(),
+            _ => Vec::new(),
+        };
+        for (session, _) in users {
+            if let Some(session) = self.sessions.get_mut(&session) {
+                session.busy_until = session.busy_until.max(until);
+            }
+        }
+    }
+
+    /// A destination exists, or could not be had: then its chunk stays.
+    pub(super) fn destination_made(&mut self, piece: PieceId, done: bool) {
+        let found = self
+            .relocations
+            .iter()
+            .find(|(_, relocation)| relocation.batches.iter().any(|batch| batch.missing.contains(&piece)));
+        let Some(id) = found.map(|(&id, _)| id) else { return };
+        let Some(relocation) = self.relocations.get_mut(&id) else { return };
+        let mut lost = Vec::new();
+        for batch in &mut relocation.batches {
+            if batch.missing.remove(&piece) && !done {
+                lost.extend(batch.items.extract_if(.., |item| item.to == piece));
+            }
+        }
+        relocation.batches.retain(|batch| !batch.items.is_empty());
+        self.give_back(lost);
+        self.go_on(id);
+    }
+
+    /// An order of a process comes to nothing. Copies under way end before their pieces are given up.
+    pub(super) fn abandon_relocation(&mut self, id: SessionId) {
+        let Some(relocation) = self.relocations.remove(&id) else { return };
+        for batch in relocation.batches {
+            match batch.stage {
+                Stage::Copying(number) => {
+                    self.orphans.insert(number, batch);
+                }
+                Stage::Waiting => self.give_back(batch.items),
+            }
+        }
+        for items in relocation.redirecting {
+            self.give_back(items);
+        }
+        self.moved(id, relocation.tenant);
+    }
+
+    /// An order has ended: the tenant takes turns again.
+    fn moved(&mut self, id: SessionId, tenant: TenantId) {
+        if let Some(known) = self.tenants.get_mut(&tenant) {
+            known.moving.remove(&id);
+        }
+        self.pause_as_due(tenant);
+        self.bell = true;
+    }
+
+    /// Processes that owe an answer for too long.
+    pub(super) fn late_answers(&mut self) {
+        let (clock, patience) = (self.clock, self.config.patience_ns);
+        let late =
+            |relocation: &Relocation| relocation.since.is_some_and(|since| clock.saturating_sub(since) >= patience);
+        let late: Vec<_> =
+            self.relocations.iter().filter(|(_, relocation)| late(relocation)).map(|(&id, _)| id).collect();
+        for id in late {
+            tracing::warn!(session = ?id, "program does not answer an order about its memory");
+            self.stuck(id);
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Connections of processes, from the first message to the last.
+
+use super::types::{Action, SessionId};
+use super::{Core, OnStuck, PieceId};
+use cuda_protocol::{CardInfo, ChunkId, End, FixedKind, FromOwner, FromTenant, Hello, VERSION, Welcome};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use vram::VmId as TenantId;
+
+/// Allocations of a process that may wait at a time: more is a violation of the protocol.
+const PENDING_MOST: usize = 64;
+
+/// A request for chunks that is not answered yet.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) request: u32,
+    /// Chunks still to get a place.
+    pub(super) wanted: u32,
+    /// What has one: the process's number of it, and its index.
+    pub(super) items: Vec<(ChunkId, u32)>,
+    /// Pieces of it that do not exist yet.
+    pub(super) missing: BTreeSet<PieceId>,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) pid: u32,
+    pub(super) uid: u32,
+    /// The tenant whose own socket it has come by: the socket's rights say who may be that one.
+    pub(super) bound: Option<TenantId>,
+    pub(super) program: String,
+    /// Whose it is, after its first message.
+    pub(super) tenant: Option<TenantId>,
+    pub(super) chunks: BTreeMap<ChunkId, u32>,
+    pub(super) fixed: HashMap<FixedKind, u64>,
+    /// Indices that stand for what is fixed on the card.
+    pub(super) fixed_indices: Vec<u32>,
+    pub(super) pending: VecDeque<Pending>,
+    /// Pieces of adopted chunks that are being mapped: each with its number, and whether it is fixed.
+    pub(super) adopting: BTreeMap<PieceId, ChunkId>,
+    /// More such chunks follow.
+    pub(super) adopts: bool,
+    /// Its gate is open, since the turn of this number.
+    pub(super) run: Option<u32>,
+    pub(super) run_since: u64,
+    /// It has met a closed gate.
+    pub(super) waiting: bool,
+    pub(super) turn: u32,
+    pub(super) order: u32,
+    /// It has declined to be quiet; it is not asked again before.
+    pub(super) busy_until: u64,
+    pub(super) suspended: bool,
+    pub(super) stuck: bool,
+}
+
+impl Core {
+    /// Processes of an owner before this one: no memory is given to others before they are back, or `within_ns` are over.
+    pub fn expect(&mut self, pids: impl IntoIterator<Item = u32>, within_ns: u64) {
+        self.expected.extend(pids);
+        self.expected_until = self.clock + within_ns;
+    }
+
+    /// Processes that are connected, for the journal.
+    pub fn pids(&self) -> impl Iterator<Item = u32> + '_ {
+        self.sessions.values().filter(|session| session.tenant.is_some()).map(|session| session.pid)
+    }
+
+    /// Whether a process has chunks.
+    #[must_use]
+    pub fn holds_chunks(&self, id: SessionId) -> bool {
+        self.sessions.get(&id).is_some_and(|session| !session.chunks.is_empty())
+    }
+
+    pub(super) fn connected(&mut self, id: SessionId, pid: u32, uid: u32, bound: Option<TenantId>) {
+        let session = Session {
+            pid,
+            uid,
+            bound,
+            program: String::new(),
+            tenant: None,
+            chunks: BTreeMap::new(),
+            fixed: HashMap::new(),
+            fixed_indices: Vec::new(),
+            pending: VecDeque::new(),
+            adopting: BTreeMap::new(),
+            adopts: false,
+            run: None,
+            run_since: 0,
+            waiting: false,
+            turn: 0,
+            order: 0,
+            busy_until: 0,
+            suspended: false,
+            stuck: false,
+        };
+        self.sessions.insert(id, session);
+    }
+
+    pub(super) fn said(&mut self, id: SessionId, message: FromTenant, pieces: Vec<PieceId>) {
+        let Some(session) = self.sessions.get(&id) else { return self.drop_all(pieces) };
+        let Some(tenant) = session.tenant else {
+            self.drop_all(pieces);
+            return match message {
+                FromTenant::Hello(hello) => self.hello(id, hello),
+                _ => self.end(id, End::Violation),
+            };
+        };
+        let crowded = session.pending.len() >= PENDING_MOST;
+        match message {
+            FromTenant::Hello(_) => self.end(id, End::Violation),
+            FromTenant::Adopt { chunks, more } => return self.adopt(id, tenant, &chunks, more, pieces),
+            FromTenant::Allocate { .. } if crowded => self.end(id, End::Violation),
+            FromTenant::Allocate { request, card, chunks } => self.allocate(id, tenant, request, card, chunks),
+            FromTenant::Free { chunks } => self.free(id, tenant, &chunks),
+            FromTenant::Fix { request, card, kind, bytes } => self.fix(id, tenant, request, (card, kind, bytes)),
+            FromTenant::Unfix { card: _, kind, bytes } => self.unfix(id, tenant, kind, bytes),
+            FromTenant::AskMemory { request, card: _ } => self.ask_memory(id, tenant, request),
+            FromTenant::Quiet { order } => self.quiet(id, order),
+            FromTenant::Busy { order } => self.busy(id, order),
+            FromTenant::Redirected { order, moved } => self.redirected(id, order, moved),
+            FromTenant::Waiting { .. } => self.waiting(id, tenant),
+            FromTenant::Stopped { turn, usage, waiting, .. } => self.stopped(id, tenant, turn, usage, waiting),
+            FromTenant::Used { usage, .. } => self.used(id, tenant, usage),
+            FromTenant::Export { request, chunks } => self.export(id, tenant, request, &chunks),
+            FromTenant::Open { request, share } => self.open(id, tenant, request, share),
+            FromTenant::Goodbye(_) => self.actions.push(Action::Close { session: id }),
+        }
+        self.drop_all(pieces);
+    }
+
+    /// Ends a connection for a reason.
+    pub(super) fn end(&mut self, session: SessionId, why: End) {
+        self.send(session, FromOwner::Goodbye(why));
+        self.actions.push(Action::Close { session });
+    }
+
+    fn hello(&mut self, id: SessionId, hello: Hello) {
+        if hello.version < VERSION {
+            return self.end(id, End::Version);
+        }
+        let Some(session) = self.sessions.get(&id) else { return };
+        let (uid, bound) = (session.uid, session.bound);
+        let by_user = |tenant: &super::Tenant| uid == 0 || tenant.spec.uid.is_none_or(|allowed| allowed == uid);
+        let allowed = |id: &TenantId, tenant: &super::Tenant| bound.map_or_else(|| by_user(tenant), |own| own == *id);
+        let asked = |tenant: &super::Tenant| hello.tenant.is_empty() || tenant.spec.name == hello.tenant;
+        let found = self.tenants.iter().find(|(id, tenant)| asked(tenant) && allowed(id, tenant));
+        let Some((&tenant, known)) = found else { return self.end(id, End::Denied) };
+        let card = CardInfo { uuid: self.config.uuid, total_bytes: known.spec.memory_bytes };
+        let welcome =
+            Welcome { version: VERSION, tenant: tenant.0, chunk_bytes: self.config.chunk_bytes, cards: vec![card] };
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.tenant = Some(tenant);
+            session.program = hello.program;
+            session.adopts = hello.adopts;
+            if !hello.adopts {
+                let pid = session.pid;
+                self.expected.remove(&pid);
+            }
+        }
+        self.send(id, FromOwner::Welcome(welcome));
+        self.renew_terms();
+    }
+
+    /// A connection has ended: what its process held is free.
+    pub(super) fn gone(&mut self, id: SessionId) {
+        let Some(tenant) = self.sessions.get(&id).map(|session| session.tenant) else { return };
+        self.abandon_relocation(id);
+        let Some(session) = self.sessions.remove(&id) else { return };
+        self.expected.remove(&session.pid);
+        let Some(tenant) = tenant else { return };
+        for (chunk, index) in session.chunks {
+            self.release_user(tenant, index, (id, chunk));
+        }
+        for pending in session.pending {
+            for (chunk, index) in pending.items {
+                self.release_user(tenant, index, (id, chunk));
+            }
+        }
+        for index in session.fixed_indices {
+            self.release_body(tenant, index);
+        }
+        self.drop_all(session.adopting.into_keys().collect());
+        if session.run.is_some() || session.waiting {
+            self.look_whether_ended(tenant);
+        }
+        self.renew_terms();
+        self.bell = true;
+    }
+
+    /// A process holds the card or its memory and does not answer.
+    pub(super) fn stuck(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get_mut(&id).filter(|session| !session.stuck) else { return };
+        session.stuck = true;
+        let Some(tenant) = session.tenant.and_then(|tenant| self.tenants.get_mut(&tenant)) else { return };
+        match tenant.spec.on_stuck {
+            OnStuck::Suspend => self.actions.push(Action::Suspend { session: id }),
+            OnStuck::Kill => {
+                tenant.killed += 1;
+                self.actions.push(Action::Kill { session: id });
+            }
+        }
+    }
+
+    pub(super) fn suspended(&mut self, id: SessionId, done: bool) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let Some(tenant) = session.tenant else { return };
+        if !done {
+            if let Some(tenant) = self.tenants.get_mut(&tenant) {
+                tenant.killed += 1;
+            }
+            return self.actions.push(Action::Kill { session: id });
+        }
+        (session.suspended, session.run, session.waiting) = (true, None, false);
+        self.abandon_relocation(id);
+        self.look_whether_ended(tenant);
+    }
+
+    pub(super) fn drop_all(&mut self, pieces: Vec<PieceId>) {
+        self.actions.extend(pieces.into_iter().map(|piece| Action::Drop { piece }));
+    }
+}

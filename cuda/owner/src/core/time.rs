@@ -1,0 +1,235 @@
+//! Turns and quanta: whose gate is open.
+
+use super::types::SessionId;
+use super::{Core, Nanos};
+use crate::turns::Order;
+use cuda_protocol::{FromOwner, Run, Usage};
+use std::collections::BTreeMap;
+use vram::{Change, VmId as TenantId};
+
+impl Core {
+    /// Does what the turns have come to.
+    pub(super) fn carry_out_orders(&mut self) {
+        loop {
+            let orders = self.turns.take_orders();
+            if orders.is_empty() {
+                return;
+            }
+            for order in orders {
+                match order {
+                    Order::Grant(tenant) => self.grant(tenant),
+                    Order::Recall(tenant) => self.recall(tenant),
+                    Order::Overdue { tenant, .. } => self.overdue(tenant),
+                    Order::Quarantined(tenant) => tracing::warn!(tenant = tenant.0, "tenant is quarantined"),
+                }
+            }
+        }
+    }
+
+    fn grant(&mut self, tenant: TenantId) {
+        if !self.turns.has_turn(tenant) {
+            // Whoever it was for has left since it was decided.
+            return;
+        }
+        self.balancer.active(tenant, self.clock);
+        let sessions: Vec<_> = self.sessions_of(tenant).collect();
+        for session in sessions {
+            self.run(session);
+        }
+        self.look_whether_ended(tenant);
+    }
+
+    /// Opens the gate of a process.
+    fn run(&mut self, id: SessionId) {
+        let terms = self.terms();
+        let clock = self.clock;
+        let Some(session) = self.sessions.get_mut(&id).filter(|session| !session.suspended) else { return };
+        session.turn += 1;
+        session.run = Some(session.turn);
+        session.run_since = clock;
+        session.waiting = false;
+        let run = Run { turn: session.turn, ..terms };
+        self.send(id, FromOwner::Run(run));
+    }
+
+    /// What holds for turns now. A process that is alone is neither bounded nor measured.
+    fn terms(&self) -> Run {
+        let alone = self.sessions.values().filter(|session| session.tenant.is_some()).count() < 2;
+        let unless_alone = |us| if alone { 0 } else { us };
+        let (run_ahead_us, idle_us) = (unless_alone(self.config.run_ahead_us), unless_alone(self.config.idle_us));
+        Run { card: 0, turn: 0, length_us: 0, run_ahead_us, idle_us, report_us: 0 }
+    }
+
+    /// A process has come or gone: those whose gates are open may be alone now, or not any more.
+    pub(super) fn renew_terms(&mut self) {
+        let count = self.sessions.values().filter(|session| session.tenant.is_some()).count();
+        if count > 2 {
+            return;
+        }
+        let open: Vec<_> =
+            self.sessions.iter().filter(|(_, session)| session.run.is_some()).map(|(&id, _)| id).collect();
+        let recalled = |tenant: Option<TenantId>| tenant.is_some_and(|tenant| self.turns.is_recalled(tenant));
+        let open: Vec<_> = open.into_iter().filter(|id| !recalled(self.sessions[id].tenant)).collect();
+        for session in open {
+            self.run(session);
+        }
+    }
+
+    fn recall(&mut self, tenant: TenantId) {
+        let sessions: Vec<_> = self.sessions_of(tenant).collect();
+        for id in sessions {
+            if let Some(turn) = self.sessions.get(&id).and_then(|session| session.run) {
+                self.send(id, FromOwner::Stop { card: 0, turn });
+            }
+        }
+        self.look_whether_ended(tenant);
+    }
+
+    fn overdue(&mut self, tenant: TenantId) {
+        let running = |id: &SessionId| self.sessions.get(id).is_some_and(|session| session.run.is_some());
+        let sessions: Vec<_> = self.sessions_of(tenant).filter(running).collect();
+        for session in sessions {
+            tracing::warn!(tenant = tenant.0, ?session, "work does not end within the tenant's limit");
+            self.stuck(session);
+        }
+    }
+
+    pub(super) fn waiting(&mut self, id: SessionId, tenant: TenantId) {
+        self.balancer.active(tenant, self.clock);
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        session.waiting = true;
+        if self.turns.has_turn(tenant) && !self.turns.is_recalled(tenant) {
+            return self.run(id);
+        }
+        if !self.turns.has_turn(tenant) {
+            self.turns.wants(tenant, self.now());
+        }
+    }
+
+    pub(super) fn stopped(&mut self, id: SessionId, tenant: TenantId, turn: u32, usage: Usage, waiting: bool) {
+        self.used(id, tenant, usage);
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        if session.run != Some(turn) {
+            // It stopped by itself while new terms were on the way: those hold.
+            return;
+        }
+        (session.run, session.waiting) = (None, waiting);
+        if waiting && self.turns.has_turn(tenant) && !self.turns.is_recalled(tenant) {
+            return self.run(id);
+        }
+        self.look_whether_ended(tenant);
+    }
+
+    /// Notes what a process says that it has used: no more than the time for which its gate was open.
+    pub(super) fn used(&mut self, id: SessionId, tenant: TenantId, usage: Usage) {
+        let clock = self.clock;
+        let Some(session) = self.sessions.get_mut(&id).filter(|session| session.run.is_some()) else { return };
+        let open = clock.saturating_sub(std::mem::replace(&mut session.run_since, clock));
+        let Some(tenant) = self.tenants.get_mut(&tenant) else { return };
+        let busy = usage.busy_ns.min(open);
+        tenant.busy_ns += busy;
+        tenant.copy_ns += usage.copy_ns.min(busy);
+        tenant.launches += u64::from(usage.launches);
+    }
+
+    /// A tenant's turn ends when no gate of it is open any more.
+    pub(super) fn look_whether_ended(&mut self, tenant: TenantId) {
+        let of_it = || self.sessions.values().filter(|session| session.tenant == Some(tenant));
+        if of_it().any(|session| session.run.is_some()) {
+            return;
+        }
+        let more = of_it().any(|session| session.waiting);
+        if self.turns.is_busy(tenant) {
+            let now = self.now();
+            self.turns.ended(tenant, now, more, now);
+        }
+    }
+
+    pub(super) fn tick(&mut self) {
+        if self.clock >= self.expected_until && !self.expected.is_empty() {
+            tracing::warn!(processes = ?self.expected, "programs of an earlier daemon have not come back");
+            self.expected.clear();
+            self.bell = true;
+        }
+        self.turns.tick(self.now());
+        self.late_answers();
+        if self.watches_memory() {
+            self.bell = true;
+        }
+    }
+
+    /// Whether memory may have to move without anything happening.
+    pub(super) fn watches_memory(&self) -> bool {
+        let account = self.table.summary();
+        account.host.used > 0 || self.quanta.turn().is_some() || !self.misplaced.is_empty()
+    }
+
+    /// Whose working sets do not fit together, and whose quantum it is.
+    pub(super) fn take_quanta(&mut self) {
+        let now = self.clock;
+        let bytes = self.table.chunk_bytes();
+        let idle_after = self.balancer.config().idle_after_ns;
+        let (mut sets, mut idle) = (BTreeMap::new(), BTreeMap::new());
+        let mut over_link = 0;
+        for (tenant, account) in self.table.vms() {
+            if self.turns.is_busy(tenant) {
+                self.balancer.active(tenant, now);
+            }
+            let Some(at) = self.balancer.last_active(tenant) else { continue };
+            let since = now.saturating_sub(at);
+            if since >= idle_after {
+                continue;
+            }
+            sets.insert(tenant, u64::from(account.placed + account.host) * bytes);
+            if since > 0 {
+                idle.insert(tenant, since);
+            }
+            if self.turns.has_turn(tenant) {
+                // Nobody counts what kernels read over the link: each look at it, as much as lies there.
+                over_link += u64::from(account.host) * bytes;
+            }
+        }
+        self.quanta.accessed(now, over_link);
+        self.quanta.set_working_sets(u64::from(self.table.for_vms()) * bytes, sets);
+        self.quanta.set_idle(idle);
+        let before = self.quanta.turn().map(|turn| turn.holder);
+        let turn = match self.quanta.tick(now) {
+            None => return,
+            Some(Change::Off) => None,
+            Some(Change::On(turn) | Change::Next(turn)) => Some(turn),
+        };
+        let holder = turn.as_ref().map(|turn| turn.holder);
+        self.settling = holder.is_some() && (self.settling || holder != before);
+        self.balancer.set_turn(turn);
+        self.hold_waiting();
+    }
+
+    /// Nothing moves any more: a quantum that memory was moved for begins.
+    pub(super) fn quantum_settled(&mut self) {
+        if std::mem::take(&mut self.settling) {
+            self.quanta.settled(self.clock);
+            self.hold_waiting();
+        }
+    }
+
+    fn hold_waiting(&mut self) {
+        let turn = self.quanta.turn().cloned();
+        let settling = self.settling;
+        let ids: Vec<_> = self.tenants.keys().copied().collect();
+        for id in ids {
+            let waits = turn.as_ref().is_some_and(|turn| turn.members.contains(&id) && (settling || turn.holder != id));
+            if let Some(tenant) = self.tenants.get_mut(&id) {
+                tenant.waits = waits;
+            }
+            self.pause_as_due(id);
+        }
+    }
+
+    /// A tenant takes no turns while its memory moves, or while it waits for its quantum.
+    pub(super) fn pause_as_due(&mut self, id: TenantId) {
+        let Some(tenant) = self.tenants.get(&id) else { return };
+        let paused = tenant.waits || !tenant.moving.is_empty();
+        let now: Nanos = self.now();
+        self.turns.pause(id, paused, now);
+    }
+}

@@ -1,0 +1,180 @@
+//! What goes into the owner's state machine, and what comes out.
+
+use crate::driver::Memory;
+use cuda_protocol::{FromOwner, FromTenant};
+use sched::VgpuParams;
+use vram::{Limits, VmId as TenantId};
+
+/// A connection of a process, as the server numbers them. A number is not used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionId(pub u64);
+
+/// One physical allocation of a chunk's size. A number is not used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PieceId(pub u64);
+
+/// A batch of copies, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BatchId(pub u64);
+
+/// What happens to a tenant's process that holds the card or its memory and does not answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OnStuck {
+    /// It is killed.
+    #[default]
+    Kill,
+    /// The driver suspends it, if it can; if not it is killed.
+    Suspend,
+}
+
+/// What an operator says of a tenant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantSpec {
+    /// Its name, by which programs ask for it.
+    pub name: String,
+    /// User who may be this tenant; root may always.
+    pub uid: Option<u32>,
+    /// Bytes of memory that it believes to have.
+    pub memory_bytes: u64,
+    /// What it may have of the card's memory and of the host's, in chunks.
+    pub limits: Limits,
+    /// What it may have of the card's time.
+    pub time: VgpuParams,
+    /// What happens when it does not answer.
+    pub on_stuck: OnStuck,
+}
+
+/// What has happened.
+#[derive(Debug)]
+pub enum Event {
+    /// A process has connected.
+    Connected {
+        /// Its number.
+        session: SessionId,
+        /// Process, by the socket's credentials.
+        pid: u32,
+        /// User, likewise.
+        uid: u32,
+        /// The tenant whose own socket it is.
+        tenant: Option<TenantId>,
+    },
+    /// A process has said something.
+    Said {
+        /// Which.
+        session: SessionId,
+        /// What. Descriptors that came with it have become the pieces in `pieces`, in order.
+        message: FromTenant,
+        /// Numbers that the server gave the message's descriptors.
+        pieces: Vec<PieceId>,
+    },
+    /// A process's connection has ended.
+    Gone {
+        /// Which.
+        session: SessionId,
+    },
+    /// A piece that was to be made or imported exists, zeroed if it was made; `None`: it could not be had.
+    Made {
+        /// Which.
+        piece: PieceId,
+        /// The memory that it is of.
+        memory: Option<Memory>,
+    },
+    /// Copies have ended.
+    Copied {
+        /// Which.
+        batch: BatchId,
+        /// They were done.
+        done: bool,
+        /// How long they took, in ns.
+        ns: u64,
+    },
+    /// The driver has suspended a process, or could not.
+    Suspended {
+        /// Whose.
+        session: SessionId,
+        /// It could.
+        done: bool,
+    },
+    /// Time has passed.
+    Tick,
+}
+
+/// What is to be done, in order.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Send a message with the descriptors of these pieces.
+    Send {
+        /// To whom.
+        session: SessionId,
+        /// What.
+        message: FromOwner,
+        /// The pieces.
+        pieces: Vec<PieceId>,
+    },
+    /// Make a piece: allocate, map, zero. Answered by [`Event::Made`].
+    Make {
+        /// Its number.
+        piece: PieceId,
+        /// Of which memory.
+        memory: Memory,
+    },
+    /// Map a piece that came from a tenant. Answered by [`Event::Made`].
+    Import {
+        /// Its number.
+        piece: PieceId,
+    },
+    /// Give a piece up. It is not used by anything that was ordered later.
+    Drop {
+        /// Its number.
+        piece: PieceId,
+    },
+    /// Copy pieces. Answered by [`Event::Copied`].
+    Copy {
+        /// For the answer.
+        batch: BatchId,
+        /// From the first to the second.
+        pieces: Vec<(PieceId, PieceId)>,
+        /// The destinations are of this memory.
+        to: Memory,
+    },
+    /// Suspend a process. Answered by [`Event::Suspended`].
+    Suspend {
+        /// Whose.
+        session: SessionId,
+    },
+    /// Kill a process.
+    Kill {
+        /// Whose.
+        session: SessionId,
+    },
+    /// End a connection, behind what was sent.
+    Close {
+        /// Whose.
+        session: SessionId,
+    },
+}
+
+/// Why a tenant cannot be had or changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TenantError {
+    /// There is one of that name.
+    #[error("there is a tenant `{0}` already")]
+    Exists(String),
+    /// There is none.
+    #[error("there is no tenant {0}")]
+    Unknown(TenantId),
+    /// Its programs have not ended.
+    #[error("tenant `{name}` has {sessions} programs: end them first")]
+    Busy {
+        /// Its name.
+        name: String,
+        /// How many.
+        sessions: usize,
+    },
+    /// Memory cannot be had like that.
+    #[error(transparent)]
+    Memory(#[from] vram::Error),
+    /// Time cannot be had like that.
+    #[error(transparent)]
+    Time(#[from] sched::ConfigError),
+}

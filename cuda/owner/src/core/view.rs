@@ -1,0 +1,112 @@
+//! What there is to be seen of a card and its tenants.
+
+use super::{Core, TenantSpec};
+use crate::driver::Memory;
+use sched::{Account, Engine, History, Nanos};
+use vram::{Summary, VmId as TenantId, VmSummary};
+
+/// The engine that turns are accounted on.
+const ENGINE: Engine = Engine::Compute;
+
+/// A tenant, as it is now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantView {
+    /// Its number.
+    pub id: TenantId,
+    /// What the operator has said of it.
+    pub spec: TenantSpec,
+    /// Its programs: process and name.
+    pub programs: Vec<(u32, String)>,
+    /// Its memory, in chunks.
+    pub memory: VmSummary,
+    /// Time of the card that it was charged, in ns.
+    pub charged_ns: u64,
+    /// Of its turns, the time in which its work was in flight, by its own events, in ns.
+    pub busy_ns: u64,
+    /// Of that, the time in which only copies were, in ns.
+    pub copy_ns: u64,
+    /// Submissions that were counted. None are while it is alone.
+    pub launches: u64,
+    /// It has the turn.
+    pub runs: bool,
+    /// 99 of 100 turns were waited for no longer than this, in ns.
+    pub wait_p99_ns: u64,
+    /// Programs of it that were killed since they did not answer.
+    pub killed: u64,
+}
+
+/// A card, as it is now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CardView {
+    /// Its memory, in chunks.
+    pub memory: Summary,
+    /// Pieces that exist, on the card and in host memory.
+    pub pieces: (usize, usize),
+    /// Time for which a turn lasted, in ns.
+    pub turns_ns: u64,
+    /// Turns that were granted.
+    pub turns: u64,
+    /// Chunks that were moved.
+    pub relocations: u64,
+    /// Orders that processes declined.
+    pub declined: u64,
+    /// Its tenants.
+    pub tenants: Vec<TenantView>,
+}
+
+impl Core {
+    /// The card as it is now.
+    #[must_use]
+    pub fn view(&self) -> CardView {
+        CardView {
+            memory: self.table.summary(),
+            pieces: (self.pieces.count(Memory::Device), self.pieces.count(Memory::Host)),
+            turns_ns: self.turns.scheduler().busy(ENGINE),
+            turns: self.turns.switches(),
+            relocations: self.relocations_done,
+            declined: self.declined,
+            tenants: self.tenants.keys().filter_map(|&id| self.tenant_view(id)).collect(),
+        }
+    }
+
+    /// The account of a tenant's turns.
+    #[must_use]
+    pub fn turns_account(&self, id: TenantId) -> Option<&Account> {
+        self.turns.account(id)
+    }
+
+    /// Time that a tenant was charged in the last `window_ns` that are over, in ns.
+    #[must_use]
+    pub fn used_within(&self, id: TenantId, window_ns: u64) -> u64 {
+        let end = self.clock - self.clock % History::INTERVAL;
+        let from = Nanos(end.saturating_sub(window_ns));
+        let history = self.turns.scheduler().history(sched::VgpuId(id.0));
+        let samples = history.into_iter().flat_map(|history| history.since(from));
+        samples.filter(|sample| sample.from.0 < end).map(|sample| sample.used[ENGINE.index()]).sum()
+    }
+
+    /// The turn with the card's memory, while tenants take turns.
+    #[must_use]
+    pub fn memory_turn(&self) -> Option<&vram::Turn> {
+        self.quanta.turn()
+    }
+
+    fn tenant_view(&self, id: TenantId) -> Option<TenantView> {
+        let tenant = self.tenants.get(&id)?;
+        let sessions = self.sessions.values().filter(|session| session.tenant == Some(id));
+        let account = self.turns.account(id);
+        Some(TenantView {
+            id,
+            spec: tenant.spec.clone(),
+            programs: sessions.map(|session| (session.pid, session.program.clone())).collect(),
+            memory: self.table.vms().find(|(vm, _)| *vm == id).map(|(_, account)| account).unwrap_or_default(),
+            charged_ns: account.map_or(0, |account| account.used),
+            busy_ns: tenant.busy_ns,
+            copy_ns: tenant.copy_ns,
+            launches: tenant.launches,
+            runs: self.turns.has_turn(id),
+            wait_p99_ns: account.map_or(0, |account| account.waits.quantile(990)),
+            killed: tenant.killed,
+        })
+    }
+}

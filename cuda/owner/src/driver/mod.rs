@@ -1,0 +1,154 @@
+//! What the owner asks of NVIDIA's driver, and no more.
+//!
+//! [`Real`] loads the driver's library by path, so that a fake one works under it as well; `Model` keeps the rules of the
+//! virtual memory functions in this process, for tests. Every call may be made by any thread; none is made with a lock held.
+
+mod functions;
+#[cfg(any(test, feature = "model"))]
+mod model;
+mod real;
+
+#[cfg(any(test, feature = "model"))]
+pub use model::Model;
+pub use real::Real;
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+/// One of the two memories that a chunk may lie in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Memory {
+    /// The card's own.
+    Device,
+    /// Pinned memory of the host, on the NUMA node next to the card.
+    Host,
+}
+
+/// One allocation of physical memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Handle(pub u64);
+
+/// Address in the owner's own part of the card's address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Address(pub u64);
+
+impl Address {
+    /// So many bytes further.
+    #[must_use]
+    pub const fn plus(self, bytes: u64) -> Self {
+        Self(self.0 + bytes)
+    }
+}
+
+/// Queue of work. Each does what it is given in order, beside the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Queue {
+    /// Copies from the card to host memory.
+    Out,
+    /// Copies from host memory to the card.
+    In,
+    /// Zeroing.
+    Zero,
+}
+
+impl Queue {
+    /// All, by index.
+    pub const ALL: [Self; 3] = [Self::Out, Self::In, Self::Zero];
+}
+
+/// A card, as the driver describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Name of the product.
+    pub name: String,
+    /// `cuDeviceGetUuid`.
+    pub uuid: [u8; 16],
+    /// Bytes of the card's memory.
+    pub total_bytes: u64,
+    /// Bytes that sizes and addresses of allocations are multiples of.
+    pub granularity: u64,
+    /// The driver can suspend a process and give its memory back.
+    pub suspends: bool,
+}
+
+/// A failed call of the driver.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DriverError {
+    /// The library cannot be used.
+    #[error("cannot load NVIDIA's driver library {path}: {reason}; set the card's `driver` to its path")]
+    Library {
+        /// Its path.
+        path: String,
+        /// Reason, as the loader says it.
+        reason: String,
+    },
+    /// A call failed.
+    #[error("{call} failed: CUDA error {code}")]
+    Call {
+        /// Name of the function.
+        call: &'static str,
+        /// `CUresult`.
+        code: i32,
+    },
+    /// This driver has no such function.
+    #[error("this driver has no {0}")]
+    Missing(&'static str),
+}
+
+impl DriverError {
+    /// The memory asked for is not there now.
+    #[must_use]
+    pub const fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Call { code: 2, .. })
+    }
+}
+
+/// The driver.
+///
+/// # Errors
+/// Every method fails with [`DriverError`] as the driver does.
+pub trait Driver: Send + Sync {
+    /// The card.
+    fn device(&self) -> &Device;
+
+    /// Bytes of the card's memory that are free now.
+    fn free_bytes(&self) -> Result<u64, DriverError>;
+
+    /// Allocates physical memory that can be exported. Contents are undefined.
+    fn create(&self, memory: Memory, bytes: u64) -> Result<Handle, DriverError>;
+
+    /// A descriptor by which another process, or this one, imports the allocation.
+    fn export(&self, handle: Handle) -> Result<OwnedFd, DriverError>;
+
+    /// The allocation that a descriptor stands for, which another process may hold as well.
+    fn import(&self, descriptor: BorrowedFd<'_>) -> Result<Handle, DriverError>;
+
+    /// Gives a handle up. The memory is free when no handle, descriptor and mapping of it is left.
+    fn release(&self, handle: Handle) -> Result<(), DriverError>;
+
+    /// Reserves addresses.
+    fn reserve(&self, bytes: u64) -> Result<Address, DriverError>;
+
+    /// Maps a whole allocation at reserved addresses with nothing mapped, and lets the card read and write it.
+    fn map(&self, at: Address, bytes: u64, handle: Handle) -> Result<(), DriverError>;
+
+    /// The memory that a mapped allocation is of.
+    fn memory_at(&self, at: Address) -> Result<Memory, DriverError>;
+
+    /// Takes whole mappings away.
+    fn unmap(&self, at: Address, bytes: u64) -> Result<(), DriverError>;
+
+    /// Queues a copy.
+    fn copy(&self, queue: Queue, to: Address, from: Address, bytes: u64) -> Result<(), DriverError>;
+
+    /// Queues zeroing.
+    fn zero(&self, queue: Queue, at: Address, bytes: u64) -> Result<(), DriverError>;
+
+    /// Waits until all that was queued is done.
+    fn finish(&self, queue: Queue) -> Result<(), DriverError>;
+
+    /// Suspends a process: its work ends, its memory of the card is copied to host memory and freed.
+    fn suspend(&self, pid: u32) -> Result<(), DriverError>;
+
+    /// Has a suspended process go on.
+    fn resume(&self, pid: u32) -> Result<(), DriverError>;
+}

@@ -1,0 +1,301 @@
+//! NVIDIA's driver, by its library.
+
+// UNSAFETY: calls of the driver's functions, each with pointers to values of this function's frame.
+#![allow(unsafe_code, reason = "calls of a foreign library")]
+
+use super::functions::{CheckpointArgs, Functions, RawHandle};
+use super::{Address, Device, Driver, DriverError, Handle, Memory, Queue};
+use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdevice_attribute, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
+    CUmemAllocationProp, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUpointer_attribute, CUstream,
+    CUstream_flags, CUuuid,
+};
+use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::Path;
+
+const POSIX: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+const POSIX_NUMBER: c_uint = 1;
+/// `CU_MEM_ALLOC_GRANULARITY_RECOMMENDED`.
+const RECOMMENDED: c_uint = 1;
+
+/// The driver with one card's primary context and a stream for each [`Queue`].
+pub struct Real {
+    functions: Functions,
+    ordinal: CUdevice,
+    /// NUMA node of host memory.
+    node: c_int,
+    context: CUcontext,
+    streams: [CUstream; 3],
+    device: Device,
+}
+
+// SAFETY: the driver's functions may be called by any thread; contexts and streams are its own handles, not memory of ours.
+unsafe impl Send for Real {}
+// SAFETY: as above.
+unsafe impl Sync for Real {}
+
+fn check(call: &'static str, code: c_int) -> Result<(), DriverError> {
+    if code == 0 { Ok(()) } else { Err(DriverError::Call { call, code }) }
+}
+
+impl Real {
+    /// Loads the library at `path` and opens the card of this number.
+    ///
+    /// # Errors
+    /// As the loader or the driver fails.
+    pub fn open(path: &Path, ordinal: u32) -> Result<Self, DriverError> {
+        let functions = Functions::load(path)?;
+        let f = &functions;
+        let ordinal_raw = c_int::try_from(ordinal).unwrap_or(c_int::MAX);
+        let mut device: CUdevice = 0;
+        let (mut context, mut streams): (CUcontext, [CUstream; 3]) = (std::ptr::null_mut(), [std::ptr::null_mut(); 3]);
+        let (mut name, mut uuid, mut total) = ([0; 256], CUuuid { bytes: [0; 16] }, 0usize);
+        let mut node: c_int = 0;
+        // SAFETY: all pointers are to locals that outlive the calls, and the name's length is given.
+        unsafe {
+            check("cuInit", (f.init)(0))?;
+            check("cuDeviceGet", (f.device_get)(&mut device, ordinal_raw))?;
+            check("cuDeviceGetName", (f.device_name)(name.as_mut_ptr(), 255, device))?;
+            check("cuDeviceGetUuid", (f.device_uuid)(&mut uuid, device))?;
+            check("cuDeviceTotalMem", (f.device_total)(&mut total, device))?;
+            check("cuDevicePrimaryCtxRetain", (f.context_retain)(&mut context, device))?;
+            check("cuCtxSetCurrent", (f.context_set)(context))?;
+            for stream in &mut streams {
+                check("cuStreamCreate", (f.stream_create)(stream, CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint))?;
+            }
+            let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID as c_uint;
+            // Hosts without NUMA say -1 or nothing; their memory is all on node 0.
+            if (f.device_attribute)(&mut node, attribute, device) != 0 {
+                node = 0;
+            }
+        }
+        // SAFETY: the buffer is zeroed and its last byte was not given to the driver.
+        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+        let suspends = f.checkpoint_lock.is_some() && f.checkpoint_take.is_some() && f.checkpoint_restore.is_some();
+        let uuid = uuid.bytes.map(|byte| byte as u8);
+        let device_info = Device { name, uuid, total_bytes: total as u64, granularity: 0, suspends };
+        let mut this = Self { ordinal: device, node: node.max(0), context, streams, device: device_info, functions };
+        this.device.granularity = this.granularity(Memory::Device)?.max(this.granularity(Memory::Host)?);
+        Ok(this)
+    }
+
+    /// Loads the library at `path` and opens a card by its number, by `GPU-` and its UUID, or by its PCI address.
+    ///
+    /// # Errors
+    /// When there is no such card, and as the loader or the driver fails.
+    pub fn find(path: &Path, device: &str) -> Result<Self, DriverError> {
+        if let Ok(ordinal) = device.parse() {
+            return Self::open(path, ordinal);
+        }
+        let functions = Functions::load(path)?;
+        // SAFETY: no pointers.
+        check("cuInit", unsafe { (functions.init)(0) })?;
+        if let Some(wanted) = device.strip_prefix("GPU-") {
+            let wanted = wanted.replace('-', "").to_lowercase();
+            // TIMEOUT: none; the driver refuses the first number beyond its cards.
+            for ordinal in 0..u32::MAX {
+                let (mut found, mut uuid): (CUdevice, _) = (0, CUuuid { bytes: [0; 16] });
+                // SAFETY: both pointers are to locals.
+                unsafe {
+                    check("cuDeviceGet", (functions.device_get)(&mut found, ordinal as c_int))?;
+                    check("cuDeviceGetUuid", (functions.device_uuid)(&mut uuid, found))?;
+                }
+                let text: String = uuid.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect();
+                if text == wanted {
+                    return Self::open(path, ordinal);
+                }
+            }
+        }
+        let function = functions.device_by_address.ok_or(DriverError::Missing("cuDeviceGetByPCIBusId"))?;
+        let mut found: CUdevice = 0;
+        let address = std::ffi::CString::new(device).unwrap_or_default();
+        // SAFETY: a local, and a string that ends with a zero.
+        check("cuDeviceGetByPCIBusId", unsafe { function(&mut found, address.as_ptr()) })?;
+        // The handle of a device is its number, in all versions of the driver.
+        Self::open(path, u32::try_from(found).unwrap_or(u32::MAX))
+    }
+
+    /// Allocates memory of the card as programs do, for this process's life.
+    ///
+    /// # Errors
+    /// As the driver fails.
+    pub fn hold_plainly(&self, bytes: u64) -> Result<Address, DriverError> {
+        self.enter()?;
+        let mut at = 0;
+        // SAFETY: the pointer is to a local.
+        check("cuMemAlloc", unsafe { (self.functions.allocate)(&mut at, bytes as usize) })?;
+        Ok(Address(at))
+    }
+
+    fn granularity(&self, memory: Memory) -> Result<u64, DriverError> {
+        let mut bytes = 0;
+        // SAFETY: both pointers are to locals.
+        let code = unsafe { (self.functions.granularity)(&mut bytes, &self.properties(memory), RECOMMENDED) };
+        check("cuMemGetAllocationGranularity", code).map(|()| bytes as u64)
+    }
+
+    fn properties(&self, memory: Memory) -> CUmemAllocationProp {
+        let location = match memory {
+            Memory::Device => self.location(),
+            Memory::Host => CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA, id: self.node },
+        };
+        CUmemAllocationProp {
+            type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: POSIX,
+            location,
+            win32HandleMetaData: std::ptr::null_mut(),
+            // SAFETY: a structure of integers, of which all bits zero is the default.
+            allocFlags: unsafe { std::mem::zeroed() },
+        }
+    }
+
+    fn location(&self) -> CUmemLocation {
+        CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.ordinal }
+    }
+
+    /// Makes the card's context current: calls may come from any thread.
+    fn enter(&self) -> Result<(), DriverError> {
+        // SAFETY: the context was retained and is never given up.
+        check("cuCtxSetCurrent", unsafe { (self.functions.context_set)(self.context) })
+    }
+
+    fn stream(&self, queue: Queue) -> CUstream {
+        self.streams[queue as usize]
+    }
+
+    fn checkpoint(
+        &self,
+        call: &'static str,
+        function: Option<unsafe extern "C" fn(c_int, *mut CheckpointArgs) -> c_int>,
+        pid: u32,
+    ) -> Result<(), DriverError> {
+        let function = function.ok_or(DriverError::Missing(call))?;
+        let pid = c_int::try_from(pid).unwrap_or(0);
+        let mut arguments = CheckpointArgs::default();
+        // SAFETY: the arguments are as large as any of these functions' and a local.
+        check(call, unsafe { function(pid, &mut arguments) })
+    }
+}
+
+impl Driver for Real {
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn free_bytes(&self) -> Result<u64, DriverError> {
+        self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both pointers are to locals.
+        check("cuMemGetInfo", unsafe { (self.functions.memory_info)(&mut free, &mut total) })?;
+        Ok(free as u64)
+    }
+
+    fn create(&self, memory: Memory, bytes: u64) -> Result<Handle, DriverError> {
+        self.enter()?;
+        let mut handle: RawHandle = 0;
+        // SAFETY: both pointers are to locals.
+        let code = unsafe { (self.functions.create)(&mut handle, bytes as usize, &self.properties(memory), 0) };
+        check("cuMemCreate", code).map(|()| Handle(handle))
+    }
+
+    fn export(&self, handle: Handle) -> Result<OwnedFd, DriverError> {
+        self.enter()?;
+        let mut descriptor: c_int = -1;
+        let to: *mut c_int = &mut descriptor;
+        // SAFETY: for this type of handle the driver writes an int there.
+        let code = unsafe { (self.functions.export)(to.cast(), handle.0, POSIX_NUMBER, 0) };
+        check("cuMemExportToShareableHandle", code)?;
+        // SAFETY: the driver has made the descriptor for the caller.
+        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        // A program that the daemon starts has no business with it.
+        let _ = rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC);
+        Ok(descriptor)
+    }
+
+    fn import(&self, descriptor: BorrowedFd<'_>) -> Result<Handle, DriverError> {
+        self.enter()?;
+        let mut handle: RawHandle = 0;
+        let from = descriptor.as_raw_fd() as usize as *mut c_void;
+        // SAFETY: for this type of handle the pointer is the descriptor's number.
+        let code = unsafe { (self.functions.import)(&mut handle, from, POSIX_NUMBER) };
+        check("cuMemImportFromShareableHandle", code).map(|()| Handle(handle))
+    }
+
+    fn release(&self, handle: Handle) -> Result<(), DriverError> {
+        self.enter()?;
+        // SAFETY: no memory of ours is named.
+        check("cuMemRelease", unsafe { (self.functions.release)(handle.0) })
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<Address, DriverError> {
+        self.enter()?;
+        let mut at = 0;
+        // SAFETY: the pointer is to a local.
+        check("cuMemAddressReserve", unsafe { (self.functions.reserve)(&mut at, bytes as usize, 0, 0, 0) })?;
+        Ok(Address(at))
+    }
+
+    fn map(&self, at: Address, bytes: u64, handle: Handle) -> Result<(), DriverError> {
+        self.enter()?;
+        let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        let access = CUmemAccessDesc { location: self.location(), flags };
+        // SAFETY: addresses of the card, which are no memory of ours; the description is a local.
+        unsafe {
+            check("cuMemMap", (self.functions.map)(at.0, bytes as usize, 0, handle.0, 0))?;
+            let accessible = check("cuMemSetAccess", (self.functions.set_access)(at.0, bytes as usize, &access, 1));
+            if accessible.is_err() {
+                (self.functions.unmap)(at.0, bytes as usize);
+            }
+            accessible
+        }
+    }
+
+    fn memory_at(&self, at: Address) -> Result<Memory, DriverError> {
+        self.enter()?;
+        let function = self.functions.pointer_attribute.ok_or(DriverError::Missing("cuPointerGetAttribute"))?;
+        let mut kind: c_uint = 0;
+        let to: *mut c_uint = &mut kind;
+        let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE as c_uint;
+        // SAFETY: for this attribute the driver writes an unsigned int there.
+        check("cuPointerGetAttribute", unsafe { function(to.cast(), attribute, at.0) })?;
+        // CU_MEMORYTYPE_HOST is 1, CU_MEMORYTYPE_DEVICE 2.
+        Ok(if kind == 1 { Memory::Host } else { Memory::Device })
+    }
+
+    fn unmap(&self, at: Address, bytes: u64) -> Result<(), DriverError> {
+        self.enter()?;
+        // SAFETY: addresses of the card, which are no memory of ours.
+        check("cuMemUnmap", unsafe { (self.functions.unmap)(at.0, bytes as usize) })
+    }
+
+    fn copy(&self, queue: Queue, to: Address, from: Address, bytes: u64) -> Result<(), DriverError> {
+        self.enter()?;
+        // SAFETY: both are mapped allocations of the owner, reached by the card only.
+        let code = unsafe { (self.functions.copy)(to.0, from.0, bytes as usize, self.stream(queue)) };
+        check("cuMemcpyAsync", code)
+    }
+
+    fn zero(&self, queue: Queue, at: Address, bytes: u64) -> Result<(), DriverError> {
+        self.enter()?;
+        // SAFETY: as in `copy`.
+        check("cuMemsetD8Async", unsafe { (self.functions.zero)(at.0, 0, bytes as usize, self.stream(queue)) })
+    }
+
+    fn finish(&self, queue: Queue) -> Result<(), DriverError> {
+        self.enter()?;
+        // SAFETY: the stream lives as long as `self`.
+        check("cuStreamSynchronize", unsafe { (self.functions.stream_finish)(self.stream(queue)) })
+    }
+
+    fn suspend(&self, pid: u32) -> Result<(), DriverError> {
+        self.checkpoint("cuCheckpointProcessLock", self.functions.checkpoint_lock, pid)?;
+        self.checkpoint("cuCheckpointProcessCheckpoint", self.functions.checkpoint_take, pid)
+    }
+
+    fn resume(&self, pid: u32) -> Result<(), DriverError> {
+        self.checkpoint("cuCheckpointProcessRestore", self.functions.checkpoint_restore, pid)?;
+        self.checkpoint("cuCheckpointProcessUnlock", self.functions.checkpoint_unlock, pid)
+    }
+}

@@ -1,0 +1,69 @@
+//! The processes that an owner serves, written down for the next one.
+
+use std::path::{Path, PathBuf};
+
+/// A file with a line for each process: its number and when it was started, as the kernel counts it.
+#[derive(Debug)]
+pub(super) struct Journal {
+    path: PathBuf,
+    kept: Vec<u32>,
+    alive: Vec<u32>,
+}
+
+impl Journal {
+    /// Reads what an owner before this one has left, if there is anything.
+    pub(super) fn open(path: &Path) -> Self {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        let alive = text.lines().filter_map(|line| {
+            let (pid, started) = line.split_once(' ')?;
+            let pid = pid.parse().ok()?;
+            // The number may be another process's by now.
+            (start_of(pid)? == started).then_some(pid)
+        });
+        Self { path: path.to_owned(), kept: Vec::new(), alive: alive.collect() }
+    }
+
+    /// Processes of the earlier owner that live still.
+    pub(super) fn alive(&self) -> impl Iterator<Item = u32> + '_ {
+        self.alive.iter().copied()
+    }
+
+    /// Writes down whom this owner serves, if that has changed.
+    pub(super) fn keep(&mut self, pids: &[u32]) {
+        if self.kept == pids {
+            return;
+        }
+        self.kept = pids.to_vec();
+        let line = |pid: &u32| Some(format!("{pid} {}\n", start_of(*pid)?));
+        let text: String = pids.iter().filter_map(line).collect();
+        let new = self.path.with_extension("new");
+        let written = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &self.path));
+        if let Err(error) = written {
+            tracing::warn!(path = %self.path.display(), %error, "cannot write down which programs use the card");
+        }
+    }
+}
+
+/// When a process was started: field 22 of its `stat`.
+fn start_of(pid: u32) -> Option<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name is in parentheses and may hold anything; fields behind it begin with the third.
+    let fields = &stat[stat.rfind(')')? + 1..];
+    fields.split_whitespace().nth(19).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_processes_that_live_still_are_waited_for() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("journal");
+        let own = std::process::id();
+        Journal::open(&path).keep(&[own]);
+        assert_eq!(Journal::open(&path).alive().collect::<Vec<_>>(), [own]);
+        std::fs::write(&path, format!("{own} 1\nnonsense\n4294967295 2\n")).expect("written");
+        assert_eq!(Journal::open(&path).alive().count(), 0, "another process has the number now");
+    }
+}

@@ -1,0 +1,376 @@
+//! The threads around [`Core`]: one that serves the socket and decides, and workers that call the driver.
+//!
+//! The serving thread owns the state machine, so nothing is locked while something is decided; it calls neither the driver
+//! nor anything else that may wait. Each worker does what it is given in order: one makes and gives up pieces of the card,
+//! one those of host memory, and one copies for each direction.
+
+mod journal;
+mod peers;
+mod rights;
+mod vault;
+mod workers;
+
+use crate::core::{Action, CardConfig, Core, Event, PieceId, SessionId, SetupError};
+use crate::driver::Driver;
+use cuda_protocol::{FromOwner, Link, LinkError};
+use journal::Journal;
+use peers::Peers;
+use rights::Bound;
+pub use rights::Rights;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use vault::Vault;
+use vram::VmId as TenantId;
+use workers::Workers;
+
+/// Messages that are taken from one process before the others have their turn.
+const MESSAGES_AT_ONCE: usize = 64;
+/// How long programs of an earlier daemon have to come back before their memory is given to others.
+// TIMEOUT: they try every `cuda_protocol::RECONNECT_MS`; ten tries.
+const COME_BACK: Duration = Duration::from_secs(2);
+
+/// Why an owner cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The card's settings.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
+    /// The driver.
+    #[error(transparent)]
+    Driver(#[from] crate::driver::DriverError),
+    /// The socket.
+    #[error("cannot listen at {path}: {source}")]
+    Listen {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        source: LinkError,
+    },
+    /// Something of the system.
+    #[error("cannot start: {0}")]
+    System(#[from] io::Error),
+}
+
+type Call = Box<dyn FnOnce(&mut Core) + Send>;
+
+/// What wakes the serving thread.
+enum Note {
+    Event(Event),
+    Call(Call),
+    Listen(Option<TenantId>, OwnedFd),
+    Stop,
+}
+
+/// The way to the serving thread from others.
+#[derive(Clone)]
+struct Notes {
+    sender: Sender<Note>,
+    bell: Arc<OwnedFd>,
+}
+
+impl Notes {
+    fn put(&self, note: Note) {
+        if self.sender.send(note).is_ok() {
+            // A full counter has rung already.
+            let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// An owner of a card at work. Dropping it ends it: programs go on with what they have, and look for a new one.
+pub struct Server {
+    notes: Notes,
+    sockets: Vec<Bound>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Takes a card over and listens at `socket`, which is replaced if it exists. With a `journal`, programs of an owner
+    /// before this one are waited for before memory is given to others.
+    ///
+    /// # Errors
+    /// See [`ServerError`].
+    pub fn start(
+        config: CardConfig,
+        driver: Arc<dyn Driver>,
+        socket: &Path,
+        journal: Option<&Path>,
+    ) -> Result<Self, ServerError> {
+        let mut server = Self::start_closed(config, driver, journal)?;
+        server.listen(None, socket, &Rights::default())?;
+        Ok(server)
+    }
+
+    /// Takes a card over and listens nowhere yet. See [`Self::start`].
+    ///
+    /// # Errors
+    /// See [`ServerError`].
+    pub fn start_closed(
+        mut config: CardConfig,
+        driver: Arc<dyn Driver>,
+        journal: Option<&Path>,
+    ) -> Result<Self, ServerError> {
+        config.uuid = driver.device().uuid;
+        let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let mut core = Core::new(config.clone(), seed.map_or(1, |since| since.as_millis() as u32))?;
+        let journal = journal.map(Journal::open);
+        core.expect(journal.iter().flat_map(Journal::alive), COME_BACK.as_nanos() as u64);
+        raise_descriptor_limit();
+        let (sender, receiver) = channel();
+        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?);
+        let notes = Notes { sender, bell: Arc::clone(&bell) };
+        let chunks = (config.card_bytes + 2 * config.host_bytes + config.host_ready_bytes) / config.chunk_bytes;
+        let vault = Arc::new(Vault::new(driver, config.chunk_bytes, 2 * chunks + 64)?);
+        let workers = Workers::start(&vault, &notes)?;
+        let serving = Serving {
+            core,
+            listeners: Vec::new(),
+            receiver,
+            bell,
+            sessions: BTreeMap::new(),
+            peers: Peers::default(),
+            vault,
+            workers,
+            journal,
+            start: Instant::now(),
+            next: 0,
+            stopping: false,
+        };
+        let thread = std::thread::Builder::new().name("cuda-owner".into()).spawn(move || serving.serve())?;
+        Ok(Self { notes, sockets: Vec::new(), thread: Some(thread) })
+    }
+
+    /// Listens at `path`, which is replaced if it exists: for programs of one tenant, or of any that their user may be.
+    ///
+    /// # Errors
+    /// When the socket cannot be made.
+    pub fn listen(&mut self, tenant: Option<TenantId>, path: &Path, rights: &Rights) -> Result<(), ServerError> {
+        let (listener, bound) = rights.listen(path)?;
+        self.notes.put(Note::Listen(tenant, listener));
+        self.sockets.push(bound);
+        Ok(())
+    }
+
+    /// Path of the first socket that programs connect to.
+    ///
+    /// # Panics
+    /// When there is none.
+    #[cfg(test)]
+    fn socket(&self) -> &Path {
+        self.sockets[0].path()
+    }
+
+    /// Has the serving thread do something with the state machine; `None` when it has ended.
+    pub fn call<T: Send + 'static>(&self, what: impl FnOnce(&mut Core) -> T + Send + 'static) -> Option<T> {
+        let (done, wait) = channel();
+        // Whoever asked waits for it.
+        let call: Call = Box::new(move |core| drop(done.send(what(core))));
+        self.notes.put(Note::Call(call));
+        wait.recv().ok()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.notes.put(Note::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        self.sockets.iter().for_each(Bound::remove);
+    }
+}
+
+/// What the serving thread has.
+struct Serving {
+    core: Core,
+    listeners: Vec<(Option<TenantId>, OwnedFd)>,
+    receiver: Receiver<Note>,
+    bell: Arc<OwnedFd>,
+    sessions: BTreeMap<SessionId, Link>,
+    peers: Peers,
+    vault: Arc<Vault>,
+    workers: Workers,
+    journal: Option<Journal>,
+    start: Instant,
+    next: u64,
+    stopping: bool,
+}
+
+impl Serving {
+    fn serve(mut self) {
+        self.carry_out();
+        while !self.stopping {
+            let ready = self.wait();
+            self.take_notes();
+            for session in ready.sessions {
+                self.hear(session);
+            }
+            for listener in ready.listeners {
+                self.accept(listener);
+            }
+            let due = self.core.next_wakeup().is_some();
+            if due {
+                self.handle(Event::Tick);
+            }
+            self.peers.look();
+            let pids: Vec<u32> = self.core.pids().collect();
+            if let Some(journal) = &mut self.journal {
+                journal.keep(&pids);
+            }
+        }
+    }
+
+    fn now(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+
+    fn wait(&self) -> Ready {
+        let limit = self.core.next_wakeup().into_iter().chain(self.peers.next_look()).min();
+        let limit =
+            limit.map(|ns| Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 });
+        let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
+        let of_listeners = self.listeners.iter().map(|(_, listener)| listener.as_fd());
+        let of_sessions = self.sessions.values().map(AsFd::as_fd);
+        let all = std::iter::once(self.bell.as_fd()).chain(of_listeners).chain(of_sessions);
+        let mut polled: Vec<PollFd<'_>> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        if poll(&mut polled, limit.as_ref()).is_err() {
+            return Ready::default();
+        }
+        let is_ready = |at: usize| !polled[at].revents().is_empty();
+        if is_ready(0) {
+            let _ = rustix::io::read(&*self.bell, &mut [0u8; 8]);
+        }
+        let first = 1 + self.listeners.len();
+        let sessions = ids.into_iter().enumerate().filter(|(at, _)| is_ready(at + first)).map(|(_, id)| id).collect();
+        Ready { listeners: (0..self.listeners.len()).filter(|at| is_ready(at + 1)).collect(), sessions }
+    }
+
+    fn take_notes(&mut self) {
+        while let Ok(note) = self.receiver.try_recv() {
+            match note {
+                Note::Event(event) => self.handle(event),
+                Note::Call(call) => {
+                    // The clock moves on first, so that what the call changes happens now.
+                    self.handle(Event::Tick);
+                    call(&mut self.core);
+                    self.carry_out();
+                }
+                Note::Listen(tenant, listener) => self.listeners.push((tenant, listener)),
+                Note::Stop => self.stopping = true,
+            }
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        let now = self.now();
+        self.core.handle(now, event);
+        self.carry_out();
+    }
+
+    fn accept(&mut self, listener: usize) {
+        let flags = rustix::net::SocketFlags::CLOEXEC;
+        let Some((tenant, listener)) = self.listeners.get(listener) else { return };
+        let tenant = *tenant;
+        let Ok(socket) = rustix::net::accept_with(listener, flags) else { return };
+        let Ok(peer) = rustix::net::sockopt::socket_peercred(&socket) else { return };
+        self.next += 1;
+        let session = SessionId(self.next);
+        let pid = peer.pid.as_raw_nonzero().get() as u32;
+        self.peers.add(session, peer.pid);
+        self.sessions.insert(session, Link::new(socket));
+        self.handle(Event::Connected { session, pid, uid: peer.uid.as_raw(), tenant });
+    }
+
+    fn hear(&mut self, session: SessionId) {
+        for _ in 0..MESSAGES_AT_ONCE {
+            let Some(link) = self.sessions.get(&session) else { return };
+            match link.try_receive() {
+                Ok(received) => {
+                    let pieces: Vec<PieceId> = received.descriptors.into_iter().map(|fd| self.keep(fd)).collect();
+                    self.handle(Event::Said { session, message: received.message, pieces });
+                }
+                Err(LinkError::WouldBlock) => return,
+                Err(error) => {
+                    if !matches!(error, LinkError::Closed) {
+                        tracing::warn!(?session, %error, "connection of a program fails");
+                    }
+                    return self.lose(session);
+                }
+            }
+        }
+    }
+
+    /// A descriptor that came with a message is a piece to be, until the state machine says what becomes of it.
+    fn keep(&mut self, descriptor: OwnedFd) -> PieceId {
+        let piece = self.core.piece_number();
+        self.vault.receive(piece, descriptor);
+        piece
+    }
+
+    /// A connection is no more.
+    fn lose(&mut self, session: SessionId) {
+        if self.sessions.remove(&session).is_some() {
+            self.peers.gone(session, self.core.holds_chunks(session));
+            self.handle(Event::Gone { session });
+        }
+    }
+
+    fn carry_out(&mut self) {
+        let mut lost = Vec::new();
+        for action in self.core.take_actions() {
+            match action {
+                Action::Send { session, message, pieces } => {
+                    if let Err(error) = self.send(session, &message, &pieces) {
+                        tracing::warn!(?session, %error, "program does not take a message: its connection ends");
+                        lost.push(session);
+                    }
+                }
+                Action::Close { session } => lost.push(session),
+                Action::Kill { session } => self.peers.kill(session),
+                Action::Suspend { session } => match self.peers.pid(session) {
+                    Some(pid) => self.workers.suspend(session, pid),
+                    None => lost.push(session),
+                },
+                Action::Make { piece, memory } => self.workers.make(piece, memory),
+                Action::Import { piece } => self.workers.import(piece),
+                Action::Drop { piece } => self.workers.drop_piece(piece, self.vault.memory(piece)),
+                Action::Copy { batch, pieces, to } => self.workers.copy(batch, pieces, to),
+            }
+        }
+        for session in lost {
+            self.lose(session);
+        }
+    }
+
+    fn send(&self, session: SessionId, message: &FromOwner, pieces: &[PieceId]) -> Result<(), LinkError> {
+        let Some(link) = self.sessions.get(&session) else { return Ok(()) };
+        let descriptors: Vec<Arc<OwnedFd>> = pieces.iter().filter_map(|&piece| self.vault.descriptor(piece)).collect();
+        let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(|fd| fd.as_fd()).collect();
+        link.try_send(message, &borrowed)
+    }
+}
+
+/// What a wait has found.
+#[derive(Debug, Default)]
+struct Ready {
+    listeners: Vec<usize>,
+    sessions: Vec<SessionId>,
+}
+
+/// Each chunk has a descriptor: as many as the system allows.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
+#[cfg(test)]
+#[path = "../tests/server.rs"]
+mod tests;

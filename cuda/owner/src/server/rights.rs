@@ -1,0 +1,106 @@
+//! Sockets with the rights that an operator gives them.
+
+use super::ServerError;
+use cuda_protocol::{Link, LinkError};
+use rustix::fs::{Gid, Mode, Uid, chmod, chown};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Access rights of a socket. What is not said stays as the system makes it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rights {
+    /// Permission bits.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+}
+
+/// A socket's file, as this owner has made it.
+#[derive(Debug)]
+pub(super) struct Bound {
+    path: PathBuf,
+    /// Device and inode.
+    id: (u64, u64),
+}
+
+impl Bound {
+    fn of(path: &Path) -> io::Result<Self> {
+        Ok(Self { path: path.to_owned(), id: id(path)? })
+    }
+
+    #[cfg(test)]
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes the file, unless the next owner has put its own in its place: an owner whose daemon was killed may end
+    /// behind the start of that one.
+    pub(super) fn remove(&self) {
+        if id(&self.path).is_ok_and(|id| id == self.id) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn id(path: &Path) -> io::Result<(u64, u64)> {
+    std::fs::symlink_metadata(path).map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+impl Rights {
+    /// Listens at `path`, in the place of what is there. Nobody can connect before the socket has its rights.
+    pub(super) fn listen(&self, path: &Path) -> Result<(OwnedFd, Bound), ServerError> {
+        let failed = |source| ServerError::Listen { path: path.to_owned(), source };
+        let hidden = path.with_extension("new");
+        let _ = std::fs::remove_file(&hidden);
+        let listener = Link::listen(&hidden).map_err(failed)?;
+        let bound = self.give(&hidden).and_then(|()| Bound::of(&hidden));
+        let renamed = bound.and_then(|bound| std::fs::rename(&hidden, path).map(|()| bound));
+        let bound = renamed.map_err(|error| {
+            let _ = std::fs::remove_file(&hidden);
+            failed(LinkError::Socket(error))
+        })?;
+        Ok((listener, Bound { path: path.to_owned(), ..bound }))
+    }
+
+    fn give(&self, path: &Path) -> io::Result<()> {
+        if self.uid.is_some() || self.gid.is_some() {
+            chown(path, self.uid.map(Uid::from_raw), self.gid.map(Gid::from_raw))?;
+        }
+        if let Some(mode) = self.mode {
+            chmod(path, Mode::from_raw_mode(mode))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_socket_has_its_rights_and_replaces_what_an_owner_before_has_left() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("socket");
+        std::fs::write(&path, "left").expect("written");
+        let _listener = Rights { mode: Some(0o620), ..Rights::default() }.listen(&path).expect("listens");
+        assert_eq!(std::fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o620);
+        assert!(Link::connect(&path).is_ok());
+        assert_eq!(std::fs::read_dir(folder.path()).expect("readable").count(), 1, "nothing else is left");
+    }
+    #[test]
+    fn an_owner_that_ends_late_leaves_the_socket_of_the_next() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("socket");
+        let (_old, first) = Rights::default().listen(&path).expect("listens");
+        let (_new, second) = Rights::default().listen(&path).expect("listens");
+        first.remove();
+        assert!(Link::connect(&path).is_ok(), "the next owner's socket is there");
+        second.remove();
+        assert!(!path.exists());
+    }
+}

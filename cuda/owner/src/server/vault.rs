@@ -1,0 +1,173 @@
+//! The physical pieces: handles, the owner's own mappings of them, and descriptors.
+
+use crate::core::PieceId;
+use crate::driver::{Address, Driver, DriverError, Handle, Memory, Queue};
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A piece that exists.
+#[derive(Clone, Debug)]
+struct Physical {
+    handle: Handle,
+    at: Address,
+    memory: Memory,
+    descriptor: Arc<OwnedFd>,
+}
+
+#[derive(Debug)]
+struct State {
+    pieces: BTreeMap<PieceId, Physical>,
+    /// Came with a message, and not mapped.
+    received: BTreeMap<PieceId, OwnedFd>,
+    /// Addresses of a chunk's size with nothing mapped.
+    free: Vec<Address>,
+}
+
+/// All pieces of a card. The driver is never called with the lock held.
+pub(super) struct Vault {
+    driver: Arc<dyn Driver>,
+    bytes: u64,
+    state: Mutex<State>,
+}
+
+impl Vault {
+    /// A vault of so many pieces of `bytes` at most.
+    pub(super) fn new(driver: Arc<dyn Driver>, bytes: u64, most: u64) -> Result<Self, DriverError> {
+        let start = driver.reserve(bytes * most)?;
+        // The lowest addresses are used first.
+        let free = (0..most).rev().map(|at| start.plus(at * bytes)).collect();
+        let (pieces, received) = (BTreeMap::new(), BTreeMap::new());
+        Ok(Self { driver, bytes, state: Mutex::new(State { pieces, received, free }) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // PANIC: none; a thread that panicked has left no state half written.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn driver(&self) -> &dyn Driver {
+        &*self.driver
+    }
+
+    /// Keeps a descriptor that came with a message.
+    pub(super) fn receive(&self, piece: PieceId, descriptor: OwnedFd) {
+        self.lock().received.insert(piece, descriptor);
+    }
+
+    pub(super) fn descriptor(&self, piece: PieceId) -> Option<Arc<OwnedFd>> {
+        self.lock().pieces.get(&piece).map(|physical| Arc::clone(&physical.descriptor))
+    }
+
+    pub(super) fn memory(&self, piece: PieceId) -> Option<Memory> {
+        self.lock().pieces.get(&piece).map(|physical| physical.memory)
+    }
+
+    /// Makes a piece that holds zeros.
+    pub(super) fn make(&self, piece: PieceId, memory: Memory) -> Result<(), DriverError> {
+        let handle = self.driver.create(memory, self.bytes)?;
+        let at = match self.map(handle) {
+            Ok(at) => at,
+            Err(error) => {
+                let _ = self.driver.release(handle);
+                return Err(error);
+            }
+        };
+        let exported = self
+            .driver
+            .zero(Queue::Zero, at, self.bytes)
+            .and_then(|()| self.driver.finish(Queue::Zero))
+            .and_then(|()| self.driver.export(handle));
+        match exported {
+            Ok(descriptor) => {
+                let physical = Physical { handle, at, memory, descriptor: Arc::new(descriptor) };
+                self.lock().pieces.insert(piece, physical);
+                Ok(())
+            }
+            Err(error) => {
+                self.destroy(handle, at);
+                Err(error)
+            }
+        }
+    }
+
+    /// Maps a piece that a program brought.
+    pub(super) fn import(&self, piece: PieceId) -> Result<Memory, DriverError> {
+        let descriptor = self.lock().received.remove(&piece).ok_or(DriverError::Missing("descriptor of a chunk"))?;
+        let handle = self.driver.import(descriptor.as_fd())?;
+        let at = match self.map(handle) {
+            Ok(at) => at,
+            Err(error) => {
+                let _ = self.driver.release(handle);
+                return Err(error);
+            }
+        };
+        match self.driver.memory_at(at) {
+            Ok(memory) => {
+                let physical = Physical { handle, at, memory, descriptor: Arc::new(descriptor) };
+                self.lock().pieces.insert(piece, physical);
+                Ok(memory)
+            }
+            Err(error) => {
+                self.destroy(handle, at);
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives a piece up.
+    pub(super) fn drop_piece(&self, piece: PieceId) {
+        let (physical, _descriptor) = {
+            let mut state = self.lock();
+            (state.pieces.remove(&piece), state.received.remove(&piece))
+        };
+        if let Some(Physical { handle, at, descriptor, .. }) = physical {
+            drop(descriptor);
+            self.destroy(handle, at);
+        }
+    }
+
+    /// Copies pieces and waits for the copies.
+    pub(super) fn copy(&self, queue: Queue, pieces: &[(PieceId, PieceId)]) -> Result<(), DriverError> {
+        let places: Vec<(Address, Address)> = {
+            let state = self.lock();
+            let at = |piece| state.pieces.get(piece).map(|physical: &Physical| physical.at);
+            pieces.iter().filter_map(|(from, to)| Some((at(from)?, at(to)?))).collect()
+        };
+        if places.len() != pieces.len() {
+            return Err(DriverError::Missing("piece that is to be copied"));
+        }
+        for (from, to) in places {
+            self.driver.copy(queue, to, from, self.bytes)?;
+        }
+        self.driver.finish(queue)
+    }
+
+    fn map(&self, handle: Handle) -> Result<Address, DriverError> {
+        let at = self.lock().free.pop().ok_or(DriverError::Missing("address for one more chunk"))?;
+        if let Err(error) = self.driver.map(at, self.bytes, handle) {
+            self.lock().free.push(at);
+            return Err(error);
+        }
+        Ok(at)
+    }
+
+    fn destroy(&self, handle: Handle, at: Address) {
+        let done = self.driver.unmap(at, self.bytes).and_then(|()| self.driver.release(handle));
+        match done {
+            Ok(()) => self.lock().free.push(at),
+            Err(error) => tracing::error!(%error, "a chunk's memory cannot be given up"),
+        }
+    }
+}
+
+impl Drop for Vault {
+    /// Gives up what the owner has of all pieces. Programs keep theirs, and bring them to the next owner.
+    fn drop(&mut self) {
+        let pieces = std::mem::take(&mut self.lock().pieces);
+        for Physical { handle, at, descriptor, .. } in pieces.into_values() {
+            drop(descriptor);
+            self.destroy(handle, at);
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Threads that call the driver.
+
+use super::vault::Vault;
+use super::{Note, Notes};
+use crate::core::{BatchId, Event, PieceId, SessionId};
+use crate::driver::{Memory, Queue};
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+/// What a worker is to do.
+#[derive(Debug)]
+enum Job {
+    Make(PieceId, Memory),
+    Import(PieceId),
+    Drop(PieceId),
+    Copy(BatchId, Vec<(PieceId, PieceId)>, Queue),
+    Suspend(SessionId, u32),
+}
+
+/// The workers. Dropping them lets each do what it has been given, and end.
+pub(super) struct Workers {
+    card: Option<Sender<Job>>,
+    host: Option<Sender<Job>>,
+    out: Option<Sender<Job>>,
+    inward: Option<Sender<Job>>,
+    patient: Option<Sender<Job>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Workers {
+    pub(super) fn start(vault: &Arc<Vault>, notes: &Notes) -> io::Result<Self> {
+        let mut threads = Vec::new();
+        let mut worker = |name: &str| -> io::Result<Option<Sender<Job>>> {
+            let (sender, receiver) = channel();
+            let (vault, notes) = (Arc::clone(vault), notes.clone());
+            let body = move || work(&vault, &notes, &receiver);
+            threads.push(std::thread::Builder::new().name(name.into()).spawn(body)?);
+            Ok(Some(sender))
+        };
+        let (card, host) = (worker("cuda-card")?, worker("cuda-host")?);
+        let (out, inward, patient) = (worker("cuda-out")?, worker("cuda-in")?, worker("cuda-suspend")?);
+        Ok(Self { card, host, out, inward, patient, threads })
+    }
+
+    pub(super) fn make(&self, piece: PieceId, memory: Memory) {
+        put(self.maker(memory), Job::Make(piece, memory));
+    }
+
+    pub(super) fn import(&self, piece: PieceId) {
+        put(&self.card, Job::Import(piece));
+    }
+
+    /// Gives a piece up, behind what was ordered before of its memory.
+    pub(super) fn drop_piece(&self, piece: PieceId, memory: Option<Memory>) {
+        match memory {
+            Some(memory) => put(self.maker(memory), Job::Drop(piece)),
+            // It is being made, by whichever: the second of them finds nothing.
+            None => {
+                put(&self.card, Job::Drop(piece));
+                put(&self.host, Job::Drop(piece));
+            }
+        }
+    }
+
+    pub(super) fn copy(&self, batch: BatchId, pieces: Vec<(PieceId, PieceId)>, to: Memory) {
+        match to {
+            Memory::Host => put(&self.out, Job::Copy(batch, pieces, Queue::Out)),
+            Memory::Device => put(&self.inward, Job::Copy(batch, pieces, Queue::In)),
+        }
+    }
+
+    pub(super) fn suspend(&self, session: SessionId, pid: u32) {
+        put(&self.patient, Job::Suspend(session, pid));
+    }
+
+    fn maker(&self, memory: Memory) -> &Option<Sender<Job>> {
+        match memory {
+            Memory::Device => &self.card,
+            Memory::Host => &self.host,
+        }
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        (self.card, self.host, self.out, self.inward, self.patient) = (None, None, None, None, None);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn put(worker: &Option<Sender<Job>>, job: Job) {
+    if let Some(worker) = worker {
+        // A worker ends only with all of them.
+        let _ = worker.send(job);
+    }
+}
+
+fn work(vault: &Vault, notes: &Notes, jobs: &Receiver<Job>) {
+    while let Ok(job) = jobs.recv() {
+        let event = match job {
+            Job::Make(piece, memory) => {
+                let made = vault.make(piece, memory);
+                if let Err(error) = &made {
+                    tracing::warn!(?memory, %error, "no memory for a chunk");
+                }
+                Event::Made { piece, memory: made.is_ok().then_some(memory) }
+            }
+            Job::Import(piece) => {
+                let memory = vault.import(piece);
+                if let Err(error) = &memory {
+                    tracing::warn!(%error, "a program's chunk cannot be adopted");
+                }
+                Event::Made { piece, memory: memory.ok() }
+            }
+            Job::Drop(piece) => {
+                vault.drop_piece(piece);
+                continue;
+            }
+            Job::Copy(batch, pieces, queue) => {
+                let start = Instant::now();
+                let done = vault.copy(queue, &pieces);
+                if let Err(error) = &done {
+                    tracing::error!(%error, "chunks cannot be copied");
+                }
+                Event::Copied { batch, done: done.is_ok(), ns: start.elapsed().as_nanos() as u64 }
+            }
+            Job::Suspend(session, pid) => {
+                let done = vault.driver().suspend(pid);
+                if let Err(error) = &done {
+                    tracing::warn!(pid, %error, "a program cannot be suspended");
+                }
+                Event::Suspended { session, done: done.is_ok() }
+            }
+        };
+        notes.put(Note::Event(event));
+    }
+}

@@ -1,0 +1,379 @@
+//! The owner's state machine among programs and workers that do what they are told, in any order.
+
+mod random;
+mod world;
+
+use super::*;
+use crate::driver::Memory;
+use cuda_protocol::{End, FromTenant, Usage};
+use vram::{Limits, OnFull};
+use world::{CHUNK, MS, World, spec};
+
+fn two(card: u64, host: u64) -> World {
+    let mut world = World::new(card, host);
+    for name in ["one", "two"] {
+        world.core.add_tenant(spec(name, 64, Limits::default())).expect("it may be");
+    }
+    world
+}
+
+#[test]
+fn a_program_gets_zeroed_chunks_and_gives_them_back() {
+    let mut world = two(16, 16);
+    let one = world.connect("one");
+    world.ask(one, 1, 5);
+    assert_eq!(world.places(one), (5, 0));
+    assert!(world.programs[&one].chunks.values().all(|(_, value)| *value == 0));
+    world.write(one);
+    let chunks = world.programs.get_mut(&one).map(|p| std::mem::take(&mut p.chunks)).expect("there");
+    world.say(one, FromTenant::Free { chunks: chunks.keys().copied().collect() });
+    world.settle();
+    assert_eq!(world.core.view().pieces.0, 0, "the card's memory is free");
+    assert_eq!(world.core.view().memory.free, 16);
+}
+
+#[test]
+fn what_a_dead_program_had_is_free_and_no_other_tenant_sees_its_pieces() {
+    let mut world = two(8, 8);
+    let one = world.connect("one");
+    world.ask(one, 1, 8);
+    world.write(one);
+    world.leave(one);
+    world.settle();
+    let two = world.connect("two");
+    world.ask(two, 1, 8);
+    // `World` looks whether a piece was another tenant's before.
+    assert_eq!(world.places(two), (8, 0));
+    assert!(world.programs[&two].chunks.values().all(|(_, value)| *value == 0));
+}
+
+#[test]
+fn credentials_say_who_a_tenant_is() {
+    let mut world = two(8, 8);
+    let owned = TenantSpec { uid: Some(77), ..spec("private", 8, Limits::default()) };
+    world.core.add_tenant(owned).expect("it may be");
+    let stranger = world.connect_as("private", 1000, false);
+    assert!(!world.programs.contains_key(&stranger), "a stranger's connection ends");
+    let owner = world.connect_as("private", 77, false);
+    assert_eq!(world.programs[&owner].tenant, Some(3));
+    let root = world.connect_as("private", 0, false);
+    assert_eq!(world.programs[&root].tenant, Some(3));
+}
+
+#[test]
+fn more_than_fits_goes_to_host_memory_and_is_shared_fairly() {
+    let mut world = two(16, 32);
+    let one = world.connect("one");
+    world.ask(one, 1, 16);
+    world.write(one);
+    let two = world.connect("two");
+    world.ask(two, 1, 16);
+    world.write(two);
+    for session in [one, two] {
+        world.say(session, FromTenant::Waiting { card: 0 });
+    }
+    world.pass(600 * MS);
+    world.check();
+    let (first, second) = (world.places(one), world.places(two));
+    assert_eq!((first.0 + first.1, second.0 + second.1), (16, 16));
+    assert!(first.0.abs_diff(8) <= 1 && second.0.abs_diff(8) <= 1, "{first:?} {second:?}");
+}
+
+#[test]
+fn what_is_freed_lets_chunks_come_back() {
+    let mut world = two(8, 16);
+    let one = world.connect("one");
+    world.ask(one, 1, 8);
+    let two = world.connect("two");
+    world.ask(two, 1, 8);
+    world.write(two);
+    world.pass(300 * MS);
+    world.leave(one);
+    world.pass(1000 * MS);
+    world.check();
+    assert_eq!(world.places(two), (8, 0));
+}
+
+#[test]
+fn a_quota_that_is_lowered_takes_effect_on_a_running_program() {
+    let mut world = two(16, 16);
+    let one = world.connect("one");
+    world.ask(one, 1, 12);
+    world.write(one);
+    let id = world.core.tenant("one").expect("there");
+    let lower = Limits { quota: 4, ..Limits::default() };
+    world.core.change_tenant(id, &spec("one", 64, lower)).expect("it may be");
+    world.pass(100 * MS);
+    world.check();
+    assert_eq!(world.places(one), (4, 8));
+}
+
+#[test]
+fn exhaustion_is_as_declared() {
+    let mut world = World::new(4, 16);
+    for (name, on_full) in [("refuse", OnFull::Refuse), ("queue", OnFull::Queue), ("swap", OnFull::Swap)] {
+        let guarantee = if on_full == OnFull::Refuse { 4 } else { 0 };
+        let limits = Limits { on_full, guarantee, ..Limits::default() };
+        world.core.add_tenant(spec(name, 8, limits)).expect("it may be");
+    }
+    let first = world.connect("refuse");
+    world.ask(first, 1, 4);
+    world.ask(first, 2, 1);
+    assert_eq!(world.programs[&first].refused, [2]);
+    let queued = world.connect("queue");
+    world.ask(queued, 1, 2);
+    assert_eq!((world.programs[&queued].refused.len(), world.places(queued)), (0, (0, 0)), "it waits");
+    let swapped = world.connect("swap");
+    world.ask(swapped, 1, 2);
+    assert_eq!(world.places(swapped).0 + world.places(swapped).1, 2);
+    world.ask(swapped, 2, 7);
+    assert_eq!(world.programs[&swapped].refused, [2], "beyond what it believes to have");
+    world.leave(first);
+    let id = world.core.tenant("refuse").expect("there");
+    world.core.remove_tenant(id).expect("it has no programs");
+    world.pass(300 * MS);
+    assert_eq!(world.places(queued), (2, 0), "its turn has come");
+}
+
+#[test]
+fn a_card_that_somebody_else_fills_refuses_and_keeps_its_books() {
+    let mut world = two(8, 8);
+    world.device_most = 3;
+    let one = world.connect("one");
+    world.ask(one, 1, 5);
+    assert_eq!(world.programs[&one].refused, [1]);
+    assert_eq!(world.core.view().pieces.0, 0);
+    world.ask(one, 2, 3);
+    assert_eq!(world.places(one), (3, 0));
+}
+
+#[test]
+fn fixed_memory_counts_and_shared_chunks_stay() {
+    let mut world = two(8, 8);
+    let one = world.connect("one");
+    world.say(one, FromTenant::Fix { request: 1, card: 0, kind: FixedKind::Array, bytes: 3 * CHUNK - 5 });
+    world.ask(one, 2, 2);
+    assert_eq!(world.core.view().memory.free, 3);
+    let chunks: Vec<_> = world.programs[&one].chunks.keys().copied().collect();
+    world.say(one, FromTenant::Export { request: 3, chunks });
+    let share = world.programs[&one].share.expect("shared");
+    let other = world.connect("one");
+    world.say(other, FromTenant::Open { request: 1, share });
+    assert_eq!(world.places(other), (2, 0));
+    let stranger = world.connect("two");
+    world.say(stranger, FromTenant::Open { request: 1, share });
+    assert_eq!(world.programs[&stranger].refused, [1], "another tenant opens nothing");
+    world.leave(one);
+    world.settle();
+    assert_eq!(world.places(other), (2, 0), "who opened it has it still");
+    world.leave(other);
+    world.settle();
+    assert_eq!((world.core.view().memory.free, world.core.view().pieces.0), (8, 0));
+}
+
+#[test]
+fn one_gate_is_open_at_a_time_and_a_program_alone_is_not_bounded() {
+    let mut world = two(8, 8);
+    let one = world.connect("one");
+    world.say(one, FromTenant::Waiting { card: 0 });
+    let terms = world.programs[&one].run.expect("it runs");
+    assert_eq!((terms.length_us, terms.run_ahead_us, terms.idle_us), (0, 0, 0));
+    let two = world.connect("two");
+    let terms = world.programs[&one].run.expect("it runs still");
+    assert!(terms.run_ahead_us > 0 && terms.idle_us > 0, "it is bounded now");
+    world.say(two, FromTenant::Waiting { card: 0 });
+    let mut held = BTreeMap::<SessionId, u32>::new();
+    for _ in 0..200 {
+        world.pass(5 * MS);
+        world.check();
+        for (&session, program) in &world.programs {
+            *held.entry(session).or_default() += u32::from(program.run.is_some());
+        }
+    }
+    assert!(held[&one].abs_diff(held[&two]) <= 10, "{held:?}");
+    world.leave(two);
+    world.pass(20 * MS);
+    assert_eq!(world.programs[&one].run.map(|run| run.run_ahead_us), Some(0), "alone again");
+}
+
+#[test]
+fn what_a_program_says_that_it_used_is_bounded_by_its_turns() {
+    let mut world = two(8, 8);
+    let sessions = ["one", "two"].map(|name| world.connect(name));
+    for session in sessions {
+        world.say(session, FromTenant::Waiting { card: 0 });
+    }
+    world.pass(500 * MS);
+    let view = world.core.view();
+    let busy: u64 = view.tenants.iter().map(|tenant| tenant.busy_ns).sum();
+    assert!(busy > 400 * MS && busy <= 500 * MS, "{busy} ns of half a second");
+}
+
+#[test]
+fn a_program_that_does_not_answer_an_order_is_killed_and_its_memory_free() {
+    let mut world = two(8, 16);
+    let one = world.connect("one");
+    world.ask(one, 1, 8);
+    world.programs.get_mut(&one).expect("there").mute = true;
+    let two = world.connect("two");
+    world.ask(two, 1, 6);
+    world.write(two);
+    world.pass(9_000 * MS);
+    assert!(world.programs.contains_key(&one), "not before its patience is over");
+    world.pass(2_000 * MS);
+    assert!(!world.programs.contains_key(&one));
+    world.pass(1_000 * MS);
+    world.check();
+    assert_eq!(world.places(two), (6, 0));
+    assert_eq!(world.core.view().tenants[0].killed, 1);
+}
+
+#[test]
+fn an_owner_that_was_not_let_run_kills_no_one() {
+    let mut world = two(8, 16);
+    let one = world.connect("one");
+    world.ask(one, 1, 8);
+    world.programs.get_mut(&one).expect("there").mute = true;
+    let two = world.connect("two");
+    world.ask(two, 1, 6);
+    world.now += 60_000 * MS;
+    world.event(Event::Tick);
+    world.settle();
+    assert!(world.programs.contains_key(&one), "a minute in which nobody looked is no minute of silence");
+}
+
+#[test]
+fn a_program_that_declines_keeps_running_and_is_asked_again() {
+    let mut world = two(8, 16);
+    let one = world.connect("one");
+    world.ask(one, 1, 8);
+    world.write(one);
+    world.programs.get_mut(&one).expect("there").mute = true;
+    let two = world.connect("two");
+    world.ask(two, 1, 4);
+    let order = world.programs[&one].quiet.expect("it is asked to be quiet");
+    let program = world.programs.get_mut(&one).expect("there");
+    (program.quiet, program.mute) = (None, false);
+    program.answers.clear();
+    world.say(one, FromTenant::Busy { order });
+    assert_eq!(world.core.view().declined, 1);
+    world.write(one);
+    for session in [one, two] {
+        world.say(session, FromTenant::Waiting { card: 0 });
+    }
+    world.pass(2_000 * MS);
+    world.check();
+    assert_eq!(world.places(two), (4, 0));
+}
+
+#[test]
+fn another_owner_takes_programs_over_with_their_contents() {
+    let mut world = two(8, 16);
+    let (one, second) = (world.connect("one"), world.connect("two"));
+    world.ask(one, 1, 6);
+    world.ask(second, 1, 6);
+    world.pass(300 * MS);
+    world.write(one);
+    world.write(second);
+    let mut core = two(8, 16).core;
+    let pids: Vec<u32> = [3, 4].map(|number| 100 + number).into();
+    core.expect(pids, 2_000 * MS);
+    let sessions = world.restart(core);
+    world.check();
+    let account = world.core.view().memory;
+    let places = [0, 1].map(|at| world.places(sessions[at]));
+    assert_eq!(places.map(|(card, host)| card + host), [6, 6]);
+    assert_eq!(account.free as usize, 8 - places[0].0 - places[1].0);
+    assert_eq!(account.host.used as usize, places[0].1 + places[1].1);
+    world.pass(500 * MS);
+    world.check();
+}
+
+#[test]
+fn memory_is_not_given_away_before_programs_of_an_earlier_owner_are_back() {
+    let mut world = two(8, 16);
+    world.core.expect([4711], 2_000 * MS);
+    let one = world.connect("one");
+    world.ask(one, 1, 4);
+    assert_eq!(world.places(one), (0, 0));
+    world.pass(2_100 * MS);
+    assert_eq!(world.places(one), (4, 0), "who has not come by now does not come");
+}
+
+#[test]
+fn what_is_out_of_place_ends_only_its_own_connection() {
+    let mut world = two(8, 8);
+    let other = world.connect("two");
+    world.ask(other, 1, 2);
+    let said = [
+        FromTenant::Free { chunks: vec![ChunkId(1)] },
+        FromTenant::Free { chunks: world.programs[&other].chunks.keys().copied().collect() },
+        FromTenant::Adopt { chunks: Vec::new(), more: true },
+    ];
+    for message in said {
+        let one = world.connect("one");
+        world.say(one, message);
+        assert!(!world.programs.contains_key(&one));
+    }
+    let one = world.connect("one");
+    let usage = Usage { busy_ns: u64::MAX, copy_ns: u64::MAX, launches: u32::MAX };
+    for message in [
+        FromTenant::Quiet { order: 9 },
+        FromTenant::Busy { order: 9 },
+        FromTenant::Redirected { order: 0, moved: u32::MAX },
+        FromTenant::Stopped { card: 3, turn: 9, usage, waiting: true },
+        FromTenant::Used { card: 0, turn: 0, usage },
+        FromTenant::Allocate { request: 1, card: 9, chunks: 1 },
+        FromTenant::Allocate { request: 1, card: 0, chunks: u32::MAX },
+        FromTenant::Fix { request: 1, card: 0, kind: FixedKind::Driver, bytes: u64::MAX },
+        FromTenant::Unfix { card: 0, kind: FixedKind::Driver, bytes: u64::MAX },
+        FromTenant::Export { request: 1, chunks: vec![ChunkId(1)] },
+        FromTenant::Open { request: 1, share: Share([0; 32]) },
+    ] {
+        world.say(one, message);
+    }
+    world.settle();
+    assert_eq!(world.core.view().memory.free, 6, "nothing is lost");
+    world.check();
+    assert_eq!(world.programs[&other].ended, None::<End>);
+}
+
+#[test]
+fn programs_that_come_back_to_a_smaller_card_keep_their_contents_and_make_room() {
+    let mut world = two(8, 16);
+    let one = world.connect("one");
+    world.ask(one, 1, 8);
+    world.write(one);
+    assert_eq!(world.places(one), (8, 0));
+    let mut core = two(4, 16).core;
+    core.expect([102], 2_000 * MS);
+    let sessions = world.restart(core);
+    world.check();
+    assert_eq!(world.places(sessions[0]), (4, 4), "as much as the card has now");
+    assert_eq!(world.core.view().memory.free, 0);
+    let other = world.connect("two");
+    world.ask(other, 1, 4);
+    for session in [sessions[0], other] {
+        world.say(session, FromTenant::Waiting { card: 0 });
+    }
+    world.pass(2_000 * MS);
+    world.check();
+    let places = [sessions[0], other].map(|session| world.places(session));
+    assert_eq!(places.map(|(card, host)| card + host), [8, 4]);
+    assert_eq!(places.map(|(card, _)| card).iter().sum::<usize>(), 4, "and the card goes on being shared");
+}
+
+#[test]
+fn a_chunk_that_is_given_up_while_it_is_adopted_is_no_violation() {
+    let mut world = two(8, 16);
+    let one = world.connect("one");
+    world.ask(one, 1, 4);
+    let chunk = *world.programs[&one].chunks.keys().next().expect("it has some");
+    let sessions = world.restart_and(two(8, 16).core, |world, session| {
+        world.programs.get_mut(&session).expect("there").chunks.remove(&chunk);
+        world.say(session, FromTenant::Free { chunks: vec![chunk] });
+    });
+    assert!(world.programs.contains_key(&sessions[0]), "it did nothing wrong");
+    assert_eq!(world.core.view().memory.free, 5);
+    world.check();
+}

@@ -1,0 +1,319 @@
+//! A card, its worker threads and programs' libraries, as far as the state machine can tell.
+
+use super::*;
+use crate::driver::Memory;
+use cuda_protocol::{Adopted, Chunk, End, FromTenant, Hello, Run, Usage, VERSION};
+use std::collections::VecDeque;
+
+pub(super) const CHUNK: u64 = 2 << 20;
+pub(super) const MS: u64 = 1_000_000;
+
+/// A program with our library.
+#[derive(Debug, Default)]
+pub(super) struct Program {
+    pub(super) tenant: Option<u32>,
+    /// Its chunks: the piece that each is mapped to, and what the program has written there last.
+    pub(super) chunks: BTreeMap<ChunkId, (PieceId, u64)>,
+    pub(super) run: Option<Run>,
+    pub(super) quiet: Option<u32>,
+    pub(super) refused: Vec<u32>,
+    pub(super) answers: VecDeque<FromTenant>,
+    pub(super) ended: Option<End>,
+    pub(super) killed: bool,
+    /// It does not answer.
+    pub(super) mute: bool,
+    pub(super) memory: Option<(u64, u64)>,
+    pub(super) share: Option<Share>,
+}
+
+/// Everything around a [`Core`].
+pub(super) struct World {
+    pub(super) core: Core,
+    pub(super) now: u64,
+    /// What lies in each piece that exists.
+    pub(super) pieces: BTreeMap<PieceId, (Memory, u64)>,
+    /// Which tenant has seen which piece.
+    seen: BTreeMap<PieceId, u32>,
+    pub(super) programs: BTreeMap<SessionId, Program>,
+    /// What the workers have to do.
+    pub(super) work: VecDeque<Action>,
+    next: u64,
+    value: u64,
+    /// Pieces of the card that the driver has memory for.
+    pub(super) device_most: usize,
+}
+
+pub(super) fn spec(name: &str, chunks: u64, limits: vram::Limits) -> TenantSpec {
+    TenantSpec {
+        name: name.into(),
+        uid: None,
+        memory_bytes: chunks * CHUNK,
+        limits,
+        time: sched::VgpuParams::default(),
+        on_stuck: OnStuck::Kill,
+    }
+}
+
+impl World {
+    /// A card of so many chunks, with as many host slots.
+    pub(super) fn new(card: u64, host: u64) -> Self {
+        let config = CardConfig {
+            host_bytes: host * CHUNK,
+            chunk_bytes: CHUNK,
+            host_ready_bytes: 2 * CHUNK,
+            ..CardConfig::new(card * CHUNK)
+        };
+        let core = Core::new(config, 7).expect("the settings are in bounds");
+        let (pieces, seen, programs, work) = Default::default();
+        let mut world = Self { core, now: 0, pieces, seen, programs, work, next: 0, value: 0, device_most: usize::MAX };
+        world.settle();
+        world
+    }
+
+    /// A program of a tenant connects, and is served until nothing more happens.
+    pub(super) fn connect(&mut self, tenant: &str) -> SessionId {
+        let session = self.connect_as(tenant, 1000, false);
+        self.settle();
+        session
+    }
+
+    pub(super) fn connect_as(&mut self, tenant: &str, uid: u32, adopts: bool) -> SessionId {
+        self.next += 1;
+        let session = SessionId(self.next);
+        self.programs.insert(session, Program::default());
+        self.event(Event::Connected { session, pid: 100 + self.next as u32, uid, tenant: None });
+        let (tenant, program) = (tenant.to_owned(), "test".to_owned());
+        self.say(session, FromTenant::Hello(Hello { version: VERSION, pid: 1, instance: 1, tenant, program, adopts }));
+        session
+    }
+
+    pub(super) fn event(&mut self, event: Event) {
+        self.core.handle(self.now, event);
+        self.take_actions();
+    }
+
+    pub(super) fn say(&mut self, session: SessionId, message: FromTenant) {
+        self.event(Event::Said { session, message, pieces: Vec::new() });
+    }
+
+    pub(super) fn ask(&mut self, session: SessionId, request: u32, chunks: u32) {
+        self.say(session, FromTenant::Allocate { request, card: 0, chunks });
+        self.settle();
+    }
+
+    /// A program writes to all of its chunks.
+    pub(super) fn write(&mut self, session: SessionId) {
+        let Some(program) = self.programs.get_mut(&session) else { return };
+        assert_eq!(program.quiet, None, "a program that is quiet does not run");
+        for (piece, value) in program.chunks.values_mut() {
+            self.value += 1;
+            *value = self.value;
+            self.pieces.get_mut(piece).expect("a piece that is mapped exists").1 = self.value;
+        }
+    }
+
+    /// Every chunk holds what its program has written there last.
+    pub(super) fn check(&self) {
+        for (session, program) in &self.programs {
+            for (chunk, (piece, value)) in &program.chunks {
+                let found = self.pieces.get(piece).unwrap_or_else(|| panic!("{piece:?} of {chunk:?} is gone"));
+                assert_eq!(found.1, *value, "{session:?} {chunk:?} {piece:?}");
+            }
+        }
+        let open = self.programs.values().filter(|program| program.run.is_some());
+        let tenants: BTreeSet<_> = open.map(|program| program.tenant).collect();
+        assert!(tenants.len() <= 1, "gates of several tenants are open: {tenants:?}");
+    }
+
+    fn take_actions(&mut self) {
+        for action in self.core.take_actions() {
+            match action {
+                Action::Send { session, message, pieces } => self.hear(session, message, &pieces),
+                Action::Close { session } => self.leave(session),
+                Action::Kill { session } => {
+                    if let Some(program) = self.programs.get_mut(&session) {
+                        program.killed = true;
+                    }
+                    self.work.push_back(Action::Kill { session });
+                }
+                other => self.work.push_back(other),
+            }
+        }
+    }
+
+    /// A program's connection ends.
+    pub(super) fn leave(&mut self, session: SessionId) {
+        if self.programs.remove(&session).is_some() {
+            self.event(Event::Gone { session });
+        }
+    }
+
+    fn hear(&mut self, session: SessionId, message: FromOwner, pieces: &[PieceId]) {
+        let Some(program) = self.programs.get_mut(&session) else { return };
+        let tenant = program.tenant;
+        for piece in pieces {
+            let first = *self.seen.entry(*piece).or_insert(tenant.expect("a tenant"));
+            assert_eq!(Some(first), tenant, "{piece:?} has been another tenant's");
+        }
+        match message {
+            FromOwner::Welcome(welcome) => program.tenant = Some(welcome.tenant),
+            FromOwner::Granted { chunks, .. } => {
+                for (Chunk { id, place }, &piece) in chunks.iter().zip(pieces) {
+                    let (memory, value) = self.pieces[&piece];
+                    assert_eq!(*place, said_place(memory));
+                    program.chunks.insert(*id, (piece, value));
+                }
+            }
+            FromOwner::Refused { request, .. } => program.refused.push(request),
+            FromOwner::Fixed { .. } => {}
+            FromOwner::Memory { free_bytes, total_bytes, .. } => program.memory = Some((free_bytes, total_bytes)),
+            FromOwner::Quiesce { order, .. } => {
+                program.quiet = Some(order);
+                program.answers.push_back(FromTenant::Quiet { order });
+            }
+            FromOwner::Redirect { order, moves } => {
+                assert_eq!(program.quiet, Some(order), "redirected while it runs");
+                for (Chunk { id, .. }, &piece) in moves.iter().zip(pieces) {
+                    // One that was freed meanwhile is named all the same.
+                    if let Some(chunk) = program.chunks.get_mut(id) {
+                        chunk.0 = piece;
+                    }
+                }
+                program.answers.push_back(FromTenant::Redirected { order, moved: moves.len() as u32 });
+            }
+            FromOwner::Resume { order } => {
+                assert_eq!(program.quiet.take(), Some(order));
+            }
+            FromOwner::Run(run) => program.run = Some(run),
+            FromOwner::Stop { card, turn } => {
+                let usage = Usage { busy_ns: u64::MAX, copy_ns: 5, launches: 3 };
+                program.answers.push_back(FromTenant::Stopped { card, turn, usage, waiting: true });
+            }
+            FromOwner::Shared { share, .. } => program.share = Some(share),
+            FromOwner::Goodbye(why) => program.ended = Some(why),
+        }
+    }
+
+    /// One thing more happens: a worker has done something, or a program answers. False when there is nothing to do.
+    pub(super) fn step(&mut self, choice: u64) -> bool {
+        let speakers: Vec<_> =
+            self.programs.iter().filter(|(_, p)| !p.mute && !p.answers.is_empty()).map(|(&id, _)| id).collect();
+        let all = speakers.len() as u64 + u64::from(!self.work.is_empty());
+        if all == 0 {
+            return false;
+        }
+        match speakers.get((choice % all) as usize) {
+            Some(&session) => {
+                let program = self.programs.get_mut(&session).expect("it speaks");
+                let message = program.answers.pop_front().expect("it has an answer");
+                if let FromTenant::Stopped { turn, .. } = message
+                    && program.run.is_some_and(|run| run.turn == turn)
+                {
+                    program.run = None;
+                }
+                self.say(session, message);
+            }
+            None => {
+                let action = self.work.pop_front().expect("there is work");
+                self.work_on(action);
+            }
+        }
+        true
+    }
+
+    fn work_on(&mut self, action: Action) {
+        match action {
+            Action::Make { piece, memory } => {
+                let made = self.pieces.values().filter(|(of, _)| *of == Memory::Device).count();
+                let memory = Some(memory).filter(|memory| *memory == Memory::Host || made < self.device_most);
+                if let Some(memory) = memory {
+                    self.pieces.insert(piece, (memory, 0));
+                }
+                self.event(Event::Made { piece, memory });
+            }
+            Action::Import { piece } => {
+                let memory = self.pieces.get(&piece).map(|(memory, _)| *memory);
+                self.event(Event::Made { piece, memory });
+            }
+            Action::Drop { piece } => {
+                self.pieces.remove(&piece);
+            }
+            Action::Copy { batch, pieces, to } => {
+                for (from, into) in pieces {
+                    let value = self.pieces.get(&from).expect("what is copied exists").1;
+                    let target = self.pieces.get_mut(&into).expect("where it is copied to exists");
+                    assert_eq!(target.0, to);
+                    target.1 = value;
+                }
+                self.event(Event::Copied { batch, done: true, ns: MS });
+            }
+            Action::Suspend { session } => self.event(Event::Suspended { session, done: false }),
+            Action::Kill { session } => self.leave(session),
+            Action::Send { .. } | Action::Close { .. } => {}
+        }
+    }
+
+    /// Lets everything happen that is under way.
+    pub(super) fn settle(&mut self) {
+        for _ in 0..100_000 {
+            if !self.step(0) {
+                return;
+            }
+        }
+        panic!("it never settles");
+    }
+
+    /// Time passes, in steps in which everything happens that is under way.
+    pub(super) fn pass(&mut self, ns: u64) {
+        let until = self.now + ns;
+        while self.now < until {
+            self.now = (self.now + 5 * MS).min(until);
+            self.event(Event::Tick);
+            self.settle();
+        }
+    }
+
+    /// Chunks of a program on the card, and in host memory.
+    pub(super) fn places(&self, session: SessionId) -> (usize, usize) {
+        let memories = self.programs[&session].chunks.values().map(|(piece, _)| self.pieces[piece].0);
+        let (card, host): (Vec<_>, Vec<_>) = memories.partition(|memory| *memory == Memory::Device);
+        (card.len(), host.len())
+    }
+
+    /// Another owner takes the programs over, with what they have.
+    pub(super) fn restart(&mut self, core: Core) -> Vec<SessionId> {
+        self.restart_and(core, |_, _| ())
+    }
+
+    /// As [`Self::restart`]; each program does `at_once` before its chunks are mapped by the new owner.
+    pub(super) fn restart_and(&mut self, core: Core, at_once: impl Fn(&mut Self, SessionId)) -> Vec<SessionId> {
+        let old = std::mem::take(&mut self.programs);
+        let kept: BTreeSet<PieceId> = old.values().flat_map(|p| p.chunks.values().map(|(piece, _)| *piece)).collect();
+        let contents: BTreeMap<_, _> =
+            self.pieces.iter().filter(|(id, _)| kept.contains(id)).map(|(i, p)| (*i, *p)).collect();
+        (self.core, self.work) = (core, VecDeque::new());
+        self.pieces.clear();
+        self.seen.clear();
+        self.take_actions();
+        let mut sessions = Vec::new();
+        for program in old.into_values() {
+            let name = if program.tenant == Some(1) { "one" } else { "two" };
+            let session = self.connect_as(name, 1000, true);
+            let (mut chunks, mut pieces) = (Vec::new(), Vec::new());
+            for (id, (piece, value)) in program.chunks {
+                let number = self.core.piece_number();
+                let (memory, content) = contents[&piece];
+                self.pieces.insert(number, (memory, content));
+                let place = said_place(memory);
+                chunks.push(Adopted { card: 0, id, place, descriptor: true });
+                pieces.push(number);
+                self.programs.get_mut(&session).expect("there").chunks.insert(id, (number, value));
+            }
+            self.event(Event::Said { session, message: FromTenant::Adopt { chunks, more: false }, pieces });
+            at_once(self, session);
+            sessions.push(session);
+        }
+        self.settle();
+        sessions
+    }
+}

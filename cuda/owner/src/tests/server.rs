@@ -1,0 +1,229 @@
+//! The threads, over a real socket, with the model of a driver: programs are threads of this process that do what the
+//! library does, and look at their chunks through the descriptors.
+
+use super::*;
+use crate::core::{OnStuck, TenantSpec};
+use crate::driver::{Memory, Model};
+use cuda_protocol::{Adopted, Chunk, ChunkId, FromTenant, Hello, Usage, VERSION};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Mutex;
+
+const CHUNK: u64 = 2 << 20;
+
+fn config(card: u64) -> CardConfig {
+    CardConfig {
+        host_bytes: 32 * CHUNK,
+        chunk_bytes: CHUNK,
+        host_ready_bytes: 2 * CHUNK,
+        // Here chunks are to be shared, not to be had in turns.
+        quanta: vram::QuantaConfig { mode: vram::Mode::Off, ..vram::QuantaConfig::default() },
+        ..CardConfig::new(card * CHUNK)
+    }
+}
+
+fn start(driver: &Arc<Model>, card: u64, folder: &Path) -> Server {
+    let driver: Arc<dyn Driver> = Arc::clone(driver) as Arc<dyn Driver>;
+    let journal = folder.join("journal");
+    let server = Server::start(config(card), driver, &folder.join("cuda.sock"), Some(&journal)).expect("it starts");
+    for name in ["one", "two"] {
+        let spec = TenantSpec {
+            name: name.into(),
+            uid: None,
+            memory_bytes: 32 * CHUNK,
+            limits: vram::Limits::default(),
+            time: sched::VgpuParams::default(),
+            on_stuck: OnStuck::Kill,
+        };
+        server.call(move |core| core.add_tenant(spec)).expect("it serves").expect("it may be");
+    }
+    server
+}
+
+/// What a program has: each chunk with the descriptor that it is mapped by.
+type Chunks = BTreeMap<ChunkId, (cuda_protocol::Place, File)>;
+
+/// A program whose library answers orders on a thread of its own.
+struct Program {
+    link: Arc<Link>,
+    chunks: Arc<Mutex<Chunks>>,
+    runs: Arc<std::sync::atomic::AtomicU32>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Program {
+    fn connect(socket: &Path, tenant: &str, adopts: Option<Chunks>) -> Self {
+        let link = Arc::new(Link::connect(socket).expect("it listens"));
+        let (tenant, program) = (tenant.to_owned(), "test".to_owned());
+        let hello = Hello { version: VERSION, pid: 1, instance: 5, tenant, program, adopts: adopts.is_some() };
+        link.send(&FromTenant::Hello(hello), &[]).expect("sent");
+        let welcome = link.receive().expect("an answer").message;
+        assert!(matches!(welcome, FromOwner::Welcome(_)), "{welcome:?}");
+        if let Some(chunks) = &adopts {
+            let adopted =
+                |(id, (place, _)): (&ChunkId, &(_, _))| Adopted { card: 0, id: *id, place: *place, descriptor: true };
+            let descriptors: Vec<_> = chunks.values().map(|(_, file)| file.as_fd()).collect();
+            let message = FromTenant::Adopt { chunks: chunks.iter().map(adopted).collect(), more: false };
+            link.send(&message, &descriptors).expect("sent");
+        }
+        let chunks = Arc::new(Mutex::new(adopts.unwrap_or_default()));
+        let runs = Arc::new(std::sync::atomic::AtomicU32::new(0));
+        let body = (Arc::clone(&link), Arc::clone(&chunks), Arc::clone(&runs));
+        let thread = std::thread::spawn(move || listen(&body.0, &body.1, &body.2));
+        Self { link, chunks, runs, thread: Some(thread) }
+    }
+
+    fn say(&self, message: FromTenant) {
+        self.link.send(&message, &[]).expect("sent");
+    }
+
+    fn count(&self) -> usize {
+        self.chunks.lock().expect("whole").len()
+    }
+
+    fn write(&self, value: u8) {
+        for (_, file) in self.chunks.lock().expect("whole").values() {
+            file.write_all_at(&[value; 4096], CHUNK - 4096).expect("written");
+        }
+    }
+
+    fn holds(&self, value: u8) -> bool {
+        let chunks = self.chunks.lock().expect("whole");
+        chunks.values().all(|(_, file)| {
+            let mut data = [0; 4096];
+            file.read_exact_at(&mut data, CHUNK - 4096).expect("read");
+            data == [value; 4096]
+        })
+    }
+
+    fn in_host(&self) -> usize {
+        self.chunks.lock().expect("whole").values().filter(|(place, _)| *place == cuda_protocol::Place::Host).count()
+    }
+
+    /// Its connection ends; what it has stays with whoever wants it.
+    fn leave(mut self) -> Chunks {
+        rustix::net::shutdown(&*self.link, rustix::net::Shutdown::Both).expect("shut down");
+        self.thread.take().expect("once").join().expect("no panic");
+        std::mem::take(&mut *self.chunks.lock().expect("whole"))
+    }
+}
+
+fn listen(link: &Link, chunks: &Mutex<Chunks>, runs: &std::sync::atomic::AtomicU32) {
+    while let Ok(received) = link.receive() {
+        let files = received.descriptors.into_iter().map(File::from);
+        let answer = match received.message {
+            FromOwner::Granted { chunks: new, .. } => {
+                let named = new.into_iter().zip(files).map(|(Chunk { id, place }, file)| (id, (place, file)));
+                chunks.lock().expect("whole").extend(named);
+                None
+            }
+            FromOwner::Quiesce { order, .. } => Some(FromTenant::Quiet { order }),
+            FromOwner::Redirect { order, moves } => {
+                let moved = moves.len() as u32;
+                let mut chunks = chunks.lock().expect("whole");
+                for (Chunk { id, place }, file) in moves.into_iter().zip(files) {
+                    chunks.insert(id, (place, file));
+                }
+                Some(FromTenant::Redirected { order, moved })
+            }
+            FromOwner::Run(_) => {
+                runs.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                None
+            }
+            FromOwner::Stop { card, turn } => {
+                Some(FromTenant::Stopped { card, turn, usage: Usage::default(), waiting: true })
+            }
+            _ => None,
+        };
+        if answer.is_some_and(|answer| link.send(&answer, &[]).is_err()) {
+            return;
+        }
+    }
+}
+
+/// Waits for what lasts as long as it lasts.
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    // TIMEOUT: nothing here takes a second on an idle host; a minute is for busy ones.
+    let limit = Instant::now() + Duration::from_secs(60);
+    while !done() {
+        assert!(Instant::now() < limit, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn two_programs_share_a_card_that_is_too_small_and_leave_nothing_behind() {
+    let (driver, folder) = (Arc::new(Model::new(64 * CHUNK)), tempfile::tempdir().expect("a folder"));
+    let server = start(&driver, 8, folder.path());
+    let one = Program::connect(server.socket(), "one", None);
+    one.say(FromTenant::Allocate { request: 1, card: 0, chunks: 8 });
+    until("the first's chunks come", || one.count() == 8);
+    assert!(one.holds(0), "new chunks are zeroed");
+    one.write(1);
+    one.say(FromTenant::Waiting { card: 0 });
+    let two = Program::connect(server.socket(), "two", None);
+    two.say(FromTenant::Waiting { card: 0 });
+    two.say(FromTenant::Allocate { request: 1, card: 0, chunks: 8 });
+    until("the second's chunks come", || two.count() == 8);
+    until("memory is shared", || one.in_host().abs_diff(4) <= 1 && two.in_host().abs_diff(4) <= 1);
+    assert!(one.holds(1) && two.holds(0), "contents follow their chunks");
+    until("both have turns", || [&one, &two].iter().all(|p| p.runs.load(std::sync::atomic::Ordering::Relaxed) > 2));
+    let view = server.call(|core| core.view()).expect("it serves");
+    assert!(view.relocations >= 3 && view.turns > 2, "{view:?}");
+    drop(one.leave());
+    drop(two.leave());
+    until("the card's memory is free", || driver.handles(Memory::Device) == 0);
+    drop(server);
+}
+
+#[test]
+fn a_new_owner_takes_programs_over() {
+    let (driver, folder) = (Arc::new(Model::new(64 * CHUNK)), tempfile::tempdir().expect("a folder"));
+    let server = start(&driver, 8, folder.path());
+    let one = Program::connect(server.socket(), "one", None);
+    one.say(FromTenant::Allocate { request: 1, card: 0, chunks: 6 });
+    until("chunks come", || one.count() == 6);
+    one.write(7);
+    drop(server);
+    let kept = one.leave();
+    assert_eq!(kept.len(), 6);
+    let server = start(&driver, 8, folder.path());
+    let one = Program::connect(server.socket(), "one", Some(kept));
+    until("its chunks are adopted", || server.call(|core| core.view()).expect("it serves").memory.free == 2);
+    one.say(FromTenant::Allocate { request: 2, card: 0, chunks: 1 });
+    until("it gets another one", || one.count() == 7);
+    let kept = one.leave();
+    assert_eq!(
+        kept.values()
+            .filter(|(_, file)| {
+                let mut byte = [0];
+                file.read_exact_at(&mut byte, CHUNK - 1).expect("read");
+                byte == [7]
+            })
+            .count(),
+        6,
+        "with their contents"
+    );
+    until("the card's memory is free", || driver.handles(Memory::Device) == 0);
+}
+
+#[test]
+fn descriptors_that_are_no_chunks_end_only_who_sent_them() {
+    let (driver, folder) = (Arc::new(Model::new(64 * CHUNK)), tempfile::tempdir().expect("a folder"));
+    let server = start(&driver, 8, folder.path());
+    let one = Program::connect(server.socket(), "one", None);
+    one.say(FromTenant::Allocate { request: 1, card: 0, chunks: 2 });
+    until("chunks come", || one.count() == 2);
+    let odd = tempfile::tempfile().expect("a file");
+    odd.set_len(12345).expect("sized");
+    let short = tempfile::tempfile().expect("a file");
+    short.set_len(CHUNK / 2).expect("sized");
+    for (number, file) in [odd, short].into_iter().enumerate() {
+        let chunks = BTreeMap::from([(ChunkId(number as u64), (cuda_protocol::Place::Device, file))]);
+        let mut liar = Program::connect(server.socket(), "two", Some(chunks));
+        liar.thread.take().expect("once").join().expect("its connection ends");
+    }
+    assert!(one.holds(0));
+    drop(one.leave());
+    until("the card's memory is free", || driver.handles(Memory::Device) == 0);
+}

@@ -1,0 +1,314 @@
+//! Turns under tenants whose kernels have lengths of their own, on a card that does one after the other.
+
+use super::*;
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+const MS: u64 = 1_000_000;
+
+fn id(number: u32) -> TenantId {
+    vram::VmId(number)
+}
+
+fn turns() -> Turns {
+    Turns::new(scheduler_defaults(), TurnsConfig::default(), Nanos(0)).expect("the defaults are in bounds")
+}
+
+/// A tenant's program: kernels of one length, a few in flight, and idleness between bursts of them.
+#[derive(Clone, Copy, Debug)]
+struct Program {
+    kernel_ns: u64,
+    ahead: u64,
+    /// Kernels of a burst, and how long the program does something else behind it; none for a program that never rests.
+    burst: Option<(u64, u64)>,
+}
+
+impl Program {
+    fn steady(kernel_ns: u64, ahead: u64) -> Self {
+        Self { kernel_ns, ahead, burst: None }
+    }
+}
+
+/// What a run has come to.
+#[derive(Debug, Default)]
+struct Outcome {
+    /// Time of kernels that ended, in ns.
+    done: BTreeMap<TenantId, u64>,
+    /// From when a tenant wanted a turn to when it had one, in ns.
+    waits: BTreeMap<TenantId, Vec<u64>>,
+    recalls: usize,
+}
+
+/// One tenant of the simulated card.
+struct Runner {
+    program: Program,
+    left: u64,
+    wakes: u64,
+    asked: Option<u64>,
+}
+
+/// Runs programs for `until` ns, with `handoff` ns from the end of a turn's work to the next turn's first kernel.
+fn simulate(turns: &mut Turns, programs: &[(TenantId, Program)], until: u64, handoff: u64) -> Outcome {
+    let mut outcome = Outcome::default();
+    let burst = |program: &Program| program.burst.map_or(u64::MAX, |(kernels, _)| kernels);
+    let mut runners: BTreeMap<TenantId, Runner> = programs
+        .iter()
+        .map(|&(tenant, program)| (tenant, Runner { program, left: burst(&program), wakes: 0, asked: None }))
+        .collect();
+    let mut now = 0;
+    let mut holder: Option<TenantId> = None;
+    let mut recalled = false;
+    while now < until {
+        for (&tenant, runner) in &mut runners {
+            if runner.wakes <= now && runner.asked.is_none() && holder != Some(tenant) {
+                runner.asked = Some(now);
+                turns.wants(tenant, Nanos(now));
+            }
+        }
+        turns.tick(Nanos(now));
+        for order in turns.take_orders() {
+            match order {
+                Order::Grant(tenant) => {
+                    assert_eq!(holder.replace(tenant), None, "one turn at a time");
+                    recalled = false;
+                    let asked = runners.get_mut(&tenant).and_then(|runner| runner.asked.take()).expect("it wanted one");
+                    outcome.waits.entry(tenant).or_default().push(now - asked);
+                    now += handoff;
+                }
+                Order::Recall(tenant) => {
+                    assert_eq!(holder, Some(tenant));
+                    recalled = true;
+                    outcome.recalls += 1;
+                }
+                Order::Overdue { .. } | Order::Quarantined(_) => panic!("nothing runs too long here"),
+            }
+        }
+        let Some((tenant, runner)) = holder.and_then(|tenant| Some((tenant, runners.get_mut(&tenant)?))) else {
+            let wake = runners.values().map(|runner| runner.wakes).filter(|&at| at > now).min();
+            now = turns.next_wakeup().map(|at| at.0).into_iter().chain(wake).min().unwrap_or(until).max(now + 1);
+            continue;
+        };
+        // What is in flight when the turn is recalled ends all the same.
+        let kernels = if recalled { runner.program.ahead.min(runner.left) } else { 1 };
+        now += kernels * runner.program.kernel_ns;
+        *outcome.done.entry(tenant).or_default() += kernels * runner.program.kernel_ns;
+        runner.left -= kernels;
+        let rests = runner.left == 0;
+        if rests && let Some((kernels, rest)) = runner.program.burst {
+            runner.left = kernels;
+            runner.wakes = now + rest;
+        }
+        if rests || recalled {
+            holder = None;
+            runner.asked = (!rests).then_some(now);
+            turns.ended(tenant, Nanos(now), !rests, Nanos(now));
+        }
+    }
+    outcome
+}
+
+fn shares(outcome: &Outcome) -> Vec<f64> {
+    let all: u64 = outcome.done.values().sum();
+    outcome.done.values().map(|&done| done as f64 / all as f64).collect()
+}
+
+fn with(weights: &[u32]) -> Turns {
+    let mut turns = turns();
+    for (number, &weight) in weights.iter().enumerate() {
+        turns.add(id(number as u32), VgpuParams::weight(weight), Nanos(0));
+    }
+    turns
+}
+
+#[test]
+fn a_tenant_alone_is_told_once_and_never_recalled() {
+    let mut turns = with(&[100]);
+    turns.wants(id(0), Nanos(0));
+    assert_eq!(turns.take_orders(), [Order::Grant(id(0))]);
+    for ms in 1..5000 {
+        turns.tick(Nanos(ms * MS));
+        assert_eq!(turns.take_orders(), []);
+    }
+}
+
+#[test]
+fn what_one_used_alone_is_not_held_against_it() {
+    let mut turns = with(&[100, 100]);
+    turns.wants(id(0), Nanos(0));
+    // Not even a tick was served for nine seconds.
+    turns.wants(id(1), Nanos(9_000 * MS));
+    let beyond = turns.scheduler().standing(vgpu(id(0)), ENGINE).beyond;
+    assert!(beyond.unsigned_abs() < MS, "owes {beyond} ns");
+    assert_eq!(turns.take_orders(), [Order::Grant(id(0))]);
+}
+
+#[test]
+fn equal_weights_share_equally_whatever_the_kernels_last() {
+    for kernels in [(MS / 10, 9 * MS), (4_500_000, 90_000), (MS, MS)] {
+        let mut turns = with(&[100, 100]);
+        let programs = [(id(0), Program::steady(kernels.0, 2)), (id(1), Program::steady(kernels.1, 2))];
+        let outcome = simulate(&mut turns, &programs, 2000 * MS, 50_000);
+        let shares = shares(&outcome);
+        assert!((shares[0] - 0.5).abs() < 0.02, "{kernels:?}: {shares:?}");
+    }
+}
+
+#[test]
+fn weights_divide_the_card() {
+    for weights in [vec![300, 100], vec![100, 200, 400]] {
+        let mut turns = with(&weights);
+        let lengths = [910_000, 2 * MS, 100_000];
+        let programs: Vec<_> = (0..weights.len()).map(|at| (id(at as u32), Program::steady(lengths[at], 2))).collect();
+        let outcome = simulate(&mut turns, &programs, 3000 * MS, 50_000);
+        let sum: u32 = weights.iter().sum();
+        for (share, weight) in shares(&outcome).iter().zip(&weights) {
+            let due = f64::from(*weight) / f64::from(sum);
+            assert!((share - due).abs() < 0.02, "{weights:?}: {share} instead of {due}");
+        }
+    }
+}
+
+#[test]
+fn a_tenant_that_rests_half_of_the_time_lets_the_other_run() {
+    let mut turns = with(&[100, 100]);
+    let mixed = Program { kernel_ns: MS, ahead: 2, burst: Some((20, 20 * MS)) };
+    let programs = [(id(0), mixed), (id(1), Program::steady(MS, 2))];
+    let outcome = simulate(&mut turns, &programs, 2000 * MS, 50_000);
+    let busy: u64 = outcome.done.values().sum();
+    assert!(busy >= 1940 * MS, "the card was busy for {busy} ns of two seconds");
+}
+
+#[test]
+fn the_interactive_class_does_not_wait_for_the_end_of_a_slice() {
+    let mut turns = turns();
+    turns.add(id(0), VgpuParams { class: LatencyClass::Interactive, ..VgpuParams::default() }, Nanos(0));
+    turns.add(id(1), VgpuParams::default(), Nanos(0));
+    let short = Program { kernel_ns: MS, ahead: 1, burst: Some((1, 50 * MS)) };
+    let programs = [(id(0), short), (id(1), Program::steady(MS, 2))];
+    let outcome = simulate(&mut turns, &programs, 5000 * MS, 50_000);
+    let worst = outcome.waits[&id(0)].iter().max().copied().unwrap_or(0);
+    assert!(worst <= 5 * MS, "waited for {worst} ns");
+    assert!(outcome.waits[&id(0)].len() > 80);
+}
+
+#[test]
+fn a_paused_tenant_gives_its_turn_back_and_gets_none() {
+    let mut turns = with(&[100, 100]);
+    turns.wants(id(0), Nanos(0));
+    assert_eq!(turns.take_orders(), [Order::Grant(id(0))]);
+    turns.pause(id(0), true, Nanos(MS));
+    assert_eq!(turns.take_orders(), [Order::Recall(id(0))]);
+    turns.ended(id(0), Nanos(2 * MS), true, Nanos(2 * MS));
+    turns.tick(Nanos(20 * MS));
+    assert_eq!(turns.take_orders(), []);
+    assert!(turns.is_busy(id(0)), "its work waits");
+    turns.pause(id(0), false, Nanos(30 * MS));
+    assert_eq!(turns.take_orders(), [Order::Grant(id(0))]);
+}
+
+#[test]
+fn work_that_does_not_end_is_overdue_by_its_own_limit() {
+    let mut turns = turns();
+    let limit = VgpuParams { max_run_ns: Some(200 * MS), ..VgpuParams::default() };
+    turns.add(id(0), limit, Nanos(0));
+    turns.add(id(1), limit, Nanos(0));
+    turns.wants(id(0), Nanos(0));
+    turns.wants(id(1), Nanos(0));
+    turns.tick(Nanos(10 * MS));
+    assert_eq!(turns.take_orders(), [Order::Grant(id(0)), Order::Recall(id(0))]);
+    turns.tick(Nanos(199 * MS));
+    assert_eq!(turns.take_orders(), []);
+    turns.tick(Nanos(201 * MS));
+    assert_eq!(turns.take_orders(), [Order::Overdue { tenant: id(0), ran_ns: 201 * MS }]);
+    turns.remove(id(0), Nanos(210 * MS));
+    assert_eq!(turns.take_orders(), [Order::Grant(id(1))]);
+}
+
+#[test]
+fn a_time_that_a_tenant_made_up_is_bounded_by_the_clock() {
+    let mut turns = with(&[100, 100]);
+    turns.wants(id(0), Nanos(0));
+    // It says that its work had ended long ago, and later that it will end in an hour.
+    turns.ended(id(0), Nanos(0), false, Nanos(50 * MS));
+    let used = turns.account(id(0)).expect("there").used;
+    assert!(used >= 49 * MS, "charged {used} ns of 50 ms");
+    turns.wants(id(0), Nanos(60 * MS));
+    turns.ended(id(0), Nanos(u64::MAX), false, Nanos(70 * MS));
+    let used = turns.account(id(0)).expect("there").used;
+    assert!(used <= 61 * MS, "charged {used} ns of 60 ms");
+}
+
+#[derive(Clone, Debug)]
+enum Call {
+    Wants(u32),
+    Ended(u32, bool),
+    Pause(u32, bool),
+    Remove(u32),
+    Add(u32),
+    Wait(u64),
+}
+
+fn call() -> impl Strategy<Value = Call> {
+    let tenant = 0..4u32;
+    prop_oneof![
+        4 => tenant.clone().prop_map(Call::Wants),
+        4 => (tenant.clone(), any::<bool>()).prop_map(|(t, more)| Call::Ended(t, more)),
+        2 => (tenant.clone(), any::<bool>()).prop_map(|(t, paused)| Call::Pause(t, paused)),
+        1 => tenant.clone().prop_map(Call::Remove),
+        1 => tenant.prop_map(Call::Add),
+        4 => (0..30 * MS).prop_map(Call::Wait),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn at_most_one_has_the_turn_and_no_want_is_forgotten(calls in proptest::collection::vec(call(), 1..120)) {
+        let mut turns = with(&[100, 200, 300, 100]);
+        let (mut now, mut paused, mut there) = (0, BTreeSet::new(), BTreeSet::from([0, 1, 2, 3]));
+        let mut wanting = BTreeSet::new();
+        for call in calls {
+            match call {
+                Call::Wants(t) => {
+                    turns.wants(id(t), Nanos(now));
+                    if there.contains(&t) { wanting.insert(t); }
+                }
+                Call::Ended(t, more) => {
+                    turns.ended(id(t), Nanos(now), more, Nanos(now));
+                    if more && there.contains(&t) { wanting.insert(t); } else { wanting.remove(&t); }
+                }
+                Call::Pause(t, stop) => {
+                    turns.pause(id(t), stop, Nanos(now));
+                    if !there.contains(&t) { continue; }
+                    if stop { paused.insert(t); } else { paused.remove(&t); }
+                }
+                Call::Remove(t) => {
+                    turns.remove(id(t), Nanos(now));
+                    there.remove(&t); wanting.remove(&t); paused.remove(&t);
+                }
+                Call::Add(t) => {
+                    turns.add(id(t), VgpuParams::default(), Nanos(now));
+                    there.insert(t);
+                }
+                Call::Wait(ns) => { now += ns; turns.tick(Nanos(now)); }
+            }
+            prop_assert!(turns.holders().count() <= 1);
+            for holder in turns.holders() {
+                prop_assert!(there.contains(&holder.0));
+            }
+        }
+        // Whoever has the turn gives it back, again and again: all that want one and may get one do.
+        wanting.retain(|t| !paused.contains(t));
+        for _ in 0..200 {
+            now += 11 * MS;
+            turns.tick(Nanos(now));
+            let holders: Vec<_> = turns.holders().collect();
+            for holder in holders {
+                wanting.remove(&holder.0);
+                turns.ended(holder, Nanos(now), false, Nanos(now));
+            }
+        }
+        prop_assert!(wanting.is_empty(), "never had a turn: {wanting:?}");
+        let used: u64 = turns.scheduler().vgpus().filter_map(|v| turns.account(tenant(v))).map(|a| a.used).sum();
+        prop_assert_eq!(used + turns.scheduler().departed(ENGINE), turns.scheduler().busy(ENGINE));
+    }
+}

@@ -1,0 +1,398 @@
+//! Whose turn it is: grants of the whole card to one tenant at a time, recalled when another one is due.
+//!
+//! A tenant that has a *turn* submits freely, with its run-ahead bounded by its front; the others hold back. A turn is a
+//! sequence of *slices*, each one submission for [`sched`], which decides who goes next and keeps the accounts. At the end of
+//! a slice a copy of the scheduler is asked who would be next. If it is the same tenant, the copy becomes the scheduler and
+//! the tenant hears nothing; if not, the turn is recalled, and the slice is charged up to the end of the last work that
+//! ran over it. So a turn costs a drain only when it changes hands, a tenant that is alone is never told anything after its
+//! grant, and what runs over the end is paid back by the policy's own accounts.
+//!
+//! Pure: no I/O, no threads, time as an argument.
+
+use sched::{
+    Account, Channel, Config, ConfigError, Decision, Engine, Event, LatencyClass, Nanos, Scheduler, Ticket, VgpuId,
+    VgpuParams,
+};
+use std::collections::BTreeMap;
+use vram::VmId as TenantId;
+
+/// The engine that turns are accounted on: a turn is the whole card.
+const ENGINE: Engine = Engine::Compute;
+/// A tenant has one queue.
+const CHANNEL: Channel = Channel(0);
+
+/// Lengths of turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TurnsConfig {
+    /// Length of a slice, in ns: how often it is decided anew whose turn it is.
+    pub slice_ns: u64,
+    /// A turn is not cut short for a tenant of a better latency class before it has lasted so long, in ns.
+    pub least_ns: u64,
+}
+
+impl Default for TurnsConfig {
+    /// Slices of 10 ms, cut short after 1 ms at the earliest.
+    fn default() -> Self {
+        Self { slice_ns: 10_000_000, least_ns: 1_000_000 }
+    }
+}
+
+/// The settings of the scheduler that a card of this kind begins with: one slice at a time.
+#[must_use]
+pub fn scheduler_defaults() -> Config {
+    Config { pipeline: sched::Pipeline::ONE, ..Config::default() }
+}
+
+/// What a tenant is to be told, or is to be done to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// It may submit until it is told otherwise.
+    Grant(TenantId),
+    /// It is to submit nothing more, and to report when what it has submitted has ended.
+    Recall(TenantId),
+    /// It was recalled, or its slice began, longer ago than its limit allows: the card is stuck with its work.
+    Overdue {
+        /// Which tenant.
+        tenant: TenantId,
+        /// How long its slice has lasted, in ns.
+        ran_ns: u64,
+    },
+    /// It has been overdue too often: it gets no turn until it is released.
+    Quarantined(TenantId),
+}
+
+/// A tenant's slice under way.
+#[derive(Clone, Copy, Debug)]
+struct Slice {
+    ticket: Ticket,
+    since: Nanos,
+    /// Since when the tenant has had the turn that the slice is part of.
+    turn_since: Nanos,
+    recalled: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Member {
+    /// It has work that waits for a turn, or for the next one.
+    wants: bool,
+    /// It takes no turns for now: its memory moves, or it waits for its quantum.
+    paused: bool,
+    /// What is queued of it.
+    queued: Option<Ticket>,
+    slice: Option<Slice>,
+}
+
+/// Turns of one card.
+#[derive(Debug)]
+pub struct Turns {
+    scheduler: Scheduler,
+    config: TurnsConfig,
+    members: BTreeMap<TenantId, Member>,
+    next_ticket: u64,
+    /// Turns that changed hands.
+    switches: u64,
+    orders: Vec<Order>,
+}
+
+impl Turns {
+    /// No tenants yet.
+    ///
+    /// # Errors
+    /// When a setting of the scheduler is out of its bounds.
+    pub fn new(scheduler: Config, config: TurnsConfig, now: Nanos) -> Result<Self, ConfigError> {
+        let scheduler = Scheduler::new(gating(scheduler), now)?;
+        let members = BTreeMap::new();
+        Ok(Self { scheduler, config, members, next_ticket: 0, switches: 0, orders: Vec::new() })
+    }
+
+    /// The scheduler, for its accounts and settings.
+    #[must_use]
+    pub fn scheduler(&self) -> &Scheduler {
+        &self.scheduler
+    }
+
+    /// How often a turn was granted.
+    #[must_use]
+    pub fn switches(&self) -> u64 {
+        self.switches
+    }
+
+    /// The accounts of a tenant.
+    #[must_use]
+    pub fn account(&self, tenant: TenantId) -> Option<&Account> {
+        self.scheduler.account(vgpu(tenant), ENGINE)
+    }
+
+    /// Tenants that have a turn now: one at most, with policies that gate.
+    pub fn holders(&self) -> impl Iterator<Item = TenantId> + '_ {
+        self.members.iter().filter(|(_, member)| member.slice.is_some()).map(|(&tenant, _)| tenant)
+    }
+
+    /// Whether a tenant has a turn.
+    #[must_use]
+    pub fn has_turn(&self, tenant: TenantId) -> bool {
+        self.members.get(&tenant).is_some_and(|member| member.slice.is_some())
+    }
+
+    /// Whether a tenant has a turn that it is to give back.
+    #[must_use]
+    pub fn is_recalled(&self, tenant: TenantId) -> bool {
+        self.members.get(&tenant).and_then(|member| member.slice).is_some_and(|slice| slice.recalled)
+    }
+
+    /// Whether a tenant has work, waiting or running.
+    #[must_use]
+    pub fn is_busy(&self, tenant: TenantId) -> bool {
+        self.members.get(&tenant).is_some_and(|member| member.slice.is_some() || member.wants)
+    }
+
+    /// What came of the calls since the last time, in order.
+    pub fn take_orders(&mut self) -> Vec<Order> {
+        std::mem::take(&mut self.orders)
+    }
+
+    /// A tenant comes into being. One that is there already keeps what it has.
+    pub fn add(&mut self, tenant: TenantId, params: VgpuParams, now: Nanos) {
+        if self.members.contains_key(&tenant) {
+            return;
+        }
+        self.members.insert(tenant, Member::default());
+        self.event(now, Event::Added { vgpu: vgpu(tenant), params });
+    }
+
+    /// A tenant is gone, with its work.
+    pub fn remove(&mut self, tenant: TenantId, now: Nanos) {
+        if self.members.remove(&tenant).is_some() {
+            self.event(now, Event::Removed { vgpu: vgpu(tenant) });
+        }
+    }
+
+    /// What a tenant may have has changed.
+    pub fn change(&mut self, tenant: TenantId, params: VgpuParams, now: Nanos) {
+        self.event(now, Event::Changed { vgpu: vgpu(tenant), params });
+    }
+
+    /// The card's settings have changed.
+    ///
+    /// # Errors
+    /// When one is out of its bounds; nothing has changed then.
+    pub fn configure(&mut self, scheduler: Config, config: TurnsConfig, now: Nanos) -> Result<(), ConfigError> {
+        let scheduler = gating(scheduler);
+        scheduler.check()?;
+        self.config = config;
+        self.event(now, Event::Configured(scheduler));
+        Ok(())
+    }
+
+    /// The operator lets a tenant out of quarantine.
+    pub fn release(&mut self, tenant: TenantId, now: Nanos) {
+        self.event(now, Event::Released { vgpu: vgpu(tenant) });
+    }
+
+    /// A tenant has work.
+    pub fn wants(&mut self, tenant: TenantId, now: Nanos) {
+        let Some(member) = self.members.get_mut(&tenant) else { return };
+        member.wants = true;
+        if member.paused || member.queued.is_some() || member.slice.is_some() {
+            return;
+        }
+        // What a tenant has used while no one else wanted it is no one's loss: it is charged before another one competes.
+        self.roll_all(now);
+        self.queue(tenant, now);
+        self.cut_short(tenant, now);
+    }
+
+    /// A tenant has given its turn back: its work has ended, the last of it at `ended` as it says, which is taken as not
+    /// later than now. With `more` it has some that waits. Without a turn only that is noted.
+    pub fn ended(&mut self, tenant: TenantId, ended: Nanos, more: bool, now: Nanos) {
+        let Some(member) = self.members.get_mut(&tenant) else { return };
+        member.wants = more;
+        let slice = member.slice.take();
+        match (slice, member.queued) {
+            (None, Some(ticket)) if !more => {
+                member.queued = None;
+                self.event(now, Event::Withdrawn { ticket });
+            }
+            (Some(slice), _) => {
+                let again = more && !member.paused;
+                if again {
+                    self.queue(tenant, now);
+                }
+                self.event(now, Event::Completed { ticket: slice.ticket, ended: Some(ended.max(slice.since)) });
+            }
+            (None, _) if more => self.wants(tenant, now),
+            (None, _) => {}
+        }
+    }
+
+    /// A tenant takes no turns for now (or may again): what it has is recalled, what is queued waits outside. The tenant's
+    /// work counts as there still.
+    pub fn pause(&mut self, tenant: TenantId, paused: bool, now: Nanos) {
+        let Some(member) = self.members.get_mut(&tenant).filter(|member| member.paused != paused) else { return };
+        member.paused = paused;
+        if !paused {
+            if member.wants && member.queued.is_none() && member.slice.is_none() {
+                self.roll_all(now);
+                self.queue(tenant, now);
+            }
+            return;
+        }
+        if let Some(ticket) = member.queued.take() {
+            self.event(now, Event::Withdrawn { ticket });
+        }
+        self.recall(tenant);
+    }
+
+    /// Time has passed. To be called at [`Self::next_wakeup`].
+    pub fn tick(&mut self, now: Nanos) {
+        let over = |slice: &Slice| !slice.recalled && now.since(slice.since) >= self.config.slice_ns;
+        let due: Vec<_> = self
+            .members
+            .iter()
+            .filter(|(_, m)| m.slice.as_ref().is_some_and(over))
+            .map(|(&tenant, _)| tenant)
+            .collect();
+        for tenant in due {
+            if !self.roll(tenant, now) {
+                self.recall(tenant);
+            }
+        }
+        self.event(now, Event::Tick);
+    }
+
+    /// When [`Self::tick`] is wanted next, if nothing happens before.
+    #[must_use]
+    pub fn next_wakeup(&self) -> Option<Nanos> {
+        let slices = self.members.values().filter_map(|member| member.slice).filter(|slice| !slice.recalled);
+        slices.map(|slice| slice.since.after(self.config.slice_ns)).chain(self.scheduler.next_wakeup()).min()
+    }
+
+    fn recall(&mut self, tenant: TenantId) {
+        let slice = self.members.get_mut(&tenant).and_then(|member| member.slice.as_mut());
+        if let Some(slice) = slice.filter(|slice| !slice.recalled) {
+            slice.recalled = true;
+            self.orders.push(Order::Recall(tenant));
+        }
+    }
+
+    /// Queues a slice of a tenant.
+    fn queue(&mut self, tenant: TenantId, now: Nanos) {
+        let ticket = self.ticket();
+        if let Some(member) = self.members.get_mut(&tenant) {
+            member.queued = Some(ticket);
+        }
+        self.event(now, Event::Arrival { vgpu: vgpu(tenant), channel: CHANNEL, engine: ENGINE, ticket });
+    }
+
+    /// Ends the slices of all that have one and that no one else competes with, and begins new ones.
+    fn roll_all(&mut self, now: Nanos) {
+        if self.scheduler.queued() > 0 {
+            return;
+        }
+        let holders: Vec<_> = self.holders().collect();
+        for tenant in holders {
+            self.roll(tenant, now);
+        }
+    }
+
+    /// Begins the next slice of a tenant at once, if the scheduler would choose it again. Says whether it did.
+    fn roll(&mut self, tenant: TenantId, now: Nanos) -> bool {
+        let Some(slice) = self.members.get(&tenant).and_then(|member| member.slice).filter(|slice| !slice.recalled)
+        else {
+            return false;
+        };
+        let ticket = self.ticket();
+        let mut after = self.scheduler.clone();
+        if !picks_again(&mut after, tenant, (slice.ticket, ticket), now) {
+            return false;
+        }
+        self.scheduler = after;
+        if let Some(member) = self.members.get_mut(&tenant) {
+            member.slice = Some(Slice { ticket, since: now, ..slice });
+        }
+        true
+    }
+
+    /// A tenant has just queued work: whoever has the turn gives it back at once if the newcomer's latency class is better
+    /// and the scheduler would choose it.
+    fn cut_short(&mut self, newcomer: TenantId, now: Nanos) {
+        if self.members.get(&newcomer).is_none_or(|member| member.queued.is_none()) {
+            return;
+        }
+        let class = self.class(newcomer);
+        let lasted = |slice: Slice| !slice.recalled && now.since(slice.turn_since) >= self.config.least_ns;
+        let worse: Vec<(TenantId, Slice)> = self
+            .members
+            .iter()
+            .filter_map(|(&tenant, member)| Some((tenant, member.slice.filter(|&slice| lasted(slice))?)))
+            .filter(|&(tenant, _)| self.class(tenant) > class)
+            .collect();
+        for (tenant, slice) in worse {
+            let ticket = self.ticket();
+            if !picks_again(&mut self.scheduler.clone(), tenant, (slice.ticket, ticket), now) {
+                self.recall(tenant);
+            }
+        }
+    }
+
+    fn class(&self, tenant: TenantId) -> LatencyClass {
+        self.scheduler.params(vgpu(tenant)).map_or(LatencyClass::default(), |params| params.class)
+    }
+
+    fn ticket(&mut self) -> Ticket {
+        self.next_ticket += 1;
+        Ticket(self.next_ticket)
+    }
+
+    fn event(&mut self, now: Nanos, event: Event) {
+        let mut decisions = Vec::new();
+        self.scheduler.event(now, event, &mut decisions);
+        for decision in decisions {
+            match decision {
+                Decision::Start(ticket) => self.begin(ticket, now),
+                Decision::Kill { vgpu, ran_ns, .. } => {
+                    self.orders.push(Order::Overdue { tenant: tenant(vgpu), ran_ns })
+                }
+                Decision::Quarantined { vgpu, .. } => self.orders.push(Order::Quarantined(tenant(vgpu))),
+                Decision::Released { .. } => {}
+            }
+        }
+    }
+
+    fn begin(&mut self, ticket: Ticket, now: Nanos) {
+        let found = self.members.iter_mut().find(|(_, member)| member.queued == Some(ticket));
+        if let Some((&tenant, member)) = found {
+            member.queued = None;
+            member.wants = false;
+            member.slice = Some(Slice { ticket, since: now, turn_since: now, recalled: false });
+            self.switches += 1;
+            self.orders.push(Order::Grant(tenant));
+        }
+    }
+}
+
+/// Ends the first of two slices of a tenant in `scheduler`, and says whether the second is what begins then.
+fn picks_again(scheduler: &mut Scheduler, tenant: TenantId, (ends, begins): (Ticket, Ticket), now: Nanos) -> bool {
+    let mut decisions = Vec::new();
+    let arrival = Event::Arrival { vgpu: vgpu(tenant), channel: CHANNEL, engine: ENGINE, ticket: begins };
+    scheduler.event(now, arrival, &mut decisions);
+    scheduler.event(now, Event::Completed { ticket: ends, ended: Some(now) }, &mut decisions);
+    decisions == [Decision::Start(begins)]
+}
+
+/// Settings under which a slice begins when the one before has ended.
+fn gating(config: Config) -> Config {
+    Config { pipeline: sched::Pipeline::ONE, ..config }
+}
+
+fn vgpu(tenant: TenantId) -> VgpuId {
+    VgpuId(tenant.0)
+}
+
+fn tenant(vgpu: VgpuId) -> TenantId {
+    vram::VmId(vgpu.0)
+}
+
+#[cfg(test)]
+#[path = "tests/turns.rs"]
+mod tests;

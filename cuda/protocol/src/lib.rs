@@ -1,0 +1,120 @@
+//! Messages between a CUDA program's library (the *tenant's* side) and the owner of a CUDA card.
+//!
+//! One `SOCK_SEQPACKET` UNIX connection a process. A packet is one [`FromTenant`] or one [`FromOwner`], encoded by
+//! `postcard`, of at most [`MAX_PACKET`] bytes, with at most [`MAX_DESCRIPTORS`] descriptors (`SCM_RIGHTS`) in the order
+//! in which the message names them.
+//!
+//! # Opening
+//!
+//! ```text
+//! tenant -> owner   Hello
+//! owner  -> tenant  Welcome, or Goodbye
+//! tenant -> owner   Adopt..., only after a reconnection, until `more` is false
+//! ```
+//!
+//! The tenant's side opens nothing on a card before [`FromOwner::Welcome`]. The owner takes the tenant from the socket
+//! and from the peer's credentials; the name in [`Hello`] only chooses among those that the credentials allow. Memory and
+//! work belong to the connection: when it ends, everything that the process held is free.
+//!
+//! # Memory
+//!
+//! A chunk is one allocation of the owner's (`cuMemCreate`, [`Welcome::chunk_bytes`] long), on the card or in pinned host
+//! memory, that is exported as a POSIX descriptor. It has one [`ChunkId`] for its whole life, whatever its place, and
+//! belongs to one process. The tenant's side imports it, maps it where it likes and closes the descriptor, or keeps it
+//! for [`FromTenant::Adopt`].
+//!
+//! ```text
+//! tenant -> owner   Allocate { request, chunks }
+//! owner  -> tenant  Granted { request, .. } one or more, until `more` is false; or Refused { request, .. }
+//! tenant -> owner   Free { chunks }: unmapped and released; the ids mean nothing from here on
+//! ```
+//!
+//! The answer may come late where the tenant's exhaustion policy is to queue. A refusal after a part was granted takes
+//! that part back: the tenant's side frees it. What the library cannot place in chunks (arrays, exported memory, memory
+//! that the driver allocates by itself, registered host memory) is asked for by [`FromTenant::Fix`], answered by
+//! [`FromOwner::Fixed`] or `Refused`, and returned by [`FromTenant::Unfix`].
+//!
+//! # Relocation
+//!
+//! Contents are the owner's to copy, through mappings of its own; addresses are the tenant's.
+//!
+//! ```text
+//! owner  -> tenant  Quiesce { order }
+//! tenant -> owner   Quiet { order }: the gate is closed and nothing is in flight; or Busy { order }: declined, gate open
+//!                   (the owner copies)
+//! owner  -> tenant  Redirect { order, moves } any number: each chunk's new place, with its descriptor
+//! tenant -> owner   Redirected { order, moved } one each: the first `moved` of them are mapped at their old addresses
+//! owner  -> tenant  Resume { order }
+//! ```
+//!
+//! One order at a time. A chunk that the tenant's side freed after `Quiesce` is named in `Redirect` all the same; the
+//! tenant's side closes its descriptor and counts it as moved. Where `moved` is less than was asked for, the rest stays
+//! where it was, mapped, and the owner keeps the old chunks. Programs go on allocating and freeing while an order is
+//! under way.
+//!
+//! # Turns
+//!
+//! The gate before submissions is closed after `Welcome`.
+//!
+//! ```text
+//! owner  -> tenant  Run { turn, .. }: the gate opens
+//! owner  -> tenant  Stop { turn }: close the gate and drain
+//! tenant -> owner   Stopped { turn, usage, waiting }: nothing is in flight
+//! tenant -> owner   Waiting: a submission has met the closed gate; once for each time the gate is closed
+//! tenant -> owner   Used { turn, usage }: every [`Run::report_us`], where that is not 0
+//! ```
+//!
+//! The tenant's side stops by itself, without `Stop`, when [`Run::length_us`] has passed or when nothing was submitted or
+//! in flight for [`Run::idle_us`] (`waiting` is false then). A `Run` with a length of 0 lasts until `Stop`; with
+//! `run_ahead_us` of 0 the library neither bounds nor measures anything: the tenant is alone. A `Run` while a turn is
+//! on replaces its terms. `Quiesce` closes the gate over any turn, and `Resume` restores what the turn says.
+//!
+//! # Ends
+//!
+//! [`FromTenant::Goodbye`] and [`FromOwner::Goodbye`] say why; then the connection closes. When it closes without one, the
+//! owner is gone for the tenant's side (it opens its gate, keeps what it has, refuses allocations in chunks, and connects
+//! again every [`RECONNECT_MS`] with `Hello::instance` unchanged and `Hello::adopts` set), and the process is dead for the
+//! owner's side. Neither side waits for the other without a bound of its own: the owner never blocks in a send
+//! ([`Link::try_send`]), and ends a connection whose queue is full.
+//!
+//! # Versions
+//!
+//! [`VERSION`] rises with each change. Variants and fields are only added, at the end. The lower of the two versions
+//! holds; a side that cannot speak it says `Goodbye`.
+//!
+//! No memory, no policy and no threads: only what is said, and the socket it is said over.
+
+#![forbid(unsafe_code)]
+
+mod link;
+mod message;
+
+pub use link::{Link, LinkError, Received};
+pub use message::{
+    Adopted, CardInfo, Chunk, ChunkId, End, FixedKind, FromOwner, FromTenant, Hello, Malformed, Place, Refusal, Run,
+    Share, Usage, Welcome,
+};
+
+/// Version of the messages.
+pub const VERSION: u16 = 1;
+/// Bytes of the longest packet.
+pub const MAX_PACKET: usize = 16 << 10;
+/// Descriptors in one packet.
+pub const MAX_DESCRIPTORS: usize = 64;
+/// Chunks that one message names.
+pub const MAX_CHUNKS: usize = 64;
+/// Bytes of the longest name.
+pub const MAX_NAME: usize = 64;
+/// Cards of one owner.
+pub const MAX_CARDS: usize = 16;
+/// Milliseconds between a tenant's tries to reach its owner again.
+pub const RECONNECT_MS: u64 = 200;
+
+/// Environment variable with the path of the owner's socket. Without it the library only passes calls on.
+pub const SOCKET_VARIABLE: &str = "GPU_MEDIATOR_CUDA_SOCKET";
+/// Environment variable with the name of the tenant.
+pub const TENANT_VARIABLE: &str = "GPU_MEDIATOR_CUDA_TENANT";
+/// Environment variable with the absolute path of the real driver's library.
+pub const DRIVER_VARIABLE: &str = "GPU_MEDIATOR_CUDA_DRIVER";
+/// Environment variable: `1` has the library report on standard error what goes wrong.
+pub const LOG_VARIABLE: &str = "GPU_MEDIATOR_CUDA_LOG";

@@ -1,0 +1,491 @@
+//! Messages and their encoding.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{MAX_CARDS, MAX_CHUNKS, MAX_NAME, MAX_PACKET};
+
+/// A chunk of one process, unique within its connection's life and across the owner's restarts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ChunkId(pub u64);
+
+/// Memory that a chunk lies in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Place {
+    /// Memory of the card.
+    Device,
+    /// Pinned host memory, which the card reaches over its link.
+    Host,
+}
+
+/// First message of a tenant's process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`crate::VERSION`] of the tenant's side.
+    pub version: u16,
+    /// Process, as the process itself sees it; in a container not as the owner sees it.
+    pub pid: u32,
+    /// Random number of this process's library, the same after a reconnection.
+    pub instance: u128,
+    /// Tenant asked for, from [`crate::TENANT_VARIABLE`]; empty lets the owner choose by credentials.
+    pub tenant: String,
+    /// Name of the program, for people.
+    pub program: String,
+    /// Chunks of an earlier connection follow in [`FromTenant::Adopt`].
+    pub adopts: bool,
+}
+
+/// A card that the tenant may use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CardInfo {
+    /// `cuDeviceGetUuid` of the card.
+    pub uuid: [u8; 16],
+    /// Bytes that `cuDeviceTotalMem` answers for this tenant.
+    pub total_bytes: u64,
+}
+
+/// Answer to [`Hello`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// Version that holds on this connection.
+    pub version: u16,
+    /// Number of the tenant, for people and logs.
+    pub tenant: u32,
+    /// Bytes of a chunk: a power of two of at least 2 MiB.
+    pub chunk_bytes: u64,
+    /// Cards of the tenant; messages name a card by its place here.
+    pub cards: Vec<CardInfo>,
+}
+
+/// A chunk with its place; the packet has its descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Chunk {
+    /// Identity of the chunk.
+    pub id: ChunkId,
+    /// Memory that the descriptor stands for.
+    pub place: Place,
+}
+
+/// A chunk that the process kept over the owner's restart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Adopted {
+    /// Card of the chunk.
+    pub card: u8,
+    /// Identity of the chunk.
+    pub id: ChunkId,
+    /// Memory that it lies in.
+    pub place: Place,
+    /// The packet has its descriptor. Without one the chunk is fixed where it is until it is freed.
+    pub descriptor: bool,
+}
+
+/// Memory that counts and cannot move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum FixedKind {
+    /// Arrays and mipmapped arrays.
+    Array,
+    /// Managed memory.
+    Managed,
+    /// Memory shared with other processes or other cards.
+    Shared,
+    /// Memory of the driver's own: pools, graphs, modules, contexts.
+    Driver,
+    /// Pinned host memory, allocated or registered by the program.
+    Host,
+}
+
+/// Reason that an allocation was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Refusal {
+    /// The tenant's quota is reached.
+    Quota,
+    /// The card is full and the tenant's policy is to refuse, or its share of host memory is used up.
+    Exhausted,
+    /// The request was malformed or names what is not the tenant's.
+    Invalid,
+    /// This owner does not do that.
+    Unsupported,
+    /// The owner failed; its log says how.
+    Failed,
+}
+
+/// Terms of a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Run {
+    /// Card of the turn.
+    pub card: u8,
+    /// Number of the turn, rising.
+    pub turn: u32,
+    /// Length in microseconds; 0: until `Stop`.
+    pub length_us: u32,
+    /// Bound of the work in flight, in microseconds of the card's time; 0: no bound, and no measuring.
+    pub run_ahead_us: u32,
+    /// Idleness in microseconds after which the turn ends by itself; 0: never.
+    pub idle_us: u32,
+    /// Interval of [`FromTenant::Used`] in microseconds; 0: never.
+    pub report_us: u32,
+}
+
+/// Time that the card was used, from the card's own events.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Nanoseconds in which work of this process was in flight on the card, since the last usage that was sent.
+    pub busy_ns: u64,
+    /// Of those, nanoseconds in which only copies were in flight.
+    pub copy_ns: u64,
+    /// Submissions.
+    pub launches: u32,
+}
+
+/// Reason that a connection ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum End {
+    /// The process exits, or the owner shuts down and will be back.
+    Leaving,
+    /// The other side's version cannot be spoken.
+    Version,
+    /// The credentials or the name are no tenant's here.
+    Denied,
+    /// The other side broke the protocol.
+    Violation,
+    /// The operator or a policy ended the tenant.
+    Evicted,
+}
+
+/// Token of memory shared between processes of one tenant; the first 32 bytes of a `CUipcMemHandle`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Share(pub [u8; 32]);
+
+/// A message from a tenant's process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromTenant {
+    /// First message.
+    Hello(Hello),
+    /// Chunks that the process kept over the owner's restart; with a descriptor for each that says so.
+    Adopt {
+        /// The chunks.
+        chunks: Vec<Adopted>,
+        /// Another such message follows.
+        more: bool,
+    },
+    /// Asks for chunks of a card.
+    Allocate {
+        /// Number of the request, for its answer.
+        request: u32,
+        /// Card.
+        card: u8,
+        /// Chunks wanted, any number.
+        chunks: u32,
+    },
+    /// Returns chunks that are unmapped and released.
+    Free {
+        /// The chunks.
+        chunks: Vec<ChunkId>,
+    },
+    /// Asks to count memory that cannot move.
+    Fix {
+        /// Number of the request, for its answer.
+        request: u32,
+        /// Card.
+        card: u8,
+        /// Kind of the memory.
+        kind: FixedKind,
+        /// Bytes.
+        bytes: u64,
+    },
+    /// Returns what was counted by `Fix`.
+    Unfix {
+        /// Card.
+        card: u8,
+        /// Kind of the memory.
+        kind: FixedKind,
+        /// Bytes.
+        bytes: u64,
+    },
+    /// Asks for the memory that the tenant may have and still has; answered by `Memory`.
+    AskMemory {
+        /// Number of the request, for its answer.
+        request: u32,
+        /// Card.
+        card: u8,
+    },
+    /// The gate is closed and nothing is in flight.
+    Quiet {
+        /// Number of the order.
+        order: u32,
+    },
+    /// The work in flight did not end within the order's patience; the gate is as before.
+    Busy {
+        /// Number of the order.
+        order: u32,
+    },
+    /// Answer to one `Redirect`.
+    Redirected {
+        /// Number of the order.
+        order: u32,
+        /// Chunks redirected, from the first.
+        moved: u32,
+    },
+    /// A submission has met the closed gate.
+    Waiting {
+        /// Card.
+        card: u8,
+    },
+    /// The turn is over and nothing is in flight.
+    Stopped {
+        /// Card.
+        card: u8,
+        /// Number of the turn.
+        turn: u32,
+        /// Use since the last report.
+        usage: Usage,
+        /// A submission waits at the gate.
+        waiting: bool,
+    },
+    /// Use within a turn.
+    Used {
+        /// Card.
+        card: u8,
+        /// Number of the turn.
+        turn: u32,
+        /// Use since the last report.
+        usage: Usage,
+    },
+    /// Asks for a token by which another process of the tenant may map these chunks; they stay where they are from here
+    /// on. Answered by `Shared` or `Refused`.
+    Export {
+        /// Number of the request, for its answer.
+        request: u32,
+        /// The chunks, in the order of their addresses.
+        chunks: Vec<ChunkId>,
+    },
+    /// Asks for the chunks of a token; answered like `Allocate`.
+    Open {
+        /// Number of the request, for its answer.
+        request: u32,
+        /// The token.
+        share: Share,
+    },
+    /// Last message.
+    Goodbye(End),
+}
+
+/// A message from the owner.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromOwner {
+    /// Answer to `Hello`.
+    Welcome(Welcome),
+    /// Chunks, each with its descriptor.
+    Granted {
+        /// Number of the request.
+        request: u32,
+        /// The chunks.
+        chunks: Vec<Chunk>,
+        /// More of this request follow.
+        more: bool,
+    },
+    /// The memory is counted.
+    Fixed {
+        /// Number of the request.
+        request: u32,
+    },
+    /// The request fails.
+    Refused {
+        /// Number of the request.
+        request: u32,
+        /// Reason.
+        reason: Refusal,
+    },
+    /// Memory of the tenant.
+    Memory {
+        /// Number of the request.
+        request: u32,
+        /// Bytes that `cuMemGetInfo` answers as free.
+        free_bytes: u64,
+        /// Bytes that `cuMemGetInfo` and `cuDeviceTotalMem` answer as all.
+        total_bytes: u64,
+    },
+    /// Close the gate and drain, for a relocation.
+    Quiesce {
+        /// Number of the order, rising.
+        order: u32,
+        /// Microseconds after which the tenant's side gives up and says `Busy`.
+        patience_us: u32,
+    },
+    /// New places of chunks, each with its descriptor.
+    Redirect {
+        /// Number of the order.
+        order: u32,
+        /// The chunks with their new places.
+        moves: Vec<Chunk>,
+    },
+    /// The relocation is over.
+    Resume {
+        /// Number of the order.
+        order: u32,
+    },
+    /// Opens the gate.
+    Run(Run),
+    /// Ends the turn.
+    Stop {
+        /// Card.
+        card: u8,
+        /// Number of the turn.
+        turn: u32,
+    },
+    /// Answer to `Export`.
+    Shared {
+        /// Number of the request.
+        request: u32,
+        /// The token.
+        share: Share,
+    },
+    /// Last message.
+    Goodbye(End),
+}
+
+/// A packet that is no message, or a message beyond its bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// Bytes that are no message of this version.
+    #[error("a packet of {bytes} bytes is no message")]
+    Encoding {
+        /// Length of the packet.
+        bytes: usize,
+    },
+    /// A list or name that is too long.
+    #[error("a message has {count} {item} (at most {most})")]
+    TooMany {
+        /// Things counted.
+        item: &'static str,
+        /// Their number.
+        count: usize,
+        /// The bound.
+        most: usize,
+    },
+    /// Descriptors that the message does not account for.
+    #[error("a packet has {found} descriptors instead of {wanted}")]
+    Descriptors {
+        /// Descriptors that came.
+        found: usize,
+        /// Descriptors that the message names.
+        wanted: usize,
+    },
+}
+
+/// A message of one of the two directions.
+pub(crate) trait Message: Serialize + for<'a> Deserialize<'a> {
+    /// Descriptors that must come with the message.
+    fn descriptors(&self) -> usize;
+    /// Checks the bounds of lists and names.
+    fn check(&self) -> Result<(), Malformed>;
+}
+
+fn within(item: &'static str, count: usize, most: usize) -> Result<(), Malformed> {
+    if count <= most { Ok(()) } else { Err(Malformed::TooMany { item, count, most }) }
+}
+
+impl Message for FromTenant {
+    fn descriptors(&self) -> usize {
+        match self {
+            Self::Adopt { chunks, .. } => chunks.iter().filter(|c| c.descriptor).count(),
+            _ => 0,
+        }
+    }
+
+    fn check(&self) -> Result<(), Malformed> {
+        match self {
+            Self::Hello(hello) => {
+                within("bytes of a tenant's name", hello.tenant.len(), MAX_NAME)?;
+                within("bytes of a program's name", hello.program.len(), MAX_NAME)
+            }
+            Self::Adopt { chunks, .. } => within("chunks", chunks.len(), MAX_CHUNKS),
+            Self::Free { chunks } => within("chunks", chunks.len(), MAX_CHUNKS),
+            Self::Export { chunks, .. } => within("chunks", chunks.len(), MAX_PACKET / 10),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Message for FromOwner {
+    fn descriptors(&self) -> usize {
+        match self {
+            Self::Granted { chunks, .. } => chunks.len(),
+            Self::Redirect { moves, .. } => moves.len(),
+            _ => 0,
+        }
+    }
+
+    fn check(&self) -> Result<(), Malformed> {
+        match self {
+            Self::Welcome(welcome) => within("cards", welcome.cards.len(), MAX_CARDS),
+            Self::Granted { chunks, .. } => within("chunks", chunks.len(), MAX_CHUNKS),
+            Self::Redirect { moves, .. } => within("chunks", moves.len(), MAX_CHUNKS),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Encodes `message` into `buffer`; the bytes used.
+pub(crate) fn encode<'a, M: Message>(message: &M, buffer: &'a mut [u8; MAX_PACKET]) -> Result<&'a [u8], Malformed> {
+    message.check()?;
+    match postcard::to_slice(message, buffer) {
+        Ok(bytes) => Ok(bytes),
+        Err(_) => Err(Malformed::TooMany { item: "bytes or more", count: MAX_PACKET + 1, most: MAX_PACKET }),
+    }
+}
+
+/// Decodes one packet that came with `found` descriptors.
+pub(crate) fn decode<M: Message>(packet: &[u8], found: usize) -> Result<M, Malformed> {
+    let encoding = Malformed::Encoding { bytes: packet.len() };
+    let (message, rest) = postcard::take_from_bytes::<M>(packet).map_err(|_| encoding)?;
+    if !rest.is_empty() {
+        return Err(encoding);
+    }
+    message.check()?;
+    let wanted = message.descriptors();
+    if wanted == found { Ok(message) } else { Err(Malformed::Descriptors { found, wanted }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_message_returns_as_it_was_sent() {
+        let mut buffer = [0; MAX_PACKET];
+        let chunks = vec![Chunk { id: ChunkId(7), place: Place::Host }; MAX_CHUNKS];
+        let message = FromOwner::Granted { request: 3, chunks, more: true };
+        let bytes = encode(&message, &mut buffer).expect("encodes").to_vec();
+        assert_eq!(decode::<FromOwner>(&bytes, MAX_CHUNKS), Ok(message));
+        let wanted = Malformed::Descriptors { found: 1, wanted: MAX_CHUNKS };
+        assert_eq!(decode::<FromOwner>(&bytes, 1), Err(wanted), "a chunk without its descriptor");
+    }
+
+    #[test]
+    fn lists_beyond_their_bound_are_refused_on_both_sides() {
+        let mut buffer = [0; MAX_PACKET];
+        let message = FromTenant::Free { chunks: vec![ChunkId(1); MAX_CHUNKS + 1] };
+        let problem = Malformed::TooMany { item: "chunks", count: MAX_CHUNKS + 1, most: MAX_CHUNKS };
+        assert_eq!(encode(&message, &mut buffer), Err(problem));
+        let bytes = postcard::to_slice(&message, &mut buffer).expect("fits").to_vec();
+        assert_eq!(decode::<FromTenant>(&bytes, 0), Err(problem));
+    }
+
+    #[test]
+    fn bytes_behind_a_message_are_refused() {
+        let mut buffer = [0; MAX_PACKET];
+        let mut bytes = encode(&FromTenant::Waiting { card: 0 }, &mut buffer).expect("encodes").to_vec();
+        bytes.push(0);
+        assert_eq!(decode::<FromTenant>(&bytes, 0), Err(Malformed::Encoding { bytes: bytes.len() }));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_decoded_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
+            let _ = decode::<FromTenant>(&bytes, 0);
+            let _ = decode::<FromOwner>(&bytes, 0);
+        }
+    }
+}

@@ -1,0 +1,303 @@
+"""Tenants that share a real card, each figure beside its baseline. Writes one JSON file.
+
+Usage: bench.py FOLDER OUT.json [SECONDS [PATTERN]]: only parts whose names match PATTERN run. FOLDER has libcuda.so (ours),
+cuda-owner and cuda-scripted-owner. `cargo xtask bench cuda` runs it.
+"""
+
+import glob
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import time
+
+FOLDER, OUT = os.path.abspath(sys.argv[1]), sys.argv[2]
+END = time.time() + float(sys.argv[3] if len(sys.argv) > 3 else 900)
+PATTERN = sys.argv[4] if len(sys.argv) > 4 else ""
+HERE = os.path.dirname(os.path.abspath(__file__))
+REPORT = {"started": time.time(), "parts": {}}
+SOCKET = "/tmp/gpu-mediator-cuda.socket"
+SECONDS = 4
+
+
+def save():
+    with open(OUT, "w") as file:
+        json.dump(REPORT, file, indent=1)
+
+
+def real_driver():
+    paths = glob.glob("/usr/local/nvidia/lib*/libcuda.so.1") + glob.glob("/usr/lib/x86_64-linux-gnu/libcuda.so.1")
+    path = next((path for path in paths if os.path.exists(path)), None)
+    if path is None:
+        sys.exit("no libcuda.so.1 of NVIDIA's: this benchmark needs a GPU with its driver, and a python3 with torch")
+    return path
+
+
+DRIVER = real_driver()
+
+
+class Owner:
+    def __init__(self, *arguments, scripted=False):
+        self.arguments, self.scripted = list(map(str, arguments)), scripted
+        self.begin()
+
+    def begin(self):
+        if os.path.exists(SOCKET):
+            os.remove(SOCKET)
+        program = "cuda-scripted-owner" if self.scripted else "cuda-owner"
+        verb = [] if self.scripted else ["serve"]
+        command = [f"{FOLDER}/{program}", "--driver", DRIVER, *verb, "--socket", SOCKET, *self.arguments]
+        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                      stderr=subprocess.PIPE, text=True)
+        line = self.child.stdout.readline()
+        assert "ready" in line, self.child.stderr.read()[-500:]
+
+    def kill(self):
+        self.child.kill()
+        self.child.wait()
+
+    def end(self):
+        try:
+            out, error = self.child.communicate(timeout=30)
+            lines = [line for line in out.splitlines() if line.startswith("{")]
+            return json.loads(lines[-1]) if lines else {"error": error[-500:]}
+        except Exception as error:
+            self.child.kill()
+            return {"error": repr(error)}
+
+
+def environment(tenant):
+    env = {n: v for n, v in os.environ.items() if not n.startswith("GPU_MEDIATOR_CUDA")}
+    if tenant:
+        os.makedirs("/tmp/front", exist_ok=True)
+        if not os.path.lexists("/tmp/front/libcuda.so.1"):
+            os.symlink(f"{FOLDER}/libcuda.so", "/tmp/front/libcuda.so.1")
+        env["LD_LIBRARY_PATH"] = "/tmp/front:" + env.get("LD_LIBRARY_PATH", "")
+        env.update(GPU_MEDIATOR_CUDA_DRIVER=DRIVER, GPU_MEDIATOR_CUDA_SOCKET=SOCKET,
+                   GPU_MEDIATOR_CUDA_TENANT=tenant, GPU_MEDIATOR_CUDA_LOG="1")
+    return env
+
+
+def start(tenant, *command):
+    return subprocess.Popen([sys.executable, *map(str, command)], env=environment(tenant), stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def job(tenant, *command):
+    return start(tenant, f"{HERE}/jobs.py", *command)
+
+
+def go(children, limit=40):
+    """Waits until all are ready and lets them begin together; when they do."""
+    until = min(END, time.time() + limit)
+    for child in children:
+        # Only the one line is there, so nothing is held back in the reader.
+        if not select.select([child.stdout], [], [], max(0.1, until - time.time()))[0]:
+            continue
+        child.stdout.readline()
+    begin = time.time() + 0.3
+    for child in children:
+        try:
+            child.stdin.write(f"{begin}\n")
+            child.stdin.flush()
+        except OSError:  # What became of it is told by its end.
+            pass
+    return begin
+
+
+def finish(child, limit):
+    try:
+        out, error = child.communicate(timeout=max(1, min(limit, END - time.time())))
+    except subprocess.TimeoutExpired:
+        child.kill()
+        out, error = child.communicate()
+        return {"code": "timeout", "error": error[-600:]}
+    lines = [line for line in out.splitlines() if line.startswith("{")]
+    answer = json.loads(lines[-1]) if lines else {}
+    answer["code"] = child.returncode
+    if child.returncode or "gpu-mediator" in error.replace("the driver is", ""):
+        answer["error"] = error[-600:]
+    return answer
+
+
+def part(name, work):
+    # All shares need what one gets alone.
+    if time.time() + 20 > END or not (name == "alone" or re.search(PATTERN, name)):
+        return None
+    begin = time.time()
+    try:
+        result = work()
+    except Exception as error:  # One part that fails must not take the others with it.
+        result = {"error": repr(error)}
+    result["part_s"] = round(time.time() - begin, 1)
+    REPORT["parts"][name] = result
+    save()
+    print(name, json.dumps(result)[:700], flush=True)
+    return result
+
+
+# About 0.1, 1 and 10 ms of the card's time a burst.
+SHORT, MIDDLE, LONG = (1024, 1), (2048, 3), (8192, 1)
+ALONE = {}
+
+
+def alone():
+    sizes = [f"{n}:{many}" for n, many in (SHORT, MIDDLE, LONG)]
+    child = job(None, "alone", 2, *sizes)
+    go([child])
+    answer = finish(child, 60)
+    for size, rate in answer.get("per_s", {}).items():
+        ALONE[tuple(map(int, size.split(":")))] = rate
+    return answer
+
+
+def loops(owner, jobs):
+    """Jobs are (tenant, size); shares are of what one alone gets, by the programs' own counts."""
+    served = Owner(*owner) if owner else None
+    children = [job(tenant if owner else None, "loop", *size, SECONDS) for tenant, size in jobs]
+    go(children)
+    answers = [finish(child, 60) for child in children]
+    for answer, (_, size) in zip(answers, jobs):
+        if size in ALONE and "count" in answer:
+            answer["share"] = round(answer["count"] / SECONDS / ALONE[size], 4)
+    result = {"shares": [a.get("share") for a in answers], "sum": round(sum(a.get("share", 0) for a in answers), 4),
+              "answers": answers}
+    if served:
+        result["owner"] = served.end()
+    return result
+
+
+def latency(owner):
+    served = Owner(*owner) if owner else None
+    children = [job("a" if owner else None, "periodic", SECONDS), job("b" if owner else None, "loop", *MIDDLE, SECONDS)]
+    go(children)
+    answers = [finish(child, 60) for child in children]
+    return {"answers": answers, "owner": served.end() if served else None}
+
+
+CARD = ("--card-mib", 20480, "--chunk-mib", 16)
+
+
+def tenants(*weights):
+    return [a for name, weight in zip("abc", weights) for a in ("--tenant", f"{name}:20480:{weight}")]
+
+
+def fill(owner, jobs, serial=False):
+    """Jobs are (tenant, GiB, rounds, pause); seconds from the common begin to the last end, without Python's start."""
+    served = Owner(*owner) if owner else None
+    total, answers = 0, []
+    groups = [[j] for j in jobs] if serial else [jobs]
+    for group in groups:
+        children = [job(t if owner else None, "fill", g, r, p) for t, g, r, p in group]
+        begin = go(children)
+        got = [finish(child, 90) for child in children]
+        total += max(a.get("end", 0) for a in got) - begin
+        answers += got
+    result = {"seconds": round(total, 3), "answers": answers}
+    if served:
+        result["owner"] = served.end()
+    return result
+
+
+def takeover():
+    """The owner is killed under a program that works, and another one takes its place."""
+    plain = job(None, "fill", 4, 300, 0.01)
+    go([plain])
+    right = finish(plain, 40)
+    served = Owner(*CARD, *tenants(100, 100), "--journal", "/tmp/gpu-mediator-cuda.journal")
+    child = job("a", "fill", 4, 300, 0.01)
+    go([child])
+    time.sleep(1.5)
+    served.kill()
+    time.sleep(0.5)
+    served.begin()
+    answer = finish(child, 60)
+    return {"plain": right, "answer": answer, "equal": answer.get("hash") == right.get("hash"), "owner": served.end()}
+
+
+def twice():
+    served = Owner(*CARD, *tenants(100, 100))
+    children = [start(t, f"{HERE}/programs.py", "torch", 3) for t in "ab"]
+    answers = [finish(child, 60) for child in children]
+    plain = finish(start(None, f"{HERE}/programs.py", "torch", 3), 60)
+    for a in [*answers, plain]:
+        a["parts"] = {k: round(v["median_ms"], 2) for k, v in a.get("parts", {}).items()}
+    return {"answers": answers, "plain": plain, "equal": all(a.get("hash") == plain.get("hash") for a in answers),
+            "owner": served.end()}
+
+
+def program(name):
+    """A program alone under the owner against without the library, in turns: the shortest times of each part."""
+    best = {"plain": {}, "ours": {}}
+    hashes, errors = set(), []
+    for mode in ("plain", "ours", "plain", "ours"):
+        served = Owner(*CARD, *tenants(100)) if mode == "ours" else None
+        answer = finish(start("a" if served else None, f"{HERE}/programs.py", name, 7), 60)
+        if served:
+            served.end()
+        hashes.add(answer.get("hash"))
+        errors += [answer["error"]] if answer["code"] else []
+        for key, times in answer.get("parts", {}).items():
+            best[mode][key] = min(best[mode].get(key, 1e9), *times["times_ms"])
+    ratios = {key: round(best["ours"][key] / best["plain"][key], 4) for key in best["plain"] if key in best["ours"]}
+    return {"ratios": ratios, "best_ms": best, "equal": len(hashes) == 1, "errors": errors}
+
+
+def moving():
+    """Results while 16 chunks of 2 MiB move every 5 ms."""
+    result = {}
+    for name in ("torch", "cupy", "jax"):
+        plain = finish(start(None, f"{HERE}/programs.py", name, 3), 60)
+        served = Owner("--quota-mib", 16384, "--device-mib", 16384, "--chunk-mib", 2, "--relocate-ms", 5, "--batch", 16,
+                       scripted=True)
+        ours = finish(start("a", f"{HERE}/programs.py", name, 3), 60)
+        result[name] = {"equal": plain.get("hash") == ours.get("hash"), "code": ours["code"], "owner": served.end()}
+    return result
+
+
+def measure():
+    done = subprocess.run([f"{FOLDER}/cuda-owner", "--driver", DRIVER, "measure", "--gib", "20", "--chunk-mib", "16",
+                           "--patience-s", "40"], capture_output=True, text=True, timeout=90)
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr[-500:]}
+
+
+REPORT["smi"] = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"],
+                               capture_output=True, text=True).stdout.strip()
+BOTH = ["--tenant", "a:10240", "--tenant", "b:10240"]
+SMALL = ("--card-mib", 10240, "--host-mib", 16384, "--host-ready-mib", 8192, "--chunk-mib", 16, *BOTH)
+BIG = [("a", 8, 500, 0), ("b", 8, 500, 0)]
+MIXED = [("a", 8, 120, 0.03), ("b", 8, 120, 0.03)]
+FITTING = [("a", 4, 250, 0.015), ("b", 4, 250, 0.015)]
+
+part("alone", alone)
+part("share: hardware, equal", lambda: loops(None, [("a", MIDDLE), ("b", MIDDLE)]))
+for slice_ms in (10, 20, 50):
+    part(f"share: weights 1:1, turns of {slice_ms} ms",
+         lambda: loops((*CARD, *tenants(100, 100), "--slice-ms", slice_ms), [("a", MIDDLE), ("b", MIDDLE)]))
+part("share: weights 3:1", lambda: loops((*CARD, *tenants(300, 100)), [("a", MIDDLE), ("b", MIDDLE)]))
+part("share: weights 1:2:4", lambda: loops((*CARD, *tenants(100, 200, 400)), [(t, MIDDLE) for t in "abc"]))
+part("share: hardware, short and long", lambda: loops(None, [("a", SHORT), ("b", LONG)]))
+part("share: weights 1:1, short and long", lambda: loops((*CARD, *tenants(100, 100)), [("a", SHORT), ("b", LONG)]))
+part("wait: hardware", lambda: latency(None))
+for who in ("normal", "interactive"):
+    part(f"wait: class {who}",
+         lambda: latency((*CARD, "--tenant", f"a:20480:100:{who}", "--tenant", "b:20480:100:normal")))
+part("more than fits, one after the other", lambda: fill(SMALL, BIG, serial=True))
+part("more than fits, at once", lambda: fill(SMALL, BIG))
+for least in (1000, 4000, 15000):
+    part(f"more than fits, at once, turns of {least} ms",
+         lambda: fill((*SMALL, "--quanta", "forced", "--quantum-min-ms", least, "--quantum-max-ms", least), BIG))
+part("takeover", takeover)
+part("evict 20 GiB", measure)
+for name in ("torch", "cupy", "jax"):
+    part(f"program alone: {name}", lambda: program(name))
+part("moving chunks", moving)
+part("program twice", twice)
+part("mixed, fits, hardware", lambda: fill(None, FITTING))
+part("mixed, fits", lambda: fill(SMALL, FITTING))
+part("mixed, more than fits, one after the other", lambda: fill(SMALL, MIXED, serial=True))
+part("mixed, more than fits, at once", lambda: fill(SMALL, MIXED))
+part("more than fits, at once, without turns", lambda: fill((*SMALL, "--quanta", "off"), BIG))
+save()

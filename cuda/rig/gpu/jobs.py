@@ -1,0 +1,109 @@
+"""Jobs for the benchmark: each gets ready, says so, and begins when a line with the time comes.
+
+Usage: jobs.py loop SIZE MANY SECONDS | alone SECONDS SIZE:MANY... | fill GIB ROUNDS PAUSE | periodic SECONDS
+"""
+
+import hashlib
+import json
+import sys
+import time
+
+import torch
+
+KIND, ARGS = sys.argv[1], sys.argv[2:]
+
+
+def ready():
+    torch.cuda.synchronize()
+    print("ready", flush=True)
+    begin = float(sys.stdin.readline())
+    while time.time() < begin:
+        time.sleep(0.0005)
+    return begin
+
+
+def bursts(n, many):
+    a, b = torch.randn(n, n, device="cuda"), torch.randn(n, n, device="cuda")
+    c = torch.empty_like(a)
+
+    def burst():
+        for _ in range(many):
+            torch.matmul(a, b, out=c)
+
+    for _ in range(3):
+        burst()
+    torch.cuda.synchronize()
+    return burst
+
+
+def count(burst, end):
+    """Bursts that end before `end`, with two in flight at a time, and the longest gap between two ends."""
+    events, done, longest, last = [], 0, 0, time.time()
+    while time.time() < end:
+        burst()
+        event = torch.cuda.Event()
+        event.record()
+        events.append(event)
+        if len(events) > 2:
+            events.pop(0).synchronize()
+            now = time.time()
+            done, longest, last = done + 1, max(longest, now - last), now
+    torch.cuda.synchronize()
+    return done, longest
+
+
+def loop(n, many, seconds):
+    burst = bursts(int(n), int(many))
+    begin = ready()
+    late = time.time() - begin
+    done, longest = count(burst, begin + float(seconds))
+    return {"count": done, "late_s": late, "longest_gap_s": longest}
+
+
+def alone(seconds, *sizes):
+    counts = {}
+    works = {size: bursts(*map(int, size.split(":"))) for size in sizes}
+    ready()
+    for size, burst in works.items():
+        counts[size] = count(burst, time.time() + float(seconds))[0] / float(seconds)
+    return {"per_s": counts}
+
+
+def periodic(seconds):
+    """About 1 ms of work every 50 ms: how long each takes from its launch to its end."""
+    burst = bursts(2048, 3)
+    begin = ready()
+    took = []
+    while time.time() < begin + float(seconds):
+        start = time.perf_counter()
+        burst()
+        torch.cuda.synchronize()
+        took.append((time.perf_counter() - start) * 1e3)
+        time.sleep(0.05)
+    took.sort()
+    return {"count": len(took), "p50_ms": took[len(took) // 2], "p99_ms": took[int(len(took) * 0.99)],
+            "most_ms": took[-1]}
+
+
+def fill(gib, rounds, pause):
+    """Fills memory and works on all of it, again and again."""
+    begin = ready()
+    parts = [torch.arange(64 << 20, dtype=torch.int32, device="cuda") for _ in range(int(float(gib) * 4))]
+    torch.cuda.synchronize()
+    filled = time.time()
+    for r in range(int(rounds)):
+        for p in parts:
+            p.mul_(3).add_(r)
+        torch.cuda.synchronize()
+        if float(pause):
+            time.sleep(float(pause))
+    worked = time.time()
+    h = hashlib.sha256()
+    for p in parts:
+        h.update(p.sum(dtype=torch.int64).cpu().numpy().tobytes() + p[::4097].cpu().numpy().tobytes())
+    end = time.time()
+    return {"seconds": end - begin, "fill_s": filled - begin, "work_s": worked - filled, "hash": h.hexdigest()[:16],
+            "end": end}
+
+
+print(json.dumps({"loop": loop, "alone": alone, "fill": fill, "periodic": periodic}[KIND](*ARGS)), flush=True)

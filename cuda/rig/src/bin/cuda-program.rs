@@ -1,0 +1,264 @@
+//! A CUDA program for tests: finds `libcuda.so.1` by the loader, works, and prints a checksum of all it has.
+//!
+//! The results depend on the arguments alone, so that two runs under different conditions can be compared.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use clap::{Parser, Subcommand};
+use cuda_rig::Cuda;
+
+#[derive(Parser)]
+struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Allocates, adds to everything in rounds, by launches and by a graph, and checks each word.
+    Train {
+        /// MiB in large allocations of 5 MiB each.
+        #[arg(long, default_value_t = 40)]
+        mib: u64,
+        /// Rounds.
+        #[arg(long, default_value_t = 50)]
+        rounds: u64,
+        /// Microseconds of the card's time in each round besides.
+        #[arg(long, default_value_t = 0)]
+        spin_us: u64,
+    },
+    /// Keeps the card busy for so many milliseconds of wall time; prints the card's time it got in microseconds.
+    Busy {
+        /// Microseconds of one kernel.
+        #[arg(long)]
+        kernel_us: u64,
+        /// Milliseconds.
+        #[arg(long)]
+        ms: u64,
+    },
+    /// Allocates until it is refused; prints the MiB.
+    Fill {
+        /// MiB of one allocation.
+        #[arg(long, default_value_t = 6)]
+        step_mib: u64,
+    },
+    /// Allocates and frees at random, of all kinds and sizes.
+    Churn {
+        /// Steps.
+        #[arg(long, default_value_t = 300)]
+        steps: u64,
+    },
+    /// Holds memory and waits until standard input ends.
+    Hold {
+        /// MiB.
+        #[arg(long)]
+        mib: u64,
+    },
+    /// Works on all of its memory and prints how far it is, until standard input ends; a line there lets it have 4 MiB more.
+    Live {
+        /// MiB to begin with.
+        #[arg(long)]
+        mib: u64,
+    },
+    /// Forks after the driver was initialised: the child ends at once, the parent goes on.
+    Fork,
+    /// Prints what `cuGetProcAddress` and memory information answer.
+    Look,
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let cuda = Cuda::open("libcuda.so.1")?;
+    match args.what {
+        What::Train { mib, rounds, spin_us } => train(cuda, mib, rounds, spin_us),
+        What::Busy { kernel_us, ms } => busy(cuda, kernel_us, ms),
+        What::Fill { step_mib } => fill(cuda, step_mib),
+        What::Churn { steps } => churn(cuda, steps),
+        What::Hold { mib } => hold(cuda, mib),
+        What::Live { mib } => live(cuda, mib),
+        What::Fork => fork(cuda),
+        What::Look => look(cuda),
+    }
+}
+
+fn train(cuda: Cuda, mib: u64, rounds: u64, spin_us: u64) -> Result<()> {
+    const EACH: u64 = 5 << 20;
+    let words = EACH / 8 / 64;
+    let (fill, add, sum, spin) =
+        (cuda.kernel("fill")?, cuda.kernel("add")?, cuda.kernel("checksum")?, cuda.kernel("spin")?);
+    let stream = cuda.stream()?;
+    let result = cuda.alloc(4096)?;
+    cuda.set(result, 0, 4096)?;
+    let buffers: Vec<u64> = (0..(mib << 20) / EACH).map(|_| cuda.alloc(EACH)).collect::<Result<_, _>>()?;
+    for (n, at) in buffers.iter().enumerate() {
+        cuda.launch(fill, &[*at, words, n as u64], stream)?;
+    }
+    cuda.finish(stream)?;
+    let graph =
+        cuda.capture(stream, || buffers.iter().try_for_each(|at| cuda.launch(add, &[*at, words, 3], stream)))?;
+    for round in 0..rounds {
+        if round % 2 == 0 {
+            cuda.graph(graph, stream)?;
+        } else {
+            buffers.iter().try_for_each(|at| cuda.launch(add, &[*at, words, round], stream))?;
+        }
+        if spin_us > 0 {
+            cuda.launch(spin, &[spin_us, result], stream)?;
+        }
+        // A small allocation that comes and goes in the stream's order.
+        let small = cuda.alloc_async(1000, stream)?;
+        cuda.launch(fill, &[small, 10, round], stream)?;
+        cuda.free_async(small, stream)?;
+    }
+    let mut total = 0u64;
+    for (n, at) in buffers.iter().enumerate() {
+        cuda.launch(sum, &[*at, words, result + 8], stream)?;
+        cuda.finish(stream)?;
+        total = total.rotate_left(7) ^ cuda.read(result + 8, 1)?[0];
+        let added = (0..rounds).fold(n as u64, |value, round| value + if round % 2 == 0 { 3 } else { round });
+        let first = cuda.read(*at, 2)?;
+        ensure!(first == [added, added + 1], "buffer {n} has {first:?} instead of {added}");
+    }
+    println!("{total:016x}");
+    Ok(())
+}
+
+fn busy(cuda: Cuda, kernel_us: u64, ms: u64) -> Result<()> {
+    let spin = cuda.kernel("spin")?;
+    let stream = cuda.stream()?;
+    let word = cuda.alloc(4096)?;
+    cuda.set(word, 0, 8)?;
+    let end = Instant::now() + Duration::from_millis(ms);
+    while Instant::now() < end {
+        cuda.launch(spin, &[kernel_us, word], stream)?;
+    }
+    println!("{}", cuda.read(word, 1)?[0]);
+    Ok(())
+}
+
+fn fill(cuda: Cuda, step_mib: u64) -> Result<()> {
+    let mut mib = 0;
+    let error = loop {
+        match cuda.alloc(step_mib << 20) {
+            Ok(at) => cuda.set(at, 1, step_mib << 20)?,
+            Err(error) => break error,
+        }
+        mib += step_mib;
+        ensure!(mib < 1 << 20, "nothing refuses");
+    };
+    ensure!(error.code == 2, "{error}");
+    println!("{mib}");
+    Ok(())
+}
+
+fn churn(cuda: Cuda, steps: u64) -> Result<()> {
+    let fill = cuda.kernel("fill")?;
+    let stream = cuda.stream()?;
+    let mut random = 88_172_645_463_325_252u64;
+    let mut live: Vec<(u64, u64, u64)> = Vec::new();
+    for step in 0..steps {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        if live.len() > 12 || (random & 3 == 0 && !live.is_empty()) {
+            let (at, words, value) = live.swap_remove(random as usize % live.len());
+            let mut ends = cuda.read(at, 1)?;
+            ends.extend(cuda.read(at + 8 * (words - 1), 1)?);
+            ensure!(ends == [value, value + words - 1], "step {step}: {ends:?} instead of {value} and on");
+            let (base, bytes) = cuda.range(at + 8)?;
+            ensure!(base == at && bytes >= words * 8, "step {step}: {base:#x} with {bytes} bytes instead of {at:#x}");
+            if random & 4 == 0 { cuda.free(at)? } else { cuda.free_async(at, stream)? }
+        } else {
+            let bytes = if random & 8 == 0 { 64 + random % 5000 * 8 } else { 8 + (random % 700_000) * 8 };
+            let at = if random & 16 == 0 { cuda.alloc(bytes)? } else { cuda.alloc_async(bytes, stream)? };
+            cuda.launch(fill, &[at, bytes / 8, step], stream)?;
+            cuda.finish(stream)?;
+            live.push((at, bytes / 8, step));
+        }
+    }
+    println!("{}", live.len());
+    Ok(())
+}
+
+fn hold(cuda: Cuda, mib: u64) -> Result<()> {
+    let at = cuda.alloc(mib << 20)?;
+    cuda.set(at, 7, mib << 20)?;
+    println!("holds");
+    std::io::Read::read_to_end(&mut std::io::stdin(), &mut Vec::new())?;
+    let words = cuda.read(at, 4)?;
+    ensure!(words == [0x0707_0707_0707_0707; 4], "{words:x?}");
+    let more = cuda.alloc(1 << 20)?;
+    cuda.set(more, 1, 1 << 20)?;
+    println!("held");
+    Ok(())
+}
+
+fn live(cuda: Cuda, mib: u64) -> Result<()> {
+    const EACH: u64 = 2 << 20;
+    const WORDS: u64 = EACH / 8 / 64;
+    let (lines, input) = std::sync::mpsc::channel();
+    std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| lines.send(line)));
+    let (fill, add) = (cuda.kernel("fill")?, cuda.kernel("add")?);
+    let stream = cuda.stream()?;
+    // Each with what its first word holds.
+    let mut buffers: Vec<(u64, u64)> = Vec::new();
+    let mut wanted = (mib << 20) / EACH;
+    let mut step = 0u64;
+    loop {
+        while (buffers.len() as u64) < wanted {
+            let at = cuda.alloc(EACH)?;
+            cuda.launch(fill, &[at, WORDS, step], stream)?;
+            buffers.push((at, step));
+        }
+        for (at, value) in &mut buffers {
+            cuda.launch(add, &[*at, WORDS, step], stream)?;
+            *value += step;
+        }
+        cuda.finish(stream)?;
+        for (n, (at, value)) in buffers.iter().enumerate() {
+            let (first, last) = (cuda.read(*at, 1)?[0], cuda.read(*at + 8 * (WORDS - 1), 1)?[0]);
+            ensure!(
+                (first, last) == (*value, *value + WORDS - 1),
+                "step {step}: buffer {n} has {first} and {last} instead of {value} and on"
+            );
+        }
+        step += 1;
+        println!("step {step} {}", buffers.len());
+        match input.try_recv() {
+            Ok(_) => wanted += 2,
+            Err(std::sync::mpsc::TryRecvError::Empty) => {}
+            Err(std::sync::mpsc::TryRecvError::Disconnected) => break,
+        }
+    }
+    println!("held {}", buffers.len());
+    Ok(())
+}
+
+#[allow(unsafe_code, reason = "forks")]
+fn fork(cuda: Cuda) -> Result<()> {
+    let at = cuda.alloc(1 << 20)?;
+    // SAFETY: the child only asks the driver one thing and exits without running anything of the parent's.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let _ = cuda.info();
+        // SAFETY: as above.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: the child is ours.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    ensure!(status == 0, "the child ended with {status}");
+    cuda.set(at, 3, 1 << 20)?;
+    println!("{:x}", cuda.read(at, 1)?[0]);
+    Ok(())
+}
+
+fn look(cuda: Cuda) -> Result<()> {
+    if cuda.lookup("cuMemAlloc", 12_000, 0)? == 0 {
+        bail!("no cuMemAlloc");
+    }
+    let (free, total) = cuda.info()?;
+    println!("free={} total={} device={}", free >> 20, total >> 20, cuda.total()? >> 20);
+    Ok(())
+}

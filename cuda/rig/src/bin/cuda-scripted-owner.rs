@@ -1,0 +1,59 @@
+//! Runs the scripted owner until standard input ends, then prints its counts as JSON.
+
+use std::io::Read as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Parser;
+use cuda_rig::owner::{Owner, Script};
+
+#[derive(Parser)]
+struct Args {
+    /// Socket to serve.
+    #[arg(long)]
+    socket: PathBuf,
+    /// Library of the driver.
+    #[arg(long)]
+    driver: PathBuf,
+    /// MiB of a chunk.
+    #[arg(long, default_value_t = 2)]
+    chunk_mib: u64,
+    /// MiB of the card that a process may have.
+    #[arg(long, default_value_t = 1024)]
+    device_mib: u64,
+    /// MiB that a process may have.
+    #[arg(long, default_value_t = 1024)]
+    quota_mib: u64,
+    /// Milliseconds between relocations; 0: none.
+    #[arg(long, default_value_t = 0)]
+    relocate_ms: u64,
+    /// Chunks of one relocation.
+    #[arg(long, default_value_t = 32)]
+    batch: usize,
+    /// Microseconds that may be in flight; 0: no bound.
+    #[arg(long, default_value_t = 0)]
+    run_ahead_us: u32,
+    /// Microseconds of turns and pauses; 0: one turn.
+    #[arg(long, default_value_t = 0)]
+    turn_us: u32,
+}
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let script = Script {
+        driver: args.driver,
+        chunk_bytes: args.chunk_mib << 20,
+        device_bytes: args.device_mib << 20,
+        quota_bytes: args.quota_mib << 20,
+        relocate: (args.relocate_ms > 0).then(|| Duration::from_millis(args.relocate_ms)),
+        batch: args.batch,
+        run_ahead_us: args.run_ahead_us,
+        turn_us: args.turn_us,
+        patience: Duration::from_secs(10),
+    };
+    let owner = Owner::start(&args.socket, script)?;
+    println!("ready");
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    println!("{}", serde_json::to_string(&owner.counts())?);
+    Ok(())
+}

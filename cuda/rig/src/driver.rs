@@ -1,0 +1,306 @@
+//! The driver API, as a program has it.
+//!
+//! UNSAFETY: calls functions of a library by the signatures that NVIDIA's headers give them.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::ffi::{CString, c_int, c_void};
+use std::fmt;
+
+/// A call that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failed {
+    /// Name of the function.
+    pub call: &'static str,
+    /// Its result.
+    pub code: i32,
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} failed with {}", self.call, self.code)
+    }
+}
+
+impl std::error::Error for Failed {}
+
+macro_rules! functions {
+    ($($name:ident = $symbol:ident($($arg:ident: $ty:ty),*);)*) => {
+        #[derive(Clone, Copy)]
+        struct Functions {
+            $($name: unsafe extern "C" fn($($ty),*) -> c_int,)*
+        }
+
+        impl Functions {
+            unsafe fn load(library: *mut c_void) -> Result<Self, Failed> {
+                Ok(Self { $($name: {
+                    let name = concat!(stringify!($symbol), "\0");
+                    // SAFETY: the name ends with a zero byte, and the symbol has this signature.
+                    unsafe {
+                        let found = libc::dlsym(library, name.as_ptr().cast());
+                        if found.is_null() {
+                            return Err(Failed { call: stringify!($symbol), code: 500 });
+                        }
+                        std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($ty),*) -> c_int>(found)
+                    }
+                },)* })
+            }
+        }
+
+        impl Cuda {
+            $(#[allow(clippy::too_many_arguments, reason = "the driver's own signature")]
+            fn $name(&self, $($arg: $ty),*) -> Result<(), Failed> {
+                // SAFETY: the callers in this file pass valid pointers and handles.
+                match unsafe { (self.functions.$name)($($arg),*) } {
+                    0 => Ok(()),
+                    code => Err(Failed { call: stringify!($symbol), code }),
+                }
+            })*
+        }
+    };
+}
+
+/// The driver with one context, current to the thread that opened it.
+#[derive(Clone, Copy)]
+pub struct Cuda {
+    functions: Functions,
+    context: u64,
+}
+
+impl fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cuda").field("context", &self.context).finish_non_exhaustive()
+    }
+}
+
+functions! {
+    raw_init = cuInit(flags: u32);
+    raw_uuid = cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int);
+    raw_total = cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int);
+    raw_retain = cuDevicePrimaryCtxRetain(context: *mut u64, device: c_int);
+    raw_current = cuCtxSetCurrent(context: u64);
+    raw_finish = cuCtxSynchronize();
+    raw_info = cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+    raw_alloc = cuMemAlloc_v2(at: *mut u64, bytes: usize);
+    raw_free = cuMemFree_v2(at: u64);
+    raw_alloc_async = cuMemAllocAsync(at: *mut u64, bytes: usize, stream: u64);
+    raw_free_async = cuMemFreeAsync(at: u64, stream: u64);
+    raw_create = cuMemCreate(handle: *mut u64, bytes: usize, property: *const [i32; 8], flags: u64);
+    raw_release = cuMemRelease(handle: u64);
+    raw_reserve = cuMemAddressReserve(at: *mut u64, bytes: usize, align: usize, wish: u64, flags: u64);
+    raw_unreserve = cuMemAddressFree(at: u64, bytes: usize);
+    raw_map = cuMemMap(at: u64, bytes: usize, offset: usize, handle: u64, flags: u64);
+    raw_unmap = cuMemUnmap(at: u64, bytes: usize);
+    raw_access = cuMemSetAccess(at: u64, bytes: usize, access: *const [i32; 3], count: usize);
+    raw_export = cuMemExportToShareableHandle(to: *mut c_int, handle: u64, kind: c_int, flags: u64);
+    raw_range = cuMemGetAddressRange_v2(base: *mut u64, bytes: *mut usize, at: u64);
+    raw_stream = cuStreamCreate(stream: *mut u64, flags: u32);
+    raw_stream_finish = cuStreamSynchronize(stream: u64);
+    raw_begin = cuStreamBeginCapture_v2(stream: u64, mode: c_int);
+    raw_end = cuStreamEndCapture(stream: u64, graph: *mut u64);
+    raw_instantiate = cuGraphInstantiateWithFlags(made: *mut u64, graph: u64, flags: u64);
+    raw_graph = cuGraphLaunch(graph: u64, stream: u64);
+    raw_copy = cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: u64);
+    raw_read = cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize);
+    raw_write = cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize);
+    raw_set = cuMemsetD8_v2(at: u64, value: u8, bytes: usize);
+    raw_module = cuModuleLoadData(module: *mut u64, image: *const c_void);
+    raw_function = cuModuleGetFunction(function: *mut u64, module: u64, name: *const std::ffi::c_char);
+    raw_launch = cuLaunchKernel(
+        function: u64, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: u64,
+        parameters: *const *const u64, extra: *const c_void);
+    raw_lookup = cuGetProcAddress_v2(
+        name: *const std::ffi::c_char, to: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int);
+}
+
+impl Cuda {
+    /// Loads the driver's library `path`, or the one that the loader finds by that name.
+    pub fn load(path: &str) -> Result<Self, Failed> {
+        let missing = Failed { call: "dlopen", code: 100 };
+        let name = CString::new(path).map_err(|_| missing)?;
+        // SAFETY: the library is the driver's or a test's; it is never closed.
+        let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if library.is_null() {
+            return Err(missing);
+        }
+        // SAFETY: the handle is valid.
+        let functions = unsafe { Functions::load(library)? };
+        Ok(Self { functions, context: 0 })
+    }
+
+    /// Initialises the driver and makes the first card's primary context current.
+    pub fn open(path: &str) -> Result<Self, Failed> {
+        let mut cuda = Self::load(path)?;
+        cuda.raw_init(0)?;
+        let mut context = 0;
+        cuda.raw_retain(&raw mut context, 0)?;
+        cuda.context = context;
+        cuda.enter()?;
+        Ok(cuda)
+    }
+
+    /// Only initialises the driver.
+    pub fn init(&self) -> Result<(), Failed> {
+        self.raw_init(0)
+    }
+
+    /// Makes the context current to this thread.
+    pub fn enter(&self) -> Result<(), Failed> {
+        self.raw_current(self.context)
+    }
+
+    /// Identity of the first card.
+    pub fn uuid(&self) -> Result<[u8; 16], Failed> {
+        let mut uuid = [0; 16];
+        self.raw_uuid(&raw mut uuid, 0).map(|()| uuid)
+    }
+
+    /// Bytes of the first card.
+    pub fn total(&self) -> Result<u64, Failed> {
+        let mut bytes = 0;
+        self.raw_total(&raw mut bytes, 0).map(|()| bytes as u64)
+    }
+
+    /// Free and all bytes.
+    pub fn info(&self) -> Result<(u64, u64), Failed> {
+        let (mut free, mut total) = (0, 0);
+        self.raw_info(&raw mut free, &raw mut total).map(|()| (free as u64, total as u64))
+    }
+
+    /// Allocates memory.
+    pub fn alloc(&self, bytes: u64) -> Result<u64, Failed> {
+        let mut at = 0;
+        self.raw_alloc(&raw mut at, bytes as usize).map(|()| at)
+    }
+
+    /// Frees memory.
+    pub fn free(&self, at: u64) -> Result<(), Failed> {
+        self.raw_free(at)
+    }
+
+    /// Allocates in the order of a stream.
+    pub fn alloc_async(&self, bytes: u64, stream: u64) -> Result<u64, Failed> {
+        let mut at = 0;
+        self.raw_alloc_async(&raw mut at, bytes as usize, stream).map(|()| at)
+    }
+
+    /// Frees in the order of a stream.
+    pub fn free_async(&self, at: u64, stream: u64) -> Result<(), Failed> {
+        self.raw_free_async(at, stream)
+    }
+
+    /// Physical memory that can be exported: of the card, or of the host.
+    pub fn create(&self, host: bool, bytes: u64) -> Result<u64, Failed> {
+        let mut handle = 0;
+        // Pinned; a POSIX descriptor; the kind of place and its number; the rest is zero.
+        let property = [1, 1, if host { 3 } else { 1 }, 0, 0, 0, 0, 0];
+        self.raw_create(&raw mut handle, bytes as usize, &raw const property, 0).map(|()| handle)
+    }
+
+    /// Gives a handle up.
+    pub fn release(&self, handle: u64) -> Result<(), Failed> {
+        self.raw_release(handle)
+    }
+
+    /// A descriptor of physical memory.
+    pub fn export(&self, handle: u64) -> Result<std::os::fd::OwnedFd, Failed> {
+        let mut descriptor = -1;
+        self.raw_export(&raw mut descriptor, handle, 1, 0)?;
+        // SAFETY: the descriptor is new and nobody else's.
+        Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(descriptor) })
+    }
+
+    /// Reserves addresses and maps physical memory there for reading and writing.
+    pub fn map(&self, handle: u64, bytes: u64) -> Result<u64, Failed> {
+        let mut at = 0;
+        self.raw_reserve(&raw mut at, bytes as usize, 0, 0, 0)?;
+        self.raw_map(at, bytes as usize, 0, handle, 0)?;
+        // The first card may read and write.
+        let access = [1, 0, 3];
+        self.raw_access(at, bytes as usize, &raw const access, 1)?;
+        Ok(at)
+    }
+
+    /// Takes back what [`Self::map`] did.
+    pub fn unmap(&self, at: u64, bytes: u64) -> Result<(), Failed> {
+        self.raw_unmap(at, bytes as usize)?;
+        self.raw_unreserve(at, bytes as usize)
+    }
+
+    /// Base and bytes of the allocation that an address lies in.
+    pub fn range(&self, at: u64) -> Result<(u64, u64), Failed> {
+        let (mut base, mut bytes) = (0, 0);
+        self.raw_range(&raw mut base, &raw mut bytes, at).map(|()| (base, bytes as u64))
+    }
+
+    /// A new stream that does not wait for the default one.
+    pub fn stream(&self) -> Result<u64, Failed> {
+        let mut stream = 0;
+        self.raw_stream(&raw mut stream, 1).map(|()| stream)
+    }
+
+    /// Waits for a stream, or with 0 for the default one.
+    pub fn finish(&self, stream: u64) -> Result<(), Failed> {
+        self.raw_stream_finish(stream)
+    }
+
+    /// Waits for everything.
+    pub fn finish_all(&self) -> Result<(), Failed> {
+        self.raw_finish()
+    }
+
+    /// Captures what `work` submits to `stream`, as a graph that can be launched.
+    pub fn capture(&self, stream: u64, work: impl FnOnce() -> Result<(), Failed>) -> Result<u64, Failed> {
+        let (mut graph, mut made) = (0, 0);
+        self.raw_begin(stream, 0)?;
+        work()?;
+        self.raw_end(stream, &raw mut graph)?;
+        self.raw_instantiate(&raw mut made, graph, 0).map(|()| made)
+    }
+
+    /// Launches a graph.
+    pub fn graph(&self, graph: u64, stream: u64) -> Result<(), Failed> {
+        self.raw_graph(graph, stream)
+    }
+
+    /// Copies in the order of a stream.
+    pub fn copy(&self, to: u64, from: u64, bytes: u64, stream: u64) -> Result<(), Failed> {
+        self.raw_copy(to, from, bytes as usize, stream)
+    }
+
+    /// Reads 64-bit words.
+    pub fn read(&self, at: u64, words: usize) -> Result<Vec<u64>, Failed> {
+        let mut buffer = vec![0u64; words];
+        self.raw_read(buffer.as_mut_ptr().cast(), at, words * 8).map(|()| buffer)
+    }
+
+    /// Writes 64-bit words.
+    pub fn write(&self, at: u64, words: &[u64]) -> Result<(), Failed> {
+        self.raw_write(at, words.as_ptr().cast(), std::mem::size_of_val(words))
+    }
+
+    /// Fills bytes.
+    pub fn set(&self, at: u64, value: u8, bytes: u64) -> Result<(), Failed> {
+        self.raw_set(at, value, bytes as usize)
+    }
+
+    /// A kernel of the fake driver.
+    pub fn kernel(&self, name: &str) -> Result<u64, Failed> {
+        let (mut module, mut function) = (0, 0);
+        let name = CString::new(name).map_err(|_| Failed { call: "kernel", code: 1 })?;
+        self.raw_module(&raw mut module, std::ptr::null())?;
+        self.raw_function(&raw mut function, module, name.as_ptr()).map(|()| function)
+    }
+
+    /// Launches a kernel of the fake driver.
+    pub fn launch(&self, kernel: u64, arguments: &[u64], stream: u64) -> Result<(), Failed> {
+        let pointers: Vec<*const u64> = arguments.iter().map(|a| &raw const *a).collect();
+        self.raw_launch(kernel, 1, 1, 1, 1, 1, 1, 0, stream, pointers.as_ptr(), std::ptr::null())
+    }
+
+    /// The address that `cuGetProcAddress` has for a name.
+    pub fn lookup(&self, name: &str, version: i32, flags: u64) -> Result<u64, Failed> {
+        let mut found = std::ptr::null_mut();
+        let name = CString::new(name).map_err(|_| Failed { call: "lookup", code: 1 })?;
+        self.raw_lookup(name.as_ptr(), &raw mut found, version, flags, std::ptr::null_mut()).map(|()| found as u64)
+    }
+}

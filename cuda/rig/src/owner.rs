@@ -1,0 +1,474 @@
+//! A scripted owner: it grants what is asked for, moves chunks at random, and ends turns.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use cuda_protocol::{
+    CardInfo, Chunk, ChunkId, FromOwner, FromTenant, Link, LinkError, MAX_CHUNKS, Place, Received, Refusal, Run, Usage,
+    VERSION, Welcome,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::Serialize;
+
+use crate::Cuda;
+
+/// The script.
+#[derive(Clone, Debug)]
+pub struct Script {
+    /// Path of the driver's library.
+    pub driver: PathBuf,
+    /// Bytes of a chunk.
+    pub chunk_bytes: u64,
+    /// Bytes of the card that a process may have; more goes to host memory.
+    pub device_bytes: u64,
+    /// Bytes that a process may have in all; more is refused.
+    pub quota_bytes: u64,
+    /// Interval of relocations; none without it.
+    pub relocate: Option<Duration>,
+    /// Chunks of one relocation at most.
+    pub batch: usize,
+    /// Bound of what is in flight, in microseconds; 0 neither bounds nor measures.
+    pub run_ahead_us: u32,
+    /// Length of turns and of the pauses between them, in microseconds; 0: one turn without an end.
+    pub turn_us: u32,
+    /// Longest time that a tenant may take to be quiet.
+    pub patience: Duration,
+}
+
+/// Counts of what an owner did.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Counts {
+    /// Processes that said hello.
+    pub processes: u64,
+    /// Chunks granted.
+    pub granted: u64,
+    /// Chunks returned.
+    pub freed: u64,
+    /// Requests refused.
+    pub refused: u64,
+    /// Bytes counted as fixed, now.
+    pub fixed_bytes: u64,
+    /// Relocations that moved something.
+    pub relocations: u64,
+    /// Chunks moved.
+    pub moved: u64,
+    /// Orders that the tenant declined.
+    pub busy: u64,
+    /// Turns that ended.
+    pub turns: u64,
+    /// The card's time as the tenants report it, in nanoseconds.
+    pub busy_ns: u64,
+    /// Submissions as the tenants report them.
+    pub launches: u64,
+    /// Time until tenants were quiet, in microseconds: sum, and the longest.
+    pub quiet_us: u64,
+    /// See `quiet_us`.
+    pub quiet_longest_us: u64,
+    /// Time from an order to its end, in microseconds: sum, and the longest.
+    pub pause_us: u64,
+    /// See `pause_us`.
+    pub pause_longest_us: u64,
+    /// Chunks that processes brought along after a restart of the owner.
+    pub adopted: u64,
+    /// Of those, the ones with a descriptor.
+    pub adopted_with_descriptor: u64,
+}
+
+/// An owner that runs until it is dropped.
+#[derive(Debug)]
+pub struct Owner {
+    counts: Arc<Mutex<Counts>>,
+    end: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    socket: PathBuf,
+}
+
+impl Owner {
+    /// Serves `socket` by the script.
+    pub fn start(socket: &Path, script: Script) -> Result<Self> {
+        let driver = script.driver.to_str().context("the driver's path is no text")?.to_owned();
+        let cuda = Cuda::open(&driver)?;
+        let listener = Link::listen(socket)?;
+        let counts = Arc::new(Mutex::new(Counts::default()));
+        let end = Arc::new(AtomicBool::new(false));
+        let (shared, stop) = (counts.clone(), end.clone());
+        let thread = std::thread::spawn(move || accept(&listener, cuda, &script, &shared, &stop));
+        Ok(Self { counts, end, thread: Some(thread), socket: socket.to_owned() })
+    }
+
+    /// Counts so far.
+    pub fn counts(&self) -> Counts {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.end.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+fn readable(socket: impl std::os::fd::AsFd, timeout: Duration) -> bool {
+    let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(timeout.subsec_nanos()) };
+    poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&timeout)).is_ok_and(|count| count > 0)
+}
+
+fn accept(listener: &OwnedFd, cuda: Cuda, script: &Script, counts: &Arc<Mutex<Counts>>, end: &Arc<AtomicBool>) {
+    let mut sessions = Vec::new();
+    while !end.load(Ordering::SeqCst) {
+        if !readable(listener, Duration::from_millis(10)) {
+            continue;
+        }
+        let Ok(socket) = rustix::net::accept(listener) else { continue };
+        let (script, counts, end) = (script.clone(), counts.clone(), end.clone());
+        sessions.push(std::thread::spawn(move || {
+            let mut session = Session::new(Link::new(socket), cuda, script, counts);
+            if let Err(error) = session.serve(&end) {
+                session.report(&error);
+            }
+            session.clear();
+        }));
+    }
+    for session in sessions {
+        let _ = session.join();
+    }
+}
+
+/// A chunk, with the owner's own mapping of it.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    handle: u64,
+    at: u64,
+    place: Place,
+}
+
+/// A relocation under way.
+#[derive(Debug)]
+struct Order {
+    began: Instant,
+    /// New memory of chunks, in the order of the messages, and how many were answered.
+    moves: Vec<(ChunkId, Held)>,
+    answered: usize,
+}
+
+struct Session {
+    link: Link,
+    cuda: Cuda,
+    script: Script,
+    counts: Arc<Mutex<Counts>>,
+    chunks: BTreeMap<ChunkId, Held>,
+    order: Option<Order>,
+    orders: u32,
+    turn: u32,
+    running: bool,
+    next_relocation: Instant,
+    next_turn: Instant,
+    random: u64,
+}
+
+static NEXT_CHUNK: AtomicU64 = AtomicU64::new(1);
+
+impl Session {
+    fn new(link: Link, cuda: Cuda, script: Script, counts: Arc<Mutex<Counts>>) -> Self {
+        let now = Instant::now();
+        let next_relocation = now + script.relocate.unwrap_or_default();
+        Self {
+            link,
+            cuda,
+            script,
+            counts,
+            chunks: BTreeMap::new(),
+            order: None,
+            orders: 0,
+            turn: 0,
+            running: false,
+            next_relocation,
+            next_turn: now,
+            random: 0x9e37_79b9_7f4a_7c15,
+        }
+    }
+
+    fn count(&self, change: impl FnOnce(&mut Counts)) {
+        change(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn report(&self, error: &anyhow::Error) {
+        let closed = matches!(error.downcast_ref::<LinkError>(), Some(LinkError::Closed));
+        if !closed {
+            eprintln!("scripted owner: {error:#}");
+        }
+    }
+
+    fn serve(&mut self, end: &AtomicBool) -> Result<()> {
+        self.cuda.enter()?;
+        while !end.load(Ordering::SeqCst) {
+            // TIMEOUT: the script's own times are finer than this only by accident.
+            if readable(&self.link, Duration::from_micros(500)) {
+                loop {
+                    match self.link.try_receive() {
+                        Ok(received) => self.obey(received)?,
+                        Err(LinkError::WouldBlock) => break,
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+            }
+            self.tick()?;
+        }
+        Ok(())
+    }
+
+    fn say(&self, message: &FromOwner) -> Result<()> {
+        Ok(self.link.try_send(message, &[])?)
+    }
+
+    fn tick(&mut self) -> Result<()> {
+        let now = Instant::now();
+        if self.turn == 0 {
+            return Ok(());
+        }
+        if self.script.turn_us > 0 && !self.running && now >= self.next_turn {
+            self.run()?;
+        }
+        let relocate = self.script.relocate.is_some() && now >= self.next_relocation;
+        if relocate && self.order.is_none() && !self.chunks.is_empty() {
+            self.orders += 1;
+            self.order = Some(Order { began: now, moves: Vec::new(), answered: 0 });
+            let patience_us = u32::try_from(self.script.patience.as_micros()).unwrap_or(u32::MAX);
+            self.say(&FromOwner::Quiesce { order: self.orders, patience_us })?;
+        }
+        Ok(())
+    }
+
+    fn run(&mut self) -> Result<()> {
+        self.turn += 1;
+        self.running = true;
+        self.say(&FromOwner::Run(Run {
+            card: 0,
+            turn: self.turn,
+            length_us: self.script.turn_us,
+            run_ahead_us: self.script.run_ahead_us,
+            idle_us: 0,
+            report_us: 0,
+        }))
+    }
+
+    fn obey(&mut self, received: Received<FromTenant>) -> Result<()> {
+        match received.message {
+            FromTenant::Hello(hello) => {
+                self.count(|c| c.processes += 1);
+                let total_bytes = self.script.quota_bytes;
+                self.say(&FromOwner::Welcome(Welcome {
+                    version: VERSION.min(hello.version),
+                    tenant: 1,
+                    chunk_bytes: self.script.chunk_bytes,
+                    cards: vec![CardInfo { uuid: self.cuda.uuid()?, total_bytes }],
+                }))?;
+                if !hello.adopts {
+                    self.run()?;
+                }
+            }
+            FromTenant::Adopt { chunks, more } => {
+                let with = received.descriptors.len() as u64;
+                self.count(|c| {
+                    c.adopted += chunks.len() as u64;
+                    c.adopted_with_descriptor += with;
+                });
+                if !more {
+                    self.run()?;
+                }
+            }
+            FromTenant::Allocate { request, chunks, .. } => self.allocate(request, chunks)?,
+            FromTenant::Free { chunks } => {
+                for id in chunks {
+                    // A chunk that is being moved is freed when the tenant has answered.
+                    let moving = self.order.as_ref().is_some_and(|o| o.moves.iter().any(|m| m.0 == id));
+                    if !moving && let Some(held) = self.chunks.remove(&id) {
+                        self.discard(held);
+                    }
+                    if moving && let Some(order) = &mut self.order {
+                        for one in order.moves.iter_mut().filter(|m| m.0 == id) {
+                            one.0 = ChunkId(0);
+                        }
+                        if let Some(held) = self.chunks.remove(&id) {
+                            self.discard(held);
+                        }
+                    }
+                    self.count(|c| c.freed += 1);
+                }
+            }
+            FromTenant::Fix { request, bytes, .. } => {
+                self.count(|c| c.fixed_bytes += bytes);
+                self.say(&FromOwner::Fixed { request })?;
+            }
+            FromTenant::Unfix { bytes, .. } => self.count(|c| c.fixed_bytes = c.fixed_bytes.saturating_sub(bytes)),
+            FromTenant::AskMemory { request, .. } => {
+                let total_bytes = self.script.quota_bytes;
+                let free_bytes = total_bytes.saturating_sub(self.chunks.len() as u64 * self.script.chunk_bytes);
+                self.say(&FromOwner::Memory { request, free_bytes, total_bytes })?;
+            }
+            FromTenant::Quiet { order } => self.relocate(order)?,
+            FromTenant::Busy { .. } => {
+                self.count(|c| c.busy += 1);
+                self.ended();
+            }
+            FromTenant::Redirected { order, moved } => self.redirected(order, moved)?,
+            FromTenant::Stopped { usage, .. } => {
+                self.used(usage);
+                self.running = false;
+                self.count(|c| c.turns += 1);
+                self.next_turn = Instant::now() + Duration::from_micros(self.script.turn_us.into());
+            }
+            FromTenant::Used { usage, .. } => self.used(usage),
+            FromTenant::Export { request, .. } | FromTenant::Open { request, .. } => {
+                self.say(&FromOwner::Refused { request, reason: Refusal::Unsupported })?;
+            }
+            FromTenant::Waiting { .. } | FromTenant::Goodbye(_) => {}
+        }
+        Ok(())
+    }
+
+    fn used(&self, usage: Usage) {
+        self.count(|c| {
+            c.busy_ns += usage.busy_ns;
+            c.launches += u64::from(usage.launches);
+        });
+    }
+
+    fn make(&self, place: Place) -> Result<Held> {
+        let handle = self.cuda.create(place == Place::Host, self.script.chunk_bytes)?;
+        let at = self.cuda.map(handle, self.script.chunk_bytes)?;
+        Ok(Held { handle, at, place })
+    }
+
+    fn discard(&self, held: Held) {
+        let _ = self.cuda.unmap(held.at, self.script.chunk_bytes);
+        let _ = self.cuda.release(held.handle);
+    }
+
+    fn allocate(&mut self, request: u32, count: u32) -> Result<()> {
+        let held = self.chunks.len() as u64 * self.script.chunk_bytes;
+        if held + u64::from(count) * self.script.chunk_bytes > self.script.quota_bytes {
+            self.count(|c| c.refused += 1);
+            return self.say(&FromOwner::Refused { request, reason: Refusal::Quota });
+        }
+        let mut left = count as usize;
+        while left > 0 {
+            let part = left.min(MAX_CHUNKS);
+            left -= part;
+            let (mut chunks, mut descriptors) = (Vec::new(), Vec::new());
+            for _ in 0..part {
+                let device = self.chunks.values().filter(|c| c.place == Place::Device).count() as u64;
+                let fits = (device + 1) * self.script.chunk_bytes <= self.script.device_bytes;
+                let held = self.make(if fits { Place::Device } else { Place::Host })?;
+                let id = ChunkId(NEXT_CHUNK.fetch_add(1, Ordering::SeqCst));
+                descriptors.push(self.cuda.export(held.handle)?);
+                chunks.push(Chunk { id, place: held.place });
+                self.chunks.insert(id, held);
+            }
+            self.count(|c| c.granted += part as u64);
+            let borrowed: Vec<_> = descriptors.iter().map(|d| d.as_fd()).collect();
+            self.link.try_send(&FromOwner::Granted { request, chunks, more: left > 0 }, &borrowed)?;
+        }
+        Ok(())
+    }
+
+    fn next_random(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+
+    /// Copies random chunks to the other memory and redirects them.
+    fn relocate(&mut self, number: u32) -> Result<()> {
+        let Some(mut order) = self.order.take() else { bail!("quiet without an order") };
+        let quiet = order.began.elapsed().as_micros() as u64;
+        self.count(|c| {
+            c.quiet_us += quiet;
+            c.quiet_longest_us = c.quiet_longest_us.max(quiet);
+        });
+        let ids: Vec<_> = self.chunks.keys().copied().collect();
+        let start = self.next_random() as usize % ids.len().max(1);
+        let mut messages = Vec::new();
+        for id in ids.iter().cycle().skip(start).take(ids.len().min(self.script.batch)) {
+            let old = self.chunks[id];
+            let device = self.chunks.values().filter(|c| c.place == Place::Device).count() as u64;
+            let room = (device + 1) * self.script.chunk_bytes <= self.script.device_bytes;
+            let place = if old.place == Place::Device || !room { Place::Host } else { Place::Device };
+            let Ok(new) = self.make(place) else { break };
+            self.cuda.copy(new.at, old.at, self.script.chunk_bytes, 0)?;
+            messages.push((Chunk { id: *id, place }, self.cuda.export(new.handle)?));
+            order.moves.push((*id, new));
+        }
+        self.cuda.finish(0)?;
+        self.order = Some(order);
+        if messages.is_empty() {
+            return self.resume(number);
+        }
+        while !messages.is_empty() {
+            let part: Vec<_> = messages.drain(..messages.len().min(MAX_CHUNKS)).collect();
+            let borrowed: Vec<_> = part.iter().map(|m| m.1.as_fd()).collect();
+            let moves = part.iter().map(|m| m.0).collect();
+            self.link.try_send(&FromOwner::Redirect { order: number, moves }, &borrowed)?;
+        }
+        Ok(())
+    }
+
+    fn redirected(&mut self, number: u32, moved: u32) -> Result<()> {
+        let Some(mut order) = self.order.take() else { bail!("redirected without an order") };
+        let part = order.moves.len().saturating_sub(order.answered).min(MAX_CHUNKS);
+        for (at, (id, new)) in order.moves.iter().skip(order.answered).take(part).enumerate() {
+            // Chunks that the tenant freed meanwhile have no other memory left.
+            let keep = at < moved as usize && self.chunks.contains_key(id);
+            let gone = if keep { self.chunks.insert(*id, *new) } else { Some(*new) };
+            if let Some(gone) = gone {
+                self.discard(gone);
+            }
+        }
+        self.count(|c| c.moved += u64::from(moved));
+        order.answered += part;
+        let over = order.answered >= order.moves.len();
+        let began = order.began;
+        self.order = Some(order);
+        if over {
+            let pause = began.elapsed().as_micros() as u64;
+            self.count(|c| {
+                c.relocations += 1;
+                c.pause_us += pause;
+                c.pause_longest_us = c.pause_longest_us.max(pause);
+            });
+            return self.resume(number);
+        }
+        Ok(())
+    }
+
+    fn resume(&mut self, order: u32) -> Result<()> {
+        self.ended();
+        self.say(&FromOwner::Resume { order })
+    }
+
+    fn ended(&mut self) {
+        self.order = None;
+        self.next_relocation = Instant::now() + self.script.relocate.unwrap_or_default();
+    }
+
+    fn clear(&mut self) {
+        let moves = self.order.take().map(|order| order.moves.into_iter().skip(order.answered).collect::<Vec<_>>());
+        for (_, held) in moves.into_iter().flatten() {
+            self.discard(held);
+        }
+        for held in std::mem::take(&mut self.chunks).into_values() {
+            self.discard(held);
+        }
+    }
+}

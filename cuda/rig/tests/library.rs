@@ -1,0 +1,203 @@
+//! Programs under the library, on the fake driver, with the scripted owner: real processes.
+//!
+//! Each test compares what a program prints with what it prints without the library.
+
+mod support;
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use support::{PROGRAM, Rig};
+
+const OWNER: &str = env!("CARGO_BIN_EXE_cuda-scripted-owner");
+
+/// A scripted owner's process.
+struct Owner {
+    child: Child,
+    output: BufReader<std::process::ChildStdout>,
+}
+
+/// Programs of a rig without a tenant's name, and with the scripted owner.
+trait Scripted {
+    /// Prints of the program without the library.
+    fn plain(&self, arguments: &[&str]) -> String;
+
+    /// The program with the library, to be started.
+    fn mediated(&self, arguments: &[&str]) -> Command;
+
+    /// Prints of the program with the library and the owner.
+    fn tenant(&self, arguments: &[&str]) -> String;
+
+    /// Starts the scripted owner.
+    fn owner(&self, arguments: &[&str]) -> Owner;
+}
+
+impl Scripted for Rig {
+    fn plain(&self, arguments: &[&str]) -> String {
+        text(&self.command(PROGRAM, "plain").args(arguments).output().expect("starts"))
+    }
+
+    fn mediated(&self, arguments: &[&str]) -> Command {
+        let mut command = self.command(PROGRAM, "front");
+        command.args(arguments).env(cuda_protocol::SOCKET_VARIABLE, self.socket());
+        command
+    }
+
+    fn tenant(&self, arguments: &[&str]) -> String {
+        text(&self.mediated(arguments).output().expect("starts"))
+    }
+
+    fn owner(&self, arguments: &[&str]) -> Owner {
+        let mut command = self.command(OWNER, "plain");
+        command.arg("--socket").arg(self.socket()).arg("--driver").arg(&self.fake).args(arguments);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("starts");
+        let mut output = BufReader::new(child.stdout.take().expect("piped"));
+        let mut line = String::new();
+        output.read_line(&mut line).expect("a line");
+        assert_eq!(line.trim(), "ready");
+        Owner { child, output }
+    }
+}
+
+impl Owner {
+    /// Ends the owner; its counts.
+    fn counts(mut self) -> serde_json::Value {
+        drop(self.child.stdin.take());
+        let mut line = String::new();
+        self.output.read_line(&mut line).expect("a line");
+        assert!(self.child.wait().expect("ends").success());
+        serde_json::from_str(&line).expect("JSON")
+    }
+
+    fn kill(mut self) {
+        self.child.kill().expect("killed");
+        self.child.wait().expect("ends");
+    }
+}
+
+fn text(output: &Output) -> String {
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {error}", output.status);
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+#[test]
+fn without_an_owner_every_call_passes() {
+    let rig = Rig::new(256);
+    for arguments in [&["train"][..], &["churn"], &["look"], &["fork"]] {
+        let passed = text(&rig.command(PROGRAM, "front").args(arguments).output().expect("starts"));
+        assert_eq!(passed, rig.plain(arguments), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_program_whose_owner_is_not_there_does_not_run_beside_its_limits() {
+    let rig = Rig::new(64);
+    let output = rig.mediated(&["look"]).output().expect("starts");
+    assert!(!output.status.success());
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains("cuInit failed with 802"), "{error}");
+}
+
+#[test]
+fn results_are_those_of_a_run_without_the_library() {
+    let rig = Rig::new(256);
+    let owner = rig.owner(&["--device-mib", "128", "--quota-mib", "128"]);
+    for arguments in [&["train"][..], &["churn"], &["fork"]] {
+        assert_eq!(rig.tenant(arguments), rig.plain(arguments), "{arguments:?}");
+    }
+    let counts = owner.counts();
+    assert!(counts["granted"].as_u64().expect("a number") >= 20, "{counts}");
+}
+
+#[test]
+fn results_hold_while_chunks_move_under_the_program() {
+    let rig = Rig::new(256);
+    let arguments = ["train", "--mib", "20", "--rounds", "80", "--spin-us", "2000"];
+    let alone = rig.plain(&arguments);
+    let owner = rig.owner(&["--device-mib", "16", "--quota-mib", "64", "--relocate-ms", "5", "--batch", "3"]);
+    assert_eq!(rig.tenant(&arguments), alone);
+    let counts = owner.counts();
+    assert!(counts["moved"].as_u64().expect("a number") >= 3, "nothing moved: {counts}");
+}
+
+#[test]
+fn allocations_come_and_go_while_chunks_move() {
+    let rig = Rig::new(256);
+    let owner = rig.owner(&["--device-mib", "64", "--quota-mib", "128", "--relocate-ms", "5", "--batch", "2"]);
+    assert_eq!(rig.tenant(&["churn"]), rig.plain(&["churn"]));
+    let counts = owner.counts();
+    assert!(counts["moved"].as_u64().expect("a number") >= 2, "nothing moved: {counts}");
+}
+
+#[test]
+fn results_hold_under_turns_with_bounded_work_in_flight() {
+    let rig = Rig::new(256);
+    let arguments = ["train", "--mib", "20", "--rounds", "120", "--spin-us", "1000"];
+    let alone = rig.plain(&arguments);
+    let owner = rig.owner(&["--quota-mib", "64", "--run-ahead-us", "4000", "--turn-us", "10000"]);
+    assert_eq!(rig.tenant(&arguments), alone);
+    let counts = owner.counts();
+    assert!(counts["turns"].as_u64().expect("a number") >= 1, "{counts}");
+    assert!(counts["launches"].as_u64().expect("a number") >= 1, "{counts}");
+    assert!(counts["busy_ns"].as_u64().expect("a number") >= 1_000_000, "one kernel's time at least: {counts}");
+}
+
+#[test]
+fn a_tenant_gets_what_it_may_have_and_is_told_so() {
+    let rig = Rig::new(256);
+    let owner = rig.owner(&["--device-mib", "20", "--quota-mib", "60"]);
+    assert!(rig.tenant(&["look"]).starts_with("free=60 total=60 device=60"), "memory information is the tenant's");
+    // Ten times six: more than the part of it that lies on the card.
+    assert_eq!(rig.tenant(&["fill"]), "60");
+    assert!(rig.plain(&["look"]).starts_with("free=256"), "all is free again when the program has ended");
+    assert_eq!(owner.counts()["refused"], 1);
+}
+
+#[test]
+fn a_killed_program_leaves_nothing_behind() {
+    let rig = Rig::new(256);
+    let owner = rig.owner(&["--device-mib", "128", "--quota-mib", "128", "--relocate-ms", "3", "--batch", "4"]);
+    for delay_ms in [0, 20, 60, 150, 400] {
+        let mut program = rig.mediated(&["train", "--mib", "30", "--rounds", "100000"]);
+        let mut child = program.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
+        std::thread::sleep(Duration::from_millis(delay_ms));
+        child.kill().expect("killed");
+        child.wait().expect("ends");
+    }
+    // The owner still serves, and after it nothing is left.
+    assert_eq!(rig.tenant(&["fill"]), "126");
+    owner.counts();
+    assert!(rig.plain(&["look"]).starts_with("free=256 total=256"), "{}", rig.plain(&["look"]));
+}
+
+#[test]
+fn a_program_goes_on_while_its_owner_restarts_and_is_taken_over() {
+    let rig = Rig::new(256);
+    let owner = rig.owner(&["--device-mib", "64", "--quota-mib", "64"]);
+    let mut child = rig
+        .mediated(&["hold", "--mib", "10"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("starts");
+    let mut output = BufReader::new(child.stdout.take().expect("piped"));
+    let mut line = String::new();
+    output.read_line(&mut line).expect("a line");
+    assert_eq!(line.trim(), "holds");
+    owner.kill();
+    std::fs::remove_file(rig.socket()).expect("a killed owner leaves its socket");
+    let owner = rig.owner(&["--device-mib", "64", "--quota-mib", "64"]);
+    // TIMEOUT: several of the library's tries to connect.
+    std::thread::sleep(Duration::from_millis(cuda_protocol::RECONNECT_MS * 10));
+    child.stdin.take().expect("piped").write_all(b"on").expect("written");
+    line.clear();
+    output.read_line(&mut line).expect("a line");
+    assert_eq!(line.trim(), "held", "the contents are there, and memory can be had again");
+    assert!(child.wait().expect("ends").success());
+    let counts = owner.counts();
+    assert_eq!(counts["adopted"], 5, "{counts}");
+    assert_eq!(counts["adopted_with_descriptor"], 5, "{counts}");
+}

@@ -1,0 +1,123 @@
+//! Programs under the library, on the fake driver, with the owner itself: real processes.
+
+mod support;
+
+use support::{Program, Rig, built};
+
+/// A `cuda-owner serve` of tenants `a` and `b`, that is ready.
+fn owner(rig: &Rig, card_mib: u64, arguments: &[&str]) -> Program {
+    let mut command = rig.command(built("cuda-owner"), "plain");
+    let card = card_mib.to_string();
+    command.arg("--driver").arg(&rig.fake).arg("serve").arg("--socket").arg(rig.socket());
+    command.args(["--card-mib", &card, "--host-mib", "96", "--chunk-mib", "2"]);
+    command.arg("--journal").arg(rig.folder.path().join("journal"));
+    let mut owner = Program::start(command.args(["--tenant", "a:64", "--tenant", "b:64"]).args(arguments));
+    let line = owner.line();
+    assert!(line.contains("ready"), "{line}");
+    owner
+}
+
+fn describe(owner: Program) -> serde_json::Value {
+    serde_json::from_str(&owner.end()).expect("JSON")
+}
+
+/// Chunks of a tenant, wherever they are.
+fn chunks(view: &serde_json::Value, tenant: usize) -> u64 {
+    let number = |key: &str| view["tenants"][tenant][key].as_u64().expect("a number");
+    number("chunks_on_card") + number("chunks_in_host")
+}
+
+#[test]
+fn a_killed_owner_is_replaced_under_programs_that_go_on() {
+    let rig = Rig::new(256);
+    let first = owner(&rig, 64, &[]);
+    let mut programs = ["a", "b"].map(|tenant| rig.program(tenant, &["live", "--mib", "16"]));
+    for program in &mut programs {
+        program.grow();
+    }
+    first.kill();
+    for program in &mut programs {
+        program.steps(20);
+    }
+    let second = owner(&rig, 64, &[]);
+    for program in &mut programs {
+        program.grow();
+        program.steps(20);
+    }
+    let view = describe(second);
+    for tenant in [0, 1] {
+        assert!(chunks(&view, tenant) >= 12, "its 24 MiB are counted: {view}");
+    }
+    for program in programs {
+        assert_eq!(program.end(), "held 12");
+    }
+    rig.until_free();
+}
+
+#[test]
+fn an_allocation_waits_for_an_owner_that_restarts() {
+    let rig = Rig::new(256);
+    let first = owner(&rig, 64, &[]);
+    let mut program = rig.program("a", &["live", "--mib", "8"]);
+    program.steps(3);
+    first.kill();
+    program.say("more");
+    // It asks for chunks that nobody can give it, sooner or later, and says nothing until then.
+    program.steps(2);
+    let second = owner(&rig, 64, &[]);
+    while program.steps(1) < 6 {}
+    assert!(chunks(&describe(second), 0) >= 6);
+    assert_eq!(program.end(), "held 6");
+}
+
+#[test]
+fn owners_that_are_killed_while_memory_moves_lose_nothing() {
+    let rig = Rig::new(256);
+    let mut serving = owner(&rig, 32, &["--quanta", "off"]);
+    let mut programs = ["a", "b"].map(|tenant| rig.program(tenant, &["live", "--mib", "24"]));
+    for program in &mut programs {
+        // What it begins with is there: without an owner it would wait for that.
+        program.steps(2);
+    }
+    for round in 0..6 {
+        // Together they have more than the card, so that memory is always on its way.
+        programs[round % 2].grow();
+        serving.kill();
+        if round % 3 == 0 {
+            programs[(round + 1) % 2].steps(2);
+        }
+        serving = owner(&rig, if round % 2 == 0 { 24 } else { 32 }, &["--quanta", "off"]);
+        programs[(round + 1) % 2].steps(5);
+    }
+    for program in &mut programs {
+        program.steps(20);
+    }
+    for program in programs {
+        assert_eq!(program.end(), "held 18");
+    }
+    // Served behind the ends of the programs before it, which the owner has seen by then.
+    rig.program("a", &["look"]).end();
+    let view = describe(serving);
+    assert_eq!((chunks(&view, 0), chunks(&view, 1)), (0, 0), "what ended is free: {view}");
+    rig.until_free();
+}
+
+#[test]
+fn a_program_that_is_killed_while_memory_moves_leaves_nothing_behind() {
+    let rig = Rig::new(256);
+    let serving = owner(&rig, 24, &["--quanta", "off"]);
+    let mut other = rig.program("b", &["live", "--mib", "20"]);
+    for steps in [0, 1, 2, 4, 7, 11] {
+        let mut program = rig.program("a", &["live", "--mib", "20"]);
+        program.steps(steps);
+        other.steps(1);
+        program.kill();
+    }
+    other.grow();
+    assert_eq!(other.end(), "held 12");
+    // Served behind the ends of the programs before it, which the owner has seen by then.
+    rig.program("a", &["look"]).end();
+    let view = describe(serving);
+    assert_eq!((chunks(&view, 0), chunks(&view, 1)), (0, 0), "{view}");
+    rig.until_free();
+}

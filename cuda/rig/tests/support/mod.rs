@@ -1,0 +1,150 @@
+//! A card, the library and the driver in a folder, with processes that use them.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_cuda-program");
+
+/// A folder with a card, the library and the driver by the names that programs load.
+pub struct Rig {
+    pub folder: tempfile::TempDir,
+    pub fake: PathBuf,
+    mib: u64,
+}
+
+/// A file of cargo's folder.
+pub fn built(name: &str) -> PathBuf {
+    // The libraries and other crates' programs lie beside the folder of the test's own file.
+    let own = std::env::current_exe().expect("this file");
+    let folder = own.parent().and_then(Path::parent).expect("a folder of cargo's");
+    let path = folder.join(name);
+    assert!(path.exists(), "{} is missing: cargo xtask test --suite cuda builds it", path.display());
+    path
+}
+
+impl Rig {
+    /// A card of so many MiB.
+    pub fn new(mib: u64) -> Self {
+        let memory = Path::new("/dev/shm");
+        let folder = if memory.exists() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+        let folder = folder.expect("a folder");
+        let fake = built("libcuda_fake.so");
+        for (name, library) in [("plain", fake.clone()), ("front", built("libcuda.so"))] {
+            std::fs::create_dir(folder.path().join(name)).expect("a folder");
+            symlink(library, folder.path().join(name).join("libcuda.so.1")).expect("a link");
+        }
+        Self { folder, fake, mib }
+    }
+
+    /// A command with the card, and one of the folders of libraries.
+    pub fn command(&self, file: impl AsRef<std::ffi::OsStr>, library: &str) -> Command {
+        let mut command = Command::new(file);
+        command
+            .env("FAKE_CUDA_FOLDER", self.folder.path().join("card"))
+            .env("FAKE_CUDA_MIB", self.mib.to_string())
+            .env("LD_LIBRARY_PATH", self.folder.path().join(library))
+            .env(cuda_protocol::LOG_VARIABLE, "1")
+            .env("RUST_BACKTRACE", "0")
+            .env_remove(cuda_protocol::SOCKET_VARIABLE);
+        if library == "front" {
+            command.env(cuda_protocol::DRIVER_VARIABLE, &self.fake);
+        }
+        command
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+
+    /// The program as a tenant's.
+    pub fn program(&self, tenant: &str, arguments: &[&str]) -> Program {
+        let mut command = self.command(PROGRAM, "front");
+        command.env(cuda_protocol::SOCKET_VARIABLE, self.socket()).env(cuda_protocol::TENANT_VARIABLE, tenant);
+        Program::start(command.args(arguments))
+    }
+
+    /// MiB of the card that are free, by a program that is no tenant.
+    pub fn free(&self) -> String {
+        let output = self.command(PROGRAM, "plain").arg("look").output().expect("starts");
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+
+    /// Waits until nothing of the card is in use.
+    pub fn until_free(&self) {
+        let all = format!("free={}", self.mib);
+        // TIMEOUT: only a failing test waits so long.
+        for _ in 0..600 {
+            if self.free().starts_with(&all) {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        panic!("memory of the card is left: {}", self.free());
+    }
+}
+
+/// A process with its standard input and output.
+pub struct Program {
+    pub child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Program {
+    pub fn start(command: &mut Command) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("starts");
+        let (input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().expect("piped")));
+        Self { child, input, output }
+    }
+
+    /// The next line; empty at the end.
+    pub fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).expect("readable");
+        line.trim().to_owned()
+    }
+
+    /// Reads so many lines of progress; the number of buffers in the last.
+    pub fn steps(&mut self, count: usize) -> u64 {
+        let mut buffers = 0;
+        for _ in 0..count {
+            let line = self.line();
+            let words: Vec<&str> = line.split(' ').collect();
+            assert_eq!(words.first(), Some(&"step"), "{line}");
+            buffers = words[2].parse().expect("a number");
+        }
+        buffers
+    }
+
+    /// Has it allocate more, and waits until it has.
+    pub fn grow(&mut self) {
+        let before = self.steps(1);
+        self.say("more");
+        while self.steps(1) <= before {}
+    }
+
+    pub fn say(&mut self, line: &str) {
+        writeln!(self.input.as_mut().expect("open"), "{line}").expect("written");
+    }
+
+    /// Ends its input, reads on until a line that is no progress, and sees it end well.
+    pub fn end(mut self) -> String {
+        self.input = None;
+        let last = loop {
+            let line = self.line();
+            if !line.starts_with("step") {
+                break line;
+            }
+        };
+        assert!(self.child.wait().expect("ends").success(), "it failed after: {last}");
+        last
+    }
+
+    pub fn kill(mut self) {
+        self.child.kill().expect("killed");
+        self.child.wait().expect("ends");
+    }
+}

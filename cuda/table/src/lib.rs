@@ -1,0 +1,159 @@
+//! Every function of the CUDA driver API, with its class.
+//!
+//! Names and versions are facts of the headers of CUDA 12.9 and 13.5 (`cuda.h`, `cudaGL.h`, `cudaEGL.h`, `cudaVDPAU.h` and
+//! their `Typedefs`). A function has *forms*: symbols for versions of its signature (`_v2`) and for the per-thread default
+//! stream (`_ptds`, `_ptsz`), which `cuGetProcAddress` chooses by the version and flags that the caller gives.
+//!
+//! No signatures, no types, no code: `cuda-front` has those of the functions that it replaces.
+
+#![forbid(unsafe_code)]
+
+mod headers;
+mod names;
+
+pub use headers::declared;
+
+/// Class of a function: what a call does that a mediator must know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    /// Allocates memory of the card for the program.
+    Allocate,
+    /// Makes or destroys arrays, whose layout only the driver knows.
+    Array,
+    /// Records a stream's work instead of running it, and everything about that.
+    Capture,
+    /// Contexts, and parts of a card that they are bound to.
+    Context,
+    /// Submits a copy or a fill.
+    Copy,
+    /// Facts about cards.
+    Device,
+    /// Events.
+    Event,
+    /// Frees memory of the card.
+    Free,
+    /// Builds, edits and instantiates graphs.
+    Graph,
+    /// Pinned host memory.
+    Host,
+    /// Answers how much memory there is.
+    Information,
+    /// Start, errors, and how functions are found.
+    Init,
+    /// Memory and semaphores of other interfaces.
+    Interop,
+    /// Code and its functions.
+    Module,
+    /// Facts about addresses.
+    Pointer,
+    /// Stream-ordered memory that the driver keeps.
+    Pool,
+    /// Memory that other processes or other cards reach.
+    Share,
+    /// Streams.
+    Stream,
+    /// Submits work other than copies.
+    Submit,
+    /// Views of memory for texture units and tensor copies.
+    Texture,
+    /// Profilers, core dumps, checkpoints, logs.
+    Tool,
+    /// Address ranges and physical memory that the program handles itself.
+    Virtual,
+}
+
+/// A symbol of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Form {
+    /// Version of the driver that brought the form, 1000 times the major and 10 times the minor number; 0: not known.
+    pub version: u32,
+    /// Ending of the symbol.
+    pub suffix: &'static str,
+    /// Major version of the oldest of the headers read here that declares it: 12 or 13.
+    pub header: u8,
+}
+
+impl Form {
+    /// Whether the form works on the per-thread default stream where a call names the default stream.
+    pub fn per_thread(&self) -> bool {
+        self.suffix.ends_with("_ptsz") || self.suffix.ends_with("_ptds")
+    }
+}
+
+/// A function with all its symbols: the plain ones first, each kind in the order of versions.
+#[derive(Clone, Copy, Debug)]
+pub struct Family {
+    /// Name without endings.
+    pub name: &'static str,
+    forms: &'static [(u32, &'static str, u8)],
+}
+
+const fn family(name: &'static str, forms: &'static [(u32, &'static str, u8)]) -> Family {
+    Family { name, forms }
+}
+
+impl Family {
+    /// The function's symbols.
+    pub fn forms(&self) -> impl Iterator<Item = Form> + use<> {
+        self.forms.iter().map(|&(version, suffix, header)| Form { version, suffix, header })
+    }
+
+    /// The form that `cuGetProcAddress` finds for `version`: the newest that is no newer. With `per_thread` the
+    /// per-thread forms come first, where there is one.
+    pub fn form(&self, version: u32, per_thread: bool) -> Option<Form> {
+        let newest = |kind: bool| self.forms().filter(|f| f.per_thread() == kind && f.version <= version).last();
+        per_thread.then(|| newest(true)).flatten().or_else(|| newest(false))
+    }
+}
+
+/// Every function with its class.
+pub fn families() -> impl Iterator<Item = (Class, &'static Family)> {
+    names::CLASSES.iter().flat_map(|(class, families)| families.iter().map(move |family| (*class, family)))
+}
+
+/// Every symbol with its class, in the order of [`families`].
+pub fn symbols() -> impl Iterator<Item = (String, Class, Form)> {
+    families()
+        .flat_map(|(class, family)| family.forms().map(move |f| (format!("{}{}", family.name, f.suffix), class, f)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn family(name: &str) -> &'static Family {
+        families().find(|(_, f)| f.name == name).expect("a function of the API").1
+    }
+
+    #[test]
+    fn no_symbol_stands_twice() {
+        let names: Vec<_> = symbols().map(|(name, ..)| name).collect();
+        let distinct: BTreeSet<_> = names.iter().collect();
+        assert_eq!(names.len(), distinct.len());
+        assert!(names.len() > 700, "{}", names.len());
+    }
+
+    #[test]
+    fn versions_and_flags_choose_a_form() {
+        let copy = family("cuMemcpyHtoDAsync");
+        let suffix = |version, thread| copy.form(version, thread).map(|f| f.suffix);
+        assert_eq!(suffix(2000, false), Some(""));
+        assert_eq!(suffix(3010, false), Some(""));
+        assert_eq!(suffix(3020, false), Some("_v2"));
+        assert_eq!(suffix(13_000, true), Some("_v2_ptsz"));
+        assert_eq!(suffix(3020, true), Some("_v2"), "no per-thread form is that old");
+        assert_eq!(family("cuMemAlloc").form(12_000, true).map(|f| f.suffix), Some("_v2"));
+    }
+
+    #[test]
+    fn forms_are_in_the_order_of_versions() {
+        for (_, family) in families() {
+            for kind in [false, true] {
+                let versions: Vec<_> = family.forms().filter(|f| f.per_thread() == kind).map(|f| f.version).collect();
+                assert!(versions.is_sorted(), "{}: {versions:?}", family.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Answers how much memory there is.
+
+use crate::{Family, family};
+
+pub(super) const FAMILIES: &[Family] = &[
+    family("cuDeviceTotalMem", &[(2000, "", 12), (3020, "_v2", 12)]),
+    family("cuMemGetInfo", &[(2000, "", 12), (3020, "_v2", 12)]),
+];
