@@ -1,7 +1,7 @@
 //! The south seam: what everything above needs of a physical card, at the level of what a PCI function offers.
 //!
 //! The trait is on the consumer's side: [`Card`] lists what `channels`, `mediator` and the passthrough path call, and
-//! nothing that a real card behind VFIO could not do, but for [`Card::access_counts`], which may say nothing. `simgpu` implements it in software; a VFIO card implements it by
+//! nothing that a real card behind VFIO could not do, but for [`Card::access_counts`], which may say nothing. `simgpu` implements it in software; `vfio-card` implements it by
 //! mapped BARs, `VFIO_IOMMU_MAP_DMA` and `VFIO_DEVICE_SET_IRQS`.
 //!
 //! Parts: [`Card`], its [`Identity`], the two memory [`Aperture`]s, [`DmaMemory`] for host memory that the card may
@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::ops::Range;
 use std::sync::Arc;
 use vm_memory::{MmapRegion, VolatileMemory, VolatileMemoryError, VolatileSlice};
 use vmm_sys_util::eventfd::EventFd;
@@ -48,7 +49,7 @@ pub enum Aperture {
     Bar3,
 }
 
-/// How the card signals. Both are edges on the event descriptor.
+/// Ways in which the card signals. Both are edges on the event descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterruptMode {
     /// One MSI message per edge; the card's own re-arm register allows the next.
@@ -100,13 +101,13 @@ impl DmaMemory {
         self.len
     }
 
-    /// Whether the range has no bytes.
+    /// Reports whether the range has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether the card may write.
+    /// Reports whether the card may write.
     #[must_use]
     pub fn writable(&self) -> bool {
         self.writable
@@ -170,8 +171,45 @@ pub enum DmaError {
         /// Bytes of the request.
         len: u64,
     },
+    /// The host's IOMMU does not map such an address.
+    #[error(
+        "I/O address range {iova:#x}+{len:#x} is not mapped by the host's IOMMU: it is reserved, for interrupts for \
+         example, or has more address bits than the IOMMU"
+    )]
+    Reserved {
+        /// First I/O virtual address of the request.
+        iova: u64,
+        /// Bytes of the request.
+        len: u64,
+    },
+    /// The process may pin no more memory.
+    #[error(
+        "{len:#x} bytes for I/O address {iova:#x} cannot be pinned: this process may pin {limit:#x} bytes; raise \
+         RLIMIT_MEMLOCK (LimitMEMLOCK=infinity in the daemon's unit)"
+    )]
+    MemoryLock {
+        /// First I/O virtual address of the request.
+        iova: u64,
+        /// Bytes of the request.
+        len: u64,
+        /// Bytes that may be pinned.
+        limit: u64,
+    },
+    /// The host takes no more mappings for the card.
+    #[error(
+        "{len:#x} bytes at I/O address {iova:#x} would be a mapping more than the host takes: there are {mappings}; raise \
+         `dma_entry_limit` of the module vfio_iommu_type1, or have VMs lend larger pieces (huge pages)"
+    )]
+    Exhausted {
+        /// First I/O virtual address of the request.
+        iova: u64,
+        /// Bytes of the request.
+        len: u64,
+        /// Mappings that there are.
+        mappings: usize,
+    },
     /// The host's IOMMU said no.
-    #[error("the host could not map memory for the card")]
+    #[error("the host could not map memory for the card: {0}")]
     Host(#[source] std::io::Error),
 }
 
@@ -195,7 +233,7 @@ impl AccessCounts {
 
 /// A card's PCI function. All methods may be called from any thread.
 pub trait Card: Send + Sync {
-    /// Who it is and how large its BARs are. Constant.
+    /// Says who it is and how large its BARs are. Constant.
     fn identity(&self) -> Identity;
 
     /// Reads the 32-bit register at byte `offset` of BAR0. `offset` is a multiple of 4 within BAR0; anything else reads
@@ -233,7 +271,13 @@ pub trait Card: Send + Sync {
     /// DMA stays mapped. VRAM contents are undefined after it.
     fn reset(&self);
 
-    /// How often engines and kernels touched which part of memory since the last call with `reset`, if the card counts
+    /// I/O virtual addresses that the card could drive and [`Card::map_dma`] refuses: those that the host's IOMMU keeps, for
+    /// interrupts for example, and those that it has no address bits for. Constant.
+    fn unmappable(&self) -> Vec<Range<u64>> {
+        Vec::new()
+    }
+
+    /// Counts how often engines and kernels touched which part of memory since the last call with `reset`, if the card counts
     /// that. A real card does not, and an offline profile takes its place.
     ///
     /// Counts stay with addresses: who moves memory, or gives it to another, reads them before.

@@ -11,7 +11,7 @@ use crate::card;
 use crate::pool::Slot;
 use crate::ring::{Record, Ring};
 use crate::work::{SEMAPHORE_BYTES, record_end, semaphore, semaphore_offset};
-use crate::{Channels, Completion, Host, Layout, VmId};
+use crate::{Channels, Completion, Host, Layout, RunState, VmId};
 use nvspec::addr::VramAddr;
 use nvspec::fifo::{ChannelId, VirtualChannelId, engine};
 use nvspec::instance::userd;
@@ -43,7 +43,7 @@ impl Channels {
             let vm = vms.get_mut(&bound.vm);
             let listed = vm.as_ref().is_some_and(|vm| vm.list.contains(&bound.channel.0));
             let mut ended = released(host, layout, physical, ring);
-            if ended < ring.with_card() && bound.running && listed && at_rest(host, physical, ring) {
+            if ended < ring.with_card() && bound.told == RunState::Running && listed && at_rest(host, physical, ring) {
                 ended = ring.with_card();
             }
             let doubt = doubt && vm.as_ref().is_none_or(|vm| !vm.trusted);
@@ -174,7 +174,7 @@ fn at_rest(host: &mut impl Host, physical: ChannelId, ring: &Ring) -> bool {
 }
 
 /// Whether an engine works for a channel.
-fn is_worked_for(host: &mut impl Host, physical: ChannelId) -> bool {
+pub(crate) fn is_worked_for(host: &mut impl Host, physical: ChannelId) -> bool {
     (0..engine::COUNT).any(|unit| card::working_for(host, unit) == Some(physical))
 }
 

@@ -37,7 +37,8 @@
 //!
 //! Not here: policy; when to pull, to look for completions, and what to do about a hang.
 //!
-//! Waits for the card are bounded polls. No locks, no threads; time is an argument.
+//! Nothing is waited for: a channel that does not leave its engines at once is [`Stuck`], and is asked again by whoever
+//! drives it ([`Channels::kick`]). No locks, no threads; time is an argument.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -81,10 +82,10 @@ pub use fuzz::fuzz;
 pub use instance::{GuestInstance, InstanceError};
 pub use nvspec::addr::Place;
 pub use pool::Channels;
-pub use state::RunState;
+pub use state::{Presence, RunState};
 pub use types::{
-    Bind, BindError, Completion, Doorbell, DoorbellError, Hang, HardwareState, Layout, Pause, PullError, Pulled,
-    RingFault, Stall, Stuck, Submission, Submitted,
+    Bind, BindError, Completion, Doorbell, DoorbellError, Hang, HardwareState, Hindrance, Layout, Pause, PullError,
+    Pulled, RingFault, Stall, Stuck, Submission, Submitted,
 };
 pub use watchdog::{HANG_LIMIT_NS, Watchdog};
 pub use work::{WORK_BYTES, work_va};
@@ -92,9 +93,7 @@ pub use work::{WORK_BYTES, work_va};
 use nvspec::addr::{GpuVa, VramAddr};
 use nvspec::fifo::ChannelId;
 
-/// A VM, as the mediator numbers them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct VmId(pub u32);
+pub use tenant::TenantId as VmId;
 
 /// What channels need of the card. A failure of the card is the implementer's to remember.
 pub trait Host {
@@ -118,11 +117,6 @@ pub trait Host {
 
     /// Writes the word at byte `offset` of the USERD page of a physical channel, as a doorbell.
     fn userd_write(&mut self, channel: ChannelId, offset: u64, value: u32);
-
-    /// Called between two polls of a register.
-    fn relax(&mut self) {
-        std::hint::spin_loop();
-    }
 }
 
 /// The guest's memory cannot be read there.

@@ -5,13 +5,14 @@ use crate::instance::{CONTEXTS_BYTES, CONTEXTS_FIRST, contexts_in};
 use crate::preempt::Preemptions;
 use crate::refuse::Refused;
 use crate::ring::Ring;
+use crate::state::{Permit, Wish};
 use crate::submit::SavedWords;
 use crate::watchdog::{Episode, Watchdog};
 use crate::{
     Bind, BindError, GuestMemory, HANG_LIMIT_NS, Host, Layout, Pause, Place, RunState, Stuck, Submitted, VmId, work_va,
 };
 use nvspec::addr::{GpuVa, GuestVramAddr, VramAddr};
-use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId};
+use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId, engine};
 use nvspec::instance::INSTANCE_BYTES;
 use std::collections::BTreeMap;
 
@@ -24,6 +25,8 @@ pub(crate) enum Slot {
     Stuck {
         vm: VmId,
         directory: VramAddr,
+        /// Its work area may be reached from that directory still, also when no engine works for it.
+        stranded: bool,
     },
 }
 
@@ -39,13 +42,14 @@ pub(crate) struct Bound {
     pub(crate) userd: GuestVramAddr,
     /// What the card's block has.
     pub(crate) contexts: [Option<GpuVa>; 3],
-    /// The guest wants it scheduled. It is when `running`, which a paused VM's channels are not, nor those that rest.
-    pub(crate) enabled: bool,
-    /// The host keeps it off the card for a while.
-    pub(crate) rests: bool,
-    pub(crate) running: bool,
-    /// It runs no more until it is bound anew.
-    pub(crate) retired: bool,
+    /// What it is to have once nothing is in flight.
+    pub(crate) next_contexts: Option<[Option<GpuVa>; 3]>,
+    pub(crate) wish: Wish,
+    pub(crate) permit: Permit,
+    /// What the card was told: [`RunState::Running`] or [`RunState::Stopped`].
+    pub(crate) told: RunState,
+    /// Its number goes to nobody when it ends.
+    pub(crate) stranded: bool,
     /// Since when it stands still while nothing keeps it from moving.
     pub(crate) still: Option<Episode>,
     pub(crate) ring: Ring,
@@ -62,6 +66,8 @@ pub(crate) struct Vm {
     pub(crate) channels: BTreeMap<u8, ChannelId>,
     /// The VM's part of the runlist, in the guest's order; bound channels only.
     pub(crate) list: Vec<u8>,
+    /// Channels that the guest has taken off its list and that have not left their engines.
+    pub(crate) unlisted: Vec<ChannelId>,
     /// Channels whose bind was refused, by the guest's number.
     pub(crate) refused: BTreeMap<u8, Refused>,
     /// What unbound channels had saved, by the guest's number.
@@ -120,6 +126,7 @@ impl Channels {
             trusted: false,
             channels: BTreeMap::new(),
             list: Vec::new(),
+            unlisted: Vec::new(),
             refused: BTreeMap::new(),
             saved: BTreeMap::new(),
             news: 0,
@@ -129,7 +136,7 @@ impl Channels {
         self.vms.insert(vm, record);
     }
 
-    /// Ends all of a VM's channels and forgets the VM. Returns the channels that the card did not let go of: while there
+    /// Ends all of a VM's channels and forgets the VM. Returns the channels that have not left their engines yet: while there
     /// are any, neither the VM's memory nor its shadow tables may be given to anyone.
     pub fn destroy_vm(&mut self, host: &mut impl Host, vm: VmId) -> Vec<Stuck> {
         let Some(record) = self.vms.remove(&vm) else { return Vec::new() };
@@ -181,10 +188,11 @@ impl Channels {
             directory,
             userd: guest.userd,
             contexts: guest.contexts,
-            enabled: false,
-            rests: false,
-            running: false,
-            retired: false,
+            next_contexts: None,
+            wish: Wish::Stopped,
+            permit: Permit::Granted,
+            told: RunState::Stopped,
+            stranded: false,
             still: None,
             ring: Ring::new(guest),
         };
@@ -199,7 +207,8 @@ impl Channels {
     /// in flight ends without a [`Completion`](crate::Completion); how far it was is in [`Self::saved_words`].
     ///
     /// # Errors
-    /// [`Stuck`]: the channel is not the VM's any more, but no one else's either until [`Self::card_reset`].
+    /// [`Stuck`] when it has not left its engines yet: the channel is not the VM's any more, but no one else's either until
+    /// [`Self::let_go`].
     pub fn unbind(&mut self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId) -> Result<(), Stuck> {
         let Some(record) = self.vms.get_mut(&vm) else { return Ok(()) };
         record.refused.remove(&channel.0);
@@ -232,13 +241,15 @@ impl Channels {
         let Some(physical) = self.physical(vm, channel) else { return false };
         self.refresh(host, guest, physical);
         if let Some(bound) = self.bound_mut(physical) {
-            bound.enabled = enabled;
+            bound.wish = if enabled { Wish::Enabled } else { Wish::Stopped };
         }
         self.apply(host, physical);
         true
     }
 
-    /// Makes `list` the VM's part of the runlist, and submits the union of all VMs' parts to the card.
+    /// Makes `list` the VM's part of the runlist, and submits the union of all VMs' parts to the card. Channels that are on it
+    /// no more leave their engines when the card has them leave; [`Self::runlists_taken`] says when all have, unless the
+    /// answer does.
     pub fn submit_runlist(
         &mut self,
         host: &mut impl Host,
@@ -247,11 +258,11 @@ impl Channels {
         list: &[VirtualChannelId],
     ) -> Submitted {
         let Some(record) = self.vms.get_mut(&vm) else { return Submitted::default() };
-        record.list.clear();
+        let before = std::mem::take(&mut record.list);
         let mut ignored = 0u32;
         for channel in list {
             let listable = record.channels.get(&channel.0).is_some_and(|physical| {
-                matches!(self.slots.get(usize::from(physical.0)), Some(Slot::Bound(bound)) if !bound.retired)
+                matches!(self.slots.get(usize::from(physical.0)), Some(Slot::Bound(bound)) if bound.permit != Permit::Ended)
             });
             if listable && !record.list.contains(&channel.0) {
                 record.list.push(channel.0);
@@ -264,7 +275,11 @@ impl Channels {
         for physical in &listed {
             self.refresh(host, guest, *physical);
         }
-        let taken = self.submit(host);
+        self.submit(host);
+        let Some(record) = self.vms.get_mut(&vm) else { return Submitted::default() };
+        let removed = before.iter().filter(|channel| !record.list.contains(channel));
+        record.unlisted = removed.filter_map(|channel| record.channels.get(channel).copied()).collect();
+        let taken = !self.is_unlisting(host, vm);
         Submitted { listed: u32::try_from(listed.len()).unwrap_or(u32::MAX), ignored, taken }
     }
 
@@ -294,13 +309,14 @@ impl Channels {
 
     /// Keeps a physical channel off the card, whatever its guest enables, or lets it back. What it has begun stays as it is,
     /// and it leaves its engine as if its guest had asked for that.
-    pub fn rest(&mut self, host: &mut impl Host, physical: ChannelId, rests: bool) {
+    pub fn withhold(&mut self, host: &mut impl Host, physical: ChannelId, withheld: bool) {
+        let permit = if withheld { Permit::Withheld } else { Permit::Granted };
         let Some(bound) = self.bound_mut(physical) else { return };
-        if std::mem::replace(&mut bound.rests, rests) == rests {
+        if bound.permit == Permit::Ended || std::mem::replace(&mut bound.permit, permit) == permit {
             return;
         }
         self.apply(host, physical);
-        if rests {
+        if withheld {
             self.ask_to_leave(host, physical);
         }
     }
@@ -356,15 +372,38 @@ impl Channels {
         self.vms.get(&vm).and_then(|vm| u32::try_from(vm.channels.len()).ok()).unwrap_or(0)
     }
 
-    /// The engines that a stuck channel was on were reset, and the card has let go of it: it is free. `false` when it was
-    /// not stuck.
+    /// The card has let go of a stuck channel ([`Self::kick`] says so): it is free. `false` when it was not stuck, or is for
+    /// another reason as well ([`Self::strand`]).
     pub fn let_go(&mut self, host: &mut impl Host, channel: ChannelId) -> bool {
-        if self.run_state(channel) != RunState::Stuck {
+        if !matches!(self.slots.get(usize::from(channel.0)), Some(Slot::Stuck { stranded: false, .. })) {
             return false;
         }
         card::clear(host, &self.layout, channel);
         self.go(channel, Slot::Free);
         true
+    }
+
+    /// Keeps the number of a bound channel from others when it ends, until [`Self::card_reset`]: the card's TLBs may hold
+    /// what the channel's work area was reached by. [`Self::has_stuck`] says so from its end on.
+    pub fn strand(&mut self, vm: VmId, channel: VirtualChannelId) {
+        let physical = self.physical(vm, channel);
+        if let Some(bound) = physical.and_then(|physical| self.bound_mut(physical)) {
+            bound.stranded = true;
+        }
+    }
+
+    /// Nothing reaches the work area of a stuck channel any more that was [stranded](Self::strand).
+    pub fn unstrand(&mut self, channel: ChannelId) {
+        if let Some(Slot::Stuck { stranded, .. }) = self.slots.get_mut(usize::from(channel.0)) {
+            *stranded = false;
+        }
+    }
+
+    /// Channels whose numbers go to nobody, since the card may still use what they had.
+    #[must_use]
+    pub fn stuck(&self) -> u32 {
+        let stuck = self.slots.iter().filter(|slot| matches!(slot, Slot::Stuck { .. })).count();
+        u32::try_from(stuck).unwrap_or(u32::MAX)
     }
 
     /// The card was reset: every channel is free, those included that were stuck. Guests must bind theirs anew.
@@ -376,6 +415,7 @@ impl Channels {
         for vm in self.vms.values_mut() {
             vm.channels.clear();
             vm.list.clear();
+            vm.unlisted.clear();
             vm.refused.clear();
             vm.saved.clear();
         }
@@ -402,8 +442,10 @@ impl Channels {
     /// Reads the guest's engine context pointers again, and writes those that changed into the card's block. The guest
     /// may do this to a channel that runs, as it may on hardware: the card sees it when it loads the context next. What
     /// they point to is the guest's own, by the shadow page table.
+    ///
+    /// Not while the channel has work in flight, which is charged to the engine that its contexts named when it was
+    /// submitted: then it is done when that has ended, and before anything else is pulled.
     pub(crate) fn refresh(&mut self, host: &mut impl Host, guest: &mut impl GuestMemory, physical: ChannelId) {
-        let instance = self.layout.instance(physical);
         let Some(bound) = self.bound_mut(physical) else { return };
         let mut bytes = [0; CONTEXTS_BYTES];
         let Some(place) = bound.instance.checked_add(CONTEXTS_FIRST) else { return };
@@ -411,29 +453,40 @@ impl Channels {
             return;
         }
         let contexts = contexts_in(&bytes);
-        if contexts != bound.contexts {
+        bound.next_contexts = (contexts != bound.contexts).then_some(contexts);
+        self.renew_contexts(host, physical);
+    }
+
+    /// Gives the card the context pointers that have changed, unless work is in flight. False in that case.
+    pub(crate) fn renew_contexts(&mut self, host: &mut impl Host, physical: ChannelId) -> bool {
+        let instance = self.layout.instance(physical);
+        let Some(bound) = self.bound_mut(physical) else { return true };
+        let Some(contexts) = bound.next_contexts else { return true };
+        let idle = bound.ring.records.is_empty();
+        if idle {
             card::set_contexts(host, instance, &bound.contexts, &contexts);
-            bound.contexts = contexts;
+            (bound.contexts, bound.next_contexts) = (contexts, None);
         }
+        idle
     }
 
     /// Brings what the card may schedule to what the guest wants and the host allows.
     fn apply(&mut self, host: &mut impl Host, physical: ChannelId) {
         let Some(bound) = self.bound(physical) else { return };
         let paused = self.vms.get(&bound.vm).is_some_and(|vm| vm.paused != 0);
-        let run = bound.enabled && !paused && !bound.rests && !bound.retired;
+        let run = bound.wish == Wish::Enabled && !paused && bound.permit == Permit::Granted;
         if run {
             // Also when it runs already: a guest that starts a channel again wants what a start does.
             self.set_running(physical, true);
             card::start(host, physical);
-        } else if bound.running {
+        } else if bound.told == RunState::Running {
             self.set_running(physical, false);
             card::stop(host, physical);
         }
     }
 
     pub(crate) fn halt(&mut self, host: &mut impl Host, physical: ChannelId) {
-        if self.bound(physical).is_some_and(|bound| bound.running) {
+        if self.bound(physical).is_some_and(|bound| bound.told == RunState::Running) {
             self.set_running(physical, false);
         }
         card::stop(host, physical);
@@ -443,19 +496,38 @@ impl Channels {
     fn release(&mut self, host: &mut impl Host, physical: ChannelId, kicked: Result<(), Stuck>) {
         self.preemptions.forget(physical);
         card::unbind(host, physical);
-        if kicked.is_ok() {
+        // It is bound: only bound channels are released.
+        let Some(&Bound { vm, directory, stranded, .. }) = self.bound(physical) else { return };
+        if kicked.is_ok() && !stranded {
             card::clear(host, &self.layout, physical);
             self.go(physical, Slot::Free);
         } else {
-            // It is bound: only bound channels are released.
-            let (vm, directory) =
-                self.bound(physical).map_or((VmId(u32::MAX), VramAddr(0)), |bound| (bound.vm, bound.directory));
-            self.go(physical, Slot::Stuck { vm, directory });
+            self.go(physical, Slot::Stuck { vm, directory, stranded });
         }
     }
 
+    /// VMs whose last runlist has come into force since [`Self::submit_runlist`] said that it had not: what was taken off it
+    /// is on no engine any more. Called now and then, and when the card says that a runlist was taken.
+    pub fn runlists_taken(&mut self, host: &mut impl Host) -> Vec<VmId> {
+        let waiting: Vec<VmId> =
+            self.vms.iter().filter(|(_, record)| !record.unlisted.is_empty()).map(|(vm, _)| *vm).collect();
+        waiting.into_iter().filter(|vm| !self.is_unlisting(host, *vm)).collect()
+    }
+
+    /// Whether a channel that the VM has taken off its runlist is still to leave its engines.
+    fn is_unlisting(&mut self, host: &mut impl Host, vm: VmId) -> bool {
+        let Some(record) = self.vms.get_mut(&vm).filter(|record| !record.unlisted.is_empty()) else { return false };
+        let at_work: Vec<ChannelId> = (0..engine::COUNT).filter_map(|unit| card::working_for(host, unit)).collect();
+        // One that was unbound meanwhile is off the card, and its number may be another's.
+        record.unlisted.retain(|physical| {
+            record.channels.values().any(|bound| bound == physical)
+                && (at_work.contains(physical) || card::is_loaded(host, *physical))
+        });
+        !record.unlisted.is_empty()
+    }
+
     /// Submits the union of all VMs' parts, in turn on two pages: the card may still read the other.
-    pub(crate) fn submit(&mut self, host: &mut impl Host) -> bool {
+    pub(crate) fn submit(&mut self, host: &mut impl Host) {
         let list: Vec<ChannelId> = self
             .vms
             .values()
@@ -464,7 +536,7 @@ impl Channels {
         let [first, second] = self.layout.runlists;
         let page = if self.next_page == 0 { first } else { second };
         self.next_page ^= 1;
-        card::submit(host, page, &list)
+        card::submit(host, page, &list);
     }
 
     fn take_free(&mut self) -> Result<ChannelId, BindError> {
@@ -479,10 +551,10 @@ impl Channels {
 
     fn set_running(&mut self, physical: ChannelId, running: bool) {
         let Some(bound) = self.bound_mut(physical) else { return };
-        if bound.running != running {
-            let to = if running { RunState::Running } else { RunState::Stopped };
-            check(physical, state_of(bound), to);
-            bound.running = running;
+        let to = if running { RunState::Running } else { RunState::Stopped };
+        if bound.told != to {
+            check(physical, bound.told, to);
+            bound.told = to;
         }
     }
 
@@ -502,13 +574,9 @@ fn check(channel: ChannelId, from: RunState, to: RunState) {
 fn state(slot: &Slot) -> RunState {
     match slot {
         Slot::Free => RunState::Free,
-        Slot::Bound(bound) => state_of(bound),
+        Slot::Bound(bound) => bound.told,
         Slot::Stuck { .. } => RunState::Stuck,
     }
-}
-
-fn state_of(bound: &Bound) -> RunState {
-    if bound.running { RunState::Running } else { RunState::Stopped }
 }
 
 #[cfg(test)]

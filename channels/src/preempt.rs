@@ -77,18 +77,18 @@ impl Channels {
     }
 
     /// Begins to take a physical channel off its engines.
-    pub(crate) fn ask_to_leave(&mut self, host: &mut impl Host, physical: ChannelId) {
+    pub fn ask_to_leave(&mut self, host: &mut impl Host, physical: ChannelId) {
         self.preemptions.push(physical);
         self.preemptions.advance(host);
     }
 
-    /// Takes the channel off its engines while the caller waits, which is for a channel that has no right to go on. It may
-    /// be scheduled again at once if it is enabled and listed. Nothing when it is not bound.
+    /// Asks the card to take a physical channel off its engines, bound or [stuck](crate::RunState::Stuck), and looks a few times
+    /// whether it is. It may be scheduled again at once if it is bound, enabled and listed.
     ///
     /// # Errors
-    /// [`Stuck`] when the card does not do it in time; the channel stays bound.
-    pub fn clear_engines(&mut self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId) -> Result<(), Stuck> {
-        self.physical(vm, channel).map_or(Ok(()), |physical| card::kick(host, physical))
+    /// [`Stuck`] when it is not off yet.
+    pub fn kick(&mut self, host: &mut impl Host, physical: ChannelId) -> Result<(), Stuck> {
+        card::kick(host, physical)
     }
 
     /// Begins to take all of a VM's channels off the engines. It is paused: none comes back. [`Self::vacating`] says

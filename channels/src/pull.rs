@@ -1,11 +1,13 @@
 //! From the guest's ring to the host's.
 
 use crate::entry::Entry;
+use crate::pool::Bound;
 use crate::ring::{Record, Ring};
+use crate::state::Permit;
 use crate::work::{
     ENTRY_BYTES, RING_ENTRIES, SEMAPHORE_BYTES, entry_offset, push_offset, record_entry, record_push, semaphore_offset,
 };
-use crate::{Channels, Doorbell, GuestRing, Host, Layout, PullError, Pulled, RingFault, Submission, VmId};
+use crate::{Channels, Doorbell, GuestRing, Host, Layout, PullError, Pulled, RingFault, RunState, Submission, VmId};
 use nvspec::addr::{GpuVa, SMALL_PAGE};
 use nvspec::fifo::{ChannelId, GpEntry, VirtualChannelId};
 use nvspec::instance::userd;
@@ -33,7 +35,8 @@ impl Channels {
         let layout = self.layout;
         let physical = doorbell.channel;
         let submission = Submission(self.submissions);
-        let Some(bound) = self.bound_mut(physical).filter(|bound| bound.serial == doorbell.serial && !bound.retired)
+        let Some(bound) =
+            self.bound_mut(physical).filter(|bound| bound.serial == doorbell.serial && bound.permit != Permit::Ended)
         else {
             return Ok(Pulled::default());
         };
@@ -45,6 +48,11 @@ impl Channels {
         if ring.left() == 0 {
             return Ok(Pulled::default());
         }
+        if !self.renew_contexts(host, physical) {
+            let left = self.bound(physical).map_or(0, |bound| bound.ring.left());
+            return Ok(Pulled { left, ..Pulled::default() });
+        }
+        let Some(Bound { ring, .. }) = self.bound_mut(physical) else { return Ok(Pulled::default()) };
         ring.observe(host.userd_read(physical, userd::GP_GET));
         let (entries, fault) = take(ring, guest, ring.left().min(ring.room()));
         if !entries.is_empty() {
@@ -68,7 +76,7 @@ impl Channels {
     /// Lets the card fetch a submission of a physical channel, with those of the channel that came before. `false` when it
     /// may already, or there is no such submission any more.
     pub fn start(&mut self, host: &mut impl Host, physical: ChannelId, submission: Submission) -> bool {
-        let Some(bound) = self.bound_mut(physical).filter(|bound| !bound.retired) else { return false };
+        let Some(bound) = self.bound_mut(physical).filter(|bound| bound.permit != Permit::Ended) else { return false };
         let Some(put) = bound.ring.start(submission) else { return false };
         host.vram_flush();
         host.userd_write(physical, userd::GP_PUT, put);
@@ -83,7 +91,8 @@ impl Channels {
         let bounds = self.vms.values().flat_map(|vm| vm.channels.values());
         bounds
             .filter_map(|physical| Some((*physical, self.bound(*physical)?)))
-            .filter(|(_, bound)| bound.running && bound.ring.fault.is_none())
+            .filter(|(_, bound)| bound.told == RunState::Running && bound.ring.fault.is_none())
+            .filter(|(_, bound)| bound.next_contexts.is_none() || bound.ring.records.is_empty())
             .filter(|(_, bound)| bound.ring.left() > 0 && bound.ring.room() >= bound.ring.left().min(WORTHWHILE))
             .map(|(physical, bound)| {
                 let (gp_put, order) = bound.ring.allowed();

@@ -4,6 +4,7 @@
 //! would have semaphores that the old address space's other channels could write.
 
 use crate::card;
+use crate::state::Permit;
 use crate::{Channels, Host, Stuck, VmId};
 use nvspec::fifo::VirtualChannelId;
 
@@ -12,7 +13,7 @@ impl Channels {
     /// nor listing it brings it back; [`Self::unbind`] frees it. Nothing when it is not bound.
     ///
     /// # Errors
-    /// [`Stuck`] when the card does not let go of it in time.
+    /// [`Stuck`] when it has not left its engines yet; it does nothing new there.
     pub fn retire(&mut self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId) -> Result<(), Stuck> {
         let Some(physical) = self.physical(vm, channel) else { return Ok(()) };
         let listed = self.vms.get_mut(&vm).is_some_and(|record| {
@@ -22,7 +23,7 @@ impl Channels {
         });
         self.halt(host, physical);
         if let Some(bound) = self.bound_mut(physical) {
-            bound.retired = true;
+            bound.permit = Permit::Ended;
         }
         let kicked = card::kick(host, physical);
         if listed {
@@ -35,7 +36,9 @@ impl Channels {
     /// with the same number.
     #[must_use]
     pub fn is_retired(&self, vm: VmId, channel: VirtualChannelId) -> bool {
-        self.physical(vm, channel).and_then(|physical| self.bound(physical)).is_some_and(|bound| bound.retired)
+        self.physical(vm, channel)
+            .and_then(|physical| self.bound(physical))
+            .is_some_and(|bound| bound.permit == Permit::Ended)
     }
 
     /// Whether the card holds on to a channel that was this VM's: what it reaches must not be given to anyone.

@@ -1,5 +1,33 @@
 //! A physical channel's states.
 
+/// What a guest wants of its channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wish {
+    Stopped,
+    Enabled,
+}
+
+/// Whether the host lets a channel run that its guest has enabled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Permit {
+    Granted,
+    /// Not before its turn.
+    Withheld,
+    /// Never, until it is bound anew.
+    Ended,
+}
+
+/// Where a channel is, as the card says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// An engine works for it, or the unit that fetches has it and takes its methods.
+    Works,
+    /// It waits for a semaphore, and no engine works for it.
+    Acquires,
+    /// It has nothing of the card.
+    Off,
+}
+
 /// What a physical channel is doing, as far as the host knows and allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RunState {
@@ -9,7 +37,7 @@ pub enum RunState {
     Stopped,
     /// Bound, and the card may schedule it when it is in the runlist.
     Running,
-    /// The card did not let go of it. It stays out of use until the card is reset.
+    /// It is nobody's any more, and the card has not let go of it: it stays out of use until it has, or the card is reset.
     Stuck,
 }
 

@@ -1,8 +1,10 @@
 //! USERD: doorbells in, progress out, both in the guest's terms.
 
 use crate::card;
+use crate::complete::is_worked_for;
+use crate::state::{Permit, Presence, Wish};
 use crate::work::record_at;
-use crate::{Channels, Doorbell, DoorbellError, GuestMemory, HardwareState, Host, VmId};
+use crate::{Channels, Doorbell, DoorbellError, GuestMemory, HardwareState, Hindrance, Host, Pause, VmId};
 use nvspec::addr::GuestVramAddr;
 use nvspec::fifo::{ChannelId, VirtualChannelId};
 use nvspec::instance::{ramfc, userd};
@@ -30,7 +32,8 @@ impl Channels {
             return Err(DoorbellError::Refused);
         }
         let physical = self.physical(vm, channel).ok_or(DoorbellError::Unbound)?;
-        let bound = self.bound_mut(physical).filter(|bound| !bound.retired).ok_or(DoorbellError::Unbound)?;
+        let bound =
+            self.bound_mut(physical).filter(|bound| bound.permit != Permit::Ended).ok_or(DoorbellError::Unbound)?;
         if gp_put >= bound.ring.entries {
             return Err(DoorbellError::BeyondRing { gp_put, entries: bound.ring.entries });
         }
@@ -100,18 +103,42 @@ impl Channels {
         Some([(ramfc::GP_GET, get), (ramfc::GP_FETCH, get), (ramfc::GP_PUT, ring.gp_put)])
     }
 
-    /// Whether the card may schedule a physical channel: its guest has enabled and listed it, and the host allows it.
+    /// Whether a physical channel is to run, now or when its turn comes: its guest has enabled and listed it, and the host
+    /// does not pause its VM.
     #[must_use]
-    pub fn may_run(&self, physical: ChannelId) -> bool {
-        self.bound(physical).is_some_and(|bound| {
-            bound.running && self.vms.get(&bound.vm).is_some_and(|vm| vm.list.contains(&bound.channel.0))
-        })
+    pub fn wants(&self, physical: ChannelId) -> bool {
+        self.hindrance(physical).is_none()
     }
 
-    /// Whether a physical channel waits for a semaphore.
+    /// Returns what keeps a physical channel from running, other than that its turn has not come.
     #[must_use]
-    pub fn acquires(&self, host: &mut impl Host, physical: ChannelId) -> bool {
-        pfifo::CHANNEL_STATE::ACQUIRE_PENDING.is_set(card::state(host, physical))
+    pub fn hindrance(&self, physical: ChannelId) -> Option<Hindrance> {
+        let bound = self.bound(physical).filter(|bound| bound.permit != Permit::Ended);
+        let Some((bound, vm)) = bound.and_then(|bound| Some((bound, self.vms.get(&bound.vm)?))) else {
+            return Some(Hindrance::Ended);
+        };
+        if let Some(why) = Pause::first(vm.paused) {
+            return Some(Hindrance::Paused(why));
+        }
+        let runs = bound.wish == Wish::Enabled && vm.list.contains(&bound.channel.0);
+        (!runs).then_some(Hindrance::Guest)
+    }
+
+    /// Where a physical channel is. What the guest has told the card of it does not matter: work that an engine has begun
+    /// goes on when its channel is stopped, or taken out of the runlist.
+    #[must_use]
+    pub fn presence(&self, host: &mut impl Host, physical: ChannelId) -> Presence {
+        if is_worked_for(host, physical) {
+            return Presence::Works;
+        }
+        let state = card::state(host, physical);
+        if pfifo::CHANNEL_STATE::ACQUIRE_PENDING.is_set(state) {
+            Presence::Acquires
+        } else if pfifo::CHANNEL_STATE::LOADED.is_set(state) {
+            Presence::Works
+        } else {
+            Presence::Off
+        }
     }
 
     /// Whether a physical channel waits for a semaphore and is on the card meanwhile: others that need the unit that takes
@@ -119,7 +146,20 @@ impl Channels {
     #[must_use]
     pub fn holds(&self, host: &mut impl Host, physical: ChannelId) -> bool {
         let both = pfifo::CHANNEL_STATE::ACQUIRE_PENDING.mask() | pfifo::CHANNEL_STATE::LOADED.mask();
-        self.may_run(physical) && card::state(host, physical) & both == both
+        self.wants(physical) && card::state(host, physical) & both == both
+    }
+
+    /// The channel that an engine works for; it need not be bound.
+    #[must_use]
+    pub fn occupant(&self, host: &mut impl Host, unit: u32) -> Option<ChannelId> {
+        card::working_for(host, unit)
+    }
+
+    /// What of a physical channel moves while it gets on: the same for as long as it stands still.
+    #[must_use]
+    pub fn progress(&self, host: &mut impl Host, physical: ChannelId) -> u64 {
+        let (entry, at) = (host.userd_read(physical, userd::GP_GET), host.userd_read(physical, userd::GET));
+        u64::from(entry) << 32 | u64::from(at)
     }
 
     /// Which of PGRAPH and the two copy engines a physical channel has a context for.
@@ -137,7 +177,7 @@ impl Channels {
         };
         let state = card::state(host, physical);
         HardwareState {
-            enabled: bound.enabled,
+            enabled: bound.wish == Wish::Enabled,
             acquire_pending: CHANNEL_STATE::ACQUIRE_PENDING.is_set(state),
             loaded: CHANNEL_STATE::LOADED.is_set(state),
             pending: CHANNEL_STATE::PENDING.is_set(state)

@@ -37,14 +37,36 @@ pub enum Pause {
     Memory,
     /// It is another VM's turn to have the card's memory.
     Turn,
+    /// The VM has caused more interrupts than it may.
+    Noise,
+}
+
+/// What keeps a channel from running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hindrance {
+    /// Its guest has not enabled or listed it.
+    Guest,
+    /// Somebody keeps its VM's channels from running.
+    Paused(Pause),
+    /// It has ended, or was never bound.
+    Ended,
 }
 
 impl Pause {
+    /// All of them.
+    const ALL: [Self; 4] = [Self::Guest, Self::Memory, Self::Turn, Self::Noise];
+
+    /// The first of the reasons in a VM's set.
+    pub(crate) fn first(paused: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|why| paused & why.bit() != 0)
+    }
+
     pub(crate) const fn bit(self) -> u8 {
         match self {
             Self::Guest => 1,
             Self::Memory => 2,
             Self::Turn => 4,
+            Self::Noise => 8,
         }
     }
 }
@@ -87,7 +109,7 @@ pub struct Submitted {
     pub listed: u32,
     /// Entries that name no bound channel, or one twice.
     pub ignored: u32,
-    /// The card has taken the list. Else it is stuck.
+    /// What was taken off the list is on no engine. Else `Channels::runlists_taken` says when that is so.
     pub taken: bool,
 }
 

@@ -2,7 +2,7 @@
 
 use crate::card;
 use crate::pool::{Bound, Slot};
-use crate::{Channels, Hang, Host, Stall, VmId};
+use crate::{Channels, Hang, Host, RunState, Stall, VmId};
 use nvspec::addr::GpuVa;
 use nvspec::fifo::{ChannelId, engine};
 use nvspec::instance::userd;
@@ -132,7 +132,8 @@ impl Channels {
             let Slot::Bound(bound) = slot else { continue };
             let physical = ChannelId(number);
             let Some(vm) = vms.get(&bound.vm) else { continue };
-            let may_run = bound.running && bound.ring.with_card() > 0 && vm.list.contains(&bound.channel.0);
+            let may_run =
+                bound.told == RunState::Running && bound.ring.with_card() > 0 && vm.list.contains(&bound.channel.0);
             let waits = |host: &mut _| {
                 working.iter().any(|other| *other != physical)
                     || CHANNEL_STATE::ACQUIRE_PENDING.is_set(card::state(host, physical))

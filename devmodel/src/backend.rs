@@ -32,6 +32,22 @@ pub use nvspec::addr::Place;
 #[error("the access is outside of what the guest may reach")]
 pub struct Denied;
 
+/// Why a write to VRAM or through an aperture was not done. What it wrote before that may be written again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unwritten {
+    /// It is outside of what the guest may reach, and lost.
+    #[error(transparent)]
+    Denied(#[from] Denied),
+    /// There is no memory for it now.
+    #[error(transparent)]
+    NoMemory(#[from] NoMemory),
+}
+
+/// There is no memory for what the guest writes. The same write may succeed later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no memory for what the guest writes")]
+pub struct NoMemory;
+
 /// What the state register of a channel says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChannelState {
@@ -75,8 +91,8 @@ pub trait Backend {
     /// Writes guest VRAM.
     ///
     /// # Errors
-    /// [`Denied`] when a byte lies outside of the guest's VRAM.
-    fn vram_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), Denied>;
+    /// [`Unwritten::Denied`] when a byte lies outside of the guest's VRAM; [`Unwritten::NoMemory`].
+    fn vram_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), Unwritten>;
 
     /// Reads through an aperture, translated by the guest's page tables. `offset` is within the BAR.
     ///
@@ -87,8 +103,8 @@ pub trait Backend {
     /// Writes through an aperture, translated by the guest's page tables. `offset` is within the BAR.
     ///
     /// # Errors
-    /// [`Denied`] when no valid, writable mapping is there.
-    fn aperture_write(&mut self, aperture: Aperture, offset: u64, data: &[u8]) -> Result<(), Denied>;
+    /// [`Unwritten::Denied`] when no valid, writable mapping is there; [`Unwritten::NoMemory`].
+    fn aperture_write(&mut self, aperture: Aperture, offset: u64, data: &[u8]) -> Result<(), Unwritten>;
 
     /// The guest has named the instance block of an aperture, or `None`: it has been unbound.
     fn bind_aperture(&mut self, aperture: Aperture, instance: Option<Place>);
@@ -107,9 +123,6 @@ pub trait Backend {
 
     /// What the channel does now.
     fn channel_state(&mut self, channel: VirtualChannelId) -> ChannelState;
-
-    /// The guest says at which BAR1 offset its USERD array begins. Informational.
-    fn set_userd_base(&mut self, base: Option<u64>);
 
     /// The guest submits a runlist of `length` entries. Completion is reported by `VGpu::runlist_done`.
     fn submit_runlist(&mut self, list: Place, length: u32);

@@ -62,14 +62,6 @@ impl Interrupts {
         self.armed = true;
     }
 
-    /// The way to the guest has changed: what was signalled may have been lost.
-    pub fn signal_again(&mut self, backend: &mut dyn Backend) {
-        self.armed = true;
-        if self.intx {
-            backend.interrupt(InterruptLine::Intx(true));
-        }
-    }
-
     /// Whether the next rise of the line sends a message.
     #[must_use]
     pub fn armed(&self) -> bool {

@@ -17,8 +17,6 @@ pub enum Policy {
     Model,
     /// An operation on channels, page tables, memory or the clock.
     Translate,
-    /// Goes to the card, filtered. No register of a GF100 needs it.
-    Forward,
     /// Refused and counted.
     Deny,
 }
@@ -30,7 +28,6 @@ impl Policy {
         match self {
             Self::Store | Self::Model => "virtual",
             Self::Translate => "translate",
-            Self::Forward => "forward",
             Self::Deny => "deny",
         }
     }
@@ -155,11 +152,6 @@ mod tests {
                 assert!(a.end <= b.base || b.end <= a.base, "{} and {}", a.name, b.name);
             }
         }
-    }
-
-    #[test]
-    fn no_register_reaches_the_card_unfiltered() {
-        assert!(REGISTERS.iter().all(|line| line.policy != Policy::Forward));
     }
 
     #[test]

@@ -2,10 +2,11 @@
 
 #[macro_use]
 mod dispatch;
+#[cfg(test)]
 mod inspect;
 
 use crate::access;
-use crate::backend::{Aperture, Backend};
+use crate::backend::{Aperture, Backend, NoMemory, Unwritten};
 use crate::blocks::board::{CopyEngine, Pmu};
 use crate::blocks::graph::Graph;
 use crate::blocks::pbdma::Pbdma;
@@ -132,25 +133,29 @@ impl VGpu {
     }
 
     /// Writes BAR0; any size and alignment. A write to a part of a register leaves its other bytes.
-    pub fn bar0_write(&mut self, offset: u64, data: &[u8], backend: &mut dyn Backend) {
+    ///
+    /// # Errors
+    /// [`NoMemory`] for a write that begins in the window on VRAM: no register was written, and the same write may follow.
+    pub fn bar0_write(&mut self, offset: u64, data: &[u8], backend: &mut dyn Backend) -> Result<(), NoMemory> {
         if let Some(end) = pramin_end(offset, data.len()) {
             let (inside, outside) = data.split_at_checked(end).unwrap_or((&[], &[]));
-            self.pramin_write(offset, inside, backend);
+            self.pramin_write(offset, inside, backend)?;
             if outside.is_empty() {
-                return;
+                return Ok(());
             }
             return self.bar0_write(u64::from(windows::pramin::END), outside, backend);
         }
         let (mut at, mut rest) = (offset, data);
         while !rest.is_empty() {
             let lane = access::lane(at, rest.len());
-            let Some((now, later)) = rest.split_at_checked(lane.count) else { return };
+            let Some((now, later)) = rest.split_at_checked(lane.count) else { return Ok(()) };
             if let Ok(dword) = u32::try_from(lane.dword) {
                 let old = if lane.is_whole() { 0 } else { self.bytes_beside(dword, backend) };
                 self.bar0_write32(dword, lane.merge(old, now), backend);
             }
             (at, rest) = (at.saturating_add(lane.count as u64), later);
         }
+        Ok(())
     }
 
     /// Reads the register at byte `offset` of BAR0, which is rounded down to a multiple of 4.
@@ -193,7 +198,10 @@ impl VGpu {
             }
             // A ROM.
             Target::Range(RangeKind::Prom) => {}
-            Target::Range(RangeKind::Pramin) => self.pramin_write(u64::from(offset), &value.to_le_bytes(), backend),
+            Target::Range(RangeKind::Pramin) => {
+                // The word is lost without memory: what leads here instead of to `bar0_write` begins with a register.
+                let _lost = self.pramin_write(u64::from(offset), &value.to_le_bytes(), backend);
+            }
             Target::Nothing => self.denials.write(Site::Register(offset), Reason::Unknown, u64::from(value)),
         }
     }
@@ -211,13 +219,30 @@ impl VGpu {
     }
 
     /// Writes through a memory BAR. Where nothing is mapped the write is lost.
-    pub fn aperture_write(&mut self, aperture: Aperture, offset: u64, data: &[u8], backend: &mut dyn Backend) {
+    ///
+    /// # Errors
+    /// [`NoMemory`]: the same write may follow.
+    pub fn aperture_write(
+        &mut self,
+        aperture: Aperture,
+        offset: u64,
+        data: &[u8],
+        backend: &mut dyn Backend,
+    ) -> Result<(), NoMemory> {
         let result = match self.inside(aperture, offset, data.len()) {
-            true => backend.aperture_write(aperture, offset, data).map_err(|_| Reason::Unmapped),
-            false => Err(Reason::Unknown),
+            true => backend.aperture_write(aperture, offset, data),
+            false => {
+                self.denials.write(site(aperture), Reason::Unknown, offset);
+                return Ok(());
+            }
         };
-        if let Err(reason) = result {
-            self.denials.write(site(aperture), reason, offset);
+        match result {
+            Ok(()) => Ok(()),
+            Err(Unwritten::NoMemory(lacks)) => Err(lacks),
+            Err(Unwritten::Denied(_)) => {
+                self.denials.write(site(aperture), Reason::Unmapped, offset);
+                Ok(())
+            }
         }
     }
 
@@ -245,8 +270,10 @@ impl VGpu {
         self.evaluate(backend);
     }
 
-    /// The scheduler reports an error; `code` as in `pfifo::SCHED_ERROR_REASON`.
-    pub fn sched_error(&mut self, code: u32, backend: &mut dyn Backend) {
+    /// The scheduler reports an error; `code` as in `pfifo::SCHED_ERROR_REASON`. The mediator reports a context switch that
+    /// does not end, by [`Self::ctxsw_timeout`]; a guest causes no other.
+    #[cfg(test)]
+    pub(crate) fn sched_error(&mut self, code: u32, backend: &mut dyn Backend) {
         self.pfifo.sched_error(code);
         self.evaluate(backend);
     }
@@ -294,13 +321,6 @@ impl VGpu {
             self.beside = asserted;
             self.evaluate(backend);
         }
-    }
-
-    /// The VMM has changed how messages reach the guest (a first event descriptor, INTx unmasked): what is pending is
-    /// signalled again.
-    pub fn signal_again(&mut self, backend: &mut dyn Backend) {
-        self.interrupts.signal_again(backend);
-        self.evaluate(backend);
     }
 
     /// Everything to its power-on state. The counters of refused accesses and signals stay.

@@ -4,7 +4,9 @@
 #![expect(unsafe_code, reason = "a global allocator that counts")]
 // UNSAFETY: `GlobalAlloc` is an unsafe trait; both functions only count and hand on to the system's allocator.
 
-use devmodel::{Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, Place, VGpu, VGpuConfig};
+use devmodel::{
+    Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, Place, Unwritten, VGpu, VGpuConfig,
+};
 use nvspec::addr::GuestVramAddr;
 use nvspec::fifo::VirtualChannelId;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -46,14 +48,14 @@ impl Backend for Null {
         data.fill(0);
         Ok(())
     }
-    fn vram_write(&mut self, _: GuestVramAddr, _: &[u8]) -> Result<(), Denied> {
+    fn vram_write(&mut self, _: GuestVramAddr, _: &[u8]) -> Result<(), Unwritten> {
         Ok(())
     }
     fn aperture_read(&mut self, _: Aperture, _: u64, data: &mut [u8]) -> Result<(), Denied> {
         data.fill(0);
         Ok(())
     }
-    fn aperture_write(&mut self, _: Aperture, _: u64, _: &[u8]) -> Result<(), Denied> {
+    fn aperture_write(&mut self, _: Aperture, _: u64, _: &[u8]) -> Result<(), Unwritten> {
         Ok(())
     }
     fn bind_aperture(&mut self, _: Aperture, _: Option<Place>) {}
@@ -63,7 +65,6 @@ impl Backend for Null {
     fn channel_state(&mut self, _: VirtualChannelId) -> ChannelState {
         ChannelState::default()
     }
-    fn set_userd_base(&mut self, _: Option<u64>) {}
     fn submit_runlist(&mut self, _: Place, _: u32) {}
     fn preempt(&mut self, _: VirtualChannelId) {}
     fn preempting(&mut self, _: VirtualChannelId) -> bool {
@@ -87,13 +88,14 @@ impl Backend for Null {
 
 /// One turn of what a driver does all day: submit, be interrupted, flush, look at the time, touch memory.
 fn turn(gpu: &mut VGpu, null: &mut Null, round: u32) {
-    let wr = |gpu: &mut VGpu, null: &mut Null, at: u64, value: u32| gpu.bar0_write(at, &value.to_le_bytes(), null);
+    let wr =
+        |gpu: &mut VGpu, null: &mut Null, at: u64, value: u32| gpu.bar0_write(at, &value.to_le_bytes(), null).unwrap();
     let mut word = [0; 4];
 
     wr(gpu, null, 0x001700, round & 0xff);
     wr(gpu, null, 0x70_0000 + u64::from(round % 1000) * 4, round);
-    gpu.aperture_write(Aperture::Bar1, 0x8c, &round.to_le_bytes(), null);
-    gpu.aperture_write(Aperture::Bar3, u64::from(round % 1000) * 8, &[0; 8], null);
+    gpu.aperture_write(Aperture::Bar1, 0x8c, &round.to_le_bytes(), null).unwrap();
+    gpu.aperture_write(Aperture::Bar3, u64::from(round % 1000) * 8, &[0; 8], null).unwrap();
     wr(gpu, null, 0x070000, 1);
     gpu.bar0_read(0x070000, &mut word, null);
     wr(gpu, null, 0x100cb8, 0x10);
@@ -104,7 +106,7 @@ fn turn(gpu: &mut VGpu, null: &mut Null, round: u32) {
     gpu.non_stall(0, null);
     gpu.runlist_done(null);
     wr(gpu, null, 0x000140, 0);
-    gpu.bar0_write(0x088704, &[0xff], null);
+    gpu.bar0_write(0x088704, &[0xff], null).unwrap();
     gpu.bar0_read(0x000100, &mut word, null);
     wr(gpu, null, 0x0025a8, 1);
     wr(gpu, null, 0x002a00, 0x1000_0000);
@@ -128,8 +130,8 @@ fn a_hundred_thousand_accesses_allocate_nothing() {
     let mut gpu = VGpu::new(config).expect("the description is good");
     let mut null = Null::default();
     gpu.config_write(0x6a, &[1], &mut null);
-    gpu.bar0_write(0x002140, &[0xff; 4], &mut null);
-    gpu.bar0_write(0x002628, &[1, 0, 0, 0], &mut null);
+    gpu.bar0_write(0x002140, &[0xff; 4], &mut null).unwrap();
+    gpu.bar0_write(0x002628, &[1, 0, 0, 0], &mut null).unwrap();
     // The pages of registers that are stored to come into being, and the denied one is logged.
     turn(&mut gpu, &mut null, 1);
 

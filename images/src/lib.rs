@@ -138,6 +138,17 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     Ok(Images { qemu, kernels })
 }
 
+/// As [`ensure_with`], with everything else that a test boots or starts.
+pub fn ensure_all(progress: &Progress, refresh: bool) -> Result<Images> {
+    let images = ensure_with(progress, refresh)?;
+    for kernel in &images.kernels {
+        ensure_paravirtual(&kernel.name, progress)?;
+    }
+    ensure_monitoring(progress, refresh)?;
+    ensure_system(progress)?;
+    Ok(images)
+}
+
 /// As [`ensure`] for the kernel called `name`, with the paravirtual driver instead of the stock one. The modules are built
 /// from the kernel's sources, which takes minutes the first time.
 pub fn ensure_paravirtual(name: &str, progress: &Progress) -> Result<Kernel> {

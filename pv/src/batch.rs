@@ -59,28 +59,65 @@ impl<'a> Batch<'a> {
     /// that is its answer.
     pub fn ops(&self, features: u32) -> impl Iterator<Item = Result<Op<'a>, Status>> + use<'a> {
         let mut left = self.bytes;
-        (0..self.count).map(move |_| {
-            // It was all read before: it cannot be malformed now.
-            let raw = RawOp::split(&mut left).map_err(|_| Status::Malformed)?;
-            if needs(raw) & !features != 0 {
-                return Err(Status::Unsupported);
-            }
-            Op::decode(raw).map_err(|fault| match fault {
-                Fault::Structure(_) => Status::Malformed,
-                Fault::Value(status) => status,
-            })
-        })
+        (0..self.count).map(move |_| next(&mut left, features))
+    }
+}
+
+/// Takes the first operation off bytes of which the structure is right.
+fn next<'a>(left: &mut &'a [u8], features: u32) -> Result<Op<'a>, Status> {
+    // It was all read before: it cannot be malformed now.
+    let raw = RawOp::split(left).map_err(|_| Status::Malformed)?;
+    if needs(raw) & !features != 0 {
+        return Err(Status::Unsupported);
+    }
+    Op::decode(raw).map_err(|fault| match fault {
+        Fault::Structure(_) => Status::Malformed,
+        Fault::Value(status) => status,
+    })
+}
+
+/// A batch that has begun: its bytes, and how far it has come. It can be put down between two operations, and taken up again.
+#[derive(Clone, Debug)]
+pub struct Begun {
+    bytes: Vec<u8>,
+    /// Offset of the operation whose turn it is.
+    at: usize,
+    answers: Answers,
+}
+
+impl Begun {
+    /// Reads `bytes` as [`Batch::parse`] does.
+    ///
+    /// # Errors
+    /// As [`Batch::parse`].
+    pub fn new(bytes: Vec<u8>) -> Result<Self, Malformed> {
+        let answers = Answers::new(Batch::parse(&bytes)?.count);
+        Ok(Self { bytes, at: size_of::<BatchHeader>(), answers })
     }
 
-    /// Has `one` do each operation in turn, up to the first that fails.
-    pub fn execute(&self, features: u32, mut one: impl FnMut(Op<'a>) -> Result<u64, Status>) -> Answers {
-        let mut answers = Answers::new(self.count);
-        for op in self.ops(features) {
-            if !answers.push(op.and_then(&mut one)) {
-                break;
-            }
+    /// Returns the operation whose turn it is, or the status that is its answer; `None` when the batch has ended.
+    #[must_use]
+    pub fn current(&self, features: u32) -> Option<Result<Op<'_>, Status>> {
+        if self.answers.status != Status::Done || self.answers.done >= self.answers.count {
+            return None;
         }
-        answers
+        Some(next(&mut self.bytes.get(self.at..)?, features))
+    }
+
+    /// Takes down what became of the operation whose turn it was.
+    pub fn answer(&mut self, result: Result<u64, Status>) {
+        if let Some(mut left) = self.bytes.get(self.at..)
+            && RawOp::split(&mut left).is_ok()
+        {
+            self.at = self.bytes.len().saturating_sub(left.len());
+        }
+        self.answers.push(result);
+    }
+
+    /// Returns the answers.
+    #[must_use]
+    pub fn into_answers(self) -> Answers {
+        self.answers
     }
 }
 

@@ -33,7 +33,7 @@ mod fuzz;
 )]
 mod model;
 
-pub use batch::{Answers, Batch, Malformed, Problem, feature_of};
+pub use batch::{Answers, Batch, Begun, Malformed, Problem, feature_of};
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::fuzz;
 pub use header::header;

@@ -11,6 +11,10 @@ pub(crate) struct Flight {
     pub(crate) vgpu: VgpuId,
     pub(crate) channel: Channel,
     pub(crate) started: Nanos,
+    /// Since when the engine works on it, by the books, for its limit; set when it comes to the front. Ends of what is
+    /// behind it do not move that: who keeps sending short work beside a long one would never meet its limit.
+    #[serde(default)]
+    pub(crate) began: Option<Nanos>,
     /// Its channel is to be killed; that was said.
     pub(crate) killed: bool,
 }
@@ -33,20 +37,69 @@ pub(crate) struct EngineState {
 impl EngineState {
     pub(crate) fn start(&mut self, flight: Flight) {
         self.flights.push_back(flight);
+        self.promote();
     }
 
-    pub(crate) fn get_mut(&mut self, ticket: Ticket) -> Option<&mut Flight> {
-        self.flights.iter_mut().find(|flight| flight.ticket == ticket)
+    /// Notes since when the engine works on the first, if that is new.
+    fn promote(&mut self) {
+        let last_end = self.last_end;
+        if let Some(first) = self.flights.front_mut() {
+            first.began.get_or_insert(first.started.max(last_end));
+        }
+    }
+
+    /// The card has got a submission at `now`. `false` when it is not there.
+    pub(crate) fn given(&mut self, ticket: Ticket, now: Nanos) -> bool {
+        let Some(flight) = self.flights.iter_mut().find(|flight| flight.ticket == ticket) else { return false };
+        (flight.started, flight.began) = (now, None);
+        self.promote();
+        true
+    }
+
+    /// The engine works on a channel's submission now, whatever the books say: it comes to the front. `false` when the
+    /// channel has none here.
+    pub(crate) fn bring_forward(&mut self, of: impl Fn(&Flight) -> bool) -> bool {
+        let Some(at) = self.flights.iter().position(of) else { return false };
+        if let Some(first) = self.flights.front_mut().filter(|_| at > 0) {
+            (first.began, first.killed) = (None, false);
+        }
+        if let Some(flight) = self.flights.remove(at) {
+            self.flights.push_front(flight);
+        }
+        self.promote();
+        true
+    }
+
+    /// The first has not had the engine before `since`: its limit counts from then on.
+    pub(crate) fn begin_anew(&mut self, since: Nanos) {
+        if let Some(first) = self.flights.front_mut() {
+            (first.began, first.killed) = (Some(since), false);
+        }
+    }
+
+    /// Charges a submission that was set aside for what it did at some time since `since`, and not before the end of
+    /// anything else. Returns whose it is, and the time in ns.
+    pub(crate) fn charge_aside(&mut self, ticket: Ticket, since: Nanos, now: Nanos) -> Option<(Flight, u64)> {
+        let flight = *self.aside.iter().find(|flight| flight.ticket == ticket)?;
+        let used = now.since(since.max(self.last_end));
+        self.last_end = self.last_end.max(now);
+        self.busy = self.busy.saturating_add(used);
+        Some((flight, used))
     }
 
     pub(crate) fn flights(&self) -> impl Iterator<Item = &Flight> {
         self.flights.iter()
     }
 
+    /// Those that wait for something else than the engine.
+    pub(crate) fn asides(&self) -> impl Iterator<Item = &Flight> {
+        self.aside.iter()
+    }
+
     /// What the engine works on, and since when.
     pub(crate) fn running(&self) -> Option<(&Flight, Nanos)> {
         let first = self.flights.front()?;
-        Some((first, first.started.max(self.last_end)))
+        Some((first, first.began.unwrap_or(first.started.max(self.last_end))))
     }
 
     pub(crate) fn mark_killed(&mut self) {
@@ -63,6 +116,7 @@ impl EngineState {
         let used = ended.since(flight.started.max(self.last_end));
         self.last_end = self.last_end.max(ended);
         self.busy = self.busy.saturating_add(used);
+        self.promote();
         Some((flight, used))
     }
 
@@ -88,7 +142,9 @@ impl EngineState {
     /// Takes out a submission that was nothing to the engine.
     pub(crate) fn withdraw(&mut self, ticket: Ticket) -> Option<Flight> {
         let at = self.flights.iter().position(|flight| flight.ticket == ticket)?;
-        self.flights.remove(at)
+        let flight = self.flights.remove(at);
+        self.promote();
+        flight
     }
 
     /// Takes out the first submission that `gone` says of, at `now`, with the time in ns that it used. Only the one that the

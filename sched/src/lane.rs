@@ -21,6 +21,9 @@ pub(crate) struct Queued {
     pub(crate) arrived: Nanos,
     /// Its number among all arrivals.
     pub(crate) order: u64,
+    /// It was started before.
+    #[serde(default)]
+    pub(crate) again: bool,
 }
 
 /// A vGPU in a lane.
@@ -164,6 +167,26 @@ impl Lane {
         (self.queued, self.changed) = (self.queued + 1, true);
         let view = View { now, config, members: &self.members, room: self.room(config, now) };
         self.policy.arrived(vgpu, &view);
+    }
+
+    /// Something that was set aside is to have its turn again, before anything else of its vGPU: what is behind it may wait
+    /// for it.
+    pub(crate) fn requeue(&mut self, config: &Config, vgpu: VgpuId, queued: Queued, now: Nanos) {
+        let Some(member) = self.members.get_mut(&vgpu) else { return };
+        member.queue.push_front(queued);
+        (self.queued, self.changed) = (self.queued + 1, true);
+        let view = View { now, config, members: &self.members, room: self.room(config, now) };
+        self.policy.arrived(vgpu, &view);
+    }
+
+    /// Something that was set aside has used `used` ns all the same.
+    pub(crate) fn charged(&mut self, config: &Config, vgpu: VgpuId, used: u64, now: Nanos) {
+        self.changed = true;
+        let Some(member) = self.members.get_mut(&vgpu) else { return };
+        member.bucket.fill(member.params.cap_permille, now);
+        member.bucket.take(used);
+        let view = View { now, config, members: &self.members, room: self.room(config, now) };
+        self.policy.charged(vgpu, used, &view);
     }
 
     /// Takes over what was queued in another lane.

@@ -48,7 +48,7 @@ pub use config::{
 pub use policy::Standing;
 pub use scheduler::{Quarantine, Scheduler};
 pub use shares::{WHOLE, shares};
-pub use types::{Channel, Decision, Engine, Event, Nanos, Ticket, VgpuId};
+pub use types::{Channel, Decision, Engine, Event, Nanos, Place, Ticket, VgpuId};
 
 #[cfg(test)]
 mod tests;

@@ -5,7 +5,7 @@ use crate::config::{Config, ConfigError, Queues, VgpuParams};
 use crate::flight::{EngineState, Flight};
 use crate::lane::{Lane, Queued};
 use crate::policy::Standing;
-use crate::types::{Channel, Decision, Engine, Event, Nanos, Ticket, VgpuId};
+use crate::types::{Channel, Decision, Engine, Event, Nanos, Place, Ticket, VgpuId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -77,6 +77,14 @@ impl Scheduler {
             Event::Started { ticket } => self.started(ticket),
             Event::Waiting { ticket } => self.wait(ticket),
             Event::Resumed { ticket } => self.resume(ticket),
+            Event::Requeued { ticket } => self.requeue(ticket),
+            Event::Moved { ticket, since } => self.moved(ticket, since),
+            Event::Occupied { engine, vgpu, channel } => self.occupied(engine, vgpu, channel),
+            Event::Unoccupied { engine, since } => {
+                self.engines[engine.index()].begin_anew(since.unwrap_or(self.now).min(self.now));
+                true
+            }
+            Event::Struck { vgpu, engine } => self.strike(vgpu, engine, decisions),
             Event::Completed { ticket, ended } => self.complete(ticket, ended),
             Event::Withdrawn { ticket } => self.withdraw(ticket),
             Event::ChannelEnded { vgpu, channel } => self.end_channel(vgpu, channel),
@@ -185,6 +193,24 @@ impl Scheduler {
         queued.chain(flights)
     }
 
+    /// Says whether an engine has something.
+    #[must_use]
+    pub fn is_busy(&self, engine: Engine) -> bool {
+        self.engines[engine.index()].running().is_some()
+    }
+
+    /// Returns the place of a submission. `None` for one that is not here.
+    #[must_use]
+    pub fn place(&self, ticket: Ticket) -> Option<Place> {
+        if self.engine_of(ticket).is_some() {
+            return Some(Place::OnEngine);
+        }
+        if self.engines.iter().any(|engine| engine.asides().any(|flight| flight.ticket == ticket)) {
+            return Some(Place::Aside);
+        }
+        self.lanes.iter().any(|lane| lane.holder(ticket).is_some()).then_some(Place::Queued)
+    }
+
     /// Events that named what was not there, or settings that are out of bounds.
     #[must_use]
     pub const fn ignored(&self) -> u64 {
@@ -223,7 +249,7 @@ impl Scheduler {
     fn arrive(&mut self, vgpu: VgpuId, channel: Channel, engine: Engine, ticket: Ticket) -> bool {
         let Some(known) = self.vgpus.get_mut(&vgpu) else { return false };
         known.accounts[engine.index()].arrived += 1;
-        let queued = Queued { ticket, channel, engine, arrived: self.now, order: self.order };
+        let queued = Queued { ticket, channel, engine, arrived: self.now, order: self.order, again: false };
         self.order += 1;
         let lane = self.lane_of(engine);
         self.lanes[lane].enqueue(&self.config, vgpu, queued, self.now);
@@ -231,12 +257,8 @@ impl Scheduler {
     }
 
     fn started(&mut self, ticket: Ticket) -> bool {
-        let flight = self.engines.iter_mut().find_map(|engine| engine.get_mut(ticket));
-        if let Some(flight) = flight {
-            flight.started = self.now;
-            return true;
-        }
-        false
+        let now = self.now;
+        self.engines.iter_mut().any(|engine| engine.given(ticket, now))
     }
 
     fn wait(&mut self, ticket: Ticket) -> bool {
@@ -249,12 +271,68 @@ impl Scheduler {
     }
 
     fn resume(&mut self, ticket: Ticket) -> bool {
-        let Some((engine, mut flight)) = self.take_aside(ticket) else { return false };
-        flight.started = self.now;
+        let Some((engine, flight)) = self.take_aside(ticket) else { return false };
+        self.put_back(engine, flight);
+        true
+    }
+
+    /// An engine has something from now on that it had not.
+    fn put_back(&mut self, engine: Engine, flight: Flight) {
+        let flight = Flight { started: self.now, began: None, killed: false, ..flight };
         self.engines[engine.index()].start(flight);
         let lane = self.lane_of(engine);
         self.lanes[lane].adopt_flight(flight.vgpu);
+    }
+
+    fn requeue(&mut self, ticket: Ticket) -> bool {
+        let Some((engine, Flight { ticket, vgpu, channel, .. })) = self.take_aside(ticket) else { return false };
+        let queued = Queued { ticket, channel, engine, arrived: self.now, order: self.order, again: true };
+        self.order += 1;
+        let lane = self.lane_of(engine);
+        self.lanes[lane].requeue(&self.config, vgpu, queued, self.now);
         true
+    }
+
+    fn moved(&mut self, ticket: Ticket, since: Nanos) -> bool {
+        let now = self.now;
+        let charged = Engine::ALL
+            .into_iter()
+            .find_map(|engine| Some((engine, self.engines[engine.index()].charge_aside(ticket, since, now)?)));
+        let Some((engine, (flight, used))) = charged else { return false };
+        self.charge(engine, &flight, used);
+        let lane = self.lane_of(engine);
+        self.lanes[lane].charged(&self.config, flight.vgpu, used, now);
+        true
+    }
+
+    /// What the card says is right: the submission that has the engine is the one that runs, wherever it was booked. What
+    /// was taken to run has not had the engine.
+    fn occupied(&mut self, engine: Engine, vgpu: VgpuId, channel: Channel) -> bool {
+        let of = |flight: &Flight| (flight.vgpu, flight.channel) == (vgpu, channel);
+        if self.engines[engine.index()].bring_forward(of) {
+            return true;
+        }
+        let found = Engine::ALL.into_iter().find_map(|other| {
+            let state = &self.engines[other.index()];
+            let ticket = state.asides().chain(state.flights()).find(|flight| of(flight))?.ticket;
+            Some((other, ticket))
+        });
+        let Some((other, ticket)) = found else {
+            self.engines[engine.index()].begin_anew(self.now);
+            return true;
+        };
+        let flight = match self.engines[other.index()].take_aside(ticket) {
+            Some(flight) => flight,
+            None => {
+                let Some((flight, used)) = self.engines[other.index()].end(ticket, self.now) else { return false };
+                self.charge(other, &flight, used);
+                let lane = self.lane_of(other);
+                self.lanes[lane].ended(&self.config, vgpu, used, 0, self.now);
+                flight
+            }
+        };
+        self.put_back(engine, flight);
+        self.engines[engine.index()].bring_forward(of)
     }
 
     fn take_aside(&mut self, ticket: Ticket) -> Option<(Engine, Flight)> {
@@ -269,11 +347,25 @@ impl Scheduler {
             }
             return true;
         }
-        let Some(engine) = self.engine_of(ticket) else { return false };
+        let Some(engine) = self.engine_of(ticket) else { return self.complete_queued(ticket) };
         let earliest = Nanos(self.now.0.saturating_sub(self.config.stamp_slack_ns));
         let ended = ended.unwrap_or(self.now).clamp(earliest, self.now);
         let Some((flight, used)) = self.engines[engine.index()].end(ticket, ended) else { return false };
         self.settle(engine, &flight, used, self.now.since(ended), true);
+        true
+    }
+
+    /// Something that was to have its turn again had ended before it was taken off the card.
+    fn complete_queued(&mut self, ticket: Ticket) -> bool {
+        let holds = |lane: &Lane| lane.holder(ticket);
+        let Some((lane, vgpu)) = self.lanes.iter().enumerate().find_map(|(at, lane)| Some((at, holds(lane)?))) else {
+            return false;
+        };
+        for queued in self.lanes[lane].drop_queued(vgpu, |queued| queued.ticket == ticket) {
+            if let Some(known) = self.vgpus.get_mut(&vgpu) {
+                known.accounts[queued.engine.index()].completed += 1;
+            }
+        }
         true
     }
 
@@ -436,17 +528,16 @@ impl Scheduler {
             let ran_ns = self.now.since(since);
             decisions.push(Decision::Kill { vgpu, channel, engine, ticket, ran_ns });
             self.engines[engine.index()].mark_killed();
-            self.strike(vgpu, engine, decisions);
         }
     }
 
-    fn strike(&mut self, vgpu: VgpuId, engine: Engine, decisions: &mut Vec<Decision>) {
-        let Some(known) = self.vgpus.get_mut(&vgpu) else { return };
+    fn strike(&mut self, vgpu: VgpuId, engine: Engine, decisions: &mut Vec<Decision>) -> bool {
+        let Some(known) = self.vgpus.get_mut(&vgpu) else { return false };
         known.accounts[engine.index()].killed += 1;
         known.strikes += 1;
         let Config { strikes, quarantine_ns, .. } = self.config;
         if strikes == 0 || known.strikes < strikes || known.quarantine != Quarantine::Free {
-            return;
+            return true;
         }
         let until = (quarantine_ns > 0).then(|| self.now.after(quarantine_ns));
         known.quarantine = until.map_or(Quarantine::Held, Quarantine::Until);
@@ -454,6 +545,7 @@ impl Scheduler {
         for lane in &mut self.lanes {
             lane.hold(vgpu, true);
         }
+        true
     }
 
     fn end_quarantines(&mut self, decisions: &mut Vec<Decision>) {
@@ -467,10 +559,10 @@ impl Scheduler {
     fn start_what_may(&mut self, decisions: &mut Vec<Decision>) {
         for lane in &mut self.lanes {
             while let Some((vgpu, queued)) = lane.next(&self.config, self.now) {
-                let Queued { ticket, channel, engine, arrived, .. } = queued;
-                let flight = Flight { ticket, vgpu, channel, started: self.now, killed: false };
+                let Queued { ticket, channel, engine, arrived, again, .. } = queued;
+                let flight = Flight { ticket, vgpu, channel, started: self.now, began: None, killed: false };
                 self.engines[engine.index()].start(flight);
-                if let Some(known) = self.vgpus.get_mut(&vgpu) {
+                if let Some(known) = self.vgpus.get_mut(&vgpu).filter(|_| !again) {
                     let account = &mut known.accounts[engine.index()];
                     account.started += 1;
                     account.waits.add(self.now.since(arrived));

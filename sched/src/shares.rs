@@ -5,41 +5,67 @@ use crate::config::{PERMILLE, VgpuParams};
 /// Parts of the whole in which shares are given.
 pub const WHOLE: u64 = 1_000_000;
 
+/// Bounds of what one may have of something that is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Claim {
+    pub(crate) weight: u32,
+    /// At least this, even if the weight says less.
+    pub(crate) least: u64,
+    /// At most this.
+    pub(crate) most: u64,
+}
+
+impl Claim {
+    /// By the settings of a vGPU, on a whole of so many parts.
+    pub(crate) fn of(params: &VgpuParams, whole: u64) -> Self {
+        Self {
+            weight: params.weight,
+            least: part(whole, params.guarantee_permille),
+            most: part(whole, params.cap_permille),
+        }
+    }
+}
+
 /// Shares of those that compete, in parts of [`WHOLE`], in their order: by weight, but no one less than its guarantee
 /// or more than its cap. What a cap leaves goes to the others by weight; the shares are together at most the
 /// whole, and less only when caps leave some or by rounding. Guarantees that are together more than the whole shrink alike.
 pub fn shares(of: &[VgpuParams]) -> Vec<u64> {
-    if of.iter().all(|params| params.guarantee_permille == 0 && params.cap_permille == PERMILLE) {
-        let weights: u64 = of.iter().map(|params| u64::from(params.weight)).sum();
-        return of.iter().map(|params| WHOLE * u64::from(params.weight) / weights).collect();
+    let claims: Vec<_> = of.iter().map(|params| Claim::of(params, WHOLE)).collect();
+    divide(WHOLE, &claims)
+}
+
+/// The same of any whole and any bounds.
+pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
+    if of.iter().all(|claim| claim.least == 0 && claim.most >= whole) {
+        let weights: u64 = of.iter().map(|claim| u64::from(claim.weight)).sum();
+        return of.iter().map(|claim| scale(whole, claim.weight.into(), weights)).collect();
     }
-    let promised: u64 = of.iter().map(|params| part(params.guarantee_permille)).sum();
-    let guarantee = |params: &VgpuParams| match promised {
-        0..=WHOLE => part(params.guarantee_permille),
-        _ => part(params.guarantee_permille) * WHOLE / promised,
-    };
+    // No one is promised more than it may have.
+    let promise = |claim: &Claim| claim.least.min(claim.most);
+    let promised = of.iter().map(promise).fold(0u64, u64::saturating_add);
+    let least = |claim: &Claim| if promised <= whole { promise(claim) } else { scale(whole, promise(claim), promised) };
     // Those that are held at a bound, with what they have there.
     let mut fixed: Vec<Option<u64>> = vec![None; of.len()];
     loop {
         let taken: u64 = fixed.iter().flatten().sum();
-        let rest = WHOLE.saturating_sub(taken);
+        let rest = whole.saturating_sub(taken);
         let loose = || of.iter().zip(&fixed).filter(|(_, fixed)| fixed.is_none());
-        let weights: u64 = loose().map(|(params, _)| u64::from(params.weight)).sum();
-        let share = |params: &VgpuParams| (rest * u64::from(params.weight)).checked_div(weights).unwrap_or(0);
+        let weights: u64 = loose().map(|(claim, _)| u64::from(claim.weight)).sum();
+        let share = |claim: &Claim| scale(rest, claim.weight.into(), weights);
         // Who is to be held, and by how much that changes what is left for the others: the larger side first, as holding
         // it can bring those of the other side within their bounds.
-        let below: u64 = loose().map(|(params, _)| guarantee(params).saturating_sub(share(params))).sum();
-        let above: u64 = loose().map(|(params, _)| share(params).saturating_sub(part(params.cap_permille))).sum();
+        let below: u64 = loose().map(|(claim, _)| least(claim).saturating_sub(share(claim))).sum();
+        let above: u64 = loose().map(|(claim, _)| share(claim).saturating_sub(claim.most)).sum();
         if below == 0 && above == 0 {
-            return of.iter().zip(&fixed).map(|(params, fixed)| fixed.unwrap_or_else(|| share(params))).collect();
+            return of.iter().zip(&fixed).map(|(claim, fixed)| fixed.unwrap_or_else(|| share(claim))).collect();
         }
         let held: Vec<Option<u64>> = of
             .iter()
             .zip(&fixed)
-            .map(|(params, fixed)| match fixed {
+            .map(|(claim, fixed)| match fixed {
                 Some(held) => Some(*held),
-                None if below >= above && guarantee(params) > share(params) => Some(guarantee(params)),
-                None if below < above && share(params) > part(params.cap_permille) => Some(part(params.cap_permille)),
+                None if below >= above && least(claim) > share(claim) => Some(least(claim)),
+                None if below < above && share(claim) > claim.most => Some(claim.most),
                 None => None,
             })
             .collect();
@@ -48,8 +74,14 @@ pub fn shares(of: &[VgpuParams]) -> Vec<u64> {
     }
 }
 
-fn part(permille: u32) -> u64 {
-    u64::from(permille) * (WHOLE / u64::from(PERMILLE))
+/// `of` times `part` over `whole`, which is 0 only when nothing is left to divide by.
+pub(crate) fn scale(of: u64, part: u64, whole: u64) -> u64 {
+    let scaled = (u128::from(of) * u128::from(part)).checked_div(whole.into()).unwrap_or(0);
+    u64::try_from(scaled).unwrap_or(u64::MAX)
+}
+
+fn part(whole: u64, permille: u32) -> u64 {
+    scale(whole, permille.into(), PERMILLE.into())
 }
 
 #[cfg(test)]
@@ -96,14 +128,14 @@ mod tests {
             let shares = shares(&of);
             let sum: u64 = shares.iter().sum();
             prop_assert!(sum <= WHOLE);
-            let promised: u64 = of.iter().map(|p| part(p.guarantee_permille)).sum();
+            let promised: u64 = of.iter().map(|p| part(WHOLE, p.guarantee_permille)).sum();
             for (params, share) in of.iter().zip(&shares) {
-                prop_assert!(*share <= part(params.cap_permille));
+                prop_assert!(*share <= part(WHOLE, params.cap_permille));
                 if promised <= WHOLE {
-                    prop_assert!(*share >= part(params.guarantee_permille), "{params:?} has {share}");
+                    prop_assert!(*share >= part(WHOLE, params.guarantee_permille), "{params:?} has {share}");
                 }
             }
-            if shares.iter().zip(&of).any(|(share, params)| *share < part(params.cap_permille)) {
+            if shares.iter().zip(&of).any(|(share, params)| *share < part(WHOLE, params.cap_permille)) {
                 prop_assert!(sum + of.len() as u64 >= WHOLE, "{sum}");
             }
         }

@@ -3,9 +3,7 @@
 use crate::config::{Config, VgpuParams};
 use serde::{Deserialize, Serialize};
 
-/// A vGPU, as the mediator numbers them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
-pub struct VgpuId(pub u32);
+pub use tenant::TenantId as VgpuId;
 
 /// One submission: a number that the feeder chooses, never twice, and the scheduler gives back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
@@ -113,10 +111,48 @@ pub enum Event {
         /// Which.
         ticket: Ticket,
     },
-    /// It waits no more.
+    /// It waits no more: the card has gone on with it by itself.
     Resumed {
         /// Which.
         ticket: Ticket,
+    },
+    /// It waits no more, but is off the card: it is to have its turn again, before anything else of its vGPU. It is
+    /// started a second time then.
+    Requeued {
+        /// Which.
+        ticket: Ticket,
+    },
+    /// It waits still (or has ended meanwhile), and has worked in between. That is charged.
+    Moved {
+        /// Which.
+        ticket: Ticket,
+        /// When it was last known to have done nothing since it waited.
+        since: Nanos,
+    },
+    /// An engine works for a channel, as the card says when it is asked what runs for too long.
+    Occupied {
+        /// Which engine.
+        engine: Engine,
+        /// Whose.
+        vgpu: VgpuId,
+        /// Which channel.
+        channel: Channel,
+    },
+    /// What an engine was taken to work on has not had it for that long, as the card says when it is asked what runs for too
+    /// long.
+    Unoccupied {
+        /// Which engine.
+        engine: Engine,
+        /// Time at which the first submission was seen to have it; from now on without.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        since: Option<Nanos>,
+    },
+    /// A channel of a vGPU held an engine for longer than it may, and was killed for that. Counts towards quarantine.
+    Struck {
+        /// Whose.
+        vgpu: VgpuId,
+        /// Which engine.
+        engine: Engine,
     },
     /// Something that was started has ended. Of one engine, the earlier end comes first.
     Completed {
@@ -162,9 +198,9 @@ pub enum Event {
 pub enum Decision {
     /// Give the submission to the card now.
     Start(Ticket),
-    /// The submission has run for longer than its vGPU's limit: take its channel off the card, tell the guest, and say
-    /// [`Event::ChannelEnded`]. With policies that do not gate (direct, and disengaged in its free interval) the engine may
-    /// have gone over to another channel by itself: the card is to be asked first.
+    /// By the books the submission has run for longer than its vGPU's limit. The card is to be asked who has the engine. If
+    /// it is that channel: take it off the card, tell the guest, and say [`Event::ChannelEnded`] and [`Event::Struck`]. Else
+    /// say [`Event::Occupied`] or [`Event::Unoccupied`].
     Kill {
         /// Whose.
         vgpu: VgpuId,
@@ -189,4 +225,15 @@ pub enum Decision {
         /// Which.
         vgpu: VgpuId,
     },
+}
+
+/// Place of a submission that has not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// It waits for its turn.
+    Queued,
+    /// An engine has it, or has it next.
+    OnEngine,
+    /// The card has it, but it waits for something else than an engine.
+    Aside,
 }

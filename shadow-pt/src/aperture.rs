@@ -42,6 +42,20 @@ struct Slot {
     writable: bool,
 }
 
+impl Slot {
+    /// Returns what lies at byte `offset` of the aperture, which is in the slot's page.
+    fn mapping(&self, offset: u64) -> Option<Mapping> {
+        let within = offset & SMALL_PAGE.wrapping_sub(1);
+        let place = self.place.checked_add(within)?;
+        Some(Mapping { place, bytes: SMALL_PAGE.saturating_sub(within), writable: self.writable })
+    }
+}
+
+/// Returns the slot in the cache of the page of byte `offset`.
+fn index(offset: u64) -> usize {
+    usize::try_from(offset >> PAGE_SHIFT).unwrap_or(usize::MAX) & SLOTS.wrapping_sub(1)
+}
+
 /// What an instance block says of its address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Space {
@@ -101,24 +115,24 @@ impl ApertureTlb {
     /// # Errors
     /// As the hardware would fault. Failures are not cached.
     pub fn translate(&mut self, offset: u64, guest: &mut impl GuestMemory) -> Result<Mapping, WalkFault> {
+        if let Some(mapping) = self.cached(offset) {
+            return Ok(mapping);
+        }
+        let space = self.space(guest)?;
+        let (place, writable) = walk(space, GpuVa(offset).page(), guest)?;
         let page = offset >> PAGE_SHIFT;
-        let index = (page as usize) & SLOTS.wrapping_sub(1);
-        let cached = self.slots.get(index).copied().flatten().filter(|slot| slot.page == page);
-        let slot = match cached {
-            Some(slot) => slot,
-            None => {
-                let space = self.space(guest)?;
-                let (place, writable) = walk(space, GpuVa(offset).page(), guest)?;
-                let slot = Slot { page, place, writable };
-                if let Some(entry) = self.slots.get_mut(index) {
-                    *entry = Some(slot);
-                }
-                slot
-            }
-        };
-        let within = offset & SMALL_PAGE.wrapping_sub(1);
-        let place = slot.place.checked_add(within).ok_or(WalkFault::Pte)?;
-        Ok(Mapping { place, bytes: SMALL_PAGE.saturating_sub(within), writable: slot.writable })
+        let slot = Slot { page, place, writable };
+        if let Some(entry) = self.slots.get_mut(index(offset)) {
+            *entry = Some(slot);
+        }
+        slot.mapping(offset).ok_or(WalkFault::Pte)
+    }
+
+    /// Returns what lies at byte `offset` of the aperture if that was translated before and not forgotten since.
+    #[must_use]
+    pub fn cached(&self, offset: u64) -> Option<Mapping> {
+        let page = offset >> PAGE_SHIFT;
+        self.slots.get(index(offset)).copied().flatten().filter(|slot| slot.page == page)?.mapping(offset)
     }
 
     /// Visits the `pages` pages from byte `start` of the aperture on, in order, with what lies behind each by the guest's

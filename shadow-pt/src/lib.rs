@@ -6,7 +6,7 @@
 //!
 //! Parts:
 //! - [`AddressSpaces`]: all guest address spaces of a VM and their shadows on the card (`spaces`, `space`, `table`,
-//!   `mirror`, `split`);
+//!   `mirror`, `split`, and `shared`, what the spaces of a VM have in common);
 //! - `pages`: which pages of guest VRAM hold tables, and which of those the GPU itself can write;
 //! - `reverse`: which table pages name which guest memory;
 //! - [`ApertureTlb`]: the walk of the guest's own tables for trapped accesses to BAR1 and BAR3, with a cache;
@@ -44,11 +44,13 @@
 mod aperture;
 mod bits;
 mod host;
+mod ids;
 mod mirror;
 mod mode;
 mod pages;
 mod report;
 mod reverse;
+mod shared;
 mod space;
 mod spaces;
 mod split;
@@ -70,10 +72,12 @@ pub use aperture::{ApertureTlb, Mapping, WalkFault};
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::fuzz;
 pub use host::{HOST_BASE, HOST_PAGES, HostPage, SHARED_BASE, SHARED_PAGES};
+pub use ids::{GuestRange, MAX_SPACES, SpaceId};
 pub use mode::{Mode, UnknownMode};
 pub use nvspec::addr::Place;
 pub use report::{Denial, Denials, SyncReport};
-pub use spaces::{AddressSpaces, GuestRange, Limits, MAX_SPACES, NoMemory, SpaceId};
+pub use shared::Limits;
+pub use spaces::{AddressSpaces, NoMemory, RELINK_PIECES, Withdrawal};
 
 use nvspec::addr::{Gpa, GuestVramAddr, Iova, VramAddr};
 

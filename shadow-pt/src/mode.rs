@@ -17,6 +17,17 @@ pub enum Mode {
     LazyAdd,
 }
 
+/// How much of what may have changed is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// Pages that have something to lose.
+    Losing,
+    /// All pages that may have changed.
+    Pending,
+    /// Everything is read, translated and written again.
+    Everything,
+}
+
 /// No mode has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no shadowing mode is called {0:?}; there are naive, lazy, incremental and lazy-add")]

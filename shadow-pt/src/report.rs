@@ -17,7 +17,7 @@ pub enum Denial {
     Table,
     /// A directory entry that is the host's.
     Reserved,
-    /// A table beyond the limit, or without card memory for its shadow.
+    /// A table beyond the limit.
     Limit,
 }
 
@@ -94,6 +94,9 @@ pub struct SyncReport {
     pub writes: u64,
     /// Pages of guest tables that may have changed and that wait for [`crate::AddressSpaces::prepare`].
     pub deferred: u64,
+    /// Tables for which there is no card memory now. They are tried again by each call that may make tables; until then what
+    /// they would map is not mapped, and work that needs it must not begin.
+    pub waiting: u64,
     /// Entries that are denied and were not when they were last looked at, by reason.
     pub denied: Denials,
     /// Some entry lost a permission or names another frame than before: the card's TLBs must be flushed before the guest
@@ -117,6 +120,7 @@ impl SyncReport {
         self.entries_written = self.entries_written.saturating_add(other.entries_written);
         self.writes = self.writes.saturating_add(other.writes);
         self.deferred = self.deferred.saturating_add(other.deferred);
+        self.waiting = self.waiting.saturating_add(other.waiting);
         self.denied.merge(&other.denied);
         self.lost_permission |= other.lost_permission;
     }

@@ -3,43 +3,17 @@
 use crate::bits::{bit, members};
 use crate::host::{FIRST_ENTRY, HostTable};
 use crate::mirror::{Mirror, PAGE_BYTES, PAGE_ENTRIES, RawEntry, Runs};
-use crate::pages::{FrameRun, PageIndex, User};
-use crate::reverse::{Piece, ReverseMap};
+use crate::mode::Scope;
+use crate::pages::{FrameRun, User};
+use crate::reverse::Piece;
+use crate::shared::Shared;
 use crate::split::{Pair, SplitWrites, Splits};
 use crate::table::{Books, Changes, Table, TableKey, Tables};
 use crate::translate::Shadow;
-use crate::{Denial, Frames, GuestMemory, Limits, Place, ShadowMemory, SyncReport};
+use crate::{Denial, Frames, GuestMemory, Place, ShadowMemory, SyncReport};
 use nvspec::addr::{SMALL_PAGE, VramAddr};
 use nvspec::mmu::{PD_BYTES, PD_ENTRIES, Pde, TableTarget};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// How much of what may have changed is looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scope {
-    /// Pages that have something to lose.
-    Losing,
-    /// All pages that may have changed.
-    Pending,
-    /// Everything is read, translated and written again.
-    Everything,
-}
-
-/// What the spaces of a VM share.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) limits: Limits,
-    pub(crate) tables: Tables,
-    pub(crate) pages: PageIndex,
-    pub(crate) reverse: ReverseMap,
-    /// Pages of VRAM that entries have made writable and that the index does not count yet.
-    pub(crate) gained: Vec<FrameRun>,
-    /// Card memory of all tables that are linked.
-    pub(crate) table_bytes: u64,
-    /// Counts what may make room for a table that was refused.
-    pub(crate) rooms: u64,
-    /// Large entries that may still be split.
-    pub(crate) splits_left: u64,
-}
 
 /// Directory entries that name a table, and what became of it.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +26,7 @@ struct Reference {
 enum Made {
     /// Not tried yet.
     Wanted,
-    /// Refused, for the limit or for want of card memory, and counted as denied.
+    /// Tried, and not made: it is beyond the limit and counted as denied, or waits for card memory.
     Refused,
     /// The table's number.
     Yes(u32),
@@ -220,6 +194,36 @@ impl Space {
         }
         self.splits.write(&writes, false, memory, report);
         self.unsplit(shared, memory, report);
+        if shared.ram_barred && self.bar_tables(shared) {
+            // What they mapped of RAM is off the card by now.
+            self.relink(self.directory.all(), shared, memory, report);
+        }
+    }
+
+    /// Has the directory link the tables that map no RAM while that is barred, and all when it is not. Says whether
+    /// [`Self::relink`] has something to do.
+    pub(crate) fn bar_tables(&self, shared: &mut Shared) -> bool {
+        let mut changed = false;
+        for number in self.numbers() {
+            let Some(table) = shared.tables.get_mut(number) else { continue };
+            let bar = shared.ram_barred && table.ram != 0;
+            changed |= std::mem::replace(&mut table.barred, bar) != bar;
+        }
+        changed
+    }
+
+    /// Links the directory's `pages` again, on the card as well.
+    pub(crate) fn relink(
+        &mut self,
+        pages: u64,
+        shared: &Shared,
+        memory: &mut impl ShadowMemory,
+        report: &mut SyncReport,
+    ) {
+        let links = self.link(pages, &shared.tables);
+        for losing in [true, false] {
+            self.directory.write(&links, losing, memory, report);
+        }
     }
 
     /// Brings the tables that stand in for large pages to what the mirrors say, in our memory, and makes those that are
@@ -248,15 +252,16 @@ impl Space {
         if splits.is_idle() {
             return (writes, false);
         }
-        let (fresh, refused) = splits.make(limits.table_bytes.saturating_sub(*all_bytes), mirror, memory);
-        splits.fill(&fresh, mirror, &mut writes);
-        let bytes = Splits::bytes_of(&fresh);
+        let made = splits.make(limits.table_bytes.saturating_sub(*all_bytes), mirror, memory);
+        splits.fill(&made.fresh, mirror, &mut writes);
+        let bytes = Splits::bytes_of(&made.fresh);
         *table_bytes = table_bytes.saturating_add(bytes);
         *all_bytes = all_bytes.saturating_add(bytes);
-        if refused {
+        if made.denied {
             report.denied.add(Denial::Limit);
         }
-        (writes, refused || !fresh.is_empty())
+        report.waiting = report.waiting.saturating_add(made.waiting);
+        (writes, made.changes || !made.fresh.is_empty())
     }
 
     /// Drops the tables that stand in for nothing any more.
@@ -272,10 +277,7 @@ impl Space {
             return;
         }
         self.give_back(shared, bytes);
-        let links = self.link(self.directory.all(), &shared.tables);
-        for losing in [true, false] {
-            self.directory.write(&links, losing, memory, report);
-        }
+        self.relink(self.directory.all(), shared, memory, report);
     }
 
     /// Card memory of tables is not used any more.
@@ -394,7 +396,9 @@ impl Space {
             let fits = shared.table_bytes.saturating_add(key.bytes()) <= shared.limits.table_bytes;
             let Some(card) = fits.then(|| memory.alloc(key.bytes())).flatten() else {
                 tried |= refused;
-                if !refused {
+                if fits {
+                    report.waiting = report.waiting.saturating_add(1);
+                } else if !refused {
                     report.denied.add(Denial::Limit);
                 }
                 reference.table = Made::Refused;
@@ -512,6 +516,9 @@ impl Space {
     /// The shadow of a directory entry: the same size code, and our tables in the place of the guest's.
     fn shadow_pde(&self, guest: Pde, tables: &Tables) -> u64 {
         let [large_table, small_table] = TableKey::both(guest).map(|key| tables.get(self.table(&key?)?));
+        if [large_table, small_table].into_iter().flatten().any(|table| table.barred) {
+            return 0;
+        }
         let large = large_table.and_then(|table| frame(table.mirror.card));
         let stand_in = large_table.and_then(|table| self.splits.stand_in(&Pair::of(guest)?, &table.mirror));
         let small = stand_in.unwrap_or_else(|| small_table.map(|table| table.mirror.card)).and_then(frame);

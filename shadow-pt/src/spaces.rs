@@ -2,9 +2,12 @@
 
 use crate::bits::bit;
 use crate::host::{FIRST_ENTRY, HostPage, HostTable};
+use crate::ids::{GuestRange, MAX_SPACES, SpaceId};
+use crate::mode::Scope;
 use crate::pages::{FrameRun, PageIndex, User};
 use crate::reverse::{BLOCK_PAGES_SHIFT, Piece, ReverseMap};
-use crate::space::{Scope, Shared, Space};
+use crate::shared::{Limits, Shared};
+use crate::space::Space;
 use crate::split::Pair;
 use crate::table::{Books, Changes, Table, TableKey, Tables};
 use crate::translate::{PIECES_BYTES, PageSize};
@@ -13,55 +16,13 @@ use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, LARGE_PAGE, SMALL_PAGE, VA_BITS, V
 use nvspec::mmu::{ENTRY_BYTES, PD_BYTES, PDE_SHIFT, PDE_SPAN, Pde, Pte};
 use std::collections::BTreeMap;
 
-/// Address spaces that a VM may have at once: one for each channel of the chip, and two apertures.
-pub const MAX_SPACES: usize = 130;
-/// Bits of a [`SpaceId`] that are the index; the others tell a space from those that had its index before.
-const INDEX_BITS: u32 = 8;
-const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
-const _: () = assert!(MAX_SPACES <= 1 << INDEX_BITS);
-
-/// What a guest cannot exceed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Bytes of shadow tables in card memory, over all spaces of the VM, directories excluded. The mirrors take twice as
-    /// much host memory, what is known of the pages that they name about three times as much at the most. What stands in
-    /// for large pages that lie apart takes as much again.
-    pub table_bytes: u64,
-}
+/// Pieces in which a directory is linked again.
+pub const RELINK_PIECES: u32 = 8;
 
 /// The card has no memory for a shadow directory, or the VM has too many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no memory left for another shadow page directory or table of the mediator's, or the VM has too many")]
 pub struct NoMemory;
-
-/// A range of what the guest calls memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GuestRange {
-    /// VRAM: first byte, bytes.
-    Vram(GuestVramAddr, u64),
-    /// RAM: first byte, bytes.
-    Ram(Gpa, u64),
-}
-
-impl GuestRange {
-    /// Whether it is RAM, the first byte, bytes.
-    pub(crate) const fn parts(self) -> (bool, u64, u64) {
-        match self {
-            Self::Vram(start, len) => (false, start.0, len),
-            Self::Ram(start, len) => (true, start.0, len),
-        }
-    }
-}
-
-/// Names an address space of a VM. Once the space is closed it names none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SpaceId(u32);
-
-impl SpaceId {
-    pub(crate) fn index(self) -> usize {
-        (self.0 & INDEX_MASK) as usize
-    }
-}
 
 /// What happens to a user of a page.
 #[derive(Clone, Copy)]
@@ -83,6 +44,19 @@ pub struct AddressSpaces {
     pub(crate) shared: Shared,
 }
 
+/// A range that is taken out of all spaces, in steps.
+#[derive(Debug)]
+pub struct Withdrawal {
+    range: GuestRange,
+    /// Pages of tables that are left, with entries that may map into it.
+    pieces: Vec<Piece>,
+}
+
+impl Withdrawal {
+    /// Pages of tables of a step, each of 512 entries: what is done with the card's lock held once.
+    pub(crate) const STEP: usize = 2;
+}
+
 impl AddressSpaces {
     /// No address space yet.
     #[must_use]
@@ -96,6 +70,7 @@ impl AddressSpaces {
             table_bytes: 0,
             rooms: 0,
             splits_left: limits.table_bytes / PIECES_BYTES,
+            ram_barred: false,
         };
         Self { mode, spaces: Vec::new(), generations: 0, shared }
     }
@@ -127,9 +102,9 @@ impl AddressSpaces {
         let card = memory.alloc(PD_BYTES).ok_or(NoMemory)?;
         let index = u32::try_from(index).map_err(|_| NoMemory)?;
         self.generations = self.generations.wrapping_add(1);
-        let generation = self.generations.wrapping_shl(INDEX_BITS);
+        let generation = SpaceId::generation_of(self.generations);
         *slot = Some(Box::new(Space::new(index, generation, aligned(directory), card, &mut self.shared)));
-        Ok(SpaceId(generation | index))
+        Ok(SpaceId::new(generation, index))
     }
 
     /// The space of the guest directory at `directory`.
@@ -274,11 +249,54 @@ impl AddressSpaces {
         self.release(released);
     }
 
-    /// The range is about to be no longer the guest's: every entry of any space that maps into it is dropped. Then flush
-    /// the card's TLBs for the spaces that are returned, and call [`Self::flushed`] for each. What is dropped comes back
-    /// with [`Self::granted`] or [`Self::retranslate`], if it is granted then. [`Frames`] must not grant the range any more.
-    pub fn invalidate(&mut self, range: GuestRange, memory: &mut impl ShadowMemory) -> (Vec<SpaceId>, SyncReport) {
-        self.visit(range, memory, |table, piece, books, changes, _| table.invalidate(piece, range, books, changes))
+    /// Begins to take a range out of all spaces that is no longer the guest's. [`Frames`] must not grant it any more.
+    pub fn withdraw(&mut self, range: GuestRange) -> Withdrawal {
+        self.mark_range(range);
+        Withdrawal { range, pieces: self.shared.reverse.pieces(range) }
+    }
+
+    /// Drops the entries that map into the range from a few pages of tables; `None` when there are no
+    /// more. Nothing else of the spaces may change in between. Then flush the card's TLBs for the spaces that were returned,
+    /// and call [`Self::flushed`] for each. What is dropped comes back with [`Self::granted`] or [`Self::retranslate`], if it
+    /// is granted then.
+    pub fn invalidate(
+        &mut self,
+        withdrawal: &mut Withdrawal,
+        memory: &mut impl ShadowMemory,
+    ) -> Option<(Vec<SpaceId>, SyncReport)> {
+        let Withdrawal { range, pieces } = withdrawal;
+        let left = pieces.len().saturating_sub(Withdrawal::STEP);
+        let step = pieces.split_off(left);
+        let invalidate =
+            |table: &mut Table, piece, books: &mut Books<'_>, changes: &mut Changes, _: &mut SyncReport| {
+                table.invalidate(piece, *range, books, changes);
+            };
+        (!step.is_empty()).then(|| self.visit(&step, memory, invalidate))
+    }
+
+    /// Keeps the card from all of the guest's RAM, or lets it again. Tables that map any are not linked meanwhile, so that
+    /// the cost is that of the directories, whatever the tables hold; what else those tables map cannot be reached either.
+    /// While it is barred [`Frames`] must grant no RAM. Returns the spaces to call [`Self::relink`] for, piece by piece; then
+    /// flush the card's TLBs for them.
+    #[must_use]
+    pub fn bar_ram(&mut self, barred: bool) -> Vec<SpaceId> {
+        let Self { spaces, shared, .. } = self;
+        shared.ram_barred = barred;
+        let each = (0u32..).zip(spaces).filter_map(|(index, space)| Some((index, space.as_deref()?)));
+        each.filter_map(|(index, space)| space.bar_tables(shared).then_some(SpaceId::new(space.generation, index)))
+            .collect()
+    }
+
+    /// Writes one of the [`RELINK_PIECES`] pieces of a space's directory, after [`Self::bar_ram`]. The caller may do
+    /// anything between two pieces but tell the guest that it is done.
+    pub fn relink(&mut self, id: SpaceId, piece: u32, memory: &mut impl ShadowMemory) -> SyncReport {
+        let mut report = SyncReport::default();
+        if let Some((space, shared)) = self.space_mut(id) {
+            let pages = crate::bits::members(space.directory.all()).filter(|page| page % RELINK_PIECES == piece);
+            let pages = pages.fold(0, |set, page| set | bit(page));
+            space.relink(pages, shared, memory, &mut report);
+        }
+        report
     }
 
     /// The range lies elsewhere for the card than it did, or has just become the guest's: entries that map into it are
@@ -289,7 +307,9 @@ impl AddressSpaces {
         frames: &impl Frames,
         memory: &mut impl ShadowMemory,
     ) -> (Vec<SpaceId>, SyncReport) {
-        self.visit(range, memory, |table, piece, books, changes, report| {
+        self.mark_range(range);
+        let pieces = self.shared.reverse.pieces(range);
+        self.visit(&pieces, memory, |table, piece, books, changes, report| {
             table.retranslate(piece, range, frames, books, changes, report);
         })
     }
@@ -416,13 +436,11 @@ impl AddressSpaces {
     /// Applies `visit` to each table page that may name a byte of `range`, and writes what changed.
     fn visit<M: ShadowMemory>(
         &mut self,
-        range: GuestRange,
+        pieces: &[Piece],
         memory: &mut M,
         mut visit: impl FnMut(&mut Table, Piece, &mut Books<'_>, &mut Changes, &mut SyncReport),
     ) -> (Vec<SpaceId>, SyncReport) {
         let mut report = SyncReport::default();
-        self.mark_range(range);
-        let pieces = self.shared.reverse.pieces(range);
         let Self { spaces, shared, .. } = self;
         let Shared { tables, reverse, gained, splits_left, .. } = shared;
         let mut work: BTreeMap<u32, Vec<(u32, Changes)>> = BTreeMap::new();
@@ -448,7 +466,7 @@ impl AddressSpaces {
             let written = report.entries_written;
             space.commit(shared, &work, 0, memory, &mut report);
             if report.entries_written != written {
-                touched.push(SpaceId(space.generation | index));
+                touched.push(SpaceId::new(space.generation, index));
             }
         }
         self.count_gained();
@@ -524,17 +542,17 @@ impl AddressSpaces {
     pub(crate) fn each(&self) -> impl Iterator<Item = (SpaceId, &Space)> {
         (0u32..).zip(&self.spaces).filter_map(|(index, space)| {
             let space = space.as_deref()?;
-            Some((SpaceId(space.generation | index), space))
+            Some((SpaceId::new(space.generation, index), space))
         })
     }
 
     fn space(&self, id: SpaceId) -> Option<&Space> {
-        self.spaces.get(id.index())?.as_deref().filter(|space| space.generation == id.0 & !INDEX_MASK)
+        self.spaces.get(id.index())?.as_deref().filter(|space| space.generation == id.generation())
     }
 
     fn space_mut(&mut self, id: SpaceId) -> Option<(&mut Space, &mut Shared)> {
         let space = self.spaces.get_mut(id.index())?.as_deref_mut()?;
-        (space.generation == id.0 & !INDEX_MASK).then_some((space, &mut self.shared))
+        (space.generation == id.generation()).then_some((space, &mut self.shared))
     }
 }
 

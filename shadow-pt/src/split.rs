@@ -96,10 +96,23 @@ pub(crate) struct Splits {
     /// Pair to how many directory entries name it.
     pairs: BTreeMap<Pair, u32>,
     made: BTreeMap<Pair, SplitTable>,
-    /// Pairs that may need a table and have none, and whether one was refused.
+    /// Pairs that may need a table and have none, and whether one was tried and not made.
     wanted: BTreeMap<Pair, bool>,
     /// Pairs that may be named no more.
     orphans: Vec<Pair>,
+}
+
+/// What came of making tables.
+#[derive(Debug, Default)]
+pub(crate) struct Made {
+    /// Pairs that have one now.
+    pub(crate) fresh: Vec<Pair>,
+    /// What stands in for some pair is another thing than before, if only nothing.
+    pub(crate) changes: bool,
+    /// One is beyond the limit that was not before.
+    pub(crate) denied: bool,
+    /// Those for which there is no card memory now.
+    pub(crate) waiting: u64,
 }
 
 /// Card memory that is not used any more once the TLBs are flushed: start, bytes.
@@ -167,35 +180,38 @@ impl Splits {
         }
     }
 
-    /// Makes the tables that are needed, empty, as far as `room` (bytes) goes. Returns the pairs that have one since then,
-    /// and whether one was refused that was not before.
+    /// Makes the tables that are needed, empty, as far as `room` (bytes) goes.
     pub(crate) fn make<'a>(
         &mut self,
         mut room: u64,
         large: impl Fn(&TableKey) -> Option<&'a Mirror>,
         memory: &mut impl ShadowMemory,
-    ) -> (Vec<Pair>, bool) {
-        let mut fresh = Vec::new();
-        let (mut full, mut refused) = (false, false);
+    ) -> Made {
+        let mut done = Made::default();
+        let mut full = false;
         let Self { made, wanted, .. } = self;
         wanted.retain(|pair, known| {
             if large(&pair.large).is_none_or(|large| large.splits.is_empty()) {
                 // What was refused has to be linked again as if nothing had been wanted.
-                refused |= *known;
+                done.changes |= *known;
                 return false;
             }
-            let card = if full || room < pair.bytes() { None } else { memory.alloc(pair.bytes()) };
+            let fits = room >= pair.bytes();
+            let card = if full || !fits { None } else { memory.alloc(pair.bytes()) };
             let Some(card) = card else {
                 full = true;
-                refused |= !std::mem::replace(known, true);
+                let new = !std::mem::replace(known, true);
+                done.changes |= new;
+                done.denied |= new && !fits;
+                done.waiting = done.waiting.saturating_add(u64::from(fits));
                 return true;
             };
             room = room.saturating_sub(pair.bytes());
             made.insert(*pair, SplitTable { card, shadow: vec![0; pair.entries as usize].into() });
-            fresh.push(*pair);
+            done.fresh.push(*pair);
             false
         });
-        (fresh, refused)
+        done
     }
 
     /// Bytes of tables.

@@ -81,6 +81,10 @@ pub(crate) struct Table {
     pub(crate) recheck: u64,
     /// It is in its space's list of those with something to do.
     pub(crate) queued: bool,
+    /// Entries that map RAM for the card.
+    pub(crate) ram: u32,
+    /// The directory does not link it: it maps RAM, or did, while the VM's RAM is barred.
+    pub(crate) barred: bool,
 }
 
 impl Table {
@@ -88,7 +92,7 @@ impl Table {
     pub(crate) fn new(key: TableKey, space: u32, card: VramAddr) -> Self {
         let mirror = Mirror::new(key.place, card, key.entries);
         let absent = vec![0; mirror.live.len()].into();
-        Self { key, space, mirror, absent, recheck: 0, queued: false }
+        Self { key, space, mirror, absent, recheck: 0, queued: false, ram: 0, barred: false }
     }
 
     /// Whether there is something to do at the next [`crate::AddressSpaces::prepare`].
@@ -164,6 +168,12 @@ impl Table {
         {
             *count = if absent[1] { count.saturating_add(1) } else { count.saturating_sub(1) };
         }
+        let maps_ram = [(names[0], before), (names[1], after)].map(|(named, shadow)| is_ram(named, shadow));
+        self.ram = match maps_ram {
+            [false, true] => self.ram.saturating_add(1),
+            [true, false] => self.ram.saturating_sub(1),
+            _ => self.ram,
+        };
         let exposes = [exposes(names[0], before), exposes(names[1], after)];
         if exposes[0] != exposes[1] {
             let large = size == PageSize::Large;
@@ -269,6 +279,11 @@ impl Table {
         self.recheck |= absent.fold(0, |set, (page, _)| set | bit(page));
         self.mirror.retry() || self.recheck != 0
     }
+}
+
+/// Whether an entry maps RAM for the card.
+fn is_ram(named: Option<Named>, shadow: u64) -> bool {
+    shadow != 0 && named.is_some_and(|named| named.system)
 }
 
 /// The page of guest VRAM that an entry makes writable for the GPU.

@@ -312,7 +312,7 @@ impl Gpu {
         let cx = &mut self.cx;
         for id in EngineId::ALL {
             if units & self.fifo.slot(id).enable_bit() != 0 {
-                self.fifo.slot(id).reset();
+                self.fifo.reset_engine(id, cx);
             }
         }
         if ENABLE::PGRAPH.is_set(units) {

@@ -110,7 +110,11 @@ pub fn report(metrics: &[Metric], file: Option<&Path>) -> Result<()> {
             metric.peer.unwrap_or_default()
         );
     }
-    let Some(file) = file else { return Ok(()) };
+    file.map_or(Ok(()), |file| write(metrics, file))
+}
+
+/// Writes the JSON file.
+pub fn write(metrics: &[Metric], file: &Path) -> Result<()> {
     let text = serde_json::to_string_pretty(&json!({
         "metrics": metrics.iter().map(Metric::json).collect::<Vec<_>>()
     }))?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use std::{env, thread};
 
 use anyhow::{Context, Result, bail};
-use mediator::daemon::rig::ServiceManager;
+use rig::service_manager::ServiceManager;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -32,6 +32,11 @@ pub struct Paths {
 }
 
 impl Paths {
+    /// What `[daemon] read_socket` may be.
+    pub fn read_socket(&self) -> PathBuf {
+        self.folder.join("read.sock")
+    }
+
     /// The socket path for a VM called `name`.
     pub fn vm_socket(&self, name: &str) -> PathBuf {
         self.folder.join(format!("{name}.sock"))
@@ -288,7 +293,9 @@ pub fn binary(name: &str) -> Result<PathBuf> {
     }
     match folders.iter().map(|f| f.join(name)).find(|p| p.is_file()) {
         Some(path) => Ok(path),
-        None => bail!("the program {name} is not built; run `cargo build --release --package mediator`"),
+        None => bail!(
+            "the program {name} is not built; run `cargo build --release --package mediatord --package mediatorctl`"
+        ),
     }
 }
 

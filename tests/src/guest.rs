@@ -15,8 +15,10 @@ pub const SMOKE_LIMIT: Duration = Duration::from_secs(900);
 /// The daemon's part of a configuration, and one software card of `vram_mib` MiB called `card0`.
 pub fn card_toml(paths: &Paths, vram_mib: u32) -> String {
     format!(
-        "[daemon]\nadmin_socket = {:?}\nsocket_dir = {:?}\n\n[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = {vram_mib}\n",
-        paths.admin_socket, paths.folder
+        "[daemon]\nadmin_socket = {:?}\nread_socket = {:?}\nsocket_dir = {:?}\n\n[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = {vram_mib}\n",
+        paths.admin_socket,
+        paths.read_socket(),
+        paths.folder
     )
 }
 

@@ -7,12 +7,12 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use mediator::host::{Division, Sharing};
-use mediator::vgpu::Settings;
-use mediator::vgpu::rig::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, m2mf_copy, methods, object};
-use mediator::vgpu::rig::{Rig, settings, sharing};
 use nvspec::class::compute90c0 as compute;
+use owner::{Division, Sharing};
+use rig::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, m2mf_copy, methods, object};
+use rig::{Rig, settings, sharing};
 use simgpu::{ComputeTiming, EngineTiming, TimeModel};
+use vgpu::Settings;
 use vram::{Limits, VmId, VmSummary};
 use workloads::{Buffer, Gpu, Grid, Module, Params, Place};
 

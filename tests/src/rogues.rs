@@ -56,6 +56,34 @@ impl Rogue {
         Self { name: "vmm_frozen", quarantined: false, way: Way::Frozen },
     ];
 
+    /// By registers that take a channel off the card and let it back while its kernels are there.
+    pub const BY_REGISTERS: [Self; 3] = [
+        Self::program("state_toggled", "stopped"),
+        Self::program("masks_and_preemption", "masked"),
+        Self::program("runlist_rewritten", "unlisted"),
+    ];
+
+    /// By the card's registers, and by what keeps its owner busy: each meant to go on under all of it, unpunished.
+    pub const ATTACKS: [Self; 9] = [
+        Self::BY_REGISTERS[0],
+        Self::BY_REGISTERS[1],
+        Self::BY_REGISTERS[2],
+        Self::program("channels_that_fault", "faults"),
+        Self::program("batches_of_gigabytes", "batches"),
+        Self::program("bus_mastering_toggled", "mastering"),
+        Self::program("channels_that_hand_over", "handover"),
+        Self::program("non_stall_interrupts", "non-stall"),
+        Self::program("illegal_methods", "illegal"),
+    ];
+
+    /// Keys of VMs' tables that all of these need.
+    pub const KEYS: &str = "paravirtual = { offered = true }\n";
+
+    /// Keeps VMs from being quarantined, so that a rogue goes on for all of the time. Strikes are counted all the same.
+    pub fn unpunished(crowd: &Crowd) -> Result<()> {
+        crowd.set(&["--strikes", "0"])
+    }
+
     /// Lets the last of `neighbours.len() + 1` VMs be the rogue, while the others run kernels of so many rounds.
     ///
     /// Fails when a result is wrong: a neighbour's, or what the rogue computes behind all that.
@@ -88,7 +116,7 @@ impl Rogue {
     fn relent(self, crowd: &Crowd, vm: usize) -> Result<()> {
         match self.way {
             // For what it still does, it is not quarantined again: its program is to end.
-            Way::Program(_) => crowd.set(&["--strikes", "0"]).and_then(|()| crowd.release(vm)),
+            Way::Program(_) => Self::unpunished(crowd).and_then(|()| crowd.release(vm)),
             Way::Stopped => crowd.vm(vm)?.qmp("cont", json!({})).map(drop),
             Way::Frozen => signal(crowd, vm, Signal::CONT),
         }

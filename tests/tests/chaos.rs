@@ -119,7 +119,7 @@ fn mistakes_in_the_configuration_are_told_by_line_and_key() -> Result<()> {
     let refused = Daemon::refused("typo", |paths| card_toml(paths, 128).replace("vram_mib", "vram_mb"))?;
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);
     // File, line, column; key; what was expected.
-    let words = ["mediatord.toml:8:1:", "`vram_mb`", "expected", "`vram_mib`"];
+    let words = ["mediatord.toml:9:1:", "`vram_mb`", "expected", "`vram_mib`"];
     assert!(words.iter().all(|word| refused.stderr.contains(word)), "{}", refused.stderr);
     let refused =
         Daemon::refused("nocard", |paths| card_toml(paths, 128) + &vm_toml("a", 64).replace("card0", "card9"))?;

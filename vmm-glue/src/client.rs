@@ -311,10 +311,13 @@ impl Client {
         self.request(Command::DMA_MAP, body.as_bytes(), &fds).map(drop)
     }
 
-    /// Takes memory back.
-    pub fn dma_unmap(&mut self, gpa: u64, size: u64) -> Result<()> {
+    /// Takes memory back. Returns how many bytes the server says it has unmapped.
+    pub fn dma_unmap(&mut self, gpa: u64, size: u64) -> Result<u64> {
         let body = DmaUnmap { argsz: length(size_of::<DmaUnmap>()), flags: 0, address: gpa, size };
-        self.request(Command::DMA_UNMAP, body.as_bytes(), &[]).map(drop)
+        let reply = self.request(Command::DMA_UNMAP, body.as_bytes(), &[])?;
+        let (reply, _) =
+            DmaUnmap::read_from_prefix(&reply.body).map_err(|_| io::Error::other("the reply is cut short"))?;
+        Ok(reply.size)
     }
 
     /// Takes all memory back.

@@ -4,18 +4,15 @@
 //! it signals again. MSI and MSI-X are edges; an edge without a descriptor is kept until one is attached, so that none is
 //! lost while a client switches from INTx to MSI, and is dropped when the client turns the type off.
 //!
-//! A client's descriptors are used without blocking: only eventfds are taken, they are made non-blocking, and this is
-//! checked before each write. A client that undoes it in that very moment *and* has filled the counter blocks the thread
-//! that raises its interrupt; a host that fears this gives each device its own thread for interrupts.
+//! Nothing here waits for a client: `event` says how its descriptors are signalled.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rustix::fs::OFlags;
-use rustix::io::Errno;
 use thiserror::Error;
 
+use crate::event::ClientEvent;
 use crate::protocol::{
     IRQ_ACTION_MASK, IRQ_ACTION_TRIGGER, IRQ_ACTION_UNMASK, IRQ_DATA_BOOL, IRQ_DATA_EVENTFD, IRQ_DATA_NONE,
     IRQ_INFO_AUTOMASKED, IRQ_INFO_EVENTFD, IRQ_INFO_MASKABLE, IRQ_INFO_NORESIZE, IrqSet,
@@ -70,17 +67,14 @@ pub enum IrqError {
 
 #[derive(Debug, Default)]
 struct Line {
-    fd: Option<OwnedFd>,
+    event: Option<ClientEvent>,
     pending: bool,
 }
 
 impl Line {
     /// Signals the client, or remembers that it must be.
     fn signal(&mut self) -> bool {
-        self.pending = match &self.fd {
-            Some(fd) => !write_event(fd),
-            None => true,
-        };
+        self.pending = !self.event.as_ref().is_some_and(ClientEvent::signal);
         !self.pending
     }
 }
@@ -91,7 +85,7 @@ struct State {
     intx_level: bool,
     intx_masked: bool,
     /// The client signals this to unmask INTx (KVM's resampling).
-    unmask: Option<Arc<OwnedFd>>,
+    unmask: Option<Arc<ClientEvent>>,
 }
 
 impl State {
@@ -99,8 +93,8 @@ impl State {
         if !self.intx_level || self.intx_masked {
             return;
         }
-        if let Some(Line { fd: Some(fd), .. }) = self.lines[INTX].first() {
-            write_event(fd);
+        if let Some(Line { event: Some(event), .. }) = self.lines[INTX].first() {
+            event.signal();
             self.intx_masked = true;
         }
     }
@@ -188,7 +182,7 @@ impl Interrupts {
 
     fn attached(&self, index: usize) -> usize {
         let state = self.state.lock();
-        state.lines.get(index).map_or(0, |lines| lines.iter().filter(|line| line.fd.is_some()).count())
+        state.lines.get(index).map_or(0, |lines| lines.iter().filter(|line| line.event.is_some()).count())
     }
 
     fn trigger(&self, index: usize, vector: u32) -> bool {
@@ -246,11 +240,9 @@ impl Interrupts {
                     }
                     return Ok(());
                 }
-                for fd in &fds {
-                    prepare_event(fd)?;
-                }
-                for (line, fd) in chosen.iter_mut().zip(fds) {
-                    line.fd = Some(fd);
+                let events = events(fds)?;
+                for (line, event) in chosen.iter_mut().zip(events) {
+                    line.event = Some(event);
                     if line.pending {
                         line.signal();
                     }
@@ -269,10 +261,7 @@ impl Interrupts {
             }
             _ if kind != INTX => return Err(IrqError::Unsuitable(flags)),
             (IRQ_ACTION_UNMASK, IRQ_DATA_EVENTFD) => {
-                for fd in &fds {
-                    prepare_event(fd)?;
-                }
-                state.unmask = fds.into_iter().next().map(Arc::new);
+                state.unmask = events(fds)?.into_iter().next().map(Arc::new);
             }
             (IRQ_ACTION_MASK, IRQ_DATA_EVENTFD) => return Err(IrqError::Unsuitable(flags)),
             (IRQ_ACTION_MASK, _) => state.intx_masked |= wanted(0),
@@ -286,16 +275,15 @@ impl Interrupts {
         Ok(())
     }
 
-    /// The descriptor by which the client unmasks INTx.
-    pub(crate) fn unmask_fd(&self) -> Option<Arc<OwnedFd>> {
+    /// The event by which the client unmasks INTx.
+    pub(crate) fn unmask_source(&self) -> Option<Arc<ClientEvent>> {
         self.state.lock().unmask.clone()
     }
 
-    /// Takes the event of [`Self::unmask_fd`], if there is one, and unmasks.
+    /// Takes the event of [`Self::unmask_source`], if there is one, and unmasks.
     pub(crate) fn unmask_event(&self) {
         let mut state = self.state.lock();
-        let Some(fd) = &state.unmask else { return };
-        if read_event(fd) {
+        if state.unmask.as_ref().is_some_and(|event| event.take()) {
             state.intx_masked = false;
             state.raise_intx();
         }
@@ -316,34 +304,9 @@ impl Interrupts {
     }
 }
 
-/// Checks that a client's descriptor is an eventfd and makes it non-blocking.
-fn prepare_event(fd: &OwnedFd) -> Result<(), IrqError> {
-    // Without a mounted /proc the kind cannot be told; the write then fails on what is not an eventfd.
-    if let Ok(target) = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))
-        && !target.to_string_lossy().contains("[eventfd]")
-    {
-        return Err(IrqError::NotEventfd);
-    }
-    ensure_nonblocking(fd);
-    Ok(())
-}
-
-fn ensure_nonblocking(fd: &OwnedFd) -> bool {
-    match rustix::fs::fcntl_getfl(fd) {
-        Ok(flags) if flags.contains(OFlags::NONBLOCK) => true,
-        Ok(flags) => rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK).is_ok(),
-        Err(_) => false,
-    }
-}
-
-/// Adds 1 to an eventfd. A full counter counts as signalled: the client has an event to read.
-fn write_event(fd: &OwnedFd) -> bool {
-    ensure_nonblocking(fd) && !matches!(rustix::io::write(fd, &1u64.to_ne_bytes()), Err(errno) if errno != Errno::AGAIN)
-}
-
-/// Takes the count of an eventfd; false if it is 0.
-fn read_event(fd: &OwnedFd) -> bool {
-    ensure_nonblocking(fd) && rustix::io::read(fd, &mut [0u8; 8]).is_ok()
+/// Takes a client's descriptors, all of which must be eventfds.
+fn events(fds: Vec<OwnedFd>) -> Result<Vec<ClientEvent>, IrqError> {
+    fds.into_iter().map(|fd| ClientEvent::new(fd).ok_or(IrqError::NotEventfd)).collect()
 }
 
 #[cfg(test)]
@@ -355,12 +318,11 @@ mod tests {
     const COUNTS: IrqCounts = IrqCounts { intx: 1, msi: 4, msix: 0, err: 0, req: 1 };
 
     fn pair() -> (OwnedFd, OwnedFd) {
-        let fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         (fd.try_clone().unwrap(), fd)
     }
 
     fn count(fd: &OwnedFd) -> u64 {
-        ensure_nonblocking(fd);
         let mut bytes = [0; 8];
         rustix::io::read(fd, &mut bytes).map_or(0, |_| u64::from_ne_bytes(bytes))
     }
@@ -422,7 +384,7 @@ mod tests {
         irqs.set_intx_level(true);
         irqs.unmask_event();
         assert_eq!(count(&ours), 1, "no event came yet");
-        write_event(&unmask_ours);
+        rustix::io::write(&unmask_ours, &1u64.to_ne_bytes()).unwrap();
         irqs.unmask_event();
         assert_eq!(count(&ours), 1);
     }
@@ -486,14 +448,5 @@ mod tests {
         let irqs = Interrupts::new(COUNTS);
         let (reader, _writer) = rustix::pipe::pipe().unwrap();
         assert_eq!(irqs.set(&set(ATTACH, 1, 0, 1), &[], vec![reader]), Err(IrqError::NotEventfd));
-    }
-
-    #[test]
-    fn full_counter_does_not_block() {
-        let irqs = Interrupts::new(COUNTS);
-        let (theirs, ours) = pair();
-        irqs.set(&set(ATTACH, 1, 0, 1), &[], vec![theirs]).unwrap();
-        rustix::io::write(&ours, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-        assert!(irqs.trigger_msi(0));
     }
 }

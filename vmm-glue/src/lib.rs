@@ -8,6 +8,7 @@
 //! - [`device`]: the trait that a device implements, and what it is told.
 //! - [`mappable`]: parts of a region that a client maps instead of accessing them by messages.
 //! - [`link`]: what a device may use from any thread: [`interrupts`], [`memory`], [`dma`], [`counters`].
+//! - `event`: a client's event descriptor, which nobody is held up by.
 //! - [`echo`]: a device that is plain memory, the baseline of transport benchmarks.
 //! - `client`, `fuzz` (feature `test-client`): a client for tests and benches, and the body of the fuzz target.
 //!
@@ -41,6 +42,7 @@ pub mod counters;
 pub mod device;
 pub mod dma;
 pub mod echo;
+mod event;
 #[cfg(feature = "test-client")]
 pub mod fuzz;
 pub mod interrupts;

@@ -94,8 +94,10 @@ struct Inner {
 pub struct Link(Arc<Inner>);
 
 impl Link {
-    /// A link for a device with these interrupts. Fails when the process has no file descriptor left.
+    /// A link for a device with these interrupts. Fails when the process has no file descriptor left, or the kernel no
+    /// asynchronous I/O.
     pub fn new(irqs: IrqCounts) -> std::io::Result<Self> {
+        crate::event::check()?;
         let wake = Arc::new(Wake::new()?);
         let counters = Arc::new(Counters::default());
         Ok(Self(Arc::new(Inner {
@@ -187,6 +189,11 @@ impl Link {
     /// Takes back the region at `gpa`, as `DMA_UNMAP` does before [`crate::Device::dma_unmap`] is called.
     pub fn take_back(&self, gpa: u64) -> Option<crate::memory::DmaRegion> {
         self.memory().remove(gpa)
+    }
+
+    /// Whether the server has been asked to end the connection, and has not done so.
+    pub fn is_disconnecting(&self) -> bool {
+        self.0.disconnect.load(Ordering::Acquire)
     }
 
     /// Attaches an event to the first MSI vector.

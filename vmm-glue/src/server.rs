@@ -197,7 +197,7 @@ impl Clients<'_> {
     }
 
     fn wait(&self, stop: &StopHandle) -> Result<Ready, ServerError> {
-        let unmask = self.active.as_ref().and_then(|_| self.link.interrupts().unmask_fd());
+        let unmask = self.active.as_ref().and_then(|_| self.link.interrupts().unmask_source());
         // Places without a descriptor wait for nothing on one that is there anyway.
         let nothing = || PollFd::from_borrowed_fd(stop.fd(), PollFlags::empty());
         let mut fds: [PollFd<'_>; 5 + MAX_WAITING] = std::array::from_fn(|_| nothing());
@@ -209,8 +209,8 @@ impl Clients<'_> {
             let output = if active.has_output() { PollFlags::OUT } else { PollFlags::empty() };
             *client = PollFd::from_borrowed_fd(active.accepted.stream.as_fd(), PollFlags::IN | output);
         }
-        if let Some(fd) = &unmask {
-            *unmasked = input(fd.as_fd());
+        if let Some(event) = &unmask {
+            *unmasked = input(event.fd());
         }
         for (place, accepted) in waiting.iter_mut().zip(&self.waiting) {
             *place = input(accepted.stream.as_fd());

@@ -22,7 +22,7 @@ use crate::{CardAddr, GuestAddr, HostAddr, VmId};
 use map::VmMap;
 use moves::Flight;
 use state::Spot;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use stock::Stock;
 
 /// Smallest chunk: a large GPU page never spans two chunks.
@@ -54,7 +54,9 @@ pub struct Placed {
 /// - what was set aside for the mediator ([`Self::set_aside`]) and is not used. A VM's chunks are of no use without page
 ///   tables, instance blocks and rings, which lie in chunks of the mediator: a guarantee is worth as much as the sum
 ///   set aside covers what the mediator may need for all VMs that are admitted;
-/// - what was set aside for evictions ([`Self::set_reserve`]) and is not used;
+/// - what was set aside for evictions ([`Self::set_reserve`]) and is not used. The mediator may borrow it, since work stands
+///   still without page tables; what is borrowed comes back before anything is spare ([`Self::repay`]);
+/// - what the mediator claims ([`Self::claim`]): no VM gets it beyond its guarantee, but a new guarantee may;
 /// - whatever is left, the spare chunks: new guarantees, the mediator beyond what is set aside for it, and VMs beyond their
 ///   guarantees. These compete, first come, first served; who has to give when nothing is spare is for
 ///   [`Balancer`](crate::Balancer) to say.
@@ -86,9 +88,15 @@ pub struct ChunkTable {
     parked: u32,
     /// Of these, those that are moving to host memory.
     draining: u32,
+    /// Chunks of the reserve that the mediator has borrowed.
+    borrowed: u32,
+    /// Chunks beyond those set aside that the mediator is to have as soon as they are spare.
+    claimed: u32,
     /// Sum of what VMs with a guarantee have not got yet.
     promised: u32,
     vms: BTreeMap<VmId, VmMap>,
+    /// VMs whose chunks stay where they are.
+    frozen: BTreeSet<VmId>,
     /// All moves that have begun and not ended.
     flights: BTreeMap<MoveId, Flight>,
     /// The move of each guest chunk that moves.
@@ -125,8 +133,11 @@ impl ChunkTable {
             reserve: 0,
             parked: 0,
             draining: 0,
+            borrowed: 0,
+            claimed: 0,
             promised: 0,
             vms: BTreeMap::new(),
+            frozen: BTreeSet::new(),
             flights: BTreeMap::new(),
             moving: BTreeMap::new(),
             next_move: 0,
@@ -268,6 +279,7 @@ impl ChunkTable {
         let count = self.unplace_all(vm);
         let map = self.vms.remove(&vm).ok_or(Error::NoSuchVm(vm))?;
         self.promised -= map.owed();
+        self.frozen.remove(&vm);
         self.disown_moves(vm);
         Ok(count)
     }
@@ -293,6 +305,13 @@ impl ChunkTable {
         self.stock_mut(spot.tier()).scrubbed(spot.number());
     }
 
+    /// What lies at `place` goes to nobody any more, for the card may still reach it: at once if it has no owner, else when
+    /// it loses it. It counts as used until the table is made anew.
+    pub fn quarantine(&mut self, place: Place) {
+        let spot = self.spot_at(place);
+        self.stock_mut(spot.tier()).quarantine(spot.number());
+    }
+
     /// The accounts.
     #[must_use]
     pub fn summary(&self) -> Summary {
@@ -302,8 +321,9 @@ impl ChunkTable {
             total: self.card.limit(),
             free: self.card.free(),
             to_scrub: self.card.unscrubbed(),
+            quarantined: self.card.quarantined(),
             promised: self.promised,
-            set_aside: self.left_aside(),
+            set_aside: self.kept_for_mediator(),
             reserve: self.left_reserve(),
             parked: self.parked,
             mediator: self.mediator,
@@ -313,6 +333,7 @@ impl ChunkTable {
                 used: host.owned(),
                 free: host.free(),
                 to_scrub: host.unscrubbed(),
+                quarantined: host.quarantined(),
                 end: host.end(),
                 scrubbed: host.scrub_count(),
             },
@@ -331,7 +352,13 @@ impl ChunkTable {
     /// Chunks of the card without an owner that are promised to no one.
     #[must_use]
     pub fn spare(&self) -> u32 {
-        self.card.room() - self.promised - self.left_aside() - self.left_reserve()
+        self.uncommitted().saturating_sub(self.wanted())
+    }
+
+    /// As [`Self::spare`], those included that the mediator claims.
+    pub(crate) fn uncommitted(&self) -> u32 {
+        // What is quarantined may leave less than is promised.
+        self.card.room().saturating_sub(self.promised + self.left_aside() + self.left_reserve())
     }
 
     /// What keeps a VM from one more chunk in a memory.
@@ -342,7 +369,7 @@ impl ChunkTable {
             Tier::Card if map.owed() == 0 && self.spare() == 0 => Some(Limit::Card {
                 free: self.card.free(),
                 to_scrub: self.card.unscrubbed(),
-                promised: self.promised + self.left_aside() + self.left_reserve(),
+                promised: self.promised + self.kept_for_mediator() + self.left_reserve(),
             }),
             Tier::Host if map.used(tier) >= limits.swap_cap => Some(Limit::SwapCap(limits.swap_cap)),
             Tier::Host if self.host_room() == 0 => Some(Limit::HostBudget(self.host.limit())),
@@ -361,7 +388,7 @@ impl ChunkTable {
             return Err(Error::Weight(vm));
         }
         let wanted = guarantee.min(advertised);
-        let now = used + owed + self.spare();
+        let now = used + owed + self.uncommitted();
         if wanted <= now {
             return Ok(());
         }

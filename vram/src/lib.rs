@@ -52,9 +52,7 @@ pub struct HostAddr(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GuestAddr(pub u64);
 
-/// A VM, as the mediator numbers them. A number is not used again while anything of its VM is left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct VmId(pub u32);
+pub use tenant::TenantId as VmId;
 
 impl std::fmt::Display for CardAddr {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -71,11 +69,5 @@ impl std::fmt::Display for HostAddr {
 impl std::fmt::Display for GuestAddr {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:#x}", self.0)
-    }
-}
-
-impl std::fmt::Display for VmId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0)
     }
 }

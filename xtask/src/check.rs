@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::run::{cargo, root, shown};
 use crate::tally::Tally;
-use crate::{layers, lints, orphans};
+use crate::{layers, lints, orphans, rooms};
 
 /// The fuzz targets are a workspace of their own.
 const FUZZ: &str = "tests/fuzz/Cargo.toml";
@@ -30,10 +30,15 @@ pub fn run(lints_only: bool) -> Result<bool> {
     let files = lints::files(&root())?;
     report("file sizes", &lints::sizes(&files));
     report("literal offsets", &lints::offsets(&files));
+    report("unchecked waits", &lints::unchecked_waits(&files));
     report("comment tags", &lints::tags(&files, &lints::todo_codes(&root())));
+    report("doc comments", &lints::openers(&files));
     report("crate headers", &lints::headers(&metadata));
     report("orphaned files", &orphans::find(&metadata, &root(), &files)?);
     report("crate layers", &layers::layers(&metadata));
+    report("imports of modules", &rooms::circles(&files));
+    report("crate sizes", &rooms::sizes(&files));
+    report("public items", &rooms::unnamed(&files));
     let mut licences = layers::licences(&metadata);
     if root().join(FUZZ).exists() {
         licences.extend(layers::licences(&layers::metadata(FUZZ)?));

@@ -4,7 +4,7 @@
 //! from LLVM's pass, switched on by the flags below, and the driver from the crate `libfuzzer-sys`.
 
 use std::num::NonZero;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{fs, thread};
 
@@ -19,14 +19,13 @@ use crate::tally::Tally;
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
 /// Coverage as libFuzzer wants it, and every check that a release build leaves out.
-const RUSTFLAGS: [&str; 9] = [
+const RUSTFLAGS: [&str; 8] = [
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",
     "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
     "-Cllvm-args=-sanitizer-coverage-pc-table",
     "-Cllvm-args=-sanitizer-coverage-trace-compares",
     "--cfg=fuzzing",
-    "-Ccodegen-units=1",
     "-Cdebug-assertions=yes",
     "-Coverflow-checks=yes",
 ];
@@ -36,7 +35,22 @@ const MEMORY_LIMIT_MIB: u32 = 2048;
 /// One input may take this long, in seconds; longer is a hang.
 const INPUT_LIMIT: u32 = 25;
 
-/// Builds all targets and runs each; a target counts as one test.
+/// Builds all targets, by `jobs` compilers at the same time if the number is given.
+pub fn build(jobs: Option<usize>) -> Result<()> {
+    let mut build = cargo(&["build", "--release", "--manifest-path", "tests/fuzz/Cargo.toml", "--bins"]);
+    build.args(["--target", TRIPLE]).arg("--target-dir").arg(folder());
+    build.env("RUSTFLAGS", RUSTFLAGS.join(" ")).env_remove("CARGO_ENCODED_RUSTFLAGS");
+    if let Some(jobs) = jobs {
+        // Beside tests, which print.
+        build.arg(format!("--jobs={jobs}")).arg("--quiet");
+    }
+    if !shown(&mut build)? {
+        bail!("the fuzz targets do not build");
+    }
+    Ok(())
+}
+
+/// Runs each target that was asked for, once they are built; a target counts as one test.
 pub fn run(args: &TestArgs) -> Result<Tally> {
     let mut targets = fuzz_targets(&root())?;
     if let Some(filter) = &args.filter {
@@ -45,13 +59,7 @@ pub fn run(args: &TestArgs) -> Result<Tally> {
     if targets.is_empty() {
         bail!("tests/fuzz/Cargo.toml lists no such target");
     }
-    let folder = target().join("fuzz");
-    let mut build = cargo(&["build", "--release", "--manifest-path", "tests/fuzz/Cargo.toml", "--bins"]);
-    build.args(["--target", TRIPLE]).arg("--target-dir").arg(&folder);
-    build.env("RUSTFLAGS", RUSTFLAGS.join(" ")).env_remove("CARGO_ENCODED_RUSTFLAGS");
-    if !shown(&mut build)? {
-        bail!("the fuzz targets do not build");
-    }
+    let folder = folder();
     // As many at a time as there are processors; all take equally long.
     let workers = thread::available_parallelism().map_or(1, NonZero::get);
     let work = |first: usize| -> Result<Tally> {
@@ -69,6 +77,10 @@ pub fn run(args: &TestArgs) -> Result<Tally> {
         }
         Ok(tally)
     })
+}
+
+fn folder() -> PathBuf {
+    target().join("fuzz")
 }
 
 fn run_target(one: &FuzzTarget, folder: &Path, seconds: u32) -> Result<bool> {

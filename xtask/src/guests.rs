@@ -1,10 +1,11 @@
-//! What needs guests: the images and the daemon's release build, then the demo and the benchmarks.
+//! What needs guests: the images; for the demo and the benchmarks, the daemon's release build.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::background::Background;
 use crate::run::{cargo, shown, target};
 
 /// Tells the harness where `mediatord` and `mediatorctl` are.
@@ -13,10 +14,18 @@ pub const BIN_VARIABLE: &str = "GPU_MEDIATOR_BIN_DIR";
 /// Benchmarks that boot nothing: no image and no daemon is made for them.
 const WITHOUT_GUESTS: [&str; 4] = ["shadow", "compute", "sched-sim", "swap"];
 
-/// Makes the images and builds the daemon; returns the folder with its programs.
-pub fn prepare() -> Result<PathBuf> {
+/// Starts to make all that guests need. A part of the time goes to waiting for servers.
+pub fn images() -> Background {
+    Background::start(|| {
+        let made = images::ensure_all(&images::Progress::stderr(), false).map(drop);
+        made.context("what the guests need could not be made")
+    })
+}
+
+/// Makes the images and builds the daemon for release; returns the folder with its programs.
+fn release() -> Result<PathBuf> {
     images::ensure(&images::Progress::stderr()).context("what the guests need could not be made")?;
-    if !shown(&mut cargo(&["build", "--release", "--package", "mediator", "--bins"]))? {
+    if !shown(&mut cargo(&["build", "--release", "--package", "mediatord", "--package", "mediatorctl", "--bins"]))? {
         bail!("mediatord does not build");
     }
     Ok(target().join("release"))
@@ -29,10 +38,19 @@ pub fn demo(args: &[String]) -> Result<bool> {
 }
 
 /// Runs the benchmarks; says whether they could be made.
-pub fn bench(name: Option<&str>, json: Option<&Path>) -> Result<bool> {
+pub fn bench(name: Option<&str>, json: Option<&Path>, seconds: Option<u64>, only: Option<&str>) -> Result<bool> {
+    if name == Some("cuda") {
+        return crate::cuda::bench(json);
+    }
     let mut command =
         if name.is_some_and(|name| WITHOUT_GUESTS.contains(&name)) { built("bench")? } else { program("bench")? };
     command.args(name);
+    if let Some(seconds) = seconds {
+        command.arg("--seconds").arg(seconds.to_string());
+    }
+    if let Some(only) = only {
+        command.args(["--only", only]);
+    }
     if let Some(json) = json {
         // The program may run in another folder than the user.
         let json = std::path::absolute(json).with_context(|| format!("path {}", json.display()))?;
@@ -43,7 +61,7 @@ pub fn bench(name: Option<&str>, json: Option<&Path>) -> Result<bool> {
 
 /// A program of the crate `tests`, built for release, that will find what it needs.
 fn program(name: &str) -> Result<Command> {
-    let binaries = prepare()?;
+    let binaries = release()?;
     let mut command = built(name)?;
     command.env(BIN_VARIABLE, binaries);
     Ok(command)

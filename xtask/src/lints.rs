@@ -10,7 +10,8 @@ use cargo_metadata::{Metadata, TargetKind};
 const MAX_LINES: usize = 800;
 
 /// Crates in whose logic no hardware offset may stand as a number; `nvspec` has them all.
-const NO_OFFSETS: [&str; 4] = ["devmodel/src", "channels/src", "shadow-pt/src", "mediator/src"];
+const NO_OFFSETS: [&str; 5] =
+    ["devmodel/src", "channels/src", "shadow-pt/src", "mediator/owner/src", "mediator/vgpu/src"];
 
 /// Calls that take a register or field offset first.
 const ACCESSES: [&str; 10] =
@@ -132,6 +133,79 @@ fn word<'a>(line: &'a str, tag: &str) -> Option<&'a str> {
     })
 }
 
+/// Crates whose locks have ranks: what waits, or locks, goes by the crate that checks that.
+const RANKED: [&str; 2] = ["mediator/owner/src", "mediator/vgpu/src"];
+/// Waits and locks of which the crate `locks` has a checked form, with the name of that.
+const UNCHECKED: [(&str, &str); 5] = [
+    ("thread::sleep", "locks::sleep"),
+    ("parking_lot::", "locks::Mutex"),
+    ("sync::Mutex", "locks::Mutex"),
+    ("sync::RwLock", "locks::Mutex"),
+    ("sync::Condvar", "locks::Condvar"),
+];
+
+/// Waits and locks that no rank is checked for, in product code.
+pub fn unchecked_waits(files: &[File]) -> Vec<String> {
+    let mut problems = Vec::new();
+    let product = |file: &&File| {
+        let path = &file.path;
+        let tests = path.components().any(|part| part.as_os_str() == "tests" || part.as_os_str() == "interleavings");
+        RANKED.iter().any(|folder| path.starts_with(folder)) && !tests && !path.ends_with("tests.rs")
+    };
+    for file in files.iter().filter(product) {
+        let end = file.text.find("#[cfg(test)]\nmod tests {").unwrap_or(file.text.len());
+        for (number, line) in file.text[..end].lines().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            for (found, instead) in UNCHECKED.iter().filter(|(found, _)| code.contains(found)) {
+                problems.push(format!("{}:{}: {found} is not checked; use {instead}", file.path.display(), number + 1));
+            }
+        }
+    }
+    problems
+}
+
+/// Words with which a doc comment does not begin: it says what the item is or does, verb first.
+const OPENERS: [&str; 9] = ["What", "When", "How", "Whether", "Which", "Whose", "Who", "Where", "Whom"];
+
+/// Doc comments that begin with such a word, at most. This only goes down.
+const MAX_OPENERS: usize = 1_924;
+
+/// Doc comments that begin with a question word, in all sources.
+pub fn openers(files: &[File]) -> Vec<String> {
+    let mut worst: Vec<(usize, &Path)> =
+        files.iter().map(|file| (count_openers(&file.text), file.path.as_path())).collect();
+    let count: usize = worst.iter().map(|(count, _)| count).sum();
+    worst.sort_by_key(|(count, _)| std::cmp::Reverse(*count));
+    if count < MAX_OPENERS {
+        return vec![format!(
+            "{count} doc comments begin with a question word: lower MAX_OPENERS in xtask/src/lints.rs to that"
+        )];
+    }
+    if count == MAX_OPENERS {
+        return Vec::new();
+    }
+    let most = worst.iter().take(5).map(|(count, path)| format!("{} in {}", count, path.display()));
+    let most = most.collect::<Vec<_>>().join(", ");
+    vec![format!(
+        "{count} doc comments begin with a question word, at most {MAX_OPENERS}; begin with a verb or the thing ({most})"
+    )]
+}
+
+/// Doc comments of a text whose first word is one of [`OPENERS`].
+fn count_openers(text: &str) -> usize {
+    let mut inside = false;
+    let mut count = 0;
+    for line in text.lines().map(str::trim_start) {
+        let doc = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"));
+        if let (false, Some(doc)) = (inside, doc) {
+            let word = doc.trim_start().split(|c: char| !c.is_alphabetic()).next().unwrap_or_default();
+            count += usize::from(OPENERS.contains(&word));
+        }
+        inside = doc.is_some();
+    }
+    count
+}
+
 /// Crate roots without a header, and libraries whose header does not say what they leave out.
 pub fn headers(metadata: &Metadata) -> Vec<String> {
     let mut problems = Vec::new();
@@ -179,6 +253,15 @@ mod tests {
     }
 
     #[test]
+    fn waits_and_locks_without_a_rank_are_found_in_product_code() {
+        let text = "fn f() {\n    std::thread::sleep(LOOK);\n    locks::sleep(LOOK); // thread::sleep\n}\n#[cfg(test)]\nmod tests {\n    use parking_lot::Mutex;\n}\n";
+        let found = unchecked_waits(&[file("mediator/owner/src/a.rs", text), file("mediator/daemon/src/a.rs", text)]);
+        assert_eq!(found, ["mediator/owner/src/a.rs:2: thread::sleep is not checked; use locks::sleep"]);
+        assert!(unchecked_waits(&[file("mediator/owner/src/interleavings/a.rs", text)]).is_empty());
+        assert_eq!(unchecked_waits(&[file("mediator/vgpu/src/a.rs", "use parking_lot::Mutex;\n")]).len(), 1);
+    }
+
+    #[test]
     fn literal_offsets_are_found_outside_tests_only() {
         let text = "fn f() {\n    card.read32(0x100);\n    card.write32(PMC.into(), 0x1);\n}\n#[cfg(test)]\nmod tests { fn f() { read32(0x1); } }\n";
         let problems = offsets(&[file("devmodel/src/a.rs", text), file("simgpu/src/a.rs", text)]);
@@ -203,5 +286,11 @@ mod tests {
         assert!(header_problem("//! A thing.\n", true).is_some());
         assert!(header_problem("//! To be written.\n", false).is_some());
         assert!(header_problem("use a;\n", false).is_some());
+    }
+
+    #[test]
+    fn openers_are_counted_once_for_each_comment() {
+        let text = "/// What it is.\n/// When it is so.\nfn a() {}\n    /// Returns what it is.\n    /// Who.\nfn b() {}\n/// Which.\n";
+        assert_eq!(count_openers(text), 2);
     }
 }

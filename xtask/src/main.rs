@@ -3,15 +3,18 @@
 //! Parts:
 //! - [`check`]: everything that needs no run: format, clippy, rustdoc, house lints ([`lints`], [`orphans`]), crate layers
 //!   and licences ([`layers`]);
-//! - [`suites`]: the test suites and their counts ([`tally`]); [`fuzz`] is one of them;
-//! - [`guests`]: what needs guests: the images, the daemon's release build, demo and bench;
+//! - [`suites`]: the test suites, with their counts ([`tally`]) and [`times`]; [`programs`] builds what they run, [`runner`]
+//!   runs it, [`fuzz`] is one of them, and [`background`] is for what can be done beside them;
+//! - [`guests`]: what needs guests: the images; demo and bench, with the daemon's release build;
 //! - [`mutations`]: mistakes made on purpose that the tests must notice;
 //! - [`package`]: the Debian package;
 //! - [`run`]: child processes.
 //!
 //! It does not install anything; the crate `images` makes what guests need in a cache folder.
 
+mod background;
 mod check;
+mod cuda;
 mod fuzz;
 mod guests;
 mod layers;
@@ -19,9 +22,13 @@ mod lints;
 mod mutations;
 mod orphans;
 mod package;
+mod programs;
+mod rooms;
 mod run;
+mod runner;
 mod suites;
 mod tally;
+mod times;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -53,6 +60,12 @@ enum Command {
         /// Also write the metrics to this file.
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
+        /// Seconds that each part of `isolation` is measured.
+        #[arg(long, value_name = "N")]
+        seconds: Option<u64>,
+        /// Only the attacks of `isolation` whose name contains this.
+        #[arg(long, value_name = "PART")]
+        only: Option<String>,
     },
     /// Make mistakes in copies of the sources, and see that the tests notice each one.
     Mutations {
@@ -95,7 +108,9 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Check { lints } => check::run(lints),
         Command::Test(args) => suites::run(&args),
-        Command::Bench { name, json } => guests::bench(name.as_deref(), json.as_deref()),
+        Command::Bench { name, json, seconds, only } => {
+            guests::bench(name.as_deref(), json.as_deref(), seconds, only.as_deref())
+        }
         Command::Mutations { filter } => mutations::run(filter.as_deref()),
         Command::Package(args) => package::run(&args),
         Command::Demo { args } => guests::demo(&args),
@@ -112,13 +127,11 @@ fn main() -> ExitCode {
 }
 
 fn setup(refresh: bool) -> Result<()> {
-    let images = images::ensure_with(&images::Progress::stderr(), refresh)?;
+    let images = images::ensure_all(&images::Progress::stderr(), refresh)?;
     println!("QEMU {}", images.qemu.version);
     for kernel in &images.kernels {
-        images::ensure_paravirtual(&kernel.name, &images::Progress::stderr())?;
         println!("kernel {}: {}, stock and paravirtual", kernel.name, kernel.release);
     }
-    images::ensure_monitoring(&images::Progress::stderr(), refresh)?;
-    println!("Prometheus and its proxy");
+    println!("Prometheus and its proxy, and a Debian system");
     Ok(())
 }

@@ -17,13 +17,14 @@ use crate::tally::{Reader, Tally};
 
 mod list;
 
-use list::MUTATIONS;
+use list::mutations;
 
 /// A mistake.
 struct Mutation {
     name: &'static str,
     /// What it takes away.
     what: &'static str,
+    /// Whose tests are to notice; the file may be of a crate below.
     package: &'static str,
     file: &'static str,
     /// Found exactly once in the file.
@@ -36,7 +37,7 @@ struct Mutation {
 /// Makes each mistake in turn; says whether all were noticed.
 pub fn run(filter: Option<&str>) -> Result<bool> {
     let wanted: Vec<_> =
-        MUTATIONS.iter().filter(|mutation| filter.is_none_or(|filter| mutation.name.contains(filter))).collect();
+        mutations().filter(|mutation| filter.is_none_or(|filter| mutation.name.contains(filter))).collect();
     ensure!(!wanted.is_empty(), "no mutation has a name like that");
     let copy = copy_sources()?;
     // Without a mistake the same tests pass, else a failure would say nothing.
@@ -71,7 +72,7 @@ fn is_noticed(copy: &Path, mutation: &Mutation) -> Result<bool> {
     Ok(!tally.good())
 }
 
-/// What the unit tests of a package with names like `filter` say in the copy. An error if it does not build.
+/// What the tests of a package with names like `filter` say in the copy. An error if it does not build.
 fn test(copy: &Path, package: &str, filter: &str) -> Result<Tally> {
     let cargo = |args: &[&str]| {
         let mut command = cargo(args);
@@ -80,9 +81,9 @@ fn test(copy: &Path, package: &str, filter: &str) -> Result<Tally> {
         command.stderr(Stdio::null());
         command
     };
-    let built = cargo(&["test", "--quiet", "--package", package, "--lib", "--no-run"]).status()?;
+    let built = cargo(&["test", "--quiet", "--package", package, "--tests", "--no-run"]).status()?;
     ensure!(built.success(), "{package} does not build");
-    let output = cargo(&["test", "--package", package, "--lib", "--", "--test-threads=2", filter]).output()?;
+    let output = cargo(&["test", "--package", package, "--tests", "--", "--test-threads=2", filter]).output()?;
     let mut reader = Reader::default();
     String::from_utf8_lossy(&output.stdout).lines().for_each(|line| reader.line(line));
     Ok(reader.finish(output.status.success()))
@@ -120,12 +121,16 @@ mod tests {
 
     #[test]
     fn each_mutation_has_its_place() {
-        for Mutation { name, file, from, to, package, .. } in MUTATIONS {
+        let metadata = crate::layers::metadata("Cargo.toml").unwrap();
+        let packages: BTreeSet<_> = metadata.workspace_packages().iter().map(|package| package.name.as_str()).collect();
+        for Mutation { name, file, from, to, package, .. } in mutations() {
             let text = fs::read_to_string(root().join(file)).unwrap();
             assert_eq!(text.matches(from).count(), 1, "{name}: `{from}` in {file}");
-            assert!(from != to && file.starts_with(&format!("{package}/src/")), "{name}");
+            let manifest = root().join(file.split("/src/").next().unwrap()).join("Cargo.toml");
+            assert!(from != to && manifest.is_file(), "{name}");
+            assert!(packages.contains(package), "{name}: there is no package {package}");
         }
-        let names: BTreeSet<_> = MUTATIONS.iter().map(|mutation| mutation.name).collect();
-        assert_eq!(names.len(), MUTATIONS.len());
+        let names: BTreeSet<_> = mutations().map(|mutation| mutation.name).collect();
+        assert_eq!(names.len(), mutations().count());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result};
 use cargo_metadata::Metadata;
@@ -46,11 +46,25 @@ pub fn fuzz_targets(root: &Path) -> Result<Vec<FuzzTarget>> {
     Ok(manifest.bin.into_iter().map(|b| FuzzTarget { name: b.name, source: folder.join(b.path) }).collect())
 }
 
+/// The path without `..`, as files are listed.
+fn without_turns(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for part in path.components() {
+        if part == Component::ParentDir {
+            plain.pop();
+        } else {
+            plain.push(part);
+        }
+    }
+    plain
+}
+
 fn reach(roots: Vec<PathBuf>) -> BTreeSet<PathBuf> {
     let mut reached = BTreeSet::new();
     // A crate root looks for its modules beside itself, whatever its name.
     let mut queue: VecDeque<_> = roots.into_iter().map(|r| (r, true)).collect();
     while let Some((path, is_root)) = queue.pop_front() {
+        let path = without_turns(&path);
         let Ok(text) = fs::read_to_string(&path) else { continue };
         if !reached.insert(path.clone()) {
             continue;

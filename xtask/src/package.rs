@@ -23,6 +23,9 @@ use tree::Tree;
 const NAME: &str = "gpu-mediator";
 /// The programs in it.
 const PROGRAMS: [&str; 2] = ["mediatord", "mediatorctl"];
+/// Files for CUDA tenants, with their places.
+const CUDA: [(&str, &str); 2] =
+    [("cuda-owner", "usr/lib/gpu-mediator/cuda-owner"), ("libcuda.so", "usr/lib/gpu-mediator/cuda/libcuda.so.1")];
 /// The only architecture that is supported.
 const ARCHITECTURE: &str = "amd64";
 
@@ -45,7 +48,18 @@ pub fn run(args: &PackageArgs) -> Result<bool> {
     let binaries = match &args.binaries {
         Some(folder) => folder.clone(),
         None => {
-            if !shown(&mut cargo(&["build", "--release", "--package", "mediator", "--bins"]))? {
+            if !shown(&mut cargo(&[
+                "build",
+                "--release",
+                "--package",
+                "mediatord",
+                "--package",
+                "mediatorctl",
+                "--package",
+                "cuda-owner",
+                "--package",
+                "cuda-front",
+            ]))? {
                 bail!("the programs do not build");
             }
             target().join("release")
@@ -103,6 +117,15 @@ impl Recipe {
             let path = format!("usr/bin/{name}");
             tree.copy(&self.binaries.join(name), &path, 0o755)?;
             strip(&tree.path(&path))?;
+        }
+        for (name, path) in CUDA {
+            let built = self.binaries.join(name);
+            if !built.exists() {
+                eprintln!("package: without {path}: there is no {}", built.display());
+                continue;
+            }
+            tree.copy(&built, path, 0o755)?;
+            strip(&tree.path(path))?;
         }
         let ctl = tree.path("usr/bin/mediatorctl");
         for (shell, path) in [

@@ -1,15 +1,23 @@
-//! `cargo xtask test`: the suites, one after the other, each with its counts.
+//! `cargo xtask test`: the suites, one after the other, each with its counts and times.
 
+use std::process::Command;
 use std::thread::available_parallelism;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::ValueEnum;
 
-use crate::run::{cargo, lines, root};
+use crate::background::Background;
+use crate::programs::{self, Program};
+use crate::run::{cargo, lines, shown};
+use crate::runner::{self, Outcome, Test, cpu_of_children};
 use crate::tally::{Reader, Tally};
-use crate::{TestArgs, fuzz, guests};
+use crate::{TestArgs, cuda, fuzz, guests, times};
 
-/// A test suite.
+/// The package with a suite's integration test.
+const PACKAGE: &str = "tests";
+
+/// A test suite. A further one is a variant here and a line in [`Suite::runner`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Suite {
     /// What needs no guest: unit, property and integration tests of every crate.
@@ -20,69 +28,178 @@ pub enum Suite {
     Hostile,
     /// Faults, kills and restarts at any time.
     Chaos,
+    /// CUDA programs under the library, on the fake driver.
+    Cuda,
     /// Fuzz targets, each for a bounded time.
     Fuzz,
 }
 
+/// What runs a suite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Runner {
+    /// The integration test of the crate `tests` that has the suite's name; with the images of guests, or without.
+    Integration { guests: bool },
+    /// All test programs but those, and the examples in documentation.
+    Rest,
+    /// The crates of `cuda`, with NVIDIA's headers and the fake driver's libraries.
+    Cuda,
+    /// The fuzz targets.
+    Fuzz,
+}
+
 impl Suite {
+    fn runner(self) -> Runner {
+        match self {
+            Self::Unit => Runner::Rest,
+            Self::Guest | Self::Hostile | Self::Chaos => Runner::Integration { guests: true },
+            Self::Cuda => Runner::Cuda,
+            Self::Fuzz => Runner::Fuzz,
+        }
+    }
+
     fn name(self) -> String {
         self.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default()
     }
 }
 
+/// A suite that has run.
+pub struct Ran {
+    pub name: String,
+    pub outcome: Outcome,
+    /// From start to end, with what had to be built for it.
+    pub elapsed: Duration,
+    /// CPU time of all that was started for it.
+    pub cpu: Duration,
+}
+
 /// Runs the suite that was asked for, or all; says whether nothing failed.
 pub fn run(args: &TestArgs) -> Result<bool> {
     let suites = args.suite.map_or_else(|| Suite::value_variants().to_vec(), |s| vec![s]);
-    let mut total = Tally::default();
-    let mut results = Vec::new();
+    let mut session = Session::start(args, &suites);
+    let mut ran = Vec::new();
     for suite in &suites {
         println!("suite {}", suite.name());
+        let (began, cpu) = (Instant::now(), cpu_of_children());
         // What keeps one suite from running is its failure, and the others go on.
-        let tally = run_one(*suite, args).unwrap_or_else(|error| {
+        let outcome = session.run(*suite).unwrap_or_else(|error| {
             eprintln!("error: suite {}: {error:#}", suite.name());
-            Tally::one(false)
+            Outcome { tally: Tally::one(false), ..Outcome::default() }
         });
-        println!("{tally}");
-        results.push((suite.name(), tally));
-        total += tally;
+        println!("suite {}: {}", suite.name(), outcome.tally);
+        let (elapsed, cpu) = (began.elapsed(), cpu_of_children().saturating_sub(cpu));
+        ran.push(Ran { name: suite.name(), outcome, elapsed, cpu });
     }
-    if suites.len() > 1 {
-        println!("all suites");
-        for (name, tally) in results {
-            println!("  {name:8} {tally}");
-        }
-        println!("{total}");
-    }
+    times::print(&ran);
+    let mut total = Tally::default();
+    ran.iter().for_each(|ran| total += ran.outcome.tally);
+    println!("{total}");
     Ok(total.good())
 }
 
-fn run_one(suite: Suite, args: &TestArgs) -> Result<Tally> {
-    match suite {
-        Suite::Unit => {
-            let mut command = cargo(&["test", "--workspace", "--no-fail-fast"]);
-            cargo_test(command.args(args.filter.iter()))
+/// One run of suites, and what they share.
+struct Session<'a> {
+    args: &'a TestArgs,
+    /// Built when they are first asked for.
+    programs: Option<Vec<Program>>,
+    /// What guests need, if any suite has guests.
+    images: Option<Background>,
+    /// Whether the fuzz suite is to come.
+    fuzzes: bool,
+    /// The fuzz targets, once they are being built beside another suite.
+    targets: Option<Background>,
+}
+
+impl<'a> Session<'a> {
+    fn start(args: &'a TestArgs, suites: &[Suite]) -> Self {
+        let any = |runner: Runner| suites.iter().any(|suite| suite.runner() == runner);
+        // Fetched and made beside the first build and the suites without guests.
+        let images = any(Runner::Integration { guests: true }).then(guests::images);
+        Self { args, programs: None, images, fuzzes: any(Runner::Fuzz), targets: None }
+    }
+
+    fn run(&mut self, suite: Suite) -> Result<Outcome> {
+        let cpus = available_parallelism().map_or(1, usize::from);
+        match suite.runner() {
+            Runner::Rest => {
+                let programs = self.programs(|program| suite_of(program).is_none())?;
+                let mut outcome = self.run_tests(&programs, cpus)?;
+                outcome.tally += self.documentation()?;
+                Ok(outcome)
+            }
+            Runner::Integration { guests } => {
+                let programs = self.programs(|program| suite_of(program) == Some(suite))?;
+                ensure!(!programs.is_empty(), "tests/tests/{}.rs does not exist", suite.name());
+                if let Some(images) = self.images.as_mut().filter(|_| guests) {
+                    images.wait()?;
+                }
+                if self.fuzzes && self.targets.is_none() {
+                    // A guest that boots alone leaves a part of the processors.
+                    self.targets = Some(Background::start(|| fuzz::build(Some(1))));
+                }
+                // An emulated guest uses a CPU, and the daemon and the software card another.
+                let at_once = if guests { (cpus / 2).clamp(1, 8) } else { cpus };
+                self.run_tests(&programs, self.args.guest_threads.unwrap_or(at_once))
+            }
+            Runner::Cuda => Ok(Outcome { tally: self.cuda()?, ..Outcome::default() }),
+            Runner::Fuzz => {
+                match &mut self.targets {
+                    Some(targets) => targets.wait()?,
+                    None => fuzz::build(None)?,
+                }
+                Ok(Outcome { tally: fuzz::run(self.args)?, ..Outcome::default() })
+            }
         }
-        Suite::Fuzz => fuzz::run(args),
-        Suite::Guest | Suite::Hostile | Suite::Chaos => guest_suite(&suite.name(), args),
+    }
+
+    /// The test programs that are `wanted`.
+    fn programs(&mut self, wanted: impl Fn(&Program) -> bool) -> Result<Vec<Program>> {
+        if self.programs.is_none() {
+            self.programs = Some(programs::build()?);
+        }
+        Ok(self.programs.iter().flatten().filter(|program| wanted(program)).cloned().collect())
+    }
+
+    /// Runs those tests of some programs that were asked for.
+    fn run_tests(&self, programs: &[Program], at_once: usize) -> Result<Outcome> {
+        let filter = self.args.filter.as_deref().unwrap_or_default();
+        let mut tests = Vec::new();
+        for program in programs {
+            let names = program.tests()?.into_iter().filter(|name| name.contains(filter));
+            tests.extend(names.map(|name| Test { program, name }));
+        }
+        runner::run(&tests, at_once)
+    }
+
+    /// Runs the crates of `cuda`: the table against NVIDIA's headers, and real processes on the fake driver.
+    fn cuda(&self) -> Result<Tally> {
+        let headers = cuda::headers()?;
+        // Programs load these libraries by path; as no test's dependency, cargo would not build them.
+        let beside = ["cuda-front", "cuda-fake", "cuda-owner", "mediatord", "mediatorctl"];
+        let beside = beside.iter().flat_map(|name| ["-p", name]);
+        ensure!(shown(cargo(&["build"]).args(beside))?, "what CUDA's tests run does not build");
+        let crates = ["protocol", "table", "control", "front", "fake", "owner", "rig"];
+        let crates = crates.iter().flat_map(|name| ["-p".to_owned(), format!("cuda-{name}")]);
+        let mut command = cargo(&["test", "--no-fail-fast", "--features", "cuda-table/headers,cuda-rig/libraries"]);
+        command.args(crates).args(&self.args.filter).env("GPU_MEDIATOR_CUDA_HEADERS", headers);
+        cargo_test(&mut command)
+    }
+
+    /// Runs the examples in documentation.
+    fn documentation(&self) -> Result<Tally> {
+        let mut command = cargo(&["test", "--workspace", "--doc", "--no-fail-fast", "--features", programs::FEATURES]);
+        cargo_test(command.args(&self.args.filter))
     }
 }
 
-/// The suites with guests: one integration test each, in `tests/tests`.
-fn guest_suite(name: &str, args: &TestArgs) -> Result<Tally> {
-    anyhow::ensure!(root().join(format!("tests/tests/{name}.rs")).exists(), "tests/tests/{name}.rs does not exist");
-    let binaries = guests::prepare()?;
-    // Of the whole workspace, so that what the unit suite has built is built with the same features.
-    let mut command = cargo(&["test", "--workspace", "--features", "tests/vm", "--test", name, "--no-fail-fast"]);
-    command.env(guests::BIN_VARIABLE, binaries);
-    // An emulated guest uses a CPU, and the daemon and the software card another.
-    let cpus = available_parallelism().map_or(1, usize::from);
-    let threads = args.guest_threads.unwrap_or((cpus / 2).clamp(1, 8));
-    command.args(args.filter.iter()).arg("--").arg(format!("--test-threads={threads}"));
-    cargo_test(&mut command)
-}
-
-fn cargo_test(command: &mut std::process::Command) -> Result<Tally> {
+fn cargo_test(command: &mut Command) -> Result<Tally> {
     let mut reader = Reader::default();
     let status = lines(command, |line| reader.line(line))?;
     Ok(reader.finish(status.success()))
+}
+
+/// The suite that a program is, if it is one.
+fn suite_of(program: &Program) -> Option<Suite> {
+    let is = |suite: &Suite| matches!(suite.runner(), Runner::Integration { .. }) && suite.name() == program.target;
+    let mut suites = Suite::value_variants().iter().copied();
+    if program.integration && program.package == PACKAGE { suites.find(is) } else { None }
 }

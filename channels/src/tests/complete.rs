@@ -340,7 +340,7 @@ fn a_record_that_is_forged_ends_nothing_while_the_engine_works() {
     world.card.forge(physical, 1, 2);
     assert_eq!(sequences(&mut world), [1], "there is another behind it");
     assert!(world.channels.is_deferred());
-    assert_eq!(sequences(&mut world), []);
+    assert!(sequences(&mut world).is_empty());
     world.card.registers.insert(busy, 0);
     assert_eq!(sequences(&mut world), [2]);
     assert!(!world.channels.is_deferred());

@@ -269,8 +269,10 @@ fn a_hung_channel_is_out_of_use_until_the_card_is_reset() {
     let physical = world.run(A, 0);
     world.card.hung.insert(physical.0);
     let error = Stuck { channel: physical };
+    let reads = world.card.reads;
     assert_eq!(world.channels.unbind(&mut world.card, A, VirtualChannelId(0)), Err(error));
-    assert!(world.card.polls > 1000, "it was waited for");
+    // Its owner's lock is held meanwhile.
+    assert!(world.card.reads - reads < 24, "it was waited for");
     assert_eq!(world.channels.run_state(physical), RunState::Stuck);
     assert!(world.channels.uses_directory(VramAddr(0x81_0000)), "the engine may still walk it");
     assert_ne!(world.card.block_word(physical, 0x200), 0, "the engine may still save into it");
@@ -400,3 +402,24 @@ proptest! {
 }
 
 const BLOCK: usize = 4096;
+
+#[test]
+fn a_runlist_without_a_channel_that_works_is_submitted_at_once_and_in_force_when_it_has_left() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    world.card.loaded.insert(physical.0);
+    let reads = world.card.reads;
+    for _ in 0..100 {
+        world.list(A, &[0]);
+        assert!(!world.list(A, &[]).taken);
+        assert!(world.card.runlist().is_empty());
+    }
+    assert!(world.card.reads - reads < 100 * 24, "the card was waited for");
+    assert!(world.channels.runlists_taken(&mut world.card).is_empty());
+    // Others' lists are in force at once.
+    world.run(B, 0);
+    assert!(world.list(B, &[]).taken);
+    world.card.loaded.clear();
+    assert_eq!(world.channels.runlists_taken(&mut world.card), [A]);
+    assert!(world.channels.runlists_taken(&mut world.card).is_empty());
+}

@@ -213,3 +213,22 @@ fn a_stopped_channel_is_not_pending() {
     world.channels.pause(&mut world.card, A, crate::Pause::Guest, false);
     assert_eq!(drain(&mut world, physical), 490);
 }
+
+#[test]
+fn contexts_that_come_while_work_is_in_flight_are_given_when_it_has_ended() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    world.ring(A, 0, 1).unwrap();
+    let before = world.channels.contexts(physical);
+    world.guest.put(World::instance_of(0) + 0x230, 0x50_0004);
+    let later = Pulled { submission: None, taken: 0, left: 1 };
+    assert_eq!(world.ring(A, 0, 2), Ok(later), "which engine it uses is not known before");
+    assert_eq!((world.channels.contexts(physical), world.channels.pending_pull()), (before, vec![]));
+    assert_eq!(world.card.block_word(physical, 0x230), 0);
+    world.card.run(physical);
+    world.completed();
+    let [doorbell] = world.channels.pending_pull()[..] else { panic!("it is not forgotten") };
+    assert_eq!(world.pull(doorbell).map(|pulled| pulled.taken), Ok(1));
+    assert_eq!(world.card.block_word(physical, 0x230), 0x50_0004);
+    assert!(world.channels.contexts(physical)[1] && !before[1]);
+}

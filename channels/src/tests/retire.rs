@@ -10,7 +10,7 @@ fn a_retired_channel_stays_off_the_card_whatever_its_guest_does() {
     let physical = world.run(A, 0);
     let doorbell = world.check(A, 0, 2).unwrap();
     assert_eq!(world.channels.retire(&mut world.card, A, CH), Ok(()));
-    assert_eq!(world.card.runlist(), []);
+    assert!(world.card.runlist().is_empty());
     assert!(world.enable(A, 0, true));
     assert_eq!(world.list(A, &[0]).listed, 0);
     assert!(!world.card.enabled(physical));
@@ -47,4 +47,21 @@ fn what_the_card_holds_on_to_is_known_by_its_vm() {
     world.channels.unbind(&mut world.card, A, CH).unwrap_err();
     assert!(world.channels.has_stuck(A));
     assert!(!world.channels.has_stuck(B));
+}
+
+#[test]
+fn the_number_of_a_stranded_channel_is_no_one_elses_even_when_the_card_lets_go() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    world.channels.strand(A, CH);
+    assert_eq!(world.channels.stuck(), 0, "it is bound still");
+    world.channels.unbind(&mut world.card, A, CH).unwrap();
+    assert_eq!(world.channels.run_state(physical), RunState::Stuck);
+    assert!(world.channels.has_stuck(A) && world.channels.stuck() == 1);
+    assert!(!world.channels.let_go(&mut world.card, physical));
+    assert_ne!(world.run(B, 0), physical);
+    // Its work area is out of the address space at last.
+    world.channels.unstrand(physical);
+    assert!(world.channels.let_go(&mut world.card, physical));
+    assert_eq!(world.channels.run_state(physical), RunState::Free);
 }

@@ -11,7 +11,7 @@ use nvspec::addr::Target;
 use nvspec::fifo::{CHANNELS, VirtualChannelId, engine, sched_error};
 use nvspec::regs::pfifo::{
     CHANNEL, CHANNEL_STATE, ENGINE_STATUS, FAULT_INST, FAULT_TRIGGER, FAULT_TYPE, INTR, NON_STALL_EN, PREEMPT, RUNLIST,
-    RUNLIST_BASE, RUNLIST_INTR, RUNLIST_STATUS, Reg, SCHED_ERROR_REASON, USERD_BASE,
+    RUNLIST_BASE, RUNLIST_INTR, RUNLIST_STATUS, Reg, SCHED_ERROR_REASON,
 };
 
 /// Bytes of a runlist entry.
@@ -110,11 +110,8 @@ impl Pfifo {
             }
             Reg::INTR_EN => self.intr_en = value,
             Reg::PBDMA_PRESENT => self.pbdmas = value & pbdma_mask(cx),
-            Reg::USERD_BASE => {
-                self.userd_base = value;
-                let valid = USERD_BASE::VALID.is_set(value);
-                cx.backend.set_userd_base(valid.then(|| page_address(USERD_BASE::ADDRESS.get(value))));
-            }
+            // USERD is found by the VRAM address that an instance block names, however the guest maps it.
+            Reg::USERD_BASE => self.userd_base = value,
             Reg::RUNLIST_BASE => self.runlist_base = value,
             Reg::RUNLIST => self.submit_runlist(at, value, cx),
             Reg::RUNLIST_INTR => self.runlist_intr &= !value,

@@ -169,11 +169,11 @@ fn recovery_blocks_and_allows_engines() {
 }
 
 #[test]
-fn userd_base_is_told() {
+fn userd_base_is_kept_and_means_nothing_to_the_card() {
     let mut rig = Rig::new();
     rig.wr(0x002254, 0x1000_0010);
-    rig.wr(0x002254, 0);
-    assert_eq!(rig.mock.take(), [Call::Userd(Some(0x1_0000)), Call::Userd(None)]);
+    assert_eq!(rig.rd(0x002254), 0x1000_0010);
+    assert_eq!(rig.mock.take(), []);
 }
 
 #[test]

@@ -125,18 +125,6 @@ fn intx_is_silent_while_forbidden_or_replaced_by_msi() {
 }
 
 #[test]
-fn what_was_lost_on_the_way_is_signalled_again() {
-    let mut rig = Rig::new();
-    rig.enable_msi();
-    rig.gpu.signal_again(&mut rig.mock);
-    assert_eq!(rig.mock.messages(), 0, "nothing is pending");
-    rig.gpu.runlist_done(&mut rig.mock);
-    rig.mock.take();
-    rig.gpu.signal_again(&mut rig.mock);
-    assert_eq!(rig.mock.messages(), 1);
-}
-
-#[test]
 fn non_stall_latches_per_engine_and_counts_when_enabled() {
     let mut rig = Rig::new();
     rig.enable_msi();

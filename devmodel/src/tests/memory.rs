@@ -1,7 +1,7 @@
 //! The window on VRAM, the memory BARs, and accesses of odd sizes.
 
 use super::mock::{Rig, VRAM};
-use crate::backend::Aperture;
+use crate::backend::{Aperture, NoMemory};
 
 const WINDOW: u32 = 0x001700;
 const PRAMIN: u64 = 0x70_0000;
@@ -13,7 +13,7 @@ fn the_window_shows_vram_where_it_is_placed() {
     rig.wr(0x70_0010, 0x1122_3344);
     assert_eq!(rig.mock.vram[0x2_0010..0x2_0014], [0x44, 0x33, 0x22, 0x11]);
     assert_eq!(rig.rd(0x70_0010), 0x1122_3344);
-    rig.gpu.bar0_write(PRAMIN + 0x21, &[0xaa; 7], &mut rig.mock);
+    rig.gpu.bar0_write(PRAMIN + 0x21, &[0xaa; 7], &mut rig.mock).unwrap();
     assert_eq!(rig.mock.vram[0x2_0020..0x2_002a], [0, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa, 0, 0]);
 }
 
@@ -75,7 +75,7 @@ fn an_access_across_the_windows_end_is_cut() {
 fn apertures_reach_the_backend_within_their_size_only() {
     let mut rig = Rig::with(|config| config.pci.bar3_bytes = 8 << 20);
     let Rig { gpu, mock } = &mut rig;
-    gpu.aperture_write(Aperture::Bar1, 0x1000, &[1, 2, 3], mock);
+    gpu.aperture_write(Aperture::Bar1, 0x1000, &[1, 2, 3], mock).unwrap();
     let mut data = [0; 4];
     gpu.aperture_read(Aperture::Bar3, 0x1000, &mut data, mock);
     assert_eq!(data, [1, 2, 3, 0]);
@@ -83,8 +83,26 @@ fn apertures_reach_the_backend_within_their_size_only() {
     assert_eq!(data, [0xff; 4], "not mapped");
     gpu.aperture_read(Aperture::Bar3, (8 << 20) - 2, &mut data, mock);
     assert_eq!(data, [0xff; 4], "beyond the BAR");
-    gpu.aperture_write(Aperture::Bar3, u64::MAX, &[0; 2], mock);
+    gpu.aperture_write(Aperture::Bar3, u64::MAX, &[0; 2], mock).unwrap();
     assert_eq!(rig.denied(), ["BAR1: no mapping", "BAR3: unknown register"]);
+}
+
+#[test]
+fn a_write_without_memory_says_so_and_is_neither_denied_nor_half_done() {
+    let mut rig = Rig::new();
+    rig.wr(WINDOW, 0);
+    rig.mock.lacks_memory = true;
+    let before = rig.rd(WINDOW);
+    let Rig { gpu, mock } = &mut rig;
+    // What is behind the window's end is a register, and is not written before the window is.
+    for (at, len) in [(PRAMIN, 4), (PRAMIN + 0xf_fffc, 8)] {
+        assert_eq!(gpu.bar0_write(at, &vec![1; len], mock), Err(NoMemory));
+    }
+    assert_eq!(gpu.aperture_write(Aperture::Bar1, 0, &[1; 4], mock), Err(NoMemory));
+    rig.mock.lacks_memory = false;
+    assert_eq!((rig.denied(), rig.rd(WINDOW)), (Vec::<String>::new(), before));
+    rig.gpu.bar0_write(PRAMIN, &[7; 4], &mut rig.mock).unwrap();
+    assert_eq!(rig.mock.vram[0], 7);
 }
 
 #[test]
@@ -115,7 +133,7 @@ fn eight_bytes_are_two_registers() {
     let mut data = [0; 8];
     rig.gpu.bar0_read(0, &mut data, &mut rig.mock);
     assert_eq!(data, [0xa3, 0x00, 0x03, 0x0c, 0, 0, 0, 0]);
-    rig.gpu.bar0_write(0x000640, &[0; 8], &mut rig.mock);
+    rig.gpu.bar0_write(0x000640, &[0; 8], &mut rig.mock).unwrap();
     assert_eq!((rig.rd(0x000640), rig.rd(0x000644)), (0, 0));
 }
 
@@ -126,5 +144,5 @@ fn beyond_the_registers_there_is_nothing() {
     rig.gpu.bar0_read(0x1_0000_0000, &mut data, &mut rig.mock);
     assert_eq!(data, [0xff; 4]);
     rig.gpu.bar0_read(u64::MAX - 1, &mut [0; 16], &mut rig.mock);
-    rig.gpu.bar0_write(u64::MAX - 1, &[0; 16], &mut rig.mock);
+    rig.gpu.bar0_write(u64::MAX - 1, &[0; 16], &mut rig.mock).unwrap();
 }

@@ -1,6 +1,8 @@
 //! A mediator that records what it is asked.
 
-use crate::backend::{Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, Place};
+use crate::backend::{
+    Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, NoMemory, Place, Unwritten,
+};
 use crate::{VGpu, VGpuConfig};
 use nvspec::addr::GuestVramAddr;
 use nvspec::chip::GF100;
@@ -18,7 +20,6 @@ pub enum Call {
     FlushApertures,
     Bind(u8, Option<Place>),
     Enable(u8, bool),
-    Userd(Option<u64>),
     Runlist(Place, u32),
     Preempt(u8),
     Block(u32, bool),
@@ -36,6 +37,8 @@ pub struct Mock {
     pub channel: ChannelState,
     pub engine: EngineStatus,
     pub preempting: bool,
+    /// There is no memory for what is written.
+    pub lacks_memory: bool,
 }
 
 impl Default for Mock {
@@ -46,6 +49,7 @@ impl Default for Mock {
             now: 1_000_000,
             channel: ChannelState::default(),
             preempting: false,
+            lacks_memory: false,
             engine: EngineStatus::default(),
         }
     }
@@ -62,6 +66,11 @@ impl Mock {
         self.take().iter().filter(|call| **call == Call::Interrupt(InterruptLine::Msi)).count()
     }
 
+    /// There is some for what is written, or not.
+    fn memory(&self) -> Result<(), NoMemory> {
+        if self.lacks_memory { Err(NoMemory) } else { Ok(()) }
+    }
+
     fn range(&self, address: u64, bytes: usize, limit: u64) -> Result<std::ops::Range<usize>, Denied> {
         let end = address.checked_add(bytes as u64).filter(|end| *end <= limit).ok_or(Denied)?;
         Ok(address as usize..end as usize)
@@ -75,7 +84,8 @@ impl Backend for Mock {
         Ok(())
     }
 
-    fn vram_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), Denied> {
+    fn vram_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), Unwritten> {
+        self.memory()?;
         let range = self.range(address.0, data.len(), VRAM).expect("devmodel must check the bounds itself");
         self.vram[range].copy_from_slice(data);
         Ok(())
@@ -87,7 +97,8 @@ impl Backend for Mock {
         Ok(())
     }
 
-    fn aperture_write(&mut self, _: Aperture, offset: u64, data: &[u8]) -> Result<(), Denied> {
+    fn aperture_write(&mut self, _: Aperture, offset: u64, data: &[u8]) -> Result<(), Unwritten> {
+        self.memory()?;
         let range = self.range(offset, data.len(), VRAM / 2)?;
         self.vram[range].copy_from_slice(data);
         Ok(())
@@ -115,10 +126,6 @@ impl Backend for Mock {
 
     fn channel_state(&mut self, _: VirtualChannelId) -> ChannelState {
         self.channel
-    }
-
-    fn set_userd_base(&mut self, base: Option<u64>) {
-        self.calls.push(Call::Userd(base));
     }
 
     fn submit_runlist(&mut self, list: Place, length: u32) {
@@ -196,7 +203,7 @@ impl Rig {
     }
 
     pub fn wr8(&mut self, offset: u64, value: u8) {
-        self.gpu.bar0_write(offset, &[value], &mut self.mock);
+        self.gpu.bar0_write(offset, &[value], &mut self.mock).unwrap();
     }
 
     pub fn config(&mut self, offset: u64, data: &[u8]) {

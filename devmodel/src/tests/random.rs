@@ -69,7 +69,7 @@ fn apply(rig: &mut Rig, op: &Op) {
     let Rig { gpu, mock } = rig;
     match op {
         Op::Read(at, len) => gpu.bar0_read(*at, &mut vec![0; *len], mock),
-        Op::Write(at, data) => gpu.bar0_write(*at, data, mock),
+        Op::Write(at, data) => gpu.bar0_write(*at, data, mock).expect("memory"),
         Op::Register(which, index, value) => {
             let line = &REGISTERS[*which];
             let (_, info, _) = nvspec::regs::lookup(line.offset).expect("declared");
@@ -80,7 +80,7 @@ fn apply(rig: &mut Rig, op: &Op) {
         Op::Config(at, data) => gpu.config_write(*at, data, mock),
         Op::Aperture(bar1, at, data) => {
             let aperture = if *bar1 { Aperture::Bar1 } else { Aperture::Bar3 };
-            gpu.aperture_write(aperture, *at, data, mock);
+            gpu.aperture_write(aperture, *at, data, mock).expect("memory");
             gpu.aperture_read(aperture, *at, &mut vec![0; data.len()], mock);
         }
         Op::NonStall(engine) => gpu.non_stall(*engine, mock),

@@ -1,7 +1,7 @@
 //! From an access to the block that it concerns, and from the blocks to the interrupt line.
 
 use super::VGpu;
-use crate::backend::{Aperture, Backend};
+use crate::backend::{Aperture, Backend, NoMemory, Unwritten};
 use crate::blocks::board::{self, CopyReg};
 use crate::blocks::graph;
 use crate::blocks::pbus::Pbus;
@@ -33,7 +33,7 @@ impl VGpu {
     ) -> u32 {
         match policy {
             Policy::Store => return self.storage.read(at.info, at.offset),
-            Policy::Deny | Policy::Forward => {
+            Policy::Deny => {
                 self.denials.read(Site::Register(at.offset), Reason::Policy);
                 return windows::UNCLAIMED;
             }
@@ -87,7 +87,7 @@ impl VGpu {
     ) {
         match policy {
             Policy::Store => return self.storage.write(at.info, at.offset, value),
-            Policy::Deny | Policy::Forward => {
+            Policy::Deny => {
                 return self.denials.write(Site::Register(at.offset), Reason::Policy, u64::from(value));
             }
             Policy::Model | Policy::Translate => {}
@@ -211,14 +211,18 @@ impl VGpu {
         }
     }
 
-    pub(super) fn pramin_write(&mut self, offset: u64, data: &[u8], backend: &mut dyn Backend) {
-        let result = self
-            .window(offset, data.len())
-            .and_then(|address| backend.vram_write(address, data).map_err(|_| Reason::OutsideVram));
+    pub(super) fn pramin_write(&mut self, offset: u64, data: &[u8], backend: &mut dyn Backend) -> Result<(), NoMemory> {
+        let result = match self.window(offset, data.len()).map(|address| backend.vram_write(address, data)) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(Unwritten::NoMemory(lacks))) => return Err(lacks),
+            Ok(Err(Unwritten::Denied(_))) => Err(Reason::OutsideVram),
+            Err(reason) => Err(reason),
+        };
         if let Err(reason) = result {
             let window = self.pbus.registers()[0];
             self.denials.write(Site::Register(pbus::PRAMIN_WINDOW::OFFSET), reason, u64::from(window));
         }
+        Ok(())
     }
 
     pub(super) fn window(&self, offset: u64, bytes: usize) -> Result<GuestVramAddr, Reason> {

@@ -3,7 +3,7 @@
 use super::tables::{Model, Nth, Table};
 use super::wire::{self, Raw};
 use crate::abi::Status;
-use crate::{Answers, Batch, Op, SLOT_BYTES, TableId, Tables};
+use crate::{Answers, Batch, Begun, Op, SLOT_BYTES, TableId, Tables};
 use nvspec::addr::GuestVramAddr;
 use std::collections::BTreeMap;
 
@@ -193,12 +193,17 @@ impl Machine {
         let tables = &mut self.tables;
         let mut begun = raws.iter();
         let mut nth = 0u64;
-        let answers = batch.execute(self.features, |op| {
-            // It was read as it was written, and operations that were refused before are behind none that is begun.
-            assert_eq!(&wire::encode(&op), begun.next().unwrap());
-            nth += 1;
-            execute(tables, op).map(|()| nth)
-        });
+        let mut work = Begun::new(bytes.to_vec()).unwrap();
+        while let Some(op) = work.current(self.features) {
+            let done = op.and_then(|op| {
+                // It was read as it was written, and operations that were refused before are behind none that is begun.
+                assert_eq!(&wire::encode(&op), begun.next().unwrap());
+                nth += 1;
+                execute(tables, op).map(|()| nth)
+            });
+            work.answer(done);
+        }
+        let answers = work.into_answers();
         let mut expected = Vec::new();
         for raw in &raws {
             let status = Status::Done as u32;

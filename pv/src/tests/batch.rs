@@ -196,10 +196,14 @@ fn segments_of_others_are_a_feature_of_their_own() {
 fn nothing_behind_an_operation_that_failed_is_begun() {
     let bytes = wire::batch(&[1, 2, 3, 4].map(|channel| Raw::new(op::CHANNEL_ENABLE, channel, &[])));
     let mut begun = Vec::new();
-    let answers = Batch::parse(&bytes).unwrap().execute(ALL, |op| {
-        begun.push(wire::encode(&op).handle);
-        if begun.len() < 3 { Ok(begun.len() as u64 * 10) } else { Err(Status::NoObject) }
-    });
+    let mut work = Begun::new(bytes).unwrap();
+    while let Some(op) = work.current(ALL) {
+        begun.push(wire::encode(&op.unwrap()).handle);
+        // Put down and taken up again.
+        work = work.clone();
+        work.answer(if begun.len() < 3 { Ok(begun.len() as u64 * 10) } else { Err(Status::NoObject) });
+    }
+    let answers = work.into_answers();
     assert_eq!((begun, answers.status(), answers.done()), (vec![1, 2, 3], Status::NoObject, 2));
     let word = |status: Status| (status as u64).to_le_bytes();
     let header = [Status::NoObject as u32, 2].map(u32::to_le_bytes).concat();

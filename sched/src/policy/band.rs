@@ -13,7 +13,7 @@ use super::credit::Budgets;
 use super::lag::Lags;
 use super::{Policy, Room, Standing, View};
 use crate::config::PERMILLE;
-use crate::shares::{WHOLE, shares};
+use crate::shares::{WHOLE, scale, shares};
 use crate::types::{Nanos, VgpuId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -37,11 +37,48 @@ struct Last {
     undecided: bool,
 }
 
-/// Uses within a period.
+/// A period: who competes in it, and what was used.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Period {
+    /// Parts of [`WHOLE`] of those that compete.
+    shares: BTreeMap<VgpuId, u64>,
     used: BTreeMap<VgpuId, u64>,
     total: u64,
+}
+
+impl Period {
+    fn of(competing: impl IntoIterator<Item = VgpuId>, view: &View<'_>) -> Self {
+        let mut period = Self::default();
+        period.divide(competing, view);
+        period
+    }
+
+    /// Those that compete have shares from now on.
+    fn divide(&mut self, competing: impl IntoIterator<Item = VgpuId>, view: &View<'_>) {
+        let params = |vgpu: VgpuId| Some((vgpu, view.members.get(&vgpu)?.params));
+        let (competing, params): (Vec<_>, Vec<_>) = competing.into_iter().filter_map(params).unzip();
+        self.shares = competing.into_iter().zip(shares(&params)).collect();
+    }
+
+    /// A vGPU competes from now on, if it did not.
+    fn enter(&mut self, vgpu: VgpuId, view: &View<'_>) {
+        if !self.shares.contains_key(&vgpu) {
+            let competing: Vec<_> = self.shares.keys().copied().chain([vgpu]).collect();
+            self.divide(competing, view);
+        }
+    }
+
+    fn leave(&mut self, vgpu: VgpuId) {
+        self.shares.remove(&vgpu);
+        self.used.remove(&vgpu);
+    }
+
+    /// Returns what a vGPU has had beyond its bandwidth, in ns.
+    fn beyond(&self, vgpu: VgpuId) -> i64 {
+        let of = |map: &BTreeMap<VgpuId, u64>| map.get(&vgpu).copied().unwrap_or(0);
+        let entitled = scale(self.total, of(&self.shares), WHOLE);
+        i64::try_from(i128::from(of(&self.used)) - i128::from(entitled)).unwrap_or(i64::MAX)
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -60,25 +97,37 @@ impl Band {
     }
 
     fn fill(&mut self, view: &View<'_>) {
-        if self.budgets.fill(view) {
-            self.period = Period::default();
+        if let Some(competing) = self.budgets.fill(view) {
+            self.period = Period::of(competing, view);
         }
     }
 
     /// What a vGPU has had beyond its bandwidth, in ns.
     fn beyond(&self, vgpu: VgpuId, view: &View<'_>) -> i64 {
-        if view.config.band.correct {
-            return self.lags.beyond(vgpu);
-        }
-        let params: Vec<_> = view.members.values().map(|member| member.params).collect();
-        let share = view.members.keys().zip(shares(&params)).find(|(id, _)| **id == vgpu).map_or(0, |(_, share)| share);
-        let used = self.period.used.get(&vgpu).copied().unwrap_or(0);
-        let entitled = u128::from(self.period.total) * u128::from(share) / u128::from(WHOLE);
-        i64::try_from(i128::from(used) - i128::try_from(entitled).unwrap_or(i128::MAX)).unwrap_or(i64::MAX)
+        if view.config.band.correct { self.lags.beyond(vgpu) } else { self.period.beyond(vgpu) }
     }
 
     fn over(&self, vgpu: VgpuId, view: &View<'_>) -> bool {
         self.beyond(vgpu, view) > 0
+    }
+
+    /// A vGPU has used the engine.
+    fn use_up(&mut self, vgpu: VgpuId, used: u64, view: &View<'_>) {
+        self.fill(view);
+        self.budgets.use_up(vgpu, used);
+        self.period.total = self.period.total.saturating_add(used);
+        let of = self.period.used.entry(vgpu).or_default();
+        *of = of.saturating_add(used);
+        let band = &view.config.band;
+        if band.correct {
+            self.lags.charge(vgpu, used, band.wait_ns, band.period_ns, view);
+        }
+    }
+
+    fn demote_if_over(&mut self, vgpu: VgpuId, view: &View<'_>) {
+        if self.budgets.of(vgpu) < 0 && self.over(vgpu, view) {
+            self.budgets.demote(vgpu);
+        }
     }
 
     /// A vGPU pays for time in which the engine could have run something.
@@ -127,12 +176,13 @@ impl Policy for Band {
     fn left(&mut self, vgpu: VgpuId) {
         self.budgets.leave(vgpu);
         self.lags.leave(vgpu);
-        self.period.used.remove(&vgpu);
+        self.period.leave(vgpu);
         self.last = self.last.filter(|last| last.vgpu != vgpu);
         self.wait = self.wait.filter(|wait| wait.next != vgpu);
     }
 
     fn arrived(&mut self, vgpu: VgpuId, view: &View<'_>) {
+        self.period.enter(vgpu, view);
         let welcome = !view.config.band.correct || !self.over(vgpu, view);
         if let Some(wait) = &mut self.wait
             && welcome
@@ -142,6 +192,7 @@ impl Policy for Band {
     }
 
     fn started(&mut self, vgpu: VgpuId, gap: u64, view: &View<'_>) {
+        self.budgets.start(vgpu, view);
         // The engine waited for the vGPU that ran last, if it was waited for at all.
         let (payer, free) = match self.last.take().filter(|_| view.config.band.correct) {
             Some(last) => (last.vgpu, last.free),
@@ -151,24 +202,20 @@ impl Policy for Band {
         self.pay(payer, gap.saturating_sub(free), view);
     }
 
+    fn charged(&mut self, vgpu: VgpuId, used: u64, view: &View<'_>) {
+        self.use_up(vgpu, used, view);
+        self.demote_if_over(vgpu, view);
+    }
+
     fn ended(&mut self, vgpu: VgpuId, used: u64, late: u64, view: &View<'_>) {
-        self.fill(view);
-        self.budgets.debit(vgpu, used);
-        self.period.total = self.period.total.saturating_add(used);
-        let of = self.period.used.entry(vgpu).or_default();
-        *of = of.saturating_add(used);
+        self.use_up(vgpu, used, view);
         let band = &view.config.band;
-        let mut free = 0;
-        if band.correct {
-            self.lags.charge(vgpu, used, band.wait_ns, band.period_ns, view);
-            free = used.saturating_mul(band.free_wait_permille.into()) / u64::from(PERMILLE);
-        }
+        let free =
+            if band.correct { used.saturating_mul(band.free_wait_permille.into()) / u64::from(PERMILLE) } else { 0 };
         if view.others_ready(vgpu) {
             self.pay(vgpu, late.saturating_sub(free), view);
         }
-        if self.budgets.of(vgpu) < 0 && self.over(vgpu, view) {
-            self.budgets.demote(vgpu);
-        }
+        self.demote_if_over(vgpu, view);
         self.last = Some(Last { vgpu, free: free.saturating_sub(late), undecided: true });
         self.wait = None;
     }

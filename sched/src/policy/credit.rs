@@ -1,28 +1,63 @@
 //! GPUvm's CREDIT: each vGPU has a budget that is filled each period and debited by what it uses. The vGPU that has
 //! overdrawn it goes behind the others; the first that has work runs. So does GPUvm's code; its paper (section 5.3) says that
 //! the one with most credit runs.
+//!
+//! GPUvm's virtual machines all compete. Here budgets are divided among those that do: what idle ones had of them would leave
+//! the others overdrawn for good, and all that are overdrawn take turns, whatever they use.
 
 use super::{Policy, Room, Standing, View};
-use crate::shares::{WHOLE, shares};
+use crate::config::VgpuParams;
+use crate::shares::{Claim, divide, scale};
 use crate::types::{Nanos, VgpuId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 
+/// Time that a vGPU may use yet, in ns.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+struct Budget {
+    /// Below zero when it is overdrawn.
+    left: i64,
+    /// Debits since budgets were filled.
+    used: u64,
+    /// It runs something since no one with something left wants to.
+    spare: bool,
+}
+
+impl Budget {
+    /// It does not compete: what it has not used is the others', and what it owes melts as if it were served.
+    fn rest(&mut self, melts: u64) {
+        self.left = self.left.saturating_add_unsigned(melts).min(0);
+    }
+}
+
+/// One that competes, while budgets are filled; in ns.
+#[derive(Clone, Copy, Debug)]
+struct Competitor {
+    vgpu: VgpuId,
+    params: VgpuParams,
+    /// Its budget, what that may be at most, and what it was debited since the last time.
+    left: i64,
+    most: i64,
+    used: i64,
+}
+
 /// Budgets and the order of vGPUs; BAND has them too.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Budgets {
-    budgets: BTreeMap<VgpuId, i64>,
+    budgets: BTreeMap<VgpuId, Budget>,
     order: VecDeque<VgpuId>,
     filled: Nanos,
+    /// Time used since then by those that had overdrawn, for want of others; in ns.
+    spare: u64,
 }
 
 impl Budgets {
     pub(super) fn new(now: Nanos) -> Self {
-        Self { budgets: BTreeMap::new(), order: VecDeque::new(), filled: now }
+        Self { budgets: BTreeMap::new(), order: VecDeque::new(), filled: now, spare: 0 }
     }
 
     pub(super) fn join(&mut self, vgpu: VgpuId) {
-        if self.budgets.insert(vgpu, 0).is_none() {
+        if self.budgets.insert(vgpu, Budget::default()).is_none() {
             self.order.push_back(vgpu);
         }
     }
@@ -32,39 +67,92 @@ impl Budgets {
         self.order.retain(|known| *known != vgpu);
     }
 
-    /// Fills the budgets for the periods that have passed; says whether any has. After a period in which little was
-    /// used a budget is not more than one period's share, and a debt of more than a period is forgiven (GPUvm).
-    pub(super) fn fill(&mut self, view: &View<'_>) -> bool {
+    /// Fills the budgets when a period has passed; returns who competes then, and `None` when none has passed.
+    ///
+    /// Brings what those that compete have left to one period in all, by their shares; so what one has had too much is in
+    /// the others' budgets.
+    pub(super) fn fill(&mut self, view: &View<'_>) -> Option<Vec<VgpuId>> {
         let period = view.config.band.period_ns;
-        let periods = view.now.since(self.filled) / period;
-        if periods == 0 {
-            return false;
+        let passed = view.now.since(self.filled) / period * period;
+        if passed == 0 {
+            return None;
         }
-        self.filled = self.filled.after(periods * period);
-        let params: Vec<_> = view.members.values().map(|member| member.params).collect();
-        for (vgpu, share) in view.members.keys().zip(shares(&params)) {
+        self.filled = self.filled.after(passed);
+        let competing = self.competitors(view, passed);
+        let vgpus = competing.iter().map(|of| of.vgpu).collect();
+        for (vgpu, left) in filled(signed(period), passed, competing) {
+            if let Some(budget) = self.budgets.get_mut(&vgpu) {
+                budget.left = left;
+            }
+        }
+        Some(vgpus)
+    }
+
+    /// Those that have work (or had some within BAND's wait, which is as good), and those that were debited since budgets
+    /// were filled last. The others rest.
+    ///
+    /// Two kinds have a bound. Who wants nothing now has no more than its share, or what it has just used. Who had more than its share left
+    /// while overdrawn ones ran for want of others, or while it had the engine for itself, loses that, and is given no
+    /// more. A debt is forgiven beyond a period for each that competes: it is that deep only if others have saved as much.
+    fn competitors(&mut self, view: &View<'_>, passed: u64) -> Vec<Competitor> {
+        let period = view.config.band.period_ns;
+        let weights = view.members.values().map(|member| u64::from(member.params.weight)).sum();
+        let users = self.budgets.values().filter(|budget| budget.used > 0).count();
+        let spare = if users == 1 { i64::MAX } else { signed(self.spare) };
+        self.spare = 0;
+        let mut competing = Vec::new();
+        for (vgpu, member) in view.members {
             let Some(budget) = self.budgets.get_mut(vgpu) else { continue };
-            let part =
-                |ns: u64| i64::try_from(u128::from(ns) * u128::from(share) / u128::from(WHOLE)).unwrap_or(i64::MAX);
-            let bound = i64::try_from(period).unwrap_or(i64::MAX);
-            let filled = budget.saturating_add(part(periods.saturating_mul(period)));
-            *budget = match filled {
-                over if over > bound => part(period),
-                under if under < -bound => 0,
-                filled => filled,
-            };
+            let Budget { left, used, .. } = std::mem::take(budget);
+            budget.left = left;
+            let used = signed(used.min(period));
+            let wants = member.active(view.now, view.config.band.wait_ns);
+            if !wants && used == 0 {
+                budget.rest(scale(passed, member.params.weight.into(), weights));
+                continue;
+            }
+            // Raised to its share below.
+            let most = if wants { i64::MAX } else { used };
+            competing.push(Competitor { vgpu: *vgpu, params: member.params, left, most, used });
         }
-        true
+        let claims: Vec<_> = competing.iter().map(|of| Claim::of(&of.params, period)).collect();
+        let deepest = signed(period.saturating_mul(competing.len() as u64));
+        for (of, share) in competing.iter_mut().zip(divide(period, &claims)) {
+            let share = signed(share);
+            of.most = of.most.max(share);
+            if spare > 0 && of.left > share {
+                of.most = of.most.min(share.max(of.left.saturating_sub(spare)));
+            }
+            of.left = of.left.min(deepest).min(of.most).max(-deepest);
+        }
+        competing
     }
 
     pub(super) fn debit(&mut self, vgpu: VgpuId, ns: u64) {
         if let Some(budget) = self.budgets.get_mut(&vgpu) {
-            *budget = budget.saturating_sub(i64::try_from(ns).unwrap_or(i64::MAX));
+            budget.left = budget.left.saturating_sub_unsigned(ns);
+            budget.used = budget.used.saturating_add(ns);
+        }
+    }
+
+    /// Something of a vGPU starts.
+    pub(super) fn start(&mut self, vgpu: VgpuId, view: &View<'_>) {
+        let spare = self.of(vgpu) < 0 && !self.ready(view).any(|other| self.of(other) > 0);
+        if let Some(budget) = self.budgets.get_mut(&vgpu) {
+            budget.spare = spare;
+        }
+    }
+
+    /// A vGPU has used the engine.
+    pub(super) fn use_up(&mut self, vgpu: VgpuId, ns: u64) {
+        self.debit(vgpu, ns);
+        if self.budgets.get(&vgpu).is_some_and(|budget| budget.spare) {
+            self.spare = self.spare.saturating_add(ns);
         }
     }
 
     pub(super) fn of(&self, vgpu: VgpuId) -> i64 {
-        self.budgets.get(&vgpu).copied().unwrap_or(0)
+        self.budgets.get(&vgpu).map_or(0, |budget| budget.left)
     }
 
     pub(super) fn demote(&mut self, vgpu: VgpuId) {
@@ -77,6 +165,38 @@ impl Budgets {
     /// vGPUs of which something may start, in order.
     pub(super) fn ready<'a>(&'a self, view: &'a View<'_>) -> impl Iterator<Item = VgpuId> + 'a {
         self.order.iter().copied().filter(|vgpu| view.is_ready(*vgpu))
+    }
+}
+
+fn signed(ns: u64) -> i64 {
+    i64::try_from(ns).unwrap_or(i64::MAX)
+}
+
+/// The budgets of those that compete when they are filled, `passed` ns after the last time. Who is at its bound counts with
+/// what it uses, not with what it has saved: the others have the rest of the period.
+fn filled(period: i64, passed: u64, mut loose: Vec<Competitor>) -> Vec<(VgpuId, i64)> {
+    let mut filled = Vec::with_capacity(loose.len());
+    let mut rest = period;
+    // Each round leaves fewer, so there are at most as many as vGPUs.
+    loop {
+        let pot = loose.iter().fold(rest, |pot, of| pot.saturating_sub(of.left));
+        let pot = u64::try_from(pot).unwrap_or(0);
+        let claims: Vec<_> = loose.iter().map(|of| Claim::of(&of.params, pot.max(passed))).collect();
+        let parts = divide(pot, &claims);
+        let fits = |(of, part): (&Competitor, &u64)| *part <= of.most.abs_diff(of.left);
+        if loose.iter().zip(&parts).all(fits) {
+            filled.extend(loose.iter().zip(parts).map(|(of, part)| (of.vgpu, of.left.saturating_add_unsigned(part))));
+            return filled;
+        }
+        let mut parts = parts.iter();
+        loose.retain(|of| {
+            let stays = parts.next().is_some_and(|part| fits((of, part)));
+            if !stays {
+                filled.push((of.vgpu, of.most));
+                rest = rest.saturating_sub(of.used);
+            }
+            stays
+        });
     }
 }
 
@@ -101,14 +221,19 @@ impl Policy for Credit {
     }
 
     fn started(&mut self, vgpu: VgpuId, gap: u64, view: &View<'_>) {
+        self.budgets.start(vgpu, view);
         if view.config.band.own_time {
             self.budgets.debit(vgpu, gap);
         }
     }
 
     fn ended(&mut self, vgpu: VgpuId, used: u64, late: u64, view: &View<'_>) {
+        self.charged(vgpu, if view.config.band.own_time { used.saturating_add(late) } else { used }, view);
+    }
+
+    fn charged(&mut self, vgpu: VgpuId, used: u64, view: &View<'_>) {
         self.budgets.fill(view);
-        self.budgets.debit(vgpu, if view.config.band.own_time { used.saturating_add(late) } else { used });
+        self.budgets.use_up(vgpu, used);
         if self.budgets.of(vgpu) < 0 {
             self.budgets.demote(vgpu);
         }

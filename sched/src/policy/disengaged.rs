@@ -148,6 +148,12 @@ impl Policy for Disengaged {
         }
     }
 
+    fn charged(&mut self, vgpu: VgpuId, used: u64, _view: &View<'_>) {
+        if let Some(of) = self.uses.get_mut(&vgpu) {
+            of.charged = of.charged.saturating_add(used);
+        }
+    }
+
     fn pick(&mut self, view: &View<'_>) -> Option<VgpuId> {
         self.advance(view);
         match self.phase {

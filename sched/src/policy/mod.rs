@@ -89,6 +89,9 @@ pub(crate) trait Policy: Debug + Send {
     /// Something of a vGPU starts now, after the engine could have run something for `gap` ns.
     fn started(&mut self, _vgpu: VgpuId, _gap: u64, _view: &View<'_>) {}
 
+    /// A vGPU has used `used` ns of the engine beside what [ends](Self::ended).
+    fn charged(&mut self, _vgpu: VgpuId, _used: u64, _view: &View<'_>) {}
+
     /// Something of a vGPU has ended `late` ns ago, and had used `used` ns of the engine.
     fn ended(&mut self, _vgpu: VgpuId, _used: u64, _late: u64, _view: &View<'_>) {}
 

@@ -1,7 +1,7 @@
 //! What the policies make of workloads, and that the simulator itself can be trusted.
 
 use super::{Change, Guest, Length, Outcome, Pulse, Scenario, Step, Stream, jain, run, run_with};
-use crate::trace::{Recorder, Trace};
+use crate::trace::{Recorder, Trace, TraceError};
 use crate::{BandParams, Config, Engine, Nanos, Pipeline, PolicyKind, Queues, Scheduler, VgpuId, VgpuParams};
 use std::collections::BTreeMap;
 
@@ -174,6 +174,7 @@ fn a_record_replays_to_the_same_decisions_and_a_changed_one_does_not() {
     assert!(!trace.replay().other.is_empty());
     assert!(Trace::read(&text[..text.len() - 5]).is_err());
     assert!(Trace::read(&b""[..]).is_err());
+    assert!(matches!(Trace::read(&b"{\"sched_trace\":2}\n"[..]), Err(TraceError::Format(2))));
 }
 
 #[test]

@@ -27,7 +27,7 @@ enum Happening {
     /// That is seen; it was done at the time.
     Seen(Ticket, Nanos),
     /// A killed channel is off the card.
-    Killed(VgpuId, Channel),
+    Killed(VgpuId, Channel, Engine),
     /// The scheduler's wakeup, if it is still the last that was asked for.
     Wakeup(u64),
 }
@@ -181,7 +181,10 @@ impl World<'_> {
             Happening::Given(ticket) => self.give(ticket),
             Happening::Done(engine, ticket) => self.done(engine, ticket),
             Happening::Seen(ticket, ended) => self.seen(ticket, ended),
-            Happening::Killed(vgpu, channel) => self.end_channel(vgpu, channel),
+            Happening::Killed(vgpu, channel, engine) => {
+                self.end_channel(vgpu, channel);
+                self.feed(Event::Struck { vgpu, engine });
+            }
             Happening::Wakeup(number) if number == self.wakeup.0 => {
                 self.wakeup.1 = None;
                 self.outcome.ticks += 1;
@@ -200,9 +203,9 @@ impl World<'_> {
         for decision in decisions {
             match decision {
                 Decision::Start(ticket) => self.later(self.scenario.card.submit, Happening::Given(ticket)),
-                Decision::Kill { vgpu, channel, .. } => {
+                Decision::Kill { vgpu, channel, engine, .. } => {
                     self.outcome.killed += 1;
-                    self.later(self.scenario.card.submit, Happening::Killed(vgpu, channel));
+                    self.later(self.scenario.card.submit, Happening::Killed(vgpu, channel, engine));
                 }
                 Decision::Quarantined { .. } | Decision::Released { .. } => {}
             }

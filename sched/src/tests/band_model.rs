@@ -1,5 +1,5 @@
-//! BAND as published, once more: Gdev's figure 2 line by line, with GPUvm's budgets, in plain fractions. The policy must
-//! decide as this does, event by event.
+//! BAND as published, once more: Gdev's figure 2 line by line, with GPUvm's budgets, divided among those that compete, in
+//! plain fractions. The policy must decide as this does, event by event.
 
 use super::harness::Harness;
 use crate::{BandParams, Config, Decision, Engine, Event, Nanos, Pipeline, VgpuId, VgpuParams};
@@ -8,21 +8,32 @@ use std::collections::{BTreeMap, VecDeque};
 
 const PERIOD: i128 = 30_000_000;
 const WAIT: u64 = 500_000;
+/// Parts of the whole in which bandwidths are.
+const WHOLE: i128 = 1_000_000;
 
 struct VirtualGpu {
     id: u32,
     weight: i128,
     bgt: i128,
     used: i128,
+    /// Debits of its budget in this period.
+    debited: i128,
+    /// Time at which its last completion was seen.
+    seen: Option<u64>,
+    competes: bool,
+    /// It was dispatched with its budget overdrawn, since no one with a budget had anything suspended.
+    fills_in: bool,
     suspended: VecDeque<u64>,
 }
 
-/// The published scheduler. `bw` of a virtual GPU is its weight over all weights, `utl` its part of what all have used in
-/// this period.
+/// The published scheduler. `bw` of a virtual GPU is its weight over those of all that compete, `utl` its part of what all
+/// have used in this period.
 struct Published {
     queue: Vec<VirtualGpu>,
     current: Option<u32>,
     total: i128,
+    /// Use in this period by those that filled in.
+    filled_in: i128,
     period: i128,
     /// When a short wait ends, and what was chosen before it.
     waiting: Option<(u64, u32)>,
@@ -37,57 +48,112 @@ impl Published {
     }
 
     fn exceeds(&self, id: u32) -> bool {
-        let weights: i128 = self.queue.iter().map(|vgpu| vgpu.weight).sum();
+        let weights: i128 = self.queue.iter().filter(|vgpu| vgpu.competes).map(|vgpu| vgpu.weight).sum();
         let vgpu = self.queue.iter().find(|vgpu| vgpu.id == id).unwrap();
+        let bw = if vgpu.competes { WHOLE * vgpu.weight / weights } else { 0 };
         // utl > bw
-        vgpu.used * weights > self.total * vgpu.weight
+        vgpu.used * WHOLE > self.total * bw
     }
 
     fn replenish(&mut self, now: u64) {
-        let weights: i128 = self.queue.iter().map(|vgpu| vgpu.weight).sum();
         let period = i128::from(now) / PERIOD;
         if period == self.period {
             return;
         }
+        let weights: i128 = self.queue.iter().map(|vgpu| vgpu.weight).sum();
+        let passed = (period - self.period) * PERIOD;
+        // Of those that compete and are not at their bound: that, and what they have used.
+        let mut loose = BTreeMap::new();
+        let alone = self.queue.iter().filter(|vgpu| vgpu.debited > 0).count() == 1;
         for vgpu in &mut self.queue {
-            let share = |ns: i128| ns * vgpu.weight / weights;
-            vgpu.bgt += share((period - self.period) * PERIOD);
-            if vgpu.bgt > PERIOD {
-                vgpu.bgt = share(PERIOD);
-            } else if vgpu.bgt < -PERIOD {
-                vgpu.bgt = 0;
+            let near = vgpu.seen.is_some_and(|seen| now - seen <= WAIT);
+            let wants = near || self.current == Some(vgpu.id) || !vgpu.suspended.is_empty();
+            let debited = std::mem::take(&mut vgpu.debited).min(PERIOD);
+            vgpu.competes = wants || debited > 0;
+            (vgpu.used, vgpu.fills_in) = (0, false);
+            if vgpu.competes {
+                loose.insert(vgpu.id, (if wants { i128::MAX } else { debited }, debited));
+            } else {
+                vgpu.bgt = (vgpu.bgt + passed * vgpu.weight / weights).min(0);
             }
-            vgpu.used = 0;
         }
+        let filled_in = std::mem::take(&mut self.filled_in);
         (self.total, self.period) = (0, period);
+        let weights: i128 = self.queue.iter().filter(|vgpu| vgpu.competes).map(|vgpu| vgpu.weight).sum();
+        let deepest = PERIOD * i128::try_from(loose.len()).unwrap();
+        for (id, (most, _)) in &mut loose {
+            let vgpu = self.queue.iter_mut().find(|vgpu| vgpu.id == *id).unwrap();
+            let share = PERIOD * vgpu.weight / weights;
+            *most = (*most).max(share);
+            // It had more than its share, and did not want it when it could have had it.
+            if (filled_in > 0 || alone) && vgpu.bgt > share {
+                *most = (*most).min(share.max(if alone { 0 } else { vgpu.bgt - filled_in }));
+            }
+            vgpu.bgt = vgpu.bgt.min(deepest).min(*most).max(-deepest);
+        }
+        // Budgets of the loose ones, and what the others will use, are one period.
+        let mut to_be = PERIOD;
+        loop {
+            let filled = || self.queue.iter().filter(|vgpu| loose.contains_key(&vgpu.id));
+            let weights: i128 = filled().map(|vgpu| vgpu.weight).sum();
+            let lacking = (to_be - filled().map(|vgpu| vgpu.bgt).sum::<i128>()).max(0);
+            let full: Vec<_> = filled()
+                .filter(|vgpu| vgpu.bgt + lacking * vgpu.weight / weights > loose[&vgpu.id].0)
+                .map(|vgpu| vgpu.id)
+                .collect();
+            if full.is_empty() {
+                for vgpu in self.queue.iter_mut().filter(|vgpu| loose.contains_key(&vgpu.id)) {
+                    vgpu.bgt += lacking * vgpu.weight / weights;
+                }
+                return;
+            }
+            for id in full {
+                let (most, debited) = loose.remove(&id).unwrap();
+                self.of(id).bgt = most;
+                to_be -= debited;
+            }
+        }
+    }
+
+    fn debit(&mut self, id: u32, ns: u64) {
+        let vgpu = self.of(id);
+        vgpu.bgt -= i128::from(ns);
+        vgpu.debited += i128::from(ns);
     }
 
     fn dispatch(&mut self, id: u32, now: u64) -> u64 {
         let gap = self.idle_since.take().map_or(0, |since| now - since);
+        let others = self.queue.iter().any(|vgpu| vgpu.id != id && vgpu.bgt > 0 && !vgpu.suspended.is_empty());
+        let vgpu = self.of(id);
+        vgpu.fills_in = vgpu.bgt < 0 && !others;
         if self.own_time {
-            self.of(id).bgt -= i128::from(gap);
+            self.debit(id, gap);
         }
         (self.current, self.waiting) = (Some(id), None);
         self.of(id).suspended.pop_front().unwrap()
     }
 
     fn on_arrival(&mut self, id: u32, ticket: u64, now: u64) -> Vec<u64> {
-        self.replenish(now);
         self.of(id).suspended.push_back(ticket);
+        self.replenish(now);
+        self.of(id).competes = true;
         // One context of a virtual GPU at a time, too.
         if self.current.is_some() { Vec::new() } else { vec![self.dispatch(id, now)] }
     }
 
     fn on_completion(&mut self, id: u32, used: u64, late: u64, now: u64) -> Vec<u64> {
-        self.replenish(now);
         self.current = None;
+        self.of(id).seen = Some(now);
+        self.replenish(now);
         self.total += i128::from(used);
         let others = self.queue.iter().any(|vgpu| vgpu.id != id && !vgpu.suspended.is_empty());
         let own = if self.own_time && others { late } else { 0 };
-        let vgpu = self.of(id);
-        vgpu.used += i128::from(used);
-        vgpu.bgt -= i128::from(used + own);
-        if vgpu.bgt < 0 && self.exceeds(id) {
+        self.of(id).used += i128::from(used);
+        if self.of(id).fills_in {
+            self.filled_in += i128::from(used);
+        }
+        self.debit(id, used + own);
+        if self.of(id).bgt < 0 && self.exceeds(id) {
             let at = self.queue.iter().position(|vgpu| vgpu.id == id).unwrap();
             let vgpu = self.queue.remove(at);
             self.queue.push(vgpu);
@@ -121,7 +187,6 @@ fn started(decisions: &[Decision]) -> Vec<u64> {
     decisions.iter().filter_map(start).collect()
 }
 
-/// Weights whose sum divides a million, so that the policy's shares are exact.
 const WEIGHTS: [&[u32]; 6] = [&[1, 1], &[1, 4], &[1, 1, 2], &[1, 15, 84], &[1, 1, 1, 1, 1], &[3, 1, 1, 3, 1, 1, 3, 3]];
 
 /// Lets everything happen that is due until `limit`, and compares. Returns how often the policy began to wait.
@@ -155,9 +220,29 @@ fn agree(weights: &[u32], own_time: bool, latency: u64, arrivals: &[(u64, usize,
     for (id, weight) in (0..).zip(weights) {
         harness.add(id, VgpuParams { max_run_ns: None, ..VgpuParams::weight(*weight) });
         let weight = i128::from(*weight);
-        queue.push(VirtualGpu { id, weight, bgt: 0, used: 0, suspended: VecDeque::new() });
+        let suspended = VecDeque::new();
+        queue.push(VirtualGpu {
+            id,
+            weight,
+            bgt: 0,
+            used: 0,
+            debited: 0,
+            seen: None,
+            competes: false,
+            fills_in: false,
+            suspended,
+        });
     }
-    let mut model = Published { queue, current: None, total: 0, period: 0, waiting: None, idle_since: None, own_time };
+    let mut model = Published {
+        queue,
+        current: None,
+        total: 0,
+        filled_in: 0,
+        period: 0,
+        waiting: None,
+        idle_since: None,
+        own_time,
+    };
     let mut started_at = BTreeMap::new();
     let mut waits = 0;
     for (ticket, (pause, vgpu, length)) in (1..).zip(arrivals) {
@@ -181,6 +266,11 @@ fn agree(weights: &[u32], own_time: bool, latency: u64, arrivals: &[(u64, usize,
     waits
 }
 
+/// From one arrival to the next: now and then everyone idles for some periods.
+fn pause() -> impl Strategy<Value = u64> {
+    prop_oneof![20 => 0u64..1_500_000, 1 => 0u64..200_000_000]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
@@ -189,7 +279,7 @@ proptest! {
         weights in 0..WEIGHTS.len(),
         own_time: bool,
         latency in prop::sample::select(vec![0u64, 7_000]),
-        arrivals in prop::collection::vec((0u64..1_500_000, 0usize..8, 1_000u64..4_000_000), 1..200),
+        arrivals in prop::collection::vec((pause(), 0usize..8, 1_000u64..4_000_000), 1..200),
     ) {
         agree(WEIGHTS[weights], own_time, latency, &arrivals);
     }

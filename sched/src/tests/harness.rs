@@ -180,6 +180,17 @@ impl Harness {
         }
     }
 
+    /// The first that waits is to have its turn again.
+    pub(super) fn requeue(&mut self) {
+        if self.aside.is_empty() {
+            return;
+        }
+        let work = self.aside.remove(0);
+        let ticket = work.ticket;
+        self.fates.insert(ticket, (Fate::Queued, work));
+        self.feed(Event::Requeued { ticket });
+    }
+
     /// Takes work off the card and out of the queues, as when a channel ends.
     pub(super) fn take_off(&mut self, gone: impl Fn(&Work) -> bool) {
         for (unit, busy) in self.units.iter_mut().zip(&mut self.busy) {

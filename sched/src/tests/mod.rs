@@ -1,6 +1,7 @@
 //! Tests of the whole machine. What a policy makes of workloads over time is tested in [`crate::sim`].
 
 mod band_model;
+mod competing;
 mod harness;
 mod limits;
 mod machine;

@@ -17,6 +17,7 @@ enum Op {
     Withdraw(u64),
     Stall(u64),
     GoOn(bool),
+    Requeue,
     Remove(u32),
     Add(u32),
 }
@@ -56,6 +57,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => any::<u64>().prop_map(Op::Withdraw),
         2 => any::<u64>().prop_map(Op::Stall),
         2 => any::<bool>().prop_map(Op::GoOn),
+        2 => Just(Op::Requeue),
         1 => vgpu().prop_map(Op::Remove),
         2 => vgpu().prop_map(Op::Add),
     ]
@@ -88,6 +90,7 @@ fn apply(harness: &mut Harness, op: Op) {
             harness.stall(Ticket(number % (harness.fates.len() as u64 + 1)));
         }
         Op::GoOn(ended) => harness.go_on(ended),
+        Op::Requeue => harness.requeue(),
         Op::Remove(vgpu) => {
             harness.remove(vgpu);
         }
@@ -120,7 +123,7 @@ proptest! {
         prop_assert!(departed || harness.scheduler.in_flight() == 0);
     }
 
-    /// Budgets stay within what can be used in two periods; what a vGPU has had beyond its share adds up to nothing
+    /// Budgets stay within some periods for each that competes; what a vGPU has had beyond its share adds up to nothing
     /// over all, as long as no one goes away.
     #[test]
     fn credits_are_bounded(
@@ -138,7 +141,7 @@ proptest! {
             harness.arrive(vgpu, 0, Engine::Compute, length);
             for vgpu in 0..4 {
                 let standing = harness.scheduler.standing(VgpuId(vgpu), Engine::Compute);
-                prop_assert!((-3 * period..=period).contains(&standing.credit), "{standing:?}");
+                prop_assert!(standing.credit.abs() <= 8 * period, "{standing:?}");
                 prop_assert!(standing.beyond.abs() < 300 * period, "{standing:?}");
             }
         }

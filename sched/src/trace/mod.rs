@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
 
 /// Number of the format.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 
 /// What a first line is checked for before the rest of it is looked at.
 #[derive(Debug, Deserialize)]

@@ -418,10 +418,14 @@ impl Machine {
     }
 
     fn invalidate(&mut self, range: GuestRange) {
-        let (touched, report) = self.spaces.invalidate(range, &mut self.card);
-        assert_eq!(touched.is_empty(), !report.changed());
+        let mut withdrawal = self.spaces.withdraw(range);
+        let mut all = std::collections::BTreeSet::new();
+        while let Some((touched, report)) = self.spaces.invalidate(&mut withdrawal, &mut self.card) {
+            assert_eq!(touched.is_empty(), !report.changed());
+            all.extend(touched);
+        }
         self.check_all();
-        for id in touched {
+        for id in all {
             self.spaces.flushed(id, &mut self.card);
         }
     }

@@ -3,6 +3,7 @@ use crate::Denial;
 use crate::model::world::{self, Card, GUEST_VRAM, Grants, Guest, LARGE, PAGE, reachable};
 use nvspec::mmu::PD_BYTES;
 
+mod bar;
 mod modes;
 mod splits;
 
@@ -95,8 +96,12 @@ impl World {
     }
 
     fn invalidate(&mut self, range: GuestRange) -> SyncReport {
-        let (touched, report) = self.spaces.invalidate(range, &mut self.card);
-        assert_eq!(touched, if report.changed() { vec![self.id] } else { vec![] });
+        let mut withdrawal = self.spaces.withdraw(range);
+        let mut report = SyncReport::default();
+        while let Some((touched, step)) = self.spaces.invalidate(&mut withdrawal, &mut self.card) {
+            assert_eq!(touched, if step.changed() { vec![self.id] } else { vec![] });
+            report.merge(&step);
+        }
         self.spaces.flushed(self.id, &mut self.card);
         report
     }
@@ -293,6 +298,26 @@ fn withdrawn_ram_is_unreachable_at_once_and_comes_back_when_granted() {
 }
 
 #[test]
+fn withdrawn_ram_is_taken_out_in_steps_however_often_it_is_mapped() {
+    const PAGES: u64 = 9;
+    let mut world = World::mapped();
+    for index in 0..PAGES * 512 {
+        world.write(vram(SPT + index * 8), pte(2, 0x1000 * PAGE));
+    }
+    world.sync();
+    let mapped = |world: &World| (0..PAGES * 512).filter(|index| world.at(index * PAGE).is_some()).count();
+    let before = mapped(&world);
+    let mut withdrawal = world.spaces.withdraw(GuestRange::Ram(Gpa(0x1000 * PAGE), PAGE));
+    let mut written = Vec::new();
+    while let Some((_, step)) = world.spaces.invalidate(&mut withdrawal, &mut world.card) {
+        written.push(step.entries_written);
+    }
+    // The lock that others wait for is free between two steps.
+    assert!(written.len() > 2 && written.iter().all(|entries| *entries <= 1024), "{written:?}");
+    assert!(before > 1024 && mapped(&world) == 0, "{before} entries were mapped");
+}
+
+#[test]
 fn withdrawn_ram_is_found_by_whichever_entry_is_left() {
     for left in 0..4 {
         let mut world = World::mapped();
@@ -423,16 +448,19 @@ fn tables_beyond_the_limit_are_absent_and_what_was_there_stays() {
 }
 
 #[test]
-fn a_card_without_memory_leaves_entries_absent() {
+fn tables_wait_for_card_memory_and_are_made_when_there_is_some() {
     let mut world = World::mapped();
     world.write(vram(SPT), pte(0, 0));
     world.write(vram(LPT + 8), pte(0, LARGE));
     world.card.room = Some(1);
-    assert_eq!(world.sync().denied.of(Denial::Limit), 1);
+    for _ in 0..2 {
+        let report = world.sync();
+        assert_eq!((report.waiting, report.denied.total()), (1, 0), "it is not denied, and not forgotten");
+    }
     // Keys are taken in the order of their places: the large table has got the memory.
     assert_eq!((world.at(0), world.at(LARGE).is_some()), (None, true));
     world.card.room = None;
-    world.sync();
+    assert_eq!(world.sync().waiting, 0);
     assert!(world.at(0).is_some());
     world.card.room = Some(0);
     assert_eq!(world.spaces.open(vram(0), &mut world.card), Err(NoMemory));

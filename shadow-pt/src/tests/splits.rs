@@ -127,6 +127,20 @@ fn without_room_for_what_stands_in_nothing_else_shows() {
 }
 
 #[test]
+fn what_stands_in_waits_for_card_memory() {
+    let mut world = World::mapped();
+    world.write(vram(LPT), pte(0, 2 * LARGE));
+    world.sync();
+    world.card.room = Some(0);
+    let report = world.host(64, 1, Some(HOST));
+    assert_eq!((report.waiting, report.denied.total(), world.at(0)), (1, 0, None));
+    assert_eq!(world.sync().waiting, 1);
+    world.card.room = None;
+    assert_eq!(world.sync().waiting, 0);
+    assert_eq!(world.at(0), Some((2, HOST * PAGE)));
+}
+
+#[test]
 fn entries_that_are_reached_stay_reachable_while_they_change() {
     // The card's tables after each single write: never a moment without the page, nor with another.
     let mut world = World::mapped();

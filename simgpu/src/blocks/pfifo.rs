@@ -14,7 +14,7 @@ pub(crate) fn read(reg: pfifo::Reg, index: u32, offset: u32, fifo: &Fifo, cx: &C
         Reg::PBDMA_INTR_ID => Fifo::pbdma_interrupts(cx),
         Reg::NON_STALL_ID => Fifo::non_stall_engines(cx),
         Reg::PREEMPT => fifo.preempt_state(cx),
-        Reg::ENGINE_STATUS => fifo.slots.iter().find(|slot| slot.number() == index).map_or(0, |slot| slot.status()),
+        Reg::ENGINE_STATUS => fifo.engine_status(index, cx),
         Reg::CHANNEL => fifo.channel_bind(index),
         Reg::CHANNEL_STATE => fifo.channel_state(index),
         Reg::INTR_EN

@@ -103,11 +103,12 @@ impl Fifo {
                 pbdma.context = None;
             }
         }
-        for slot in &mut self.slots {
+        for index in 0..self.slots.len() {
             // An engine that hangs, or waits on a fault, does not look at the channel table.
+            let slot = &self.slots[index];
             let looks = !matches!(slot.condition, Condition::Failed | Condition::Hung);
             if looks && slot.resident.is_some_and(|resident| resident.channel == Some(id)) {
-                slot.abandon();
+                self.abandon(index, cx);
             }
         }
         let Some(channel) = self.channels.get_mut(number as usize) else { return };

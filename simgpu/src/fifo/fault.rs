@@ -104,10 +104,11 @@ impl Fifo {
     pub(crate) fn acknowledge_errors(&mut self, engines: u32, cx: &mut Cx) {
         let at = pfifo::SCHED_ENABLE_ACK::OFFSET;
         cx.storage.poke(at, cx.storage.peek(at) & !engines);
-        for slot in &mut self.slots {
+        for index in 0..self.slots.len() {
+            let slot = &self.slots[index];
             if engines & (1 << slot.number()) != 0 && slot.condition == Condition::Failed {
-                slot.abandon();
-                slot.resume(Condition::Failed);
+                self.abandon(index, cx);
+                self.slots[index].resume(Condition::Failed);
             }
         }
     }

@@ -123,6 +123,34 @@ impl Fifo {
         &mut self.slots[id.index()]
     }
 
+    /// What the status register of the engine with that number reads.
+    pub(crate) fn engine_status(&self, number: u32, cx: &Cx) -> u32 {
+        let now = cx.clock.now();
+        self.slots.iter().find(|slot| slot.number() == number).map_or(0, |slot| slot.status(now))
+    }
+
+    /// Resets an engine. What its work would still take is not waited for.
+    pub(crate) fn reset_engine(&mut self, id: EngineId, cx: &Cx) {
+        let until = self.slot(id).until;
+        self.slot(id).reset();
+        self.cut_short(until, cx);
+    }
+
+    /// Drops an engine's context and the work on it. What that would still take is not waited for.
+    pub(super) fn abandon(&mut self, slot: usize, cx: &Cx) {
+        let until = self.slots[slot].until;
+        self.slots[slot].abandon();
+        self.cut_short(until, cx);
+    }
+
+    /// Lets the PBDMA go on at once whose engine was to be busy until that time.
+    fn cut_short(&mut self, until: CardNs, cx: &Cx) {
+        let now = cx.clock.now();
+        for pbdma in self.pbdmas.iter_mut().filter(|pbdma| until > now && pbdma.time == until) {
+            pbdma.time = now;
+        }
+    }
+
     /// Whether PFIFO may schedule at all.
     fn running(cx: &Cx) -> bool {
         pmc::ENABLE::PFIFO.is_set(cx.storage.peek(pmc::ENABLE::OFFSET))
@@ -212,7 +240,8 @@ impl Fifo {
     /// Takes a channel out of its PBDMA and its engines, when no work of it is under way. Returns whether it is out.
     pub(crate) fn leave(&mut self, channel: u8, cx: &mut Cx) -> bool {
         let holds = |slot: &Slot| slot.resident.is_some_and(|resident| resident.channel == Some(channel));
-        let busy = |slot: &Slot| holds(slot) && slot.pending() && slot.condition != Condition::Failed;
+        let now = cx.clock.now();
+        let busy = |slot: &Slot| holds(slot) && slot.works(now) && slot.condition != Condition::Failed;
         if self.slots.iter().any(busy) {
             return false;
         }

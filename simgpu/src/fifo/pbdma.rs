@@ -185,7 +185,11 @@ impl Fifo {
     }
 
     fn account(&mut self, index: usize, id: EngineId, done: Done, cx: &mut Cx) {
-        self.pbdmas[index].time = self.pbdmas[index].time.saturating_add(done.ns);
+        let until = self.pbdmas[index].time.saturating_add(done.ns);
+        self.pbdmas[index].time = until;
+        if done.ns > 0 {
+            self.slot(id).until = until;
+        }
         if done.non_stall {
             self.raise_non_stall(slot::number(id), cx);
         }

@@ -81,7 +81,7 @@ impl Fifo {
     /// slice is over and another waits.
     fn switch_is_wanted(&self, slot: usize, now: CardNs) -> bool {
         let slot = &self.slots[slot];
-        let Some(channel) = slot.resident.and_then(|resident| resident.channel).filter(|_| slot.pending()) else {
+        let Some(channel) = slot.resident.and_then(|resident| resident.channel).filter(|_| slot.works(now)) else {
             return false;
         };
         let kicked = self.preempting == Some(channel);

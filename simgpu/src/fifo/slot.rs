@@ -52,6 +52,8 @@ pub(crate) struct Slot {
     corrupt: bool,
     /// Its channel is to leave while work is under way.
     pub(crate) switch: Option<Switch>,
+    /// Card time at which the work that was done ends by the time model. Nobody sees before that it is done.
+    pub(super) until: CardNs,
 }
 
 /// A context switch that waits for work to end.
@@ -76,7 +78,7 @@ pub(crate) struct Done {
 
 impl Slot {
     pub(crate) fn new(id: EngineId, engine: Box<dyn Engine>) -> Self {
-        Self { id, engine, condition: Condition::Down, resident: None, corrupt: false, switch: None }
+        Self { id, engine, condition: Condition::Down, resident: None, corrupt: false, switch: None, until: 0 }
     }
 
     /// The engine's number as SET_OBJECT and the runlist registers say it.
@@ -130,6 +132,11 @@ impl Slot {
         self.engine.pending()
     }
 
+    /// Whether the engine is at work at card time `now`: something is pending, or what was done takes until later.
+    pub(crate) fn works(&self, now: CardNs) -> bool {
+        self.pending() || self.until > now
+    }
+
     /// Its firmware was started.
     pub(crate) fn start(&mut self) {
         if self.condition == Condition::Down {
@@ -139,12 +146,13 @@ impl Slot {
 
     /// Power-on state: no firmware, no context, work abandoned.
     pub(crate) fn reset(&mut self) {
-        let Self { id: _, engine, condition, resident, corrupt, switch } = self;
+        let Self { id: _, engine, condition, resident, corrupt, switch, until } = self;
         engine.reset();
         *condition = Condition::Down;
         *resident = None;
         *corrupt = false;
         *switch = None;
+        *until = 0;
     }
 
     /// The driver looked at the trap.
@@ -194,6 +202,7 @@ impl Slot {
         self.engine.reset();
         self.resident = None;
         self.corrupt = false;
+        self.until = 0;
     }
 
     /// Drops the work under way, and nothing else.
@@ -239,11 +248,11 @@ impl Slot {
         Ok(va)
     }
 
-    /// What the engine's status register reads.
-    pub(crate) fn status(&self) -> u32 {
+    /// What the engine's status register reads at card time `now`.
+    pub(crate) fn status(&self, now: CardNs) -> u32 {
         use nvspec::regs::pfifo::ENGINE_STATUS::{BUSY, BUSY_2, CHANNEL, LOAD, SWITCHING};
         let channel = self.resident.and_then(|resident| resident.channel).unwrap_or(0);
-        let busy = self.pending() || matches!(self.condition, Condition::Failed | Condition::Trapped);
+        let busy = self.works(now) || matches!(self.condition, Condition::Failed | Condition::Trapped);
         let switching = u32::from(self.switch.is_some());
         if busy {
             BUSY.of(1) | BUSY_2.of(1) | CHANNEL.of(u32::from(channel)) | LOAD.of(switching) | SWITCHING.of(switching)

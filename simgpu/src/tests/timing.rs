@@ -2,6 +2,7 @@
 
 use super::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, release, small, words};
 use crate::{ComputeTiming, Config, EngineId, EngineTiming, Fault, FaultKind, TimeModel};
+use nvspec::regs::{pfifo, pmc};
 
 const A: u64 = 0x100_0000;
 const B: u64 = 0x200_0000;
@@ -78,6 +79,64 @@ fn copy_engine_and_pgraph_work_at_the_same_time() {
     for at in semaphores {
         assert_eq!(driver.peek(at), 1);
     }
+}
+
+/// A way in which a driver takes a channel off its engine.
+type Removal = (&'static str, fn(&mut Driver));
+
+#[test]
+fn channel_that_is_taken_off_keeps_its_engine_until_the_time_of_its_work_has_passed() {
+    let ways: [Removal; 3] = [
+        ("removed from the runlist", |driver| driver.submit_runlist(&[2])),
+        ("preempted", |driver| driver.wr(pfifo::PREEMPT::OFFSET, 1)),
+        ("stopped and preempted", |driver| {
+            driver.wr(pfifo::CHANNEL_STATE::at(1), 0);
+            driver.wr(pfifo::PREEMPT::OFFSET, 1);
+        }),
+    ];
+    for (what, take_off) in ways {
+        let mut driver = Driver::new(&slow());
+        let (mut long, mut next) = (driver.channel(1), driver.channel(2));
+        driver.submit_runlist(&[1, 2]);
+        for channel in [&long, &next] {
+            driver.buffer(channel, A, 16, 1);
+            driver.buffer(channel, B, 16, 2);
+        }
+        let sem = driver.buffer(&next, SEM, 1, 3);
+        driver.push(&mut long, &words(&[object(M2MF), m2mf_copy(A, B, 16 * PAGE as u32)]));
+        // The channel and its context are loaded, and the copy is under way.
+        (0..3).for_each(|_| driver.advance(100));
+        take_off(&mut driver);
+        driver.push(&mut next, &words(&[object(M2MF), m2mf_copy(A, B, 64), release(SEM, 1)]));
+        driver.advance(16 * PAGE);
+        let status = driver.rd(pfifo::ENGINE_STATUS::at(0));
+        assert!(pfifo::ENGINE_STATUS::BUSY.is_set(status), "{what}: the copy takes still");
+        assert_eq!(pfifo::ENGINE_STATUS::CHANNEL.get(status), 1, "{what}");
+        assert!(pfifo::CHANNEL_STATE::LOADED.is_set(driver.rd(pfifo::CHANNEL_STATE::at(1))), "{what}");
+        assert_ne!(driver.peek(sem), 1, "{what}: the engine is not free");
+        (0..4).for_each(|_| driver.advance(1_000));
+        assert_eq!(driver.peek(sem), 1, "{what}");
+    }
+}
+
+#[test]
+fn reset_of_an_engine_ends_what_its_work_would_take() {
+    let mut driver = Driver::new(&slow());
+    let mut channel = driver.only_channel(1);
+    driver.buffer(&channel, A, 16, 1);
+    driver.buffer(&channel, B, 16, 2);
+    let sem = driver.buffer(&channel, SEM, 1, 3);
+    driver.push(&mut channel, &words(&[object(M2MF), m2mf_copy(A, B, 16 * PAGE as u32), release(SEM, 1)]));
+    (0..3).for_each(|_| driver.advance(100));
+    assert!(pfifo::ENGINE_STATUS::BUSY.is_set(driver.rd(pfifo::ENGINE_STATUS::at(0))));
+    assert_ne!(driver.peek(sem), 1);
+    let units = driver.rd(pmc::ENABLE::OFFSET);
+    driver.wr(pmc::ENABLE::OFFSET, units & !pmc::ENABLE::PGRAPH.mask());
+    driver.wr(pmc::ENABLE::OFFSET, units);
+    assert!(!pfifo::ENGINE_STATUS::BUSY.is_set(driver.rd(pfifo::ENGINE_STATUS::at(0))));
+    // What is left of the push buffer is the host's own, and the unit that fetches it is free at once.
+    driver.advance(100);
+    assert_eq!(driver.peek(sem), 1);
 }
 
 #[test]

@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use mediator::vgpu::rig::driver::{At, Driver, M2MF, PAGE, m2mf_copy, object, pattern};
-use mediator::vgpu::rig::{Machine, RemoteGuest};
+use rig::driver::{At, Driver, M2MF, PAGE, m2mf_copy, object, pattern};
+use rig::{Machine, RemoteGuest};
 
 const MIB: u64 = 1 << 20;
 /// Bytes of a chunk, unless the configuration says otherwise.

@@ -1,6 +1,6 @@
 //! Kernels on memory that is short, or moves while they run: what they compute is compared byte by byte.
 
-use mediator::host::Chaos;
+use owner::Chaos;
 use workloads::{Options, by_name};
 
 use super::*;

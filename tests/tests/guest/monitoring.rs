@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use mediator::vgpu::rig::RemoteGuest;
-use mediator::vgpu::rig::driver::{Channel, Driver, M2MF, PAGE, m2mf_copy, object};
+use rig::RemoteGuest;
+use rig::driver::{Channel, Driver, M2MF, PAGE, m2mf_copy, object};
 use serde_json::Value;
 use tests::guest::{card_toml, vm_toml};
 use tests::wait::{self, Scratch};

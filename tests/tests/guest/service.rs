@@ -59,6 +59,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 const SITE: &str = r#"[daemon]
 state_dir = "/var/lib/gpu-mediator"
+admin_mode = "0660"
 admin_group = "operators"
 
 [[card]]
@@ -179,7 +180,7 @@ fn is_configured(host: &Host) -> Result<()> {
     assert_eq!(refused.code, 5);
     let said = refused.text();
     assert!(said.contains("this user may not use /run/gpu-mediator/admin.sock: Permission denied"), "{said}");
-    assert!(said.contains("join the group that `admin_group` names"), "{said}");
+    assert!(said.contains("ask for the group of the socket: `admin_group`"), "{said}");
     // The operator is not who runs VMMs.
     let refused = host.sh(&format!("{OPERATOR} light-vmm /run/gpu-mediator/vm1.sock {VRAM_MIB}"))?;
     assert!(refused.code == 1 && refused.text().contains("Permission denied"), "{refused:?}");
@@ -260,7 +261,7 @@ fn is_misconfigured(host: &Host) -> Result<()> {
         assert_eq!(property(host, name)?, value, "{name}");
     }
     let said = host.ok("journalctl --no-pager --unit=gpu-mediator --lines=20 --output=cat")?;
-    assert!(said.contains("mediatord: /etc/gpu-mediator.toml:7:8: card[0].kind: unknown variant `gtx480`"), "{said}");
+    assert!(said.contains("mediatord: /etc/gpu-mediator.toml:8:8: card[0].kind: unknown variant `gtx480`"), "{said}");
     host.ok("cp /root/site.toml /etc/gpu-mediator.toml && systemctl restart gpu-mediator")?;
     assert_eq!(state(host)?, before);
     Ok(())

@@ -44,6 +44,17 @@ fn a_working_set_larger_than_vram_is_verified() -> Result<()> {
     Ok(())
 }
 
+/// No access of the guest's brings it: nothing else is at work.
+#[test]
+fn alarm_of_the_timer_interrupts_the_guest() -> Result<()> {
+    let daemon = Daemon::start("alarm", |paths| card_toml(paths, 128) + &vm_toml("alarm", 64))?;
+    let vm = boot(&daemon, "alarm", "6.1")?;
+    let smoke = guest::smoke(&vm, "bar alarm --count 5")?;
+    println!("{}", smoke.line);
+    assert_eq!(complaints(&vm.kernel_log()?), Vec::<&str>::new());
+    Ok(())
+}
+
 #[test]
 fn all_workloads_are_verified_by_passthrough() -> Result<()> {
     let daemon = Daemon::start("computes", |paths| card_toml(paths, 256) + &passthrough_toml("computes"))?;

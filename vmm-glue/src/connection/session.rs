@@ -13,7 +13,7 @@ use crate::device::{Device, NUM_REGIONS, RegionIndex, RegionInfo};
 use crate::interrupts::NUM_IRQ_TYPES;
 use crate::link::{ClientInfo, Link};
 use crate::mappable::MmapArea;
-use crate::memory::{AddError, AddRegion, MemoryLimits, withdrawals};
+use crate::memory::{AddError, AddRegion, MemoryLimits, PAGE_SIZE, withdrawals};
 use crate::protocol::{
     CAP_SPARSE_MMAP, Command, DEVICE_PCI, DEVICE_RESETTABLE, DMA_MAP_READ, DMA_MAP_WRITE, DMA_UNMAP_ALL, DeviceInfo,
     DmaMap, DmaUnmap, Header, IrqInfo, IrqSet, REGION_CAPS, REGION_MMAP, REGION_READ, REGION_WRITE, RegionInfoBody,
@@ -126,8 +126,8 @@ impl Session {
             Command::DMA_MAP => self.dma_map(device, parse(body)?, fds)?,
             Command::DMA_UNMAP => {
                 let request = parse(body)?;
-                self.dma_unmap(device, request)?;
-                return reply(&header, &request, out);
+                let size = self.dma_unmap(device, request)?;
+                return reply(&header, &DmaUnmap { size, ..request }, out);
             }
             Command::DEVICE_GET_INFO => {
                 parse::<DeviceInfo>(body)?;
@@ -244,7 +244,9 @@ impl Session {
         Ok(())
     }
 
-    fn dma_unmap(&mut self, device: &mut dyn Device, request: DmaUnmap) -> Result<(), Refusal> {
+    /// Carries out a `DMA_UNMAP` as VFIO's type 1 (version 2) does: whole regions go, a region is never cut, and a range
+    /// in which nothing is mapped is no error. Returns how many bytes were unmapped.
+    fn dma_unmap(&mut self, device: &mut dyn Device, request: DmaUnmap) -> Result<u64, Refusal> {
         let DmaUnmap { argsz: _, flags, address: gpa, size } = request;
         if flags & DMA_UNMAP_GET_DIRTY_BITMAP != 0 {
             return refuse(Errno::NOTSUP, "dirty pages are not tracked");
@@ -253,40 +255,43 @@ impl Session {
             if gpa != 0 || size != 0 {
                 return refuse(Errno::INVAL, "unmapping all memory takes address 0 and size 0");
             }
-            self.unmap_range(device, 0, u64::MAX);
-            return Ok(());
+            return Ok(self.unmap_range(device, 0, u64::MAX));
         }
         if flags != 0 {
             return refuse(Errno::INVAL, format!("flags {flags:#x} are unknown"));
         }
-        let Some(end) = gpa.checked_add(size).filter(|_| size != 0) else {
+        // By its last byte: a range may end where the address space does.
+        let Some(last) = size.checked_sub(1).and_then(|rest| gpa.checked_add(rest)) else {
             return refuse(Errno::INVAL, format!("no range starts at {gpa:#x} and has {size:#x} bytes"));
         };
-        let table = self.link.memory().snapshot();
-        let mut touched = table.regions().iter().filter(|region| region.gpa < end && gpa < region.end()).peekable();
-        if touched.peek().is_none() {
-            return refuse(Errno::NOENT, format!("no memory is mapped at {gpa:#x}"));
+        if !gpa.is_multiple_of(PAGE_SIZE) || !size.is_multiple_of(PAGE_SIZE) {
+            let reason = format!("address {gpa:#x} and size {size:#x} must be multiples of {PAGE_SIZE}");
+            return refuse(Errno::INVAL, reason);
         }
-        if let Some(part) = touched.find(|region| region.gpa < gpa || region.end() > end) {
+        let table = self.link.memory().snapshot();
+        let mut touched = table.regions().iter().filter(|region| region.gpa <= last && gpa < region.end());
+        if let Some(part) = touched.find(|region| region.gpa < gpa || region.end().saturating_sub(1) > last) {
             let reason = format!(
                 "the range {gpa:#x} of {size:#x} bytes cuts the region {:#x} of {:#x} bytes",
                 part.gpa, part.size
             );
             return refuse(Errno::INVAL, reason);
         }
-        self.unmap_range(device, gpa, end);
-        Ok(())
+        Ok(self.unmap_range(device, gpa, last))
     }
 
-    /// Takes away the regions that start in `gpa..end`.
-    fn unmap_range(&mut self, device: &mut dyn Device, gpa: u64, end: u64) {
+    /// Takes away the regions that start in `gpa..=last`. Returns their bytes.
+    fn unmap_range(&mut self, device: &mut dyn Device, gpa: u64, last: u64) -> u64 {
         let table = self.link.memory().snapshot();
-        for region in table.regions().iter().filter(|region| (gpa..end).contains(&region.gpa)) {
+        let mut bytes = 0u64;
+        for region in table.regions().iter().filter(|region| (gpa..=last).contains(&region.gpa)) {
             // First out of the table, so that nobody finds it while the device ends its accesses.
             self.link.memory().remove(region.gpa);
             device.dma_unmap(region.gpa, region.size);
+            bytes = bytes.saturating_add(region.size);
         }
         self.gauge_memory();
+        bytes
     }
 
     fn gauge_memory(&self) {

@@ -218,7 +218,6 @@ impl Drop for Host {
 }
 
 /// Errors that tests expect.
-pub const ENOENT: Option<u32> = Some(2);
 pub const E2BIG: Option<u32> = Some(7);
 pub const EACCES: Option<u32> = Some(13);
 pub const EBUSY: Option<u32> = Some(16);

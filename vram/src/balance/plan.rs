@@ -45,6 +45,7 @@ impl<'a> Round<'a> {
             .vms()
             .map(|(id, account)| {
                 let swapped = account.host + account.parked;
+                let moves = !table.is_frozen(id);
                 Vm {
                     id,
                     limits: account.limits,
@@ -52,8 +53,8 @@ impl<'a> Round<'a> {
                     all: account.placed + swapped,
                     card: account.placed,
                     owed: 0,
-                    swap_room: account.limits.swap_cap.saturating_sub(swapped),
-                    back_room: swapped,
+                    swap_room: if moves { account.limits.swap_cap.saturating_sub(swapped) } else { 0 },
+                    back_room: if moves { swapped } else { 0 },
                     exhausted: false,
                 }
             })
@@ -63,8 +64,8 @@ impl<'a> Round<'a> {
             let Ok(at) = vms.binary_search_by_key(&flight.vm, |vm| vm.id) else { continue };
             let vm = &mut vms[at];
             match (flight.to.card(), table.is_parked(flight.vm, flight.index)) {
-                (Some(_), _) => (vm.card, vm.back_room) = (vm.card + 1, vm.back_room - 1),
-                (None, true) => vm.back_room -= 1,
+                (Some(_), _) => (vm.card, vm.back_room) = (vm.card + 1, vm.back_room.saturating_sub(1)),
+                (None, true) => vm.back_room = vm.back_room.saturating_sub(1),
                 (None, false) => {
                     (vm.card, vm.swap_room) = (vm.card - 1, vm.swap_room.saturating_sub(1));
                     // Below its guarantee, what a VM gives is kept for it.
@@ -248,7 +249,7 @@ impl Balancer {
     /// Moves what lies in the reserve on to host memory.
     fn drain(&mut self, round: &mut Round<'_>, now_ns: u64) {
         let table = round.table;
-        let waiting = table.parked().filter(|&(vm, index)| !table.is_moving(vm, index));
+        let waiting = table.parked().filter(|&(vm, index)| !table.is_moving(vm, index) && !table.is_frozen(vm));
         for (vm, index) in waiting.take(table.drainable().min(round.steps_left()) as usize) {
             self.step(round, vm, index, To::Host, now_ns);
         }

@@ -4,8 +4,8 @@ use super::limits::Limits;
 use crate::VmId;
 use std::collections::BTreeMap;
 
-/// Accounts of the whole card, in chunks. `free + to_scrub + mediator + arriving + parked` and all VMs' `placed` make
-/// `total`.
+/// Accounts of the whole card, in chunks. `free + to_scrub + quarantined + mediator + arriving + parked` and all VMs'
+/// `placed` make `total`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Bytes of a chunk.
@@ -16,7 +16,9 @@ pub struct Summary {
     pub free: u32,
     /// Without an owner, not zeroed yet (being scrubbed included).
     pub to_scrub: u32,
-    /// Of the two above, those that back guarantees of VMs which have not used them up.
+    /// Without an owner for good: the card may still reach them for the last one.
+    pub quarantined: u32,
+    /// Of `free` and `to_scrub`, those that back guarantees of VMs which have not used them up.
     pub promised: u32,
     /// Of the first two, those that are left for the mediator, within what was set aside for it.
     pub set_aside: u32,
@@ -59,6 +61,8 @@ pub struct HostSummary {
     pub free: u32,
     /// Without an owner, not zeroed yet.
     pub to_scrub: u32,
+    /// Without an owner for good, within what is used: the card may still reach them for the last one.
+    pub quarantined: u32,
     /// No slot from this number on holds anything: the memory behind it can be given back.
     pub end: u32,
     /// Slots scrubbed since the table was made.

@@ -17,7 +17,25 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Takes `count` chunks that follow one another for the mediator; the first lies at a multiple of `align` chunks.
+    /// Claims `chunks` for the mediator beyond those that it has: as many as are not set aside for it are its own as soon as
+    /// they are spare, and no VM's. A claim of 0 gives that up.
+    pub fn claim(&mut self, chunks: u32) {
+        self.claimed = chunks.saturating_sub(self.left_aside());
+    }
+
+    /// Returns chunks that the mediator has borrowed to the reserve, as far as there are any that nobody is promised.
+    pub fn repay(&mut self) {
+        self.borrowed -= self.borrowed.min(self.uncommitted());
+    }
+
+    /// Chunks of the reserve that the mediator has borrowed.
+    #[must_use]
+    pub fn borrowed(&self) -> u32 {
+        self.borrowed
+    }
+
+    /// Takes `count` chunks that follow one another for the mediator; the first lies at a multiple of `align` chunks. What
+    /// is missing is borrowed from the reserve.
     ///
     /// # Errors
     /// [`Error::CardFull`] when there is no such run without an owner, or VMs are sure to get what it would need;
@@ -26,14 +44,17 @@ impl ChunkTable {
         if count == 0 {
             return Err(Error::Empty);
         }
-        if count > self.for_mediator() {
+        let borrowed = count.saturating_sub(self.for_mediator());
+        if borrowed > self.left_reserve() {
             return Err(self.full(u64::from(count)));
         }
         let first = self.card.take_run(count, align, ChunkState::Mediator).map_err(|dirty| match dirty {
             true => Error::NeedsScrub { tier: super::Tier::Card, short: count },
             false => self.full(u64::from(count)),
         })?;
+        self.claimed = self.claimed.saturating_sub(count.saturating_sub(self.left_aside()));
         self.mediator += count;
+        self.borrowed += borrowed;
         Ok(ChunkId(first))
     }
 
@@ -50,21 +71,37 @@ impl ChunkTable {
         self.mediator -= count;
     }
 
-    /// Chunks without an owner that the mediator can have: what is left aside for it, and the spare ones.
+    /// Chunks without an owner that the mediator can have without borrowing: what is left aside for it, what it claims, and
+    /// the spare ones.
     #[must_use]
     pub fn for_mediator(&self) -> u32 {
-        self.card.room() - self.promised - self.left_reserve()
+        // What is quarantined may leave less than is promised.
+        self.card.room().saturating_sub(self.promised + self.left_reserve())
     }
 
-    /// Chunks of the card that are for VMs: all but the mediator's and the reserve's.
+    /// Chunks of the card that are for VMs: all but the mediator's and the reserve's. A chunk that the mediator has
+    /// borrowed from the reserve counts once.
     #[must_use]
     pub fn for_vms(&self) -> u32 {
-        self.card.limit() - self.mediator.max(self.set_aside) - self.parked.max(self.reserve)
+        let kept = self.mediator.max(self.set_aside) + self.parked + self.left_reserve();
+        self.card.limit().saturating_sub(kept)
     }
 
     /// What the mediator has not used of what is set aside for it.
     pub(super) fn left_aside(&self) -> u32 {
         self.set_aside.saturating_sub(self.mediator)
+    }
+
+    /// Chunks without an owner that no VM gets since they are the mediator's: what is left aside, and what it claims of the
+    /// rest.
+    #[must_use]
+    pub fn kept_for_mediator(&self) -> u32 {
+        self.left_aside() + self.uncommitted().min(self.wanted())
+    }
+
+    /// What the mediator claims, and what it owes the reserve.
+    pub(super) fn wanted(&self) -> u32 {
+        self.claimed.saturating_add(self.borrowed)
     }
 
     pub(super) fn full(&self, wanted: u64) -> Error {

@@ -128,12 +128,29 @@ impl ChunkTable {
         }
     }
 
+    /// Keeps the chunks of a VM where they are until it is destroyed: nobody would be told that they have moved. Moves under
+    /// way end as they would.
+    pub fn freeze(&mut self, vm: VmId) {
+        if self.vms.contains_key(&vm) {
+            self.frozen.insert(vm);
+        }
+    }
+
+    /// Whether no chunk of a VM may begin to move.
+    #[must_use]
+    pub fn is_frozen(&self, vm: VmId) -> bool {
+        self.frozen.contains(&vm)
+    }
+
     /// The place of a guest chunk that may begin to move.
     fn movable(&self, vm: VmId, index: u32) -> Result<Spot, Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let from = map.get(index).ok_or(Error::NotPlaced { vm, index })?;
         if self.is_moving(vm, index) {
             return Err(Error::Moving { vm, index });
+        }
+        if self.is_frozen(vm) {
+            return Err(Error::Settled { vm, index });
         }
         Ok(from)
     }

@@ -11,7 +11,7 @@ impl ChunkTable {
     /// [`Error::CardFull`] when more is missing than is spare; nothing has changed then.
     pub fn set_reserve(&mut self, chunks: u32) -> Result<(), Error> {
         let missing = chunks.saturating_sub(self.parked);
-        if missing > self.spare() + self.left_reserve() {
+        if missing > self.uncommitted() + self.left_reserve() {
             return Err(self.full(missing.into()));
         }
         self.reserve = chunks;
@@ -65,10 +65,10 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// What is not used of the reserve.
+    /// What is neither used nor borrowed of the reserve.
     #[must_use]
     pub fn left_reserve(&self) -> u32 {
-        self.reserve.saturating_sub(self.parked)
+        self.reserve.saturating_sub(self.parked + self.borrowed)
     }
 
     /// Host slots that may be given away: what is in the reserve is sure to get one.

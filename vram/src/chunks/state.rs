@@ -100,6 +100,8 @@ pub enum ChunkState {
     NeedsScrub,
     /// Without an owner, being zeroed by who took it from [`take_scrub_work`](super::ChunkTable::take_scrub_work).
     Scrubbing,
+    /// Without an owner for good: the card may still reach it for the last one.
+    Quarantined,
     /// The mediator's own: tables, instance blocks, rings. No VM reaches it. The card's only.
     Mediator,
     /// Where a move goes to: being written, and reached by no one.
@@ -124,6 +126,10 @@ impl ChunkState {
                 | (Self::Mediator | Self::Arriving(_) | Self::Vm { .. }, Self::NeedsScrub)
                 | (Self::NeedsScrub, Self::Scrubbing)
                 | (Self::Scrubbing, Self::Free)
+                | (
+                    Self::NeedsScrub | Self::Scrubbing | Self::Mediator | Self::Arriving(_) | Self::Vm { .. },
+                    Self::Quarantined
+                )
         )
     }
 }

@@ -14,6 +14,10 @@ pub(super) struct Stock {
     free: BTreeSet<u32>,
     to_scrub: VecDeque<u32>,
     scrubbing: u32,
+    /// Pieces that go to nobody once their owner has lost them.
+    condemned: BTreeSet<u32>,
+    /// Pieces that went so.
+    quarantined: u32,
     scrubbed: u64,
     limit: u32,
 }
@@ -22,7 +26,16 @@ impl Stock {
     /// A stock of up to `limit` pieces, all zeroed.
     pub(super) fn zeroed(limit: u32) -> Self {
         let (free, to_scrub) = (BTreeSet::new(), VecDeque::new());
-        Self { states: Vec::new(), free, to_scrub, scrubbing: 0, scrubbed: 0, limit }
+        Self {
+            states: Vec::new(),
+            free,
+            to_scrub,
+            scrubbing: 0,
+            condemned: BTreeSet::new(),
+            quarantined: 0,
+            scrubbed: 0,
+            limit,
+        }
     }
 
     /// A stock of `count` pieces, all to be scrubbed before their first use.
@@ -49,7 +62,7 @@ impl Stock {
         self.states.get(number as usize).copied().unwrap_or(ChunkState::Free)
     }
 
-    /// Pieces with an owner, or that a move goes to.
+    /// Pieces with an owner, or that a move goes to, or that nobody gets any more.
     pub(super) fn owned(&self) -> u32 {
         self.end() - self.free.len() as u32 - self.unscrubbed()
     }
@@ -110,8 +123,34 @@ impl Stock {
         Ok(first)
     }
 
+    /// Pieces that nobody gets any more.
+    pub(super) fn quarantined(&self) -> u32 {
+        self.quarantined
+    }
+
+    /// The piece goes to nobody any more: at once if it has no owner, else when it loses it.
+    pub(super) fn quarantine(&mut self, number: u32) {
+        match self.state(number) {
+            ChunkState::Quarantined => {}
+            ChunkState::NeedsScrub => {
+                self.to_scrub.retain(|waiting| *waiting != number);
+                self.condemn(number);
+            }
+            _ => drop(self.condemned.insert(number)),
+        }
+    }
+
+    fn condemn(&mut self, number: u32) {
+        self.condemned.remove(&number);
+        self.go(number, ChunkState::Quarantined);
+        self.quarantined += 1;
+    }
+
     /// Takes the piece's owner away.
     pub(super) fn abandon(&mut self, number: u32) {
+        if self.condemned.contains(&number) {
+            return self.condemn(number);
+        }
         self.go(number, ChunkState::NeedsScrub);
         self.to_scrub.push_back(number);
     }
@@ -126,8 +165,11 @@ impl Stock {
 
     /// The piece is zeroed.
     pub(super) fn scrubbed(&mut self, number: u32) {
-        self.go(number, ChunkState::Free);
         self.scrubbing -= 1;
+        if self.condemned.contains(&number) {
+            return self.condemn(number);
+        }
+        self.go(number, ChunkState::Free);
         self.scrubbed += 1;
         self.free.insert(number);
         self.trim();

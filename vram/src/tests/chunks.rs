@@ -264,3 +264,65 @@ fn a_mediator_run_is_aligned_and_refused_without_room() {
     table.release_mediator(run, 4);
     assert_eq!(table.reserve_mediator(4, 4), Err(Error::NeedsScrub { tier: Tier::Card, short: 4 }));
 }
+
+#[test]
+fn what_the_mediator_claims_is_its_own_once_it_is_spare_and_a_guarantee_comes_first() {
+    let mut table = table(4);
+    table.claim(3);
+    table.create_vm(VmId(1), 4 * CHUNK, Limits::default()).unwrap();
+    table.place(VmId(1), GuestAddr(0)).unwrap();
+    assert_eq!((table.spare(), table.kept_for_mediator()), (0, 3));
+    assert!(matches!(table.place(VmId(1), GuestAddr(CHUNK)), Err(Error::Full { .. })));
+    let own = table.reserve_mediator(1, 1).unwrap();
+    assert_eq!((table.spare(), table.kept_for_mediator()), (0, 2), "a part of the claim is met");
+    // What is claimed is not promised: a guarantee can have it.
+    table.create_vm(VmId(2), CHUNK, Limits::RESERVED).unwrap();
+    assert_eq!(table.kept_for_mediator(), 1);
+    table.claim(0);
+    assert_eq!(table.spare(), 1);
+    table.release_mediator(own, 1);
+}
+
+#[test]
+fn card_that_is_all_the_mediators_has_nothing_for_vms() {
+    let mut table = table(4);
+    table.set_host_budget(4);
+    table.set_reserve(2).unwrap();
+    table.reserve_mediator(4, 1).unwrap();
+    assert_eq!((table.borrowed(), table.left_reserve(), table.for_vms()), (2, 0, 0));
+}
+
+#[test]
+fn the_mediator_borrows_from_the_reserve_and_pays_back_before_anything_is_spare() {
+    let mut table = table(4);
+    table.set_host_budget(4);
+    table.set_reserve(2).unwrap();
+    table.create_vm(VmId(1), 4 * CHUNK, Limits::default()).unwrap();
+    for index in 0..2 {
+        table.place(VmId(1), GuestAddr(index * CHUNK)).unwrap();
+    }
+    assert_eq!((table.spare(), table.for_mediator(), table.left_reserve()), (0, 0, 2));
+    let own = table.reserve_mediator(1, 1).unwrap();
+    assert_eq!((table.borrowed(), table.left_reserve(), table.spare()), (1, 1, 0));
+    assert_eq!(table.for_vms(), 2, "what is borrowed counts once");
+    assert!(table.reserve_mediator(2, 1).is_err(), "the reserve is not endless");
+    table.unplace(VmId(1), GuestAddr(0)).unwrap();
+    assert_eq!((table.spare(), table.left_reserve()), (0, 1), "what is free goes to the reserve");
+    table.repay();
+    assert_eq!((table.borrowed(), table.left_reserve(), table.spare()), (0, 2, 0));
+    table.release_mediator(own, 1);
+    assert_eq!(table.spare(), 1);
+}
+
+#[test]
+fn the_chunks_of_a_frozen_vm_stay_until_it_is_destroyed() {
+    let mut table = table(2);
+    table.set_host_budget(2);
+    table.create_vm(VmId(1), CHUNK, Limits::default()).unwrap();
+    table.place(VmId(1), GuestAddr(0)).unwrap();
+    table.freeze(VmId(1));
+    assert_eq!(table.begin_move(VmId(1), 0, To::Host), Err(Error::Settled { vm: VmId(1), index: 0 }));
+    table.destroy_vm(VmId(1)).unwrap();
+    table.create_vm(VmId(1), CHUNK, Limits::default()).unwrap();
+    assert!(!table.is_frozen(VmId(1)));
+}

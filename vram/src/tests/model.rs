@@ -87,6 +87,8 @@ struct Model {
     flights: Vec<Flight>,
     held: Vec<(ChunkId, u32)>,
     aside: u32,
+    claimed: u32,
+    borrowed: u32,
     reserve: u32,
     budget: u32,
     scrubbing: Vec<ScrubWork>,
@@ -106,6 +108,8 @@ impl Model {
             flights: Vec::new(),
             held: Vec::new(),
             aside: 0,
+            claimed: 0,
+            borrowed: 0,
             reserve: 0,
             budget: 0,
             scrubbing: Vec::new(),
@@ -162,15 +166,24 @@ impl Model {
     }
 
     fn left_reserve(&self) -> u32 {
-        self.reserve.saturating_sub(self.parked())
+        self.reserve.saturating_sub(self.parked() + self.borrowed)
+    }
+
+    fn left_aside(&self) -> u32 {
+        self.aside.saturating_sub(self.mediator())
     }
 
     fn for_mediator(&self) -> u32 {
         self.room(Tier::Card) - self.promised() - self.left_reserve()
     }
 
+    /// What no one is sure to get.
+    fn uncommitted(&self) -> u32 {
+        self.for_mediator() - self.left_aside()
+    }
+
     fn spare(&self) -> u32 {
-        self.for_mediator() - self.aside.saturating_sub(self.mediator())
+        self.uncommitted().saturating_sub(self.claimed + self.borrowed)
     }
 
     /// Slots that are not kept for what is in the reserve.
@@ -204,7 +217,7 @@ impl Model {
     }
 
     fn may_have(&self, vm: u32, new: &Vm, used: u32, owed: u32) -> bool {
-        let promise = new.guarantee().saturating_sub(used) <= owed + self.spare();
+        let promise = new.guarantee().saturating_sub(used) <= owed + self.uncommitted();
         promise && new.limits.guarantee <= new.limits.quota && new.limits.weight > 0 && vm < 4
     }
 
@@ -250,7 +263,7 @@ impl Model {
             }
             Op::Begin(vm, index, to) => self.begin(vm, index, to)?,
             Op::EvictionReserve(chunks) => {
-                let expected = chunks.saturating_sub(self.parked()) <= self.spare() + self.left_reserve();
+                let expected = chunks.saturating_sub(self.parked()) <= self.uncommitted() + self.left_reserve();
                 prop_assert_eq!(self.table.set_reserve(chunks).is_ok(), expected);
                 if expected {
                     self.reserve = chunks;
@@ -278,6 +291,14 @@ impl Model {
                 if expected {
                     self.aside = chunks;
                 }
+            }
+            Op::Claim(chunks) => {
+                self.table.claim(chunks);
+                self.claimed = chunks.saturating_sub(self.left_aside());
+            }
+            Op::Repay => {
+                self.table.repay();
+                self.borrowed -= self.borrowed.min(self.uncommitted());
             }
             Op::TakeScrub(tier) => {
                 let waits = |tier| self.dirty.iter().any(|piece| piece.0 == tier);
@@ -452,7 +473,8 @@ impl Model {
     }
 
     fn reserve(&mut self, count: u32) -> Result<(), TestCaseError> {
-        let room = self.for_mediator();
+        let room = self.for_mediator() + self.left_reserve();
+        let (borrowed, beyond) = (count.saturating_sub(self.for_mediator()), count.saturating_sub(self.left_aside()));
         match self.table.reserve_mediator(count, 1) {
             Ok(first) => {
                 prop_assert!(count <= room);
@@ -461,6 +483,8 @@ impl Model {
                     self.write((Tier::Card, chunk))?;
                 }
                 self.held.push((first, count));
+                self.claimed = self.claimed.saturating_sub(beyond);
+                self.borrowed += borrowed;
             }
             // One chunk is a run always, so it is there when it is promised.
             Err(error) if count == 1 => {

@@ -223,3 +223,46 @@ fn policies_for_a_full_card_are_known_by_name() {
     }
     assert!("swp".parse::<OnFull>().is_err_and(|text| text.contains("`swap`, `queue` or `refuse`")));
 }
+
+#[test]
+fn what_is_quarantined_goes_to_nobody_once_its_owner_has_lost_it() {
+    let mut table = swapping(2, Limits::default());
+    // One that its owner has still, one that waits to be scrubbed.
+    table.quarantine(on_card(0));
+    table.unplace(VM, GuestAddr(CHUNK)).unwrap();
+    table.quarantine(on_card(CHUNK));
+    assert_eq!(table.summary().quarantined, 1);
+    assert_eq!(at(&table, 0), Lookup::Placed(on_card(0)));
+    table.unplace_all(VM);
+    scrub_all(&mut table);
+    let summary = table.summary();
+    assert_eq!((summary.quarantined, summary.free, summary.to_scrub), (2, 2, 0));
+    for index in 0..4 {
+        table.place(VM, GuestAddr(index * CHUNK)).unwrap();
+    }
+    assert_eq!(at(&table, 0), Lookup::Placed(on_card(2 * CHUNK)));
+    assert_eq!(at(&table, 2), Lookup::Placed(in_host(0)), "the card has two chunks left");
+}
+
+#[test]
+fn where_a_move_was_to_go_is_quarantined_when_it_is_aborted() {
+    let mut table = swapping(1, Limits::default());
+    let begun = table.begin_move(VM, 0, To::Host).unwrap();
+    table.quarantine(begun.to);
+    table.abort_move(begun.id);
+    assert_eq!(table.summary().host.quarantined, 1);
+    assert_eq!(table.take_scrub_work_in(Tier::Host), None);
+    assert_ne!(table.begin_move(VM, 0, To::Host).unwrap().to, begun.to);
+}
+
+#[test]
+fn a_quarantine_that_breaks_a_guarantee_leaves_nothing_spare() {
+    let mut table = swapping(4, Limits { guarantee: 4, ..Limits::default() });
+    table.quarantine(on_card(0));
+    table.unplace_all(VM);
+    scrub_all(&mut table);
+    let summary = table.summary();
+    assert_eq!((summary.quarantined, summary.promised, summary.free), (1, 4, 3));
+    assert_eq!((table.spare(), table.for_mediator(), summary.spare()), (0, 0, 0));
+    assert!(table.create_vm(VmId(2), CHUNK, Limits { guarantee: 1, ..Limits::default() }).is_err());
+}

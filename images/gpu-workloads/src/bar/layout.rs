@@ -48,12 +48,18 @@ pub mod reg {
     pub const RUNLIST: u32 = 0x002270;
     /// Its length, and go.
     pub const RUNLIST_SUBMIT: u32 = 0x002274;
+    /// Engines that are not scheduled, one bit each.
+    pub const SCHED_DISABLE: u32 = 0x002630;
     /// Preempt a channel.
     pub const PREEMPT: u32 = 0x002634;
     /// Channel table: two registers each.
     pub const CHANNEL: u32 = 0x003000;
     /// State of a channel.
     pub const CHANNEL_STATE: u32 = 0x003004;
+    /// PTIMER's alarm raises an interrupt: bit 0.
+    pub const PTIMER_INTR_EN: u32 = 0x009140;
+    /// Low half of the time at which the alarm rings.
+    pub const PTIMER_ALARM: u32 = 0x009420;
     /// PTIMER, low and high.
     pub const PTIMER_LOW: u32 = 0x009400;
     /// The high half.

@@ -1,12 +1,15 @@
 //! The card by its PCI regions, with the driver bound or not: single accesses, their cost, and attacks.
 
+mod alarm;
 mod attack;
 mod bench;
-mod card;
+pub mod card;
 mod channel;
 mod holes;
 mod hostile;
-mod layout;
+pub mod layout;
+
+pub use holes::queue;
 
 use std::process::ExitCode;
 
@@ -22,6 +25,7 @@ use card::Card;
 /// Help.
 pub const USAGE: &str = "  bar read32 BAR OFFSET | write32 BAR OFFSET VALUE | read32-loop BAR OFFSET [--count=]
   bar bench reads|writes [--count= --bar= --offset= --value=]
+  bar alarm [--count=]
   bar hole N | holes [--pattern= --share=]
   bar hostile [--pattern= --probes= --share= --no-writes]
   (all bar commands: [--pci=ADDRESS])
@@ -43,6 +47,7 @@ pub fn main(arguments: &[String]) -> ExitCode {
     let (name, command): (&str, Command) = match words[..] {
         ["bench", "reads"] => ("bar-bench-reads", bench::reads),
         ["bench", "writes"] => ("bar-bench-writes", bench::writes),
+        ["alarm"] => ("bar-alarm", alarm::run),
         ["hole", _] | ["holes"] => ("bar-holes", holes::run),
         ["hostile"] => ("bar-hostile", hostile::run),
         ["read32", _, _] | ["read32-loop", _, _] | ["write32", _, _, _] => ("bar-access", single),

@@ -1,11 +1,15 @@
 //! Work that is to harm who shares the card: each does one thing for as long as it is asked to, then shows that its own
 //! channels are still good, as far as they can be.
 
+mod registers;
+
+use std::fs;
 use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::faulty::NOWHERE;
 use super::workload::{Looped, Repeat, again_and_again};
 use super::{Facts, faulty_kernels};
 use crate::access::Width;
@@ -27,6 +31,18 @@ const WAITERS: u32 = 4;
 const HELD_BACK: Duration = Duration::from_millis(50);
 /// Bytes that each of them copies then.
 const SIZE: u64 = 4096;
+/// Times that two channels hand over to each other in a submission, and bytes that is copied each time.
+const HANDOVERS: u32 = 32;
+const HANDED: u64 = 64 << 10;
+/// The host engine's method for a non-stall interrupt, and one that no class has.
+const NON_STALL: u32 = 0x20;
+const NO_METHOD: u32 = 0x1ffc;
+/// Methods of a stream in one submission. The guest's kernel acknowledges each one that is illegal, which takes it about a
+/// millisecond; its submission has the engine meanwhile, and pays for it.
+const INTERRUPTS: u32 = 2000;
+const ILLEGAL: u32 = 20;
+/// The kernel's log level on the console: each line is a trap under emulation, which would slow the attack down.
+const PRINTK: &str = "/proc/sys/kernel/printk";
 
 /// One way to harm.
 struct Rogue {
@@ -34,15 +50,24 @@ struct Rogue {
     run: fn(&Rig, Duration) -> Result<Facts>,
 }
 
-const ROGUES: [Rogue; 5] = [
+const ROGUES: [Rogue; 14] = [
     Rogue { what: "flood", run: flood },
     Rogue { what: "split", run: split },
     Rogue { what: "endless", run: endless },
     Rogue { what: "withhold", run: |rig, duration| withhold(rig, duration, true) },
     Rogue { what: "hold", run: |rig, duration| withhold(rig, duration, false) },
+    Rogue { what: "handover", run: handover },
+    Rogue { what: "faults", run: faults },
+    Rogue { what: "non-stall", run: |rig, duration| stream(rig, duration, NON_STALL, INTERRUPTS) },
+    Rogue { what: "illegal", run: |rig, duration| stream(rig, duration, NO_METHOD, ILLEGAL) },
+    Rogue { what: "stopped", run: registers::stopped },
+    Rogue { what: "unlisted", run: registers::unlisted },
+    Rogue { what: "masked", run: registers::masked },
+    Rogue { what: "mastering", run: registers::mastering },
+    Rogue { what: "batches", run: registers::batches },
 ];
 
-/// `rogue --what flood|split|endless|withhold|hold [--duration SECONDS]`
+/// `rogue --what WHAT [--duration SECONDS]`, with one of [`ROGUES`]
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let what = options.text("what").unwrap_or_default();
     let Some(rogue) = ROGUES.iter().find(|rogue| rogue.what == what) else {
@@ -136,6 +161,76 @@ fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
     }
     rig.add(Counts { copies: u64::from(round * WAITERS), ..Counts::default() });
     Ok(vec![("rounds", round.to_string())])
+}
+
+/// Two channels that wait for each other at each look, and copy in between.
+fn handover(rig: &Rig, duration: Duration) -> Result<Facts> {
+    let semaphore = rig.buffer(Domain::Gart, SIZE)?;
+    semaphore.map()?.store(0, Width::Dword, 0);
+    let source = rig.buffer(Domain::Gart, HANDED)?;
+    let side = |_| Ok((rig.channel(&[Engine::M2mf])?, rig.buffer(Domain::Gart, HANDED)?));
+    let sides: Vec<(Channel, Buffer)> = (0..2).map(side).collect::<Result<_>>()?;
+    let (ending, mut turn) = (Ending::after(duration), 0u32);
+    while !ending.is_over() {
+        for (place, (channel, target)) in (0..).zip(&sides) {
+            let mut push = Push::default();
+            for hand in 0..HANDOVERS {
+                let turn = turn + 2 * hand + place;
+                push.acquire(semaphore.address(), turn, true);
+                for rect in linear(source.address(), target.address(), HANDED, Engine::M2mf.most_lines()) {
+                    push.copy(Engine::M2mf, &rect);
+                }
+                push.release(semaphore.address(), turn + 1);
+            }
+            channel.submit(&push, &[Use::read(&semaphore), Use::read(&source), Use::write(target)])?;
+        }
+        turn += 2 * HANDOVERS;
+    }
+    sides.iter().try_for_each(|(_, target)| target.wait(false))?;
+    rig.add(Counts { copies: turn.into(), ..Counts::default() });
+    Ok(vec![("writes", turn.to_string())])
+}
+
+/// Channels that fault on one engine, and have a context of another as well.
+fn faults(rig: &Rig, duration: Duration) -> Result<Facts> {
+    fs::write(PRINTK, "1").context(PRINTK)?;
+    let (ending, mut killed, mut refused) = (Ending::after(duration), 0u64, 0u64);
+    while !ending.is_over() {
+        match fault(rig) {
+            Ok(()) => killed += 1,
+            Err(error) => {
+                refused += 1;
+                println!("not even begun: {error:#}");
+            }
+        }
+    }
+    ensure!(killed > 0, "no channel was killed");
+    Ok(vec![("writes", killed.to_string()), ("refused", refused.to_string())])
+}
+
+/// Has a copy engine read where nothing is, and waits until the channel is dead.
+fn fault(rig: &Rig) -> Result<()> {
+    let channel = rig.channel(&[Engine::M2mf, Engine::Ce0])?;
+    let target = rig.buffer(Domain::Gart, SIZE)?;
+    // The kernel may find the channel dead before the submission has returned.
+    let rects = linear(NOWHERE, target.address(), SIZE, Engine::Ce0.most_lines());
+    let _ = rig.launch(&channel, Engine::Ce0, &rects, &[Use::write(&target)]);
+    let _ = target.wait(false);
+    Ok(())
+}
+
+/// One method of M2MF again and again.
+fn stream(rig: &Rig, duration: Duration, method: u32, count: u32) -> Result<Facts> {
+    fs::write(PRINTK, "1").context(PRINTK)?;
+    let channel = rig.channel(&[Engine::M2mf])?;
+    let mut push = Push::default();
+    (0..count).for_each(|_| push.methods(Engine::M2mf.subchannel(), method, &[0]));
+    let (ending, mut submissions) = (Ending::after(duration), 0u64);
+    while !ending.is_over() {
+        channel.submit(&push, &[])?;
+        submissions += 1;
+    }
+    Ok(vec![("writes", (submissions * u64::from(count)).to_string())])
 }
 
 /// The channel copies, right to the last byte.

@@ -1,6 +1,6 @@
 //! Memory of all kinds.
 
-use super::rig::{DATA, LOCAL, Rig};
+use super::rig::{DATA, LOCAL, LOCAL_BYTES, Rig};
 use crate::engines::{EngineError, Progress};
 use nvspec::class::compute90c0 as methods;
 
@@ -138,7 +138,9 @@ fn local_memory_is_each_threads_own_on_many_workers() {
     let expected: Vec<u32> =
         (0..3840).map(|index| 16 * index + (0..16).map(|i| 4 * i).sum::<u32>() + index + 12).collect();
     assert_eq!(rig.read(DATA, 3840), expected);
-    assert_ne!(rig.read(LOCAL, 32), [0; 32], "it lies where the driver said");
+    // Each multiprocessor has a part of its own, and which of them have run a block is the host's affair.
+    let local = rig.read(LOCAL, (LOCAL_BYTES / 4) as usize);
+    assert!(local.iter().any(|word| *word != 0), "it lies where the driver said");
     // The negative part: a thread's memory ends at 2^24.
     rig.method(methods::LOCAL_HIGH_SIZE, 16).expect("good");
     let source = ".kernel k

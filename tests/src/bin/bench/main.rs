@@ -1,9 +1,11 @@
-//! `cargo xtask bench [NAME] [--json FILE]`: measures, beside a baseline in the same run. Without a name, all of them; a
-//! name is that of one, or what stands before the `-` of several.
+//! `cargo xtask bench [NAME] [--json FILE] [--seconds N] [--only PART]`: measures, beside a baseline in the same run. Without a
+//! name, all of them; a name is that of one, or what stands before the `-` of several.
 
 mod bars;
 mod compute;
 mod fv;
+mod isolation;
+mod lockhold;
 mod pv;
 mod sched;
 mod sched_guests;
@@ -11,24 +13,41 @@ mod shadow;
 mod swap;
 mod transport;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use tests::bench::{Metric, report};
 
-/// A benchmark by name. It is told where its figures go, for what it writes beside them.
-type Benchmark = (&'static str, fn(Option<&Path>) -> Result<Vec<Metric>>);
+/// Wishes of the caller.
+#[derive(Default)]
+struct Request {
+    /// File for the figures; what else is written goes beside it.
+    file: Option<PathBuf>,
+    /// Time that each part is measured, where that can be chosen.
+    seconds: Option<u64>,
+    /// Leaves out the parts whose name does not contain this, where there are such.
+    only: Option<String>,
+}
 
-const BENCHMARKS: [Benchmark; 8] = [
+/// A benchmark by name.
+type Benchmark = (&'static str, fn(&Request) -> Result<Vec<Metric>>);
+
+const BENCHMARKS: [Benchmark; 14] = [
     ("transport", |_| transport::run()),
     ("shadow", |_| shadow::run()),
     ("compute", |_| compute::run()),
-    ("sched-sim", |_| sched::run()),
+    ("sched-sim", |request| sched::run(request.only.as_deref())),
     ("sched-guests", |_| sched_guests::run()),
-    ("swap", swap::run),
+    ("swap", |request| swap::run(request.file.as_deref())),
     ("fv", |_| fv::run()),
-    ("pv", pv::run),
+    ("lockhold", |_| lockhold::run()),
+    ("pv", |request| pv::run(request.file.as_deref())),
+    ("isolation-direct", |request| isolation::run("direct", request)),
+    ("isolation-fifo", |request| isolation::run("fifo", request)),
+    ("isolation-credit", |request| isolation::run("credit", request)),
+    ("isolation-band", |request| isolation::run("band", request)),
+    ("isolation-disengaged", |request| isolation::run("disengaged", request)),
 ];
 
 /// Whether a benchmark is one of those that `name` asks for.
@@ -38,11 +57,13 @@ fn is_of(known: &str, name: &str) -> bool {
 
 fn main() -> ExitCode {
     let mut name = None;
-    let mut file = None;
+    let mut request = Request::default();
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         match arg.as_str() {
-            "--json" => file = args.next().map(PathBuf::from),
+            "--json" => request.file = args.next().map(PathBuf::from),
+            "--seconds" => request.seconds = args.next().and_then(|seconds| seconds.parse().ok()),
+            "--only" => request.only = args.next(),
             _ => name = Some(arg),
         }
     }
@@ -55,9 +76,9 @@ fn main() -> ExitCode {
         }
         let mut metrics = Vec::new();
         for (_, benchmark) in chosen {
-            metrics.extend(benchmark(file.as_deref())?);
+            metrics.extend(benchmark(&request)?);
         }
-        report(&metrics, file.as_deref())
+        report(&metrics, request.file.as_deref())
     };
     match run() {
         Ok(()) => ExitCode::SUCCESS,

@@ -72,6 +72,8 @@ impl Model {
         prop_assert_eq!((summary.parked, summary.reserve), (self.parked(), self.left_reserve()));
         prop_assert_eq!(self.table.parked().count() as u32, self.parked());
         prop_assert_eq!(self.table.for_mediator(), self.for_mediator());
+        prop_assert_eq!(self.table.borrowed(), self.borrowed);
+        prop_assert_eq!(summary.set_aside, self.left_aside() + self.uncommitted() - self.spare());
         let placed: u32 = summary.vms.values().map(|vm| vm.placed + vm.parked).sum();
         prop_assert_eq!(summary.free + summary.to_scrub + summary.mediator + to_card + placed, CHUNKS);
         let (host, used) = (summary.host, self.owned(Tier::Host));

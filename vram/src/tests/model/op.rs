@@ -21,6 +21,8 @@ pub(super) enum Op {
     Reserve(u32),
     Release(usize),
     SetAside(u32),
+    Claim(u32),
+    Repay,
     TakeScrub(Option<Tier>),
     FinishScrub(usize),
 }
@@ -56,6 +58,8 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         1 => (1..3u32).prop_map(Op::Reserve),
         1 => any::<usize>().prop_map(Op::Release),
         1 => (0..4u32).prop_map(Op::SetAside),
+        1 => (0..4u32).prop_map(Op::Claim),
+        1 => Just(Op::Repay),
         6 => tier.prop_map(Op::TakeScrub),
         6 => any::<usize>().prop_map(Op::FinishScrub),
     ]

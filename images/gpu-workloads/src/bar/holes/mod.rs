@@ -13,7 +13,7 @@
 mod channels;
 mod lab;
 mod paravirtual;
-mod queue;
+pub mod queue;
 mod registers;
 mod tables;
 mod windows;

@@ -4,9 +4,9 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use mediator::vgpu::rig::Rig;
-use mediator::vgpu::rig::driver::{At, CE0, CE1, Channel, Driver, PAGE, methods, object, pattern};
 use nvspec::instance::context;
+use rig::Rig;
+use rig::driver::{At, CE0, CE1, Channel, Driver, PAGE, methods, object, pattern};
 use simgpu::TimeModel;
 use tests::bench::{Metric, Target, median};
 use tests::light::{CardConfig, MIB, account, guest, wait};

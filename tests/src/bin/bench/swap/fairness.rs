@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use mediator::vgpu::rig::Rig;
-use mediator::vgpu::rig::driver::{At, PAGE, pattern};
+use rig::Rig;
+use rig::driver::{At, PAGE, pattern};
 use tests::bench::{Metric, Target};
 use tests::light::{CardConfig, MIB, copy_line, guest, wait};
 use vram::{Limits, VmId};

@@ -18,7 +18,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use mediator::host::Division;
+use owner::Division;
 use simgpu::TimeModel;
 use tests::bench::Metric;
 use tests::light::{MIB, timing};

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use mediator::vgpu::rig::Rig;
+use rig::Rig;
 use tests::bench::{Metric, Target};
 use tests::light::{CardConfig, LightGpu, MIB, guest};
 use vram::{Limits, VmId};

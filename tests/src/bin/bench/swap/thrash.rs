@@ -8,8 +8,8 @@ use std::sync::Barrier;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use mediator::vgpu::rig::Rig;
-use mediator::vgpu::rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, object, pattern};
+use rig::Rig;
+use rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, object, pattern};
 use tests::bench::{Metric, Target};
 use tests::light::{CardConfig, MIB, account, guest, wait};
 use vram::{Limits, Mode, VmId};

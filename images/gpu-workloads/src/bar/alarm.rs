@@ -1,0 +1,58 @@
+//! PTIMER's alarm beside the driver, which acknowledges it: the kernel counts the interrupt.
+
+use std::fs;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::card::Card;
+use super::layout::reg;
+use crate::options::Options;
+use crate::rig::Counts;
+use crate::tests::Facts;
+
+const INTERRUPTS: &str = "/proc/interrupts";
+/// As the driver's interrupts are called there.
+const DRIVER: [&str; 2] = ["nvkm", "nouveau"];
+/// Time from the writes to the alarm, in ns of the card's clock: longer than the writes that set it take under emulation.
+const AHEAD: u32 = 50_000_000;
+/// Longest wait for an interrupt. TIMEOUT: only for an alarm that never rings.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// `bar alarm [--count=]`
+pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
+    let count = options.number("count", 3)?;
+    let mut latest = 0;
+    for alarm in 0..count {
+        latest = latest.max(rings(card).with_context(|| format!("alarm {alarm}"))?);
+    }
+    Ok((Counts::default(), vec![("alarms", count.to_string()), ("late_us", (latest / 1000).to_string())]))
+}
+
+/// Sets the alarm, and waits for its interrupt. Returns by how much later it was seen, in ns.
+fn rings(card: &Card) -> Result<u32> {
+    let before = interrupts()?;
+    let at = card.read(reg::PTIMER_LOW).wrapping_add(AHEAD);
+    card.write(reg::PTIMER_ALARM, at);
+    card.write(reg::PTIMER_INTR_EN, 1);
+    let began = Instant::now();
+    while began.elapsed() < LIMIT {
+        let (now, time) = (interrupts()?, card.read(reg::PTIMER_LOW));
+        let late = time.wrapping_sub(at);
+        if now > before {
+            ensure!(late < 1 << 31, "an interrupt {} ns before the alarm's time", at.wrapping_sub(time));
+            return Ok(late);
+        }
+        sleep(Duration::from_millis(1));
+    }
+    bail!("no interrupt within {} s; {before} before", LIMIT.as_secs())
+}
+
+/// Interrupts of the driver up to now, on all CPUs.
+fn interrupts() -> Result<u64> {
+    let text = fs::read_to_string(INTERRUPTS).context(INTERRUPTS)?;
+    let line = text.lines().find(|line| DRIVER.iter().any(|driver| line.ends_with(driver)));
+    let line = line.context("the driver has no interrupt")?;
+    Ok(line.split_whitespace().skip(1).map_while(|word| word.parse::<u64>().ok()).sum())
+}

@@ -1,0 +1,218 @@
+//! Attacks by the card's registers beside the driver: what the driver writes now and then, written as fast as can be.
+//!
+//! The kernel's driver stays bound and does not know of it. What becomes of its own channels is its own affair: a channel that
+//! is lost meanwhile is counted, and another one takes its place.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use pv::abi::register;
+use pv::guest::{Ops, Reply};
+use workloads::{Gpu, Setup, Workload};
+
+use crate::access::Width;
+use crate::bar::card::Card;
+use crate::bar::layout::{PAGE, reg};
+use crate::bar::queue::{NEXT, Queue, USED, WRITE};
+use crate::compute::Guest;
+use crate::device::{Buffer, Domain};
+use crate::ending::Ending;
+use crate::rig::{Counts, Rig};
+use crate::tests::Facts;
+
+/// Side of the matrices and rounds of a kernel: 50 ms of the card's time as the tests with several guests model it.
+const SIDE: u32 = 32;
+const ROUNDS: u32 = 100;
+/// Kernels on their way.
+const IN_FLIGHT: u64 = 4;
+/// Times that a register is changed and changed back between two kernels.
+const TOGGLES: u32 = 64;
+/// All engines in PFIFO's mask.
+const ENGINES: u32 = 0x3f;
+/// A channel's state register: may run.
+const RUNS: u32 = 0x001f_0001;
+/// Number of entries in the register that submits a runlist.
+const LENGTH: u32 = 0xfff;
+/// Bytes of guest RAM that the card has entries for while bus mastering changes, in buffers of 16 MiB.
+const MAPPED: usize = 6;
+const BUFFER: u64 = 16 << 20;
+/// Command register of PCI configuration space, and its bit for bus mastering.
+const COMMAND: u64 = 4;
+const BUS_MASTER: u16 = 1 << 2;
+/// VRAM that batches copy within, and copies of a batch: 3.9 GiB together.
+const ARENA: u64 = 8 << 20;
+const COPIES: u32 = 1000;
+/// Bytes of a copy's operation and how many of them are in a page.
+const COPY_BYTES: u32 = 32;
+const IN_PAGE: u32 = 100;
+/// Offset of a batch's header in the page of the rings: behind them.
+const HEADER: usize = 0xc00;
+/// First word of the arena's pages, with the page's number.
+const BRAND: u32 = 0xa2e4_0000;
+
+/// A register of a channel that runs, changed so that the channel may not run, and back.
+type Toggle = fn(&Card, u32);
+
+/// The state register.
+pub fn stopped(rig: &Rig, duration: Duration) -> Result<Facts> {
+    under_kernels(rig, duration, &[state])
+}
+
+/// The runlist, which has no channel and then all of them.
+pub fn unlisted(rig: &Rig, duration: Duration) -> Result<Facts> {
+    under_kernels(rig, duration, &[list])
+}
+
+/// Preemption and the scheduler's mask, in turns with the others.
+pub fn masked(rig: &Rig, duration: Duration) -> Result<Facts> {
+    under_kernels(rig, duration, &[preempt, mask, state, list])
+}
+
+fn state(card: &Card, channel: u32) {
+    card.write(reg::CHANNEL_STATE + 8 * channel, 0);
+    card.write(reg::CHANNEL_STATE + 8 * channel, RUNS);
+}
+
+fn list(card: &Card, _channel: u32) {
+    let listed = card.read(reg::RUNLIST_SUBMIT);
+    card.write(reg::RUNLIST_SUBMIT, listed & !LENGTH);
+    card.write(reg::RUNLIST_SUBMIT, listed);
+}
+
+fn preempt(card: &Card, channel: u32) {
+    card.write(reg::PREEMPT, channel);
+}
+
+fn mask(card: &Card, _channel: u32) {
+    card.write(reg::SCHED_DISABLE, ENGINES);
+    card.write(reg::SCHED_DISABLE, 0);
+}
+
+/// Toggles while kernels run, each way in turn.
+fn under_kernels(rig: &Rig, duration: Duration, ways: &[Toggle]) -> Result<Facts> {
+    let card = Card::open(None)?;
+    let options = workloads::Options { seed: rig.seed(), rounds: Some(ROUNDS), side: Some(SIDE), ..Default::default() };
+    let workload = workloads::by_name("long-madd", options).context("a workload")?;
+    let (ending, mut lost, mut toggles, mut kernels) = (Ending::after(duration), 0u64, 0u64, 0u64);
+    while !ending.is_over() {
+        let mut gpu = Guest::running_ahead(rig.device(), IN_FLIGHT)?;
+        let channel = u32::try_from(gpu.number())?;
+        rig.add(Counts { channels: 1, ..Counts::default() });
+        let outcome = run_toggled(&*workload, &mut gpu, &ending, |round| {
+            let toggle = ways[usize::try_from(round)? % ways.len()];
+            (0..TOGGLES).for_each(|_| toggle(&card, channel));
+            toggles += u64::from(TOGGLES);
+            kernels += 1;
+            Ok(())
+        });
+        if let Err(error) = outcome {
+            lost += 1;
+            println!("channel {channel} is lost: {error:#}");
+        }
+    }
+    ensure!(toggles > 0, "nothing was written");
+    Ok(vec![("kernels", kernels.to_string()), ("writes", toggles.to_string()), ("lost", lost.to_string())])
+}
+
+/// Launches kernels until the time is over, with something between each two.
+fn run_toggled(
+    workload: &dyn Workload,
+    gpu: &mut Guest,
+    ending: &Ending,
+    mut between: impl FnMut(u64) -> Result<()>,
+) -> Result<()> {
+    let setup = Setup::new(workload, gpu)?;
+    setup.upload(gpu)?;
+    gpu.finish()?;
+    let mut round = 0;
+    while !ending.is_over() {
+        workload.launch(gpu, &setup)?;
+        between(round)?;
+        round += 1;
+    }
+    gpu.finish()?;
+    setup.free(gpu)
+}
+
+/// Bus mastering off and on, while the card has entries for many pages of RAM.
+pub fn mastering(rig: &Rig, duration: Duration) -> Result<Facts> {
+    let card = Card::open(None)?;
+    let buffers = (0..MAPPED).map(|_| rig.buffer(Domain::Gart, BUFFER)).collect::<Result<Vec<Buffer>>>()?;
+    buffers.iter().try_for_each(|buffer| buffer.wait(true))?;
+    let config = OpenOptions::new().read(true).write(true).open(card.config_path()).context("configuration space")?;
+    let mut command = [0; 2];
+    config.read_exact_at(&mut command, COMMAND)?;
+    let on = u16::from_le_bytes(command) | BUS_MASTER;
+    let (ending, mut writes) = (Ending::after(duration), 0u64);
+    while !ending.is_over() {
+        for value in [on & !BUS_MASTER, on] {
+            config.write_all_at(&value.to_le_bytes(), COMMAND).context("the command register")?;
+            writes += 1;
+        }
+    }
+    Ok(vec![("writes", writes.to_string())])
+}
+
+/// Batches of the paravirtual interface that copy gigabytes each, which the kernel's driver makes no use of.
+pub fn batches(rig: &Rig, duration: Duration) -> Result<Facts> {
+    let card = Card::open(None)?;
+    let config = fs::read(card.config_path()).context("configuration space")?;
+    let capability = pv::guest::capability(&config).context("the card does not offer the paravirtual interface")?;
+    let arena = rig.buffer(Domain::Vram, ARENA)?;
+    let (at, bytes) = place(&card, &arena)?;
+    let half = bytes / 2;
+    let copy = Ops::new().copy(at + half, at, half).bytes();
+    let header = size_of::<[u32; 2]>();
+    ensure!(copy.len() - header == COPY_BYTES as usize, "a copy's operation has {} bytes", copy.len() - header);
+    let mut queue = Queue::new(&card, &capability)?;
+    let (ending, mut batches, mut ended) = (Ending::after(duration), 0u64, 0u64);
+    let mut last = None;
+    while !ending.is_over() {
+        queue.start()?;
+        queue.request.bytes.write(0, &copy[header..].repeat(IN_PAGE as usize));
+        let words = [COPIES, COPIES * COPY_BYTES].map(u32::to_le_bytes).concat();
+        queue.ring.bytes.write(HEADER, &words);
+        queue.descriptor(0, queue.ring.gpa + HEADER as u64, words.len() as u32, NEXT, 1);
+        let pages = (COPIES / IN_PAGE) as u16;
+        for index in 1..=pages {
+            queue.descriptor(index, queue.request.gpa, IN_PAGE * COPY_BYTES, NEXT, index + 1);
+        }
+        // Answers need more than a page; they may lie over each other.
+        for index in pages + 1..=pages + 4 {
+            let flags = if index == pages + 4 { WRITE } else { WRITE | NEXT };
+            queue.descriptor(index, queue.reply.gpa, PAGE as u32, flags, index + 1);
+        }
+        queue.publish(0);
+        batches += 1;
+        while !ending.is_over() && queue.ring.bytes.load(USED + 2, Width::Word) == 0 {
+            queue.read(register::ENDED);
+        }
+        if queue.ring.bytes.load(USED + 2, Width::Word) != 0 {
+            ended += 1;
+            let mut bytes = [0; 8];
+            queue.reply.bytes.read(0, &mut bytes);
+            last = Some(Reply::read(&bytes));
+        }
+    }
+    let mib = (half * u64::from(COPIES)) >> 20;
+    println!("the last answer: {last:x?}");
+    Ok(vec![("writes", batches.to_string()), ("ended", ended.to_string()), ("batch_mib", mib.to_string())])
+}
+
+/// Finds a buffer's place in VRAM, and the bytes of it that lie in one piece, by the first words of its pages.
+fn place(card: &Card, buffer: &Buffer) -> Result<(u64, u64)> {
+    let pages = u32::try_from(buffer.size() / PAGE)?;
+    let map = buffer.map()?;
+    for page in 0..pages {
+        map.store(usize::try_from(u64::from(page) * PAGE)?, Width::Dword, u64::from(BRAND | page));
+    }
+    card.read(reg::BOOT0);
+    let found = (0..card.vram()?).step_by(PAGE as usize).find(|at| card.vram_read(*at) == BRAND);
+    let found = found.context("the buffer's first page is nowhere in VRAM")?;
+    let follows = |page: &u32| card.vram_read(found + u64::from(*page) * PAGE) == BRAND | page;
+    let length = u64::try_from((0..pages).take_while(follows).count())? * PAGE;
+    ensure!(length >= 2 * PAGE, "the buffer lies in pieces of {length} bytes");
+    Ok((found, length))
+}

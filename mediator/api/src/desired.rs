@@ -1,0 +1,116 @@
+//! All that operators can change, as one document.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use config::{CardMemory, VmSpec};
+
+/// The answer to `GET /v1/desired`. It can be sent back as [`Desired`], and then changes nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Exported {
+    /// Another one after each change, of whatever kind.
+    pub revision: String,
+    /// The cards by name, with what can be changed.
+    pub card: Vec<CardSettings>,
+    /// The virtual machines by name: `[[vm]]` tables of the configuration file.
+    pub vm: Vec<VmSpec>,
+}
+
+/// What can be changed of a card while the daemon runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct CardSettings {
+    /// Its name.
+    pub name: String,
+    /// What its memory is to hold: a `[card.memory]` table.
+    pub memory: CardMemory,
+    /// How its time is shared: a `[card.scheduler]` table.
+    pub scheduler: sched::Config,
+}
+
+/// The body of requests that compare or change: the tables of a configuration file, as far as they are to be looked at. What
+/// it does not name stays as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Desired {
+    /// The revision that it was made from: it is refused if there is another by now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub revision: Option<String>,
+    /// Keys of the `[daemon]` table. They cannot be changed, only compared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub daemon: Option<Map<String, Value>>,
+    /// Tables of cards, each with its `name`.
+    pub card: Vec<Map<String, Value>>,
+    /// Tables of virtual machines, each with its `name`.
+    pub vm: Vec<Map<String, Value>>,
+}
+
+/// What something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// The daemon itself.
+    Daemon,
+    /// A card.
+    Card,
+    /// A virtual machine.
+    Vm,
+}
+
+/// What must be done for something to be as desired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Action {
+    /// Nothing.
+    Keep,
+    /// It is not there.
+    Create,
+    /// Some keys have other values.
+    Change,
+    /// It is there, but not desired.
+    Remove,
+}
+
+/// A key that has, or gets, another value.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct KeyChange {
+    /// Its path, such as `time.weight`.
+    pub key: String,
+    /// Its value; null for none.
+    pub from: Value,
+    /// The one desired.
+    pub to: Value,
+}
+
+/// One thing of a desired state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Step {
+    /// What it is.
+    pub kind: Kind,
+    /// Its name; empty for the daemon.
+    pub name: String,
+    /// What is, was or is to be done.
+    pub action: Action,
+    /// The keys that change.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<KeyChange>,
+}
+
+/// The answer to `POST /v1/desired/compare`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Comparison {
+    /// The revision that was compared.
+    pub revision: String,
+    /// What is not as desired; nothing when all is.
+    pub differences: Vec<Step>,
+}
+
+/// The answer to `PATCH /v1/desired`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Applied {
+    /// The revision now.
+    pub revision: String,
+    /// Whether nothing was done but to look what would be.
+    pub dry_run: bool,
+    /// All that the document names, in the order in which it is done.
+    pub steps: Vec<Step>,
+}

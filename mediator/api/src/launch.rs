@@ -1,0 +1,166 @@
+//! Command lines of VMMs for a virtual machine's socket.
+
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use crate::LaunchArgs;
+
+/// A VMM that speaks vfio-user.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Vmm {
+    /// QEMU, 10.1 or newer.
+    #[default]
+    Qemu,
+    /// cloud-hypervisor.
+    CloudHypervisor,
+}
+
+impl fmt::Display for Vmm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Qemu => "qemu",
+            Self::CloudHypervisor => "cloud-hypervisor",
+        })
+    }
+}
+
+/// Size of a guest's RAM: digits and `M` or `G`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+pub struct MemorySize(String);
+
+impl Default for MemorySize {
+    fn default() -> Self {
+        Self("2G".to_owned())
+    }
+}
+
+impl FromStr for MemorySize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = text.strip_suffix(['M', 'G']).unwrap_or_default();
+        match number.parse::<u32>() {
+            Ok(1..) if number.bytes().all(|byte| byte.is_ascii_digit()) => Ok(Self(text.to_owned())),
+            _ => Err(format!("`{text}` is no size of memory, expected a number with M or G, such as 2G")),
+        }
+    }
+}
+
+impl TryFrom<String> for MemorySize {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<MemorySize> for String {
+    fn from(size: MemorySize) -> Self {
+        size.0
+    }
+}
+
+/// The arguments that connect `vmm`, with `memory` of guest RAM, to the device behind `socket`.
+#[must_use]
+pub fn args(vmm: Vmm, socket: &Path, MemorySize(memory): &MemorySize) -> LaunchArgs {
+    let path = socket.display().to_string();
+    let (args, notes): (Vec<String>, Vec<&str>) = match vmm {
+        Vmm::Qemu => {
+            let device = serde_json::json!({
+                "driver": "vfio-user-pci",
+                "id": "vgpu0",
+                "rombar": 0,
+                "socket": { "type": "unix", "path": path },
+            });
+            let args = [
+                "-m".to_owned(),
+                memory.clone(),
+                "-object".to_owned(),
+                format!("memory-backend-memfd,id=vgpu-ram,size={memory},share=on"),
+                "-machine".to_owned(),
+                "memory-backend=vgpu-ram".to_owned(),
+                "-device".to_owned(),
+                device.to_string(),
+            ];
+            let notes = vec![
+                "QEMU 10.1 or newer; start it after the VM is listed as waiting",
+                "share=on is needed: the card reads guest memory through the file that QEMU passes",
+                "do not set x-no-posted-writes: it makes each register write wait for an answer",
+                "do not migrate or save such a VM: the device's state would be lost without an error",
+            ];
+            (args.to_vec(), notes)
+        }
+        Vmm::CloudHypervisor => {
+            let args = [
+                "--memory".to_owned(),
+                format!("size={memory},shared=on"),
+                "--user-device".to_owned(),
+                format!("socket={path}"),
+            ];
+            let notes = vec![
+                "shared=on is needed: the card reads guest memory through the file that cloud-hypervisor passes",
+                "do not migrate or snapshot such a VM: the device's state would be lost",
+            ];
+            (args.to_vec(), notes)
+        }
+    };
+    LaunchArgs {
+        vmm: vmm.to_string(),
+        command: args.iter().map(|arg| quoted(arg)).collect::<Vec<_>>().join(" "),
+        args,
+        notes: notes.into_iter().map(str::to_owned).collect(),
+    }
+}
+
+/// An argument as a POSIX shell takes it.
+fn quoted(arg: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_=,./:@%+".contains(&byte);
+    if !arg.is_empty() && arg.bytes().all(plain) {
+        return arg.to_owned();
+    }
+    format!("'{}'", arg.replace('\'', "'\\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn qemu_gets_shared_memory_and_the_device_as_json() {
+        let args = args(Vmm::Qemu, Path::new("/run/m/a.sock"), &"1G".parse().unwrap());
+        assert_eq!(
+            args.command,
+            "-m 1G -object memory-backend-memfd,id=vgpu-ram,size=1G,share=on -machine memory-backend=vgpu-ram \
+             -device '{\"driver\":\"vfio-user-pci\",\"id\":\"vgpu0\",\"rombar\":0,\
+             \"socket\":{\"path\":\"/run/m/a.sock\",\"type\":\"unix\"}}'"
+        );
+    }
+
+    #[test]
+    fn cloud_hypervisor_gets_shared_memory_and_the_socket() {
+        let args = args(Vmm::CloudHypervisor, Path::new("/run/m/a.sock"), &MemorySize::default());
+        assert_eq!(args.args, ["--memory", "size=2G,shared=on", "--user-device", "socket=/run/m/a.sock"]);
+    }
+
+    #[test]
+    fn arguments_survive_a_shell() {
+        assert_eq!(quoted("a b"), "'a b'");
+        assert_eq!(quoted("it's"), "'it'\\''s'");
+        assert_eq!(quoted(""), "''");
+    }
+
+    #[test]
+    fn sizes_without_unit_or_number_are_refused() {
+        for text in ["", "G", "0G", "2T", "2", "-1G", "+1G", "1G,share=off", "99999999999G"] {
+            let error = text.parse::<MemorySize>().unwrap_err();
+            assert!(error.contains("expected a number with M or G"), "{error}");
+        }
+        assert!("512M".parse::<MemorySize>().is_ok());
+    }
+}

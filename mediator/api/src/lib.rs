@@ -1,0 +1,273 @@
+//! What goes over the admin socket: the types that the daemon and `mediatorctl` share.
+//!
+//! A reader must ignore keys that it does not know; keys are added, not renamed, within `/v1`.
+//!
+//! What it does not do: serve or send a request; that is `mediatord` and `mediatorctl`.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+mod desired;
+mod durations;
+pub mod launch;
+mod memory;
+mod scheduler;
+pub mod schema;
+mod tenant;
+
+pub use desired::{Action, Applied, CardSettings, Comparison, Desired, Exported, KeyChange, Kind, Step};
+pub use durations::{Bucket, Durations};
+pub use memory::{
+    CardMemory, CardMemorySettings, Hint, Hints, MemoryList, MoveReport, MoveRequest, Range, Turn, VmMemory,
+    VmMemorySettings,
+};
+pub use scheduler::{
+    CardScheduler, EngineUse, Overdue, Quarantine, SchedulerHistory, SchedulerList, UseSample, VmEngine, VmHistory,
+    VmShare, VmTime,
+};
+
+/// The body of a request to add a virtual machine: a `[[vm]]` table of the configuration file, as JSON.
+pub use config::VmSpec as AddVm;
+pub use tenant::{Program, Tenant, TenantList, TenantPatch};
+
+/// The answer to `GET /v1/vms`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct VmList {
+    /// The virtual machines by name.
+    pub vms: Vec<Vm>,
+}
+
+/// The answer to `GET /v1/cards`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct CardList {
+    /// The cards by name.
+    pub cards: Vec<Card>,
+}
+
+/// Where a virtual machine is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum VmState {
+    /// It is being made: memory is scrubbed, the socket is not there yet.
+    Starting,
+    /// Its socket waits for a VMM.
+    Waiting,
+    /// A VMM is connected.
+    Connected,
+    /// It is being removed.
+    Stopping,
+    /// Its thread has ended with an error.
+    Failed,
+}
+
+impl VmState {
+    /// Its name in the API.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Waiting => "waiting",
+            Self::Connected => "connected",
+            Self::Stopping => "stopping",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// How a virtual machine reaches its card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum VmMode {
+    /// By a vGPU of its own.
+    Mediated,
+    /// Straight.
+    Passthrough,
+}
+
+impl VmMode {
+    /// Its name in the API.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mediated => "mediated",
+            Self::Passthrough => "passthrough",
+        }
+    }
+}
+
+/// A virtual machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Vm {
+    /// Its name.
+    pub name: String,
+    /// The card that it uses.
+    pub card: String,
+    /// How it uses it.
+    pub mode: VmMode,
+    /// Where it is in its life.
+    pub state: VmState,
+    /// Why it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// Path of its socket; absent when the socket was handed over by the service manager.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket: Option<PathBuf>,
+    /// The VMM that is connected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client: Option<Client>,
+    /// MiB of VRAM that the guest sees.
+    pub vram_mib: u64,
+    /// Channels that the guest may have.
+    pub channels_limit: u32,
+    /// Channels that the guest has on the card.
+    pub channels_used: u32,
+    /// The VMM keeps guest memory to itself (`share=off`): the card would read zeros. The guest cannot work.
+    pub memory_not_shared: bool,
+    /// The VMM withdrew guest memory that the card could reach.
+    pub memory_withdrawn: bool,
+    /// What the guest's driver has made of its device.
+    pub driver: Driver,
+    /// Accesses of the guest that were denied, all together.
+    pub denied_total: u64,
+    /// The same, by place and reason.
+    pub denied: Vec<Denied>,
+    /// Counts of the virtual device.
+    pub counters: BTreeMap<String, u64>,
+    /// Counts of the connection to the VMM.
+    pub transport: BTreeMap<String, u64>,
+}
+
+/// A VMM that is connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Client {
+    /// Its process; 0 when it cannot be seen from the daemon.
+    pub pid: i32,
+    /// The user that it runs as.
+    pub uid: u32,
+}
+
+/// How the driver takes interrupts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum InterruptKind {
+    /// Not at all.
+    #[default]
+    Off,
+    /// By the pin.
+    Intx,
+    /// By message.
+    Msi,
+}
+
+/// What a guest's driver has made of its device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Driver {
+    /// PCI vendor and device, as `10de:06d8`.
+    pub pci_id: String,
+    /// The device may access guest memory.
+    pub bus_master: bool,
+    /// How the driver takes interrupts.
+    pub interrupts: InterruptKind,
+    /// Free words on the state of the driver, as far as the device can tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
+}
+
+/// Accesses of one kind that were denied.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Denied {
+    /// Where: the name of a register, or of another place.
+    pub place: String,
+    /// Byte offset in BAR0, for a register.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offset: Option<u32>,
+    /// Why.
+    pub reason: String,
+    /// Reads that were denied.
+    pub reads: u64,
+    /// Writes that were denied.
+    pub writes: u64,
+}
+
+/// A card.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Card {
+    /// Its name.
+    pub name: String,
+    /// What carries it.
+    pub kind: String,
+    /// Why it is out of service with its virtual machines until the daemon is restarted.
+    pub error: Option<String>,
+    /// PCI vendor and device, as `10de:06d8`.
+    pub pci_id: String,
+    /// MiB of VRAM.
+    pub vram_mib: u64,
+    /// MiB that the mediator keeps for itself.
+    pub vram_reserved_mib: u64,
+    /// MiB that virtual machines have.
+    pub vram_assigned_mib: u64,
+    /// MiB that a further virtual machine could have.
+    pub vram_free_mib: u64,
+    /// MiB of the assigned that are in use: what a guest has never touched takes no place.
+    #[serde(default)]
+    pub vram_placed_mib: u64,
+    /// MiB that the mediator uses, of those that it keeps or, when they do not suffice, of the free.
+    #[serde(default)]
+    pub vram_mediator_mib: u64,
+    /// MiB of BAR1.
+    pub bar1_mib: u64,
+    /// MiB of BAR3.
+    pub bar3_mib: u64,
+    /// Channels of the card.
+    pub channels: u32,
+    /// Channels that virtual machines have on the card.
+    pub channels_used: u32,
+    /// The virtual machines that use it.
+    pub vms: Vec<String>,
+    /// Whether one virtual machine has it by passthrough.
+    pub passthrough: bool,
+}
+
+/// The answer to `GET /v1/vms/NAME/launch-args`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct LaunchArgs {
+    /// The VMM that takes them.
+    pub vmm: String,
+    /// The arguments, one per element, without quoting.
+    pub args: Vec<String>,
+    /// The arguments as one line for a shell.
+    pub command: String,
+    /// What must be kept in mind.
+    pub notes: Vec<String>,
+}
+
+/// What went wrong, in kinds that a program can act on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorCode {
+    /// The request is wrong.
+    Invalid,
+    /// There is no such thing.
+    NotFound,
+    /// Something is in the way.
+    Conflict,
+    /// The card has not that much left.
+    Quota,
+    /// The socket of the request is read-only.
+    Forbidden,
+    /// The daemon could not do it.
+    Failed,
+}
+
+/// The body of every answer that is no success.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Error {
+    /// What kind.
+    pub code: ErrorCode,
+    /// What is wrong, and where.
+    pub error: String,
+    /// What the operator can do about it.
+    pub what_to_do: String,
+}

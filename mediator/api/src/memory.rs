@@ -1,0 +1,188 @@
+//! What lies where of a card's memory, as the admin API shows it. Sizes are bytes.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Durations;
+
+pub use config::{CardMemory as CardMemorySettings, VmMemory as VmMemorySettings};
+
+/// The answer to `GET /v1/memory`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct MemoryList {
+    /// The cards whose memory is divided now, by name: those that no virtual machine has by passthrough.
+    pub memories: Vec<CardMemory>,
+}
+
+/// The answer to `GET /v1/cards/NAME/memory`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct CardMemory {
+    /// The card.
+    pub card: String,
+    /// Its settings: a `[card.memory]` table, with all its keys.
+    pub settings: CardMemorySettings,
+    /// The unit in which memory is given away and moved.
+    pub chunk_bytes: u64,
+    /// All of the card's memory.
+    pub card_bytes: u64,
+    /// What the mediator uses of it.
+    pub mediator_bytes: u64,
+    /// What is neither used nor promised.
+    pub spare_bytes: u64,
+    /// What has no owner and is still to be zeroed.
+    pub to_scrub_bytes: u64,
+    /// Memory of the card and of the host that stays out of use, since the card may still reach it for its last owner.
+    pub quarantined_bytes: u64,
+    /// What was zeroed since the mediator has the card.
+    pub scrubbed_bytes: u64,
+    /// What of the reserve holds evicted chunks.
+    pub reserve_used_bytes: u64,
+    /// Host memory that may be pinned.
+    pub host_budget_bytes: u64,
+    /// Host memory that is pinned.
+    pub host_used_bytes: u64,
+    /// What was moved from the card to host memory since the mediator has the card.
+    pub moved_out_bytes: u64,
+    /// What was moved back.
+    pub moved_in_bytes: u64,
+    /// Turns that have begun since then.
+    pub turns: u64,
+    /// Bytes per second of copies between card and host, as measured; 0 before the first.
+    pub copy_bytes_per_second: u64,
+    /// Whose turn it is, while virtual machines take turns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<Turn>,
+    /// The virtual machines that share it, by name.
+    pub vms: Vec<VmMemory>,
+}
+
+/// A turn with a card's memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Turn {
+    /// Who works.
+    pub holder: String,
+    /// All who take turns, the holder included.
+    pub members: Vec<String>,
+    /// How long a turn is, in ms.
+    pub quantum_ms: u64,
+}
+
+/// What lies where of a virtual machine's memory. `on_card + in_reserve + in_host + unbacked` make `advertised`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct VmMemory {
+    /// The virtual machine.
+    pub vm: String,
+    /// What it may have: a `[vm.memory]` table.
+    pub settings: VmMemorySettings,
+    /// VRAM that its guest sees.
+    pub advertised_bytes: u64,
+    /// What lies on the card.
+    pub on_card_bytes: u64,
+    /// What lies on the card, in the reserve: it counts as in host memory.
+    pub in_reserve_bytes: u64,
+    /// What lies in host memory.
+    pub in_host_bytes: u64,
+    /// What the guest has never used.
+    pub unbacked_bytes: u64,
+    /// What moves now.
+    pub moving_bytes: u64,
+    /// What the guest's CPU reaches without the mediator seeing it, under apertures that the VMM maps.
+    pub cpu_visible_bytes: u64,
+    /// What it is sure to get on the card.
+    pub guarantee_bytes: u64,
+    /// What it may have on the card at most.
+    pub quota_bytes: u64,
+    /// What it is entitled to on the card now, by all who want it.
+    pub entitled_bytes: u64,
+    /// What is pinned to the card.
+    pub pinned_bytes: u64,
+    /// Most that it ever had on the card.
+    pub on_card_peak_bytes: u64,
+    /// Most that it ever had in host memory.
+    pub in_host_peak_bytes: u64,
+    /// What had its first place in host memory.
+    pub born_in_host_bytes: u64,
+    /// What was moved from the card to host memory.
+    pub moved_out_bytes: u64,
+    /// What was moved back.
+    pub moved_in_bytes: u64,
+    /// Times that its work was suspended for that.
+    pub relocations: u64,
+    /// How long its work was suspended, all together, in ns.
+    pub suspended_ns: u64,
+    /// The longest of these, in ns.
+    pub suspended_longest_ns: u64,
+    /// How long each of these was.
+    pub suspensions: Durations,
+    /// How long the copies took, in ns.
+    pub copied_ns: u64,
+    /// Submissions that waited for memory.
+    pub memory_waits: u64,
+    /// Submissions that waited in vain.
+    pub memory_denied: u64,
+    /// How long submissions waited for memory that wait no more, all together, in ns.
+    pub memory_waited_ns: u64,
+    /// What found no place when it was wanted first, in bytes, by the limit that was in the way: `card` and `quota` keep
+    /// from the card, `host_budget` and `swap_cap` from host memory as well.
+    pub refused_bytes: BTreeMap<String, u64>,
+}
+
+/// A range of a guest's VRAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Range {
+    /// First byte.
+    pub start: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// The body of `POST /v1/vms/NAME/memory/evict` and `/return`: what is to move. All that can, when nothing is said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct MoveRequest {
+    /// MiB at most, rounded up to whole chunks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mib: Option<u64>,
+    /// Only what lies in this range.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub range: Option<Range>,
+}
+
+/// The answer: what has moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct MoveReport {
+    /// Bytes that lie elsewhere now.
+    pub moved_bytes: u64,
+    /// Bytes that stay, for want of room or since they were on their way already.
+    pub stayed_bytes: u64,
+    /// How long the virtual machine's work was suspended, in ns.
+    pub suspended_ns: u64,
+}
+
+/// The body of `POST /v1/vms/NAME/memory/hints`: what somebody knows of ranges of a guest's VRAM.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Hints {
+    /// One after the other. When one is refused, those before it hold.
+    pub hints: Vec<Hint>,
+}
+
+/// What somebody knows of a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Hint {
+    /// The range; the chunks that it touches.
+    pub range: Range,
+    /// They stay on the card, or not any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pinned: Option<bool>,
+    /// With `victims = "priority"` the lowest goes first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<u8>,
+    /// With `victims = "profiled"`: how often they are accessed, in any unit that all of the guest's have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accesses: Option<u32>,
+}

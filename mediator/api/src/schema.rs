@@ -1,0 +1,259 @@
+//! The admin API as an OpenAPI document, made from the types that go over the wire.
+
+use schemars::generate::SchemaSettings;
+use schemars::{JsonSchema, SchemaGenerator};
+use serde_json::{Map, Value, json};
+
+use super::launch::{MemorySize, Vmm};
+
+/// Describes a value; types that it has in it go to the generator's definitions.
+type Schema = fn(&mut SchemaGenerator) -> Value;
+
+/// Status and body of the good answer.
+type Answer = (u16, Option<Schema>);
+
+/// One request.
+struct Operation {
+    method: &'static str,
+    path: &'static str,
+    summary: &'static str,
+    query: &'static [Parameter],
+    body: Option<Schema>,
+    answer: Answer,
+    /// Whether it can be made to depend on a revision.
+    if_match: bool,
+}
+
+/// A key of a request's query: name, meaning, type.
+type Parameter = (&'static str, &'static str, Schema);
+
+fn of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
+    generator.subschema_for::<T>().to_value()
+}
+
+/// A table of which any keys may be there.
+fn part_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
+    json!({ "type": "object", "description": "the keys that are to change", "x-keys-of": of::<T>(generator) })
+}
+
+const NONE: &[Parameter] = &[];
+const WINDOW: &[Parameter] = &[("window_ms", "the time over which received parts are taken, 100 to 60000", of::<u64>)];
+const SINCE: &[Parameter] = &[("since_ms", "how far to go back, 100 to 60000", of::<u64>)];
+const RECORD: &[Parameter] = &[("for_ms", "how long to record, 1 to 60000", of::<u64>)];
+const LAUNCH: &[Parameter] = &[("vmm", "the VMM", of::<Vmm>), ("memory", "the guest's RAM", of::<MemorySize>)];
+const APPLY: &[Parameter] = &[
+    ("prune", "remove virtual machines that are not named", of::<bool>),
+    ("dry_run", "only find out what would be done", of::<bool>),
+];
+const COMPARE: &[Parameter] = &[("exact", "also look for virtual machines that are not named", of::<bool>)];
+
+const fn get(path: &'static str, summary: &'static str, query: &'static [Parameter], answer: Schema) -> Operation {
+    Operation { method: "get", path, summary, query, body: None, answer: (200, Some(answer)), if_match: false }
+}
+
+const fn change(
+    method: &'static str,
+    path: &'static str,
+    summary: &'static str,
+    body: Option<Schema>,
+    answer: Answer,
+) -> Operation {
+    Operation { method, path, summary, query: NONE, body, answer, if_match: true }
+}
+
+/// A request that does something without changing what an operator has set.
+const fn act(
+    path: &'static str,
+    summary: &'static str,
+    query: &'static [Parameter],
+    body: Option<Schema>,
+    answer: Answer,
+) -> Operation {
+    Operation { query, if_match: false, ..change("post", path, summary, body, answer) }
+}
+
+/// All requests but `/metrics`, which has a format of its own.
+const OPERATIONS: [Operation; 30] = [
+    get("/v1/tenants", "All tenants of CUDA cards", NONE, of::<crate::TenantList>),
+    get("/v1/tenants/{name}", "One tenant", NONE, of::<crate::Tenant>),
+    change(
+        "patch",
+        "/v1/tenants/{name}",
+        "Changes what a tenant may have of its card",
+        Some(of::<crate::TenantPatch>),
+        (200, Some(of::<crate::Tenant>)),
+    ),
+    get("/v1/vms", "All virtual machines", NONE, of::<crate::VmList>),
+    change("post", "/v1/vms", "Adds a virtual machine", Some(of::<crate::AddVm>), (201, Some(of::<crate::Vm>))),
+    get("/v1/vms/{name}", "One virtual machine", NONE, of::<crate::Vm>),
+    change("delete", "/v1/vms/{name}", "Removes a virtual machine", None, (204, None)),
+    get("/v1/vms/{name}/launch-args", "The arguments that connect a VMM", LAUNCH, of::<crate::LaunchArgs>),
+    get("/v1/vms/{name}/time", "What a virtual machine may have of its card's time", NONE, of::<crate::VmTime>),
+    change(
+        "patch",
+        "/v1/vms/{name}/time",
+        "Changes what a virtual machine may have of its card's time",
+        Some(part_of::<crate::VmTime>),
+        (200, Some(of::<crate::VmTime>)),
+    ),
+    act("/v1/vms/{name}/release", "Lets a virtual machine out of quarantine", NONE, None, (204, None)),
+    get("/v1/cards", "All cards", NONE, of::<crate::CardList>),
+    get("/v1/cards/{name}", "One card", NONE, of::<crate::Card>),
+    get("/v1/schedulers", "How the time of cards is shared", WINDOW, of::<crate::SchedulerList>),
+    get("/v1/cards/{name}/scheduler", "How the time of a card is shared", WINDOW, of::<crate::CardScheduler>),
+    change(
+        "patch",
+        "/v1/cards/{name}/scheduler",
+        "Changes how the time of a card is shared",
+        Some(part_of::<sched::Config>),
+        (200, Some(of::<crate::CardScheduler>)),
+    ),
+    get("/v1/cards/{name}/scheduler/history", "What was used over time", SINCE, of::<crate::SchedulerHistory>),
+    act(
+        "/v1/cards/{name}/scheduler/record",
+        "Writes down what a card's scheduler is told and decides; the answer is lines of JSON, of media type \
+             application/jsonl",
+        RECORD,
+        None,
+        (200, None),
+    ),
+    get("/v1/memory", "What lies where of the memory of cards", NONE, of::<crate::MemoryList>),
+    get("/v1/cards/{name}/memory", "What lies where of the memory of a card", NONE, of::<crate::CardMemory>),
+    change(
+        "patch",
+        "/v1/cards/{name}/memory",
+        "Changes how the memory of a card is divided",
+        Some(part_of::<crate::CardMemorySettings>),
+        (200, Some(of::<crate::CardMemory>)),
+    ),
+    get(
+        "/v1/vms/{name}/memory",
+        "What a virtual machine may have of its card's memory",
+        NONE,
+        of::<crate::VmMemorySettings>,
+    ),
+    change(
+        "patch",
+        "/v1/vms/{name}/memory",
+        "Changes what a virtual machine may have of its card's memory",
+        Some(part_of::<crate::VmMemorySettings>),
+        (200, Some(of::<crate::VmMemorySettings>)),
+    ),
+    act(
+        "/v1/vms/{name}/memory/evict",
+        "Moves memory of a virtual machine to host memory",
+        NONE,
+        Some(of::<crate::MoveRequest>),
+        (200, Some(of::<crate::MoveReport>)),
+    ),
+    act(
+        "/v1/vms/{name}/memory/return",
+        "Moves memory of a virtual machine back to the card",
+        NONE,
+        Some(of::<crate::MoveRequest>),
+        (200, Some(of::<crate::MoveReport>)),
+    ),
+    act(
+        "/v1/vms/{name}/memory/hints",
+        "Takes over what somebody knows of ranges of a guest's VRAM",
+        NONE,
+        Some(of::<crate::Hints>),
+        (204, None),
+    ),
+    get("/v1/desired", "All that can be changed; the ETag is its revision", NONE, of::<crate::Exported>),
+    Operation {
+        query: APPLY,
+        ..change(
+            "patch",
+            "/v1/desired",
+            "Makes things as desired",
+            Some(of::<crate::Desired>),
+            (200, Some(of::<crate::Applied>)),
+        )
+    },
+    act(
+        "/v1/desired/compare",
+        "Finds what is not as desired",
+        COMPARE,
+        Some(of::<crate::Desired>),
+        (200, Some(of::<crate::Comparison>)),
+    ),
+    get("/v1/schema", "This document", NONE, |_| json!({ "type": "object" })),
+];
+
+impl Operation {
+    fn parameters(&self, generator: &mut SchemaGenerator) -> Vec<Value> {
+        let mut parameters = Vec::new();
+        if self.path.contains("{name}") {
+            parameters.push(json!({
+                "name": "name", "in": "path", "required": true, "schema": { "type": "string" }
+            }));
+        }
+        for (name, description, schema) in self.query {
+            let schema = schema(generator);
+            parameters.push(json!({ "name": name, "in": "query", "description": description, "schema": schema }));
+        }
+        if self.if_match {
+            parameters.push(json!({
+                "name": "If-Match",
+                "in": "header",
+                "description": "the revision, in quotation marks, that must still be; a conflict if it is another",
+                "schema": { "type": "string" },
+            }));
+        }
+        parameters
+    }
+
+    fn describe(&self, generator: &mut SchemaGenerator) -> Value {
+        let content = |schema: Value| json!({ "application/json": { "schema": schema } });
+        let (status, answer) = self.answer;
+        let mut good = json!({ "description": "done" });
+        if let Some(answer) = answer {
+            good["content"] = content(answer(generator));
+        }
+        let bad = json!({ "description": "not done", "content": content(of::<crate::Error>(generator)) });
+        let mut described = json!({ "summary": self.summary, "responses": { "default": bad } });
+        described["responses"][status.to_string()] = good;
+        let parameters = self.parameters(generator);
+        if !parameters.is_empty() {
+            described["parameters"] = parameters.into();
+        }
+        if let Some(body) = self.body {
+            described["requestBody"] = json!({ "required": true, "content": content(body(generator)) });
+        }
+        described
+    }
+}
+
+/// The document.
+#[must_use]
+pub fn document() -> Value {
+    let settings = SchemaSettings::draft2020_12().with(|settings| {
+        settings.definitions_path = "/components/schemas".into();
+        settings.meta_schema = None;
+    });
+    let mut generator = settings.into_generator();
+    let mut paths = Map::new();
+    for operation in &OPERATIONS {
+        let described = operation.describe(&mut generator);
+        let path = paths.entry(operation.path).or_insert_with(|| json!({}));
+        path[operation.method] = described;
+    }
+    paths.insert(
+        "/metrics".to_owned(),
+        json!({ "get": {
+            "summary": "Metrics",
+            "responses": { "200": { "description": "Prometheus' text format", "content": { "text/plain": {} } } },
+        } }),
+    );
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "gpu-mediator",
+            "version": "1",
+            "description": "The admin API of mediatord, over its UNIX socket. Keys are added within /v1, not renamed or removed.",
+        },
+        "paths": paths,
+        "components": { "schemas": generator.take_definitions(true) },
+    })
+}

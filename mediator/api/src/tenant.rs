@@ -1,0 +1,75 @@
+//! Tenants of CUDA cards, as the admin API shows them.
+
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{VmMemorySettings, VmTime};
+
+/// The answer to `GET /v1/tenants`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct TenantList {
+    /// The tenants by name.
+    pub tenants: Vec<Tenant>,
+}
+
+/// A program of a tenant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Program {
+    /// Its process, as the owner of the card sees it.
+    pub pid: u32,
+    /// Its name.
+    pub name: String,
+}
+
+/// A tenant of a CUDA card.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Tenant {
+    /// Its name.
+    pub name: String,
+    /// The card that it shares.
+    pub card: String,
+    /// The card's owner answers: programs can be served.
+    pub served: bool,
+    /// Path of its socket.
+    pub socket: PathBuf,
+    /// MiB of memory that its programs see.
+    pub vram_mib: u64,
+    /// Part of the card's memory: a `[tenant.memory]` table.
+    pub memory: VmMemorySettings,
+    /// Part of the card's time: a `[tenant.time]` table.
+    pub time: VmTime,
+    /// Its programs.
+    pub programs: Vec<Program>,
+    /// Memory on the card.
+    pub on_card_bytes: u64,
+    /// Memory of it that lies on the host.
+    pub in_host_bytes: u64,
+    /// Time of the card that it was charged, in ns.
+    pub used_ns: u64,
+    /// Of its turns, the time in which its work was in flight, by the card's events, in ns.
+    pub busy_ns: u64,
+    /// Of that, the time in which only copies were, in ns.
+    pub copy_ns: u64,
+    /// Time received in the last second, in thousandths.
+    pub received_permille: u32,
+    /// Part that it is entitled to while all want the card, in thousandths.
+    pub entitled_permille: u32,
+    /// Submissions that were counted; none are while it is alone.
+    pub launches: u64,
+    /// 99 of 100 turns were waited for no longer than this, in ns.
+    pub wait_p99_ns: u64,
+    /// Programs that were killed since they did not answer.
+    pub killed: u64,
+}
+
+/// The body of `PATCH /v1/tenants/NAME`: tables with the keys that are to change.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct TenantPatch {
+    /// Keys of `[tenant.memory]`.
+    pub memory: serde_json::Map<String, serde_json::Value>,
+    /// Keys of `[tenant.time]`.
+    pub time: serde_json::Map<String, serde_json::Value>,
+}

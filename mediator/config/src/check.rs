@@ -1,0 +1,443 @@
+//! What a configuration must keep beyond the types of its values.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+
+use tracing_subscriber::filter::{EnvFilter, ParseError};
+
+use super::{CardKind, CardSpec, Config, DaemonSpec, Paravirtual, TimeShare, VmMemory, VmSpec};
+
+/// Longest name of a card or a virtual machine, in bytes.
+pub const MAX_NAME: usize = 63;
+/// Longest path of a UNIX socket, in bytes.
+pub const MAX_SOCKET_PATH: usize = 107;
+/// Channels of a card; a virtual machine cannot have more.
+pub const MAX_CHANNELS: u32 = 128;
+/// Most virtual machines, a bound on threads and sockets.
+pub const MAX_VMS: usize = 64;
+/// Longest limit for a channel without progress, in milliseconds: an hour.
+pub const MAX_HANG_LIMIT_MS: u64 = 3_600_000;
+/// Shortest such limit: a copy of a few hundred MiB takes that long.
+pub const MIN_HANG_LIMIT_MS: u64 = 100;
+/// Largest rate of the time that work takes, in MHz or MiB per second: far above any card's, and far below overflow.
+pub const RATE_MAX: u64 = 1 << 32;
+/// Least VRAM with which a guest's driver comes up, in MiB.
+pub const MIN_VM_VRAM_MIB: u64 = 16;
+
+/// A key of the file: `table.field` or `table[index].field`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// The table's name.
+    pub table: &'static str,
+    /// Which one, counted from 0, when there may be several.
+    pub index: Option<usize>,
+    /// The key in it; empty for the table as a whole.
+    pub field: &'static str,
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.table)?;
+        if let Some(index) = self.index {
+            write!(f, "[{index}]")?;
+        }
+        if !self.field.is_empty() {
+            write!(f, ".{}", self.field)?;
+        }
+        Ok(())
+    }
+}
+
+/// A key, and what is wrong with its value and was expected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mistake {
+    /// Where.
+    pub key: Key,
+    /// What.
+    pub what: String,
+}
+
+/// Collects mistakes of one table.
+struct Table<'a> {
+    name: &'static str,
+    index: Option<usize>,
+    mistakes: &'a mut Vec<Mistake>,
+}
+
+impl Table<'_> {
+    fn say(&mut self, field: &'static str, what: String) {
+        self.mistakes.push(Mistake { key: Key { table: self.name, index: self.index, field }, what });
+    }
+
+    fn name(&mut self, name: &str) {
+        if let Err(what) = name_is_good(name) {
+            self.say("name", what);
+        }
+    }
+
+    fn socket(&mut self, field: &'static str, path: &Path) {
+        if let Err(what) = socket_path_is_good(path) {
+            self.say(field, what);
+        }
+    }
+}
+
+/// Whether a card or a virtual machine may have this name.
+///
+/// # Errors
+/// What is wrong and what was expected.
+pub fn name_is_good(name: &str) -> Result<(), String> {
+    let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+    let rest = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+    if first && rest && name.len() <= MAX_NAME {
+        return Ok(());
+    }
+    let shown: String = name.chars().take(MAX_NAME).collect();
+    Err(format!(
+        "{shown:?} is no name, expected 1 to {MAX_NAME} of the characters A-Z a-z 0-9 . _ - with a letter or a digit first"
+    ))
+}
+
+fn socket_path_is_good(path: &Path) -> Result<(), String> {
+    let shown = path.display();
+    if !path.is_absolute() {
+        return Err(format!("`{shown}` is no absolute path, expected one such as /run/gpu-mediator/a.sock"));
+    }
+    let len = path.as_os_str().len();
+    if len > MAX_SOCKET_PATH {
+        return Err(format!(
+            "`{shown}` has {len} bytes, expected a path of at most {MAX_SOCKET_PATH} for a UNIX socket"
+        ));
+    }
+    Ok(())
+}
+
+/// All mistakes of a configuration.
+#[must_use]
+pub fn config(config: &Config) -> Vec<Mistake> {
+    let mut mistakes = Vec::new();
+    daemon(&config.daemon, &mut mistakes);
+    let mut cards = BTreeMap::new();
+    for (index, card) in config.cards.iter().enumerate() {
+        let mut table = Table { name: "card", index: Some(index), mistakes: &mut mistakes };
+        check_card(card, &mut table);
+        for (field, what) in super::vfio::card(card, &config.cards[..index]) {
+            table.say(field, what);
+        }
+        if let Some(first) = cards.insert(card.name.as_str(), index) {
+            table.say("name", format!("`{}` is also the name of card[{first}], expected another", card.name));
+        }
+    }
+    if config.vms.len() > MAX_VMS {
+        let key = Key { table: "vm", index: Some(MAX_VMS), field: "" };
+        let what = format!("{} virtual machines, expected at most {MAX_VMS}", config.vms.len());
+        mistakes.push(Mistake { key, what });
+    }
+    let mut others: Vec<&VmSpec> = Vec::new();
+    for (index, vm) in config.vms.iter().enumerate() {
+        let key = |field| Key { table: "vm", index: Some(index), field };
+        for Refusal { field, what, .. } in self::vm(vm, &config.daemon, &config.cards, &others) {
+            mistakes.push(Mistake { key: key(field), what });
+        }
+        others.push(vm);
+    }
+    for (index, tenant) in config.tenants.iter().enumerate() {
+        let mut table = Table { name: "tenant", index: Some(index), mistakes: &mut mistakes };
+        table.socket("socket", &tenant.socket_path(&config.daemon.socket_dir));
+        table.name(&tenant.name);
+        for (field, what) in super::cuda::tenant(tenant, &config.cards, &config.vms, &config.tenants[..index]) {
+            table.say(field, what);
+        }
+    }
+    mistakes
+}
+
+fn daemon(daemon: &DaemonSpec, mistakes: &mut Vec<Mistake>) {
+    let mut table = Table { name: "daemon", index: None, mistakes };
+    table.socket("admin_socket", &daemon.admin_socket);
+    if let Some(path) = &daemon.read_socket {
+        table.socket("read_socket", path);
+        if *path == daemon.admin_socket {
+            table.say("read_socket", format!("`{}` is the admin socket, expected another path", path.display()));
+        }
+    }
+    if !daemon.socket_dir.is_absolute() {
+        let what = format!(
+            "`{}` is no absolute path, expected a folder such as /run/gpu-mediator",
+            daemon.socket_dir.display()
+        );
+        table.say("socket_dir", what);
+    }
+    if let Some(folder) = daemon.state_dir.as_ref().filter(|folder| !folder.is_absolute()) {
+        let what =
+            format!("`{}` is no absolute path, expected a folder such as /var/lib/gpu-mediator", folder.display());
+        table.say("state_dir", what);
+    }
+    if let Err(error) = parse_filter(&daemon.log) {
+        table.say(
+            "log",
+            format!(
+                "`{}` is no log filter ({error}), expected one such as \"info\" or \"info,mediator=debug\"",
+                daemon.log
+            ),
+        );
+    }
+}
+
+fn check_card(card: &CardSpec, table: &mut Table<'_>) {
+    table.name(&card.name);
+    if card.kind == CardKind::Cuda {
+        for (field, what) in super::cuda::card(card) {
+            table.say(field, what);
+        }
+        return;
+    }
+    if card.cuda.is_some() {
+        table.say("cuda", "expected no such table but with kind = \"cuda\"".to_owned());
+    }
+    if !(16..=6144).contains(&card.vram_mib) {
+        table.say("vram_mib", format!("{} MiB, expected 16 to 6144", card.vram_mib));
+    }
+    for (field, mib) in [("bar1_mib", card.bar1_mib), ("bar3_mib", card.bar3_mib)] {
+        if !mib.is_power_of_two() || !(16..=512).contains(&mib) {
+            table.say(field, format!("{mib} MiB, expected a power of two from 16 to 512"));
+        }
+    }
+    if !card.chunk_kib.is_power_of_two() || !(128..=65536).contains(&card.chunk_kib) {
+        table.say("chunk_kib", format!("{} KiB, expected a power of two from 128 to 65536", card.chunk_kib));
+    }
+    if let Err(error) = card.scheduler.check() {
+        table.say("scheduler", error.to_string());
+    }
+    for (field, what) in card.memory.check(card.chunk_kib, card.shared_mib()) {
+        table.say(field, what);
+    }
+    let reserve = card.reserve_mib();
+    if reserve == 0 || reserve >= card.vram_mib {
+        table.say(
+            "reserve_mib",
+            format!("{reserve} MiB of {} MiB, expected at least 1 and less than all", card.vram_mib),
+        );
+    }
+    // The layout's structures, the copying channels' page tables, and a guest's: each in chunks of their own.
+    let least = (4u64 << 10).div_ceil(card.chunk_kib.max(1)).saturating_add(2).saturating_mul(card.chunk_kib) >> 10;
+    if card.memory.host_mib != 0 && reserve < least {
+        let what = format!(
+            "{reserve} MiB, expected at least {least} beside `memory.host_mib` and chunks of {} KiB",
+            card.chunk_kib
+        );
+        table.say("reserve_mib", what);
+    }
+    let rates = card.time.map(|time| {
+        [
+            ("time.copy_mib_per_s", time.copy_mib_per_s, 1),
+            ("time.shader_mhz", time.shader_mhz, 1),
+            ("time.shader_mib_per_s", time.shader_mib_per_s, 1),
+            // None is "without bound".
+            ("time.bus_mib_per_s", time.bus_mib_per_s, 0),
+        ]
+    });
+    for (key, rate, least) in rates.into_iter().flatten() {
+        if rate < least {
+            table.say(key, "0, expected at least 1; leave `time` out for \"as fast as possible\"".to_owned());
+        }
+        if rate > RATE_MAX {
+            table.say(key, format!("{rate}, expected at most {RATE_MAX}"));
+        }
+    }
+}
+
+/// What kind of trouble a refusal is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusalKind {
+    /// A value that is wrong in any circumstances.
+    Invalid,
+    /// No card has the name.
+    UnknownCard,
+    /// Something else has the name, the socket or the card already.
+    Conflict,
+    /// The card has not that much left.
+    Quota,
+}
+
+/// Why a virtual machine cannot be added.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The kind of trouble.
+    pub kind: RefusalKind,
+    /// The key.
+    pub field: &'static str,
+    /// What is wrong and was expected.
+    pub what: String,
+}
+
+/// Whether a virtual machine can be added beside `others`; all reasons against it.
+#[must_use]
+pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Refusal> {
+    let mut refusals = Vec::new();
+    let mut say = |kind, field, what| refusals.push(Refusal { kind, field, what });
+
+    if let Err(what) = name_is_good(&vm.name) {
+        say(RefusalKind::Invalid, "name", what);
+    }
+    if others.iter().any(|other| other.name == vm.name) {
+        say(RefusalKind::Conflict, "name", format!("`{}` is the name of another VM, expected a new one", vm.name));
+    }
+    let socket = vm.socket_path(&daemon.socket_dir);
+    if let Err(what) = socket_path_is_good(&socket) {
+        say(RefusalKind::Invalid, "socket", what);
+    }
+    let user = others.iter().find(|other| other.socket_path(&daemon.socket_dir) == socket);
+    if let Some(other) = user.filter(|other| other.name != vm.name) {
+        let what = format!("`{}` is the socket of VM `{}`, expected another path", socket.display(), other.name);
+        say(RefusalKind::Conflict, "socket", what);
+    }
+    for (of_daemon, name) in [(Some(&daemon.admin_socket), "admin"), (daemon.read_socket.as_ref(), "read-only")] {
+        if of_daemon == Some(&socket) {
+            let what = format!("`{}` is the {name} socket, expected another path", socket.display());
+            say(RefusalKind::Conflict, "socket", what);
+        }
+    }
+    if !(1..=MAX_CHANNELS).contains(&vm.channels()) {
+        say(RefusalKind::Invalid, "channels", format!("{}, expected 1 to {MAX_CHANNELS}", vm.channels()));
+    }
+
+    let limits = MIN_HANG_LIMIT_MS..=MAX_HANG_LIMIT_MS;
+    if let Some(limit) = vm.hang_limit_ms.filter(|limit| *limit != 0 && !limits.contains(limit)) {
+        let what = format!("{limit}, expected 0 or {MIN_HANG_LIMIT_MS} to {MAX_HANG_LIMIT_MS}");
+        say(RefusalKind::Invalid, "hang_limit_ms", what);
+    }
+
+    if let Err(error) = vm.time_share().check() {
+        say(RefusalKind::Invalid, "time", error.to_string());
+    }
+
+    let Some(card) = cards.iter().find(|card| card.name == vm.card) else {
+        let known: Vec<_> = cards.iter().map(|card| format!("`{}`", card.name)).collect();
+        let known = if known.is_empty() { "a [[card]] table first".to_owned() } else { known.join(" or ") };
+        say(RefusalKind::UnknownCard, "card", format!("there is no card `{}`, expected {known}", vm.card));
+        return refusals;
+    };
+    if card.kind == CardKind::Cuda {
+        let what = format!("`{}` is of kind = \"cuda\", expected another card: its users are tenants", vm.card);
+        say(RefusalKind::Invalid, "card", what);
+        return refusals;
+    }
+    let beside: Vec<_> = others.iter().filter(|other| other.card == vm.card && other.name != vm.name).collect();
+    for (field, what) in vm.memory.check(card).into_iter().chain(vm.paravirtual.check()) {
+        say(RefusalKind::Invalid, field, what);
+    }
+    if vm.passthrough {
+        if vm.paravirtual != Paravirtual::default() {
+            let what = "expected no such table beside passthrough = true, where there is no mediator".to_owned();
+            say(RefusalKind::Invalid, "paravirtual", what);
+        }
+        if vm.memory != VmMemory::default() {
+            let what = "expected no such table beside passthrough = true, which gives the whole card".to_owned();
+            say(RefusalKind::Invalid, "memory", what);
+        }
+        if let Some(vram) = vm.vram_mib {
+            let what = format!("{vram}, expected no such key beside passthrough = true, which gives the whole card");
+            say(RefusalKind::Invalid, "vram_mib", what);
+        }
+        if vm.time != TimeShare::default() {
+            let what =
+                "expected no such table beside passthrough = true, where nobody shares the card's time".to_owned();
+            say(RefusalKind::Invalid, "time", what);
+        }
+        if let Some(other) = beside.first() {
+            let what =
+                format!("VM `{}` uses card `{}`, expected a card of its own for passthrough", other.name, vm.card);
+            say(RefusalKind::Conflict, "passthrough", what);
+        }
+        return refusals;
+    }
+    if let Some(other) = beside.iter().find(|other| other.passthrough) {
+        let what = format!("VM `{}` has card `{}` by passthrough, expected another card", other.name, vm.card);
+        say(RefusalKind::Conflict, "card", what);
+    }
+    vram(vm, card, &beside, &mut say);
+    refusals
+}
+
+fn vram(vm: &VmSpec, card: &CardSpec, beside: &[&&VmSpec], say: &mut impl FnMut(RefusalKind, &'static str, String)) {
+    let Some(vram) = vm.vram_mib else {
+        let what = format!("missing, expected MiB of VRAM from {MIN_VM_VRAM_MIB} on, or passthrough = true");
+        return say(RefusalKind::Invalid, "vram_mib", what);
+    };
+    if vram < MIN_VM_VRAM_MIB {
+        return say(RefusalKind::Invalid, "vram_mib", format!("{vram} MiB, expected at least {MIN_VM_VRAM_MIB}"));
+    }
+    let chunk = card.chunk_kib;
+    if chunk != 0 && vram.checked_mul(1024).is_none_or(|kib| kib % chunk != 0) {
+        return say(
+            RefusalKind::Invalid,
+            "vram_mib",
+            format!("{vram} MiB, expected a multiple of the chunk of {chunk} KiB"),
+        );
+    }
+    memory(vm, vram, card, beside, say);
+}
+
+/// Whether all that the guest sees finds a place whenever it is used, where that is promised.
+fn memory(
+    vm: &VmSpec,
+    vram: u64,
+    card: &CardSpec,
+    beside: &[&&VmSpec],
+    say: &mut impl FnMut(RefusalKind, &'static str, String),
+) {
+    let others = |of: fn(&VmMemory, u64, &CardSpec) -> u64| {
+        let each = beside.iter().filter_map(|other| Some(of(&other.memory, other.vram_mib?, card)));
+        each.fold(0, u64::saturating_add)
+    };
+    let own = &vm.memory;
+    let (guaranteed, taken) = (own.guaranteed_mib(vram, card), others(VmMemory::guaranteed_mib));
+    let left = card.shared_mib().saturating_sub(taken);
+    if guaranteed > left {
+        let field = if own.guarantee_mib.is_some() { "memory.guarantee_mib" } else { "vram_mib" };
+        let what = format!(
+            "{guaranteed} MiB, expected at most {left}: card `{}` has {} MiB, the mediator keeps {}, other VMs are \
+             guaranteed {taken}",
+            card.name,
+            card.vram_mib,
+            card.reserve_mib(),
+        );
+        say(RefusalKind::Quota, field, what);
+    }
+    let (swapped, taken) = (own.swapped_mib(vram, card), others(VmMemory::swapped_mib));
+    if let Some(cap) = own.swap_cap_mib.filter(|cap| *cap < swapped) {
+        let what = format!(
+            "{cap} MiB, expected at least {swapped}: the guest sees {vram} MiB, of which {guaranteed} are guaranteed, and \
+             swaps the rest"
+        );
+        say(RefusalKind::Invalid, "memory.swap_cap_mib", what);
+    }
+    let left = card.memory.host_mib.saturating_sub(taken);
+    if swapped > left {
+        let what = format!(
+            "{vram} MiB of which {guaranteed} are guaranteed may need {swapped} MiB of host memory, expected at most {left}: \
+             `memory.host_mib` of card `{}` is {}, other VMs may need {taken}; raise it or the VM's `memory.guarantee_mib`, \
+             or choose `memory.on_full = \"queue\"`",
+            card.name, card.memory.host_mib,
+        );
+        say(RefusalKind::Quota, "vram_mib", what);
+    }
+}
+
+/// Crates that a log filter means by `mediator`.
+const MEDIATOR: [&str; 4] = ["mediatord", "owner", "vfio_card", "vgpu"];
+
+/// Checks a filter such as `info,mediator=debug`. `mediator` stands for all crates in the folder of that name.
+///
+/// # Errors
+/// When it is none.
+pub fn parse_filter(filter: &str) -> Result<EnvFilter, ParseError> {
+    let of_each = |directive: &str| match directive.strip_prefix("mediator=") {
+        Some(level) => MEDIATOR.map(|name| format!("{name}={level}")).join(","),
+        None => directive.to_owned(),
+    };
+    let filter = filter.split(',').map(of_each).collect::<Vec<_>>().join(",");
+    EnvFilter::builder().parse(filter)
+}

@@ -1,0 +1,523 @@
+//! The configuration file: cards, virtual machines, sockets.
+//!
+//! Parts: the types that the TOML file is read into (this file), [`check`] for what the types cannot say, [`position`] for
+//! the line and the key of a mistake, [`patch`] for tables that are changed while the daemon runs, [`live`] for which keys can be.
+//! A virtual machine that is added while the daemon runs passes the same checks.
+//!
+//! What it does not do: open a card or a socket, or write the file.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use shadow_pt::Mode;
+use vfio_host::Address;
+
+pub mod arguments;
+pub mod check;
+pub mod cuda;
+pub mod live;
+pub mod memory;
+pub mod paravirtual;
+pub mod patch;
+pub mod position;
+mod software;
+pub mod vfio;
+
+#[cfg(test)]
+mod tests;
+
+pub use check::{Key, Mistake};
+pub use cuda::{CudaSpec, OnStuck, TenantSpec};
+pub use memory::{CardMemory, VmMemory};
+pub use paravirtual::Paravirtual;
+pub use software::{FaultEngine, FaultKind, FaultSpec, TimeSpec};
+pub use vfio::ResetWay;
+
+/// Where the daemon looks for its configuration without `--config`.
+pub const DEFAULT_PATH: &str = "/etc/gpu-mediator.toml";
+
+/// The admin socket when nothing else is said, for the daemon as for `mediatorctl`.
+pub const DEFAULT_ADMIN_SOCKET: &str = "/run/gpu-mediator/admin.sock";
+
+/// A whole configuration file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// The daemon itself.
+    #[serde(default)]
+    pub daemon: DaemonSpec,
+    /// The cards that it owns.
+    #[serde(default, rename = "card")]
+    pub cards: Vec<CardSpec>,
+    /// The virtual machines that exist from the start.
+    #[serde(default, rename = "vm")]
+    pub vms: Vec<VmSpec>,
+    /// Tenants of CUDA cards.
+    #[serde(default, rename = "tenant")]
+    pub tenants: Vec<TenantSpec>,
+}
+
+/// The `[daemon]` table.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DaemonSpec {
+    /// Path of the admin socket.
+    pub admin_socket: PathBuf,
+    /// Who may use the admin socket. Only the daemon's user by default: who may, may do everything.
+    pub admin_mode: SocketMode,
+    /// User that owns the admin socket, by name or number.
+    pub admin_owner: Option<String>,
+    /// Group of the admin socket, by name or number.
+    pub admin_group: Option<String>,
+    /// Path of the read-only socket, which takes `/metrics` and all other GETs; without it, there is none.
+    pub read_socket: Option<PathBuf>,
+    /// Who may use the read-only socket.
+    pub read_mode: SocketMode,
+    /// User that owns the read-only socket, by name or number.
+    pub read_owner: Option<String>,
+    /// Group of the read-only socket, by name or number.
+    pub read_group: Option<String>,
+    /// Folder of the virtual machines' sockets that name no path.
+    pub socket_dir: PathBuf,
+    /// What is logged, as a filter of `tracing`.
+    pub log: String,
+    /// How it is logged.
+    pub log_format: LogFormat,
+    /// Folder in which is kept what was changed while the daemon ran; without it, nothing is.
+    pub state_dir: Option<PathBuf>,
+}
+
+impl Default for DaemonSpec {
+    fn default() -> Self {
+        Self {
+            admin_socket: DEFAULT_ADMIN_SOCKET.into(),
+            admin_mode: SocketMode(0o600),
+            admin_owner: None,
+            admin_group: None,
+            read_socket: None,
+            read_mode: SocketMode::default(),
+            read_owner: None,
+            read_group: None,
+            socket_dir: "/run/gpu-mediator".into(),
+            log: "info".to_owned(),
+            log_format: LogFormat::Text,
+            state_dir: None,
+        }
+    }
+}
+
+/// Form of the log lines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// A `[[card]]` table.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct CardSpec {
+    /// Name by which virtual machines refer to it.
+    pub name: String,
+    /// What carries it.
+    pub kind: CardKind,
+    /// Address of the PCI function, of a card behind VFIO.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<Address>,
+    /// Way in which a card behind VFIO is reset.
+    #[serde(default)]
+    pub reset: ResetWay,
+    /// MiB of VRAM.
+    #[serde(default = "default_card_vram")]
+    pub vram_mib: u64,
+    /// MiB of BAR1.
+    #[serde(default = "default_bar1")]
+    pub bar1_mib: u64,
+    /// MiB of BAR3.
+    #[serde(default = "default_bar3")]
+    pub bar3_mib: u64,
+    /// MiB of VRAM that the mediator keeps for its own structures; virtual machines share the rest.
+    #[serde(default)]
+    pub reserve_mib: Option<u64>,
+    /// KiB of a chunk, the unit in which VRAM is given to virtual machines.
+    #[serde(default = "default_chunk")]
+    pub chunk_kib: u64,
+    /// Lets virtual machines be promised more VRAM than there is; a guest that uses memory when there is none is denied it.
+    #[serde(default)]
+    pub overcommit: bool,
+    /// What its memory is to hold.
+    #[serde(default)]
+    pub memory: CardMemory,
+    /// How its time is shared.
+    #[serde(default)]
+    pub scheduler: sched::Config,
+    /// A card behind NVIDIA's driver.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cuda: Option<CudaSpec>,
+    /// How long work takes on a software card; without it, as long as the host needs.
+    #[serde(default)]
+    pub time: Option<TimeSpec>,
+    /// Lets a software card count how often its engines touch which part of memory.
+    #[serde(default)]
+    pub profile: bool,
+    /// What a software card does wrong, for tests of recovery.
+    #[serde(default, rename = "fault", skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<FaultSpec>,
+}
+
+impl CardSpec {
+    /// MiB that the mediator keeps for itself.
+    #[must_use]
+    pub fn reserve_mib(&self) -> u64 {
+        self.reserve_mib.unwrap_or_else(|| (self.vram_mib / 8).clamp(8, 64))
+    }
+
+    /// With all keys, also those that were left out.
+    #[must_use]
+    pub fn whole(&self) -> Self {
+        Self { reserve_mib: Some(self.reserve_mib()), ..self.clone() }
+    }
+
+    /// MiB that virtual machines can have, all together.
+    #[must_use]
+    pub fn shared_mib(&self) -> u64 {
+        self.vram_mib.saturating_sub(self.reserve_mib())
+    }
+}
+
+fn default_card_vram() -> u64 {
+    1024
+}
+
+fn default_bar1() -> u64 {
+    128
+}
+
+fn default_bar3() -> u64 {
+    64
+}
+
+fn default_chunk() -> u64 {
+    2048
+}
+
+/// A carrier of a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CardKind {
+    /// The software card.
+    Simgpu,
+    /// A card behind NVIDIA's driver, for CUDA programs.
+    Cuda,
+    /// A real card, behind VFIO.
+    Vfio,
+}
+
+impl fmt::Display for CardKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Simgpu => f.write_str("simgpu"),
+            Self::Cuda => f.write_str("cuda"),
+            Self::Vfio => f.write_str("vfio"),
+        }
+    }
+}
+
+/// A `[[vm]]` table, and the body of a request to add a virtual machine.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VmSpec {
+    /// Name of the virtual machine.
+    pub name: String,
+    /// Name of the card that it uses.
+    pub card: String,
+    /// MiB of VRAM that the guest sees. Not for passthrough, where it is the card's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vram_mib: Option<u64>,
+    /// How many channels the guest may have on the card at a time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub channels: Option<u32>,
+    /// Wires the virtual machine straight to the card, with no mediation.
+    #[serde(default)]
+    pub passthrough: bool,
+    /// How BAR1 and BAR3 are served.
+    #[serde(default)]
+    pub apertures: Apertures,
+    /// How much work a TLB flush of the guest does.
+    #[serde(default, with = "shadow")]
+    #[schemars(with = "String")]
+    pub shadow: Mode,
+    /// Milliseconds that a channel may hold an engine without progress before it is killed; 0 for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hang_limit_ms: Option<u64>,
+    /// What it may have of the card's memory.
+    #[serde(default)]
+    pub memory: VmMemory,
+    /// What it may have of the card's time.
+    #[serde(default)]
+    pub time: TimeShare,
+    /// What its driver may ask of the mediator.
+    #[serde(default)]
+    pub paravirtual: Paravirtual,
+    /// Path of the vfio-user socket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket: Option<PathBuf>,
+    /// Who may connect to the socket.
+    #[serde(default)]
+    pub mode: SocketMode,
+    /// User that owns the socket, by name or number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// Group of the socket, by name or number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+}
+
+/// Channels of a virtual machine that says nothing else.
+pub const DEFAULT_CHANNELS: u32 = 32;
+
+/// Milliseconds that a channel may hold an engine without progress, when nothing else is said. Less than the 15 seconds
+/// after which nouveau itself gives a channel up, so that the guest is told why.
+pub const DEFAULT_HANG_LIMIT_MS: u64 = channels::HANG_LIMIT_NS / 1_000_000;
+
+impl VmSpec {
+    /// A mediated virtual machine with defaults for all but these.
+    #[must_use]
+    pub fn new(name: &str, card: &str, vram_mib: u64) -> Self {
+        Self {
+            name: name.to_owned(),
+            card: card.to_owned(),
+            vram_mib: Some(vram_mib),
+            channels: None,
+            passthrough: false,
+            apertures: Apertures::default(),
+            shadow: Mode::default(),
+            hang_limit_ms: None,
+            memory: VmMemory::default(),
+            time: TimeShare::default(),
+            paravirtual: Paravirtual::default(),
+            socket: None,
+            mode: SocketMode::default(),
+            owner: None,
+            group: None,
+        }
+    }
+
+    /// The virtual machine that a `[[vm]]` table describes.
+    ///
+    /// # Errors
+    /// What is wrong with which key.
+    pub fn from_table(table: &serde_json::Map<String, serde_json::Value>) -> Result<Self, String> {
+        Self::deserialize(table).map_err(|error| error.to_string())
+    }
+
+    /// With all keys that have a value, also those that were left out.
+    #[must_use]
+    pub fn whole(&self, socket_dir: &Path) -> Self {
+        Self {
+            channels: Some(self.channels()),
+            hang_limit_ms: Some(self.hang_limit_ms.unwrap_or(DEFAULT_HANG_LIMIT_MS)),
+            time: self.time_share().into(),
+            socket: Some(self.socket_path(socket_dir)),
+            ..self.clone()
+        }
+    }
+
+    /// The socket's path: its own, or its name in `socket_dir`.
+    #[must_use]
+    pub fn socket_path(&self, socket_dir: &Path) -> PathBuf {
+        self.socket.clone().unwrap_or_else(|| socket_dir.join(format!("{}.sock", self.name)))
+    }
+
+    /// How long a channel may hold an engine without progress; `None` for ever.
+    #[must_use]
+    pub fn hang_limit(&self) -> Option<Duration> {
+        let limit = self.hang_limit_ms.unwrap_or(DEFAULT_HANG_LIMIT_MS);
+        (limit != 0).then(|| Duration::from_millis(limit))
+    }
+
+    /// What it may have of the card's time.
+    #[must_use]
+    pub fn time_share(&self) -> sched::VgpuParams {
+        self.time.params(self.hang_limit_ms)
+    }
+
+    /// How many channels the guest may have.
+    #[must_use]
+    pub fn channels(&self) -> u32 {
+        self.channels.unwrap_or(DEFAULT_CHANNELS)
+    }
+}
+
+/// A `[vm.time]` table: what a virtual machine may have of each engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct TimeShare {
+    /// Its part of the time is this over the sum of those that compete.
+    pub weight: u32,
+    /// Its part is at least this, in thousandths, while it wants it.
+    pub guarantee_permille: u32,
+    /// Its part is at most this, in thousandths, even when no one else wants the rest.
+    pub cap_permille: u32,
+    /// Who goes first among those that are due.
+    pub class: sched::LatencyClass,
+    /// Milliseconds that one submission may run; 0 for ever. As long as a channel may hold an engine, if nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_run_ms: Option<u64>,
+}
+
+impl Default for TimeShare {
+    fn default() -> Self {
+        let sched::VgpuParams { weight, guarantee_permille, cap_permille, class, .. } = sched::VgpuParams::default();
+        Self { weight, guarantee_permille, cap_permille, class, max_run_ms: None }
+    }
+}
+
+impl From<sched::VgpuParams> for TimeShare {
+    /// With all keys. A limit of less than a millisecond, which no table can ask for, counts as one.
+    fn from(params: sched::VgpuParams) -> Self {
+        let sched::VgpuParams { weight, guarantee_permille, cap_permille, class, max_run_ns } = params;
+        let max_run_ms = Some(max_run_ns.map_or(0, |ns| (ns / 1_000_000).max(1)));
+        Self { weight, guarantee_permille, cap_permille, class, max_run_ms }
+    }
+}
+
+impl TimeShare {
+    /// As the scheduler takes it.
+    #[must_use]
+    pub fn params(&self, hang_limit_ms: Option<u64>) -> sched::VgpuParams {
+        let Self { weight, guarantee_permille, cap_permille, class, max_run_ms } = *self;
+        let limit = max_run_ms.or(hang_limit_ms).unwrap_or(DEFAULT_HANG_LIMIT_MS);
+        let max_run_ns = (limit != 0).then(|| limit.saturating_mul(1_000_000));
+        sched::VgpuParams { weight, guarantee_permille, cap_permille, class, max_run_ns }
+    }
+}
+
+/// How the apertures BAR1 and BAR3 are served to the VMM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Apertures {
+    /// Each access is a message.
+    #[default]
+    Trapped,
+    /// The VMM maps most of both, and accesses there are none.
+    Remapped,
+}
+
+/// A mode of shadowing by its name.
+mod shadow {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+    use shadow_pt::Mode;
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Mode, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+
+    pub(super) fn serialize<S: Serializer>(mode: &Mode, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(mode.name())
+    }
+}
+
+/// Permission bits of a socket; written in octal, as a string.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, schemars::JsonSchema)]
+#[schemars(with = "String")]
+pub struct SocketMode(pub u32);
+
+impl Default for SocketMode {
+    fn default() -> Self {
+        Self(0o660)
+    }
+}
+
+impl fmt::Display for SocketMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04o}", self.0)
+    }
+}
+
+impl std::str::FromStr for SocketMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let digits = !text.is_empty() && text.bytes().all(|byte| (b'0'..=b'7').contains(&byte));
+        match u32::from_str_radix(text, 8) {
+            Ok(bits) if digits && bits <= 0o777 => Ok(Self(bits)),
+            _ => Err(format!("`{text}` is no access mode, expected octal digits from 0000 to 0777, such as \"0660\"")),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for SocketMode {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = SocketMode;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string of octal digits such as \"0660\"")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<SocketMode, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_str(Visitor)
+    }
+}
+
+impl Serialize for SocketMode {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// Why a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file could not be read.
+    #[error("the configuration file {path} cannot be read; name one with --config PATH")]
+    Read {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// It has mistakes; the text has one line for each, `FILE:LINE:COLUMN: KEY: what is wrong, what was expected`.
+    #[error("{}", .0.join("\n"))]
+    Mistakes(Vec<String>),
+}
+
+impl Config {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// When it cannot be read or has mistakes; all that can be told are told at once.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text =
+            std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        Self::parse(&text, &path.display().to_string())
+    }
+
+    /// Reads and checks the text of a file that is called `file` in messages.
+    ///
+    /// # Errors
+    /// When it has mistakes.
+    pub fn parse(text: &str, file: &str) -> Result<Self, ConfigError> {
+        let config: Self = toml::from_str(text)
+            .map_err(|error| ConfigError::Mistakes(vec![position::describe(text, file, &error)]))?;
+        let mistakes = check::config(&config);
+        if mistakes.is_empty() {
+            return Ok(config);
+        }
+        let positions = position::Positions::new(text);
+        Err(ConfigError::Mistakes(mistakes.iter().map(|mistake| positions.describe(file, mistake)).collect()))
+    }
+}

@@ -1,0 +1,296 @@
+//! What a card's memory is to hold, and what a virtual machine may have of it.
+
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use vram::victim::VictimPolicy;
+use vram::{Limits, Mode, OnFull, QuantaConfig};
+
+use super::CardSpec;
+
+/// A `[card.memory]` table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct CardMemory {
+    /// MiB of host memory that may be pinned for what the card has no room for; 0 for none.
+    pub host_mib: u64,
+    /// MiB of the card that take what has to go at once, and drain to host memory when nothing else is to be moved.
+    pub reserve_mib: u64,
+    /// Which chunk of a virtual machine goes first: `random`, `priority`, `profiled` or `clock`.
+    #[serde(with = "by_name")]
+    #[schemars(with = "String")]
+    pub victims: VictimPolicy,
+    /// Milliseconds between two looks whether chunks can come back to the card.
+    pub return_ms: u64,
+    /// Milliseconds in which a chunk that has moved does not move back, unless it has to.
+    pub settle_ms: u64,
+    /// Milliseconds without work after which a virtual machine gives way to those that work.
+    pub idle_ms: u64,
+    /// MiB of the card that stay free when chunks come back, for what is wanted next.
+    pub low_water_mib: u64,
+    /// When virtual machines take turns with the card's memory.
+    pub quanta: QuantaSpec,
+    /// For tests: chunks drawn at random move after every so many submissions; 0 for never.
+    pub chaos_every: u32,
+    /// For tests: what is drawn follows from it.
+    pub chaos_seed: u64,
+}
+
+/// A `[card.memory.quanta]` table: when virtual machines whose memory does not fit together take turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct QuantaSpec {
+    /// `auto` (when they thrash), `off` or `forced`.
+    #[serde(with = "by_name")]
+    #[schemars(with = "String")]
+    pub mode: Mode,
+    /// Milliseconds over which traffic is looked at.
+    pub window_ms: u64,
+    /// Thousandths of what can be copied within the window: when more goes over the bus, they thrash.
+    pub on_permille: u32,
+    /// Thousandths of the card's memory that must be free for a window before turns end.
+    pub margin_permille: u32,
+    /// A turn lasts so many times as long as the copies at its begin.
+    pub factor: u32,
+    /// Shortest turn, in milliseconds.
+    pub min_ms: u64,
+    /// Longest turn, in milliseconds.
+    pub max_ms: u64,
+}
+
+/// Nanoseconds of a millisecond.
+const MS: u64 = 1_000_000;
+
+impl Default for QuantaSpec {
+    fn default() -> Self {
+        let QuantaConfig { mode, window_ns, on_permille, margin_permille, factor, min_ns, max_ns } =
+            QuantaConfig::default();
+        let (window_ms, min_ms, max_ms) = (window_ns / MS, min_ns / MS, max_ns / MS);
+        Self { mode, window_ms, on_permille, margin_permille, factor, min_ms, max_ms }
+    }
+}
+
+impl Default for CardMemory {
+    fn default() -> Self {
+        let balance = vram::balance::Config::default();
+        Self {
+            host_mib: 0,
+            reserve_mib: 0,
+            victims: balance.policy,
+            return_ms: balance.return_interval_ns / MS,
+            settle_ms: balance.settle_ns / MS,
+            idle_ms: balance.idle_after_ns / MS,
+            low_water_mib: 0,
+            quanta: QuantaSpec::default(),
+            chaos_every: 0,
+            chaos_seed: 0,
+        }
+    }
+}
+
+impl CardMemory {
+    /// Longest time that a key may say, in ms.
+    pub const MS_MAX: u64 = 3_600_000;
+
+    /// What of it cannot be so: the key, and what is wrong.
+    #[must_use]
+    pub fn check(&self, chunk_kib: u64, shared_mib: u64) -> Vec<(&'static str, String)> {
+        let mut wrong = Vec::new();
+        for (key, ms, least) in [
+            ("memory.return_ms", self.return_ms, 1),
+            ("memory.settle_ms", self.settle_ms, 0),
+            ("memory.idle_ms", self.idle_ms, 1),
+            ("memory.quanta.window_ms", self.quanta.window_ms, 1),
+            ("memory.quanta.min_ms", self.quanta.min_ms, 1),
+            ("memory.quanta.max_ms", self.quanta.max_ms, self.quanta.min_ms),
+        ] {
+            if !(least..=Self::MS_MAX).contains(&ms) {
+                wrong.push((key, format!("{ms}, expected {least} to {}", Self::MS_MAX)));
+            }
+        }
+        for (key, permille) in [
+            ("memory.quanta.on_permille", self.quanta.on_permille),
+            ("memory.quanta.margin_permille", self.quanta.margin_permille),
+        ] {
+            if permille > 1000 {
+                wrong.push((key, format!("{permille}, expected at most 1000")));
+            }
+        }
+        if !(1..=1000).contains(&self.quanta.factor) {
+            wrong.push(("memory.quanta.factor", format!("{}, expected 1 to 1000", self.quanta.factor)));
+        }
+        for (key, mib) in [
+            ("memory.host_mib", self.host_mib),
+            ("memory.reserve_mib", self.reserve_mib),
+            ("memory.low_water_mib", self.low_water_mib),
+        ] {
+            if chunk_kib != 0 && mib.checked_mul(1024).is_none_or(|kib| kib % chunk_kib != 0) {
+                wrong.push((key, format!("{mib} MiB, expected a multiple of the chunk of {chunk_kib} KiB")));
+            }
+        }
+        if self.host_mib > Self::HOST_MIB_MAX {
+            wrong.push(("memory.host_mib", format!("{}, expected at most {}", self.host_mib, Self::HOST_MIB_MAX)));
+        }
+        if self.chaos_every != 0 && self.host_mib == 0 {
+            let what = format!("{}, expected 0, or `memory.host_mib` above 0", self.chaos_every);
+            wrong.push(("memory.chaos_every", what));
+        }
+        let kept = self.reserve_mib.saturating_add(self.low_water_mib);
+        if kept > 0 && kept >= shared_mib {
+            let what = format!("{} MiB, expected less than the {shared_mib} that VMs share", self.reserve_mib);
+            wrong.push(("memory.reserve_mib", what));
+        }
+        wrong
+    }
+
+    /// Most MiB of host memory: what the card can address beside guests' RAM.
+    pub const HOST_MIB_MAX: u64 = 512 << 10;
+}
+
+/// A `[vm.memory]` table, and the body of a request to change it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct VmMemory {
+    /// MiB of the card that it may have at most; as much as its guest sees when nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quota_mib: Option<u64>,
+    /// MiB of the card that it is sure to get. When nothing is said, as much as its guest sees (and the quota allows), or
+    /// nothing on a card with `overcommit`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guarantee_mib: Option<u64>,
+    /// MiB of host memory that it may have at most; when nothing is said, as much as there is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub swap_cap_mib: Option<u64>,
+    /// Its part of the card's memory while that is short, against the others' weights; 100 when nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u32>,
+    /// What happens when the guest uses memory and the card has none: `swap` (it lies in host memory), `queue` (its work
+    /// waits), `refuse` (the guest sees no more than can be kept for it when it is added). When nothing is said, `swap`
+    /// where the card has host memory, else `queue`.
+    #[serde(skip_serializing_if = "Option::is_none", with = "by_name_if_any")]
+    #[schemars(with = "Option<String>")]
+    pub on_full: Option<OnFull>,
+    /// Milliseconds that work waits under `queue` before its channel faults; 5000 when nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue_ms: Option<u64>,
+}
+
+impl VmMemory {
+    /// The largest weight.
+    pub const WEIGHT_MAX: u32 = 10_000;
+    /// Milliseconds that work waits under `queue`, when nothing else is said. Less than the 15 seconds after which nouveau
+    /// itself gives a channel up.
+    pub const QUEUE_MS: u64 = 5_000;
+
+    /// What happens when the card has no memory for the virtual machine.
+    #[must_use]
+    pub fn policy(&self, card: &CardSpec) -> OnFull {
+        self.on_full.unwrap_or(if card.memory.host_mib == 0 { OnFull::Queue } else { OnFull::Swap })
+    }
+
+    /// MiB of the card that are sure for a guest that sees `vram` MiB.
+    #[must_use]
+    pub fn guaranteed_mib(&self, vram: u64, card: &CardSpec) -> u64 {
+        let quota = self.quota_mib.unwrap_or(vram).min(vram);
+        self.guarantee_mib.map_or(if card.overcommit { 0 } else { quota }, |mib| mib.min(vram))
+    }
+
+    /// MiB of a guest that sees `vram` MiB for which there must be host memory.
+    #[must_use]
+    pub fn swapped_mib(&self, vram: u64, card: &CardSpec) -> u64 {
+        if self.policy(card) == OnFull::Swap { vram.saturating_sub(self.guaranteed_mib(vram, card)) } else { 0 }
+    }
+
+    /// How long work waits for memory under `queue`.
+    #[must_use]
+    pub fn queue_limit(&self) -> Duration {
+        Duration::from_millis(self.queue_ms.unwrap_or(Self::QUEUE_MS))
+    }
+
+    /// Limits in chunks of a card, of a guest that sees `vram` MiB.
+    #[must_use]
+    pub fn limits(&self, vram: u64, card: &CardSpec) -> Limits {
+        let chunks = |mib: u64| u32::try_from(mib.saturating_mul(1024) / card.chunk_kib.max(1)).unwrap_or(u32::MAX);
+        Limits {
+            quota: self.quota_mib.map_or(u32::MAX, chunks),
+            guarantee: chunks(self.guaranteed_mib(vram, card)),
+            swap_cap: self.swap_cap_mib.map_or(u32::MAX, chunks),
+            weight: self.weight.unwrap_or(Limits::default().weight),
+            on_full: self.policy(card),
+        }
+    }
+
+    /// What of it cannot be so, whatever the card: the key, and what is wrong.
+    #[must_use]
+    pub fn check(&self, card: &CardSpec) -> Vec<(&'static str, String)> {
+        let mut wrong = Vec::new();
+        let sizes = [
+            ("memory.quota_mib", self.quota_mib),
+            ("memory.guarantee_mib", self.guarantee_mib),
+            ("memory.swap_cap_mib", self.swap_cap_mib),
+        ];
+        let chunk = card.chunk_kib;
+        for (key, mib) in sizes {
+            if let Some(mib) = mib
+                && chunk != 0
+                && mib.checked_mul(1024).is_none_or(|kib| kib % chunk != 0)
+            {
+                wrong.push((key, format!("{mib} MiB, expected a multiple of the chunk of {chunk} KiB")));
+            }
+        }
+        if let (Some(quota), Some(guarantee)) = (self.quota_mib, self.guarantee_mib)
+            && guarantee > quota
+        {
+            wrong.push(("memory.guarantee_mib", format!("{guarantee} MiB, expected at most the quota of {quota} MiB")));
+        }
+        if let Some(weight) = self.weight
+            && !(1..=Self::WEIGHT_MAX).contains(&weight)
+        {
+            wrong.push(("memory.weight", format!("{weight}, expected 1 to {}", Self::WEIGHT_MAX)));
+        }
+        if self.on_full == Some(OnFull::Swap) && card.memory.host_mib == 0 {
+            let what = format!("`swap`, expected another policy, or `memory.host_mib` of card `{}` above 0", card.name);
+            wrong.push(("memory.on_full", what));
+        }
+        wrong
+    }
+}
+
+/// A setting that has a name.
+mod by_name {
+    use std::fmt::Display;
+    use std::str::FromStr;
+
+    use serde::de::{Deserialize, Deserializer, Error};
+    use serde::ser::Serializer;
+
+    pub fn serialize<T: Display, S: Serializer>(value: &T, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(value)
+    }
+
+    pub fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
+}
+
+/// The same, where it may be left out.
+mod by_name_if_any {
+    use std::fmt::Display;
+    use std::str::FromStr;
+
+    use serde::de::{Deserialize, Deserializer, Error};
+    use serde::ser::Serializer;
+
+    pub fn serialize<T: Display, S: Serializer>(value: &Option<T>, to: S) -> Result<S::Ok, S::Error> {
+        match value {
+            Some(value) => to.collect_str(value),
+            None => to.serialize_none(),
+        }
+    }
+
+    pub fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
+        let name = Option::<String>::deserialize(from)?;
+        name.map(|name| name.parse().map_err(D::Error::custom)).transpose()
+    }
+}

@@ -1,0 +1,173 @@
+//! Tables that are changed while the daemon runs: some keys get new values, the others stay.
+//!
+//! A key is named by its path, `band.period_ns`; what is compared are the values at the ends of paths, and a key that a table
+//! leaves out counts as null.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+/// `current` with the keys of `patch` instead of its own; tables within it are changed in the same way.
+///
+/// # Errors
+/// When `patch` has a key that there is not, or a value of another type: `KEY: what is wrong, what was expected`.
+pub fn patched<T: Serialize + DeserializeOwned>(current: &T, patch: &Map<String, Value>) -> Result<T, String> {
+    let mut whole = serde_json::to_value(current).map_err(|error| error.to_string())?;
+    // One key at a time, so that a mistake is told with its key.
+    for (path, value) in leaves(patch) {
+        *place(&mut whole, &path) = value;
+        T::deserialize(&whole).map_err(|error| format!("{}: {error}", path.join(".")))?;
+    }
+    T::deserialize(whole).map_err(|error| error.to_string())
+}
+
+/// All values that are no tables with keys, each with its path.
+fn leaves(patch: &Map<String, Value>) -> Vec<(Vec<String>, Value)> {
+    let mut leaves = Vec::new();
+    for (key, value) in patch {
+        match value {
+            Value::Object(table) if !table.is_empty() => {
+                leaves.extend(self::leaves(table).into_iter().map(|(rest, value)| {
+                    let path = std::iter::once(key.clone()).chain(rest).collect();
+                    (path, value)
+                }));
+            }
+            value => leaves.push((vec![key.clone()], value.clone())),
+        }
+    }
+    leaves
+}
+
+/// Where a path leads; what is no table on the way becomes one.
+fn place<'a>(mut at: &'a mut Value, path: &[String]) -> &'a mut Value {
+    for key in path {
+        if !at.is_object() {
+            *at = Value::Object(Map::new());
+        }
+        at = &mut at[key.as_str()];
+    }
+    at
+}
+
+/// A table as JSON.
+///
+/// # Errors
+/// When it is no table, or has a value that JSON has not.
+pub fn table(of: &impl Serialize) -> Result<Map<String, Value>, String> {
+    match serde_json::to_value(of) {
+        Ok(Value::Object(table)) => Ok(table),
+        Ok(other) => Err(format!("expected a table, not {other}")),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// `current` with other values at the ends of some paths.
+///
+/// # Errors
+/// As [`patched`].
+pub fn with<T: Serialize + DeserializeOwned>(current: &T, values: &BTreeMap<String, Value>) -> Result<T, String> {
+    let mut patch = Value::Object(Map::new());
+    for (path, value) in values {
+        let path: Vec<_> = path.split('.').map(str::to_owned).collect();
+        *place(&mut patch, &path) = value.clone();
+    }
+    match patch {
+        Value::Object(patch) => patched(current, &patch),
+        _ => patched(current, &Map::new()),
+    }
+}
+
+/// The value at the end of a path; null when there is none.
+#[must_use]
+pub fn value(table: &Map<String, Value>, path: &str) -> Value {
+    let mut keys = path.split('.');
+    let first = keys.next().and_then(|key| table.get(key));
+    keys.fold(first, |at, key| at?.get(key)).cloned().unwrap_or(Value::Null)
+}
+
+/// A key whose value is not the same in two tables.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// Its path.
+    pub key: String,
+    /// Its value in the one.
+    pub from: Value,
+    /// Its value in the other.
+    pub to: Value,
+}
+
+/// The keys whose values differ, by path.
+#[must_use]
+pub fn differences(from: &Map<String, Value>, to: &Map<String, Value>) -> Vec<Difference> {
+    let flat = |table| leaves(table).into_iter().map(|(path, value)| (path.join("."), value)).collect();
+    let (mut from, to): (BTreeMap<String, Value>, BTreeMap<String, Value>) = (flat(from), flat(to));
+    let mut found = BTreeMap::new();
+    for (key, to) in to {
+        let from = from.remove(&key).unwrap_or(Value::Null);
+        if from != to {
+            found.insert(key, (from, to));
+        }
+    }
+    // What is left has no counterpart.
+    found.extend(from.into_iter().filter(|(_, from)| !from.is_null()).map(|(key, from)| (key, (from, Value::Null))));
+    found.into_iter().map(|(key, (from, to))| Difference { key, from, to }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sched::{Config, PolicyKind};
+
+    fn patched_by(text: &str) -> Result<Config, String> {
+        let current = Config { strikes: 7, ..Config::default() };
+        patched(&current, &serde_json::from_str(text).unwrap())
+    }
+
+    #[test]
+    fn keys_that_are_left_out_stay() {
+        let new = patched_by(r#"{ "policy": "fifo", "band": { "wait_ns": 0 } }"#).unwrap();
+        assert_eq!((new.policy, new.strikes, new.band.wait_ns), (PolicyKind::Fifo, 7, 0));
+        assert_eq!(new.band.period_ns, Config::default().band.period_ns);
+        assert_eq!(patched_by("{}").unwrap().strikes, 7);
+    }
+
+    #[test]
+    fn differences_are_told_by_path_and_undone_by_it() {
+        let current = table(&Config { strikes: 7, ..Config::default() }).unwrap();
+        let mut other = Config::default();
+        other.band.wait_ns = 0;
+        let found = differences(&current, &table(&other).unwrap());
+        let shown: Vec<_> = found.iter().map(|one| format!("{} {} {}", one.key, one.from, one.to)).collect();
+        assert_eq!(shown, ["band.wait_ns 500000 0", "strikes 7 3"]);
+        let back = found.into_iter().map(|one| (one.key, one.from)).collect();
+        assert_eq!(table(&with(&other, &back).unwrap()).unwrap(), current);
+        // Left out is null, on either side.
+        let share = |max_run_ms| table(&crate::TimeShare { max_run_ms, ..Default::default() }).unwrap();
+        let (none, some) = (share(None), share(Some(5)));
+        let shown =
+            |from, to| differences(from, to).into_iter().map(|one| (one.key, one.from, one.to)).collect::<Vec<_>>();
+        assert_eq!(shown(&none, &some), [("max_run_ms".to_owned(), Value::Null, 5.into())]);
+        assert_eq!(shown(&some, &none), [("max_run_ms".to_owned(), 5.into(), Value::Null)]);
+        assert_eq!(shown(&none, &none), []);
+    }
+
+    #[test]
+    fn mistakes_are_told_with_their_key() {
+        for (text, key, what) in [
+            (r#"{ "polcy": "fifo" }"#, "polcy", "unknown field `polcy`, expected one of `policy`"),
+            (r#"{ "policy": "band", "band": { "wait": 1 } }"#, "band.wait", "unknown field `wait`"),
+            (r#"{ "bandd": {} }"#, "bandd", "unknown field"),
+            (r#"{ "bandd": null }"#, "bandd", "unknown field"),
+            (r#"{ "strikes": "many" }"#, "strikes", "invalid type: string \"many\", expected u32"),
+            (r#"{ "strikes": -1 }"#, "strikes", "invalid value: integer `-1`, expected u32"),
+            (r#"{ "strikes": { "a": 1 } }"#, "strikes.a", "invalid type: map, expected u32"),
+            (r#"{ "band": 3 }"#, "band", "invalid type: integer `3`"),
+            (r#"{ "policy": "best" }"#, "policy", "unknown variant `best`, expected one of `direct`"),
+        ] {
+            let error = patched_by(text).unwrap_err();
+            assert!(error.starts_with(&format!("{key}: {what}")), "{text}: {error}");
+        }
+    }
+}

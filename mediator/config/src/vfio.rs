@@ -1,0 +1,106 @@
+//! Cards behind VFIO: their keys, and which of a software card's keys they have not.
+
+use serde::{Deserialize, Serialize};
+
+use super::{CardKind, CardSpec};
+
+/// A way to reset a card behind VFIO, before the mediator takes it over and when it has failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ResetWay {
+    /// The function's own reset if it has one, its units otherwise.
+    #[default]
+    Auto,
+    /// The bus with all that is on it. Cards that need their VBIOS to run after that are lost until the host restarts.
+    Bus,
+    /// Its units, by its registers.
+    Units,
+}
+
+/// Mistakes of a card about VFIO, beside those that any card can have: keys, and what is wrong with them.
+pub(super) fn card(card: &CardSpec, others: &[CardSpec]) -> Vec<(&'static str, String)> {
+    let mut wrong = Vec::new();
+    if card.kind != CardKind::Vfio {
+        if card.address.is_some() {
+            wrong.push(("address", "expected no such key but with kind = \"vfio\"".to_owned()));
+        }
+        if card.reset != ResetWay::default() {
+            wrong.push(("reset", "expected no such key but with kind = \"vfio\"".to_owned()));
+        }
+        return wrong;
+    }
+    match card.address {
+        None => {
+            let what = "missing, expected the address of a PCI function such as \"0000:65:00.0\"; \
+                        `mediatorctl card list --host` shows them";
+            wrong.push(("address", what.to_owned()));
+        }
+        Some(address) => {
+            if let Some(other) = others.iter().find(|other| other.address == Some(address)) {
+                let what = format!("`{address}` is the address of card `{}`, expected another", other.name);
+                wrong.push(("address", what));
+            }
+        }
+    }
+    let alien = [("time", card.time.is_some()), ("profile", card.profile), ("fault", !card.faults.is_empty())];
+    for (key, _) in alien.into_iter().filter(|(_, there)| *there) {
+        wrong.push((key, "expected no such key but with kind = \"simgpu\"".to_owned()));
+    }
+    let sizes =
+        [("bar1_mib", card.bar1_mib, super::default_bar1()), ("bar3_mib", card.bar3_mib, super::default_bar3())];
+    for (key, _, _) in sizes.into_iter().filter(|(_, mib, default)| mib != default) {
+        wrong.push((key, "expected no such key with kind = \"vfio\": the card has the size that it has".to_owned()));
+    }
+    wrong
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Config, ResetWay};
+
+    fn parsed(keys: &str) -> Result<Config, String> {
+        let text = format!("[[card]]\nname = \"c\"\nkind = \"vfio\"\n{keys}\n");
+        Config::parse(&text, "m.toml").map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn card_behind_vfio_is_read() {
+        let config = parsed("address = \"0000:65:00.0\"\nvram_mib = 6144\nreset = \"bus\"").expect("it is good");
+        let card = &config.cards[0];
+        assert_eq!(
+            (card.address.map(|address| address.to_string()), card.reset),
+            (Some("0000:65:00.0".into()), ResetWay::Bus)
+        );
+    }
+
+    #[test]
+    fn mistakes_are_told_with_line_and_key() {
+        for (keys, expected) in [
+            (
+                "",
+                "m.toml:1:1: card[0].address: missing, expected the address of a PCI function such as \"0000:65:00.0\"",
+            ),
+            (
+                "address = \"65:00.0\"",
+                "m.toml:4:11: card[0].address: \"65:00.0\" is no address of a PCI function, expected",
+            ),
+            ("address = 65", "m.toml:4:11: card[0].address: invalid type"),
+            ("address = \"0000:65:00.0\"\nreset = \"flr\"", "m.toml:5:9: card[0].reset: unknown variant `flr`"),
+            ("address = \"0000:65:00.0\"\nprofile = true", "m.toml:5:11: card[0].profile: expected no such key"),
+            ("address = \"0000:65:00.0\"\nbar1_mib = 256", "m.toml:5:12: card[0].bar1_mib: expected no such key"),
+            ("address = \"0000:65:00.0\"\ntime.copy_mib_per_s = 1", "card[0].time: expected no such key"),
+            (
+                "address = \"0000:65:00.0\"\n[[card]]\nname = \"d\"\nkind = \"vfio\"\naddress = \"0000:65:00.0\"",
+                "m.toml:8:11: card[1].address: `0000:65:00.0` is the address of card `c`, expected another",
+            ),
+            (
+                "address = \"0000:65:00.0\"\n[[card]]\nname = \"d\"\nkind = \"simgpu\"\naddress = \"0000:66:00.0\"",
+                "m.toml:8:11: card[1].address: expected no such key but with kind = \"vfio\"",
+            ),
+            ("address = \"0000:65:00.0\"\nvram_mib = 8", "m.toml:5:12: card[0].vram_mib: 8 MiB, expected 16 to 6144"),
+        ] {
+            let found = parsed(keys).unwrap_err();
+            assert!(found.contains(expected), "{keys}: {found}");
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! `mediatorctl apply`, `export` and `assert`: a state that is written down, and the one that is.
+
+use std::fmt::Write;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use serde_json::Value;
+
+use super::client::{Client, ClientError};
+use super::{Code, Form};
+use api::{Action, Applied, Comparison, Desired, Exported, KeyChange, Kind, Step};
+
+/// The path of what can be changed.
+const PATH: &str = "/v1/desired";
+/// Largest file that is read, in bytes; the daemon takes less.
+const MAX_FILE: u64 = 1 << 20;
+
+#[derive(Clone, Debug, Args)]
+pub(super) struct Apply {
+    /// The desired state: tables of a configuration file, as TOML or JSON; `-` for standard input
+    #[arg(short, long, value_name = "FILE")]
+    file: PathBuf,
+    /// Removes virtual machines that the file does not name
+    #[arg(long)]
+    prune: bool,
+    /// Only prints what would be done
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(super) struct Assert {
+    /// The desired state: tables of a configuration file, as TOML or JSON; `-` for standard input
+    #[arg(short, long, value_name = "FILE")]
+    file: PathBuf,
+    /// Also looks for virtual machines that the file does not name
+    #[arg(long)]
+    exact: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(super) struct Export {
+    /// Form of the file
+    #[arg(long, value_name = "FORMAT", default_value = "toml")]
+    format: Format,
+    /// Leaves the revision out, so that the file can be applied whatever has changed since
+    #[arg(long)]
+    no_revision: bool,
+}
+
+/// Form of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// As the configuration file
+    Toml,
+    /// As the API has it
+    Json,
+}
+
+impl Apply {
+    /// Makes things as the file says; what was done.
+    pub fn run(&self, client: &Client, form: Form) -> Result<String, ClientError> {
+        let path = format!("{PATH}?prune={}&dry_run={}", self.prune, self.dry_run);
+        let applied: Applied = client.patch(&path, &desired(&self.file)?)?;
+        Ok(form.of(&applied, shown))
+    }
+}
+
+impl Assert {
+    /// What is not as the file says, and the code for whether there is any.
+    pub fn run(&self, client: &Client, form: Form) -> Result<(String, Code), ClientError> {
+        let path = format!("{PATH}/compare?exact={}", self.exact);
+        let desired = Desired { revision: None, ..desired(&self.file)? };
+        let found: Comparison = client.post(&path, &desired)?;
+        let code = if found.differences.is_empty() { Code::Good } else { Code::Failed };
+        Ok((form.of(&found, |found| differences(&found.differences)), code))
+    }
+}
+
+impl Export {
+    /// What is, as a file.
+    pub fn run(&self, client: &Client, form: Form) -> Result<String, ClientError> {
+        let exported: Exported = client.get(PATH)?;
+        let mut value = serde_json::to_value(&exported).map_err(|error| ClientError::Protocol(error.to_string()))?;
+        if let (true, Value::Object(table)) = (self.no_revision, &mut value) {
+            table.remove("revision");
+        }
+        if self.format == Format::Json || form == Form::Json {
+            return Ok(super::json(&value));
+        }
+        toml::to_string(&value).map_err(|error| ClientError::Protocol(error.to_string()))
+    }
+}
+
+/// The state that a file describes.
+fn desired(path: &Path) -> Result<Desired, ClientError> {
+    let unreadable = |what: String| ClientError::Desired { path: path.to_owned(), what };
+    let mut text = String::new();
+    let read = match path.to_str() {
+        Some("-") => std::io::stdin().take(MAX_FILE).read_to_string(&mut text),
+        _ => std::fs::File::open(path).and_then(|file| file.take(MAX_FILE).read_to_string(&mut text)),
+    };
+    read.map_err(|error| unreadable(error.to_string()))?;
+    if text.trim_start().starts_with('{') {
+        return serde_json::from_str(&text).map_err(|error| unreadable(error.to_string()));
+    }
+    let name = path.display().to_string();
+    toml::from_str(&text).map_err(|error| {
+        let told = config::position::describe(&text, &name, &error);
+        unreadable(told.strip_prefix(&format!("{name}:")).map_or(told.clone(), |rest| format!("at {rest}")))
+    })
+}
+
+fn kind(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Daemon => "the daemon",
+        Kind::Card => "card ",
+        Kind::Vm => "VM ",
+    }
+}
+
+fn changes(text: &mut String, changes: &[KeyChange]) {
+    let shown = |value: &Value| if value.is_null() { "nothing".to_owned() } else { value.to_string() };
+    for KeyChange { key, from, to } in changes {
+        let _ = writeln!(text, "  {key}: {} -> {}", shown(from), shown(to));
+    }
+}
+
+/// What an `apply` did, one line for each thing.
+fn shown(applied: &Applied) -> String {
+    let mut text = String::new();
+    for step in &applied.steps {
+        let what = match (step.action, applied.dry_run) {
+            (Action::Keep, _) => "is as it should be",
+            (Action::Create, false) => "is added",
+            (Action::Create, true) => "would be added",
+            (Action::Change, false) => "is changed",
+            (Action::Change, true) => "would be changed",
+            (Action::Remove, false) => "is removed",
+            (Action::Remove, true) => "would be removed",
+        };
+        let _ = writeln!(text, "{}{} {what}", kind(step.kind), step.name);
+        changes(&mut text, &step.changes);
+    }
+    if applied.steps.is_empty() {
+        text.push_str("the file names nothing\n");
+    }
+    text
+}
+
+/// What is not as a file says.
+fn differences(steps: &[Step]) -> String {
+    let mut text = String::new();
+    for step in steps {
+        let what = match step.action {
+            Action::Create => "is not there",
+            Action::Remove => "is there, but not in the file",
+            Action::Change | Action::Keep => "is not as in the file",
+        };
+        let _ = writeln!(text, "{}{} {what}", kind(step.kind), step.name);
+        changes(&mut text, &step.changes);
+    }
+    if steps.is_empty() {
+        text.push_str("all is as in the file\n");
+    }
+    text
+}

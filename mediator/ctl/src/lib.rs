@@ -1,0 +1,427 @@
+//! `mediatorctl`: a thin client of the admin API.
+//!
+//! Parts: the command line (this file), `tenant` (tenants of CUDA cards), `host` (the host's own cards), `sched` (its commands on how cards' time is shared), [`report`] (a picture of that),
+//! [`replay`] (a record of it, decided anew),
+//! `top` (the same live), `desired` (a state that is written down), `watch` (looking again and again), `pages` (man pages and
+//! completion), [`client`] (HTTP over the socket), [`output`] (tables), [`values`] (what has a unit).
+//!
+//! Exit codes are part of the interface, see [`Code`]; so is `--output json`, which prints the API's answers as they are.
+//!
+//! What it does not do: anything to a card, but for which of the host's drivers has it; the daemon does what it is asked.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use api::launch::{MemorySize, Vmm};
+use api::{self, ErrorCode};
+use config::{Apertures, DEFAULT_ADMIN_SOCKET, Paravirtual, SocketMode, VmSpec};
+
+pub mod client;
+mod desired;
+mod host;
+mod memory;
+pub mod output;
+mod pages;
+pub mod replay;
+pub mod report;
+mod sched;
+mod tenant;
+mod top;
+pub mod values;
+mod watch;
+
+#[cfg(test)]
+mod tests;
+
+use client::{Client, ClientError};
+use watch::Watch;
+
+/// What the process ends with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Code {
+    /// Done.
+    Good = 0,
+    /// The daemon could not do it.
+    Failed = 1,
+    /// The command or one of its values is wrong.
+    Usage = 2,
+    /// There is no such virtual machine or card.
+    NotFound = 3,
+    /// Something is in the way, or the card has not that much left.
+    Conflict = 4,
+    /// The daemon does not answer.
+    Unreachable = 5,
+}
+
+/// Shows and changes the virtual machines and cards of mediatord
+#[derive(Clone, Debug, Parser)]
+#[command(
+    name = "mediatorctl",
+    version,
+    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage or value, 3 not found, 4 conflict or quota, \
+                  5 daemon unreachable"
+)]
+struct Arguments {
+    /// The daemon's admin socket
+    #[arg(long, global = true, value_name = "PATH", env = "MEDIATORCTL_SOCKET", default_value = DEFAULT_ADMIN_SOCKET)]
+    socket: PathBuf,
+    /// Form of what is printed
+    #[arg(long, global = true, value_name = "FORM", default_value = "table")]
+    output: Form,
+    /// The same as --output json
+    #[arg(long, global = true, conflicts_with = "output")]
+    json: bool,
+    /// Changes something only if the daemon is still in this revision, see `mediatorctl export`
+    #[arg(long, global = true, value_name = "REVISION", value_parser = values::revision)]
+    if_revision: Option<String>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Form of what is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Form {
+    /// For people
+    Table,
+    /// The API's answer
+    Json,
+}
+
+impl Form {
+    /// An answer in this form.
+    fn of<T: serde::Serialize>(self, answer: &T, table: impl FnOnce(&T) -> String) -> String {
+        match self {
+            Self::Table => table(answer),
+            Self::Json => json(answer),
+        }
+    }
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum Command {
+    /// Virtual machines
+    #[command(subcommand)]
+    Vm(VmCommand),
+    /// Cards
+    #[command(subcommand)]
+    Card(CardCommand),
+    /// How the time of cards is shared
+    #[command(subcommand)]
+    Sched(sched::SchedCommand),
+    /// What lies where of cards' memory
+    #[command(subcommand)]
+    Memory(memory::MemoryCommand),
+    /// Tenants of CUDA cards
+    #[command(subcommand)]
+    Tenant(tenant::TenantCommand),
+    /// Runs a CUDA program as a tenant
+    Run(Box<tenant::Run>),
+    /// Shows live who uses the cards: entitled and received shares, waits, strikes
+    Top(top::Top),
+    /// Makes virtual machines and settings as a file says; what it does not name stays
+    Apply(desired::Apply),
+    /// Prints virtual machines and settings as a file that `apply` and `assert` take
+    Export(desired::Export),
+    /// Compares virtual machines and settings with a file: ends with 0 if all is so, with 1 if not
+    Assert(desired::Assert),
+    /// Prints the admin API as an OpenAPI document
+    Schema,
+    /// Prints what makes a shell complete the commands of mediatorctl
+    Completion {
+        /// The shell
+        shell: pages::Shell,
+    },
+    /// Writes the man pages of gpu-mediator
+    #[command(hide = true)]
+    Man {
+        /// An existing folder
+        folder: PathBuf,
+    },
+}
+
+impl Command {
+    /// How often to look again, if asked for.
+    fn watch(&self) -> Option<std::time::Duration> {
+        match self {
+            Self::Vm(VmCommand::List { watch } | VmCommand::Show { watch, .. })
+            | Self::Card(CardCommand::Show { watch, .. })
+            | Self::Sched(sched::SchedCommand::Show { watch, .. })
+            | Self::Tenant(tenant::TenantCommand::List { watch } | tenant::TenantCommand::Show { watch, .. })
+            | Self::Memory(memory::MemoryCommand::Show { watch, .. }) => watch.interval(),
+            _ => None,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum VmCommand {
+    /// Adds a virtual machine; its socket is there when this ends
+    Add(Box<Add>),
+    /// Removes a virtual machine, also while its VMM is connected
+    Remove {
+        /// Its name
+        name: String,
+    },
+    /// Lists the virtual machines
+    List {
+        #[command(flatten)]
+        watch: Watch,
+    },
+    /// Shows all about one virtual machine
+    Show {
+        /// Its name
+        name: String,
+        #[command(flatten)]
+        watch: Watch,
+    },
+    /// Prints the arguments that connect a VMM
+    LaunchArgs {
+        /// Name of the virtual machine
+        name: String,
+        /// The VMM
+        #[arg(long, default_value_t)]
+        vmm: Vmm,
+        /// RAM of the guest, such as 512M or 2G
+        #[arg(long, value_name = "SIZE", default_value = "2G")]
+        memory: MemorySize,
+    },
+}
+
+#[derive(Clone, Debug, Args)]
+struct Add {
+    /// Its name
+    name: String,
+    /// The card that it uses
+    #[arg(long, value_name = "NAME")]
+    card: String,
+    /// VRAM that the guest sees, in MiB
+    #[arg(long, value_name = "MIB", required_unless_present = "passthrough", conflicts_with = "passthrough")]
+    vram_mib: Option<u64>,
+    /// Channels that the guest may have
+    #[arg(long, value_name = "COUNT")]
+    channels: Option<u32>,
+    /// Milliseconds that a channel may hold an engine without progress; 0 for ever
+    #[arg(long, value_name = "MS")]
+    hang_limit_ms: Option<u64>,
+    #[command(flatten)]
+    memory: memory::MemoryFlags,
+    #[command(flatten)]
+    time: sched::TimeFlags,
+    /// Offers the guest the paravirtual interface
+    #[arg(long, conflicts_with = "passthrough")]
+    paravirtual: bool,
+    /// Lets the guest share segments of device memory with VMs of this group
+    #[arg(long, value_name = "GROUP", requires = "paravirtual")]
+    share_group: Option<String>,
+    /// Path of its socket; NAME.sock in the daemon's folder if not given
+    #[arg(long, value_name = "PATH")]
+    socket_path: Option<PathBuf>,
+    /// Access rights of its socket, in octal
+    #[arg(long, value_name = "MODE", default_value_t)]
+    mode: SocketMode,
+    /// User that owns the socket
+    #[arg(long, value_name = "USER")]
+    owner: Option<String>,
+    /// Group of the socket
+    #[arg(long, value_name = "GROUP")]
+    group: Option<String>,
+    /// Wires it straight to the card, without mediation; the card must have no other
+    #[arg(long)]
+    passthrough: bool,
+}
+
+impl From<Add> for VmSpec {
+    fn from(add: Add) -> Self {
+        let Add {
+            name,
+            card,
+            vram_mib,
+            channels,
+            hang_limit_ms,
+            memory,
+            time,
+            paravirtual,
+            share_group,
+            socket_path,
+            mode,
+            owner,
+            group,
+            passthrough,
+        } = add;
+        Self {
+            name,
+            card,
+            vram_mib,
+            channels,
+            passthrough,
+            apertures: Apertures::default(),
+            shadow: shadow_pt::Mode::default(),
+            hang_limit_ms,
+            memory: memory.into(),
+            time: time.share(),
+            paravirtual: Paravirtual { offered: paravirtual, group: share_group, ..Paravirtual::default() },
+            socket: socket_path,
+            mode,
+            owner,
+            group,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum CardCommand {
+    /// Shows all cards, or all about one
+    Show {
+        /// Its name
+        name: Option<String>,
+        #[command(flatten)]
+        watch: Watch,
+    },
+    #[command(flatten)]
+    Host(host::HostCommand),
+}
+
+/// Runs one command as the process `arguments` (the first is the program's name) describes it.
+pub fn run<I, T>(arguments: I, out: &mut dyn Write, err: &mut dyn Write) -> Code
+where
+    I: IntoIterator<Item = T>,
+    T: Into<std::ffi::OsString> + Clone,
+{
+    let arguments = match Arguments::try_parse_from(arguments) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Help and version are asked for, and go to standard output.
+            let text = error.render();
+            if error.use_stderr() {
+                let _ = write!(err, "{text}");
+                return Code::Usage;
+            }
+            let _ = write!(out, "{text}");
+            return Code::Good;
+        }
+    };
+    let form = if arguments.json { Form::Json } else { arguments.output };
+    let done = match arguments.command.watch() {
+        Some(interval) => watch::run(interval, form, &arguments, out),
+        None => answer(form, arguments).map(|(text, code)| {
+            let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+            if written.is_ok() { code } else { Code::Failed }
+        }),
+    };
+    done.unwrap_or_else(|error| {
+        let _ = match (form, error.to_api()) {
+            (Form::Json, error) => writeln!(err, "{}", json(&error).trim_end()),
+            (Form::Table, error) => writeln!(err, "mediatorctl: {}\n  {}", error.error, error.what_to_do),
+        };
+        error.exit_code()
+    })
+}
+
+fn json(value: &impl serde::Serialize) -> String {
+    serde_json::to_string_pretty(value).map_or_else(|error| error.to_string(), |text| text + "\n")
+}
+
+/// Does a command; what it prints, and what the process ends with.
+fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientError> {
+    let Arguments { socket, command, if_revision, .. } = arguments;
+    let client = Client::new(socket)?.expecting(if_revision);
+    let text = match command {
+        Command::Assert(assert) => return assert.run(&client, form),
+        Command::Apply(apply) => apply.run(&client, form)?,
+        Command::Export(export) => export.run(&client, form)?,
+        Command::Schema => json(&api::schema::document()),
+        Command::Completion { shell } => shell.completion(),
+        Command::Man { folder } => {
+            pages::write(&folder).map_err(|source| ClientError::File { path: folder, source })?;
+            String::new()
+        }
+        Command::Vm(VmCommand::List { .. }) => {
+            let list: api::VmList = client.get("/v1/vms")?;
+            form.of(&list, |list| output::vms(&list.vms))
+        }
+        Command::Vm(VmCommand::Show { name, .. }) => {
+            let vm: api::Vm = client.get(&format!("/v1/vms/{}", client::segment(&name)))?;
+            form.of(&vm, output::vm)
+        }
+        Command::Vm(VmCommand::Add(add)) => {
+            let vm: api::Vm = client.post("/v1/vms", &VmSpec::from(*add))?;
+            form.of(&vm, output::vm_added)
+        }
+        Command::Vm(VmCommand::Remove { name }) => {
+            client.delete(&format!("/v1/vms/{}", client::segment(&name)))?;
+            form.of(&serde_json::json!({ "removed": name }), |_| format!("VM {name} is removed\n"))
+        }
+        Command::Vm(VmCommand::LaunchArgs { name, vmm, memory }) => {
+            let path =
+                format!("/v1/vms/{}/launch-args?vmm={vmm}&memory={}", client::segment(&name), String::from(memory));
+            let args: api::LaunchArgs = client.get(&path)?;
+            form.of(&args, output::launch_args)
+        }
+        Command::Card(CardCommand::Host(command)) => command.run(&client, form)?,
+        Command::Card(CardCommand::Show { name: None, .. }) => {
+            let list: api::CardList = client.get("/v1/cards")?;
+            form.of(&list, |list| output::cards(&list.cards))
+        }
+        Command::Card(CardCommand::Show { name: Some(name), .. }) => {
+            let card: api::Card = client.get(&format!("/v1/cards/{}", client::segment(&name)))?;
+            form.of(&card, output::card)
+        }
+        Command::Sched(command) => sched::answer(&client, form, command)?,
+        Command::Memory(command) => memory::answer(&client, form, command)?,
+        Command::Tenant(command) => tenant::answer(&client, form, command)?,
+        Command::Run(run) => run.run(&client)?,
+        Command::Top(top) => top.run(&client, form)?,
+    };
+    Ok((text, Code::Good))
+}
+
+impl ClientError {
+    fn exit_code(&self) -> Code {
+        match self {
+            Self::Unreachable { .. } | Self::Forbidden { .. } => Code::Unreachable,
+            Self::Refused(error) => match error.code {
+                ErrorCode::Invalid => Code::Usage,
+                ErrorCode::NotFound => Code::NotFound,
+                ErrorCode::Conflict | ErrorCode::Quota => Code::Conflict,
+                ErrorCode::Forbidden => Code::Unreachable,
+                ErrorCode::Failed => Code::Failed,
+            },
+            Self::Report(_) | Self::Record { .. } | Self::Desired { .. } => Code::Usage,
+            Self::Runtime(_)
+            | Self::Protocol(_)
+            | Self::TimedOut
+            | Self::Differs { .. }
+            | Self::File { .. }
+            | Self::Terminal(_) => Code::Failed,
+        }
+    }
+
+    fn to_api(&self) -> api::Error {
+        let what_to_do = match self {
+            Self::Refused(error) => return error.clone(),
+            Self::Unreachable { .. } => "start mediatord, or name its admin socket with --socket PATH",
+            Self::Forbidden { .. } => {
+                "ask for the group of the socket: `admin_group` with `admin_mode`, or to look only `read_group`, in the \
+                 daemon's configuration"
+            }
+            Self::Protocol(_) => "check that --socket names mediatord's admin socket, of the same version",
+            Self::TimedOut => "see the daemon's log",
+            Self::Runtime(_) => "try again when the host has room",
+            Self::Record { .. } => "name a file that `mediatorctl sched record` has written",
+            Self::Differs { .. } => "replay it with the version that recorded it, to see what has changed",
+            Self::File { .. } => "name another file or folder",
+            Self::Desired { .. } => "name a file as `mediatorctl export` prints it",
+            Self::Report(_) => "choose another --since or --window",
+            Self::Terminal(_) => "use --once, which prints the table",
+        };
+        let mut text = self.to_string();
+        if let Some(source) = std::error::Error::source(self) {
+            text = format!("{text}: {source}");
+        }
+        let code = if self.exit_code() == Code::Usage { ErrorCode::Invalid } else { ErrorCode::Failed };
+        api::Error { code, error: text, what_to_do: what_to_do.to_owned() }
+    }
+}

@@ -1,0 +1,341 @@
+//! `mediatorctl memory`: what lies where of cards' memory, and what virtual machines may have of it.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use hyper::Method;
+use serde_json::{Map, Value, json};
+use vram::victim::VictimPolicy;
+use vram::{Mode, OnFull};
+
+use super::client::{self, Client, ClientError};
+use super::watch::Watch;
+use super::{Form, output};
+use config::VmMemory;
+
+#[derive(Clone, Debug, Subcommand)]
+pub(super) enum MemoryCommand {
+    /// Shows what lies where of the memory of all cards, or of one
+    Show {
+        /// Name of the card
+        card: Option<String>,
+        #[command(flatten)]
+        watch: Watch,
+    },
+    /// Changes how a card's memory is divided, from now on
+    Set(SetCard),
+    /// Changes the most that a virtual machine may have on the card; what is beyond it moves to host memory
+    SetQuota(SetSize),
+    /// Changes what a virtual machine is sure to get on the card
+    SetGuarantee(SetSize),
+    /// Changes the most that a virtual machine may have in host memory
+    SetSwapCap(SetSize),
+    /// Changes a virtual machine's part of the card's memory while that is short
+    SetWeight {
+        /// Name of the virtual machine
+        vm: String,
+        /// 1 to 10000, against the others' weights
+        weight: u32,
+    },
+    /// Changes what happens when the card has no memory for a virtual machine
+    SetPolicy {
+        /// Name of the virtual machine
+        vm: String,
+        /// swap, queue or refuse
+        policy: OnFull,
+        /// Milliseconds that work waits under queue before its channel faults
+        #[arg(long, value_name = "MS")]
+        queue_ms: Option<u64>,
+    },
+    /// Keeps a range of a guest's VRAM on the card
+    Pin {
+        /// Name of the virtual machine
+        vm: String,
+        /// The range, such as 16M+4M
+        range: RangeOf,
+    },
+    /// Lets a range of a guest's VRAM move again
+    Unpin {
+        /// Name of the virtual machine
+        vm: String,
+        /// The range, such as 16M+4M
+        range: RangeOf,
+    },
+    /// Says how much a range of a guest's VRAM matters: with victims = priority the lowest goes first
+    Priority {
+        /// Name of the virtual machine
+        vm: String,
+        /// The range, such as 16M+4M
+        range: RangeOf,
+        /// 0 to 255; 128 when nothing was said
+        priority: u8,
+    },
+    /// Takes over how often ranges of a guest's VRAM are accessed, for victims = profiled
+    Profile {
+        /// Name of the virtual machine
+        vm: String,
+        /// Lines of `RANGE COUNT`, such as `16M+2M 4711`; `#` begins a comment
+        file: PathBuf,
+    },
+    /// Moves memory of a virtual machine to host memory now; it comes back when there is room, unless its quota is lower
+    Evict(Move),
+    /// Moves memory of a virtual machine back to the card now
+    Return(Move),
+}
+
+#[derive(Clone, Debug, Args)]
+pub(super) struct SetCard {
+    /// Name of the card
+    card: String,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// Settings of a card; those that are not given stay.
+#[derive(Clone, Debug, Args)]
+#[group(required = true, multiple = true)]
+struct Settings {
+    /// MiB of host memory that may be pinned; not more than the daemon was started with
+    #[arg(long, value_name = "MIB")]
+    host_mib: Option<u64>,
+    /// MiB of the card that take evictions at once
+    #[arg(long, value_name = "MIB")]
+    reserve_mib: Option<u64>,
+    /// Which chunk of a VM goes first: random, priority, profiled or clock
+    #[arg(long, value_name = "POLICY")]
+    victims: Option<VictimPolicy>,
+    /// Milliseconds between two looks whether chunks can come back
+    #[arg(long, value_name = "MS")]
+    return_ms: Option<u64>,
+    /// Milliseconds that a chunk which has moved stays
+    #[arg(long, value_name = "MS")]
+    settle_ms: Option<u64>,
+    /// Milliseconds without work after which a VM gives way
+    #[arg(long, value_name = "MS")]
+    idle_ms: Option<u64>,
+    /// MiB of the card that stay free when chunks come back
+    #[arg(long, value_name = "MIB")]
+    low_water_mib: Option<u64>,
+    /// Whether VMs take turns whose memory does not fit together: auto, off or forced
+    #[arg(long, value_name = "MODE")]
+    quanta: Option<Mode>,
+}
+
+impl Settings {
+    fn patch(&self) -> Map<String, Value> {
+        let numbers = [
+            ("host_mib", self.host_mib),
+            ("reserve_mib", self.reserve_mib),
+            ("return_ms", self.return_ms),
+            ("settle_ms", self.settle_ms),
+            ("idle_ms", self.idle_ms),
+            ("low_water_mib", self.low_water_mib),
+        ];
+        let numbers = numbers.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?.into())));
+        let victims = self.victims.map(|victims| ("victims".to_owned(), json!(victims.name())));
+        let quanta = self.quanta.map(|mode| ("quanta".to_owned(), json!({ "mode": mode.name() })));
+        numbers.chain(victims).chain(quanta).collect()
+    }
+}
+
+/// A size, or none.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mib(Option<u64>);
+
+impl std::str::FromStr for Mib {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "default" {
+            return Ok(Self(None));
+        }
+        text.parse().map(|mib| Self(Some(mib))).map_err(|_| format!("`{text}` is no number of MiB, nor `default`"))
+    }
+}
+
+#[derive(Clone, Debug, Args)]
+pub(super) struct SetSize {
+    /// Name of the virtual machine
+    vm: String,
+    /// MiB, or `default` for what holds when nothing is said
+    size: Mib,
+}
+
+/// A range of a guest's VRAM: `START+LENGTH`, each in bytes or with K, M, G.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RangeOf(api::Range);
+
+impl std::str::FromStr for RangeOf {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is no range, expected START+LENGTH such as 16M+4M or 0x1000000+0x400000");
+        let (start, bytes) = text.split_once('+').ok_or_else(wrong)?;
+        let (start, bytes) = (size(start).ok_or_else(wrong)?, size(bytes).ok_or_else(wrong)?);
+        Ok(Self(api::Range { start, bytes }))
+    }
+}
+
+/// Bytes: a number, hexadecimal or with a unit.
+fn size(text: &str) -> Option<u64> {
+    if let Some(digits) = text.strip_prefix("0x") {
+        return u64::from_str_radix(digits, 16).ok();
+    }
+    let units = [('K', 10), ('M', 20), ('G', 30)];
+    let unit = units.into_iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, shift)));
+    let (digits, shift) = unit.unwrap_or((text, 0));
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+#[derive(Clone, Debug, Args)]
+pub(super) struct Move {
+    /// Name of the virtual machine
+    vm: String,
+    /// At most so many MiB
+    #[arg(long, value_name = "MIB")]
+    mib: Option<u64>,
+    /// Only what lies in this range, such as 16M+4M
+    #[arg(long, value_name = "RANGE")]
+    range: Option<RangeOf>,
+}
+
+/// Path of a virtual machine's memory in the API.
+fn vm_path(vm: &str) -> String {
+    format!("/v1/vms/{}/memory", client::segment(vm))
+}
+
+/// Does a command; what it prints.
+pub(super) fn answer(client: &Client, form: Form, command: MemoryCommand) -> Result<String, ClientError> {
+    match command {
+        MemoryCommand::Show { card: None, .. } => {
+            let list: api::MemoryList = client.get("/v1/memory")?;
+            Ok(form.of(&list, |list| output::memory::cards(&list.memories)))
+        }
+        MemoryCommand::Show { card: Some(card), .. } => {
+            let memory: api::CardMemory = client.get(&format!("/v1/cards/{}/memory", client::segment(&card)))?;
+            Ok(form.of(&memory, output::memory::card))
+        }
+        MemoryCommand::Set(set) => {
+            let path = format!("/v1/cards/{}/memory", client::segment(&set.card));
+            let memory: api::CardMemory = client.patch(&path, &set.settings.patch())?;
+            Ok(form.of(&memory, output::memory::card))
+        }
+        MemoryCommand::SetQuota(SetSize { vm, size }) => set(client, form, &vm, "quota_mib", json!(size.0)),
+        MemoryCommand::SetGuarantee(SetSize { vm, size }) => set(client, form, &vm, "guarantee_mib", json!(size.0)),
+        MemoryCommand::SetSwapCap(SetSize { vm, size }) => set(client, form, &vm, "swap_cap_mib", json!(size.0)),
+        MemoryCommand::SetWeight { vm, weight } => set(client, form, &vm, "weight", json!(weight)),
+        MemoryCommand::SetPolicy { vm, policy, queue_ms } => {
+            let wait = queue_ms.map(|ms| ("queue_ms".to_owned(), json!(ms)));
+            let keys = std::iter::once(("on_full".to_owned(), json!(policy.name()))).chain(wait);
+            change(client, form, &vm, &keys.collect())
+        }
+        MemoryCommand::Pin { vm, range } => hint(client, &vm, vec![about(range, |hint| hint.pinned = Some(true))]),
+        MemoryCommand::Unpin { vm, range } => hint(client, &vm, vec![about(range, |hint| hint.pinned = Some(false))]),
+        MemoryCommand::Priority { vm, range, priority } => {
+            hint(client, &vm, vec![about(range, |hint| hint.priority = Some(priority))])
+        }
+        MemoryCommand::Profile { vm, file } => {
+            let text =
+                std::fs::read_to_string(&file).map_err(|source| ClientError::File { path: file.clone(), source })?;
+            let hints = profile(&text).map_err(|what| ClientError::Desired { path: file, what })?;
+            hint(client, &vm, hints)
+        }
+        MemoryCommand::Evict(of) => moved(client, form, &of, "evict"),
+        MemoryCommand::Return(of) => moved(client, form, &of, "return"),
+    }
+}
+
+fn set(client: &Client, form: Form, vm: &str, key: &str, value: Value) -> Result<String, ClientError> {
+    change(client, form, vm, &Map::from_iter([(key.to_owned(), value)]))
+}
+
+fn change(client: &Client, form: Form, vm: &str, patch: &Map<String, Value>) -> Result<String, ClientError> {
+    let memory: api::VmMemorySettings = client.patch(&vm_path(vm), patch)?;
+    Ok(form.of(&memory, output::memory::limits))
+}
+
+fn about(RangeOf(range): RangeOf, say: impl FnOnce(&mut api::Hint)) -> api::Hint {
+    let mut hint = api::Hint { range, pinned: None, priority: None, accesses: None };
+    say(&mut hint);
+    hint
+}
+
+fn hint(client: &Client, vm: &str, hints: Vec<api::Hint>) -> Result<String, ClientError> {
+    let body = serde_json::to_vec(&api::Hints { hints }).map_err(|error| ClientError::Protocol(error.to_string()))?;
+    client.request(Method::POST, &format!("{}/hints", vm_path(vm)), body.into())?;
+    Ok(String::new())
+}
+
+fn moved(client: &Client, form: Form, Move { vm, mib, range }: &Move, what: &str) -> Result<String, ClientError> {
+    let request = api::MoveRequest { mib: *mib, range: range.map(|range| range.0) };
+    let report: api::MoveReport = client.post(&format!("{}/{what}", vm_path(vm)), &request)?;
+    Ok(form.of(&report, output::memory::moved))
+}
+
+/// Lines of a profile.
+fn profile(text: &str) -> Result<Vec<api::Hint>, String> {
+    let line = |(number, line): (usize, &str)| {
+        let said = line.split('#').next().unwrap_or_default().trim();
+        if said.is_empty() {
+            return None;
+        }
+        let parsed = said.split_once(char::is_whitespace).and_then(|(range, count)| {
+            let (range, count) = (range.parse::<RangeOf>().ok()?, count.trim().parse().ok()?);
+            Some(about(range, |hint| hint.accesses = Some(count)))
+        });
+        Some(parsed.ok_or_else(|| format!("line {}: `{said}`, expected RANGE COUNT such as `16M+2M 4711`", number + 1)))
+    };
+    text.lines().enumerate().filter_map(line).collect()
+}
+
+/// Flags of `vm add`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct MemoryFlags {
+    /// MiB of the card that it may have at most
+    #[arg(long, value_name = "MIB")]
+    quota_mib: Option<u64>,
+    /// MiB of the card that it is sure to get
+    #[arg(long, value_name = "MIB")]
+    guarantee_mib: Option<u64>,
+    /// MiB of host memory that it may have at most
+    #[arg(long, value_name = "MIB")]
+    swap_cap_mib: Option<u64>,
+    /// Its part of the card's memory while that is short, against the others' weights
+    #[arg(long, value_name = "WEIGHT")]
+    memory_weight: Option<u32>,
+    /// What happens when the card has no memory for it: swap, queue or refuse
+    #[arg(long, value_name = "POLICY")]
+    on_full: Option<OnFull>,
+    /// Milliseconds that work waits under queue before its channel faults
+    #[arg(long, value_name = "MS")]
+    queue_ms: Option<u64>,
+}
+
+impl From<MemoryFlags> for VmMemory {
+    fn from(flags: MemoryFlags) -> Self {
+        let MemoryFlags { quota_mib, guarantee_mib, swap_cap_mib, memory_weight: weight, on_full, queue_ms } = flags;
+        Self { quota_mib, guarantee_mib, swap_cap_mib, weight, on_full, queue_ms }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_read_in_all_units() {
+        let range = |text: &str| text.parse::<RangeOf>().map(|RangeOf(range)| (range.start, range.bytes));
+        assert_eq!(range("16M+4M"), Ok((16 << 20, 4 << 20)));
+        assert_eq!(range("0x1000+128K"), Ok((0x1000, 128 << 10)));
+        for wrong in ["", "4M", "4M+", "+4M", "a+b", "1T+1", "99999999999G+1"] {
+            assert!(range(wrong).unwrap_err().contains("is no range"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_profile_names_the_line_that_is_wrong() {
+        let hints = profile("# of a run\n0+2M 5\n\n2M+2M 7 # hot\n").unwrap();
+        assert_eq!(hints.iter().map(|hint| hint.accesses).collect::<Vec<_>>(), [Some(5), Some(7)]);
+        assert!(profile("0+2M 5\n2M 7\n").unwrap_err().starts_with("line 2: `2M 7`"));
+    }
+}

@@ -1,0 +1,209 @@
+//! Answers as tables for people.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use tabled::builder::Builder;
+use tabled::settings::Style;
+use tabled::settings::object::Columns;
+use tabled::settings::{Alignment, Modify, Padding};
+
+use api::{Card, InterruptKind, LaunchArgs, Vm};
+
+pub mod memory;
+pub mod scheduler;
+
+/// What is shown when there is nothing to show.
+pub(super) const NOTHING: &str = "-";
+
+pub(super) fn table(rows: Vec<Vec<String>>, numbers: &[usize]) -> String {
+    let mut builder = Builder::default();
+    for row in rows {
+        builder.push_record(row);
+    }
+    let mut table = builder.build();
+    table.with(Style::empty()).with(Padding::new(0, 2, 0, 0));
+    for &column in numbers {
+        table.with(Modify::new(Columns::one(column)).with(Alignment::right()));
+    }
+    let lines = table.to_string();
+    let lines: Vec<_> = lines.lines().map(str::trim_end).collect();
+    lines.join("\n") + "\n"
+}
+
+fn row(cells: &[&dyn ToString]) -> Vec<String> {
+    cells.iter().map(|cell| cell.to_string()).collect()
+}
+
+pub(super) fn heads(names: &[&str]) -> Vec<String> {
+    names.iter().map(|&name| name.to_owned()).collect()
+}
+
+/// The state, with what an operator must know at once.
+fn state(vm: &Vm) -> String {
+    let mut text = vm.state.name().to_owned();
+    if vm.memory_not_shared {
+        text.push_str(", MEMORY NOT SHARED");
+    }
+    if vm.memory_withdrawn {
+        text.push_str(", MEMORY WITHDRAWN");
+    }
+    text
+}
+
+fn channels(vm: &Vm) -> String {
+    format!("{}/{}", vm.channels_used, vm.channels_limit)
+}
+
+fn client(vm: &Vm) -> String {
+    vm.client.map_or_else(|| NOTHING.to_owned(), |client| format!("pid {} uid {}", client.pid, client.uid))
+}
+
+fn socket(vm: &Vm) -> String {
+    vm.socket.as_ref().map_or_else(|| "(from the service manager)".to_owned(), |path| path.display().to_string())
+}
+
+/// All virtual machines.
+#[must_use]
+pub fn vms(vms: &[Vm]) -> String {
+    if vms.is_empty() {
+        return "no VMs\n".to_owned();
+    }
+    let mut rows = vec![heads(&["NAME", "CARD", "MODE", "STATE", "VRAM MIB", "CHANNELS", "DENIED", "SOCKET"])];
+    rows.extend(vms.iter().map(|vm| {
+        let (mode, denied) = (vm.mode.name(), vm.denied_total);
+        row(&[&vm.name, &vm.card, &mode, &state(vm), &vm.vram_mib, &channels(vm), &denied, &socket(vm)])
+    }));
+    table(rows, &[4, 5, 6])
+}
+
+/// A virtual machine that was just added.
+#[must_use]
+pub fn vm_added(vm: &Vm) -> String {
+    let Vm { name, card, vram_mib, .. } = vm;
+    format!(
+        "VM {name} is added: card {card}, {vram_mib} MiB, socket {}\n\
+         see `mediatorctl vm launch-args {name}` for the VMM's arguments\n",
+        socket(vm)
+    )
+}
+
+/// All about one virtual machine.
+#[must_use]
+pub fn vm(vm: &Vm) -> String {
+    let yes = |flag: bool| if flag { "yes" } else { "no" };
+    let interrupts = match vm.driver.interrupts {
+        InterruptKind::Off => "off",
+        InterruptKind::Intx => "INTx",
+        InterruptKind::Msi => "MSI",
+    };
+    let mut text = table(
+        vec![
+            row(&[&"name", &vm.name]),
+            row(&[&"card", &vm.card]),
+            row(&[&"mode", &vm.mode.name()]),
+            row(&[&"state", &state(vm)]),
+            row(&[&"socket", &socket(vm)]),
+            row(&[&"VMM", &client(vm)]),
+            row(&[&"PCI id", &vm.driver.pci_id]),
+            row(&[&"VRAM", &format!("{} MiB", vm.vram_mib)]),
+            row(&[&"channels", &channels(vm)]),
+            row(&[&"bus master", &yes(vm.driver.bus_master)]),
+            row(&[&"interrupts", &interrupts]),
+            row(&[&"driver", &vm.driver.state.as_deref().unwrap_or(NOTHING)]),
+            row(&[&"memory shared", &if vm.memory_not_shared { "NO" } else { "yes" }]),
+            row(&[&"denied accesses", &vm.denied_total]),
+        ],
+        &[],
+    );
+    if let Some(error) = &vm.error {
+        let _ = writeln!(text, "\nfailed: {error}\n  remove the VM and add it again");
+    }
+    if vm.memory_not_shared {
+        let _ = writeln!(
+            text,
+            "\nThe VMM keeps guest memory to itself: the card would read zeros there. Start it with shared memory;\n\
+             `mediatorctl vm launch-args {}` prints how.",
+            vm.name
+        );
+    }
+    if vm.memory_withdrawn {
+        let _ = writeln!(text, "\nThe VMM cut a file of guest memory short while the card could reach it.");
+    }
+    if !vm.denied.is_empty() {
+        let mut rows = vec![heads(&["DENIED AT", "OFFSET", "REASON", "READS", "WRITES"])];
+        rows.extend(vm.denied.iter().map(|denied| {
+            let offset = denied.offset.map_or_else(|| NOTHING.to_owned(), |offset| format!("{offset:#08x}"));
+            row(&[&denied.place, &offset, &denied.reason, &denied.reads, &denied.writes])
+        }));
+        let _ = write!(text, "\n{}", table(rows, &[3, 4]));
+    }
+    text.push_str(&counts("DEVICE", &vm.counters));
+    text.push_str(&counts("TRANSPORT", &vm.transport));
+    text
+}
+
+fn counts(title: &str, counts: &BTreeMap<String, u64>) -> String {
+    let some: Vec<_> = counts.iter().filter(|&(_, &count)| count != 0).collect();
+    if some.is_empty() {
+        return String::new();
+    }
+    let mut rows = vec![heads(&[title, "COUNT"])];
+    rows.extend(some.into_iter().map(|(name, count)| row(&[&name.replace('_', " "), count])));
+    format!("\n{}", table(rows, &[1]))
+}
+
+/// The arguments first, so that the line can be copied; what to keep in mind as shell comments below.
+#[must_use]
+pub fn launch_args(args: &LaunchArgs) -> String {
+    let mut text = format!("{}\n", args.command);
+    for note in &args.notes {
+        let _ = writeln!(text, "# {note}");
+    }
+    text
+}
+
+fn users(card: &Card) -> String {
+    if card.vms.is_empty() { NOTHING.to_owned() } else { card.vms.join(" ") }
+}
+
+/// All cards.
+#[must_use]
+pub fn cards(cards: &[Card]) -> String {
+    if cards.is_empty() {
+        return "no cards\n".to_owned();
+    }
+    let mut rows = vec![heads(&["NAME", "KIND", "PCI ID", "VRAM MIB", "ASSIGNED", "FREE", "CHANNELS", "VMS"])];
+    rows.extend(cards.iter().map(|card| {
+        let channels = format!("{}/{}", card.channels_used, card.channels);
+        let Card { name, kind, pci_id, vram_mib, vram_assigned_mib, vram_free_mib, .. } = card;
+        row(&[name, kind, pci_id, vram_mib, vram_assigned_mib, vram_free_mib, &channels, &users(card)])
+    }));
+    table(rows, &[3, 4, 5, 6])
+}
+
+/// All about one card.
+#[must_use]
+pub fn card(card: &Card) -> String {
+    let mib = |mib: u64| format!("{mib} MiB");
+    let mode = if card.passthrough { "passthrough" } else { "shared" };
+    table(
+        vec![
+            row(&[&"name", &card.name]),
+            row(&[&"kind", &card.kind]),
+            row(&[&"PCI id", &card.pci_id]),
+            row(&[&"mode", &mode]),
+            row(&[&"VRAM", &mib(card.vram_mib)]),
+            row(&[&"  assigned", &mib(card.vram_assigned_mib)]),
+            row(&[&"    in use", &mib(card.vram_placed_mib)]),
+            row(&[&"  kept by the mediator", &mib(card.vram_reserved_mib)]),
+            row(&[&"    in use", &mib(card.vram_mediator_mib)]),
+            row(&[&"  free", &mib(card.vram_free_mib)]),
+            row(&[&"BAR1", &mib(card.bar1_mib)]),
+            row(&[&"BAR3", &mib(card.bar3_mib)]),
+            row(&[&"channels", &format!("{}/{}", card.channels_used, card.channels)]),
+            row(&[&"VMs", &users(card)]),
+        ],
+        &[],
+    )
+}

@@ -1,0 +1,259 @@
+//! How the time of cards is shared, as tables for people.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+use super::{NOTHING, heads, row, table};
+use crate::replay::Replayed;
+use crate::report::Summary;
+use api::{CardScheduler, VmShare, VmTime};
+
+/// Thousandths as percent.
+#[must_use]
+pub fn percent(permille: u32) -> String {
+    format!("{}.{} %", permille / 10, permille % 10)
+}
+
+/// A length of time, in the unit that suits it.
+#[must_use]
+pub fn duration(ns: u64) -> String {
+    let units = [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1000)];
+    let Some((name, unit)) = units.into_iter().find(|(_, unit)| ns >= *unit) else { return format!("{ns} ns") };
+    match (ns / unit, ns % unit * 10 / unit) {
+        (whole, 0) => format!("{whole} {name}"),
+        (whole, _) if whole >= 100 => format!("{whole} {name}"),
+        (whole, tenth) => format!("{whole}.{tenth} {name}"),
+    }
+}
+
+/// Whether nothing of a virtual machine is started, and until when.
+#[must_use]
+pub fn state(vm: &VmShare) -> String {
+    match vm.quarantine {
+        None => NOTHING.to_owned(),
+        Some(quarantine) => match quarantine.ends_in_ms {
+            None => "QUARANTINED".to_owned(),
+            Some(ms) => format!("QUARANTINED for {}", duration(ms.saturating_mul(1_000_000))),
+        },
+    }
+}
+
+/// What an operator set, one row a key: times and parts in units for people, whatever keys there are.
+fn settings(prefix: &str, value: &Value, rows: &mut Vec<Vec<String>>) {
+    if let Value::Object(keys) = value {
+        for (key, value) in keys {
+            let name = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+            settings(&name, value, rows);
+        }
+        return;
+    }
+    let number = value.as_u64();
+    let small = number.and_then(|number| u32::try_from(number).ok());
+    let shown = match (prefix.strip_suffix("_ns").zip(number), prefix.strip_suffix("_permille").zip(small)) {
+        (Some((name, ns)), _) => [name.to_owned(), duration(ns)],
+        (_, Some((name, permille))) => [name.to_owned(), percent(permille)],
+        _ => [prefix.to_owned(), value.as_str().map_or_else(|| value.to_string(), str::to_owned)],
+    };
+    rows.push(shown.into());
+}
+
+fn max_run(time: &VmTime) -> String {
+    match time.max_run_ms {
+        None | Some(0) => "for ever".to_owned(),
+        Some(ms) => duration(ms.saturating_mul(1_000_000)),
+    }
+}
+
+fn class(time: &VmTime) -> String {
+    serde_json::to_value(time.class).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+/// All cards that have a scheduler.
+#[must_use]
+pub fn cards(cards: &[CardScheduler]) -> String {
+    if cards.is_empty() {
+        return "no card has a scheduler\n".to_owned();
+    }
+    cards.iter().map(card).collect::<Vec<_>>().join("\n")
+}
+
+/// One card.
+#[must_use]
+pub fn card(card: &CardScheduler) -> String {
+    let mut rows = vec![row(&[&"card", &card.card])];
+    settings("", &serde_json::to_value(card.settings).unwrap_or(Value::Null), &mut rows);
+    rows.push(row(&[&"queued", &card.queued]));
+    rows.push(row(&[&"on the card", &card.in_flight]));
+    let mut text = table(rows, &[]);
+
+    let window = duration(card.window_ms.saturating_mul(1_000_000));
+    let mut rows = vec![heads(&["ENGINE", "BUSY", &format!("LAST {}", window.to_uppercase())])];
+    rows.extend(
+        card.engines
+            .iter()
+            .map(|(engine, used)| row(&[&engine.name(), &duration(used.busy_ns), &percent(used.busy_permille)])),
+    );
+    let _ = write!(text, "\n{}", table(rows, &[1, 2]));
+    if card.vms.is_empty() {
+        text.push_str("\nno VMs\n");
+        return text;
+    }
+
+    let mut rows = vec![heads(&[
+        "VM",
+        "WEIGHT",
+        "GUARANTEE",
+        "CAP",
+        "CLASS",
+        "MAX RUN",
+        "ENTITLED",
+        "QUEUED",
+        "ON CARD",
+        "STRIKES",
+        "STATE",
+    ])];
+    rows.extend(card.vms.iter().map(|vm| {
+        let VmShare { vm: name, time, queued, in_flight, strikes, .. } = vm;
+        row(&[
+            name,
+            &time.weight,
+            &percent(time.guarantee_permille),
+            &percent(time.cap_permille),
+            &class(time),
+            &max_run(time),
+            &percent(vm.entitled_permille),
+            queued,
+            in_flight,
+            strikes,
+            &state(vm),
+        ])
+    }));
+    let _ = write!(text, "\n{}", table(rows, &[1, 2, 3, 5, 6, 7, 8, 9]));
+
+    let received = format!("LAST {}", window.to_uppercase());
+    let mut rows = vec![heads(&[
+        "VM",
+        "ENGINE",
+        "USED",
+        &received,
+        "SUBMITTED",
+        "ENDED",
+        "KILLED",
+        "WAIT MEAN",
+        "MEDIAN",
+        "99 %",
+        "MAX",
+    ])];
+    for (vm, (engine, used)) in card.vms.iter().flat_map(|vm| vm.engines.iter().map(move |engine| (vm, engine))) {
+        if used.arrived == 0 {
+            continue;
+        }
+        let wait = &used.wait;
+        let [mean, median, most, max] = [wait.mean_ns, wait.p50_ns, wait.p99_ns, wait.max_ns].map(duration);
+        let received = percent(used.received_permille);
+        let [time, submitted, ended, killed] =
+            [duration(used.used_ns), used.arrived.to_string(), used.completed.to_string(), used.killed.to_string()];
+        rows.push(row(&[
+            &vm.vm,
+            &engine.name(),
+            &time,
+            &received,
+            &submitted,
+            &ended,
+            &killed,
+            &mean,
+            &median,
+            &most,
+            &max,
+        ]));
+    }
+    if rows.len() > 1 {
+        let _ = write!(text, "\n{}", table(rows, &[2, 3, 4, 5, 6, 7, 8, 9, 10]));
+    }
+
+    let mut rows = vec![heads(&["VM", "CHANNEL", "ENGINE", "SUBMITTED", "WAITS FOR"])];
+    rows.extend(card.vms.iter().flat_map(|vm| {
+        vm.overdue.iter().map(|overdue| {
+            let ago = format!("{} ago", duration(overdue.age_ms.saturating_mul(1_000_000)));
+            row(&[&vm.vm, &overdue.channel, &overdue.engine.name(), &ago, &overdue.waits_for])
+        })
+    }));
+    if rows.len() > 1 {
+        let _ = write!(text, "\n{}", table(rows, &[1]));
+    }
+    text
+}
+
+/// What one virtual machine may have.
+#[must_use]
+pub fn vm_time(vm: &str, time: &VmTime) -> String {
+    table(
+        vec![
+            row(&[&"VM", &vm]),
+            row(&[&"weight", &time.weight]),
+            row(&[&"guarantee", &percent(time.guarantee_permille)]),
+            row(&[&"cap", &percent(time.cap_permille)]),
+            row(&[&"class", &class(time)]),
+            row(&[&"max run", &max_run(time)]),
+        ],
+        &[],
+    )
+}
+
+/// What a report shows.
+#[must_use]
+pub fn report(report: &Summary) -> String {
+    let Summary { file, engine, vms, jain, .. } = report;
+    let mut rows = vec![heads(&["VM", "ENTITLED", "RECEIVED"])];
+    rows.extend(
+        vms.iter().map(|vm| {
+            row(&[&vm.vm, &format!("{:.1} %", vm.entitled_percent), &format!("{:.1} %", vm.received_percent)])
+        }),
+    );
+    let jain = jain.map_or_else(|| NOTHING.to_owned(), |index| format!("{index:.3}"));
+    format!("{}\nuse of {}, Jain's index {jain}, in {file}\n", table(rows, &[1, 2]), engine.name())
+}
+
+/// What a record comes to.
+#[must_use]
+pub fn replay(replayed: &Replayed) -> String {
+    let Replayed { events, length_ns, policy, recorded, uses } = replayed;
+    let mut rows = vec![heads(&["VM", "ENGINE", "USED", "SHARE", "ENDED", "WAIT 50 %", "WAIT 99 %"])];
+    rows.extend(uses.iter().map(|one| {
+        vec![
+            one.vm.clone(),
+            one.engine.name().to_owned(),
+            duration(one.used_ns),
+            format!("{:.1} %", one.share_percent),
+            one.completed.to_string(),
+            duration(one.wait_p50_ns),
+            duration(one.wait_p99_ns),
+        ]
+    }));
+    let table = table(rows, &[2, 3, 4, 5, 6]);
+    let what = if *recorded { "all decisions are as recorded" } else { "the work of the record, decided anew" };
+    format!("{events} events in {}, {}: {what}\n\n{table}", duration(*length_ns), policy.name())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_parts_are_in_units_for_people() {
+        let times = [0, 999, 1000, 1500, 30_000_000, 123_456_789, 2_000_000_000, 61_500_000_000];
+        let expected = ["0 ns", "999 ns", "1 us", "1.5 us", "30 ms", "123 ms", "2 s", "61.5 s"];
+        assert_eq!(times.map(duration), expected);
+        assert_eq!([0, 5, 125, 1000].map(percent), ["0.0 %", "0.5 %", "12.5 %", "100.0 %"]);
+    }
+
+    #[test]
+    fn every_setting_of_a_card_is_shown() {
+        let mut rows = Vec::new();
+        settings("", &serde_json::to_value(sched::Config::default()).unwrap(), &mut rows);
+        for expected in [["policy", "band"], ["band.period", "30 ms"], ["band.free_wait", "12.5 %"], ["strikes", "3"]] {
+            assert!(rows.iter().any(|row| row == &expected.map(str::to_owned)), "{expected:?} in {rows:?}");
+        }
+    }
+}

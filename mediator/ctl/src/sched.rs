@@ -1,0 +1,300 @@
+//! `mediatorctl sched`: how the time of cards is shared.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgGroup, Args, Subcommand};
+use hyper::Method;
+use sched::{Engine, LatencyClass, PolicyKind, Queues};
+use serde_json::{Map, Value};
+
+use super::client::{self, Client, ClientError};
+use super::values::{Percent, named, span};
+use super::watch::Watch;
+use super::{Form, output, replay, report};
+use config::TimeShare;
+
+#[derive(Clone, Debug, Subcommand)]
+pub(super) enum SchedCommand {
+    /// Shows how the time of all cards is shared, or that of one
+    Show {
+        /// Name of the card
+        card: Option<String>,
+        #[command(flatten)]
+        watch: Watch,
+    },
+    /// Changes how a card's time is shared, from now on; work that waits or runs goes on
+    #[command(override_usage = "mediatorctl sched set CARD SETTING...")]
+    Set(Box<SetCard>),
+    /// Changes what a virtual machine may have of its card's time, from now on
+    #[command(override_usage = "mediatorctl sched set-vm VM SHARE...")]
+    SetVm(SetVm),
+    /// Lets a virtual machine out of quarantine, and forgets its strikes
+    Release {
+        /// Name of the virtual machine
+        vm: String,
+    },
+    /// Draws what virtual machines used of an engine over time, as an SVG file
+    Report(Report),
+    /// Writes down what a card's scheduler is told and decides, for a time
+    Record(Record),
+    /// Feeds a record to the scheduler again: ends with code 1 if it decides otherwise. Needs no daemon
+    Replay(Replay),
+}
+
+#[derive(Clone, Debug, Args)]
+pub(super) struct SetCard {
+    /// Name of the card
+    card: String,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// Settings of a card; those that are not given stay.
+#[derive(Clone, Debug, Args)]
+#[group(required = true, multiple = true)]
+struct Settings {
+    /// How submissions are ordered: direct, fifo, credit, band or disengaged
+    #[arg(long, value_name = "POLICY", value_parser = named::<PolicyKind>)]
+    policy: Option<PolicyKind>,
+    /// Which engines share queues and accounts: separate, each has its own; single, all have one
+    #[arg(long, value_name = "QUEUES", value_parser = named::<Queues>)]
+    queues: Option<Queues>,
+    /// credit, band: milliseconds after which budgets are filled
+    #[arg(long, value_name = "MS")]
+    period_ms: Option<u64>,
+    /// band: microseconds to wait for a VM that has had too little to submit again
+    #[arg(long, value_name = "US")]
+    wait_us: Option<u64>,
+    /// band: carry over what a VM has had too much or too little of; false is BAND as published
+    #[arg(long, value_name = "BOOL")]
+    correct: Option<bool>,
+    /// credit, band: debit the scheduler's own time and waits as GPU time
+    #[arg(long, value_name = "BOOL")]
+    own_time: Option<bool>,
+    /// band: part of the time that a VM has just used, for which the engine waits for it at no charge
+    #[arg(long, value_name = "PERCENT")]
+    free_wait: Option<Percent>,
+    /// disengaged: milliseconds for which VMs run one at a time, to be measured
+    #[arg(long, value_name = "MS")]
+    engaged_ms: Option<u64>,
+    /// disengaged: milliseconds for which they run free in between
+    #[arg(long, value_name = "MS")]
+    free_ms: Option<u64>,
+    /// Submissions that an engine may hold while VMs compete
+    #[arg(long, value_name = "COUNT")]
+    pipeline_contended: Option<u32>,
+    /// Submissions that an engine may hold for a VM that is alone
+    #[arg(long, value_name = "COUNT")]
+    pipeline_alone: Option<u32>,
+    /// Beyond two, no more than this much work, in microseconds, is given to an engine ahead
+    #[arg(long, value_name = "US")]
+    ahead_us: Option<u64>,
+    /// Microseconds that the card's time of an end may lie before it was seen
+    #[arg(long, value_name = "US")]
+    stamp_slack_us: Option<u64>,
+    /// Submissions that ran too long after which a VM is quarantined; 0 for never
+    #[arg(long, value_name = "COUNT")]
+    strikes: Option<u32>,
+    /// Seconds that a quarantine lasts; 0 until `sched release`
+    #[arg(long, value_name = "S")]
+    quarantine_s: Option<u64>,
+}
+
+impl Settings {
+    fn patch(&self) -> Map<String, Value> {
+        let ns = |value: Option<u64>, unit: u64| value.map(|value| value.saturating_mul(unit));
+        let mut patch = Patch::default();
+        patch.set(&["policy"], self.policy);
+        patch.set(&["queues"], self.queues);
+        patch.set(&["band", "period_ns"], ns(self.period_ms, 1_000_000));
+        patch.set(&["band", "wait_ns"], ns(self.wait_us, 1000));
+        patch.set(&["band", "correct"], self.correct);
+        patch.set(&["band", "own_time"], self.own_time);
+        patch.set(&["band", "free_wait_permille"], self.free_wait.map(|part| part.permille));
+        patch.set(&["disengaged", "engaged_ns"], ns(self.engaged_ms, 1_000_000));
+        patch.set(&["disengaged", "free_ns"], ns(self.free_ms, 1_000_000));
+        patch.set(&["pipeline", "contended"], self.pipeline_contended);
+        patch.set(&["pipeline", "alone"], self.pipeline_alone);
+        patch.set(&["pipeline", "ahead_ns"], ns(self.ahead_us, 1000));
+        patch.set(&["stamp_slack_ns"], ns(self.stamp_slack_us, 1000));
+        patch.set(&["strikes"], self.strikes);
+        patch.set(&["quarantine_ns"], ns(self.quarantine_s, 1_000_000_000));
+        patch.0
+    }
+}
+
+/// The body of a request to change some keys.
+#[derive(Debug, Default)]
+struct Patch(Map<String, Value>);
+
+impl Patch {
+    /// Gives a key a value, if there is one.
+    fn set(&mut self, path: &[&str], value: Option<impl serde::Serialize>) {
+        let Some(value) = value.and_then(|value| serde_json::to_value(value).ok()) else { return };
+        let Some((key, tables)) = path.split_last() else { return };
+        let mut table = &mut self.0;
+        for name in tables {
+            let inner = table.entry(*name).or_insert_with(|| Value::Object(Map::new()));
+            let Value::Object(inner) = inner else { return };
+            table = inner;
+        }
+        table.insert((*key).to_owned(), value);
+    }
+}
+
+/// What a virtual machine may have of its card's time.
+#[derive(Clone, Debug, Default, Args)]
+pub(super) struct TimeFlags {
+    /// Its part of the card's time is this over the sum of those that compete, 1 to 10000
+    #[arg(long, value_name = "WEIGHT")]
+    weight: Option<u32>,
+    /// Its part is at least this, in percent, while it wants it
+    #[arg(long, value_name = "PERCENT")]
+    guarantee: Option<Percent>,
+    /// Its part is at most this, in percent, even when no one else wants the rest
+    #[arg(long, value_name = "PERCENT")]
+    cap: Option<Percent>,
+    /// Who goes first among those that are due: interactive, normal or background
+    #[arg(long, value_name = "CLASS", value_parser = named::<LatencyClass>)]
+    class: Option<LatencyClass>,
+    /// Milliseconds that one submission may run; 0 for ever
+    #[arg(long, value_name = "MS")]
+    max_run_ms: Option<u64>,
+}
+
+impl TimeFlags {
+    /// With defaults for what is not given.
+    pub(super) fn share(self) -> TimeShare {
+        let Self { weight, guarantee, cap, class, max_run_ms } = self;
+        let default = TimeShare::default();
+        TimeShare {
+            weight: weight.unwrap_or(default.weight),
+            guarantee_permille: guarantee.map_or(default.guarantee_permille, |part| part.permille),
+            cap_permille: cap.map_or(default.cap_permille, |part| part.permille),
+            class: class.unwrap_or(default.class),
+            max_run_ms,
+        }
+    }
+
+    pub(super) fn patch(&self) -> Map<String, Value> {
+        let mut patch = Patch::default();
+        patch.set(&["weight"], self.weight);
+        patch.set(&["guarantee_permille"], self.guarantee.map(|part| part.permille));
+        patch.set(&["cap_permille"], self.cap.map(|part| part.permille));
+        patch.set(&["class"], self.class);
+        patch.set(&["max_run_ms"], self.max_run_ms);
+        patch.0
+    }
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(group = ArgGroup::new("some").required(true).multiple(true)
+    .args(["weight", "guarantee", "cap", "class", "max_run_ms"]))]
+pub(super) struct SetVm {
+    /// Name of the virtual machine
+    vm: String,
+    #[command(flatten)]
+    time: TimeFlags,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(super) struct Report {
+    /// Name of the card
+    card: String,
+    /// How far back to go, such as 30s; the daemon keeps a minute of use
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = span)]
+    since: Duration,
+    /// Length of the windows that uses are summed in, a multiple of 100ms
+    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = span)]
+    window: Duration,
+    /// compute, copy0 or copy1; the one that was used most if not given
+    #[arg(long, value_name = "ENGINE", value_parser = named::<Engine>)]
+    engine: Option<Engine>,
+    /// Puts the VMs' uses on top of each other, instead of one line for each
+    #[arg(long)]
+    stacked: bool,
+    /// The file to write
+    #[arg(short, long = "out", value_name = "FILE")]
+    out: PathBuf,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(super) struct Record {
+    /// Name of the card
+    card: String,
+    /// For how long, such as 10s; at most a minute
+    #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = span)]
+    length: Duration,
+    /// The file to write: lines of JSON, at most 32 MiB
+    #[arg(short, long = "out", value_name = "FILE")]
+    out: PathBuf,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(super) struct Replay {
+    /// The record
+    file: PathBuf,
+    /// Instead: who would have had what under this policy, had the same work arrived at the same times
+    #[arg(long, value_name = "POLICY", value_parser = named::<PolicyKind>)]
+    policy: Option<PolicyKind>,
+}
+
+/// Path of a card's scheduler in the API.
+fn scheduler_path(card: &str) -> String {
+    format!("/v1/cards/{}/scheduler", client::segment(card))
+}
+
+/// Does a command; what it prints.
+pub(super) fn answer(client: &Client, form: Form, command: SchedCommand) -> Result<String, ClientError> {
+    Ok(match command {
+        SchedCommand::Show { card: None, .. } => {
+            let list: api::SchedulerList = client.get("/v1/schedulers")?;
+            form.of(&list, |list| output::scheduler::cards(&list.schedulers))
+        }
+        SchedCommand::Show { card: Some(card), .. } => {
+            let scheduler: api::CardScheduler = client.get(&scheduler_path(&card))?;
+            form.of(&scheduler, output::scheduler::card)
+        }
+        SchedCommand::Set(set) => {
+            let SetCard { card, settings } = *set;
+            let scheduler: api::CardScheduler = client.patch(&scheduler_path(&card), &settings.patch())?;
+            form.of(&scheduler, output::scheduler::card)
+        }
+        SchedCommand::SetVm(SetVm { vm, time }) => {
+            let path = format!("/v1/vms/{}/time", client::segment(&vm));
+            let time: api::VmTime = client.patch(&path, &time.patch())?;
+            form.of(&time, |time| output::scheduler::vm_time(&vm, time))
+        }
+        SchedCommand::Release { vm } => {
+            client.request(Method::POST, &format!("/v1/vms/{}/release", client::segment(&vm)), Default::default())?;
+            form.of(&serde_json::json!({ "released": vm }), |_| {
+                format!("VM {vm} is released, its strikes are forgotten\n")
+            })
+        }
+        SchedCommand::Report(wanted) => {
+            let Report { card, since, window, engine, stacked, out } = wanted;
+            let path = format!("{}/history?since_ms={}", scheduler_path(&card), since.as_millis());
+            let history: api::SchedulerHistory = client.get(&path)?;
+            let engine = engine.unwrap_or_else(|| report::busiest(&history));
+            let uses = report::Uses::of(&history, engine, window.as_millis()).map_err(ClientError::Report)?;
+            let svg = uses.svg(&history.card, stacked).map_err(ClientError::Report)?;
+            std::fs::write(&out, svg).map_err(|source| ClientError::File { path: out.clone(), source })?;
+            let summary = uses.summary(&out.display().to_string());
+            form.of(&summary, output::scheduler::report)
+        }
+        SchedCommand::Record(Record { card, length, out }) => {
+            let path = format!("{}/record?for_ms={}", scheduler_path(&card), length.as_millis());
+            let record = client.request(Method::POST, &path, Default::default())?;
+            std::fs::write(&out, &record).map_err(|source| ClientError::File { path: out.clone(), source })?;
+            let events = record.iter().filter(|byte| **byte == b'\n').count().saturating_sub(1);
+            let file = out.display().to_string();
+            form.of(&serde_json::json!({ "file": file, "events": events, "bytes": record.len() }), |_| {
+                format!("{events} events of {card}'s scheduler in {file}\n")
+            })
+        }
+        SchedCommand::Replay(Replay { file, policy }) => {
+            form.of(&replay::replay(&file, policy)?, output::scheduler::replay)
+        }
+    })
+}

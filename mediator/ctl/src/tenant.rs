@@ -1,0 +1,225 @@
+//! Tenants of CUDA cards: listed, changed, and programs started as theirs.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+
+use api::{Tenant, TenantPatch};
+use config::VmMemory;
+use config::patch::table;
+use cuda_protocol::{SOCKET_VARIABLE, TENANT_VARIABLE};
+
+use super::client::{self, Client, ClientError};
+use super::memory::MemoryFlags;
+use super::output::{self, NOTHING, heads};
+use super::sched::TimeFlags;
+use super::watch::Watch;
+use super::{Form, values};
+
+/// Folder of the library that is `libcuda.so.1` for a program, where the package installs it.
+const LIBRARY: &str = "/usr/lib/gpu-mediator/cuda";
+
+#[derive(Clone, Debug, Subcommand)]
+pub(super) enum TenantCommand {
+    /// Lists the tenants
+    List {
+        #[command(flatten)]
+        watch: Watch,
+    },
+    /// Shows all about one tenant
+    Show {
+        /// Its name
+        name: String,
+        #[command(flatten)]
+        watch: Watch,
+    },
+    /// Changes what a tenant may have of its card, at once, also while its programs run
+    Set(Box<Set>),
+}
+
+#[derive(Clone, Debug, Args)]
+pub(super) struct Set {
+    /// Name of the tenant
+    name: String,
+    #[command(flatten)]
+    memory: MemoryFlags,
+    #[command(flatten)]
+    time: TimeFlags,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(super) struct Run {
+    /// Name of the tenant
+    #[arg(long, value_name = "NAME")]
+    tenant: String,
+    /// Sets its quota first: memory of the card that it may have at most, such as 20G
+    #[arg(long, value_name = "SIZE", value_parser = values::size)]
+    memory: Option<u64>,
+    /// Sets its weight first, for the card's time and memory
+    #[arg(long, value_name = "WEIGHT")]
+    weight: Option<u32>,
+    /// Folder with the library `libcuda.so.1` of gpu-mediator
+    #[arg(long, value_name = "DIR", env = "GPU_MEDIATOR_CUDA_LIBRARY", default_value = LIBRARY)]
+    library: PathBuf,
+    /// Loads the library before all others as well, for programs that name NVIDIA's by its path
+    #[arg(long)]
+    preload: bool,
+    /// The program with its arguments
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+fn path(name: &str) -> String {
+    format!("/v1/tenants/{}", client::segment(name))
+}
+
+pub(super) fn answer(client: &Client, form: Form, command: TenantCommand) -> Result<String, ClientError> {
+    match command {
+        TenantCommand::List { .. } => {
+            let list: api::TenantList = client.get("/v1/tenants")?;
+            Ok(form.of(&list, |list| tenants(&list.tenants)))
+        }
+        TenantCommand::Show { name, .. } => {
+            let tenant: Tenant = client.get(&path(&name))?;
+            Ok(form.of(&tenant, show))
+        }
+        TenantCommand::Set(set) => {
+            let Set { name, memory, time } = *set;
+            let memory = table(&VmMemory::from(memory)).map_err(ClientError::Protocol)?;
+            let tenant: Tenant = client.patch(&path(&name), &TenantPatch { memory, time: time.patch() })?;
+            Ok(form.of(&tenant, show))
+        }
+    }
+}
+
+impl Run {
+    /// Becomes the program; comes back only when that fails.
+    pub(super) fn run(self, client: &Client) -> Result<String, ClientError> {
+        let mut patch = TenantPatch::default();
+        if let Some(bytes) = self.memory {
+            patch.memory.insert("quota_mib".to_owned(), (bytes >> 20).into());
+        }
+        if let Some(weight) = self.weight {
+            patch.memory.insert("weight".to_owned(), weight.into());
+            patch.time.insert("weight".to_owned(), weight.into());
+        }
+        let tenant: Tenant = match patch == TenantPatch::default() {
+            true => client.get(&path(&self.tenant))?,
+            false => client.patch(&path(&self.tenant), &patch)?,
+        };
+        let library = self.library.join("libcuda.so.1");
+        if !library.exists() {
+            let source = std::io::ErrorKind::NotFound.into();
+            return Err(ClientError::File { path: library, source });
+        }
+        let mut command = self.command(&tenant.socket, &library);
+        let source = command.exec();
+        Err(ClientError::File { path: command.get_program().into(), source })
+    }
+
+    fn command(&self, socket: &Path, library: &Path) -> std::process::Command {
+        let mut command = std::process::Command::new(self.program.first().cloned().unwrap_or_default());
+        command.args(self.program.iter().skip(1));
+        command.env(SOCKET_VARIABLE, socket).env(TENANT_VARIABLE, &self.tenant);
+        command.env("LD_LIBRARY_PATH", in_front(self.library.as_os_str().to_owned(), "LD_LIBRARY_PATH"));
+        if self.preload {
+            command.env("LD_PRELOAD", in_front(library.as_os_str().to_owned(), "LD_PRELOAD"));
+        }
+        command
+    }
+}
+
+/// A value before what a variable has already, as the loader's variables have it.
+fn in_front(mut first: OsString, variable: &str) -> OsString {
+    if let Some(rest) = std::env::var_os(variable).filter(|rest| !rest.is_empty()) {
+        first.push(":");
+        first.push(rest);
+    }
+    first
+}
+
+fn mib(bytes: u64) -> String {
+    (bytes >> 20).to_string()
+}
+
+fn percent(permille: u32) -> String {
+    format!("{}.{}%", permille / 10, permille % 10)
+}
+
+fn tenants(tenants: &[Tenant]) -> String {
+    if tenants.is_empty() {
+        return "no tenants\n".to_owned();
+    }
+    let names = ["NAME", "CARD", "PROGRAMS", "MIB", "ON CARD", "IN HOST", "ENTITLED", "RECEIVED", "SOCKET"];
+    let mut rows = vec![heads(&names)];
+    rows.extend(tenants.iter().map(|tenant| {
+        let programs = if tenant.served { tenant.programs.len().to_string() } else { "NOT SERVED".to_owned() };
+        vec![
+            tenant.name.clone(),
+            tenant.card.clone(),
+            programs,
+            tenant.vram_mib.to_string(),
+            mib(tenant.on_card_bytes),
+            mib(tenant.in_host_bytes),
+            percent(tenant.entitled_permille),
+            percent(tenant.received_permille),
+            tenant.socket.display().to_string(),
+        ]
+    }));
+    output::table(rows, &[2, 3, 4, 5, 6, 7])
+}
+
+fn show(tenant: &Tenant) -> String {
+    let programs: Vec<_> = tenant.programs.iter().map(|one| format!("{} ({})", one.name, one.pid)).collect();
+    let quota = tenant.memory.quota_mib.map_or_else(|| NOTHING.to_owned(), |mib| format!("{mib} MiB"));
+    let guarantee = tenant.memory.guarantee_mib.map_or_else(|| NOTHING.to_owned(), |mib| format!("{mib} MiB"));
+    let rows = [
+        ("name", tenant.name.clone()),
+        ("card", tenant.card.clone()),
+        ("served", if tenant.served { "yes" } else { "NO" }.to_owned()),
+        ("socket", tenant.socket.display().to_string()),
+        ("programs", if programs.is_empty() { NOTHING.to_owned() } else { programs.join(" ") }),
+        ("memory", format!("{} MiB", tenant.vram_mib)),
+        ("  on the card", format!("{} MiB", mib(tenant.on_card_bytes))),
+        ("  in host memory", format!("{} MiB", mib(tenant.in_host_bytes))),
+        ("  quota", quota),
+        ("  guarantee", guarantee),
+        ("weight", tenant.time.weight.to_string()),
+        ("entitled", percent(tenant.entitled_permille)),
+        ("received", percent(tenant.received_permille)),
+        ("time", format!("{} ms", tenant.used_ns / 1_000_000)),
+        ("turns waited for, p99", format!("{} us", tenant.wait_p99_ns / 1000)),
+        ("programs killed", tenant.killed.to_string()),
+    ];
+    output::table(rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect(), &[])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_given_the_library_and_the_socket() {
+        let run = Run {
+            tenant: "a".to_owned(),
+            memory: None,
+            weight: None,
+            library: "/lib/front".into(),
+            preload: true,
+            program: ["python3", "train.py"].map(OsString::from).into(),
+        };
+        let command = run.command(Path::new("/run/a.cuda"), Path::new("/lib/front/libcuda.so.1"));
+        let variables: Vec<_> = command.get_envs().map(|(name, value)| (name, value.unwrap_or_default())).collect();
+        let of = |name: &str| {
+            let found = variables.iter().find(|(one, _)| *one == name);
+            found.map(|(_, value)| value.to_string_lossy().into_owned()).unwrap_or_default()
+        };
+        assert_eq!(of(SOCKET_VARIABLE), "/run/a.cuda");
+        assert_eq!(of(TENANT_VARIABLE), "a");
+        assert!(of("LD_LIBRARY_PATH").starts_with("/lib/front"));
+        assert!(of("LD_PRELOAD").starts_with("/lib/front/libcuda.so.1"));
+        assert_eq!((command.get_program(), command.get_args().count()), ("python3".as_ref(), 1));
+    }
+}

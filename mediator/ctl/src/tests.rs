@@ -1,0 +1,173 @@
+//! `mediatorctl` as a process would run it, against a daemon with plain cards.
+
+use super::*;
+use crate::client::Client;
+use api::VmState;
+use mediatord::fixture::Served;
+
+mod codes;
+mod desired;
+mod host;
+mod sched;
+
+/// What one run printed, and its code.
+struct Ran {
+    code: Code,
+    out: String,
+    err: String,
+}
+
+/// Clients of a daemon of tests.
+trait HasClient {
+    fn client(&self) -> Client;
+}
+
+impl HasClient for Served {
+    fn client(&self) -> Client {
+        Client::new(self.fixture.path("admin.sock")).unwrap()
+    }
+}
+
+fn ctl(served: &Served, arguments: &[&str]) -> Ran {
+    ctl_at(&served.fixture.path("admin.sock").display().to_string(), arguments)
+}
+
+fn ctl_at(socket: &str, arguments: &[&str]) -> Ran {
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let all: Vec<_> = ["mediatorctl", "--socket", socket].iter().chain(arguments).copied().collect();
+    let code = run(all, &mut out, &mut err);
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Ran { code, out: text(out), err: text(err) }
+}
+
+fn added(served: &Served, name: &str) {
+    let ran = ctl(served, &["vm", "add", name, "--card", "card0", "--vram-mib", "64"]);
+    assert_eq!(ran.code, Code::Good, "{}", ran.err);
+}
+
+#[test]
+fn tables_show_what_an_operator_asks_for() {
+    let served = Served::new();
+    assert_eq!(ctl(&served, &["vm", "list"]).out, "no VMs\n");
+    let ran = ctl(&served, &["vm", "add", "a", "--card", "card0", "--vram-mib", "64", "--channels", "8"]);
+    assert!(ran.out.starts_with("VM a is added: card card0, 64 MiB, socket /"), "{}", ran.out);
+
+    let list = ctl(&served, &["vm", "list"]).out;
+    let mut lines = list.lines();
+    let head = lines.next().unwrap();
+    assert_eq!(
+        head.split("  ").map(str::trim).filter(|name| !name.is_empty()).collect::<Vec<_>>(),
+        ["NAME", "CARD", "MODE", "STATE", "VRAM MIB", "CHANNELS", "DENIED", "SOCKET"]
+    );
+    let cells: Vec<_> = lines.next().unwrap().split_whitespace().collect();
+    let socket = served.fixture.path("a.sock").display().to_string();
+    assert_eq!(cells, ["a", "card0", "mediated", "waiting", "64", "3/8", "6", &*socket]);
+
+    let shown = ctl(&served, &["vm", "show", "a"]).out;
+    for text in ["PFB.THING", "0x100000", "unknown register", "doorbells", "10de:06d8"] {
+        assert!(shown.contains(text), "{text}\n{shown}");
+    }
+    let cards = ctl(&served, &["card", "show"]).out;
+    assert!(cards.lines().nth(1).unwrap().starts_with("card0"), "{cards}");
+    assert!(ctl(&served, &["card", "show", "card1"]).out.contains("512 MiB"));
+    assert_eq!(ctl(&served, &["vm", "remove", "a"]).out, "VM a is removed\n");
+}
+
+#[test]
+fn json_is_the_api_s_answer() {
+    let served = Served::new();
+    added(&served, "a");
+    let json = |arguments: &[&str]| {
+        let ran = ctl(&served, &[&["--output", "json"], arguments].concat());
+        assert_eq!((ran.code, &*ran.err), (Code::Good, ""));
+        ran.out
+    };
+    let list: api::VmList = serde_json::from_str(&json(&["vm", "list"])).unwrap();
+    assert_eq!(list.vms.len(), 1);
+    let vm: api::Vm = serde_json::from_str(&json(&["vm", "show", "a"])).unwrap();
+    assert_eq!((vm.state, vm.denied.len()), (VmState::Waiting, 2));
+    let cards: api::CardList = serde_json::from_str(&json(&["card", "show"])).unwrap();
+    assert_eq!(cards.cards.len(), 2);
+    let card: api::Card = serde_json::from_str(&json(&["card", "show", "card0"])).unwrap();
+    assert_eq!(card.vms, ["a"]);
+    let args: api::LaunchArgs = serde_json::from_str(&json(&["vm", "launch-args", "a"])).unwrap();
+    assert_eq!(args.vmm, "qemu");
+    let vm: api::Vm = serde_json::from_str(&json(&["vm", "add", "b", "--card", "card1", "--passthrough"])).unwrap();
+    assert_eq!(vm.mode, api::VmMode::Passthrough);
+    let removed: serde_json::Value = serde_json::from_str(&json(&["vm", "remove", "a"])).unwrap();
+    assert_eq!(removed["removed"], "a");
+}
+
+#[test]
+fn launch_args_print_one_line_for_a_shell_and_comments() {
+    let served = Served::new();
+    added(&served, "a");
+    let out = ctl(&served, &["vm", "launch-args", "a", "--memory", "1G"]).out;
+    let (first, notes) = out.split_once('\n').unwrap();
+    assert!(first.starts_with("-m 1G -object memory-backend-memfd,"), "{out}");
+    assert!(notes.lines().all(|line| line.starts_with("# ")), "{out}");
+    let out = ctl(&served, &["vm", "launch-args", "a", "--vmm", "cloud-hypervisor"]).out;
+    assert!(out.starts_with("--memory size=2G,shared=on --user-device socket=/"), "{out}");
+}
+
+#[test]
+fn exit_codes_tell_what_went_wrong() {
+    let served = Served::new();
+    added(&served, "a");
+    let code = |arguments: &[&str]| ctl(&served, arguments).code;
+    let add = |name, card, mib| code(&["vm", "add", name, "--card", card, "--vram-mib", mib]);
+    assert_eq!(code(&["vm", "show", "b"]), Code::NotFound);
+    assert_eq!(code(&["vm", "show", "../cards"]), Code::NotFound);
+    assert_eq!(code(&["vm", "remove", "b"]), Code::NotFound);
+    assert_eq!(code(&["vm", "launch-args", "b"]), Code::NotFound);
+    assert_eq!(code(&["card", "show", "b"]), Code::NotFound);
+    assert_eq!(add("b", "card9", "64"), Code::NotFound);
+    assert_eq!(add("a", "card0", "64"), Code::Conflict);
+    assert_eq!(add("b", "card0", "4096"), Code::Conflict);
+    assert_eq!(add("b", "card0", "63"), Code::Usage);
+    assert_eq!(add("b b", "card0", "64"), Code::Usage);
+    assert_eq!(add("b", "card0", "lots"), Code::Usage);
+    assert_eq!(code(&["vm", "add", "b", "--card", "card0"]), Code::Usage);
+    assert_eq!(code(&["vm", "add", "b", "--card", "card1", "--vram-mib", "64", "--passthrough"]), Code::Usage);
+    assert_eq!(code(&["vm", "launch-args", "a", "--memory", "much"]), Code::Usage);
+    assert_eq!(code(&["vm", "launch-args", "a", "--vmm", "bochs"]), Code::Usage);
+    assert_eq!(code(&["frobnicate"]), Code::Usage);
+    assert_eq!(code(&["--help"]), Code::Good);
+    assert_eq!(code(&["vm", "list"]), Code::Good);
+}
+
+#[test]
+fn errors_go_to_standard_error_with_advice_or_as_json() {
+    let served = Served::new();
+    let ran = ctl(&served, &["vm", "show", "b"]);
+    assert_eq!(
+        (&*ran.out, &*ran.err),
+        ("", "mediatorctl: there is no VM `b`\n  see `mediatorctl vm list` for the names\n")
+    );
+    let ran = ctl(&served, &["--output", "json", "vm", "show", "b"]);
+    let error: api::Error = serde_json::from_str(&ran.err).unwrap();
+    assert_eq!((ran.code, error.code), (Code::NotFound, ErrorCode::NotFound));
+}
+
+#[test]
+fn daemon_that_is_not_there_is_told_with_the_socket() {
+    let ran = ctl_at("/nonexistent/admin.sock", &["vm", "list"]);
+    assert_eq!(ran.code, Code::Unreachable);
+    assert!(ran.err.contains("no daemon answers at /nonexistent/admin.sock"), "{}", ran.err);
+    assert!(ran.err.contains("start mediatord"), "{}", ran.err);
+}
+
+#[test]
+fn something_else_behind_the_socket_is_a_failure() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let other = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"SSH-2.0-what\r\n").unwrap();
+    });
+    let ran = ctl_at(&path.display().to_string(), &["vm", "list"]);
+    assert_eq!(ran.code, Code::Failed);
+    assert!(ran.err.contains("check that --socket names mediatord's admin socket"), "{}", ran.err);
+    other.join().unwrap();
+}

@@ -1,0 +1,84 @@
+//! What lies where of the cards' memory.
+
+use std::collections::BTreeMap;
+
+use super::view::{Line, Table, Tone};
+use crate::output::NOTHING;
+use crate::output::memory::mib;
+use crate::output::scheduler::duration;
+use api::{CardMemory, VmMemory};
+
+/// The columns.
+pub(super) const TABLE: Table = Table {
+    heads: &["CARD", "VM", "SEES", "ON CARD", "ENTITLED", "QUOTA", "IN HOST", "MOVED", "SUSPENDED 99 %", "STATE"],
+    widths: &[12, 20, 9, 9, 9, 9, 9, 10, 14, 20],
+    numbers: &[2, 3, 4, 5, 6, 7, 8],
+};
+
+/// What of a VM was moved, in bytes, and its submissions that waited for memory in vain.
+pub(super) type Counts = BTreeMap<(String, String), (u64, u64)>;
+
+/// What there is at a look, for the next.
+pub(super) fn counts(cards: &[CardMemory]) -> Counts {
+    each(cards).map(|(card, vm)| ((card.card.clone(), vm.vm.clone()), count(vm))).collect()
+}
+
+fn count(vm: &VmMemory) -> (u64, u64) {
+    (vm.moved_out_bytes.saturating_add(vm.moved_in_bytes), vm.memory_denied)
+}
+
+/// One line for each VM.
+pub(super) fn lines(cards: &[CardMemory], before: &Counts) -> Vec<Line> {
+    let line = |(card, vm): (&CardMemory, &VmMemory)| {
+        let before = before.get(&(card.card.clone(), vm.vm.clone())).copied().unwrap_or_default();
+        let now = count(vm);
+        // Less than before: the VM was removed and added again.
+        let (moved, denied) = now.0.checked_sub(before.0).zip(now.1.checked_sub(before.1)).unwrap_or(now);
+        let in_host = vm.in_reserve_bytes.saturating_add(vm.in_host_bytes);
+        let suspended = if vm.suspensions.count == 0 { NOTHING.to_owned() } else { duration(vm.suspensions.p99_ns) };
+        Line {
+            cells: vec![
+                card.card.clone(),
+                vm.vm.clone(),
+                mib(vm.advertised_bytes),
+                mib(vm.on_card_bytes),
+                mib(vm.entitled_bytes),
+                mib(vm.quota_bytes),
+                mib(in_host),
+                mib(moved),
+                suspended,
+                state(card, vm, denied),
+            ],
+            tone: match () {
+                () if denied > 0 => Tone::Bad,
+                () if in_host > 0 => Tone::Odd,
+                () => Tone::Good,
+            },
+        }
+    };
+    each(cards).map(line).collect()
+}
+
+fn state(card: &CardMemory, vm: &VmMemory, denied: u64) -> String {
+    if denied > 0 {
+        return format!("{denied} WITHOUT MEMORY");
+    }
+    match &card.turn {
+        Some(turn) if turn.holder == vm.vm => "has its turn".to_owned(),
+        Some(turn) if turn.members.contains(&vm.vm) => "waits for its turn".to_owned(),
+        _ if vm.moving_bytes > 0 => format!("{} move", mib(vm.moving_bytes)),
+        _ => NOTHING.to_owned(),
+    }
+}
+
+/// What is left of a card, and what it has in the host.
+pub(super) fn head(card: &CardMemory) -> String {
+    let CardMemory { card: name, card_bytes, spare_bytes, host_used_bytes, host_budget_bytes, .. } = card;
+    let host = format!("{} of {}", mib(*host_used_bytes), mib(*host_budget_bytes));
+    format!("{name}: {}, spare {}; host memory {host}", mib(*card_bytes), mib(*spare_bytes))
+}
+
+/// All virtual machines.
+fn each(cards: &[CardMemory]) -> impl Iterator<Item = (&CardMemory, &VmMemory)> {
+    cards.iter().flat_map(|card| card.vms.iter().map(move |vm| (card, vm)))
+}

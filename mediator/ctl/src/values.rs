@@ -1,0 +1,144 @@
+//! Values of the command line that people write with a unit or a name.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::de::value::{Error, StrDeserializer};
+
+/// A part of the whole, written in percent with at most one decimal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Percent {
+    /// In thousandths, as the API has it.
+    pub permille: u32,
+}
+
+impl FromStr for Percent {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = text.strip_suffix('%').unwrap_or(text).trim_end();
+        let (whole, tenths) = number.split_once('.').unwrap_or((number, "0"));
+        let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let permille = (digits(whole) && digits(tenths) && tenths.len() == 1)
+            .then(|| whole.parse::<u32>().ok()?.checked_mul(10)?.checked_add(tenths.parse().ok()?))
+            .flatten();
+        match permille {
+            Some(permille @ 0..=1000) => Ok(Self { permille }),
+            _ => Err(format!("`{text}` is no part of the whole, expected percent from 0 to 100, such as 12.5")),
+        }
+    }
+}
+
+/// Reads a size in bytes: digits, with M or G for MiB or GiB.
+///
+/// # Errors
+/// What is wrong and what was expected.
+pub fn size(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.as_bytes().last() {
+        Some(b'M') => (&text[..text.len() - 1], 20),
+        Some(b'G') => (&text[..text.len() - 1], 30),
+        _ => ("", 0),
+    };
+    let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let bytes = digits.parse::<u64>().ok().filter(|_| plain).and_then(|number| number.checked_mul(1 << shift));
+    bytes.ok_or_else(|| format!("`{text}` is no size, expected a number with M or G, such as 20G"))
+}
+
+/// A length of time: digits and `ms`, `s` or `m`.
+///
+/// # Errors
+/// What is wrong and what was expected.
+pub fn span(text: &str) -> Result<Duration, String> {
+    let unit = text.trim_start_matches(|digit: char| digit.is_ascii_digit());
+    let number = text.strip_suffix(unit).and_then(|number| number.parse::<u64>().ok());
+    let ms = match unit {
+        "ms" => Some(1),
+        "s" => Some(1000),
+        "m" => Some(60_000),
+        _ => None,
+    };
+    let span = number.zip(ms).and_then(|(number, ms)| number.checked_mul(ms)).filter(|ms| *ms > 0);
+    span.map(Duration::from_millis)
+        .ok_or_else(|| format!("`{text}` is no length of time, expected a number with ms, s or m, such as 500ms"))
+}
+
+/// A length of time in seconds, with or without decimals: 0.1 to a day.
+///
+/// # Errors
+/// What is wrong and what was expected.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    match text.parse::<f64>() {
+        Ok(seconds @ 0.1..=86_400.0) if plain => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err(format!("`{text}` is no such time, expected seconds from 0.1 to 86400, such as 2 or 0.5")),
+    }
+}
+
+/// A revision as the daemon gives them.
+///
+/// # Errors
+/// What was expected.
+pub fn revision(text: &str) -> Result<String, String> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+    if plain && !text.is_empty() {
+        return Ok(text.to_owned());
+    }
+    Err(format!("`{text}` is no revision, expected one as `mediatorctl export` prints it"))
+}
+
+/// A value by the name that it has in the configuration file.
+///
+/// # Errors
+/// The names that there are.
+pub fn named<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    T::deserialize(StrDeserializer::<Error>::new(text)).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percent_has_at_most_one_decimal() {
+        let permille = |text: &str| text.parse::<Percent>().map(|percent| percent.permille).ok();
+        for (text, expected) in [("0", 0), ("10", 100), ("12.5", 125), ("100%", 1000), ("33.3 %", 333)] {
+            assert_eq!(permille(text), Some(expected), "{text}");
+        }
+        for text in ["", "%", ".5", "5.", "12.55", "100.1", "-1", "+1", "ten", "99999999999", "4294967295.9"] {
+            assert_eq!(permille(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn lengths_of_time_have_a_unit() {
+        for (text, ms) in [("500ms", 500), ("60s", 60_000), ("2m", 120_000)] {
+            assert_eq!(span(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        for text in ["", "5", "s", "0s", "1h", "-1s", "1.5s", "99999999999999999999s", "18446744073709551615m"] {
+            assert!(span(text).unwrap_err().contains("expected a number with ms, s or m"), "{text}");
+        }
+    }
+
+    #[test]
+    fn seconds_have_bounds_and_revisions_no_spaces() {
+        for (text, ms) in [("2", 2000), ("0.5", 500), ("0.1", 100), ("86400", 86_400_000)] {
+            assert_eq!(seconds(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        for text in ["", "0", "0.01", "86401", "-1", "+1", "1e3", "inf", "nan", "2s", "."] {
+            assert!(seconds(text).unwrap_err().contains("expected seconds"), "{text}");
+        }
+        assert_eq!(revision("18aef-3"), Ok("18aef-3".to_owned()));
+        for text in ["", "18aef 3", "\"a\"", "web"] {
+            assert!(revision(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn names_are_those_of_the_configuration() {
+        assert_eq!(named("band"), Ok(sched::PolicyKind::Band));
+        assert_eq!(named("interactive"), Ok(sched::LatencyClass::Interactive));
+        let error = named::<sched::Queues>("double").unwrap_err();
+        assert_eq!(error, "unknown variant `double`, expected `separate` or `single`");
+    }
+}

@@ -1,0 +1,44 @@
+//! Users and groups by name or number, for the access rights of sockets.
+
+use nix::unistd::{Group, User};
+use vmm_glue::socket::SocketOptions;
+
+use super::DaemonError;
+use config::SocketMode;
+
+/// The rights of a socket, with names looked up on this host.
+///
+/// # Errors
+/// When a user or a group does not exist.
+pub fn socket_options(
+    mode: SocketMode,
+    owner: Option<&str>,
+    group: Option<&str>,
+) -> Result<SocketOptions, DaemonError> {
+    let user = |name: &str| User::from_name(name).ok().flatten().map(|user| user.uid.as_raw());
+    let members = |name: &str| Group::from_name(name).ok().flatten().map(|group| group.gid.as_raw());
+    Ok(SocketOptions {
+        mode: Some(mode.0),
+        uid: owner.map(|name| number("user", name, user)).transpose()?,
+        gid: group.map(|name| number("group", name, members)).transpose()?,
+    })
+}
+
+fn number(what: &'static str, name: &str, find: impl Fn(&str) -> Option<u32>) -> Result<u32, DaemonError> {
+    // `u32::MAX` means "leave it as it is" to the kernel.
+    let plain = name.parse().ok().filter(|&number| number != u32::MAX);
+    plain.or_else(|| find(name)).ok_or_else(|| DaemonError::NoAccount { what, name: name.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_numbers_are_found_and_others_told() {
+        let options = socket_options(SocketMode(0o600), Some("root"), Some("7")).unwrap();
+        assert_eq!(options, SocketOptions { mode: Some(0o600), uid: Some(0), gid: Some(7) });
+        let error = socket_options(SocketMode(0o600), None, Some("no-such-group")).unwrap_err();
+        assert_eq!(error.to_string(), "there is no group `no-such-group` on this host");
+    }
+}

@@ -1,0 +1,119 @@
+//! Sockets that the service manager hands over (`LISTEN_FDS`): those of its units, one named `admin` and others named as their
+//! virtual machines, and those that an earlier run of the daemon left in its store ([`super::sockets`]), connections among them.
+#![expect(unsafe_code, reason = "takes file descriptors by number")]
+// UNSAFETY: the service manager passes descriptors as numbers; each is taken into ownership once. Nothing else here is unsafe.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+
+use rustix::net::{AddressFamily, SocketType, sockopt};
+
+use super::sockets;
+
+/// Name of the admin socket's descriptor.
+pub const ADMIN: &str = "admin";
+/// Name of the read-only socket's descriptor.
+pub const READ_ONLY: &str = "admin-read";
+
+/// What was handed over.
+#[derive(Debug, Default)]
+pub struct Activated {
+    /// The listening sockets of units, by name.
+    pub listeners: HashMap<String, UnixListener>,
+    /// Those from the store, by their names there.
+    pub stored: HashMap<String, UnixListener>,
+    /// Connections of VMMs to an earlier run, by their names in the store.
+    pub connections: HashMap<String, UnixStream>,
+}
+
+/// Why a descriptor that was handed over cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum ActivationError {
+    #[error("the environment variables LISTEN_PID, LISTEN_FDS, LISTEN_FDNAMES are not as systemd sets them")]
+    Environment(#[source] std::io::Error),
+    #[error("socket `{name}` that the service manager handed over is no listening UNIX stream socket")]
+    NotListening { name: String },
+    #[error("the service manager handed over two sockets named `{name}`; set FileDescriptorName= in their units")]
+    Twice { name: String },
+}
+
+/// Takes what the service manager handed over; call it once, early: a second call would find the same numbers.
+///
+/// # Errors
+/// See [`ActivationError`].
+pub fn take() -> Result<Activated, ActivationError> {
+    let fds = sd_notify::listen_fds_with_names().map_err(ActivationError::Environment)?;
+    collect(fds.map(|(fd, name)| {
+        // SAFETY: by the protocol, the numbers in LISTEN_FDS are open descriptors that belong to this process alone, and
+        // `take` is called once, before anything else opens or closes descriptors; `listen_fds` checked the process.
+        let fd = unsafe { take_number(fd) };
+        (fd, name)
+    }))
+}
+
+/// Ownership of a descriptor by its number.
+///
+/// # Safety
+/// It is open and nothing else owns it.
+unsafe fn take_number(fd: RawFd) -> OwnedFd {
+    // SAFETY: as this function's own.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+fn collect(fds: impl Iterator<Item = (OwnedFd, String)>) -> Result<Activated, ActivationError> {
+    let mut activated = Activated::default();
+    for (fd, name) in fds {
+        // Of two of a name from the store, the service manager has the later one from us.
+        if sockets::is_connection(&name) && is_stream(fd.as_fd()) {
+            activated.connections.insert(name, UnixStream::from(fd));
+            continue;
+        }
+        if !is_stream(fd.as_fd()) || sockopt::socket_acceptconn(&fd) != Ok(true) {
+            return Err(ActivationError::NotListening { name });
+        }
+        if sockets::is_stored(&name) {
+            activated.stored.insert(name, UnixListener::from(fd));
+            continue;
+        }
+        if activated.listeners.insert(name.clone(), UnixListener::from(fd)).is_some() {
+            return Err(ActivationError::Twice { name });
+        }
+    }
+    Ok(activated)
+}
+
+fn is_stream(fd: BorrowedFd<'_>) -> bool {
+    sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX) && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listeners_are_taken_by_name_and_others_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = |name: &str| OwnedFd::from(UnixListener::bind(folder.path().join(name)).unwrap());
+        let pair = [(listener("1"), "admin".to_owned()), (listener("2"), "a".to_owned())];
+        let activated = collect(pair.into_iter()).unwrap();
+        assert!(activated.listeners.contains_key(ADMIN) && activated.listeners.contains_key("a"));
+
+        let twice = [(listener("3"), "a".to_owned()), (listener("4"), "a".to_owned())];
+        assert!(matches!(collect(twice.into_iter()), Err(ActivationError::Twice { .. })));
+
+        let kept =
+            [(listener("5"), "vm/a".to_owned()), (listener("6"), "vm/a".to_owned()), (listener("7"), "a".to_owned())];
+        let activated = collect(kept.into_iter()).unwrap();
+        assert_eq!((activated.listeners.len(), activated.stored.len()), (1, 1));
+        let address = activated.stored["vm/a"].local_addr().unwrap();
+        assert_eq!(address.as_pathname(), Some(&*folder.path().join("6")));
+
+        let (stream, other) = UnixStream::pair().unwrap();
+        let activated = collect([(OwnedFd::from(stream), "vmm/a".to_owned())].into_iter()).unwrap();
+        assert!(activated.connections.contains_key("vmm/a") && activated.stored.is_empty());
+        let error = collect([(OwnedFd::from(other), "b".to_owned())].into_iter()).unwrap_err();
+        assert!(error.to_string().contains("socket `b`"), "{error}");
+    }
+}

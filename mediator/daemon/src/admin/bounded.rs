@@ -1,0 +1,76 @@
+//! A listening socket with a bound on its connections, so that those who may only look cannot take the daemon's descriptors.
+
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::serve::Listener;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::UnixStream;
+use tokio::net::unix::SocketAddr;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Connections of a socket at a time; further ones wait in its backlog.
+const CONNECTIONS: usize = 64;
+
+/// The socket.
+pub(super) struct Bounded {
+    listener: tokio::net::UnixListener,
+    places: Arc<Semaphore>,
+}
+
+impl Bounded {
+    /// Needs a runtime around it.
+    ///
+    /// # Errors
+    /// When the runtime cannot have the socket.
+    pub(super) fn new(listener: UnixListener) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let listener = tokio::net::UnixListener::from_std(listener)?;
+        Ok(Self { listener, places: Arc::new(Semaphore::new(CONNECTIONS)) })
+    }
+}
+
+impl Listener for Bounded {
+    type Io = Connection;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Connection, SocketAddr) {
+        // `None` cannot be: nobody closes the semaphore.
+        let place = Arc::clone(&self.places).acquire_owned().await.ok();
+        let (stream, address) = Listener::accept(&mut self.listener).await;
+        (Connection { stream, _place: place }, address)
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+/// A connection, which gives its place back when it ends.
+pub(super) struct Connection {
+    stream: UnixStream,
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, data)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,107 @@
+//! Metrics in Prometheus' text format.
+
+use std::fmt::{Display, Write};
+
+use api::{Card, CardMemory, CardScheduler, Vm, VmMode, VmState};
+
+mod locks;
+mod memory;
+mod scheduler;
+pub mod tenants;
+
+/// The format's media type.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// A metric of one kind of thing: name, type, what it means, and its samples as (further labels, value).
+type Metric<T, V = u64> = (&'static str, &'static str, &'static str, fn(&T) -> Vec<(String, V)>);
+
+fn one(value: impl Into<u64>) -> Vec<(String, u64)> {
+    vec![(String::new(), value.into())]
+}
+
+const CARD: [Metric<Card>; 5] = [
+    ("gpu_mediator_card_failed", "gauge", "1 for a card that is out of service with its VMs", |card| {
+        one(card.error.is_some())
+    }),
+    ("gpu_mediator_card_vram_bytes", "gauge", "VRAM of a card, by use", |card| {
+        let uses =
+            [("assigned", card.vram_assigned_mib), ("free", card.vram_free_mib), ("reserved", card.vram_reserved_mib)];
+        uses.map(|(name, mib)| (format!("use=\"{name}\""), mib.saturating_mul(1 << 20))).into()
+    }),
+    ("gpu_mediator_card_vram_used_bytes", "gauge", "VRAM of a card that is in use, by user", |card| {
+        let users = [("vms", card.vram_placed_mib), ("mediator", card.vram_mediator_mib)];
+        users.map(|(name, mib)| (format!("user=\"{name}\""), mib.saturating_mul(1 << 20))).into()
+    }),
+    ("gpu_mediator_card_channels", "gauge", "Channels that VMs have on a card", |card| one(card.channels_used)),
+    ("gpu_mediator_card_vms", "gauge", "VMs of a card", |card| one(card.vms.len() as u64)),
+];
+
+const VM: [Metric<Vm>; 10] = [
+    ("gpu_mediator_vm_state", "gauge", "1 for the state that a VM is in", |vm| {
+        let states = [VmState::Starting, VmState::Waiting, VmState::Connected, VmState::Stopping, VmState::Failed];
+        states.map(|state| (format!("state=\"{}\"", state.name()), u64::from(state == vm.state))).into()
+    }),
+    ("gpu_mediator_vm_passthrough", "gauge", "1 for a VM wired straight to its card", |vm| {
+        one(vm.mode == VmMode::Passthrough)
+    }),
+    ("gpu_mediator_vm_vram_bytes", "gauge", "VRAM that a VM's guest sees", |vm| {
+        one(vm.vram_mib.saturating_mul(1 << 20))
+    }),
+    ("gpu_mediator_vm_channels", "gauge", "Channels that a VM has on its card", |vm| one(vm.channels_used)),
+    ("gpu_mediator_vm_channels_limit", "gauge", "Channels that a VM may have", |vm| one(vm.channels_limit)),
+    ("gpu_mediator_vm_memory_not_shared", "gauge", "1 when a VM's memory is private to its VMM", |vm| {
+        one(vm.memory_not_shared)
+    }),
+    ("gpu_mediator_vm_memory_withdrawn", "gauge", "1 when a VMM withdrew memory under the card", |vm| {
+        one(vm.memory_withdrawn)
+    }),
+    ("gpu_mediator_vm_denied_total", "counter", "Accesses of a guest that were denied, by reason", |vm| {
+        let mut reasons = std::collections::BTreeMap::<&str, u64>::new();
+        for denied in &vm.denied {
+            let sum = reasons.entry(&denied.reason).or_default();
+            *sum = sum.saturating_add(denied.reads).saturating_add(denied.writes);
+        }
+        reasons.into_iter().map(|(reason, sum)| (format!("reason=\"{}\"", escaped(reason)), sum)).collect()
+    }),
+    ("gpu_mediator_vm_device_total", "counter", "Counts of a VM's device", |vm| labelled(&vm.counters)),
+    ("gpu_mediator_vm_transport_total", "counter", "Counts of the connection to a VM's VMM", |vm| {
+        labelled(&vm.transport)
+    }),
+];
+
+fn labelled(counts: &std::collections::BTreeMap<String, u64>) -> Vec<(String, u64)> {
+    counts.iter().map(|(name, &count)| (format!("count=\"{}\"", escaped(name)), count)).collect()
+}
+
+/// All metrics.
+#[must_use]
+pub fn text(cards: &[Card], vms: &[Vm], schedulers: &[CardScheduler], memories: &[CardMemory]) -> String {
+    let mut text = String::new();
+    samples(&mut text, &CARD, cards, |card| format!("card=\"{}\"", escaped(&card.name)));
+    samples(&mut text, &VM, vms, |vm| format!("vm=\"{}\",card=\"{}\"", escaped(&vm.name), escaped(&vm.card)));
+    scheduler::samples(&mut text, schedulers);
+    memory::samples(&mut text, memories);
+    locks::samples(&mut text);
+    let name = "gpu_mediator_log_events_suppressed_total";
+    let _ = writeln!(text, "# HELP {name} Log events that came too often and were held back");
+    let _ = writeln!(text, "# TYPE {name} counter\n{name} {}", crate::logging::suppressed());
+    text
+}
+
+fn samples<T, V: Display>(text: &mut String, metrics: &[Metric<T, V>], things: &[T], labels: impl Fn(&T) -> String) {
+    for (name, kind, help, values) in metrics {
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        for thing in things {
+            let labels = labels(thing);
+            for (more, value) in values(thing) {
+                let comma = if more.is_empty() { "" } else { "," };
+                let _ = writeln!(text, "{name}{{{labels}{comma}{more}}} {value}");
+            }
+        }
+    }
+}
+
+/// A label's value as the format wants it.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}

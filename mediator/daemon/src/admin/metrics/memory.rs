@@ -1,0 +1,140 @@
+//! Metrics of what lies where of cards' memory: sizes in bytes, times in seconds.
+
+use std::fmt::Write;
+
+use super::escaped;
+use super::scheduler::{Seconds, head, histogram};
+use api::{CardMemory, VmMemory};
+
+/// Samples of one thing, as (further labels, value).
+type Samples = Vec<(&'static str, u64)>;
+
+/// A metric of a card: name, type, what it means, and its samples.
+type OfCard = (&'static str, &'static str, &'static str, fn(&CardMemory) -> Samples);
+
+const CARD: [OfCard; 13] = [
+    ("card_memory_spare_bytes", "gauge", "Memory of a card that is neither used nor promised", |card| {
+        one(card.spare_bytes)
+    }),
+    ("card_memory_unscrubbed_bytes", "gauge", "Memory of a card without an owner that is still to be zeroed", |card| {
+        one(card.to_scrub_bytes)
+    }),
+    ("card_memory_quarantined_bytes", "gauge", "Memory out of use since the card may still reach it", |card| {
+        one(card.quarantined_bytes)
+    }),
+    ("card_memory_scrubbed_bytes_total", "counter", "Memory of a card that was zeroed between two owners", |card| {
+        one(card.scrubbed_bytes)
+    }),
+    ("card_memory_reserve_bytes", "gauge", "Memory of a card that is kept for evictions", |card| {
+        one(card.settings.reserve_mib << 20)
+    }),
+    ("card_memory_reserve_used_bytes", "gauge", "Memory of a card's reserve that holds evicted chunks", |card| {
+        one(card.reserve_used_bytes)
+    }),
+    ("card_memory_moved_bytes_total", "counter", "Memory of all VMs of a card that was moved, by where to", |card| {
+        to(card.moved_out_bytes, card.moved_in_bytes)
+    }),
+    ("card_memory_copy_bytes_per_second", "gauge", "Rate of copies between a card and the host, as measured", |card| {
+        one(card.copy_bytes_per_second)
+    }),
+    ("card_memory_chunk_bytes", "gauge", "Unit in which a card's memory is given away and moved", |card| {
+        one(card.chunk_bytes)
+    }),
+    ("card_turns_total", "counter", "Turns that VMs had with a card's memory", |card| one(card.turns)),
+    ("card_turn_members", "gauge", "VMs that take turns with a card's memory now", |card| {
+        one(card.turn.as_ref().map_or(0, |turn| turn.members.len() as u64))
+    }),
+    ("host_memory_budget_bytes", "gauge", "Host memory that may be pinned for a card", |card| {
+        one(card.host_budget_bytes)
+    }),
+    ("host_memory_used_bytes", "gauge", "Host memory that is pinned for a card", |card| one(card.host_used_bytes)),
+];
+
+/// A metric of a virtual machine: name, type, what it means, and its samples.
+type OfVm = (&'static str, &'static str, &'static str, fn(&VmMemory) -> Samples);
+
+const VM: [OfVm; 11] = [
+    ("vm_memory_bytes", "gauge", "VRAM that a VM's guest sees, by where it lies", |vm| {
+        vec![
+            (",place=\"card\"", vm.on_card_bytes),
+            (",place=\"reserve\"", vm.in_reserve_bytes),
+            (",place=\"host\"", vm.in_host_bytes),
+            (",place=\"unbacked\"", vm.unbacked_bytes),
+        ]
+    }),
+    ("vm_memory_visible_bytes", "gauge", "VRAM that a VM's CPU reaches without the mediator seeing it", |vm| {
+        one(vm.cpu_visible_bytes)
+    }),
+    ("vm_memory_guarantee_bytes", "gauge", "Memory of the card that a VM is sure to get", |vm| one(vm.guarantee_bytes)),
+    ("vm_memory_quota_bytes", "gauge", "Memory of the card that a VM may have at most", |vm| one(vm.quota_bytes)),
+    ("vm_memory_entitled_bytes", "gauge", "Memory of the card that a VM is entitled to now", |vm| {
+        one(vm.entitled_bytes)
+    }),
+    ("vm_memory_pinned_bytes", "gauge", "Memory of a VM that stays on the card", |vm| one(vm.pinned_bytes)),
+    ("vm_memory_born_in_host_bytes_total", "counter", "Memory of a VM that had its first place in the host", |vm| {
+        one(vm.born_in_host_bytes)
+    }),
+    ("vm_memory_moved_bytes_total", "counter", "Memory of a VM that was moved, by where to", |vm| {
+        to(vm.moved_out_bytes, vm.moved_in_bytes)
+    }),
+    ("vm_memory_waits_total", "counter", "Submissions of a VM that waited for memory", |vm| one(vm.memory_waits)),
+    ("vm_memory_denied_total", "counter", "Submissions of a VM that waited for memory in vain", |vm| {
+        one(vm.memory_denied)
+    }),
+    (
+        "vm_memory_refused_bytes_total",
+        "counter",
+        "Memory that found no place when a VM wanted it, by the limit",
+        |vm| {
+            let of = |limit: &str| vm.refused_bytes.get(limit).copied().unwrap_or(0);
+            vec![
+                (",limit=\"card\"", of("card")),
+                (",limit=\"quota\"", of("quota")),
+                (",limit=\"host_budget\"", of("host_budget")),
+                (",limit=\"swap_cap\"", of("swap_cap")),
+            ]
+        },
+    ),
+];
+
+fn one(value: u64) -> Samples {
+    vec![("", value)]
+}
+
+fn to(host: u64, card: u64) -> Samples {
+    vec![(",to=\"host\"", host), (",to=\"card\"", card)]
+}
+
+/// Appends all metrics of cards' memory.
+pub(super) fn samples(text: &mut String, cards: &[CardMemory]) {
+    for (name, kind, help, values) in CARD {
+        let name = head(text, name, kind, help);
+        for card in cards {
+            for (further, value) in values(card) {
+                let _ = writeln!(text, "{name}{{card=\"{}\"{further}}} {value}", escaped(&card.card));
+            }
+        }
+    }
+    let vms = || cards.iter().flat_map(|card| card.vms.iter().map(move |vm| (card, vm)));
+    let labels =
+        |card: &CardMemory, vm: &VmMemory| format!("vm=\"{}\",card=\"{}\"", escaped(&vm.vm), escaped(&card.card));
+    for (name, kind, help, values) in VM {
+        let name = head(text, name, kind, help);
+        for (card, vm) in vms() {
+            for (further, value) in values(vm) {
+                let _ = writeln!(text, "{name}{{{}{further}}} {value}", labels(card, vm));
+            }
+        }
+    }
+    let help = "Time that submissions of a VM have waited for memory, of those that wait no more";
+    let name = head(text, "vm_memory_waited_seconds_total", "counter", help);
+    for (card, vm) in vms() {
+        let _ = writeln!(text, "{name}{{{}}} {}", labels(card, vm), Seconds(vm.memory_waited_ns));
+    }
+    let help =
+        "For how long a VM's work was suspended to move its memory; up to an eighth shorter ones may count as longer";
+    let name = head(text, "vm_suspended_seconds", "histogram", help);
+    for (card, vm) in vms() {
+        histogram(text, &name, &labels(card, vm), &vm.suspensions);
+    }
+}

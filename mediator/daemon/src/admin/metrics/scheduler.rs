@@ -1,0 +1,125 @@
+//! Metrics of how cards' time is shared: each by card, virtual machine and engine, times in seconds.
+
+use std::fmt::{self, Display, Write};
+
+use super::escaped;
+use api::{CardScheduler, Durations, VmEngine, VmShare};
+
+/// Nanoseconds, written as seconds without loss.
+pub(super) struct Seconds(pub(super) u64);
+
+impl Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (whole, rest) = (self.0 / 1_000_000_000, self.0 % 1_000_000_000);
+        if rest == 0 {
+            return write!(f, "{whole}");
+        }
+        let rest = format!("{rest:09}");
+        write!(f, "{whole}.{}", rest.trim_end_matches('0'))
+    }
+}
+
+/// A counter of what a virtual machine did with an engine: name, what it means, and its value.
+type EngineCounter = (&'static str, &'static str, fn(&VmEngine) -> String);
+
+const ENGINE: [EngineCounter; 6] = [
+    ("vm_engine_seconds_total", "Engine time that a VM has used", |engine| Seconds(engine.used_ns).to_string()),
+    ("vm_submissions_total", "Submissions of a VM that arrived", |engine| engine.arrived.to_string()),
+    ("vm_submissions_started_total", "Submissions of a VM that the card was given", |engine| {
+        engine.started.to_string()
+    }),
+    ("vm_submissions_completed_total", "Submissions of a VM that ended", |engine| engine.completed.to_string()),
+    ("vm_submissions_dropped_total", "Submissions of a VM that came to nothing, as their channel ended", |engine| {
+        engine.dropped.to_string()
+    }),
+    ("vm_kills_total", "Submissions of a VM that ran for too long, and whose channel was killed", |engine| {
+        engine.killed.to_string()
+    }),
+];
+
+/// A gauge of a virtual machine: name, what it means, and its value.
+type ShareGauge = (&'static str, &'static str, fn(&VmShare) -> String);
+
+const SHARE: [ShareGauge; 5] = [
+    ("vm_entitled_ratio", "Part of each engine that is a VM's while all VMs of the card want it", |vm| {
+        format!("{}", f64::from(vm.entitled_permille) / 1000.0)
+    }),
+    ("vm_queued_submissions", "Submissions of a VM that wait for their turn", |vm| vm.queued.to_string()),
+    ("vm_in_flight_submissions", "Submissions of a VM that the card has", |vm| vm.in_flight.to_string()),
+    ("vm_strikes", "Submissions that ran for too long since a VM was added or released last", |vm| {
+        vm.strikes.to_string()
+    }),
+    ("vm_quarantined", "1 for a VM of which nothing is started, for its strikes", |vm| {
+        u8::from(vm.quarantine.is_some()).to_string()
+    }),
+];
+
+/// The beginning of the name of each metric here.
+const PREFIX: &str = "gpu_mediator";
+
+/// Appends all metrics of cards' schedulers.
+pub(super) fn samples(text: &mut String, cards: &[CardScheduler]) {
+    let busy = head(text, "card_engine_busy_seconds_total", "counter", "Time that an engine has been busy for VMs");
+    for card in cards {
+        for (engine, used) in &card.engines {
+            let labels = format!("card=\"{}\",engine=\"{}\"", escaped(&card.card), engine.name());
+            let _ = writeln!(text, "{busy}{{{labels}}} {}", Seconds(used.busy_ns));
+        }
+    }
+    for (name, help, value) in ENGINE {
+        let name = head(text, name, "counter", help);
+        each_engine(cards, |labels, engine| {
+            let _ = writeln!(text, "{name}{{{labels}}} {}", value(engine));
+        });
+    }
+    for (name, help, value) in SHARE {
+        let name = head(text, name, "gauge", help);
+        for (card, vm) in cards.iter().flat_map(|card| card.vms.iter().map(move |vm| (card, vm))) {
+            let _ = writeln!(text, "{name}{{{}}} {}", labels(card, vm), value(vm));
+        }
+    }
+    let help = "How long submissions of a VM waited for their turn; up to an eighth shorter ones may count as longer";
+    let name = head(text, "vm_wait_seconds", "histogram", help);
+    each_engine(cards, |labels, engine| histogram(text, &name, labels, &engine.wait));
+}
+
+/// Describes a metric; returns its name.
+pub(super) fn head(text: &mut String, name: &str, kind: &str, help: &str) -> String {
+    let name = format!("{PREFIX}_{name}");
+    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    name
+}
+
+fn labels(card: &CardScheduler, vm: &VmShare) -> String {
+    format!("vm=\"{}\",card=\"{}\"", escaped(&vm.vm), escaped(&card.card))
+}
+
+fn each_engine(cards: &[CardScheduler], mut each: impl FnMut(&str, &VmEngine)) {
+    for (card, vm) in cards.iter().flat_map(|card| card.vms.iter().map(move |vm| (card, vm))) {
+        for (engine, used) in &vm.engines {
+            each(&format!("{},engine=\"{}\"", labels(card, vm), engine.name()), used);
+        }
+    }
+}
+
+/// The samples of a histogram for one set of labels.
+pub(super) fn histogram(text: &mut String, name: &str, labels: &str, durations: &Durations) {
+    for bucket in &durations.buckets {
+        let _ = writeln!(text, "{name}_bucket{{{labels},le=\"{}\"}} {}", Seconds(bucket.at_most_ns), bucket.count);
+    }
+    let _ = writeln!(text, "{name}_bucket{{{labels},le=\"+Inf\"}} {}", durations.count);
+    let _ = writeln!(text, "{name}_sum{{{labels}}} {}", Seconds(durations.sum_ns));
+    let _ = writeln!(text, "{name}_count{{{labels}}} {}", durations.count);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_are_written_without_loss() {
+        let text = |ns| Seconds(ns).to_string();
+        assert_eq!([0, 1, 10_000, 1_500_000_000].map(text), ["0", "0.000000001", "0.00001", "1.5"]);
+        assert_eq!(text(u64::MAX), "18446744073.709551615");
+    }
+}

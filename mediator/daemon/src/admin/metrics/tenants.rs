@@ -1,0 +1,65 @@
+//! Metrics of tenants of CUDA cards: sizes in bytes, times in seconds, parts of a whole as ratios.
+
+use super::scheduler::Seconds;
+use super::{Metric, escaped, samples};
+use api::Tenant;
+
+const TENANT: [Metric<Tenant, String>; 8] = [
+    ("gpu_mediator_tenant_served", "gauge", "1 while the owner of a tenant's card answers", |tenant| {
+        one(u8::from(tenant.served))
+    }),
+    ("gpu_mediator_tenant_programs", "gauge", "Programs of a tenant", |tenant| one(tenant.programs.len())),
+    ("gpu_mediator_tenant_memory_bytes", "gauge", "Memory of a tenant, by place", |tenant| {
+        let places = [("card", tenant.on_card_bytes), ("host", tenant.in_host_bytes)];
+        places.map(|(place, bytes)| (format!("place=\"{place}\""), bytes.to_string())).into()
+    }),
+    ("gpu_mediator_tenant_used_seconds_total", "counter", "Time of its card that a tenant was charged", |tenant| {
+        one(Seconds(tenant.used_ns))
+    }),
+    (
+        "gpu_mediator_tenant_busy_seconds_total",
+        "counter",
+        "Time in which work of a tenant was in flight, by the card's events",
+        |tenant| {
+            let copies = tenant.copy_ns.min(tenant.busy_ns);
+            let kinds = [("copies", copies), ("kernels", tenant.busy_ns - copies)];
+            kinds.map(|(kind, ns)| (format!("kind=\"{kind}\""), Seconds(ns).to_string())).into()
+        },
+    ),
+    (
+        "gpu_mediator_tenant_share_ratio",
+        "gauge",
+        "Part of its card's time, entitled and received in the last second",
+        |tenant| {
+            let parts = [("entitled", tenant.entitled_permille), ("received", tenant.received_permille)];
+            let ratio = |permille: u32| format!("{}", f64::from(permille) / 1000.0);
+            parts.map(|(part, permille)| (format!("part=\"{part}\""), ratio(permille))).into()
+        },
+    ),
+    (
+        "gpu_mediator_tenant_wait_p99_seconds",
+        "gauge",
+        "Time that 99 of 100 turns of a tenant were waited for at most",
+        |tenant| one(Seconds(tenant.wait_p99_ns)),
+    ),
+    (
+        "gpu_mediator_tenant_killed_total",
+        "counter",
+        "Programs of a tenant that were killed since they did not answer",
+        |tenant| one(tenant.killed),
+    ),
+];
+
+fn one(value: impl ToString) -> Vec<(String, String)> {
+    vec![(String::new(), value.to_string())]
+}
+
+/// The samples of all tenants.
+#[must_use]
+pub fn text(tenants: &[Tenant]) -> String {
+    let mut text = String::new();
+    samples(&mut text, &TENANT, tenants, |tenant| {
+        format!("tenant=\"{}\",card=\"{}\"", escaped(&tenant.name), escaped(&tenant.card))
+    });
+    text
+}

@@ -1,0 +1,505 @@
+//! The requests of the admin API.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::rejection::{JsonRejection, QueryRejection};
+use axum::extract::{DefaultBodyLimit, FromRequestParts, Path, Query, Request, State};
+use axum::http::request::Parts;
+use axum::http::{Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde::Deserialize;
+use tokio::sync::Semaphore;
+use vram::To;
+
+use super::metrics;
+use crate::{Daemon, DaemonError, HISTORY_MS, WINDOW_MS};
+use api::ErrorCode;
+use api::launch::{self, MemorySize, Vmm};
+use config::VmSpec;
+
+/// Largest body of a request, in bytes.
+const MAX_BODY: usize = 64 << 10;
+/// The longest record of a scheduler, in ms.
+const RECORD_MS: u64 = 60_000;
+
+/// The requests that only look: those with the method GET or HEAD.
+pub fn read_only(daemon: Arc<Daemon>) -> Router {
+    router(daemon).layer(axum::middleware::from_fn(async |request: Request, next: Next| {
+        if matches!(*request.method(), Method::GET | Method::HEAD) {
+            return next.run(request).await;
+        }
+        let error = format!("{} `{}`: this socket is read-only", request.method(), request.uri().path());
+        let what_to_do = "use the admin socket, `admin_socket` in the daemon's configuration".to_owned();
+        let body = api::Error { code: ErrorCode::Forbidden, error, what_to_do };
+        Failure { status: StatusCode::FORBIDDEN, body }.into_response()
+    }))
+}
+
+/// All requests.
+pub fn router(daemon: Arc<Daemon>) -> Router {
+    Router::new()
+        .route("/v1/vms", get(vms).post(add))
+        .route("/v1/vms/{name}", get(vm).delete(remove))
+        .route("/v1/vms/{name}/launch-args", get(launch_args))
+        .route("/v1/vms/{name}/time", get(vm_time).patch(set_vm_time))
+        .route("/v1/vms/{name}/release", post(release_vm))
+        .route("/v1/cards", get(cards))
+        .route("/v1/cards/{name}", get(card))
+        .route("/v1/schedulers", get(schedulers))
+        .route("/v1/cards/{name}/scheduler", get(scheduler).patch(set_scheduler))
+        .route("/v1/cards/{name}/scheduler/history", get(scheduler_history))
+        .route("/v1/cards/{name}/scheduler/record", post(record_scheduler))
+        .route("/v1/memory", get(memories))
+        .route("/v1/cards/{name}/memory", get(card_memory).patch(set_card_memory))
+        .route("/v1/vms/{name}/memory", get(vm_memory).patch(set_vm_memory))
+        .route("/v1/vms/{name}/memory/evict", post(evict))
+        .route("/v1/vms/{name}/memory/return", post(bring_back))
+        .route("/v1/vms/{name}/memory/hints", post(hints))
+        .route("/v1/tenants", get(tenants))
+        .route("/v1/tenants/{name}", get(tenant).patch(set_tenant))
+        .route("/v1/desired", get(export).patch(apply))
+        .route("/v1/desired/compare", post(compare))
+        .route("/v1/schema", get(schema))
+        .route("/metrics", get(metrics))
+        .fallback(unknown)
+        .method_not_allowed_fallback(not_allowed)
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .with_state(daemon)
+}
+
+/// A failure as an answer.
+struct Failure {
+    status: StatusCode,
+    body: api::Error,
+}
+
+impl Failure {
+    fn invalid(status: StatusCode, error: String, what_to_do: &str) -> Self {
+        Self { status, body: api::Error { code: ErrorCode::Invalid, error, what_to_do: what_to_do.to_owned() } }
+    }
+}
+
+impl From<DaemonError> for Failure {
+    fn from(error: DaemonError) -> Self {
+        let status = match error.code() {
+            ErrorCode::Invalid => StatusCode::BAD_REQUEST,
+            ErrorCode::NotFound => StatusCode::NOT_FOUND,
+            ErrorCode::Conflict => StatusCode::CONFLICT,
+            ErrorCode::Quota => StatusCode::INSUFFICIENT_STORAGE,
+            ErrorCode::Forbidden => StatusCode::FORBIDDEN,
+            ErrorCode::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Self { status, body: error.to_api() }
+    }
+}
+
+impl From<JsonRejection> for Failure {
+    fn from(error: JsonRejection) -> Self {
+        Self::invalid(error.status(), error.body_text(), "send a JSON object with the keys of a [[vm]] table")
+    }
+}
+
+impl From<QueryRejection> for Failure {
+    fn from(error: QueryRejection) -> Self {
+        Self::invalid(error.status(), error.body_text(), "see the API's description for the query's keys")
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        (self.status, Json(self.body)).into_response()
+    }
+}
+
+/// The revision that must still be, of a request's `If-Match`. `*` and no such header ask for none.
+struct IfMatch(Option<String>);
+
+impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+        let Some(value) = parts.headers.get(header::IF_MATCH) else { return Ok(Self(None)) };
+        let value = value.to_str().unwrap_or_default().trim();
+        if value == "*" {
+            return Ok(Self(None));
+        }
+        let quoted = value.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+        match quoted.filter(|revision| !revision.is_empty() && !revision.contains('"')) {
+            Some(revision) => Ok(Self(Some(revision.to_owned()))),
+            None => {
+                let error = format!("If-Match: `{value}` is no revision, expected one in quotation marks");
+                let advice = "send the ETag of `GET /v1/desired`, or leave the header out";
+                Err(Failure::invalid(StatusCode::BAD_REQUEST, error, advice))
+            }
+        }
+    }
+}
+
+type Answer<T> = Result<Json<T>, Failure>;
+
+async fn vms(State(daemon): State<Arc<Daemon>>) -> Answer<api::VmList> {
+    Ok(Json(api::VmList { vms: look(move || Ok(daemon.vms())).await? }))
+}
+
+async fn vm(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> Answer<api::Vm> {
+    Ok(Json(look(move || daemon.vm(&name)).await?))
+}
+
+async fn add(
+    State(daemon): State<Arc<Daemon>>,
+    IfMatch(expected): IfMatch,
+    body: Result<Json<VmSpec>, JsonRejection>,
+) -> Result<(StatusCode, Json<api::Vm>), Failure> {
+    let Json(spec) = body?;
+    let vm = beside(move || daemon.add_if(spec, expected.as_deref())).await?;
+    Ok((StatusCode::CREATED, Json(vm)))
+}
+
+async fn remove(
+    State(daemon): State<Arc<Daemon>>,
+    IfMatch(expected): IfMatch,
+    Path(name): Path<String>,
+) -> Result<StatusCode, Failure> {
+    beside(move || daemon.remove_if(&name, expected.as_deref())).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Changes that run at a time; they run one after the other anyway.
+static CHANGES: Semaphore = Semaphore::const_new(16);
+/// Looks that run at a time. A look waits for none of the changes.
+static LOOKS: Semaphore = Semaphore::const_new(16);
+
+/// Runs a change beside other requests: it may take long.
+async fn beside<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
+) -> Result<T, DaemonError> {
+    off_thread(&CHANGES, work).await
+}
+
+/// Runs a look beside other requests: it takes locks, and the runtime must wait for none.
+async fn look<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
+) -> Result<T, DaemonError> {
+    off_thread(&LOOKS, work).await
+}
+
+/// Runs what blocks on a thread for that, as soon as one of `places` is free. Every handler that asks the daemon does so by
+/// way of this: the runtime also tells the service manager's watchdog that the daemon goes on.
+async fn off_thread<T: Send + 'static>(
+    places: &'static Semaphore,
+    work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
+) -> Result<T, DaemonError> {
+    // The place is given back when the work ends, also if the client goes before.
+    let place = places.acquire().await;
+    let done = tokio::task::spawn_blocking(move || {
+        let _place = place;
+        work()
+    });
+    done.await.unwrap_or_else(|error| Err(DaemonError::Failed(format!("internal error: {error}"))))
+}
+
+/// The query of `launch-args`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LaunchQuery {
+    #[serde(default)]
+    vmm: Vmm,
+    #[serde(default)]
+    memory: MemorySize,
+}
+
+async fn launch_args(
+    State(daemon): State<Arc<Daemon>>,
+    Path(name): Path<String>,
+    query: Result<Query<LaunchQuery>, QueryRejection>,
+) -> Answer<api::LaunchArgs> {
+    let Query(LaunchQuery { vmm, memory }) = query?;
+    let socket = look(move || {
+        let socket = daemon.vm(&name)?.socket;
+        Ok(socket.unwrap_or_else(|| daemon.spec().socket_dir.join(format!("{name}.sock"))))
+    });
+    Ok(Json(launch::args(vmm, &socket.await?, &memory)))
+}
+
+async fn cards(State(daemon): State<Arc<Daemon>>) -> Answer<api::CardList> {
+    Ok(Json(api::CardList { cards: look(move || Ok(daemon.cards())).await? }))
+}
+
+async fn card(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> Answer<api::Card> {
+    Ok(Json(look(move || daemon.card(&name)).await?))
+}
+
+/// A body that changes some keys of a table.
+type Patch = Result<Json<serde_json::Map<String, serde_json::Value>>, JsonRejection>;
+
+fn patch(body: Patch) -> Result<serde_json::Map<String, serde_json::Value>, Failure> {
+    let advice = "send a JSON object with the keys that are to change";
+    let Json(patch) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
+    Ok(patch)
+}
+
+async fn vm_time(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> Answer<api::VmTime> {
+    Ok(Json(look(move || daemon.vm_time(&name)).await?))
+}
+
+async fn set_vm_time(
+    State(daemon): State<Arc<Daemon>>,
+    IfMatch(expected): IfMatch,
+    Path(name): Path<String>,
+    body: Patch,
+) -> Answer<api::VmTime> {
+    let patch = patch(body)?;
+    Ok(Json(beside(move || daemon.set_vm_time_if(&name, &patch, expected.as_deref())).await?))
+}
+
+async fn release_vm(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> Result<StatusCode, Failure> {
+    beside(move || daemon.release_vm(&name)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// The query of `scheduler`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct WindowQuery {
+    window_ms: u64,
+}
+
+impl Default for WindowQuery {
+    fn default() -> Self {
+        Self { window_ms: WINDOW_MS }
+    }
+}
+
+async fn schedulers(
+    State(daemon): State<Arc<Daemon>>,
+    query: Result<Query<WindowQuery>, QueryRejection>,
+) -> Answer<api::SchedulerList> {
+    let Query(WindowQuery { window_ms }) = query?;
+    Ok(Json(api::SchedulerList { schedulers: look(move || daemon.schedulers(window_ms)).await? }))
+}
+
+async fn scheduler(
+    State(daemon): State<Arc<Daemon>>,
+    Path(name): Path<String>,
+    query: Result<Query<WindowQuery>, QueryRejection>,
+) -> Answer<api::CardScheduler> {
+    let Query(WindowQuery { window_ms }) = query?;
+    Ok(Json(look(move || daemon.scheduler(&name, window_ms)).await?))
+}
+
+async fn set_scheduler(
+    State(daemon): State<Arc<Daemon>>,
+    IfMatch(expected): IfMatch,
+    Path(name): Path<String>,
+    body: Patch,
+) -> Answer<api::CardScheduler> {
+    let patch = patch(body)?;
+    Ok(Json(beside(move || daemon.set_scheduler_if(&name, &patch, expected.as_deref())).await?))
+}
+
+/// The query of `scheduler/history`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct HistoryQuery {
+    since_ms: u64,
+}
+
+impl Default for HistoryQuery {
+    fn default() -> Self {
+        Self { since_ms: HISTORY_MS }
+    }
+}
+
+async fn scheduler_history(
+    State(daemon): State<Arc<Daemon>>,
+    Path(name): Path<String>,
+    query: Result<Query<HistoryQuery>, QueryRejection>,
+) -> Answer<api::SchedulerHistory> {
+    let Query(HistoryQuery { since_ms }) = query?;
+    Ok(Json(look(move || daemon.scheduler_history(&name, since_ms)).await?))
+}
+
+/// The query of `scheduler/record`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RecordQuery {
+    for_ms: u64,
+}
+
+/// The answer comes when the record is complete; if the client goes before, there is none.
+async fn record_scheduler(
+    State(daemon): State<Arc<Daemon>>,
+    Path(name): Path<String>,
+    query: Result<Query<RecordQuery>, QueryRejection>,
+) -> Result<impl IntoResponse, Failure> {
+    let Query(RecordQuery { for_ms }) = query?;
+    if !(1..=RECORD_MS).contains(&for_ms) {
+        return Err(DaemonError::Query(format!("for_ms = {for_ms} is not between 1 and {RECORD_MS}")).into());
+    }
+    let record = beside(move || daemon.record_scheduler(&name)).await?;
+    tokio::time::sleep(Duration::from_millis(for_ms)).await;
+    Ok(([(header::CONTENT_TYPE, "application/jsonl")], beside(move || record.end()).await?))
+}
+
+async fn memories(State(daemon): State<Arc<Daemon>>) -> Answer<api::MemoryList> {
+    Ok(Json(api::MemoryList { memories: look(move || Ok(daemon.memories())).await? }))
+}
+
+async fn card_memory(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> Answer<api::CardMemory> {
+    Ok(Json(look(move || daemon.memory(&name)).await?))
+}
+
+async fn set_card_memory(
+    State(daemon): State<Arc<Daemon>>,
+    IfMatch(expected): IfMatch,
+    Path(name): Path<String>,
+    body: Patch,
+) -> Answer<api::CardMemory> {
+    let patch = patch(body)?;
+    Ok(Json(beside(move || daemon.set_memory_if(&name, &patch, expected.as_deref())).await?))
+}
+
+async fn vm_memory(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> Answer<api::VmMemorySettings> {
+    Ok(Json(look(move || daemon.vm_memory(&name)).await?))
+}
+
+async fn set_vm_memory(
+    State(daemon): State<Arc<Daemon>>,
+    IfMatch(expected): IfMatch,
+    Path(name): Path<String>,
+    body: Patch,
+) -> Answer<api::VmMemorySettings> {
+    let patch = patch(body)?;
+    Ok(Json(beside(move || daemon.set_vm_memory_if(&name, &patch, expected.as_deref())).await?))
+}
+
+/// A body that says what is to move.
+type MoveBody = Result<Json<api::MoveRequest>, JsonRejection>;
+
+async fn evict(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>, body: MoveBody) -> Answer<api::MoveReport> {
+    let request = moves(body)?;
+    Ok(Json(beside(move || daemon.move_vm_memory(&name, &request, To::Host)).await?))
+}
+
+async fn bring_back(
+    State(daemon): State<Arc<Daemon>>,
+    Path(name): Path<String>,
+    body: MoveBody,
+) -> Answer<api::MoveReport> {
+    let request = moves(body)?;
+    Ok(Json(beside(move || daemon.move_vm_memory(&name, &request, To::Card)).await?))
+}
+
+fn moves(body: MoveBody) -> Result<api::MoveRequest, Failure> {
+    let advice = "send a JSON object with `mib`, `range`, both or neither";
+    let Json(request) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
+    Ok(request)
+}
+
+async fn hints(
+    State(daemon): State<Arc<Daemon>>,
+    Path(name): Path<String>,
+    body: Result<Json<api::Hints>, JsonRejection>,
+) -> Result<StatusCode, Failure> {
+    let advice = "send a JSON object with `hints`: each a `range` and what is known of it";
+    let Json(hints) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
+    beside(move || daemon.hint_vm_memory(&name, &hints)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn export(State(daemon): State<Arc<Daemon>>) -> Result<impl IntoResponse, Failure> {
+    let exported = look(move || Ok(daemon.export())).await?;
+    Ok(([(header::ETAG, format!("\"{}\"", exported.revision))], Json(exported)))
+}
+
+/// The body of a request that describes what is desired.
+fn desired(body: Result<Json<api::Desired>, JsonRejection>) -> Result<api::Desired, Failure> {
+    let advice = "send a JSON object as `GET /v1/desired` gives it, with the keys that matter";
+    let Json(desired) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
+    Ok(desired)
+}
+
+/// The query of `desired`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct ApplyQuery {
+    prune: bool,
+    dry_run: bool,
+}
+
+async fn apply(
+    State(daemon): State<Arc<Daemon>>,
+    IfMatch(expected): IfMatch,
+    query: Result<Query<ApplyQuery>, QueryRejection>,
+    body: Result<Json<api::Desired>, JsonRejection>,
+) -> Answer<api::Applied> {
+    let (Query(ApplyQuery { prune, dry_run }), desired) = (query?, desired(body)?);
+    Ok(Json(beside(move || daemon.apply(&desired, prune, dry_run, expected.as_deref())).await?))
+}
+
+/// The query of `desired/compare`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct CompareQuery {
+    exact: bool,
+}
+
+async fn compare(
+    State(daemon): State<Arc<Daemon>>,
+    query: Result<Query<CompareQuery>, QueryRejection>,
+    body: Result<Json<api::Desired>, JsonRejection>,
+) -> Answer<api::Comparison> {
+    let (Query(CompareQuery { exact }), desired) = (query?, desired(body)?);
+    Ok(Json(look(move || daemon.compare(&desired, exact)).await?))
+}
+
+async fn tenants(State(daemon): State<Arc<Daemon>>) -> Answer<api::TenantList> {
+    Ok(Json(api::TenantList { tenants: look(move || Ok(daemon.tenants())).await? }))
+}
+
+async fn tenant(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> Answer<api::Tenant> {
+    Ok(Json(look(move || daemon.tenant(&name)).await?))
+}
+
+async fn set_tenant(
+    State(daemon): State<Arc<Daemon>>,
+    IfMatch(expected): IfMatch,
+    Path(name): Path<String>,
+    body: Result<Json<api::TenantPatch>, JsonRejection>,
+) -> Answer<api::Tenant> {
+    let advice = "send a JSON object with the tables `memory`, `time` or both, with the keys that are to change";
+    let Json(patch) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
+    let set = move || daemon.set_tenant_if(&name, &patch.memory, &patch.time, expected.as_deref());
+    Ok(Json(beside(set).await?))
+}
+
+async fn schema() -> Json<serde_json::Value> {
+    Json(api::schema::document())
+}
+
+async fn metrics(State(daemon): State<Arc<Daemon>>) -> Result<impl IntoResponse, Failure> {
+    let text = look(move || {
+        let cards = daemon.cards();
+        let text = metrics::text(&cards, &daemon.vms(), &daemon.schedulers(WINDOW_MS)?, &daemon.memories());
+        Ok(text + &metrics::tenants::text(&daemon.tenants()))
+    });
+    Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text.await?))
+}
+
+async fn unknown(uri: axum::http::Uri) -> Failure {
+    let body = api::Error {
+        code: ErrorCode::NotFound,
+        error: format!("there is no `{}`", uri.path()),
+        what_to_do: "see /v1/schema for what the API has".to_owned(),
+    };
+    Failure { status: StatusCode::NOT_FOUND, body }
+}
+
+async fn not_allowed(method: axum::http::Method, uri: axum::http::Uri) -> Failure {
+    let error = format!("`{}` does not take {method}", uri.path());
+    Failure::invalid(StatusCode::METHOD_NOT_ALLOWED, error, "see the API's description")
+}

@@ -1,0 +1,337 @@
+//! What an operator sees of memory, and changes, while guests work.
+
+use super::*;
+use crate::fixture::eventually;
+use crate::fixture::{copy, guest, one_card};
+use api::{CardMemory, Hint, Hints, MemoryList, MoveReport, MoveRequest, Range, VmMemory, VmMemorySettings};
+use rig::Machine;
+use serde_json::json;
+
+const MIB: u64 = 1 << 20;
+const CARD: &str = "/v1/cards/card0/memory";
+const VM: &str = "/v1/vms/a/memory";
+
+/// A card with host memory, and VM `a` of which nothing is guaranteed.
+fn swapping() -> Served {
+    let served = one_card("overcommit = true\nmemory = { host_mib = 64, return_ms = 5, settle_ms = 5 }\n");
+    let body = json!({ "name": "a", "card": "card0", "vram_mib": 32 });
+    let _: api::Vm = served.client().post("/v1/vms", &body).unwrap();
+    served
+}
+
+fn of_a(served: &Served) -> VmMemory {
+    let memory: CardMemory = served.client().get(CARD).unwrap();
+    memory.vms.into_iter().find(|vm| vm.vm == "a").unwrap()
+}
+
+#[test]
+fn what_lies_where_is_shown_and_adds_up() {
+    let served = swapping();
+    let (mut driver, mut channel) = guest(&served, "a");
+    copy(&mut driver, &mut channel);
+    driver.wait(&channel);
+    let list: MemoryList = served.client().get("/v1/memory").unwrap();
+    let [card] = &list.memories[..] else { panic!("one card") };
+    assert_eq!((card.card_bytes, card.host_budget_bytes, card.host_used_bytes), (128 * MIB, 64 * MIB, 0));
+    let vm = &card.vms[0];
+    assert_eq!(vm.advertised_bytes, 32 * MIB);
+    assert!(vm.on_card_bytes >= 2 * MIB && vm.entitled_bytes >= vm.on_card_bytes);
+    let sum = vm.on_card_bytes + vm.in_reserve_bytes + vm.in_host_bytes + vm.unbacked_bytes;
+    assert_eq!(sum, vm.advertised_bytes);
+    assert_eq!((vm.guarantee_bytes, vm.relocations), (0, 0));
+}
+
+#[test]
+fn memory_moves_out_and_back_as_the_operator_says_and_the_guest_goes_on() {
+    let served = swapping();
+    let (mut driver, mut channel) = guest(&served, "a");
+    copy(&mut driver, &mut channel);
+    driver.wait(&channel);
+    let client = served.client();
+    // A quota keeps out what was moved out.
+    let patch = json!({ "quota_mib": 2 });
+    let settings: VmMemorySettings = client.patch(VM, &patch).unwrap();
+    assert_eq!(settings.quota_mib, Some(2));
+    eventually("the quota holds", || of_a(&served).on_card_bytes <= 2 * MIB);
+    let vm = of_a(&served);
+    assert!(vm.in_host_bytes > 0 && vm.moved_out_bytes >= vm.in_host_bytes && vm.relocations > 0);
+    copy(&mut driver, &mut channel);
+    driver.wait(&channel);
+    let _: VmMemorySettings = client.patch(VM, &json!({ "quota_mib": null })).unwrap();
+    let _: MoveReport = client.post(&format!("{VM}/return"), &MoveRequest::default()).unwrap();
+    eventually("it is back", || of_a(&served).in_host_bytes == 0);
+    let report: MoveReport = client.post(&format!("{VM}/evict"), &MoveRequest { mib: Some(3), range: None }).unwrap();
+    assert_eq!((report.moved_bytes, report.stayed_bytes), (4 * MIB, 0), "whole chunks");
+    copy(&mut driver, &mut channel);
+    driver.wait(&channel);
+    assert_eq!(driver.faults, []);
+}
+
+/// The value of a sample of the metrics.
+fn metric(served: &Served, sample: &str) -> f64 {
+    let text = served.client().request(hyper::Method::GET, "/metrics", Default::default()).unwrap();
+    let text = String::from_utf8(text.to_vec()).unwrap();
+    let value = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
+    value.unwrap_or_else(|| panic!("no {sample} in\n{text}")).parse().unwrap()
+}
+
+#[test]
+fn relocations_are_counted_by_how_long_the_vm_was_suspended() {
+    let served = swapping();
+    let (mut driver, mut channel) = guest(&served, "a");
+    copy(&mut driver, &mut channel);
+    driver.wait(&channel);
+    let client = served.client();
+    let out: MoveReport = client.post(&format!("{VM}/evict"), &MoveRequest::default()).unwrap();
+    assert!(out.moved_bytes > 0 && out.suspended_ns > 0, "{out:?}");
+    eventually("it is back", || of_a(&served).in_host_bytes == 0);
+    let vm = of_a(&served);
+    let suspensions = &vm.suspensions;
+    assert!(suspensions.count >= 2, "out and back: {suspensions:?}");
+    assert_eq!((suspensions.count, suspensions.sum_ns), (vm.relocations, vm.suspended_ns));
+    assert_eq!(suspensions.max_ns, vm.suspended_longest_ns);
+    assert!(suspensions.p50_ns <= suspensions.p99_ns && suspensions.p99_ns <= suspensions.max_ns);
+    assert!(suspensions.max_ns >= out.suspended_ns);
+    let labels = "{vm=\"a\",card=\"card0\"";
+    let of = |name: &str, more: &str| metric(&served, &format!("gpu_mediator_{name}{labels}{more}}}"));
+    assert_eq!(of("vm_suspended_seconds_count", "") as u64, suspensions.count);
+    assert_eq!(of("vm_suspended_seconds_bucket", ",le=\"+Inf\"") as u64, suspensions.count);
+    assert!((of("vm_suspended_seconds_sum", "") - suspensions.sum_ns as f64 / 1e9).abs() < 1e-9);
+    assert_eq!(of("vm_memory_moved_bytes_total", ",to=\"host\"") as u64, vm.moved_out_bytes);
+    // The card's account outlives the VM.
+    client.delete("/v1/vms/a").unwrap();
+    let card: CardMemory = client.get(CARD).unwrap();
+    assert_eq!((card.moved_out_bytes, card.moved_in_bytes), (vm.moved_out_bytes, vm.moved_in_bytes));
+}
+
+#[test]
+fn what_is_pinned_stays_and_is_part_of_the_guarantee() {
+    let served = swapping();
+    let (_driver, _) = guest(&served, "a");
+    let client = served.client();
+    let range = Range { start: 0, bytes: 2 * MIB };
+    let hint = Hint { range, pinned: Some(true), priority: None, accesses: None };
+    let hints = |hint| Hints { hints: vec![hint] };
+    let post = |hints: &Hints| {
+        client.request(hyper::Method::POST, &format!("{VM}/hints"), serde_json::to_vec(hints).unwrap().into())
+    };
+    let error = refused(post(&hints(hint)));
+    assert_eq!(error.code, ErrorCode::Quota);
+    let what = "VM `a`: 2 MiB would be pinned, expected at most `memory.guarantee_mib`, which is 0 MiB";
+    assert_eq!(error.error, what);
+    assert!(error.what_to_do.contains("`mediatorctl memory set-guarantee`"), "{error:?}");
+    let _: VmMemorySettings = client.patch(VM, &json!({ "guarantee_mib": 4 })).unwrap();
+    post(&hints(hint)).unwrap();
+    assert_eq!(of_a(&served).pinned_bytes, 2 * MIB);
+    let _: VmMemorySettings = client.patch(VM, &json!({ "quota_mib": 4 })).unwrap();
+    eventually("the quota holds", || of_a(&served).on_card_bytes <= 4 * MIB);
+    let outside = Hint { range: Range { start: 31 * MIB, bytes: 2 * MIB }, ..hint };
+    let error = post(&hints(outside)).unwrap_err().to_string();
+    assert!(error.contains("expected some of the guest's 0x2000000"), "{error}");
+}
+
+#[test]
+fn what_cannot_be_promised_is_refused_with_the_limit_and_changes_nothing() {
+    let served = swapping();
+    let client = served.client();
+    for (path, patch, what) in [
+        (VM, json!({ "quota_mib": 4, "guarantee_mib": 8 }), "expected at most the quota of 4 MiB"),
+        (VM, json!({ "quota_mib": 3 }), "expected a multiple of the chunk"),
+        (VM, json!({ "swap_cap_mib": 16 }), "memory.swap_cap_mib: 16 MiB, expected at least 32"),
+        (VM, json!({ "quota": 3 }), "unknown field `quota`"),
+        (CARD, json!({ "host_mib": 128 }), "expected at most the 64 that the daemon was started with"),
+        (CARD, json!({ "host_mib": 16 }), "VM `a`"),
+        (CARD, json!({ "return_ms": 0 }), "memory.return_ms: 0, expected 1"),
+        (CARD, json!({ "victims": "oldest" }), "`oldest` is no policy"),
+    ] {
+        let error = client.patch::<serde_json::Value>(path, &patch).unwrap_err().to_string();
+        assert!(error.contains(what), "{patch}: {error}");
+    }
+    let settings: VmMemorySettings = client.get(VM).unwrap();
+    assert_eq!(settings, VmMemorySettings::default());
+    let card: CardMemory = client.patch(CARD, &json!({ "victims": "clock", "quanta": { "mode": "off" } })).unwrap();
+    assert_eq!(card.settings.victims.name(), "clock");
+    assert_eq!((card.settings.return_ms, card.settings.host_mib), (5, 64));
+}
+
+#[test]
+fn each_refusal_names_whose_limit_which_and_how_much_with_what_to_do() {
+    let served = one_card("overcommit = true\nreserve_mib = 8\nmemory = { host_mib = 64 }\n");
+    let client = served.client();
+    for (name, vram_mib) in [("a", 32), ("b", 32)] {
+        let _: api::Vm =
+            client.post("/v1/vms", &json!({ "name": name, "card": "card0", "vram_mib": vram_mib })).unwrap();
+    }
+    let _: VmMemorySettings = client.patch("/v1/vms/b/memory", &json!({ "guarantee_mib": 32 })).unwrap();
+    let (quota, invalid) = (ErrorCode::Quota, ErrorCode::Invalid);
+    let vm = |more: serde_json::Value| {
+        let mut body = json!({ "name": "c", "card": "card0", "vram_mib": 16 });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let refuse = json!({ "on_full": "refuse" });
+    // Method, path, body; the kind of trouble, whose limit it is, its key, and what it is.
+    let post = Method::POST;
+    let patch = Method::PATCH;
+    let all = "/v1/vms";
+    let cases: [(&Method, &str, serde_json::Value, ErrorCode, &str, &str, &str); 12] = [
+        (
+            &post,
+            all,
+            vm(json!({ "memory": { "guarantee_mib": 96 }, "vram_mib": 96 })),
+            quota,
+            "VM `c`",
+            "memory.guarantee_mib",
+            "at most 88",
+        ),
+        (&post, all, vm(json!({ "vram_mib": 64 })), quota, "VM `c`", "memory.host_mib", "is 64"),
+        (
+            &post,
+            all,
+            vm(json!({ "vram_mib": 96, "memory": { "guarantee_mib": 89 } })),
+            invalid,
+            "VM `c`",
+            "memory.guarantee_mib",
+            "chunk of 2048 KiB",
+        ),
+        (
+            &patch,
+            VM,
+            json!({ "quota_mib": 4, "guarantee_mib": 8 }),
+            invalid,
+            "VM `a`",
+            "memory.guarantee_mib",
+            "quota of 4 MiB",
+        ),
+        (&patch, VM, json!({ "swap_cap_mib": 4 }), invalid, "VM `a`", "memory.swap_cap_mib", "at least 32"),
+        (&patch, VM, json!({ "weight": 0 }), invalid, "VM `a`", "memory.weight", "1 to 10000"),
+        (&patch, VM, json!({ "quota_mib": 3 }), invalid, "VM `a`", "memory.quota_mib", "chunk of 2048 KiB"),
+        (&patch, CARD, json!({ "host_mib": 16 }), quota, "VM `a`", "memory.host_mib", "is 16"),
+        (&patch, CARD, json!({ "host_mib": 128 }), invalid, "card `card0`", "memory.host_mib", "at most the 64"),
+        (&patch, CARD, json!({ "reserve_mib": 100 }), quota, "card `card0`", "memory.reserve_mib", "100 MiB"),
+        (
+            &patch,
+            CARD,
+            json!({ "reserve_mib": 120 }),
+            invalid,
+            "card `card0`",
+            "memory.reserve_mib",
+            "less than the 120",
+        ),
+        (
+            &post,
+            &format!("{VM}/hints"),
+            json!({ "hints": [{ "range": { "start": 0, "bytes": 4 << 20 }, "pinned": true }] }),
+            quota,
+            "VM `a`",
+            "memory.guarantee_mib",
+            "4 MiB would be pinned",
+        ),
+    ];
+    let before = client.request(Method::GET, "/v1/desired", Default::default()).unwrap();
+    for (method, path, body, code, whose, key, value) in cases {
+        let error = refused(client.request(method.clone(), path, serde_json::to_vec(&body).unwrap().into()));
+        assert_eq!(error.code, code, "{body}: {error:?}");
+        let text = &error.error;
+        assert!(
+            text.starts_with(&format!("{whose}: ")) && text.contains(key) && text.contains(value),
+            "{body}: {text}"
+        );
+        assert!(!error.what_to_do.is_empty() && !text.contains(" chunks"), "{body}: {error:?}");
+    }
+    // What is left is less than the least that a guest comes up with.
+    let _: VmMemorySettings = client.patch(VM, &json!({ "guarantee_mib": 32 })).unwrap();
+    let _: api::Vm =
+        client.post("/v1/vms", &vm(json!({ "name": "d", "vram_mib": 48, "memory": { "guarantee_mib": 48 } }))).unwrap();
+    let error = refused(client.post::<api::Vm>("/v1/vms", &vm(json!({ "memory": refuse }))));
+    assert_eq!(error.code, quota, "{error:?}");
+    assert!(
+        error.error.starts_with("VM `c`: memory.on_full: `refuse`")
+            && error.error.contains(" MiB of card `card0`, expected at least 16"),
+        "{error:?}"
+    );
+    assert!(error.what_to_do.contains("`memory.guarantee_mib`"), "{error:?}");
+    client.delete("/v1/vms/d").unwrap();
+    let _: VmMemorySettings = client.patch(VM, &json!({ "guarantee_mib": null })).unwrap();
+    let [before, after] = [before, client.request(Method::GET, "/v1/desired", Default::default()).unwrap()]
+        .map(|bytes| serde_json::from_slice::<serde_json::Value>(&bytes).unwrap());
+    assert_eq!(
+        (&before["vm"], &before["card"]),
+        (&after["vm"], &after["card"]),
+        "nothing of what was refused has changed"
+    );
+}
+
+/// Nothing here takes that long: a wait that ends by it has failed.
+const LONG: std::time::Duration = std::time::Duration::from_secs(60);
+
+/// VM `a` with most of the card, and a request for a guarantee of VM `b` that needs some of it, while memory cannot move.
+/// Does `meanwhile` when the request waits; returns what the request comes to.
+fn raised_guarantee(
+    served: &Served,
+    if_match: Option<&str>,
+    meanwhile: impl FnOnce() + Send,
+) -> Result<VmMemorySettings, crate::DaemonError> {
+    let (driver, _channel) = guest(served, "a");
+    for mib in (4..96).step_by(2) {
+        driver.guest.vram_write(mib * MIB, &[1; 4]);
+    }
+    // Behind all that was written.
+    driver.guest.vram_read(4 * MIB, &mut [0; 4]);
+    let daemon = &served.fixture.daemon;
+    let host = daemon.host_of("card0").unwrap();
+    let revision = daemon.revision();
+    let if_match = if_match.map(|_| revision.as_str());
+    std::thread::scope(|scope| {
+        let stopped = host.hold_moves();
+        let patch = json!({ "guarantee_mib": 48 }).as_object().cloned().unwrap();
+        let raising = scope.spawn(move || daemon.set_vm_memory_if("b", &patch, if_match));
+        eventually("it waits for memory", || host.makes_room());
+        let (tell, told) = std::sync::mpsc::channel();
+        scope.spawn(move || {
+            // The first is what the watchdog asks.
+            let _ = daemon.revision();
+            daemon.memory("card0").unwrap();
+            meanwhile();
+            tell.send(()).unwrap();
+        });
+        let goes_on = told.recv_timeout(LONG);
+        drop(stopped);
+        let raised = raising.join().unwrap();
+        assert_eq!(goes_on, Ok(()), "others wait while memory moves");
+        raised
+    })
+}
+
+/// A card that VM `a` can nearly fill, and two more VMs.
+fn large() -> Served {
+    let served = one_card("overcommit = true\nmemory = { host_mib = 192, return_ms = 5, settle_ms = 5 }\n");
+    for (name, vram_mib) in [("a", 96), ("b", 64), ("c", 16)] {
+        let body = json!({ "name": name, "card": "card0", "vram_mib": vram_mib });
+        let _: api::Vm = served.client().post("/v1/vms", &body).unwrap();
+    }
+    served
+}
+
+#[test]
+fn the_daemon_goes_on_while_memory_moves_for_a_guarantee() {
+    let served = large();
+    let raised = raised_guarantee(&served, None, || ()).unwrap();
+    assert_eq!(raised.guarantee_mib, Some(48));
+    let kept: VmMemorySettings = served.client().get("/v1/vms/b/memory").unwrap();
+    assert_eq!(kept.guarantee_mib, Some(48));
+}
+
+#[test]
+fn a_guarantee_is_taken_back_when_something_has_changed_while_memory_moved() {
+    let served = large();
+    let client = served.client();
+    let changed = raised_guarantee(&served, Some("now"), || {
+        client.delete("/v1/vms/c").unwrap();
+    });
+    assert!(changed.is_err(), "{changed:?}");
+    let kept: VmMemorySettings = served.client().get("/v1/vms/b/memory").unwrap();
+    assert_eq!(kept.guarantee_mib, None);
+    let memory: CardMemory = served.client().get(CARD).unwrap();
+    assert_eq!(memory.vms.iter().find(|vm| vm.vm == "b").unwrap().guarantee_bytes, 0);
+}

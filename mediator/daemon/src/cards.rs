@@ -1,0 +1,306 @@
+//! The cards of a configuration, opened, and what they make of virtual machines.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use card::Card;
+use locks::{Mutex, rank};
+use sched::VgpuParams;
+use simgpu::{EngineId, EngineTiming, SimGpu, TimeModel};
+use vfio_card::VfioCard;
+use vmm_glue::Link;
+use vram::{OnFull, QuantaConfig, Summary, VmId};
+
+use super::backend::{BackendError, Built, CardBackend, CardStatus, OpenCard};
+use config::check::{MAX_CHANNELS, MIN_VM_VRAM_MIB};
+use config::memory::QuantaSpec;
+use config::{Apertures, CardKind, CardMemory, CardSpec, FaultEngine, FaultKind, FaultSpec, ResetWay, VmSpec};
+use owner::shortage::Shortage;
+use owner::usage::SchedulerUsage;
+use owner::{Chaos, Division, Feeder, HostCard, Share, Sharing};
+use vgpu::passthrough::PassthroughDevice;
+use vgpu::{MediatedVm, PvSettings, Settings};
+
+/// Opens real and software cards.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cards;
+
+impl OpenCard for Cards {
+    fn open(&self, spec: &CardSpec) -> Result<Box<dyn CardBackend>, BackendError> {
+        let card = match spec.kind {
+            CardKind::Simgpu => software_card(spec)?,
+            CardKind::Vfio => card_behind_vfio(spec)?,
+            CardKind::Cuda => return Err(BackendError::failed("it has an owner of its own, and no card here")),
+        };
+        let (host, next_vm) = (Mutex::new(None), AtomicU32::new(0));
+        let (scheduler, memory) = (Mutex::new(spec.scheduler), Mutex::new(spec.memory));
+        let left_over = AtomicBool::new(false);
+        Ok(Box::new(OwnedCard { spec: spec.clone(), card, host, scheduler, memory, next_vm, left_over }))
+    }
+}
+
+/// The card behind VFIO that a configuration names.
+fn card_behind_vfio(spec: &CardSpec) -> Result<Arc<dyn Card>, BackendError> {
+    let address = spec.address.ok_or_else(|| BackendError::failed("the configuration names no address"))?;
+    let reset = match spec.reset {
+        ResetWay::Auto => vfio_card::Reset::Auto,
+        ResetWay::Bus => vfio_card::Reset::Bus,
+        ResetWay::Units => vfio_card::Reset::Units,
+    };
+    let card = VfioCard::open(&vfio_card::Place::default(), address, reset)
+        .map_err(|error| BackendError::failed(format!("{error}; {}", error.what_to_do())))?;
+    Ok(Arc::new(card))
+}
+
+/// The software card that a configuration describes.
+fn software_card(spec: &CardSpec) -> Result<Arc<dyn Card>, BackendError> {
+    let timing = |bytes_per_second, launch_ns| EngineTiming { bytes_per_second, launch_ns };
+    let config = simgpu::Config {
+        vram_mib: u32::try_from(spec.vram_mib).map_err(BackendError::failed)?,
+        bar1_size: spec.bar1_mib << 20,
+        bar3_size: spec.bar3_mib << 20,
+        time: spec.time.map(|time| TimeModel {
+            graph: timing(time.copy_mib_per_s << 20, time.launch_ns),
+            compute: simgpu::ComputeTiming::at(time.shader_mhz, time.shader_mib_per_s << 20),
+            copy: timing(time.copy_mib_per_s << 20, time.launch_ns),
+            switch_ns: time.switch_ns,
+            bus_bytes_per_second: time.bus_mib_per_s << 20,
+        }),
+        profile: spec.profile,
+        faults: spec.faults.iter().map(fault).collect(),
+        ..simgpu::Config::default()
+    };
+    SimGpu::new(&config).map(|card| Arc::new(card) as Arc<dyn Card>).map_err(BackendError::failed)
+}
+
+fn fault(spec: &FaultSpec) -> simgpu::Fault {
+    simgpu::Fault {
+        engine: match spec.engine {
+            FaultEngine::Graph => EngineId::Graph,
+            FaultEngine::Copy0 => EngineId::Copy0,
+            FaultEngine::Copy1 => EngineId::Copy1,
+        },
+        kind: match spec.kind {
+            FaultKind::Hang => simgpu::FaultKind::Hang,
+            FaultKind::Corrupt => simgpu::FaultKind::Corrupt,
+            FaultKind::DropInterrupt => simgpu::FaultKind::DropInterrupt,
+        },
+        after: spec.after,
+        count: spec.count,
+    }
+}
+
+/// Nanoseconds of a millisecond.
+const MS: u64 = 1_000_000;
+
+/// How a card's memory is divided, in chunks of `chunk_kib` KiB.
+fn division(memory: &CardMemory, chunk_kib: u64) -> Division {
+    let chunks = |mib: u64| u32::try_from(mib.saturating_mul(1024) / chunk_kib.max(1)).unwrap_or(u32::MAX);
+    let QuantaSpec { mode, window_ms, on_permille, margin_permille, factor, min_ms, max_ms } = memory.quanta;
+    Division {
+        balance: vram::balance::Config {
+            policy: memory.victims,
+            return_interval_ns: memory.return_ms.saturating_mul(MS),
+            settle_ns: memory.settle_ms.saturating_mul(MS),
+            idle_after_ns: memory.idle_ms.saturating_mul(MS),
+            low_water: chunks(memory.low_water_mib),
+            ..vram::balance::Config::default()
+        },
+        quanta: QuantaConfig {
+            mode,
+            window_ns: window_ms.saturating_mul(MS),
+            on_permille,
+            margin_permille,
+            factor,
+            min_ns: min_ms.saturating_mul(MS),
+            max_ns: max_ms.saturating_mul(MS),
+        },
+        reserve: chunks(memory.reserve_mib),
+        chaos: Chaos { every: memory.chaos_every, seed: memory.chaos_seed },
+    }
+}
+
+/// A card of this daemon.
+struct OwnedCard {
+    spec: CardSpec,
+    card: Arc<dyn Card>,
+    /// The mediator's side of the card, from the first mediated virtual machine until one wants passthrough.
+    host: Mutex<rank::Ownership, Option<Arc<HostCard>>>,
+    /// How its time is shared, whether or not the mediator has it now.
+    scheduler: Mutex<rank::SchedulerSettings, sched::Config>,
+    /// How its memory is divided.
+    memory: Mutex<rank::MemorySettings, CardMemory>,
+    next_vm: AtomicU32,
+    /// A virtual machine had the card by passthrough, and what it left in VRAM is still there.
+    left_over: AtomicBool,
+}
+
+impl OwnedCard {
+    /// Takes the card from the mediator, for passthrough. What another virtual machine left in VRAM is zeroed.
+    fn hand_over(&self) -> Result<(), BackendError> {
+        // The mediator scrubs what its virtual machines had when they go, so this is for passthrough after passthrough.
+        if self.left_over.swap(true, Ordering::Relaxed) {
+            let host = self.host()?;
+            while host.lock().vram.scrub_piece().map_err(BackendError::failed)? {}
+        }
+        if let Some(host) = self.host.lock().take() {
+            host.close();
+        }
+        Ok(())
+    }
+
+    /// The mediator's side of the card, if there is one that has not failed.
+    fn working(&self) -> Option<Arc<HostCard>> {
+        self.host.lock().clone().filter(|host| host.failure().is_none())
+    }
+
+    fn host(&self) -> Result<Arc<HostCard>, BackendError> {
+        let mut host = self.host.lock();
+        if let Some(host) = &*host {
+            return match host.failure() {
+                None => Ok(Arc::clone(host)),
+                Some(why) => Err(BackendError::failed(format!("the card has failed: {why}; restart the daemon"))),
+            };
+        }
+        let sharing = Sharing {
+            chunk_bytes: self.spec.chunk_kib << 10,
+            reserve_bytes: self.spec.reserve_mib() << 20,
+            host_bytes: self.spec.memory.host_mib << 20,
+            division: division(&self.memory.lock(), self.spec.chunk_kib),
+            scheduler: *self.scheduler.lock(),
+        };
+        let opened = HostCard::open(Arc::clone(&self.card), &self.spec.name, &sharing).map_err(BackendError::failed)?;
+        let mib = opened.info().vram_bytes >> 20;
+        if mib < self.spec.vram_mib {
+            opened.close();
+            let what = format!("vram_mib: {}, but the card has {mib} MiB; correct the key", self.spec.vram_mib);
+            return Err(BackendError::failed(what));
+        }
+        Ok(Arc::clone(host.insert(opened)))
+    }
+}
+
+impl CardBackend for OwnedCard {
+    fn status(&self) -> CardStatus {
+        let id = self.card.identity();
+        let chunks = self.working().map(|host| host.lock().vram.chunks.summary());
+        let mib = |count: fn(&Summary) -> u32| {
+            chunks.as_ref().map(|chunks| u64::from(count(chunks)).saturating_mul(chunks.chunk_bytes) >> 20)
+        };
+        let placed = |chunks: &Summary| chunks.vms.values().map(|vm| vm.placed).fold(0, u32::saturating_add);
+        CardStatus {
+            failed: self.host.lock().as_ref().and_then(|host| host.failure()).map(str::to_owned),
+            pci_id: format!("{:04x}:{:04x}", id.vendor, id.device),
+            apertures_mib: Some([id.bar1_size >> 20, id.bar3_size >> 20]),
+            channels: MAX_CHANNELS,
+            vram_free_mib: mib(Summary::spare),
+            vram_placed_mib: mib(placed).unwrap_or(0),
+            vram_mediator_mib: mib(|chunks| chunks.mediator).unwrap_or(0),
+        }
+    }
+
+    fn scheduler(&self, recent_ns: u64) -> Option<SchedulerUsage> {
+        let usage = self.working().map(|host| host.lock().scheduler_usage(recent_ns));
+        Some(usage.unwrap_or_else(|| SchedulerUsage::idle(*self.scheduler.lock())))
+    }
+
+    fn set_scheduler(&self, config: sched::Config) {
+        let host = self.host.lock();
+        *self.scheduler.lock() = config;
+        if let Some(host) = host.as_ref().filter(|host| host.failure().is_none()) {
+            host.lock().set_scheduler(config);
+        }
+    }
+
+    fn set_share(&self, vm: VmId, params: VgpuParams) {
+        if let Some(host) = self.working() {
+            host.lock().set_share(vm, params);
+        }
+    }
+
+    fn release_vm(&self, vm: VmId) {
+        if let Some(host) = self.working() {
+            host.lock().release_vm(vm);
+        }
+    }
+
+    fn start_record(&self, names: &BTreeMap<VmId, String>, limit: usize) -> bool {
+        self.working().is_some_and(|host| host.lock().start_record(names, limit))
+    }
+
+    fn end_record(&self) -> Option<Vec<u8>> {
+        self.working()?.lock().end_record()
+    }
+
+    fn mediated(&self) -> Option<Arc<HostCard>> {
+        self.working()
+    }
+
+    fn memory(&self) -> Option<CardMemory> {
+        Some(*self.memory.lock())
+    }
+
+    fn set_memory(&self, memory: CardMemory) -> Result<(), BackendError> {
+        let host = self.host.lock();
+        if let Some(host) = host.as_ref().filter(|host| host.failure().is_none()) {
+            let mut state = host.lock();
+            state.set_division(&division(&memory, self.spec.chunk_kib)).map_err(|error| {
+                let Shortage { what, what_to_do } = Shortage::of(&error, self.spec.chunk_kib << 10);
+                BackendError::lacking(Shortage::new(format!("memory.reserve_mib: {what}"), what_to_do))
+            })?;
+            let slots = u32::try_from((memory.host_mib << 10) / self.spec.chunk_kib).unwrap_or(u32::MAX);
+            state.vram.chunks.set_host_budget(slots);
+        }
+        *self.memory.lock() = memory;
+        Ok(())
+    }
+
+    fn build(&self, vm: &VmSpec, link: &Link) -> Result<Built, BackendError> {
+        if vm.passthrough {
+            self.hand_over()?;
+            let (device, vm) = PassthroughDevice::build(Arc::clone(&self.card), self.spec.vram_mib, &vm.name, link)?;
+            return Ok(Built { device: Box::new(device), backend: vm });
+        }
+        let vram = vm.vram_mib.unwrap_or(0);
+        let vram_bytes = vram.saturating_mul(1 << 20);
+        let id = VmId(self.next_vm.fetch_add(1, Ordering::Relaxed));
+        let host = self.host()?;
+        let mut memory = vm.memory.limits(vram, &self.spec);
+        let mut vram_bytes = vram_bytes;
+        if memory.on_full == OnFull::Refuse {
+            // The guest sees what can be kept for it, and that is kept.
+            let state = host.lock();
+            let chunk = state.vram.chunks.chunk_bytes();
+            let most = memory.guarantee.max(state.vram.chunks.spare()).min(memory.quota);
+            vram_bytes = vram_bytes.min(u64::from(most).saturating_mul(chunk));
+            memory.guarantee = u32::try_from(vram_bytes / chunk).unwrap_or(u32::MAX);
+        }
+        if vram_bytes < MIN_VM_VRAM_MIB << 20 {
+            let what = format!(
+                "memory.on_full: `refuse`, with which the guest sees what can be kept for it: that is {} MiB of card `{}`, \
+                 expected at least {MIN_VM_VRAM_MIB}",
+                vram_bytes >> 20,
+                self.spec.name,
+            );
+            let what_to_do = "remove another VM, lower its `memory.guarantee_mib`, or choose another `memory.on_full`";
+            return Err(BackendError::lacking(Shortage::new(what, what_to_do)));
+        }
+        let share =
+            Share { vram_bytes, memory, channels: vm.channels(), hang_limit: vm.hang_limit(), time: vm.time_share() };
+        let paravirtual = vm.paravirtual.offered.then(|| PvSettings {
+            table_bytes: vm.paravirtual.tables_mib << 20,
+            segment_bytes: vm.paravirtual.segments_mib << 20,
+            group: vm.paravirtual.group.as_deref().map(Into::into),
+        });
+        tracing::info!(vm = %id, name = vm.name, card = self.spec.name, "what the log tells of the card names the VM by a number");
+        let apertures = match vm.apertures {
+            Apertures::Trapped => vgpu::Apertures::Trapped,
+            Apertures::Remapped => vgpu::Apertures::Remapped,
+        };
+        let (shadow, queue_limit) = (vm.shadow, vm.memory.queue_limit());
+        let settings = Settings { share, shadow, apertures, queue_limit, paravirtual };
+        let (device, vm) = MediatedVm::build(&host, id, &settings, link)?;
+        Ok(Built { device: Box::new(device), backend: vm })
+    }
+}

@@ -1,0 +1,141 @@
+//! A CUDA card as the admin API shows it: its tenants stand where virtual machines do on other cards.
+
+use std::collections::BTreeMap;
+
+use cuda_control::{Card, TenantView};
+use sched::Engine;
+
+use config::{CardSpec, TenantSpec};
+
+/// The engine that turns are accounted on: a turn is the whole card.
+const ENGINE: Engine = Engine::Compute;
+/// Bytes of a MiB.
+const MIB: u64 = 1 << 20;
+
+/// Time of a card, as the API has it.
+pub fn scheduler(spec: &CardSpec, tenants: &[TenantSpec], card: &Card, window_ms: u64) -> api::CardScheduler {
+    let vms: Vec<_> = pairs(tenants, card).map(|(spec, view)| share(spec, view)).collect();
+    let used = card.tenants.iter().map(|tenant| tenant.used_ns).fold(0, u64::saturating_add);
+    let received = card.tenants.iter().map(|tenant| tenant.received_permille).fold(0, u32::saturating_add);
+    let busy = api::EngineUse {
+        busy_ns: card.busy_ns,
+        departed_ns: card.busy_ns.saturating_sub(used),
+        busy_permille: received,
+    };
+    api::CardScheduler {
+        card: spec.name.clone(),
+        settings: spec.scheduler,
+        window_ms,
+        queued: 0,
+        in_flight: card.tenants.iter().filter(|tenant| tenant.runs).count() as u64,
+        engines: BTreeMap::from([(ENGINE, busy)]),
+        vms,
+    }
+}
+
+fn share(spec: &TenantSpec, view: &TenantView) -> api::VmShare {
+    let wait = api::Durations {
+        count: view.turns,
+        p50_ns: view.wait_p50_ns,
+        p99_ns: view.wait_p99_ns,
+        max_ns: view.wait_max_ns,
+        ..api::Durations::default()
+    };
+    let engine = api::VmEngine {
+        used_ns: view.used_ns,
+        received_permille: view.received_permille,
+        started: view.turns,
+        arrived: view.turns,
+        completed: view.turns.saturating_sub(u64::from(view.runs)),
+        killed: view.killed,
+        wait,
+        ..api::VmEngine::default()
+    };
+    api::VmShare {
+        vm: spec.name.clone(),
+        time: spec.time.params(None).into(),
+        entitled_permille: view.entitled_permille,
+        queued: 0,
+        in_flight: u64::from(view.runs),
+        strikes: 0,
+        overdue: Vec::new(),
+        quarantine: None,
+        engines: BTreeMap::from([(ENGINE, engine)]),
+    }
+}
+
+/// Memory of a card, as the API has it.
+pub fn memory(spec: &CardSpec, tenants: &[TenantSpec], card: &Card) -> api::CardMemory {
+    let vms = pairs(tenants, card).map(|(tenant, view)| holdings(tenant, view)).collect();
+    let turn = card.memory_turn.clone();
+    api::CardMemory {
+        card: spec.name.clone(),
+        settings: spec.memory,
+        chunk_bytes: spec.cuda().chunk_mib * MIB,
+        card_bytes: spec.vram_mib * MIB,
+        mediator_bytes: 0,
+        spare_bytes: card.spare_bytes,
+        to_scrub_bytes: 0,
+        quarantined_bytes: 0,
+        scrubbed_bytes: 0,
+        reserve_used_bytes: 0,
+        host_budget_bytes: spec.memory.host_mib * MIB,
+        host_used_bytes: card.host_used_bytes,
+        moved_out_bytes: card.moved_out_bytes,
+        moved_in_bytes: card.moved_in_bytes,
+        turns: card.turns,
+        copy_bytes_per_second: 0,
+        turn: turn.map(|(holder, members, ns)| api::Turn { holder, members, quantum_ms: ns / 1_000_000 }),
+        vms,
+    }
+}
+
+fn holdings(spec: &TenantSpec, view: &TenantView) -> api::VmMemory {
+    let advertised = spec.vram_mib * MIB;
+    api::VmMemory {
+        vm: spec.name.clone(),
+        settings: spec.memory.clone(),
+        advertised_bytes: advertised,
+        on_card_bytes: view.on_card_bytes,
+        in_host_bytes: view.in_host_bytes,
+        unbacked_bytes: view.unbacked_bytes,
+        moving_bytes: view.moving_bytes,
+        guarantee_bytes: spec.memory.guarantee_mib.unwrap_or(0) * MIB,
+        quota_bytes: spec.memory.quota_mib.map_or(advertised, |mib| (mib * MIB).min(advertised)),
+        on_card_peak_bytes: view.on_card_peak_bytes,
+        in_host_peak_bytes: view.in_host_peak_bytes,
+        born_in_host_bytes: view.born_in_host_bytes,
+        moved_out_bytes: view.moved_out_bytes,
+        moved_in_bytes: view.moved_in_bytes,
+        ..api::VmMemory::default()
+    }
+}
+
+/// A tenant, as the API has it; without a view when the owner does not answer.
+pub fn tenant(spec: &TenantSpec, socket: std::path::PathBuf, view: Option<&TenantView>) -> api::Tenant {
+    let shown = view.cloned().unwrap_or_default();
+    api::Tenant {
+        name: spec.name.clone(),
+        card: spec.card.clone(),
+        served: view.is_some(),
+        socket,
+        vram_mib: spec.vram_mib,
+        memory: spec.memory.clone(),
+        time: spec.time.params(None).into(),
+        programs: shown.programs.into_iter().map(|(pid, name)| api::Program { pid, name }).collect(),
+        on_card_bytes: shown.on_card_bytes,
+        in_host_bytes: shown.in_host_bytes,
+        used_ns: shown.used_ns,
+        busy_ns: shown.busy_ns,
+        copy_ns: shown.copy_ns,
+        received_permille: shown.received_permille,
+        entitled_permille: shown.entitled_permille,
+        launches: shown.launches,
+        wait_p99_ns: shown.wait_p99_ns,
+        killed: shown.killed,
+    }
+}
+
+fn pairs<'a>(tenants: &'a [TenantSpec], card: &'a Card) -> impl Iterator<Item = (&'a TenantSpec, &'a TenantView)> + 'a {
+    tenants.iter().filter_map(|spec| Some((spec, card.tenants.iter().find(|view| view.name == spec.name)?)))
+}

@@ -1,0 +1,390 @@
+//! A state that is desired: compared with the one that is, and made.
+//!
+//! A document names virtual machines and cards with those keys that matter to it; what it leaves out stays as it is. All of it
+//! is checked before anything is done. What cannot be changed while it is there is an obstacle, told with what to do.
+
+use std::fmt;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::state::Tuning;
+use super::{Daemon, DaemonError, State, account};
+use api::{Action, Applied, CardSettings, Comparison, Desired, ErrorCode, Exported, KeyChange, Kind, Step};
+use config::check::{self, MAX_VMS, RefusalKind};
+use config::patch::{Difference, differences, patched, table, with};
+use config::{CardSpec, VmSpec, live};
+
+/// Why a part of a desired state cannot be had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Obstacle {
+    /// The kind of trouble.
+    pub code: ErrorCode,
+    /// What it is about, with its name.
+    pub of: String,
+    /// What is wrong.
+    pub what: String,
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.of, self.what)
+    }
+}
+
+/// One thing that a document names, and what there is to do.
+struct Item {
+    step: Step,
+    /// A virtual machine as it is to be.
+    vm: Option<VmSpec>,
+}
+
+/// What a document comes to.
+#[derive(Default)]
+struct Plan {
+    items: Vec<Item>,
+    obstacles: Vec<Obstacle>,
+}
+
+impl Daemon {
+    /// All that operators can change.
+    #[must_use]
+    pub fn export(&self) -> Exported {
+        let state = self.state.lock();
+        let card = |(name, tuning): (&String, &Tuning)| {
+            let Tuning { scheduler, memory } = *tuning;
+            CardSettings { name: name.clone(), memory, scheduler }
+        };
+        Exported {
+            revision: state.revision.to_string(),
+            card: state.tunings.iter().map(card).collect(),
+            vm: state.vms.values().map(|entry| entry.spec.clone()).collect(),
+        }
+    }
+
+    /// What is not as `desired`; with `exact`, also what it does not name.
+    ///
+    /// # Errors
+    /// When `desired` has keys or values that cannot be.
+    pub fn compare(&self, desired: &Desired, exact: bool) -> Result<Comparison, DaemonError> {
+        let state = self.state.lock();
+        let Plan { items, obstacles } = self.plan(&state, desired, exact);
+        if !obstacles.is_empty() {
+            return Err(DaemonError::Desired(obstacles));
+        }
+        let differences = items.into_iter().map(|item| item.step).filter(|step| step.action != Action::Keep);
+        Ok(Comparison { revision: state.revision.to_string(), differences: differences.collect() })
+    }
+
+    /// Makes things as `desired`; with `prune`, virtual machines that it does not name are removed. With `dry_run`, only what
+    /// would be done is found out.
+    ///
+    /// # Errors
+    /// When a part of it cannot be had; nothing is done then, unless the card or the host failed on the way, which is told
+    /// together with what was done.
+    pub fn apply(
+        &self,
+        desired: &Desired,
+        prune: bool,
+        dry_run: bool,
+        expected: Option<&str>,
+    ) -> Result<Applied, DaemonError> {
+        let _one_at_a_time = self.changing.lock();
+        let done = {
+            let _nothing_else = self.tuning.lock();
+            let mut plan = {
+                let state = self.state.lock();
+                state.expect(expected)?;
+                state.expect(desired.revision.as_deref())?;
+                let mut plan = self.plan(&state, desired, prune);
+                self.judge(&state, &mut plan);
+                plan
+            };
+            if !plan.obstacles.is_empty() {
+                return Err(DaemonError::Desired(plan.obstacles));
+            }
+            plan.items.sort_by_key(|item| turn(&item.step));
+            if dry_run {
+                let steps = plan.items.into_iter().map(|item| item.step).collect();
+                return Ok(Applied { revision: self.revision(), dry_run, steps });
+            }
+            self.carry_out(plan.items)
+        };
+        self.keep()?;
+        Ok(Applied { revision: self.revision(), dry_run, steps: done? })
+    }
+
+    /// What `desired` comes to, without regard to whether it can be had.
+    fn plan(&self, state: &State, desired: &Desired, all: bool) -> Plan {
+        let mut plan = Plan::default();
+        if let Some(patch) = &desired.daemon {
+            let (step, _) = plan.compared(Kind::Daemon, "", &self.spec, patch, Clone::clone);
+            plan.items.extend(step.map(|step| Item { step, vm: None }));
+        }
+        for (index, patch) in desired.card.iter().enumerate() {
+            let Some(name) = plan.name(Kind::Card, index, patch) else { continue };
+            let Some(spec) = self.specs.iter().find(|card| card.name == name) else {
+                let known: Vec<_> = self.specs.iter().map(|card| format!("`{}`", card.name)).collect();
+                let what = format!("there is no such card, expected {}", known.join(" or "));
+                plan.say(ErrorCode::NotFound, described(Kind::Card, &name), what);
+                continue;
+            };
+            let Tuning { scheduler, memory } = state.tunings.get(&name).copied().unwrap_or(Tuning::of(spec));
+            let now = CardSpec { scheduler, memory, ..spec.clone() };
+            let (step, wanted) = plan.compared(Kind::Card, &name, &now, patch, CardSpec::whole);
+            if let Some(card) = wanted {
+                if let Err(error) = card.scheduler.check() {
+                    plan.say(ErrorCode::Invalid, described(Kind::Card, &name), format!("scheduler.{error}"));
+                }
+                for (key, what) in card.memory.check(card.chunk_kib, card.shared_mib()) {
+                    plan.say(ErrorCode::Invalid, described(Kind::Card, &name), format!("{key}: {what}"));
+                }
+            }
+            plan.items.extend(step.map(|step| Item { step, vm: None }));
+        }
+        for (index, patch) in desired.vm.iter().enumerate() {
+            let Some(name) = plan.name(Kind::Vm, index, patch) else { continue };
+            let Some(entry) = state.vms.get(&name) else {
+                match VmSpec::from_table(patch) {
+                    Ok(vm) => {
+                        let step = Step { kind: Kind::Vm, name, action: Action::Create, changes: Vec::new() };
+                        plan.items.push(Item { step, vm: Some(vm) });
+                    }
+                    Err(what) => plan.say(ErrorCode::Invalid, described(Kind::Vm, &name), what),
+                }
+                continue;
+            };
+            let whole = |vm: &VmSpec| vm.whole(&self.spec.socket_dir);
+            let (step, vm) = plan.compared(Kind::Vm, &name, &entry.spec, patch, whole);
+            plan.items.extend(step.map(|step| Item { step, vm }));
+        }
+        let values = |vm: &VmSpec| {
+            let refusals = check::vm(vm, &self.spec, &self.specs, &[]);
+            let wrong = refusals.into_iter().filter(|refusal| refusal.kind == RefusalKind::Invalid);
+            wrong.map(|refusal| format!("{}: {}", refusal.field, refusal.what)).collect::<Vec<_>>()
+        };
+        let wrong = plan.items.iter().filter_map(|item| item.vm.as_ref()).flat_map(|vm| {
+            let of = described(Kind::Vm, &vm.name);
+            values(vm).into_iter().map(move |what| Obstacle { code: ErrorCode::Invalid, of: of.clone(), what })
+        });
+        let mut wrong: Vec<_> = wrong.collect();
+        plan.obstacles.append(&mut wrong);
+        if all {
+            let named =
+                |name: &String| plan.items.iter().any(|item| item.step.kind == Kind::Vm && item.step.name == *name);
+            let others: Vec<_> = state.vms.keys().filter(|name| !named(name)).cloned().collect();
+            plan.items.extend(others.into_iter().map(|name| {
+                let step = Step { kind: Kind::Vm, name, action: Action::Remove, changes: Vec::new() };
+                Item { step, vm: None }
+            }));
+        }
+        plan
+    }
+
+    /// What stands against a plan.
+    fn judge(&self, state: &State, plan: &mut Plan) {
+        let mut obstacles = Vec::new();
+        for Item { step, .. } in &plan.items {
+            let fixed = step.changes.iter().filter(|change| !changeable(step.kind, &change.key));
+            obstacles.extend(fixed.map(|change| fixed_key(step, change)));
+        }
+        // What is to be there in the end, those that stay first: they need not yield.
+        let changed =
+            |name: &String| plan.items.iter().find(|item| item.step.kind == Kind::Vm && item.step.name == *name);
+        let staying = state.vms.iter().filter_map(|(name, entry)| match changed(name) {
+            Some(Item { step: Step { action: Action::Remove, .. }, .. }) => None,
+            Some(Item { vm: Some(vm), .. }) => Some(vm),
+            _ => Some(&entry.spec),
+        });
+        let new =
+            plan.items.iter().filter(|item| item.step.action == Action::Create).filter_map(|item| item.vm.as_ref());
+        let mut there: Vec<&VmSpec> = Vec::new();
+        for vm in staying.chain(new) {
+            let say = |code, what| Obstacle { code, of: described(Kind::Vm, &vm.name), what };
+            let refusals = check::vm(vm, &self.spec, &self.specs, &there);
+            obstacles.extend(refusals.into_iter().filter_map(|refusal| {
+                let code = match refusal.kind {
+                    // Found already.
+                    RefusalKind::Invalid => return None,
+                    RefusalKind::UnknownCard => ErrorCode::NotFound,
+                    RefusalKind::Conflict => ErrorCode::Conflict,
+                    RefusalKind::Quota => ErrorCode::Quota,
+                };
+                Some(say(code, format!("{}: {}", refusal.field, refusal.what)))
+            }));
+            if let Err(error) = account::socket_options(vm.mode, vm.owner.as_deref(), vm.group.as_deref()) {
+                obstacles.push(say(error.code(), error.to_string()));
+            }
+            there.push(vm);
+        }
+        if there.len() > MAX_VMS {
+            let what = format!("they would be {}, one daemon serves at most {MAX_VMS}; leave some out", there.len());
+            obstacles.push(Obstacle { code: ErrorCode::Quota, of: "all VMs".to_owned(), what });
+        }
+        let tuned = plan.items.iter().filter(|item| item.step.kind == Kind::Card && item.step.action == Action::Change);
+        for Item { step, .. } in tuned {
+            if let Some(vm) = there.iter().find(|vm| vm.passthrough && vm.card == step.name) {
+                let what =
+                    format!("scheduler: VM `{}` has the card by passthrough, which has no scheduler then", vm.name);
+                obstacles.push(Obstacle { code: ErrorCode::Conflict, of: described(Kind::Card, &step.name), what });
+            }
+        }
+        plan.obstacles.append(&mut obstacles);
+    }
+
+    /// Does what is to be done, in order. Needs `changing` and `tuning`.
+    fn carry_out(&self, items: Vec<Item>) -> Result<Vec<Step>, DaemonError> {
+        let mut done: Vec<Step> = Vec::new();
+        for Item { step, vm } in items {
+            let result = match (step.action, step.kind, vm) {
+                (Action::Keep, ..) => Ok(()),
+                (Action::Remove, ..) => self.take_out(&step.name, None),
+                (Action::Create, _, Some(vm)) => self.reserve(vm, None).and_then(|vm| self.fill(&vm).map(drop)),
+                (Action::Change, Kind::Card, _) => self.change_card(&step),
+                (Action::Change, Kind::Vm, _) => self.change_vm(&step),
+                (Action::Create | Action::Change, ..) => Ok(()),
+            };
+            if let Err(error) = result {
+                let done: Vec<_> = done.iter().filter(|step| step.action != Action::Keep).map(in_words).collect();
+                let done = if done.is_empty() { "nothing".to_owned() } else { done.join(", ") };
+                return Err(DaemonError::Partly { error: Box::new(error), done });
+            }
+            done.push(step);
+        }
+        Ok(done)
+    }
+}
+
+impl Daemon {
+    /// Changes tables of a card, as far as a step names them.
+    fn change_card(&self, step: &Step) -> Result<(), DaemonError> {
+        let [scheduler, memory] = ["scheduler", "memory"].map(|table| within(step, table));
+        if !scheduler.is_empty() {
+            self.tune_card(&step.name, &scheduler, None)?;
+        }
+        if !memory.is_empty() {
+            self.tune_memory(&step.name, &memory, None)?;
+        }
+        Ok(())
+    }
+
+    /// The same of a virtual machine.
+    fn change_vm(&self, step: &Step) -> Result<(), DaemonError> {
+        let [time, memory] = ["time", "memory"].map(|table| within(step, table));
+        if !time.is_empty() {
+            self.tune_vm(&step.name, &time, None)?;
+        }
+        if !memory.is_empty() {
+            self.tune_vm_memory(&step.name, &memory, None)?;
+        }
+        Ok(())
+    }
+}
+
+impl Plan {
+    fn say(&mut self, code: ErrorCode, of: String, what: String) {
+        self.obstacles.push(Obstacle { code, of, what });
+    }
+
+    /// The name that a table has, which no other of its kind has.
+    fn name(&mut self, kind: Kind, index: usize, table: &Map<String, Value>) -> Option<String> {
+        let Some(name) = table.get("name").and_then(Value::as_str) else {
+            let of = format!("{}[{index}]", if kind == Kind::Card { "card" } else { "vm" });
+            self.say(ErrorCode::Invalid, of, "name: expected the name of what the table is of".to_owned());
+            return None;
+        };
+        if self.items.iter().any(|item| item.step.kind == kind && item.step.name == name) {
+            self.say(ErrorCode::Invalid, described(kind, name), "there are two tables of it, expected one".to_owned());
+            return None;
+        }
+        Some(name.to_owned())
+    }
+
+    /// What a table changes of what is `now`, and what that is then. Keys that were left out count as what they stand for.
+    fn compared<T: Serialize + DeserializeOwned>(
+        &mut self,
+        kind: Kind,
+        name: &str,
+        now: &T,
+        patch: &Map<String, Value>,
+        whole: impl Fn(&T) -> T,
+    ) -> (Option<Step>, Option<T>) {
+        let compared = patched(now, patch).and_then(|wanted| {
+            let differences = differences(&table(&whole(now))?, &table(&whole(&wanted))?);
+            Ok((wanted, differences))
+        });
+        match compared {
+            Ok((wanted, differences)) => {
+                let change = |Difference { key, from, to }| KeyChange { key, from, to };
+                let changes: Vec<_> = differences.into_iter().map(change).collect();
+                let action = if changes.is_empty() { Action::Keep } else { Action::Change };
+                (Some(Step { kind, name: name.to_owned(), action, changes }), Some(wanted))
+            }
+            Err(what) => {
+                self.say(ErrorCode::Invalid, described(kind, name), what);
+                (None, None)
+            }
+        }
+    }
+}
+
+/// What is done first: room is made before it is used.
+fn turn(step: &Step) -> u8 {
+    match (step.action, step.kind) {
+        (Action::Remove, _) => 0,
+        (_, Kind::Daemon) => 1,
+        (_, Kind::Card) => 2,
+        (Action::Keep | Action::Change, Kind::Vm) => 3,
+        (Action::Create, Kind::Vm) => 4,
+    }
+}
+
+fn described(kind: Kind, name: &str) -> String {
+    match kind {
+        Kind::Daemon => "the daemon".to_owned(),
+        Kind::Card => format!("card `{name}`"),
+        Kind::Vm => format!("VM `{name}`"),
+    }
+}
+
+fn changeable(kind: Kind, key: &str) -> bool {
+    match kind {
+        Kind::Daemon => false,
+        Kind::Card => live::of_card(key),
+        Kind::Vm => live::of_vm(key),
+    }
+}
+
+fn fixed_key(step: &Step, change: &KeyChange) -> Obstacle {
+    let KeyChange { key, from, to } = change;
+    let what = match step.kind {
+        Kind::Vm => format!(
+            "{key} is {from} and cannot become {to} while the VM exists; remove it (`mediatorctl vm remove {}`) and apply again, \
+             or leave the key out",
+            step.name
+        ),
+        Kind::Card | Kind::Daemon => format!(
+            "{key} is {from} and cannot become {to} while the daemon runs; change the configuration file and start the daemon \
+             again, or leave the key out"
+        ),
+    };
+    Obstacle { code: ErrorCode::Conflict, of: described(step.kind, &step.name), what }
+}
+
+/// The changes of a step within one of its tables, as a patch of that table.
+fn within(step: &Step, table: &str) -> Map<String, Value> {
+    let inner =
+        |change: &KeyChange| Some((change.key.strip_prefix(table)?.strip_prefix('.')?.to_owned(), change.to.clone()));
+    with(&Map::new(), &step.changes.iter().filter_map(inner).collect()).unwrap_or_default()
+}
+
+fn in_words(step: &Step) -> String {
+    let what = described(step.kind, &step.name);
+    match step.action {
+        Action::Keep => format!("{what} stays"),
+        Action::Create => format!("{what} is added"),
+        Action::Change => format!("{what} is changed"),
+        Action::Remove => format!("{what} is removed"),
+    }
+}

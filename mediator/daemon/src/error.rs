@@ -1,0 +1,197 @@
+//! Why the daemon cannot do what an operator asks.
+
+use vmm_glue::socket::BindError;
+
+use api::ErrorCode;
+use config::check::{Refusal, RefusalKind};
+
+/// A request that failed: for people the text, for programs [`DaemonError::code`].
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonError {
+    /// No virtual machine has the name.
+    #[error("there is no VM `{0}`")]
+    NoVm(String),
+    /// No tenant has the name.
+    #[error("there is no tenant `{0}`")]
+    NoTenant(String),
+    /// No card has the name.
+    #[error("there is no card `{0}`")]
+    NoCard(String),
+    /// The virtual machine is being made or removed.
+    #[error("VM `{0}` is being {1}")]
+    Busy(String, &'static str),
+    /// The virtual machine cannot be as it is described.
+    #[error("VM `{vm}`: {}", list(.refusals))]
+    Refused {
+        /// Its name.
+        vm: String,
+        /// All that is against it.
+        refusals: Vec<Refusal>,
+    },
+    /// Too many virtual machines.
+    #[error("there are {0} VMs already, as many as one daemon serves")]
+    TooMany(usize),
+    /// Its socket could not be made.
+    #[error("{0}")]
+    Socket(#[from] BindError),
+    /// A user or a group does not exist.
+    #[error("there is no {what} `{name}` on this host")]
+    NoAccount {
+        /// `user` or `group`.
+        what: &'static str,
+        /// Its name.
+        name: String,
+    },
+    /// The card refuses for want of something.
+    #[error("{of}: {what}")]
+    Quota {
+        /// What is refused it, with its name.
+        of: String,
+        /// The limit, with its key and value.
+        what: String,
+        /// What the operator can do.
+        what_to_do: String,
+    },
+    /// A virtual machine has its card by passthrough, so nobody shares the card's time.
+    #[error("VM `{0}` has its card by passthrough, which has no scheduler then")]
+    NoScheduler(String),
+    /// A card has no scheduler.
+    #[error("card `{0}` has no scheduler")]
+    Unscheduled(String),
+    /// A card's scheduler cannot be recorded now.
+    #[error("no record of card `{0}` can be made: no VM uses it, or one is being made already")]
+    NoRecord(String),
+    /// A setting cannot be as it is asked for: whose it is, its key, and what is wrong.
+    #[error("{of}: {what}")]
+    Setting {
+        /// What has the setting, with its name.
+        of: String,
+        /// The key, and what is wrong.
+        what: String,
+    },
+    /// A value of a question cannot be answered.
+    #[error("{0}")]
+    Query(String),
+    /// Another operator has changed something since.
+    #[error("what is there has changed: it was expected in revision {expected}, and is in revision {now}")]
+    Changed {
+        /// The revision that was asked for.
+        expected: String,
+        /// The one that is.
+        now: String,
+    },
+    /// Tables of a desired state that cannot be had.
+    #[error("{}", lines(.0))]
+    Desired(Vec<super::desired::Obstacle>),
+    /// Something was done before another thing failed.
+    #[error("{error}; done before: {done}")]
+    Partly {
+        /// What failed.
+        #[source]
+        error: Box<DaemonError>,
+        /// What was done.
+        done: String,
+    },
+    /// A change was made, but will not outlive the daemon.
+    #[error("it is done, but ends with the daemon: {0}")]
+    NotKept(String),
+    /// The card or the host failed.
+    #[error("{0}")]
+    Failed(String),
+    /// The daemon is ending.
+    #[error("the daemon is shutting down")]
+    ShuttingDown,
+}
+
+fn lines(obstacles: &[super::desired::Obstacle]) -> String {
+    let lines: Vec<_> = obstacles.iter().map(ToString::to_string).collect();
+    lines.join("\n")
+}
+
+fn list(refusals: &[Refusal]) -> String {
+    let lines: Vec<_> = refusals.iter().map(|refusal| format!("{}: {}", refusal.field, refusal.what)).collect();
+    lines.join("; ")
+}
+
+impl DaemonError {
+    /// What kind of error it is.
+    #[must_use]
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::NoVm(_) | Self::NoTenant(_) | Self::NoCard(_) => ErrorCode::NotFound,
+            Self::Busy(..) | Self::NoScheduler(_) | Self::Unscheduled(_) | Self::NoRecord(_) => ErrorCode::Conflict,
+            Self::TooMany(_) | Self::Quota { .. } => ErrorCode::Quota,
+            Self::NoAccount { .. } | Self::Setting { .. } | Self::Query(_) => ErrorCode::Invalid,
+            Self::Changed { .. } => ErrorCode::Conflict,
+            Self::Desired(obstacles) => {
+                // The first of these is what to see to first.
+                let order = [ErrorCode::Invalid, ErrorCode::NotFound, ErrorCode::Conflict, ErrorCode::Quota];
+                let any = |code: &ErrorCode| obstacles.iter().any(|obstacle| obstacle.code == *code);
+                order.into_iter().find(any).unwrap_or(ErrorCode::Failed)
+            }
+            Self::Partly { error, .. } => error.code(),
+            Self::Failed(_) | Self::NotKept(_) | Self::ShuttingDown => ErrorCode::Failed,
+            Self::Socket(BindError::InUse { .. } | BindError::NotASocket { .. }) => ErrorCode::Conflict,
+            Self::Socket(BindError::TooLong { .. } | BindError::NoDirectory { .. }) => ErrorCode::Invalid,
+            Self::Socket(BindError::NotPermitted { .. } | BindError::System { .. }) => ErrorCode::Failed,
+            Self::Refused { refusals, .. } => {
+                let any = |kind| refusals.iter().any(|refusal| refusal.kind == kind);
+                match () {
+                    () if any(RefusalKind::Invalid) => ErrorCode::Invalid,
+                    () if any(RefusalKind::UnknownCard) => ErrorCode::NotFound,
+                    () if any(RefusalKind::Conflict) => ErrorCode::Conflict,
+                    () => ErrorCode::Quota,
+                }
+            }
+        }
+    }
+
+    /// What the operator can do about it.
+    #[must_use]
+    pub fn what_to_do(&self) -> &str {
+        match self {
+            Self::NoTenant(_) => "see `mediatorctl tenant list` for the names",
+            Self::NoVm(_) => "see `mediatorctl vm list` for the names",
+            Self::NoCard(_) => "see `mediatorctl card show` for the names",
+            Self::Busy(..) => "wait until that is done, then try again",
+            Self::TooMany(_) => "remove a VM first",
+            Self::NoAccount { .. } => "name an existing one, or its number",
+            Self::Quota { what_to_do, .. } => what_to_do,
+            Self::NoScheduler(_) => "to have it share the card's time, remove it and add it without passthrough",
+            Self::Unscheduled(_) => "see `mediatorctl card show` for the cards",
+            Self::NoRecord(_) => "try again when the other record is done, or a VM has been added",
+            Self::Setting { .. } => "correct the value; keys that are left out stay as they are",
+            Self::Query(_) => "correct the value",
+            Self::Changed { .. } => "look again (`mediatorctl export`), and repeat what is still right",
+            Self::Desired(_) => match self.code() {
+                ErrorCode::Conflict => "nothing was changed; see above for what to do with each",
+                ErrorCode::NotFound => "nothing was changed; see `mediatorctl card show` for the cards",
+                ErrorCode::Quota => {
+                    "nothing was changed; ask for less, lower what other VMs are guaranteed, or remove one"
+                }
+                _ => "nothing was changed; correct the values",
+            },
+            Self::Partly { .. } => "see to what failed, and apply it again: what is done stays",
+            Self::NotKept(_) => "make room or correct the rights of `state_dir`; the next change writes all again",
+            Self::Failed(_) => "see the daemon's log",
+            Self::ShuttingDown => "start it again",
+            Self::Socket(_) => match self.code() {
+                ErrorCode::Conflict => "end the process that serves it, or name another path with --socket-path",
+                ErrorCode::Invalid => "make the folder first, or name another path with --socket-path",
+                _ => "check the folder's permissions and the daemon's user",
+            },
+            Self::Refused { .. } => match self.code() {
+                ErrorCode::NotFound => "see `mediatorctl card show` for the cards",
+                ErrorCode::Conflict => "choose another value, or remove what is in the way",
+                ErrorCode::Quota => "ask for less, lower what other VMs are guaranteed, or remove one",
+                _ => "correct the value",
+            },
+        }
+    }
+
+    /// The body of the answer.
+    #[must_use]
+    pub fn to_api(&self) -> api::Error {
+        api::Error { code: self.code(), error: self.to_string(), what_to_do: self.what_to_do().to_owned() }
+    }
+}

@@ -1,0 +1,339 @@
+//! A daemon of tests: in a folder of its own, with cards that serve plain memory, or with software cards. Mistakes of the
+//! caller panic.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use api::VmState;
+use config::{CardSpec, Config, VmSpec};
+use owner::shortage::Shortage;
+use parking_lot::Mutex;
+use rig::RemoteGuest;
+use rig::driver::{Channel, Driver, M2MF, PAGE, m2mf_copy, object};
+use tempfile::TempDir;
+use vmm_glue::client::Client;
+use vmm_glue::device::NUM_REGIONS;
+use vmm_glue::echo::EchoDevice;
+use vmm_glue::{AccessError, Device, DmaRegion, Link, MapError, RegionIndex, RegionInfo};
+
+use super::backend::{BackendError, BackendStatus, Built, CardBackend, CardStatus, OpenCard, VmBackend};
+use super::sockets::Sockets;
+use super::state::Keeper;
+use super::{Daemon, DaemonError, activation, cards};
+
+/// MiB of each VM.
+const VM_MIB: u64 = 16;
+/// Virtual addresses of buffers.
+const FROM: u64 = 0x100_0000;
+const TO: u64 = 0x200_0000;
+/// Number of BAR0 in messages.
+pub const BAR0: u32 = 0;
+/// A write here makes the device panic.
+pub const PANIC: u64 = 0x100;
+/// A write here makes the device ask whether its client's memory is shared.
+pub const CHECK: u64 = 0x200;
+/// Bytes of BAR0.
+const BAR0_BYTES: usize = 4096;
+
+/// Names of virtual machines whose backends have been released.
+pub type Released = Arc<Mutex<Vec<String>>>;
+
+/// Opens cards that serve plain memory, and tells of the VMs that were released.
+pub struct FakeOpener(pub Released);
+
+impl OpenCard for FakeOpener {
+    fn open(&self, card: &CardSpec) -> Result<Box<dyn CardBackend>, BackendError> {
+        if card.name == "broken" {
+            return Err(BackendError::failed("it does not answer"));
+        }
+        Ok(Box::new(FakeCard(Arc::clone(&self.0))))
+    }
+}
+
+struct FakeCard(Released);
+
+impl CardBackend for FakeCard {
+    fn status(&self) -> CardStatus {
+        let pci_id = "10de:06d8".to_owned();
+        CardStatus { pci_id, channels: 128, vram_free_mib: Some(400), ..CardStatus::default() }
+    }
+
+    fn build(&self, vm: &VmSpec, link: &Link) -> Result<Built, BackendError> {
+        if vm.name == "greedy" {
+            return Err(BackendError::lacking(Shortage::new("the card has no memory left", "ask for less")));
+        }
+        let device = FakeDevice { echo: EchoDevice::new(BAR0_BYTES, 0x10de, 0x06d8), link: link.clone() };
+        let backend = FakeBackend { name: vm.name.clone(), released: Arc::clone(&self.0) };
+        Ok(Built { device: Box::new(device), backend: Arc::new(backend) })
+    }
+}
+
+struct FakeBackend {
+    name: String,
+    released: Released,
+}
+
+impl VmBackend for FakeBackend {
+    fn status(&self) -> BackendStatus {
+        let denied = |place: &str, offset, reads| api::Denied {
+            place: place.to_owned(),
+            offset,
+            reason: "unknown register".to_owned(),
+            reads,
+            writes: 1,
+        };
+        BackendStatus {
+            vram_mib: 64,
+            channels_used: 3,
+            driver: api::Driver { pci_id: "10de:06d8".to_owned(), bus_master: true, ..api::Driver::default() },
+            denied: vec![denied("PFB.THING", Some(0x10_0000), 4), denied("BAR1", None, 0)],
+            counters: BTreeMap::from([("doorbells".to_owned(), 7)]),
+        }
+    }
+
+    fn release(&self) -> Result<(), BackendError> {
+        self.released.lock().push(self.name.clone());
+        Ok(())
+    }
+}
+
+/// Plain memory with two magic places.
+struct FakeDevice {
+    echo: EchoDevice,
+    link: Link,
+}
+
+impl Device for FakeDevice {
+    fn regions(&self) -> [RegionInfo; NUM_REGIONS] {
+        self.echo.regions()
+    }
+
+    fn region_read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
+        self.echo.region_read(region, offset, data)
+    }
+
+    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
+        match (region, offset) {
+            (RegionIndex::Bar0, PANIC) => panic!("as the test wants it"),
+            (RegionIndex::Bar0, CHECK) => self.link.check_shared(),
+            _ => {}
+        }
+        self.echo.region_write(region, offset, data)
+    }
+
+    fn dma_map(&mut self, _: &DmaRegion) -> Result<(), MapError> {
+        Ok(())
+    }
+
+    fn dma_unmap(&mut self, _: u64, _: u64) {}
+
+    fn reset(&mut self) {}
+
+    fn disconnected(&mut self) {}
+}
+
+/// A daemon with two cards of 512 MiB in a folder of its own.
+pub struct Fixture {
+    /// The folder.
+    pub folder: TempDir,
+    /// The daemon.
+    pub daemon: Arc<Daemon>,
+    /// Names of virtual machines whose backends have been released.
+    pub released: Released,
+}
+
+impl Default for Fixture {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Fixture {
+    /// With two cards that serve plain memory.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_listeners(|_| HashMap::new())
+    }
+
+    /// The same, with sockets of units.
+    ///
+    /// # Panics
+    /// A daemon that does not start.
+    #[must_use]
+    pub fn with_listeners(listeners: impl FnOnce(&Path) -> Listeners) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let released = Released::default();
+        let config = config(folder.path(), &["card0", "card1"]);
+        let daemon = start(config, &FakeOpener(Arc::clone(&released)), listeners(folder.path())).unwrap();
+        Self { folder, daemon, released }
+    }
+
+    /// A daemon with software cards, as its configuration says, under the same folder.
+    pub fn real(cards: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let config = Config::parse(&format!("{}{cards}", daemon_table(folder.path())), "test").unwrap();
+        let daemon = start(config, &cards::Cards, HashMap::new()).unwrap();
+        Self { folder, daemon, released: Released::default() }
+    }
+
+    /// A path in the folder.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A client of a VM.
+    ///
+    /// # Panics
+    /// A socket that nobody serves.
+    #[must_use]
+    pub fn connect(&self, name: &str) -> Client {
+        let client = Client::connect(&self.path(&format!("{name}.sock"))).unwrap();
+        client.set_timeout(Some(Duration::from_secs(30))).unwrap();
+        client
+    }
+
+    /// A VM's state.
+    ///
+    /// # Panics
+    /// A name that no VM has.
+    #[must_use]
+    pub fn state(&self, name: &str) -> VmState {
+        self.daemon.vm(name).unwrap().state
+    }
+}
+
+/// Sockets of units by name.
+pub type Listeners = HashMap<String, UnixListener>;
+
+/// A daemon that keeps nothing.
+///
+/// # Errors
+/// As [`Daemon::start`].
+pub fn start(config: Config, opener: &dyn OpenCard, listeners: Listeners) -> Result<Arc<Daemon>, DaemonError> {
+    let sockets = Sockets::new(activation::Activated { listeners, ..Default::default() });
+    Daemon::start(config, opener, sockets, Keeper::default())
+}
+
+/// A configuration of software cards under a folder.
+///
+/// # Panics
+/// A folder whose path is no string of TOML.
+#[must_use]
+pub fn config(folder: &Path, cards: &[&str]) -> Config {
+    let cards: String = cards
+        .iter()
+        .map(|name| format!("[[card]]\nname = \"{name}\"\nkind = \"simgpu\"\nvram_mib = 512\nreserve_mib = 32\n"))
+        .collect();
+    Config::parse(&format!("{}{cards}", daemon_table(folder)), "test").unwrap()
+}
+
+/// The `[daemon]` table of a daemon under a folder.
+#[must_use]
+pub fn daemon_table(folder: &Path) -> String {
+    let folder = folder.display();
+    format!("[daemon]\nadmin_socket = \"{folder}/admin.sock\"\nsocket_dir = \"{folder}\"\n")
+}
+
+/// Waits until something is so; what it waits for comes from another thread.
+pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !so() {
+        assert!(start.elapsed() < Duration::from_secs(60), "never: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A daemon whose admin API is served.
+pub struct Served {
+    /// The daemon.
+    pub fixture: Fixture,
+    /// Times that a watchdog would have been fed by the thread that serves the API.
+    pub fed: Arc<AtomicU64>,
+    stop: Option<tokio::sync::oneshot::Sender<()>>,
+    thread: Option<JoinHandle<std::io::Result<()>>>,
+}
+
+impl Default for Served {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Served {
+    /// With two cards that serve plain memory.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::over(Fixture::new())
+    }
+
+    /// Over a daemon that there is.
+    ///
+    /// # Panics
+    /// A socket that cannot be made.
+    #[must_use]
+    pub fn over(fixture: Fixture) -> Self {
+        let listeners = crate::admin::Listeners {
+            admin: UnixListener::bind(fixture.path("admin.sock")).unwrap(),
+            read_only: Some(UnixListener::bind(fixture.path("read.sock")).unwrap()),
+        };
+        let (stop, stopped) = tokio::sync::oneshot::channel();
+        let daemon = Arc::clone(&fixture.daemon);
+        let fed = Arc::<AtomicU64>::default();
+        let told = Arc::clone(&fed);
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let watched = Arc::clone(&daemon);
+            let feed = move || {
+                told.fetch_add(1, Ordering::Relaxed);
+            };
+            runtime.spawn(crate::serving::watch(watched, Duration::from_millis(30), feed));
+            runtime.block_on(crate::admin::serve(daemon, listeners, async {
+                let _ = stopped.await;
+            }))
+        });
+        Self { fixture, fed, stop: Some(stop), thread: Some(thread) }
+    }
+
+    /// Ends the server.
+    ///
+    /// # Errors
+    /// As `admin::serve`.
+    pub fn end(&mut self) -> std::io::Result<()> {
+        drop(self.stop.take());
+        self.thread.take().map_or(Ok(()), |thread| thread.join().unwrap())
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.end().unwrap();
+    }
+}
+
+/// A daemon with one software card; `more` is added to its table.
+#[must_use]
+pub fn one_card(more: &str) -> Served {
+    let card = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 128\n";
+    Served::over(Fixture::real(&format!("{card}{more}")))
+}
+
+/// A guest with a channel and two buffers.
+pub fn guest(served: &Served, name: &str) -> (Driver<RemoteGuest>, Channel) {
+    let socket = served.fixture.path(&format!("{name}.sock"));
+    let mut driver = Driver::new(RemoteGuest::connect(&socket, VM_MIB << 20).unwrap());
+    let channel = driver.channel(1);
+    driver.buffer(&channel, FROM, 1, 1);
+    driver.buffer(&channel, TO, 1, 2);
+    (driver, channel)
+}
+
+/// Submits one copy.
+pub fn copy(driver: &mut Driver<RemoteGuest>, channel: &mut Channel) {
+    driver.submit(channel, &[object(M2MF), m2mf_copy(FROM, TO, PAGE as u32)].concat());
+}

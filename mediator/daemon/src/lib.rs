@@ -1,0 +1,523 @@
+//! The daemon's core: which cards and virtual machines there are, and how they come and go.
+//!
+//! Parts: [`backend`] (the seam to what serves a virtual machine), [`cards`] (the cards of a configuration),
+//! `vm` (a virtual machine's thread), `scheduling` (how the time of cards is shared, live), [`desired`] (all that can be changed,
+//! at once), [`state`] (what of that outlives the daemon), [`sockets`] and [`activation`] (listening sockets, made or from the
+//! service manager), [`account`] (users and groups), [`error`], `devices` (crate `vgpu` behind the seam), [`admin`] (the admin
+//! API), [`serving`] (from ready to the end), [`logging`], `fixture` (feature `test-rig`: a daemon for tests).
+//!
+//! Each virtual machine has one thread, which runs its vfio-user server; the admin API runs on another. Adding and removing
+//! happens one at a time and may take long (memory is scrubbed); looking never waits for it.
+//!
+//! Lock order: `locks::rank`.
+//!
+//! What it does not do: launch VMMs, reload its configuration, write changes back into it (they are kept beside it), or keep
+//! what a guest has on a card over its own restart.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use locks::{Mutex, rank};
+use vmm_glue::memory::MemoryLimits;
+use vmm_glue::server::{Server, ServerOptions};
+use vmm_glue::{Link, StopHandle};
+
+use config::check::{self, MAX_VMS};
+use config::{CardKind, CardSpec, Config, DaemonSpec, TenantSpec, VmSpec};
+
+pub mod account;
+pub mod activation;
+pub mod admin;
+pub mod backend;
+pub mod cards;
+mod cuda;
+pub mod desired;
+mod devices;
+mod durations;
+pub mod error;
+#[cfg(any(test, feature = "test-rig"))]
+pub mod fixture;
+pub mod logging;
+mod memory;
+mod revision;
+mod scheduling;
+pub mod serving;
+pub mod sockets;
+pub mod state;
+mod tenants;
+mod vm;
+
+#[cfg(test)]
+mod tests;
+
+pub use error::DaemonError;
+pub use scheduling::{HISTORY_MS, RECORD_BYTES, SchedulerRecord, WINDOW_MS};
+
+use backend::{BackendStatus, CardBackend, OpenCard};
+use cuda::CudaCard;
+use revision::Revision;
+use sockets::{Listening, Sockets};
+use state::{Keeper, Live, Tuning};
+use vm::{End, Running};
+
+/// A virtual machine's place in the table.
+struct Entry {
+    spec: VmSpec,
+    life: Life,
+}
+
+/// Where a virtual machine is in its life.
+#[derive(Clone)]
+enum Life {
+    /// It is being made.
+    Starting,
+    /// Its thread runs, or has failed.
+    Running(Arc<Running>),
+    /// It is being removed.
+    Stopping(Arc<Running>),
+}
+
+impl Life {
+    fn running(&self) -> Option<&Arc<Running>> {
+        match self {
+            Self::Starting => None,
+            Self::Running(running) | Self::Stopping(running) => Some(running),
+        }
+    }
+}
+
+struct State {
+    vms: BTreeMap<String, Entry>,
+    /// How each card is shared, by name.
+    tunings: BTreeMap<String, Tuning>,
+    /// Tenants of CUDA cards, by name.
+    tenants: BTreeMap<String, TenantSpec>,
+    /// Of `vms` and `tunings`, as far as operators change them.
+    revision: Revision,
+    closing: bool,
+}
+
+impl State {
+    /// Whether an operator may still change what is.
+    ///
+    /// # Errors
+    /// When the daemon is ending, or what is is not of the revision that the operator has seen.
+    fn expect(&self, expected: Option<&str>) -> Result<(), DaemonError> {
+        if self.closing {
+            return Err(DaemonError::ShuttingDown);
+        }
+        let now = self.revision.to_string();
+        match expected {
+            Some(expected) if expected != now => Err(DaemonError::Changed { expected: expected.to_owned(), now }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A card with its configuration.
+struct Card {
+    spec: CardSpec,
+    backend: Box<dyn CardBackend>,
+    /// The owner, of a card behind NVIDIA's driver.
+    cuda: Option<Arc<CudaCard>>,
+}
+
+/// All cards and virtual machines.
+pub struct Daemon {
+    spec: DaemonSpec,
+    specs: Vec<CardSpec>,
+    cards: BTreeMap<String, Card>,
+    state: Mutex<rank::Daemon, State>,
+    /// Held while a virtual machine is added or removed.
+    changing: Mutex<rank::Changing, ()>,
+    /// Held while settings of a card or a virtual machine are read, changed and put back.
+    tuning: Mutex<rank::Tuning, ()>,
+    /// Writes what is changed to where it outlives the daemon.
+    keeper: Mutex<rank::Keeper, Keeper>,
+    sockets: Sockets,
+}
+
+impl Daemon {
+    /// Opens the cards and starts the virtual machines of a configuration. `keeper` is told of changes from then on.
+    ///
+    /// # Errors
+    /// When a card or a virtual machine cannot be had; what was started is taken down.
+    pub fn start(
+        config: Config,
+        opener: &dyn OpenCard,
+        sockets: Sockets,
+        keeper: Keeper,
+    ) -> Result<Arc<Self>, DaemonError> {
+        let Config { daemon, cards: specs, vms, tenants } = config;
+        let mut cards = BTreeMap::new();
+        for spec in &specs {
+            let failed = |error| DaemonError::Failed(format!("card `{}` cannot be opened: {error}", spec.name));
+            let (backend, cuda) = match spec.kind {
+                CardKind::Cuda => {
+                    let card = Arc::new(CudaCard::open(spec, &daemon.socket_dir).map_err(failed)?);
+                    (Box::new(cuda::Backend(Arc::clone(&card))) as Box<dyn CardBackend>, Some(card))
+                }
+                CardKind::Simgpu | CardKind::Vfio => (opener.open(spec).map_err(failed)?, None),
+            };
+            let name = &spec.name;
+            tracing::info!(card = name.as_str(), kind = %spec.kind, vram_mib = spec.vram_mib, "card is open");
+            cards.insert(name.clone(), Card { spec: spec.clone(), backend, cuda });
+        }
+        let tunings = specs.iter().map(|card| (card.name.clone(), Tuning::of(card))).collect();
+        let tenants = tenants.into_iter().map(|tenant| (tenant.name.clone(), tenant)).collect();
+        let state = State { vms: BTreeMap::new(), tunings, tenants, revision: Revision::first(), closing: false };
+        let daemon = Arc::new(Self {
+            spec: daemon,
+            specs,
+            cards,
+            state: Mutex::new(state),
+            changing: Mutex::new(()),
+            tuning: Mutex::new(()),
+            keeper: Mutex::new(keeper),
+            sockets,
+        });
+        for vm in vms {
+            let name = vm.name.clone();
+            if let Err(error) = daemon.reserve(vm, None).and_then(|spec| daemon.fill(&spec)) {
+                daemon.shut_down();
+                // What an earlier run had started is kept for the next one.
+                tracing::error!(vm = name.as_str(), %error, "a VM cannot be started");
+                return Err(error);
+            }
+        }
+        daemon.start_tenants()?;
+        daemon.sockets.end_unused();
+        Ok(daemon)
+    }
+
+    /// The revision of what operators can change: another one after each change.
+    #[must_use]
+    pub fn revision(&self) -> String {
+        self.state.lock().revision.to_string()
+    }
+
+    /// Writes what was changed to where it outlives the daemon; called after each change.
+    ///
+    /// # Errors
+    /// When it cannot be written. The change has been made all the same.
+    fn keep(&self) -> Result<(), DaemonError> {
+        let mut keeper = self.keeper.lock();
+        let live = {
+            let state = self.state.lock();
+            if state.closing {
+                // Virtual machines that are missing now have not been removed by anyone.
+                return Err(DaemonError::ShuttingDown);
+            }
+            let there = state.vms.iter().filter(|(_, entry)| matches!(entry.life, Life::Running(_)));
+            let vms = there.map(|(name, entry)| (name.clone(), entry.spec.clone())).collect();
+            Live { vms, tunings: state.tunings.clone() }
+        };
+        keeper.keep(&live).map_err(|error| DaemonError::NotKept(format!("{:#}", anyhow::Error::new(error))))
+    }
+
+    /// The `[daemon]` table.
+    #[must_use]
+    pub fn spec(&self) -> &DaemonSpec {
+        &self.spec
+    }
+
+    /// Adds a virtual machine; when this returns, its socket is there.
+    ///
+    /// # Errors
+    /// When it cannot be; nothing is left of it then.
+    pub fn add(&self, spec: VmSpec) -> Result<api::Vm, DaemonError> {
+        self.add_if(spec, None)
+    }
+
+    /// Adds a virtual machine if the revision is still `expected`.
+    ///
+    /// # Errors
+    /// As [`Self::add`], and when it is another.
+    pub fn add_if(&self, spec: VmSpec, expected: Option<&str>) -> Result<api::Vm, DaemonError> {
+        let _one_at_a_time = self.changing.lock();
+        let spec = self.reserve(spec, expected)?;
+        let vm = self.fill(&spec)?;
+        self.keep()?;
+        Ok(vm)
+    }
+
+    /// Makes a place for a virtual machine, if there can be such a one. Needs `changing`, or that nobody else knows the daemon.
+    fn reserve(&self, spec: VmSpec, expected: Option<&str>) -> Result<VmSpec, DaemonError> {
+        let mut state = self.state.lock();
+        state.expect(expected)?;
+        if state.vms.len() >= MAX_VMS {
+            return Err(DaemonError::TooMany(MAX_VMS));
+        }
+        let others: Vec<_> = state.vms.values().map(|entry| &entry.spec).collect();
+        let refusals = check::vm(&spec, &self.spec, &self.specs, &others);
+        if !refusals.is_empty() {
+            return Err(DaemonError::Refused { vm: spec.name, refusals });
+        }
+        state.vms.insert(spec.name.clone(), Entry { spec: spec.clone(), life: Life::Starting });
+        state.revision.next();
+        Ok(spec)
+    }
+
+    /// Makes the virtual machine of a place. Needs `changing`, or that nobody else knows the daemon.
+    fn fill(&self, spec: &VmSpec) -> Result<api::Vm, DaemonError> {
+        let name = &spec.name;
+        let made = self.make(spec);
+        let mut state = self.state.lock();
+        match made {
+            Ok(running) => {
+                let running = Arc::new(running);
+                if let Some(entry) = state.vms.get_mut(name) {
+                    entry.life = Life::Running(running);
+                }
+                tracing::info!(vm = name.as_str(), card = spec.card.as_str(), "VM added");
+            }
+            Err(error) => {
+                state.vms.remove(name);
+                state.revision.next();
+                return Err(error);
+            }
+        }
+        let found = state.vms.get(name).map(|entry| (entry.spec.clone(), entry.life.clone()));
+        drop(state);
+        found.map(|(spec, life)| show(&spec, &life)).ok_or_else(|| DaemonError::NoVm(name.clone()))
+    }
+
+    fn make(&self, spec: &VmSpec) -> Result<Running, DaemonError> {
+        let name = &spec.name;
+        let card = self.cards.get(&spec.card).ok_or_else(|| DaemonError::NoCard(spec.card.clone()))?;
+        let failed = |what: &dyn std::fmt::Display| DaemonError::Failed(format!("VM `{name}` cannot be added: {what}"));
+        // The socket first: it is what most often fails, and costs nothing to give back. Nobody is accepted before the
+        // thread runs; a VMM that connects early waits in the backlog.
+        let rights = account::socket_options(spec.mode, spec.owner.as_deref(), spec.group.as_deref())?;
+        let path = spec.socket_path(&self.spec.socket_dir);
+        let Listening { listener, path } = self.sockets.of_vm(name, &path, &rights)?;
+        let built = || {
+            // No VM may lend more than a card has bus addresses for, which it shares with others.
+            let memory = MemoryLimits { mapped_bytes: owner::iova::QUOTA, ..MemoryLimits::default() };
+            let options = ServerOptions { memory, ..ServerOptions::default() };
+            let server = Server::from_listener(listener, options).map_err(|error| failed(&error))?;
+            let server = server.kept_by(self.sockets.keeper(name));
+            let link = Link::new(card.backend.irqs()).map_err(|error| failed(&error))?;
+            let stop = StopHandle::new().map_err(|error| failed(&error))?;
+            let built = card.backend.build(spec, &link).map_err(|error| match error.lacks {
+                Some(what_to_do) => DaemonError::Quota { of: format!("VM `{name}`"), what: error.what, what_to_do },
+                None => failed(&error),
+            })?;
+            Ok((server, link, stop, built))
+        };
+        match built() {
+            Ok((server, link, stop, built)) => Running::start(name, server, path, link, stop, built),
+            Err(error) => {
+                if let Some(path) = path {
+                    path.forget();
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Removes a virtual machine: disconnects its VMM, removes the socket, gives its memory and channels back.
+    ///
+    /// # Errors
+    /// When there is none of that name, or it is being removed already.
+    pub fn remove(&self, name: &str) -> Result<(), DaemonError> {
+        self.remove_if(name, None)
+    }
+
+    /// Removes a virtual machine if the revision is still `expected`.
+    ///
+    /// # Errors
+    /// As [`Self::remove`], and when it is another.
+    pub fn remove_if(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
+        // Before waiting for others: an unknown name needs no patience.
+        if !self.state.lock().vms.contains_key(name) {
+            return Err(DaemonError::NoVm(name.to_owned()));
+        }
+        let _one_at_a_time = self.changing.lock();
+        self.take_out(name, expected)?;
+        self.keep()
+    }
+
+    /// Removes a virtual machine. Needs `changing`.
+    fn take_out(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
+        let running = {
+            let mut state = self.state.lock();
+            state.expect(expected)?;
+            let entry = state.vms.get_mut(name).ok_or_else(|| DaemonError::NoVm(name.to_owned()))?;
+            let running = match &entry.life {
+                Life::Running(running) => Arc::clone(running),
+                Life::Starting => return Err(DaemonError::Busy(name.to_owned(), "added")),
+                Life::Stopping(_) => return Err(DaemonError::Busy(name.to_owned(), "removed")),
+            };
+            entry.life = Life::Stopping(Arc::clone(&running));
+            state.revision.next();
+            running
+        };
+        running.end(name, End::Removed);
+        self.state.lock().vms.remove(name);
+        tracing::info!(vm = name, "VM removed");
+        Ok(())
+    }
+
+    /// All virtual machines, by name.
+    #[must_use]
+    pub fn vms(&self) -> Vec<api::Vm> {
+        let entries: Vec<_> =
+            self.state.lock().vms.values().map(|entry| (entry.spec.clone(), entry.life.clone())).collect();
+        entries.iter().map(|(spec, life)| show(spec, life)).collect()
+    }
+
+    /// One virtual machine.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn vm(&self, name: &str) -> Result<api::Vm, DaemonError> {
+        let found = self.state.lock().vms.get(name).map(|entry| (entry.spec.clone(), entry.life.clone()));
+        found.map(|(spec, life)| show(&spec, &life)).ok_or_else(|| DaemonError::NoVm(name.to_owned()))
+    }
+
+    /// All cards, by name.
+    #[must_use]
+    pub fn cards(&self) -> Vec<api::Card> {
+        self.cards.values().map(|card| self.show_card(card)).collect()
+    }
+
+    /// Whether there are cards and all have failed: nothing is left to serve.
+    #[must_use]
+    pub(crate) fn has_failed(&self) -> bool {
+        !self.cards.is_empty() && self.cards.values().all(|card| card.backend.status().failed.is_some())
+    }
+
+    /// One card.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn card(&self, name: &str) -> Result<api::Card, DaemonError> {
+        let card = self.cards.get(name).ok_or_else(|| DaemonError::NoCard(name.to_owned()))?;
+        Ok(self.show_card(card))
+    }
+
+    fn show_card(&self, card: &Card) -> api::Card {
+        let Card { spec, backend, .. } = card;
+        let (users, running): (Vec<VmSpec>, Vec<Option<Arc<Running>>>) = {
+            let state = self.state.lock();
+            let users = state.vms.values().filter(|entry| entry.spec.card == spec.name);
+            users.map(|entry| (entry.spec.clone(), entry.life.running().cloned())).unzip()
+        };
+        let status = backend.status();
+        let used = running.iter().flatten().map(|running| running.backend.status().channels_used);
+        let passthrough = users.iter().any(|vm| vm.passthrough);
+        let reserved = if passthrough { 0 } else { spec.reserve_mib() };
+        let shared = users.iter().filter_map(|vm| vm.vram_mib).fold(0, u64::saturating_add);
+        let assigned = if passthrough { spec.vram_mib } else { shared };
+        // Both bounds hold: what the configuration leaves, and what the card really has.
+        let left = spec.vram_mib.saturating_sub(reserved).saturating_sub(assigned);
+        let [bar1_mib, bar3_mib] = status.apertures_mib.unwrap_or([spec.bar1_mib, spec.bar3_mib]);
+        api::Card {
+            name: spec.name.clone(),
+            kind: spec.kind.to_string(),
+            error: status.failed,
+            pci_id: status.pci_id,
+            vram_mib: spec.vram_mib,
+            vram_reserved_mib: reserved,
+            vram_assigned_mib: assigned,
+            vram_free_mib: status.vram_free_mib.map_or(left, |free| free.min(left)),
+            vram_placed_mib: status.vram_placed_mib,
+            vram_mediator_mib: status.vram_mediator_mib,
+            bar1_mib,
+            bar3_mib,
+            channels: status.channels,
+            channels_used: used.fold(0, u32::saturating_add),
+            vms: users.into_iter().map(|vm| vm.name).collect(),
+            passthrough,
+        }
+    }
+
+    /// Takes all virtual machines down; none can be added any more.
+    pub fn shut_down(&self) {
+        self.state.lock().closing = true;
+        let _one_at_a_time = self.changing.lock();
+        let running: Vec<_> = {
+            let mut state = self.state.lock();
+            let entries = std::mem::take(&mut state.vms);
+            entries.into_iter().filter_map(|(name, entry)| Some((name, entry.life.running()?.clone()))).collect()
+        };
+        for (_, running) in &running {
+            running.stop();
+        }
+        for (name, running) in running {
+            running.end(&name, End::Daemon);
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.shut_down();
+    }
+}
+
+fn show(spec: &VmSpec, life: &Life) -> api::Vm {
+    let (state, running) = match life {
+        Life::Starting => (api::VmState::Starting, None),
+        Life::Running(running) => {
+            let state = match () {
+                () if running.seen.failed.lock().is_some() => api::VmState::Failed,
+                () if running.link.client().is_some() => api::VmState::Connected,
+                () => api::VmState::Waiting,
+            };
+            (state, Some(running))
+        }
+        Life::Stopping(running) => (api::VmState::Stopping, Some(running)),
+    };
+    let BackendStatus { vram_mib, channels_used, driver, denied, mut counters } =
+        running.map(|running| running.backend.status()).unwrap_or_default();
+    let seen = running.map(|running| &*running.seen);
+    let withdrawn = |running: &Arc<Running>| {
+        running.link.memory().snapshot().regions().iter().any(vmm_glue::DmaRegion::is_withdrawn)
+    };
+    if let Some(seen) = seen {
+        counters.insert("resets".to_owned(), seen.resets.load(Ordering::Relaxed));
+    }
+    let denials = |denied: &api::Denied| denied.reads.saturating_add(denied.writes);
+    api::Vm {
+        name: spec.name.clone(),
+        card: spec.card.clone(),
+        mode: if spec.passthrough { api::VmMode::Passthrough } else { api::VmMode::Mediated },
+        state,
+        error: seen.and_then(|seen| seen.failed.lock().clone()),
+        socket: running.and_then(|running| running.socket.clone()),
+        client: running
+            .and_then(|running| running.link.client())
+            .map(|client| api::Client { pid: client.pid, uid: client.uid }),
+        vram_mib: spec.vram_mib.unwrap_or(vram_mib),
+        channels_limit: if spec.passthrough { check::MAX_CHANNELS } else { spec.channels() },
+        channels_used,
+        memory_not_shared: seen.is_some_and(|seen| seen.memory_not_shared.load(Ordering::Relaxed)),
+        memory_withdrawn: running.is_some_and(withdrawn),
+        driver,
+        denied_total: denied.iter().map(denials).fold(0, u64::saturating_add),
+        denied,
+        counters,
+        transport: running.map(|running| transport(&running.link)).unwrap_or_default(),
+    }
+}
+
+/// The counts of a connection, flat: those of messages get the prefix `messages_`.
+fn transport(link: &Link) -> BTreeMap<String, u64> {
+    let Ok(serde_json::Value::Object(counts)) = serde_json::to_value(link.counters().snapshot()) else {
+        return BTreeMap::new();
+    };
+    let mut flat = BTreeMap::new();
+    for (name, value) in counts {
+        match value {
+            serde_json::Value::Object(messages) => {
+                let messages = messages.into_iter().filter_map(|(name, count)| Some((name, count.as_u64()?)));
+                flat.extend(messages.map(|(name, count)| (format!("messages_{}", name.to_lowercase()), count)));
+            }
+            value => flat.extend(value.as_u64().map(|count| (name, count))),
+        }
+    }
+    flat
+}

@@ -1,0 +1,388 @@
+//! Logs: `tracing` to standard error, and a bound on what others than the operator can make the daemon write.
+//!
+//! Every event is limited, whatever its level. Those of one VM (below a span called [`VM_SPAN`], which every thread that works
+//! for a VM runs inside of, or with a field called `vm`) have a bucket for each call site and VM: [`BURST`] pass in a row, then
+//! one per [`INTERVAL`]. All others have a bucket for each call site, of [`BURST_OF_ALL`]: a client of a socket, or a card, causes
+//! some of them. Records of crates that use `log` share one call site for each level. What is held back is counted in
+//! [`suppressed`], and [`tell_suppressed`] writes how many there were of which.
+
+use std::collections::HashMap;
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id};
+use tracing::{Event, Metadata, Subscriber, callsite::Identifier};
+use tracing_subscriber::filter::EnvFilter;
+use tracing_subscriber::layer::{Context, Filter, SubscriberExt};
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
+use tracing_subscriber::{Layer, fmt};
+
+use config::LogFormat;
+use config::check::parse_filter;
+
+/// Name of the span of a virtual machine's threads; its field `name` is the machine's.
+pub const VM_SPAN: &str = "vm";
+/// Environment variable that replaces the configured filter.
+pub const FILTER_VARIABLE: &str = "MEDIATORD_LOG";
+/// Events of one call site and virtual machine that pass in a row.
+pub const BURST: u32 = 10;
+/// Time in which one more may pass after a burst.
+pub const INTERVAL: Duration = Duration::from_secs(5);
+/// Events of one call site that pass in a row where no virtual machine is named: an operator may add many at a time.
+pub const BURST_OF_ALL: u32 = 200;
+/// Most pairs of call site and virtual machine that are remembered; beyond it, events of others are held back until the
+/// bucket of some is full again.
+const MAX_BUCKETS: usize = 4096;
+/// Most lines of one report of what was held back; the rest is summed up.
+const MAX_TOLD: usize = 16;
+/// Target of those reports, which no bucket is for.
+const REPORT: &str = "mediator::held_back";
+
+static SUPPRESSED: AtomicU64 = AtomicU64::new(0);
+/// What the process's subscriber limits events by.
+static LIMIT: OnceLock<GuestLimit> = OnceLock::new();
+
+/// Events that were held back since the daemon started.
+#[must_use]
+pub fn suppressed() -> u64 {
+    SUPPRESSED.load(Ordering::Relaxed)
+}
+
+/// Sends the process's logs to standard error. [`FILTER_VARIABLE`] goes before `filter` when it is set and right.
+///
+/// # Errors
+/// When a subscriber is installed already.
+pub fn init(filter: &str, format: LogFormat) -> Result<(), TryInitError> {
+    let from_environment = std::env::var(FILTER_VARIABLE).ok().and_then(|filter| parse_filter(&filter).ok());
+    let filter = from_environment.or_else(|| parse_filter(filter).ok()).unwrap_or_else(|| EnvFilter::new("info"));
+    let output = fmt::layer().with_writer(std::io::stderr);
+    let output = match format {
+        LogFormat::Text => output.with_ansi(std::io::stderr().is_terminal()).boxed(),
+        LogFormat::Json => output.json().with_span_list(false).boxed(),
+    };
+    let limit = LIMIT.get_or_init(GuestLimit::default).clone();
+    tracing_subscriber::registry().with(filter).with(output.with_filter(limit)).try_init()
+}
+
+/// Logs what was held back since the last call: a line for each call site and virtual machine, and a sum of the rest.
+pub fn tell_suppressed() {
+    if let Some(limit) = LIMIT.get() {
+        limit.tell();
+    }
+}
+
+/// A token bucket: full at first, one token more for each interval.
+#[derive(Clone, Debug)]
+struct Bucket {
+    burst: u32,
+    tokens: u32,
+    since: Instant,
+    /// Events that were held back and not told yet.
+    held_back: u64,
+    /// Where the events come from.
+    site: &'static Metadata<'static>,
+    /// The virtual machine's name or number.
+    vm: Option<String>,
+}
+
+impl Bucket {
+    fn new(site: &'static Metadata<'static>, vm: Option<String>, now: Instant) -> Self {
+        let burst = if vm.is_some() { BURST } else { BURST_OF_ALL };
+        Self { burst, tokens: burst, since: now, held_back: 0, site, vm }
+    }
+
+    fn refill(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.since).as_nanos() / INTERVAL.as_nanos();
+        if let Ok(passed) = u32::try_from(passed) {
+            self.tokens = self.tokens.saturating_add(passed).min(self.burst);
+            self.since += INTERVAL * passed;
+        } else {
+            (self.tokens, self.since) = (self.burst, now);
+        }
+    }
+
+    fn take(&mut self, now: Instant) -> bool {
+        self.refill(now);
+        let some = self.tokens > 0;
+        self.tokens = self.tokens.saturating_sub(1);
+        self.held_back += u64::from(!some);
+        some
+    }
+
+    /// Whether it is as one that is not there.
+    fn is_idle(&mut self, now: Instant) -> bool {
+        self.refill(now);
+        self.tokens == self.burst && self.held_back == 0
+    }
+}
+
+/// Whose events share a bucket.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Whose {
+    /// Those below a [`VM_SPAN`].
+    Span(Id),
+    /// Those with a field `vm`, by its value.
+    Field(String),
+    /// All others.
+    All,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    buckets: HashMap<(Identifier, Whose), Bucket>,
+    /// Names of the virtual machines of spans.
+    names: HashMap<Id, String>,
+    /// Events held back for want of a bucket, not told yet.
+    unknown: u64,
+    /// The last look for buckets that are not needed, which takes a while.
+    swept: Option<Instant>,
+}
+
+/// Limits events by call site, and by virtual machine where one is known; clones share the books.
+#[derive(Clone, Debug, Default)]
+pub struct GuestLimit {
+    books: Arc<locks::Mutex<locks::rank::Log, Books>>,
+}
+
+impl GuestLimit {
+    fn passes(&self, site: &'static Metadata<'static>, whose: Whose, now: Instant) -> bool {
+        let Books { buckets, names, unknown, swept } = &mut *self.books.lock();
+        let key = (site.callsite(), whose);
+        let mut full = buckets.len() >= MAX_BUCKETS && !buckets.contains_key(&key);
+        if full && swept.is_none_or(|swept| now.saturating_duration_since(swept) >= INTERVAL) {
+            *swept = Some(now);
+            buckets.retain(|_, bucket| !bucket.is_idle(now));
+            full = buckets.len() >= MAX_BUCKETS;
+        }
+        let passes = !full && {
+            let vm = match &key.1 {
+                Whose::Span(id) => Some(names.get(id).cloned().unwrap_or_default()),
+                Whose::Field(vm) => Some(vm.clone()),
+                Whose::All => None,
+            };
+            buckets.entry(key).or_insert_with(|| Bucket::new(site, vm, now)).take(now)
+        };
+        *unknown += u64::from(full);
+        if !passes {
+            SUPPRESSED.fetch_add(1, Ordering::Relaxed);
+        }
+        passes
+    }
+
+    /// What was held back since it was last asked for: by call site and virtual machine, and the rest.
+    fn take_held_back(&self) -> (Vec<Bucket>, u64) {
+        let books = &mut *self.books.lock();
+        let mut rest = std::mem::take(&mut books.unknown);
+        let mut told = Vec::new();
+        for bucket in books.buckets.values_mut().filter(|bucket| bucket.held_back != 0) {
+            if told.len() < MAX_TOLD {
+                told.push(bucket.clone());
+            } else {
+                rest += bucket.held_back;
+            }
+            bucket.held_back = 0;
+        }
+        (told, rest)
+    }
+
+    fn tell(&self) {
+        // The books are free while the lines are written: the lines come back here.
+        let (told, rest) = self.take_held_back();
+        for Bucket { held_back, site, vm, .. } in told {
+            let place = site.file().unwrap_or_else(|| site.target());
+            let (level, line, vm) = (site.level().as_str(), site.line().unwrap_or(0), vm.as_deref().unwrap_or("-"));
+            tracing::warn!(target: REPORT, vm, count = held_back, level, place, line, "log events were held back");
+        }
+        if rest != 0 {
+            tracing::warn!(target: REPORT, count = rest, "further log events were held back");
+        }
+    }
+}
+
+/// Finds the value of a field.
+struct Value<'a> {
+    of: &'a str,
+    found: Option<String>,
+}
+
+impl Visit for Value<'_> {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == self.of {
+            self.found = Some(value.to_owned());
+        }
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        if field.name() == self.of {
+            self.found = Some(format!("{value:?}"));
+        }
+    }
+}
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Filter<S> for GuestLimit {
+    fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
+        true
+    }
+
+    fn event_enabled(&self, event: &Event<'_>, cx: &Context<'_, S>) -> bool {
+        let metadata = event.metadata();
+        if metadata.target() == REPORT {
+            return true;
+        }
+        let span = cx.event_scope(event).and_then(|scope| scope.from_root().find(|span| span.name() == VM_SPAN));
+        let whose = span.map(|span| Whose::Span(span.id())).unwrap_or_else(|| {
+            let mut vm = Value { of: VM_SPAN, found: None };
+            event.record(&mut vm);
+            vm.found.map_or(Whose::All, Whose::Field)
+        });
+        self.passes(metadata, whose, Instant::now())
+    }
+
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, _: Context<'_, S>) {
+        if attributes.metadata().name() == VM_SPAN {
+            let mut name = Value { of: "name", found: None };
+            attributes.record(&mut name);
+            self.books.lock().names.insert(id.clone(), name.found.unwrap_or_default());
+        }
+    }
+
+    fn on_close(&self, id: Id, _: Context<'_, S>) {
+        // Identifiers of spans are used again: a new virtual machine starts with full buckets. What was held back of the old
+        // one is told with the rest.
+        let Books { buckets, names, unknown, .. } = &mut *self.books.lock();
+        if names.remove(&id).is_some() {
+            buckets.retain(|(_, whose), bucket| {
+                let stays = *whose != Whose::Span(id.clone());
+                *unknown += if stays { 0 } else { bucket.held_back };
+                stays
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use parking_lot::Mutex;
+    use std::io;
+    use tracing_subscriber::fmt::MakeWriter;
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Lines {
+        fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+            self.0.lock().extend_from_slice(data);
+            Ok(data.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl<'a> MakeWriter<'a> for Lines {
+        type Writer = Self;
+
+        fn make_writer(&'a self) -> Self {
+            self.clone()
+        }
+    }
+
+    impl Lines {
+        fn count(&self, text: &str) -> usize {
+            String::from_utf8_lossy(&self.0.lock()).lines().filter(|line| line.contains(text)).count()
+        }
+    }
+
+    /// What a subscriber with a limit writes of what `act` logs, and the limit.
+    fn logged(act: impl FnOnce()) -> (Lines, GuestLimit) {
+        let (lines, limit) = (Lines::default(), GuestLimit::default());
+        let output = fmt::layer().with_ansi(false).with_writer(lines.clone()).with_filter(limit.clone());
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(output), || {
+            act();
+            limit.tell();
+        });
+        (lines, limit)
+    }
+
+    #[test]
+    fn events_of_all_levels_are_limited_per_vm_and_the_rest_per_call_site() {
+        let (lines, _) = logged(|| {
+            for name in ["a", "b"] {
+                tracing::info_span!("vm", name).in_scope(|| {
+                    tracing::info_span!("inner").in_scope(|| {
+                        for _ in 0..100 {
+                            tracing::warn!("bad register");
+                            tracing::error!("bad ring");
+                        }
+                    });
+                });
+            }
+            for _ in 0..1000 {
+                tracing::error!("from nobody in particular");
+                tracing::info!(vm = "a", "news of a VM");
+                tracing::error!(vm = "a", "shared thread");
+            }
+        });
+        let (passed, all) = (usize::try_from(BURST).unwrap(), usize::try_from(BURST_OF_ALL).unwrap());
+        // A slow host may let the interval's next tokens through.
+        for limited in ["bad register", "bad ring"] {
+            assert!((2 * passed..4 * passed).contains(&lines.count(limited)), "{limited}");
+        }
+        for limited in ["news of a VM", "shared thread"] {
+            assert!((passed..2 * passed).contains(&lines.count(limited)), "{limited}");
+        }
+        assert!((all..2 * all).contains(&lines.count("from nobody in particular")));
+        assert!(lines.count("name=\"b\"") >= passed);
+        assert!(suppressed() > 100);
+    }
+
+    #[test]
+    fn what_was_held_back_is_told_once_by_vm_and_place() {
+        let (lines, limit) = logged(|| {
+            let span = tracing::info_span!("vm", name = "web");
+            span.in_scope(|| (0..BURST + 7).for_each(|_| tracing::error!("bad ring")));
+            // While the span is open, so that its VM has a name.
+            std::mem::forget(span);
+        });
+        let told = format!("log events were held back vm=\"web\" count={}", 7);
+        assert_eq!(lines.count(&told), 1, "{}", String::from_utf8_lossy(&lines.0.lock()));
+        assert_eq!(lines.count("logging.rs"), 1, "with the place");
+        assert!(limit.take_held_back().0.is_empty(), "it is told once");
+    }
+
+    #[test]
+    fn more_call_sites_and_vms_than_are_remembered_are_held_back_and_counted() {
+        let (lines, _) = logged(|| {
+            for vm in 0..2 * MAX_BUCKETS {
+                for _ in 0..=BURST {
+                    tracing::warn!(vm, "one of many");
+                }
+            }
+        });
+        assert!(lines.count("one of many") <= MAX_BUCKETS * (usize::try_from(BURST).unwrap() + 1));
+        assert!(lines.count("were held back") <= MAX_TOLD + 1);
+        assert_eq!(lines.count("further log events were held back"), 1);
+    }
+
+    #[test]
+    fn bucket_refills_with_time_up_to_a_burst() {
+        let start = Instant::now();
+        let site = std::cell::Cell::new(None);
+        logged(|| site.set(tracing::error_span!("site").metadata()));
+        let mut bucket = Bucket::new(site.get().expect("an enabled span has it"), Some("a".to_owned()), start);
+        assert!((0..BURST).all(|_| bucket.take(start)));
+        assert!(!bucket.take(start));
+        assert!(bucket.take(start + INTERVAL));
+        assert!(!bucket.take(start + INTERVAL));
+        let late = start + INTERVAL * 1000;
+        assert!((0..BURST).all(|_| bucket.take(late)));
+        assert!(!bucket.take(late));
+    }
+}

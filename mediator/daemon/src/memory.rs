@@ -1,0 +1,408 @@
+//! What lies where of cards' memory: seen, and changed while work goes on.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+use vram::{GuestAddr, Limits, OnFull, Step, To, VmId};
+
+use super::vm::Running;
+use super::{Card, Daemon, DaemonError, State, durations};
+use config::patch::patched;
+use config::{CardMemory, CardSpec, VmSpec, check};
+use owner::balance::Hint;
+use owner::holdings::Holdings;
+use owner::mover::Moved;
+use owner::shortage::Shortage;
+use owner::{HostCard, HostError};
+
+/// A virtual machine of a card: its name, what it may have, and its counters.
+type User = (String, VmSpec, BTreeMap<String, u64>);
+
+impl Daemon {
+    /// What lies where of a card's memory.
+    ///
+    /// # Errors
+    /// When there is no such card, or a virtual machine has it by passthrough.
+    pub fn memory(&self, card: &str) -> Result<api::CardMemory, DaemonError> {
+        let known = self.known(card)?;
+        if let Some(cuda) = known.cuda.as_deref() {
+            return self.cuda_memory(cuda);
+        }
+        let (users, settings) = {
+            let state = self.state.lock();
+            let users: Vec<(VmSpec, Option<Arc<Running>>)> = state
+                .vms
+                .values()
+                .filter(|entry| entry.spec.card == card)
+                .map(|entry| (entry.spec.clone(), entry.life.running().cloned()))
+                .collect();
+            (users, state.tunings.get(card).map(|tuning| tuning.memory))
+        };
+        if let Some((spec, _)) = users.iter().find(|(spec, _)| spec.passthrough) {
+            return Err(DaemonError::NoScheduler(spec.name.clone()));
+        }
+        let settings = settings.unwrap_or(known.spec.memory);
+        let holdings = known.backend.mediated().map(|host| host.lock().holdings());
+        let vms: BTreeMap<VmId, User> = users
+            .into_iter()
+            .filter_map(|(spec, running)| {
+                let backend = Arc::clone(&running?.backend);
+                let counters = backend.status().counters;
+                Some((backend.scheduled_as()?, (spec.name.clone(), spec, counters)))
+            })
+            .collect();
+        Ok(show(card, settings, &known.spec, holdings.as_ref(), &vms))
+    }
+
+    /// The same of all cards that nobody has by passthrough.
+    #[must_use]
+    pub fn memories(&self) -> Vec<api::CardMemory> {
+        self.cards.keys().filter_map(|card| self.memory(card).ok()).collect()
+    }
+
+    /// Changes how a card's memory is divided; keys that `patch` leaves out stay.
+    ///
+    /// # Errors
+    /// When there is no such card, it is passed through, the revision is not `expected`, or a setting cannot be so; nothing is
+    /// changed then.
+    pub fn set_memory_if(
+        &self,
+        card: &str,
+        patch: &Map<String, Value>,
+        expected: Option<&str>,
+    ) -> Result<api::CardMemory, DaemonError> {
+        {
+            let _one_at_a_time = self.tuning.lock();
+            self.tune_memory(card, patch, expected)?;
+        }
+        self.keep()?;
+        self.memory(card)
+    }
+
+    /// Changes how a card's memory is divided. Needs `tuning`.
+    pub(super) fn tune_memory(
+        &self,
+        card: &str,
+        patch: &Map<String, Value>,
+        expected: Option<&str>,
+    ) -> Result<(), DaemonError> {
+        let known = self.known(card)?;
+        let wrong = |what| DaemonError::Setting { of: format!("card `{card}`"), what };
+        let mut state = self.state.lock();
+        state.expect(expected)?;
+        let now = state.tunings.get(card).map_or(known.spec.memory, |tuning| tuning.memory);
+        let memory: CardMemory = patched(&now, patch).map_err(wrong)?;
+        let spec = CardSpec { memory, ..known.spec.clone() };
+        if let Some((key, what)) = memory.check(spec.chunk_kib, spec.shared_mib()).into_iter().next() {
+            return Err(wrong(format!("{key}: {what}")));
+        }
+        if memory.host_mib > known.spec.memory.host_mib {
+            let what = format!(
+                "memory.host_mib: {}, expected at most the {} that the daemon was started with; change the configuration file \
+                 and start it again",
+                memory.host_mib, known.spec.memory.host_mib
+            );
+            return Err(wrong(what));
+        }
+        self.fits(&state, &spec, None)?;
+        known.backend.set_memory(memory).map_err(|error| match error.lacks {
+            Some(what_to_do) => DaemonError::Quota { of: format!("card `{card}`"), what: error.what, what_to_do },
+            None => DaemonError::Failed(format!("card `{card}`: {}", error.what)),
+        })?;
+        state.revision.next();
+        if let Some(tuning) = state.tunings.get_mut(card) {
+            tuning.memory = memory;
+        }
+        tracing::info!(card, ?memory, "the division of the card's memory is set");
+        Ok(())
+    }
+
+    /// Whether what the virtual machines of a card are promised is there, with `changed` as it would be.
+    fn fits(&self, state: &State, card: &CardSpec, changed: Option<&VmSpec>) -> Result<(), DaemonError> {
+        let specs: Vec<CardSpec> =
+            self.specs.iter().map(|one| if one.name == card.name { card.clone() } else { one.clone() }).collect();
+        let mut there: Vec<&VmSpec> = Vec::new();
+        // The one that changes comes last: if it does not fit beside the others, it is the one to be named.
+        let others = state.vms.values().map(|entry| &entry.spec).filter(|vm| vm.card == card.name);
+        let others = others.filter(|vm| changed.is_none_or(|changed| changed.name != vm.name));
+        for vm in others.chain(changed) {
+            let refusals: Vec<_> = check::vm(vm, &self.spec, &specs, &there)
+                .into_iter()
+                .filter(|refusal| refusal.field.starts_with("memory") || refusal.field == "vram_mib")
+                .collect();
+            if !refusals.is_empty() {
+                return Err(DaemonError::Refused { vm: vm.name.clone(), refusals });
+            }
+            there.push(vm);
+        }
+        Ok(())
+    }
+
+    /// What a virtual machine may have of its card's memory.
+    ///
+    /// # Errors
+    /// When there is none of that name, it is being made or removed, or has its card by passthrough.
+    pub fn vm_memory(&self, name: &str) -> Result<api::VmMemorySettings, DaemonError> {
+        self.with_scheduled(&mut self.state.lock(), name, |spec, _, _| Ok(spec.memory.clone()))
+    }
+
+    /// Changes what a virtual machine may have of its card's memory; keys that `patch` leaves out stay.
+    ///
+    /// # Errors
+    /// As [`Self::vm_memory`], when the revision is not `expected`, and when a setting cannot be so or cannot be promised;
+    /// nothing is changed then.
+    pub fn set_vm_memory_if(
+        &self,
+        name: &str,
+        patch: &Map<String, Value>,
+        expected: Option<&str>,
+    ) -> Result<api::VmMemorySettings, DaemonError> {
+        if self.is_tenant(name) {
+            return self.set_tenant_if(name, patch, &Map::new(), expected).map(|tenant| tenant.memory);
+        }
+        let memory = {
+            let _one_at_a_time = self.tuning.lock();
+            self.tune_vm_memory(name, patch, expected)?
+        };
+        self.keep()?;
+        Ok(memory)
+    }
+
+    /// Changes what a virtual machine may have of its card's memory. Needs `tuning`.
+    ///
+    /// The daemon's state is free while memory moves for it. What was checked before is checked again then, and if it does
+    /// not hold any more the virtual machine gets back what it had.
+    pub(super) fn tune_vm_memory(
+        &self,
+        name: &str,
+        patch: &Map<String, Value>,
+        expected: Option<&str>,
+    ) -> Result<api::VmMemorySettings, DaemonError> {
+        let tuning = self.check_vm_memory(&mut self.state.lock(), name, patch, expected)?;
+        let VmTuning { host, vm, limits, settings, chunk_bytes } = &tuning;
+        let before = host.lock().vram.chunks.limits(*vm);
+        host.make_room(|state| state.set_limits(*vm, *limits))
+            .map_err(|error| lacking(name, Shortage::of(&error, *chunk_bytes)))?;
+        let mut state = self.state.lock();
+        let again = self.check_vm_memory(&mut state, name, patch, expected).and_then(|again| {
+            if again.vm == *vm && again.limits == *limits { Ok(()) } else { Err(DaemonError::NoVm(name.to_owned())) }
+        });
+        if let Err(error) = again {
+            drop(state);
+            if let Some(Err(error)) = before.map(|before| host.lock().set_limits(*vm, before)) {
+                tracing::debug!(vm = name, %error, "limits of memory were not taken back: the VM is gone");
+            }
+            return Err(error);
+        }
+        self.with_scheduled(&mut state, name, |spec, _, _| {
+            spec.memory = settings.clone();
+            Ok(())
+        })?;
+        state.revision.next();
+        tracing::info!(vm = name, ?limits, "the VM's limits of memory are set");
+        Ok(tuning.settings)
+    }
+
+    /// Checks a change of what a virtual machine may have of its card's memory; changes nothing.
+    fn check_vm_memory(
+        &self,
+        state: &mut State,
+        name: &str,
+        patch: &Map<String, Value>,
+        expected: Option<&str>,
+    ) -> Result<VmTuning, DaemonError> {
+        state.expect(expected)?;
+        let (wanted, vm, card, host) = self.with_scheduled(state, name, |spec, card, id| {
+            let wrong = |what| DaemonError::Setting { of: format!("VM `{name}`"), what };
+            let memory = patched(&spec.memory, patch).map_err(wrong)?;
+            Ok((VmSpec { memory, ..spec.clone() }, id, card.spec.name.clone(), mediated(card)?))
+        })?;
+        let tuned = state.tunings.get(&card).map(|tuning| tuning.memory);
+        let known = self.known(&card)?;
+        let spec = CardSpec { memory: tuned.unwrap_or(known.spec.memory), ..known.spec.clone() };
+        self.fits(state, &spec, Some(&wanted))?;
+        let vram = host.lock().vram.chunks.vm_bytes(vm).unwrap_or(0) >> 20;
+        let mut limits = wanted.memory.limits(vram, &spec);
+        if limits.on_full == OnFull::Refuse {
+            // What its guest sees is kept for it.
+            limits.guarantee = limits.quota;
+        }
+        Ok(VmTuning { host, vm, limits, settings: wanted.memory, chunk_bytes: known.spec.chunk_kib << 10 })
+    }
+
+    /// The owner of a card.
+    #[cfg(any(test, feature = "test-rig"))]
+    #[must_use]
+    pub fn host_of(&self, card: &str) -> Option<Arc<HostCard>> {
+        self.cards.get(card)?.backend.mediated()
+    }
+
+    /// A virtual machine's side of its card, while it runs.
+    #[cfg(test)]
+    pub(crate) fn running_vm(&self, name: &str) -> Option<Arc<dyn super::backend::VmBackend>> {
+        self.state.lock().vms.get(name)?.life.running().map(|running| Arc::clone(&running.backend))
+    }
+
+    /// Moves memory of a virtual machine to host memory, or back to the card. Returns when it has moved.
+    ///
+    /// # Errors
+    /// As [`Self::vm_memory`], and when the range is not the guest's.
+    pub fn move_vm_memory(
+        &self,
+        name: &str,
+        request: &api::MoveRequest,
+        to: To,
+    ) -> Result<api::MoveReport, DaemonError> {
+        let (host, vm) = self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| Ok((mediated(card)?, vm)))?;
+        let (steps, chunk_bytes) = {
+            let state = host.lock();
+            let (chunk_bytes, bytes) = (state.vram.chunks.chunk_bytes(), state.vram.chunks.vm_bytes(vm).unwrap_or(0));
+            let range = request.range.unwrap_or(api::Range { start: 0, bytes });
+            outside(name, range, bytes)?;
+            let most = request.mib.map_or(u64::MAX, |mib| mib.saturating_mul(1 << 20).div_ceil(chunk_bytes));
+            let most = usize::try_from(most).unwrap_or(usize::MAX);
+            let chunks = state.movable(vm, GuestAddr(range.start), range.bytes, to != To::Card);
+            let steps: Vec<Step> = chunks.into_iter().take(most).map(|index| Step { vm, index, to }).collect();
+            (steps, chunk_bytes)
+        };
+        let done = host.relocate_counted(vm, &steps);
+        host.look_again();
+        Ok(api::MoveReport {
+            moved_bytes: done.bytes,
+            stayed_bytes: u64::from(done.stayed) * chunk_bytes,
+            suspended_ns: done.suspended_ns,
+        })
+    }
+
+    /// Takes over what somebody knows of ranges of a guest's VRAM.
+    ///
+    /// # Errors
+    /// As [`Self::vm_memory`], when a range is not the guest's, or more would be pinned than is guaranteed.
+    pub fn hint_vm_memory(&self, name: &str, hints: &api::Hints) -> Result<(), DaemonError> {
+        let (host, vm) = self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| Ok((mediated(card)?, vm)))?;
+        let mut state = host.lock();
+        let (bytes, chunk_bytes) = (state.vram.chunks.vm_bytes(vm).unwrap_or(0), state.vram.chunks.chunk_bytes());
+        for api::Hint { range, pinned, priority, accesses } in &hints.hints {
+            outside(name, *range, bytes)?;
+            let said = [pinned.map(Hint::Pinned), priority.map(Hint::Priority), accesses.map(Hint::Accesses)];
+            for hint in said.into_iter().flatten() {
+                state
+                    .hint(vm, GuestAddr(range.start), range.bytes, hint)
+                    .map_err(|error| lacking(name, Shortage::of_pin(&error, chunk_bytes)))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A change of what a virtual machine may have of its card's memory.
+struct VmTuning {
+    host: Arc<HostCard>,
+    vm: VmId,
+    limits: Limits,
+    settings: api::VmMemorySettings,
+    chunk_bytes: u64,
+}
+
+fn lacking(vm: &str, Shortage { what, what_to_do }: Shortage) -> DaemonError {
+    DaemonError::Quota { of: format!("VM `{vm}`"), what, what_to_do }
+}
+
+/// Refuses a range that is not the guest's.
+fn outside(vm: &str, range: api::Range, vram_bytes: u64) -> Result<(), DaemonError> {
+    let api::Range { start, bytes } = range;
+    if bytes != 0 && start.checked_add(bytes).is_some_and(|end| end <= vram_bytes) {
+        return Ok(());
+    }
+    let what = format!("range: {bytes:#x} bytes from {start:#x} on, expected some of the guest's {vram_bytes:#x}");
+    Err(DaemonError::Setting { of: format!("VM `{vm}`"), what })
+}
+
+fn mediated(card: &Card) -> Result<Arc<HostCard>, DaemonError> {
+    let none = || HostError::Refused(format!("card `{}` is not the mediator's", card.spec.name));
+    card.backend.mediated().ok_or_else(none).map_err(|error| DaemonError::Failed(error.to_string()))
+}
+
+fn show(
+    card: &str,
+    settings: CardMemory,
+    spec: &CardSpec,
+    holdings: Option<&Holdings>,
+    vms: &BTreeMap<VmId, User>,
+) -> api::CardMemory {
+    let chunk_bytes = spec.chunk_kib << 10;
+    let bytes = |chunks: u32| u64::from(chunks) * chunk_bytes;
+    let summary = holdings.map(|holdings| holdings.summary.clone()).unwrap_or_default();
+    let name = |vm: &VmId| vms.get(vm).map(|(name, ..)| name.clone());
+    let turn = holdings.and_then(|holdings| holdings.turn.as_ref()).and_then(|turn| {
+        Some(api::Turn {
+            holder: name(&turn.holder)?,
+            members: turn.members.iter().filter_map(name).collect(),
+            quantum_ms: turn.quantum_ns / 1_000_000,
+        })
+    });
+    let mut shown: Vec<api::VmMemory> = vms
+        .iter()
+        .filter_map(|(id, (name, spec, counters))| {
+            let (holdings, account) = (holdings?, summary.vms.get(id)?);
+            let Moved { sum, suspensions } = holdings.moved.get(id).cloned().unwrap_or_default();
+            let refused = holdings.refusals.of(*id);
+            let counter = |key: &str| counters.get(key).copied().unwrap_or(0);
+            let entitled = holdings.entitled.get(id).map_or(0, |entitled| entitled.ceil);
+            Some(api::VmMemory {
+                vm: name.clone(),
+                settings: spec.memory.clone(),
+                advertised_bytes: bytes(account.advertised),
+                on_card_bytes: bytes(account.placed),
+                in_reserve_bytes: bytes(account.parked),
+                in_host_bytes: bytes(account.host),
+                unbacked_bytes: bytes(account.unbacked),
+                moving_bytes: bytes(account.moving),
+                cpu_visible_bytes: counter("aperture_pages") * nvspec::addr::SMALL_PAGE,
+                guarantee_bytes: bytes(account.guarantee),
+                quota_bytes: bytes(account.limits.quota.min(account.advertised)),
+                entitled_bytes: bytes(entitled),
+                pinned_bytes: bytes(holdings.pinned.get(id).copied().unwrap_or(0)),
+                on_card_peak_bytes: bytes(account.peak),
+                in_host_peak_bytes: bytes(account.host_peak),
+                born_in_host_bytes: account.born_in_host * chunk_bytes,
+                moved_out_bytes: account.moved_out * chunk_bytes,
+                moved_in_bytes: account.moved_in * chunk_bytes,
+                relocations: suspensions.count(),
+                suspended_ns: suspensions.sum(),
+                suspended_longest_ns: suspensions.max(),
+                suspensions: durations::shown(&suspensions),
+                copied_ns: sum.copied_ns,
+                memory_waits: counter("memory_waits"),
+                memory_denied: counter("memory_denied"),
+                memory_waited_ns: counter("memory_waited_ns"),
+                refused_bytes: refused
+                    .into_iter()
+                    .map(|(limit, chunks)| (limit.to_owned(), chunks * chunk_bytes))
+                    .collect(),
+            })
+        })
+        .collect();
+    shown.sort_by(|one, other| one.vm.cmp(&other.vm));
+    api::CardMemory {
+        card: card.to_owned(),
+        settings,
+        chunk_bytes,
+        card_bytes: spec.vram_mib << 20,
+        mediator_bytes: bytes(summary.mediator),
+        spare_bytes: if holdings.is_some() { bytes(summary.spare()) } else { spec.shared_mib() << 20 },
+        to_scrub_bytes: bytes(summary.to_scrub),
+        quarantined_bytes: bytes(summary.quarantined + summary.host.quarantined),
+        scrubbed_bytes: summary.scrubbed * chunk_bytes,
+        reserve_used_bytes: bytes(summary.parked),
+        host_budget_bytes: settings.host_mib << 20,
+        host_used_bytes: bytes(summary.host.used),
+        moved_out_bytes: summary.moved_out * chunk_bytes,
+        moved_in_bytes: summary.moved_in * chunk_bytes,
+        turns: holdings.map_or(0, |holdings| holdings.turns),
+        copy_bytes_per_second: holdings.map_or(0, |holdings| holdings.bytes_per_second),
+        turn,
+        vms: shown,
+    }
+}

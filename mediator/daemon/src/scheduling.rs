@@ -1,0 +1,398 @@
+//! How the time of cards is shared: seen, and changed while work goes on.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use sched::{Account, Engine, History, Nanos, PERMILLE, Quarantine, Sample, VgpuParams, WHOLE};
+use serde_json::{Map, Value};
+use vram::VmId;
+
+use super::vm::Running;
+use super::{Card, Daemon, DaemonError, Life, State, durations};
+use config::VmSpec;
+use config::patch::patched;
+use owner::overdue::Overdue;
+use owner::usage::{SchedulerUsage, VmUsage};
+
+/// Nanoseconds of a millisecond.
+const MS: u64 = 1_000_000;
+/// Length of a history's interval, in ms.
+const INTERVAL_MS: u64 = History::INTERVAL / MS;
+/// The longest time that a history reaches back, in ms.
+pub const HISTORY_MS: u64 = INTERVAL_MS * History::KEPT as u64;
+/// The longest record of a scheduler, in bytes: some 200,000 events.
+pub const RECORD_BYTES: usize = 32 << 20;
+/// The time over which received shares are taken when nothing else is said, in ms.
+pub const WINDOW_MS: u64 = 1000;
+
+impl Daemon {
+    /// How a card's time is shared, with what was received in the last `window_ms` milliseconds that are over, which is
+    /// rounded to whole intervals of the history.
+    ///
+    /// # Errors
+    /// When there is no such card, it is passed through, or the window is out of bounds.
+    pub fn scheduler(&self, card: &str, window_ms: u64) -> Result<api::CardScheduler, DaemonError> {
+        let (window_ms, interval) = (within("window_ms", window_ms)?, History::INTERVAL);
+        if let Some(cuda) = self.known(card)?.cuda.as_deref() {
+            return self.cuda_scheduler(cuda, window_ms);
+        }
+        // The interval that is not over yet does not count.
+        let (usage, vms) = self.look(card, window_ms * MS + interval)?;
+        let end = Nanos(usage.now.0 - usage.now.0 % interval);
+        let window = Window { from: Nanos(end.0.saturating_sub(window_ms * MS)), end, ns: window_ms * MS };
+        let entitled = entitled(&usage);
+        let shown = |(vm, name): (&VmId, &String)| {
+            let one = usage.vms.get(vm)?;
+            Some(show(name, one, entitled.get(vm).copied().unwrap_or(0), &window, usage.now))
+        };
+        let vms: Vec<_> = vms.iter().filter_map(shown).collect();
+        let engine = |engine: Engine| {
+            let there = vms.iter().filter_map(|vm| vm.engines.get(&engine));
+            let (used, received) = there.fold((0u64, 0u32), |(used, received), one| {
+                (used.saturating_add(one.used_ns), received.saturating_add(one.received_permille))
+            });
+            let busy_ns = usage.busy[engine.index()];
+            api::EngineUse { busy_ns, departed_ns: busy_ns.saturating_sub(used), busy_permille: received }
+        };
+        Ok(api::CardScheduler {
+            card: card.to_owned(),
+            settings: usage.config,
+            window_ms,
+            queued: usage.queued as u64,
+            in_flight: usage.in_flight as u64,
+            engines: Engine::ALL.into_iter().map(|one| (one, engine(one))).collect(),
+            vms: by_name(vms, |vm| &vm.vm),
+        })
+    }
+
+    /// The same of all cards that have a scheduler now.
+    ///
+    /// # Errors
+    /// When the window is out of bounds.
+    pub fn schedulers(&self, window_ms: u64) -> Result<Vec<api::CardScheduler>, DaemonError> {
+        let shown = self.cards.keys().map(|card| self.scheduler(card, window_ms));
+        shown
+            .filter(|shown| {
+                !matches!(
+                    shown,
+                    Err(DaemonError::NoScheduler(_) | DaemonError::Unscheduled(_) | DaemonError::Failed(_))
+                )
+            })
+            .collect()
+    }
+
+    /// Changes settings of a card's scheduler; keys that `patch` leaves out stay. What waits and what runs goes on.
+    ///
+    /// # Errors
+    /// When there is no such card, it is passed through, or a setting cannot be so; nothing is changed then.
+    pub fn set_scheduler(&self, card: &str, patch: &Map<String, Value>) -> Result<api::CardScheduler, DaemonError> {
+        self.set_scheduler_if(card, patch, None)
+    }
+
+    /// The same if the revision is still `expected`.
+    ///
+    /// # Errors
+    /// As [`Self::set_scheduler`], and when it is another.
+    pub fn set_scheduler_if(
+        &self,
+        card: &str,
+        patch: &Map<String, Value>,
+        expected: Option<&str>,
+    ) -> Result<api::CardScheduler, DaemonError> {
+        {
+            let _one_at_a_time = self.tuning.lock();
+            self.tune_card(card, patch, expected)?;
+        }
+        self.keep()?;
+        self.scheduler(card, WINDOW_MS)
+    }
+
+    /// Changes settings of a card's scheduler. Needs `tuning`.
+    pub(super) fn tune_card(
+        &self,
+        card: &str,
+        patch: &Map<String, Value>,
+        expected: Option<&str>,
+    ) -> Result<(), DaemonError> {
+        let (usage, _) = self.look(card, 0)?;
+        let wrong = |what| DaemonError::Setting { of: format!("card `{card}`"), what };
+        let config = patched(&usage.config, patch).map_err(wrong)?;
+        config.check().map_err(|error| wrong(error.to_string()))?;
+        {
+            let mut state = self.state.lock();
+            state.expect(expected)?;
+            state.revision.next();
+            if let Some(tuning) = state.tunings.get_mut(card) {
+                tuning.scheduler = config;
+            }
+        }
+        self.known(card)?.backend.set_scheduler(config);
+        tracing::info!(card, policy = config.policy.name(), "the card's scheduler is set");
+        Ok(())
+    }
+
+    /// What the virtual machines of a card used in the last `since_ms` milliseconds.
+    ///
+    /// # Errors
+    /// When there is no such card, it is passed through, or `since_ms` is out of bounds.
+    pub fn scheduler_history(&self, card: &str, since_ms: u64) -> Result<api::SchedulerHistory, DaemonError> {
+        let since_ms = within("since_ms", since_ms)?;
+        let (usage, vms) = self.look(card, since_ms * MS)?;
+        let entitled = entitled(&usage);
+        let sample = |sample: &Sample| {
+            let used_ns = Engine::ALL.into_iter().map(|engine| (engine, sample.used[engine.index()])).collect();
+            api::UseSample { from_ns: sample.from.0, used_ns }
+        };
+        let vms = vms.iter().filter_map(|(vm, name)| {
+            let samples = usage.vms.get(vm)?.recent.iter().map(sample).collect();
+            let entitled_permille = entitled.get(vm).copied().unwrap_or(0);
+            Some(api::VmHistory { vm: name.clone(), entitled_permille, samples })
+        });
+        Ok(api::SchedulerHistory {
+            card: card.to_owned(),
+            now_ns: usage.now.0,
+            since_ms,
+            interval_ms: INTERVAL_MS,
+            vms: by_name(vms.collect(), |vm| &vm.vm),
+        })
+    }
+
+    /// Begins a record of what a card's scheduler is told and decides, which lasts until it is
+    /// [ended](SchedulerRecord::end) or dropped, or has [`RECORD_BYTES`].
+    ///
+    /// # Errors
+    /// When there is no such card, it is passed through or used by nobody, or a record of it is being made already.
+    pub fn record_scheduler(self: &Arc<Self>, card: &str) -> Result<SchedulerRecord, DaemonError> {
+        let (_, names) = self.look(card, 0)?;
+        if !self.known(card)?.backend.start_record(&names, RECORD_BYTES) {
+            return Err(DaemonError::NoRecord(card.to_owned()));
+        }
+        tracing::info!(card, "the card's scheduler is recorded");
+        Ok(SchedulerRecord { daemon: Arc::clone(self), card: card.to_owned(), over: false })
+    }
+
+    /// What a virtual machine may have of its card's time.
+    ///
+    /// # Errors
+    /// When there is none of that name, it is being made or removed, or has its card by passthrough.
+    pub fn vm_time(&self, name: &str) -> Result<api::VmTime, DaemonError> {
+        self.with_scheduled(&mut self.state.lock(), name, |spec, _, _| Ok(spec.time_share().into()))
+    }
+
+    /// Changes what a virtual machine may have of its card's time; keys that `patch` leaves out stay.
+    ///
+    /// # Errors
+    /// As [`Self::vm_time`], and when a setting cannot be so; nothing is changed then.
+    pub fn set_vm_time(&self, name: &str, patch: &Map<String, Value>) -> Result<api::VmTime, DaemonError> {
+        self.set_vm_time_if(name, patch, None)
+    }
+
+    /// The same if the revision is still `expected`.
+    ///
+    /// # Errors
+    /// As [`Self::set_vm_time`], and when it is another.
+    pub fn set_vm_time_if(
+        &self,
+        name: &str,
+        patch: &Map<String, Value>,
+        expected: Option<&str>,
+    ) -> Result<api::VmTime, DaemonError> {
+        if self.is_tenant(name) {
+            return self.set_tenant_if(name, &Map::new(), patch, expected).map(|tenant| tenant.time);
+        }
+        let time = {
+            let _one_at_a_time = self.tuning.lock();
+            self.tune_vm(name, patch, expected)?
+        };
+        self.keep()?;
+        Ok(time)
+    }
+
+    /// Changes what a virtual machine may have of its card's time. Needs `tuning`.
+    pub(super) fn tune_vm(
+        &self,
+        name: &str,
+        patch: &Map<String, Value>,
+        expected: Option<&str>,
+    ) -> Result<api::VmTime, DaemonError> {
+        let set = |spec: &mut VmSpec, card: &Card, vm| {
+            let wrong = |what| DaemonError::Setting { of: format!("VM `{name}`"), what };
+            let time = patched(&spec.time, patch).map_err(wrong)?;
+            let params: VgpuParams = time.params(spec.hang_limit_ms);
+            params.check().map_err(|error| wrong(error.to_string()))?;
+            spec.time = time;
+            card.backend.set_share(vm, params);
+            tracing::info!(vm = name, ?params, "the VM's share of the card's time is set");
+            Ok(params.into())
+        };
+        let mut state = self.state.lock();
+        state.expect(expected)?;
+        let time = self.with_scheduled(&mut state, name, set)?;
+        state.revision.next();
+        Ok(time)
+    }
+
+    /// Lets a virtual machine out of quarantine, and forgets its strikes.
+    ///
+    /// # Errors
+    /// As [`Self::vm_time`].
+    pub fn release_vm(&self, name: &str) -> Result<(), DaemonError> {
+        self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| {
+            card.backend.release_vm(vm);
+            Ok(())
+        })
+    }
+
+    /// Does something with a virtual machine that a scheduler knows.
+    pub(super) fn with_scheduled<T>(
+        &self,
+        state: &mut State,
+        name: &str,
+        act: impl FnOnce(&mut VmSpec, &Card, VmId) -> Result<T, DaemonError>,
+    ) -> Result<T, DaemonError> {
+        let entry = state.vms.get_mut(name).ok_or_else(|| DaemonError::NoVm(name.to_owned()))?;
+        let vm = match &entry.life {
+            Life::Running(running) => running.backend.scheduled_as(),
+            Life::Starting => return Err(DaemonError::Busy(name.to_owned(), "added")),
+            Life::Stopping(_) => return Err(DaemonError::Busy(name.to_owned(), "removed")),
+        };
+        let vm = vm.ok_or_else(|| DaemonError::NoScheduler(name.to_owned()))?;
+        let card = self.known(&entry.spec.card)?;
+        act(&mut entry.spec, card, vm)
+    }
+
+    pub(super) fn known(&self, card: &str) -> Result<&Card, DaemonError> {
+        self.cards.get(card).ok_or_else(|| DaemonError::NoCard(card.to_owned()))
+    }
+
+    /// What a card's scheduler knows, and the names of the virtual machines that it knows by number.
+    fn look(&self, card: &str, recent_ns: u64) -> Result<(SchedulerUsage, BTreeMap<VmId, String>), DaemonError> {
+        let known = self.known(card)?;
+        let users: Vec<(String, bool, Option<Arc<Running>>)> = {
+            let state = self.state.lock();
+            let users = state.vms.iter().filter(|(_, entry)| entry.spec.card == card);
+            users.map(|(name, entry)| (name.clone(), entry.spec.passthrough, entry.life.running().cloned())).collect()
+        };
+        if let Some((name, ..)) = users.iter().find(|(_, passthrough, _)| *passthrough) {
+            return Err(DaemonError::NoScheduler(name.clone()));
+        }
+        let usage = known.backend.scheduler(recent_ns).ok_or_else(|| DaemonError::Unscheduled(card.to_owned()))?;
+        let number =
+            |(name, _, running): (String, bool, Option<Arc<Running>>)| Some((running?.backend.scheduled_as()?, name));
+        Ok((usage, users.into_iter().filter_map(number).collect()))
+    }
+}
+
+/// A record that is being made.
+pub struct SchedulerRecord {
+    daemon: Arc<Daemon>,
+    card: String,
+    over: bool,
+}
+
+impl SchedulerRecord {
+    /// Ends it: lines of JSON, as [`sched::trace`] describes them.
+    ///
+    /// # Errors
+    /// When the card was given away meanwhile.
+    pub fn end(mut self) -> Result<Vec<u8>, DaemonError> {
+        self.over = true;
+        let record = self.daemon.known(&self.card)?.backend.end_record();
+        record.ok_or_else(|| DaemonError::Failed(format!("card `{}` is not the mediator's any more", self.card)))
+    }
+}
+
+impl Drop for SchedulerRecord {
+    fn drop(&mut self) {
+        // Whoever wanted it has gone; nothing is left of it.
+        if !self.over
+            && let Ok(card) = self.daemon.known(&self.card)
+        {
+            card.backend.end_record();
+        }
+    }
+}
+
+/// A time that a history can answer for, in whole intervals.
+fn within(key: &str, ms: u64) -> Result<u64, DaemonError> {
+    if !(INTERVAL_MS..=HISTORY_MS).contains(&ms) {
+        let what = format!("{key} = {ms} is not between {INTERVAL_MS} and {HISTORY_MS}");
+        return Err(DaemonError::Query(what));
+    }
+    Ok(ms.next_multiple_of(INTERVAL_MS))
+}
+
+fn by_name<T>(mut of: Vec<T>, name: impl Fn(&T) -> &String) -> Vec<T> {
+    of.sort_by(|one, other| name(one).cmp(name(other)));
+    of
+}
+
+/// Each one's part while all want the card, in thousandths. Who is quarantined has none, and leaves it to the others.
+fn entitled(usage: &SchedulerUsage) -> BTreeMap<VmId, u32> {
+    let (vms, params): (Vec<VmId>, Vec<VgpuParams>) =
+        usage.vms.iter().filter(|(_, vm)| vm.quarantine == Quarantine::Free).map(|(id, vm)| (*id, vm.params)).unzip();
+    let shares = sched::shares(&params);
+    // Rounded to the nearest.
+    let part = WHOLE / u64::from(PERMILLE);
+    let permille = |share: u64| u32::try_from((share + part / 2) / part).unwrap_or(PERMILLE);
+    vms.into_iter().zip(shares.into_iter().map(permille)).collect()
+}
+
+/// A part of a history.
+struct Window {
+    from: Nanos,
+    end: Nanos,
+    ns: u64,
+}
+
+impl Window {
+    /// What was used of an engine in it, in thousandths of it.
+    fn received(&self, vm: &VmUsage, engine: Engine) -> u32 {
+        let within = vm.recent.iter().filter(|sample| (self.from..self.end).contains(&sample.from));
+        let used: u64 = within.map(|sample| sample.used[engine.index()]).fold(0, u64::saturating_add);
+        let permille = u128::from(used) * u128::from(PERMILLE) / u128::from(self.ns.max(1));
+        u32::try_from(permille).unwrap_or(u32::MAX)
+    }
+}
+
+fn show_overdue(overdue: &Overdue) -> api::Overdue {
+    let Overdue { channel, engine, awaited, age_ns } = *overdue;
+    api::Overdue { channel: channel.0.into(), engine, waits_for: awaited.to_string(), age_ms: age_ns / MS }
+}
+
+fn show(name: &str, vm: &VmUsage, entitled_permille: u32, window: &Window, now: Nanos) -> api::VmShare {
+    let engine = |engine: Engine| {
+        let Account { arrived, started, completed, dropped, killed, used, longest, ref waits } =
+            vm.accounts[engine.index()];
+        let standing = vm.standings[engine.index()];
+        api::VmEngine {
+            used_ns: used,
+            received_permille: window.received(vm, engine),
+            arrived,
+            started,
+            completed,
+            dropped,
+            killed,
+            longest_ns: longest,
+            credit_ns: standing.credit,
+            beyond_ns: standing.beyond,
+            wait: durations::shown(waits),
+        }
+    };
+    let quarantine = match vm.quarantine {
+        Quarantine::Free => None,
+        Quarantine::Held => Some(api::Quarantine { ends_in_ms: None }),
+        Quarantine::Until(until) => Some(api::Quarantine { ends_in_ms: Some(until.since(now).div_ceil(MS)) }),
+    };
+    api::VmShare {
+        vm: name.to_owned(),
+        time: vm.params.into(),
+        entitled_permille,
+        queued: vm.queued as u64,
+        in_flight: vm.in_flight as u64,
+        strikes: vm.strikes,
+        overdue: vm.overdue.iter().map(show_overdue).collect(),
+        quarantine,
+        engines: Engine::ALL.into_iter().map(|one| (one, engine(one))).collect(),
+    }
+}

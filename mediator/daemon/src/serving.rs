@@ -1,0 +1,77 @@
+//! A daemon from when it is ready until it ends: its admin API, what it tells the service manager, and why it ends.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+use sd_notify::NotifyState;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::admin::{self, Listeners};
+use crate::{Daemon, logging};
+
+/// Serves the admin API until a signal asks for the end, or all cards have failed.
+///
+/// # Errors
+/// When the API cannot be served, and when all cards have failed: a new daemon brings them up again.
+pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be awaited")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be awaited")?;
+    let (nothing_left, failed) = (Arc::new(AtomicBool::new(false)), Arc::clone(daemon));
+    let found = Arc::clone(&nothing_left);
+    let stop = async move {
+        let reason = tokio::select! {
+            _ = terminate.recv() => "SIGTERM",
+            _ = interrupt.recv() => "SIGINT",
+            () = look_around(failed) => {
+                found.store(true, Ordering::Relaxed);
+                "all cards have failed"
+            }
+        };
+        tracing::info!(reason, "ending");
+        notify(NotifyState::Stopping);
+    };
+    tracing::info!("ready");
+    notify(NotifyState::Ready);
+    if let Some(limit) = sd_notify::watchdog_enabled() {
+        tokio::spawn(watch(Arc::clone(daemon), limit, || notify(NotifyState::Watchdog)));
+    }
+    admin::serve(Arc::clone(daemon), listeners, stop).await.context("the admin API cannot be served")?;
+    anyhow::ensure!(
+        !nothing_left.load(Ordering::Relaxed),
+        "all cards have failed: see the log, and start the daemon again"
+    );
+    Ok(())
+}
+
+/// Tells now and then which log events were held back. Ends when all cards have failed.
+async fn look_around(daemon: Arc<Daemon>) {
+    let mut turns = tokio::time::interval(logging::INTERVAL);
+    loop {
+        turns.tick().await;
+        logging::tell_suppressed();
+        let daemon = Arc::clone(&daemon);
+        if tokio::task::spawn_blocking(move || daemon.has_failed()).await.is_ok_and(|failed| failed) {
+            return;
+        }
+    }
+}
+
+/// Calls `tell` at least twice in `limit` as long as the daemon goes on: requests are served, and none holds the others up.
+pub(crate) async fn watch(daemon: Arc<Daemon>, limit: Duration, mut tell: impl FnMut()) {
+    let mut turns = tokio::time::interval((limit / 3).max(Duration::from_millis(1)));
+    loop {
+        turns.tick().await;
+        let daemon = Arc::clone(&daemon);
+        if tokio::task::spawn_blocking(move || daemon.revision()).await.is_ok() {
+            tell();
+        }
+    }
+}
+
+fn notify(state: NotifyState) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        tracing::warn!(%error, "the service manager cannot be told");
+    }
+}

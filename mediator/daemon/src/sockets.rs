@@ -1,0 +1,220 @@
+//! The listening sockets: of units of the service manager, of an earlier run, or made anew.
+//!
+//! With a service manager that keeps file descriptors (`FileDescriptorStoreMax=`), a copy of each socket that the daemon makes
+//! lies there. It outlives the daemon, so that who connects while the daemon is started again waits, and is served then. The
+//! daemon leaves the paths of such sockets when it ends; they go when a virtual machine is removed.
+//!
+//! So do copies of the connections of VMMs, for another reason: nothing can be served on them by another process, but a daemon
+//! that is killed would reset those that have something unread in them, which QEMU does not survive ([`socket::end`]). With a
+//! copy there, the VMM waits until the daemon is back, and then reads the end.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use locks::{Mutex, rank};
+use sd_notify::NotifyState;
+use vmm_glue::server::Keeper;
+use vmm_glue::socket::{self, BindError, BoundPath, SocketOptions};
+
+use super::activation::{ADMIN, Activated, READ_ONLY};
+
+/// What names of virtual machines' sockets begin with in the store. No name of a unit's socket has a slash.
+const OF_VM: &str = "vm/";
+/// What names of their VMMs' connections begin with there.
+const OF_VMM: &str = "vmm/";
+/// Name of the admin socket in the store.
+const STORED_ADMIN: &str = "daemon/admin";
+/// Name of the read-only socket in the store.
+const STORED_READ_ONLY: &str = "daemon/admin-read";
+/// Set by the service manager to the number of descriptors that it keeps (systemd 254 and newer).
+const CAPACITY: &str = "FDSTORE";
+
+/// Whether a socket of this name comes from the store.
+pub(super) fn is_stored(name: &str) -> bool {
+    name.contains('/')
+}
+
+/// Whether a socket of this name in the store is a connection.
+pub(super) fn is_connection(name: &str) -> bool {
+    name.starts_with(OF_VMM)
+}
+
+/// A listening socket, and the path that is ours.
+#[derive(Debug)]
+pub struct Listening {
+    /// The socket.
+    pub listener: UnixListener,
+    /// Its path, unless it is the service manager's.
+    pub path: Option<SocketPath>,
+}
+
+/// The path of a socket that the daemon made; it is removed with this, unless the service manager keeps the socket.
+#[derive(Debug)]
+pub struct SocketPath {
+    path: PathBuf,
+    bound: Option<BoundPath>,
+    /// Name in the store, if a copy is there.
+    stored: Option<String>,
+}
+
+impl SocketPath {
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes the socket also from the store: nobody will serve it any more.
+    pub fn forget(mut self) {
+        if let Some(name) = self.stored.take() {
+            give_up(&name);
+        }
+    }
+}
+
+impl Drop for SocketPath {
+    fn drop(&mut self) {
+        if let (Some(bound), Some(_)) = (self.bound.take(), &self.stored) {
+            bound.leave();
+        }
+    }
+}
+
+/// Keeps a copy of the connection of a virtual machine's VMM in the store.
+#[derive(Debug)]
+struct InStore {
+    name: String,
+}
+
+impl Keeper for InStore {
+    fn keep(&self, connection: BorrowedFd<'_>) {
+        store(&self.name, connection);
+    }
+
+    fn release(&self) {
+        give_up(&self.name);
+    }
+}
+
+/// Where listening sockets come from.
+#[derive(Debug, Default)]
+pub struct Sockets {
+    /// Of units. They are the service manager's, and come back when their virtual machine is removed.
+    units: HashMap<String, UnixListener>,
+    /// From an earlier run, that nobody has taken yet.
+    stored: Mutex<rank::Sockets, HashMap<String, UnixListener>>,
+    /// Whether the service manager keeps copies.
+    store: bool,
+}
+
+impl Sockets {
+    /// Those that the service manager handed over, and its store if it has one. VMMs that an earlier run served are told here
+    /// that their device has gone, so that they learn it whatever becomes of this run.
+    #[must_use]
+    pub fn new(activated: Activated) -> Self {
+        let Activated { listeners, stored, connections } = activated;
+        for (name, connection) in connections {
+            socket::end(&connection);
+            give_up(&name);
+        }
+        let capacity = std::env::var(CAPACITY).ok().and_then(|count| count.parse::<u32>().ok());
+        let store = capacity.is_some_and(|count| count > 0) && std::env::var_os("NOTIFY_SOCKET").is_some();
+        Self { units: listeners, stored: Mutex::new(stored), store }
+    }
+
+    /// What keeps the connection of a virtual machine's VMM, if the service manager does.
+    #[must_use]
+    pub fn keeper(&self, vm: &str) -> Option<Box<dyn Keeper>> {
+        self.store.then(|| Box::new(InStore { name: format!("{OF_VMM}{vm}") }) as Box<dyn Keeper>)
+    }
+
+    /// Names of units' sockets, but for those of the admin API.
+    pub fn units(&self) -> impl Iterator<Item = &str> {
+        self.units.keys().map(String::as_str).filter(|name| ![ADMIN, READ_ONLY].contains(name))
+    }
+
+    /// The admin socket.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn admin(&self, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
+        self.listen(ADMIN, STORED_ADMIN.to_owned(), path, rights)
+    }
+
+    /// The read-only socket of the admin API.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn read_only(&self, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
+        self.listen(READ_ONLY, STORED_READ_ONLY.to_owned(), path, rights)
+    }
+
+    /// The socket of a virtual machine.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn of_vm(&self, name: &str, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
+        self.listen(name, format!("{OF_VM}{name}"), path, rights)
+    }
+
+    fn listen(&self, unit: &str, stored: String, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
+        if let Some(listener) = self.units.get(unit) {
+            let copy = listener.try_clone().map_err(|source| BindError::System {
+                action: "copy the service manager's socket for",
+                path: path.to_owned(),
+                source,
+            })?;
+            return Ok(Listening { listener: copy, path: None });
+        }
+        // One of another path ends here, and its path with it.
+        let earlier = self.stored.lock().remove(&stored);
+        let adopted = earlier.and_then(|listener| Some((socket::adopt(&listener)?, listener)));
+        let (bound, listener) = match adopted.filter(|(bound, _)| bound.path() == path) {
+            Some((bound, listener)) => {
+                bound.set_rights(rights)?;
+                (bound, listener)
+            }
+            None => {
+                let (listener, bound) = socket::bind(path, rights)?;
+                if self.store {
+                    store(&stored, listener.as_fd());
+                }
+                (bound, listener)
+            }
+        };
+        let stored = self.store.then_some(stored);
+        Ok(Listening { listener, path: Some(SocketPath { path: path.to_owned(), bound: Some(bound), stored }) })
+    }
+
+    /// Ends the sockets of an earlier run that nobody has taken: what they were for is not there any more.
+    pub fn end_unused(&self) {
+        for (name, listener) in self.stored.lock().drain() {
+            tracing::info!(name, "a socket of an earlier run is removed");
+            // The path goes with this.
+            drop(socket::adopt(&listener));
+            give_up(&name);
+        }
+    }
+}
+
+/// Gives the service manager a copy, in the place of one of that name.
+fn store(name: &str, socket: BorrowedFd<'_>) {
+    give_up(name);
+    let state = [NotifyState::FdStore, NotifyState::FdName(name)];
+    if let Err(error) = sd_notify::notify_with_fds(&state, &[socket]) {
+        tracing::warn!(name, %error, "the service manager does not keep a socket");
+    }
+}
+
+/// Takes the service manager's copy away.
+fn give_up(name: &str) {
+    notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]);
+}
+
+fn notify(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        tracing::warn!(%error, "the service manager cannot be told");
+    }
+}

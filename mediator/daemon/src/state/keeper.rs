@@ -1,0 +1,131 @@
+//! The state of a running daemon: read when it starts, written after each change.
+
+use std::path::{Path, PathBuf};
+
+use super::store::{Store, StoreError};
+use super::{Live, State, VERSION};
+use config::Config;
+use config::check::{self, Key};
+
+/// Why the daemon does not start with what is kept.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum StateError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("{}:{line}:{column}: {what}; {ADVICE}", path.display())]
+    Damaged { path: PathBuf, line: usize, column: usize, what: String },
+    #[error("{}: {what}; {ADVICE}", path.display())]
+    Unusable { path: PathBuf, what: String },
+    #[error(
+        "{} does not go with the configuration file any more; correct that, or start once with --ignore-state:\n{}",
+        path.display(),
+        mistakes.join("\n")
+    )]
+    Misfit { path: PathBuf, mistakes: Vec<String> },
+}
+
+/// What is to be done about a file that says nothing good.
+const ADVICE: &str = "put a good copy there, or start once with --ignore-state, which sets it aside";
+
+/// Where changes are kept, if anywhere.
+#[derive(Debug, Default)]
+pub struct Keeper {
+    /// The configuration file as it was when the daemon started.
+    file: Config,
+    store: Option<Store>,
+    /// What the file has, to write only what is new.
+    written: State,
+}
+
+impl Keeper {
+    /// Reads what is kept, in the folder that the configuration names. The answer is the configuration with it.
+    /// With `ignore`, what is kept is set aside.
+    ///
+    /// # Errors
+    /// When it cannot be read, is damaged, or does not go with the configuration. Nothing is guessed then.
+    pub fn open(file: Config, ignore: bool) -> Result<(Config, Self), StateError> {
+        let Some(folder) = &file.daemon.state_dir else {
+            tracing::info!(
+                "no `state_dir` is configured: VMs and limits that are changed at run time end with the daemon"
+            );
+            return Ok((file.clone(), Self { file, store: None, written: State::default() }));
+        };
+        let store = Store::open(folder)?;
+        if ignore && let Some(path) = store.set_aside()? {
+            tracing::warn!(path = %path.display(), "the state is set aside, as asked for");
+        }
+        let written = match store.read()? {
+            None => State::default(),
+            Some(text) => parsed(&text, &store.path())?,
+        };
+        let unusable = |what| StateError::Unusable { path: store.path(), what };
+        let (config, forgotten) = written.applied(&file).map_err(unusable)?;
+        for what in &forgotten {
+            tracing::warn!("not kept any more: {what}");
+        }
+        let mistakes = check::config(&config);
+        if !mistakes.is_empty() {
+            let named = mistakes.iter().map(|mistake| named(&config, &mistake.key, &mistake.what));
+            return Err(StateError::Misfit { path: store.path(), mistakes: named.collect() });
+        }
+        let mut keeper = Self { file, store: Some(store), written };
+        // What does not apply any more must not come back when the file is edited again.
+        keeper.keep(&Live::of(&config))?;
+        Ok((config, keeper))
+    }
+
+    /// Writes what is now, if that is not written yet.
+    ///
+    /// # Errors
+    /// When it cannot be written; the next change tries again.
+    pub(crate) fn keep(&mut self, now: &Live) -> Result<(), StateError> {
+        let Some(store) = &self.store else { return Ok(()) };
+        let unusable = |what| StateError::Unusable { path: store.path(), what };
+        let state = State::between(&self.file, now).map_err(unusable)?;
+        if state == self.written {
+            return Ok(());
+        }
+        let mut text = serde_json::to_string_pretty(&state).map_err(|error| unusable(error.to_string()))?;
+        text.push('\n');
+        store.write(text.as_bytes())?;
+        self.written = state;
+        Ok(())
+    }
+}
+
+/// The state that a file has.
+pub(super) fn parsed(text: &[u8], path: &Path) -> Result<State, StateError> {
+    // A state of another version may have other keys; that is then to be told, not they.
+    #[derive(serde::Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+    let damaged = |error: serde_json::Error| {
+        let (line, column) = (error.line(), error.column());
+        let what = error.to_string();
+        let what = what.split(" at line ").next().unwrap_or_default().to_owned();
+        StateError::Damaged { path: path.to_owned(), line, column, what }
+    };
+    let Versioned { version } = serde_json::from_slice(text).map_err(damaged)?;
+    if version != VERSION {
+        let what = format!("it has version {version}, this daemon reads version {VERSION}");
+        return Err(StateError::Unusable { path: path.to_owned(), what });
+    }
+    serde_json::from_slice(text).map_err(damaged)
+}
+
+/// A mistake by the name of what has it: its place in a file does not exist.
+fn named(config: &Config, key: &Key, what: &str) -> String {
+    let name = match (key.table, key.index) {
+        ("vm", Some(index)) => config.vms.get(index).map(|vm| format!("VM `{}`", vm.name)),
+        ("card", Some(index)) => config.cards.get(index).map(|card| format!("card `{}`", card.name)),
+        _ => None,
+    };
+    let name = name.unwrap_or_else(|| key.table.to_owned());
+    let kept = match key.field {
+        "" => String::new(),
+        field => format!("{field}: "),
+    };
+    format!("  {name}: {kept}{what}")
+}

@@ -1,0 +1,241 @@
+//! What is kept: against the configuration file, through a kill at each step, and when it is damaged.
+
+use std::io;
+use std::path::Path;
+
+use proptest::collection::{btree_map, vec};
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+use tempfile::TempDir;
+
+use super::keeper::parsed;
+use super::store::{Step, Store};
+use super::*;
+use config::TimeShare;
+
+fn vm(name: &str, weight: u32, max_run_ms: Option<u64>) -> VmSpec {
+    let time = TimeShare { weight, max_run_ms, ..TimeShare::default() };
+    VmSpec { time, ..VmSpec::new(name, "card0", 16) }
+}
+
+fn file(text: &str) -> Config {
+    let cards = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 256\n";
+    Config::parse(&format!("{cards}{text}"), "test").unwrap()
+}
+
+const WEB: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 16\n";
+
+/// What is now after `file` was changed by hand.
+fn live(file: &Config, change: impl FnOnce(&mut Live)) -> Live {
+    let mut live = Live::of(file);
+    change(&mut live);
+    live
+}
+
+fn weight_of(config: &Config, name: &str) -> Option<u32> {
+    config.vms.iter().find(|vm| vm.name == name).map(|vm| vm.time.weight)
+}
+
+#[test]
+fn differences_applied_to_the_file_give_what_was_there() {
+    // Few names, so that many are in both.
+    let vms = || {
+        let one = (1..50u32, proptest::option::of(0..9u64), any::<bool>());
+        btree_map(0..6u8, one, 0..6).prop_map(|vms| {
+            let one = |(name, (weight, max_run_ms, wide)): (u8, (u32, Option<u64>, bool))| VmSpec {
+                channels: wide.then_some(64),
+                ..vm(&format!("vm{name}"), weight, max_run_ms)
+            };
+            vms.into_iter().map(one).collect::<Vec<_>>()
+        })
+    };
+    let strikes = || vec(0..4u32, 2);
+    let test = |(in_file, now, file_strikes, now_strikes): (Vec<VmSpec>, Vec<VmSpec>, Vec<u32>, Vec<u32>)| {
+        let cards = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\n";
+        let mut file = Config { vms: in_file, ..Config::parse(cards, "test").unwrap() };
+        let mut live = Live { vms: now.into_iter().map(|vm| (vm.name.clone(), vm)).collect(), ..Live::of(&file) };
+        for (card, (strikes, now)) in file.cards.iter_mut().zip(file_strikes.into_iter().zip(now_strikes)) {
+            card.scheduler.strikes = strikes;
+            let scheduler = sched::Config { strikes: now, ..sched::Config::default() };
+            let memory = CardMemory { return_ms: 50 + u64::from(now), ..card.memory };
+            live.tunings.insert(card.name.clone(), Tuning { scheduler, memory });
+        }
+        let state = State::between(&file, &live).unwrap();
+        let text = serde_json::to_vec_pretty(&state).unwrap();
+        let read = parsed(&text, Path::new("state.json")).unwrap();
+        prop_assert_eq!(&read, &state);
+        let (config, forgotten) = read.applied(&file).unwrap();
+        prop_assert_eq!(Live::of(&config), live.clone());
+        prop_assert_eq!(forgotten, Vec::<String>::new());
+        // The same again: nothing drifts from start to start.
+        prop_assert_eq!(State::between(&file, &Live::of(&config)).unwrap(), state);
+        Ok(())
+    };
+    TestRunner::default().run(&(vms(), vms(), strikes(), strikes()), test).unwrap();
+}
+
+#[test]
+fn what_the_operator_edits_in_the_file_goes_before_what_was_kept() {
+    let old = file(WEB);
+    let state = State::between(
+        &old,
+        &live(&old, |live| {
+            let time = &mut live.vms.get_mut("web").unwrap().time;
+            (time.weight, time.cap_permille) = (300, 700);
+            live.vms.insert("new".to_owned(), vm("new", 5, None));
+        }),
+    );
+    let state = state.unwrap();
+
+    let (config, forgotten) = state.applied(&old).unwrap();
+    assert_eq!((weight_of(&config, "web"), weight_of(&config, "new"), forgotten.len()), (Some(300), Some(5), 0));
+
+    // One key was edited: it holds, the other stays as it was changed.
+    let (config, forgotten) = state.applied(&file(&format!("{WEB}time = {{ weight = 50 }}\n"))).unwrap();
+    assert_eq!((weight_of(&config, "web"), config.vms[0].time.cap_permille), (Some(50), 700));
+    assert_eq!(
+        forgotten,
+        ["time.weight of VM `web` was changed from 100 to 300, but the configuration file says 50 now"]
+    );
+    // Edited to what it was changed to: nothing to tell.
+    let (config, forgotten) = state.applied(&file(&format!("{WEB}time = {{ weight = 300 }}\n"))).unwrap();
+    assert_eq!((weight_of(&config, "web"), forgotten.len()), (Some(300), 0));
+    // The file has the new one now, and the old one no more.
+    let (config, forgotten) = state.applied(&file(&WEB.replace("web", "new"))).unwrap();
+    assert_eq!((weight_of(&config, "web"), weight_of(&config, "new")), (None, Some(100)));
+    assert_eq!(forgotten.len(), 2, "{forgotten:?}");
+}
+
+#[test]
+fn removed_vm_stays_away_until_its_table_is_edited() {
+    let old = file(WEB);
+    let state = State::between(&old, &Live { vms: BTreeMap::new(), ..Live::of(&old) }).unwrap();
+    assert_eq!(state.applied(&old).unwrap().0.vms, []);
+    let edited = file(&WEB.replace("= 16", "= 32"));
+    let (config, forgotten) = state.applied(&edited).unwrap();
+    assert_eq!(config.vms, edited.vms);
+    assert!(forgotten[0].starts_with("VM `web` was removed, but its table"), "{forgotten:?}");
+}
+
+#[test]
+fn kill_at_any_step_of_writing_leaves_the_old_state_or_the_new_one() {
+    const STEPS: [Step; 7] =
+        [Step::Create, Step::Write, Step::WriteRest, Step::Sync, Step::Rename, Step::SyncFolder, Step::Done];
+    for end in STEPS {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        store.write(b"the old state").unwrap();
+        let mut passed = Vec::new();
+        let result = store.write_by_steps(b"the new state, which is longer", &mut |step| {
+            passed.push(step);
+            if step == end { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
+        });
+        assert!(result.is_err());
+        assert_eq!(passed, STEPS[..=STEPS.iter().position(|step| *step == end).unwrap()]);
+        let renamed = matches!(end, Step::SyncFolder | Step::Done);
+        let expected: &[u8] = if renamed { b"the new state, which is longer" } else { b"the old state" };
+        assert_eq!(store.read().unwrap().as_deref(), Some(expected), "{end:?}");
+        // The next one is not disturbed by what was left.
+        drop(store);
+        let store = Store::open(folder.path()).unwrap();
+        store.write(b"short").unwrap();
+        assert_eq!(store.read().unwrap().as_deref(), Some(&b"short"[..]));
+        let mut names: Vec<_> =
+            std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["lock", "state.json"]);
+    }
+}
+
+/// A configuration whose state folder is `folder`, with the state `text` in it.
+fn kept(folder: &TempDir, text: &[u8]) -> Config {
+    let mut config = file(WEB);
+    config.daemon.state_dir = Some(folder.path().to_owned());
+    std::fs::write(folder.path().join(FILE), text).unwrap();
+    config
+}
+
+fn refused(config: Config) -> String {
+    Keeper::open(config, false).err().unwrap().to_string()
+}
+
+#[test]
+fn damaged_state_is_told_by_file_and_position_and_set_aside_when_asked() {
+    let old = file(WEB);
+    let state = State::between(
+        &old,
+        &live(&old, |live| {
+            live.vms.get_mut("web").unwrap().time.weight = 300;
+            live.vms.insert("new".to_owned(), vm("new", 5, None));
+        }),
+    );
+    let text = serde_json::to_string_pretty(&state.unwrap()).unwrap();
+    for cut in 0..text.len() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = refused(kept(&folder, &text.as_bytes()[..cut]));
+        let at = format!("{}/state.json:{}:", folder.path().display(), text[..cut].lines().count().max(1));
+        let near = |error: &str| error.starts_with(&at) || cut == 0 || text[..cut].ends_with('\n');
+        assert!(near(&error) && error.contains("EOF while parsing"), "{cut}: {error}, {at}");
+        assert!(error.contains("--ignore-state"), "{error}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("state.json").display().to_string();
+    for (bad, good, expected) in [
+        ("\"weight\": \"much\"", "\"weight\": 5", "invalid type: string \"much\", expected u32"),
+        ("\"version\": 2", "\"version\": 1", "it has version 2, this daemon reads version 1"),
+        ("\"vms_addde\"", "\"vms_added\"", "unknown field `vms_addde`"),
+    ] {
+        let error = refused(kept(&folder, text.replacen(good, bad, 1).as_bytes()));
+        assert!(error.starts_with(&path) && error.contains(expected), "{error}");
+    }
+    let error = refused(kept(&folder, text.replace("\"time.weight\"", "\"time.wight\"").as_bytes()));
+    assert!(error.contains("time.wight"), "{error}");
+
+    let (config, keeper) = Keeper::open(kept(&folder, b"what is this"), true).unwrap();
+    assert_eq!(config.vms, old.vms);
+    assert_eq!(std::fs::read(folder.path().join("state.json.ignored")).unwrap(), b"what is this");
+    drop(keeper);
+    assert!(Keeper::open(config, false).is_ok());
+}
+
+#[test]
+fn state_that_does_not_go_with_the_file_any_more_is_told_by_vm_and_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let old = file(WEB);
+    let state = State::between(
+        &old,
+        &live(&old, |live| {
+            live.vms.insert("new".to_owned(), VmSpec { vram_mib: Some(128), ..vm("new", 5, None) });
+        }),
+    );
+    let mut config = kept(&folder, &serde_json::to_vec(&state.unwrap()).unwrap());
+    config.vms[0].vram_mib = Some(128);
+    let error = refused(config);
+    assert!(error.contains("VM `new`: vram_mib: 128 MiB, expected at most 96"), "{error}");
+    assert!(error.contains("correct that, or start once with --ignore-state"), "{error}");
+}
+
+#[test]
+fn two_daemons_do_not_share_a_state_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = file(WEB);
+    config.daemon.state_dir = Some(folder.path().join("made/for/it"));
+    let (_, keeper) = Keeper::open(config.clone(), false).unwrap();
+    let error = refused(config.clone());
+    assert!(error.contains("is in use by another daemon"), "{error}");
+    drop(keeper);
+    assert!(Keeper::open(config, false).is_ok());
+}
+
+#[test]
+fn what_does_not_apply_any_more_is_forgotten_for_good() {
+    let folder = tempfile::tempdir().unwrap();
+    let old = file(WEB);
+    let state = State::between(&old, &live(&old, |live| live.vms.get_mut("web").unwrap().time.weight = 300)).unwrap();
+    let config = kept(&folder, &serde_json::to_vec(&state).unwrap());
+    let mut edited = config.clone();
+    edited.vms[0].time.weight = 50;
+    assert_eq!(weight_of(&Keeper::open(edited, false).unwrap().0, "web"), Some(50));
+    // Back to what it said when the weight was changed: the file holds.
+    assert_eq!(weight_of(&Keeper::open(config, false).unwrap().0, "web"), Some(100));
+}

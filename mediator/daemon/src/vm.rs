@@ -1,0 +1,203 @@
+//! One virtual machine while it runs: its thread, its socket, and what the daemon knows of both.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use locks::{Mutex, rank};
+use vmm_glue::device::NUM_REGIONS;
+use vmm_glue::link::StopHandle;
+use vmm_glue::server::Server;
+use vmm_glue::{AccessError, Device, DmaRegion, Link, MapError, RegionIndex, RegionInfo};
+
+use super::backend::{Built, VmBackend};
+use super::error::DaemonError;
+use super::sockets::SocketPath;
+
+/// What the device's calls have shown, for the operator.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    /// Guest memory is private to the VMM that is, or was last, connected.
+    pub memory_not_shared: AtomicBool,
+    /// Resets of the device.
+    pub resets: AtomicU64,
+    /// Why the thread ended before its time.
+    pub failed: Mutex<rank::Failure, Option<String>>,
+}
+
+/// A virtual machine with its thread.
+pub(super) struct Running {
+    /// Path of the socket, unless the service manager made it.
+    pub socket: Option<PathBuf>,
+    /// The same, as long as it is served.
+    socket_path: Arc<Mutex<rank::SocketPath, Option<SocketPath>>>,
+    pub link: Link,
+    pub backend: Arc<dyn VmBackend>,
+    pub seen: Arc<Seen>,
+    stop: StopHandle,
+    thread: Mutex<rank::Threads, Option<JoinHandle<()>>>,
+}
+
+impl Running {
+    /// Starts the thread of a virtual machine, which ends by `stop`.
+    pub fn start(
+        name: &str,
+        server: Server,
+        socket_path: Option<SocketPath>,
+        link: Link,
+        stop: StopHandle,
+        built: Built,
+    ) -> Result<Self, DaemonError> {
+        let failed = |error: std::io::Error| DaemonError::Failed(format!("VM `{name}` cannot have a thread: {error}"));
+        let Built { device, backend } = built;
+        let seen = Arc::new(Seen::default());
+        let socket = socket_path.as_ref().map(|socket| socket.path().to_owned());
+        let socket_path = Arc::new(Mutex::new(socket_path));
+        let span = tracing::info_span!(parent: None, "vm", name);
+        let work = Work {
+            device: Observed { device, seen: Arc::clone(&seen) },
+            server,
+            socket_path: Arc::clone(&socket_path),
+            link: link.clone(),
+            stop: stop.clone(),
+        };
+        let thread = std::thread::Builder::new()
+            .name(format!("vm-{name}"))
+            .spawn(move || span.in_scope(|| work.run()))
+            .map_err(|error| {
+                // The device went with the closure.
+                give_back(name, &*backend);
+                forget(&socket_path);
+                failed(error)
+            })?;
+        Ok(Self { socket, socket_path, link, backend, seen, stop, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Tells the thread to end; does not wait.
+    pub fn stop(&self) {
+        self.stop.stop();
+    }
+
+    /// Ends the thread, disconnects the client, and gives back what the card lent. The socket is removed, unless it is to
+    /// outlive the daemon.
+    pub fn end(&self, name: &str, how: End) {
+        self.stop();
+        let thread = self.thread.lock().take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!(vm = name, "the thread of a VM ended by a panic while it was taken down");
+        }
+        give_back(name, &*self.backend);
+        match how {
+            End::Removed => forget(&self.socket_path),
+            End::Daemon => drop(self.socket_path.lock().take()),
+        }
+    }
+}
+
+/// Why a virtual machine ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// It is removed.
+    Removed,
+    /// The daemon ends, and may come back.
+    Daemon,
+}
+
+fn forget(socket: &Mutex<rank::SocketPath, Option<SocketPath>>) {
+    if let Some(socket) = socket.lock().take() {
+        socket.forget();
+    }
+}
+
+fn give_back(name: &str, backend: &dyn VmBackend) {
+    if let Err(error) = backend.release() {
+        tracing::error!(vm = name, %error, "the card keeps something of a VM that was removed");
+    }
+}
+
+/// What a virtual machine's thread works with.
+struct Work {
+    device: Observed,
+    server: Server,
+    socket_path: Arc<Mutex<rank::SocketPath, Option<SocketPath>>>,
+    link: Link,
+    stop: StopHandle,
+}
+
+impl Work {
+    fn run(self) {
+        let Self { mut device, server, socket_path, link, stop } = self;
+        let seen = Arc::clone(&device.seen);
+        tracing::info!("waiting for a VMM");
+        let result = catch_unwind(AssertUnwindSafe(|| server.run(&link, &mut device, &stop)));
+        let failed = match result {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(panic) => Some(format!("internal error: {}", panic_text(&*panic))),
+        };
+        if let Some(error) = failed {
+            tracing::error!(error, "the VM is out of service; remove it and add it again");
+            *seen.failed.lock() = Some(error);
+            forget(&socket_path);
+        }
+        drop(server);
+        drop(device);
+        tracing::info!("the VM's thread has ended");
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without words")
+}
+
+/// A device that tells the daemon what it is told.
+struct Observed {
+    device: Box<dyn Device>,
+    seen: Arc<Seen>,
+}
+
+impl Device for Observed {
+    fn regions(&self) -> [RegionInfo; NUM_REGIONS] {
+        self.device.regions()
+    }
+
+    fn connected(&mut self) {
+        self.seen.memory_not_shared.store(false, Ordering::Relaxed);
+        tracing::info!("a VMM has connected");
+        self.device.connected();
+    }
+
+    fn region_read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
+        self.device.region_read(region, offset, data)
+    }
+
+    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
+        self.device.region_write(region, offset, data)
+    }
+
+    fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {
+        self.device.dma_map(region)
+    }
+
+    fn dma_unmap(&mut self, gpa: u64, size: u64) {
+        self.device.dma_unmap(gpa, size);
+    }
+
+    fn reset(&mut self) {
+        self.seen.resets.fetch_add(1, Ordering::Relaxed);
+        self.device.reset();
+    }
+
+    fn disconnected(&mut self) {
+        tracing::info!("the VMM has gone");
+        self.device.disconnected();
+    }
+
+    fn memory_not_shared(&mut self, gpa: u64) {
+        self.seen.memory_not_shared.store(true, Ordering::Relaxed);
+        self.device.memory_not_shared(gpa);
+    }
+}

@@ -1,0 +1,186 @@
+//! Virtual machines that come and go at random, 2 to 16 at a time, on one card of a real daemon; and what they leave behind,
+//! which must be nothing.
+//!
+//! Each guest is a thread: a client of the daemon's sockets with a small driver, no VMM. Lives are drawn from
+//! `GPU_MEDIATOR_CHURN_SEED`; each number of guests runs for `GPU_MEDIATOR_CHURN_SECONDS` (5 if not given; minutes by
+//! hand); `GPU_MEDIATOR_CHURN_VMS` picks one number of them. Every copy's result is checked to the last byte.
+
+#[path = "churn/guest.rs"]
+mod guest;
+#[path = "../../../tests/src/holdings.rs"]
+mod holdings;
+#[path = "churn/ledger.rs"]
+mod ledger;
+mod support;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use guest::{Guest, Tally};
+use holdings::setting;
+use ledger::{Ledger, audit};
+use mediatorctl::client::Client;
+use rustix::process::Signal;
+use support::{LONG, Place, Running};
+
+/// MiB of VRAM of each guest: the least that a VM can have.
+const VM_MIB: u64 = 16;
+/// Channels that each guest may have; all guests together have fewer than the card.
+const CAP: u32 = 5;
+/// Guests at a time.
+const CROWDS: [usize; 4] = [2, 4, 8, 16];
+/// MiB of the card: room for all guests, and for their shadow tables.
+const CARD_MIB: u64 = 352;
+const RESERVE_MIB: u64 = 64;
+/// For glibc: it gives memory and stacks of threads that ended back at once. What it kept for later would look like a leak.
+const TUNABLES: &str = "glibc.pthread.stack_cache_size=0:glibc.malloc.arena_max=1:\
+                        glibc.malloc.mmap_threshold=65536:glibc.malloc.trim_threshold=65536";
+
+/// What the guests of a crowd share.
+struct Crowd<'a> {
+    place: &'a Place,
+    size: usize,
+    end: Instant,
+    /// All were seen at work at the same time.
+    met: AtomicBool,
+    /// One has failed: the others need not go on.
+    failed: AtomicBool,
+}
+
+impl Crowd<'_> {
+    fn is_over(&self) -> bool {
+        self.failed.load(Ordering::Relaxed) || Instant::now() >= self.end
+    }
+
+    /// Waits until all guests are up, so that they are there at the same time at least once.
+    fn meet(&self) {
+        let all = || self.met.load(Ordering::Relaxed) || self.failed.load(Ordering::Relaxed);
+        until("all guests to be up", || all().then_some(()));
+    }
+}
+
+/// Tells the others when a thread panics.
+struct Alarm<'a>(&'a AtomicBool);
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Waits until `condition` gives a value; not for ever.
+fn until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
+    until_told(|| what.to_owned(), condition)
+}
+
+/// Waits like [`until`]; asks what was waited for only when that was in vain.
+fn until_told<T>(tell: impl Fn() -> String, mut condition: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + LONG;
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "waited {} s in vain for {}", LONG.as_secs(), tell());
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Lets `size` guests live until the time is over; returns what they did.
+fn run(place: &Place, size: usize, time: Duration, seed: u64) -> Tally {
+    let (met, failed) = (AtomicBool::new(false), AtomicBool::new(false));
+    let crowd = Crowd { place, size, end: Instant::now() + time, met, failed };
+    let total = Mutex::new(Tally::default());
+    let finished = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for number in 0..size {
+            let (crowd, total, finished) = (&crowd, &total, &finished);
+            scope.spawn(move || {
+                let _alarm = Alarm(&crowd.failed);
+                let mut guest = Guest::new(crowd, number, seed);
+                while guest.live() {}
+                total.lock().unwrap().add(&guest.tally);
+                finished.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        watch(&crowd, || finished.load(Ordering::Relaxed) >= size);
+    });
+    total.into_inner().unwrap()
+}
+
+/// Looks at the daemon as an operator does while guests come and go, and sees all of them at once.
+fn watch(crowd: &Crowd<'_>, over: impl Fn() -> bool) {
+    let _alarm = Alarm(&crowd.failed);
+    let size = crowd.size;
+    let admin = Client::new(crowd.place.path("admin.sock")).unwrap();
+    while !over() && !crowd.failed.load(Ordering::Relaxed) {
+        let card: api::Card = admin.get("/v1/cards/card0").unwrap();
+        assert!(card.channels_used <= size as u32 * CAP, "{card:?}");
+        assert!(card.vms.len() <= size, "{card:?}");
+        let list: api::VmList = admin.get("/v1/vms").unwrap();
+        let failed = list.vms.iter().find(|vm| vm.state == api::VmState::Failed || vm.channels_used > CAP);
+        assert_eq!(failed, None);
+        let works = |vm: &&api::Vm| vm.state == api::VmState::Connected && vm.channels_used > 0;
+        if list.vms.iter().filter(works).count() == size {
+            crowd.met.store(true, Ordering::Relaxed);
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// No line of the daemon's log is of an error: whatever guests do is no error of the daemon's.
+fn check_log(place: &Place) {
+    let log = std::fs::read_to_string(place.path("log")).unwrap();
+    let bad: Vec<_> = log.lines().filter(|line| line.contains(" ERROR ") || line.contains("panicked")).collect();
+    assert!(bad.is_empty(), "the daemon logged errors:\n{}", bad.join("\n"));
+}
+
+fn ledger(place: &Place, running: &Running) -> Ledger {
+    Ledger::of(place, running.child.id())
+}
+
+/// What is there now, and what of it is too much. Threads and connections end on their own time, so not for the first look.
+fn compared(before: &Ledger, look: impl Fn() -> Ledger) -> (Ledger, Vec<String>) {
+    let deadline = Instant::now() + LONG;
+    loop {
+        let after = look();
+        let lost = before.lost(&after);
+        if lost.is_empty() || Instant::now() >= deadline {
+            return (after, lost);
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn vms_that_come_and_go_at_random_leave_nothing() {
+    let time = Duration::from_secs(setting("GPU_MEDIATOR_CHURN_SECONDS", 5));
+    let seed = setting("GPU_MEDIATOR_CHURN_SEED", 1);
+    let card = format!("vram_mib = {CARD_MIB}\nreserve_mib = {RESERVE_MIB}\n");
+    let place = Place::new(&format!("[[card]]\nname = \"card0\"\nkind = \"simgpu\"\n{card}"));
+    let running = place.start(place.daemon().env("GLIBC_TUNABLES", TUNABLES));
+
+    // What is made once and kept is made here.
+    println!("warm-up: {}", run(&place, 16, time, seed));
+    audit(&place);
+    // Connections of the above must not hide what is lost later.
+    thread::sleep(Duration::from_millis(500));
+    let before = ledger(&place, &running);
+    println!("at first: {before}");
+
+    let only = setting("GPU_MEDIATOR_CHURN_VMS", 0);
+    let chosen = [usize::try_from(only).unwrap()];
+    for size in if only == 0 { CROWDS.iter() } else { chosen.iter() }.copied() {
+        println!("{size} VMs: {}", run(&place, size, time, seed + size as u64));
+        check_log(&place);
+        audit(&place);
+        let (after, lost) = compared(&before, || ledger(&place, &running));
+        println!("after {size} VMs: {after}");
+        assert!(lost.is_empty(), "left behind by {size} VMs:\n{}", lost.join("\n"));
+    }
+    check_log(&place);
+    running.end(Signal::TERM);
+}

@@ -1,0 +1,94 @@
+//! What a daemon holds: by its own account, by the kernel's, and by trying.
+
+use std::fmt;
+use std::fs;
+
+use config::VmSpec;
+use mediatorctl::client::Client;
+use rig::driver::Driver;
+use rig::{CHUNK, Machine, RemoteGuest};
+
+use crate::CARD_MIB;
+use crate::holdings::{Holdings, Slack};
+use crate::support::Place;
+
+/// What the daemon's heap may grow by, however many VMs there have been: what it keeps in pieces, and the log's account of
+/// VMs that were heard of (4096 entries).
+const SLACK: Slack = Slack { mappings: 8, resident_kib: 8192, pool: "admin-work" };
+
+/// What a daemon holds at a time when it has no VM.
+pub struct Ledger {
+    card: api::Card,
+    /// What the folder of sockets holds.
+    files: Vec<String>,
+    holdings: Holdings,
+}
+
+impl Ledger {
+    /// The process before the API: a connection is a descriptor.
+    pub fn of(place: &Place, pid: u32) -> Self {
+        let holdings = Holdings::of(pid, CARD_MIB << 10).unwrap();
+        let card: api::Card = Client::new(place.path("admin.sock")).unwrap().get("/v1/cards/card0").unwrap();
+        let names = fs::read_dir(place.path("")).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut files: Vec<_> = names.map(|name| name.to_string_lossy().into_owned()).collect();
+        files.sort();
+        Self { card, files, holdings }
+    }
+
+    /// What is different in `later`, each in words.
+    pub fn lost(&self, later: &Self) -> Vec<String> {
+        let mut lost = self.holdings.lost(&later.holdings, SLACK);
+        if self.card != later.card {
+            lost.push(format!("of the card: {:?}, was {:?}", later.card, self.card));
+        }
+        if self.files != later.files {
+            lost.push(format!("files: {:?}, were {:?}", later.files, self.files));
+        }
+        lost
+    }
+}
+
+impl fmt::Display for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let api::Card { channels_used, vram_free_mib, vram_placed_mib, vram_mediator_mib, .. } = &self.card;
+        write!(
+            f,
+            "{channels_used} channels, VRAM free {vram_free_mib} MiB, placed {vram_placed_mib}, of the mediator \
+             {vram_mediator_mib}; {}",
+            self.holdings
+        )
+    }
+}
+
+/// A VM that is given all that the card has, and takes it: what was leaked cannot be had.
+pub fn audit(place: &Place) {
+    const NAME: &str = "audit";
+    let admin = Client::new(place.path("admin.sock")).unwrap();
+    let card: api::Card = admin.get("/v1/cards/card0").unwrap();
+    assert_eq!((card.vms.len(), card.channels_used, card.vram_placed_mib, card.vram_assigned_mib), (0, 0, 0, 0));
+    let spec = VmSpec { channels: Some(card.channels), ..VmSpec::new(NAME, "card0", card.vram_free_mib) };
+    let _: api::Vm = admin.post("/v1/vms", &spec).unwrap();
+    let socket = place.path("audit.sock");
+    let bytes = card.vram_free_mib << 20;
+    let mut guest = RemoteGuest::connect(&socket, bytes).unwrap();
+    for at in (0..bytes).step_by(CHUNK as usize) {
+        assert_eq!(guest.peek(at), 0, "VRAM at {at:#x} of all that is free");
+        guest.poke(at, at as u32 | 1);
+    }
+    for at in (0..bytes).step_by(CHUNK as usize) {
+        assert_eq!(guest.peek(at), at as u32 | 1, "VRAM at {at:#x} of all that is free");
+        guest.poke(at, 0);
+    }
+    let mut driver = Driver::new(guest);
+    for id in 0..card.channels {
+        let channel = driver.prepare(u8::try_from(id).unwrap());
+        driver.bind(&channel);
+    }
+    assert!(driver.guest.settle());
+    let all: api::Card = admin.get("/v1/cards/card0").unwrap();
+    assert_eq!(all.channels_used, card.channels, "channels that could be had");
+    assert_eq!(all.vram_placed_mib, card.vram_free_mib, "VRAM that could be had");
+    driver.guest.leave();
+    admin.delete("/v1/vms/audit").unwrap();
+    assert!(!socket.exists());
+}

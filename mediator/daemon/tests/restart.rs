@@ -1,0 +1,367 @@
+//! The daemon ends, by request or by a kill at any moment, and starts again: what it keeps, and who waits for it.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rig::service_manager::{Heard, ServiceManager};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SocketAddrUnix, getsockname, recv};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use serde_json::{Value, json};
+use support::{DAEMON, LONG, Place, ctl};
+use vmm_glue::client::{Client, ClientError};
+
+const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 128\n";
+const WEB: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 16\n";
+
+/// A daemon that is killed at the latest when a test ends, by a failure as well.
+struct Service(Child);
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What is, but for the revision.
+fn exported(place: &Place) -> Value {
+    let mut exported = place.ctl_json(&["export"]);
+    exported.as_object_mut().unwrap().remove("revision").unwrap();
+    exported
+}
+
+#[test]
+fn vms_and_limits_are_there_again_after_an_end_of_either_kind() {
+    let place = Place::with_state(&format!("{CARD}{WEB}"));
+    let mut before = Value::Null;
+    for kill in [false, true, false] {
+        let mut running = place.start(&mut place.daemon());
+        if before.is_null() {
+            for arguments in [
+                &["vm", "add", "new", "--card", "card0", "--vram-mib", "32", "--weight", "7", "--channels", "9"][..],
+                &["sched", "set-vm", "web", "--weight", "300", "--cap", "70"],
+                &["sched", "set", "card0", "--policy", "fifo", "--wait-us", "5"],
+                &["vm", "add", "short", "--card", "card0", "--vram-mib", "16"],
+                &["vm", "remove", "short"],
+            ] {
+                place.ctl_json(arguments).as_object().unwrap();
+            }
+            before = exported(&place);
+        }
+        let now = exported(&place);
+        assert_eq!(now, before);
+        assert_eq!((&now["vm"][0]["channels"], &now["vm"][1]["time"]["weight"]), (&json!(9), &json!(300)));
+        let scheduler = place.ctl_json(&["sched", "show", "card0"]);
+        assert_eq!(
+            (&scheduler["settings"]["policy"], &scheduler["vms"][1]["time"]["cap_permille"]),
+            (&json!("fifo"), &json!(700))
+        );
+        Client::connect(&place.path("new.sock")).unwrap();
+        match kill {
+            true => running.child.kill().unwrap(),
+            false => running.end(Signal::TERM),
+        }
+    }
+}
+
+#[test]
+fn without_a_folder_for_it_nothing_is_kept_and_that_is_said() {
+    let place = Place::new(CARD);
+    let names = |place: &Place| -> Vec<String> {
+        let mut names: Vec<_> =
+            fs::read_dir(place.path(".")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names.into_iter().map(|name| name.into_string().unwrap()).collect()
+    };
+    let running = place.start(&mut place.daemon());
+    assert!(place.ctl(&["vm", "add", "a", "--card", "card0", "--vram-mib", "16"]).status.success());
+    running.end(Signal::TERM);
+    assert!(fs::read_to_string(place.path("log")).unwrap().contains("no `state_dir` is configured"));
+    assert_eq!(names(&place), ["log", "m.toml", "notify"]);
+    let running = place.start(&mut place.daemon());
+    assert_eq!(place.ctl_json(&["vm", "list"])["vms"], json!([]));
+    running.end(Signal::TERM);
+}
+
+#[test]
+fn damaged_state_keeps_the_daemon_from_starting_until_it_is_set_aside() {
+    let place = Place::with_state(&format!("{CARD}{WEB}"));
+    fs::create_dir(place.path("kept")).unwrap();
+    fs::write(place.path("kept/state.json"), "{\n  \"version\": 1,\n  \"vms_addde\": []\n}\n").unwrap();
+    let output = place.daemon().output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("kept/state.json:3:13: unknown field `vms_addde`"), "{error}");
+    assert!(error.contains("start once with --ignore-state"), "{error}");
+    let running = place.start(place.daemon().arg("--ignore-state"));
+    assert_eq!(place.ctl_json(&["vm", "list"])["vms"][0]["name"], json!("web"));
+    running.end(Signal::TERM);
+    assert!(place.path("kept/state.json.ignored").exists());
+    place.start(&mut place.daemon()).end(Signal::TERM);
+}
+
+#[test]
+fn state_folder_that_cannot_be_written_is_told_with_what_was_done() {
+    let place = Place::with_state(CARD);
+    let running = place.start(&mut place.daemon());
+    // Whatever user this runs as, a folder cannot be written as a file.
+    fs::create_dir(place.path("kept/state.json.new")).unwrap();
+    let output = place.ctl(&["vm", "add", "a", "--card", "card0", "--vram-mib", "16"]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("it is done, but ends with the daemon: cannot write"), "{error}");
+    assert_eq!(place.ctl_json(&["vm", "list"])["vms"].as_array().unwrap().len(), 1);
+    // The next change writes both.
+    fs::remove_dir(place.path("kept/state.json.new")).unwrap();
+    place.ctl_json(&["sched", "set", "card0", "--strikes", "9"]);
+    running.end(Signal::TERM);
+    let running = place.start(&mut place.daemon());
+    assert_eq!(place.ctl_json(&["vm", "list"])["vms"][0]["name"], json!("a"));
+    running.end(Signal::TERM);
+}
+
+/// Numbers that look random.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
+#[test]
+fn kill_at_any_moment_loses_no_change_that_was_answered() {
+    const ROUNDS: u32 = 12;
+    let place = Place::with_state(&format!("{CARD}{WEB}"));
+    let mut random = Random(7);
+    // Weights by VM: what was answered, and what may or may not have been done when the kill came.
+    let mut sure = BTreeMap::from([("web".to_owned(), 100)]);
+    let mut cut_short = 0;
+    for _ in 0..ROUNDS {
+        let mut running = place.start(&mut place.daemon());
+        let end = Instant::now() + Duration::from_millis(random.below(250));
+        let killer = {
+            let pid = Pid::from_child(&running.child);
+            std::thread::spawn(move || {
+                std::thread::sleep(end.saturating_duration_since(Instant::now()));
+                kill_process(pid, Signal::KILL).unwrap();
+            })
+        };
+        let perhaps = loop {
+            let name = format!("vm{}", random.below(3));
+            let weight = 1 + random.below(1000);
+            let mut perhaps = sure.clone();
+            let text = weight.to_string();
+            let arguments: Vec<&str> = match (sure.contains_key(&name), random.below(3)) {
+                (true, 0) => {
+                    perhaps.remove(&name);
+                    vec!["vm", "remove", &name]
+                }
+                (true, _) => {
+                    perhaps.insert(name.clone(), weight);
+                    vec!["sched", "set-vm", &name, "--weight", &text]
+                }
+                (false, _) => {
+                    perhaps.insert(name.clone(), weight);
+                    vec!["vm", "add", &name, "--card", "card0", "--vram-mib", "16", "--weight", &text]
+                }
+            };
+            if !place.ctl(&arguments).status.success() {
+                cut_short += 1;
+                break perhaps;
+            }
+            sure = perhaps;
+        };
+        killer.join().unwrap();
+        running.child.wait().unwrap();
+
+        let running = place.start(&mut place.daemon());
+        let vms = exported(&place)["vm"].as_array().unwrap().clone();
+        let there: BTreeMap<String, u64> = vms
+            .iter()
+            .map(|vm| (vm["name"].as_str().unwrap().to_owned(), vm["time"]["weight"].as_u64().unwrap()))
+            .collect();
+        assert!(there == sure || there == perhaps, "{there:?}, expected {sure:?} or {perhaps:?}");
+        sure = there;
+        running.end(Signal::TERM);
+    }
+    assert_eq!(cut_short, ROUNDS);
+}
+
+/// A service manager with a daemon's folder.
+struct Manager<'a> {
+    place: &'a Place,
+    manager: ServiceManager,
+}
+
+impl<'a> Manager<'a> {
+    fn new(place: &'a Place) -> Self {
+        Self { place, manager: ServiceManager::new(&place.path("notify")).unwrap() }
+    }
+
+    fn spawn(&self) -> Service {
+        let mut command = self.manager.command(Path::new(DAEMON)).unwrap();
+        command.arg("--config").arg(self.place.path("m.toml")).env("WATCHDOG_USEC", "300000");
+        Service(command.stderr(fs::File::create(self.place.path("log")).unwrap()).spawn().unwrap())
+    }
+
+    fn start(&self) -> Service {
+        let daemon = self.spawn();
+        self.until("READY=1");
+        daemon
+    }
+
+    /// Waits until the daemon says so.
+    #[track_caller]
+    fn until(&self, line: &str) {
+        self.wait(|heard| heard.take(line));
+    }
+
+    /// Waits until just these sockets are kept.
+    #[track_caller]
+    fn until_kept(&self, names: &[&str]) {
+        self.wait(|heard| heard.keeps(names).then_some(()));
+    }
+
+    #[track_caller]
+    fn wait<T>(&self, look: impl FnMut(&mut Heard) -> Option<T>) -> T {
+        self.manager.wait(LONG, look).unwrap()
+    }
+}
+
+#[test]
+fn who_connects_while_the_daemon_is_away_is_served_when_it_is_back() {
+    for kill in [false, true] {
+        let place = Place::with_state(CARD);
+        let manager = Manager::new(&place);
+        let mut daemon = manager.start();
+        manager.until_kept(&["daemon/admin"]);
+        assert!(place.ctl(&["vm", "add", "web", "--card", "card0", "--vram-mib", "16"]).status.success());
+        manager.until_kept(&["daemon/admin", "vm/web"]);
+        if kill {
+            drop(daemon);
+        } else {
+            kill_process(Pid::from_child(&daemon.0), Signal::TERM).unwrap();
+            assert!(daemon.0.wait().unwrap().success());
+            manager.until("STOPPING=1");
+        }
+        // An operator and a VMM that come meanwhile.
+        let waiting = Command::new(ctl())
+            .arg("--socket")
+            .arg(place.path("admin.sock"))
+            .args(["--json", "vm", "list"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let path = place.path("web.sock");
+        let vmm = std::thread::spawn(move || Client::connect(&path).map(|mut client| client.read32(7, 0).unwrap()));
+
+        daemon = manager.spawn();
+        let listed = waiting.wait_with_output().unwrap();
+        assert!(listed.status.success());
+        let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
+        assert_eq!(listed["vms"][0]["socket"], json!(place.path("web.sock")), "it is the daemon's own");
+        assert_eq!(vmm.join().unwrap().unwrap(), 0x06d8_10de);
+        manager.until("READY=1");
+        manager.until_kept(&["daemon/admin", "vm/web"]);
+
+        // A VM that is removed has no socket any more, neither here nor there.
+        assert!(place.ctl(&["vm", "remove", "web"]).status.success());
+        assert!(!place.path("web.sock").exists());
+        manager.until_kept(&["daemon/admin"]);
+        drop(daemon);
+    }
+}
+
+/// Kills the daemon while writes of a VMM lie in its connection; returns what the VMM reads next.
+fn read_after_kill(manager: &Manager<'_>, daemon: Service, kept: bool) -> ClientError {
+    let mut vmm = Client::connect(&manager.place.path("web.sock")).unwrap();
+    vmm.set_timeout(Some(LONG)).unwrap();
+    manager.until_kept(&["daemon/admin", "vm/web", "vmm/web"]);
+    let pid = Pid::from_child(&daemon.0);
+    kill_process(pid, Signal::STOP).unwrap();
+    assert!(waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap().1.stopped());
+    for _ in 0..100 {
+        vmm.post(7, 0x40, &[0; 4]).unwrap();
+    }
+    if !kept {
+        manager.wait(|heard| heard.kept.pop_if(|(name, _)| name == "vmm/web"));
+    }
+    drop(daemon);
+    if kept {
+        let waits = recv(vmm.stream(), &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        assert_eq!(waits, Err(Errno::AGAIN));
+        let daemon = manager.start();
+        manager.until_kept(&["daemon/admin", "vm/web"]);
+        let error = vmm.receive_message().unwrap_err();
+        drop(daemon);
+        return error;
+    }
+    vmm.receive_message().unwrap_err()
+}
+
+#[test]
+fn vmm_reads_the_end_of_its_connection_even_if_the_daemon_is_killed() {
+    let place = Place::new(&format!("{CARD}{WEB}"));
+    let manager = Manager::new(&place);
+    let daemon = manager.start();
+    assert!(matches!(read_after_kill(&manager, daemon, true), ClientError::Closed));
+    // Nothing that the daemon could do helps where nobody keeps a copy.
+    let daemon = manager.start();
+    let error = read_after_kill(&manager, daemon, false);
+    assert!(matches!(&error, ClientError::Io(error) if error.kind() == ErrorKind::ConnectionReset), "{error}");
+
+    // A VMM that goes by itself leaves nothing in the store.
+    let daemon = manager.start();
+    let vmm = Client::connect(&place.path("web.sock")).unwrap();
+    manager.until_kept(&["daemon/admin", "vm/web", "vmm/web"]);
+    drop(vmm);
+    manager.until_kept(&["daemon/admin", "vm/web"]);
+    drop(daemon);
+}
+
+#[test]
+fn socket_of_a_vm_that_is_gone_or_has_another_path_is_given_up() {
+    let place = Place::new(&format!("{CARD}{WEB}"));
+    let manager = Manager::new(&place);
+    drop(manager.start());
+    manager.until_kept(&["daemon/admin", "vm/web"]);
+    assert!(place.path("web.sock").exists());
+    let text = fs::read_to_string(place.path("m.toml")).unwrap();
+    let other = place.path("other.sock");
+    fs::write(place.path("m.toml"), format!("{text}socket = \"{}\"\n", other.display())).unwrap();
+    drop(manager.start());
+    manager.until_kept(&["daemon/admin", "vm/web"]);
+    assert!(other.exists() && !place.path("web.sock").exists());
+    let address = manager.wait(|heard| {
+        let (_, fd) = heard.kept.iter().find(|(name, _)| name == "vm/web")?;
+        SocketAddrUnix::try_from(getsockname(fd).unwrap()).ok()
+    });
+    assert_eq!(address.path_bytes(), Some(other.as_os_str().as_encoded_bytes()));
+
+    fs::write(place.path("m.toml"), text.replace(WEB, "")).unwrap();
+    let daemon = manager.start();
+    manager.until_kept(&["daemon/admin"]);
+    assert!(!other.exists());
+    drop(daemon);
+}
+
+#[test]
+fn watchdog_is_told_that_the_daemon_goes_on() {
+    let place = Place::new(CARD);
+    let manager = Manager::new(&place);
+    let daemon = manager.start();
+    for _ in 0..5 {
+        manager.until("WATCHDOG=1");
+    }
+    drop(daemon);
+}

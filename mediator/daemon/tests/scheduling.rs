@@ -1,0 +1,247 @@
+//! How a card's time is shared is changed while VMs work: nothing that waits or runs is lost. The operator's tools, as
+//! processes, see and steer it.
+
+mod support;
+
+use std::fs;
+use std::process::Output;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use config::VmSpec;
+use mediatorctl::client::Client;
+use nvspec::instance::context;
+use rig::driver::{CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
+use rig::{Machine, RemoteGuest};
+use rustix::process::Signal;
+use sched::{Engine, PolicyKind};
+use support::Place;
+
+/// Work takes time, so that much of it waits.
+const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 192\ntime = { copy_mib_per_s = 20 }\n";
+/// MiB of VRAM of each VM.
+const VM_MIB: u64 = 16;
+const WEIGHTS: [u32; 3] = [100, 200, 400];
+/// Submissions of a guest that are under way together.
+const BATCH: u64 = 6;
+/// Virtual addresses of buffers.
+const FROM: u64 = 0x100_0000;
+const TO: u64 = 0x200_0000;
+/// Time after which something that is waited for will never come.
+const LONG: Duration = Duration::from_secs(60);
+
+fn name(index: usize) -> String {
+    format!("vm{index}")
+}
+
+/// A guest with a channel for PGRAPH and one for a copy engine.
+struct Worker {
+    driver: Driver<RemoteGuest>,
+    channels: [Channel; 2],
+    /// Where the copies go.
+    targets: [u64; 2],
+}
+
+impl Worker {
+    fn new(place: &Place, vm: &str) -> Self {
+        let guest = RemoteGuest::connect(&place.path(&format!("{vm}.sock")), VM_MIB << 20).unwrap();
+        let mut driver = Driver::new(guest);
+        let graph = driver.channel(1);
+        let copy = driver.prepare(2);
+        // Without contexts of other engines, its work is the copy engine's.
+        for pointer in [context::GR, context::CE1] {
+            driver.guest.poke(copy.instance + pointer, 0);
+        }
+        driver.bind(&copy);
+        driver.list(&[1, 2]);
+        let channels = [graph, copy];
+        let targets = channels.map(|channel| {
+            driver.buffer(&channel, FROM, 1, u32::from(channel.id));
+            driver.buffer(&channel, TO, 1, 99)
+        });
+        Self { driver, channels, targets }
+    }
+
+    /// Submits copies to both engines, waits for them, and checks them.
+    fn work(&mut self) {
+        let Self { driver, channels: [graph, copy], targets } = self;
+        for _ in 0..BATCH {
+            driver.submit(graph, &[object(M2MF), m2mf_copy(FROM, TO, PAGE as u32)].concat());
+            driver.submit(copy, &[object(CE0), ce_copy(FROM, TO, 1)].concat());
+        }
+        for (channel, target) in [(graph, targets[0]), (copy, targets[1])] {
+            driver.wait(channel);
+            assert!(driver.vram_holds(target, 1, u32::from(channel.id)), "channel {}", channel.id);
+        }
+        assert_eq!(driver.faults, []);
+    }
+}
+
+fn good(output: Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Tells the others when a thread panics, or ends.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Does `act` while each worker works, on a thread of its own. The flag is set as soon as one fails or `act` has ended.
+fn while_at_work(workers: &mut [Worker], act: impl FnOnce(&AtomicBool)) {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for worker in workers {
+            let over = &over;
+            scope.spawn(move || {
+                let _end = End(over);
+                while !over.load(Ordering::Relaxed) {
+                    worker.work();
+                }
+            });
+        }
+        let _end = End(&over);
+        act(&over);
+    });
+}
+
+/// Returns what the card's scheduler shows once it has seen the end of all work. A guest sees its fence before: the
+/// interrupt that tells the daemon comes after the fence is written.
+fn when_idle(admin: &Client) -> api::CardScheduler {
+    let began = Instant::now();
+    loop {
+        let shown: api::CardScheduler = admin.get("/v1/cards/card0/scheduler").unwrap();
+        if (shown.queued, shown.in_flight) == (0, 0) {
+            return shown;
+        }
+        assert!(began.elapsed() < LONG, "work that has ended stays on the books: {shown:?}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn nothing_is_lost_when_policies_and_shares_change_under_load() {
+    let place = Place::new(CARD);
+    let running = place.start(&mut place.daemon());
+    let admin = Client::new(place.path("admin.sock")).unwrap();
+    for (index, weight) in WEIGHTS.iter().enumerate() {
+        // A host that is busy with other things must not make a submission look hung.
+        let spec = VmSpec { hang_limit_ms: Some(600_000), ..VmSpec::new(&name(index), "card0", VM_MIB) };
+        let _: api::Vm = admin.post("/v1/vms", &spec).unwrap();
+        good(place.ctl(&["sched", "set-vm", &name(index), "--weight", &weight.to_string()]));
+    }
+    let mut workers: Vec<_> = (0..WEIGHTS.len()).map(|index| Worker::new(&place, &name(index))).collect();
+    let mut busiest = 0;
+    while_at_work(&mut workers, |over| {
+        for round in 0..4 {
+            for policy in PolicyKind::ALL {
+                let queues = if round % 2 == 0 { "single" } else { "separate" };
+                let set = ["sched", "set", "card0", "--policy", policy.name(), "--queues", queues];
+                let shown = good(place.ctl(&[&["--json"], &set[..]].concat()));
+                let shown: api::CardScheduler = serde_json::from_str(&shown).unwrap();
+                assert_eq!(shown.settings.policy, policy);
+                busiest = busiest.max(shown.queued + shown.in_flight);
+                let weight = (100 + round * 50).to_string();
+                good(place.ctl(&["sched", "set-vm", &name(round % 3), "--weight", &weight, "--cap", "80"]));
+                assert!(!over.load(Ordering::Relaxed), "a guest has failed");
+            }
+        }
+    });
+    assert!(busiest > 0, "nothing was under way when the settings changed");
+
+    let shown = when_idle(&admin);
+    for vm in &shown.vms {
+        for engine in [Engine::Compute, Engine::Copy0] {
+            let used = &vm.engines[&engine];
+            assert!(used.arrived > 0, "{vm:?}");
+            assert_eq!((used.completed, used.dropped, used.killed), (used.arrived, 0, 0), "{vm:?}");
+        }
+    }
+    for (engine, used) in &shown.engines {
+        let charged: u64 = shown.vms.iter().map(|vm| vm.engines[engine].used_ns).sum();
+        assert_eq!((used.busy_ns, used.departed_ns), (charged, 0), "{engine:?}");
+    }
+    running.end(Signal::TERM);
+}
+
+#[test]
+fn a_record_of_a_run_is_replayed_to_the_same_decisions() {
+    let place = Place::new(CARD);
+    let running = place.start(&mut place.daemon());
+    let admin = Client::new(place.path("admin.sock")).unwrap();
+    let file = place.path("run.jsonl");
+    let path = file.display().to_string();
+    let record = |time: &str| place.ctl(&["sched", "record", "card0", "--for", time, "-o", &path]);
+    assert_eq!(record("1s").status.code(), Some(4), "of a card that nobody uses");
+    for index in 0..WEIGHTS.len() {
+        let spec = VmSpec { hang_limit_ms: Some(600_000), ..VmSpec::new(&name(index), "card0", VM_MIB) };
+        let _: api::Vm = admin.post("/v1/vms", &spec).unwrap();
+    }
+    let mut workers: Vec<_> = (0..WEIGHTS.len()).map(|index| Worker::new(&place, &name(index))).collect();
+    while_at_work(&mut workers, |_| {
+        thread::scope(|scope| {
+            let recorded = scope.spawn(|| record("2s"));
+            thread::sleep(Duration::from_millis(500));
+            assert_eq!(record("1s").status.code(), Some(4), "beside another record");
+            // Both are in the record.
+            good(place.ctl(&["sched", "set-vm", "vm1", "--weight", "300"]));
+            good(place.ctl(&["sched", "set", "card0", "--policy", "credit"]));
+            let told = good(recorded.join().unwrap());
+            assert!(told.contains("events of card0's scheduler in "), "{told}");
+        });
+    });
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(text.contains("start") && text.contains("configured") && text.lines().count() > 50, "{text}");
+    let told = good(place.ctl(&["sched", "replay", &path]));
+    assert!(told.contains("all decisions are as recorded") && told.contains("vm0"), "{told}");
+    let told = good(place.ctl(&["--json", "sched", "replay", &path, "--policy", "fifo"]));
+    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+    assert_eq!((&told["policy"], &told["recorded"]), (&"fifo".into(), &false.into()));
+    let share = |engine: &str| -> f64 {
+        let uses = told["uses"].as_array().unwrap().iter().filter(|one| one["engine"] == engine);
+        uses.map(|one| one["share_percent"].as_f64().unwrap()).sum()
+    };
+    assert!((share("compute") - 100.0).abs() < 1e-6 && (share("copy0") - 100.0).abs() < 1e-6, "{told}");
+    // A decision that the scheduler does not make.
+    let (at, line) = text.lines().enumerate().skip(1).find(|(_, line)| line.contains("\"start\"")).unwrap();
+    let cut = &line[..line.find(",\"decisions\"").unwrap()];
+    fs::write(&file, text.replacen(line, &format!("{cut}}}"), 1)).unwrap();
+    let failed = place.ctl(&["sched", "replay", &path]);
+    let told = String::from_utf8_lossy(&failed.stderr);
+    assert!(failed.status.code() == Some(1) && told.contains(&format!("the first in line {}\n", at + 1)), "{told}");
+    fs::write(&file, "{}\n").unwrap();
+    assert_eq!(place.ctl(&["sched", "replay", &path]).status.code(), Some(2));
+    running.end(Signal::TERM);
+}
+
+#[test]
+fn tools_print_once_where_there_is_no_terminal() {
+    let place = Place::new(&format!(
+        "{CARD}[[vm]]\nname = \"vm0\"\ncard = \"card0\"\nvram_mib = 16\ntime = {{ weight = 7 }}\n"
+    ));
+    let running = place.start(&mut place.daemon());
+    Worker::new(&place, "vm0").work();
+    let top = good(place.ctl(&["top"]));
+    assert!(top.starts_with("card0: band; busy: compute "), "{top}");
+    assert_eq!(
+        top.lines().filter(|line| line.contains("vm0")).count(),
+        3,
+        "a line for each engine, and one of memory: {top}"
+    );
+    let shown = good(place.ctl(&["sched", "show", "card0"]));
+    assert!(shown.contains("band.period") && shown.contains("vm0"), "{shown}");
+    let file = place.path("use.svg").display().to_string();
+    for more in [&["--window", "100ms"][..], &["--stacked", "--engine", "copy0"]] {
+        good(place.ctl(&[&["sched", "report", "card0", "--since", "10s", "-o", &file], more].concat()));
+        let svg = fs::read_to_string(&file).unwrap();
+        assert!(svg.starts_with("<svg ") && svg.contains("vm0: "), "{svg}");
+    }
+    let failed = place.ctl(&["sched", "release", "vm1"]);
+    assert_eq!(failed.status.code(), Some(3));
+    running.end(Signal::TERM);
+}

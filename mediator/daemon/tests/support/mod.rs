@@ -1,0 +1,112 @@
+//! A daemon's folder, and the daemon as a process in it.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::fs;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+pub const DAEMON: &str = env!("CARGO_BIN_EXE_mediatord");
+/// No wait takes that long but one in vain.
+pub const LONG: Duration = Duration::from_secs(60);
+
+/// The operator's tool: an example of this package, which its tests are built with, unless one of them is chosen by
+/// `cargo test --test`.
+pub fn ctl() -> PathBuf {
+    let tool = Path::new(DAEMON).with_file_name("examples").join("mediatorctl");
+    assert!(tool.exists(), "{} is missing: cargo build --package mediatord --examples", tool.display());
+    tool
+}
+
+/// A folder with a configuration file and room for sockets.
+pub struct Place(TempDir);
+
+impl Place {
+    pub fn new(more: &str) -> Self {
+        let place = Self(tempfile::tempdir().unwrap());
+        let folder = place.0.path().display().to_string();
+        let text = format!("[daemon]\nadmin_socket = \"{folder}/admin.sock\"\nsocket_dir = \"{folder}\"\n{more}");
+        fs::write(place.path("m.toml"), text).unwrap();
+        place
+    }
+
+    /// The same with a folder for the state, `kept`.
+    pub fn with_state(more: &str) -> Self {
+        let place = Self::new("");
+        let folder = place.0.path().display().to_string();
+        let text = fs::read_to_string(place.path("m.toml")).unwrap();
+        fs::write(place.path("m.toml"), format!("{text}state_dir = \"{folder}/kept\"\n{more}")).unwrap();
+        place
+    }
+
+    /// Runs a command that must be done, and parses what it prints.
+    pub fn ctl_json(&self, arguments: &[&str]) -> serde_json::Value {
+        let output = self.ctl(&[&["--json"], arguments].concat());
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    pub fn daemon(&self) -> Command {
+        let mut command = Command::new(DAEMON);
+        command.arg("--config").arg(self.path("m.toml"));
+        for variable in ["NOTIFY_SOCKET", "LISTEN_FDS", "FDSTORE", "WATCHDOG_USEC", "WATCHDOG_PID"] {
+            command.env_remove(variable);
+        }
+        command.env("MEDIATORD_LOG", "info");
+        command
+    }
+
+    pub fn ctl(&self, arguments: &[&str]) -> Output {
+        Command::new(ctl()).arg("--socket").arg(self.path("admin.sock")).args(arguments).output().unwrap()
+    }
+
+    /// Starts the daemon and waits until it says that it is ready, as a service manager does.
+    pub fn start(&self, command: &mut Command) -> Running {
+        let _ = fs::remove_file(self.path("notify"));
+        let notify = UnixDatagram::bind(self.path("notify")).unwrap();
+        notify.set_read_timeout(Some(LONG)).unwrap();
+        let child = command
+            .env("NOTIFY_SOCKET", self.path("notify"))
+            .stderr(fs::File::create(self.path("log")).unwrap())
+            .spawn()
+            .unwrap();
+        let running = Running { child, notify };
+        assert_eq!(running.notified(), "READY=1", "{}", fs::read_to_string(self.path("log")).unwrap());
+        running
+    }
+}
+
+/// A daemon that runs until dropped.
+pub struct Running {
+    pub child: Child,
+    notify: UnixDatagram,
+}
+
+impl Running {
+    pub fn notified(&self) -> String {
+        let mut text = [0; 256];
+        let len = self.notify.recv(&mut text).unwrap();
+        String::from_utf8_lossy(&text[..len]).trim().to_owned()
+    }
+
+    pub fn end(mut self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+        assert_eq!(self.notified(), "STOPPING=1");
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

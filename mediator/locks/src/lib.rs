@@ -1,0 +1,262 @@
+//! The mediator's locks. Each has a rank, its place in the one order in which a thread takes locks ([`rank`]); taking one out
+//! of order panics in debug builds, and so does waiting while a VM's or a card's lock is held. How long those two are held is
+//! measured always ([`holds`]).
+//!
+//! The locks underneath are `parking_lot`'s or, in tests, those of a checker that decides which thread runs when
+//! (`checked`, with the feature of that name).
+//!
+//! What it does not do: wait for anything, or know what a lock guards.
+
+mod meter;
+mod order;
+pub mod rank;
+
+#[cfg(any(test, feature = "checked"))]
+pub mod checked;
+
+pub use meter::{Holds, Long, holds};
+pub use order::Held;
+pub use rank::{Measured, Rank};
+
+use meter::Share;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::panic::Location;
+use std::time::{Duration, Instant};
+
+/// A kind of locks.
+pub trait Locks: 'static {
+    /// Whether holds are measured.
+    const MEASURES: bool;
+    /// A lock around a value.
+    type Mutex<T>;
+    /// It, held.
+    type Guard<'a, T: 'a>: DerefMut<Target = T>;
+
+    /// A lock that nobody holds.
+    fn mutex<T>(value: T) -> Self::Mutex<T>;
+
+    /// Waits for the lock.
+    fn lock<T>(mutex: &Self::Mutex<T>) -> Self::Guard<'_, T>;
+
+    /// Takes the lock if nobody holds it.
+    fn try_lock<T>(mutex: &Self::Mutex<T>) -> Option<Self::Guard<'_, T>>;
+
+    /// Shows what this thread holds. Not called where it holds nothing any more because it ends.
+    fn with_held(act: impl FnOnce(&Held));
+}
+
+/// The daemon's.
+#[derive(Clone, Copy, Debug)]
+pub struct Real;
+
+thread_local! {
+    static HELD: Held = const { Held::new() };
+}
+
+impl Locks for Real {
+    const MEASURES: bool = true;
+    type Mutex<T> = parking_lot::Mutex<T>;
+    type Guard<'a, T: 'a> = parking_lot::MutexGuard<'a, T>;
+
+    fn mutex<T>(value: T) -> Self::Mutex<T> {
+        parking_lot::Mutex::new(value)
+    }
+
+    fn lock<T>(mutex: &Self::Mutex<T>) -> Self::Guard<'_, T> {
+        mutex.lock()
+    }
+
+    fn try_lock<T>(mutex: &Self::Mutex<T>) -> Option<Self::Guard<'_, T>> {
+        mutex.try_lock()
+    }
+
+    fn with_held(act: impl FnOnce(&Held)) {
+        // A thread that ends may drop guards after its own storage; nothing is checked then.
+        let _ = HELD.try_with(act);
+    }
+}
+
+/// A lock of rank `K` around a value.
+pub struct Mutex<K: Rank, T, L: Locks = Real> {
+    raw: L::Mutex<T>,
+    share: Option<Share>,
+    rank: PhantomData<fn() -> K>,
+}
+
+/// A hold that is measured.
+struct Hold<'a> {
+    share: &'a Share,
+    since: Instant,
+    place: &'static Location<'static>,
+}
+
+/// A lock, held.
+#[must_use]
+pub struct Guard<'a, K: Rank, T: 'a, L: Locks = Real> {
+    raw: L::Guard<'a, T>,
+    measured: Option<Hold<'a>>,
+    rank: PhantomData<K>,
+}
+
+impl<K: Rank, T, L: Locks> Mutex<K, T, L> {
+    /// A lock that nobody holds.
+    pub fn new(value: T) -> Self {
+        let share = K::MEASURED.filter(|_| L::MEASURES).map(Share::new);
+        Self { raw: L::mutex(value), share, rank: PhantomData }
+    }
+
+    /// Waits for the lock.
+    ///
+    /// # Panics
+    /// In debug builds when this thread holds a lock of this rank or a later one.
+    #[track_caller]
+    pub fn lock(&self) -> Guard<'_, K, T, L> {
+        if cfg!(debug_assertions) {
+            // Before it is waited for: what would be a deadlock is an error.
+            L::with_held(Held::take::<K>);
+        }
+        self.guard(L::lock(&self.raw), Location::caller())
+    }
+
+    /// Takes the lock if nobody holds it.
+    ///
+    /// # Panics
+    /// As [`Self::lock`].
+    #[track_caller]
+    pub fn try_lock(&self) -> Option<Guard<'_, K, T, L>> {
+        let raw = L::try_lock(&self.raw)?;
+        if cfg!(debug_assertions) {
+            L::with_held(Held::take::<K>);
+        }
+        Some(self.guard(raw, Location::caller()))
+    }
+
+    /// How long this lock was held; nothing where that is not measured.
+    #[must_use]
+    pub fn holds(&self) -> Holds {
+        self.share.as_ref().map(Share::holds).unwrap_or_default()
+    }
+
+    fn guard<'a>(&'a self, raw: L::Guard<'a, T>, place: &'static Location<'static>) -> Guard<'a, K, T, L> {
+        let measured = self.share.as_ref().map(|share| Hold { share, since: Instant::now(), place });
+        Guard { raw, measured, rank: PhantomData }
+    }
+}
+
+impl<K: Rank, T: Default, L: Locks> Default for Mutex<K, T, L> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
+impl<K: Rank, T, L: Locks> fmt::Debug for Mutex<K, T, L> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Mutex({})", K::NAME)
+    }
+}
+
+impl<'a, K: Rank, T: 'a, L: Locks> Guard<'a, K, T, L> {
+    /// Counts the hold up to now.
+    fn record(&self) {
+        if let Some(Hold { share, since, place }) = &self.measured {
+            share.record(u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX), place);
+        }
+    }
+}
+
+impl<'a, K: Rank, T: 'a, L: Locks> Deref for Guard<'a, K, T, L> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.raw
+    }
+}
+
+impl<'a, K: Rank, T: 'a, L: Locks> DerefMut for Guard<'a, K, T, L> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.raw
+    }
+}
+
+impl<'a, K: Rank, T: 'a, L: Locks> Drop for Guard<'a, K, T, L> {
+    fn drop(&mut self) {
+        // The lock itself is released behind this, with the field.
+        self.record();
+        if cfg!(debug_assertions) {
+            L::with_held(Held::release::<K>);
+        }
+    }
+}
+
+/// A condition that holders of a lock wait for.
+#[derive(Debug, Default)]
+pub struct Condvar(parking_lot::Condvar);
+
+impl Condvar {
+    /// Wakes all that wait.
+    pub fn notify_all(&self) {
+        self.0.notify_all();
+    }
+
+    /// Releases the lock, waits to be woken, and takes it again.
+    ///
+    /// # Panics
+    /// In debug builds when another lock is held whose holder may not wait.
+    pub fn wait<K: Rank, T>(&self, guard: &mut Guard<'_, K, T, Real>) {
+        Self::waits(guard, |raw| self.0.wait(raw));
+    }
+
+    /// As [`Self::wait`], for at most `limit`.
+    ///
+    /// # Panics
+    /// As [`Self::wait`].
+    pub fn wait_for<K: Rank, T>(&self, guard: &mut Guard<'_, K, T, Real>, limit: Duration) {
+        Self::waits(guard, |raw| _ = self.0.wait_for(raw, limit));
+    }
+
+    fn waits<'a, K: Rank, T>(
+        guard: &mut Guard<'a, K, T, Real>,
+        wait: impl FnOnce(&mut parking_lot::MutexGuard<'a, T>),
+    ) {
+        if cfg!(debug_assertions) {
+            Real::with_held(|held| held.wait(Some(K::POSITION)));
+        }
+        guard.record();
+        wait(&mut guard.raw);
+        if let Some(hold) = &mut guard.measured {
+            hold.since = Instant::now();
+        }
+    }
+}
+
+/// Returns how often this thread has taken locks of rank `K`; 0 in builds that do not check the order.
+#[must_use]
+pub fn taken<K: Rank>() -> u64 {
+    let mut count = 0;
+    Real::with_held(|held| count = held.taken::<K>());
+    count
+}
+
+/// Sleeps.
+///
+/// # Panics
+/// In debug builds when a lock is held whose holder may not wait.
+pub fn sleep(time: Duration) {
+    may_wait();
+    std::thread::sleep(time);
+}
+
+/// Says that what follows waits for something: the card, a VMM, another thread.
+///
+/// # Panics
+/// In debug builds when a lock is held whose holder may not wait.
+pub fn may_wait() {
+    if cfg!(debug_assertions) {
+        Real::with_held(|held| held.wait(None));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,267 @@
+//! How long locks are held: counts in buckets of an eighth of an octave, longest, sum, and where the long ones began.
+//!
+//! A lock has its own meter, which its holder alone writes; readers add up all meters of a kind, those of locks that are
+//! gone included.
+
+use crate::Measured;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::panic::Location;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+/// Buckets of an octave.
+const STEPS: u64 = 8;
+const STEPS_LOG2: u32 = STEPS.trailing_zeros();
+/// Holds of up to 2^40 ns, 18 minutes, are told apart.
+const OCTAVES: u32 = 40;
+const BUCKETS: usize = ((OCTAVES - STEPS_LOG2 + 1) as usize) * STEPS as usize;
+
+/// Holds of more than so many ns are counted by the place where the lock was taken: one of thousands, and no more places than
+/// the source has.
+const LONG_NS: u64 = 50_000;
+
+/// Place in the source where a lock was taken.
+type Place = &'static Location<'static>;
+
+/// Holds of more than 50 us that began at one place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Long {
+    /// Number of holds.
+    pub count: u64,
+    /// Longest, in ns.
+    pub longest_ns: u64,
+}
+
+impl Long {
+    fn add(&mut self, other: Self) {
+        self.count = self.count.saturating_add(other.count);
+        self.longest_ns = self.longest_ns.max(other.longest_ns);
+    }
+}
+
+/// Bucket of a duration.
+fn bucket(ns: u64) -> usize {
+    let shift = (u64::BITS - ns.leading_zeros()).saturating_sub(STEPS_LOG2 + 1);
+    (((u64::from(shift) * STEPS) + (ns >> shift)) as usize).min(BUCKETS - 1)
+}
+
+/// Largest duration of a bucket, in ns.
+fn upper(bucket: usize) -> u64 {
+    let bucket = bucket as u64;
+    if bucket < 2 * STEPS {
+        return bucket;
+    }
+    let shift = bucket / STEPS - 1;
+    ((bucket - shift * STEPS + 1) << shift) - 1
+}
+
+/// The holds of one lock.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    counts: [AtomicU64; BUCKETS],
+    longest_ns: AtomicU64,
+    sum_ns: AtomicU64,
+    long: Mutex<BTreeMap<Place, Long>>,
+}
+
+impl Meter {
+    fn new() -> Self {
+        Self {
+            counts: [const { AtomicU64::new(0) }; BUCKETS],
+            longest_ns: AtomicU64::new(0),
+            sum_ns: AtomicU64::new(0),
+            long: Mutex::default(),
+        }
+    }
+
+    /// Counts a hold. Called by the holder, so that no two threads write at once: no locked instruction is needed.
+    pub(crate) fn record(&self, ns: u64, place: Place) {
+        let add = |word: &AtomicU64, more: u64| {
+            word.store(word.load(Ordering::Relaxed).saturating_add(more), Ordering::Relaxed);
+        };
+        add(&self.counts[bucket(ns)], 1);
+        add(&self.sum_ns, ns);
+        if ns > self.longest_ns.load(Ordering::Relaxed) {
+            self.longest_ns.store(ns, Ordering::Relaxed);
+        }
+        if ns > LONG_NS {
+            self.long.lock().entry(place).or_default().add(Long { count: 1, longest_ns: ns });
+        }
+    }
+
+    fn holds(&self) -> Holds {
+        Holds {
+            counts: self.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect(),
+            longest_ns: self.longest_ns.load(Ordering::Relaxed),
+            sum_ns: self.sum_ns.load(Ordering::Relaxed),
+            long: self.long.lock().clone(),
+        }
+    }
+}
+
+/// How long locks were held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holds {
+    counts: Vec<u64>,
+    longest_ns: u64,
+    sum_ns: u64,
+    long: BTreeMap<Place, Long>,
+}
+
+impl Default for Holds {
+    fn default() -> Self {
+        Self { counts: vec![0; BUCKETS], longest_ns: 0, sum_ns: 0, long: BTreeMap::new() }
+    }
+}
+
+impl Holds {
+    /// How often.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// The longest, in ns.
+    #[must_use]
+    pub fn longest_ns(&self) -> u64 {
+        self.longest_ns
+    }
+
+    /// All together, in ns.
+    #[must_use]
+    pub fn sum_ns(&self) -> u64 {
+        self.sum_ns
+    }
+
+    /// What `permille` of 1000 holds did not exceed, in ns, to an eighth more; 0 of none.
+    #[must_use]
+    pub fn at(&self, permille: u64) -> u64 {
+        let wanted = self.count().saturating_mul(permille).div_ceil(1000).max(1);
+        let mut seen = 0;
+        let found = self.counts.iter().position(|count| {
+            seen += count;
+            seen >= wanted
+        });
+        found.map_or(0, |bucket| upper(bucket).min(self.longest_ns))
+    }
+
+    /// Holds of at most `ns`. One that is less than that by up to an eighth may be missing.
+    #[must_use]
+    pub fn at_most(&self, ns: u64) -> u64 {
+        self.counts.iter().enumerate().take_while(|(index, _)| upper(*index) <= ns).map(|(_, count)| count).sum()
+    }
+
+    /// Returns the holds of more than 50 us by the place where the lock was taken, in the order of the places.
+    pub fn long(&self) -> impl Iterator<Item = (&'static Location<'static>, Long)> + '_ {
+        self.long.iter().map(|(place, long)| (*place, *long))
+    }
+
+    /// What has come since `earlier`. The longest is known to an eighth more then, if it is not the longest of all.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let counts: Vec<u64> =
+            self.counts.iter().zip(&earlier.counts).map(|(now, then)| now.saturating_sub(*then)).collect();
+        let last = counts.iter().rposition(|count| *count != 0);
+        let longest_ns = last.map_or(0, |bucket| upper(bucket).min(self.longest_ns));
+        let mut long = self.long.clone();
+        for (place, then) in &earlier.long {
+            let Some(now) = long.get_mut(place) else { continue };
+            now.count = now.count.saturating_sub(then.count);
+            now.longest_ns = now.longest_ns.min(longest_ns);
+        }
+        long.retain(|_, long| long.count != 0);
+        Self { counts, longest_ns, sum_ns: self.sum_ns.saturating_sub(earlier.sum_ns), long }
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.counts.iter_mut().zip(&other.counts).for_each(|(sum, more)| *sum = sum.saturating_add(*more));
+        self.longest_ns = self.longest_ns.max(other.longest_ns);
+        self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
+        other.long.iter().for_each(|(place, more)| self.long.entry(place).or_default().add(*more));
+    }
+}
+
+/// The meters of locks of one kind.
+#[derive(Debug)]
+struct Kind {
+    live: Vec<Weak<Meter>>,
+    gone: Option<Holds>,
+}
+
+static KINDS: [Mutex<Kind>; Measured::ALL.len()] =
+    [const { Mutex::new(Kind { live: Vec::new(), gone: None }) }; Measured::ALL.len()];
+
+/// The part that a lock has in the measurement; ends with the lock.
+#[derive(Debug)]
+pub(crate) struct Share {
+    kind: Measured,
+    meter: Arc<Meter>,
+}
+
+impl Share {
+    pub(crate) fn new(kind: Measured) -> Self {
+        let meter = Arc::new(Meter::new());
+        KINDS[kind as usize].lock().live.push(Arc::downgrade(&meter));
+        Self { kind, meter }
+    }
+
+    pub(crate) fn record(&self, ns: u64, place: Place) {
+        self.meter.record(ns, place);
+    }
+
+    /// The holds of this lock alone.
+    pub(crate) fn holds(&self) -> Holds {
+        self.meter.holds()
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let kind = &mut *KINDS[self.kind as usize].lock();
+        kind.live.retain(|live| !std::ptr::eq(live.as_ptr(), Arc::as_ptr(&self.meter)));
+        kind.gone.get_or_insert_default().add(&self.meter.holds());
+    }
+}
+
+/// How long the process's locks of a kind were held since it began.
+#[must_use]
+pub fn holds(kind: Measured) -> Holds {
+    let kind = KINDS[kind as usize].lock();
+    let mut sum = kind.gone.clone().unwrap_or_default();
+    kind.live.iter().filter_map(Weak::upgrade).for_each(|meter| sum.add(&meter.holds()));
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_holds_what_is_at_most_an_eighth_below_its_largest() {
+        for ns in (0..4096).chain([1 << 20, (1 << 33) + 12345, (1 << 39) + 7]) {
+            let largest = upper(bucket(ns));
+            assert!(largest >= ns && largest - ns <= ns / STEPS, "{ns} ns are said to be {largest} ns");
+        }
+        assert_eq!(bucket(u64::MAX), BUCKETS - 1);
+    }
+
+    #[test]
+    fn the_longest_of_a_thousand_is_above_the_quantile() {
+        let meter = Meter::new();
+        let (short, long) = (Location::caller(), Location::caller());
+        (0..999).for_each(|_| meter.record(1000, short));
+        meter.record(5_000_000, long);
+        let holds = meter.holds();
+        assert_eq!((holds.count(), holds.longest_ns(), holds.sum_ns()), (1000, 5_000_000, 5_999_000));
+        assert!((1000..=1125).contains(&holds.at(999)), "{}", holds.at(999));
+        assert_eq!(holds.at(1000), 5_000_000);
+        assert_eq!(holds.at_most(2000), 999);
+        assert_eq!(Holds::default().at(999), 0);
+        assert_eq!(holds.long().collect::<Vec<_>>(), [(long, Long { count: 1, longest_ns: 5_000_000 })]);
+        meter.record(2000, short);
+        let later = meter.holds().since(&holds);
+        assert_eq!(later.long().count(), 0);
+        assert!(later.count() == 1 && (2000..=2250).contains(&later.longest_ns()), "{later:?}");
+    }
+}

@@ -1,0 +1,440 @@
+//! A card, as much of it as the scheduler's feeder sees, and the state of the mediator around it. All threads wait for
+//! changes of it; its clock moves when work ends or the timer expires.
+
+use crate::GuestEvent;
+use crate::alarm::Alarm;
+use crate::feeder::Feeder;
+use crate::schedule::{Schedule, Stage};
+use channels::{Presence, Submission};
+use nvspec::fifo::{ChannelId, VirtualChannelId};
+use sched::{Config, Engine, Nanos, Place};
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use vram::VmId;
+
+/// One of several, chosen as the schedule is.
+pub(super) fn choose<T>(from: &[T]) -> Option<&T> {
+    if from.is_empty() { None } else { from.get(thread_rng().gen_range(0..from.len())) }
+}
+
+/// A channel on the card.
+#[derive(Debug)]
+pub(super) struct Ring {
+    pub(super) vm: VmId,
+    pub(super) engine: Engine,
+    /// Its guest lets it run.
+    pub(super) enabled: bool,
+    /// The mediator does not.
+    withheld: bool,
+    /// A semaphore that it waits for.
+    pub(super) acquires: bool,
+    /// It keeps the unit that takes methods meanwhile.
+    holds: bool,
+    /// What was taken from the guest and is not started, each with its length in ns; `None` never ends.
+    waiting: VecDeque<(Submission, Option<u64>)>,
+}
+
+/// Something that the card was given.
+#[derive(Debug)]
+struct Work {
+    channel: ChannelId,
+    submission: Submission,
+    started: u64,
+    length: Option<u64>,
+}
+
+/// What the hardware knows.
+#[derive(Debug, Default)]
+pub(super) struct Hardware {
+    clock: u64,
+    /// When the timer expires.
+    alarm: Option<u64>,
+    pub(super) expired: bool,
+    pub(super) signalled: bool,
+    /// The interrupt that was signalled has not been served.
+    raised: bool,
+    pub(super) stopped: bool,
+    pub(super) rings: BTreeMap<ChannelId, Ring>,
+    engines: [VecDeque<Work>; Engine::COUNT],
+    /// What each engine has begun: it goes on with that, whatever becomes of the channel.
+    begun: [Option<(ChannelId, Submission)>; Engine::COUNT],
+    last_end: [u64; Engine::COUNT],
+    busy: [u64; Engine::COUNT],
+    /// Completion records that the mediator has not seen, with the card's time, in the order of that.
+    records: Vec<(ChannelId, Submission, u64)>,
+    /// The one of them whose end was doubted.
+    doubted: Option<Submission>,
+    deferred: bool,
+    /// Submissions of each VM that have not ended, by what its guest can see.
+    unfinished: BTreeMap<VmId, usize>,
+    /// VMs with ends that no interrupt has told of.
+    news: BTreeSet<VmId>,
+    /// VMs whose guest was interrupted.
+    pub(super) interrupted: BTreeSet<VmId>,
+    removed: BTreeSet<VmId>,
+}
+
+/// The hardware, for all threads.
+#[derive(Clone, Default)]
+pub(super) struct Card(Arc<(Mutex<Hardware>, Condvar)>);
+
+impl Card {
+    /// The hardware as it is.
+    pub(super) fn look(&self) -> MutexGuard<'_, Hardware> {
+        self.0.0.lock().expect("no thread has panicked")
+    }
+
+    /// Changes it, and wakes all who wait.
+    pub(super) fn change<T>(&self, change: impl FnOnce(&mut Hardware) -> T) -> T {
+        let result = change(&mut self.look());
+        self.0.1.notify_all();
+        result
+    }
+
+    /// Waits until there is an answer. `None` once all is over.
+    pub(super) fn wait<T>(&self, mut answer: impl FnMut(&mut Hardware) -> Option<T>) -> Option<T> {
+        let mut hardware = self.look();
+        loop {
+            if hardware.stopped {
+                return None;
+            }
+            if let Some(answer) = answer(&mut hardware) {
+                return Some(answer);
+            }
+            hardware = self.0.1.wait(hardware).expect("no thread has panicked");
+        }
+    }
+
+    /// Body of the engines: each does the first that can run of what it was given.
+    pub(super) fn work(&self) {
+        while self.wait(Hardware::run_one).is_some() {
+            self.0.1.notify_all();
+        }
+    }
+
+    /// Body of the timer, which expires when it was set to, or as much later as the other threads take.
+    pub(super) fn expire(&self) {
+        let mut expire = |hardware: &mut Hardware| {
+            // What ends before has ended then.
+            hardware.alarm.filter(|at| hardware.next_end().is_none_or(|end| end > *at))?;
+            hardware.clock = hardware.clock.max(hardware.alarm.take()?);
+            hardware.expired = true;
+            Some(())
+        };
+        while self.wait(&mut expire).is_some() {
+            self.0.1.notify_all();
+            // What waits for nothing but this thread must not keep the others from running.
+            shuttle::thread::yield_now();
+        }
+    }
+}
+
+impl Hardware {
+    /// When the first of what engines have begun ends.
+    fn next_end(&self) -> Option<u64> {
+        let end = |engine: Engine| {
+            let (channel, submission) = self.begun[engine.index()]?;
+            let mut works = self.engines[engine.index()].iter();
+            let work = works.find(|work| (work.channel, work.submission) == (channel, submission))?;
+            Some(work.started.max(self.last_end[engine.index()]) + work.length?)
+        };
+        Engine::ALL.into_iter().filter_map(end).min()
+    }
+
+    /// Begins or ends one submission, if one can.
+    fn run_one(&mut self) -> Option<()> {
+        let Self { rings, engines, begun, .. } = self;
+        let runs =
+            |work: &Work| rings.get(&work.channel).is_some_and(|ring| ring.enabled && !ring.withheld && !ring.acquires);
+        let able: Vec<_> = Engine::ALL
+            .into_iter()
+            .filter_map(|engine| {
+                let (works, begun) = (&engines[engine.index()], begun[engine.index()]);
+                let under_way = |work: &Work| Some((work.channel, work.submission)) == begun;
+                let at = works.iter().position(|work| if begun.is_some() { under_way(work) } else { runs(work) })?;
+                // What never ends keeps the engine.
+                (begun.is_none() || works[at].length.is_some()).then_some((engine, at))
+            })
+            .collect();
+        let (engine, at) = choose(&able).copied()?;
+        if self.begun[engine.index()].take().is_none() {
+            let work = self.engines[engine.index()].get(at)?;
+            self.begun[engine.index()] = Some((work.channel, work.submission));
+            return Some(());
+        }
+        let work = self.engines[engine.index()].remove(at)?;
+        let (began, length) = (work.started.max(self.last_end[engine.index()]), work.length?);
+        let end = began + length;
+        self.clock = self.clock.max(end);
+        self.last_end[engine.index()] = end;
+        self.busy[engine.index()] += length;
+        self.records.push((work.channel, work.submission, end));
+        let vm = self.rings[&work.channel].vm;
+        self.finish(vm, 1);
+        self.news.insert(vm);
+        (self.raised, self.signalled) = (true, true);
+        Some(())
+    }
+
+    fn finish(&mut self, vm: VmId, count: usize) {
+        *self.unfinished.get_mut(&vm).expect("it has submitted") -= count;
+    }
+
+    /// A guest submits, on a channel that must be there.
+    pub(super) fn submit(&mut self, channel: ChannelId, submission: Submission, length: Option<u64>) {
+        let ring = self.rings.get_mut(&channel).expect("the channel is bound");
+        ring.waiting.push_back((submission, length));
+        *self.unfinished.entry(ring.vm).or_default() += 1;
+    }
+
+    /// A channel leaves the card, with all that it has.
+    fn unbind(&mut self, channel: ChannelId) {
+        let Some(ring) = self.rings.remove(&channel) else { return };
+        let mut count = ring.waiting.len();
+        for (engine, begun) in self.engines.iter_mut().zip(&mut self.begun) {
+            let before = engine.len();
+            engine.retain(|work| work.channel != channel);
+            count += before - engine.len();
+            *begun = begun.filter(|(of, _)| *of != channel);
+        }
+        if count > 0 {
+            self.finish(ring.vm, count);
+        }
+    }
+
+    /// A channel for a VM.
+    pub(super) fn bind(&mut self, channel: ChannelId, vm: VmId, engine: Engine) {
+        let holds = thread_rng().gen_bool(0.5);
+        let ring =
+            Ring { vm, engine, enabled: true, withheld: false, acquires: false, holds, waiting: VecDeque::new() };
+        assert!(self.rings.insert(channel, ring).is_none());
+    }
+
+    /// Whether all that a VM has submitted has ended, by what its guest sees.
+    pub(super) fn is_done(&self, vm: VmId) -> bool {
+        self.unfinished.get(&vm).is_none_or(|count| *count == 0)
+    }
+
+    /// Whether an engine has begun work of a channel.
+    pub(super) fn has_begun(&self, channel: ChannelId) -> bool {
+        self.begun.iter().flatten().any(|(of, _)| *of == channel)
+    }
+
+    /// Whether a VM was removed.
+    pub(super) fn is_removed(&self, vm: VmId) -> bool {
+        self.removed.contains(&vm)
+    }
+
+    /// Whether the mediator has seen all ends.
+    pub(super) fn is_seen(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    /// Time in ns that an engine has worked for submissions that have ended.
+    pub(super) fn busy(&self, engine: Engine) -> u64 {
+        self.busy[engine.index()]
+    }
+
+    /// Whether the timer will call the mediator, or has.
+    fn is_armed(&self) -> bool {
+        self.alarm.is_some() || self.expired
+    }
+}
+
+impl Alarm for Card {
+    fn set(&mut self, in_ns: u64) -> io::Result<()> {
+        self.change(|hardware| {
+            hardware.alarm = Some(hardware.clock + in_ns);
+            hardware.expired = false;
+        });
+        Ok(())
+    }
+
+    fn silence(&mut self) -> io::Result<()> {
+        self.change(|hardware| hardware.expired = false);
+        Ok(())
+    }
+
+    fn wake(&mut self) -> io::Result<()> {
+        self.change(|hardware| hardware.signalled = true);
+        Ok(())
+    }
+}
+
+/// What the mediator keeps of the card, under the card's lock.
+pub(super) struct State {
+    pub(super) schedule: Schedule<Card>,
+    card: Card,
+    submissions: u64,
+    /// The clock when it was read last. What is started then has begun then.
+    read: Cell<u64>,
+}
+
+impl State {
+    pub(super) fn new(config: Config, card: Card) -> Self {
+        let schedule = Schedule::new(config, card.clone()).expect("a good configuration");
+        Self { schedule, card, submissions: 0, read: Cell::new(0) }
+    }
+
+    /// Changes the hardware.
+    pub(super) fn change(&self, change: impl FnOnce(&mut Hardware)) {
+        self.card.change(change);
+    }
+
+    /// A doorbell. Nothing comes of it if the channel is not there any more.
+    pub(super) fn ring(&mut self, vm: VmId, channel: ChannelId, length: Option<u64>) {
+        if !self.card.look().rings.contains_key(&channel) {
+            return;
+        }
+        let submission = Submission(self.submissions);
+        self.submissions += 1;
+        self.card.change(|hardware| hardware.submit(channel, submission, length));
+        self.arrived(vm, channel, submission);
+    }
+
+    /// A pass through the interrupt tree.
+    pub(super) fn service(&mut self) -> (bool, Vec<(VmId, GuestEvent)>) {
+        if !self.card.change(|hardware| std::mem::take(&mut hardware.raised)) {
+            return (false, Vec::new());
+        }
+        self.complete();
+        let news = self.card.change(|hardware| std::mem::take(&mut hardware.news));
+        (true, news.into_iter().map(|vm| (vm, GuestEvent::NonStall { engine: 0 })).collect())
+    }
+
+    /// As `HostState::retire_channel`.
+    pub(super) fn end_channel(&mut self, vm: VmId, channel: ChannelId) {
+        self.complete();
+        self.card.change(|hardware| hardware.unbind(channel));
+        self.channel_ended(vm, channel);
+    }
+
+    /// As `HostState::quiesce`.
+    pub(super) fn remove_vm(&mut self, vm: VmId) {
+        self.complete();
+        self.card.change(|hardware| {
+            let of_vm = |(channel, ring): (&ChannelId, &Ring)| (ring.vm == vm).then_some(*channel);
+            let channels: Vec<_> = hardware.rings.iter().filter_map(of_vm).collect();
+            channels.into_iter().for_each(|channel| hardware.unbind(channel));
+            hardware.removed.insert(vm);
+        });
+        self.unschedule_vm(vm);
+    }
+
+    /// Whoever lets the card's lock go leaves nothing that waits and would never be looked at again, and books that say the
+    /// same of each submission as the scheduler's.
+    pub(super) fn check(&self) {
+        for (ticket, held) in &self.schedule.held {
+            let expected = match held.stage {
+                Stage::Parked => None,
+                Stage::Queued | Stage::Again => Some(Place::Queued),
+                Stage::Started => Some(Place::OnEngine),
+                Stage::Waiting | Stage::Withheld => Some(Place::Aside),
+            };
+            assert_eq!(self.schedule.scheduler().place(*ticket), expected, "{ticket:?}: {held:?}");
+        }
+        let queued = self.schedule.scheduler().queued();
+        assert!(queued == 0 || self.card.look().is_armed(), "{queued} wait, and the timer is not set");
+    }
+}
+
+impl Feeder for State {
+    type Alarm = Card;
+
+    fn schedule(&mut self) -> &mut Schedule<Card> {
+        &mut self.schedule
+    }
+
+    fn card_time(&self) -> Nanos {
+        self.read.set(self.card.look().clock);
+        Nanos(self.read.get())
+    }
+
+    fn wants(&self, channel: ChannelId) -> bool {
+        self.card.look().rings.get(&channel).is_some_and(|ring| ring.enabled)
+    }
+
+    fn presence(&mut self, channel: ChannelId) -> Presence {
+        let hardware = self.card.look();
+        let works = hardware.begun.iter().flatten().any(|(of, _)| *of == channel);
+        match hardware.rings.get(&channel) {
+            _ if works => Presence::Works,
+            Some(ring) if ring.acquires => Presence::Acquires,
+            _ => Presence::Off,
+        }
+    }
+
+    /// Some keep the card while they wait, as their acquires say.
+    fn holds(&mut self, channel: ChannelId) -> bool {
+        self.card.look().rings.get(&channel).is_some_and(|ring| ring.enabled && ring.acquires && ring.holds)
+    }
+
+    fn occupant(&mut self, engine: Engine) -> Option<ChannelId> {
+        self.card.look().begun[engine.index()].map(|(channel, _)| channel)
+    }
+
+    /// Each time that it waits it has worked in between.
+    fn progress(&mut self, _: ChannelId) -> u64 {
+        thread_rng().gen_range(0..2)
+    }
+
+    /// An engine ends what it has begun before anything leaves it.
+    fn ask_to_leave(&mut self, _: ChannelId) {}
+
+    fn withhold(&mut self, channel: ChannelId, withheld: bool) {
+        self.card.change(|hardware| {
+            hardware.rings.get_mut(&channel).into_iter().for_each(|ring| ring.withheld = withheld);
+        });
+    }
+
+    fn engine_of(&self, channel: ChannelId) -> Engine {
+        self.card.look().rings[&channel].engine
+    }
+
+    fn owner(&self, channel: ChannelId) -> Option<(VmId, VirtualChannelId)> {
+        self.card.look().rings.get(&channel).map(|ring| (ring.vm, VirtualChannelId(channel.0)))
+    }
+
+    fn start(&mut self, channel: ChannelId, submission: Submission) -> bool {
+        let started = self.read.get();
+        self.card.change(|hardware| {
+            let Hardware { rings, engines, removed, .. } = hardware;
+            let ring = rings.get_mut(&channel).expect("what is gone is never started");
+            assert!(!removed.contains(&ring.vm));
+            let (next, length) = ring.waiting.pop_front().expect("nothing is started twice");
+            assert_eq!(next, submission, "a channel's submissions start in their order");
+            let engine = &mut engines[ring.engine.index()];
+            engine.push_back(Work { channel, submission, started, length });
+        });
+        true
+    }
+
+    fn take_ended(&mut self) -> Vec<(Submission, Option<Nanos>)> {
+        self.card.change(|hardware| {
+            let mut ended = std::mem::take(&mut hardware.records);
+            hardware.deferred = false;
+            // The last one may have ended by a forged record: that is believed at the next look.
+            let doubted = hardware.doubted;
+            let doubts =
+                |last: &mut (ChannelId, Submission, u64)| doubted != Some(last.1) && thread_rng().gen_bool(0.25);
+            if let Some(last) = ended.pop_if(doubts) {
+                (hardware.doubted, hardware.deferred) = (Some(last.1), true);
+                hardware.records.push(last);
+            }
+            // Those of each channel in their order.
+            ended.sort_by_key(|(channel, ..)| *channel);
+            ended.into_iter().map(|(_, submission, at)| (submission, Some(Nanos(at)))).collect()
+        })
+    }
+
+    fn is_deferred(&self) -> bool {
+        self.card.look().deferred
+    }
+
+    fn kill(&mut self, vm: VmId, channel: VirtualChannelId, _: Engine) {
+        self.end_channel(vm, ChannelId(channel.0));
+    }
+}

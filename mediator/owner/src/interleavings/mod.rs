@@ -1,0 +1,395 @@
+//! The scheduler's wiring under thousands of schedules that a checker chooses: guests that submit, the card that works,
+//! the interrupt thread, the timer, and an operator. What is run is the mediator's own [`Feeder`], [`Schedule`], [`turn`]
+//! and [`Mailbox`]; the card is [`card`]'s.
+//!
+//! A thread that waits for what nobody brings about is a deadlock, which the checker reports: so whatever ends, ends
+//! because no wake-up was lost. There is no look each 100 ms here that would hide one.
+//!
+//! [`Schedule`]: super::Schedule
+
+mod card;
+mod mailbox;
+
+use self::card::{Card, State, choose};
+use super::feeder::Feeder;
+use super::interrupts::GuestEvent;
+use super::turn::{Served, Woken, turn};
+use crate::mailbox::{Mailbox, Recipient};
+use locks::checked::{Checked, try_schedules};
+use nvspec::fifo::ChannelId;
+use sched::{Config, Engine, PolicyKind, Queues, VgpuParams};
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::sync::Arc;
+use shuttle::thread::{self, JoinHandle};
+use std::io;
+use vram::VmId;
+
+/// Schedules of each test.
+const SCHEDULES: usize = 1000;
+const VMS: u32 = 3;
+/// Of each VM, where it counts.
+const SUBMISSIONS: u32 = 4;
+/// What a submission takes, in ns: less and more than BAND waits for a VM, and than the card is kept ahead.
+const LENGTHS: [u64; 3] = [20_000, 600_000, 3_000_000];
+
+/// The mediator's card, under its lock.
+struct Host {
+    state: locks::Mutex<locks::rank::Card, State, Checked>,
+    card: Card,
+}
+
+impl Host {
+    fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state.lock();
+        let result = act(&mut state);
+        state.check();
+        result
+    }
+}
+
+/// A vGPU, under its VM's lock.
+struct Guest {
+    vm: VmId,
+    host: Arc<Host>,
+}
+
+impl Recipient for Guest {
+    fn take_up(&mut self, event: GuestEvent) {
+        if let GuestEvent::Hang { channel, .. } = event {
+            self.host.with(|state| state.end_channel(self.vm, ChannelId(channel.0)));
+        }
+        self.host.card.change(|hardware| hardware.interrupted.insert(self.vm));
+    }
+}
+
+/// All of it.
+struct Rig {
+    host: Arc<Host>,
+    guests: Vec<Mailbox<Guest, Checked>>,
+}
+
+impl Served for Rig {
+    fn acknowledge(&self) -> io::Result<()> {
+        self.host.card.change(|hardware| hardware.signalled = false);
+        Ok(())
+    }
+
+    fn service(&self) -> (bool, Vec<(VmId, GuestEvent)>) {
+        self.host.with(State::service)
+    }
+
+    fn tick(&self) {
+        self.host.with(Feeder::tick);
+    }
+
+    fn take_outbox(&self) -> Vec<(VmId, GuestEvent)> {
+        self.host.with(|state| state.schedule.take_outbox())
+    }
+
+    fn deliver(&self, vm: VmId, event: GuestEvent) {
+        if !self.host.card.look().is_removed(vm) {
+            self.guests[vm.0 as usize].deliver(event);
+        }
+    }
+}
+
+/// A VM's channels: the first computes, the second copies.
+fn channels(vm: VmId) -> [(ChannelId, Engine); 2] {
+    let first = vm.0 as u8 * 2;
+    [(ChannelId(first), Engine::Compute), (ChannelId(first + 1), Engine::Copy0)]
+}
+
+fn any_channel(vm: VmId) -> (ChannelId, Engine) {
+    channels(vm)[thread_rng().gen_range(0..2)]
+}
+
+/// A configuration in which what ends late is charged by the card's time all the same.
+fn any_config() -> Config {
+    let policy = *choose(&PolicyKind::ALL).expect("some");
+    let queues = *choose(&[Queues::Separate, Queues::Single]).expect("some");
+    Config { policy, queues, stamp_slack_ns: u64::MAX, ..Config::default() }
+}
+
+fn any_share(max_run_ns: Option<u64>) -> VgpuParams {
+    let mut rng = thread_rng();
+    let cap_permille = if rng.gen_bool(0.25) { 300 } else { 1000 };
+    VgpuParams { weight: rng.gen_range(1..=300), cap_permille, max_run_ns, ..VgpuParams::default() }
+}
+
+impl Rig {
+    /// A card with its threads, and VMs with two channels each.
+    fn new(config: Config, max_run_ns: Option<u64>) -> (Arc<Self>, Vec<JoinHandle<()>>) {
+        let card = Card::default();
+        let state = locks::Mutex::new(State::new(config, card.clone()));
+        let host = Arc::new(Host { state, card: card.clone() });
+        for vm in (0..VMS).map(VmId) {
+            host.with(|state| state.schedule_vm(vm, any_share(max_run_ns)));
+            card.change(|hardware| channels(vm).map(|(channel, engine)| hardware.bind(channel, vm, engine)));
+        }
+        let guest = |vm| Mailbox::new(Guest { vm: VmId(vm), host: Arc::clone(&host) });
+        let rig = Arc::new(Self { guests: (0..VMS).map(guest).collect(), host });
+        let (work, expire, serve) = (card.clone(), card, Arc::clone(&rig));
+        let threads = vec![
+            thread::spawn(move || work.work()),
+            thread::spawn(move || expire.expire()),
+            thread::spawn(move || serve.serve()),
+        ];
+        (rig, threads)
+    }
+
+    /// Body of the interrupt thread.
+    fn serve(&self) {
+        let woken = || {
+            self.host.card.wait(|hardware| {
+                let woken = Woken { signalled: hardware.signalled, expired: hardware.expired };
+                (woken.signalled || woken.expired).then_some(woken)
+            })
+        };
+        while let Some(mut woken) = woken() {
+            // The timer may be set anew between the wake-up and the look at what has expired.
+            woken.expired |= thread_rng().gen_bool(0.1);
+            turn(self, woken).expect("the signal is read");
+        }
+    }
+
+    /// A VM's thread does something, as by a register access.
+    fn access<T>(&self, vm: VmId, act: impl FnOnce(&Host) -> T) -> T {
+        let guest = self.guests[vm.0 as usize].lock();
+        act(&guest.host)
+    }
+
+    /// A guest rings the doorbell of one of its channels.
+    fn submit(&self, vm: VmId, channel: ChannelId, length: Option<u64>) {
+        self.access(vm, |host| host.with(|state| state.ring(vm, channel, length)));
+    }
+
+    /// A guest waits until all that it has submitted has ended. It looks again with each interrupt only.
+    fn wait(&self, vm: VmId) {
+        let card = &self.host.card;
+        while !card.look().is_done(vm) {
+            card.wait(|hardware| (hardware.interrupted.remove(&vm) || hardware.is_removed(vm)).then_some(()));
+        }
+    }
+
+    /// Waits for guests and operators, and ends the threads of the card once the mediator has seen all ends.
+    fn end(&self, actors: Vec<JoinHandle<()>>, threads: Vec<JoinHandle<()>>) {
+        let join = |thread: JoinHandle<()>| thread.join().expect("it ends");
+        actors.into_iter().for_each(join);
+        self.host.card.wait(|hardware| hardware.is_seen().then_some(()));
+        self.host.card.change(|hardware| hardware.stopped = true);
+        threads.into_iter().for_each(join);
+        self.host.with(|state| {
+            assert!(state.schedule.counts().is_empty(), "a submission is held that has ended");
+            let scheduler = state.schedule.scheduler();
+            assert_eq!((scheduler.queued(), scheduler.in_flight()), (0, 0));
+            for engine in Engine::ALL {
+                let accounts = (0..VMS).filter_map(|vm| scheduler.account(VmId(vm), engine));
+                let used: u64 = accounts
+                    .inspect(|account| assert_eq!(account.arrived, account.completed + account.dropped))
+                    .map(|account| account.used)
+                    .sum();
+                assert_eq!(
+                    used + scheduler.departed(engine),
+                    scheduler.busy(engine),
+                    "what is charged is what was used"
+                );
+            }
+        });
+    }
+}
+
+/// Starts a thread that knows the rig.
+fn actor(rig: &Arc<Rig>, body: impl FnOnce(&Rig) + Send + 'static) -> JoinHandle<()> {
+    let rig = Arc::clone(rig);
+    thread::spawn(move || body(&rig))
+}
+
+/// A guest submits, and now and then waits for that. Each submission ends with that probability.
+fn busy(rig: &Rig, vm: VmId, ends: f64) {
+    for _ in 0..SUBMISSIONS {
+        let length = choose(&LENGTHS).copied().filter(|_| thread_rng().gen_bool(ends));
+        rig.submit(vm, any_channel(vm).0, length);
+        if thread_rng().gen_bool(0.5) {
+            rig.wait(vm);
+        }
+    }
+    rig.wait(vm);
+}
+
+/// An operator changes policies and shares.
+fn operator(rig: &Rig, max_run_ns: Option<u64>, fixed: Config) {
+    for _ in 0..3 {
+        let vm = VmId(thread_rng().gen_range(0..VMS));
+        match thread_rng().gen_range(0..3) {
+            0 => {
+                let Config { policy, queues, .. } = any_config();
+                rig.host.with(|state| state.set_scheduler(Config { policy, queues, ..fixed }));
+            }
+            1 => rig.host.with(|state| state.set_share(vm, any_share(max_run_ns))),
+            _ => rig.host.with(|state| state.release_vm(vm)),
+        }
+    }
+}
+
+#[test]
+fn all_that_is_submitted_ends_and_is_charged_once() {
+    try_schedules(SCHEDULES, || {
+        let config = any_config();
+        let (rig, threads) = Rig::new(config, None);
+        let mut actors = vec![actor(&rig, move |rig| operator(rig, None, config))];
+        actors.extend((0..VMS).map(VmId).map(|vm| actor(&rig, move |rig| busy(rig, vm, 1.0))));
+        rig.end(actors, threads);
+        rig.host.with(|state| {
+            let scheduler = state.schedule.scheduler();
+            for engine in Engine::ALL {
+                assert_eq!(scheduler.busy(engine), rig.host.card.look().busy(engine));
+            }
+            let accounts = (0..VMS).flat_map(|vm| Engine::ALL.map(|engine| scheduler.account(VmId(vm), engine)));
+            assert_eq!(accounts.flatten().map(|account| account.completed).sum::<u64>(), u64::from(VMS * SUBMISSIONS));
+        });
+    });
+}
+
+/// A guest stops channels, lets them wait for semaphores, and ends them, whatever is on them.
+fn restless(rig: &Rig, vm: VmId) {
+    for _ in 0..6 {
+        let (channel, engine) = any_channel(vm);
+        let enable = |enabled| {
+            rig.access(vm, |host| {
+                // The card's lock is let go between the two.
+                host.with(|_| {
+                    host.card.change(|hardware| {
+                        hardware.rings.get_mut(&channel).into_iter().for_each(|ring| ring.enabled = enabled);
+                    })
+                });
+                host.with(|state| state.look_at_waits(Some(vm)));
+            });
+        };
+        let acquire = |acquires| {
+            rig.host.card.change(|hardware| {
+                hardware.rings.get_mut(&channel).into_iter().for_each(|ring| ring.acquires = acquires);
+            });
+        };
+        match thread_rng().gen_range(0..8) {
+            0 => enable(false),
+            1 => enable(true),
+            2 => acquire(true),
+            3 => acquire(false),
+            4 => rig.access(vm, |host| {
+                host.with(|state| {
+                    state.end_channel(vm, channel);
+                    if !host.card.look().is_removed(vm) {
+                        host.card.change(|hardware| hardware.bind(channel, vm, engine));
+                    }
+                });
+            }),
+            _ => rig.submit(vm, channel, choose(&LENGTHS).copied()),
+        }
+    }
+    rig.access(vm, |host| {
+        host.card.change(|hardware| {
+            for ring in hardware.rings.values_mut().filter(|ring| ring.vm == vm) {
+                (ring.enabled, ring.acquires) = (true, false);
+            }
+        });
+        host.with(|state| state.look_at_waits(Some(vm)));
+    });
+    rig.wait(vm);
+}
+
+#[test]
+fn what_is_stopped_ended_or_removed_holds_up_nobody_and_never_starts() {
+    try_schedules(SCHEDULES, || {
+        let config = any_config();
+        let (rig, threads) = Rig::new(config, None);
+        let mut actors: Vec<_> = (0..VMS).map(|vm| actor(&rig, move |rig| restless(rig, VmId(vm)))).collect();
+        actors.push(actor(&rig, move |rig| operator(rig, None, config)));
+        actors.push(actor(&rig, |rig| rig.access(VmId(0), |host| host.with(|state| state.remove_vm(VmId(0))))));
+        rig.end(actors, threads);
+    });
+}
+
+#[test]
+fn what_waits_for_a_semaphore_holds_up_nobody() {
+    try_schedules(SCHEDULES, || {
+        let (rig, threads) = Rig::new(any_config(), None);
+        let others: Vec<_> = (1..VMS).map(VmId).map(|vm| actor(&rig, move |rig| busy(rig, vm, 1.0))).collect();
+        let waits = actor(&rig, |rig| {
+            let (vm, (channel, _)) = (VmId(0), any_channel(VmId(0)));
+            let acquire = |acquires| {
+                rig.host.card.change(|hardware| {
+                    hardware.rings.get_mut(&channel).expect("it is bound").acquires = acquires;
+                });
+            };
+            acquire(true);
+            // What is behind it on its channel has its turn while it waits.
+            (0..3).for_each(|_| rig.submit(vm, channel, Some(LENGTHS[0])));
+            // What releases it comes behind all that the others do.
+            others.into_iter().for_each(|other| other.join().expect("it ends"));
+            acquire(false);
+            rig.wait(vm);
+        });
+        rig.end(vec![waits], threads);
+    });
+}
+
+#[test]
+fn what_never_ends_is_killed_and_its_guest_is_told() {
+    try_schedules(SCHEDULES, || {
+        let limit = Some(10_000_000);
+        // Each kill is a quarantine, which the timer ends; or none is.
+        let strikes = thread_rng().gen_range(0..=1);
+        let config = Config { strikes, quarantine_ns: 5_000_000, ..any_config() };
+        let (rig, threads) = Rig::new(config, limit);
+        let mut actors = vec![actor(&rig, move |rig| operator(rig, limit, config))];
+        actors.extend((0..VMS).map(VmId).map(|vm| actor(&rig, move |rig| busy(rig, vm, 0.8))));
+        rig.end(actors, threads);
+    });
+}
+
+/// A VM whose work never ends, and which stops its channel again and again, beside one that is well-behaved: it is the
+/// first that is blamed, whenever anybody looks.
+#[test]
+fn who_keeps_an_engine_is_killed_and_never_who_waits_for_it() {
+    try_schedules(SCHEDULES, || {
+        let limit = Some(10_000_000);
+        let config = Config { strikes: 0, ..any_config() };
+        let (rig, threads) = Rig::new(config, limit);
+        let bad = actor(&rig, |rig| {
+            let (vm, (channel, engine)) = (VmId(0), any_channel(VmId(0)));
+            for _ in 0..2 {
+                rig.submit(vm, channel, None);
+                for enabled in [false, true, false] {
+                    rig.host.with(|state| {
+                        let of = |hardware: &mut card::Hardware| {
+                            hardware.rings.get_mut(&channel).into_iter().for_each(|ring| ring.enabled = enabled);
+                        };
+                        state.change(of);
+                        state.look_at_waits(Some(vm));
+                    });
+                }
+                // It is to be killed for what an engine has begun; what none has it takes off itself.
+                rig.host.with(|state| {
+                    if !rig.host.card.look().has_begun(channel) {
+                        state.end_channel(vm, channel);
+                    }
+                });
+                rig.wait(vm);
+                rig.host.with(|state| {
+                    state.end_channel(vm, channel);
+                    rig.host.card.change(|hardware| hardware.bind(channel, vm, engine));
+                });
+            }
+        });
+        let mut actors = vec![bad];
+        actors.extend((1..VMS).map(VmId).map(|vm| actor(&rig, move |rig| busy(rig, vm, 1.0))));
+        rig.end(actors, threads);
+        rig.host.with(|state| {
+            let scheduler = state.schedule.scheduler();
+            for vm in (1..VMS).map(VmId) {
+                let killed = Engine::ALL.iter().filter_map(|engine| scheduler.account(vm, *engine));
+                assert_eq!(killed.map(|account| account.killed).sum::<u64>(), 0, "a well-behaved VM was struck");
+            }
+        });
+    });
+}

@@ -1,0 +1,248 @@
+//! Channels that faulted, and channels that are to leave the card.
+
+use super::Feeder;
+use super::bring_up::restart_engine;
+use super::copier::COPIER;
+use super::departures::Remedy;
+use super::interrupts::GuestEvent;
+use super::registry::{HostCard, HostState};
+use card::Card;
+use channels::{RunState, Stuck};
+use nvspec::fifo::{ChannelId, VirtualChannelId, engine};
+use nvspec::mmu::fault;
+use nvspec::regs::pfifo;
+use std::sync::Arc;
+use std::time::Duration;
+use vram::VmId;
+
+/// Time between two looks of who waits, without a lock, for channels to leave.
+const LOOK: Duration = Duration::from_micros(50);
+
+impl HostState {
+    /// Ends one channel of a VM.
+    ///
+    /// # Errors
+    /// [`Stuck`] when it has not left its engines yet: it departs, and its VM is told when it has ([`GuestEvent::Left`]).
+    pub fn end_channel(&mut self, vm: VmId, channel: VirtualChannelId) -> Result<(), Stuck> {
+        self.complete();
+        let physical = self.channels.physical(vm, channel);
+        let ended = self.channels.unbind(&mut self.vram.memory, vm, channel);
+        self.departs(vm, physical, ended);
+        ended
+    }
+
+    /// Has a channel leave its engines; it may be scheduled again. Where it does not, its engine is reset.
+    pub fn clear_engines(&mut self, vm: VmId, channel: VirtualChannelId) {
+        let Some(physical) = self.channels.physical(vm, channel) else { return };
+        if self.channels.kick(&mut self.vram.memory, physical).is_err() {
+            let now_ns = self.now_ns();
+            self.departures.begin(vm, physical, false, now_ns);
+            self.look_soon();
+        }
+    }
+
+    /// Takes a channel off the card for good, and keeps its number from others until [`Self::end_channel`].
+    ///
+    /// # Errors
+    /// [`Stuck`] when it has not left its engines yet: it departs.
+    pub fn retire_channel(&mut self, vm: VmId, channel: VirtualChannelId) -> Result<(), Stuck> {
+        self.complete();
+        let physical = self.channels.physical(vm, channel);
+        let retired = self.channels.retire(&mut self.vram.memory, vm, channel);
+        if vm == COPIER
+            && let Some(copier) = &mut self.copier
+        {
+            tracing::error!(
+                ?channel,
+                "the mediator's own channel has failed; the CPU moves memory until the engines are tried again"
+            );
+            copier.breaks();
+        }
+        self.departs(vm, physical, retired);
+        retired
+    }
+
+    /// As [`Self::retire_channel`], of a channel that the card does not work for any more, as far as that can be brought
+    /// about: its work is charged no longer.
+    pub(super) fn retire_now(&mut self, vm: VmId, channel: VirtualChannelId) {
+        let physical = self.channels.physical(vm, channel);
+        let retired = self.retire_channel(vm, channel);
+        if let (Err(_), Some(physical)) = (retired, physical)
+            && self.departures.discharge(physical)
+        {
+            self.channel_ended(vm, physical);
+        }
+    }
+
+    /// Retires a channel that holds `engine` and makes no progress: the engine is reset at once, since waiting for it to let
+    /// go would only hold the others up. An engine that has gone over to another channel meanwhile is left alone.
+    pub fn kill_channel(&mut self, vm: VmId, channel: VirtualChannelId, engine: u32) {
+        let card = Arc::clone(self.vram.memory.card());
+        let disabled = card.read32(pfifo::SCHED_DISABLE::OFFSET);
+        let physical = self.channels.physical(vm, channel);
+        // Nothing is scheduled there between the look and the reset.
+        card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | 1 << engine);
+        if physical.is_some_and(|physical| holds(&*card, engine, physical))
+            && let Err(error) = restart_engine(&*card, engine)
+        {
+            tracing::error!(engine, %error, "an engine that was reset does not start");
+        }
+        self.retire_now(vm, channel);
+        card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled);
+    }
+
+    /// Takes all channels of a VM off the card and gives it no more. Those that have not left yet depart.
+    pub(super) fn quiesce(&mut self, vm: VmId) {
+        self.complete();
+        let stuck = self.channels.destroy_vm(&mut self.vram.memory, vm);
+        self.unschedule_vm(vm);
+        let now_ns = self.now_ns();
+        stuck.into_iter().for_each(|stuck| self.departures.begin(vm, stuck.channel, false, now_ns));
+    }
+
+    /// A channel of a VM is to be off the card, and has left or not.
+    fn departs(&mut self, vm: VmId, physical: Option<ChannelId>, left: Result<(), Stuck>) {
+        let Some(physical) = physical else { return };
+        let now_ns = self.now_ns();
+        match left {
+            Ok(()) if self.departures.contains(physical) => self.departed(vm, physical),
+            Ok(()) => self.channel_ended(vm, physical),
+            Err(_) => {
+                self.departures.begin(vm, physical, true, now_ns);
+                self.look_soon();
+            }
+        }
+    }
+
+    /// A channel that departed has left its engines.
+    fn departed(&mut self, vm: VmId, physical: ChannelId) {
+        let stuck = self.channels.run_state(physical) == RunState::Stuck;
+        let lingers = stuck && !self.channels.let_go(&mut self.vram.memory, physical);
+        if self.departures.leave(physical, lingers) {
+            self.channel_ended(vm, physical);
+        }
+        if stuck && self.vms.contains_key(&vm) {
+            self.schedule.post(vm, GuestEvent::Left);
+        }
+        self.free_removed(vm);
+    }
+
+    /// Takes back the memory of a VM that is no more and whose last channel has left the card only now.
+    fn free_removed(&mut self, vm: VmId) {
+        if !self.removed.contains(&vm) || self.channels.has_stuck(vm) {
+            return;
+        }
+        self.removed.remove(&vm);
+        tracing::info!(%vm, "the card has let go of the channels of a VM that was removed; its memory is free");
+        if let Err(error) = self.vram.chunks.destroy_vm(vm) {
+            tracing::error!(%vm, %error, "the memory of a VM that was removed stays out of use");
+        }
+        // It is scrubbed when it is needed, or by the mover.
+        self.vram.bell.ring();
+    }
+
+    /// Looks at the channels that depart. Costs a bounded number of accesses for each; to be called until none is left.
+    pub(super) fn look_at_departures(&mut self) {
+        let now_ns = self.now_ns();
+        for (physical, vm) in self.departures.due(now_ns) {
+            if self.channels.kick(&mut self.vram.memory, physical).is_ok() {
+                self.departed(vm, physical);
+                continue;
+            }
+            match self.departures.stays(physical, now_ns) {
+                None => {}
+                Some(Remedy::Reset) => self.reset_engines_of(physical),
+                Some(Remedy::GiveUp) => {
+                    tracing::error!(%vm, channel = physical.0, "resetting engines did not help; what the channel \
+                        reaches is kept until it has left or the card is reset");
+                    if self.departures.discharge(physical) {
+                        self.channel_ended(vm, physical);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Says whether a channel of a VM is still to leave its engines.
+    #[must_use]
+    pub(super) fn is_departing(&self, vm: VmId) -> bool {
+        self.departures.any_leaving(Some(vm))
+    }
+
+    /// Takes the channels of a VM that have left and whose work areas are still in their address spaces: the VM takes them
+    /// out, then calls [`Self::free_left`].
+    pub fn take_left(&mut self, vm: VmId) -> Vec<ChannelId> {
+        self.departures.take_left(vm)
+    }
+
+    /// Nothing reaches the work area of a channel any more that has left: its number is free.
+    pub fn free_left(&mut self, physical: ChannelId) {
+        self.channels.unstrand(physical);
+        self.channels.let_go(&mut self.vram.memory, physical);
+    }
+
+    /// Has the tick come soon.
+    fn look_soon(&mut self) {
+        let now = self.card_time();
+        self.schedule.arm(now, true);
+    }
+
+    /// Resets the engines that work for a channel which does not leave them. Others have their channels' contexts in memory,
+    /// so no other work is lost.
+    pub(super) fn reset_engines_of(&mut self, physical: ChannelId) {
+        let card = Arc::clone(self.vram.memory.card());
+        let disabled = card.read32(pfifo::SCHED_DISABLE::OFFSET);
+        for unit in 0..engine::COUNT {
+            // Nothing is scheduled there between the look and the reset.
+            card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | 1 << unit);
+            if holds(&*card, unit, physical) {
+                tracing::error!(channel = physical.0, engine = unit, "an engine does not end its work and is reset");
+                if let Err(error) = restart_engine(&*card, unit) {
+                    tracing::error!(engine = unit, %error, "an engine that was reset does not start");
+                }
+            }
+            card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled);
+        }
+    }
+
+    /// Takes a channel that faulted (if it is known whose it is) off the card, and lets its engine go on with others.
+    pub(super) fn recover(&mut self, card: &dyn Card, channel: Option<(VmId, VirtualChannelId)>, unit: u32) {
+        let engine = match unit {
+            fault::unit::GR => Some(engine::GR),
+            fault::unit::CE0 => Some(engine::CE0),
+            fault::unit::CE1 => Some(engine::CE1),
+            _ => None,
+        };
+        let mask = engine.map_or(0, |engine| 1 << engine);
+        let disabled = card.read32(pfifo::SCHED_DISABLE::OFFSET);
+        card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | mask);
+        if let Some((vm, channel)) = channel {
+            self.retire_now(vm, channel);
+        }
+        card.write32(pfifo::SCHED_ENABLE_ACK::OFFSET, mask);
+        card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled & !mask);
+    }
+}
+
+impl HostCard {
+    /// Waits until the channels of a VM that depart have left, or are known to stay: so many looks at most. No lock is held
+    /// meanwhile, nor may the caller hold a VM's.
+    pub fn wait_departed(&self, vm: VmId) {
+        loop {
+            {
+                let mut state = self.lock();
+                state.look_at_departures();
+                if !state.is_departing(vm) {
+                    return;
+                }
+            }
+            locks::sleep(LOOK);
+        }
+    }
+}
+
+/// Whether an engine works for a channel.
+fn holds(card: &dyn Card, unit: u32, channel: ChannelId) -> bool {
+    let status = card.read32(pfifo::ENGINE_STATUS::at(unit));
+    pfifo::ENGINE_STATUS::BUSY.is_set(status) && pfifo::ENGINE_STATUS::CHANNEL.get(status) == u32::from(channel.0)
+}

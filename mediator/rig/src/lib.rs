@@ -1,0 +1,327 @@
+//! Mediated VMs without a VMM: a software card, its owner, and devices that are called as the server calls them.
+//!
+//! Parts: [`Rig`] (the card), [`altered`] (what a test changes of it), [`Guest`] (one VM: registers, apertures, RAM, interrupts), [`driver`] (what a driver in
+//! the guest does with them), [`paravirtual`] (a driver that knows us), [`fuzz`] (any sequence of accesses against it);
+//! [`RemoteGuest`] (the same behind the socket of a daemon) and [`Machine`] (what a driver wants of either);
+//! [`service_manager`] (what starts a daemon, and keeps its sockets). Mistakes of the caller panic.
+//!
+//! What it does not do: boot a guest, or run a VMM; the crate `tests` does.
+
+pub mod altered;
+pub mod driver;
+pub mod fuzz;
+mod machine;
+pub mod paravirtual;
+mod remote;
+pub mod service_manager;
+
+use card::Card;
+use nvspec::regs::{pbus, windows::pramin};
+use owner::{Division, HostCard, Share, Sharing};
+use simgpu::{Config, SimGpu, TimeModel};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+use vgpu::{Apertures, DeviceStatus, MediatedDevice, MediatedVm, Settings};
+use vmm_glue::client::wait_event;
+use vmm_glue::{Device, IrqCounts, Link, RegionIndex};
+use vram::{Limits, Summary, VmId};
+
+use machine::Ram;
+pub use machine::{Machine, read_file};
+pub use remote::RemoteGuest;
+
+/// Nothing takes that long: a wait that ends by it has failed.
+const LONG: Duration = Duration::from_secs(60);
+/// Bytes of a chunk.
+pub const CHUNK: u64 = 2 << 20;
+/// Bytes that the mediator keeps of a card.
+const RESERVE: u64 = 16 << 20;
+
+/// A card and its owner.
+pub struct Rig {
+    /// The card.
+    pub card: Arc<SimGpu>,
+    /// Its owner.
+    pub host: Arc<HostCard>,
+}
+
+impl Rig {
+    /// A card with `vram_mib` MiB of VRAM, brought up.
+    #[must_use]
+    pub fn new(vram_mib: u32) -> Self {
+        Self::wrapped(vram_mib, |card| card)
+    }
+
+    /// The same; its owner sees of the card what `wrap` makes of it.
+    #[must_use]
+    pub fn wrapped(vram_mib: u32, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
+        Self::made(&Config { vram_mib, ..Config::default() }, &sharing(), wrap)
+    }
+
+    /// A card whose work takes time, shared as `scheduler` says.
+    #[must_use]
+    pub fn timed(vram_mib: u32, time: TimeModel, scheduler: sched::Config) -> Self {
+        let sharing = Sharing { scheduler, ..sharing() };
+        Self::made(&Config { vram_mib, time: Some(time), ..Config::default() }, &sharing, |card| card)
+    }
+
+    /// A card that is shared as `sharing` says; its owner sees of it what `wrap` makes of it.
+    #[must_use]
+    pub fn made(config: &Config, sharing: &Sharing, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
+        let card = Arc::new(SimGpu::new(config).expect("a card"));
+        let host = HostCard::open(wrap(Arc::clone(&card)), "rig", sharing);
+        Self { card, host: host.expect("a card that comes up") }
+    }
+
+    /// A VM with `vram_mib` MiB of VRAM and no RAM.
+    #[must_use]
+    pub fn guest(&self, vm: u32, vram_mib: u64, channels: u32) -> Guest {
+        self.guest_with(vm, &settings(vram_mib, channels))
+    }
+
+    /// A VM of any kind, with no RAM.
+    #[must_use]
+    pub fn guest_with(&self, vm: u32, settings: &Settings) -> Guest {
+        let link = Link::new(IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }).expect("a link");
+        let (mut device, backend) = MediatedVm::build(&self.host, VmId(vm), settings, &link).expect("room for a VM");
+        device.connected();
+        let msi = link.attach_msi().expect("an event");
+        let vram_bytes = settings.share.vram_bytes;
+        Guest { device, backend, link, msi, ram: Ram::default(), vram_bytes }
+    }
+
+    /// Whether an address of a VM's VRAM lies in host memory.
+    pub fn in_host(&self, vm: u32, address: u64) -> bool {
+        let found = self.host.lock().vram.chunks.lookup(VmId(vm), vram::GuestAddr(address), 1);
+        matches!(found, vram::Lookup::Placed(vram::Place::Host(_)))
+    }
+
+    /// What of the card is taken: chunks by state, channels, I/O address ranges.
+    #[must_use]
+    pub fn usage(&self) -> (Summary, u32, usize) {
+        let channels = self.host.channels_in_use();
+        let state = self.host.lock();
+        (state.vram.chunks.summary(), channels, state.iova.ranges())
+    }
+}
+
+/// How a card is shared whose operator says nothing.
+#[must_use]
+pub fn sharing() -> Sharing {
+    Sharing {
+        chunk_bytes: CHUNK,
+        reserve_bytes: RESERVE,
+        host_bytes: 0,
+        division: Division::default(),
+        scheduler: sched::Config::default(),
+    }
+}
+
+/// A VM with `vram_mib` MiB of VRAM kept for it, and everything else as an operator gets it who says nothing.
+#[must_use]
+pub fn settings(vram_mib: u64, channels: u32) -> Settings {
+    let share = Share {
+        vram_bytes: vram_mib << 20,
+        memory: Limits::RESERVED,
+        channels,
+        hang_limit: None,
+        time: sched::VgpuParams { max_run_ns: None, ..Default::default() },
+    };
+    Settings {
+        share,
+        shadow: shadow_pt::Mode::default(),
+        apertures: Apertures::default(),
+        queue_limit: Duration::ZERO,
+        paravirtual: None,
+    }
+}
+
+/// One VM.
+pub struct Guest {
+    device: MediatedDevice,
+    backend: Arc<MediatedVm>,
+    link: Link,
+    msi: OwnedFd,
+    ram: Ram,
+    /// Bytes of its VRAM.
+    pub vram_bytes: u64,
+}
+
+impl Guest {
+    /// Reads a region as a client does; what the device refuses reads as ones.
+    pub fn read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) {
+        if self.device.region_read(region, offset, data).is_err() {
+            data.fill(0xff);
+        }
+    }
+
+    /// Writes a region as a client does; what the device refuses is lost.
+    pub fn write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) {
+        let _ = self.device.region_write(region, offset, data);
+    }
+
+    /// Reads a register.
+    pub fn rd(&mut self, offset: u32) -> u32 {
+        let mut word = [0; 4];
+        self.read(RegionIndex::Bar0, offset.into(), &mut word);
+        u32::from_le_bytes(word)
+    }
+
+    /// Writes a register.
+    pub fn wr(&mut self, offset: u32, value: u32) {
+        self.write(RegionIndex::Bar0, offset.into(), &value.to_le_bytes());
+    }
+
+    /// Writes the guest's VRAM through PRAMIN.
+    pub fn poke(&mut self, at: u64, value: u32) {
+        self.wr(pbus::PRAMIN_WINDOW::OFFSET, (at >> 16) as u32);
+        self.wr(pramin::BASE + (at & 0xffff) as u32, value);
+    }
+
+    /// Reads the guest's VRAM through PRAMIN.
+    pub fn peek(&mut self, at: u64) -> u32 {
+        self.wr(pbus::PRAMIN_WINDOW::OFFSET, (at >> 16) as u32);
+        self.rd(pramin::BASE + (at & 0xffff) as u32)
+    }
+
+    /// Reads the guest's VRAM wherever it lives, past what the guest's device makes of it.
+    pub fn vram_read(&self, at: u64, data: &mut [u8]) {
+        self.backend.vram_peek(nvspec::addr::GuestVramAddr(at), data).expect("VRAM of the VM");
+    }
+
+    /// Writes the guest's VRAM, as its CPU does but in one go.
+    pub fn vram_write(&self, at: u64, data: &[u8]) {
+        self.backend.cpu_write(nvspec::addr::GuestVramAddr(at), data).expect("VRAM of the VM");
+    }
+
+    /// As [`Self::vram_write`]; whether the memory was there.
+    pub fn vram_try_write(&self, at: u64, data: &[u8]) -> bool {
+        self.backend.cpu_write(nvspec::addr::GuestVramAddr(at), data).is_ok()
+    }
+
+    /// The file under a part of an aperture, as the client maps it.
+    #[must_use]
+    pub fn mapped(&self, region: RegionIndex) -> Option<Arc<OwnedFd>> {
+        self.device.regions()[region as usize].mappable().map(|mappable| Arc::clone(mappable.file()))
+    }
+
+    /// Lends RAM to the device: a file of its own. False when the device refuses.
+    pub fn map_ram(&mut self, gpa: u64, size: u64, writable: bool) -> bool {
+        let (file, given) = Ram::file(size).expect("a memory file");
+        let Ok(region) = self.link.lend(gpa, size, writable, Some(given)) else { return false };
+        if self.device.dma_map(&region).is_err() {
+            self.link.take_back(gpa);
+            return false;
+        }
+        self.ram.insert(gpa, size, file);
+        true
+    }
+
+    /// Takes RAM back; returns its file, by which it can still be looked at.
+    pub fn unmap_ram(&mut self, gpa: u64) -> Option<OwnedFd> {
+        let region = self.link.take_back(gpa)?;
+        self.device.dma_unmap(gpa, region.size);
+        self.ram.remove(gpa).map(|(_, file)| file)
+    }
+
+    /// Reads the guest's RAM as its CPU does.
+    pub fn ram_read(&self, gpa: u64, data: &mut [u8]) {
+        self.ram.read(gpa, data);
+    }
+
+    /// Writes the guest's RAM as its CPU does.
+    pub fn ram_write(&self, gpa: u64, data: &[u8]) {
+        self.ram.write(gpa, data);
+    }
+
+    /// The file of the region of RAM that holds `gpa`: another CPU of the guest writes there.
+    pub fn ram_file(&self, gpa: u64) -> OwnedFd {
+        self.ram.file_of(gpa)
+    }
+
+    /// Reads a word of the guest's RAM.
+    #[must_use]
+    pub fn ram_word(&self, gpa: u64) -> u32 {
+        let mut word = [0; 4];
+        self.ram_read(gpa, &mut word);
+        u32::from_le_bytes(word)
+    }
+
+    /// The region of RAM that holds `gpa`, if one does: its start and size.
+    #[must_use]
+    pub fn ram_at(&self, gpa: u64) -> Option<(u64, u64)> {
+        self.ram.at(gpa)
+    }
+
+    /// Waits for an MSI message.
+    pub fn wait_msi(&self) {
+        wait_event(self.msi.as_fd(), LONG).expect("an interrupt");
+    }
+
+    /// Takes the MSI messages that have come, without waiting. False when there was none.
+    #[must_use]
+    pub fn take_msi(&self) -> bool {
+        wait_event(self.msi.as_fd(), Duration::ZERO).is_ok()
+    }
+
+    /// The VM, for threads that look at it while it is served.
+    #[must_use]
+    pub fn vm(&self) -> Arc<MediatedVm> {
+        Arc::clone(&self.backend)
+    }
+
+    /// Does `act` while the VM's lock is held.
+    pub fn while_locked(&self, act: impl FnOnce()) {
+        self.backend.while_locked(act);
+    }
+
+    /// What the operator sees.
+    #[must_use]
+    pub fn status(&self) -> DeviceStatus {
+        self.backend.status()
+    }
+
+    /// A counter of the operator's view.
+    #[must_use]
+    pub fn counter(&self, name: &str) -> u64 {
+        *self.status().counters.get(name).expect("a counter of that name")
+    }
+
+    /// Whether the server has been told to disconnect the client.
+    #[must_use]
+    pub fn is_disconnected(&self) -> bool {
+        self.link.is_disconnecting()
+    }
+
+    /// What the VM has published of itself last, without a look at it.
+    #[must_use]
+    pub fn published(&self) -> DeviceStatus {
+        self.backend.published()
+    }
+
+    /// The client resets the device.
+    pub fn reset(&mut self) {
+        self.device.reset();
+    }
+
+    /// The client goes, and the next one comes.
+    pub fn reconnect(&mut self) {
+        while let Some(gpa) = self.ram.first() {
+            self.unmap_ram(gpa);
+        }
+        self.device.disconnected();
+        self.device.connected();
+        self.msi = self.link.attach_msi().expect("an event");
+    }
+
+    /// The operator removes the VM.
+    ///
+    /// # Errors
+    /// What the operator is told.
+    pub fn remove(self) -> Result<(), owner::HostError> {
+        let Self { device, backend, .. } = self;
+        drop(device);
+        backend.release()
+    }
+}

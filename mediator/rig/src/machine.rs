@@ -1,0 +1,160 @@
+//! What a driver needs of the machine that it runs in, whatever carries the vGPU.
+
+use super::Guest;
+use nvspec::regs::{pbus, windows::pramin};
+use rustix::fd::OwnedFd;
+use std::collections::BTreeMap;
+use std::io;
+use vmm_glue::RegionIndex;
+use vmm_glue::client::memory_file;
+
+/// A guest's CPU and RAM, as far as a driver uses them. Like a driver of hardware, its user learns of no error: what is
+/// refused reads as ones, and so does all when the device has gone.
+pub trait Machine {
+    /// Reads a region.
+    fn read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]);
+
+    /// Writes a region.
+    fn write(&mut self, region: RegionIndex, offset: u64, data: &[u8]);
+
+    /// Bytes of the guest's VRAM.
+    fn vram_bytes(&self) -> u64;
+
+    /// Reads the guest's VRAM.
+    fn vram_read(&self, at: u64, data: &mut [u8]);
+
+    /// Writes the guest's VRAM as its CPU does.
+    fn vram_write(&self, at: u64, data: &[u8]);
+
+    /// Reads the guest's RAM.
+    fn ram_read(&self, gpa: u64, data: &mut [u8]);
+
+    /// Writes the guest's RAM.
+    fn ram_write(&self, gpa: u64, data: &[u8]);
+
+    /// Waits for an MSI message. False when the device has gone, so that none will come.
+    fn wait_msi(&self) -> bool;
+
+    /// Reads a register.
+    fn rd(&mut self, offset: u32) -> u32 {
+        let mut word = [0; 4];
+        self.read(RegionIndex::Bar0, offset.into(), &mut word);
+        u32::from_le_bytes(word)
+    }
+
+    /// Writes a register.
+    fn wr(&mut self, offset: u32, value: u32) {
+        self.write(RegionIndex::Bar0, offset.into(), &value.to_le_bytes());
+    }
+
+    /// Writes the guest's VRAM through PRAMIN.
+    fn poke(&mut self, at: u64, value: u32) {
+        self.wr(pbus::PRAMIN_WINDOW::OFFSET, (at >> 16) as u32);
+        self.wr(pramin::BASE + (at & 0xffff) as u32, value);
+    }
+
+    /// Reads the guest's VRAM through PRAMIN.
+    fn peek(&mut self, at: u64) -> u32 {
+        self.wr(pbus::PRAMIN_WINDOW::OFFSET, (at >> 16) as u32);
+        self.rd(pramin::BASE + (at & 0xffff) as u32)
+    }
+}
+
+impl Machine for Guest {
+    fn read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) {
+        Self::read(self, region, offset, data);
+    }
+
+    fn write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) {
+        Self::write(self, region, offset, data);
+    }
+
+    fn vram_bytes(&self) -> u64 {
+        self.vram_bytes
+    }
+
+    fn vram_read(&self, at: u64, data: &mut [u8]) {
+        Self::vram_read(self, at, data);
+    }
+
+    fn vram_write(&self, at: u64, data: &[u8]) {
+        Self::vram_write(self, at, data);
+    }
+
+    fn ram_read(&self, gpa: u64, data: &mut [u8]) {
+        Self::ram_read(self, gpa, data);
+    }
+
+    fn ram_write(&self, gpa: u64, data: &[u8]) {
+        Self::ram_write(self, gpa, data);
+    }
+
+    fn wait_msi(&self) -> bool {
+        Self::wait_msi(self);
+        true
+    }
+}
+
+/// A region of RAM: a memory file, as a VMM makes it.
+struct Region {
+    size: u64,
+    file: OwnedFd,
+}
+
+/// A guest's RAM, by guest-physical address.
+#[derive(Default)]
+pub(super) struct Ram(BTreeMap<u64, Region>);
+
+impl Ram {
+    /// A file for `size` bytes, and a second descriptor of it to be lent.
+    pub(super) fn file(size: u64) -> io::Result<(OwnedFd, OwnedFd)> {
+        let file = memory_file(size, true)?;
+        let lent = file.try_clone()?;
+        Ok((file, lent))
+    }
+
+    pub(super) fn insert(&mut self, gpa: u64, size: u64, file: OwnedFd) {
+        self.0.insert(gpa, Region { size, file });
+    }
+
+    /// Forgets the region that begins at `gpa`; its size and file.
+    pub(super) fn remove(&mut self, gpa: u64) -> Option<(u64, OwnedFd)> {
+        self.0.remove(&gpa).map(|Region { size, file }| (size, file))
+    }
+
+    /// Start of the first region.
+    pub(super) fn first(&self) -> Option<u64> {
+        self.0.first_key_value().map(|(&gpa, _)| gpa)
+    }
+
+    /// Start and size of the region that holds `gpa`.
+    pub(super) fn at(&self, gpa: u64) -> Option<(u64, u64)> {
+        let (&start, region) = self.0.range(..=gpa).next_back()?;
+        (gpa - start < region.size).then_some((start, region.size))
+    }
+
+    pub(super) fn read(&self, gpa: u64, data: &mut [u8]) {
+        let (file, at) = self.place(gpa);
+        read_file(file, at, data);
+    }
+
+    pub(super) fn write(&self, gpa: u64, data: &[u8]) {
+        let (file, at) = self.place(gpa);
+        assert_eq!(rustix::io::pwrite(file, data, at), Ok(data.len()));
+    }
+
+    /// The file of the region that holds `gpa`, for who writes it beside the guest.
+    pub(super) fn file_of(&self, gpa: u64) -> OwnedFd {
+        self.place(gpa).0.try_clone().expect("another descriptor")
+    }
+
+    fn place(&self, gpa: u64) -> (&OwnedFd, u64) {
+        let (&start, region) = self.0.range(..=gpa).next_back().expect("RAM of the guest");
+        (&region.file, gpa - start)
+    }
+}
+
+/// Reads a memory file.
+pub fn read_file(file: &OwnedFd, at: u64, data: &mut [u8]) {
+    assert_eq!(rustix::io::pread(file, &mut *data, at), Ok(data.len()));
+}

@@ -1,0 +1,125 @@
+//! The guest's side of the paravirtual interface, as small as can be: a queue in RAM.
+
+use super::Machine;
+use pv::abi::{register, status};
+pub use pv::guest::{Ops, Reply};
+use vgpu::pv::OFFSET;
+
+/// Entries of the queue.
+pub const ENTRIES: u16 = 64;
+/// Bytes of RAM that an interface takes.
+pub const RAM_BYTES: u64 = 0x2_0000;
+const AVAILABLE: u64 = 0x800;
+const USED: u64 = 0x1000;
+const REQUEST: u64 = 0x2000;
+const REPLY: u64 = 0x1_8000;
+const REPLY_BYTES: u32 = 0x8000;
+
+/// An interface that is set up, with its queue in RAM.
+#[derive(Clone, Copy, Debug)]
+pub struct Interface {
+    /// First guest-physical address of the RAM that it has.
+    pub base: u64,
+    next: u16,
+}
+
+impl Interface {
+    /// Sets an interface up in the [`RAM_BYTES`] bytes of RAM at `base`. All features that are offered are accepted.
+    pub fn open(machine: &mut impl Machine, base: u64) -> Self {
+        Self::open_with(machine, base, u32::MAX)
+    }
+
+    /// As [`Self::open`], with some of the features.
+    pub fn open_with(machine: &mut impl Machine, base: u64, features: u32) -> Self {
+        machine.ram_write(base, &vec![0; RAM_BYTES as usize]);
+        Self::set_up(machine, base, features);
+        Self { base, next: 0 }
+    }
+
+    /// Has the device use a queue at `base`, whatever is there. Returns whether it does.
+    pub fn set_up(machine: &mut impl Machine, base: u64, features: u32) -> bool {
+        machine.wr(OFFSET + register::STATUS, status::RESET);
+        Self::describe(machine, base, features);
+        machine.wr(OFFSET + register::STATUS, status::READY);
+        Self::status(machine) == status::READY
+    }
+
+    /// Says where the queue is, and does not have it used yet.
+    pub fn describe(machine: &mut impl Machine, base: u64, features: u32) {
+        let features = features & machine.rd(OFFSET + register::FEATURES);
+        machine.wr(OFFSET + register::FEATURES, features);
+        machine.wr(OFFSET + register::QUEUE_SIZE, ENTRIES.into());
+        for (register, at) in [
+            (register::QUEUE_DESCRIPTORS, base),
+            (register::QUEUE_AVAILABLE, base + AVAILABLE),
+            (register::QUEUE_USED, base + USED),
+        ] {
+            machine.wr(OFFSET + register, at as u32);
+            machine.wr(OFFSET + register + 4, (at >> 32) as u32);
+        }
+    }
+
+    /// What the device says of the interface.
+    pub fn status(machine: &mut impl Machine) -> u32 {
+        machine.rd(OFFSET + register::STATUS)
+    }
+
+    /// Makes a batch available, and rings; its answer.
+    pub fn call(&mut self, machine: &mut impl Machine, ops: &Ops) -> Reply {
+        self.send(machine, &ops.bytes())
+    }
+
+    /// As [`Self::call`], with any bytes.
+    pub fn send(&mut self, machine: &mut impl Machine, batch: &[u8]) -> Reply {
+        self.post(machine, batch);
+        let ended = machine.rd(OFFSET + register::ENDED);
+        assert!(ended == u32::from(self.next) || Self::status(machine) != status::READY, "{ended} batches have ended");
+        self.reply(machine)
+    }
+
+    /// Makes any bytes available as a batch, and rings.
+    pub fn post(&mut self, machine: &mut impl Machine, batch: &[u8]) {
+        let head = (self.next % (ENTRIES / 2)) * 2;
+        machine.ram_write(self.base + REQUEST, batch);
+        machine.ram_write(self.base + REPLY, &vec![0xff; REPLY_BYTES as usize]);
+        self.descriptor(machine, head, self.base + REQUEST, batch.len() as u32, 1, head + 1);
+        self.descriptor(machine, head + 1, self.base + REPLY, REPLY_BYTES, 2, 0);
+        self.publish(machine, head);
+    }
+
+    /// Writes a descriptor: where, how many bytes, flags (1 chained, 2 device-writable), the next one.
+    pub fn descriptor(&self, machine: &impl Machine, index: u16, at: u64, bytes: u32, flags: u16, next: u16) {
+        let mut raw = at.to_le_bytes().to_vec();
+        raw.extend(bytes.to_le_bytes());
+        raw.extend(flags.to_le_bytes());
+        raw.extend(next.to_le_bytes());
+        machine.ram_write(self.base + u64::from(index) * 16, &raw);
+    }
+
+    /// Makes the chain that begins with `head` available, and rings.
+    pub fn publish(&mut self, machine: &mut impl Machine, head: u16) {
+        let slot = self.base + AVAILABLE + 4 + 2 * u64::from(self.next % ENTRIES);
+        machine.ram_write(slot, &head.to_le_bytes());
+        self.next = self.next.wrapping_add(1);
+        machine.ram_write(self.base + AVAILABLE + 2, &self.next.to_le_bytes());
+        machine.wr(OFFSET + register::DOORBELL, 0);
+    }
+
+    /// Chains that the device has used.
+    #[must_use]
+    pub fn used(&self, machine: &impl Machine) -> u16 {
+        let mut index = [0; 2];
+        machine.ram_read(self.base + USED + 2, &mut index);
+        u16::from_le_bytes(index)
+    }
+
+    fn reply(self, machine: &impl Machine) -> Reply {
+        let slot = self.base + USED + 4 + 8 * u64::from(self.next.wrapping_sub(1) % ENTRIES);
+        let mut used = [0; 8];
+        machine.ram_read(slot, &mut used);
+        let written = u32::from_le_bytes(used[4..].try_into().expect("four bytes")).min(REPLY_BYTES);
+        let mut bytes = vec![0; written as usize];
+        machine.ram_read(self.base + REPLY, &mut bytes);
+        Reply::read(&bytes)
+    }
+}

@@ -1,0 +1,201 @@
+//! A VM at the other end of a daemon's socket: what [`Guest`](super::Guest) is in process, by vfio-user messages.
+
+use super::machine::{Machine, Ram};
+use nvspec::regs::{pbus, windows::pramin};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::cell::RefCell;
+use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::Duration;
+use vmm_glue::RegionIndex;
+use vmm_glue::client::{Client, ClientError};
+
+/// Nothing takes that long, however loaded the host is: a wait that ends by it has failed.
+const LONG: Duration = Duration::from_secs(120);
+/// Wire number of MSI.
+const MSI: u32 = 1;
+const BAR0: u32 = RegionIndex::Bar0 as u32;
+/// Bytes of one message to or from VRAM.
+const PIECE: u64 = 4096;
+
+/// One VM. Writes are posted, as QEMU's are.
+///
+/// The device may go at any time, when the operator removes the VM: then [`Self::is_there`] is false. A server that does
+/// not answer, or not as the protocol wants, is a panic.
+pub struct RemoteGuest {
+    /// `None` once the device has gone.
+    client: RefCell<Option<Client>>,
+    msi: OwnedFd,
+    ram: Ram,
+    vram_bytes: u64,
+}
+
+impl RemoteGuest {
+    /// Connects as a VMM does, and takes MSI. The VM has `vram_bytes` of VRAM.
+    ///
+    /// # Errors
+    /// When there is no server, or it refuses.
+    pub fn connect(socket: &Path, vram_bytes: u64) -> Result<Self, ClientError> {
+        let mut client = Client::connect(socket)?;
+        client.set_timeout(Some(LONG))?;
+        let msi = client.attach_irqs(MSI, 1)?.remove(0);
+        Ok(Self { client: RefCell::new(Some(client)), msi, ram: Ram::default(), vram_bytes })
+    }
+
+    /// Whether the server has not closed the connection, as far as is known without asking it.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        self.client.borrow().is_some()
+    }
+
+    /// Has the server carry out all that was posted. False when the device has gone.
+    pub fn settle(&mut self) -> bool {
+        self.ask(|client| client.device_info().map(drop));
+        self.is_there()
+    }
+
+    /// Calls the server; `None` when it refuses, or is gone.
+    fn ask<T>(&self, call: impl FnOnce(&mut Client) -> Result<T, ClientError>) -> Option<T> {
+        let mut place = self.client.borrow_mut();
+        match call(place.as_mut()?) {
+            Ok(answer) => Some(answer),
+            Err(ClientError::Refused(_)) => None,
+            Err(ClientError::Closed) => {
+                *place = None;
+                None
+            }
+            Err(ClientError::Io(error)) if !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                *place = None;
+                None
+            }
+            Err(error) => panic!("the server did not answer well: {error:?}"),
+        }
+    }
+
+    /// Lends RAM to the device: a file of its own. False when the device refuses.
+    pub fn map_ram(&mut self, gpa: u64, size: u64, writable: bool) -> bool {
+        use std::os::fd::AsFd;
+        let (file, lent) = Ram::file(size).expect("a memory file");
+        let mapped = self.ask(|client| client.dma_map(gpa, size, writable, Some((lent.as_fd(), 0)))).is_some();
+        // The guest has its RAM whether or not the device can reach it.
+        self.ram.insert(gpa, size, file);
+        mapped
+    }
+
+    /// Takes RAM back; returns its file, by which it can still be looked at.
+    pub fn unmap_ram(&mut self, gpa: u64) -> Option<OwnedFd> {
+        let (size, file) = self.ram.remove(gpa)?;
+        self.ask(|client| client.dma_unmap(gpa, size).map(drop));
+        Some(file)
+    }
+
+    /// The client resets the device.
+    pub fn reset(&mut self) {
+        self.ask(Client::reset);
+    }
+
+    /// The client takes back all that it lent, and closes.
+    pub fn leave(self) {
+        self.ask(|client| client.disable_irqs(MSI));
+        self.ask(Client::dma_unmap_all);
+    }
+
+    /// The client is gone without a word, as when it is killed. Returns the files of its RAM.
+    #[must_use]
+    pub fn vanish(mut self) -> Vec<OwnedFd> {
+        std::iter::from_fn(|| self.ram.remove(self.ram.first()?)).map(|(_, file)| file).collect()
+    }
+}
+
+impl Machine for RemoteGuest {
+    fn read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) {
+        if self.ask(|client| client.read(region as u32, offset, data)).is_none() {
+            data.fill(0xff);
+        }
+    }
+
+    fn write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) {
+        self.ask(|client| client.post(region as u32, offset, data));
+    }
+
+    fn vram_bytes(&self) -> u64 {
+        self.vram_bytes
+    }
+
+    /// Through PRAMIN.
+    fn vram_read(&self, at: u64, data: &mut [u8]) {
+        for (at, data) in pieces(at, data.len()).zip(data.chunks_mut(PIECE as usize)) {
+            let (window, offset) = window(at);
+            let read = self.ask(|client| {
+                client.post(BAR0, pbus::PRAMIN_WINDOW::OFFSET.into(), &window.to_le_bytes())?;
+                client.read(BAR0, offset, data)
+            });
+            if read.is_none() {
+                data.fill(0xff);
+            }
+        }
+    }
+
+    /// Through PRAMIN.
+    fn vram_write(&self, at: u64, data: &[u8]) {
+        for (at, data) in pieces(at, data.len()).zip(data.chunks(PIECE as usize)) {
+            let (window, offset) = window(at);
+            self.ask(|client| {
+                client.post(BAR0, pbus::PRAMIN_WINDOW::OFFSET.into(), &window.to_le_bytes())?;
+                client.post(BAR0, offset, data)
+            });
+        }
+    }
+
+    fn ram_read(&self, gpa: u64, data: &mut [u8]) {
+        self.ram.read(gpa, data);
+    }
+
+    fn ram_write(&self, gpa: u64, data: &[u8]) {
+        self.ram.write(gpa, data);
+    }
+
+    fn wait_msi(&self) -> bool {
+        let mut place = self.client.borrow_mut();
+        let Some(client) = &*place else { return false };
+        let limit = Timespec::try_from(LONG).expect("a time that fits");
+        let mut ready = [PollFd::new(&self.msi, PollFlags::IN), PollFd::new(client.stream(), PollFlags::IN)];
+        loop {
+            match poll(&mut ready, Some(&limit)) {
+                Ok(0) => panic!("no interrupt in {} s", LONG.as_secs()),
+                Ok(_) => break,
+                Err(Errno::INTR) => {}
+                Err(error) => panic!("waiting for an interrupt: {error}"),
+            }
+        }
+        if !ready[0].revents().is_empty() {
+            let mut count = [0; 8];
+            assert_eq!(rustix::io::read(&self.msi, &mut count), Ok(count.len()));
+            return true;
+        }
+        // Nothing was asked, so this is the end of the connection.
+        *place = None;
+        false
+    }
+
+    /// In one message, as a VMM that gathers posted writes sends them.
+    fn poke(&mut self, at: u64, value: u32) {
+        let (window, offset) = window(at);
+        let (window, value) = (window.to_le_bytes(), value.to_le_bytes());
+        let writes: [(u32, u64, &[u8]); 2] =
+            [(BAR0, pbus::PRAMIN_WINDOW::OFFSET.into(), &window), (BAR0, offset, &value)];
+        self.ask(|client| client.post_many(&writes));
+    }
+}
+
+/// Where PRAMIN must be for a VRAM address, and the address in BAR0 then. Its window is larger than a piece by far.
+fn window(at: u64) -> (u32, u64) {
+    ((at >> 16) as u32, u64::from(pramin::BASE) + (at & 0xffff))
+}
+
+/// Starts of the pieces of `len` bytes from `at` on.
+fn pieces(at: u64, len: usize) -> impl Iterator<Item = u64> {
+    (at..at + len as u64).step_by(PIECE as usize)
+}

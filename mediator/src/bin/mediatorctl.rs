@@ -1,9 +1,0 @@
-//! The operator's tool, see `mediatorctl --help`.
-
-use std::io;
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    let code = mediator::ctl::run(std::env::args_os(), &mut io::stdout().lock(), &mut io::stderr().lock());
-    ExitCode::from(code as u8)
-}

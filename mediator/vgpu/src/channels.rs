@@ -1,0 +1,300 @@
+//! The guest's channels: from an instance block to a channel of the card, and from a doorbell to work on it.
+
+use super::backend::{Bound, VmBackend};
+use super::named::Names;
+use super::spaces::{Owned, Ring, Tables};
+use ::channels::{Bind, Doorbell, DoorbellError, GuestInstance, PullError, RingFault};
+use devmodel::events::MmuFault;
+use nvspec::addr::{GpuVa, Place, VramAddr};
+use nvspec::fifo::{ChannelId, VirtualChannelId};
+use nvspec::instance::{INSTANCE_BYTES, userd};
+use nvspec::mmu::fault;
+use owner::{Feeder, HostError, HostState};
+use shadow_pt::HostPage;
+use std::cell::RefCell;
+use std::sync::Arc;
+
+/// Why a channel is not bound.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unbound {
+    /// The card has no memory for its page tables now. What its instance block says.
+    #[error("the card has no memory for its page tables")]
+    Lacking(Box<GuestInstance>),
+    /// It cannot be.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl VmBackend {
+    /// The guest has written a whole GP_PUT.
+    pub(super) fn ring(&mut self, channel: VirtualChannelId, gp_put: u32) {
+        if self.pending.ring(channel, gp_put) {
+            return;
+        }
+        // Once for all of it: others want the card's lock as well.
+        let host = Arc::clone(&self.host);
+        let mut state = host.lock();
+        let checked = self
+            .with_state(&mut state, |channels, card, guest, vm| channels.doorbell(card, guest, vm, channel, gp_put));
+        let doorbell = match checked {
+            Ok(doorbell) => doorbell,
+            Err(DoorbellError::Unbound) => return,
+            Err(DoorbellError::Refused) => {
+                drop(state);
+                return self.fault(channel, GpuVa(0), fault::PDE);
+            }
+            Err(error) => {
+                self.counts.doorbells_refused += 1;
+                tracing::warn!(vm = %self.vm, ?channel, %error, "a doorbell is refused");
+                return;
+            }
+        };
+        self.counts.doorbells += 1;
+        let fault = self.pull(&mut state, doorbell);
+        drop(state);
+        self.end_of_pull(channel, fault);
+    }
+
+    /// Takes a channel's new work to the card, with all that its address space maps. It starts when its turn comes.
+    pub(super) fn submit(&mut self, doorbell: Doorbell) {
+        let host = Arc::clone(&self.host);
+        let fault = self.pull(&mut host.lock(), doorbell);
+        self.end_of_pull(doorbell.virtual_channel, fault);
+    }
+
+    /// As [`Self::submit`], with the card's state. Returns what of the channel's ring cannot be fetched.
+    fn pull(&mut self, state: &mut HostState, doorbell: Doorbell) -> Option<RingFault> {
+        let channel = doorbell.virtual_channel;
+        let Bound { space, .. } = self.bound.get(&channel).copied()?;
+        if state.vram.was_short(self.vm) {
+            // What was denied for want of memory may have some now.
+            self.spaces.granted();
+        }
+        let Self { vm, link, ram, spaces, remap, bus_master, pv, .. } = self;
+        let tables = pv.as_deref().map(|pv| &pv.tables);
+        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap, tables };
+        if let Err(error) = spaces.prepare(state, &owned, space) {
+            tracing::error!(%vm, ?channel, %error, "a channel's work does not reach the card");
+            return None;
+        }
+        if state.vram.is_short(*vm) && self.may_wait(state, doorbell) {
+            return None;
+        }
+        self.wait_ends(state, channel);
+        let Self { vm, link, ram, spaces, remap, objects, bus_master, pv, .. } = self;
+        let tables = pv.as_deref().map(|pv| &pv.tables);
+        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap, tables };
+        let now = state.now_ns();
+        let (pulled, fault) = {
+            let HostState { vram, channels, .. } = state;
+            let vram = RefCell::new(vram);
+            let tables = Tables { state: &vram, owned: &owned };
+            let names = vram.borrow().watches().then(|| Names::new(objects.entry(channel).or_default()));
+            let mut ring = Ring { spaces, space, tables, names };
+            match channels.pull(&mut super::backend::CardAccess(&vram), &mut ring, doorbell, now) {
+                Ok(pulled) => (pulled, None),
+                Err(PullError { pulled, fault }) => (pulled, Some(fault)),
+            }
+        };
+        if let Some(submission) = pulled.submission {
+            state.worked(*vm);
+            state.arrived(*vm, doorbell.channel, submission);
+        }
+        self.counts.submissions += u64::from(pulled.submission.is_some());
+        self.counts.entries += u64::from(pulled.taken);
+        fault
+    }
+
+    /// A channel's work was pulled, up to what cannot be fetched.
+    fn end_of_pull(&mut self, channel: VirtualChannelId, fault: Option<RingFault>) {
+        match fault {
+            None => {}
+            Some(RingFault::Unmapped { va }) => self.fault(channel, va, fault::PTE),
+            Some(error) => {
+                tracing::warn!(vm = %self.vm, ?channel, %error, "a channel's ring holds what no channel can do");
+                self.fault(channel, GpuVa(0), fault::PTE);
+            }
+        }
+    }
+
+    /// A channel can go on no more: it leaves the card, and the guest is told as the card's host unit would.
+    fn fault(&mut self, channel: VirtualChannelId, va: GpuVa, reason: u32) {
+        let instance = self.instances.get(&channel).copied();
+        tracing::warn!(vm = %self.vm, ?channel, %va, reason, "a channel's ring cannot be fetched");
+        self.take_off(channel);
+        self.counts.faults += 1;
+        self.faults.push(MmuFault {
+            unit: fault::unit::FIFO,
+            instance,
+            va,
+            reason,
+            client: fault::hub_client::FIFO,
+            hub: true,
+            write: false,
+            gpc: 0,
+        });
+    }
+
+    /// Binds a channel on the card.
+    pub(super) fn bind(&mut self, channel: VirtualChannelId, instance: Place) -> Result<(), Unbound> {
+        let mut block = [0; INSTANCE_BYTES as usize];
+        self.with_channels(|_, _, guest, _| guest.fill(instance, &mut block))
+            .ok_or_else(|| Unbound::Refused(format!("its instance block at {instance} is not the guest's memory")))?;
+        let mut guest = GuestInstance::parse(&block).map_err(|error| Unbound::Refused(error.to_string()))?;
+        if let Some(directory) = self.pv.as_ref().and_then(|pv| pv.directory_of(instance)) {
+            guest.directory = directory;
+        }
+        let bound = self
+            .spaces
+            .open(&self.host, guest.directory)
+            .and_then(|space| self.bind_in(channel, instance, &guest, space));
+        if bound.is_err() {
+            // The shadow may have been made for it.
+            self.spaces.collect(&self.host);
+        }
+        bound.map_err(|error| match error {
+            HostError::Lacking => Unbound::Lacking(Box::new(guest)),
+            error => Unbound::Refused(error.to_string()),
+        })
+    }
+
+    fn bind_in(
+        &mut self,
+        channel: VirtualChannelId,
+        instance: Place,
+        guest: &GuestInstance,
+        space: shadow_pt::SpaceId,
+    ) -> Result<(), HostError> {
+        let gone = || HostError::Refused("its address space has gone".to_owned());
+        let directory = self.spaces.directory(space).ok_or_else(gone)?;
+        let bind = Bind { instance, guest, directory };
+        let physical = self
+            .with_channels(|channels, card, _, vm| channels.bind(card, vm, channel, bind))
+            .map_err(|error| HostError::Refused(error.to_string()))?;
+        let pages = own_pages(self.host.layout(), physical);
+        if let Err(error) = self.spaces.map_host(&self.host, space, &pages) {
+            // It has done nothing, so that it has nothing to leave.
+            let _ = self.host.lock().end_channel(self.vm, channel);
+            return Err(error);
+        }
+        self.userd.retain(|_, owner| *owner != channel);
+        self.userd.insert(guest.userd.0 / userd::BYTES, channel);
+        self.instances.insert(channel, instance);
+        self.bound.insert(channel, Bound { space, physical });
+        Ok(())
+    }
+
+    /// A bind is refused: the channel's first work will fault.
+    pub(super) fn refuse_bind(&mut self, channel: VirtualChannelId, instance: Place, error: &Unbound) {
+        self.counts.binds_refused += 1;
+        tracing::warn!(vm = %self.vm, ?channel, %error, "a channel is not bound; its first work will fault");
+        self.refuse(channel, instance);
+    }
+
+    /// Remembers a channel that is not on the card, so that its first doorbell is answered by a fault.
+    pub(super) fn refuse(&mut self, channel: VirtualChannelId, instance: Place) {
+        let mut block = [0; INSTANCE_BYTES as usize];
+        let read = self.with_channels(|_, _, guest, _| guest.fill(instance, &mut block));
+        let userd = read.and_then(|()| GuestInstance::parse(&block).ok()).map(|guest| guest.userd);
+        self.host.lock().channels.refuse(self.vm, channel, instance, userd);
+        if let Some(userd) = userd {
+            self.userd.insert(userd.0 / userd::BYTES, channel);
+        }
+        self.instances.insert(channel, instance);
+    }
+
+    /// Takes a channel off the card. Where its ring stands goes into its instance block, as the card saves it there.
+    pub(super) fn unbind(&mut self, channel: VirtualChannelId) {
+        let Some(instance) = self.instances.remove(&channel) else { return };
+        self.userd.retain(|_, owner| *owner != channel);
+        self.doorbells.remove(&channel);
+        self.polled.remove(&channel);
+        self.rung.remove(&channel);
+        self.objects.remove(&channel);
+        let host = Arc::clone(&self.host);
+        self.wait_ends(&mut host.lock(), channel);
+        self.take_off(channel);
+        self.save(channel, instance);
+        self.spaces.collect(&self.host);
+    }
+
+    /// Ends a channel that the card's interrupt thread has retired; returns its instance block. `None`, and nothing, when
+    /// the guest has unbound it since: what has its number now is another channel.
+    pub(super) fn end_retired(&mut self, channel: VirtualChannelId) -> Option<Place> {
+        let retired = self.host.lock().channels.is_retired(self.vm, channel);
+        retired.then(|| self.take_off(channel))?;
+        self.instances.get(&channel).copied()
+    }
+
+    /// Takes a channel off the card and its work area out of its address space; only then is its number free for others. One
+    /// that does not leave its engines at once keeps its work area until it has ([`Self::channels_left`]).
+    pub(super) fn take_off(&mut self, channel: VirtualChannelId) {
+        self.detach_channel(channel);
+        let bound = self.bound.remove(&channel);
+        let retired = {
+            let mut state = self.host.lock();
+            let retired = state.retire_channel(self.vm, channel);
+            if retired.is_err() {
+                // In the same hold: the tick must not find that it has left while it counts as bound, or nobody would be
+                // told. Whether it has left, and when it does, is the card's owner's to see.
+                state.channels.strand(self.vm, channel);
+                let _ = state.end_channel(self.vm, channel);
+            }
+            retired
+        };
+        match (bound, retired) {
+            (Some(Bound { space, physical }), Err(_)) => _ = self.departing.insert(physical, space),
+            (bound, Ok(())) => {
+                let unmapped = bound.is_none_or(|bound| self.unmap_own(bound.space, bound.physical));
+                let mut state = self.host.lock();
+                if !unmapped {
+                    state.channels.strand(self.vm, channel);
+                }
+                let _ = state.end_channel(self.vm, channel);
+            }
+            (None, Err(_)) => {}
+        }
+    }
+
+    /// Takes the work areas of channels that have left the card out of their address spaces; their numbers are free then.
+    pub(super) fn channels_left(&mut self) {
+        let left = self.host.lock().take_left(self.vm);
+        for physical in left {
+            let space = self.departing.remove(&physical);
+            if space.is_none_or(|space| self.unmap_own(space, physical)) {
+                self.host.lock().free_left(physical);
+            }
+        }
+        self.spaces.collect(&self.host);
+    }
+
+    /// Takes the work area of a channel that is off the card out of its address space. Returns whether the card can reach it
+    /// no more.
+    fn unmap_own(&mut self, space: shadow_pt::SpaceId, physical: ChannelId) -> bool {
+        let pages = own_pages(self.host.layout(), physical);
+        let unmapped = self.spaces.unmap_host(&self.host, space, &pages);
+        if let Err(error) = &unmapped {
+            tracing::error!(vm = %self.vm, channel = physical.0, %error,
+                "the card may still reach a channel's ring; its number and the VM's memory stay out of use until the \
+                 card is reset");
+        }
+        unmapped.is_ok()
+    }
+
+    /// Writes the ring's indices into the guest's instance block.
+    pub(super) fn save(&mut self, channel: VirtualChannelId, instance: Place) {
+        let words = self.with_channels(|channels, card, _, vm| channels.saved_words(card, vm, channel));
+        for (offset, value) in words.into_iter().flatten() {
+            let Some(Place::Vram(at)) = instance.checked_add(offset) else { continue };
+            // The block was the guest's when the channel was bound, and guest VRAM does not shrink.
+            if self.guest_write(at, &value.to_le_bytes()).is_err() {
+                tracing::debug!(?channel, "a channel's state could not be saved");
+            }
+        }
+    }
+}
+
+/// What the address space of a physical channel must map of the mediator's.
+fn own_pages(layout: &::channels::Layout, physical: ChannelId) -> [(HostPage, VramAddr, bool); 4] {
+    layout.work_pages(physical).map(|(index, at, writable)| (HostPage::Own(index), at, writable))
+}

@@ -1,0 +1,87 @@
+//! The operator's view of a VM: its counters, and the accesses that were denied.
+
+use super::device::Core;
+use super::pv::Interface;
+use super::status::{DeniedAccess, DeviceStatus, InterruptKind};
+use devmodel::denied::Site;
+use std::collections::BTreeMap;
+
+impl Core {
+    /// What the operator is told of the VM, but for what the card's owner counts.
+    pub(super) fn status(&self) -> DeviceStatus {
+        let Core { gpu, backend, .. } = self;
+        let (spaces, shadow_bytes) = backend.spaces.usage();
+        let counts = &backend.counts;
+        let report = &backend.spaces.report;
+        let pv = backend.pv.as_deref().map(Interface::counters).into_iter().flatten();
+        let counters: BTreeMap<String, u64> = [
+            ("doorbells", counts.doorbells),
+            ("doorbells_refused", counts.doorbells_refused),
+            ("submissions", counts.submissions),
+            ("ring_entries", counts.entries),
+            ("hangs", counts.hangs),
+            ("memory_waits", counts.memory_waits),
+            ("memory_denied", counts.memory_denied),
+            ("memory_waited_ns", counts.memory_waited_ns),
+            ("memory_writes_waited", counts.writes_waited),
+            ("memory_writes_lost", counts.writes_lost),
+            ("aperture_bytes", counts.aperture_bytes),
+            ("tlb_flushes", counts.flushes),
+            ("interrupts", counts.interrupts),
+            ("channel_binds", counts.binds),
+            ("channel_binds_refused", counts.binds_refused),
+            ("runlists", counts.runlists),
+            ("faults", counts.faults),
+            ("address_spaces", spaces as u64),
+            ("shadow_bytes", shadow_bytes),
+            ("aperture_pages", backend.remap.pages() as u64),
+            ("aperture_moves", backend.remap.counts.moves),
+            ("aperture_stops", backend.remap.counts.stops),
+            ("aperture_messages", backend.remap.counts.messages),
+            ("aperture_aliases", backend.remap.counts.aliases),
+            ("shadow_syncs", backend.spaces.syncs),
+            ("shadow_bytes_scanned", report.bytes_scanned),
+            ("shadow_pages_scanned", report.pages),
+            ("shadow_pages_deferred", report.deferred),
+            ("shadow_entries_translated", report.translated),
+            ("shadow_entries_written", report.entries_written),
+            ("shadow_entries_denied", report.denied.total()),
+        ]
+        .into_iter()
+        .chain(pv)
+        .map(|(name, count)| (name.to_owned(), count))
+        .collect();
+        let denied = gpu.denials().iter().map(|(site, reason, count)| DeniedAccess {
+            place: site.to_string(),
+            offset: if let Site::Register(offset) = site { Some(offset) } else { None },
+            reason: reason.to_string(),
+            reads: count.reads,
+            writes: count.writes,
+        });
+        let tables =
+            shadow_pt::Denial::ALL.into_iter().filter(|&why| report.denied.of(why) != 0).map(|why| DeniedAccess {
+                place: "page table entry".to_owned(),
+                offset: None,
+                reason: why.name().to_owned(),
+                reads: 0,
+                writes: report.denied.of(why),
+            });
+        let pci = gpu.pci();
+        let config = gpu.config();
+        DeviceStatus {
+            vram_mib: u64::from(config.vram_mib()),
+            channels_used: backend.bound.len() as u32,
+            pci_id: (config.pci.vendor, config.pci.device),
+            bus_master: pci.bus_master(),
+            interrupts: if pci.msi_enabled() {
+                InterruptKind::Msi
+            } else if backend.link.interrupts().intx_attached() && !pci.intx_disabled() {
+                InterruptKind::Intx
+            } else {
+                InterruptKind::Off
+            },
+            denied: denied.chain(tables).collect(),
+            counters,
+        }
+    }
+}

@@ -1,0 +1,537 @@
+//! A mediated VM as the vfio-user server, the card's interrupt thread and the daemon see it.
+
+use super::Apertures;
+use super::backend::VmBackend as Backend;
+use super::patience::{self, Patience};
+use super::pv::{After, Interface, Progress, PvSettings};
+use super::remap::{self, Remap};
+use super::status::{DeviceError, DeviceStatus};
+use devmodel::backend::{Aperture, Backend as _, NoMemory};
+use devmodel::{VGpu, VGpuConfig};
+use nvspec::regs::windows::pramin;
+use owner::mailbox::{Held, Mailbox};
+use owner::{HostCard, HostError, Share};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use vmm_glue::device::NUM_REGIONS;
+use vmm_glue::{AccessError, Device, DmaRegion, Link, MapError, RegionIndex, RegionInfo};
+use vram::VmId;
+
+/// Time between two looks for doorbells that are no messages. They are looked for only where a driver has put them under a
+/// mapped part of an aperture, which nouveau does not.
+const POLL: Duration = Duration::from_micros(200);
+
+/// The vGPU and its side of the card: one lock, so that a register access and an interrupt do not mix.
+pub(super) struct Core {
+    pub(super) gpu: VGpu,
+    pub(super) backend: Backend,
+    /// A thread looks for doorbells under mapped apertures.
+    polls: bool,
+    /// The card's time, in ns, for which the guest's alarm is armed.
+    pub(super) alarm: Option<u64>,
+    pub(super) board: Arc<Board>,
+}
+
+/// Looks for a new status of a VM whose lock is taken, and the time between two of them.
+// TIMEOUT: an access of a guest is served in well under that; an operator does not notice it.
+const LOOKS: u32 = 10;
+const LOOK: Duration = Duration::from_millis(1);
+
+/// The VM's status for the operator, who never waits for the VM's lock: whoever holds it publishes a new one when it lets go,
+/// if one is wanted.
+#[derive(Debug, Default)]
+pub(super) struct Board {
+    pub(super) wanted: AtomicBool,
+    latest: locks::Mutex<locks::rank::Board, DeviceStatus>,
+}
+
+impl Board {
+    pub(super) fn publish(&self, status: DeviceStatus) {
+        self.wanted.store(false, Ordering::Relaxed);
+        *self.latest.lock() = status;
+    }
+}
+
+/// What a mediated VM is made of.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// What it may have of the card.
+    pub share: Share,
+    /// How much work a TLB flush of its guest does.
+    pub shadow: shadow_pt::Mode,
+    /// How BAR1 and BAR3 are served.
+    pub apertures: Apertures,
+    /// How long work may wait for memory.
+    pub queue_limit: Duration,
+    /// What it may have of the paravirtual interface, if it is offered.
+    pub paravirtual: Option<PvSettings>,
+}
+
+/// A mediated VM, from any thread.
+pub struct MediatedVm {
+    pub(super) core: Mailbox<Core>,
+    board: Arc<Board>,
+    host: Arc<HostCard>,
+    pub(super) vm: VmId,
+    pub(super) link: Link,
+}
+
+/// A mediated VM, as the server drives it.
+pub struct MediatedDevice {
+    vm: Arc<MediatedVm>,
+    pci: devmodel::pci::PciIdentity,
+    config_bytes: u64,
+}
+
+impl MediatedVm {
+    /// A VM numbered `vm` on `host`.
+    ///
+    /// # Errors
+    /// When the card has too little memory left, or the description is out of range.
+    pub fn build(
+        host: &Arc<HostCard>,
+        vm: VmId,
+        settings: &Settings,
+        link: &Link,
+    ) -> Result<(MediatedDevice, Arc<Self>), DeviceError> {
+        let Settings { share, shadow, apertures, queue_limit, paravirtual } = settings;
+        let mut config = VGpuConfig::of_chip(host.info().chip, share.vram_bytes, Arc::clone(&host.info().vbios));
+        // All numbers are the guest's to use; how many at a time is checked at bind.
+        config.channels = nvspec::fifo::CHANNELS;
+        let card = host.card().identity();
+        config.pci.bar1_bytes = card.bar1_size;
+        config.pci.bar3_bytes = card.bar3_size;
+        let pci = config.pci;
+        config.vendor_capability = paravirtual.as_ref().map(PvSettings::capability).unwrap_or_default();
+        let gpu = VGpu::new(config)?;
+        let mut backend = Backend::new(Arc::clone(host), vm, link.clone(), *shadow, share.vram_bytes);
+        backend.queue_limit = *queue_limit;
+        backend.patience = Patience::new(*queue_limit);
+        let interface = |settings| Box::new(Interface::new(settings, vm, share.vram_bytes, share.channels));
+        backend.pv = paravirtual.as_ref().map(interface);
+        let board = Arc::<Board>::default();
+        let core = Core { gpu, backend, polls: false, alarm: None, board: Arc::clone(&board) };
+        board.publish(core.status());
+        let this = Self { core: Mailbox::new(core), board, host: Arc::clone(host), vm, link: link.clone() };
+        let this = Arc::new(this);
+        let events: Weak<Self> = Arc::downgrade(&this);
+        host.add_vm(vm, share, events)?;
+        if *apertures == Apertures::Remapped {
+            match Remap::open(host, pci.bar1_bytes, pci.bar3_bytes) {
+                Ok(remap) => this.core().backend.remap = remap,
+                Err(error) => {
+                    host.remove_vm(vm)?;
+                    return Err(error.into());
+                }
+            }
+        }
+        let device = MediatedDevice { vm: Arc::clone(&this), pci, config_bytes: devmodel::pci::CONFIG_BYTES as u64 };
+        Ok((device, this))
+    }
+
+    #[track_caller]
+    pub(super) fn core(&self) -> Held<'_, Core> {
+        self.core.lock()
+    }
+
+    /// What was published last.
+    #[cfg(feature = "test-rig")]
+    #[must_use]
+    pub fn published(&self) -> DeviceStatus {
+        self.board.latest.lock().clone()
+    }
+
+    /// Does `act` while the VM is at work for long.
+    #[cfg(feature = "test-rig")]
+    pub fn while_locked(&self, act: impl FnOnce()) {
+        let (held, is_held) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            // Another thread: this one may take other VMs' locks.
+            scope.spawn(move || {
+                let _core = self.core();
+                if held.send(()).is_ok() {
+                    let _ = ended.recv();
+                }
+            });
+            if is_held.recv().is_ok() {
+                act();
+            }
+            drop(end);
+        });
+    }
+
+    /// Writes guest VRAM as the guest's CPU does.
+    ///
+    /// # Errors
+    /// When the memory is not the VM's, or there is none.
+    #[cfg(feature = "test-rig")]
+    pub fn cpu_write(
+        &self,
+        address: nvspec::addr::GuestVramAddr,
+        data: &[u8],
+    ) -> Result<(), devmodel::backend::Unwritten> {
+        self.core().backend.guest_write(address, data)
+    }
+
+    /// Reads guest VRAM where it lives, USERD pages as any other.
+    #[cfg(feature = "test-rig")]
+    #[must_use]
+    pub fn vram_peek(&self, address: nvspec::addr::GuestVramAddr, data: &mut [u8]) -> Option<()> {
+        let place = nvspec::addr::Place::Vram(address);
+        self.core().backend.with_channels(|_, _, guest, _| guest.fill(place, data))
+    }
+
+    /// Looks for doorbells under mapped apertures, as long as there may be any. `false` when there are none.
+    fn poll(&self) -> bool {
+        let core = &mut *self.core();
+        core.polls = !core.backend.polled.is_empty();
+        if core.polls {
+            core.backend.poll();
+            core.settle();
+        }
+        core.polls
+    }
+
+    /// Starts to look for doorbells under mapped apertures, where there are any and nobody does.
+    fn start_polling(this: &Arc<Self>, core: &mut Core) {
+        if core.polls || core.backend.polled.is_empty() {
+            return;
+        }
+        let vm = Arc::downgrade(this);
+        let body = move || {
+            while vm.upgrade().is_some_and(|vm| vm.poll()) {
+                locks::sleep(POLL);
+            }
+        };
+        match std::thread::Builder::new().name(format!("doorbells-{}", this.vm)).spawn(body) {
+            Ok(_) => core.polls = true,
+            Err(error) => tracing::error!(%error, "doorbells under a mapped aperture are not seen: no thread"),
+        }
+    }
+}
+
+impl Core {
+    /// Takes everything of the guest's driver off the card. What lived under mapped apertures is lost.
+    fn clean(&mut self) {
+        let Self { gpu, backend, .. } = self;
+        backend.remap.closing = true;
+        gpu.reset(backend);
+        backend.reset_pv();
+        backend.quiesce();
+        backend.remap.closing = false;
+    }
+
+    /// What an access has left to do outside of the registers.
+    pub(super) fn settle(&mut self) {
+        for fault in std::mem::take(&mut self.backend.faults) {
+            self.gpu.mmu_fault(fault, &mut self.backend);
+        }
+        if std::mem::take(&mut self.backend.runlist_done) {
+            self.gpu.runlist_done(&mut self.backend);
+        }
+        self.arm();
+    }
+
+    /// Has the card's interrupt thread come back when the guest's alarm is to ring, where that has changed.
+    fn arm(&mut self) {
+        let at = self.gpu.alarm_at();
+        if at != self.alarm {
+            self.alarm = at;
+            let in_ns = at.map(|at| at.saturating_sub(self.backend.now_ns()));
+            self.backend.host.lock().arm_guest_alarm(self.backend.vm, in_ns);
+        }
+    }
+
+    /// Reads BAR0: the chip's registers, and what is beside it.
+    fn bar0_read(&mut self, offset: u64, data: &mut [u8]) {
+        match &self.backend.pv {
+            Some(pv) if Interface::covers(offset) => pv.read(offset, data),
+            _ => {
+                self.count_window(offset, data.len());
+                self.gpu.bar0_read(offset, data, &mut self.backend);
+            }
+        }
+    }
+
+    /// Writes BAR0. Whether the guest has batches for us.
+    fn bar0_write(&mut self, offset: u64, data: &[u8]) -> Result<bool, NoMemory> {
+        match &mut self.backend.pv {
+            Some(pv) if Interface::covers(offset) => {
+                match pv.write(offset, data) {
+                    After::Nothing => {}
+                    After::Doorbell => return Ok(true),
+                    After::Reset => self.reset_pv(),
+                    After::Start => self.start_pv(),
+                }
+                self.signal_pv();
+            }
+            _ => {
+                if self.backend.patience.is_first() {
+                    self.count_window(offset, data.len());
+                }
+                self.gpu.bar0_write(offset, data, &mut self.backend)?;
+            }
+        }
+        Ok(false)
+    }
+
+    /// Counts what goes through the window on VRAM.
+    fn count_window(&mut self, offset: u64, bytes: usize) {
+        if (u64::from(pramin::BASE)..u64::from(pramin::END)).contains(&offset) {
+            self.backend.counts.aperture_bytes += bytes as u64;
+        }
+    }
+}
+
+/// What is left of a write of the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Served {
+    Whole,
+    /// The guest has batches for us.
+    Batches,
+    /// There is no memory for it yet.
+    Again,
+    /// Pages under mapped apertures are to move first.
+    Moves,
+}
+
+impl MediatedDevice {
+    /// Serves a write. The VM's lock is free when it returns, for memory may have to move.
+    fn write_once(&self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<Served, AccessError> {
+        let core = &mut *self.vm.core();
+        let Core { gpu, backend, .. } = core;
+        let written = match region {
+            RegionIndex::Bar0 => core.bar0_write(offset, data),
+            RegionIndex::Bar1 | RegionIndex::Bar3 => {
+                let aperture = aperture(region);
+                if backend.patience.is_first() {
+                    backend.remap.count_message(aperture, offset);
+                    backend.counts.aperture_bytes += data.len() as u64;
+                }
+                gpu.aperture_write(aperture, offset, data, backend).map(|()| false)
+            }
+            RegionIndex::Config => {
+                gpu.config_write(offset, data, backend);
+                Ok(false)
+            }
+            _ => return Err(AccessError::Invalid),
+        };
+        if written.is_err() && core.backend.write_waits() {
+            return Ok(Served::Again);
+        }
+        core.backend.patience.end();
+        core.settle();
+        MediatedVm::start_polling(&self.vm, core);
+        Ok(match written {
+            Ok(true) => Served::Batches,
+            _ if core.backend.moves_wait() => Served::Moves,
+            _ => Served::Whole,
+        })
+    }
+
+    /// Looks again at pages that are to move. Returns whether they still are.
+    fn look_at_moves(&self) -> bool {
+        let core = &mut *self.vm.core();
+        let waits = core.backend.look_at_moves();
+        core.settle();
+        MediatedVm::start_polling(&self.vm, core);
+        waits
+    }
+
+    /// Deals with the batches that were there when the doorbell was rung. The VM's lock is free again and again, for who waits
+    /// for it serves others as well.
+    fn serve_batches(&self) {
+        let mut batches = 0;
+        while batches < pv::abi::MAX_QUEUE {
+            match self.serve_batch() {
+                Progress::Idle => break,
+                Progress::Batch => batches += 1,
+                Progress::Part => {}
+                Progress::Waits => locks::sleep(remap::LOOK),
+            }
+        }
+    }
+
+    fn serve_batch(&self) -> Progress {
+        let core = &mut *self.vm.core();
+        let progress = core.serve_pv();
+        core.settle();
+        MediatedVm::start_polling(&self.vm, core);
+        progress
+    }
+}
+
+/// The aperture of a region that is one.
+fn aperture(region: RegionIndex) -> Aperture {
+    if region == RegionIndex::Bar1 { Aperture::Bar1 } else { Aperture::Bar3 }
+}
+
+impl Device for MediatedDevice {
+    fn regions(&self) -> [RegionInfo; NUM_REGIONS] {
+        let mut regions: [RegionInfo; NUM_REGIONS] = Default::default();
+        for (index, size) in [
+            (RegionIndex::Bar0, self.pci.bar0_bytes),
+            (RegionIndex::Bar1, self.pci.bar1_bytes),
+            (RegionIndex::Bar3, self.pci.bar3_bytes),
+            (RegionIndex::Config, self.config_bytes),
+        ] {
+            regions[index as usize] = RegionInfo::read_write(size);
+        }
+        let core = self.vm.core();
+        for (index, aperture) in [(RegionIndex::Bar1, Aperture::Bar1), (RegionIndex::Bar3, Aperture::Bar3)] {
+            let Some((file, area)) = core.backend.remap.area(aperture) else { continue };
+            let region = &mut regions[index as usize];
+            match region.clone().with_mappable(file, vec![area]) {
+                Ok(mappable) => *region = mappable,
+                Err(error) => tracing::error!(%error, ?index, "an aperture cannot be mapped, and is trapped"),
+            }
+        }
+        regions
+    }
+
+    fn region_read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
+        let core = &mut *self.vm.core();
+        let Core { gpu, backend, .. } = core;
+        match region {
+            RegionIndex::Bar0 => core.bar0_read(offset, data),
+            RegionIndex::Bar1 | RegionIndex::Bar3 => {
+                let aperture = aperture(region);
+                backend.remap.count_message(aperture, offset);
+                backend.counts.aperture_bytes += data.len() as u64;
+                gpu.aperture_read(aperture, offset, data, backend);
+            }
+            RegionIndex::Config => gpu.config_read(offset, data),
+            _ => return Err(AccessError::Invalid),
+        }
+        Ok(())
+    }
+
+    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
+        let mut served = self.write_once(region, offset, data)?;
+        while served == Served::Again {
+            locks::sleep(patience::RETRY);
+            served = self.write_once(region, offset, data)?;
+        }
+        match served {
+            Served::Batches => self.serve_batches(),
+            Served::Moves => {
+                while self.look_at_moves() {
+                    locks::sleep(remap::LOOK);
+                }
+            }
+            Served::Whole | Served::Again => {}
+        }
+        Ok(())
+    }
+
+    fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {
+        self.vm.core().backend.lend(region).map_err(|error| MapError(error.to_string()))
+    }
+
+    fn dma_unmap(&mut self, gpa: u64, size: u64) {
+        self.vm.core().backend.withdraw(gpa, size);
+    }
+
+    fn reset(&mut self) {
+        self.vm.core().clean();
+        self.vm.host.wait_departed(self.vm.vm);
+        let core = &mut *self.vm.core();
+        core.backend.end_quiesce();
+        core.backend.remap.blank(&self.vm.host);
+    }
+
+    fn disconnected(&mut self) {
+        {
+            let core = &mut *self.vm.core();
+            core.clean();
+            core.backend.forget_ram();
+        }
+        self.vm.host.wait_departed(self.vm.vm);
+        let quiet = {
+            let core = &mut *self.vm.core();
+            core.backend.end_quiesce();
+            // What the client has mapped it keeps.
+            core.backend.remap.renew(&self.vm.host, self.pci.bar1_bytes, self.pci.bar3_bytes);
+            core.backend.quiet
+        };
+        // The next client may be another's.
+        if let Err(error) = self.vm.host.wipe_vm(self.vm.vm, quiet) {
+            tracing::error!(%error, "the memory of a VM that has gone could not be wiped");
+        }
+    }
+
+    fn memory_not_shared(&mut self, gpa: u64) {
+        self.vm.core().backend.withdraw_unshared(gpa);
+    }
+}
+
+impl MediatedVm {
+    /// Returns what the operator sees. Waits a few milliseconds for a VM that is at work, and not at all for its lock: of a
+    /// VM that is busy for longer, what was published last is returned, and a later look finds what is new.
+    #[must_use]
+    pub fn status(&self) -> DeviceStatus {
+        self.board.wanted.store(true, Ordering::Relaxed);
+        for _ in 0..LOOKS {
+            if let Some(core) = self.core.try_lock() {
+                self.board.publish(core.status());
+            }
+            if !self.board.wanted.load(Ordering::Relaxed) {
+                break;
+            }
+            locks::sleep(LOOK);
+        }
+        let mut status = self.board.latest.lock().clone();
+        let (moved, noise) = match self.host.failure() {
+            Some(_) => (None, None),
+            None => {
+                let host = self.host.lock();
+                let moved = host.moved(self.vm).map(|moved| (moved.suspensions.count(), moved.sum.moved));
+                (moved, Some(host.noise_of(self.vm)))
+            }
+        };
+        let (caused, pauses) = noise.unwrap_or_default();
+        let (relocations, chunks_moved) = moved.unwrap_or_default();
+        let counts = [
+            ("memory_relocations", relocations),
+            ("memory_chunks_moved", u64::from(chunks_moved)),
+            ("events_lost", self.core.lost()),
+            ("interrupts_caused", caused),
+            ("interrupt_pauses", pauses),
+        ];
+        status.counters.extend(counts.map(|(name, count)| (name.to_owned(), count)));
+        status
+    }
+
+    /// Its number on the card.
+    #[must_use]
+    pub fn id(&self) -> VmId {
+        self.vm
+    }
+
+    /// Gives back all that the VM has on the card. Called once, when its device has been dropped.
+    ///
+    /// # Errors
+    /// When the card keeps something.
+    pub fn release(&self) -> Result<(), HostError> {
+        if let Some(why) = self.host.failure() {
+            return Err(HostError::Refused(format!("the card has failed: {why}; restart the daemon")));
+        }
+        {
+            let core = &mut *self.core.lock_torn();
+            match self.core.is_torn() {
+                false => core.clean(),
+                true => core.backend.quiesce(),
+            }
+            core.backend.forget_ram();
+        }
+        self.host.wait_departed(self.vm);
+        {
+            let core = &mut *self.core.lock_torn();
+            core.backend.end_quiesce();
+            core.backend.remap.close(&self.host);
+        }
+        self.host.remove_vm(self.vm)
+    }
+}

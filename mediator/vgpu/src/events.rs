@@ -1,0 +1,136 @@
+//! Events of the card, and memory that moves, as a VM takes them up.
+
+use super::backend::VmBackend as Backend;
+use super::device::{Core, MediatedVm};
+use super::spaces::Owned;
+use devmodel::events::{CopyError, EngineError, GraphError, MmuFault, PbdmaError};
+use nvspec::regs::{pbdma, pfifo, pgraph};
+use owner::mailbox::Recipient;
+use owner::{GuestEvent, GuestEvents, HostError, HostState, Ranges};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+
+impl GuestEvents for MediatedVm {
+    fn deliver(&self, event: GuestEvent) {
+        // The card's interrupt thread serves others as well.
+        if catch_unwind(AssertUnwindSafe(|| self.core.deliver(event))).is_err() {
+            tracing::error!(vm = %self.vm, "an event of the card has met a panic: the VM is out of service");
+            self.link.disconnect();
+        }
+    }
+
+    fn relocated(&self, commit: &mut dyn FnMut(&mut HostState) -> Ranges) -> Result<(), HostError> {
+        if self.core.is_torn() {
+            return Err(HostError::Refused("the VM is out of service".to_owned()));
+        }
+        self.core().relocated(commit)
+    }
+
+    fn card_failed(&self) {
+        self.link.disconnect();
+    }
+}
+
+impl Core {
+    /// Memory of the VM moves, as `commit` says.
+    fn relocated(&mut self, commit: &mut dyn FnMut(&mut HostState) -> Ranges) -> Result<(), HostError> {
+        let Backend { host, vm, link, ram, spaces, remap, bus_master, pv, .. } = &mut self.backend;
+        let tables = pv.as_deref().map(|pv| &pv.tables);
+        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap, tables };
+        let state = &mut *host.lock();
+        let ranges = commit(state)
+            .into_iter()
+            .map(|(at, bytes)| shadow_pt::GuestRange::Vram(nvspec::addr::GuestVramAddr(at.0), bytes));
+        let relocated = spaces.relocated(state, &owned, &ranges.collect::<Vec<_>>());
+        if relocated.is_err() {
+            // Before anyone else takes the card's lock, and with it what the chunks have left.
+            state.quarantine_left();
+        }
+        relocated
+    }
+}
+
+impl Recipient for Core {
+    fn take_up(&mut self, event: GuestEvent) {
+        let Self { gpu, backend, .. } = &mut *self;
+        match event {
+            GuestEvent::Resume(doorbell) => backend.submit(doorbell),
+            GuestEvent::Memory => backend.retry(),
+            GuestEvent::Left => backend.channels_left(),
+            GuestEvent::Runlist => {
+                if std::mem::take(&mut backend.runlist_waits) {
+                    gpu.runlist_done(backend);
+                }
+            }
+            GuestEvent::Alarm => {
+                // If it is early by the card's clock, the alarm is armed again for the rest.
+                self.alarm = None;
+                self.gpu.tick(&mut self.backend);
+            }
+            GuestEvent::Hang { engine, channel } => {
+                backend.counts.hangs += 1;
+                tracing::warn!(vm = %backend.vm, ?channel, engine, "a channel made no progress and was killed");
+                if backend.end_retired(channel).is_some() {
+                    gpu.ctxsw_timeout(engine, channel, backend);
+                }
+            }
+            GuestEvent::NonStall { engine } => gpu.non_stall(engine, backend),
+            GuestEvent::MmuFault { channel, unit, va, kind } => {
+                backend.counts.faults += 1;
+                let instance = backend.end_retired(channel);
+                tracing::warn!(vm = %backend.vm, ?channel, unit, %va, kind, "a guest's access faulted");
+                let field = |field: nvspec::Field| field.get(kind);
+                gpu.mmu_fault(
+                    MmuFault {
+                        unit,
+                        instance,
+                        va,
+                        reason: field(pfifo::FAULT_TYPE::REASON),
+                        client: field(pfifo::FAULT_TYPE::CLIENT),
+                        hub: field(pfifo::FAULT_TYPE::HUB) != 0,
+                        write: field(pfifo::FAULT_TYPE::WRITE) != 0,
+                        gpc: field(pfifo::FAULT_TYPE::GPC),
+                    },
+                    backend,
+                );
+            }
+            GuestEvent::Pbdma { channel, unit, intr, method, data } => gpu.pbdma_error(
+                PbdmaError {
+                    unit,
+                    channel,
+                    intr,
+                    subchannel: pbdma::METHOD_0::SUBCHANNEL.get(method),
+                    method: pbdma::METHOD_0::METHOD.get(method) << 2,
+                    data,
+                },
+                backend,
+            ),
+            GuestEvent::Graph { channel, intr, code, class, address, data, trap, sm } => {
+                let instance = backend.instances.get(&channel).copied();
+                let error = GraphError {
+                    intr,
+                    code,
+                    instance,
+                    subchannel: pgraph::TRAPPED_ADDRESS::SUBCHANNEL.get(address),
+                    class,
+                    method: pgraph::TRAPPED_ADDRESS::METHOD.get(address) << 2,
+                    data,
+                    trap,
+                    sm,
+                };
+                gpu.engine_error(EngineError::Graph(error), backend);
+            }
+            GuestEvent::Copy { channel, engine, intr, report, data } => {
+                let instance = backend.instances.get(&channel).copied();
+                gpu.engine_error(EngineError::Copy(CopyError { engine, intr, instance, report, data }), backend);
+            }
+        }
+        self.settle();
+    }
+
+    fn leave(&mut self) {
+        if self.board.wanted.load(Ordering::Relaxed) {
+            self.board.publish(self.status());
+        }
+    }
+}

@@ -1,0 +1,479 @@
+//! A virtual machine wired straight to a card, with no mediation: the baseline of every overhead figure, and the way to
+//! tell a fault of the card from a fault of the mediator.
+//!
+//! BAR0 becomes 32-bit register accesses (smaller ones are merged), BAR1 and BAR3 are the card's apertures, guest memory is
+//! mapped at its guest physical address while the guest lets the card master the bus, and the card's interrupt is relayed
+//! by a thread to whatever the guest's VMM listens to.
+//!
+//! Nothing is checked: the guest can do to the card what a bare-metal driver can. It is alone on it, and the card is reset
+//! between clients.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use card::{Aperture, Card, DmaMemory, InterruptMode};
+use devmodel::pci::{PciConfig, PciEvents, PciIdentity};
+
+use vmm_glue::device::NUM_REGIONS;
+use vmm_glue::{AccessError, Device, DmaRegion, Interrupts, Link, MapError, RegionIndex, RegionInfo};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
+
+use crate::ram::ClientMemory;
+use crate::status::{DeviceError, DeviceStatus, InterruptKind};
+
+/// How the card's interrupt reaches the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Line {
+    Off = 0,
+    Intx = 1,
+    Msi = 2,
+}
+
+/// What the device's thread, the relay and the admin API share.
+#[derive(Debug)]
+pub struct PassthroughVm {
+    interrupts: Arc<Interrupts>,
+    /// A [`Line`].
+    line: AtomicU8,
+    pin: Pin,
+    bus_master: AtomicBool,
+    dma_regions: AtomicU32,
+    interrupts_relayed: AtomicU64,
+    register_reads: AtomicU64,
+    register_writes: AtomicU64,
+    aperture_reads: AtomicU64,
+    aperture_writes: AtomicU64,
+    out_of_reach: AtomicU64,
+    pci_id: (u16, u16),
+    vram_mib: u64,
+}
+
+/// The card's interrupt pin, as far as the relay knows.
+#[derive(Debug, Default)]
+struct Pin {
+    /// Whether it is asserted. The client's level changes with it under this lock, so that both always agree.
+    level: locks::Mutex<locks::rank::Level, bool>,
+    /// A copy of `level` that spares register accesses the lock; it is set before the client can know of the interrupt.
+    hint: AtomicBool,
+}
+
+impl Pin {
+    fn raise(&self, interrupts: &Interrupts) {
+        self.hint.store(true, Ordering::Release);
+        let mut level = self.level.lock();
+        *level = true;
+        interrupts.set_intx_level(true);
+    }
+
+    /// Whether it was asserted.
+    fn lower(&self, interrupts: &Interrupts) -> bool {
+        if !self.hint.load(Ordering::Acquire) {
+            return false;
+        }
+        let mut level = self.level.lock();
+        if *level {
+            self.hint.store(false, Ordering::Release);
+            interrupts.set_intx_level(false);
+        }
+        std::mem::take(&mut *level)
+    }
+}
+
+impl PassthroughVm {
+    fn line(&self) -> Line {
+        match self.line.load(Ordering::Acquire) {
+            1 => Line::Intx,
+            2 => Line::Msi,
+            _ => Line::Off,
+        }
+    }
+}
+
+impl PassthroughVm {
+    /// What the operator sees.
+    #[must_use]
+    pub fn status(&self) -> DeviceStatus {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let counters = [
+            ("interrupts", load(&self.interrupts_relayed)),
+            ("register_reads", load(&self.register_reads)),
+            ("register_writes", load(&self.register_writes)),
+            ("aperture_reads", load(&self.aperture_reads)),
+            ("aperture_writes", load(&self.aperture_writes)),
+            ("dma_regions_mapped", u64::from(self.dma_regions.load(Ordering::Relaxed))),
+            ("dma_regions_out_of_reach", load(&self.out_of_reach)),
+        ];
+        DeviceStatus {
+            vram_mib: self.vram_mib,
+            channels_used: 0,
+            pci_id: self.pci_id,
+            bus_master: self.bus_master.load(Ordering::Relaxed),
+            interrupts: match self.line() {
+                Line::Off => InterruptKind::Off,
+                Line::Intx => InterruptKind::Intx,
+                Line::Msi => InterruptKind::Msi,
+            },
+            denied: Vec::new(),
+            counters: counters.map(|(name, count)| (name.to_owned(), count)).into(),
+        }
+    }
+}
+
+/// A card as the device of a virtual machine.
+pub struct PassthroughDevice {
+    card: Arc<dyn Card>,
+    link: Link,
+    pci: PciConfig,
+    shared: Arc<PassthroughVm>,
+    /// What the client lends, by guest physical address; mapped for the card while the guest has bus mastering on.
+    regions: BTreeMap<u64, Lending>,
+    event: EventFd,
+    stop: Arc<AtomicBool>,
+    relay: locks::Mutex<locks::rank::Relay, Option<JoinHandle<()>>>,
+}
+
+#[derive(Debug)]
+struct Lending {
+    size: u64,
+    memory: DmaMemory,
+    mapped: bool,
+}
+
+impl PassthroughDevice {
+    /// Wires `card`, which has `vram_mib` MiB of VRAM, to the virtual machine `name` behind `link`. The card is reset.
+    ///
+    /// # Errors
+    /// When the host has no more descriptors or threads, or the card's BARs are not as PCI wants them.
+    pub fn build(
+        card: Arc<dyn Card>,
+        vram_mib: u64,
+        name: &str,
+        link: &Link,
+    ) -> Result<(Self, Arc<PassthroughVm>), DeviceError> {
+        let id = card.identity();
+        let identity = PciIdentity {
+            vendor: id.vendor,
+            device: id.device,
+            subsystem_vendor: id.subsystem_vendor,
+            subsystem: id.subsystem,
+            revision: id.revision,
+            class: id.class,
+            bar0_bytes: id.bar0_size,
+            bar1_bytes: id.bar1_size,
+            bar3_bytes: id.bar3_size,
+        };
+        let shared = Arc::new(PassthroughVm {
+            interrupts: Arc::clone(link.interrupts()),
+            line: AtomicU8::new(Line::Off as u8),
+            pin: Pin::default(),
+            bus_master: AtomicBool::new(false),
+            dma_regions: AtomicU32::new(0),
+            interrupts_relayed: AtomicU64::new(0),
+            register_reads: AtomicU64::new(0),
+            register_writes: AtomicU64::new(0),
+            aperture_reads: AtomicU64::new(0),
+            aperture_writes: AtomicU64::new(0),
+            out_of_reach: AtomicU64::new(0),
+            pci_id: (id.vendor, id.device),
+            vram_mib,
+        });
+        let event = EventFd::new(EFD_CLOEXEC)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let relay = Relay { event: event.try_clone()?, shared: Arc::clone(&shared), stop: Arc::clone(&stop) };
+        let span = tracing::info_span!(parent: None, "vm", name);
+        let relay =
+            std::thread::Builder::new().name(format!("irq-{name}")).spawn(move || span.in_scope(|| relay.run()))?;
+        card.reset();
+        let device = Self {
+            pci: PciConfig::new(&identity)?,
+            card,
+            link: link.clone(),
+            shared: Arc::clone(&shared),
+            regions: BTreeMap::new(),
+            event,
+            stop,
+            relay: locks::Mutex::new(Some(relay)),
+        };
+        Ok((device, shared))
+    }
+
+    fn read_registers(&self, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
+        self.shared.register_reads.fetch_add(1, Ordering::Relaxed);
+        let offset = u32::try_from(offset).map_err(|_| AccessError::Invalid)?;
+        for (register, piece) in (offset & !3..).step_by(4).zip(pieces_mut(offset, data)) {
+            let value = self.card.read32(register).to_le_bytes();
+            let from = place(offset, register);
+            piece.copy_from_slice(value.get(from..).and_then(|v| v.get(..piece.len())).ok_or(AccessError::Invalid)?);
+        }
+        self.look_at_pin();
+        Ok(())
+    }
+
+    fn write_registers(&self, offset: u64, data: &[u8]) -> Result<(), AccessError> {
+        self.shared.register_writes.fetch_add(1, Ordering::Relaxed);
+        let offset = u32::try_from(offset).map_err(|_| AccessError::Invalid)?;
+        for (register, piece) in (offset & !3..).step_by(4).zip(pieces(offset, data)) {
+            let mut value = if piece.len() == 4 { [0; 4] } else { self.card.read32(register).to_le_bytes() };
+            let from = place(offset, register);
+            let target = value.get_mut(from..).and_then(|v| v.get_mut(..piece.len())).ok_or(AccessError::Invalid)?;
+            target.copy_from_slice(piece);
+            self.card.write32(register, u32::from_le_bytes(value));
+        }
+        self.look_at_pin();
+        Ok(())
+    }
+
+    /// An access may have lowered the pin: lets the card signal again if it has not.
+    ///
+    /// While the client has the pin masked, raising it again costs nothing; when it unmasks, the level decides.
+    fn look_at_pin(&self) {
+        if self.shared.pin.lower(&self.shared.interrupts) {
+            self.card.unmask_intx();
+        }
+    }
+
+    fn act_on(&mut self, events: PciEvents) {
+        if let Some(master) = events.bus_master {
+            self.shared.bus_master.store(master, Ordering::Relaxed);
+            if master {
+                self.map_all();
+                self.link.check_shared();
+            } else {
+                self.unmap_all();
+            }
+        }
+        if events.msi.is_some() || events.intx_disabled.is_some() {
+            self.route_interrupts();
+        }
+    }
+
+    fn route_interrupts(&self) {
+        let line = match (self.pci.msi_enabled(), self.pci.intx_disabled()) {
+            (true, _) => Line::Msi,
+            (false, false) => Line::Intx,
+            (false, true) => Line::Off,
+        };
+        if line == self.shared.line() {
+            return;
+        }
+        self.quiet_interrupts();
+        self.shared.line.store(line as u8, Ordering::Release);
+        let mode = match line {
+            Line::Off => return,
+            Line::Intx => InterruptMode::Intx,
+            Line::Msi => InterruptMode::Msi,
+        };
+        match self.event.try_clone() {
+            Ok(event) => self.card.set_interrupt(mode, Some(event)),
+            Err(error) => tracing::error!(%error, "the card has no interrupt: no file descriptor left"),
+        }
+    }
+
+    fn quiet_interrupts(&self) {
+        match self.shared.line() {
+            Line::Off => {}
+            Line::Intx => self.card.set_interrupt(InterruptMode::Intx, None),
+            Line::Msi => self.card.set_interrupt(InterruptMode::Msi, None),
+        }
+        self.shared.line.store(Line::Off as u8, Ordering::Release);
+        self.shared.pin.lower(&self.shared.interrupts);
+    }
+
+    fn map_all(&mut self) {
+        for (&gpa, lending) in &mut self.regions {
+            lending.map(gpa, &*self.card, &self.shared);
+        }
+    }
+
+    fn unmap_all(&mut self) {
+        for (&gpa, lending) in &mut self.regions {
+            lending.unmap(gpa, &*self.card, &self.shared);
+        }
+    }
+
+    /// The state of a card that nobody has touched yet.
+    fn clean(&mut self) {
+        self.quiet_interrupts();
+        self.card.reset();
+        self.pci.reset();
+        self.shared.bus_master.store(false, Ordering::Relaxed);
+        self.unmap_all();
+        self.route_interrupts();
+    }
+}
+
+impl Lending {
+    fn map(&mut self, gpa: u64, card: &dyn Card, shared: &PassthroughVm) {
+        if self.mapped {
+            return;
+        }
+        match card.map_dma(gpa, self.memory.clone()) {
+            Ok(()) => {
+                self.mapped = true;
+                shared.dma_regions.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(error) => {
+                shared.out_of_reach.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(%error, "the card cannot reach a part of guest memory");
+            }
+        }
+    }
+
+    fn unmap(&mut self, gpa: u64, card: &dyn Card, shared: &PassthroughVm) {
+        if !std::mem::take(&mut self.mapped) {
+            return;
+        }
+        shared.dma_regions.fetch_sub(1, Ordering::Relaxed);
+        if let Err(error) = card.unmap_dma(gpa, self.size) {
+            tracing::error!(%error, "the card keeps a mapping of guest memory that was withdrawn");
+        }
+    }
+}
+
+impl Device for PassthroughDevice {
+    fn regions(&self) -> [RegionInfo; NUM_REGIONS] {
+        let id = self.card.identity();
+        let mut regions: [RegionInfo; NUM_REGIONS] = Default::default();
+        let mut set = |index: RegionIndex, info| regions[index as usize] = info;
+        set(RegionIndex::Bar0, RegionInfo::read_write(id.bar0_size));
+        set(RegionIndex::Bar1, RegionInfo::read_write(id.bar1_size));
+        set(RegionIndex::Bar3, RegionInfo::read_write(id.bar3_size));
+        set(RegionIndex::Config, RegionInfo::read_write(devmodel::pci::CONFIG_BYTES as u64));
+        regions
+    }
+
+    fn connected(&mut self) {
+        self.route_interrupts();
+    }
+
+    fn region_read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
+        let aperture = match region {
+            RegionIndex::Bar0 => return self.read_registers(offset, data),
+            RegionIndex::Bar1 => Aperture::Bar1,
+            RegionIndex::Bar3 => Aperture::Bar3,
+            RegionIndex::Config => {
+                self.pci.read(offset, data);
+                return Ok(());
+            }
+            _ => return Err(AccessError::Denied),
+        };
+        self.shared.aperture_reads.fetch_add(1, Ordering::Relaxed);
+        self.card.aperture_read(aperture, offset, data);
+        Ok(())
+    }
+
+    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
+        let aperture = match region {
+            RegionIndex::Bar0 => return self.write_registers(offset, data),
+            RegionIndex::Bar1 => Aperture::Bar1,
+            RegionIndex::Bar3 => Aperture::Bar3,
+            RegionIndex::Config => {
+                let events = self.pci.write(offset, data);
+                self.act_on(events);
+                return Ok(());
+            }
+            _ => return Err(AccessError::Denied),
+        };
+        self.shared.aperture_writes.fetch_add(1, Ordering::Relaxed);
+        self.card.aperture_write(aperture, offset, data);
+        Ok(())
+    }
+
+    fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {
+        // Without a file the card has nothing to reach; an access there faults, as beyond the end of memory.
+        let Some(mapping) = region.mapping.as_ref().filter(|_| region.readable) else { return Ok(()) };
+        let memory = DmaMemory::new(Arc::new(ClientMemory(Arc::clone(mapping))), 0, mapping.len(), region.writable)
+            .map_err(|error| MapError(error.to_string()))?;
+        let mut lending = Lending { size: region.size, memory, mapped: false };
+        if self.pci.bus_master() {
+            lending.map(region.gpa, &*self.card, &self.shared);
+            self.link.check_shared();
+        }
+        self.regions.insert(region.gpa, lending);
+        Ok(())
+    }
+
+    fn dma_unmap(&mut self, gpa: u64, _: u64) {
+        if let Some(mut lending) = self.regions.remove(&gpa) {
+            lending.unmap(gpa, &*self.card, &self.shared);
+        }
+    }
+
+    fn reset(&mut self) {
+        self.clean();
+    }
+
+    fn disconnected(&mut self) {
+        self.clean();
+    }
+}
+
+impl Drop for PassthroughDevice {
+    fn drop(&mut self) {
+        self.clean();
+        self.quiet_interrupts();
+        self.stop.store(true, Ordering::Release);
+        // Fails only when the counter is full, and then the relay wakes up as well.
+        let _ = self.event.write(1);
+        if self.relay.lock().take().is_some_and(|relay| relay.join().is_err()) {
+            tracing::error!("the thread that relays the card's interrupts had panicked");
+        }
+    }
+}
+
+/// The thread that waits for the card's interrupt.
+struct Relay {
+    event: EventFd,
+    shared: Arc<PassthroughVm>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Relay {
+    fn run(self) {
+        let Self { event, shared, stop } = self;
+        loop {
+            if let Err(error) = event.read() {
+                tracing::error!(%error, "the card's interrupts are no longer relayed");
+                return;
+            }
+            if stop.load(Ordering::Acquire) {
+                return;
+            }
+            match shared.line() {
+                Line::Off => {}
+                Line::Msi => {
+                    shared.interrupts_relayed.fetch_add(1, Ordering::Relaxed);
+                    shared.interrupts.trigger_msi(0);
+                }
+                Line::Intx => {
+                    shared.interrupts_relayed.fetch_add(1, Ordering::Relaxed);
+                    shared.pin.raise(&shared.interrupts);
+                }
+            }
+        }
+    }
+}
+
+/// Byte within the register at `register` where an access at `offset` begins.
+fn place(offset: u32, register: u32) -> usize {
+    offset.saturating_sub(register).min(3) as usize
+}
+
+/// Cuts the bytes of an access at `offset` at the boundaries of registers.
+fn pieces(offset: u32, data: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let head = (4 - (offset & 3) as usize).min(data.len());
+    let (head, tail) = data.split_at(head);
+    std::iter::once(head).chain(tail.chunks(4))
+}
+
+fn pieces_mut(offset: u32, data: &mut [u8]) -> impl Iterator<Item = &mut [u8]> {
+    let head = (4 - (offset & 3) as usize).min(data.len());
+    let (head, tail) = data.split_at_mut(head);
+    std::iter::once(head).chain(tail.chunks_mut(4))
+}
+
+#[cfg(test)]
+mod tests;

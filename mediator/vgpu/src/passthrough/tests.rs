@@ -1,0 +1,358 @@
+//! The wiring between a vfio-user client and a card, with a card that records what is done to it.
+
+use super::*;
+use card::{DmaError, Identity};
+use parking_lot::Mutex;
+use std::os::fd::AsFd;
+use std::time::Duration;
+use tempfile::TempDir;
+use vmm_glue::client::{Client, memory_file, wait_event};
+use vmm_glue::{IrqCounts, Server, ServerOptions, SocketOptions, StopHandle};
+
+const BAR0: u32 = 0;
+const BAR1: u32 = 1;
+const CONFIG: u32 = 7;
+/// Offset of the command register in configuration space, its bits for memory and bus master, and for no INTx.
+const COMMAND: u64 = 4;
+const MASTER: u8 = 6;
+const NO_INTX: u16 = 0x406;
+/// Offset of MSI's control word.
+const MSI_CONTROL: u64 = 0x6a;
+/// Interrupt types of the protocol.
+const INTX: u32 = 0;
+const MSI: u32 = 1;
+/// Reading it lowers the interrupt pin of the recording card.
+const ACKNOWLEDGE: u32 = 0x100;
+/// Address bits of the recording card.
+const REACH: u64 = 1 << 40;
+const LONG: Duration = Duration::from_secs(30);
+
+#[derive(Default)]
+struct State {
+    registers: BTreeMap<u32, u32>,
+    dma: BTreeMap<u64, u64>,
+    event: Option<(InterruptMode, EventFd)>,
+    pin: bool,
+    masked: bool,
+    resets: u32,
+    aperture: Vec<(Aperture, u64, Vec<u8>)>,
+}
+
+impl State {
+    fn signal_pin(&mut self) {
+        if let Some((InterruptMode::Intx, event)) = self.event.as_ref().filter(|_| self.pin && !self.masked) {
+            event.write(1).unwrap();
+            self.masked = true;
+        }
+    }
+}
+
+/// A card that remembers.
+#[derive(Default)]
+struct Recording(Mutex<State>);
+
+impl Recording {
+    fn set_pin(&self, level: bool) {
+        let mut state = self.0.lock();
+        state.pin = level;
+        state.signal_pin();
+    }
+
+    fn message(&self) {
+        let state = self.0.lock();
+        let (mode, event) = state.event.as_ref().expect("interrupts are on");
+        assert_eq!(*mode, InterruptMode::Msi);
+        event.write(1).unwrap();
+    }
+
+    fn mode(&self) -> Option<InterruptMode> {
+        self.0.lock().event.as_ref().map(|(mode, _)| *mode)
+    }
+
+    fn mapped(&self) -> Vec<(u64, u64)> {
+        self.0.lock().dma.iter().map(|(&iova, &len)| (iova, len)).collect()
+    }
+}
+
+impl Card for Recording {
+    fn identity(&self) -> Identity {
+        Identity {
+            vendor: 0x10de,
+            device: 0x06d8,
+            subsystem_vendor: 0x10de,
+            subsystem: 0x1234,
+            revision: 0xa3,
+            class: 0x03_02_00,
+            bar0_size: 16 << 20,
+            bar1_size: 128 << 20,
+            bar3_size: 64 << 20,
+        }
+    }
+
+    fn read32(&self, offset: u32) -> u32 {
+        assert_eq!(offset % 4, 0);
+        let mut state = self.0.lock();
+        if offset == ACKNOWLEDGE {
+            state.pin = false;
+        }
+        state.registers.get(&offset).copied().unwrap_or(0)
+    }
+
+    fn write32(&self, offset: u32, value: u32) {
+        assert_eq!(offset % 4, 0);
+        self.0.lock().registers.insert(offset, value);
+    }
+
+    fn aperture_read(&self, _: Aperture, offset: u64, data: &mut [u8]) {
+        data.fill(offset as u8);
+    }
+
+    fn aperture_write(&self, aperture: Aperture, offset: u64, data: &[u8]) {
+        self.0.lock().aperture.push((aperture, offset, data.to_vec()));
+    }
+
+    fn map_dma(&self, iova: u64, memory: DmaMemory) -> Result<(), DmaError> {
+        let len = memory.len() as u64;
+        if iova + len > REACH {
+            return Err(DmaError::OutOfReach { iova, len, bits: 40 });
+        }
+        self.0.lock().dma.insert(iova, len);
+        Ok(())
+    }
+
+    fn unmap_dma(&self, iova: u64, len: u64) -> Result<(), DmaError> {
+        match self.0.lock().dma.remove(&iova) {
+            Some(found) if found == len => Ok(()),
+            _ => Err(DmaError::NotMapped { iova, len }),
+        }
+    }
+
+    fn set_interrupt(&self, mode: InterruptMode, event: Option<EventFd>) {
+        let mut state = self.0.lock();
+        state.event = event.map(|event| (mode, event));
+        state.masked = false;
+        state.signal_pin();
+    }
+
+    fn unmask_intx(&self) {
+        let mut state = self.0.lock();
+        state.masked = false;
+        state.signal_pin();
+    }
+
+    fn reset(&self) {
+        let mut state = self.0.lock();
+        state.registers.clear();
+        state.pin = false;
+        state.event = None;
+        state.resets += 1;
+    }
+}
+
+/// A recording card behind a server.
+struct Wired {
+    card: Arc<Recording>,
+    backend: Arc<PassthroughVm>,
+    folder: TempDir,
+    stop: StopHandle,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Wired {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let card = Arc::new(Recording::default());
+        let link = Link::new(IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }).unwrap();
+        let stop = StopHandle::new().unwrap();
+        let (mut device, backend) =
+            PassthroughDevice::build(Arc::clone(&card) as Arc<dyn Card>, 256, "p", &link).unwrap();
+        let path = folder.path().join("s");
+        let server = Server::bind(&path, &SocketOptions::default(), ServerOptions::default()).unwrap();
+        let ends = stop.clone();
+        let thread = std::thread::spawn(move || server.run(&link, &mut device, &ends).unwrap());
+        Self { card, backend, folder, stop, thread: Some(thread) }
+    }
+
+    fn client(&self) -> Client {
+        // The server may not have seen yet that the last one has gone.
+        let client = (0..10_000)
+            .find_map(|_| {
+                let client = Client::connect(&self.folder.path().join("s")).ok();
+                client.or_else(|| {
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                    None
+                })
+            })
+            .expect("a server that takes a client");
+        client.set_timeout(Some(LONG)).unwrap();
+        client
+    }
+
+    fn register(&self, offset: u32) -> u32 {
+        self.card.0.lock().registers.get(&offset).copied().unwrap_or(0)
+    }
+}
+
+impl Drop for Wired {
+    fn drop(&mut self) {
+        self.stop.stop();
+        let ended = self.thread.take().map_or(Ok(()), JoinHandle::join);
+        if !std::thread::panicking() {
+            ended.unwrap();
+            assert_eq!((self.card.mapped(), self.card.mode()), (vec![], None), "the card is left clean");
+        }
+    }
+}
+
+#[test]
+fn accesses_of_all_sizes_become_registers() {
+    let wired = Wired::new();
+    let mut client = wired.client();
+    client.write(BAR0, 0x10, &0x1122_3344u32.to_le_bytes()).unwrap();
+    client.write(BAR0, 0x11, &[0xaa]).unwrap();
+    assert_eq!(wired.register(0x10), 0x1122_aa44);
+    client.write(BAR0, 0x12, &[0xcc, 0xbb]).unwrap();
+    assert_eq!(wired.register(0x10), 0xbbcc_aa44);
+    client.write(BAR0, 0x18, &0x0123_4567_89ab_cdefu64.to_le_bytes()).unwrap();
+    assert_eq!((wired.register(0x18), wired.register(0x1c)), (0x89ab_cdef, 0x0123_4567));
+
+    let mut byte = [0; 1];
+    client.read(BAR0, 0x13, &mut byte).unwrap();
+    assert_eq!(byte, [0xbb]);
+    let mut half = [0; 2];
+    client.read(BAR0, 0x10, &mut half).unwrap();
+    assert_eq!(half, [0x44, 0xaa]);
+    let mut long = [0; 8];
+    client.read(BAR0, 0x18, &mut long).unwrap();
+    assert_eq!(u64::from_le_bytes(long), 0x0123_4567_89ab_cdef);
+}
+
+#[test]
+fn apertures_pass_offset_and_bytes() {
+    let wired = Wired::new();
+    let mut client = wired.client();
+    client.write(BAR1, 0x1238, &[1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
+    client.write(3, 0x40, &[9]).unwrap();
+    let mut data = [0; 4];
+    client.read(3, 0x44, &mut data).unwrap();
+    assert_eq!(data, [0x44; 4]);
+    let written = wired.card.0.lock().aperture.clone();
+    assert_eq!(written, [(Aperture::Bar1, 0x1238, vec![1, 2, 3, 4, 5, 6, 7, 8]), (Aperture::Bar3, 0x40, vec![9])]);
+}
+
+#[test]
+fn configuration_space_shows_the_card() {
+    let wired = Wired::new();
+    let mut client = wired.client();
+    assert_eq!(client.read32(CONFIG, 0).unwrap(), 0x06d8_10de);
+    assert_eq!(client.read32(CONFIG, 0x2c).unwrap(), 0x1234_10de);
+    assert_eq!(wired.backend.status().pci_id, (0x10de, 0x06d8));
+}
+
+#[test]
+fn card_reaches_guest_memory_only_while_bus_mastering_is_on() {
+    let wired = Wired::new();
+    let mut client = wired.client();
+    let file = memory_file(0x4000, true).unwrap();
+    client.dma_map(0x1000, 0x2000, true, Some((file.as_fd(), 0))).unwrap();
+    assert_eq!(wired.card.mapped(), []);
+    client.write(CONFIG, COMMAND, &[MASTER]).unwrap();
+    assert_eq!(wired.card.mapped(), [(0x1000, 0x2000)]);
+    client.dma_map(0x8000, 0x1000, true, Some((file.as_fd(), 0x2000))).unwrap();
+    assert_eq!(wired.card.mapped(), [(0x1000, 0x2000), (0x8000, 0x1000)]);
+    client.dma_unmap(0x1000, 0x2000).unwrap();
+    assert_eq!(wired.card.mapped(), [(0x8000, 0x1000)]);
+    assert!(wired.backend.status().bus_master);
+    client.write(CONFIG, COMMAND, &[0]).unwrap();
+    assert_eq!(wired.card.mapped(), []);
+    client.dma_unmap(0x8000, 0x1000).unwrap();
+}
+
+#[test]
+fn memory_beyond_the_card_s_reach_is_counted_and_the_rest_works() {
+    let wired = Wired::new();
+    let mut client = wired.client();
+    let file = memory_file(0x2000, true).unwrap();
+    client.write(CONFIG, COMMAND, &[MASTER]).unwrap();
+    client.dma_map(REACH, 0x1000, true, Some((file.as_fd(), 0))).unwrap();
+    client.dma_map(0x1000, 0x1000, true, Some((file.as_fd(), 0x1000))).unwrap();
+    client.dma_map(0x9000, 0x1000, false, None).unwrap();
+    assert_eq!(wired.card.mapped(), [(0x1000, 0x1000)]);
+    assert_eq!(wired.backend.status().counters["dma_regions_out_of_reach"], 1);
+    client.dma_unmap(REACH, 0x1000).unwrap();
+    client.dma_unmap(0x9000, 0x1000).unwrap();
+}
+
+#[test]
+fn msi_edges_reach_the_client() {
+    let wired = Wired::new();
+    let mut client = wired.client();
+    let fds = client.attach_irqs(MSI, 1).unwrap();
+    client.write(CONFIG, MSI_CONTROL, &[1]).unwrap();
+    assert_eq!(wired.backend.status().interrupts, InterruptKind::Msi);
+    for _ in 0..3 {
+        wired.card.message();
+        assert_eq!(wait_event(&fds[0], LONG).unwrap(), 1);
+    }
+    client.write(CONFIG, MSI_CONTROL, &[0]).unwrap();
+    assert_eq!(wired.card.mode(), Some(InterruptMode::Intx));
+}
+
+#[test]
+fn pin_signals_again_after_unmask_only_while_it_stands() {
+    let wired = Wired::new();
+    let mut client = wired.client();
+    let fds = client.attach_irqs(INTX, 1).unwrap();
+    assert_eq!(wired.card.mode(), Some(InterruptMode::Intx));
+    wired.card.set_pin(true);
+    wait_event(&fds[0], LONG).unwrap();
+
+    // The handler touches the card without lowering the pin, and ends: the interrupt comes again.
+    client.read32(BAR0, 0x200).unwrap();
+    client.unmask_intx().unwrap();
+    wait_event(&fds[0], LONG).unwrap();
+
+    // This time it lowers it: nothing comes.
+    client.read32(BAR0, ACKNOWLEDGE.into()).unwrap();
+    client.unmask_intx().unwrap();
+    client.read32(BAR0, 0x200).unwrap();
+    assert!(wait_event(&fds[0], Duration::ZERO).is_err());
+
+    wired.card.set_pin(true);
+    wait_event(&fds[0], LONG).unwrap();
+    client.read32(BAR0, ACKNOWLEDGE.into()).unwrap();
+}
+
+#[test]
+fn driver_that_turns_the_pin_off_gets_nothing() {
+    let wired = Wired::new();
+    let mut client = wired.client();
+    client.write(CONFIG, COMMAND, &NO_INTX.to_le_bytes()).unwrap();
+    assert_eq!(wired.card.mode(), None);
+    assert_eq!(wired.backend.status().interrupts, InterruptKind::Off);
+}
+
+#[test]
+fn reset_and_disconnect_leave_a_clean_card() {
+    let wired = Wired::new();
+    let mut client = wired.client();
+    let file = memory_file(0x1000, true).unwrap();
+    client.dma_map(0, 0x1000, true, Some((file.as_fd(), 0))).unwrap();
+    client.write(CONFIG, COMMAND, &[MASTER]).unwrap();
+    client.write32(BAR0, 0x10, 5).unwrap();
+    let before = wired.card.0.lock().resets;
+
+    client.reset().unwrap();
+    assert_eq!(wired.card.0.lock().resets, before + 1);
+    assert_eq!((wired.register(0x10), wired.card.mapped()), (0, vec![]));
+    // The VMM's memory is still lent: the guest's next driver turns bus mastering on and finds it.
+    client.write(CONFIG, COMMAND, &[MASTER]).unwrap();
+    assert_eq!(wired.card.mapped(), [(0, 0x1000)]);
+    client.write32(BAR0, 0x10, 7).unwrap();
+
+    drop(client);
+    let mut client = wired.client();
+    assert_eq!(client.read32(BAR0, 0x10).unwrap(), 0);
+    assert_eq!(wired.card.mapped(), []);
+    assert_eq!(client.read32(CONFIG, 4).unwrap() & 0xffff, 0);
+}

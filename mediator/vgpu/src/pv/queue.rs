@@ -1,0 +1,254 @@
+//! Batches out of the guest's memory, and answers into it.
+//!
+//! Everything that is read there is copied once, and the guest may change all of it meanwhile: rings, descriptors, batches.
+
+use super::super::device::Core;
+use super::Interface;
+use pv::abi::{AnswerHeader, MAX_BATCH_BYTES, MAX_QUEUE, status};
+use pv::{Answers, Begun};
+use std::sync::atomic::Ordering;
+use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress};
+use vmm_glue::memory::MemoryTable;
+
+/// Flag of the available ring: no interrupt is wanted. Source: VIRTIO 1.2, 2.7.6.
+const NO_INTERRUPT: u16 = 1;
+
+/// Where the guest says that the queue is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Setup {
+    /// Entries; 0 for a number that cannot be.
+    pub(super) size: u16,
+    pub(super) descriptors: u64,
+    pub(super) available: u64,
+    pub(super) used: u64,
+}
+
+impl Setup {
+    fn queue(&self, memory: &MemoryTable) -> Option<Queue> {
+        let mut queue = Queue::new(MAX_QUEUE).ok()?;
+        queue.try_set_size(self.size).ok()?;
+        queue.try_set_desc_table_address(GuestAddress(self.descriptors)).ok()?;
+        queue.try_set_avail_ring_address(GuestAddress(self.available)).ok()?;
+        queue.try_set_used_ring_address(GuestAddress(self.used)).ok()?;
+        queue.set_ready(true);
+        queue.is_valid(memory).then_some(queue)
+    }
+}
+
+impl Interface {
+    fn start(&mut self, memory: Option<&MemoryTable>) {
+        self.queue = memory.and_then(|memory| self.setup.queue(memory));
+        self.ended = 0;
+        if self.accepted & !self.offered != 0 {
+            self.fail("features were accepted that were not offered");
+        } else if self.queue.is_some() {
+            self.status = status::READY;
+        } else {
+            self.fail("its set-up names no memory that can be mapped, or bus mastering is off");
+        }
+    }
+
+    fn fail(&mut self, why: &str) {
+        if self.may_complain() {
+            let (vm, setup) = (self.party.vm, self.setup);
+            tracing::warn!(%vm, ?setup, why, "the paravirtual queue cannot be used; the guest must reset it");
+        }
+        (self.status, self.queue, self.ongoing) = (status::FAILED, None, None);
+    }
+
+    /// Whether what a guest does wrong is to be logged: at first, and ever less.
+    fn may_complain(&mut self) -> bool {
+        self.complaints += 1;
+        vmm_glue::worth_logging(self.complaints)
+    }
+
+    /// What a batch came to.
+    fn count(&mut self, answers: &Answers) {
+        self.ended = self.ended.wrapping_add(1);
+        self.counts.batches += 1;
+        self.counts.operations += u64::from(answers.done());
+        self.counts.refused += u64::from(answers.status() != pv::abi::Status::Done);
+    }
+}
+
+impl Core {
+    /// The guest has set its queue up.
+    pub(crate) fn start_pv(&mut self) {
+        let backend = &mut self.backend;
+        let memory = backend.link.memory().snapshot();
+        let memory = backend.bus_master.then_some(&*memory);
+        if let Some(pv) = &mut backend.pv {
+            pv.start(memory);
+        }
+    }
+
+    /// Deals with the batch that has begun or, if none has, with the next one that is available, as far as one hold of the
+    /// VM's lock is good for. The caller lets others have the VM before it calls again.
+    pub(crate) fn serve_pv(&mut self) -> Progress {
+        if self.backend.look_at_moves() {
+            return Progress::Waits;
+        }
+        let Some(mut queue) = self.backend.pv.as_mut().and_then(|pv| pv.queue.take()) else { return Progress::Idle };
+        let served = self.serve_queue(&mut queue);
+        match &served {
+            // An operation of a batch cannot reset the interface, so the queue is still the one.
+            Ok(_) => self.with_pv(|pv| pv.queue = Some(queue)),
+            Err(why) => self.with_pv(|pv| pv.fail(why)),
+        }
+        self.signal_pv();
+        served.unwrap_or(Progress::Idle)
+    }
+
+    fn with_pv(&mut self, act: impl FnOnce(&mut Interface)) {
+        if let Some(pv) = &mut self.backend.pv {
+            act(pv);
+        }
+    }
+
+    fn serve_queue(&mut self, queue: &mut Queue) -> Result<Progress, String> {
+        let memory = self.backend.link.memory().snapshot();
+        if !self.backend.bus_master {
+            return Err("bus mastering is off".to_owned());
+        }
+        let mut ongoing = match self.backend.pv.as_mut().and_then(|pv| pv.ongoing.take()) {
+            Some(ongoing) => ongoing,
+            None => match self.begin(queue, &memory)? {
+                Some(ongoing) => ongoing,
+                None => return Ok(Progress::Idle),
+            },
+        };
+        self.with_pv(|pv| pv.counts.holds += 1);
+        let ended = match &mut ongoing.batch {
+            Some(batch) => self.execute(batch, &mut ongoing.copied),
+            None => true,
+        };
+        if !ended {
+            self.with_pv(|pv| pv.ongoing = Some(ongoing));
+            return Ok(Progress::Part);
+        }
+        self.end(queue, &memory, *ongoing)?;
+        Ok(Progress::Batch)
+    }
+
+    /// Reads the next batch that is available. `None` when there is none.
+    fn begin(&mut self, queue: &mut Queue, memory: &MemoryTable) -> Result<Option<Box<Ongoing>>, String> {
+        let Some(chain) = queue.iter(memory).map_err(|error| error.to_string())?.next() else { return Ok(None) };
+        let head = chain.head_index();
+        let parts = Parts::of(chain);
+        let data = parts.as_ref().map_err(|why| (*why).to_owned()).and_then(|parts| parts.read(memory));
+        let batch = match data.and_then(|data| Begun::new(data).map_err(|error| error.to_string())) {
+            Ok(batch) => Some(batch),
+            Err(why) => {
+                self.complain_malformed(&why);
+                None
+            }
+        };
+        Ok(Some(Box::new(Ongoing { head, parts: parts.ok(), batch, copied: None })))
+    }
+
+    /// Answers a batch that has ended.
+    fn end(&mut self, queue: &mut Queue, memory: &MemoryTable, ongoing: Ongoing) -> Result<(), String> {
+        let answers = ongoing.batch.map_or_else(Answers::malformed, Begun::into_answers);
+        let written = ongoing.parts.map_or(0, |parts| parts.answer(memory, &answers));
+        self.with_pv(|pv| pv.count(&answers));
+        queue.add_used(memory, ongoing.head, written).map_err(|error| error.to_string())?;
+        // The crate's own test whether to interrupt does not know of the ring's flag.
+        let flags: u16 =
+            memory.load(GuestAddress(queue.avail_ring()), Ordering::SeqCst).map_err(|error| error.to_string())?;
+        let wanted = u16::from_le(flags) & NO_INTERRUPT == 0;
+        self.with_pv(|pv| pv.interrupt |= wanted && pv.interrupt_enabled);
+        Ok(())
+    }
+
+    fn complain_malformed(&mut self, why: &str) {
+        let vm = self.backend.vm;
+        self.with_pv(|pv| {
+            if pv.may_complain() {
+                tracing::warn!(%vm, why, "a guest's batch is malformed, and nothing of it is done");
+            }
+        });
+    }
+}
+
+/// Outcome of one hold of the VM's lock for the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// No batch is available.
+    Idle,
+    /// A batch has ended.
+    Batch,
+    /// A batch goes on.
+    Part,
+    /// A batch goes on when pages under mapped apertures have moved.
+    Waits,
+}
+
+/// A batch of the queue that has begun.
+#[derive(Debug)]
+pub(super) struct Ongoing {
+    /// Its chain.
+    head: u16,
+    parts: Option<Parts>,
+    /// `None` for one that cannot be read.
+    batch: Option<Begun>,
+    /// Bytes of its current operation that have been handled, if it has begun.
+    copied: Option<u64>,
+}
+
+/// Where the parts of a chain are in the guest's RAM. The descriptors are read once.
+#[derive(Debug, Default)]
+struct Parts {
+    readable: Vec<(GuestAddress, usize)>,
+    writable: Vec<(GuestAddress, usize)>,
+}
+
+impl Parts {
+    fn of(chain: DescriptorChain<&MemoryTable>) -> Result<Self, &'static str> {
+        let mut parts = Self::default();
+        for (index, part) in chain.enumerate() {
+            if index >= usize::from(MAX_QUEUE) {
+                return Err("its chain is longer than a queue");
+            }
+            let place = (part.addr(), part.len() as usize);
+            if part.is_write_only() {
+                parts.writable.push(place);
+            } else if parts.writable.is_empty() {
+                parts.readable.push(place);
+            } else {
+                return Err("a readable descriptor is behind a writable one");
+            }
+        }
+        let room = parts.writable.iter().map(|(_, len)| len).fold(0, |sum: usize, len| sum.saturating_add(*len));
+        if room < size_of::<AnswerHeader>() {
+            return Err("it has no room for the answer");
+        }
+        Ok(parts)
+    }
+
+    /// The readable part, copied; at most as much as a batch can have.
+    fn read(&self, memory: &MemoryTable) -> Result<Vec<u8>, String> {
+        let mut data = Vec::new();
+        for (at, len) in &self.readable {
+            let from = data.len();
+            data.resize(from.saturating_add(*len).min(MAX_BATCH_BYTES as usize), 0);
+            memory.read_slice(&mut data[from..], *at).map_err(|error| error.to_string())?;
+        }
+        Ok(data)
+    }
+
+    /// Writes the answers into the writable part; how many bytes that were.
+    fn answer(&self, memory: &MemoryTable, answers: &Answers) -> u32 {
+        let room = self.writable.iter().fold(0, |sum: usize, (_, len)| sum.saturating_add(*len));
+        let bytes = answers.bytes(room);
+        let mut rest = &bytes[..];
+        for (at, len) in &self.writable {
+            let (now, later) = rest.split_at((*len).min(rest.len()));
+            if memory.write_slice(now, *at).is_err() {
+                return 0;
+            }
+            rest = later;
+        }
+        bytes.len() as u32
+    }
+}

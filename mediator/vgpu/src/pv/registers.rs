@@ -1,0 +1,112 @@
+//! The interface's registers.
+
+use super::super::backend::VmBackend;
+use super::{Interface, OFFSET};
+use pv::abi::{MAX_QUEUE, SIGNATURE, feature, register as r, status};
+
+/// What is left to do after a register was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum After {
+    Nothing,
+    /// There may be batches.
+    Doorbell,
+    /// All that the interface has made is to go.
+    Reset,
+    /// The queue is to be used.
+    Start,
+}
+
+impl Interface {
+    /// Reads registers. Accesses are of at most eight aligned bytes, so they lie in the interface's wholly.
+    pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
+        for (at, byte) in (offset..).zip(data) {
+            let word = self.read32(at as u32 & !3).to_le_bytes();
+            *byte = word[(at & 3) as usize];
+        }
+    }
+
+    /// Writes a register: 32 bits at a time; other writes have no effect.
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> After {
+        match data.try_into() {
+            Ok(word) if offset.is_multiple_of(4) => self.write32(offset as u32, u32::from_le_bytes(word)),
+            _ => After::Nothing,
+        }
+    }
+
+    /// Reads the register at a byte offset of BAR0.
+    fn read32(&self, offset: u32) -> u32 {
+        let (lo, hi) = (|address: u64| address as u32, |address: u64| (address >> 32) as u32);
+        match offset - OFFSET {
+            r::SIGNATURE => SIGNATURE,
+            r::FEATURES => self.offered,
+            r::STATUS => self.status,
+            r::QUEUE_SIZE => self.setup.size.into(),
+            r::QUEUE_DESCRIPTORS => lo(self.setup.descriptors),
+            at if at == r::QUEUE_DESCRIPTORS + 4 => hi(self.setup.descriptors),
+            r::QUEUE_AVAILABLE => lo(self.setup.available),
+            at if at == r::QUEUE_AVAILABLE + 4 => hi(self.setup.available),
+            r::QUEUE_USED => lo(self.setup.used),
+            at if at == r::QUEUE_USED + 4 => hi(self.setup.used),
+            r::ENDED => self.ended,
+            r::INTERRUPT => self.interrupt.into(),
+            r::INTERRUPT_ENABLE => self.interrupt_enabled.into(),
+            _ => 0,
+        }
+    }
+
+    /// Writes the register at a byte offset of BAR0.
+    fn write32(&mut self, offset: u32, value: u32) -> After {
+        let at = offset - OFFSET;
+        let lo = |address: &mut u64| *address = (*address & !0xffff_ffff) | u64::from(value);
+        let hi = |address: &mut u64| *address = (*address & 0xffff_ffff) | u64::from(value) << 32;
+        match at {
+            r::STATUS => return self.set_status(value),
+            r::DOORBELL if self.status == status::READY => {
+                self.counts.doorbells += 1;
+                return After::Doorbell;
+            }
+            r::INTERRUPT => self.interrupt &= value & 1 == 0,
+            r::INTERRUPT_ENABLE => {
+                self.interrupt_enabled = value & 1 != 0 && self.accepted & feature::INTERRUPT != 0;
+            }
+            // The queue stands once it is used.
+            _ if self.status != status::RESET => {}
+            r::FEATURES => self.accepted = value,
+            r::QUEUE_SIZE => {
+                let size = u16::try_from(value).ok().filter(|size| size.is_power_of_two() && *size <= MAX_QUEUE);
+                self.setup.size = size.unwrap_or(0);
+            }
+            r::QUEUE_DESCRIPTORS => lo(&mut self.setup.descriptors),
+            at if at == r::QUEUE_DESCRIPTORS + 4 => hi(&mut self.setup.descriptors),
+            r::QUEUE_AVAILABLE => lo(&mut self.setup.available),
+            at if at == r::QUEUE_AVAILABLE + 4 => hi(&mut self.setup.available),
+            r::QUEUE_USED => lo(&mut self.setup.used),
+            at if at == r::QUEUE_USED + 4 => hi(&mut self.setup.used),
+            _ => {}
+        }
+        After::Nothing
+    }
+
+    fn set_status(&mut self, value: u32) -> After {
+        match (value, self.status) {
+            (status::RESET, _) => After::Reset,
+            (status::READY, status::RESET) => After::Start,
+            _ => After::Nothing,
+        }
+    }
+}
+
+impl VmBackend {
+    /// Everything of the interface is as when the VM was created, but for the counters. The channels that it made are off.
+    pub(crate) fn reset_pv(&mut self) {
+        self.detach_all();
+        let Some(pv) = &mut self.pv else { return };
+        pv.tables.clear();
+        (pv.accepted, pv.status, pv.setup, pv.queue, pv.ongoing) = (0, status::RESET, Default::default(), None, None);
+        (pv.ended, pv.interrupt, pv.interrupt_enabled) = (0, false, false);
+        pv.channels.clear();
+        let vm = pv.party.vm;
+        self.host.lock().forget_segments(vm);
+        self.tables_written();
+    }
+}

@@ -1,0 +1,144 @@
+//! Segments in a VM's address spaces: where each is mapped, and for which channels.
+
+use super::super::backend::{Bound, VmBackend};
+use nvspec::addr::{SMALL_PAGE, VramAddr};
+use nvspec::fifo::VirtualChannelId;
+use pv::abi::Status;
+use shadow_pt::{HostPage, SHARED_BASE, SHARED_PAGES, SpaceId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// One segment in one address space.
+#[derive(Clone, Debug)]
+struct Attachment {
+    /// First page of the span of shared memory.
+    first: u32,
+    pages: u32,
+    at: VramAddr,
+    read_only: bool,
+    /// Channels that have it attached.
+    channels: BTreeSet<VirtualChannelId>,
+}
+
+/// A VM's attached segments.
+#[derive(Debug, Default)]
+pub(super) struct Attachments(BTreeMap<(SpaceId, u32), Attachment>);
+
+impl Attachments {
+    /// How many segments are mapped, each counted for each address space.
+    pub(super) fn count(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    /// Pages in a row that are free in a space.
+    fn room(&self, space: SpaceId, pages: u32) -> Option<u32> {
+        let mut taken: Vec<(u32, u32)> =
+            self.0.range((space, 0)..=(space, u32::MAX)).map(|(_, it)| (it.first, it.pages)).collect();
+        taken.sort_unstable();
+        let mut next = 0;
+        for (first, pages_there) in taken {
+            if first - next >= pages {
+                return Some(next);
+            }
+            next = first + pages_there;
+        }
+        (SHARED_PAGES - next >= pages).then_some(next)
+    }
+}
+
+fn va(first: u32) -> u64 {
+    SHARED_BASE.0 + u64::from(first) * SMALL_PAGE
+}
+
+/// The pages of a run, as an address space maps them.
+fn pages(first: u32, count: u32, at: VramAddr, writable: bool) -> Vec<(HostPage, VramAddr, bool)> {
+    let page = |nth: u32| (HostPage::Shared(first + nth), at.offset(u64::from(nth) * SMALL_PAGE), writable);
+    (0..count).map(page).collect()
+}
+
+impl VmBackend {
+    /// Maps a segment for a channel; its address there. Attaching it again gives the same address.
+    pub(super) fn attach(&mut self, segment: u32, channel: VirtualChannelId, read_only: bool) -> Result<u64, Status> {
+        let Bound { space, .. } = *self.bound.get(&channel).ok_or(Status::NoObject)?;
+        let pv = self.pv.as_mut().ok_or(Status::Unsupported)?;
+        if let Some(there) = pv.attachments.0.get_mut(&(space, segment)) {
+            // One address space has it one way.
+            if there.read_only != read_only {
+                return Err(Status::Exists);
+            }
+            there.channels.insert(channel);
+            return Ok(va(there.first));
+        }
+        while self.host.lock().share_zero(&pv.party, segment)? {}
+        let (at, bytes) = self.host.lock().share_attach(&pv.party, segment, !read_only)?;
+        let count = (bytes / SMALL_PAGE) as u32;
+        let first = match pv.attachments.room(space, count) {
+            Some(first) => {
+                let pages = pages(first, count, at, !read_only);
+                let mapped = self.spaces.map_host(&self.host, space, &pages);
+                if let Err(error) = mapped {
+                    tracing::warn!(vm = %self.vm, ?channel, segment, %error, "a shared segment is not attached");
+                    self.unmap_segment(space, segment, &pages);
+                    return Err(Status::Limit);
+                }
+                first
+            }
+            None => {
+                self.host.lock().share_detach(self.vm, segment);
+                return Err(Status::Limit);
+            }
+        };
+        let channels = BTreeSet::from([channel]);
+        let attachment = Attachment { first, pages: count, at, read_only, channels };
+        if let Some(pv) = &mut self.pv {
+            pv.attachments.0.insert((space, segment), attachment);
+        }
+        Ok(va(first))
+    }
+
+    /// Unmaps a segment for a channel.
+    pub(super) fn detach(&mut self, segment: u32, channel: VirtualChannelId) -> Result<(), Status> {
+        let Bound { space, .. } = *self.bound.get(&channel).ok_or(Status::NoObject)?;
+        let pv = self.pv.as_mut().ok_or(Status::Unsupported)?;
+        let there = pv.attachments.0.get_mut(&(space, segment)).ok_or(Status::NoObject)?;
+        if !there.channels.remove(&channel) {
+            return Err(Status::NoObject);
+        }
+        self.drop_unused();
+        Ok(())
+    }
+
+    /// The channel has no segment any more.
+    pub(crate) fn detach_channel(&mut self, channel: VirtualChannelId) {
+        let Some(pv) = &mut self.pv else { return };
+        for attachment in pv.attachments.0.values_mut() {
+            attachment.channels.remove(&channel);
+        }
+        self.drop_unused();
+    }
+
+    /// No channel has a segment any more.
+    pub(super) fn detach_all(&mut self) {
+        let Some(pv) = &mut self.pv else { return };
+        pv.attachments.0.values_mut().for_each(|attachment| attachment.channels.clear());
+        self.drop_unused();
+    }
+
+    /// Unmaps what no channel has attached.
+    fn drop_unused(&mut self) {
+        let Some(pv) = &mut self.pv else { return };
+        let unused: Vec<_> = pv.attachments.0.extract_if(.., |_, it| it.channels.is_empty()).collect();
+        for ((space, segment), Attachment { first, pages: count, at, .. }) in unused {
+            self.unmap_segment(space, segment, &pages(first, count, at, false));
+        }
+    }
+
+    /// Takes a segment out of an address space. If the card does not forget it, it counts as attached for good, and its
+    /// memory goes to nobody.
+    fn unmap_segment(&mut self, space: SpaceId, segment: u32, pages: &[(HostPage, VramAddr, bool)]) {
+        match self.spaces.unmap_host(&self.host, space, pages) {
+            Ok(()) => self.host.lock().share_detach(self.vm, segment),
+            Err(error) => tracing::error!(vm = %self.vm, segment, %error,
+                "the card may still reach a shared segment; its memory stays out of use until the card is reset"),
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! What a VM's device tells of itself, and why one cannot be made.
+
+use devmodel::ConfigError;
+use devmodel::pci::BadBar;
+use owner::HostError;
+use owner::shortage::Shortage;
+use std::collections::BTreeMap;
+use std::io;
+
+/// How the guest's driver takes interrupts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum InterruptKind {
+    /// Not at all.
+    #[default]
+    Off,
+    /// By the pin.
+    Intx,
+    /// By message.
+    Msi,
+}
+
+/// Accesses of one kind that were denied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeniedAccess {
+    /// The name of a register, or of another place.
+    pub place: String,
+    /// Byte offset in BAR0, for a register.
+    pub offset: Option<u32>,
+    /// The reason.
+    pub reason: String,
+    /// Reads that were denied.
+    pub reads: u64,
+    /// Writes that were denied.
+    pub writes: u64,
+}
+
+/// The state of a VM's device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceStatus {
+    /// MiB of VRAM that the guest sees.
+    pub vram_mib: u64,
+    /// Channels that the guest has on the card.
+    pub channels_used: u32,
+    /// PCI vendor and device.
+    pub pci_id: (u16, u16),
+    /// The guest lets the device access its memory.
+    pub bus_master: bool,
+    /// How the guest's driver takes interrupts.
+    pub interrupts: InterruptKind,
+    /// Accesses that were denied, by place and reason.
+    pub denied: Vec<DeniedAccess>,
+    /// Counts, by names that are good for metrics (`snake_case`).
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// Why a device cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// A limit of memory is in the way.
+    #[error(transparent)]
+    Shortage(Shortage),
+    /// The card's owner refuses.
+    #[error(transparent)]
+    Host(HostError),
+    /// The device's description is out of range.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The card's apertures cannot be those of a PCI function.
+    #[error(transparent)]
+    Bar(#[from] BadBar),
+    /// The operating system refuses an event descriptor or a thread.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl From<HostError> for DeviceError {
+    fn from(error: HostError) -> Self {
+        match error {
+            HostError::OutOfMemory(shortage) => Self::Shortage(shortage),
+            other => Self::Host(other),
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! PTIMER's alarm, as a guest's driver uses it.
+
+use super::{driver, rig};
+use nvspec::regs::{pmc, ppci, ptimer};
+
+#[test]
+fn an_alarm_that_a_guest_arms_is_an_interrupt_when_its_time_has_come() {
+    let rig = rig();
+    let mut driver = driver(&rig, 0);
+    let guest = &mut driver.guest;
+    let _ = guest.take_msi();
+    guest.wr(ptimer::INTR_EN::OFFSET, ptimer::INTR::ALARM.mask());
+    for in_ns in [0, 2_000_000] {
+        let now = guest.rd(ptimer::TIME_0::OFFSET);
+        guest.wr(ptimer::ALARM_0::OFFSET, now.wrapping_add(in_ns + 100_000));
+        // No register is touched meanwhile that would have the alarm looked at.
+        guest.wait_msi();
+        assert!(pmc::INTR_0::PTIMER.is_set(guest.rd(pmc::INTR_0::OFFSET)));
+        assert!(guest.rd(ptimer::TIME_0::OFFSET).wrapping_sub(now) >= in_ns);
+        guest.wr(ptimer::INTR::OFFSET, ptimer::INTR::ALARM.mask());
+        guest.wr(ppci::MSI_REARM::OFFSET, ppci::MSI_REARM::REARM.mask());
+        assert!(!pmc::INTR_0::PTIMER.is_set(guest.rd(pmc::INTR_0::OFFSET)));
+    }
+}

@@ -1,0 +1,258 @@
+//! Memory of guests that moves at the worst of times.
+
+use super::relocate::{Dice, driver_of, free_settings, in_host, move_all, work, work_until};
+use super::{A, B, MIB};
+use owner::{Chaos, Division, Sharing};
+use rig::driver::{At, CE0, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
+use rig::{Rig, read_file, sharing};
+use simgpu::Config;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use vgpu::Apertures;
+use vgpu::Settings;
+use vmm_glue::RegionIndex;
+use vram::{Limits, To, VmId};
+
+/// Nothing here takes that long.
+const LONG: Duration = Duration::from_secs(60);
+
+/// A card that moves something after every `every` submissions.
+fn rig_with(chunk_bytes: u64, (card_mib, host_mib): (u32, u64), chaos: Chaos) -> Rig {
+    let division = Division { chaos, ..Division::default() };
+    let reserve_bytes = (16 * MIB).max(2 * chunk_bytes);
+    let sharing = Sharing { chunk_bytes, reserve_bytes, host_bytes: host_mib * MIB, division, ..sharing() };
+    Rig::made(&Config { vram_mib: card_mib, ..Config::default() }, &sharing, |card| card)
+}
+
+/// Moves all of the VM's memory to and fro until `act` has ended. Says how many chunks have moved.
+fn while_it_moves(rig: &Rig, vm: u32, act: impl FnOnce()) -> u64 {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let mover = scope.spawn(|| {
+            let mut moved = 0;
+            for there in [To::Host, To::Card].into_iter().cycle() {
+                moved += u64::from(move_all(rig, vm, there).moved);
+                if stop.load(Ordering::SeqCst) {
+                    break;
+                }
+            }
+            moved
+        });
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act));
+        stop.store(true, Ordering::SeqCst);
+        done.unwrap_or_else(|error| std::panic::resume_unwind(error));
+        mover.join().expect("a mover")
+    })
+}
+
+/// Two VMs work while something moves after each submission.
+fn stirred(chunk_bytes: u64, sizes: (u32, u64), vm_mib: u64, seed: u64) {
+    let rig = rig_with(chunk_bytes, sizes, Chaos { every: 1, seed });
+    let drivers = [0, 1].map(|vm| driver_of(&rig, vm, vm_mib));
+    let moved = std::thread::scope(|scope| {
+        let rig = &rig;
+        let working = (0u64..).zip(drivers).map(|(vm, mut driver)| {
+            scope.spawn(move || {
+                let began = Instant::now();
+                let moved = || rig.host.lock().moved(VmId(vm as u32)).map_or(0, |moved| moved.sum.moved);
+                // Large chunks take their time before they move, and the VM works meanwhile.
+                let enough = |round| round >= 40 && (moved() > 0 || began.elapsed() > LONG);
+                work_until(&mut driver, enough, &mut Dice(seed ^ vm << 32));
+                let moved = moved();
+                driver.guest.remove().expect("a VM that goes");
+                moved
+            })
+        });
+        working.collect::<Vec<_>>().into_iter().map(|vm| vm.join().expect("a VM")).min()
+    });
+    assert!(moved.is_some_and(|moved| moved > 0), "memory of each VM moved");
+    // What was on its way when its VM went arrives nowhere, but has to end first.
+    let began = Instant::now();
+    while rig.host.lock().vram.chunks.moves().count() != 0 {
+        assert!(began.elapsed() < LONG, "a move does not end");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let left = rig.usage().0;
+    assert_eq!((left.host.used, left.vms.len()), (0, 0));
+}
+
+#[test]
+fn no_byte_is_lost_while_the_smallest_chunks_move_after_every_submission() {
+    stirred(128 << 10, (64, 64), 16, 11);
+}
+
+#[test]
+fn no_byte_is_lost_while_common_chunks_move_after_every_submission() {
+    stirred(2 * MIB, (64, 64), 16, 12);
+}
+
+#[test]
+fn no_byte_is_lost_while_the_largest_chunks_move_after_every_submission() {
+    stirred(64 * MIB, (512, 256), 64, 13);
+}
+
+#[test]
+fn without_chaos_nothing_moves() {
+    let rig = rig_with(2 * MIB, (64, 64), Chaos::default());
+    let mut driver = driver_of(&rig, 0, 16);
+    work(&mut driver, 20, &mut Dice(3));
+    assert!(rig.host.lock().moved(VmId(0)).is_none());
+}
+
+#[test]
+fn ram_that_is_taken_away_while_memory_moves_is_not_reached_any_more() {
+    const GPA: u64 = 64 * MIB;
+    const PAGES: u64 = 32;
+    let bytes = PAGES * PAGE;
+    let rig = rig_with(2 * MIB, (64, 64), Chaos::default());
+    let mut driver = driver_of(&rig, 0, 32);
+    let mut channel = driver.channel(1);
+    let at = driver.buffer(&channel, A, PAGES, 1);
+    let moved = while_it_moves(&rig, 0, || {
+        for round in 0..12u32 {
+            assert!(driver.guest.map_ram(GPA, MIB, true));
+            driver.map(channel.space, B, At::Ram(GPA), PAGES);
+            driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, PAGES as u32)].concat());
+            driver.wait(&channel);
+            assert!(driver.ram_holds(GPA, PAGES, 1 + round), "round {round}");
+            // What comes back is something else, so that the next round cannot be right by chance.
+            driver.fill_ram(GPA, PAGES, 2 + round);
+            driver.submit(&mut channel, &[object(M2MF), m2mf_copy(B, A, bytes as u32)].concat());
+            driver.wait(&channel);
+            assert!(driver.vram_holds(at, PAGES, 2 + round), "round {round}");
+            // The guest's tables go on naming it.
+            let file = driver.guest.unmap_ram(GPA).expect("RAM");
+            assert_eq!(rustix::io::pwrite(&file, &[0x5a; 16], 0), Ok(16));
+            if round == 11 {
+                driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
+                assert_eq!(driver.wait_fault().va & !(PAGE - 1), B);
+            }
+            let mut found = [0; 16];
+            read_file(&file, 0, &mut found);
+            assert_eq!(found, [0x5a; 16], "the GPU wrote to RAM that is not the VM's");
+        }
+    });
+    assert!(moved > 0);
+    assert!(driver.vram_holds(at, PAGES, 13));
+}
+
+#[test]
+fn pages_under_mapped_apertures_are_the_same_pages_wherever_their_chunk_lies() {
+    const HIGH: u64 = 32 << 20;
+    const PAGES: u64 = 24;
+    let rig = rig_with(2 * MIB, (64, 64), Chaos::default());
+    let mut guest = rig.guest_with(0, &Settings { apertures: Apertures::Remapped, ..free_settings(32) });
+    assert!(guest.map_ram(0, MIB, true));
+    let mut driver = Driver::new(guest);
+    let mut channel = driver.channel(1);
+    let (from, to) = (driver.buffer(&channel, A, PAGES, 1), driver.buffer(&channel, B, PAGES, 99));
+    let file = driver.guest.mapped(RegionIndex::Bar1).expect("a region with a file");
+    let space = driver.apertures[0];
+    let moved = while_it_moves(&rig, 0, || {
+        for round in 0..8u32 {
+            let seed = 100 + round;
+            driver.map(space, HIGH, At::Vram(from), PAGES);
+            for page in 0..PAGES {
+                let data = pattern(seed, page);
+                assert_eq!(rustix::io::pwrite(&file, &data, HIGH + page * PAGE), Ok(data.len()));
+            }
+            // Shown, then hidden: the GPU finds the bytes both times.
+            driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, PAGES as u32)].concat());
+            driver.wait(&channel);
+            assert!(driver.vram_holds(to, PAGES, seed), "shown in round {round}");
+            (0..PAGES).for_each(|page| driver.pte(space, HIGH + page * PAGE, 0, 0));
+            driver.flush();
+            driver.submit(&mut channel, &[object(M2MF), m2mf_copy(A, B, (PAGES * PAGE) as u32)].concat());
+            driver.wait(&channel);
+            assert!(driver.vram_holds(from, PAGES, seed) && driver.vram_holds(to, PAGES, seed), "round {round}");
+        }
+    });
+    assert!(moved > 0);
+    assert_eq!(driver.guest.counter("faults"), 0);
+}
+
+#[test]
+fn a_lowered_budget_of_host_memory_loses_nothing_and_keeps_more_from_going() {
+    let rig = rig_with(2 * MIB, (64, 48), Chaos { every: 2, seed: 5 });
+    let mut driver = driver_of(&rig, 0, 32);
+    let mut channel = driver.channel(1);
+    let buffers: Vec<u64> = (0..12).map(|at| driver.buffer(&channel, A + at * MIB, 250, 40 + at as u32)).collect();
+    assert!(move_all(&rig, 0, To::Host).moved > 0);
+    for (budget, seed) in [(3, 70), (0, 80), (24, 90)] {
+        rig.host.lock().vram.chunks.set_host_budget(budget);
+        let most = in_host(&rig).max(budget);
+        for (at, buffer) in (0u32..).zip(&buffers) {
+            for page in 0..250 {
+                driver.guest.vram_write(buffer + page * PAGE, &pattern(seed + at, page));
+            }
+            let to = A + u64::from((at + 1) % 12) * MIB;
+            // Onto itself: what matters is who reads and writes where.
+            driver.submit(&mut channel, &[object(M2MF), m2mf_copy(to, to, 250 * PAGE as u32)].concat());
+            driver.wait(&channel);
+            assert!(in_host(&rig) <= most, "{} of at most {most}", in_host(&rig));
+        }
+        move_all(&rig, 0, To::Host);
+        for (at, buffer) in (0u32..).zip(&buffers) {
+            assert!(driver.vram_holds(*buffer, 250, seed + at), "buffer {at} with a budget of {budget}");
+        }
+        assert!(in_host(&rig) <= most);
+    }
+    assert_eq!(driver.guest.counter("faults"), 0);
+    driver.guest.remove().expect("a VM that goes");
+    assert_eq!(in_host(&rig), 0);
+}
+
+#[test]
+fn quotas_that_change_while_memory_is_allocated_lose_nothing() {
+    const CHUNKS: u64 = 40;
+    let rig = rig_with(2 * MIB, (128, 96), Chaos::default());
+    let mut driver = driver_of(&rig, 0, 2 * CHUNKS);
+    let channel = driver.channel(1);
+    let limit = |quota| rig.host.lock().set_limits(VmId(0), Limits { quota, ..Limits::default() }).expect("a quota");
+    let account = || rig.usage().0.vms[&VmId(0)];
+    // What the driver has used for itself stays below.
+    let buffers: Vec<u64> = (2..CHUNKS).map(|chunk| 2 * MIB * chunk).collect();
+    let done = AtomicBool::new(false);
+    let changes = std::thread::scope(|scope| {
+        let operator = scope.spawn(|| {
+            let (mut dice, mut changes) = (Dice(17), 0);
+            while !done.load(Ordering::SeqCst) || changes < 20 {
+                limit(2 + dice.below(CHUNKS) as u32);
+                changes += 1;
+                std::thread::sleep(Duration::from_micros(300));
+            }
+            changes
+        });
+        // Each chunk comes into being by the CPU or by the GPU, at whatever quota there is just now.
+        let allocated = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let mut channel = channel;
+            let from = driver.buffer(&channel, A, 64, 7);
+            for (index, buffer) in (0u32..).zip(&buffers) {
+                if index % 2 == 0 {
+                    (0..64).for_each(|page| driver.guest.vram_write(buffer + page * PAGE, &pattern(7, page)));
+                } else {
+                    driver.map(channel.space, B, At::Vram(*buffer), 64);
+                    driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 64)].concat());
+                    driver.wait(&channel);
+                }
+                assert!(driver.vram_holds(from, 64, 7));
+            }
+        }));
+        done.store(true, Ordering::SeqCst);
+        allocated.unwrap_or_else(|error| std::panic::resume_unwind(error));
+        operator.join().expect("an operator")
+    });
+    assert!(changes >= 20);
+    limit(4);
+    let began = Instant::now();
+    while account().placed > 4 || rig.host.lock().vram.chunks.moves().count() != 0 {
+        assert!(began.elapsed() < LONG, "{:?}", account());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(buffers.iter().all(|buffer| driver.vram_holds(*buffer, 64, 7)));
+    let all = account();
+    assert!(u64::from(all.placed + all.host) >= buffers.len() as u64 && all.parked == 0, "{all:?}");
+    assert_eq!(driver.guest.counter("faults"), 0);
+    driver.guest.remove().expect("a VM that goes");
+    assert_eq!(in_host(&rig), 0);
+}

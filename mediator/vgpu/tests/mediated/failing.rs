@@ -1,0 +1,202 @@
+//! A card that does not answer: what it may still reach goes to nobody.
+
+use super::relocate::{driver_of, move_all};
+use super::{A, B, MIB};
+use card::Card;
+use nvspec::fifo::VirtualChannelId;
+use nvspec::regs::pfb::{MMU_CTRL, MMU_INVALIDATE, MMU_INVALIDATE_PDB};
+use nvspec::regs::pfifo;
+use owner::Sharing;
+use rig::altered::{Alter, Altered};
+use rig::driver::{CE0, PAGE, ce_copy, object};
+use rig::{Rig, sharing};
+use simgpu::{Config, SimGpu};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+use vram::{To, VmId};
+
+/// A card whose failures the test chooses.
+#[derive(Clone, Default)]
+struct Failing {
+    /// Directory of the last TLB invalidation, as in the register.
+    flushed: Arc<AtomicU32>,
+    /// Invalidations of this directory never end; 0 for none.
+    deaf_to: Arc<AtomicU32>,
+    /// No channel leaves its engine.
+    holds: Arc<AtomicBool>,
+    /// None does for so many looks.
+    hesitates: Arc<AtomicU32>,
+    /// TLB invalidations of that directory, as in the register.
+    watched: Arc<AtomicU32>,
+    /// So many so far.
+    flushes: Arc<AtomicU32>,
+}
+
+impl Alter for Failing {
+    fn read32(&self, card: &SimGpu, offset: u32) -> u32 {
+        let value = card.read32(offset);
+        let deaf = self.deaf_to.load(Ordering::SeqCst);
+        match offset {
+            MMU_CTRL::OFFSET if deaf != 0 && deaf == self.flushed.load(Ordering::SeqCst) => {
+                MMU_CTRL::FLUSH_DONE.with(value, 0)
+            }
+            pfifo::PREEMPT::OFFSET if self.hesitates() => value | pfifo::PREEMPT::PENDING.mask(),
+            pfifo::PREEMPT::OFFSET if self.holds.load(Ordering::SeqCst) => value | pfifo::PREEMPT::PENDING.mask(),
+            _ => value,
+        }
+    }
+
+    fn write32(&self, card: &SimGpu, offset: u32, value: u32) {
+        if offset == MMU_INVALIDATE::OFFSET {
+            let directory = MMU_INVALIDATE_PDB::ADDRESS.get(card.read32(MMU_INVALIDATE_PDB::OFFSET));
+            self.flushed.store(directory, Ordering::SeqCst);
+            self.flushes.fetch_add(u32::from(directory == self.watched.load(Ordering::SeqCst)), Ordering::SeqCst);
+        }
+        card.write32(offset, value);
+    }
+}
+
+impl Failing {
+    /// Counts a look.
+    fn hesitates(&self) -> bool {
+        self.hesitates.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
+    }
+}
+
+fn failing() -> (Rig, Failing) {
+    let sharing = Sharing { chunk_bytes: 2 * MIB, host_bytes: 64 * MIB, ..sharing() };
+    let failing = Failing::default();
+    let altered = failing.clone();
+    let config = Config { vram_mib: 64, ..Config::default() };
+    (Rig::made(&config, &sharing, |card| Altered::over(card, altered)), failing)
+}
+
+/// A driver with a channel that has worked, so that its directory is the last that was flushed.
+fn at_work(rig: &Rig, card: &Failing) -> (rig::driver::Driver, rig::driver::Channel, u32) {
+    let mut driver = driver_of(rig, 0, 16);
+    let mut channel = driver.channel(1);
+    driver.buffer(&channel, A, 1, 1);
+    driver.buffer(&channel, B, 1, 2);
+    driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
+    driver.wait(&channel);
+    // A new page is mapped and flushed.
+    driver.buffer(&channel, B + PAGE, 1, 3);
+    driver.submit(&mut channel, &[object(CE0), ce_copy(A, B + PAGE, 1)].concat());
+    let directory = card.flushed.load(Ordering::SeqCst);
+    driver.wait(&channel);
+    (driver, channel, directory)
+}
+
+#[test]
+fn what_chunks_have_left_is_quarantined_when_the_tlb_is_not_flushed() {
+    let (rig, card) = failing();
+    let (_driver, _channel, directory) = at_work(&rig, &card);
+    card.deaf_to.store(directory, Ordering::SeqCst);
+    let moved = move_all(&rig, 0, To::Host).moved;
+    assert!(moved > 0);
+    rig.host.scrub();
+    let summary = rig.host.lock().vram.chunks.summary();
+    // Of the chunks that moved, those that no entry names were not in the TLB.
+    assert!(summary.quarantined > 0 && summary.quarantined <= moved && summary.to_scrub == 0);
+}
+
+#[test]
+fn chunks_change_places_one_after_the_other_with_the_locks_free_in_between() {
+    let (rig, card) = failing();
+    let (mut driver, mut channel, directory) = at_work(&rig, &card);
+    // More than a chunk.
+    driver.buffer(&channel, A, 768, 1);
+    driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
+    driver.wait(&channel);
+    card.watched.store(directory, Ordering::SeqCst);
+    let moved = move_all(&rig, 0, To::Host).moved;
+    // Each that the GPU knows is forgotten by the card when it moves, not when all have moved.
+    let flushes = card.flushes.load(Ordering::SeqCst);
+    assert!(flushes > 1 && flushes <= moved, "{moved} chunks, {flushes} flushes");
+}
+
+#[test]
+fn a_channels_number_is_quarantined_when_its_ring_is_not_flushed_out_of_the_tlb() {
+    let (rig, card) = failing();
+    let (mut driver, channel, directory) = at_work(&rig, &card);
+    card.deaf_to.store(directory, Ordering::SeqCst);
+    driver.unbind(&channel);
+    card.deaf_to.store(0, Ordering::SeqCst);
+    assert_eq!(rig.host.lock().channels.stuck(), 1);
+    assert!(driver.guest.remove().is_err(), "its memory is given to others");
+}
+
+#[test]
+fn a_channel_that_leaves_late_keeps_its_ring_and_number_until_it_has_left() {
+    let (rig, card) = failing();
+    let (mut driver, channel, _) = at_work(&rig, &card);
+    let bound = rig.host.channels_in_use();
+    // More looks than the guest's write is served for.
+    card.hesitates.store(100, Ordering::SeqCst);
+    card.flushed.store(0, Ordering::SeqCst);
+    driver.unbind(&channel);
+    while rig.host.lock().channels.stuck() != 0 {
+        // The card's memory of its address space is as it was: its ring is mapped.
+        let hesitates = card.hesitates.load(Ordering::SeqCst) != 0;
+        assert!(!hesitates || card.flushed.load(Ordering::SeqCst) == 0, "its ring is unmapped while it is on the card");
+        std::thread::yield_now();
+    }
+    assert_eq!(card.hesitates.load(Ordering::SeqCst), 0, "it has left when its number is free");
+    assert_eq!(rig.host.channels_in_use(), bound - 1);
+    // It can be bound anew, and all that the VM had is given back.
+    driver.bind(&channel);
+    driver.unbind(&channel);
+    driver.guest.remove().unwrap();
+}
+
+#[test]
+fn a_channel_that_has_left_between_two_looks_is_given_back() {
+    let (rig, card) = failing();
+    let (mut driver, channel, _) = at_work(&rig, &card);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // As the scheduler's tick, but more often: they look at what departs whenever the card's lock is free.
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !over.load(Ordering::SeqCst) {
+                    rig.host.wait_departed(VmId(0));
+                }
+            });
+        }
+        for _ in 0..2000 {
+            // The guest's write looks in vain, who looks next finds that it has left.
+            card.hesitates.store(16, Ordering::SeqCst);
+            driver.unbind(&channel);
+            driver.bind(&channel);
+        }
+        over.store(true, Ordering::SeqCst);
+    });
+    driver.unbind(&channel);
+    let stuck = || rig.host.lock().channels.stuck();
+    for _ in 0..60_000 {
+        if stuck() == 0 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(stuck(), 0, "a number is not given back");
+    driver.guest.remove().unwrap();
+}
+
+#[test]
+fn where_chunks_were_to_go_is_quarantined_when_the_copier_cannot_be_stopped() {
+    let (rig, card) = failing();
+    let driver = driver_of(&rig, 0, 16);
+    driver.guest.vram_write(0, &[1; 4096]);
+    card.holds.store(true, Ordering::SeqCst);
+    // The mediator's own: it fails, and stays on the card.
+    let lane = VmId::MEDIATOR;
+    rig.host.lock().retire_channel(lane, VirtualChannelId(0)).unwrap_err();
+    let done = move_all(&rig, 0, To::Host);
+    assert!(done.moved == 0 && done.stayed > 0, "{done:?}");
+    rig.host.scrub();
+    let summary = rig.host.lock().vram.chunks.summary();
+    assert!(summary.host.quarantined > 0 && summary.host.to_scrub == 0);
+    assert_eq!(summary.host.quarantined, summary.host.used);
+}

@@ -1,0 +1,461 @@
+//! The nineteen holes that were found in the reference code of an earlier GPU mediator, tried one by one, and the same
+//! ideas on registers that it does not know. `docs/threat-model.md` has the list.
+//!
+//! Each attempt is made beside two VMs: one that works, whose copies must stay right, and one that does nothing, which
+//! must not even be interrupted. After each attempt [`Scene::check`] looks at both, and at the page tables that the card
+//! uses for the attacker: every entry must name the attacker's own memory. [`Scene::denied`] wants the attempt counted as
+//! well, [`Scene::virtual_only`] that no register of the card changed.
+
+mod channels;
+mod kernels;
+mod memory;
+mod registers;
+mod tables;
+mod together;
+mod windows;
+
+use super::{A, B, MIB, VM_MIB, card_vram, finds};
+use card::Card;
+use nvspec::addr::{GuestVramAddr, LARGE_PAGE};
+use nvspec::fifo::VirtualChannelId;
+use nvspec::instance::vm;
+use nvspec::mmu::{self, PD_ENTRIES, PDE_SHIFT, Pde, Pte, TableTarget, kind};
+use nvspec::regs::{blocks, ce0, ce1, ltc, pbdma, pbus, pfb, pfifo, pflush, pgraph, pmc, ptimer};
+use nvspec::{Access, RegInfo};
+use rig::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
+use rig::{CHUNK, Guest, Rig};
+use std::collections::{BTreeMap, BTreeSet};
+use vram::VmId;
+
+/// MiB of the card: three VMs, the mediator, and room for shadow tables.
+const CARD_MIB: u32 = 96;
+/// Bytes of each VM's VRAM and RAM.
+const SHARE: u64 = VM_MIB * MIB;
+const RAM: u64 = MIB;
+const EVIL: VmId = VmId(0);
+const GOOD: VmId = VmId(1);
+const IDLE: VmId = VmId(2);
+/// What the idle VM's memory is full of, from [`SECRET_AT`] on.
+const SECRET: u8 = 0xc5;
+const SECRET_AT: u64 = SHARE / 2;
+/// Virtual address of a third buffer.
+const C: u64 = 0x300_0000;
+/// Number of the channel that attacks; the other VMs' is the same.
+const ID: u8 = 1;
+
+/// The VM that works, and its channel.
+struct Worker {
+    driver: Driver,
+    channel: Channel,
+    from: u64,
+    to: u64,
+    round: u32,
+}
+
+/// The VM that does nothing, and what was seen of it at the start.
+struct Bystander {
+    driver: Driver,
+    /// Its VRAM below [`SECRET_AT`]: page tables, instance blocks, USERD.
+    structures: Vec<u8>,
+    interrupts: u64,
+}
+
+/// An attacker and its two neighbours on one card.
+struct Scene {
+    rig: Rig,
+    evil: Driver,
+    good: Worker,
+    idle: Bystander,
+    /// Where the card sees the RAM of the working and of the idle VM.
+    bus: [u64; 2],
+}
+
+impl Worker {
+    fn new(mut driver: Driver) -> Self {
+        let channel = driver.channel(ID);
+        let from = driver.buffer(&channel, A, 4, 0);
+        let to = driver.buffer(&channel, B, 4, 0);
+        driver.map(channel.space, C, At::Ram(0), 4);
+        Self { driver, channel, from, to, round: 0 }
+    }
+
+    /// Copies fresh data through VRAM and RAM by all three engines, and checks every byte.
+    fn work(&mut self, after: &str) {
+        self.round += 1;
+        let Self { driver, channel, from, to, round } = self;
+        (0..4).for_each(|page| driver.guest.vram_write(*from + page * PAGE, &pattern(*round, page)));
+        (0..4).for_each(|page| driver.guest.vram_write(*to + page * PAGE, &pattern(!*round, page)));
+        driver.fill_ram(0, 4, !*round);
+        let words = [
+            object(CE0),
+            ce_copy(A, C, 4),
+            object(CE1),
+            ce_copy(C, B, 2),
+            object(M2MF),
+            m2mf_copy(C + 2 * PAGE, B + 2 * PAGE, 2 * PAGE as u32),
+        ];
+        driver.submit(channel, &words.concat());
+        while !driver.is_done(channel) {
+            driver.guest.wait_msi();
+            driver.service();
+            assert_eq!(driver.faults, [], "{after}: the neighbour was given a fault");
+        }
+        assert!(driver.ram_holds(0, 4, *round), "{after}: the neighbour's copy to RAM");
+        assert!(driver.vram_holds(*to, 4, *round), "{after}: the neighbour's copy to VRAM");
+    }
+}
+
+impl Scene {
+    fn new() -> Self {
+        let rig = Rig::new(CARD_MIB);
+        let evil = born(&rig, EVIL);
+        let good = Worker::new(born(&rig, GOOD));
+        let mut driver = born(&rig, IDLE);
+        let mut channel = driver.channel(ID);
+        driver.map(channel.space, C, At::Ram(0), 1);
+        driver.submit(&mut channel, &[]);
+        driver.wait(&channel);
+        let idle = Bystander { driver, structures: Vec::new(), interrupts: 0 };
+        let mut scene = Self { rig, evil, good, idle, bus: [0; 2] };
+        scene.good.work("the start");
+        scene.bus = [scene.bus_address(GOOD), scene.bus_address(IDLE)];
+        // The idle VM begins anew. What the card still had to say of its work has been delivered when an interrupt of later
+        // work has been.
+        scene.idle.driver.guest.reset();
+        let seen = scene.good.driver.guest.counter("interrupts");
+        while scene.good.driver.guest.counter("interrupts") < seen + 2 {
+            scene.good.work("the start");
+        }
+        let idle = &mut scene.idle.driver;
+        idle.bring_up();
+        idle.channel(ID);
+        let secret = vec![SECRET; MIB as usize];
+        (SECRET_AT / MIB..VM_MIB).for_each(|mib| idle.guest.vram_write(mib * MIB, &secret));
+        idle.guest.ram_write(0, &secret);
+        scene.idle.structures = scene.idle_structures();
+        scene.idle.interrupts = scene.idle.driver.guest.counter("interrupts");
+        scene
+    }
+
+    /// An attempt that must be refused, by a counted denial or by a fault of the attacker's.
+    fn denied(&mut self, what: &str, attempt: impl FnOnce(&mut Self)) {
+        let before = tally(&self.evil.guest);
+        attempt(self);
+        assert!(tally(&self.evil.guest) > before, "{what}: not counted");
+        self.check(what);
+    }
+
+    /// An attempt that may succeed as far as the attacker's own memory and state go.
+    fn contained(&mut self, what: &str, attempt: impl FnOnce(&mut Self)) {
+        attempt(self);
+        self.check(what);
+    }
+
+    /// Register writes that must change nothing but the attacker's virtual registers.
+    fn virtual_only(&mut self, what: &str, attempt: impl FnOnce(&mut Self)) {
+        self.settle();
+        let before = card_registers(&self.rig);
+        attempt(self);
+        // A runlist that was submitted, a channel that was taken off: the card says that it is done.
+        self.settle();
+        let after = card_registers(&self.rig);
+        let changed: Vec<_> = before.iter().filter(|(offset, value)| after.get(offset) != Some(value)).collect();
+        assert!(changed.is_empty(), "{what}: the card's registers changed, first were {changed:x?}");
+        self.check(what);
+    }
+
+    /// Waits until the card has told of all work that has ended: its records come behind the fences that drivers see.
+    fn settle(&self) {
+        let vms = [EVIL, GOOD, IDLE].map(|vm| vm);
+        let busy = || {
+            let channels = &self.rig.host.lock().channels;
+            let ids = || (0..128).map(VirtualChannelId);
+            vms.iter().any(|vm| ids().any(|id| channels.in_flight(*vm, id) != 0))
+        };
+        while busy() || self.rig.card.read32(pmc::INTR_0::OFFSET) != 0 {
+            std::thread::yield_now();
+        }
+    }
+
+    /// The neighbours, and what the card has been told of the attacker's memory.
+    fn check(&mut self, after: &str) {
+        self.good.work(after);
+        assert_eq!(tally(&self.good.driver.guest), 0, "{after}: counted for the working neighbour");
+        let idle = &mut self.idle.driver.guest;
+        assert_eq!(idle.counter("interrupts"), self.idle.interrupts, "{after}: the idle neighbour was interrupted");
+        assert_eq!(idle.rd(pfifo::MMU_FAULT_ID::OFFSET), 0, "{after}: the idle neighbour was given a fault");
+        assert_eq!(tally(idle), 0, "{after}: counted for the idle neighbour");
+        for mib in SECRET_AT / MIB..VM_MIB {
+            let mut page = [0; PAGE as usize];
+            idle.vram_read(mib * MIB, &mut page);
+            assert!(page.iter().all(|&byte| byte == SECRET), "{after}: the idle neighbour's MiB {mib}");
+        }
+        self.check_shadows(after);
+    }
+
+    /// All of the idle VM, what the attacker has read, and that the attacker can be got rid of.
+    fn finish(mut self) {
+        self.check("the end");
+        assert!(self.idle_structures() == self.idle.structures, "the idle neighbour's structures");
+        let idle = &self.idle.driver.guest;
+        let mut data = vec![0; MIB as usize];
+        for mib in SECRET_AT / MIB..VM_MIB {
+            idle.vram_read(mib * MIB, &mut data);
+            assert!(data.iter().all(|&byte| byte == SECRET), "the idle neighbour's MiB {mib}");
+        }
+        idle.ram_read(0, &mut data);
+        assert!(data.iter().all(|&byte| byte == SECRET), "the idle neighbour's RAM");
+        assert_eq!(finds(&self.evil.guest, SECRET), 0, "the attacker's VRAM holds the secret");
+        self.evil.guest.ram_read(0, &mut data);
+        assert!(!data.windows(16).any(|run| run.iter().all(|&byte| byte == SECRET)), "the attacker's RAM holds it");
+        let Self { rig, evil, mut good, .. } = self;
+        evil.guest.remove().unwrap();
+        assert_eq!(rig.usage().1, 2, "channels of the neighbours");
+        good.work("the attacker's end");
+    }
+
+    /// Another client of the attacker's VM, which brings it up anew; its memory is zero.
+    fn fresh(&mut self) {
+        self.evil.guest.reconnect();
+        assert!(self.evil.guest.map_ram(0, RAM, true));
+        self.evil.bring_up();
+    }
+
+    fn idle_structures(&self) -> Vec<u8> {
+        let mut data = vec![0; SECRET_AT as usize];
+        self.idle.driver.guest.vram_read(0, &mut data);
+        data
+    }
+
+    /// Where a VM's VRAM lies on the card.
+    fn on_card(&self, vm: VmId, at: u64) -> u64 {
+        let place = self.rig.host.lock().vram.place(vm, GuestVramAddr(at), PAGE).expect("VRAM of the VM");
+        place.card().expect("on the card").0
+    }
+
+    /// The instance block that the card has of a VM's channel.
+    fn card_instance(&self, vm: VmId, id: u8) -> Option<u64> {
+        let physical = self.rig.host.lock().channels.physical(vm, VirtualChannelId(id))?;
+        let value = self.rig.card.read32(pfifo::CHANNEL::at(u32::from(physical.0)));
+        Some(u64::from(pfifo::CHANNEL::ADDRESS.get(value)) << 12)
+    }
+
+    fn card_word64(&self, at: u64) -> u64 {
+        let mut word = [0; 8];
+        card_vram(&self.rig, at, &mut word);
+        u64::from_le_bytes(word)
+    }
+
+    /// Where the card believes a VM's RAM at guest-physical 0 to be: what its channel has at [`C`].
+    fn bus_address(&self, vm: VmId) -> u64 {
+        let directory = self.card_word64(self.card_instance(vm, ID).unwrap() + vm::PDB_LO) & 0xff_ffff_f000;
+        let pde = Pde::from(self.card_word64(directory + (C >> PDE_SHIFT) * 8));
+        let pte = Pte::from(self.card_word64(pde.small_address() + (C >> 12) * 8));
+        assert!(pte.valid() && pte.aperture().is_system(), "{pte:?}");
+        pte.address()
+    }
+
+    /// Addresses in VRAM that the attacker does not have: the first behind its share, the neighbours' and the mediator's
+    /// own as the card numbers them, the ends of the card and of the address space.
+    fn outside(&self) -> Vec<(&'static str, u64)> {
+        let card = u64::from(CARD_MIB) * MIB;
+        let list = vec![
+            ("the first page behind the share", SHARE),
+            ("the idle VM's memory", self.on_card(IDLE, SECRET_AT)),
+            ("the working VM's buffer", self.on_card(GOOD, self.good.from)),
+            ("the host's instance block", self.card_instance(GOOD, ID).unwrap()),
+            ("the card's last page", card - PAGE),
+            ("the first page behind the card", card),
+            ("address 2^32", 1 << 32),
+            ("the last page below 2^40", (1 << 40) - PAGE),
+        ];
+        let list: Vec<_> = list.into_iter().filter(|(_, at)| *at >= SHARE).collect();
+        assert!(list.iter().any(|(name, _)| *name == "the idle VM's memory"), "the attacker's share covers its number");
+        list
+    }
+
+    /// Host memory that the attacker does not have, as bus addresses.
+    fn foreign_ram(&self) -> Vec<(&'static str, u64)> {
+        vec![
+            ("the idle VM's RAM", self.bus[1]),
+            ("the working VM's RAM", self.bus[0]),
+            ("a page behind its RAM", RAM),
+            ("the PCI hole", 0xc000_0000),
+            ("the local APIC", 0xfee0_0000),
+            ("the BIOS", 0xffff_0000),
+            ("the last page below 2^40", (1 << 40) - PAGE),
+        ]
+    }
+
+    /// Has a copy engine read or write through an entry, which must fault at just that address.
+    fn faults_at(&mut self, what: &str, entry: u64, size: Size, offset: u64, write: bool) {
+        let evil = &mut self.evil;
+        let mut channel = evil.channel(ID);
+        let own = evil.buffer(&channel, A, 1, 0x11);
+        match size {
+            Size::Small => evil.pte(channel.space, B, entry as u32, (entry >> 32) as u32),
+            Size::Large => {
+                let table = large_table(evil, &channel);
+                evil.guest.poke(table + B / LARGE_PAGE * 8, entry as u32);
+                evil.guest.poke(table + B / LARGE_PAGE * 8 + 4, (entry >> 32) as u32);
+            }
+        }
+        evil.flush();
+        let (from, to) = if write { (A, B + offset) } else { (B + offset, A) };
+        evil.submit(&mut channel, &[object(CE0), ce_copy(from, to, 1)].concat());
+        let fault = evil.wait_fault();
+        assert_eq!((fault.instance, fault.va), (channel.instance, B + offset), "{what}");
+        assert!(evil.vram_holds(own, 1, 0x11), "{what}: something was read");
+        evil.unbind(&channel);
+        evil.rewind();
+    }
+
+    /// Binds a channel and submits to it: it must be refused, or fault, and do nothing.
+    fn does_not_run(&mut self, what: &str, channel: &mut Channel) {
+        let evil = &mut self.evil;
+        let before = stops(&evil.guest);
+        evil.bind(channel);
+        evil.list(&[ID]);
+        evil.submit(channel, &[]);
+        wait_stopped(evil, before, what);
+        assert!(!evil.is_done(channel), "{what}: it has run");
+        evil.unbind(channel);
+        evil.faults.clear();
+    }
+
+    /// Every entry that the card has for the attacker's channels names its own memory, and has no compression tags and no
+    /// keys; every table is in memory that no VM has.
+    fn check_shadows(&self, after: &str) {
+        let own = self.blocks_of(&[EVIL]);
+        let guests = self.blocks_of(&[EVIL, GOOD, IDLE]);
+        for id in 0..=u8::MAX >> 1 {
+            let Some(instance) = self.card_instance(EVIL, id) else { continue };
+            assert!(!guests.contains(&(instance / CHUNK)), "{after}: a guest has the card's instance block");
+            let directory = self.card_word64(instance + vm::PDB_LO);
+            assert_eq!(directory & 3, 0, "{after}: directory {directory:#x}");
+            let directory = directory & 0xff_ffff_f000;
+            assert!(!guests.contains(&(directory / CHUNK)), "{after}: a guest has the card's page directory");
+            // The last entry is the mediator's own.
+            for pde in self.entries(directory, PD_ENTRIES - 1) {
+                let pde = Pde::from(pde);
+                let halves = [
+                    (pde.large_target(), pde.large_address(), pde.large_entries(), LARGE_PAGE),
+                    (pde.small_target(), pde.small_address(), pde.small_entries(), PAGE),
+                ];
+                for (target, table, entries, bytes) in halves {
+                    if target == TableTarget::None {
+                        continue;
+                    }
+                    let safe = target == TableTarget::Vram && !guests.contains(&(table / CHUNK));
+                    assert!(safe, "{after}: the card's page table at {target:?} {table:#x}");
+                    for pte in self.entries(table, entries).into_iter().map(Pte::from).filter(|pte| pte.valid()) {
+                        let plain = !pte.encrypted() && pte.comp_tag() == 0;
+                        assert!(plain && kind::uncompressed(pte.kind()) == Some(pte.kind()), "{after}: {pte:?}");
+                        let (at, end) = (pte.address(), pte.address() + bytes);
+                        let mine = match pte.aperture() {
+                            mmu::PteAperture::Vram => own.contains(&(at / CHUNK)) && own.contains(&((end - 1) / CHUNK)),
+                            mmu::PteAperture::Peer => false,
+                            _ => self.bus.iter().all(|other| end <= *other || *other + RAM <= at),
+                        };
+                        assert!(mine, "{after}: the card's entry {pte:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    fn entries(&self, table: u64, count: u32) -> Vec<u64> {
+        let mut bytes = vec![0; count as usize * 8];
+        card_vram(&self.rig, table, &mut bytes);
+        bytes.as_chunks().0.iter().map(|entry| u64::from_le_bytes(*entry)).collect()
+    }
+
+    /// Numbers of the card's chunks that some VMs have.
+    fn blocks_of(&self, vms: &[VmId]) -> BTreeSet<u64> {
+        let all = vms.iter().flat_map(|vm| (0..SHARE / CHUNK).map(|chunk| self.on_card(*vm, chunk * CHUNK) / CHUNK));
+        all.collect()
+    }
+}
+
+/// Which of a directory entry's tables.
+#[derive(Clone, Copy)]
+enum Size {
+    Small,
+    Large,
+}
+
+fn born(rig: &Rig, vm: VmId) -> Driver {
+    let mut guest = rig.guest(vm.0, VM_MIB, 16);
+    assert!(guest.map_ram(0, RAM, true));
+    Driver::new(guest)
+}
+
+/// Gives the first 128 MiB of a channel's address space a table of large pages.
+fn large_table(driver: &mut Driver, channel: &Channel) -> u64 {
+    let table = driver.vram(2);
+    driver.guest.poke(channel.space.directory, ((table >> 12) << 4) as u32 | 1);
+    table
+}
+
+/// A valid entry: VRAM (0), another card (1), host memory (2, 3).
+fn entry(at: u64, aperture: u64) -> u64 {
+    (at >> 8) & 0xffff_fff0 | aperture << 33 | 1
+}
+
+/// Everything that was counted against a guest.
+fn tally(guest: &Guest) -> u64 {
+    let denied: u64 = guest.status().denied.iter().map(|denied| denied.reads + denied.writes).sum();
+    denied + stops(guest)
+}
+
+/// How often work of a guest was stopped or not begun: faults, and channels and doorbells that were refused.
+fn stops(guest: &Guest) -> u64 {
+    let status = guest.status();
+    let counted =
+        ["faults", "channel_binds_refused", "doorbells_refused"].map(|name| status.counters.get(name).copied());
+    counted.into_iter().flatten().sum()
+}
+
+/// Waits, by interrupts, until [`stops`] is more than `before`, or the guest was shown an error of an engine. Faults are
+/// waited for, not only counted denials: the card has room for one fault of each unit, so the next might get lost.
+fn wait_stopped(driver: &mut Driver, before: u64, what: &str) {
+    for _ in 0..100 {
+        let errors = [pgraph::INTR::OFFSET, ce0::INTR::OFFSET, ce1::INTR::OFFSET];
+        if stops(&driver.guest) > before || errors.into_iter().any(|register| driver.guest.rd(register) != 0) {
+            return;
+        }
+        driver.guest.wait_msi();
+        driver.service();
+    }
+    panic!("{what}: neither refused nor faulted");
+}
+
+/// The card's own registers, but those that tell the time, that the mediator itself uses from access to access, that say
+/// which channels run or what interrupts are pending (the neighbour's last may still be served), or that change when they
+/// are read.
+fn card_registers(rig: &Rig) -> BTreeMap<u32, u32> {
+    let passing = [
+        pbus::PRAMIN_WINDOW::OFFSET,
+        ptimer::TIME_0::OFFSET,
+        ptimer::TIME_1::OFFSET,
+        pflush::BAR_FLUSH::OFFSET,
+        pfb::MMU_INVALIDATE_PDB::OFFSET,
+        pfb::MMU_INVALIDATE::OFFSET,
+        pfb::MMU_CTRL::OFFSET,
+        pfifo::RUNLIST_BASE::OFFSET,
+        pfifo::RUNLIST::OFFSET,
+        pfifo::ENG_RUNLIST_BASE::OFFSET,
+        pfifo::ENG_RUNLIST::OFFSET,
+        pfifo::CHANNEL_STATE::OFFSET,
+        pbdma::CHANNEL::OFFSET,
+        pmc::INTR_0::OFFSET,
+        pmc::INTR_LINE_0::OFFSET,
+        pfifo::NON_STALL_ID::OFFSET,
+    ];
+    let quiet = |reg: &&RegInfo| {
+        matches!(reg.access, Access::Rw | Access::Ro) && !reg.name.ends_with("_DATA") && !passing.contains(&reg.offset)
+    };
+    let registers = blocks().flat_map(|(_, _, _, info)| *info).filter(quiet);
+    let offsets = registers.flat_map(|reg| (0..reg.count).map(|index| reg.offset + index * reg.stride));
+    offsets.map(|offset| (offset, rig.card.read32(offset))).collect()
+}

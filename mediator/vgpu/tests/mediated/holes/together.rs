@@ -1,0 +1,114 @@
+//! Attempts and a neighbour's work at the same time, on the same engine.
+
+use super::{A, B, CE0, CE1, ID, M2MF, PAGE, Scene, ce_copy, m2mf_copy, object};
+use nvspec::regs::pfifo;
+use rig::driver::{IMAGE_VA, methods};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+#[test]
+fn neighbours_copies_are_whole_while_the_attacker_faults_on_the_same_engine() {
+    let mut scene = Scene::new();
+    for round in 0..200 {
+        let mut channel = scene.evil.channel(ID);
+        scene.evil.buffer(&channel, A, 1, 1);
+        let bad = match round % 3 {
+            0 => [object(CE0), ce_copy(A, B, 1)].concat(),
+            1 => [object(CE1), ce_copy(B, A, 1)].concat(),
+            _ => [object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat(),
+        };
+        scene.evil.submit(&mut channel, &bad);
+        // Not waited for: the neighbour works while the fault is being dealt with.
+        scene.good.work(&format!("round {round}"));
+        scene.evil.wait_fault();
+        scene.good.work(&format!("round {round}, after the fault"));
+        scene.evil.unbind(&channel);
+        scene.evil.rewind();
+    }
+    scene.finish();
+}
+
+#[test]
+fn neighbours_copies_are_whole_while_the_attacker_comes_and_goes_on_the_same_engine() {
+    let mut scene = Scene::new();
+    for round in 0..200u32 {
+        let mut channel = scene.evil.channel(ID);
+        scene.evil.buffer(&channel, A, 16, 1);
+        scene.evil.buffer(&channel, B, 16, 2);
+        for _ in 0..4 {
+            scene.evil.queue(&mut channel, &[object(CE0), ce_copy(A, B, 16), object(CE1), ce_copy(B, A, 16)].concat());
+        }
+        scene.evil.submit(&mut channel, &[object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat());
+        match round % 4 {
+            0 => scene.evil.guest.wr(pfifo::PREEMPT::OFFSET, ID.into()),
+            1 => scene.evil.guest.wr(pfifo::CHANNEL_STATE::at(ID.into()), 0),
+            2 => scene.evil.list(&[]),
+            _ => {}
+        }
+        scene.good.work(&format!("round {round}"));
+        scene.evil.unbind(&channel);
+        scene.good.work(&format!("round {round}, after the channel's end"));
+        scene.evil.rewind();
+    }
+    scene.finish();
+}
+
+/// What the attacker does in a round, by its number, while the neighbour works: its channel's contexts cannot be saved,
+/// its tables go, its channel goes, with work under way.
+fn provoke(evil: &mut super::Driver, round: u32) {
+    let mut channel = evil.channel(ID);
+    evil.buffer(&channel, A, 16, 1);
+    evil.buffer(&channel, B, 16, 2);
+    let engine = if round.is_multiple_of(2) { CE0 } else { CE1 };
+    evil.submit(&mut channel, &[object(engine), ce_copy(A, B, 16), object(M2MF), m2mf_copy(A, B, 64)].concat());
+    if !round.is_multiple_of(3) {
+        evil.wait(&channel);
+    }
+    match round % 5 {
+        0 => (0..16).for_each(|page| evil.pte(channel.space, IMAGE_VA + page * PAGE, 0, 0)),
+        1 => evil.guest.vram_write(channel.space.table, &[0; 0x4000]),
+        2 => evil.guest.poke(channel.space.directory + 4, 0),
+        3 => (0..16).for_each(|page| evil.pte(channel.space, B + page * PAGE, 0, 0)),
+        _ => {}
+    }
+    evil.flush();
+    evil.submit(&mut channel, &[object(engine), ce_copy(A, B, 16)].concat());
+    evil.unbind(&channel);
+    evil.service();
+    evil.faults.clear();
+    evil.rewind();
+}
+
+#[test]
+fn context_that_cannot_be_saved_is_its_owners_fault() {
+    for engine in [CE0, CE1, M2MF] {
+        let mut scene = Scene::new();
+        let mut channel = scene.evil.channel(ID);
+        scene.evil.submit(&mut channel, &[object(engine), methods(engine.0, 0x100, &[0])].concat());
+        scene.evil.wait(&channel);
+        // The engine holds the attacker's context; the next to use it has it saved, to pages that are gone.
+        for page in 0..16 {
+            scene.evil.pte(channel.space, IMAGE_VA + page * PAGE, 0, 0);
+        }
+        scene.evil.flush();
+        scene.good.work("a context that cannot be saved");
+        assert_eq!(scene.evil.wait_fault().instance, channel.instance);
+        scene.finish();
+    }
+}
+
+#[test]
+fn neighbours_copies_are_whole_while_the_attackers_contexts_cannot_be_saved() {
+    let mut scene = Scene::new();
+    let stop = AtomicBool::new(false);
+    let Scene { evil, good, .. } = &mut scene;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            (0..300).for_each(|round| provoke(evil, round));
+            stop.store(true, Ordering::Release);
+        });
+        while !stop.load(Ordering::Acquire) {
+            good.work("beside the attacker");
+        }
+    });
+    scene.finish();
+}

@@ -1,0 +1,112 @@
+//! RAM that is taken back, clients and VMs that go.
+
+use super::{A, B, MIB, VM_MIB, driver, fill, is_filled, rig, usage};
+use rig::driver::{At, CE0, Driver, PAGE, ce_copy, object};
+use rig::read_file;
+
+#[test]
+fn ram_that_was_taken_back_is_not_written_again() {
+    let rig = rig();
+    let mut driver = driver(&rig, 0);
+    for round in 0..20u32 {
+        let gpa = 16 * MIB;
+        assert!(driver.guest.map_ram(gpa, MIB, true));
+        let mut channel = driver.channel(1);
+        let copy = [object(CE0), ce_copy(A, B, 64)].concat();
+        driver.buffer(&channel, A, 64, round);
+        driver.map(channel.space, B, At::Ram(gpa), 64);
+        for _ in 0..7 {
+            driver.queue(&mut channel, &copy);
+        }
+        driver.submit(&mut channel, &copy);
+        let file = driver.guest.unmap_ram(gpa).unwrap();
+        // From here on only the client writes there.
+        assert_eq!(rustix::io::pwrite(&file, &vec![0xee; MIB as usize], 0), Ok(MIB as usize));
+        let mut later = channel;
+        while !driver.is_done(&channel) && driver.faults.is_empty() {
+            driver.submit(&mut later, &[]);
+            driver.guest.wait_msi();
+            driver.service();
+        }
+        driver.faults.clear();
+        let mut found = vec![0; MIB as usize];
+        read_file(&file, 0, &mut found);
+        assert!(found.iter().all(|&byte| byte == 0xee), "round {round}");
+        driver.unbind(&channel);
+        driver.rewind();
+    }
+}
+
+#[test]
+fn next_client_finds_nothing_of_the_last() {
+    let rig = rig();
+    let before = usage(&rig);
+    let guest = rig.guest(0, VM_MIB, 16);
+    let alone = usage(&rig);
+    let mut driver = Driver::new(guest);
+    assert!(driver.guest.map_ram(0, MIB, true));
+    let mut channel = driver.channel(1);
+    driver.buffer(&channel, A, 1, 1);
+    driver.map(channel.space, B, At::Ram(0), 1);
+    driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
+    driver.wait(&channel);
+    fill(&driver.guest, 0x5a);
+    driver.guest.reconnect();
+    assert!(is_filled(&driver.guest, 0));
+    assert_eq!(usage(&rig), alone);
+    // And can work at once.
+    let Driver { mut guest, .. } = driver;
+    assert!(guest.map_ram(0, MIB, true));
+    let mut driver = Driver::new(guest);
+    let mut channel = driver.channel(1);
+    driver.buffer(&channel, A, 1, 2);
+    driver.map(channel.space, B, At::Ram(0), 1);
+    driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
+    driver.wait(&channel);
+    assert!(driver.ram_holds(0, 1, 2));
+    driver.guest.remove().unwrap();
+    assert_eq!(usage(&rig), before);
+}
+
+#[test]
+fn vms_that_come_and_go_leave_nothing() {
+    let rig = rig();
+    let before = usage(&rig);
+    for round in 0..50 {
+        let mut guest = rig.guest(round, VM_MIB, 16);
+        assert!(is_filled(&guest, 0), "round {round}");
+        assert!(guest.map_ram(0, MIB, true));
+        let mut driver = Driver::new(guest);
+        let mut channel = driver.channel(round as u8);
+        driver.buffer(&channel, A, 2, round);
+        driver.map(channel.space, B, At::Ram(PAGE), 2);
+        driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 2)].concat());
+        // Every other goes while its work is under way.
+        if round % 2 == 0 {
+            driver.wait(&channel);
+            assert!(driver.ram_holds(PAGE, 2, round));
+        }
+        fill(&driver.guest, 0xa5);
+        driver.guest.remove().unwrap();
+        assert_eq!(usage(&rig), before, "round {round}");
+    }
+}
+
+#[test]
+fn channels_that_are_not_bound_leave_no_shadow() {
+    let rig = rig();
+    let mut driver = Driver::new(rig.guest(0, VM_MIB, 1));
+    let first = driver.channel(0);
+    let before = usage(&rig);
+    // The register file lets no more than the limit through; an instance block that is refused later gets further.
+    for _ in 0..8 {
+        let channel = driver.prepare(0);
+        driver.guest.poke(channel.instance + nvspec::instance::ramfc::GP_BASE_HI, 31 << 16);
+        driver.bind(&channel);
+    }
+    let _ = first;
+    let after = usage(&rig);
+    assert_eq!(after.3, 0, "none is bound");
+    assert!(after.1 <= before.1, "{after:?}");
+    assert_eq!(driver.guest.counter("address_spaces"), 0);
+}

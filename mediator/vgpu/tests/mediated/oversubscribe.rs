@@ -1,0 +1,528 @@
+//! Guests that together have more memory than the card.
+
+use super::{A, B, MIB};
+use card::{Card, DmaError, DmaMemory};
+use owner::{Division, GuestEvent, GuestEvents, Sharing};
+use rig::altered::{Alter, Altered};
+use rig::driver::{At, CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
+use rig::{Rig, settings, sharing};
+use simgpu::{Config, EngineId, Fault, FaultKind, SimGpu};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use vgpu::Settings;
+use vram::victim::VictimPolicy;
+use vram::{GuestAddr, Limits, Lookup, Mode, OnFull, Step, To, VmId, VmSummary};
+
+/// Nothing here takes that long.
+const LONG: Duration = Duration::from_secs(60);
+/// Bytes of a chunk.
+const CHUNK: u64 = 2 * MIB;
+/// MiB that the mediator keeps.
+const OWN_MIB: u32 = 16;
+
+/// A card of which VMs share `card_mib`, with as much host memory as they need.
+pub(super) fn rig_with(card_mib: u32, host_mib: u64, division: Division) -> Rig {
+    let sharing = Sharing { host_bytes: host_mib * MIB, division, ..sharing() };
+    Rig::made(&Config { vram_mib: card_mib + OWN_MIB, ..Config::default() }, &sharing, |card| card)
+}
+
+/// Nothing moves that long after something else, but 2 ms.
+pub(super) fn fast() -> Division {
+    let mut division = Division::default();
+    (division.balance.return_interval_ns, division.balance.settle_ns) = (2_000_000, 4_000_000);
+    division.quanta.mode = Mode::Off;
+    division
+}
+
+pub(super) fn driver_with(rig: &Rig, vm: u32, vram_mib: u64, limits: Limits) -> Driver {
+    let mut settings = settings(vram_mib, 8);
+    settings.share.memory = limits;
+    let mut guest = rig.guest_with(vm, &Settings { queue_limit: LONG, ..settings });
+    assert!(guest.map_ram(0, MIB, true));
+    Driver::new(guest)
+}
+
+fn account(rig: &Rig, vm: u32) -> VmSummary {
+    rig.usage().0.vms[&VmId(vm)]
+}
+
+/// Waits until something holds.
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < LONG, "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Buffers of 64 pages, one in each chunk from the third on, mapped one behind the other from `A` on. All hold a pattern.
+fn spread(driver: &mut Driver, channel: &Channel, chunks: u64, seed: u32) -> Vec<u64> {
+    let first = 4;
+    (0..chunks)
+        .map(|chunk| {
+            let at = (first + chunk) * CHUNK;
+            driver.map(channel.space, A + chunk * 64 * PAGE, At::Vram(at), 64);
+            for page in 0..64 {
+                driver.guest.vram_write(at + page * PAGE, &pattern(seed + chunk as u32, page));
+            }
+            at
+        })
+        .collect()
+}
+
+/// Has the GPU copy each buffer to the next, from the last to the first, and looks at all bytes.
+fn rotate(driver: &mut Driver, channel: &mut Channel, buffers: &[u64], seed: u32) {
+    let count = buffers.len() as u64;
+    for chunk in (1..count).rev() {
+        let (from, to) = (A + (chunk - 1) * 64 * PAGE, A + chunk * 64 * PAGE);
+        let words = if chunk % 2 == 0 {
+            [object(CE0), ce_copy(from, to, 64)].concat()
+        } else {
+            [object(M2MF), m2mf_copy(from, to, 64 * PAGE as u32)].concat()
+        };
+        driver.submit(channel, &words);
+        driver.wait(channel);
+    }
+    for (chunk, at) in (0u32..).zip(buffers) {
+        assert!(driver.vram_holds(*at, 64, seed + chunk.saturating_sub(1)), "buffer {chunk}");
+    }
+    assert_eq!(driver.guest.counter("faults"), 0);
+}
+
+#[test]
+fn a_guest_uses_four_times_what_the_card_has() {
+    let rig = rig_with(32, 160, fast());
+    let mut driver = driver_with(&rig, 0, 144, Limits::default());
+    let mut channel = driver.channel(1);
+    let buffers = spread(&mut driver, &channel, 64, 7);
+    rotate(&mut driver, &mut channel, &buffers, 7);
+    let all = account(&rig, 0);
+    assert!(all.placed + all.host >= 64 && all.host >= 48, "{all:?}");
+    driver.guest.remove().unwrap();
+    assert_eq!(rig.usage().0.host.used, 0);
+}
+
+#[test]
+fn without_pressure_nothing_moves_and_nobody_is_suspended() {
+    let rig = rig_with(96, 96, fast());
+    let mut drivers = [0, 1].map(|vm| driver_with(&rig, vm, 48, Limits::default()));
+    for driver in &mut drivers {
+        let mut channel = driver.channel(1);
+        let buffers = spread(driver, &channel, 12, 3);
+        rotate(driver, &mut channel, &buffers, 3);
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    let state = rig.host.lock();
+    assert!(state.moved(VmId(0)).is_none() && state.moved(VmId(1)).is_none());
+    assert_eq!(state.vram.chunks.summary().host.used, 0);
+}
+
+#[test]
+fn two_guests_end_within_a_chunk_of_each_other_and_get_memory_back() {
+    let rig = rig_with(64, 128, fast());
+    let [mut first, mut second] = [0, 1].map(|vm| driver_with(&rig, vm, 64, Limits::default()));
+    let mut one = first.channel(1);
+    let buffers = spread(&mut first, &one, 26, 50);
+    assert_eq!(account(&rig, 0).host, 0, "it is alone");
+    let mut two = second.channel(1);
+    let others = spread(&mut second, &two, 26, 90);
+    rotate(&mut second, &mut two, &others, 90);
+    let even = || {
+        let [a, b] = [0, 1].map(|vm| account(&rig, vm));
+        a.placed.abs_diff(b.placed) <= 1 && a.moving == 0 && b.moving == 0 && rig.host.lock().vram.chunks.spare() == 0
+    };
+    eventually("both have as much of the card", even);
+    rotate(&mut first, &mut one, &buffers, 50);
+    // Who stays gets it all back.
+    second.guest.remove().unwrap();
+    eventually("what was moved comes back", || account(&rig, 0).host == 0);
+    for (chunk, at) in (0u32..).zip(&buffers) {
+        assert!(first.vram_holds(*at, 64, 50 + chunk.saturating_sub(1)));
+    }
+}
+
+#[test]
+fn a_lower_quota_moves_what_is_beyond_it_while_the_guest_works() {
+    let rig = rig_with(64, 128, fast());
+    let mut driver = driver_with(&rig, 0, 64, Limits::default());
+    let mut channel = driver.channel(1);
+    let mut buffers = spread(&mut driver, &channel, 20, 11);
+    let mut seed = 11;
+    for quota in [20, 10, 3, 30] {
+        rig.host.lock().set_limits(VmId(0), Limits { quota, ..Limits::default() }).unwrap();
+        rotate(&mut driver, &mut channel, &buffers, seed);
+        buffers = spread(&mut driver, &channel, 20, seed + 100);
+        seed += 100;
+        eventually("within its quota", || account(&rig, 0).placed <= quota);
+        assert!(account(&rig, 0).placed + account(&rig, 0).host >= 20);
+    }
+}
+
+#[test]
+fn a_guarantee_takes_what_others_have_beyond_theirs() {
+    let rig = rig_with(64, 64, fast());
+    let mut first = driver_with(&rig, 0, 64, Limits::default());
+    let mut one = first.channel(1);
+    let buffers = spread(&mut first, &one, 26, 40);
+    assert_eq!(account(&rig, 0).host, 0, "it is alone");
+    let mut second = driver_with(&rig, 1, 32, Limits { guarantee: 16, ..Limits::default() });
+    assert!(account(&rig, 0).placed <= 16, "{:?}", account(&rig, 0));
+    let mut two = second.channel(1);
+    let others = spread(&mut second, &two, 10, 70);
+    assert_eq!(account(&rig, 1).host, 0, "what is guaranteed is there at once");
+    rotate(&mut first, &mut one, &buffers, 40);
+    rotate(&mut second, &mut two, &others, 70);
+}
+
+#[test]
+fn work_waits_for_memory_and_goes_on_when_another_gives_it_back() {
+    let rig = rig_with(48, 0, fast());
+    let queue = Limits { on_full: OnFull::Queue, ..Limits::default() };
+    let [mut first, mut second] = [0, 1].map(|vm| driver_with(&rig, vm, 44, queue));
+    let one = first.channel(1);
+    spread(&mut first, &one, 16, 1);
+    let mut two = second.channel(1);
+    let from = second.buffer(&two, A, 4, 5);
+    let to = 40 * MIB;
+    // Takes what is left, so that there is none for what the GPU uses next.
+    let ones = vec![0xff; MIB as usize];
+    for mib in 4..44 {
+        first.guest.vram_try_write(mib * MIB, &ones);
+    }
+    second.map(two.space, B, At::Vram(to), 4);
+    second.submit(&mut two, &[object(M2MF), m2mf_copy(A, B, 4 * PAGE as u32)].concat());
+    std::thread::sleep(Duration::from_millis(150));
+    assert!(!second.is_done(&two) && second.faults.is_empty());
+    assert_eq!(second.guest.counter("memory_waits"), 1);
+    first.guest.remove().unwrap();
+    second.wait(&two);
+    assert!(second.vram_holds(to, 4, 5) && second.vram_holds(from, 4, 5));
+    assert_eq!((second.guest.counter("faults"), second.guest.counter("memory_denied")), (0, 0));
+    assert!(second.guest.counter("memory_waited_ns") > 0);
+    // Asked for again and again, and counted once.
+    let refused = rig.host.lock().holdings().refusals.of(VmId(1));
+    assert_eq!(refused, BTreeMap::from([("card", 1)]));
+}
+
+/// Two VMs of a card without host memory, of which the first has all that there is. Neither gives anything.
+fn full_card(queue_limit: Duration) -> (Rig, [Driver; 2]) {
+    let rig = rig_with(48, 0, fast());
+    let drivers = [0, 1].map(|vm| {
+        let mut settings = settings(44, 8);
+        settings.share.memory = Limits { on_full: OnFull::Queue, ..Limits::default() };
+        Driver::new(rig.guest_with(vm, &Settings { queue_limit, ..settings }))
+    });
+    let ones = vec![0xff; MIB as usize];
+    for mib in 4..44 {
+        drivers[0].guest.vram_try_write(mib * MIB, &ones);
+    }
+    (rig, drivers)
+}
+
+#[test]
+fn what_a_cpu_writes_waits_for_memory_and_arrives_once() {
+    let (_rig, [first, mut second]) = full_card(LONG);
+    let at = 40 * MIB + 0x1230;
+    std::thread::scope(|scope| {
+        let writing = scope.spawn(|| {
+            second.guest.poke(at, 0x1234_5678);
+            (second.guest.peek(at), second.guest.counter("memory_writes_waited"))
+        });
+        std::thread::sleep(Duration::from_millis(60));
+        first.guest.remove().unwrap();
+        assert_eq!(writing.join().unwrap(), (0x1234_5678, 1));
+    });
+    assert_eq!(second.guest.counter("memory_writes_lost"), 0);
+}
+
+#[test]
+fn what_a_cpu_writes_is_counted_as_lost_when_no_memory_comes_and_the_next_do_not_wait() {
+    let (_rig, [first, mut second]) = full_card(Duration::from_millis(20));
+    for word in 0..100 {
+        second.guest.poke(40 * MIB + 4 * word, 1);
+    }
+    let counts = ["memory_writes_waited", "memory_writes_lost"].map(|name| second.guest.counter(name));
+    assert!(counts[0] >= 1 && counts[0] < 50 && counts[1] == 100, "{counts:?}");
+    // Beyond its VRAM there is none to wait for.
+    second.guest.poke(60 * MIB, 1);
+    assert_eq!(second.guest.counter("memory_writes_lost"), 100);
+    drop(first);
+}
+
+#[test]
+fn work_that_waits_for_memory_gets_what_others_have_beyond_their_part() {
+    let mut division = fast();
+    // Who writes by the CPU only for that long does not count as idle, however slow the host is.
+    division.balance.idle_after_ns = u64::MAX;
+    let rig = rig_with(48, 64, division);
+    let mut second = driver_with(&rig, 1, 44, Limits { on_full: OnFull::Queue, ..Limits::default() });
+    let mut two = second.channel(1);
+    second.buffer(&two, A, 4, 5);
+    // All that is left, and nobody gives anything back.
+    let mut first = driver_with(&rig, 0, 64, Limits::default());
+    let mut one = first.channel(1);
+    let buffers = spread(&mut first, &one, 26, 20);
+    for chunk in 0..6 {
+        let to = (8 + 2 * chunk) * MIB;
+        second.map(two.space, B + chunk * 4 * PAGE, At::Vram(to), 4);
+        // The mover may tell of memory at any time: here between the flush that finds none and the work that needs it.
+        second.guest.vm().deliver(GuestEvent::Memory);
+        second.submit(&mut two, &[object(M2MF), m2mf_copy(A, B + chunk * 4 * PAGE, 4 * PAGE as u32)].concat());
+        second.wait(&two);
+        assert_eq!(second.faults, [], "chunk {chunk}");
+        assert!(second.vram_holds(to, 4, 5), "chunk {chunk}");
+    }
+    assert_eq!((second.guest.counter("faults"), second.guest.counter("memory_denied")), (0, 0));
+    assert!(account(&rig, 0).host > 0 && account(&rig, 1).host == 0);
+    rotate(&mut first, &mut one, &buffers, 20);
+}
+
+/// A card that refuses to map host memory while it is told to.
+struct Stingy(Arc<AtomicBool>);
+
+impl Alter for Stingy {
+    fn map_dma(&self, card: &SimGpu, iova: u64, memory: DmaMemory) -> Result<(), DmaError> {
+        if self.0.load(Ordering::SeqCst) {
+            return Err(DmaError::Host(std::io::ErrorKind::OutOfMemory.into()));
+        }
+        card.map_dma(iova, memory)
+    }
+}
+
+#[test]
+fn host_memory_that_cannot_be_pinned_keeps_chunks_where_they_are_and_work_waits() {
+    let refuses = Arc::new(AtomicBool::new(false));
+    let sharing = Sharing { host_bytes: 64 * MIB, division: fast(), ..sharing() };
+    let config = Config { vram_mib: 32 + OWN_MIB, ..Config::default() };
+    let wrapped = Arc::clone(&refuses);
+    let rig = Rig::made(&config, &sharing, |card| Altered::over(card, Stingy(wrapped)));
+    let mut driver = driver_with(&rig, 0, 48, Limits::default());
+    let mut channel = driver.channel(1);
+    let buffers = spread(&mut driver, &channel, 8, 60);
+    refuses.store(true, Ordering::SeqCst);
+    rig.host.lock().set_limits(VmId(0), Limits { quota: 2, ..Limits::default() }).unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(account(&rig, 0).host, 0);
+    rotate(&mut driver, &mut channel, &buffers, 60);
+    // What is new finds no place, and the work that needs it waits.
+    let from = driver.buffer(&channel, B, 4, 61);
+    let to = 40 * MIB;
+    driver.map(channel.space, B + 0x10_0000, At::Vram(to), 4);
+    driver.submit(&mut channel, &[object(M2MF), m2mf_copy(B, B + 0x10_0000, 4 * PAGE as u32)].concat());
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(!driver.is_done(&channel));
+    refuses.store(false, Ordering::SeqCst);
+    driver.wait(&channel);
+    assert!(driver.vram_holds(to, 4, 61) && driver.vram_holds(from, 4, 61));
+    eventually("the quota holds now", || account(&rig, 0).placed <= 2);
+}
+
+#[test]
+fn what_submissions_name_stays_while_the_clock_chooses() {
+    let mut division = fast();
+    division.balance.policy = VictimPolicy::Clock;
+    let rig = rig_with(48, 96, division);
+    let mut driver = driver_with(&rig, 0, 64, Limits::default());
+    let mut channel = driver.channel(1);
+    let buffers = spread(&mut driver, &channel, 16, 20);
+    let limit = |quota| rig.host.lock().set_limits(VmId(0), Limits { quota, ..Limits::default() }).unwrap();
+    let on_card = || {
+        let chunks = &rig.host.lock().vram.chunks;
+        let is_there = |at: &u64| matches!(chunks.lookup(VmId(0), GuestAddr(*at), 1), Lookup::Placed(place) if place.card().is_some());
+        buffers.iter().map(is_there).collect::<Vec<_>>()
+    };
+    let evict = |count| {
+        let gone = account(&rig, 0).host + count;
+        limit(account(&rig, 0).placed - count);
+        let rests = || rig.host.lock().vram.chunks.moves().count() == 0;
+        eventually("they are gone", || account(&rig, 0).host == gone && rests());
+    };
+    // The hand passes all that the CPU has written.
+    evict(6);
+    let hot: Vec<usize> = (0..16).filter(|at| on_card()[*at]).step_by(3).take(3).collect();
+    let va = |buffer: usize| A + buffer as u64 * 64 * PAGE;
+    let words = [
+        [object(CE0), ce_copy(va(hot[0]), va(hot[1]), 64)].concat(),
+        [object(M2MF), m2mf_copy(va(hot[1]), va(hot[2]), 64 * PAGE as u32)].concat(),
+    ];
+    driver.submit(&mut channel, &words.concat());
+    driver.wait(&channel);
+    evict(6);
+    assert!(hot.iter().all(|buffer| on_card()[*buffer]), "{hot:?} of {:?}", on_card());
+    for buffer in &hot[1..] {
+        assert!(driver.vram_holds(buffers[*buffer], 64, 20 + hot[0] as u32));
+    }
+}
+
+#[test]
+fn engines_that_hang_do_not_keep_memory_from_moving() {
+    let rig = rig_with(32, 64, fast());
+    let mut driver = driver_with(&rig, 0, 48, Limits::default());
+    let mut channel = driver.channel(1);
+    let buffers = spread(&mut driver, &channel, 8, 30);
+    for engine in [EngineId::Copy0, EngineId::Copy1] {
+        rig.card.inject(Fault { engine, kind: FaultKind::Hang, after: 0, count: 1 });
+    }
+    rig.host.lock().set_limits(VmId(0), Limits { quota: 2, ..Limits::default() }).unwrap();
+    eventually("the quota holds", || account(&rig, 0).placed <= 2);
+    for (chunk, at) in (0u32..).zip(&buffers) {
+        assert!(driver.vram_holds(*at, 64, 30 + chunk));
+    }
+    driver.submit(&mut channel, &[object(M2MF), m2mf_copy(A, A + 64 * PAGE, 64 * PAGE as u32)].concat());
+    driver.wait(&channel);
+    assert!(driver.vram_holds(buffers[1], 64, 30));
+}
+
+#[test]
+fn engines_that_have_hung_once_move_memory_again() {
+    let rig = super::relocate::rig_of(CHUNK, 64, 64);
+    let driver = driver_with(&rig, 0, 32, Limits::default());
+    driver.guest.vram_write(8 * MIB, &[7; 4096]);
+    let mut there = To::Host;
+    let mut swing = || {
+        let done = rig.host.relocate(VmId(0), &[Step { vm: VmId(0), index: 4, to: there }]);
+        there = if there == To::Host { To::Card } else { To::Host };
+        assert_eq!(done.moved, 1);
+        rig.host.pieces_moved()
+    };
+    let before = swing();
+    for engine in [EngineId::Copy0, EngineId::Copy1] {
+        rig.card.inject(Fault { engine, kind: FaultKind::Hang, after: 0, count: 1 });
+    }
+    assert_eq!(swing(), before, "the CPU has copied it");
+    assert!((0..8).any(|_| swing() > before), "the engines copy again");
+    let mut data = [0; 4096];
+    driver.guest.vram_read(8 * MIB, &mut data);
+    assert_eq!(data, [7; 4096]);
+}
+
+#[test]
+fn a_vm_that_goes_while_its_memory_moves_leaves_nothing() {
+    let rig = rig_with(48, 96, fast());
+    let before = (rig.usage().0.mediator, rig.usage().2);
+    for round in 0..12 {
+        let mut driver = driver_with(&rig, round, 64, Limits::default());
+        let channel = driver.channel(1);
+        spread(&mut driver, &channel, 26, 1);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for quota in (1..12).cycle() {
+                    let limits = Limits { quota, ..Limits::default() };
+                    if stop.load(Ordering::SeqCst) || rig.host.lock().set_limits(VmId(round), limits).is_err() {
+                        return;
+                    }
+                    std::thread::sleep(Duration::from_micros(300));
+                }
+            });
+            std::thread::sleep(Duration::from_millis(u64::from(round) * 3));
+            if round % 2 == 0 {
+                driver.guest.remove().unwrap();
+            } else {
+                driver.guest.reconnect();
+                stop.store(true, Ordering::SeqCst);
+                driver.guest.remove().unwrap();
+            }
+        });
+    }
+    eventually("all has ended", || rig.host.lock().vram.chunks.moves().count() == 0);
+    let after = rig.usage();
+    assert_eq!((after.0.host.used, after.0.vms.len()), (0, 0));
+    assert_eq!((after.0.mediator, after.2), before);
+}
+
+#[test]
+fn guests_that_do_not_fit_together_take_turns() {
+    let mut division = fast();
+    division.quanta.mode = Mode::Forced;
+    (division.quanta.min_ns, division.quanta.max_ns) = (5_000_000, 20_000_000);
+    let rig = rig_with(48, 128, division);
+    let drivers = [0, 1].map(|vm| driver_with(&rig, vm, 48, Limits::default()));
+    let turns = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for (vm, mut driver) in (0u32..).zip(drivers) {
+            let (rig, turns) = (&rig, &turns);
+            scope.spawn(move || {
+                let mut channel = driver.channel(1);
+                let mut seed = 1000 * vm;
+                for _ in 0..3 {
+                    seed += 100;
+                    let buffers = spread(&mut driver, &channel, 18, seed);
+                    rotate(&mut driver, &mut channel, &buffers, seed);
+                    turns.fetch_or(rig.host.lock().divider.turn().is_some(), Ordering::SeqCst);
+                }
+                driver.guest.remove().unwrap();
+            });
+        }
+    });
+    assert!(turns.load(Ordering::SeqCst), "turns were taken");
+    assert_eq!(rig.usage().0.host.used, 0);
+}
+
+/// The card counts what it reaches.
+#[test]
+fn guests_that_work_over_the_bus_take_turns_although_next_to_nothing_moves() {
+    take_turns_over_the_bus(true);
+}
+
+/// No real card does.
+#[test]
+fn guests_whose_copies_go_over_the_bus_take_turns_on_a_card_that_does_not_count() {
+    take_turns_over_the_bus(false);
+}
+
+fn take_turns_over_the_bus(profile: bool) {
+    let mut division = fast();
+    (division.quanta.window_ns, division.quanta.min_ns) = (100_000_000, 5_000_000);
+    // Copies take next to no time of all that happens here.
+    division.quanta.on_permille = 1;
+    let config = Config { vram_mib: 48 + OWN_MIB, profile, ..Config::default() };
+    let rig = Rig::made(&config, &Sharing { host_bytes: 128 * MIB, division, ..sharing() }, |card| card);
+    let drivers = [0, 1].map(|vm| driver_with(&rig, vm, 48, Limits::default()));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for (vm, mut driver) in (0u32..).zip(drivers) {
+            let stop = &stop;
+            scope.spawn(move || {
+                let mut channel = driver.channel(1);
+                let seed = 1000 * vm;
+                let buffers = spread(&mut driver, &channel, 18, seed);
+                while !stop.load(Ordering::SeqCst) {
+                    // Onto itself: nothing changes, but all is reached.
+                    for buffer in 0..18 {
+                        let at = A + buffer * 64 * PAGE;
+                        driver.submit(&mut channel, &[object(M2MF), m2mf_copy(at, at, 64 * PAGE as u32)].concat());
+                        if buffer % 6 == 5 {
+                            driver.wait(&channel);
+                        }
+                    }
+                }
+                for (chunk, at) in (0u32..).zip(buffers) {
+                    assert!(driver.vram_holds(at, 64, seed + chunk), "buffer {chunk} of VM {vm}");
+                }
+            });
+        }
+        // Each has its part, and what had to move for that says nothing.
+        let moved = || [0, 1].map(|vm| rig.host.lock().moved(VmId(vm)).map(|moved| moved.sum.bytes));
+        let (mut before, mut since) = (moved(), Instant::now());
+        eventually("each has its part", || {
+            let now = moved();
+            if now != before {
+                (before, since) = (now, Instant::now());
+            }
+            account(&rig, 0).host > 0 && account(&rig, 1).host > 0 && since.elapsed() > Duration::from_millis(100)
+        });
+        division.quanta.mode = Mode::Auto;
+        rig.host.lock().set_division(&division).unwrap();
+        let mut holders = std::collections::BTreeSet::new();
+        let began = Instant::now();
+        while holders.len() < 2 && began.elapsed() < LONG {
+            holders.extend(rig.host.lock().divider.turn().map(|turn| turn.holder));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        stop.store(true, Ordering::SeqCst);
+        assert_eq!(holders.len(), 2, "each has had its turn");
+    });
+}

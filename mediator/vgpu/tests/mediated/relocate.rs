@@ -1,0 +1,259 @@
+//! Memory of guests that moves between the card and host memory while they use it.
+
+use super::{A, B, MIB, usage};
+use owner::{Division, Relocated, Sharing};
+use rig::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
+use rig::{Rig, settings, sharing};
+use simgpu::Config;
+use vgpu::Settings;
+use vram::{Limits, Step, To, VmId};
+
+/// MiB of the card.
+const CARD_MIB: u32 = 64;
+/// MiB of a VM, all of which may lie anywhere.
+const VM_MIB: u64 = 32;
+
+pub(super) fn rig_of(chunk_bytes: u64, card_mib: u32, host_mib: u64) -> Rig {
+    // Nothing comes back by itself: a test that is slow moves what it wants moved, too.
+    let mut division = Division::default();
+    division.balance.low_water = u32::MAX;
+    let sharing = Sharing { chunk_bytes, host_bytes: host_mib * MIB, division, ..sharing() };
+    Rig::made(&Config { vram_mib: card_mib, ..Config::default() }, &sharing, |card| card)
+}
+
+pub(super) fn free_settings(vram_mib: u64) -> Settings {
+    let mut settings = settings(vram_mib, 8);
+    settings.share.memory = Limits::default();
+    settings
+}
+
+pub(super) fn driver_of(rig: &Rig, vm: u32, vram_mib: u64) -> Driver {
+    let mut guest = rig.guest_with(vm, &free_settings(vram_mib));
+    assert!(guest.map_ram(0, MIB, true));
+    Driver::new(guest)
+}
+
+/// Moves all chunks of a VM that are elsewhere.
+pub(super) fn move_all(rig: &Rig, vm: u32, to: To) -> Relocated {
+    let chunks = {
+        let state = rig.host.lock();
+        let bytes = state.vram.chunks.vm_bytes(VmId(vm)).unwrap();
+        (bytes / state.vram.chunks.chunk_bytes()) as u32
+    };
+    let steps: Vec<_> = (0..chunks).map(|index| Step { vm: VmId(vm), index, to }).collect();
+    rig.host.relocate(VmId(vm), &steps)
+}
+
+pub(super) fn in_host(rig: &Rig) -> u32 {
+    rig.usage().0.host.used
+}
+
+fn copy(driver: &mut Driver, channel: &mut Channel, round: u32, pages: u32) {
+    let words = match round % 3 {
+        0 => [object(M2MF), m2mf_copy(A, B, pages * PAGE as u32)].concat(),
+        1 => [object(CE0), ce_copy(A, B, pages)].concat(),
+        _ => [object(CE1), ce_copy(A, B, pages)].concat(),
+    };
+    driver.submit(channel, &words);
+}
+
+#[test]
+fn everything_that_a_guest_has_moves_and_the_gpu_and_the_cpu_find_it() {
+    let rig = rig_of(2 * MIB, CARD_MIB, 64);
+    let mut driver = driver_of(&rig, 0, VM_MIB);
+    let mut channel = driver.channel(1);
+    let (from, to) = (driver.buffer(&channel, A, 20, 1), driver.buffer(&channel, B, 20, 2));
+    for round in 0..6 {
+        let there = if round % 2 == 0 { To::Host } else { To::Card };
+        let moved = move_all(&rig, 0, there);
+        assert!(moved.moved > 0 && moved.bytes == u64::from(moved.moved) * 2 * MIB, "{moved:?}");
+        assert_eq!(in_host(&rig) > 0, round % 2 == 0);
+        // Page tables, rings and the instance block are elsewhere, too.
+        assert!(driver.vram_holds(from, 20, 1 + round));
+        copy(&mut driver, &mut channel, round, 20);
+        driver.wait(&channel);
+        assert!(driver.vram_holds(to, 20, 1 + round), "round {round}");
+        let data: Vec<u8> = (0..20).flat_map(|page| pattern(2 + round, page)).collect();
+        driver.guest.vram_write(from, &data);
+    }
+    assert_eq!(driver.guest.counter("faults"), 0);
+    let (before, _) = (usage(&rig), move_all(&rig, 0, To::Host));
+    driver.guest.remove().unwrap();
+    let after = usage(&rig);
+    assert_eq!((after.2, in_host(&rig)), (0, 0), "{before:?}");
+}
+
+/// A small generator: tests are the same each time.
+pub(super) struct Dice(pub(super) u64);
+
+impl Dice {
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
+/// What a VM does while its memory moves: copies pages about between buffers and compares each with what it must hold.
+pub(super) fn work(driver: &mut Driver, rounds: u32, dice: &mut Dice) {
+    work_until(driver, |round| round >= rounds, dice);
+}
+
+/// As [`work`], until there are enough rounds.
+pub(super) fn work_until(driver: &mut Driver, enough: impl Fn(u32) -> bool, dice: &mut Dice) {
+    const BUFFERS: u64 = 6;
+    const PAGES: u64 = 40;
+    let mut channels = [driver.channel(1), driver.channel(2)];
+    let va = |buffer: u64| A + buffer * 0x10_0000;
+    // What each buffer holds, and where it lies.
+    let mut seeds: Vec<u32> = (0..BUFFERS).map(|buffer| 100 + buffer as u32).collect();
+    let places: Vec<u64> = (0..BUFFERS)
+        .map(|buffer| {
+            let at = driver.buffer(&channels[0], va(buffer), PAGES, seeds[buffer as usize]);
+            driver.map(channels[1].space, va(buffer), At::Vram(at), PAGES);
+            at
+        })
+        .collect();
+    for round in (0..).take_while(|round| !enough(*round)) {
+        let (from, to) = (dice.below(BUFFERS) as usize, dice.below(BUFFERS) as usize);
+        match dice.below(4) {
+            0 => {
+                // By the CPU.
+                seeds[to] = round + 1000;
+                for page in 0..PAGES {
+                    driver.guest.vram_write(places[to] + page * PAGE, &pattern(seeds[to], page));
+                }
+            }
+            1 => assert!(driver.vram_holds(places[to], PAGES, seeds[to]), "buffer {to} in round {round}"),
+            engine => {
+                if from == to {
+                    continue;
+                }
+                let channel = &mut channels[dice.below(2) as usize];
+                let (from_va, to_va) = (va(from as u64), va(to as u64));
+                let words = if engine == 2 {
+                    [object(M2MF), m2mf_copy(from_va, to_va, (PAGES * PAGE) as u32)].concat()
+                } else {
+                    [object(CE0), ce_copy(from_va, to_va, PAGES as u32)].concat()
+                };
+                driver.submit(channel, &words);
+                driver.wait(channel);
+                seeds[to] = seeds[from];
+            }
+        }
+    }
+    for (buffer, seed) in seeds.iter().enumerate() {
+        assert!(driver.vram_holds(places[buffer], PAGES, *seed), "buffer {buffer} at the end");
+    }
+    assert_eq!((driver.faults.len(), driver.guest.counter("faults")), (0, 0));
+}
+
+/// VMs at work, while chunks of theirs are moved at random, until all have ended.
+fn chaos(chunk_bytes: u64, host_mib: u64, seed: u64) {
+    let rig = rig_of(chunk_bytes, 96, host_mib);
+    let vms = 3u32;
+    let drivers: Vec<Driver> = (0..vms).map(|vm| driver_of(&rig, vm, 16)).collect();
+    let working = std::sync::atomic::AtomicU32::new(vms);
+    let mut moved = 0;
+    std::thread::scope(|scope| {
+        for (vm, mut driver) in (0u64..).zip(drivers) {
+            let working = &working;
+            scope.spawn(move || {
+                let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    work(&mut driver, 60, &mut Dice(seed ^ vm << 32));
+                    driver.guest.remove().expect("a VM that goes");
+                }));
+                working.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                done.unwrap_or_else(|error| std::panic::resume_unwind(error));
+            });
+        }
+        let mut dice = Dice(seed);
+        while working.load(std::sync::atomic::Ordering::SeqCst) != 0 {
+            let vm = VmId(dice.below(vms.into()) as u32);
+            let count = 16 * MIB / chunk_bytes;
+            let to = if dice.below(2) == 0 { To::Host } else { To::Card };
+            let first = dice.below(count) as u32;
+            let steps: Vec<_> = (first..(first + 4).min(count as u32)).map(|index| Step { vm, index, to }).collect();
+            moved += rig.host.relocate(vm, &steps).moved;
+        }
+    });
+    assert!(moved > 0, "something moved");
+    let left = rig.usage().0;
+    assert_eq!((left.host.used, left.vms.len()), (0, 0));
+}
+
+#[test]
+fn no_byte_is_lost_while_chunks_of_two_mebibytes_move_at_random() {
+    chaos(2 * MIB, 64, 1);
+}
+
+#[test]
+fn no_byte_is_lost_while_the_smallest_chunks_move_at_random() {
+    chaos(128 << 10, 64, 2);
+}
+
+#[test]
+fn no_byte_is_lost_while_host_memory_runs_out() {
+    chaos(2 * MIB, 6, 3);
+}
+
+#[test]
+fn work_that_is_queued_while_memory_moves_is_done_in_full() {
+    let rig = rig_of(2 * MIB, CARD_MIB, 64);
+    let mut driver = driver_of(&rig, 0, VM_MIB);
+    let mut channel = driver.channel(1);
+    const BUFFERS: u64 = 8;
+    let va = |buffer: u64| A + buffer * 0x10_0000;
+    let places: Vec<u64> = (0..BUFFERS).map(|buffer| driver.buffer(&channel, va(buffer), 40, buffer as u32)).collect();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut to = To::Host;
+            while !done.load(std::sync::atomic::Ordering::SeqCst) {
+                move_all(&rig, 0, to);
+                to = if to == To::Host { To::Card } else { To::Host };
+            }
+        });
+        let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for round in 0..60u32 {
+                // Each buffer goes to the next, one submission each, before any is waited for.
+                for buffer in (1..BUFFERS).rev() {
+                    let (from, to) = (va(buffer - 1), va(buffer));
+                    let words = match (round + buffer as u32) % 3 {
+                        0 => [object(M2MF), m2mf_copy(from, to, 40 * PAGE as u32)].concat(),
+                        1 => [object(CE0), ce_copy(from, to, 40)].concat(),
+                        _ => [object(CE1), ce_copy(from, to, 40)].concat(),
+                    };
+                    driver.submit(&mut channel, &words);
+                }
+                driver.wait(&channel);
+                assert_eq!(driver.faults, []);
+                for page in 0..40 {
+                    driver.guest.vram_write(places[0] + page * PAGE, &pattern(100 + round, page));
+                }
+            }
+        }));
+        done.store(true, std::sync::atomic::Ordering::SeqCst);
+        worked.unwrap_or_else(|error| std::panic::resume_unwind(error));
+    });
+}
+
+#[test]
+fn host_memory_that_stays_at_hand_holds_nothing_of_who_had_it_before() {
+    let rig = rig_of(2 * MIB, CARD_MIB, 64);
+    let first = driver_of(&rig, 0, VM_MIB);
+    for mib in 4..VM_MIB {
+        first.guest.vram_write(mib * MIB, &vec![0xee; MIB as usize]);
+    }
+    assert!(move_all(&rig, 0, To::Host).moved > 10 && move_all(&rig, 0, To::Card).moved > 10);
+    rig.host.scrub();
+    let second = driver_of(&rig, 1, VM_MIB);
+    for mib in (4..VM_MIB).step_by(2) {
+        second.guest.vram_write(mib * MIB, &[1; 16]);
+    }
+    assert!(in_host(&rig) > 4, "the card has no room for both: {:?}", rig.usage().0);
+    let mut found = vec![0; 2 * MIB as usize];
+    for mib in (4..VM_MIB).step_by(2) {
+        second.guest.vram_read(mib * MIB, &mut found);
+        assert!(found[..16] == [1; 16] && found[16..].iter().all(|byte| *byte == 0), "at {mib} MiB");
+    }
+}

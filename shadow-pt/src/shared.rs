@@ -1,0 +1,33 @@
+//! State that all address spaces of a VM share.
+
+use crate::pages::{FrameRun, PageIndex};
+use crate::reverse::ReverseMap;
+use crate::table::Tables;
+
+/// What a guest cannot exceed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of shadow tables in card memory, over all spaces of the VM, directories excluded. The mirrors take twice as
+    /// much host memory, what is known of the pages that they name about three times as much at the most. What stands in
+    /// for large pages that lie apart takes as much again.
+    pub table_bytes: u64,
+}
+
+/// What the spaces of a VM share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) limits: Limits,
+    pub(crate) tables: Tables,
+    pub(crate) pages: PageIndex,
+    pub(crate) reverse: ReverseMap,
+    /// Pages of VRAM that entries have made writable and that the index does not count yet.
+    pub(crate) gained: Vec<FrameRun>,
+    /// Card memory of all tables that are linked.
+    pub(crate) table_bytes: u64,
+    /// Counts what may make room for a table that was refused.
+    pub(crate) rooms: u64,
+    /// Large entries that may still be split.
+    pub(crate) splits_left: u64,
+    /// The card may reach no RAM of the VM: tables that map any are not linked.
+    pub(crate) ram_barred: bool,
+}

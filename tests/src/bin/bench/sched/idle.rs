@@ -1,0 +1,76 @@
+//! Sixteen VMs, of which a few compete and the others do nothing, as on a host where most guests have booted and wait.
+//! Half of those that compete run short kernels, half long ones: with several of them queued, or each after the end of the
+//! one before.
+
+use anyhow::Result;
+use sched::Engine;
+use sched::sim::{Guest, Length, Stream};
+use tests::bench::{Metric, Target};
+
+use super::{Contender, MS, THINK, US, WARM, contenders, due, percent, play, worst};
+
+const VMS: usize = 16;
+const SECONDS: u64 = 20;
+/// Of short and of long kernels.
+const LENGTHS: [(u64, u64); 5] =
+    [(400 * US, 2 * MS), (500 * US, 2500 * US), (MS, 5 * MS), (400 * US, 5 * MS), (5 * MS, 5 * MS)];
+/// Weights of those that run short kernels, and of those that run long ones.
+const WEIGHTS: [(u32, u32); 3] = [(1, 1), (3, 1), (1, 3)];
+
+/// Measures.
+pub fn run() -> Result<Vec<Metric>> {
+    let mut metrics = Vec::new();
+    for (kind, depth) in [("queued", 4), ("sync", 1)] {
+        for lengths in LENGTHS {
+            for vms in [2, 4, 8] {
+                for weights in WEIGHTS {
+                    let guests = guests(lengths, weights, depth, vms);
+                    for Contender { name, config } in contenders() {
+                        if !["credit", "band_published", "band"].contains(&name) {
+                            continue;
+                        }
+                        let wanted = due(&guests[..vms]);
+                        let errors = worst(|seed| {
+                            let outcome = play(config, SECONDS, guests.clone(), seed)?;
+                            let error = |window| outcome.share_error(Engine::Compute, window * MS, WARM, &wanted);
+                            let idle = 1.0 - outcome.utilisation(Engine::Compute);
+                            Ok(vec![error(500).mean, error(500).worst, error(100).mean, error(100).worst, idle])
+                        })?;
+                        let (short, long) = lengths;
+                        let row = format!(
+                            "sched.idle.{kind}.{}us_{}us.{vms}of{VMS}.weights{}_{}.{name}",
+                            short / US,
+                            long / US,
+                            weights.0,
+                            weights.1
+                        );
+                        metrics.extend(figures(&row, kind, name, &errors));
+                    }
+                }
+            }
+        }
+    }
+    Ok(metrics)
+}
+
+fn guests((short, long): (u64, u64), weights: (u32, u32), depth: u32, vms: usize) -> Vec<Guest> {
+    let guest = |depth, length| Guest::new(Stream { depth, ..Stream::looping(Length::Fixed(length), THINK) });
+    let competing = (0..vms).map(|vm| match vm % 2 {
+        0 => guest(depth, short).weight(100 * weights.0),
+        _ => guest(depth, long).weight(100 * weights.1),
+    });
+    competing.chain((vms..VMS).map(|_| guest(0, MS))).collect()
+}
+
+/// CREDIT has a target where guests have something queued: it does not wait for those that do not.
+fn figures(row: &str, kind: &str, policy: &str, errors: &[f64]) -> Vec<Metric> {
+    let (half, tenth) = match (policy, kind) {
+        ("band", _) => (Target::AtMost(1.0), Target::AtMost(3.0)),
+        ("credit", "queued") => (Target::AtMost(2.0), Target::None),
+        _ => (Target::None, Target::None),
+    };
+    let names = ["error_500ms", "error_500ms_worst", "error_100ms", "error_100ms_worst", "idle"];
+    let targets = [half, half, tenth, tenth, Target::None];
+    let each = names.iter().zip(targets).zip(errors);
+    each.map(|((name, target), error)| percent(format!("{row}.{name}"), *error).target(target)).collect()
+}

@@ -1,0 +1,78 @@
+//! CUDA: NVIDIA's headers, which are fetched and never part of the sources, and the benchmark on a real card.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::run::{cargo, root, shown, target};
+
+/// Wheels with the headers of a major version each.
+const WHEELS: [(&str, &str); 2] = [("12", "nvidia-cuda-runtime-cu12==12.9.79"), ("13", "nvidia-cuda-runtime==13.5.37")];
+
+/// The folder with the headers of each version in a folder of its own; fetches those that are missing.
+pub fn headers() -> Result<PathBuf> {
+    let cache = std::env::var_os("GPU_MEDIATOR_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from);
+    let folder = cache.join("cuda-headers");
+    for (version, wheel) in WHEELS {
+        let place = folder.join(version);
+        if !place.join("cuda.h").exists() {
+            fetch(wheel, &place).with_context(|| format!("cannot fetch the headers of CUDA {version} ({wheel})"))?;
+        }
+    }
+    Ok(folder)
+}
+
+fn fetch(wheel: &str, place: &Path) -> Result<()> {
+    let work = tempfile::tempdir()?;
+    let pip = ["-m", "pip", "download", "--quiet", "--no-deps", "--dest", "wheel", wheel];
+    run(Command::new("python3").args(pip).current_dir(work.path()))?;
+    let file = fs::read_dir(work.path().join("wheel"))?.next().context("no wheel came")??.path();
+    run(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&file).arg("all").current_dir(work.path()))?;
+    let include = find(&work.path().join("all"))?.context("the wheel has no cuda.h")?;
+    fs::create_dir_all(place)?;
+    for entry in fs::read_dir(include)? {
+        let path = entry?.path();
+        let name = path.file_name().context("a file has a name")?;
+        if path.is_file() && name.to_string_lossy().starts_with("cuda") {
+            fs::copy(&path, place.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// The folder below `folder` that has `cuda.h`.
+fn find(folder: &Path) -> Result<Option<PathBuf>> {
+    if folder.join("cuda.h").exists() {
+        return Ok(Some(folder.to_owned()));
+    }
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir()
+            && let Some(found) = find(&path)?
+        {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("{command:?}"))?;
+    ensure!(status.success(), "{command:?} failed: {status}");
+    Ok(())
+}
+
+/// Measures tenants that share a real card: a GPU, NVIDIA's driver, and a `python3` with PyTorch, CuPy and JAX.
+pub fn bench(json: Option<&Path>) -> Result<bool> {
+    let packages = ["-p", "cuda-front", "-p", "cuda-owner", "-p", "cuda-rig"];
+    if !shown(cargo(&["build", "--release"]).args(packages))? {
+        bail!("what the benchmark runs does not build");
+    }
+    let built = target().join("release");
+    let json = json.map_or_else(|| built.join("cuda-bench.json"), Path::to_owned);
+    let mut command = Command::new("python3");
+    command.arg(root().join("cuda/rig/gpu/bench.py")).arg(built).arg(std::path::absolute(json)?);
+    shown(&mut command)
+}

@@ -1,0 +1,89 @@
+//! The workspace's test programs: built once, with the programs that they start, and asked for their tests.
+
+use std::collections::BTreeSet;
+use std::io::BufReader;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use cargo_metadata::{Artifact, Message, TargetKind};
+
+use crate::guests::BIN_VARIABLE;
+use crate::run::{cargo, target};
+
+/// Turned on, so that the suites with guests are built with everything else.
+pub const FEATURES: &str = "tests/vm";
+
+/// One test program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// The package, as cargo has it.
+    pub package: String,
+    /// The library, program or integration test that is tested.
+    pub target: String,
+    /// Whether it is an integration test.
+    pub integration: bool,
+    path: PathBuf,
+    /// The package's folder, in which tests run.
+    folder: PathBuf,
+}
+
+/// Builds all test programs, and every program that one of them starts.
+///
+/// They are built by one command with one set of features and one profile, so that nothing is compiled twice.
+pub fn build() -> Result<Vec<Program>> {
+    let mut command = cargo(&["build", "--workspace", "--lib", "--bins", "--tests", "--examples"]);
+    command.args(["--features", FEATURES]);
+    command.arg("--message-format=json-render-diagnostics").stdout(Stdio::piped());
+    let mut child = command.spawn().context("cannot start cargo")?;
+    let output = child.stdout.take().context("cargo has no output")?;
+    let mut programs = Vec::new();
+    for message in Message::parse_stream(BufReader::new(output)) {
+        if let Message::CompilerArtifact(artifact) = message.context("reading from cargo")? {
+            programs.extend(program(&artifact));
+        }
+    }
+    if !child.wait().context("waiting for cargo")?.success() {
+        bail!("the tests do not build");
+    }
+    Ok(programs)
+}
+
+fn program(artifact: &Artifact) -> Option<Program> {
+    let executable = artifact.executable.as_ref().filter(|_| artifact.profile.test)?;
+    let folder = artifact.manifest_path.parent()?;
+    Some(Program {
+        package: folder.file_name()?.to_owned(),
+        target: artifact.target.name.clone(),
+        integration: artifact.target.kind.contains(&TargetKind::Test),
+        path: executable.into(),
+        folder: folder.into(),
+    })
+}
+
+impl Program {
+    /// The names of its tests, without those that are marked as ignored.
+    pub fn tests(&self) -> Result<Vec<String>> {
+        let all = self.list(&[])?;
+        let ignored: BTreeSet<_> = self.list(&["--ignored"])?.into_iter().collect();
+        Ok(all.into_iter().filter(|name| !ignored.contains(name)).collect())
+    }
+
+    /// The program, to be started with more arguments.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.path);
+        command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder).stdin(Stdio::null());
+        command.env(BIN_VARIABLE, target().join("debug"));
+        command
+    }
+
+    fn list(&self, more: &[&str]) -> Result<Vec<String>> {
+        let listed = self.command().args(["--list", "--format", "terse"]).args(more).output();
+        let listed = listed.with_context(|| format!("cannot start {}", self.path.display()))?;
+        if !listed.status.success() {
+            bail!("{} does not list its tests ({})", self.path.display(), listed.status);
+        }
+        let text = String::from_utf8(listed.stdout).context("a test's name that is no UTF-8")?;
+        Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+    }
+}

@@ -1,0 +1,270 @@
+//! The crates under `mediator/`: which way imports run inside of each, how large each is, and what of each nobody else names.
+//!
+//! All three work on the text, not on what the compiler knows: a name counts as used where it stands.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Component, Path};
+
+use crate::lints::File;
+
+/// Most lines of product code of a crate under `mediator/`; tests do not count.
+const MAX_CRATE_LINES: usize = 8000;
+
+/// Modules at the top of a crate that import each other in a circle, at most. These only go down; a crate that is not named has
+/// none.
+const MAX_IN_CIRCLES: &[(&str, usize)] = &[("daemon", 2), ("owner", 12), ("vgpu", 6)];
+
+/// Folders that may be part of a circle: crate, folder, and why.
+const FOLDERS_IN_CIRCLES: &[(&str, &str, &str)] = &[(
+    "vgpu",
+    "pv",
+    "the operations of a batch are register accesses of the VM's backend, which holds the interface's state",
+)];
+
+/// Public items that no other crate names, at most. These only go down; a crate that is not named has none.
+const MAX_UNNAMED: &[(&str, usize)] =
+    &[("config", 15), ("ctl", 4), ("daemon", 39), ("locks", 1), ("owner", 26), ("vgpu", 2)];
+
+/// The crate under `mediator/` that a source file is of, and the file's module path from `src` on.
+fn room(path: &Path) -> Option<(String, Vec<String>)> {
+    let parts: Vec<_> = path
+        .components()
+        .filter_map(|part| if let Component::Normal(part) = part { part.to_str().map(str::to_owned) } else { None })
+        .collect();
+    let [first, name, src, modules @ ..] = parts.as_slice() else { return None };
+    if first != "mediator" || src != "src" {
+        return None;
+    }
+    let mut modules = modules.to_vec();
+    let last = modules.pop()?;
+    match last.trim_end_matches(".rs") {
+        "lib" | "main" if modules.is_empty() => {}
+        "mod" => {}
+        other => modules.push(other.to_owned()),
+    }
+    Some((name.clone(), modules))
+}
+
+/// Reports a file of which nothing is part of the product.
+fn is_test(modules: &[String]) -> bool {
+    modules.iter().any(|module| module == "tests" || module == "interleavings" || module == "fixture")
+}
+
+/// The text without its unit tests, which stand at the end.
+fn product(text: &str) -> &str {
+    text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text)
+}
+
+/// The first names of what a path that begins with `prefix` imports, anywhere in the text.
+fn named_after(text: &str, prefix: &str) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for (at, _) in text.match_indices(prefix) {
+        let before = text.get(..at).and_then(|text| text.chars().next_back());
+        if before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == ':') {
+            continue;
+        }
+        let rest = text.get(at + prefix.len()..).unwrap_or_default();
+        if let Some(group) = rest.strip_prefix('{') {
+            let (mut depth, mut fresh) = (0_u32, true);
+            let mut name = String::new();
+            for c in group.chars() {
+                match c {
+                    '}' if depth == 0 => break,
+                    '{' => depth += 1,
+                    '}' => depth -= 1,
+                    ',' if depth == 0 => {
+                        names.insert(std::mem::take(&mut name));
+                        fresh = true;
+                        continue;
+                    }
+                    c if fresh && (c.is_alphanumeric() || c == '_') => name.push(c),
+                    c if c.is_whitespace() && name.is_empty() => {}
+                    _ => fresh = false,
+                }
+            }
+            names.insert(name);
+        } else {
+            names.insert(rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect());
+        }
+    }
+    names
+}
+
+/// For each module at the top of a crate, those that it imports.
+type Imports = BTreeMap<String, BTreeSet<String>>;
+
+/// Imports between the modules at the top of each crate, and which of these modules are folders.
+fn imports(files: &[File]) -> BTreeMap<String, (Imports, BTreeSet<String>)> {
+    let mut crates: BTreeMap<String, (Imports, BTreeSet<String>)> = BTreeMap::new();
+    for file in files {
+        let Some((name, modules)) = room(&file.path).filter(|(_, modules)| !is_test(modules)) else { continue };
+        let Some(top) = modules.first() else { continue };
+        let (imports, folders) = crates.entry(name).or_default();
+        if modules.len() > 1 {
+            folders.insert(top.clone());
+        }
+        let text = product(&file.text);
+        let mut names = named_after(text, "crate::");
+        names.extend(named_after(text, &"super::".repeat(modules.len())));
+        imports.entry(top.clone()).or_default().extend(names);
+    }
+    for (imports, _) in crates.values_mut() {
+        let known: BTreeSet<String> = imports.keys().cloned().collect();
+        for (module, named) in &mut *imports {
+            named.retain(|name| name != module && known.contains(name));
+        }
+    }
+    crates
+}
+
+/// What can be reached from a module.
+fn reached<'a>(imports: &'a Imports, from: &'a str) -> BTreeSet<&'a str> {
+    let mut found = BTreeSet::new();
+    let mut left = vec![from];
+    while let Some(module) = left.pop() {
+        for next in imports.get(module).into_iter().flatten() {
+            if found.insert(next.as_str()) {
+                left.push(next);
+            }
+        }
+    }
+    found
+}
+
+/// Modules that import each other in a circle, where that is not allowed.
+pub fn circles(files: &[File]) -> Vec<String> {
+    let mut problems = Vec::new();
+    for (name, (imports, folders)) in imports(files) {
+        let circle: BTreeSet<&str> =
+            imports.keys().map(String::as_str).filter(|module| reached(&imports, module).contains(module)).collect();
+        let allowed = |module: &str| FOLDERS_IN_CIRCLES.iter().any(|(of, folder, _)| *of == name && *folder == module);
+        problems.extend(circle.iter().filter(|module| folders.contains(**module) && !allowed(module)).map(|module| {
+            let back =
+                imports.get(*module).into_iter().flatten().filter(|other| reached(&imports, other).contains(module));
+            let back: Vec<_> = back.map(String::as_str).collect();
+            format!("mediator/{name}: folder `{module}` imports what imports it: {}", back.join(", "))
+        }));
+        problems.extend(exceeds(MAX_IN_CIRCLES, &name, circle.len(), || {
+            let names: Vec<_> = circle.iter().copied().collect();
+            format!("mediator/{name}: {} modules import each other in a circle: {}", names.len(), names.join(", "))
+        }));
+    }
+    problems
+}
+
+/// A number that is over its bound, or below it, when the bound is to go down.
+fn exceeds(bounds: &[(&str, usize)], name: &str, count: usize, tell: impl FnOnce() -> String) -> Option<String> {
+    let most = bounds.iter().find(|(of, _)| *of == name).map_or(0, |(_, most)| *most);
+    match count.cmp(&most) {
+        std::cmp::Ordering::Greater => Some(format!("{}; at most {most}", tell())),
+        std::cmp::Ordering::Less => {
+            Some(format!("mediator/{name}: {count}, where {most} is allowed: lower it in xtask/src/rooms.rs"))
+        }
+        std::cmp::Ordering::Equal => None,
+    }
+}
+
+/// Crates that are too large.
+pub fn sizes(files: &[File]) -> Vec<String> {
+    let mut lines: BTreeMap<String, usize> = BTreeMap::new();
+    for file in files {
+        if let Some((name, modules)) = room(&file.path)
+            && !is_test(&modules)
+        {
+            *lines.entry(name).or_default() += product(&file.text).lines().count();
+        }
+    }
+    let large = lines.into_iter().filter(|(_, lines)| *lines > MAX_CRATE_LINES);
+    large
+        .map(|(name, lines)| format!("mediator/{name}: {lines} lines of product code; at most {MAX_CRATE_LINES}"))
+        .collect()
+}
+
+/// Names of public items that a text declares, but for those of modules.
+fn declared(text: &str) -> impl Iterator<Item = &str> {
+    const KINDS: [&str; 8] = ["fn ", "const fn ", "struct ", "enum ", "trait ", "type ", "const ", "static "];
+    text.lines().filter_map(|line| {
+        let rest = line.trim_start().strip_prefix("pub ")?;
+        let rest = KINDS.iter().find_map(|kind| rest.strip_prefix(kind))?;
+        rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().filter(|name| !name.is_empty() && *name != "fn")
+    })
+}
+
+/// Public items that no other crate names.
+pub fn unnamed(files: &[File]) -> Vec<String> {
+    let mut items: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+    let mut words: Vec<(Option<String>, BTreeSet<&str>)> = Vec::new();
+    for file in files {
+        let room = room(&file.path);
+        let name = room.as_ref().map(|(name, _)| name.clone());
+        words.push((name, file.text.split(|c: char| !c.is_alphanumeric() && c != '_').collect()));
+        if let Some((name, modules)) = room
+            && !is_test(&modules)
+            && name != "rig"
+        {
+            items.entry(name).or_default().extend(declared(product(&file.text)));
+        }
+    }
+    let mut problems = Vec::new();
+    for (name, items) in items {
+        let used =
+            |item: &str| words.iter().any(|(of, words)| of.as_deref() != Some(name.as_str()) && words.contains(item));
+        let unused: Vec<_> = items.into_iter().filter(|item| !used(item)).collect();
+        problems.extend(exceeds(MAX_UNNAMED, &name, unused.len(), || {
+            format!("mediator/{name}: {} public items that no other crate names: {}", unused.len(), unused.join(", "))
+        }));
+    }
+    problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str, text: &str) -> File {
+        File { path: path.into(), text: text.to_owned() }
+    }
+
+    #[test]
+    fn a_folder_in_a_circle_is_told() {
+        let files = [
+            file("mediator/x/src/lib.rs", "mod a;\nmod b;\n"),
+            file("mediator/x/src/a.rs", "use crate::b::Thing;\n"),
+            file("mediator/x/src/b/mod.rs", "use super::{c::Other, a};\n"),
+            file("mediator/x/src/b/inner.rs", ""),
+            file("mediator/x/src/c.rs", ""),
+        ];
+        let told = circles(&files);
+        assert_eq!(told.len(), 2, "{told:?}");
+        assert!(told[0].contains("folder `b` imports what imports it: a"), "{told:?}");
+        let fine =
+            [file("mediator/x/src/a.rs", "use super::b;\n"), file("mediator/x/src/b/mod.rs", "use super::Root;\n")];
+        assert!(circles(&fine).is_empty());
+    }
+
+    #[test]
+    fn imports_of_unit_tests_do_not_count() {
+        let files = [
+            file("mediator/x/src/a.rs", "use crate::b;\n"),
+            file("mediator/x/src/b.rs", "#[cfg(test)]\nmod tests {\n    use crate::a;\n}\n"),
+        ];
+        assert!(circles(&files).is_empty());
+    }
+
+    #[test]
+    fn public_items_that_only_their_crate_names_are_told() {
+        let files = [
+            file("mediator/x/src/a.rs", "pub fn used() {}\npub const fn lonely() {}\n"),
+            file("mediator/y/src/a.rs", "use x::used;\n"),
+        ];
+        let told = unnamed(&files);
+        assert_eq!(told, ["mediator/x: 1 public items that no other crate names: lonely; at most 0"]);
+    }
+
+    #[test]
+    fn large_crates_are_told_without_their_tests() {
+        let line = "//\n".repeat(MAX_CRATE_LINES);
+        assert!(sizes(&[file("mediator/x/src/a.rs", &line), file("mediator/x/src/tests/b.rs", &line)]).is_empty());
+        assert_eq!(sizes(&[file("mediator/x/src/a.rs", &format!("{line}//\n"))]).len(), 1);
+    }
+}

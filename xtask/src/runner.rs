@@ -1,0 +1,141 @@
+//! Runs tests, each in a process of its own, several at the same time, and measures each.
+//!
+//! A process for each test tells what one test costs: its time, and the CPU time of all that it started, which means the
+//! same on a busy host. It also lets the tests of one program run beside those of another.
+
+use std::fs;
+use std::io::{Read, Seek};
+use std::process::Child;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+
+use crate::programs::Program;
+use crate::tally::Tally;
+
+/// The unit of CPU times in `/proc`, which is the same for every Linux.
+const TICKS_PER_SECOND: u64 = 100;
+
+/// One test, and the program that has it.
+pub struct Test<'a> {
+    pub program: &'a Program,
+    pub name: String,
+}
+
+/// What a test took.
+#[derive(Clone, Debug)]
+pub struct Taken {
+    /// Package, target and name.
+    pub test: String,
+    /// From start to end.
+    pub elapsed: Duration,
+    /// CPU time of its process and of those that it started and waited for.
+    pub cpu: Duration,
+}
+
+/// What became of some tests.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    pub tally: Tally,
+    pub taken: Vec<Taken>,
+}
+
+/// Runs tests, `at_once` at the same time. Prints a line for each, and the output of those that fail.
+pub fn run(tests: &[Test<'_>], at_once: usize) -> Result<Outcome> {
+    let (next, outcome) = (AtomicUsize::new(0), Mutex::new(Outcome::default()));
+    let work = || -> Result<()> {
+        while let Some(test) = tests.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let (passed, taken, output) = run_one(test)?;
+            let mut outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner);
+            let result = if passed { "ok" } else { "FAILED" };
+            println!(
+                "test {} ... {result} ({:.2} s, CPU {:.2} s)",
+                taken.test,
+                taken.elapsed.as_secs_f64(),
+                taken.cpu.as_secs_f64()
+            );
+            if !passed {
+                println!("{output}");
+            }
+            outcome.tally += Tally::one(passed);
+            outcome.taken.push(taken);
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..at_once.max(1)).map(|_| scope.spawn(work)).collect();
+        workers
+            .into_iter()
+            .try_for_each(|worker| worker.join().map_err(|_| anyhow!("a thread that runs tests has panicked"))?)
+    })?;
+    Ok(outcome.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn run_one(test: &Test<'_>) -> Result<(bool, Taken, String)> {
+    let Test { program, name } = test;
+    let mut output = tempfile::tempfile().context("a file for a test's output")?;
+    let mut command = program.command();
+    command.args([name, "--exact", "--test-threads=1"]);
+    // A file: a pipe would stay open for as long as anything that a test has left behind.
+    command.stdout(output.try_clone()?).stderr(output.try_clone()?);
+    let began = Instant::now();
+    let mut child = command.spawn().with_context(|| format!("cannot start the test {name}"))?;
+    let cpu = cpu_at_end(&child)?;
+    let status = child.wait().with_context(|| format!("waiting for the test {name}"))?;
+    let test = format!("{}/{} {name}", program.package, program.target);
+    let taken = Taken { test, elapsed: began.elapsed(), cpu };
+    let mut bytes = Vec::new();
+    output.rewind().and_then(|()| output.read_to_end(&mut bytes)).context("reading a test's output")?;
+    let mut text = String::from_utf8_lossy(&bytes).into_owned();
+    // A name that no test has would be a success of none.
+    let passed = status.success() && text.contains("test result: ok. 1 passed");
+    if !passed && !status.success() {
+        text.push_str(&format!("{status}\n"));
+    }
+    Ok((passed, taken, text))
+}
+
+/// Waits until `child` has ended, but leaves it to be waited for; the CPU time of it and of its ended children.
+fn cpu_at_end(child: &Child) -> Result<Duration> {
+    let pid = Pid::from_child(child);
+    waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).context("waiting for a test")?;
+    let path = format!("/proc/{}/stat", child.id());
+    let stat = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    cpu_of(&stat).with_context(|| format!("{path} has no CPU times: {stat}"))
+}
+
+/// CPU time of this program's children that have ended.
+pub fn cpu_of_children() -> Duration {
+    fs::read_to_string("/proc/self/stat").ok().and_then(|stat| ticks(&stat, 2)).unwrap_or_default()
+}
+
+/// CPU time of a process and of its children that have ended, by a line of `/proc/PID/stat`.
+fn cpu_of(stat: &str) -> Option<Duration> {
+    ticks(stat, 0)
+}
+
+/// The sum of the CPU times from the `first`: user and system time of the process, then of its children.
+fn ticks(stat: &str, first: usize) -> Option<Duration> {
+    // Behind the program's name, which may contain anything, eleven fields come first.
+    let fields = stat.rsplit_once(") ")?.1.split(' ').skip(11).take(4);
+    let ticks: Vec<u64> = fields.map(|field| field.parse().ok()).collect::<Option<_>>()?;
+    let ticks: u64 = ticks.get(first..).filter(|ticks| !ticks.is_empty())?.iter().sum();
+    Some(Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_times_are_those_of_a_process_and_its_children() {
+        let stat = "7 (a ) b) S 1 7 7 0 -1 4194560 1 2 3 4 250 50 100 25 20 0 1 0 9 0 0";
+        assert_eq!(cpu_of(stat), Some(Duration::from_millis(4250)));
+        assert_eq!(ticks(stat, 2), Some(Duration::from_millis(1250)));
+        assert_eq!(cpu_of("7 (a) S 1"), None);
+    }
+}

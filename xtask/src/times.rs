@@ -1,0 +1,29 @@
+//! Where the time of a test run went.
+
+use std::time::Duration;
+
+use crate::runner::Taken;
+use crate::suites::Ran;
+
+/// How many tests are shown.
+const SLOWEST: usize = 10;
+
+/// Prints the tests that took longest, and then each suite with its counts.
+pub fn print(suites: &[Ran]) {
+    let mut taken: Vec<&Taken> = suites.iter().flat_map(|suite| &suite.outcome.taken).collect();
+    taken.sort_by_key(|taken| std::cmp::Reverse(taken.elapsed));
+    if taken.len() > 1 {
+        println!("the slowest tests");
+        for Taken { test, elapsed, cpu } in taken.into_iter().take(SLOWEST) {
+            println!("  {}  {test}", seconds(*elapsed, *cpu));
+        }
+    }
+    println!("suites");
+    for Ran { name, outcome, elapsed, cpu } in suites {
+        println!("  {name:8} {}  {}", seconds(*elapsed, *cpu), outcome.tally);
+    }
+}
+
+fn seconds(elapsed: Duration, cpu: Duration) -> String {
+    format!("{:7.1} s, CPU {:7.1} s", elapsed.as_secs_f64(), cpu.as_secs_f64())
+}
