@@ -205,7 +205,9 @@ impl HostState {
         }
     }
 
-    /// Takes a channel that faulted (if it is known whose it is) off the card, and lets its engine go on with others.
+    /// Takes a channel that faulted (if it is known whose it is) off the card, and lets its engine go on with others. The
+    /// engine that stopped is reset, as nouveau does it (`gf100_fifo_recover_work`): acknowledging the error has the
+    /// scheduler use it again, but does not mend it. One that works for another channel by now is left alone.
     pub(super) fn recover(&mut self, card: &dyn Card, channel: Option<(VmId, VirtualChannelId)>, unit: u32) {
         let engine = match unit {
             fault::unit::GR => Some(engine::GR),
@@ -216,6 +218,13 @@ impl HostState {
         let mask = engine.map_or(0, |engine| 1 << engine);
         let disabled = card.read32(pfifo::SCHED_DISABLE::OFFSET);
         card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | mask);
+        let physical = channel.and_then(|(vm, channel)| self.channels.physical(vm, channel));
+        if let Some(engine) = engine
+            && stopped(card, engine, physical)
+            && let Err(error) = restart_engine(card, engine)
+        {
+            tracing::error!(engine, %error, "an engine that was reset after a fault does not start");
+        }
         if let Some((vm, channel)) = channel {
             self.retire_now(vm, channel);
         }
@@ -239,6 +248,13 @@ impl HostCard {
             locks::sleep(LOOK);
         }
     }
+}
+
+/// Says whether an engine that raised a fault still stands on it: the scheduler waits for the acknowledgement, or the
+/// channel that faulted is on the engine. Otherwise it has been reset since and may work for another.
+fn stopped(card: &dyn Card, unit: u32, channel: Option<ChannelId>) -> bool {
+    let waits = card.read32(pfifo::SCHED_ENABLE_ACK::OFFSET) & 1 << unit != 0;
+    waits || channel.is_some_and(|channel| holds(card, unit, channel))
 }
 
 /// Whether an engine works for a channel.

@@ -56,7 +56,7 @@ pub(crate) fn write(reg: pfifo::Reg, index: u32, offset: u32, value: u32, fifo: 
             fifo.submit_runlist(cx);
         }
         Reg::PREEMPT => fifo.preempt(value, cx),
-        Reg::SCHED_ENABLE_ACK => fifo.acknowledge_errors(value, cx),
+        Reg::SCHED_ENABLE_ACK => Fifo::acknowledge_errors(value, cx),
         Reg::FAULT_TRIGGER => {
             cx.storage.poke(offset, value);
             if pfifo::FAULT_TRIGGER::TRIGGER.is_set(value) {

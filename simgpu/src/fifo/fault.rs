@@ -91,6 +91,7 @@ impl Fifo {
     ) {
         let slot = &mut self.slots[slot];
         slot.condition = Condition::Failed;
+        slot.stopped_by = channel;
         let at = pfifo::SCHED_ENABLE_ACK::OFFSET;
         cx.storage.poke(at, cx.storage.peek(at) | 1 << slot.number());
         let unit = slot.fault_unit();
@@ -100,17 +101,10 @@ impl Fifo {
         }
     }
 
-    /// The driver lets engines go on that stopped on an error.
-    pub(crate) fn acknowledge_errors(&mut self, engines: u32, cx: &mut Cx) {
+    /// The driver has the scheduler use engines again that stopped on an error. An engine that was not reset stays as it is.
+    pub(crate) fn acknowledge_errors(engines: u32, cx: &mut Cx) {
         let at = pfifo::SCHED_ENABLE_ACK::OFFSET;
         cx.storage.poke(at, cx.storage.peek(at) & !engines);
-        for index in 0..self.slots.len() {
-            let slot = &self.slots[index];
-            if engines & (1 << slot.number()) != 0 && slot.condition == Condition::Failed {
-                self.abandon(index, cx);
-                self.slots[index].resume(Condition::Failed);
-            }
-        }
     }
 
     /// Saves the context that an engine holds; an image that is not there is the fault of the channel whose context it is,

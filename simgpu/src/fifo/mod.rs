@@ -112,7 +112,6 @@ impl Fifo {
         self.pbdmas.iter_mut().for_each(|pbdma| *pbdma = Pbdma::new());
         for slot in &mut self.slots {
             slot.abandon();
-            slot.resume(Condition::Failed);
             slot.resume(Condition::Trapped);
         }
         cx.storage.reset_range(pfifo::BASE, pfifo::END);

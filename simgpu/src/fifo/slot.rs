@@ -25,7 +25,8 @@ pub(crate) enum Condition {
     Good,
     /// It waits for the driver to look at an illegal method or bad data.
     Trapped,
-    /// It stopped on an MMU fault and waits for the scheduler's acknowledgement.
+    /// It stopped on an MMU fault and does nothing until PMC resets it, acknowledged or not. nouveau resets each engine
+    /// that faulted (`gf100_fifo_recover_work`).
     Failed,
     /// It does not end its work, until it is reset. Only by fault injection.
     Hung,
@@ -47,6 +48,8 @@ pub(crate) struct Slot {
     pub(crate) id: EngineId,
     engine: Box<dyn Engine>,
     pub(crate) condition: Condition,
+    /// The channel whose fault stopped it: not always the one whose context it holds.
+    pub(crate) stopped_by: Option<u8>,
     pub(crate) resident: Option<Resident>,
     /// A byte of the work in progress is to be wrong.
     corrupt: bool,
@@ -78,7 +81,16 @@ pub(crate) struct Done {
 
 impl Slot {
     pub(crate) fn new(id: EngineId, engine: Box<dyn Engine>) -> Self {
-        Self { id, engine, condition: Condition::Down, resident: None, corrupt: false, switch: None, until: 0 }
+        Self {
+            id,
+            engine,
+            condition: Condition::Down,
+            stopped_by: None,
+            resident: None,
+            corrupt: false,
+            switch: None,
+            until: 0,
+        }
     }
 
     /// The engine's number as SET_OBJECT and the runlist registers say it.
@@ -146,9 +158,10 @@ impl Slot {
 
     /// Power-on state: no firmware, no context, work abandoned.
     pub(crate) fn reset(&mut self) {
-        let Self { id: _, engine, condition, resident, corrupt, switch, until } = self;
+        let Self { id: _, engine, condition, stopped_by, resident, corrupt, switch, until } = self;
         engine.reset();
         *condition = Condition::Down;
+        *stopped_by = None;
         *resident = None;
         *corrupt = false;
         *switch = None;
@@ -188,11 +201,12 @@ impl Slot {
         Ok(true)
     }
 
-    /// Saves the context that the engine holds, if any.
+    /// Saves the context that the engine holds, if any. One that cannot be saved stays.
     pub(crate) fn evict(&mut self, cx: &Cx) -> Result<(), MmuFault> {
-        if let Some(resident) = self.resident.take() {
+        if let Some(resident) = self.resident {
             let state = self.engine.save();
             write_state(&state, &resident.space, resident.image, self.state_words_max(), cx)?;
+            self.resident = None;
         }
         Ok(())
     }
@@ -251,7 +265,7 @@ impl Slot {
     /// What the engine's status register reads at card time `now`.
     pub(crate) fn status(&self, now: CardNs) -> u32 {
         use nvspec::regs::pfifo::ENGINE_STATUS::{BUSY, BUSY_2, CHANNEL, LOAD, SWITCHING};
-        let channel = self.resident.and_then(|resident| resident.channel).unwrap_or(0);
+        let channel = self.stopped_by.or(self.resident.and_then(|resident| resident.channel)).unwrap_or(0);
         let busy = self.works(now) || matches!(self.condition, Condition::Failed | Condition::Trapped);
         let switching = u32::from(self.switch.is_some());
         if busy {

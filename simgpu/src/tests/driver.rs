@@ -95,6 +95,13 @@ impl Driver {
         self.start_engines();
     }
 
+    /// Resets engines by their bits in PMC's unit enable, and starts their firmware.
+    pub fn reset_engine(&self, units: u32) {
+        self.wr(pmc::ENABLE::OFFSET, !units);
+        self.wr(pmc::ENABLE::OFFSET, u32::MAX);
+        self.start_engines();
+    }
+
     /// Starts the engines' firmware.
     pub fn start_engines(&self) {
         self.wr(pgraph::INTR_EN::OFFSET, u32::MAX);

@@ -36,12 +36,16 @@ fn fault_of_a_copy_stops_its_channel_and_engine_only() {
     driver.settle();
     assert!(driver.holds(to, 1, 3), "the other engine goes on");
 
-    // As the driver recovers: mend, acknowledge, restart the channel.
+    // As the driver recovers: mend, acknowledge, reset the engine, restart the channel.
     driver.wr(pfifo::MMU_FAULT_ID::OFFSET, 1 << unit);
     driver.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0000);
     driver.wr(pfifo::SCHED_ENABLE_ACK::OFFSET, 1 << 4);
-    assert_eq!(driver.rd(pfifo::ENGINE_STATUS::at(4)), 0);
     let second = driver.buffer(&bad, B, 2, 7);
+    driver.push(&mut good, &words(&[object(CE0), ce_copy(A, B, 1)]));
+    driver.settle();
+    assert_eq!(driver.rd(pfifo::ENGINE_STATUS::at(4)) & 0x9000_007f, 0x9000_0001, "acknowledging does not mend it");
+    driver.reset_engine(pmc::ENABLE::CE0.mask());
+    assert_eq!(driver.rd(pfifo::ENGINE_STATUS::at(4)), 0);
     driver.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0001);
     driver.push(&mut bad, &words(&[object(CE0), ce_copy(A, B, 2)]));
     driver.settle();

@@ -110,10 +110,7 @@ fn channels_take_turns_with_their_own_state() {
 
 /// Takes PGRAPH down and up again, as a driver does to get rid of what hangs.
 pub(super) fn reset_pgraph(driver: &Driver) {
-    let enable = driver.rd(nvspec::regs::pmc::ENABLE::OFFSET);
-    driver.wr(nvspec::regs::pmc::ENABLE::OFFSET, enable & !nvspec::regs::pmc::ENABLE::PGRAPH.mask());
-    driver.wr(nvspec::regs::pmc::ENABLE::OFFSET, enable);
-    driver.start_engines();
+    driver.reset_engine(nvspec::regs::pmc::ENABLE::PGRAPH.mask());
 }
 
 #[test]

@@ -117,6 +117,9 @@ fn errs(code: &str, more: &[Vec<u32>], error: Error) {
     driver.wr(pgraph::INTR::OFFSET, u32::MAX);
     driver.wr(pfifo::MMU_FAULT_ID::OFFSET, 1);
     driver.wr(pfifo::SCHED_ENABLE_ACK::OFFSET, 1);
+    if matches!(error, Error::Shader(..) | Error::Method(..)) {
+        reset_pgraph(driver);
+    }
     driver.settle();
     assert_eq!(driver.peek(pair.stamp), 2, "{code}: the other goes on");
     assert_eq!(driver.peek(pair.data), before.wrapping_add(10), "{code}");

@@ -3,10 +3,12 @@
 use super::{A, B, CARD_MIB, Rig, driver, fill, is_filled, rig, usage};
 use card::Card;
 use nvspec::fifo::{VirtualChannelId, engine};
-use nvspec::regs::pfifo;
+use nvspec::regs::{pfifo, pmc};
 use rig::altered::{Alter, Altered};
 use rig::driver::{CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
 use simgpu::{EngineId, Fault, FaultKind, SimGpu};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Lets the next copy of the driver's channel hang its engine, and waits until it does.
 fn hang(rig: &Rig, driver: &mut Driver, engine: EngineId) -> Channel {
@@ -164,6 +166,57 @@ fn engine_that_faults_again_at_once_goes_on() {
     channels.iter().for_each(|channel| driver.unbind(channel));
     let mut channel = driver.channel(4);
     works(&mut driver, &mut channel, 8);
+}
+
+/// A card that reports a fault of copy engine 0 late, when whose it was is off the card and the engine was reset.
+struct Late(Arc<AtomicBool>);
+
+impl Alter for Late {
+    fn read32(&self, card: &SimGpu, offset: u32) -> u32 {
+        const UNIT: u32 = nvspec::mmu::fault::unit::CE0;
+        let value = card.read32(offset);
+        let at = pfifo::FAULT_INST::at(UNIT);
+        match offset {
+            _ if !self.0.load(Ordering::SeqCst) => value,
+            pmc::INTR_0::OFFSET => value | pmc::INTR_0::PFIFO.mask(),
+            pfifo::INTR::OFFSET => value | pfifo::INTR::MMU_FAULT.mask(),
+            pfifo::MMU_FAULT_ID::OFFSET => value | 1 << UNIT,
+            offset if offset == at => pfifo::FAULT_INST::ADDRESS.mask(),
+            _ => value,
+        }
+    }
+
+    fn write32(&self, card: &SimGpu, offset: u32, value: u32) {
+        card.write32(offset, value);
+        if offset == pfifo::MMU_FAULT_ID::OFFSET {
+            self.0.store(false, Ordering::SeqCst);
+        }
+    }
+}
+
+#[test]
+fn fault_that_is_reported_late_leaves_the_engine_to_who_has_it_now() {
+    let late = Arc::new(AtomicBool::new(false));
+    let reports = Arc::clone(&late);
+    let rig = Rig::wrapped(CARD_MIB, |card| Altered::over(card, Late(reports)));
+    let (mut at_work, mut other) = (driver(&rig, 0), driver(&rig, 1));
+    // It works until it is reset.
+    hang(&rig, &mut at_work, EngineId::Copy0);
+    let before = rig.card.read32(pfifo::ENGINE_STATUS::at(engine::CE0));
+    late.store(true, Ordering::SeqCst);
+    let mut channel = other.channel(1);
+    other.buffer(&channel, A, 1, 1);
+    other.buffer(&channel, B, 1, 2);
+    other.submit(&mut channel, &[object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat());
+    other.wait(&channel);
+    let began = std::time::Instant::now();
+    while late.load(Ordering::SeqCst) {
+        assert!(began.elapsed() < std::time::Duration::from_secs(60), "the fault is looked at");
+        std::thread::yield_now();
+    }
+    // What the report led to is done when the lock is free.
+    drop(rig.host.lock());
+    assert_eq!(rig.card.read32(pfifo::ENGINE_STATUS::at(engine::CE0)), before, "its work is under way");
 }
 
 /// Waits until the VM has been interrupted more often than `before`.
