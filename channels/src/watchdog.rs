@@ -103,15 +103,14 @@ impl Channels {
     }
 
     /// Looks at each engine, and returns the channels that have kept one busy for longer than they may without getting
-    /// on; each once. A channel that waits for a semaphore is not one. To be called several times within a limit.
+    /// on; each once. Whether the channel waits for a semaphore does not matter: the host interface runs ahead of the engine,
+    /// which works all the same. To be called several times within a limit.
     pub fn look(&mut self, host: &mut impl Host, now_ns: u64) -> Vec<Hang> {
         (0..engine::COUNT).filter_map(|unit| self.look_at(host, unit, now_ns)).collect()
     }
 
     fn look_at(&mut self, host: &mut impl Host, unit: u32, now_ns: u64) -> Option<Hang> {
-        let working = card::working_for(host, unit).filter(|physical| {
-            self.bound(*physical).is_some() && !CHANNEL_STATE::ACQUIRE_PENDING.is_set(card::state(host, *physical))
-        });
+        let working = card::working_for(host, unit);
         let bound = working.and_then(|physical| Some((physical, self.bound(physical)?)));
         let signature = bound.map(|(channel, bound)| signature(host, channel, bound));
         let owner = bound.map(|(physical, bound)| (physical, bound.vm, bound.channel));

@@ -17,6 +17,8 @@ pub const FENCE_VA: u64 = 0x30_0000;
 pub const IMAGE_VA: u64 = 0x40_0000;
 const RING_LOG2: u32 = 4;
 const PUSH_BYTES: u64 = 0x4000;
+/// Most faults of a unit that are served at a time.
+const FAULTS_AT_ONCE: u32 = 64;
 /// Pages of a context image.
 const IMAGE_PAGES: u64 = 16;
 /// First guest VRAM address that the driver uses.
@@ -386,7 +388,11 @@ impl<M: Machine> Driver<M> {
     pub fn service(&mut self) {
         let guest = &mut self.guest;
         let intr = guest.rd(pfifo::INTR::OFFSET);
-        if pfifo::INTR::MMU_FAULT.is_set(intr) {
+        // A unit has room for one fault; its next is there when that is acknowledged.
+        for _ in 0..FAULTS_AT_ONCE {
+            if !pfifo::INTR::MMU_FAULT.is_set(guest.rd(pfifo::INTR::OFFSET)) {
+                break;
+            }
             let units = guest.rd(pfifo::MMU_FAULT_ID::OFFSET);
             for unit in (0..pfifo::FAULT_INST::COUNT).filter(|unit| units & (1 << unit) != 0) {
                 let va = u64::from(guest.rd(pfifo::FAULT_VA_HI::at(unit))) << 32

@@ -1,5 +1,6 @@
 //! The card from outside, through its registers and apertures, by a small driver written for it.
 
+mod ahead;
 mod channels;
 mod driver;
 mod errors;

@@ -292,6 +292,15 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         tests: "stuck::",
     },
     Mutation {
+        name: "acquire-hang",
+        what: "an engine that works for a channel without end is noticed, whatever its host interface waits for",
+        package: "channels",
+        file: "channels/src/watchdog.rs",
+        from: "let working = card::working_for(host, unit);",
+        to: "let working = card::working_for(host, unit)\n            .filter(|it| !CHANNEL_STATE::ACQUIRE_PENDING.is_set(card::state(host, *it)));",
+        tests: "watchdog",
+    },
+    Mutation {
         name: "departure-reset",
         what: "an engine that keeps a channel which is to leave is reset in the end",
         package: "owner",

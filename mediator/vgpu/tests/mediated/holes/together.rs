@@ -3,7 +3,6 @@
 use super::{A, B, CE0, CE1, ID, M2MF, PAGE, Scene, ce_copy, m2mf_copy, object};
 use nvspec::regs::pfifo;
 use rig::driver::{IMAGE_VA, methods};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 #[test]
 fn neighbours_copies_are_whole_while_the_attacker_faults_on_the_same_engine() {
@@ -99,14 +98,10 @@ fn context_that_cannot_be_saved_is_its_owners_fault() {
 #[test]
 fn neighbours_copies_are_whole_while_the_attackers_contexts_cannot_be_saved() {
     let mut scene = Scene::new();
-    let stop = AtomicBool::new(false);
     let Scene { evil, good, .. } = &mut scene;
     std::thread::scope(|scope| {
-        scope.spawn(|| {
-            (0..300).for_each(|round| provoke(evil, round));
-            stop.store(true, Ordering::Release);
-        });
-        while !stop.load(Ordering::Acquire) {
+        let attack = scope.spawn(|| (0..300).for_each(|round| provoke(evil, round)));
+        while !attack.is_finished() {
             good.work("beside the attacker");
         }
     });
