@@ -43,7 +43,7 @@ pub(crate) struct Pbdma {
     idle: bool,
     /// An interrupt is pending that stops the unit; what it was raised for.
     trap: Option<Trap>,
-    /// Where the push buffer stands whose next method waits for the engine, when that has been looked at.
+    /// Place in the push buffer of a method that was found to wait for the engine.
     pub(super) waits_at: Option<u64>,
 }
 
@@ -83,7 +83,7 @@ impl Pbdma {
         Self { context: None, time: 0, slice_end: 0, holds: false, last: None, idle: true, trap: None, waits_at: None }
     }
 
-    /// Whether an interrupt stops the unit.
+    /// Says whether an interrupt stops the unit.
     pub(super) fn trapped(&self) -> bool {
         self.trap.is_some()
     }
