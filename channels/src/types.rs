@@ -116,7 +116,7 @@ pub struct Submitted {
 /// A doorbell that was checked: entries up to it may be pulled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Doorbell {
-    /// Whose.
+    /// The VM that it belongs to.
     pub vm: VmId,
     /// Its number for the guest.
     pub virtual_channel: VirtualChannelId,
@@ -176,13 +176,13 @@ pub enum RingFault {
 /// A submission that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// Whose.
+    /// The VM that it belongs to.
     pub vm: VmId,
     /// The guest's channel.
     pub channel: VirtualChannelId,
     /// The card's channel.
     pub physical: ChannelId,
-    /// Which.
+    /// The submission.
     pub submission: Submission,
     /// Its number for the channel since bind; from 1, without 0 when it wraps.
     pub sequence: u32,
@@ -202,7 +202,7 @@ pub struct Completion {
 pub struct Hang {
     /// The engine, `nvspec::fifo::engine`.
     pub engine: u32,
-    /// Whose.
+    /// The VM that it belongs to.
     pub vm: VmId,
     /// The guest's channel.
     pub channel: VirtualChannelId,
@@ -215,7 +215,7 @@ pub struct Hang {
 /// A channel that stands still though nothing keeps it from moving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stall {
-    /// Whose.
+    /// The VM that it belongs to.
     pub vm: VmId,
     /// The guest's channel.
     pub channel: VirtualChannelId,

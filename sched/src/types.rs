@@ -79,69 +79,69 @@ impl Engine {
 pub enum Event {
     /// A vGPU came into being.
     Added {
-        /// Which.
+        /// The vGPU.
         vgpu: VgpuId,
         /// What it may have.
         params: VgpuParams,
     },
     /// A vGPU is gone, with all that it had submitted: nothing of it runs on the card any more.
     Removed {
-        /// Which.
+        /// The vGPU.
         vgpu: VgpuId,
     },
     /// A vGPU wants to run something.
     Arrival {
-        /// Whose.
+        /// The vGPU that it belongs to.
         vgpu: VgpuId,
         /// On which of its channels.
         channel: Channel,
         /// The engine that the channel works on.
         engine: Engine,
-        /// Which.
+        /// The submission, by its ticket.
         ticket: Ticket,
     },
     /// The card has got what [`Decision::Start`] asked for. Says more exactly since when; may be left out.
     Started {
-        /// Which.
+        /// The submission, by its ticket.
         ticket: Ticket,
     },
     /// Something that was started waits for what is not the engine: a semaphore, or its guest to let its channel run. The
     /// engine is free for others meanwhile.
     Waiting {
-        /// Which.
+        /// The submission, by its ticket.
         ticket: Ticket,
     },
     /// It waits no more: the card has gone on with it by itself.
     Resumed {
-        /// Which.
+        /// The submission, by its ticket.
         ticket: Ticket,
     },
     /// It waits no more, but is off the card: it is to have its turn again, before anything else of its vGPU. It is
     /// started a second time then.
     Requeued {
-        /// Which.
+        /// The submission, by its ticket.
         ticket: Ticket,
     },
     /// It waits still (or has ended meanwhile), and has worked in between. That is charged.
     Moved {
-        /// Which.
+        /// The submission, by its ticket.
         ticket: Ticket,
         /// When it was last known to have done nothing since it waited.
         since: Nanos,
     },
     /// An engine works for a channel, as the card says when it is asked what runs for too long.
     Occupied {
-        /// Which engine.
+        /// The engine.
         engine: Engine,
-        /// Whose.
+        /// The vGPU that it belongs to.
         vgpu: VgpuId,
-        /// Which channel.
+        /// The channel.
         channel: Channel,
     },
     /// What an engine was taken to work on has not had it for that long, as the card says when it is asked what runs for too
     /// long.
     Unoccupied {
-        /// Which engine.
+        /// The engine.
         engine: Engine,
         /// Time at which the first submission was seen to have it; from now on without.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -149,34 +149,34 @@ pub enum Event {
     },
     /// A channel of a vGPU held an engine for longer than it may, and was killed for that. Counts towards quarantine.
     Struck {
-        /// Whose.
+        /// The vGPU that it belongs to.
         vgpu: VgpuId,
-        /// Which engine.
+        /// The engine.
         engine: Engine,
     },
     /// Something that was started has ended. Of one engine, the earlier end comes first.
     Completed {
-        /// Which.
+        /// The submission, by its ticket.
         ticket: Ticket,
         /// When the card says that it ended, on the feeder's clock; `None` when the card does not say.
         ended: Option<Nanos>,
     },
     /// A submission comes to nothing: there was no work behind its doorbell any more. It may have been started or not.
     Withdrawn {
-        /// Which.
+        /// The submission, by its ticket.
         ticket: Ticket,
     },
     /// A channel is off the card, with all that was queued and in flight on it. What of it had ended before is to be said
     /// before; what the engine was working on is charged up to now.
     ChannelEnded {
-        /// Whose.
+        /// The vGPU that it belongs to.
         vgpu: VgpuId,
-        /// Which.
+        /// The channel.
         channel: Channel,
     },
     /// What a vGPU may have has changed.
     Changed {
-        /// Which.
+        /// The vGPU.
         vgpu: VgpuId,
         /// From now on.
         params: VgpuParams,
@@ -185,7 +185,7 @@ pub enum Event {
     Configured(Config),
     /// The operator lets a vGPU out of quarantine, and forgets its strikes.
     Released {
-        /// Which.
+        /// The vGPU.
         vgpu: VgpuId,
     },
     /// The time that [`Scheduler::next_wakeup`](crate::Scheduler::next_wakeup) named has come.
@@ -202,9 +202,9 @@ pub enum Decision {
     /// it is that channel: take it off the card, tell the guest, and say [`Event::ChannelEnded`] and [`Event::Struck`]. Else
     /// say [`Event::Occupied`] or [`Event::Unoccupied`].
     Kill {
-        /// Whose.
+        /// The vGPU that it belongs to.
         vgpu: VgpuId,
-        /// Which channel.
+        /// The channel.
         channel: Channel,
         /// On which engine.
         engine: Engine,
@@ -215,14 +215,14 @@ pub enum Decision {
     },
     /// The vGPU has had its last strike: nothing of it is started until it is released. To be shown to the operator.
     Quarantined {
-        /// Which.
+        /// The vGPU.
         vgpu: VgpuId,
         /// When the timer releases it; `None` when only the operator does.
         until: Option<Nanos>,
     },
     /// The quarantine has ended. To be shown to the operator.
     Released {
-        /// Which.
+        /// The vGPU.
         vgpu: VgpuId,
     },
 }

@@ -21,7 +21,7 @@ const LASTS_S: u64 = 600;
 /// What one guest does.
 #[derive(Clone, Debug)]
 pub struct Load {
-    /// Which VM.
+    /// The VM.
     pub vm: usize,
     /// Words for `gpu-workloads`, without `--duration`.
     pub words: String,

@@ -30,7 +30,7 @@ pub struct Replayed {
 pub struct ReplayedUse {
     /// Its name, or its number if it came after the record began.
     pub vm: String,
-    /// Which engine.
+    /// The engine.
     pub engine: Engine,
     /// Time used, in ns.
     pub used_ns: u64,

@@ -21,7 +21,7 @@ const SEGMENTS_OF_A_VM: usize = 1024;
 /// A VM as segments know it.
 #[derive(Clone, Debug)]
 pub struct Party {
-    /// Which.
+    /// The VM.
     pub vm: VmId,
     /// The group in which the operator lets it share.
     pub group: Option<Arc<str>>,

@@ -25,7 +25,7 @@ pub(crate) enum Room {
     Free,
     /// More of the same vGPU, of which work of about `ahead` ns is in flight.
     Behind {
-        /// Which.
+        /// The vGPU.
         vgpu: VgpuId,
         /// In ns.
         ahead: u64,
