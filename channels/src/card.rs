@@ -134,7 +134,7 @@ pub(crate) fn working_for(host: &mut impl Host, unit: u32) -> Option<ChannelId> 
     pfifo::ENGINE_STATUS::BUSY.is_set(status).then_some(ChannelId(channel))
 }
 
-/// Whether a PBDMA has a channel.
+/// Returns whether a PBDMA has a channel.
 pub(crate) fn is_loaded(host: &mut impl Host, channel: ChannelId) -> bool {
     pfifo::CHANNEL_STATE::LOADED.is_set(state(host, channel))
 }

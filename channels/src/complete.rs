@@ -73,8 +73,8 @@ impl Channels {
         completions
     }
 
-    /// Whether the last call of [`Self::completed`] found a submission whose record says that it has ended, while an engine
-    /// works for its channel: it is to be called again, soon, without an interrupt.
+    /// Returns whether the last call of [`Self::completed`] found a submission whose record says that it has ended,
+    /// while an engine works for its channel: it is to be called again, soon, without an interrupt.
     #[must_use]
     pub fn is_deferred(&self) -> bool {
         self.deferred
@@ -123,8 +123,8 @@ impl Channels {
         bound.and_then(|bound| u32::try_from(bound.ring.records.len()).ok()).unwrap_or(0)
     }
 
-    /// Whether a channel of the shadow `directory` has work that is in flight or to be pulled. The card is asked only when
-    /// something is in flight. As for completions: a guest can make this false too early for itself.
+    /// Returns whether a channel of the shadow `directory` has work that is in flight or to be pulled. The card is
+    /// asked only when something is in flight. As for completions: a guest can make this false too early for itself.
     pub fn busy_directory(&self, host: &mut impl Host, directory: VramAddr) -> bool {
         let bounds = self.slots.iter().zip(0..).filter_map(|(slot, number)| match slot {
             Slot::Bound(bound) if bound.directory == directory => Some((bound, ChannelId(number))),
@@ -145,8 +145,9 @@ impl Channels {
     }
 }
 
-/// How many of the oldest records have ended for sure: those up to the newest whose semaphore was released. The card
-/// executes a channel's methods in their order, so those before it have ended, even if their own release was swallowed.
+/// Returns how many of the oldest records have ended for sure: those up to the newest whose semaphore was released. The
+/// card executes a channel's methods in their order, so those before it have ended, even if their own release was
+/// swallowed.
 fn released(host: &mut impl Host, layout: &Layout, physical: ChannelId, ring: &Ring) -> usize {
     let fetched = ring.fetched();
     let mut newest = ring.records.iter().take(fetched).enumerate().rev();
@@ -173,12 +174,12 @@ fn at_rest(host: &mut impl Host, physical: ChannelId, ring: &Ring) -> bool {
         && !is_worked_for(host, physical)
 }
 
-/// Whether an engine works for a channel.
+/// Returns whether an engine works for a channel.
 pub(crate) fn is_worked_for(host: &mut impl Host, physical: ChannelId) -> bool {
     (0..engine::COUNT).any(|unit| card::working_for(host, unit) == Some(physical))
 }
 
-/// Whether a channel with work in flight has moved since it was last looked at.
+/// Returns whether a channel with work in flight has moved since it was last looked at.
 fn moved(host: &mut impl Host, physical: ChannelId, ring: &mut Ring) -> bool {
     ring.observe(host.userd_read(physical, userd::GP_GET));
     let (before, get_before) = ring.seen;

@@ -283,7 +283,7 @@ impl Channels {
         Submitted { listed: u32::try_from(listed.len()).unwrap_or(u32::MAX), ignored, taken }
     }
 
-    /// Where the host's structures lie.
+    /// Returns where the host's structures lie.
     #[must_use]
     pub fn layout(&self) -> Layout {
         self.layout
@@ -333,7 +333,7 @@ impl Channels {
         self.bound(channel).map(|bound| (bound.vm, bound.channel))
     }
 
-    /// Whose instance block lies at a card address, and where the guest believes it to be: for MMU faults.
+    /// Returns whose instance block lies at a card address, and where the guest believes it to be: for MMU faults.
     #[must_use]
     pub fn by_instance(&self, address: VramAddr) -> Option<(VmId, VirtualChannelId, Place)> {
         let index = address.0.checked_sub(self.layout.instances.0)?.checked_div(INSTANCE_BYTES)?;
@@ -350,7 +350,8 @@ impl Channels {
         })
     }
 
-    /// Whether the card may use the shadow `directory`, for any channel, those included that it did not let go of.
+    /// Returns whether the card may use the shadow `directory`, for any channel, those included that it did not let go
+    /// of.
     #[must_use]
     pub fn uses_directory(&self, directory: VramAddr) -> bool {
         self.slots.iter().any(|slot| match slot {
@@ -514,7 +515,7 @@ impl Channels {
         waiting.into_iter().filter(|vm| !self.is_unlisting(host, *vm)).collect()
     }
 
-    /// Whether a channel that the VM has taken off its runlist is still to leave its engines.
+    /// Returns whether a channel that the VM has taken off its runlist is still to leave its engines.
     fn is_unlisting(&mut self, host: &mut impl Host, vm: VmId) -> bool {
         let Some(record) = self.vms.get_mut(&vm).filter(|record| !record.unlisted.is_empty()) else { return false };
         let at_work: Vec<ChannelId> = (0..engine::COUNT).filter_map(|unit| card::working_for(host, unit)).collect();

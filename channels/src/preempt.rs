@@ -115,8 +115,8 @@ impl Channels {
             .collect()
     }
 
-    /// Whether the channel is still to leave its engines. The caller asks again and again until it is not: nothing else
-    /// moves the preemptions that wait for the card.
+    /// Returns whether the channel is still to leave its engines. The caller asks again and again until it is not:
+    /// nothing else moves the preemptions that wait for the card.
     pub fn preempting(&mut self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId) -> bool {
         self.preemptions.advance(host);
         self.physical(vm, channel).is_some_and(|physical| self.preemptions.waiting.contains(&physical))

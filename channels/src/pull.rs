@@ -134,8 +134,8 @@ fn take(ring: &Ring, guest: &mut impl GuestRing, count: u32) -> (Vec<Entry>, Opt
     (entries, None)
 }
 
-/// How many of `wanted` entries from `va` on are read at once: not across a page, nor beyond `to_end`, the ring's end. At
-/// least 1, for a page holds a whole number of entries and the ring begins at one.
+/// Returns how many of `wanted` entries from `va` on are read at once: not across a page, nor beyond `to_end`, the
+/// ring's end. At least 1, for a page holds a whole number of entries and the ring begins at one.
 fn chunk(va: GpuVa, wanted: usize, to_end: usize) -> usize {
     let in_page = SMALL_PAGE.saturating_sub(va.0 % SMALL_PAGE).checked_div(ENTRY_BYTES as u64).unwrap_or(1);
     wanted.min(to_end).min(CHUNK).min(usize::try_from(in_page).unwrap_or(1)).max(1)

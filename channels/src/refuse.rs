@@ -26,7 +26,7 @@ impl Channels {
         }
     }
 
-    /// Where the instance block of a channel lies whose bind was refused: for the fault that its guest gets.
+    /// Returns where the instance block of a channel lies whose bind was refused: for the fault that its guest gets.
     #[must_use]
     pub fn refused(&self, vm: VmId, channel: VirtualChannelId) -> Option<Place> {
         self.vms.get(&vm)?.refused.get(&channel.0).map(|refused| refused.instance)
@@ -37,7 +37,7 @@ impl Channels {
         refused.map(|(channel, refused)| (VirtualChannelId(*channel), refused))
     }
 
-    /// Whether a doorbell of the channel is the first since its bind was refused.
+    /// Returns whether a doorbell of the channel is the first since its bind was refused.
     pub(crate) fn tell_refused(&mut self, vm: VmId, channel: VirtualChannelId) -> bool {
         let refused = self.vms.get_mut(&vm).and_then(|record| record.refused.get_mut(&channel.0));
         refused.is_some_and(|refused| !std::mem::replace(&mut refused.told, true))

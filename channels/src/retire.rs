@@ -32,8 +32,8 @@ impl Channels {
         kicked
     }
 
-    /// Whether a channel was retired and not unbound since. What is known of it then is of this binding, not of a later one
-    /// with the same number.
+    /// Returns whether a channel was retired and not unbound since. What is known of it then is of this binding, not of
+    /// a later one with the same number.
     #[must_use]
     pub fn is_retired(&self, vm: VmId, channel: VirtualChannelId) -> bool {
         self.physical(vm, channel)
@@ -41,7 +41,7 @@ impl Channels {
             .is_some_and(|bound| bound.permit == Permit::Ended)
     }
 
-    /// Whether the card holds on to a channel that was this VM's: what it reaches must not be given to anyone.
+    /// Returns whether the card holds on to a channel that was this VM's: what it reaches must not be given to anyone.
     #[must_use]
     pub fn has_stuck(&self, vm: VmId) -> bool {
         self.slots.iter().any(|slot| matches!(slot, crate::pool::Slot::Stuck { vm: owner, .. } if *owner == vm))

@@ -156,7 +156,7 @@ impl Ring {
         self.get
     }
 
-    /// Whether the card has fetched all that it was given, when it was last asked.
+    /// Returns whether the card has fetched all that it was given, when it was last asked.
     pub(crate) fn drained(&self) -> bool {
         self.get == self.started
     }

@@ -45,7 +45,7 @@ impl RunState {
     /// All states.
     pub const ALL: [Self; 4] = [Self::Free, Self::Stopped, Self::Running, Self::Stuck];
 
-    /// Whether a channel may go from `self` to `to`.
+    /// Returns whether a channel may go from `self` to `to`.
     #[must_use]
     pub const fn can_go(self, to: Self) -> bool {
         matches!(

@@ -43,9 +43,9 @@ impl Channels {
         Ok(Doorbell { vm, virtual_channel: channel, channel: physical, gp_put, serial, order })
     }
 
-    /// Which channel's USERD lies at a guest VRAM address, and the byte offset in it: for every trapped access to guest
-    /// VRAM, however the guest got there. Of channels with the same page the lowest that is bound answers, then the lowest
-    /// that was refused.
+    /// Returns which channel's USERD lies at a guest VRAM address, and the byte offset in it: for every trapped access
+    /// to guest VRAM, however the guest got there. Of channels with the same page the lowest that is bound answers,
+    /// then the lowest that was refused.
     #[must_use]
     pub fn userd_at(&self, vm: VmId, address: GuestVramAddr) -> Option<(VirtualChannelId, u64)> {
         let page = address.page();
@@ -85,9 +85,9 @@ impl Channels {
         }
     }
 
-    /// What the host would have saved of a channel in the guest's instance block: with these words there, a later bind
-    /// goes on where the channel was. Of a channel that is bound they are true once it was preempted and not enabled;
-    /// of one that was unbound they stay until it is bound or unbound again. `None` for others.
+    /// Returns what the host would have saved of a channel in the guest's instance block: with these words there, a
+    /// later bind goes on where the channel was. Of a channel that is bound they are true once it was preempted and not
+    /// enabled; of one that was unbound they stay until it is bound or unbound again. `None` for others.
     ///
     /// What the card has fetched counts as done: the rest of a range that it was in is lost.
     pub fn saved_words(&self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId) -> Option<SavedWords> {
@@ -103,8 +103,8 @@ impl Channels {
         Some([(ramfc::GP_GET, get), (ramfc::GP_FETCH, get), (ramfc::GP_PUT, ring.gp_put)])
     }
 
-    /// Whether a physical channel is to run, now or when its turn comes: its guest has enabled and listed it, and the host
-    /// does not pause its VM.
+    /// Returns whether a physical channel is to run, now or when its turn comes: its guest has enabled and listed it,
+    /// and the host does not pause its VM.
     #[must_use]
     pub fn wants(&self, physical: ChannelId) -> bool {
         self.hindrance(physical).is_none()
@@ -124,8 +124,8 @@ impl Channels {
         (!runs).then_some(Hindrance::Guest)
     }
 
-    /// Where a physical channel is. What the guest has told the card of it does not matter: work that an engine has begun
-    /// goes on when its channel is stopped, or taken out of the runlist.
+    /// Returns where a physical channel is. What the guest has told the card of it does not matter: work that an engine
+    /// has begun goes on when its channel is stopped, or taken out of the runlist.
     #[must_use]
     pub fn presence(&self, host: &mut impl Host, physical: ChannelId) -> Presence {
         if is_worked_for(host, physical) {
@@ -141,8 +141,8 @@ impl Channels {
         }
     }
 
-    /// Whether a physical channel waits for a semaphore and is on the card meanwhile: others that need the unit that takes
-    /// its methods may not have it.
+    /// Returns whether a physical channel waits for a semaphore and is on the card meanwhile: others that need the unit
+    /// that takes its methods may not have it.
     #[must_use]
     pub fn holds(&self, host: &mut impl Host, physical: ChannelId) -> bool {
         let both = pfifo::CHANNEL_STATE::ACQUIRE_PENDING.mask() | pfifo::CHANNEL_STATE::LOADED.mask();
@@ -155,20 +155,20 @@ impl Channels {
         card::working_for(host, unit)
     }
 
-    /// What of a physical channel moves while it gets on: the same for as long as it stands still.
+    /// Returns what of a physical channel moves while it gets on: the same for as long as it stands still.
     #[must_use]
     pub fn progress(&self, host: &mut impl Host, physical: ChannelId) -> u64 {
         let (entry, at) = (host.userd_read(physical, userd::GP_GET), host.userd_read(physical, userd::GET));
         u64::from(entry) << 32 | u64::from(at)
     }
 
-    /// Which of PGRAPH and the two copy engines a physical channel has a context for.
+    /// Returns which of PGRAPH and the two copy engines a physical channel has a context for.
     #[must_use]
     pub fn contexts(&self, physical: ChannelId) -> [bool; 3] {
         self.bound(physical).map_or([false; 3], |bound| bound.contexts.map(|context| context.is_some()))
     }
 
-    /// What the card says about a channel; all false when it is not bound.
+    /// Returns what the card says about a channel; all false when it is not bound.
     pub fn hardware_state(&self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId) -> HardwareState {
         use pfifo::CHANNEL_STATE;
         let physical = self.physical(vm, channel);

@@ -62,8 +62,9 @@ impl Layout {
         self.work.offset(u64::from(channel.0).wrapping_mul(WORK_BYTES))
     }
 
-    /// What the address space of a physical channel must map, before the channel is enabled and for as long as it is
-    /// bound: index of the small page from [`HOST_VA_BASE`] on, the page in VRAM, and whether the GPU may write there.
+    /// Returns what the address space of a physical channel must map, before the channel is enabled and for as long as
+    /// it is bound: index of the small page from [`HOST_VA_BASE`] on, the page in VRAM, and whether the GPU may write
+    /// there.
     #[must_use]
     pub fn work_pages(&self, channel: ChannelId) -> [(u32, VramAddr, bool); 4] {
         let first = u32::from(channel.0).wrapping_mul(PAGE_STRIDE);
@@ -117,7 +118,7 @@ pub(crate) fn record_push(channel: ChannelId, slot: usize, sequence: u32) -> [u8
     bytes
 }
 
-/// Where the card's GET stands once it has read a record's push buffer to the end.
+/// Returns where the card's GET stands once it has read a record's push buffer to the end.
 pub(crate) fn record_end(channel: ChannelId, slot: usize) -> u64 {
     work_va(channel).offset(push_offset(slot)).offset(PUSH_BYTES as u64).0
 }
@@ -129,7 +130,7 @@ pub(crate) fn record_at(channel: ChannelId, va: u64) -> Option<usize> {
     (slot < RECORDS && within % PUSH_STRIDE <= PUSH_BYTES as u64).then_some(slot)
 }
 
-/// What a semaphore holds: payload, and time in ns.
+/// Returns what a semaphore holds: payload, and time in ns.
 pub(crate) fn semaphore(bytes: &[u8; SEMAPHORE_BYTES]) -> (u32, u64) {
     let payload = bytes.first_chunk().map_or(0, |payload| u32::from_le_bytes(*payload));
     let time = bytes.get(SEMAPHORE_TIME..).and_then(<[u8]>::first_chunk).map_or(0, |time| u64::from_le_bytes(*time));

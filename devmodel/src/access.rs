@@ -12,7 +12,7 @@ pub struct Lane {
 }
 
 impl Lane {
-    /// Whether the whole dword is accessed.
+    /// Returns whether the whole dword is accessed.
     #[must_use]
     pub fn is_whole(self) -> bool {
         self.count == 4

@@ -121,7 +121,7 @@ pub trait Backend {
     /// The guest makes a channel runnable, or stops it.
     fn enable_channel(&mut self, channel: VirtualChannelId, enabled: bool);
 
-    /// What the channel does now.
+    /// Returns what the channel does now.
     fn channel_state(&mut self, channel: VirtualChannelId) -> ChannelState;
 
     /// The guest submits a runlist of `length` entries. Completion is reported by `VGpu::runlist_done`.
@@ -130,10 +130,10 @@ pub trait Backend {
     /// The guest begins to take a channel off its engines.
     fn preempt(&mut self, channel: VirtualChannelId);
 
-    /// Whether the channel is still to leave its engines since [`Self::preempt`].
+    /// Returns whether the channel is still to leave its engines since [`Self::preempt`].
     fn preempting(&mut self, channel: VirtualChannelId) -> bool;
 
-    /// What an engine does for this guest. `engine` is below `nvspec::fifo::engine::COUNT`.
+    /// Returns what an engine does for this guest. `engine` is below `nvspec::fifo::engine::COUNT`.
     fn engine_status(&mut self, engine: u32) -> EngineStatus;
 
     /// The guest stops (`true`) or allows scheduling on the engines whose bits are set, for its own channels.

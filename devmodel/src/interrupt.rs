@@ -62,13 +62,13 @@ impl Interrupts {
         self.armed = true;
     }
 
-    /// Whether the next rise of the line sends a message.
+    /// Returns whether the next rise of the line sends a message.
     #[must_use]
     pub fn armed(&self) -> bool {
         self.armed
     }
 
-    /// Whether the INTx level is asserted.
+    /// Returns whether the INTx level is asserted.
     #[must_use]
     pub fn intx(&self) -> bool {
         self.intx

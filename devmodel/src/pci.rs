@@ -109,7 +109,7 @@ pub struct PciEvents {
 }
 
 impl PciEvents {
-    /// Whether nothing changed.
+    /// Returns whether nothing changed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()

@@ -84,7 +84,7 @@ pub enum Target {
     Nothing,
 }
 
-/// What is at byte `offset` of BAR0.
+/// Returns what is at byte `offset` of BAR0.
 #[must_use]
 pub fn find(offset: u32) -> Target {
     if let Some((register, index)) = Register::decode(offset) {

@@ -74,7 +74,7 @@ impl Storage {
         }
     }
 
-    /// What a read of `reg` at byte `offset` gives.
+    /// Returns what a read of `reg` at byte `offset` gives.
     #[must_use]
     pub fn read(&self, reg: &RegInfo, offset: u32) -> u32 {
         if reg.access == Access::Wo { 0 } else { self.get(offset) }

@@ -74,7 +74,7 @@ impl VGpu {
         })
     }
 
-    /// What the vGPU was made from.
+    /// Returns what the vGPU was made from.
     #[must_use]
     pub fn config(&self) -> &VGpuConfig {
         &self.config

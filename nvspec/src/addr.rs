@@ -87,7 +87,7 @@ impl Target {
         }
     }
 
-    /// Whether it is host memory.
+    /// Returns whether it is host memory.
     #[must_use]
     pub const fn is_system(self) -> bool {
         matches!(self, Self::SysCoherent | Self::SysNonCoherent)

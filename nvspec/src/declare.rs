@@ -29,7 +29,7 @@ impl Field {
         (register & self.mask()) >> self.lo
     }
 
-    /// Whether any bit of the field is set.
+    /// Returns whether any bit of the field is set.
     #[must_use]
     pub const fn is_set(self, register: u32) -> bool {
         register & self.mask() != 0

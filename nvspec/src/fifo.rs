@@ -68,7 +68,7 @@ impl GpEntry {
         self.address_dwords() << 2
     }
 
-    /// What a control entry does, as [`gp_opcode`] numbers it: address bits 39:32.
+    /// Returns what a control entry does, as [`gp_opcode`] numbers it: address bits 39:32.
     #[must_use]
     pub const fn opcode(self) -> u64 {
         self.address_dwords() >> 30
@@ -153,7 +153,7 @@ impl MethodHeader {
         (self.method_dwords() as u32) << 2
     }
 
-    /// What the opcode means.
+    /// Returns what the opcode means.
     #[must_use]
     pub const fn op(self) -> HeaderOp {
         match self.opcode() {

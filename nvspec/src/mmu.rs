@@ -139,7 +139,7 @@ impl PteAperture {
         self as u8
     }
 
-    /// Whether it is host memory.
+    /// Returns whether it is host memory.
     #[must_use]
     pub const fn is_system(self) -> bool {
         matches!(self, Self::SysCoherent | Self::SysNonCoherent)

@@ -50,7 +50,7 @@ impl Histogram {
         self.max = self.max.max(ns);
     }
 
-    /// How many durations were counted.
+    /// Returns how many durations were counted.
     #[must_use]
     pub const fn count(&self) -> u64 {
         self.count
@@ -62,7 +62,7 @@ impl Histogram {
         self.sum
     }
 
-    /// How many durations were at most `ns`. One that is less than that by up to an eighth may be missing.
+    /// Returns how many durations were at most `ns`. One that is less than that by up to an eighth may be missing.
     #[must_use]
     pub fn at_most(&self, ns: u64) -> u64 {
         self.counts.iter().enumerate().take_while(|(index, _)| upper(*index) <= ns).map(|(_, count)| count).sum()

@@ -96,7 +96,7 @@ impl EngineState {
         self.aside.iter()
     }
 
-    /// What the engine works on, and since when.
+    /// Returns what the engine works on, and since when.
     pub(crate) fn running(&self) -> Option<(&Flight, Nanos)> {
         let first = self.flights.front()?;
         Some((first, first.began.unwrap_or(first.started.max(self.last_end))))

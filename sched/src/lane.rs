@@ -48,19 +48,19 @@ impl Member {
         Self { params, queue: VecDeque::new(), in_flight: 0, last_seen: None, expected: UNKNOWN_NS, held, bucket }
     }
 
-    /// Whether something of it may start.
+    /// Returns whether something of it may start.
     pub(crate) fn ready(&self) -> bool {
         !self.queue.is_empty()
             && !self.held
             && (self.params.cap_permille == PERMILLE || self.bucket.level >= self.ahead())
     }
 
-    /// What it has in flight is expected to take from the bucket.
+    /// Returns what it has in flight is expected to take from the bucket.
     fn ahead(&self) -> i128 {
         i128::from(self.expected) * i128::from(self.in_flight) * i128::from(PERMILLE)
     }
 
-    /// Whether it has work, or had some within `ns`.
+    /// Returns whether it has work, or had some within `ns`.
     pub(crate) fn active(&self, now: Nanos, ns: u64) -> bool {
         !self.held
             && (!self.queue.is_empty()
@@ -88,7 +88,7 @@ impl Bucket {
         self.level -= i128::from(used) * i128::from(PERMILLE);
     }
 
-    /// When it is not below zero any more.
+    /// Returns when it is not below zero any more.
     fn opens(&self, cap_permille: u32) -> Nanos {
         let missing = (-self.level).max(0).div_euclid(i128::from(cap_permille.max(1))) + 1;
         self.at.after(u64::try_from(missing).unwrap_or(u64::MAX))
@@ -215,12 +215,12 @@ impl Lane {
         dropped
     }
 
-    /// Whether the policy is the one of the settings.
+    /// Returns whether the policy is the one of the settings.
     pub(crate) fn is_of(&self, config: &Config) -> bool {
         self.policy.kind() == config.policy
     }
 
-    /// What waits, in the order of its vGPUs.
+    /// Returns what waits, in the order of its vGPUs.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = (VgpuId, &Queued)> {
         self.members.iter().flat_map(|(vgpu, member)| member.queue.iter().map(|queued| (*vgpu, queued)))
     }
@@ -299,7 +299,7 @@ impl Lane {
         [self.policy.wakeup(), self.opens].into_iter().flatten().min()
     }
 
-    /// What the policy thinks of a vGPU.
+    /// Returns what the policy thinks of a vGPU.
     pub(crate) fn standing(&self, vgpu: VgpuId) -> policy::Standing {
         self.policy.standing(vgpu)
     }

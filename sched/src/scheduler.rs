@@ -58,7 +58,7 @@ impl Scheduler {
         Ok(Self { config, vgpus: BTreeMap::new(), engines, lanes, order: 0, ignored: 0, now })
     }
 
-    /// Whether what was read as a scheduler can be one.
+    /// Returns whether what was read as a scheduler can be one.
     pub(crate) fn is_whole(&self) -> bool {
         let lanes = lane_count(&self.config);
         self.config.check().is_ok()
@@ -104,8 +104,8 @@ impl Scheduler {
         self.start_what_may(decisions);
     }
 
-    /// When an [`Event::Tick`] is wanted, if no other event comes before. `None` while nothing is queued or in flight, unless
-    /// a quarantine is to end.
+    /// Returns when an [`Event::Tick`] is wanted, if no other event comes before. `None` while nothing is queued or in
+    /// flight, unless a quarantine is to end.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let lanes = self.lanes.iter().filter_map(Lane::wakeup);
@@ -128,13 +128,13 @@ impl Scheduler {
         self.vgpus.keys().copied()
     }
 
-    /// What a vGPU may have.
+    /// Returns what a vGPU may have.
     #[must_use]
     pub fn params(&self, vgpu: VgpuId) -> Option<&VgpuParams> {
         self.vgpus.get(&vgpu).map(|vgpu| &vgpu.params)
     }
 
-    /// What a vGPU has submitted to an engine, and used of it.
+    /// Returns what a vGPU has submitted to an engine, and used of it.
     #[must_use]
     pub fn account(&self, vgpu: VgpuId, engine: Engine) -> Option<&Account> {
         self.vgpus.get(&vgpu).map(|vgpu| &vgpu.accounts[engine.index()])
@@ -152,7 +152,7 @@ impl Scheduler {
         self.vgpus.get(&vgpu).map(|vgpu| (vgpu.strikes, vgpu.quarantine))
     }
 
-    /// What the policy thinks of a vGPU on an engine.
+    /// Returns what the policy thinks of a vGPU on an engine.
     #[must_use]
     pub fn standing(&self, vgpu: VgpuId, engine: Engine) -> Standing {
         self.lanes[self.lane_of(engine)].standing(vgpu)
@@ -182,7 +182,7 @@ impl Scheduler {
         self.lanes.iter().map(Lane::queued).sum()
     }
 
-    /// What waits for its turn, then what is on the card.
+    /// Returns what waits for its turn, then what is on the card.
     pub(crate) fn pending(&self) -> impl Iterator<Item = (VgpuId, Channel, Engine, Ticket)> {
         let queued = self.lanes.iter().flat_map(Lane::waiting);
         let queued = queued.map(|(vgpu, queued)| (vgpu, queued.channel, queued.engine, queued.ticket));
@@ -305,8 +305,8 @@ impl Scheduler {
         true
     }
 
-    /// What the card says is right: the submission that has the engine is the one that runs, wherever it was booked. What
-    /// was taken to run has not had the engine.
+    /// Returns what the card says is right: the submission that has the engine is the one that runs, wherever it was
+    /// booked. What was taken to run has not had the engine.
     fn occupied(&mut self, engine: Engine, vgpu: VgpuId, channel: Channel) -> bool {
         let of = |flight: &Flight| (flight.vgpu, flight.channel) == (vgpu, channel);
         if self.engines[engine.index()].bring_forward(of) {
@@ -509,7 +509,7 @@ impl Scheduler {
         }
     }
 
-    /// When what an engine works on has run for as long as it may.
+    /// Returns when what an engine works on has run for as long as it may.
     fn deadline(&self, engine: &EngineState) -> Option<Nanos> {
         let (flight, since) = engine.running().filter(|(flight, _)| !flight.killed)?;
         Some(since.after(self.vgpus.get(&flight.vgpu)?.params.max_run_ns?))

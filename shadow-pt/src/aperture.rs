@@ -110,7 +110,7 @@ impl ApertureTlb {
         self.space(guest).ok().map(|space| space.directory)
     }
 
-    /// What lies at byte `offset` of the aperture.
+    /// Returns what lies at byte `offset` of the aperture.
     ///
     /// # Errors
     /// As the hardware would fault. Failures are not cached.
@@ -212,7 +212,7 @@ impl Block {
         fill(table(pde.small_target(), pde.small_address()), small, self.small.as_flattened_mut());
     }
 
-    /// What lies behind a page of the 2 MiB.
+    /// Returns what lies behind a page of the 2 MiB.
     fn page(&self, number: u64) -> Option<Place> {
         let at = usize::try_from(number % BLOCK_PAGES).ok()?;
         let entry =

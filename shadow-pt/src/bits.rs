@@ -30,7 +30,7 @@ pub(crate) fn members512(set: &Set512) -> impl Iterator<Item = u32> {
     (0u32..).zip(*set).flat_map(|(word, set)| members(set).map(move |index| word.wrapping_mul(u64::BITS) | index))
 }
 
-/// Whether `index` is in the set.
+/// Returns whether `index` is in the set.
 pub(crate) fn has(set: &Set512, index: u32) -> bool {
     set.get((index >> 6) as usize).is_some_and(|word| word & bit(index & 63) != 0)
 }

@@ -33,7 +33,7 @@ pub enum HostPage {
 }
 
 impl HostPage {
-    /// Which of a space's tables it is in, and its place there.
+    /// Returns which of a space's tables it is in, and its place there.
     pub(crate) fn split(self) -> Option<(Area, u32)> {
         let (area, index) = match self {
             Self::Own(index) => (Area::Own, index),

@@ -19,7 +19,7 @@ pub enum GuestRange {
 }
 
 impl GuestRange {
-    /// Whether it is RAM, the first byte, bytes.
+    /// Returns whether it is RAM, the first byte, bytes.
     pub(crate) const fn parts(self) -> (bool, u64, u64) {
         match self {
             Self::Vram(start, len) => (false, start.0, len),

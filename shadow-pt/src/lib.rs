@@ -106,8 +106,9 @@ pub enum Frame {
 
 /// Grants frames: what the VM owns, and where it lies for the card now.
 pub trait Frames {
-    /// Where the `len` bytes of guest VRAM at `address` lie: all of them the VM's, in one piece, on one side. `len` is
-    /// 4 KiB or 128 KiB. A large page that is not in one piece, or not aligned for the card, is asked for by 4 KiB.
+    /// Returns where the `len` bytes of guest VRAM at `address` lie: all of them the VM's, in one piece, on one side.
+    /// `len` is 4 KiB or 128 KiB. A large page that is not in one piece, or not aligned for the card, is asked for by 4
+    /// KiB.
     fn vram(&self, address: GuestVramAddr, len: u64) -> Option<Frame>;
 
     /// The I/O address of the `len` bytes of guest RAM at `address`: all of them registered (for writing, if `write`), in

@@ -132,7 +132,7 @@ impl Mirror {
         self.unreadable != 0
     }
 
-    /// Whether nothing of it could be read.
+    /// Returns whether nothing of it could be read.
     pub(crate) fn is_lost(&self) -> bool {
         self.unreadable == self.all()
     }
@@ -197,7 +197,7 @@ impl Mirror {
         }
     }
 
-    /// Whether the card has, or is to have, exactly that.
+    /// Returns whether the card has, or is to have, exactly that.
     pub(crate) fn is(&self, index: usize, shadow: &Shadow) -> bool {
         match (shadow, self.splits.get(&index)) {
             (Shadow::Entry(entry), None) => *entry == self.entry(index),

@@ -147,7 +147,7 @@ impl PageIndex {
         (self.blocks.len() as u64) << BLOCK_PAGES_SHIFT
     }
 
-    /// Whether the page holds a table and not all of its users know that it has changed.
+    /// Returns whether the page holds a table and not all of its users know that it has changed.
     pub(crate) fn news(&self, frame: u32) -> bool {
         self.block(frame).is_some_and(|(block, page)| bits::has(&block.tables, page) && !bits::has(&block.marked, page))
     }
@@ -238,7 +238,7 @@ impl PageIndex {
         }
     }
 
-    /// How many entries make a page writable: large ones, small ones. For tests.
+    /// Returns how many entries make a page writable: large ones, small ones. For tests.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn counts(&self, frame: u32) -> (u32, u32) {
         self.block(frame).map_or((0, 0), |(block, page)| (block.large(page), block.small(page)))

@@ -51,13 +51,13 @@ pub struct Denials {
 }
 
 impl Denials {
-    /// How many for one reason.
+    /// Returns how many for one reason.
     #[must_use]
     pub fn of(&self, reason: Denial) -> u64 {
         self.counts.get(reason as usize).copied().unwrap_or(0)
     }
 
-    /// How many in all.
+    /// Returns how many in all.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
@@ -105,7 +105,7 @@ pub struct SyncReport {
 }
 
 impl SyncReport {
-    /// Whether anything was written: the card's TLBs must be flushed before anything relies on it.
+    /// Returns whether anything was written: the card's TLBs must be flushed before anything relies on it.
     #[must_use]
     pub const fn changed(&self) -> bool {
         self.entries_written != 0

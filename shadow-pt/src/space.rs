@@ -579,7 +579,7 @@ fn made(references: &BTreeMap<TableKey, Reference>, key: &TableKey) -> Option<u3
     }
 }
 
-/// Whether a table that `old` names is not reached by `new`, or another is.
+/// Returns whether a table that `old` names is not reached by `new`, or another is.
 fn loses_pde(old: u64, new: u64) -> bool {
     let (old, new) = (Pde::from(old), Pde::from(new));
     let large = (old.large_target(), old.large_frame()) != (new.large_target(), new.large_frame());

@@ -75,7 +75,7 @@ impl AddressSpaces {
         Self { mode, spaces: Vec::new(), generations: 0, shared }
     }
 
-    /// How much a flush does.
+    /// Returns how much a flush does.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.mode
@@ -119,13 +119,13 @@ impl AddressSpaces {
         self.each().map(|(id, _)| id)
     }
 
-    /// Where the shadow directory lies on the card: for instance blocks and for flushing the card's TLBs.
+    /// Returns where the shadow directory lies on the card: for instance blocks and for flushing the card's TLBs.
     #[must_use]
     pub fn directory(&self, id: SpaceId) -> Option<VramAddr> {
         self.space(id).map(|space| space.directory.card)
     }
 
-    /// Where the guest's directory lies.
+    /// Returns where the guest's directory lies.
     #[must_use]
     pub fn guest_directory(&self, id: SpaceId) -> Option<Place> {
         self.space(id).map(|space| space.directory.place)
@@ -314,7 +314,7 @@ impl AddressSpaces {
         })
     }
 
-    /// Whether an entry of any space may name a byte of the range: never `false` when one does.
+    /// Returns whether an entry of any space may name a byte of the range: never `false` when one does.
     #[must_use]
     pub fn names(&self, range: GuestRange) -> bool {
         !self.shared.reverse.pieces(range).is_empty()
@@ -335,8 +335,8 @@ impl AddressSpaces {
         shared.rooms = shared.rooms.wrapping_add(1);
     }
 
-    /// Where a GPU virtual address leads by what the shadow maps now, in the guest's terms. `None` where nothing is mapped,
-    /// and for the mediator's own pages.
+    /// Returns where a GPU virtual address leads by what the shadow maps now, in the guest's terms. `None` where
+    /// nothing is mapped, and for the mediator's own pages.
     #[must_use]
     pub fn resolve(&self, id: SpaceId, va: GpuVa) -> Option<Mapping> {
         let space = self.space(id)?;

@@ -286,7 +286,7 @@ impl Splits {
         }
     }
 
-    /// Whether there are any tables.
+    /// Returns whether there are any tables.
     pub(crate) fn is_empty(&self) -> bool {
         self.made.is_empty()
     }

@@ -95,7 +95,7 @@ impl Table {
         Self { key, space, mirror, absent, recheck: 0, queued: false, ram: 0, barred: false }
     }
 
-    /// Whether there is something to do at the next [`crate::AddressSpaces::prepare`].
+    /// Returns whether there is something to do at the next [`crate::AddressSpaces::prepare`].
     pub(crate) fn is_pending(&self) -> bool {
         (self.mirror.pending() | self.recheck) != 0
     }
@@ -182,7 +182,7 @@ impl Table {
         }
     }
 
-    /// What the guest entry `raw` becomes, as far as there is room for it.
+    /// Returns what the guest entry `raw` becomes, as far as there is room for it.
     fn shadow(&self, index: usize, raw: u64, frames: &impl Frames, books: &Books<'_>) -> Result<Shadow, Denial> {
         let shadow = translate(raw, self.key.size, frames)?;
         let room = *books.splits_left > 0 || self.mirror.splits.contains_key(&index);
@@ -281,7 +281,7 @@ impl Table {
     }
 }
 
-/// Whether an entry maps RAM for the card.
+/// Returns whether an entry maps RAM for the card.
 fn is_ram(named: Option<Named>, shadow: u64) -> bool {
     shadow != 0 && named.is_some_and(|named| named.system)
 }
@@ -292,7 +292,7 @@ fn exposes(named: Option<Named>, shadow: u64) -> Option<u32> {
     Some(named.frame)
 }
 
-/// Whether a guest entry names a byte in `range`.
+/// Returns whether a guest entry names a byte in `range`.
 fn names(raw: u64, size: PageSize, range: GuestRange) -> bool {
     let (system, start, len) = range.parts();
     let Some(named) = named(raw, size) else { return false };
@@ -340,7 +340,7 @@ impl Tables {
         (0u32..).zip(&mut self.list).filter_map(|(number, table)| Some((number, table.as_deref_mut()?)))
     }
 
-    /// How many there are.
+    /// Returns how many there are.
     pub(crate) fn count(&self) -> usize {
         self.list.len().saturating_sub(self.free.len())
     }

@@ -47,7 +47,7 @@ pub(crate) enum Shadow {
 }
 
 impl Shadow {
-    /// What the card has in its place.
+    /// Returns what the card has in its place.
     pub(crate) const fn entry(&self) -> u64 {
         match self {
             Self::Entry(entry) => *entry,
@@ -148,7 +148,7 @@ pub(crate) struct Named {
     pub(crate) frame: u32,
 }
 
-/// What the guest entry `raw` names. `None` for one that [`translate`] makes 0, or denies whatever is granted.
+/// Returns what the guest entry `raw` names. `None` for one that [`translate`] makes 0, or denies whatever is granted.
 pub(crate) fn named(raw: u64, size: PageSize) -> Option<Named> {
     let guest = Pte::from(raw);
     let possible = guest.valid()
@@ -158,7 +158,7 @@ pub(crate) fn named(raw: u64, size: PageSize) -> Option<Named> {
     possible.then(|| Named { system: guest.aperture().is_system(), frame: guest.frame() })
 }
 
-/// Whether something that was possible by `old` is not by `new`, or reaches another frame.
+/// Returns whether something that was possible by `old` is not by `new`, or reaches another frame.
 pub(crate) fn loses(old: u64, new: u64) -> bool {
     let (old, new) = (Pte::from(old), Pte::from(new));
     let same_frame = || {

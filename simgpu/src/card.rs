@@ -167,7 +167,7 @@ impl SimGpu {
         self.shared.gpu.lock().cx.faults.clear();
     }
 
-    /// What the card has done so far.
+    /// Returns what the card has done so far.
     #[must_use]
     pub fn counters(&self) -> Counters {
         let gpu = self.shared.gpu.lock();
@@ -187,7 +187,7 @@ impl SimGpu {
         self.shared.gpu.lock().cx.undeclared.offsets()
     }
 
-    /// Whether the card drives its interrupt line.
+    /// Returns whether the card drives its interrupt line.
     #[must_use]
     pub fn interrupt_level(&self) -> bool {
         self.shared.gpu.lock().line.level()

@@ -146,12 +146,12 @@ impl Clock {
         }
     }
 
-    /// What PTIMER shows at card time `at`.
+    /// Returns what PTIMER shows at card time `at`.
     pub(crate) fn timer_at(&self, at: CardNs) -> u64 {
         at.wrapping_add(self.timer_offset) & !(TIMER_STEP_NS - 1)
     }
 
-    /// What PTIMER shows.
+    /// Returns what PTIMER shows.
     pub(crate) fn timer(&self) -> u64 {
         self.timer_at(self.now())
     }
@@ -168,12 +168,12 @@ impl Clock {
         self.alarm = Some(now.saturating_add(u64::from(ahead)));
     }
 
-    /// When the alarm fires, in card time.
+    /// Returns when the alarm fires, in card time.
     pub(crate) fn alarm(&self) -> Option<CardNs> {
         self.alarm
     }
 
-    /// Whether the alarm has fired since; it does so once.
+    /// Returns whether the alarm has fired since; it does so once.
     pub(crate) fn take_alarm(&mut self) -> bool {
         let due = self.alarm.is_some_and(|at| self.now() >= at);
         if due {

@@ -100,7 +100,7 @@ impl Faults {
         self.strike(engine, |kind| kind != FaultKind::DropInterrupt)
     }
 
-    /// Whether the interrupt that is about to be raised is lost.
+    /// Returns whether the interrupt that is about to be raised is lost.
     pub(crate) fn drops_interrupt(&mut self, engine: EngineId) -> bool {
         !self.strike(engine, |kind| kind == FaultKind::DropInterrupt).is_empty()
     }

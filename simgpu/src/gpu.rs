@@ -264,7 +264,7 @@ impl Gpu {
         self.update_line();
     }
 
-    /// What happens on its own: alarms, and a little of the channels' work.
+    /// Returns what happens on its own: alarms, and a little of the channels' work.
     pub(crate) fn step(&mut self) -> Progress {
         ptimer::step(&mut self.cx);
         let mut progress = self.fifo.step(&mut self.cx);
@@ -385,12 +385,12 @@ impl Gpu {
     }
 }
 
-/// Whether `offset` lies in a range of plain state registers.
+/// Returns whether `offset` lies in a range of plain state registers.
 fn is_state(offset: u32) -> bool {
     STATE_RANGES.iter().any(|(_, first, end)| (*first..*end).contains(&offset))
 }
 
-/// Whether a write to the register may let channels run, or set an alarm.
+/// Returns whether a write to the register may let channels run, or set an alarm.
 pub(crate) const fn concerns_scheduler(offset: u32) -> bool {
     matches!(
         offset,

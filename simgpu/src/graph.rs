@@ -167,7 +167,7 @@ fn instance(register: u32) -> (Target, u64) {
     (Target::Vram, u64::from(COMMAND_DATA::ADDRESS.get(register)) << 12)
 }
 
-/// What the register with the current context reads.
+/// Returns what the register with the current context reads.
 pub(crate) fn current(fifo: &Fifo) -> u32 {
     fifo.slots[EngineId::Graph.index()].resident.map_or(0, |resident| {
         fecs::CURRENT::VALID.of(1) | fecs::CURRENT::ADDRESS.of((resident.instance.1 >> 12) as u32)

@@ -59,7 +59,7 @@ impl Storage {
         }
     }
 
-    /// What a CPU read of a register without behaviour returns.
+    /// Returns what a CPU read of a register without behaviour returns.
     pub(crate) fn read(&self, info: &RegInfo, offset: u32) -> u32 {
         match info.access {
             Access::Wo => 0,

@@ -139,7 +139,7 @@ impl Client {
         &self.stream
     }
 
-    /// How long to wait for a reply; `None`, the default, for ever.
+    /// Sets how long to wait for a reply; `None`, the default, for ever.
     pub fn set_timeout(&self, timeout: Option<Duration>) -> Result<()> {
         Ok(self.stream.set_read_timeout(timeout)?)
     }

@@ -123,7 +123,7 @@ pub(crate) fn add_len(count: &AtomicU64, n: usize) {
     count.fetch_add(u64::try_from(n).unwrap_or(u64::MAX), Relaxed);
 }
 
-/// Whether the fault number `count` of a client belongs in the log: the first ones do, and then ever fewer.
+/// Returns whether the fault number `count` of a client belongs in the log: the first ones do, and then ever fewer.
 pub fn worth_logging(count: u64) -> bool {
     count <= 16 || count.is_power_of_two()
 }

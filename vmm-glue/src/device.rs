@@ -74,17 +74,17 @@ impl RegionInfo {
         self.size
     }
 
-    /// Whether clients may read.
+    /// Returns whether clients may read.
     pub const fn readable(&self) -> bool {
         self.readable
     }
 
-    /// Whether clients may write.
+    /// Returns whether clients may write.
     pub const fn writable(&self) -> bool {
         self.writable
     }
 
-    /// What clients may map.
+    /// Returns what clients may map.
     pub const fn mappable(&self) -> Option<&Mappable> {
         self.mappable.as_ref()
     }

@@ -171,7 +171,7 @@ impl DmaClient {
         Self { shared: Arc::default(), wake, counters }
     }
 
-    /// Whether a client is connected that answers requests. QEMU does, cloud-hypervisor does not.
+    /// Returns whether a client is connected that answers requests. QEMU does, cloud-hypervisor does not.
     pub fn is_available(&self) -> bool {
         self.shared.lock().max_transfer != 0
     }

@@ -132,7 +132,7 @@ impl Interrupts {
         Self { counts, state: Mutex::new(State { lines, ..State::default() }) }
     }
 
-    /// How many interrupts of each type there are.
+    /// Returns how many interrupts of each type there are.
     pub fn counts(&self) -> IrqCounts {
         self.counts
     }
@@ -165,17 +165,17 @@ impl Interrupts {
         state.raise_intx();
     }
 
-    /// How many MSI vectors have a descriptor: 0 while the client has MSI off.
+    /// Returns how many MSI vectors have a descriptor: 0 while the client has MSI off.
     pub fn msi_attached(&self) -> usize {
         self.attached(MSI)
     }
 
-    /// How many MSI-X vectors have a descriptor.
+    /// Returns how many MSI-X vectors have a descriptor.
     pub fn msix_attached(&self) -> usize {
         self.attached(MSIX)
     }
 
-    /// Whether the client takes INTx.
+    /// Returns whether the client takes INTx.
     pub fn intx_attached(&self) -> bool {
         self.attached(INTX) != 0
     }

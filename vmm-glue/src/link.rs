@@ -58,7 +58,7 @@ impl StopHandle {
         self.0.0.wake();
     }
 
-    /// Whether [`Self::stop`] was called.
+    /// Returns whether [`Self::stop`] was called.
     pub fn is_stopped(&self) -> bool {
         self.0.1.load(Ordering::Acquire)
     }
@@ -127,7 +127,7 @@ impl Link {
         &self.0.dma
     }
 
-    /// What the server has done.
+    /// Returns what the server has done.
     pub fn counters(&self) -> &Arc<Counters> {
         &self.0.counters
     }
@@ -191,7 +191,7 @@ impl Link {
         self.memory().remove(gpa)
     }
 
-    /// Whether the server has been asked to end the connection, and has not done so.
+    /// Returns whether the server has been asked to end the connection, and has not done so.
     pub fn is_disconnecting(&self) -> bool {
         self.0.disconnect.load(Ordering::Acquire)
     }

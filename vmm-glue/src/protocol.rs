@@ -126,17 +126,17 @@ impl Header {
         Command(self.command)
     }
 
-    /// Whether this is a reply.
+    /// Returns whether this is a reply.
     pub const fn is_reply(&self) -> bool {
         self.flags & FLAG_TYPE_MASK == FLAG_TYPE_REPLY
     }
 
-    /// Whether this is a request.
+    /// Returns whether this is a request.
     pub const fn is_request(&self) -> bool {
         self.flags & FLAG_TYPE_MASK == FLAG_TYPE_COMMAND
     }
 
-    /// Whether the sender wants no reply.
+    /// Returns whether the sender wants no reply.
     pub const fn no_reply(&self) -> bool {
         self.flags & FLAG_NO_REPLY != 0
     }

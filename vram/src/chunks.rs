@@ -151,7 +151,7 @@ impl ChunkTable {
         1 << self.shift
     }
 
-    /// Where a chunk begins on the card.
+    /// Returns where a chunk begins on the card.
     #[must_use]
     pub fn address(&self, chunk: ChunkId) -> CardAddr {
         CardAddr(u64::from(chunk.0) << self.shift)
@@ -164,7 +164,7 @@ impl ChunkTable {
         (index < self.card.limit()).then_some(ChunkId(index))
     }
 
-    /// What a chunk is used for.
+    /// Returns what a chunk is used for.
     #[must_use]
     pub fn state(&self, chunk: ChunkId) -> ChunkState {
         self.card.state(chunk.0)
@@ -198,7 +198,7 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// What a VM may have; `None` without such a VM.
+    /// Returns what a VM may have; `None` without such a VM.
     #[must_use]
     pub fn limits(&self, vm: VmId) -> Option<Limits> {
         self.vms.get(&vm).map(VmMap::limits)
@@ -361,7 +361,7 @@ impl ChunkTable {
         self.card.room().saturating_sub(self.promised + self.left_aside() + self.left_reserve())
     }
 
-    /// What keeps a VM from one more chunk in a memory.
+    /// Returns what keeps a VM from one more chunk in a memory.
     fn limit_of(&self, map: &VmMap, tier: Tier) -> Option<Limit> {
         let limits = map.limits();
         match tier {
@@ -377,8 +377,8 @@ impl ChunkTable {
         }
     }
 
-    /// Whether a VM may have `limits` whose guest has `advertised` chunks, and that has `used` and is `owed` so many
-    /// chunks of the card.
+    /// Checks that a VM may have `limits` whose guest has `advertised` chunks, and that has `used` and is `owed` so
+    /// many chunks of the card.
     fn check_limits(&self, vm: VmId, limits: Limits, advertised: u32, used: u32, owed: u32) -> Result<(), Error> {
         let Limits { quota, guarantee, swap_cap: _, weight, on_full: _ } = limits;
         if guarantee > quota {
@@ -425,7 +425,7 @@ impl ChunkTable {
         }
     }
 
-    /// Where a piece of memory begins.
+    /// Returns where a piece of memory begins.
     fn place_of(&self, spot: Spot) -> Place {
         match spot {
             Spot::Card(chunk) => Place::Card(CardAddr(u64::from(chunk) << self.shift)),
@@ -441,7 +441,7 @@ impl ChunkTable {
         }
     }
 
-    /// Where guest `address` lies if its guest chunk lies at `spot`.
+    /// Returns where guest `address` lies if its guest chunk lies at `spot`.
     fn within(&self, spot: Spot, address: GuestAddr) -> Place {
         let offset = address.0 & (self.chunk_bytes() - 1);
         match self.place_of(spot) {

@@ -147,7 +147,7 @@ impl Quanta {
         }
     }
 
-    /// What the operator has set.
+    /// Returns what the operator has set.
     #[must_use]
     pub fn config(&self) -> &QuantaConfig {
         &self.config
@@ -159,7 +159,7 @@ impl Quanta {
         self.config = config;
     }
 
-    /// Whose turn it is, when VMs take turns.
+    /// Returns whose turn it is, when VMs take turns.
     #[must_use]
     pub fn turn(&self) -> Option<&Turn> {
         self.turn.as_ref().map(|(turn, _)| turn)
@@ -203,19 +203,20 @@ impl Quanta {
         self.idle = idle;
     }
 
-    /// Whether what goes over the bus may decide soon whether VMs take turns.
+    /// Returns whether what goes over the bus may decide soon whether VMs take turns.
     #[must_use]
     pub fn watches(&self) -> bool {
         self.config.mode == Mode::Auto && self.turn.is_none()
     }
 
-    /// Whether what goes over the bus decides now whether VMs take turns: they do not yet, and do not fit together.
+    /// Returns whether what goes over the bus decides now whether VMs take turns: they do not yet, and do not fit
+    /// together.
     #[must_use]
     pub fn detects(&self) -> bool {
         self.watches() && self.sets.len() > 1 && !self.fits(0)
     }
 
-    /// Whether the next decision needs to know how fast memory is copied, and nobody has copied any yet.
+    /// Returns whether the next decision needs to know how fast memory is copied, and nobody has copied any yet.
     #[must_use]
     pub fn wants_bandwidth(&self) -> bool {
         let bytes = self.traffic.iter().any(|&(_, bytes)| bytes > 0);
@@ -230,7 +231,7 @@ impl Quanta {
         self.turn = Some((Turn { quantum_ns, ..turn }, since.or(Some(now_ns))));
     }
 
-    /// What changes now, if anything does. To be asked often compared with a quantum.
+    /// Returns what changes now, if anything does. To be asked often compared with a quantum.
     pub fn tick(&mut self, now_ns: u64) -> Option<Change> {
         self.expire(now_ns);
         if self.turn.is_some() { self.go_on(now_ns) } else { self.begin() }
@@ -316,8 +317,8 @@ impl Quanta {
         quantum.clamp(self.config.min_ns, self.config.max_ns.max(self.config.min_ns))
     }
 
-    /// How long memory is copied when the turn changes: no more of a working set has to come than does not fit, and as much
-    /// goes.
+    /// Returns how long memory is copied when the turn changes: no more of a working set has to come than does not fit,
+    /// and as much goes.
     fn change_ns(&self, members: &[VmId]) -> u64 {
         let largest = members.iter().filter_map(|vm| self.sets.get(vm)).max().copied().unwrap_or(0);
         let missing = self.sum().saturating_sub(self.capacity.into());
@@ -329,12 +330,13 @@ impl Quanta {
         self.sets.values().map(|&bytes| u128::from(bytes)).sum()
     }
 
-    /// Whether all working sets fit together and leave so much of the memory free.
+    /// Returns whether all working sets fit together and leave so much of the memory free.
     fn fits(&self, margin_permille: u32) -> bool {
         self.sum() * 1000 <= u128::from(self.capacity) * u128::from(1000u32.saturating_sub(margin_permille))
     }
 
-    /// Whether what goes over the bus has taken too much of the window. Nobody knows before anything was copied.
+    /// Returns whether what goes over the bus has taken too much of the window. Nobody knows before anything was
+    /// copied.
     fn thrashes(&self) -> bool {
         let bytes: u128 = self.traffic.iter().map(|&(_, bytes)| u128::from(bytes)).sum();
         let most = u128::from(self.bandwidth) * u128::from(self.config.window_ns) / 1_000_000_000;
@@ -354,7 +356,7 @@ impl Quanta {
     }
 }
 
-/// Who comes after `holder`, who may be gone, of those that `may`.
+/// Returns who comes after `holder`, who may be gone, of those that `may`.
 fn next(members: &[VmId], holder: VmId, may: impl Fn(VmId) -> bool) -> Option<VmId> {
     let others = || members.iter().copied().filter(|&vm| vm != holder && may(vm));
     others().find(|&vm| vm > holder).or_else(|| others().next())

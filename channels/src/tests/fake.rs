@@ -106,7 +106,7 @@ impl Card {
         self.registers.get(&pfifo::CHANNEL::at(channel.0.into())).copied().unwrap_or(0)
     }
 
-    /// Where in the record the register was first written with `value`.
+    /// Returns where in the record the register was first written with `value`.
     pub(crate) fn when(&self, offset: u32, value: u32) -> usize {
         let wanted = Did::Register(offset, value);
         self.did.iter().position(|did| *did == wanted).unwrap_or_else(|| panic!("no {wanted:x?} in {:x?}", self.did))
@@ -382,7 +382,7 @@ impl World {
         Self { channels, card: Card::default(), guest: Guest::default(), now: 0 }
     }
 
-    /// Where the instance block of a channel lies for its guest.
+    /// Returns where the instance block of a channel lies for its guest.
     pub(crate) fn instance_of(channel: u8) -> u64 {
         0x1_0000 + u64::from(channel) * 0x1000
     }
@@ -391,7 +391,7 @@ impl World {
         0x20_0000 + u64::from(channel) * 0x1000
     }
 
-    /// Where the ring of a channel, of 1024 entries, lies for its guest.
+    /// Returns where the ring of a channel, of 1024 entries, lies for its guest.
     pub(crate) fn ring_of(vm: VmId, channel: u8) -> u64 {
         0x12_2000_0000 + (u64::from(vm.0) * 256 + u64::from(channel)) * 0x2000
     }

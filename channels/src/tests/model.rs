@@ -107,7 +107,7 @@ fn vm_of(second: bool) -> VmId {
     if second { B } else { A }
 }
 
-/// What may reach the card of an entry, by the bits of the class header.
+/// Returns what may reach the card of an entry, by the bits of the class header.
 fn clean(raw: u64) -> Option<u64> {
     let (address, dwords) = (raw & 0xff_ffff_fffc, raw >> 42 & 0x1f_ffff);
     match dwords {

@@ -57,7 +57,7 @@ impl Pbus {
         (*window, *bar1, *bar3, *peephole) = (0, 0, 0, 0);
     }
 
-    /// Where the byte at `offset` of BAR0, in the window, lies in VRAM; why not, if it does not.
+    /// Returns where the byte at `offset` of BAR0, in the window, lies in VRAM; why not, if it does not.
     pub(crate) fn window(&self, offset: u64, bytes: u64, vram_bytes: u64) -> Result<GuestVramAddr, Reason> {
         if Target::from_bits(PRAMIN_WINDOW::TARGET.get(self.window)) != Target::Vram {
             return Err(Reason::Target);

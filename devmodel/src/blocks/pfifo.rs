@@ -404,7 +404,8 @@ impl Pfifo {
         }
     }
 
-    /// What an engine does for this guest, and whether it is in the middle of a context switch that does not end.
+    /// Returns what an engine does for this guest, and whether it is in the middle of a context switch that does not
+    /// end.
     fn on_engine(&self, engine: u32, cx: &mut Cx) -> (EngineStatus, bool) {
         match self.hangs.on(engine) {
             Some(channel) => (EngineStatus { channel: Some(channel), busy: true }, true),

@@ -37,7 +37,7 @@ macro_rules! policies {
                 }
             }
 
-            /// What becomes of an access.
+            /// Returns what becomes of an access.
             #[must_use]
             pub fn policy(self) -> Policy {
                 match self { $(

@@ -56,7 +56,7 @@ impl Default for Mock {
 }
 
 impl Mock {
-    /// What was called since the last time.
+    /// Returns what was called since the last time.
     pub fn take(&mut self) -> Vec<Call> {
         std::mem::take(&mut self.calls)
     }

@@ -161,7 +161,7 @@ fn work_6_12(rig: &mut Rig, kill: &[u32]) {
     assert_eq!(rig.rd(0x00227c) & 0x0010_0000, 0);
 }
 
-/// What the mediator was asked, signals left out.
+/// Returns what the mediator was asked, signals left out.
 fn asked(rig: &mut Rig) -> Vec<Call> {
     rig.mock.take().into_iter().filter(|call| !matches!(call, Call::Interrupt(_))).collect()
 }
@@ -310,7 +310,7 @@ fn an_unacknowledged_scheduler_error_keeps_the_reason() {
     assert_eq!(rig.rd(0x00254c), 0x0a);
 }
 
-/// What the mediator reports for a channel that it will not run: the host could not bind it.
+/// Returns what the mediator reports for a channel that it will not run: the host could not bind it.
 fn refusal(channel: u32) -> MmuFault {
     MmuFault {
         unit: fault::unit::FIFO,

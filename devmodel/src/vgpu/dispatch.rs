@@ -239,8 +239,8 @@ impl VGpu {
         u32::from_le_bytes(word)
     }
 
-    /// What stands beside the bytes of a partial write. Only storage keeps it: where writing has an effect, bytes that
-    /// were not written have none.
+    /// Returns what stands beside the bytes of a partial write. Only storage keeps it: where writing has an effect,
+    /// bytes that were not written have none.
     pub(super) fn bytes_beside(&mut self, offset: u32, backend: &mut dyn Backend) -> u32 {
         match policy::find(offset) {
             Target::Register(register, _, policy) => match (policy, register.info()) {

@@ -83,7 +83,7 @@ impl Table<'_> {
     }
 }
 
-/// Whether a card or a virtual machine may have this name.
+/// Checks that a card or a virtual machine may have this name.
 ///
 /// # Errors
 /// What is wrong and what was expected.
@@ -272,7 +272,7 @@ pub struct Refusal {
     pub what: String,
 }
 
-/// Whether a virtual machine can be added beside `others`; all reasons against it.
+/// Returns all reasons against adding a virtual machine beside `others`.
 #[must_use]
 pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Refusal> {
     let mut refusals = Vec::new();

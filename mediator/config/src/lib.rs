@@ -335,20 +335,20 @@ impl VmSpec {
         self.socket.clone().unwrap_or_else(|| socket_dir.join(format!("{}.sock", self.name)))
     }
 
-    /// How long a channel may hold an engine without progress; `None` for ever.
+    /// Returns how long a channel may hold an engine without progress; `None` for ever.
     #[must_use]
     pub fn hang_limit(&self) -> Option<Duration> {
         let limit = self.hang_limit_ms.unwrap_or(DEFAULT_HANG_LIMIT_MS);
         (limit != 0).then(|| Duration::from_millis(limit))
     }
 
-    /// What it may have of the card's time.
+    /// Returns what it may have of the card's time.
     #[must_use]
     pub fn time_share(&self) -> sched::VgpuParams {
         self.time.params(self.hang_limit_ms)
     }
 
-    /// How many channels the guest may have.
+    /// Returns how many channels the guest may have.
     #[must_use]
     pub fn channels(&self) -> u32 {
         self.channels.unwrap_or(DEFAULT_CHANNELS)

@@ -9,13 +9,13 @@ fn within(key: &str, tables: &[&str]) -> bool {
     tables.iter().any(|table| key.strip_prefix(table).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
 }
 
-/// Whether a key of a virtual machine, named by its path, can be changed while it works.
+/// Returns whether a key of a virtual machine, named by its path, can be changed while it works.
 #[must_use]
 pub fn of_vm(key: &str) -> bool {
     within(key, &OF_VM)
 }
 
-/// Whether a key of a card, named by its path, can be changed while the daemon runs.
+/// Returns whether a key of a card, named by its path, can be changed while the daemon runs.
 #[must_use]
 pub fn of_card(key: &str) -> bool {
     within(key, &OF_CARD)

@@ -93,7 +93,7 @@ impl CardMemory {
     /// Longest time that a key may say, in ms.
     pub const MS_MAX: u64 = 3_600_000;
 
-    /// What of it cannot be so: the key, and what is wrong.
+    /// Returns what of it cannot be so: the key, and what is wrong.
     #[must_use]
     pub fn check(&self, chunk_kib: u64, shared_mib: u64) -> Vec<(&'static str, String)> {
         let mut wrong = Vec::new();
@@ -183,7 +183,7 @@ impl VmMemory {
     /// itself gives a channel up.
     pub const QUEUE_MS: u64 = 5_000;
 
-    /// What happens when the card has no memory for the virtual machine.
+    /// Returns what happens when the card has no memory for the virtual machine.
     #[must_use]
     pub fn policy(&self, card: &CardSpec) -> OnFull {
         self.on_full.unwrap_or(if card.memory.host_mib == 0 { OnFull::Queue } else { OnFull::Swap })
@@ -202,7 +202,7 @@ impl VmMemory {
         if self.policy(card) == OnFull::Swap { vram.saturating_sub(self.guaranteed_mib(vram, card)) } else { 0 }
     }
 
-    /// How long work waits for memory under `queue`.
+    /// Returns how long work waits for memory under `queue`.
     #[must_use]
     pub fn queue_limit(&self) -> Duration {
         Duration::from_millis(self.queue_ms.unwrap_or(Self::QUEUE_MS))
@@ -221,7 +221,7 @@ impl VmMemory {
         }
     }
 
-    /// What of it cannot be so, whatever the card: the key, and what is wrong.
+    /// Returns what of it cannot be so, whatever the card: the key, and what is wrong.
     #[must_use]
     pub fn check(&self, card: &CardSpec) -> Vec<(&'static str, String)> {
         let mut wrong = Vec::new();

@@ -29,7 +29,7 @@ impl Paravirtual {
     /// The most that tables or segments may take, in MiB.
     pub const MIB_MAX: u64 = 1024;
 
-    /// What is wrong with which key.
+    /// Returns what is wrong with which key.
     pub(super) fn check(&self) -> Vec<(&'static str, String)> {
         let mut wrong = Vec::new();
         for (key, mib, least) in

@@ -40,7 +40,7 @@ fn leaves(patch: &Map<String, Value>) -> Vec<(Vec<String>, Value)> {
     leaves
 }
 
-/// Where a path leads; what is no table on the way becomes one.
+/// Returns where a path leads; what is no table on the way becomes one.
 fn place<'a>(mut at: &'a mut Value, path: &[String]) -> &'a mut Value {
     for key in path {
         if !at.is_object() {

@@ -91,7 +91,8 @@ fn in_value(value: &Spanned<DeValue<'_>>, span: &Range<usize>, path: &mut String
     }
 }
 
-/// Whether anything inside of a table or an array contains the span: the span of a `[table]` is its header only.
+/// Returns whether anything inside of a table or an array contains the span: the span of a `[table]` is its header
+/// only.
 fn reaches(value: &Spanned<DeValue<'_>>, span: &Range<usize>) -> bool {
     match value.get_ref() {
         DeValue::Table(table) => table

@@ -2,7 +2,7 @@ use super::*;
 
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 512\nreserve_mib = 32\n";
 
-/// What is wrong with a configuration file called `f`.
+/// Returns what is wrong with a configuration file called `f`.
 fn mistakes(text: &str) -> Vec<String> {
     match Config::parse(text, "f") {
         Err(ConfigError::Mistakes(mistakes)) => mistakes,

@@ -68,7 +68,7 @@ impl Apply {
 }
 
 impl Assert {
-    /// What is not as the file says, and the code for whether there is any.
+    /// Returns what is not as the file says, and the code for whether there is any.
     pub fn run(&self, client: &Client, form: Form) -> Result<(String, Code), ClientError> {
         let path = format!("{PATH}/compare?exact={}", self.exact);
         let desired = Desired { revision: None, ..desired(&self.file)? };
@@ -79,7 +79,7 @@ impl Assert {
 }
 
 impl Export {
-    /// What is, as a file.
+    /// Returns what is, as a file.
     pub fn run(&self, client: &Client, form: Form) -> Result<String, ClientError> {
         let exported: Exported = client.get(PATH)?;
         let mut value = serde_json::to_value(&exported).map_err(|error| ClientError::Protocol(error.to_string()))?;
@@ -127,7 +127,7 @@ fn changes(text: &mut String, changes: &[KeyChange]) {
     }
 }
 
-/// What an `apply` did, one line for each thing.
+/// Renders what an `apply` did, one line for each thing.
 fn shown(applied: &Applied) -> String {
     let mut text = String::new();
     for step in &applied.steps {
@@ -149,7 +149,7 @@ fn shown(applied: &Applied) -> String {
     text
 }
 
-/// What is not as a file says.
+/// Renders what is not as a file says.
 fn differences(steps: &[Step]) -> String {
     let mut text = String::new();
     for step in steps {

@@ -143,7 +143,7 @@ enum Command {
 }
 
 impl Command {
-    /// How often to look again, if asked for.
+    /// Returns how often to look again, if asked for.
     fn watch(&self) -> Option<std::time::Duration> {
         match self {
             Self::Vm(VmCommand::List { watch } | VmCommand::Show { watch, .. })

@@ -145,7 +145,7 @@ impl Uses {
         Ok(Self { engine, window_ms, begin, vms: vms.collect() })
     }
 
-    /// What it comes to.
+    /// Returns what it comes to.
     #[must_use]
     pub fn summary(&self, file: &str) -> Summary {
         Summary {

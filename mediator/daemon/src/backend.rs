@@ -30,7 +30,7 @@ pub struct BackendStatus {
 
 /// A virtual machine's side of a card, as the daemon sees it while the device is with its thread.
 pub trait VmBackend: Send + Sync {
-    /// How it does; called from any thread, must not wait for a guest.
+    /// Returns how it does; called from any thread, must not wait for a guest.
     fn status(&self) -> BackendStatus;
 
     /// Its number in the scheduler of its card; `None` when nothing stands between its guest and the card.
@@ -105,7 +105,7 @@ pub struct CardStatus {
 
 /// A card that is there, and makes the devices of its virtual machines.
 pub trait CardBackend: Send + Sync {
-    /// How it does.
+    /// Returns how it does.
     fn status(&self) -> CardStatus;
 
     /// The interrupts of a virtual machine's device.
@@ -113,7 +113,7 @@ pub trait CardBackend: Send + Sync {
         IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }
     }
 
-    /// How its time is shared, with uses of the last `recent_ns` nanoseconds; `None` when it has no scheduler.
+    /// Returns how its time is shared, with uses of the last `recent_ns` nanoseconds; `None` when it has no scheduler.
     fn scheduler(&self, _recent_ns: u64) -> Option<SchedulerUsage> {
         None
     }
@@ -144,7 +144,7 @@ pub trait CardBackend: Send + Sync {
         None
     }
 
-    /// What its memory is to hold, and how it is divided; `None` when nothing is moved on such a card.
+    /// Returns what its memory is to hold, and how it is divided; `None` when nothing is moved on such a card.
     fn memory(&self) -> Option<CardMemory> {
         None
     }

@@ -94,7 +94,7 @@ fn fault(spec: &FaultSpec) -> simgpu::Fault {
 /// Nanoseconds of a millisecond.
 const MS: u64 = 1_000_000;
 
-/// How a card's memory is divided, in chunks of `chunk_kib` KiB.
+/// Returns how a card's memory is divided, in chunks of `chunk_kib` KiB.
 fn division(memory: &CardMemory, chunk_kib: u64) -> Division {
     let chunks = |mib: u64| u32::try_from(mib.saturating_mul(1024) / chunk_kib.max(1)).unwrap_or(u32::MAX);
     let QuantaSpec { mode, window_ms, on_permille, margin_permille, factor, min_ms, max_ms } = memory.quanta;

@@ -63,7 +63,7 @@ impl Daemon {
         }
     }
 
-    /// What is not as `desired`; with `exact`, also what it does not name.
+    /// Returns what is not as `desired`; with `exact`, also what it does not name.
     ///
     /// # Errors
     /// When `desired` has keys or values that cannot be.
@@ -115,7 +115,7 @@ impl Daemon {
         Ok(Applied { revision: self.revision(), dry_run, steps: done? })
     }
 
-    /// What `desired` comes to, without regard to whether it can be had.
+    /// Returns what `desired` comes to, without regard to whether it can be had.
     fn plan(&self, state: &State, desired: &Desired, all: bool) -> Plan {
         let mut plan = Plan::default();
         if let Some(patch) = &desired.daemon {
@@ -301,7 +301,8 @@ impl Plan {
         Some(name.to_owned())
     }
 
-    /// What a table changes of what is `now`, and what that is then. Keys that were left out count as what they stand for.
+    /// Returns what a table changes of what is `now`, and what that is then. Keys that were left out count as what they
+    /// stand for.
     fn compared<T: Serialize + DeserializeOwned>(
         &mut self,
         kind: Kind,
@@ -329,7 +330,7 @@ impl Plan {
     }
 }
 
-/// What is done first: room is made before it is used.
+/// Returns what is done first: room is made before it is used.
 fn turn(step: &Step) -> u8 {
     match (step.action, step.kind) {
         (Action::Remove, _) => 0,

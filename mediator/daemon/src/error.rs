@@ -114,7 +114,7 @@ fn list(refusals: &[Refusal]) -> String {
 }
 
 impl DaemonError {
-    /// What kind of error it is.
+    /// Returns what kind of error it is.
     #[must_use]
     pub fn code(&self) -> ErrorCode {
         match self {
@@ -146,7 +146,7 @@ impl DaemonError {
         }
     }
 
-    /// What the operator can do about it.
+    /// Returns what the operator can do about it.
     #[must_use]
     pub fn what_to_do(&self) -> &str {
         match self {

@@ -99,7 +99,7 @@ struct State {
 }
 
 impl State {
-    /// Whether an operator may still change what is.
+    /// Checks that an operator may still change what is.
     ///
     /// # Errors
     /// When the daemon is ending, or what is is not of the revision that the operator has seen.
@@ -383,7 +383,7 @@ impl Daemon {
         self.cards.values().map(|card| self.show_card(card)).collect()
     }
 
-    /// Whether there are cards and all have failed: nothing is left to serve.
+    /// Returns whether there are cards and all have failed: nothing is left to serve.
     #[must_use]
     pub(crate) fn has_failed(&self) -> bool {
         !self.cards.is_empty() && self.cards.values().all(|card| card.backend.status().failed.is_some())

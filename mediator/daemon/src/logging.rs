@@ -114,7 +114,7 @@ impl Bucket {
         some
     }
 
-    /// Whether it is as one that is not there.
+    /// Returns whether it is as one that is not there.
     fn is_idle(&mut self, now: Instant) -> bool {
         self.refill(now);
         self.tokens == self.burst && self.held_back == 0
@@ -174,7 +174,7 @@ impl GuestLimit {
         passes
     }
 
-    /// What was held back since it was last asked for: by call site and virtual machine, and the rest.
+    /// Returns what was held back since it was last asked for: by call site and virtual machine, and the rest.
     fn take_held_back(&self) -> (Vec<Bucket>, u64) {
         let books = &mut *self.books.lock();
         let mut rest = std::mem::take(&mut books.unknown);
@@ -300,7 +300,7 @@ mod tests {
         }
     }
 
-    /// What a subscriber with a limit writes of what `act` logs, and the limit.
+    /// Returns what a subscriber with a limit writes of what `act` logs, and the limit.
     fn logged(act: impl FnOnce()) -> (Lines, GuestLimit) {
         let (lines, limit) = (Lines::default(), GuestLimit::default());
         let output = fmt::layer().with_ansi(false).with_writer(lines.clone()).with_filter(limit.clone());

@@ -20,7 +20,7 @@ use owner::{HostCard, HostError};
 type User = (String, VmSpec, BTreeMap<String, u64>);
 
 impl Daemon {
-    /// What lies where of a card's memory.
+    /// Returns what lies where of a card's memory.
     ///
     /// # Errors
     /// When there is no such card, or a virtual machine has it by passthrough.
@@ -118,7 +118,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Whether what the virtual machines of a card are promised is there, with `changed` as it would be.
+    /// Checks that what the virtual machines of a card are promised is there, with `changed` as it would be.
     fn fits(&self, state: &State, card: &CardSpec, changed: Option<&VmSpec>) -> Result<(), DaemonError> {
         let specs: Vec<CardSpec> =
             self.specs.iter().map(|one| if one.name == card.name { card.clone() } else { one.clone() }).collect();
@@ -139,7 +139,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// What a virtual machine may have of its card's memory.
+    /// Returns what a virtual machine may have of its card's memory.
     ///
     /// # Errors
     /// When there is none of that name, it is being made or removed, or has its card by passthrough.

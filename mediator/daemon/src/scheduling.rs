@@ -26,8 +26,8 @@ pub const RECORD_BYTES: usize = 32 << 20;
 pub const WINDOW_MS: u64 = 1000;
 
 impl Daemon {
-    /// How a card's time is shared, with what was received in the last `window_ms` milliseconds that are over, which is
-    /// rounded to whole intervals of the history.
+    /// Returns how a card's time is shared, with what was received in the last `window_ms` milliseconds that are over,
+    /// which is rounded to whole intervals of the history.
     ///
     /// # Errors
     /// When there is no such card, it is passed through, or the window is out of bounds.
@@ -131,7 +131,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// What the virtual machines of a card used in the last `since_ms` milliseconds.
+    /// Returns what the virtual machines of a card used in the last `since_ms` milliseconds.
     ///
     /// # Errors
     /// When there is no such card, it is passed through, or `since_ms` is out of bounds.
@@ -171,7 +171,7 @@ impl Daemon {
         Ok(SchedulerRecord { daemon: Arc::clone(self), card: card.to_owned(), over: false })
     }
 
-    /// What a virtual machine may have of its card's time.
+    /// Returns what a virtual machine may have of its card's time.
     ///
     /// # Errors
     /// When there is none of that name, it is being made or removed, or has its card by passthrough.
@@ -265,7 +265,7 @@ impl Daemon {
         self.cards.get(card).ok_or_else(|| DaemonError::NoCard(card.to_owned()))
     }
 
-    /// What a card's scheduler knows, and the names of the virtual machines that it knows by number.
+    /// Returns what a card's scheduler knows, and the names of the virtual machines that it knows by number.
     fn look(&self, card: &str, recent_ns: u64) -> Result<(SchedulerUsage, BTreeMap<VmId, String>), DaemonError> {
         let known = self.known(card)?;
         let users: Vec<(String, bool, Option<Arc<Running>>)> = {
@@ -346,7 +346,7 @@ struct Window {
 }
 
 impl Window {
-    /// What was used of an engine in it, in thousandths of it.
+    /// Returns what was used of an engine in it, in thousandths of it.
     fn received(&self, vm: &VmUsage, engine: Engine) -> u32 {
         let within = vm.recent.iter().filter(|sample| (self.from..self.end).contains(&sample.from));
         let used: u64 = within.map(|sample| sample.used[engine.index()]).fold(0, u64::saturating_add);

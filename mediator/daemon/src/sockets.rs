@@ -31,12 +31,12 @@ const STORED_READ_ONLY: &str = "daemon/admin-read";
 /// Set by the service manager to the number of descriptors that it keeps (systemd 254 and newer).
 const CAPACITY: &str = "FDSTORE";
 
-/// Whether a socket of this name comes from the store.
+/// Returns whether a socket of this name comes from the store.
 pub(super) fn is_stored(name: &str) -> bool {
     name.contains('/')
 }
 
-/// Whether a socket of this name in the store is a connection.
+/// Returns whether a socket of this name in the store is a connection.
 pub(super) fn is_connection(name: &str) -> bool {
     name.starts_with(OF_VMM)
 }
@@ -60,7 +60,7 @@ pub struct SocketPath {
 }
 
 impl SocketPath {
-    /// Where it is.
+    /// Returns where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -124,7 +124,7 @@ impl Sockets {
         Self { units: listeners, stored: Mutex::new(stored), store }
     }
 
-    /// What keeps the connection of a virtual machine's VMM, if the service manager does.
+    /// Returns what keeps the connection of a virtual machine's VMM, if the service manager does.
     #[must_use]
     pub fn keeper(&self, vm: &str) -> Option<Box<dyn Keeper>> {
         self.store.then(|| Box::new(InStore { name: format!("{OF_VMM}{vm}") }) as Box<dyn Keeper>)

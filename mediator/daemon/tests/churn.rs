@@ -142,7 +142,8 @@ fn ledger(place: &Place, running: &Running) -> Ledger {
     Ledger::of(place, running.child.id())
 }
 
-/// What is there now, and what of it is too much. Threads and connections end on their own time, so not for the first look.
+/// Returns what is there now, and what of it is too much. Threads and connections end on their own time, so not for the
+/// first look.
 fn compared(before: &Ledger, look: impl Fn() -> Ledger) -> (Ledger, Vec<String>) {
     let deadline = Instant::now() + LONG;
     loop {

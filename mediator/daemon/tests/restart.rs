@@ -31,7 +31,7 @@ impl Drop for Service {
     }
 }
 
-/// What is, but for the revision.
+/// Returns what is, but for the revision.
 fn exported(place: &Place) -> Value {
     let mut exported = place.ctl_json(&["export"]);
     exported.as_object_mut().unwrap().remove("revision").unwrap();

@@ -116,7 +116,7 @@ impl Default for Holds {
 }
 
 impl Holds {
-    /// How often.
+    /// Returns how often.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
@@ -134,7 +134,7 @@ impl Holds {
         self.sum_ns
     }
 
-    /// What `permille` of 1000 holds did not exceed, in ns, to an eighth more; 0 of none.
+    /// Returns what `permille` of 1000 holds did not exceed, in ns, to an eighth more; 0 of none.
     #[must_use]
     pub fn at(&self, permille: u64) -> u64 {
         let wanted = self.count().saturating_mul(permille).div_ceil(1000).max(1);
@@ -157,7 +157,8 @@ impl Holds {
         self.long.iter().map(|(place, long)| (*place, *long))
     }
 
-    /// What has come since `earlier`. The longest is known to an eighth more then, if it is not the longest of all.
+    /// Returns what has come since `earlier`. The longest is known to an eighth more then, if it is not the longest of
+    /// all.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let counts: Vec<u64> =
@@ -224,7 +225,7 @@ impl Drop for Share {
     }
 }
 
-/// How long the process's locks of a kind were held since it began.
+/// Returns how long the process's locks of a kind were held since it began.
 #[must_use]
 pub fn holds(kind: Measured) -> Holds {
     let kind = KINDS[kind as usize].lock();

@@ -76,13 +76,13 @@ impl Divider {
         }
     }
 
-    /// What an operator has set.
+    /// Returns what an operator has set.
     #[must_use]
     pub fn division(&self) -> Division {
         self.division
     }
 
-    /// Whose turn it is, if VMs take turns.
+    /// Returns whose turn it is, if VMs take turns.
     #[must_use]
     pub fn turn(&self) -> Option<&Turn> {
         self.quanta.turn()
@@ -94,7 +94,7 @@ impl Divider {
         self.turns
     }
 
-    /// What decides who gives and who gets.
+    /// Returns what decides who gives and who gets.
     #[must_use]
     pub fn balancer(&self) -> &Balancer {
         &self.balancer
@@ -102,7 +102,7 @@ impl Divider {
 }
 
 impl HostState {
-    /// What is to move now, what the mediator itself needs first.
+    /// Returns what is to move now, what the mediator itself needs first.
     pub(super) fn plan(&mut self) -> Planned {
         let now = self.now_ns();
         // Who has work that has not ended is at work, if only in a queue; so is who waits for memory.
@@ -145,13 +145,13 @@ impl HostState {
         Planned { plan: by_vm(steps), served }
     }
 
-    /// What is to move for the mediator's own structures, if anything.
+    /// Returns what is to move for the mediator's own structures, if anything.
     pub(super) fn plan_own(&mut self) -> Plan {
         let now = self.now_ns();
         by_vm(self.own_steps(now))
     }
 
-    /// What becomes free for it is no VM's; what is borrowed from the reserve for it is evicted behind that.
+    /// Returns what becomes free for it is no VM's; what is borrowed from the reserve for it is evicted behind that.
     fn own_steps(&mut self, now: u64) -> Vec<Step> {
         let Self { vram, divider, .. } = self;
         if !vram.has_host_memory() {
@@ -186,7 +186,7 @@ impl HostState {
         }
     }
 
-    /// What is to move so that `chunks` more of the card can be promised.
+    /// Returns what is to move so that `chunks` more of the card can be promised.
     pub(super) fn plan_promise(&mut self, chunks: u32) -> Plan {
         let now = self.now_ns();
         let Self { vram, divider, .. } = self;
@@ -194,7 +194,7 @@ impl HostState {
         by_vm(divider.balancer.plan(&vram.chunks, now, Some(Request { by: By::Guarantee, chunks })))
     }
 
-    /// When there may be more to move, if nothing happens before.
+    /// Returns when there may be more to move, if nothing happens before.
     pub(super) fn next_plan(&self) -> Option<Duration> {
         let summary = self.vram.chunks.summary();
         let swapped = summary.host.used != 0 || summary.vms.values().any(|vm| vm.parked != 0);
@@ -229,7 +229,7 @@ impl HostState {
         Ok(())
     }
 
-    /// What is known of ranges of a VM's memory changes.
+    /// Changes what is known of ranges of a VM's memory.
     ///
     /// # Errors
     /// When the range is not the VM's, or more would be pinned than is guaranteed.
@@ -261,7 +261,7 @@ impl HostState {
         pieces.filter_map(|(at, _)| here(at)).collect()
     }
 
-    /// What was moved of a VM's memory, if anything was.
+    /// Returns what was moved of a VM's memory, if anything was.
     #[must_use]
     pub fn moved(&self, vm: VmId) -> Option<&Moved> {
         self.moved.get(&vm)
@@ -320,7 +320,8 @@ impl HostState {
         }
     }
 
-    /// What the card counts, if anybody wants to know: of chunks for the balancer, and of the bus for the thrash detector.
+    /// Returns what the card counts, if anybody wants to know: of chunks for the balancer, and of the bus for the
+    /// thrash detector.
     fn take_counts(&mut self, now: u64) -> Option<AccessCounts> {
         let Self { vram, divider, .. } = self;
         let profiles = divider.balancer.config().policy == VictimPolicy::Profiled;

@@ -53,7 +53,7 @@ impl Dice {
 }
 
 impl HostState {
-    /// What is to move at random, if it is time to: what leaves the card, then what comes to it.
+    /// Returns what is to move at random, if it is time to: what leaves the card, then what comes to it.
     pub(super) fn stir(&mut self) -> Plan {
         if !std::mem::take(&mut self.dice.due) {
             return Plan::new();

@@ -251,7 +251,7 @@ impl Copier {
         Ok(copies)
     }
 
-    /// Whether a copy has ended. `None` when it never will.
+    /// Returns whether a copy has ended. `None` when it never will.
     #[must_use]
     pub fn has_ended(&self, copy: CopyId) -> Option<bool> {
         match (self.left.contains_key(&copy), self.broken) {

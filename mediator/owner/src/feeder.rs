@@ -41,19 +41,19 @@ pub trait Feeder {
     /// The card's time. It never goes back.
     fn card_time(&self) -> Nanos;
 
-    /// Whether a channel is to run, now or when its turn comes: nobody has stopped it.
+    /// Returns whether a channel is to run, now or when its turn comes: nobody has stopped it.
     fn wants(&self, channel: ChannelId) -> bool;
 
-    /// Where a channel is, as the card says.
+    /// Returns where a channel is, as the card says.
     fn presence(&mut self, channel: ChannelId) -> Presence;
 
-    /// Whether a channel that waits for a semaphore keeps others from the unit that takes methods.
+    /// Returns whether a channel that waits for a semaphore keeps others from the unit that takes methods.
     fn holds(&mut self, channel: ChannelId) -> bool;
 
     /// The channel that an engine works for, as the card says.
     fn occupant(&mut self, engine: Engine) -> Option<ChannelId>;
 
-    /// What of a channel moves while it gets on.
+    /// Returns what of a channel moves while it gets on.
     fn progress(&mut self, channel: ChannelId) -> u64;
 
     /// Asks the card to take a channel off its engines.
@@ -65,7 +65,7 @@ pub trait Feeder {
     /// The engine whose time a channel's work is charged to.
     fn engine_of(&self, channel: ChannelId) -> Engine;
 
-    /// Whose a channel of the card is, and as what its guest knows it.
+    /// Returns whose a channel of the card is, and as what its guest knows it.
     fn owner(&self, channel: ChannelId) -> Option<(VmId, VirtualChannelId)>;
 
     /// Lets the card fetch a submission, with those of the channel that came before. `false` when there is none any more.
@@ -157,7 +157,7 @@ pub trait Feeder {
         self.feed(events);
     }
 
-    /// What something has done that was last seen to wait, and waits no more.
+    /// Returns what something has done that was last seen to wait, and waits no more.
     fn moved_since(&self, ticket: Ticket, since: Option<Nanos>) -> Option<Event> {
         // Nobody looks while nobody wants the engine.
         let earliest = self.card_time().0.saturating_sub(UNSEEN_NS);

@@ -32,7 +32,7 @@ pub struct Holdings {
 }
 
 impl HostState {
-    /// What lies where now.
+    /// Returns what lies where now.
     #[must_use]
     pub fn holdings(&self) -> Holdings {
         let (chunks, balancer) = (&self.vram.chunks, self.divider.balancer());

@@ -52,7 +52,7 @@ impl Inbox {
         self.events.pop_front()
     }
 
-    /// Whether none waits.
+    /// Returns whether none waits.
     pub(super) fn is_empty(&self) -> bool {
         self.events.is_empty()
     }

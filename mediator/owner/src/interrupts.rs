@@ -320,7 +320,7 @@ impl HostState {
         events.extend(waiting.into_iter().map(|doorbell| (doorbell.vm, GuestEvent::Resume(doorbell))));
     }
 
-    /// Whose channel has its instance block at `instance` on the card.
+    /// Returns whose channel has its instance block at `instance` on the card.
     fn owner_of(&self, instance: VramAddr) -> Option<(VmId, VirtualChannelId)> {
         let (vm, channel, _) = self.channels.by_instance(instance)?;
         Some((vm, channel))

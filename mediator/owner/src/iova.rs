@@ -50,7 +50,7 @@ pub struct IovaSpace {
     vms: BTreeMap<VmId, Part>,
 }
 
-/// What a range of `len` bytes counts.
+/// Returns what a range of `len` bytes counts.
 fn charge(len: u64) -> Option<u64> {
     len.checked_next_multiple_of(ALIGN)
 }

@@ -77,7 +77,7 @@ impl Layout {
         })
     }
 
-    /// What channels use.
+    /// Returns what channels use.
     #[must_use]
     pub fn channels(&self) -> channels::Layout {
         channels::Layout { instances: self.instances, userd: self.userd, runlists: self.runlists, work: self.work }

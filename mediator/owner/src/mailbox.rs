@@ -67,7 +67,7 @@ impl<R: Recipient, L: Locks> Mailbox<R, L> {
         self.locked.try_lock().map(|guard| Held::new(self, guard)).filter(|_| !self.is_torn())
     }
 
-    /// Whether a panic has dropped the lock: what it guards may be half changed.
+    /// Returns whether a panic has dropped the lock: what it guards may be half changed.
     pub fn is_torn(&self) -> bool {
         self.torn.load(Ordering::Acquire)
     }
@@ -89,7 +89,7 @@ impl<R: Recipient, L: Locks> Mailbox<R, L> {
         self.inbox.lock().pop()
     }
 
-    /// Whether no event waits.
+    /// Returns whether no event waits.
     pub fn is_empty(&self) -> bool {
         self.inbox.lock().is_empty()
     }

@@ -102,7 +102,7 @@ impl HostState {
         }
     }
 
-    /// Whether a channel that is withheld waits for a semaphore.
+    /// Returns whether a channel that is withheld waits for a semaphore.
     fn rests(&self, channel: ChannelId) -> bool {
         self.schedule.withheld.why(channel) == Some(super::rest::Why::Rests)
     }

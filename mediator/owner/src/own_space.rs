@@ -22,7 +22,7 @@ const VRAM_BYTES_MAX: u64 = SLOTS_VA.0 - VRAM_VA.0;
 /// The size code of the work areas' table: an eighth, as in every other space.
 const WORK_SIZE_CODE: u8 = 3;
 
-/// Where a chunk lies in the space.
+/// Returns where a chunk lies in the space.
 #[must_use]
 pub fn va(place: Place) -> GpuVa {
     match place {

@@ -44,7 +44,7 @@ impl PinnedPool {
         (self.base, self.slots.len() as u64 * self.slot_bytes)
     }
 
-    /// Where the card sees an address in the slots.
+    /// Returns where the card sees an address in the slots.
     #[must_use]
     pub fn iova(&self, address: HostAddr) -> Iova {
         self.base.offset(address.0)

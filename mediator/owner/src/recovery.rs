@@ -257,7 +257,7 @@ fn stopped(card: &dyn Card, unit: u32, channel: Option<ChannelId>) -> bool {
     waits || channel.is_some_and(|channel| holds(card, unit, channel))
 }
 
-/// Whether an engine works for a channel.
+/// Returns whether an engine works for a channel.
 fn holds(card: &dyn Card, unit: u32, channel: ChannelId) -> bool {
     let status = card.read32(pfifo::ENGINE_STATUS::at(unit));
     pfifo::ENGINE_STATUS::BUSY.is_set(status) && pfifo::ENGINE_STATUS::CHANNEL.get(status) == u32::from(channel.0)

@@ -35,7 +35,7 @@ impl Refusals {
         self.counts.remove(&vm);
     }
 
-    /// How many of a VM there were, by the limit's name.
+    /// Returns how many of a VM there were, by the limit's name.
     #[must_use]
     pub fn of(&self, vm: VmId) -> BTreeMap<&'static str, u64> {
         self.counts.get(&vm).cloned().unwrap_or_default()

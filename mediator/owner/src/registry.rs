@@ -239,13 +239,13 @@ impl HostCard {
         &self.card
     }
 
-    /// What bring-up found.
+    /// Returns what bring-up found.
     #[must_use]
     pub fn info(&self) -> &CardInfo {
         &self.info
     }
 
-    /// Where the channels' structures lie on the card.
+    /// Returns where the channels' structures lie on the card.
     #[must_use]
     pub fn layout(&self) -> &channels::Layout {
         &self.layout
@@ -265,7 +265,7 @@ impl HostCard {
         self.state.lock().vms.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Whether the caller is the first.
+    /// Returns whether the caller is the first.
     pub(super) fn begin_shutting_out(&self) -> bool {
         !self.shut_out.swap(true, Ordering::AcqRel)
     }
@@ -297,7 +297,7 @@ impl HostCard {
         self.lock().copier.as_ref().map_or(0, Copier::pieces)
     }
 
-    /// Whether room is being made for a promise.
+    /// Returns whether room is being made for a promise.
     #[cfg(any(test, feature = "test-rig"))]
     pub fn makes_room(&self) -> bool {
         self.lock().promising != 0
@@ -307,7 +307,7 @@ impl HostCard {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Whether the card's threads are to end.
+    /// Returns whether the card's threads are to end.
     pub(super) fn over(&self) -> bool {
         self.stopping() || self.failure().is_some()
     }

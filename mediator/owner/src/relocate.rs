@@ -59,7 +59,7 @@ pub struct Relocated {
 }
 
 impl Relocated {
-    /// Whether the accounts differ from before.
+    /// Returns whether the accounts differ from before.
     #[must_use]
     pub fn has_effect(&self) -> bool {
         self.moved != 0 || self.rebooked != 0
@@ -113,7 +113,7 @@ impl HostCard {
         done
     }
 
-    /// Who is told that memory of a VM has moved. Without one nothing of it moves any more.
+    /// Returns who is told that memory of a VM has moved. Without one nothing of it moves any more.
     fn holder(&self, vm: VmId) -> Option<Arc<dyn GuestEvents>> {
         let mut state = self.lock();
         let holder = state.vms.get(&vm).and_then(Weak::upgrade);

@@ -48,7 +48,7 @@ impl Withheld {
         self.channels.contains_key(&channel)
     }
 
-    /// Whether one waits for its look.
+    /// Returns whether one waits for its look.
     pub(super) fn any_rests(&self) -> bool {
         !self.resting.is_empty()
     }

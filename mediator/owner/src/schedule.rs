@@ -95,7 +95,7 @@ impl<A: Alarm> Schedule<A> {
         &self.scheduler
     }
 
-    /// How many submissions of each VM wait for their turn, and how many the card has.
+    /// Returns how many submissions of each VM wait for their turn, and how many the card has.
     pub(super) fn counts(&self) -> BTreeMap<VmId, (usize, usize)> {
         let mut counts: BTreeMap<VmId, (usize, usize)> = BTreeMap::new();
         for held in self.held.values() {
@@ -145,8 +145,8 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Whether what is in flight is to be looked at: something waits for its turn because of it, or it may be held up by what
-    /// was set aside.
+    /// Returns whether what is in flight is to be looked at: something waits for its turn because of it, or it may be
+    /// held up by what was set aside.
     pub(super) fn is_contended(&self) -> bool {
         self.scheduler.in_flight() > 0 && (self.waiting > 0 || self.scheduler.queued() > 0) || self.withheld.any_rests()
     }

@@ -20,7 +20,7 @@ impl Shortage {
         Self { what: what.into(), what_to_do: what_to_do.into() }
     }
 
-    /// What the chunk table refuses, which has chunks of `chunk_bytes`.
+    /// Tells what the chunk table refuses, which has chunks of `chunk_bytes`.
     #[must_use]
     pub fn of(error: &Error, chunk_bytes: u64) -> Self {
         let mib = |chunks: u64| size(chunks.saturating_mul(chunk_bytes));
@@ -143,7 +143,7 @@ mod tests {
     const CHUNK: u64 = 2 << 20;
     const VM: VmId = VmId(7);
 
-    /// Which variant it is. Whoever adds one says here which, and below how it reads.
+    /// Returns which variant it is. Whoever adds one says here which, and below how it reads.
     fn variant(error: &Error) -> usize {
         match error {
             Error::ChunkSize(_) => 0,

@@ -31,7 +31,7 @@ pub(super) trait Served {
     /// The scheduler's timer has expired.
     fn tick(&self);
 
-    /// What the scheduler's decisions have for guests.
+    /// Returns what the scheduler's decisions have for guests.
     fn take_outbox(&self) -> Vec<(VmId, GuestEvent)>;
 
     /// Gives an event to a VM, if it is still there. Never waits for the VM.

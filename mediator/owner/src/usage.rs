@@ -66,7 +66,7 @@ impl HostState {
         own.and_then(|at| sched::shares(&params).get(at).copied()).unwrap_or(0)
     }
 
-    /// What the scheduler knows, with uses of the last `recent_ns` nanoseconds.
+    /// Returns what the scheduler knows, with uses of the last `recent_ns` nanoseconds.
     #[must_use]
     pub fn scheduler_usage(&self, recent_ns: u64) -> SchedulerUsage {
         let scheduler = self.schedule.scheduler();

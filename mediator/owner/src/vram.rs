@@ -105,8 +105,8 @@ impl CardVram {
         }
     }
 
-    /// Where `len` bytes of guest VRAM lie, if they are the VM's and in one piece. What has no place yet gets one. `None`
-    /// also when there is none left.
+    /// Returns where `len` bytes of guest VRAM lie, if they are the VM's and in one piece. What has no place yet gets
+    /// one. `None` also when there is none left.
     pub fn place(&mut self, vm: VmId, address: GuestVramAddr, len: u64) -> Option<Place> {
         let address = GuestAddr(address.0);
         match self.chunks.lookup(vm, address, len) {
@@ -161,7 +161,7 @@ impl CardVram {
         }
     }
 
-    /// Whether the VM wanted memory that there was none of, since [`Self::was_short`] was called.
+    /// Returns whether the VM wanted memory that there was none of, since [`Self::was_short`] was called.
     pub fn is_short(&self, vm: VmId) -> bool {
         self.short.contains(&vm)
     }
@@ -230,7 +230,7 @@ impl CardVram {
         }
     }
 
-    /// Whether somebody wants to know what work names.
+    /// Returns whether somebody wants to know what work names.
     #[must_use]
     pub fn watches(&self) -> bool {
         self.watches || self.over_bus.is_some()
@@ -358,12 +358,12 @@ impl CardVram {
         Ok(address)
     }
 
-    /// Whether there is host memory that guests' chunks could move to.
+    /// Returns whether there is host memory that guests' chunks could move to.
     pub(super) fn has_host_memory(&self) -> bool {
         self.pinned.range().1 != 0
     }
 
-    /// Whether the mediator may soon be without memory for its own structures, while guests' could move.
+    /// Returns whether the mediator may soon be without memory for its own structures, while guests' could move.
     pub(super) fn is_tight(&self) -> bool {
         self.has_host_memory() && self.chunks.kept_for_mediator() < self.own_chunks()
     }
@@ -383,14 +383,14 @@ impl CardVram {
         self.short.iter().copied().chain(self.wants.vms()).collect()
     }
 
-    /// What the mover has done for a VM so far.
+    /// Returns what the mover has done for a VM so far.
     #[must_use]
     pub fn looks(&self, vm: VmId) -> Looks {
         self.wants.looks(vm)
     }
 
-    /// Whether the mover has looked in vain for a VM since `since` for as long as `limit` lets it wait. A card whose memory
-    /// can move is asked once in any case.
+    /// Returns whether the mover has looked in vain for a VM since `since` for as long as `limit` lets it wait. A card
+    /// whose memory can move is asked once in any case.
     #[must_use]
     pub fn is_vain(&self, vm: VmId, since: Looks, limit: Duration) -> bool {
         self.wants.is_vain(vm, since, limit, self.has_host_memory())

@@ -27,8 +27,8 @@ pub struct Looks {
 }
 
 impl Looks {
-    /// How many vain looks `limit` stands for. `moves`: memory can move on this card, so that the mover is asked at least
-    /// once.
+    /// Returns how many vain looks `limit` stands for. `moves`: memory can move on this card, so that the mover is
+    /// asked at least once.
     fn of(limit: Duration, moves: bool) -> u64 {
         let looks = limit.as_nanos().div_ceil(LOOK.as_nanos());
         u64::try_from(looks).unwrap_or(u64::MAX).max(u64::from(moves))
@@ -121,12 +121,12 @@ impl Wants {
         }
     }
 
-    /// What it has done for a VM so far.
+    /// Returns what it has done for a VM so far.
     pub(super) fn looks(&self, vm: VmId) -> Looks {
         self.seen.get(&vm).map(|seen| seen.looks).unwrap_or_default()
     }
 
-    /// Whether a wait that began at `since` has had as many vain looks as `limit` stands for.
+    /// Returns whether a wait that began at `since` has had as many vain looks as `limit` stands for.
     pub(super) fn is_vain(&self, vm: VmId, since: Looks, limit: Duration, moves: bool) -> bool {
         self.looks(vm).vain.saturating_sub(since.vain) >= Looks::of(limit, moves)
     }

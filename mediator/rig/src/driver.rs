@@ -71,7 +71,7 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Where ring, push buffer and context image lie in guest VRAM.
+    /// Returns where ring, push buffer and context image lie in guest VRAM.
     #[must_use]
     pub fn memory(&self) -> [u64; 3] {
         [self.ring, self.push, self.push + PUSH_BYTES]
@@ -121,7 +121,7 @@ impl<M: Machine> Driver<M> {
         Self { guest, next: FIRST, first: FIRST, userd: 0, apertures, list: 0, listed: Vec::new(), faults: Vec::new() }
     }
 
-    /// Whether [`Self::bring_up`] was called since the driver forgot all.
+    /// Returns whether [`Self::bring_up`] was called since the driver forgot all.
     #[must_use]
     pub fn is_up(&self) -> bool {
         self.userd != 0
@@ -359,7 +359,7 @@ impl<M: Machine> Driver<M> {
         self.queue(channel, &[words, &end].concat())
     }
 
-    /// Whether the fence of all that was submitted has been reached.
+    /// Returns whether the fence of all that was submitted has been reached.
     pub fn is_done(&mut self, channel: &Channel) -> bool {
         self.guest.peek(channel.fence) == channel.fences
     }
@@ -425,7 +425,7 @@ impl<M: Machine> Driver<M> {
         at
     }
 
-    /// Whether guest VRAM at `at` holds the pattern `seed`.
+    /// Returns whether guest VRAM at `at` holds the pattern `seed`.
     #[must_use]
     pub fn vram_holds(&self, at: u64, pages: u64, seed: u32) -> bool {
         let mut data = [0; PAGE as usize];
@@ -440,7 +440,7 @@ impl<M: Machine> Driver<M> {
         (0..pages).for_each(|page| self.guest.ram_write(gpa + page * PAGE, &pattern(seed, page)));
     }
 
-    /// Whether guest RAM at `gpa` holds the pattern `seed`.
+    /// Returns whether guest RAM at `gpa` holds the pattern `seed`.
     #[must_use]
     pub fn ram_holds(&self, gpa: u64, pages: u64, seed: u32) -> bool {
         let mut data = [0; PAGE as usize];

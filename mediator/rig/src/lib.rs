@@ -91,13 +91,13 @@ impl Rig {
         Guest { device, backend, link, msi, ram: Ram::default(), vram_bytes }
     }
 
-    /// Whether an address of a VM's VRAM lies in host memory.
+    /// Returns whether an address of a VM's VRAM lies in host memory.
     pub fn in_host(&self, vm: u32, address: u64) -> bool {
         let found = self.host.lock().vram.chunks.lookup(VmId(vm), vram::GuestAddr(address), 1);
         matches!(found, vram::Lookup::Placed(vram::Place::Host(_)))
     }
 
-    /// What of the card is taken: chunks by state, channels, I/O address ranges.
+    /// Returns what of the card is taken: chunks by state, channels, I/O address ranges.
     #[must_use]
     pub fn usage(&self) -> (Summary, u32, usize) {
         let channels = self.host.channels_in_use();
@@ -106,7 +106,7 @@ impl Rig {
     }
 }
 
-/// How a card is shared whose operator says nothing.
+/// Returns how a card is shared whose operator says nothing.
 #[must_use]
 pub fn sharing() -> Sharing {
     Sharing {
@@ -276,7 +276,7 @@ impl Guest {
         self.backend.while_locked(act);
     }
 
-    /// What the operator sees.
+    /// Returns what the operator sees.
     #[must_use]
     pub fn status(&self) -> DeviceStatus {
         self.backend.status()
@@ -288,13 +288,13 @@ impl Guest {
         *self.status().counters.get(name).expect("a counter of that name")
     }
 
-    /// Whether the server has been told to disconnect the client.
+    /// Returns whether the server has been told to disconnect the client.
     #[must_use]
     pub fn is_disconnected(&self) -> bool {
         self.link.is_disconnecting()
     }
 
-    /// What the VM has published of itself last, without a look at it.
+    /// Returns what the VM has published of itself last, without a look at it.
     #[must_use]
     pub fn published(&self) -> DeviceStatus {
         self.backend.published()

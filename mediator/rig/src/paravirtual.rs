@@ -59,7 +59,7 @@ impl Interface {
         }
     }
 
-    /// What the device says of the interface.
+    /// Returns what the device says of the interface.
     pub fn status(machine: &mut impl Machine) -> u32 {
         machine.rd(OFFSET + register::STATUS)
     }

@@ -44,7 +44,7 @@ impl RemoteGuest {
         Ok(Self { client: RefCell::new(Some(client)), msi, ram: Ram::default(), vram_bytes })
     }
 
-    /// Whether the server has not closed the connection, as far as is known without asking it.
+    /// Returns whether the server has not closed the connection, as far as is known without asking it.
     #[must_use]
     pub fn is_there(&self) -> bool {
         self.client.borrow().is_some()
@@ -190,7 +190,8 @@ impl Machine for RemoteGuest {
     }
 }
 
-/// Where PRAMIN must be for a VRAM address, and the address in BAR0 then. Its window is larger than a piece by far.
+/// Returns where PRAMIN must be for a VRAM address, and the address in BAR0 then. Its window is larger than a piece by
+/// far.
 fn window(at: u64) -> (u32, u64) {
     ((at >> 16) as u32, u64::from(pramin::BASE) + (at & 0xffff))
 }

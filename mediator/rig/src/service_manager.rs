@@ -39,7 +39,7 @@ impl Heard {
         Some(())
     }
 
-    /// Whether just these descriptors are kept; names are given in order.
+    /// Returns whether just these descriptors are kept; names are given in order.
     #[must_use]
     pub fn keeps(&self, names: &[&str]) -> bool {
         let mut kept: Vec<_> = self.kept.iter().map(|(name, _)| name.as_str()).collect();

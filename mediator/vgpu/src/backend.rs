@@ -147,7 +147,7 @@ impl VmBackend {
         }
     }
 
-    /// Where an aperture offset leads, by the guest's tables.
+    /// Returns where an aperture offset leads, by the guest's tables.
     pub(super) fn translate(&mut self, aperture: Aperture, offset: u64, write: bool) -> Option<Place> {
         let tlb = match aperture {
             Aperture::Bar1 => &mut self.bar1,

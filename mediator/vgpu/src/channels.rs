@@ -294,7 +294,7 @@ impl VmBackend {
     }
 }
 
-/// What the address space of a physical channel must map of the mediator's.
+/// Returns what the address space of a physical channel must map of the mediator's.
 fn own_pages(layout: &::channels::Layout, physical: ChannelId) -> [(HostPage, VramAddr, bool); 4] {
     layout.work_pages(physical).map(|(index, at, writable)| (HostPage::Own(index), at, writable))
 }

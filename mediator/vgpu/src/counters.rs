@@ -7,7 +7,7 @@ use devmodel::denied::Site;
 use std::collections::BTreeMap;
 
 impl Core {
-    /// What the operator is told of the VM, but for what the card's owner counts.
+    /// Returns what the operator is told of the VM, but for what the card's owner counts.
     pub(super) fn status(&self) -> DeviceStatus {
         let Core { gpu, backend, .. } = self;
         let (spaces, shadow_bytes) = backend.spaces.usage();

@@ -135,7 +135,7 @@ impl MediatedVm {
         self.core.lock()
     }
 
-    /// What was published last.
+    /// Returns what was published last.
     #[cfg(feature = "test-rig")]
     #[must_use]
     pub fn published(&self) -> DeviceStatus {

@@ -49,7 +49,7 @@ impl<'a> Names<'a> {
         Self { objects, words: WORDS, lookups: LOOKUPS }
     }
 
-    /// How many of a push buffer's `dwords` words are looked at.
+    /// Returns how many of a push buffer's `dwords` words are looked at.
     pub(super) fn words(&mut self, dwords: u32) -> usize {
         let count = self.words.min(dwords as usize);
         self.words = self.words.saturating_sub(count);

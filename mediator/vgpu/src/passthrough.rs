@@ -68,7 +68,7 @@ impl Pin {
         interrupts.set_intx_level(true);
     }
 
-    /// Whether it was asserted.
+    /// Returns whether it was asserted.
     fn lower(&self, interrupts: &Interrupts) -> bool {
         if !self.hint.load(Ordering::Acquire) {
             return false;
@@ -93,7 +93,7 @@ impl PassthroughVm {
 }
 
 impl PassthroughVm {
-    /// What the operator sees.
+    /// Returns what the operator sees.
     #[must_use]
     pub fn status(&self) -> DeviceStatus {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);

@@ -53,7 +53,7 @@ impl Patience {
         self.wait = None;
     }
 
-    /// Whether the write that is being served has not waited before.
+    /// Returns whether the write that is being served has not waited before.
     pub(super) fn is_first(&self) -> bool {
         self.wait.is_none()
     }

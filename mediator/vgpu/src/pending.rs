@@ -28,12 +28,12 @@ impl Wait {
         Self { since: Instant::now(), looks: state.vram.looks(vm) }
     }
 
-    /// Whether the mover has looked in vain for as long as `limit` lets it wait.
+    /// Returns whether the mover has looked in vain for as long as `limit` lets it wait.
     pub(super) fn is_over(&self, state: &HostState, vm: VmId, limit: Duration) -> bool {
         state.vram.is_vain(vm, self.looks, limit)
     }
 
-    /// How long it has been, in ns.
+    /// Returns how long it has been, in ns.
     fn ns(&self) -> u64 {
         u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
@@ -60,7 +60,7 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// Whether a channel's bind waits.
+    /// Returns whether a channel's bind waits.
     pub(super) fn is_bind(&self, channel: VirtualChannelId) -> bool {
         self.binds.contains_key(&channel)
     }
@@ -78,7 +78,7 @@ impl Pending {
         }
     }
 
-    /// Whether the guest wants a channel scheduled whose bind waits, and whether it has rung for it.
+    /// Returns whether the guest wants a channel scheduled whose bind waits, and whether it has rung for it.
     pub(super) fn state(&self, channel: VirtualChannelId) -> Option<(bool, bool)> {
         self.binds.get(&channel).map(|bind| (bind.enabled, bind.gp_put.is_some()))
     }

@@ -99,7 +99,8 @@ impl RamMap {
         self.regions.first_key_value().map(|(&gpa, region)| (gpa, region.size))
     }
 
-    /// Where the card sees `gpa`, and how many bytes from there on are contiguous; `None` if it may not be reached so.
+    /// Returns where the card sees `gpa`, and how many bytes from there on are contiguous; `None` if it may not be
+    /// reached so.
     #[must_use]
     pub fn translate(&self, gpa: Gpa, write: bool) -> Option<(Iova, u64)> {
         let (&start, region) = self.regions.range(..=gpa.0).next_back()?;

@@ -192,7 +192,7 @@ impl Remap {
         self.homes.len()
     }
 
-    /// Whether a page of guest VRAM lives in host memory: where in its aperture.
+    /// Returns where in its aperture a page of guest VRAM lives, if it lives in host memory.
     pub(super) fn home(&self, page: u64) -> Option<Slot> {
         if self.homes.is_empty() {
             return None;
@@ -200,7 +200,7 @@ impl Remap {
         self.homes.get(&u32::try_from(page).ok()?).copied()
     }
 
-    /// Where `len` bytes of guest VRAM live, whole pages.
+    /// Returns where `len` bytes of guest VRAM live, whole pages.
     pub(super) fn whereabouts(&self, address: GuestVramAddr, len: u64) -> Home {
         let first = address.0 / SMALL_PAGE;
         let pages = len / SMALL_PAGE;

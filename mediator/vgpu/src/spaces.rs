@@ -60,7 +60,7 @@ impl Spaces {
         self.shadows.open(directory, &mut memory).map_err(|error| memory.refused(error))
     }
 
-    /// Where the shadow directory of a space lies on the card.
+    /// Returns where the shadow directory of a space lies on the card.
     pub(super) fn directory(&self, space: SpaceId) -> Option<VramAddr> {
         self.shadows.directory(space)
     }
@@ -75,7 +75,7 @@ impl Spaces {
         self.shadows.granted();
     }
 
-    /// Where a GPU virtual address leads by the shadow of a space.
+    /// Returns where a GPU virtual address leads by the shadow of a space.
     pub(super) fn resolve(&self, space: SpaceId, va: GpuVa) -> Option<Mapping> {
         self.shadows.resolve(space, va)
     }
@@ -186,7 +186,7 @@ impl Spaces {
         state.borrow_mut().memory.invalidate(directory, false)
     }
 
-    /// Whether a shadow may map a byte of the range.
+    /// Returns whether a shadow may map a byte of the range.
     pub(super) fn names(&self, range: GuestRange) -> bool {
         self.shadows.names(range)
     }

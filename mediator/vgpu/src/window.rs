@@ -52,7 +52,7 @@ impl WindowMemory {
         (Arc::clone(&self.file), self.area)
     }
 
-    /// Where the card sees a page of it: number of the page in the aperture.
+    /// Returns where the card sees a page of it: number of the page in the aperture.
     pub(super) fn iova(&self, page: u32) -> Iova {
         self.iova.offset(self.at(page, 0) as u64)
     }

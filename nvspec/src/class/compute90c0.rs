@@ -350,7 +350,7 @@ pub const STATE_WORDS: usize = {
     words
 };
 
-/// Which word of state a method sets, and the bits that it may have; `None` for a method that is no state.
+/// Returns which word of state a method sets, and the bits that it may have; `None` for a method that is no state.
 #[must_use]
 pub const fn state_word(method: u32) -> Option<(usize, u32)> {
     let (mut index, mut words) = (0, 0);
@@ -368,8 +368,8 @@ pub const fn state_word(method: u32) -> Option<(usize, u32)> {
     None
 }
 
-/// Whether a method exists that does nothing here: waits, which the engine does for every method, and what concerns
-/// caches and texture units.
+/// Returns whether a method exists that does nothing here: waits, which the engine does for every method, and what
+/// concerns caches and texture units.
 #[must_use]
 pub const fn is_without_effect(method: u32) -> bool {
     matches!(

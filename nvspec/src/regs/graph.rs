@@ -314,7 +314,8 @@ pub mod sm_trap {
         in_tpc(gpc, tpc, GLOBAL_ERROR)
     }
 
-    /// What a state register of PGRAPH holds after a write: the value, but those that report traps are cleared by ones.
+    /// Returns what a state register of PGRAPH holds after a write: the value, but those that report traps are cleared
+    /// by ones.
     #[must_use]
     pub const fn written(offset: u32, old: u32, value: u32) -> u32 {
         let inside = offset >= UNITS && offset < UNITS + GPCS * GPC_BYTES;

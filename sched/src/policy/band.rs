@@ -102,7 +102,7 @@ impl Band {
         }
     }
 
-    /// What a vGPU has had beyond its bandwidth, in ns.
+    /// Returns what a vGPU has had beyond its bandwidth, in ns.
     fn beyond(&self, vgpu: VgpuId, view: &View<'_>) -> i64 {
         if view.config.band.correct { self.lags.beyond(vgpu) } else { self.period.beyond(vgpu) }
     }
@@ -142,7 +142,7 @@ impl Band {
         }
     }
 
-    /// Who is next, were there no waiting, when a vGPU is to use some more ns before.
+    /// Returns who is next, were there no waiting, when a vGPU is to use some more ns before.
     fn first(&self, view: &View<'_>, ahead: Option<(VgpuId, u64)>) -> Option<VgpuId> {
         if !view.config.band.correct {
             let first = self.budgets.ready(view).next()?;
@@ -159,7 +159,7 @@ impl Band {
         self.budgets.ready(view).min_by_key(rank)
     }
 
-    /// Whether it is worth to wait before `next` runs.
+    /// Returns whether it is worth to wait before `next` runs.
     fn waits(&self, last: VgpuId, next: VgpuId, view: &View<'_>) -> bool {
         let band = &view.config.band;
         let due = || !band.correct || !self.over(last, view);

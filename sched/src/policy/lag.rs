@@ -37,7 +37,7 @@ impl Lags {
         self.lags.remove(&vgpu);
     }
 
-    /// What a vGPU has had beyond its share, in ns.
+    /// Returns what a vGPU has had beyond its share, in ns.
     pub(crate) fn beyond(&self, vgpu: VgpuId) -> i64 {
         self.lags.get(&vgpu).map_or(0, |lag| lag.beyond)
     }

@@ -49,12 +49,12 @@ impl<'a> View<'a> {
         self.members.iter().filter(|(_, member)| member.ready()).map(|(vgpu, member)| (*vgpu, member))
     }
 
-    /// Whether something of a vGPU may start.
+    /// Returns whether something of a vGPU may start.
     pub(crate) fn is_ready(&self, vgpu: VgpuId) -> bool {
         self.members.get(&vgpu).is_some_and(Member::ready)
     }
 
-    /// Whether something of another vGPU may start.
+    /// Returns whether something of another vGPU may start.
     pub(crate) fn others_ready(&self, than: VgpuId) -> bool {
         self.ready().any(|(vgpu, _)| vgpu != than)
     }
@@ -99,12 +99,12 @@ pub(crate) trait Policy: Debug + Send {
     /// after each start.
     fn pick(&mut self, view: &View<'_>) -> Option<VgpuId>;
 
-    /// When [`Self::pick`] is to be called again if nothing happens before.
+    /// Returns when [`Self::pick`] is to be called again if nothing happens before.
     fn wakeup(&self) -> Option<Nanos> {
         None
     }
 
-    /// What it thinks of a vGPU.
+    /// Returns what it thinks of a vGPU.
     fn standing(&self, _vgpu: VgpuId) -> Standing {
         Standing::default()
     }

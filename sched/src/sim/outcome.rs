@@ -55,7 +55,7 @@ impl Outcome {
         self.uses.windows(engine, window, from, until)
     }
 
-    /// How far the shares in those windows are from `wanted`, one for each VM.
+    /// Returns how far the shares in those windows are from `wanted`, one for each VM.
     #[must_use]
     pub fn share_error(&self, engine: Engine, window: u64, from: u64, wanted: &[f64]) -> ShareError {
         self.uses.share_error(engine, window, from, self.length, wanted)

@@ -69,7 +69,7 @@ impl Uses {
         ends.map(move |end| self.shares(engine, end - window, end))
     }
 
-    /// How far the shares in those windows are from `wanted`, one for each VM.
+    /// Returns how far the shares in those windows are from `wanted`, one for each VM.
     #[must_use]
     pub fn share_error(&self, engine: Engine, window: u64, from: u64, until: u64, wanted: &[f64]) -> ShareError {
         let mut sums = vec![0.0; wanted.len()];

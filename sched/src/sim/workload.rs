@@ -74,7 +74,7 @@ impl Stream {
         Self { steps, think, depth: 1, from: Nanos(0), until: None, pulse: None }
     }
 
-    /// When work may begin that is wanted at `at`; `None` when not any more.
+    /// Returns when work may begin that is wanted at `at`; `None` when not any more.
     pub(super) fn next_start(&self, at: Nanos) -> Option<Nanos> {
         let at = at.max(self.from);
         let at = match self.pulse {

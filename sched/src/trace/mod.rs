@@ -156,7 +156,7 @@ impl Trace {
         Ok(Self { scheduler, at, names, entries })
     }
 
-    /// How long it is, in ns.
+    /// Returns how long it is, in ns.
     #[must_use]
     pub fn length(&self) -> u64 {
         self.entries.last().map_or(0, |entry| entry.at.since(self.at))

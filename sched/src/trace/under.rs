@@ -111,7 +111,7 @@ impl Trace {
         works
     }
 
-    /// What the scheduler is told whatever its settings are, in order: who comes and goes, and what arrives.
+    /// Returns what the scheduler is told whatever its settings are, in order: who comes and goes, and what arrives.
     fn told(&self, works: &BTreeMap<Ticket, Work>) -> VecDeque<(Nanos, Event)> {
         let whole = |ticket: &Ticket| works.get(ticket).is_some_and(|work| work.length.is_some());
         let before = self.scheduler.pending().filter(|(.., ticket)| whole(ticket));

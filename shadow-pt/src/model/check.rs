@@ -150,7 +150,7 @@ impl View<'_> {
         assert!(pde != 0 || none);
     }
 
-    /// Where the card ends up.
+    /// Returns where the card ends up.
     pub(crate) fn shadow_page(&self, va: u64) -> Option<world::Page> {
         world::walk((false, self.directories().0), va, &|ram, at| {
             assert!(!ram, "the card walks host memory");
@@ -173,7 +173,7 @@ impl View<'_> {
         }
     }
 
-    /// Where the guest's entry must lead: aperture, address, read-only, privileged.
+    /// Returns where the guest's entry must lead: aperture, address, read-only, privileged.
     fn wanted(&self, pde: u64, offset: u64) -> Option<(u64, u64, bool, bool)> {
         let [large, small] = halves(pde);
         let page = |raw: u64, within: u64| {

@@ -5,8 +5,8 @@ use super::world::{Grants, LARGE, PAGE};
 /// Pages of a large page.
 const PAGES: u64 = LARGE / PAGE;
 
-/// What each 4 KiB of the guest entry `raw` must become, as an entry of its own; `None` when any of it is not granted or
-/// the entry is not legal.
+/// Returns what each 4 KiB of the guest entry `raw` must become, as an entry of its own; `None` when any of it is not
+/// granted or the entry is not legal.
 fn pages(raw: u64, large: bool, grants: &Grants) -> Option<Vec<u64>> {
     let bytes = if large { LARGE } else { PAGE };
     let (aperture, address) = ((raw >> 33) & 3, ((raw >> 4) & 0xfff_ffff) * PAGE);

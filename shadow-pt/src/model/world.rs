@@ -107,7 +107,7 @@ impl Grants {
         self.ram.extend((0..pages).map(|page| (gpa + page, (iova + page, writable))));
     }
 
-    /// Whether a byte of guest VRAM lies in host memory, and its address for the card.
+    /// Returns whether a byte of guest VRAM lies in host memory, and its address for the card.
     pub(crate) fn home(&self, address: u64) -> Option<(bool, u64)> {
         let card = self.vram_page(address)?;
         Some(match self.hosted.get(&(address / PAGE)) {
@@ -116,7 +116,7 @@ impl Grants {
         })
     }
 
-    /// Where a byte of guest VRAM lies on the card, whether or not it lies in host memory for the time being.
+    /// Returns where a byte of guest VRAM lies on the card, whether or not it lies in host memory for the time being.
     pub(crate) fn vram_page(&self, address: u64) -> Option<u64> {
         let chunk = self.chunks.get((address / LARGE) as usize).filter(|_| address < GUEST_VRAM)?;
         Some((*chunk)? * LARGE + address % LARGE)

@@ -106,7 +106,7 @@ impl World {
         report
     }
 
-    /// Where the card ends up at `va`: aperture and address.
+    /// Returns where the card ends up at `va`: aperture and address.
     fn at(&self, va: u64) -> Option<(u64, u64)> {
         self.page(va).map(|page| (page.aperture, page.address))
     }

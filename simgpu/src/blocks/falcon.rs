@@ -126,7 +126,7 @@ impl CopyFalcons {
     }
 }
 
-/// Whether a falcon asserts its line to PMC.
+/// Returns whether a falcon asserts its line to PMC.
 pub(crate) fn asserts(unit: u32, cx: &Cx) -> bool {
     let word = |register: u32| cx.storage.peek(register + STRIDE * unit);
     let dispatch = word(INTR_DISPATCH::OFFSET);

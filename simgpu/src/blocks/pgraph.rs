@@ -65,7 +65,7 @@ pub(crate) fn write(reg: Reg, offset: u32, value: u32, fifo: &mut Fifo, cx: &mut
     }
 }
 
-/// Whether the unit asserts its line to PMC.
+/// Returns whether the unit asserts its line to PMC.
 pub(crate) fn asserts(cx: &Cx) -> bool {
     cx.storage.peek(INTR::OFFSET) & cx.storage.peek(INTR_EN::OFFSET) != 0
 }

@@ -12,7 +12,7 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// Whether the card's interrupt line is driven.
+    /// Returns whether the card's interrupt line is driven.
     pub(crate) fn level(self, cx: &Cx) -> bool {
         let enabled = INTR_EN_0::ENABLE.is_set(cx.storage.peek(INTR_EN_0::OFFSET));
         enabled && self.pending & cx.storage.peek(INTR_MASK_0::OFFSET) != 0

@@ -54,7 +54,7 @@ impl Pmu {
         cx.storage.poke(QUEUE_TAIL::at(0), 0);
     }
 
-    /// Whether the unit asserts its line to PMC.
+    /// Returns whether the unit asserts its line to PMC.
     pub(crate) fn asserts(cx: &Cx) -> bool {
         cx.storage.peek(INTR::OFFSET) & cx.storage.peek(INTR_EN::OFFSET) != 0
     }

@@ -42,7 +42,7 @@ pub(crate) fn step(cx: &mut Cx) {
     }
 }
 
-/// Whether the unit asserts its line to PMC.
+/// Returns whether the unit asserts its line to PMC.
 pub(crate) fn asserts(cx: &Cx) -> bool {
     cx.storage.peek(INTR::OFFSET) & cx.storage.peek(INTR_EN::OFFSET) != 0
 }

@@ -78,7 +78,7 @@ impl Grid {
         }
     }
 
-    /// What became of it, when it has ended.
+    /// Returns what became of it, when it has ended.
     pub(crate) fn outcome(&self) -> Option<Outcome> {
         let state = self.state.lock();
         state.closed.then(|| Outcome { counts: state.counts, failure: state.failure.map(|(_, failure)| failure) })

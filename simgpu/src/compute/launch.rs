@@ -97,7 +97,7 @@ impl Launch {
         self.block.iter().product()
     }
 
-    /// Where a block lies in the grid.
+    /// Returns where a block lies in the grid.
     pub(crate) fn position(&self, block: u64) -> [u32; 3] {
         let [x, y, _] = self.grid.map(u64::from);
         [(block % x) as u32, (block / x % y) as u32, (block / x / y) as u32]

@@ -42,7 +42,7 @@ pub(crate) enum Place {
     Local(u32),
 }
 
-/// Where a generic address leads, for a load or a store.
+/// Returns where a generic address leads, for a load or a store.
 pub(crate) fn resolve(launch: &Launch, address: u64, write: bool) -> Result<Place, Failure> {
     let within = |window: u64| Some(address.wrapping_sub(window)).filter(|offset| *offset < WINDOW_BYTES);
     if let Some(offset) = within(launch.shared_window) {
@@ -86,7 +86,7 @@ pub(crate) fn local(launch: &Launch, warp: u32, lane: usize, address: u32) -> Re
     Ok(launch.local_base.offset(start + offset))
 }
 
-/// Whether all lanes access `bytes` bytes each, one after the other.
+/// Returns whether all lanes access `bytes` bytes each, one after the other.
 fn contiguous(addresses: &Pairs, mask: u32, bytes: u64) -> bool {
     let first = addresses[0];
     mask == ALL

@@ -159,7 +159,7 @@ impl Compute {
         Ok(())
     }
 
-    /// Whether a grid is pending.
+    /// Returns whether a grid is pending.
     #[must_use]
     pub fn pending(&self) -> bool {
         self.launched.is_some() || self.pool.is_busy()

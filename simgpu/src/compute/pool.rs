@@ -76,7 +76,7 @@ impl Pool {
         }
     }
 
-    /// Whether a grid is under way.
+    /// Returns whether a grid is under way.
     pub(crate) fn is_busy(&self) -> bool {
         self.grid.is_some()
     }

@@ -84,7 +84,7 @@ impl Registers {
         Ok(())
     }
 
-    /// Whether grids run now.
+    /// Returns whether grids run now.
     pub(crate) fn enabled(&self) -> Result<bool, EngineError> {
         match (self.word(methods::RENDER_ENABLE_OVERRIDE), self.word(methods::COND_MODE)) {
             (render_override::ALWAYS, _) | (render_override::NONE, cond_mode::ALWAYS) => Ok(true),

@@ -43,12 +43,12 @@ impl Format {
         if bits & self.infinity() == 0 { bits & self.sign_bit() } else { bits }
     }
 
-    /// Whether the bits are a NaN.
+    /// Returns whether the bits are a NaN.
     pub(crate) const fn is_nan(self, bits: u64) -> bool {
         bits & !self.sign_bit() > self.infinity()
     }
 
-    /// Whether the sign is set.
+    /// Returns whether the sign is set.
     pub(crate) const fn is_negative(self, bits: u64) -> bool {
         bits & self.sign_bit() != 0
     }
@@ -100,7 +100,7 @@ fn unpack(bits: u64, format: Format) -> Number {
     Number::Finite(Exact { negative, mantissa: u128::from(mantissa), exponent, sticky: false })
 }
 
-/// Whether a magnitude that lies between `low` and the next one is rounded to the next one.
+/// Returns whether a magnitude that lies between `low` and the next one is rounded to the next one.
 fn rounds_up(rounding: Rounding, negative: bool, odd: bool, order_to_half: std::cmp::Ordering, inexact: bool) -> bool {
     match rounding {
         Rounding::Nearest => match order_to_half {

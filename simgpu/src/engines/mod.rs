@@ -158,7 +158,7 @@ pub(crate) enum State {
 
 /// An engine.
 pub trait Engine: Send {
-    /// Whether objects of the class may be bound.
+    /// Returns whether objects of the class may be bound.
     fn class_supported(&self, class: u32) -> bool;
 
     /// Executes one method (byte address in the class). Work that it starts is pending then; call [`Engine::step`]
@@ -175,7 +175,7 @@ pub trait Engine: Send {
         cx: &mut EngineCx<'_>,
     ) -> Result<(), EngineError>;
 
-    /// Whether work is pending.
+    /// Returns whether work is pending.
     fn pending(&self) -> bool;
 
     /// Does pending work, about `budget_bytes` of it (at least a little, at most 1 MiB).

@@ -51,7 +51,7 @@ impl Acquire {
         }
     }
 
-    /// Whether `memory` satisfies the acquire of `payload`.
+    /// Returns whether `memory` satisfies the acquire of `payload`.
     #[must_use]
     pub const fn is_satisfied(self, memory: u32, payload: u32) -> bool {
         match self {
@@ -62,7 +62,7 @@ impl Acquire {
     }
 }
 
-/// Whether the semaphore at `va` satisfies the acquire now.
+/// Returns whether the semaphore at `va` satisfies the acquire now.
 ///
 /// # Errors
 /// [`MmuFault`].

@@ -53,34 +53,34 @@ impl Channel {
         CHANNEL_STATE::ENABLED.is_set(self.control)
     }
 
-    /// Whether it may be in a PBDMA.
+    /// Returns whether it may be in a PBDMA.
     pub(crate) fn runnable(&self) -> bool {
         self.on_runlist && self.enabled() && self.health == Health::Good && self.instance().is_some()
     }
 
-    /// Whether it has something to do at card time `now`.
+    /// Returns whether it has something to do at card time `now`.
     pub(crate) fn ready(&self, now: CardNs) -> bool {
         self.runnable() && self.has_work && self.retry_at.is_none_or(|at| at <= now)
     }
 
-    /// Whether its owner has submitted since it was last found empty.
+    /// Returns whether its owner has submitted since it was last found empty.
     pub(crate) fn submitted(&self, memory: &Memory) -> bool {
         self.userd.is_some_and(|userd| read_gp_put(userd, memory).is_some_and(|put| Some(put) != self.seen_put))
     }
 
-    /// Whether its USERD must be polled: the CPU's writes to host memory are not seen.
+    /// Returns whether its USERD must be polled: the CPU's writes to host memory are not seen.
     pub(crate) fn polled(&self) -> bool {
         matches!(self.userd, Some(BusAddr::System(_)))
     }
 }
 
 impl Fifo {
-    /// What the channel's instance register reads.
+    /// Returns what the channel's instance register reads.
     pub(crate) fn channel_bind(&self, number: u32) -> u32 {
         self.channels.get(number as usize).map_or(0, |channel| channel.bind)
     }
 
-    /// What the channel's state register reads.
+    /// Returns what the channel's state register reads.
     pub(crate) fn channel_state(&self, number: u32) -> u32 {
         let Some(channel) = self.channels.get(number as usize) else { return 0 };
         let loaded = self

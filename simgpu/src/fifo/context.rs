@@ -155,12 +155,12 @@ impl Context {
         }
     }
 
-    /// Where the owner says that the ring ends; `None` when it is not an index of the ring.
+    /// Returns where the owner says that the ring ends; `None` when it is not an index of the ring.
     pub(crate) fn gp_put(&self, memory: &Memory) -> Option<u32> {
         read_gp_put(self.userd, memory).filter(|put| *put < self.gp_entries)
     }
 
-    /// Whether the segment in work has words left.
+    /// Returns whether the segment in work has words left.
     pub(crate) fn in_segment(&self) -> bool {
         self.pb_get < self.pb_end
     }

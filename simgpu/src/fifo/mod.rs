@@ -124,7 +124,7 @@ impl Fifo {
         &mut self.slots[id.index()]
     }
 
-    /// What the status register of the engine with that number reads.
+    /// Returns what the status register of the engine with that number reads.
     pub(crate) fn engine_status(&self, number: u32, cx: &Cx) -> u32 {
         let now = cx.clock.now();
         self.slots.iter().find(|slot| slot.number() == number).map_or(0, |slot| slot.status(now))
@@ -152,7 +152,7 @@ impl Fifo {
         }
     }
 
-    /// Whether PFIFO may schedule at all.
+    /// Returns whether PFIFO may schedule at all.
     fn running(cx: &Cx) -> bool {
         pmc::ENABLE::PFIFO.is_set(cx.storage.peek(pmc::ENABLE::OFFSET))
             && pfifo::SCHED_EN::ENABLE.is_set(cx.storage.peek(pfifo::SCHED_EN::OFFSET))
@@ -306,7 +306,7 @@ impl Fifo {
             .fold(0, |mask, engine| mask | 1 << engine)
     }
 
-    /// Whether PFIFO asserts its line to PMC.
+    /// Returns whether PFIFO asserts its line to PMC.
     pub(crate) fn asserts(cx: &Cx) -> bool {
         Self::interrupts(cx) & cx.storage.peek(pfifo::INTR_EN::OFFSET) != 0
     }

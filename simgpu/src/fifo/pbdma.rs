@@ -146,7 +146,7 @@ impl Fifo {
         progress
     }
 
-    /// Whether the PBDMA is disabled, or the scheduler is told to keep its engines still.
+    /// Returns whether the PBDMA is disabled, or the scheduler is told to keep its engines still.
     fn blocked(&self, index: usize, cx: &Cx) -> bool {
         let enabled = cx.storage.peek(pmc::PBDMA_ENABLE::OFFSET) & cx.storage.peek(pfifo::PBDMA_PRESENT::OFFSET);
         if enabled & (1 << index) == 0 {
@@ -285,7 +285,7 @@ impl Fifo {
         }
     }
 
-    /// When a channel of this PBDMA is to be looked at again.
+    /// Returns when a channel of this PBDMA is to be looked at again.
     fn next_retry(&self, index: usize, cx: &Cx) -> Progress {
         let now = cx.clock.now();
         let mut progress = Progress::Idle;
@@ -388,13 +388,13 @@ impl Fifo {
         Progress::Ran
     }
 
-    /// What there is to do when the channel cannot go on after `words` words.
+    /// Returns what there is to do when the channel cannot go on after `words` words.
     fn pause(&self, index: usize, words: u32, cx: &Cx) -> Progress {
         let others = !self.pbdmas[index].holds && self.candidate(index, cx.clock.now()).is_some();
         if words > 0 || others { Progress::Ran } else { self.next_retry(index, cx) }
     }
 
-    /// Whether the channel has to pause between two methods.
+    /// Returns whether the channel has to pause between two methods.
     fn must_stop(&self, index: usize, context: &Context, cx: &Cx) -> bool {
         let channel = &self.channels[usize::from(context.channel)];
         let working = context.engine.is_some_and(|id| {

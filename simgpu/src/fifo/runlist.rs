@@ -77,8 +77,8 @@ impl Fifo {
         cx.storage.poke(at, cx.storage.peek(at) | pfifo::INTR::SCHED_ERROR.mask());
     }
 
-    /// Whether the channel that an engine works for is to leave: it was kicked, is no longer on the runlist, or its time
-    /// slice is over and another waits.
+    /// Returns whether the channel that an engine works for is to leave: it was kicked, is no longer on the runlist, or
+    /// its time slice is over and another waits.
     fn switch_is_wanted(&self, slot: usize, now: CardNs) -> bool {
         let slot = &self.slots[slot];
         let Some(channel) = slot.resident.and_then(|resident| resident.channel).filter(|_| slot.works(now)) else {
@@ -124,7 +124,7 @@ impl Fifo {
         self.settle(cx);
     }
 
-    /// What the preempt register reads.
+    /// Returns what the preempt register reads.
     pub(crate) fn preempt_state(&self, cx: &Cx) -> u32 {
         let pending = u32::from(self.preempting.is_some());
         pfifo::PREEMPT::PENDING.with(cx.storage.peek(pfifo::PREEMPT::OFFSET), pending)

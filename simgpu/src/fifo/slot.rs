@@ -134,17 +134,18 @@ impl Slot {
         }
     }
 
-    /// Whether the engine has objects of the class.
+    /// Returns whether the engine has objects of the class.
     pub(crate) fn class_supported(&self, class: u32) -> bool {
         self.engine.class_supported(class)
     }
 
-    /// Whether work is pending.
+    /// Returns whether work is pending.
     pub(crate) fn pending(&self) -> bool {
         self.engine.pending()
     }
 
-    /// Whether the engine is at work at card time `now`: something is pending, or what was done takes until later.
+    /// Returns whether the engine is at work at card time `now`: something is pending, or what was done takes until
+    /// later.
     pub(crate) fn works(&self, now: CardNs) -> bool {
         self.pending() || self.until > now
     }
@@ -262,7 +263,7 @@ impl Slot {
         Ok(va)
     }
 
-    /// What the engine's status register reads at card time `now`.
+    /// Returns what the engine's status register reads at card time `now`.
     pub(crate) fn status(&self, now: CardNs) -> u32 {
         use nvspec::regs::pfifo::ENGINE_STATUS::{BUSY, BUSY_2, CHANNEL, LOAD, SWITCHING};
         let channel = self.stopped_by.or(self.resident.and_then(|resident| resident.channel)).unwrap_or(0);

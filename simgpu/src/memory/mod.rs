@@ -39,7 +39,7 @@ pub enum BusAddr {
 }
 
 impl BusAddr {
-    /// What an instance block, directory register or runlist register names; `None` for the reserved target.
+    /// Returns what an instance block, directory register or runlist register names; `None` for the reserved target.
     #[must_use]
     pub const fn from_target(target: Target, address: u64) -> Option<Self> {
         match target {
@@ -49,7 +49,7 @@ impl BusAddr {
         }
     }
 
-    /// What a directory entry names; `None` for no table.
+    /// Returns what a directory entry names; `None` for no table.
     #[must_use]
     pub const fn from_table(target: TableTarget, address: u64) -> Option<Self> {
         match target {
@@ -59,7 +59,7 @@ impl BusAddr {
         }
     }
 
-    /// What a page table entry names; `None` for another card's memory.
+    /// Returns what a page table entry names; `None` for another card's memory.
     #[must_use]
     pub const fn from_aperture(aperture: PteAperture, address: u64) -> Option<Self> {
         match aperture {
@@ -140,13 +140,13 @@ impl Memory {
         Self { profile, ..Self::new(vram) }
     }
 
-    /// How often engines touched which part since the last call with `reset`, if that is counted.
+    /// Returns how often engines touched which part since the last call with `reset`, if that is counted.
     #[must_use]
     pub fn access_counts(&self, reset: bool) -> Option<AccessCounts> {
         self.profile.as_ref().map(|profile| profile.read(reset))
     }
 
-    /// Whether that is counted.
+    /// Returns whether that is counted.
     pub(crate) fn is_profiled(&self) -> bool {
         self.profile.is_some()
     }

@@ -77,7 +77,7 @@ impl Profile {
         }
     }
 
-    /// What was counted; with `reset` it counts from zero then.
+    /// Returns what was counted; with `reset` it counts from zero then.
     pub(super) fn read(&self, reset: bool) -> AccessCounts {
         let mut vram = vec![0; self.blocks];
         for (block, count) in self.vram.read(reset) {

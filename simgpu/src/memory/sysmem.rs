@@ -69,13 +69,13 @@ impl Sysmem {
         self.table.read().len()
     }
 
-    /// Whether nothing is mapped.
+    /// Returns whether nothing is mapped.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether a reader would get the table at once: nobody changes it or waits to.
+    /// Returns whether a reader would get the table at once: nobody changes it or waits to.
     #[cfg(test)]
     pub(super) fn is_free(&self) -> bool {
         self.table.try_read().is_some()

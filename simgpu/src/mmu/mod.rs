@@ -79,7 +79,7 @@ pub struct AddressSpace {
 }
 
 impl AddressSpace {
-    /// What the instance block at `instance` says.
+    /// Returns what the instance block at `instance` says.
     ///
     /// # Errors
     /// [`fault::UNBOUND_INST`] at address 0 when the block cannot be read or its directory has the reserved target.

@@ -39,7 +39,7 @@ pub fn walk(view: &View<'_>, space: &AddressSpace, va: GpuVa, write: bool) -> Re
     Err(fail(fault::PTE))
 }
 
-/// Whether the page may be used so.
+/// Checks that the page may be used so.
 ///
 /// # Errors
 /// The fault reason.
@@ -60,7 +60,7 @@ pub fn check(pte: Pte, write: bool, privileged: bool) -> Result<(), u32> {
     }
 }
 
-/// Where `va` lies in the page; `None` for another card's memory.
+/// Returns where `va` lies in the page; `None` for another card's memory.
 #[must_use]
 pub fn place(entry: TlbEntry, va: GpuVa) -> Option<(BusAddr, u64)> {
     let bytes = entry.page_bytes();

@@ -320,7 +320,7 @@ impl Driver {
         at
     }
 
-    /// Whether VRAM at `at` holds the pattern.
+    /// Returns whether VRAM at `at` holds the pattern.
     pub fn holds(&self, at: u64, pages: u64, seed: u32) -> bool {
         (0..pages * PAGE / 4).all(|index| self.peek(at + 4 * index) == pattern(seed, index))
     }

@@ -63,7 +63,7 @@ impl<'a> Cursor<'a> {
         self.rest().chars().next()
     }
 
-    /// Whether nothing but spaces is left.
+    /// Returns whether nothing but spaces is left.
     pub(super) fn at_end(&mut self) -> bool {
         self.skip_spaces();
         self.rest().is_empty()

@@ -140,7 +140,7 @@ impl<'b> Operands<'_, 'b> {
         Ok(())
     }
 
-    /// Whether another operand follows.
+    /// Returns whether another operand follows.
     fn more(&mut self) -> bool {
         !self.cursor.at_end()
     }
@@ -250,7 +250,7 @@ impl<'b> Operands<'_, 'b> {
         Ok((true, value))
     }
 
-    /// Whether what follows a prefix is an operand to which it can belong, rather than a name in a number.
+    /// Returns whether what follows a prefix is an operand to which it can belong, rather than a name in a number.
     fn is_operand(&self, mut cursor: Cursor<'b>) -> bool {
         match cursor.peek() {
             Some('(' | '|') => true,

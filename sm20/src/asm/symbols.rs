@@ -51,7 +51,7 @@ impl Symbols {
         label(self.scope).or_else(|| label(None)).or_else(|| self.constants.get(name).copied())
     }
 
-    /// What `.reg` gave this name.
+    /// Returns what `.reg` gave this name.
     pub(super) fn named(&self, name: &str) -> Option<Named> {
         let find = |scope| self.registers.get(&(scope, name.to_owned())).copied();
         find(self.scope).or_else(|| find(None))
@@ -86,7 +86,7 @@ fn number(digits: &str) -> Option<u8> {
     if digits.chars().all(|c| c.is_ascii_digit()) { digits.parse().ok() } else { None }
 }
 
-/// Whether a name can be given to something: not a register's, not a number.
+/// Returns whether a name can be given to something: not a register's, not a number.
 pub(super) fn usable(name: &str) -> bool {
     let reserved = ["pc", "c", "C", "PR", "CC"].contains(&name);
     let starts_well = name.chars().next().is_some_and(|c| !c.is_ascii_digit());

@@ -78,7 +78,7 @@ rows! { ROWS, Guard, true, 0x8;
     }
 }
 
-/// What the fields allow but the instructions do not have.
+/// Refuses what the fields allow but the instructions do not have.
 pub(super) fn check(op: &Op) -> Result<(), (&'static str, Reason)> {
     match op {
         Op::Atom { operation: AtomicOp::Inc, kind: AtomicType::S32, .. }

@@ -230,7 +230,7 @@ fn unsupported(word: u64, form: Form) -> Option<Instruction> {
     Some(Instruction { guard, join: false, form, op: Op::Unsupported { name, word } })
 }
 
-/// What single fields cannot tell.
+/// Checks what single fields cannot tell.
 fn check(op: &Op) -> Result<(), FieldError> {
     convert::check(op)?;
     memory::check(op)

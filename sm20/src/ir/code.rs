@@ -421,7 +421,7 @@ impl IntType {
         }
     }
 
-    /// Whether it has a sign.
+    /// Returns whether it has a sign.
     pub const fn signed(self) -> bool {
         matches!(self, Self::S8 | Self::S16 | Self::S32 | Self::S64)
     }
@@ -463,7 +463,7 @@ impl Compare {
         self.0
     }
 
-    /// Whether it holds for numbers in this relation; `None` is unordered. Integers are always ordered.
+    /// Returns whether it holds for numbers in this relation; `None` is unordered. Integers are always ordered.
     pub const fn holds(self, order: Option<core::cmp::Ordering>) -> bool {
         let bit = match order {
             Some(core::cmp::Ordering::Less) => 1,

@@ -21,7 +21,7 @@ impl Register {
         self.0
     }
 
-    /// Whether this is RZ.
+    /// Returns whether this is RZ.
     pub const fn is_zero(self) -> bool {
         self.0 == 63
     }
@@ -51,7 +51,7 @@ impl Predicate {
         self.0
     }
 
-    /// Whether this is PT.
+    /// Returns whether this is PT.
     pub const fn is_true(self) -> bool {
         self.0 == 7
     }

@@ -94,7 +94,7 @@ pub(crate) trait Visitor {
     /// A special register.
     fn special(&mut self, special: &mut SpecialRegister) -> Result<(), Self::Error>;
 
-    /// Where to go.
+    /// Reads where to go.
     fn target(&mut self, target: &mut Target, absolute: bool) -> Result<(), Self::Error>;
 
     /// `CC.LT`; may be left out if it is CC.T.

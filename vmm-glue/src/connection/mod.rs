@@ -80,7 +80,7 @@ impl Connection {
         }
     }
 
-    /// Where the next bytes belong; not empty after [`Self::process`] returned [`Progress::Done`].
+    /// Returns where the next bytes belong; not empty after [`Self::process`] returned [`Progress::Done`].
     pub fn space(&mut self) -> &mut [u8] {
         self.receive.space()
     }
@@ -126,7 +126,7 @@ impl Connection {
         }
     }
 
-    /// What waits to be sent.
+    /// Returns what waits to be sent.
     pub fn output(&mut self) -> &mut Outbox {
         &mut self.out
     }
@@ -136,7 +136,7 @@ impl Connection {
         self.out.len()
     }
 
-    /// Whether version negotiation has succeeded.
+    /// Returns whether version negotiation has succeeded.
     pub fn is_negotiated(&self) -> bool {
         self.session.is_negotiated()
     }

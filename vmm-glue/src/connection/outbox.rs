@@ -24,7 +24,7 @@ impl Outbox {
         self.bytes.len().saturating_sub(self.sent)
     }
 
-    /// Whether nothing waits.
+    /// Returns whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

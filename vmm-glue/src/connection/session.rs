@@ -388,7 +388,7 @@ impl Session {
         }
     }
 
-    /// What other threads, or time, ask for.
+    /// Does what other threads, or time, ask for.
     pub fn work(&mut self, device: &mut dyn Device, out: &mut Outbox, limit: usize) -> Result<(), Fatal> {
         let Some(peer) = self.peer else { return Ok(()) };
         let withdrawals = withdrawals();

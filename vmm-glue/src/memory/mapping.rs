@@ -162,22 +162,22 @@ impl Mapping {
         self.base.wrapping_add(self.skip)
     }
 
-    /// Whether the device may write here; writing where it may not is a fault of this process.
+    /// Returns whether the device may write here; writing where it may not is a fault of this process.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// Whether the memory was withdrawn, so that the mapping shows zeros.
+    /// Returns whether the memory was withdrawn, so that the mapping shows zeros.
     pub fn is_withdrawn(&self) -> bool {
         self.guard.is_tripped()
     }
 
-    /// Whether the client has sealed the file against being cut short.
+    /// Returns whether the client has sealed the file against being cut short.
     pub fn is_sealed(&self) -> bool {
         self.backing.sealed
     }
 
-    /// Whether the client shares the memory of this file, as far as it is known.
+    /// Says whether the client shares the memory of this file, as far as it is known.
     pub fn sharing(&self) -> Sharing {
         match self.backing.sharing.load(Ordering::Relaxed) {
             1 => Sharing::Shared,

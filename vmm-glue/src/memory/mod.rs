@@ -67,12 +67,12 @@ impl DmaRegion {
         self.gpa.saturating_add(self.size)
     }
 
-    /// Whether the memory was found to be private to the client (`share=off`), so that the mapping shows zeros.
+    /// Returns whether the memory was found to be private to the client (`share=off`), so that the mapping shows zeros.
     pub fn is_not_shared(&self) -> bool {
         self.mapping.as_ref().is_some_and(|mapping| mapping.sharing() == Sharing::Private)
     }
 
-    /// Whether the client withdrew the memory under the mapping.
+    /// Returns whether the client withdrew the memory under the mapping.
     pub fn is_withdrawn(&self) -> bool {
         self.mapping.as_ref().is_some_and(|mapping| mapping.is_withdrawn())
     }

@@ -37,7 +37,7 @@ struct Block {
 /// Mappings of this process that were replaced so far.
 static TRIPS: AtomicUsize = AtomicUsize::new(0);
 
-/// How many mappings of this process were withdrawn so far; a cheap look at whether to search for one.
+/// Returns how many mappings of this process were withdrawn so far; a cheap look at whether to search for one.
 pub(crate) fn withdrawals() -> usize {
     TRIPS.load(Ordering::Acquire)
 }
@@ -77,7 +77,7 @@ impl Guard {
         Self { slot, _wake: wake, released: false }
     }
 
-    /// Whether the mapping has been replaced.
+    /// Returns whether the mapping has been replaced.
     pub(super) fn is_tripped(&self) -> bool {
         self.slot.tripped.load(Ordering::Relaxed)
     }

@@ -118,7 +118,7 @@ impl Balancer {
         }
     }
 
-    /// What the operator has set.
+    /// Returns what the operator has set.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
@@ -143,7 +143,7 @@ impl Balancer {
         self.active.insert(vm, now_ns);
     }
 
-    /// When the VM has submitted work last, in ns.
+    /// Returns when the VM has submitted work last, in ns.
     #[must_use]
     pub fn last_active(&self, vm: VmId) -> Option<u64> {
         self.active.get(&vm).copied()
@@ -237,13 +237,13 @@ impl Balancer {
         Ok(())
     }
 
-    /// How many chunks of a VM are pinned.
+    /// Returns how many chunks of a VM are pinned.
     #[must_use]
     pub fn pinned(&self, vm: VmId) -> u32 {
         self.known.get(&vm).map_or(0, |known| known.pins.len() as u32)
     }
 
-    /// What each VM is entitled to now.
+    /// Returns what each VM is entitled to now.
     #[must_use]
     pub fn entitlements(&self, table: &ChunkTable, now_ns: u64) -> BTreeMap<VmId, Entitlement> {
         let round = Round::new(table, 0);
@@ -267,7 +267,7 @@ impl Balancer {
         self.moved.retain(|_, &mut (when, _)| now_ns.saturating_sub(when) < settle);
     }
 
-    /// What is known about a VM that the table has.
+    /// Returns what is known about a VM that the table has.
     fn known(&mut self, table: &ChunkTable, vm: VmId) -> &mut Known {
         let advertised = table.vm_bytes(vm).unwrap_or(0).div_ceil(table.chunk_bytes()) as u32;
         let new = || Known { advertised, hints: Hints::new(advertised), pins: BTreeSet::new() };

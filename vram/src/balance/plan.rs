@@ -88,7 +88,7 @@ impl<'a> Round<'a> {
         u32::try_from(self.steps_max - self.steps.len()).unwrap_or(u32::MAX)
     }
 
-    /// Whether the VM can give one more chunk, after `planned`.
+    /// Returns whether the VM can give one more chunk, after `planned`.
     fn can_give(&self, at: usize, planned: u32) -> bool {
         let vm = &self.vms[at];
         !vm.exhausted && vm.swap_room > planned && vm.card > planned
@@ -99,9 +99,10 @@ impl<'a> Round<'a> {
 type Exchange = (usize, usize);
 
 impl Balancer {
-    /// What is to move now: for a request that is about to be made, or, without one, for limits that were lowered and, each
-    /// interval, for fairness. At most [`Config::steps_max`](super::Config::steps_max) steps, in an order in which they
-    /// can be done; a later one may need the chunk that an earlier one frees. None when nothing has to move.
+    /// Returns what is to move now: for a request that is about to be made, or, without one, for limits that were
+    /// lowered and, each interval, for fairness. At most [`Config::steps_max`](super::Config::steps_max) steps, in an
+    /// order in which they can be done; a later one may need the chunk that an earlier one frees. None when nothing has
+    /// to move.
     ///
     /// A request is served when its steps are done: what it still gets no chunk of the card for is not its due.
     pub fn plan(&mut self, table: &ChunkTable, now_ns: u64, request: Option<Request>) -> Vec<Step> {
@@ -128,7 +129,7 @@ impl Balancer {
         round.steps
     }
 
-    /// What each VM is entitled to of `chunks`, if `request` is made.
+    /// Returns what each VM is entitled to of `chunks`, if `request` is made.
     pub(super) fn shares(&self, round: &Round<'_>, chunks: u32, request: Option<(VmId, u32)>, now_ns: u64) -> Shares {
         let claim = |vm: &Vm| {
             let wanted = request.filter(|(by, _)| *by == vm.id).map_or(0, |(_, wanted)| wanted);
@@ -301,9 +302,9 @@ impl Balancer {
     }
 }
 
-/// How many chunks each VM has to give so that there are `need` more, as far as the round has steps for it: again and again
-/// one of the VM that is furthest above its share, the chunks included that `requester` wants. When that is the requester
-/// itself, it does without one.
+/// Returns how many chunks each VM has to give so that there are `need` more, as far as the round has steps for it:
+/// again and again one of the VM that is furthest above its share, the chunks included that `requester` wants. When
+/// that is the requester itself, it does without one.
 fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, need: u32) -> Vec<u32> {
     let mut counts = vec![0; round.vms.len()];
     let (mut need, mut wanted) = (need, requester.map_or(0, |(_, wanted)| wanted));
@@ -327,7 +328,7 @@ fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, ne
     counts
 }
 
-/// Who gets back how many of `free` chunks, and of what is kept for it; and who then exchanges chunks.
+/// Returns who gets back how many of `free` chunks, and of what is kept for it; and who then exchanges chunks.
 fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Exchange>) {
     let count = round.vms.len();
     let (mut steps, mut free, mut room) = (round.steps_left(), free, round.host_room);

@@ -27,7 +27,7 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// What is in the way, in a word.
+    /// Returns what is in the way, in a word.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -39,8 +39,8 @@ impl Limit {
         }
     }
 
-    /// Which of two limits an operator has to see to: what keeps a VM from host memory, or from the card when its policy
-    /// allows no host memory.
+    /// Returns which of two limits an operator has to see to: what keeps a VM from host memory, or from the card when
+    /// its policy allows no host memory.
     #[must_use]
     pub const fn decisive(self, host: Option<Self>) -> Self {
         match host {

@@ -39,21 +39,22 @@ impl ChunkTable {
         self.vms.get(&vm)?.index(address)
     }
 
-    /// Where guest chunk `index` begins for the guest.
+    /// Returns where guest chunk `index` begins for the guest.
     #[must_use]
     pub fn guest_address(&self, index: u32) -> GuestAddr {
         GuestAddr(u64::from(index) << self.shift)
     }
 
-    /// Whether the guest chunk that `address` lies in has a place; `None` when the VM's guest has no such address.
+    /// Returns whether the guest chunk that `address` lies in has a place; `None` when the VM's guest has no such
+    /// address.
     #[must_use]
     pub fn is_placed(&self, vm: VmId, address: GuestAddr) -> Option<bool> {
         let map = self.vms.get(&vm)?;
         Some(map.get(map.index(address)?).is_some())
     }
 
-    /// Where the guest VRAM `address` of `vm` lies, and how far it goes on there in one piece. `None` when the guest has
-    /// no such address, or it has no place.
+    /// Returns where the guest VRAM `address` of `vm` lies, and how far it goes on there in one piece. `None` when the
+    /// guest has no such address, or it has no place.
     #[must_use]
     pub fn translate(&self, vm: VmId, address: GuestAddr) -> Option<Run> {
         let map = self.vms.get(&vm)?;
@@ -64,7 +65,8 @@ impl ChunkTable {
         Some(Run { place: self.within(spot, address), bytes: bytes.min(map.bytes() - address.0) })
     }
 
-    /// Where the `len` bytes from the guest VRAM `address` of `vm` on lie, if all have a place and lie in one piece.
+    /// Returns where the `len` bytes from the guest VRAM `address` of `vm` on lie, if all have a place and lie in one
+    /// piece.
     #[must_use]
     pub fn translate_range(&self, vm: VmId, address: GuestAddr, len: u64) -> Option<Place> {
         match self.lookup(vm, address, len) {
@@ -73,7 +75,8 @@ impl ChunkTable {
         }
     }
 
-    /// What is behind the `len` bytes from the guest VRAM `address` of `vm` on. No bytes are looked up as one would be.
+    /// Returns what is behind the `len` bytes from the guest VRAM `address` of `vm` on. No bytes are looked up as one
+    /// would be.
     #[must_use]
     pub fn lookup(&self, vm: VmId, address: GuestAddr, len: u64) -> Lookup {
         let Some(map) = self.vms.get(&vm) else { return Lookup::Outside };

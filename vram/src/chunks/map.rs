@@ -55,17 +55,17 @@ impl VmMap {
         self.sums.advertised
     }
 
-    /// What the VM is sure to get.
+    /// Returns what the VM is sure to get.
     pub(super) fn guarantee(&self) -> u32 {
         self.sums.limits.guarantee.min(self.sums.advertised)
     }
 
-    /// What the VM is sure to get and has not got.
+    /// Returns what the VM is sure to get and has not got.
     pub(super) fn owed(&self) -> u32 {
         self.guarantee().saturating_sub(self.used(Tier::Card))
     }
 
-    /// What counts for the limits of a memory: what the VM has there and what is on the way.
+    /// Returns what counts for the limits of a memory: what the VM has there and what is on the way.
     pub(super) fn used(&self, tier: Tier) -> u32 {
         match tier {
             Tier::Card => self.sums.placed + self.arriving,
@@ -168,15 +168,15 @@ impl VmMap {
         }
     }
 
-    /// How many chunks from guest chunk `index`, which lies at `spot`, on follow one another there too. Never looks at
-    /// more than `limit`.
+    /// Returns how many chunks from guest chunk `index`, which lies at `spot`, on follow one another there too. Never
+    /// looks at more than `limit`.
     pub(super) fn neighbours(&self, index: u32, spot: Spot, limit: u64) -> u64 {
         let rest = self.chunks.get(index as usize..).unwrap_or(&[]);
         let follows = |&(step, at): &(u64, &Option<Spot>)| at.is_some() && *at == spot.after(step as u32);
         (0u64..limit).zip(rest).take_while(follows).count() as u64
     }
 
-    /// How many of the `count` guest chunks from `index` on have a place.
+    /// Returns how many of the `count` guest chunks from `index` on have a place.
     pub(super) fn placed_among(&self, index: u32, count: u64) -> u64 {
         let rest = self.chunks.get(index as usize..).unwrap_or(&[]);
         (0u64..count).zip(rest).filter(|(_, at)| at.is_some()).count() as u64

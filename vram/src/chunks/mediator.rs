@@ -87,7 +87,7 @@ impl ChunkTable {
         self.card.limit().saturating_sub(kept)
     }
 
-    /// What the mediator has not used of what is set aside for it.
+    /// Returns what the mediator has not used of what is set aside for it.
     pub(super) fn left_aside(&self) -> u32 {
         self.set_aside.saturating_sub(self.mediator)
     }
@@ -99,7 +99,7 @@ impl ChunkTable {
         self.left_aside() + self.uncommitted().min(self.wanted())
     }
 
-    /// What the mediator claims, and what it owes the reserve.
+    /// Returns what the mediator claims, and what it owes the reserve.
     pub(super) fn wanted(&self) -> u32 {
         self.claimed.saturating_add(self.borrowed)
     }

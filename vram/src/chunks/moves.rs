@@ -136,7 +136,7 @@ impl ChunkTable {
         }
     }
 
-    /// Whether no chunk of a VM may begin to move.
+    /// Returns whether no chunk of a VM may begin to move.
     #[must_use]
     pub fn is_frozen(&self, vm: VmId) -> bool {
         self.frozen.contains(&vm)
@@ -196,13 +196,14 @@ impl ChunkTable {
         self.flights.iter().map(|(&id, flight)| self.describe(id, flight))
     }
 
-    /// Whether a move has lost its chunk, so that nothing needs to be copied for it any more; true as well when it has ended.
+    /// Returns whether a move has lost its chunk, so that nothing needs to be copied for it any more; true as well when
+    /// it has ended.
     #[must_use]
     pub fn is_gone(&self, id: MoveId) -> bool {
         self.flights.get(&id).is_none_or(|flight| flight.fate != Fate::Alive)
     }
 
-    /// Whether a guest chunk is on its way.
+    /// Returns whether a guest chunk is on its way.
     #[must_use]
     pub fn is_moving(&self, vm: VmId, index: u32) -> bool {
         self.moving.contains_key(&(vm, index))

@@ -18,7 +18,7 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Whether a guest chunk lies in the reserve: on the card, but counted as in host memory.
+    /// Returns whether a guest chunk lies in the reserve: on the card, but counted as in host memory.
     #[must_use]
     pub fn is_parked(&self, vm: VmId, index: u32) -> bool {
         self.vms.get(&vm).is_some_and(|map| map.is_parked(index))
@@ -34,7 +34,7 @@ impl ChunkTable {
         self.vms.get(&vm).into_iter().flat_map(VmMap::parked)
     }
 
-    /// How many of all can begin to move to host memory now.
+    /// Returns how many of all can begin to move to host memory now.
     #[must_use]
     pub fn drainable(&self) -> u32 {
         (self.parked - self.draining).min(self.host.room())
@@ -65,7 +65,7 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// What is neither used nor borrowed of the reserve.
+    /// Returns what is neither used nor borrowed of the reserve.
     #[must_use]
     pub fn left_reserve(&self) -> u32 {
         self.reserve.saturating_sub(self.parked + self.borrowed)

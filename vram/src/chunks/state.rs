@@ -116,7 +116,8 @@ pub enum ChunkState {
 }
 
 impl ChunkState {
-    /// Whether a chunk may go from `self` to `to`. A chunk that had an owner reaches the next only by way of `Scrubbing`.
+    /// Returns whether a chunk may go from `self` to `to`. A chunk that had an owner reaches the next only by way of
+    /// `Scrubbing`.
     #[must_use]
     pub const fn can_go(self, to: Self) -> bool {
         matches!(

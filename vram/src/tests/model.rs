@@ -51,12 +51,12 @@ impl Vm {
         self.bytes.div_ceil(CHUNK) as u32
     }
 
-    /// What has its place there, in the reserve or not.
+    /// Returns what has its place there, in the reserve or not.
     fn placed(&self, tier: Tier) -> u32 {
         self.chunks.values().filter(|(piece, _)| piece.0 == tier).count() as u32
     }
 
-    /// What counts there.
+    /// Returns what counts there.
     fn counted(&self, tier: Tier) -> u32 {
         let parked = self.parked.len() as u32;
         if tier == Tier::Card { self.placed(tier) - parked } else { self.placed(tier) + parked }
@@ -147,7 +147,7 @@ impl Model {
         clean.min(self.room(tier))
     }
 
-    /// What counts for a VM's limits.
+    /// Returns what counts for a VM's limits.
     fn used(&self, id: u32, tier: Tier) -> u32 {
         let to = |flight: &&Flight| flight.vm == Some(id) && flight.to.0 == tier && !flight.drains;
         self.vms[&id].counted(tier) + self.flights.iter().filter(to).count() as u32
@@ -177,7 +177,7 @@ impl Model {
         self.room(Tier::Card) - self.promised() - self.left_reserve()
     }
 
-    /// What no one is sure to get.
+    /// Returns what no one is sure to get.
     fn uncommitted(&self) -> u32 {
         self.for_mediator() - self.left_aside()
     }

@@ -46,7 +46,7 @@ impl Hints {
         self.accesses[range].fill(count);
     }
 
-    /// How often a chunk is accessed; 0 if nothing was said.
+    /// Returns how often a chunk is accessed; 0 if nothing was said.
     #[must_use]
     pub fn accesses(&self, index: u32) -> u32 {
         self.accesses.get(index as usize).copied().unwrap_or(0)
@@ -67,7 +67,7 @@ impl Hints {
         }
     }
 
-    /// Whether a chunk was used since the clock's hand last passed.
+    /// Returns whether a chunk was used since the clock's hand last passed.
     #[must_use]
     pub fn is_referenced(&self, index: u32) -> bool {
         self.referenced.get(index as usize / 64).is_some_and(|word| word >> (index % 64) & 1 == 1)

@@ -98,7 +98,7 @@ fn vm(vm: &VmMemory) -> Vec<String> {
     ])
 }
 
-/// What a virtual machine may have.
+/// Renders what a virtual machine may have.
 #[must_use]
 pub fn limits(memory: &VmMemorySettings) -> String {
     let size = |mib: Option<u64>| mib.map_or_else(|| "default".to_owned(), |mib| format!("{mib} MiB"));
@@ -116,7 +116,7 @@ pub fn limits(memory: &VmMemorySettings) -> String {
     table(rows, &[])
 }
 
-/// What an operator had moved.
+/// Renders what an operator had moved.
 #[must_use]
 pub fn moved(report: &MoveReport) -> String {
     let MoveReport { moved_bytes, stayed_bytes, suspended_ns } = *report;

@@ -27,7 +27,7 @@ pub fn duration(ns: u64) -> String {
     }
 }
 
-/// Whether nothing of a virtual machine is started, and until when.
+/// Says whether nothing of a virtual machine is started, and until when.
 #[must_use]
 pub fn state(vm: &VmShare) -> String {
     match vm.quarantine {
@@ -185,7 +185,7 @@ pub fn card(card: &CardScheduler) -> String {
     text
 }
 
-/// What one virtual machine may have.
+/// Renders what one virtual machine may have.
 #[must_use]
 pub fn vm_time(vm: &str, time: &VmTime) -> String {
     table(
@@ -201,7 +201,7 @@ pub fn vm_time(vm: &str, time: &VmTime) -> String {
     )
 }
 
-/// What a report shows.
+/// Renders a report.
 #[must_use]
 pub fn report(report: &Summary) -> String {
     let Summary { file, engine, vms, jain, .. } = report;
@@ -215,7 +215,7 @@ pub fn report(report: &Summary) -> String {
     format!("{}\nuse of {}, Jain's index {jain}, in {file}\n", table(rows, &[1, 2]), engine.name())
 }
 
-/// What a record comes to.
+/// Renders what a record comes to.
 #[must_use]
 pub fn replay(replayed: &Replayed) -> String {
     let Replayed { events, length_ns, policy, recorded, uses } = replayed;

@@ -18,7 +18,7 @@ pub(super) const TABLE: Table = Table {
 /// What of a VM was moved, in bytes, and its submissions that waited for memory in vain.
 pub(super) type Counts = BTreeMap<(String, String), (u64, u64)>;
 
-/// What there is at a look, for the next.
+/// Returns what there is at a look, for the next.
 pub(super) fn counts(cards: &[CardMemory]) -> Counts {
     each(cards).map(|(card, vm)| ((card.card.clone(), vm.vm.clone()), count(vm))).collect()
 }
@@ -71,7 +71,7 @@ fn state(card: &CardMemory, vm: &VmMemory, denied: u64) -> String {
     }
 }
 
-/// What is left of a card, and what it has in the host.
+/// Renders what is left of a card, and what it has in the host.
 pub(super) fn head(card: &CardMemory) -> String {
     let CardMemory { card: name, card_bytes, spare_bytes, host_used_bytes, host_budget_bytes, .. } = card;
     let host = format!("{} of {}", mib(*host_used_bytes), mib(*host_budget_bytes));

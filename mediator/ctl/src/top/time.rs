@@ -19,7 +19,7 @@ pub(super) const TABLE: Table = Table {
 /// Submissions of a VM to an engine that were started, and how long they waited together, in ns.
 pub(super) type Waits = BTreeMap<(String, String, Engine), (u64, u64)>;
 
-/// What there is at a look, for the next.
+/// Returns what there is at a look, for the next.
 pub(super) fn waits(cards: &[CardScheduler]) -> Waits {
     let each = each(cards).map(|(card, vm, engine, used)| {
         ((card.card.clone(), vm.vm.clone(), engine), (used.wait.count, used.wait.sum_ns))

@@ -83,7 +83,7 @@ impl Store {
         self.folder.join(FILE)
     }
 
-    /// What was written last; `None` when nothing ever was.
+    /// Returns what was written last; `None` when nothing ever was.
     pub fn read(&self) -> Result<Option<Vec<u8>>, StoreError> {
         let path = self.path();
         let bytes = match fs::metadata(&path) {

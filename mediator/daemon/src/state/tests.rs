@@ -25,7 +25,7 @@ fn file(text: &str) -> Config {
 
 const WEB: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 16\n";
 
-/// What is now after `file` was changed by hand.
+/// Returns what is now after `file` was changed by hand.
 fn live(file: &Config, change: impl FnOnce(&mut Live)) -> Live {
     let mut live = Live::of(file);
     change(&mut live);

@@ -35,7 +35,7 @@ impl Ledger {
         Self { card, files, holdings }
     }
 
-    /// What is different in `later`, each in words.
+    /// Returns what is different in `later`, each in words.
     pub fn lost(&self, later: &Self) -> Vec<String> {
         let mut lost = self.holdings.lost(&later.holdings, SLACK);
         if self.card != later.card {

@@ -133,7 +133,7 @@ impl Card {
 }
 
 impl Hardware {
-    /// When the first of what engines have begun ends.
+    /// Returns when the first of what engines have begun ends.
     fn next_end(&self) -> Option<u64> {
         let end = |engine: Engine| {
             let (channel, submission) = self.begun[engine.index()]?;
@@ -213,22 +213,22 @@ impl Hardware {
         assert!(self.rings.insert(channel, ring).is_none());
     }
 
-    /// Whether all that a VM has submitted has ended, by what its guest sees.
+    /// Returns whether all that a VM has submitted has ended, by what its guest sees.
     pub(super) fn is_done(&self, vm: VmId) -> bool {
         self.unfinished.get(&vm).is_none_or(|count| *count == 0)
     }
 
-    /// Whether an engine has begun work of a channel.
+    /// Returns whether an engine has begun work of a channel.
     pub(super) fn has_begun(&self, channel: ChannelId) -> bool {
         self.begun.iter().flatten().any(|(of, _)| *of == channel)
     }
 
-    /// Whether a VM was removed.
+    /// Returns whether a VM was removed.
     pub(super) fn is_removed(&self, vm: VmId) -> bool {
         self.removed.contains(&vm)
     }
 
-    /// Whether the mediator has seen all ends.
+    /// Returns whether the mediator has seen all ends.
     pub(super) fn is_seen(&self) -> bool {
         self.records.is_empty()
     }
@@ -238,7 +238,7 @@ impl Hardware {
         self.busy[engine.index()]
     }
 
-    /// Whether the timer will call the mediator, or has.
+    /// Returns whether the timer will call the mediator, or has.
     fn is_armed(&self) -> bool {
         self.alarm.is_some() || self.expired
     }

@@ -42,7 +42,7 @@ pub struct PvSettings {
 }
 
 impl PvSettings {
-    /// What the vGPU offers.
+    /// Returns what the vGPU offers.
     fn features(&self) -> u32 {
         let share = if self.segment_bytes != 0 || self.group.is_some() { feature::SHARE } else { 0 };
         let abroad = if self.group.is_some() { feature::SHARE_ABROAD } else { 0 };
@@ -137,7 +137,7 @@ impl Interface {
         }
     }
 
-    /// What an operator sees of it.
+    /// Returns what an operator sees of it.
     pub(super) fn counters(&self) -> [(&'static str, u64); 9] {
         let Counts { doorbells, batches, holds, operations, entries, refused } = self.counts;
         let tables = self.tables.counts();
@@ -162,7 +162,7 @@ impl Interface {
         }
     }
 
-    /// Whether a byte offset of BAR0 is one of the interface's.
+    /// Returns whether a byte offset of BAR0 is one of the interface's.
     pub(super) fn covers(offset: u64) -> bool {
         (u64::from(OFFSET)..u64::from(OFFSET + register::BYTES)).contains(&offset)
     }

@@ -57,7 +57,7 @@ impl Interface {
         (self.status, self.queue, self.ongoing) = (status::FAILED, None, None);
     }
 
-    /// Whether what a guest does wrong is to be logged: at first, and ever less.
+    /// Returns whether what a guest does wrong is to be logged: at first, and ever less.
     fn may_complain(&mut self) -> bool {
         self.complaints += 1;
         vmm_glue::worth_logging(self.complaints)

@@ -24,7 +24,7 @@ struct Attachment {
 pub(super) struct Attachments(BTreeMap<(SpaceId, u32), Attachment>);
 
 impl Attachments {
-    /// How many segments are mapped, each counted for each address space.
+    /// Returns how many segments are mapped, each counted for each address space.
     pub(super) fn count(&self) -> u64 {
         self.0.len() as u64
     }

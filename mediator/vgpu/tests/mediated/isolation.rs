@@ -8,7 +8,7 @@ use vram::{CardAddr, VmId};
 
 const CANARY: u8 = 0xc5;
 
-/// What the guest's tables say of the page at [`B`]: name, low and high word of the entry.
+/// Returns what the guest's tables say of the page at [`B`]: name, low and high word of the entry.
 fn bad_entries(rig: &Rig) -> [(&'static str, u32, u32); 8] {
     let share = VM_MIB * MIB;
     let state = rig.host.lock();

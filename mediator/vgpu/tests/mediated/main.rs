@@ -48,7 +48,7 @@ fn fill(guest: &Guest, byte: u8) {
     (0..guest.vram_bytes / MIB).for_each(|mib| guest.vram_write(mib * MIB, &data));
 }
 
-/// Whether all of a VM's VRAM holds that byte.
+/// Returns whether all of a VM's VRAM holds that byte.
 fn is_filled(guest: &Guest, byte: u8) -> bool {
     let mut data = vec![0; MIB as usize];
     (0..guest.vram_bytes / MIB).all(|mib| {
@@ -57,7 +57,7 @@ fn is_filled(guest: &Guest, byte: u8) -> bool {
     })
 }
 
-/// How often a run of 64 such bytes occurs in a VM's VRAM.
+/// Returns how often a run of 64 such bytes occurs in a VM's VRAM.
 fn finds(guest: &Guest, byte: u8) -> usize {
     let mut data = vec![0; MIB as usize];
     let in_mib = |mib| {

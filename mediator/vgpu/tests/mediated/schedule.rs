@@ -352,7 +352,7 @@ fn what_submissions_wait_for_is_known() {
     assert_eq!(of_two.last(), Some(&(behind.id, Awaited::Turn)), "{of_two:?}");
 }
 
-/// Whether PGRAPH works.
+/// Returns whether PGRAPH works.
 fn is_busy(rig: &Rig) -> bool {
     pfifo::ENGINE_STATUS::BUSY.is_set(card::Card::read32(&*rig.card, pfifo::ENGINE_STATUS::at(0)))
 }

@@ -496,7 +496,7 @@ fn atomic(
     Ok(())
 }
 
-/// What an atomic operation leaves in memory.
+/// Returns what an atomic operation leaves in memory.
 fn result(operation: AtomicOp, kind: AtomicType, memory: u32, a: u32, c: u32) -> u32 {
     let less = if kind == AtomicType::S32 { memory.cast_signed() < a.cast_signed() } else { memory < a };
     match operation {

@@ -100,7 +100,7 @@ impl Rig {
         }
     }
 
-    /// What a launch would be of, with a grid of 9 * 8 * 7 blocks of 5 * 3 * 4 threads.
+    /// Returns what a launch would be of, with a grid of 9 * 8 * 7 blocks of 5 * 3 * 4 threads.
     pub(super) fn described(&mut self) -> Launch {
         for (method, data) in [
             (methods::REGISTERS, 63),

@@ -228,7 +228,7 @@ pub fn each_run(
     Ok(())
 }
 
-/// Whether the lines follow each other without gaps or a wrap, so that they can be taken as one.
+/// Returns whether the lines follow each other without gaps or a wrap, so that they can be taken as one.
 fn is_solid(surface: &Surface, line: u64, lines: u64) -> bool {
     match *surface {
         Surface::Pitch { base, pitch } => {

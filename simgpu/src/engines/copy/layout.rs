@@ -55,7 +55,8 @@ const fn wrap(address: u64) -> GpuVa {
 }
 
 impl Surface {
-    /// Where byte `x` of line `y` lies, and how many bytes of the line follow each other from there (`u64::MAX`: all).
+    /// Returns where byte `x` of line `y` lies, and how many bytes of the line follow each other from there
+    /// (`u64::MAX`: all).
     #[must_use]
     pub const fn locate(&self, x: u64, y: u64) -> (GpuVa, u64) {
         match self {

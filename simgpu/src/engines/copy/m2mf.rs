@@ -166,7 +166,7 @@ impl Registers {
         Ok(Completion { semaphore, interrupt })
     }
 
-    /// Whether copies are made now.
+    /// Returns whether copies are made now.
     fn enabled(&self) -> Result<bool, EngineError> {
         use methods::{cond_mode, render_override};
         match (self.word(methods::RENDER_ENABLE_OVERRIDE), self.word(methods::COND_MODE)) {

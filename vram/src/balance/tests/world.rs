@@ -22,7 +22,7 @@ impl World {
         Self { table, balancer: Balancer::new(config), now: 0, sent: BTreeMap::new() }
     }
 
-    /// Whether anything that is planned now could have a reason.
+    /// Returns whether anything that is planned now could have a reason.
     fn is_pressed(&self, request: Option<Request>) -> bool {
         let missing = request.is_some_and(|request| match request.by {
             By::Vm(vm) => {

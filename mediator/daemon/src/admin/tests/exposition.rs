@@ -90,7 +90,7 @@ fn parse(text: &str) -> Result<BTreeMap<String, Family>, String> {
     Ok(families)
 }
 
-/// What is against a metric by the naming rules.
+/// Returns what is against a metric by the naming rules.
 fn badly_named(name: &str, kind: &str) -> Option<&'static str> {
     let words: Vec<_> = name.split('_').collect();
     let unit = |unit: &&str| {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 /// Where the document is published.
 const PUBLISHED: &str = include_str!("../../../../../docs/api.json");
 
-/// What a part of the document demands.
+/// Returns what a part of the document demands.
 fn validator(schema: &Value) -> Validator {
     let mut schema = schema.clone();
     schema["components"] = document()["components"].clone();

@@ -242,7 +242,7 @@ fn hole_12_runlists_name_only_the_guests_channels() {
     scene.finish();
 }
 
-/// Where element `index` of an array of registers would be that begins with these two.
+/// Returns where element `index` of an array of registers would be that begins with these two.
 fn behind(first: u32, second: u32, index: u32) -> u32 {
     first + index * (second - first)
 }

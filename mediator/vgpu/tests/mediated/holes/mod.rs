@@ -227,7 +227,7 @@ impl Scene {
         data
     }
 
-    /// Where a VM's VRAM lies on the card.
+    /// Returns where a VM's VRAM lies on the card.
     fn on_card(&self, vm: VmId, at: u64) -> u64 {
         let place = self.rig.host.lock().vram.place(vm, GuestVramAddr(at), PAGE).expect("VRAM of the VM");
         place.card().expect("on the card").0
@@ -246,7 +246,7 @@ impl Scene {
         u64::from_le_bytes(word)
     }
 
-    /// Where the card believes a VM's RAM at guest-physical 0 to be: what its channel has at [`C`].
+    /// Returns where the card believes a VM's RAM at guest-physical 0 to be: what its channel has at [`C`].
     fn bus_address(&self, vm: VmId) -> u64 {
         let directory = self.card_word64(self.card_instance(vm, ID).unwrap() + vm::PDB_LO) & 0xff_ffff_f000;
         let pde = Pde::from(self.card_word64(directory + (C >> PDE_SHIFT) * 8));
@@ -408,7 +408,7 @@ fn tally(guest: &Guest) -> u64 {
     denied + stops(guest)
 }
 
-/// How often work of a guest was stopped or not begun: faults, and channels and doorbells that were refused.
+/// Returns how often work of a guest was stopped or not begun: faults, and channels and doorbells that were refused.
 fn stops(guest: &Guest) -> u64 {
     let status = guest.status();
     let counted =

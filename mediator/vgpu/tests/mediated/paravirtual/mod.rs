@@ -41,7 +41,7 @@ fn pte(at: u64) -> u64 {
     at >> 8 | 1
 }
 
-/// What a channel of the driver has in its address space, as operations on a table.
+/// Returns what a channel of the driver has in its address space, as operations on a table.
 fn entries(ops: Ops, table: u32, channel: &Channel) -> Ops {
     let [ring, push, image] = channel.memory();
     [(RING_VA, ring, 1), (PUSH_VA, push, 4), (FENCE_VA, channel.fence, 1), (IMAGE_VA, image, 16)]

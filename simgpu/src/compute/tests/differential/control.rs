@@ -86,7 +86,7 @@ fn statement(random: &mut Random, inside: Inside) -> Statement {
     }
 }
 
-/// What the statements do to a thread's number.
+/// Returns what the statements do to a thread's number.
 fn evaluate(body: &[Statement], x: &mut u32, tid: u32, functions: &[Vec<Statement>]) -> Next {
     let set = |x: u32, bit: Bit| x >> bit & 1 != 0;
     for statement in body {

@@ -221,8 +221,8 @@ pub(super) fn execute(op: &Op, thread: &mut Thread, env: &Env<'_>) -> Result<(),
 /// How wrong MUFU may be: half of a unit in the last place, and what the reference itself lacks.
 const UNITS: f64 = 0.501;
 
-/// Whether `result` is what MUFU may say of the argument. Logarithm, power and angle functions are summed up here from
-/// squares, square roots and a series.
+/// Returns whether `result` is what MUFU may say of the argument. Logarithm, power and angle functions are summed up
+/// here from squares, square roots and a series.
 pub(super) fn mufu_agrees(function: MultiFunction, argument: u64, saturate: bool, result: u32) -> bool {
     let x = SINGLE.value(SINGLE.flushed(argument));
     let double = |bits: u32| f64::from_bits(u64::from(bits) << 32);
@@ -305,7 +305,7 @@ fn sine(x: f64) -> f64 {
     if turns % 2.0 == 0.0 { rest * series } else { -rest * series }
 }
 
-/// Whether MUFU's reference is good for that argument.
+/// Returns whether MUFU's reference is good for that argument.
 pub(super) fn mufu_is_checked(function: MultiFunction, argument: u64) -> bool {
     let x = SINGLE.value(argument);
     !matches!(function, MultiFunction::Sin | MultiFunction::Cos) || !x.is_finite() || x.abs() < 100.0

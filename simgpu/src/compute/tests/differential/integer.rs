@@ -58,7 +58,7 @@ fn sum(a: u32, b: u32, mode: AddMode, carry_in: Option<Cc>, saturate: bool) -> (
     (value, Cc { zero, carry, overflow: !range.contains(&whole), ..plain_cc(value) })
 }
 
-/// What the tests mean for two numbers whose difference left the condition code, and of single flags.
+/// Returns what the tests mean for two numbers whose difference left the condition code, and of single flags.
 pub(super) fn test(cc: Cc, test: CcTest) -> bool {
     let Cc { zero, sign, carry, overflow } = cc;
     // A NaN leaves zero and sign, which no number does.

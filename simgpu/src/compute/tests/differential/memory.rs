@@ -75,7 +75,7 @@ impl Bytes {
     }
 }
 
-/// What an instruction accesses memory by: its address, width, and the one space that it has.
+/// Returns what an instruction accesses memory by: its address, width, and the one space that it has.
 fn access(op: &Op) -> Option<(Address, u64, Option<Space>)> {
     let bytes = |width: Width| match width {
         Width::U8 | Width::S8 => 1,
@@ -160,7 +160,7 @@ fn words(width: u64) -> usize {
     (width as usize).div_ceil(4)
 }
 
-/// What a register gets of a value.
+/// Returns what a register gets of a value.
 fn extended(bytes: &[u8], width: Width) -> Vec<u32> {
     match width {
         Width::U8 => vec![bytes[0].into()],

@@ -84,7 +84,7 @@ const OTHERS: [&str; 6] = ["B2R R0, 0x0", "LEPC R0", "VOTE.ALL R0, P0, P1", "NOP
 /// Random instructions of each form.
 const EACH: usize = 200;
 
-/// What special registers say in the bench's block of 5 * 3 * 4 threads.
+/// Returns what special registers say in the bench's block of 5 * 3 * 4 threads.
 fn special(which: SpecialRegister, lane: usize, launch: &Launch) -> u32 {
     let thread = 32 + lane as u32;
     let (x, y, z) = (thread % 5, thread / 5 % 3, thread / 15);

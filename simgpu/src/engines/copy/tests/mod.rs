@@ -165,7 +165,7 @@ enum Layout {
 }
 
 impl Side {
-    /// Where byte `x` of line `y` lies, for elements of `element` bytes, in bytes from `base`.
+    /// Returns where byte `x` of line `y` lies, for elements of `element` bytes, in bytes from `base`.
     fn reference(&self, element: u64) -> impl Fn(u64, u64) -> u64 + use<> {
         let (base, layout) = (self.base, self.layout.clone());
         let blocks = match &layout {
@@ -198,7 +198,7 @@ fn side(line: u64, lines: u64, element: u64, narrow: bool) -> impl Strategy<Valu
     prop_oneof![pitch, blocks]
 }
 
-/// Whether the side stays in its half of the arena.
+/// Returns whether the side stays in its half of the arena.
 fn fits(side: &Side, line: u64, lines: u64, element: u64) -> bool {
     let bytes = match &side.layout {
         Layout::Pitch { pitch } => pitch * lines + line * element,
