@@ -17,7 +17,15 @@ pub const PAGE: u64 = 4096;
 pub struct Mappings {
     /// I/O addresses that the IOMMU maps and the card can drive.
     usable: Vec<Range<u64>>,
-    mapped: Mutex<BTreeMap<u64, DmaMemory>>,
+    /// Never held while the kernel pins pages, which takes as long as there are many: others map meanwhile.
+    mapped: Mutex<BTreeMap<u64, Mapping>>,
+}
+
+/// A range of I/O addresses that is taken.
+struct Mapping {
+    len: u64,
+    /// The memory there; `None` while the kernel maps or withdraws it.
+    memory: Option<DmaMemory>,
 }
 
 impl Mappings {
@@ -62,14 +70,26 @@ impl Mappings {
         if !self.usable.iter().any(|range| range.start <= iova && end <= range.end) {
             return Err(DmaError::Reserved { iova, len });
         }
-        let mut mapped = self.mapped.lock();
-        let before = mapped.range(..end).next_back();
-        if let Some((&existing, _)) = before.filter(|(start, memory)| **start + memory.len() as u64 > iova) {
-            return Err(DmaError::Overlap { iova, len, existing });
+        {
+            let mut mapped = self.mapped.lock();
+            let before = mapped.range(..end).next_back();
+            if let Some((&existing, _)) = before.filter(|(start, mapping)| **start + mapping.len > iova) {
+                return Err(DmaError::Overlap { iova, len, existing });
+            }
+            mapped.insert(iova, Mapping { len, memory: None });
         }
-        kernel.map(iova, &memory).map_err(|error| refusal(error, iova, len, mapped.len()))?;
-        mapped.insert(iova, memory);
-        Ok(())
+        let done = kernel.map(iova, &memory);
+        let mut mapped = self.mapped.lock();
+        match done {
+            Ok(()) => {
+                mapped.insert(iova, Mapping { len, memory: Some(memory) });
+                Ok(())
+            }
+            Err(error) => {
+                mapped.remove(&iova);
+                Err(refusal(error, iova, len, mapped.len()))
+            }
+        }
     }
 
     /// Withdraws a mapping.
@@ -77,23 +97,37 @@ impl Mappings {
     /// # Errors
     /// When nothing is mapped exactly there, or the kernel does not withdraw it: the memory is kept then.
     pub fn unmap(&self, kernel: &dyn Kernel, iova: u64, len: u64) -> Result<(), DmaError> {
+        let memory = {
+            let mut mapped = self.mapped.lock();
+            let there = mapped.get_mut(&iova).filter(|mapping| mapping.len == len);
+            // One that is being mapped or withdrawn is not there, or no more.
+            there.and_then(|mapping| mapping.memory.take()).ok_or(DmaError::NotMapped { iova, len })?
+        };
+        let refused = match kernel.unmap(iova, len) {
+            Ok(gone) if gone == len => None,
+            Ok(gone) => {
+                let what = format!("the kernel withdrew {gone:#x} bytes of the {len:#x} at I/O address {iova:#x}");
+                Some(std::io::Error::other(what))
+            }
+            Err(error) => Some(error),
+        };
         let mut mapped = self.mapped.lock();
-        if mapped.get(&iova).is_none_or(|memory| memory.len() as u64 != len) {
-            return Err(DmaError::NotMapped { iova, len });
+        match refused {
+            None => {
+                mapped.remove(&iova);
+                Ok(())
+            }
+            Some(error) => {
+                mapped.insert(iova, Mapping { len, memory: Some(memory) });
+                Err(DmaError::Host(error))
+            }
         }
-        let gone = kernel.unmap(iova, len).map_err(DmaError::Host)?;
-        if gone != len {
-            let what = format!("the kernel withdrew {gone:#x} bytes of the {len:#x} at I/O address {iova:#x}");
-            return Err(DmaError::Host(std::io::Error::other(what)));
-        }
-        mapped.remove(&iova);
-        Ok(())
     }
 
     /// Withdraws all mappings. Memory whose mapping the kernel keeps stays for the life of the process.
     pub fn unmap_all(&self, kernel: &dyn Kernel) {
-        for (iova, memory) in std::mem::take(&mut *self.mapped.lock()) {
-            let len = memory.len() as u64;
+        let all = std::mem::take(&mut *self.mapped.lock());
+        for (iova, Mapping { len, memory }) in all {
             if !kernel.unmap(iova, len).is_ok_and(|gone| gone == len) {
                 tracing::error!(iova, len, "the kernel keeps a mapping of memory for a card that is closed");
                 std::mem::forget(memory);

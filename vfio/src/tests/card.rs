@@ -92,6 +92,25 @@ fn accesses_beyond_an_aperture_read_as_ones() {
 }
 
 #[test]
+fn memory_is_pinned_for_two_at_the_same_time() {
+    // The kernel is done with one mapping when it has begun another.
+    let together = Some(Arc::new(std::sync::Barrier::new(2)));
+    let machine = Machine::new(Nature { pins_together: together, ..Nature::default() });
+    let card = Arc::new(machine.card());
+    let (tell, told) = std::sync::mpsc::channel();
+    for iova in [0x10_0000, 0x20_0000] {
+        let (card, tell) = (Arc::clone(&card), tell.clone());
+        std::thread::spawn(move || tell.send(card.map_dma(iova, memory(0x2000))));
+    }
+    for _ in 0..2 {
+        told.recv_timeout(Duration::from_secs(60)).expect("one waits for the other").unwrap();
+    }
+    card.unmap_dma(0x10_0000, 0x2000).unwrap();
+    assert!(matches!(card.unmap_dma(0x10_0000, 0x2000), Err(DmaError::NotMapped { .. })));
+    card.unmap_dma(0x20_0000, 0x2000).unwrap();
+}
+
+#[test]
 fn memory_is_mapped_until_it_is_unmapped_or_the_card_is_closed() {
     let machine = Machine::new(Nature { limit: 3, ..Nature::default() });
     let card = machine.card();

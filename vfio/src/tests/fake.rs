@@ -28,6 +28,8 @@ pub struct Nature {
     pub iommu: IommuInfo,
     pub limit: usize,
     pub memlock: u64,
+    /// Each mapping waits for others before it is made.
+    pub pins_together: Option<Arc<std::sync::Barrier>>,
     pub flags: u32,
     pub sizes: [u64; 3],
     pub mappable: bool,
@@ -55,6 +57,7 @@ impl Default for Nature {
             },
             limit: 100,
             memlock: 1 << 30,
+            pins_together: None,
             flags: VFIO_DEVICE_FLAGS_PCI,
             sizes: [16 << 20, 128 << 20, 64 << 20],
             mappable: true,
@@ -301,6 +304,9 @@ impl Kernel for FakeKernel {
     }
 
     fn map(&self, iova: u64, memory: &DmaMemory) -> io::Result<()> {
+        if let Some(together) = &self.0.nature.pins_together {
+            together.wait();
+        }
         let mut state = self.0.state.lock();
         assert!(state.iommu && state.device, "no function has the IOMMU yet");
         let len = memory.len() as u64;
