@@ -50,7 +50,14 @@ fn main() -> ExitCode {
             driver.guest.vram_write(source + page * PAGE, &rig::driver::pattern(round, page));
         }
         driver.submit(&mut channel, &[object(M2MF), m2mf_copy(FROM, TO, bytes), m2mf_copy(TO, RAM, bytes)].concat());
-        driver.wait(&channel);
+        if let Some(fault) = driver.wait_or_fault(&channel) {
+            eprintln!("copies: round {round}: unit {} faults at {:#x}", fault.unit, fault.va);
+            return ExitCode::FAILURE;
+        }
+        if !driver.is_done(&channel) {
+            eprintln!("copies: round {round}: {} has gone", socket.display());
+            return ExitCode::FAILURE;
+        }
         if !driver.faults.is_empty() || !driver.vram_holds(target, PAGES, round) || !driver.ram_holds(0, PAGES, round) {
             eprintln!("copies: round {round} is wrong, with {} faults", driver.faults.len());
             return ExitCode::FAILURE;

@@ -366,13 +366,20 @@ impl<M: Machine> Driver<M> {
 
     /// Waits, by interrupts, until all that was submitted has been done, or the device has gone.
     pub fn wait(&mut self, channel: &Channel) {
+        assert_eq!(self.wait_or_fault(channel), None, "the channel's work will never end");
+    }
+
+    /// Waits as [`Self::wait`], or until the channel faults; returns the fault.
+    pub fn wait_or_fault(&mut self, channel: &Channel) -> Option<Fault> {
         let before = self.faults.len();
         while !self.is_done(channel) && self.guest.wait_msi() {
             self.service();
-            let fault =
-                self.faults.get(before..).and_then(|new| new.iter().find(|one| one.instance == channel.instance));
-            assert_eq!(fault, None, "the channel's work will never end");
+            let mut new = self.faults.iter().skip(before);
+            if let Some(fault) = new.find(|one| one.instance == channel.instance) {
+                return Some(*fault);
+            }
         }
+        None
     }
 
     /// Waits, by interrupts, for an MMU fault.
