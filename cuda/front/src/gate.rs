@@ -101,12 +101,27 @@ fn stream(index: usize, arguments: Arguments) -> Stream {
     }
 }
 
-/// What repeated submissions of the same work have in common, for estimates of its length.
+/// Mixes a function with the size of its grid.
+fn shaped(function: u64, grid: [u32; 3]) -> u64 {
+    let mix = |key: u64, size: u32| (key.rotate_left(23) ^ u64::from(size)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    grid.into_iter().fold(function, mix)
+}
+
+/// Returns what repeated submissions of the same work have in common, for estimates of its length.
 fn key(index: usize, arguments: Arguments) -> u64 {
     // SAFETY: as in `stream`.
     let get = |n| unsafe { arguments.get(n) };
     match index {
-        at::cuLaunchKernelEx | at::cuLaunchKernelEx_ptsz => get(1),
+        at::cuLaunchKernel
+        | at::cuLaunchKernel_ptsz
+        | at::cuLaunchCooperativeKernel
+        | at::cuLaunchCooperativeKernel_ptsz => shaped(get(0), [get(1) as u32, get(2) as u32, get(3) as u32]),
+        at::cuLaunchKernelEx | at::cuLaunchKernelEx_ptsz => {
+            let config = get(0) as *const [u32; 3];
+            // SAFETY: `CUlaunchConfig` begins with the three sizes of the grid.
+            let grid = if config.is_null() { [0; 3] } else { unsafe { config.read_unaligned() } };
+            shaped(get(1), grid)
+        }
         _ if COPIES.get(index).copied().unwrap_or(false) => ((index as u64) << 8) | u64::from(get(2).leading_zeros()),
         _ => get(0),
     }
@@ -134,9 +149,10 @@ pub fn enter(index: usize, arguments: Arguments) -> u64 {
         return PASSED;
     }
     if pace::active() {
-        pace::wait(closed);
+        let stream = stream(index, arguments);
+        pace::wait(stream, closed);
         let stripe = pass();
-        pace::begin(stream(index, arguments));
+        pace::begin(stream);
         return stripe as u64;
     }
     pass() as u64
@@ -320,6 +336,13 @@ mod tests {
     use std::sync::atomic::AtomicU64;
 
     use super::*;
+
+    #[test]
+    fn a_function_is_as_long_as_its_grid_is_large() {
+        let keys = [[1, 1, 1], [2, 1, 1], [1, 2, 1], [1, 1, 2]].map(|grid| shaped(0x7f00_1000, grid));
+        let all: std::collections::BTreeSet<_> = keys.into_iter().chain([shaped(0x7f00_1040, [1, 1, 1])]).collect();
+        assert_eq!(all.len(), 5);
+    }
 
     /// The gate is the process's: one test at a time.
     static ONE: Mutex<()> = Mutex::new(());

@@ -23,12 +23,18 @@ const UNKNOWN_NS: f64 = 200_000.0;
 const LONGEST_GROUP: u32 = 64;
 /// Kinds of work whose length is remembered.
 const MOST_KEYS: usize = 4096;
+/// A length that so many groups in a row have met is one to rely on.
+const STEADY: u8 = 2;
+/// Ratios of the time taken to the time expected with which a group meets that.
+const MET: std::ops::RangeInclusive<f64> = 0.75..=1.33;
 /// Milliseconds between the base of times and an event; beyond them single precision loses microseconds.
 const REBASE_MS: f64 = 1000.0;
 
 static ACTIVE: AtomicBool = AtomicBool::new(false);
 static BOUND_NS: AtomicU64 = AtomicU64::new(0);
 static STATE: Mutex<Option<Pace>> = Mutex::new(None);
+/// Work may be in flight that was submitted while nothing was measured.
+static UNMEASURED: AtomicBool = AtomicBool::new(true);
 
 /// Handle of an event, moved between threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,13 +67,15 @@ struct Group {
     keys: Vec<u64>,
     copies: u32,
     estimate: f64,
+    /// All of it is of kinds whose length is known to be steady.
+    sure: bool,
     opened: Instant,
 }
 
 impl Group {
     fn new(context: u64, stream: Stream, start: Option<Event>) -> Self {
         let opened = Instant::now();
-        Self { context, stream, start, end: None, keys: Vec::new(), copies: 0, estimate: 0.0, opened }
+        Self { context, stream, start, end: None, keys: Vec::new(), copies: 0, estimate: 0.0, sure: true, opened }
     }
 }
 
@@ -79,15 +87,36 @@ struct Clock {
     spare: Vec<Event>,
 }
 
+/// The length of a kind of work.
+#[derive(Clone, Copy, Debug)]
+struct Length {
+    ns: f64,
+    /// Groups in a row that took what was expected.
+    steady: u8,
+}
+
+/// Work in flight, by when it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// Nothing that was measured.
+    Nothing,
+    /// Work that takes so long still, as the same work did before.
+    About(Duration),
+    /// Work of which that cannot be told.
+    Unknown,
+}
+
 #[derive(Default)]
 struct Pace {
     groups: VecDeque<Group>,
     /// End of the last group of each stream.
     ends: HashMap<(u64, Stream), f64>,
     clocks: HashMap<u64, Clock>,
-    lengths: HashMap<u64, f64>,
+    lengths: HashMap<u64, Length>,
     usage: Usage,
     last: Option<Instant>,
+    /// Time at which the end of a group was seen last.
+    seen: Option<Instant>,
 }
 
 fn lock() -> MutexGuard<'static, Option<Pace>> {
@@ -105,23 +134,35 @@ pub fn bound(run_ahead_us: u32) {
     if run_ahead_us > 0 {
         lock().get_or_insert_default();
     }
-    ACTIVE.store(run_ahead_us > 0, Ordering::SeqCst);
+    if !ACTIVE.swap(run_ahead_us > 0, Ordering::SeqCst) {
+        UNMEASURED.store(true, Ordering::SeqCst);
+    }
 }
 
-/// Waits until less than the bound is in flight, or `closed` says that the gate is closed.
-pub fn wait(closed: impl Fn() -> bool) {
+/// Notes that nothing is in flight that was not measured.
+pub fn all_measured() {
+    UNMEASURED.store(!active(), Ordering::SeqCst);
+}
+
+/// Waits until less than the bound is in flight before a submission to `stream`, or `closed` says that the gate is closed.
+pub fn wait(stream: Stream, closed: impl Fn() -> bool) {
     loop {
         let ahead = {
             let mut state = lock();
             let Some(pace) = state.as_mut() else { return };
             quietly(|| pace.reap());
             let bound = BOUND_NS.load(Ordering::Relaxed) as f64;
-            let ahead: f64 = pace.groups.iter().map(|g| g.estimate).sum();
-            // Two groups may always be in flight, so that the card has the next when it ends one.
-            if ahead <= bound || pace.groups.len() < 2 {
+            // Of a kernel longer than the bound, the next follows when it is about to end: the card is never without
+            // work, and a turn that ends has no more than the one to wait for.
+            let ahead = pace.left_ns(Instant::now());
+            if ahead <= bound || pace.is_free_for(stream) {
                 return;
             }
             quietly(|| pace.close_groups(|_| true));
+            if pace.groups.iter().all(|g| g.end.is_none()) {
+                // Nothing whose end could be waited for.
+                return;
+            }
             ahead - bound
         };
         if closed() || !active() {
@@ -162,7 +203,7 @@ pub fn submitted(stream: Stream, key: u64, copy: bool) {
     pace.last = Some(Instant::now());
     pace.usage.launches = pace.usage.launches.saturating_add(1);
     let known = pace.lengths.get(&key).copied();
-    let estimate = known.unwrap_or(UNKNOWN_NS);
+    let estimate = known.map_or(UNKNOWN_NS, |length| length.ns);
     let mine = |g: &Group| g.end.is_none() && g.stream == stream && g.context == context;
     if !pace.groups.iter().any(mine) {
         pace.groups.push_back(Group::new(context, stream, None));
@@ -171,6 +212,7 @@ pub fn submitted(stream: Stream, key: u64, copy: bool) {
     group.keys.push(key);
     group.copies += u32::from(copy);
     group.estimate += estimate;
+    group.sure &= known.is_some_and(|length| length.steady >= STEADY);
     let full = known.is_none()
         || group.keys.len() as u32 >= LONGEST_GROUP
         || group.estimate * 4.0 >= BOUND_NS.load(Ordering::Relaxed) as f64;
@@ -205,18 +247,25 @@ pub fn quiet() -> bool {
     pace.groups.iter().all(|g| g.keys.is_empty())
 }
 
-/// Ends all groups and looks at them; whether nothing is in flight.
-pub fn drained() -> bool {
+/// Ends all groups and looks at them; returns how long what is in flight takes still.
+pub fn left() -> Left {
     let mut state = lock();
-    let Some(pace) = state.as_mut() else { return true };
+    let Some(pace) = state.as_mut() else { return Left::Nothing };
     pace.close_groups(|_| true);
     pace.reap();
-    pace.groups.iter().all(|g| g.keys.is_empty())
+    pace.left(Instant::now())
 }
 
-/// Time since the last submission.
+/// Time since the last submission, or since the last work was seen to have ended.
 pub fn idle() -> Duration {
-    lock().as_ref().and_then(|p| p.last).map_or(Duration::MAX, |last| last.elapsed())
+    lock().as_ref().and_then(|pace| pace.last.max(pace.seen)).map_or(Duration::MAX, |last| last.elapsed())
+}
+
+/// Returns the time in which what is in flight is expected to end, if there is something.
+pub fn next_end() -> Option<Duration> {
+    let state = lock();
+    let pace = state.as_ref().filter(|pace| pace.groups.iter().any(|g| !g.keys.is_empty()))?;
+    Some(Duration::from_nanos(pace.left_ns(Instant::now()) as u64))
 }
 
 /// Use since it was last taken.
@@ -225,6 +274,31 @@ pub fn take_usage() -> Usage {
 }
 
 impl Pace {
+    /// Returns the nanoseconds that what is in flight takes still, by what the same work took before.
+    fn left_ns(&self, now: Instant) -> f64 {
+        let Some(first) = self.groups.front() else { return 0.0 };
+        // It has run since it was submitted, or since what was before it ended.
+        let since = self.seen.map_or(first.opened, |seen| seen.max(first.opened));
+        let ran = now.saturating_duration_since(since).as_nanos() as f64;
+        self.groups.iter().map(|g| g.estimate).sum::<f64>() - ran.min(first.estimate)
+    }
+
+    /// Says if a stream without work may have some beside what another one has: a copy beside a long kernel.
+    fn is_free_for(&self, stream: Stream) -> bool {
+        self.groups.len() < 2 && self.groups.iter().all(|g| g.stream != stream)
+    }
+
+    fn left(&self, now: Instant) -> Left {
+        if self.groups.iter().all(|g| g.keys.is_empty()) {
+            return Left::Nothing;
+        }
+        let sure = |g: &Group| g.sure && g.end.is_some();
+        if UNMEASURED.load(Ordering::SeqCst) || !self.groups.iter().all(sure) {
+            return Left::Unknown;
+        }
+        Left::About(Duration::from_nanos(self.left_ns(now) as u64))
+    }
+
     fn event(&mut self, context: u64) -> Option<Event> {
         if let Some(event) = self.clocks.get_mut(&context).and_then(|clock| clock.spare.pop()) {
             return Some(event);
@@ -262,6 +336,7 @@ impl Pace {
         while let Some(at) = self.groups.iter().position(|g| g.end.is_some_and(Event::done)) {
             let Some(group) = self.groups.remove(at) else { return };
             let Some(end) = group.end else { return };
+            self.seen = Some(Instant::now());
             self.account(&group, end);
         }
     }
@@ -303,15 +378,16 @@ impl Pace {
 
     /// Corrects the estimates of the group's work by what it took.
     fn learn(&mut self, group: &Group, took_ns: f64) {
-        let estimate = group.estimate.max(1.0);
+        let off = took_ns / group.estimate.max(1.0);
         if self.lengths.len() > MOST_KEYS {
             self.lengths.clear();
         }
         for key in &group.keys {
-            let length = self.lengths.entry(*key).or_insert(UNKNOWN_NS);
-            let corrected = *length * (took_ns / estimate).clamp(0.01, 1000.0);
-            *length = if group.keys.len() == 1 { corrected } else { 0.7 * *length + 0.3 * corrected };
-            *length = length.max(500.0);
+            let length = self.lengths.entry(*key).or_insert(Length { ns: UNKNOWN_NS, steady: 0 });
+            let corrected = length.ns * off.clamp(0.01, 1000.0);
+            length.ns = if group.keys.len() == 1 { corrected } else { 0.7 * length.ns + 0.3 * corrected };
+            length.ns = length.ns.max(500.0);
+            length.steady = if MET.contains(&off) { length.steady.saturating_add(1) } else { 0 };
         }
     }
 }
@@ -345,4 +421,79 @@ fn within<T>(context: u64, work: impl FnOnce() -> T) -> T {
     // SAFETY: it was current before.
     unsafe { driver::ctx_set_current(before) };
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STREAM: Stream = Stream { handle: 5, per_thread: false };
+
+    /// Work of one kernel each that is in flight and was submitted at `at`.
+    fn flying(lengths: &[(f64, bool)], at: Instant) -> Pace {
+        let mut pace = Pace::default();
+        for &(ms, sure) in lengths {
+            let mut group = Group::new(1, STREAM, None);
+            (group.end, group.opened) = (Some(Event(9)), at);
+            (group.estimate, group.sure) = (ms * 1e6, sure);
+            group.keys.push(1);
+            pace.groups.push_back(group);
+        }
+        pace
+    }
+
+    #[test]
+    fn what_has_run_of_a_long_kernel_is_not_ahead_any_more() {
+        let at = Instant::now();
+        let mut pace = flying(&[(21.0, true)], at);
+        assert!(pace.left_ns(at) > 20e6, "nothing of it has run");
+        let late = at + Duration::from_millis(18);
+        assert!((pace.left_ns(late) - 3e6).abs() < 1e3);
+        // One that takes longer than it should is about to end, and what is behind it has not begun.
+        pace.groups.extend(flying(&[(21.0, true)], at).groups);
+        assert!((pace.left_ns(at + Duration::from_millis(50)) - 21e6).abs() < 1e3);
+        // That the first has ended was seen late: the second runs since then, as far as is known.
+        pace.groups.pop_front();
+        pace.seen = Some(at + Duration::from_millis(50));
+        assert!((pace.left_ns(at + Duration::from_millis(60)) - 11e6).abs() < 1e3);
+    }
+
+    #[test]
+    fn a_copy_may_run_beside_a_long_kernel_of_another_stream() {
+        let other = Stream { handle: 6, per_thread: false };
+        let mut pace = flying(&[(21.0, true)], Instant::now());
+        assert!(pace.is_free_for(other) && !pace.is_free_for(STREAM));
+        pace.groups.extend(flying(&[(21.0, true)], Instant::now()).groups);
+        assert!(!pace.is_free_for(other), "one of them");
+    }
+
+    #[test]
+    fn only_of_work_whose_length_is_steady_the_end_is_foretold() {
+        // Held by no other test: nothing here is measured by the process itself.
+        UNMEASURED.store(false, Ordering::SeqCst);
+        let at = Instant::now();
+        let soon = |pace: &Pace| pace.left(at + Duration::from_millis(1));
+        assert_eq!(soon(&flying(&[], at)), Left::Nothing);
+        assert_eq!(soon(&flying(&[(1.5, true)], at)), Left::About(Duration::from_micros(500)));
+        assert_eq!(soon(&flying(&[(1.5, true), (0.5, false)], at)), Left::Unknown);
+        let mut open = flying(&[(1.5, true)], at);
+        open.groups[0].end = None;
+        assert_eq!(soon(&open), Left::Unknown, "its end cannot be seen");
+        UNMEASURED.store(true, Ordering::SeqCst);
+        assert_eq!(soon(&flying(&[(1.5, true)], at)), Left::Unknown, "what was submitted before is in flight");
+    }
+
+    #[test]
+    fn a_length_is_relied_on_when_it_was_met_twice_and_not_when_it_changes() {
+        let mut pace = Pace::default();
+        let at = Instant::now();
+        let took = |pace: &mut Pace, ms: f64| {
+            let expected = pace.lengths.get(&1).map_or(UNKNOWN_NS, |length| length.ns);
+            let group = flying(&[(expected / 1e6, false)], at).groups.remove(0).expect("one");
+            pace.learn(&group, ms * 1e6);
+            pace.lengths[&1].steady >= STEADY
+        };
+        let sure: Vec<bool> = [3.0, 3.0, 3.1, 3.0, 30.0, 30.0, 30.0].iter().map(|&ms| took(&mut pace, ms)).collect();
+        assert_eq!(sure, [false, false, true, true, false, false, true]);
+    }
 }

@@ -16,6 +16,7 @@ use cuda_protocol::{
 
 use crate::driver::{self, Object, SUCCESS};
 use crate::log::report;
+use crate::pace::Left;
 use crate::requests::{self, Answer, answer};
 use crate::{gate, loader, memory, pace};
 
@@ -179,6 +180,22 @@ struct Turn {
     reported: Instant,
 }
 
+impl Turn {
+    /// Returns the time in which it may be over by itself.
+    fn next_look(&self) -> Duration {
+        // TIMEOUT: finer than any turn's length, and a thousandth of a processor.
+        const LONGEST: Duration = Duration::from_millis(1);
+        // TIMEOUT: a fiftieth of a processor for a program of short kernels.
+        const SHORTEST: Duration = Duration::from_micros(200);
+        if self.run.idle_us == 0 {
+            return LONGEST;
+        }
+        let idle = Duration::from_micros(self.run.idle_us.into());
+        let left = || idle.saturating_sub(self.began.elapsed().min(pace::idle())).max(SHORTEST / 4);
+        pace::next_end().map_or_else(left, |end| end.max(SHORTEST)).min(LONGEST)
+    }
+}
+
 struct Agent {
     link: Arc<Link>,
     turn: Option<Turn>,
@@ -189,8 +206,11 @@ struct Agent {
 fn serve(link: Arc<Link>) {
     // What a capture forbids to other threads does not concern this one.
     let mut mode = 2;
-    // SAFETY: the pointer is valid.
-    unsafe { driver::exchange_capture_mode(&raw mut mode) };
+    // SAFETY: the pointer is valid. The other call has this thread's waits end on time, not up to 50 us later.
+    unsafe {
+        driver::exchange_capture_mode(&raw mut mode);
+        libc::prctl(libc::PR_SET_TIMERSLACK, 1);
+    }
     let mut agent = Agent { link, turn: None, order: None };
     loop {
         if let Err(error) = agent.run() {
@@ -219,14 +239,14 @@ impl Agent {
     /// Waits for a message, at most until the turn must be looked at.
     fn ready(&self) -> Result<bool, LinkError> {
         let timeout = match &self.turn {
-            // TIMEOUT: finer than any turn's length and idleness, and a thousandth of a processor.
-            Some(turn) if turn.run.run_ahead_us > 0 => 1,
+            Some(turn) if turn.run.run_ahead_us > 0 => turn.next_look(),
             // TIMEOUT: how long chunks without users are kept.
-            _ => 1000,
+            _ => Duration::from_secs(1),
         };
+        let timeout = libc::timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         let mut poll = libc::pollfd { fd: self.link.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one valid entry.
-        let count = unsafe { libc::poll(&raw mut poll, 1, timeout) };
+        // SAFETY: one valid entry, a valid time, and no signals.
+        let count = unsafe { libc::ppoll(&raw mut poll, 1, &raw const timeout, std::ptr::null()) };
         Ok(count > 0)
     }
 
@@ -264,7 +284,7 @@ impl Agent {
             }
             FromOwner::Stop { card, turn } => {
                 if self.turn.as_ref().is_some_and(|t| t.run.turn == turn && t.run.card == card) {
-                    self.stop(Instant::now())?;
+                    self.stop()?;
                 }
             }
             FromOwner::Welcome(_) | FromOwner::Shared { .. } => {}
@@ -286,12 +306,12 @@ impl Agent {
         let now = Instant::now();
         let passed = |since: Instant, us: u32| us > 0 && now.duration_since(since) >= Duration::from_micros(us.into());
         if passed(turn.began, run.length_us) {
-            return self.stop(now);
+            return self.stop();
         }
         let idle = u64::from(run.idle_us);
         if pace::quiet() && idle > 0 && now.duration_since(turn.began).min(pace::idle()) >= Duration::from_micros(idle)
         {
-            return self.stop(now);
+            return self.stop();
         }
         if passed(turn.reported, run.report_us) {
             turn.reported = now;
@@ -301,10 +321,13 @@ impl Agent {
         Ok(())
     }
 
-    fn stop(&mut self, _now: Instant) -> Result<(), LinkError> {
+    fn stop(&mut self) -> Result<(), LinkError> {
         let Some(turn) = self.turn.take() else { return Ok(()) };
         gate::close(gate::TURN, None);
-        self.drain(None);
+        // The next one's first work reaches the card as this one's last ends: the way there takes about as long as
+        // idleness is borne for.
+        let lead = (turn.run.idle_us > 0).then(|| Duration::from_micros(turn.run.idle_us.into()));
+        self.drain(None, lead);
         let usage = pace::take_usage();
         let (card, waiting) = (turn.run.card, gate::held());
         self.link.send(&FromTenant::Stopped { card, turn: turn.run.turn, usage, waiting }, &[])?;
@@ -317,7 +340,7 @@ impl Agent {
 
     fn quiesce(&mut self, order: u32, patience_us: u32) -> Result<(), LinkError> {
         let deadline = Instant::now() + Duration::from_micros(patience_us.into());
-        if gate::close(gate::ORDER, Some(deadline)) && self.drain(Some(deadline)) {
+        if gate::close(gate::ORDER, Some(deadline)) && self.drain(Some(deadline), None) {
             self.order = Some(order);
             return self.link.send(&FromTenant::Quiet { order }, &[]);
         }
@@ -325,9 +348,15 @@ impl Agent {
         self.link.send(&FromTenant::Busy { order }, &[])
     }
 
-    /// Waits until nothing is in flight; false at the deadline. The gate is closed.
-    fn drain(&self, deadline: Option<Instant>) -> bool {
-        while !pace::drained() {
+    /// Waits until nothing is in flight, or with `lead` nothing that takes longer; false at the deadline. The gate is
+    /// closed.
+    fn drain(&self, deadline: Option<Instant>, lead: Option<Duration>) -> bool {
+        loop {
+            match pace::left() {
+                Left::Nothing => break,
+                Left::About(left) if lead.is_some_and(|lead| left <= lead) && !gate::captures() => return true,
+                Left::About(_) | Left::Unknown => {}
+            }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return false;
             }
@@ -346,6 +375,7 @@ impl Agent {
                 }
             }
         }
+        pace::all_measured();
         true
     }
 

@@ -59,7 +59,7 @@
 //! ```text
 //! owner  -> tenant  Run { turn, .. }: the gate opens
 //! owner  -> tenant  Stop { turn }: close the gate and drain
-//! tenant -> owner   Stopped { turn, usage, waiting }: nothing is in flight
+//! tenant -> owner   Stopped { turn, usage, waiting }: what is in flight ends within `Run::idle_us`, or nothing is
 //! tenant -> owner   Waiting: a submission has met the closed gate; once for each time the gate is closed
 //! tenant -> owner   Used { turn, usage }: every [`Run::report_us`], where that is not 0
 //! ```

@@ -119,7 +119,8 @@ pub struct Run {
     pub length_us: u32,
     /// Bound of the work in flight, in microseconds of the card's time; 0: no bound, and no measuring.
     pub run_ahead_us: u32,
-    /// Idleness in microseconds after which the turn ends by itself; 0: never.
+    /// Idleness in microseconds after which the turn ends by itself; 0: never. A turn that is to end may do so as long
+    /// before its last work ends, if it is known when that will be.
     pub idle_us: u32,
     /// Interval of [`FromTenant::Used`] in microseconds; 0: never.
     pub report_us: u32,
@@ -230,7 +231,7 @@ pub enum FromTenant {
         /// Card.
         card: u8,
     },
-    /// The turn is over and nothing is in flight.
+    /// The turn is over and nothing is in flight, or what is ends within [`Run::idle_us`].
     Stopped {
         /// Card.
         card: u8,
