@@ -69,6 +69,8 @@ struct Slice {
     /// Since when the tenant has had the turn that the slice is part of.
     turn_since: Nanos,
     recalled: bool,
+    /// It has lasted long enough to be cut short, and was looked at for that.
+    weighed: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -257,14 +259,41 @@ impl Turns {
                 self.recall(tenant);
             }
         }
+        self.weigh(now);
         self.event(now, Event::Tick);
+    }
+
+    /// Cuts turns short that had not lasted long enough when a tenant of a better latency class queued its work.
+    fn weigh(&mut self, now: Nanos) {
+        let least = self.config.least_ns;
+        let mut any = false;
+        for slice in self.members.values_mut().filter_map(|member| member.slice.as_mut()) {
+            if !slice.weighed && now.since(slice.turn_since) >= least {
+                (slice.weighed, any) = (true, true);
+            }
+        }
+        if any {
+            let queued: Vec<_> = self.members.iter().filter(|(_, m)| m.queued.is_some()).map(|(&t, _)| t).collect();
+            for tenant in queued {
+                self.cut_short(tenant, now);
+            }
+        }
+    }
+
+    /// Returns when a turn has lasted long enough to be cut short for a tenant that waits.
+    fn next_weighing(&self) -> Option<Nanos> {
+        let best = self.members.iter().filter(|(_, m)| m.queued.is_some()).map(|(&t, _)| self.class(t)).min()?;
+        let worse = self.members.iter().filter(|&(&tenant, _)| self.class(tenant) > best);
+        let slices = worse.filter_map(|(_, m)| m.slice).filter(|slice| !slice.recalled && !slice.weighed);
+        slices.map(|slice| slice.turn_since.after(self.config.least_ns)).min()
     }
 
     /// When [`Self::tick`] is wanted next, if nothing happens before.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let slices = self.members.values().filter_map(|member| member.slice).filter(|slice| !slice.recalled);
-        slices.map(|slice| slice.since.after(self.config.slice_ns)).chain(self.scheduler.next_wakeup()).min()
+        let ends = slices.map(|slice| slice.since.after(self.config.slice_ns));
+        ends.chain(self.next_weighing()).chain(self.scheduler.next_wakeup()).min()
     }
 
     fn recall(&mut self, tenant: TenantId) {
@@ -364,7 +393,7 @@ impl Turns {
         if let Some((&tenant, member)) = found {
             member.queued = None;
             member.wants = false;
-            member.slice = Some(Slice { ticket, since: now, turn_since: now, recalled: false });
+            member.slice = Some(Slice { ticket, since: now, turn_since: now, recalled: false, weighed: false });
             self.switches += 1;
             self.orders.push(Order::Grant(tenant));
         }

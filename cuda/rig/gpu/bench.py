@@ -1,7 +1,8 @@
 """Tenants that share a real card, each figure beside its baseline. Writes one JSON file.
 
-Usage: bench.py FOLDER OUT.json [SECONDS [PATTERN]]: only parts whose names match PATTERN run. FOLDER has libcuda.so (ours),
-cuda-owner and cuda-scripted-owner. `cargo xtask bench cuda` runs it.
+Usage: bench.py FOLDER[,FOLDER] OUT.json [SECONDS [PATTERN [ROUNDS]]]: only parts whose names match PATTERN run. FOLDER has
+libcuda.so (ours), cuda-owner and cuda-scripted-owner. `cargo xtask bench cuda` runs it. With several folders, as before and
+after a change, each part runs with each of them in turn, and all of it ROUNDS times, as far as there is time.
 """
 
 import glob
@@ -13,9 +14,11 @@ import subprocess
 import sys
 import time
 
-FOLDER, OUT = os.path.abspath(sys.argv[1]), sys.argv[2]
+FOLDERS, OUT = [os.path.abspath(folder) for folder in sys.argv[1].split(",")], sys.argv[2]
+FOLDER = FOLDERS[0]
 END = time.time() + float(sys.argv[3] if len(sys.argv) > 3 else 900)
 PATTERN = sys.argv[4] if len(sys.argv) > 4 else ""
+ROUNDS = int(sys.argv[5]) if len(sys.argv) > 5 else 1
 HERE = os.path.dirname(os.path.abspath(__file__))
 REPORT = {"started": time.time(), "parts": {}}
 SOCKET = "/tmp/gpu-mediator-cuda.socket"
@@ -71,10 +74,11 @@ class Owner:
 def environment(tenant):
     env = {n: v for n, v in os.environ.items() if not n.startswith("GPU_MEDIATOR_CUDA")}
     if tenant:
-        os.makedirs("/tmp/front", exist_ok=True)
-        if not os.path.lexists("/tmp/front/libcuda.so.1"):
-            os.symlink(f"{FOLDER}/libcuda.so", "/tmp/front/libcuda.so.1")
-        env["LD_LIBRARY_PATH"] = "/tmp/front:" + env.get("LD_LIBRARY_PATH", "")
+        front = f"/tmp/front-{FOLDERS.index(FOLDER)}"
+        os.makedirs(front, exist_ok=True)
+        if not os.path.lexists(f"{front}/libcuda.so.1"):
+            os.symlink(f"{FOLDER}/libcuda.so", f"{front}/libcuda.so.1")
+        env["LD_LIBRARY_PATH"] = f"{front}:" + env.get("LD_LIBRARY_PATH", "")
         env.update(GPU_MEDIATOR_CUDA_DRIVER=DRIVER, GPU_MEDIATOR_CUDA_SOCKET=SOCKET,
                    GPU_MEDIATOR_CUDA_TENANT=tenant, GPU_MEDIATOR_CUDA_LOG="1")
     return env
@@ -122,29 +126,47 @@ def finish(child, limit):
     return answer
 
 
-def part(name, work):
+def run(name, work):
     # All shares need what one gets alone.
     if time.time() + 20 > END or not (name == "alone" or re.search(PATTERN, name)):
-        return None
+        return
     begin = time.time()
     try:
         result = work()
     except Exception as error:  # One part that fails must not take the others with it.
         result = {"error": repr(error)}
     result["part_s"] = round(time.time() - begin, 1)
-    REPORT["parts"][name] = result
+    if len(FOLDERS) > 1:
+        name = f"{name} ({os.path.basename(FOLDER)})"
+    REPORT["parts"].setdefault(name, []).append(result) if ROUNDS > 1 else REPORT["parts"].update({name: result})
     save()
-    print(name, json.dumps(result)[:700], flush=True)
-    return result
+    print(name, json.dumps(result)[:500], flush=True)
 
 
-# About 0.1, 1 and 10 ms of the card's time a burst.
-SHORT, MIDDLE, LONG = (1024, 1), (2048, 3), (8192, 1)
+PARTS = []
+
+
+def part(name, work, ours=True):
+    """A part; the library and the owner have no part in those that are not `ours`."""
+    PARTS.append((name, work, ours))
+
+
+def run_all():
+    global FOLDER
+    for count in range(ROUNDS):
+        for name, work, ours in PARTS:
+            if ours or count == 0:
+                for FOLDER in FOLDERS if ours else FOLDERS[:1]:
+                    run(name, work)
+
+
+# About 0.06, 1, 9 and 21 ms of the card's time a burst.
+SHORT, MIDDLE, LONG, LONGEST = (1024, 1), (2048, 3), (6144, 1), (8192, 1)
 ALONE = {}
 
 
 def alone():
-    sizes = [f"{n}:{many}" for n, many in (SHORT, MIDDLE, LONG)]
+    sizes = [f"{n}:{many}" for n, many in (SHORT, MIDDLE, LONG, LONGEST)]
     child = job(None, "alone", 2, *sizes)
     go([child])
     answer = finish(child, 60)
@@ -193,9 +215,10 @@ def fill(owner, jobs, serial=False):
         children = [job(t if owner else None, "fill", g, r, p) for t, g, r, p in group]
         begin = go(children)
         got = [finish(child, 90) for child in children]
-        total += max(a.get("end", 0) for a in got) - begin
+        ends = [a.get("end", 0) for a in got]
+        total += max(ends) - begin
         answers += got
-    result = {"seconds": round(total, 3), "answers": answers}
+    result = {"seconds": round(total, 3), "ends_s": [round(end - begin, 3) for end in ends], "answers": answers}
     if served:
         result["owner"] = served.end()
     return result
@@ -257,9 +280,9 @@ def moving():
     return result
 
 
-def measure():
-    done = subprocess.run([f"{FOLDER}/cuda-owner", "--driver", DRIVER, "measure", "--gib", "20", "--chunk-mib", "16",
-                           "--patience-s", "40"], capture_output=True, text=True, timeout=90)
+def measure(*more, gib=20):
+    done = subprocess.run([f"{FOLDER}/cuda-owner", "--driver", DRIVER, "measure", "--gib", str(gib), "--chunk-mib", "16",
+                           "--patience-s", "40", *more], capture_output=True, text=True, timeout=90)
     return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr[-500:]}
 
 
@@ -271,33 +294,37 @@ BIG = [("a", 8, 500, 0), ("b", 8, 500, 0)]
 MIXED = [("a", 8, 120, 0.03), ("b", 8, 120, 0.03)]
 FITTING = [("a", 4, 250, 0.015), ("b", 4, 250, 0.015)]
 
-part("alone", alone)
-part("share: hardware, equal", lambda: loops(None, [("a", MIDDLE), ("b", MIDDLE)]))
+part("alone", alone, ours=False)
+part("share: hardware, equal", lambda: loops(None, [("a", MIDDLE), ("b", MIDDLE)]), ours=False)
 for slice_ms in (10, 20, 50):
     part(f"share: weights 1:1, turns of {slice_ms} ms",
-         lambda: loops((*CARD, *tenants(100, 100), "--slice-ms", slice_ms), [("a", MIDDLE), ("b", MIDDLE)]))
+         lambda slice_ms=slice_ms: loops((*CARD, *tenants(100, 100), "--slice-ms", slice_ms),
+                                         [("a", MIDDLE), ("b", MIDDLE)]))
 part("share: weights 3:1", lambda: loops((*CARD, *tenants(300, 100)), [("a", MIDDLE), ("b", MIDDLE)]))
 part("share: weights 1:2:4", lambda: loops((*CARD, *tenants(100, 200, 400)), [(t, MIDDLE) for t in "abc"]))
-part("share: hardware, short and long", lambda: loops(None, [("a", SHORT), ("b", LONG)]))
+part("share: hardware, short and long", lambda: loops(None, [("a", SHORT), ("b", LONG)]), ours=False)
 part("share: weights 1:1, short and long", lambda: loops((*CARD, *tenants(100, 100)), [("a", SHORT), ("b", LONG)]))
-part("wait: hardware", lambda: latency(None))
+part("share: weights 1:1, short and longest", lambda: loops((*CARD, *tenants(100, 100)), [("a", SHORT), ("b", LONGEST)]))
+part("wait: hardware", lambda: latency(None), ours=False)
 for who in ("normal", "interactive"):
     part(f"wait: class {who}",
-         lambda: latency((*CARD, "--tenant", f"a:20480:100:{who}", "--tenant", "b:20480:100:normal")))
+         lambda who=who: latency((*CARD, "--tenant", f"a:20480:100:{who}", "--tenant", "b:20480:100:normal")))
 part("more than fits, one after the other", lambda: fill(SMALL, BIG, serial=True))
 part("more than fits, at once", lambda: fill(SMALL, BIG))
 for least in (1000, 4000, 15000):
     part(f"more than fits, at once, turns of {least} ms",
-         lambda: fill((*SMALL, "--quanta", "forced", "--quantum-min-ms", least, "--quantum-max-ms", least), BIG))
+         lambda least=least: fill((*SMALL, "--quanta", "forced", "--quantum-min-ms", least, "--quantum-max-ms", least), BIG))
 part("takeover", takeover)
 part("evict 20 GiB", measure)
+part("link", lambda: measure("--no-checkpoint", gib=8))
 for name in ("torch", "cupy", "jax"):
-    part(f"program alone: {name}", lambda: program(name))
+    part(f"program alone: {name}", lambda name=name: program(name))
 part("moving chunks", moving)
 part("program twice", twice)
-part("mixed, fits, hardware", lambda: fill(None, FITTING))
+part("mixed, fits, hardware", lambda: fill(None, FITTING), ours=False)
 part("mixed, fits", lambda: fill(SMALL, FITTING))
 part("mixed, more than fits, one after the other", lambda: fill(SMALL, MIXED, serial=True))
 part("mixed, more than fits, at once", lambda: fill(SMALL, MIXED))
 part("more than fits, at once, without turns", lambda: fill((*SMALL, "--quanta", "off"), BIG))
+run_all()
 save()

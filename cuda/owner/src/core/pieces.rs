@@ -28,11 +28,16 @@ struct Piece {
     ready: bool,
 }
 
+/// Pieces that are made for the stock at a time: whoever needs one now waits behind them.
+const STOCKING_MOST: usize = 2;
+
 /// All pieces of a card.
 #[derive(Debug)]
 pub(super) struct Pieces {
     pieces: BTreeMap<PieceId, Piece>,
     stock: BTreeSet<PieceId>,
+    /// Being made for the stock.
+    stocking: usize,
     parked: BTreeMap<TenantId, Vec<PieceId>>,
     next: u64,
     /// Host pieces that may be there at once, and how many are.
@@ -45,7 +50,8 @@ pub(super) struct Pieces {
 impl Pieces {
     pub(super) fn new(host_most: u32, ready_host: u32) -> Self {
         let (pieces, stock, parked) = Default::default();
-        Self { pieces, stock, parked, next: 0, host_most, host: 0, ready_host: ready_host.min(host_most) }
+        let ready_host = ready_host.min(host_most);
+        Self { pieces, stock, stocking: 0, parked, next: 0, host_most, host: 0, ready_host }
     }
 
     /// A number for a piece that comes from elsewhere.
@@ -56,6 +62,16 @@ impl Pieces {
 
     /// A piece for a tenant, held once: one that it had, one of the stock, or one that is made now.
     pub(super) fn take(&mut self, memory: Memory, by: TenantId, actions: &mut Vec<Action>) -> PieceId {
+        self.take_some(memory, by, true, actions)
+    }
+
+    /// As [`Self::take`], to copy to. One of the card is given up if nothing comes of that, so it need not be zeroed, for
+    /// which it would wait for its turn on the card.
+    pub(super) fn take_to_copy(&mut self, memory: Memory, by: TenantId, actions: &mut Vec<Action>) -> PieceId {
+        self.take_some(memory, by, memory == Memory::Host, actions)
+    }
+
+    fn take_some(&mut self, memory: Memory, by: TenantId, zeroed: bool, actions: &mut Vec<Action>) -> PieceId {
         let held = Use::Held { by, count: 1 };
         if memory == Memory::Host {
             let own = self.parked.get_mut(&by).and_then(Vec::pop);
@@ -69,7 +85,7 @@ impl Pieces {
             }
             self.make_room(actions);
         }
-        self.make(memory, held, actions)
+        self.make(memory, held, zeroed, actions)
     }
 
     /// A piece that a tenant had before the owner was there: it counts as given to it.
@@ -106,6 +122,7 @@ impl Pieces {
     pub(super) fn made(&mut self, id: PieceId, done: bool, actions: &mut Vec<Action>) -> Option<TenantId> {
         let piece = self.pieces.get_mut(&id)?;
         piece.ready = done;
+        self.stocking -= usize::from(piece.used == Use::Stocking);
         match piece.used {
             Use::Held { by, .. } => return Some(by),
             Use::Stocking if done => {
@@ -131,14 +148,14 @@ impl Pieces {
         self.pieces.get(&id).map(|piece| piece.memory)
     }
 
-    /// Makes host pieces ahead of need.
+    /// Makes host pieces ahead of need, few at a time.
     pub(super) fn refill(&mut self, actions: &mut Vec<Action>) {
-        let coming = self.pieces.values().filter(|piece| matches!(piece.used, Use::Stocking | Use::Stocked)).count();
-        for _ in coming..self.ready_host as usize {
-            if self.host >= self.host_most {
-                return;
-            }
-            self.make(Memory::Host, Use::Stocking, actions);
+        while self.stock.len() + self.stocking < self.ready_host as usize
+            && self.stocking < STOCKING_MOST
+            && self.host < self.host_most
+        {
+            self.stocking += 1;
+            self.make(Memory::Host, Use::Stocking, true, actions);
         }
     }
 
@@ -159,11 +176,11 @@ impl Pieces {
         self.pieces.values().filter(|piece| piece.memory == memory).count()
     }
 
-    fn make(&mut self, memory: Memory, used: Use, actions: &mut Vec<Action>) -> PieceId {
+    fn make(&mut self, memory: Memory, used: Use, zeroed: bool, actions: &mut Vec<Action>) -> PieceId {
         let id = self.number();
         self.host += u32::from(memory == Memory::Host);
         self.pieces.insert(id, Piece { memory, used, ready: false });
-        actions.push(Action::Make { piece: id, memory });
+        actions.push(Action::Make { piece: id, memory, zeroed });
         id
     }
 
@@ -212,7 +229,10 @@ mod tests {
         pieces.let_go(first, &mut actions);
         actions.clear();
         let second = pieces.take(Memory::Host, TWO, &mut actions);
-        assert_eq!(actions, [Action::Drop { piece: first }, Action::Make { piece: second, memory: Memory::Host }]);
+        assert_eq!(
+            actions,
+            [Action::Drop { piece: first }, Action::Make { piece: second, memory: Memory::Host, zeroed: true }]
+        );
     }
 
     #[test]
@@ -226,6 +246,36 @@ mod tests {
         assert_eq!(actions, []);
         pieces.let_go(piece, &mut actions);
         assert_eq!(actions, [Action::Drop { piece }]);
+    }
+
+    #[test]
+    fn a_piece_to_copy_to_is_not_zeroed_unless_it_may_be_kept() {
+        let (mut pieces, mut actions) = (Pieces::new(8, 0), Vec::new());
+        for memory in [Memory::Device, Memory::Host] {
+            pieces.take_to_copy(memory, ONE, &mut actions);
+        }
+        pieces.take(Memory::Device, ONE, &mut actions);
+        let zeroed = |action: &Action| matches!(action, Action::Make { zeroed: true, .. });
+        assert_eq!(actions.iter().map(zeroed).collect::<Vec<_>>(), [false, true, true]);
+    }
+
+    #[test]
+    fn who_needs_a_host_piece_does_not_wait_for_the_whole_stock() {
+        let (mut pieces, mut actions) = (Pieces::new(64, 40), Vec::new());
+        let mut made = 0;
+        loop {
+            pieces.refill(&mut actions);
+            if actions.is_empty() {
+                break;
+            }
+            assert!(actions.len() <= STOCKING_MOST, "{} at a time", actions.len());
+            for action in std::mem::take(&mut actions) {
+                let Action::Make { piece, .. } = action else { panic!("{action:?}") };
+                pieces.made(piece, true, &mut actions);
+                made += 1;
+            }
+        }
+        assert_eq!(made, 40);
     }
 
     #[test]

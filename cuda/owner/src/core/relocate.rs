@@ -72,6 +72,12 @@ pub(super) struct Relocation {
 }
 
 impl Relocation {
+    /// Destinations that do not exist yet.
+    #[cfg(test)]
+    pub(super) fn missing(&self) -> usize {
+        self.batches.iter().map(|batch| batch.missing.len()).sum()
+    }
+
     /// Batches under way.
     fn batches(&self) -> usize {
         self.batches.len() + self.redirecting.len()
@@ -176,7 +182,7 @@ impl Core {
                     self.table.abort_move(moves.id);
                     return None;
                 }
-                let destination = self.pieces.take(to, tenant, &mut self.actions);
+                let destination = self.pieces.take_to_copy(to, tenant, &mut self.actions);
                 self.pieces.hold(piece);
                 Some((session, to, Item { id: Some(moves.id), tenant, index, chunk, from: piece, to: destination }))
             }
@@ -212,7 +218,7 @@ impl Core {
             if items.len() >= most {
                 continue;
             }
-            let into = self.pieces.take(to, tenant, &mut self.actions);
+            let into = self.pieces.take_to_copy(to, tenant, &mut self.actions);
             self.pieces.hold(from);
             if !self.pieces.is_ready(into) {
                 missing.insert(into);
@@ -337,6 +343,13 @@ impl Core {
         let rest = items.split_off(items.len().min(moved as usize));
         for item in items {
             self.commit(item);
+        }
+        if !rest.is_empty() {
+            // It cannot now: its program is about to end, as a rule. Copying the same again at once does not help.
+            let until = self.clock + DECLINED_NS;
+            if let Some(session) = self.sessions.get_mut(&id) {
+                session.busy_until = until;
+            }
         }
         self.give_back(rest);
         self.bell = true;

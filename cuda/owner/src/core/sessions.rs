@@ -43,6 +43,8 @@ pub(super) struct Session {
     /// Its gate is open, since the turn of this number.
     pub(super) run: Option<u32>,
     pub(super) run_since: u64,
+    /// The bound of its work in flight and of its idleness that it was told.
+    pub(super) told: (u32, u32),
     /// It has met a closed gate.
     pub(super) waiting: bool,
     pub(super) turn: u32,
@@ -86,6 +88,7 @@ impl Core {
             adopts: false,
             run: None,
             run_since: 0,
+            told: (0, 0),
             waiting: false,
             turn: 0,
             order: 0,

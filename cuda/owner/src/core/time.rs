@@ -41,9 +41,11 @@ impl Core {
 
     /// Opens the gate of a process.
     fn run(&mut self, id: SessionId) {
-        let terms = self.terms();
+        let Some(tenant) = self.sessions.get(&id).and_then(|session| session.tenant) else { return };
+        let terms = self.terms(tenant);
         let clock = self.clock;
         let Some(session) = self.sessions.get_mut(&id).filter(|session| !session.suspended) else { return };
+        session.told = (terms.run_ahead_us, terms.idle_us);
         session.turn += 1;
         session.run = Some(session.turn);
         session.run_since = clock;
@@ -52,25 +54,29 @@ impl Core {
         self.send(id, FromOwner::Run(run));
     }
 
-    /// What holds for turns now. A process that is alone is neither bounded nor measured.
-    fn terms(&self) -> Run {
-        let alone = self.sessions.values().filter(|session| session.tenant.is_some()).count() < 2;
+    /// Returns the terms of a tenant's turns now. A process that is alone is neither bounded nor measured.
+    fn terms(&self, tenant: TenantId) -> Run {
+        let present = || self.sessions.values().filter_map(|session| session.tenant);
+        let alone = present().count() < 2;
+        let class = |id: &TenantId| self.tenants.get(id).map(|known| known.spec.time.class);
+        let urgent = present().any(|other| class(&other) < class(&tenant));
+        let (most, urgently) = (self.config.run_ahead_us, self.config.run_ahead_urgent_us);
+        let ahead = if urgent { most.min(urgently) } else { most };
         let unless_alone = |us| if alone { 0 } else { us };
-        let (run_ahead_us, idle_us) = (unless_alone(self.config.run_ahead_us), unless_alone(self.config.idle_us));
+        let (run_ahead_us, idle_us) = (unless_alone(ahead), unless_alone(self.config.idle_us));
         Run { card: 0, turn: 0, length_us: 0, run_ahead_us, idle_us, report_us: 0 }
     }
 
-    /// A process has come or gone: those whose gates are open may be alone now, or not any more.
+    /// Renews the terms of those whose gates are open: a process has come or gone, or a tenant's class is another one.
     pub(super) fn renew_terms(&mut self) {
-        let count = self.sessions.values().filter(|session| session.tenant.is_some()).count();
-        if count > 2 {
-            return;
-        }
-        let open: Vec<_> =
-            self.sessions.iter().filter(|(_, session)| session.run.is_some()).map(|(&id, _)| id).collect();
-        let recalled = |tenant: Option<TenantId>| tenant.is_some_and(|tenant| self.turns.is_recalled(tenant));
-        let open: Vec<_> = open.into_iter().filter(|id| !recalled(self.sessions[id].tenant)).collect();
-        for session in open {
+        let others = |session: &super::Session| {
+            let tenant = session.tenant.filter(|&tenant| session.run.is_some() && !self.turns.is_recalled(tenant))?;
+            let terms = self.terms(tenant);
+            Some(session.told != (terms.run_ahead_us, terms.idle_us))
+        };
+        let concerned = self.sessions.iter().filter(|(_, session)| others(session) == Some(true));
+        let concerned: Vec<_> = concerned.map(|(&id, _)| id).collect();
+        for session in concerned {
             self.run(session);
         }
     }

@@ -72,7 +72,7 @@ pub enum Event {
         /// Which.
         session: SessionId,
     },
-    /// A piece that was to be made or imported exists, zeroed if it was made; `None`: it could not be had.
+    /// A piece that was to be made or imported exists, zeroed if it was to be; `None`: it could not be had.
     Made {
         /// Which.
         piece: PieceId,
@@ -117,6 +117,8 @@ pub enum Action {
         piece: PieceId,
         /// Of which memory.
         memory: Memory,
+        /// It is to hold zeros. If not, all of it is copied to before anybody sees it.
+        zeroed: bool,
     },
     /// Map a piece that came from a tenant. Answered by [`Event::Made`].
     Import {

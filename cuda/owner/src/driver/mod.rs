@@ -46,13 +46,15 @@ pub enum Queue {
     Out,
     /// Copies from host memory to the card.
     In,
-    /// Zeroing.
+    /// Zeroing of memory of the card.
     Zero,
+    /// Zeroing of host memory, which takes as long as the link needs.
+    ZeroHost,
 }
 
 impl Queue {
     /// All, by index.
-    pub const ALL: [Self; 3] = [Self::Out, Self::In, Self::Zero];
+    pub const ALL: [Self; 4] = [Self::Out, Self::In, Self::Zero, Self::ZeroHost];
 }
 
 /// A card, as the driver describes it.

@@ -27,7 +27,7 @@ pub struct Real {
     /// NUMA node of host memory.
     node: c_int,
     context: CUcontext,
-    streams: [CUstream; 3],
+    streams: [CUstream; Queue::ALL.len()],
     device: Device,
 }
 
@@ -50,7 +50,8 @@ impl Real {
         let f = &functions;
         let ordinal_raw = c_int::try_from(ordinal).unwrap_or(c_int::MAX);
         let mut device: CUdevice = 0;
-        let (mut context, mut streams): (CUcontext, [CUstream; 3]) = (std::ptr::null_mut(), [std::ptr::null_mut(); 3]);
+        let mut context: CUcontext = std::ptr::null_mut();
+        let mut streams: [CUstream; Queue::ALL.len()] = [std::ptr::null_mut(); _];
         let (mut name, mut uuid, mut total) = ([0; 256], CUuuid { bytes: [0; 16] }, 0usize);
         let mut node: c_int = 0;
         // SAFETY: all pointers are to locals that outlive the calls, and the name's length is given.

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use vault::Vault;
+use vault::{New, Vault};
 use vram::VmId as TenantId;
 use workers::Workers;
 
@@ -338,7 +338,7 @@ impl Serving {
                     Some(pid) => self.workers.suspend(session, pid),
                     None => lost.push(session),
                 },
-                Action::Make { piece, memory } => self.workers.make(piece, memory),
+                Action::Make { piece, memory, zeroed } => self.workers.make(New { piece, memory, zeroed }),
                 Action::Import { piece } => self.workers.import(piece),
                 Action::Drop { piece } => self.workers.drop_piece(piece, self.vault.memory(piece)),
                 Action::Copy { batch, pieces, to } => self.workers.copy(batch, pieces, to),

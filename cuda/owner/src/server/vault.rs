@@ -2,9 +2,33 @@
 
 use crate::core::PieceId;
 use crate::driver::{Address, Driver, DriverError, Handle, Memory, Queue};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A piece that is to be made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct New {
+    pub(super) piece: PieceId,
+    pub(super) memory: Memory,
+    /// It is to hold zeros.
+    pub(super) zeroed: bool,
+}
+
+impl New {
+    /// Says if it is zeroed faster than its turn on the card comes.
+    pub(super) fn is_quick(&self) -> bool {
+        self.memory == Memory::Device && self.zeroed
+    }
+
+    /// Returns the queue that it is zeroed in, if it is to be.
+    fn queue(&self) -> Option<Queue> {
+        self.zeroed.then_some(match self.memory {
+            Memory::Device => Queue::Zero,
+            Memory::Host => Queue::ZeroHost,
+        })
+    }
+}
 
 /// A piece that exists.
 #[derive(Clone, Debug)]
@@ -63,9 +87,34 @@ impl Vault {
         self.lock().pieces.get(&piece).map(|physical| physical.memory)
     }
 
-    /// Makes a piece that holds zeros.
-    pub(super) fn make(&self, piece: PieceId, memory: Memory) -> Result<(), DriverError> {
-        let handle = self.driver.create(memory, self.bytes)?;
+    /// Makes pieces of one memory. Those that are to hold zeros are waited for together.
+    pub(super) fn make(&self, pieces: Vec<New>) -> Vec<(New, Result<(), DriverError>)> {
+        let begun: Vec<_> = pieces.into_iter().map(|new| (new, self.begin(new))).collect();
+        let queues: BTreeSet<Queue> = begun.iter().filter_map(|(new, _)| new.queue()).collect();
+        let zeroed = queues.into_iter().try_for_each(|queue| self.driver.finish(queue));
+        let end = |(new, begun): (New, Result<_, DriverError>)| {
+            let (handle, at) = match begun {
+                Ok(begun) => begun,
+                Err(error) => return (new, Err(error)),
+            };
+            match zeroed.clone().and_then(|()| self.driver.export(handle)) {
+                Ok(descriptor) => {
+                    let physical = Physical { handle, at, memory: new.memory, descriptor: Arc::new(descriptor) };
+                    self.lock().pieces.insert(new.piece, physical);
+                    (new, Ok(()))
+                }
+                Err(error) => {
+                    self.destroy(handle, at);
+                    (new, Err(error))
+                }
+            }
+        };
+        begun.into_iter().map(end).collect()
+    }
+
+    /// Makes a piece and begins to zero it, if it is to be.
+    fn begin(&self, new: New) -> Result<(Handle, Address), DriverError> {
+        let handle = self.driver.create(new.memory, self.bytes)?;
         let at = match self.map(handle) {
             Ok(at) => at,
             Err(error) => {
@@ -73,17 +122,8 @@ impl Vault {
                 return Err(error);
             }
         };
-        let exported = self
-            .driver
-            .zero(Queue::Zero, at, self.bytes)
-            .and_then(|()| self.driver.finish(Queue::Zero))
-            .and_then(|()| self.driver.export(handle));
-        match exported {
-            Ok(descriptor) => {
-                let physical = Physical { handle, at, memory, descriptor: Arc::new(descriptor) };
-                self.lock().pieces.insert(piece, physical);
-                Ok(())
-            }
+        match new.queue().map_or(Ok(()), |queue| self.driver.zero(queue, at, self.bytes)) {
+            Ok(()) => Ok((handle, at)),
             Err(error) => {
                 self.destroy(handle, at);
                 Err(error)

@@ -1,6 +1,6 @@
 //! Threads that call the driver.
 
-use super::vault::Vault;
+use super::vault::{New, Vault};
 use super::{Note, Notes};
 use crate::core::{BatchId, Event, PieceId, SessionId};
 use crate::driver::{Memory, Queue};
@@ -10,10 +10,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+/// Zeroed pieces of the card that are waited for together: to zero one takes less than its turn on the card.
+const TOGETHER: usize = 16;
+
 /// What a worker is to do.
 #[derive(Debug)]
 enum Job {
-    Make(PieceId, Memory),
+    Make(New),
     Import(PieceId),
     Drop(PieceId),
     Copy(BatchId, Vec<(PieceId, PieceId)>, Queue),
@@ -45,8 +48,8 @@ impl Workers {
         Ok(Self { card, host, out, inward, patient, threads })
     }
 
-    pub(super) fn make(&self, piece: PieceId, memory: Memory) {
-        put(self.maker(memory), Job::Make(piece, memory));
+    pub(super) fn make(&self, new: New) {
+        put(self.maker(new.memory), Job::Make(new));
     }
 
     pub(super) fn import(&self, piece: PieceId) {
@@ -101,14 +104,25 @@ fn put(worker: &Option<Sender<Job>>, job: Job) {
 }
 
 fn work(vault: &Vault, notes: &Notes, jobs: &Receiver<Job>) {
-    while let Ok(job) = jobs.recv() {
+    let mut next = None;
+    while let Some(job) = next.take().or_else(|| jobs.recv().ok()) {
         let event = match job {
-            Job::Make(piece, memory) => {
-                let made = vault.make(piece, memory);
-                if let Err(error) = &made {
-                    tracing::warn!(?memory, %error, "no memory for a chunk");
+            Job::Make(first) => {
+                let mut together = vec![first];
+                while next.is_none() && first.is_quick() && together.len() < TOGETHER {
+                    match jobs.try_recv() {
+                        Ok(Job::Make(new)) if new.zeroed == first.zeroed => together.push(new),
+                        Ok(other) => next = Some(other),
+                        Err(_) => break,
+                    }
                 }
-                Event::Made { piece, memory: made.is_ok().then_some(memory) }
+                for (New { piece, memory, .. }, made) in vault.make(together) {
+                    if let Err(error) = &made {
+                        tracing::warn!(?memory, %error, "no memory for a chunk");
+                    }
+                    notes.put(Note::Event(Event::Made { piece, memory: made.is_ok().then_some(memory) }));
+                }
+                continue;
             }
             Job::Import(piece) => {
                 let memory = vault.import(piece);

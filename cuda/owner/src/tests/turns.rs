@@ -192,6 +192,30 @@ fn the_interactive_class_does_not_wait_for_the_end_of_a_slice() {
 }
 
 #[test]
+fn who_is_interactive_and_comes_just_after_a_turn_began_waits_for_the_least_turn_only() {
+    let mut turns = turns();
+    turns.add(id(0), VgpuParams { class: LatencyClass::Interactive, ..VgpuParams::default() }, Nanos(0));
+    turns.add(id(1), VgpuParams::default(), Nanos(0));
+    turns.wants(id(1), Nanos(0));
+    turns.wants(id(0), Nanos(MS / 10));
+    assert_eq!(turns.take_orders(), [Order::Grant(id(1))], "the turn is too young to be cut short");
+    assert_eq!(turns.next_wakeup(), Some(Nanos(MS)), "which it will not be at its slice's end only");
+    turns.tick(Nanos(MS));
+    assert_eq!(turns.take_orders(), [Order::Recall(id(1))]);
+}
+
+#[test]
+fn nobody_is_woken_for_a_turn_that_is_not_cut_short() {
+    let mut turns = with(&[100, 100]);
+    turns.wants(id(0), Nanos(0));
+    turns.wants(id(1), Nanos(MS / 10));
+    let slice_ends = Some(Nanos(10 * MS + MS / 10));
+    assert_eq!(turns.next_wakeup(), slice_ends, "they are of one class");
+    turns.change(id(1), VgpuParams { class: LatencyClass::Background, ..VgpuParams::default() }, Nanos(MS / 5));
+    assert_eq!(turns.next_wakeup(), slice_ends, "who waits is of a worse one");
+}
+
+#[test]
 fn a_paused_tenant_gives_its_turn_back_and_gets_none() {
     let mut turns = with(&[100, 100]);
     turns.wants(id(0), Nanos(0));

@@ -7,6 +7,8 @@ use std::collections::VecDeque;
 
 pub(super) const CHUNK: u64 = 2 << 20;
 pub(super) const MS: u64 = 1_000_000;
+/// Contents of memory that was another's.
+const ANYTHING: u64 = u64::MAX;
 
 /// A program with our library.
 #[derive(Debug, Default)]
@@ -22,6 +24,8 @@ pub(super) struct Program {
     pub(super) killed: bool,
     /// It does not answer.
     pub(super) mute: bool,
+    /// Its driver takes no calls any more.
+    pub(super) ends: bool,
     pub(super) memory: Option<(u64, u64)>,
     pub(super) share: Option<Share>,
 }
@@ -41,6 +45,8 @@ pub(super) struct World {
     value: u64,
     /// Pieces of the card that the driver has memory for.
     pub(super) device_most: usize,
+    /// Batches of copies that programs were to map.
+    pub(super) told: usize,
 }
 
 pub(super) fn spec(name: &str, chunks: u64, limits: vram::Limits) -> TenantSpec {
@@ -65,7 +71,8 @@ impl World {
         };
         let core = Core::new(config, 7).expect("the settings are in bounds");
         let (pieces, seen, programs, work) = Default::default();
-        let mut world = Self { core, now: 0, pieces, seen, programs, work, next: 0, value: 0, device_most: usize::MAX };
+        let (device_most, told) = (usize::MAX, 0);
+        let mut world = Self { core, now: 0, pieces, seen, programs, work, next: 0, value: 0, device_most, told };
         world.settle();
         world
     }
@@ -161,6 +168,7 @@ impl World {
                 for (Chunk { id, place }, &piece) in chunks.iter().zip(pieces) {
                     let (memory, value) = self.pieces[&piece];
                     assert_eq!(*place, said_place(memory));
+                    assert_ne!(value, ANYTHING, "a new chunk is zeroed");
                     program.chunks.insert(*id, (piece, value));
                 }
             }
@@ -174,12 +182,15 @@ impl World {
             FromOwner::Redirect { order, moves } => {
                 assert_eq!(program.quiet, Some(order), "redirected while it runs");
                 for (Chunk { id, .. }, &piece) in moves.iter().zip(pieces) {
+                    assert_ne!(self.pieces[&piece].1, ANYTHING, "it was copied to");
                     // One that was freed meanwhile is named all the same.
-                    if let Some(chunk) = program.chunks.get_mut(id) {
+                    if let Some(chunk) = program.chunks.get_mut(id).filter(|_| !program.ends) {
                         chunk.0 = piece;
                     }
                 }
-                program.answers.push_back(FromTenant::Redirected { order, moved: moves.len() as u32 });
+                self.told += 1;
+                let moved = if program.ends { 0 } else { moves.len() as u32 };
+                program.answers.push_back(FromTenant::Redirected { order, moved });
             }
             FromOwner::Resume { order } => {
                 assert_eq!(program.quiet.take(), Some(order));
@@ -223,11 +234,11 @@ impl World {
 
     fn work_on(&mut self, action: Action) {
         match action {
-            Action::Make { piece, memory } => {
+            Action::Make { piece, memory, zeroed } => {
                 let made = self.pieces.values().filter(|(of, _)| *of == Memory::Device).count();
                 let memory = Some(memory).filter(|memory| *memory == Memory::Host || made < self.device_most);
                 if let Some(memory) = memory {
-                    self.pieces.insert(piece, (memory, 0));
+                    self.pieces.insert(piece, (memory, if zeroed { 0 } else { ANYTHING }));
                 }
                 self.event(Event::Made { piece, memory });
             }

@@ -1,0 +1,228 @@
+//! The time that memory takes to change hands, by a clock of its own: workers, the link and programs take as long as they do
+//! on a card of today.
+
+use super::*;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+const US: u64 = 1_000;
+const MS: u64 = 1_000 * US;
+/// Chunks of this size are what these times are of.
+const CHUNK: u64 = 16 << 20;
+/// To make a piece of the card.
+const MAKE: u64 = 230 * US;
+/// To zero one, which waits for a time slice of the card if others are at work there; several are waited for together.
+const ZERO: u64 = MS;
+const TOGETHER: u64 = 16;
+/// To pin a piece of host memory.
+const PIN: u64 = 3_200 * US;
+/// To give a piece up.
+const DROP: u64 = 40 * US;
+/// To copy a chunk over the link, either way.
+const COPY: u64 = 310 * US;
+/// To map a chunk somewhere else, in a program.
+const MAP: u64 = 300 * US;
+/// To be quiet, and to end a turn.
+const DRAIN: u64 = 2 * MS;
+
+/// Something that happens at its time.
+#[derive(Debug)]
+enum Next {
+    Tell(Event),
+    Say(SessionId, FromTenant),
+}
+
+/// Somebody who does one thing after the other.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Hand {
+    Card,
+    Host,
+    Out,
+    In,
+    Program(SessionId),
+}
+
+struct Timed {
+    core: Core,
+    now: u64,
+    order: u64,
+    queue: BinaryHeap<Reverse<(u64, u64)>>,
+    what: BTreeMap<u64, Next>,
+    /// Until when everybody is at work.
+    busy: BTreeMap<Hand, u64>,
+    memory: BTreeMap<PieceId, Memory>,
+    /// Since when the programs have a turn, and for how long they had one.
+    runs: BTreeMap<SessionId, (Option<u64>, u64)>,
+    copies: BTreeMap<Memory, u64>,
+}
+
+impl Timed {
+    fn new(config: CardConfig) -> Self {
+        let core = Core::new(config, 7).expect("in bounds");
+        let (what, busy, memory, runs, copies) = Default::default();
+        let mut timed = Self { core, now: 0, order: 0, queue: BinaryHeap::new(), what, busy, memory, runs, copies };
+        timed.take_actions();
+        timed
+    }
+
+    fn connect(&mut self, name: &str) -> SessionId {
+        let session = SessionId(self.runs.len() as u64 + 1);
+        self.runs.insert(session, (None, 0));
+        self.tell(Event::Connected { session, pid: 100 + session.0 as u32, uid: 0, tenant: None });
+        let (tenant, program) = (name.to_owned(), String::new());
+        let version = cuda_protocol::VERSION;
+        let hello = cuda_protocol::Hello { version, pid: 1, instance: 1, tenant, program, adopts: false };
+        self.say(session, FromTenant::Hello(hello));
+        session
+    }
+
+    fn tell(&mut self, event: Event) {
+        if let Event::Made { piece, memory: Some(memory) } = event {
+            self.memory.insert(piece, memory);
+        }
+        self.core.handle(self.now, event);
+        self.take_actions();
+    }
+
+    fn say(&mut self, session: SessionId, message: FromTenant) {
+        self.tell(Event::Said { session, message, pieces: Vec::new() });
+    }
+
+    /// `next` happens when `hand` has been at work for `ns` more.
+    fn after(&mut self, hand: Hand, ns: u64, next: Option<Next>) {
+        let busy = self.busy.entry(hand).or_default();
+        *busy = (*busy).max(self.now) + ns;
+        self.order += 1;
+        if let Some(next) = next {
+            self.queue.push(Reverse((*busy, self.order)));
+            self.what.insert(self.order, next);
+        }
+    }
+
+    fn take_actions(&mut self) {
+        for action in self.core.take_actions() {
+            match action {
+                Action::Make { piece, memory, zeroed } => {
+                    let made = Next::Tell(Event::Made { piece, memory: Some(memory) });
+                    let (hand, ns) = match memory {
+                        Memory::Device => (Hand::Card, MAKE + if zeroed { ZERO / TOGETHER } else { 0 }),
+                        Memory::Host => (Hand::Host, PIN),
+                    };
+                    self.after(hand, ns, Some(made));
+                }
+                Action::Drop { piece } => {
+                    let host = self.memory.remove(&piece) == Some(Memory::Host);
+                    self.after(if host { Hand::Host } else { Hand::Card }, DROP, None);
+                }
+                Action::Copy { batch, pieces, to } => {
+                    *self.copies.entry(to).or_default() += pieces.len() as u64;
+                    let ns = pieces.len() as u64 * COPY;
+                    let done = Next::Tell(Event::Copied { batch, done: true, ns });
+                    self.after(if to == Memory::Host { Hand::Out } else { Hand::In }, ns, Some(done));
+                }
+                Action::Send { session, message, .. } => self.hear(session, message),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn hear(&mut self, session: SessionId, message: FromOwner) {
+        let hand = Hand::Program(session);
+        let now = self.now;
+        let run = self.runs.get_mut(&session).expect("connected");
+        match message {
+            FromOwner::Quiesce { order, .. } => {
+                self.after(hand, DRAIN, Some(Next::Say(session, FromTenant::Quiet { order })));
+            }
+            FromOwner::Redirect { order, moves } => {
+                let moved = moves.len() as u32;
+                let said = Next::Say(session, FromTenant::Redirected { order, moved });
+                self.after(hand, u64::from(moved) * MAP, Some(said));
+            }
+            FromOwner::Run(_) => run.0 = run.0.or(Some(now)),
+            FromOwner::Stop { card, turn } => {
+                if let Some(since) = run.0.take() {
+                    run.1 += now - since;
+                }
+                let usage = Usage::default();
+                let stopped = FromTenant::Stopped { card, turn, usage, waiting: true };
+                self.after(hand, DRAIN, Some(Next::Say(session, stopped)));
+            }
+            FromOwner::Refused { .. } => panic!("{message:?}"),
+            _ => {}
+        }
+    }
+
+    /// Lets everything happen until a time.
+    fn run(&mut self, until: u64) {
+        while self.now < until {
+            let tick = self.core.next_wakeup().map_or(u64::MAX, |ns| self.now + ns);
+            let next = self.queue.peek().map_or(u64::MAX, |Reverse((at, _))| *at);
+            self.now = tick.min(next).min(until);
+            if next == self.now {
+                let Reverse((_, order)) = self.queue.pop().expect("there is one");
+                match self.what.remove(&order).expect("kept") {
+                    Next::Tell(event) => self.tell(event),
+                    Next::Say(session, message) => self.say(session, message),
+                }
+            } else {
+                self.tell(Event::Tick);
+            }
+        }
+    }
+
+    /// Returns for how long programs have had the card, together.
+    fn ran(&self) -> u64 {
+        self.runs.values().map(|(since, sum)| sum + since.map_or(0, |since| self.now - since)).sum()
+    }
+}
+
+/// Two tenants that fill four fifths of the card each, at once, with so much host memory ready and turns of a second.
+fn two_that_do_not_fit(ready: u64) -> Timed {
+    let mut config = CardConfig::new(640 * CHUNK);
+    (config.host_bytes, config.host_ready_bytes) = (1024 * CHUNK, ready * CHUNK);
+    config.quanta.mode = vram::Mode::Forced;
+    (config.quanta.min_ns, config.quanta.max_ns) = (1_000 * MS, 1_000 * MS);
+    let mut timed = Timed::new(config);
+    for name in ["one", "two"] {
+        let spec = TenantSpec { memory_bytes: 640 * CHUNK, ..world::spec(name, 0, Limits::default()) };
+        timed.core.add_tenant(spec).expect("it may be");
+    }
+    // The stock is there.
+    timed.run(5_000 * MS);
+    let sessions = ["one", "two"].map(|name| timed.connect(name));
+    for session in sessions {
+        timed.say(session, FromTenant::Waiting { card: 0 });
+    }
+    for request in 0..32 {
+        for session in sessions {
+            timed.say(session, FromTenant::Allocate { request, card: 0, chunks: 16 });
+        }
+        timed.run(timed.now + 5 * MS);
+    }
+    timed
+}
+
+#[test]
+fn memory_changes_hands_about_as_fast_as_the_link_and_programs_can() {
+    let mut timed = two_that_do_not_fit(512);
+    timed.run(timed.now + 3_000 * MS);
+    let (start, ran) = (timed.now, timed.ran());
+    let before = timed.copies.clone();
+    timed.run(start + 10_000 * MS);
+    let changes = (timed.copies[&Memory::Device] - before[&Memory::Device]) / 384;
+    assert!(changes >= 7, "{:?}", timed.copies);
+    let lost = (timed.now - start - (timed.ran() - ran)) / changes;
+    // The slower of both maps 384 chunks; batches and the way there and back come on top of that.
+    assert!(lost <= 384 * MAP * 3 / 2, "a change takes {} ms", lost / MS);
+}
+
+#[test]
+fn who_needs_memory_of_the_host_first_does_not_wait_for_a_stock_that_is_made_anew() {
+    let mut timed = two_that_do_not_fit(512);
+    let (start, ran) = (timed.now, timed.ran());
+    timed.run(start + 1_000 * MS);
+    let lost = timed.now - start - (timed.ran() - ran);
+    // 120 pieces more than were ready are pinned; what is made for the stock is as much again.
+    assert!(lost <= 120 * PIN + 200 * MS, "the first quantum begins after {} ms", lost / MS);
+}
