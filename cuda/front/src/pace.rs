@@ -50,11 +50,11 @@ impl Event {
         unsafe { driver::event_query(self.raw()) != driver::NOT_READY }
     }
 
-    fn since(self, base: Event) -> f64 {
+    fn since(self, base: Event) -> Option<f64> {
         let mut milliseconds = 0f32;
         // SAFETY: both events are ours, timed, recorded and done.
         let result = unsafe { driver::event_elapsed(&raw mut milliseconds, base.raw(), self.raw()) };
-        if result == SUCCESS { f64::from(milliseconds) } else { 0.0 }
+        (result == SUCCESS).then(|| f64::from(milliseconds))
     }
 }
 
@@ -333,11 +333,13 @@ impl Pace {
 
     /// Takes the groups that are done.
     fn reap(&mut self) {
-        while let Some(at) = self.groups.iter().position(|g| g.end.is_some_and(Event::done)) {
+        // The driver tells nothing to a thread without a context, as the one is that obeys the owner.
+        let done = |g: &Group| g.end.is_some_and(|end| within(g.context, || end.done()));
+        while let Some(at) = self.groups.iter().position(done) {
             let Some(group) = self.groups.remove(at) else { return };
             let Some(end) = group.end else { return };
             self.seen = Some(Instant::now());
-            self.account(&group, end);
+            within(group.context, || self.account(&group, end));
         }
     }
 
@@ -350,10 +352,10 @@ impl Pace {
             self.ends.insert(at, 0.0);
             return;
         };
-        let since = end.since(clock.base);
+        let Some(since) = end.since(clock.base) else { return };
         let ended = clock.offset + since;
         // Without an event of its own the work began when the stream's last work ended.
-        let first = group.start.map(|start| clock.offset + start.since(clock.base));
+        let first = group.start.and_then(|start| Some(clock.offset + start.since(clock.base)?));
         let began = first.or(self.ends.get(&at).copied()).unwrap_or(ended).min(ended);
         let busy = ended - began.max(clock.busy_until);
         if busy > 0.0 {

@@ -289,7 +289,7 @@ def measure(*more, gib=20):
 REPORT["smi"] = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"],
                                capture_output=True, text=True).stdout.strip()
 BOTH = ["--tenant", "a:10240", "--tenant", "b:10240"]
-SMALL = ("--card-mib", 10240, "--host-mib", 16384, "--host-ready-mib", 8192, "--chunk-mib", 16, *BOTH)
+SMALL = ("--card-mib", 10240, "--host-mib", 16384, "--host-ready-mib", 12288, "--chunk-mib", 16, *BOTH)
 BIG = [("a", 8, 500, 0), ("b", 8, 500, 0)]
 MIXED = [("a", 8, 120, 0.03), ("b", 8, 120, 0.03)]
 FITTING = [("a", 4, 250, 0.015), ("b", 4, 250, 0.015)]
@@ -300,6 +300,9 @@ for slice_ms in (10, 20, 50):
     part(f"share: weights 1:1, turns of {slice_ms} ms",
          lambda slice_ms=slice_ms: loops((*CARD, *tenants(100, 100), "--slice-ms", slice_ms),
                                          [("a", MIDDLE), ("b", MIDDLE)]))
+for early_us in (100, 600):
+    part(f"share: weights 1:1, turns given back {early_us} us early",
+         lambda early_us=early_us: loops((*CARD, *tenants(100, 100), "--idle-us", early_us), [("a", MIDDLE), ("b", MIDDLE)]))
 part("share: weights 3:1", lambda: loops((*CARD, *tenants(300, 100)), [("a", MIDDLE), ("b", MIDDLE)]))
 part("share: weights 1:2:4", lambda: loops((*CARD, *tenants(100, 200, 400)), [(t, MIDDLE) for t in "abc"]))
 part("share: hardware, short and long", lambda: loops(None, [("a", SHORT), ("b", LONG)]), ours=False)

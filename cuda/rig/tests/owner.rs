@@ -71,6 +71,22 @@ fn an_allocation_waits_for_an_owner_that_restarts() {
 }
 
 #[test]
+fn a_program_that_is_not_alone_runs_ahead_by_its_bound_only() {
+    let rig = Rig::new(256);
+    let serving = owner(&rig, 64, &[]);
+    let mut other = rig.program("a", &["hold", "--mib", "2"]);
+    assert_eq!(other.line(), "holds");
+    for _ in 0..3 {
+        // It launches for 200 ms, and says how much of the card's time that took in all.
+        let busy = rig.program("b", &["busy", "--kernel-us", "1000", "--ms", "200"]).end();
+        let us: u64 = busy.parse().expect("a number");
+        assert!(us <= 200_000 + 30_000, "{us} us of work were submitted in 200 ms");
+    }
+    assert_eq!(other.end(), "held");
+    describe(serving);
+}
+
+#[test]
 fn owners_that_are_killed_while_memory_moves_lose_nothing() {
     let rig = Rig::new(256);
     let mut serving = owner(&rig, 32, &["--quanta", "off"]);

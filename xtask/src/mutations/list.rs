@@ -703,4 +703,13 @@ const MUTATIONS: &[Mutation] = &[
         to: "        if rest.len() > 1 << 20 {",
         tests: "core::tests",
     },
+    Mutation {
+        name: "cuda-no-context",
+        what: "the thread that obeys the owner asks for ends of work within the work's context",
+        package: "cuda-rig",
+        file: "cuda/front/src/pace.rs",
+        from: "within(g.context, || end.done())",
+        to: "end.done()",
+        tests: "a_program_that_is_not_alone",
+    },
 ];
