@@ -74,10 +74,11 @@ class Owner:
 def environment(tenant):
     env = {n: v for n, v in os.environ.items() if not n.startswith("GPU_MEDIATOR_CUDA")}
     if tenant:
-        front = f"/tmp/front-{FOLDERS.index(FOLDER)}"
+        front = f"/tmp/front-{os.path.basename(FOLDER)}"
         os.makedirs(front, exist_ok=True)
-        if not os.path.lexists(f"{front}/libcuda.so.1"):
-            os.symlink(f"{FOLDER}/libcuda.so", f"{front}/libcuda.so.1")
+        if os.path.lexists(f"{front}/libcuda.so.1"):
+            os.remove(f"{front}/libcuda.so.1")
+        os.symlink(f"{FOLDER}/libcuda.so", f"{front}/libcuda.so.1")
         env["LD_LIBRARY_PATH"] = f"{front}:" + env.get("LD_LIBRARY_PATH", "")
         env.update(GPU_MEDIATOR_CUDA_DRIVER=DRIVER, GPU_MEDIATOR_CUDA_SOCKET=SOCKET,
                    GPU_MEDIATOR_CUDA_TENANT=tenant, GPU_MEDIATOR_CUDA_LOG="1")
@@ -126,7 +127,7 @@ def finish(child, limit):
     return answer
 
 
-def run(name, work):
+def run(name, work, ours):
     # All shares need what one gets alone.
     if time.time() + 20 > END or not (name == "alone" or re.search(PATTERN, name)):
         return
@@ -136,7 +137,7 @@ def run(name, work):
     except Exception as error:  # One part that fails must not take the others with it.
         result = {"error": repr(error)}
     result["part_s"] = round(time.time() - begin, 1)
-    if len(FOLDERS) > 1:
+    if ours and len(FOLDERS) > 1:
         name = f"{name} ({os.path.basename(FOLDER)})"
     REPORT["parts"].setdefault(name, []).append(result) if ROUNDS > 1 else REPORT["parts"].update({name: result})
     save()
@@ -157,7 +158,7 @@ def run_all():
         for name, work, ours in PARTS:
             if ours or count == 0:
                 for FOLDER in FOLDERS if ours else FOLDERS[:1]:
-                    run(name, work)
+                    run(name, work, ours)
 
 
 # About 0.06, 1, 9 and 21 ms of the card's time a burst.
