@@ -73,7 +73,8 @@ pub fn ensure(kernel: &Unpacked, programs: &[Program], cache: &Cache, progress: 
     Ok(folder.join("initrd"))
 }
 
-fn pack(kernel: &Unpacked, programs: &[Program]) -> Result<Vec<u8>> {
+/// Packs the initramfs of `kernel`.
+pub fn pack(kernel: &Unpacked, programs: &[Program]) -> Result<Vec<u8>> {
     let read = |path: &PathBuf| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
     let mut archive = Archive::default();
     for name in ["bin", "dev", "etc", "modules", "proc", "run", "sys", "tmp"] {

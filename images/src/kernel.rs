@@ -1,4 +1,4 @@
-//! A stock Debian kernel: `vmlinuz` and the modules that the GPU driver needs, in load order.
+//! A stock Debian kernel: `vmlinuz` and the modules that are wanted of it, in load order.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use crate::apt::{self, Apt, Fetched};
 use crate::cache::{Cache, key};
 use crate::modinfo;
 use crate::progress::Progress;
-use crate::recipe::{InitramfsRecipe, KernelRecipe, Made, RECIPE_VERSION, Record, Suite};
+use crate::recipe::{KernelRecipe, Made, RECIPE_VERSION, Record, Suite};
 
 /// A kernel as it lies in the cache.
 #[derive(Clone, Debug)]
@@ -20,34 +20,52 @@ pub struct Unpacked {
     pub release: String,
     /// The kernel image.
     pub vmlinuz: PathBuf,
-    /// The modules, uncompressed, in load order; the GPU driver last.
+    /// The modules, uncompressed, in load order; the one that was wanted last is last.
     pub modules: Vec<PathBuf>,
     /// The name of its folder in the cache, which changes with its contents.
     pub key: String,
 }
 
+impl Unpacked {
+    /// Tells whether `module` is among its modules.
+    fn has(&self, module: &str) -> bool {
+        let name = modinfo::normal(module);
+        self.modules.iter().any(|path| path.file_stem().is_some_and(|stem| stem == name.as_str()))
+    }
+}
+
+/// Names what of a kernel's package is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// Its name in the record of what was made.
+    pub entry: &'a str,
+    /// The modules that are packed together with all that they depend on.
+    pub modules: &'a [&'a str],
+}
+
 /// Finds or makes the kernel of `recipe`.
 pub fn ensure(
     recipe: &KernelRecipe,
-    contents: &InitramfsRecipe,
+    wanted: Wanted<'_>,
     cache: &Cache,
     record: &mut Record,
     progress: &Progress,
 ) -> Result<Unpacked> {
-    if let Some(made) = record.kernels.get(&recipe.name).filter(|m| m.recipe == RECIPE_VERSION)
+    if let Some(made) = record.kernels.get(wanted.entry).filter(|m| m.recipe == RECIPE_VERSION)
         && let Some(folder) = cache.find("kernel", &made.key)
         && let Ok(kernel) = load(recipe, &made.key, &folder)
+        && wanted.modules.iter().all(|module| kernel.has(module))
     {
         return Ok(kernel);
     }
-    let (kernel, made) = apt::first_of(&recipe.from, |suite| make(recipe, contents, suite, cache, progress))?;
-    record.kernels.insert(recipe.name.clone(), made);
+    let (kernel, made) = apt::first_of(&recipe.from, |suite| make(recipe, wanted.modules, suite, cache, progress))?;
+    record.kernels.insert(wanted.entry.to_owned(), made);
     Ok(kernel)
 }
 
 fn make(
     recipe: &KernelRecipe,
-    contents: &InitramfsRecipe,
+    modules: &[&str],
     suite: &Suite,
     cache: &Cache,
     progress: &Progress,
@@ -59,10 +77,10 @@ fn make(
         bail!("{} there is {image}, not a {} kernel", recipe.package, recipe.name);
     }
     let fetched = apt.fetch_one(&image, progress)?;
-    let key = key(&[RECIPE_VERSION, &contents.module, &fetched.package.sha256]);
+    let key = key(&[RECIPE_VERSION, &modules.join(" "), &fetched.package.sha256]);
     let folder = match cache.find("kernel", &key) {
         Some(folder) => folder,
-        None => cache.make("kernel", &key, |folder| fill(&fetched, contents, folder, progress))?,
+        None => cache.make("kernel", &key, |folder| fill(&fetched, modules, folder, progress))?,
     };
     let kernel = load(recipe, &key, &folder)?;
     apt.clean()?;
@@ -72,7 +90,7 @@ fn make(
 }
 
 /// Unpacks the image package and keeps what a guest needs.
-fn fill(package: &Fetched, contents: &InitramfsRecipe, folder: &Path, progress: &Progress) -> Result<()> {
+fn fill(package: &Fetched, modules: &[&str], folder: &Path, progress: &Progress) -> Result<()> {
     let all = folder.join("all");
     fs::create_dir(&all).with_context(|| format!("cannot create {}", all.display()))?;
     let mut step = progress.step(format!("unpacking {}", package.package.name));
@@ -82,7 +100,7 @@ fn fill(package: &Fetched, contents: &InitramfsRecipe, folder: &Path, progress: 
     let tree = ["usr/lib/modules", "lib/modules"].iter().map(|d| all.join(d).join(&release)).find(|d| d.is_dir());
     let tree = tree.ok_or_else(|| anyhow!("the package {} holds no modules", package.package.name))?;
 
-    let order = modinfo::closure(&tree.join("kernel"), &contents.module)?;
+    let order = modinfo::closure(&tree.join("kernel"), modules)?;
     let target = folder.join("modules");
     fs::create_dir(&target).with_context(|| format!("cannot create {}", target.display()))?;
     let mut names = String::new();

@@ -9,6 +9,7 @@
 //! - [`monitoring`]: Prometheus and a proxy, for the tests of what a daemon tells them;
 //! - [`pv`], [`hooks`] and [`kbuild`]: the paravirtual modules: ours, and the driver with hooks that call it;
 //! - [`system`]: a Debian system with systemd, on which the Debian package is installed;
+//! - [`nest`]: a machine with KVM, VFIO and QEMU, in which others run; [`libraries`]: what programs in it are linked to;
 //! - [`initramfs`] and [`cpio`]: the archive with our init, our test programs and the modules;
 //! - [`cache`], [`exec`], [`progress`]: the cache folder and its lock, child processes, what the user sees.
 //!
@@ -32,9 +33,11 @@ pub mod hooks;
 pub mod initramfs;
 pub mod kbuild;
 pub mod kernel;
+pub mod libraries;
 pub mod mirror;
 pub mod modinfo;
 pub mod monitoring;
+pub mod nest;
 pub mod progress;
 pub mod pv;
 pub mod qemu;
@@ -46,14 +49,15 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 
 pub use monitoring::Monitoring;
+pub use nest::Nest;
 pub use progress::Progress;
 pub use qemu::Qemu;
 pub use system::System;
 
 use cache::Cache;
 use initramfs::Program;
-use kernel::Unpacked;
-use recipe::{Manifest, Record};
+use kernel::{Unpacked, Wanted};
+use recipe::{KernelRecipe, Manifest, Record};
 
 /// One guest kernel, ready to boot.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,7 +113,7 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     let qemu = qemu::ensure(&manifest.qemu, &cache, &mut record, progress)?;
     let mut unpacked = Vec::new();
     for recipe in &manifest.kernels {
-        let kernel = kernel::ensure(recipe, &manifest.initramfs, &cache, &mut record, progress)
+        let kernel = kernel_of(recipe, &manifest, &cache, &mut record, progress)
             .with_context(|| format!("guest kernel {}", recipe.name))?;
         unpacked.push(kernel);
     }
@@ -146,6 +150,7 @@ pub fn ensure_all(progress: &Progress, refresh: bool) -> Result<Images> {
     }
     ensure_monitoring(progress, refresh)?;
     ensure_system(progress)?;
+    ensure_nest(progress)?;
     Ok(images)
 }
 
@@ -157,8 +162,8 @@ pub fn ensure_paravirtual(name: &str, progress: &Progress) -> Result<Kernel> {
     let mut record = cache.load_record();
     let recipe = manifest.kernels.iter().find(|recipe| recipe.name == name);
     let recipe = recipe.with_context(|| format!("no guest kernel is called {name:?}"))?;
-    let kernel = kernel::ensure(recipe, &manifest.initramfs, &cache, &mut record, progress)
-        .with_context(|| format!("guest kernel {name}"))?;
+    let kernel =
+        kernel_of(recipe, &manifest, &cache, &mut record, progress).with_context(|| format!("guest kernel {name}"))?;
     let hooked = pv::ensure(&kernel, (recipe, &manifest.paravirtual), &cache, &mut record, progress)
         .with_context(|| format!("paravirtual modules for kernel {name}"))?;
     cache.store_record(&record)?;
@@ -187,7 +192,7 @@ pub fn ensure_system(progress: &Progress) -> Result<System> {
     let mut record = cache.load_record();
     let recipe = manifest.kernels.iter().find(|recipe| recipe.name == manifest.system.kernel);
     let recipe = recipe.context("images/manifest.toml: no kernel has the name that `system` asks for")?;
-    let kernel = kernel::ensure(recipe, &manifest.initramfs, &cache, &mut record, progress)?;
+    let kernel = kernel_of(recipe, &manifest, &cache, &mut record, progress)?;
     let programs = initramfs::build_programs(&manifest.initramfs, progress)?;
     let agent = programs.into_iter().find(|program| program.guest_path == initramfs::INIT);
     let agent = agent.context("no program is the guests' init")?.path;
@@ -195,6 +200,35 @@ pub fn ensure_system(progress: &Progress) -> Result<System> {
     let system = system.context("the Debian system")?;
     cache.store_record(&record)?;
     Ok(system)
+}
+
+/// The machine that has machines; its kernel is made the first time.
+pub fn ensure_nest(progress: &Progress) -> Result<Nest> {
+    let manifest = Manifest::load().context("images/manifest.toml")?;
+    let cache = Cache::open(progress)?;
+    let mut record = cache.load_record();
+    let recipe = &manifest.nest;
+    let kernel = manifest.kernels.iter().find(|kernel| kernel.name == recipe.kernel);
+    let kernel = kernel.context("images/manifest.toml: no kernel has the name that `nest` asks for")?;
+    let modules: Vec<_> = recipe.modules.iter().map(String::as_str).collect();
+    let wanted = Wanted { entry: nest::ENTRY, modules: &modules };
+    let kernel = kernel::ensure(kernel, wanted, &cache, &mut record, progress);
+    let kernel = kernel.context("the kernel of the machine that has machines")?;
+    let qemu = qemu::ensure(&manifest.qemu, &cache, &mut record, progress)?;
+    cache.store_record(&record)?;
+    Nest::new(recipe, kernel, initramfs::build_programs(&manifest.initramfs, progress)?, &qemu)
+}
+
+/// The kernel of `recipe` with the driver of the card.
+fn kernel_of(
+    recipe: &KernelRecipe,
+    manifest: &Manifest,
+    cache: &Cache,
+    record: &mut Record,
+    progress: &Progress,
+) -> Result<Unpacked> {
+    let wanted = Wanted { entry: &recipe.name, modules: &[&manifest.initramfs.module] };
+    kernel::ensure(recipe, wanted, cache, record, progress)
 }
 
 /// Packs the initramfs of a kernel.

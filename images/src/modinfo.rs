@@ -23,14 +23,16 @@ pub struct Module {
     pub bytes: Vec<u8>,
 }
 
-/// `module` and all that it depends on, dependencies first. `folder` is searched for `*.ko` and `*.ko.xz`.
-pub fn closure(folder: &Path, module: &str) -> Result<Vec<Module>> {
+/// Reads `modules` and all that they depend on, dependencies first. `folder` is searched for `*.ko` and `*.ko.xz`.
+pub fn closure(folder: &Path, modules: &[&str]) -> Result<Vec<Module>> {
     let mut files = BTreeMap::new();
     collect(folder, &mut files)?;
-    let mut order = Vec::new();
-    visit(&normal(module), &files, &mut BTreeSet::new(), &mut order)?;
-    if order.is_empty() {
-        bail!("the kernel package holds no module {module}");
+    let (mut seen, mut order) = (BTreeSet::new(), Vec::new());
+    for module in modules {
+        visit(&normal(module), &files, &mut seen, &mut order)?;
+        if !order.iter().any(|found| found.name == normal(module)) {
+            bail!("the kernel package holds no module {module}");
+        }
     }
     Ok(order)
 }
@@ -79,8 +81,8 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The kernel treats `-` and `_` in module names alike.
-fn normal(name: &str) -> String {
+/// Writes a module's name as its file is named here: the kernel treats `-` and `_` alike.
+pub fn normal(name: &str) -> String {
     name.replace('-', "_")
 }
 
@@ -126,7 +128,7 @@ mod tests {
     #[test]
     fn an_absent_module_is_named() {
         let folder = tempfile::tempdir().unwrap();
-        let error = closure(folder.path(), "nouveau").err().unwrap();
+        let error = closure(folder.path(), &["nouveau"]).err().unwrap();
         assert!(error.to_string().contains("no module nouveau"));
     }
 }

@@ -25,6 +25,8 @@ pub struct Manifest {
     pub monitoring: MonitoringRecipe,
     /// What the Debian system with systemd is made of.
     pub system: SystemRecipe,
+    /// The machine that has machines.
+    pub nest: NestRecipe,
 }
 
 /// A place that a package may come from.
@@ -118,6 +120,18 @@ pub struct SystemRecipe {
     pub from: Vec<Suite>,
 }
 
+/// Names the parts of the machine that has machines.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NestRecipe {
+    /// The name of the kernel that boots it.
+    pub kernel: String,
+    /// The modules that are packed together with all that they depend on.
+    pub modules: Vec<String>,
+    /// Files that QEMU reads when it starts a machine.
+    pub firmware: Vec<String>,
+}
+
 impl Manifest {
     /// The manifest of this build.
     pub fn load() -> Result<Self> {
@@ -156,7 +170,7 @@ pub struct Record {
     /// QEMU, unless the host's is used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qemu: Option<Made>,
-    /// The kernels by name.
+    /// The kernels by name, and the one of the machine that has machines.
     #[serde(default, rename = "kernel")]
     pub kernels: BTreeMap<String, Made>,
     /// The paravirtual modules by the kernel's name.

@@ -1,13 +1,11 @@
 //! A Debian host with systemd, in a VM, which is administered by a shell.
 
-use std::fs;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use images::cpio::Archive;
 
 use crate::agent::Output;
+use crate::files::Files;
 use crate::wait::{self, Scratch};
 use crate::{Vm, VmConfig};
 
@@ -15,26 +13,6 @@ use crate::{Vm, VmConfig};
 const COMMAND_LIMIT: Duration = Duration::from_secs(180);
 /// How many of the journal's last lines are shown when something is wrong.
 const JOURNAL_LINES: u32 = 60;
-
-/// Files that a host gets before it boots.
-#[derive(Default)]
-pub struct Files(Archive);
-
-impl Files {
-    /// Puts a copy of a file at `to`, which has no leading slash.
-    pub fn copy(&mut self, from: &Path, to: &str, mode: u32) -> Result<()> {
-        let bytes = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
-        self.write(to, mode, &bytes);
-        Ok(())
-    }
-
-    /// Makes a file with access rights `mode`.
-    pub fn write(&mut self, to: &str, mode: u32, bytes: &[u8]) {
-        let folders: Vec<_> = to.match_indices('/').map(|(at, _)| &to[..at]).collect();
-        folders.iter().for_each(|folder| self.0.folder(folder));
-        self.0.file(to, mode, bytes);
-    }
-}
 
 /// A host that is up.
 pub struct Host {
@@ -50,7 +28,7 @@ impl Host {
         let system = images::ensure_system(&images::Progress::stderr())?;
         let scratch = Scratch::new(&format!("{name}-initrd"))?;
         let mut config = VmConfig::new(name, images, "6.1")?;
-        config.kernel = system.bootable(files.0, &scratch.path().join("initrd"))?;
+        config.kernel = system.bootable(files.finish(), &scratch.path().join("initrd"))?;
         config.memory_mib = 1536;
         config.smp = 2;
         // Its own words on the console tell what a boot waits for.

@@ -47,8 +47,12 @@ pub struct VmConfig {
     pub gpu: Option<PathBuf>,
     /// Whether guest RAM is shared with the mediator, as it must be; `false` is for the test that this is noticed.
     pub share: bool,
+    /// Guest RAM is made of huge pages of the host, which must have set enough of them aside.
+    pub huge_pages: bool,
     /// Whether there is a port for hot plug; the vGPU, if any, is behind it.
     pub hotplug: bool,
+    /// There is an IOMMU, which the guest's kernel is told to use.
+    pub iommu: bool,
     /// More arguments for QEMU.
     pub extra_args: Vec<String>,
     /// More words for the kernel's command line.
@@ -67,7 +71,9 @@ impl VmConfig {
             smp: 1,
             gpu: None,
             share: true,
+            huge_pages: false,
             hotplug: false,
+            iommu: false,
             extra_args: Vec::new(),
             append: String::new(),
         })
@@ -92,7 +98,8 @@ impl VmConfig {
         let share = if self.share { "on" } else { "off" };
         command.args(["-name", &self.name, "-M", "q35", "-smp", &self.smp.to_string(), "-m", &size]);
         command.args(self.accel.args());
-        command.arg("-object").arg(format!("memory-backend-memfd,id=m0,size={size},share={share}"));
+        let huge = if self.huge_pages { ",hugetlb=on,hugetlbsize=2M" } else { "" };
+        command.arg("-object").arg(format!("memory-backend-memfd,id=m0,size={size},share={share}{huge}"));
         command.args(["-machine", "memory-backend=m0"]);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-vga", "none", "-monitor", "none"]);
         let at = |name: &str| folder.join(name).display().to_string();
@@ -103,7 +110,12 @@ impl VmConfig {
         command.arg("-kernel").arg(&self.kernel.vmlinuz).arg("-initrd").arg(&self.kernel.initrd);
         // A guest that panics stays, so that the console tells why. The timer check of the kernel takes a host that is busy
         // for a machine that is broken.
-        command.arg("-append").arg(format!("console=ttyS0 no_timer_check panic=0 loglevel=7 {}", self.append));
+        let iommu = if self.iommu { "intel_iommu=on iommu=nopt " } else { "" };
+        command.arg("-append").arg(format!("console=ttyS0 no_timer_check panic=0 loglevel=7 {iommu}{}", self.append));
+        if self.iommu {
+            // Before all devices that are to be behind it.
+            command.args(["-device", "intel-iommu,caching-mode=on,intremap=on"]);
+        }
         if self.hotplug {
             // Room for BARs that come later.
             let port = format!("pcie-root-port,id={PORT},chassis=1,slot=1,pref64-reserve=512M,mem-reserve=64M");

@@ -20,6 +20,9 @@ use crate::tally::Tally;
 /// The unit of CPU times in `/proc`, which is the same for every Linux.
 const TICKS_PER_SECOND: u64 = 100;
 
+/// Begins a line of a test's output that is shown whatever becomes of the test.
+const REPORT: &str = "REPORT ";
+
 /// One test, and the program that has it.
 pub struct Test<'a> {
     pub program: &'a Program,
@@ -44,7 +47,7 @@ pub struct Outcome {
     pub taken: Vec<Taken>,
 }
 
-/// Runs tests, `at_once` at the same time. Prints a line for each, and the output of those that fail.
+/// Runs tests, `at_once` at the same time. Prints a line for each, what it reports, and the output of those that fail.
 pub fn run(tests: &[Test<'_>], at_once: usize) -> Result<Outcome> {
     let (next, outcome) = (AtomicUsize::new(0), Mutex::new(Outcome::default()));
     let work = || -> Result<()> {
@@ -61,6 +64,8 @@ pub fn run(tests: &[Test<'_>], at_once: usize) -> Result<Outcome> {
             if !passed {
                 println!("{output}");
             }
+            // What a test has run on, and how much of what, is of interest when all is well too.
+            output.lines().filter(|line| passed && line.starts_with(REPORT)).for_each(|line| println!("  {line}"));
             outcome.tally += Tally::one(passed);
             outcome.taken.push(taken);
         }

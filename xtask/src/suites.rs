@@ -28,6 +28,8 @@ pub enum Suite {
     Hostile,
     /// Faults, kills and restarts at any time.
     Chaos,
+    /// A card behind VFIO, in a machine that has machines of its own.
+    Nested,
     /// CUDA programs under the library, on the fake driver.
     Cuda,
     /// Fuzz targets, each for a bounded time.
@@ -51,7 +53,7 @@ impl Suite {
     fn runner(self) -> Runner {
         match self {
             Self::Unit => Runner::Rest,
-            Self::Guest | Self::Hostile | Self::Chaos => Runner::Integration { guests: true },
+            Self::Guest | Self::Hostile | Self::Chaos | Self::Nested => Runner::Integration { guests: true },
             Self::Cuda => Runner::Cuda,
             Self::Fuzz => Runner::Fuzz,
         }

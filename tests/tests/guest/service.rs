@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use tests::Host;
 use tests::daemon::{binary, run_to_end};
-use tests::host::Files;
+use tests::files::Files;
 use tests::wait::Scratch;
 
 /// The version that is installed first.

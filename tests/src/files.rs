@@ -1,0 +1,60 @@
+//! Files that a machine gets before it boots.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use images::cpio::Archive;
+use images::libraries;
+
+/// Files for a machine's initramfs.
+#[derive(Default)]
+pub struct Files {
+    archive: Archive,
+    /// Names that are in it.
+    names: BTreeSet<String>,
+}
+
+impl Files {
+    /// Puts a copy of a file at `to`, which has no leading slash.
+    pub fn copy(&mut self, from: &Path, to: &str, mode: u32) -> Result<()> {
+        let bytes = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
+        self.write(to, mode, &bytes);
+        Ok(())
+    }
+
+    /// Makes a file with access rights `mode`.
+    pub fn write(&mut self, to: &str, mode: u32, bytes: &[u8]) {
+        for folder in to.match_indices('/').map(|(at, _)| &to[..at]) {
+            if self.names.insert(folder.to_owned()) {
+                self.archive.folder(folder);
+            }
+        }
+        self.names.insert(to.to_owned());
+        self.archive.file(to, mode, bytes);
+    }
+
+    /// Puts a program of this host at `to`, without what is for debuggers, and what it is linked to where it looks for it.
+    pub fn program(&mut self, from: &Path, to: &str) -> Result<()> {
+        let scratch = tempfile::NamedTempFile::new().context("a file for a program")?;
+        let stripped = Command::new("strip").arg("--strip-debug").arg("-o").arg(scratch.path()).arg(from).status();
+        let stripped = stripped.context("cannot start strip; install the package binutils")?;
+        ensure!(stripped.success(), "strip failed ({stripped}) on {}", from.display());
+        self.copy(scratch.path(), to, 0o755)?;
+        for library in libraries::of(&mut Command::new(from))? {
+            let path = if library.is_loader { Path::new(&library.name) } else { &library.path };
+            let name = path.to_str().context("a library's path is not UTF-8")?.trim_start_matches('/');
+            if !self.names.contains(name) {
+                self.copy(&library.path, name, 0o755)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the archive.
+    pub(crate) fn finish(self) -> Archive {
+        self.archive
+    }
+}

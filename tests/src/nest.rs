@@ -1,0 +1,155 @@
+//! A machine that has machines: an emulated guest with KVM, an IOMMU, and the card of a daemon outside of it, passed through.
+//!
+//! One process plays the hardware: the outer daemon with its software card. In the machine that card is a PCI function, and
+//! the programs there know of no software card.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::accel::Accel;
+use crate::agent::{Output, Pending};
+use crate::daemon::{Daemon, binary};
+use crate::files::Files;
+use crate::guest::{card_toml, passthrough_toml};
+use crate::wait::{self, Scratch};
+use crate::{Vm, VmConfig};
+
+/// The VM of the outer daemon that has the card for itself.
+pub const OUTER_VM: &str = "straight";
+/// The card's address in the machine: behind the only port.
+pub const ADDRESS: &str = "0000:01:00.0";
+/// The folder of our programs in the machine.
+const PROGRAMS: &str = "bin";
+/// The admin socket of the daemon in the machine.
+const ADMIN_SOCKET: &str = "/run/admin.sock";
+/// A command in the machine that takes longer hangs.
+const COMMAND_LIMIT: Duration = Duration::from_secs(600);
+
+/// Sizes of a machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// MiB of the card, which the mediator in the machine does not have all to itself.
+    pub card_mib: u32,
+    /// RAM of the machine.
+    pub memory_mib: u32,
+}
+
+/// A machine that is up, with its modules loaded and its card bound to no driver.
+pub struct Nest {
+    // In the order in which they go.
+    vm: Vm,
+    outer: Daemon,
+    platform: String,
+    began: Instant,
+    _initrd: Scratch,
+}
+
+impl Nest {
+    /// Boots a machine with our programs and `files` in it.
+    pub fn boot(name: &str, shape: Shape, mut files: Files) -> Result<Self> {
+        let began = Instant::now();
+        let images = crate::images()?;
+        let nest = images::ensure_nest(&images::Progress::stderr())?;
+        for program in ["mediatord", "mediatorctl"] {
+            files.program(&binary(program)?, &format!("{PROGRAMS}/{program}"))?;
+        }
+        files.program(&example("copies")?, &format!("{PROGRAMS}/copies"))?;
+        let outer = Daemon::start(name, |paths| card_toml(paths, shape.card_mib) + &passthrough_toml(OUTER_VM))?;
+        let scratch = Scratch::new(&format!("{name}-initrd"))?;
+        let mut config = VmConfig::new(name, images, "6.1")?.with_gpu(outer.vm_socket(OUTER_VM));
+        config.kernel = nest.bootable(files.finish(), &scratch.path().join("initrd"))?;
+        config.accel = Accel::TcgWithSvm;
+        config.memory_mib = shape.memory_mib;
+        (config.smp, config.hotplug, config.iommu) = (2, true, true);
+        let vm = Vm::launch(&config)?;
+        let release = vm.wait_ready()?;
+        vm.run_ok("load")?;
+        let platform = format!("Linux {release} under QEMU {} (tcg)", images.qemu.version);
+        let nest = Self { vm, outer, platform, began, _initrd: scratch };
+        nest.say(&nest.platform);
+        Ok(nest)
+    }
+
+    /// The machine.
+    pub fn vm(&self) -> &Vm {
+        &self.vm
+    }
+
+    /// The daemon outside.
+    pub fn outer(&self) -> &Daemon {
+        &self.outer
+    }
+
+    /// The machine's kernel, VMM and accelerator.
+    pub fn platform(&self) -> &str {
+        &self.platform
+    }
+
+    /// Prints a line with the time since the start.
+    pub fn say(&self, text: &str) {
+        println!("[{:6.1} s] {text}", self.began.elapsed().as_secs_f64());
+    }
+
+    /// Runs a program of the machine to its end; the code is not checked. Command and output are printed.
+    pub fn run(&self, command: &str) -> Result<Output> {
+        self.say(&format!("# {command}"));
+        let output = self.vm.run_within(&format!("run /{PROGRAMS}/{command}"), COMMAND_LIMIT)?;
+        println!("{}{}", output.text(), if output.code == 0 { String::new() } else { format!("\n[{}]", output.code) });
+        Ok(output)
+    }
+
+    /// The same; a code other than 0 is an error. Returns what was printed.
+    pub fn ok(&self, command: &str) -> Result<String> {
+        let output = self.run(command)?;
+        ensure!(output.code == 0, "{command}: ended with code {}:\n{}", output.code, output.text());
+        Ok(output.text())
+    }
+
+    /// Has `mediatorctl` in the machine print JSON.
+    pub fn ctl_json(&self, command: &str) -> Result<Value> {
+        let text = self.ok(&format!("mediatorctl --socket {ADMIN_SOCKET} --json {command}"))?;
+        serde_json::from_str(&text).with_context(|| format!("{command} printed no JSON:\n{text}"))
+    }
+
+    /// Starts `mediatord` in the machine with a configuration of the machine's, and waits until it serves.
+    pub fn start_daemon(&self, config: &str) -> Result<Pending<'_>> {
+        self.say(&format!("# mediatord --config {config} &"));
+        let daemon = self.vm.start(&format!("run /{PROGRAMS}/mediatord --config {config}"))?;
+        wait::until("mediatord in the machine to serve", COMMAND_LIMIT, || {
+            ensure!(!daemon.ended(), "mediatord has ended:\n{}", daemon.lines().join("\n"));
+            let asked = self.vm.run(&format!("run /{PROGRAMS}/mediatorctl --socket {ADMIN_SOCKET} card list"))?;
+            Ok((asked.code == 0).then_some(()))
+        })?;
+        self.say("mediatord in the machine serves");
+        Ok(daemon)
+    }
+
+    /// Ends a daemon of the machine, which must do so in order; returns what it has logged.
+    pub fn stop_daemon(&self, daemon: Pending<'_>) -> Result<String> {
+        daemon.terminate()?;
+        let output = daemon.wait_within(COMMAND_LIMIT)?.success().context("mediatord in the machine")?;
+        self.say("mediatord in the machine has ended");
+        Ok(output.text())
+    }
+}
+
+/// The configuration of a daemon in the machine that has its card, with `more` behind the card's keys.
+///
+/// Chunks are small: each word that the daemon zeroes is a message to the outer one.
+pub fn config(vram_mib: u32, more: &str) -> String {
+    format!(
+        "[daemon]\nadmin_socket = {ADMIN_SOCKET:?}\nsocket_dir = \"/run\"\n\n[[card]]\nname = \"card0\"\nkind = \"vfio\"\n\
+         address = {ADDRESS:?}\nvram_mib = {vram_mib}\nchunk_kib = 128\n{more}"
+    )
+}
+
+/// An example program of this workspace, beside the others.
+fn example(name: &str) -> Result<PathBuf> {
+    let daemon = binary("mediatord")?;
+    let path = daemon.parent().unwrap_or(Path::new("")).join("examples").join(name);
+    ensure!(path.is_file(), "{} is not built; run `cargo build --package rig --example {name}`", path.display());
+    Ok(path)
+}

@@ -1,0 +1,65 @@
+//! A card that is a PCI function: seen, bound, driven by our daemon, and given back.
+
+use anyhow::Result;
+use tests::files::Files;
+use tests::guest::{self, vm_toml};
+use tests::nest::{self, ADDRESS, Nest, OUTER_VM, Shape};
+
+/// MiB of the card, and those of it that the inner daemon is told of.
+const CARD_MIB: u32 = 256;
+const VRAM_MIB: u32 = 128;
+/// MiB of a VM, and rounds in which our client copies.
+const VM_MIB: u32 = 32;
+const ROUNDS: u64 = 1;
+/// Bytes that a round verifies: 64 pages in VRAM, and the same in RAM.
+const ROUND_BYTES: u64 = 2 * 64 * 4096;
+
+/// Lists the host's cards, as an operator does, and returns the only one.
+fn listed(nest: &Nest) -> Result<serde_json::Value> {
+    let mut list = nest.ctl_json("card list --host")?;
+    assert_eq!(list["cards"].as_array().map(Vec::len), Some(1), "{list}");
+    Ok(list["cards"][0].take())
+}
+
+#[test]
+fn host_card_is_bound_driven_and_given_back() -> Result<()> {
+    let mut files = Files::default();
+    let vms = vm_toml("a", VM_MIB);
+    files.write("etc/mediatord.toml", 0o644, nest::config(VRAM_MIB, &vms).as_bytes());
+    files.write("etc/other.toml", 0o644, nest::config(VRAM_MIB, &vms).replace("/run", "/tmp").as_bytes());
+    let nest = Nest::boot("nested", Shape { card_mib: CARD_MIB, memory_mib: 1024 }, files)?;
+
+    let card = listed(&nest)?;
+    assert_eq!((&card["address"], &card["driver"]), (&ADDRESS.into(), &serde_json::Value::Null), "{card}");
+    assert!(card["group"].is_u64() && card["usable"] == false, "{card}");
+    let said = nest.ok("mediatorctl card list --host")?;
+    assert!(said.contains(&format!("mediatorctl card bind {ADDRESS}")), "{said}");
+    // A daemon says the same.
+    let refused = nest.run("mediatord --config /etc/mediatord.toml")?;
+    assert!(refused.code != 0 && refused.text().contains(&format!("mediatorctl card bind {ADDRESS}")), "{refused:?}");
+    assert!(nest.ok(&format!("mediatorctl card bind {ADDRESS}"))?.contains("vfio-pci has"));
+    let card = listed(&nest)?;
+    assert_eq!((&card["driver"], &card["usable"]), (&"vfio-pci".into(), &true.into()), "{card}");
+
+    let daemon = nest.start_daemon("/etc/mediatord.toml")?;
+    let refused = nest.run("mediatord --config /etc/other.toml")?;
+    assert!(refused.code != 0, "{refused:?}");
+    let copied = nest.ok(&format!("copies /run/a.sock {VM_MIB} {ROUNDS}"))?;
+    assert!(copied.contains(&format!("{} bytes verified", ROUNDS * ROUND_BYTES)), "{copied}");
+    let log = nest.stop_daemon(daemon)?;
+    println!("{log}");
+    assert!(log.contains("reset=\"units\"") && !log.contains("panicked"), "{log}");
+
+    let shown = guest::show(nest.outer(), OUTER_VM)?;
+    println!("the outer daemon's view: {shown}");
+    assert!(guest::messages(nest.outer(), OUTER_VM)? > 0, "{shown}");
+    println!(
+        "REPORT {}; card vfio {ADDRESS}: {} bytes verified, {} messages to the outer daemon",
+        nest.platform(),
+        ROUNDS * ROUND_BYTES,
+        guest::messages(nest.outer(), OUTER_VM)?
+    );
+    nest.ok(&format!("mediatorctl card unbind {ADDRESS}"))?;
+    assert_eq!(listed(&nest)?["driver"], serde_json::Value::Null);
+    Ok(())
+}
