@@ -84,7 +84,8 @@ fn run_one(test: &Test<'_>) -> Result<(bool, Taken, String)> {
     let Test { program, name } = test;
     let mut output = tempfile::tempfile().context("a file for a test's output")?;
     let mut command = program.command();
-    command.args([name, "--exact", "--test-threads=1"]);
+    // The output of a test that passes is kept as well, for what it reports.
+    command.args([name, "--exact", "--test-threads=1", "--show-output"]);
     // A file: a pipe would stay open for as long as anything that a test has left behind.
     command.stdout(output.try_clone()?).stderr(output.try_clone()?);
     let began = Instant::now();
