@@ -24,7 +24,7 @@ const TIME_SLICE_NS: u64 = 2_000_000;
 /// First and longest wait before a failed acquire is tried again.
 pub(super) const RETRY_NS: (u64, u64) = (10_000, 500_000);
 /// The retry time of a channel that waits for an event, not for time.
-pub(super) const NEVER: CardNs = CardNs::MAX;
+const NEVER: CardNs = CardNs::MAX;
 /// How often a USERD page in host memory is looked at.
 const POLL_NS: u64 = 500_000;
 
@@ -43,8 +43,6 @@ pub(crate) struct Pbdma {
     idle: bool,
     /// An interrupt is pending that stops the unit; what it was raised for.
     trap: Option<Trap>,
-    /// Place in the push buffer of a method that was found to wait for the engine.
-    pub(super) waits_at: Option<u64>,
 }
 
 /// What stopped a PBDMA.
@@ -80,12 +78,7 @@ pub(crate) enum Outcome {
 
 impl Pbdma {
     pub(crate) fn new() -> Self {
-        Self { context: None, time: 0, slice_end: 0, holds: false, last: None, idle: true, trap: None, waits_at: None }
-    }
-
-    /// Says whether an interrupt stops the unit.
-    pub(super) fn trapped(&self) -> bool {
-        self.trap.is_some()
+        Self { context: None, time: 0, slice_end: 0, holds: false, last: None, idle: true, trap: None }
     }
 }
 
@@ -100,15 +93,14 @@ impl Fifo {
     pub(super) fn run_pbdma(&mut self, index: usize, cx: &mut Cx) -> Progress {
         let now = cx.clock.now();
         if self.pbdmas[index].time > now {
-            let ahead = self.run_ahead(index, cx);
-            return Progress::WaitUntil(self.pbdmas[index].time).or(ahead);
+            return Progress::WaitUntil(self.pbdmas[index].time);
+        }
+        if self.pbdmas[index].trap.is_some() {
+            return Progress::Idle;
         }
         // An engine's work is ended before anything else, wanted or not: it cannot be interrupted.
         if let Some(progress) = self.work_on(index, cx) {
-            return progress.or(self.run_ahead(index, cx));
-        }
-        if self.pbdmas[index].trapped() {
-            return Progress::Idle;
+            return progress;
         }
         if self.blocked(index, cx) {
             return Progress::Idle;
@@ -248,7 +240,6 @@ impl Fifo {
         let pbdma = &mut self.pbdmas[index];
         pbdma.last = Some(number);
         pbdma.holds = false;
-        pbdma.waits_at = None;
         let now = cx.clock.now();
         pbdma.slice_end = now.saturating_add(TIME_SLICE_NS);
         if let Some(model) = cx.time {
@@ -309,7 +300,6 @@ impl Fifo {
         let number = usize::from(context.channel);
         self.channels[number].retry_at = None;
         self.pbdmas[index].holds = false;
-        self.pbdmas[index].waits_at = None;
         for words in 0..WORDS_PER_STEP {
             if words > 0 && self.must_stop(index, context, cx) {
                 return Progress::Ran;
@@ -405,7 +395,7 @@ impl Fifo {
     }
 
     /// A semaphore is not there yet: it is looked at again later, and less and less often.
-    pub(super) fn postpone(&mut self, number: usize, cx: &Cx) {
+    fn postpone(&mut self, number: usize, cx: &Cx) {
         let channel = &mut self.channels[number];
         channel.retry_ns = channel.retry_ns.clamp(RETRY_NS.0, RETRY_NS.1);
         channel.retry_at = Some(cx.clock.now().saturating_add(channel.retry_ns));
@@ -413,7 +403,7 @@ impl Fifo {
     }
 
     /// The next word of the push buffer. `Ok(None)` when there is none, `Err` when the channel was stopped.
-    pub(super) fn next_word(&mut self, index: usize, context: &mut Context, cx: &mut Cx) -> Result<Option<u32>, ()> {
+    fn next_word(&mut self, index: usize, context: &mut Context, cx: &mut Cx) -> Result<Option<u32>, ()> {
         while !context.in_segment() {
             if !self.next_segment(index, context, cx)? {
                 return Ok(None);

@@ -1,6 +1,5 @@
 //! The card from outside, through its registers and apertures, by a small driver written for it.
 
-mod ahead;
 mod channels;
 mod driver;
 mod errors;
