@@ -57,6 +57,15 @@ fn used(rig: &Rig, vm: u32) -> u64 {
     Engine::ALL.iter().filter_map(|engine| scheduler.account(VgpuId(vm), *engine)).map(|account| account.used).sum()
 }
 
+/// Waits until the scheduler has seen the end of what guests have seen to end.
+fn nothing_in_flight(rig: &Rig) {
+    let began = Instant::now();
+    while rig.host.lock().schedule.scheduler().in_flight() > 0 {
+        assert!(began.elapsed() < LONG, "what has ended is seen");
+        std::thread::yield_now();
+    }
+}
+
 /// Keeps each of the VMs supplied with submissions of so many copies, until the card has worked for `ns`.
 fn compete(rig: &Rig, drivers: &mut [(Driver, Channel, usize)], ns: u64) {
     let began = Instant::now();
@@ -111,12 +120,7 @@ fn what_is_charged_is_what_the_engine_was_busy_and_no_less_than_its_work() {
     for (driver, channel, _) in &mut drivers {
         driver.wait(channel);
     }
-    // The last completion has been seen when nothing is in flight any more.
-    let began = Instant::now();
-    while rig.host.lock().schedule.scheduler().in_flight() > 0 {
-        assert!(began.elapsed() < LONG);
-        std::thread::yield_now();
-    }
+    nothing_in_flight(&rig);
     let work: u64 = drivers.iter().map(|(_, channel, size)| u64::from(channel.fences) * *size as u64 * COPY_NS).sum();
     let (busy, charged) = {
         let state = rig.host.lock();
@@ -397,6 +401,7 @@ fn who_stops_a_channel_whose_work_goes_on_pays_for_it_and_the_neighbour_does_not
             let mut other = worker(&mut good, 1);
             copies(&mut good, &mut other, 1);
             good.wait(&other);
+            nothing_in_flight(&rig);
             let mut channel = worker(&mut bad, 1);
             hang(&rig, &mut bad, &mut channel);
             stop(&mut bad, &channel);
