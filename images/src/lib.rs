@@ -9,7 +9,7 @@
 //! - [`monitoring`]: Prometheus and a proxy, for the tests of what a daemon tells them;
 //! - [`pv`], [`hooks`] and [`kbuild`]: the paravirtual modules: ours, and the driver with hooks that call it;
 //! - [`system`]: a Debian system with systemd, on which the Debian package is installed;
-//! - [`nest`]: a machine with KVM, VFIO and QEMU, in which others run; [`libraries`]: what programs in it are linked to;
+//! - [`nest`]: a machine with VFIO; [`libraries`]: what programs in it are linked to;
 //! - [`initramfs`] and [`cpio`]: the archive with our init, our test programs and the modules;
 //! - [`cache`], [`exec`], [`progress`]: the cache folder and its lock, child processes, what the user sees.
 //!
@@ -202,7 +202,7 @@ pub fn ensure_system(progress: &Progress) -> Result<System> {
     Ok(system)
 }
 
-/// The machine that has machines; its kernel is made the first time.
+/// Makes the machine that has a card behind an IOMMU; its kernel is made the first time.
 pub fn ensure_nest(progress: &Progress) -> Result<Nest> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -213,10 +213,9 @@ pub fn ensure_nest(progress: &Progress) -> Result<Nest> {
     let modules: Vec<_> = recipe.modules.iter().map(String::as_str).collect();
     let wanted = Wanted { entry: nest::ENTRY, modules: &modules };
     let kernel = kernel::ensure(kernel, wanted, &cache, &mut record, progress);
-    let kernel = kernel.context("the kernel of the machine that has machines")?;
-    let qemu = qemu::ensure(&manifest.qemu, &cache, &mut record, progress)?;
+    let kernel = kernel.context("the kernel of the machine with VFIO")?;
     cache.store_record(&record)?;
-    Nest::new(recipe, kernel, initramfs::build_programs(&manifest.initramfs, progress)?, &qemu)
+    Ok(Nest { kernel, programs: initramfs::build_programs(&manifest.initramfs, progress)? })
 }
 
 /// The kernel of `recipe` with the driver of the card.

@@ -25,7 +25,7 @@ pub struct Manifest {
     pub monitoring: MonitoringRecipe,
     /// What the Debian system with systemd is made of.
     pub system: SystemRecipe,
-    /// The machine that has machines.
+    /// The machine that has a card behind an IOMMU.
     pub nest: NestRecipe,
 }
 
@@ -120,7 +120,7 @@ pub struct SystemRecipe {
     pub from: Vec<Suite>,
 }
 
-/// Names the parts of the machine that has machines.
+/// Names the parts of the machine that has a card behind an IOMMU.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NestRecipe {
@@ -128,8 +128,6 @@ pub struct NestRecipe {
     pub kernel: String,
     /// The modules that are packed together with all that they depend on.
     pub modules: Vec<String>,
-    /// Files that QEMU reads when it starts a machine.
-    pub firmware: Vec<String>,
 }
 
 impl Manifest {
@@ -170,7 +168,7 @@ pub struct Record {
     /// QEMU, unless the host's is used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qemu: Option<Made>,
-    /// The kernels by name, and the one of the machine that has machines.
+    /// The kernels by name, and the one with VFIO.
     #[serde(default, rename = "kernel")]
     pub kernels: BTreeMap<String, Made>,
     /// The paravirtual modules by the kernel's name.

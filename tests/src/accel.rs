@@ -22,8 +22,6 @@ pub enum Accel {
     Kvm,
     /// QEMU's translator.
     Tcg,
-    /// QEMU's translator with AMD's virtualization, so that the guest has a KVM of its own.
-    TcgWithSvm,
 }
 
 impl Accel {
@@ -60,7 +58,6 @@ impl Accel {
         match self {
             Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
             Self::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max"],
-            Self::TcgWithSvm => ["-accel", "tcg,thread=multi", "-cpu", "EPYC,+svm,+npt"],
         }
     }
 }

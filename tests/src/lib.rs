@@ -8,7 +8,7 @@
 //! - [`guest`]: steps that most stories share: configuration, driver, workload;
 //! - [`crowd`]: VMs that share a card; [`contest`]: what each gets of its time;
 //! - [`host`]: a Debian host with systemd, for the package; [`files`]: what a machine gets before it boots;
-//! - [`nest`]: a machine that has machines, and a card behind an IOMMU;
+//! - [`nest`]: a machine with a card behind an IOMMU;
 //! - [`holdings`]: what a process holds, and so what it has lost;
 //! - [`http`]: questions to a daemon's API, or to what watches it;
 //! - [`light`]: guests without a VMM that compute, in this process;

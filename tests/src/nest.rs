@@ -1,4 +1,4 @@
-//! A machine that has machines: an emulated guest with KVM, an IOMMU, and the card of a daemon outside of it, passed through.
+//! A machine with a card behind an IOMMU: an emulated guest that has the card of a daemon outside of it, passed through.
 //!
 //! One process plays the hardware: the outer daemon with its software card. In the machine that card is a PCI function, and
 //! the programs there know of no software card.
@@ -61,7 +61,7 @@ impl Nest {
         let scratch = Scratch::new(&format!("{name}-initrd"))?;
         let mut config = VmConfig::new(name, images, "6.1")?.with_gpu(outer.vm_socket(OUTER_VM));
         config.kernel = nest.bootable(files.finish(), &scratch.path().join("initrd"))?;
-        config.accel = Accel::TcgWithSvm;
+        config.accel = Accel::Tcg;
         config.memory_mib = shape.memory_mib;
         (config.smp, config.hotplug, config.iommu) = (2, true, true);
         let vm = Vm::launch(&config)?;
@@ -71,11 +71,6 @@ impl Nest {
         let nest = Self { vm, outer, platform, began, _initrd: scratch };
         nest.say(&nest.platform);
         Ok(nest)
-    }
-
-    /// The machine.
-    pub fn vm(&self) -> &Vm {
-        &self.vm
     }
 
     /// The daemon outside.

@@ -47,8 +47,6 @@ pub struct VmConfig {
     pub gpu: Option<PathBuf>,
     /// Whether guest RAM is shared with the mediator, as it must be; `false` is for the test that this is noticed.
     pub share: bool,
-    /// Guest RAM is made of huge pages of the host, which must have set enough of them aside.
-    pub huge_pages: bool,
     /// Whether there is a port for hot plug; the vGPU, if any, is behind it.
     pub hotplug: bool,
     /// There is an IOMMU, which the guest's kernel is told to use.
@@ -71,7 +69,6 @@ impl VmConfig {
             smp: 1,
             gpu: None,
             share: true,
-            huge_pages: false,
             hotplug: false,
             iommu: false,
             extra_args: Vec::new(),
@@ -98,8 +95,7 @@ impl VmConfig {
         let share = if self.share { "on" } else { "off" };
         command.args(["-name", &self.name, "-M", "q35", "-smp", &self.smp.to_string(), "-m", &size]);
         command.args(self.accel.args());
-        let huge = if self.huge_pages { ",hugetlb=on,hugetlbsize=2M" } else { "" };
-        command.arg("-object").arg(format!("memory-backend-memfd,id=m0,size={size},share={share}{huge}"));
+        command.arg("-object").arg(format!("memory-backend-memfd,id=m0,size={size},share={share}"));
         command.args(["-machine", "memory-backend=m0"]);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-vga", "none", "-monitor", "none"]);
         let at = |name: &str| folder.join(name).display().to_string();

@@ -1,4 +1,4 @@
-//! A card behind VFIO, in a machine that has machines of its own.
+//! A card behind VFIO, in an emulated machine.
 
 #[path = "nested/card.rs"]
 mod card;

@@ -9,7 +9,6 @@ use crate::falcon::DataMemory;
 use crate::faults::EngineId;
 use crate::fifo::Fifo;
 use crate::fifo::decoder::Method;
-use crate::fifo::slot::Condition;
 use nvspec::class::ce90b5::error;
 use nvspec::regs::ce0::{self, CPU_CONTROL, INTR, INTR_DISPATCH, INTR_EN, Reg, SCRATCH};
 use nvspec::regs::ce1;
@@ -80,7 +79,7 @@ impl CopyFalcons {
             Reg::INTR_CLEAR => {
                 change(cx, INTR::OFFSET, &|old| old & !value);
                 if value & error::INTR != 0 {
-                    fifo.slot(IDS[unit]).resume(Condition::Trapped);
+                    fifo.slot(IDS[unit]).resume();
                     fifo.retry_waiting();
                 }
             }

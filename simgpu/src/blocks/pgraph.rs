@@ -3,7 +3,6 @@
 use crate::cx::Cx;
 use crate::faults::EngineId;
 use crate::fifo::Fifo;
-use crate::fifo::slot::Condition;
 use crate::graph;
 use nvspec::regs::pgraph::{INTR, INTR_EN, PWR_HANDSHAKE, Reg};
 
@@ -39,7 +38,7 @@ pub(crate) fn write(reg: Reg, offset: u32, value: u32, fifo: &mut Fifo, cx: &mut
     match reg {
         Reg::INTR => {
             if cx.storage.peek(INTR::OFFSET) & graph::STOPPING == 0 {
-                fifo.slot(EngineId::Graph).resume(Condition::Trapped);
+                fifo.slot(EngineId::Graph).resume();
                 fifo.retry_waiting();
             }
         }

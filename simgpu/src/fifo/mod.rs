@@ -112,7 +112,7 @@ impl Fifo {
         self.pbdmas.iter_mut().for_each(|pbdma| *pbdma = Pbdma::new());
         for slot in &mut self.slots {
             slot.abandon();
-            slot.resume(Condition::Trapped);
+            slot.resume();
         }
         cx.storage.reset_range(pfifo::BASE, pfifo::END);
         cx.storage.reset_range(pbdma_regs::BASE, pbdma_regs::END);

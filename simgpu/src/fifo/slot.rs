@@ -170,8 +170,8 @@ impl Slot {
     }
 
     /// The driver looked at the trap.
-    pub(crate) fn resume(&mut self, from: Condition) {
-        if self.condition == from {
+    pub(crate) fn resume(&mut self) {
+        if self.condition == Condition::Trapped {
             self.condition = Condition::Good;
         }
     }
