@@ -8,8 +8,8 @@
 
 use std::cell::Cell;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::driver::{self, Object, SUCCESS};
@@ -35,6 +35,9 @@ static CAPTURES: AtomicU32 = AtomicU32::new(0);
 static HELD: AtomicU32 = AtomicU32::new(0);
 /// The owner has been told that a submission waits.
 static TOLD: AtomicBool = AtomicBool::new(false);
+/// Until when a turn is expected to begin, in ns of [`clock`]; one thread looks for that without sleeping.
+static SOON: AtomicU64 = AtomicU64::new(0);
+static LOOKS: AtomicBool = AtomicBool::new(false);
 static LOCK: Mutex<()> = Mutex::new(());
 static OPENED: Condvar = Condvar::new();
 
@@ -151,8 +154,9 @@ pub fn enter(index: usize, arguments: Arguments) -> u64 {
     if pace::active() {
         let stream = stream(index, arguments);
         pace::wait(stream, closed);
+        let held = closed();
         let stripe = pass();
-        pace::begin(stream);
+        pace::begin(stream, held);
         return stripe as u64;
     }
     pass() as u64
@@ -207,12 +211,36 @@ fn hold() {
             drop(guard);
             tenant::waiting();
             guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+        } else if is_soon() && !LOOKS.swap(true, Ordering::SeqCst) {
+            drop(guard);
+            while closed() && is_soon() {
+                std::thread::yield_now();
+            }
+            LOOKS.store(false, Ordering::SeqCst);
+            guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
         } else {
             guard = OPENED.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
     }
     drop(guard);
     HELD.fetch_sub(1, Ordering::SeqCst);
+}
+
+/// Nanoseconds since this was asked first.
+fn clock() -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_nanos() as u64
+}
+
+fn is_soon() -> bool {
+    clock() < SOON.load(Ordering::SeqCst)
+}
+
+/// A turn is expected to begin within `time`: a thread that waits for it does not sleep so long.
+pub fn soon(time: Duration) {
+    SOON.store(clock() + time.as_nanos() as u64, Ordering::SeqCst);
+    let _guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    OPENED.notify_all();
 }
 
 /// Whether a submission is held, for whatever reason.

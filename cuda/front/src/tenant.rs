@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use cuda_protocol::{
-    CardInfo, End, FromOwner, FromTenant, Hello, Link, LinkError, MAX_NAME, RECONNECT_MS, Received, Run, VERSION,
+    CardInfo, EARLY_US, End, FromOwner, FromTenant, Hello, Link, LinkError, MAX_NAME, RECONNECT_MS, Received, Run,
+    VERSION, VERSION_HANDOVER,
 };
 
 use crate::driver::{self, Object, SUCCESS};
@@ -28,6 +29,9 @@ static LINK: RwLock<Option<Arc<Link>>> = RwLock::new(None);
 /// Contexts of the program that work or memory was seen in.
 static CONTEXTS: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
 static STARTED: AtomicBool = AtomicBool::new(false);
+/// How long after the expected time the end of work, or the begin of a turn, is looked for without sleeping.
+// TIMEOUT: lengths of work are known to a third, and of the last there is as much as a turn may be idle: 300 us.
+const OVERTIME: Duration = Duration::from_micros(300);
 
 /// The owner's terms.
 #[derive(Debug)]
@@ -63,7 +67,8 @@ pub fn start() -> bool {
             let link = Arc::new(link);
             use_link(&link);
             let thread = std::thread::Builder::new().name("gpu-mediator".to_owned());
-            match thread.spawn(move || serve(link)) {
+            let version = welcome.version;
+            match thread.spawn(move || serve(link, version)) {
                 Ok(_) => STARTED.store(true, Ordering::SeqCst),
                 Err(error) => report!("no thread could be started: {error}"),
             }
@@ -198,12 +203,16 @@ impl Turn {
 
 struct Agent {
     link: Arc<Link>,
+    /// Of the messages.
+    version: u16,
+    /// Until when a turn is expected to begin.
+    soon: Option<Instant>,
     turn: Option<Turn>,
     order: Option<u32>,
 }
 
 /// Obeys the owner until the process ends.
-fn serve(link: Arc<Link>) {
+fn serve(link: Arc<Link>, version: u16) {
     // What a capture forbids to other threads does not concern this one.
     let mut mode = 2;
     // SAFETY: the pointer is valid. The other call has this thread's waits end on time, not up to 50 us later.
@@ -211,7 +220,7 @@ fn serve(link: Arc<Link>) {
         driver::exchange_capture_mode(&raw mut mode);
         libc::prctl(libc::PR_SET_TIMERSLACK, 1);
     }
-    let mut agent = Agent { link, turn: None, order: None };
+    let mut agent = Agent { link, version, soon: None, turn: None, order: None };
     loop {
         if let Err(error) = agent.run() {
             report!("the connection to the owner ended: {error}");
@@ -237,17 +246,29 @@ impl Agent {
     }
 
     /// Waits for a message, at most until the turn must be looked at.
-    fn ready(&self) -> Result<bool, LinkError> {
+    fn ready(&mut self) -> Result<bool, LinkError> {
+        while self.soon.is_some_and(|until| Instant::now() < until) {
+            if self.poll(Duration::ZERO) {
+                return Ok(true);
+            }
+            std::thread::yield_now();
+        }
+        self.soon = None;
         let timeout = match &self.turn {
             Some(turn) if turn.run.run_ahead_us > 0 => turn.next_look(),
             // TIMEOUT: how long chunks without users are kept.
             _ => Duration::from_secs(1),
         };
+        Ok(self.poll(timeout))
+    }
+
+    /// Says if a message comes within `timeout`.
+    fn poll(&self, timeout: Duration) -> bool {
         let timeout = libc::timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         let mut poll = libc::pollfd { fd: self.link.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one valid entry, a valid time, and no signals.
         let count = unsafe { libc::ppoll(&raw mut poll, 1, &raw const timeout, std::ptr::null()) };
-        Ok(count > 0)
+        count > 0
     }
 
     fn obey(&mut self, message: FromOwner, descriptors: Vec<OwnedFd>) -> Result<(), LinkError> {
@@ -280,12 +301,18 @@ impl Agent {
                 let now = Instant::now();
                 pace::bound(run.run_ahead_us);
                 self.turn = Some(Turn { run, began: now, reported: now });
+                self.soon = None;
                 gate::open(gate::TURN);
             }
             FromOwner::Stop { card, turn } => {
                 if self.turn.as_ref().is_some_and(|t| t.run.turn == turn && t.run.card == card) {
                     self.stop()?;
                 }
+            }
+            FromOwner::Soon { in_us, .. } => {
+                let time = Duration::from_micros(in_us.into()) + OVERTIME;
+                self.soon = Some(Instant::now() + time);
+                gate::soon(time);
             }
             FromOwner::Welcome(_) | FromOwner::Shared { .. } => {}
             FromOwner::Goodbye(end) => {
@@ -323,14 +350,26 @@ impl Agent {
 
     fn stop(&mut self) -> Result<(), LinkError> {
         let Some(turn) = self.turn.take() else { return Ok(()) };
+        // It takes about as long as idleness is borne for until all who wait for the end are awake.
+        let lead = Duration::from_micros(turn.run.idle_us.into());
+        let announced = match pace::left() {
+            // The program goes on until they are.
+            Left::About(left) if left < lead && self.announce(&turn.run, lead) => {
+                std::thread::sleep(lead - left);
+                true
+            }
+            _ => false,
+        };
         gate::close(gate::TURN, None);
-        // The next one's first work reaches the card as this one's last ends: the way there takes about as long as
-        // idleness is borne for.
-        let lead = (turn.run.idle_us > 0).then(|| Duration::from_micros(turn.run.idle_us.into()));
-        self.drain(None, lead);
+        // Nothing that the driver knows of is behind work that was measured.
+        if !self.approach_end(&turn.run, lead, announced) || !pace::is_measured() {
+            self.drain(None);
+        }
         let usage = pace::take_usage();
         let (card, waiting) = (turn.run.card, gate::held());
         self.link.send(&FromTenant::Stopped { card, turn: turn.run.turn, usage, waiting }, &[])?;
+        // What ends a little later is looked at before the next turn: its length is not that of the others' turns.
+        let _ = sees_end(OVERTIME, Duration::ZERO);
         if !waiting && gate::told() {
             // A thread's own word may have gone out before `Stopped`, and counts for nothing there.
             self.link.send(&FromTenant::Waiting { card }, &[])?;
@@ -340,7 +379,7 @@ impl Agent {
 
     fn quiesce(&mut self, order: u32, patience_us: u32) -> Result<(), LinkError> {
         let deadline = Instant::now() + Duration::from_micros(patience_us.into());
-        if gate::close(gate::ORDER, Some(deadline)) && self.drain(Some(deadline), None) {
+        if gate::close(gate::ORDER, Some(deadline)) && self.drain(Some(deadline)) {
             self.order = Some(order);
             return self.link.send(&FromTenant::Quiet { order }, &[]);
         }
@@ -348,15 +387,36 @@ impl Agent {
         self.link.send(&FromTenant::Busy { order }, &[])
     }
 
-    /// Waits until nothing is in flight, or with `lead` nothing that takes longer; false at the deadline. The gate is
-    /// closed.
-    fn drain(&self, deadline: Option<Instant>, lead: Option<Duration>) -> bool {
+    /// Says when the last work of a turn ends; whether the owner could be told.
+    fn announce(&self, run: &Run, left: Duration) -> bool {
+        let in_us = u32::try_from(left.as_micros()).unwrap_or(u32::MAX);
+        let ending = FromTenant::Ending { card: run.card, turn: run.turn, in_us };
+        self.version >= VERSION_HANDOVER && self.link.send(&ending, &[]).is_ok()
+    }
+
+    /// Waits for the last work of a turn, if it can be told when that ends, and says so `lead` before; whether it has
+    /// ended, or does so within [`EARLY_US`]. The gate is closed.
+    fn approach_end(&self, run: &Run, lead: Duration, announced: bool) -> bool {
+        if lead.is_zero() {
+            return false;
+        }
         loop {
             match pace::left() {
-                Left::Nothing => break,
-                Left::About(left) if lead.is_some_and(|lead| left <= lead) && !gate::captures() => return true,
-                Left::About(_) | Left::Unknown => {}
+                Left::About(_) | Left::Nothing if gate::captures() => return false,
+                Left::Nothing => return pace::is_measured(),
+                Left::About(left) if left <= lead => {
+                    let told = announced || self.announce(run, left);
+                    return told && sees_end(left + OVERTIME, Duration::from_micros(EARLY_US.into()));
+                }
+                Left::About(left) => std::thread::sleep((left - lead).min(Duration::from_micros(100))),
+                Left::Unknown => return false,
             }
+        }
+    }
+
+    /// Waits until nothing is in flight; false at the deadline. The gate is closed.
+    fn drain(&self, deadline: Option<Instant>) -> bool {
+        while pace::left() != Left::Nothing {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return false;
             }
@@ -394,8 +454,7 @@ impl Agent {
         // What a thread sends now fails, and is not waited for.
         // SAFETY: a descriptor of ours that is open.
         unsafe { libc::shutdown(self.link.as_fd().as_raw_fd(), libc::SHUT_RDWR) };
-        self.turn = None;
-        self.order = None;
+        (self.turn, self.order, self.soon) = (None, None, None);
         pace::bound(0);
         requests::abandon();
         gate::open(gate::TURN | gate::ORDER);
@@ -422,9 +481,22 @@ impl Agent {
             if told {
                 // Only now: a submission that meets the closed gate tells the owner so once, over this connection.
                 gate::close(gate::TURN, None);
-                self.link = link;
+                (self.link, self.version) = (link, welcome.version);
                 return;
             }
+        }
+    }
+}
+
+/// Looks without sleeping, for `time` at most, until no more than `rest` is in flight; whether that is so.
+fn sees_end(time: Duration, rest: Duration) -> bool {
+    let since = Instant::now();
+    loop {
+        match pace::left() {
+            Left::Nothing => return true,
+            Left::About(left) if left <= rest && !rest.is_zero() => return true,
+            Left::About(_) | Left::Unknown if since.elapsed() > time => return false,
+            Left::About(_) | Left::Unknown => std::thread::yield_now(),
         }
     }
 }

@@ -245,6 +245,18 @@ impl Turns {
         self.recall(tenant);
     }
 
+    /// Returns who gets the card if a tenant that was told to give its turn back does so now.
+    #[must_use]
+    pub fn next_after(&self, tenant: TenantId, now: Nanos) -> Option<TenantId> {
+        let slice = self.members.get(&tenant)?.slice.filter(|slice| slice.recalled)?;
+        let mut decisions = Vec::new();
+        let completed = Event::Completed { ticket: slice.ticket, ended: Some(now) };
+        self.scheduler.clone().event(now, completed, &mut decisions);
+        let started = |ticket: &Ticket| decisions.contains(&Decision::Start(*ticket));
+        let mut queued = self.members.iter().filter_map(|(&tenant, member)| Some((tenant, member.queued?)));
+        queued.find(|(_, ticket)| started(ticket)).map(|(tenant, _)| tenant)
+    }
+
     /// Time has passed. To be called at [`Self::next_wakeup`].
     pub fn tick(&mut self, now: Nanos) {
         let over = |slice: &Slice| !slice.recalled && now.since(slice.since) >= self.config.slice_ns;

@@ -96,7 +96,11 @@ pub use message::{
 };
 
 /// Version of the messages.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
+/// Oldest version that an owner speaks: programs outlive owners, and have the library that they began with.
+pub const VERSION_OLDEST: u16 = 1;
+/// First version with [`FromTenant::Ending`] and [`FromOwner::Soon`].
+pub const VERSION_HANDOVER: u16 = 2;
 /// Bytes of the longest packet.
 pub const MAX_PACKET: usize = 16 << 10;
 /// Descriptors in one packet.
@@ -107,6 +111,9 @@ pub const MAX_CHUNKS: usize = 64;
 pub const MAX_NAME: usize = 64;
 /// Cards of one owner.
 pub const MAX_CARDS: usize = 16;
+/// Microseconds before the end of its last work for which a turn may be given back: it takes as long for the next one's
+/// first work to reach the card, and earlier work would have the hardware switch to and fro.
+pub const EARLY_US: u32 = 100;
 /// Milliseconds between a tenant's tries to reach its owner again.
 pub const RECONNECT_MS: u64 = 200;
 

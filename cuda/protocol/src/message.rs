@@ -119,8 +119,8 @@ pub struct Run {
     pub length_us: u32,
     /// Bound of the work in flight, in microseconds of the card's time; 0: no bound, and no measuring.
     pub run_ahead_us: u32,
-    /// Idleness in microseconds after which the turn ends by itself; 0: never. A turn that is to end may do so as long
-    /// before its last work ends, if it is known when that will be.
+    /// Idleness in microseconds after which the turn ends by itself; 0: never. As long before the last work of a turn that
+    /// is to end, [`FromTenant::Ending`] says so, if it is known when that will be.
     pub idle_us: u32,
     /// Interval of [`FromTenant::Used`] in microseconds; 0: never.
     pub report_us: u32,
@@ -231,7 +231,7 @@ pub enum FromTenant {
         /// Card.
         card: u8,
     },
-    /// The turn is over and nothing is in flight, or what is ends within [`Run::idle_us`].
+    /// The turn is over and nothing is in flight, or what is ends within [`crate::EARLY_US`].
     Stopped {
         /// Card.
         card: u8,
@@ -268,6 +268,15 @@ pub enum FromTenant {
     },
     /// Last message.
     Goodbye(End),
+    /// The turn is to end, and the last of its work is expected to: `Stopped` follows then. Since version 2.
+    Ending {
+        /// Card.
+        card: u8,
+        /// Number of the turn.
+        turn: u32,
+        /// Microseconds until the work ends.
+        in_us: u32,
+    },
 }
 
 /// A message from the owner.
@@ -342,6 +351,13 @@ pub enum FromOwner {
     },
     /// Last message.
     Goodbye(End),
+    /// A turn is expected to begin: whoever waits for it may look for `Run` without sleeping. Since version 2.
+    Soon {
+        /// Card.
+        card: u8,
+        /// Microseconds until then.
+        in_us: u32,
+    },
 }
 
 /// A packet that is no message, or a message beyond its bounds.

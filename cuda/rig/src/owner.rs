@@ -332,7 +332,7 @@ impl Session {
             FromTenant::Export { request, .. } | FromTenant::Open { request, .. } => {
                 self.say(&FromOwner::Refused { request, reason: Refusal::Unsupported })?;
             }
-            FromTenant::Waiting { .. } | FromTenant::Goodbye(_) => {}
+            FromTenant::Waiting { .. } | FromTenant::Ending { .. } | FromTenant::Goodbye(_) => {}
         }
         Ok(())
     }

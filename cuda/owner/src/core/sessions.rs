@@ -2,7 +2,9 @@
 
 use super::types::{Action, SessionId};
 use super::{Core, OnStuck, PieceId};
-use cuda_protocol::{CardInfo, ChunkId, End, FixedKind, FromOwner, FromTenant, Hello, VERSION, Welcome};
+use cuda_protocol::{
+    CardInfo, ChunkId, End, FixedKind, FromOwner, FromTenant, Hello, VERSION, VERSION_OLDEST, Welcome,
+};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use vram::VmId as TenantId;
 
@@ -28,6 +30,8 @@ pub(super) struct Session {
     pub(super) uid: u32,
     /// The tenant whose own socket it has come by: the socket's rights say who may be that one.
     pub(super) bound: Option<TenantId>,
+    /// Of the messages.
+    pub(super) version: u16,
     pub(super) program: String,
     /// Whose it is, after its first message.
     pub(super) tenant: Option<TenantId>,
@@ -78,6 +82,7 @@ impl Core {
             pid,
             uid,
             bound,
+            version: VERSION_OLDEST,
             program: String::new(),
             tenant: None,
             chunks: BTreeMap::new(),
@@ -123,6 +128,7 @@ impl Core {
             FromTenant::Redirected { order, moved } => self.redirected(id, order, moved),
             FromTenant::Waiting { .. } => self.waiting(id, tenant),
             FromTenant::Stopped { turn, usage, waiting, .. } => self.stopped(id, tenant, turn, usage, waiting),
+            FromTenant::Ending { turn, in_us, .. } => self.ending(id, tenant, turn, in_us),
             FromTenant::Used { usage, .. } => self.used(id, tenant, usage),
             FromTenant::Export { request, chunks } => self.export(id, tenant, request, &chunks),
             FromTenant::Open { request, share } => self.open(id, tenant, request, share),
@@ -138,7 +144,7 @@ impl Core {
     }
 
     fn hello(&mut self, id: SessionId, hello: Hello) {
-        if hello.version < VERSION {
+        if hello.version < VERSION_OLDEST {
             return self.end(id, End::Version);
         }
         let Some(session) = self.sessions.get(&id) else { return };
@@ -149,10 +155,11 @@ impl Core {
         let found = self.tenants.iter().find(|(id, tenant)| asked(tenant) && allowed(id, tenant));
         let Some((&tenant, known)) = found else { return self.end(id, End::Denied) };
         let card = CardInfo { uuid: self.config.uuid, total_bytes: known.spec.memory_bytes };
-        let welcome =
-            Welcome { version: VERSION, tenant: tenant.0, chunk_bytes: self.config.chunk_bytes, cards: vec![card] };
+        let version = VERSION.min(hello.version);
+        let welcome = Welcome { version, tenant: tenant.0, chunk_bytes: self.config.chunk_bytes, cards: vec![card] };
         if let Some(session) = self.sessions.get_mut(&id) {
             session.tenant = Some(tenant);
+            session.version = version;
             session.program = hello.program;
             session.adopts = hello.adopts;
             if !hello.adopts {

@@ -1,11 +1,15 @@
 //! Turns and quanta: whose gate is open.
 
-use super::types::SessionId;
+use super::types::{Action, SessionId};
 use super::{Core, Nanos};
 use crate::turns::Order;
-use cuda_protocol::{FromOwner, Run, Usage};
+use cuda_protocol::{FromOwner, Run, Usage, VERSION_HANDOVER};
 use std::collections::BTreeMap;
 use vram::{Change, VmId as TenantId};
+
+/// Time for which a turn's end is attended to at most, in microseconds: a program that says too often that its turn ends
+/// costs no more than that each time.
+const ATTENDED_US: u32 = 1000;
 
 impl Core {
     /// Does what the turns have come to.
@@ -51,13 +55,16 @@ impl Core {
         session.run_since = clock;
         session.waiting = false;
         let run = Run { turn: session.turn, ..terms };
+        tracing::trace!(session = id.0, ?run, "a turn begins");
         self.send(id, FromOwner::Run(run));
     }
 
-    /// Returns the terms of a tenant's turns now. A process that is alone is neither bounded nor measured.
+    /// Returns the terms of a tenant's turns now. A process that is alone, with all its memory on the card, is neither bounded
+    /// nor measured; what is to come back from host memory waits for all that is in flight.
     fn terms(&self, tenant: TenantId) -> Run {
         let present = || self.sessions.values().filter_map(|session| session.tenant);
-        let alone = present().count() < 2;
+        let away = self.table.vms().any(|(vm, account)| vm == tenant && account.host > 0);
+        let alone = present().count() < 2 && !away;
         let class = |id: &TenantId| self.tenants.get(id).map(|known| known.spec.time.class);
         let urgent = present().any(|other| class(&other) < class(&tenant));
         let (most, urgently) = (self.config.run_ahead_us, self.config.run_ahead_urgent_us);
@@ -85,6 +92,7 @@ impl Core {
         let sessions: Vec<_> = self.sessions_of(tenant).collect();
         for id in sessions {
             if let Some(turn) = self.sessions.get(&id).and_then(|session| session.run) {
+                tracing::trace!(session = id.0, turn, "a turn is recalled");
                 self.send(id, FromOwner::Stop { card: 0, turn });
             }
         }
@@ -120,10 +128,33 @@ impl Core {
             return;
         }
         (session.run, session.waiting) = (None, waiting);
+        tracing::trace!(session = id.0, turn, waiting, "a turn has ended");
         if waiting && self.turns.has_turn(tenant) && !self.turns.is_recalled(tenant) {
             return self.run(id);
         }
         self.look_whether_ended(tenant);
+    }
+
+    /// A turn that was recalled is about to end: who comes next is told, so that the card is idle for as short a time as
+    /// can be. Work of the next one that came before the end would have the hardware switch to and fro between the two.
+    pub(super) fn ending(&mut self, id: SessionId, tenant: TenantId, turn: u32, in_us: u32) {
+        let is_it = self.sessions.get(&id).is_some_and(|session| session.run == Some(turn));
+        let open = self.sessions_of(tenant).filter(|id| self.sessions.get(id).is_some_and(|s| s.run.is_some())).count();
+        if !is_it || open > 1 {
+            return;
+        }
+        let Some(next) = self.turns.next_after(tenant, self.now()) else { return };
+        tracing::trace!(session = id.0, turn, in_us, "a turn is about to end");
+        let in_us = in_us.min(ATTENDED_US);
+        let waits = |id: &SessionId| {
+            let waiting = |session: &super::Session| session.waiting && session.version >= VERSION_HANDOVER;
+            self.sessions.get(id).is_some_and(waiting)
+        };
+        let sessions: Vec<_> = self.sessions_of(next).filter(waits).collect();
+        for session in sessions {
+            self.send(session, FromOwner::Soon { card: 0, in_us });
+        }
+        self.actions.push(Action::Attend { ns: u64::from(in_us + ATTENDED_US / 2) * 1000 });
     }
 
     /// Notes what a process says that it has used: no more than the time for which its gate was open.
@@ -205,6 +236,7 @@ impl Core {
             Some(Change::On(turn) | Change::Next(turn)) => Some(turn),
         };
         let holder = turn.as_ref().map(|turn| turn.holder);
+        tracing::debug!(?turn, "turns at the card's memory");
         self.settling = holder.is_some() && (self.settling || holder != before);
         self.balancer.set_turn(turn);
         self.hold_waiting();
@@ -214,6 +246,7 @@ impl Core {
     pub(super) fn quantum_settled(&mut self) {
         if std::mem::take(&mut self.settling) {
             self.quanta.settled(self.clock);
+            tracing::debug!(turn = ?self.quanta.turn(), "the memory of the turn is there");
             self.hold_waiting();
         }
     }

@@ -149,6 +149,11 @@ pub enum Action {
         /// Whose.
         session: SessionId,
     },
+    /// Listen without sleeping for a while: a turn is about to change hands, and the card is idle meanwhile.
+    Attend {
+        /// How long, in ns.
+        ns: u64,
+    },
     /// End a connection, behind what was sent.
     Close {
         /// Whose.

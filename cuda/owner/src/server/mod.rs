@@ -140,6 +140,7 @@ impl Server {
             workers,
             journal,
             start: Instant::now(),
+            attends_until: 0,
             next: 0,
             stopping: false,
         };
@@ -199,6 +200,8 @@ struct Serving {
     workers: Workers,
     journal: Option<Journal>,
     start: Instant,
+    /// Until when it listens without sleeping, in ns since `start`.
+    attends_until: u64,
     next: u64,
     stopping: bool,
 }
@@ -232,7 +235,8 @@ impl Serving {
     }
 
     fn wait(&self) -> Ready {
-        let limit = self.core.next_wakeup().into_iter().chain(self.peers.next_look()).min();
+        let attends = (self.now() < self.attends_until).then_some(0);
+        let limit = self.core.next_wakeup().into_iter().chain(self.peers.next_look()).chain(attends).min();
         let limit =
             limit.map(|ns| Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 });
         let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
@@ -240,8 +244,14 @@ impl Serving {
         let of_sessions = self.sessions.values().map(AsFd::as_fd);
         let all = std::iter::once(self.bell.as_fd()).chain(of_listeners).chain(of_sessions);
         let mut polled: Vec<PollFd<'_>> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        if poll(&mut polled, limit.as_ref()).is_err() {
-            return Ready::default();
+        match poll(&mut polled, limit.as_ref()) {
+            Ok(0) if attends.is_some() => {
+                // Whoever it listens for may need this processor.
+                std::thread::yield_now();
+                return Ready::default();
+            }
+            Ok(_) => {}
+            Err(_) => return Ready::default(),
         }
         let is_ready = |at: usize| !polled[at].revents().is_empty();
         if is_ready(0) {
@@ -334,6 +344,7 @@ impl Serving {
                 }
                 Action::Close { session } => lost.push(session),
                 Action::Kill { session } => self.peers.kill(session),
+                Action::Attend { ns } => self.attends_until = self.now() + ns,
                 Action::Suspend { session } => match self.peers.pid(session) {
                     Some(pid) => self.workers.suspend(session, pid),
                     None => lost.push(session),

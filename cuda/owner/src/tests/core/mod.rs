@@ -395,6 +395,7 @@ fn what_is_out_of_place_ends_only_its_own_connection() {
         FromTenant::Redirected { order: 0, moved: u32::MAX },
         FromTenant::Stopped { card: 3, turn: 9, usage, waiting: true },
         FromTenant::Used { card: 0, turn: 0, usage },
+        FromTenant::Ending { card: 0, turn: 9, in_us: u32::MAX },
         FromTenant::Allocate { request: 1, card: 9, chunks: 1 },
         FromTenant::Allocate { request: 1, card: 0, chunks: u32::MAX },
         FromTenant::Fix { request: 1, card: 0, kind: FixedKind::Driver, bytes: u64::MAX },
@@ -408,6 +409,31 @@ fn what_is_out_of_place_ends_only_its_own_connection() {
     assert_eq!(world.core.view().memory.free, 6, "nothing is lost");
     world.check();
     assert_eq!(world.programs[&other].ended, None::<End>);
+}
+
+#[test]
+fn who_comes_next_is_told_shortly_before_and_only_when_a_turn_was_recalled() {
+    let mut world = two(8, 8);
+    let [one, other, third] = ["one", "two", "two"].map(|tenant| world.connect(tenant));
+    world.say(one, FromTenant::Waiting { card: 0 });
+    world.settle();
+    world.say(other, FromTenant::Waiting { card: 0 });
+    let turn = world.programs[&one].run.expect("it has the turn").turn;
+    let ending = FromTenant::Ending { card: 0, turn, in_us: u32::MAX };
+    world.say(one, ending.clone());
+    assert_eq!(world.programs[&other].soon, None, "the turn goes on");
+    // The slice ends; the program has not answered yet.
+    for program in world.programs.values_mut() {
+        program.mute = true;
+    }
+    world.pass(20 * MS);
+    assert_eq!(world.programs[&one].run.map(|run| run.turn), Some(turn));
+    world.say(third, ending.clone());
+    assert_eq!(world.programs[&other].soon, None, "it is not the one that has the turn");
+    world.say(one, ending);
+    assert_eq!(world.programs[&other].soon, Some(1000), "as long as anybody attends to it");
+    assert_eq!(world.programs[&third].soon, None, "it waits for nothing");
+    assert!(world.work.iter().any(|action| matches!(action, Action::Attend { ns } if *ns <= 2 * MS)));
 }
 
 #[test]

@@ -28,6 +28,8 @@ pub(super) struct Program {
     pub(super) ends: bool,
     pub(super) memory: Option<(u64, u64)>,
     pub(super) share: Option<Share>,
+    /// Microseconds until its next turn, as it was told.
+    pub(super) soon: Option<u32>,
 }
 
 /// Everything around a [`Core`].
@@ -201,6 +203,7 @@ impl World {
                 program.answers.push_back(FromTenant::Stopped { card, turn, usage, waiting: true });
             }
             FromOwner::Shared { share, .. } => program.share = Some(share),
+            FromOwner::Soon { in_us, .. } => program.soon = Some(in_us),
             FromOwner::Goodbye(why) => program.ended = Some(why),
         }
     }
@@ -260,7 +263,7 @@ impl World {
             }
             Action::Suspend { session } => self.event(Event::Suspended { session, done: false }),
             Action::Kill { session } => self.leave(session),
-            Action::Send { .. } | Action::Close { .. } => {}
+            Action::Send { .. } | Action::Close { .. } | Action::Attend { .. } => {}
         }
     }
 
