@@ -5,6 +5,7 @@ libcuda.so (ours), cuda-owner and cuda-scripted-owner. `cargo xtask bench cuda` 
 after a change, each part runs with each of them in turn, and all of it ROUNDS times, as far as there is time.
 """
 
+import array
 import glob
 import json
 import os
@@ -12,6 +13,7 @@ import re
 import select
 import subprocess
 import sys
+import tempfile
 import time
 
 FOLDERS, OUT = [os.path.abspath(folder) for folder in sys.argv[1].split(",")], sys.argv[2]
@@ -23,6 +25,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 REPORT = {"started": time.time(), "parts": {}}
 SOCKET = "/tmp/gpu-mediator-cuda.socket"
 SECONDS = 4
+LOGS = os.environ.get("GPU_MEDIATOR_BENCH_LOGS") or tempfile.mkdtemp(prefix="gpu-mediator-")
 
 
 def save():
@@ -42,6 +45,8 @@ DRIVER = real_driver()
 
 
 class Owner:
+    count = 0
+
     def __init__(self, *arguments, scripted=False):
         self.arguments, self.scripted = list(map(str, arguments)), scripted
         self.begin()
@@ -52,10 +57,16 @@ class Owner:
         program = "cuda-scripted-owner" if self.scripted else "cuda-owner"
         verb = [] if self.scripted else ["serve"]
         command = [f"{FOLDER}/{program}", "--driver", DRIVER, *verb, "--socket", SOCKET, *self.arguments]
-        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                      stderr=subprocess.PIPE, text=True)
+        Owner.count += 1
+        self.log = f"{LOGS}/owner-{Owner.count}.log"
+        with open(self.log, "w") as log:
+            self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
         line = self.child.stdout.readline()
-        assert "ready" in line, self.child.stderr.read()[-500:]
+        assert "ready" in line, self.said()
+
+    def said(self):
+        with open(self.log) as log:
+            return log.read()[-500:]
 
     def kill(self):
         self.child.kill()
@@ -63,9 +74,9 @@ class Owner:
 
     def end(self):
         try:
-            out, error = self.child.communicate(timeout=30)
+            out, _ = self.child.communicate(timeout=30)
             lines = [line for line in out.splitlines() if line.startswith("{")]
-            return json.loads(lines[-1]) if lines else {"error": error[-500:]}
+            return json.loads(lines[-1]) if lines else {"error": self.said()}
         except Exception as error:
             self.child.kill()
             return {"error": repr(error)}
@@ -85,9 +96,9 @@ def environment(tenant):
     return env
 
 
-def start(tenant, *command):
-    return subprocess.Popen([sys.executable, *map(str, command)], env=environment(tenant), stdin=subprocess.PIPE,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start(tenant, *command, **more):
+    return subprocess.Popen([sys.executable, *map(str, command)], env={**environment(tenant), **more},
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def job(tenant, *command):
@@ -176,12 +187,15 @@ def alone():
     return answer
 
 
-def loops(owner, jobs):
+def loops(owner, jobs, idle=None):
     """Jobs are (tenant, size); shares are of what one alone gets, by the programs' own counts."""
     served = Owner(*owner) if owner else None
     children = [job(tenant if owner else None, "loop", *size, SECONDS) for tenant, size in jobs]
-    go(children)
+    beside = [job(idle, "idle", SECONDS)] if idle else []
+    go(children + beside)
     answers = [finish(child, 60) for child in children]
+    for child in beside:
+        finish(child, 60)
     for answer, (_, size) in zip(answers, jobs):
         if size in ALONE and "count" in answer:
             answer["share"] = round(answer["count"] / SECONDS / ALONE[size], 4)
@@ -190,6 +204,41 @@ def loops(owner, jobs):
     if served:
         result["owner"] = served.end()
     return result
+
+
+def switches(owner):
+    """What lies between kernels of one tenant, and between those of two, by the card's own clock, in microseconds."""
+    served = Owner(*owner) if owner else None
+    paths = [f"{LOGS}/spin-{name}" for name in "ab"]
+    children = [job(name if owner else None, "spin", SECONDS, path) for name, path in zip("ab", paths)]
+    go(children)
+    answers = [finish(child, 60) for child in children]
+    owner_says = served.end() if served else None
+    times = []
+    for who, path in enumerate(paths):
+        words = array.array("Q")
+        with open(path, "rb") as file:
+            words.frombytes(file.read())
+        times += [(begin, end, who) for begin, end in zip(words[::2], words[1::2])]
+        os.remove(path)
+    times.sort()
+    gaps = {"within": [], "between": []}
+    for (_, end, who), (begin, _, next_who) in zip(times, times[1:]):
+        gaps["within" if who == next_who else "between"].append((begin - end) / 1000)
+    # The first's part of the kernels that ended in each window of 500 ms.
+    windows = {}
+    for begin, end, who in times:
+        windows.setdefault((end - times[0][0]) // 500_000_000, [0, 0])[who] += 1
+    parts = [first / (first + second) for first, second in list(windows.values())[:-1]]
+    lengths = sorted((end - begin) / 1000 for begin, end, _ in times)
+    result = {"kernels": len(times), "longest_kernel_us": lengths[-1], "span_us": (times[-1][1] - times[0][0]) / 1000,
+              "parts_of_500_ms": [round(part, 4) for part in parts]}
+    result["busy"] = len(times) * 250 / result["span_us"]
+    for name, of in gaps.items():
+        of.sort()
+        result[name] = {"count": len(of), "sum_us": sum(of), "min_us": of[0], "p50_us": of[len(of) // 2],
+                        "p90_us": of[len(of) * 9 // 10], "max_us": of[-1]}
+    return {**result, "answers": answers, "owner": owner_says}
 
 
 def latency(owner):
@@ -210,6 +259,8 @@ def tenants(*weights):
 def fill(owner, jobs, serial=False):
     """Jobs are (tenant, GiB, rounds, pause); seconds from the common begin to the last end, without Python's start."""
     served = Owner(*owner) if owner else None
+    if served:
+        time.sleep(3)  # Until the owner has pinned its stock of host memory, which holds the driver up.
     total, answers = 0, []
     groups = [[j] for j in jobs] if serial else [jobs]
     for group in groups:
@@ -272,12 +323,14 @@ def program(name):
 def moving():
     """Results while 16 chunks of 2 MiB move every 5 ms."""
     result = {}
-    for name in ("torch", "cupy", "jax"):
-        plain = finish(start(None, f"{HERE}/programs.py", name, 3), 60)
+    segments = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    for title, name, more in (("torch", "torch", {}), ("torch, expandable segments", "torch", segments),
+                              ("cupy", "cupy", {}), ("jax", "jax", {})):
+        plain = finish(start(None, f"{HERE}/programs.py", name, 3, **more), 60)
         served = Owner("--quota-mib", 16384, "--device-mib", 16384, "--chunk-mib", 2, "--relocate-ms", 5, "--batch", 16,
                        scripted=True)
-        ours = finish(start("a", f"{HERE}/programs.py", name, 3), 60)
-        result[name] = {"equal": plain.get("hash") == ours.get("hash"), "code": ours["code"], "owner": served.end()}
+        ours = finish(start("a", f"{HERE}/programs.py", name, 3, **more), 60)
+        result[title] = {"equal": plain.get("hash") == ours.get("hash"), "code": ours["code"], "owner": served.end()}
     return result
 
 
@@ -292,6 +345,10 @@ REPORT["smi"] = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,m
 BOTH = ["--tenant", "a:10240", "--tenant", "b:10240"]
 SMALL = ("--card-mib", 10240, "--host-mib", 16384, "--host-ready-mib", 12288, "--chunk-mib", 16, *BOTH)
 BIG = [("a", 8, 500, 0), ("b", 8, 500, 0)]
+LASTING = [("a", 8, 3000, 0), ("b", 8, 3000, 0)]
+THREE = [(name, 8, 1500, 0) for name in "abc"]
+SMALL_FOR_THREE = ("--card-mib", 10240, "--host-mib", 24576, "--host-ready-mib", 20480, "--chunk-mib", 16, *BOTH,
+                   "--tenant", "c:10240")
 MIXED = [("a", 8, 120, 0.03), ("b", 8, 120, 0.03)]
 FITTING = [("a", 4, 250, 0.015), ("b", 4, 250, 0.015)]
 
@@ -302,8 +359,14 @@ for slice_ms in (10, 20, 50):
          lambda slice_ms=slice_ms: loops((*CARD, *tenants(100, 100), "--slice-ms", slice_ms),
                                          [("a", MIDDLE), ("b", MIDDLE)]))
 for early_us in (100, 600):
-    part(f"share: weights 1:1, turns given back {early_us} us early",
+    part(f"share: weights 1:1, end told {early_us} us before",
          lambda early_us=early_us: loops((*CARD, *tenants(100, 100), "--idle-us", early_us), [("a", MIDDLE), ("b", MIDDLE)]))
+part("switches: hardware", lambda: switches(None), ours=False)
+for slice_ms in (10, 20):
+    part(f"switches: turns of {slice_ms} ms",
+         lambda slice_ms=slice_ms: switches((*CARD, *tenants(100, 100), "--slice-ms", slice_ms)))
+part("share: alone, owned", lambda: loops((*CARD, *tenants(100, 100)), [("a", MIDDLE)]))
+part("share: beside one that is idle", lambda: loops((*CARD, *tenants(100, 100)), [("a", MIDDLE)], idle="b"))
 part("share: weights 3:1", lambda: loops((*CARD, *tenants(300, 100)), [("a", MIDDLE), ("b", MIDDLE)]))
 part("share: weights 1:2:4", lambda: loops((*CARD, *tenants(100, 200, 400)), [(t, MIDDLE) for t in "abc"]))
 part("share: hardware, short and long", lambda: loops(None, [("a", SHORT), ("b", LONG)]), ours=False)
@@ -315,6 +378,10 @@ for who in ("normal", "interactive"):
          lambda who=who: latency((*CARD, "--tenant", f"a:20480:100:{who}", "--tenant", "b:20480:100:normal")))
 part("more than fits, one after the other", lambda: fill(SMALL, BIG, serial=True))
 part("more than fits, at once", lambda: fill(SMALL, BIG))
+part("more than fits, jobs that last, one after the other", lambda: fill(SMALL, LASTING, serial=True))
+part("more than fits, jobs that last, at once", lambda: fill(SMALL, LASTING))
+part("three, more than fits, one after the other", lambda: fill(SMALL_FOR_THREE, THREE, serial=True))
+part("three, more than fits, at once", lambda: fill(SMALL_FOR_THREE, THREE))
 for least in (1000, 4000, 15000):
     part(f"more than fits, at once, turns of {least} ms",
          lambda least=least: fill((*SMALL, "--quanta", "forced", "--quantum-min-ms", least, "--quantum-max-ms", least), BIG))

@@ -1,6 +1,7 @@
 """Jobs for the benchmark: each gets ready, says so, and begins when a line with the time comes.
 
-Usage: jobs.py loop SIZE MANY SECONDS | alone SECONDS SIZE:MANY... | fill GIB ROUNDS PAUSE | periodic SECONDS
+Usage: jobs.py loop SIZE MANY SECONDS | alone SECONDS SIZE:MANY... | fill GIB ROUNDS PAUSE | periodic SECONDS |
+       spin SECONDS FILE | idle SECONDS
 """
 
 import hashlib
@@ -85,6 +86,53 @@ def periodic(seconds):
             "most_ms": took[-1]}
 
 
+SPIN = r"""
+extern "C" __global__ void spin(unsigned long long *times, unsigned long long ns) {
+    unsigned long long begin, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+    do {
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    } while (now - begin < ns);
+    if (blockIdx.x == 0) {
+        times[0] = begin;
+        times[1] = now;
+    }
+}
+"""
+
+
+def spin(seconds, path):
+    """Kernels of 0.25 ms on all of the card, each of which notes when it began and ended by the card's own clock."""
+    import cupy
+
+    kernel = cupy.RawKernel(SPIN, "spin")
+    most = int(float(seconds) * 8000)
+    times = cupy.zeros((most, 2), dtype=cupy.uint64)
+    kernel((132,), (32,), (times, cupy.uint64(250_000)))
+    cupy.cuda.Device().synchronize()
+    begin = ready()
+    events, at = [], 0
+    while time.time() < begin + float(seconds) and at + 4 <= most:
+        for _ in range(4):
+            kernel((132,), (32,), (times[at], cupy.uint64(250_000)))
+            at += 1
+        event = cupy.cuda.Event(disable_timing=True)
+        event.record()
+        events.append(event)
+        if len(events) > 2:
+            events.pop(0).synchronize()
+    cupy.cuda.Device().synchronize()
+    cupy.asnumpy(times[:at]).tofile(path)
+    return {"count": at}
+
+
+def idle(seconds):
+    """Is there, and does nothing."""
+    begin = ready()
+    time.sleep(max(0, begin + float(seconds) - time.time()))
+    return {}
+
+
 def fill(gib, rounds, pause):
     """Fills memory and works on all of it, again and again."""
     begin = ready()
@@ -106,4 +154,4 @@ def fill(gib, rounds, pause):
             "end": end}
 
 
-print(json.dumps({"loop": loop, "alone": alone, "fill": fill, "periodic": periodic}[KIND](*ARGS)), flush=True)
+print(json.dumps({"loop": loop, "alone": alone, "fill": fill, "periodic": periodic, "spin": spin, "idle": idle}[KIND](*ARGS)), flush=True)

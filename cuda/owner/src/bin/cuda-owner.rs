@@ -17,6 +17,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tracing_subscriber::EnvFilter;
 
 #[derive(Debug, Parser)]
 #[command(about = "Owns an NVIDIA card for CUDA tenants, without the daemon")]
@@ -112,6 +113,8 @@ struct Measure {
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
+    let filter = EnvFilter::try_from_env("MEDIATORD_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
     if let What::Work = arguments.what {
         return Ok(cuda_owner::control::serve(std::io::stdin().lock(), std::io::stdout().lock())?);
     }

@@ -55,8 +55,8 @@ pub struct CardConfig {
     pub run_ahead_us: u32,
     /// The same while a tenant of a better latency class is there: it may have to wait for that.
     pub run_ahead_urgent_us: u32,
-    /// Idleness after which a turn ends by itself, in microseconds, while the tenant is not alone; also how long before its
-    /// last work ends a turn that is over may be given back.
+    /// Idleness after which a turn ends by itself, in microseconds, while the tenant is not alone; also how long before the
+    /// last work of a turn that is over those concerned get ready for the next one.
     pub idle_us: u32,
     /// How long a process may take to answer an order about its memory, in ns.
     pub patience_ns: u64,
@@ -73,8 +73,9 @@ impl CardConfig {
             host_ready_bytes: 256 << 20,
             uuid: [0; 16],
             balance: BalanceConfig::default(),
-            // Copies take a fortieth of a quantum: sharing memory in turns is to cost 3 % at most.
-            quanta: QuantaConfig { factor: 40, ..QuantaConfig::default() },
+            // Copies take an eightieth of a quantum, and what interrupts programs for them as long again: sharing memory in
+            // turns is to cost 3 % at most.
+            quanta: QuantaConfig { factor: 80, ..QuantaConfig::default() },
             time: crate::turns::scheduler_defaults(),
             turns: TurnsConfig::default(),
             run_ahead_us: 4000,

@@ -118,6 +118,7 @@ impl Core {
         if self.relocations.is_empty() {
             self.quantum_settled();
         }
+        self.renew_terms();
     }
 
     fn plan(&mut self) -> Vec<Step> {
@@ -131,7 +132,9 @@ impl Core {
             steps = self.balancer.plan(&self.table, now, Some(Request { by: By::Guarantee, chunks }));
         }
         if steps.is_empty() {
-            if self.settling {
+            let tenants: BTreeSet<_> = self.sessions.values().filter_map(|session| session.tenant).collect();
+            // Nobody else is held up by the moves of one that is alone.
+            if self.settling || tenants.len() < 2 {
                 self.balancer.hurry();
             }
             steps = self.balancer.plan(&self.table, now, None);
@@ -259,6 +262,7 @@ impl Core {
         if let Some(known) = self.tenants.get_mut(&tenant) {
             known.moving.insert(id);
         }
+        tracing::debug!(session = id.0, order, ?to, "a program is to be quiet");
         // The turn goes to somebody else meanwhile.
         self.pause_as_due(tenant);
         self.send(id, FromOwner::Quiesce { order, patience_us: QUIESCE_US });
@@ -292,6 +296,7 @@ impl Core {
         if relocation.batches() == 0 {
             let (order, tenant) = (relocation.order, relocation.tenant);
             self.relocations.remove(&id);
+            tracing::debug!(session = id.0, order, "a program goes on");
             self.send(id, FromOwner::Resume { order });
             return self.moved(id, tenant);
         }
@@ -329,6 +334,7 @@ impl Core {
         relocation.since = Some(self.clock);
         relocation.redirecting.push_back(items);
         self.quanta.relocated(self.clock, copied, ns);
+        tracing::debug!(session = id.0, order, mib = copied >> 20, ?to, us = ns / 1000, "copied");
         self.actions.push(Action::Send { session: id, message: FromOwner::Redirect { order, moves }, pieces });
     }
 
