@@ -101,7 +101,10 @@ pub struct Difference {
 /// The keys whose values differ, by path.
 #[must_use]
 pub fn differences(from: &Map<String, Value>, to: &Map<String, Value>) -> Vec<Difference> {
-    let flat = |table| leaves(table).into_iter().map(|(path, value)| (path.join("."), value)).collect();
+    // A table without keys, as one is written whose keys are all left out, has no values.
+    let filled = |(_, value): &(_, Value)| value.as_object().is_none_or(|table| !table.is_empty());
+    let named = |(path, value): (Vec<String>, Value)| (path.join("."), value);
+    let flat = |table| leaves(table).into_iter().filter(filled).map(named).collect();
     let (mut from, to): (BTreeMap<String, Value>, BTreeMap<String, Value>) = (flat(from), flat(to));
     let mut found = BTreeMap::new();
     for (key, to) in to {
@@ -151,6 +154,13 @@ mod tests {
         assert_eq!(shown(&none, &some), [("max_run_ms".to_owned(), Value::Null, 5.into())]);
         assert_eq!(shown(&some, &none), [("max_run_ms".to_owned(), 5.into(), Value::Null)]);
         assert_eq!(shown(&none, &none), []);
+        let memory = |quota_mib| {
+            let memory = crate::VmMemory { quota_mib, ..Default::default() };
+            table(&crate::VmSpec { memory, ..crate::VmSpec::new("a", "card0", 16) }).unwrap()
+        };
+        let (none, some) = (memory(None), memory(Some(5)));
+        assert_eq!(shown(&none, &some), [("memory.quota_mib".to_owned(), Value::Null, 5.into())]);
+        assert_eq!(shown(&some, &none), [("memory.quota_mib".to_owned(), 5.into(), Value::Null)]);
     }
 
     #[test]
