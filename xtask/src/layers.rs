@@ -22,7 +22,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("vram", &["tenant"]),
     ("sched", &["tenant"]),
     ("vmm-glue", &[]),
-    ("cuda-control", &[]),
+    ("cuda-control", &["sched"]),
     ("cuda-protocol", &[]),
     ("cuda-table", &[]),
     ("cuda-fake", &[]),

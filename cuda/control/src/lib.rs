@@ -30,14 +30,50 @@ pub struct Settings {
     pub slice_ns: u64,
     /// Microseconds of work in flight of a tenant that is not alone.
     pub run_ahead_us: u32,
-    /// Turns with memory: `auto`, `off` or `forced`.
-    pub quanta: String,
-    /// Shortest such turn.
-    pub quantum_min_ns: u64,
-    /// Longest such turn.
-    pub quantum_max_ns: u64,
+    /// Rules that can be changed while it works.
+    pub rules: Rules,
     /// File with the processes served, for the next owner.
     pub journal: PathBuf,
+}
+
+/// Rules by which a card is shared; they can be changed while it works.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rules {
+    /// Policy for the card's time, with its parameters.
+    pub scheduler: sched::Config,
+    /// Host memory for what the card has no room for, at most what [`Settings`] has.
+    pub host_bytes: u64,
+    /// Memory of the card that stays free when chunks come back.
+    pub low_water_bytes: u64,
+    /// Policy for who goes first, by its name.
+    pub victims: String,
+    /// Time between two looks whether chunks can come back to the card.
+    pub return_ns: u64,
+    /// Time in which a chunk that has moved does not move back.
+    pub settle_ns: u64,
+    /// Time without work after which a tenant gives way to those that work.
+    pub idle_ns: u64,
+    /// Turns with memory.
+    pub quanta: Quanta,
+}
+
+/// Rules for turns with memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quanta {
+    /// `auto`, `off` or `forced`.
+    pub mode: String,
+    /// Time over which traffic is looked at.
+    pub window_ns: u64,
+    /// Thousandths of what can be copied in it, above which tenants thrash.
+    pub on_permille: u32,
+    /// Thousandths of the card's memory that must be free for turns to end.
+    pub margin_permille: u32,
+    /// Length of a turn, as a multiple of the copies at its begin.
+    pub factor: u32,
+    /// Shortest turn.
+    pub min_ns: u64,
+    /// Longest turn.
+    pub max_ns: u64,
 }
 
 /// Part of a tenant in the card's memory; sizes in bytes of whole chunks.
@@ -101,10 +137,21 @@ pub enum Request {
     Add(Tenant),
     /// Changes what a tenant of this name may have, from now on; its memory's size and its socket stay.
     Change(Tenant),
-    /// Shows the card, with the parts of the last `window_ns` of its time.
+    /// Takes a tenant away by its name. Answered by [`Answer::Leaving`] as long as programs of it are there.
+    Remove {
+        /// Its name.
+        name: String,
+        /// Its programs are killed; if not, their connections end.
+        kills: bool,
+    },
+    /// Changes the rules of the card, from now on.
+    Tune(Box<Rules>),
+    /// Lets a tenant out of quarantine by its name, and forgets its strikes.
+    Release(String),
+    /// Shows the card, with the uses of its time in intervals that begin at `since_ns` or later, by its own clock.
     View {
-        /// Length of the window.
-        window_ns: u64,
+        /// Begin of the first interval.
+        since_ns: u64,
     },
 }
 
@@ -123,6 +170,8 @@ pub enum Answer {
     Done,
     /// Not done; nothing has changed.
     Failed(String),
+    /// It will be done when these processes have ended.
+    Leaving(Vec<u32>),
     /// The card as it is.
     View(Box<Card>),
 }
@@ -130,6 +179,8 @@ pub enum Answer {
 /// A card, as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
+    /// Time by the clock of its owner, which begins anew with each owner.
+    pub now_ns: u64,
     /// Neither used nor promised.
     pub spare_bytes: u64,
     /// Host memory in use.
@@ -179,8 +230,8 @@ pub struct TenantView {
     pub moved_in_bytes: u64,
     /// Time of the card that it was charged.
     pub used_ns: u64,
-    /// The same within the window, in thousandths.
-    pub received_permille: u32,
+    /// The same by interval: its begin, and the time charged in it.
+    pub recent: Vec<(u64, u64)>,
     /// Part that it is entitled to while all want the card, in thousandths.
     pub entitled_permille: u32,
     /// Of its turns, the time in which its work was in flight, by the card's events.
@@ -201,4 +252,10 @@ pub struct TenantView {
     pub runs: bool,
     /// Programs of it that were killed since they did not answer.
     pub killed: u64,
+    /// Programs of it that were suspended since they did not answer.
+    pub suspended: u64,
+    /// Turns beyond their limit.
+    pub strikes: u32,
+    /// It gets no turn until it is released.
+    pub quarantined: bool,
 }

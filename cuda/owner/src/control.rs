@@ -5,11 +5,11 @@
 use crate::core::{CardConfig, CardView, Core, OnStuck, TenantSpec, TenantView};
 use crate::driver::{Driver, Real};
 use crate::server::{Rights, Server};
-use cuda_control::{Answer, Card, Request, Settings, Tenant};
-use sched::{History, VgpuParams};
+use cuda_control::{Answer, Card, Quanta, Request, Rules, Settings, Tenant};
+use sched::VgpuParams;
 use std::io::{self, BufRead, Write};
 use std::sync::Arc;
-use vram::Limits;
+use vram::{Limits, QuantaConfig};
 
 /// Answers requests from `input` until it ends. Programs go on with what they have then, and look for the next owner.
 ///
@@ -53,10 +53,32 @@ fn start(line: &str) -> Result<(Server, Answer), String> {
     config.chunk_bytes = settings.chunk_bytes;
     config.turns.slice_ns = settings.slice_ns;
     config.run_ahead_us = settings.run_ahead_us;
-    config.quanta.mode = settings.quanta.parse()?;
-    (config.quanta.min_ns, config.quanta.max_ns) = (settings.quantum_min_ns, settings.quantum_max_ns);
+    (config.time, config.balance, config.quanta) = rules(&settings.rules, settings.chunk_bytes)?;
     let server = Server::start_closed(config, Arc::new(driver), Some(&settings.journal));
     Ok((server.map_err(|error| error.to_string())?, Answer::Ready { name, total_bytes }))
+}
+
+/// The rules for time, memory, and turns with memory.
+fn rules(rules: &Rules, chunk_bytes: u64) -> Result<(sched::Config, vram::balance::Config, QuantaConfig), String> {
+    let Quanta { mode, window_ns, on_permille, margin_permille, factor, min_ns, max_ns } = &rules.quanta;
+    let balance = vram::balance::Config {
+        policy: rules.victims.parse()?,
+        return_interval_ns: rules.return_ns,
+        settle_ns: rules.settle_ns,
+        idle_after_ns: rules.idle_ns,
+        low_water: u32::try_from(rules.low_water_bytes / chunk_bytes.max(1)).unwrap_or(u32::MAX),
+        ..vram::balance::Config::default()
+    };
+    let quanta = QuantaConfig {
+        mode: mode.parse()?,
+        window_ns: *window_ns,
+        on_permille: *on_permille,
+        margin_permille: *margin_permille,
+        factor: *factor,
+        min_ns: *min_ns,
+        max_ns: *max_ns,
+    };
+    Ok((rules.scheduler, balance, quanta))
 }
 
 fn answer(server: &mut Server, request: Request) -> Result<Answer, String> {
@@ -80,8 +102,31 @@ fn answer(server: &mut Server, request: Request) -> Result<Answer, String> {
             });
             changed.ok_or(ENDED)?.map(|()| Answer::Done)
         }
-        Request::View { window_ns } => {
-            let view = server.call(move |core| show(core, window_ns)).ok_or(ENDED)?;
+        Request::Remove { name, kills } => {
+            let known = name.clone();
+            let Some(id) = server.call(move |core| core.tenant(&known)).ok_or(ENDED)? else { return Ok(Answer::Done) };
+            // Nobody connects any more before those that have are counted.
+            server.unlisten(id);
+            let retired = server.call(move |core| core.retire_tenant(id, kills)).ok_or(ENDED)?;
+            let pids = retired.map_err(|error| error.to_string())?;
+            Ok(if pids.is_empty() { Answer::Done } else { Answer::Leaving(pids) })
+        }
+        Request::Tune(changed) => {
+            let chunk_bytes = server.call(|core| core.config().chunk_bytes).ok_or(ENDED)?;
+            let (time, balance, quanta) = rules(&changed, chunk_bytes)?;
+            let tuned = server.call(move |core| core.tune(time, balance, quanta, changed.host_bytes)).ok_or(ENDED)?;
+            tuned.map(|()| Answer::Done).map_err(|error| error.to_string())
+        }
+        Request::Release(name) => {
+            let released = server.call(move |core| {
+                let id = core.tenant(&name).ok_or_else(|| format!("there is no tenant `{name}`"))?;
+                core.release(id);
+                Ok(Answer::Done)
+            });
+            released.ok_or(ENDED)?
+        }
+        Request::View { since_ns } => {
+            let view = server.call(move |core| show(core, since_ns)).ok_or(ENDED)?;
             Ok(Answer::View(Box::new(view)))
         }
     }
@@ -116,7 +161,7 @@ fn spec(server: &Server, tenant: &Tenant) -> Result<(TenantSpec, Rights), String
     Ok((spec, Rights { mode: Some(tenant.mode), uid: tenant.uid, gid: tenant.gid }))
 }
 
-fn show(core: &Core, window_ns: u64) -> Card {
+fn show(core: &Core, since_ns: u64) -> Card {
     let CardView { memory, turns_ns, turns, relocations, declined, tenants, .. } = core.view();
     let bytes = |chunks: u32| u64::from(chunks) * memory.chunk_bytes;
     let name = |id: vram::VmId| core.spec(id).map(|spec| spec.name.clone()).unwrap_or_default();
@@ -124,11 +169,8 @@ fn show(core: &Core, window_ns: u64) -> Card {
     let shares = sched::shares(&params);
     let part = sched::WHOLE / u64::from(sched::PERMILLE);
     let permille = |share: u64| u32::try_from((share + part / 2) / part).unwrap_or(sched::PERMILLE);
-    // The interval that is not over yet does not count.
-    let window_ns = window_ns.max(History::INTERVAL);
     let shown = |(tenant, share): (TenantView, &u64)| {
         let account = core.turns_account(tenant.id).cloned().unwrap_or_default();
-        let received = u128::from(core.used_within(tenant.id, window_ns)) * 1000 / u128::from(window_ns);
         cuda_control::TenantView {
             name: tenant.spec.name,
             programs: tenant.programs,
@@ -142,7 +184,7 @@ fn show(core: &Core, window_ns: u64) -> Card {
             moved_out_bytes: tenant.memory.moved_out * memory.chunk_bytes,
             moved_in_bytes: tenant.memory.moved_in * memory.chunk_bytes,
             used_ns: tenant.charged_ns,
-            received_permille: u32::try_from(received).unwrap_or(u32::MAX),
+            recent: core.used_since(tenant.id, since_ns),
             entitled_permille: permille(*share),
             busy_ns: tenant.busy_ns,
             copy_ns: tenant.copy_ns,
@@ -153,10 +195,14 @@ fn show(core: &Core, window_ns: u64) -> Card {
             wait_max_ns: account.waits.max(),
             runs: tenant.runs,
             killed: tenant.killed,
+            suspended: tenant.suspended,
+            strikes: tenant.strikes.0,
+            quarantined: tenant.strikes.1,
         }
     };
     let turn = core.memory_turn();
     Card {
+        now_ns: core.clock_ns(),
         spare_bytes: bytes(memory.spare()),
         host_used_bytes: bytes(memory.host.used),
         moved_out_bytes: memory.moved_out * memory.chunk_bytes,

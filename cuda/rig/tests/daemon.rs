@@ -2,112 +2,13 @@
 
 mod support;
 
-use std::io::{Read as _, Write as _};
-use std::os::unix::net::{UnixDatagram, UnixStream};
-use std::process::{Child, Output};
-use std::time::Duration;
+use std::process::{Child, Stdio};
 
-use support::{Program, Rig, built};
-
-struct Daemon(Child);
-
-impl Daemon {
-    fn start(rig: &Rig) -> Self {
-        let notify = rig.folder.path().join("notify");
-        let _ = std::fs::remove_file(&notify);
-        let ready = UnixDatagram::bind(&notify).expect("bound");
-        // TIMEOUT: only a failing test waits so long.
-        ready.set_read_timeout(Some(Duration::from_secs(60))).expect("set");
-        let mut command = rig.command(built("mediatord"), "plain");
-        command.arg("--config").arg(rig.folder.path().join("m.toml")).env("NOTIFY_SOCKET", &notify);
-        let daemon = Self(command.spawn().expect("starts"));
-        let mut text = [0; 64];
-        let length = ready.recv(&mut text).expect("the daemon says that it is ready");
-        assert!(text[..length].starts_with(b"READY=1"));
-        daemon
-    }
-
-    fn kill(mut self) {
-        self.0.kill().expect("killed");
-        self.0.wait().expect("ends");
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn rig() -> Rig {
-    let rig = Rig::new(256);
-    let folder = rig.folder.path().display().to_string();
-    let tenant =
-        |name: &str, more: &str| format!("[[tenant]]\nname = \"{name}\"\ncard = \"fake\"\nvram_mib = 64\n{more}");
-    let text = format!(
-        "[daemon]\nadmin_socket = \"{folder}/admin.sock\"\nsocket_dir = \"{folder}\"\n\
-         [[card]]\nname = \"fake\"\nkind = \"cuda\"\nvram_mib = 64\nmemory.host_mib = 128\nmemory.quanta.mode = \"off\"\n\
-         cuda.driver = \"{}\"\ncuda.chunk_mib = 2\ncuda.host_ready_mib = 4\n{}{}",
-        rig.fake.display(),
-        tenant("a", ""),
-        tenant("b", "time.weight = 300\n"),
-    );
-    std::fs::write(rig.folder.path().join("m.toml"), text).expect("written");
-    rig
-}
-
-fn ctl(rig: &Rig, arguments: &[&str]) -> Output {
-    let mut command = rig.command(built("mediatorctl"), "plain");
-    command.arg("--socket").arg(rig.folder.path().join("admin.sock")).args(arguments).output().expect("starts")
-}
-
-fn json(rig: &Rig, arguments: &[&str]) -> serde_json::Value {
-    let output = ctl(rig, &[&["--json"], arguments].concat());
-    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("JSON")
-}
-
-/// Starts the program by `mediatorctl run`.
-fn run(rig: &Rig, tenant: &str, more: &[&str], arguments: &[&str]) -> Program {
-    let mut command = rig.command(built("mediatorctl"), "plain");
-    command.env(cuda_protocol::DRIVER_VARIABLE, &rig.fake);
-    command.arg("--socket").arg(rig.folder.path().join("admin.sock")).args(["run", "--tenant", tenant]).args(more);
-    command.arg("--library").arg(rig.folder.path().join("front")).arg("--").arg(support::PROGRAM).args(arguments);
-    Program::start(&mut command)
-}
-
-/// Looks at a tenant until it is as expected.
-fn until(rig: &Rig, tenant: &str, what: &str, done: impl Fn(&serde_json::Value) -> bool) {
-    // TIMEOUT: only a failing test waits so long.
-    for _ in 0..600 {
-        if done(&json(rig, &["tenant", "show", tenant])) {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    panic!("{what}: {}", json(rig, &["tenant", "show", tenant]));
-}
-
-fn mib(tenant: &serde_json::Value, key: &str) -> u64 {
-    tenant[key].as_u64().expect("a number") >> 20
-}
-
-fn programs(tenant: &serde_json::Value) -> usize {
-    tenant["programs"].as_array().expect("a list").len()
-}
-
-fn get(rig: &Rig, path: &str) -> String {
-    let mut stream = UnixStream::connect(rig.folder.path().join("admin.sock")).expect("connects");
-    write!(stream, "GET {path} HTTP/1.0\r\nhost: mediatord\r\n\r\n").expect("written");
-    let mut text = String::new();
-    stream.read_to_string(&mut text).expect("read");
-    text
-}
+use support::daemon::*;
 
 #[test]
 fn two_programs_share_a_card_of_a_daemon_and_outlive_it() {
-    let rig = rig();
+    let rig = pair();
     let daemon = Daemon::start(&rig);
     let mut one = run(&rig, "a", &[], &["live", "--mib", "32"]);
     let mut two = run(&rig, "b", &["--weight", "200"], &["live", "--mib", "24"]);
@@ -157,14 +58,11 @@ fn two_programs_share_a_card_of_a_daemon_and_outlive_it() {
 
 #[test]
 fn an_owner_that_is_killed_is_started_again() {
-    let rig = rig();
-    let _daemon = Daemon::start(&rig);
+    let rig = pair();
+    let daemon = Daemon::start(&rig);
     let mut program = run(&rig, "a", &["--memory", "32M"], &["live", "--mib", "8"]);
     program.steps(3);
-    // The owner's process: the daemon's only child.
-    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", _daemon.0.id())).expect("readable");
-    let owner = children.split_whitespace().next().expect("the owner runs").to_owned();
-    assert!(std::process::Command::new("kill").args(["-9", &owner]).status().expect("starts").success());
+    signal("-KILL", &daemon.owners()[0]);
     program.grow();
     until(&rig, "a", "it is served, with what was set", |a| {
         a["served"] == true && programs(a) == 1 && a["memory"]["quota_mib"] == 32
@@ -174,7 +72,7 @@ fn an_owner_that_is_killed_is_started_again() {
 
 #[test]
 fn who_may_use_a_tenants_socket_is_that_tenant_and_no_other() {
-    let rig = rig();
+    let rig = pair();
     let _daemon = Daemon::start(&rig);
     // The name that a program gives does not matter beside the socket that it comes by.
     let mut command = rig.command(support::PROGRAM, "front");
@@ -183,4 +81,55 @@ fn who_may_use_a_tenants_socket_is_that_tenant_and_no_other() {
     let output = output.expect("starts");
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("Denied"), "{output:?}");
+}
+
+#[test]
+fn an_owner_that_is_stuck_holds_up_nobody_else() {
+    let rig = rig(|rig| {
+        let cards = card(rig, "fake", "")
+            + &card(rig, "other", "")
+            + "[[card]]\nname = \"soft\"\nkind = \"simgpu\"\nvram_mib = 64\n";
+        cards + &tenant("a", "fake", "") + &tenant("c", "other", "")
+    });
+    let daemon = Daemon::start(&rig);
+    let mut program = run(&rig, "a", &[], &["live", "--mib", "8"]);
+    program.steps(2);
+    signal("-STOP", &daemon.owners()[0]);
+    // These wait for the owner that is stuck, more of them than the daemon lets wait for one card.
+    let waiting =
+        || ctl_command(&rig, &["tenant", "set", "a", "--weight", "50"]).stderr(Stdio::piped()).spawn().expect("starts");
+    let mut waiting: Vec<_> = (0..24).map(|_| waiting()).collect();
+    let first = |waiting: &mut Vec<Child>| waiting.iter_mut().any(|child| matches!(child.try_wait(), Ok(None)));
+    for _ in 0..2 {
+        for path in ["/metrics", "/v1/tenants", "/v1/cards", "/v1/schedulers", "/v1/memory", "/v1/desired"] {
+            let text = get(&rig, path);
+            assert!(text.starts_with("HTTP/1.0 200"), "{path}: {text}");
+        }
+        for command in [
+            &["tenant", "set", "c", "--weight", "7"][..],
+            &["sched", "set", "other", "--policy", "credit"],
+            &["memory", "set", "other", "--return-ms", "30"],
+            &["tenant", "add", "d", "--card", "other", "--vram-mib", "16"],
+            &["vm", "add", "v", "--card", "soft", "--vram-mib", "16"],
+            &["sched", "set-vm", "v", "--weight", "9"],
+            &["tenant", "remove", "d"],
+            &["vm", "remove", "v"],
+        ] {
+            good(&rig, command);
+        }
+        assert!(first(&mut waiting), "all that was asked of others is done before the stuck owner is given up");
+    }
+    for child in waiting {
+        let output = child.wait_with_output().expect("ends");
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        let told = text.contains("card `fake`")
+            && (text.contains("is started again") || text.contains("wait until some are done"));
+        assert!(!output.status.success() && told, "{text}");
+    }
+    // It was killed, and the next one serves as before.
+    until(&rig, "a", "it is served as before", |a| {
+        a["served"] == true && programs(a) == 1 && a["time"]["weight"] == 100
+    });
+    program.grow();
+    assert_eq!(program.end(), "held 6");
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use config::{CardMemory, VmSpec};
+use config::{CardMemory, TenantSpec, VmSpec};
 
 /// The answer to `GET /v1/desired`. It can be sent back as [`Desired`], and then changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -14,6 +14,9 @@ pub struct Exported {
     pub card: Vec<CardSettings>,
     /// The virtual machines by name: `[[vm]]` tables of the configuration file.
     pub vm: Vec<VmSpec>,
+    /// The tenants of CUDA cards by name: `[[tenant]]` tables of the configuration file.
+    #[serde(default)]
+    pub tenant: Vec<TenantSpec>,
 }
 
 /// What can be changed of a card while the daemon runs.
@@ -42,6 +45,8 @@ pub struct Desired {
     pub card: Vec<Map<String, Value>>,
     /// Tables of virtual machines, each with its `name`.
     pub vm: Vec<Map<String, Value>>,
+    /// Tables of tenants, each with its `name`.
+    pub tenant: Vec<Map<String, Value>>,
 }
 
 /// What something is.
@@ -54,6 +59,8 @@ pub enum Kind {
     Card,
     /// A virtual machine.
     Vm,
+    /// A tenant of a CUDA card.
+    Tenant,
 }
 
 /// What must be done for something to be as desired.

@@ -28,6 +28,8 @@ pub use scheduler::{
     VmShare, VmTime,
 };
 
+/// The body of a request to add a tenant: a `[[tenant]]` table of the configuration file, as JSON.
+pub use config::TenantSpec as AddTenant;
 /// The body of a request to add a virtual machine: a `[[vm]]` table of the configuration file, as JSON.
 pub use config::VmSpec as AddVm;
 pub use tenant::{Program, Tenant, TenantList, TenantPatch};
@@ -198,7 +200,8 @@ pub struct Card {
     pub name: String,
     /// What carries it.
     pub kind: String,
-    /// Why it is out of service with its virtual machines until the daemon is restarted.
+    /// Why it is out of service with its virtual machines until the daemon is restarted; of a CUDA card, until it has an owner
+    /// that answers.
     pub error: Option<String>,
     /// PCI vendor and device, as `10de:06d8`.
     pub pci_id: String,
@@ -226,6 +229,9 @@ pub struct Card {
     pub channels_used: u32,
     /// The virtual machines that use it.
     pub vms: Vec<String>,
+    /// The tenants that use it, of a CUDA card.
+    #[serde(default)]
+    pub tenants: Vec<String>,
     /// Whether one virtual machine has it by passthrough.
     pub passthrough: bool,
 }

@@ -42,10 +42,10 @@ const SINCE: &[Parameter] = &[("since_ms", "how far to go back, 100 to 60000", o
 const RECORD: &[Parameter] = &[("for_ms", "how long to record, 1 to 60000", of::<u64>)];
 const LAUNCH: &[Parameter] = &[("vmm", "the VMM", of::<Vmm>), ("memory", "the guest's RAM", of::<MemorySize>)];
 const APPLY: &[Parameter] = &[
-    ("prune", "remove virtual machines that are not named", of::<bool>),
+    ("prune", "remove virtual machines and tenants that are not named", of::<bool>),
     ("dry_run", "only find out what would be done", of::<bool>),
 ];
-const COMPARE: &[Parameter] = &[("exact", "also look for virtual machines that are not named", of::<bool>)];
+const COMPARE: &[Parameter] = &[("exact", "also look for virtual machines and tenants that are not named", of::<bool>)];
 
 const fn get(path: &'static str, summary: &'static str, query: &'static [Parameter], answer: Schema) -> Operation {
     Operation { method: "get", path, summary, query, body: None, answer: (200, Some(answer)), if_match: false }
@@ -73,8 +73,10 @@ const fn act(
 }
 
 /// All requests but `/metrics`, which has a format of its own.
-const OPERATIONS: [Operation; 30] = [
+const OPERATIONS: [Operation; 32] = [
     get("/v1/tenants", "All tenants of CUDA cards", NONE, of::<crate::TenantList>),
+    change("post", "/v1/tenants", "Adds a tenant", Some(of::<crate::AddTenant>), (201, Some(of::<crate::Tenant>))),
+    change("delete", "/v1/tenants/{name}", "Removes a tenant", None, (204, None)),
     get("/v1/tenants/{name}", "One tenant", NONE, of::<crate::Tenant>),
     change(
         "patch",

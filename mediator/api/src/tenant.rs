@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{VmMemorySettings, VmTime};
+use config::{OnRemove, OnStuck};
 
 /// The answer to `GET /v1/tenants`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -40,6 +41,12 @@ pub struct Tenant {
     pub memory: VmMemorySettings,
     /// Part of the card's time: a `[tenant.time]` table.
     pub time: VmTime,
+    /// Policy for a program that does not answer.
+    #[serde(default)]
+    pub on_stuck: OnStuck,
+    /// Policy for its programs when it is removed.
+    #[serde(default)]
+    pub on_remove: OnRemove,
     /// Its programs.
     pub programs: Vec<Program>,
     /// Memory on the card.
@@ -62,6 +69,15 @@ pub struct Tenant {
     pub wait_p99_ns: u64,
     /// Programs that were killed since they did not answer.
     pub killed: u64,
+    /// Programs that were suspended since they did not answer.
+    #[serde(default)]
+    pub suspended: u64,
+    /// Turns beyond their limit.
+    #[serde(default)]
+    pub strikes: u32,
+    /// It gets no turn until it is released.
+    #[serde(default)]
+    pub quarantined: bool,
 }
 
 /// The body of `PATCH /v1/tenants/NAME`: tables with the keys that are to change.
@@ -72,4 +88,10 @@ pub struct TenantPatch {
     pub memory: serde_json::Map<String, serde_json::Value>,
     /// Keys of `[tenant.time]`.
     pub time: serde_json::Map<String, serde_json::Value>,
+    /// Policy for a program that does not answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_stuck: Option<OnStuck>,
+    /// Policy for its programs when it is removed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_remove: Option<OnRemove>,
 }

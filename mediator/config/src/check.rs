@@ -6,7 +6,8 @@ use std::path::Path;
 
 use tracing_subscriber::filter::{EnvFilter, ParseError};
 
-use super::{CardKind, CardSpec, Config, DaemonSpec, Paravirtual, TimeShare, VmMemory, VmSpec};
+pub use super::refusal::{Refusal, RefusalKind};
+use super::{CardKind, CardSpec, Config, DaemonSpec, Paravirtual, TenantSpec, TimeShare, VmMemory, VmSpec};
 
 /// Longest name of a card or a virtual machine, in bytes.
 pub const MAX_NAME: usize = 63;
@@ -16,6 +17,8 @@ pub const MAX_SOCKET_PATH: usize = 107;
 pub const MAX_CHANNELS: u32 = 128;
 /// Most virtual machines, a bound on threads and sockets.
 pub const MAX_VMS: usize = 64;
+/// Most tenants, a bound on sockets and on what is said of them.
+pub const MAX_TENANTS: usize = 64;
 /// Longest limit for a channel without progress, in milliseconds: an hour.
 pub const MAX_HANG_LIMIT_MS: u64 = 3_600_000;
 /// Shortest such limit: a copy of a few hundred MiB takes that long.
@@ -142,15 +145,54 @@ pub fn config(config: &Config) -> Vec<Mistake> {
         }
         others.push(vm);
     }
+    if config.tenants.len() > MAX_TENANTS {
+        let key = Key { table: "tenant", index: Some(MAX_TENANTS), field: "" };
+        mistakes
+            .push(Mistake { key, what: format!("{} tenants, expected at most {MAX_TENANTS}", config.tenants.len()) });
+    }
+    let vms: Vec<&str> = config.vms.iter().map(|vm| vm.name.as_str()).collect();
+    let mut placed: Vec<TenantSpec> = Vec::new();
     for (index, tenant) in config.tenants.iter().enumerate() {
         let mut table = Table { name: "tenant", index: Some(index), mistakes: &mut mistakes };
-        table.socket("socket", &tenant.socket_path(&config.daemon.socket_dir));
-        table.name(&tenant.name);
-        for (field, what) in super::cuda::tenant(tenant, &config.cards, &config.vms, &config.tenants[..index]) {
+        let others: Vec<&TenantSpec> = placed.iter().collect();
+        let spec = tenant.clone().placed(&config.cards, &vms, &others);
+        for Refusal { field, what, .. } in self::tenant(&spec, &config.daemon, &config.cards, &vms, &others) {
             table.say(field, what);
         }
+        placed.push(spec);
     }
     mistakes
+}
+
+/// Returns all reasons against adding a tenant beside virtual machines, by their names, and `others`.
+#[must_use]
+pub fn tenant(
+    tenant: &TenantSpec,
+    daemon: &DaemonSpec,
+    cards: &[CardSpec],
+    vms: &[&str],
+    others: &[&TenantSpec],
+) -> Vec<Refusal> {
+    let mut refusals = Vec::new();
+    let mut say = |kind, field, what| refusals.push(Refusal { kind, field, what });
+    if let Err(what) = name_is_good(&tenant.name) {
+        say(RefusalKind::Invalid, "name", what);
+    }
+    let socket = tenant.socket_path(&daemon.socket_dir);
+    if let Err(what) = socket_path_is_good(&socket) {
+        say(RefusalKind::Invalid, "socket", what);
+    }
+    let user = others.iter().find(|other| other.socket_path(&daemon.socket_dir) == socket);
+    if let Some(other) = user.filter(|other| other.name != tenant.name) {
+        let what = format!("`{}` is the socket of tenant `{}`, expected another path", socket.display(), other.name);
+        say(RefusalKind::Conflict, "socket", what);
+    }
+    if socket == daemon.admin_socket || daemon.read_socket.as_ref() == Some(&socket) {
+        let what = format!("`{}` is the daemon's own socket, expected another path", socket.display());
+        say(RefusalKind::Conflict, "socket", what);
+    }
+    refusals.extend(super::cuda::tenant(tenant, cards, vms, others));
+    refusals
 }
 
 fn daemon(daemon: &DaemonSpec, mistakes: &mut Vec<Mistake>) {
@@ -246,30 +288,6 @@ fn check_card(card: &CardSpec, table: &mut Table<'_>) {
             table.say(key, format!("{rate}, expected at most {RATE_MAX}"));
         }
     }
-}
-
-/// What kind of trouble a refusal is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RefusalKind {
-    /// A value that is wrong in any circumstances.
-    Invalid,
-    /// No card has the name.
-    UnknownCard,
-    /// Something else has the name, the socket or the card already.
-    Conflict,
-    /// The card has not that much left.
-    Quota,
-}
-
-/// Why a virtual machine cannot be added.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// The kind of trouble.
-    pub kind: RefusalKind,
-    /// The key.
-    pub field: &'static str,
-    /// What is wrong and was expected.
-    pub what: String,
 }
 
 /// Returns all reasons against adding a virtual machine beside `others`.

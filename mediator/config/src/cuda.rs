@@ -2,10 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use sched::PolicyKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use vram::victim::VictimPolicy;
 
-use super::{CardKind, CardSpec, SocketMode, TimeShare, VmMemory, VmSpec};
+use super::refusal::{Refusal, RefusalKind};
+use super::{CardKind, CardSpec, SocketMode, TimeShare, VmMemory};
 
 /// A `[card.cuda]` table: a card behind NVIDIA's driver, with `kind = "cuda"`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -44,7 +47,8 @@ impl Default for CudaSpec {
 pub struct TenantSpec {
     /// Its name, not that of a virtual machine.
     pub name: String,
-    /// Name of the card, one of `kind = "cuda"`.
+    /// Name of the card, one of `kind = "cuda"`; where there is most room if not given.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub card: String,
     /// MiB of memory that its programs see.
     pub vram_mib: u64,
@@ -57,6 +61,9 @@ pub struct TenantSpec {
     /// Policy for a program that does not answer.
     #[serde(default)]
     pub on_stuck: OnStuck,
+    /// Policy for its programs when it is removed.
+    #[serde(default)]
+    pub on_remove: OnRemove,
     /// Path of its socket; `NAME.cuda` in the daemon's folder if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
@@ -82,7 +89,55 @@ pub enum OnStuck {
     Suspend,
 }
 
+/// Policy for the programs of a tenant that is removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OnRemove {
+    /// They are killed.
+    #[default]
+    Kill,
+    /// Their connections end: those that have memory of the card are killed if they go on for 5 seconds.
+    Disconnect,
+}
+
 impl TenantSpec {
+    /// The tenant that a `[[tenant]]` table describes.
+    ///
+    /// # Errors
+    /// What is wrong with which key.
+    pub fn from_table(table: &serde_json::Map<String, serde_json::Value>) -> Result<Self, String> {
+        Self::deserialize(table).map_err(|error| error.to_string())
+    }
+
+    /// With all keys that have a value, also those that were left out.
+    #[must_use]
+    pub fn whole(&self, socket_dir: &Path) -> Self {
+        let time = self.time.params(None).into();
+        Self { time, socket: Some(self.socket_path(socket_dir)), ..self.clone() }
+    }
+
+    /// Gives a tenant that names no card the one that has most room for it, of those that can have it beside `others`.
+    #[must_use]
+    pub fn placed(mut self, cards: &[CardSpec], vms: &[&str], others: &[&TenantSpec]) -> Self {
+        if !self.card.is_empty() {
+            return self;
+        }
+        // What is believed to be had of a card, in thousandths of it: as many times over as there are tenants.
+        let load = |card: &CardSpec| {
+            let there = others.iter().filter(|other| other.card == card.name).map(|other| other.vram_mib);
+            there.fold(self.vram_mib, u64::saturating_add).saturating_mul(1000) / card.vram_mib.max(1)
+        };
+        let fits =
+            |card: &&CardSpec| tenant(&Self { card: card.name.clone(), ..self.clone() }, cards, vms, others).is_empty();
+        let kind = |card: &&CardSpec| card.kind == CardKind::Cuda;
+        // Where none can, the first one says why.
+        let found = cards.iter().filter(kind).filter(fits).min_by_key(|card| load(card));
+        if let Some(card) = found.or(cards.iter().find(kind)) {
+            self.card.clone_from(&card.name);
+        }
+        self
+    }
+
     /// The socket's path: its own, or its name in `socket_dir`.
     #[must_use]
     pub fn socket_path(&self, socket_dir: &Path) -> PathBuf {
@@ -110,7 +165,8 @@ pub(super) fn card(card: &CardSpec) -> Vec<(&'static str, String)> {
         let what = format!("{} MiB, expected a multiple of the chunk of {} MiB", card.vram_mib, cuda.chunk_mib);
         wrong.push(("vram_mib", what));
     }
-    wrong.extend(card.memory.check(cuda.chunk_mib << 10, card.vram_mib));
+    wrong.extend(memory(card));
+    wrong.extend(scheduler(&card.scheduler));
     if cuda.host_ready_mib > card.memory.host_mib.max(CudaSpec::default().host_ready_mib) {
         let what = format!("{} MiB, expected at most `memory.host_mib`", cuda.host_ready_mib);
         wrong.push(("cuda.host_ready_mib", what));
@@ -128,40 +184,98 @@ pub(super) fn card(card: &CardSpec) -> Vec<(&'static str, String)> {
     wrong
 }
 
-/// Mistakes of a tenant beside virtual machines and `others`: keys, and what is wrong with them.
+/// Mistakes of a CUDA card's `memory` table.
 #[must_use]
-pub fn tenant(
-    tenant: &TenantSpec,
-    cards: &[CardSpec],
-    vms: &[VmSpec],
-    others: &[TenantSpec],
-) -> Vec<(&'static str, String)> {
+pub fn memory(card: &CardSpec) -> Vec<(&'static str, String)> {
+    let memory = &card.memory;
+    let mut wrong = memory.check(card.cuda().chunk_mib << 10, card.vram_mib);
+    if memory.reserve_mib != 0 {
+        let what = format!("{}, expected 0 on a CUDA card; `memory.low_water_mib` keeps room free", memory.reserve_mib);
+        wrong.push(("memory.reserve_mib", what));
+    }
+    if memory.chaos_every != 0 {
+        wrong.push(("memory.chaos_every", format!("{}, expected 0 on a CUDA card", memory.chaos_every)));
+    }
+    if memory.victims == VictimPolicy::Profiled {
+        let what =
+            "`profiled`, expected another policy on a CUDA card: nobody gives profiles of programs there".to_owned();
+        wrong.push(("memory.victims", what));
+    }
+    wrong
+}
+
+/// Mistakes of a CUDA card's `scheduler` table: its time is given in turns of the whole card.
+#[must_use]
+pub fn scheduler(config: &sched::Config) -> Vec<(&'static str, String)> {
     let mut wrong = Vec::new();
-    if others.iter().any(|other| other.name == tenant.name) || vms.iter().any(|vm| vm.name == tenant.name) {
-        wrong.push(("name", format!("`{}` is the name of another tenant or VM, expected a new one", tenant.name)));
+    if let Err(error) = config.check() {
+        wrong.push(("scheduler", error.to_string()));
+    }
+    if matches!(config.policy, PolicyKind::Direct | PolicyKind::Disengaged) {
+        let what = format!(
+            "`{}`, expected `band`, `credit` or `fifo` on a CUDA card, whose time is given in turns; to share it without, leave \
+             the library out of the programs",
+            config.policy.name()
+        );
+        wrong.push(("scheduler.policy", what));
+    }
+    let default = sched::Config::default();
+    let said = [
+        ("scheduler.queues", config.queues != default.queues, "a turn is of the whole card"),
+        ("scheduler.disengaged", config.disengaged != default.disengaged, "there is no such policy for turns"),
+        (
+            "scheduler.pipeline",
+            config.pipeline != default.pipeline,
+            "set `cuda.run_ahead_us` in the configuration file",
+        ),
+        ("scheduler.stamp_slack_ns", config.stamp_slack_ns != default.stamp_slack_ns, "the owner's own clock is taken"),
+    ];
+    let said = said.into_iter().filter(|(_, said, _)| *said);
+    wrong.extend(said.map(|(key, _, why)| (key, format!("expected no such key on a CUDA card: {why}"))));
+    wrong
+}
+
+/// Returns all reasons against a tenant beside virtual machines, by their names, and `others`.
+#[must_use]
+pub fn tenant(tenant: &TenantSpec, cards: &[CardSpec], vms: &[&str], others: &[&TenantSpec]) -> Vec<Refusal> {
+    let mut refusals = Vec::new();
+    let mut say = |kind, field, what| refusals.push(Refusal { kind, field, what });
+    if others.iter().any(|other| other.name == tenant.name) || vms.contains(&tenant.name.as_str()) {
+        let what = format!("`{}` is the name of another tenant or VM, expected a new one", tenant.name);
+        say(RefusalKind::Conflict, "name", what);
     }
     let Some(card) = cards.iter().find(|card| card.name == tenant.card && card.kind == CardKind::Cuda) else {
-        let what = format!("`{}` is no card of kind = \"cuda\", expected the name of one", tenant.card);
-        wrong.push(("card", what));
-        return wrong;
+        let known = cards.iter().filter(|card| card.kind == CardKind::Cuda);
+        let known: Vec<_> = known.map(|card| format!("`{}`", card.name)).collect();
+        let known =
+            if known.is_empty() { "a [[card]] table of that kind first".to_owned() } else { known.join(" or ") };
+        let what = format!("`{}` is no card of kind = \"cuda\", expected {known}", tenant.card);
+        say(RefusalKind::UnknownCard, "card", what);
+        return refusals;
     };
     let chunk = card.cuda().chunk_mib.max(1);
     if tenant.vram_mib < chunk || tenant.vram_mib > 16 << 20 || !tenant.vram_mib.is_multiple_of(chunk) {
-        wrong.push(("vram_mib", format!("{} MiB, expected a multiple of the chunk of {chunk} MiB", tenant.vram_mib)));
+        let what = format!("{} MiB, expected a multiple of the chunk of {chunk} MiB", tenant.vram_mib);
+        say(RefusalKind::Invalid, "vram_mib", what);
     }
     let as_cut = CardSpec { chunk_kib: chunk << 10, ..card.clone() };
-    wrong.extend(tenant.memory.check(&as_cut));
+    for (field, what) in tenant.memory.check(&as_cut) {
+        say(RefusalKind::Invalid, field, what);
+    }
     let beside = others.iter().filter(|other| other.card == tenant.card);
     let promised: u64 = beside.map(|other| other.memory.guarantee_mib.unwrap_or(0)).fold(0, u64::saturating_add);
     let left = card.vram_mib.saturating_sub(promised);
     if let Some(guarantee) = tenant.memory.guarantee_mib.filter(|&guarantee| guarantee > left) {
-        let what = format!("{guarantee} MiB, expected at most the {left} MiB that are promised to no one");
-        wrong.push(("memory.guarantee_mib", what));
+        let what = format!(
+            "{guarantee} MiB, expected at most the {left} MiB of card `{}` that are promised to no one",
+            card.name
+        );
+        say(RefusalKind::Quota, "memory.guarantee_mib", what);
     }
     if let Err(error) = tenant.time.params(None).check() {
-        wrong.push(("time", error.to_string()));
+        say(RefusalKind::Invalid, "time", error.to_string());
     }
-    wrong
+    refusals
 }
 
 #[cfg(test)]
@@ -209,5 +323,46 @@ mod tests {
             let found = mistakes(more);
             assert!(found.contains(expected), "{more}: {found}");
         }
+    }
+
+    #[test]
+    fn a_tenant_without_a_card_is_where_most_room_is_and_its_guarantee_can_be_kept() {
+        let second = CARD.replace("h100", "small").replace("40960", "20480");
+        let tenant = |name: &str, more: &str| format!("[[tenant]]\nname = \"{name}\"\nvram_mib = 16384\n{more}");
+        let text = format!("{CARD}{second}{}{}{}", tenant("a", ""), tenant("b", ""), tenant("c", ""));
+        let config = Config::parse(&text, "m.toml").expect("it is good");
+        let mut placed: Vec<crate::TenantSpec> = Vec::new();
+        for tenant in config.tenants {
+            let others: Vec<_> = placed.iter().collect();
+            let tenant = tenant.placed(&config.cards, &[], &others);
+            placed.push(tenant);
+        }
+        // 40 % and 80 % of the two; then 80 % of each, of which the first is taken; then the other.
+        assert_eq!(placed.iter().map(|tenant| tenant.card.as_str()).collect::<Vec<_>>(), ["h100", "h100", "small"]);
+        let guarantee = |mib: u64| tenant("d", &format!("memory.guarantee_mib = {mib}\n"));
+        assert_eq!(mistakes(&format!("{second}{}", guarantee(32768))), "");
+        assert!(
+            mistakes(&guarantee(65536))
+                .contains("tenant[0].memory.guarantee_mib: 65536 MiB, expected at most the 40960")
+        );
+    }
+
+    #[test]
+    fn settings_that_make_no_sense_for_turns_are_refused_with_what_does() {
+        for (more, expected) in [
+            (
+                "scheduler.policy = \"direct\"\n",
+                "card[0].scheduler.policy: `direct`, expected `band`, `credit` or `fifo`",
+            ),
+            ("scheduler.pipeline.contended = 1\n", "scheduler.pipeline: expected no such key on a CUDA card"),
+            ("scheduler.queues = \"single\"\n", "scheduler.queues: expected no such key"),
+            ("scheduler.band.period_ns = 1\n", "card[0].scheduler: band.period_ns = 1 is not between"),
+            ("memory.reserve_mib = 16\n", "memory.reserve_mib: 16, expected 0 on a CUDA card"),
+            ("memory.victims = \"profiled\"\n", "memory.victims: `profiled`, expected another policy"),
+        ] {
+            let found = mistakes(more);
+            assert!(found.contains(expected), "{more}: {found}");
+        }
+        assert_eq!(mistakes("scheduler.policy = \"credit\"\nscheduler.strikes = 0\nmemory.victims = \"random\"\n"), "");
     }
 }

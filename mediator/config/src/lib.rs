@@ -22,6 +22,7 @@ pub mod memory;
 pub mod paravirtual;
 pub mod patch;
 pub mod position;
+mod refusal;
 mod software;
 pub mod vfio;
 
@@ -29,7 +30,7 @@ pub mod vfio;
 mod tests;
 
 pub use check::{Key, Mistake};
-pub use cuda::{CudaSpec, OnStuck, TenantSpec};
+pub use cuda::{CudaSpec, OnRemove, OnStuck, TenantSpec};
 pub use memory::{CardMemory, VmMemory};
 pub use paravirtual::Paravirtual;
 pub use software::{FaultEngine, FaultKind, FaultSpec, TimeSpec};

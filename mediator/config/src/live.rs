@@ -2,6 +2,8 @@
 
 /// Tables of a `[[vm]]` whose keys can be changed while the virtual machine works.
 const OF_VM: [&str; 2] = ["time", "memory"];
+/// Keys of a `[[tenant]]` that can be changed while its programs run, and tables of such.
+const OF_TENANT: [&str; 4] = ["time", "memory", "on_stuck", "on_remove"];
 /// Tables of a `[[card]]` whose keys can be changed while the daemon runs.
 const OF_CARD: [&str; 2] = ["scheduler", "memory"];
 
@@ -13,6 +15,12 @@ fn within(key: &str, tables: &[&str]) -> bool {
 #[must_use]
 pub fn of_vm(key: &str) -> bool {
     within(key, &OF_VM)
+}
+
+/// Returns whether a key of a tenant, named by its path, can be changed while its programs run.
+#[must_use]
+pub fn of_tenant(key: &str) -> bool {
+    within(key, &OF_TENANT)
 }
 
 /// Returns whether a key of a card, named by its path, can be changed while the daemon runs.
@@ -27,6 +35,7 @@ mod tests {
 
     #[test]
     fn keys_are_found_by_their_table() {
+        assert!(of_tenant("on_stuck") && of_tenant("memory.quota_mib") && !of_tenant("card"));
         assert!(of_vm("time.weight") && of_card("scheduler.band.wait_ns"));
         assert!(!of_vm("timeout") && !of_vm("vram_mib") && !of_card("time.copy_mib_per_s"));
     }

@@ -21,7 +21,7 @@ pub(super) struct Apply {
     /// The desired state: tables of a configuration file, as TOML or JSON; `-` for standard input
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
-    /// Removes virtual machines that the file does not name
+    /// Removes virtual machines and tenants that the file does not name
     #[arg(long)]
     prune: bool,
     /// Only prints what would be done
@@ -34,7 +34,7 @@ pub(super) struct Assert {
     /// The desired state: tables of a configuration file, as TOML or JSON; `-` for standard input
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
-    /// Also looks for virtual machines that the file does not name
+    /// Also looks for virtual machines and tenants that the file does not name
     #[arg(long)]
     exact: bool,
 }
@@ -117,6 +117,7 @@ fn kind(kind: Kind) -> &'static str {
         Kind::Daemon => "the daemon",
         Kind::Card => "card ",
         Kind::Vm => "VM ",
+        Kind::Tenant => "tenant ",
     }
 }
 

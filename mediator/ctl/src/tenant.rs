@@ -1,4 +1,4 @@
-//! Tenants of CUDA cards: listed, changed, and programs started as theirs.
+//! Tenants of CUDA cards: added, removed, listed, changed, and programs started as theirs.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -7,14 +7,15 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 
 use api::{Tenant, TenantPatch};
-use config::VmMemory;
 use config::patch::table;
+use config::{OnRemove, OnStuck, SocketMode, TenantSpec, VmMemory};
 use cuda_protocol::{SOCKET_VARIABLE, TENANT_VARIABLE};
 
 use super::client::{self, Client, ClientError};
 use super::memory::MemoryFlags;
 use super::output::{self, NOTHING, heads};
 use super::sched::TimeFlags;
+use super::values::named;
 use super::watch::Watch;
 use super::{Form, values};
 
@@ -23,6 +24,13 @@ const LIBRARY: &str = "/usr/lib/gpu-mediator/cuda";
 
 #[derive(Clone, Debug, Subcommand)]
 pub(super) enum TenantCommand {
+    /// Adds a tenant; its socket is there when this ends
+    Add(Box<Add>),
+    /// Removes a tenant; its programs end by its policy, and what they had of the card is free
+    Remove {
+        /// Its name
+        name: String,
+    },
     /// Lists the tenants
     List {
         #[command(flatten)]
@@ -40,6 +48,66 @@ pub(super) enum TenantCommand {
 }
 
 #[derive(Clone, Debug, Args)]
+pub(super) struct Add {
+    /// Its name
+    name: String,
+    /// The CUDA card that it shares; where most room is if not given
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
+    card: String,
+    /// Memory that its programs see, in MiB
+    #[arg(long, value_name = "MIB")]
+    vram_mib: u64,
+    #[command(flatten)]
+    memory: MemoryFlags,
+    #[command(flatten)]
+    time: TimeFlags,
+    #[command(flatten)]
+    policies: Policies,
+    /// Path of its socket; NAME.cuda in the daemon's folder if not given
+    #[arg(long, value_name = "PATH")]
+    socket_path: Option<PathBuf>,
+    /// Access rights of its socket, in octal: who may connect is the tenant
+    #[arg(long, value_name = "MODE", default_value_t)]
+    mode: SocketMode,
+    /// User that owns the socket
+    #[arg(long, value_name = "USER")]
+    owner: Option<String>,
+    /// Group of the socket
+    #[arg(long, value_name = "GROUP")]
+    group: Option<String>,
+}
+
+impl From<Add> for TenantSpec {
+    fn from(add: Add) -> Self {
+        let Add { name, card, vram_mib, memory, time, policies, socket_path, mode, owner, group } = add;
+        Self {
+            name,
+            card,
+            vram_mib,
+            memory: memory.into(),
+            time: time.share(),
+            on_stuck: policies.on_stuck.unwrap_or_default(),
+            on_remove: policies.on_remove.unwrap_or_default(),
+            socket: socket_path,
+            mode,
+            owner,
+            group,
+        }
+    }
+}
+
+/// Policies for its programs.
+#[derive(Clone, Debug, Args)]
+struct Policies {
+    /// Policy for a program that holds the card and does not answer: kill or suspend
+    #[arg(long, value_name = "POLICY", value_parser = named::<OnStuck>)]
+    on_stuck: Option<OnStuck>,
+    /// Policy for its programs when it is removed: kill or disconnect
+    #[arg(long, value_name = "POLICY", value_parser = named::<OnRemove>)]
+    on_remove: Option<OnRemove>,
+}
+
+#[derive(Clone, Debug, Args)]
 pub(super) struct Set {
     /// Name of the tenant
     name: String,
@@ -47,6 +115,8 @@ pub(super) struct Set {
     memory: MemoryFlags,
     #[command(flatten)]
     time: TimeFlags,
+    #[command(flatten)]
+    policies: Policies,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -77,6 +147,14 @@ fn path(name: &str) -> String {
 
 pub(super) fn answer(client: &Client, form: Form, command: TenantCommand) -> Result<String, ClientError> {
     match command {
+        TenantCommand::Add(add) => {
+            let tenant: Tenant = client.post("/v1/tenants", &TenantSpec::from(*add))?;
+            Ok(form.of(&tenant, show))
+        }
+        TenantCommand::Remove { name } => {
+            client.delete(&path(&name))?;
+            Ok(form.of(&serde_json::json!({ "removed": name }), |_| format!("tenant {name} is removed\n")))
+        }
         TenantCommand::List { .. } => {
             let list: api::TenantList = client.get("/v1/tenants")?;
             Ok(form.of(&list, |list| tenants(&list.tenants)))
@@ -86,9 +164,10 @@ pub(super) fn answer(client: &Client, form: Form, command: TenantCommand) -> Res
             Ok(form.of(&tenant, show))
         }
         TenantCommand::Set(set) => {
-            let Set { name, memory, time } = *set;
+            let Set { name, memory, time, policies: Policies { on_stuck, on_remove } } = *set;
             let memory = table(&VmMemory::from(memory)).map_err(ClientError::Protocol)?;
-            let tenant: Tenant = client.patch(&path(&name), &TenantPatch { memory, time: time.patch() })?;
+            let patch = TenantPatch { memory, time: time.patch(), on_stuck, on_remove };
+            let tenant: Tenant = client.patch(&path(&name), &patch)?;
             Ok(form.of(&tenant, show))
         }
     }
@@ -192,6 +271,11 @@ fn show(tenant: &Tenant) -> String {
         ("time", format!("{} ms", tenant.used_ns / 1_000_000)),
         ("turns waited for, p99", format!("{} us", tenant.wait_p99_ns / 1000)),
         ("programs killed", tenant.killed.to_string()),
+        ("programs suspended", tenant.suspended.to_string()),
+        (
+            "strikes",
+            if tenant.quarantined { format!("{}, QUARANTINED", tenant.strikes) } else { tenant.strikes.to_string() },
+        ),
     ];
     output::table(rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect(), &[])
 }

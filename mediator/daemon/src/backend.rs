@@ -89,6 +89,8 @@ impl BackendError {
 pub struct CardStatus {
     /// Why it is out of service with all that use it, if it is.
     pub failed: Option<String>,
+    /// Reason why it does not serve for now, if it is expected back by itself.
+    pub trouble: Option<String>,
     /// PCI vendor and device, as `10de:06d8`.
     pub pci_id: String,
     /// MiB of BAR1 and BAR3, if they are not what the configuration says.

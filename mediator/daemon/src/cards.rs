@@ -112,7 +112,7 @@ fn division(memory: &CardMemory, chunk_kib: u64) -> Division {
             window_ns: window_ms.saturating_mul(MS),
             on_permille,
             margin_permille,
-            factor,
+            factor: factor.unwrap_or(QuantaConfig::default().factor),
             min_ns: min_ms.saturating_mul(MS),
             max_ns: max_ms.saturating_mul(MS),
         },
@@ -191,6 +191,7 @@ impl CardBackend for OwnedCard {
         let placed = |chunks: &Summary| chunks.vms.values().map(|vm| vm.placed).fold(0, u32::saturating_add);
         CardStatus {
             failed: self.host.lock().as_ref().and_then(|host| host.failure()).map(str::to_owned),
+            trouble: None,
             pci_id: format!("{:04x}:{:04x}", id.vendor, id.device),
             apertures_mib: Some([id.bar1_size >> 20, id.bar3_size >> 20]),
             channels: MAX_CHANNELS,

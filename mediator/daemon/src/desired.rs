@@ -12,9 +12,9 @@ use serde_json::{Map, Value};
 use super::state::Tuning;
 use super::{Daemon, DaemonError, State, account};
 use api::{Action, Applied, CardSettings, Comparison, Desired, ErrorCode, Exported, KeyChange, Kind, Step};
-use config::check::{self, MAX_VMS, RefusalKind};
+use config::check::{self, MAX_TENANTS, MAX_VMS, RefusalKind};
 use config::patch::{Difference, differences, patched, table, with};
-use config::{CardSpec, VmSpec, live};
+use config::{CardKind, CardSpec, TenantSpec, VmSpec, live};
 
 /// Why a part of a desired state cannot be had.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +38,14 @@ struct Item {
     step: Step,
     /// A virtual machine as it is to be.
     vm: Option<VmSpec>,
+    /// A tenant as it is to be.
+    tenant: Option<TenantSpec>,
+}
+
+impl Item {
+    fn new(step: Step) -> Self {
+        Self { step, vm: None, tenant: None }
+    }
 }
 
 /// What a document comes to.
@@ -60,6 +68,7 @@ impl Daemon {
             revision: state.revision.to_string(),
             card: state.tunings.iter().map(card).collect(),
             vm: state.vms.values().map(|entry| entry.spec.clone()).collect(),
+            tenant: state.tenants.values().filter(|tenant| !state.coming.contains(&tenant.name)).cloned().collect(),
         }
     }
 
@@ -77,7 +86,7 @@ impl Daemon {
         Ok(Comparison { revision: state.revision.to_string(), differences: differences.collect() })
     }
 
-    /// Makes things as `desired`; with `prune`, virtual machines that it does not name are removed. With `dry_run`, only what
+    /// Makes things as `desired`; with `prune`, virtual machines and tenants that it does not name are removed. With `dry_run`, only what
     /// would be done is found out.
     ///
     /// # Errors
@@ -90,8 +99,9 @@ impl Daemon {
         dry_run: bool,
         expected: Option<&str>,
     ) -> Result<Applied, DaemonError> {
-        let _one_at_a_time = self.changing.lock();
-        let done = {
+        let mut done = Vec::new();
+        let one_at_a_time = self.changing.lock();
+        let (carried_out, of_owners) = {
             let _nothing_else = self.tuning.lock();
             let mut plan = {
                 let state = self.state.lock();
@@ -109,10 +119,16 @@ impl Daemon {
                 let steps = plan.items.into_iter().map(|item| item.step).collect();
                 return Ok(Applied { revision: self.revision(), dry_run, steps });
             }
-            self.carry_out(plan.items)
+            let (of_owners, items): (Vec<Item>, Vec<Item>) =
+                plan.items.into_iter().partition(|item| self.is_of_owner(&item.step));
+            (self.carry_out(items, &mut done), of_owners)
         };
+        // Who changes something else does not wait for the owners of CUDA cards.
+        drop(one_at_a_time);
+        let carried_out = carried_out.and_then(|()| self.carry_out(of_owners, &mut done));
         self.keep()?;
-        Ok(Applied { revision: self.revision(), dry_run, steps: done? })
+        carried_out?;
+        Ok(Applied { revision: self.revision(), dry_run, steps: done })
     }
 
     /// Returns what `desired` comes to, without regard to whether it can be had.
@@ -120,7 +136,7 @@ impl Daemon {
         let mut plan = Plan::default();
         if let Some(patch) = &desired.daemon {
             let (step, _) = plan.compared(Kind::Daemon, "", &self.spec, patch, Clone::clone);
-            plan.items.extend(step.map(|step| Item { step, vm: None }));
+            plan.items.extend(step.map(Item::new));
         }
         for (index, patch) in desired.card.iter().enumerate() {
             let Some(name) = plan.name(Kind::Card, index, patch) else { continue };
@@ -134,14 +150,11 @@ impl Daemon {
             let now = CardSpec { scheduler, memory, ..spec.clone() };
             let (step, wanted) = plan.compared(Kind::Card, &name, &now, patch, CardSpec::whole);
             if let Some(card) = wanted {
-                if let Err(error) = card.scheduler.check() {
-                    plan.say(ErrorCode::Invalid, described(Kind::Card, &name), format!("scheduler.{error}"));
-                }
-                for (key, what) in card.memory.check(card.chunk_kib, card.shared_mib()) {
-                    plan.say(ErrorCode::Invalid, described(Kind::Card, &name), format!("{key}: {what}"));
+                for what in card_mistakes(&card) {
+                    plan.say(ErrorCode::Invalid, described(Kind::Card, &name), what);
                 }
             }
-            plan.items.extend(step.map(|step| Item { step, vm: None }));
+            plan.items.extend(step.map(Item::new));
         }
         for (index, patch) in desired.vm.iter().enumerate() {
             let Some(name) = plan.name(Kind::Vm, index, patch) else { continue };
@@ -149,7 +162,7 @@ impl Daemon {
                 match VmSpec::from_table(patch) {
                     Ok(vm) => {
                         let step = Step { kind: Kind::Vm, name, action: Action::Create, changes: Vec::new() };
-                        plan.items.push(Item { step, vm: Some(vm) });
+                        plan.items.push(Item { vm: Some(vm), ..Item::new(step) });
                     }
                     Err(what) => plan.say(ErrorCode::Invalid, described(Kind::Vm, &name), what),
                 }
@@ -157,8 +170,9 @@ impl Daemon {
             };
             let whole = |vm: &VmSpec| vm.whole(&self.spec.socket_dir);
             let (step, vm) = plan.compared(Kind::Vm, &name, &entry.spec, patch, whole);
-            plan.items.extend(step.map(|step| Item { step, vm }));
+            plan.items.extend(step.map(|step| Item { vm, ..Item::new(step) }));
         }
+        self.plan_tenants(&mut plan, state, desired);
         let values = |vm: &VmSpec| {
             let refusals = check::vm(vm, &self.spec, &self.specs, &[]);
             let wrong = refusals.into_iter().filter(|refusal| refusal.kind == RefusalKind::Invalid);
@@ -171,15 +185,72 @@ impl Daemon {
         let mut wrong: Vec<_> = wrong.collect();
         plan.obstacles.append(&mut wrong);
         if all {
+            let vms = state.vms.keys().map(|name| (Kind::Vm, name));
+            let there = vms.chain(state.tenants.keys().map(|name| (Kind::Tenant, name)));
             let named =
-                |name: &String| plan.items.iter().any(|item| item.step.kind == Kind::Vm && item.step.name == *name);
-            let others: Vec<_> = state.vms.keys().filter(|name| !named(name)).cloned().collect();
-            plan.items.extend(others.into_iter().map(|name| {
-                let step = Step { kind: Kind::Vm, name, action: Action::Remove, changes: Vec::new() };
-                Item { step, vm: None }
+                |kind, name: &String| plan.items.iter().any(|item| item.step.kind == kind && item.step.name == *name);
+            let others: Vec<_> = there.filter(|(kind, name)| !named(*kind, name)).collect();
+            plan.items.extend(others.into_iter().map(|(kind, name)| {
+                Item::new(Step { kind, name: name.clone(), action: Action::Remove, changes: Vec::new() })
             }));
         }
         plan
+    }
+
+    /// The same of tenants.
+    fn plan_tenants(&self, plan: &mut Plan, state: &State, desired: &Desired) {
+        for (index, patch) in desired.tenant.iter().enumerate() {
+            let Some(name) = plan.name(Kind::Tenant, index, patch) else { continue };
+            let Some(now) = state.tenants.get(&name) else {
+                match TenantSpec::from_table(patch) {
+                    Ok(tenant) => {
+                        let step = Step { kind: Kind::Tenant, name, action: Action::Create, changes: Vec::new() };
+                        plan.items.push(Item { tenant: Some(tenant), ..Item::new(step) });
+                    }
+                    Err(what) => plan.say(ErrorCode::Invalid, described(Kind::Tenant, &name), what),
+                }
+                continue;
+            };
+            let whole = |tenant: &TenantSpec| tenant.whole(&self.spec.socket_dir);
+            let (step, tenant) = plan.compared(Kind::Tenant, &name, now, patch, whole);
+            plan.items.extend(step.map(|step| Item { tenant, ..Item::new(step) }));
+        }
+    }
+
+    /// Returns what stands against the tenants of a plan, beside the virtual machines that are to be there.
+    fn judge_tenants(&self, state: &State, plan: &Plan, vms: &[&VmSpec]) -> Vec<Obstacle> {
+        let vms: Vec<&str> = vms.iter().map(|vm| vm.name.as_str()).collect();
+        let changed =
+            |name: &String| plan.items.iter().find(|item| item.step.kind == Kind::Tenant && item.step.name == *name);
+        let staying = state.tenants.iter().filter_map(|(name, now)| match changed(name) {
+            Some(Item { step: Step { action: Action::Remove, .. }, .. }) => None,
+            Some(Item { tenant: Some(tenant), .. }) => Some(tenant),
+            _ => Some(now),
+        });
+        let new = plan.items.iter().filter(|item| item.step.action == Action::Create);
+        let mut there: Vec<TenantSpec> = Vec::new();
+        let mut obstacles = Vec::new();
+        for tenant in staying.chain(new.filter_map(|item| item.tenant.as_ref())) {
+            let others: Vec<&TenantSpec> = there.iter().collect();
+            let tenant = tenant.clone().placed(&self.specs, &vms, &others);
+            let of = described(Kind::Tenant, &tenant.name);
+            let refusals = check::tenant(&tenant, &self.spec, &self.specs, &vms, &others);
+            obstacles.extend(refusals.into_iter().map(|refusal| Obstacle {
+                code: code_of(refusal.kind),
+                of: of.clone(),
+                what: format!("{}: {}", refusal.field, refusal.what),
+            }));
+            if let Err(error) = account::socket_options(tenant.mode, tenant.owner.as_deref(), tenant.group.as_deref()) {
+                obstacles.push(Obstacle { code: error.code(), of, what: error.to_string() });
+            }
+            there.push(tenant);
+        }
+        if there.len() > MAX_TENANTS {
+            let what =
+                format!("they would be {}, one daemon serves at most {MAX_TENANTS}; leave some out", there.len());
+            obstacles.push(Obstacle { code: ErrorCode::Quota, of: "all tenants".to_owned(), what });
+        }
+        obstacles
     }
 
     /// What stands against a plan.
@@ -204,14 +275,9 @@ impl Daemon {
             let say = |code, what| Obstacle { code, of: described(Kind::Vm, &vm.name), what };
             let refusals = check::vm(vm, &self.spec, &self.specs, &there);
             obstacles.extend(refusals.into_iter().filter_map(|refusal| {
-                let code = match refusal.kind {
-                    // Found already.
-                    RefusalKind::Invalid => return None,
-                    RefusalKind::UnknownCard => ErrorCode::NotFound,
-                    RefusalKind::Conflict => ErrorCode::Conflict,
-                    RefusalKind::Quota => ErrorCode::Quota,
-                };
-                Some(say(code, format!("{}: {}", refusal.field, refusal.what)))
+                // What is invalid was found already.
+                let told = refusal.kind != RefusalKind::Invalid;
+                told.then(|| say(code_of(refusal.kind), format!("{}: {}", refusal.field, refusal.what)))
             }));
             if let Err(error) = account::socket_options(vm.mode, vm.owner.as_deref(), vm.group.as_deref()) {
                 obstacles.push(say(error.code(), error.to_string()));
@@ -230,20 +296,31 @@ impl Daemon {
                 obstacles.push(Obstacle { code: ErrorCode::Conflict, of: described(Kind::Card, &step.name), what });
             }
         }
+        obstacles.extend(self.judge_tenants(state, plan, &there));
         plan.obstacles.append(&mut obstacles);
     }
 
-    /// Does what is to be done, in order. Needs `changing` and `tuning`.
-    fn carry_out(&self, items: Vec<Item>) -> Result<Vec<Step>, DaemonError> {
-        let mut done: Vec<Step> = Vec::new();
-        for Item { step, vm } in items {
-            let result = match (step.action, step.kind, vm) {
-                (Action::Keep, ..) => Ok(()),
-                (Action::Remove, ..) => self.take_out(&step.name, None),
-                (Action::Create, _, Some(vm)) => self.reserve(vm, None).and_then(|vm| self.fill(&vm).map(drop)),
-                (Action::Change, Kind::Card, _) => self.change_card(&step),
-                (Action::Change, Kind::Vm, _) => self.change_vm(&step),
-                (Action::Create | Action::Change, ..) => Ok(()),
+    /// Says whether the owner of a CUDA card does a step.
+    fn is_of_owner(&self, step: &Step) -> bool {
+        let cuda = |card: &String| self.cards.get(card).is_some_and(|card| card.cuda.is_some());
+        step.kind == Kind::Tenant || (step.kind == Kind::Card && cuda(&step.name))
+    }
+
+    /// Does what is to be done, in order, and adds it to `done`. Needs `changing` and `tuning` for all but what owners of CUDA cards
+    /// do, and for that none of both.
+    fn carry_out(&self, items: Vec<Item>, done: &mut Vec<Step>) -> Result<(), DaemonError> {
+        for Item { step, vm, tenant } in items {
+            let result = match (step.action, step.kind) {
+                (Action::Keep, _) | (_, Kind::Daemon) | (Action::Create | Action::Remove, Kind::Card) => Ok(()),
+                (Action::Remove, Kind::Vm) => self.take_out(&step.name, None),
+                (Action::Remove, Kind::Tenant) => self.take_tenant(&step.name, None),
+                (Action::Create, Kind::Vm) => {
+                    vm.map_or(Ok(()), |vm| self.reserve(vm, None).and_then(|vm| self.fill(&vm).map(drop)))
+                }
+                (Action::Create, Kind::Tenant) => tenant.map_or(Ok(()), |tenant| self.put_tenant(tenant, None)),
+                (Action::Change, Kind::Card) => self.change_card(&step),
+                (Action::Change, Kind::Vm) => self.change_vm(&step),
+                (Action::Change, Kind::Tenant) => self.change_tenant(&step),
             };
             if let Err(error) = result {
                 let done: Vec<_> = done.iter().filter(|step| step.action != Action::Keep).map(in_words).collect();
@@ -252,7 +329,7 @@ impl Daemon {
             }
             done.push(step);
         }
-        Ok(done)
+        Ok(())
     }
 }
 
@@ -260,6 +337,9 @@ impl Daemon {
     /// Changes tables of a card, as far as a step names them.
     fn change_card(&self, step: &Step) -> Result<(), DaemonError> {
         let [scheduler, memory] = ["scheduler", "memory"].map(|table| within(step, table));
+        if let Some(cuda) = self.known(&step.name)?.cuda.as_deref() {
+            return self.tune_cuda(cuda, &scheduler, &memory, None);
+        }
         if !scheduler.is_empty() {
             self.tune_card(&step.name, &scheduler, None)?;
         }
@@ -267,6 +347,13 @@ impl Daemon {
             self.tune_memory(&step.name, &memory, None)?;
         }
         Ok(())
+    }
+
+    /// The same of a tenant.
+    fn change_tenant(&self, step: &Step) -> Result<(), DaemonError> {
+        let changes = step.changes.iter().map(|change| (change.key.clone(), change.to.clone()));
+        let patch = with(&Map::new(), &changes.collect()).unwrap_or_default();
+        self.tune_tenant(&step.name, &patch, None)
     }
 
     /// The same of a virtual machine.
@@ -290,7 +377,13 @@ impl Plan {
     /// The name that a table has, which no other of its kind has.
     fn name(&mut self, kind: Kind, index: usize, table: &Map<String, Value>) -> Option<String> {
         let Some(name) = table.get("name").and_then(Value::as_str) else {
-            let of = format!("{}[{index}]", if kind == Kind::Card { "card" } else { "vm" });
+            let table = match kind {
+                Kind::Daemon => "daemon",
+                Kind::Card => "card",
+                Kind::Vm => "vm",
+                Kind::Tenant => "tenant",
+            };
+            let of = format!("{table}[{index}]");
             self.say(ErrorCode::Invalid, of, "name: expected the name of what the table is of".to_owned());
             return None;
         };
@@ -336,8 +429,8 @@ fn turn(step: &Step) -> u8 {
         (Action::Remove, _) => 0,
         (_, Kind::Daemon) => 1,
         (_, Kind::Card) => 2,
-        (Action::Keep | Action::Change, Kind::Vm) => 3,
-        (Action::Create, Kind::Vm) => 4,
+        (Action::Keep | Action::Change, Kind::Vm | Kind::Tenant) => 3,
+        (Action::Create, Kind::Vm | Kind::Tenant) => 4,
     }
 }
 
@@ -346,7 +439,29 @@ fn described(kind: Kind, name: &str) -> String {
         Kind::Daemon => "the daemon".to_owned(),
         Kind::Card => format!("card `{name}`"),
         Kind::Vm => format!("VM `{name}`"),
+        Kind::Tenant => format!("tenant `{name}`"),
     }
+}
+
+fn code_of(kind: RefusalKind) -> ErrorCode {
+    match kind {
+        RefusalKind::Invalid => ErrorCode::Invalid,
+        RefusalKind::UnknownCard => ErrorCode::NotFound,
+        RefusalKind::Conflict => ErrorCode::Conflict,
+        RefusalKind::Quota => ErrorCode::Quota,
+    }
+}
+
+/// Returns what is wrong with what can be changed of a card.
+fn card_mistakes(card: &CardSpec) -> Vec<String> {
+    let told = |(key, what): (&str, String)| format!("{key}: {what}");
+    if card.kind == CardKind::Cuda {
+        let memory = config::cuda::memory(card);
+        return config::cuda::scheduler(&card.scheduler).into_iter().chain(memory).map(told).collect();
+    }
+    let scheduler = card.scheduler.check().err().map(|error| format!("scheduler.{error}"));
+    let memory = card.memory.check(card.chunk_kib, card.shared_mib()).into_iter().map(told);
+    scheduler.into_iter().chain(memory).collect()
 }
 
 fn changeable(kind: Kind, key: &str) -> bool {
@@ -354,6 +469,7 @@ fn changeable(kind: Kind, key: &str) -> bool {
         Kind::Daemon => false,
         Kind::Card => live::of_card(key),
         Kind::Vm => live::of_vm(key),
+        Kind::Tenant => live::of_tenant(key),
     }
 }
 
@@ -363,6 +479,11 @@ fn fixed_key(step: &Step, change: &KeyChange) -> Obstacle {
         Kind::Vm => format!(
             "{key} is {from} and cannot become {to} while the VM exists; remove it (`mediatorctl vm remove {}`) and apply again, \
              or leave the key out",
+            step.name
+        ),
+        Kind::Tenant => format!(
+            "{key} is {from} and cannot become {to} while the tenant exists; remove it (`mediatorctl tenant remove {}`) and apply \
+             again, or leave the key out",
             step.name
         ),
         Kind::Card | Kind::Daemon => format!(

@@ -28,6 +28,38 @@ pub enum DaemonError {
         /// All that is against it.
         refusals: Vec<Refusal>,
     },
+    /// The tenant cannot be as it is described.
+    #[error("tenant `{tenant}`: {}", list(.refusals))]
+    TenantRefused {
+        /// Its name.
+        tenant: String,
+        /// All that is against it.
+        refusals: Vec<Refusal>,
+    },
+    /// The owner of a CUDA card does not answer: which card, and since when or why.
+    #[error("{0}")]
+    Owner(String),
+    /// Too many changes of a CUDA card wait.
+    #[error("too many changes of card `{0}` wait for each other already")]
+    Crowded(String),
+    /// A tenant was removed, but processes of it have not ended.
+    #[error("tenant `{tenant}` is removed, but its processes {} have not ended: what they have of the card is not free",
+        .pids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))]
+    Lingering {
+        /// Its name.
+        tenant: String,
+        /// The processes.
+        pids: Vec<u32>,
+    },
+    /// Something that only cards of virtual machines have.
+    #[error("card `{0}` is of kind = \"cuda\", of which there is no such record")]
+    NoRecordOfCuda(String),
+    /// There is a tenant of that name.
+    #[error("there is a tenant `{0}` already")]
+    TenantThere(String),
+    /// Too many tenants.
+    #[error("there are {0} tenants already, as many as one daemon serves")]
+    TooManyTenants(usize),
     /// Too many virtual machines.
     #[error("there are {0} VMs already, as many as one daemon serves")]
     TooMany(usize),
@@ -119,8 +151,9 @@ impl DaemonError {
     pub fn code(&self) -> ErrorCode {
         match self {
             Self::NoVm(_) | Self::NoTenant(_) | Self::NoCard(_) => ErrorCode::NotFound,
+            Self::NoRecordOfCuda(_) | Self::Crowded(_) | Self::TenantThere(_) => ErrorCode::Conflict,
             Self::Busy(..) | Self::NoScheduler(_) | Self::Unscheduled(_) | Self::NoRecord(_) => ErrorCode::Conflict,
-            Self::TooMany(_) | Self::Quota { .. } => ErrorCode::Quota,
+            Self::TooMany(_) | Self::TooManyTenants(_) | Self::Quota { .. } => ErrorCode::Quota,
             Self::NoAccount { .. } | Self::Setting { .. } | Self::Query(_) => ErrorCode::Invalid,
             Self::Changed { .. } => ErrorCode::Conflict,
             Self::Desired(obstacles) => {
@@ -130,11 +163,12 @@ impl DaemonError {
                 order.into_iter().find(any).unwrap_or(ErrorCode::Failed)
             }
             Self::Partly { error, .. } => error.code(),
+            Self::Owner(_) | Self::Lingering { .. } => ErrorCode::Failed,
             Self::Failed(_) | Self::NotKept(_) | Self::ShuttingDown => ErrorCode::Failed,
             Self::Socket(BindError::InUse { .. } | BindError::NotASocket { .. }) => ErrorCode::Conflict,
             Self::Socket(BindError::TooLong { .. } | BindError::NoDirectory { .. }) => ErrorCode::Invalid,
             Self::Socket(BindError::NotPermitted { .. } | BindError::System { .. }) => ErrorCode::Failed,
-            Self::Refused { refusals, .. } => {
+            Self::Refused { refusals, .. } | Self::TenantRefused { refusals, .. } => {
                 let any = |kind| refusals.iter().any(|refusal| refusal.kind == kind);
                 match () {
                     () if any(RefusalKind::Invalid) => ErrorCode::Invalid,
@@ -151,10 +185,19 @@ impl DaemonError {
     pub fn what_to_do(&self) -> &str {
         match self {
             Self::NoTenant(_) => "see `mediatorctl tenant list` for the names",
+            Self::Owner(_) => {
+                "try again: an owner that ends, or does not answer for 10 s, is started again, and its programs go on meanwhile; if \
+                 that does not help, see the daemon's log"
+            }
+            Self::Crowded(_) => "wait until some are done, then try again",
+            Self::Lingering { .. } => "end them; those of other users the daemon may kill only with CAP_KILL",
+            Self::NoRecordOfCuda(_) => "see `mediatorctl sched show` and `sched report` for who had the card",
             Self::NoVm(_) => "see `mediatorctl vm list` for the names",
             Self::NoCard(_) => "see `mediatorctl card show` for the names",
             Self::Busy(..) => "wait until that is done, then try again",
             Self::TooMany(_) => "remove a VM first",
+            Self::TooManyTenants(_) => "remove a tenant first",
+            Self::TenantThere(_) => "choose another name, or change that one with `mediatorctl tenant set`",
             Self::NoAccount { .. } => "name an existing one, or its number",
             Self::Quota { what_to_do, .. } => what_to_do,
             Self::NoScheduler(_) => "to have it share the card's time, remove it and add it without passthrough",
@@ -180,7 +223,7 @@ impl DaemonError {
                 ErrorCode::Invalid => "make the folder first, or name another path with --socket-path",
                 _ => "check the folder's permissions and the daemon's user",
             },
-            Self::Refused { .. } => match self.code() {
+            Self::Refused { .. } | Self::TenantRefused { .. } => match self.code() {
                 ErrorCode::NotFound => "see `mediatorctl card show` for the cards",
                 ErrorCode::Conflict => "choose another value, or remove what is in the way",
                 ErrorCode::Quota => "ask for less, lower what other VMs are guaranteed, or remove one",

@@ -14,7 +14,7 @@
 //! What it does not do: launch VMMs, reload its configuration, write changes back into it (they are kept beside it), or keep
 //! what a guest has on a card over its own restart.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -93,12 +93,19 @@ struct State {
     tunings: BTreeMap<String, Tuning>,
     /// Tenants of CUDA cards, by name.
     tenants: BTreeMap<String, TenantSpec>,
-    /// Of `vms` and `tunings`, as far as operators change them.
+    /// Those of them that are being added: they may still be refused.
+    coming: BTreeSet<String>,
+    /// Of `vms`, `tunings` and `tenants`, as far as operators change them.
     revision: Revision,
     closing: bool,
 }
 
 impl State {
+    /// Returns how a card is shared now.
+    fn tuning(&self, card: &CardSpec) -> Tuning {
+        self.tunings.get(&card.name).copied().unwrap_or_else(|| Tuning::of(card))
+    }
+
     /// Checks that an operator may still change what is.
     ///
     /// # Errors
@@ -165,8 +172,14 @@ impl Daemon {
             cards.insert(name.clone(), Card { spec: spec.clone(), backend, cuda });
         }
         let tunings = specs.iter().map(|card| (card.name.clone(), Tuning::of(card))).collect();
-        let tenants = tenants.into_iter().map(|tenant| (tenant.name.clone(), tenant)).collect();
-        let state = State { vms: BTreeMap::new(), tunings, tenants, revision: Revision::first(), closing: false };
+        let state = State {
+            vms: BTreeMap::new(),
+            tunings,
+            tenants: BTreeMap::new(),
+            coming: BTreeSet::new(),
+            revision: Revision::first(),
+            closing: false,
+        };
         let daemon = Arc::new(Self {
             spec: daemon,
             specs,
@@ -186,7 +199,7 @@ impl Daemon {
                 return Err(error);
             }
         }
-        daemon.start_tenants()?;
+        daemon.start_tenants(tenants)?;
         daemon.sockets.end_unused();
         Ok(daemon)
     }
@@ -211,7 +224,9 @@ impl Daemon {
             }
             let there = state.vms.iter().filter(|(_, entry)| matches!(entry.life, Life::Running(_)));
             let vms = there.map(|(name, entry)| (name.clone(), entry.spec.clone())).collect();
-            Live { vms, tunings: state.tunings.clone() }
+            let tenants = state.tenants.iter().filter(|(name, _)| !state.coming.contains(*name));
+            let tenants = tenants.map(|(name, spec)| (name.clone(), spec.clone())).collect();
+            Live { vms, tunings: state.tunings.clone(), tenants }
         };
         keeper.keep(&live).map_err(|error| DaemonError::NotKept(format!("{:#}", anyhow::Error::new(error))))
     }
@@ -250,7 +265,8 @@ impl Daemon {
             return Err(DaemonError::TooMany(MAX_VMS));
         }
         let others: Vec<_> = state.vms.values().map(|entry| &entry.spec).collect();
-        let refusals = check::vm(&spec, &self.spec, &self.specs, &others);
+        let mut refusals = check::vm(&spec, &self.spec, &self.specs, &others);
+        refusals.extend(taken_by_tenant(&state, &spec));
         if !refusals.is_empty() {
             return Err(DaemonError::Refused { vm: spec.name, refusals });
         }
@@ -405,11 +421,19 @@ impl Daemon {
             let users = state.vms.values().filter(|entry| entry.spec.card == spec.name);
             users.map(|entry| (entry.spec.clone(), entry.life.running().cloned())).unzip()
         };
+        let tenants: Vec<TenantSpec> = {
+            let state = self.state.lock();
+            state.tenants.values().filter(|tenant| tenant.card == spec.name).cloned().collect()
+        };
         let status = backend.status();
         let used = running.iter().flatten().map(|running| running.backend.status().channels_used);
         let passthrough = users.iter().any(|vm| vm.passthrough);
-        let reserved = if passthrough { 0 } else { spec.reserve_mib() };
-        let shared = users.iter().filter_map(|vm| vm.vram_mib).fold(0, u64::saturating_add);
+        let cuda = spec.kind == CardKind::Cuda;
+        let reserved = if passthrough || cuda { 0 } else { spec.reserve_mib() };
+        let shared = users.iter().filter_map(|vm| vm.vram_mib);
+        // Of a CUDA card, what is promised: tenants believe to have as much as they like.
+        let promised = tenants.iter().filter_map(|tenant| tenant.memory.guarantee_mib);
+        let shared = shared.chain(promised).fold(0, u64::saturating_add);
         let assigned = if passthrough { spec.vram_mib } else { shared };
         // Both bounds hold: what the configuration leaves, and what the card really has.
         let left = spec.vram_mib.saturating_sub(reserved).saturating_sub(assigned);
@@ -417,7 +441,7 @@ impl Daemon {
         api::Card {
             name: spec.name.clone(),
             kind: spec.kind.to_string(),
-            error: status.failed,
+            error: status.failed.or(status.trouble),
             pci_id: status.pci_id,
             vram_mib: spec.vram_mib,
             vram_reserved_mib: reserved,
@@ -430,6 +454,7 @@ impl Daemon {
             channels: status.channels,
             channels_used: used.fold(0, u32::saturating_add),
             vms: users.into_iter().map(|vm| vm.name).collect(),
+            tenants: tenants.into_iter().map(|tenant| tenant.name).collect(),
             passthrough,
         }
     }
@@ -456,6 +481,13 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         self.shut_down();
     }
+}
+
+/// The reason against a virtual machine of a tenant's name.
+fn taken_by_tenant(state: &State, vm: &VmSpec) -> Option<check::Refusal> {
+    let what = format!("`{}` is the name of a tenant, expected a new one", vm.name);
+    let refusal = check::Refusal { kind: check::RefusalKind::Conflict, field: "name", what };
+    state.tenants.contains_key(&vm.name).then_some(refusal)
 }
 
 fn show(spec: &VmSpec, life: &Life) -> api::Vm {

@@ -72,7 +72,9 @@ impl Daemon {
         patch: &Map<String, Value>,
         expected: Option<&str>,
     ) -> Result<api::CardMemory, DaemonError> {
-        {
+        if let Some(cuda) = self.known(card)?.cuda.as_deref() {
+            self.tune_cuda(cuda, &Map::new(), patch, expected)?;
+        } else {
             let _one_at_a_time = self.tuning.lock();
             self.tune_memory(card, patch, expected)?;
         }
@@ -98,12 +100,7 @@ impl Daemon {
             return Err(wrong(format!("{key}: {what}")));
         }
         if memory.host_mib > known.spec.memory.host_mib {
-            let what = format!(
-                "memory.host_mib: {}, expected at most the {} that the daemon was started with; change the configuration file \
-                 and start it again",
-                memory.host_mib, known.spec.memory.host_mib
-            );
-            return Err(wrong(what));
+            return Err(wrong(more_host_memory(memory.host_mib, known.spec.memory.host_mib)));
         }
         self.fits(&state, &spec, None)?;
         known.backend.set_memory(memory).map_err(|error| match error.lacks {
@@ -144,6 +141,9 @@ impl Daemon {
     /// # Errors
     /// When there is none of that name, it is being made or removed, or has its card by passthrough.
     pub fn vm_memory(&self, name: &str) -> Result<api::VmMemorySettings, DaemonError> {
+        if self.is_tenant(name) {
+            return self.tenant_spec(name).map(|tenant| tenant.memory);
+        }
         self.with_scheduled(&mut self.state.lock(), name, |spec, _, _| Ok(spec.memory.clone()))
     }
 
@@ -159,7 +159,8 @@ impl Daemon {
         expected: Option<&str>,
     ) -> Result<api::VmMemorySettings, DaemonError> {
         if self.is_tenant(name) {
-            return self.set_tenant_if(name, patch, &Map::new(), expected).map(|tenant| tenant.memory);
+            let patch = api::TenantPatch { memory: patch.clone(), ..api::TenantPatch::default() };
+            return self.set_tenant_if(name, &patch, expected).map(|tenant| tenant.memory);
         }
         let memory = {
             let _one_at_a_time = self.tuning.lock();
@@ -294,6 +295,14 @@ impl Daemon {
         }
         Ok(())
     }
+}
+
+/// The mistake of more host memory than there was at the start.
+pub(super) fn more_host_memory(mib: u64, most: u64) -> String {
+    format!(
+        "memory.host_mib: {mib}, expected at most the {most} that the daemon was started with; change the configuration file and \
+         start it again"
+    )
 }
 
 /// A change of what a virtual machine may have of its card's memory.

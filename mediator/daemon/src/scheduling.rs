@@ -73,10 +73,7 @@ impl Daemon {
         let shown = self.cards.keys().map(|card| self.scheduler(card, window_ms));
         shown
             .filter(|shown| {
-                !matches!(
-                    shown,
-                    Err(DaemonError::NoScheduler(_) | DaemonError::Unscheduled(_) | DaemonError::Failed(_))
-                )
+                !matches!(shown, Err(DaemonError::NoScheduler(_) | DaemonError::Unscheduled(_) | DaemonError::Owner(_)))
             })
             .collect()
     }
@@ -99,7 +96,9 @@ impl Daemon {
         patch: &Map<String, Value>,
         expected: Option<&str>,
     ) -> Result<api::CardScheduler, DaemonError> {
-        {
+        if let Some(cuda) = self.known(card)?.cuda.as_deref() {
+            self.tune_cuda(cuda, patch, &Map::new(), expected)?;
+        } else {
             let _one_at_a_time = self.tuning.lock();
             self.tune_card(card, patch, expected)?;
         }
@@ -137,6 +136,9 @@ impl Daemon {
     /// When there is no such card, it is passed through, or `since_ms` is out of bounds.
     pub fn scheduler_history(&self, card: &str, since_ms: u64) -> Result<api::SchedulerHistory, DaemonError> {
         let since_ms = within("since_ms", since_ms)?;
+        if let Some(cuda) = self.known(card)?.cuda.as_deref() {
+            return self.cuda_history(cuda, since_ms);
+        }
         let (usage, vms) = self.look(card, since_ms * MS)?;
         let entitled = entitled(&usage);
         let sample = |sample: &Sample| {
@@ -163,6 +165,9 @@ impl Daemon {
     /// # Errors
     /// When there is no such card, it is passed through or used by nobody, or a record of it is being made already.
     pub fn record_scheduler(self: &Arc<Self>, card: &str) -> Result<SchedulerRecord, DaemonError> {
+        if self.known(card)?.cuda.is_some() {
+            return Err(DaemonError::NoRecordOfCuda(card.to_owned()));
+        }
         let (_, names) = self.look(card, 0)?;
         if !self.known(card)?.backend.start_record(&names, RECORD_BYTES) {
             return Err(DaemonError::NoRecord(card.to_owned()));
@@ -176,6 +181,9 @@ impl Daemon {
     /// # Errors
     /// When there is none of that name, it is being made or removed, or has its card by passthrough.
     pub fn vm_time(&self, name: &str) -> Result<api::VmTime, DaemonError> {
+        if self.is_tenant(name) {
+            return self.tenant_spec(name).map(|tenant| tenant.time.params(None).into());
+        }
         self.with_scheduled(&mut self.state.lock(), name, |spec, _, _| Ok(spec.time_share().into()))
     }
 
@@ -198,7 +206,8 @@ impl Daemon {
         expected: Option<&str>,
     ) -> Result<api::VmTime, DaemonError> {
         if self.is_tenant(name) {
-            return self.set_tenant_if(name, &Map::new(), patch, expected).map(|tenant| tenant.time);
+            let patch = api::TenantPatch { time: patch.clone(), ..api::TenantPatch::default() };
+            return self.set_tenant_if(name, &patch, expected).map(|tenant| tenant.time);
         }
         let time = {
             let _one_at_a_time = self.tuning.lock();
@@ -237,6 +246,9 @@ impl Daemon {
     /// # Errors
     /// As [`Self::vm_time`].
     pub fn release_vm(&self, name: &str) -> Result<(), DaemonError> {
+        if self.is_tenant(name) {
+            return self.release_tenant(name);
+        }
         self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| {
             card.backend.release_vm(vm);
             Ok(())

@@ -1,30 +1,54 @@
-//! Tenants of CUDA cards: seen, and changed while their programs run.
+//! Tenants of CUDA cards: added, removed, seen, and changed while their programs run.
+//!
+//! A change waits for the owner of its card with no lock held but that card's: who looks, and who changes something else, goes on.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use cuda_control::{Card, Request};
+use cuda_control::{Answer, Request};
 use serde_json::{Map, Value};
 
-use super::cuda::{self, CudaCard, show};
-use super::{Daemon, DaemonError};
-use config::patch::patched;
-use config::{CardSpec, TenantSpec};
+use super::cuda::{self, Change, CudaCard, Seen, show};
+use super::state::Tuning;
+use super::{Daemon, DaemonError, State};
+use api::TenantPatch;
+use config::check::{self, MAX_TENANTS, Refusal};
+use config::patch::{patched, table};
+use config::{CardSpec, OnRemove, TenantSpec};
 
 /// Time over which received parts are taken, in ns.
 const WINDOW_NS: u64 = 1_000_000_000;
+/// Time that processes of a tenant have to end when it is removed.
+// TIMEOUT: one that is killed ends at once, unless the driver does not let it; then the operator is told.
+const LEAVING: Duration = Duration::from_secs(10);
+/// Time between two looks at whether they have.
+const LOOK: Duration = Duration::from_millis(20);
+
+impl State {
+    /// Returns all reasons against a tenant beside all others, itself left out.
+    fn refusals(&self, spec: &TenantSpec, daemon: &Daemon) -> Vec<Refusal> {
+        let vms: Vec<&str> = self.vms.keys().map(String::as_str).collect();
+        let others: Vec<&TenantSpec> = self.tenants.values().filter(|other| other.name != spec.name).collect();
+        check::tenant(spec, &daemon.spec, &daemon.specs, &vms, &others)
+    }
+
+    /// Gives a tenant that names no card the one with most room.
+    fn placed(&self, spec: TenantSpec, cards: &[CardSpec]) -> TenantSpec {
+        let vms: Vec<&str> = self.vms.keys().map(String::as_str).collect();
+        let others: Vec<&TenantSpec> = self.tenants.values().filter(|other| other.name != spec.name).collect();
+        spec.placed(cards, &vms, &others)
+    }
+}
 
 impl Daemon {
-    /// Tells the owners of cards which tenants there are.
+    /// Has the owners of cards serve the tenants of a configuration.
     ///
     /// # Errors
     /// When one of them cannot be had.
-    pub(super) fn start_tenants(&self) -> Result<(), DaemonError> {
-        for spec in self.tenant_specs(None) {
-            let card = self.cuda(&spec.card)?;
-            let tenant = cuda::tenant(&spec, card.spec(), &self.spec.socket_dir)?;
-            card.ask(Request::Add(tenant))
-                .map_err(|what| DaemonError::Failed(format!("tenant `{}` cannot be added: {what}", spec.name)))?;
-            tracing::info!(tenant = spec.name, card = spec.card, "tenant added");
+    pub(super) fn start_tenants(&self, tenants: Vec<TenantSpec>) -> Result<(), DaemonError> {
+        for spec in tenants {
+            self.put_tenant(spec, None)?;
         }
         Ok(())
     }
@@ -43,21 +67,18 @@ impl Daemon {
         state.tenants.values().filter(|spec| card.is_none_or(|card| spec.card == card)).cloned().collect()
     }
 
-    /// All tenants, by name.
+    /// All tenants, by name. Nobody is waited for: one of a card whose owner does not answer is shown without its programs.
     #[must_use]
     pub fn tenants(&self) -> Vec<api::Tenant> {
         let specs = self.tenant_specs(None);
-        let mut views: BTreeMap<String, Option<Card>> = BTreeMap::new();
+        let mut seen: BTreeMap<&str, Option<Arc<Seen>>> = BTreeMap::new();
         for spec in &specs {
-            if !views.contains_key(&spec.card) {
-                let view = self.cuda(&spec.card).ok().and_then(|card| card.view(WINDOW_NS).ok());
-                views.insert(spec.card.clone(), view);
-            }
+            let of_card = || self.cuda(&spec.card).and_then(CudaCard::seen).ok();
+            seen.entry(&spec.card).or_insert_with(of_card);
         }
         let shown = specs.iter().map(|spec| {
-            let card = views.get(&spec.card).and_then(Option::as_ref);
-            let view = card.and_then(|card| card.tenants.iter().find(|view| view.name == spec.name));
-            show::tenant(spec, spec.socket_path(&self.spec.socket_dir), view)
+            let seen = seen.get(spec.card.as_str()).and_then(Option::as_deref);
+            show::tenant(spec, spec.socket_path(&self.spec.socket_dir), seen, WINDOW_NS)
         });
         shown.collect()
     }
@@ -67,59 +88,222 @@ impl Daemon {
     /// # Errors
     /// When there is none of that name.
     pub fn tenant(&self, name: &str) -> Result<api::Tenant, DaemonError> {
-        self.tenants()
-            .into_iter()
-            .find(|tenant| tenant.name == name)
-            .ok_or_else(|| DaemonError::NoTenant(name.to_owned()))
+        let spec = self.tenant_spec(name)?;
+        let seen = self.cuda(&spec.card).and_then(CudaCard::seen).ok();
+        Ok(show::tenant(&spec, spec.socket_path(&self.spec.socket_dir), seen.as_deref(), WINDOW_NS))
     }
 
-    /// Changes what a tenant may have of its card, from now on; keys that the patches leave out stay.
+    pub(super) fn tenant_spec(&self, name: &str) -> Result<TenantSpec, DaemonError> {
+        self.state.lock().tenants.get(name).cloned().ok_or_else(|| DaemonError::NoTenant(name.to_owned()))
+    }
+
+    /// Waits until nobody else changes the card of a tenant; the tenant as it is then.
+    fn tenant_turn(&self, name: &str) -> Result<(TenantSpec, Change<'_>), DaemonError> {
+        loop {
+            let card = self.tenant_spec(name)?.card;
+            let turn = self.cuda(&card)?.change()?;
+            let spec = self.tenant_spec(name)?;
+            // It may have been removed meanwhile, and added to another card.
+            if spec.card == card {
+                return Ok((spec, turn));
+            }
+        }
+    }
+
+    /// Adds a tenant if the revision is still `expected`; when this returns, its socket is there.
     ///
     /// # Errors
-    /// When there is none of that name, the revision is not `expected`, or a setting cannot be so; nothing is changed then.
+    /// When it cannot be; nothing is left of it then.
+    pub(crate) fn add_tenant_if(&self, spec: TenantSpec, expected: Option<&str>) -> Result<api::Tenant, DaemonError> {
+        let name = spec.name.clone();
+        self.put_tenant(spec, expected)?;
+        self.keep()?;
+        self.tenant(&name)
+    }
+
+    /// Adds a tenant. Nothing that outlives the daemon is written.
+    pub(super) fn put_tenant(&self, spec: TenantSpec, expected: Option<&str>) -> Result<(), DaemonError> {
+        // Placed once before the card's turn is waited for, and looked at again with it.
+        let spec = { self.state.lock().placed(spec, &self.specs) };
+        let refused = |refusals| DaemonError::TenantRefused { tenant: spec.name.clone(), refusals };
+        let Ok(card) = self.cuda(&spec.card) else {
+            return Err(refused(self.state.lock().refusals(&spec, self)));
+        };
+        let told = cuda::tenant(&spec, card.spec(), &self.spec.socket_dir)?;
+        let turn = card.change()?;
+        {
+            let mut state = self.state.lock();
+            state.expect(expected)?;
+            let exists = state.tenants.contains_key(&spec.name);
+            if exists || state.tenants.len() >= MAX_TENANTS {
+                drop(state);
+                return Err(match exists {
+                    true => DaemonError::TenantThere(spec.name),
+                    false => DaemonError::TooManyTenants(MAX_TENANTS),
+                });
+            }
+            let refusals = state.refusals(&spec, self);
+            if !refusals.is_empty() {
+                return Err(refused(refusals));
+            }
+            // From here on its name and what it is promised are taken.
+            state.tenants.insert(spec.name.clone(), spec.clone());
+            state.coming.insert(spec.name.clone());
+        }
+        let added = turn.ask(&format!("tenant `{}`", spec.name), Request::Add(told));
+        let mut state = self.state.lock();
+        state.coming.remove(&spec.name);
+        if added.is_err() {
+            state.tenants.remove(&spec.name);
+        }
+        state.revision.next();
+        drop(state);
+        added?;
+        tracing::info!(tenant = spec.name, card = spec.card, "tenant added");
+        Ok(())
+    }
+
+    /// Removes a tenant if the revision is still `expected`: its programs end by its policy, its socket is gone, its memory free.
+    ///
+    /// # Errors
+    /// When there is none of that name, its card's owner does not answer, or its programs do not end.
+    pub(crate) fn remove_tenant_if(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
+        let done = self.take_tenant(name, expected);
+        if matches!(done, Ok(()) | Err(DaemonError::Lingering { .. })) {
+            self.keep()?;
+        }
+        done
+    }
+
+    /// Removes a tenant. Nothing that outlives the daemon is written.
+    pub(super) fn take_tenant(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
+        let (spec, turn) = self.tenant_turn(name)?;
+        self.state.lock().expect(expected)?;
+        let (of, kills, begin) = (format!("tenant `{name}`"), spec.on_remove == OnRemove::Kill, Instant::now());
+        let left = loop {
+            match turn.ask(&of, Request::Remove { name: name.to_owned(), kills })? {
+                Answer::Leaving(_) if begin.elapsed() < LEAVING => locks::sleep(LOOK),
+                Answer::Leaving(pids) => break pids,
+                _ => break Vec::new(),
+            }
+        };
+        {
+            let mut state = self.state.lock();
+            state.tenants.remove(name);
+            state.revision.next();
+        }
+        tracing::info!(tenant = name, card = spec.card, kills, "tenant removed");
+        if left.is_empty() { Ok(()) } else { Err(DaemonError::Lingering { tenant: name.to_owned(), pids: left }) }
+    }
+
+    /// Changes what a tenant may have of its card, from now on; keys that the patch leaves out stay.
+    ///
+    /// # Errors
+    /// When there is none of that name, the revision is not `expected`, its card's owner does not answer, or a setting cannot be
+    /// so; nothing is changed then.
     pub(crate) fn set_tenant_if(
         &self,
         name: &str,
-        memory: &Map<String, Value>,
-        time: &Map<String, Value>,
+        patch: &TenantPatch,
         expected: Option<&str>,
     ) -> Result<api::Tenant, DaemonError> {
-        let wrong = |what| DaemonError::Setting { of: format!("tenant `{name}`"), what };
-        let _one_at_a_time = self.changing.lock();
-        let (spec, others) = {
+        let mut keys = table(patch).map_err(|what| DaemonError::Setting { of: format!("tenant `{name}`"), what })?;
+        // A table without keys says nothing.
+        keys.retain(|_, value| value.as_object().is_none_or(|table| !table.is_empty()));
+        self.tune_tenant(name, &keys, expected)?;
+        self.keep()?;
+        self.tenant(name)
+    }
+
+    /// Changes keys of a tenant, which can be changed. Nothing that outlives the daemon is written.
+    pub(super) fn tune_tenant(
+        &self,
+        name: &str,
+        patch: &Map<String, Value>,
+        expected: Option<&str>,
+    ) -> Result<(), DaemonError> {
+        let (now, turn) = self.tenant_turn(name)?;
+        let of = format!("tenant `{name}`");
+        let wrong = |what| DaemonError::Setting { of: of.clone(), what };
+        let spec = patched(&now, patch).map_err(wrong)?;
+        {
             let state = self.state.lock();
             state.expect(expected)?;
-            let mut spec = state.tenants.get(name).cloned().ok_or_else(|| DaemonError::NoTenant(name.to_owned()))?;
-            spec.memory = patched(&spec.memory, memory).map_err(wrong)?;
-            spec.time = patched(&spec.time, time).map_err(wrong)?;
-            let others: Vec<TenantSpec> = state.tenants.values().filter(|other| other.name != name).cloned().collect();
-            (spec, others)
-        };
-        if let Some((key, what)) = config::cuda::tenant(&spec, &self.specs, &[], &others).into_iter().next() {
-            return Err(wrong(format!("{key}: {what}")));
+            let refusals = state.refusals(&spec, self);
+            if !refusals.is_empty() {
+                return Err(DaemonError::TenantRefused { tenant: name.to_owned(), refusals });
+            }
         }
         let card = self.cuda(&spec.card)?;
-        let told = cuda::tenant(&spec, card.spec(), &self.spec.socket_dir)?;
-        card.ask(Request::Change(told)).map_err(wrong)?;
+        turn.ask(&of, Request::Change(cuda::tenant(&spec, card.spec(), &self.spec.socket_dir)?))?;
         tracing::info!(tenant = name, memory = ?spec.memory, time = ?spec.time, "the tenant's part of the card is set");
-        {
-            let mut state = self.state.lock();
-            state.tenants.insert(name.to_owned(), spec);
-            state.revision.next();
+        let mut state = self.state.lock();
+        state.tenants.insert(name.to_owned(), spec);
+        state.revision.next();
+        Ok(())
+    }
+
+    /// Lets a tenant out of quarantine, and forgets its strikes.
+    pub(super) fn release_tenant(&self, name: &str) -> Result<(), DaemonError> {
+        let (_, turn) = self.tenant_turn(name)?;
+        turn.ask(&format!("tenant `{name}`"), Request::Release(name.to_owned())).map(drop)
+    }
+
+    /// Changes how a CUDA card is shared, from now on; keys that the patches leave out stay.
+    pub(super) fn tune_cuda(
+        &self,
+        card: &CudaCard,
+        scheduler: &Map<String, Value>,
+        memory: &Map<String, Value>,
+        expected: Option<&str>,
+    ) -> Result<(), DaemonError> {
+        let spec = card.spec();
+        let of = format!("card `{}`", spec.name);
+        let wrong = |what| DaemonError::Setting { of: of.clone(), what };
+        let turn = card.change()?;
+        let now = {
+            let state = self.state.lock();
+            state.expect(expected)?;
+            state.tuning(spec)
+        };
+        let tuning = Tuning {
+            scheduler: patched(&now.scheduler, scheduler).map_err(wrong)?,
+            memory: patched(&now.memory, memory).map_err(wrong)?,
+        };
+        let wanted = CardSpec { scheduler: tuning.scheduler, memory: tuning.memory, ..spec.clone() };
+        let mut mistakes = config::cuda::scheduler(&wanted.scheduler);
+        mistakes.extend(config::cuda::memory(&wanted));
+        if let Some((key, what)) = mistakes.into_iter().next() {
+            return Err(wrong(format!("{key}: {what}")));
         }
-        self.tenant(name)
+        if tuning.memory.host_mib > spec.memory.host_mib {
+            return Err(wrong(super::memory::more_host_memory(tuning.memory.host_mib, spec.memory.host_mib)));
+        }
+        turn.ask(&of, Request::Tune(Box::new(cuda::rules(spec, &tuning))))?;
+        tracing::info!(card = spec.name, ?tuning, "how the CUDA card is shared is set");
+        let mut state = self.state.lock();
+        state.tunings.insert(spec.name.clone(), tuning);
+        state.revision.next();
+        Ok(())
     }
 
     /// The tenants' view of a CUDA card's time.
     pub(super) fn cuda_scheduler(&self, card: &CudaCard, window_ms: u64) -> Result<api::CardScheduler, DaemonError> {
-        let view = card.view(window_ms * 1_000_000).map_err(DaemonError::Failed)?;
-        Ok(show::scheduler(card.spec(), &self.tenant_specs(Some(&card.spec().name)), &view, window_ms))
+        let (spec, seen) = (card.spec(), card.seen()?);
+        let tuning = self.state.lock().tuning(spec);
+        Ok(show::scheduler(spec, &tuning, &self.tenant_specs(Some(&spec.name)), &seen, window_ms))
+    }
+
+    /// The tenants' uses of a CUDA card's time.
+    pub(super) fn cuda_history(&self, card: &CudaCard, since_ms: u64) -> Result<api::SchedulerHistory, DaemonError> {
+        let (spec, seen) = (card.spec(), card.seen()?);
+        Ok(show::history(spec, &self.tenant_specs(Some(&spec.name)), &seen, since_ms))
     }
 
     /// The tenants' view of a CUDA card's memory.
     pub(super) fn cuda_memory(&self, card: &CudaCard) -> Result<api::CardMemory, DaemonError> {
-        let spec: &CardSpec = card.spec();
-        let view = card.view(0).map_err(DaemonError::Failed)?;
-        Ok(show::memory(spec, &self.tenant_specs(Some(&spec.name)), &view))
+        let (spec, seen) = (card.spec(), card.seen()?);
+        let tuning = self.state.lock().tuning(spec);
+        Ok(show::memory(spec, &tuning, &self.tenant_specs(Some(&spec.name)), &seen))
     }
 }

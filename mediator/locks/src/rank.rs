@@ -65,6 +65,8 @@ ranks! {
     Changing, true, None;
     /// Daemon: settings of a card or a VM are read, changed and put back.
     Tuning, true, None;
+    /// Daemon: the owner of one CUDA card is told of a change, and may be slow to answer. Whoever waits for it holds nothing else.
+    CudaChanging, true, None;
     /// Daemon: what outlives it is written.
     Keeper, true, None;
     /// Daemon: the table of VMs and settings.
@@ -95,6 +97,8 @@ ranks! {
     Threads, false, None;
     /// Daemon: path of a VM's socket, removed with it.
     SocketPath, false, None;
+    /// Daemon: what the owner of a CUDA card has said last, which nobody waits for.
+    CudaBoard, false, None;
     /// Daemon: why a VM failed.
     Failure, false, None;
     /// Passthrough: level of the interrupt line.

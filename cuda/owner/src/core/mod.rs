@@ -17,7 +17,7 @@ pub use types::{Action, BatchId, Event, OnStuck, PieceId, SessionId, TenantError
 pub use view::{CardView, TenantView};
 
 use crate::turns::{Turns, TurnsConfig};
-use cuda_protocol::{ChunkId, FixedKind, FromOwner, Share};
+use cuda_protocol::{ChunkId, End, FixedKind, FromOwner, Share};
 use pieces::Pieces;
 use relocate::Relocation;
 use sched::{Config as TimeConfig, Nanos};
@@ -97,7 +97,7 @@ pub enum SetupError {
     Time(#[from] sched::ConfigError),
 }
 
-/// What an index of a tenant's memory stands for.
+/// Meaning of an index of a tenant's memory.
 #[derive(Debug)]
 enum Body {
     /// A chunk.
@@ -125,6 +125,9 @@ struct Tenant {
     copy_ns: u64,
     launches: u64,
     killed: u64,
+    suspended: u64,
+    /// It is taken away as soon as its programs have gone.
+    retired: bool,
 }
 
 /// The state machine of one card.
@@ -261,9 +264,70 @@ impl Core {
         self.next_tenant += 1;
         self.turns.add(id, spec.time, Nanos(self.clock));
         let (bodies, moving) = Default::default();
-        let tenant = Tenant { spec, bodies, moving, waits: false, busy_ns: 0, copy_ns: 0, launches: 0, killed: 0 };
+        let tenant = Tenant {
+            spec,
+            bodies,
+            moving,
+            waits: false,
+            busy_ns: 0,
+            copy_ns: 0,
+            launches: 0,
+            killed: 0,
+            suspended: 0,
+            retired: false,
+        };
         self.tenants.insert(id, tenant);
         Ok(id)
+    }
+
+    /// Takes a tenant away as soon as its programs have gone: they are killed, or their connections end. Returns the processes
+    /// that are there.
+    ///
+    /// # Errors
+    /// When there is no such tenant.
+    pub fn retire_tenant(&mut self, id: TenantId, kills: bool) -> Result<Vec<u32>, TenantError> {
+        self.tenants.get_mut(&id).ok_or(TenantError::Unknown(id))?.retired = true;
+        let sessions: Vec<SessionId> = self.sessions_of(id).collect();
+        let pids =
+            sessions.iter().filter_map(|session| self.sessions.get(session)).map(|session| session.pid).collect();
+        for session in sessions {
+            if kills {
+                self.actions.push(Action::Kill { session });
+            } else {
+                self.end(session, End::Evicted);
+            }
+        }
+        self.settle_all();
+        Ok(pids)
+    }
+
+    /// Changes the rules by which the card is shared, from now on. Host memory beyond what the card began with is not had.
+    ///
+    /// # Errors
+    /// When a setting of the scheduler is out of its bounds; nothing has changed then.
+    pub fn tune(
+        &mut self,
+        time: TimeConfig,
+        balance: BalanceConfig,
+        quanta: QuantaConfig,
+        host_bytes: u64,
+    ) -> Result<(), sched::ConfigError> {
+        self.turns.configure(time, self.config.turns, Nanos(self.clock))?;
+        let slots = host_bytes.min(self.config.host_bytes) / self.config.chunk_bytes;
+        self.table.set_host_budget(u32::try_from(slots).unwrap_or(u32::MAX));
+        self.balancer.set_config(balance);
+        self.quanta.set_config(quanta);
+        (self.config.time, self.config.balance, self.config.quanta) = (time, balance, quanta);
+        self.renew_terms();
+        self.bell = true;
+        self.settle_all();
+        Ok(())
+    }
+
+    /// Lets a tenant out of quarantine, and forgets its strikes.
+    pub fn release(&mut self, id: TenantId) {
+        self.turns.release(id, Nanos(self.clock));
+        self.settle_all();
     }
 
     /// Takes a tenant away that has no programs.
@@ -315,6 +379,7 @@ impl Core {
 
     /// Does what follows from what has happened, until nothing does any more.
     fn settle_all(&mut self) {
+        self.take_retired_away();
         self.scrub();
         self.carry_out_orders();
         if std::mem::take(&mut self.bell) {
@@ -330,6 +395,17 @@ impl Core {
         if self.relocations.is_empty() {
             // To pin memory of the host takes the driver's locks for milliseconds: not while memory moves.
             self.pieces.refill(&mut self.actions);
+        }
+    }
+
+    fn take_retired_away(&mut self) {
+        let retired = self.tenants.iter().filter(|(_, tenant)| tenant.retired).map(|(&id, _)| id);
+        let gone: Vec<TenantId> = retired.filter(|&id| self.sessions_of(id).next().is_none()).collect();
+        for id in gone {
+            self.turns.remove(id, Nanos(self.clock));
+            let _ = self.table.destroy_vm(id);
+            self.tenants.remove(&id);
+            self.bell = true;
         }
     }
 

@@ -150,7 +150,8 @@ impl Core {
         let Some(session) = self.sessions.get(&id) else { return };
         let (uid, bound) = (session.uid, session.bound);
         let by_user = |tenant: &super::Tenant| uid == 0 || tenant.spec.uid.is_none_or(|allowed| allowed == uid);
-        let allowed = |id: &TenantId, tenant: &super::Tenant| bound.map_or_else(|| by_user(tenant), |own| own == *id);
+        let own = |id: &TenantId, tenant: &super::Tenant| bound.map_or_else(|| by_user(tenant), |own| own == *id);
+        let allowed = |id: &TenantId, tenant: &super::Tenant| !tenant.retired && own(id, tenant);
         let asked = |tenant: &super::Tenant| hello.tenant.is_empty() || tenant.spec.name == hello.tenant;
         let found = self.tenants.iter().find(|(id, tenant)| asked(tenant) && allowed(id, tenant));
         let Some((&tenant, known)) = found else { return self.end(id, End::Denied) };
@@ -221,6 +222,9 @@ impl Core {
             return self.actions.push(Action::Kill { session: id });
         }
         (session.suspended, session.run, session.waiting) = (true, None, false);
+        if let Some(tenant) = self.tenants.get_mut(&tenant) {
+            tenant.suspended += 1;
+        }
         self.abandon_relocation(id);
         self.look_whether_ended(tenant);
     }

@@ -2,7 +2,7 @@
 
 use super::{Core, TenantSpec};
 use crate::driver::Memory;
-use sched::{Account, Engine, History, Nanos};
+use sched::{Account, Engine, Nanos, Quarantine};
 use vram::{Summary, VmId as TenantId, VmSummary};
 
 /// The engine that turns are accounted on.
@@ -33,6 +33,10 @@ pub struct TenantView {
     pub wait_p99_ns: u64,
     /// Programs of it that were killed since they did not answer.
     pub killed: u64,
+    /// Programs of it that were suspended since they did not answer.
+    pub suspended: u64,
+    /// Turns beyond their limit, and whether it gets none until it is released.
+    pub strikes: (u32, bool),
 }
 
 /// A card, as it is now.
@@ -75,14 +79,18 @@ impl Core {
         self.turns.account(id)
     }
 
-    /// Time that a tenant was charged in the last `window_ns` that are over, in ns.
+    /// Time that a tenant was charged by interval, of those that begin at `since_ns` or later: begin and time, in ns.
     #[must_use]
-    pub fn used_within(&self, id: TenantId, window_ns: u64) -> u64 {
-        let end = self.clock - self.clock % History::INTERVAL;
-        let from = Nanos(end.saturating_sub(window_ns));
+    pub fn used_since(&self, id: TenantId, since_ns: u64) -> Vec<(u64, u64)> {
         let history = self.turns.scheduler().history(sched::VgpuId(id.0));
-        let samples = history.into_iter().flat_map(|history| history.since(from));
-        samples.filter(|sample| sample.from.0 < end).map(|sample| sample.used[ENGINE.index()]).sum()
+        let samples = history.into_iter().flat_map(|history| history.since(Nanos(since_ns)));
+        samples.map(|sample| (sample.from.0, sample.used[ENGINE.index()])).collect()
+    }
+
+    /// Time by the machine's own clock, in ns.
+    #[must_use]
+    pub fn clock_ns(&self) -> u64 {
+        self.clock
     }
 
     /// The turn with the card's memory, while tenants take turns.
@@ -107,6 +115,12 @@ impl Core {
             runs: self.turns.has_turn(id),
             wait_p99_ns: account.map_or(0, |account| account.waits.quantile(990)),
             killed: tenant.killed,
+            suspended: tenant.suspended,
+            strikes: self
+                .turns
+                .scheduler()
+                .strikes(sched::VgpuId(id.0))
+                .map_or((0, false), |(strikes, quarantine)| (strikes, quarantine != Quarantine::Free)),
         })
     }
 }

@@ -65,6 +65,7 @@ enum Note {
     Event(Event),
     Call(Call),
     Listen(Option<TenantId>, OwnedFd),
+    Unlisten(TenantId),
     Stop,
 }
 
@@ -87,7 +88,7 @@ impl Notes {
 /// An owner of a card at work. Dropping it ends it: programs go on with what they have, and look for a new one.
 pub struct Server {
     notes: Notes,
-    sockets: Vec<Bound>,
+    sockets: Vec<(Option<TenantId>, Bound)>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -155,8 +156,15 @@ impl Server {
     pub fn listen(&mut self, tenant: Option<TenantId>, path: &Path, rights: &Rights) -> Result<(), ServerError> {
         let (listener, bound) = rights.listen(path)?;
         self.notes.put(Note::Listen(tenant, listener));
-        self.sockets.push(bound);
+        self.sockets.push((tenant, bound));
         Ok(())
+    }
+
+    /// Ends the sockets of a tenant. Connections stay.
+    pub fn unlisten(&mut self, tenant: TenantId) {
+        self.notes.put(Note::Unlisten(tenant));
+        let of_it = |(of, _): &mut (Option<TenantId>, Bound)| *of == Some(tenant);
+        self.sockets.extract_if(.., of_it).for_each(|(_, bound)| bound.remove());
     }
 
     /// Path of the first socket that programs connect to.
@@ -165,7 +173,7 @@ impl Server {
     /// When there is none.
     #[cfg(test)]
     fn socket(&self) -> &Path {
-        self.sockets[0].path()
+        self.sockets[0].1.path()
     }
 
     /// Has the serving thread do something with the state machine; `None` when it has ended.
@@ -184,7 +192,7 @@ impl Drop for Server {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        self.sockets.iter().for_each(Bound::remove);
+        self.sockets.iter().for_each(|(_, bound)| bound.remove());
     }
 }
 
@@ -273,6 +281,7 @@ impl Serving {
                     self.carry_out();
                 }
                 Note::Listen(tenant, listener) => self.listeners.push((tenant, listener)),
+                Note::Unlisten(tenant) => self.listeners.retain(|(of, _)| *of != Some(tenant)),
                 Note::Stop => self.stopping = true,
             }
         }

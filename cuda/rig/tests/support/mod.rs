@@ -1,6 +1,8 @@
 //! A card, the library and the driver in a folder, with processes that use them.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+pub mod daemon;
+
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -141,6 +143,11 @@ impl Program {
         };
         assert!(self.child.wait().expect("ends").success(), "it failed after: {last}");
         last
+    }
+
+    /// The rest of its output.
+    pub fn output(&mut self) -> &mut impl std::io::Read {
+        &mut self.output
     }
 
     pub fn kill(mut self) {

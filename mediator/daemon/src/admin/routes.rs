@@ -19,7 +19,7 @@ use super::metrics;
 use crate::{Daemon, DaemonError, HISTORY_MS, WINDOW_MS};
 use api::ErrorCode;
 use api::launch::{self, MemorySize, Vmm};
-use config::VmSpec;
+use config::{TenantSpec, VmSpec};
 
 /// Largest body of a request, in bytes.
 const MAX_BODY: usize = 64 << 10;
@@ -59,8 +59,8 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/vms/{name}/memory/evict", post(evict))
         .route("/v1/vms/{name}/memory/return", post(bring_back))
         .route("/v1/vms/{name}/memory/hints", post(hints))
-        .route("/v1/tenants", get(tenants))
-        .route("/v1/tenants/{name}", get(tenant).patch(set_tenant))
+        .route("/v1/tenants", get(tenants).post(add_tenant))
+        .route("/v1/tenants/{name}", get(tenant).patch(set_tenant).delete(remove_tenant))
         .route("/v1/desired", get(export).patch(apply))
         .route("/v1/desired/compare", post(compare))
         .route("/v1/schema", get(schema))
@@ -168,8 +168,9 @@ async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Changes that run at a time; they run one after the other anyway.
-static CHANGES: Semaphore = Semaphore::const_new(16);
+/// Changes that run at a time. Those of virtual machines run one after the other anyway; of those of one CUDA card so few wait for
+/// its owner that there are places for others.
+static CHANGES: Semaphore = Semaphore::const_new(128);
 /// Looks that run at a time. A look waits for none of the changes.
 static LOOKS: Semaphore = Semaphore::const_new(16);
 
@@ -465,15 +466,35 @@ async fn tenant(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> 
     Ok(Json(look(move || daemon.tenant(&name)).await?))
 }
 
+async fn add_tenant(
+    State(daemon): State<Arc<Daemon>>,
+    IfMatch(expected): IfMatch,
+    body: Result<Json<TenantSpec>, JsonRejection>,
+) -> Result<(StatusCode, Json<api::Tenant>), Failure> {
+    let advice = "send a JSON object with the keys of a [[tenant]] table";
+    let Json(spec) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
+    let tenant = beside(move || daemon.add_tenant_if(spec, expected.as_deref())).await?;
+    Ok((StatusCode::CREATED, Json(tenant)))
+}
+
+async fn remove_tenant(
+    State(daemon): State<Arc<Daemon>>,
+    IfMatch(expected): IfMatch,
+    Path(name): Path<String>,
+) -> Result<StatusCode, Failure> {
+    beside(move || daemon.remove_tenant_if(&name, expected.as_deref())).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
 async fn set_tenant(
     State(daemon): State<Arc<Daemon>>,
     IfMatch(expected): IfMatch,
     Path(name): Path<String>,
     body: Result<Json<api::TenantPatch>, JsonRejection>,
 ) -> Answer<api::Tenant> {
-    let advice = "send a JSON object with the tables `memory`, `time` or both, with the keys that are to change";
+    let advice = "send a JSON object with `memory`, `time`, `on_stuck` and `on_remove`, as far as they are to change";
     let Json(patch) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
-    let set = move || daemon.set_tenant_if(&name, &patch.memory, &patch.time, expected.as_deref());
+    let set = move || daemon.set_tenant_if(&name, &patch, expected.as_deref());
     Ok(Json(beside(set).await?))
 }
 

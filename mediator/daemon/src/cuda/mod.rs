@@ -1,39 +1,75 @@
 //! Cards behind NVIDIA's driver: each has an owner, a process of its own, that the daemon starts, tells its tenants, and
 //! starts again when it ends.
 //!
-//! Parts: this file (the card as the daemon sees it), `process` (the owner's process), `show` (what it says, as the admin API
-//! has it). Decision 040 says why the owner is no part of the daemon.
+//! Parts: this file (the card as the daemon sees it), `process` (the owner's process), `board` (what it has said last, for who
+//! looks), `show` (the same as the admin API has it). Decision 040 says why the owner is no part of the daemon.
+//!
+//! Who looks never waits for an owner. Changes of one card wait for each other and for its owner, with no other lock held.
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use cuda_control::{Answer, Card, MemoryShare, Request, Settings, Tenant, TimeShare};
+use cuda_control::{Answer, MemoryShare, Quanta, Request, Rules, Settings, Tenant, TimeShare};
+use locks::{Guard, Mutex, rank};
 use vmm_glue::Link;
 
 use super::account;
 use super::backend::{BackendError, Built, CardBackend, CardStatus};
 use super::error::DaemonError;
+use super::state::Tuning;
 use config::{CardSpec, CudaSpec, OnStuck, TenantSpec, VmSpec};
 
+mod board;
 mod process;
 pub mod show;
 
+use board::Board;
+pub use board::Seen;
 use process::{Command, Supervisor};
 
 /// Bytes of a MiB.
 const MIB: u64 = 1 << 20;
+/// Nanoseconds of a millisecond.
+const MS: u64 = 1_000_000;
 /// Time that an owner has to answer.
 // TIMEOUT: it answers at once; one that does not is stuck in the driver.
 const ANSWER: Duration = Duration::from_secs(10);
+/// Changes of one card that may wait for each other: more would take the places of those of other cards.
+const CHANGES: usize = 16;
+/// Length of a turn as a multiple of the copies at its begin, when nothing is said (decision 026).
+const QUANTUM_FACTOR: u32 = 40;
 
 /// A card with its owner.
 pub(super) struct CudaCard {
     spec: CardSpec,
     commands: Sender<Command>,
+    board: Arc<Board>,
+    stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
+    changing: Mutex<rank::CudaChanging, ()>,
+    /// Changes that wait or are made.
+    changes: AtomicUsize,
+}
+
+/// The right to change a card: one at a time has it.
+pub(super) struct Change<'a> {
+    card: &'a CudaCard,
+    /// Given up before the count.
+    _turn: Guard<'a, rank::CudaChanging, ()>,
+    _place: Place<'a>,
+}
+
+/// A place among the changes of a card.
+struct Place<'a>(&'a AtomicUsize);
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl CudaCard {
@@ -44,12 +80,14 @@ impl CudaCard {
     pub fn open(spec: &CardSpec, folder: &Path) -> Result<Self, BackendError> {
         let settings = settings(spec, folder);
         let (commands, requests) = channel();
-        let mut supervisor = Supervisor::new(&spec.name, settings);
+        let (board, stop) = (Arc::new(Board::new(&spec.name)), Arc::default());
+        let mut supervisor = Supervisor::new(&spec.name, settings, &board, &stop);
         let name = supervisor.start().map_err(BackendError::failed)?;
         tracing::info!(card = spec.name, model = name, "the owner of the CUDA card is ready");
         let thread = std::thread::Builder::new().name("cuda-owner".to_owned());
         let thread = thread.spawn(move || supervisor.run(&requests)).map_err(BackendError::failed)?;
-        Ok(Self { spec: spec.clone(), commands, thread: Some(thread) })
+        let (changing, changes) = (Mutex::new(()), AtomicUsize::new(0));
+        Ok(Self { spec: spec.clone(), commands, board, stop, thread: Some(thread), changing, changes })
     }
 
     /// Configuration of the card.
@@ -57,34 +95,55 @@ impl CudaCard {
         &self.spec
     }
 
-    /// Asks the owner.
+    /// Returns the card as its owner has described it last, without waiting for it.
     ///
     /// # Errors
-    /// What it says, or that it does not answer.
-    pub fn ask(&self, request: Request) -> Result<Answer, String> {
-        let (reply, answer) = channel();
-        let gone = || format!("the owner of card `{}` does not answer: it is started again", self.spec.name);
-        self.commands.send(Command::Ask(Box::new(request), reply)).map_err(|_| gone())?;
-        match answer.recv_timeout(2 * ANSWER).map_err(|_| gone())? {
-            Answer::Failed(what) => Err(what),
-            answer => Ok(answer),
-        }
+    /// The owner does not answer now.
+    pub fn seen(&self) -> Result<Arc<Seen>, DaemonError> {
+        self.board.seen().map_err(DaemonError::Owner)
     }
 
-    /// The card with the parts of the last `window_ns`.
+    /// Waits until nobody else changes the card. No lock may be held that others need.
     ///
     /// # Errors
-    /// As [`Self::ask`].
-    pub fn view(&self, window_ns: u64) -> Result<Card, String> {
-        match self.ask(Request::View { window_ns })? {
-            Answer::View(view) => Ok(*view),
-            other => Err(format!("the owner of card `{}` answers {other:?}", self.spec.name)),
+    /// Its owner does not answer now, or too many wait already.
+    pub fn change(&self) -> Result<Change<'_>, DaemonError> {
+        self.board.trouble().map_err(DaemonError::Owner)?;
+        let place = Place(&self.changes);
+        if self.changes.fetch_add(1, Ordering::Relaxed) >= CHANGES {
+            return Err(DaemonError::Crowded(self.spec.name.clone()));
+        }
+        let turn = self.changing.lock();
+        // Those before this one may have found that there is no owner.
+        self.board.trouble().map_err(DaemonError::Owner)?;
+        Ok(Change { card: self, _turn: turn, _place: place })
+    }
+}
+
+impl Change<'_> {
+    /// Asks the owner for something, and waits for the answer; `of` is what it is about.
+    ///
+    /// # Errors
+    /// Its refusal, or that it does not answer; nothing has changed then.
+    pub fn ask(&self, of: &str, request: Request) -> Result<Answer, DaemonError> {
+        let name = &self.card.spec.name;
+        let gone = |why: String| DaemonError::Owner(format!("card `{name}` has no owner: {why}"));
+        let (reply, answer) = channel();
+        let sent = self.card.commands.send(Command::Ask(Box::new(request), reply));
+        sent.map_err(|_| gone("the daemon ends".to_owned()))?;
+        locks::may_wait();
+        // The thread answers in any case: it waits for the owner so long, and no longer.
+        let answer = answer.recv().map_err(|_| gone("the daemon ends".to_owned()))?;
+        match answer.map_err(gone)? {
+            Answer::Failed(what) => Err(DaemonError::Setting { of: of.to_owned(), what }),
+            answer => Ok(answer),
         }
     }
 }
 
 impl Drop for CudaCard {
     fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
         let _ = self.commands.send(Command::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -97,12 +156,13 @@ pub(super) struct Backend(pub(super) Arc<CudaCard>);
 
 impl CardBackend for Backend {
     fn status(&self) -> CardStatus {
-        let view = self.0.view(0).ok();
-        let placed = view.iter().flat_map(|view| &view.tenants).map(|tenant| tenant.on_card_bytes).sum::<u64>();
+        let seen = self.0.board.seen();
+        let placed = seen.iter().flat_map(|seen| &seen.card.tenants).map(|tenant| tenant.on_card_bytes).sum::<u64>();
         CardStatus {
             // The owner is started again; the card is not lost with it.
             failed: None,
-            vram_free_mib: view.as_ref().map(|view| view.spare_bytes / MIB),
+            trouble: seen.as_ref().err().cloned(),
+            vram_free_mib: seen.as_ref().ok().map(|seen| seen.card.spare_bytes / MIB),
             vram_placed_mib: placed / MIB,
             ..CardStatus::default()
         }
@@ -117,7 +177,6 @@ impl CardBackend for Backend {
 
 fn settings(spec: &CardSpec, folder: &Path) -> Settings {
     let CudaSpec { device, driver, chunk_mib, host_ready_mib, slice_ms, run_ahead_us } = spec.cuda();
-    let quanta = spec.memory.quanta;
     Settings {
         driver,
         device,
@@ -125,12 +184,34 @@ fn settings(spec: &CardSpec, folder: &Path) -> Settings {
         host_bytes: spec.memory.host_mib * MIB,
         host_ready_bytes: host_ready_mib.min(spec.memory.host_mib) * MIB,
         chunk_bytes: chunk_mib * MIB,
-        slice_ns: slice_ms * 1_000_000,
+        slice_ns: slice_ms * MS,
         run_ahead_us,
-        quanta: quanta.mode.to_string(),
-        quantum_min_ns: quanta.min_ms * 1_000_000,
-        quantum_max_ns: quanta.max_ms * 1_000_000,
+        rules: rules(spec, &Tuning::of(spec)),
         journal: folder.join(format!("{}.programs", spec.name)),
+    }
+}
+
+/// The rules by which a card is shared, as its owner is told of them.
+pub fn rules(spec: &CardSpec, tuning: &Tuning) -> Rules {
+    let Tuning { scheduler, memory } = *tuning;
+    let quanta = memory.quanta;
+    Rules {
+        scheduler,
+        host_bytes: memory.host_mib.min(spec.memory.host_mib) * MIB,
+        low_water_bytes: memory.low_water_mib * MIB,
+        victims: memory.victims.name().to_owned(),
+        return_ns: memory.return_ms * MS,
+        settle_ns: memory.settle_ms * MS,
+        idle_ns: memory.idle_ms * MS,
+        quanta: Quanta {
+            mode: quanta.mode.to_string(),
+            window_ns: quanta.window_ms * MS,
+            on_permille: quanta.on_permille,
+            margin_permille: quanta.margin_permille,
+            factor: quanta.factor.unwrap_or(QUANTUM_FACTOR),
+            min_ns: quanta.min_ms * MS,
+            max_ns: quanta.max_ms * MS,
+        },
     }
 }
 

@@ -4,18 +4,21 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use cuda_control::{Answer, Request, Settings, Tenant};
+use cuda_control::{Answer, Card, Request, Settings, Tenant};
 
 use super::ANSWER;
+use super::board::Board;
 
 /// Name of the owner's program.
 const PROGRAM: &str = "cuda-owner";
 /// Folder of the program where it is installed by the package.
 const INSTALLED: &str = "/usr/lib/gpu-mediator";
-/// Time between two looks at whether the process lives.
+/// Time between two looks at the process and at what it says of the card. One that hangs is found by that, too.
 const LOOK: Duration = Duration::from_millis(200);
 /// Time before an owner that ended is started again, doubled each time that it ends at once, up to [`DELAY_MOST`].
 const DELAY: Duration = Duration::from_millis(100);
@@ -26,11 +29,14 @@ const LIVED: Duration = Duration::from_secs(60);
 /// Time that the driver has to open the card.
 // TIMEOUT: the driver's initialisation takes up to several seconds on a host with many cards.
 const OPEN: Duration = Duration::from_secs(60);
+/// Time that a process has to end once it was killed, when the daemon ends as well.
+// TIMEOUT: one that is stuck in the driver ends when the driver lets it; the daemon does not wait for that.
+const KILLED: Duration = Duration::from_secs(2);
 
 /// A word to the thread of a [`Supervisor`].
 pub(super) enum Command {
-    /// Asks the owner.
-    Ask(Box<Request>, Sender<Answer>),
+    /// Asks the owner; an error is why there is none.
+    Ask(Box<Request>, Sender<Result<Answer, String>>),
     /// Ends it.
     Stop,
 }
@@ -50,31 +56,59 @@ pub(super) struct Supervisor {
     /// Told to each new process.
     tenants: BTreeMap<String, Tenant>,
     process: Option<Process>,
+    /// One that was killed: the next one begins when it has ended.
+    dying: Option<Child>,
     /// Ends of the process shortly after its start, one behind the other.
     failures: u32,
     retry: Instant,
+    looked: Instant,
+    board: Arc<Board>,
+    /// Nobody needs an answer any more.
+    stop: Arc<AtomicBool>,
 }
 
 impl Supervisor {
-    pub(super) fn new(card: &str, settings: Settings) -> Self {
-        let (tenants, retry) = (BTreeMap::new(), Instant::now());
-        Self { card: card.to_owned(), settings, tenants, process: None, failures: 0, retry }
+    pub(super) fn new(card: &str, settings: Settings, board: &Arc<Board>, stop: &Arc<AtomicBool>) -> Self {
+        let now = Instant::now();
+        Self {
+            card: card.to_owned(),
+            settings,
+            tenants: BTreeMap::new(),
+            process: None,
+            dying: None,
+            failures: 0,
+            retry: now,
+            looked: now,
+            board: Arc::clone(board),
+            stop: Arc::clone(stop),
+        }
     }
 
     /// Starts a process and tells it its tenants; the name of the card's model.
     pub(super) fn start(&mut self) -> Result<String, String> {
         let mut process = Process::spawn()?;
-        let name = match process.exchange(&self.settings, OPEN)? {
+        let started = self.tell_all(&mut process);
+        if started.is_err() {
+            self.dying = Some(process.kill());
+        } else {
+            self.process = Some(process);
+            self.describe();
+        }
+        started
+    }
+
+    /// Tells a new process what there is.
+    fn tell_all(&self, process: &mut Process) -> Result<String, String> {
+        let name = match process.exchange(&self.settings, OPEN, &self.stop)? {
             Answer::Ready { name, .. } => name,
             Answer::Failed(what) => return Err(what),
             other => return Err(format!("{PROGRAM} answers {other:?}: it is of another version")),
         };
         for tenant in self.tenants.values() {
-            if let Answer::Failed(what) = process.exchange(&Request::Add(tenant.clone()), ANSWER)? {
+            if let Answer::Failed(what) = process.exchange(&Request::Add(tenant.clone()), ANSWER, &self.stop)? {
                 tracing::error!(card = self.card, tenant = tenant.name, what, "a tenant cannot be served");
             }
         }
-        self.process = Some(process);
         Ok(name)
     }
 
@@ -83,11 +117,10 @@ impl Supervisor {
         loop {
             match commands.recv_timeout(LOOK) {
                 Ok(Command::Ask(request, reply)) => {
-                    let answer = self.ask(&request).unwrap_or_else(|error| {
-                        self.end(&error);
-                        Answer::Failed(format!("the owner of card `{}` ended: {error}", self.card))
-                    });
-                    // Who asked may have given up.
+                    let answer = self.ask(&request);
+                    // A change can be seen by the time that it is answered.
+                    self.describe();
+                    // Who asked may have gone.
                     let _ = reply.send(answer);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
@@ -98,12 +131,73 @@ impl Supervisor {
     }
 
     fn ask(&mut self, request: &Request) -> Result<Answer, String> {
-        let process = self.process.as_mut().ok_or("it is started again shortly")?;
-        let answer = process.exchange(request, ANSWER)?;
-        if let (Request::Add(tenant) | Request::Change(tenant), Answer::Done) = (request, &answer) {
-            self.tenants.insert(tenant.name.clone(), tenant.clone());
+        let answer = self.exchange(request)?;
+        match (request, &answer) {
+            (Request::Add(tenant) | Request::Change(tenant), Answer::Done) => {
+                self.tenants.insert(tenant.name.clone(), tenant.clone());
+            }
+            (Request::Remove { name, .. }, Answer::Done | Answer::Leaving(_)) => {
+                self.tenants.remove(name);
+            }
+            (Request::Tune(rules), Answer::Done) => self.settings.rules = (**rules).clone(),
+            _ => {}
         }
         Ok(answer)
+    }
+
+    /// Asks the process, which is of no use any more if it does not answer.
+    fn exchange(&mut self, request: &Request) -> Result<Answer, String> {
+        let process = self.process.as_mut().ok_or("it is started again shortly")?;
+        self.board.asks();
+        let answer = process.exchange(request, ANSWER, &self.stop);
+        self.board.answered();
+        if let Err(what) = &answer {
+            self.end(what);
+        }
+        answer
+    }
+
+    /// Has the process describe the card, for all who look.
+    fn describe(&mut self) {
+        self.looked = Instant::now();
+        if self.process.is_none() {
+            return;
+        }
+        match self.exchange(&Request::View { since_ns: self.board.since() }) {
+            Ok(Answer::View(card)) => {
+                self.tell_what_happened(&card);
+                self.board.described(*card);
+            }
+            Ok(other) => self.end(&format!("{PROGRAM} answers {other:?}: it is of another version")),
+            Err(_) => {}
+        }
+    }
+
+    /// Logs what the owner has done to programs since it described the card last.
+    fn tell_what_happened(&self, card: &Card) {
+        let Ok(seen) = self.board.seen() else { return };
+        let card_name = self.card.as_str();
+        for now in &card.tenants {
+            let Some(before) = seen.tenant(&now.name) else { continue };
+            let tenant = now.name.as_str();
+            if now.killed > before.killed {
+                tracing::warn!(card = card_name, tenant, in_all = now.killed, "program killed: it did not answer");
+            }
+            if now.suspended > before.suspended {
+                tracing::warn!(
+                    card = card_name,
+                    tenant,
+                    in_all = now.suspended,
+                    "program suspended: it did not answer"
+                );
+            }
+            if now.strikes > before.strikes {
+                tracing::warn!(card = card_name, tenant, strikes = now.strikes, "turn beyond its limit");
+            }
+            if now.quarantined && !before.quarantined {
+                tracing::warn!(card = card_name, tenant, "tenant quarantined; `mediatorctl sched release` lets it out");
+            }
+        }
     }
 
     /// Starts another process where there is none, when it is time.
@@ -113,30 +207,49 @@ impl Supervisor {
         {
             self.end(&status.to_string());
         }
-        if self.process.is_some() || Instant::now() < self.retry {
+        if self.process.is_some() {
+            if self.looked.elapsed() >= LOOK {
+                self.describe();
+            }
             return;
         }
+        if Instant::now() < self.retry || self.dying.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+        {
+            return;
+        }
+        self.dying = None;
         match self.start() {
             Ok(_) => tracing::warn!(card = self.card, "the owner of the CUDA card was started again"),
             Err(error) => self.failed(&error),
         }
     }
 
-    /// The process is of no use any more.
+    /// The process is of no use any more. Its programs go on with what they have, and look for the next owner.
     fn end(&mut self, why: &str) {
         let Some(process) = self.process.take() else { return };
         if process.since.elapsed() > LIVED {
             self.failures = 0;
         }
-        drop(process);
+        self.dying = Some(process.kill());
         self.failed(why);
     }
 
     fn failed(&mut self, why: &str) {
+        self.board.ended(why);
         let delay = (DELAY * 2u32.saturating_pow(self.failures.min(16))).min(DELAY_MOST);
         self.failures += 1;
         self.retry = Instant::now() + delay;
         tracing::error!(card = self.card, why, again_in = ?delay, "the owner of the CUDA card ended");
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        let Some(mut child) = self.process.take().map(Process::kill).or(self.dying.take()) else { return };
+        let killed = Instant::now();
+        while matches!(child.try_wait(), Ok(None)) && killed.elapsed() < KILLED {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 
@@ -166,22 +279,30 @@ impl Process {
         Ok(Self { child, input, answers, since: Instant::now() })
     }
 
-    fn exchange(&mut self, line: &impl serde::Serialize, limit: Duration) -> Result<Answer, String> {
+    fn exchange(&mut self, line: &impl serde::Serialize, limit: Duration, stop: &AtomicBool) -> Result<Answer, String> {
         let mut text = serde_json::to_vec(line).map_err(|error| error.to_string())?;
         text.push(b'\n');
         self.input.write_all(&text).map_err(|error| format!("{PROGRAM} has ended: {error}"))?;
-        self.answers.recv_timeout(limit).map_err(|error| match error {
-            RecvTimeoutError::Timeout => format!("{PROGRAM} did not answer within {} s", limit.as_secs()),
-            RecvTimeoutError::Disconnected => format!("{PROGRAM} has ended"),
-        })
+        let asked = Instant::now();
+        loop {
+            match self.answers.recv_timeout(LOOK.min(limit)) {
+                Ok(answer) => return Ok(answer),
+                Err(RecvTimeoutError::Disconnected) => return Err(format!("{PROGRAM} has ended")),
+                Err(RecvTimeoutError::Timeout) if stop.load(Ordering::Relaxed) => {
+                    return Err("the daemon ends".to_owned());
+                }
+                Err(RecvTimeoutError::Timeout) if asked.elapsed() < limit => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(format!("{PROGRAM} did not answer within {} s and is killed", limit.as_secs()));
+                }
+            }
+        }
     }
-}
 
-impl Drop for Process {
-    /// Kills it. Its programs go on with what they have, and look for the next owner.
-    fn drop(&mut self) {
+    /// Kills it; it may take its time to end.
+    fn kill(mut self) -> Child {
         let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.child
     }
 }
 

@@ -2,21 +2,33 @@
 
 use std::collections::BTreeMap;
 
-use cuda_control::{Card, TenantView};
-use sched::Engine;
+use cuda_control::TenantView;
+use sched::{Engine, History};
 
+use super::Seen;
+use crate::state::Tuning;
 use config::{CardSpec, TenantSpec};
 
 /// The engine that turns are accounted on: a turn is the whole card.
 const ENGINE: Engine = Engine::Compute;
+/// Nanoseconds of a millisecond.
+const MS: u64 = 1_000_000;
 /// Bytes of a MiB.
 const MIB: u64 = 1 << 20;
 
 /// Time of a card, as the API has it.
-pub fn scheduler(spec: &CardSpec, tenants: &[TenantSpec], card: &Card, window_ms: u64) -> api::CardScheduler {
-    let vms: Vec<_> = pairs(tenants, card).map(|(spec, view)| share(spec, view)).collect();
+pub fn scheduler(
+    spec: &CardSpec,
+    tuning: &Tuning,
+    tenants: &[TenantSpec],
+    seen: &Seen,
+    window_ms: u64,
+) -> api::CardScheduler {
+    let (card, window_ns) = (&seen.card, window_ms * MS);
+    let part = |name: &str| seen.received_permille(name, window_ns);
+    let vms: Vec<_> = pairs(tenants, seen).map(|(spec, view)| share(spec, view, part(&spec.name))).collect();
     let used = card.tenants.iter().map(|tenant| tenant.used_ns).fold(0, u64::saturating_add);
-    let received = card.tenants.iter().map(|tenant| tenant.received_permille).fold(0, u32::saturating_add);
+    let received = card.tenants.iter().map(|tenant| part(&tenant.name)).fold(0, u32::saturating_add);
     let busy = api::EngineUse {
         busy_ns: card.busy_ns,
         departed_ns: card.busy_ns.saturating_sub(used),
@@ -24,7 +36,7 @@ pub fn scheduler(spec: &CardSpec, tenants: &[TenantSpec], card: &Card, window_ms
     };
     api::CardScheduler {
         card: spec.name.clone(),
-        settings: spec.scheduler,
+        settings: tuning.scheduler,
         window_ms,
         queued: 0,
         in_flight: card.tenants.iter().filter(|tenant| tenant.runs).count() as u64,
@@ -33,7 +45,24 @@ pub fn scheduler(spec: &CardSpec, tenants: &[TenantSpec], card: &Card, window_ms
     }
 }
 
-fn share(spec: &TenantSpec, view: &TenantView) -> api::VmShare {
+/// Uses of a card's time, as the API has them.
+pub fn history(spec: &CardSpec, tenants: &[TenantSpec], seen: &Seen, since_ms: u64) -> api::SchedulerHistory {
+    let sample = |(from_ns, used)| api::UseSample { from_ns, used_ns: BTreeMap::from([(ENGINE, used)]) };
+    let vms = pairs(tenants, seen).map(|(tenant, view)| api::VmHistory {
+        vm: tenant.name.clone(),
+        entitled_permille: view.entitled_permille,
+        samples: seen.uses(&tenant.name, since_ms * MS).map(sample).collect(),
+    });
+    api::SchedulerHistory {
+        card: spec.name.clone(),
+        now_ns: seen.card.now_ns,
+        since_ms,
+        interval_ms: History::INTERVAL / MS,
+        vms: vms.collect(),
+    }
+}
+
+fn share(spec: &TenantSpec, view: &TenantView, received_permille: u32) -> api::VmShare {
     let wait = api::Durations {
         count: view.turns,
         p50_ns: view.wait_p50_ns,
@@ -43,7 +72,7 @@ fn share(spec: &TenantSpec, view: &TenantView) -> api::VmShare {
     };
     let engine = api::VmEngine {
         used_ns: view.used_ns,
-        received_permille: view.received_permille,
+        received_permille,
         started: view.turns,
         arrived: view.turns,
         completed: view.turns.saturating_sub(u64::from(view.runs)),
@@ -57,20 +86,21 @@ fn share(spec: &TenantSpec, view: &TenantView) -> api::VmShare {
         entitled_permille: view.entitled_permille,
         queued: 0,
         in_flight: u64::from(view.runs),
-        strikes: 0,
+        strikes: view.strikes,
         overdue: Vec::new(),
-        quarantine: None,
+        quarantine: view.quarantined.then_some(api::Quarantine { ends_in_ms: None }),
         engines: BTreeMap::from([(ENGINE, engine)]),
     }
 }
 
 /// Memory of a card, as the API has it.
-pub fn memory(spec: &CardSpec, tenants: &[TenantSpec], card: &Card) -> api::CardMemory {
-    let vms = pairs(tenants, card).map(|(tenant, view)| holdings(tenant, view)).collect();
+pub fn memory(spec: &CardSpec, tuning: &Tuning, tenants: &[TenantSpec], seen: &Seen) -> api::CardMemory {
+    let card = &seen.card;
+    let vms = pairs(tenants, seen).map(|(tenant, view)| holdings(tenant, view)).collect();
     let turn = card.memory_turn.clone();
     api::CardMemory {
         card: spec.name.clone(),
-        settings: spec.memory,
+        settings: tuning.memory,
         chunk_bytes: spec.cuda().chunk_mib * MIB,
         card_bytes: spec.vram_mib * MIB,
         mediator_bytes: 0,
@@ -79,7 +109,7 @@ pub fn memory(spec: &CardSpec, tenants: &[TenantSpec], card: &Card) -> api::Card
         quarantined_bytes: 0,
         scrubbed_bytes: 0,
         reserve_used_bytes: 0,
-        host_budget_bytes: spec.memory.host_mib * MIB,
+        host_budget_bytes: tuning.memory.host_mib * MIB,
         host_used_bytes: card.host_used_bytes,
         moved_out_bytes: card.moved_out_bytes,
         moved_in_bytes: card.moved_in_bytes,
@@ -112,7 +142,8 @@ fn holdings(spec: &TenantSpec, view: &TenantView) -> api::VmMemory {
 }
 
 /// A tenant, as the API has it; without a view when the owner does not answer.
-pub fn tenant(spec: &TenantSpec, socket: std::path::PathBuf, view: Option<&TenantView>) -> api::Tenant {
+pub fn tenant(spec: &TenantSpec, socket: std::path::PathBuf, seen: Option<&Seen>, window_ns: u64) -> api::Tenant {
+    let view = seen.and_then(|seen| seen.tenant(&spec.name));
     let shown = view.cloned().unwrap_or_default();
     api::Tenant {
         name: spec.name.clone(),
@@ -122,20 +153,25 @@ pub fn tenant(spec: &TenantSpec, socket: std::path::PathBuf, view: Option<&Tenan
         vram_mib: spec.vram_mib,
         memory: spec.memory.clone(),
         time: spec.time.params(None).into(),
+        on_stuck: spec.on_stuck,
+        on_remove: spec.on_remove,
         programs: shown.programs.into_iter().map(|(pid, name)| api::Program { pid, name }).collect(),
         on_card_bytes: shown.on_card_bytes,
         in_host_bytes: shown.in_host_bytes,
         used_ns: shown.used_ns,
         busy_ns: shown.busy_ns,
         copy_ns: shown.copy_ns,
-        received_permille: shown.received_permille,
+        received_permille: seen.map_or(0, |seen| seen.received_permille(&spec.name, window_ns)),
         entitled_permille: shown.entitled_permille,
         launches: shown.launches,
         wait_p99_ns: shown.wait_p99_ns,
         killed: shown.killed,
+        suspended: shown.suspended,
+        strikes: shown.strikes,
+        quarantined: shown.quarantined,
     }
 }
 
-fn pairs<'a>(tenants: &'a [TenantSpec], card: &'a Card) -> impl Iterator<Item = (&'a TenantSpec, &'a TenantView)> + 'a {
-    tenants.iter().filter_map(|spec| Some((spec, card.tenants.iter().find(|view| view.name == spec.name)?)))
+fn pairs<'a>(tenants: &'a [TenantSpec], seen: &'a Seen) -> impl Iterator<Item = (&'a TenantSpec, &'a TenantView)> + 'a {
+    tenants.iter().filter_map(|spec| Some((spec, seen.tenant(&spec.name)?)))
 }

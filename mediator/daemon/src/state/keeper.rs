@@ -119,6 +119,7 @@ pub(super) fn parsed(text: &[u8], path: &Path) -> Result<State, StateError> {
 fn named(config: &Config, key: &Key, what: &str) -> String {
     let name = match (key.table, key.index) {
         ("vm", Some(index)) => config.vms.get(index).map(|vm| format!("VM `{}`", vm.name)),
+        ("tenant", Some(index)) => config.tenants.get(index).map(|tenant| format!("tenant `{}`", tenant.name)),
         ("card", Some(index)) => config.cards.get(index).map(|card| format!("card `{}`", card.name)),
         _ => None,
     };

@@ -8,11 +8,12 @@
 
 use std::collections::BTreeMap;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use config::patch::{self, Difference};
-use config::{CardMemory, CardSpec, Config, VmSpec};
+use config::{CardMemory, CardSpec, Config, TenantSpec, VmSpec};
 
 mod keeper;
 mod store;
@@ -40,7 +41,14 @@ pub(super) struct State {
     /// Keys of virtual machines of the file that have other values, by name and path.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     vms_changed: BTreeMap<String, Changes>,
-    /// The same of cards.
+    /// The same three of tenants.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    tenants_added: Vec<TenantSpec>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    tenants_removed: Vec<TenantSpec>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    tenants_changed: BTreeMap<String, Changes>,
+    /// Keys of cards that have other values.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     cards_changed: BTreeMap<String, Changes>,
 }
@@ -65,6 +73,9 @@ impl Default for State {
             vms_added: Vec::new(),
             vms_removed: Vec::new(),
             vms_changed: BTreeMap::new(),
+            tenants_added: Vec::new(),
+            tenants_removed: Vec::new(),
+            tenants_changed: BTreeMap::new(),
             cards_changed: BTreeMap::new(),
         }
     }
@@ -93,6 +104,8 @@ pub(super) struct Live {
     pub vms: BTreeMap<String, VmSpec>,
     /// What can be changed of the cards, by their names.
     pub tunings: BTreeMap<String, Tuning>,
+    /// The tenants by name.
+    pub tenants: BTreeMap<String, TenantSpec>,
 }
 
 impl Live {
@@ -101,6 +114,7 @@ impl Live {
         Self {
             vms: config.vms.iter().map(|vm| (vm.name.clone(), vm.clone())).collect(),
             tunings: config.cards.iter().map(|card| (card.name.clone(), Tuning::of(card))).collect(),
+            tenants: config.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.clone())).collect(),
         }
     }
 }
@@ -112,14 +126,11 @@ impl State {
     /// When a value cannot be written as JSON.
     pub fn between(file: &Config, now: &Live) -> Result<Self, String> {
         let mut state = Self::default();
-        for vm in &file.vms {
-            match now.vms.get(&vm.name) {
-                None => state.vms_removed.push(vm.clone()),
-                Some(now) => insert(&mut state.vms_changed, &vm.name, vm, now)?,
-            }
-        }
-        let added = now.vms.values().filter(|vm| file.vms.iter().all(|other| other.name != vm.name));
-        state.vms_added.extend(added.cloned());
+        let vms =
+            Parts { added: &mut state.vms_added, removed: &mut state.vms_removed, changed: &mut state.vms_changed };
+        vms.fill(&file.vms, &now.vms)?;
+        let (added, removed) = (&mut state.tenants_added, &mut state.tenants_removed);
+        Parts { added, removed, changed: &mut state.tenants_changed }.fill(&file.tenants, &now.tenants)?;
         for card in &file.cards {
             if let Some(Tuning { scheduler, memory }) = now.tunings.get(&card.name).copied() {
                 let now = CardSpec { scheduler, memory, ..card.clone() };
@@ -135,39 +146,100 @@ impl State {
     /// When a key that is kept is none.
     pub fn applied(&self, file: &Config) -> Result<(Config, Vec<String>), String> {
         let (mut config, mut forgotten) = (file.clone(), Vec::new());
-        config.vms.clear();
-        for vm in &file.vms {
-            let name = &vm.name;
-            let removed = self.vms_removed.iter().find(|removed| removed.name == *name);
-            if removed == Some(vm) {
-                continue;
-            }
-            if removed.is_some() {
-                forgotten
-                    .push(format!("VM `{name}` was removed, but its table in the configuration file is another now"));
-            }
-            let changes = self.vms_changed.get(name);
-            config.vms.push(changed(&format!("VM `{name}`"), vm, changes, &mut forgotten)?);
-        }
+        let vms = Parts { added: &self.vms_added, removed: &self.vms_removed, changed: &self.vms_changed };
+        config.vms = vms.put_on(&file.vms, &mut forgotten)?;
+        let (added, removed) = (&self.tenants_added, &self.tenants_removed);
+        let tenants = Parts { added, removed, changed: &self.tenants_changed };
+        config.tenants = tenants.put_on(&file.tenants, &mut forgotten)?;
         for card in &mut config.cards {
             let changes = self.cards_changed.get(&card.name);
             *card = changed(&format!("card `{}`", card.name), card, changes, &mut forgotten)?;
         }
-        for vm in &self.vms_added {
-            match file.vms.iter().any(|other| other.name == vm.name) {
-                true => forgotten.push(format!("VM `{}` was added, but the configuration file has it now", vm.name)),
-                false => config.vms.push(vm.clone()),
-            }
-        }
-        let gone = |kind: &str, name: &String| {
-            format!("{kind} `{name}` was changed, but the configuration file has it no more")
-        };
-        let vms = self.vms_changed.keys().filter(|name| file.vms.iter().all(|vm| vm.name != **name));
-        forgotten.extend(vms.map(|name| gone("VM", name)));
         let cards = self.cards_changed.keys().filter(|name| file.cards.iter().all(|card| card.name != **name));
         forgotten.extend(cards.map(|name| gone("card", name)));
         Ok((config, forgotten))
     }
+}
+
+/// A thing that can be added and removed while the daemon runs.
+trait Named: Clone + PartialEq + Serialize + DeserializeOwned {
+    /// Its kind, in messages.
+    const KIND: &'static str;
+
+    fn name(&self) -> &str;
+}
+
+impl Named for VmSpec {
+    const KIND: &'static str = "VM";
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl Named for TenantSpec {
+    const KIND: &'static str = "tenant";
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// The differences of one kind of thing.
+struct Parts<List, Table> {
+    added: List,
+    removed: List,
+    changed: Table,
+}
+
+impl<T: Named> Parts<&mut Vec<T>, &mut BTreeMap<String, Changes>> {
+    /// Takes in what is between the file and what is now.
+    fn fill(self, file: &[T], now: &BTreeMap<String, T>) -> Result<(), String> {
+        for said in file {
+            match now.get(said.name()) {
+                None => self.removed.push(said.clone()),
+                Some(now) => insert(self.changed, said.name(), said, now)?,
+            }
+        }
+        let added = now.values().filter(|one| file.iter().all(|other| other.name() != one.name()));
+        self.added.extend(added.cloned());
+        Ok(())
+    }
+}
+
+impl<T: Named> Parts<&Vec<T>, &BTreeMap<String, Changes>> {
+    /// Returns what the file has with what still applies, and adds what does not in words.
+    fn put_on(&self, file: &[T], forgotten: &mut Vec<String>) -> Result<Vec<T>, String> {
+        let kind = T::KIND;
+        let mut all = Vec::new();
+        for said in file {
+            let name = said.name();
+            let removed = self.removed.iter().find(|removed| removed.name() == name);
+            if removed == Some(said) {
+                continue;
+            }
+            if removed.is_some() {
+                forgotten.push(format!(
+                    "{kind} `{name}` was removed, but its table in the configuration file is another now"
+                ));
+            }
+            all.push(changed(&format!("{kind} `{name}`"), said, self.changed.get(name), forgotten)?);
+        }
+        for one in self.added {
+            let name = one.name();
+            match file.iter().any(|other| other.name() == name) {
+                true => forgotten.push(format!("{kind} `{name}` was added, but the configuration file has it now")),
+                false => all.push(one.clone()),
+            }
+        }
+        let gone_now = self.changed.keys().filter(|name| file.iter().all(|one| one.name() != **name));
+        forgotten.extend(gone_now.map(|name| gone(kind, name)));
+        Ok(all)
+    }
+}
+
+fn gone(kind: &str, name: &str) -> String {
+    format!("{kind} `{name}` was changed, but the configuration file has it no more")
 }
 
 fn insert<T: Serialize>(all: &mut BTreeMap<String, Changes>, name: &str, file: &T, now: &T) -> Result<(), String> {

@@ -18,6 +18,11 @@ fn vm(name: &str, weight: u32, max_run_ms: Option<u64>) -> VmSpec {
     VmSpec { time, ..VmSpec::new(name, "card0", 16) }
 }
 
+fn tenant(name: &str) -> TenantSpec {
+    let table = serde_json::json!({ "name": name, "card": "cuda0", "vram_mib": 16 });
+    TenantSpec::from_table(table.as_object().unwrap()).unwrap()
+}
+
 fn file(text: &str) -> Config {
     let cards = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 256\n";
     Config::parse(&format!("{cards}{text}"), "test").unwrap()
@@ -44,16 +49,31 @@ fn differences_applied_to_the_file_give_what_was_there() {
         btree_map(0..6u8, one, 0..6).prop_map(|vms| {
             let one = |(name, (weight, max_run_ms, wide)): (u8, (u32, Option<u64>, bool))| VmSpec {
                 channels: wide.then_some(64),
+                memory: config::VmMemory { quota_mib: wide.then_some(8), ..config::VmMemory::default() },
                 ..vm(&format!("vm{name}"), weight, max_run_ms)
             };
             vms.into_iter().map(one).collect::<Vec<_>>()
         })
     };
     let strikes = || vec(0..4u32, 2);
+    // Tenants are what the virtual machines are, by other names.
+    let tenants = |vms: &[VmSpec]| -> Vec<TenantSpec> {
+        let one = |vm: &VmSpec| TenantSpec {
+            time: vm.time,
+            memory: vm.memory.clone(),
+            ..tenant(&vm.name.replace("vm", "t"))
+        };
+        vms.iter().map(one).collect()
+    };
     let test = |(in_file, now, file_strikes, now_strikes): (Vec<VmSpec>, Vec<VmSpec>, Vec<u32>, Vec<u32>)| {
+        let (file_tenants, now_tenants) = (tenants(&in_file), tenants(&now));
         let cards = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\n";
-        let mut file = Config { vms: in_file, ..Config::parse(cards, "test").unwrap() };
-        let mut live = Live { vms: now.into_iter().map(|vm| (vm.name.clone(), vm)).collect(), ..Live::of(&file) };
+        let mut file = Config { vms: in_file, tenants: file_tenants, ..Config::parse(cards, "test").unwrap() };
+        let mut live = Live {
+            vms: now.into_iter().map(|vm| (vm.name.clone(), vm)).collect(),
+            tenants: now_tenants.into_iter().map(|tenant| (tenant.name.clone(), tenant)).collect(),
+            ..Live::of(&file)
+        };
         for (card, (strikes, now)) in file.cards.iter_mut().zip(file_strikes.into_iter().zip(now_strikes)) {
             card.scheduler.strikes = strikes;
             let scheduler = sched::Config { strikes: now, ..sched::Config::default() };

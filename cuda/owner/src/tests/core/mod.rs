@@ -110,6 +110,61 @@ fn a_quota_that_is_lowered_takes_effect_on_a_running_program() {
 }
 
 #[test]
+fn a_tenant_that_is_retired_goes_with_its_programs_and_what_they_had() {
+    for kills in [true, false] {
+        let mut world = two(8, 16);
+        let (one, two) = (world.connect("one"), world.connect("two"));
+        world.ask(one, 1, 6);
+        world.ask(two, 1, 6);
+        world.pass(500 * MS);
+        let id = world.core.tenant("one").expect("there");
+        assert_eq!(world.core.retire_tenant(id, kills).expect("there").len(), 1);
+        world.pass(1_000 * MS);
+        world.check();
+        assert_eq!((world.core.tenant("one"), world.places(two)), (None, (6, 0)), "kills: {kills}");
+        // Its name and what it was promised are free.
+        let all = Limits { guarantee: 2, ..Limits::default() };
+        world.core.add_tenant(spec("one", 8, all)).expect("it may be");
+        let again = world.connect("one");
+        world.ask(again, 1, 2);
+        world.pass(1_000 * MS);
+        assert_eq!(world.places(again), (2, 0));
+    }
+}
+
+#[test]
+fn rules_change_while_programs_work() {
+    let mut world = two(8, 16);
+    let (one, two) = (world.connect("one"), world.connect("two"));
+    world.ask(one, 1, 8);
+    world.ask(two, 1, 8);
+    world.pass(500 * MS);
+    assert_eq!(world.places(one).1 + world.places(two).1, 8, "they do not fit");
+    let config = world.core.config().clone();
+    let time = sched::Config { policy: sched::PolicyKind::Fifo, ..config.time };
+    let quanta = vram::QuantaConfig { mode: vram::Mode::Forced, ..config.quanta };
+    world.core.tune(time, config.balance, quanta, config.host_bytes).expect("it may be");
+    for session in [one, two] {
+        world.say(session, FromTenant::Waiting { card: 0 });
+    }
+    world.pass(2_000 * MS);
+    world.check();
+    assert!(world.core.memory_turn().is_some(), "they take turns with memory now");
+    world
+        .core
+        .tune(time, config.balance, vram::QuantaConfig { mode: vram::Mode::Off, ..quanta }, 0)
+        .expect("it may be");
+    world.pass(2_000 * MS);
+    world.check();
+    assert!(world.core.memory_turn().is_none(), "and not any more");
+    world.ask(one, 2, 1);
+    assert_eq!(world.programs[&one].refused, [2], "there is no host memory for more");
+    let wrong = sched::Config { band: sched::BandParams { period_ns: 1, ..time.band }, ..time };
+    assert!(world.core.tune(wrong, config.balance, quanta, config.host_bytes).is_err());
+    assert_eq!(world.core.config().time, time, "nothing has changed");
+}
+
+#[test]
 fn exhaustion_is_as_declared() {
     let mut world = World::new(4, 16);
     for (name, on_full) in [("refuse", OnFull::Refuse), ("queue", OnFull::Queue), ("swap", OnFull::Swap)] {

@@ -4,7 +4,7 @@ use super::scheduler::Seconds;
 use super::{Metric, escaped, samples};
 use api::Tenant;
 
-const TENANT: [Metric<Tenant, String>; 8] = [
+const TENANT: [Metric<Tenant, String>; 10] = [
     ("gpu_mediator_tenant_served", "gauge", "1 while the owner of a tenant's card answers", |tenant| {
         one(u8::from(tenant.served))
     }),
@@ -48,6 +48,15 @@ const TENANT: [Metric<Tenant, String>; 8] = [
         "Programs of a tenant that were killed since they did not answer",
         |tenant| one(tenant.killed),
     ),
+    (
+        "gpu_mediator_tenant_suspended_total",
+        "counter",
+        "Programs of a tenant that were suspended since they did not answer",
+        |tenant| one(tenant.suspended),
+    ),
+    ("gpu_mediator_tenant_quarantined", "gauge", "1 while a tenant gets no turn until it is released", |tenant| {
+        one(u8::from(tenant.quarantined))
+    }),
 ];
 
 fn one(value: impl ToString) -> Vec<(String, String)> {

@@ -1,0 +1,25 @@
+//! Reasons against a virtual machine or a tenant.
+
+/// What kind of trouble a refusal is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusalKind {
+    /// A value that is wrong in any circumstances.
+    Invalid,
+    /// No card has the name.
+    UnknownCard,
+    /// Something else has the name, the socket or the card already.
+    Conflict,
+    /// The card has not that much left.
+    Quota,
+}
+
+/// A reason against a virtual machine or a tenant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The kind of trouble.
+    pub kind: RefusalKind,
+    /// The key.
+    pub field: &'static str,
+    /// What is wrong and was expected.
+    pub what: String,
+}

@@ -1,0 +1,189 @@
+//! What the owner of a card has said last: written by the thread that speaks to it, read without waiting for it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cuda_control::{Card, TenantView};
+use locks::{Mutex, rank};
+use sched::History;
+
+/// An owner that takes longer to answer is taken for one that does not.
+// TIMEOUT: it answers at once; this is for a host that is very busy.
+const LATE: Duration = Duration::from_secs(2);
+
+/// A card as its owner has described it, with the uses of its time that are remembered.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    /// The last description.
+    pub card: Card,
+    /// Time charged by interval, each with its begin, of each tenant.
+    uses: BTreeMap<String, VecDeque<(u64, u64)>>,
+}
+
+impl Seen {
+    /// Takes in a description.
+    fn renew(&mut self, card: Card) {
+        if card.now_ns < self.card.now_ns {
+            // Another owner, with another clock.
+            self.uses.clear();
+        }
+        self.uses.retain(|name, _| card.tenants.iter().any(|tenant| tenant.name == *name));
+        for tenant in &card.tenants {
+            let uses = self.uses.entry(tenant.name.clone()).or_default();
+            for &(from, used) in &tenant.recent {
+                // Those that were not over when they were told are told again.
+                while uses.pop_back_if(|(last, _)| *last >= from).is_some() {}
+                uses.push_back((from, used));
+            }
+            uses.drain(..uses.len().saturating_sub(History::KEPT));
+        }
+        self.card = card;
+    }
+
+    /// Begin of the intervals that are still to be told.
+    fn since(&self) -> u64 {
+        self.end().saturating_sub(History::INTERVAL)
+    }
+
+    /// End of the last interval that is over.
+    fn end(&self) -> u64 {
+        self.card.now_ns - self.card.now_ns % History::INTERVAL
+    }
+
+    /// Returns the time that a tenant was charged in the intervals of the last `window_ns` that are over, each with its begin.
+    pub fn uses(&self, tenant: &str, window_ns: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let (from, end) = (self.end().saturating_sub(window_ns), self.end());
+        let uses = self.uses.get(tenant).into_iter().flatten().copied();
+        uses.filter(move |(begin, _)| (from..end).contains(begin))
+    }
+
+    /// Returns the part of the last `window_ns` that a tenant was charged, in thousandths.
+    pub fn received_permille(&self, tenant: &str, window_ns: u64) -> u32 {
+        let used: u64 = self.uses(tenant, window_ns).map(|(_, used)| used).fold(0, u64::saturating_add);
+        let permille = u128::from(used) * u128::from(sched::PERMILLE) / u128::from(window_ns.max(1));
+        u32::try_from(permille).unwrap_or(u32::MAX)
+    }
+
+    /// Returns what was said of a tenant.
+    pub fn tenant(&self, name: &str) -> Option<&TenantView> {
+        self.card.tenants.iter().find(|tenant| tenant.name == name)
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Absent until the first owner has answered, and from the end of one until the next has.
+    seen: Option<Arc<Seen>>,
+    /// Time at which the owner was asked what it has not answered yet.
+    asked: Option<Instant>,
+    /// Reason why there is no owner.
+    ended: Option<String>,
+}
+
+/// The board of one card.
+#[derive(Debug)]
+pub(super) struct Board {
+    card: String,
+    state: Mutex<rank::CudaBoard, State>,
+}
+
+impl Board {
+    pub fn new(card: &str) -> Self {
+        Self { card: card.to_owned(), state: Mutex::new(State::default()) }
+    }
+
+    /// Returns the card as it was described last.
+    ///
+    /// # Errors
+    /// Says why nothing is known of it now.
+    pub fn seen(&self) -> Result<Arc<Seen>, String> {
+        let state = self.state.lock();
+        self.trouble_in(&state)?;
+        let card = &self.card;
+        state.seen.clone().ok_or_else(|| format!("the owner of card `{card}` has not described it yet"))
+    }
+
+    /// Looks whether the owner answers.
+    ///
+    /// # Errors
+    /// Says why not.
+    pub fn trouble(&self) -> Result<(), String> {
+        self.trouble_in(&self.state.lock())
+    }
+
+    fn trouble_in(&self, state: &State) -> Result<(), String> {
+        let card = &self.card;
+        if let Some(why) = &state.ended {
+            return Err(format!("card `{card}` has no owner: {why}"));
+        }
+        match state.asked.map(|asked| asked.elapsed()).filter(|since| *since > LATE) {
+            None => Ok(()),
+            Some(since) => Err(format!("the owner of card `{card}` has not answered for {} s", since.as_secs())),
+        }
+    }
+
+    /// The owner is being asked.
+    pub(super) fn asks(&self) {
+        self.state.lock().asked = Some(Instant::now());
+    }
+
+    /// It has answered, or there is none.
+    pub(super) fn answered(&self) {
+        self.state.lock().asked = None;
+    }
+
+    /// Begin of the intervals that are still to be told.
+    pub(super) fn since(&self) -> u64 {
+        self.state.lock().seen.as_ref().map_or(0, |seen| seen.since())
+    }
+
+    /// It has described the card.
+    pub(super) fn described(&self, card: Card) {
+        let mut state = self.state.lock();
+        let mut seen = state.seen.take().map_or_else(Seen::default, Arc::unwrap_or_clone);
+        seen.renew(card);
+        (state.seen, state.ended) = (Some(Arc::new(seen)), None);
+    }
+
+    /// There is none any more.
+    pub(super) fn ended(&self, why: &str) {
+        *self.state.lock() = State { seen: None, asked: None, ended: Some(why.to_owned()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn card(now_ms: u64, recent: &[(u64, u64)]) -> Card {
+        const MS: u64 = 1_000_000;
+        let recent = recent.iter().map(|(from, used)| (from * MS, used * MS)).collect();
+        let tenant = TenantView { name: "a".to_owned(), recent, ..TenantView::default() };
+        Card { now_ns: now_ms * MS, tenants: vec![tenant], ..Card::default() }
+    }
+
+    #[test]
+    fn uses_are_put_together_and_begin_anew_with_another_owner() {
+        let board = Board::new("fake");
+        board.described(card(250, &[(0, 50), (100, 60), (200, 10)]));
+        assert_eq!(board.seen().expect("there").received_permille("a", 200_000_000), 550);
+        assert_eq!(board.since(), 100_000_000);
+        board.described(card(410, &[(100, 60), (200, 80), (300, 40), (400, 1)]));
+        let seen = board.seen().expect("there");
+        assert_eq!(seen.received_permille("a", 200_000_000), 600);
+        assert_eq!(seen.uses("a", 1_000_000_000).count(), 4);
+        board.described(card(150, &[(0, 100)]));
+        assert_eq!(board.seen().expect("there").uses("a", 1_000_000_000).collect::<Vec<_>>(), [(0, 100_000_000)]);
+    }
+
+    #[test]
+    fn a_board_without_an_owner_says_why() {
+        let board = Board::new("fake");
+        assert!(board.seen().expect_err("nothing was said").contains("has not described it yet"));
+        board.described(card(10, &[]));
+        board.ended("signal: 9");
+        assert_eq!(board.trouble().expect_err("it ended"), "card `fake` has no owner: signal: 9");
+        assert!(board.seen().is_err());
+    }
+}
