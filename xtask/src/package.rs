@@ -150,6 +150,7 @@ impl Recipe {
         tree.copy(&source.join("gpu-mediator.service"), "usr/lib/systemd/system/gpu-mediator.service", 0o644)?;
         tree.copy(&source.join("gpu-mediator.toml"), "etc/gpu-mediator.toml", 0o644)?;
         let folder = format!("usr/share/doc/{NAME}");
+        tree.copy(&source.join("cuda.conf"), &format!("{folder}/examples/cuda.conf"), 0o644)?;
         for name in names(&root().join("docs"))?.iter().filter(|name| name.ends_with(".md") || name.ends_with(".json"))
         {
             tree.copy(&root().join("docs").join(name), &format!("{folder}/{name}"), 0o644)?;

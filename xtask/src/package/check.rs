@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use super::output;
 
 /// What must be in it, with its access rights.
-const EXPECTED: [(&str, &str); 13] = [
+const EXPECTED: [(&str, &str); 14] = [
     ("etc/gpu-mediator.toml", "-rw-r--r--"),
     ("usr/bin/mediatorctl", "-rwxr-xr-x"),
     ("usr/bin/mediatord", "-rwxr-xr-x"),
@@ -19,6 +19,7 @@ const EXPECTED: [(&str, &str); 13] = [
     ("usr/share/doc/gpu-mediator/api.json", "-rw-r--r--"),
     ("usr/share/doc/gpu-mediator/configuration.md", "-rw-r--r--"),
     ("usr/share/doc/gpu-mediator/copyright", "-rw-r--r--"),
+    ("usr/share/doc/gpu-mediator/examples/cuda.conf", "-rw-r--r--"),
     ("usr/share/fish/vendor_completions.d/mediatorctl.fish", "-rw-r--r--"),
     ("usr/share/man/man1/mediatorctl.1.gz", "-rw-r--r--"),
     ("usr/share/man/man5/gpu-mediator.toml.5.gz", "-rw-r--r--"),
@@ -79,6 +80,15 @@ fn unit_problems(tree: &Path) -> Result<Vec<String>> {
     let unit = unit.replace("ExecStart=/usr/bin/", &format!("ExecStart={}/usr/bin/", tree.display()));
     let path = tree.join("gpu-mediator.service");
     fs::write(&path, unit)?;
+    // The drop-in for CUDA cards goes with it, as an administrator puts it there.
+    let drop_ins = tree.join("gpu-mediator.service.d");
+    fs::create_dir_all(&drop_ins)?;
+    let drop_in = fs::read_to_string(tree.join("usr/share/doc/gpu-mediator/examples/cuda.conf"))?;
+    // Also what it leaves to the administrator.
+    fs::write(
+        drop_ins.join("cuda.conf"),
+        drop_in.replace("\n#Capability", "\nCapability").replace("\n#Ambient", "\nAmbient"),
+    )?;
     let mut command = Command::new("systemd-analyze");
     match command.args(["verify", "--man=no"]).arg(&path).output() {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -88,7 +98,7 @@ fn unit_problems(tree: &Path) -> Result<Vec<String>> {
         Err(error) => Err(error).context("systemd-analyze"),
         Ok(output) => {
             let text = String::from_utf8_lossy(&output.stderr).into_owned();
-            let ours = text.lines().filter(|line| line.contains("gpu-mediator.service"));
+            let ours = text.lines().filter(|line| line.contains("gpu-mediator.service") || line.contains("cuda.conf"));
             let mut problems: Vec<_> = ours.map(str::to_owned).collect();
             if !output.status.success() && problems.is_empty() {
                 problems.push(format!("systemd-analyze verify: {text}"));
