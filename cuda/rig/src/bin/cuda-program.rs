@@ -37,6 +37,12 @@ enum What {
         #[arg(long)]
         ms: u64,
     },
+    /// Keeps the card busy until standard input ends; a line there has it print the card's time it got, in microseconds.
+    Count {
+        /// Microseconds of one kernel.
+        #[arg(long)]
+        kernel_us: u64,
+    },
     /// Allocates until it is refused; prints the MiB.
     Fill {
         /// MiB of one allocation.
@@ -73,6 +79,7 @@ fn main() -> Result<()> {
     match args.what {
         What::Train { mib, rounds, spin_us } => train(cuda, mib, rounds, spin_us),
         What::Busy { kernel_us, ms } => busy(cuda, kernel_us, ms),
+        What::Count { kernel_us } => count(cuda, kernel_us),
         What::Fill { step_mib } => fill(cuda, step_mib),
         What::Churn { steps } => churn(cuda, steps),
         What::Hold { mib } => hold(cuda, mib),
@@ -137,6 +144,31 @@ fn busy(cuda: Cuda, kernel_us: u64, ms: u64) -> Result<()> {
     Ok(())
 }
 
+fn count(cuda: Cuda, kernel_us: u64) -> Result<()> {
+    let lines = lines();
+    let spin = cuda.kernel("spin")?;
+    let stream = cuda.stream()?;
+    let word = cuda.alloc(4096)?;
+    cuda.set(word, 0, 8)?;
+    loop {
+        cuda.launch(spin, &[kernel_us, word], stream)?;
+        match lines.try_recv() {
+            Ok(_) => println!("{}", cuda.read(word, 1)?[0]),
+            Err(std::sync::mpsc::TryRecvError::Empty) => {}
+            Err(std::sync::mpsc::TryRecvError::Disconnected) => break,
+        }
+    }
+    println!("counted");
+    Ok(())
+}
+
+/// Lines of standard input, as they come.
+fn lines() -> std::sync::mpsc::Receiver<String> {
+    let (lines, input) = std::sync::mpsc::channel();
+    std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| lines.send(line)));
+    input
+}
+
 fn fill(cuda: Cuda, step_mib: u64) -> Result<()> {
     let mut mib = 0;
     let error = loop {
@@ -197,8 +229,7 @@ fn hold(cuda: Cuda, mib: u64) -> Result<()> {
 fn live(cuda: Cuda, mib: u64) -> Result<()> {
     const EACH: u64 = 2 << 20;
     const WORDS: u64 = EACH / 8 / 64;
-    let (lines, input) = std::sync::mpsc::channel();
-    std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| lines.send(line)));
+    let input = lines();
     let (fill, add) = (cuda.kernel("fill")?, cuda.kernel("add")?);
     let stream = cuda.stream()?;
     // Each with what its first word holds.

@@ -1,0 +1,116 @@
+//! Shares of a card's time as programs count them, and programs that do not keep to the rules, through a daemon on the fake driver.
+
+mod support;
+
+use support::Program;
+use support::daemon::*;
+
+/// Microseconds of work after which shares are compared: some hundred turns.
+const WORK_US: u64 = 3_000_000;
+
+/// Asks programs how much of the card's time they got so far, in microseconds.
+fn counts(programs: &mut [Program]) -> Vec<u64> {
+    for program in programs.iter_mut() {
+        program.say("how much");
+    }
+    programs.iter_mut().map(|program| program.line().parse().expect("a number")).collect()
+}
+
+/// Parts of the work that all programs have done from now on, in thousandths; measured by work, however long that takes.
+fn parts(programs: &mut [Program]) -> Vec<u64> {
+    // Each has the card by now.
+    let before = counts(programs);
+    loop {
+        let now = counts(programs);
+        let done: Vec<u64> = now.iter().zip(&before).map(|(now, before)| now - before).collect();
+        let sum: u64 = done.iter().sum();
+        if sum >= WORK_US {
+            return done.into_iter().map(|done| done * 1000 / sum).collect();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    }
+}
+
+/// Says whether parts are as weights say, within a tenth of the whole: a host that is busy delays programs, not the card's clock.
+fn as_weights(parts: &[u64], weights: &[u64]) -> bool {
+    let sum: u64 = weights.iter().sum();
+    parts.iter().zip(weights).all(|(part, weight)| part.abs_diff(weight * 1000 / sum) <= 100)
+}
+
+#[test]
+fn weights_hold_by_the_programs_own_counts_and_change_live() {
+    let rig = rig(|rig| card(rig, "fake", "") + &["a", "b", "c"].map(|name| tenant(name, "fake", "")).concat());
+    let _daemon = Daemon::start(&rig);
+    let set = |name: &str, weight: &str| drop(good(&rig, &["tenant", "set", name, "--weight", weight]));
+    let count = |name: &str, us: &str| run(&rig, name, &[], &["count", "--kernel-us", us]);
+    let mut programs = vec![count("a", "500"), count("b", "2000")];
+    set("a", "300");
+    let found = parts(&mut programs);
+    assert!(as_weights(&found, &[3, 1]), "3:1 gave {found:?}");
+    programs.push(count("c", "1000"));
+    for (name, weight) in [("a", "100"), ("b", "200"), ("c", "400")] {
+        set(name, weight);
+    }
+    let found = parts(&mut programs);
+    assert!(as_weights(&found, &[1, 2, 4]), "1:2:4 gave {found:?}");
+    for program in programs {
+        program.end();
+    }
+}
+
+#[test]
+fn a_program_that_stops_is_dealt_with_as_declared_and_its_neighbour_goes_on() {
+    // The fake driver suspends nobody, so that policy ends in a kill as well.
+    for policy in ["kill", "suspend"] {
+        let stuck = format!("on_stuck = \"{policy}\"\ntime.max_run_ms = 500\n");
+        let rig = rig(|rig| card(rig, "fake", "") + &tenant("a", "fake", &stuck) + &tenant("b", "fake", ""));
+        let _daemon = Daemon::start(&rig);
+        let mut stops = run(&rig, "a", &[], &["live", "--mib", "16"]);
+        let mut goes_on = run(&rig, "b", &[], &["live", "--mib", "16"]);
+        stops.steps(3);
+        goes_on.steps(3);
+        // With a turn or without: work of the neighbour, and what it needs of memory, is waited for.
+        signal("-STOP", &stops.child.id().to_string());
+        good(&rig, &["tenant", "set", "a", "--quota-mib", "4"]);
+        goes_on.steps(20);
+        goes_on.grow();
+        until(&rig, "a", "the program is gone, and all that it had", |a| {
+            a["killed"] == 1 && programs(a) == 0 && mib(a, "on_card_bytes") + mib(a, "in_host_bytes") == 0
+        });
+        assert!(!stops.child.wait().expect("ends").success());
+        let metrics = get(&rig, "/metrics");
+        assert!(metrics.contains("gpu_mediator_tenant_killed_total{tenant=\"a\",card=\"fake\"} 1"), "{metrics}");
+        assert_eq!(goes_on.end(), "held 10");
+        rig.until_free();
+    }
+}
+
+#[test]
+fn who_may_not_use_a_tenants_socket_is_refused() {
+    let rig = rig(|rig| card(rig, "fake", "") + &tenant("a", "fake", "mode = \"0600\"\n"));
+    let _daemon = Daemon::start(&rig);
+    let look = |user: Option<u32>| {
+        let mut command = rig.command(support::PROGRAM, "front");
+        command.env(cuda_protocol::SOCKET_VARIABLE, rig.folder.path().join("a.cuda")).arg("look");
+        if let Some(user) = user {
+            std::os::unix::process::CommandExt::uid(&mut command, user);
+        }
+        command.output()
+    };
+    let own = look(None).expect("starts");
+    assert!(own.status.success(), "{own:?}");
+    // Another user, who may do everything else: the folder, the card and the programs are open to all.
+    for folder in [rig.folder.path().to_owned(), rig.folder.path().join("card")] {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o777)).expect("set");
+    }
+    const NOBODY: u32 = 65_534;
+    match look(Some(NOBODY)) {
+        Ok(output) => {
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(!output.status.success() && text.contains("802"), "{output:?}");
+        }
+        // Only root can become somebody else, and only where others may run what is built.
+        Err(error) => println!("skipped: no program can be run as another user here: {error}"),
+    }
+}
