@@ -119,6 +119,13 @@ fn an_owner_that_is_stuck_holds_up_nobody_else() {
         }
         assert!(first(&mut waiting), "all that was asked of others is done before the stuck owner is given up");
     }
+    // Who looks is told of the card by its name, before the owner is given up.
+    while !get(&rig, "/v1/cards/fake").contains("the owner of card `fake` has not answered for") {
+        assert!(first(&mut waiting), "nobody was told: {}", get(&rig, "/v1/cards/fake"));
+    }
+    assert!(get(&rig, "/metrics").contains("gpu_mediator_tenant_served{tenant=\"a\",card=\"fake\"} 0"));
+    assert!(bad(&rig, 1, &["sched", "show", "fake"]).contains("is started again"));
+    assert!(good(&rig, &["card", "show", "other"]).contains("tenants"));
     for child in waiting {
         let output = child.wait_with_output().expect("ends");
         let text = String::from_utf8_lossy(&output.stderr).into_owned();

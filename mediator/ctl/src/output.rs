@@ -164,7 +164,8 @@ pub fn launch_args(args: &LaunchArgs) -> String {
 }
 
 fn users(card: &Card) -> String {
-    if card.vms.is_empty() { NOTHING.to_owned() } else { card.vms.join(" ") }
+    let users: Vec<&str> = card.vms.iter().chain(&card.tenants).map(String::as_str).collect();
+    if users.is_empty() { NOTHING.to_owned() } else { users.join(" ") }
 }
 
 /// All cards.
@@ -173,7 +174,7 @@ pub fn cards(cards: &[Card]) -> String {
     if cards.is_empty() {
         return "no cards\n".to_owned();
     }
-    let mut rows = vec![heads(&["NAME", "KIND", "PCI ID", "VRAM MIB", "ASSIGNED", "FREE", "CHANNELS", "VMS"])];
+    let mut rows = vec![heads(&["NAME", "KIND", "PCI ID", "VRAM MIB", "ASSIGNED", "FREE", "CHANNELS", "USERS"])];
     rows.extend(cards.iter().map(|card| {
         let channels = format!("{}/{}", card.channels_used, card.channels);
         let Card { name, kind, pci_id, vram_mib, vram_assigned_mib, vram_free_mib, .. } = card;
@@ -193,6 +194,7 @@ pub fn card(card: &Card) -> String {
             row(&[&"kind", &card.kind]),
             row(&[&"PCI id", &card.pci_id]),
             row(&[&"mode", &mode]),
+            row(&[&"trouble", &card.error.as_deref().unwrap_or(NOTHING)]),
             row(&[&"VRAM", &mib(card.vram_mib)]),
             row(&[&"  assigned", &mib(card.vram_assigned_mib)]),
             row(&[&"    in use", &mib(card.vram_placed_mib)]),
@@ -202,7 +204,7 @@ pub fn card(card: &Card) -> String {
             row(&[&"BAR1", &mib(card.bar1_mib)]),
             row(&[&"BAR3", &mib(card.bar3_mib)]),
             row(&[&"channels", &format!("{}/{}", card.channels_used, card.channels)]),
-            row(&[&"VMs", &users(card)]),
+            row(&[if card.kind == "cuda" { &"tenants" } else { &"VMs" }, &users(card)]),
         ],
         &[],
     )

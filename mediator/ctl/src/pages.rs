@@ -147,6 +147,26 @@ mod tests {
     }
 
     #[test]
+    fn every_command_of_tenants_has_a_page_with_its_options() {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path()).unwrap();
+        for (page, words) in [
+            ("mediatorctl-run.1", &["tenant", "preload", "weight"][..]),
+            ("mediatorctl-tenant-add.1", &["card", "on\\-remove", "guarantee\\-mib", "socket\\-path"]),
+            ("mediatorctl-tenant-remove.1", &["its programs end"]),
+            ("mediatorctl-tenant-set.1", &["on\\-stuck", "quota\\-mib"]),
+            ("mediatorctl-tenant-list.1", &["Lists the tenants"]),
+            ("mediatorctl-tenant-show.1", &["all about one tenant"]),
+            ("gpu-mediator.toml.5", &["on_remove", "where most room is"]),
+        ] {
+            let text = fs::read_to_string(folder.path().join(page)).unwrap();
+            for word in words {
+                assert!(text.contains(word), "{page} says nothing of {word}: {text}");
+            }
+        }
+    }
+
+    #[test]
     fn page_of_the_configuration_has_every_key() {
         let page = configuration();
         for key in ["admin_socket", "state_dir", "vram_mib", "hang_limit_ms", "guarantee_permille"] {

@@ -26,15 +26,15 @@ pub(super) enum SchedCommand {
     /// Changes how a card's time is shared, from now on; work that waits or runs goes on
     #[command(override_usage = "mediatorctl sched set CARD SETTING...")]
     Set(Box<SetCard>),
-    /// Changes what a virtual machine may have of its card's time, from now on
+    /// Changes what a virtual machine or a tenant may have of its card's time, from now on
     #[command(override_usage = "mediatorctl sched set-vm VM SHARE...")]
     SetVm(SetVm),
-    /// Lets a virtual machine out of quarantine, and forgets its strikes
+    /// Lets a virtual machine or a tenant out of quarantine, and forgets its strikes
     Release {
-        /// Name of the virtual machine
+        /// Name of the virtual machine or tenant
         vm: String,
     },
-    /// Draws what virtual machines used of an engine over time, as an SVG file
+    /// Draws what virtual machines or tenants used of an engine over time, as an SVG file
     Report(Report),
     /// Writes down what a card's scheduler is told and decides, for a time
     Record(Record),
@@ -192,7 +192,7 @@ impl TimeFlags {
 #[command(group = ArgGroup::new("some").required(true).multiple(true)
     .args(["weight", "guarantee", "cap", "class", "max_run_ms"]))]
 pub(super) struct SetVm {
-    /// Name of the virtual machine
+    /// Name of the virtual machine or tenant
     vm: String,
     #[command(flatten)]
     time: TimeFlags,
