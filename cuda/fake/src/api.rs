@@ -161,16 +161,22 @@ api! {
     initialised cuMemGetAllocationGranularity(bytes: *mut usize, _property: *const c_int, _option: c_int) {
         put(bytes, Ok(GRANULE as usize))
     }
-    initialised cuMemCreate(handle: *mut u64, bytes: usize, property: *const c_int, _flags: u64) {
-        if property.is_null() || *property != 1 {
+    initialised cuMemCreate(handle: *mut u64, bytes: usize, property: *const c_int, flags: u64) {
+        if property.is_null() || *property != 1 || flags != 0 {
             return INVALID_VALUE;
         }
-        let tier = match *property.add(2) {
-            1 => Tier::Device,
-            3 => Tier::Host,
+        let tier = match (*property.add(2), *property.add(3)) {
+            (1, 0) => Tier::Device,
+            (1, _) => return INVALID_DEVICE,
+            (3, _) => Tier::Host,
+            (0, _) => return INVALID_VALUE,
             _ => return NOT_SUPPORTED,
         };
-        put(handle, memory::create(tier, bytes as u64))
+        put(handle, memory::create(tier, bytes as u64, *property.add(1)))
+    }
+    initialised cuMemRetainAllocationHandle(handle: *mut u64, at: u64) { put(handle, memory::retain(at)) }
+    initialised cuMemGetAllocationPropertiesFromHandle(property: *mut [i32; 8], handle: u64) {
+        put(property, memory::property(handle))
     }
     initialised cuMemRelease(handle: u64) { done(memory::release(handle)) }
     initialised cuMemAddressReserve(at: *mut u64, bytes: usize, align: usize, _wish: u64, _flags: u64) {
@@ -183,12 +189,28 @@ api! {
             error => error,
         }
     }
-    initialised cuMemUnmap(at: u64, bytes: usize) { done(memory::unmap(at, bytes as u64)) }
-    initialised cuMemSetAccess(at: u64, bytes: usize, access: *const c_int, count: usize) {
-        if access.is_null() || count != 1 || *access != 1 || *access.add(2) != 3 {
+    initialised cuMemUnmap(at: u64, bytes: usize) { done(memory::unmap_own(at, bytes as u64)) }
+    initialised cuMemSetAccess(at: u64, bytes: usize, access: *const [c_int; 3], count: usize) {
+        if access.is_null() || count == 0 {
             return INVALID_VALUE;
         }
-        done(memory::open(at, bytes as u64))
+        for &[kind, device, flags] in std::slice::from_raw_parts(access, count) {
+            let result = match (kind, device) {
+                (1, 0) => memory::allow(at, bytes as u64, flags),
+                (1, _) => Err(INVALID_VALUE),
+                _ => Err(NOT_SUPPORTED),
+            };
+            if result.is_err() {
+                return done(result);
+            }
+        }
+        SUCCESS
+    }
+    initialised cuMemGetAccess(flags: *mut u64, location: *const [c_int; 2], at: u64) {
+        if location.is_null() || *location != [1, 0] {
+            return INVALID_VALUE;
+        }
+        put(flags, memory::find(at).map(|found| found.access as u64).ok_or(INVALID_VALUE))
     }
     initialised cuMemExportToShareableHandle(to: *mut c_int, handle: u64, kind: c_int, _flags: u64) {
         if kind != 1 {
@@ -202,21 +224,23 @@ api! {
         }
         put(handle, memory::import(i32::try_from(from).unwrap_or(-1)))
     }
-    context cuPointerGetAttribute(to: *mut c_void, attribute: c_int, at: u64) {
-        let Some((start, bytes, tier)) = memory::find(at) else { return INVALID_VALUE };
-        match attribute {
-            2 => *to.cast::<u32>() = if tier == Tier::Host { 1 } else { 2 },
-            10 => *to.cast::<bool>() = true,
-            11 => *to.cast::<u64>() = start,
-            12 => *to.cast::<u64>() = bytes,
-            _ => return NOT_SUPPORTED,
+    context cuPointerGetAttribute(to: *mut c_void, kind: c_int, at: u64) {
+        memory::find(at).map_or(INVALID_VALUE, |found| attribute(to, kind, at, &found))
+    }
+    context cuPointerGetAttributes(count: u32, kinds: *const c_int, to: *mut *mut c_void, at: u64) {
+        for n in 0..count as usize {
+            match memory::find(at) {
+                Some(found) if attribute(*to.add(n), *kinds.add(n), at, &found) == SUCCESS => {}
+                // What an address does not have is null there.
+                _ => *(*to.add(n)).cast::<u32>() = 0,
+            }
         }
         SUCCESS
     }
     context cuMemGetAddressRange_v2(base: *mut u64, bytes: *mut usize, at: u64) {
-        let Some((start, length, _)) = memory::find(at) else { return NOT_FOUND };
-        put(base, Ok(start));
-        put(bytes, Ok(length as usize))
+        let Some(found) = memory::find(at) else { return NOT_FOUND };
+        put(base, Ok(found.mapping.0));
+        put(bytes, Ok(found.mapping.1 as usize))
     }
 
     context cuStreamCreate(stream: *mut u64, _flags: u32) { put(stream, Ok(work::create())) }
@@ -270,6 +294,30 @@ api! {
     context cuMemsetD8Async(at: u64, value: u8, bytes: usize, stream: u64) {
         work::submit(stream, Op::Set(at, bytes as u64, value))
     }
+}
+
+/// An attribute of an address, as NVIDIA's driver 580 answers it.
+unsafe fn attribute(to: *mut c_void, kind: c_int, at: u64, found: &memory::Found) -> c_int {
+    let host = found.tier == Tier::Host;
+    unsafe {
+        match kind {
+            2 => *to.cast::<u32>() = if host { 1 } else { 2 },
+            3 => *to.cast::<u64>() = at,
+            4 if host => *to.cast::<u64>() = at,
+            4 => return INVALID_VALUE,
+            7 | 20 => *to.cast::<u64>() = found.id,
+            9 => *to.cast::<c_int>() = if host { -1 } else { 0 },
+            10 => *to.cast::<bool>() = found.plain,
+            11 => *to.cast::<u64>() = found.range.0,
+            12 => *to.cast::<u64>() = found.range.1,
+            14 => *to.cast::<c_int>() = found.kinds,
+            16 => *to.cast::<c_int>() = found.access,
+            18 => *to.cast::<u64>() = found.mapping.1,
+            19 => *to.cast::<u64>() = found.mapping.0,
+            _ => return NOT_SUPPORTED,
+        }
+    }
+    SUCCESS
 }
 
 /// Finds an exported function by its name without endings: the newest form, as versions do not differ here.

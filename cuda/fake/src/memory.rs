@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd as _, IntoRawFd as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::card::{self, Tier};
-use crate::result::{INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY};
+use crate::result::{INVALID_VALUE, OUT_OF_MEMORY};
 use crate::space::{Broken, GRANULE, Space};
 
 /// An allocation, as this process holds it. Every descriptor and mapping shares its description, and so its life.
@@ -20,6 +20,11 @@ pub struct Physical {
     tier: Tier,
     /// By [`import`].
     imported: bool,
+    /// Kinds of handles that other processes may import it by.
+    kinds: i32,
+    /// References by handle, and mappings: it lives as long as one of either.
+    references: u32,
+    mappings: u32,
 }
 
 #[derive(Default)]
@@ -51,38 +56,76 @@ fn broken(rule: Broken) -> i32 {
     if std::env::var_os("FAKE_CUDA_LOG").is_some() {
         eprintln!("fake libcuda: {}", rule.0);
     }
-    INVALID_VALUE
+    rule.1
 }
 
-/// Allocates physical memory; its handle.
-pub fn create(tier: Tier, bytes: u64) -> Result<u64, i32> {
+/// Allocates physical memory that may be exported by handles of `kinds`; its handle.
+pub fn create(tier: Tier, bytes: u64, kinds: i32) -> Result<u64, i32> {
     if bytes == 0 || !bytes.is_multiple_of(GRANULE) {
         return Err(INVALID_VALUE);
     }
     let file = card::get().allocate(tier, bytes).ok_or(OUT_OF_MEMORY)?;
-    Ok(insert(file, tier, bytes, false))
+    Ok(insert(file, tier, bytes, false, kinds))
 }
 
-fn insert(file: File, tier: Tier, bytes: u64, imported: bool) -> u64 {
+fn insert(file: File, tier: Tier, bytes: u64, imported: bool, kinds: i32) -> u64 {
     let mut memory = lock();
     let memory = memory.get();
     memory.next += 1;
     let handle = 0x1000 + memory.next;
-    memory.handles.insert(handle, Physical { file: Arc::new(file), bytes, tier, imported });
+    let file = Arc::new(file);
+    memory.handles.insert(handle, Physical { file, bytes, tier, imported, kinds, references: 1, mappings: 0 });
     handle
 }
 
-/// Gives a handle up.
+impl Memory {
+    /// A handle that the program has a reference to.
+    fn handle(&mut self, handle: u64) -> Result<&mut Physical, i32> {
+        self.handles.get_mut(&handle).filter(|physical| physical.references > 0).ok_or(INVALID_VALUE)
+    }
+
+    /// Forgets a handle that has neither references nor mappings.
+    fn end(&mut self, handle: u64) {
+        if self.handles.get(&handle).is_some_and(|p| p.references == 0 && p.mappings == 0) {
+            self.handles.remove(&handle);
+        }
+    }
+}
+
+/// Gives a reference up. What is mapped lives on.
 pub fn release(handle: u64) -> Result<(), i32> {
-    lock().get().handles.remove(&handle).map(drop).ok_or(INVALID_HANDLE)
+    let mut memory = lock();
+    let memory = memory.get();
+    memory.handle(handle)?.references -= 1;
+    memory.end(handle);
+    Ok(())
+}
+
+/// The handle that is mapped at an address, with one reference more.
+pub fn retain(at: u64) -> Result<u64, i32> {
+    let mut memory = lock();
+    let memory = memory.get();
+    let (start, mapping) = memory.space.find(at).ok_or(INVALID_VALUE)?;
+    if memory.plain.contains_key(&start) {
+        return Err(INVALID_VALUE);
+    }
+    memory.handles.get_mut(&mapping.handle).ok_or(INVALID_VALUE)?.references += 1;
+    Ok(mapping.handle)
+}
+
+/// Returns the `CUmemAllocationProp` that a handle was made by.
+pub fn property(handle: u64) -> Result<[i32; 8], i32> {
+    let mut memory = lock();
+    let physical = memory.get().handle(handle)?;
+    Ok([1, physical.kinds, if physical.tier == Tier::Host { 3 } else { 1 }, 0, 0, 0, 0, 0])
 }
 
 /// A new descriptor of an allocation.
 pub fn export(handle: u64) -> Result<i32, i32> {
     let mut memory = lock();
-    let physical = memory.get().handles.get(&handle).ok_or(INVALID_HANDLE)?;
+    let physical = memory.get().handle(handle)?;
     // As seen on an H100 with driver 580: a program's chunks reach a new owner by kept descriptors only.
-    if physical.imported {
+    if physical.imported || physical.kinds & 1 == 0 {
         return Err(INVALID_VALUE);
     }
     physical.file.try_clone().map(|file| file.into_raw_fd()).map_err(|_| OUT_OF_MEMORY)
@@ -98,7 +141,7 @@ pub fn import(descriptor: i32) -> Result<u64, i32> {
     // SAFETY: the copy is new and nobody else's.
     let file = unsafe { <File as std::os::fd::FromRawFd>::from_raw_fd(copy) };
     let (tier, bytes) = card::get().identify(&file).ok_or(INVALID_VALUE)?;
-    Ok(insert(file, tier, bytes, true))
+    Ok(insert(file, tier, bytes, true, 1))
 }
 
 fn cover(at: u64, bytes: u64) -> bool {
@@ -143,8 +186,9 @@ pub fn unreserve(at: u64, bytes: u64) -> Result<(), i32> {
 pub fn map(at: u64, bytes: u64, offset: u64, handle: u64) -> Result<(), i32> {
     let mut memory = lock();
     let memory = memory.get();
-    let physical = memory.handles.get(&handle).cloned().ok_or(INVALID_HANDLE)?;
+    let physical = memory.handle(handle)?.clone();
     memory.space.map(at, bytes, offset, handle, physical.bytes).map_err(broken)?;
+    memory.handle(handle)?.mappings += 1;
     // SAFETY: the range lies in a reservation of ours with nothing mapped.
     let found = unsafe {
         libc::mmap(
@@ -160,12 +204,25 @@ pub fn map(at: u64, bytes: u64, offset: u64, handle: u64) -> Result<(), i32> {
     if found as u64 == at { Ok(()) } else { Err(OUT_OF_MEMORY) }
 }
 
+/// As [`unmap`], of what the program has mapped itself.
+pub fn unmap_own(at: u64, bytes: u64) -> Result<(), i32> {
+    let plain = |memory: &mut Memory| memory.space.find(at).is_some_and(|(start, _)| memory.plain.contains_key(&start));
+    if plain(lock().get()) {
+        return Err(INVALID_VALUE);
+    }
+    unmap(at, bytes)
+}
+
 /// Unmaps whole mappings: an access kills the program from here on.
 pub fn unmap(at: u64, bytes: u64) -> Result<(), i32> {
     let mut memory = lock();
     let memory = memory.get();
     for (start, mapping) in memory.space.unmap(at, bytes).map_err(broken)? {
         memory.tiers.remove(&start);
+        if let Some(physical) = memory.handles.get_mut(&mapping.handle) {
+            physical.mappings -= 1;
+        }
+        memory.end(mapping.handle);
         if !cover(start, mapping.bytes) {
             return Err(OUT_OF_MEMORY);
         }
@@ -173,14 +230,18 @@ pub fn unmap(at: u64, bytes: u64) -> Result<(), i32> {
     Ok(())
 }
 
-/// Lets the card access whole mappings.
-pub fn open(at: u64, bytes: u64) -> Result<(), i32> {
-    let found = lock().get().space.open(at, bytes).map_err(broken)?;
+/// Sets what the card may do with whole mappings.
+pub fn allow(at: u64, bytes: u64, access: i32) -> Result<(), i32> {
+    let protection = match access {
+        0 => libc::PROT_NONE,
+        1 => libc::PROT_READ,
+        3 => libc::PROT_READ | libc::PROT_WRITE,
+        _ => return Err(INVALID_VALUE),
+    };
+    let found = lock().get().space.allow(at, bytes, access).map_err(broken)?;
     for (start, mapping) in found {
         // SAFETY: the range is mapped.
-        let result = unsafe {
-            libc::mprotect(start as *mut libc::c_void, mapping.bytes as usize, libc::PROT_READ | libc::PROT_WRITE)
-        };
+        let result = unsafe { libc::mprotect(start as *mut libc::c_void, mapping.bytes as usize, protection) };
         if result != 0 {
             return Err(INVALID_VALUE);
         }
@@ -188,21 +249,48 @@ pub fn open(at: u64, bytes: u64) -> Result<(), i32> {
     Ok(())
 }
 
-/// The mapping that an address lies in: start, bytes and memory.
-pub fn find(at: u64) -> Option<(u64, u64, Tier)> {
+/// A mapping, and what is known of its memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Found {
+    /// First address and bytes of the mapping.
+    pub mapping: (u64, u64),
+    /// First address and bytes of the reservation.
+    pub range: (u64, u64),
+    /// Memory.
+    pub tier: Tier,
+    /// Access of the card.
+    pub access: i32,
+    /// Number of the allocation.
+    pub id: u64,
+    /// Kinds of handles that it may be exported by.
+    pub kinds: i32,
+    /// By `cuMemAlloc`.
+    pub plain: bool,
+}
+
+/// The mapping that an address lies in.
+pub fn find(at: u64) -> Option<Found> {
     let mut memory = lock();
     let memory = memory.get();
     let (start, mapping) = memory.space.find(at)?;
-    Some((start, mapping.bytes, memory.tiers.get(&start).copied()?))
+    Some(Found {
+        mapping: (start, mapping.bytes),
+        range: memory.space.reservation(at)?,
+        tier: memory.tiers.get(&start).copied()?,
+        access: mapping.access,
+        id: mapping.handle,
+        kinds: memory.handles.get(&mapping.handle).map_or(0, |physical| physical.kinds),
+        plain: memory.plain.contains_key(&start),
+    })
 }
 
 /// Allocates as `cuMemAlloc` does.
 pub fn allocate(bytes: u64) -> Result<u64, i32> {
     let rounded = bytes.max(1).checked_next_multiple_of(GRANULE).ok_or(OUT_OF_MEMORY)?;
-    let handle = create(Tier::Device, rounded)?;
+    let handle = create(Tier::Device, rounded, 0)?;
     let at = reserve(rounded, 0)?;
     map(at, rounded, 0, handle)?;
-    open(at, rounded)?;
+    allow(at, rounded, 3)?;
     release(handle)?;
     lock().get().plain.insert(at, rounded);
     Ok(at)

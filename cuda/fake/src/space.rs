@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::result::{INVALID_VALUE, NOT_SUPPORTED};
+
 /// Sizes and addresses are multiples of this.
 pub const GRANULE: u64 = 2 << 20;
 
@@ -12,13 +14,13 @@ pub struct Mapping {
     pub bytes: u64,
     /// The allocation, by the handle it was mapped by.
     pub handle: u64,
-    /// The card may access it.
-    pub open: bool,
+    /// Access of the card, by `CUmemAccess_flags`.
+    pub access: i32,
 }
 
-/// A broken rule.
+/// A broken rule, and the result that NVIDIA's driver 580 gives then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Broken(pub &'static str);
+pub struct Broken(pub &'static str, pub i32);
 
 /// Reservations and mappings by their first address.
 #[derive(Debug, Default)]
@@ -28,7 +30,7 @@ pub struct Space {
 }
 
 fn ensure(good: bool, rule: &'static str) -> Result<(), Broken> {
-    if good { Ok(()) } else { Err(Broken(rule)) }
+    if good { Ok(()) } else { Err(Broken(rule, INVALID_VALUE)) }
 }
 
 impl Space {
@@ -47,13 +49,15 @@ impl Space {
 
     /// Maps a whole allocation of `length` bytes.
     pub fn map(&mut self, at: u64, bytes: u64, offset: u64, handle: u64, length: u64) -> Result<(), Broken> {
-        ensure(offset == 0, "the offset of a mapping is 0")?;
-        ensure(bytes == length && bytes > 0, "an allocation is mapped whole")?;
-        ensure(at.is_multiple_of(GRANULE) && bytes.is_multiple_of(GRANULE), "mappings are aligned to the granularity")?;
+        ensure(bytes > 0, "a mapping has a length")?;
+        ensure(at.is_multiple_of(GRANULE), "mappings are aligned to the granularity")?;
+        if offset != 0 || bytes != length {
+            return Err(Broken("an allocation is mapped whole", NOT_SUPPORTED));
+        }
         let room = self.reserved.range(..=at).next_back().is_some_and(|(start, len)| at + bytes <= start + len);
         ensure(room, "mappings lie in a reservation")?;
         ensure(self.within(at, bytes).is_empty(), "only addresses with nothing mapped can be mapped")?;
-        self.mapped.insert(at, Mapping { bytes, handle, open: false });
+        self.mapped.insert(at, Mapping { bytes, handle, access: 0 });
         Ok(())
     }
 
@@ -66,15 +70,21 @@ impl Space {
         Ok(found)
     }
 
-    /// Gives the card access to whole mappings without a gap; they are returned.
-    pub fn open(&mut self, at: u64, bytes: u64) -> Result<Vec<(u64, Mapping)>, Broken> {
+    /// Sets the card's access to whole mappings without a gap; they are returned.
+    pub fn allow(&mut self, at: u64, bytes: u64, access: i32) -> Result<Vec<(u64, Mapping)>, Broken> {
         let found = self.cover(at, bytes)?;
         for (start, _) in &found {
             if let Some(mapping) = self.mapped.get_mut(start) {
-                mapping.open = true;
+                mapping.access = access;
             }
         }
         Ok(found)
+    }
+
+    /// The reservation that an address lies in.
+    pub fn reservation(&self, at: u64) -> Option<(u64, u64)> {
+        let (&start, &bytes) = self.reserved.range(..=at).next_back()?;
+        (at < start + bytes).then_some((start, bytes))
     }
 
     /// The mapping that an address lies in.
@@ -90,13 +100,14 @@ impl Space {
     }
 
     fn cover(&self, at: u64, bytes: u64) -> Result<Vec<(u64, Mapping)>, Broken> {
+        ensure(bytes > 0, "a range has a length")?;
         let found = self.within(at, bytes);
         let mut next = at;
         for (start, mapping) in &found {
             ensure(*start == next, "mappings are taken whole and without a gap")?;
             next = start + mapping.bytes;
         }
-        ensure(bytes > 0 && next == at + bytes, "mappings are taken whole and without a gap")?;
+        ensure(next == at + bytes, "mappings are taken whole and without a gap")?;
         Ok(found)
     }
 }
@@ -116,8 +127,10 @@ mod tests {
     #[test]
     fn every_rule_of_mapping_is_checked() {
         let mut space = space();
-        assert!(space.map(0, G, 1, 1, G).is_err(), "an offset");
-        assert!(space.map(0, G, 0, 1, 2 * G).is_err(), "a part of an allocation");
+        let code = |result: Result<(), Broken>| result.map_err(|broken| broken.1);
+        assert_eq!(code(space.map(0, G, 1, 1, G)), Err(NOT_SUPPORTED), "an offset");
+        assert_eq!(code(space.map(0, G, 0, 1, 2 * G)), Err(NOT_SUPPORTED), "a part of an allocation");
+        assert_eq!(code(space.map(0, 0, 0, 1, G)), Err(INVALID_VALUE), "nothing");
         assert!(space.map(G / 2, G, 0, 1, G).is_err(), "an odd address");
         assert!(space.map(7 * G, 2 * G, 0, 1, 2 * G).is_err(), "beyond the reservation");
         assert_eq!(space.map(G, 2 * G, 0, 1, 2 * G), Ok(()));
@@ -131,10 +144,11 @@ mod tests {
         assert_eq!(space.map(0, 2 * G, 0, 1, 2 * G), Ok(()));
         assert_eq!(space.map(2 * G, G, 0, 2, G), Ok(()));
         assert!(space.unmap(0, G).is_err());
+        assert!(space.unmap(0, 0).is_err());
         assert!(space.unmap(G, 2 * G).is_err());
-        assert!(space.open(0, 4 * G).is_err(), "a gap at the end");
-        assert_eq!(space.open(0, 3 * G).map(|found| found.len()), Ok(2));
-        assert_eq!(space.find(G).map(|(start, m)| (start, m.handle, m.open)), Some((0, 1, true)));
+        assert!(space.allow(0, 4 * G, 3).is_err(), "a gap at the end");
+        assert_eq!(space.allow(0, 3 * G, 3).map(|found| found.len()), Ok(2));
+        assert_eq!(space.find(G).map(|(start, m)| (start, m.handle, m.access)), Some((0, 1, 3)));
         assert!(space.unreserve(0, 8 * G).is_err(), "something is mapped");
         assert_eq!(space.unmap(0, 3 * G).map(|found| found.len()), Ok(2));
         assert!(space.unmap(0, 3 * G).is_err(), "nothing is mapped");

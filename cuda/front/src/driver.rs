@@ -33,7 +33,7 @@ pub type Object = *mut c_void;
 
 /// `CUmemAccessDesc`: who may access a mapping, and how.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
     kind: c_int,
     id: c_int,
@@ -44,6 +44,26 @@ impl Access {
     /// Reading and writing by card `device`.
     pub fn all(device: c_int) -> Self {
         Self { kind: 1, id: device, flags: 3 }
+    }
+
+    /// A location without access.
+    pub fn none(kind: c_int, id: c_int) -> Self {
+        Self { kind, id, flags: 0 }
+    }
+
+    /// Says if the location is a card.
+    pub fn is_device(&self) -> bool {
+        self.kind == 1
+    }
+
+    /// Says if both speak of the same location.
+    pub fn same_location(&self, other: &Self) -> bool {
+        (self.kind, self.id) == (other.kind, other.id)
+    }
+
+    /// Returns the flags of the access.
+    pub fn flags(&self) -> c_int {
+        self.flags
     }
 }
 
@@ -87,6 +107,12 @@ calls! {
     device_get = cuDeviceGet(device: *mut c_int, ordinal: c_int);
     device_get_uuid = cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int);
     device_total_mem = cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int);
+    primary_ctx_retain = cuDevicePrimaryCtxRetain(context: *mut Object, device: c_int);
+    ctx_create = cuCtxCreate_v2(context: *mut Object, flags: u32, device: c_int);
+    ctx_create_v3 = cuCtxCreate_v3(
+        context: *mut Object, affinity: *const c_void, count: c_int, flags: u32, device: c_int);
+    ctx_create_v4 = cuCtxCreate_v4(context: *mut Object, parameters: *const c_void, flags: u32, device: c_int);
+    ctx_destroy = cuCtxDestroy_v2(context: Object);
     ctx_get_current = cuCtxGetCurrent(context: *mut Object);
     ctx_set_current = cuCtxSetCurrent(context: Object);
     ctx_get_device = cuCtxGetDevice(device: *mut c_int);
@@ -117,6 +143,18 @@ calls! {
     mem_set_access = cuMemSetAccess(address: Address, bytes: usize, access: *const Access, count: usize);
     mem_import = cuMemImportFromShareableHandle(handle: *mut Handle, source: *mut c_void, kind: c_int);
     mem_export = cuMemExportToShareableHandle(target: *mut c_void, handle: Handle, kind: c_int, flags: u64);
+    mem_get_access = cuMemGetAccess(flags: *mut u64, location: *const [c_int; 2], address: Address);
+    mem_get_granularity = cuMemGetAllocationGranularity(bytes: *mut usize, property: *const c_void, option: c_int);
+    mem_get_property = cuMemGetAllocationPropertiesFromHandle(property: *mut c_void, handle: Handle);
+    mem_retain = cuMemRetainAllocationHandle(handle: *mut Handle, address: *mut c_void);
+    mem_map_array = cuMemMapArrayAsync(list: *const c_void, count: u32, stream: Object);
+    mem_map_array_per_thread = cuMemMapArrayAsync_ptsz(list: *const c_void, count: u32, stream: Object);
+    multicast_bind_mem = cuMulticastBindMem(
+        multicast: Handle, at: usize, handle: Handle, offset: usize, bytes: usize, flags: u64);
+    multicast_bind_mem_v2 = cuMulticastBindMem_v2(
+        multicast: Handle, device: c_int, at: usize, handle: Handle, offset: usize, bytes: usize, flags: u64);
+    endpoint_bind_mem = cuLogicalEndpointBindMem(
+        endpoint: u64, device: c_int, at: usize, handle: Handle, offset: usize, bytes: usize, flags: u64);
     pointer_get_attribute = cuPointerGetAttribute(data: *mut c_void, attribute: c_int, address: Address);
     pointer_get_attributes =
         cuPointerGetAttributes(count: u32, attributes: *const c_int, data: *mut *mut c_void, address: Address);

@@ -15,6 +15,7 @@
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 compile_error!("the stubs are written for x86-64 Linux");
 
+mod contexts;
 mod driver;
 mod gate;
 mod loader;

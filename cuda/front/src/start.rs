@@ -7,7 +7,7 @@ use std::ffi::c_int;
 
 use crate::driver::{self, SUCCESS};
 use crate::slots::{GATED, GATES, at};
-use crate::{gate, lookup, memory, tenant};
+use crate::{contexts, gate, lookup, memory, tenant};
 
 /// `cuInit`: a program that is to be a tenant and cannot be one does not run beside its limits.
 unsafe extern "C" fn init(flags: u32) -> c_int {
@@ -23,6 +23,7 @@ pub fn ours(index: usize) -> Option<*mut ()> {
         .then_some(init as *mut ())
         .or_else(|| lookup::ours(index))
         .or_else(|| memory::ours(index))
+        .or_else(|| contexts::ours(index))
         .or_else(|| gate::ours(index))
         .or_else(|| gated().flatten())
 }

@@ -154,10 +154,19 @@ fn devices(cards: &[CardInfo]) -> Vec<Option<u8>> {
 
 /// Remembers the context that is current to this thread, for drains.
 pub fn note_context() {
-    let context = driver::current_context() as u64;
+    note(driver::current_context() as u64);
+}
+
+/// Remembers a context, for drains.
+pub fn note(context: u64) {
     if context != 0 {
         CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default().insert(context);
     }
+}
+
+/// Forgets a context that ends.
+pub fn forget(context: u64) {
+    CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default().remove(&context);
 }
 
 /// Sends a message; nothing happens while the owner is away.

@@ -92,6 +92,12 @@ functions! {
     raw_unmap = cuMemUnmap(at: u64, bytes: usize);
     raw_access = cuMemSetAccess(at: u64, bytes: usize, access: *const [i32; 3], count: usize);
     raw_export = cuMemExportToShareableHandle(to: *mut c_int, handle: u64, kind: c_int, flags: u64);
+    raw_reference = cuMemRetainAllocationHandle(handle: *mut u64, at: u64);
+    raw_property = cuMemGetAllocationPropertiesFromHandle(property: *mut [i32; 8], handle: u64);
+    raw_granularity = cuMemGetAllocationGranularity(bytes: *mut usize, property: *const [i32; 8], option: c_int);
+    raw_may = cuMemGetAccess(flags: *mut u64, location: *const [i32; 2], at: u64);
+    raw_attribute = cuPointerGetAttribute(to: *mut c_void, kind: c_int, at: u64);
+    raw_attributes = cuPointerGetAttributes(count: u32, kinds: *const c_int, to: *const *mut u64, at: u64);
     raw_range = cuMemGetAddressRange_v2(base: *mut u64, bytes: *mut usize, at: u64);
     raw_stream = cuStreamCreate(stream: *mut u64, flags: u32);
     raw_stream_finish = cuStreamSynchronize(stream: u64);
@@ -213,10 +219,8 @@ impl Cuda {
     pub fn map(&self, handle: u64, bytes: u64) -> Result<u64, Failed> {
         let mut at = 0;
         self.raw_reserve(&raw mut at, bytes as usize, 0, 0, 0)?;
-        self.raw_map(at, bytes as usize, 0, handle, 0)?;
-        // The first card may read and write.
-        let access = [1, 0, 3];
-        self.raw_access(at, bytes as usize, &raw const access, 1)?;
+        self.map_at(at, bytes, 0, handle)?;
+        self.allow(at, bytes, (1, 0), 3)?;
         Ok(at)
     }
 
@@ -224,6 +228,83 @@ impl Cuda {
     pub fn unmap(&self, at: u64, bytes: u64) -> Result<(), Failed> {
         self.raw_unmap(at, bytes as usize)?;
         self.raw_unreserve(at, bytes as usize)
+    }
+
+    /// Physical memory of the card that only this process uses.
+    pub fn create_own(&self, bytes: u64) -> Result<u64, Failed> {
+        self.create_of([1, 0, 1, 0, 0, 0, 0, 0], bytes, 0)
+    }
+
+    /// Physical memory by its description.
+    pub fn create_of(&self, property: [i32; 8], bytes: u64, flags: u64) -> Result<u64, Failed> {
+        let mut handle = 0;
+        self.raw_create(&raw mut handle, bytes as usize, &raw const property, flags).map(|()| handle)
+    }
+
+    /// Reserves addresses.
+    pub fn reserve(&self, bytes: u64) -> Result<u64, Failed> {
+        let mut at = 0;
+        self.raw_reserve(&raw mut at, bytes as usize, 0, 0, 0).map(|()| at)
+    }
+
+    /// Gives reserved addresses back.
+    pub fn unreserve(&self, at: u64, bytes: u64) -> Result<(), Failed> {
+        self.raw_unreserve(at, bytes as usize)
+    }
+
+    /// Maps physical memory at reserved addresses.
+    pub fn map_at(&self, at: u64, bytes: u64, offset: u64, handle: u64) -> Result<(), Failed> {
+        self.raw_map(at, bytes as usize, offset as usize, handle, 0)
+    }
+
+    /// Takes mappings away.
+    pub fn unmap_at(&self, at: u64, bytes: u64) -> Result<(), Failed> {
+        self.raw_unmap(at, bytes as usize)
+    }
+
+    /// Sets what a location, by kind and number, may do with mappings.
+    pub fn allow(&self, at: u64, bytes: u64, (kind, id): (i32, i32), flags: i32) -> Result<(), Failed> {
+        let access = [kind, id, flags];
+        self.raw_access(at, bytes as usize, &raw const access, 1)
+    }
+
+    /// Flags of the first card's access at an address.
+    pub fn may(&self, at: u64) -> Result<u64, Failed> {
+        let (mut flags, location) = (0, [1, 0]);
+        self.raw_may(&raw mut flags, &raw const location, at).map(|()| flags)
+    }
+
+    /// The physical memory that is mapped at an address, with one reference more.
+    pub fn reference(&self, at: u64) -> Result<u64, Failed> {
+        let mut handle = 0;
+        self.raw_reference(&raw mut handle, at).map(|()| handle)
+    }
+
+    /// Description that physical memory was made by.
+    pub fn property(&self, handle: u64) -> Result<[i32; 8], Failed> {
+        let mut property = [0; 8];
+        self.raw_property(&raw mut property, handle).map(|()| property)
+    }
+
+    /// The least and the recommended size of the card's memory that only this process uses.
+    pub fn granularity(&self) -> Result<(u64, u64), Failed> {
+        let (mut least, mut recommended, property) = (0, 0, [1, 0, 1, 0, 0, 0, 0, 0]);
+        self.raw_granularity(&raw mut least, &raw const property, 0)?;
+        self.raw_granularity(&raw mut recommended, &raw const property, 1)?;
+        Ok((least as u64, recommended as u64))
+    }
+
+    /// An attribute of an address, by its number.
+    pub fn attribute(&self, kind: i32, at: u64) -> Result<u64, Failed> {
+        let mut value = 0u64;
+        self.raw_attribute((&raw mut value).cast(), kind, at).map(|()| value)
+    }
+
+    /// Several attributes of an address.
+    pub fn attributes(&self, kinds: &[i32], at: u64) -> Result<Vec<u64>, Failed> {
+        let mut values = vec![0u64; kinds.len()];
+        let places: Vec<*mut u64> = values.iter_mut().map(|value| &raw mut *value).collect();
+        self.raw_attributes(kinds.len() as u32, kinds.as_ptr(), places.as_ptr(), at).map(|()| values)
     }
 
     /// Base and bytes of the allocation that an address lies in.

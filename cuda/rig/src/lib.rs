@@ -1,11 +1,13 @@
 //! CUDA programs and a scripted owner, for tests and benchmarks of the library.
 //!
-//! [`Cuda`] is the driver API as a program has it, found by the loader or by path. [`owner`] speaks the owner's side of
+//! [`Cuda`] is the driver API as a program has it, found by the loader or by path. [`own`] has programs
+//! that manage their virtual memory themselves. [`owner`] speaks the owner's side of
 //! the protocol by a script: it grants, moves chunks at random, and ends turns, without any policy.
 //!
 //! What it does not do: decide anything as the owner of a card does.
 
 mod driver;
+pub mod own;
 pub mod owner;
 
 pub use driver::{Cuda, Failed};

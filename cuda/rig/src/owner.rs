@@ -211,7 +211,9 @@ impl Session {
 
     fn serve(&mut self, end: &AtomicBool) -> Result<()> {
         self.cuda.enter()?;
-        while !end.load(Ordering::SeqCst) {
+        loop {
+            // What was said before the end is heard.
+            let last = end.load(Ordering::SeqCst);
             // TIMEOUT: the script's own times are finer than this only by accident.
             if readable(&self.link, Duration::from_micros(500)) {
                 loop {
@@ -222,9 +224,11 @@ impl Session {
                     }
                 }
             }
+            if last {
+                return Ok(());
+            }
             self.tick()?;
         }
-        Ok(())
     }
 
     fn say(&self, message: &FromOwner) -> Result<()> {

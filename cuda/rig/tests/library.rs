@@ -85,7 +85,7 @@ fn text(output: &Output) -> String {
 #[test]
 fn without_an_owner_every_call_passes() {
     let rig = Rig::new(256);
-    for arguments in [&["train"][..], &["churn"], &["look"], &["fork"]] {
+    for arguments in [&["train"][..], &["churn"], &["look"], &["fork"], &["own"], &["wrong"]] {
         let passed = text(&rig.command(PROGRAM, "front").args(arguments).output().expect("starts"));
         assert_eq!(passed, rig.plain(arguments), "{arguments:?}");
     }
@@ -104,7 +104,7 @@ fn a_program_whose_owner_is_not_there_does_not_run_beside_its_limits() {
 fn results_are_those_of_a_run_without_the_library() {
     let rig = Rig::new(256);
     let owner = rig.owner(&["--device-mib", "128", "--quota-mib", "128"]);
-    for arguments in [&["train"][..], &["churn"], &["fork"]] {
+    for arguments in [&["train"][..], &["churn"], &["fork"], &["own"]] {
         assert_eq!(rig.tenant(arguments), rig.plain(arguments), "{arguments:?}");
     }
     let counts = owner.counts();
@@ -200,4 +200,78 @@ fn a_program_goes_on_while_its_owner_restarts_and_is_taken_over() {
     let counts = owner.counts();
     assert_eq!(counts["adopted"], 5, "{counts}");
     assert_eq!(counts["adopted_with_descriptor"], 5, "{counts}");
+}
+
+/// Answers of NVIDIA's driver 580 on an H200.
+const WRONG: &str = "nothing=1 odd=1 flags=1 no-such-card=101 map-part=801 map-offset=801 map-nothing=1 \
+    map-odd-address=1 map-unreserved=1 map=0 map-over=1 map-beside=0 map-over-plain=1 allow-part=1 allow-gap=1 \
+    allow-part-and-whole=1 allow-no-such-card=1 allow-host=801 allow-what=1 allow-reading=0 allow=0 access-unmapped=1 \
+    unmap-part=1 unmap-part-and-whole=1 unmap-nothing=1 unmap-plain=1 retain-unmapped=1 retain-plain=1 free=1 \
+    range-unmapped=500 attribute-unmapped=1 attribute-host-pointer=1 export=1 release=0 release-again=1 map-released=1 \
+    release-last=0 unmap=0 release-gone=1 retain-gone=1 release-two=0 unreserve=0";
+
+#[test]
+fn wrong_calls_of_virtual_memory_get_what_the_driver_answers() {
+    let rig = Rig::new(256);
+    assert_eq!(rig.plain(&["wrong"]), WRONG);
+    // On the card, in host memory, and in chunks that no handle is a whole number of.
+    for arguments in
+        [&["--quota-mib", "128"][..], &["--device-mib", "0"], &["--chunk-mib", "4"], &["--chunk-mib", "64"]]
+    {
+        let owner = rig.owner(arguments);
+        assert_eq!(rig.tenant(&["wrong"]), WRONG, "{arguments:?}");
+        let counts = owner.counts();
+        assert_eq!(counts["fixed_bytes"], 0, "{counts}");
+    }
+}
+
+#[test]
+fn handles_of_the_program_itself_move_under_its_work() {
+    let rig = Rig::new(256);
+    let arguments = ["own", "--mib", "32", "--rounds", "80", "--spin-us", "2000"];
+    let alone = rig.plain(&arguments);
+    for chunk in ["2", "4"] {
+        let owner = rig.owner(&[
+            "--device-mib",
+            "24",
+            "--quota-mib",
+            "96",
+            "--relocate-ms",
+            "4",
+            "--batch",
+            "5",
+            "--chunk-mib",
+            chunk,
+        ]);
+        assert_eq!(rig.tenant(&arguments), alone, "chunks of {chunk} MiB");
+        let counts = owner.counts();
+        assert!(counts["moved"].as_u64().expect("a number") >= 20, "{counts}");
+        assert_eq!(counts["fixed_bytes"], 0, "what was less than a chunk is counted while it lives: {counts}");
+        assert!(rig.free().starts_with("free=256"), "{}", rig.free());
+    }
+}
+
+#[test]
+fn handles_of_the_program_itself_are_bounded_by_what_the_tenant_may_have() {
+    let rig = Rig::new(256);
+    let owner = rig.owner(&["--device-mib", "20", "--quota-mib", "60"]);
+    assert_eq!(rig.tenant(&["own-fill"]), "60 60", "all is free again between the two");
+    let counts = owner.counts();
+    assert_eq!((&counts["granted"], &counts["freed"]), (&60.into(), &60.into()), "{counts}");
+}
+
+#[test]
+fn a_killed_program_with_its_own_mappings_leaves_nothing_behind() {
+    let rig = Rig::new(256);
+    let owner = rig.owner(&["--device-mib", "128", "--quota-mib", "128", "--relocate-ms", "3", "--batch", "4"]);
+    for delay_ms in [0, 20, 60, 150, 400] {
+        let mut program = rig.mediated(&["own", "--mib", "44", "--rounds", "1000000"]);
+        let mut child = program.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
+        std::thread::sleep(Duration::from_millis(delay_ms));
+        child.kill().expect("killed");
+        child.wait().expect("ends");
+    }
+    assert_eq!(rig.tenant(&["own-fill"]), "126 126");
+    owner.counts();
+    assert!(rig.free().starts_with("free=256"), "{}", rig.free());
 }

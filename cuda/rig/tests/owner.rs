@@ -17,6 +17,11 @@ fn owner(rig: &Rig, card_mib: u64, arguments: &[&str]) -> Program {
     owner
 }
 
+/// Tenants with so many MiB each: the second one's program maps its memory itself.
+fn mapped_by([first, second]: [&str; 2]) -> [(&str, Vec<&str>); 2] {
+    [("a", vec!["live", "--mib", first]), ("b", vec!["live", "--mib", second, "--own"])]
+}
+
 fn describe(owner: Program) -> serde_json::Value {
     serde_json::from_str(&owner.end()).expect("JSON")
 }
@@ -31,7 +36,7 @@ fn chunks(view: &serde_json::Value, tenant: usize) -> u64 {
 fn a_killed_owner_is_replaced_under_programs_that_go_on() {
     let rig = Rig::new(256);
     let first = owner(&rig, 64, &[]);
-    let mut programs = ["a", "b"].map(|tenant| rig.program(tenant, &["live", "--mib", "16"]));
+    let mut programs = mapped_by(["16", "16"]).map(|(tenant, arguments)| rig.program(tenant, &arguments));
     for program in &mut programs {
         program.grow();
     }
@@ -90,7 +95,7 @@ fn a_program_that_is_not_alone_runs_ahead_by_its_bound_only() {
 fn owners_that_are_killed_while_memory_moves_lose_nothing() {
     let rig = Rig::new(256);
     let mut serving = owner(&rig, 32, &["--quanta", "off"]);
-    let mut programs = ["a", "b"].map(|tenant| rig.program(tenant, &["live", "--mib", "24"]));
+    let mut programs = mapped_by(["24", "24"]).map(|(tenant, arguments)| rig.program(tenant, &arguments));
     for program in &mut programs {
         // What it begins with is there: without an owner it would wait for that.
         program.steps(2);
@@ -124,7 +129,8 @@ fn a_program_that_is_killed_while_memory_moves_leaves_nothing_behind() {
     let serving = owner(&rig, 24, &["--quanta", "off"]);
     let mut other = rig.program("b", &["live", "--mib", "20"]);
     for steps in [0, 1, 2, 4, 7, 11] {
-        let mut program = rig.program("a", &["live", "--mib", "20"]);
+        let arguments = ["live", "--mib", "20", "--own"];
+        let mut program = rig.program("a", &arguments[..3 + steps % 2]);
         program.steps(steps);
         other.steps(1);
         program.kill();

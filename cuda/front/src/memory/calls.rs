@@ -7,18 +7,32 @@ use std::ffi::{c_int, c_void};
 
 use cuda_protocol::FromTenant;
 
-use super::{chunks, fixed};
-use crate::driver::{self, Address, INVALID_VALUE, NOT_SUPPORTED, Object, SUCCESS};
+use super::chunks::{self, Memory};
+use super::fixed;
+use crate::driver::{self, Address, Handle, INVALID_VALUE, NOT_SUPPORTED, Object, SUCCESS};
 use crate::requests::{self, Answer};
 use crate::slots::at;
 use crate::tenant;
 
-/// `CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE`.
-const LEGACY_IPC: c_int = 10;
-/// `CU_POINTER_ATTRIBUTE_RANGE_START_ADDR`.
-const RANGE_START: c_int = 11;
-/// `CU_POINTER_ATTRIBUTE_RANGE_SIZE`.
-const RANGE_SIZE: c_int = 12;
+/// `CU_POINTER_ATTRIBUTE_*`: numbers of what the driver would answer for a chunk instead of the allocation.
+mod attribute {
+    use std::ffi::c_int;
+
+    pub const MEMORY_TYPE: c_int = 2;
+    pub const HOST_POINTER: c_int = 4;
+    pub const BUFFER_ID: c_int = 7;
+    pub const DEVICE_ORDINAL: c_int = 9;
+    pub const LEGACY_IPC: c_int = 10;
+    pub const RANGE_START: c_int = 11;
+    pub const RANGE_SIZE: c_int = 12;
+    pub const HANDLE_TYPES: c_int = 14;
+    pub const MAPPING_SIZE: c_int = 18;
+    pub const MAPPING_BASE: c_int = 19;
+    pub const BLOCK_ID: c_int = 20;
+}
+
+/// `CU_MEMORYTYPE_DEVICE`.
+const DEVICE: u32 = 2;
 /// Pitch of rows is a multiple of this.
 const PITCH: u64 = 512;
 
@@ -158,46 +172,87 @@ unsafe extern "C" fn device_total_mem(bytes: *mut usize, device: c_int) -> c_int
     result
 }
 
-unsafe extern "C" fn mem_get_address_range(base: *mut Address, bytes: *mut usize, address: Address) -> c_int {
-    let Some((start, length)) = chunks::find(address) else {
-        // SAFETY: the caller's promise.
-        return unsafe { driver::mem_get_address_range(base, bytes, address) };
-    };
-    // SAFETY: the caller's pointers may be null.
-    unsafe {
-        if let Some(base) = base.as_mut() {
-            *base = start;
-        }
-        if let Some(bytes) = bytes.as_mut() {
-            *bytes = length as usize;
-        }
-    }
-    SUCCESS
+/// An allocation or a mapping that an address lies in, as the program knows it.
+struct Known {
+    start: Address,
+    bytes: u64,
+    device: c_int,
+    /// Our number, where the program has mapped the memory itself.
+    handle: Option<Handle>,
 }
 
-/// Corrects an attribute that the driver has answered for a chunk instead of the allocation.
-unsafe fn correct(attribute: c_int, data: *mut c_void, address: Address) {
-    let Some((start, length)) = chunks::find(address) else { return };
+fn known(memory: &Memory, address: Address) -> Option<Known> {
+    if let Some((start, bytes, device)) = memory.find(address) {
+        return Some(Known { start, bytes, device, handle: None });
+    }
+    let found = memory.handles.find(address)?;
+    Some(Known { start: found.start, bytes: found.bytes, device: found.device, handle: Some(found.handle) })
+}
+
+unsafe extern "C" fn mem_get_address_range(base: *mut Address, bytes: *mut usize, address: Address) -> c_int {
+    chunks::with(|memory| {
+        let Some(known) = known(memory, address) else {
+            // SAFETY: the caller's promise.
+            return unsafe { driver::mem_get_address_range(base, bytes, address) };
+        };
+        // SAFETY: the caller's pointers may be null.
+        unsafe {
+            if let Some(base) = base.as_mut() {
+                *base = known.start;
+            }
+            if let Some(bytes) = bytes.as_mut() {
+                *bytes = known.bytes as usize;
+            }
+        }
+        SUCCESS
+    })
+}
+
+/// Corrects an attribute that the driver has answered for a chunk, wherever that lies now; whether there is an answer.
+unsafe fn correct(known: &Known, attribute: c_int, data: *mut c_void) -> bool {
+    let plain = known.handle.is_none();
     // SAFETY: the driver has written an answer of this type here.
     unsafe {
         match attribute {
-            RANGE_START => *data.cast::<u64>() = start,
-            RANGE_SIZE => *data.cast::<usize>() = length as usize,
-            LEGACY_IPC => *data.cast::<bool>() = false,
+            attribute::MEMORY_TYPE => *data.cast::<u32>() = DEVICE,
+            attribute::HOST_POINTER => {
+                *data.cast::<u64>() = 0;
+                return false;
+            }
+            attribute::DEVICE_ORDINAL => *data.cast::<c_int>() = known.device,
+            attribute::HANDLE_TYPES => *data.cast::<u32>() = 0,
+            attribute::LEGACY_IPC => *data.cast::<bool>() = false,
+            // What the program has reserved itself is its own range.
+            attribute::RANGE_START if plain => *data.cast::<u64>() = known.start,
+            attribute::RANGE_SIZE if plain => *data.cast::<usize>() = known.bytes as usize,
+            attribute::MAPPING_BASE => *data.cast::<u64>() = known.start,
+            attribute::MAPPING_SIZE => *data.cast::<usize>() = known.bytes as usize,
+            // The driver's numbers change as chunks move.
+            attribute::BUFFER_ID | attribute::BLOCK_ID => {
+                if let Some(handle) = known.handle {
+                    *data.cast::<u64>() = handle;
+                }
+            }
             _ => {}
         }
     }
+    true
 }
 
 unsafe extern "C" fn pointer_get_attribute(data: *mut c_void, attribute: c_int, address: Address) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let result = driver::pointer_get_attribute(data, attribute, address);
-        if result == SUCCESS && !data.is_null() {
-            correct(attribute, data, address);
+    // Nothing moves meanwhile: the driver knows no address whose chunk is just being exchanged.
+    chunks::with(|memory| {
+        // SAFETY: the caller's promise.
+        let result = unsafe { driver::pointer_get_attribute(data, attribute, address) };
+        if result != SUCCESS || data.is_null() {
+            return result;
         }
-        result
-    }
+        // SAFETY: as above.
+        match known(memory, address).is_none_or(|known| unsafe { correct(&known, attribute, data) }) {
+            true => SUCCESS,
+            false => INVALID_VALUE,
+        }
+    })
 }
 
 unsafe extern "C" fn pointer_get_attributes(
@@ -206,16 +261,22 @@ unsafe extern "C" fn pointer_get_attributes(
     data: *mut *mut c_void,
     address: Address,
 ) -> c_int {
-    // SAFETY: the caller's promise: both arrays have `count` elements.
-    unsafe {
-        let result = driver::pointer_get_attributes(count, attributes, data, address);
-        if result == SUCCESS && !attributes.is_null() && !data.is_null() {
-            for at in 0..count as usize {
-                correct(*attributes.add(at), *data.add(at), address);
+    chunks::with(|memory| {
+        // SAFETY: the caller's promise: both arrays have `count` elements.
+        unsafe {
+            let result = driver::pointer_get_attributes(count, attributes, data, address);
+            if result == SUCCESS
+                && !attributes.is_null()
+                && !data.is_null()
+                && let Some(known) = known(memory, address)
+            {
+                for at in 0..count as usize {
+                    correct(&known, *attributes.add(at), *data.add(at));
+                }
             }
+            result
         }
-        result
-    }
+    })
 }
 
 unsafe extern "C" fn ipc_get_mem_handle(handle: *mut c_void, address: Address) -> c_int {

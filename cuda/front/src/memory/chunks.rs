@@ -9,10 +9,12 @@ use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use cuda_protocol::{Adopted, Chunk, ChunkId, FromTenant, MAX_CHUNKS, Place};
+use cuda_protocol::{Adopted, Chunk, ChunkId, FromTenant, MAX_CHUNKS};
 
 use super::arena::Arena;
+use super::handles::{Backing, Handles, Pages as _};
 use super::kept::Kept;
+use super::pages::Driver;
 use crate::driver::{self, Access, Address, Handle, OUT_OF_MEMORY, Object, SUCCESS};
 use crate::gate;
 use crate::log::report;
@@ -29,11 +31,8 @@ const POSIX: c_int = 1;
 /// A chunk that is mapped.
 #[derive(Debug)]
 struct Slot {
-    id: ChunkId,
     handle: Handle,
-    place: Place,
-    /// For the next owner.
-    kept: Option<Kept>,
+    chunk: Backing,
 }
 
 /// The addresses of one card.
@@ -57,8 +56,11 @@ struct Deferred {
     address: Address,
 }
 
+/// Memory of the program in chunks.
 #[derive(Debug, Default)]
-struct Memory {
+pub struct Memory {
+    /// Handles of the program's own virtual memory.
+    pub handles: Handles,
     regions: Vec<Region>,
     places: HashMap<ChunkId, (usize, u32)>,
     deferred: Vec<Deferred>,
@@ -83,10 +85,7 @@ pub fn arriving() {
 /// Allocates `bytes` on card `card` of the owner's list, device `device` of the driver's.
 pub fn allocate(device: c_int, card: u8, bytes: u64) -> Result<Address, c_int> {
     tenant::note_context();
-    match attempt(device, card, bytes) {
-        Err(OUT_OF_MEMORY) if settle(true) | trim() => attempt(device, card, bytes),
-        done => done,
-    }
+    persist(|| attempt(device, card, bytes))
 }
 
 fn attempt(device: c_int, card: u8, bytes: u64) -> Result<Address, c_int> {
@@ -106,42 +105,69 @@ fn attempt(device: c_int, card: u8, bytes: u64) -> Result<Address, c_int> {
     drop(guard);
 
     let wanted = u32::try_from(numbers.len()).map_err(|_| OUT_OF_MEMORY)?;
+    let mut result = Err(OUT_OF_MEMORY);
+    obtain(card, wanted, |memory, chunks| {
+        let unused = match chunks {
+            Some(chunks) => memory.map(at, &numbers, chunks).err(),
+            None => Some(Vec::new()),
+        };
+        let Some(mut unused) = unused else {
+            result = Ok(address);
+            return Vec::new();
+        };
+        unused.extend(memory.release(at, address));
+        unused
+    });
+    result
+}
+
+/// Asks for chunks of a card and has `take` use them, or learn that there are none; the chunks that it returns go back.
+pub fn obtain(card: u8, wanted: u32, take: impl FnOnce(&mut Memory, Option<Vec<(Chunk, OwnedFd)>>) -> Vec<ChunkId>) {
     let ask = || requests::request(|request| FromTenant::Allocate { request, card, chunks: wanted });
     let mut answer = ask();
     while matches!(answer, Answer::Away) && requests::wait_for_owner() {
         answer = ask();
     }
+    let ids = |parts: &[(Chunk, OwnedFd)]| parts.iter().map(|part| part.0.id).collect::<Vec<_>>();
     let mut guard = lock();
     let memory = guard.get_or_insert_default();
-    let granted = match answer {
+    let back = match answer {
         Answer::Granted(chunks) => {
-            let mapped = if chunks.len() == numbers.len() {
-                driver::relaxed(|| memory.map(at, &numbers, chunks))
-            } else {
-                Err(chunks.iter().map(|c| c.0.id).collect())
-            };
+            let back = driver::relaxed(|| {
+                if chunks.len() == wanted as usize {
+                    take(memory, Some(chunks))
+                } else {
+                    [ids(&chunks), take(memory, None)].concat()
+                }
+            });
             ARRIVING.fetch_sub(1, Ordering::SeqCst);
-            mapped
+            back
         }
         Answer::Refused(reason, parts) => {
             report!("{wanted} chunks of card {card} were refused: {reason:?}");
-            Err(parts.iter().map(|part| part.0.id).collect())
+            [ids(&parts), driver::relaxed(|| take(memory, None))].concat()
         }
-        _ => Err(Vec::new()),
+        _ => driver::relaxed(|| take(memory, None)),
     };
-    if let Err(unused) = granted {
-        let freed = driver::relaxed(|| memory.release(at, address));
-        give_back(unused.into_iter().chain(freed).collect());
-        return Err(OUT_OF_MEMORY);
+    give_back(back);
+}
+
+/// Runs `work` with the memory, while nothing of it moves.
+pub fn with<T>(work: impl FnOnce(&mut Memory) -> T) -> T {
+    work(lock().get_or_insert_default())
+}
+
+/// Runs `attempt` again if it finds no memory and some can be had without the owner.
+pub fn persist<T>(attempt: impl Fn() -> Result<T, c_int>) -> Result<T, c_int> {
+    match attempt() {
+        Err(OUT_OF_MEMORY) if settle(true) | trim() => attempt(),
+        done => done,
     }
-    Ok(address)
 }
 
 /// Base and length of the allocation that `address` lies in, if it is one of ours.
 pub fn find(address: Address) -> Option<(Address, u64)> {
-    let guard = lock();
-    let region = guard.as_ref()?.regions.iter().find(|r| r.contains(address))?;
-    region.arena.find(address - region.base).map(|(offset, bytes)| (region.base + offset, bytes))
+    lock().as_ref()?.find(address).map(|(start, bytes, _)| (start, bytes))
 }
 
 /// Frees the allocation at `address`, after all work of the context; false if it is not ours.
@@ -239,7 +265,8 @@ pub fn spare(card: u8) -> u64 {
     regions.map(|r| r.spare.len() as u64 * r.chunk_bytes).sum()
 }
 
-fn give_back(chunks: Vec<ChunkId>) {
+/// Tells the owner of chunks that are released.
+pub fn give_back(chunks: Vec<ChunkId>) {
     for part in chunks.chunks(MAX_CHUNKS) {
         tenant::send(&FromTenant::Free { chunks: part.to_vec() });
     }
@@ -251,8 +278,16 @@ pub fn redirect(moves: Vec<(Chunk, OwnedFd)>) -> u32 {
     let Some(memory) = guard.as_mut() else { return u32::try_from(moves.len()).unwrap_or(u32::MAX) };
     let mut moved = 0;
     let mut runs: Vec<(usize, u32, u32)> = Vec::new();
+    let mut replaced = Vec::new();
     for (chunk, descriptor) in moves {
-        if let Some(&(region, number)) = memory.places.get(&chunk.id) {
+        if let Some(place) = memory.handles.place(chunk.id) {
+            let Some(handle) = import(&descriptor) else { break };
+            if !memory.handles.replace(&mut Driver, place, (handle, chunk), Kept::new(&descriptor)) {
+                Driver.release(handle);
+                break;
+            }
+            replaced.push(place);
+        } else if let Some(&(region, number)) = memory.places.get(&chunk.id) {
             if !memory.regions[region].replace(number, chunk, &descriptor) {
                 break;
             }
@@ -268,6 +303,9 @@ pub fn redirect(moves: Vec<(Chunk, OwnedFd)>) -> u32 {
             report!("redirected chunks cannot be accessed");
         }
     }
+    if !memory.handles.restore(&mut Driver, replaced) {
+        report!("redirected chunks of the program's own mappings cannot be accessed");
+    }
     moved
 }
 
@@ -277,17 +315,20 @@ pub fn redirect(moves: Vec<(Chunk, OwnedFd)>) -> u32 {
 pub fn adopted(mut tell: impl FnMut(Vec<Adopted>, Vec<OwnedFd>, bool) -> bool, connected: impl FnOnce()) -> bool {
     // What an owner before has granted is mapped first: the next one must know of it.
     let guard = settled();
-    let mut all: Vec<(u8, &Slot)> = Vec::new();
-    for region in guard.iter().flat_map(|m| &m.regions) {
-        all.extend(region.slots.values().map(|slot| (region.card, slot)));
+    let mut all: Vec<(u8, Handle, &Backing)> = Vec::new();
+    for memory in guard.iter() {
+        for region in &memory.regions {
+            all.extend(region.slots.values().map(|slot| (region.card, slot.handle, &slot.chunk)));
+        }
+        all.extend(memory.handles.chunks());
     }
     let parts = all.len().div_ceil(MAX_CHUNKS).max(1);
     let told = (0..parts).all(|part| {
         let (mut chunks, mut descriptors) = (Vec::new(), Vec::new());
-        for (card, slot) in all.iter().skip(part * MAX_CHUNKS).take(MAX_CHUNKS) {
-            let kept = slot.kept.as_ref().and_then(|kept| kept.as_fd().try_clone_to_owned().ok());
-            let descriptor = kept.or_else(|| export(slot.handle));
-            chunks.push(Adopted { card: *card, id: slot.id, place: slot.place, descriptor: descriptor.is_some() });
+        for &(card, handle, chunk) in all.iter().skip(part * MAX_CHUNKS).take(MAX_CHUNKS) {
+            let kept = chunk.kept.as_ref().and_then(|kept| kept.as_fd().try_clone_to_owned().ok());
+            let descriptor = kept.or_else(|| export(handle));
+            chunks.push(chunk.adopted(card, descriptor.is_some()));
             descriptors.extend(descriptor);
         }
         tell(chunks, descriptors, part + 1 < parts)
@@ -320,6 +361,18 @@ fn export(handle: Handle) -> Option<OwnedFd> {
 }
 
 impl Memory {
+    /// Returns base and length of the allocation that an address lies in, with its device.
+    pub fn find(&self, address: Address) -> Option<(Address, u64, c_int)> {
+        let region = self.regions.iter().find(|r| r.contains(address))?;
+        region.arena.find(address - region.base).map(|(offset, bytes)| (region.base + offset, bytes, region.device))
+    }
+
+    /// Says if allocations may lie in a range: the program does not manage it itself.
+    pub fn reserved(&self, at: Address, bytes: u64) -> bool {
+        let end = at.saturating_add(bytes);
+        self.regions.iter().any(|r| at < r.base + r.bytes && end > r.base)
+    }
+
     /// The region of a card, reserved on first use.
     fn region(&mut self, device: c_int, card: u8) -> Result<usize, c_int> {
         if let Some(at) = self.regions.iter().position(|r| r.device == device) {
@@ -360,7 +413,7 @@ impl Memory {
         for (number, (chunk, descriptor)) in numbers.iter().zip(chunks) {
             let Some(handle) = region.attach(*number, &descriptor) else { break };
             let kept = Kept::new(&descriptor);
-            region.slots.insert(*number, Slot { id: chunk.id, handle, place: chunk.place, kept });
+            region.slots.insert(*number, Slot { handle, chunk: Backing { id: chunk.id, place: chunk.place, kept } });
             self.places.insert(chunk.id, (at, *number));
             mapped.push(*number);
         }
@@ -440,7 +493,7 @@ impl Region {
             driver::mem_unmap(self.address(number), self.chunk_bytes as usize);
             driver::mem_release(slot.handle);
         }
-        Some(slot.id)
+        Some(slot.chunk.id)
     }
 
     /// Puts other memory under a mapped chunk; it cannot be accessed before [`Region::allow`].
@@ -461,8 +514,7 @@ impl Region {
             driver::mem_release(slot.handle);
         }
         slot.handle = handle;
-        slot.place = chunk.place;
-        slot.kept = Kept::new(descriptor);
+        slot.chunk = Backing { id: chunk.id, place: chunk.place, kept: Kept::new(descriptor) };
         true
     }
 
@@ -475,7 +527,8 @@ impl Region {
     }
 }
 
-fn import(descriptor: &OwnedFd) -> Option<Handle> {
+/// Imports the memory of a descriptor.
+pub fn import(descriptor: &OwnedFd) -> Option<Handle> {
     let mut handle = 0;
     // SAFETY: the descriptor is open; the driver takes its value in the place of a pointer.
     let result = unsafe { driver::mem_import(&raw mut handle, descriptor.as_raw_fd() as usize as *mut c_void, POSIX) };

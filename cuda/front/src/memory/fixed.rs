@@ -13,6 +13,7 @@ use super::calls::card;
 use crate::driver::{self, Address, Handle, OUT_OF_MEMORY, Object, SUCCESS};
 use crate::requests;
 use crate::slots::at;
+use crate::tenant;
 
 /// A thing that is counted, by the kind of its handle and its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,7 +38,12 @@ static POOLS: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 
 /// Asks for `bytes`, calls the driver, and remembers what it made, or gives the bytes back.
 fn count(kind: FixedKind, bytes: u64, make: impl FnOnce() -> (c_int, Thing)) -> c_int {
-    let Some((_, card)) = card() else { return make().0 };
+    count_on(card().map(|(_, card)| card), kind, bytes, make)
+}
+
+/// As [`count`], for a card that is known; without one nothing is counted.
+fn count_on(card: Option<u8>, kind: FixedKind, bytes: u64, make: impl FnOnce() -> (c_int, Thing)) -> c_int {
+    let Some(card) = card else { return make().0 };
     if !requests::fix(card, kind, bytes) {
         return OUT_OF_MEMORY;
     }
@@ -197,12 +203,19 @@ unsafe extern "C" fn mipmap_destroy(array: Object) -> c_int {
     result
 }
 
-/// Memory that the program maps by itself. It counts until its handle is released; mappings that outlive the handle do not.
-unsafe extern "C" fn create(handle: *mut Handle, bytes: usize, property: *const c_void, flags: u64) -> c_int {
-    // SAFETY: the caller's promise: `CUmemAllocationProp` begins with four 32-bit numbers, the third the kind of place.
-    let location = if property.is_null() { 1 } else { unsafe { *property.cast::<c_int>().add(2) } };
-    let kind = if location == 1 { FixedKind::Driver } else { FixedKind::Host };
-    count(kind, bytes as u64, || {
+/// `cuMemCreate` of what the driver must have itself. It counts until its handle is released; mappings that outlive the
+/// handle do not.
+///
+/// # Safety
+/// As for the driver's function.
+pub unsafe fn create(handle: *mut Handle, bytes: usize, property: *const c_void, flags: u64) -> c_int {
+    // SAFETY: the caller's promise: `CUmemAllocationProp` begins with four 32-bit numbers, the third and fourth the place.
+    let [_, _, location, device] = unsafe { property.cast::<[c_int; 4]>().as_ref() }.copied().unwrap_or([1, 0, 1, 0]);
+    let (kind, card) = match location {
+        1 => (FixedKind::Driver, tenant::card(device)),
+        _ => (FixedKind::Host, card().map(|(_, card)| card)),
+    };
+    count_on(card, kind, bytes as u64, || {
         // SAFETY: as above.
         unsafe {
             let result = driver::mem_create(handle, bytes, property, flags);
@@ -211,7 +224,11 @@ unsafe extern "C" fn create(handle: *mut Handle, bytes: usize, property: *const 
     })
 }
 
-unsafe extern "C" fn release(handle: Handle) -> c_int {
+/// `cuMemRelease` of a handle of the driver's.
+///
+/// # Safety
+/// As for the driver's function.
+pub unsafe fn release(handle: Handle) -> c_int {
     // SAFETY: the caller's promise.
     let result = unsafe { driver::mem_release(handle) };
     uncount(Thing::Handle(handle));
@@ -250,8 +267,6 @@ pub fn ours(index: usize) -> Option<*mut ()> {
         at::cuArrayDestroy => array_destroy as *mut (),
         at::cuMipmappedArrayCreate => mipmap as *mut (),
         at::cuMipmappedArrayDestroy => mipmap_destroy as *mut (),
-        at::cuMemCreate => create as *mut (),
-        at::cuMemRelease => release as *mut (),
         at::cuMemPoolCreate => pool_create as *mut (),
         at::cuMemPoolDestroy => pool_destroy as *mut (),
         _ => return None,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use clap::{Parser, Subcommand};
-use cuda_rig::Cuda;
+use cuda_rig::{Cuda, own};
 
 #[derive(Parser)]
 struct Args {
@@ -66,6 +66,29 @@ enum What {
         /// MiB to begin with.
         #[arg(long)]
         mib: u64,
+        /// Maps its memory itself.
+        #[arg(long)]
+        own: bool,
+    },
+    /// Maps its memory itself, at several addresses, and works on it while mappings come and go.
+    Own {
+        /// MiB.
+        #[arg(long, default_value_t = 44)]
+        mib: u64,
+        /// Rounds.
+        #[arg(long, default_value_t = 60)]
+        rounds: u64,
+        /// Microseconds of the card's time in each round besides.
+        #[arg(long, default_value_t = 0)]
+        spin_us: u64,
+    },
+    /// Prints the results of wrong calls, and what is said of memory that it maps itself.
+    Wrong,
+    /// Maps its memory itself until it is refused, frees it, and does so again; prints the MiB of both times.
+    OwnFill {
+        /// MiB of one handle.
+        #[arg(long, default_value_t = 6)]
+        step_mib: u64,
     },
     /// Forks after the driver was initialised: the child ends at once, the parent goes on.
     Fork,
@@ -83,7 +106,10 @@ fn main() -> Result<()> {
         What::Fill { step_mib } => fill(cuda, step_mib),
         What::Churn { steps } => churn(cuda, steps),
         What::Hold { mib } => hold(cuda, mib),
-        What::Live { mib } => live(cuda, mib),
+        What::Live { mib, own } => live(cuda, mib, own),
+        What::Own { mib, rounds, spin_us } => print(own::work(cuda, mib, rounds, spin_us)?),
+        What::Wrong => print(own::wrong(cuda)?),
+        What::OwnFill { step_mib } => print(own::fill(cuda, step_mib)?),
         What::Fork => fork(cuda),
         What::Look => look(cuda),
     }
@@ -226,7 +252,12 @@ fn hold(cuda: Cuda, mib: u64) -> Result<()> {
     Ok(())
 }
 
-fn live(cuda: Cuda, mib: u64) -> Result<()> {
+fn print(line: String) -> Result<()> {
+    println!("{line}");
+    Ok(())
+}
+
+fn live(cuda: Cuda, mib: u64, own: bool) -> Result<()> {
     const EACH: u64 = 2 << 20;
     const WORDS: u64 = EACH / 8 / 64;
     let input = lines();
@@ -238,7 +269,7 @@ fn live(cuda: Cuda, mib: u64) -> Result<()> {
     let mut step = 0u64;
     loop {
         while (buffers.len() as u64) < wanted {
-            let at = cuda.alloc(EACH)?;
+            let at = if own { own::allocate(cuda, EACH)? } else { cuda.alloc(EACH)? };
             cuda.launch(fill, &[at, WORDS, step], stream)?;
             buffers.push((at, step));
         }

@@ -1,0 +1,350 @@
+//! The driver's functions of virtual memory that a program manages itself.
+//!
+//! A handle of the card's memory that the program does not want to share is one of ours: it moves as all else does. Others
+//! are the driver's, and counted as fixed. Wrong calls get the codes that NVIDIA's driver 580 gives.
+//!
+//! UNSAFETY: reads and writes what the program's pointers name, as the driver would.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::ffi::{c_int, c_void};
+
+use cuda_protocol::FixedKind;
+
+use super::chunks;
+use super::fixed;
+use super::handles::{Backing, Freed, Handles, Pages as _, Piece, Property};
+use super::kept::Kept;
+use super::pages::Driver;
+use crate::driver::{self, Access, Address, Handle, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Object, SUCCESS};
+use crate::slots::at;
+use crate::{requests, tenant};
+
+/// Kinds of `CUmemAllocationProp` and of its place: memory that is pinned, of a card.
+const PINNED: c_int = 1;
+const DEVICE: c_int = 1;
+/// `CU_MEM_ALLOC_GRANULARITY_RECOMMENDED`.
+const RECOMMENDED: c_int = 1;
+/// Bytes of `CUarrayMapInfo`, and where its handle lies.
+const ARRAY_MAP: (usize, usize) = (96, 64);
+
+/// Returns the card and the device of a handle that can be one of ours: pinned memory of a card, that no other process
+/// is to import, neither compressed nor for RDMA or sparse arrays.
+fn movable(property: &Property) -> Option<(c_int, u8)> {
+    let &[kind, handles, place, device, _, _, flags, rest] = property;
+    let plain = (kind, handles, place, flags, rest) == (PINNED, 0, DEVICE, 0, 0);
+    plain.then(|| tenant::card(device).map(|card| (device, card))).flatten()
+}
+
+unsafe fn read(property: *const c_void) -> Option<Property> {
+    // SAFETY: the caller's promise: `CUmemAllocationProp` has 32 bytes.
+    (!property.is_null()).then(|| unsafe { property.cast::<Property>().read() })
+}
+
+unsafe fn granularity(property: &Property) -> u64 {
+    let mut bytes = 0;
+    // SAFETY: the pointers are valid.
+    let result = unsafe { driver::mem_get_granularity(&raw mut bytes, (&raw const *property).cast(), 0) };
+    if result == SUCCESS { (bytes as u64).max(1) } else { 1 }
+}
+
+unsafe extern "C" fn create(handle: *mut Handle, bytes: usize, property: *const c_void, flags: u64) -> c_int {
+    // SAFETY: the caller's promise.
+    let read = unsafe { read(property) };
+    let Some((property_of, (_, card))) = read.and_then(|p| Some((p, movable(&p)?))) else {
+        // SAFETY: as above.
+        return unsafe { fixed::create(handle, bytes, property, flags) };
+    };
+    // SAFETY: no pointers of the caller's.
+    let granularity = unsafe { granularity(&property_of) };
+    if handle.is_null() || flags != 0 || bytes == 0 || !(bytes as u64).is_multiple_of(granularity) {
+        return INVALID_VALUE;
+    }
+    tenant::note_context();
+    match chunks::persist(|| make(card, &property_of, bytes as u64)) {
+        Ok(made) => {
+            // SAFETY: the caller's pointer, not null.
+            unsafe { *handle = made };
+            SUCCESS
+        }
+        Err(error) => error,
+    }
+}
+
+/// Makes a handle of chunks, and of the driver's memory for what is less than a chunk.
+fn make(card: u8, property: &Property, bytes: u64) -> Result<Handle, c_int> {
+    let chunk_bytes = tenant::get().map_or(2 << 20, |tenant| tenant.chunk_bytes);
+    let wanted = u32::try_from(bytes / chunk_bytes).map_err(|_| OUT_OF_MEMORY)?;
+    let rest = rest(card, property, bytes % chunk_bytes)?;
+    if wanted == 0 {
+        return Ok(chunks::with(|memory| memory.handles.add(card, *property, rest.into_iter().collect())));
+    }
+    let (mut made, mut left) = (Err(OUT_OF_MEMORY), rest);
+    chunks::obtain(card, wanted, |memory, granted| {
+        let Some(granted) = granted else { return Vec::new() };
+        let ids: Vec<_> = granted.iter().map(|part| part.0.id).collect();
+        let mut pieces = Vec::new();
+        for (chunk, descriptor) in granted {
+            let Some(handle) = chunks::import(&descriptor) else {
+                pieces.iter().for_each(|piece: &Piece| Driver.release(piece.handle));
+                return ids;
+            };
+            let backing = Backing { id: chunk.id, place: chunk.place, kept: Kept::new(&descriptor) };
+            pieces.push(Piece { handle, bytes: chunk_bytes, chunk: Some(backing) });
+        }
+        pieces.extend(left.take());
+        made = Ok(memory.handles.add(card, *property, pieces));
+        Vec::new()
+    });
+    if let Some(rest) = left {
+        Driver.release(rest.handle);
+        requests::unfix(card, FixedKind::Driver, rest.bytes);
+    }
+    made
+}
+
+/// Has the driver allocate what is no whole chunk, counted as fixed.
+fn rest(card: u8, property: &Property, bytes: u64) -> Result<Option<Piece>, c_int> {
+    if bytes == 0 {
+        return Ok(None);
+    }
+    if !requests::fix(card, FixedKind::Driver, bytes) {
+        return Err(OUT_OF_MEMORY);
+    }
+    let mut handle = 0;
+    // SAFETY: the pointers are valid.
+    match unsafe { driver::mem_create(&raw mut handle, bytes as usize, (&raw const *property).cast(), 0) } {
+        SUCCESS => Ok(Some(Piece { handle, bytes, chunk: None })),
+        error => {
+            requests::unfix(card, FixedKind::Driver, bytes);
+            Err(error)
+        }
+    }
+}
+
+/// Returns what nothing needs any more. The memory is locked, so that an owner that comes meanwhile is told the same.
+fn freed(freed: Freed) {
+    chunks::give_back(freed.chunks);
+    if freed.fixed > 0 {
+        requests::unfix(freed.card, FixedKind::Driver, freed.fixed);
+    }
+}
+
+unsafe extern "C" fn release(handle: Handle) -> c_int {
+    if !Handles::is_ours(handle) {
+        // SAFETY: the caller's promise.
+        return unsafe { fixed::release(handle) };
+    }
+    chunks::with(|memory| match memory.handles.release(&mut Driver, handle) {
+        Ok(ended) => {
+            ended.into_iter().for_each(freed);
+            SUCCESS
+        }
+        Err(error) => error,
+    })
+}
+
+unsafe extern "C" fn map(address: Address, bytes: usize, offset: usize, handle: Handle, flags: u64) -> c_int {
+    if !Handles::is_ours(handle) {
+        // SAFETY: the caller's promise.
+        return unsafe { driver::mem_map(address, bytes, offset, handle, flags) };
+    }
+    if flags != 0 {
+        return INVALID_VALUE;
+    }
+    tenant::note_context();
+    chunks::with(|memory| {
+        if memory.reserved(address, bytes as u64) {
+            return INVALID_VALUE;
+        }
+        memory.handles.map(&mut Driver, address, (bytes as u64, offset as u64), handle)
+    })
+}
+
+unsafe extern "C" fn unmap(address: Address, bytes: usize) -> c_int {
+    chunks::with(|memory| {
+        if memory.reserved(address, bytes as u64) {
+            return INVALID_VALUE;
+        }
+        match memory.handles.unmap(&mut Driver, address, bytes as u64) {
+            Ok(ended) => {
+                ended.into_iter().for_each(freed);
+                SUCCESS
+            }
+            Err(error) => error,
+        }
+    })
+}
+
+unsafe extern "C" fn set_access(address: Address, bytes: usize, access: *const Access, count: usize) -> c_int {
+    tenant::note_context();
+    chunks::with(|memory| {
+        if memory.reserved(address, bytes as u64) {
+            return INVALID_VALUE;
+        }
+        if access.is_null() || count == 0 {
+            return INVALID_VALUE;
+        }
+        // SAFETY: the caller's promise: so many descriptions lie there.
+        let list = unsafe { std::slice::from_raw_parts(access, count) };
+        memory.handles.allow(&mut Driver, address, bytes as u64, list)
+    })
+}
+
+unsafe extern "C" fn get_access(flags: *mut u64, location: *const [c_int; 2], address: Address) -> c_int {
+    chunks::with(|memory| {
+        let ours = || {
+            // SAFETY: the caller's promise, where the pointer is not null.
+            let &[kind, id] = unsafe { location.as_ref() }?;
+            (kind == DEVICE).then(|| memory.handles.access(address, Access::none(kind, id))).flatten()
+        };
+        match ours() {
+            Some(_) if flags.is_null() => INVALID_VALUE,
+            Some(found) => {
+                // SAFETY: not null.
+                unsafe { *flags = found as u64 };
+                SUCCESS
+            }
+            // SAFETY: the caller's promise.
+            None => unsafe { driver::mem_get_access(flags, location, address) },
+        }
+    })
+}
+
+unsafe extern "C" fn retain(handle: *mut Handle, address: *mut c_void) -> c_int {
+    let at = address as Address;
+    chunks::with(|memory| {
+        if handle.is_null() || memory.reserved(at, 1) {
+            return INVALID_VALUE;
+        }
+        match memory.handles.retain(at) {
+            Some(found) => {
+                // SAFETY: not null.
+                unsafe { *handle = found };
+                SUCCESS
+            }
+            // SAFETY: the caller's promise.
+            None => unsafe { driver::mem_retain(handle, address) },
+        }
+    })
+}
+
+unsafe extern "C" fn get_property(property: *mut c_void, handle: Handle) -> c_int {
+    if !Handles::is_ours(handle) {
+        // SAFETY: the caller's promise.
+        return unsafe { driver::mem_get_property(property, handle) };
+    }
+    match chunks::with(|memory| memory.handles.property(handle)) {
+        Some(found) if !property.is_null() => {
+            // SAFETY: the caller's promise: `CUmemAllocationProp` has 32 bytes.
+            unsafe { property.cast::<Property>().write(found) };
+            SUCCESS
+        }
+        _ => INVALID_VALUE,
+    }
+}
+
+/// Recommends whole chunks, all of which can move; the driver's own least size stays the least.
+unsafe extern "C" fn get_granularity(bytes: *mut usize, property: *const c_void, option: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    let result = unsafe { driver::mem_get_granularity(bytes, property, option) };
+    // SAFETY: as above.
+    let ours = || unsafe { read(property) }.and_then(|property| movable(&property)).is_some();
+    if result == SUCCESS
+        && option == RECOMMENDED
+        && ours()
+        && let Some(tenant) = tenant::get()
+    {
+        // SAFETY: the driver has written to it.
+        unsafe { *bytes = (*bytes).max(tenant.chunk_bytes as usize) };
+    }
+    result
+}
+
+unsafe extern "C" fn export(target: *mut c_void, handle: Handle, kind: c_int, flags: u64) -> c_int {
+    if Handles::is_ours(handle) {
+        // It was made without a kind of handle to export.
+        return INVALID_VALUE;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { driver::mem_export(target, handle, kind, flags) }
+}
+
+unsafe fn names_ours(list: *const c_void, count: u32) -> bool {
+    let (stride, place) = ARRAY_MAP;
+    // SAFETY: the caller's promise: so many entries lie there.
+    let handle = |n: usize| unsafe { list.cast::<u8>().add(n * stride + place).cast::<Handle>().read_unaligned() };
+    !list.is_null() && (0..count as usize).any(|n| Handles::is_ours(handle(n)))
+}
+
+macro_rules! map_array {
+    ($name:ident, $real:ident) => {
+        /// Only handles for sparse arrays can be mapped there, and those are the driver's.
+        unsafe extern "C" fn $name(list: *const c_void, count: u32, stream: Object) -> c_int {
+            // SAFETY: the caller's promise.
+            unsafe { if names_ours(list, count) { INVALID_VALUE } else { driver::$real(list, count, stream) } }
+        }
+    };
+}
+
+map_array!(map_array, mem_map_array);
+map_array!(map_array_per_thread, mem_map_array_per_thread);
+
+unsafe extern "C" fn bind(
+    multicast: Handle,
+    at: usize,
+    handle: Handle,
+    offset: usize,
+    bytes: usize,
+    flags: u64,
+) -> c_int {
+    if Handles::is_ours(handle) {
+        return NOT_SUPPORTED;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { driver::multicast_bind_mem(multicast, at, handle, offset, bytes, flags) }
+}
+
+macro_rules! bind {
+    ($name:ident, $real:ident) => {
+        unsafe extern "C" fn $name(
+            to: u64,
+            device: c_int,
+            at: usize,
+            handle: Handle,
+            offset: usize,
+            bytes: usize,
+            flags: u64,
+        ) -> c_int {
+            if Handles::is_ours(handle) {
+                return NOT_SUPPORTED;
+            }
+            // SAFETY: the caller's promise.
+            unsafe { driver::$real(to, device, at, handle, offset, bytes, flags) }
+        }
+    };
+}
+
+bind!(bind_v2, multicast_bind_mem_v2);
+bind!(bind_endpoint, endpoint_bind_mem);
+
+/// Functions of this module by symbol.
+pub fn ours(index: usize) -> Option<*mut ()> {
+    Some(match index {
+        at::cuMemCreate => create as *mut (),
+        at::cuMemRelease => release as *mut (),
+        at::cuMemMap => map as *mut (),
+        at::cuMemUnmap => unmap as *mut (),
+        at::cuMemSetAccess => set_access as *mut (),
+        at::cuMemGetAccess => get_access as *mut (),
+        at::cuMemRetainAllocationHandle => retain as *mut (),
+        at::cuMemGetAllocationPropertiesFromHandle => get_property as *mut (),
+        at::cuMemGetAllocationGranularity => get_granularity as *mut (),
+        at::cuMemExportToShareableHandle => export as *mut (),
+        at::cuMemMapArrayAsync => map_array as *mut (),
+        at::cuMemMapArrayAsync_ptsz => map_array_per_thread as *mut (),
+        at::cuMulticastBindMem => bind as *mut (),
+        at::cuMulticastBindMem_v2 => bind_v2 as *mut (),
+        at::cuLogicalEndpointBindMem => bind_endpoint as *mut (),
+        _ => return None,
+    })
+}
