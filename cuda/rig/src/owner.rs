@@ -1,7 +1,7 @@
 //! A scripted owner: it grants what is asked for, moves chunks at random, and ends turns.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -108,12 +108,24 @@ impl Owner {
     }
 }
 
-impl Drop for Owner {
-    fn drop(&mut self) {
+impl Owner {
+    /// Ends the owner when it has heard all that was said; its counts.
+    pub fn finish(mut self) -> Counts {
+        self.join();
+        self.counts()
+    }
+
+    fn join(&mut self) {
         self.end.store(true, Ordering::SeqCst);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.join();
         let _ = std::fs::remove_file(&self.socket);
     }
 }
@@ -167,6 +179,8 @@ struct Session {
     script: Script,
     counts: Arc<Mutex<Counts>>,
     chunks: BTreeMap<ChunkId, Held>,
+    /// Bytes that cannot move.
+    fixed: u64,
     order: Option<Order>,
     orders: u32,
     turn: u32,
@@ -188,6 +202,7 @@ impl Session {
             script,
             counts,
             chunks: BTreeMap::new(),
+            fixed: 0,
             order: None,
             orders: 0,
             turn: 0,
@@ -216,10 +231,13 @@ impl Session {
             let last = end.load(Ordering::SeqCst);
             // TIMEOUT: the script's own times are finer than this only by accident.
             if readable(&self.link, Duration::from_micros(500)) {
+                let mut closed = false;
                 loop {
                     match self.link.try_receive() {
                         Ok(received) => self.obey(received)?,
                         Err(LinkError::WouldBlock) => break,
+                        // A reset is told before what the program has said last.
+                        Err(LinkError::Closed) if !closed => closed = true,
                         Err(error) => return Err(error.into()),
                     }
                 }
@@ -232,7 +250,15 @@ impl Session {
     }
 
     fn say(&self, message: &FromOwner) -> Result<()> {
-        Ok(self.link.try_send(message, &[])?)
+        self.send(message, &[])
+    }
+
+    /// Sends a message. A program that is gone is heard out all the same.
+    fn send(&self, message: &FromOwner, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+        match self.link.try_send(message, descriptors) {
+            Ok(()) | Err(LinkError::Closed) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn tick(&mut self) -> Result<()> {
@@ -311,13 +337,21 @@ impl Session {
                 }
             }
             FromTenant::Fix { request, bytes, .. } => {
+                if self.held() + bytes > self.script.quota_bytes {
+                    self.count(|c| c.refused += 1);
+                    return self.say(&FromOwner::Refused { request, reason: Refusal::Quota });
+                }
+                self.fixed += bytes;
                 self.count(|c| c.fixed_bytes += bytes);
                 self.say(&FromOwner::Fixed { request })?;
             }
-            FromTenant::Unfix { bytes, .. } => self.count(|c| c.fixed_bytes = c.fixed_bytes.saturating_sub(bytes)),
+            FromTenant::Unfix { bytes, .. } => {
+                self.fixed = self.fixed.saturating_sub(bytes);
+                self.count(|c| c.fixed_bytes = c.fixed_bytes.saturating_sub(bytes));
+            }
             FromTenant::AskMemory { request, .. } => {
                 let total_bytes = self.script.quota_bytes;
-                let free_bytes = total_bytes.saturating_sub(self.chunks.len() as u64 * self.script.chunk_bytes);
+                let free_bytes = total_bytes.saturating_sub(self.held());
                 self.say(&FromOwner::Memory { request, free_bytes, total_bytes })?;
             }
             FromTenant::Quiet { order } => self.relocate(order)?,
@@ -341,6 +375,11 @@ impl Session {
         Ok(())
     }
 
+    /// Bytes of the process, in chunks or not.
+    fn held(&self) -> u64 {
+        self.chunks.len() as u64 * self.script.chunk_bytes + self.fixed
+    }
+
     fn used(&self, usage: Usage) {
         self.count(|c| {
             c.busy_ns += usage.busy_ns;
@@ -360,8 +399,7 @@ impl Session {
     }
 
     fn allocate(&mut self, request: u32, count: u32) -> Result<()> {
-        let held = self.chunks.len() as u64 * self.script.chunk_bytes;
-        if held + u64::from(count) * self.script.chunk_bytes > self.script.quota_bytes {
+        if self.held() + u64::from(count) * self.script.chunk_bytes > self.script.quota_bytes {
             self.count(|c| c.refused += 1);
             return self.say(&FromOwner::Refused { request, reason: Refusal::Quota });
         }
@@ -381,7 +419,7 @@ impl Session {
             }
             self.count(|c| c.granted += part as u64);
             let borrowed: Vec<_> = descriptors.iter().map(|d| d.as_fd()).collect();
-            self.link.try_send(&FromOwner::Granted { request, chunks, more: left > 0 }, &borrowed)?;
+            self.send(&FromOwner::Granted { request, chunks, more: left > 0 }, &borrowed)?;
         }
         Ok(())
     }
@@ -423,7 +461,7 @@ impl Session {
             let part: Vec<_> = messages.drain(..messages.len().min(MAX_CHUNKS)).collect();
             let borrowed: Vec<_> = part.iter().map(|m| m.1.as_fd()).collect();
             let moves = part.iter().map(|m| m.0).collect();
-            self.link.try_send(&FromOwner::Redirect { order: number, moves }, &borrowed)?;
+            self.send(&FromOwner::Redirect { order: number, moves }, &borrowed)?;
         }
         Ok(())
     }

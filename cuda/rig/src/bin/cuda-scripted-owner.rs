@@ -54,6 +54,6 @@ fn main() -> anyhow::Result<()> {
     let owner = Owner::start(&args.socket, script)?;
     println!("ready");
     std::io::stdin().read_to_end(&mut Vec::new())?;
-    println!("{}", serde_json::to_string(&owner.counts())?);
+    println!("{}", serde_json::to_string(&owner.finish())?);
     Ok(())
 }
