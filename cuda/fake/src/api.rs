@@ -151,8 +151,17 @@ api! {
         libc::free(at);
         SUCCESS
     }
-    context cuMemAllocAsync(at: *mut u64, bytes: usize, _stream: u64) { put(at, memory::allocate(bytes as u64)) }
+    context cuMemAllocAsync(at: *mut u64, bytes: usize, stream: u64) {
+        put(at, match work::capturing(stream) {
+            Ok(0) => memory::allocate(bytes as u64),
+            Ok(_) => work::capture_alloc(stream, bytes as u64),
+            Err(error) => Err(error),
+        })
+    }
     context cuMemFreeAsync(at: u64, stream: u64) {
+        if work::capturing(stream).is_ok_and(|status| status != 0) {
+            return work::submit(stream, Op::Free);
+        }
         match work::finish(stream) {
             SUCCESS => done(memory::free(at)),
             error => error,
@@ -253,6 +262,30 @@ api! {
     context cuGraphInstantiateWithFlags(made: *mut u64, graph: u64, _flags: u64) {
         put(made, work::instantiate(graph))
     }
+    context cuGraphUpload(graph: u64, _stream: u64) { work::upload(graph) }
+    initialised cuGraphGetNodes(graph: u64, nodes: *mut u64, count: *mut usize) {
+        let Ok(all) = work::nodes(graph) else { return INVALID_VALUE };
+        if !nodes.is_null() {
+            let room = (*count).min(all.len());
+            std::ptr::copy_nonoverlapping(all.as_ptr(), nodes, room);
+        }
+        put(count, Ok(all.len()))
+    }
+    initialised cuGraphNodeGetType(node: u64, kind: *mut c_int) { put(kind, work::node(node).map(|(kind, _)| kind)) }
+    initialised cuGraphMemAllocNodeGetParams(node: u64, parameters: *mut [u64; 15]) {
+        let Ok((10, bytes)) = work::node(node) else { return INVALID_VALUE };
+        let mut all = [0; 15];
+        all[13] = bytes;
+        put(parameters, Ok(all))
+    }
+    initialised cuDeviceGetGraphMemAttribute(_device: c_int, attribute: c_int, value: *mut u64) {
+        match attribute {
+            0 | 2 => put(value, Ok(work::reserved(false))),
+            1 | 3 => put(value, Ok(work::reserved(true))),
+            _ => INVALID_VALUE,
+        }
+    }
+    initialised cuDeviceGraphMemTrim(_device: c_int) { work::trim() }
     context cuGraphLaunch(graph: u64, stream: u64) { work::launch(graph, stream) }
     context cuGraphDestroy(graph: u64) { work::destroy_graph(graph) }
     context cuGraphExecDestroy(graph: u64) { work::destroy_graph(graph) }

@@ -5,7 +5,7 @@
 //! - Addresses ([`space`]): every rule of virtual memory management is checked; an access to an address with nothing mapped,
 //!   or that was not given access, kills the program.
 //! - Work ([`work`]): a thread for each stream; kernels of all processes take turns on the card's one engine. Captures are
-//!   as easily disturbed as the real ones.
+//!   as easily disturbed as the real ones. Graphs have their allocations' memory reserved when they are uploaded or launched.
 //! - Kernels ([`kernels`]) are known by their names and do what those say.
 //!
 //! The clock is the host's. There are no modules of code, no textures, no second card.

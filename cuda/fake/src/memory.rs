@@ -287,13 +287,21 @@ pub fn find(at: u64) -> Option<Found> {
 /// Allocates as `cuMemAlloc` does.
 pub fn allocate(bytes: u64) -> Result<u64, i32> {
     let rounded = bytes.max(1).checked_next_multiple_of(GRANULE).ok_or(OUT_OF_MEMORY)?;
-    let handle = create(Tier::Device, rounded, 0)?;
     let at = reserve(rounded, 0)?;
-    map(at, rounded, 0, handle)?;
-    allow(at, rounded, 3)?;
-    release(handle)?;
+    if let Err(error) = back(at, rounded) {
+        let _ = unreserve(at, rounded);
+        return Err(error);
+    }
     lock().get().plain.insert(at, rounded);
     Ok(at)
+}
+
+/// Puts new memory at reserved addresses; it lives as long as it is mapped.
+pub fn back(at: u64, bytes: u64) -> Result<(), i32> {
+    let handle = create(Tier::Device, bytes, 0)?;
+    map(at, bytes, 0, handle)?;
+    allow(at, bytes, 3)?;
+    release(handle)
 }
 
 /// Frees what [`allocate`] gave.

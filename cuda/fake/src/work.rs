@@ -3,17 +3,18 @@
 //! UNSAFETY: copies between addresses that the program names, as a card does.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crate::card;
 use crate::kernels::Kernel;
 use crate::result::{
     CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, CAPTURED_EVENT, INVALID_HANDLE, INVALID_VALUE, NOT_READY, SUCCESS,
 };
+use crate::space::GRANULE;
+use crate::{card, memory};
 
 /// A piece of work.
 #[derive(Clone)]
@@ -28,6 +29,25 @@ pub enum Op {
     Record(Arc<Event>, u64),
     /// Waits for an event.
     Wait(Arc<Event>, u64),
+    /// Of a graph: memory at an address from here on. The graph has it while it is reserved.
+    Alloc(u64, u64),
+    /// Of a graph: memory is free.
+    Free,
+}
+
+impl Op {
+    /// `CUgraphNodeType`.
+    fn kind(&self) -> i32 {
+        match self {
+            Self::Kernel(..) => 0,
+            Self::Copy(..) => 1,
+            Self::Set(..) => 2,
+            Self::Wait(..) => 6,
+            Self::Record(..) => 7,
+            Self::Alloc(..) => 10,
+            Self::Free => 11,
+        }
+    }
 }
 
 /// An event: how often it was recorded, and the last record that is done.
@@ -80,6 +100,10 @@ struct Work {
     streams: HashMap<u64, Stream>,
     events: HashMap<u64, Arc<Event>>,
     graphs: HashMap<u64, Vec<Op>>,
+    /// Memory that is reserved for graphs: address and bytes.
+    reserved: BTreeMap<u64, u64>,
+    /// The most that was.
+    highest: u64,
     next: u64,
 }
 
@@ -108,6 +132,7 @@ fn run(op: Op) {
         Op::Set(at, bytes, value) => unsafe { std::ptr::write_bytes(at as *mut u8, value, bytes as usize) },
         Op::Record(event, record) => event.finish(record),
         Op::Wait(event, record) => event.wait(record),
+        Op::Alloc(..) | Op::Free => {}
     }
 }
 
@@ -285,8 +310,81 @@ pub fn destroy_graph(graph: u64) -> i32 {
     with(|work| if work.graphs.remove(&graph).is_some() { SUCCESS } else { INVALID_HANDLE })
 }
 
+/// Reserves the memory of a graph, as far as it has none yet.
+pub fn upload(graph: u64) -> i32 {
+    let wanted = with(|work| {
+        let ops = work.graphs.get(&graph).ok_or(INVALID_HANDLE)?;
+        let wanted = ops.iter().filter_map(|op| if let Op::Alloc(at, bytes) = op { Some((*at, *bytes)) } else { None });
+        Ok(wanted.filter(|(at, _)| !work.reserved.contains_key(at)).collect::<Vec<_>>())
+    });
+    let wanted = match wanted {
+        Ok(wanted) => wanted,
+        Err(error) => return error,
+    };
+    for (at, bytes) in wanted {
+        // What was got before a failure stays, as it does with NVIDIA's driver.
+        if let Err(error) = memory::back(at, bytes) {
+            return error;
+        }
+        with(|work| {
+            work.reserved.insert(at, bytes);
+            work.highest = work.highest.max(work.reserved.values().sum());
+        });
+    }
+    SUCCESS
+}
+
+/// Bytes reserved for graphs, now or at most.
+pub fn reserved(highest: bool) -> u64 {
+    with(|work| if highest { work.highest } else { work.reserved.values().sum() })
+}
+
+/// Gives up what is reserved for graphs, when none runs.
+pub fn trim() -> i32 {
+    match finish_all() {
+        SUCCESS => {}
+        error => return error,
+    }
+    let all = with(|work| std::mem::take(&mut work.reserved));
+    for (at, bytes) in all {
+        if let Err(error) = memory::unmap(at, bytes) {
+            return error;
+        }
+    }
+    SUCCESS
+}
+
+/// Makes an allocation a part of what a stream captures; its address.
+pub fn capture_alloc(stream: u64, bytes: u64) -> Result<u64, i32> {
+    let bytes = bytes.max(1).checked_next_multiple_of(GRANULE).ok_or(INVALID_VALUE)?;
+    let at = memory::reserve(bytes, 0)?;
+    match submit(stream, Op::Alloc(at, bytes)) {
+        SUCCESS => Ok(at),
+        error => Err(error),
+    }
+}
+
+/// Numbers of a graph's nodes.
+pub fn nodes(graph: u64) -> Result<Vec<u64>, i32> {
+    let count = with(|work| work.graphs.get(&graph).map(Vec::len).ok_or(INVALID_HANDLE))?;
+    Ok((0..count as u64).map(|at| graph << 16 | at).collect())
+}
+
+/// `CUgraphNodeType` of a node, and its bytes if it allocates.
+pub fn node(number: u64) -> Result<(i32, u64), i32> {
+    with(|work| {
+        let ops = work.graphs.get(&(number >> 16)).ok_or(INVALID_HANDLE)?;
+        let op = ops.get((number & 0xffff) as usize).ok_or(INVALID_HANDLE)?;
+        Ok((op.kind(), if let Op::Alloc(_, bytes) = op { *bytes } else { 0 }))
+    })
+}
+
 /// Launches a graph.
 pub fn launch(graph: u64, handle: u64) -> i32 {
+    match upload(graph) {
+        SUCCESS => {}
+        error => return error,
+    }
     with(|work| {
         let Some(ops) = work.graphs.get(&graph).cloned() else { return INVALID_HANDLE };
         match work.stream(handle) {

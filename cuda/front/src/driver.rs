@@ -164,6 +164,22 @@ calls! {
     array_destroy = cuArrayDestroy(array: Object);
     mipmapped_array_create = cuMipmappedArrayCreate(array: *mut Object, descriptor: *const c_void, levels: u32);
     mipmapped_array_destroy = cuMipmappedArrayDestroy(array: Object);
+    graph_get_nodes = cuGraphGetNodes(graph: Object, nodes: *mut Object, count: *mut usize);
+    graph_node_get_type = cuGraphNodeGetType(node: Object, kind: *mut c_int);
+    graph_alloc_get_params = cuGraphMemAllocNodeGetParams(node: Object, parameters: *mut c_void);
+    graph_child_get_graph = cuGraphChildGraphNodeGetGraph(node: Object, graph: *mut Object);
+    graph_instantiate = cuGraphInstantiate(
+        made: *mut Object, graph: Object, failed: *mut Object, log: *mut c_void, bytes: usize);
+    graph_instantiate_v2 = cuGraphInstantiate_v2(
+        made: *mut Object, graph: Object, failed: *mut Object, log: *mut c_void, bytes: usize);
+    graph_instantiate_with_flags = cuGraphInstantiateWithFlags(made: *mut Object, graph: Object, flags: u64);
+    graph_instantiate_with_params = cuGraphInstantiateWithParams(
+        made: *mut Object, graph: Object, parameters: *mut c_void);
+    graph_instantiate_with_params_per_thread = cuGraphInstantiateWithParams_ptsz(
+        made: *mut Object, graph: Object, parameters: *mut c_void);
+    graph_exec_destroy = cuGraphExecDestroy(graph: Object);
+    graph_mem_attribute = cuDeviceGetGraphMemAttribute(device: c_int, attribute: c_int, value: *mut c_void);
+    graph_mem_trim = cuDeviceGraphMemTrim(device: c_int);
     stream_is_capturing = cuStreamIsCapturing(stream: Object, status: *mut c_int);
     stream_is_capturing_per_thread = cuStreamIsCapturing_ptsz(stream: Object, status: *mut c_int);
     stream_destroy = cuStreamDestroy_v2(stream: Object);

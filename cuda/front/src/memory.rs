@@ -3,12 +3,13 @@
 //! - [`chunks`]: allocations at addresses that never change, backed by the owner's chunks;
 //! - [`calls`]: the driver's functions that allocate, free and tell, answered from there;
 //! - [`own`]: virtual memory that the program manages itself, by [`handles`] that chunks back;
-//! - [`fixed`]: what the driver allocates itself, counted.
+//! - [`fixed`], [`graphs`]: what the driver allocates itself, counted.
 
 mod arena;
 mod calls;
 mod chunks;
 mod fixed;
+mod graphs;
 mod handles;
 mod kept;
 mod own;
@@ -19,5 +20,5 @@ pub use kept::{forked, raise_limit};
 
 /// Functions of this module by symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {
-    calls::ours(index).or_else(|| own::ours(index)).or_else(|| fixed::ours(index))
+    calls::ours(index).or_else(|| own::ours(index)).or_else(|| fixed::ours(index)).or_else(|| graphs::ours(index))
 }

@@ -105,6 +105,7 @@ functions! {
     raw_end = cuStreamEndCapture(stream: u64, graph: *mut u64);
     raw_instantiate = cuGraphInstantiateWithFlags(made: *mut u64, graph: u64, flags: u64);
     raw_graph = cuGraphLaunch(graph: u64, stream: u64);
+    raw_trim = cuDeviceGraphMemTrim(device: c_int);
     raw_copy = cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: u64);
     raw_read = cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize);
     raw_write = cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize);
@@ -341,6 +342,11 @@ impl Cuda {
     /// Launches a graph.
     pub fn graph(&self, graph: u64, stream: u64) -> Result<(), Failed> {
         self.raw_graph(graph, stream)
+    }
+
+    /// Gives up what is reserved for graphs of the first card.
+    pub fn trim_graphs(&self) -> Result<(), Failed> {
+        self.raw_trim(0)
     }
 
     /// Copies in the order of a stream.

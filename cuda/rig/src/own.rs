@@ -32,6 +32,8 @@ struct Buffer {
     mapped: bool,
     /// Value of the first word.
     value: u64,
+    /// Number of the memory block, as the driver says it.
+    block: u64,
 }
 
 impl Buffer {
@@ -55,6 +57,7 @@ impl Buffer {
             // Memory type, device, and the mapping's bytes and base: the same wherever the memory is.
             let said = cuda.attributes(&[2, 9, 18, 19], at + 8)?;
             ensure!(said == [2, 0, self.bytes, at], "{at:#x} is said to be {said:x?}");
+            ensure!(cuda.attribute(20, at)? == self.block, "another number of its memory");
             let one = [2, 9, 14, 19].map(|kind| cuda.attribute(kind, at));
             ensure!(one == [Ok(2), Ok(0), Ok(0), Ok(at)], "{at:#x} is said to be {one:x?}");
         }
@@ -94,9 +97,10 @@ pub fn work(cuda: Cuda, mib: u64, rounds: u64, spin_us: u64) -> Result<String> {
         let other = at + mib * MIB;
         let writes = number % 3 != 1;
         let handle = cuda.create_own(bytes)?;
-        let mut buffer = Buffer { handle, bytes, at, other, writes, mapped: false, value: number };
+        let mut buffer = Buffer { handle, bytes, at, other, writes, mapped: false, value: number, block: 0 };
         buffer.map(cuda)?;
         buffer.map_other(cuda)?;
+        buffer.block = cuda.attribute(20, at)?;
         cuda.launch(fill, &[at, buffer.words(), number], stream)?;
         used += bytes;
         buffers.push(buffer);
@@ -181,6 +185,7 @@ fn change(
     buffer.map_other(cuda)?;
     buffer.map(cuda)?;
     if round % 8 == 7 {
+        buffer.block = cuda.attribute(20, buffer.at)?;
         cuda.launch(fill, &[buffer.at, buffer.words(), round], stream)?;
         cuda.finish(stream)?;
     }

@@ -261,6 +261,17 @@ fn handles_of_the_program_itself_are_bounded_by_what_the_tenant_may_have() {
 }
 
 #[test]
+fn memory_of_graphs_counts_and_is_refused_before_they_run() {
+    let rig = Rig::new(256);
+    assert_eq!(rig.plain(&["graphs"]), "20 0 0 0", "the card has room");
+    let owner = rig.owner(&["--quota-mib", "64"]);
+    assert_eq!(rig.tenant(&["graphs"]), "20 2 0 2");
+    let counts = owner.counts();
+    // The last graph's memory is the driver's until the program ends.
+    assert_eq!(counts["fixed_bytes"], 40 << 20, "{counts}");
+}
+
+#[test]
 fn a_killed_program_with_its_own_mappings_leaves_nothing_behind() {
     let rig = Rig::new(256);
     let owner = rig.owner(&["--device-mib", "128", "--quota-mib", "128", "--relocate-ms", "3", "--batch", "4"]);

@@ -177,16 +177,17 @@ struct Known {
     start: Address,
     bytes: u64,
     device: c_int,
-    /// Our number, where the program has mapped the memory itself.
-    handle: Option<Handle>,
+    /// Our numbers of the handle and the mapping, where the program has mapped the memory itself.
+    own: Option<(Handle, u64)>,
 }
 
 fn known(memory: &Memory, address: Address) -> Option<Known> {
     if let Some((start, bytes, device)) = memory.find(address) {
-        return Some(Known { start, bytes, device, handle: None });
+        return Some(Known { start, bytes, device, own: None });
     }
     let found = memory.handles.find(address)?;
-    Some(Known { start: found.start, bytes: found.bytes, device: found.device, handle: Some(found.handle) })
+    let own = Some((found.handle, found.id));
+    Some(Known { start: found.start, bytes: found.bytes, device: found.device, own })
 }
 
 unsafe extern "C" fn mem_get_address_range(base: *mut Address, bytes: *mut usize, address: Address) -> c_int {
@@ -210,7 +211,7 @@ unsafe extern "C" fn mem_get_address_range(base: *mut Address, bytes: *mut usize
 
 /// Corrects an attribute that the driver has answered for a chunk, wherever that lies now; whether there is an answer.
 unsafe fn correct(known: &Known, attribute: c_int, data: *mut c_void) -> bool {
-    let plain = known.handle.is_none();
+    let plain = known.own.is_none();
     // SAFETY: the driver has written an answer of this type here.
     unsafe {
         match attribute {
@@ -229,8 +230,8 @@ unsafe fn correct(known: &Known, attribute: c_int, data: *mut c_void) -> bool {
             attribute::MAPPING_SIZE => *data.cast::<usize>() = known.bytes as usize,
             // The driver's numbers change as chunks move.
             attribute::BUFFER_ID | attribute::BLOCK_ID => {
-                if let Some(handle) = known.handle {
-                    *data.cast::<u64>() = handle;
+                if let Some((handle, mapping)) = known.own {
+                    *data.cast::<u64>() = if attribute == attribute::BUFFER_ID { mapping } else { handle };
                 }
             }
             _ => {}

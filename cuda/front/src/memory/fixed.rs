@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use cuda_protocol::FixedKind;
 
 use super::calls::card;
+use super::chunks;
 use crate::driver::{self, Address, Handle, OUT_OF_MEMORY, Object, SUCCESS};
 use crate::requests;
 use crate::slots::at;
@@ -41,10 +42,15 @@ fn count(kind: FixedKind, bytes: u64, make: impl FnOnce() -> (c_int, Thing)) -> 
     count_on(card().map(|(_, card)| card), kind, bytes, make)
 }
 
+/// Asks to count memory; chunks that nothing lies in are given back if that is what it takes. Whether it may be had.
+pub fn fix(card: u8, kind: FixedKind, bytes: u64) -> bool {
+    chunks::persist(|| if requests::fix(card, kind, bytes) { Ok(()) } else { Err(OUT_OF_MEMORY) }).is_ok()
+}
+
 /// As [`count`], for a card that is known; without one nothing is counted.
 fn count_on(card: Option<u8>, kind: FixedKind, bytes: u64, make: impl FnOnce() -> (c_int, Thing)) -> c_int {
     let Some(card) = card else { return make().0 };
-    if !requests::fix(card, kind, bytes) {
+    if !fix(card, kind, bytes) {
         return OUT_OF_MEMORY;
     }
     let (result, thing) = make();

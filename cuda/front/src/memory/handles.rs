@@ -77,6 +77,8 @@ struct Made {
 
 #[derive(Debug)]
 struct Mapping {
+    /// Number of its own.
+    id: u64,
     handle: Handle,
     bytes: u64,
     /// The last word about each location.
@@ -103,6 +105,8 @@ pub struct Found {
     pub bytes: u64,
     /// Our number of the handle.
     pub handle: Handle,
+    /// Our number of the mapping.
+    pub id: u64,
     /// The driver's device that the memory is of.
     pub device: c_int,
 }
@@ -160,7 +164,8 @@ impl Handles {
             end += piece.bytes;
         }
         made.mapped.push(at);
-        self.mappings.insert(at, Mapping { handle, bytes, access: Vec::new() });
+        self.next += 1;
+        self.mappings.insert(at, Mapping { id: FIRST + self.next, handle, bytes, access: Vec::new() });
         SUCCESS
     }
 
@@ -251,7 +256,8 @@ impl Handles {
     pub fn find(&self, at: Address) -> Option<Found> {
         let (&start, mapping) = self.mappings.range(..=at).next_back()?;
         let made = self.made.get(&mapping.handle)?;
-        let found = Found { start, bytes: mapping.bytes, handle: mapping.handle, device: made.property[3] };
+        let (bytes, handle, id) = (mapping.bytes, mapping.handle, mapping.id);
+        let found = Found { start, bytes, handle, id, device: made.property[3] };
         (at - start < mapping.bytes).then_some(found)
     }
 

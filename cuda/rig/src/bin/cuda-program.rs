@@ -82,6 +82,8 @@ enum What {
         #[arg(long, default_value_t = 0)]
         spin_us: u64,
     },
+    /// Runs graphs that allocate; prints how many MiB less are free, and the results of those that ask for too much.
+    Graphs,
     /// Prints the results of wrong calls, and what is said of memory that it maps itself.
     Wrong,
     /// Maps its memory itself until it is refused, frees it, and does so again; prints the MiB of both times.
@@ -108,6 +110,7 @@ fn main() -> Result<()> {
         What::Hold { mib } => hold(cuda, mib),
         What::Live { mib, own } => live(cuda, mib, own),
         What::Own { mib, rounds, spin_us } => print(own::work(cuda, mib, rounds, spin_us)?),
+        What::Graphs => graphs(cuda),
         What::Wrong => print(own::wrong(cuda)?),
         What::OwnFill { step_mib } => print(own::fill(cuda, step_mib)?),
         What::Fork => fork(cuda),
@@ -294,6 +297,46 @@ fn live(cuda: Cuda, mib: u64, own: bool) -> Result<()> {
         }
     }
     println!("held {}", buffers.len());
+    Ok(())
+}
+
+fn graphs(cuda: Cuda) -> Result<()> {
+    const MIB: u64 = 1 << 20;
+    let (fill, sum) = (cuda.kernel("fill")?, cuda.kernel("checksum")?);
+    let stream = cuda.stream()?;
+    let result = cuda.alloc(4096)?;
+    let graph = |mib: u64| {
+        cuda.capture(stream, || {
+            let at = cuda.alloc_async(mib * MIB, stream)?;
+            cuda.launch(fill, &[at, 1000, mib], stream)?;
+            cuda.launch(sum, &[at, 1000, result], stream)?;
+            cuda.free_async(at, stream)
+        })
+    };
+    let run = |graph: u64| -> Result<u64, cuda_rig::Failed> {
+        cuda.set(result, 0, 8)?;
+        cuda.graph(graph, stream)?;
+        cuda.finish(stream)?;
+        Ok(cuda.read(result, 1)?[0])
+    };
+    let free = || cuda.info().map(|(free, _)| free / MIB);
+    let code = |result: Result<u64, cuda_rig::Failed>| result.err().map_or(0, |error| error.code);
+    let (before, small) = (free()?, graph(20)?);
+    let first = run(small)?;
+    let used = before - free()?;
+    ensure!(run(small)? == first && before - free()? == used, "the second run takes more, or gives something else");
+    cuda.trim_graphs()?;
+    ensure!(free()? == before, "what was given up is not free");
+    ensure!(run(small)? == first, "after what it had was given up it gives something else");
+    cuda.trim_graphs()?;
+    let (large, held) = (graph(40)?, cuda.alloc(30 * MIB)?);
+    let refused = code(run(large));
+    ensure!(refused == 0 || free()? == before - 30, "something of a refused graph is left");
+    cuda.free(held)?;
+    let later = code(run(large));
+    // More than there is for this tenant at all.
+    let never = code(graph(80));
+    println!("{used} {refused} {later} {never}");
     Ok(())
 }
 
