@@ -280,9 +280,21 @@ pub fn wrong(cuda: Cuda) -> Result<String> {
     let range = [11, 12].map(|kind| cuda.attribute(kind, base + 5 * G));
     ensure!(range == [Ok(base), Ok(64 * G)], "the reservation is said to be {range:x?}");
     ensure!(cuda.reference(base + 3 * G)? == four, "another handle");
+    // Memory that can be exported is the driver's, and lies beside ours.
+    let shared = cuda.create(false, 2 * G)?;
+    all.extend([
+        ("map-shared", code(cuda.map_at(base + 6 * G, 2 * G, 0, shared))),
+        ("allow-both", code(cuda.allow(base, 8 * G, CARD, ALL))),
+        ("export-shared", code(cuda.export(shared))),
+        ("retain-shared", i32::from(cuda.reference(base + 7 * G) != Ok(shared))),
+        ("release-shared", code(cuda.release(shared).and_then(|()| cuda.release(shared)))),
+    ]);
+    cuda.write(base + 4 * G, &[1, 2, 3])?;
+    cuda.copy(base + 6 * G, base + 4 * G, 24, 0)?;
+    ensure!(cuda.read(base + 6 * G, 3)? == [1, 2, 3], "what was copied");
     all.extend([
         ("release-last", code(cuda.release(four))),
-        ("unmap", code(cuda.unmap_at(base, 6 * G))),
+        ("unmap", code(cuda.unmap_at(base, 8 * G))),
         ("release-gone", code(cuda.release(four))),
         ("retain-gone", code(cuda.reference(base))),
         ("release-two", code(cuda.release(two))),

@@ -208,7 +208,7 @@ const WRONG: &str = "nothing=1 odd=1 flags=1 no-such-card=101 map-part=801 map-o
     allow-part-and-whole=1 allow-no-such-card=1 allow-host=801 allow-what=1 allow-reading=0 allow=0 access-unmapped=1 \
     unmap-part=1 unmap-part-and-whole=1 unmap-nothing=1 unmap-plain=1 retain-unmapped=1 retain-plain=1 free=1 \
     range-unmapped=500 attribute-unmapped=1 attribute-host-pointer=1 export=1 release=0 release-again=1 map-released=1 \
-    release-last=0 unmap=0 release-gone=1 retain-gone=1 release-two=0 unreserve=0";
+    map-shared=0 allow-both=0 export-shared=0 retain-shared=0 release-shared=0 release-last=0 unmap=0 release-gone=1 retain-gone=1 release-two=0 unreserve=0";
 
 #[test]
 fn wrong_calls_of_virtual_memory_get_what_the_driver_answers() {

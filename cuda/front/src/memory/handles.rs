@@ -210,12 +210,11 @@ impl Handles {
 
     /// Says who may access a range, other mappings of the program included.
     pub fn allow(&mut self, pages: &mut impl Pages, at: Address, bytes: u64, access: &[Access]) -> c_int {
-        if self.cover(at, bytes) == Cover::Part {
-            return INVALID_VALUE;
-        }
-        // A piece in host memory would let the host access it, and take that back when it moves.
-        if access.iter().any(|access| !access.is_device()) {
-            return NOT_SUPPORTED;
+        match self.cover(at, bytes) {
+            Cover::Part => return INVALID_VALUE,
+            // A piece in host memory would let the host access it, and take that back when it moves.
+            Cover::Whole if access.iter().any(|access| !access.is_device()) => return NOT_SUPPORTED,
+            Cover::Whole | Cover::None => {}
         }
         let result = pages.allow(at, bytes, access);
         if result != SUCCESS {
@@ -464,6 +463,8 @@ mod tests {
         }
         assert_eq!(handles.allow(&mut pages, AT, ALL, &[Access::none(2, 0)]), NOT_SUPPORTED, "the host");
         assert_eq!(pages.mapped.len(), 3);
+        assert_eq!(pages.map(AT + ALL, CHUNK, 7), SUCCESS, "a handle of the driver's");
+        assert_eq!(handles.allow(&mut pages, AT + ALL, CHUNK, &[Access::none(2, 0)]), SUCCESS, "its own affair");
         assert_eq!(handles.find(AT + ALL), None);
     }
 
