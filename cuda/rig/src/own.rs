@@ -58,8 +58,8 @@ impl Buffer {
             let said = cuda.attributes(&[2, 9, 18, 19], at + 8)?;
             ensure!(said == [2, 0, self.bytes, at], "{at:#x} is said to be {said:x?}");
             ensure!(cuda.attribute(20, at)? == self.block, "another number of its memory");
-            let one = [2, 9, 14, 19].map(|kind| cuda.attribute(kind, at));
-            ensure!(one == [Ok(2), Ok(0), Ok(0), Ok(at)], "{at:#x} is said to be {one:x?}");
+            let one = [2, 9, 19].map(|kind| cuda.attribute(kind, at));
+            ensure!(one == [Ok(2), Ok(0), Ok(at)], "{at:#x} is said to be {one:x?}");
         }
         Ok(())
     }
@@ -80,7 +80,8 @@ impl Buffer {
 }
 
 /// Works on handles of several sizes, each mapped at two addresses, while mappings and handles come and go; a checksum.
-pub fn work(cuda: Cuda, mib: u64, rounds: u64, spin_us: u64) -> Result<String> {
+/// Handles are made by `property`.
+pub fn work(cuda: Cuda, property: [i32; 8], mib: u64, rounds: u64, spin_us: u64) -> Result<String> {
     const SIZES: [u64; 4] = [2, 4, 6, 10];
     let (fill, add, sum, spin) =
         (cuda.kernel("fill")?, cuda.kernel("add")?, cuda.kernel("checksum")?, cuda.kernel("spin")?);
@@ -96,7 +97,7 @@ pub fn work(cuda: Cuda, mib: u64, rounds: u64, spin_us: u64) -> Result<String> {
         let (number, at) = (buffers.len() as u64, base + used);
         let other = at + mib * MIB;
         let writes = number % 3 != 1;
-        let handle = cuda.create_own(bytes)?;
+        let handle = cuda.create_of(property, bytes, 0)?;
         let mut buffer = Buffer { handle, bytes, at, other, writes, mapped: false, value: number, block: 0 };
         buffer.map(cuda)?;
         buffer.map_other(cuda)?;
@@ -142,7 +143,7 @@ pub fn work(cuda: Cuda, mib: u64, rounds: u64, spin_us: u64) -> Result<String> {
         cuda.finish(stream)?;
         total = total.rotate_left(7) ^ cuda.read(result + 8, 1)?[0];
         ensure!(cuda.reference(buffer.at + 9)? == buffer.handle, "another handle");
-        ensure!(cuda.property(buffer.handle)? == [1, 0, 1, 0, 0, 0, 0, 0], "another description");
+        ensure!(cuda.property(buffer.handle)?[..4] == property[..4], "another description");
         cuda.release(buffer.handle)?;
     }
     // All mappings of each half at once.
@@ -178,8 +179,9 @@ fn change(
     cuda.unmap_at(buffer.other, buffer.bytes)?;
     // It is mapped nowhere now, and lives by its handle, or ends.
     if round % 8 == 7 {
-        cuda.release(buffer.handle)?;
-        buffer.handle = cuda.create_own(buffer.bytes)?;
+        let old = buffer.handle;
+        buffer.handle = cuda.create_of(cuda.property(old)?, buffer.bytes, 0)?;
+        cuda.release(old)?;
         buffer.value = round;
     }
     buffer.map_other(cuda)?;

@@ -252,6 +252,21 @@ fn handles_of_the_program_itself_move_under_its_work() {
 }
 
 #[test]
+fn handles_that_could_be_exported_move_if_the_program_is_said_not_to() {
+    let rig = Rig::new(256);
+    let arguments = ["own", "--mib", "32", "--rounds", "40", "--spin-us", "2000", "--shareable"];
+    let alone = rig.plain(&arguments);
+    for (exports, fixed) in [("1", true), ("0", false)] {
+        let owner = rig.owner(&["--device-mib", "24", "--quota-mib", "96", "--relocate-ms", "4", "--batch", "5"]);
+        let output = rig.mediated(&arguments).env(cuda_protocol::EXPORT_VARIABLE, exports).output().expect("starts");
+        assert_eq!(text(&output), alone, "{exports}");
+        let counts = owner.counts();
+        let granted = counts["granted"].as_u64().expect("a number");
+        assert_eq!(granted < 16, fixed, "{counts}");
+    }
+}
+
+#[test]
 fn handles_of_the_program_itself_are_bounded_by_what_the_tenant_may_have() {
     let rig = Rig::new(256);
     let owner = rig.owner(&["--device-mib", "20", "--quota-mib", "60"]);

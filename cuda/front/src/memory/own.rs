@@ -7,6 +7,7 @@
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{c_int, c_void};
+use std::sync::OnceLock;
 
 use cuda_protocol::FixedKind;
 
@@ -27,12 +28,25 @@ const RECOMMENDED: c_int = 1;
 /// Bytes of `CUarrayMapInfo`, and where its handle lies.
 const ARRAY_MAP: (usize, usize) = (96, 64);
 
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+const DESCRIPTOR: c_int = 1;
+/// `CUmemAllocationProp::allocFlags::gpuDirectRDMACapable`. PyTorch sets it wherever the card can do it; chunks cannot, as
+/// is said of each address.
+const RDMA: c_int = 1 << 8;
+
 /// Returns the card and the device of a handle that can be one of ours: pinned memory of a card, that no other process
-/// is to import, neither compressed nor for RDMA or sparse arrays.
+/// is to import, neither compressed nor for sparse arrays.
 fn movable(property: &Property) -> Option<(c_int, u8)> {
     let &[kind, handles, place, device, _, _, flags, rest] = property;
-    let plain = (kind, handles, place, flags, rest) == (PINNED, 0, DEVICE, 0, 0);
+    let stays_here = handles == 0 || handles == DESCRIPTOR && exports_nothing();
+    let plain = (kind, place, flags & !RDMA, rest) == (PINNED, DEVICE, 0, 0) && stays_here;
     plain.then(|| tenant::card(device).map(|card| (device, card))).flatten()
+}
+
+/// Says if the program will not export what it may: PyTorch asks for that with all of its expandable segments.
+fn exports_nothing() -> bool {
+    static NOTHING: OnceLock<bool> = OnceLock::new();
+    *NOTHING.get_or_init(|| std::env::var_os(cuda_protocol::EXPORT_VARIABLE).is_some_and(|value| value == "0"))
 }
 
 unsafe fn read(property: *const c_void) -> Option<Property> {
@@ -111,8 +125,10 @@ fn rest(card: u8, property: &Property, bytes: u64) -> Result<Option<Piece>, c_in
         return Err(OUT_OF_MEMORY);
     }
     let mut handle = 0;
+    // It is exported as little as chunks are.
+    let property: Property = [property[0], 0, property[2], property[3], 0, 0, 0, 0];
     // SAFETY: the pointers are valid.
-    match unsafe { driver::mem_create(&raw mut handle, bytes as usize, (&raw const *property).cast(), 0) } {
+    match unsafe { driver::mem_create(&raw mut handle, bytes as usize, (&raw const property).cast(), 0) } {
         SUCCESS => Ok(Some(Piece { handle, bytes, chunk: None })),
         error => {
             requests::unfix(card, FixedKind::Driver, bytes);
@@ -262,7 +278,7 @@ unsafe extern "C" fn get_granularity(bytes: *mut usize, property: *const c_void,
 
 unsafe extern "C" fn export(target: *mut c_void, handle: Handle, kind: c_int, flags: u64) -> c_int {
     if Handles::is_ours(handle) {
-        // It was made without a kind of handle to export.
+        // It was made without a kind of handle to export, or with the word that it would not be.
         return INVALID_VALUE;
     }
     // SAFETY: the caller's promise.

@@ -81,6 +81,9 @@ enum What {
         /// Microseconds of the card's time in each round besides.
         #[arg(long, default_value_t = 0)]
         spin_us: u64,
+        /// Asks for memory that could be exported and be reached over the network, as PyTorch does.
+        #[arg(long)]
+        shareable: bool,
     },
     /// Runs graphs that allocate; prints how many MiB less are free, and the results of those that ask for too much.
     Graphs,
@@ -109,7 +112,10 @@ fn main() -> Result<()> {
         What::Churn { steps } => churn(cuda, steps),
         What::Hold { mib } => hold(cuda, mib),
         What::Live { mib, own } => live(cuda, mib, own),
-        What::Own { mib, rounds, spin_us } => print(own::work(cuda, mib, rounds, spin_us)?),
+        What::Own { mib, rounds, spin_us, shareable } => {
+            let property = if shareable { [1, 1, 1, 0, 0, 0, 1 << 8, 0] } else { [1, 0, 1, 0, 0, 0, 0, 0] };
+            print(own::work(cuda, property, mib, rounds, spin_us)?)
+        }
         What::Graphs => graphs(cuda),
         What::Wrong => print(own::wrong(cuda)?),
         What::OwnFill { step_mib } => print(own::fill(cuda, step_mib)?),
