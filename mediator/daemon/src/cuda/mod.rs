@@ -41,7 +41,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// Changes of one card that may wait for each other: more would take the places of those of other cards.
 const CHANGES: usize = 16;
 /// Length of a turn as a multiple of the copies at its begin, when nothing is said (decision 026).
-const QUANTUM_FACTOR: u32 = 40;
+const QUANTUM_FACTOR: u32 = 80;
 
 /// A card with its owner.
 pub(super) struct CudaCard {
