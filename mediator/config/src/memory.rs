@@ -51,7 +51,7 @@ pub struct QuantaSpec {
     pub on_permille: u32,
     /// Thousandths of the card's memory that must be free for a window before turns end.
     pub margin_permille: u32,
-    /// A turn lasts so many times as long as the copies at its begin: 10, on a CUDA card 40, when nothing is said.
+    /// A turn lasts so many times as long as the copies at its begin: 10, on a CUDA card 80, when nothing is said.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub factor: Option<u32>,
     /// Shortest turn, in milliseconds.
