@@ -29,7 +29,7 @@ static LINK: RwLock<Option<Arc<Link>>> = RwLock::new(None);
 /// Contexts of the program that work or memory was seen in.
 static CONTEXTS: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
 static STARTED: AtomicBool = AtomicBool::new(false);
-/// How long after the expected time the end of work, or the begin of a turn, is looked for without sleeping.
+/// Time beyond the expected one for which the end of work, or the begin of a turn, is looked for without sleeping.
 // TIMEOUT: lengths of work are known to a third, and of the last there is as much as a turn may be idle: 300 us.
 const OVERTIME: Duration = Duration::from_micros(300);
 
@@ -361,17 +361,9 @@ impl Agent {
         let Some(turn) = self.turn.take() else { return Ok(()) };
         // It takes about as long as idleness is borne for until all who wait for the end are awake.
         let lead = Duration::from_micros(turn.run.idle_us.into());
-        let announced = match pace::left() {
-            // The program goes on until they are.
-            Left::About(left) if left < lead && self.announce(&turn.run, lead) => {
-                std::thread::sleep(lead - left);
-                true
-            }
-            _ => false,
-        };
         gate::close(gate::TURN, None);
         // Nothing that the driver knows of is behind work that was measured.
-        if !self.approach_end(&turn.run, lead, announced) || !pace::is_measured() {
+        if !self.approach_end(&turn.run, lead) || !pace::is_measured() {
             self.drain(None);
         }
         let usage = pace::take_usage();
@@ -405,7 +397,7 @@ impl Agent {
 
     /// Waits for the last work of a turn, if it can be told when that ends, and says so `lead` before; whether it has
     /// ended, or does so within [`EARLY_US`]. The gate is closed.
-    fn approach_end(&self, run: &Run, lead: Duration, announced: bool) -> bool {
+    fn approach_end(&self, run: &Run, lead: Duration) -> bool {
         if lead.is_zero() {
             return false;
         }
@@ -414,8 +406,8 @@ impl Agent {
                 Left::About(_) | Left::Nothing if gate::captures() => return false,
                 Left::Nothing => return pace::is_measured(),
                 Left::About(left) if left <= lead => {
-                    let told = announced || self.announce(run, left);
-                    return told && sees_end(left + OVERTIME, Duration::from_micros(EARLY_US.into()));
+                    return self.announce(run, left)
+                        && sees_end(left + OVERTIME, Duration::from_micros(EARLY_US.into()));
                 }
                 Left::About(left) => std::thread::sleep((left - lead).min(Duration::from_micros(100))),
                 Left::Unknown => return false,

@@ -151,7 +151,7 @@ pub enum Action {
     },
     /// Listen without sleeping for a while: a turn is about to change hands, and the card is idle meanwhile.
     Attend {
-        /// How long, in ns.
+        /// Length of that, in ns.
         ns: u64,
     },
     /// End a connection, behind what was sent.
