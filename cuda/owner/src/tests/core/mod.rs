@@ -492,6 +492,31 @@ fn who_comes_next_is_told_shortly_before_and_only_when_a_turn_was_recalled() {
 }
 
 #[test]
+fn a_library_of_the_version_before_is_served_and_hears_nothing_that_it_does_not_know() {
+    let mut world = two(8, 8);
+    let one = world.connect("one");
+    world.version = cuda_protocol::VERSION_OLDEST;
+    let other = world.connect("two");
+    world.ask(other, 1, 2);
+    assert_eq!(world.places(other), (2, 0));
+    for session in [one, other] {
+        world.say(session, FromTenant::Waiting { card: 0 });
+        world.settle();
+    }
+    let turn = world.programs[&one].run.expect("it has the turn").turn;
+    for program in world.programs.values_mut() {
+        program.mute = true;
+    }
+    world.pass(20 * MS);
+    world.say(one, FromTenant::Ending { card: 0, turn, in_us: 100 });
+    assert_eq!(world.programs[&other].soon, None);
+    world.version = 0;
+    let ancient = world.connect("two");
+    assert_eq!(world.programs.get(&ancient).and_then(|program| program.ended), None::<End>, "it is gone");
+    assert!(!world.programs.contains_key(&ancient));
+}
+
+#[test]
 fn programs_that_come_back_to_a_smaller_card_keep_their_contents_and_make_room() {
     let mut world = two(8, 16);
     let one = world.connect("one");

@@ -45,6 +45,8 @@ pub(super) struct World {
     pub(super) work: VecDeque<Action>,
     next: u64,
     value: u64,
+    /// Version that programs speak which connect from now on.
+    pub(super) version: u16,
     /// Pieces of the card that the driver has memory for.
     pub(super) device_most: usize,
     /// Batches of copies that programs were to map.
@@ -74,7 +76,9 @@ impl World {
         let core = Core::new(config, 7).expect("the settings are in bounds");
         let (pieces, seen, programs, work) = Default::default();
         let (device_most, told) = (usize::MAX, 0);
-        let mut world = Self { core, now: 0, pieces, seen, programs, work, next: 0, value: 0, device_most, told };
+        let version = VERSION;
+        let mut world =
+            Self { core, now: 0, pieces, seen, programs, work, next: 0, value: 0, version, device_most, told };
         world.settle();
         world
     }
@@ -92,7 +96,8 @@ impl World {
         self.programs.insert(session, Program::default());
         self.event(Event::Connected { session, pid: 100 + self.next as u32, uid, tenant: None });
         let (tenant, program) = (tenant.to_owned(), "test".to_owned());
-        self.say(session, FromTenant::Hello(Hello { version: VERSION, pid: 1, instance: 1, tenant, program, adopts }));
+        let version = self.version;
+        self.say(session, FromTenant::Hello(Hello { version, pid: 1, instance: 1, tenant, program, adopts }));
         session
     }
 
