@@ -21,6 +21,10 @@ const CONTEXT: u64 = 0x7700;
 /// `cuDeviceGetUuid` of the card.
 const UUID: [u8; 16] = *b"fake cuda card 0";
 
+/// `CUipcMemHandle`.
+#[repr(C)]
+struct Ipc([u64; 8]);
+
 static READY: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -233,6 +237,10 @@ api! {
         }
         put(handle, memory::import(i32::try_from(from).unwrap_or(-1)))
     }
+    // Plain memory of the fake is shared with nobody, and no handle is one of its own.
+    context cuIpcGetMemHandle(_handle: *mut c_void, _at: u64) { NOT_SUPPORTED }
+    context cuIpcOpenMemHandle_v2(_at: *mut u64, _handle: Ipc, _flags: u32) { INVALID_VALUE }
+    context cuIpcCloseMemHandle(_at: u64) { INVALID_VALUE }
     context cuPointerGetAttribute(to: *mut c_void, kind: c_int, at: u64) {
         memory::find(at).map_or(INVALID_VALUE, |found| attribute(to, kind, at, &found))
     }
@@ -323,6 +331,7 @@ api! {
     }
     context cuMemcpyHtoD_v2(to: u64, from: u64, bytes: usize) { work::synchronous(Op::Copy(to, from, bytes as u64)) }
     context cuMemcpyDtoH_v2(to: u64, from: u64, bytes: usize) { work::synchronous(Op::Copy(to, from, bytes as u64)) }
+    context cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) { work::synchronous(Op::Copy(to, from, bytes as u64)) }
     context cuMemsetD8_v2(at: u64, value: u8, bytes: usize) { work::synchronous(Op::Set(at, bytes as u64, value)) }
     context cuMemsetD8Async(at: u64, value: u8, bytes: usize, stream: u64) {
         work::submit(stream, Op::Set(at, bytes as u64, value))

@@ -21,6 +21,8 @@ pub const INVALID_CONTEXT: c_int = 201;
 pub const NOT_READY: c_int = 600;
 /// `CUDA_ERROR_NOT_SUPPORTED`.
 pub const NOT_SUPPORTED: c_int = 801;
+/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
+pub const CAPTURE_UNSUPPORTED: c_int = 900;
 /// `CUDA_ERROR_SYSTEM_NOT_READY`.
 pub const SYSTEM_NOT_READY: c_int = 802;
 
@@ -30,6 +32,11 @@ pub type Address = u64;
 pub type Handle = u64;
 /// A stream, event or context.
 pub type Object = *mut c_void;
+
+/// `CUipcMemHandle`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Ipc(pub [u8; 64]);
 
 /// `CUmemAccessDesc`: who may access a mapping, and how.
 #[repr(C)]
@@ -138,6 +145,7 @@ calls! {
     mem_pool_create = cuMemPoolCreate(pool: *mut Object, property: *const c_void);
     mem_pool_destroy = cuMemPoolDestroy(pool: Object);
     mem_address_reserve = cuMemAddressReserve(address: *mut Address, bytes: usize, align: usize, at: Address, flags: u64);
+    mem_address_free = cuMemAddressFree(address: Address, bytes: usize);
     mem_map = cuMemMap(address: Address, bytes: usize, offset: usize, handle: Handle, flags: u64);
     mem_unmap = cuMemUnmap(address: Address, bytes: usize);
     mem_set_access = cuMemSetAccess(address: Address, bytes: usize, access: *const Access, count: usize);
@@ -158,7 +166,11 @@ calls! {
     pointer_get_attribute = cuPointerGetAttribute(data: *mut c_void, attribute: c_int, address: Address);
     pointer_get_attributes =
         cuPointerGetAttributes(count: u32, attributes: *const c_int, data: *mut *mut c_void, address: Address);
-    ipc_get_mem_handle = cuIpcGetMemHandle(handle: *mut c_void, address: Address);
+    ipc_get_mem_handle = cuIpcGetMemHandle(handle: *mut Ipc, address: Address);
+    ipc_open_mem_handle = cuIpcOpenMemHandle(address: *mut Address, handle: Ipc, flags: u32);
+    ipc_open_mem_handle_v2 = cuIpcOpenMemHandle_v2(address: *mut Address, handle: Ipc, flags: u32);
+    ipc_close_mem_handle = cuIpcCloseMemHandle(address: Address);
+    memcpy_dtod = cuMemcpyDtoD_v2(to: Address, from: Address, bytes: usize);
     array_create = cuArrayCreate_v2(array: *mut Object, descriptor: *const c_void);
     array_3d_create = cuArray3DCreate_v2(array: *mut Object, descriptor: *const c_void);
     array_destroy = cuArrayDestroy(array: Object);

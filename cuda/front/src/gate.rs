@@ -20,6 +20,8 @@ use crate::{pace, tenant};
 pub const TURN: u32 = 1;
 /// Reason to be closed: chunks move.
 pub const ORDER: u32 = 2;
+/// Reason to be closed: memory is copied so that it can be exported.
+pub const EXPORT: u32 = 4;
 
 /// Counters of threads within the driver, each in a cache line of its own.
 const STRIPES: usize = 32;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use cuda_protocol::{Chunk, FixedKind, FromTenant, Refusal};
+use cuda_protocol::{Chunk, FixedKind, FromTenant, Refusal, Share};
 
 use crate::tenant;
 
@@ -32,6 +32,8 @@ pub enum Answer {
     Fixed,
     /// Free and all bytes.
     Memory(u64, u64),
+    /// A token.
+    Shared(Share),
     /// Refused, with the chunks that had come before.
     Refused(Refusal, Vec<(Chunk, OwnedFd)>),
     /// The owner is away, or has gone before it answered.

@@ -247,7 +247,7 @@ impl Agent {
                 self.obey(message, descriptors)?;
             } else if self.turn.as_ref().is_none_or(|turn| turn.run.run_ahead_us == 0) {
                 // Nothing has happened for a while: what is kept for the next allocation goes back.
-                self.bind();
+                bind();
                 memory::trim();
             }
             self.look()?;
@@ -298,7 +298,7 @@ impl Agent {
             }
             FromOwner::Quiesce { order, patience_us } => self.quiesce(order, patience_us)?,
             FromOwner::Redirect { order, moves } => {
-                self.bind();
+                bind();
                 let moved = memory::redirect(moves.into_iter().zip(descriptors).collect());
                 self.link.send(&FromTenant::Redirected { order, moved }, &[])?;
             }
@@ -323,7 +323,8 @@ impl Agent {
                 self.soon = Some(Instant::now() + time);
                 gate::soon(time);
             }
-            FromOwner::Welcome(_) | FromOwner::Shared { .. } => {}
+            FromOwner::Shared { request, share } => answer(request, |_| Answer::Shared(share)),
+            FromOwner::Welcome(_) => {}
             FromOwner::Goodbye(end) => {
                 report!("the owner says goodbye: {end:?}");
                 return Err(LinkError::Closed);
@@ -364,7 +365,7 @@ impl Agent {
         gate::close(gate::TURN, None);
         // Nothing that the driver knows of is behind work that was measured.
         if !self.approach_end(&turn.run, lead) || !pace::is_measured() {
-            self.drain(None);
+            drain(None);
         }
         let usage = pace::take_usage();
         let (card, waiting) = (turn.run.card, gate::held());
@@ -380,7 +381,7 @@ impl Agent {
 
     fn quiesce(&mut self, order: u32, patience_us: u32) -> Result<(), LinkError> {
         let deadline = Instant::now() + Duration::from_micros(patience_us.into());
-        if gate::close(gate::ORDER, Some(deadline)) && self.drain(Some(deadline)) {
+        if gate::close(gate::ORDER, Some(deadline)) && drain(Some(deadline)) {
             self.order = Some(order);
             return self.link.send(&FromTenant::Quiet { order }, &[]);
         }
@@ -415,40 +416,6 @@ impl Agent {
         }
     }
 
-    /// Waits until nothing is in flight; false at the deadline. The gate is closed.
-    fn drain(&self, deadline: Option<Instant>) -> bool {
-        while pace::left() != Left::Nothing {
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return false;
-            }
-            std::thread::sleep(Duration::from_micros(20));
-        }
-        if gate::captures() {
-            // A context that captures must not be synchronised. What was measured has ended; what was not, may not have.
-            return pace::active();
-        }
-        let contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or_default();
-        for context in contexts {
-            // SAFETY: the program's context; one that it has destroyed is refused by the driver.
-            unsafe {
-                if driver::ctx_set_current(context as Object) == SUCCESS {
-                    driver::ctx_synchronize();
-                }
-            }
-        }
-        pace::all_measured();
-        true
-    }
-
-    /// Makes a context of the program current to this thread.
-    fn bind(&self) {
-        let contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(context) = contexts.iter().flatten().next() {
-            // SAFETY: as in `drain`.
-            unsafe { driver::ctx_set_current(*context as Object) };
-        }
-    }
-
     /// Lets the program go on without its owner.
     fn alone(&mut self) {
         *LINK.write().unwrap_or_else(PoisonError::into_inner) = None;
@@ -471,7 +438,7 @@ impl Agent {
                 continue;
             }
             let link = Arc::new(link);
-            self.bind();
+            bind();
             let told = memory::adopted(
                 |chunks, descriptors, more| {
                     let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(|d| d.as_fd()).collect();
@@ -487,6 +454,63 @@ impl Agent {
             }
         }
     }
+}
+
+/// Waits until nothing is in flight; false at the deadline. The gate is closed.
+fn drain(deadline: Option<Instant>) -> bool {
+    while pace::left() != Left::Nothing {
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return false;
+        }
+        std::thread::sleep(Duration::from_micros(20));
+    }
+    if gate::captures() {
+        // A context that captures must not be synchronised. What was measured has ended; what was not, may not have.
+        return pace::active();
+    }
+    let contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or_default();
+    for context in contexts {
+        // SAFETY: the program's context; one that it has destroyed is refused by the driver.
+        unsafe {
+            if driver::ctx_set_current(context as Object) == SUCCESS {
+                driver::ctx_synchronize();
+            }
+        }
+    }
+    pace::all_measured();
+    true
+}
+
+/// Makes a context of the program current to this thread.
+fn bind() {
+    let contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(context) = contexts.iter().flatten().next() {
+        // SAFETY: as in `drain`.
+        unsafe { driver::ctx_set_current(*context as Object) };
+    }
+}
+
+/// Runs `work` on a thread of the program's while nothing of it is in flight, with one of its contexts current.
+pub fn drained(work: impl FnOnce() -> std::ffi::c_int) -> std::ffi::c_int {
+    let before = driver::current_context();
+    gate::close(gate::EXPORT, None);
+    let result = if gate::captures() {
+        // Work that is captured must not be waited for.
+        driver::CAPTURE_UNSUPPORTED
+    } else {
+        drain(None);
+        if before.is_null() {
+            bind();
+        } else {
+            // SAFETY: the context that was current.
+            unsafe { driver::ctx_set_current(before) };
+        }
+        driver::relaxed(work)
+    };
+    gate::open(gate::EXPORT);
+    // SAFETY: as above.
+    unsafe { driver::ctx_set_current(before) };
+    result
 }
 
 /// Looks without sleeping, for `time` at most, until no more than `rest` is in flight; whether that is so.

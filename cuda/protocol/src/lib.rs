@@ -125,5 +125,3 @@ pub const TENANT_VARIABLE: &str = "GPU_MEDIATOR_CUDA_TENANT";
 pub const DRIVER_VARIABLE: &str = "GPU_MEDIATOR_CUDA_DRIVER";
 /// Environment variable: `1` has the library report on standard error what goes wrong.
 pub const LOG_VARIABLE: &str = "GPU_MEDIATOR_CUDA_LOG";
-/// Environment variable: `0` says that the program exports none of the memory that it maps itself, whatever it asks for.
-pub const EXPORT_VARIABLE: &str = "GPU_MEDIATOR_CUDA_EXPORT";

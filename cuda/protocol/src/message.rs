@@ -106,6 +106,8 @@ pub enum Refusal {
     Unsupported,
     /// The owner failed; its log says how.
     Failed,
+    /// A relocation of the chunks is under way: ask again. Only in answer to [`FromTenant::Export`].
+    Moving,
 }
 
 /// Terms of a turn.

@@ -323,7 +323,7 @@ def program(name):
 def moving():
     """Results while 16 chunks of 2 MiB move every 5 ms."""
     result = {}
-    segments = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "GPU_MEDIATOR_CUDA_EXPORT": "0"}
+    segments = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     for title, name, more in (("torch", "torch", {}), ("torch, expandable segments", "torch", segments),
                               ("cupy", "cupy", {}), ("jax", "jax", {})):
         plain = finish(start(None, f"{HERE}/programs.py", name, 3, **more), 60)

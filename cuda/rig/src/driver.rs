@@ -23,6 +23,11 @@ impl fmt::Display for Failed {
 
 impl std::error::Error for Failed {}
 
+/// `CUipcMemHandle`: what another process opens memory by.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ipc(pub [u64; 8]);
+
 macro_rules! functions {
     ($($name:ident = $symbol:ident($($arg:ident: $ty:ty),*);)*) => {
         #[derive(Clone, Copy)]
@@ -92,6 +97,10 @@ functions! {
     raw_unmap = cuMemUnmap(at: u64, bytes: usize);
     raw_access = cuMemSetAccess(at: u64, bytes: usize, access: *const [i32; 3], count: usize);
     raw_export = cuMemExportToShareableHandle(to: *mut c_int, handle: u64, kind: c_int, flags: u64);
+    raw_import = cuMemImportFromShareableHandle(handle: *mut u64, from: usize, kind: c_int);
+    raw_ipc_get = cuIpcGetMemHandle(handle: *mut Ipc, at: u64);
+    raw_ipc_open = cuIpcOpenMemHandle_v2(at: *mut u64, handle: Ipc, flags: u32);
+    raw_ipc_close = cuIpcCloseMemHandle(at: u64);
     raw_reference = cuMemRetainAllocationHandle(handle: *mut u64, at: u64);
     raw_property = cuMemGetAllocationPropertiesFromHandle(property: *mut [i32; 8], handle: u64);
     raw_granularity = cuMemGetAllocationGranularity(bytes: *mut usize, property: *const [i32; 8], option: c_int);
@@ -214,6 +223,30 @@ impl Cuda {
         self.raw_export(&raw mut descriptor, handle, 1, 0)?;
         // SAFETY: the descriptor is new and nobody else's.
         Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(descriptor) })
+    }
+
+    /// Physical memory of a descriptor.
+    pub fn import(&self, descriptor: &std::os::fd::OwnedFd) -> Result<u64, Failed> {
+        let mut handle = 0;
+        let number = std::os::fd::AsRawFd::as_raw_fd(descriptor);
+        self.raw_import(&raw mut handle, usize::try_from(number).unwrap_or(usize::MAX), 1).map(|()| handle)
+    }
+
+    /// Returns what another process opens an allocation by.
+    pub fn share(&self, at: u64) -> Result<Ipc, Failed> {
+        let mut handle = Ipc([0; 8]);
+        self.raw_ipc_get(&raw mut handle, at).map(|()| handle)
+    }
+
+    /// Opens an allocation of another process.
+    pub fn attach(&self, handle: Ipc) -> Result<u64, Failed> {
+        let mut at = 0;
+        self.raw_ipc_open(&raw mut at, handle, 1).map(|()| at)
+    }
+
+    /// Closes an allocation of another process.
+    pub fn detach(&self, at: u64) -> Result<(), Failed> {
+        self.raw_ipc_close(at)
     }
 
     /// Reserves addresses and maps physical memory there for reading and writing.

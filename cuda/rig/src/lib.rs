@@ -10,4 +10,4 @@ mod driver;
 pub mod own;
 pub mod owner;
 
-pub use driver::{Cuda, Failed};
+pub use driver::{Cuda, Failed, Ipc};

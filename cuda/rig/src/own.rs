@@ -167,6 +167,10 @@ fn change(
     stays: bool,
 ) -> Result<()> {
     let buffer = &mut buffers[number];
+    if round % 16 == 11 && cuda.property(buffer.handle)?[1] != 0 {
+        export(cuda, buffer)?;
+        buffer.check(cuda, number)?;
+    }
     if !buffer.mapped {
         buffer.map(cuda)?;
         return buffer.check(cuda, number);
@@ -192,6 +196,24 @@ fn change(
         cuda.finish(stream)?;
     }
     buffer.check(cuda, number)
+}
+
+/// Exports a handle and imports it as another process would: both are the same memory.
+fn export(cuda: Cuda, buffer: &mut Buffer) -> Result<()> {
+    let imported = cuda.import(&cuda.export(buffer.handle)?)?;
+    let at = cuda.map(imported, buffer.bytes)?;
+    let last = 8 * (buffer.words() - 1);
+    let ends = (cuda.read(at, 1)?[0], cuda.read(at + last, 1)?[0]);
+    ensure!(ends == (buffer.value, buffer.value + buffer.words() - 1), "what was exported has {ends:?}");
+    let place = if buffer.mapped { buffer.at } else { buffer.other };
+    cuda.write(at + 8, &[4711])?;
+    ensure!(cuda.read(place + 8, 1)? == [4711], "what is written to one is not in the other");
+    cuda.write(at + 8, &[buffer.value + 1])?;
+    cuda.unmap(at, buffer.bytes)?;
+    cuda.release(imported)?;
+    // Again: nothing changes any more.
+    drop(cuda.export(buffer.handle)?);
+    Ok(())
 }
 
 /// Maps handles until one is refused, releases all, and does so again; the MiB of both times.

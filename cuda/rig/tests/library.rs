@@ -252,17 +252,28 @@ fn handles_of_the_program_itself_move_under_its_work() {
 }
 
 #[test]
-fn handles_that_could_be_exported_move_if_the_program_is_said_not_to() {
+fn handles_that_could_be_exported_move_until_they_are() {
     let rig = Rig::new(256);
-    let arguments = ["own", "--mib", "32", "--rounds", "40", "--spin-us", "2000", "--shareable"];
+    let arguments = ["own", "--mib", "32", "--rounds", "80", "--spin-us", "2000", "--shareable"];
     let alone = rig.plain(&arguments);
-    for (exports, fixed) in [("1", true), ("0", false)] {
-        let owner = rig.owner(&["--device-mib", "24", "--quota-mib", "96", "--relocate-ms", "4", "--batch", "5"]);
-        let output = rig.mediated(&arguments).env(cuda_protocol::EXPORT_VARIABLE, exports).output().expect("starts");
-        assert_eq!(text(&output), alone, "{exports}");
+    for chunk in ["2", "4"] {
+        let owner = rig.owner(&[
+            "--device-mib",
+            "24",
+            "--quota-mib",
+            "96",
+            "--relocate-ms",
+            "4",
+            "--batch",
+            "5",
+            "--chunk-mib",
+            chunk,
+        ]);
+        assert_eq!(rig.tenant(&arguments), alone, "chunks of {chunk} MiB");
         let counts = owner.counts();
-        let granted = counts["granted"].as_u64().expect("a number");
-        assert_eq!(granted < 16, fixed, "{counts}");
+        assert!(counts["moved"].as_u64().expect("a number") >= 20, "{counts}");
+        assert_eq!(counts["fixed_bytes"], 0, "what was exported is counted while it lives: {counts}");
+        assert!(rig.free().starts_with("free=256"), "{}", rig.free());
     }
 }
 

@@ -143,3 +143,77 @@ fn a_program_that_is_killed_while_memory_moves_leaves_nothing_behind() {
     assert_eq!((chunks(&view, 0), chunks(&view, 1)), (0, 0), "{view}");
     rig.until_free();
 }
+
+/// Asks a program to add to what it shares; the first word after that.
+fn add(program: &mut Program) -> u64 {
+    program.say("add");
+    program.line().parse().expect("a number")
+}
+
+#[test]
+fn processes_of_a_tenant_share_memory_and_others_cannot_open_it() {
+    // In the middle of a chunk, and over several of them.
+    for kib in ["300", "5120"] {
+        let rig = Rig::new(256);
+        // Together they have more than the card: what is not shared is always on its way.
+        let serving = owner(&rig, 24, &["--quanta", "off"]);
+        let mut others = mapped_by(["16", "16"]).map(|(tenant, arguments)| rig.program(tenant, &arguments));
+        for other in &mut others {
+            other.steps(2);
+        }
+        let mut first = rig.program("a", &["share", "--kib", kib]);
+        let handle = first.line();
+        assert_eq!(rig.program("b", &["attach", &handle, "--kib", kib]).end(), "1", "another tenant's");
+        let mut second = rig.program("a", &["attach", &handle, "--kib", kib]);
+        assert_eq!(second.line(), "100");
+        for round in 0..5 {
+            assert_eq!(add(&mut first), 101 + 2 * round);
+            for other in &mut others {
+                other.steps(2);
+            }
+            assert_eq!(add(&mut second), 102 + 2 * round);
+        }
+        let third = rig.program("a", &["attach", &handle, "--kib", kib]);
+        third.kill();
+        // The memory lives until the last one closes it.
+        assert_eq!(first.end(), "freed");
+        assert_eq!(add(&mut second), 111);
+        assert_eq!(second.end(), "closed");
+        assert_eq!(rig.program("a", &["attach", &handle, "--kib", kib]).end(), "1", "it is gone");
+        for other in others {
+            assert_eq!(other.end(), "held 8");
+        }
+        rig.program("a", &["look"]).end();
+        let view = describe(serving);
+        assert_eq!((chunks(&view, 0), chunks(&view, 1)), (0, 0), "what ended is free: {view}");
+        rig.until_free();
+    }
+}
+
+#[test]
+fn shared_memory_stays_shared_under_the_next_owner() {
+    let rig = Rig::new(256);
+    let serving = owner(&rig, 24, &["--quanta", "off"]);
+    let mut first = rig.program("a", &["share", "--kib", "5120"]);
+    let handle = first.line();
+    let mut second = rig.program("a", &["attach", &handle, "--kib", "5120"]);
+    assert_eq!(second.line(), "100");
+    serving.kill();
+    let serving = owner(&rig, 24, &["--quanta", "off"]);
+    // Another tenant's memory needs the card: what both have must not be moved for one of them.
+    let mut other = rig.program("b", &["live", "--mib", "30"]);
+    other.steps(5);
+    for round in 0..5 {
+        assert_eq!(add(&mut first), 101 + 2 * round);
+        other.steps(3);
+        assert_eq!(add(&mut second), 102 + 2 * round);
+    }
+    assert_eq!(rig.program("a", &["attach", &handle, "--kib", "5120"]).end(), "1", "what the owner before has said");
+    assert_eq!(first.end(), "freed");
+    assert_eq!(second.end(), "closed");
+    assert_eq!(other.end(), "held 15");
+    rig.program("a", &["look"]).end();
+    let view = describe(serving);
+    assert_eq!((chunks(&view, 0), chunks(&view, 1)), (0, 0), "what ended is free: {view}");
+    rig.until_free();
+}

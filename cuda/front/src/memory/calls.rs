@@ -9,7 +9,7 @@ use cuda_protocol::FromTenant;
 
 use super::chunks::{self, Memory};
 use super::fixed;
-use crate::driver::{self, Address, Handle, INVALID_VALUE, NOT_SUPPORTED, Object, SUCCESS};
+use crate::driver::{self, Address, Handle, INVALID_VALUE, Object, SUCCESS};
 use crate::requests::{self, Answer};
 use crate::slots::at;
 use crate::tenant;
@@ -182,7 +182,7 @@ struct Known {
 }
 
 fn known(memory: &Memory, address: Address) -> Option<Known> {
-    if let Some((start, bytes, device)) = memory.find(address) {
+    if let Some((start, bytes, device)) = memory.find(address).or_else(|| memory.opened.find(address)) {
         return Some(Known { start, bytes, device, own: None });
     }
     let found = memory.handles.find(address)?;
@@ -222,7 +222,7 @@ unsafe fn correct(known: &Known, attribute: c_int, data: *mut c_void) -> bool {
             }
             attribute::DEVICE_ORDINAL => *data.cast::<c_int>() = known.device,
             attribute::HANDLE_TYPES => *data.cast::<u32>() = 0,
-            attribute::LEGACY_IPC => *data.cast::<bool>() = false,
+            attribute::LEGACY_IPC => *data.cast::<bool>() = plain,
             // What the program has reserved itself is its own range.
             attribute::RANGE_START if plain => *data.cast::<u64>() = known.start,
             attribute::RANGE_SIZE if plain => *data.cast::<usize>() = known.bytes as usize,
@@ -280,15 +280,6 @@ unsafe extern "C" fn pointer_get_attributes(
     })
 }
 
-unsafe extern "C" fn ipc_get_mem_handle(handle: *mut c_void, address: Address) -> c_int {
-    if chunks::find(address).is_some() {
-        // The driver cannot share mapped memory this way.
-        return NOT_SUPPORTED;
-    }
-    // SAFETY: the caller's promise.
-    unsafe { driver::ipc_get_mem_handle(handle, address) }
-}
-
 /// Functions of this module by symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {
     Some(match index {
@@ -306,7 +297,6 @@ pub fn ours(index: usize) -> Option<*mut ()> {
         at::cuMemGetAddressRange_v2 => mem_get_address_range as *mut (),
         at::cuPointerGetAttribute => pointer_get_attribute as *mut (),
         at::cuPointerGetAttributes => pointer_get_attributes as *mut (),
-        at::cuIpcGetMemHandle => ipc_get_mem_handle as *mut (),
         _ => return None,
     })
 }

@@ -14,6 +14,7 @@ use cuda_protocol::{Adopted, Chunk, ChunkId, FromTenant, MAX_CHUNKS};
 use super::arena::Arena;
 use super::handles::{Backing, Handles, Pages as _};
 use super::kept::Kept;
+use super::opened::Opened;
 use super::pages::Driver;
 use crate::driver::{self, Access, Address, Handle, OUT_OF_MEMORY, Object, SUCCESS};
 use crate::gate;
@@ -61,10 +62,25 @@ struct Deferred {
 pub struct Memory {
     /// Handles of the program's own virtual memory.
     pub handles: Handles,
+    /// Memory of other processes.
+    pub opened: Opened,
     regions: Vec<Region>,
     places: HashMap<ChunkId, (usize, u32)>,
     deferred: Vec<Deferred>,
     spare: Vec<u64>,
+}
+
+/// Chunks of an allocation.
+#[derive(Debug)]
+pub struct Backed {
+    /// Card.
+    pub card: u8,
+    /// The chunks, in the order of their addresses.
+    pub chunks: Vec<ChunkId>,
+    /// Bytes of the first chunk before the allocation.
+    pub offset: u64,
+    /// Bytes of the allocation.
+    pub bytes: u64,
 }
 
 static MEMORY: Mutex<Option<Memory>> = Mutex::new(None);
@@ -123,10 +139,18 @@ fn attempt(device: c_int, card: u8, bytes: u64) -> Result<Address, c_int> {
 
 /// Asks for chunks of a card and has `take` use them, or learn that there are none; the chunks that it returns go back.
 pub fn obtain(card: u8, wanted: u32, take: impl FnOnce(&mut Memory, Option<Vec<(Chunk, OwnedFd)>>) -> Vec<ChunkId>) {
-    let ask = || requests::request(|request| FromTenant::Allocate { request, card, chunks: wanted });
-    let mut answer = ask();
+    obtain_by(|request| FromTenant::Allocate { request, card, chunks: wanted }, wanted, take);
+}
+
+/// As [`obtain`], by a request that `ask` makes.
+pub fn obtain_by(
+    ask: impl Fn(u32) -> FromTenant,
+    wanted: u32,
+    take: impl FnOnce(&mut Memory, Option<Vec<(Chunk, OwnedFd)>>) -> Vec<ChunkId>,
+) {
+    let mut answer = requests::request(&ask);
     while matches!(answer, Answer::Away) && requests::wait_for_owner() {
-        answer = ask();
+        answer = requests::request(&ask);
     }
     let ids = |parts: &[(Chunk, OwnedFd)]| parts.iter().map(|part| part.0.id).collect::<Vec<_>>();
     let mut guard = lock();
@@ -144,7 +168,7 @@ pub fn obtain(card: u8, wanted: u32, take: impl FnOnce(&mut Memory, Option<Vec<(
             back
         }
         Answer::Refused(reason, parts) => {
-            report!("{wanted} chunks of card {card} were refused: {reason:?}");
+            report!("{wanted} chunks were refused: {reason:?}");
             [ids(&parts), driver::relaxed(|| take(memory, None))].concat()
         }
         _ => driver::relaxed(|| take(memory, None)),
@@ -321,13 +345,19 @@ pub fn adopted(mut tell: impl FnMut(Vec<Adopted>, Vec<OwnedFd>, bool) -> bool, c
             all.extend(region.slots.values().map(|slot| (region.card, slot.handle, &slot.chunk)));
         }
         all.extend(memory.handles.chunks());
+        all.extend(memory.opened.chunks());
     }
     let parts = all.len().div_ceil(MAX_CHUNKS).max(1);
     let told = (0..parts).all(|part| {
         let (mut chunks, mut descriptors) = (Vec::new(), Vec::new());
         for &(card, handle, chunk) in all.iter().skip(part * MAX_CHUNKS).take(MAX_CHUNKS) {
-            let kept = chunk.kept.as_ref().and_then(|kept| kept.as_fd().try_clone_to_owned().ok());
-            let descriptor = kept.or_else(|| export(handle));
+            let descriptor = if chunk.shared {
+                // Another process has it as well: it must not be copied away from under that one.
+                None
+            } else {
+                let kept = chunk.kept.as_ref().and_then(|kept| kept.as_fd().try_clone_to_owned().ok());
+                kept.or_else(|| export(handle))
+            };
             chunks.push(chunk.adopted(card, descriptor.is_some()));
             descriptors.extend(descriptor);
         }
@@ -367,10 +397,30 @@ impl Memory {
         region.arena.find(address - region.base).map(|(offset, bytes)| (region.base + offset, bytes, region.device))
     }
 
+    /// Returns the chunks that an allocation lies in, in the order of their addresses, with its card, base, length and
+    /// offset in the first of them.
+    pub fn backing(&self, address: Address) -> Option<Backed> {
+        let region = self.regions.iter().find(|r| r.contains(address))?;
+        let (offset, bytes) = region.arena.find(address - region.base)?;
+        let (first, last) = (offset / region.chunk_bytes, (offset + bytes - 1) / region.chunk_bytes);
+        let number = |number| u32::try_from(number).ok().and_then(|number| region.slots.get(&number));
+        let chunks = (first..=last).map(|at| number(at).map(|slot| slot.chunk.id)).collect::<Option<_>>()?;
+        Some(Backed { card: region.card, chunks, offset: offset % region.chunk_bytes, bytes })
+    }
+
+    /// Notes that other processes may have these chunks as well.
+    pub fn mark_shared(&mut self, chunks: &[ChunkId]) {
+        for id in chunks {
+            if let Some(slot) = self.places.get(id).and_then(|(at, number)| self.regions[*at].slots.get_mut(number)) {
+                slot.chunk.shared = true;
+            }
+        }
+    }
+
     /// Says if allocations may lie in a range: the program does not manage it itself.
     pub fn reserved(&self, at: Address, bytes: u64) -> bool {
         let end = at.saturating_add(bytes);
-        self.regions.iter().any(|r| at < r.base + r.bytes && end > r.base)
+        self.regions.iter().any(|r| at < r.base + r.bytes && end > r.base) || self.opened.reserved(at, bytes)
     }
 
     /// The region of a card, reserved on first use.
@@ -413,7 +463,7 @@ impl Memory {
         for (number, (chunk, descriptor)) in numbers.iter().zip(chunks) {
             let Some(handle) = region.attach(*number, &descriptor) else { break };
             let kept = Kept::new(&descriptor);
-            region.slots.insert(*number, Slot { handle, chunk: Backing { id: chunk.id, place: chunk.place, kept } });
+            region.slots.insert(*number, Slot { handle, chunk: Backing::new(chunk, kept) });
             self.places.insert(chunk.id, (at, *number));
             mapped.push(*number);
         }
@@ -514,7 +564,7 @@ impl Region {
             driver::mem_release(slot.handle);
         }
         slot.handle = handle;
-        slot.chunk = Backing { id: chunk.id, place: chunk.place, kept: Kept::new(descriptor) };
+        slot.chunk = Backing::new(chunk, Kept::new(descriptor));
         true
     }
 

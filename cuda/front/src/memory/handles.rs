@@ -39,6 +39,8 @@ pub struct Backing {
     pub place: Place,
     /// For the next owner.
     pub kept: Option<Kept>,
+    /// Other processes may have it as well.
+    pub shared: bool,
 }
 
 /// Memory of the driver's that is mapped whole.
@@ -61,6 +63,21 @@ pub struct Freed {
     pub chunks: Vec<ChunkId>,
     /// Bytes that the driver had allocated.
     pub fixed: u64,
+    /// Of these, the ones that may have been exported.
+    pub exported: u64,
+}
+
+/// A handle that is to be exported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Described {
+    /// Card.
+    pub card: u8,
+    /// The description that it was made by.
+    pub property: Property,
+    /// Length in bytes.
+    pub bytes: u64,
+    /// The driver's handle of all of it, if it can be exported already.
+    pub whole: Option<Handle>,
 }
 
 #[derive(Debug)]
@@ -73,6 +90,8 @@ struct Made {
     /// Mappings by their addresses.
     mapped: Vec<Address>,
     pieces: Vec<Piece>,
+    /// It is one piece of the driver's, which may be exported.
+    exported: bool,
 }
 
 #[derive(Debug)]
@@ -129,7 +148,8 @@ impl Handles {
             self.places.insert(chunk.id, (handle, at));
         }
         let bytes = pieces.iter().map(|piece| piece.bytes).sum();
-        self.made.insert(handle, Made { card, property, bytes, references: 1, mapped: Vec::new(), pieces });
+        let (mapped, exported) = (Vec::new(), false);
+        self.made.insert(handle, Made { card, property, bytes, references: 1, mapped, pieces, exported });
         handle
     }
 
@@ -264,18 +284,78 @@ impl Handles {
     fn end(&mut self, pages: &mut impl Pages, handle: Handle) -> Option<Freed> {
         self.made.get(&handle).filter(|made| made.references == 0 && made.mapped.is_empty())?;
         let made = self.made.remove(&handle)?;
-        let mut freed = Freed { card: made.card, ..Freed::default() };
-        for piece in made.pieces {
+        Some(self.ended(pages, made.card, made.pieces, made.exported))
+    }
+
+    /// Gives up pieces that nothing names any more.
+    fn ended(&mut self, pages: &mut impl Pages, card: u8, pieces: Vec<Piece>, exported: bool) -> Freed {
+        let mut freed = Freed { card, ..Freed::default() };
+        for piece in pieces {
             pages.release(piece.handle);
             match piece.chunk {
                 Some(chunk) => {
                     self.places.remove(&chunk.id);
                     freed.chunks.push(chunk.id);
                 }
+                None if exported => freed.exported += piece.bytes,
                 None => freed.fixed += piece.bytes,
             }
         }
-        Some(freed)
+        freed
+    }
+
+    /// Returns what is to be known of a handle before it can be exported, while the program has a reference.
+    pub fn described(&self, handle: Handle) -> Option<Described> {
+        let made = self.made.get(&handle).filter(|made| made.references > 0)?;
+        let whole = made.pieces.first().filter(|_| made.exported).map(|piece| piece.handle);
+        Some(Described { card: made.card, property: made.property, bytes: made.bytes, whole })
+    }
+
+    /// Returns the pieces of a handle, by the driver's handle and length in bytes.
+    pub fn pieces(&self, handle: Handle) -> Vec<(Handle, u64)> {
+        let made = self.made.get(&handle);
+        made.into_iter().flat_map(|made| &made.pieces).map(|piece| (piece.handle, piece.bytes)).collect()
+    }
+
+    /// Puts one piece of the driver's, which can be exported and has the same contents, in the place of a handle's pieces
+    /// wherever it is mapped; what is left of those. None: all is as before, and `whole` is not used.
+    pub fn unite(&mut self, pages: &mut impl Pages, handle: Handle, whole: Handle) -> Option<Freed> {
+        let made = self.made.get_mut(&handle)?;
+        let (bytes, mapped) = (made.bytes, made.mapped.clone());
+        let split: Vec<_> = made.pieces.iter().map(|piece| (piece.handle, piece.bytes)).collect();
+        for (done, &at) in mapped.iter().enumerate() {
+            pages.unmap(at, bytes);
+            if pages.map(at, bytes, whole) == SUCCESS {
+                continue;
+            }
+            for (number, &at) in mapped.iter().take(done + 1).enumerate() {
+                if number < done {
+                    pages.unmap(at, bytes);
+                }
+                let mut end = at;
+                for &(handle, bytes) in &split {
+                    pages.map(end, bytes, handle);
+                    end += bytes;
+                }
+            }
+            self.permit(pages, mapped.iter().take(done + 1).copied(), bytes);
+            return None;
+        }
+        let piece = Piece { handle: whole, bytes, chunk: None };
+        let (card, pieces) = (made.card, std::mem::replace(&mut made.pieces, vec![piece]));
+        made.exported = true;
+        self.permit(pages, mapped.into_iter(), bytes);
+        Some(self.ended(pages, card, pieces, false))
+    }
+
+    /// Gives whole mappings that were exchanged the access that they had.
+    fn permit(&self, pages: &mut impl Pages, starts: impl Iterator<Item = Address>, bytes: u64) {
+        for start in starts {
+            let access = self.mappings.get(&start).map(|mapping| mapping.access.as_slice()).unwrap_or_default();
+            if !access.is_empty() {
+                pages.allow(start, bytes, access);
+            }
+        }
     }
 
     /// Returns the handle and the piece of a chunk.
@@ -317,7 +397,7 @@ impl Handles {
         }
         pages.release(piece.handle);
         piece.handle = new;
-        piece.chunk = Some(Backing { id: chunk.id, place: chunk.place, kept });
+        piece.chunk = Some(Backing::new(chunk, kept));
         true
     }
 
@@ -352,6 +432,11 @@ impl Handles {
 }
 
 impl Backing {
+    /// Returns a chunk that nobody else has.
+    pub fn new(chunk: Chunk, kept: Option<Kept>) -> Self {
+        Self { id: chunk.id, place: chunk.place, kept, shared: false }
+    }
+
     /// Returns what the next owner is told of the chunk.
     pub fn adopted(&self, card: u8, descriptor: bool) -> Adopted {
         Adopted { card, id: self.id, place: self.place, descriptor }
@@ -359,177 +444,4 @@ impl Backing {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const CHUNK: u64 = 2 << 20;
-    const AT: Address = 0x3_0000_0000;
-    const PROPERTY: Property = [1, 0, 1, 0, 0, 0, 0, 0];
-
-    /// A driver that knows what is mapped where, and refuses to map when told so.
-    #[derive(Debug, Default)]
-    struct Model {
-        mapped: BTreeMap<Address, (u64, Handle, Vec<Access>)>,
-        released: Vec<Handle>,
-        /// Calls of `map` that still succeed.
-        left: Option<usize>,
-    }
-
-    impl Pages for Model {
-        fn map(&mut self, at: Address, bytes: u64, handle: Handle) -> c_int {
-            assert!(!self.released.contains(&handle), "mapped after it was given up");
-            if let Some(left) = &mut self.left {
-                match left.checked_sub(1) {
-                    Some(fewer) => *left = fewer,
-                    None => {
-                        self.left = None;
-                        return 2;
-                    }
-                }
-            }
-            if self.mapped.range(..at + bytes).next_back().is_some_and(|(start, m)| start + m.0 > at) {
-                return INVALID_VALUE;
-            }
-            self.mapped.insert(at, (bytes, handle, Vec::new()));
-            SUCCESS
-        }
-
-        fn unmap(&mut self, at: Address, bytes: u64) -> c_int {
-            self.mapped.retain(|start, _| *start < at || *start >= at + bytes);
-            SUCCESS
-        }
-
-        fn allow(&mut self, at: Address, bytes: u64, access: &[Access]) -> c_int {
-            self.mapped.range_mut(at..at + bytes).for_each(|(_, mapping)| mapping.2 = access.to_vec());
-            SUCCESS
-        }
-
-        fn release(&mut self, handle: Handle) {
-            assert!(!self.released.contains(&handle), "released twice");
-            self.released.push(handle);
-        }
-    }
-
-    fn chunk(id: u64) -> Piece {
-        let chunk = Backing { id: ChunkId(id), place: Place::Device, kept: None };
-        Piece { handle: 100 + id, bytes: CHUNK, chunk: Some(chunk) }
-    }
-
-    /// Two chunks and a piece of the driver's of half a chunk.
-    fn three(handles: &mut Handles, first: u64) -> Handle {
-        let rest = Piece { handle: 100 + first + 2, bytes: CHUNK / 2, chunk: None };
-        handles.add(0, PROPERTY, vec![chunk(first), chunk(first + 1), rest])
-    }
-
-    const ALL: u64 = 2 * CHUNK + CHUNK / 2;
-
-    fn move_of(id: u64) -> Chunk {
-        Chunk { id: ChunkId(id), place: Place::Host }
-    }
-
-    #[test]
-    fn a_handle_lives_as_long_as_a_reference_or_a_mapping() {
-        let (mut handles, mut pages) = (Handles::default(), Model::default());
-        let handle = three(&mut handles, 0);
-        assert_eq!(handles.map(&mut pages, AT, (ALL, 0), handle), SUCCESS);
-        assert_eq!(handles.release(&mut pages, handle), Ok(None), "it is mapped");
-        assert_eq!(handles.release(&mut pages, handle), Err(INVALID_VALUE), "the program has no reference");
-        assert_eq!(handles.map(&mut pages, AT + 8 * CHUNK, (ALL, 0), handle), INVALID_VALUE);
-        assert_eq!(handles.property(handle), None);
-        assert_eq!(handles.retain(AT + ALL - 1), Some(handle));
-        assert_eq!(handles.map(&mut pages, AT + 8 * CHUNK, (ALL, 0), handle), SUCCESS, "it has one again");
-        assert_eq!(handles.unmap(&mut pages, AT, 32 * CHUNK), Ok(Vec::new()), "both mappings and the gap between them");
-        assert!(pages.released.is_empty() && pages.mapped.is_empty());
-        let freed = Freed { card: 0, chunks: vec![ChunkId(0), ChunkId(1)], fixed: CHUNK / 2 };
-        assert_eq!(handles.release(&mut pages, handle), Ok(Some(freed)));
-        assert_eq!(pages.released, [100, 101, 102]);
-        assert_eq!(handles.place(ChunkId(0)), None);
-    }
-
-    #[test]
-    fn only_whole_handles_and_whole_mappings_will_do() {
-        let (mut handles, mut pages) = (Handles::default(), Model::default());
-        let handle = three(&mut handles, 0);
-        assert_eq!(handles.map(&mut pages, AT, (0, 0), handle), INVALID_VALUE);
-        assert_eq!(handles.map(&mut pages, AT, (CHUNK, 0), handle), NOT_SUPPORTED);
-        assert_eq!(handles.map(&mut pages, AT, (CHUNK, CHUNK), handle), NOT_SUPPORTED);
-        assert_eq!(handles.map(&mut pages, AT, (ALL, 0), handle + 1), INVALID_VALUE);
-        assert_eq!(handles.map(&mut pages, AT, (ALL, 0), handle), SUCCESS);
-        assert_eq!(handles.cover(AT - CHUNK, CHUNK), Cover::None);
-        assert_eq!(handles.cover(AT - CHUNK, ALL + CHUNK), Cover::Whole);
-        for (at, bytes) in [(AT, CHUNK), (AT + CHUNK, ALL), (AT - CHUNK, 2 * CHUNK), (AT + CHUNK, CHUNK)] {
-            assert_eq!(handles.unmap(&mut pages, at, bytes), Err(INVALID_VALUE));
-            assert_eq!(handles.allow(&mut pages, at, bytes, &[Access::all(0)]), INVALID_VALUE);
-        }
-        assert_eq!(handles.allow(&mut pages, AT, ALL, &[Access::none(2, 0)]), NOT_SUPPORTED, "the host");
-        assert_eq!(pages.mapped.len(), 3);
-        assert_eq!(pages.map(AT + ALL, CHUNK, 7), SUCCESS, "a handle of the driver's");
-        assert_eq!(handles.allow(&mut pages, AT + ALL, CHUNK, &[Access::none(2, 0)]), SUCCESS, "its own affair");
-        assert_eq!(handles.find(AT + ALL), None);
-    }
-
-    #[test]
-    fn a_handle_that_cannot_be_mapped_whole_is_not_mapped() {
-        let (mut handles, mut pages) = (Handles::default(), Model { left: Some(2), ..Model::default() });
-        let handle = three(&mut handles, 0);
-        assert_eq!(handles.map(&mut pages, AT, (ALL, 0), handle), 2);
-        assert!(pages.mapped.is_empty() && handles.find(AT).is_none());
-    }
-
-    #[test]
-    fn a_piece_moves_at_all_its_addresses_and_each_keeps_its_access() {
-        let (mut handles, mut pages) = (Handles::default(), Model::default());
-        let handle = three(&mut handles, 0);
-        let (rw, ro) = ([Access::all(0)], [Access::none(1, 0)]);
-        let other = AT + 8 * CHUNK;
-        for (at, access) in [(AT, Some(&rw)), (other, Some(&ro)), (AT + 16 * CHUNK, None)] {
-            assert_eq!(handles.map(&mut pages, at, (ALL, 0), handle), SUCCESS);
-            if let Some(access) = access {
-                assert_eq!(handles.allow(&mut pages, at, ALL, access), SUCCESS);
-            }
-        }
-        let places: Vec<_> = [0, 1].map(|id| handles.place(ChunkId(id)).expect("a place")).to_vec();
-        for (place, id) in places.iter().zip([0, 1]) {
-            assert!(handles.replace(&mut pages, *place, (200 + id, move_of(id)), None));
-        }
-        assert!(handles.restore(&mut pages, places));
-        for (at, access) in [(AT, &rw[..]), (other, &ro[..]), (AT + 16 * CHUNK, &[])] {
-            let mapped: Vec<_> = pages.mapped.range(at..at + ALL).map(|(_, m)| (m.1, m.2.as_slice())).collect();
-            assert_eq!(mapped, [(200, access), (201, access), (102, access)]);
-        }
-        assert_eq!(pages.released, [100, 101]);
-        assert_eq!(handles.access(AT + CHUNK, Access::none(1, 0)), Some(3));
-        assert_eq!(handles.access(other, Access::none(1, 0)), Some(0));
-        assert_eq!(handles.access(AT + 4 * CHUNK, Access::none(1, 0)), None, "nothing is mapped there");
-        assert!(handles.chunks().all(|(_, _, chunk)| chunk.place == Place::Host));
-    }
-
-    #[test]
-    fn a_copy_that_cannot_be_mapped_everywhere_is_mapped_nowhere() {
-        let (mut handles, mut pages) = (Handles::default(), Model::default());
-        let handle = three(&mut handles, 0);
-        for at in [AT, AT + 8 * CHUNK, AT + 16 * CHUNK] {
-            assert_eq!(handles.map(&mut pages, at, (ALL, 0), handle), SUCCESS);
-            assert_eq!(handles.allow(&mut pages, at, ALL, &[Access::all(0)]), SUCCESS);
-        }
-        let before = pages.mapped.clone();
-        pages.left = Some(1);
-        let place = handles.place(ChunkId(1)).expect("a place");
-        assert!(!handles.replace(&mut pages, place, (201, move_of(1)), None));
-        assert_eq!(pages.mapped, before);
-        assert!(pages.released.is_empty());
-        assert!(handles.replace(&mut pages, place, (202, move_of(1)), None), "later it can");
-        assert!(handles.restore(&mut pages, vec![place]));
-    }
-
-    #[test]
-    fn a_handle_that_is_mapped_nowhere_moves_and_is_mapped_at_its_new_place() {
-        let (mut handles, mut pages) = (Handles::default(), Model::default());
-        let handle = three(&mut handles, 0);
-        let place = handles.place(ChunkId(0)).expect("a place");
-        assert!(handles.replace(&mut pages, place, (200, move_of(0)), None));
-        assert_eq!(pages.released, [100]);
-        assert_eq!(handles.map(&mut pages, AT, (ALL, 0), handle), SUCCESS);
-        assert_eq!(pages.mapped[&AT].1, 200);
-    }
-}
+mod tests;

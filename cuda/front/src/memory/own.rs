@@ -7,13 +7,13 @@
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{c_int, c_void};
-use std::sync::OnceLock;
+use std::sync::{Mutex, PoisonError};
 
 use cuda_protocol::FixedKind;
 
-use super::chunks;
+use super::chunks::{self, Memory};
 use super::fixed;
-use super::handles::{Backing, Freed, Handles, Pages as _, Piece, Property};
+use super::handles::{Backing, Described, Freed, Handles, Pages as _, Piece, Property};
 use super::kept::Kept;
 use super::pages::Driver;
 use crate::driver::{self, Access, Address, Handle, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Object, SUCCESS};
@@ -34,19 +34,13 @@ const DESCRIPTOR: c_int = 1;
 /// is said of each address.
 const RDMA: c_int = 1 << 8;
 
-/// Returns the card and the device of a handle that can be one of ours: pinned memory of a card, that no other process
-/// is to import, neither compressed nor for sparse arrays.
+/// Returns the card and the device of a handle that can be one of ours: pinned memory of a card, neither compressed nor
+/// for sparse arrays. One that other processes may import is ours as well, until it is exported.
 fn movable(property: &Property) -> Option<(c_int, u8)> {
     let &[kind, handles, place, device, _, _, flags, rest] = property;
-    let stays_here = handles == 0 || handles == DESCRIPTOR && exports_nothing();
-    let plain = (kind, place, flags & !RDMA, rest) == (PINNED, DEVICE, 0, 0) && stays_here;
+    let exported_as_descriptor = handles == 0 || handles == DESCRIPTOR;
+    let plain = (kind, place, flags & !RDMA, rest) == (PINNED, DEVICE, 0, 0) && exported_as_descriptor;
     plain.then(|| tenant::card(device).map(|card| (device, card))).flatten()
-}
-
-/// Says if the program will not export what it may: PyTorch asks for that with all of its expandable segments.
-fn exports_nothing() -> bool {
-    static NOTHING: OnceLock<bool> = OnceLock::new();
-    *NOTHING.get_or_init(|| std::env::var_os(cuda_protocol::EXPORT_VARIABLE).is_some_and(|value| value == "0"))
 }
 
 unsafe fn read(property: *const c_void) -> Option<Property> {
@@ -102,7 +96,7 @@ fn make(card: u8, property: &Property, bytes: u64) -> Result<Handle, c_int> {
                 pieces.iter().for_each(|piece: &Piece| Driver.release(piece.handle));
                 return ids;
             };
-            let backing = Backing { id: chunk.id, place: chunk.place, kept: Kept::new(&descriptor) };
+            let backing = Backing::new(chunk, Kept::new(&descriptor));
             pieces.push(Piece { handle, bytes: chunk_bytes, chunk: Some(backing) });
         }
         pieces.extend(left.take());
@@ -142,6 +136,9 @@ fn freed(freed: Freed) {
     chunks::give_back(freed.chunks);
     if freed.fixed > 0 {
         requests::unfix(freed.card, FixedKind::Driver, freed.fixed);
+    }
+    if freed.exported > 0 {
+        requests::unfix(freed.card, FixedKind::Shared, freed.exported);
     }
 }
 
@@ -277,12 +274,97 @@ unsafe extern "C" fn get_granularity(bytes: *mut usize, property: *const c_void,
 }
 
 unsafe extern "C" fn export(target: *mut c_void, handle: Handle, kind: c_int, flags: u64) -> c_int {
-    if Handles::is_ours(handle) {
-        // It was made without a kind of handle to export, or with the word that it would not be.
-        return INVALID_VALUE;
+    if !Handles::is_ours(handle) {
+        // SAFETY: the caller's promise.
+        return unsafe { driver::mem_export(target, handle, kind, flags) };
     }
-    // SAFETY: the caller's promise.
-    unsafe { driver::mem_export(target, handle, kind, flags) }
+    match exportable(handle, kind) {
+        // SAFETY: as above.
+        Ok(whole) => unsafe { driver::mem_export(target, whole, kind, flags) },
+        Err(error) => error,
+    }
+}
+
+/// Returns the driver's handle by which one of ours can be exported. Chunks cannot be: the driver exports nothing that
+/// was imported. So the contents are copied into memory of the driver's, which counts as shared and stays where it is.
+fn exportable(handle: Handle, kind: c_int) -> Result<Handle, c_int> {
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(found) = chunks::with(|memory| memory.handles.described(handle)) else { return Err(INVALID_VALUE) };
+    if kind != DESCRIPTOR || found.property[1] & kind == 0 {
+        return Err(INVALID_VALUE);
+    }
+    if let Some(whole) = found.whole {
+        return Ok(whole);
+    }
+    let Described { card, property, bytes, .. } = found;
+    if !fixed::fix(card, FixedKind::Shared, bytes) {
+        return Err(OUT_OF_MEMORY);
+    }
+    let mut whole = 0;
+    // SAFETY: the pointers are valid.
+    let mut result = unsafe { driver::mem_create(&raw mut whole, bytes as usize, (&raw const property).cast(), 0) };
+    if result == SUCCESS {
+        result = tenant::drained(|| chunks::with(|memory| unite(memory, handle, (whole, property[3], bytes))));
+        if result != SUCCESS {
+            Driver.release(whole);
+        }
+    }
+    if result == SUCCESS {
+        Ok(whole)
+    } else {
+        requests::unfix(card, FixedKind::Shared, bytes);
+        Err(result)
+    }
+}
+
+/// Copies a handle's contents to `whole` and puts that in its place. Nothing is in flight.
+fn unite(memory: &mut Memory, handle: Handle, (whole, device, bytes): (Handle, c_int, u64)) -> c_int {
+    let mut base = 0;
+    // SAFETY: the pointer is valid.
+    let result = unsafe { driver::mem_address_reserve(&raw mut base, 2 * bytes as usize, 0, 0, 0) };
+    if result != SUCCESS {
+        return result;
+    }
+    let mut mapped = 0;
+    let all = std::iter::once((whole, bytes)).chain(memory.handles.pieces(handle));
+    let mut result = all.fold(SUCCESS, |result, (piece, bytes)| match result {
+        SUCCESS => match Driver.map(base + mapped, bytes, piece) {
+            SUCCESS => {
+                mapped += bytes;
+                SUCCESS
+            }
+            error => error,
+        },
+        error => error,
+    });
+    if result == SUCCESS {
+        result = Driver.allow(base, mapped, &[Access::all(device)]);
+    }
+    if result == SUCCESS {
+        // SAFETY: both ranges are mapped, and the copy is waited for.
+        result = unsafe {
+            match driver::memcpy_dtod(base, base + bytes, bytes as usize) {
+                SUCCESS => driver::ctx_synchronize(),
+                error => error,
+            }
+        };
+    }
+    if mapped > 0 {
+        Driver.unmap(base, mapped);
+    }
+    // SAFETY: a reservation of ours in which nothing is mapped any more.
+    unsafe { driver::mem_address_free(base, 2 * bytes as usize) };
+    if result != SUCCESS {
+        return result;
+    }
+    match memory.handles.unite(&mut Driver, handle, whole) {
+        Some(rest) => {
+            freed(rest);
+            SUCCESS
+        }
+        None => OUT_OF_MEMORY,
+    }
 }
 
 unsafe fn names_ours(list: *const c_void, count: u32) -> bool {

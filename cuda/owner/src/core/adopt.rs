@@ -23,18 +23,30 @@ impl Core {
             return self.end(id, End::Violation);
         }
         let mut pieces = pieces.into_iter();
+        let mut fixed = Vec::new();
         for chunk in chunks {
             match pieces.next().filter(|_| chunk.descriptor) {
                 Some(piece) => {
                     session.adopting.insert(piece, chunk.id);
                     self.actions.push(Action::Import { piece });
                 }
-                // Without a descriptor nothing can be copied: it cannot stay.
-                None => return self.end(id, End::Violation),
+                // It is shared with another process, or the process could keep no descriptor: it stays where it is.
+                None => fixed.push(chunk.id),
+            }
+        }
+        for chunk in fixed {
+            let Ok((index, _)) = self.place(tenant) else { return self.end(id, End::Evicted) };
+            if let Some(tenant) = self.tenants.get_mut(&tenant) {
+                tenant.bodies.insert(index, Body::Fixed);
+            }
+            if let Some(session) = self.sessions.get_mut(&id) {
+                session.chunks.insert(chunk, index);
             }
         }
         if !more {
-            session.adopts = false;
+            if let Some(session) = self.sessions.get_mut(&id) {
+                session.adopts = false;
+            }
             self.look_whether_adopted(id);
         }
     }

@@ -62,7 +62,7 @@ impl Core {
     }
 
     /// A new chunk of a tenant: its index and its place. `Err(None)`: not now, but it may wait.
-    fn place(&mut self, tenant: TenantId) -> Result<(u32, Place), Option<Refusal>> {
+    pub(super) fn place(&mut self, tenant: TenantId) -> Result<(u32, Place), Option<Refusal>> {
         let known = self.tenants.get(&tenant).ok_or(Some(Refusal::Failed))?;
         let most = self.table.vm_bytes(tenant).unwrap_or(0) / self.table.chunk_bytes();
         // The lowest index that is free.
@@ -220,9 +220,15 @@ impl Core {
     /// A process does not have a chunk any more.
     pub(super) fn release_user(&mut self, tenant: TenantId, index: u32, user: (SessionId, ChunkId)) {
         let Some(known) = self.tenants.get_mut(&tenant) else { return };
-        let Some(Body::Chunk { users, .. }) = known.bodies.get_mut(&index) else { return };
-        users.retain(|&other| other != user);
-        if users.is_empty() {
+        let last = match known.bodies.get_mut(&index) {
+            Some(Body::Chunk { users, .. }) => {
+                users.retain(|&other| other != user);
+                users.is_empty()
+            }
+            Some(Body::Fixed) => true,
+            None => false,
+        };
+        if last {
             self.release_body(tenant, index);
         }
     }
@@ -312,8 +318,23 @@ impl Core {
         let Some(indices) = indices.filter(|indices| !indices.is_empty()) else {
             return self.send(id, FromOwner::Refused { request, reason: Refusal::Invalid });
         };
-        let moving = indices.iter().any(|&index| self.table.is_moving(tenant, index));
-        if moving || self.shares.len() >= SHARES_MOST {
+        let refuse = if indices.iter().any(|&index| self.table.is_moving(tenant, index)) {
+            Some(Refusal::Moving)
+        } else if indices.iter().any(|&index| self.where_is(tenant, index).is_none()) {
+            // It was shared under an owner before, and this one has no descriptor of it.
+            Some(Refusal::Unsupported)
+        } else {
+            None
+        };
+        if let Some(reason) = refuse {
+            return self.send(id, FromOwner::Refused { request, reason });
+        }
+        // Programs ask for each buffer that they send, and have few allocations.
+        let known = self.shares.iter().find(|(_, (owner, known))| *owner == tenant && *known == indices);
+        if let Some(share) = known.map(|(share, _)| *share) {
+            return self.send(id, FromOwner::Shared { request, share });
+        }
+        if self.shares.len() >= SHARES_MOST {
             return self.send(id, FromOwner::Refused { request, reason: Refusal::Exhausted });
         }
         for index in &indices {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use clap::{Parser, Subcommand};
-use cuda_rig::{Cuda, own};
+use cuda_rig::{Cuda, Ipc, own};
 
 #[derive(Parser)]
 struct Args {
@@ -85,6 +85,20 @@ enum What {
         #[arg(long)]
         shareable: bool,
     },
+    /// Shares memory: prints a handle; each line of standard input has it add 1 to every word and print the first one.
+    Share {
+        /// KiB.
+        #[arg(long)]
+        kib: u64,
+    },
+    /// Opens memory that another process shares, and does the same with it; prints an error's number if it cannot be opened.
+    Attach {
+        /// The handle.
+        handle: String,
+        /// KiB.
+        #[arg(long)]
+        kib: u64,
+    },
     /// Runs graphs that allocate; prints how many MiB less are free, and the results of those that ask for too much.
     Graphs,
     /// Prints the results of wrong calls, and what is said of memory that it maps itself.
@@ -116,6 +130,8 @@ fn main() -> Result<()> {
             let property = if shareable { [1, 1, 1, 0, 0, 0, 1 << 8, 0] } else { [1, 0, 1, 0, 0, 0, 0, 0] };
             print(own::work(cuda, property, mib, rounds, spin_us)?)
         }
+        What::Share { kib } => share(cuda, kib),
+        What::Attach { handle, kib } => attach(cuda, &handle, kib),
         What::Graphs => graphs(cuda),
         What::Wrong => print(own::wrong(cuda)?),
         What::OwnFill { step_mib } => print(own::fill(cuda, step_mib)?),
@@ -303,6 +319,65 @@ fn live(cuda: Cuda, mib: u64, own: bool) -> Result<()> {
         }
     }
     println!("held {}", buffers.len());
+    Ok(())
+}
+
+fn share(cuda: Cuda, kib: u64) -> Result<()> {
+    let words = kib * 128;
+    // What lies before it in a chunk is not shared by that.
+    let before = cuda.alloc(4096)?;
+    let at = cuda.alloc(kib << 10)?;
+    cuda.launch(cuda.kernel("fill")?, &[at, words, 100], 0)?;
+    cuda.finish(0)?;
+    let handle = cuda.share(at)?;
+    ensure!(cuda.share(at)? == handle, "asked for again it is the same");
+    let own = cuda.attach(handle).err().map(|error| error.code);
+    ensure!(own == Some(201), "a process opens its own: {own:?}");
+    println!("{}", handle.0.map(|word| format!("{word:016x}")).join(""));
+    rounds(cuda, at, words)?;
+    cuda.free(at)?;
+    cuda.free(before)?;
+    println!("freed");
+    Ok(())
+}
+
+/// Adds 1 to every word for each line of standard input; prints the first word if all follow from it.
+fn rounds(cuda: Cuda, at: u64, words: u64) -> Result<()> {
+    let add = cuda.kernel("add")?;
+    for _ in lines() {
+        cuda.launch(add, &[at, words, 1], 0)?;
+        cuda.finish(0)?;
+        let (first, last) = (cuda.read(at, 1)?[0], cuda.read(at + 8 * (words - 1), 1)?[0]);
+        ensure!(last == first + words - 1, "{first} and {last}");
+        println!("{first}");
+    }
+    Ok(())
+}
+
+fn attach(cuda: Cuda, handle: &str, kib: u64) -> Result<()> {
+    let mut words = [0; 8];
+    for (word, digits) in words.iter_mut().zip(handle.as_bytes().chunks(16)) {
+        *word = u64::from_str_radix(std::str::from_utf8(digits)?, 16)?;
+    }
+    let handle = Ipc(words);
+    let at = match cuda.attach(handle) {
+        Ok(at) => at,
+        Err(error) => {
+            println!("{}", error.code);
+            return Ok(());
+        }
+    };
+    ensure!(cuda.attach(handle)? == at, "opened again it is at the same address");
+    let (base, bytes) = cuda.range(at + 8)?;
+    ensure!(base == at && bytes >= kib << 10, "{at:#x} lies in {bytes} bytes from {base:#x}");
+    ensure!(cuda.share(at).err().map(|error| error.code) == Some(1), "it is shared on");
+    ensure!(cuda.free(at).is_err(), "it is freed by who opened it");
+    println!("{}", cuda.read(at, 1)?[0]);
+    rounds(cuda, at, kib * 128)?;
+    cuda.detach(at)?;
+    cuda.detach(at)?;
+    ensure!(cuda.detach(at).is_err(), "closed more often than opened");
+    println!("closed");
     Ok(())
 }
 

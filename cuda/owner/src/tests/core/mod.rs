@@ -6,7 +6,7 @@ mod world;
 
 use super::*;
 use crate::driver::Memory;
-use cuda_protocol::{End, FromTenant, Usage};
+use cuda_protocol::{Adopted, End, FromTenant, Place, Usage};
 use vram::{Limits, OnFull};
 use world::{CHUNK, MS, World, spec};
 
@@ -216,6 +216,9 @@ fn fixed_memory_counts_and_shared_chunks_stay() {
     let other = world.connect("one");
     world.say(other, FromTenant::Open { request: 1, share });
     assert_eq!(world.places(other), (2, 0));
+    let chunks = world.programs[&one].chunks.keys().copied().collect();
+    world.say(one, FromTenant::Export { request: 4, chunks });
+    assert_eq!(world.programs[&one].share, Some(share), "asked for again, it is the same");
     let stranger = world.connect("two");
     world.say(stranger, FromTenant::Open { request: 1, share });
     assert_eq!(world.programs[&stranger].refused, [1], "another tenant opens nothing");
@@ -554,4 +557,25 @@ fn a_chunk_that_is_given_up_while_it_is_adopted_is_no_violation() {
     assert!(world.programs.contains_key(&sessions[0]), "it did nothing wrong");
     assert_eq!(world.core.view().memory.free, 5);
     world.check();
+}
+
+#[test]
+fn a_chunk_without_a_descriptor_counts_under_the_next_owner_until_it_is_freed() {
+    let mut world = two(8, 16);
+    let sessions = [1, 2].map(|_| world.connect_as("one", 1000, true));
+    let id = ChunkId(77);
+    for session in sessions {
+        let shared = Adopted { card: 0, id, place: Place::Device, descriptor: false };
+        world.say(session, FromTenant::Adopt { chunks: vec![shared], more: false });
+    }
+    world.settle();
+    assert_eq!(world.core.view().memory.free, 6, "each of its users is charged");
+    world.say(sessions[0], FromTenant::Export { request: 1, chunks: vec![id] });
+    assert_eq!(world.programs[&sessions[0]].refused, [1], "this owner cannot hand it on");
+    world.say(sessions[0], FromTenant::Free { chunks: vec![id] });
+    assert!(world.programs.contains_key(&sessions[0]), "it did nothing wrong");
+    assert_eq!(world.core.view().memory.free, 7);
+    world.leave(sessions[1]);
+    world.settle();
+    assert_eq!(world.core.view().memory.free, 8);
 }
