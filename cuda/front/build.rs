@@ -1,11 +1,11 @@
-//! Generates one exported function for each symbol of the driver API from the table.
+//! Generates one exported function for each symbol of the driver API and of NVML from the table.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::{env, fs};
 
-use cuda_table::{Class, Family, families, symbols};
+use cuda_table::{Class, Family, NVML, families, symbols};
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -17,9 +17,10 @@ fn main() {
 
 fn generate() -> String {
     let all: Vec<_> = symbols().collect();
-    let mut text = format!("pub const COUNT: usize = {};\n", all.len());
-    let _ = writeln!(text, "pub static NAMES: [&CStr; COUNT] = [");
-    for (name, ..) in &all {
+    let names: Vec<&str> = all.iter().map(|(name, ..)| name.as_str()).chain(NVML.iter().copied()).collect();
+    let mut text = format!("pub const COUNT: usize = {};\npub const ALL: usize = {};\n", all.len(), names.len());
+    let _ = writeln!(text, "pub static NAMES: [&CStr; ALL] = [");
+    for name in &names {
         let _ = writeln!(text, "    c\"{name}\",");
     }
     let _ = writeln!(text, "];\npub static GATED: [bool; COUNT] = [");
@@ -30,19 +31,16 @@ fn generate() -> String {
     for (_, class, _) in &all {
         let _ = writeln!(text, "    {},", matches!(class, Class::Copy));
     }
-    for (kind, prefix) in [("EXPORTS", ""), ("LAZY", "lazy_"), ("GATES", "gate_")] {
-        let _ = writeln!(text, "];\npub static {kind}: [unsafe extern \"C\" fn(); COUNT] = [");
-        for (index, (name, ..)) in all.iter().enumerate() {
-            let item = if prefix.is_empty() { name.clone() } else { format!("{prefix}{index}") };
-            let _ = writeln!(text, "    {item},");
-        }
-    }
-    let _ = writeln!(text, "];\npub static SLOTS: [AtomicPtr<()>; COUNT] = [");
+    let _ = writeln!(text, "];\npub static GATES: [unsafe extern \"C\" fn(); COUNT] = [");
     for index in 0..all.len() {
+        let _ = writeln!(text, "    gate_{index},");
+    }
+    let _ = writeln!(text, "];\npub static SLOTS: [AtomicPtr<()>; ALL] = [");
+    for index in 0..names.len() {
         let _ = writeln!(text, "    AtomicPtr::new(lazy_{index} as *mut ()),");
     }
     let _ = writeln!(text, "];");
-    for (index, (name, ..)) in all.iter().enumerate() {
+    for (index, name) in names.iter().enumerate() {
         stub(
             &mut text,
             "#[unsafe(no_mangle)] pub",
@@ -57,6 +55,9 @@ fn generate() -> String {
             &format!("push {index}\", \"jmp {{common}}"),
             "common = sym lazy_common",
         );
+        if index >= all.len() {
+            continue;
+        }
         stub(
             &mut text,
             "",
@@ -66,7 +67,7 @@ fn generate() -> String {
         );
     }
     let _ = writeln!(text, "pub mod at {{");
-    for (index, (name, ..)) in all.iter().enumerate() {
+    for (index, name) in names.iter().enumerate() {
         let _ = writeln!(text, "    pub const {name}: usize = {index};");
     }
     let _ = writeln!(text, "}}");

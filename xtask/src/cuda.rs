@@ -8,49 +8,55 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::run::{cargo, root, shown, target};
 
-/// Wheels with the headers of a major version each.
-const WHEELS: [(&str, &str); 2] = [("12", "nvidia-cuda-runtime-cu12==12.9.79"), ("13", "nvidia-cuda-runtime==13.5.37")];
+/// Wheels with headers: the major version, one of the headers, and the wheel.
+const WHEELS: [(&str, &str, &str); 4] = [
+    ("12", "cuda.h", "nvidia-cuda-runtime-cu12==12.9.79"),
+    ("13", "cuda.h", "nvidia-cuda-runtime==13.5.37"),
+    ("12", "nvml.h", "nvidia-nvml-dev-cu12==12.9.79"),
+    ("13", "nvml.h", "nvidia-nvml-dev==13.5.37"),
+];
 
 /// The folder with the headers of each version in a folder of its own; fetches those that are missing.
 pub fn headers() -> Result<PathBuf> {
     let cache = std::env::var_os("GPU_MEDIATOR_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from);
     let folder = cache.join("cuda-headers");
-    for (version, wheel) in WHEELS {
+    for (version, header, wheel) in WHEELS {
         let place = folder.join(version);
-        if !place.join("cuda.h").exists() {
-            fetch(wheel, &place).with_context(|| format!("cannot fetch the headers of CUDA {version} ({wheel})"))?;
+        if !place.join(header).exists() {
+            fetch(wheel, header, &place)
+                .with_context(|| format!("cannot fetch the headers of CUDA {version} ({wheel})"))?;
         }
     }
     Ok(folder)
 }
 
-fn fetch(wheel: &str, place: &Path) -> Result<()> {
+fn fetch(wheel: &str, header: &str, place: &Path) -> Result<()> {
     let work = tempfile::tempdir()?;
     let pip = ["-m", "pip", "download", "--quiet", "--no-deps", "--dest", "wheel", wheel];
     run(Command::new("python3").args(pip).current_dir(work.path()))?;
     let file = fs::read_dir(work.path().join("wheel"))?.next().context("no wheel came")??.path();
     run(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&file).arg("all").current_dir(work.path()))?;
-    let include = find(&work.path().join("all"))?.context("the wheel has no cuda.h")?;
+    let include = find(&work.path().join("all"), header)?.with_context(|| format!("the wheel has no {header}"))?;
     fs::create_dir_all(place)?;
     for entry in fs::read_dir(include)? {
         let path = entry?.path();
         let name = path.file_name().context("a file has a name")?;
-        if path.is_file() && name.to_string_lossy().starts_with("cuda") {
+        if path.is_file() && (name.to_string_lossy().starts_with("cuda") || name == header) {
             fs::copy(&path, place.join(name))?;
         }
     }
     Ok(())
 }
 
-/// The folder below `folder` that has `cuda.h`.
-fn find(folder: &Path) -> Result<Option<PathBuf>> {
-    if folder.join("cuda.h").exists() {
+/// The folder below `folder` that has a header.
+fn find(folder: &Path, header: &str) -> Result<Option<PathBuf>> {
+    if folder.join(header).exists() {
         return Ok(Some(folder.to_owned()));
     }
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         if path.is_dir()
-            && let Some(found) = find(&path)?
+            && let Some(found) = find(&path, header)?
         {
             return Ok(Some(found));
         }

@@ -24,8 +24,12 @@ const NAME: &str = "gpu-mediator";
 /// The programs in it.
 const PROGRAMS: [&str; 2] = ["mediatord", "mediatorctl"];
 /// Files for CUDA tenants, with their places.
-const CUDA: [(&str, &str); 2] =
-    [("cuda-owner", "usr/lib/gpu-mediator/cuda-owner"), ("libcuda.so", "usr/lib/gpu-mediator/cuda/libcuda.so.1")];
+const CUDA: [(&str, &str); 3] = [
+    ("cuda-owner", "usr/lib/gpu-mediator/cuda-owner"),
+    ("libcuda.so", "usr/lib/gpu-mediator/cuda/libcuda.so.1"),
+    // The same library stands for NVML; as a file of its own, since programs load either without the other.
+    ("libcuda.so", "usr/lib/gpu-mediator/cuda/libnvidia-ml.so.1"),
+];
 /// The only architecture that is supported.
 const ARCHITECTURE: &str = "amd64";
 

@@ -19,7 +19,7 @@ use crate::work::{self, Op};
 /// The one context.
 const CONTEXT: u64 = 0x7700;
 /// `cuDeviceGetUuid` of the card.
-const UUID: [u8; 16] = *b"fake cuda card 0";
+pub const UUID: [u8; 16] = *b"fake cuda card 0";
 
 /// `CUipcMemHandle`.
 #[repr(C)]
@@ -118,7 +118,10 @@ api! {
     initialised cuDeviceGetUuid_v2(uuid: *mut [u8; 16], _device: c_int) { put(uuid, Ok(UUID)) }
     initialised cuDeviceTotalMem_v2(bytes: *mut usize, _device: c_int) { put(bytes, Ok(card::get().total() as usize)) }
     initialised cuDeviceGetAttribute(value: *mut c_int, _attribute: c_int, _device: c_int) { put(value, Ok(0)) }
-    initialised cuDevicePrimaryCtxRetain(to: *mut u64, _device: c_int) { put(to, Ok(CONTEXT)) }
+    initialised cuDevicePrimaryCtxRetain(to: *mut u64, _device: c_int) {
+        card::get().enter();
+        put(to, Ok(CONTEXT))
+    }
     initialised cuDevicePrimaryCtxRelease_v2(_device: c_int) { SUCCESS }
     initialised cuCtxGetCurrent(to: *mut u64) { put(to, Ok(CURRENT.get())) }
     initialised cuCtxSetCurrent(new: u64) {

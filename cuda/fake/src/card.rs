@@ -60,6 +60,36 @@ impl Card {
         self.total
     }
 
+    /// Notes that this process has a context, until it ends.
+    pub fn enter(&self) {
+        static ENTERED: OnceLock<Option<File>> = OnceLock::new();
+        ENTERED.get_or_init(|| {
+            let _turn = self.turn("entering")?;
+            let path = self.folder.join(format!("process-{}", std::process::id()));
+            let file = OpenOptions::new().create(true).truncate(false).write(true).open(path).ok()?;
+            lock(&file, libc::LOCK_EX | libc::LOCK_NB).then_some(file)
+        });
+    }
+
+    /// Processes that have a context.
+    pub fn processes(&self) -> Vec<u32> {
+        let _turn = self.turn("entering");
+        let mut pids = Vec::new();
+        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let pid = name.to_string_lossy().strip_prefix("process-").and_then(|pid| pid.parse().ok());
+            let (Some(pid), Ok(file)) = (pid, File::open(entry.path())) else { continue };
+            if lock(&file, libc::LOCK_EX | libc::LOCK_NB) {
+                // It has ended.
+                let _ = fs::remove_file(entry.path());
+            } else {
+                pids.push(pid);
+            }
+        }
+        pids.sort_unstable();
+        pids
+    }
+
     /// Waits for a lock of this name.
     pub fn turn(&self, name: &str) -> Option<Turn> {
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(self.folder.join(name)).ok()?;

@@ -7,6 +7,7 @@
 //! - Work ([`work`]): a thread for each stream; kernels of all processes take turns on the card's one engine. Captures are
 //!   as easily disturbed as the real ones. Graphs have their allocations' memory reserved when they are uploaded or launched.
 //! - Kernels ([`kernels`]) are known by their names and do what those say.
+//! - NVML ([`nvml`]): which processes have a context, and the card's memory.
 //!
 //! The clock is the host's. There are no modules of code, no textures, no second card.
 
@@ -14,6 +15,7 @@ mod api;
 mod card;
 mod kernels;
 mod memory;
+mod nvml;
 mod space;
 mod work;
 

@@ -8,6 +8,8 @@
 //! - submissions (`gate`, `pace`): held while the tenant's turn is over or its chunks move, and bounded in time ahead;
 //! - the connection (`tenant`): one thread obeys the owner.
 //!
+//! The same file is `libnvidia-ml.so.1` as well (`nvml`): NVML's functions pass, but those that tell of a card's memory.
+//!
 //! No allocation and no lock in how functions are found once the driver is loaded, no panic over the boundary, and no
 //! output unless [`cuda_protocol::LOG_VARIABLE`] asks for it. After `fork` the child only passes calls on, as the driver
 //! does not work there either; after `exec` everything begins anew.
@@ -22,6 +24,7 @@ mod loader;
 mod log;
 mod lookup;
 mod memory;
+mod nvml;
 mod pace;
 mod requests;
 mod slots;

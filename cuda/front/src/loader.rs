@@ -1,9 +1,10 @@
-//! Finding and loading the real driver's library.
+//! Finding and loading the real libraries.
 //!
 //! UNSAFETY: calls the dynamic loader.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{CStr, CString, OsStr, c_void};
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -29,19 +30,13 @@ const FOLDERS: [&str; 6] = [
 pub fn load() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let library = candidates().find_map(|path| open(&path));
-        if library.is_none() {
-            report!("no {NAME} of the driver was found; name it in {}", cuda_protocol::DRIVER_VARIABLE);
-        }
-        for index in 0..COUNT {
-            let symbol = library.map_or(std::ptr::null_mut(), |library| find(library, NAMES[index]));
-            REAL[index].store(symbol, std::sync::atomic::Ordering::Release);
-        }
+        let named = std::env::var_os(cuda_protocol::DRIVER_VARIABLE).map(PathBuf::from);
+        let library = library(NAME, named, 0..COUNT);
         lookup::prepare();
         let mediated = std::env::var_os(cuda_protocol::SOCKET_VARIABLE).is_some();
         for index in 0..COUNT {
             let real = REAL[index].load(std::sync::atomic::Ordering::Relaxed);
-            let missing = if library.is_some() { driver::not_supported } else { driver::no_driver };
+            let missing = if library { driver::not_supported } else { driver::no_driver };
             let function = if real.is_null() { missing as *mut () } else { real };
             let ours = if mediated && !real.is_null() { start::ours(index) } else { None };
             SLOTS[index].store(ours.unwrap_or(function), std::sync::atomic::Ordering::Release);
@@ -49,9 +44,22 @@ pub fn load() {
     });
 }
 
-/// Lets every call pass, in a child after `fork`.
+/// Loads the library of this name, or the file `named`, and notes its functions for these symbols; whether there is one.
+pub fn library(name: &str, named: Option<PathBuf>, symbols: Range<usize>) -> bool {
+    let library = candidates(name, named).find_map(|path| open(&path));
+    if library.is_none() {
+        report!("no {name} of the driver was found; name the driver's library in {}", cuda_protocol::DRIVER_VARIABLE);
+    }
+    for index in symbols {
+        let symbol = library.map_or(std::ptr::null_mut(), |library| find(library, NAMES[index]));
+        REAL[index].store(symbol, std::sync::atomic::Ordering::Release);
+    }
+    library.is_some()
+}
+
+/// Lets every call of the driver pass, in a child after `fork`.
 pub fn pass_all() {
-    for (slot, real) in SLOTS.iter().zip(&REAL) {
+    for (slot, real) in SLOTS.iter().zip(&REAL).take(COUNT) {
         let real = real.load(std::sync::atomic::Ordering::Relaxed);
         if !real.is_null() {
             slot.store(real, std::sync::atomic::Ordering::Release);
@@ -76,22 +84,21 @@ fn open(path: &Path) -> Option<*mut c_void> {
     Some(library)
 }
 
-/// Paths of libraries that may be the driver's, in the order of the loader's search; never this library.
-fn candidates() -> impl Iterator<Item = PathBuf> {
+/// Paths of libraries that may be the real one of this name, in the order of the loader's search; never this library.
+fn candidates(name: &str, named: Option<PathBuf>) -> impl Iterator<Item = PathBuf> {
     let own = own_file();
-    let named = std::env::var_os(cuda_protocol::DRIVER_VARIABLE).map(PathBuf::from);
     let searched = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-    let searched: Vec<PathBuf> = std::env::split_paths(&searched).map(|folder| folder.join(NAME)).collect();
-    let known = FOLDERS.iter().map(|folder| Path::new(folder).join(NAME));
-    named.into_iter().chain(searched).chain(cached()).chain(known).filter(move |path| {
+    let searched: Vec<PathBuf> = std::env::split_paths(&searched).map(|folder| folder.join(name)).collect();
+    let known = FOLDERS.iter().map(move |folder| Path::new(folder).join(name));
+    named.into_iter().chain(searched).chain(cached(name)).chain(known).filter(move |path| {
         path.is_absolute() && std::fs::metadata(path).is_ok_and(|file| Some((file.dev(), file.ino())) != own)
     })
 }
 
-/// Paths of the driver's library in the loader's cache: strings of the file that end with its name.
-fn cached() -> Vec<PathBuf> {
+/// Paths of the library in the loader's cache: strings of the file that end with its name.
+fn cached(name: &str) -> Vec<PathBuf> {
     let cache = std::fs::read("/etc/ld.so.cache").unwrap_or_default();
-    let suffix = format!("/{NAME}");
+    let suffix = format!("/{name}");
     let strings = cache.split(|byte| *byte == 0).filter(|text| text.ends_with(suffix.as_bytes()));
     strings.filter(|text| text.starts_with(b"/")).map(|text| PathBuf::from(OsStr::from_bytes(text))).collect()
 }

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 include!(concat!(env!("OUT_DIR"), "/stubs.rs"));
 
-/// Functions of the real library; null where it has none.
-pub static REAL: [AtomicPtr<()>; COUNT] = [const { AtomicPtr::new(std::ptr::null_mut()) }; COUNT];
+/// Functions of the real libraries; null where they have none. Those of the driver come first, then NVML's.
+pub static REAL: [AtomicPtr<()>; ALL] = [const { AtomicPtr::new(std::ptr::null_mut()) }; ALL];
 
 /// The real function of a symbol; null if the driver has none.
 pub fn real(index: usize) -> *mut () {
@@ -30,7 +30,7 @@ pub fn get(index: usize) -> *mut () {
     SLOTS.get(index).map_or(std::ptr::null_mut(), |slot| slot.load(Ordering::Acquire))
 }
 
-/// First call of a symbol: the driver is loaded, then the call goes on through the slot.
+/// First call of a symbol: its library is loaded, then the call goes on through the slot.
 #[unsafe(naked)]
 unsafe extern "C" fn lazy_common() {
     // In: [rsp] number of the symbol, [rsp + 8] return address. The registers of arguments come back as they were.
@@ -53,7 +53,11 @@ unsafe extern "C" fn lazy_common() {
 }
 
 extern "C" fn resolve(index: usize) -> *mut () {
-    crate::loader::load();
+    if index < COUNT {
+        crate::loader::load()
+    } else {
+        crate::nvml::load()
+    }
     get(index)
 }
 

@@ -106,7 +106,8 @@ fn instance() -> u128 {
     })
 }
 
-fn hello(adopts: bool) -> Hello {
+/// Returns the first message of this process.
+pub fn hello(adopts: bool) -> Hello {
     let program = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
     let mut tenant = std::env::var(cuda_protocol::TENANT_VARIABLE).unwrap_or_default();
     let short = tenant.floor_char_boundary(MAX_NAME);

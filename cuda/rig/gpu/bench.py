@@ -87,9 +87,10 @@ def environment(tenant):
     if tenant:
         front = f"/tmp/front-{os.path.basename(FOLDER)}"
         os.makedirs(front, exist_ok=True)
-        if os.path.lexists(f"{front}/libcuda.so.1"):
-            os.remove(f"{front}/libcuda.so.1")
-        os.symlink(f"{FOLDER}/libcuda.so", f"{front}/libcuda.so.1")
+        for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+            if os.path.lexists(f"{front}/{name}"):
+                os.remove(f"{front}/{name}")
+            os.symlink(f"{FOLDER}/libcuda.so", f"{front}/{name}")
         env["LD_LIBRARY_PATH"] = f"{front}:" + env.get("LD_LIBRARY_PATH", "")
         env.update(GPU_MEDIATOR_CUDA_DRIVER=DRIVER, GPU_MEDIATOR_CUDA_SOCKET=SOCKET,
                    GPU_MEDIATOR_CUDA_TENANT=tenant, GPU_MEDIATOR_CUDA_LOG="1")
@@ -257,11 +258,13 @@ def tenants(*weights):
 
 
 def fill(owner, jobs, serial=False):
-    """Jobs are (tenant, GiB, rounds, pause); seconds from the common begin to the last end, without Python's start."""
+    """Jobs are (tenant, GiB, rounds, pause). Seconds from the common begin to the last result, and to the end of the last
+    process, without Python's start. Only the second treats both ways of running alike: a process that ends holds the
+    memory of the next one up, in turns as well as one after the other."""
     served = Owner(*owner) if owner else None
     if served:
         time.sleep(3)  # Until the owner has pinned its stock of host memory, which holds the driver up.
-    total, answers = 0, []
+    total, ended, answers = 0, 0, []
     groups = [[j] for j in jobs] if serial else [jobs]
     for group in groups:
         children = [job(t if owner else None, "fill", g, r, p) for t, g, r, p in group]
@@ -269,8 +272,9 @@ def fill(owner, jobs, serial=False):
         got = [finish(child, 90) for child in children]
         ends = [a.get("end", 0) for a in got]
         total += max(ends) - begin
+        ended += time.time() - begin
         answers += got
-    result = {"seconds": round(total, 3), "ends_s": [round(end - begin, 3) for end in ends], "answers": answers}
+    result = {"seconds": round(total, 3), "ended_s": round(ended, 3), "ends_s": [round(end - begin, 3) for end in ends], "answers": answers}
     if served:
         result["owner"] = served.end()
     return result
@@ -334,6 +338,40 @@ def moving():
     return result
 
 
+def told():
+    """What NVIDIA's own tool says of the card's memory to a tenant, without a program and with one that holds 4 GiB."""
+    ask = ["nvidia-smi", "--query-gpu=memory.total,memory.used,memory.free", "--format=csv,noheader,nounits"]
+
+    def says(tenant, command):
+        done = subprocess.run(command, env=environment(tenant), capture_output=True, text=True, timeout=30)
+        return {"code": done.returncode, "out": done.stdout.strip()[-2500:], "error": done.stderr.strip()[-500:]}
+
+    result = {"without": says(None, ask)}
+    served = Owner(*CARD, "--tenant", "a:10240")
+    result["tenant"] = says("a", ask)
+    child = job("a", "fill", 4, 200, 0.02)
+    go([child])
+    time.sleep(1)
+    result["tenant with a program"] = says("a", ask)
+    result["all of it"] = says("a", ["nvidia-smi"])
+    result["program"] = finish(child, 40)
+    result["owner"] = served.end()
+    return result
+
+
+def shared():
+    """Processes that share memory, with each of PyTorch's allocators, while another tenant needs the card."""
+    result = {}
+    for title, more in (("plain", {}), ("expandable segments", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})):
+        without = finish(start(None, f"{HERE}/shared.py", **more), 60)
+        served = Owner(*SMALL)
+        other = job("b", "fill", 8, 400, 0)
+        go([other])
+        ours = finish(start("a", f"{HERE}/shared.py", **more), 90)
+        result[title] = {"without": without, "ours": ours, "other": finish(other, 60), "owner": served.end()}
+    return result
+
+
 def measure(*more, gib=20):
     done = subprocess.run([f"{FOLDER}/cuda-owner", "--driver", DRIVER, "measure", "--gib", str(gib), "--chunk-mib", "16",
                            "--patience-s", "40", *more], capture_output=True, text=True, timeout=90)
@@ -385,12 +423,20 @@ part("three, more than fits, at once", lambda: fill(SMALL_FOR_THREE, THREE))
 for least in (1000, 4000, 15000):
     part(f"more than fits, at once, turns of {least} ms",
          lambda least=least: fill((*SMALL, "--quanta", "forced", "--quantum-min-ms", least, "--quantum-max-ms", least), BIG))
+for least in (2000, 5000, 10000, 20000):
+    part(f"more than fits, jobs that last, turns of {least} ms",
+         lambda least=least: fill((*SMALL, "--quanta", "forced", "--quantum-min-ms", least, "--quantum-max-ms", least),
+                                  LASTING))
+part("more than fits, jobs that last, idle for 20 ms", lambda: fill((*SMALL, "--idle-us", 20000), LASTING))
+part("more than fits, jobs that last, without turns", lambda: fill((*SMALL, "--quanta", "off"), LASTING))
 part("takeover", takeover)
 part("evict 20 GiB", measure)
 part("link", lambda: measure("--no-checkpoint", gib=8))
 for name in ("torch", "cupy", "jax"):
     part(f"program alone: {name}", lambda name=name: program(name))
 part("moving chunks", moving)
+part("told by NVML", told)
+part("shared between processes", shared)
 part("program twice", twice)
 part("mixed, fits, hardware", lambda: fill(None, FITTING), ours=False)
 part("mixed, fits", lambda: fill(SMALL, FITTING))

@@ -7,6 +7,7 @@
 //! What it does not do: decide anything as the owner of a card does.
 
 mod driver;
+pub mod nvml;
 pub mod own;
 pub mod owner;
 

@@ -217,3 +217,20 @@ fn shared_memory_stays_shared_under_the_next_owner() {
     assert_eq!((chunks(&view, 0), chunks(&view, 1)), (0, 0), "what ended is free: {view}");
     rig.until_free();
 }
+
+#[test]
+fn nvml_says_what_the_tenant_may_have() {
+    let rig = Rig::new(256);
+    let without = rig.command(support::PROGRAM, "plain").arg("nvml").output().expect("starts");
+    assert_eq!(String::from_utf8_lossy(&without.stdout).trim(), "free=256 total=256");
+    assert_eq!(rig.program("a", &["nvml"]).end(), "free=256 total=256", "no owner is there: the card as it is");
+    let serving = owner(&rig, 32, &["--quanta", "off"]);
+    assert_eq!(rig.program("a", &["nvml"]).end(), "free=64 total=64");
+    let mut first = rig.program("a", &["hold", "--mib", "20"]);
+    assert_eq!(first.line(), "holds");
+    assert_eq!(rig.program("a", &["nvml"]).end(), "free=44 total=64");
+    assert_eq!(rig.program("b", &["nvml"]).end(), "free=64 total=64", "others' memory is no concern of its");
+    assert_eq!(rig.program("nobody", &["nvml"]).end(), "free=236 total=256", "who is no tenant sees the card");
+    assert_eq!(first.end(), "held");
+    describe(serving);
+}

@@ -31,6 +31,16 @@ pub fn declared(header: &str) -> BTreeSet<String> {
     names
 }
 
+/// Names of the functions that the text of NVML's header declares.
+pub fn declared_of_nvml(header: &str) -> BTreeSet<String> {
+    let lines = header.lines().filter(|line| line.contains("DECLDIR ") && !line.trim_start().starts_with('#'));
+    let name = |line: &str| {
+        let (before, _) = line.split_once('(')?;
+        before.split_whitespace().next_back().filter(|name| name.starts_with("nvml")).map(str::to_owned)
+    };
+    lines.filter_map(name).collect()
+}
+
 fn word(text: &str) -> &str {
     text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap_or_default()
 }

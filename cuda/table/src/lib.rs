@@ -1,4 +1,4 @@
-//! Every function of the CUDA driver API, with its class.
+//! Every function of the CUDA driver API, with its class, and the names of NVML's.
 //!
 //! Names and versions are facts of the headers of CUDA 12.9 and 13.5 (`cuda.h`, `cudaGL.h`, `cudaEGL.h`, `cudaVDPAU.h` and
 //! their `Typedefs`). A function has *forms*: symbols for versions of its signature (`_v2`) and for the per-thread default
@@ -10,8 +10,10 @@
 
 mod headers;
 mod names;
+mod nvml;
 
-pub use headers::declared;
+pub use headers::{declared, declared_of_nvml};
+pub use nvml::NVML;
 
 /// Class of a function: what a call does that a mediator must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -153,6 +153,8 @@ pub struct Core {
     bell: bool,
     /// Memory moves for a quantum that is to begin.
     settling: bool,
+    /// Since when nothing has moved although more memory may come for that.
+    still_since: Option<u64>,
     actions: Vec<Action>,
     /// Time as the machine counts it, and when it was told the time last, in ns.
     clock: u64,
@@ -193,6 +195,7 @@ impl Core {
             unmet: BTreeMap::new(),
             bell: false,
             settling: false,
+            still_since: None,
             actions: Vec::new(),
             clock: 0,
             told: None,

@@ -116,7 +116,9 @@ impl Core {
             self.go_on(session);
         }
         if self.relocations.is_empty() {
-            self.quantum_settled();
+            self.look_whether_settled();
+        } else {
+            self.still_since = None;
         }
         self.renew_terms();
     }

@@ -11,6 +11,10 @@ use vram::{Change, VmId as TenantId};
 /// costs no more than that each time.
 const ATTENDED_US: u32 = 1000;
 
+/// Idleness after which a turn ends while all others wait for their quantum, in microseconds: long for a program that works,
+/// short beside a change of the quantum, which idleness can bring about.
+const IDLE_UNDISTURBED_US: u32 = 10_000;
+
 impl Core {
     /// Does what the turns have come to.
     pub(super) fn carry_out_orders(&mut self) {
@@ -70,7 +74,12 @@ impl Core {
         let (most, urgently) = (self.config.run_ahead_us, self.config.run_ahead_urgent_us);
         let ahead = if urgent { most.min(urgently) } else { most };
         let unless_alone = |us| if alone { 0 } else { us };
-        let (run_ahead_us, idle_us) = (unless_alone(ahead), unless_alone(self.config.idle_us));
+        let mut others = present().filter(|other| *other != tenant);
+        let waits = |id: TenantId| self.tenants.get(&id).is_some_and(|known| known.waits);
+        // Nobody else can use the card: to give the turn back in each pause would only cost the begin of the next one.
+        let undisturbed = self.quanta.turn().is_some() && others.all(waits);
+        let idle = if undisturbed { self.config.idle_us.max(IDLE_UNDISTURBED_US) } else { self.config.idle_us };
+        let (run_ahead_us, idle_us) = (unless_alone(ahead), unless_alone(idle));
         Run { card: 0, turn: 0, length_us: 0, run_ahead_us, idle_us, report_us: 0 }
     }
 
@@ -242,13 +251,28 @@ impl Core {
         self.hold_waiting();
     }
 
-    /// Nothing moves any more: a quantum that memory was moved for begins.
-    pub(super) fn quantum_settled(&mut self) {
-        if std::mem::take(&mut self.settling) {
-            self.quanta.settled(self.clock);
-            tracing::debug!(turn = ?self.quanta.turn(), "the memory of the turn is there");
-            self.hold_waiting();
+    /// Nothing moves: a quantum that memory was moved for begins, unless more of it may come soon. A program that ends gives
+    /// nothing up when it is asked, and everything a little later; work that began meanwhile would reach its memory over
+    /// the link, and hold up what comes then.
+    pub(super) fn look_whether_settled(&mut self) {
+        let Some(turn) = self.quanta.turn().filter(|_| self.settling) else { return };
+        let since = *self.still_since.get_or_insert(self.clock);
+        // No more than a change is meant to cost.
+        let patience = turn.quantum_ns / u64::from(self.quanta.config().factor.max(1));
+        if self.clock.saturating_sub(since) < patience && self.more_may_come(turn.holder) {
+            return;
         }
+        (self.settling, self.still_since) = (false, None);
+        self.quanta.settled(self.clock);
+        tracing::debug!(turn = ?self.quanta.turn(), "the memory of the turn is there");
+        self.hold_waiting();
+    }
+
+    /// Says if a tenant has memory away that the card has room for, or would have without others' chunks.
+    fn more_may_come(&self, tenant: TenantId) -> bool {
+        let accounts = || self.table.vms();
+        let away = accounts().any(|(vm, account)| vm == tenant && account.host > 0);
+        away && (self.table.spare() > 0 || accounts().any(|(vm, account)| vm != tenant && account.placed > 0))
     }
 
     fn hold_waiting(&mut self) {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use clap::{Parser, Subcommand};
-use cuda_rig::{Cuda, Ipc, own};
+use cuda_rig::{Cuda, Ipc, nvml, own};
 
 #[derive(Parser)]
 struct Args {
@@ -113,10 +113,15 @@ enum What {
     Fork,
     /// Prints what `cuGetProcAddress` and memory information answer.
     Look,
+    /// Prints what NVML says of the card's memory, in MiB, once and again after a fork; never calls the driver.
+    Nvml,
 }
 
 fn main() -> Result<()> {
     let args = Args::parse();
+    if matches!(args.what, What::Nvml) {
+        return nvml_says();
+    }
     let cuda = Cuda::open("libcuda.so.1")?;
     match args.what {
         What::Train { mib, rounds, spin_us } => train(cuda, mib, rounds, spin_us),
@@ -137,6 +142,7 @@ fn main() -> Result<()> {
         What::OwnFill { step_mib } => print(own::fill(cuda, step_mib)?),
         What::Fork => fork(cuda),
         What::Look => look(cuda),
+        What::Nvml => nvml_says(),
     }
 }
 
@@ -446,5 +452,24 @@ fn look(cuda: Cuda) -> Result<()> {
     }
     let (free, total) = cuda.info()?;
     println!("free={} total={} device={}", free >> 20, total >> 20, cuda.total()? >> 20);
+    Ok(())
+}
+
+#[allow(unsafe_code, reason = "forks")]
+fn nvml_says() -> Result<()> {
+    let said = nvml::memory()?;
+    ensure!(said[0] == said[1], "the versions differ: {said:?}");
+    // SAFETY: the child asks the same question on its only thread, and exits without running anything of the parent's.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let same = nvml::memory().is_ok_and(|again| again == said);
+        // SAFETY: as above.
+        unsafe { libc::_exit(i32::from(!same)) };
+    }
+    let mut status = 0;
+    // SAFETY: the child is ours.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    ensure!(status == 0, "the child learns something else");
+    println!("free={} total={}", said[0].0 >> 20, said[0].1 >> 20);
     Ok(())
 }

@@ -13,6 +13,7 @@ pub const PROGRAM: &str = env!("CARGO_BIN_EXE_cuda-program");
 /// A folder with a card, the library and the driver by the names that programs load.
 pub struct Rig {
     pub folder: tempfile::TempDir,
+    /// The driver, beside its NVML.
     pub fake: PathBuf,
     mib: u64,
 }
@@ -36,8 +37,11 @@ impl Rig {
         let fake = built("libcuda_fake.so");
         for (name, library) in [("plain", fake.clone()), ("front", built("libcuda.so"))] {
             std::fs::create_dir(folder.path().join(name)).expect("a folder");
-            symlink(library, folder.path().join(name).join("libcuda.so.1")).expect("a link");
+            for file in ["libcuda.so.1", "libnvidia-ml.so.1"] {
+                symlink(&library, folder.path().join(name).join(file)).expect("a link");
+            }
         }
+        let fake = folder.path().join("plain/libcuda.so.1");
         Self { folder, fake, mib }
     }
 

@@ -1,0 +1,195 @@
+//! NVML, the management library: its calls pass, but what it tells of a card's memory is what the tenant may have.
+//!
+//! Programs and tools that ask NVML need no context and never call the driver, and a child after `fork` may ask as well. So
+//! each question has a connection of its own to the owner, as a program without work. Without an owner NVML's own
+//! answer stands, and so it does for cards that the tenant does not have.
+//!
+//! UNSAFETY: calls functions by the signatures of NVML's header, and writes what the program's pointers name.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::path::PathBuf;
+use std::sync::Once;
+use std::sync::atomic::Ordering;
+
+use cuda_protocol::{End, FromOwner, FromTenant, Link};
+
+use crate::loader;
+use crate::slots::{ALL, COUNT, SLOTS, at, real};
+use crate::tenant;
+
+/// File name that programs load.
+const NAME: &str = "libnvidia-ml.so.1";
+/// `NVML_SUCCESS`.
+const SUCCESS: c_int = 0;
+/// `NVML_ERROR_LIBRARY_NOT_FOUND`.
+const NO_LIBRARY: c_int = 12;
+/// `NVML_ERROR_FUNCTION_NOT_FOUND`.
+const NO_FUNCTION: c_int = 13;
+/// Milliseconds that an owner may take to answer.
+// TIMEOUT: a tool shows NVML's own answer rather than nothing while an owner is stuck.
+const PATIENCE_MS: c_int = 2000;
+
+/// `nvmlDevice_t`.
+type Device = *mut c_void;
+
+/// `nvmlMemory_t`: bytes.
+#[repr(C)]
+struct Memory {
+    total: u64,
+    free: u64,
+    used: u64,
+}
+
+/// `nvmlMemory_v2_t`: bytes.
+#[repr(C)]
+struct MemoryV2 {
+    version: u32,
+    total: u64,
+    reserved: u64,
+    free: u64,
+    used: u64,
+}
+
+/// Loads the real library and fills its slots, once.
+pub fn load() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // It lies beside the driver's library.
+        let named =
+            std::env::var_os(cuda_protocol::DRIVER_VARIABLE).map(|path| PathBuf::from(path).with_file_name(NAME));
+        let library = loader::library(NAME, named, COUNT..ALL);
+        let mediated = std::env::var_os(cuda_protocol::SOCKET_VARIABLE).is_some();
+        for index in COUNT..ALL {
+            let function = match real(index) {
+                found if !found.is_null() => ours(index).filter(|_| mediated).unwrap_or(found),
+                _ if index == at::nvmlErrorString => error_string as *mut (),
+                _ if library => no_function as *mut (),
+                _ => no_library as *mut (),
+            };
+            SLOTS[index].store(function, Ordering::Release);
+        }
+    });
+}
+
+fn ours(index: usize) -> Option<*mut ()> {
+    match index {
+        at::nvmlDeviceGetMemoryInfo => Some(memory_info as *mut ()),
+        at::nvmlDeviceGetMemoryInfo_v2 => Some(memory_info_v2 as *mut ()),
+        _ => None,
+    }
+}
+
+extern "C" fn no_library() -> c_int {
+    NO_LIBRARY
+}
+
+extern "C" fn no_function() -> c_int {
+    NO_FUNCTION
+}
+
+extern "C" fn error_string(_: c_int) -> *const c_char {
+    c"NVML Shared Library Not Found".as_ptr()
+}
+
+unsafe fn call<T>(index: usize, device: Device, to: *mut T) -> c_int {
+    let function = real(index);
+    if function.is_null() {
+        return NO_FUNCTION;
+    }
+    // SAFETY: the header declares the symbol with these arguments.
+    let function: unsafe extern "C" fn(Device, *mut T) -> c_int = unsafe { std::mem::transmute(function) };
+    // SAFETY: the caller's promise.
+    unsafe { function(device, to) }
+}
+
+unsafe extern "C" fn memory_info(device: Device, to: *mut Memory) -> c_int {
+    // SAFETY: the caller's promise.
+    let result = unsafe { call(at::nvmlDeviceGetMemoryInfo, device, to) };
+    // SAFETY: as above.
+    if let (SUCCESS, Some((free, total)), Some(memory)) = (result, memory(device), unsafe { to.as_mut() }) {
+        *memory = Memory { total, free, used: total - free };
+    }
+    result
+}
+
+unsafe extern "C" fn memory_info_v2(device: Device, to: *mut MemoryV2) -> c_int {
+    // SAFETY: the caller's promise.
+    let result = unsafe { call(at::nvmlDeviceGetMemoryInfo_v2, device, to) };
+    // SAFETY: as above.
+    if let (SUCCESS, Some((free, total)), Some(memory)) = (result, memory(device), unsafe { to.as_mut() }) {
+        *memory = MemoryV2 { version: memory.version, total, reserved: 0, free, used: total - free };
+    }
+    result
+}
+
+/// Bytes of a device that are free for the tenant, and all that it may have; none if it is no card of the tenant's.
+fn memory(device: Device) -> Option<(u64, u64)> {
+    let uuid = uuid(device)?;
+    let path = PathBuf::from(std::env::var_os(cuda_protocol::SOCKET_VARIABLE)?);
+    let link = Link::connect(&path).ok()?;
+    link.send(&FromTenant::Hello(tenant::hello(false)), &[]).ok()?;
+    let FromOwner::Welcome(welcome) = answer(&link)? else { return None };
+    let card = welcome.cards.iter().position(|card| card.uuid == uuid)?;
+    link.send(&FromTenant::AskMemory { request: 1, card: u8::try_from(card).ok()? }, &[]).ok()?;
+    let FromOwner::Memory { free_bytes, total_bytes, .. } = answer(&link)? else { return None };
+    let _ = link.send(&FromTenant::Goodbye(End::Leaving), &[]);
+    Some((free_bytes.min(total_bytes), total_bytes))
+}
+
+fn answer(link: &Link) -> Option<FromOwner> {
+    let mut poll = libc::pollfd { fd: link.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid entry.
+    let ready = unsafe { libc::poll(&raw mut poll, 1, PATIENCE_MS) };
+    (ready > 0).then(|| link.receive().ok()).flatten().map(|received| received.message)
+}
+
+/// The identity of a device, as the driver has it.
+fn uuid(device: Device) -> Option<[u8; 16]> {
+    let function = real(at::nvmlDeviceGetUUID);
+    if function.is_null() {
+        return None;
+    }
+    let mut text = [0; 96];
+    // SAFETY: the header declares the symbol with these arguments, and the buffer is as long as is said.
+    let result = unsafe {
+        let function: unsafe extern "C" fn(Device, *mut c_char, u32) -> c_int = std::mem::transmute(function);
+        function(device, text.as_mut_ptr().cast(), text.len() as u32)
+    };
+    (result == SUCCESS).then(|| parsed(CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?)).flatten()
+}
+
+/// Reads `GPU-` and 32 digits in groups; a part of a card (`MIG-`) is nobody's here.
+fn parsed(text: &str) -> Option<[u8; 16]> {
+    let digits: String = text.strip_prefix("GPU-")?.chars().filter(|digit| *digit != '-').collect();
+    let number = u128::from_str_radix(&digits, 16).ok()?;
+    (digits.len() == 32 && digits.bytes().all(|digit| digit.is_ascii_hexdigit())).then(|| number.to_be_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_identity_of_a_card_is_read_and_that_of_a_part_of_one_is_not() {
+        let text = "GPU-12345678-9abc-def0-0123-456789abcdef";
+        assert_eq!(parsed(text).map(u128::from_be_bytes), Some(0x1234_5678_9abc_def0_0123_4567_89ab_cdef));
+        for text in [
+            "MIG-12345678-9abc-def0-0123-456789abcdef",
+            "GPU-1234",
+            "GPU-",
+            "",
+            "GPU-+2345678-9abc-def0-0123-456789abcdef",
+        ] {
+            assert_eq!(parsed(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_structures_are_as_long_as_the_header_has_them() {
+        assert_eq!(size_of::<Memory>(), 24);
+        // The version that callers give has the length in its low half.
+        assert_eq!(size_of::<MemoryV2>(), 0x0200_0028 & 0xffff);
+    }
+}
