@@ -11,6 +11,9 @@ use crate::run::{cargo, root, shown, target};
 /// Wheels with the headers of a major version each.
 const WHEELS: [(&str, &str); 2] = [("12", "nvidia-cuda-runtime-cu12==12.9.79"), ("13", "nvidia-cuda-runtime==13.5.37")];
 
+/// Tells the tests of `cuda-table` where the headers are.
+pub const HEADERS_VARIABLE: &str = "GPU_MEDIATOR_CUDA_HEADERS";
+
 /// The folder with the headers of each version in a folder of its own; fetches those that are missing.
 pub fn headers() -> Result<PathBuf> {
     let cache = std::env::var_os("GPU_MEDIATOR_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from);
