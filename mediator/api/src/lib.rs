@@ -129,6 +129,9 @@ pub struct Vm {
     pub memory_not_shared: bool,
     /// The VMM withdrew guest memory that the card could reach.
     pub memory_withdrawn: bool,
+    /// RAM that it lends.
+    #[serde(default)]
+    pub ram: Ram,
     /// What the guest's driver has made of its device.
     pub driver: Driver,
     /// Accesses of the guest that were denied, all together.
@@ -139,6 +142,25 @@ pub struct Vm {
     pub counters: BTreeMap<String, u64>,
     /// Counts of the connection to the VMM.
     pub transport: BTreeMap<String, u64>,
+}
+
+/// RAM that a virtual machine lends its card.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(default)]
+pub struct Ram {
+    /// Bytes that it lends.
+    pub lent_bytes: u64,
+    /// Bytes that it may lend at most.
+    pub quota_bytes: u64,
+    /// Bytes for which the card has bus addresses whatever other virtual machines lend.
+    pub guarantee_bytes: u64,
+    /// Bytes that the daemon or the card was the first to touch: they are charged to the daemon's control group.
+    pub touched_bytes: u64,
+    /// Bytes that it may touch first at most; as much as is lent if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub touch_limit_bytes: Option<u64>,
+    /// Accesses that were refused since they would have touched more.
+    pub touches_refused: u64,
 }
 
 /// A VMM that is connected.

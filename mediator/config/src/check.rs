@@ -7,7 +7,7 @@ use std::path::Path;
 use tracing_subscriber::filter::{EnvFilter, ParseError};
 
 pub use super::refusal::{Refusal, RefusalKind};
-use super::{CardKind, CardSpec, Config, DaemonSpec, Paravirtual, TenantSpec, TimeShare, VmMemory, VmSpec};
+use super::{CardKind, CardSpec, Config, DaemonSpec, Paravirtual, RamSpec, TenantSpec, TimeShare, VmMemory, VmSpec};
 
 /// Longest name of a card or a virtual machine, in bytes.
 pub const MAX_NAME: usize = 63;
@@ -374,6 +374,18 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
     if let Some(other) = beside.iter().find(|other| other.passthrough) {
         let what = format!("VM `{}` has card `{}` by passthrough, expected another card", other.name, vm.card);
         say(RefusalKind::Conflict, "card", what);
+    }
+    let guaranteed = |vm: &VmSpec| vm.memory.ram.on(&card.memory).guarantee_mib.unwrap_or(0);
+    let (wanted, taken) = (guaranteed(vm), beside.iter().map(|other| guaranteed(other)).fold(0, u64::saturating_add));
+    let left = RamSpec::ALL_MIB.saturating_sub(taken);
+    if wanted > left {
+        let what = format!(
+            "{wanted} MiB, expected at most {left}: card `{}` has bus addresses for {} MiB, other VMs are guaranteed {taken}; \
+             lower theirs or `memory.ram.guarantee_mib` of the card",
+            card.name,
+            RamSpec::ALL_MIB
+        );
+        say(RefusalKind::Quota, "memory.ram.guarantee_mib", what);
     }
     vram(vm, card, &beside, &mut say);
     refusals

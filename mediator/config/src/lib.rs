@@ -31,7 +31,7 @@ mod tests;
 
 pub use check::{Key, Mistake};
 pub use cuda::{CudaSpec, OnRemove, OnStuck, TenantSpec};
-pub use memory::{CardMemory, VmMemory};
+pub use memory::{CardMemory, RamSpec, VmMemory};
 pub use paravirtual::Paravirtual;
 pub use software::{FaultEngine, FaultKind, FaultSpec, TimeSpec};
 pub use vfio::ResetWay;
