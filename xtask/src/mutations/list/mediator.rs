@@ -49,6 +49,15 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         tests: "admin::tests::ram",
     },
     Mutation {
+        name: "several-engines",
+        what: "a channel with contexts for several engines is charged for the one that it works on",
+        package: "owner",
+        file: "mediator/owner/src/schedule.rs",
+        from: ".is_some_and(|booked| booked != engine)",
+        to: ".is_some_and(|booked| booked != engine && false)",
+        tests: "interleavings::what_works_on_another",
+    },
+    Mutation {
         name: "withheld-on-the-engine",
         what: "work that is kept off the card is on no engine's books, however it came there",
         package: "owner",
