@@ -49,6 +49,15 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         tests: "admin::tests::ram",
     },
     Mutation {
+        name: "attach-refused",
+        what: "a segment is attached to a channel whose bind waits for memory, once it is bound",
+        package: "vgpu",
+        file: "mediator/vgpu/src/pv/execute.rs",
+        from: "self.backend.pending.is_bind(channel)) {",
+        to: "self.backend.pending.is_bind(channel) && false) {",
+        tests: "a_segment_is_attached_to_a_channel",
+    },
+    Mutation {
         name: "several-engines",
         what: "a channel with contexts for several engines is charged for the one that it works on",
         package: "owner",
