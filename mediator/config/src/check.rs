@@ -33,7 +33,7 @@ pub const MIN_VM_VRAM_MIB: u64 = 16;
 pub struct Key {
     /// The table's name.
     pub table: &'static str,
-    /// Which one, counted from 0, when there may be several.
+    /// Number of the table, counted from 0, when there may be several.
     pub index: Option<usize>,
     /// The key in it; empty for the table as a whole.
     pub field: &'static str,
@@ -55,9 +55,9 @@ impl fmt::Display for Key {
 /// A key, and what is wrong with its value and was expected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
-    /// Where.
+    /// Place of the mistake.
     pub key: Key,
-    /// What.
+    /// The mistake.
     pub what: String,
 }
 
@@ -410,7 +410,7 @@ fn vram(vm: &VmSpec, card: &CardSpec, beside: &[&&VmSpec], say: &mut impl FnMut(
     memory(vm, vram, card, beside, say);
 }
 
-/// Whether all that the guest sees finds a place whenever it is used, where that is promised.
+/// Checks that all that the guest sees finds a place whenever it is used, where that is promised.
 fn memory(
     vm: &VmSpec,
     vram: u64,
