@@ -62,6 +62,12 @@ pub enum InterruptMode {
 pub trait HostMemory: Send + Sync + Debug {
     /// All of it.
     fn as_volatile_slice(&self) -> VolatileSlice<'_, ()>;
+
+    /// Returns whether the card may access `len` bytes at `offset`; asked before each access. Memory that its owner has not
+    /// touched yet would be charged to this process.
+    fn may_touch(&self, _offset: usize, _len: usize) -> bool {
+        true
+    }
 }
 
 impl HostMemory for MmapRegion {
@@ -116,11 +122,14 @@ impl DmaMemory {
     /// The `len` bytes at `offset` within this range.
     ///
     /// # Errors
-    /// When they do not lie within it.
+    /// When they do not lie within it, or may not be touched.
     pub fn slice(&self, offset: usize, len: usize) -> Result<VolatileSlice<'_, ()>, VolatileMemoryError> {
         let end = offset.checked_add(len).ok_or(VolatileMemoryError::Overflow { base: offset, offset: len })?;
         if end > self.len {
             return Err(VolatileMemoryError::OutOfBounds { addr: end });
+        }
+        if !self.region.may_touch(self.offset + offset, len) {
+            return Err(VolatileMemoryError::OutOfBounds { addr: offset });
         }
         self.region.as_volatile_slice().subslice(self.offset + offset, len)
     }
@@ -166,6 +175,17 @@ pub enum DmaError {
     /// Nothing is mapped exactly there.
     #[error("I/O address range {iova:#x}+{len:#x} is not a mapping")]
     NotMapped {
+        /// First I/O virtual address of the request.
+        iova: u64,
+        /// Bytes of the request.
+        len: u64,
+    },
+    /// All of it would be touched, and that is more than may be.
+    #[error(
+        "I/O address range {iova:#x}+{len:#x} has memory that the VM never touched, more than `memory.ram.touch_mib` allows; \
+         raise it, or have the VMM touch its memory first (QEMU: `prealloc=on`)"
+    )]
+    Untouched {
         /// First I/O virtual address of the request.
         iova: u64,
         /// Bytes of the request.

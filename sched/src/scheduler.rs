@@ -199,6 +199,12 @@ impl Scheduler {
         self.engines[engine.index()].running().is_some()
     }
 
+    /// Returns the engine that has a submission, by the books.
+    #[must_use]
+    pub fn engine_with(&self, ticket: Ticket) -> Option<Engine> {
+        self.engine_of(ticket)
+    }
+
     /// Returns the place of a submission. `None` for one that is not here.
     #[must_use]
     pub fn place(&self, ticket: Ticket) -> Option<Place> {

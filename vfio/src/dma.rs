@@ -70,6 +70,10 @@ impl Mappings {
         if !self.usable.iter().any(|range| range.start <= iova && end <= range.end) {
             return Err(DmaError::Reserved { iova, len });
         }
+        // Pinning touches all of it.
+        if memory.slice(0, memory.len()).is_err() {
+            return Err(DmaError::Untouched { iova, len });
+        }
         {
             let mut mapped = self.mapped.lock();
             let before = mapped.range(..end).next_back();

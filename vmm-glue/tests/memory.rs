@@ -420,3 +420,41 @@ fn check_shared(client: &mut Client, mut memory: Memory, requests: usize) {
         client.serve_dma(&mut memory).unwrap();
     }
 }
+
+#[test]
+fn memory_that_the_client_never_touched_is_counted_and_bounded() {
+    let host = Host::start();
+    let mut client = host.client();
+    let file = memory_file(MIB, true).unwrap();
+    rustix::io::pwrite(&file, &[0xaa; 0x1000], 0x2000).unwrap();
+    client.dma_map(0, MIB, true, Some((file.as_fd(), 0))).unwrap();
+    let memory = host.link.memory();
+    let touches = memory.first_touches();
+    let mut data = [1; 4];
+    memory.read(0x2000, &mut data).unwrap();
+    assert_eq!((data, touches.bytes()), ([0xaa; 4], 0), "the client's own page");
+    memory.read(0x3000, &mut data).unwrap();
+    memory.write(0x5ffe, &data).unwrap();
+    memory.write(0x5000, &data).unwrap();
+    assert_eq!(touches.bytes(), 0x3000, "one was read, two were written");
+
+    touches.set_limit(0x4000);
+    memory.write(0x8000, &data).unwrap();
+    assert_eq!(memory.write(0x9000, &data), Err(MemoryError::Untouched { gpa: 0x9000 }));
+    assert_eq!(memory.read(0xa000, &mut data), Err(MemoryError::Untouched { gpa: 0xa000 }));
+    memory.write(0x5000, &data).expect("what was touched is there");
+    rustix::io::pwrite(&file, &[1], 0x9000).unwrap();
+    memory.write(0x9000, &data).expect("the client has touched it");
+    let blocks = rustix::fs::fstat(&file).unwrap().st_blocks;
+    assert_eq!(
+        blocks * 512,
+        0x1000 + 0x4000 + 0x1000,
+        "the file has the pages that were counted, and the client's two"
+    );
+    assert_eq!((touches.bytes(), touches.refused()), (0x4000, 2));
+
+    // The next client's memory is another's.
+    drop(client);
+    host.wait_for(&Event::Disconnected);
+    assert_eq!(touches.bytes(), 0);
+}

@@ -16,6 +16,9 @@ const WHEELS: [(&str, &str, &str); 4] = [
     ("13", "nvml.h", "nvidia-nvml-dev==13.5.37"),
 ];
 
+/// Tells the tests of `cuda-table` where the headers are.
+pub const HEADERS_VARIABLE: &str = "GPU_MEDIATOR_CUDA_HEADERS";
+
 /// The folder with the headers of each version in a folder of its own; fetches those that are missing.
 pub fn headers() -> Result<PathBuf> {
     let cache = std::env::var_os("GPU_MEDIATOR_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from);

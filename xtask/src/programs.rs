@@ -9,10 +9,13 @@ use anyhow::{Context, Result, bail};
 use cargo_metadata::{Artifact, Message, TargetKind};
 
 use crate::guests::BIN_VARIABLE;
-use crate::run::{cargo, target};
+use crate::run::{cargo, root, target};
 
-/// Turned on, so that the suites with guests are built with everything else.
-pub const FEATURES: &str = "tests/vm";
+/// Turned on, so that the suites with guests and CUDA's are built with everything else.
+///
+/// Cargo chooses the features of a dependency for the packages of one command together. A command for some packages only
+/// compiles a third of all dependencies once more.
+pub const FEATURES: &str = "tests/vm,cuda-table/headers,cuda-rig/libraries";
 
 /// One test program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +26,8 @@ pub struct Program {
     pub target: String,
     /// Whether it is an integration test.
     pub integration: bool,
+    /// It belongs to one of the crates of `cuda`.
+    pub cuda: bool,
     path: PathBuf,
     /// The package's folder, in which tests run.
     folder: PathBuf,
@@ -56,6 +61,7 @@ fn program(artifact: &Artifact) -> Option<Program> {
         package: folder.file_name()?.to_owned(),
         target: artifact.target.name.clone(),
         integration: artifact.target.kind.contains(&TargetKind::Test),
+        cuda: folder.starts_with(root().join("cuda")),
         path: executable.into(),
         folder: folder.into(),
     })

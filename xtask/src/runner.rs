@@ -3,6 +3,7 @@
 //! A process for each test tells what one test costs: its time, and the CPU time of all that it started, which means the
 //! same on a busy host. It also lets the tests of one program run beside those of another.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read, Seek};
 use std::process::Child;
@@ -47,12 +48,13 @@ pub struct Outcome {
     pub taken: Vec<Taken>,
 }
 
-/// Runs tests, `at_once` at the same time. Prints a line for each, what it reports, and the output of those that fail.
-pub fn run(tests: &[Test<'_>], at_once: usize) -> Result<Outcome> {
+/// Runs tests, `at_once` at the same time, with `variables` in their environment. Prints a line for each, what it reports, and
+/// the output of those that fail.
+pub fn run(tests: &[Test<'_>], at_once: usize, variables: &[(&str, &OsStr)]) -> Result<Outcome> {
     let (next, outcome) = (AtomicUsize::new(0), Mutex::new(Outcome::default()));
     let work = || -> Result<()> {
         while let Some(test) = tests.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let (passed, taken, output) = run_one(test)?;
+            let (passed, taken, output) = run_one(test, variables)?;
             let mut outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner);
             let result = if passed { "ok" } else { "FAILED" };
             println!(
@@ -80,10 +82,11 @@ pub fn run(tests: &[Test<'_>], at_once: usize) -> Result<Outcome> {
     Ok(outcome.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-fn run_one(test: &Test<'_>) -> Result<(bool, Taken, String)> {
+fn run_one(test: &Test<'_>, variables: &[(&str, &OsStr)]) -> Result<(bool, Taken, String)> {
     let Test { program, name } = test;
     let mut output = tempfile::tempfile().context("a file for a test's output")?;
     let mut command = program.command();
+    command.envs(variables.iter().copied());
     // The output of a test that passes is kept as well, for what it reports.
     command.args([name, "--exact", "--test-threads=1", "--show-output"]);
     // A file: a pipe would stay open for as long as anything that a test has left behind.

@@ -1,5 +1,6 @@
 //! `cargo xtask test`: the suites, one after the other, each with its counts and times.
 
+use std::ffi::OsStr;
 use std::process::Command;
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use clap::ValueEnum;
 
 use crate::background::Background;
 use crate::programs::{self, Program};
-use crate::run::{cargo, lines, shown};
+use crate::run::{cargo, lines};
 use crate::runner::{self, Outcome, Test, cpu_of_children};
 use crate::tally::{Reader, Tally};
 use crate::{TestArgs, cuda, fuzz, guests, times};
@@ -20,8 +21,11 @@ const PACKAGE: &str = "tests";
 /// A test suite. A further one is a variant here and a line in [`Suite::runner`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Suite {
-    /// What needs no guest: unit, property and integration tests of every crate.
+    /// What needs no guest: unit, property and integration tests of every crate but those of `cuda`.
     Unit,
+    /// The crates of `cuda`: programs under the library, on the fake driver. Before the suites with guests, which wait for
+    /// images.
+    Cuda,
     /// Real guests that behave.
     Guest,
     /// Guests and clients that do not.
@@ -30,8 +34,6 @@ pub enum Suite {
     Chaos,
     /// A card behind VFIO, in a machine that has machines of its own.
     Nested,
-    /// CUDA programs under the library, on the fake driver.
-    Cuda,
     /// Fuzz targets, each for a bounded time.
     Fuzz,
 }
@@ -43,7 +45,7 @@ enum Runner {
     Integration { guests: bool },
     /// All test programs but those, and the examples in documentation.
     Rest,
-    /// The crates of `cuda`, with NVIDIA's headers and the fake driver's libraries.
+    /// The test programs of the crates of `cuda`, with NVIDIA's headers.
     Cuda,
     /// The fuzz targets.
     Fuzz,
@@ -105,6 +107,8 @@ struct Session<'a> {
     programs: Option<Vec<Program>>,
     /// What guests need, if any suite has guests.
     images: Option<Background>,
+    /// NVIDIA's headers, if the crates of `cuda` are tested.
+    headers: Option<Background>,
     /// Whether the fuzz suite is to come.
     fuzzes: bool,
     /// The fuzz targets, once they are being built beside another suite.
@@ -116,15 +120,16 @@ impl<'a> Session<'a> {
         let any = |runner: Runner| suites.iter().any(|suite| suite.runner() == runner);
         // Fetched and made beside the first build and the suites without guests.
         let images = any(Runner::Integration { guests: true }).then(guests::images);
-        Self { args, programs: None, images, fuzzes: any(Runner::Fuzz), targets: None }
+        let headers = any(Runner::Cuda).then(|| Background::start(|| cuda::headers().map(drop)));
+        Self { args, programs: None, images, headers, fuzzes: any(Runner::Fuzz), targets: None }
     }
 
     fn run(&mut self, suite: Suite) -> Result<Outcome> {
         let cpus = available_parallelism().map_or(1, usize::from);
         match suite.runner() {
             Runner::Rest => {
-                let programs = self.programs(|program| suite_of(program).is_none())?;
-                let mut outcome = self.run_tests(&programs, cpus)?;
+                let programs = self.programs(|program| suite_of(program).is_none() && !program.cuda)?;
+                let mut outcome = self.run_tests(&programs, cpus, &[])?;
                 outcome.tally += self.documentation()?;
                 Ok(outcome)
             }
@@ -140,9 +145,16 @@ impl<'a> Session<'a> {
                 }
                 // An emulated guest uses a CPU, and the daemon and the software card another.
                 let at_once = if guests { (cpus / 2).clamp(1, 8) } else { cpus };
-                self.run_tests(&programs, self.args.guest_threads.unwrap_or(at_once))
+                self.run_tests(&programs, self.args.guest_threads.unwrap_or(at_once), &[])
             }
-            Runner::Cuda => Ok(Outcome { tally: self.cuda()?, ..Outcome::default() }),
+            Runner::Cuda => {
+                let programs = self.programs(|program| program.cuda)?;
+                if let Some(headers) = &mut self.headers {
+                    headers.wait()?;
+                }
+                let headers = cuda::headers()?;
+                self.run_tests(&programs, cpus, &[(cuda::HEADERS_VARIABLE, headers.as_os_str())])
+            }
             Runner::Fuzz => {
                 match &mut self.targets {
                     Some(targets) => targets.wait()?,
@@ -161,29 +173,15 @@ impl<'a> Session<'a> {
         Ok(self.programs.iter().flatten().filter(|program| wanted(program)).cloned().collect())
     }
 
-    /// Runs those tests of some programs that were asked for.
-    fn run_tests(&self, programs: &[Program], at_once: usize) -> Result<Outcome> {
+    /// Runs those tests of some programs that were asked for, with variables in their environment.
+    fn run_tests(&self, programs: &[Program], at_once: usize, variables: &[(&str, &OsStr)]) -> Result<Outcome> {
         let filter = self.args.filter.as_deref().unwrap_or_default();
         let mut tests = Vec::new();
         for program in programs {
             let names = program.tests()?.into_iter().filter(|name| name.contains(filter));
             tests.extend(names.map(|name| Test { program, name }));
         }
-        runner::run(&tests, at_once)
-    }
-
-    /// Runs the crates of `cuda`: the table against NVIDIA's headers, and real processes on the fake driver.
-    fn cuda(&self) -> Result<Tally> {
-        let headers = cuda::headers()?;
-        // Programs load these libraries by path; as no test's dependency, cargo would not build them.
-        let beside = ["cuda-front", "cuda-fake", "cuda-owner", "mediatord", "mediatorctl"];
-        let beside = beside.iter().flat_map(|name| ["-p", name]);
-        ensure!(shown(cargo(&["build"]).args(beside))?, "what CUDA's tests run does not build");
-        let crates = ["protocol", "table", "control", "front", "fake", "owner", "rig"];
-        let crates = crates.iter().flat_map(|name| ["-p".to_owned(), format!("cuda-{name}")]);
-        let mut command = cargo(&["test", "--no-fail-fast", "--features", "cuda-table/headers,cuda-rig/libraries"]);
-        command.args(crates).args(&self.args.filter).env("GPU_MEDIATOR_CUDA_HEADERS", headers);
-        cargo_test(&mut command)
+        runner::run(&tests, at_once, variables)
     }
 
     /// Runs the examples in documentation.

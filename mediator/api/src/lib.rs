@@ -48,7 +48,7 @@ pub struct CardList {
     pub cards: Vec<Card>,
 }
 
-/// Where a virtual machine is in its life.
+/// State of a virtual machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VmState {
@@ -78,7 +78,7 @@ impl VmState {
     }
 }
 
-/// How a virtual machine reaches its card.
+/// Way in which a virtual machine reaches its card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VmMode {
@@ -106,11 +106,11 @@ pub struct Vm {
     pub name: String,
     /// The card that it uses.
     pub card: String,
-    /// How it uses it.
+    /// Way in which it uses the card.
     pub mode: VmMode,
-    /// Where it is in its life.
+    /// Its state.
     pub state: VmState,
-    /// Why it failed.
+    /// Reason why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// Path of its socket; absent when the socket was handed over by the service manager.
@@ -129,7 +129,10 @@ pub struct Vm {
     pub memory_not_shared: bool,
     /// The VMM withdrew guest memory that the card could reach.
     pub memory_withdrawn: bool,
-    /// What the guest's driver has made of its device.
+    /// RAM that it lends.
+    #[serde(default)]
+    pub ram: Ram,
+    /// State of the device as the guest's driver has set it up.
     pub driver: Driver,
     /// Accesses of the guest that were denied, all together.
     pub denied_total: u64,
@@ -141,6 +144,25 @@ pub struct Vm {
     pub transport: BTreeMap<String, u64>,
 }
 
+/// RAM that a virtual machine lends its card.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(default)]
+pub struct Ram {
+    /// Bytes that it lends.
+    pub lent_bytes: u64,
+    /// Bytes that it may lend at most.
+    pub quota_bytes: u64,
+    /// Bytes for which the card has bus addresses whatever other virtual machines lend.
+    pub guarantee_bytes: u64,
+    /// Bytes that the daemon or the card was the first to touch: they are charged to the daemon's control group.
+    pub touched_bytes: u64,
+    /// Bytes that it may touch first at most; as much as is lent if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub touch_limit_bytes: Option<u64>,
+    /// Accesses that were refused since they would have touched more.
+    pub touches_refused: u64,
+}
+
 /// A VMM that is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Client {
@@ -150,7 +172,7 @@ pub struct Client {
     pub uid: u32,
 }
 
-/// How the driver takes interrupts.
+/// Way in which the driver takes interrupts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum InterruptKind {
@@ -163,14 +185,14 @@ pub enum InterruptKind {
     Msi,
 }
 
-/// What a guest's driver has made of its device.
+/// State of a device as its guest's driver has set it up.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Driver {
     /// PCI vendor and device, as `10de:06d8`.
     pub pci_id: String,
     /// The device may access guest memory.
     pub bus_master: bool,
-    /// How the driver takes interrupts.
+    /// Way in which the driver takes interrupts.
     pub interrupts: InterruptKind,
     /// Free words on the state of the driver, as far as the device can tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -180,12 +202,12 @@ pub struct Driver {
 /// Accesses of one kind that were denied.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Denied {
-    /// Where: the name of a register, or of another place.
+    /// Name of the register, or of another place.
     pub place: String,
     /// Byte offset in BAR0, for a register.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offset: Option<u32>,
-    /// Why.
+    /// Reason.
     pub reason: String,
     /// Reads that were denied.
     pub reads: u64,
@@ -198,10 +220,10 @@ pub struct Denied {
 pub struct Card {
     /// Its name.
     pub name: String,
-    /// What carries it.
+    /// Kind of its carrier.
     pub kind: String,
-    /// Why it is out of service with its virtual machines until the daemon is restarted; of a CUDA card, until it has an owner
-    /// that answers.
+    /// Reason why it is out of service with its virtual machines until the daemon is restarted; of a CUDA card, until it
+    /// has an owner that answers.
     pub error: Option<String>,
     /// PCI vendor and device, as `10de:06d8`.
     pub pci_id: String,
@@ -232,7 +254,7 @@ pub struct Card {
     /// The tenants that use it, of a CUDA card.
     #[serde(default)]
     pub tenants: Vec<String>,
-    /// Whether one virtual machine has it by passthrough.
+    /// One virtual machine has it by passthrough.
     pub passthrough: bool,
 }
 
@@ -245,11 +267,11 @@ pub struct LaunchArgs {
     pub args: Vec<String>,
     /// The arguments as one line for a shell.
     pub command: String,
-    /// What must be kept in mind.
+    /// Notes to keep in mind.
     pub notes: Vec<String>,
 }
 
-/// What went wrong, in kinds that a program can act on.
+/// Kinds of errors that a program can act on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorCode {
@@ -270,10 +292,10 @@ pub enum ErrorCode {
 /// The body of every answer that is no success.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Error {
-    /// What kind.
+    /// Its kind.
     pub code: ErrorCode,
-    /// What is wrong, and where.
+    /// The mistake, and its place.
     pub error: String,
-    /// What the operator can do about it.
+    /// Advice for the operator.
     pub what_to_do: String,
 }

@@ -27,31 +27,31 @@ pub struct CardMemory {
     pub chunk_bytes: u64,
     /// All of the card's memory.
     pub card_bytes: u64,
-    /// What the mediator uses of it.
+    /// Bytes that the mediator uses of it.
     pub mediator_bytes: u64,
-    /// What is neither used nor promised.
+    /// Bytes that are neither used nor promised.
     pub spare_bytes: u64,
-    /// What has no owner and is still to be zeroed.
+    /// Bytes without an owner that are still to be zeroed.
     pub to_scrub_bytes: u64,
     /// Memory of the card and of the host that stays out of use, since the card may still reach it for its last owner.
     pub quarantined_bytes: u64,
-    /// What was zeroed since the mediator has the card.
+    /// Bytes that were zeroed since the mediator has the card.
     pub scrubbed_bytes: u64,
-    /// What of the reserve holds evicted chunks.
+    /// Bytes of the reserve that hold evicted chunks.
     pub reserve_used_bytes: u64,
     /// Host memory that may be pinned.
     pub host_budget_bytes: u64,
     /// Host memory that is pinned.
     pub host_used_bytes: u64,
-    /// What was moved from the card to host memory since the mediator has the card.
+    /// Bytes that were moved from the card to host memory since the mediator has the card.
     pub moved_out_bytes: u64,
-    /// What was moved back.
+    /// Bytes that were moved back.
     pub moved_in_bytes: u64,
     /// Turns that have begun since then.
     pub turns: u64,
     /// Bytes per second of copies between card and host, as measured; 0 before the first.
     pub copy_bytes_per_second: u64,
-    /// Whose turn it is, while virtual machines take turns.
+    /// The turn that goes on, while virtual machines take turns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn: Option<Turn>,
     /// The virtual machines that share it, by name.
@@ -61,70 +61,70 @@ pub struct CardMemory {
 /// A turn with a card's memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Turn {
-    /// Who works.
+    /// The virtual machine that works.
     pub holder: String,
     /// All who take turns, the holder included.
     pub members: Vec<String>,
-    /// How long a turn is, in ms.
+    /// Length of a turn, in ms.
     pub quantum_ms: u64,
 }
 
-/// What lies where of a virtual machine's memory. `on_card + in_reserve + in_host + unbacked` make `advertised`.
+/// Places of a virtual machine's memory. `on_card + in_reserve + in_host + unbacked` make `advertised`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct VmMemory {
     /// The virtual machine.
     pub vm: String,
-    /// What it may have: a `[vm.memory]` table.
+    /// Its settings: a `[vm.memory]` table.
     pub settings: VmMemorySettings,
     /// VRAM that its guest sees.
     pub advertised_bytes: u64,
-    /// What lies on the card.
+    /// Bytes that lie on the card.
     pub on_card_bytes: u64,
-    /// What lies on the card, in the reserve: it counts as in host memory.
+    /// Bytes that lie on the card, in the reserve: they count as in host memory.
     pub in_reserve_bytes: u64,
-    /// What lies in host memory.
+    /// Bytes that lie in host memory.
     pub in_host_bytes: u64,
-    /// What the guest has never used.
+    /// Bytes that the guest has never used.
     pub unbacked_bytes: u64,
-    /// What moves now.
+    /// Bytes that move now.
     pub moving_bytes: u64,
-    /// What the guest's CPU reaches without the mediator seeing it, under apertures that the VMM maps.
+    /// Bytes that the guest's CPU reaches without the mediator seeing it, under apertures that the VMM maps.
     pub cpu_visible_bytes: u64,
-    /// What it is sure to get on the card.
+    /// Bytes that it is sure to get on the card.
     pub guarantee_bytes: u64,
-    /// What it may have on the card at most.
+    /// Bytes that it may have on the card at most.
     pub quota_bytes: u64,
-    /// What it is entitled to on the card now, by all who want it.
+    /// Bytes of the card that it is entitled to now, by all who want it.
     pub entitled_bytes: u64,
-    /// What is pinned to the card.
+    /// Bytes that are pinned to the card.
     pub pinned_bytes: u64,
     /// Most that it ever had on the card.
     pub on_card_peak_bytes: u64,
     /// Most that it ever had in host memory.
     pub in_host_peak_bytes: u64,
-    /// What had its first place in host memory.
+    /// Bytes that had their first place in host memory.
     pub born_in_host_bytes: u64,
-    /// What was moved from the card to host memory.
+    /// Bytes that were moved from the card to host memory.
     pub moved_out_bytes: u64,
-    /// What was moved back.
+    /// Bytes that were moved back.
     pub moved_in_bytes: u64,
     /// Times that its work was suspended for that.
     pub relocations: u64,
-    /// How long its work was suspended, all together, in ns.
+    /// Time for which its work was suspended, all together, in ns.
     pub suspended_ns: u64,
     /// The longest of these, in ns.
     pub suspended_longest_ns: u64,
-    /// How long each of these was.
+    /// Lengths of these times.
     pub suspensions: Durations,
-    /// How long the copies took, in ns.
+    /// Time that the copies took, in ns.
     pub copied_ns: u64,
     /// Submissions that waited for memory.
     pub memory_waits: u64,
     /// Submissions that waited in vain.
     pub memory_denied: u64,
-    /// How long submissions waited for memory that wait no more, all together, in ns.
+    /// Time for which submissions waited for memory that wait no more, all together, in ns.
     pub memory_waited_ns: u64,
-    /// What found no place when it was wanted first, in bytes, by the limit that was in the way: `card` and `quota` keep
+    /// Bytes that found no place when they were wanted first, by the limit that was in the way: `card` and `quota` keep
     /// from the card, `host_budget` and `swap_cap` from host memory as well.
     pub refused_bytes: BTreeMap<String, u64>,
 }
@@ -158,7 +158,7 @@ pub struct MoveReport {
     pub moved_bytes: u64,
     /// Bytes that stay, for want of room or since they were on their way already.
     pub stayed_bytes: u64,
-    /// How long the virtual machine's work was suspended, in ns.
+    /// Time for which the virtual machine's work was suspended, in ns.
     pub suspended_ns: u64,
 }
 
@@ -170,7 +170,7 @@ pub struct Hints {
     pub hints: Vec<Hint>,
 }
 
-/// What somebody knows of a range.
+/// A hint about a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Hint {

@@ -7,7 +7,7 @@ use std::path::Path;
 use tracing_subscriber::filter::{EnvFilter, ParseError};
 
 pub use super::refusal::{Refusal, RefusalKind};
-use super::{CardKind, CardSpec, Config, DaemonSpec, Paravirtual, TenantSpec, TimeShare, VmMemory, VmSpec};
+use super::{CardKind, CardSpec, Config, DaemonSpec, Paravirtual, RamSpec, TenantSpec, TimeShare, VmMemory, VmSpec};
 
 /// Longest name of a card or a virtual machine, in bytes.
 pub const MAX_NAME: usize = 63;
@@ -33,7 +33,7 @@ pub const MIN_VM_VRAM_MIB: u64 = 16;
 pub struct Key {
     /// The table's name.
     pub table: &'static str,
-    /// Which one, counted from 0, when there may be several.
+    /// Number of the table, counted from 0, when there may be several.
     pub index: Option<usize>,
     /// The key in it; empty for the table as a whole.
     pub field: &'static str,
@@ -55,9 +55,9 @@ impl fmt::Display for Key {
 /// A key, and what is wrong with its value and was expected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
-    /// Where.
+    /// Place of the mistake.
     pub key: Key,
-    /// What.
+    /// The mistake.
     pub what: String,
 }
 
@@ -375,6 +375,18 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
         let what = format!("VM `{}` has card `{}` by passthrough, expected another card", other.name, vm.card);
         say(RefusalKind::Conflict, "card", what);
     }
+    let guaranteed = |vm: &VmSpec| vm.memory.ram.on(&card.memory).guarantee_mib.unwrap_or(0);
+    let (wanted, taken) = (guaranteed(vm), beside.iter().map(|other| guaranteed(other)).fold(0, u64::saturating_add));
+    let left = RamSpec::ALL_MIB.saturating_sub(taken);
+    if wanted > left {
+        let what = format!(
+            "{wanted} MiB, expected at most {left}: card `{}` has bus addresses for {} MiB, other VMs are guaranteed {taken}; \
+             lower theirs or `memory.ram.guarantee_mib` of the card",
+            card.name,
+            RamSpec::ALL_MIB
+        );
+        say(RefusalKind::Quota, "memory.ram.guarantee_mib", what);
+    }
     vram(vm, card, &beside, &mut say);
     refusals
 }
@@ -398,7 +410,7 @@ fn vram(vm: &VmSpec, card: &CardSpec, beside: &[&&VmSpec], say: &mut impl FnMut(
     memory(vm, vram, card, beside, say);
 }
 
-/// Whether all that the guest sees finds a place whenever it is used, where that is promised.
+/// Checks that all that the guest sees finds a place whenever it is used, where that is promised.
 fn memory(
     vm: &VmSpec,
     vram: u64,

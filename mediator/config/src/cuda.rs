@@ -196,6 +196,9 @@ pub fn memory(card: &CardSpec) -> Vec<(&'static str, String)> {
     if memory.chaos_every != 0 {
         wrong.push(("memory.chaos_every", format!("{}, expected 0 on a CUDA card", memory.chaos_every)));
     }
+    if !memory.ram.is_silent() {
+        wrong.push(("memory.ram", "expected no such table on a CUDA card: its tenants lend no RAM".to_owned()));
+    }
     if memory.victims == VictimPolicy::Profiled {
         let what =
             "`profiled`, expected another policy on a CUDA card: nobody gives profiles of programs there".to_owned();
@@ -261,6 +264,10 @@ pub fn tenant(tenant: &TenantSpec, cards: &[CardSpec], vms: &[&str], others: &[&
     let as_cut = CardSpec { chunk_kib: chunk << 10, ..card.clone() };
     for (field, what) in tenant.memory.check(&as_cut) {
         say(RefusalKind::Invalid, field, what);
+    }
+    if !tenant.memory.ram.is_silent() {
+        let what = "expected no such table: a tenant of a CUDA card lends no RAM".to_owned();
+        say(RefusalKind::Invalid, "memory.ram", what);
     }
     let beside = others.iter().filter(|other| other.card == tenant.card);
     let promised: u64 = beside.map(|other| other.memory.guarantee_mib.unwrap_or(0)).fold(0, u64::saturating_add);

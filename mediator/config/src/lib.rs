@@ -31,12 +31,12 @@ mod tests;
 
 pub use check::{Key, Mistake};
 pub use cuda::{CudaSpec, OnRemove, OnStuck, TenantSpec};
-pub use memory::{CardMemory, VmMemory};
+pub use memory::{CardMemory, RamSpec, VmMemory};
 pub use paravirtual::Paravirtual;
 pub use software::{FaultEngine, FaultKind, FaultSpec, TimeSpec};
 pub use vfio::ResetWay;
 
-/// Where the daemon looks for its configuration without `--config`.
+/// Path of the configuration without `--config`.
 pub const DEFAULT_PATH: &str = "/etc/gpu-mediator.toml";
 
 /// The admin socket when nothing else is said, for the daemon as for `mediatorctl`.
@@ -66,7 +66,7 @@ pub struct Config {
 pub struct DaemonSpec {
     /// Path of the admin socket.
     pub admin_socket: PathBuf,
-    /// Who may use the admin socket. Only the daemon's user by default: who may, may do everything.
+    /// Access rights of the admin socket. Only the daemon's user by default: who may connect, may do everything.
     pub admin_mode: SocketMode,
     /// User that owns the admin socket, by name or number.
     pub admin_owner: Option<String>,
@@ -74,7 +74,7 @@ pub struct DaemonSpec {
     pub admin_group: Option<String>,
     /// Path of the read-only socket, which takes `/metrics` and all other GETs; without it, there is none.
     pub read_socket: Option<PathBuf>,
-    /// Who may use the read-only socket.
+    /// Access rights of the read-only socket.
     pub read_mode: SocketMode,
     /// User that owns the read-only socket, by name or number.
     pub read_owner: Option<String>,
@@ -82,9 +82,9 @@ pub struct DaemonSpec {
     pub read_group: Option<String>,
     /// Folder of the virtual machines' sockets that name no path.
     pub socket_dir: PathBuf,
-    /// What is logged, as a filter of `tracing`.
+    /// Filter of the log, as `tracing` has it.
     pub log: String,
-    /// How it is logged.
+    /// Form of the log.
     pub log_format: LogFormat,
     /// Folder in which is kept what was changed while the daemon ran; without it, nothing is.
     pub state_dir: Option<PathBuf>,
@@ -126,7 +126,7 @@ pub enum LogFormat {
 pub struct CardSpec {
     /// Name by which virtual machines refer to it.
     pub name: String,
-    /// What carries it.
+    /// Kind of its carrier.
     pub kind: CardKind,
     /// Address of the PCI function, of a card behind VFIO.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -152,22 +152,22 @@ pub struct CardSpec {
     /// Lets virtual machines be promised more VRAM than there is; a guest that uses memory when there is none is denied it.
     #[serde(default)]
     pub overcommit: bool,
-    /// What its memory is to hold.
+    /// Division of its memory.
     #[serde(default)]
     pub memory: CardMemory,
-    /// How its time is shared.
+    /// Division of its time.
     #[serde(default)]
     pub scheduler: sched::Config,
     /// A card behind NVIDIA's driver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuda: Option<CudaSpec>,
-    /// How long work takes on a software card; without it, as long as the host needs.
+    /// Time that work takes on a software card; without it, as long as the host needs.
     #[serde(default)]
     pub time: Option<TimeSpec>,
     /// Lets a software card count how often its engines touch which part of memory.
     #[serde(default)]
     pub profile: bool,
-    /// What a software card does wrong, for tests of recovery.
+    /// Faults of a software card, for tests of recovery.
     #[serde(default, rename = "fault", skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<FaultSpec>,
 }
@@ -241,35 +241,35 @@ pub struct VmSpec {
     /// MiB of VRAM that the guest sees. Not for passthrough, where it is the card's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vram_mib: Option<u64>,
-    /// How many channels the guest may have on the card at a time.
+    /// Channels that the guest may have on the card at a time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub channels: Option<u32>,
     /// Wires the virtual machine straight to the card, with no mediation.
     #[serde(default)]
     pub passthrough: bool,
-    /// How BAR1 and BAR3 are served.
+    /// Way in which BAR1 and BAR3 are served.
     #[serde(default)]
     pub apertures: Apertures,
-    /// How much work a TLB flush of the guest does.
+    /// Amount of work that a TLB flush of the guest does.
     #[serde(default, with = "shadow")]
     #[schemars(with = "String")]
     pub shadow: Mode,
     /// Milliseconds that a channel may hold an engine without progress before it is killed; 0 for ever.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hang_limit_ms: Option<u64>,
-    /// What it may have of the card's memory.
+    /// Its part of the card's memory.
     #[serde(default)]
     pub memory: VmMemory,
-    /// What it may have of the card's time.
+    /// Its part of the card's time.
     #[serde(default)]
     pub time: TimeShare,
-    /// What its driver may ask of the mediator.
+    /// The interface for drivers that know the mediator.
     #[serde(default)]
     pub paravirtual: Paravirtual,
     /// Path of the vfio-user socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
-    /// Who may connect to the socket.
+    /// Access rights of the socket.
     #[serde(default)]
     pub mode: SocketMode,
     /// User that owns the socket, by name or number.
@@ -366,7 +366,7 @@ pub struct TimeShare {
     pub guarantee_permille: u32,
     /// Its part is at most this, in thousandths, even when no one else wants the rest.
     pub cap_permille: u32,
-    /// Who goes first among those that are due.
+    /// Class by which those go first that are due.
     pub class: sched::LatencyClass,
     /// Milliseconds that one submission may run; 0 for ever. As long as a channel may hold an engine, if nothing is said.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -400,7 +400,7 @@ impl TimeShare {
     }
 }
 
-/// How the apertures BAR1 and BAR3 are served to the VMM.
+/// Way in which the apertures BAR1 and BAR3 are served to the VMM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Apertures {
@@ -479,7 +479,7 @@ impl Serialize for SocketMode {
     }
 }
 
-/// Why a configuration cannot be used.
+/// Reason why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file could not be read.
@@ -487,7 +487,7 @@ pub enum ConfigError {
     Read {
         /// Its path.
         path: PathBuf,
-        /// Why.
+        /// Reason.
         #[source]
         source: std::io::Error,
     },

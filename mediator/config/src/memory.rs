@@ -17,7 +17,7 @@ pub struct CardMemory {
     pub host_mib: u64,
     /// MiB of the card that take what has to go at once, and drain to host memory when nothing else is to be moved.
     pub reserve_mib: u64,
-    /// Which chunk of a virtual machine goes first: `random`, `priority`, `profiled` or `clock`.
+    /// Policy by which a chunk of a virtual machine goes first: `random`, `priority`, `profiled` or `clock`.
     #[serde(with = "by_name")]
     #[schemars(with = "String")]
     pub victims: VictimPolicy,
@@ -29,8 +29,11 @@ pub struct CardMemory {
     pub idle_ms: u64,
     /// MiB of the card that stay free when chunks come back, for what is wanted next.
     pub low_water_mib: u64,
-    /// When virtual machines take turns with the card's memory.
+    /// Conditions under which virtual machines take turns with the card's memory.
     pub quanta: QuantaSpec,
+    /// RAM that each virtual machine may lend that says nothing else.
+    #[serde(skip_serializing_if = "RamSpec::is_silent")]
+    pub ram: RamSpec,
     /// For tests: chunks drawn at random move after every so many submissions; 0 for never.
     pub chaos_every: u32,
     /// For tests: what is drawn follows from it.
@@ -84,6 +87,7 @@ impl Default for CardMemory {
             idle_ms: balance.idle_after_ns / MS,
             low_water_mib: 0,
             quanta: QuantaSpec::default(),
+            ram: RamSpec::default(),
             chaos_every: 0,
             chaos_seed: 0,
         }
@@ -137,6 +141,7 @@ impl CardMemory {
             let what = format!("{}, expected 0, or `memory.host_mib` above 0", self.chaos_every);
             wrong.push(("memory.chaos_every", what));
         }
+        wrong.extend(self.ram.check());
         let kept = self.reserve_mib.saturating_add(self.low_water_mib);
         if kept > 0 && kept >= shared_mib {
             let what = format!("{} MiB, expected less than the {shared_mib} that VMs share", self.reserve_mib);
@@ -175,6 +180,78 @@ pub struct VmMemory {
     /// Milliseconds that work waits under `queue` before its channel faults; 5000 when nothing is said.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue_ms: Option<u64>,
+    /// RAM that it may lend; what is not said is as the card's `memory.ram` has it.
+    #[serde(skip_serializing_if = "RamSpec::is_silent")]
+    pub ram: RamSpec,
+}
+
+/// A `[card.memory.ram]` or `[vm.memory.ram]` table: RAM that a virtual machine lends the card.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct RamSpec {
+    /// MiB at most; 167936 when nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quota_mib: Option<u64>,
+    /// MiB for which the card has bus addresses whatever other virtual machines lend; 4096 when nothing is said, and no more
+    /// than the quota.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guarantee_mib: Option<u64>,
+    /// MiB at most that the daemon or the card is the first to touch: they are charged to the daemon's control group. As much
+    /// as is lent when nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub touch_mib: Option<u64>,
+}
+
+impl RamSpec {
+    /// MiB of bus addresses that all virtual machines of a card have together.
+    pub(crate) const ALL_MIB: u64 = 896 << 10;
+    /// MiB at most, when nothing else is said.
+    pub(crate) const QUOTA_MIB: u64 = 164 << 10;
+    /// MiB for which there are bus addresses, when nothing else is said.
+    pub(crate) const GUARANTEE_MIB: u64 = 4 << 10;
+
+    /// Returns whether nothing is said.
+    #[must_use]
+    pub(crate) fn is_silent(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// With what the card says where nothing is said.
+    #[must_use]
+    pub fn on(&self, card: &CardMemory) -> Self {
+        let card = card.ram;
+        let quota_mib = self.quota_mib.or(card.quota_mib).unwrap_or(Self::QUOTA_MIB);
+        let guarantee_mib = self.guarantee_mib.or(card.guarantee_mib).unwrap_or(Self::GUARANTEE_MIB).min(quota_mib);
+        Self {
+            quota_mib: Some(quota_mib),
+            guarantee_mib: Some(guarantee_mib),
+            touch_mib: self.touch_mib.or(card.touch_mib),
+        }
+    }
+
+    /// Returns what of it cannot be so, whatever the card: the key, and what is wrong.
+    #[must_use]
+    pub fn check(&self) -> Vec<(&'static str, String)> {
+        let sizes = [
+            ("memory.ram.quota_mib", self.quota_mib, 2),
+            ("memory.ram.guarantee_mib", self.guarantee_mib, 0),
+            ("memory.ram.touch_mib", self.touch_mib, 0),
+        ];
+        let mut wrong = Vec::new();
+        for (key, mib, least) in sizes {
+            let bounds = least..=Self::ALL_MIB;
+            if let Some(mib) = mib.filter(|mib| !bounds.contains(mib) || !mib.is_multiple_of(2)) {
+                wrong.push((key, format!("{mib} MiB, expected an even number from {least} to {}", Self::ALL_MIB)));
+            }
+        }
+        if let (Some(quota), Some(guarantee)) = (self.quota_mib, self.guarantee_mib)
+            && guarantee > quota
+        {
+            let what = format!("{guarantee} MiB, expected at most the quota of {quota} MiB");
+            wrong.push(("memory.ram.guarantee_mib", what));
+        }
+        wrong
+    }
 }
 
 impl VmMemory {
@@ -250,6 +327,7 @@ impl VmMemory {
         {
             wrong.push(("memory.weight", format!("{weight}, expected 1 to {}", Self::WEIGHT_MAX)));
         }
+        wrong.extend(self.ram.check());
         if self.on_full == Some(OnFull::Swap) && card.memory.host_mib == 0 {
             let what = format!("`swap`, expected another policy, or `memory.host_mib` of card `{}` above 0", card.name);
             wrong.push(("memory.on_full", what));

@@ -1,6 +1,6 @@
 //! Reasons against a virtual machine or a tenant.
 
-/// What kind of trouble a refusal is.
+/// Kinds of refusals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusalKind {
     /// A value that is wrong in any circumstances.
@@ -20,6 +20,6 @@ pub struct Refusal {
     pub kind: RefusalKind,
     /// The key.
     pub field: &'static str,
-    /// What is wrong and was expected.
+    /// The mistake, and what was expected.
     pub what: String,
 }

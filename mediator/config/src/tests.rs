@@ -334,16 +334,44 @@ fn memory_that_is_promised_must_be_there() {
         ("memory = { return_ms = 0 }", "", "memory.return_ms: 0, expected 1 to 3600000"),
         ("memory = { chaos_every = 3 }", "", "memory.chaos_every: 3, expected 0, or `memory.host_mib` above 0"),
         ("memory = { reserve_mib = 480 }", "", "memory.reserve_mib: 480 MiB, expected less than the 480"),
+        (
+            "",
+            "guarantee_mib = 0\nram.quota_mib = 917506",
+            "memory.ram.quota_mib: 917506 MiB, expected an even number from 2 to",
+        ),
+        ("", "guarantee_mib = 0\nram.touch_mib = 3", "memory.ram.touch_mib: 3 MiB, expected an even number from 0 to"),
+        ("", "guarantee_mib = 0\nram = { quota_mib = 64, guarantee_mib = 128 }", "at most the quota of 64 MiB"),
+        ("memory = { ram = { quota_mib = 0 } }", "guarantee_mib = 0", "card[0].memory.ram.quota_mib: 0 MiB, expected"),
+        ("memory.ram = 5", "", "expected struct RamSpec"),
     ] {
         let text = mistakes(&with(card, memory)).join("\n");
         assert!(text.contains(what), "{card} {memory}: {text}");
     }
     for (card, memory) in [
-        ("overcommit = true", ""),
+        ("overcommit = true", "ram = { quota_mib = 64, guarantee_mib = 0, touch_mib = 0 }"),
         ("memory = { host_mib = 1024 }", "guarantee_mib = 0"),
         ("memory = { host_mib = 768 }", "guarantee_mib = 256\nquota_mib = 300\nswap_cap_mib = 768"),
         ("", "guarantee_mib = 0\non_full = \"queue\""),
     ] {
         Config::parse(&with(card, memory), "f").unwrap();
     }
+}
+
+#[test]
+fn ram_is_lent_as_the_vm_says_or_else_the_card() {
+    let card = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nmemory.ram = { quota_mib = 1024, touch_mib = 2 }\n";
+    let vm = |name: &str, ram: &str| {
+        format!("[[vm]]\nname = \"{name}\"\ncard = \"card0\"\nvram_mib = 16\n[vm.memory]\nram = {{ {ram} }}\n")
+    };
+    let config = Config::parse(&(card.to_owned() + &vm("a", "") + &vm("b", "quota_mib = 8192")), "f").unwrap();
+    let ram = |index: usize| config.vms[index].memory.ram.on(&config.cards[0].memory);
+    let spec = |quota_mib, guarantee_mib| RamSpec {
+        quota_mib: Some(quota_mib),
+        guarantee_mib: Some(guarantee_mib),
+        touch_mib: Some(2),
+    };
+    assert_eq!((ram(0), ram(1)), (spec(1024, 1024), spec(8192, 4096)), "no guarantee beyond the quota");
+    let many: String = ["a", "b"].map(|name| vm(name, "quota_mib = 600000, guarantee_mib = 600000")).concat();
+    let text = mistakes(&(card.to_owned() + &many)).join("\n");
+    assert!(text.contains("vm[1].memory.ram.guarantee_mib: 600000 MiB, expected at most 317504"), "{text}");
 }

@@ -11,7 +11,7 @@ use vram::{Mode, OnFull};
 use super::client::{self, Client, ClientError};
 use super::watch::Watch;
 use super::{Form, output};
-use config::VmMemory;
+use config::{RamSpec, VmMemory};
 
 #[derive(Clone, Debug, Subcommand)]
 pub(super) enum MemoryCommand {
@@ -30,6 +30,8 @@ pub(super) enum MemoryCommand {
     SetGuarantee(SetSize),
     /// Changes the most that a virtual machine may have in host memory
     SetSwapCap(SetSize),
+    /// Changes how much of its RAM a virtual machine may lend the card
+    SetRam(SetRam),
     /// Changes a virtual machine's part of the card's memory while that is short
     SetWeight {
         /// Name of the virtual machine
@@ -119,6 +121,45 @@ struct Settings {
     /// Whether VMs take turns whose memory does not fit together: auto, off or forced
     #[arg(long, value_name = "MODE")]
     quanta: Option<Mode>,
+    /// MiB of its RAM that a VM may lend at most that says nothing else, or `default`
+    #[arg(long, value_name = "MIB")]
+    ram_quota_mib: Option<Mib>,
+    /// MiB of its RAM for which such a VM has bus addresses whatever others lend, or `default`
+    #[arg(long, value_name = "MIB")]
+    ram_guarantee_mib: Option<Mib>,
+    /// MiB of such a VM's RAM that the daemon or the card may be the first to touch, or `default`
+    #[arg(long, value_name = "MIB")]
+    ram_touch_mib: Option<Mib>,
+}
+
+/// RAM that one virtual machine lends the card; what is not given stays.
+#[derive(Clone, Copy, Debug, Args)]
+#[group(required = true, multiple = true)]
+struct RamSettings {
+    /// MiB of its RAM that it may lend at most, or `default`
+    #[arg(long, value_name = "MIB")]
+    ram_quota_mib: Option<Mib>,
+    /// MiB of its RAM for which there are bus addresses whatever others lend, or `default`
+    #[arg(long, value_name = "MIB")]
+    ram_guarantee_mib: Option<Mib>,
+    /// MiB of its RAM that the daemon or the card may be the first to touch, or `default`
+    #[arg(long, value_name = "MIB")]
+    ram_touch_mib: Option<Mib>,
+}
+
+/// The `ram` table of a patch: quota, guarantee, and the bound of first touches; `None` if nothing of it is given.
+fn ram_patch(sizes: [Option<Mib>; 3]) -> Option<Value> {
+    let keys = ["quota_mib", "guarantee_mib", "touch_mib"].into_iter().zip(sizes);
+    let said: Map<_, _> = keys.filter_map(|(key, size)| Some((key.to_owned(), json!(size?.0)))).collect();
+    (!said.is_empty()).then_some(Value::Object(said))
+}
+
+#[derive(Clone, Debug, Args)]
+pub(super) struct SetRam {
+    /// Name of the virtual machine
+    vm: String,
+    #[command(flatten)]
+    settings: RamSettings,
 }
 
 impl Settings {
@@ -134,7 +175,9 @@ impl Settings {
         let numbers = numbers.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?.into())));
         let victims = self.victims.map(|victims| ("victims".to_owned(), json!(victims.name())));
         let quanta = self.quanta.map(|mode| ("quanta".to_owned(), json!({ "mode": mode.name() })));
-        numbers.chain(victims).chain(quanta).collect()
+        let ram = ram_patch([self.ram_quota_mib, self.ram_guarantee_mib, self.ram_touch_mib]);
+        let ram = ram.map(|ram| ("ram".to_owned(), ram));
+        numbers.chain(victims).chain(quanta).chain(ram).collect()
     }
 }
 
@@ -223,6 +266,11 @@ pub(super) fn answer(client: &Client, form: Form, command: MemoryCommand) -> Res
         MemoryCommand::SetQuota(SetSize { vm, size }) => set(client, form, &vm, "quota_mib", json!(size.0)),
         MemoryCommand::SetGuarantee(SetSize { vm, size }) => set(client, form, &vm, "guarantee_mib", json!(size.0)),
         MemoryCommand::SetSwapCap(SetSize { vm, size }) => set(client, form, &vm, "swap_cap_mib", json!(size.0)),
+        MemoryCommand::SetRam(SetRam { vm, settings }) => {
+            let RamSettings { ram_quota_mib, ram_guarantee_mib, ram_touch_mib } = settings;
+            let ram = ram_patch([ram_quota_mib, ram_guarantee_mib, ram_touch_mib]);
+            set(client, form, &vm, "ram", ram.unwrap_or_else(|| json!({})))
+        }
         MemoryCommand::SetWeight { vm, weight } => set(client, form, &vm, "weight", json!(weight)),
         MemoryCommand::SetPolicy { vm, policy, queue_ms } => {
             let wait = queue_ms.map(|ms| ("queue_ms".to_owned(), json!(ms)));
@@ -309,12 +357,32 @@ pub(super) struct MemoryFlags {
     /// Milliseconds that work waits under queue before its channel faults
     #[arg(long, value_name = "MS")]
     queue_ms: Option<u64>,
+    /// MiB of its RAM that it may lend at most
+    #[arg(long, value_name = "MIB")]
+    ram_quota_mib: Option<u64>,
+    /// MiB of its RAM for which there are bus addresses whatever others lend
+    #[arg(long, value_name = "MIB")]
+    ram_guarantee_mib: Option<u64>,
+    /// MiB of its RAM that the daemon or the card may be the first to touch
+    #[arg(long, value_name = "MIB")]
+    ram_touch_mib: Option<u64>,
 }
 
 impl From<MemoryFlags> for VmMemory {
     fn from(flags: MemoryFlags) -> Self {
-        let MemoryFlags { quota_mib, guarantee_mib, swap_cap_mib, memory_weight: weight, on_full, queue_ms } = flags;
-        Self { quota_mib, guarantee_mib, swap_cap_mib, weight, on_full, queue_ms }
+        let MemoryFlags {
+            quota_mib,
+            guarantee_mib,
+            swap_cap_mib,
+            memory_weight: weight,
+            on_full,
+            queue_ms,
+            ram_quota_mib,
+            ram_guarantee_mib,
+            ram_touch_mib,
+        } = flags;
+        let ram = RamSpec { quota_mib: ram_quota_mib, guarantee_mib: ram_guarantee_mib, touch_mib: ram_touch_mib };
+        Self { quota_mib, guarantee_mib, swap_cap_mib, weight, on_full, queue_ms, ram }
     }
 }
 

@@ -51,6 +51,22 @@ fn state(vm: &Vm) -> String {
     text
 }
 
+/// RAM that the virtual machine lends, and what of it the daemon was the first to touch.
+fn ram(vm: &Vm) -> String {
+    let mib = |bytes: u64| bytes >> 20;
+    let api::Ram { lent_bytes, quota_bytes, guarantee_bytes, touched_bytes, touch_limit_bytes, touches_refused } =
+        vm.ram;
+    let limit = touch_limit_bytes.map(|bytes| format!(" of at most {}", mib(bytes))).unwrap_or_default();
+    let refused = if touches_refused == 0 { String::new() } else { format!(", {touches_refused} ACCESSES REFUSED") };
+    format!(
+        "{} of at most {} MiB, {} guaranteed; {}{limit} MiB touched first by the daemon{refused}",
+        mib(lent_bytes),
+        mib(quota_bytes),
+        mib(guarantee_bytes),
+        mib(touched_bytes)
+    )
+}
+
 fn channels(vm: &Vm) -> String {
     format!("{}/{}", vm.channels_used, vm.channels_limit)
 }
@@ -107,6 +123,7 @@ pub fn vm(vm: &Vm) -> String {
             row(&[&"VMM", &client(vm)]),
             row(&[&"PCI id", &vm.driver.pci_id]),
             row(&[&"VRAM", &format!("{} MiB", vm.vram_mib)]),
+            row(&[&"RAM lent", &ram(vm)]),
             row(&[&"channels", &channels(vm)]),
             row(&[&"bus master", &yes(vm.driver.bus_master)]),
             row(&[&"interrupts", &interrupts]),

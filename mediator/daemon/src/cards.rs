@@ -13,6 +13,7 @@ use vmm_glue::Link;
 use vram::{OnFull, QuantaConfig, Summary, VmId};
 
 use super::backend::{BackendError, Built, CardBackend, CardStatus, OpenCard};
+use super::memory::ram_share;
 use config::check::{MAX_CHANNELS, MIN_VM_VRAM_MIB};
 use config::memory::QuantaSpec;
 use config::{Apertures, CardKind, CardMemory, CardSpec, FaultEngine, FaultKind, FaultSpec, ResetWay, VmSpec};
@@ -287,8 +288,14 @@ impl CardBackend for OwnedCard {
             let what_to_do = "remove another VM, lower its `memory.guarantee_mib`, or choose another `memory.on_full`";
             return Err(BackendError::lacking(Shortage::new(what, what_to_do)));
         }
-        let share =
-            Share { vram_bytes, memory, channels: vm.channels(), hang_limit: vm.hang_limit(), time: vm.time_share() };
+        let share = Share {
+            vram_bytes,
+            memory,
+            channels: vm.channels(),
+            hang_limit: vm.hang_limit(),
+            time: vm.time_share(),
+            ram: ram_share(&vm.memory.ram.on(&self.spec.memory)),
+        };
         let paravirtual = vm.paravirtual.offered.then(|| PvSettings {
             table_bytes: vm.paravirtual.tables_mib << 20,
             segment_bytes: vm.paravirtual.segments_mib << 20,

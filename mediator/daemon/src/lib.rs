@@ -24,7 +24,7 @@ use vmm_glue::server::{Server, ServerOptions};
 use vmm_glue::{Link, StopHandle};
 
 use config::check::{self, MAX_VMS};
-use config::{CardKind, CardSpec, Config, DaemonSpec, TenantSpec, VmSpec};
+use config::{CardKind, CardSpec, Config, DaemonSpec, RamSpec, TenantSpec, VmSpec};
 
 pub mod account;
 pub mod activation;
@@ -104,6 +104,11 @@ impl State {
     /// Returns how a card is shared now.
     fn tuning(&self, card: &CardSpec) -> Tuning {
         self.tunings.get(&card.name).copied().unwrap_or_else(|| Tuning::of(card))
+    }
+
+    /// Returns how much of its RAM a virtual machine of a card may lend.
+    fn ram(&self, vm: &VmSpec, card: &CardSpec) -> RamSpec {
+        vm.memory.ram.on(&self.tuning(card).memory)
     }
 
     /// Checks that an operator may still change what is.
@@ -294,9 +299,9 @@ impl Daemon {
                 return Err(error);
             }
         }
-        let found = state.vms.get(name).map(|entry| (entry.spec.clone(), entry.life.clone()));
+        let found = state.vms.get(name).map(|entry| self.found(&state, entry));
         drop(state);
-        found.map(|(spec, life)| show(&spec, &life)).ok_or_else(|| DaemonError::NoVm(name.clone()))
+        found.map(show).ok_or_else(|| DaemonError::NoVm(name.clone()))
     }
 
     fn make(&self, spec: &VmSpec) -> Result<Running, DaemonError> {
@@ -309,14 +314,19 @@ impl Daemon {
         let path = spec.socket_path(&self.spec.socket_dir);
         let Listening { listener, path } = self.sockets.of_vm(name, &path, &rights)?;
         let built = || {
-            // No VM may lend more than a card has bus addresses for, which it shares with others.
-            let memory = MemoryLimits { mapped_bytes: owner::iova::QUOTA, ..MemoryLimits::default() };
-            let options = ServerOptions { memory, ..ServerOptions::default() };
+            let ram = self.state.lock().ram(spec, &card.spec);
+            // The card's owner minds the quota, which may change; a card that is passed through has no other user.
+            let mapped_bytes = if spec.passthrough { memory::bytes(ram.quota_mib) } else { owner::iova::SHARED_BYTES };
+            let limits = MemoryLimits { mapped_bytes, ..MemoryLimits::default() };
+            let options = ServerOptions { memory: limits, ..ServerOptions::default() };
             let server = Server::from_listener(listener, options).map_err(|error| failed(&error))?;
             let server = server.kept_by(self.sockets.keeper(name));
             let link = Link::new(card.backend.irqs()).map_err(|error| failed(&error))?;
             let stop = StopHandle::new().map_err(|error| failed(&error))?;
-            let built = card.backend.build(spec, &link).map_err(|error| match error.lacks {
+            link.memory().first_touches().set_limit(memory::touch_limit(&ram));
+            let mut spec = spec.clone();
+            spec.memory.ram = ram;
+            let built = card.backend.build(&spec, &link).map_err(|error| match error.lacks {
                 Some(what_to_do) => DaemonError::Quota { of: format!("VM `{name}`"), what: error.what, what_to_do },
                 None => failed(&error),
             })?;
@@ -379,9 +389,11 @@ impl Daemon {
     /// All virtual machines, by name.
     #[must_use]
     pub fn vms(&self) -> Vec<api::Vm> {
-        let entries: Vec<_> =
-            self.state.lock().vms.values().map(|entry| (entry.spec.clone(), entry.life.clone())).collect();
-        entries.iter().map(|(spec, life)| show(spec, life)).collect()
+        let entries: Vec<_> = {
+            let state = self.state.lock();
+            state.vms.values().map(|entry| self.found(&state, entry)).collect()
+        };
+        entries.into_iter().map(show).collect()
     }
 
     /// One virtual machine.
@@ -389,8 +401,18 @@ impl Daemon {
     /// # Errors
     /// When there is none of that name.
     pub fn vm(&self, name: &str) -> Result<api::Vm, DaemonError> {
-        let found = self.state.lock().vms.get(name).map(|entry| (entry.spec.clone(), entry.life.clone()));
-        found.map(|(spec, life)| show(&spec, &life)).ok_or_else(|| DaemonError::NoVm(name.to_owned()))
+        let found = {
+            let state = self.state.lock();
+            state.vms.get(name).map(|entry| self.found(&state, entry))
+        };
+        found.map(show).ok_or_else(|| DaemonError::NoVm(name.to_owned()))
+    }
+
+    /// What is shown of a virtual machine once the state's lock is free.
+    fn found(&self, state: &State, entry: &Entry) -> Found {
+        let card = self.cards.get(&entry.spec.card);
+        let ram = card.map(|card| state.ram(&entry.spec, &card.spec)).unwrap_or_default();
+        Found { spec: entry.spec.clone(), life: entry.life.clone(), ram }
     }
 
     /// All cards, by name.
@@ -490,8 +512,29 @@ fn taken_by_tenant(state: &State, vm: &VmSpec) -> Option<check::Refusal> {
     state.tenants.contains_key(&vm.name).then_some(refusal)
 }
 
-fn show(spec: &VmSpec, life: &Life) -> api::Vm {
-    let (state, running) = match life {
+/// A virtual machine as it was found in the table.
+struct Found {
+    spec: VmSpec,
+    life: Life,
+    ram: RamSpec,
+}
+
+/// Renders the RAM that a virtual machine lends.
+fn lent(running: Option<&Arc<Running>>, ram: &RamSpec) -> api::Ram {
+    let lends = running.map(|running| running.link.memory());
+    let touches = lends.map(|memory| memory.first_touches());
+    api::Ram {
+        lent_bytes: lends.map_or(0, |memory| memory.snapshot().mapped_bytes()),
+        quota_bytes: memory::bytes(ram.quota_mib),
+        guarantee_bytes: memory::bytes(ram.guarantee_mib),
+        touched_bytes: touches.map_or(0, vmm_glue::memory::FirstTouches::bytes),
+        touch_limit_bytes: ram.touch_mib.map(|mib| memory::bytes(Some(mib))),
+        touches_refused: touches.map_or(0, vmm_glue::memory::FirstTouches::refused),
+    }
+}
+
+fn show(Found { spec, life, ram }: Found) -> api::Vm {
+    let (state, running) = match &life {
         Life::Starting => (api::VmState::Starting, None),
         Life::Running(running) => {
             let state = match () {
@@ -528,6 +571,7 @@ fn show(spec: &VmSpec, life: &Life) -> api::Vm {
         channels_used,
         memory_not_shared: seen.is_some_and(|seen| seen.memory_not_shared.load(Ordering::Relaxed)),
         memory_withdrawn: running.is_some_and(withdrawn),
+        ram: lent(running, &ram),
         driver,
         denied_total: denied.iter().map(denials).fold(0, u64::saturating_add),
         denied,

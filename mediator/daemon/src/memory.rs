@@ -9,9 +9,10 @@ use vram::{GuestAddr, Limits, OnFull, Step, To, VmId};
 use super::vm::Running;
 use super::{Card, Daemon, DaemonError, State, durations};
 use config::patch::patched;
-use config::{CardMemory, CardSpec, VmSpec, check};
+use config::{CardMemory, CardSpec, RamSpec, VmSpec, check};
 use owner::balance::Hint;
 use owner::holdings::Holdings;
+use owner::iova::RamShare;
 use owner::mover::Moved;
 use owner::shortage::Shortage;
 use owner::{HostCard, HostError};
@@ -103,9 +104,13 @@ impl Daemon {
             return Err(wrong(more_host_memory(memory.host_mib, known.spec.memory.host_mib)));
         }
         self.fits(&state, &spec, None)?;
-        known.backend.set_memory(memory).map_err(|error| match error.lacks {
-            Some(what_to_do) => DaemonError::Quota { of: format!("card `{card}`"), what: error.what, what_to_do },
-            None => DaemonError::Failed(format!("card `{card}`: {}", error.what)),
+        let before = set_rams(&state, known, &memory)?;
+        known.backend.set_memory(memory).map_err(|error| {
+            before.restore();
+            match error.lacks {
+                Some(what_to_do) => DaemonError::Quota { of: format!("card `{card}`"), what: error.what, what_to_do },
+                None => DaemonError::Failed(format!("card `{card}`: {}", error.what)),
+            }
         })?;
         state.revision.next();
         if let Some(tuning) = state.tunings.get_mut(card) {
@@ -181,20 +186,36 @@ impl Daemon {
         expected: Option<&str>,
     ) -> Result<api::VmMemorySettings, DaemonError> {
         let tuning = self.check_vm_memory(&mut self.state.lock(), name, patch, expected)?;
-        let VmTuning { host, vm, limits, settings, chunk_bytes } = &tuning;
-        let before = host.lock().vram.chunks.limits(*vm);
-        host.make_room(|state| state.set_limits(*vm, *limits))
-            .map_err(|error| lacking(name, Shortage::of(&error, *chunk_bytes)))?;
-        let mut state = self.state.lock();
-        let again = self.check_vm_memory(&mut state, name, patch, expected).and_then(|again| {
-            if again.vm == *vm && again.limits == *limits { Ok(()) } else { Err(DaemonError::NoVm(name.to_owned())) }
-        });
-        if let Err(error) = again {
-            drop(state);
+        let VmTuning { host, vm, limits, ram, settings, chunk_bytes } = &tuning;
+        let (before, ram_before) = {
+            let state = host.lock();
+            (state.vram.chunks.limits(*vm), state.iova.of(*vm).0)
+        };
+        let restore_limits = || {
             if let Some(Err(error)) = before.map(|before| host.lock().set_limits(*vm, before)) {
                 tracing::debug!(vm = name, %error, "limits of memory were not taken back: the VM is gone");
             }
+        };
+        host.make_room(|state| state.set_limits(*vm, *limits))
+            .map_err(|error| lacking(name, Shortage::of(&error, *chunk_bytes)))?;
+        let lent = host.lock().set_ram(*vm, ram_share(ram));
+        if let Err(shortage) = lent {
+            restore_limits();
+            return Err(lacking(name, shortage));
+        }
+        let mut state = self.state.lock();
+        let again = self.check_vm_memory(&mut state, name, patch, expected).and_then(|again| {
+            let same = again.vm == *vm && again.limits == *limits && again.ram == *ram;
+            if same { Ok(()) } else { Err(DaemonError::NoVm(name.to_owned())) }
+        });
+        if let Err(error) = again {
+            drop(state);
+            restore_limits();
+            Lent { host: Some(Arc::clone(host)), shares: vec![(*vm, ram_before)] }.restore();
             return Err(error);
+        }
+        if let Some(running) = state.vms.get(name).and_then(|entry| entry.life.running()) {
+            running.link.memory().first_touches().set_limit(touch_limit(ram));
         }
         self.with_scheduled(&mut state, name, |spec, _, _| {
             spec.memory = settings.clone();
@@ -229,7 +250,8 @@ impl Daemon {
             // What its guest sees is kept for it.
             limits.guarantee = limits.quota;
         }
-        Ok(VmTuning { host, vm, limits, settings: wanted.memory, chunk_bytes: known.spec.chunk_kib << 10 })
+        let ram = wanted.memory.ram.on(&spec.memory);
+        Ok(VmTuning { host, vm, limits, ram, settings: wanted.memory, chunk_bytes: known.spec.chunk_kib << 10 })
     }
 
     /// The owner of a card.
@@ -310,8 +332,63 @@ struct VmTuning {
     host: Arc<HostCard>,
     vm: VmId,
     limits: Limits,
+    ram: RamSpec,
     settings: api::VmMemorySettings,
     chunk_bytes: u64,
+}
+
+/// Bytes of a size that has a default.
+pub(super) fn bytes(mib: Option<u64>) -> u64 {
+    mib.unwrap_or(0).saturating_mul(1 << 20)
+}
+
+/// Bytes of a virtual machine's RAM that the daemon may be the first to touch.
+pub(super) fn touch_limit(ram: &RamSpec) -> u64 {
+    ram.touch_mib.map_or(u64::MAX, |mib| bytes(Some(mib)))
+}
+
+/// RAM that a virtual machine may lend, as the card's owner takes it.
+pub(super) fn ram_share(ram: &RamSpec) -> RamShare {
+    RamShare { quota: bytes(ram.quota_mib), guarantee: bytes(ram.guarantee_mib) }
+}
+
+/// What virtual machines could lend before a change.
+struct Lent {
+    host: Option<Arc<HostCard>>,
+    shares: Vec<(VmId, RamShare)>,
+}
+
+impl Lent {
+    /// Takes the change back.
+    fn restore(&self) {
+        for (host, &(vm, share)) in self.host.iter().flat_map(|host| self.shares.iter().rev().map(move |of| (host, of)))
+        {
+            if let Err(error) = host.lock().set_ram(vm, share) {
+                tracing::error!(%vm, %error, "the VM does not get back the bus addresses that it had");
+            }
+        }
+    }
+}
+
+/// Sets how much RAM each virtual machine of a card may lend, where the card's `memory` is to be another; all or none of them.
+fn set_rams(state: &State, card: &Card, memory: &CardMemory) -> Result<Lent, DaemonError> {
+    let mut lent = Lent { host: card.backend.mediated(), shares: Vec::new() };
+    let users: Vec<_> = state.vms.values().filter(|entry| entry.spec.card == card.spec.name).collect();
+    let users: Vec<_> = users.into_iter().filter_map(|entry| Some((entry, entry.life.running()?))).collect();
+    for (entry, running) in &users {
+        let (Some(host), Some(vm)) = (lent.host.clone(), running.backend.scheduled_as()) else { continue };
+        let before = host.lock().iova.of(vm).0;
+        let set = host.lock().set_ram(vm, ram_share(&entry.spec.memory.ram.on(memory)));
+        if let Err(shortage) = set {
+            lent.restore();
+            return Err(lacking(&entry.spec.name, shortage));
+        }
+        lent.shares.push((vm, before));
+    }
+    for (entry, running) in users {
+        running.link.memory().first_touches().set_limit(touch_limit(&entry.spec.memory.ram.on(memory)));
+    }
+    Ok(lent)
 }
 
 fn lacking(vm: &str, Shortage { what, what_to_do }: Shortage) -> DaemonError {

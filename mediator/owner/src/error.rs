@@ -48,8 +48,8 @@ pub enum HostError {
     },
     /// A VM lends more than it may.
     #[error(
-        "{len:#x} bytes more than a VM may lend of its RAM, {quota:#x} in all; give the VM less RAM, or lend only what the \
-         guest uses for the card (an IOMMU in the VM)"
+        "{len:#x} bytes more than the VM's `memory.ram.quota_mib`, {quota:#x} bytes, lets it lend of its RAM; raise it with \
+         `mediatorctl memory set-ram`, give the VM less RAM, or lend only what the guest uses for the card (an IOMMU in the VM)"
     )]
     RamQuota {
         /// Bytes wanted.

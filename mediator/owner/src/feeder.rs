@@ -62,8 +62,8 @@ pub trait Feeder {
     /// Keeps a channel off the card, or lets it back.
     fn withhold(&mut self, channel: ChannelId, withheld: bool);
 
-    /// The engine whose time a channel's work is charged to.
-    fn engine_of(&self, channel: ChannelId) -> Engine;
+    /// Returns which engines a channel can work on, by its contexts.
+    fn engines_of(&self, channel: ChannelId) -> [bool; Engine::COUNT];
 
     /// Returns whose a channel of the card is, and as what its guest knows it.
     fn owner(&self, channel: ChannelId) -> Option<(VmId, VirtualChannelId)>;
@@ -88,7 +88,7 @@ pub trait Feeder {
 
     /// Nothing of a VM is on the card any more.
     fn unschedule_vm(&mut self, vm: VmId) {
-        self.schedule().held.retain(|_, held| held.vm != vm);
+        self.schedule().forget(|held| held.vm == vm);
         self.schedule().withheld.forget(|of, _| of == vm);
         self.schedule().withheld.hops.forget(vm);
         self.schedule().told.remove(&vm);
@@ -117,21 +117,27 @@ pub trait Feeder {
         let stage = if runs { Stage::Queued } else { Stage::Parked };
         let arrived = self.card_time();
         let held = Held { vm, channel, stage, arrived, seen: None, hopped: false, on_engine: None };
-        self.schedule().held.insert(ticket, held);
+        let engines = self.engines_of(channel);
+        let schedule = self.schedule();
+        schedule.held.insert(ticket, held);
+        schedule.note_engines(channel, engines);
         if runs {
-            self.feed([self.arrival(ticket, vm, channel)]);
+            let arrival = self.arrival(ticket, vm, channel);
+            self.feed([arrival]);
         }
     }
 
     /// The event of a submission that may run.
-    fn arrival(&self, ticket: Ticket, vm: VmId, channel: ChannelId) -> Event {
-        let engine = self.engine_of(channel);
+    fn arrival(&mut self, ticket: Ticket, vm: VmId, channel: ChannelId) -> Event {
+        let engines = self.engines_of(channel);
+        let engine = self.schedule().engine_for(channel, engines);
         Event::Arrival { vgpu: vm, channel: Channel(channel.0.into()), engine, ticket }
     }
 
     /// A physical channel is off the card, with all that it had. What of it had ended before was [completed](Self::complete).
     fn channel_ended(&mut self, vm: VmId, channel: ChannelId) {
-        self.schedule().held.retain(|_, held| held.channel != channel);
+        self.schedule().forget(|held| held.channel == channel);
+        self.schedule().several.remove(&channel);
         self.schedule().withheld.forget(|_, of| of == channel);
         self.feed([Event::ChannelEnded { vgpu: vm, channel: Channel(channel.0.into()) }]);
     }
@@ -182,7 +188,8 @@ pub trait Feeder {
     fn look_at_waits(&mut self, vm: Option<VmId>) {
         if vm.is_none() {
             // Not for each register that a guest writes: it costs reads of the card, which others wait for.
-            self.look_at_engines();
+            let moved = self.look_at_engines();
+            self.feed(moved);
         }
         let stages = [Stage::Parked, Stage::Started, Stage::Waiting];
         let mut channels = self.schedule().channels_at(&stages);
@@ -406,12 +413,28 @@ pub trait Feeder {
     /// Notes whom the engines work for that have something. Who runs for too long is killed for the time that it was seen to:
     /// by the books alone it may have waited until just now, for a semaphore that nobody looked at, or for another's work to
     /// leave the engine.
-    fn look_at_engines(&mut self) {
+    ///
+    /// Returns what the scheduler is to be told: a channel with contexts for several engines is booked on the one that it was
+    /// seen on last, and works on whichever its methods are for. From the look on at which it is found elsewhere, it is charged
+    /// there, and not its neighbour on that engine.
+    fn look_at_engines(&mut self) -> Vec<Event> {
         let now = self.card_time();
-        let busy = Engine::ALL.into_iter().filter(|engine| self.schedule().scheduler.is_busy(*engine));
-        let busy: Vec<Engine> = busy.collect();
-        let occupants: Vec<ChannelId> = busy.into_iter().filter_map(|engine| self.occupant(engine)).collect();
-        self.schedule().note_occupants(&occupants, now);
+        let everywhere = self.schedule().any_of_several();
+        let looked = Engine::ALL.into_iter().filter(|engine| everywhere || self.schedule().scheduler.is_busy(*engine));
+        let looked: Vec<Engine> = looked.collect();
+        let occupants: Vec<(Engine, ChannelId)> =
+            looked.into_iter().filter_map(|engine| Some((engine, self.occupant(engine)?))).collect();
+        let channels: Vec<ChannelId> = occupants.iter().map(|(_, channel)| *channel).collect();
+        self.schedule().note_occupants(&channels, now);
+        let mut moved = Vec::new();
+        for (engine, channel) in occupants {
+            if self.schedule().is_elsewhere(channel, engine)
+                && let Some((vm, _)) = self.owner(channel)
+            {
+                moved.push(Event::Occupied { engine, vgpu: vm, channel: Channel(channel.0.into()) });
+            }
+        }
+        moved
     }
 
     /// Returns the time since when a channel has had an engine, if that is less than its VM may have it.
@@ -516,13 +539,8 @@ impl Feeder for HostState {
         self.channels.withhold(&mut self.vram.memory, channel, withheld);
     }
 
-    /// That of its only context, PGRAPH when it has several or none.
-    fn engine_of(&self, channel: ChannelId) -> Engine {
-        match self.channels.contexts(channel) {
-            [false, true, false] => Engine::Copy0,
-            [false, false, true] => Engine::Copy1,
-            _ => Engine::Compute,
-        }
+    fn engines_of(&self, channel: ChannelId) -> [bool; Engine::COUNT] {
+        self.channels.contexts(channel)
     }
 
     fn owner(&self, channel: ChannelId) -> Option<(VmId, VirtualChannelId)> {

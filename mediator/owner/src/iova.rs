@@ -3,8 +3,9 @@
 //! A Fermi page table entry holds 40 bits of bus address, so guest-physical addresses of several VMs cannot be used as
 //! they are; each lent memory region gets a range of its own.
 //!
-//! A VMM lends as many regions as it likes, so each VM has a window of its own at the top of the space, which nobody else can
-//! fill or fragment; what does not fit there comes from a part that VMs share, up to a quota. The bottom is the mediator's.
+//! A VMM lends as many regions as it likes, so each VM has a window of its own, as large as what it is guaranteed, which nobody
+//! else can fill or fragment; what does not fit there comes from what nobody has a window on, up to a quota. The bottom is the
+//! mediator's.
 
 use nvspec::addr::{BUS_BITS, Iova};
 use std::collections::BTreeMap;
@@ -15,20 +16,34 @@ use vram::VmId;
 const FIRST: u64 = 2 << 20;
 /// Regions begin at multiples of this, so that large pages stay large whatever the guest aligns.
 const ALIGN: u64 = 2 << 20;
-/// Bytes of a VM's own window.
-pub const WINDOW: u64 = 4 << 30;
-/// Windows: as many as a daemon may have VMs.
-const WINDOWS: u64 = 64;
-/// What VMs share beside their windows. The mediator's own ranges may lie there, too, but no VM's below it.
-const SHARED: Range<u64> = 128 << 30..(1 << BUS_BITS) - WINDOWS * WINDOW;
-/// Most bytes that one VM can have, in steps of 2 MiB for each region: its window, and a quarter of what VMs share.
-pub const QUOTA: u64 = WINDOW + (SHARED.end - SHARED.start) / 4;
+/// What VMs share. The mediator's own ranges may lie there, too, but no VM's below it.
+const SHARED: Range<u64> = 128 << 30..1 << BUS_BITS;
+/// Bytes of bus addresses that all VMs together can have.
+pub const SHARED_BYTES: u64 = SHARED.end - SHARED.start;
+
+/// How much RAM a VM may lend, in steps of 2 MiB for each region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RamShare {
+    /// Most bytes.
+    pub quota: u64,
+    /// Bytes for which there are addresses whatever others do.
+    pub guarantee: u64,
+}
+
+impl Default for RamShare {
+    /// A window for each of 64 VMs, and a quarter of the rest beside it.
+    fn default() -> Self {
+        let guarantee = 4 << 30;
+        Self { quota: guarantee + (SHARED_BYTES - 64 * guarantee) / 4, guarantee }
+    }
+}
 
 /// What a VM has.
 #[derive(Debug, Default)]
 struct Part {
-    /// Which window is its own; `None` for a VM beyond the last.
-    window: Option<u64>,
+    share: RamShare,
+    /// Addresses that are its own.
+    window: Option<Range<u64>>,
     /// Bytes that count against its quota.
     charged: u64,
 }
@@ -36,8 +51,8 @@ struct Part {
 /// Why a VM gets no range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoIova {
-    /// It would have more than [`QUOTA`].
-    Quota,
+    /// It would have more than so many bytes, its quota.
+    Quota(u64),
     /// Neither its window nor the shared part has such a gap.
     Full,
 }
@@ -63,10 +78,55 @@ impl IovaSpace {
         Self { taken: within.filter(|(start, len)| *len != 0 && *start < 1 << BUS_BITS).collect(), ..Self::default() }
     }
 
-    /// Gives a VM its window.
-    pub fn admit(&mut self, vm: VmId) {
-        let window = (0..WINDOWS).find(|window| self.vms.values().all(|part| part.window != Some(*window)));
-        self.vms.insert(vm, Part { window, charged: 0 });
+    /// Gives a VM its share, or another one than it has. What it has lent stays lent.
+    ///
+    /// # Errors
+    /// When there is no room for what is guaranteed: the bytes that it could be guaranteed at most. Nothing has changed then.
+    pub fn set_share(&mut self, vm: VmId, share: RamShare) -> Result<(), u64> {
+        let before = self.vms.get_mut(&vm).and_then(|part| part.window.take());
+        let kept = before.as_ref().is_some_and(|window| window.end - window.start == share.guarantee);
+        let window = if kept { before.clone() } else { self.window(share.guarantee) };
+        let most = if window.is_some() || share.guarantee == 0 { None } else { Some(self.largest_window()) };
+        let part = self.vms.entry(vm).or_default();
+        match most {
+            None => {
+                part.window = window;
+                part.share = share;
+                Ok(())
+            }
+            Some(most) => {
+                part.window = before;
+                Err(most)
+            }
+        }
+    }
+
+    /// Finds room for a window, as high as can be: the mediator's ranges come from below.
+    fn window(&self, len: u64) -> Option<Range<u64>> {
+        let gap = self.gaps().into_iter().rev().find(|gap| gap.end - gap.start >= len)?;
+        (len != 0).then(|| gap.end - len..gap.end)
+    }
+
+    /// Returns how large a window could be.
+    fn largest_window(&self) -> u64 {
+        self.gaps().into_iter().map(|gap| gap.end - gap.start).max().unwrap_or(0)
+    }
+
+    /// What of the shared part is neither taken nor in a window, in whole steps.
+    fn gaps(&self) -> Vec<Range<u64>> {
+        let mut used: Vec<Range<u64>> = self.taken.iter().map(|(&start, &len)| start..start + len).collect();
+        used.extend(self.vms.values().filter_map(|part| part.window.clone()));
+        used.sort_by_key(|range| range.start);
+        let mut gaps = Vec::new();
+        let mut at = SHARED.start;
+        for range in used.into_iter().chain(std::iter::once(SHARED.end..SHARED.end)) {
+            let end = range.start.min(SHARED.end) / ALIGN * ALIGN;
+            if end > at {
+                gaps.push(at..end);
+            }
+            at = at.max(range.end.next_multiple_of(ALIGN));
+        }
+        gaps
     }
 
     /// Takes a VM's window back. Ranges that it has not given back stay taken.
@@ -74,21 +134,23 @@ impl IovaSpace {
         self.vms.remove(&vm);
     }
 
-    /// Takes `len` bytes for a VM, as [`Self::allocate`]: of its window, or of what VMs share.
+    /// Returns what a VM may have, and what counts against its quota.
+    #[must_use]
+    pub fn of(&self, vm: VmId) -> (RamShare, u64) {
+        self.vms.get(&vm).map_or((RamShare::default(), 0), |part| (part.share, part.charged))
+    }
+
+    /// Takes `len` bytes for a VM, as [`Self::allocate`]: of its window, or of what nobody has a window on.
     ///
     /// # Errors
     /// When its quota or the space is used up.
     pub fn allocate_for(&mut self, vm: VmId, len: u64, like: u64) -> Result<Iova, NoIova> {
-        let part = self.vms.get(&vm);
-        let charged = part.map_or(0, |part| part.charged);
-        let charged = charge(len).and_then(|bytes| charged.checked_add(bytes)).filter(|sum| *sum <= QUOTA);
-        let charged = charged.ok_or(NoIova::Quota)?;
-        let window = part.and_then(|part| part.window).map(|window| {
-            let start = SHARED.end + window * WINDOW;
-            start..start + WINDOW
-        });
-        let own = window.and_then(|window| self.allocate_in(window, len, like));
-        let iova = own.or_else(|| self.allocate_in(SHARED, len, like)).ok_or(NoIova::Full)?;
+        let (share, charged) = self.of(vm);
+        let charged = charge(len).and_then(|bytes| charged.checked_add(bytes)).filter(|sum| *sum <= share.quota);
+        let charged = charged.ok_or(NoIova::Quota(share.quota))?;
+        let window = self.vms.get(&vm).and_then(|part| part.window.clone());
+        let own = window.and_then(|window| self.allocate_in(window, len, like, Some(vm)));
+        let iova = own.or_else(|| self.allocate_in(SHARED, len, like, None)).ok_or(NoIova::Full)?;
         self.vms.entry(vm).or_default().charged = charged;
         Ok(iova)
     }
@@ -105,24 +167,24 @@ impl IovaSpace {
     /// Takes `len` bytes for the mediator, whose address has the same offset within 2 MiB as `like`, so that alignment is
     /// kept. `None` when no gap is large enough.
     pub fn allocate(&mut self, len: u64, like: u64) -> Option<Iova> {
-        self.allocate_in(FIRST..SHARED.end, len, like)
+        self.allocate_in(FIRST..SHARED.end, len, like, None)
     }
 
-    fn allocate_in(&mut self, range: Range<u64>, len: u64, like: u64) -> Option<Iova> {
+    /// Takes `len` bytes within `range`, outside of windows but `of`'s own.
+    fn allocate_in(&mut self, range: Range<u64>, len: u64, like: u64, of: Option<VmId>) -> Option<Iova> {
         let skew = like % ALIGN;
         let mut candidate = range.start + skew;
-        let before = self.taken.range(..=range.start).next_back().map_or(range.start, |(&start, _)| start);
-        for (&start, &size) in self.taken.range(before..range.end) {
-            if candidate.checked_add(len)? <= start {
-                break;
+        let windows: Vec<Range<u64>> =
+            self.vms.iter().filter(|(vm, _)| Some(**vm) != of).filter_map(|(_, part)| part.window.clone()).collect();
+        loop {
+            let end = candidate.checked_add(len)?;
+            if len == 0 || end > range.end {
+                return None;
             }
-            if start + size > range.start {
-                candidate = candidate.max((start + size).next_multiple_of(ALIGN) + skew);
-            }
-        }
-        let end = candidate.checked_add(len)?;
-        if len == 0 || end > range.end {
-            return None;
+            let taken = self.taken.range(..end).next_back().map(|(&start, &len)| start + len);
+            let window = windows.iter().filter(|window| window.start < end).map(|window| window.end).max();
+            let Some(behind) = taken.max(window).filter(|behind| *behind > candidate) else { break };
+            candidate = behind.next_multiple_of(ALIGN) + skew;
         }
         self.taken.insert(candidate, len);
         Some(Iova(candidate))
@@ -146,6 +208,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const WINDOW: u64 = 4 << 30;
+    const QUOTA: u64 = 164 << 30;
+
     #[test]
     fn alignment_within_two_mebibytes_is_kept() {
         let mut space = IovaSpace::default();
@@ -163,8 +228,8 @@ mod tests {
     #[test]
     fn vm_that_takes_all_it_can_leaves_its_neighbours_their_part() {
         let mut space = IovaSpace::default();
-        let vms: Vec<_> = (0..WINDOWS as u32).map(VmId).collect();
-        vms.iter().for_each(|vm| space.admit(*vm));
+        let vms: Vec<_> = (0..64).map(VmId).collect();
+        vms.iter().for_each(|vm| space.set_share(*vm, RamShare::default()).unwrap());
         // Regions of all sizes, until nothing more fits.
         let mut had = 0;
         for len in [1 << 39, 1 << 34, 1 << 30, ALIGN, 1] {
@@ -173,7 +238,7 @@ mod tests {
             }
         }
         assert!(had <= QUOTA, "{had:#x}");
-        assert_eq!(space.allocate_for(vms[0], 1, 0), Err(NoIova::Quota));
+        assert_eq!(space.allocate_for(vms[0], 1, 0), Err(NoIova::Quota(QUOTA)));
         // The others take turns to take the rest; what is theirs alone is left to each.
         for vm in &vms[1..] {
             (0..36).take_while(|_| space.allocate_for(*vm, WINDOW + ALIGN, 0).is_ok()).count();
@@ -187,16 +252,39 @@ mod tests {
     #[test]
     fn quota_comes_back_with_the_range_and_the_window_with_the_vm() {
         let mut space = IovaSpace::default();
-        space.admit(VmId(1));
+        space.set_share(VmId(1), RamShare::default()).unwrap();
         let all = space.allocate_for(VmId(1), QUOTA - WINDOW, 0).unwrap();
-        assert_eq!(space.allocate_for(VmId(1), WINDOW + 1, 0), Err(NoIova::Quota));
+        assert_eq!(space.allocate_for(VmId(1), WINDOW + 1, 0), Err(NoIova::Quota(QUOTA)));
         space.free_for(VmId(1), all);
         let first = space.allocate_for(VmId(1), WINDOW, 0).unwrap();
         space.free_for(VmId(1), first);
         space.dismiss(VmId(1));
-        space.admit(VmId(2));
+        space.set_share(VmId(2), RamShare::default()).unwrap();
         assert_eq!(space.allocate_for(VmId(2), WINDOW, 0), Ok(first));
         assert_eq!(space.ranges(), 1);
+    }
+
+    #[test]
+    fn shares_change_while_memory_is_lent() {
+        let mut space = IovaSpace::default();
+        let share = |quota: u64, guarantee: u64| RamShare { quota: quota << 30, guarantee: guarantee << 30 };
+        space.set_share(VmId(1), share(8, 4)).unwrap();
+        let lent = space.allocate_for(VmId(1), 3 << 30, 0).unwrap();
+        // A quota below what is lent: it stays, and nothing more is.
+        space.set_share(VmId(1), share(2, 1)).unwrap();
+        assert_eq!(space.of(VmId(1)), (share(2, 1), 3 << 30));
+        assert_eq!(space.allocate_for(VmId(1), ALIGN, 0), Err(NoIova::Quota(2 << 30)));
+        space.free_for(VmId(1), lent);
+        space.allocate_for(VmId(1), 2 << 30, 0).unwrap();
+        // A guarantee is kept or refused, and what was there holds then.
+        space.set_share(VmId(2), share(600, 600)).unwrap();
+        let most = space.set_share(VmId(1), share(512, 512)).unwrap_err();
+        assert!(most < 300 << 30, "{most:#x}");
+        assert_eq!(space.of(VmId(1)).0, share(2, 1));
+        space.set_share(VmId(1), RamShare { quota: most, guarantee: most }).unwrap();
+        assert_eq!(space.set_share(VmId(3), share(1, 0)), Ok(()), "who asks for none needs no room");
+        while space.allocate_for(VmId(3), ALIGN, 0).is_ok() {}
+        assert!(space.allocate_for(VmId(2), 600 << 30, 0).is_ok(), "what is guaranteed is there");
     }
 
     #[test]
@@ -204,14 +292,14 @@ mod tests {
         // As an IOMMU with 39 bits, and the interrupts' addresses.
         let holes = [0xfee0_0000..0xfef0_0000, 1 << 39..1 << BUS_BITS];
         let mut space = IovaSpace::without(&holes);
-        space.admit(VmId(1));
+        space.set_share(VmId(1), RamShare::default()).unwrap();
         let beside = |start: u64, len: u64| holes.iter().all(|hole| start + len <= hole.start || hole.end <= start);
         let (low, below) = (space.allocate(0xff00_0000, 0).unwrap(), space.allocate(0x8000_0000, 0).unwrap());
         assert!(beside(low.0, 0xff00_0000) && beside(below.0, 0x8000_0000), "{low:?} {below:?}");
-        // The VM's window is out of reach, so it has its RAM where VMs share.
         let ram = space.allocate_for(VmId(1), WINDOW, 0).unwrap();
         assert!(beside(ram.0, WINDOW) && SHARED.contains(&ram.0), "{ram:?}");
         space.free_for(VmId(1), ram);
+        space.dismiss(VmId(1));
         let all =
             std::iter::from_fn(|| space.allocate(1 << 30, 0)).inspect(|at| assert!(beside(at.0, 1 << 30))).count();
         assert!((500..512).contains(&all), "{all} GiB");

@@ -78,7 +78,7 @@ impl HostState {
         let late = of_it.filter(|held| now.since(held.arrived) >= OVERDUE_NS);
         let shown = late.filter_map(|held| {
             let (_, channel) = self.channels.by_physical(held.channel)?;
-            let engine = self.engine_of(held.channel);
+            let engine = self.schedule.engine_for(held.channel, self.engines_of(held.channel));
             Some(Overdue { channel, engine, awaited: self.awaited(held), age_ns: now.since(held.arrived) })
         });
         shown.take(SHOWN).collect()

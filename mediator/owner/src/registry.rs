@@ -9,7 +9,7 @@ use super::copier::Copier;
 use super::departures::Departures;
 use super::failure::{self, StateGuard};
 use super::guest_alarms::GuestAlarms;
-use super::iova::IovaSpace;
+use super::iova::{IovaSpace, RamShare};
 use super::layout::{LAYOUT_BYTES, Layout};
 use super::memory::CardMemory;
 use super::mover::{self, Moved};
@@ -87,6 +87,14 @@ impl HostState {
         self.guest_alarms.arm(vm, now, in_ns);
     }
 
+    /// Sets how much of its RAM a VM may lend, from now on; what is lent stays lent.
+    ///
+    /// # Errors
+    /// When what is guaranteed is not there; nothing has changed then.
+    pub fn set_ram(&mut self, vm: VmId, share: RamShare) -> Result<(), Shortage> {
+        self.iova.set_share(vm, share).map_err(|most| Shortage::of_ram(share.guarantee, most))
+    }
+
     /// Interrupts that a VM has caused beyond those that tell of the end of its work, and how often its channels were paused
     /// since there were too many.
     #[must_use]
@@ -123,6 +131,8 @@ pub struct Share {
     pub hang_limit: Option<Duration>,
     /// What it may have of the card's time.
     pub time: VgpuParams,
+    /// How much of its RAM it may lend.
+    pub ram: RamShare,
 }
 
 /// A card that the mediator owns.
@@ -329,11 +339,15 @@ impl HostCard {
             (vram::Error::Promise { .. }, shortage) => HostError::OutOfMemory(shortage),
             (_, shortage) => HostError::Refused(shortage.to_string()),
         })?;
+        if let Err(error) = state.set_ram(vm, share.ram) {
+            state.iova.dismiss(vm);
+            state.vram.chunks.destroy_vm(vm).map_err(|error| HostError::Refused(error.to_string()))?;
+            return Err(HostError::OutOfMemory(error));
+        }
         state.channels.add_vm(vm, share.channels);
         let limit = share.hang_limit.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
         state.channels.set_hang_limit(vm, limit);
         state.vms.insert(vm, events);
-        state.iova.admit(vm);
         state.set_clock();
         state.schedule_vm(vm, share.time);
         drop(state);

@@ -6,7 +6,7 @@ use super::interrupts::GuestEvent;
 use super::record::Recording;
 use super::rest::Withheld;
 use nvspec::fifo::ChannelId;
-use sched::{Config, ConfigError, Event, Nanos, Scheduler, Ticket};
+use sched::{Config, ConfigError, Engine, Event, Nanos, Scheduler, Ticket};
 use std::collections::BTreeMap;
 use vram::VmId;
 
@@ -60,6 +60,8 @@ pub struct Schedule<A = TimerAlarm> {
     pub(super) waiting: usize,
     /// Channels whose work is kept off the card.
     pub(super) withheld: Withheld,
+    /// Channels that can work on several engines, each with the one that it was seen on last.
+    pub(super) several: BTreeMap<ChannelId, Option<Engine>>,
     /// Time at which the engines were asked last whom they work for.
     looked: Nanos,
     /// VMs of whose overdue work the log has told, and when.
@@ -83,6 +85,7 @@ impl<A: Alarm> Schedule<A> {
             outbox: Vec::new(),
             waiting: 0,
             withheld: Withheld::default(),
+            several: BTreeMap::new(),
             looked: Nanos(0),
             told: BTreeMap::new(),
             recording: None,
@@ -148,7 +151,48 @@ impl<A: Alarm> Schedule<A> {
     /// Returns whether what is in flight is to be looked at: something waits for its turn because of it, or it may be
     /// held up by what was set aside.
     pub(super) fn is_contended(&self) -> bool {
-        self.scheduler.in_flight() > 0 && (self.waiting > 0 || self.scheduler.queued() > 0) || self.withheld.any_rests()
+        self.scheduler.in_flight() > 0 && (self.waiting > 0 || self.scheduler.queued() > 0)
+            || self.withheld.any_rests()
+            || self.scheduler.in_flight() > 1 && self.any_of_several()
+    }
+
+    /// Notes which engines a channel can work on, with whose work it comes.
+    pub(super) fn note_engines(&mut self, channel: ChannelId, engines: [bool; Engine::COUNT]) {
+        if engines.iter().filter(|can| **can).count() > 1 {
+            self.several.entry(channel).or_default();
+        } else {
+            self.several.remove(&channel);
+        }
+    }
+
+    /// Returns the engine on which a channel's work is booked: the one that it was seen on last where it has several, else its
+    /// first.
+    pub(super) fn engine_for(&self, channel: ChannelId, engines: [bool; Engine::COUNT]) -> Engine {
+        let seen = self.several.get(&channel).copied().flatten();
+        let first = || Engine::ALL.into_iter().find(|engine| engines[engine.index()]);
+        seen.or_else(first).unwrap_or(Engine::Compute)
+    }
+
+    /// Returns whether a channel that can work on several engines has work on the card.
+    pub(super) fn any_of_several(&self) -> bool {
+        let works = |held: &Held| held.stage == Stage::Started && self.several.contains_key(&held.channel);
+        !self.several.is_empty() && self.held.values().any(works)
+    }
+
+    /// Notes that an engine works for a channel. Returns whether it can work on several and is booked on another.
+    pub(super) fn is_elsewhere(&mut self, channel: ChannelId, engine: Engine) -> bool {
+        let Some(seen) = self.several.get_mut(&channel) else { return false };
+        *seen = Some(engine);
+        let Some(ticket) = self.first_of(channel, &[Stage::Started]) else { return false };
+        self.scheduler.engine_with(ticket).is_some_and(|booked| booked != engine)
+    }
+
+    /// Forgets submissions that come to nothing.
+    pub(super) fn forget(&mut self, gone: impl Fn(&Held) -> bool) {
+        self.held.retain(|_, held| !gone(held));
+        // Channels of VMs that are gone: the next user of a number says anew what it can work on.
+        let Self { several, held, .. } = self;
+        several.retain(|channel, _| held.values().any(|held| held.channel == *channel));
     }
 
     /// Channels with a submission at one of those stages, each once, with their VMs.

@@ -114,6 +114,18 @@ impl Shortage {
         }
     }
 
+    /// Bus addresses that a VM is to be guaranteed, and how many of them there are in one piece.
+    #[must_use]
+    pub fn of_ram(guarantee: u64, most: u64) -> Self {
+        let what = format!(
+            "memory.ram.guarantee_mib: {}, expected at most {}: the rest of the card's bus addresses is guaranteed to other VMs, \
+             or in use",
+            size(guarantee),
+            size(most)
+        );
+        Self::new(what, "ask for less, or lower another VM's with `mediatorctl memory set-ram`")
+    }
+
     /// Why a range cannot be pinned.
     #[must_use]
     pub fn of_pin(error: &PinError, chunk_bytes: u64) -> Self {

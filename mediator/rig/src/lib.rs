@@ -17,6 +17,7 @@ pub mod service_manager;
 
 use card::Card;
 use nvspec::regs::{pbus, windows::pramin};
+use owner::iova::RamShare;
 use owner::{Division, HostCard, Share, Sharing};
 use simgpu::{Config, SimGpu, TimeModel};
 use std::os::fd::{AsFd, OwnedFd};
@@ -127,6 +128,7 @@ pub fn settings(vram_mib: u64, channels: u32) -> Settings {
         channels,
         hang_limit: None,
         time: sched::VgpuParams { max_run_ns: None, ..Default::default() },
+        ram: RamShare::default(),
     };
     Settings {
         share,

@@ -2,7 +2,7 @@
 
 use card::{DmaMemory, HostMemory};
 use nvspec::addr::{Gpa, Iova};
-use owner::iova::{NoIova, QUOTA};
+use owner::iova::NoIova;
 use owner::{HostCard, HostError};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,6 +17,10 @@ pub(crate) struct ClientMemory(pub(crate) Arc<Mapping>);
 impl HostMemory for ClientMemory {
     fn as_volatile_slice(&self) -> VolatileSlice<'_, ()> {
         VolatileMemory::as_volatile_slice(&*self.0)
+    }
+
+    fn may_touch(&self, offset: usize, len: usize) -> bool {
+        self.0.may_touch(offset, len)
     }
 }
 
@@ -71,7 +75,7 @@ impl RamMap {
             .map_err(|error| HostError::Refused(error.to_string()))?;
         let len = region.size;
         let iova = host.lock().iova.allocate_for(vm, len, region.gpa).map_err(|why| match why {
-            NoIova::Quota => HostError::RamQuota { len, quota: QUOTA },
+            NoIova::Quota(quota) => HostError::RamQuota { len, quota },
             NoIova::Full => HostError::OutOfIova { len },
         })?;
         if let Err(error) = host.card().map_dma(iova.0, memory) {

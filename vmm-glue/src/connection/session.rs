@@ -426,6 +426,7 @@ impl Session {
         self.link.dma().disconnect();
         self.share = ShareCheck::default();
         self.unmap_range(device, 0, u64::MAX);
+        self.link.memory().first_touches().forget();
         self.link.interrupts().detach_all();
         self.link.set_client(None);
         device.disconnected();

@@ -13,6 +13,7 @@ use thiserror::Error;
 use vm_memory::{VolatileMemory, VolatileSlice, volatile_memory};
 
 use super::sigbus;
+use super::touched::{FirstTouches, Looked};
 use crate::link::Wake;
 
 /// `f_type` of tmpfs, which also holds memfds and `/dev/shm`.
@@ -77,7 +78,18 @@ pub struct Mapping {
     offset: u64,
     writable: bool,
     backing: Arc<Backing>,
+    looked: Looked,
     guard: sigbus::Guard,
+}
+
+/// A part of a client's file that is to be mapped.
+pub(super) struct ClientFile {
+    pub fd: OwnedFd,
+    pub offset: u64,
+    pub size: u64,
+    pub writable: bool,
+    /// Counts what this process is the first to touch.
+    pub touches: Arc<FirstTouches>,
 }
 
 // SAFETY: the pointer is to memory that this value owns until it is dropped; it is only used through volatile accesses,
@@ -87,16 +99,14 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `size` bytes from `offset` of a client's file. `known` are mappings whose files may be the same.
+    /// Maps a part of a client's file. `known` are mappings whose files may be the same.
     pub(super) fn new<'a>(
-        fd: OwnedFd,
-        offset: u64,
-        size: u64,
-        writable: bool,
+        file: ClientFile,
         any_file_system: bool,
         known: impl Iterator<Item = &'a Mapping>,
         wake: &Arc<Wake>,
     ) -> Result<Self, MapFileError> {
+        let ClientFile { fd, offset, size, writable, touches } = file;
         let stat = rustix::fs::fstat(&fd).map_err(MapFileError::Stat)?;
         if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile {
             return Err(MapFileError::NotRegular);
@@ -144,7 +154,8 @@ impl Mapping {
         };
         let base = base.map_err(MapFileError::Mmap)?.cast::<u8>();
         let guard = sigbus::Guard::new(base.addr(), mapped, writable, Arc::clone(wake));
-        Ok(Self { base, mapped, skip, len, offset, writable, backing, guard })
+        let looked = Looked::new(len, touches);
+        Ok(Self { base, mapped, skip, len, offset, writable, backing, looked, guard })
     }
 
     /// Bytes of the region.
@@ -183,6 +194,25 @@ impl Mapping {
             1 => Sharing::Shared,
             2 => Sharing::Private,
             _ => Sharing::Unknown,
+        }
+    }
+
+    /// Returns whether `len` bytes at `offset` may be accessed: what of them nobody has touched yet is counted to this process,
+    /// as far as the operator allows. Called before each access.
+    pub fn may_touch(&self, offset: usize, len: usize) -> bool {
+        self.looked.may_touch(offset, len, |page| self.data_from(page))
+    }
+
+    /// The first page from `page` on that holds data, by the file; the last one there can be if there is none.
+    fn data_from(&self, page: usize) -> usize {
+        let page_size = super::PAGE_SIZE;
+        let start = u64::try_from(page).unwrap_or(u64::MAX).saturating_mul(page_size).saturating_add(self.offset);
+        // Moves the position of the client's file, which nobody has a use for. Of a file system that knows of no holes all is
+        // data: huge pages, which no control group is charged for by `MemoryMax`.
+        match rustix::fs::seek(&self.backing.fd, rustix::fs::SeekFrom::Data(start)) {
+            Ok(at) => usize::try_from(at.saturating_sub(self.offset) / page_size).unwrap_or(usize::MAX),
+            Err(Errno::NXIO) => usize::MAX,
+            Err(_) => page,
         }
     }
 

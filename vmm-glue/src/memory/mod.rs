@@ -7,6 +7,7 @@
 
 mod mapping;
 mod sigbus;
+mod touched;
 mod views;
 
 use std::os::fd::OwnedFd;
@@ -18,6 +19,7 @@ use vm_memory::VolatileMemory;
 
 pub use mapping::{MapFileError, Mapping, Sharing};
 pub(crate) use sigbus::withdrawals;
+pub use touched::FirstTouches;
 
 use crate::link::Wake;
 
@@ -94,6 +96,10 @@ pub enum MemoryError {
     NotShared { gpa: u64 },
     #[error("memory at guest physical address {gpa:#x} was withdrawn by the VMM")]
     Withdrawn { gpa: u64 },
+    #[error(
+        "memory at guest physical address {gpa:#x} was never touched by the VM, and no more of it may be touched for it"
+    )]
+    Untouched { gpa: u64 },
 }
 
 /// Why a region cannot be added.
@@ -183,6 +189,9 @@ impl MemoryTable {
         let none = MemoryError::NotMapped { gpa };
         let offset = usize::try_from(gpa.saturating_sub(region.gpa)).map_err(|_| none)?;
         let len = mapping.len().saturating_sub(offset).min(len);
+        if !mapping.may_touch(offset, len) {
+            return Err(MemoryError::Untouched { gpa });
+        }
         let slice = mapping.get_slice(offset, len).map_err(|_| none)?;
         Ok((region, slice))
     }
@@ -192,12 +201,18 @@ impl MemoryTable {
 #[derive(Debug, Default)]
 pub struct GuestMemory {
     table: RwLock<Arc<MemoryTable>>,
+    touches: Arc<FirstTouches>,
 }
 
 impl GuestMemory {
     /// The regions of now.
     pub fn snapshot(&self) -> Arc<MemoryTable> {
         Arc::clone(&self.table.read())
+    }
+
+    /// Memory that this process was the first to touch, and how much of it may be.
+    pub fn first_touches(&self) -> &FirstTouches {
+        &self.touches
     }
 
     /// Copies guest memory of now; see [`MemoryTable::read`].
@@ -239,7 +254,9 @@ impl GuestMemory {
                     return Err(AddError::TooMuch { have, limit: limits.mapped_bytes });
                 }
                 let known = table.regions.iter().filter_map(|region| region.mapping.as_deref());
-                Some(Arc::new(Mapping::new(fd, offset, size, writable, limits.any_file_system, known, wake)?))
+                let touches = Arc::clone(&self.touches);
+                let file = mapping::ClientFile { fd, offset, size, writable, touches };
+                Some(Arc::new(Mapping::new(file, limits.any_file_system, known, wake)?))
             }
         };
         let region = DmaRegion::new(gpa, size, readable, writable, mapping);

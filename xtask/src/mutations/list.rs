@@ -20,6 +20,15 @@ const MUTATIONS: &[Mutation] = &[
         tests: "event::",
     },
     Mutation {
+        name: "touched-unbounded",
+        what: "no more of a client's untouched memory is touched than the operator allows",
+        package: "vmm-glue",
+        file: "vmm-glue/src/memory/touched.rs",
+        from: ".filter(|sum| *sum <= limit)",
+        to: ".filter(|sum| *sum <= limit.max(1 << 62))",
+        tests: "touched",
+    },
+    Mutation {
         name: "event-blocks",
         what: "a client's counter is read without waiting, whatever the flags of its file are",
         package: "vmm-glue",

@@ -112,6 +112,9 @@ pub fn limits(memory: &VmMemorySettings) -> String {
             &"queue limit",
             &memory.queue_ms.map_or_else(|| "default".to_owned(), |ms| duration(ms.saturating_mul(1_000_000))),
         ]),
+        row(&[&"RAM quota", &size(memory.ram.quota_mib)]),
+        row(&[&"RAM guarantee", &size(memory.ram.guarantee_mib)]),
+        row(&[&"RAM touched first", &size(memory.ram.touch_mib)]),
     ];
     table(rows, &[])
 }

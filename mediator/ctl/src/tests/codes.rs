@@ -5,7 +5,7 @@ use mediatord::fixture::one_card;
 use std::io;
 
 /// Each command with arguments with which it works; VM `a` and card `card0` are there. In the order in which they can run.
-const GOOD: [&[&str]; 36] = [
+const GOOD: [&[&str]; 37] = [
     &["tenant", "list"],
     &["vm", "list"],
     &["vm", "show", "a"],
@@ -27,6 +27,7 @@ const GOOD: [&[&str]; 36] = [
     &["memory", "set-quota", "a", "16"],
     &["memory", "set-guarantee", "a", "16"],
     &["memory", "set-swap-cap", "a", "default"],
+    &["memory", "set-ram", "a", "--ram-quota-mib", "64", "--ram-guarantee-mib", "64", "--ram-touch-mib", "default"],
     &["memory", "set-weight", "a", "5"],
     &["memory", "set-policy", "a", "queue", "--queue-ms", "2000"],
     &["memory", "pin", "a", "0+2M"],

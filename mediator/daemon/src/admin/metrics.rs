@@ -36,7 +36,7 @@ const CARD: [Metric<Card>; 5] = [
     ("gpu_mediator_card_vms", "gauge", "VMs of a card", |card| one(card.vms.len() as u64)),
 ];
 
-const VM: [Metric<Vm>; 10] = [
+const VM: [Metric<Vm>; 12] = [
     ("gpu_mediator_vm_state", "gauge", "1 for the state that a VM is in", |vm| {
         let states = [VmState::Starting, VmState::Waiting, VmState::Connected, VmState::Stopping, VmState::Failed];
         states.map(|state| (format!("state=\"{}\"", state.name()), u64::from(state == vm.state))).into()
@@ -54,6 +54,13 @@ const VM: [Metric<Vm>; 10] = [
     }),
     ("gpu_mediator_vm_memory_withdrawn", "gauge", "1 when a VMM withdrew memory under the card", |vm| {
         one(vm.memory_withdrawn)
+    }),
+    ("gpu_mediator_vm_ram_bytes", "gauge", "RAM that a VM lends, may lend, and is sure to lend", |vm| {
+        let sizes = [("lent", vm.ram.lent_bytes), ("quota", vm.ram.quota_bytes), ("guarantee", vm.ram.guarantee_bytes)];
+        sizes.map(|(name, bytes)| (format!("of=\"{name}\""), bytes)).into()
+    }),
+    ("gpu_mediator_vm_ram_touched_bytes", "gauge", "RAM of a VM that the daemon was the first to touch", |vm| {
+        one(vm.ram.touched_bytes)
     }),
     ("gpu_mediator_vm_denied_total", "counter", "Accesses of a guest that were denied, by reason", |vm| {
         let mut reasons = std::collections::BTreeMap::<&str, u64>::new();

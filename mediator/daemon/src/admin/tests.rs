@@ -12,6 +12,7 @@ use std::time::Duration;
 
 mod exposition;
 mod memory;
+mod ram;
 mod scheduler;
 mod schema;
 

@@ -25,6 +25,8 @@ pub(super) fn choose<T>(from: &[T]) -> Option<&T> {
 pub(super) struct Ring {
     pub(super) vm: VmId,
     pub(super) engine: Engine,
+    /// The engine that its methods are for, if it has a context for another as well.
+    pub(super) works_on: Option<Engine>,
     /// Its guest lets it run.
     pub(super) enabled: bool,
     /// The mediator does not.
@@ -145,7 +147,7 @@ impl Hardware {
     }
 
     /// Begins or ends one submission, if one can.
-    fn run_one(&mut self) -> Option<()> {
+    pub(super) fn run_one(&mut self) -> Option<()> {
         let Self { rings, engines, begun, .. } = self;
         let runs =
             |work: &Work| rings.get(&work.channel).is_some_and(|ring| ring.enabled && !ring.withheld && !ring.acquires);
@@ -179,6 +181,11 @@ impl Hardware {
         Some(())
     }
 
+    /// Lets time pass.
+    pub(super) fn pass(&mut self, ns: u64) {
+        self.clock += ns;
+    }
+
     fn finish(&mut self, vm: VmId, count: usize) {
         *self.unfinished.get_mut(&vm).expect("it has submitted") -= count;
     }
@@ -208,8 +215,16 @@ impl Hardware {
     /// A channel for a VM.
     pub(super) fn bind(&mut self, channel: ChannelId, vm: VmId, engine: Engine) {
         let holds = thread_rng().gen_bool(0.5);
-        let ring =
-            Ring { vm, engine, enabled: true, withheld: false, acquires: false, holds, waiting: VecDeque::new() };
+        let ring = Ring {
+            vm,
+            engine,
+            works_on: None,
+            enabled: true,
+            withheld: false,
+            acquires: false,
+            holds,
+            waiting: VecDeque::new(),
+        };
         assert!(self.rings.insert(channel, ring).is_none());
     }
 
@@ -390,8 +405,10 @@ impl Feeder for State {
         });
     }
 
-    fn engine_of(&self, channel: ChannelId) -> Engine {
-        self.card.look().rings[&channel].engine
+    fn engines_of(&self, channel: ChannelId) -> [bool; Engine::COUNT] {
+        let hardware = self.card.look();
+        let ring = &hardware.rings[&channel];
+        Engine::ALL.map(|engine| engine == ring.engine || Some(engine) == ring.works_on)
     }
 
     fn owner(&self, channel: ChannelId) -> Option<(VmId, VirtualChannelId)> {
@@ -406,7 +423,7 @@ impl Feeder for State {
             assert!(!removed.contains(&ring.vm));
             let (next, length) = ring.waiting.pop_front().expect("nothing is started twice");
             assert_eq!(next, submission, "a channel's submissions start in their order");
-            let engine = &mut engines[ring.engine.index()];
+            let engine = &mut engines[ring.works_on.unwrap_or(ring.engine).index()];
             engine.push_back(Work { channel, submission, started, length });
         });
         true

@@ -182,12 +182,15 @@ impl Rig {
             assert!(state.schedule.counts().is_empty(), "a submission is held that has ended");
             let scheduler = state.schedule.scheduler();
             assert_eq!((scheduler.queued(), scheduler.in_flight()), (0, 0));
+            for vm in (0..VMS).map(VmId) {
+                // Work arrives on the engine that it is booked on, and ends on the one that it was found on.
+                let accounts = || Engine::ALL.iter().filter_map(|engine| scheduler.account(vm, *engine));
+                let arrived: u64 = accounts().map(|account| account.arrived).sum();
+                assert_eq!(arrived, accounts().map(|account| account.completed + account.dropped).sum::<u64>());
+            }
             for engine in Engine::ALL {
                 let accounts = (0..VMS).filter_map(|vm| scheduler.account(VmId(vm), engine));
-                let used: u64 = accounts
-                    .inspect(|account| assert_eq!(account.arrived, account.completed + account.dropped))
-                    .map(|account| account.used)
-                    .sum();
+                let used: u64 = accounts.map(|account| account.used).sum();
                 assert_eq!(
                     used + scheduler.departed(engine),
                     scheduler.busy(engine),
@@ -391,5 +394,49 @@ fn who_keeps_an_engine_is_killed_and_never_who_waits_for_it() {
                 assert_eq!(killed.map(|account| account.killed).sum::<u64>(), 0, "a well-behaved VM was struck");
             }
         });
+    });
+}
+
+/// A VM whose channel has contexts for computing and copying, and which copies, beside one that copies as well: each is charged
+/// for what it has of the copy engine, from the look on at which the card says so.
+#[test]
+fn what_works_on_another_engine_than_it_is_booked_on_is_charged_there() {
+    const LENGTH: u64 = LENGTHS[2];
+    const LOOK: u64 = 500_000;
+    try_schedules(10, || {
+        // The checker wants something to choose from.
+        let beside = thread::spawn(thread::yield_now);
+        let card = Card::default();
+        let mut state = State::new(Config { stamp_slack_ns: u64::MAX, ..Config::default() }, card.clone());
+        let ([(several, _), _], [_, (other, _)]) = (channels(VmId(0)), channels(VmId(1)));
+        (0..2).for_each(|vm| state.schedule_vm(VmId(vm), VgpuParams::default()));
+        card.change(|hardware| {
+            hardware.bind(several, VmId(0), Engine::Compute);
+            hardware.bind(other, VmId(1), Engine::Copy0);
+            hardware.rings.get_mut(&several).expect("it is bound").works_on = Some(Engine::Copy0);
+        });
+        state.ring(VmId(0), several, Some(LENGTH));
+        state.ring(VmId(1), other, Some(LENGTH));
+        // The first begins, and is seen on the copy engine.
+        card.change(|hardware| {
+            assert_eq!(hardware.run_one(), Some(()));
+            hardware.pass(LOOK);
+        });
+        state.tick();
+        // It ends, then the other does.
+        card.change(|hardware| while hardware.run_one().is_some() {});
+        while !state.schedule.counts().is_empty() {
+            state.complete();
+        }
+        let account = |state: &State, vm: u32, engine| {
+            state.schedule.scheduler().account(VmId(vm), engine).expect("it takes part").clone()
+        };
+        let used = |vm, engine| account(&state, vm, engine).used;
+        assert_eq!([used(0, Engine::Compute), used(0, Engine::Copy0)], [LOOK, LENGTH - LOOK]);
+        assert_eq!([used(1, Engine::Compute), used(1, Engine::Copy0)], [0, LENGTH], "who waited does not pay");
+        // What comes next is booked where the last was seen.
+        state.ring(VmId(0), several, Some(LENGTH));
+        assert_eq!([Engine::Compute, Engine::Copy0].map(|engine| account(&state, 0, engine).arrived), [1, 1]);
+        beside.join().expect("it ends");
     });
 }

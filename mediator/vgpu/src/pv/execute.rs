@@ -63,16 +63,39 @@ fn cost(op: &Op<'_>) -> u64 {
     }
 }
 
+/// Outcome of one hold of the VM's lock for a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Executed {
+    /// The batch has ended.
+    Whole,
+    /// It goes on at once.
+    Part,
+    /// It goes on when the card has memory for the channel that its current operation names.
+    AwaitsBind,
+}
+
+/// The channel whose address space an operation is about: it is to be bound first.
+fn channel_of(op: &Op<'_>) -> Option<VirtualChannelId> {
+    match op {
+        Op::ShareAttach { channel, .. } | Op::ShareDetach { channel, .. } => VirtualChannelId::new(*channel),
+        _ => None,
+    }
+}
+
 impl Core {
     /// Does as much of a batch as one hold of the VM's lock is good for. `begun`: bytes of its current operation that were
-    /// handled before. Returns whether the batch has ended.
-    pub(super) fn execute(&mut self, batch: &mut Begun, begun: &mut Option<u64>) -> bool {
+    /// handled before.
+    pub(super) fn execute(&mut self, batch: &mut Begun, begun: &mut Option<u64>) -> Executed {
         let accepted = self.backend.pv.as_ref().map_or(0, |pv| pv.accepted);
         let mut context = Context { holdings: None, left: BUDGET, begun: begun.take() };
-        let ended = loop {
-            let Some(op) = batch.current(accepted) else { break true };
+        let executed = loop {
+            let Some(op) = batch.current(accepted) else { break Executed::Whole };
             if context.left == 0 || self.backend.moves_wait() {
-                break false;
+                break Executed::Part;
+            }
+            let channel = op.as_ref().ok().and_then(channel_of);
+            if channel.is_some_and(|channel| self.backend.pending.is_bind(channel)) {
+                break Executed::AwaitsBind;
             }
             let done = op.and_then(|op| {
                 let done = self.operate(op, &mut context);
@@ -88,7 +111,7 @@ impl Core {
         *begun = context.begun;
         self.backend.tables_written();
         // What comes of an operation is there before its batch is answered.
-        ended && !self.backend.moves_wait()
+        if self.backend.moves_wait() { Executed::Part } else { executed }
     }
 
     fn operate(&mut self, op: Op<'_>, context: &mut Context) -> Done {

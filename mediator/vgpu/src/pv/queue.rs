@@ -4,6 +4,7 @@
 
 use super::super::device::Core;
 use super::Interface;
+use super::execute::Executed;
 use pv::abi::{AnswerHeader, MAX_BATCH_BYTES, MAX_QUEUE, status};
 use pv::{Answers, Begun};
 use std::sync::atomic::Ordering;
@@ -119,13 +120,13 @@ impl Core {
             },
         };
         self.with_pv(|pv| pv.counts.holds += 1);
-        let ended = match &mut ongoing.batch {
+        let executed = match &mut ongoing.batch {
             Some(batch) => self.execute(batch, &mut ongoing.copied),
-            None => true,
+            None => Executed::Whole,
         };
-        if !ended {
+        if executed != Executed::Whole {
             self.with_pv(|pv| pv.ongoing = Some(ongoing));
-            return Ok(Progress::Part);
+            return Ok(if executed == Executed::Part { Progress::Part } else { Progress::Waits });
         }
         self.end(queue, &memory, *ongoing)?;
         Ok(Progress::Batch)
@@ -180,7 +181,7 @@ pub(crate) enum Progress {
     Batch,
     /// A batch goes on.
     Part,
-    /// A batch goes on when pages under mapped apertures have moved.
+    /// A batch goes on when pages under mapped apertures have moved, or a channel that waits for memory is bound.
     Waits,
 }
 

@@ -63,6 +63,7 @@ fn overcommitted_guests_are_refused_what_is_not_there_and_go_on() {
         channels: 4,
         hang_limit: None,
         time: sched::VgpuParams::default(),
+        ram: Default::default(),
     };
     let settings = Settings { share, shadow: Mode::default(), ..rig::settings(0, 0) };
     let first = rig.guest_with(0, &settings);

@@ -16,7 +16,7 @@ use vram::victim::VictimPolicy;
 use vram::{GuestAddr, Limits, Lookup, Mode, OnFull, Step, To, VmId, VmSummary};
 
 /// Nothing here takes that long.
-const LONG: Duration = Duration::from_secs(60);
+pub(super) const LONG: Duration = Duration::from_secs(60);
 /// Bytes of a chunk.
 const CHUNK: u64 = 2 * MIB;
 /// MiB that the mediator keeps.

@@ -29,7 +29,12 @@ fn knowing(group: Option<&str>) -> Settings {
 
 /// A guest with a driver and an interface that is set up.
 fn guest(rig: &Rig, vm: u32, group: Option<&str>) -> (Driver, Interface) {
-    let mut guest = rig.guest_with(vm, &knowing(group));
+    guest_with(rig, vm, &knowing(group))
+}
+
+/// As [`guest`], with other settings.
+fn guest_with(rig: &Rig, vm: u32, settings: &Settings) -> (Driver, Interface) {
+    let mut guest = rig.guest_with(vm, settings);
     assert!(guest.map_ram(0, MIB, true));
     let mut driver = Driver::new(guest);
     let interface = Interface::open(&mut driver.guest, BASE);

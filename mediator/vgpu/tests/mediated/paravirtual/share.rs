@@ -1,6 +1,7 @@
 //! Segments: between channels of a VM, and between VMs.
 
 use super::*;
+use crate::oversubscribe::{LONG, driver_with, fast, rig_with};
 use pv::abi::share::{ABROAD, CREATE, EXCLUSIVE, READ_ONLY, control, mode};
 
 /// Copies pages of a channel's own VRAM from or to `va`.
@@ -167,4 +168,38 @@ fn segments_have_limits_and_start_empty() {
     let mut data = [1; 2 * PAGE as usize];
     driver.guest.vram_read(to, &mut data);
     assert!(data.iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn a_segment_is_attached_to_a_channel_once_the_card_has_memory_for_it() {
+    let rig = rig_with(64, 256, fast());
+    let greedy = driver_with(&rig, 0, 96, Limits::default());
+    let mut settings = knowing(None);
+    (settings.share.memory, settings.share.channels, settings.queue_limit) = (Limits::default(), 100, LONG);
+    settings.share.vram_bytes = 96 * MIB;
+    let (mut driver, mut interface) = guest_with(&rig, 1, &settings);
+    let id = get(&mut driver, &mut interface, 1, CREATE, 0).value();
+    let stopped = rig.host.hold_moves();
+    let ones = vec![0xff; MIB as usize];
+    (4..96).for_each(|mib| greedy.guest.vram_write(mib * MIB, &ones));
+    let waits = |driver: &Driver| driver.guest.counter("memory_waits");
+    let last = (2..100).find(|channel| {
+        driver.channel(*channel);
+        waits(&driver) > 0
+    });
+    let last = last.expect("address spaces take memory that the card has not");
+    let (begun, has_begun) = std::sync::mpsc::channel();
+    let reply = std::thread::scope(|scope| {
+        let attaches = scope.spawn(|| {
+            begun.send(()).expect("it is waited for");
+            attach(&mut driver, &mut interface, id, last, 0)
+        });
+        has_begun.recv().expect("it begins");
+        // By now it has been refused, or waits: on a slow host the test would not notice the former.
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        drop(stopped);
+        attaches.join().expect("it ends")
+    });
+    assert_ne!(reply.value(), 0);
+    assert_eq!(["faults", "channel_binds_refused"].map(|name| driver.guest.counter(name)), [0; 2]);
 }
