@@ -30,6 +30,9 @@ pub struct Settings {
     pub slice_ns: u64,
     /// Microseconds of work in flight of a tenant that is not alone.
     pub run_ahead_us: u32,
+    /// Processes that use the card past the owner are killed, not only told of.
+    #[serde(default)]
+    pub kills_strangers: bool,
     /// Rules that can be changed while it works.
     pub rules: Rules,
     /// File with the processes served, for the next owner.
@@ -201,6 +204,9 @@ pub struct Card {
     pub memory_turn: Option<(String, Vec<String>, u64)>,
     /// Tenants by name.
     pub tenants: Vec<TenantView>,
+    /// Processes that use the card past the owner: number, program, and bytes of the card where that is known.
+    #[serde(default)]
+    pub strangers: Vec<(u32, String, Option<u64>)>,
 }
 
 /// A tenant, as it is.

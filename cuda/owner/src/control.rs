@@ -2,7 +2,7 @@
 //!
 //! A process of its own, since a crash in NVIDIA's driver must not take the cards of virtual machines down.
 
-use crate::core::{CardConfig, CardView, Core, OnStuck, TenantSpec, TenantView};
+use crate::core::{CardConfig, CardView, Core, OnStranger, OnStuck, TenantSpec, TenantView};
 use crate::driver::{Driver, Real};
 use crate::server::{Rights, Server};
 use cuda_control::{Answer, Card, Quanta, Request, Rules, Settings, Tenant};
@@ -54,8 +54,12 @@ fn start(line: &str) -> Result<(Server, Answer), String> {
     config.turns.slice_ns = settings.slice_ns;
     config.run_ahead_us = settings.run_ahead_us;
     (config.time, config.balance, config.quanta) = rules(&settings.rules, settings.chunk_bytes)?;
+    config.on_stranger = if settings.kills_strangers { OnStranger::Kill } else { OnStranger::Report };
+    let uuid = driver.device().uuid;
     let server = Server::start_closed(config, Arc::new(driver), Some(&settings.journal));
-    Ok((server.map_err(|error| error.to_string())?, Answer::Ready { name, total_bytes }))
+    let mut server = server.map_err(|error| error.to_string())?;
+    server.watch_users(&settings.driver, uuid).map_err(|error| error.to_string())?;
+    Ok((server, Answer::Ready { name, total_bytes }))
 }
 
 /// The rules for time, memory, and turns with memory.
@@ -214,5 +218,6 @@ fn show(core: &Core, since_ns: u64) -> Card {
         memory_turn: turn
             .map(|turn| (name(turn.holder), turn.members.iter().copied().map(name).collect(), turn.quantum_ns)),
         tenants: tenants.into_iter().zip(&shares).map(shown).collect(),
+        strangers: core.strangers().map(|known| (known.pid, known.program.clone(), known.bytes)).collect(),
     }
 }

@@ -114,3 +114,52 @@ fn who_may_not_use_a_tenants_socket_is_refused() {
         Err(error) => println!("skipped: no program can be run as another user here: {error}"),
     }
 }
+
+/// The program without the library, beside the tenants.
+fn past_the_owner(rig: &support::Rig) -> Program {
+    let mut program = Program::start(rig.command(support::PROGRAM, "plain").args(["hold", "--mib", "4"]));
+    assert_eq!(program.line(), "holds");
+    program
+}
+
+/// Looks at the card until so many processes use it past its owner; their numbers.
+fn strangers(rig: &support::Rig, count: usize) -> Vec<u64> {
+    let mut shown = serde_json::Value::Null;
+    // TIMEOUT: only a failing test waits so long.
+    for _ in 0..600 {
+        shown = json(rig, &["card", "show", "fake"]);
+        let list = shown["strangers"].as_array().expect("a list");
+        if list.len() == count {
+            return list.iter().map(|one| one["pid"].as_u64().expect("a number")).collect();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    panic!("{count} strangers were expected: {shown}");
+}
+
+#[test]
+fn who_uses_the_card_past_its_owner_is_told_of() {
+    let rig = pair();
+    let _daemon = Daemon::start(&rig);
+    let mut tenant = run(&rig, "a", &[], &["hold", "--mib", "4"]);
+    assert_eq!(tenant.line(), "holds");
+    let stranger = past_the_owner(&rig);
+    assert_eq!(strangers(&rig, 1), [u64::from(stranger.child.id())], "the tenant's program is none");
+    assert!(good(&rig, &["card", "show", "fake"]).contains("cuda-program ("));
+    assert!(get(&rig, "/metrics").contains("gpu_mediator_card_strangers{card=\"fake\"} 1"));
+    assert_eq!(stranger.end(), "held");
+    strangers(&rig, 0);
+    assert_eq!(tenant.end(), "held");
+}
+
+#[test]
+fn who_uses_the_card_past_its_owner_is_killed_where_that_is_declared() {
+    let rig = rig(|rig| card(rig, "fake", "cuda.strangers = \"kill\"\n") + &tenant("a", "fake", ""));
+    let _daemon = Daemon::start(&rig);
+    let mut tenant = run(&rig, "a", &[], &["hold", "--mib", "4"]);
+    assert_eq!(tenant.line(), "holds");
+    let mut stranger = past_the_owner(&rig);
+    assert!(!stranger.child.wait().expect("ends").success(), "it was killed");
+    strangers(&rig, 0);
+    assert_eq!(tenant.end(), "held", "a tenant's program is not");
+}

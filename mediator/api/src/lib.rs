@@ -254,8 +254,22 @@ pub struct Card {
     /// The tenants that use it, of a CUDA card.
     #[serde(default)]
     pub tenants: Vec<String>,
+    /// Processes that use it and are no program of a tenant, of a CUDA card, as NVML tells.
+    #[serde(default)]
+    pub strangers: Vec<Stranger>,
     /// One virtual machine has it by passthrough.
     pub passthrough: bool,
+}
+
+/// A process that uses a CUDA card past its owner.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
+pub struct Stranger {
+    /// Its number, as the daemon's host has it.
+    pub pid: u32,
+    /// Name of its program.
+    pub program: String,
+    /// Bytes of the card that it has, where that is known.
+    pub bytes: Option<u64>,
 }
 
 /// The answer to `GET /v1/vms/NAME/launch-args`.

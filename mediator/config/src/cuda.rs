@@ -26,6 +26,19 @@ pub struct CudaSpec {
     pub slice_ms: u64,
     /// Microseconds of work in flight of a tenant that is not alone.
     pub run_ahead_us: u32,
+    /// Treatment of processes that use the card past its owner.
+    pub strangers: OnStranger,
+}
+
+/// Treatment of processes that use a CUDA card past its owner, as NVML tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnStranger {
+    /// They are shown and logged.
+    #[default]
+    Report,
+    /// They are killed as well, where the daemon's user may.
+    Kill,
 }
 
 impl Default for CudaSpec {
@@ -37,6 +50,7 @@ impl Default for CudaSpec {
             host_ready_mib: 256,
             slice_ms: 10,
             run_ahead_us: 4000,
+            strangers: OnStranger::Report,
         }
     }
 }

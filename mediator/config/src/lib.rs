@@ -30,7 +30,7 @@ pub mod vfio;
 mod tests;
 
 pub use check::{Key, Mistake};
-pub use cuda::{CudaSpec, OnRemove, OnStuck, TenantSpec};
+pub use cuda::{CudaSpec, OnRemove, OnStranger, OnStuck, TenantSpec};
 pub use memory::{CardMemory, RamSpec, VmMemory};
 pub use paravirtual::Paravirtual;
 pub use software::{FaultEngine, FaultKind, FaultSpec, TimeSpec};

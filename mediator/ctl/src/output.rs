@@ -222,7 +222,14 @@ pub fn card(card: &Card) -> String {
             row(&[&"BAR3", &mib(card.bar3_mib)]),
             row(&[&"channels", &format!("{}/{}", card.channels_used, card.channels)]),
             row(&[if card.kind == "cuda" { &"tenants" } else { &"VMs" }, &users(card)]),
+            row(&[&"strangers", &strangers(card)]),
         ],
         &[],
     )
+}
+
+/// Processes that use a CUDA card past its owner.
+fn strangers(card: &Card) -> String {
+    let shown: Vec<_> = card.strangers.iter().map(|one| format!("{} ({})", one.program, one.pid)).collect();
+    if shown.is_empty() { NOTHING.to_owned() } else { shown.join(" ") }
 }

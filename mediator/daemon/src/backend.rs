@@ -103,6 +103,8 @@ pub struct CardStatus {
     pub vram_placed_mib: u64,
     /// MiB of VRAM that the mediator uses itself.
     pub vram_mediator_mib: u64,
+    /// Processes that use the card past its owner.
+    pub strangers: Vec<api::Stranger>,
 }
 
 /// A card that is there, and makes the devices of its virtual machines.

@@ -199,6 +199,7 @@ impl CardBackend for OwnedCard {
             vram_free_mib: mib(Summary::spare),
             vram_placed_mib: mib(placed).unwrap_or(0),
             vram_mediator_mib: mib(|chunks| chunks.mediator).unwrap_or(0),
+            strangers: Vec::new(),
         }
     }
 

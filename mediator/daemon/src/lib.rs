@@ -477,6 +477,7 @@ impl Daemon {
             channels_used: used.fold(0, u32::saturating_add),
             vms: users.into_iter().map(|vm| vm.name).collect(),
             tenants: tenants.into_iter().map(|tenant| tenant.name).collect(),
+            strangers: status.strangers,
             passthrough,
         }
     }

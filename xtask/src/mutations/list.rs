@@ -1,12 +1,14 @@
-//! The mistakes: each takes away what its `what` says. Those of crates under `mediator/` are in [`mediator`].
+//! The mistakes: each takes away what its `what` says. Those of crates under `mediator/` are in [`mediator`], those of CUDA's in
+//! [`cuda`].
 
 use super::Mutation;
 
+mod cuda;
 mod mediator;
 
 /// All mistakes.
 pub(super) fn mutations() -> impl Iterator<Item = &'static Mutation> {
-    MUTATIONS.iter().chain(mediator::MUTATIONS)
+    MUTATIONS.iter().chain(mediator::MUTATIONS).chain(cuda::MUTATIONS)
 }
 
 const MUTATIONS: &[Mutation] = &[
@@ -630,95 +632,5 @@ const MUTATIONS: &[Mutation] = &[
         from: "self.pramin_write(offset, inside, backend)?;",
         to: "let _lost = self.pramin_write(offset, inside, backend);",
         tests: "memory::",
-    },
-    Mutation {
-        name: "cuda-ahead",
-        what: "what has run of a kernel is not ahead of the card any more",
-        package: "cuda-front",
-        file: "cuda/front/src/pace.rs",
-        from: " - ran.min(first.estimate)",
-        to: "",
-        tests: "pace::tests",
-    },
-    Mutation {
-        name: "cuda-foretold",
-        what: "a turn is not given back early over work whose length is not steady",
-        package: "cuda-front",
-        file: "cuda/front/src/pace.rs",
-        from: "|g: &Group| g.sure && g.end.is_some()",
-        to: "|g: &Group| g.end.is_some()",
-        tests: "pace::tests",
-    },
-    Mutation {
-        name: "cuda-grids",
-        what: "a kernel on a larger grid is another kind of work",
-        package: "cuda-front",
-        file: "cuda/front/src/gate.rs",
-        from: "grid.into_iter().fold(function, mix)",
-        to: "grid.into_iter().take(0).fold(function, mix)",
-        tests: "gate::tests",
-    },
-    Mutation {
-        name: "cuda-young-turn",
-        what: "a turn that was too young to be cut short is looked at when it is not any more",
-        package: "cuda-owner",
-        file: "cuda/owner/src/turns.rs",
-        from: "        self.weigh(now);\n",
-        to: "",
-        tests: "turns::tests",
-    },
-    Mutation {
-        name: "cuda-urgent",
-        what: "who may have to be waited for by a better class has less in flight",
-        package: "cuda-owner",
-        file: "cuda/owner/src/core/time.rs",
-        from: "if urgent { most.min(urgently) } else { most }",
-        to: "if urgent { most.max(urgently) } else { most }",
-        tests: "core::tests",
-    },
-    Mutation {
-        name: "cuda-zeroed",
-        what: "host memory that is made to copy to is zeroed, since it may be kept",
-        package: "cuda-owner",
-        file: "cuda/owner/src/core/pieces.rs",
-        from: "self.take_some(memory, by, memory == Memory::Host, actions)",
-        to: "self.take_some(memory, by, false, actions)",
-        tests: "core::pieces",
-    },
-    Mutation {
-        name: "cuda-stocking",
-        what: "who needs host memory now does not wait for the whole stock",
-        package: "cuda-owner",
-        file: "cuda/owner/src/core/pieces.rs",
-        from: "            && self.stocking < STOCKING_MOST\n",
-        to: "",
-        tests: "core::pieces",
-    },
-    Mutation {
-        name: "cuda-pinning",
-        what: "no host memory is pinned ahead of need while chunks move",
-        package: "cuda-owner",
-        file: "cuda/owner/src/core/mod.rs",
-        from: "        if self.relocations.is_empty() {\n            // To pin",
-        to: "        {\n            // To pin",
-        tests: "core::tests",
-    },
-    Mutation {
-        name: "cuda-copied-again",
-        what: "memory is not copied again and again for a program that ends",
-        package: "cuda-owner",
-        file: "cuda/owner/src/core/relocate.rs",
-        from: "        if !rest.is_empty() {",
-        to: "        if rest.len() > 1 << 20 {",
-        tests: "core::tests",
-    },
-    Mutation {
-        name: "cuda-no-context",
-        what: "the thread that obeys the owner asks for ends of work within the work's context",
-        package: "cuda-rig",
-        file: "cuda/front/src/pace.rs",
-        from: "within(g.context, || end.done())",
-        to: "end.done()",
-        tests: "a_program_that_is_not_alone",
     },
 ];

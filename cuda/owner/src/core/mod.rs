@@ -9,11 +9,14 @@ mod memory;
 mod pieces;
 mod relocate;
 mod sessions;
+mod strangers;
 mod time;
 mod types;
 mod view;
 
-pub use types::{Action, BatchId, Event, OnStuck, PieceId, SessionId, TenantError, TenantSpec};
+pub use types::{
+    Action, BatchId, Event, OnStranger, OnStuck, PieceId, SessionId, Stranger, TenantError, TenantSpec, User,
+};
 pub use view::{CardView, TenantView};
 
 use crate::turns::{Turns, TurnsConfig};
@@ -60,6 +63,8 @@ pub struct CardConfig {
     pub idle_us: u32,
     /// How long a process may take to answer an order about its memory, in ns.
     pub patience_ns: u64,
+    /// Treatment of processes that use the card past the owner.
+    pub on_stranger: OnStranger,
 }
 
 impl CardConfig {
@@ -82,6 +87,7 @@ impl CardConfig {
             run_ahead_urgent_us: 1500,
             idle_us: 300,
             patience_ns: 10_000_000_000,
+            on_stranger: OnStranger::Report,
         }
     }
 }
@@ -153,6 +159,7 @@ pub struct Core {
     bell: bool,
     /// Memory moves for a quantum that is to begin.
     settling: bool,
+    strangers: strangers::Strangers,
     /// Since when nothing has moved although more memory may come for that.
     still_since: Option<u64>,
     actions: Vec<Action>,
@@ -195,6 +202,7 @@ impl Core {
             unmet: BTreeMap::new(),
             bell: false,
             settling: false,
+            strangers: strangers::Strangers::default(),
             still_since: None,
             actions: Vec::new(),
             clock: 0,
@@ -233,6 +241,7 @@ impl Core {
             Event::Made { piece, memory } => self.made(piece, memory),
             Event::Copied { batch, done, ns } => self.copied(batch, done, ns),
             Event::Suspended { session, done } => self.suspended(session, done),
+            Event::Users(users) => self.users(users),
             Event::Tick => self.tick(),
         }
         self.settle_all();

@@ -95,8 +95,34 @@ pub enum Event {
         /// It could.
         done: bool,
     },
+    /// Processes that use the card, as NVML says, but for the owner.
+    Users(Vec<User>),
     /// Time has passed.
     Tick,
+}
+
+/// A process that uses the card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    /// Its number.
+    pub pid: u32,
+    /// Name of its program; empty if it has ended.
+    pub program: String,
+    /// Bytes of the card that it has itself, where that is known.
+    pub bytes: Option<u64>,
+}
+
+/// A process that uses the card past the owner.
+pub type Stranger = User;
+
+/// Treatment of processes that use the card past the owner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnStranger {
+    /// They are told of.
+    #[default]
+    Report,
+    /// They are killed, where the owner may.
+    Kill,
 }
 
 /// What is to be done, in order.
@@ -143,6 +169,11 @@ pub enum Action {
     Suspend {
         /// Whose.
         session: SessionId,
+    },
+    /// Kill a process that has no connection.
+    KillStranger {
+        /// Its number.
+        pid: u32,
     },
     /// Kill a process.
     Kill {

@@ -7,6 +7,7 @@
 mod journal;
 mod peers;
 mod rights;
+mod users;
 mod vault;
 mod workers;
 
@@ -26,6 +27,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use users::Users;
 use vault::{New, Vault};
 use vram::VmId as TenantId;
 use workers::Workers;
@@ -90,6 +92,7 @@ pub struct Server {
     notes: Notes,
     sockets: Vec<(Option<TenantId>, Bound)>,
     thread: Option<JoinHandle<()>>,
+    users: Option<Users>,
 }
 
 impl Server {
@@ -146,7 +149,16 @@ impl Server {
             stopping: false,
         };
         let thread = std::thread::Builder::new().name("cuda-owner".into()).spawn(move || serving.serve())?;
-        Ok(Self { notes, sockets: Vec::new(), thread: Some(thread) })
+        Ok(Self { notes, sockets: Vec::new(), thread: Some(thread), users: None })
+    }
+
+    /// Watches by NVML who uses the card; `driver` is the path of the driver's library, beside which NVML's lies.
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    pub fn watch_users(&mut self, driver: &Path, uuid: [u8; 16]) -> Result<(), ServerError> {
+        self.users = Some(Users::start(driver, uuid, &self.notes)?);
+        Ok(())
     }
 
     /// Listens at `path`, which is replaced if it exists: for programs of one tenant, or of any that their user may be.
@@ -188,6 +200,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        self.users = None;
         self.notes.put(Note::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -353,6 +366,7 @@ impl Serving {
                 }
                 Action::Close { session } => lost.push(session),
                 Action::Kill { session } => self.peers.kill(session),
+                Action::KillStranger { pid } => peers::kill(pid),
                 Action::Attend { ns } => self.attends_until = self.now() + ns,
                 Action::Suspend { session } => match self.peers.pid(session) {
                     Some(pid) => self.workers.suspend(session, pid),

@@ -91,3 +91,12 @@ impl Peer {
         poll(&mut polled, Some(&now)).is_ok_and(|ready| ready == 0)
     }
 }
+
+/// Kills a process that was found by its number a moment ago.
+pub(super) fn kill(pid: u32) {
+    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return };
+    let killed = pidfd_open(pid, PidfdFlags::empty()).and_then(|handle| pidfd_send_signal(handle, Signal::KILL));
+    if let Err(error) = killed {
+        tracing::warn!(?pid, %error, "a process that uses the card past its owner cannot be killed");
+    }
+}

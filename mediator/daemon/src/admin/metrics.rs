@@ -19,7 +19,7 @@ fn one(value: impl Into<u64>) -> Vec<(String, u64)> {
     vec![(String::new(), value.into())]
 }
 
-const CARD: [Metric<Card>; 5] = [
+const CARD: [Metric<Card>; 6] = [
     ("gpu_mediator_card_failed", "gauge", "1 for a card that is out of service with its VMs", |card| {
         one(card.error.is_some())
     }),
@@ -34,6 +34,9 @@ const CARD: [Metric<Card>; 5] = [
     }),
     ("gpu_mediator_card_channels", "gauge", "Channels that VMs have on a card", |card| one(card.channels_used)),
     ("gpu_mediator_card_vms", "gauge", "VMs of a card", |card| one(card.vms.len() as u64)),
+    ("gpu_mediator_card_strangers", "gauge", "Processes that use a CUDA card past its owner", |card| {
+        one(card.strangers.len() as u64)
+    }),
 ];
 
 const VM: [Metric<Vm>; 12] = [

@@ -164,6 +164,7 @@ impl CardBackend for Backend {
             trouble: seen.as_ref().err().cloned(),
             vram_free_mib: seen.as_ref().ok().map(|seen| seen.card.spare_bytes / MIB),
             vram_placed_mib: placed / MIB,
+            strangers: seen.iter().flat_map(|seen| &seen.card.strangers).map(show::stranger).collect(),
             ..CardStatus::default()
         }
     }
@@ -176,7 +177,7 @@ impl CardBackend for Backend {
 }
 
 fn settings(spec: &CardSpec, folder: &Path) -> Settings {
-    let CudaSpec { device, driver, chunk_mib, host_ready_mib, slice_ms, run_ahead_us } = spec.cuda();
+    let CudaSpec { device, driver, chunk_mib, host_ready_mib, slice_ms, run_ahead_us, strangers } = spec.cuda();
     Settings {
         driver,
         device,
@@ -186,6 +187,7 @@ fn settings(spec: &CardSpec, folder: &Path) -> Settings {
         chunk_bytes: chunk_mib * MIB,
         slice_ns: slice_ms * MS,
         run_ahead_us,
+        kills_strangers: strangers == config::OnStranger::Kill,
         rules: rules(spec, &Tuning::of(spec)),
         journal: folder.join(format!("{}.programs", spec.name)),
     }

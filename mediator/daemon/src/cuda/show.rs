@@ -93,6 +93,11 @@ fn share(spec: &TenantSpec, view: &TenantView, received_permille: u32) -> api::V
     }
 }
 
+/// A process that uses a card past its owner, as the API has it.
+pub fn stranger((pid, program, bytes): &(u32, String, Option<u64>)) -> api::Stranger {
+    api::Stranger { pid: *pid, program: program.clone(), bytes: *bytes }
+}
+
 /// Memory of a card, as the API has it.
 pub fn memory(spec: &CardSpec, tuning: &Tuning, tenants: &[TenantSpec], seen: &Seen) -> api::CardMemory {
     let card = &seen.card;

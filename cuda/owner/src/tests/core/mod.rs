@@ -622,3 +622,24 @@ fn a_quantum_does_not_begin_before_the_memory_of_a_program_that_ends_can_be_had(
     let terms = terms.expect("it is not waited for without an end");
     assert_eq!(terms.idle_us, 10_000, "nobody else could use the card");
 }
+
+#[test]
+fn a_process_past_the_owner_is_a_stranger_when_it_is_found_twice() {
+    let mut world = two(8, 8);
+    let one = world.connect("one");
+    let own = world.core.pids().next().expect("its process");
+    let user = |pid: u32| User { pid, program: "p".to_owned(), bytes: None };
+    let pids = |world: &World| world.core.strangers().map(|stranger| stranger.pid).collect::<Vec<_>>();
+    world.event(Event::Users(vec![user(own), user(7), user(8)]));
+    assert_eq!(pids(&world), [0; 0], "it may begin or end just now");
+    world.event(Event::Users(vec![user(own), user(7)]));
+    assert_eq!(pids(&world), [7]);
+    world.event(Event::Users(vec![user(own), user(7), user(8)]));
+    assert_eq!(pids(&world), [7], "8 was not there all the time");
+    world.leave(one);
+    world.event(Event::Users(vec![user(own)]));
+    world.event(Event::Users(vec![user(own)]));
+    assert_eq!(pids(&world), [own], "its connection has ended, and it goes on");
+    world.event(Event::Users(Vec::new()));
+    assert_eq!(pids(&world), [0; 0]);
+}

@@ -268,7 +268,7 @@ impl World {
             }
             Action::Suspend { session } => self.event(Event::Suspended { session, done: false }),
             Action::Kill { session } => self.leave(session),
-            Action::Send { .. } | Action::Close { .. } | Action::Attend { .. } => {}
+            Action::Send { .. } | Action::Close { .. } | Action::Attend { .. } | Action::KillStranger { .. } => {}
         }
     }
 

@@ -1,0 +1,37 @@
+//! Processes that use the card past the owner: the library was bypassed, or they are nobody's here.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Core;
+use super::types::{Action, OnStranger, Stranger, User};
+
+/// Looks at which a process must have been found before it is a stranger: one that begins or ends may be found once.
+const LOOKS: u32 = 2;
+
+/// Strangers by their processes, each with the looks at which it was found.
+#[derive(Debug, Default)]
+pub(super) struct Strangers(BTreeMap<u32, (Stranger, u32)>);
+
+impl Core {
+    /// NVML has told which processes use the card, but for the owner itself.
+    pub(super) fn users(&mut self, users: Vec<User>) {
+        let served: BTreeSet<u32> = self.pids().chain(self.expected.iter().copied()).collect();
+        let mut before = std::mem::take(&mut self.strangers.0);
+        for User { pid, program, bytes } in users.into_iter().filter(|user| !served.contains(&user.pid)) {
+            let looks = before.remove(&pid).map_or(0, |(_, looks)| looks) + 1;
+            if looks == LOOKS {
+                let kills = self.config.on_stranger == OnStranger::Kill;
+                tracing::warn!(pid, program, ?bytes, kills, "a process uses the card past its owner");
+                if kills {
+                    self.actions.push(Action::KillStranger { pid });
+                }
+            }
+            self.strangers.0.insert(pid, (Stranger { pid, program, bytes }, looks.min(LOOKS)));
+        }
+    }
+
+    /// Returns the processes that use the card past the owner.
+    pub fn strangers(&self) -> impl Iterator<Item = &Stranger> {
+        self.strangers.0.values().filter(|(_, looks)| *looks >= LOOKS).map(|(stranger, _)| stranger)
+    }
+}

@@ -1,0 +1,110 @@
+//! A thread that asks NVML which processes use the card.
+
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, Nvml};
+
+use super::{Note, Notes};
+use crate::core::{Event, User};
+
+/// File name of NVML's library.
+const NAME: &str = "libnvidia-ml.so.1";
+/// Time between two looks.
+// TIMEOUT: who bypasses the owner is noticed within seconds; a look takes NVML less than a millisecond.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// The thread. Dropping it ends it.
+#[derive(Debug)]
+pub(super) struct Users {
+    end: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Users {
+    /// Begins to look at the card with this identity; `driver` is the path of the driver's library, beside which NVML lies.
+    pub(super) fn start(driver: &Path, uuid: [u8; 16], notes: &Notes) -> std::io::Result<Self> {
+        let (end, ended) = channel();
+        let path = if driver.parent().is_some_and(|folder| !folder.as_os_str().is_empty()) {
+            driver.with_file_name(NAME)
+        } else {
+            NAME.into()
+        };
+        let notes = notes.clone();
+        let thread = std::thread::Builder::new().name("cuda-users".into());
+        let thread = thread.spawn(move || {
+            if let Err(error) = watch(&path, uuid, &notes, &ended) {
+                let path = path.display();
+                tracing::warn!(%path, %error, "NVML cannot say who uses the card: nobody learns who bypasses its owner");
+            }
+        })?;
+        Ok(Self { end: Some(end), thread: Some(thread) })
+    }
+}
+
+impl Drop for Users {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn watch(path: &Path, uuid: [u8; 16], notes: &Notes, ended: &Receiver<()>) -> Result<(), NvmlError> {
+    let nvml = Nvml::builder().lib_path(path.as_os_str()).init()?;
+    let device = nvml.device_by_uuid(said(uuid))?;
+    let mut comparable = None;
+    loop {
+        let users = users(&device)?;
+        // The owner has a context: where it is not found, as in a container, other numbers mean nothing either.
+        let own = users.iter().any(|user| user.pid == std::process::id());
+        if own {
+            let others = users.into_iter().filter(|user| user.pid != std::process::id()).collect();
+            notes.put(Note::Event(Event::Users(others)));
+        }
+        if comparable != Some(own) && !own {
+            tracing::info!("NVML does not show this process: nobody learns who bypasses the card's owner");
+        }
+        comparable = Some(own);
+        if ended.recv_timeout(INTERVAL) != Err(RecvTimeoutError::Timeout) {
+            return Ok(());
+        }
+    }
+}
+
+fn users(device: &Device<'_>) -> Result<Vec<User>, NvmlError> {
+    let all = device.running_compute_processes()?;
+    Ok(all
+        .into_iter()
+        .map(|process| {
+            let program = std::fs::read_to_string(format!("/proc/{}/comm", process.pid)).unwrap_or_default();
+            let bytes = match process.used_gpu_memory {
+                UsedGpuMemory::Used(bytes) => Some(bytes),
+                UsedGpuMemory::Unavailable => None,
+            };
+            User { pid: process.pid, program: program.trim().to_owned(), bytes }
+        })
+        .collect())
+}
+
+/// An identity as NVML has it.
+fn said(uuid: [u8; 16]) -> String {
+    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_identity_is_said_in_groups() {
+        let uuid = 0x1234_5678_9abc_def0_0123_4567_89ab_cdef_u128.to_be_bytes();
+        assert_eq!(said(uuid), "GPU-12345678-9abc-def0-0123-456789abcdef");
+    }
+}
