@@ -260,7 +260,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "what a channel had when it left the card is forgotten",
         package: "owner",
         file: "mediator/owner/src/feeder.rs",
-        from: "self.schedule().held.retain(|_, held| held.channel != channel);",
+        from: "self.schedule().forget(|held| held.channel == channel);",
         to: "",
         tests: "interleavings::",
     },
