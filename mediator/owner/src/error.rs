@@ -23,6 +23,14 @@ pub enum HostError {
         /// Bytes there are.
         available: u64,
     },
+    /// PGRAPH's contexts are larger than the mediator's part of an address space has room for.
+    #[error("the card's PGRAPH contexts have {bytes} bytes, more than the {most} that the mediator has room for")]
+    Contexts {
+        /// What its firmware says.
+        bytes: u64,
+        /// The most there may be.
+        most: u64,
+    },
     /// The card has no memory for the mediator's own tables now; guests' may move for them.
     #[error("the card has no memory left for the mediator's own tables; give it a larger `reserve_mib`")]
     Lacking,
