@@ -42,6 +42,7 @@ impl Gpu {
     /// [`VramError`].
     pub(crate) fn new(config: &Config, clock: Clock) -> Result<Self, VramError> {
         let vram = Vram::new(u64::from(config.vram_mib) << 20)?;
+        let vram = if config.posted { vram } else { vram.off() };
         let memory = Arc::new(if config.profile { Memory::profiled(vram) } else { Memory::new(vram) });
         let (mmu, alarm) = (Arc::new(Mmu::new()), Arc::new(Alarm::default()));
         let workers = config.compute_workers.unwrap_or_else(|| {

@@ -137,6 +137,15 @@ const MUTATIONS: &[Mutation] = &[
         tests: "image::",
     },
     Mutation {
+        name: "no-post",
+        what: "a card whose VBIOS has not run is refused with what to do",
+        package: "vgpu",
+        file: "mediator/owner/src/bring_up.rs",
+        from: "if !ptop::DEVINIT_STATUS::DONE.is_set(value) {",
+        to: "if value == u32::MAX {",
+        tests: "card_without_post",
+    },
+    Mutation {
         name: "runlist-wait",
         what: "a runlist is in force when what was taken off it has left",
         package: "channels",
