@@ -21,7 +21,7 @@ const PAGES: [u32; CONTEXTS.len()] = [GRAPH_PAGE, 4, 5];
 const COPY_IMAGE: u64 = SMALL_PAGE;
 const _: () = assert!(WORK_BYTES == 4 * SMALL_PAGE && COPY_IMAGE == BLOCK as u64);
 
-/// What a new context's images hold.
+/// The contents of a new context's images.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Golden(Vec<u8>);
 
@@ -50,7 +50,7 @@ impl Layout {
         self.graph_image.min(GRAPH_IMAGE_MAX).next_multiple_of(SMALL_PAGE)
     }
 
-    /// Where the images of PGRAPH, CE0 and CE1 are for a physical channel, and their bytes.
+    /// Returns the places of the images of PGRAPH, CE0 and CE1 for a physical channel, and their bytes.
     fn images_of(&self, channel: ChannelId) -> [(VramAddr, u64); CONTEXTS.len()] {
         let ce0 = self.images.offset(u64::from(channel.0).wrapping_mul(self.images_stride()));
         let ce1 = ce0.offset(COPY_IMAGE);
@@ -67,7 +67,7 @@ impl Layout {
     }
 }
 
-/// Where the images of PGRAPH, CE0 and CE1 are in the address space that a physical channel uses.
+/// Returns the addresses of the images of PGRAPH, CE0 and CE1 in the space that a physical channel uses.
 pub(crate) fn image_vas(channel: ChannelId) -> [GpuVa; CONTEXTS.len()] {
     PAGES.map(|page| work_va(channel).offset(u64::from(page).wrapping_mul(SMALL_PAGE)))
 }

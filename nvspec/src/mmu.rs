@@ -177,7 +177,7 @@ pub struct Pte {
     __: u8,
 }
 
-/// Who may use a page, and for what.
+/// Rights to a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rights {
     /// A channel's work reads it.

@@ -18,7 +18,7 @@ pub(crate) const LAYOUT: Layout = Layout {
     images: VramAddr(0x4000_0000),
     graph_image: GOLDEN.len() as u64,
 };
-/// What a new PGRAPH context's image holds behind the first words.
+/// Contents of a new PGRAPH context's image behind the first words.
 pub(crate) const GOLDEN: [u8; 0x1800] = [0x60; 0x1800];
 pub(crate) const A: VmId = VmId(1);
 pub(crate) const B: VmId = VmId(2);

@@ -37,7 +37,7 @@ pub enum HostError {
     /// PGRAPH's contexts are larger than the mediator's part of an address space has room for.
     #[error("the card's PGRAPH contexts have {bytes} bytes, more than the {most} that the mediator has room for")]
     Contexts {
-        /// What its firmware says.
+        /// Bytes by its firmware.
         bytes: u64,
         /// The most there may be.
         most: u64,

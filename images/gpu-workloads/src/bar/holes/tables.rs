@@ -196,7 +196,7 @@ pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// Where the images that the card uses are, for all we know: the mediator's part of an address space, bytes for each of the
+/// Places of the images that the card uses, for all we know: the mediator's part of an address space, bytes for each of the
 /// card's channels, and pages in such a span.
 const IMAGES: (u64, u64, [u64; 3]) = (0xff_f800_0000, 128 << 10, [4, 5, 6]);
 
