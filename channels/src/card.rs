@@ -1,6 +1,7 @@
 //! What the card is told: one function for each step of a channel's life. Nothing is waited for.
 
 use crate::Host;
+use crate::image::{self, Golden, image_vas};
 use crate::instance::{BLOCK, CONTEXTS, context_words};
 use crate::{Layout, Stuck};
 use nvspec::addr::{GpuVa, Target, VramAddr};
@@ -112,17 +113,24 @@ pub(crate) fn submit(host: &mut impl Host, page: VramAddr, channels: &[ChannelId
     host.write32(pfifo::RUNLIST::OFFSET, pfifo::RUNLIST::ENGINES.mask() | pfifo::RUNLIST::LENGTH.of(length));
 }
 
-/// Writes the context pointers that differ into a channel's block.
+/// Writes what a channel's guest has changed of its context pointers into the channel's block: which contexts there are. One
+/// at another place than before is a new one.
 pub(crate) fn set_contexts(
     host: &mut impl Host,
-    instance: VramAddr,
-    old: &[Option<GpuVa>; 3],
-    new: &[Option<GpuVa>; 3],
+    layout: &Layout,
+    channel: ChannelId,
+    golden: &Golden,
+    (old, new): (&[Option<GpuVa>; 3], &[Option<GpuVa>; 3]),
 ) {
-    for ((offset, old), new) in CONTEXTS.into_iter().zip(old).zip(new) {
-        if old != new {
-            host.vram_write(instance.offset(offset), &context_words(*new).to_le_bytes());
-        }
+    let changes = CONTEXTS.into_iter().zip(image_vas(channel)).zip(old.iter().zip(new));
+    let [graph, ce0, ce1] = new;
+    let [old_graph, old_ce0, old_ce1] = old;
+    let is_fresh = |old: &Option<GpuVa>, new: &Option<GpuVa>| new.is_some() && old != new;
+    let fresh = [is_fresh(old_graph, graph), is_fresh(old_ce0, ce0), is_fresh(old_ce1, ce1)];
+    image::renew(host, layout, channel, golden, fresh);
+    for ((offset, image), (_, new)) in changes.filter(|(_, (old, new))| old.is_some() != new.is_some()) {
+        let words = context_words(new.map(|_| image));
+        host.vram_write(layout.instance(channel).offset(offset), &words.to_le_bytes());
     }
     host.vram_flush();
 }

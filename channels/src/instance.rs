@@ -1,8 +1,10 @@
 //! What is taken from a guest's instance block, and what the card gets.
 
 use crate::Place;
-use crate::work::RING_LOG2;
+use crate::image::image_vas;
+use crate::work::{RING_LOG2, work_va};
 use nvspec::addr::{GpuVa, GuestVramAddr, Target, VA_BITS, VramAddr};
+use nvspec::fifo::ChannelId;
 use nvspec::instance::{INSTANCE_BYTES, context, ramfc, userd, vm};
 
 /// Bytes of the instance block, as an array's length.
@@ -55,7 +57,7 @@ pub struct GuestInstance {
     pub gp_put: u32,
     /// The guest's page directory.
     pub directory: Place,
-    /// Engine context pointers: PGRAPH, CE0, CE1; below 2^40.
+    /// Engine context pointers: PGRAPH, CE0, CE1; below 2^40. The card gets others, to images of the host's.
     pub contexts: [Option<GpuVa>; 3],
 }
 
@@ -101,19 +103,20 @@ impl GuestInstance {
         1 << self.gp_entries_log2
     }
 
-    /// The instance block that the card gets: constants, engine contexts, and the host's own USERD, ring and directory.
-    /// All virtual addresses are valid, for the host's lie at their end. Saved PBDMA state is zero.
-    pub(crate) fn block(&self, userd: VramAddr, ring: GpuVa, directory: VramAddr) -> [u8; BLOCK] {
+    /// The instance block that the card gets: constants, and the host's own USERD, ring and directory, and for each engine that
+    /// the guest has a context for the host's image. All virtual addresses are valid, for the host's lie at their end. Saved
+    /// PBDMA state is zero.
+    pub(crate) fn block(&self, channel: ChannelId, userd: VramAddr, directory: VramAddr) -> [u8; BLOCK] {
         let mut block = [0; BLOCK];
         for (offset, value) in ramfc::DEFAULTS {
             put(&mut block, offset, value);
         }
         put_wide(&mut block, ramfc::USERD_LO, userd.0);
-        put_wide(&mut block, ramfc::GP_BASE_LO, ring.0 | u64::from(RING_LOG2) << 48);
+        put_wide(&mut block, ramfc::GP_BASE_LO, work_va(channel).0 | u64::from(RING_LOG2) << 48);
         put_wide(&mut block, vm::PDB_LO, directory.0);
         put_wide(&mut block, vm::LIMIT_LO, VA_MASK);
-        for (offset, pointer) in CONTEXTS.into_iter().zip(self.contexts) {
-            put_wide(&mut block, offset, context_words(pointer));
+        for ((offset, pointer), image) in CONTEXTS.into_iter().zip(self.contexts).zip(image_vas(channel)) {
+            put_wide(&mut block, offset, context_words(pointer.map(|_| image)));
         }
         block
     }

@@ -15,6 +15,9 @@
 //! at [`work_va`], as [`Layout::work_pages`] says. Only the semaphores are writable there. A work area must be mapped
 //! nowhere but where its channel is bound, or another VM could write its semaphores.
 //!
+//! Context images are the host's as well, and no guest's work reads or writes them: they name registers that the card's
+//! firmware writes. Of a guest's context pointers the card learns only that there is a context ([`Layout::image_pages`]).
+//!
 //! Parts:
 //! - [`Channels`]: the physical channels, who has which, their life from bind to unbind;
 //! - [`GuestInstance`]: what is taken from a guest's instance block, checked; and the block that the card gets;
@@ -49,6 +52,7 @@
 mod card;
 mod complete;
 mod entry;
+mod image;
 mod instance;
 mod pool;
 mod preempt;
@@ -79,6 +83,7 @@ mod tests {
 
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::fuzz;
+pub use image::GRAPH_IMAGE_MAX;
 pub use instance::{GuestInstance, InstanceError};
 pub use nvspec::addr::Place;
 pub use pool::Channels;

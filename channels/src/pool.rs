@@ -1,6 +1,7 @@
 //! The card's channels and who has them.
 
 use crate::card;
+use crate::image::{self, Golden};
 use crate::instance::{CONTEXTS_BYTES, CONTEXTS_FIRST, contexts_in};
 use crate::preempt::Preemptions;
 use crate::refuse::Refused;
@@ -9,7 +10,7 @@ use crate::state::{Permit, Wish};
 use crate::submit::SavedWords;
 use crate::watchdog::{Episode, Watchdog};
 use crate::{
-    Bind, BindError, GuestMemory, HANG_LIMIT_NS, Host, Layout, Pause, Place, RunState, Stuck, Submitted, VmId, work_va,
+    Bind, BindError, GuestMemory, HANG_LIMIT_NS, Host, Layout, Pause, Place, RunState, Stuck, Submitted, VmId,
 };
 use nvspec::addr::{GpuVa, GuestVramAddr, VramAddr};
 use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId, engine};
@@ -40,7 +41,7 @@ pub(crate) struct Bound {
     pub(crate) instance: Place,
     pub(crate) directory: VramAddr,
     pub(crate) userd: GuestVramAddr,
-    /// What the card's block has.
+    /// The guest's pointers of the contexts that the card's block has.
     pub(crate) contexts: [Option<GpuVa>; 3],
     /// What it is to have once nothing is in flight.
     pub(crate) next_contexts: Option<[Option<GpuVa>; 3]>,
@@ -84,6 +85,7 @@ pub(crate) struct Vm {
 #[derive(Debug)]
 pub struct Channels {
     pub(crate) layout: Layout,
+    golden: Golden,
     pub(crate) slots: Vec<Slot>,
     pub(crate) vms: BTreeMap<VmId, Vm>,
     /// Which of the two runlist pages is written next.
@@ -100,12 +102,13 @@ pub struct Channels {
 }
 
 impl Channels {
-    /// All channels free.
+    /// All channels free. `golden` is what PGRAPH's firmware has saved of a context in which nothing was done.
     #[must_use]
-    pub fn new(layout: Layout) -> Self {
+    pub fn new(layout: Layout, golden: &[u8]) -> Self {
         let slots = (0..CHANNELS).map(|_| Slot::Free).collect();
         Self {
             layout,
+            golden: Golden::new(golden, &layout),
             slots,
             vms: BTreeMap::new(),
             next_page: 0,
@@ -197,8 +200,9 @@ impl Channels {
             ring: Ring::new(guest),
         };
         self.go(physical, Slot::Bound(Box::new(bound)));
-        let block = guest.block(self.layout.userd(physical), work_va(physical), directory);
+        let block = guest.block(physical, self.layout.userd(physical), directory);
         card::stop(host, physical);
+        image::renew(host, &self.layout, physical, &self.golden, guest.contexts.map(|context| context.is_some()));
         card::bind(host, &self.layout, physical, &block);
         Ok(physical)
     }
@@ -440,9 +444,9 @@ impl Channels {
         self.vms.get(&vm).into_iter().flat_map(|vm| vm.channels.values()).filter_map(|physical| self.bound(*physical))
     }
 
-    /// Reads the guest's engine context pointers again, and writes those that changed into the card's block. The guest
+    /// Reads the guest's engine context pointers again, and says in the card's block which contexts there are now. The guest
     /// may do this to a channel that runs, as it may on hardware: the card sees it when it loads the context next. What
-    /// they point to is the guest's own, by the shadow page table.
+    /// they point to is never looked at: images are the host's.
     ///
     /// Not while the channel has work in flight, which is charged to the engine that its contexts named when it was
     /// submitted: then it is done when that has ended, and before anything else is pulled.
@@ -460,15 +464,16 @@ impl Channels {
 
     /// Gives the card the context pointers that have changed, unless work is in flight. False in that case.
     pub(crate) fn renew_contexts(&mut self, host: &mut impl Host, physical: ChannelId) -> bool {
-        let instance = self.layout.instance(physical);
-        let Some(bound) = self.bound_mut(physical) else { return true };
+        let Some(bound) = self.bound(physical) else { return true };
         let Some(contexts) = bound.next_contexts else { return true };
-        let idle = bound.ring.records.is_empty();
-        if idle {
-            card::set_contexts(host, instance, &bound.contexts, &contexts);
+        if !bound.ring.records.is_empty() {
+            return false;
+        }
+        card::set_contexts(host, &self.layout, physical, &self.golden, (&bound.contexts, &contexts));
+        if let Some(bound) = self.bound_mut(physical) {
             (bound.contexts, bound.next_contexts) = (contexts, None);
         }
-        idle
+        true
     }
 
     /// Brings what the card may schedule to what the guest wants and the host allows.

@@ -15,6 +15,10 @@ pub struct Layout {
     pub runlists: [VramAddr; 2],
     /// Work areas of the 128 physical channels, [`WORK_BYTES`](crate::WORK_BYTES) each; a multiple of 4 KiB.
     pub work: VramAddr,
+    /// Context images of the 128 physical channels, [`Self::images_stride`] each; a multiple of 4 KiB.
+    pub images: VramAddr,
+    /// Bytes of PGRAPH's context image, as its firmware says; at most [`GRAPH_IMAGE_MAX`](crate::GRAPH_IMAGE_MAX).
+    pub graph_image: u64,
 }
 
 /// What a channel is bound to.

@@ -5,14 +5,14 @@ use crate::Layout;
 use nvspec::addr::{GpuVa, SMALL_PAGE, VramAddr};
 use nvspec::fifo::host_method::{NON_STALL_INTERRUPT, SEMAPHORE_A, semaphore_d};
 use nvspec::fifo::{ChannelId, GpEntry, HeaderOp, MethodHeader};
-use nvspec::mmu::HOST_VA_BASE;
+use nvspec::mmu::{HOST_VA_BASE, Rights};
 
 /// Bytes of a channel's work area in VRAM.
 pub const WORK_BYTES: u64 = 4 * SMALL_PAGE;
 /// Bytes of virtual address from one channel's work area to the next one's.
-const VA_STRIDE: u64 = 64 << 10;
+pub(crate) const VA_STRIDE: u64 = 128 << 10;
 /// The same in small pages.
-const PAGE_STRIDE: u32 = 16;
+pub(crate) const PAGE_STRIDE: u32 = 32;
 
 /// Log2 of the entries of a host ring.
 pub(crate) const RING_LOG2: u32 = 9;
@@ -63,15 +63,16 @@ impl Layout {
     }
 
     /// Returns what the address space of a physical channel must map, before the channel is enabled and for as long as
-    /// it is bound: index of the small page from [`HOST_VA_BASE`] on, the page in VRAM, and whether the GPU may write
-    /// there.
+    /// it is bound, beside [`Self::image_pages`]: index of the small page from [`HOST_VA_BASE`] on, the page in VRAM, and
+    /// the rights to it.
     #[must_use]
-    pub fn work_pages(&self, channel: ChannelId) -> [(u32, VramAddr, bool); 4] {
+    pub fn work_pages(&self, channel: ChannelId) -> [(u32, VramAddr, Rights); 4] {
         let first = u32::from(channel.0).wrapping_mul(PAGE_STRIDE);
         let area = self.work_area(channel);
         [0u32, 1, 2, 3].map(|page| {
             let offset = u64::from(page).wrapping_mul(SMALL_PAGE);
-            (first.wrapping_add(page), area.offset(offset), offset >= SEMAPHORES)
+            let rights = if offset >= SEMAPHORES { Rights::ReadWrite } else { Rights::ReadOnly };
+            (first.wrapping_add(page), area.offset(offset), rights)
         })
     }
 }

@@ -177,7 +177,27 @@ pub struct Pte {
     __: u8,
 }
 
+/// Rights to a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Rights {
+    /// A channel's work reads it.
+    ReadOnly,
+    /// A channel's work reads and writes it.
+    ReadWrite,
+    /// Context switching and firmware read and write it. A channel's work faults.
+    Privileged,
+}
+
 impl Pte {
+    /// A valid entry that gives these rights to frame 0 of VRAM.
+    #[must_use]
+    pub const fn granting(rights: Rights) -> Self {
+        Self::new()
+            .with_valid(true)
+            .with_read_only(matches!(rights, Rights::ReadOnly))
+            .with_privileged(matches!(rights, Rights::Privileged))
+    }
+
     /// Byte address of the page in the space that `aperture` names.
     #[must_use]
     pub const fn address(self) -> u64 {

@@ -7,7 +7,7 @@
 use crate::ShadowMemory;
 use crate::space::frame;
 use nvspec::addr::{GpuVa, SMALL_PAGE, VramAddr};
-use nvspec::mmu::{ENTRY_BYTES, PD_ENTRIES, PDE_SPAN, Pde, Pte, PteAperture, SPT_ENTRIES, TableTarget, kind};
+use nvspec::mmu::{ENTRY_BYTES, PD_ENTRIES, PDE_SPAN, Pde, Pte, PteAperture, Rights, SPT_ENTRIES, TableTarget, kind};
 
 /// Where the mediator's own pages for channels are in each address space: the span of the last directory entry.
 pub const HOST_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 1) * PDE_SPAN);
@@ -108,8 +108,8 @@ impl HostTable {
     }
 
     /// The entry for a page. `None` for an address that no entry can hold.
-    pub(crate) fn pte(page: VramAddr, writable: bool) -> Option<u64> {
-        let pte = Pte::new().with_valid(true).with_read_only(!writable).with_aperture(PteAperture::Vram);
+    pub(crate) fn pte(page: VramAddr, rights: Rights) -> Option<u64> {
+        let pte = Pte::granting(rights).with_aperture(PteAperture::Vram);
         Some(pte.with_kind(kind::PITCH).with_frame(frame(page)?).into())
     }
 

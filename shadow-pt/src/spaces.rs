@@ -13,7 +13,7 @@ use crate::table::{Books, Changes, Table, TableKey, Tables};
 use crate::translate::{PIECES_BYTES, PageSize};
 use crate::{Frames, GuestMemory, Mapping, Mode, Place, ShadowMemory, SyncReport};
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, LARGE_PAGE, SMALL_PAGE, VA_BITS, VramAddr};
-use nvspec::mmu::{ENTRY_BYTES, PD_BYTES, PDE_SHIFT, PDE_SPAN, Pde, Pte};
+use nvspec::mmu::{ENTRY_BYTES, PD_BYTES, PDE_SHIFT, PDE_SPAN, Pde, Pte, Rights};
 use std::collections::BTreeMap;
 
 /// Pieces in which a directory is linked again.
@@ -386,12 +386,12 @@ impl AddressSpaces {
         id: SpaceId,
         page: HostPage,
         at: VramAddr,
-        writable: bool,
+        rights: Rights,
         memory: &mut impl ShadowMemory,
     ) -> Result<(), NoMemory> {
         let (space, _) = self.space_mut(id).ok_or(NoMemory)?;
         let (area, index) = page.split().ok_or(NoMemory)?;
-        let entry = HostTable::pte(at, writable).ok_or(NoMemory)?;
+        let entry = HostTable::pte(at, rights).ok_or(NoMemory)?;
         let slot = space.host.get_mut(area as usize).ok_or(NoMemory)?;
         if let Some(host) = slot {
             host.set(index, entry, memory);

@@ -32,6 +32,8 @@ pub struct Config {
     pub faults: Vec<Fault>,
     /// Count how often engines and kernels touch which part of memory ([`Card::access_counts`]).
     pub profile: bool,
+    /// The VBIOS scripts have run (POST). Without, the memory controllers are off, for good: the scripts are not executed.
+    pub posted: bool,
     /// Which chip.
     pub chip: &'static Chip,
 }
@@ -46,6 +48,7 @@ impl Default for Config {
             compute_workers: None,
             faults: Vec::new(),
             profile: false,
+            posted: true,
             chip: &GF100,
         }
     }

@@ -24,6 +24,8 @@ pub(crate) struct Cx {
     pub(crate) time: Option<TimeModel>,
     pub(crate) faults: Faults,
     pub(crate) undeclared: Undeclared,
+    /// Registers that FECS is to write, with their values: what the images of contexts that were loaded have named.
+    pub(crate) context_writes: Vec<(u32, u32)>,
 }
 
 /// Accesses to offsets of BAR0 that are not declared.

@@ -18,7 +18,7 @@ use crate::thread::Alarm;
 use crate::vbios;
 use card::Aperture;
 use nvspec::mmu::fault::{hub_client, unit};
-use nvspec::regs::windows::{PGRAPH_RANGES, STATE_RANGES, UNCLAIMED, pramin, prom};
+use nvspec::regs::windows::{BAR0_BYTES, PGRAPH_RANGES, STATE_RANGES, UNCLAIMED, pramin, prom};
 use nvspec::regs::{self, sm_trap};
 use std::sync::Arc;
 
@@ -42,6 +42,7 @@ impl Gpu {
     /// [`VramError`].
     pub(crate) fn new(config: &Config, clock: Clock) -> Result<Self, VramError> {
         let vram = Vram::new(u64::from(config.vram_mib) << 20)?;
+        let vram = if config.posted { vram } else { vram.off() };
         let memory = Arc::new(if config.profile { Memory::profiled(vram) } else { Memory::new(vram) });
         let (mmu, alarm) = (Arc::new(Mmu::new()), Arc::new(Alarm::default()));
         let workers = config.compute_workers.unwrap_or_else(|| {
@@ -71,6 +72,7 @@ impl Gpu {
                 time: config.time,
                 faults: Faults::new(&config.faults),
                 undeclared: Undeclared::default(),
+                context_writes: Vec::new(),
             },
         };
         memory_blocks::reset(&mut gpu.cx);
@@ -83,6 +85,7 @@ impl Gpu {
         fifo.reset(cx);
         fifo.slots.iter_mut().for_each(super::fifo::slot::Slot::reset);
         cx.storage.reset();
+        cx.context_writes.clear();
         cx.apertures.reset();
         cx.mmu.flush(crate::mmu::Flush::default());
         cx.clock.reset();
@@ -175,6 +178,27 @@ impl Gpu {
 
     /// Writes a register. `offset` is a multiple of 4.
     pub(crate) fn write32(&mut self, offset: u32, value: u32) {
+        self.write_register(offset, value);
+        self.write_for_contexts();
+        self.update_line();
+    }
+
+    /// Writes the registers that images of loaded contexts have named, anywhere in BAR0, as nouveau's FECS program does
+    /// (`ctx_mmio_exec`). Returns whether there were any. What these writes have loaded comes the next time.
+    fn write_for_contexts(&mut self) -> bool {
+        if self.cx.context_writes.is_empty() {
+            return false;
+        }
+        for (register, value) in std::mem::take(&mut self.cx.context_writes) {
+            if register % 4 == 0 && u64::from(register) < BAR0_BYTES {
+                self.write_register(register, value);
+            }
+        }
+        self.fifo.retry_waiting();
+        true
+    }
+
+    fn write_register(&mut self, offset: u32, value: u32) {
         macro_rules! plain {
             ($block:ident) => {
                 match regs::$block::decode(offset) {
@@ -261,13 +285,15 @@ impl Gpu {
             Effect::ResetUnits(units) => self.reset_units(units),
             Effect::Rearm => self.line.rearm(),
         }
-        self.update_line();
     }
 
     /// Returns what happens on its own: alarms, and a little of the channels' work.
     pub(crate) fn step(&mut self) -> Progress {
         ptimer::step(&mut self.cx);
         let mut progress = self.fifo.step(&mut self.cx);
+        if self.write_for_contexts() {
+            progress = Progress::Ran;
+        }
         if let Some(alarm) = self.cx.clock.alarm() {
             progress = progress.or(Progress::WaitUntil(alarm));
         }

@@ -15,7 +15,6 @@ use crate::mmu::Access;
 use nvspec::addr::{GpuVa, Target};
 use nvspec::class::{id, m2mf9039};
 use nvspec::regs::fecs::{COMMAND_DATA, MAILBOX, NEXT, UCODE_INTR};
-use nvspec::regs::windows::STATE_RANGES;
 use nvspec::regs::{fecs, fecs_command, pgraph, sm_trap};
 
 /// M2MF and compute, and the 2D and 3D classes as far as binding them and the two methods that every class has. Work of
@@ -133,10 +132,10 @@ pub(crate) const STOPPING: u32 = pgraph::INTR::TRAP.mask()
 /// Most entries of a context's register list.
 const MMIO_LIST_MAX: u32 = 256;
 
-/// A context was loaded: the register list that its image names is written, once.
+/// A context was loaded: the register list that its image names is written, once. That is for [`Cx::context_writes`]'s owner
+/// to do, before the channel's methods go on.
 pub(crate) fn loaded(slot: &Slot, cx: &mut Cx) {
     let (EngineId::Graph, Some(resident)) = (slot.id, slot.resident) else { return };
-    let mut writes = Vec::new();
     let mut session = cx.mmu.session(&cx.memory, &resident.space, Access::PRIVILEGED);
     let (Ok(count), Ok(base)) = (session.read32(resident.image), session.read32(resident.image.offset(4))) else {
         return;
@@ -147,18 +146,10 @@ pub(crate) fn loaded(slot: &Slot, cx: &mut Cx) {
     for index in 0..u64::from(count.min(MMIO_LIST_MAX)) {
         let at = GpuVa(u64::from(base) << 8).offset(8 * index);
         let (Ok(register), Ok(value)) = (session.read32(at), session.read32(at.offset(4))) else { break };
-        writes.push((register, value));
+        cx.context_writes.push((register, value));
     }
     if session.write32(resident.image, 0).is_err() {
         tracing::debug!("a context image became read-only");
-    }
-    drop(session);
-    // Only registers without behaviour: FECS can reach no others.
-    for (register, value) in writes {
-        let state = STATE_RANGES.iter().any(|(_, first, end)| (*first..*end).contains(&register));
-        if state && register % 4 == 0 {
-            cx.storage.poke(register, value);
-        }
     }
 }
 

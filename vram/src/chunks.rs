@@ -356,7 +356,8 @@ impl ChunkTable {
     }
 
     /// As [`Self::spare`], those included that the mediator claims.
-    pub(crate) fn uncommitted(&self) -> u32 {
+    #[must_use]
+    pub fn uncommitted(&self) -> u32 {
         // What is quarantined may leave less than is promised.
         self.card.room().saturating_sub(self.promised + self.left_aside() + self.left_reserve())
     }

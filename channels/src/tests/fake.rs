@@ -15,7 +15,11 @@ pub(crate) const LAYOUT: Layout = Layout {
     userd: VramAddr(0x20_0000),
     runlists: [VramAddr(0x30_0000), VramAddr(0x30_1000)],
     work: VramAddr(0x40_0000),
+    images: VramAddr(0x4000_0000),
+    graph_image: GOLDEN.len() as u64,
 };
+/// Contents of a new PGRAPH context's image behind the first words.
+pub(crate) const GOLDEN: [u8; 0x1800] = [0x60; 0x1800];
 pub(crate) const A: VmId = VmId(1);
 pub(crate) const B: VmId = VmId(2);
 /// Where the addresses begin that are the host's.
@@ -274,9 +278,14 @@ impl Host for Card {
 
     fn vram_write(&mut self, address: VramAddr, data: &[u8]) {
         self.did.push(Did::Vram(address.0, data.len()));
-        let page = self.vram.entry(address.0 / 4096).or_insert_with(|| Box::new([0; 4096]));
         let within = (address.0 % 4096) as usize;
-        page[within..within + data.len()].copy_from_slice(data);
+        let (first, rest) = data.split_at(data.len().min(4096 - within));
+        let page = self.vram.entry(address.0 / 4096).or_insert_with(|| Box::new([0; 4096]));
+        page[within..within + first.len()].copy_from_slice(first);
+        for (at, data) in (address.0 / 4096 + 1..).zip(rest.chunks(4096)) {
+            let page = self.vram.entry(at).or_insert_with(|| Box::new([0; 4096]));
+            page[..data.len()].copy_from_slice(data);
+        }
     }
 
     fn vram_flush(&mut self) {
@@ -376,7 +385,7 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new() -> Self {
-        let mut channels = Channels::new(LAYOUT);
+        let mut channels = Channels::new(LAYOUT, &GOLDEN);
         channels.add_vm(A, 4);
         channels.add_vm(B, 4);
         Self { channels, card: Card::default(), guest: Guest::default(), now: 0 }

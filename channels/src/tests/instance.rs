@@ -3,7 +3,10 @@ use crate::tests::fake::Guest;
 use proptest::prelude::*;
 
 const USERD: VramAddr = VramAddr(0x1_2345_6000);
-const RING: GpuVa = GpuVa(0xff_f801_0000);
+const CHANNEL: ChannelId = ChannelId(1);
+const RING: GpuVa = GpuVa(0xff_f802_0000);
+/// Images of PGRAPH, CE0 and CE1.
+const IMAGES: [u64; 3] = [0xff_f802_6000, 0xff_f802_4000, 0xff_f802_5000];
 const DIRECTORY: VramAddr = VramAddr(0x2_0001_0000);
 
 fn parse_with(offset: u64, value: u32) -> Result<GuestInstance, InstanceError> {
@@ -52,13 +55,13 @@ fn a_directory_in_ram_is_one() {
 
 #[test]
 fn the_block_names_the_hosts_userd_ring_and_directory() {
-    let block = parse_with(context::CE1, 0x7_7000 | context::VALID).unwrap().block(USERD, RING, DIRECTORY);
+    let block = parse_with(context::CE1, 0x7_7000 | context::VALID).unwrap().block(CHANNEL, USERD, DIRECTORY);
     let at = |offset| word(&block, offset).unwrap();
     assert_eq!((at(ramfc::USERD_LO), at(ramfc::USERD_HI)), (0x2345_6000, 1));
     assert_eq!((at(vm::PDB_LO), at(vm::PDB_HI)), (0x0001_0000, 2));
-    assert_eq!((at(ramfc::GP_BASE_LO), at(ramfc::GP_BASE_HI)), (0xf801_0000, 9 << 16 | 0xff));
+    assert_eq!((at(ramfc::GP_BASE_LO), at(ramfc::GP_BASE_HI)), (0xf802_0000, 9 << 16 | 0xff));
     assert_eq!((at(vm::LIMIT_LO), at(vm::LIMIT_HI)), (0xffff_ffff, 0xff));
-    assert_eq!((at(context::GR), at(context::CE1)), (0, 0x7_7000 | context::VALID));
+    assert_eq!((at(context::GR), at(context::CE1)), (0, 0xf802_5000 | context::VALID));
     assert_eq!(at(ramfc::SIGNATURE), ramfc::SIGNATURE_VALUE);
 }
 
@@ -78,7 +81,7 @@ proptest! {
             prop_assert!(!sane);
             return Ok(());
         };
-        let block = guest.block(USERD, RING, DIRECTORY);
+        let block = guest.block(CHANNEL, USERD, DIRECTORY);
         let mut expected = [0u8; BLOCK];
         let mut put = |at: usize, value: u64, len: usize| {
             expected[at..at + len].copy_from_slice(&value.to_le_bytes()[..len]);
@@ -91,9 +94,10 @@ proptest! {
         put(0x48, RING.0 | 9 << 48, 8);
         put(0x200, DIRECTORY.0, 8);
         put(0x208, 0xff_ffff_ffff, 8);
-        for at in [0x210, 0x230, 0x240] {
+        // Whether there is a context; where its image is, is the host's.
+        for (at, image) in [0x210, 0x230, 0x240].into_iter().zip(IMAGES) {
             if wide(at) & 4 != 0 {
-                put(at, wide(at) & 0xff_ffff_f000 | 4, 8);
+                put(at, image | 4, 8);
             }
         }
         prop_assert_eq!(&block[..], &expected[..]);

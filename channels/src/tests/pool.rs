@@ -1,4 +1,5 @@
 use super::*;
+use crate::image::image_vas;
 use crate::tests::fake::{A, B, Did, LAYOUT, World};
 use nvspec::instance::{context, userd};
 use nvspec::regs::pfifo;
@@ -176,9 +177,12 @@ fn context_pointers_written_before_a_doorbell_are_taken_over() {
     assert_eq!(world.card.block_word(physical, context::GR), 0);
     world.card.did.clear();
     world.ring(A, 0, 1).unwrap();
-    assert_eq!(world.card.block_word(physical, context::GR), 0x12_3000 | context::VALID);
-    assert_eq!(world.card.block_word(physical, context::GR + 4), 1);
-    assert_eq!(world.card.did[..2], [Did::Vram(LAYOUT.instance(physical).0 + context::GR, 8), Did::Flush]);
+    let [image, ..] = image_vas(physical);
+    assert_eq!(world.card.block_word(physical, context::GR), image.0 as u32 | context::VALID, "an image of the host's");
+    assert_eq!(world.card.block_word(physical, context::GR + 4), (image.0 >> 32) as u32);
+    let written = [Did::Vram(LAYOUT.instance(physical).0 + context::GR, 8), Did::Flush];
+    assert!(matches!(world.card.did[0], Did::Vram(_, 0x2000)), "it is new before it is named");
+    assert_eq!(world.card.did[1..3], written);
     assert_eq!(world.card.did.last(), Some(&Did::Doorbell(physical.0, 2)), "an entry and its record");
 }
 
@@ -193,7 +197,8 @@ fn context_pointers_written_to_a_stopped_channel_are_taken_over_at_the_start() {
     world.guest.put(World::instance_of(0) + context::CE0, 0x5000 | context::VALID);
     world.card.did.clear();
     world.enable(A, 0, true);
-    assert_eq!(world.card.block_word(physical, context::CE0), 0x5000 | context::VALID);
+    let [_, image, _] = image_vas(physical);
+    assert_eq!(world.card.block_word(physical, context::CE0), image.0 as u32 | context::VALID);
     let started = world.card.when(pfifo::CHANNEL_STATE::at(physical.0.into()), 0x001f_0001);
     let written = Did::Vram(LAYOUT.instance(physical).0 + context::CE0, 8);
     assert!(world.card.did.iter().position(|did| *did == written).unwrap() < started);
@@ -231,7 +236,7 @@ fn a_block_that_cannot_be_read_any_more_keeps_what_the_card_has() {
     let bind = Bind { instance, guest: &guest, directory: VramAddr(0) };
     let physical = world.channels.bind(&mut world.card, A, VirtualChannelId(0), bind).unwrap();
     world.enable(A, 0, true);
-    assert_eq!(world.card.block_word(physical, context::GR), 0x1000 | context::VALID);
+    assert_eq!(world.card.block_word(physical, context::GR), image_vas(physical)[0].0 as u32 | context::VALID);
 }
 
 #[test]

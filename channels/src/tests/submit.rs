@@ -3,6 +3,7 @@ use crate::tests::fake::{A, B, Did, World};
 use crate::{Place, Pulled};
 use nvspec::addr::VramAddr;
 use nvspec::instance::ramfc;
+use nvspec::mmu::Rights;
 
 const CH: VirtualChannelId = VirtualChannelId(0);
 
@@ -234,6 +235,7 @@ fn the_work_area_is_mapped_read_only_but_for_the_semaphores() {
     assert_eq!(physical.0, 1);
     let at = |page: u64| VramAddr(0x40_4000 + 0x1000 * page);
     let pages = crate::tests::fake::LAYOUT.work_pages(physical);
-    assert_eq!(pages, [(16, at(0), false), (17, at(1), false), (18, at(2), false), (19, at(3), true)]);
-    assert_eq!(crate::work_va(physical).0, 0xff_f801_0000);
+    let (read, write) = (Rights::ReadOnly, Rights::ReadWrite);
+    assert_eq!(pages, [(32, at(0), read), (33, at(1), read), (34, at(2), read), (35, at(3), write)]);
+    assert_eq!(crate::work_va(physical).0, 0xff_f802_0000);
 }

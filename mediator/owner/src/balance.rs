@@ -190,7 +190,8 @@ impl HostState {
     pub(super) fn plan_promise(&mut self, chunks: u32) -> Plan {
         let now = self.now_ns();
         let Self { vram, divider, .. } = self;
-        let chunks = chunks.saturating_add(vram.chunks.spare());
+        // A promise counts what the mediator claims as there; the plan does not, so that it stays the mediator's.
+        let chunks = chunks.saturating_add(vram.chunks.uncommitted());
         by_vm(divider.balancer.plan(&vram.chunks, now, Some(Request { by: By::Guarantee, chunks })))
     }
 

@@ -40,6 +40,11 @@ pub fn bring_up(card: &dyn Card) -> Result<CardInfo, HostError> {
     card.reset();
     let boot0 = card.read32(pmc::BOOT_0::OFFSET);
     let chip = chip::by_boot0(boot0).ok_or(HostError::UnknownChip { boot0 })?;
+    let register = ptop::DEVINIT_STATUS::OFFSET;
+    let value = card.read32(register);
+    if !ptop::DEVINIT_STATUS::DONE.is_set(value) {
+        return Err(HostError::NotPosted { register, value });
+    }
     card.write32(pmc::INTR_EN_0::OFFSET, 0);
     card.write32(pmc::ENABLE::OFFSET, u32::MAX);
     let vram_bytes = memory_size(card)?;

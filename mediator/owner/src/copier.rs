@@ -11,6 +11,7 @@ use locks::Condvar;
 use nvspec::addr::{GpuVa, GuestVramAddr, SMALL_PAGE, VramAddr};
 use nvspec::class::ce90b5::{self as methods, exec};
 use nvspec::fifo::{ChannelId, GpEntry, HeaderOp, MethodHeader, VirtualChannelId, host_method};
+use nvspec::mmu::Rights;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use vram::{PagePool, Place, VmId};
@@ -30,9 +31,7 @@ const FIRST_WORDS: u64 = 2;
 const PUSH_BYTES: u64 = 2 * SMALL_PAGE;
 /// Pieces that one submission has room for.
 const PIECES: usize = ((PUSH_BYTES / 4 - FIRST_WORDS) / PIECE_WORDS) as usize;
-/// Bytes of a context image: more than a copy engine's firmware saves.
-const CONTEXT_BYTES: u64 = 64 << 10;
-/// Card memory for page tables, push buffers and context images, in bytes: a card of 6 GiB and as much host memory need
+/// Card memory for page tables and push buffers, in bytes: a card of 6 GiB and as much host memory need
 /// less than 2 MiB.
 const POOL_BYTES: u64 = 64 << 20;
 /// Log2 of the entries of a lane's ring.
@@ -76,8 +75,6 @@ struct Lane {
     channel: VirtualChannelId,
     physical: ChannelId,
     push: VramAddr,
-    /// Where its context image is.
-    image: GpuVa,
     ring: [u64; 1 << RING_LOG2],
     put: u32,
     /// What it is at: one submission at a time.
@@ -181,11 +178,11 @@ impl Copier {
         self.waiting.clear();
         self.left.clear();
         for lane in &mut self.lanes {
-            for (index, ..) in channels.layout().work_pages(lane.physical) {
+            for (index, ..) in own_pages(channels, lane.physical) {
                 self.space.unmap_work(vram, index)?;
             }
             (lane.busy, lane.put) = (None, 0);
-            lane.physical = bind(&mut self.space, vram, channels, lane.channel, lane.image)?;
+            lane.physical = bind(&mut self.space, vram, channels, lane.channel)?;
         }
         self.start(vram, channels);
         self.broken = false;
@@ -200,11 +197,9 @@ impl Copier {
         object: u32,
     ) -> Result<(), HostError> {
         let push = vram.alloc(&mut self.pool, PUSH_BYTES)?;
-        let image = vram.alloc(&mut self.pool, CONTEXT_BYTES)?;
-        let image = va(Place::Card(vram::CardAddr(image.0)));
-        let physical = bind(&mut self.space, vram, channels, channel, image)?;
+        let physical = bind(&mut self.space, vram, channels, channel)?;
         let ring = [0; 1 << RING_LOG2];
-        self.lanes.push(Lane { object, channel, physical, push, image, ring, put: 0, busy: None });
+        self.lanes.push(Lane { object, channel, physical, push, ring, put: 0, busy: None });
         Ok(())
     }
 
@@ -316,15 +311,22 @@ impl Copier {
     }
 }
 
-/// Binds a lane's channel, with its context image at `image`.
+/// Returns what the address space of a channel must map of the mediator's.
+fn own_pages(channels: &Channels, physical: ChannelId) -> Vec<(u32, VramAddr, Rights)> {
+    let layout = channels.layout();
+    layout.work_pages(physical).into_iter().chain(layout.image_pages(physical)).collect()
+}
+
+/// Binds a lane's channel.
 fn bind(
     space: &mut OwnSpace,
     vram: &mut CardVram,
     channels: &mut Channels,
     channel: VirtualChannelId,
-    image: GpuVa,
 ) -> Result<ChannelId, HostError> {
-    let contexts = if channel.0 == 0 { [None, Some(image), None] } else { [None, None, Some(image)] };
+    // Where a context is, is not asked.
+    let context = Some(GpuVa(0));
+    let contexts = if channel.0 == 0 { [None, context, None] } else { [None, None, context] };
     // The addresses are in a VRAM that the mediator as a guest does not have: nothing is read there.
     let nowhere = channels::Place::Vram(GuestVramAddr(0));
     let guest = GuestInstance {
@@ -340,7 +342,7 @@ fn bind(
     let physical = channels
         .bind(&mut vram.memory, COPIER, channel, bind)
         .map_err(|error| HostError::Refused(format!("the mediator has no channel to move memory with: {error}")))?;
-    for page in channels.layout().work_pages(physical) {
+    for page in own_pages(channels, physical) {
         space.map_work(vram, page)?;
     }
     space.flush(vram)?;

@@ -15,6 +15,17 @@ pub enum HostError {
         /// PMC_BOOT_0.
         boot0: u32,
     },
+    /// Its VBIOS has not run: its memory is off.
+    #[error(
+        "the card has not been initialised by its VBIOS: register {register:#08x} reads {value:#x}, without bit 1; let the \
+         host's firmware run the VBIOS (restart the host), and choose no reset that loses what it has set up"
+    )]
+    NotPosted {
+        /// The register.
+        register: u32,
+        /// Its value.
+        value: u32,
+    },
     /// The card's memory does not hold what the mediator itself needs.
     #[error("the card has {available:#x} bytes for the mediator, which needs {needed:#x}")]
     TooSmall {
@@ -22,6 +33,14 @@ pub enum HostError {
         needed: u64,
         /// Bytes there are.
         available: u64,
+    },
+    /// PGRAPH's contexts are larger than the mediator's part of an address space has room for.
+    #[error("the card's PGRAPH contexts have {bytes} bytes, more than the {most} that the mediator has room for")]
+    Contexts {
+        /// Bytes by its firmware.
+        bytes: u64,
+        /// The most there may be.
+        most: u64,
     },
     /// The card has no memory for the mediator's own tables now; guests' may move for them.
     #[error("the card has no memory left for the mediator's own tables; give it a larger `reserve_mib`")]

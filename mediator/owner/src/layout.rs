@@ -1,14 +1,12 @@
 //! Where the mediator's fixed structures lie in VRAM: the apertures' page tables, runlists, instance blocks,
-//! USERD, rings.
+//! USERD, rings, context images.
 
 use super::HostError;
+use channels::GRAPH_IMAGE_MAX;
 use nvspec::addr::{LARGE_PAGE, VramAddr};
 use nvspec::fifo::CHANNELS;
 use nvspec::instance::{INSTANCE_BYTES, userd};
 use nvspec::mmu::{LPT_BYTES, PD_BYTES};
-
-/// Bytes that the layout may take, wherever it begins.
-pub const LAYOUT_BYTES: u64 = 4 << 20;
 
 /// Addresses of the fixed structures, one behind the other from `base` on.
 #[derive(Clone, Copy, Debug)]
@@ -35,15 +33,30 @@ pub struct Layout {
     pub userd: VramAddr,
     /// Rings and completion records of all physical channels.
     pub work: VramAddr,
+    /// Context images of all physical channels.
+    pub images: VramAddr,
+    /// Bytes of PGRAPH's.
+    pub graph_image: u64,
     end: VramAddr,
 }
 
 impl Layout {
-    /// Lays the structures out from `base` on, within `bytes`.
+    /// Bytes that the structures take on a card whose PGRAPH contexts have so many, wherever they begin.
     ///
     /// # Errors
-    /// When they do not fit.
-    pub fn new(base: VramAddr, bytes: u64) -> Result<Self, HostError> {
+    /// When there is no room for such contexts.
+    pub fn needed(graph_image: u64) -> Result<u64, HostError> {
+        Ok(Self::new(VramAddr(0), u64::MAX, graph_image)?.bytes())
+    }
+
+    /// Lays the structures out from `base` on, within `bytes`. PGRAPH's contexts have `graph_image` bytes.
+    ///
+    /// # Errors
+    /// When they do not fit, or there is no room for such contexts.
+    pub fn new(base: VramAddr, bytes: u64, graph_image: u64) -> Result<Self, HostError> {
+        if graph_image > GRAPH_IMAGE_MAX {
+            return Err(HostError::Contexts { bytes: graph_image, most: GRAPH_IMAGE_MAX });
+        }
         let mut next = base.0;
         let mut take = |size: u64| {
             let at = VramAddr(next);
@@ -57,11 +70,8 @@ impl Layout {
         let instances = take(u64::from(CHANNELS) * INSTANCE_BYTES);
         let userd = VramAddr(next.next_multiple_of(LARGE_PAGE));
         let work = VramAddr((userd.0 + u64::from(CHANNELS) * userd::BYTES).next_multiple_of(LARGE_PAGE));
-        let end = VramAddr((work.0 + u64::from(CHANNELS) * channels::WORK_BYTES).next_multiple_of(LARGE_PAGE));
-        if end.0 - base.0 > bytes {
-            return Err(HostError::TooSmall { needed: end.0 - base.0, available: bytes });
-        }
-        Ok(Self {
+        let images = VramAddr(work.0 + u64::from(CHANNELS) * channels::WORK_BYTES);
+        let mut layout = Self {
             base,
             bar1_instance,
             bar3_instance,
@@ -73,14 +83,24 @@ impl Layout {
             instances,
             userd,
             work,
-            end,
-        })
+            images,
+            graph_image,
+            end: images,
+        };
+        let all = u64::from(CHANNELS) * layout.channels().images_stride();
+        let end = VramAddr((images.0 + all).next_multiple_of(LARGE_PAGE));
+        if end.0 - base.0 > bytes {
+            return Err(HostError::TooSmall { needed: end.0 - base.0, available: bytes });
+        }
+        layout.end = end;
+        Ok(layout)
     }
 
     /// Returns what channels use.
     #[must_use]
     pub fn channels(&self) -> channels::Layout {
-        channels::Layout { instances: self.instances, userd: self.userd, runlists: self.runlists, work: self.work }
+        let Self { instances, userd, runlists, work, images, graph_image, .. } = *self;
+        channels::Layout { instances, userd, runlists, work, images, graph_image }
     }
 
     /// Bytes in all, a multiple of 128 KiB.
@@ -105,18 +125,34 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nvspec::addr::SMALL_PAGE;
 
     #[test]
     fn structures_fit_wherever_the_layout_begins() {
-        for base in [0, 128 << 10, (6 << 30) - LAYOUT_BYTES] {
-            let layout = Layout::new(VramAddr(base), LAYOUT_BYTES).unwrap();
-            assert!(layout.bytes() <= LAYOUT_BYTES);
-            assert_eq!(layout.userd.0 % LARGE_PAGE, 0);
+        for graph_image in [0x2000, 0x2001, GRAPH_IMAGE_MAX] {
+            let needed = Layout::needed(graph_image).unwrap();
+            for base in [0, 128 << 10, (6 << 30) - needed] {
+                let layout = Layout::new(VramAddr(base), needed, graph_image).unwrap();
+                assert_eq!(layout.bytes(), needed);
+                assert_eq!(layout.userd.0 % LARGE_PAGE, 0);
+                let last = nvspec::fifo::ChannelId(127);
+                let ends = layout.channels().image_pages(last).map(|(_, at, _)| at.0 + SMALL_PAGE).max();
+                assert!(ends.is_some_and(|end| end <= base + needed && end > layout.images.0));
+            }
         }
     }
 
     #[test]
+    fn contexts_that_there_is_no_room_for_are_refused() {
+        let text = Layout::needed(GRAPH_IMAGE_MAX + 1).unwrap_err().to_string();
+        assert!(text.contains("106497") && text.contains("106496"), "{text}");
+    }
+
+    #[test]
     fn too_little_memory_is_said() {
-        assert!(matches!(Layout::new(VramAddr(0), 1 << 20), Err(HostError::TooSmall { available: 0x10_0000, .. })));
+        assert!(matches!(
+            Layout::new(VramAddr(0), 1 << 20, 0x2000),
+            Err(HostError::TooSmall { available: 0x10_0000, .. })
+        ));
     }
 }

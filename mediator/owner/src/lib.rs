@@ -1,6 +1,6 @@
 //! The owner of a card: brings it up, gives VMs their share of VRAM and channels, routes its interrupts.
 //!
-//! Parts: [`bring_up`] (initialisation), [`layout`] (the mediator's fixed structures in VRAM), [`memory`] (windows into
+//! Parts: [`bring_up`] (initialisation), `golden` (what a new context holds), [`layout`] (the mediator's fixed structures in VRAM), [`memory`] (windows into
 //! VRAM), [`iova`] (I/O addresses), [`interrupts`] (the card's interrupt tree, and whom it concerns), [`registry`]
 //! (VMs and their events), `recovery` (channels that faulted or are to leave the card), `departures` (those that have not left yet), `schedule` (whose turn it is), `feeder`
 //! (what the scheduler is told, and what comes of it), `alarm` (when it is called), `turn` (what the interrupt thread does),
@@ -29,6 +29,7 @@ mod departures;
 mod error;
 mod failure;
 mod feeder;
+mod golden;
 mod guest_alarms;
 pub mod holdings;
 mod inbox;

@@ -6,7 +6,8 @@ use super::HostError;
 use super::vram::CardVram;
 use nvspec::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE, VramAddr};
 use nvspec::mmu::{
-    ENTRY_BYTES, HOST_VA_BASE, LPT_BYTES, PD_BYTES, PDE_SHIFT, PDE_SPAN, Pde, Pte, PteAperture, SPT_BYTES, TableTarget,
+    ENTRY_BYTES, HOST_VA_BASE, LPT_BYTES, PD_BYTES, PDE_SHIFT, PDE_SPAN, Pde, Pte, PteAperture, Rights, SPT_BYTES,
+    TableTarget,
 };
 use std::collections::BTreeMap;
 use vram::{CardAddr, HostAddr, PagePool, Place};
@@ -72,21 +73,21 @@ impl OwnSpace {
         self.directory
     }
 
-    /// Maps a page of a channel's work area: its index from [`HOST_VA_BASE`] on, where it lies, whether it is writable.
+    /// Maps a page of a channel's work area or images: its index from [`HOST_VA_BASE`] on, where it lies, the rights to it.
     ///
     /// # Errors
     /// When the card does not answer.
     pub fn map_work(
         &mut self,
         vram: &mut CardVram,
-        (index, page, writable): (u32, VramAddr, bool),
+        (index, page, rights): (u32, VramAddr, Rights),
     ) -> Result<(), HostError> {
-        let pte = Pte::new().with_valid(true).with_read_only(!writable).with_frame(frame(page.0));
+        let pte = Pte::granting(rights).with_frame(frame(page.0));
         self.stale = true;
         vram.memory.write(self.work.offset(u64::from(index) * ENTRY_BYTES), &u64::from(pte).to_le_bytes())
     }
 
-    /// Takes a page of a channel's work area out again.
+    /// Takes such a page out again.
     ///
     /// # Errors
     /// When the card does not answer.

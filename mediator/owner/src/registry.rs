@@ -8,9 +8,10 @@ use super::chaos::Dice;
 use super::copier::Copier;
 use super::departures::Departures;
 use super::failure::{self, StateGuard};
+use super::golden;
 use super::guest_alarms::GuestAlarms;
 use super::iova::{IovaSpace, RamShare};
-use super::layout::{LAYOUT_BYTES, Layout};
+use super::layout::Layout;
 use super::memory::CardMemory;
 use super::mover::{self, Moved};
 use super::noise::Noise;
@@ -164,14 +165,17 @@ impl HostCard {
         let refused = |error: vram::Error| HostError::Refused(error.to_string());
         let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown).map_err(refused)?;
         // The first chunks to scrub become the mediator's own: the way to scrub any other begins in them.
-        let count = LAYOUT_BYTES.div_ceil(chunk_bytes);
+        let graph_image = u64::from(info.context_bytes);
+        let needed = Layout::needed(graph_image)?;
+        let count = needed.div_ceil(chunk_bytes);
         let own: Vec<_> = (0..count).map_while(|_| chunks.take_scrub_work()).collect();
         let available = own.len() as u64 * chunk_bytes;
         let first = own.first().and_then(|work: &ScrubWork| work.place.card());
-        let first = first.ok_or(HostError::TooSmall { needed: LAYOUT_BYTES, available })?;
-        let layout = Layout::new(VramAddr(first.0), available)?;
+        let first = first.ok_or(HostError::TooSmall { needed, available })?;
+        let layout = Layout::new(VramAddr(first.0), available, graph_image)?;
         let mut memory = CardMemory::take_over(Arc::clone(&card), layout, info.vram_bytes)?;
         memory.zero(layout.userd, available - layout.bootstrap_bytes())?;
+        let golden = golden::make(&*card, &mut memory, &layout)?;
         own.iter().for_each(|work| chunks.scrubbed(work.place));
         let reserved = chunks.reserve_mediator(count as u32, 1).map_err(refused)?;
         assert_eq!(chunks.address(reserved), first, "the only scrubbed chunks are those just scrubbed");
@@ -187,7 +191,7 @@ impl HostCard {
         let pinned = PinnedPool::new(Arc::clone(&card), &mut iova, slots, chunk_bytes)?;
         chunks.set_host_budget(slots);
         let mut vram = CardVram::new(memory, pinned, chunks);
-        let mut channels = Channels::new(layout.channels());
+        let mut channels = Channels::new(layout.channels(), &golden);
         let copier = (slots != 0).then(|| Copier::new(&mut vram, &mut channels)).transpose()?;
         let mut state = HostState {
             vram,

@@ -8,7 +8,7 @@ use devmodel::events::MmuFault;
 use nvspec::addr::{GpuVa, Place, VramAddr};
 use nvspec::fifo::{ChannelId, VirtualChannelId};
 use nvspec::instance::{INSTANCE_BYTES, userd};
-use nvspec::mmu::fault;
+use nvspec::mmu::{Rights, fault};
 use owner::{Feeder, HostError, HostState};
 use shadow_pt::HostPage;
 use std::cell::RefCell;
@@ -295,6 +295,7 @@ impl VmBackend {
 }
 
 /// Returns what the address space of a physical channel must map of the mediator's.
-fn own_pages(layout: &::channels::Layout, physical: ChannelId) -> [(HostPage, VramAddr, bool); 4] {
-    layout.work_pages(physical).map(|(index, at, writable)| (HostPage::Own(index), at, writable))
+fn own_pages(layout: &::channels::Layout, physical: ChannelId) -> Vec<(HostPage, VramAddr, Rights)> {
+    let pages = layout.work_pages(physical).into_iter().chain(layout.image_pages(physical));
+    pages.map(|(index, at, rights)| (HostPage::Own(index), at, rights)).collect()
 }

@@ -4,6 +4,7 @@ use super::named::Names;
 use super::ram::RamMap;
 use super::remap::{Home, Remap};
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, Iova, Place, SMALL_PAGE, VramAddr};
+use nvspec::mmu::Rights;
 use owner::{CardVram, HostCard, HostError, HostState};
 use shadow_pt::{
     AddressSpaces, Frame, Frames, GuestMemory, GuestRange, HostPage, Limits, Mapping, Mode, NoMemory, RELINK_PIECES,
@@ -146,11 +147,11 @@ impl Spaces {
         &mut self,
         host: &HostCard,
         space: SpaceId,
-        pages: &[(HostPage, VramAddr, bool)],
+        pages: &[(HostPage, VramAddr, Rights)],
     ) -> Result<(), HostError> {
         self.change_own(host, space, |shadows, memory| {
-            pages.iter().try_for_each(|&(page, at, writable)| {
-                shadows.map_host(space, page, at, writable, memory).map_err(|error| memory.refused(error))
+            pages.iter().try_for_each(|&(page, at, rights)| {
+                shadows.map_host(space, page, at, rights, memory).map_err(|error| memory.refused(error))
             })
         })
     }
@@ -163,7 +164,7 @@ impl Spaces {
         &mut self,
         host: &HostCard,
         space: SpaceId,
-        pages: &[(HostPage, VramAddr, bool)],
+        pages: &[(HostPage, VramAddr, Rights)],
     ) -> Result<(), HostError> {
         self.change_own(host, space, |shadows, memory| {
             pages.iter().for_each(|&(page, ..)| shadows.unmap_host(space, page, memory));

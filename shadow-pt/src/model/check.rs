@@ -4,6 +4,7 @@ use super::spec;
 use super::world::{self, Card, Grants, Guest, LARGE, PAGE};
 use crate::{AddressSpaces, HOST_PAGES, HostPage, Place, SHARED_PAGES, SpaceId};
 use nvspec::addr::GpuVa;
+use nvspec::mmu::Rights;
 use std::collections::BTreeMap;
 
 /// The directory entries that are the host's: shared pages, and its own.
@@ -20,8 +21,8 @@ pub(crate) enum Fit {
     Exact,
 }
 
-/// The mediator's own pages in a space: index to card address and whether it is writable.
-pub(crate) type HostPages = BTreeMap<HostPage, (u64, bool)>;
+/// The mediator's own pages in a space: index to card address and rights.
+pub(crate) type HostPages = BTreeMap<HostPage, (u64, Rights)>;
 
 /// One space as the card sees it, and what it should be.
 pub(crate) struct View<'a> {
@@ -143,8 +144,12 @@ impl View<'_> {
         assert!(!none || pde == 0 || pde >> 32 & 3 == 1, "the host's entry is the guest's");
         for index in 0..if pde == 0 { 0 } else { pages } {
             let va = (entry << 27) + u64::from(index) * PAGE;
-            let found = self.shadow_page(va).map(|page| (page.address, !page.read_only));
-            assert_eq!(found, self.host.get(&page(index)).copied(), "host page {index}");
+            let found = self.shadow_page(va).map(|page| (page.address, page.read_only, page.privileged));
+            let wanted = self
+                .host
+                .get(&page(index))
+                .map(|(at, rights)| (*at, *rights == Rights::ReadOnly, *rights == Rights::Privileged));
+            assert_eq!(found, wanted, "host page {index}");
             assert_eq!(self.spaces.resolve(self.id, GpuVa(va)), None);
         }
         assert!(pde != 0 || none);

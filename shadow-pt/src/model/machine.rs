@@ -4,6 +4,7 @@ use super::check::{Fit, HostPages, View};
 use super::world::{Card, GUEST_VRAM, Grants, Guest, LARGE, PAGE, reachable};
 use crate::{AddressSpaces, GuestRange, HostPage, Limits, Mode, Place, SpaceId};
 use nvspec::addr::{Gpa, GuestVramAddr, VramAddr};
+use nvspec::mmu::Rights;
 use std::collections::BTreeSet;
 
 /// Bytes of an operation.
@@ -264,8 +265,9 @@ impl Machine {
                     self.spaces.unmap_host(*id, at, &mut self.card);
                     host.remove(&at);
                 } else {
-                    self.spaces.map_host(*id, at, VramAddr(page), shape & 4 != 0, &mut self.card).unwrap();
-                    host.insert(at, (page, shape & 4 != 0));
+                    let rights = [Rights::ReadOnly, Rights::ReadWrite, Rights::Privileged][(shape & 3) as usize - 1];
+                    self.spaces.map_host(*id, at, VramAddr(page), rights, &mut self.card).unwrap();
+                    host.insert(at, (page, rights));
                 }
                 self.check(index, Fit::Isolated);
             }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::{HOST_PAGES, HostPage, SHARED_PAGES};
+use nvspec::mmu::Rights;
 
 #[test]
 fn a_flush_after_one_change_reads_one_page_and_without_change_none() {
@@ -237,8 +238,8 @@ fn the_mediators_pages_are_in_every_space_that_asks_and_only_there() {
     let before = world.spaces.card_bytes();
     let page = VramAddr(0x7000_0000);
     let last = HOST_PAGES - 1;
-    world.spaces.map_host(world.id, HostPage::Own(last), page, false, &mut world.card).unwrap();
-    world.spaces.map_host(world.id, HostPage::Own(0), page, true, &mut world.card).unwrap();
+    world.spaces.map_host(world.id, HostPage::Own(last), page, Rights::ReadOnly, &mut world.card).unwrap();
+    world.spaces.map_host(world.id, HostPage::Own(0), page, Rights::ReadWrite, &mut world.card).unwrap();
     let at = |index: u32| crate::HOST_BASE.0 + u64::from(index) * PAGE;
     assert_eq!(world.page(at(0)).map(|page| (page.address, page.read_only)), Some((page.0, false)));
     assert_eq!(world.page(at(last)).map(|page| (page.address, page.read_only)), Some((page.0, true)));
@@ -254,16 +255,22 @@ fn the_mediators_pages_are_in_every_space_that_asks_and_only_there() {
     }
     // Shared pages have a span and a table of their own.
     let shared = HostPage::Shared(SHARED_PAGES - 1);
-    world.spaces.map_host(world.id, shared, page, false, &mut world.card).unwrap();
+    world.spaces.map_host(world.id, shared, page, Rights::Privileged, &mut world.card).unwrap();
     assert_eq!(world.at(crate::HOST_BASE.0 - PAGE), Some((0, page.0)));
+    let found = world.page(crate::HOST_BASE.0 - PAGE).map(|page| (page.read_only, page.privileged));
+    assert_eq!(found, Some((false, true)));
     assert_eq!(world.spaces.card_bytes(), before + 0x8000 + 0x4_0000);
     world.write(vram(DIRECTORY + 8190 * 8), pde(None, Some(SPT), 0));
     assert_eq!(world.sync().denied.of(Denial::Reserved), 1);
     assert_eq!((world.at(crate::HOST_BASE.0 - PAGE), world.at(crate::SHARED_BASE.0)), (Some((0, page.0)), None));
-    let mut refused = |page, at| world.spaces.map_host(world.id, page, at, true, &mut world.card) == Err(NoMemory);
+    let mut refused =
+        |page, at| world.spaces.map_host(world.id, page, at, Rights::ReadWrite, &mut world.card) == Err(NoMemory);
     assert!(refused(HostPage::Own(HOST_PAGES), page) && refused(HostPage::Shared(SHARED_PAGES), page));
     assert!(refused(HostPage::Own(1), VramAddr(1 << 40)));
     world.spaces.close(world.id, &mut world.card);
-    assert_eq!(world.spaces.map_host(world.id, HostPage::Own(1), page, true, &mut world.card), Err(NoMemory));
+    assert_eq!(
+        world.spaces.map_host(world.id, HostPage::Own(1), page, Rights::ReadWrite, &mut world.card),
+        Err(NoMemory)
+    );
     assert!(world.card.allocated.is_empty());
 }

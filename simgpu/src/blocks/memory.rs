@@ -5,7 +5,7 @@ use crate::cx::Cx;
 use crate::memory::BusAddr;
 use crate::mmu::Flush;
 use nvspec::addr::{GpuVa, Target};
-use nvspec::regs::{ltc, pbfb, pbfb_bcast, pfb, pflush};
+use nvspec::regs::{ltc, pbfb, pbfb_bcast, pfb, pflush, ptop};
 
 pub(crate) fn read_flush(reg: pflush::Reg) -> u32 {
     match reg {
@@ -93,9 +93,13 @@ pub(crate) fn read_ltc(reg: ltc::Reg, offset: u32, cx: &Cx) -> u32 {
     }
 }
 
-/// What the memory controllers say after reset: one partition holds all memory.
+/// What the memory controllers say after reset: one partition holds all memory. Without POST they are off, and the register
+/// that VBIOS scripts end with says so.
 pub(crate) fn reset(cx: &mut Cx) {
     let mib = (cx.memory.vram.size() >> 20) as u32;
+    if mib == 0 {
+        cx.storage.poke(ptop::DEVINIT_STATUS::OFFSET, 0);
+    }
     cx.storage.poke(pbfb::MEM_AMOUNT::at(0), mib);
     cx.storage.poke(pbfb_bcast::MEM_AMOUNT::OFFSET, mib);
 }

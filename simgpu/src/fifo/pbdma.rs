@@ -569,7 +569,8 @@ impl Fifo {
                     self.pbdmas[index].time = self.pbdmas[index].time.saturating_add(model.switch_ns);
                 }
                 crate::graph::loaded(&self.slots[id.index()], cx);
-                None
+                // FECS writes the registers that the image names before the engine takes a method.
+                (!cx.context_writes.is_empty()).then_some(Outcome::Later)
             }
             Ok(false) => None,
             Err(fault) => {

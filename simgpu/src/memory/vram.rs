@@ -59,7 +59,13 @@ impl Vram {
         Ok(Self { region, size })
     }
 
-    /// Bytes.
+    /// Memory whose controllers are off: none of it answers.
+    #[must_use]
+    pub fn off(self) -> Self {
+        Self { size: 0, ..self }
+    }
+
+    /// Bytes that answer.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.size

@@ -1,7 +1,7 @@
 //! Channels at work: copies, semaphores, interrupts, switching.
 
 use super::driver::{
-    CE0, CE1, Driver, IMAGE_VA, M2MF, PAGE, acquire, ce_copy, m2mf_copy, methods, object, release, small, words,
+    CE0, CE1, Driver, M2MF, PAGE, acquire, ce_copy, m2mf_copy, methods, object, release, small, words,
 };
 use nvspec::regs::{pfifo, pmc};
 
@@ -261,23 +261,29 @@ fn inline_data_goes_on_after_a_kick_in_its_middle() {
 }
 
 #[test]
-fn register_list_of_a_context_image_is_written_once() {
+fn register_list_of_a_context_image_is_written_once_wherever_in_bar0() {
     let mut driver = Driver::new(&small());
     let mut channel = driver.only_channel(1);
     let list = driver.buffer(&channel, SEM, 1, 4);
-    // A state register, one with behaviour, and one of another unit.
-    for (index, value) in (0..).zip([0x0041_8810, 0x8000_0042, 0x0000_0200, 0, 0x0040_9500, 0x1234]) {
+    // A state register, one with behaviour, one of another unit; one that is no register, one behind BAR0.
+    let unit = pmc::ENABLE::CE0.mask();
+    for (index, value) in
+        (0..).zip([0x0041_8810, 0x8000_0042, 0x0000_0200, !unit, 0x0040_9500, 0x1234, 0x0040_9501, 1, 0x0140_9500, 1])
+    {
         driver.poke(list + 4 * index, value);
     }
-    driver.poke(channel.image, 3);
+    driver.poke(channel.image, 5);
     driver.poke(channel.image + 4, (SEM >> 8) as u32);
     driver.push(&mut channel, &words(&[object(M2MF), methods(M2MF.0, 0x100, &[0])]));
     driver.settle();
     assert_eq!(driver.rd(0x0041_8810), 0x8000_0042);
-    assert_eq!(driver.rd(pmc::ENABLE::OFFSET), u32::MAX);
-    assert_eq!(driver.rd(nvspec::regs::fecs::COMMAND_DATA::OFFSET), 0);
+    assert_eq!(driver.rd(pmc::ENABLE::OFFSET), !unit);
+    assert_eq!(driver.rd(nvspec::regs::fecs::COMMAND_DATA::OFFSET), 0x1234);
     assert_eq!(driver.peek(channel.image), 0);
-    let _ = IMAGE_VA;
+    // The channel's work goes on.
+    driver.push(&mut channel, &release(SEM, 0xcafe));
+    driver.settle();
+    assert_eq!(driver.peek(list), 0xcafe);
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! Registers and windows.
 
 use super::driver::{At, Driver, PAGE, small};
-use crate::SimGpu;
+use crate::{Config, SimGpu};
 use card::{Aperture, Card, InterruptMode};
-use nvspec::regs::{self, pbus, pfb, pfifo, pmc, ppci};
+use nvspec::regs::windows::pramin;
+use nvspec::regs::{self, pbfb, pbfb_bcast, pbus, pfb, pfifo, pmc, ppci, ptop};
 use nvspec::{Access, RegInfo};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -245,4 +246,16 @@ fn pramin_follows_its_window() {
     driver.poke(0x20_0004, 2);
     driver.wr(pbus::PRAMIN_WINDOW::OFFSET, 0x1f);
     assert_eq!(driver.rd(nvspec::regs::windows::pramin::BASE + 0x1_0004), 2);
+}
+
+#[test]
+fn card_without_post_has_no_memory_and_says_so() {
+    let card = SimGpu::new(&Config { posted: false, ..small() }).unwrap();
+    for _ in 0..2 {
+        assert!(!ptop::DEVINIT_STATUS::DONE.is_set(card.read32(ptop::DEVINIT_STATUS::OFFSET)));
+        assert_eq!((card.read32(pbfb::MEM_AMOUNT::at(0)), card.read32(pbfb_bcast::MEM_AMOUNT::OFFSET)), (0, 0));
+        card.write32(pramin::BASE, 0x1234);
+        assert_eq!(card.read32(pramin::BASE), u32::MAX, "nothing answers");
+        card.reset();
+    }
 }

@@ -13,8 +13,8 @@ use super::{PATTERN, boot};
 
 /// Holes that the program tries: the nineteen of the reference code, and registers that it does not know.
 const HOLES: RangeInclusive<u32> = 1..=29;
-/// Contexts that cannot be saved.
-const UNSAVABLE: u32 = 30;
+/// Context images that name registers, and those of the mediator.
+const IMAGES: u32 = 30;
 /// What can be asked by the paravirtual interface.
 const PARAVIRTUAL: RangeInclusive<u32> = 31..=38;
 /// Of these every attempt is a look at memory, or a write to a register that is virtual: nothing is there to refuse.
@@ -110,6 +110,6 @@ fn holes_are_closed_to_a_guest() -> Result<()> {
 }
 
 #[test]
-fn contexts_that_cannot_be_saved_harm_nobody_else() -> Result<()> {
-    beside_a_neighbour("contexts", &[UNSAVABLE..=UNSAVABLE])
+fn context_images_of_a_guest_harm_nobody() -> Result<()> {
+    beside_a_neighbour("contexts", &[IMAGES..=IMAGES])
 }

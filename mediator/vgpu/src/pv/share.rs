@@ -3,6 +3,7 @@
 use super::super::backend::{Bound, VmBackend};
 use nvspec::addr::{SMALL_PAGE, VramAddr};
 use nvspec::fifo::VirtualChannelId;
+use nvspec::mmu::Rights;
 use pv::abi::Status;
 use shadow_pt::{HostPage, SHARED_BASE, SHARED_PAGES, SpaceId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,8 +51,8 @@ fn va(first: u32) -> u64 {
 }
 
 /// The pages of a run, as an address space maps them.
-fn pages(first: u32, count: u32, at: VramAddr, writable: bool) -> Vec<(HostPage, VramAddr, bool)> {
-    let page = |nth: u32| (HostPage::Shared(first + nth), at.offset(u64::from(nth) * SMALL_PAGE), writable);
+fn pages(first: u32, count: u32, at: VramAddr, rights: Rights) -> Vec<(HostPage, VramAddr, Rights)> {
+    let page = |nth: u32| (HostPage::Shared(first + nth), at.offset(u64::from(nth) * SMALL_PAGE), rights);
     (0..count).map(page).collect()
 }
 
@@ -73,7 +74,7 @@ impl VmBackend {
         let count = (bytes / SMALL_PAGE) as u32;
         let first = match pv.attachments.room(space, count) {
             Some(first) => {
-                let pages = pages(first, count, at, !read_only);
+                let pages = pages(first, count, at, if read_only { Rights::ReadOnly } else { Rights::ReadWrite });
                 let mapped = self.spaces.map_host(&self.host, space, &pages);
                 if let Err(error) = mapped {
                     tracing::warn!(vm = %self.vm, ?channel, segment, %error, "a shared segment is not attached");
@@ -128,13 +129,13 @@ impl VmBackend {
         let Some(pv) = &mut self.pv else { return };
         let unused: Vec<_> = pv.attachments.0.extract_if(.., |_, it| it.channels.is_empty()).collect();
         for ((space, segment), Attachment { first, pages: count, at, .. }) in unused {
-            self.unmap_segment(space, segment, &pages(first, count, at, false));
+            self.unmap_segment(space, segment, &pages(first, count, at, Rights::ReadOnly));
         }
     }
 
     /// Takes a segment out of an address space. If the card does not forget it, it counts as attached for good, and its
     /// memory goes to nobody.
-    fn unmap_segment(&mut self, space: SpaceId, segment: u32, pages: &[(HostPage, VramAddr, bool)]) {
+    fn unmap_segment(&mut self, space: SpaceId, segment: u32, pages: &[(HostPage, VramAddr, Rights)]) {
         match self.spaces.unmap_host(&self.host, space, pages) {
             Ok(()) => self.host.lock().share_detach(self.vm, segment),
             Err(error) => tracing::error!(vm = %self.vm, segment, %error,

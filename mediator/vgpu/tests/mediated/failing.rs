@@ -6,7 +6,7 @@ use card::Card;
 use nvspec::fifo::VirtualChannelId;
 use nvspec::regs::pfb::{MMU_CTRL, MMU_INVALIDATE, MMU_INVALIDATE_PDB};
 use nvspec::regs::pfifo;
-use owner::Sharing;
+use owner::{HostCard, Sharing};
 use rig::altered::{Alter, Altered};
 use rig::driver::{CE0, PAGE, ce_copy, object};
 use rig::{Rig, sharing};
@@ -199,4 +199,13 @@ fn where_chunks_were_to_go_is_quarantined_when_the_copier_cannot_be_stopped() {
     let summary = rig.host.lock().vram.chunks.summary();
     assert!(summary.host.quarantined > 0 && summary.host.to_scrub == 0);
     assert_eq!(summary.host.quarantined, summary.host.used);
+}
+
+#[test]
+fn card_without_post_is_refused_with_what_to_do() {
+    let card = Arc::new(SimGpu::new(&Config { posted: false, ..Config::default() }).expect("a card"));
+    let refused = HostCard::open(card, "rig", &sharing()).err().expect("it has no memory").to_string();
+    let found = "the card has not been initialised by its VBIOS: register 0x02240c reads 0x0, without bit 1; ";
+    let what_to_do = refused.strip_prefix(found).unwrap_or_else(|| panic!("{refused}"));
+    assert!(what_to_do.starts_with("let the host's firmware run the VBIOS"), "{what_to_do}");
 }

@@ -71,7 +71,7 @@ const HOLES: &[Hole] = holes! {
     27 "msi-rearm"               registers::msi_rearm;
     28 "crooked-accesses"        registers::crooked_accesses;
     29 "pci-configuration"       registers::pci_configuration;
-    30 "unsavable-context"       tables::unsavable_context;
+    30 "context-images"          tables::context_images;
     31 "pv-channels"             paravirtual::channels;
     32 "pv-entries"              paravirtual::entries;
     33 "pv-types"                paravirtual::types;

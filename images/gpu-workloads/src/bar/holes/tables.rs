@@ -1,4 +1,4 @@
-//! Holes 7, 8, 9, 11, 15, 16 and 18: what page tables may name, and when it counts.
+//! Holes 7, 8, 9, 11, 15, 16, 18 and 30: what page tables may name, and when it counts; context images.
 
 use anyhow::{Result, ensure};
 
@@ -196,30 +196,39 @@ pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 30: the pages of an engine's context go while the engine holds it. The next channel to use the engine, maybe another
-/// VM's, has it saved there; that faults, and the fault is ours. Without a neighbour on that engine nothing happens.
-pub fn unsavable_context(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
-    for round in 0..16 {
-        let (mut channel, _) = holder(lab, 30);
-        lab.flush();
-        lab.start(&mut channel);
-        let mut push = Push::default();
-        let engine = if round % 2 == 0 { Engine::Ce0 } else { Engine::Ce1 };
-        push.bind(engine.object());
-        push.methods(4 + round % 2, 0x100, &[0]);
-        let ran = lab.go(&mut channel, &push, true);
-        verdict.check(&format!("it works before: {ran:x?}"), ran == Ran::Done);
-        for page in 0..IMAGE_PAGES {
-            lab.raw(channel.space, va::IMAGE + page * PAGE, [0, 0]);
+/// Places of the images that the card uses, for all we know: the mediator's part of an address space, bytes for each of the
+/// card's channels, and pages in such a span.
+const IMAGES: (u64, u64, [u64; 3]) = (0xff_f800_0000, 128 << 10, [4, 5, 6]);
+
+/// 30: context images. PGRAPH's firmware writes the registers that an image names when the context is loaded: whole engines
+/// off, channels gone, the scheduler off. The image that the card uses is the mediator's, which work must not reach.
+pub fn context_images(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
+    let registers = [[0x200, 0], [0x2204, 0], [0x2200, 0], [0x40_0500, 0], [0x41_8810, u32::MAX]];
+    let channels = (0..16).map(|channel| [0x3000 + 8 * channel, 0]);
+    let list: Vec<[u32; 2]> = registers.into_iter().chain(channels).collect();
+    let head = [list.len() as u32, ((va::IMAGE + PAGE) >> 8) as u32];
+    for round in 0..4 {
+        let (mut channel, _) = holder(lab, 30 + round);
+        let [.., (_, image, _)] = channel.memory();
+        for (at, pair) in (image + PAGE..).step_by(8).zip(&list) {
+            lab.set(at, *pair);
         }
-        lab.flush();
-        // A fence that nothing releases: only an error ends the wait.
-        channel.sequence_skipped();
-        let ran = lab.wait(&channel, true);
-        let elsewhere = matches!(ran, Ran::Fault(at) if !(va::IMAGE..va::IMAGE + IMAGE_PAGES * PAGE).contains(&at));
-        verdict.note(&format!("{ran:x?}"), matches!(ran, Ran::Fault(_)), elsewhere);
-        lab.stop(&channel);
+        lab.set(image, head);
+        let mut push = Push::default();
+        push.bind(Engine::M2mf.object());
+        push.nop(Engine::M2mf.object().subchannel);
+        let ran = lab.run(&mut channel, &push);
+        verdict.check(&format!("work goes on: {ran:x?}"), ran == Ran::Done);
+        verdict.note("the card has taken the list", false, lab.card.vram_read(image) != head[0]);
         lab.release();
+    }
+    let (mut channel, page) = holder(lab, 30);
+    let (first, span, pages) = IMAGES;
+    for index in 0..8 {
+        for image in pages {
+            let at = first + index * span + image * PAGE;
+            must_fault(lab, verdict, &format!("an image at {at:#x}"), &mut channel, page, at);
+        }
     }
     Ok(())
 }

@@ -7,6 +7,7 @@
 //! well, [`Scene::virtual_only`] that no register of the card changed.
 
 mod channels;
+mod images;
 mod kernels;
 mod memory;
 mod registers;

@@ -1,0 +1,95 @@
+//! Context images: what an engine's firmware keeps of a channel while another has the engine.
+//!
+//! PGRAPH's firmware writes registers that an image names, anywhere in BAR0, whenever it loads the context. So images are the
+//! host's: a guest's pointer only says that there is a context, and the card gets one to the channel's image in memory of the
+//! mediator, mapped behind the channel's work area for privileged accesses alone, which a channel's work does not make.
+
+use crate::instance::{BLOCK, CONTEXTS};
+use crate::work::{PAGE_STRIDE, WORK_BYTES};
+use crate::{Host, Layout, work_va};
+use nvspec::addr::{GpuVa, SMALL_PAGE, VramAddr};
+use nvspec::fifo::ChannelId;
+use nvspec::mmu::Rights;
+
+/// Most bytes of PGRAPH's image: what the span of a channel has room for.
+pub const GRAPH_IMAGE_MAX: u64 = (PAGE_STRIDE as u64 - GRAPH_PAGE as u64) * SMALL_PAGE;
+/// The first small page of PGRAPH's image in a channel's span. It is last, since its length is the card's.
+const GRAPH_PAGE: u32 = 6;
+/// The first small page of each engine's image, in the order of [`CONTEXTS`].
+const PAGES: [u32; CONTEXTS.len()] = [GRAPH_PAGE, 4, 5];
+/// Bytes of a copy engine's image: its firmware saves 256.
+const COPY_IMAGE: u64 = SMALL_PAGE;
+const _: () = assert!(WORK_BYTES == 4 * SMALL_PAGE && COPY_IMAGE == BLOCK as u64);
+
+/// The contents of a new context's images.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Golden(Vec<u8>);
+
+impl Golden {
+    /// `graph` is what PGRAPH's firmware has saved of a context in which nothing was done.
+    pub(crate) fn new(graph: &[u8], layout: &Layout) -> Self {
+        let mut bytes = graph.to_vec();
+        bytes.resize(usize::try_from(layout.graph_image_bytes()).unwrap_or(0), 0);
+        // No image of the host's names registers.
+        bytes.iter_mut().take(REGISTER_LIST).for_each(|byte| *byte = 0);
+        Self(bytes)
+    }
+}
+
+/// Bytes at the start of an image that say how many registers are to be written, and where they are named.
+const REGISTER_LIST: usize = 8;
+
+impl Layout {
+    /// Bytes from one channel's images to the next one's.
+    #[must_use]
+    pub fn images_stride(&self) -> u64 {
+        self.graph_image_bytes().saturating_add(COPY_IMAGE.saturating_mul(2))
+    }
+
+    fn graph_image_bytes(&self) -> u64 {
+        self.graph_image.min(GRAPH_IMAGE_MAX).next_multiple_of(SMALL_PAGE)
+    }
+
+    /// Returns the places of the images of PGRAPH, CE0 and CE1 for a physical channel, and their bytes.
+    fn images_of(&self, channel: ChannelId) -> [(VramAddr, u64); CONTEXTS.len()] {
+        let ce0 = self.images.offset(u64::from(channel.0).wrapping_mul(self.images_stride()));
+        let ce1 = ce0.offset(COPY_IMAGE);
+        [(ce1.offset(COPY_IMAGE), self.graph_image_bytes()), (ce0, COPY_IMAGE), (ce1, COPY_IMAGE)]
+    }
+
+    /// Returns what else the address space of a physical channel must map, for as long: as [`Self::work_pages`] has it.
+    pub fn image_pages(&self, channel: ChannelId) -> impl Iterator<Item = (u32, VramAddr, Rights)> {
+        let span = u32::from(channel.0).wrapping_mul(PAGE_STRIDE);
+        PAGES.into_iter().zip(self.images_of(channel)).flat_map(move |(page, (image, bytes))| {
+            let at = (0..bytes).step_by(BLOCK).map(move |offset| image.offset(offset));
+            (span.wrapping_add(page)..).zip(at).map(|(index, at)| (index, at, Rights::Privileged))
+        })
+    }
+}
+
+/// Returns the addresses of the images of PGRAPH, CE0 and CE1 in the space that a physical channel uses.
+pub(crate) fn image_vas(channel: ChannelId) -> [GpuVa; CONTEXTS.len()] {
+    PAGES.map(|page| work_va(channel).offset(u64::from(page).wrapping_mul(SMALL_PAGE)))
+}
+
+/// Makes the images of contexts that `fresh` says new ones'.
+pub(crate) fn renew(
+    host: &mut impl Host,
+    layout: &Layout,
+    channel: ChannelId,
+    golden: &Golden,
+    fresh: [bool; CONTEXTS.len()],
+) {
+    let [(graph, _), copies @ ..] = layout.images_of(channel);
+    let [graph_fresh, copies_fresh @ ..] = fresh;
+    if graph_fresh {
+        host.vram_write(graph, &golden.0);
+    }
+    for ((image, _), _) in copies.into_iter().zip(copies_fresh).filter(|(_, fresh)| *fresh) {
+        host.vram_write(image, &[0; BLOCK]);
+    }
+}
+
+#[cfg(test)]
+#[path = "tests/image.rs"]
+mod tests;

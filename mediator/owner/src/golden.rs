@@ -1,0 +1,71 @@
+//! The golden context: what PGRAPH's firmware saves of a context in which nothing was done.
+//!
+//! Every channel's image begins as a copy of it ([`channels::Channels`]). It is made once, when the card is taken over, before
+//! there are channels: by commands to FECS, with the first channel's instance block and image, and page tables in the work
+//! areas. Nothing of that stays.
+
+use super::HostError;
+use super::layout::Layout;
+use super::memory::CardMemory;
+use card::Card;
+use nvspec::addr::{SMALL_PAGE, VramAddr};
+use nvspec::instance::{INSTANCE_BYTES, context, vm};
+use nvspec::mmu::{ENTRY_BYTES, PD_BYTES, Pde, Pte, Rights, SPT_BYTES, TableTarget};
+use nvspec::regs::{fecs, fecs_command};
+
+/// Polls for an answer of FECS: saving a context takes tens of microseconds, and each poll is a bus read of about one.
+const ANSWER_POLLS: u32 = 2_000_000;
+/// The first small page that the image is mapped at: address 0 is kept free.
+const FIRST_PAGE: u64 = 16;
+/// The size code of the table: an eighth, which is the least.
+const SIZE_CODE: u8 = 3;
+
+/// Has PGRAPH make a context and save it; returns its image.
+///
+/// # Errors
+/// When the firmware does not answer, or has saved nothing.
+pub(super) fn make(card: &dyn Card, memory: &mut CardMemory, layout: &Layout) -> Result<Vec<u8>, HostError> {
+    let bytes = layout.graph_image.next_multiple_of(SMALL_PAGE);
+    let [directory, table] = [layout.work, layout.work.offset(PD_BYTES)];
+    let (instance, image) = (layout.instances, layout.images);
+    let pde = Pde::new().with_large_size(SIZE_CODE).with_small_target(TableTarget::Vram);
+    memory.write(directory, &u64::from(pde.with_small_frame(frame(table))).to_le_bytes())?;
+    for page in 0..bytes / SMALL_PAGE {
+        let pte = Pte::granting(Rights::Privileged).with_frame(frame(image.offset(page * SMALL_PAGE)));
+        memory.write(table.offset((FIRST_PAGE + page) * ENTRY_BYTES), &u64::from(pte).to_le_bytes())?;
+    }
+    let pointer = FIRST_PAGE * SMALL_PAGE + u64::from(context::VALID);
+    for (offset, value) in [(vm::PDB_LO, directory.0), (vm::LIMIT_LO, (1 << 40) - 1), (context::GR, pointer)] {
+        memory.write(instance.offset(offset), &value.to_le_bytes())?;
+    }
+    memory.invalidate(directory, false)?;
+    let block = fecs::COMMAND_DATA::VALID.mask() | fecs::COMMAND_DATA::ADDRESS.of(frame(instance));
+    command(card, fecs_command::SET_CHANNEL, block)?;
+    command(card, fecs_command::SAVE_CONTEXT, block)?;
+    let mut golden = vec![0; layout.graph_image as usize];
+    memory.read(image, &mut golden)?;
+    if golden.iter().all(|byte| *byte == 0) {
+        return Err(HostError::Unresponsive("context switching firmware saves nothing of a context"));
+    }
+    for (at, bytes) in
+        [(directory, PD_BYTES), (table, SPT_BYTES >> SIZE_CODE), (image, bytes), (instance, INSTANCE_BYTES)]
+    {
+        memory.zero(at, bytes)?;
+    }
+    memory.invalidate(directory, false)?;
+    Ok(golden)
+}
+
+/// Gives FECS a command and waits until it is done.
+fn command(card: &dyn Card, command: u32, data: u32) -> Result<(), HostError> {
+    card.write32(fecs::MAILBOX_CLEAR::at(0), fecs::MAILBOX::READY.mask());
+    card.write32(fecs::COMMAND_DATA::OFFSET, data);
+    card.write32(fecs::COMMAND::OFFSET, command);
+    let done = (0..ANSWER_POLLS).any(|_| fecs::MAILBOX::READY.is_set(card.read32(fecs::MAILBOX::at(0))));
+    if done { Ok(()) } else { Err(HostError::Unresponsive("context switching firmware does not answer")) }
+}
+
+/// An address as entries and registers hold it, in units of 4 KiB.
+fn frame(address: VramAddr) -> u32 {
+    (address.0 / SMALL_PAGE) as u32
+}
