@@ -11,12 +11,11 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::path::PathBuf;
 use std::sync::Once;
-use std::sync::atomic::Ordering;
 
 use cuda_protocol::{End, FromOwner, FromTenant, Link};
 
 use crate::loader;
-use crate::slots::{ALL, COUNT, SLOTS, at, real};
+use crate::slots::{self, ALL, COUNT, at, real};
 use crate::tenant;
 
 /// File name that programs load.
@@ -68,7 +67,7 @@ pub fn load() {
                 _ if library => no_function as *mut (),
                 _ => no_library as *mut (),
             };
-            SLOTS[index].store(function, Ordering::Release);
+            slots::set(index, function);
         }
     });
 }
