@@ -276,6 +276,11 @@ mod tests {
         assert_eq!(space.allocate_for(VmId(1), ALIGN, 0), Err(NoIova::Quota(2 << 30)));
         space.free_for(VmId(1), lent);
         space.allocate_for(VmId(1), 2 << 30, 0).unwrap();
+        // Who cannot be given more keeps the window that it has: nobody else could have those addresses.
+        space.set_share(VmId(4), share(8, 8)).unwrap();
+        let left = space.set_share(VmId(5), share(1000, 1000));
+        space.set_share(VmId(4), share(900, 900)).unwrap_err();
+        assert_eq!(space.set_share(VmId(5), share(1000, 1000)), left);
         // A guarantee is kept or refused, and what was there holds then.
         space.set_share(VmId(2), share(600, 600)).unwrap();
         let most = space.set_share(VmId(1), share(512, 512)).unwrap_err();
