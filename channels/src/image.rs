@@ -9,6 +9,7 @@ use crate::work::{PAGE_STRIDE, WORK_BYTES};
 use crate::{Host, Layout, work_va};
 use nvspec::addr::{GpuVa, SMALL_PAGE, VramAddr};
 use nvspec::fifo::ChannelId;
+use nvspec::instance::graph_image;
 use nvspec::mmu::Rights;
 
 /// Most bytes of PGRAPH's image: what the span of a channel has room for.
@@ -31,13 +32,10 @@ impl Golden {
         let mut bytes = graph.to_vec();
         bytes.resize(usize::try_from(layout.graph_image_bytes()).unwrap_or(0), 0);
         // No image of the host's names registers.
-        bytes.iter_mut().take(REGISTER_LIST).for_each(|byte| *byte = 0);
+        bytes.iter_mut().zip(0..graph_image::HEAD_BYTES).for_each(|(byte, _)| *byte = 0);
         Self(bytes)
     }
 }
-
-/// Bytes at the start of an image that say how many registers are to be written, and where they are named.
-const REGISTER_LIST: usize = 8;
 
 impl Layout {
     /// Bytes from one channel's images to the next one's.

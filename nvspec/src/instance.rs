@@ -140,6 +140,18 @@ pub mod context {
     pub const VALID: u32 = 1 << 2;
 }
 
+/// A context image of PGRAPH, as nouveau's FECS program reads it when it loads the context (`hub.fuc`, `ctx_mmio_exec`).
+pub mod graph_image {
+    /// Number of registers to write, a word; the program clears it when that is done.
+    pub const REGISTERS: u64 = 0;
+    /// Address of their list in units of 256 bytes, a word.
+    pub const LIST: u64 = 4;
+    /// Bytes of both.
+    pub const HEAD_BYTES: u64 = 8;
+    /// Bytes of an entry of the list: a register's offset in BAR0, and its value.
+    pub const ENTRY_BYTES: u64 = 8;
+}
+
 /// USERD, one page for each channel.
 pub mod userd {
     /// Bytes of a channel's USERD.

@@ -199,12 +199,6 @@ impl Scheduler {
         self.engines[engine.index()].running().is_some()
     }
 
-    /// Returns the engine that has a submission, by the books.
-    #[must_use]
-    pub fn engine_with(&self, ticket: Ticket) -> Option<Engine> {
-        self.engine_of(ticket)
-    }
-
     /// Returns the place of a submission. `None` for one that is not here.
     #[must_use]
     pub fn place(&self, ticket: Ticket) -> Option<Place> {
@@ -466,7 +460,9 @@ impl Scheduler {
         true
     }
 
-    fn engine_of(&self, ticket: Ticket) -> Option<Engine> {
+    /// Returns the engine that has a submission, by the books.
+    #[must_use]
+    pub fn engine_of(&self, ticket: Ticket) -> Option<Engine> {
         Engine::ALL.into_iter().find(|engine| self.engines[engine.index()].flights().any(|f| f.ticket == ticket))
     }
 

@@ -14,6 +14,7 @@ use crate::fifo::slot::{Condition, Slot};
 use crate::mmu::Access;
 use nvspec::addr::{GpuVa, Target};
 use nvspec::class::{id, m2mf9039};
+use nvspec::instance::graph_image;
 use nvspec::regs::fecs::{COMMAND_DATA, MAILBOX, NEXT, UCODE_INTR};
 use nvspec::regs::{fecs, fecs_command, pgraph, sm_trap};
 
@@ -137,18 +138,19 @@ const MMIO_LIST_MAX: u32 = 256;
 pub(crate) fn loaded(slot: &Slot, cx: &mut Cx) {
     let (EngineId::Graph, Some(resident)) = (slot.id, slot.resident) else { return };
     let mut session = cx.mmu.session(&cx.memory, &resident.space, Access::PRIVILEGED);
-    let (Ok(count), Ok(base)) = (session.read32(resident.image), session.read32(resident.image.offset(4))) else {
+    let head = resident.image.offset(graph_image::REGISTERS);
+    let (Ok(count), Ok(base)) = (session.read32(head), session.read32(resident.image.offset(graph_image::LIST))) else {
         return;
     };
     if count == 0 {
         return;
     }
     for index in 0..u64::from(count.min(MMIO_LIST_MAX)) {
-        let at = GpuVa(u64::from(base) << 8).offset(8 * index);
+        let at = GpuVa(u64::from(base) << 8).offset(graph_image::ENTRY_BYTES * index);
         let (Ok(register), Ok(value)) = (session.read32(at), session.read32(at.offset(4))) else { break };
         cx.context_writes.push((register, value));
     }
-    if session.write32(resident.image, 0).is_err() {
+    if session.write32(head, 0).is_err() {
         tracing::debug!("a context image became read-only");
     }
 }

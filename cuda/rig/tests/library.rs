@@ -225,56 +225,30 @@ fn wrong_calls_of_virtual_memory_get_what_the_driver_answers() {
     }
 }
 
-#[test]
-fn handles_of_the_program_itself_move_under_its_work() {
+/// Runs the program with its own mappings while chunks move, in chunks of two sizes.
+fn moves_what_the_program_maps(more: &[&str]) {
     let rig = Rig::new(256);
-    let arguments = ["own", "--mib", "32", "--rounds", "80", "--spin-us", "2000"];
+    let arguments = [&["own", "--mib", "32", "--rounds", "80", "--spin-us", "2000"], more].concat();
     let alone = rig.plain(&arguments);
     for chunk in ["2", "4"] {
-        let owner = rig.owner(&[
-            "--device-mib",
-            "24",
-            "--quota-mib",
-            "96",
-            "--relocate-ms",
-            "4",
-            "--batch",
-            "5",
-            "--chunk-mib",
-            chunk,
-        ]);
+        let bounds = ["--device-mib", "24", "--quota-mib", "96", "--relocate-ms", "4", "--batch", "5"];
+        let owner = rig.owner(&[&bounds[..], &["--chunk-mib", chunk]].concat());
         assert_eq!(rig.tenant(&arguments), alone, "chunks of {chunk} MiB");
         let counts = owner.counts();
         assert!(counts["moved"].as_u64().expect("a number") >= 20, "{counts}");
-        assert_eq!(counts["fixed_bytes"], 0, "what was less than a chunk is counted while it lives: {counts}");
+        assert_eq!(counts["fixed_bytes"], 0, "what the driver allocated is counted while it lives: {counts}");
         assert!(rig.free().starts_with("free=256"), "{}", rig.free());
     }
 }
 
 #[test]
+fn handles_of_the_program_itself_move_under_its_work() {
+    moves_what_the_program_maps(&[]);
+}
+
+#[test]
 fn handles_that_could_be_exported_move_until_they_are() {
-    let rig = Rig::new(256);
-    let arguments = ["own", "--mib", "32", "--rounds", "80", "--spin-us", "2000", "--shareable"];
-    let alone = rig.plain(&arguments);
-    for chunk in ["2", "4"] {
-        let owner = rig.owner(&[
-            "--device-mib",
-            "24",
-            "--quota-mib",
-            "96",
-            "--relocate-ms",
-            "4",
-            "--batch",
-            "5",
-            "--chunk-mib",
-            chunk,
-        ]);
-        assert_eq!(rig.tenant(&arguments), alone, "chunks of {chunk} MiB");
-        let counts = owner.counts();
-        assert!(counts["moved"].as_u64().expect("a number") >= 20, "{counts}");
-        assert_eq!(counts["fixed_bytes"], 0, "what was exported is counted while it lives: {counts}");
-        assert!(rig.free().starts_with("free=256"), "{}", rig.free());
-    }
+    moves_what_the_program_maps(&["--shareable"]);
 }
 
 #[test]

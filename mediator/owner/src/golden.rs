@@ -8,7 +8,7 @@ use super::HostError;
 use super::layout::Layout;
 use super::memory::CardMemory;
 use card::Card;
-use nvspec::addr::{SMALL_PAGE, VramAddr};
+use nvspec::addr::{SMALL_PAGE, VA_BITS, VramAddr};
 use nvspec::instance::{INSTANCE_BYTES, context, vm};
 use nvspec::mmu::{ENTRY_BYTES, PD_BYTES, Pde, Pte, Rights, SPT_BYTES, TableTarget};
 use nvspec::regs::{fecs, fecs_command};
@@ -35,7 +35,7 @@ pub(super) fn make(card: &dyn Card, memory: &mut CardMemory, layout: &Layout) ->
         memory.write(table.offset((FIRST_PAGE + page) * ENTRY_BYTES), &u64::from(pte).to_le_bytes())?;
     }
     let pointer = FIRST_PAGE * SMALL_PAGE + u64::from(context::VALID);
-    for (offset, value) in [(vm::PDB_LO, directory.0), (vm::LIMIT_LO, (1 << 40) - 1), (context::GR, pointer)] {
+    for (offset, value) in [(vm::PDB_LO, directory.0), (vm::LIMIT_LO, (1 << VA_BITS) - 1), (context::GR, pointer)] {
         memory.write(instance.offset(offset), &value.to_le_bytes())?;
     }
     memory.invalidate(directory, false)?;

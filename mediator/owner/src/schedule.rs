@@ -184,7 +184,7 @@ impl<A: Alarm> Schedule<A> {
         let Some(seen) = self.several.get_mut(&channel) else { return false };
         *seen = Some(engine);
         let Some(ticket) = self.first_of(channel, &[Stage::Started]) else { return false };
-        self.scheduler.engine_with(ticket).is_some_and(|booked| booked != engine)
+        self.scheduler.engine_of(ticket).is_some_and(|booked| booked != engine)
     }
 
     /// Forgets submissions that come to nothing.

@@ -181,7 +181,13 @@ unsafe extern "C" fn get_handle(handle: *mut Ipc, address: Address) -> c_int {
             // As the driver has it: who opened memory does not hand it on.
             return INVALID_VALUE;
         }
-        let Some(backed) = chunks::with(|memory| memory.backing(address)) else {
+        let backed = chunks::with(|memory| {
+            let backed = memory.backing(address)?;
+            // First: from the owner's answer on, the next owner must not move them for this process alone.
+            memory.mark_shared(&backed.chunks);
+            Some(backed)
+        });
+        let Some(backed) = backed else {
             // SAFETY: the caller's promise.
             return unsafe { driver::ipc_get_mem_handle(handle, address) };
         };
@@ -192,10 +198,7 @@ unsafe extern "C" fn get_handle(handle: *mut Ipc, address: Address) -> c_int {
         let list = backed.chunks.clone();
         match requests::request(|request| FromTenant::Export { request, chunks: list }) {
             Answer::Shared(share) => {
-                chunks::with(|memory| {
-                    memory.mark_shared(&backed.chunks);
-                    memory.opened.own.insert(share);
-                });
+                chunks::with(|memory| memory.opened.own.insert(share));
                 let (offset, bytes, card) = (backed.offset, backed.bytes, backed.card);
                 // SAFETY: the caller's pointer, not null.
                 unsafe { *handle = Token { share, offset, bytes, chunks: count, card }.write() };

@@ -38,8 +38,8 @@ const RDMA: c_int = 1 << 8;
 /// for sparse arrays. One that other processes may import is ours as well, until it is exported.
 fn movable(property: &Property) -> Option<(c_int, u8)> {
     let &[kind, handles, place, device, _, _, flags, rest] = property;
-    let exported_as_descriptor = handles == 0 || handles == DESCRIPTOR;
-    let plain = (kind, place, flags & !RDMA, rest) == (PINNED, DEVICE, 0, 0) && exported_as_descriptor;
+    let by_descriptor = handles == 0 || handles == DESCRIPTOR;
+    let plain = (kind, place, flags & !RDMA, rest) == (PINNED, DEVICE, 0, 0) && by_descriptor;
     plain.then(|| tenant::card(device).map(|card| (device, card))).flatten()
 }
 

@@ -241,7 +241,9 @@ impl Core {
         self.misplaced.remove(&(tenant, index));
         if let Body::Chunk { piece, .. } = body {
             self.pieces.let_go(piece, &mut self.actions);
-            self.shares.retain(|_, (owner, indices)| *owner != tenant || !indices.contains(&index));
+            let stays = |(owner, indices): &(TenantId, Vec<u32>)| *owner != tenant || !indices.contains(&index);
+            self.shares.retain(|_, of| stays(of));
+            self.tokens.retain(|of, _| stays(of));
         }
         self.bell = true;
     }
@@ -329,15 +331,16 @@ impl Core {
         if let Some(reason) = refuse {
             return self.send(id, FromOwner::Refused { request, reason });
         }
-        // Programs ask for each buffer that they send, and have few allocations.
-        let known = self.shares.iter().find(|(_, (owner, known))| *owner == tenant && *known == indices);
-        if let Some(share) = known.map(|(share, _)| *share) {
+        // Programs ask for each buffer that they send.
+        let of = (tenant, indices);
+        if let Some(&share) = self.tokens.get(&of) {
             return self.send(id, FromOwner::Shared { request, share });
         }
+        let indices = &of.1;
         if self.shares.len() >= SHARES_MOST {
             return self.send(id, FromOwner::Refused { request, reason: Refusal::Exhausted });
         }
-        for index in &indices {
+        for index in indices {
             if let Some(Body::Chunk { pinned, .. }) = self.body(tenant, *index) {
                 *pinned = true;
             }
@@ -347,7 +350,8 @@ impl Core {
         token[..8].copy_from_slice(&first.to_le_bytes());
         token[8..16].copy_from_slice(&second.to_le_bytes());
         // A token opens nothing for another tenant, so it need not be secret.
-        self.shares.insert(Share(token), (tenant, indices));
+        self.shares.insert(Share(token), of.clone());
+        self.tokens.insert(of, Share(token));
         self.send(id, FromOwner::Shared { request, share: Share(token) });
     }
 

@@ -151,6 +151,8 @@ pub struct Core {
     /// Copies whose process has gone meanwhile.
     orphans: BTreeMap<BatchId, relocate::Batch>,
     shares: HashMap<Share, (TenantId, Vec<u32>)>,
+    /// The same by what they stand for.
+    tokens: HashMap<(TenantId, Vec<u32>), Share>,
     /// Chunks of which the piece is not of the memory that they have a place in, and whether they are on their way.
     misplaced: BTreeMap<(TenantId, u32), bool>,
     /// What could not be had on the card, by tenant, since it was planned last.
@@ -198,6 +200,7 @@ impl Core {
             relocations: BTreeMap::new(),
             orphans: BTreeMap::new(),
             shares: HashMap::new(),
+            tokens: HashMap::new(),
             misplaced: BTreeMap::new(),
             unmet: BTreeMap::new(),
             bell: false,

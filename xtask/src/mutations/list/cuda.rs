@@ -134,9 +134,9 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "the same chunks are shared by one token, however often it is asked for",
         package: "cuda-owner",
         file: "cuda/owner/src/core/memory.rs",
-        from: "*owner == tenant && *known == indices",
-        to: "*owner == tenant && known.is_empty()",
-        tests: "core::tests::fixed_memory",
+        from: "if let Some(&share) = self.tokens.get(&of) {",
+        to: "if let Some(&share) = self.tokens.get(&of).filter(|_| false) {",
+        tests: "core::tests::outside::fixed_memory",
     },
     Mutation {
         name: "cuda-stranger-once",
@@ -145,7 +145,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/owner/src/core/strangers.rs",
         from: "const LOOKS: u32 = 2;",
         to: "const LOOKS: u32 = 1;",
-        tests: "core::tests::a_process_past",
+        tests: "core::tests::outside::a_process_past",
     },
     Mutation {
         name: "cuda-stranger-served",
@@ -154,6 +154,6 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/owner/src/core/strangers.rs",
         from: "!served.contains(&user.pid)",
         to: "served.contains(&user.pid)",
-        tests: "core::tests::a_process_past",
+        tests: "core::tests::outside::a_process_past",
     },
 ];

@@ -105,3 +105,14 @@ fn memory_that_the_card_touches_first_is_counted_and_bounded() {
     assert!(text.contains("gpu_mediator_vm_ram_touched_bytes{vm=\"a\",card=\"card0\"} 4096"), "{text}");
     assert!(text.contains("gpu_mediator_vm_ram_bytes{vm=\"a\",card=\"card0\",of=\"lent\"} 4194304"), "{text}");
 }
+
+/// The configuration knows no card's owner, so both say what a card has and what a VM gets.
+#[test]
+fn the_configuration_and_the_owner_agree_on_bus_addresses() {
+    let spoken = config::RamSpec::default().on(&config::CardMemory::default());
+    assert_eq!(crate::memory::ram_share(&spoken), owner::iova::RamShare::default());
+    let of = |mib: u64| config::RamSpec { quota_mib: Some(mib), ..config::RamSpec::default() };
+    let all = owner::iova::SHARED_BYTES / MIB;
+    assert_eq!(of(all).check(), []);
+    assert_eq!(of(all + 2).check().len(), 1);
+}
