@@ -79,6 +79,8 @@ pub(crate) struct Vm {
     pub(crate) told: bool,
     /// How long its channels may keep an engine busy and get nowhere.
     pub(crate) hang_limit: Option<u64>,
+    /// The physical channel from which on its channels are looked at next for what has ended.
+    pub(crate) next_look: u8,
 }
 
 /// The physical channels of one card.
@@ -135,6 +137,7 @@ impl Channels {
             news: 0,
             told: false,
             hang_limit: Some(self.watchdog.limit_ns()),
+            next_look: 0,
         };
         self.vms.insert(vm, record);
     }
