@@ -12,8 +12,10 @@ const TOGGLES: [u64; 5] = [200_000, 600_000, 3_000_000, 11_000_000, 31_000_000];
 const SEEN: u64 = 100_000;
 /// Time that is simulated, in ns.
 const LENGTH: u64 = 30_000_000_000;
+/// Time that the other has the engine for itself before, in ns: then more of its work is with the card at a time.
+const ALONE: u64 = 300_000_000;
 /// Submissions of each that are queued at a time.
-const DEPTH: u64 = 8;
+const DEPTH: u64 = 16;
 const NEIGHBOUR: VgpuId = VgpuId(0);
 const OTHER: VgpuId = VgpuId(1);
 
@@ -46,7 +48,6 @@ impl World {
         let mut world = Self { scheduler, now: Nanos(0), next: 0, held, fetched, works: None, enabled: true };
         for vgpu in [NEIGHBOUR, OTHER] {
             world.feed(vec![Event::Added { vgpu, params: VgpuParams::default() }]);
-            (0..DEPTH).for_each(|_| world.submit(vgpu));
         }
         world
     }
@@ -167,13 +168,18 @@ impl World {
 #[test]
 fn who_toggles_its_channel_takes_nothing_of_its_neighbours_share() {
     for policy in [PolicyKind::Credit, PolicyKind::Band] {
-        for toggle in TOGGLES {
+        for (toggle, alone) in TOGGLES.into_iter().flat_map(|toggle| [(toggle, 0), (toggle, ALONE)]) {
             let mut world = World::new(policy);
-            world.run(Nanos(LENGTH), toggle);
-            let parts = [NEIGHBOUR, OTHER].map(|vgpu| world.used(vgpu) / LENGTH as f64);
-            println!("{policy:?}, toggled every {toggle} ns: {parts:?}");
-            // Of a half; the time of toggles that find the engine idle, and until ends are seen, is nobody's.
-            assert!(parts[0] >= 0.48, "{policy:?}, toggled every {toggle} ns: {parts:?}");
+            (0..DEPTH).for_each(|_| world.submit(OTHER));
+            world.run(Nanos(alone), toggle);
+            (0..DEPTH).for_each(|_| world.submit(NEIGHBOUR));
+            let before = [NEIGHBOUR, OTHER].map(|vgpu| world.used(vgpu));
+            world.run(Nanos(alone + LENGTH), toggle);
+            let [neighbour, other] =
+                [(NEIGHBOUR, before[0]), (OTHER, before[1])].map(|(vgpu, was)| world.used(vgpu) - was);
+            let kept = 2.0 * neighbour / (neighbour + other);
+            println!("{policy:?}, toggled every {toggle} ns, alone for {alone} ns: {kept:.4} of the share");
+            assert!(kept >= 0.96, "{policy:?}, toggled every {toggle} ns, alone for {alone} ns: {kept}");
         }
     }
 }
