@@ -263,7 +263,7 @@ impl Balancer {
             })
         });
         self.active.retain(|&vm, _| table.limits(vm).is_some());
-        let settle = self.config.settle_ns;
+        let settle = self.config.settle_ns.max(self.config.residency_ns);
         self.moved.retain(|_, &mut (when, _)| now_ns.saturating_sub(when) < settle);
     }
 

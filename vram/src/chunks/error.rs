@@ -125,7 +125,7 @@ pub enum Error {
         quota: u32,
     },
     /// A weight is at least 1.
-    #[error("VM {0}: a weight of 0 is none")]
+    #[error("VM {0}: weight must be at least 1")]
     Weight(VmId),
     /// There is enough, once chunks are zeroed: take scrub work and ask again. When there is no scrub work to take,
     /// someone else is at it.
