@@ -124,7 +124,7 @@ impl Table {
                     self.set(index, Piece::new(own, page), 0, Shadow::Entry(0), books, &mut Changes::default());
                 }
             }
-            books.reverse.settle();
+            books.reverse.flush();
         }
     }
 
@@ -231,7 +231,7 @@ impl Table {
             });
             self.set(index, piece, raw, new, books, changes);
         }
-        books.reverse.settle();
+        books.reverse.flush();
     }
 
     /// Drops the entries of a page that map into `range`.
@@ -242,7 +242,7 @@ impl Table {
                 self.set(index, piece, raw, Shadow::Entry(0), books, changes);
             }
         }
-        books.reverse.settle();
+        books.reverse.flush();
     }
 
     /// Translates the entries of a page that map into `range` again. A page that is yet to be read may say something else
@@ -270,7 +270,7 @@ impl Table {
             let new = self.shadow(index, raw, frames, books).unwrap_or(Shadow::Entry(0));
             self.set(index, piece, raw, new, books, changes);
         }
-        books.reverse.settle();
+        books.reverse.flush();
     }
 
     /// Something was granted: what is absent or could not be read is to be looked at again. `true` if there is any.

@@ -105,7 +105,7 @@ pub enum DaemonError {
     #[error("{0}")]
     Query(String),
     /// Another operator has changed something since.
-    #[error("what is there has changed: it was expected in revision {expected}, and is in revision {now}")]
+    #[error("revision conflict: expected {expected}, current {now}")]
     Changed {
         /// The revision that was asked for.
         expected: String,
@@ -125,7 +125,7 @@ pub enum DaemonError {
         done: String,
     },
     /// A change was made, but will not outlive the daemon.
-    #[error("it is done, but ends with the daemon: {0}")]
+    #[error("applied but not saved; lost on restart: {0}")]
     NotKept(String),
     /// The card or the host failed.
     #[error("{0}")]

@@ -17,7 +17,7 @@ const READY_POLLS: u32 = 2_000_000;
 /// The bit of each non-stall nibble that work of channels sets.
 const NON_STALL_NORMAL: u32 = 1;
 
-/// What bring-up learns of a card.
+/// Facts that bring-up learns of a card.
 #[derive(Clone, Debug)]
 pub struct CardInfo {
     /// Its chip.

@@ -10,7 +10,7 @@ use vram::{Error, Limit};
 pub struct Shortage {
     /// The key, its value, and what would have to be.
     pub what: String,
-    /// What the operator can do.
+    /// A remedy for the operator.
     pub what_to_do: String,
 }
 

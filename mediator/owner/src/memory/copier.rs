@@ -38,7 +38,7 @@ const POOL_BYTES: u64 = 64 << 20;
 const RING_LOG2: u32 = 4;
 /// Log2 of the copies that others do, at most, before engines that have failed are tried again.
 const RESTS_MAX_LOG2: u32 = 8;
-/// Where the ring is, as far as anyone asks: its entries are read from the mediator's own memory.
+/// Place of the ring, as far as anyone asks: its entries are read from the mediator's own memory.
 const RING_VA: GpuVa = GpuVa(SMALL_PAGE);
 /// The subchannel that drivers bind copy engines to.
 const SUBCHANNEL: u8 = 4;
@@ -52,11 +52,11 @@ pub struct CopyId(u64);
 /// A copy that is to be done.
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
-    /// Where the bytes are.
+    /// The source.
     pub from: Place,
-    /// Where they go.
+    /// The destination.
     pub to: Place,
-    /// How many: a multiple of 128 KiB.
+    /// Bytes: a multiple of 128 KiB.
     pub bytes: u64,
 }
 
@@ -77,7 +77,7 @@ struct Lane {
     push: VramAddr,
     ring: [u64; 1 << RING_LOG2],
     put: u32,
-    /// What it is at: one submission at a time.
+    /// Its current submission: one at a time.
     busy: Option<(Submission, Vec<Piece>)>,
 }
 
@@ -101,7 +101,7 @@ pub struct Copier {
     ended: Arc<Condvar>,
 }
 
-/// What is behind the mediator's own ring: nothing that a guest could write.
+/// The mediator's own ring: nothing that a guest could write.
 struct OwnRing<'a>(&'a [u64]);
 
 impl GuestRing for OwnRing<'_> {
@@ -340,9 +340,7 @@ fn bind(
         contexts,
     };
     let bind = Bind { instance: nowhere, guest: &guest, directory: space.directory() };
-    let physical = channels
-        .bind(&mut vram.memory, COPIER, channel, bind)
-        .map_err(|error| HostError::Refused(format!("the mediator has no channel to move memory with: {error}")))?;
+    let physical = channels.bind(&mut vram.memory, COPIER, channel, bind)?;
     for page in own_pages(channels, physical) {
         space.map_work(vram, page)?;
     }
@@ -367,14 +365,13 @@ impl Lane {
         self.ring[self.put as usize] = entry.into();
         self.put = (self.put + 1) % (1 << RING_LOG2);
         let memory = &mut vram.memory;
-        let refused = |error: String| HostError::Refused(format!("the mediator's own channel: {error}"));
         let doorbell = channels
             .doorbell(&mut Parts { card: memory, guest: &mut NoMemory }, COPIER, self.channel, self.put)
-            .map_err(|error| refused(error.to_string()))?;
+            .map_err(HostError::OwnDoorbell)?;
         let pulled = channels
             .pull(&mut Parts { card: memory, guest: &mut OwnRing(&self.ring) }, doorbell, now)
-            .map_err(|error| refused(error.fault.to_string()))?;
-        let submission = pulled.submission.ok_or_else(|| refused("nothing was taken from its ring".to_owned()))?;
+            .map_err(|error| HostError::OwnRing(error.fault))?;
+        let submission = pulled.submission.ok_or(HostError::OwnRingStill)?;
         self.busy = Some((submission, pieces));
         channels.start(memory, self.physical, submission);
         Ok(())

@@ -12,9 +12,9 @@ use nvspec::mmu::{
 use std::collections::BTreeMap;
 use vram::{CardAddr, HostAddr, PagePool, Place};
 
-/// Where the card's memory begins in the space.
+/// Begin of the card's memory in the space.
 const VRAM_VA: GpuVa = GpuVa(1 << 36);
-/// Where the host's slots begin.
+/// Begin of the host's slots.
 const SLOTS_VA: GpuVa = GpuVa(1 << 38);
 /// Most bytes of slots that there is room for.
 pub const SLOTS_BYTES_MAX: u64 = HOST_VA_BASE.0 - SLOTS_VA.0;
@@ -53,8 +53,7 @@ impl OwnSpace {
             [("the card's memory", bytes, VRAM_BYTES_MAX), ("host memory for it", slots.1, SLOTS_BYTES_MAX)]
         {
             if bytes > most {
-                let text = format!("{what} has {bytes:#x} bytes, of which the mediator can move {most:#x} at most");
-                return Err(HostError::Refused(text));
+                return Err(HostError::Unmovable { what, bytes, most });
             }
         }
         let directory = vram.alloc(pool, PD_BYTES)?;

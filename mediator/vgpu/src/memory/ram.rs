@@ -71,8 +71,7 @@ impl RamMap {
         if !region.readable {
             return Ok(());
         }
-        let memory = DmaMemory::new(Arc::new(ClientMemory(Arc::clone(mapping))), 0, mapping.len(), region.writable)
-            .map_err(|error| HostError::Refused(error.to_string()))?;
+        let memory = DmaMemory::new(Arc::new(ClientMemory(Arc::clone(mapping))), 0, mapping.len(), region.writable)?;
         let len = region.size;
         let iova = host.lock().iova_mut().allocate_for(vm, len, region.gpa).map_err(|why| match why {
             NoIova::Quota(quota) => HostError::RamQuota { len, quota },
