@@ -36,7 +36,14 @@ impl Channels {
             (vm.news, vm.told) = (0, false);
         }
         let mut completions = Vec::new();
-        for physical in due(vms, slots, deferred) {
+        let (looked_at, left_out) = due(vms, slots);
+        for (vm, next) in left_out {
+            *deferred = true;
+            if let Some(vm) = vms.get_mut(&vm) {
+                vm.next_look = next;
+            }
+        }
+        for physical in looked_at {
             let Some(Slot::Bound(bound)) = slots.get_mut(usize::from(physical.0)) else { continue };
             let ring = &mut bound.ring;
             ring.observe(host.userd_read(physical, userd::GP_GET));
@@ -102,8 +109,8 @@ impl Channels {
         {
             told.insert(vm);
         }
-        // Those that were looked at for completions: what is left out is found with the next.
-        for physical in due(&mut self.vms, &self.slots, &mut self.deferred) {
+        // What is left out is found with the next interrupt, or the next look for what has ended.
+        for physical in due(&self.vms, &self.slots).0 {
             let Some(Slot::Bound(bound)) = self.slots.get_mut(usize::from(physical.0)) else { continue };
             let moved = moved(host, physical, &mut bound.ring);
             if moved || !told.contains(&bound.vm) && CHANNEL_STATE::LOADED.is_set(card::state(host, physical)) {
@@ -143,24 +150,21 @@ impl Channels {
 }
 
 /// Returns the channels with work in flight whose turn it is to be looked at: of each VM at most [`LOOKS`], from the first on that
-/// was left out the last time. `left_out` is set if any are.
-fn due(vms: &mut BTreeMap<VmId, Vm>, slots: &[Slot], left_out: &mut bool) -> Vec<ChannelId> {
+/// was left out the last time. And the VMs of which some are left out, each with the first.
+fn due(vms: &BTreeMap<VmId, Vm>, slots: &[Slot]) -> (Vec<ChannelId>, Vec<(VmId, u8)>) {
     let is_busy = |physical: &ChannelId| {
         let slot = slots.get(usize::from(physical.0));
         matches!(slot, Some(Slot::Bound(bound)) if !bound.ring.records.is_empty())
     };
-    let mut due = Vec::new();
-    for vm in vms.values_mut() {
+    let (mut due, mut left_out) = (Vec::new(), Vec::new());
+    for (id, vm) in vms {
         let busy = vm.channels.values().copied().filter(is_busy);
         let (first, later): (Vec<_>, Vec<_>) = busy.partition(|physical| physical.0 >= vm.next_look);
         let mut busy = first.into_iter().chain(later);
         due.extend(busy.by_ref().take(LOOKS));
-        if let Some(next) = busy.next() {
-            vm.next_look = next.0;
-            *left_out = true;
-        }
+        left_out.extend(busy.next().map(|next| (*id, next.0)));
     }
-    due
+    (due, left_out)
 }
 
 /// Returns how many of the oldest records have ended for sure: those up to the newest whose semaphore was released. The
@@ -180,7 +184,7 @@ fn look(host: &mut impl Host, layout: &Layout, physical: ChannelId, record: &Rec
     semaphore(&bytes)
 }
 
-/// Whether the card has nothing left to do for a channel that it may schedule. The guest can make the last record's
+/// Returns whether the card has nothing left to do for a channel that it may schedule. The guest can make the last record's
 /// methods data of one of its own; they are never executed then.
 // GUESS: that GET at the end of the last range means that all before it was executed or handed to an engine.
 fn at_rest(host: &mut impl Host, physical: ChannelId, ring: &Ring) -> bool {

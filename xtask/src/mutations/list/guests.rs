@@ -62,8 +62,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "channels that were left out are looked at next",
         package: "channels",
         file: "channels/src/complete.rs",
-        from: "            vm.next_look = next.0;\n",
-        to: "",
+        from: "                vm.next_look = next;\n",
+        to: "                let _ = (vm, next);\n",
         tests: "who_has_many_channels",
     },
     Mutation {
