@@ -1,4 +1,4 @@
-//! What lies where of cards' memory: seen, and changed while work goes on.
+//! Memory of cards: what lies where, seen, and changed while work goes on.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -353,7 +353,7 @@ pub(super) fn ram_share(ram: &RamSpec) -> RamShare {
     RamShare { quota: bytes(ram.quota_mib), guarantee: bytes(ram.guarantee_mib) }
 }
 
-/// What virtual machines could lend before a change.
+/// RAM that virtual machines could lend before a change.
 struct Lent {
     host: Option<Arc<HostCard>>,
     shares: Vec<(VmId, RamShare)>,

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use vram::{PagePool, Place, VmId};
 
 /// The mediator among the VMs of [`Channels`]. No VM of an operator has that number.
-pub const COPIER: VmId = VmId::MEDIATOR;
+pub(crate) const COPIER: VmId = VmId::MEDIATOR;
 
 /// Bytes of a copy that an engine does before another channel can have it.
 const PIECE: u64 = 512 << 10;
@@ -47,7 +47,7 @@ const OBJECTS: [u32; 2] = [0x4_90b5, 0x5_90b8];
 
 /// A number for a copy that was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct CopyId(u64);
+pub(crate) struct CopyId(u64);
 
 /// A copy that is to be done.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +82,7 @@ struct Lane {
 }
 
 /// The channels, and what they have to do.
-pub struct Copier {
+pub(crate) struct Copier {
     pool: PagePool,
     space: OwnSpace,
     lanes: Vec<Lane>,
@@ -174,7 +174,7 @@ impl Copier {
     ///
     /// # Errors
     /// When the card has no channels left, or does not answer: they stay as they were.
-    pub fn revive(&mut self, vram: &mut CardVram, channels: &mut Channels) -> Result<(), HostError> {
+    pub(crate) fn revive(&mut self, vram: &mut CardVram, channels: &mut Channels) -> Result<(), HostError> {
         self.rests = 1 << self.breaks.min(RESTS_MAX_LOG2);
         self.waiting.clear();
         self.left.clear();
@@ -249,7 +249,7 @@ impl Copier {
 
     /// Returns whether a copy has ended. `None` when it never will.
     #[must_use]
-    pub fn has_ended(&self, copy: CopyId) -> Option<bool> {
+    pub(crate) fn has_ended(&self, copy: CopyId) -> Option<bool> {
         match (self.left.contains_key(&copy), self.broken) {
             (true, true) => None,
             (left, _) => Some(!left),

@@ -130,7 +130,7 @@ impl IovaSpace {
     }
 
     /// Takes a VM's window back. Ranges that it has not given back stay taken.
-    pub fn dismiss(&mut self, vm: VmId) {
+    pub(crate) fn dismiss(&mut self, vm: VmId) {
         self.vms.remove(&vm);
     }
 

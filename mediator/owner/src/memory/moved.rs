@@ -24,7 +24,7 @@ pub struct Relocated {
 impl Relocated {
     /// Returns whether the accounts differ from before.
     #[must_use]
-    pub fn has_effect(&self) -> bool {
+    pub(crate) fn has_effect(&self) -> bool {
         self.moved != 0 || self.rebooked != 0
     }
 }

@@ -225,7 +225,7 @@ impl CardVram {
     ///
     /// # Errors
     /// When the card does not answer.
-    pub fn guest_zero(&mut self, vm: VmId, address: GuestAddr, len: u64) -> Result<(), HostError> {
+    pub(crate) fn guest_zero(&mut self, vm: VmId, address: GuestAddr, len: u64) -> Result<(), HostError> {
         let Lookup::Placed(place) = self.chunks.lookup(vm, address, len) else { return Ok(()) };
         self.written(vm, address, len);
         match place {
@@ -407,7 +407,7 @@ impl CardVram {
     ///
     /// # Errors
     /// When the card does not answer.
-    pub fn scrub_one(&mut self) -> Result<bool, HostError> {
+    pub(crate) fn scrub_one(&mut self) -> Result<bool, HostError> {
         let mut any = false;
         while self.scrub_piece()? {
             any = true;
