@@ -1,4 +1,4 @@
-//! Which table pages name which guest memory.
+//! Reverse map: which table pages name which guest memory.
 
 use crate::GuestRange;
 use crate::translate::Named;
@@ -45,7 +45,7 @@ fn key(block: u32, piece: u32) -> u64 {
 pub(crate) struct ReverseMap {
     /// Block and piece to how many entries.
     counts: BTreeMap<u64, u32>,
-    /// What is yet to be added and to be taken off: consecutive entries mostly name the same block.
+    /// Counts that are yet to be added and to be taken off: consecutive entries mostly name the same block.
     added: (u64, u32),
     removed: (u64, u32),
 }

@@ -42,7 +42,7 @@ fn place(target: TableTarget, address: u64) -> Option<Place> {
     }
 }
 
-/// Where changes of entries are booked.
+/// Books of changes of entries.
 pub(crate) struct Books<'a> {
     pub(crate) reverse: &'a mut ReverseMap,
     /// Pages of VRAM that have become writable for the GPU.
@@ -53,7 +53,7 @@ pub(crate) struct Books<'a> {
     pub(crate) splits_left: &'a mut u64,
 }
 
-/// What a pass has changed in a table.
+/// Changes of a pass in a table.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     /// The card's entries.

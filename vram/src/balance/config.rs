@@ -1,13 +1,13 @@
-//! What an operator may set about how memory is divided.
+//! Settings of how memory is divided.
 
 use crate::victim::VictimPolicy;
 
-/// What an operator may set about how memory is divided.
+/// Settings of how memory is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Which chunk of a VM goes first.
+    /// Choice of the chunk of a VM that goes first.
     pub policy: VictimPolicy,
-    /// What is done at random follows from this.
+    /// Seed of what is done at random.
     pub seed: u64,
     /// Chunks come back, and shares are evened out, so often, in ns.
     pub return_interval_ns: u64,

@@ -14,11 +14,11 @@ struct Vm {
     all: u32,
     /// Of these, those that count on the card.
     card: u32,
-    /// What it is sure to get on the card and has not got.
+    /// Chunks that it is sure to get on the card and has not got.
     owed: u32,
-    /// How many more may go to host memory.
+    /// Chunks that may still go to host memory.
     swap_room: u32,
-    /// How many are in host memory, or in the reserve, and not on their way.
+    /// Chunks in host memory, or in the reserve, that are not on their way.
     back_room: u32,
     /// It has no chunk more that may go.
     exhausted: bool,

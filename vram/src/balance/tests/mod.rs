@@ -1,4 +1,4 @@
-//! Who gives and who gets: one behaviour each. Random sequences are in `random`.
+//! Givers and getters: one behaviour each. Random sequences are in `random`.
 
 mod random;
 mod world;

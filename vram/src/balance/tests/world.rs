@@ -11,7 +11,7 @@ pub(super) struct World {
     pub(super) table: ChunkTable,
     pub(super) balancer: Balancer,
     pub(super) now: u64,
-    /// When and whereto each chunk was sent last.
+    /// Time at which each chunk was sent last, and whereto.
     sent: BTreeMap<(VmId, u32), (u64, To)>,
 }
 
