@@ -37,7 +37,7 @@ pub use software::{FaultEngine, FaultKind, FaultSpec, TimeSpec};
 pub use vfio::ResetWay;
 
 /// Path of the configuration without `--config`.
-pub const DEFAULT_PATH: &str = "/etc/gpu-mediator.toml";
+pub(crate) const DEFAULT_PATH: &str = "/etc/gpu-mediator.toml";
 
 /// The admin socket when nothing else is said, for the daemon as for `mediatorctl`.
 pub const DEFAULT_ADMIN_SOCKET: &str = "/run/gpu-mediator/admin.sock";
@@ -281,11 +281,11 @@ pub struct VmSpec {
 }
 
 /// Channels of a virtual machine that says nothing else.
-pub const DEFAULT_CHANNELS: u32 = 32;
+pub(crate) const DEFAULT_CHANNELS: u32 = 32;
 
 /// Milliseconds that a channel may hold an engine without progress, when nothing else is said. Less than the 15 seconds
 /// after which nouveau itself gives a channel up, so that the guest is told why.
-pub const DEFAULT_HANG_LIMIT_MS: u64 = channels::HANG_LIMIT_NS / 1_000_000;
+pub(crate) const DEFAULT_HANG_LIMIT_MS: u64 = channels::HANG_LIMIT_NS / 1_000_000;
 
 impl VmSpec {
     /// A mediated virtual machine with defaults for all but these.

@@ -128,9 +128,9 @@ struct OwnedCard {
     card: Arc<dyn Card>,
     /// The mediator's side of the card, from the first mediated virtual machine until one wants passthrough.
     host: Mutex<rank::Ownership, Option<Arc<HostCard>>>,
-    /// How its time is shared, whether or not the mediator has it now.
+    /// Settings of its time, whether or not the mediator has it now.
     scheduler: Mutex<rank::SchedulerSettings, sched::Config>,
-    /// How its memory is divided.
+    /// Settings of its memory.
     memory: Mutex<rank::MemorySettings, CardMemory>,
     next_vm: AtomicU32,
     /// A virtual machine had the card by passthrough, and what it left in VRAM is still there.

@@ -17,7 +17,7 @@ const READY_POLLS: u32 = 2_000_000;
 /// The bit of each non-stall nibble that work of channels sets.
 const NON_STALL_NORMAL: u32 = 1;
 
-/// What bring-up learns of a card.
+/// Facts that bring-up learns of a card.
 #[derive(Clone, Debug)]
 pub struct CardInfo {
     /// Its chip.
@@ -67,7 +67,7 @@ fn read_vbios(card: &dyn Card) -> Arc<[u8]> {
 }
 
 /// Lets the card's interrupts through.
-pub fn enable_interrupts(card: &dyn Card) {
+pub(crate) fn enable_interrupts(card: &dyn Card) {
     card.write32(pmc::INTR_MASK_0::OFFSET, u32::MAX);
     card.write32(pmc::INTR_EN_0::OFFSET, pmc::INTR_EN_0::ENABLE.mask());
 }

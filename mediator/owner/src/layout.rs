@@ -1,4 +1,4 @@
-//! Where the mediator's fixed structures lie in VRAM: the apertures' page tables, runlists, instance blocks,
+//! Places of the mediator's fixed structures in VRAM: the apertures' page tables, runlists, instance blocks,
 //! USERD, rings, context images.
 
 use super::HostError;
@@ -111,13 +111,13 @@ impl Layout {
 
     /// Bytes of what must be zero before BAR3 works: all but USERD and what lies behind it.
     #[must_use]
-    pub fn bootstrap_bytes(&self) -> u64 {
+    pub(crate) fn bootstrap_bytes(&self) -> u64 {
         self.userd.0 - self.base.0
     }
 
     /// Bytes of USERD of all channels.
     #[must_use]
-    pub fn userd_bytes(&self) -> u64 {
+    pub(crate) fn userd_bytes(&self) -> u64 {
         u64::from(CHANNELS) * userd::BYTES
     }
 }

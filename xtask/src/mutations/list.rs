@@ -14,6 +14,15 @@ pub(super) fn mutations() -> impl Iterator<Item = &'static Mutation> {
 
 const MUTATIONS: &[Mutation] = &[
     Mutation {
+        name: "residency",
+        what: "a VM keeps memory that has just come to it, whatever others request",
+        package: "vram",
+        file: "vram/src/balance/plan.rs",
+        from: "Some((own, _)) if own != at => Stays::Resident,",
+        to: "Some((own, _)) if own != at => Stays::None,",
+        tests: "who_has_got_its_memory",
+    },
+    Mutation {
         name: "event-kind",
         what: "a client's interrupt descriptor is an eventfd, whatever a file is named",
         package: "vmm-glue",

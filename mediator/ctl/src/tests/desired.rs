@@ -185,7 +185,7 @@ fn two_operators_do_not_lose_each_other_s_changes() {
     assert_eq!(theirs.code, Code::Good);
     let ran = with_file(&served, &mine.replace("class = \"normal\"", "class = \"background\""), &["apply"]);
     assert_eq!(ran.code, Code::Conflict);
-    assert!(ran.err.contains("it was expected in revision") && ran.err.contains("mediatorctl export"), "{}", ran.err);
+    assert!(ran.err.contains("revision conflict: expected") && ran.err.contains("mediatorctl export"), "{}", ran.err);
     assert_eq!(exported(&served).vm[1].time, TimeShare { weight: 500, ..TimeShare::default() });
     // The file without the revision is applied whatever was changed, and puts it back.
     let kept = ctl(&served, &["export", "--no-revision"]).out;

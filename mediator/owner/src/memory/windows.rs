@@ -49,7 +49,7 @@ impl CardMemory {
     ///
     /// # Errors
     /// When the card does not answer a TLB invalidation.
-    pub fn take_over(card: Arc<dyn Card>, layout: Layout, vram_bytes: u64) -> Result<Self, HostError> {
+    pub(crate) fn take_over(card: Arc<dyn Card>, layout: Layout, vram_bytes: u64) -> Result<Self, HostError> {
         let bar1_size = card.identity().bar1_size;
         let slots = bar1_size.min(nvspec::mmu::PDE_SPAN) / WINDOW;
         let mut memory = Self {
