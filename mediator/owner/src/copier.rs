@@ -6,6 +6,7 @@
 use super::HostError;
 use super::own_space::{OwnSpace, va};
 use super::vram::CardVram;
+use bringup::CardError;
 use channels::{Bind, Channels, GuestInstance, GuestMemory, GuestRing, Submission, Unmapped, Unreadable};
 use locks::Condvar;
 use nvspec::addr::{GpuVa, GuestVramAddr, SMALL_PAGE, VramAddr};
@@ -227,7 +228,7 @@ impl Copier {
         work: &[Job],
     ) -> Result<Vec<CopyId>, HostError> {
         if self.broken {
-            return Err(HostError::Unresponsive("the copy engines do not move memory"));
+            return Err(CardError::Unresponsive("the copy engines do not move memory").into());
         }
         let mut copies = Vec::new();
         for job in work {

@@ -1,7 +1,6 @@
-//! The owner of a card: brings it up, gives VMs their share of VRAM and channels, routes its interrupts.
+//! The owner of a card, which `bringup` takes over for it: gives VMs their share of VRAM and channels, routes its interrupts.
 //!
-//! Parts: [`bring_up`] (initialisation), `golden` (what a new context holds), [`layout`] (the mediator's fixed structures in VRAM), [`memory`] (windows into
-//! VRAM), [`iova`] (I/O addresses), [`interrupts`] (the card's interrupt tree, and whom it concerns), [`registry`]
+//! Parts: [`iova`] (I/O addresses), [`interrupts`] (the card's interrupt tree, and whom it concerns), [`registry`]
 //! (VMs and their events), `recovery` (channels that faulted or are to leave the card), `departures` (those that have not left yet), `schedule` (whose turn it is), `feeder`
 //! (what the scheduler is told, and what comes of it), `alarm` (when it is called), `turn` (what the interrupt thread does),
 //! `rest` (who waits and holds others up), `record` (what it was told and decided), [`usage`] (what of that the operator
@@ -22,14 +21,12 @@
 mod alarm;
 pub mod balance;
 pub mod bell;
-pub mod bring_up;
 pub mod chaos;
 pub mod copier;
 mod departures;
 mod error;
 mod failure;
 mod feeder;
-mod golden;
 mod guest_alarms;
 pub mod holdings;
 mod inbox;
@@ -37,9 +34,7 @@ mod inbox;
 mod interleavings;
 pub mod interrupts;
 pub mod iova;
-pub mod layout;
 pub mod mailbox;
-pub mod memory;
 pub mod mover;
 mod noise;
 pub mod overdue;

@@ -1,11 +1,11 @@
 //! Channels that faulted, and channels that are to leave the card.
 
 use super::Feeder;
-use super::bring_up::restart_engine;
 use super::copier::COPIER;
 use super::departures::Remedy;
 use super::interrupts::GuestEvent;
 use super::registry::{HostCard, HostState};
+use bringup::start::restart_engine;
 use card::Card;
 use channels::{RunState, Stuck};
 use nvspec::fifo::{ChannelId, VirtualChannelId, engine};
@@ -242,6 +242,10 @@ impl HostCard {
                 let mut state = self.lock();
                 state.look_at_departures();
                 if !state.is_departing(vm) {
+                    // Its memory may be wiped and be another's next.
+                    if let Err(error) = state.vram.memory.barrier() {
+                        tracing::error!(%vm, %error, "what a VM's channels wrote last may arrive late");
+                    }
                     return;
                 }
             }

@@ -3,16 +3,12 @@
 use super::alarm::TimerAlarm;
 use super::balance::{Divider, Division};
 use super::bell::Bell;
-use super::bring_up::{self, CardInfo};
 use super::chaos::Dice;
 use super::copier::Copier;
 use super::departures::Departures;
 use super::failure::{self, StateGuard};
-use super::golden;
 use super::guest_alarms::GuestAlarms;
 use super::iova::{IovaSpace, RamShare};
-use super::layout::Layout;
-use super::memory::CardMemory;
 use super::mover::{self, Moved};
 use super::noise::Noise;
 use super::pinned::PinnedPool;
@@ -20,11 +16,15 @@ use super::schedule::Schedule;
 use super::segments::Segments;
 use super::shortage::Shortage;
 use super::vram::SCRUB_PIECE;
-use super::{CardVram, Feeder, GuestEvents, HostError, interrupts};
+use super::{CardVram, Feeder, GuestEvents, HostError, interrupts, pages};
+use bringup::layout::Layout;
+use bringup::memory::CardMemory;
+use bringup::start::{self, CardInfo};
+use bringup::{CardError, golden};
 use card::{Card, InterruptMode};
 use channels::Channels;
 use locks::{Mutex, rank};
-use nvspec::addr::VramAddr;
+use nvspec::addr::{SMALL_PAGE, VramAddr};
 use sched::VgpuParams;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -161,7 +161,7 @@ impl HostCard {
     /// When the card does not come up, or has too little memory.
     pub fn open(card: Arc<dyn Card>, name: &str, sharing: &Sharing) -> Result<Arc<Self>, HostError> {
         let Sharing { chunk_bytes, reserve_bytes, host_bytes, division, scheduler } = *sharing;
-        let info = bring_up::bring_up(&*card)?;
+        let info = start::bring_up(&*card)?;
         let refused = |error: vram::Error| HostError::Refused(error.to_string());
         let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown).map_err(refused)?;
         // The first chunks to scrub become the mediator's own: the way to scrub any other begins in them.
@@ -171,7 +171,7 @@ impl HostCard {
         let own: Vec<_> = (0..count).map_while(|_| chunks.take_scrub_work()).collect();
         let available = own.len() as u64 * chunk_bytes;
         let first = own.first().and_then(|work: &ScrubWork| work.place.card());
-        let first = first.ok_or(HostError::TooSmall { needed, available })?;
+        let first = first.ok_or(CardError::TooSmall { needed, available })?;
         let layout = Layout::new(VramAddr(first.0), available, graph_image)?;
         let mut memory = CardMemory::take_over(Arc::clone(&card), layout, info.vram_bytes)?;
         memory.zero(layout.userd, available - layout.bootstrap_bytes())?;
@@ -190,6 +190,9 @@ impl HostCard {
         let slots = u32::try_from(host_bytes / chunk_bytes).unwrap_or(u32::MAX);
         let pinned = PinnedPool::new(Arc::clone(&card), &mut iova, slots, chunk_bytes)?;
         chunks.set_host_budget(slots);
+        let barrier = iova.allocate(SMALL_PAGE, 0).ok_or(HostError::OutOfIova { len: SMALL_PAGE })?;
+        card.map_dma(barrier.0, pages::found(SMALL_PAGE as usize)?)?;
+        memory.set_barrier_page(barrier);
         let mut vram = CardVram::new(memory, pinned, chunks);
         let mut channels = Channels::new(layout.channels(), &golden);
         let copier = (slots != 0).then(|| Copier::new(&mut vram, &mut channels)).transpose()?;
@@ -243,7 +246,7 @@ impl HostCard {
             .spawn(move || failure::watched(&weak, "mem", || mover::serve(&weak, &bell)))
             .map_err(io)?;
         host.threads.lock().push(thread);
-        bring_up::enable_interrupts(&*host.card);
+        start::enable_interrupts(&*host.card);
         Ok(host)
     }
 

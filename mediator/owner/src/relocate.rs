@@ -14,6 +14,7 @@ use super::copier::{COPIER, Copier, Job};
 use super::registry::{HostCard, HostState};
 use super::vram::Dirty;
 use super::{Feeder, GuestEvents, HostError, pages};
+use bringup::CardError;
 use channels::Pause;
 use nvspec::addr::SMALL_PAGE;
 use std::sync::{Arc, Weak};
@@ -89,11 +90,13 @@ impl HostCard {
         }
         let copied = if self.vacate(vm) {
             let copying = Instant::now();
-            let copied = self.copy(&moves);
+            // What its engines wrote before they were left is where the chunks are.
+            let arrived = self.lock().vram.memory.barrier().map_err(HostError::from);
+            let copied = arrived.and_then(|()| self.copy(&moves));
             done.copied_ns = nanoseconds(copying.elapsed());
             copied
         } else {
-            Err(HostError::Unresponsive("a VM's channels do not leave its engines"))
+            Err(CardError::Unresponsive("a VM's channels do not leave its engines").into())
         };
         match copied {
             Ok(()) => {
@@ -260,7 +263,8 @@ impl HostCard {
         }
         self.wait_departed(COPIER);
         let mut state = self.lock();
-        if !state.departures.any_kept(COPIER) {
+        let arrived = state.vram.memory.barrier();
+        if let (false, Ok(())) = (state.departures.any_kept(COPIER), arrived) {
             return Ok(());
         }
         moves.iter().for_each(|chunk| state.vram.chunks.quarantine(chunk.to));
@@ -271,7 +275,7 @@ impl HostCard {
         let jobs = moves.iter().map(|chunk| Job { from: chunk.from, to: chunk.to, bytes: chunk.bytes });
         let jobs: Vec<_> = jobs.collect();
         let mut guard = self.lock();
-        let dead = || HostError::Unresponsive("the copy engines do not move memory");
+        let dead = || HostError::from(CardError::Unresponsive("the copy engines do not move memory"));
         let now = guard.now_ns();
         guard.revive_copier();
         let HostState { vram, channels, copier, .. } = &mut *guard;

@@ -2,11 +2,11 @@
 
 use super::HostError;
 use super::bell::Bell;
-use super::memory::CardMemory;
 use super::pinned::PinnedPool;
 use super::refusals::Refusals;
 use super::shortage::Shortage;
 use super::wants::{FIRST_BYTES, Looks, Wants};
+use bringup::memory::CardMemory;
 use nvspec::addr::{GuestVramAddr, SMALL_PAGE, VramAddr};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

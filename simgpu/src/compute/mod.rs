@@ -153,7 +153,10 @@ impl Compute {
         }
         let form = if ONE_WORD.is_set(data) { Form::OneWord } else { Form::FourWords };
         let payload = self.registers.word(methods::SEMAPHORE_PAYLOAD);
-        semaphore::release(&mut cx.session(), va, payload, form, cx.now_ns)?;
+        let mut session = cx.session();
+        session.push_posted();
+        semaphore::release(&mut session, va, payload, form, cx.now_ns)?;
+        drop(session);
         cx.work.releases += 1;
         cx.work.non_stall |= AWAKEN.is_set(data);
         Ok(())

@@ -14,6 +14,7 @@ mod noise;
 mod oversubscribe;
 mod panics;
 mod paravirtual;
+mod posted;
 mod pressure;
 mod relocate;
 mod remap;

@@ -3,7 +3,7 @@
 //! The order is that of nouveau's probe, reduced to what the mediator uses. The falcons of a real card need firmware
 //! uploaded before they start; `simgpu` needs none, and a card whose falcons do not report ready is refused here.
 
-use super::HostError;
+use crate::CardError;
 use card::Card;
 use nvspec::chip::{self, Chip};
 use nvspec::fifo::engine;
@@ -36,14 +36,14 @@ pub struct CardInfo {
 ///
 /// # Errors
 /// When it is no chip that is known, or does not answer as one.
-pub fn bring_up(card: &dyn Card) -> Result<CardInfo, HostError> {
+pub fn bring_up(card: &dyn Card) -> Result<CardInfo, CardError> {
     card.reset();
     let boot0 = card.read32(pmc::BOOT_0::OFFSET);
-    let chip = chip::by_boot0(boot0).ok_or(HostError::UnknownChip { boot0 })?;
+    let chip = chip::by_boot0(boot0).ok_or(CardError::UnknownChip { boot0 })?;
     let register = ptop::DEVINIT_STATUS::OFFSET;
     let value = card.read32(register);
     if !ptop::DEVINIT_STATUS::DONE.is_set(value) {
-        return Err(HostError::NotPosted { register, value });
+        return Err(CardError::NotPosted { register, value });
     }
     card.write32(pmc::INTR_EN_0::OFFSET, 0);
     card.write32(pmc::ENABLE::OFFSET, u32::MAX);
@@ -72,7 +72,7 @@ pub fn enable_interrupts(card: &dyn Card) {
     card.write32(pmc::INTR_EN_0::OFFSET, pmc::INTR_EN_0::ENABLE.mask());
 }
 
-fn memory_size(card: &dyn Card) -> Result<u64, HostError> {
+fn memory_size(card: &dyn Card) -> Result<u64, CardError> {
     let partitions = card.read32(ptop::FBP_COUNT::OFFSET).min(pbfb::MEM_AMOUNT::COUNT);
     let disabled = card.read32(ptop::FBP_DISABLED::OFFSET);
     let mib: u64 = (0..partitions)
@@ -81,7 +81,7 @@ fn memory_size(card: &dyn Card) -> Result<u64, HostError> {
         .sum();
     // The MMU debug mode is for driver development; off.
     card.write32(pfb::MMU_DEBUG_CTRL::OFFSET, 0);
-    if mib == 0 { Err(HostError::Unresponsive("it reports no memory")) } else { Ok(mib << 20) }
+    if mib == 0 { Err(CardError::Unresponsive("it reports no memory")) } else { Ok(mib << 20) }
 }
 
 fn start_fifo(card: &dyn Card) -> u32 {
@@ -119,7 +119,7 @@ fn start_fifo(card: &dyn Card) -> u32 {
 ///
 /// # Errors
 /// When the engine does not start.
-pub(super) fn restart_engine(card: &dyn Card, engine: u32) -> Result<(), HostError> {
+pub fn restart_engine(card: &dyn Card, engine: u32) -> Result<(), CardError> {
     let unit = match engine {
         engine::GR => pmc::ENABLE::PGRAPH.mask(),
         engine::CE0 => pmc::ENABLE::CE0.mask(),
@@ -151,7 +151,7 @@ fn start_copy(card: &dyn Card, engine: u32) {
     card.write32(itfen, 3);
 }
 
-fn start_graph(card: &dyn Card) -> Result<u32, HostError> {
+fn start_graph(card: &dyn Card) -> Result<u32, CardError> {
     card.write32(pgraph::CONTROL::OFFSET, pgraph::CONTROL::FIFO_ACCESS.mask() | pgraph::CONTROL::METHODS.mask());
     card.write32(pgraph::INTR::OFFSET, u32::MAX);
     card.write32(pgraph::INTR_EN::OFFSET, u32::MAX);
@@ -159,7 +159,7 @@ fn start_graph(card: &dyn Card) -> Result<u32, HostError> {
     card.write32(fecs::CPU_CONTROL::OFFSET, fecs::CPU_CONTROL::START.mask());
     let ready = (0..READY_POLLS).any(|_| fecs::MAILBOX::READY.is_set(card.read32(fecs::MAILBOX::at(0))));
     if !ready {
-        return Err(HostError::Unresponsive("context switching firmware does not start"));
+        return Err(CardError::Unresponsive("context switching firmware does not start"));
     }
     Ok(card.read32(fecs::MAILBOX::at(1)))
 }
