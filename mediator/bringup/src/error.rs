@@ -1,6 +1,7 @@
 //! Why a card cannot be taken over, or does not answer any more.
 
 use card::DmaError;
+use nvspec::falcon::Falcon;
 
 /// Why the card is not as the mediator needs it.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +41,16 @@ pub enum CardError {
         bytes: u64,
         /// The most there may be.
         most: u64,
+    },
+    /// A falcon's memory does not hold its firmware.
+    #[error("the firmware approved for {falcon} has {bytes} bytes of code, and the falcon has room for {room}: it is another chip's")]
+    Firmware {
+        /// The falcon.
+        falcon: Falcon,
+        /// Bytes of code.
+        bytes: u32,
+        /// Bytes there is room for.
+        room: u32,
     },
     /// Host memory that barriers need could not be mapped for the card.
     #[error("a page of host memory cannot be mapped for the card: {0}")]

@@ -17,6 +17,7 @@ use super::copier::COPIER;
 use super::interrupts::GuestEvent;
 use super::registry::HostState;
 use super::rest::Why;
+use super::scrubber::SCRUBBER;
 use super::schedule::{Held, Schedule, Stage};
 use super::time;
 use channels::{Presence, Submission};
@@ -77,6 +78,12 @@ pub trait Feeder {
     /// Says whether the timer is to expire soon, without anything else: the last call of [`Self::take_ended`] is to be repeated, or
     /// a channel is still to leave the card.
     fn is_deferred(&self) -> bool;
+
+    /// A channel with work that the card has may go on.
+    fn returns(&mut self, _channel: ChannelId) {}
+
+    /// Lets an engine that one VM has at a time change hands, if it is to.
+    fn hand_over(&mut self) {}
 
     /// Takes a channel that holds an engine for too long off the card, and says so ([`Self::channel_ended`]).
     fn kill(&mut self, vm: VmId, channel: VirtualChannelId, engine: Engine);
@@ -156,6 +163,7 @@ pub trait Feeder {
             events.push(Event::Completed { ticket, ended });
         }
         self.release_idle(&mut events);
+        self.hand_over();
         if events.is_empty() && self.is_deferred() {
             let now = self.card_time();
             self.schedule().arm(now, true);
@@ -300,6 +308,7 @@ pub trait Feeder {
     fn let_back(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         self.schedule().withheld.remove(channel);
         self.withhold(channel, false);
+        self.returns(channel);
         for (ticket, held) in &mut self.schedule().held {
             if held.channel == channel && held.stage == Stage::Withheld {
                 held.stage = Stage::Started;
@@ -549,7 +558,11 @@ impl Feeder for HostState {
     }
 
     fn start(&mut self, channel: ChannelId, submission: Submission) -> bool {
-        self.channels.start(&mut self.vram.memory, channel, submission)
+        let started = self.channels.start(&mut self.vram.memory, channel, submission);
+        if started {
+            self.wants_graphics(channel);
+        }
+        started
     }
 
     fn take_ended(&mut self) -> Vec<(Submission, Option<Nanos>)> {
@@ -564,11 +577,23 @@ impl Feeder for HostState {
                 copier.completed(&mut self.vram, &mut self.channels, now_ns, completion.submission);
             }
         }
+        for completion in completions.extract_if(.., |completion| completion.vm == SCRUBBER).collect::<Vec<_>>() {
+            self.graphics_cleared(completion.submission);
+        }
         completions.into_iter().map(|ended| (ended.submission, ended.card_time_ns.map(Nanos))).collect()
     }
 
     fn is_deferred(&self) -> bool {
-        self.channels.is_deferred() || self.departures.any_leaving(None)
+        let changing = self.scrubber.as_ref().is_some_and(|scrubber| scrubber.tenancy.is_changing());
+        changing || self.channels.is_deferred() || self.departures.any_leaving(None)
+    }
+
+    fn returns(&mut self, channel: ChannelId) {
+        self.wants_graphics(channel);
+    }
+
+    fn hand_over(&mut self) {
+        self.change_hands();
     }
 
     fn kill(&mut self, vm: VmId, channel: VirtualChannelId, engine: Engine) {

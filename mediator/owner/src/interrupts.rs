@@ -3,6 +3,7 @@
 
 use super::copier::COPIER;
 use super::feeder::engine_numbered;
+use super::scrubber::SCRUBBER;
 use super::registry::{HostCard, HostState};
 use super::relocate::Ranges;
 use super::turn::{Served, Woken, turn};
@@ -190,6 +191,10 @@ pub(super) fn serve(host: &Weak<HostCard>, event: &EventFd, timer: &OwnedFd, gue
         }
         if looked.elapsed() >= LOOK {
             looked = Instant::now();
+            if let Some(why) = host.card().lost() {
+                host.fail(why);
+                return;
+            }
             let events = host.lock().look();
             events.into_iter().for_each(|(vm, event)| line.deliver(vm, event));
         }
@@ -389,7 +394,7 @@ impl HostState {
 
     /// A VM has caused an interrupt by which no work has ended. One that causes too many stands still until the next look.
     fn count_noise(&mut self, vm: VmId) {
-        if vm == COPIER || !self.noise.count(vm) {
+        if vm == COPIER || vm == SCRUBBER || !self.noise.count(vm) {
             return;
         }
         tracing::warn!(%vm, "a VM causes more interrupts than it may; its channels are paused for up to a tenth of a second");

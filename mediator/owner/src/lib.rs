@@ -5,7 +5,7 @@
 //! (what the scheduler is told, and what comes of it), `alarm` (when it is called), `turn` (what the interrupt thread does),
 //! `rest` (who waits and holds others up), `record` (what it was told and decided), [`usage`] (what of that the operator
 //! sees), [`overdue`] (what submissions wait for that do not end), [`time`] (the card's clock), [`mailbox`] and `inbox` (what the interrupt thread leaves for a VM whose lock is taken),
-//! `failure` (what a panic has left half changed).
+//! `failure` (what a panic has left half changed), `scrubber` (PGRAPH is cleared between tenants).
 //!
 //! Of memory: `vram` (guests' memory wherever it lies), [`pinned`] (host memory for it), `pages` (where the host finds that),
 //! [`balance`] (who gives and who gets), [`holdings`] (what of that the operator sees), [`refusals`] (what nobody got),
@@ -48,6 +48,7 @@ pub mod registry;
 pub mod relocate;
 mod rest;
 mod schedule;
+mod scrubber;
 pub mod segments;
 pub mod shortage;
 pub mod time;

@@ -5,6 +5,7 @@ use super::copier::COPIER;
 use super::departures::Remedy;
 use super::interrupts::GuestEvent;
 use super::registry::{HostCard, HostState};
+use super::scrubber::SCRUBBER;
 use bringup::start::restart_engine;
 use card::Card;
 use channels::{RunState, Stuck};
@@ -58,6 +59,11 @@ impl HostState {
             );
             copier.breaks();
         }
+        if vm == SCRUBBER {
+            let now = self.now_ns();
+            self.scrubber.iter_mut().for_each(|scrubber| scrubber.breaks(now));
+            tracing::error!("the mediator's channel on PGRAPH has failed; it is bound anew");
+        }
         self.departs(vm, physical, retired);
         retired
     }
@@ -83,7 +89,7 @@ impl HostState {
         // Nothing is scheduled there between the look and the reset.
         card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | 1 << engine);
         if physical.is_some_and(|physical| holds(&*card, engine, physical))
-            && let Err(error) = restart_engine(&*card, engine)
+            && let Err(error) = restart_engine(&*card, &self.firmware, engine)
         {
             tracing::error!(engine, %error, "an engine that was reset does not start");
         }
@@ -96,6 +102,7 @@ impl HostState {
         self.complete();
         let stuck = self.channels.destroy_vm(&mut self.vram.memory, vm);
         self.unschedule_vm(vm);
+        self.forget_graphics(vm);
         let now_ns = self.now_ns();
         stuck.into_iter().for_each(|stuck| self.departures.begin(vm, stuck.channel, false, now_ns));
     }
@@ -197,7 +204,7 @@ impl HostState {
             card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | 1 << unit);
             if holds(&*card, unit, physical) {
                 tracing::error!(channel = physical.0, engine = unit, "an engine does not end its work and is reset");
-                if let Err(error) = restart_engine(&*card, unit) {
+                if let Err(error) = restart_engine(&*card, &self.firmware, unit) {
                     tracing::error!(engine = unit, %error, "an engine that was reset does not start");
                 }
             }
@@ -221,7 +228,7 @@ impl HostState {
         let physical = channel.and_then(|(vm, channel)| self.channels.physical(vm, channel));
         if let Some(engine) = engine
             && stopped(card, engine, physical)
-            && let Err(error) = restart_engine(card, engine)
+            && let Err(error) = restart_engine(card, &self.firmware, engine)
         {
             tracing::error!(engine, %error, "an engine that was reset after a fault does not start");
         }

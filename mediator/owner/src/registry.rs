@@ -13,6 +13,7 @@ use super::mover::{self, Moved};
 use super::noise::Noise;
 use super::pinned::PinnedPool;
 use super::schedule::Schedule;
+use super::scrubber::Scrubber;
 use super::segments::Segments;
 use super::shortage::Shortage;
 use super::vram::SCRUB_PIECE;
@@ -23,7 +24,9 @@ use bringup::start::{self, CardInfo};
 use bringup::{CardError, golden};
 use card::{Card, InterruptMode};
 use channels::Channels;
+use firmware::{Inbox, Set};
 use locks::{Mutex, rank};
+use nvspec::falcon::Falcon;
 use nvspec::addr::{SMALL_PAGE, VramAddr};
 use sched::VgpuParams;
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,6 +49,8 @@ pub struct HostState {
     pub(super) removed: BTreeSet<VmId>,
     /// What moves memory, if there is where to.
     pub(super) copier: Option<Copier>,
+    /// What clears PGRAPH between VMs, if it is to be.
+    pub(super) scrubber: Option<Scrubber>,
     /// I/O virtual addresses.
     pub iova: IovaSpace,
     /// Whose turn it is.
@@ -69,6 +74,8 @@ pub struct HostState {
     pub(super) moved: BTreeMap<VmId, Moved>,
     /// Places that chunks have left, of the relocation that was committed last.
     pub(super) left: Vec<vram::Place>,
+    /// What its falcons run.
+    pub(super) firmware: Set,
     began: Instant,
     /// By how many ns the card's clock is ahead of the host's.
     pub(super) ahead_ns: i64,
@@ -117,6 +124,8 @@ pub struct Sharing {
     pub division: Division,
     /// How its time is shared.
     pub scheduler: sched::Config,
+    /// Clear what one VM's kernels leave in PGRAPH before another's run.
+    pub clear: bool,
 }
 
 /// What a VM may have of a card.
@@ -152,16 +161,23 @@ pub struct HostCard {
     /// Held by who moves memory: one VM at a time is suspended for that.
     pub(super) moving: Mutex<rank::Moving, ()>,
     threads: Mutex<rank::Threads, Vec<JoinHandle<()>>>,
+    /// Takes what guests load into their falcons.
+    inbox: OnceLock<Inbox>,
 }
 
 impl HostCard {
-    /// Resets `card`, takes it over and starts its interrupt thread.
+    /// Resets `card`, takes it over with `firmware` and starts its interrupt thread.
     ///
     /// # Errors
     /// When the card does not come up, or has too little memory.
-    pub fn open(card: Arc<dyn Card>, name: &str, sharing: &Sharing) -> Result<Arc<Self>, HostError> {
-        let Sharing { chunk_bytes, reserve_bytes, host_bytes, division, scheduler } = *sharing;
-        let info = start::bring_up(&*card)?;
+    pub fn open(
+        card: Arc<dyn Card>,
+        name: &str,
+        sharing: &Sharing,
+        firmware: Set,
+    ) -> Result<Arc<Self>, HostError> {
+        let Sharing { chunk_bytes, reserve_bytes, host_bytes, division, scheduler, clear } = *sharing;
+        let info = start::bring_up(&*card, &firmware)?;
         let refused = |error: vram::Error| HostError::Refused(error.to_string());
         let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown).map_err(refused)?;
         // The first chunks to scrub become the mediator's own: the way to scrub any other begins in them.
@@ -196,12 +212,14 @@ impl HostCard {
         let mut vram = CardVram::new(memory, pinned, chunks);
         let mut channels = Channels::new(layout.channels(), &golden);
         let copier = (slots != 0).then(|| Copier::new(&mut vram, &mut channels)).transpose()?;
+        let scrubber = clear.then(|| Scrubber::new(&mut vram, &mut channels, info.chip)).transpose()?;
         let mut state = HostState {
             vram,
             channels,
             departures: Departures::default(),
             removed: BTreeSet::new(),
             copier,
+            scrubber,
             iova,
             schedule: Schedule::new(scheduler, alarm).map_err(|error| HostError::Refused(error.to_string()))?,
             vms: BTreeMap::new(),
@@ -214,6 +232,7 @@ impl HostCard {
             segments: Segments::default(),
             moved: BTreeMap::new(),
             left: Vec::new(),
+            firmware,
             began: Instant::now(),
             ahead_ns: 0,
         };
@@ -232,6 +251,7 @@ impl HostCard {
             bell,
             moving: Mutex::new(()),
             threads: Mutex::default(),
+            inbox: OnceLock::new(),
         });
         let weak = Arc::downgrade(&host);
         let wait = host.event.try_clone().map_err(io)?;
@@ -254,6 +274,18 @@ impl HostCard {
     #[must_use]
     pub fn card(&self) -> &Arc<dyn Card> {
         &self.card
+    }
+
+    /// Has what guests load into their falcons go to `inbox`, from the first call on.
+    pub fn collect_firmware(&self, inbox: Inbox) {
+        let _later = self.inbox.set(inbox);
+    }
+
+    /// Takes what a guest has started on a falcon of its vGPU.
+    pub fn offer_firmware(&self, vm: VmId, falcon: Falcon, code: &[u32], data: &[u32]) {
+        if let Some(inbox) = self.inbox.get() {
+            inbox.offer(vm.0, falcon, code, data);
+        }
     }
 
     /// Returns what bring-up found.

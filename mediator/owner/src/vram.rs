@@ -222,7 +222,7 @@ impl CardVram {
         let Lookup::Placed(place) = self.chunks.lookup(vm, address, len) else { return Ok(()) };
         self.written(vm, address, len);
         match place {
-            Place::Card(CardAddr(at)) => self.memory.zero(VramAddr(at), len),
+            Place::Card(CardAddr(at)) => Ok(self.memory.zero(VramAddr(at), len)?),
             Place::Host(at) => {
                 self.pinned.write(at, &vec![0; len as usize]);
                 Ok(())
@@ -268,7 +268,7 @@ impl CardVram {
     /// When the card does not answer.
     pub fn read_at(&mut self, place: Place, data: &mut [u8]) -> Result<(), HostError> {
         match place {
-            Place::Card(CardAddr(at)) => self.memory.read(VramAddr(at), data),
+            Place::Card(CardAddr(at)) => Ok(self.memory.read(VramAddr(at), data)?),
             Place::Host(at) => {
                 self.pinned.read(at, data);
                 Ok(())
@@ -282,7 +282,7 @@ impl CardVram {
     /// When the card does not answer.
     pub fn write_at(&mut self, place: Place, data: &[u8]) -> Result<(), HostError> {
         match place {
-            Place::Card(CardAddr(at)) => self.memory.write(VramAddr(at), data),
+            Place::Card(CardAddr(at)) => Ok(self.memory.write(VramAddr(at), data)?),
             Place::Host(at) => {
                 self.pinned.write(at, data);
                 Ok(())

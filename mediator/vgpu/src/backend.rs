@@ -11,6 +11,7 @@ use super::spaces::{Owned, Spaces, Tables};
 use channels::Channels;
 use devmodel::backend::{Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, Unwritten};
 use devmodel::events::MmuFault;
+use nvspec::falcon::Falcon;
 use nvspec::addr::{GuestVramAddr, Place, VramAddr};
 use nvspec::fifo::{CHANNELS, ChannelId, RunlistEntry, VirtualChannelId};
 use nvspec::regs::pfifo;
@@ -284,6 +285,10 @@ impl Backend for VmBackend {
 
     fn vram_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), Unwritten> {
         self.guest_write(address, data)
+    }
+
+    fn firmware_started(&mut self, falcon: Falcon, code: &[u32], data: &[u32]) {
+        self.host.offer_firmware(self.vm, falcon, code, data);
     }
 
     fn aperture_read(&mut self, aperture: Aperture, offset: u64, data: &mut [u8]) -> Result<(), Denied> {

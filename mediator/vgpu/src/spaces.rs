@@ -184,7 +184,7 @@ impl Spaces {
         let mut guard = host.lock();
         let state = RefCell::new(&mut guard.vram);
         change(shadows, &mut TableMemory::new(*vm, &state, pool))?;
-        state.borrow_mut().memory.invalidate(directory, false)
+        Ok(state.borrow_mut().memory.invalidate(directory, false)?)
     }
 
     /// Returns whether a shadow may map a byte of the range.

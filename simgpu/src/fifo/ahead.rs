@@ -29,10 +29,10 @@ impl Fifo {
     /// Goes on in the push buffer of the channel whose engine is at work. Returns when to look at its semaphore again.
     pub(super) fn run_ahead(&mut self, index: usize, cx: &mut Cx) -> Progress {
         let now = cx.clock.now();
-        let pbdma = &mut self.pbdmas[index];
-        if pbdma.trapped() {
+        if self.pbdmas[index].trapped() || self.blocked(index, cx) {
             return Progress::Idle;
         }
+        let pbdma = &mut self.pbdmas[index];
         let Some(mut context) = pbdma.context.take() else { return Progress::Idle };
         let number = usize::from(context.channel);
         let works = context.engine.is_some_and(|id| self.slots[id.index()].works(now));

@@ -147,7 +147,7 @@ impl Fifo {
     }
 
     /// Returns whether the PBDMA is disabled, or the scheduler is told to keep its engines still.
-    fn blocked(&self, index: usize, cx: &Cx) -> bool {
+    pub(super) fn blocked(&self, index: usize, cx: &Cx) -> bool {
         let enabled = cx.storage.peek(pmc::PBDMA_ENABLE::OFFSET) & cx.storage.peek(pfifo::PBDMA_PRESENT::OFFSET);
         if enabled & (1 << index) == 0 {
             return true;

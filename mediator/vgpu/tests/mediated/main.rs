@@ -17,6 +17,7 @@ mod paravirtual;
 mod posted;
 mod pressure;
 mod relocate;
+mod residue;
 mod remap;
 mod schedule;
 mod stuck;
