@@ -113,6 +113,6 @@ fn what_a_vm_that_left_has_written_comes_to_no_other() {
     // What was under way still would arrive in a slot that is free for others by now.
     rig.card.hold_posted_writes(false);
     let mut slot = [0; 4];
-    rig.host.lock().vram.pinned.read(HostAddr(0), &mut slot);
+    rig.host.lock().vram().pinned.read(HostAddr(0), &mut slot);
     assert_eq!(slot, [0; 4]);
 }
