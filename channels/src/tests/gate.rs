@@ -1,5 +1,6 @@
 use super::*;
 use crate::tests::fake::{A, B, World};
+use nvspec::instance::context;
 use nvspec::regs::pfifo::CHANNEL_STATE;
 
 fn scheduled(world: &World, physical: ChannelId) -> bool {
@@ -10,6 +11,9 @@ fn scheduled(world: &World, physical: ChannelId) -> bool {
 #[test]
 fn only_the_admitted_vms_channels_with_a_graphics_context_are_scheduled() {
     let mut world = World::new();
+    for channel in [0, 1] {
+        world.guest.put(World::instance_of(channel) + context::GR, 0x40_0000 | context::VALID);
+    }
     let (a, b) = (world.run(A, 0), world.run(B, 0));
     assert!(scheduled(&world, a) && scheduled(&world, b), "all may, at first");
     assert_eq!((world.channels.admitted(), world.channels.on_graphics(A)), (None, vec![a]));
@@ -18,6 +22,9 @@ fn only_the_admitted_vms_channels_with_a_graphics_context_are_scheduled() {
         assert_eq!((scheduled(&world, a), scheduled(&world, b)), (admitted == Some(A), admitted == Some(B)));
         assert_eq!(world.channels.admitted(), admitted);
     }
+    // One that has no such context runs whoever is admitted.
+    let copies = world.run(B, 2);
+    assert!(scheduled(&world, copies));
     // What begins to run later finds the gate as it is.
     let later = world.run(B, 1);
     assert!(!scheduled(&world, later));

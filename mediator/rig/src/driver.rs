@@ -16,7 +16,7 @@ pub const PUSH_VA: u64 = 0x20_0000;
 pub const FENCE_VA: u64 = 0x30_0000;
 /// Virtual address of a channel's context image.
 pub const IMAGE_VA: u64 = 0x40_0000;
-const RING_LOG2: u32 = 4;
+const RING_LOG2: u32 = 6;
 const PUSH_BYTES: u64 = 0x4000;
 /// Entries that a ring holds: one stays free, so that full is not empty.
 const RING_ROOM: u32 = (1 << RING_LOG2) - 1;

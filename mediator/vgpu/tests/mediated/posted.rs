@@ -1,13 +1,13 @@
 //! What a VM's work has written to host memory and is under way there still, when that memory goes to somebody else.
 
-use super::relocate::{driver_of, in_host, rig_of};
+use super::relocate::{driver_of, move_all, rig_of};
 use super::{A, B, MIB, driver, rig};
 use nvspec::class::compute90c0 as class;
 use rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, methods, object};
 use nvspec::fifo::VirtualChannelId;
 use rig::{CHUNK, Rig};
 use std::io::Read;
-use vram::{HostAddr, Step, To, VmId};
+use vram::{GuestAddr, Lookup, Place, Step, To, VmId};
 
 const COMPUTE: (u32, u32) = (1, 0x90c0);
 const CODE: u64 = 0x300_0000;
@@ -59,6 +59,14 @@ fn target_in_own_chunk(driver: &mut Driver, channel: &Channel) -> (u64, u32) {
     (at, (at / CHUNK) as u32)
 }
 
+/// Moves a chunk of VM 0 to host memory, and no other. What goes there first may stay in the card's reserve, so all go.
+fn send_out(rig: &Rig, at: u64, index: u32) {
+    move_all(rig, 0, To::Host);
+    let others = (0..index).map(|index| Step { vm: VmId(0), index, to: To::Card }).collect::<Vec<_>>();
+    rig.host.relocate(VmId(0), &others);
+    assert!(rig.in_host(0, at));
+}
+
 fn word(driver: &Driver, at: u64) -> u32 {
     let mut word = [0; 4];
     driver.guest.vram_read(at, &mut word);
@@ -88,31 +96,33 @@ fn chunk_that_moves_takes_along_what_was_written_to_it_before() {
     let mut driver = driver_of(&rig, 0, 32);
     let mut channel = driver.channel(1);
     let (at, index) = target_in_own_chunk(&mut driver, &channel);
-    driver.guest.vram_write(at, &[0; PAGE as usize]);
-    let go = |to| rig.host.relocate(VmId(0), &[Step { vm: VmId(0), index, to }]).moved;
-    assert_eq!((go(To::Host), in_host(&rig)), (1, 1));
+    driver.guest.vram_write(at, &[1; PAGE as usize]);
+    send_out(&rig, at, index);
     store(&rig, &mut driver, &mut channel);
-    assert_eq!(word(&driver, at), 0, "it is under way");
+    assert_eq!(word(&driver, at), 0x0101_0101, "it is under way");
     // The engines do not move it: the CPU's copy pushes nothing on.
     rig.host.lock().retire_channel(VmId::MEDIATOR, VirtualChannelId(0)).expect("it has no work");
-    assert_eq!(go(To::Card), 1);
+    assert_eq!(rig.host.relocate(VmId(0), &[Step { vm: VmId(0), index, to: To::Card }]).moved, 1);
+    assert!(!rig.in_host(0, at));
     assert_eq!(word(&driver, at), VALUE);
 }
 
 #[test]
 fn what_a_vm_that_left_has_written_comes_to_no_other() {
-    let rig = rig_of(CHUNK, 64, 2);
+    let rig = rig_of(CHUNK, 64, 64);
     let mut gone = driver_of(&rig, 0, 16);
     let mut channel = gone.channel(1);
     let (at, index) = target_in_own_chunk(&mut gone, &channel);
-    gone.guest.vram_write(at, &[0; PAGE as usize]);
-    assert_eq!(rig.host.relocate(VmId(0), &[Step { vm: VmId(0), index, to: To::Host }]).moved, 1);
+    gone.guest.vram_write(at, &[1; PAGE as usize]);
+    send_out(&rig, at, index);
+    let found = rig.host.lock().vram().chunks.lookup(VmId(0), GuestAddr(at), 1);
+    let Lookup::Placed(Place::Host(slot_at)) = found else { panic!("{found:?}") };
     store(&rig, &mut gone, &mut channel);
     gone.guest.remove().expect("it leaves");
     rig.host.scrub();
     // What was under way still would arrive in a slot that is free for others by now.
     rig.card.hold_posted_writes(false);
     let mut slot = [0; 4];
-    rig.host.lock().vram().pinned.read(HostAddr(0), &mut slot);
+    rig.host.lock().vram().pinned.read(slot_at, &mut slot);
     assert_eq!(slot, [0; 4]);
 }
