@@ -23,6 +23,7 @@
 //! - [`GuestInstance`]: what is taken from a guest's instance block, checked; and the block that the card gets;
 //! - [`RunState`]: a channel's states and the steps between them;
 //! - [`Watchdog`]: engines on which nothing moves;
+//! - `gate`: who may use PGRAPH ([`Channels::admit`]);
 //! - the traits that a user implements, on one object: [`Host`] for the card, [`GuestMemory`] for re-reading engine context pointers,
 //!   [`GuestRing`] for the guest's rings.
 //!
@@ -52,6 +53,7 @@
 mod card;
 mod complete;
 mod entry;
+mod gate;
 mod image;
 mod instance;
 mod parts;

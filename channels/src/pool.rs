@@ -1,6 +1,7 @@
 //! The card's channels and who has them.
 
 use crate::card;
+use crate::gate::Gate;
 use crate::image::{self, Golden};
 use crate::instance::{CONTEXTS_BYTES, CONTEXTS_FIRST, contexts_in};
 use crate::preempt::Preemptions;
@@ -101,6 +102,7 @@ pub struct Channels {
     pub(crate) deferred: bool,
     pub(crate) watchdog: Watchdog,
     pub(crate) preemptions: Preemptions,
+    pub(crate) gate: Gate,
 }
 
 impl Channels {
@@ -120,6 +122,7 @@ impl Channels {
             deferred: false,
             watchdog: Watchdog::new(HANG_LIMIT_NS),
             preemptions: Preemptions::default(),
+            gate: Gate::default(),
         }
     }
 
@@ -474,6 +477,7 @@ impl Channels {
         if let Some(bound) = self.bound_mut(physical) {
             (bound.contexts, bound.next_contexts) = (contexts, None);
         }
+        self.bring_to_gate(host, physical);
         true
     }
 
@@ -485,7 +489,7 @@ impl Channels {
         if run {
             // Also when it runs already: a guest that starts a channel again wants what a start does.
             self.set_running(physical, true);
-            card::start(host, physical);
+            self.bring_to_gate(host, physical);
         } else if bound.told == RunState::Running {
             self.set_running(physical, false);
             card::stop(host, physical);

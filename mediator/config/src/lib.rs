@@ -120,6 +120,17 @@ pub enum LogFormat {
     Json,
 }
 
+/// What becomes of what one virtual machine's kernels leave in PGRAPH, before another's run there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Residue {
+    /// It is cleared.
+    #[default]
+    Clear,
+    /// It is kept: the next may read it.
+    Keep,
+}
+
 /// A `[[card]]` table.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -155,6 +166,9 @@ pub struct CardSpec {
     /// Division of its memory.
     #[serde(default)]
     pub memory: CardMemory,
+    /// What becomes of what one virtual machine's kernels leave in PGRAPH's registers and shared memory.
+    #[serde(default)]
+    pub residue: Residue,
     /// Division of its time.
     #[serde(default)]
     pub scheduler: sched::Config,

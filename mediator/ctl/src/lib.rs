@@ -20,6 +20,7 @@ use config::{Apertures, DEFAULT_ADMIN_SOCKET, Paravirtual, SocketMode, VmSpec};
 
 pub mod client;
 mod desired;
+mod firmware;
 mod host;
 mod memory;
 pub mod output;
@@ -280,6 +281,9 @@ enum CardCommand {
         #[command(flatten)]
         watch: Watch,
     },
+    /// Firmware of real cards' falcons: what is there, and what the operator approves of it
+    #[command(subcommand)]
+    Firmware(firmware::FirmwareCommand),
     #[command(flatten)]
     Host(host::HostCommand),
 }
@@ -361,6 +365,7 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
             form.of(&args, output::launch_args)
         }
         Command::Card(CardCommand::Host(command)) => command.run(&client, form)?,
+        Command::Card(CardCommand::Firmware(command)) => command.run(form)?,
         Command::Card(CardCommand::Show { name: None, .. }) => {
             let list: api::CardList = client.get("/v1/cards")?;
             form.of(&list, |list| output::cards(&list.cards))

@@ -1,6 +1,7 @@
 //! Errors of the card and its memory.
 
 use crate::shortage::Shortage;
+use bringup::CardError;
 use card::DmaError;
 use channels::{BindError, DoorbellError, RingFault, Stuck};
 use shadow_pt::NoMemory;
@@ -11,42 +12,9 @@ use vram::PoolError;
 /// Why the host side of the mediator cannot do something.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// The card does not do what hardware must.
-    #[error("the card does not respond: {0}; reset it or the host")]
-    Unresponsive(&'static str),
-    /// Not a chip that this version knows.
-    #[error("the card's identity register reads {boot0:#010x}, which is no chip that this version knows")]
-    UnknownChip {
-        /// PMC_BOOT_0.
-        boot0: u32,
-    },
-    /// Its VBIOS has not run: its memory is off.
-    #[error(
-        "the card has not been initialised by its VBIOS: register {register:#08x} reads {value:#x}, without bit 1; let the \
-         host's firmware run the VBIOS (restart the host), and choose no reset that loses what it has set up"
-    )]
-    NotPosted {
-        /// The register.
-        register: u32,
-        /// Its value.
-        value: u32,
-    },
-    /// The card's memory does not hold what the mediator itself needs.
-    #[error("the card has {available:#x} bytes for the mediator, which needs {needed:#x}")]
-    TooSmall {
-        /// Bytes needed.
-        needed: u64,
-        /// Bytes there are.
-        available: u64,
-    },
-    /// PGRAPH's contexts are larger than the mediator's part of an address space has room for.
-    #[error("the card's PGRAPH contexts have {bytes} bytes, more than the {most} that the mediator has room for")]
-    Contexts {
-        /// Bytes by its firmware.
-        bytes: u64,
-        /// The most there may be.
-        most: u64,
-    },
+    /// The card does not come up, or does not answer.
+    #[error(transparent)]
+    Card(#[from] CardError),
     /// The card has no memory for the mediator's own tables now; guests' may move for them.
     #[error("the card has no memory left for the mediator's own tables; give it a larger `reserve_mib`")]
     Lacking,

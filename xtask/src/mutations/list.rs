@@ -116,7 +116,7 @@ const MUTATIONS: &[Mutation] = &[
         name: "no-post",
         what: "a card whose VBIOS has not run is refused with what to do",
         package: "vgpu",
-        file: "mediator/owner/src/bring_up.rs",
+        file: "mediator/bringup/src/start.rs",
         from: "if !ptop::DEVINIT_STATUS::DONE.is_set(value) {",
         to: "if value == u32::MAX {",
         tests: "card_without_post",

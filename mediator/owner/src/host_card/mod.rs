@@ -3,7 +3,7 @@
 //! Parts: `state` (what others ask of it), `scheduling` (the card behind its scheduler), `interrupts` (the card's interrupt
 //! tree, and whom it concerns), `interrupt_thread` (that thread, each time that it wakes), `recovery` (channels that faulted or
 //! are to leave the card), `mover` (the thread that moves memory), `relocate` (one VM's chunks change places), `failure` (what a
-//! panic has left half changed).
+//! panic has left half changed), `scrubber` (PGRAPH is cleared between tenants).
 
 mod failure;
 pub(crate) mod interrupt_thread;
@@ -12,27 +12,32 @@ mod mover;
 mod recovery;
 mod relocate;
 mod scheduling;
+mod scrubber;
 mod state;
 
 use crate::alarm::TimerAlarm;
-use crate::bring_up::{self, CardInfo};
-use crate::layout::Layout;
 use crate::memory::balance::Division;
 use crate::memory::iova::{IovaSpace, RamShare};
 use crate::memory::pinned::PinnedPool;
-use crate::memory::windows::CardMemory;
-use crate::memory::{CardVram, Copier, Memory, Ranges, SCRUB_PIECE, Wakeup};
+use crate::memory::{CardVram, Copier, Memory, Ranges, SCRUB_PIECE, Wakeup, found};
 use crate::shortage::Shortage;
 use crate::tenants::{GuestAlarms, GuestEvent};
 use crate::work::Work;
 use crate::work::schedule::Schedule;
 use crate::work::time::Clock;
-use crate::{Feeder, HostError, golden};
+use crate::{Feeder, HostError};
+use bringup::layout::Layout;
+use bringup::memory::CardMemory;
+use bringup::start::{self, CardInfo};
+use bringup::{CardError, golden};
 use card::{Card, InterruptMode};
 use channels::Channels;
 use failure::StateGuard;
+use firmware::{Inbox, Set};
+use scrubber::Scrubber;
 use locks::{Mutex, rank};
-use nvspec::addr::VramAddr;
+use nvspec::addr::{SMALL_PAGE, VramAddr};
+use nvspec::falcon::Falcon;
 use sched::VgpuParams;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -68,6 +73,10 @@ pub struct HostState {
     removed: BTreeSet<VmId>,
     /// Alarms of guests' PTIMERs.
     guest_alarms: GuestAlarms,
+    /// What clears PGRAPH between VMs, if it is to be.
+    scrubber: Option<Scrubber>,
+    /// What its falcons run.
+    firmware: Set,
 }
 
 /// Settings of a card that is shared.
@@ -83,6 +92,8 @@ pub struct Sharing {
     pub division: Division,
     /// Settings of its time.
     pub scheduler: sched::Config,
+    /// Clear what one VM's kernels leave in PGRAPH before another's run.
+    pub clear: bool,
 }
 
 /// A VM's share of a card.
@@ -118,16 +129,23 @@ pub struct HostCard {
     /// Held by who moves memory: one VM at a time is suspended for that.
     moving: Mutex<rank::Moving, ()>,
     threads: Mutex<rank::Threads, Vec<JoinHandle<()>>>,
+    /// Takes what guests load into their falcons.
+    inbox: OnceLock<Inbox>,
 }
 
 impl HostCard {
-    /// Resets `card`, takes it over and starts its interrupt thread.
+    /// Resets `card`, takes it over with `firmware` and starts its interrupt thread.
     ///
     /// # Errors
     /// When the card does not come up, or has too little memory.
-    pub fn open(card: Arc<dyn Card>, name: &str, sharing: &Sharing) -> Result<Arc<Self>, HostError> {
-        let Sharing { chunk_bytes, reserve_bytes, host_bytes, division, scheduler } = *sharing;
-        let info = bring_up::bring_up(&*card)?;
+    pub fn open(
+        card: Arc<dyn Card>,
+        name: &str,
+        sharing: &Sharing,
+        firmware: Set,
+    ) -> Result<Arc<Self>, HostError> {
+        let Sharing { chunk_bytes, reserve_bytes, host_bytes, division, scheduler, clear } = *sharing;
+        let info = start::bring_up(&*card, &firmware)?;
         let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown)?;
         // The first chunks to scrub become the mediator's own: the way to scrub any other begins in them.
         let graph_image = u64::from(info.context_bytes);
@@ -136,7 +154,7 @@ impl HostCard {
         let own: Vec<_> = (0..count).map_while(|_| chunks.take_scrub_work()).collect();
         let available = own.len() as u64 * chunk_bytes;
         let first = own.first().and_then(|work: &ScrubWork| work.place.card());
-        let first = first.ok_or(HostError::TooSmall { needed, available })?;
+        let first = first.ok_or(CardError::TooSmall { needed, available })?;
         let layout = Layout::new(VramAddr(first.0), available, graph_image)?;
         let mut memory = CardMemory::take_over(Arc::clone(&card), layout, info.vram_bytes)?;
         memory.zero(layout.userd, available - layout.bootstrap_bytes())?;
@@ -155,14 +173,20 @@ impl HostCard {
         let slots = u32::try_from(host_bytes / chunk_bytes).unwrap_or(u32::MAX);
         let pinned = PinnedPool::new(Arc::clone(&card), &mut iova, slots, chunk_bytes)?;
         chunks.set_host_budget(slots);
+        let barrier = iova.allocate(SMALL_PAGE, 0).ok_or(HostError::OutOfIova { len: SMALL_PAGE })?;
+        card.map_dma(barrier.0, found(SMALL_PAGE as usize)?)?;
+        memory.set_barrier_page(barrier);
         let mut vram = CardVram::new(memory, pinned, chunks);
         let mut channels = Channels::new(layout.channels(), &golden);
         let copier = (slots != 0).then(|| Copier::new(&mut vram, &mut channels)).transpose()?;
+        let scrubber = clear.then(|| Scrubber::new(&mut vram, &mut channels, info.chip)).transpose()?;
         let schedule = Schedule::new(scheduler, alarm)?;
         let mut state = HostState {
             memory: Memory::new(vram, iova, copier, &division),
             work: Work::new(channels, schedule),
             clock: Clock::new(),
+            scrubber,
+            firmware,
             vms: BTreeMap::new(),
             removed: BTreeSet::new(),
             guest_alarms: GuestAlarms::new(guest_alarm),
@@ -182,6 +206,7 @@ impl HostCard {
             wakeup,
             moving: Mutex::new(()),
             threads: Mutex::default(),
+            inbox: OnceLock::new(),
         });
         let weak = Arc::downgrade(&host);
         let wait = host.event.try_clone().map_err(io)?;
@@ -196,7 +221,7 @@ impl HostCard {
             .spawn(move || failure::watched(&weak, "mem", || mover::serve(&weak, &wakeup)))
             .map_err(io)?;
         host.threads.lock().push(thread);
-        bring_up::enable_interrupts(&*host.card);
+        start::enable_interrupts(&*host.card);
         Ok(host)
     }
 
@@ -204,6 +229,18 @@ impl HostCard {
     #[must_use]
     pub fn card(&self) -> &Arc<dyn Card> {
         &self.card
+    }
+
+    /// Has what guests load into their falcons go to `inbox`, from the first call on.
+    pub fn collect_firmware(&self, inbox: Inbox) {
+        let _later = self.inbox.set(inbox);
+    }
+
+    /// Takes what a guest has started on a falcon of its vGPU.
+    pub fn offer_firmware(&self, vm: VmId, falcon: Falcon, code: &[u32], data: &[u32]) {
+        if let Some(inbox) = self.inbox.get() {
+            inbox.offer(vm.0, falcon, code, data);
+        }
     }
 
     /// Returns what bring-up found.

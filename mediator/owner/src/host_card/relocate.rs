@@ -13,6 +13,7 @@
 use super::{GuestEvents, HostCard, HostState};
 use crate::memory::{COPIER, Copier, Dirty, Job, Ranges, Relocated, found_beside};
 use crate::{Feeder, HostError};
+use bringup::CardError;
 use channels::Pause;
 use nvspec::addr::SMALL_PAGE;
 use std::sync::{Arc, Weak};
@@ -60,11 +61,13 @@ impl HostCard {
         }
         let copied = if self.vacate(vm) {
             let copying = Instant::now();
-            let copied = self.copy(&moves);
+            // What its engines wrote before they were left is where the chunks are.
+            let arrived = self.lock().vram().memory.barrier().map_err(HostError::from);
+            let copied = arrived.and_then(|()| self.copy(&moves));
             done.copied_ns = nanoseconds(copying.elapsed());
             copied
         } else {
-            Err(HostError::Unresponsive("a VM's channels do not leave its engines"))
+            Err(CardError::Unresponsive("a VM's channels do not leave its engines").into())
         };
         match copied {
             Ok(()) => {
@@ -232,7 +235,8 @@ impl HostCard {
         }
         self.wait_departed(COPIER);
         let mut state = self.lock();
-        if !state.work.departures().any_kept(COPIER) {
+        let arrived = state.vram().memory.barrier();
+        if let (false, Ok(())) = (state.work.departures().any_kept(COPIER), arrived) {
             return Ok(());
         }
         moves.iter().for_each(|chunk| state.vram_mut().chunks.quarantine(chunk.to));
@@ -243,7 +247,7 @@ impl HostCard {
         let jobs = moves.iter().map(|chunk| Job { from: chunk.from, to: chunk.to, bytes: chunk.bytes });
         let jobs: Vec<_> = jobs.collect();
         let mut guard = self.lock();
-        let dead = || HostError::Unresponsive("the copy engines do not move memory");
+        let dead = || HostError::from(CardError::Unresponsive("the copy engines do not move memory"));
         let now = guard.now_ns();
         guard.revive_copier();
         let HostState { memory, work, .. } = &mut *guard;

@@ -6,11 +6,12 @@
 use super::own_space::{OwnSpace, va};
 use super::vram::CardVram;
 use crate::HostError;
+use bringup::CardError;
 use channels::{Bind, Channels, GuestInstance, GuestMemory, GuestRing, Parts, Submission, Unmapped, Unreadable};
 use locks::Condvar;
 use nvspec::addr::{GpuVa, GuestVramAddr, SMALL_PAGE, VramAddr};
 use nvspec::class::ce90b5::{self as methods, exec};
-use nvspec::fifo::{ChannelId, GpEntry, HeaderOp, MethodHeader, VirtualChannelId, host_method};
+use nvspec::fifo::{ChannelId, GpEntry, HeaderOp, MethodHeader, VirtualChannelId, engine, host_method};
 use nvspec::mmu::Rights;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -35,7 +36,7 @@ const PIECES: usize = ((PUSH_BYTES / 4 - FIRST_WORDS) / PIECE_WORDS) as usize;
 /// less than 2 MiB.
 const POOL_BYTES: u64 = 64 << 20;
 /// Log2 of the entries of a lane's ring.
-const RING_LOG2: u32 = 4;
+pub(crate) const RING_LOG2: u32 = 4;
 /// Log2 of the copies that others do, at most, before engines that have failed are tried again.
 const RESTS_MAX_LOG2: u32 = 8;
 /// Place of the ring, as far as anyone asks: its entries are read from the mediator's own memory.
@@ -102,7 +103,7 @@ pub(crate) struct Copier {
 }
 
 /// The mediator's own ring: nothing that a guest could write.
-struct OwnRing<'a>(&'a [u64]);
+pub(crate) struct OwnRing<'a>(pub(crate) &'a [u64]);
 
 impl GuestRing for OwnRing<'_> {
     fn read(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), Unmapped> {
@@ -115,7 +116,7 @@ impl GuestRing for OwnRing<'_> {
 }
 
 /// The mediator's channels have no instance block but the card's.
-struct NoMemory;
+pub(crate) struct NoMemory;
 
 impl GuestMemory for NoMemory {
     fn read(&mut self, _: channels::Place, _: &mut [u8]) -> Result<(), Unreadable> {
@@ -183,7 +184,7 @@ impl Copier {
                 self.space.unmap_work(vram, index)?;
             }
             (lane.busy, lane.put) = (None, 0);
-            lane.physical = bind(&mut self.space, vram, channels, lane.channel)?;
+            lane.physical = bind(&mut self.space, vram, channels, (COPIER, lane.channel), lane.engine())?;
         }
         self.start(vram, channels);
         self.broken = false;
@@ -198,7 +199,8 @@ impl Copier {
         object: u32,
     ) -> Result<(), HostError> {
         let push = vram.alloc(&mut self.pool, PUSH_BYTES)?;
-        let physical = bind(&mut self.space, vram, channels, channel)?;
+        let engine = if channel.0 == 0 { engine::CE0 } else { engine::CE1 };
+        let physical = bind(&mut self.space, vram, channels, (COPIER, channel), engine)?;
         let ring = [0; 1 << RING_LOG2];
         self.lanes.push(Lane { object, channel, physical, push, ring, put: 0, busy: None });
         Ok(())
@@ -228,7 +230,7 @@ impl Copier {
         work: &[Job],
     ) -> Result<Vec<CopyId>, HostError> {
         if self.broken {
-            return Err(HostError::Unresponsive("the copy engines do not move memory"));
+            return Err(CardError::Unresponsive("the copy engines do not move memory").into());
         }
         let mut copies = Vec::new();
         for job in work {
@@ -313,21 +315,21 @@ impl Copier {
 }
 
 /// Returns what the address space of a channel must map of the mediator's.
-fn own_pages(channels: &Channels, physical: ChannelId) -> Vec<(u32, VramAddr, Rights)> {
+pub(crate) fn own_pages(channels: &Channels, physical: ChannelId) -> Vec<(u32, VramAddr, Rights)> {
     let layout = channels.layout();
     layout.work_pages(physical).into_iter().chain(layout.image_pages(physical)).collect()
 }
 
-/// Binds a lane's channel.
-fn bind(
+/// Binds a channel of the mediator's own, with a context for one engine.
+pub(crate) fn bind(
     space: &mut OwnSpace,
     vram: &mut CardVram,
     channels: &mut Channels,
-    channel: VirtualChannelId,
+    (vm, channel): (VmId, VirtualChannelId),
+    engine: u32,
 ) -> Result<ChannelId, HostError> {
     // Where a context is, is not asked.
-    let context = Some(GpuVa(0));
-    let contexts = if channel.0 == 0 { [None, context, None] } else { [None, None, context] };
+    let contexts = [engine::GR, engine::CE0, engine::CE1].map(|unit| (unit == engine).then_some(GpuVa(0)));
     // The addresses are in a VRAM that the mediator as a guest does not have: nothing is read there.
     let nowhere = channels::Place::Vram(GuestVramAddr(0));
     let guest = GuestInstance {
@@ -340,7 +342,7 @@ fn bind(
         contexts,
     };
     let bind = Bind { instance: nowhere, guest: &guest, directory: space.directory() };
-    let physical = channels.bind(&mut vram.memory, COPIER, channel, bind)?;
+    let physical = channels.bind(&mut vram.memory, vm, channel, bind)?;
     for page in own_pages(channels, physical) {
         space.map_work(vram, page)?;
     }
@@ -349,6 +351,10 @@ fn bind(
 }
 
 impl Lane {
+    fn engine(&self) -> u32 {
+        if self.channel.0 == 0 { engine::CE0 } else { engine::CE1 }
+    }
+
     fn submit(
         &mut self,
         vram: &mut CardVram,

@@ -1,6 +1,6 @@
 //! A card's memory: whose it is, where it lies, and what moves.
 //!
-//! Parts: [`windows`] (the mediator's way into VRAM), [`vram`] (guests' memory wherever it lies), [`pinned`] (host memory for
+//! Parts: [`vram`] (guests' memory wherever it lies), [`pinned`] (host memory for
 //! it), `pages` (where the host finds that), [`iova`] (I/O addresses), [`balance`] (who gives and who gets), [`holdings`] (what
 //! of that the operator sees), [`refusals`] (what nobody got), `wants` (who waits, and what the mediator needs itself), `moved`
 //! (what moves, and has), `wakeup` (what wakes the thread that moves it), [`copier`] and `own_space` (the mediator's own
@@ -21,14 +21,14 @@ pub mod segments;
 mod vram;
 mod wakeup;
 mod wants;
-pub(crate) mod windows;
 
 pub use self::vram::CardVram;
 pub(crate) use self::vram::{Dirty, SCRUB_PIECE};
-pub(crate) use copier::{COPIER, Copier, Job};
+pub(crate) use copier::{COPIER, Copier, Job, NoMemory, OwnRing, RING_LOG2, bind, own_pages};
+pub(crate) use own_space::{OwnSpace, va};
 pub use moved::{Moved, Ranges, Relocated};
 pub(crate) use moved::{Plan, Planned};
-pub(crate) use pages::found_beside;
+pub(crate) use pages::{found, found_beside};
 pub(crate) use wakeup::Wakeup;
 pub use wants::Looks;
 pub(crate) use wants::{FIRST_BYTES, LOOK};
@@ -39,7 +39,7 @@ use chaos::Dice;
 use iova::IovaSpace;
 use segments::Segments;
 use std::collections::BTreeMap;
-use windows::CardMemory;
+use bringup::memory::CardMemory;
 
 /// A card's memory, with its owners.
 pub(crate) struct Memory {

@@ -83,7 +83,7 @@ impl OwnSpace {
     ) -> Result<(), HostError> {
         let pte = Pte::granting(rights).with_frame(frame(page.0));
         self.stale = true;
-        vram.memory.write(self.work.offset(u64::from(index) * ENTRY_BYTES), &u64::from(pte).to_le_bytes())
+        Ok(vram.memory.write(self.work.offset(u64::from(index) * ENTRY_BYTES), &u64::from(pte).to_le_bytes())?)
     }
 
     /// Takes such a page out again.
@@ -92,7 +92,7 @@ impl OwnSpace {
     /// When the card does not answer.
     pub(crate) fn unmap_work(&mut self, vram: &mut CardVram, index: u32) -> Result<(), HostError> {
         self.stale = true;
-        vram.memory.write(self.work.offset(u64::from(index) * ENTRY_BYTES), &[0; ENTRY_BYTES as usize])
+        Ok(vram.memory.write(self.work.offset(u64::from(index) * ENTRY_BYTES), &[0; ENTRY_BYTES as usize])?)
     }
 
     /// Has the card's TLBs forget what has changed, if anything has.
@@ -147,7 +147,7 @@ impl OwnSpace {
 
     fn link(&self, vram: &mut CardVram, va: GpuVa, pde: Pde) -> Result<(), HostError> {
         let at = self.directory.offset((va.0 >> PDE_SHIFT) * ENTRY_BYTES);
-        vram.memory.write(at, &u64::from(pde).to_le_bytes())
+        Ok(vram.memory.write(at, &u64::from(pde).to_le_bytes())?)
     }
 }
 

@@ -4,9 +4,9 @@ use super::pinned::PinnedPool;
 use super::refusals::Refusals;
 use super::wakeup::Wakeup;
 use super::wants::{FIRST_BYTES, Looks, Wants};
-use super::windows::CardMemory;
 use crate::HostError;
 use crate::shortage::Shortage;
+use bringup::memory::CardMemory;
 use nvspec::addr::{GuestVramAddr, SMALL_PAGE, VramAddr};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -229,7 +229,7 @@ impl CardVram {
         let Lookup::Placed(place) = self.chunks.lookup(vm, address, len) else { return Ok(()) };
         self.written(vm, address, len);
         match place {
-            Place::Card(CardAddr(at)) => self.memory.zero(VramAddr(at), len),
+            Place::Card(CardAddr(at)) => Ok(self.memory.zero(VramAddr(at), len)?),
             Place::Host(at) => {
                 self.pinned.write(at, &vec![0; len as usize]);
                 Ok(())
@@ -275,7 +275,7 @@ impl CardVram {
     /// When the card does not answer.
     pub fn read_at(&mut self, place: Place, data: &mut [u8]) -> Result<(), HostError> {
         match place {
-            Place::Card(CardAddr(at)) => self.memory.read(VramAddr(at), data),
+            Place::Card(CardAddr(at)) => Ok(self.memory.read(VramAddr(at), data)?),
             Place::Host(at) => {
                 self.pinned.read(at, data);
                 Ok(())
@@ -289,7 +289,7 @@ impl CardVram {
     /// When the card does not answer.
     pub fn write_at(&mut self, place: Place, data: &[u8]) -> Result<(), HostError> {
         match place {
-            Place::Card(CardAddr(at)) => self.memory.write(VramAddr(at), data),
+            Place::Card(CardAddr(at)) => Ok(self.memory.write(VramAddr(at), data)?),
             Place::Host(at) => {
                 self.pinned.write(at, data);
                 Ok(())

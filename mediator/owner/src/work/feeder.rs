@@ -75,6 +75,12 @@ pub trait Feeder {
     /// a channel is still to leave the card.
     fn is_deferred(&self) -> bool;
 
+    /// A channel with work that the card has may go on.
+    fn returns(&mut self, _channel: ChannelId) {}
+
+    /// Lets an engine that one VM has at a time change hands, if it is to.
+    fn hand_over(&mut self) {}
+
     /// Takes a channel that holds an engine for too long off the card, and says so ([`Self::channel_ended`]).
     fn kill(&mut self, vm: VmId, channel: VirtualChannelId, engine: Engine);
 
@@ -153,6 +159,7 @@ pub trait Feeder {
             events.push(Event::Completed { ticket, ended });
         }
         self.release_idle(&mut events);
+        self.hand_over();
         if events.is_empty() && self.is_deferred() {
             let now = self.card_time();
             self.schedule().arm(now, true);
@@ -297,6 +304,7 @@ pub trait Feeder {
     fn let_back(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         self.schedule().withheld.remove(channel);
         self.withhold(channel, false);
+        self.returns(channel);
         for (ticket, held) in &mut self.schedule().held {
             if held.channel == channel && held.stage == Stage::Withheld {
                 held.stage = Stage::Started;

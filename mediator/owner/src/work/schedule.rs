@@ -201,6 +201,11 @@ impl<A: Alarm> Schedule<A> {
         held.map(|held| (held.channel, held.vm)).collect()
     }
 
+    /// Returns whether a submission of one of these channels is at one of those stages.
+    pub(crate) fn any_at(&self, stages: &[Stage], channels: &[ChannelId]) -> bool {
+        self.held.values().any(|held| stages.contains(&held.stage) && channels.contains(&held.channel))
+    }
+
     /// The first of a channel's submissions that are at one of those stages.
     pub(crate) fn first_of(&self, channel: ChannelId, stages: &[Stage]) -> Option<Ticket> {
         let mut held = self.held.iter();

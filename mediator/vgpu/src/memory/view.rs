@@ -143,7 +143,7 @@ impl View<'_, Pool<'_>> {
 
     /// Has the card forget what its TLBs hold of an address space.
     pub(super) fn invalidate(&mut self, directory: VramAddr) -> Result<(), HostError> {
-        self.vram.memory.invalidate(directory, false)
+        Ok(self.vram.memory.invalidate(directory, false)?)
     }
 }
 

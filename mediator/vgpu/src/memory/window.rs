@@ -98,6 +98,9 @@ impl WindowMemory {
     }
 
     fn take_back(&self, host: &HostCard) -> bool {
+        if let Err(error) = host.lock().vram().memory.barrier() {
+            tracing::error!(%error, "what was written under an aperture last is lost");
+        }
         let unmapped = host.card().unmap_dma(self.iova.0, self.area.size);
         unmapped.inspect_err(|error| tracing::error!(%error, "the card keeps memory under an aperture mapped")).is_ok()
     }
