@@ -111,7 +111,7 @@ impl Layout {
 
     /// Bytes of what must be zero before BAR3 works: all but USERD and what lies behind it.
     #[must_use]
-    pub(crate) fn bootstrap_bytes(&self) -> u64 {
+    pub fn bootstrap_bytes(&self) -> u64 {
         self.userd.0 - self.base.0
     }
 

@@ -6,8 +6,8 @@
 use crate::CardError;
 use crate::load::load;
 use card::Card;
-use nvspec::chip::{self, Chip};
 use firmware::Set;
+use nvspec::chip::{self, Chip};
 use nvspec::falcon::Falcon;
 use nvspec::fifo::engine;
 use nvspec::regs::windows::prom;
@@ -70,7 +70,7 @@ fn read_vbios(card: &dyn Card) -> Arc<[u8]> {
 }
 
 /// Lets the card's interrupts through.
-pub(crate) fn enable_interrupts(card: &dyn Card) {
+pub fn enable_interrupts(card: &dyn Card) {
     card.write32(pmc::INTR_MASK_0::OFFSET, u32::MAX);
     card.write32(pmc::INTR_EN_0::OFFSET, pmc::INTR_EN_0::ENABLE.mask());
 }

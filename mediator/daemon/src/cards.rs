@@ -18,7 +18,7 @@ use super::backend::{BackendError, Built, CardBackend, CardStatus, OpenCard};
 use super::memory::ram_share;
 use config::check::{MAX_CHANNELS, MIN_VM_VRAM_MIB};
 use config::memory::QuantaSpec;
-use config::{Apertures, CardKind, CardMemory, CardSpec, FaultEngine, FaultKind, FaultSpec, Residue, ResetWay, VmSpec};
+use config::{Apertures, CardKind, CardMemory, CardSpec, FaultEngine, FaultKind, FaultSpec, ResetWay, Residue, VmSpec};
 use owner::shortage::Shortage;
 use owner::usage::SchedulerUsage;
 use owner::{Chaos, Division, Feeder, HostCard, Share, Sharing};

@@ -91,6 +91,12 @@ pub enum HostError {
     /// Nothing was taken from the mediator's own ring.
     #[error("the mediator's own channel takes nothing from its ring")]
     OwnRingStill,
+    /// The kernel that clears PGRAPH between VMs is none.
+    #[error("the mediator's own kernel does not assemble: {why}; report this fault of the program")]
+    OwnKernel {
+        /// The assembler's words.
+        why: String,
+    },
     /// The mediator's own channels may write still.
     #[error("the mediator's own channels stay on the card")]
     OwnChannelsStay,

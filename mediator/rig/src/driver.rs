@@ -268,7 +268,21 @@ impl<M: Machine> Driver<M> {
         let [instance, ring, fence] = [self.vram(1), self.vram(1), self.vram(1)];
         let (push, image) = (self.vram(PUSH_BYTES / PAGE), self.vram(IMAGE_PAGES));
         let userd = self.userd + u64::from(id) * PAGE;
-        let channel = Channel { id, instance, space, userd, ring, push, fence, used: 0, put: 0, free: RING_ROOM, half: 0, halves: [0; 2], fences: 0 };
+        let channel = Channel {
+            id,
+            instance,
+            space,
+            userd,
+            ring,
+            push,
+            fence,
+            used: 0,
+            put: 0,
+            free: RING_ROOM,
+            half: 0,
+            halves: [0; 2],
+            fences: 0,
+        };
         self.join(instance, space);
         for (va, at, pages) in [
             (RING_VA, ring, 1),

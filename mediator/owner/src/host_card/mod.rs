@@ -34,11 +34,11 @@ use card::{Card, InterruptMode};
 use channels::Channels;
 use failure::StateGuard;
 use firmware::{Inbox, Set};
-use scrubber::Scrubber;
 use locks::{Mutex, rank};
 use nvspec::addr::{SMALL_PAGE, VramAddr};
 use nvspec::falcon::Falcon;
 use sched::VgpuParams;
+use scrubber::Scrubber;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -138,12 +138,7 @@ impl HostCard {
     ///
     /// # Errors
     /// When the card does not come up, or has too little memory.
-    pub fn open(
-        card: Arc<dyn Card>,
-        name: &str,
-        sharing: &Sharing,
-        firmware: Set,
-    ) -> Result<Arc<Self>, HostError> {
+    pub fn open(card: Arc<dyn Card>, name: &str, sharing: &Sharing, firmware: Set) -> Result<Arc<Self>, HostError> {
         let Sharing { chunk_bytes, reserve_bytes, host_bytes, division, scheduler, clear } = *sharing;
         let info = start::bring_up(&*card, &firmware)?;
         let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown)?;

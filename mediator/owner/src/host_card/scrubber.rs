@@ -47,7 +47,7 @@ impl Scrubber {
         let mut space = OwnSpace::new(vram, &mut pool)?;
         channels.add_vm(SCRUBBER, 1);
         channels.trust(SCRUBBER);
-        let kernel = Kernel::assemble().map_err(HostError::Refused)?;
+        let kernel = Kernel::assemble().map_err(|why| HostError::OwnKernel { why })?;
         let (code, push) = (vram.alloc(&mut pool, PART_BYTES)?, vram.alloc(&mut pool, PART_BYTES)?);
         vram.memory.write(code, &kernel.code)?;
         let words = kernel.launch(chip, va(Place::Card(vram::CardAddr(code.0))));
@@ -75,8 +75,12 @@ impl Scrubber {
         let entry = GpEntry::new().with_address_dwords(address.0 >> 2).with_dwords(self.push.1);
         self.ring[self.put as usize] = entry.into();
         self.put = (self.put + 1) % (1 << RING_LOG2);
-        let doorbell = channels
-            .doorbell(&mut Parts { card: &mut vram.memory, guest: &mut NoMemory }, SCRUBBER, CHANNEL, self.put)?;
+        let doorbell = channels.doorbell(
+            &mut Parts { card: &mut vram.memory, guest: &mut NoMemory },
+            SCRUBBER,
+            CHANNEL,
+            self.put,
+        )?;
         let pulled = channels
             .pull(&mut Parts { card: &mut vram.memory, guest: &mut OwnRing(&self.ring) }, doorbell, now)
             .map_err(|error| error.fault)?;
@@ -202,8 +206,9 @@ impl HostState {
     fn has_left_graphics(&mut self, vm: VmId) -> bool {
         let leaving = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
         let on = self.work.channels().on_graphics(vm);
-        let leaves =
-            |channel: &ChannelId| self.work.channels().by_physical(*channel).is_some_and(|(_, of)| leaving.contains(&of));
+        let leaves = |channel: &ChannelId| {
+            self.work.channels().by_physical(*channel).is_some_and(|(_, of)| leaving.contains(&of))
+        };
         !on.iter().any(leaves) && self.work.channels_mut().occupant(self.memory.card_mut(), engine::GR).is_none()
     }
 }

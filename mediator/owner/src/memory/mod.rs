@@ -25,9 +25,9 @@ mod wants;
 pub use self::vram::CardVram;
 pub(crate) use self::vram::{Dirty, SCRUB_PIECE};
 pub(crate) use copier::{COPIER, Copier, Job, NoMemory, OwnRing, RING_LOG2, bind, own_pages};
-pub(crate) use own_space::{OwnSpace, va};
 pub use moved::{Moved, Ranges, Relocated};
 pub(crate) use moved::{Plan, Planned};
+pub(crate) use own_space::{OwnSpace, va};
 pub(crate) use pages::{found, found_beside};
 pub(crate) use wakeup::Wakeup;
 pub use wants::Looks;
@@ -35,11 +35,11 @@ pub(crate) use wants::{FIRST_BYTES, LOOK};
 
 use ::vram::{Place, VmId};
 use balance::{Divider, Division};
+use bringup::memory::CardMemory;
 use chaos::Dice;
 use iova::IovaSpace;
 use segments::Segments;
 use std::collections::BTreeMap;
-use bringup::memory::CardMemory;
 
 /// A card's memory, with its owners.
 pub(crate) struct Memory {
