@@ -37,7 +37,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("owner", &["card", "channels", "devmodel", "locks", "nvspec", "pv", "sched", "shadow-pt", "vram"]),
     ("vgpu", &["card", "channels", "devmodel", "locks", "nvspec", "owner", "pv", "shadow-pt", "vmm-glue", "vram"]),
     ("rig", &["card", "nvspec", "owner", "pv", "sched", "shadow-pt", "simgpu", "vgpu", "vmm-glue", "vram"]),
-    ("mediatorctl", &["api", "config", "cuda-protocol", "sched", "shadow-pt", "vfio-host", "vram"]),
+    ("admin-client", &["api"]),
+    ("mediatorctl", &["admin-client", "api", "config", "cuda-protocol", "sched", "shadow-pt", "vfio-host", "vram"]),
     (
         "mediatord",
         &[
@@ -57,6 +58,10 @@ const LAYERS: &[(&str, &[&str])] = &[
             "vram",
         ],
     ),
+    ("fleet-cdi", &[]),
+    ("fleet-grpc", &[]),
+    ("fleet-dra", &["admin-client", "api", "fleet-cdi", "fleet-grpc"]),
+    ("fleet-kubevirt", &["api", "fleet-cdi", "fleet-grpc"]),
     ("images", &[]),
     ("gpu-workloads", &["pv", "sm20", "workloads"]),
     ("guest-init", &[]),
