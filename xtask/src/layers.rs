@@ -71,7 +71,8 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("rig", &["card", "firmware", "nvspec", "owner", "pv", "sched", "shadow-pt", "simgpu", "vgpu", "vmm-glue", "vram"]),
-    ("mediatorctl", &["api", "config", "cuda-protocol", "firmware", "sched", "shadow-pt", "vfio-host", "vram"]),
+    ("admin-client", &["api"]),
+    ("mediatorctl", &["admin-client", "api", "config", "cuda-protocol", "firmware", "sched", "shadow-pt", "vfio-host", "vram"]),
     (
         "mediatord",
         &[
@@ -92,6 +93,10 @@ const LAYERS: &[(&str, &[&str])] = &[
             "vram",
         ],
     ),
+    ("fleet-cdi", &[]),
+    ("fleet-grpc", &[]),
+    ("fleet-dra", &["admin-client", "api", "fleet-cdi", "fleet-grpc"]),
+    ("fleet-kubevirt", &["api", "fleet-cdi", "fleet-grpc"]),
     ("images", &[]),
     ("gpu-workloads", &["pv", "sm20", "workloads"]),
     ("guest-init", &[]),

@@ -178,6 +178,9 @@ pub fn tenant(
     if let Err(what) = name_is_good(&tenant.name) {
         say(RefusalKind::Invalid, "name", what);
     }
+    if let Err(what) = tenant.labels.check() {
+        say(RefusalKind::Invalid, "labels", what);
+    }
     let socket = tenant.socket_path(&daemon.socket_dir);
     if let Err(what) = socket_path_is_good(&socket) {
         say(RefusalKind::Invalid, "socket", what);
@@ -298,6 +301,9 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
 
     if let Err(what) = name_is_good(&vm.name) {
         say(RefusalKind::Invalid, "name", what);
+    }
+    if let Err(what) = vm.labels.check() {
+        say(RefusalKind::Invalid, "labels", what);
     }
     if others.iter().any(|other| other.name == vm.name) {
         say(RefusalKind::Conflict, "name", format!("`{}` is the name of another VM, expected a new one", vm.name));

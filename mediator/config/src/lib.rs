@@ -17,6 +17,7 @@ use vfio_host::Address;
 pub mod arguments;
 pub mod check;
 pub mod cuda;
+mod labels;
 pub mod live;
 pub mod memory;
 pub mod paravirtual;
@@ -31,6 +32,7 @@ mod tests;
 
 pub use check::{Key, Mistake};
 pub use cuda::{CudaSpec, OnRemove, OnStranger, OnStuck, TenantSpec};
+pub use labels::Labels;
 pub use memory::{CardMemory, RamSpec, VmMemory};
 pub use paravirtual::Paravirtual;
 pub use software::{FaultEngine, FaultKind, FaultSpec, TimeSpec};
@@ -292,6 +294,9 @@ pub struct VmSpec {
     /// Group of the socket, by name or number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
+    /// Words of whoever places work, shown wherever it is.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
 }
 
 /// Channels of a virtual machine that says nothing else.
@@ -321,6 +326,7 @@ impl VmSpec {
             mode: SocketMode::default(),
             owner: None,
             group: None,
+            labels: Labels::default(),
         }
     }
 

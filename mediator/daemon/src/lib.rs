@@ -579,6 +579,7 @@ fn show(Found { spec, life, ram }: Found) -> api::Vm {
         denied,
         counters,
         transport: running.map(|running| transport(&running.link)).unwrap_or_default(),
+        labels: spec.labels.clone(),
     }
 }
 

@@ -1,15 +1,16 @@
 //! The mistakes: each takes away what its `what` says. Those of crates under `mediator/` are in [`mediator`], those of CUDA's in
-//! [`cuda`], those of crates that check what guests say in [`guests`].
+//! [`cuda`], those of crates that check what guests say in [`guests`], those of `fleet` in [`fleet`].
 
 use super::Mutation;
 
 mod cuda;
+mod fleet;
 mod guests;
 mod mediator;
 
 /// All mistakes.
 pub(super) fn mutations() -> impl Iterator<Item = &'static Mutation> {
-    MUTATIONS.iter().chain(mediator::MUTATIONS).chain(cuda::MUTATIONS).chain(guests::MUTATIONS)
+    MUTATIONS.iter().chain(mediator::MUTATIONS).chain(cuda::MUTATIONS).chain(guests::MUTATIONS).chain(fleet::MUTATIONS)
 }
 
 const MUTATIONS: &[Mutation] = &[

@@ -239,7 +239,9 @@ fn many_operators_at_once_count_up_without_a_loss() {
             };
             match result {
                 Ok(()) => done += 1,
-                Err(ClientError::Refused(error)) => assert_eq!(error.code, ErrorCode::Conflict, "{error:?}"),
+                Err(ClientError::Ask(AskError::Refused(error))) => {
+                    assert_eq!(error.code, ErrorCode::Conflict, "{error:?}")
+                }
                 Err(error) => panic!("{error}"),
             }
         }
