@@ -1,6 +1,6 @@
 //! `mediatorctl`: a thin client of the admin API.
 //!
-//! Parts: the command line (this file), `tenant` (tenants of CUDA cards), `host` (the host's own cards), `sched` (its commands on how cards' time is shared), [`report`] (a picture of that),
+//! Parts: the command line (this file), `tenant` (tenants of CUDA cards), `profile` (what both are made from), `host` (the host's own cards), `sched` (its commands on how cards' time is shared), [`report`] (a picture of that),
 //! [`replay`] (a record of it, decided anew),
 //! `top` (the same live), `desired` (a state that is written down), `watch` (looking again and again), `pages` (man pages and
 //! completion), [`client`] (HTTP over the socket), [`output`] (tables), [`values`] (what has a unit).
@@ -13,9 +13,11 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde_json::{Map, Value};
 
 use api::launch::{MemorySize, Vmm};
 use api::{self, ErrorCode};
+use config::patch::table;
 use config::{Apertures, DEFAULT_ADMIN_SOCKET, Paravirtual, SocketMode, VmSpec};
 
 pub mod client;
@@ -24,6 +26,7 @@ mod host;
 mod memory;
 pub mod output;
 mod pages;
+mod profile;
 pub mod replay;
 pub mod report;
 mod sched;
@@ -117,6 +120,9 @@ enum Command {
     /// Tenants of CUDA cards
     #[command(subcommand)]
     Tenant(tenant::TenantCommand),
+    /// Named limits that virtual machines and tenants are made from
+    #[command(subcommand)]
+    Profile(profile::ProfileCommand),
     /// Runs a CUDA program as a tenant
     Run(Box<tenant::Run>),
     /// Shows live who uses the cards: entitled and received shares, waits, strikes
@@ -149,6 +155,7 @@ impl Command {
             Self::Vm(VmCommand::List { watch } | VmCommand::Show { watch, .. })
             | Self::Card(CardCommand::Show { watch, .. })
             | Self::Sched(sched::SchedCommand::Show { watch, .. })
+            | Self::Profile(profile::ProfileCommand::List { watch } | profile::ProfileCommand::Show { watch, .. })
             | Self::Tenant(tenant::TenantCommand::List { watch } | tenant::TenantCommand::Show { watch, .. })
             | Self::Memory(memory::MemoryCommand::Show { watch, .. }) => watch.interval(),
             _ => None,
@@ -194,11 +201,14 @@ enum VmCommand {
 struct Add {
     /// Its name
     name: String,
-    /// The card that it uses
-    #[arg(long, value_name = "NAME")]
+    /// The card that it uses; where most room is if not given
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     card: String,
+    /// Profile whose keys it has where nothing else is given
+    #[arg(long, value_name = "NAME", conflicts_with = "passthrough")]
+    profile: Option<String>,
     /// VRAM that the guest sees, in MiB
-    #[arg(long, value_name = "MIB", required_unless_present = "passthrough", conflicts_with = "passthrough")]
+    #[arg(long, value_name = "MIB", required_unless_present_any = ["passthrough", "profile"], conflicts_with = "passthrough")]
     vram_mib: Option<u64>,
     /// Channels that the guest may have
     #[arg(long, value_name = "COUNT")]
@@ -233,11 +243,22 @@ struct Add {
     passthrough: bool,
 }
 
+impl Add {
+    /// The body of the request: what is not given is not said, so that a profile may.
+    fn table(self) -> Result<Map<String, Value>, ClientError> {
+        let time = self.time.patch();
+        let mut table = table(&VmSpec::from(self)).map_err(ClientError::Protocol)?;
+        table.insert("time".to_owned(), time.into());
+        Ok(table)
+    }
+}
+
 impl From<Add> for VmSpec {
     fn from(add: Add) -> Self {
         let Add {
             name,
             card,
+            profile,
             vram_mib,
             channels,
             hang_limit_ms,
@@ -254,6 +275,7 @@ impl From<Add> for VmSpec {
         Self {
             name,
             card,
+            profile,
             vram_mib,
             channels,
             passthrough,
@@ -347,7 +369,7 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
             form.of(&vm, output::vm)
         }
         Command::Vm(VmCommand::Add(add)) => {
-            let vm: api::Vm = client.post("/v1/vms", &VmSpec::from(*add))?;
+            let vm: api::Vm = client.post("/v1/vms", &add.table()?)?;
             form.of(&vm, output::vm_added)
         }
         Command::Vm(VmCommand::Remove { name }) => {
@@ -372,6 +394,7 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
         Command::Sched(command) => sched::answer(&client, form, command)?,
         Command::Memory(command) => memory::answer(&client, form, command)?,
         Command::Tenant(command) => tenant::answer(&client, form, command)?,
+        Command::Profile(command) => profile::answer(&client, form, command)?,
         Command::Run(run) => run.run(&client)?,
         Command::Top(top) => top.run(&client, form)?,
     };

@@ -117,6 +117,7 @@ pub fn vm(vm: &Vm) -> String {
         vec![
             row(&[&"name", &vm.name]),
             row(&[&"card", &vm.card]),
+            row(&[&"profile", &vm.profile.as_deref().unwrap_or(NOTHING)]),
             row(&[&"mode", &vm.mode.name()]),
             row(&[&"state", &state(vm)]),
             row(&[&"socket", &socket(vm)]),

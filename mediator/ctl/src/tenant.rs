@@ -5,6 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
+use serde_json::{Map, Value};
 
 use api::{Tenant, TenantPatch};
 use config::patch::table;
@@ -54,9 +55,12 @@ pub(super) struct Add {
     /// The CUDA card that it shares; where most room is if not given
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     card: String,
+    /// Profile whose keys it has where nothing else is given
+    #[arg(long, value_name = "NAME")]
+    profile: Option<String>,
     /// Memory that its programs see, in MiB
-    #[arg(long, value_name = "MIB")]
-    vram_mib: u64,
+    #[arg(long, value_name = "MIB", required_unless_present = "profile")]
+    vram_mib: Option<u64>,
     #[command(flatten)]
     memory: MemoryFlags,
     #[command(flatten)]
@@ -77,13 +81,27 @@ pub(super) struct Add {
     group: Option<String>,
 }
 
+impl Add {
+    /// The body of the request: what is not given is not said, so that a profile may.
+    fn table(self) -> Result<Map<String, Value>, ClientError> {
+        let (time, vram) = (self.time.patch(), self.vram_mib);
+        let mut table = table(&TenantSpec::from(self)).map_err(ClientError::Protocol)?;
+        table.insert("time".to_owned(), time.into());
+        if vram.is_none() {
+            table.remove("vram_mib");
+        }
+        Ok(table)
+    }
+}
+
 impl From<Add> for TenantSpec {
     fn from(add: Add) -> Self {
-        let Add { name, card, vram_mib, memory, time, policies, socket_path, mode, owner, group } = add;
+        let Add { name, card, profile, vram_mib, memory, time, policies, socket_path, mode, owner, group } = add;
         Self {
             name,
             card,
-            vram_mib,
+            profile,
+            vram_mib: vram_mib.unwrap_or_default(),
             memory: memory.into(),
             time: time.share(),
             on_stuck: policies.on_stuck.unwrap_or_default(),
@@ -148,7 +166,7 @@ fn path(name: &str) -> String {
 pub(super) fn answer(client: &Client, form: Form, command: TenantCommand) -> Result<String, ClientError> {
     match command {
         TenantCommand::Add(add) => {
-            let tenant: Tenant = client.post("/v1/tenants", &TenantSpec::from(*add))?;
+            let tenant: Tenant = client.post("/v1/tenants", &add.table()?)?;
             Ok(form.of(&tenant, show))
         }
         TenantCommand::Remove { name } => {
@@ -257,6 +275,7 @@ fn show(tenant: &Tenant) -> String {
     let rows = [
         ("name", tenant.name.clone()),
         ("card", tenant.card.clone()),
+        ("profile", tenant.profile.clone().unwrap_or_else(|| NOTHING.to_owned())),
         ("served", if tenant.served { "yes" } else { "NO" }.to_owned()),
         ("socket", tenant.socket.display().to_string()),
         ("programs", if programs.is_empty() { NOTHING.to_owned() } else { programs.join(" ") }),

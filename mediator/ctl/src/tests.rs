@@ -8,6 +8,7 @@ use mediatord::fixture::Served;
 mod codes;
 mod desired;
 mod host;
+mod profile;
 mod sched;
 
 /// What one run printed, and its code.
