@@ -37,7 +37,9 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("owner", &["card", "channels", "devmodel", "locks", "nvspec", "pv", "sched", "shadow-pt", "vram"]),
     ("vgpu", &["card", "channels", "devmodel", "locks", "nvspec", "owner", "pv", "shadow-pt", "vmm-glue", "vram"]),
     ("rig", &["card", "nvspec", "owner", "pv", "sched", "shadow-pt", "simgpu", "vgpu", "vmm-glue", "vram"]),
-    ("mediatorctl", &["api", "config", "cuda-protocol", "sched", "shadow-pt", "vfio-host", "vram"]),
+    ("fleet-cdi", &[]),
+    ("slurm-plugin", &["api", "cuda-protocol", "mediatorctl"]),
+    ("mediatorctl", &["api", "config", "cuda-protocol", "fleet-cdi", "sched", "shadow-pt", "vfio-host", "vram"]),
     (
         "mediatord",
         &[

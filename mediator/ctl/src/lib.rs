@@ -1,8 +1,8 @@
 //! `mediatorctl`: a thin client of the admin API.
 //!
-//! Parts: the command line (this file), `tenant` (tenants of CUDA cards), `profile` (what both are made from), `host` (the host's own cards), `sched` (its commands on how cards' time is shared), [`report`] (a picture of that),
+//! Parts: the command line (this file), `tenant` (tenants of CUDA cards), `cdi` (for containers), `profile` (what both are made from), `host` (the host's own cards), `sched` (its commands on how cards' time is shared), [`report`] (a picture of that),
 //! [`replay`] (a record of it, decided anew),
-//! `top` (the same live), `desired` (a state that is written down), `watch` (looking again and again), `pages` (man pages and
+//! `top` (the same live), `desired` (a state that is written down), `doctor` (what a host lacks), `libvirt` (the hook of libvirt), `watch` (looking again and again), `pages` (man pages and
 //! completion), [`client`] (HTTP over the socket), [`output`] (tables), [`values`] (what has a unit).
 //!
 //! Exit codes are part of the interface, see [`Code`]; so is `--output json`, which prints the API's answers as they are.
@@ -20,9 +20,12 @@ use api::{self, ErrorCode};
 use config::patch::table;
 use config::{Apertures, DEFAULT_ADMIN_SOCKET, Paravirtual, SocketMode, VmSpec};
 
+mod cdi;
 pub mod client;
 mod desired;
+mod doctor;
 mod host;
+mod libvirt;
 mod memory;
 pub mod output;
 mod pages;
@@ -133,6 +136,8 @@ enum Command {
     Export(desired::Export),
     /// Compares virtual machines and settings with a file: ends with 0 if all is so, with 1 if not
     Assert(desired::Assert),
+    /// Looks at this host and says what it lacks, and how to mend it: ends with 0 if nothing is missing, with 1 if something is
+    Doctor(doctor::Doctor),
     /// Prints the admin API as an OpenAPI document
     Schema,
     /// Prints what makes a shell complete the commands of mediatorctl
@@ -140,6 +145,9 @@ enum Command {
         /// The shell
         shell: pages::Shell,
     },
+    /// Does what libvirt asks of its hook, with the domain on standard input
+    #[command(hide = true)]
+    LibvirtHook(libvirt::Hook),
     /// Writes the man pages of gpu-mediator
     #[command(hide = true)]
     Man {
@@ -188,6 +196,9 @@ enum VmCommand {
     LaunchArgs {
         /// Name of the virtual machine
         name: String,
+        /// With --vmm libvirt: a domain whose vGPU the hook makes from this profile; the virtual machine need not be there
+        #[arg(long, value_name = "NAME")]
+        profile: Option<String>,
         /// The VMM
         #[arg(long, default_value_t)]
         vmm: Vmm,
@@ -349,11 +360,13 @@ fn json(value: &impl serde::Serialize) -> String {
 /// Does a command; what it prints, and what the process ends with.
 fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientError> {
     let Arguments { socket, command, if_revision, .. } = arguments;
-    let client = Client::new(socket)?.expecting(if_revision);
+    let client = Client::new(socket.clone())?.expecting(if_revision);
     let text = match command {
         Command::Assert(assert) => return assert.run(&client, form),
+        Command::Doctor(doctor) => return Ok(doctor.run(&client, &socket, form)),
         Command::Apply(apply) => apply.run(&client, form)?,
         Command::Export(export) => export.run(&client, form)?,
+        Command::LibvirtHook(hook) => hook.run(&client, std::io::stdin())?,
         Command::Schema => json(&api::schema::document()),
         Command::Completion { shell } => shell.completion(),
         Command::Man { folder } => {
@@ -376,7 +389,17 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
             client.delete(&format!("/v1/vms/{}", client::segment(&name)))?;
             form.of(&serde_json::json!({ "removed": name }), |_| format!("VM {name} is removed\n"))
         }
-        Command::Vm(VmCommand::LaunchArgs { name, vmm, memory }) => {
+        Command::Vm(VmCommand::LaunchArgs { name, vmm: Vmm::Libvirt, memory, profile: Some(profile) }) => {
+            let args = libvirt::domain(&client, &socket, (&name, &profile), &memory)?;
+            form.of(&args, output::launch_args)
+        }
+        Command::Vm(VmCommand::LaunchArgs { profile: Some(_), .. }) => {
+            return Err(ClientError::Desired {
+                path: "--profile".into(),
+                what: "expected --vmm libvirt beside it: only there a hook makes the virtual machine".to_owned(),
+            });
+        }
+        Command::Vm(VmCommand::LaunchArgs { name, vmm, memory, .. }) => {
             let path =
                 format!("/v1/vms/{}/launch-args?vmm={vmm}&memory={}", client::segment(&name), String::from(memory));
             let args: api::LaunchArgs = client.get(&path)?;

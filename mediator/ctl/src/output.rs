@@ -8,6 +8,7 @@ use tabled::settings::Style;
 use tabled::settings::object::Columns;
 use tabled::settings::{Alignment, Modify, Padding};
 
+use api::launch::Vmm;
 use api::{Card, InterruptKind, LaunchArgs, Vm};
 
 pub mod memory;
@@ -175,8 +176,10 @@ fn counts(title: &str, counts: &BTreeMap<String, u64>) -> String {
 #[must_use]
 pub fn launch_args(args: &LaunchArgs) -> String {
     let mut text = format!("{}\n", args.command);
+    // A domain is for `virsh define`.
+    let (begin, end) = if args.vmm == Vmm::Libvirt.to_string() { ("<!-- ", " -->") } else { ("# ", "") };
     for note in &args.notes {
-        let _ = writeln!(text, "# {note}");
+        let _ = writeln!(text, "{begin}{note}{end}");
     }
     text
 }

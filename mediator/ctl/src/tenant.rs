@@ -12,6 +12,7 @@ use config::patch::table;
 use config::{OnRemove, OnStuck, SocketMode, TenantSpec, VmMemory};
 use cuda_protocol::{SOCKET_VARIABLE, TENANT_VARIABLE};
 
+use super::cdi;
 use super::client::{self, Client, ClientError};
 use super::memory::MemoryFlags;
 use super::output::{self, NOTHING, heads};
@@ -21,7 +22,7 @@ use super::watch::Watch;
 use super::{Form, values};
 
 /// Folder of the library that is `libcuda.so.1` for a program, where the package installs it.
-const LIBRARY: &str = "/usr/lib/gpu-mediator/cuda";
+pub(super) const LIBRARY: &str = "/usr/lib/gpu-mediator/cuda";
 
 #[derive(Clone, Debug, Subcommand)]
 pub(super) enum TenantCommand {
@@ -44,6 +45,8 @@ pub(super) enum TenantCommand {
         #[command(flatten)]
         watch: Watch,
     },
+    /// Prints or writes the file by which a container runtime gives a container the tenant
+    Cdi(cdi::Cdi),
     /// Changes what a tenant may have of its card, at once, also while its programs run
     Set(Box<Set>),
 }
@@ -181,6 +184,7 @@ pub(super) fn answer(client: &Client, form: Form, command: TenantCommand) -> Res
             let tenant: Tenant = client.get(&path(&name))?;
             Ok(form.of(&tenant, show))
         }
+        TenantCommand::Cdi(cdi) => cdi.run(client, form),
         TenantCommand::Set(set) => {
             let Set { name, memory, time, policies: Policies { on_stuck, on_remove } } = *set;
             let memory = table(&VmMemory::from(memory)).map_err(ClientError::Protocol)?;

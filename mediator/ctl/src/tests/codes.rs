@@ -83,13 +83,15 @@ fn every_command_ends_with_0_when_done_5_without_a_daemon_and_2_when_misspelt() 
     leaves(&<Arguments as clap::CommandFactory>::command(), "", &mut names);
     for name in names {
         let words: Vec<_> = name.split(' ').collect();
-        // These need a tenant: the tests of `cuda-rig` run them; the next two a host with cards: `host`.
+        // These need a tenant: the tests of `cuda-rig` run them; the next two a host with cards: `host`; `doctor` a whole one.
         let known = [
             "sched replay",
+            "doctor",
             "tenant add",
             "tenant remove",
             "tenant show",
             "tenant set",
+            "tenant cdi",
             "run",
             "card bind",
             "card unbind",

@@ -235,11 +235,12 @@ async fn launch_args(
     query: Result<Query<LaunchQuery>, QueryRejection>,
 ) -> Answer<api::LaunchArgs> {
     let Query(LaunchQuery { vmm, memory }) = query?;
+    let of = name.clone();
     let socket = look(move || {
-        let socket = daemon.vm(&name)?.socket;
-        Ok(socket.unwrap_or_else(|| daemon.spec().socket_dir.join(format!("{name}.sock"))))
+        let socket = daemon.vm(&of)?.socket;
+        Ok(socket.unwrap_or_else(|| daemon.spec().socket_dir.join(format!("{of}.sock"))))
     });
-    Ok(Json(launch::args(vmm, &socket.await?, &memory)))
+    Ok(Json(launch::args(vmm, launch::Named { name: &name, socket: &socket.await?, profile: None }, &memory)))
 }
 
 async fn cards(State(daemon): State<Arc<Daemon>>) -> Answer<api::CardList> {
