@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use libloading::os::unix::{Library, Symbol};
 
 use crate::claim::{GPUS, SHARDS};
-use crate::options::{Arguments, Given, OPTIONS};
+use crate::options::{self, Arguments, Given, OPTIONS};
 use crate::work::{self, Job};
 
 /// Name of the plugin: it is part of variables by which Slurm passes options on.
@@ -100,6 +100,20 @@ fn set_variable(handle: Handle, name: &str, value: &str) -> bool {
     let (Ok(name), Ok(value)) = (CString::new(name), CString::new(value)) else { return false };
     // SAFETY: the handle is that of the call; both strings have an end, and Slurm copies them.
     function::<Set>("spank_setenv").is_some_and(|set| unsafe { set(handle, name.as_ptr(), value.as_ptr(), 1) } == GOOD)
+}
+
+/// Takes a variable away from the job; one that is not there is none.
+fn unset_variable(handle: Handle, name: &CStr) {
+    if let Some(unset) = function::<unsafe extern "C" fn(Handle, *const c_char) -> c_int>("spank_unsetenv") {
+        // SAFETY: the handle is that of the call; the string has an end.
+        unsafe { unset(handle, name.as_ptr()) };
+    }
+}
+
+/// Name of the node that this process is on. A job's script has no variable with it, but runs on the first node of the job.
+fn node(handle: Handle) -> Option<String> {
+    let of_step = variable(handle, c"SLURMD_NODENAME");
+    of_step.or_else(|| variable(handle, c"SLURM_JOB_NODELIST").map(|nodes| options::first_node(&nodes)))
 }
 
 fn number(handle: Handle, item: c_int) -> Option<u32> {
@@ -191,7 +205,7 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
         if shards == 0 && given.is_silent() {
             return Ok(());
         }
-        let arguments = arguments(count, words)?.on(variable(handle, c"SLURMD_NODENAME").as_deref());
+        let arguments = arguments(count, words)?.on(node(handle).as_deref());
         let job = Job {
             id: number(handle, JOB_ID).ok_or("Slurm does not say which job it is")?,
             uid: number(handle, JOB_UID).ok_or("Slurm does not say whose job it is")?,
@@ -199,6 +213,8 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
             gpu: variable(handle, GPUS),
         };
         let variables = work::begin(&arguments, &given, &job)?;
+        // The number of the card as Slurm counts. The library finds the tenant's by itself, and there is no other.
+        unset_variable(handle, c"CUDA_VISIBLE_DEVICES");
         for (name, value) in variables {
             let path = variable(handle, c"LD_LIBRARY_PATH").filter(|path| name == "LD_LIBRARY_PATH" && !path.is_empty());
             let value = path.map_or(value.clone(), |path| format!("{value}:{path}"));
@@ -218,7 +234,7 @@ pub extern "C" fn slurm_spank_exit(handle: Handle, count: c_int, words: *const *
             return Ok(());
         }
         let Some(id) = number(handle, JOB_ID) else { return Ok(()) };
-        let arguments = arguments(count, words)?.on(variable(handle, c"SLURMD_NODENAME").as_deref());
+        let arguments = arguments(count, words)?.on(node(handle).as_deref());
         // A note that cannot be taken is no reason for a job to fail.
         if let Err(error) = work::note(&arguments, id) {
             complain(&error);

@@ -9,7 +9,7 @@ use crate::site::{names, start_node};
 const SOCKET: &str = "/run/pods/admin.sock";
 /// An image of the host's own files: a program and the libraries that it is linked to.
 const IMAGE: &str = "mkdir -p /tmp/image/usr/bin /tmp/image/tmp /tmp/image/etc && cp /usr/bin/cuda-program /tmp/image/usr/bin/ && \
-    for file in $(ldd /usr/bin/cuda-program | grep -o '/[^ ]*') /lib64/ld-linux-x86-64.so.2; do \
+    for file in $(/lib64/ld-linux-x86-64.so.2 --list /usr/bin/cuda-program | grep -o '/[^ ]*') /lib64/ld-linux-x86-64.so.2; do \
     mkdir -p /tmp/image/$(dirname $file) && cp -L $file /tmp/image/$file; done && \
     tar -C /tmp/image -c . | podman import - localhost/cuda-program:1 && rm -r /tmp/image";
 /// podman without what this host has not: a disk, networks, a root that can be changed.

@@ -70,7 +70,7 @@ pub fn domains_have_vgpus(host: &Host) -> Result<()> {
     host.until("libvirt to answer", "virsh --quiet list", LIMIT)?;
     is_gone(host)?;
     // What there is no room for does not start, and says why.
-    host.ok("mediatorctl vm add hog --card card0 --vram-mib 160")?;
+    host.ok("mediatorctl vm add hog --card card0 --vram-mib 192")?;
     let refused = host.sh("virsh --quiet start web")?;
     ensure!(refused.code != 0 && refused.text().contains("no card has room"), "{}", refused.text());
     host.ok("mediatorctl vm remove hog && virsh --quiet undefine web && systemctl stop virt answers").map(drop)

@@ -32,6 +32,7 @@ cat >> /etc/group <<END
 munge:x:110:
 slurm:x:64030:
 kvm:x:994:libvirt-qemu
+libvirt-qemu:x:64055:libvirt-qemu
 alice:x:1001:
 bob:x:1002:
 END

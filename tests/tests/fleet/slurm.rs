@@ -1,7 +1,6 @@
 //! Slurm with one controller and two nodes, each with a daemon of its own, on one host.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -95,6 +94,16 @@ fn submit(host: &Host, user: &str, options: &str, program: &str) -> Result<u32> 
     text.trim().lines().last().unwrap_or_default().parse().with_context(|| format!("sbatch says {text:?}"))
 }
 
+/// What a job runs that holds memory of the card until it is ended.
+fn hold(mib: u32) -> String {
+    format!("mkfifo /jobs/$SLURM_JOB_ID.in; exec cuda-program hold --mib {mib} 0<>/jobs/$SLURM_JOB_ID.in")
+}
+
+/// A command that kills the program of a job, if it runs.
+fn kill(job: u32) -> String {
+    format!("for p in $(pgrep cuda-program); do grep -qz '^SLURM_JOB_ID={job}$' /proc/$p/environ && exec kill -9 $p; done; false")
+}
+
 /// Waits until no job is left of those that wait, run or end.
 fn until_over(host: &Host) -> Result<()> {
     host.until("all jobs to be over", "test -z \"$(squeue --noheader)\"", LIMIT * 4).map(drop)
@@ -148,8 +157,8 @@ pub fn jobs_have_what_they_ask_for(host: &Host) -> Result<()> {
     let less = submit(host, "bob", "--nodelist=n1 --gres=shard:25 --gpu-memory=64M", "cuda-program fill")?;
     let none = submit(host, "bob", "--nodelist=n2", "env | grep -c GPU_MEDIATOR; cuda-program fill")?;
     let bare = submit(host, "bob", "--nodelist=n2 --gpu-memory=64M", "cuda-program fill")?;
-    let held = submit(host, "alice", "--nodelist=n2 --gres=shard:50", "sleep 600 | cuda-program hold --mib 100")?;
-    let killed = submit(host, "bob", "--nodelist=n2 --gres=shard:10", "sleep 600 | cuda-program hold --mib 40")?;
+    let held = submit(host, "alice", "--nodelist=n2 --gres=shard:50", &hold(100))?;
+    let killed = submit(host, "bob", "--nodelist=n2 --gres=shard:10", &hold(40))?;
     // What a job has on the card while it runs, and that nobody but its user may connect.
     let has = |job: u32, mib: u32| {
         format!(
@@ -161,7 +170,7 @@ pub fn jobs_have_what_they_ask_for(host: &Host) -> Result<()> {
     host.until("another to hold memory", &has(killed, 40), LIMIT)?;
     host.ok(&format!("test \"$(stat -c '%U %a' /run/n2/slurm-{held}.cuda)\" = 'alice 600'"))?;
     host.ok(&format!("scancel {held}"))?;
-    host.ok(&format!("kill -9 $(pgrep -f 'slurmstepd: .{killed}\\.') $(pgrep --uid bob cuda-program)"))?;
+    host.ok(&kill(killed))?;
     until_over(host)?;
     for (job, expected) in [(quarter, "COMPLETED"), (less, "COMPLETED"), (none, "FAILED"), (bare, "FAILED"), (held, "CANCELLED")] {
         ensure!(state(host, job)? == expected, "job {job} is {}, expected {expected}: {}", state(host, job)?, output(host, job)?);
@@ -180,7 +189,7 @@ pub fn jobs_have_what_they_ask_for(host: &Host) -> Result<()> {
 
 /// A node loses its power while a job runs, and comes back.
 fn is_lost(host: &Host) -> Result<()> {
-    let lost = submit(host, "alice", "--nodelist=n2 --gres=shard:40", "sleep 600 | cuda-program hold --mib 100")?;
+    let lost = submit(host, "alice", "--nodelist=n2 --gres=shard:40", &hold(100))?;
     let has = format!("mediatorctl --socket /run/n2/admin.sock --json tenant show slurm-{lost} | grep -q '\"on_card_bytes\": {}'", 100 << 20);
     host.until("a job to hold memory", &has, LIMIT)?;
     host.ok(&format!(
@@ -223,7 +232,7 @@ pub fn many_jobs(host: &Host, count: u32) -> Result<()> {
             0 => submit(host, user, &options, "cuda-program train --mib 20 --rounds 6 --spin-us 2000")?,
             1 => submit(host, user, &options, "cuda-program fill")?,
             2 => submit(host, user, &format!("{options} --gpu-memory=48M"), "cuda-program fill")?,
-            _ => submit(host, user, &options, "sleep 600 | cuda-program hold --mib 20")?,
+            _ => submit(host, user, &options, &hold(20))?,
         };
         match index % 4 {
             1 => drop(fills.insert(job, u64::from(shards) * 1024 / 100)),
@@ -240,10 +249,7 @@ pub fn many_jobs(host: &Host, count: u32) -> Result<()> {
         host.ok(&format!("scancel {job}"))?;
     }
     for job in &killed {
-        let step = format!("pgrep -f 'slurmstepd: .{job}\\.batch'");
-        host.until("a job to run", &step, LIMIT * 2)?;
-        std::thread::sleep(Duration::from_secs(2));
-        host.sh(&format!("kids=$(pgrep --parent $({step})); kill -9 $({step}) $kids; pkill -9 --parent \"$(echo $kids | tr ' ' ',')\""))?;
+        host.until("a job to be killed", &kill(*job), LIMIT * 2)?;
     }
     until_over(host)?;
     nothing_is_left(host)?;
