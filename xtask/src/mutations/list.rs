@@ -5,11 +5,12 @@ use super::Mutation;
 
 mod cuda;
 mod guests;
+mod hosts;
 mod mediator;
 
 /// All mistakes.
 pub(super) fn mutations() -> impl Iterator<Item = &'static Mutation> {
-    MUTATIONS.iter().chain(mediator::MUTATIONS).chain(cuda::MUTATIONS).chain(guests::MUTATIONS)
+    MUTATIONS.iter().chain(mediator::MUTATIONS).chain(cuda::MUTATIONS).chain(guests::MUTATIONS).chain(hosts::MUTATIONS)
 }
 
 const MUTATIONS: &[Mutation] = &[

@@ -56,6 +56,24 @@ fn a_vm_is_made_from_a_profile_where_most_room_is() {
 }
 
 #[test]
+fn a_domain_of_libvirt_names_its_profile_and_needs_no_vm() {
+    let served = served();
+    let domain = good(&served, &["vm", "launch-args", "web", "--vmm", "libvirt", "--profile", "half", "--memory", "1G"]);
+    let socket = served.fixture.path("web.sock").display().to_string();
+    for part in ["vm='web' profile='half'/>", "<memory unit='MiB'>1024</memory>", &socket, "</domain>\n<!-- add disks"] {
+        assert!(domain.contains(part), "{part}: {domain}");
+    }
+    for (arguments, code) in [
+        (&["vm", "launch-args", "web", "--vmm", "libvirt", "--profile", "none"][..], Code::NotFound),
+        (&["vm", "launch-args", "web", "--profile", "half"], Code::Usage),
+        (&["vm", "launch-args", "web", "--vmm", "libvirt"], Code::NotFound),
+        (&["vm", "launch-args", "a b", "--vmm", "libvirt", "--profile", "half"], Code::Usage),
+    ] {
+        assert_eq!(ctl(&served, arguments).code, code, "{arguments:?}");
+    }
+}
+
+#[test]
 fn unknown_profiles_and_missing_sizes_are_refused() {
     let served = served();
     for (arguments, what) in [
