@@ -526,7 +526,12 @@ impl Config {
             .map_err(|error| ConfigError::Mistakes(vec![position::describe(text, file, &error)]))?;
         let positions = position::Positions::new(text);
         let config = config.with_profiles(text).map_err(|(table, index, what)| {
-            let mistake = Mistake { key: Key { table, index: Some(index), field: "" }, what };
+            // The mistake names its key itself unless that is the profile's.
+            let (field, what) = match what.strip_prefix("profile: ") {
+                Some(what) => ("profile", what.to_owned()),
+                None => ("", what),
+            };
+            let mistake = Mistake { key: Key { table, index: Some(index), field }, what };
             ConfigError::Mistakes(vec![positions.describe(file, &mistake)])
         })?;
         let mistakes = check::config(&config);

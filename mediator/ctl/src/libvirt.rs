@@ -15,7 +15,7 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use quick_xml::Reader;
+use quick_xml::{Reader, XmlVersion};
 use quick_xml::events::{BytesStart, Event};
 use serde_json::{Map, Value};
 
@@ -210,12 +210,12 @@ fn wanted(text: &str, domain: &str) -> Result<Option<Wanted>, String> {
         match event {
             Event::Start(element) | Event::Empty(element) => {
                 let local = element.local_name();
-                if local.as_ref() == b"vgpu" && is_ours(&element, text)? {
+                if local.as_ref() == "vgpu" && is_ours(&element, text)? {
                     if found.is_some() {
                         return Err("it has several elements `vgpu`, expected one".to_owned());
                     }
                     found = Some(asked(&element, domain)?);
-                } else if element.name().as_ref() == b"qemu:arg" {
+                } else if element.name().as_ref() == "qemu:arg" {
                     passed.extend(attributes(&element)?.into_iter().filter(|(key, _)| key == "value").map(|(_, value)| value));
                 }
             }
@@ -235,8 +235,8 @@ fn is_ours(element: &BytesStart<'_>, text: &str) -> Result<bool, String> {
 fn attributes(element: &BytesStart<'_>) -> Result<Vec<(String, String)>, String> {
     let attribute = |attribute: Result<quick_xml::events::attributes::Attribute<'_>, _>| {
         let attribute = attribute.map_err(|error| format!("its description is no XML: {error}"))?;
-        let key = String::from_utf8_lossy(attribute.key.as_ref()).into_owned();
-        let value = attribute.unescape_value().map_err(|error| format!("its description is no XML: {error}"))?;
+        let key = attribute.key.as_ref().to_owned();
+        let value = attribute.normalized_value(XmlVersion::default()).map_err(|error| format!("its description is no XML: {error}"))?;
         Ok((key, value.into_owned()))
     };
     element.attributes().map(attribute).collect()

@@ -26,7 +26,7 @@ fn job(id: u32, shards: u32, folder: &tempfile::TempDir) -> Job {
     Job { id, uid, shards, gpu: Some("0".to_owned()) }
 }
 
-const VGPU: Given = Given { vgpu: true, ..Given::new() };
+const VGPU: Given = Given { memory_mib: None, weight: None, class: None, cap: None, vgpu: true };
 
 fn ledger(arguments: &Arguments) -> Vec<serde_json::Value> {
     let text = fs::read_to_string(&arguments.ledger).unwrap_or_default();
