@@ -353,7 +353,7 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
     }
 
     if vm.card.is_empty() && !cards.is_empty() {
-        refusals.push(nowhere(vm, daemon, cards, others));
+        refusals.extend(nowhere(vm, daemon, cards, others));
         return refusals;
     }
     let Some(card) = cards.iter().find(|card| card.name == vm.card) else {
@@ -416,15 +416,16 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
     refusals
 }
 
-/// The reason against a virtual machine that names no card: why none can have it.
-fn nowhere(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Refusal {
+/// The reason against a virtual machine that names no card, if none can have it: what each lacks.
+fn nowhere(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Option<Refusal> {
     let mut kind = RefusalKind::Invalid;
     let mut against = Vec::new();
     for card in cards {
         let here = VmSpec { card: card.name.clone(), ..vm.clone() };
-        let Some(Refusal { kind: of_card, field, what }) = self::vm(&here, daemon, cards, others).into_iter().next() else {
-            continue;
-        };
+        // What is wrong with its name or its socket has been told, and is so on every card.
+        let mut refusals = self::vm(&here, daemon, cards, others).into_iter();
+        let refusal = refusals.find(|refusal| !["name", "socket"].contains(&refusal.field));
+        let Refusal { kind: of_card, field, what } = refusal?;
         if of_card != RefusalKind::Invalid {
             kind = RefusalKind::Quota;
         }
@@ -433,7 +434,7 @@ fn nowhere(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSp
             CardKind::Simgpu | CardKind::Vfio => format!("`{}` ({field}: {what})", card.name),
         });
     }
-    Refusal { kind, field: "card", what: format!("no card has room: {}", against.join(", ")) }
+    Some(Refusal { kind, field: "card", what: format!("no card has room: {}", against.join(", ")) })
 }
 
 impl VmSpec {

@@ -4,8 +4,8 @@
 //! `HOOK DOMAIN release end -` after QEMU has gone, also after it was killed, also when libvirt learns of that only at its next
 //! start. A hook that fails before the start keeps the domain from starting, and what it says is shown.
 //!
-//! What the hook has made is written down beside libvirt's own state, so that what a host left that lost power is removed when
-//! the next domain starts.
+//! What the hook has made is written down beside libvirt's own state, with the boot of the host, so that what a host left that
+//! lost power is removed when the next domain starts.
 //!
 //! Sources: `hooks.html` of libvirt.
 
@@ -46,9 +46,9 @@ pub(super) struct Hook {
     /// Where is written down what the hook has made
     #[arg(long, value_name = "PATH", default_value = "/var/lib/libvirt/gpu-mediator", hide = true)]
     notes: PathBuf,
-    /// Libvirt's state of domains that run
-    #[arg(long, value_name = "PATH", default_value = "/run/libvirt/qemu", hide = true)]
-    running: PathBuf,
+    /// The number of the host's boot
+    #[arg(long, value_name = "PATH", default_value = "/proc/sys/kernel/random/boot_id", hide = true)]
+    boot: PathBuf,
 }
 
 /// What a domain says of its vGPU.
@@ -99,7 +99,7 @@ impl Hook {
         })?;
         if removes {
             // The description may have been changed since: what was made is in the notes.
-            let noted = fs::read_to_string(self.note(&self.domain)).ok();
+            let noted = read_note(&self.note(&self.domain)).map(|(vm, _)| vm);
             let vm = noted.or(wanted.map(|wanted| wanted.vm));
             return vm.map_or(Ok(String::new()), |vm| self.remove(client, &self.domain, &vm).map(|()| String::new()));
         }
@@ -137,7 +137,7 @@ impl Hook {
         };
         fs::create_dir_all(&self.notes).map_err(file(&self.notes))?;
         let note = self.note(&self.domain);
-        fs::write(&note, vm).map_err(file(&note))?;
+        fs::write(&note, format!("{vm} {}\n", self.boot())).map_err(file(&note))?;
         let made = client.post::<api::Vm>("/v1/vms", keys).and_then(|made| {
             let socket = made.socket.unwrap_or_default();
             let shown = socket.display().to_string();
@@ -183,22 +183,29 @@ impl Hook {
         Ok(())
     }
 
-    /// Removes what was made for domains that do not run any more. A daemon that cannot now is asked again with the next start.
+    /// The number of the host's boot.
+    fn boot(&self) -> String {
+        fs::read_to_string(&self.boot).unwrap_or_default().trim().to_owned()
+    }
+
+    /// Removes what was made in an earlier boot of the host: of this one, libvirt tells when a domain has ended, also when it was
+    /// away at that time. A daemon that cannot now is asked again with the next start.
     fn remove_left(&self, client: &Client) {
         let notes = fs::read_dir(&self.notes).into_iter().flatten().flatten();
-        for note in notes {
-            let name = note.file_name().to_string_lossy().into_owned();
-            let Ok(vm) = fs::read_to_string(note.path()) else { continue };
-            let runs = fs::read_dir(&self.running).into_iter().flatten().flatten().any(|state| {
-                state.file_name().to_string_lossy().strip_suffix(".xml").is_some_and(|domain| client::segment(domain) == name)
-            });
-            let used = client.get::<api::Vm>(&format!("/v1/vms/{}", client::segment(&vm)));
-            let used = used.is_ok_and(|vm| vm.state == api::VmState::Connected);
-            if !runs && !used && name != client::segment(&self.domain) && self.remove(client, "", &vm).is_ok() {
-                let _ = fs::remove_file(note.path());
+        for note in notes.map(|note| note.path()).filter(|note| *note != self.note(&self.domain)) {
+            let Some((vm, boot)) = read_note(&note) else { continue };
+            if boot != self.boot() && self.remove(client, "", &vm).is_ok() {
+                let _ = fs::remove_file(note);
             }
         }
     }
+}
+
+/// The virtual machine and the boot of a note.
+fn read_note(path: &Path) -> Option<(String, String)> {
+    let text = fs::read_to_string(path).ok()?;
+    let (vm, boot) = text.trim().split_once(' ')?;
+    Some((vm.to_owned(), boot.to_owned()))
 }
 
 /// What a domain's description asks for, if it asks for something.

@@ -73,7 +73,7 @@ fn all_shards_of_a_card_can_be_handed_out_and_no_more() {
 fn what_jobs_left_that_are_over_is_taken_back_and_nothing_else() {
     let (served, arguments, folder) = served();
     for id in 1..=3 {
-        begin(&arguments, &VGPU, &job(id, 10, &folder)).unwrap();
+        begin(&arguments, &VGPU, &job(id, 15, &folder)).unwrap();
     }
     served.fixture.daemon.add(config::VmSpec::new("slurm-mine", "card0", 16)).unwrap();
     assert_eq!(reconcile(&arguments, || Err("the controller is away".to_owned())).unwrap_err(), "the controller is away");
