@@ -61,11 +61,11 @@ pub(super) fn problems(package: &Path, again: &Path, expected: &[(&str, &str)]) 
     let entries = read.metadata.get_file_entries()?;
     for (path, mode) in expected {
         let place = ELSEWHERE.iter().find(|(from, _)| from == path).map_or(*path, |(_, to)| to);
-        let found = entries.iter().find(|entry| entry.path == Path::new("/").join(place));
+        let found = entries.iter().find(|entry| entry.path() == Path::new("/").join(place));
         match found {
             None => problems.push(format!("RPM: {place} is missing")),
             Some(entry) => {
-                let bits = u32::from(entry.mode.permissions());
+                let bits = u32::from(entry.mode().permissions());
                 if shown(bits) != *mode {
                     problems.push(format!("RPM: {place}: {}, expected {mode}", shown(bits)));
                 }
@@ -73,7 +73,7 @@ pub(super) fn problems(package: &Path, again: &Path, expected: &[(&str, &str)]) 
         }
     }
     for path in CONFFILES {
-        let is_config = entries.iter().any(|entry| entry.path == Path::new("/").join(path) && entry.flags.contains(rpm::FileFlags::CONFIG));
+        let is_config = entries.iter().any(|entry| entry.path() == Path::new("/").join(path) && entry.flags().contains(rpm::FileFlags::CONFIG));
         if !is_config {
             problems.push(format!("RPM: {path} is no configuration file"));
         }
