@@ -25,6 +25,8 @@ pub struct Manifest {
     pub monitoring: MonitoringRecipe,
     /// What the Debian system with systemd is made of.
     pub system: SystemRecipe,
+    /// What the Debian system with engines that place work is made of.
+    pub fleet: FleetRecipe,
     /// The machine that has a card behind an IOMMU.
     pub nest: NestRecipe,
 }
@@ -120,6 +122,16 @@ pub struct SystemRecipe {
     pub from: Vec<Suite>,
 }
 
+/// A Debian system with engines that place work, and the modules that their guests need.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FleetRecipe {
+    /// The modules that are packed together with all that they depend on.
+    pub modules: Vec<String>,
+    /// The system.
+    pub system: SystemRecipe,
+}
+
 /// Names the parts of the machine that has a card behind an IOMMU.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -180,6 +192,9 @@ pub struct Record {
     /// The Debian system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<Made>,
+    /// The same with engines that place work.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fleet: Option<Made>,
 }
 
 #[cfg(test)]

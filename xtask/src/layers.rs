@@ -72,7 +72,22 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
     ("rig", &["card", "firmware", "nvspec", "owner", "pv", "sched", "shadow-pt", "simgpu", "vgpu", "vmm-glue", "vram"]),
     ("admin-client", &["api"]),
-    ("mediatorctl", &["admin-client", "api", "config", "cuda-protocol", "firmware", "sched", "shadow-pt", "vfio-host", "vram"]),
+    (
+        "mediatorctl",
+        &[
+            "admin-client",
+            "api",
+            "config",
+            "cuda-protocol",
+            "firmware",
+            "fleet-cdi",
+            "sched",
+            "shadow-pt",
+            "vfio-host",
+            "vram",
+        ],
+    ),
+    ("slurm-plugin", &["api", "cuda-protocol", "mediatorctl"]),
     (
         "mediatord",
         &[

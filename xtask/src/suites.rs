@@ -39,6 +39,8 @@ pub enum Suite {
     Nested,
     /// Fuzz targets, each for a bounded time.
     Fuzz,
+    /// Many jobs of Slurm, cancelled, killed, and a node lost: longer than the other suites together may take, and run by name only.
+    Slurm,
 }
 
 /// What runs a suite.
@@ -60,11 +62,18 @@ impl Suite {
     fn runner(self) -> Runner {
         match self {
             Self::Unit => Runner::Rest,
-            Self::Guest | Self::Hostile | Self::Chaos | Self::Nested => Runner::Integration { guests: true },
+            Self::Guest | Self::Hostile | Self::Chaos | Self::Nested | Self::Slurm => {
+                Runner::Integration { guests: true }
+            }
             Self::Cuda => Runner::Cuda,
             Self::Fleet => Runner::Fleet,
             Self::Fuzz => Runner::Fuzz,
         }
+    }
+
+    /// Says whether it runs when none is named.
+    fn by_default(self) -> bool {
+        self != Self::Slurm
     }
 
     fn name(self) -> String {
@@ -84,7 +93,8 @@ pub struct Ran {
 
 /// Runs the suite that was asked for, or all; says whether nothing failed.
 pub fn run(args: &TestArgs) -> Result<bool> {
-    let suites = args.suite.map_or_else(|| Suite::value_variants().to_vec(), |s| vec![s]);
+    let all = || Suite::value_variants().iter().copied().filter(|suite| suite.by_default()).collect();
+    let suites: Vec<Suite> = args.suite.map_or_else(all, |suite| vec![suite]);
     let mut session = Session::start(args, &suites);
     let _loops = BusyLoops::start(args.beside_load);
     let mut ran = Vec::new();

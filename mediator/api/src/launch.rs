@@ -9,6 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::LaunchArgs;
 
+mod domain;
+
+pub use domain::NAMESPACE;
+
 /// A VMM that speaks vfio-user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -18,6 +22,8 @@ pub enum Vmm {
     Qemu,
     /// cloud-hypervisor.
     CloudHypervisor,
+    /// QEMU by way of libvirt: a whole domain.
+    Libvirt,
 }
 
 impl fmt::Display for Vmm {
@@ -25,6 +31,7 @@ impl fmt::Display for Vmm {
         f.write_str(match self {
             Self::Qemu => "qemu",
             Self::CloudHypervisor => "cloud-hypervisor",
+            Self::Libvirt => "libvirt",
         })
     }
 }
@@ -52,6 +59,18 @@ impl FromStr for MemorySize {
     }
 }
 
+impl MemorySize {
+    /// In MiB.
+    #[must_use]
+    pub fn mib(&self) -> u64 {
+        let number = |text: &str, factor| text.parse::<u64>().unwrap_or(0) * factor;
+        match self.0.strip_suffix('G') {
+            Some(gib) => number(gib, 1024),
+            None => number(self.0.trim_end_matches('M'), 1),
+        }
+    }
+}
+
 impl TryFrom<String> for MemorySize {
     type Error = String;
 
@@ -66,11 +85,24 @@ impl From<MemorySize> for String {
     }
 }
 
-/// The arguments that connect `vmm`, with `memory` of guest RAM, to the device behind `socket`.
+/// A virtual machine, as a domain of libvirt describes it.
+#[derive(Clone, Copy, Debug)]
+pub struct Named<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its socket.
+    pub socket: &'a Path,
+    /// The profile from which libvirt's hook makes it, if that is to.
+    pub profile: Option<&'a str>,
+}
+
+/// The arguments that connect `vmm`, with `memory` of guest RAM, to the device of a virtual machine.
 #[must_use]
-pub fn args(vmm: Vmm, socket: &Path, MemorySize(memory): &MemorySize) -> LaunchArgs {
-    let path = socket.display().to_string();
+pub fn args(vmm: Vmm, vm: Named<'_>, memory: &MemorySize) -> LaunchArgs {
+    let path = vm.socket.display().to_string();
+    let MemorySize(size) = memory;
     let (args, notes): (Vec<String>, Vec<&str>) = match vmm {
+        Vmm::Libvirt => return domain::described(vm, memory),
         Vmm::Qemu => {
             let device = serde_json::json!({
                 "driver": "vfio-user-pci",
@@ -80,9 +112,9 @@ pub fn args(vmm: Vmm, socket: &Path, MemorySize(memory): &MemorySize) -> LaunchA
             });
             let args = [
                 "-m".to_owned(),
-                memory.clone(),
+                size.clone(),
                 "-object".to_owned(),
-                format!("memory-backend-memfd,id=vgpu-ram,size={memory},share=on"),
+                format!("memory-backend-memfd,id=vgpu-ram,size={size},share=on"),
                 "-machine".to_owned(),
                 "memory-backend=vgpu-ram".to_owned(),
                 "-device".to_owned(),
@@ -99,7 +131,7 @@ pub fn args(vmm: Vmm, socket: &Path, MemorySize(memory): &MemorySize) -> LaunchA
         Vmm::CloudHypervisor => {
             let args = [
                 "--memory".to_owned(),
-                format!("size={memory},shared=on"),
+                format!("size={size},shared=on"),
                 "--user-device".to_owned(),
                 format!("socket={path}"),
             ];
@@ -131,9 +163,11 @@ fn quoted(arg: &str) -> String {
 mod tests {
     use super::*;
 
+    const VM: Named<'static> = Named { name: "a", socket: Path::new("/run/m/a.sock"), profile: None };
+
     #[test]
     fn qemu_gets_shared_memory_and_the_device_as_json() {
-        let args = args(Vmm::Qemu, Path::new("/run/m/a.sock"), &"1G".parse().unwrap());
+        let args = args(Vmm::Qemu, VM, &"1G".parse().unwrap());
         assert_eq!(
             args.command,
             "-m 1G -object memory-backend-memfd,id=vgpu-ram,size=1G,share=on -machine memory-backend=vgpu-ram \
@@ -144,7 +178,7 @@ mod tests {
 
     #[test]
     fn cloud_hypervisor_gets_shared_memory_and_the_socket() {
-        let args = args(Vmm::CloudHypervisor, Path::new("/run/m/a.sock"), &MemorySize::default());
+        let args = args(Vmm::CloudHypervisor, VM, &MemorySize::default());
         assert_eq!(args.args, ["--memory", "size=2G,shared=on", "--user-device", "socket=/run/m/a.sock"]);
     }
 

@@ -13,6 +13,7 @@ mod desired;
 mod durations;
 pub mod launch;
 mod memory;
+mod profile;
 mod scheduler;
 pub mod schema;
 mod tenant;
@@ -23,6 +24,7 @@ pub use memory::{
     CardMemory, CardMemorySettings, Hint, Hints, MemoryList, MoveReport, MoveRequest, Range, Turn, VmMemory,
     VmMemorySettings,
 };
+pub use profile::{Capacity, Profile, ProfileList};
 pub use scheduler::{
     CardScheduler, EngineUse, Overdue, Quarantine, SchedulerHistory, SchedulerList, UseSample, VmEngine, VmHistory,
     VmShare, VmTime,
@@ -107,6 +109,9 @@ pub struct Vm {
     pub name: String,
     /// The card that it uses.
     pub card: String,
+    /// The profile that it was made from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
     /// Way in which it uses the card.
     pub mode: VmMode,
     /// Its state.

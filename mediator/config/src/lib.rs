@@ -1,7 +1,7 @@
 //! The configuration file: cards, virtual machines, sockets.
 //!
 //! Parts: the types that the TOML file is read into (this file), [`check`] for what the types cannot say, [`position`] for
-//! the line and the key of a mistake, [`patch`] for tables that are changed while the daemon runs, [`live`] for which keys can be.
+//! the line and the key of a mistake, [`profile`] for keys that several tables share by a name, [`patch`] for tables that are changed while the daemon runs, [`live`] for which keys can be.
 //! A virtual machine that is added while the daemon runs passes the same checks.
 //!
 //! What it does not do: open a card or a socket, or write the file.
@@ -23,6 +23,7 @@ pub mod memory;
 pub mod paravirtual;
 pub mod patch;
 pub mod position;
+pub mod profile;
 mod refusal;
 mod software;
 pub mod vfio;
@@ -35,11 +36,12 @@ pub use cuda::{CudaSpec, OnRemove, OnStranger, OnStuck, TenantSpec};
 pub use labels::Labels;
 pub use memory::{CardMemory, RamSpec, VmMemory};
 pub use paravirtual::Paravirtual;
+pub use profile::ProfileSpec;
 pub use software::{FaultEngine, FaultKind, FaultSpec, TimeSpec};
 pub use vfio::ResetWay;
 
 /// Path of the configuration without `--config`.
-pub(crate) const DEFAULT_PATH: &str = "/etc/gpu-mediator.toml";
+pub const DEFAULT_PATH: &str = "/etc/gpu-mediator.toml";
 
 /// The admin socket when nothing else is said, for the daemon as for `mediatorctl`.
 pub const DEFAULT_ADMIN_SOCKET: &str = "/run/gpu-mediator/admin.sock";
@@ -60,6 +62,9 @@ pub struct Config {
     /// Tenants of CUDA cards.
     #[serde(default, rename = "tenant")]
     pub tenants: Vec<TenantSpec>,
+    /// Keys that virtual machines and tenants share by a name.
+    #[serde(default, rename = "profile")]
+    pub profiles: Vec<ProfileSpec>,
 }
 
 /// The `[daemon]` table.
@@ -252,8 +257,12 @@ impl fmt::Display for CardKind {
 pub struct VmSpec {
     /// Name of the virtual machine.
     pub name: String,
-    /// Name of the card that it uses.
+    /// Name of the card that it uses; the one with most room if none is given.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub card: String,
+    /// Name of the profile whose keys it has where it says nothing itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
     /// MiB of VRAM that the guest sees. Not for passthrough, where it is the card's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vram_mib: Option<u64>,
@@ -313,6 +322,7 @@ impl VmSpec {
         Self {
             name: name.to_owned(),
             card: card.to_owned(),
+            profile: None,
             vram_mib: Some(vram_mib),
             channels: None,
             passthrough: false,
@@ -534,11 +544,20 @@ impl Config {
     pub fn parse(text: &str, file: &str) -> Result<Self, ConfigError> {
         let config: Self = toml::from_str(text)
             .map_err(|error| ConfigError::Mistakes(vec![position::describe(text, file, &error)]))?;
+        let positions = position::Positions::new(text);
+        let config = config.with_profiles(text).map_err(|(table, index, what)| {
+            // The mistake names its key itself unless that is the profile's.
+            let (field, what) = match what.strip_prefix("profile: ") {
+                Some(what) => ("profile", what.to_owned()),
+                None => ("", what),
+            };
+            let mistake = Mistake { key: Key { table, index: Some(index), field }, what };
+            ConfigError::Mistakes(vec![positions.describe(file, &mistake)])
+        })?;
         let mistakes = check::config(&config);
         if mistakes.is_empty() {
             return Ok(config);
         }
-        let positions = position::Positions::new(text);
         Err(ConfigError::Mistakes(mistakes.iter().map(|mistake| positions.describe(file, mistake)).collect()))
     }
 }

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use ::firmware::{Entry, Image, Store, StoreError};
+use admin_client::AskError;
 use api::ErrorCode;
 use clap::{Args, Subcommand};
 use nvspec::falcon::Falcon;
@@ -125,7 +126,7 @@ fn refused(error: StoreError) -> ClientError {
         StoreError::Which { .. } => (ErrorCode::NotFound, "see `mediatorctl card firmware list`"),
         StoreError::Full => (ErrorCode::Conflict, "see `mediatorctl card firmware list`"),
     };
-    ClientError::Refused(api::Error { code, error: error.to_string(), what_to_do: what_to_do.to_owned() })
+    AskError::Refused(api::Error { code, error: error.to_string(), what_to_do: what_to_do.to_owned() }).into()
 }
 
 fn table(images: &[Row]) -> String {

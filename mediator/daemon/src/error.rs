@@ -14,6 +14,9 @@ pub enum DaemonError {
     /// No tenant has the name.
     #[error("there is no tenant `{0}`")]
     NoTenant(String),
+    /// No profile has the name.
+    #[error("there is no profile `{0}`")]
+    NoProfile(String),
     /// No card has the name.
     #[error("there is no card `{0}`")]
     NoCard(String),
@@ -150,7 +153,7 @@ impl DaemonError {
     #[must_use]
     pub fn code(&self) -> ErrorCode {
         match self {
-            Self::NoVm(_) | Self::NoTenant(_) | Self::NoCard(_) => ErrorCode::NotFound,
+            Self::NoVm(_) | Self::NoTenant(_) | Self::NoProfile(_) | Self::NoCard(_) => ErrorCode::NotFound,
             Self::NoRecordOfCuda(_) | Self::Crowded(_) | Self::TenantThere(_) => ErrorCode::Conflict,
             Self::Busy(..) | Self::NoScheduler(_) | Self::Unscheduled(_) | Self::NoRecord(_) => ErrorCode::Conflict,
             Self::TooMany(_) | Self::TooManyTenants(_) | Self::Quota { .. } => ErrorCode::Quota,
@@ -185,6 +188,7 @@ impl DaemonError {
     pub fn what_to_do(&self) -> &str {
         match self {
             Self::NoTenant(_) => "see `mediatorctl tenant list` for the names",
+            Self::NoProfile(_) => "see `mediatorctl profile list` for the names",
             Self::Owner(_) => {
                 "try again: an owner that ends, or does not answer for 10 s, is started again, and its programs go on meanwhile; if \
                  that does not help, see the daemon's log"

@@ -24,7 +24,7 @@ use vmm_glue::server::{Server, ServerOptions};
 use vmm_glue::{Link, StopHandle};
 
 use config::check::{self, MAX_VMS};
-use config::{CardKind, CardSpec, Config, DaemonSpec, RamSpec, TenantSpec, VmSpec};
+use config::{CardKind, CardSpec, Config, DaemonSpec, ProfileSpec, RamSpec, TenantSpec, VmSpec};
 
 pub mod account;
 pub mod activation;
@@ -40,6 +40,7 @@ pub mod error;
 pub mod fixture;
 pub mod logging;
 mod memory;
+mod profiles;
 mod revision;
 mod scheduling;
 pub mod serving;
@@ -140,6 +141,7 @@ struct Card {
 pub struct Daemon {
     spec: DaemonSpec,
     specs: Vec<CardSpec>,
+    profiles: Vec<ProfileSpec>,
     cards: BTreeMap<String, Card>,
     state: Mutex<rank::Daemon, State>,
     /// Held while a virtual machine is added or removed.
@@ -162,7 +164,7 @@ impl Daemon {
         sockets: Sockets,
         keeper: Keeper,
     ) -> Result<Arc<Self>, DaemonError> {
-        let Config { daemon, cards: specs, vms, tenants } = config;
+        let Config { daemon, cards: specs, vms, tenants, profiles } = config;
         let mut cards = BTreeMap::new();
         for spec in &specs {
             let failed = |error| DaemonError::Failed(format!("card `{}` cannot be opened: {error}", spec.name));
@@ -189,6 +191,7 @@ impl Daemon {
         let daemon = Arc::new(Self {
             spec: daemon,
             specs,
+            profiles,
             cards,
             state: Mutex::new(state),
             changing: Mutex::new(()),
@@ -271,6 +274,7 @@ impl Daemon {
             return Err(DaemonError::TooMany(MAX_VMS));
         }
         let others: Vec<_> = state.vms.values().map(|entry| &entry.spec).collect();
+        let spec = spec.placed(&self.spec, &self.specs, &others);
         let mut refusals = check::vm(&spec, &self.spec, &self.specs, &others);
         refusals.extend(taken_by_tenant(&state, &spec));
         if !refusals.is_empty() {
@@ -561,6 +565,7 @@ fn show(Found { spec, life, ram }: Found) -> api::Vm {
     api::Vm {
         name: spec.name.clone(),
         card: spec.card.clone(),
+        profile: spec.profile.clone(),
         mode: if spec.passthrough { api::VmMode::Passthrough } else { api::VmMode::Mediated },
         state,
         error: seen.and_then(|seen| seen.failed.lock().clone()),

@@ -6,11 +6,18 @@ use super::Mutation;
 mod cuda;
 mod fleet;
 mod guests;
+mod hosts;
 mod mediator;
 
 /// All mistakes.
 pub(super) fn mutations() -> impl Iterator<Item = &'static Mutation> {
-    MUTATIONS.iter().chain(mediator::MUTATIONS).chain(cuda::MUTATIONS).chain(guests::MUTATIONS).chain(fleet::MUTATIONS)
+    MUTATIONS
+        .iter()
+        .chain(mediator::MUTATIONS)
+        .chain(cuda::MUTATIONS)
+        .chain(guests::MUTATIONS)
+        .chain(fleet::MUTATIONS)
+        .chain(hosts::MUTATIONS)
 }
 
 const MUTATIONS: &[Mutation] = &[
