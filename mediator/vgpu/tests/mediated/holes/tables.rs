@@ -1,5 +1,6 @@
 //! Holes 7, 8, 11, 15, 16 and 18: page table entries, tables in the wrong place, numbers near the end.
 
+use rig::driver::RING_ENTRIES;
 use super::{
     A, B, C, CE0, EVIL, ID, LARGE_PAGE, M2MF, MIB, PAGE, RAM, SHARE, Scene, Size, ce_copy, entry, large_table,
     m2mf_copy, object, pattern,
@@ -332,7 +333,7 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
     }
     // Doorbells outside of the ring.
     let channel = scene.evil.channel(ID);
-    for put in [16, 17, 1 << 20, u32::MAX] {
+    for put in [RING_ENTRIES, RING_ENTRIES + 1, 1 << 20, u32::MAX] {
         scene.denied(&format!("GP_PUT {put:#x}"), |s| s.evil.ring(&channel, put));
     }
     scene.fresh();
