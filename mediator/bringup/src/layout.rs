@@ -117,7 +117,7 @@ impl Layout {
 
     /// Bytes of USERD of all channels.
     #[must_use]
-    pub fn userd_bytes(&self) -> u64 {
+    pub(crate) fn userd_bytes(&self) -> u64 {
         u64::from(CHANNELS) * userd::BYTES
     }
 }
