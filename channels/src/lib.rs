@@ -104,7 +104,7 @@ use nvspec::fifo::ChannelId;
 
 pub use tenant::TenantId as VmId;
 
-/// What channels need of the card. A failure of the card is the implementer's to remember.
+/// The card, as channels need it. A failure of the card is the implementer's to remember.
 pub trait Host {
     /// Reads a register of BAR0.
     fn read32(&mut self, offset: u32) -> u32;

@@ -2,8 +2,8 @@
 //! back. No falcon code is executed; a falcon that is started does something only if there is code where it begins.
 
 use nvspec::falcon::{CODE_PAGE_BYTES, CODE_PAGE_WORDS, CODE_WORDS_MAX};
-use nvspec::regs::fecs::IMEM_CONTROL;
 use nvspec::regs::fecs::DMEM_CONTROL::{ADDRESS, READ_INCREMENT, WRITE_INCREMENT};
+use nvspec::regs::fecs::IMEM_CONTROL;
 
 /// Words of data memory: as many as the address field of the port can reach, in 4 KiB.
 const WORDS: usize = 1024;

@@ -8,7 +8,10 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 /// Kinds of signals, and what each says.
 const SIGNALS: [(u32, &str); 2] = [
-    (VFIO_PCI_REQ_IRQ_INDEX, "the host wants it back: it was unplugged, or is unbound from vfio-pci, which waits for the daemon's end"),
+    (
+        VFIO_PCI_REQ_IRQ_INDEX,
+        "the host wants it back: it was unplugged, or is unbound from vfio-pci, which waits for the daemon's end",
+    ),
     (VFIO_PCI_ERR_IRQ_INDEX, "its bus has reported an error that it does not recover from"),
 ];
 

@@ -194,7 +194,7 @@ impl CopyEngine {
             CopyReg::DmemControl => self.dmem.control(0),
             CopyReg::DmemData => self.dmem.read(0),
             CopyReg::ImemControl => self.imem.control(),
-            CopyReg::ImemData |CopyReg::IntrSet | CopyReg::IntrClear | CopyReg::EnableSet | CopyReg::EnableClear => 0,
+            CopyReg::ImemData | CopyReg::IntrSet | CopyReg::IntrClear | CopyReg::EnableSet | CopyReg::EnableClear => 0,
             CopyReg::Control | CopyReg::Plain => cx.plain_read(at),
         }
     }

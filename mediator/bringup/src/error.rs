@@ -43,7 +43,9 @@ pub enum CardError {
         most: u64,
     },
     /// A falcon's memory does not hold its firmware.
-    #[error("the firmware approved for {falcon} has {bytes} bytes of code, and the falcon has room for {room}: it is another chip's")]
+    #[error(
+        "the firmware approved for {falcon} has {bytes} bytes of code, and the falcon has room for {room}: it is another chip's"
+    )]
     Firmware {
         /// The falcon.
         falcon: Falcon,

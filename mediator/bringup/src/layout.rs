@@ -1,4 +1,4 @@
-//! Where the mediator's fixed structures lie in VRAM: the apertures' page tables, runlists, instance blocks,
+//! Places of the mediator's fixed structures in VRAM: the apertures' page tables, runlists, instance blocks,
 //! USERD, rings, context images.
 
 use super::CardError;

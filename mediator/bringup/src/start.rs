@@ -6,8 +6,8 @@
 use crate::CardError;
 use crate::load::load;
 use card::Card;
-use nvspec::chip::{self, Chip};
 use firmware::Set;
+use nvspec::chip::{self, Chip};
 use nvspec::falcon::Falcon;
 use nvspec::fifo::engine;
 use nvspec::regs::windows::prom;
@@ -20,7 +20,7 @@ const READY_POLLS: u32 = 2_000_000;
 /// The bit of each non-stall nibble that work of channels sets.
 const NON_STALL_NORMAL: u32 = 1;
 
-/// What bring-up learns of a card.
+/// Facts that bring-up learns of a card.
 #[derive(Clone, Debug)]
 pub struct CardInfo {
     /// Its chip.

@@ -138,7 +138,9 @@ fn table(images: &[Row]) -> String {
     let mut rows = vec![output::heads(&["FALCON", "CODE", "DATA", "STATE", "DIGEST"])];
     rows.extend(images.iter().map(|row| {
         let state = if row.approved { "approved" } else { "candidate" };
-        [row.falcon, &row.code_bytes.to_string(), &row.data_bytes.to_string(), state, &row.digest].map(str::to_owned).to_vec()
+        [row.falcon, &row.code_bytes.to_string(), &row.data_bytes.to_string(), state, &row.digest]
+            .map(str::to_owned)
+            .to_vec()
     }));
     output::table(rows, &[1, 2])
 }

@@ -12,6 +12,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
+use admin_client::AskError;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use api::launch::{MemorySize, Vmm};
@@ -229,6 +230,9 @@ struct Add {
     /// Group of the socket
     #[arg(long, value_name = "GROUP")]
     group: Option<String>,
+    /// A label that is shown wherever the VM is; may be given several times
+    #[arg(long, value_name = "KEY=VALUE", value_parser = values::label)]
+    label: Vec<(String, String)>,
     /// Wires it straight to the card, without mediation; the card must have no other
     #[arg(long)]
     passthrough: bool,
@@ -250,6 +254,7 @@ impl From<Add> for VmSpec {
             mode,
             owner,
             group,
+            label,
             passthrough,
         } = add;
         Self {
@@ -268,6 +273,7 @@ impl From<Add> for VmSpec {
             mode,
             owner,
             group,
+            labels: label.into_iter().collect(),
         }
     }
 }
@@ -386,8 +392,8 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
 impl ClientError {
     fn exit_code(&self) -> Code {
         match self {
-            Self::Unreachable { .. } | Self::Forbidden { .. } => Code::Unreachable,
-            Self::Refused(error) => match error.code {
+            Self::Ask(AskError::Unreachable { .. } | AskError::Forbidden { .. }) => Code::Unreachable,
+            Self::Ask(AskError::Refused(error)) => match error.code {
                 ErrorCode::Invalid => Code::Usage,
                 ErrorCode::NotFound => Code::NotFound,
                 ErrorCode::Conflict | ErrorCode::Quota => Code::Conflict,
@@ -396,8 +402,7 @@ impl ClientError {
             },
             Self::Report(_) | Self::Record { .. } | Self::Desired { .. } => Code::Usage,
             Self::Runtime(_)
-            | Self::Protocol(_)
-            | Self::TimedOut
+            | Self::Ask(AskError::Protocol(_) | AskError::TimedOut)
             | Self::Differs { .. }
             | Self::File { .. }
             | Self::Terminal(_) => Code::Failed,
@@ -406,14 +411,16 @@ impl ClientError {
 
     fn to_api(&self) -> api::Error {
         let what_to_do = match self {
-            Self::Refused(error) => return error.clone(),
-            Self::Unreachable { .. } => "start mediatord, or name its admin socket with --socket PATH",
-            Self::Forbidden { .. } => {
+            Self::Ask(AskError::Refused(error)) => return error.clone(),
+            Self::Ask(AskError::Unreachable { .. }) => "start mediatord, or name its admin socket with --socket PATH",
+            Self::Ask(AskError::Forbidden { .. }) => {
                 "ask for the group of the socket: `admin_group` with `admin_mode`, or to look only `read_group`, in the \
                  daemon's configuration"
             }
-            Self::Protocol(_) => "check that --socket names mediatord's admin socket, of the same version",
-            Self::TimedOut => "see the daemon's log",
+            Self::Ask(AskError::Protocol(_)) => {
+                "check that --socket names mediatord's admin socket, of the same version"
+            }
+            Self::Ask(AskError::TimedOut) => "see the daemon's log",
             Self::Runtime(_) => "try again when the host has room",
             Self::Record { .. } => "name a file that `mediatorctl sched record` has written",
             Self::Differs { .. } => "replay it with the version that recorded it, to see what has changed",

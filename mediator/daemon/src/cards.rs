@@ -18,7 +18,7 @@ use super::backend::{BackendError, Built, CardBackend, CardStatus, OpenCard};
 use super::memory::ram_share;
 use config::check::{MAX_CHANNELS, MIN_VM_VRAM_MIB};
 use config::memory::QuantaSpec;
-use config::{Apertures, CardKind, CardMemory, CardSpec, FaultEngine, FaultKind, FaultSpec, Residue, ResetWay, VmSpec};
+use config::{Apertures, CardKind, CardMemory, CardSpec, FaultEngine, FaultKind, FaultSpec, ResetWay, Residue, VmSpec};
 use owner::shortage::Shortage;
 use owner::usage::SchedulerUsage;
 use owner::{Chaos, Division, Feeder, HostCard, Share, Sharing};
@@ -165,9 +165,9 @@ struct OwnedCard {
     card: Arc<dyn Card>,
     /// The mediator's side of the card, from the first mediated virtual machine until one wants passthrough.
     host: Mutex<rank::Ownership, Option<Arc<HostCard>>>,
-    /// How its time is shared, whether or not the mediator has it now.
+    /// Settings of its time, whether or not the mediator has it now.
     scheduler: Mutex<rank::SchedulerSettings, sched::Config>,
-    /// How its memory is divided.
+    /// Settings of its memory.
     memory: Mutex<rank::MemorySettings, CardMemory>,
     next_vm: AtomicU32,
     /// A virtual machine had the card by passthrough, and what it left in VRAM is still there.

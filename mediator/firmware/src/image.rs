@@ -21,7 +21,9 @@ pub enum ImageError {
     #[error("the image is for falcon {0}, and there are falcons 0 to 3")]
     Falcon(u32),
     /// A part is too long, or there is no code.
-    #[error("the image has {code} words of code and {data} of data; at least 1 and at most {CODE_WORDS_MAX}, and at most {DATA_WORDS_MAX}")]
+    #[error(
+        "the image has {code} words of code and {data} of data; at least 1 and at most {CODE_WORDS_MAX}, and at most {DATA_WORDS_MAX}"
+    )]
     Size {
         /// Words of code.
         code: usize,

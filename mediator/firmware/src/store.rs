@@ -54,7 +54,9 @@ pub enum StoreError {
         found: usize,
     },
     /// There are enough candidates.
-    #[error("there are {CANDIDATES_MAX} images that are not approved; remove some with `mediatorctl card firmware remove`")]
+    #[error(
+        "there are {CANDIDATES_MAX} images that are not approved; remove some with `mediatorctl card firmware remove`"
+    )]
     Full,
 }
 
@@ -255,7 +257,8 @@ impl Store {
 }
 
 fn load(path: &Path) -> Result<Image, StoreError> {
-    let bytes = read_bounded(path, FILE_BYTES_MAX).map_err(|error| StoreError::File { path: path.to_owned(), error })?;
+    let bytes =
+        read_bounded(path, FILE_BYTES_MAX).map_err(|error| StoreError::File { path: path.to_owned(), error })?;
     Image::from_bytes(&bytes).map_err(|error| StoreError::Image { path: path.to_owned(), error })
 }
 

@@ -39,7 +39,7 @@ pub const CE0: (u32, u32) = (4, 0x4_90b5);
 /// Subchannel and SET_OBJECT data of copy engine 1.
 pub const CE1: (u32, u32) = (4, 0x5_90b8);
 
-/// Where a page lies.
+/// Place of a page.
 #[derive(Clone, Copy, Debug)]
 pub enum At {
     /// Guest VRAM.
@@ -68,7 +68,7 @@ pub struct Channel {
     pub space: Space,
     /// Guest VRAM address of USERD.
     pub userd: u64,
-    /// Where its GPFIFO ring lies in guest VRAM.
+    /// Address of its GPFIFO ring in guest VRAM.
     pub ring: u64,
     push: u64,
     /// Guest VRAM address of the fence that each submission ends with.
@@ -108,7 +108,7 @@ pub struct Driver<M = Guest> {
     /// The VM.
     pub guest: M,
     next: u64,
-    /// Where the memory of channels begins.
+    /// Begin of the memory of channels.
     first: u64,
     userd: u64,
     /// Address spaces of BAR1 and BAR3.
@@ -272,7 +272,21 @@ impl<M: Machine> Driver<M> {
         let [instance, ring, fence] = [self.vram(1), self.vram(1), self.vram(1)];
         let (push, image) = (self.vram(PUSH_BYTES / PAGE), self.vram(IMAGE_PAGES));
         let userd = self.userd + u64::from(id) * PAGE;
-        let channel = Channel { id, instance, space, userd, ring, push, fence, used: 0, put: 0, free: RING_ROOM, half: 0, halves: [0; 2], fences: 0 };
+        let channel = Channel {
+            id,
+            instance,
+            space,
+            userd,
+            ring,
+            push,
+            fence,
+            used: 0,
+            put: 0,
+            free: RING_ROOM,
+            half: 0,
+            halves: [0; 2],
+            fences: 0,
+        };
         self.join(instance, space);
         for (va, at, pages) in [
             (RING_VA, ring, 1),

@@ -132,11 +132,9 @@ impl GraphFalcons {
             Reg::IMEM_CONTROL => self.gpccs_code.control(),
             Reg::IMEM_TAG => self.gpccs_code.tag(),
             Reg::IMEM_DATA => 0,
-            Reg::CPU_CONTROL
-            | Reg::BOOT_VECTOR
-            | Reg::HWCFG
-            | Reg::DMA_CONTROL
-            | Reg::VERSION => cx.storage.read(reg.info(), offset),
+            Reg::CPU_CONTROL | Reg::BOOT_VECTOR | Reg::HWCFG | Reg::DMA_CONTROL | Reg::VERSION => {
+                cx.storage.read(reg.info(), offset)
+            }
         }
     }
 
@@ -148,11 +146,9 @@ impl GraphFalcons {
             Reg::IMEM_CONTROL => self.gpccs_code.set_control(value),
             Reg::IMEM_TAG => self.gpccs_code.set_tag(value),
             Reg::IMEM_DATA => self.gpccs_code.write(value),
-            Reg::CPU_CONTROL
-            | Reg::BOOT_VECTOR
-            | Reg::HWCFG
-            | Reg::DMA_CONTROL
-            | Reg::VERSION => cx.storage.write(reg.info(), offset, value),
+            Reg::CPU_CONTROL | Reg::BOOT_VECTOR | Reg::HWCFG | Reg::DMA_CONTROL | Reg::VERSION => {
+                cx.storage.write(reg.info(), offset, value)
+            }
         }
     }
 

@@ -249,7 +249,11 @@ fn vms_lose_a_card_that_the_host_takes_away_and_are_told_why() {
         let guest = rig.guest(0, 16, 8);
         assert_eq!(rig.host.card().lost(), None);
         machine.take_away(index);
-        assert!(eventually(|| rig.host.failure().is_some_and(|why| why.starts_with(expected))), "{:?}", rig.host.failure());
+        assert!(
+            eventually(|| rig.host.failure().is_some_and(|why| why.starts_with(expected))),
+            "{:?}",
+            rig.host.failure()
+        );
         assert!(eventually(|| guest.is_disconnected()), "its client is told");
         let told = guest.remove().unwrap_err().to_string();
         assert!(told.contains(expected), "{told}");

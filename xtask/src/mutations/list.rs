@@ -1,18 +1,28 @@
 //! The mistakes: each takes away what its `what` says. Those of crates under `mediator/` are in [`mediator`], those of CUDA's in
-//! [`cuda`], those of crates that check what guests say in [`guests`].
+//! [`cuda`], those of crates that check what guests say in [`guests`], those of `fleet` in [`fleet`].
 
 use super::Mutation;
 
 mod cuda;
+mod fleet;
 mod guests;
 mod mediator;
 
 /// All mistakes.
 pub(super) fn mutations() -> impl Iterator<Item = &'static Mutation> {
-    MUTATIONS.iter().chain(mediator::MUTATIONS).chain(cuda::MUTATIONS).chain(guests::MUTATIONS)
+    MUTATIONS.iter().chain(mediator::MUTATIONS).chain(cuda::MUTATIONS).chain(guests::MUTATIONS).chain(fleet::MUTATIONS)
 }
 
 const MUTATIONS: &[Mutation] = &[
+    Mutation {
+        name: "residency",
+        what: "a VM keeps memory that has just come to it, whatever others request",
+        package: "vram",
+        file: "vram/src/balance/plan.rs",
+        from: "Some((own, _)) if own != at => Stays::Resident,",
+        to: "Some((own, _)) if own != at => Stays::None,",
+        tests: "who_has_got_its_memory",
+    },
     Mutation {
         name: "event-kind",
         what: "a client's interrupt descriptor is an eventfd, whatever a file is named",

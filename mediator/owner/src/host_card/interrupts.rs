@@ -24,12 +24,12 @@ use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::poll::{PollContext, PollToken};
 use vram::VmId;
 
-/// What a PBDMA is given instead of a method that it cannot execute: a NOP, valid, subchannel 0.
+/// Word that a PBDMA is given instead of a method that it cannot execute: a NOP, valid, subchannel 0.
 const NOP_METHOD: u32 = 0x8060_0008;
 /// Time between two looks for channels that make no progress. A look costs nothing while no work is in flight.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What the interrupt thread waits for.
+/// Sources that the interrupt thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Token {
     Event,

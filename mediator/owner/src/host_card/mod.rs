@@ -34,11 +34,11 @@ use card::{Card, InterruptMode};
 use channels::Channels;
 use failure::StateGuard;
 use firmware::{Inbox, Set};
-use scrubber::Scrubber;
 use locks::{Mutex, rank};
 use nvspec::addr::{SMALL_PAGE, VramAddr};
 use nvspec::falcon::Falcon;
 use sched::VgpuParams;
+use scrubber::Scrubber;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -63,7 +63,7 @@ pub trait GuestEvents: Send + Sync {
     fn card_failed(&self) {}
 }
 
-/// What one card holds and who shares it. Reached through [`HostCard::lock`].
+/// State of one card and of those who share it. Reached through [`HostCard::lock`].
 pub struct HostState {
     memory: Memory,
     work: Work,
@@ -79,7 +79,7 @@ pub struct HostState {
     firmware: Set,
 }
 
-/// How a card is shared.
+/// Settings of a card that is shared.
 #[derive(Clone, Copy, Debug)]
 pub struct Sharing {
     /// VRAM is given away in chunks of so many bytes.
@@ -88,28 +88,28 @@ pub struct Sharing {
     pub reserve_bytes: u64,
     /// Bytes of host memory for chunks that the card has no room for.
     pub host_bytes: u64,
-    /// How its memory is divided.
+    /// Settings of its memory.
     pub division: Division,
-    /// How its time is shared.
+    /// Settings of its time.
     pub scheduler: sched::Config,
     /// Clear what one VM's kernels leave in PGRAPH before another's run.
     pub clear: bool,
 }
 
-/// What a VM may have of a card.
+/// A VM's share of a card.
 #[derive(Clone, Copy, Debug)]
 pub struct Share {
     /// Bytes of VRAM that its guest sees.
     pub vram_bytes: u64,
-    /// What of that has a place where.
+    /// Limits of what of that has a place.
     pub memory: Limits,
     /// Physical channels at a time.
     pub channels: u32,
-    /// How long a channel may hold an engine without progress; `None` for ever.
+    /// Time for which a channel may hold an engine without progress; `None` for ever.
     pub hang_limit: Option<Duration>,
-    /// What it may have of the card's time.
+    /// Its share of the card's time.
     pub time: VgpuParams,
-    /// How much of its RAM it may lend.
+    /// Its share of RAM to lend.
     pub ram: RamShare,
 }
 
@@ -138,16 +138,10 @@ impl HostCard {
     ///
     /// # Errors
     /// When the card does not come up, or has too little memory.
-    pub fn open(
-        card: Arc<dyn Card>,
-        name: &str,
-        sharing: &Sharing,
-        firmware: Set,
-    ) -> Result<Arc<Self>, HostError> {
+    pub fn open(card: Arc<dyn Card>, name: &str, sharing: &Sharing, firmware: Set) -> Result<Arc<Self>, HostError> {
         let Sharing { chunk_bytes, reserve_bytes, host_bytes, division, scheduler, clear } = *sharing;
         let info = start::bring_up(&*card, &firmware)?;
-        let refused = |error: vram::Error| HostError::Refused(error.to_string());
-        let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown).map_err(refused)?;
+        let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown)?;
         // The first chunks to scrub become the mediator's own: the way to scrub any other begins in them.
         let graph_image = u64::from(info.context_bytes);
         let needed = Layout::needed(graph_image)?;
@@ -161,10 +155,10 @@ impl HostCard {
         memory.zero(layout.userd, available - layout.bootstrap_bytes())?;
         let golden = golden::make(&*card, &mut memory, &layout)?;
         own.iter().for_each(|work| chunks.scrubbed(work.place));
-        let reserved = chunks.reserve_mediator(count as u32, 1).map_err(refused)?;
+        let reserved = chunks.reserve_mediator(count as u32, 1)?;
         assert_eq!(chunks.address(reserved), first, "the only scrubbed chunks are those just scrubbed");
-        chunks.set_aside(u32::try_from(reserve_bytes.div_ceil(chunk_bytes)).unwrap_or(u32::MAX)).map_err(refused)?;
-        let io = |error: std::io::Error| HostError::Refused(format!("no event descriptor for the card: {error}"));
+        chunks.set_aside(u32::try_from(reserve_bytes.div_ceil(chunk_bytes)).unwrap_or(u32::MAX))?;
+        let io = |error: std::io::Error| HostError::host("no event descriptor or thread for the card", error);
         let event = EventFd::new(EFD_CLOEXEC).map_err(io)?;
         let alarm = TimerAlarm::new(event.try_clone().map_err(io)?)?;
         let timer = alarm.timer_fd().map_err(io)?;
@@ -181,7 +175,7 @@ impl HostCard {
         let mut channels = Channels::new(layout.channels(), &golden);
         let copier = (slots != 0).then(|| Copier::new(&mut vram, &mut channels)).transpose()?;
         let scrubber = clear.then(|| Scrubber::new(&mut vram, &mut channels, info.chip)).transpose()?;
-        let schedule = Schedule::new(scheduler, alarm).map_err(|error| HostError::Refused(error.to_string()))?;
+        let schedule = Schedule::new(scheduler, alarm)?;
         let mut state = HostState {
             memory: Memory::new(vram, iova, copier, &division),
             work: Work::new(channels, schedule),
@@ -192,7 +186,7 @@ impl HostCard {
             removed: BTreeSet::new(),
             guest_alarms: GuestAlarms::new(guest_alarm),
         };
-        state.set_division(&division).map_err(refused)?;
+        state.set_division(&division)?;
         let wakeup = Arc::clone(&state.vram().wakeup);
         card.set_interrupt(InterruptMode::Msi, Some(event.try_clone().map_err(io)?));
         let host = Arc::new(Self {
@@ -330,13 +324,13 @@ impl HostCard {
         let made = self.make_room(|state| state.vram_mut().chunks.create_vm(vm, share.vram_bytes, share.memory));
         let mut state = self.lock();
         let chunk_bytes = state.vram().chunks.chunk_bytes();
-        made.map_err(|error| match (error, Shortage::of(&error, chunk_bytes)) {
-            (vram::Error::Promise { .. }, shortage) => HostError::OutOfMemory(shortage),
-            (_, shortage) => HostError::Refused(shortage.to_string()),
+        made.map_err(|error| match error {
+            vram::Error::Promise { .. } => HostError::OutOfMemory(Shortage::of(&error, chunk_bytes)),
+            error => HostError::Chunks(error),
         })?;
         if let Err(error) = state.set_ram(vm, share.ram) {
             state.iova_mut().dismiss(vm);
-            state.vram_mut().chunks.destroy_vm(vm).map_err(|error| HostError::Refused(error.to_string()))?;
+            state.vram_mut().chunks.destroy_vm(vm)?;
             return Err(HostError::OutOfMemory(error));
         }
         state.channels_mut().add_vm(vm, share.channels);
@@ -371,10 +365,9 @@ impl HostCard {
             let mut state = self.lock();
             if state.channels().has_stuck(vm) {
                 state.removed.insert(vm);
-                let what = "the card holds on to a channel of the VM; the VM's memory stays out of use until it lets go or is reset";
-                return Err(HostError::Refused(what.to_owned()));
+                return Err(HostError::ChannelStays);
             }
-            state.vram_mut().chunks.destroy_vm(vm).map_err(|error| HostError::Refused(error.to_string()))?;
+            state.vram_mut().chunks.destroy_vm(vm)?;
         }
         while self.scrub_piece()? {}
         self.wakeup.ring();

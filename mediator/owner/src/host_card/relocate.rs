@@ -20,7 +20,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use vram::{CardAddr, Ended, GuestAddr, HostAddr, Move, Place, Step, VmId};
 
-/// How long a VM's work may take to leave the engines.
+/// Time that a VM's work may take to leave the engines.
 // TIMEOUT: twice the watchdog's own limit, which ends what hangs unless the operator has switched it off.
 const LEAVE_LIMIT: Duration = Duration::from_nanos(2 * channels::HANG_LIMIT_NS);
 /// Time that it may take more once its engines were reset.
@@ -28,7 +28,7 @@ const LEAVE_LIMIT: Duration = Duration::from_nanos(2 * channels::HANG_LIMIT_NS);
 const RESET_LIMIT: Duration = Duration::from_secs(1);
 /// Time between two looks whether it has. The card has no interrupt for that.
 const LOOK: Duration = Duration::from_micros(50);
-/// How long the engines may move nothing at all before the CPU copies what is left to move.
+/// Time for which the engines may move nothing at all before the CPU copies what is left to move.
 // TIMEOUT: a piece of 512 KiB behind a queue of guests' copies. A channel of ours that hangs is the watchdog's.
 const STILL_LIMIT: Duration = Duration::from_secs(20);
 /// Time between two looks at that.
@@ -240,7 +240,7 @@ impl HostCard {
             return Ok(());
         }
         moves.iter().for_each(|chunk| state.vram_mut().chunks.quarantine(chunk.to));
-        Err(HostError::Refused("the mediator's own channels stay on the card".to_owned()))
+        Err(HostError::OwnChannelsStay)
     }
 
     fn copy_by_engine(&self, moves: &[Move]) -> Result<(), HostError> {
@@ -350,8 +350,7 @@ impl HostState {
         let (vram, copier) = memory.vram_and_copier();
         let Some(copier) = copier else { return };
         let channels = work.channels_mut();
-        let revived =
-            ended.map_err(|stuck| HostError::Refused(stuck.to_string())).and_then(|()| copier.revive(vram, channels));
+        let revived = ended.map_err(HostError::Stuck).and_then(|()| copier.revive(vram, channels));
         match revived {
             Ok(()) => tracing::info!("the copy engines are tried again for memory that moves"),
             Err(error) => tracing::warn!(%error, "the copy engines cannot be tried again for memory that moves"),

@@ -48,7 +48,7 @@ impl Scrubber {
         let mut space = OwnSpace::new(vram, &mut pool)?;
         channels.add_vm(SCRUBBER, 1);
         channels.trust(SCRUBBER);
-        let kernel = Kernel::assemble().map_err(HostError::Refused)?;
+        let kernel = Kernel::assemble().map_err(|why| HostError::OwnKernel { why })?;
         let (code, push) = (vram.alloc(&mut pool, PART_BYTES)?, vram.alloc(&mut pool, PART_BYTES)?);
         vram.memory.write(code, &kernel.code)?;
         let words = kernel.launch(chip, va(Place::Card(vram::CardAddr(code.0))));
@@ -72,18 +72,20 @@ impl Scrubber {
 
     /// Runs the kernel once.
     fn submit(&mut self, vram: &mut CardVram, channels: &mut Channels, now: u64) -> Result<(), HostError> {
-        let refused = |error: String| HostError::Refused(format!("the mediator's channel on PGRAPH: {error}"));
         let address = va(Place::Card(vram::CardAddr(self.push.0.0)));
         let entry = GpEntry::new().with_address_dwords(address.0 >> 2).with_dwords(self.push.1);
         self.ring[self.put as usize] = entry.into();
         self.put = (self.put + 1) % (1 << RING_LOG2);
-        let doorbell = channels
-            .doorbell(&mut Parts { card: &mut vram.memory, guest: &mut NoMemory }, SCRUBBER, CHANNEL, self.put)
-            .map_err(|error| refused(error.to_string()))?;
+        let doorbell = channels.doorbell(
+            &mut Parts { card: &mut vram.memory, guest: &mut NoMemory },
+            SCRUBBER,
+            CHANNEL,
+            self.put,
+        )?;
         let pulled = channels
             .pull(&mut Parts { card: &mut vram.memory, guest: &mut OwnRing(&self.ring) }, doorbell, now)
-            .map_err(|error| refused(error.fault.to_string()))?;
-        let submission = pulled.submission.ok_or_else(|| refused("nothing was taken from its ring".to_owned()))?;
+            .map_err(|error| error.fault)?;
+        let submission = pulled.submission.ok_or(HostError::OwnRingStill)?;
         channels.start(&mut vram.memory, self.physical, submission);
         self.busy = Some(submission);
         Ok(())
@@ -182,7 +184,7 @@ impl HostState {
 
     fn clear_graphics(&mut self, scrubber: &mut Scrubber, now: u64) -> Result<(), HostError> {
         if scrubber.broken {
-            self.end_channel(SCRUBBER, CHANNEL).map_err(|stuck| HostError::Refused(stuck.to_string()))?;
+            self.end_channel(SCRUBBER, CHANNEL)?;
             let (vram, channels) = self.parts();
             for (index, ..) in own_pages(channels, scrubber.physical) {
                 scrubber.space.unmap_work(vram, index)?;
@@ -205,8 +207,9 @@ impl HostState {
     fn has_left_graphics(&mut self, vm: VmId) -> bool {
         let leaving = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
         let on = self.work.channels().on_graphics(vm);
-        let leaves =
-            |channel: &ChannelId| self.work.channels().by_physical(*channel).is_some_and(|(_, of)| leaving.contains(&of));
+        let leaves = |channel: &ChannelId| {
+            self.work.channels().by_physical(*channel).is_some_and(|(_, of)| leaving.contains(&of))
+        };
         !on.iter().any(leaves) && self.work.channels_mut().occupant(self.memory.card_mut(), engine::GR).is_none()
     }
 }

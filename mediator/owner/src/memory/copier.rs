@@ -18,7 +18,7 @@ use std::sync::Arc;
 use vram::{PagePool, Place, VmId};
 
 /// The mediator among the VMs of [`Channels`]. No VM of an operator has that number.
-pub const COPIER: VmId = VmId::MEDIATOR;
+pub(crate) const COPIER: VmId = VmId::MEDIATOR;
 
 /// Bytes of a copy that an engine does before another channel can have it.
 const PIECE: u64 = 512 << 10;
@@ -39,7 +39,7 @@ const POOL_BYTES: u64 = 64 << 20;
 pub(crate) const RING_LOG2: u32 = 4;
 /// Log2 of the copies that others do, at most, before engines that have failed are tried again.
 const RESTS_MAX_LOG2: u32 = 8;
-/// Where the ring is, as far as anyone asks: its entries are read from the mediator's own memory.
+/// Place of the ring, as far as anyone asks: its entries are read from the mediator's own memory.
 const RING_VA: GpuVa = GpuVa(SMALL_PAGE);
 /// The subchannel that drivers bind copy engines to.
 const SUBCHANNEL: u8 = 4;
@@ -48,16 +48,16 @@ const OBJECTS: [u32; 2] = [0x4_90b5, 0x5_90b8];
 
 /// A number for a copy that was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct CopyId(u64);
+pub(crate) struct CopyId(u64);
 
 /// A copy that is to be done.
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
-    /// Where the bytes are.
+    /// The source.
     pub from: Place,
-    /// Where they go.
+    /// The destination.
     pub to: Place,
-    /// How many: a multiple of 128 KiB.
+    /// Bytes: a multiple of 128 KiB.
     pub bytes: u64,
 }
 
@@ -78,12 +78,12 @@ struct Lane {
     push: VramAddr,
     ring: [u64; 1 << RING_LOG2],
     put: u32,
-    /// What it is at: one submission at a time.
+    /// Its current submission: one at a time.
     busy: Option<(Submission, Vec<Piece>)>,
 }
 
 /// The channels, and what they have to do.
-pub struct Copier {
+pub(crate) struct Copier {
     pool: PagePool,
     space: OwnSpace,
     lanes: Vec<Lane>,
@@ -102,7 +102,7 @@ pub struct Copier {
     ended: Arc<Condvar>,
 }
 
-/// What is behind the mediator's own ring: nothing that a guest could write.
+/// The mediator's own ring: nothing that a guest could write.
 pub(crate) struct OwnRing<'a>(pub(crate) &'a [u64]);
 
 impl GuestRing for OwnRing<'_> {
@@ -175,7 +175,7 @@ impl Copier {
     ///
     /// # Errors
     /// When the card has no channels left, or does not answer: they stay as they were.
-    pub fn revive(&mut self, vram: &mut CardVram, channels: &mut Channels) -> Result<(), HostError> {
+    pub(crate) fn revive(&mut self, vram: &mut CardVram, channels: &mut Channels) -> Result<(), HostError> {
         self.rests = 1 << self.breaks.min(RESTS_MAX_LOG2);
         self.waiting.clear();
         self.left.clear();
@@ -251,7 +251,7 @@ impl Copier {
 
     /// Returns whether a copy has ended. `None` when it never will.
     #[must_use]
-    pub fn has_ended(&self, copy: CopyId) -> Option<bool> {
+    pub(crate) fn has_ended(&self, copy: CopyId) -> Option<bool> {
         match (self.left.contains_key(&copy), self.broken) {
             (true, true) => None,
             (left, _) => Some(!left),
@@ -342,9 +342,7 @@ pub(crate) fn bind(
         contexts,
     };
     let bind = Bind { instance: nowhere, guest: &guest, directory: space.directory() };
-    let physical = channels
-        .bind(&mut vram.memory, vm, channel, bind)
-        .map_err(|error| HostError::Refused(format!("the mediator has no channel of its own: {error}")))?;
+    let physical = channels.bind(&mut vram.memory, vm, channel, bind)?;
     for page in own_pages(channels, physical) {
         space.map_work(vram, page)?;
     }
@@ -373,14 +371,13 @@ impl Lane {
         self.ring[self.put as usize] = entry.into();
         self.put = (self.put + 1) % (1 << RING_LOG2);
         let memory = &mut vram.memory;
-        let refused = |error: String| HostError::Refused(format!("the mediator's own channel: {error}"));
         let doorbell = channels
             .doorbell(&mut Parts { card: memory, guest: &mut NoMemory }, COPIER, self.channel, self.put)
-            .map_err(|error| refused(error.to_string()))?;
+            .map_err(HostError::OwnDoorbell)?;
         let pulled = channels
             .pull(&mut Parts { card: memory, guest: &mut OwnRing(&self.ring) }, doorbell, now)
-            .map_err(|error| refused(error.fault.to_string()))?;
-        let submission = pulled.submission.ok_or_else(|| refused("nothing was taken from its ring".to_owned()))?;
+            .map_err(|error| HostError::OwnRing(error.fault))?;
+        let submission = pulled.submission.ok_or(HostError::OwnRingStill)?;
         self.busy = Some((submission, pieces));
         channels.start(memory, self.physical, submission);
         Ok(())

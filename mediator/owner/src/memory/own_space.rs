@@ -12,12 +12,12 @@ use nvspec::mmu::{
 use std::collections::BTreeMap;
 use vram::{CardAddr, HostAddr, PagePool, Place};
 
-/// Where the card's memory begins in the space.
+/// Begin of the card's memory in the space.
 const VRAM_VA: GpuVa = GpuVa(1 << 36);
-/// Where the host's slots begin.
+/// Begin of the host's slots.
 const SLOTS_VA: GpuVa = GpuVa(1 << 38);
 /// Most bytes of slots that there is room for.
-pub const SLOTS_BYTES_MAX: u64 = HOST_VA_BASE.0 - SLOTS_VA.0;
+pub(crate) const SLOTS_BYTES_MAX: u64 = HOST_VA_BASE.0 - SLOTS_VA.0;
 /// Most bytes of the card's memory.
 const VRAM_BYTES_MAX: u64 = SLOTS_VA.0 - VRAM_VA.0;
 /// The size code of the work areas' table: an eighth, as in every other space.
@@ -33,7 +33,7 @@ pub fn va(place: Place) -> GpuVa {
 }
 
 /// The space. Its tables are in chunks of the mediator.
-pub struct OwnSpace {
+pub(crate) struct OwnSpace {
     directory: VramAddr,
     /// Tables of large pages by directory entry.
     tables: BTreeMap<u64, VramAddr>,
@@ -53,8 +53,7 @@ impl OwnSpace {
             [("the card's memory", bytes, VRAM_BYTES_MAX), ("host memory for it", slots.1, SLOTS_BYTES_MAX)]
         {
             if bytes > most {
-                let text = format!("{what} has {bytes:#x} bytes, of which the mediator can move {most:#x} at most");
-                return Err(HostError::Refused(text));
+                return Err(HostError::Unmovable { what, bytes, most });
             }
         }
         let directory = vram.alloc(pool, PD_BYTES)?;
@@ -77,7 +76,7 @@ impl OwnSpace {
     ///
     /// # Errors
     /// When the card does not answer.
-    pub fn map_work(
+    pub(crate) fn map_work(
         &mut self,
         vram: &mut CardVram,
         (index, page, rights): (u32, VramAddr, Rights),
@@ -91,7 +90,7 @@ impl OwnSpace {
     ///
     /// # Errors
     /// When the card does not answer.
-    pub fn unmap_work(&mut self, vram: &mut CardVram, index: u32) -> Result<(), HostError> {
+    pub(crate) fn unmap_work(&mut self, vram: &mut CardVram, index: u32) -> Result<(), HostError> {
         self.stale = true;
         Ok(vram.memory.write(self.work.offset(u64::from(index) * ENTRY_BYTES), &[0; ENTRY_BYTES as usize])?)
     }

@@ -1,4 +1,4 @@
-//! Which submission the card gets when: the scheduler of a card, told what happens, and what it decides carried out.
+//! Turns of submissions: the scheduler of a card is told what happens, and what it decides is carried out.
 //!
 //! A doorbell puts a submission into a channel's ring on the card ([`channels::Channels::pull`]) and is an arrival here;
 //! when its turn comes, on whichever thread brings that about, the card may fetch it. The end of it is its completion
@@ -25,11 +25,11 @@ use vram::VmId;
 /// Time before a submission is seen to wait no more for which it is charged at most, in ns: several looks.
 const UNSEEN_NS: u64 = 5_000_000;
 
-/// Who tells a card's scheduler what happens, and does what it decides: the state of a card, under its lock.
+/// Tells a card's scheduler what happens, and does what it decides: the state of a card, under its lock.
 ///
 /// What the card does is asked for by the methods without a body; tests have a card of their own behind them.
 pub trait Feeder {
-    /// What brings the interrupt thread back.
+    /// The alarm that brings the interrupt thread back.
     type Alarm: Alarm;
 
     /// The scheduler, with what is known of its submissions.

@@ -17,8 +17,8 @@ mod paravirtual;
 mod posted;
 mod pressure;
 mod relocate;
-mod residue;
 mod remap;
+mod residue;
 mod schedule;
 mod stuck;
 

@@ -3,8 +3,8 @@
 use super::relocate::{driver_of, move_all, rig_of};
 use super::{A, B, MIB, driver, rig};
 use nvspec::class::compute90c0 as class;
-use rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, methods, object};
 use nvspec::fifo::VirtualChannelId;
+use rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, methods, object};
 use rig::{CHUNK, Rig};
 use std::io::Read;
 use vram::{GuestAddr, Lookup, Place, Step, To, VmId};
