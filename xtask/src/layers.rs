@@ -60,7 +60,6 @@ const LAYERS: &[(&str, &[&str])] = &[
             "card",
             "channels",
             "devmodel",
-            "firmware",
             "locks",
             "nvspec",
             "owner",
