@@ -54,24 +54,13 @@ const LAYERS: &[(&str, &[&str])] = &[
             "vram",
         ],
     ),
-    (
-        "vgpu",
-        &[
-            "card",
-            "channels",
-            "devmodel",
-            "locks",
-            "nvspec",
-            "owner",
-            "pv",
-            "shadow-pt",
-            "vmm-glue",
-            "vram",
-        ],
-    ),
+    ("vgpu", &["card", "channels", "devmodel", "locks", "nvspec", "owner", "pv", "shadow-pt", "vmm-glue", "vram"]),
     ("rig", &["card", "firmware", "nvspec", "owner", "pv", "sched", "shadow-pt", "simgpu", "vgpu", "vmm-glue", "vram"]),
     ("admin-client", &["api"]),
-    ("mediatorctl", &["admin-client", "api", "config", "cuda-protocol", "firmware", "sched", "shadow-pt", "vfio-host", "vram"]),
+    (
+        "mediatorctl",
+        &["admin-client", "api", "config", "cuda-protocol", "firmware", "sched", "shadow-pt", "vfio-host", "vram"],
+    ),
     (
         "mediatord",
         &[

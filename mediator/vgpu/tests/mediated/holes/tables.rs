@@ -1,6 +1,5 @@
 //! Holes 7, 8, 11, 15, 16 and 18: page table entries, tables in the wrong place, numbers near the end.
 
-use rig::driver::RING_ENTRIES;
 use super::{
     A, B, C, CE0, EVIL, ID, LARGE_PAGE, M2MF, MIB, PAGE, RAM, SHARE, Scene, Size, ce_copy, entry, large_table,
     m2mf_copy, object, pattern,
@@ -10,6 +9,7 @@ use nvspec::fifo::GpEntry;
 use nvspec::instance::ramfc;
 use nvspec::mmu::Pte;
 use nvspec::regs::pfifo;
+use rig::driver::RING_ENTRIES;
 
 #[test]
 fn hole_07_peers_kinds_and_tags_are_not_passed_on() {
