@@ -54,22 +54,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "vram",
         ],
     ),
-    (
-        "vgpu",
-        &[
-            "card",
-            "channels",
-            "devmodel",
-            "firmware",
-            "locks",
-            "nvspec",
-            "owner",
-            "pv",
-            "shadow-pt",
-            "vmm-glue",
-            "vram",
-        ],
-    ),
+    ("vgpu", &["card", "channels", "devmodel", "locks", "nvspec", "owner", "pv", "shadow-pt", "vmm-glue", "vram"]),
     ("rig", &["card", "firmware", "nvspec", "owner", "pv", "sched", "shadow-pt", "simgpu", "vgpu", "vmm-glue", "vram"]),
     ("admin-client", &["api"]),
     (

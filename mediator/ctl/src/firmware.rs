@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use ::firmware::{Entry, Image, Store, StoreError};
+use ::firmware::{Entry, Image, ImageError, Store, StoreError};
 use admin_client::AskError;
 use api::ErrorCode;
 use clap::{Args, Subcommand};
@@ -121,7 +121,10 @@ impl Place {
 fn refused(error: StoreError) -> ClientError {
     let (code, what_to_do) = match &error {
         StoreError::File { .. } => (ErrorCode::Failed, "give the path and the rights of the daemon's user"),
-        StoreError::Image { .. } => (ErrorCode::Invalid, "import a file that this command or the daemon has written"),
+        StoreError::Image { error: ImageError::Form, .. } => {
+            (ErrorCode::Invalid, "import a file that this command or the daemon has written")
+        }
+        StoreError::Image { .. } => (ErrorCode::Invalid, "it is damaged: get it anew"),
         StoreError::Changed { .. } => (ErrorCode::Conflict, "remove it, and import it again"),
         StoreError::Which { .. } => (ErrorCode::NotFound, "see `mediatorctl card firmware list`"),
         StoreError::Full => (ErrorCode::Conflict, "see `mediatorctl card firmware list`"),

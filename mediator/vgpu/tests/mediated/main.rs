@@ -1,6 +1,7 @@
 //! Mediated VMs on a software card, driven by a small driver in each.
 
 mod alarm;
+mod candidates;
 mod chaos;
 mod copies;
 mod demand;
