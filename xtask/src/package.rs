@@ -135,7 +135,10 @@ impl Recipe {
         tree.set_times(self.epoch)?;
         let package = out.join(format!("{NAME}_{}_{ARCHITECTURE}.deb", self.version));
         let mut command = Command::new("dpkg-deb");
-        command.args(["--build", "--root-owner-group", if self.fast { "-Znone" } else { "-Zxz" }]).arg(&stage).arg(&package);
+        command
+            .args(["--build", "--root-owner-group", if self.fast { "-Znone" } else { "-Zxz" }])
+            .arg(&stage)
+            .arg(&package);
         command.env("SOURCE_DATE_EPOCH", self.epoch.to_string()).stdout(Stdio::null());
         if !shown(&mut command).context("the package dpkg has dpkg-deb")? {
             bail!("dpkg-deb failed");
@@ -206,7 +209,8 @@ impl Recipe {
     }
 
     fn control(&self, tree: &Tree) -> Result<()> {
-        let libc = self.libc()?.map_or_else(|| "libc6".to_owned(), |(major, minor)| format!("libc6 (>= {major}.{minor})"));
+        let libc =
+            self.libc()?.map_or_else(|| "libc6".to_owned(), |(major, minor)| format!("libc6 (>= {major}.{minor})"));
         let text = format!(
             "Package: {NAME}\n\
              Version: {}\n\
@@ -324,7 +328,12 @@ mod tests {
 
     fn made(out: &Path, version: &str) -> PathBuf {
         let binaries = programs();
-        let recipe = Recipe { binaries: binaries.path().to_owned(), version: version.to_owned(), epoch: 1_700_000_000, fast: true };
+        let recipe = Recipe {
+            binaries: binaries.path().to_owned(),
+            version: version.to_owned(),
+            epoch: 1_700_000_000,
+            fast: true,
+        };
         recipe.make(out).unwrap()
     }
 
@@ -354,7 +363,8 @@ mod tests {
         let (one, two) = (make("1"), make("2"));
         assert!(one.ends_with("gpu-mediator-1.2.3-1.x86_64.rpm"));
         assert_eq!(rpm::problems(&one, &two, &check::EXPECTED).unwrap(), Vec::<String>::new());
-        let missing = rpm::problems(&one, &folder.path().join("1/tree/etc/gpu-mediator.toml"), &[("usr/bin/x", "-rwxr-xr-x")]);
+        let missing =
+            rpm::problems(&one, &folder.path().join("1/tree/etc/gpu-mediator.toml"), &[("usr/bin/x", "-rwxr-xr-x")]);
         assert_eq!(missing.unwrap(), ["RPM: usr/bin/x is missing", "RPM: made twice, it is not the same"]);
     }
 

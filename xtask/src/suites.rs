@@ -63,7 +63,9 @@ impl Suite {
     fn runner(self) -> Runner {
         match self {
             Self::Unit => Runner::Rest,
-            Self::Guest | Self::Hostile | Self::Chaos | Self::Nested | Self::Hosts | Self::Slurm => Runner::Integration { guests: true },
+            Self::Guest | Self::Hostile | Self::Chaos | Self::Nested | Self::Hosts | Self::Slurm => {
+                Runner::Integration { guests: true }
+            }
             Self::Cuda => Runner::Cuda,
             Self::Fleet => Runner::Fleet,
             Self::Fuzz => Runner::Fuzz,

@@ -302,7 +302,9 @@ mod tests {
         assert_eq!(edits.mounts[0].host_path, Path::new("/run/gpu-mediator/claims/u-0"));
         assert!(edits.mounts.iter().all(|mount| mount.options.contains(&"ro".to_owned())));
         let with_driver = cuda(Some(Path::new("/lib/libcuda.so.1")));
-        assert!(with_driver.env.contains(&"GPU_MEDIATOR_CUDA_DRIVER=/usr/lib/gpu-mediator/driver/libcuda.so.1".to_owned()));
+        assert!(
+            with_driver.env.contains(&"GPU_MEDIATOR_CUDA_DRIVER=/usr/lib/gpu-mediator/driver/libcuda.so.1".to_owned())
+        );
         assert_eq!(with_driver.mounts.len(), 3);
     }
 

@@ -51,7 +51,9 @@ pub fn card<'a>(
     };
     let number: usize = match gpu.unwrap_or_default() {
         "" => 0,
-        one => one.parse().map_err(|_| format!("the shards are of the cards {one}, expected those of one; ask for fewer"))?,
+        one => one
+            .parse()
+            .map_err(|_| format!("the shards are of the cards {one}, expected those of one; ask for fewer"))?,
     };
     let card = of_kind.get(number).copied().filter(|card| card.cuda != given.vgpu);
     card.ok_or_else(|| format!("the daemon has no card number {number} for {kind}; see `mediatorctl card show`"))
@@ -61,7 +63,13 @@ pub fn card<'a>(
 ///
 /// # Errors
 /// The job has no shards, or what it asks for is nothing.
-pub fn table(arguments: &Arguments, given: &Given, shards: u32, card: &Card, name: &str) -> Result<Map<String, Value>, String> {
+pub fn table(
+    arguments: &Arguments,
+    given: &Given,
+    shards: u32,
+    card: &Card,
+    name: &str,
+) -> Result<Map<String, Value>, String> {
     let all = arguments.shards;
     if shards == 0 {
         return Err("options for GPUs need shards of one: ask for some with --gres=shard:N".to_owned());
@@ -81,7 +89,10 @@ pub fn table(arguments: &Arguments, given: &Given, shards: u32, card: &Card, nam
     }
     if asked_mib > card.shared_mib {
         let shared = card.shared_mib;
-        return Err(format!("--gpu-memory: {asked_mib} MiB, expected at most the {shared} MiB of card `{}`", card.name));
+        return Err(format!(
+            "--gpu-memory: {asked_mib} MiB, expected at most the {shared} MiB of card `{}`",
+            card.name
+        ));
     }
     let permille = u32::try_from(u64::from(shards) * 1000 / u64::from(all)).unwrap_or(1000);
     let weight = given.weight.unwrap_or(shards.min(WEIGHT_MAX));
@@ -134,7 +145,8 @@ mod tests {
         assert_eq!(quarter["memory"], json!({ "quota_mib": 256, "guarantee_mib": 256, "weight": 25 }));
         assert_eq!(quarter["time"], json!({ "weight": 25, "guarantee_permille": 250 }));
         // More than its part is not guaranteed; less is all that it has.
-        let more = Given { memory_mib: Some(500), weight: Some(300), class: Some("interactive".into()), ..Given::new() };
+        let more =
+            Given { memory_mib: Some(500), weight: Some(300), class: Some("interactive".into()), ..Given::new() };
         let more = made(&more, 25, &cards[0]).unwrap();
         assert_eq!(more["memory"], json!({ "quota_mib": 512, "guarantee_mib": 256, "weight": 300 }));
         assert_eq!(more["time"], json!({ "weight": 300, "guarantee_permille": 250, "class": "interactive" }));
@@ -155,7 +167,10 @@ mod tests {
                 let given = Given { memory_mib: Some(64), ..Given::new() };
                 let sure = parts.iter().map(|&shards| {
                     let one = made(&given, shards, &card).unwrap();
-                    (one["memory"]["guarantee_mib"].as_u64().unwrap(), one["time"]["guarantee_permille"].as_u64().unwrap())
+                    (
+                        one["memory"]["guarantee_mib"].as_u64().unwrap(),
+                        one["time"]["guarantee_permille"].as_u64().unwrap(),
+                    )
                 });
                 let (memory, time) = sure.fold((0, 0), |(memory, time), one| (memory + one.0, time + one.1));
                 assert!(memory <= shared_mib && time <= 1000, "{parts:?} of {shared_mib}: {memory} MiB, {time}");
@@ -182,7 +197,8 @@ mod tests {
     fn cards_are_counted_as_slurm_counts() {
         let cards = cards();
         let find = |named: &[&str], vgpu, gpu| {
-            let arguments = Arguments { cards: named.iter().map(|&name| name.to_owned()).collect(), ..Arguments::default() };
+            let arguments =
+                Arguments { cards: named.iter().map(|&name| name.to_owned()).collect(), ..Arguments::default() };
             card(&arguments, &Given { vgpu, ..Given::new() }, gpu, &cards).map(|card| card.name.clone())
         };
         assert_eq!(find(&[], false, None).as_deref(), Ok("a"));

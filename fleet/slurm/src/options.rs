@@ -91,7 +91,10 @@ impl Given {
     /// The mistake in the value, and what was expected.
     pub fn take(&mut self, number: usize, value: &str) -> Result<(), String> {
         match number {
-            0 => self.memory_mib = Some(mib(value).ok_or_else(|| wrong("gpu-memory", value, "a size such as 512M or 20G"))?),
+            0 => {
+                self.memory_mib =
+                    Some(mib(value).ok_or_else(|| wrong("gpu-memory", value, "a size such as 512M or 20G"))?)
+            }
             1 => {
                 let weight = value.parse().ok().filter(|weight| (1..=WEIGHT_MAX).contains(weight));
                 self.weight = Some(weight.ok_or_else(|| wrong("gpu-weight", value, "1 to 10000"))?);
@@ -105,7 +108,11 @@ impl Given {
             3 => {
                 let cap = match value {
                     "shards" => Some(Cap::Shards),
-                    value => value.parse().ok().filter(|part| (1..=100).contains(part)).map(|part: u32| Cap::Permille(part * 10)),
+                    value => value
+                        .parse()
+                        .ok()
+                        .filter(|part| (1..=100).contains(part))
+                        .map(|part: u32| Cap::Permille(part * 10)),
                 };
                 self.cap = Some(cap.ok_or_else(|| wrong("gpu-cap", value, "`shards`, or percent from 1 to 100"))?);
             }
@@ -269,7 +276,15 @@ mod tests {
 
     #[test]
     fn the_first_node_of_a_list_is_found() {
-        for (nodes, first) in [("n1", "n1"), ("a,b", "a"), ("n[1-2]", "n1"), ("r1n[01,07-09]x,z[3]", "r1n01x"), ("a,n[1-2]", "a"), ("", ""), ("n[", "n")] {
+        for (nodes, first) in [
+            ("n1", "n1"),
+            ("a,b", "a"),
+            ("n[1-2]", "n1"),
+            ("r1n[01,07-09]x,z[3]", "r1n01x"),
+            ("a,n[1-2]", "a"),
+            ("", ""),
+            ("n[", "n"),
+        ] {
             assert_eq!(first_node(nodes), first, "{nodes}");
         }
     }

@@ -216,7 +216,8 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
         // The number of the card as Slurm counts. The library finds the tenant's by itself, and there is no other.
         unset_variable(handle, c"CUDA_VISIBLE_DEVICES");
         for (name, value) in variables {
-            let path = variable(handle, c"LD_LIBRARY_PATH").filter(|path| name == "LD_LIBRARY_PATH" && !path.is_empty());
+            let path =
+                variable(handle, c"LD_LIBRARY_PATH").filter(|path| name == "LD_LIBRARY_PATH" && !path.is_empty());
             let value = path.map_or(value.clone(), |path| format!("{value}:{path}"));
             if !set_variable(handle, &name, &value) {
                 return Err(format!("the variable {name} cannot be set"));

@@ -93,7 +93,10 @@ fn code(error: &ClientError) -> Option<ErrorCode> {
 }
 
 /// Asks until the daemon answers, whatever it says, for as long as there is patience.
-fn patiently<T>(arguments: &Arguments, ask: impl Fn(&Client) -> Result<T, ClientError>) -> Result<Result<T, ClientError>, String> {
+fn patiently<T>(
+    arguments: &Arguments,
+    ask: impl Fn(&Client) -> Result<T, ClientError>,
+) -> Result<Result<T, ClientError>, String> {
     let client = Client::new(arguments.socket.clone()).map_err(|error| told(&error))?;
     let begin = Instant::now();
     loop {
@@ -110,7 +113,8 @@ fn patiently<T>(arguments: &Arguments, ask: impl Fn(&Client) -> Result<T, Client
 }
 
 fn cards(arguments: &Arguments) -> Result<Vec<Card>, String> {
-    let list = patiently(arguments, |client| client.get::<api::CardList>("/v1/cards"))?.map_err(|error| told(&error))?;
+    let list =
+        patiently(arguments, |client| client.get::<api::CardList>("/v1/cards"))?.map_err(|error| told(&error))?;
     let card = |card: api::Card| Card {
         cuda: card.kind == "cuda",
         shared_mib: card.vram_mib.saturating_sub(card.vram_reserved_mib),
@@ -153,7 +157,8 @@ pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(Str
     if given.vgpu {
         return Ok(vec![(VGPU_VARIABLE.to_owned(), socket)]);
     }
-    let driver = arguments.driver.iter().map(|path| (cuda_protocol::DRIVER_VARIABLE.to_owned(), path.display().to_string()));
+    let driver =
+        arguments.driver.iter().map(|path| (cuda_protocol::DRIVER_VARIABLE.to_owned(), path.display().to_string()));
     let variables = [
         (cuda_protocol::SOCKET_VARIABLE.to_owned(), socket),
         (cuda_protocol::TENANT_VARIABLE.to_owned(), name),
@@ -224,7 +229,8 @@ pub fn note(arguments: &Arguments, job: u32) -> Result<(), String> {
     let Some(usage) = usage(arguments, job)? else { return Ok(()) };
     let Usage { node, card, used_ns, launches, killed, .. } = usage;
     let seconds = format!("{}.{:03}", used_ns / 1_000_000_000, used_ns / 1_000_000 % 1000);
-    let comment = format!("gpu-mediator node={node} card={card} gpu_seconds={seconds} launches={launches} killed={killed}");
+    let comment =
+        format!("gpu-mediator node={node} card={card} gpu_seconds={seconds} launches={launches} killed={killed}");
     let mut command = Command::new(&arguments.scontrol);
     command.args(["update", &format!("jobid={job}"), &format!("admincomment={comment}")]);
     // A job that is over takes no notes any more: the ledger has it.
@@ -278,7 +284,10 @@ fn write_down(ledger: &Path, usage: &Usage) -> std::io::Result<()> {
 ///
 /// # Errors
 /// The daemon does not answer, or something cannot be taken back.
-pub fn reconcile(arguments: &Arguments, running: impl FnOnce() -> Result<Vec<u32>, String>) -> Result<Vec<u32>, String> {
+pub fn reconcile(
+    arguments: &Arguments,
+    running: impl FnOnce() -> Result<Vec<u32>, String>,
+) -> Result<Vec<u32>, String> {
     let there = held(arguments)?;
     if there.is_empty() {
         return Ok(there);
@@ -295,7 +304,8 @@ pub fn reconcile(arguments: &Arguments, running: impl FnOnce() -> Result<Vec<u32
 /// # Errors
 /// The daemon does not answer.
 pub fn held(arguments: &Arguments) -> Result<Vec<u32>, String> {
-    let tenants = patiently(arguments, |client| client.get::<api::TenantList>("/v1/tenants"))?.map_err(|error| told(&error))?;
+    let tenants =
+        patiently(arguments, |client| client.get::<api::TenantList>("/v1/tenants"))?.map_err(|error| told(&error))?;
     let vms = patiently(arguments, |client| client.get::<api::VmList>("/v1/vms"))?.map_err(|error| told(&error))?;
     let names = tenants.tenants.iter().map(|tenant| &tenant.name).chain(vms.vms.iter().map(|vm| &vm.name));
     Ok(names.filter_map(|name| job_of(name)).collect())

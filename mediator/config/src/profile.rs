@@ -117,7 +117,13 @@ impl ProfileSpec {
 
     /// Says why a card cannot have one more of it beside those that are there; nothing if it can.
     #[must_use]
-    pub fn lacks(&self, daemon: &DaemonSpec, card: &CardSpec, vms: &[VmSpec], tenants: &[TenantSpec]) -> Option<String> {
+    pub fn lacks(
+        &self,
+        daemon: &DaemonSpec,
+        card: &CardSpec,
+        vms: &[VmSpec],
+        tenants: &[TenantSpec],
+    ) -> Option<String> {
         let name = "0".repeat(check::MAX_NAME);
         let cards = std::slice::from_ref(card);
         let refusals = if card.kind == CardKind::Cuda {
@@ -144,11 +150,7 @@ impl ProfileSpec {
 ///
 /// # Errors
 /// There is no such profile, or the name is no text.
-pub fn expanded(
-    table: &Map<String, Value>,
-    profiles: &[ProfileSpec],
-    of: Of,
-) -> Result<Map<String, Value>, String> {
+pub fn expanded(table: &Map<String, Value>, profiles: &[ProfileSpec], of: Of) -> Result<Map<String, Value>, String> {
     let Some(name) = table.get(KEY).filter(|name| !name.is_null()) else { return Ok(table.clone()) };
     let name = name.as_str().ok_or_else(|| format!("profile: {name}, expected the name of a profile"))?;
     let Some(profile) = profiles.iter().find(|profile| profile.name == name) else {
@@ -214,7 +216,10 @@ pub(super) fn mistakes(config: &Config) -> Vec<Mistake> {
     let mut mistakes = Vec::new();
     if config.profiles.len() > MAX_PROFILES {
         let key = Key { table: "profile", index: Some(MAX_PROFILES), field: "" };
-        mistakes.push(Mistake { key, what: format!("{} profiles, expected at most {MAX_PROFILES}", config.profiles.len()) });
+        mistakes.push(Mistake {
+            key,
+            what: format!("{} profiles, expected at most {MAX_PROFILES}", config.profiles.len()),
+        });
     }
     for (index, profile) in config.profiles.iter().enumerate().take(MAX_PROFILES) {
         let mut say = |field, what| {
@@ -226,7 +231,9 @@ pub(super) fn mistakes(config: &Config) -> Vec<Mistake> {
         if let Some(first) = config.profiles[..index].iter().position(|other| other.name == profile.name) {
             say("name", format!("`{}` is also the name of profile[{first}], expected another", profile.name));
         }
-        let lacks = |card: &CardSpec| profile.lacks(&config.daemon, card, &[], &[]).map(|what| format!("`{}` ({what})", card.name));
+        let lacks = |card: &CardSpec| {
+            profile.lacks(&config.daemon, card, &[], &[]).map(|what| format!("`{}` ({what})", card.name))
+        };
         let against: Vec<_> = config.cards.iter().map_while(lacks).collect();
         if !config.cards.is_empty() && against.len() == config.cards.len() {
             say("", format!("no card can have it, expected one that can: {}", against.join(", ")));

@@ -103,10 +103,13 @@ mod tests {
             driver: Some("/opt/libcuda.so.1".into()),
         };
         let device = cdi.device("a", Path::new("/run/gpu-mediator/a.cuda"));
-        let mounts: Vec<_> = device.container_edits.mounts.iter().map(|mount| mount.host_path.display().to_string()).collect();
+        let mounts: Vec<_> =
+            device.container_edits.mounts.iter().map(|mount| mount.host_path.display().to_string()).collect();
         // Not the folder with the sockets of others.
         assert_eq!(mounts, ["/run/gpu-mediator/a.cuda", "/opt/front", "/opt/libcuda.so.1"]);
-        assert!(device.container_edits.env.contains(&"GPU_MEDIATOR_CUDA_SOCKET=/run/gpu-mediator/cuda/a.cuda".to_owned()));
+        assert!(
+            device.container_edits.env.contains(&"GPU_MEDIATOR_CUDA_SOCKET=/run/gpu-mediator/cuda/a.cuda".to_owned())
+        );
         assert!(device.container_edits.env.contains(&format!("GPU_MEDIATOR_CUDA_DRIVER={DRIVER}")));
         // What is not there is removed as well.
         let client = Client::new("/nonexistent".into()).unwrap();

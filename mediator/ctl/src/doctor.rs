@@ -144,9 +144,9 @@ impl Doctor {
 
 fn table(Findings { findings, .. }: &Findings) -> String {
     let count = |state| findings.iter().filter(|finding| finding.state == state).count();
-    let rows = findings.iter().map(|finding| {
-        vec![finding.state.name().to_owned(), finding.check.to_owned(), finding.found.clone()]
-    });
+    let rows = findings
+        .iter()
+        .map(|finding| vec![finding.state.name().to_owned(), finding.check.to_owned(), finding.found.clone()]);
     let mut text = output::table(rows.collect(), &[]);
     // What is worst is read first.
     for state in [State::Missing, State::Note] {

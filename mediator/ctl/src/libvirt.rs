@@ -15,8 +15,8 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use quick_xml::{Reader, XmlVersion};
 use quick_xml::events::{BytesStart, Event};
+use quick_xml::{Reader, XmlVersion};
 use serde_json::{Map, Value};
 
 use api::ErrorCode;
@@ -121,7 +121,10 @@ impl Hook {
         let path = format!("/v1/vms/{}", client::segment(vm));
         match client.get::<api::Vm>(&path) {
             Ok(there) if there.state == api::VmState::Connected => {
-                return Err(wrong(format!("a VMM uses the VM `{vm}`"), "give the domain another name in the element `vgpu`"));
+                return Err(wrong(
+                    format!("a VMM uses the VM `{vm}`"),
+                    "give the domain another name in the element `vgpu`",
+                ));
             }
             Ok(_) if self.note(&self.domain).exists() => client.delete(&path)?,
             Ok(_) => {
@@ -143,7 +146,10 @@ impl Hook {
             let shown = socket.display().to_string();
             if !passed.iter().any(|word| word.contains(&format!("\"{shown}\""))) {
                 let what = format!("no device of it names the socket {shown} of its vGPU");
-                return Err(wrong(what, &format!("take the element `qemu:commandline` of `mediatorctl vm launch-args {vm} --vmm libvirt`")));
+                return Err(wrong(
+                    what,
+                    &format!("take the element `qemu:commandline` of `mediatorctl vm launch-args {vm} --vmm libvirt`"),
+                ));
             }
             self.hand_over(&socket, user.as_deref()).map_err(file(&socket))
         });
@@ -223,7 +229,9 @@ fn wanted(text: &str, domain: &str) -> Result<Option<Wanted>, String> {
                     }
                     found = Some(asked(&element, domain)?);
                 } else if element.name().as_ref() == "qemu:arg" {
-                    passed.extend(attributes(&element)?.into_iter().filter(|(key, _)| key == "value").map(|(_, value)| value));
+                    passed.extend(
+                        attributes(&element)?.into_iter().filter(|(key, _)| key == "value").map(|(_, value)| value),
+                    );
                 }
             }
             Event::Eof => break,
@@ -243,7 +251,9 @@ fn attributes(element: &BytesStart<'_>) -> Result<Vec<(String, String)>, String>
     let attribute = |attribute: Result<quick_xml::events::attributes::Attribute<'_>, _>| {
         let attribute = attribute.map_err(|error| format!("its description is no XML: {error}"))?;
         let key = attribute.key.as_ref().to_owned();
-        let value = attribute.normalized_value(XmlVersion::default()).map_err(|error| format!("its description is no XML: {error}"))?;
+        let value = attribute
+            .normalized_value(XmlVersion::default())
+            .map_err(|error| format!("its description is no XML: {error}"))?;
         Ok((key, value.into_owned()))
     };
     element.attributes().map(attribute).collect()

@@ -65,9 +65,8 @@ fn profiles(profiles: &[Profile]) -> String {
 fn show(profile: &Profile) -> String {
     let spec = &profile.spec;
     let mib = |mib: Option<u64>| mib.map_or_else(|| NOTHING.to_owned(), |mib| format!("{mib} MiB"));
-    let permille = |part: Option<u32>| {
-        part.map_or_else(|| NOTHING.to_owned(), |part| format!("{}.{}%", part / 10, part % 10))
-    };
+    let permille =
+        |part: Option<u32>| part.map_or_else(|| NOTHING.to_owned(), |part| format!("{}.{}%", part / 10, part % 10));
     let rows = [
         ("name", spec.name.clone()),
         ("memory", format!("{} MiB", spec.vram_mib)),

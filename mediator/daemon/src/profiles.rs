@@ -38,7 +38,8 @@ impl Daemon {
             let state = self.state.lock();
             (state.vms.values().map(|entry| entry.spec.clone()).collect(), state.tenants.values().cloned().collect())
         };
-        let mut profiles: Vec<_> = self.profiles.iter().map(|profile| self.profile_of(profile, &vms, &tenants)).collect();
+        let mut profiles: Vec<_> =
+            self.profiles.iter().map(|profile| self.profile_of(profile, &vms, &tenants)).collect();
         profiles.sort_by(|one, other| one.spec.name.cmp(&other.spec.name));
         profiles
     }
@@ -58,7 +59,13 @@ impl Daemon {
     }
 
     /// Adds what a profile stands for in thought until a card can have no more. There is a bound on all that a daemon serves.
-    fn capacity(&self, profile: &ProfileSpec, card: &CardSpec, vms: &[VmSpec], tenants: &[TenantSpec]) -> api::Capacity {
+    fn capacity(
+        &self,
+        profile: &ProfileSpec,
+        card: &CardSpec,
+        vms: &[VmSpec],
+        tenants: &[TenantSpec],
+    ) -> api::Capacity {
         let (mut vms, mut tenants) = (vms.to_vec(), tenants.to_vec());
         let is_of = |card_name: &str, of: Option<&String>| card_name == card.name && of == Some(&profile.name);
         let of_vms = vms.iter().filter(|vm| is_of(&vm.card, vm.profile.as_ref())).map(|vm| &vm.name);

@@ -42,7 +42,9 @@ pub fn domains_have_vgpus(host: &Host) -> Result<()> {
     host.ok(DOMAIN)?;
     host.until("libvirt to answer", "virsh --quiet define /srv/vm/web.xml", LIMIT)?;
     ensure!(names(host, SOCKET, "vm")?.is_empty(), "a domain that does not run has a vGPU");
-    host.ok("systemd-run --quiet --unit=answers sh -c 'while true; do cat /srv/vm/agent.out >> /srv/vm/answers; done'")?;
+    host.ok(
+        "systemd-run --quiet --unit=answers sh -c 'while true; do cat /srv/vm/agent.out >> /srv/vm/answers; done'",
+    )?;
     start(host)?;
     host.ok("test \"$(stat -c '%U %a' /run/gpu-mediator/web.sock)\" = 'libvirt-qemu 600'")?;
     says(host, "READY", "answers", 1)?;

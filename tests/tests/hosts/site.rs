@@ -108,7 +108,9 @@ pub fn start_node(host: &Host, name: &str) -> Result<()> {
          cuda.driver = \"/opt/fake/libcuda.so.1\"\ncuda.chunk_mib = 4\ncuda.host_ready_mib = 4\n"
     );
     let config = config.replace('\n', "\\n").replace('"', "\\\"");
-    host.ok(&format!("mkdir -p /run/{name}/card && chmod 1777 /run/{name}/card && printf \"{config}\" > /etc/{name}.toml"))?;
+    host.ok(&format!(
+        "mkdir -p /run/{name}/card && chmod 1777 /run/{name}/card && printf \"{config}\" > /etc/{name}.toml"
+    ))?;
     run_node(host, name)
 }
 
@@ -125,7 +127,8 @@ pub fn run_node(host: &Host, name: &str) -> Result<()> {
 /// The answer of `mediatorctl`.
 pub fn json(host: &Host, arguments: &str) -> Result<Value> {
     let command = format!("mediatorctl --json {arguments}");
-    let text = host.vm().run_within(&format!("sh {command}"), LIMIT)?.success().with_context(|| command.clone())?.text();
+    let text =
+        host.vm().run_within(&format!("sh {command}"), LIMIT)?.success().with_context(|| command.clone())?.text();
     serde_json::from_str(&text).with_context(|| format!("{command}:\n{text}"))
 }
 

@@ -47,7 +47,8 @@ const CARD: &str = "export FAKE_CUDA_FOLDER=/run/$SLURMD_NODENAME/card FAKE_CUDA
 
 /// Writes a file of some lines on the host.
 fn write(host: &Host, path: &str, text: &str) -> Result<()> {
-    let text = text.replace('\\', "\\\\").replace('\n', "\\n").replace('%', "%%").replace('"', "\\\"").replace('$', "\\$");
+    let text =
+        text.replace('\\', "\\\\").replace('\n', "\\n").replace('%', "%%").replace('"', "\\\"").replace('$', "\\$");
     host.ok(&format!("mkdir -p $(dirname {path}) && printf \"{text}\" > {path}")).map(drop)
 }
 
@@ -72,12 +73,16 @@ fn start(host: &Host) -> Result<()> {
         start_node(host, node)?;
         start_slurmd(host, node)?;
     }
-    host.until("the nodes to be idle", "test \"$(sinfo --noheader --Node --format=%t | sort -u)\" = idle", LIMIT).map(drop)
+    host.until("the nodes to be idle", "test \"$(sinfo --noheader --Node --format=%t | sort -u)\" = idle", LIMIT)
+        .map(drop)
 }
 
 fn start_slurmd(host: &Host, node: &str) -> Result<()> {
     let kept = "--property=KillMode=process --property=LimitMEMLOCK=infinity";
-    host.ok(&format!("mkdir -p /var/spool/slurmd.{node} && systemd-run --quiet --unit=slurmd-{node} {kept} slurmd -D -N {node}")).map(drop)
+    host.ok(&format!(
+        "mkdir -p /var/spool/slurmd.{node} && systemd-run --quiet --unit=slurmd-{node} {kept} slurmd -D -N {node}"
+    ))
+    .map(drop)
 }
 
 fn stop(host: &Host) -> Result<()> {
@@ -101,7 +106,9 @@ fn hold(mib: u32) -> String {
 
 /// A command that kills the program of a job, if it runs.
 fn kill(job: u32) -> String {
-    format!("for p in $(pgrep cuda-program); do grep -qz '^SLURM_JOB_ID={job}$' /proc/$p/environ && exec kill -9 $p; done; false")
+    format!(
+        "for p in $(pgrep cuda-program); do grep -qz '^SLURM_JOB_ID={job}$' /proc/$p/environ && exec kill -9 $p; done; false"
+    )
 }
 
 /// Waits until no job is left of those that wait, run or end.
@@ -172,8 +179,15 @@ pub fn jobs_have_what_they_ask_for(host: &Host) -> Result<()> {
     host.ok(&format!("scancel {held}"))?;
     host.ok(&kill(killed))?;
     until_over(host)?;
-    for (job, expected) in [(quarter, "COMPLETED"), (less, "COMPLETED"), (none, "FAILED"), (bare, "FAILED"), (held, "CANCELLED")] {
-        ensure!(state(host, job)? == expected, "job {job} is {}, expected {expected}: {}", state(host, job)?, output(host, job)?);
+    for (job, expected) in
+        [(quarter, "COMPLETED"), (less, "COMPLETED"), (none, "FAILED"), (bare, "FAILED"), (held, "CANCELLED")]
+    {
+        ensure!(
+            state(host, job)? == expected,
+            "job {job} is {}, expected {expected}: {}",
+            state(host, job)?,
+            output(host, job)?
+        );
     }
     ensure!(state(host, killed)? != "COMPLETED", "a job that was killed has completed");
     let (of_quarter, of_less) = (filled(host, quarter)?, filled(host, less)?);
@@ -190,7 +204,10 @@ pub fn jobs_have_what_they_ask_for(host: &Host) -> Result<()> {
 /// A node loses its power while a job runs, and comes back.
 fn is_lost(host: &Host) -> Result<()> {
     let lost = submit(host, "alice", "--nodelist=n2 --gres=shard:40", &hold(100))?;
-    let has = format!("mediatorctl --socket /run/n2/admin.sock --json tenant show slurm-{lost} | grep -q '\"on_card_bytes\": {}'", 100 << 20);
+    let has = format!(
+        "mediatorctl --socket /run/n2/admin.sock --json tenant show slurm-{lost} | grep -q '\"on_card_bytes\": {}'",
+        100 << 20
+    );
     host.until("a job to hold memory", &has, LIMIT)?;
     host.ok(&format!(
         "systemctl kill --signal=KILL slurmd-n2 n2; kill -9 $(pgrep -f 'slurmstepd: .{lost}\\.') $(pgrep --uid alice) 2>/dev/null; systemctl \
@@ -216,11 +233,16 @@ pub fn many_jobs(host: &Host, count: u32) -> Result<()> {
     let heavy = submit(host, "alice", "--nodelist=n1 --gres=shard:10 --gpu-weight=300", busy)?;
     let light = submit(host, "bob", "--nodelist=n1 --gres=shard:10 --gpu-weight=100", busy)?;
     until_over(host)?;
-    let used = |written: &BTreeMap<u32, Value>, job: u32| written.get(&job).and_then(|usage| usage["used_ns"].as_u64()).unwrap_or(0);
+    let used = |written: &BTreeMap<u32, Value>, job: u32| {
+        written.get(&job).and_then(|usage| usage["used_ns"].as_u64()).unwrap_or(0)
+    };
     let written = ledger(host)?;
     let (of_heavy, of_light) = (used(&written, heavy), used(&written, light));
     println!("weights 300 and 100: {of_heavy} and {of_light} ns");
-    ensure!(of_light > 0 && of_heavy * 2 > of_light * 3 && of_heavy < of_light * 5, "{of_heavy} and {of_light} ns, expected 3:1");
+    ensure!(
+        of_light > 0 && of_heavy * 2 > of_light * 3 && of_heavy < of_light * 5,
+        "{of_heavy} and {of_light} ns, expected 3:1"
+    );
     let mut fills = BTreeMap::new();
     let mut all = vec![heavy, light];
     let (mut cancelled, mut killed) = (Vec::new(), Vec::new());
@@ -246,7 +268,11 @@ pub fn many_jobs(host: &Host, count: u32) -> Result<()> {
     }
     // Jobs that hold their memory until they are ended, as soon as each runs.
     for job in &cancelled {
-        host.until("a job to run", &format!("test \"$(squeue --noheader --jobs={job} --format=%T)\" = RUNNING"), LIMIT * 2)?;
+        host.until(
+            "a job to run",
+            &format!("test \"$(squeue --noheader --jobs={job} --format=%T)\" = RUNNING"),
+            LIMIT * 2,
+        )?;
         host.ok(&format!("scancel {job}"))?;
     }
     for job in &killed {
@@ -262,7 +288,12 @@ pub fn many_jobs(host: &Host, count: u32) -> Result<()> {
         ensure!(state(host, *job)? != "COMPLETED", "job {job} was ended");
     }
     let written = ledger(host)?;
-    ensure!(all.iter().all(|job| written.contains_key(job)), "{} of {} jobs are written down", written.len(), all.len());
+    ensure!(
+        all.iter().all(|job| written.contains_key(job)),
+        "{} of {} jobs are written down",
+        written.len(),
+        all.len()
+    );
     is_lost(host)?;
     stop(host)
 }

@@ -19,7 +19,8 @@ const ELSEWHERE: [(&str, &str); 1] =
 /// Makes the package of a tree's files in `out`; its path. `libc` is the newest version of glibc that a program wants.
 pub(super) fn make(recipe: &Recipe, tree: &Tree, libc: Option<(u32, u32)>, out: &Path) -> Result<PathBuf> {
     let epoch = u32::try_from(recipe.epoch).context("the time is not one of RPM")?;
-    let mut builder = PackageBuilder::new(NAME, &recipe.version, "MIT", ARCHITECTURE, "Shares NVIDIA cards between virtual machines");
+    let mut builder =
+        PackageBuilder::new(NAME, &recipe.version, "MIT", ARCHITECTURE, "Shares NVIDIA cards between virtual machines");
     builder.using_config(BuildConfig::v4().compression(CompressionType::Gzip).source_date(epoch));
     builder.description(
         "One daemon, mediatord, owns the NVIDIA cards of a KVM host and gives each virtual machine a virtual GPU that the stock nouveau \
@@ -73,7 +74,9 @@ pub(super) fn problems(package: &Path, again: &Path, expected: &[(&str, &str)]) 
         }
     }
     for path in CONFFILES {
-        let is_config = entries.iter().any(|entry| entry.path() == Path::new("/").join(path) && entry.flags().contains(rpm::FileFlags::CONFIG));
+        let is_config = entries
+            .iter()
+            .any(|entry| entry.path() == Path::new("/").join(path) && entry.flags().contains(rpm::FileFlags::CONFIG));
         if !is_config {
             problems.push(format!("RPM: {path} is no configuration file"));
         }

@@ -37,7 +37,6 @@ enum What {
     },
 }
 
-
 fn main() -> ExitCode {
     let done = match What::parse() {
         What::Install { from, to, slurm } => install(&from, &to, slurm),
@@ -54,7 +53,8 @@ fn main() -> ExitCode {
 
 /// Returns what a program prints.
 fn said(program: &str, arguments: &[&str]) -> Result<String> {
-    let output = Command::new(program).args(arguments).output().with_context(|| format!("{program} cannot be started"))?;
+    let output =
+        Command::new(program).args(arguments).output().with_context(|| format!("{program} cannot be started"))?;
     ensure!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr).trim());
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
@@ -75,10 +75,12 @@ fn install(from: &std::path::Path, to: &std::path::Path, slurm: Option<String>) 
     let version = version.with_context(|| format!("`{}`, expected a version such as 24.11", text.trim()))?;
     let mut plugin = std::fs::read(from).with_context(|| format!("{} cannot be read", from.display()))?;
     let mark: Vec<u8> = MARK.iter().flat_map(|word| word.to_ne_bytes()).collect();
-    let found: Vec<usize> = plugin.windows(mark.len()).enumerate().filter(|(_, window)| *window == mark).map(|(at, _)| at).collect();
+    let found: Vec<usize> =
+        plugin.windows(mark.len()).enumerate().filter(|(_, window)| *window == mark).map(|(at, _)| at).collect();
     // The words of the mark stand in code as well, but never all in a row.
     let [at] = found[..] else { bail!("{} has {} places for a version, expected one", from.display(), found.len()) };
-    let place = at.checked_sub(4).and_then(|at| plugin.get_mut(at..at + 4)).context("the place for a version is cut off")?;
+    let place =
+        at.checked_sub(4).and_then(|at| plugin.get_mut(at..at + 4)).context("the place for a version is cut off")?;
     place.copy_from_slice(&version.to_ne_bytes());
     // A file of its own first: who loads it sees the old or the new one.
     let new = to.with_extension("new");
@@ -93,7 +95,8 @@ fn health(words: &[String]) -> Result<()> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let arguments = Arguments::read(&words).map_err(anyhow::Error::msg)?.on(Some(&node));
     let running = || -> Result<Vec<u32>> {
-        let listed = said("squeue", &["--noheader", "--states=all", "--nodelist", &node, "--Format=JobID:20,State:20"])?;
+        let listed =
+            said("squeue", &["--noheader", "--states=all", "--nodelist", &node, "--Format=JobID:20,State:20"])?;
         Ok(live(&listed))
     };
     let checked = work::reconcile(&arguments, || running().map_err(|error| format!("{error:#}")));
@@ -115,7 +118,10 @@ fn health(words: &[String]) -> Result<()> {
         Err(what) => {
             if !drained_by_us {
                 let what: String = what.chars().filter(|c| *c != '"').take(200).collect();
-                said("scontrol", &["update", &format!("nodename={node}"), "state=drain", &format!("reason={REASON} {what}")])?;
+                said(
+                    "scontrol",
+                    &["update", &format!("nodename={node}"), "state=drain", &format!("reason={REASON} {what}")],
+                )?;
             }
             bail!(what)
         }

@@ -76,7 +76,10 @@ fn what_jobs_left_that_are_over_is_taken_back_and_nothing_else() {
         begin(&arguments, &VGPU, &job(id, 15, &folder)).unwrap();
     }
     served.fixture.daemon.add(config::VmSpec::new("slurm-mine", "card0", 16)).unwrap();
-    assert_eq!(reconcile(&arguments, || Err("the controller is away".to_owned())).unwrap_err(), "the controller is away");
+    assert_eq!(
+        reconcile(&arguments, || Err("the controller is away".to_owned())).unwrap_err(),
+        "the controller is away"
+    );
     assert_eq!(held(&arguments).unwrap(), [1, 2, 3]);
     assert_eq!(reconcile(&arguments, || Ok(vec![2, 9])).unwrap(), [1, 3]);
     assert_eq!(held(&arguments).unwrap(), [2]);

@@ -87,8 +87,16 @@ pub(super) fn described(Named { name, socket, profile }: Named<'_>, memory: &Mem
   </qemu:commandline>
 </domain>"
     );
-    let notes = ["add disks and networks with `virsh edit`", "do not migrate or save such a domain: the device's state would be lost"];
-    LaunchArgs { vmm: super::Vmm::Libvirt.to_string(), args: Vec::new(), command, notes: notes.map(str::to_owned).into() }
+    let notes = [
+        "add disks and networks with `virsh edit`",
+        "do not migrate or save such a domain: the device's state would be lost",
+    ];
+    LaunchArgs {
+        vmm: super::Vmm::Libvirt.to_string(),
+        args: Vec::new(),
+        command,
+        notes: notes.map(str::to_owned).into(),
+    }
 }
 
 #[cfg(test)]
@@ -100,7 +108,11 @@ mod tests {
         let vm = Named { name: "a", socket: Path::new("/run/it's/a.sock"), profile: None };
         let domain = described(vm, &"1G".parse().unwrap());
         let made = described(Named { profile: Some("desktop"), ..vm }, &"1G".parse().unwrap());
-        assert!(made.command.contains("<gpu:vgpu xmlns:gpu='urn:gpu-mediator:libvirt:1' vm='a' profile='desktop'/>"), "{}", made.command);
+        assert!(
+            made.command.contains("<gpu:vgpu xmlns:gpu='urn:gpu-mediator:libvirt:1' vm='a' profile='desktop'/>"),
+            "{}",
+            made.command
+        );
         for part in [
             "<name>a</name>",
             "<memory unit='MiB'>1024</memory>",

@@ -40,7 +40,10 @@ fn a_virtual_machine_without_a_card_is_where_most_room_is() {
     assert_eq!(config.vms.iter().map(|vm| vm.card.as_str()).collect::<Vec<_>>(), ["two", "two", "one"]);
     let error = read(&(text + &vm("d", "profile = \"half\""))).unwrap_err();
     assert!(error.contains("vm[3].card: no card has room: `one` (memory.guarantee_mib: 448 MiB"), "{error}");
-    assert!(error.contains("expected at most 0: card `one`") && error.contains("`two` (memory.guarantee_mib"), "{error}");
+    assert!(
+        error.contains("expected at most 0: card `one`") && error.contains("`two` (memory.guarantee_mib"),
+        "{error}"
+    );
     assert!(error.contains("`h100` is of kind = \"cuda\""), "{error}");
 }
 
@@ -50,9 +53,15 @@ fn profiles_that_cannot_be_are_refused() {
         ("[[profile]]\nname = \"small\"\nvram_mib = 16\n", "profile[2].name: `small` is also the name of profile[1]"),
         ("[[profile]]\nname = \"a b\"\nvram_mib = 16\n", "profile[2].name: \"a b\" is no name"),
         ("[[profile]]\nname = \"c\"\nvram_mib = 16\nweight = 0\n", "profile[2]: no card can have it"),
-        ("[[profile]]\nname = \"c\"\nvram_mib = 8192\nmemory.guarantee_mib = 8192\n", "profile[2]: no card can have it"),
+        (
+            "[[profile]]\nname = \"c\"\nvram_mib = 8192\nmemory.guarantee_mib = 8192\n",
+            "profile[2]: no card can have it",
+        ),
         ("[[profile]]\nname = \"c\"\nvram_mib = 16\ncolour = 1\n", "profile[2].colour: unknown key `colour`"),
-        ("[[vm]]\nname = \"a\"\nprofile = \"none\"\n", "vm[0].profile: there is no profile `none`, expected `half` or `small`"),
+        (
+            "[[vm]]\nname = \"a\"\nprofile = \"none\"\n",
+            "vm[0].profile: there is no profile `none`, expected `half` or `small`",
+        ),
         ("[[tenant]]\nname = \"a\"\n", "tenant[0].vram_mib: missing, expected MiB of memory or a `profile`"),
         ("[[vm]]\nname = \"a\"\ncard = \"one\"\n", "vm[0].vram_mib: missing"),
     ] {

@@ -35,10 +35,15 @@ pub(super) fn look(patient: &Patient<'_>) -> Vec<Finding> {
         });
     }
     let known = |function: &&Function| cards.clone().any(|card| card.address == Some(function.address));
-    let others: Vec<_> = functions.iter().filter(|one| one.is_card() && !known(one)).map(|one| one.address.to_string()).collect();
+    let others: Vec<_> =
+        functions.iter().filter(|one| one.is_card() && !known(one)).map(|one| one.address.to_string()).collect();
     if !others.is_empty() {
         let found = format!("NVIDIA cards that no [[card]] names: {}", others.join(", "));
-        findings.push(Finding::note("cards", found, "`mediatorctl card list --host` shows them; docs/real-cards.md, docs/cuda.md"));
+        findings.push(Finding::note(
+            "cards",
+            found,
+            "`mediatorctl card list --host` shows them; docs/real-cards.md, docs/cuda.md",
+        ));
     }
     findings
 }
@@ -53,9 +58,9 @@ fn vfio(card: &CardSpec, functions: &[Function]) -> Vec<Finding> {
     if obstacles.is_empty() {
         return vec![Finding::good("driver", format!("card `{}`: vfio-pci has {address}", card.name))];
     }
-    let told = obstacles.iter().map(|obstacle| {
-        Finding::missing("driver", format!("card `{}`: {obstacle}", card.name), obstacle.what_to_do())
-    });
+    let told = obstacles
+        .iter()
+        .map(|obstacle| Finding::missing("driver", format!("card `{}`: {obstacle}", card.name), obstacle.what_to_do()));
     told.collect()
 }
 
@@ -83,11 +88,18 @@ fn cuda(card: &CardSpec, patient: &Patient<'_>) -> Vec<Finding> {
             Some(version) => Finding::good("nvidia", version.split_whitespace().collect::<Vec<_>>().join(" ")),
             None => Finding::missing("nvidia", "NVIDIA's kernel module is not loaded", "`modprobe nvidia nvidia-uvm`"),
         });
-        let absent: Vec<_> =
-            ["dev/nvidiactl", "dev/nvidia-uvm"].into_iter().filter(|path| !host.has(path)).map(|path| format!("/{path}")).collect();
+        let absent: Vec<_> = ["dev/nvidiactl", "dev/nvidia-uvm"]
+            .into_iter()
+            .filter(|path| !host.has(path))
+            .map(|path| format!("/{path}"))
+            .collect();
         if !absent.is_empty() {
             let found = format!("there is no {}", absent.join(" and no "));
-            findings.push(Finding::missing("nvidia", found, "`nvidia-modprobe -c 0 -u`, or start nvidia-persistenced at boot"));
+            findings.push(Finding::missing(
+                "nvidia",
+                found,
+                "`nvidia-modprobe -c 0 -u`, or start nvidia-persistenced at boot",
+            ));
         }
     }
     findings

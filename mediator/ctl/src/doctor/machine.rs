@@ -14,9 +14,11 @@ pub(super) fn look(patient: &Patient<'_>) -> Vec<Finding> {
 fn kvm(patient: &Patient<'_>) -> Option<Finding> {
     let host = &patient.host;
     let flags = host.read("proc/cpuinfo").unwrap_or_default();
-    let offers = flags.lines().filter(|line| line.starts_with("flags")).take(1).any(|line| {
-        line.split_whitespace().any(|flag| ["vmx", "svm"].contains(&flag))
-    });
+    let offers = flags
+        .lines()
+        .filter(|line| line.starts_with("flags"))
+        .take(1)
+        .any(|line| line.split_whitespace().any(|flag| ["vmx", "svm"].contains(&flag)));
     let needed = patient.has_vms();
     Some(match host.rights("dev/kvm") {
         Some(_) if !offers => Finding::needed(
@@ -46,12 +48,14 @@ fn aio(patient: &Patient<'_>) -> Finding {
     let number = |file: &str| patient.host.read(file).and_then(|text| text.trim().parse::<u64>().ok());
     let needed = patient.has_vms();
     match (number("proc/sys/fs/aio-nr"), number("proc/sys/fs/aio-max-nr")) {
-        (Some(used), Some(most)) if most.saturating_sub(used) < AIO_EACH * config::check::MAX_VMS as u64 => Finding::needed(
-            needed,
-            "aio",
-            format!("{used} of {most} asynchronous operations of the kernel are in use"),
-            "raise `fs.aio-max-nr` (`sysctl -w fs.aio-max-nr=1048576`, and in /etc/sysctl.d)",
-        ),
+        (Some(used), Some(most)) if most.saturating_sub(used) < AIO_EACH * config::check::MAX_VMS as u64 => {
+            Finding::needed(
+                needed,
+                "aio",
+                format!("{used} of {most} asynchronous operations of the kernel are in use"),
+                "raise `fs.aio-max-nr` (`sysctl -w fs.aio-max-nr=1048576`, and in /etc/sysctl.d)",
+            )
+        }
         (Some(_), Some(most)) => Finding::good("aio", format!("the kernel has asynchronous I/O, {most} operations")),
         _ => Finding::needed(
             needed,

@@ -59,7 +59,8 @@ fn unit(patient: &Patient<'_>) -> Option<Finding> {
         return None;
     }
     let program = host.program("systemctl")?;
-    let text = host.says(&program, &["show", UNIT, "--property=LoadState,ActiveState,SubState,UnitFileState,NRestarts"])?;
+    let text =
+        host.says(&program, &["show", UNIT, "--property=LoadState,ActiveState,SubState,UnitFileState,NRestarts"])?;
     let property = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
         line.unwrap_or_default().to_owned()
@@ -69,15 +70,21 @@ fn unit(patient: &Patient<'_>) -> Option<Finding> {
         ("loaded", "active") if enabled == "enabled" => {
             Finding::good("service", format!("{UNIT} runs, restarted {} times by itself", property("NRestarts")))
         }
-        ("loaded", "active") => {
-            Finding::note("service", format!("{UNIT} runs, but not after the next boot"), "`systemctl enable gpu-mediator`")
-        }
+        ("loaded", "active") => Finding::note(
+            "service",
+            format!("{UNIT} runs, but not after the next boot"),
+            "`systemctl enable gpu-mediator`",
+        ),
         ("loaded", _) => Finding::missing(
             "service",
             format!("{UNIT} is {active} ({})", property("SubState")),
             "`systemctl start gpu-mediator`; `journalctl --unit=gpu-mediator` says why it has ended",
         ),
-        _ => Finding::note("service", format!("there is no {UNIT}"), "install the package gpu-mediator, or start mediatord otherwise"),
+        _ => Finding::note(
+            "service",
+            format!("there is no {UNIT}"),
+            "install the package gpu-mediator, or start mediatord otherwise",
+        ),
     })
 }
 
@@ -114,24 +121,41 @@ fn daemon(patient: &Patient<'_>) -> Vec<Finding> {
         }
     };
     let vms = patient.client.get::<api::VmList>("/v1/vms").map(|list| list.vms).unwrap_or_default();
-    let mut findings = vec![Finding::good("daemon", format!("{socket} answers: {} cards, {} VMs", cards.len(), vms.len()))];
+    let mut findings =
+        vec![Finding::good("daemon", format!("{socket} answers: {} cards, {} VMs", cards.len(), vms.len()))];
     for card in &cards {
         if let Some(error) = &card.error {
             let found = format!("card `{}` is out of service: {error}", card.name);
-            findings.push(Finding::missing("card", found, "see the daemon's log; `systemctl restart gpu-mediator` once that is mended"));
+            findings.push(Finding::missing(
+                "card",
+                found,
+                "see the daemon's log; `systemctl restart gpu-mediator` once that is mended",
+            ));
         }
         if !card.strangers.is_empty() {
             let found = format!("card `{}` is used past the daemon by {} processes", card.name, card.strangers.len());
-            findings.push(Finding::note("card", found, "`mediatorctl card show` names them; start them with `mediatorctl run`"));
+            findings.push(Finding::note(
+                "card",
+                found,
+                "`mediatorctl card show` names them; start them with `mediatorctl run`",
+            ));
         }
     }
     for vm in &vms {
         if let Some(error) = &vm.error {
-            findings.push(Finding::missing("vm", format!("VM `{}` has failed: {error}", vm.name), "remove it and add it again"));
+            findings.push(Finding::missing(
+                "vm",
+                format!("VM `{}` has failed: {error}", vm.name),
+                "remove it and add it again",
+            ));
         }
         if vm.memory_not_shared {
             let what = format!("start it as `mediatorctl vm launch-args {}` prints", vm.name);
-            findings.push(Finding::missing("vm", format!("VM `{}`: its VMM does not share the guest's memory", vm.name), what));
+            findings.push(Finding::missing(
+                "vm",
+                format!("VM `{}`: its VMM does not share the guest's memory", vm.name),
+                what,
+            ));
         }
     }
     findings

@@ -26,7 +26,11 @@ fn host() -> TempDir {
         write(&root, path, text);
     }
     qemu(&root, "11.1.3", "name \"vfio-user-pci\", bus PCI");
-    program(&root, "usr/bin/systemctl", "printf 'LoadState=loaded\\nActiveState=active\\nUnitFileState=enabled\\nNRestarts=0\\n'");
+    program(
+        &root,
+        "usr/bin/systemctl",
+        "printf 'LoadState=loaded\\nActiveState=active\\nUnitFileState=enabled\\nNRestarts=0\\n'",
+    );
     root
 }
 
@@ -42,7 +46,8 @@ fn program(root: &TempDir, path: &str, script: &str) {
 }
 
 fn qemu(root: &TempDir, version: &str, devices: &str) {
-    let script = format!("case $1 in --version) echo 'QEMU emulator version {version} (x)';; *) echo '{devices}';; esac");
+    let script =
+        format!("case $1 in --version) echo 'QEMU emulator version {version} (x)';; *) echo '{devices}';; esac");
     program(root, "usr/bin/qemu-system-x86_64", &script);
 }
 
@@ -66,8 +71,15 @@ fn looked(root: &TempDir, socket: &str) -> (Code, Vec<Value>, String) {
 /// Findings of one check that are not good.
 fn told(findings: &[Value], check: &str) -> String {
     let of = findings.iter().filter(|one| one["check"] == check && one["state"] != "good");
-    of.map(|one| format!("{}: {} [{}]\n", one["state"].as_str().unwrap(), one["found"].as_str().unwrap(), one["what_to_do"].as_str().unwrap()))
-        .collect()
+    of.map(|one| {
+        format!(
+            "{}: {} [{}]\n",
+            one["state"].as_str().unwrap(),
+            one["found"].as_str().unwrap(),
+            one["what_to_do"].as_str().unwrap()
+        )
+    })
+    .collect()
 }
 
 #[test]
@@ -77,7 +89,13 @@ fn a_good_host_lacks_nothing() {
     let (code, findings, text) = looked(&host(), &socket);
     assert_eq!(code, Code::Good, "{text}");
     assert!(findings.iter().all(|one| one["state"] == "good"), "{text}");
-    for line in ["ok  config", "ok  kvm", "QEMU 11.1, with vfio-user-pci", "answers: 1 cards, 0 VMs", "nothing is missing; 0 to note"] {
+    for line in [
+        "ok  config",
+        "ok  kvm",
+        "QEMU 11.1, with vfio-user-pci",
+        "answers: 1 cards, 0 VMs",
+        "nothing is missing; 0 to note",
+    ] {
         assert!(text.contains(line), "{line}: {text}");
     }
 }
@@ -86,19 +104,45 @@ fn a_good_host_lacks_nothing() {
 fn each_thing_that_is_missing_is_told_with_what_to_do() {
     type Break = fn(&TempDir);
     let cases: [(&str, Break, &str); 12] = [
-        ("kvm", |root| fs::remove_file(root.path().join("dev/kvm")).unwrap(), "missing: there is no /dev/kvm [`modprobe kvm"),
-        ("kvm", |root| write(root, "proc/cpuinfo", "flags : fpu\n"), "missing: /dev/kvm is there, but the CPU offers no"),
+        (
+            "kvm",
+            |root| fs::remove_file(root.path().join("dev/kvm")).unwrap(),
+            "missing: there is no /dev/kvm [`modprobe kvm",
+        ),
+        (
+            "kvm",
+            |root| write(root, "proc/cpuinfo", "flags : fpu\n"),
+            "missing: /dev/kvm is there, but the CPU offers no",
+        ),
         ("aio", |root| write(root, "proc/sys/fs/aio-nr", "65500\n"), "missing: 65500 of 65536 asynchronous"),
-        ("aio", |root| fs::remove_file(root.path().join("proc/sys/fs/aio-nr")).unwrap(), "boot a kernel with CONFIG_AIO"),
+        (
+            "aio",
+            |root| fs::remove_file(root.path().join("proc/sys/fs/aio-nr")).unwrap(),
+            "boot a kernel with CONFIG_AIO",
+        ),
         ("qemu", |root| qemu(root, "10.0.13", ""), "missing: qemu-system-x86_64 is QEMU 10.0, older than 10.1"),
         ("qemu", |root| qemu(root, "10.1.0", "none"), "missing: qemu-system-x86_64 is QEMU 10.1, without the device"),
-        ("qemu", |root| program(root, "usr/bin/qemu-system-x86_64", "exit 1"), "says no version [Debian 13 has it in backports"),
+        (
+            "qemu",
+            |root| program(root, "usr/bin/qemu-system-x86_64", "exit 1"),
+            "says no version [Debian 13 has it in backports",
+        ),
         ("config", |root| write(root, "etc/gpu-mediator.toml", "[[card]]\nname = 3\n"), "etc/gpu-mediator.toml:2:8: "),
-        ("config", |root| fs::remove_file(root.path().join("etc/gpu-mediator.toml")).unwrap(), "cannot be read: No such file"),
+        (
+            "config",
+            |root| fs::remove_file(root.path().join("etc/gpu-mediator.toml")).unwrap(),
+            "cannot be read: No such file",
+        ),
         ("config", |root| write(root, "etc/gpu-mediator.toml", ""), "has no [[card]] table"),
         (
             "service",
-            |root| program(root, "usr/bin/systemctl", "printf 'LoadState=loaded\\nActiveState=failed\\nSubState=failed\\n'"),
+            |root| {
+                program(
+                    root,
+                    "usr/bin/systemctl",
+                    "printf 'LoadState=loaded\\nActiveState=failed\\nSubState=failed\\n'",
+                )
+            },
             "missing: gpu-mediator.service is failed (failed) [`systemctl start",
         ),
         (
@@ -131,7 +175,11 @@ fn a_card_behind_vfio_needs_its_driver_an_iommu_and_pinned_memory() {
     let (_, findings, text) = looked(&root, "/nonexistent/admin.sock");
     assert!(told(&findings, "iommu").contains("missing: the kernel has no IOMMU"), "{text}");
     assert!(told(&findings, "driver").contains("the host has no PCI function 0000:65:00.0"), "{text}");
-    assert!(told(&findings, "memlock").contains("missing: the daemon may pin 8 MiB [a drop-in with `LimitMEMLOCK=infinity`"), "{text}");
+    assert!(
+        told(&findings, "memlock")
+            .contains("missing: the daemon may pin 8 MiB [a drop-in with `LimitMEMLOCK=infinity`"),
+        "{text}"
+    );
     assert!(told(&findings, "daemon").contains("mediatord runs (process 77), but not behind"), "{text}");
     let fake = Fake::new(&root.path().join("sys"));
     fake.add(Plan::CARD);
@@ -154,13 +202,16 @@ fn a_cuda_card_needs_nvidias_driver_and_the_library() {
     let (code, findings, text) = looked(&root, "/nonexistent/admin.sock");
     assert_eq!(code, Code::Failed);
     let nvidia = told(&findings, "nvidia");
-    for line in ["there is no libcuda.so.1", "kernel module is not loaded", "there is no /dev/nvidiactl and no /dev/nvidia-uvm"] {
+    for line in
+        ["there is no libcuda.so.1", "kernel module is not loaded", "there is no /dev/nvidiactl and no /dev/nvidia-uvm"]
+    {
         assert!(nvidia.contains(line), "{nvidia}");
     }
     assert!(told(&findings, "library").contains("there is no /usr/lib/gpu-mediator/cuda/libcuda.so.1"), "{text}");
     // Nobody needs QEMU here.
     assert!(told(&findings, "qemu").starts_with("note: "), "{text}");
-    for path in ["usr/lib64/libcuda.so.1", "dev/nvidiactl", "dev/nvidia-uvm", "usr/lib/gpu-mediator/cuda/libcuda.so.1"] {
+    for path in ["usr/lib64/libcuda.so.1", "dev/nvidiactl", "dev/nvidia-uvm", "usr/lib/gpu-mediator/cuda/libcuda.so.1"]
+    {
         write(&root, path, "");
     }
     write(&root, "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX  575.57\nGCC\n");
@@ -187,12 +238,24 @@ fn libvirt_needs_its_hook_and_rights() {
     let _listener = UnixListener::bind(&socket).unwrap();
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o600)).unwrap();
     let (_, findings, text) = looked(&root, "/nonexistent/admin.sock");
-    assert!(told(&findings, "libvirt").contains("note: there is no hook /etc/libvirt/hooks/qemu.d/gpu-mediator"), "{text}");
-    assert!(told(&findings, "apparmor").contains("note: there is no /etc/apparmor.d/abstractions/libvirt-qemu.d"), "{text}");
-    assert!(told(&findings, "rights").contains("the user libvirt-qemu may not connect to /run/gpu-mediator/a.sock"), "{text}");
+    assert!(
+        told(&findings, "libvirt").contains("note: there is no hook /etc/libvirt/hooks/qemu.d/gpu-mediator"),
+        "{text}"
+    );
+    assert!(
+        told(&findings, "apparmor").contains("note: there is no /etc/apparmor.d/abstractions/libvirt-qemu.d"),
+        "{text}"
+    );
+    assert!(
+        told(&findings, "rights").contains("the user libvirt-qemu may not connect to /run/gpu-mediator/a.sock"),
+        "{text}"
+    );
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
     write(&root, "etc/libvirt/hooks/qemu.d/gpu-mediator", "");
     write(&root, "etc/apparmor.d/abstractions/libvirt-qemu.d/gpu-mediator", "");
     let (_, findings, _) = looked(&root, "/nonexistent/admin.sock");
-    assert_eq!([told(&findings, "libvirt"), told(&findings, "apparmor"), told(&findings, "rights")], [const { String::new() }; 3]);
+    assert_eq!(
+        [told(&findings, "libvirt"), told(&findings, "apparmor"), told(&findings, "rights")],
+        [const { String::new() }; 3]
+    );
 }

@@ -36,7 +36,9 @@ fn newer(patient: &Patient<'_>) -> String {
         () if is("VERSION_CODENAME=trixie") => {
             "Debian 13 has it in backports: `apt install -t trixie-backports qemu-system-x86`".to_owned()
         }
-        () if is("VERSION_CODENAME=bookworm") => "Debian 12 has none; upgrade to Debian 13 with backports, or build QEMU 10.1".to_owned(),
+        () if is("VERSION_CODENAME=bookworm") => {
+            "Debian 12 has none; upgrade to Debian 13 with backports, or build QEMU 10.1".to_owned()
+        }
         () => "install QEMU 10.1 or newer; Debian 13 has it in backports".to_owned(),
     }
 }
@@ -53,11 +55,23 @@ fn qemu(patient: &Patient<'_>) -> Finding {
     };
     let shown = format!("{name} is QEMU {}.{}", version.0, version.1);
     if version < QEMU {
-        return Finding::needed(needed, "qemu", format!("{shown}, older than 10.1, the first with vfio-user"), newer(patient));
+        return Finding::needed(
+            needed,
+            "qemu",
+            format!("{shown}, older than 10.1, the first with vfio-user"),
+            newer(patient),
+        );
     }
     match host.says(&program, &["-device", "help"]) {
-        Some(devices) if devices.contains("\"vfio-user-pci\"") => Finding::good("qemu", format!("{shown}, with vfio-user-pci")),
-        _ => Finding::needed(needed, "qemu", format!("{shown}, without the device vfio-user-pci"), "build it with --enable-vfio-user"),
+        Some(devices) if devices.contains("\"vfio-user-pci\"") => {
+            Finding::good("qemu", format!("{shown}, with vfio-user-pci"))
+        }
+        _ => Finding::needed(
+            needed,
+            "qemu",
+            format!("{shown}, without the device vfio-user-pci"),
+            "build it with --enable-vfio-user",
+        ),
     }
 }
 
@@ -96,7 +110,9 @@ fn sockets(patient: &Patient<'_>) -> Option<Finding> {
         let may = rights.user == QEMU_USER && rights.mode & 0o200 != 0
             || groups.contains(&rights.group) && rights.mode & 0o020 != 0
             || rights.mode & 0o002 != 0;
-        (!may).then(|| format!("{} (user {}, group {}, {:04o})", socket.display(), rights.user, rights.group, rights.mode))
+        (!may).then(|| {
+            format!("{} (user {}, group {}, {:04o})", socket.display(), rights.user, rights.group, rights.mode)
+        })
     };
     let shut: Vec<_> = config.vms.iter().filter_map(|vm| shut(&vm.socket_path(&config.daemon.socket_dir))).collect();
     if shut.is_empty() {

@@ -64,7 +64,9 @@ fn a_vgpu_comes_and_goes_with_its_domain() {
     let vm: api::Vm = site.client().get("/v1/vms/web").unwrap();
     assert_eq!((vm.vram_mib, vm.profile.as_deref(), &*vm.card), (16, Some("sliver"), "card0"));
     assert_eq!(fs::metadata(vm.socket.unwrap()).unwrap().mode() & 0o777, 0o600);
-    for (operation, when) in [("start", "begin"), ("started", "begin"), ("stopped", "end"), ("reconnect", "begin"), ("prepare", "end")] {
+    for (operation, when) in
+        [("start", "begin"), ("started", "begin"), ("stopped", "end"), ("reconnect", "begin"), ("prepare", "end")]
+    {
         site.hook("web", operation, when, &domain).unwrap();
         assert_eq!(site.vms(), ["web"], "{operation} {when}");
     }
@@ -78,7 +80,16 @@ fn a_vgpu_comes_and_goes_with_its_domain() {
 fn a_domain_without_the_element_is_left_alone() {
     let site = Site::new();
     let added = crate::run(
-        ["mediatorctl", "--socket", site.served.fixture.path("admin.sock").to_str().unwrap(), "vm", "add", "web", "--profile", "sliver"],
+        [
+            "mediatorctl",
+            "--socket",
+            site.served.fixture.path("admin.sock").to_str().unwrap(),
+            "vm",
+            "add",
+            "web",
+            "--profile",
+            "sliver",
+        ],
         &mut Vec::new(),
         &mut Vec::new(),
     );
@@ -121,7 +132,11 @@ fn a_domain_that_cannot_have_its_vgpu_does_not_start_and_leaves_nothing() {
         (site.domain("vram-mib='16'", "b"), "no device of it names the socket"),
         (site.domain("vram-mib='16' vm='a b'", "a"), "is no name"),
         ("<domain".to_owned(), "its description is no XML"),
-        (site.domain("vram-mib='16'", "a").replace("</metadata>", &format!("<vgpu xmlns='{NAMESPACE}'/></metadata>")), "several elements"),
+        (
+            site.domain("vram-mib='16'", "a")
+                .replace("</metadata>", &format!("<vgpu xmlns='{NAMESPACE}'/></metadata>")),
+            "several elements",
+        ),
     ];
     for (text, told) in cases {
         let error = site.hook("a", "prepare", "begin", &text).unwrap_err();
@@ -131,7 +146,10 @@ fn a_domain_that_cannot_have_its_vgpu_does_not_start_and_leaves_nothing() {
     // Names of domains are free; those of files are not.
     let name = "../../etc a";
     site.hook(name, "prepare", "begin", &site.domain("vram-mib='16' vm='odd'", "odd")).unwrap();
-    assert_eq!((site.vms(), fs::read_dir(site.folder.path().join("notes")).unwrap().count()), (vec!["odd".to_owned()], 1));
+    assert_eq!(
+        (site.vms(), fs::read_dir(site.folder.path().join("notes")).unwrap().count()),
+        (vec!["odd".to_owned()], 1)
+    );
     site.hook(name, "release", "end", "<domain/>").unwrap();
     assert_eq!(site.vms(), Vec::<String>::new());
 }

@@ -42,7 +42,11 @@ fn a_vm_is_made_from_a_profile_where_most_room_is() {
     assert_eq!((left(&served, "half"), left(&served, "whole")), (vec![0, 1], vec![0, 0]));
     let ran = ctl(&served, &["vm", "add", "d", "--profile", "whole"]);
     assert_eq!(ran.code, Code::Conflict);
-    assert!(ran.err.contains("VM `d`: card: no card has room: `card0` (vram_mib: 120 MiB, expected at most 0"), "{}", ran.err);
+    assert!(
+        ran.err.contains("VM `d`: card: no card has room: `card0` (vram_mib: 120 MiB, expected at most 0"),
+        "{}",
+        ran.err
+    );
     assert!(ran.err.contains("`card1` (vram_mib: 120 MiB, expected at most 60"), "{}", ran.err);
     // What is given goes before the profile.
     let vm = json(&served, &["vm", "add", "d", "--profile", "half", "--weight", "100", "--channels", "4"]);
@@ -58,9 +62,11 @@ fn a_vm_is_made_from_a_profile_where_most_room_is() {
 #[test]
 fn a_domain_of_libvirt_names_its_profile_and_needs_no_vm() {
     let served = served();
-    let domain = good(&served, &["vm", "launch-args", "web", "--vmm", "libvirt", "--profile", "half", "--memory", "1G"]);
+    let domain =
+        good(&served, &["vm", "launch-args", "web", "--vmm", "libvirt", "--profile", "half", "--memory", "1G"]);
     let socket = served.fixture.path("web.sock").display().to_string();
-    for part in ["vm='web' profile='half'/>", "<memory unit='MiB'>1024</memory>", &socket, "</domain>\n<!-- add disks"] {
+    for part in ["vm='web' profile='half'/>", "<memory unit='MiB'>1024</memory>", &socket, "</domain>\n<!-- add disks"]
+    {
         assert!(domain.contains(part), "{part}: {domain}");
     }
     for (arguments, code) in [
@@ -77,7 +83,10 @@ fn a_domain_of_libvirt_names_its_profile_and_needs_no_vm() {
 fn unknown_profiles_and_missing_sizes_are_refused() {
     let served = served();
     for (arguments, what) in [
-        (&["vm", "add", "a", "--profile", "none"][..], "profile: there is no profile `none`, expected `half` or `whole`"),
+        (
+            &["vm", "add", "a", "--profile", "none"][..],
+            "profile: there is no profile `none`, expected `half` or `whole`",
+        ),
         (&["tenant", "add", "a", "--profile", "none"], "profile: there is no profile `none`"),
         (&["vm", "add", "a"], "--vram-mib"),
         (&["vm", "add", "a", "--profile", "half", "--passthrough"], "cannot be used with"),
@@ -96,7 +105,8 @@ fn a_desired_state_names_profiles_and_its_export_is_the_same_state() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("state.toml");
     let path = file.to_str().unwrap();
-    std::fs::write(&file, "[[vm]]\nname = \"a\"\nprofile = \"whole\"\n[[vm]]\nname = \"b\"\nprofile = \"half\"\n").unwrap();
+    std::fs::write(&file, "[[vm]]\nname = \"a\"\nprofile = \"whole\"\n[[vm]]\nname = \"b\"\nprofile = \"half\"\n")
+        .unwrap();
     good(&served, &["apply", "-f", path]);
     assert_eq!(json(&served, &["vm", "show", "b"])["card"], "card1");
     good(&served, &["assert", "-f", path]);
