@@ -25,7 +25,7 @@ pub struct Manifest {
     pub monitoring: MonitoringRecipe,
     /// What the Debian system with systemd is made of.
     pub system: SystemRecipe,
-    /// What the Debian system with engines that place work is made of.
+    /// Parts of the Debian system with engines that place work.
     pub fleet: FleetRecipe,
     /// The machine that has a card behind an IOMMU.
     pub nest: NestRecipe,

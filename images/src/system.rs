@@ -32,9 +32,9 @@ const VERSION: &str = "2";
 const ARCHIVE: &str = "system.cpio";
 /// Folders that are links into `/usr`, whatever the packages say.
 const MERGED: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
-/// Where the agent lies in the system.
+/// Place of the agent in the system.
 const AGENT: &str = "usr/sbin/tests-agent";
-/// What starts it: when the system is up, so that its first word says so.
+/// Unit that starts it: when the system is up, so that its first word says so.
 const AGENT_UNIT: &str = "[Unit]\nDescription=Commands of the host's tests\n\n[Service]\nExecStart=/usr/sbin/tests-agent\nStandardOutput=journal+console\n";
 /// The folder of units that the administrator has made.
 const UNITS: &str = "etc/systemd/system";
@@ -110,7 +110,7 @@ fn libc_version(text: &str) -> Option<Libc> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// What changes when the manifest, this recipe or this host asks for something else.
+/// Returns what changes when the manifest, this recipe or this host asks for something else.
 fn version(recipe: &SystemRecipe, libc: Libc) -> String {
     let inputs = [&recipe.packages[..], &recipe.without, &recipe.masked].concat();
     let libc = format!("{}.{}", libc.0, libc.1);
@@ -239,7 +239,7 @@ fn accounts(archive: &mut Archive, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What dpkg knows of the packages: that they are installed, and which files are whose.
+/// Writes what dpkg knows of the packages: that they are installed, and which files are whose.
 fn books(archive: &mut Archive, packages: &[Fetched], step: &mut Step<'_>) -> Result<()> {
     let mut ask = |what: &str, package: &Fetched| -> Result<String> {
         let mut command = Command::new("dpkg-deb");

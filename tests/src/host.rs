@@ -12,9 +12,9 @@ use crate::files::Files;
 use crate::wait::{self, Scratch};
 use crate::{Vm, VmConfig};
 
-/// How long a command may take.
+/// Time that a command may take.
 const COMMAND_LIMIT: Duration = Duration::from_secs(180);
-/// How many of the journal's last lines are shown when something is wrong.
+/// Number of the journal's last lines are shown when something is wrong.
 const JOURNAL_LINES: u32 = 60;
 
 /// A host that is up.

@@ -1,10 +1,10 @@
 //! Slurm with two nodes: many jobs, cancelled, killed, and a node lost.
 
-#![allow(dead_code, reason = "the suite `fleet` uses the rest")]
+#![allow(dead_code, reason = "the suite `hosts` uses the rest")]
 
-#[path = "fleet/site.rs"]
+#[path = "hosts/site.rs"]
 mod site;
-#[path = "fleet/slurm.rs"]
+#[path = "hosts/slurm.rs"]
 mod slurm;
 
 use anyhow::Result;

@@ -39,6 +39,8 @@ pub enum Suite {
     Nested,
     /// Fuzz targets, each for a bounded time.
     Fuzz,
+    /// libvirt, Slurm and podman on one Debian host; by name only.
+    Hosts,
     /// Many jobs of Slurm, cancelled, killed, and a node lost: longer than the other suites together may take, and run by name only.
     Slurm,
 }
@@ -62,7 +64,7 @@ impl Suite {
     fn runner(self) -> Runner {
         match self {
             Self::Unit => Runner::Rest,
-            Self::Guest | Self::Hostile | Self::Chaos | Self::Nested | Self::Slurm => {
+            Self::Guest | Self::Hostile | Self::Chaos | Self::Nested | Self::Hosts | Self::Slurm => {
                 Runner::Integration { guests: true }
             }
             Self::Cuda => Runner::Cuda,
@@ -73,7 +75,7 @@ impl Suite {
 
     /// Says whether it runs when none is named.
     fn by_default(self) -> bool {
-        self != Self::Slurm
+        !matches!(self, Self::Hosts | Self::Slurm)
     }
 
     fn name(self) -> String {

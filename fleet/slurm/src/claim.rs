@@ -1,4 +1,4 @@
-//! What a job is given for its shards: the table of a tenant or a virtual machine.
+//! The part that a job is given for its shards: the table of a tenant or a virtual machine.
 //!
 //! A job with N of a card's T shards is guaranteed N/T of the card's memory and time, so that all that Slurm hands out can be
 //! kept. What others leave, it may have as well: memory up to what it asks for, time up to its cap.
@@ -31,7 +31,7 @@ pub struct Card {
 /// Returns the card that a job's shards are of.
 ///
 /// # Errors
-/// When there is none of the kind, or the shards are of several.
+/// There is none of the kind, or the shards are of several.
 pub fn card<'a>(
     arguments: &Arguments,
     given: &Given,
@@ -62,7 +62,7 @@ pub fn card<'a>(
 /// The table of what is made for a job.
 ///
 /// # Errors
-/// When the job has no shards, or what it asks for is nothing.
+/// The job has no shards, or what it asks for is nothing.
 pub fn table(
     arguments: &Arguments,
     given: &Given,

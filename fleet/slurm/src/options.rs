@@ -88,7 +88,7 @@ impl Given {
     /// Takes the value of an option, by its number.
     ///
     /// # Errors
-    /// What is wrong with the value, and what was expected.
+    /// The mistake in the value, and what was expected.
     pub fn take(&mut self, number: usize, value: &str) -> Result<(), String> {
         match number {
             0 => {
@@ -199,7 +199,7 @@ impl Arguments {
     /// Reads them.
     ///
     /// # Errors
-    /// Which word is wrong.
+    /// The word that is wrong.
     pub fn read(words: &[&str]) -> Result<Self, String> {
         let mut read = Self::default();
         for word in words {

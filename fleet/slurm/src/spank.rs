@@ -21,7 +21,7 @@ use crate::work::{self, Job};
 const NAME: &[u8] = b"gpu_mediator\0";
 /// Type of the plugin.
 const TYPE: &[u8] = b"spank\0";
-/// What stands behind the version, by which it is found when the plugin is installed.
+/// Mark behind the version, by which it is found when the plugin is installed.
 pub const MARK: [u32; 3] = [0x6d70_6773, 0x5f61_6964, 0x7265_7376];
 
 /// Name, as Slurm reads it.

@@ -1,4 +1,4 @@
-//! What is done for a job: its tenant or vGPU is made, its use noted, and all taken back.
+//! Work for a job: its tenant or vGPU is made, its use noted, and all taken back.
 //!
 //! Everything is named after the job, so that it can be done again: another process of the job finds what the first has made, and
 //! what a node that went down has left is found by its name when the node is up again ([`reconcile`]).
@@ -18,7 +18,7 @@ use serde::Serialize;
 use crate::claim::{self, Card};
 use crate::options::{Arguments, Given};
 
-/// What names of tenants and virtual machines of jobs begin with.
+/// Begin of names of tenants and virtual machines of jobs.
 const PREFIX: &str = "slurm-";
 /// Variable with the socket of a job's vGPU.
 pub const VGPU_VARIABLE: &str = "GPU_MEDIATOR_VFIO_USER_SOCKET";
@@ -41,7 +41,7 @@ pub struct Job {
     pub gpu: Option<String>,
 }
 
-/// What a job has used of a card.
+/// Use that a job has made of a card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Usage {
     /// The job.
@@ -126,7 +126,7 @@ fn cards(arguments: &Arguments) -> Result<Vec<Card>, String> {
 /// Gives a job what it asked for, if it has not got it yet; the variables of its processes.
 ///
 /// # Errors
-/// Why it cannot have it, in words for its user.
+/// The reason why it cannot have it, in words for its user.
 pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(String, String)>, String> {
     let name = name(job.id);
     let folder = if given.vgpu { "vms" } else { "tenants" };
@@ -224,7 +224,7 @@ fn usage(arguments: &Arguments, job: u32) -> Result<Option<Usage>, String> {
 /// Tells the controller what a running job has used: its administrator's comment.
 ///
 /// # Errors
-/// When the daemon does not answer.
+/// The daemon does not answer.
 pub fn note(arguments: &Arguments, job: u32) -> Result<(), String> {
     let Some(usage) = usage(arguments, job)? else { return Ok(()) };
     let Usage { node, card, used_ns, launches, killed, .. } = usage;
@@ -255,7 +255,7 @@ fn run(command: &mut Command) -> std::io::Result<bool> {
 /// Takes back what a job had, and writes down what it has used.
 ///
 /// # Errors
-/// When that cannot be: the job's part of the card is not free.
+/// That cannot be: the job's part of the card is not free.
 pub fn end(arguments: &Arguments, job: u32) -> Result<(), String> {
     let Some(usage) = usage(arguments, job)? else { return Ok(()) };
     let folder = if usage.kind == "vgpu" { "vms" } else { "tenants" };
@@ -283,7 +283,7 @@ fn write_down(ledger: &Path, usage: &Usage) -> std::io::Result<()> {
 /// Takes back what jobs had that are over: after a node, a daemon or an epilog has failed. Returns their numbers.
 ///
 /// # Errors
-/// When the daemon does not answer, or something cannot be taken back.
+/// The daemon does not answer, or something cannot be taken back.
 pub fn reconcile(
     arguments: &Arguments,
     running: impl FnOnce() -> Result<Vec<u32>, String>,
@@ -302,7 +302,7 @@ pub fn reconcile(
 /// The jobs that have something.
 ///
 /// # Errors
-/// When the daemon does not answer.
+/// The daemon does not answer.
 pub fn held(arguments: &Arguments) -> Result<Vec<u32>, String> {
     let tenants =
         patiently(arguments, |client| client.get::<api::TenantList>("/v1/tenants"))?.map_err(|error| told(&error))?;

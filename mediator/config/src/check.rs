@@ -6,7 +6,6 @@ use std::path::Path;
 
 use tracing_subscriber::filter::{EnvFilter, ParseError};
 
-use super::profile::MAX_PROFILES;
 pub use super::refusal::{Refusal, RefusalKind};
 use super::{CardKind, CardSpec, Config, DaemonSpec, Paravirtual, RamSpec, TenantSpec, TimeShare, VmMemory, VmSpec};
 
@@ -138,7 +137,6 @@ pub fn config(config: &Config) -> Vec<Mistake> {
         let what = format!("{} virtual machines, expected at most {MAX_VMS}", config.vms.len());
         mistakes.push(Mistake { key, what });
     }
-    profiles(config, &mut mistakes);
     let mut others: Vec<&VmSpec> = Vec::new();
     for (index, vm) in config.vms.iter().enumerate() {
         let key = |field| Key { table: "vm", index: Some(index), field };
@@ -164,25 +162,6 @@ pub fn config(config: &Config) -> Vec<Mistake> {
         placed.push(spec);
     }
     mistakes
-}
-
-fn profiles(config: &Config, mistakes: &mut Vec<Mistake>) {
-    if config.profiles.len() > MAX_PROFILES {
-        let key = Key { table: "profile", index: Some(MAX_PROFILES), field: "" };
-        let what = format!("{} profiles, expected at most {MAX_PROFILES}", config.profiles.len());
-        mistakes.push(Mistake { key, what });
-    }
-    let mut names = BTreeMap::new();
-    for (index, profile) in config.profiles.iter().enumerate().take(MAX_PROFILES) {
-        let mut table = Table { name: "profile", index: Some(index), mistakes };
-        table.name(&profile.name);
-        if let Some(first) = names.insert(profile.name.as_str(), index) {
-            table.say("name", format!("`{}` is also the name of profile[{first}], expected another", profile.name));
-        }
-        for (field, what) in super::profile::mistakes(profile, &config.daemon, &config.cards) {
-            table.say(field, what);
-        }
-    }
 }
 
 /// Returns all reasons against adding a tenant beside virtual machines, by their names, and `others`.

@@ -554,7 +554,7 @@ impl Config {
             let mistake = Mistake { key: Key { table, index: Some(index), field }, what };
             ConfigError::Mistakes(vec![positions.describe(file, &mistake)])
         })?;
-        let mistakes = check::config(&config);
+        let mistakes = [check::config(&config), profile::mistakes(&config)].concat();
         if mistakes.is_empty() {
             return Ok(config);
         }

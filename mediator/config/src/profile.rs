@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::check::{Key, Mistake};
 use super::patch::table;
 use super::{CardKind, CardSpec, Config, DaemonSpec, TenantSpec, VmMemory, VmSpec, check};
 
@@ -148,7 +149,7 @@ impl ProfileSpec {
 /// A table with the keys of the profile that it names, if it names one. Its own keys go first.
 ///
 /// # Errors
-/// When there is no such profile, or the name is no text.
+/// There is no such profile, or the name is no text.
 pub fn expanded(table: &Map<String, Value>, profiles: &[ProfileSpec], of: Of) -> Result<Map<String, Value>, String> {
     let Some(name) = table.get(KEY).filter(|name| !name.is_null()) else { return Ok(table.clone()) };
     let name = name.as_str().ok_or_else(|| format!("profile: {name}, expected the name of a profile"))?;
@@ -180,7 +181,7 @@ impl Config {
     /// Puts profiles under the tables of a file that name one, and gives virtual machines that name no card one.
     ///
     /// # Errors
-    /// Which table cannot be read: its name, its number, and why.
+    /// The table that cannot be read: its name, its number, and why.
     pub(super) fn with_profiles(mut self, text: &str) -> Result<Self, (&'static str, usize, String)> {
         let tables: Map<String, Value> = toml::from_str(text).unwrap_or_default();
         let named = |kind: &str, index: usize| {
@@ -210,14 +211,35 @@ impl Config {
     }
 }
 
-/// Mistakes of a profile: keys, and what is wrong with them.
-pub(super) fn mistakes(profile: &ProfileSpec, daemon: &DaemonSpec, cards: &[CardSpec]) -> Vec<(&'static str, String)> {
-    let lacks = |card: &CardSpec| profile.lacks(daemon, card, &[], &[]).map(|what| format!("`{}` ({what})", card.name));
-    let against: Vec<_> = cards.iter().map_while(lacks).collect();
-    if cards.is_empty() || against.len() < cards.len() {
-        return Vec::new();
+/// All mistakes of a configuration's profiles.
+pub(super) fn mistakes(config: &Config) -> Vec<Mistake> {
+    let mut mistakes = Vec::new();
+    if config.profiles.len() > MAX_PROFILES {
+        let key = Key { table: "profile", index: Some(MAX_PROFILES), field: "" };
+        mistakes.push(Mistake {
+            key,
+            what: format!("{} profiles, expected at most {MAX_PROFILES}", config.profiles.len()),
+        });
     }
-    vec![("", format!("no card can have it, expected one that can: {}", against.join(", ")))]
+    for (index, profile) in config.profiles.iter().enumerate().take(MAX_PROFILES) {
+        let mut say = |field, what| {
+            mistakes.push(Mistake { key: Key { table: "profile", index: Some(index), field }, what });
+        };
+        if let Err(what) = check::name_is_good(&profile.name) {
+            say("name", what);
+        }
+        if let Some(first) = config.profiles[..index].iter().position(|other| other.name == profile.name) {
+            say("name", format!("`{}` is also the name of profile[{first}], expected another", profile.name));
+        }
+        let lacks = |card: &CardSpec| {
+            profile.lacks(&config.daemon, card, &[], &[]).map(|what| format!("`{}` ({what})", card.name))
+        };
+        let against: Vec<_> = config.cards.iter().map_while(lacks).collect();
+        if !config.cards.is_empty() && against.len() == config.cards.len() {
+            say("", format!("no card can have it, expected one that can: {}", against.join(", ")));
+        }
+    }
+    mistakes
 }
 
 #[cfg(test)]

@@ -10,10 +10,11 @@ use api::Tenant;
 use cuda_protocol::{DRIVER_VARIABLE, SOCKET_VARIABLE, TENANT_VARIABLE};
 
 use super::client::{self, Client, ClientError};
-use super::tenant::LIBRARY;
 use super::{Form, json};
 
-/// Where a container has NVIDIA's library, if it is given one.
+/// Folder of the library that is `libcuda.so.1` for a program, where the package installs it.
+pub(super) const LIBRARY: &str = "/usr/lib/gpu-mediator/cuda";
+/// Place of NVIDIA's library in a container, if it is given one.
 const DRIVER: &str = "/usr/lib/gpu-mediator/driver/libcuda.so.1";
 
 #[derive(Clone, Debug, Args)]

@@ -46,7 +46,7 @@ enum State {
     Good,
     /// It may be in the way of something that is not configured, or limits what there can be.
     Note,
-    /// What is configured does not work without it.
+    /// Needed by what is configured.
     Missing,
 }
 
@@ -60,7 +60,7 @@ impl State {
     }
 }
 
-/// What was found in one place.
+/// One thing that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Finding {
     /// The place: a word that stays the same.
@@ -99,7 +99,7 @@ struct Findings {
     findings: Vec<Finding>,
 }
 
-/// What is looked at, and for what.
+/// The host that is looked at, and what it is for.
 struct Patient<'a> {
     host: Host,
     /// The configuration, or why there is none.

@@ -4,7 +4,7 @@
 //! `HOOK DOMAIN release end -` after QEMU has gone, also after it was killed, also when libvirt learns of that only at its next
 //! start. A hook that fails before the start keeps the domain from starting, and what it says is shown.
 //!
-//! What the hook has made is written down beside libvirt's own state, with the boot of the host, so that what a host left that
+//! All that the hook has made is written down beside libvirt's own state, with the boot of the host, so that what a host left that
 //! lost power is removed when the next domain starts.
 //!
 //! Sources: `hooks.html` of libvirt.
@@ -35,7 +35,7 @@ const USERS: [&str; 2] = ["libvirt-qemu", "qemu"];
 pub(super) struct Hook {
     /// Name of the domain
     domain: String,
-    /// What happens to it: prepare, start, started, stopped, release, reconnect and others
+    /// Event: prepare, start, started, stopped, release, reconnect and others
     operation: String,
     /// begin or end
     when: String,
@@ -44,7 +44,7 @@ pub(super) struct Hook {
     /// Users and groups, for tests
     #[arg(long, value_name = "PATH", default_value = "/etc/passwd", hide = true)]
     passwd: PathBuf,
-    /// Where is written down what the hook has made
+    /// Folder in which is written down what the hook has made
     #[arg(long, value_name = "PATH", default_value = "/var/lib/libvirt/gpu-mediator", hide = true)]
     notes: PathBuf,
     /// The number of the host's boot
@@ -52,12 +52,12 @@ pub(super) struct Hook {
     boot: PathBuf,
 }
 
-/// What a domain says of its vGPU.
+/// A domain's word on its vGPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Wanted {
     vm: String,
     keys: Map<String, Value>,
-    /// Who is to have the socket.
+    /// User that is to have the socket.
     user: Option<String>,
     /// All that is passed to QEMU as it is.
     passed: Vec<String>,
@@ -70,7 +70,7 @@ fn wrong(error: String, what_to_do: &str) -> ClientError {
 /// The domain whose vGPU the hook makes from a profile.
 ///
 /// # Errors
-/// When the daemon has no such profile, or the name cannot be that of a virtual machine.
+/// The daemon has no such profile, or the name cannot be that of a virtual machine.
 pub(super) fn domain(
     client: &Client,
     admin: &Path,
@@ -215,7 +215,7 @@ fn read_note(path: &Path) -> Option<(String, String)> {
     Some((vm.to_owned(), boot.to_owned()))
 }
 
-/// What a domain's description asks for, if it asks for something.
+/// Reads what a domain's description asks for, if it asks for something.
 fn wanted(text: &str, domain: &str) -> Result<Option<Wanted>, String> {
     let mut reader = Reader::from_str(text);
     let (mut found, mut passed) = (None, Vec::new());
@@ -242,7 +242,7 @@ fn wanted(text: &str, domain: &str) -> Result<Option<Wanted>, String> {
     Ok(found.map(|found| Wanted { passed, ..found }))
 }
 
-/// Whether an element is of our name space: it or one around it says so, which is enough for a word that nobody else has.
+/// Says whether an element is of our name space: it or one around it says so, which is enough for a word that nobody else has.
 fn is_ours(element: &BytesStart<'_>, text: &str) -> Result<bool, String> {
     let own = attributes(element)?.iter().any(|(key, value)| key.starts_with("xmlns") && value == NAMESPACE);
     Ok(own || text.contains(NAMESPACE))

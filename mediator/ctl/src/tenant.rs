@@ -12,7 +12,7 @@ use config::patch::table;
 use config::{OnRemove, OnStuck, SocketMode, TenantSpec, VmMemory};
 use cuda_protocol::{SOCKET_VARIABLE, TENANT_VARIABLE};
 
-use super::cdi;
+use super::cdi::{self, LIBRARY};
 use super::client::{self, Client, ClientError};
 use super::memory::MemoryFlags;
 use super::output::{self, NOTHING, heads};
@@ -20,9 +20,6 @@ use super::sched::TimeFlags;
 use super::values::named;
 use super::watch::Watch;
 use super::{Form, values};
-
-/// Folder of the library that is `libcuda.so.1` for a program, where the package installs it.
-pub(super) const LIBRARY: &str = "/usr/lib/gpu-mediator/cuda";
 
 #[derive(Clone, Debug, Subcommand)]
 pub(super) enum TenantCommand {

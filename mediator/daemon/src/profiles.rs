@@ -10,7 +10,7 @@ impl Daemon {
     /// A table with the keys of the profile that it names.
     ///
     /// # Errors
-    /// When there is no such profile.
+    /// There is no such profile.
     pub(super) fn expanded(&self, table: &Map<String, Value>, of: Of) -> Result<Map<String, Value>, String> {
         expanded(table, &self.profiles, of)
     }
@@ -18,7 +18,7 @@ impl Daemon {
     /// The virtual machine that the body of a request describes.
     ///
     /// # Errors
-    /// What is wrong with which key.
+    /// The mistake, with its key.
     pub(super) fn described_vm(&self, table: &Map<String, Value>) -> Result<VmSpec, String> {
         VmSpec::from_table(&self.expanded(table, Of::Vm)?)
     }
@@ -26,7 +26,7 @@ impl Daemon {
     /// The tenant that the body of a request describes.
     ///
     /// # Errors
-    /// What is wrong with which key.
+    /// The mistake, with its key.
     pub(super) fn described_tenant(&self, table: &Map<String, Value>) -> Result<TenantSpec, String> {
         TenantSpec::from_table(&self.expanded(table, Of::Tenant)?)
     }
@@ -47,7 +47,7 @@ impl Daemon {
     /// One profile.
     ///
     /// # Errors
-    /// When there is none of that name.
+    /// There is none of that name.
     pub fn profile(&self, name: &str) -> Result<api::Profile, DaemonError> {
         let mut all = self.profiles().into_iter();
         all.find(|profile| profile.spec.name == name).ok_or_else(|| DaemonError::NoProfile(name.to_owned()))

@@ -1,4 +1,4 @@
-//! What an administrator and Slurm run beside the plugin: its installation, and the check of a node's health.
+//! The program that an administrator and Slurm run beside the plugin: its installation, and the check of a node's health.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -8,9 +8,9 @@ use clap::Parser;
 use spank_gpu_mediator::options::Arguments;
 use spank_gpu_mediator::{MARK, work};
 
-/// What the reason begins with for which a node is drained.
+/// Begin of the reason for which a node is drained.
 const REASON: &str = "gpu-mediator:";
-/// Where the package has the plugin.
+/// Place of the plugin in the package.
 const PLUGIN: &str = "/usr/lib/gpu-mediator/slurm/spank_gpu_mediator.so";
 
 /// Helps Slurm to share cards by gpu-mediator
@@ -51,7 +51,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What a program prints.
+/// Returns what a program prints.
 fn said(program: &str, arguments: &[&str]) -> Result<String> {
     let output =
         Command::new(program).args(arguments).output().with_context(|| format!("{program} cannot be started"))?;

@@ -15,7 +15,7 @@ pub const NAMESPACE: &str = "urn:gpu-mediator:libvirt:1";
 /// The device's slot on the machine's bus: where libvirt puts none of its own.
 const SLOT: &str = "1e.0";
 
-/// What stands in an attribute between apostrophes.
+/// Escapes what stands in an attribute between apostrophes.
 fn escaped(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {

@@ -19,7 +19,7 @@ pub(super) struct Host {
     root: PathBuf,
 }
 
-/// Who has a file, and what it is.
+/// Owner and rights of a file.
 pub(super) struct Rights {
     pub mode: u32,
     pub user: String,
@@ -33,7 +33,7 @@ impl Host {
         Self { root: root.to_owned() }
     }
 
-    /// Where a path of the host is. A path that is given lies below the folder as well, even if it is absolute.
+    /// Place of a path of the host. A path that is given lies below the folder as well, even if it is absolute.
     pub(super) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))
@@ -63,7 +63,7 @@ impl Host {
         PROGRAMS.iter().map(|folder| self.path(folder).join(name)).find(|path| path.is_file())
     }
 
-    /// What a program prints, if it ends well and in time.
+    /// Returns what a program prints, if it ends well and in time.
     pub(super) fn says(&self, program: &Path, arguments: &[&str]) -> Option<String> {
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -85,7 +85,7 @@ impl Host {
         status.success().then_some(text)
     }
 
-    /// Who may do what with a file.
+    /// Rights of a file.
     pub(super) fn rights(&self, path: impl AsRef<Path>) -> Option<Rights> {
         let metadata = fs::symlink_metadata(self.path(path)).ok()?;
         Some(Rights {
@@ -104,7 +104,7 @@ impl Host {
         line.and_then(|line| line.split(':').next()).map_or(number.clone(), str::to_owned)
     }
 
-    /// Whether there is a user.
+    /// Says whether there is a user.
     pub(super) fn has_user(&self, user: &str) -> bool {
         self.read("etc/passwd").is_some_and(|text| text.lines().any(|line| line.split(':').next() == Some(user)))
     }

@@ -53,7 +53,7 @@ pub(super) fn process(host: &Host) -> Option<u32> {
     pids.find(|pid| host.read(format!("proc/{pid}/comm")).is_some_and(|name| name.trim() == "mediatord"))
 }
 
-/// What the service manager says of it.
+/// The service manager's word on it.
 fn unit(patient: &Patient<'_>) -> Option<Finding> {
     let host = &patient.host;
     if !host.has("run/systemd/system") {
@@ -101,7 +101,7 @@ fn folders(patient: &Patient<'_>) -> Option<Finding> {
     Some(Finding::missing("sockets", found, "make the folder that `socket_dir` names, for the daemon's user"))
 }
 
-/// What the daemon says itself.
+/// The daemon's own word.
 fn daemon(patient: &Patient<'_>) -> Vec<Finding> {
     let socket = patient.socket.display();
     let cards = match patient.client.get::<api::CardList>("/v1/cards") {

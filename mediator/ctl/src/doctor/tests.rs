@@ -68,7 +68,7 @@ fn looked(root: &TempDir, socket: &str) -> (Code, Vec<Value>, String) {
     (code, json["findings"].as_array().unwrap().clone(), text)
 }
 
-/// What of one check was found that is not good.
+/// Findings of one check that are not good.
 fn told(findings: &[Value], check: &str) -> String {
     let of = findings.iter().filter(|one| one["check"] == check && one["state"] != "good");
     of.map(|one| {

@@ -10,7 +10,7 @@ const QEMU: (u32, u32) = (10, 1);
 const NAMES: [&str; 2] = ["qemu-system-x86_64", "qemu-kvm"];
 /// The hook of libvirt, where the package has it and where libvirt looks.
 const HOOK: &str = "etc/libvirt/hooks/qemu.d/gpu-mediator";
-/// What lets QEMU under libvirt's AppArmor profile connect.
+/// File that lets QEMU under libvirt's AppArmor profile connect.
 const APPARMOR: &str = "etc/apparmor.d/abstractions/libvirt-qemu.d/gpu-mediator";
 /// Debian's user for libvirt's QEMU.
 const QEMU_USER: &str = "libvirt-qemu";
@@ -101,7 +101,7 @@ fn libvirt(patient: &Patient<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Whether libvirt's user may connect to the sockets of configured virtual machines.
+/// Looks whether libvirt's user may connect to the sockets of configured virtual machines.
 fn sockets(patient: &Patient<'_>) -> Option<Finding> {
     let groups = patient.host.groups(QEMU_USER);
     let config = patient.config.as_ref().ok()?;

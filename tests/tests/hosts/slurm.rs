@@ -42,7 +42,7 @@ const GRES: &str = "Name=gpu File=/dev/null\nName=shard Count=100 File=/dev/null
 /// Arguments of the plugin and of the health check.
 const ARGUMENTS: &str = "socket=/run/%n/admin.sock sockets=/run/%n ledger=/var/log/gpu-mediator/%n.jsonl shards=100 chunk=4 \
     driver=/opt/fake/libcuda.so.1 patience=20";
-/// What a job runs first: which card its node has, as the driver of these tests wants to know.
+/// Begin of a job's script: which card its node has, as the driver of these tests wants to know.
 const CARD: &str = "export FAKE_CUDA_FOLDER=/run/$SLURMD_NODENAME/card FAKE_CUDA_MIB=1088";
 
 /// Writes a file of some lines on the host.
@@ -99,7 +99,7 @@ fn submit(host: &Host, user: &str, options: &str, program: &str) -> Result<u32> 
     text.trim().lines().last().unwrap_or_default().parse().with_context(|| format!("sbatch says {text:?}"))
 }
 
-/// What a job runs that holds memory of the card until it is ended.
+/// A job's script that holds memory of the card until it is ended.
 fn hold(mib: u32) -> String {
     format!("mkfifo /jobs/$SLURM_JOB_ID.in; exec cuda-program hold --mib {mib} 0<>/jobs/$SLURM_JOB_ID.in")
 }
@@ -127,7 +127,7 @@ fn output(host: &Host, job: u32) -> Result<String> {
     host.ok(&format!("cat /jobs/{job}.out"))
 }
 
-/// What is written down of each job.
+/// The lines that are written down, by job.
 fn ledger(host: &Host) -> Result<BTreeMap<u32, Value>> {
     let text = host.ok("cat /var/log/gpu-mediator/*.jsonl")?;
     let mut jobs = BTreeMap::new();
@@ -217,8 +217,9 @@ fn is_lost(host: &Host) -> Result<()> {
     run_node(host, "n2")?;
     let kept = names(host, "/run/n2/admin.sock", "tenant")?;
     ensure!(kept == [format!("slurm-{lost}")], "{kept:?}");
-    start_slurmd(host, "n2")?;
+    // The controller finds the node down, and the job with it; then the node comes back.
     until_over(host)?;
+    start_slurmd(host, "n2")?;
     nothing_is_left(host)?;
     ensure!(ledger(host)?.contains_key(&lost), "a job that was lost with its node is not written down");
     host.until("the node to be idle", "test \"$(sinfo --noheader --nodes=n2 --format=%t)\" = idle", LIMIT).map(drop)

@@ -124,7 +124,7 @@ pub fn run_node(host: &Host, name: &str) -> Result<()> {
     .map(drop)
 }
 
-/// What `mediatorctl` answers.
+/// The answer of `mediatorctl`.
 pub fn json(host: &Host, arguments: &str) -> Result<Value> {
     let command = format!("mediatorctl --json {arguments}");
     let text =
