@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::LaunchArgs;
 
-/// A VMM that speaks vfio-user.
+/// A VMM that a virtual machine can run under.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Vmm {
@@ -18,6 +18,8 @@ pub enum Vmm {
     Qemu,
     /// cloud-hypervisor.
     CloudHypervisor,
+    /// Xen's `xl`, for a virtual machine that is a domain.
+    Xen,
 }
 
 impl fmt::Display for Vmm {
@@ -25,7 +27,26 @@ impl fmt::Display for Vmm {
         f.write_str(match self {
             Self::Qemu => "qemu",
             Self::CloudHypervisor => "cloud-hypervisor",
+            Self::Xen => "xen",
         })
+    }
+}
+
+/// A VMM that speaks vfio-user over a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SocketVmm {
+    /// QEMU, 10.1 or newer.
+    Qemu,
+    /// cloud-hypervisor.
+    CloudHypervisor,
+}
+
+impl From<SocketVmm> for Vmm {
+    fn from(vmm: SocketVmm) -> Self {
+        match vmm {
+            SocketVmm::Qemu => Self::Qemu,
+            SocketVmm::CloudHypervisor => Self::CloudHypervisor,
+        }
     }
 }
 
@@ -66,12 +87,40 @@ impl From<MemorySize> for String {
     }
 }
 
+/// The lines of `xl`'s configuration that the domain `domain` of a virtual machine needs, with `memory` of guest RAM and BARs
+/// of `bars_mib` in all.
+#[must_use]
+pub fn xl(domain: &str, bars_mib: u64, MemorySize(memory): &MemorySize) -> LaunchArgs {
+    let mib = match memory.strip_suffix('G') {
+        Some(gib) => gib.parse::<u64>().unwrap_or(0).saturating_mul(1024),
+        None => memory.trim_end_matches('M').parse().unwrap_or(0),
+    };
+    // Below 4 GiB there must be room for the BARs beside what QEMU and the firmware have there.
+    let hole = bars_mib.saturating_add(96).next_multiple_of(256).max(256);
+    let name = if domain.bytes().all(|byte| byte.is_ascii_digit()) { "..." } else { domain };
+    let args = vec![
+        format!("name = \"{name}\""),
+        "type = \"hvm\"".to_owned(),
+        format!("memory = {mib}"),
+        format!("maxmem = {mib}"),
+        format!("mmio_hole = {hole}"),
+    ];
+    let notes = [
+        "lines for the domain's file; create it paused with `xl create -p FILE`, wait until `mediatorctl vm show` says connected, \
+         then `xl unpause NAME`: firmware that runs earlier does not see the device",
+        "maxmem must not be more than memory: pages that the domain has not used yet cannot be lent",
+        "slot 10 of bus 0 (00:10.0) is the device's; give no device of QEMU that slot",
+        "do not save or migrate such a domain: the device's state would be lost, and Xen lets nobody refuse it",
+    ];
+    LaunchArgs { vmm: Vmm::Xen.to_string(), command: args.join("\n"), args, notes: notes.map(str::to_owned).to_vec() }
+}
+
 /// The arguments that connect `vmm`, with `memory` of guest RAM, to the device behind `socket`.
 #[must_use]
-pub fn args(vmm: Vmm, socket: &Path, MemorySize(memory): &MemorySize) -> LaunchArgs {
+pub fn args(vmm: SocketVmm, socket: &Path, MemorySize(memory): &MemorySize) -> LaunchArgs {
     let path = socket.display().to_string();
     let (args, notes): (Vec<String>, Vec<&str>) = match vmm {
-        Vmm::Qemu => {
+        SocketVmm::Qemu => {
             let device = serde_json::json!({
                 "driver": "vfio-user-pci",
                 "id": "vgpu0",
@@ -96,7 +145,7 @@ pub fn args(vmm: Vmm, socket: &Path, MemorySize(memory): &MemorySize) -> LaunchA
             ];
             (args.to_vec(), notes)
         }
-        Vmm::CloudHypervisor => {
+        SocketVmm::CloudHypervisor => {
             let args = [
                 "--memory".to_owned(),
                 format!("size={memory},shared=on"),
@@ -111,7 +160,7 @@ pub fn args(vmm: Vmm, socket: &Path, MemorySize(memory): &MemorySize) -> LaunchA
         }
     };
     LaunchArgs {
-        vmm: vmm.to_string(),
+        vmm: Vmm::from(vmm).to_string(),
         command: args.iter().map(|arg| quoted(arg)).collect::<Vec<_>>().join(" "),
         args,
         notes: notes.into_iter().map(str::to_owned).collect(),
@@ -133,7 +182,7 @@ mod tests {
 
     #[test]
     fn qemu_gets_shared_memory_and_the_device_as_json() {
-        let args = args(Vmm::Qemu, Path::new("/run/m/a.sock"), &"1G".parse().unwrap());
+        let args = args(SocketVmm::Qemu, Path::new("/run/m/a.sock"), &"1G".parse().unwrap());
         assert_eq!(
             args.command,
             "-m 1G -object memory-backend-memfd,id=vgpu-ram,size=1G,share=on -machine memory-backend=vgpu-ram \
@@ -144,8 +193,19 @@ mod tests {
 
     #[test]
     fn cloud_hypervisor_gets_shared_memory_and_the_socket() {
-        let args = args(Vmm::CloudHypervisor, Path::new("/run/m/a.sock"), &MemorySize::default());
+        let args = args(SocketVmm::CloudHypervisor, Path::new("/run/m/a.sock"), &MemorySize::default());
         assert_eq!(args.args, ["--memory", "size=2G,shared=on", "--user-device", "socket=/run/m/a.sock"]);
+    }
+
+    #[test]
+    fn xl_gets_lines_with_all_memory_and_room_for_the_bars() {
+        let args = xl("guest", 16 + 128 + 64, &"1G".parse().unwrap());
+        assert_eq!(args.vmm, "xen");
+        let lines = "name = \"guest\"\ntype = \"hvm\"\nmemory = 1024\nmaxmem = 1024\nmmio_hole = 512";
+        assert_eq!(args.command, lines);
+        assert!(args.notes.iter().any(|note| note.contains("xl create -p")), "{:?}", args.notes);
+        assert!(xl("7", 96, &"512M".parse().unwrap()).args.contains(&"memory = 512".to_owned()));
+        assert!(xl("7", 96, &MemorySize::default()).args.contains(&"mmio_hole = 256".to_owned()));
     }
 
     #[test]

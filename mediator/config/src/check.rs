@@ -336,6 +336,8 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
     if let Err(error) = vm.time_share().check() {
         say(RefusalKind::Invalid, "time", error.to_string());
     }
+    refusals.extend(super::xen::vm(vm, cards, others));
+    let mut say = |kind, field, what| refusals.push(Refusal { kind, field, what });
 
     let Some(card) = cards.iter().find(|card| card.name == vm.card) else {
         let known: Vec<_> = cards.iter().map(|card| format!("`{}`", card.name)).collect();

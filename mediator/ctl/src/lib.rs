@@ -183,9 +183,9 @@ enum VmCommand {
     LaunchArgs {
         /// Name of the virtual machine
         name: String,
-        /// The VMM
-        #[arg(long, default_value_t)]
-        vmm: Vmm,
+        /// The VMM; qemu if not given, and xen for a domain
+        #[arg(long)]
+        vmm: Option<Vmm>,
         /// RAM of the guest, such as 512M or 2G
         #[arg(long, value_name = "SIZE", default_value = "2G")]
         memory: MemorySize,
@@ -218,6 +218,9 @@ struct Add {
     /// Lets the guest share segments of device memory with VMs of this group
     #[arg(long, value_name = "GROUP", requires = "paravirtual")]
     share_group: Option<String>,
+    /// HVM domain of Xen that it is, by its name or number; it has no socket then
+    #[arg(long, value_name = "DOMAIN", conflicts_with_all = ["socket_path", "owner", "group"])]
+    xen_domain: Option<String>,
     /// Path of its socket; NAME.sock in the daemon's folder if not given
     #[arg(long, value_name = "PATH")]
     socket_path: Option<PathBuf>,
@@ -250,6 +253,7 @@ impl From<Add> for VmSpec {
             time,
             paravirtual,
             share_group,
+            xen_domain,
             socket_path,
             mode,
             owner,
@@ -269,6 +273,7 @@ impl From<Add> for VmSpec {
             memory: memory.into(),
             time: time.share(),
             paravirtual: Paravirtual { offered: paravirtual, group: share_group, ..Paravirtual::default() },
+            xen_domain,
             socket: socket_path,
             mode,
             owner,
@@ -365,8 +370,8 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
             form.of(&serde_json::json!({ "removed": name }), |_| format!("VM {name} is removed\n"))
         }
         Command::Vm(VmCommand::LaunchArgs { name, vmm, memory }) => {
-            let path =
-                format!("/v1/vms/{}/launch-args?vmm={vmm}&memory={}", client::segment(&name), String::from(memory));
+            let vmm = vmm.map(|vmm| format!("&vmm={vmm}")).unwrap_or_default();
+            let path = format!("/v1/vms/{}/launch-args?memory={}{vmm}", client::segment(&name), String::from(memory));
             let args: api::LaunchArgs = client.get(&path)?;
             form.of(&args, output::launch_args)
         }
