@@ -1,5 +1,6 @@
 //! The mistakes: each takes away what its `what` says. Those of crates under `mediator/` are in [`mediator`], those of CUDA's in
-//! [`cuda`], those of crates that check what guests say in [`guests`], those of `fleet` in [`fleet`].
+//! [`cuda`], those of crates that check what guests say in [`guests`], those of `fleet` in [`fleet`],
+//! those of the front for Xen in [`xen`].
 
 use super::Mutation;
 
@@ -7,10 +8,17 @@ mod cuda;
 mod fleet;
 mod guests;
 mod mediator;
+mod xen;
 
 /// All mistakes.
 pub(super) fn mutations() -> impl Iterator<Item = &'static Mutation> {
-    MUTATIONS.iter().chain(mediator::MUTATIONS).chain(cuda::MUTATIONS).chain(guests::MUTATIONS).chain(fleet::MUTATIONS)
+    MUTATIONS
+        .iter()
+        .chain(mediator::MUTATIONS)
+        .chain(cuda::MUTATIONS)
+        .chain(guests::MUTATIONS)
+        .chain(fleet::MUTATIONS)
+        .chain(xen::MUTATIONS)
 }
 
 const MUTATIONS: &[Mutation] = &[
