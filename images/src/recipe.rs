@@ -29,6 +29,8 @@ pub struct Manifest {
     pub fleet: FleetRecipe,
     /// The machine that has a card behind an IOMMU.
     pub nest: NestRecipe,
+    /// The host of Xen.
+    pub xen: XenRecipe,
 }
 
 /// A place that a package may come from.
@@ -142,6 +144,26 @@ pub struct NestRecipe {
     pub modules: Vec<String>,
 }
 
+/// Names the parts of a host of Xen.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct XenRecipe {
+    /// The name of the kernel that domain 0 runs.
+    pub kernel: String,
+    /// The modules that are packed together with all that they depend on.
+    pub modules: Vec<String>,
+    /// The package of the hypervisor.
+    pub hypervisor: String,
+    /// The packages, with their dependencies.
+    pub packages: Vec<String>,
+    /// Programs of them that domain 0 has, with the libraries that they are linked to.
+    pub programs: Vec<String>,
+    /// Other files of them that it has.
+    pub files: Vec<String>,
+    /// Suites to try, in order.
+    pub from: Vec<Suite>,
+}
+
 impl Manifest {
     /// The manifest of this build.
     pub fn load() -> Result<Self> {
@@ -195,6 +217,9 @@ pub struct Record {
     /// The same with engines that place work.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fleet: Option<Made>,
+    /// The host of Xen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub xen: Option<Made>,
 }
 
 #[cfg(test)]

@@ -122,6 +122,9 @@ pub struct Vm {
     /// Path of its socket; absent when the socket was handed over by the service manager.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
+    /// The domain of Xen that it is, by its name or number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub xen_domain: Option<String>,
     /// The VMM that is connected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<Client>,
@@ -179,6 +182,9 @@ pub struct Client {
     pub pid: i32,
     /// The user that it runs as.
     pub uid: u32,
+    /// Number of the domain of Xen that is served, which no process has connected for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<u16>,
 }
 
 /// Way in which the driver takes interrupts.

@@ -336,6 +336,8 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
     if let Err(error) = vm.time_share().check() {
         say(RefusalKind::Invalid, "time", error.to_string());
     }
+    refusals.extend(super::xen::vm(vm, cards, others));
+    let mut say = |kind, field, what| refusals.push(Refusal { kind, field, what });
 
     if vm.card.is_empty() && !cards.is_empty() {
         refusals.extend(nowhere(vm, daemon, cards, others));

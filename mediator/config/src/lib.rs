@@ -27,6 +27,7 @@ pub mod profile;
 mod refusal;
 mod software;
 pub mod vfio;
+mod xen;
 
 #[cfg(test)]
 mod tests;
@@ -291,6 +292,9 @@ pub struct VmSpec {
     /// The interface for drivers that know the mediator.
     #[serde(default)]
     pub paravirtual: Paravirtual,
+    /// HVM domain of Xen that is the virtual machine, by its name or number; it has no socket then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub xen_domain: Option<String>,
     /// Path of the vfio-user socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
@@ -332,6 +336,7 @@ impl VmSpec {
             memory: VmMemory::default(),
             time: TimeShare::default(),
             paravirtual: Paravirtual::default(),
+            xen_domain: None,
             socket: None,
             mode: SocketMode::default(),
             owner: None,

@@ -201,9 +201,9 @@ enum VmCommand {
         /// With --vmm libvirt: a domain whose vGPU the hook makes from this profile; the virtual machine need not be there
         #[arg(long, value_name = "NAME")]
         profile: Option<String>,
-        /// The VMM
-        #[arg(long, default_value_t)]
-        vmm: Vmm,
+        /// The VMM; qemu if not given, and xen for a domain
+        #[arg(long)]
+        vmm: Option<Vmm>,
         /// RAM of the guest, such as 512M or 2G
         #[arg(long, value_name = "SIZE", default_value = "2G")]
         memory: MemorySize,
@@ -239,6 +239,9 @@ struct Add {
     /// Lets the guest share segments of device memory with VMs of this group
     #[arg(long, value_name = "GROUP", requires = "paravirtual")]
     share_group: Option<String>,
+    /// HVM domain of Xen that it is, by its name or number; it has no socket then
+    #[arg(long, value_name = "DOMAIN", conflicts_with_all = ["socket_path", "owner", "group"])]
+    xen_domain: Option<String>,
     /// Path of its socket; NAME.sock in the daemon's folder if not given
     #[arg(long, value_name = "PATH")]
     socket_path: Option<PathBuf>,
@@ -282,6 +285,7 @@ impl From<Add> for VmSpec {
             time,
             paravirtual,
             share_group,
+            xen_domain,
             socket_path,
             mode,
             owner,
@@ -302,6 +306,7 @@ impl From<Add> for VmSpec {
             memory: memory.into(),
             time: time.share(),
             paravirtual: Paravirtual { offered: paravirtual, group: share_group, ..Paravirtual::default() },
+            xen_domain,
             socket: socket_path,
             mode,
             owner,
@@ -399,7 +404,7 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
             client.delete(&format!("/v1/vms/{}", client::segment(&name)))?;
             form.of(&serde_json::json!({ "removed": name }), |_| format!("VM {name} is removed\n"))
         }
-        Command::Vm(VmCommand::LaunchArgs { name, vmm: Vmm::Libvirt, memory, profile: Some(profile) }) => {
+        Command::Vm(VmCommand::LaunchArgs { name, vmm: Some(Vmm::Libvirt), memory, profile: Some(profile) }) => {
             let args = libvirt::domain(&client, &socket, (&name, &profile), &memory)?;
             form.of(&args, output::launch_args)
         }
@@ -410,8 +415,8 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
             });
         }
         Command::Vm(VmCommand::LaunchArgs { name, vmm, memory, .. }) => {
-            let path =
-                format!("/v1/vms/{}/launch-args?vmm={vmm}&memory={}", client::segment(&name), String::from(memory));
+            let vmm = vmm.map(|vmm| format!("&vmm={vmm}")).unwrap_or_default();
+            let path = format!("/v1/vms/{}/launch-args?memory={}{vmm}", client::segment(&name), String::from(memory));
             let args: api::LaunchArgs = client.get(&path)?;
             form.of(&args, output::launch_args)
         }

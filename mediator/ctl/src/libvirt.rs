@@ -21,7 +21,7 @@ use quick_xml::{Reader, XmlVersion};
 use serde_json::{Map, Value};
 
 use api::ErrorCode;
-use api::launch::{self, MemorySize, NAMESPACE, Named, Vmm};
+use api::launch::{self, MemorySize, NAMESPACE, Named, SocketVmm};
 use config::check::name_is_good;
 
 use super::client::{self, Client, ClientError};
@@ -81,7 +81,7 @@ pub(super) fn domain(
     client.get::<api::Profile>(&format!("/v1/profiles/{}", client::segment(profile)))?;
     // The daemon's sockets lie beside each other unless its configuration says something else.
     let socket = admin.parent().unwrap_or(Path::new("/")).join(format!("{name}.sock"));
-    Ok(launch::args(Vmm::Libvirt, Named { name, socket: &socket, profile: Some(profile) }, memory))
+    Ok(launch::args(SocketVmm::Libvirt, Named { name, socket: &socket, profile: Some(profile) }, memory))
 }
 
 impl Hook {

@@ -73,10 +73,17 @@ fn channels(vm: &Vm) -> String {
 }
 
 fn client(vm: &Vm) -> String {
-    vm.client.map_or_else(|| NOTHING.to_owned(), |client| format!("pid {} uid {}", client.pid, client.uid))
+    match vm.client {
+        None => NOTHING.to_owned(),
+        Some(api::Client { domain: Some(domain), .. }) => format!("Xen, domain {domain}"),
+        Some(client) => format!("pid {} uid {}", client.pid, client.uid),
+    }
 }
 
 fn socket(vm: &Vm) -> String {
+    if let Some(domain) = &vm.xen_domain {
+        return format!("(domain {domain} of Xen)");
+    }
     vm.socket.as_ref().map_or_else(|| "(from the service manager)".to_owned(), |path| path.display().to_string())
 }
 

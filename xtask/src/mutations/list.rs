@@ -1,5 +1,6 @@
 //! The mistakes: each takes away what its `what` says. Those of crates under `mediator/` are in [`mediator`], those of CUDA's in
-//! [`cuda`], those of crates that check what guests say in [`guests`], those of `fleet` in [`fleet`].
+//! [`cuda`], those of crates that check what guests say in [`guests`], those of `fleet` in [`fleet`],
+//! those of the front for Xen in [`xen`].
 
 use super::Mutation;
 
@@ -8,6 +9,7 @@ mod fleet;
 mod guests;
 mod hosts;
 mod mediator;
+mod xen;
 
 /// All mistakes.
 pub(super) fn mutations() -> impl Iterator<Item = &'static Mutation> {
@@ -18,6 +20,7 @@ pub(super) fn mutations() -> impl Iterator<Item = &'static Mutation> {
         .chain(guests::MUTATIONS)
         .chain(fleet::MUTATIONS)
         .chain(hosts::MUTATIONS)
+        .chain(xen::MUTATIONS)
 }
 
 const MUTATIONS: &[Mutation] = &[

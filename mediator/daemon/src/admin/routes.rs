@@ -18,7 +18,7 @@ use vram::To;
 use super::metrics;
 use crate::{Daemon, DaemonError, HISTORY_MS, WINDOW_MS};
 use api::ErrorCode;
-use api::launch::{self, MemorySize, Vmm};
+use api::launch::{self, MemorySize, SocketVmm, Vmm};
 
 /// Largest body of a request, in bytes.
 const MAX_BODY: usize = 64 << 10;
@@ -223,8 +223,7 @@ async fn off_thread<T: Send + 'static>(
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LaunchQuery {
-    #[serde(default)]
-    vmm: Vmm,
+    vmm: Option<Vmm>,
     #[serde(default)]
     memory: MemorySize,
 }
@@ -235,12 +234,25 @@ async fn launch_args(
     query: Result<Query<LaunchQuery>, QueryRejection>,
 ) -> Answer<api::LaunchArgs> {
     let Query(LaunchQuery { vmm, memory }) = query?;
-    let of = name.clone();
-    let socket = look(move || {
-        let socket = daemon.vm(&of)?.socket;
-        Ok(socket.unwrap_or_else(|| daemon.spec().socket_dir.join(format!("{of}.sock"))))
+    let args = look(move || {
+        let vm = daemon.vm(&name)?;
+        let vmm = vmm.unwrap_or(if vm.xen_domain.is_some() { Vmm::Xen } else { Vmm::Qemu });
+        let vmm = match (vmm, &vm.xen_domain) {
+            (Vmm::Xen, Some(domain)) => {
+                // BAR0 of every card has as much.
+                let bars = daemon.card(&vm.card).map_or(0, |card| card.bar1_mib.saturating_add(card.bar3_mib));
+                return Ok(launch::xl(domain, bars.saturating_add(16), &memory));
+            }
+            (Vmm::Xen, None) => return Err(DaemonError::NoDomain(name)),
+            (_, Some(domain)) => return Err(DaemonError::IsDomain(name, domain.clone())),
+            (Vmm::Qemu, None) => SocketVmm::Qemu,
+            (Vmm::CloudHypervisor, None) => SocketVmm::CloudHypervisor,
+            (Vmm::Libvirt, None) => SocketVmm::Libvirt,
+        };
+        let socket = vm.socket.unwrap_or_else(|| daemon.spec().socket_dir.join(format!("{name}.sock")));
+        Ok(launch::args(vmm, launch::Named { name: &name, socket: &socket, profile: None }, &memory))
     });
-    Ok(Json(launch::args(vmm, launch::Named { name: &name, socket: &socket.await?, profile: None }, &memory)))
+    Ok(Json(args.await?))
 }
 
 async fn cards(State(daemon): State<Arc<Daemon>>) -> Answer<api::CardList> {

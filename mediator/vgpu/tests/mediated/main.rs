@@ -22,6 +22,7 @@ mod remap;
 mod residue;
 mod schedule;
 mod stuck;
+mod xen;
 
 use nvspec::addr::VramAddr;
 use rig::driver::Driver;
