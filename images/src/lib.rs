@@ -150,7 +150,8 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     Ok(Images { qemu, kernels })
 }
 
-/// As [`ensure_with`], with everything else that a test boots or starts.
+/// As [`ensure_with`], with everything else that a test boots or starts, but for what suites need that run by name only: they
+/// make it themselves.
 pub fn ensure_all(progress: &Progress, refresh: bool) -> Result<Images> {
     let images = ensure_with(progress, refresh)?;
     for kernel in &images.kernels {
@@ -158,9 +159,7 @@ pub fn ensure_all(progress: &Progress, refresh: bool) -> Result<Images> {
     }
     ensure_monitoring(progress, refresh)?;
     ensure_system(progress)?;
-    ensure_fleet(progress)?;
     ensure_nest(progress)?;
-    ensure_xen(progress)?;
     Ok(images)
 }
 
