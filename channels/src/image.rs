@@ -35,6 +35,16 @@ impl Golden {
         bytes.iter_mut().zip(0..graph_image::HEAD_BYTES).for_each(|(byte, _)| *byte = 0);
         Self(bytes)
     }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// As another has it. No image of the host's names registers, whatever was saved.
+    pub(crate) fn restored(mut bytes: Vec<u8>) -> Self {
+        bytes.iter_mut().zip(0..graph_image::HEAD_BYTES).for_each(|(byte, _)| *byte = 0);
+        Self(bytes)
+    }
 }
 
 impl Layout {

@@ -1,5 +1,10 @@
 //! The card's channels and who has them.
 
+mod saved;
+
+pub use saved::SavedChannels;
+pub(crate) use saved::COUNT_MAX;
+
 use crate::card;
 use crate::image::{self, Golden};
 use crate::instance::{CONTEXTS_BYTES, CONTEXTS_FIRST, contexts_in};

@@ -65,6 +65,11 @@ impl Pause {
         Self::ALL.into_iter().find(|why| paused & why.bit() != 0)
     }
 
+    /// All reasons.
+    pub(crate) fn all() -> u8 {
+        Self::ALL.into_iter().fold(0, |all, why| all | why.bit())
+    }
+
     pub(crate) const fn bit(self) -> u8 {
         match self {
             Self::Guest => 1,

@@ -77,7 +77,7 @@ pub use mode::{Mode, UnknownMode};
 pub use nvspec::addr::Place;
 pub use report::{Denial, Denials, SyncReport};
 pub use shared::Limits;
-pub use spaces::{AddressSpaces, NoMemory, RELINK_PIECES, Withdrawal};
+pub use spaces::{AddressSpaces, NoMemory, RELINK_PIECES, SavedSpaces, Withdrawal};
 
 use nvspec::addr::{Gpa, GuestVramAddr, Iova, VramAddr};
 

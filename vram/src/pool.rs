@@ -1,5 +1,9 @@
 //! An allocator of pages in chunks that the mediator owns: shadow tables, instance blocks, rings.
 
+mod saved;
+
+pub use saved::SavedPool;
+
 use crate::chunks::CHUNK_BYTES_MAX;
 use crate::{CardAddr, ChunkId, ChunkTable, Error};
 use std::collections::{BTreeMap, BTreeSet};
@@ -121,6 +125,12 @@ impl PagePool {
         self.used.clear();
         self.used_bytes = 0;
         self.reclaim(table);
+    }
+
+    /// Returns whether `bytes` at `address` are an allocation of this pool.
+    #[must_use]
+    pub fn holds(&self, address: CardAddr, bytes: u64) -> bool {
+        self.used.get(&address.0).is_some_and(|order| order_of(bytes) == Some(*order))
     }
 
     /// Bytes allocated, after rounding.

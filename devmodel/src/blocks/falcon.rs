@@ -2,6 +2,8 @@
 //! the data memory is storage, and each user of this file answers for its firmware.
 
 use nvspec::regs::fecs::DMEM_CONTROL;
+use saved_state::Invalid;
+use serde::{Deserialize, Serialize};
 
 /// Dwords that the address field of the data port can reach.
 const DMEM_DWORDS: usize = 0x1_0000 / 4;
@@ -9,7 +11,7 @@ const DMEM_DWORDS: usize = 0x1_0000 / 4;
 const PORTS: usize = 8;
 
 /// A falcon's data memory, as seen through its ports.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Dmem {
     /// Grows to what was written.
     dwords: Vec<u32>,
@@ -54,6 +56,12 @@ impl Dmem {
         self.control = [0; PORTS];
     }
 
+    /// Checks what was read.
+    pub(crate) fn check(&self) -> Result<(), Invalid> {
+        let Self { dwords, control: _ } = self;
+        Invalid::unless(dwords.len() <= DMEM_DWORDS, || "a falcon's memory is too large".into())
+    }
+
     fn place(&self, port: usize) -> usize {
         (DMEM_CONTROL::ADDRESS.get(self.control(port)) / 4) as usize
     }
@@ -68,7 +76,7 @@ impl Dmem {
 }
 
 /// A falcon's interrupt registers.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Intr {
     /// Pending.
     pub status: u32,
