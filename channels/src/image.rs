@@ -40,10 +40,10 @@ impl Golden {
         &self.0
     }
 
-    /// As another has it. No image of the host's names registers, whatever was saved.
-    pub(crate) fn restored(mut bytes: Vec<u8>) -> Self {
-        bytes.iter_mut().zip(0..graph_image::HEAD_BYTES).for_each(|(byte, _)| *byte = 0);
-        Self(bytes)
+    /// As it was; `None` if it names registers, which no image of the host's does.
+    pub(crate) fn restored(bytes: Vec<u8>) -> Option<Self> {
+        let named = bytes.iter().zip(0..graph_image::HEAD_BYTES).any(|(byte, _)| *byte != 0);
+        (!named).then_some(Self(bytes))
     }
 }
 

@@ -2,9 +2,18 @@
 //! Code memory is not kept, as no falcon code is executed.
 
 use nvspec::regs::fecs::DMEM_CONTROL::{ADDRESS, READ_INCREMENT, WRITE_INCREMENT};
+use saved_state::Invalid;
+use serde::{Deserialize, Serialize};
 
 /// Words of data memory: as many as the address field of the port can reach, in 4 KiB.
 const WORDS: usize = 1024;
+
+/// A data memory with its port, as it is saved.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SavedMemory {
+    pub(crate) words: Vec<u32>,
+    control: u32,
+}
 
 /// One port to the data memory.
 #[derive(Clone, Debug)]
@@ -16,6 +25,16 @@ pub(crate) struct DataMemory {
 impl DataMemory {
     pub(crate) fn new() -> Self {
         Self { words: Box::new([0; WORDS]), control: 0 }
+    }
+
+    pub(crate) fn save(&self) -> SavedMemory {
+        let Self { words, control } = self;
+        SavedMemory { words: words.to_vec(), control: *control }
+    }
+
+    pub(crate) fn restored(SavedMemory { words, control }: SavedMemory) -> Result<Self, Invalid> {
+        let words = words.into_boxed_slice().try_into().map_err(|_| Invalid::new("a falcon's memory has another size"))?;
+        Ok(Self { words, control })
     }
 
     pub(crate) fn control(&self) -> u32 {

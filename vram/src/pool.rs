@@ -127,10 +127,10 @@ impl PagePool {
         self.reclaim(table);
     }
 
-    /// Returns whether `bytes` at `address` are an allocation of this pool.
+    /// The allocations as they are now, for who restores what lies in them.
     #[must_use]
-    pub fn holds(&self, address: CardAddr, bytes: u64) -> bool {
-        self.used.get(&address.0).is_some_and(|order| order_of(bytes) == Some(*order))
+    pub fn allocations(&self) -> Allocations {
+        Allocations(self.used.clone())
     }
 
     /// Bytes allocated, after rounding.
@@ -177,6 +177,18 @@ impl PagePool {
             order += 1;
         }
         self.free[order as usize].insert(start);
+    }
+}
+
+/// Allocations of a pool.
+#[derive(Clone, Debug)]
+pub struct Allocations(BTreeMap<u64, u32>);
+
+impl Allocations {
+    /// Returns whether `bytes` at `address` are one of them.
+    #[must_use]
+    pub fn holds(&self, address: CardAddr, bytes: u64) -> bool {
+        self.0.get(&address.0).is_some_and(|order| order_of(bytes) == Some(*order))
     }
 }
 

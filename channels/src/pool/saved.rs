@@ -163,6 +163,11 @@ impl Channels {
         }
     }
 
+    /// The VMs that may have channels, by number.
+    pub fn vms(&self) -> impl Iterator<Item = VmId> {
+        self.vms.keys().copied()
+    }
+
     /// The shadow directories that channels have, bound or stuck, with their VMs: for who restores the shadows, which must be
     /// these VMs'.
     pub fn directories(&self) -> impl Iterator<Item = (VmId, VramAddr)> {
@@ -194,7 +199,8 @@ impl Channels {
             preemptions,
         } = saved;
         Invalid::unless(at == layout.save(), || "the host's structures lie elsewhere on the card".into())?;
-        Invalid::unless(golden.len() as u64 <= GRAPH_IMAGE_MAX, || "a context image is too long".into())?;
+        let golden = Some(golden).filter(|golden| golden.len() as u64 <= GRAPH_IMAGE_MAX).and_then(Golden::restored);
+        let golden = golden.ok_or_else(|| Invalid::new("a context image is too long, or names registers"))?;
         Invalid::unless(slots.len() == CHANNELS as usize, || format!("a card has {CHANNELS} channels"))?;
         Invalid::unless(u32::from(next_slot) < CHANNELS, || format!("there is no channel {next_slot}"))?;
         Invalid::unless(serial <= COUNT_MAX && submissions <= COUNT_MAX, || "too much was submitted".into())?;
@@ -221,7 +227,7 @@ impl Channels {
         let waiting = waiting.into_iter().map(ChannelId).collect();
         Ok(Self {
             layout,
-            golden: Golden::restored(golden),
+            golden,
             slots,
             vms: records,
             next_page: usize::from(second_page),

@@ -2,10 +2,11 @@
 //! [`crate::graph`].
 
 use crate::cx::Cx;
-use crate::falcon::DataMemory;
+use crate::falcon::{DataMemory, SavedMemory};
 use crate::fifo::Fifo;
 use crate::graph;
 use nvspec::regs::{fecs, gpccs};
+use saved_state::Invalid;
 
 /// The falcons' data memories.
 #[derive(Debug)]
@@ -17,6 +18,16 @@ pub(crate) struct GraphFalcons {
 impl GraphFalcons {
     pub(crate) fn new() -> Self {
         Self { fecs: DataMemory::new(), gpccs: DataMemory::new() }
+    }
+
+    pub(crate) fn save(&self) -> [SavedMemory; 2] {
+        let Self { fecs, gpccs } = self;
+        [fecs.save(), gpccs.save()]
+    }
+
+    pub(crate) fn restore(&mut self, [fecs, gpccs]: [SavedMemory; 2]) -> Result<(), Invalid> {
+        *self = Self { fecs: DataMemory::restored(fecs)?, gpccs: DataMemory::restored(gpccs)? };
+        Ok(())
     }
 
     pub(crate) fn read(&mut self, reg: fecs::Reg, offset: u32, fifo: &Fifo, cx: &Cx) -> u32 {

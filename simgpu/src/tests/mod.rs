@@ -8,5 +8,6 @@ mod kernels;
 mod malformed;
 mod profile;
 mod registers;
+mod saved;
 mod threaded;
 mod timing;
