@@ -1,15 +1,16 @@
 //! The mistakes: each takes away what its `what` says. Those of crates under `mediator/` are in [`mediator`], those of CUDA's in
-//! [`cuda`], those of crates that check what guests say in [`guests`].
+//! [`cuda`], those of crates that check what guests say in [`guests`], those of saved state in [`state`].
 
 use super::Mutation;
 
 mod cuda;
 mod guests;
 mod mediator;
+mod state;
 
 /// All mistakes.
 pub(super) fn mutations() -> impl Iterator<Item = &'static Mutation> {
-    MUTATIONS.iter().chain(mediator::MUTATIONS).chain(cuda::MUTATIONS).chain(guests::MUTATIONS)
+    MUTATIONS.iter().chain(mediator::MUTATIONS).chain(cuda::MUTATIONS).chain(guests::MUTATIONS).chain(state::MUTATIONS)
 }
 
 const MUTATIONS: &[Mutation] = &[
