@@ -2,8 +2,8 @@
 
 mod saved;
 
-pub use saved::SavedChannels;
 pub(crate) use saved::COUNT_MAX;
+pub use saved::SavedChannels;
 
 use crate::card;
 use crate::image::{self, Golden};

@@ -1,10 +1,10 @@
 //! What was refused: a counter for each register and reason, and a log line for the first of each.
 
 use nvspec::regs;
-use std::collections::BTreeMap;
-use std::fmt;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
 
 /// Different (register, reason) pairs that are counted one by one; what a guest finds beyond is counted together.
 /// Bounds the memory and the log lines that one guest can cause.

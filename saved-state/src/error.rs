@@ -87,7 +87,9 @@ pub enum ReadError {
         of: u32,
     },
     /// A section that nobody knows.
-    #[error("section `{name}` of {of} is unknown to this program: it was saved by a newer one, or one with other parts")]
+    #[error(
+        "section `{name}` of {of} is unknown to this program: it was saved by a newer one, or one with other parts"
+    )]
     Unknown {
         /// The part.
         name: String,

@@ -138,7 +138,8 @@ impl<'a> Bytes<'a> {
 
     fn take(&mut self, bytes: usize, what: &'static str) -> Result<&'a [u8], ReadError> {
         let end = self.at.checked_add(bytes);
-        let taken = end.and_then(|end| self.file.get(self.at..end)).ok_or(ReadError::Cut { at: self.file.len(), what })?;
+        let taken =
+            end.and_then(|end| self.file.get(self.at..end)).ok_or(ReadError::Cut { at: self.file.len(), what })?;
         self.skip(bytes);
         Ok(taken)
     }

@@ -1,9 +1,9 @@
 //! A lane: the queues of all vGPUs for one engine, or for all of them, with one policy.
 
 use crate::config::{Config, MS, PERMILLE, VgpuParams};
+use crate::flight::Flight;
 use crate::policy::{self, AnyPolicy, Room, View};
 use crate::types::{Channel, Engine, Nanos, Ticket, VgpuId};
-use crate::flight::Flight;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};

@@ -33,7 +33,8 @@ impl DataMemory {
     }
 
     pub(crate) fn restored(SavedMemory { words, control }: SavedMemory) -> Result<Self, Invalid> {
-        let words = words.into_boxed_slice().try_into().map_err(|_| Invalid::new("a falcon's memory has another size"))?;
+        let words =
+            words.into_boxed_slice().try_into().map_err(|_| Invalid::new("a falcon's memory has another size"))?;
         Ok(Self { words, control })
     }
 

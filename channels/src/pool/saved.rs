@@ -248,9 +248,7 @@ fn of_vms(slots: &[SavedSlot]) -> Result<BTreeMap<VmId, BTreeMap<u8, ChannelId>>
         let SavedSlot::Bound(bound) = slot else { continue };
         Invalid::unless(u32::from(bound.channel) < CHANNELS, || format!("there is no channel {}", bound.channel))?;
         let earlier = own.entry(VmId(bound.vm)).or_default().insert(bound.channel, ChannelId(number));
-        Invalid::unless(earlier.is_none(), || {
-            format!("channel {} of VM {} is bound twice", bound.channel, bound.vm)
-        })?;
+        Invalid::unless(earlier.is_none(), || format!("channel {} of VM {} is bound twice", bound.channel, bound.vm))?;
     }
     Ok(own)
 }
@@ -285,12 +283,7 @@ impl Slot {
         }
     }
 
-    fn restored(
-        saved: SavedSlot,
-        vms: &BTreeMap<VmId, Vm>,
-        serial: u64,
-        submissions: u64,
-    ) -> Result<Self, Invalid> {
+    fn restored(saved: SavedSlot, vms: &BTreeMap<VmId, Vm>, serial: u64, submissions: u64) -> Result<Self, Invalid> {
         match saved {
             SavedSlot::Free => Ok(Self::Free),
             SavedSlot::Bound(bound) => {
@@ -440,11 +433,7 @@ impl Vm {
         }
     }
 
-    fn restored(
-        saved: SavedVm,
-        channels: BTreeMap<u8, ChannelId>,
-        slots: &[SavedSlot],
-    ) -> Result<Self, Invalid> {
+    fn restored(saved: SavedVm, channels: BTreeMap<u8, ChannelId>, slots: &[SavedSlot]) -> Result<Self, Invalid> {
         let SavedVm { vm, cap, paused, trusted, list, unlisted, refused, saved, news, told, hang_limit } = saved;
         let id = VmId(vm);
         let says = |what: &'static str| move || format!("VM {id}: {what}");
@@ -457,9 +446,10 @@ impl Vm {
             let slot = channels.get(channel).and_then(|physical| slots.get(usize::from(physical.0)));
             matches!(slot, Some(SavedSlot::Bound(bound)) if bound.permit != SavedPermit::Ended)
         };
-        Invalid::unless(listed.len() == list.len() && list.iter().all(may_be_listed), says(
-            "its runlist names channels twice, or such as are not bound",
-        ))?;
+        Invalid::unless(
+            listed.len() == list.len() && list.iter().all(may_be_listed),
+            says("its runlist names channels twice, or such as are not bound"),
+        )?;
         let numbers = unlisted.iter().all(|channel| u32::from(*channel) < CHANNELS);
         Invalid::unless(numbers && unlisted.len() <= CHANNELS as usize, says("it has taken off what is no channel"))?;
         let keys = |mut keys: Vec<u8>| {
@@ -470,9 +460,10 @@ impl Vm {
         keys(refused.iter().map(|(channel, _)| *channel).collect())?;
         keys(saved.iter().map(|(channel, _)| *channel).collect())?;
         let unbound = refused.iter().map(|(channel, _)| channel).chain(saved.iter().map(|(channel, _)| channel));
-        Invalid::unless(unbound.clone().all(|channel| !channels.contains_key(channel)), says(
-            "a channel is bound and is not",
-        ))?;
+        Invalid::unless(
+            unbound.clone().all(|channel| !channels.contains_key(channel)),
+            says("a channel is bound and is not"),
+        )?;
         let words = |[get, fetch, put]: [u32; 3]| -> SavedWords {
             [(ramfc::GP_GET, get), (ramfc::GP_FETCH, fetch), (ramfc::GP_PUT, put)]
         };

@@ -198,7 +198,9 @@ impl SavedRing {
         Invalid::unless(counts && (*submitted == 0 || *sequence > 0), || "a ring has seen too much".into())?;
         let held = records.iter().fold(0u64, |sum, record| sum.saturating_add(record.entries.into()).saturating_add(1));
         let fits = records.len() <= RECORDS && held <= CAPACITY && records.iter().all(|record| record.entries > 0);
-        Invalid::unless(fits && usize::from(*started) <= records.len(), || "more is in flight than a ring holds".into())?;
+        Invalid::unless(fits && usize::from(*started) <= records.len(), || {
+            "more is in flight than a ring holds".into()
+        })?;
         let addresses = ends.iter().chain([last_end]).all(|end| *end <= HOST_VA_BASE.0);
         Invalid::unless(ends.len() == RECORDS && addresses, || "a range ends at an address of the host's".into())
     }

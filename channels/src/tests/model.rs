@@ -5,8 +5,8 @@ mod audit;
 
 use super::fake::{A, B, LAYOUT, World};
 use crate::{
-    Bind, Channels, Completion, Doorbell, DoorbellError, GuestInstance, Place, PullError, Pulled, RingFault, Stuck, Submission,
-    VmId, work_va,
+    Bind, Channels, Completion, Doorbell, DoorbellError, GuestInstance, Place, PullError, Pulled, RingFault, Stuck,
+    Submission, VmId, work_va,
 };
 use nvspec::addr::GuestVramAddr;
 use nvspec::fifo::{ChannelId, VirtualChannelId};

@@ -73,11 +73,13 @@ fn the_directories_are_named_with_their_vms() {
 #[test]
 fn owners_that_disagree_are_refused() {
     assert!(refused(|saved| bound(saved, A, 1).channel = 0).contains("channel 0 of VM 1 is bound twice"));
-    assert!(refused(|saved| {
-        bound(saved, A, 1).vm = 9;
-        saved.vms[0].list = vec![0];
-    })
-    .contains("bound for VM 9, which is not there"));
+    assert!(
+        refused(|saved| {
+            bound(saved, A, 1).vm = 9;
+            saved.vms[0].list = vec![0];
+        })
+        .contains("bound for VM 9, which is not there")
+    );
     assert!(refused(|saved| bound(saved, A, 1).channel = 200).contains("there is no channel 200"));
     assert!(refused(|saved| bound(saved, A, 0).channel = 3).contains("runlist names channels"));
     assert!(refused(|saved| saved.vms[0].list = vec![0, 0]).contains("runlist names channels"));
@@ -132,8 +134,10 @@ fn other_cards_and_numbers_are_refused() {
     assert!(refused(|saved| bound(saved, A, 0).contexts[0] = Some(1 << 40)).contains("not at a page"));
     assert!(refused(|saved| saved.episodes.truncate(1)).contains("other engines"));
     assert!(refused(|saved| saved.preemptions.waiting = vec![1, 1]).contains("leave their engines"));
-    assert!(refused(|saved| saved.preemptions = SavedPreemptions { waiting: vec![], asked: true, looks: 0 })
-        .contains("leave their engines"));
+    assert!(
+        refused(|saved| saved.preemptions = SavedPreemptions { waiting: vec![], asked: true, looks: 0 })
+            .contains("leave their engines")
+    );
 }
 
 proptest! {

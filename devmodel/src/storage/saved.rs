@@ -10,9 +10,9 @@ impl Storage {
     pub(crate) fn save(&self) -> Vec<(u32, u32)> {
         let Self { pages } = self;
         let pages = (0u32..).step_by(4 * PAGE_DWORDS).zip(pages);
-        let dwords = pages.filter_map(|(base, page)| Some((base, page.as_ref()?))).flat_map(|(base, page)| {
-            (base..).step_by(4).zip(page.iter().copied())
-        });
+        let dwords = pages
+            .filter_map(|(base, page)| Some((base, page.as_ref()?)))
+            .flat_map(|(base, page)| (base..).step_by(4).zip(page.iter().copied()));
         dwords.filter(|(_, value)| *value != 0).collect()
     }
 

@@ -2,9 +2,9 @@
 //! rules that hold always.
 
 use super::mock::{Call, Rig, VRAM};
+use crate::VGpu;
 use crate::backend::{Aperture, Place};
 use crate::events::{MmuFault, PbdmaError};
-use crate::VGpu;
 use crate::policy::REGISTERS;
 use nvspec::addr::GpuVa;
 use nvspec::fifo::VirtualChannelId;

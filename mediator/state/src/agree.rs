@@ -37,7 +37,9 @@ pub(crate) fn check_channels(channels: &Channels, vms: &BTreeMap<VmId, RestoredV
     for (vm, directory) in channels.directories().filter(|(vm, _)| *vm != VmId::MEDIATOR) {
         let shadows = vms.get(&vm).map(|vm| &vm.spaces);
         let own = shadows.is_some_and(|spaces| spaces.ids().any(|id| spaces.directory(id) == Some(directory)));
-        Invalid::unless(own, || format!("a channel of VM {vm} uses the directory at {directory}, which is not its own"))?;
+        Invalid::unless(own, || {
+            format!("a channel of VM {vm} uses the directory at {directory}, which is not its own")
+        })?;
     }
     for (vm, one) in vms {
         let seen: BTreeSet<VirtualChannelId> = one.gpu.bound_channels().collect();

@@ -4,9 +4,7 @@ use crate::fuzz::{Host, VRAM, config};
 use crate::memory::PoolMemory;
 use crate::{SavedCard, SavedVm, Surroundings};
 use channels::{Bind, Channels, GuestInstance};
-use devmodel::{
-    Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, Place, Unwritten, VGpu,
-};
+use devmodel::{Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, Place, Unwritten, VGpu};
 use nvspec::addr::{GuestVramAddr, VramAddr};
 use nvspec::fifo::{ChannelId, VirtualChannelId};
 use nvspec::regs::pfifo;

@@ -7,9 +7,9 @@
 
 use super::{Policy, Room, Standing, View};
 use crate::config::VgpuParams;
+use crate::scheduler::{is_order_of, of_members};
 use crate::shares::{Claim, divide, scale};
 use crate::types::{Nanos, VgpuId};
-use crate::scheduler::{is_order_of, of_members};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};

@@ -6,9 +6,9 @@
 
 use super::View;
 use crate::config::MS;
+use crate::scheduler::of_members;
 use crate::shares::{WHOLE, shares};
 use crate::types::{Nanos, VgpuId};
-use crate::scheduler::of_members;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -58,7 +58,9 @@ impl Scheduler {
     fn check(&self, now: Nanos) -> Result<(), Invalid> {
         let Self { config, vgpus, engines, lanes, order, ignored, now: last } = self;
         config.check().map_err(Invalid::new)?;
-        Invalid::unless(lanes.len() == lane_count(config), || format!("{} lanes are too many or too few", lanes.len()))?;
+        Invalid::unless(lanes.len() == lane_count(config), || {
+            format!("{} lanes are too many or too few", lanes.len())
+        })?;
         Invalid::unless(*last <= now, || format!("it is of {} ns, and now is {} ns", last.0, now.0))?;
         Invalid::unless(*order <= COUNT_MAX && *ignored <= COUNT_MAX, || "it has seen too many events".into())?;
         for (vgpu, known) in vgpus {
@@ -70,9 +72,7 @@ impl Scheduler {
         Invalid::unless(stray.is_none(), || "something is in flight of a vGPU that is not there".into())?;
         self.check_tickets(flights().map(|flight| flight.ticket))?;
         for (at, lane) in lanes.iter().enumerate() {
-            let params = vgpus.iter().map(|(vgpu, known)| {
-                (*vgpu, known.params, known.quarantine != Quarantine::Free)
-            });
+            let params = vgpus.iter().map(|(vgpu, known)| (*vgpu, known.params, known.quarantine != Quarantine::Free));
             let engines = Engine::ALL.into_iter().filter(|engine| self.lane_of(*engine) == at).collect::<Vec<_>>();
             let flights: Vec<&Flight> = engines.iter().flat_map(|of| self.engines[of.index()].flights()).collect();
             lane.check(config, params, &engines, &flights, *order)?;

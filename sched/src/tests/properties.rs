@@ -12,7 +12,12 @@ const VGPUS: u32 = 4;
 
 #[derive(Clone, Debug)]
 enum Op {
-    Arrive { vgpu: u32, channel: u32, engine: usize, length: u64 },
+    Arrive {
+        vgpu: u32,
+        channel: u32,
+        engine: usize,
+        length: u64,
+    },
     Pass(u64),
     Change(u32, VgpuParams),
     Configure(Config),

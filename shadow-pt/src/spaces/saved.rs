@@ -156,18 +156,14 @@ impl Space {
 
 impl SavedSpace {
     /// The space, with a directory in which there is nothing of the guest's.
-    fn restored(
-        self,
-        index: u32,
-        shared: &mut Shared,
-        memory: &mut impl ShadowMemory,
-    ) -> Result<Space, Invalid> {
+    fn restored(self, index: u32, shared: &mut Shared, memory: &mut impl ShadowMemory) -> Result<Space, Invalid> {
         let Self { generation, directory, card, own, common } = self;
         let mut space = Space::new(index, generation, directory.into(), VramAddr(card), shared);
         let tables = [(Area::Own, own), (Area::Shared, common)];
         for (slot, (area, card)) in space.host.iter_mut().zip(tables) {
             *slot = card.map(|card| HostTable::at(area, VramAddr(card)));
-            let pde = slot.map(|table| table.pde().ok_or_else(|| Invalid::new("no entry can name a table"))).transpose()?;
+            let pde =
+                slot.map(|table| table.pde().ok_or_else(|| Invalid::new("no entry can name a table"))).transpose()?;
             if let Some(entry) = space.directory.shadow.get_mut(area.entry() as usize) {
                 *entry = pde.unwrap_or(0);
             }

@@ -57,22 +57,28 @@ fn card_memory_of_others_is_refused() {
     assert!(refused(|saved| first(saved).card += 0x1000).contains("are not for this use"));
     assert!(refused(|saved| first(saved).card = 3).contains("are not for this use"));
     assert!(refused(|saved| first(saved).own = Some(0)).contains("are not for this use"));
-    assert!(refused(|saved| {
-        let own = saved_own(saved);
-        first(saved).common = own;
-    })
-    .contains("are not for this use"));
+    assert!(
+        refused(|saved| {
+            let own = saved_own(saved);
+            first(saved).common = own;
+        })
+        .contains("are not for this use")
+    );
     // One that is used already, as a directory and as a table to give back.
-    assert!(refused(|saved| {
-        let card = first(saved).card;
-        saved.spaces[1].as_mut().unwrap().card = card;
-    })
-    .contains("are not for this use"));
-    assert!(refused(|saved| {
-        let card = first(saved).card;
-        saved.old.push((card, PD_BYTES));
-    })
-    .contains("are not for this use"));
+    assert!(
+        refused(|saved| {
+            let card = first(saved).card;
+            saved.spaces[1].as_mut().unwrap().card = card;
+        })
+        .contains("are not for this use")
+    );
+    assert!(
+        refused(|saved| {
+            let card = first(saved).card;
+            saved.old.push((card, PD_BYTES));
+        })
+        .contains("are not for this use")
+    );
 }
 
 fn saved_own(saved: &SavedSpaces) -> Option<u64> {

@@ -257,7 +257,8 @@ type Places = BTreeMap<VmId, BTreeMap<u32, Spot>>;
 fn places(card: &Stock, host: &Stock) -> Result<Places, Invalid> {
     let mut places = Places::new();
     let tiers = [(Tier::Card, card), (Tier::Host, host)];
-    for (tier, (number, state)) in tiers.into_iter().flat_map(|(tier, stock)| stock.states().map(move |at| (tier, at))) {
+    for (tier, (number, state)) in tiers.into_iter().flat_map(|(tier, stock)| stock.states().map(move |at| (tier, at)))
+    {
         let ChunkState::Vm { vm, index } = state else { continue };
         let earlier = places.entry(vm).or_default().insert(index, Spot::of(tier, number));
         Invalid::unless(earlier.is_none(), || format!("guest chunk {index} of VM {vm} has two places"))?;

@@ -68,26 +68,34 @@ fn owners_that_disagree_are_refused() {
     };
     let of_vm = |vm: u32| move |piece: SavedPiece| matches!(piece, SavedPiece::Vm { vm: of, .. } if of == vm);
     // The same chunk twice, a chunk behind the guest's, a chunk of no VM, one that a move comes from.
-    assert!(refused(|saved| {
-        let at = piece(saved, &of_vm(2));
-        saved.card.states[at] = SavedPiece::Vm { vm: 1, index: 0 };
-    })
-    .contains("guest chunk 0 of VM 1 has two places"));
-    assert!(refused(|saved| {
-        let at = piece(saved, &of_vm(2));
-        saved.card.states[at] = SavedPiece::Vm { vm: 2, index: 2 };
-    })
-    .contains("VM 2 has no guest chunk 2"));
-    assert!(refused(|saved| {
-        let at = piece(saved, &of_vm(2));
-        saved.card.states[at] = SavedPiece::Vm { vm: 7, index: 0 };
-    })
-    .contains("VM 7 has chunks, and is not there"));
-    assert!(refused(|saved| {
-        let at = piece(saved, &|piece| piece == SavedPiece::Vm { vm: 1, index: 3 });
-        saved.card.states[at] = SavedPiece::Free;
-    })
-    .contains("of a chunk that is not there"));
+    assert!(
+        refused(|saved| {
+            let at = piece(saved, &of_vm(2));
+            saved.card.states[at] = SavedPiece::Vm { vm: 1, index: 0 };
+        })
+        .contains("guest chunk 0 of VM 1 has two places")
+    );
+    assert!(
+        refused(|saved| {
+            let at = piece(saved, &of_vm(2));
+            saved.card.states[at] = SavedPiece::Vm { vm: 2, index: 2 };
+        })
+        .contains("VM 2 has no guest chunk 2")
+    );
+    assert!(
+        refused(|saved| {
+            let at = piece(saved, &of_vm(2));
+            saved.card.states[at] = SavedPiece::Vm { vm: 7, index: 0 };
+        })
+        .contains("VM 7 has chunks, and is not there")
+    );
+    assert!(
+        refused(|saved| {
+            let at = piece(saved, &|piece| piece == SavedPiece::Vm { vm: 1, index: 3 });
+            saved.card.states[at] = SavedPiece::Free;
+        })
+        .contains("of a chunk that is not there")
+    );
     assert!(refused(|saved| saved.vms.truncate(1)).contains("VM 2 has chunks"));
     assert!(refused(|saved| saved.host.states[0] = SavedPiece::Mediator).contains("is the mediator's"));
 }
@@ -97,11 +105,13 @@ fn pieces_that_nobody_scrubs_are_refused() {
     assert!(refused(|saved| saved.card.to_scrub.clear()).contains("to scrub are others"));
     assert!(refused(|saved| saved.card.to_scrub.push(saved.card.to_scrub[0])).contains("to scrub are others"));
     // The VM's contents would be the next owner's.
-    assert!(refused(|saved| {
-        let at = saved.card.to_scrub[0] as usize;
-        saved.card.states[at] = SavedPiece::Free;
-    })
-    .contains("to scrub are others"));
+    assert!(
+        refused(|saved| {
+            let at = saved.card.to_scrub[0] as usize;
+            saved.card.states[at] = SavedPiece::Free;
+        })
+        .contains("to scrub are others")
+    );
 }
 
 #[test]
@@ -143,7 +153,12 @@ fn numbers_out_of_bounds_are_refused() {
         saved.vms[0].limits = SavedLimits { guarantee: 8, ..saved.vms[0].limits };
         let limits = SavedLimits { guarantee: 2, ..saved.vms[1].limits };
         saved.vms[1].limits = limits;
-        saved.vms.push(SavedVm { vm: 3, bytes: 3 * CHUNK, limits: SavedLimits { guarantee: 3, ..limits }, ..saved.vms[1].clone() });
+        saved.vms.push(SavedVm {
+            vm: 3,
+            bytes: 3 * CHUNK,
+            limits: SavedLimits { guarantee: 3, ..limits },
+            ..saved.vms[1].clone()
+        });
     };
     assert!(refused(promised).contains("13 chunks of a card of 12 are guaranteed"));
 }

@@ -10,8 +10,8 @@ mod priority;
 mod profiled;
 mod random;
 
-pub use hints::{Hints, PRIORITY_DEFAULT};
 pub(crate) use hints::SavedHints;
+pub use hints::{Hints, PRIORITY_DEFAULT};
 
 use std::fmt::{Debug, Display, Formatter};
 use std::str::FromStr;

@@ -55,23 +55,29 @@ fn a_card_is_as_it_was() {
 fn vms_that_have_changed_places_are_refused() {
     // Each part is sound.
     assert!(refused(|card| card.vms.swap(0, 1)).contains("not in their order"));
-    assert!(refused(|card| {
-        let (one, other) = card.vms.split_at_mut(1);
-        std::mem::swap(&mut one[0].spaces, &mut other[0].spaces);
-    })
-    .contains("are not for this use"));
+    assert!(
+        refused(|card| {
+            let (one, other) = card.vms.split_at_mut(1);
+            std::mem::swap(&mut one[0].spaces, &mut other[0].spaces);
+        })
+        .contains("are not for this use")
+    );
     // With the memory, one's channels would use the other's tables.
-    assert!(refused(|card| {
-        let (one, other) = card.vms.split_at_mut(1);
-        std::mem::swap(&mut one[0].spaces, &mut other[0].spaces);
-        std::mem::swap(&mut one[0].pool, &mut other[0].pool);
-    })
-    .contains("which is not its own"));
-    assert!(refused(|card| {
-        let pool = card.vms[0].pool.clone();
-        card.vms[1].pool = pool;
-    })
-    .contains("VM 2: chunk"));
+    assert!(
+        refused(|card| {
+            let (one, other) = card.vms.split_at_mut(1);
+            std::mem::swap(&mut one[0].spaces, &mut other[0].spaces);
+            std::mem::swap(&mut one[0].pool, &mut other[0].pool);
+        })
+        .contains("which is not its own")
+    );
+    assert!(
+        refused(|card| {
+            let pool = card.vms[0].pool.clone();
+            card.vms[1].pool = pool;
+        })
+        .contains("VM 2: chunk")
+    );
     assert!(refused(|card| drop(card.vms.pop())).contains("other VMs than there are"));
 }
 

@@ -54,7 +54,8 @@ impl Slots {
             }
         }
         let numbers = (0u32..).zip(&slots.slots);
-        let empty: BTreeSet<u32> = numbers.filter(|(_, slot)| slot.object.is_none()).map(|(number, _)| number).collect();
+        let empty: BTreeSet<u32> =
+            numbers.filter(|(_, slot)| slot.object.is_none()).map(|(number, _)| number).collect();
         let listed: BTreeSet<u32> = free.iter().copied().collect();
         Invalid::unless(listed.len() == free.len() && listed == empty, || {
             "the places without a table are others than those that are listed".into()

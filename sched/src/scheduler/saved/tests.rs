@@ -57,28 +57,36 @@ fn schedulers_that_cannot_be_are_refused() {
     assert!(refused(&|saved| saved.scheduler.order = 0).contains("arrived later"));
     assert!(refused(&|saved| saved.scheduler.config.policy = PolicyKind::Credit).contains("another policy"));
     assert!(refused(&|saved| saved.scheduler.config.band.period_ns = 0).contains("band.period_ns"));
-    assert!(refused(&|saved| {
-        let gone = saved.scheduler.engines[0].flights().next().unwrap().vgpu;
-        saved.scheduler.vgpus.remove(&gone);
-        saved.accounts.retain(|(vgpu, ..)| *vgpu != gone);
-    })
-    .contains("vGPU that is not there"));
-    assert!(refused(&|saved| {
-        let known = saved.scheduler.vgpus.get_mut(&VgpuId(1)).unwrap();
-        known.params.weight = 0;
-    })
-    .contains("vGPU 1: weight"));
-    assert!(refused(&|saved| {
-        let known = saved.scheduler.vgpus.get_mut(&VgpuId(3)).unwrap();
-        known.quarantine = Quarantine::Free;
-    })
-    .contains("not as the scheduler has it"));
+    assert!(
+        refused(&|saved| {
+            let gone = saved.scheduler.engines[0].flights().next().unwrap().vgpu;
+            saved.scheduler.vgpus.remove(&gone);
+            saved.accounts.retain(|(vgpu, ..)| *vgpu != gone);
+        })
+        .contains("vGPU that is not there")
+    );
+    assert!(
+        refused(&|saved| {
+            let known = saved.scheduler.vgpus.get_mut(&VgpuId(1)).unwrap();
+            known.params.weight = 0;
+        })
+        .contains("vGPU 1: weight")
+    );
+    assert!(
+        refused(&|saved| {
+            let known = saved.scheduler.vgpus.get_mut(&VgpuId(3)).unwrap();
+            known.quarantine = Quarantine::Free;
+        })
+        .contains("not as the scheduler has it")
+    );
     // Each of these would be taken for idle, or for busy for ever.
     assert!(refused(&|saved| saved.scheduler.engines[0] = Default::default()).contains("in flight"));
-    assert!(refused(&|saved| {
-        let [compute, copy, _] = &mut saved.scheduler.engines;
-        *copy = compute.clone();
-    })
-    .contains("at two places"));
+    assert!(
+        refused(&|saved| {
+            let [compute, copy, _] = &mut saved.scheduler.engines;
+            *copy = compute.clone();
+        })
+        .contains("at two places")
+    );
     assert!(refused(&|saved| saved.accounts[0].1[0].edit()).contains("account"));
 }

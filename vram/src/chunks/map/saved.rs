@@ -2,11 +2,11 @@
 
 use super::VmMap;
 use crate::VmId;
+use crate::chunks::Limits;
 use crate::chunks::account::VmSummary;
 use crate::chunks::moves::{Fate, Flight};
 use crate::chunks::saved::{COUNT_MAX, SavedLimits};
 use crate::chunks::state::{MoveId, Spot, Tier};
-use crate::chunks::Limits;
 use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -58,7 +58,8 @@ impl VmMap {
         places: BTreeMap<u32, Spot>,
         flights: &BTreeMap<MoveId, Flight>,
     ) -> Result<Self, Invalid> {
-        let SavedVm { vm, bytes, limits, parked, frozen: _, peak, host_peak, born_in_host, moved_out, moved_in } = saved;
+        let SavedVm { vm, bytes, limits, parked, frozen: _, peak, host_peak, born_in_host, moved_out, moved_in } =
+            saved;
         let limits = Limits::from(limits);
         Invalid::unless(limits.guarantee <= limits.quota && limits.weight > 0, || {
             format!("VM {vm} has a guarantee of {} beyond its quota, or no weight", limits.guarantee)
@@ -75,7 +76,9 @@ impl VmMap {
         Invalid::unless(ascend(&parked), || format!("VM {vm}: the reserve is not in its order"))?;
         for index in parked {
             let on_card = map.get(index).is_some_and(|spot| spot.tier() == Tier::Card);
-            Invalid::unless(on_card, || format!("guest chunk {index} of VM {vm} is in the reserve, and not on the card"))?;
+            Invalid::unless(on_card, || {
+                format!("guest chunk {index} of VM {vm} is in the reserve, and not on the card")
+            })?;
             map.park(index);
         }
         for flight in flights.values().filter(|flight| flight.vm == VmId(vm) && flight.fate != Fate::Ownerless) {
