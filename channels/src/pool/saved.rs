@@ -440,7 +440,7 @@ impl Vm {
         Invalid::unless(channels.len() <= cap as usize, says("more channels are bound than it may have"))?;
         Invalid::unless(paused & !Pause::all() == 0, says("it is paused for no reason that there is"))?;
         Invalid::unless(!trusted || id == VmId::MEDIATOR, says("what a guest says of its work is not to be trusted"))?;
-        Invalid::unless(news <= (1 << engine::COUNT) - 1, says("there is news of no engine"))?;
+        Invalid::unless(news < 1 << engine::COUNT, says("there is news of no engine"))?;
         let listed: BTreeSet<u8> = list.iter().copied().collect();
         let may_be_listed = |channel: &u8| {
             let slot = channels.get(channel).and_then(|physical| slots.get(usize::from(physical.0)));

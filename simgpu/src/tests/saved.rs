@@ -30,7 +30,7 @@ fn copier(config: &Config) -> (Driver, Channel, u64, u64) {
 }
 
 fn copy(round: u32) -> Vec<u32> {
-    let (from, to) = if round % 2 == 0 { (A, B) } else { (B, A) };
+    let (from, to) = if round.is_multiple_of(2) { (A, B) } else { (B, A) };
     words(&[ce_copy(from, to, 16), release(SEMAPHORE, round), methods(4, 0x20, &[0])])
 }
 

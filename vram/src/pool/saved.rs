@@ -48,7 +48,7 @@ impl PagePool {
             let bytes = u64::from(chunks) * table.chunk_bytes();
             let run = Run { first: crate::ChunkId::numbered(first), chunks, bytes };
             let start = table.address(run.first).0;
-            let aligned = bytes.is_power_of_two() && start % bytes == 0 && bytes <= PAGE_BYTES << ORDER_MAX;
+            let aligned = bytes.is_power_of_two() && start.is_multiple_of(bytes) && bytes <= PAGE_BYTES << ORDER_MAX;
             Invalid::unless(aligned, || format!("{chunks} chunks from {first} on are no run of a page pool"))?;
             pool.held = pool.held.saturating_add(bytes);
             found += pool.fill(start, bytes.trailing_zeros() - PAGE_SHIFT);
