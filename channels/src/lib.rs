@@ -23,7 +23,7 @@
 //! - [`GuestInstance`]: what is taken from a guest's instance block, checked; and the block that the card gets;
 //! - [`RunState`]: a channel's states and the steps between them;
 //! - [`Watchdog`]: engines on which nothing moves;
-//! - the traits that a user implements: [`Host`] for the card, [`GuestMemory`] for re-reading engine context pointers,
+//! - the traits that a user implements, on one object: [`Host`] for the card, [`GuestMemory`] for re-reading engine context pointers,
 //!   [`GuestRing`] for the guest's rings.
 //!
 //! Defined points at which a guest's instance block is read: all of it at bind (the caller copies it once), and its engine
@@ -54,6 +54,7 @@ mod complete;
 mod entry;
 mod image;
 mod instance;
+mod parts;
 mod pool;
 mod preempt;
 mod pull;
@@ -86,6 +87,7 @@ pub use fuzz::fuzz;
 pub use image::GRAPH_IMAGE_MAX;
 pub use instance::{GuestInstance, InstanceError};
 pub use nvspec::addr::Place;
+pub use parts::Parts;
 pub use pool::{Channels, SavedChannels};
 pub use state::{Presence, RunState};
 pub use types::{

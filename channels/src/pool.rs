@@ -241,18 +241,17 @@ impl Channels {
     /// Lets the card schedule the channel, or not. `false` when it is not bound.
     pub fn enable(
         &mut self,
-        host: &mut impl Host,
-        guest: &mut impl GuestMemory,
+        card: &mut (impl Host + GuestMemory),
         vm: VmId,
         channel: VirtualChannelId,
         enabled: bool,
     ) -> bool {
         let Some(physical) = self.physical(vm, channel) else { return false };
-        self.refresh(host, guest, physical);
+        self.refresh(card, physical);
         if let Some(bound) = self.bound_mut(physical) {
             bound.wish = if enabled { Wish::Enabled } else { Wish::Stopped };
         }
-        self.apply(host, physical);
+        self.apply(card, physical);
         true
     }
 
@@ -261,8 +260,7 @@ impl Channels {
     /// answer does.
     pub fn submit_runlist(
         &mut self,
-        host: &mut impl Host,
-        guest: &mut impl GuestMemory,
+        card: &mut (impl Host + GuestMemory),
         vm: VmId,
         list: &[VirtualChannelId],
     ) -> Submitted {
@@ -282,13 +280,13 @@ impl Channels {
         let listed: Vec<ChannelId> =
             record.list.iter().filter_map(|channel| record.channels.get(channel).copied()).collect();
         for physical in &listed {
-            self.refresh(host, guest, *physical);
+            self.refresh(card, *physical);
         }
-        self.submit(host);
+        self.submit(card);
         let Some(record) = self.vms.get_mut(&vm) else { return Submitted::default() };
         let removed = before.iter().filter(|channel| !record.list.contains(channel));
         record.unlisted = removed.filter_map(|channel| record.channels.get(channel).copied()).collect();
-        let taken = !self.is_unlisting(host, vm);
+        let taken = !self.is_unlisting(card, vm);
         Submitted { listed: u32::try_from(listed.len()).unwrap_or(u32::MAX), ignored, taken }
     }
 
@@ -455,16 +453,16 @@ impl Channels {
     ///
     /// Not while the channel has work in flight, which is charged to the engine that its contexts named when it was
     /// submitted: then it is done when that has ended, and before anything else is pulled.
-    pub(crate) fn refresh(&mut self, host: &mut impl Host, guest: &mut impl GuestMemory, physical: ChannelId) {
+    pub(crate) fn refresh(&mut self, card: &mut (impl Host + GuestMemory), physical: ChannelId) {
         let Some(bound) = self.bound_mut(physical) else { return };
         let mut bytes = [0; CONTEXTS_BYTES];
         let Some(place) = bound.instance.checked_add(CONTEXTS_FIRST) else { return };
-        if guest.read(place, &mut bytes).is_err() {
+        if card.read(place, &mut bytes).is_err() {
             return;
         }
         let contexts = contexts_in(&bytes);
         bound.next_contexts = (contexts != bound.contexts).then_some(contexts);
-        self.renew_contexts(host, physical);
+        self.renew_contexts(card, physical);
     }
 
     /// Gives the card the context pointers that have changed, unless work is in flight. False in that case.

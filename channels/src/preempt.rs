@@ -70,10 +70,10 @@ impl Preemptions {
 impl Channels {
     /// Begins to take the channel off its engines; it may be scheduled again at once if it is enabled and listed.
     /// [`Self::preempting`] says whether it is still under way. Nothing when it is not bound.
-    pub fn preempt(&mut self, host: &mut impl Host, guest: &mut impl GuestMemory, vm: VmId, channel: VirtualChannelId) {
+    pub fn preempt(&mut self, card: &mut (impl Host + GuestMemory), vm: VmId, channel: VirtualChannelId) {
         let Some(physical) = self.physical(vm, channel) else { return };
-        self.refresh(host, guest, physical);
-        self.ask_to_leave(host, physical);
+        self.refresh(card, physical);
+        self.ask_to_leave(card, physical);
     }
 
     /// Begins to take a physical channel off its engines.

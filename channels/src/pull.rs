@@ -27,8 +27,7 @@ impl Channels {
     /// See [`PullError`]. The same fault comes again until the channel is bound anew.
     pub fn pull(
         &mut self,
-        host: &mut impl Host,
-        guest: &mut impl GuestRing,
+        card: &mut (impl Host + GuestRing),
         doorbell: Doorbell,
         now: u64,
     ) -> Result<Pulled, PullError> {
@@ -48,20 +47,20 @@ impl Channels {
         if ring.left() == 0 {
             return Ok(Pulled::default());
         }
-        if !self.renew_contexts(host, physical) {
+        if !self.renew_contexts(card, physical) {
             let left = self.bound(physical).map_or(0, |bound| bound.ring.left());
             return Ok(Pulled { left, ..Pulled::default() });
         }
         let Some(Bound { ring, .. }) = self.bound_mut(physical) else { return Ok(Pulled::default()) };
-        ring.observe(host.userd_read(physical, userd::GP_GET));
-        let (entries, fault) = take(ring, guest, ring.left().min(ring.room()));
+        ring.observe(card.userd_read(physical, userd::GP_GET));
+        let (entries, fault) = take(ring, card, ring.left().min(ring.room()));
         if !entries.is_empty() {
             let at = ring.host_index();
             let record = ring.submit(submission, &entries, now);
-            give(host, &layout, physical, at, &entries, record);
+            give(card, &layout, physical, at, &entries, record);
             for entry in entries.iter().filter(|entry| entry.end.is_some()) {
                 let entry = GpEntry::from(entry.raw);
-                guest.taken(GpuVa(entry.address()), entry.dwords());
+                card.taken(GpuVa(entry.address()), entry.dwords());
             }
         }
         ring.fault = fault;

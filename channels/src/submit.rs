@@ -22,8 +22,7 @@ impl Channels {
     /// See [`DoorbellError`].
     pub fn doorbell(
         &mut self,
-        host: &mut impl Host,
-        guest: &mut impl GuestMemory,
+        card: &mut (impl Host + GuestMemory),
         vm: VmId,
         channel: VirtualChannelId,
         gp_put: u32,
@@ -39,7 +38,7 @@ impl Channels {
         }
         let order = bound.ring.ring(gp_put);
         let serial = bound.serial;
-        self.refresh(host, guest, physical);
+        self.refresh(card, physical);
         Ok(Doorbell { vm, virtual_channel: channel, channel: physical, gp_put, serial, order })
     }
 

@@ -31,9 +31,15 @@ fn generate() -> String {
     for (_, class, _) in &all {
         let _ = writeln!(text, "    {},", matches!(class, Class::Copy));
     }
-    let _ = writeln!(text, "];\npub static GATES: [unsafe extern \"C\" fn(); COUNT] = [");
-    for index in 0..all.len() {
-        let _ = writeln!(text, "    gate_{index},");
+    let _ = writeln!(text, "];\npub static NAMES_MEMORY: [bool; COUNT] = [");
+    for (_, class, _) in &all {
+        let _ = writeln!(text, "    {},", matches!(class, Class::Graph | Class::Texture | Class::Pointer));
+    }
+    for (table, stub) in [("GATES", "gate"), ("PRESENTS", "present")] {
+        let _ = writeln!(text, "];\npub static {table}: [unsafe extern \"C\" fn(); COUNT] = [");
+        for index in 0..all.len() {
+            let _ = writeln!(text, "    {stub}_{index},");
+        }
     }
     let _ = writeln!(text, "];\npub static SLOTS: [AtomicPtr<()>; ALL] = [");
     for index in 0..names.len() {
@@ -58,13 +64,15 @@ fn generate() -> String {
         if index >= all.len() {
             continue;
         }
-        stub(
-            &mut text,
-            "",
-            &format!("gate_{index}"),
-            &format!("push {index}\", \"jmp {{common}}"),
-            "common = sym gate_common",
-        );
+        for kind in ["gate", "present"] {
+            stub(
+                &mut text,
+                "",
+                &format!("{kind}_{index}"),
+                &format!("push {index}\", \"jmp {{common}}"),
+                &format!("common = sym {kind}_common"),
+            );
+        }
     }
     let _ = writeln!(text, "pub mod at {{");
     for (index, name) in names.iter().enumerate() {

@@ -2,7 +2,9 @@
 
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, Iova, Place, VramAddr};
 use pv::{Kind, TableId, Tables};
-use shadow_pt::{AddressSpaces, Denial, Frame, Frames, GuestMemory, Limits, Mode, ShadowMemory, SpaceId, Unreadable};
+use shadow_pt::{
+    AddressSpaces, Denial, Frame, Frames, GuestMemory, Limits, Mode, Parts, ShadowMemory, SpaceId, Unreadable,
+};
 use std::collections::BTreeMap;
 
 const PAGE: u64 = 4096;
@@ -19,11 +21,11 @@ const LARGE: u32 = 3;
 struct Grants;
 
 impl Frames for Grants {
-    fn vram(&self, address: GuestVramAddr, len: u64) -> Option<Frame> {
+    fn vram(&mut self, address: GuestVramAddr, len: u64) -> Option<Frame> {
         (address.0.checked_add(len)? <= VRAM).then_some(Frame::Vram(VramAddr(ON_CARD + address.0)))
     }
 
-    fn ram(&self, _: Gpa, _: u64, _: bool) -> Option<Iova> {
+    fn ram(&mut self, _: Gpa, _: u64, _: bool) -> Option<Iova> {
         None
     }
 }
@@ -93,7 +95,8 @@ impl Rig {
     /// The entries that were refused, by reason.
     fn flush(&mut self) -> [u64; 3] {
         self.tables.take_written(|address, bytes| self.spaces.written(address, bytes));
-        let report = self.spaces.flush(self.space, true, &mut Guest(&self.tables), &Grants, &mut self.card);
+        let world = &mut Parts { guest: &mut Guest(&self.tables), frames: &mut Grants, memory: &mut self.card };
+        let report = self.spaces.flush(self.space, true, world);
         self.spaces.flushed(self.space, &mut self.card);
         [Denial::Vram, Denial::Table, Denial::Ram].map(|reason| report.denied.of(reason))
     }

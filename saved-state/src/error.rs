@@ -11,7 +11,7 @@ pub enum WriteError {
     Twice {
         /// The part.
         name: &'static str,
-        /// Whose.
+        /// Its owner.
         of: u32,
     },
     /// More parts than a file has.
@@ -35,7 +35,7 @@ pub enum WriteError {
     Before {
         /// The part.
         name: &'static str,
-        /// Whose.
+        /// Its owner.
         of: u32,
         /// The version before.
         version: u32,
@@ -47,7 +47,7 @@ pub enum WriteError {
     Encoding {
         /// The part.
         name: &'static str,
-        /// Whose.
+        /// Its owner.
         of: u32,
     },
 }
@@ -66,7 +66,7 @@ pub enum ReadError {
     Cut {
         /// Bytes before that.
         at: usize,
-        /// What should be there.
+        /// The value that should be there.
         what: &'static str,
     },
     /// More sections than a file may have.
@@ -78,12 +78,12 @@ pub enum ReadError {
     /// Bytes behind the last section.
     #[error("{0} bytes follow the last section of the saved state")]
     Behind(usize),
-    /// What a section holds is not what was written.
+    /// A section does not hold what was written.
     #[error("section `{name}` of {of} is damaged, or comes from another file: its sum is wrong")]
     Sum {
         /// The part.
         name: String,
-        /// Whose.
+        /// Its owner.
         of: u32,
     },
     /// A section that nobody knows.
@@ -93,7 +93,7 @@ pub enum ReadError {
     Unknown {
         /// The part.
         name: String,
-        /// Whose.
+        /// Its owner.
         of: u32,
     },
     /// A section in a version that is not read.
@@ -101,7 +101,7 @@ pub enum ReadError {
     Version {
         /// The part.
         name: String,
-        /// Whose.
+        /// Its owner.
         of: u32,
         /// Its version in the file.
         version: u32,
@@ -113,7 +113,7 @@ pub enum ReadError {
     Twice {
         /// The part.
         name: String,
-        /// Whose.
+        /// Its owner.
         of: u32,
     },
     /// A section that is not there.
@@ -121,7 +121,7 @@ pub enum ReadError {
     Missing {
         /// The part.
         name: &'static str,
-        /// Whose.
+        /// Its owner.
         of: u32,
     },
     /// A section that was not read.
@@ -129,7 +129,7 @@ pub enum ReadError {
     Left {
         /// The part.
         name: String,
-        /// Whose.
+        /// Its owner.
         of: u32,
     },
     /// The contents are no part of that version.
@@ -137,7 +137,7 @@ pub enum ReadError {
     Encoding {
         /// The part.
         name: &'static str,
-        /// Whose.
+        /// Its owner.
         of: u32,
     },
     /// The contents make no sense.
@@ -145,7 +145,7 @@ pub enum ReadError {
     Invalid {
         /// The part.
         name: &'static str,
-        /// Whose.
+        /// Its owner.
         of: u32,
         /// Reason.
         why: Invalid,

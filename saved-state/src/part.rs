@@ -4,7 +4,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What a crate saves: plain data, made from its state by a pattern that names each field, so that none is forgotten.
+/// Plain data that a crate saves, made from its state by a pattern that names each field, so that none is forgotten.
 pub trait Part: Serialize + DeserializeOwned {
     /// The crate's name, with what it is of the crate behind a dot where that has several.
     const NAME: &'static str;

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 #[derive(Debug)]
 pub struct Writer {
     identity: [u8; IDENTITY],
-    /// What the reader takes; everything in the newest version without.
+    /// Sections that the reader takes; everything in the newest version without.
     reader: Option<Vec<Known>>,
     written: BTreeSet<(&'static str, u32)>,
     sections: Vec<u8>,

@@ -11,7 +11,7 @@
 //! - `reverse`: which table pages name which guest memory;
 //! - [`ApertureTlb`]: the walk of the guest's own tables for trapped accesses to BAR1 and BAR3, with a cache;
 //! - `translate`: one guest entry in, its shadow or a [`Denial`] out;
-//! - the traits that a user implements: [`GuestMemory`], [`Frames`], [`ShadowMemory`].
+//! - the traits that a user implements: [`GuestMemory`], [`Frames`], [`ShadowMemory`], together [`World`].
 //!
 //! What is looked at again is a page (4 KiB) of a directory or table. A page is *pending* when it may differ from what was
 //! read last: it was never read, the CPU has written it ([`AddressSpaces::written`]), the GPU can write it because a live
@@ -56,6 +56,7 @@ mod spaces;
 mod split;
 mod table;
 mod translate;
+mod world;
 
 #[cfg(any(test, feature = "fuzz"))]
 mod fuzz;
@@ -78,6 +79,7 @@ pub use nvspec::addr::Place;
 pub use report::{Denial, Denials, SyncReport};
 pub use shared::Limits;
 pub use spaces::{AddressSpaces, NoMemory, RELINK_PIECES, SavedSpaces, Withdrawal};
+pub use world::{Parts, World};
 
 use nvspec::addr::{Gpa, GuestVramAddr, Iova, VramAddr};
 
@@ -109,12 +111,12 @@ pub trait Frames {
     /// Returns where the `len` bytes of guest VRAM at `address` lie: all of them the VM's, in one piece, on one side.
     /// `len` is 4 KiB or 128 KiB. A large page that is not in one piece, or not aligned for the card, is asked for by 4
     /// KiB.
-    fn vram(&self, address: GuestVramAddr, len: u64) -> Option<Frame>;
+    fn vram(&mut self, address: GuestVramAddr, len: u64) -> Option<Frame>;
 
     /// The I/O address of the `len` bytes of guest RAM at `address`: all of them registered (for writing, if `write`), in
     /// one piece. `len` is 4 KiB or 128 KiB. A region's I/O address should equal its guest address modulo 128 KiB, else its
     /// large pages cost 32 entries each.
-    fn ram(&self, address: Gpa, len: u64, write: bool) -> Option<Iova>;
+    fn ram(&mut self, address: Gpa, len: u64, write: bool) -> Option<Iova>;
 }
 
 /// The card's memory for shadow tables. Nothing here may be reachable by any guest. A failure of the card is the

@@ -10,7 +10,7 @@ use crate::shared::Shared;
 use crate::split::{Pair, SplitWrites, Splits};
 use crate::table::{Books, Changes, Table, TableKey, Tables};
 use crate::translate::Shadow;
-use crate::{Denial, Frames, GuestMemory, Place, ShadowMemory, SyncReport};
+use crate::{Denial, Frames, GuestMemory, Place, ShadowMemory, SyncReport, World};
 use nvspec::addr::{SMALL_PAGE, VramAddr};
 use nvspec::mmu::{PD_BYTES, PD_ENTRIES, Pde, TableTarget};
 use std::collections::{BTreeMap, BTreeSet};
@@ -124,36 +124,28 @@ impl Space {
         self.directory.pending() == 0 && self.queue.is_empty() && self.missing.is_empty() && self.splits.is_idle()
     }
 
-    /// Makes the shadow what the guest's tables say now, as far as `scope` goes and `frames` grants it.
-    ///
-    pub(crate) fn sync(
-        &mut self,
-        shared: &mut Shared,
-        scope: Scope,
-        guest: &mut impl GuestMemory,
-        frames: &impl Frames,
-        memory: &mut impl ShadowMemory,
-    ) -> SyncReport {
+    /// Makes the shadow what the guest's tables say now, as far as `scope` goes and `world` grants it.
+    pub(crate) fn sync(&mut self, shared: &mut Shared, scope: Scope, world: &mut impl World) -> SyncReport {
         let mut report = SyncReport::default();
         if scope == Scope::Everything {
             self.directory.dirty = self.directory.all();
         } else if self.is_idle() {
             return report;
         }
-        let mut relink = self.read_directory(shared, scope, guest, &mut report);
-        if scope != Scope::Losing && self.make_tables(shared, memory, &mut report) {
+        let mut relink = self.read_directory(shared, scope, world, &mut report);
+        if scope != Scope::Losing && self.make_tables(shared, world, &mut report) {
             relink = self.directory.all();
         }
-        let work = self.read_tables(shared, scope, guest, frames, &mut report);
-        self.commit(shared, &work, relink, memory, &mut report);
+        let work = self.read_tables(shared, scope, world, &mut report);
+        self.commit(shared, &work, relink, world, &mut report);
         if scope == Scope::Everything {
             for number in self.numbers() {
                 if let Some(table) = shared.tables.get(number) {
-                    table.mirror.write_all(memory, &mut report);
+                    table.mirror.write_all(world, &mut report);
                 }
             }
-            self.splits.write_all(memory, &mut report);
-            self.directory.write_all(memory, &mut report);
+            self.splits.write_all(world, &mut report);
+            self.directory.write_all(world, &mut report);
         }
         self.requeue(&mut shared.tables);
         report
@@ -431,8 +423,7 @@ impl Space {
         &mut self,
         shared: &mut Shared,
         scope: Scope,
-        guest: &mut impl GuestMemory,
-        frames: &impl Frames,
+        world: &mut (impl GuestMemory + Frames),
         report: &mut SyncReport,
     ) -> Vec<(u32, Changes)> {
         if scope == Scope::Everything {
@@ -457,7 +448,7 @@ impl Space {
                 let mut changed = None;
                 let mut fresh = None;
                 if read & bit(page) != 0 {
-                    changed = table.mirror.read(page, &mut buffer, guest, report);
+                    changed = table.mirror.read(page, &mut buffer, world, report);
                     table.mirror.frame(page).into_iter().for_each(|frame| pages.clear_marked(frame));
                     fresh = Some(buffer.as_slice());
                 }
@@ -465,7 +456,7 @@ impl Space {
                     changed = Some(crate::bits::below512(range.len()));
                 }
                 if changed.is_some() || table.recheck & bit(page) != 0 {
-                    table.take(piece, changed.unwrap_or_default(), fresh, frames, &mut books, &mut changes, report);
+                    table.take(piece, changed.unwrap_or_default(), fresh, world, &mut books, &mut changes, report);
                 }
             }
             if report.pages != read_before {

@@ -15,7 +15,7 @@ use crate::space::Space;
 use crate::split::Pair;
 use crate::table::{Books, Changes, Table, TableKey, Tables};
 use crate::translate::{PIECES_BYTES, PageSize};
-use crate::{Frames, GuestMemory, Mapping, Mode, Place, ShadowMemory, SyncReport};
+use crate::{Frames, Mapping, Mode, Place, ShadowMemory, SyncReport, World};
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, LARGE_PAGE, SMALL_PAGE, VA_BITS, VramAddr};
 use nvspec::mmu::{ENTRY_BYTES, PD_BYTES, PDE_SHIFT, PDE_SPAN, Pde, Pte, Rights};
 use std::collections::BTreeMap;
@@ -193,14 +193,7 @@ impl AddressSpaces {
     /// The guest has flushed the TLB of this space. `busy`: work of a channel of this space is with the card, so nothing
     /// may wait. When this returns, what the guest took away before is off the card's tables (not in [`Mode::Lazy`]); flush
     /// the card's TLBs for [`Self::directory`] if the report says so, and then call [`Self::flushed`].
-    pub fn flush(
-        &mut self,
-        id: SpaceId,
-        busy: bool,
-        guest: &mut impl GuestMemory,
-        frames: &impl Frames,
-        memory: &mut impl ShadowMemory,
-    ) -> SyncReport {
+    pub fn flush(&mut self, id: SpaceId, busy: bool, world: &mut impl World) -> SyncReport {
         let scope = match (self.mode, busy) {
             (Mode::Naive, _) | (Mode::Lazy, true) => Scope::Everything,
             (Mode::Incremental, _) | (Mode::LazyAdd, true) => Scope::Pending,
@@ -214,33 +207,20 @@ impl AddressSpaces {
                 return report;
             }
         };
-        self.sync(id, scope, guest, frames, memory)
+        self.sync(id, scope, world)
     }
 
     /// Work of a channel of this space is about to be given to the card: what waited is done. Afterwards the shadow is what
     /// the guest's tables say, as far as that is granted. As for [`Self::flush`], the card's TLBs are to be flushed.
-    pub fn prepare(
-        &mut self,
-        id: SpaceId,
-        guest: &mut impl GuestMemory,
-        frames: &impl Frames,
-        memory: &mut impl ShadowMemory,
-    ) -> SyncReport {
+    pub fn prepare(&mut self, id: SpaceId, world: &mut impl World) -> SyncReport {
         let marked = self.space(id).is_some_and(|space| space.marked);
-        self.sync(id, if marked { Scope::Everything } else { Scope::Pending }, guest, frames, memory)
+        self.sync(id, if marked { Scope::Everything } else { Scope::Pending }, world)
     }
 
-    fn sync(
-        &mut self,
-        id: SpaceId,
-        scope: Scope,
-        guest: &mut impl GuestMemory,
-        frames: &impl Frames,
-        memory: &mut impl ShadowMemory,
-    ) -> SyncReport {
+    fn sync(&mut self, id: SpaceId, scope: Scope, world: &mut impl World) -> SyncReport {
         let Some((space, shared)) = self.space_mut(id) else { return SyncReport::default() };
         space.marked = false;
-        let report = space.sync(shared, scope, guest, frames, memory);
+        let report = space.sync(shared, scope, world);
         self.count_gained();
         report
     }
@@ -272,7 +252,7 @@ impl AddressSpaces {
         let left = pieces.len().saturating_sub(Withdrawal::STEP);
         let step = pieces.split_off(left);
         let invalidate =
-            |table: &mut Table, piece, books: &mut Books<'_>, changes: &mut Changes, _: &mut SyncReport| {
+            |table: &mut Table, piece, _: &mut _, books: &mut Books<'_>, changes: &mut Changes, _: &mut SyncReport| {
                 table.invalidate(piece, *range, books, changes);
             };
         (!step.is_empty()).then(|| self.visit(&step, memory, invalidate))
@@ -308,13 +288,12 @@ impl AddressSpaces {
     pub fn retranslate(
         &mut self,
         range: GuestRange,
-        frames: &impl Frames,
-        memory: &mut impl ShadowMemory,
+        world: &mut (impl Frames + ShadowMemory),
     ) -> (Vec<SpaceId>, SyncReport) {
         self.mark_range(range);
         let pieces = self.shared.reverse.pieces(range);
-        self.visit(&pieces, memory, |table, piece, books, changes, report| {
-            table.retranslate(piece, range, frames, books, changes, report);
+        self.visit(&pieces, world, |table, piece, world, books, changes, report| {
+            table.retranslate(piece, range, world, books, changes, report);
         })
     }
 
@@ -442,7 +421,7 @@ impl AddressSpaces {
         &mut self,
         pieces: &[Piece],
         memory: &mut M,
-        mut visit: impl FnMut(&mut Table, Piece, &mut Books<'_>, &mut Changes, &mut SyncReport),
+        mut visit: impl FnMut(&mut Table, Piece, &mut M, &mut Books<'_>, &mut Changes, &mut SyncReport),
     ) -> (Vec<SpaceId>, SyncReport) {
         let mut report = SyncReport::default();
         let Self { spaces, shared, .. } = self;
@@ -455,7 +434,7 @@ impl AddressSpaces {
             let mut changes = Changes::default();
             for piece in pieces {
                 let mut books = Books { reverse, gained, released: &mut space.released, splits_left };
-                visit(table, *piece, &mut books, &mut changes, &mut report);
+                visit(table, *piece, memory, &mut books, &mut changes, &mut report);
             }
             if table.is_pending() {
                 enqueue(number, table, space);

@@ -183,7 +183,7 @@ impl Table {
     }
 
     /// Returns what the guest entry `raw` becomes, as far as there is room for it.
-    fn shadow(&self, index: usize, raw: u64, frames: &impl Frames, books: &Books<'_>) -> Result<Shadow, Denial> {
+    fn shadow(&self, index: usize, raw: u64, frames: &mut impl Frames, books: &Books<'_>) -> Result<Shadow, Denial> {
         let shadow = translate(raw, self.key.size, frames)?;
         let room = *books.splits_left > 0 || self.mirror.splits.contains_key(&index);
         if matches!(shadow, Shadow::Split(_)) && !room { Err(Denial::Limit) } else { Ok(shadow) }
@@ -197,7 +197,7 @@ impl Table {
         piece: Piece,
         mut changed: Set512,
         fresh: Option<&[u8]>,
-        frames: &impl Frames,
+        frames: &mut impl Frames,
         books: &mut Books<'_>,
         changes: &mut Changes,
         report: &mut SyncReport,
@@ -251,7 +251,7 @@ impl Table {
         &mut self,
         piece: Piece,
         range: GuestRange,
-        frames: &impl Frames,
+        frames: &mut impl Frames,
         books: &mut Books<'_>,
         changes: &mut Changes,
         report: &mut SyncReport,

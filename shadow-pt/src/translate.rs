@@ -58,7 +58,7 @@ impl Shadow {
 
 /// The shadow of the guest entry `raw` in a table of pages of `size`: one entry, or one for each 4 KiB where the pages of
 /// a large one lie apart. A large page of which any 4 KiB is not granted is denied as a whole.
-pub(crate) fn translate(raw: u64, size: PageSize, frames: &impl Frames) -> Result<Shadow, Denial> {
+pub(crate) fn translate(raw: u64, size: PageSize, frames: &mut impl Frames) -> Result<Shadow, Denial> {
     match whole(raw, size, frames) {
         Ok(entry) => Ok(Shadow::Entry(entry)),
         Err(Denial::Vram | Denial::Ram | Denial::Unaligned)
@@ -71,7 +71,7 @@ pub(crate) fn translate(raw: u64, size: PageSize, frames: &impl Frames) -> Resul
 }
 
 /// The entries of the pages of a large entry, one by one.
-fn pieces(raw: u64, frames: &impl Frames) -> Result<Box<Pieces>, Denial> {
+fn pieces(raw: u64, frames: &mut impl Frames) -> Result<Box<Pieces>, Denial> {
     let guest = Pte::from(raw);
     let mut pieces: Box<Pieces> = Box::new([0; LARGE_PAGES as usize]);
     for (at, piece) in (0u32..).zip(pieces.iter_mut()) {
@@ -87,7 +87,7 @@ fn pieces(raw: u64, frames: &impl Frames) -> Result<Box<Pieces>, Denial> {
 /// tags, whose keys and memory are the card's, and bits that mean nothing. RAM that is registered for reading only becomes
 /// read-only. VRAM that lies in host memory is snooped there.
 // GUESS: that the card lays a kind without compression out alike in host memory and in its own.
-fn whole(raw: u64, size: PageSize, frames: &impl Frames) -> Result<u64, Denial> {
+fn whole(raw: u64, size: PageSize, frames: &mut impl Frames) -> Result<u64, Denial> {
     let guest = Pte::from(raw);
     if !guest.valid() {
         return Ok(0);

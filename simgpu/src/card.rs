@@ -91,7 +91,7 @@ pub enum Error {
         /// Bytes wanted.
         size: u64,
     },
-    /// What was saved of it is no card, or another's.
+    /// The saved state is of no card, or of another.
     #[error("the saved software card is refused")]
     Saved(#[from] Invalid),
     /// No thread for it.

@@ -122,7 +122,7 @@ fn host_ns() -> u64 {
 /// Where card time comes from.
 #[derive(Debug)]
 enum Source {
-    /// What it showed at an instant of the host's.
+    /// Its time at an instant of the host's.
     System(CardNs, Instant),
     #[cfg(test)]
     Manual(CardNs),

@@ -1,5 +1,6 @@
 //! What benchmarks report: metrics with their baseline and target, as a table and as JSON.
 
+use std::borrow::Cow;
 use std::fs;
 use std::path::Path;
 
@@ -25,7 +26,7 @@ pub struct Metric {
     /// Value.
     pub value: f64,
     /// Unit of value and baseline.
-    pub unit: &'static str,
+    pub unit: Cow<'static, str>,
     /// What it is compared with, measured in the same run.
     pub baseline: Option<f64>,
     /// What is demanded, of value over baseline if there is one, else of the value.
@@ -37,12 +38,33 @@ pub struct Metric {
 impl Metric {
     /// A figure that is only reported.
     pub fn plain(name: impl Into<String>, value: f64, unit: &'static str) -> Self {
-        Self { name: name.into(), value, unit, baseline: None, target: Target::None, peer: None }
+        Self { name: name.into(), value, unit: Cow::Borrowed(unit), baseline: None, target: Target::None, peer: None }
     }
 
     /// A figure with its baseline; the target is of the ratio.
     pub fn ratio(name: impl Into<String>, value: f64, unit: &'static str, baseline: f64, target: Target) -> Self {
-        Self { name: name.into(), value, unit, baseline: Some(baseline), target, peer: None }
+        Self { name: name.into(), value, unit: Cow::Borrowed(unit), baseline: Some(baseline), target, peer: None }
+    }
+
+    /// A figure as it stands in a file, if it is one.
+    fn of_json(row: &Value) -> Option<Self> {
+        let number = |key: &str| row[key].as_f64();
+        let target = row["target"].as_str()?;
+        let bound = |sign: &str| target.strip_prefix(sign)?.trim().trim_end_matches('x').parse().ok();
+        let target = match (bound("<="), bound(">=")) {
+            (Some(most), _) => Target::AtMost(most),
+            (_, Some(least)) => Target::AtLeast(least),
+            (None, None) => Target::None,
+        };
+        Some(Self {
+            name: row["name"].as_str()?.to_owned(),
+            value: number("value")?,
+            unit: Cow::Owned(row["unit"].as_str()?.to_owned()),
+            baseline: number("baseline"),
+            target,
+            // Said again by who measures.
+            peer: None,
+        })
     }
 
     /// With a target.
@@ -121,6 +143,16 @@ pub fn write(metrics: &[Metric], file: &Path) -> Result<()> {
     fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))
 }
 
+/// Reads the figures of a JSON file that [`write`] has made. None when there is no such file.
+pub fn read(file: &Path) -> Result<Vec<Metric>> {
+    if !file.exists() {
+        return Ok(Vec::new());
+    }
+    let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let found: Value = serde_json::from_str(&text).with_context(|| format!("{} holds no figures", file.display()))?;
+    Ok(found["metrics"].as_array().into_iter().flatten().filter_map(Metric::of_json).collect())
+}
+
 /// Small values with the digits that tell them apart.
 fn shown(value: f64) -> String {
     if value.abs() < 10.0 { format!("{value:.3}") } else { format!("{value:.1}") }
@@ -154,6 +186,20 @@ mod tests {
         assert_eq!(metric.met(), Some(true));
         assert_eq!(Metric { value: 24.1, ..metric }.met(), Some(false));
         assert_eq!(Metric::plain("count", 3.0, "messages").met(), None);
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let metrics = [
+            Metric::ratio("read", 24.0, "us", 20.0, Target::AtMost(1.2)),
+            Metric::ratio("kept", 96.0, "1/s", 100.0, Target::AtLeast(0.96)),
+            Metric::plain("strikes", 0.0, "strikes").target(Target::AtMost(0.0)),
+            Metric::plain("count", 3.0, "messages"),
+        ];
+        let file = tempfile::NamedTempFile::new().unwrap();
+        write(&metrics, file.path()).unwrap();
+        assert_eq!(read(file.path()).unwrap(), metrics);
+        assert!(read(&file.path().with_extension("none")).unwrap().is_empty());
     }
 
     #[test]

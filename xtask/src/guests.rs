@@ -1,18 +1,19 @@
 //! What needs guests: the images; for the demo and the benchmarks, the daemon's release build.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
 use crate::background::Background;
+use crate::load::BusyLoops;
 use crate::run::{cargo, shown, target};
 
 /// Tells the harness where `mediatord` and `mediatorctl` are.
 pub const BIN_VARIABLE: &str = "GPU_MEDIATOR_BIN_DIR";
 
 /// Benchmarks that boot nothing: no image and no daemon is made for them.
-const WITHOUT_GUESTS: [&str; 4] = ["shadow", "compute", "sched-sim", "swap"];
+const WITHOUT_GUESTS: [&str; 5] = ["shadow", "compute", "sched-sim", "swap", "lockhold"];
 
 /// Starts to make all that guests need. A part of the time goes to waiting for servers.
 pub fn images() -> Background {
@@ -37,10 +38,23 @@ pub fn demo(args: &[String]) -> Result<bool> {
     shown(command.args(args))
 }
 
+/// What the caller of a benchmark wants.
+pub struct Wishes {
+    /// File for the figures.
+    pub json: Option<PathBuf>,
+    pub seconds: Option<u64>,
+    pub only: Option<String>,
+    /// Keeps what the file has.
+    pub resume: bool,
+    /// Busy loops beside it.
+    pub beside_load: u32,
+}
+
 /// Runs the benchmarks; says whether they could be made.
-pub fn bench(name: Option<&str>, json: Option<&Path>, seconds: Option<u64>, only: Option<&str>) -> Result<bool> {
+pub fn bench(name: Option<&str>, wishes: &Wishes) -> Result<bool> {
+    let Wishes { json, seconds, only, resume, beside_load } = wishes;
     if name == Some("cuda") {
-        return crate::cuda::bench(json);
+        return crate::cuda::bench(json.as_deref());
     }
     let mut command =
         if name.is_some_and(|name| WITHOUT_GUESTS.contains(&name)) { built("bench")? } else { program("bench")? };
@@ -51,11 +65,15 @@ pub fn bench(name: Option<&str>, json: Option<&Path>, seconds: Option<u64>, only
     if let Some(only) = only {
         command.args(["--only", only]);
     }
+    if *resume {
+        command.arg("--resume");
+    }
     if let Some(json) = json {
         // The program may run in another folder than the user.
         let json = std::path::absolute(json).with_context(|| format!("path {}", json.display()))?;
         command.arg("--json").arg(json);
     }
+    let _loops = BusyLoops::start(*beside_load);
     shown(&mut command)
 }
 

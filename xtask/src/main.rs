@@ -7,6 +7,7 @@
 //!   runs it, [`fuzz`] is one of them, and [`background`] is for what can be done beside them;
 //! - [`guests`]: what needs guests: the images; demo and bench, with the daemon's release build;
 //! - [`mutations`]: mistakes made on purpose that the tests must notice;
+//! - [`load`]: busy loops beside what is tested or measured;
 //! - [`package`]: the Debian package;
 //! - [`run`]: child processes.
 //!
@@ -19,6 +20,7 @@ mod fuzz;
 mod guests;
 mod layers;
 mod lints;
+mod load;
 mod mutations;
 mod orphans;
 mod package;
@@ -63,9 +65,15 @@ enum Command {
         /// Seconds that each part of `isolation` is measured.
         #[arg(long, value_name = "N")]
         seconds: Option<u64>,
-        /// Only the attacks of `isolation` whose name contains this.
+        /// Only the attacks of `isolation` (or other parts) whose name contains one of these, with commas between.
         #[arg(long, value_name = "PART")]
         only: Option<String>,
+        /// Keep what the file of `--json` has of `isolation`, and measure the rest.
+        #[arg(long, requires = "json")]
+        resume: bool,
+        /// Measure beside so many busy loops.
+        #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=i64::from(load::MOST)))]
+        beside_load: u32,
     },
     /// Make mistakes in copies of the sources, and see that the tests notice each one.
     Mutations {
@@ -99,6 +107,9 @@ struct TestArgs {
     /// Guest tests at the same time; by default one for each two CPUs.
     #[arg(long, value_name = "N")]
     guest_threads: Option<usize>,
+    /// Test beside so many busy loops.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=i64::from(load::MOST)))]
+    beside_load: u32,
     /// Run only the tests whose name contains this.
     #[arg(value_name = "FILTER")]
     filter: Option<String>,
@@ -108,8 +119,9 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Check { lints } => check::run(lints),
         Command::Test(args) => suites::run(&args),
-        Command::Bench { name, json, seconds, only } => {
-            guests::bench(name.as_deref(), json.as_deref(), seconds, only.as_deref())
+        Command::Bench { name, json, seconds, only, resume, beside_load } => {
+            let wishes = guests::Wishes { json, seconds, only, resume, beside_load };
+            guests::bench(name.as_deref(), &wishes)
         }
         Command::Mutations { filter } => mutations::run(filter.as_deref()),
         Command::Package(args) => package::run(&args),

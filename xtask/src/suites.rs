@@ -9,6 +9,7 @@ use anyhow::{Result, ensure};
 use clap::ValueEnum;
 
 use crate::background::Background;
+use crate::load::BusyLoops;
 use crate::programs::{self, Program};
 use crate::run::{cargo, lines};
 use crate::runner::{self, Outcome, Test, cpu_of_children};
@@ -80,6 +81,7 @@ pub struct Ran {
 pub fn run(args: &TestArgs) -> Result<bool> {
     let suites = args.suite.map_or_else(|| Suite::value_variants().to_vec(), |s| vec![s]);
     let mut session = Session::start(args, &suites);
+    let _loops = BusyLoops::start(args.beside_load);
     let mut ran = Vec::new();
     for suite in &suites {
         println!("suite {}", suite.name());

@@ -42,7 +42,7 @@ pub struct SavedChannels {
 
 first_version!(SavedChannels, "channels");
 
-/// Where the host's structures lie.
+/// Places of the host's structures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedLayout {
     pub(crate) instances: u64,
@@ -61,7 +61,7 @@ pub(crate) enum SavedSlot {
     Stuck { vm: u32, directory: u64, stranded: bool },
 }
 
-/// What a channel is bound to. Whether the card may schedule it follows from what its guest and the host want.
+/// Binding of a channel. Whether the card may schedule it follows from what its guest and the host want.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedBound {
     pub(crate) vm: u32,
@@ -79,7 +79,7 @@ pub(crate) struct SavedBound {
     pub(crate) ring: SavedRing,
 }
 
-/// Whether the host lets a channel run.
+/// Leave of the host for a channel to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedPermit {
     Granted,
@@ -87,7 +87,7 @@ pub(crate) enum SavedPermit {
     Ended,
 }
 
-/// Where a guest's structure lies.
+/// Place of a guest's structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedPlace {
     Vram(u64),

@@ -11,7 +11,7 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Where a channel is in its guest's ring and in the host's.
+/// Positions of a channel in its guest's ring and in the host's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedRing {
     pub(crate) gp_base: u64,
@@ -21,7 +21,7 @@ pub(crate) struct SavedRing {
     pub(crate) target: (u32, u64),
     pub(crate) doorbells: u64,
     pub(crate) put: u64,
-    /// How many of the records the card may fetch.
+    /// Number of the records that the card may fetch.
     pub(crate) started: u16,
     pub(crate) get: u64,
     pub(crate) records: Vec<SavedRecord>,

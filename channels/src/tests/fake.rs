@@ -1,8 +1,8 @@
 //! A card that does as it is told, remembers in which order, and walks the host's rings; and a guest's memory and rings.
 
 use crate::{
-    Bind, Channels, DoorbellError, GuestInstance, GuestMemory, GuestRing, Host, Layout, Place, Pulled, RingFault,
-    Unmapped, Unreadable, VmId, work_va,
+    Bind, Channels, DoorbellError, GuestInstance, GuestMemory, GuestRing, Host, Layout, Parts, Place, Pulled,
+    RingFault, Unmapped, Unreadable, VmId, work_va,
 };
 use nvspec::addr::{GpuVa, GuestVramAddr, VramAddr};
 use nvspec::fifo::{ChannelId, VirtualChannelId};
@@ -432,12 +432,18 @@ impl World {
     }
 
     pub(crate) fn enable(&mut self, vm: VmId, channel: u8, enabled: bool) -> bool {
-        self.channels.enable(&mut self.card, &mut self.guest, vm, VirtualChannelId(channel), enabled)
+        let parts = &mut Parts { card: &mut self.card, guest: &mut self.guest };
+        self.channels.enable(parts, vm, VirtualChannelId(channel), enabled)
+    }
+
+    pub(crate) fn preempt(&mut self, vm: VmId, channel: u8) {
+        let parts = &mut Parts { card: &mut self.card, guest: &mut self.guest };
+        self.channels.preempt(parts, vm, VirtualChannelId(channel));
     }
 
     pub(crate) fn list(&mut self, vm: VmId, list: &[u8]) -> crate::Submitted {
         let list: Vec<_> = list.iter().copied().map(VirtualChannelId).collect();
-        self.channels.submit_runlist(&mut self.card, &mut self.guest, vm, &list)
+        self.channels.submit_runlist(&mut Parts { card: &mut self.card, guest: &mut self.guest }, vm, &list)
     }
 
     /// As a driver does it: bind, start, list.
@@ -455,12 +461,13 @@ impl World {
     }
 
     pub(crate) fn check(&mut self, vm: VmId, channel: u8, gp_put: u32) -> Result<crate::Doorbell, DoorbellError> {
-        self.channels.doorbell(&mut self.card, &mut self.guest, vm, VirtualChannelId(channel), gp_put)
+        let parts = &mut Parts { card: &mut self.card, guest: &mut self.guest };
+        self.channels.doorbell(parts, vm, VirtualChannelId(channel), gp_put)
     }
 
     /// Pulls, and does not start.
     pub(crate) fn stage(&mut self, doorbell: crate::Doorbell) -> Result<Pulled, crate::PullError> {
-        self.channels.pull(&mut self.card, &mut self.guest, doorbell, self.now)
+        self.channels.pull(&mut Parts { card: &mut self.card, guest: &mut self.guest }, doorbell, self.now)
     }
 
     /// Pulls, and starts what was pulled. Without the submission's number, so that results compare.

@@ -5,8 +5,8 @@ mod audit;
 
 use super::fake::{A, B, LAYOUT, World};
 use crate::{
-    Bind, Channels, Completion, Doorbell, DoorbellError, GuestInstance, Place, PullError, Pulled, RingFault, Stuck,
-    Submission, VmId, work_va,
+    Bind, Channels, Completion, Doorbell, DoorbellError, GuestInstance, Parts, Place, PullError, Pulled, RingFault,
+    Stuck, Submission, VmId, work_va,
 };
 use nvspec::addr::GuestVramAddr;
 use nvspec::fifo::{ChannelId, VirtualChannelId};
@@ -160,7 +160,7 @@ impl Rig {
             }
             Op::Unbind(second, channel) => self.unbind(vm_of(second), channel),
             Op::Enable(second, channel, on) => {
-                let bound = channels.enable(card, guest, vm_of(second), VirtualChannelId(channel), on);
+                let bound = channels.enable(&mut Parts { card, guest }, vm_of(second), VirtualChannelId(channel), on);
                 assert_eq!(bound, self.tracks.contains_key(&(vm_of(second), channel)));
             }
             Op::List(second, ref list) => {
@@ -168,7 +168,7 @@ impl Rig {
             }
             Op::Preempt(second, channel) => {
                 let id = VirtualChannelId(channel);
-                channels.preempt(card, guest, vm_of(second), id);
+                channels.preempt(&mut Parts { card, guest }, vm_of(second), id);
                 // While one hangs, the others have to wait for their turn.
                 let under_way = channels.preempting(card, vm_of(second), id);
                 assert!(!under_way || !self.world.card.hung.is_empty());

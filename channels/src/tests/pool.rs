@@ -160,7 +160,7 @@ fn a_vm_cannot_list_enable_or_kick_what_it_has_not_bound() {
     world.run(B, 0);
     world.card.did.clear();
     assert!(!world.enable(A, 0, true));
-    world.channels.preempt(&mut world.card, &mut world.guest, A, VirtualChannelId(0));
+    world.preempt(A, 0);
     assert!(!world.channels.preempting(&mut world.card, A, VirtualChannelId(0)));
     assert_eq!(world.channels.unbind(&mut world.card, A, VirtualChannelId(0)), Ok(()));
     assert_eq!(world.card.did, []);
@@ -192,7 +192,7 @@ fn context_pointers_written_to_a_stopped_channel_are_taken_over_at_the_start() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     world.enable(A, 0, false);
-    world.channels.preempt(&mut world.card, &mut world.guest, A, VirtualChannelId(0));
+    world.preempt(A, 0);
     assert!(!world.card.enabled(physical));
     world.guest.put(World::instance_of(0) + context::CE0, 0x5000 | context::VALID);
     world.card.did.clear();
@@ -203,7 +203,7 @@ fn context_pointers_written_to_a_stopped_channel_are_taken_over_at_the_start() {
     let written = Did::Vram(LAYOUT.instance(physical).0 + context::CE0, 8);
     assert!(world.card.did.iter().position(|did| *did == written).unwrap() < started);
     // And taken away again: kick, zero, then the list without it.
-    world.channels.preempt(&mut world.card, &mut world.guest, A, VirtualChannelId(0));
+    world.preempt(A, 0);
     world.guest.put(World::instance_of(0) + context::CE0, 0);
     world.list(A, &[0]);
     assert_eq!(world.card.block_word(physical, context::CE0), 0);
@@ -220,7 +220,7 @@ fn other_words_written_after_bind_never_reach_the_card() {
         world.guest.put(at + offset, 0xdead_beef);
     }
     world.enable(A, 0, false);
-    world.channels.preempt(&mut world.card, &mut world.guest, A, VirtualChannelId(0));
+    world.preempt(A, 0);
     world.enable(A, 0, true);
     world.ring(A, 0, 1).unwrap();
     let block = LAYOUT.instance(physical).0 / 4096;
@@ -360,13 +360,13 @@ proptest! {
                 .flat_map(|vm| vm.channels.values())
                 .map(|channel| (*channel, world.card.bound(*channel), world.card.enabled(*channel)))
                 .collect();
-            let (card, guest) = (&mut world.card, &mut world.guest);
+            let card = &mut world.card;
             match op {
                 Op::Bind(id) => { let _ = world.try_bind(vm, id); }
                 Op::Unbind(id) => world.channels.unbind(card, vm, VirtualChannelId(id)).unwrap(),
-                Op::Enable(id, on) => { world.channels.enable(card, guest, vm, VirtualChannelId(id), on); }
+                Op::Enable(id, on) => { world.enable(vm, id, on); }
                 Op::List(list) => { world.list(vm, &list); }
-                Op::Preempt(id) => world.channels.preempt(card, guest, vm, VirtualChannelId(id)),
+                Op::Preempt(id) => world.preempt(vm, id),
                 Op::Pause(on) => world.channels.pause(card, vm, Pause::Guest, on),
                 Op::Ring(id, put) => { let _ = world.ring(vm, id, put); }
                 Op::Destroy => {

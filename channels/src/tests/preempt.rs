@@ -7,7 +7,7 @@ use nvspec::regs::pfifo;
 const CH: VirtualChannelId = VirtualChannelId(0);
 
 fn preempt(world: &mut World, vm: VmId) {
-    world.channels.preempt(&mut world.card, &mut world.guest, vm, CH);
+    world.preempt(vm, CH.0);
 }
 
 fn preempting(world: &mut World, vm: VmId) -> bool {

@@ -115,7 +115,7 @@ fn rings_that_cannot_be_are_refused() {
     assert!(ring(&|ring| ring.records[0].submission = ring.records[1].submission).contains("the same number"));
 }
 
-/// Where the guest's addresses end.
+/// End of the guest's addresses.
 const HOST_END: u64 = nvspec::mmu::HOST_VA_BASE.0;
 
 #[test]

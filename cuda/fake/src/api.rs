@@ -10,6 +10,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::card::{self, Tier};
+use crate::checkpoint::{self, Order};
 use crate::kernels::KERNELS;
 use crate::memory;
 use crate::result::*;
@@ -32,6 +33,7 @@ thread_local! {
 }
 
 fn initialised() -> i32 {
+    checkpoint::pass();
     if READY.load(Ordering::SeqCst) { SUCCESS } else { NOT_INITIALIZED }
 }
 
@@ -120,6 +122,7 @@ api! {
     initialised cuDeviceGetAttribute(value: *mut c_int, _attribute: c_int, _device: c_int) { put(value, Ok(0)) }
     initialised cuDevicePrimaryCtxRetain(to: *mut u64, _device: c_int) {
         card::get().enter();
+        checkpoint::listen();
         put(to, Ok(CONTEXT))
     }
     initialised cuDevicePrimaryCtxRelease_v2(_device: c_int) { SUCCESS }
@@ -308,6 +311,17 @@ api! {
     disturbing cuEventSynchronize(event: u64) { work::synchronize(event) }
     context cuEventElapsedTime(milliseconds: *mut f32, from: u64, to: u64) {
         put(milliseconds, work::elapsed(from, to))
+    }
+
+    any cuCheckpointProcessLock(pid: c_int, _arguments: *const c_void) { checkpoint::order(pid, Order::Lock).0 }
+    any cuCheckpointProcessCheckpoint(pid: c_int, _arguments: *const c_void) {
+        checkpoint::order(pid, Order::Checkpoint).0
+    }
+    any cuCheckpointProcessRestore(pid: c_int, _arguments: *const c_void) { checkpoint::order(pid, Order::Restore).0 }
+    any cuCheckpointProcessUnlock(pid: c_int, _arguments: *const c_void) { checkpoint::order(pid, Order::Unlock).0 }
+    any cuCheckpointProcessGetState(pid: c_int, state: *mut c_int) {
+        let (result, found) = checkpoint::order(pid, Order::Ask);
+        put(state, if result == SUCCESS { Ok(found) } else { Err(result) })
     }
 
     context cuModuleLoadData(module: *mut u64, _image: *const c_void) { put(module, Ok(1)) }

@@ -55,6 +55,11 @@ impl Card {
         Self { folder, total: mib << 20 }
     }
 
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Bytes of the card's memory.
     pub fn total(&self) -> u64 {
         self.total

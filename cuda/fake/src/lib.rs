@@ -7,12 +7,14 @@
 //! - Work ([`work`]): a thread for each stream; kernels of all processes take turns on the card's one engine. Captures are
 //!   as easily disturbed as the real ones. Graphs have their allocations' memory reserved when they are uploaded or launched.
 //! - Kernels ([`kernels`]) are known by their names and do what those say.
+//! - Checkpoints ([`checkpoint`]): a process is taken off the card by another one.
 //! - NVML ([`nvml`]): which processes have a context, and the card's memory.
 //!
 //! The clock is the host's. There are no modules of code, no textures, no second card.
 
 mod api;
 mod card;
+mod checkpoint;
 mod kernels;
 mod memory;
 mod nvml;
@@ -28,6 +30,7 @@ mod result {
     pub const INVALID_DEVICE: i32 = 101;
     pub const INVALID_CONTEXT: i32 = 201;
     pub const INVALID_HANDLE: i32 = 400;
+    pub const ILLEGAL_STATE: i32 = 401;
     pub const NOT_FOUND: i32 = 500;
     pub const NOT_READY: i32 = 600;
     pub const NOT_SUPPORTED: i32 = 801;

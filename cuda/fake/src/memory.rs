@@ -6,10 +6,11 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsRawFd as _, IntoRawFd as _};
+use std::os::unix::fs::FileExt as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::card::{self, Tier};
-use crate::result::{INVALID_VALUE, OUT_OF_MEMORY};
+use crate::result::{INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::space::{Broken, GRANULE, Space};
 
 /// An allocation, as this process holds it. Every descriptor and mapping shares its description, and so its life.
@@ -36,6 +37,8 @@ struct Memory {
     plain: HashMap<u64, u64>,
     /// Tiers of mappings by address.
     tiers: HashMap<u64, Tier>,
+    /// What lay in each allocation, while the process is off the card.
+    taken_off: HashMap<u64, Vec<u8>>,
 }
 
 static MEMORY: Mutex<Option<Memory>> = Mutex::new(None);
@@ -232,12 +235,7 @@ pub fn unmap(at: u64, bytes: u64) -> Result<(), i32> {
 
 /// Sets what the card may do with whole mappings.
 pub fn allow(at: u64, bytes: u64, access: i32) -> Result<(), i32> {
-    let protection = match access {
-        0 => libc::PROT_NONE,
-        1 => libc::PROT_READ,
-        3 => libc::PROT_READ | libc::PROT_WRITE,
-        _ => return Err(INVALID_VALUE),
-    };
+    let protection = protection(access).ok_or(INVALID_VALUE)?;
     let found = lock().get().space.allow(at, bytes, access).map_err(broken)?;
     for (start, mapping) in found {
         // SAFETY: the range is mapped.
@@ -245,6 +243,59 @@ pub fn allow(at: u64, bytes: u64, access: i32) -> Result<(), i32> {
         if result != 0 {
             return Err(INVALID_VALUE);
         }
+    }
+    Ok(())
+}
+
+fn protection(access: i32) -> Option<libc::c_int> {
+    match access {
+        0 => Some(libc::PROT_NONE),
+        1 => Some(libc::PROT_READ),
+        3 => Some(libc::PROT_READ | libc::PROT_WRITE),
+        _ => None,
+    }
+}
+
+/// Gives up all memory that this process has; what lay in its own is kept.
+pub fn take_off() {
+    let mut memory = lock();
+    let memory = memory.get();
+    for (start, mapping) in memory.space.mappings() {
+        cover(start, mapping.bytes);
+    }
+    for (&handle, physical) in &mut memory.handles {
+        let mut contents = vec![0; physical.bytes as usize];
+        if !physical.imported && physical.file.read_exact_at(&mut contents, 0).is_ok() {
+            memory.taken_off.insert(handle, contents);
+        }
+        if let Ok(nothing) = File::open("/dev/null") {
+            physical.file = Arc::new(nothing);
+        }
+    }
+}
+
+/// Takes the memory again that this process had.
+pub fn put_back() -> Result<(), i32> {
+    let mut memory = lock();
+    let memory = memory.get();
+    if memory.handles.values().any(|physical| physical.imported) {
+        return Err(NOT_SUPPORTED);
+    }
+    for (handle, contents) in std::mem::take(&mut memory.taken_off) {
+        let Some(physical) = memory.handles.get_mut(&handle) else { continue };
+        let file = card::get().allocate(physical.tier, physical.bytes).ok_or(OUT_OF_MEMORY)?;
+        file.write_all_at(&contents, 0).map_err(|_| OUT_OF_MEMORY)?;
+        physical.file = Arc::new(file);
+    }
+    for (start, mapping) in memory.space.mappings() {
+        let (Some(physical), Some(protection)) = (memory.handles.get(&mapping.handle), protection(mapping.access))
+        else {
+            continue;
+        };
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+        let (at, bytes) = (start as *mut libc::c_void, mapping.bytes as usize);
+        // SAFETY: the range lies in a reservation of ours, and was mapped before.
+        unsafe { libc::mmap(at, bytes, protection, flags, physical.file.as_raw_fd(), 0) };
     }
     Ok(())
 }

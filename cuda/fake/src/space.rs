@@ -93,6 +93,11 @@ impl Space {
         (at < start + mapping.bytes).then_some((start, mapping))
     }
 
+    /// Returns all mappings by their first addresses.
+    pub fn mappings(&self) -> impl Iterator<Item = (u64, Mapping)> {
+        self.mapped.iter().map(|(start, mapping)| (*start, *mapping))
+    }
+
     fn within(&self, at: u64, bytes: u64) -> Vec<(u64, Mapping)> {
         let before = self.find(at).into_iter();
         let after = self.mapped.range(at + 1..at + bytes).map(|(start, mapping)| (*start, *mapping));

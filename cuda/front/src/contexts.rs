@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 
 use crate::driver::{self, Object, SUCCESS};
 use crate::slots::at;
-use crate::tenant;
+use crate::{memory, tenant};
 
 macro_rules! made {
     ($name:ident($($arg:ident: $ty:ty),*)) => {
@@ -31,9 +31,28 @@ made!(ctx_create_v4(parameters: *const c_void, flags: u32, device: c_int));
 
 unsafe extern "C" fn ctx_destroy(context: Object) -> c_int {
     tenant::forget(context as u64);
+    memory::context_ends(context as u64);
     // SAFETY: the caller's promise.
     unsafe { driver::ctx_destroy(context) }
 }
+
+macro_rules! ends_all {
+    ($name:ident($arg:ident: $ty:ty)) => {
+        /// What streams of a context have freed is marked in none of them any more.
+        unsafe extern "C" fn $name($arg: $ty) -> c_int {
+            memory::contexts_end();
+            // SAFETY: the caller's promise.
+            unsafe { driver::$name($arg) }
+        }
+    };
+}
+
+ends_all!(primary_ctx_release(device: c_int));
+ends_all!(primary_ctx_release_first(device: c_int));
+ends_all!(primary_ctx_reset(device: c_int));
+ends_all!(primary_ctx_reset_first(device: c_int));
+ends_all!(ctx_destroy_first(context: Object));
+ends_all!(green_ctx_destroy(context: Object));
 
 /// Functions of this module by symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {
@@ -43,6 +62,12 @@ pub fn ours(index: usize) -> Option<*mut ()> {
         at::cuCtxCreate_v3 => ctx_create_v3 as *mut (),
         at::cuCtxCreate_v4 => ctx_create_v4 as *mut (),
         at::cuCtxDestroy_v2 => ctx_destroy as *mut (),
+        at::cuCtxDestroy => ctx_destroy_first as *mut (),
+        at::cuDevicePrimaryCtxRelease_v2 => primary_ctx_release as *mut (),
+        at::cuDevicePrimaryCtxRelease => primary_ctx_release_first as *mut (),
+        at::cuDevicePrimaryCtxReset_v2 => primary_ctx_reset as *mut (),
+        at::cuDevicePrimaryCtxReset => primary_ctx_reset_first as *mut (),
+        at::cuGreenCtxDestroy => green_ctx_destroy as *mut (),
         _ => return None,
     })
 }

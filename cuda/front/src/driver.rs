@@ -23,6 +23,8 @@ pub const NOT_READY: c_int = 600;
 pub const NOT_SUPPORTED: c_int = 801;
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
 pub const CAPTURE_UNSUPPORTED: c_int = 900;
+/// `CUDA_ERROR_CAPTURED_EVENT`.
+pub const CAPTURED_EVENT: c_int = 907;
 /// `CUDA_ERROR_SYSTEM_NOT_READY`.
 pub const SYSTEM_NOT_READY: c_int = 802;
 
@@ -115,6 +117,12 @@ calls! {
     device_get_uuid = cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int);
     device_total_mem = cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int);
     primary_ctx_retain = cuDevicePrimaryCtxRetain(context: *mut Object, device: c_int);
+    primary_ctx_release = cuDevicePrimaryCtxRelease_v2(device: c_int);
+    primary_ctx_release_first = cuDevicePrimaryCtxRelease(device: c_int);
+    primary_ctx_reset = cuDevicePrimaryCtxReset_v2(device: c_int);
+    primary_ctx_reset_first = cuDevicePrimaryCtxReset(device: c_int);
+    green_ctx_destroy = cuGreenCtxDestroy(context: Object);
+    ctx_destroy_first = cuCtxDestroy(context: Object);
     ctx_create = cuCtxCreate_v2(context: *mut Object, flags: u32, device: c_int);
     ctx_create_v3 = cuCtxCreate_v3(
         context: *mut Object, affinity: *const c_void, count: c_int, flags: u32, device: c_int);
@@ -195,6 +203,7 @@ calls! {
     stream_is_capturing = cuStreamIsCapturing(stream: Object, status: *mut c_int);
     stream_is_capturing_per_thread = cuStreamIsCapturing_ptsz(stream: Object, status: *mut c_int);
     stream_destroy = cuStreamDestroy_v2(stream: Object);
+    stream_destroy_first = cuStreamDestroy(stream: Object);
     stream_begin_capture = cuStreamBeginCapture_v2(stream: Object, mode: c_int);
     stream_begin_capture_per_thread = cuStreamBeginCapture_v2_ptsz(stream: Object, mode: c_int);
     stream_begin_capture_to_graph = cuStreamBeginCaptureToGraph(

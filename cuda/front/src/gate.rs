@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::driver::{self, Object, SUCCESS};
 use crate::slots::{Arguments, COPIES, at};
-use crate::{pace, tenant};
+use crate::{memory, pace, tenant};
 
 /// Reason to be closed: the turn is over, or has not begun.
 pub const TURN: u32 = 1;
@@ -151,6 +151,8 @@ pub fn capturing(stream: Stream) -> bool {
 /// Before a submission. Waits while the gate is closed, and while too much of this program's work is in flight.
 pub fn enter(index: usize, arguments: Arguments) -> u64 {
     if CAPTURES.load(Ordering::Relaxed) > 0 && capturing(stream(index, arguments)) {
+        // The driver looks at addresses when it records a copy.
+        memory::present();
         return PASSED;
     }
     if pace::active() {
@@ -285,6 +287,11 @@ pub fn open(reason: u32) {
     }
 }
 
+/// Says if the gate is open to work once `reason` is taken away, but for what the program's own threads close it for.
+pub fn opens_without(reason: u32) -> bool {
+    CLOSED.load(Ordering::SeqCst) & !reason & (TURN | ORDER) == 0
+}
+
 /// Whether a stream of this program captures.
 pub fn captures() -> bool {
     CAPTURES.load(Ordering::SeqCst) > 0
@@ -343,8 +350,16 @@ unsafe extern "C" fn end_capture_per_thread(stream: Object, graph: *mut Object) 
 
 unsafe extern "C" fn stream_destroy(stream: Object) -> c_int {
     pace::forget(stream as u64);
+    memory::stream_ends(stream as u64);
     // SAFETY: the caller's promise.
     unsafe { driver::stream_destroy(stream) }
+}
+
+unsafe extern "C" fn stream_destroy_first(stream: Object) -> c_int {
+    pace::forget(stream as u64);
+    memory::stream_ends(stream as u64);
+    // SAFETY: as above.
+    unsafe { driver::stream_destroy_first(stream) }
 }
 
 /// Functions of this module by symbol.
@@ -357,6 +372,7 @@ pub fn ours(index: usize) -> Option<*mut ()> {
         at::cuStreamEndCapture => end_capture as *mut (),
         at::cuStreamEndCapture_ptsz => end_capture_per_thread as *mut (),
         at::cuStreamDestroy_v2 => stream_destroy as *mut (),
+        at::cuStreamDestroy => stream_destroy_first as *mut (),
         _ => return None,
     })
 }

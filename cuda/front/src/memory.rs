@@ -1,6 +1,7 @@
 //! Memory of the program.
 //!
-//! - [`chunks`]: allocations at addresses that never change, backed by the owner's chunks;
+//! - [`chunks`]: allocations at addresses that never change, backed by the owner's chunks ([`region`], [`arena`]);
+//! - [`ordered`]: what streams free in the order of their work;
 //! - [`calls`]: the driver's functions that allocate, free and tell, answered from there;
 //! - [`own`]: virtual memory that the program manages itself, by [`handles`] that chunks back;
 //! - [`opened`]: memory that processes of a tenant share;
@@ -13,11 +14,15 @@ mod fixed;
 mod graphs;
 mod handles;
 mod kept;
+#[cfg(test)]
+mod model;
 mod opened;
+mod ordered;
 mod own;
 mod pages;
+mod region;
 
-pub use chunks::{adopted, arriving, redirect, trim};
+pub use chunks::{adopted, arriving, bring, context_ends, contexts_end, present, redirect, stream_ends, tidy};
 pub use kept::{forked, raise_limit};
 
 /// Functions of this module by symbol.

@@ -2,7 +2,7 @@
 //!
 //! Programs and tools that ask NVML need no context and never call the driver, and a child after `fork` may ask as well. So
 //! each question has a connection of its own to the owner, as a program without work. Without an owner NVML's own
-//! answer stands, and so it does for cards that the tenant does not have.
+//! answer stands, and so it does for cards that the tenant does not have. Of the processes on a card a tenant sees its own.
 //!
 //! UNSAFETY: calls functions by the signatures of NVML's header, and writes what the program's pointers name.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -18,10 +18,16 @@ use crate::loader;
 use crate::slots::{self, ALL, COUNT, at, real};
 use crate::tenant;
 
+mod processes;
+
 /// File name that programs load.
 const NAME: &str = "libnvidia-ml.so.1";
 /// `NVML_SUCCESS`.
 const SUCCESS: c_int = 0;
+/// `NVML_ERROR_INVALID_ARGUMENT`.
+const INVALID_ARGUMENT: c_int = 2;
+/// `NVML_ERROR_INSUFFICIENT_SIZE`.
+const INSUFFICIENT_SIZE: c_int = 7;
 /// `NVML_ERROR_LIBRARY_NOT_FOUND`.
 const NO_LIBRARY: c_int = 12;
 /// `NVML_ERROR_FUNCTION_NOT_FOUND`.
@@ -76,7 +82,7 @@ fn ours(index: usize) -> Option<*mut ()> {
     match index {
         at::nvmlDeviceGetMemoryInfo => Some(memory_info as *mut ()),
         at::nvmlDeviceGetMemoryInfo_v2 => Some(memory_info_v2 as *mut ()),
-        _ => None,
+        _ => processes::ours(index),
     }
 }
 
@@ -123,15 +129,21 @@ unsafe extern "C" fn memory_info_v2(device: Device, to: *mut MemoryV2) -> c_int 
     result
 }
 
-/// Bytes of a device that are free for the tenant, and all that it may have; none if it is no card of the tenant's.
-fn memory(device: Device) -> Option<(u64, u64)> {
+/// A connection to the owner as a tenant that has the card of a device, with the card's number and the version that holds.
+fn connect(device: Device) -> Option<(Link, u8, u16)> {
     let uuid = uuid(device)?;
     let path = PathBuf::from(std::env::var_os(cuda_protocol::SOCKET_VARIABLE)?);
     let link = Link::connect(&path).ok()?;
     link.send(&FromTenant::Hello(tenant::hello(false)), &[]).ok()?;
     let FromOwner::Welcome(welcome) = answer(&link)? else { return None };
     let card = welcome.cards.iter().position(|card| card.uuid == uuid)?;
-    link.send(&FromTenant::AskMemory { request: 1, card: u8::try_from(card).ok()? }, &[]).ok()?;
+    Some((link, u8::try_from(card).ok()?, welcome.version))
+}
+
+/// Bytes of a device that are free for the tenant, and all that it may have; none if it is no card of the tenant's.
+fn memory(device: Device) -> Option<(u64, u64)> {
+    let (link, card, _) = connect(device)?;
+    link.send(&FromTenant::AskMemory { request: 1, card }, &[]).ok()?;
     let FromOwner::Memory { free_bytes, total_bytes, .. } = answer(&link)? else { return None };
     let _ = link.send(&FromTenant::Goodbye(End::Leaving), &[]);
     Some((free_bytes.min(total_bytes), total_bytes))

@@ -456,6 +456,43 @@ mod tests {
 
     const STREAM: Stream = Stream { handle: 5, per_thread: false };
 
+    thread_local! {
+        static CURRENT: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+    }
+
+    unsafe extern "C" fn get_current(to: *mut u64) -> i32 {
+        // SAFETY: the caller's pointer is valid.
+        unsafe { *to = CURRENT.get() };
+        SUCCESS
+    }
+
+    extern "C" fn set_current(context: u64) -> i32 {
+        CURRENT.set(context);
+        SUCCESS
+    }
+
+    /// As the driver: without a context nothing is said of an event, and this one's work has not ended.
+    extern "C" fn not_ended(_: u64) -> i32 {
+        if CURRENT.get() == 0 { driver::INVALID_CONTEXT } else { driver::NOT_READY }
+    }
+
+    #[test]
+    fn work_is_in_flight_for_a_thread_without_a_context_as_well() {
+        use crate::slots::{REAL, at};
+        let functions = [
+            (at::cuCtxGetCurrent, get_current as *mut ()),
+            (at::cuCtxSetCurrent, set_current as *mut ()),
+            (at::cuEventQuery, not_ended as *mut ()),
+        ];
+        for (index, function) in functions {
+            REAL[index].store(function, Ordering::SeqCst);
+        }
+        let mut pace = flying(&[(1.0, true)], Instant::now());
+        pace.reap();
+        assert_eq!(pace.groups.len(), 1, "the driver has not said that it has ended");
+        assert_eq!(CURRENT.get(), 0, "the thread is as it was");
+    }
+
     /// Work of one kernel each that is in flight and was submitted at `at`.
     fn flying(lengths: &[(f64, bool)], at: Instant) -> Pace {
         let mut pace = Pace::default();

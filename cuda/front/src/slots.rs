@@ -61,6 +61,33 @@ extern "C" fn resolve(index: usize) -> *mut () {
     get(index)
 }
 
+/// A call that may name addresses and waits for no turn: what is away is mapped, then the call goes on to the real function.
+#[unsafe(naked)]
+unsafe extern "C" fn present_common() {
+    // In: as `lazy_common`.
+    core::arch::naked_asm!(
+        "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9",
+        "sub rsp, 32",
+        "movups [rsp], xmm0",
+        "movups [rsp + 16], xmm1",
+        "mov rdi, [rsp + 80]",
+        "call {present}",
+        "mov r11, rax",
+        "movups xmm0, [rsp]",
+        "movups xmm1, [rsp + 16]",
+        "add rsp, 32",
+        "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+        "add rsp, 8",
+        "jmp r11",
+        present = sym present,
+    )
+}
+
+extern "C" fn present(index: usize) -> *mut () {
+    crate::memory::present();
+    real(index)
+}
+
 /// A submission: asks the gate, calls the real function with a copy of the caller's stack arguments, tells the gate.
 #[unsafe(naked)]
 unsafe extern "C" fn gate_common() {

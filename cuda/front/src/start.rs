@@ -6,7 +6,7 @@
 use std::ffi::c_int;
 
 use crate::driver::{self, SUCCESS};
-use crate::slots::{GATED, GATES, at};
+use crate::slots::{GATED, GATES, NAMES_MEMORY, PRESENTS, at};
 use crate::{contexts, gate, lookup, memory, tenant};
 
 /// `cuInit`: a program that is to be a tenant and cannot be one does not run beside its limits.
@@ -18,6 +18,8 @@ unsafe extern "C" fn init(flags: u32) -> c_int {
 
 /// Our function for a symbol, where we have one.
 pub fn ours(index: usize) -> Option<*mut ()> {
+    let present =
+        || NAMES_MEMORY.get(index).is_some_and(|names| *names).then(|| PRESENTS.get(index).map(|f| *f as *mut ()));
     let gated = || GATED.get(index).is_some_and(|gated| *gated).then(|| GATES.get(index).map(|f| *f as *mut ()));
     (index == at::cuInit)
         .then_some(init as *mut ())
@@ -26,4 +28,5 @@ pub fn ours(index: usize) -> Option<*mut ()> {
         .or_else(|| contexts::ours(index))
         .or_else(|| gate::ours(index))
         .or_else(|| gated().flatten())
+        .or_else(|| present().flatten())
 }

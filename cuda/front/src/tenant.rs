@@ -3,6 +3,7 @@
 //! UNSAFETY: binds contexts of the program to the thread, and registers what a child after `fork` runs.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -155,7 +156,15 @@ fn devices(cards: &[CardInfo]) -> Vec<Option<u8>> {
 
 /// Remembers the context that is current to this thread, for drains.
 pub fn note_context() {
-    note(driver::current_context() as u64);
+    thread_local! {
+        /// The one that this thread has noted last. Who makes a context notes that as well, so none is missed when the
+        /// handle of one that was destroyed is used again.
+        static NOTED: Cell<u64> = const { Cell::new(0) };
+    }
+    let context = driver::current_context() as u64;
+    if NOTED.try_with(|noted| noted.replace(context) == context) != Ok(true) {
+        note(context);
+    }
 }
 
 /// Remembers a context, for drains.
@@ -249,7 +258,7 @@ impl Agent {
             } else if self.turn.as_ref().is_none_or(|turn| turn.run.run_ahead_us == 0) {
                 // Nothing has happened for a while: what is kept for the next allocation goes back.
                 bind();
-                memory::trim();
+                memory::tidy();
             }
             self.look()?;
         }
@@ -305,14 +314,14 @@ impl Agent {
             }
             FromOwner::Resume { .. } => {
                 self.order = None;
-                gate::open(gate::ORDER);
+                open(gate::ORDER);
             }
             FromOwner::Run(run) => {
                 let now = Instant::now();
                 pace::bound(run.run_ahead_us);
                 self.turn = Some(Turn { run, began: now, reported: now });
                 self.soon = None;
-                gate::open(gate::TURN);
+                open(gate::TURN);
             }
             FromOwner::Stop { card, turn } => {
                 if self.turn.as_ref().is_some_and(|t| t.run.turn == turn && t.run.card == card) {
@@ -325,7 +334,8 @@ impl Agent {
                 gate::soon(time);
             }
             FromOwner::Shared { request, share } => answer(request, |_| Answer::Shared(share)),
-            FromOwner::Welcome(_) => {}
+            // Asked for over connections of their own.
+            FromOwner::Welcome(_) | FromOwner::Processes { .. } => {}
             FromOwner::Goodbye(end) => {
                 report!("the owner says goodbye: {end:?}");
                 return Err(LinkError::Closed);
@@ -386,7 +396,7 @@ impl Agent {
             self.order = Some(order);
             return self.link.send(&FromTenant::Quiet { order }, &[]);
         }
-        gate::open(gate::ORDER);
+        open(gate::ORDER);
         self.link.send(&FromTenant::Busy { order }, &[])
     }
 
@@ -426,7 +436,7 @@ impl Agent {
         (self.turn, self.order, self.soon) = (None, None, None);
         pace::bound(0);
         requests::abandon();
-        gate::open(gate::TURN | gate::ORDER);
+        open(gate::TURN | gate::ORDER);
     }
 
     /// Reaches the owner again, and tells it which chunks this process has.
@@ -455,6 +465,25 @@ impl Agent {
             }
         }
     }
+}
+
+/// Opens the gate. What is away is mapped first if the program's work may run then.
+fn open(reason: u32) {
+    // TIMEOUT: the driver may have no memory for a page table while others' memory moves; then the program is let run, and
+    // ended by the card if it needs what is away.
+    const TRIES: u32 = 1000;
+    if gate::opens_without(reason) {
+        let mut tries = 0;
+        bind();
+        while !memory::bring() && tries < TRIES {
+            tries += 1;
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if tries == TRIES {
+            report!("memory that is away cannot be mapped");
+        }
+    }
+    gate::open(reason);
 }
 
 /// Waits until nothing is in flight; false at the deadline. The gate is closed.

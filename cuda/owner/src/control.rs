@@ -2,13 +2,14 @@
 //!
 //! A process of its own, since a crash in NVIDIA's driver must not take the cards of virtual machines down.
 
-use crate::core::{CardConfig, CardView, Core, OnStranger, OnStuck, TenantSpec, TenantView};
+use crate::core::{CardConfig, CardView, Core, OnStranger, OnStuck, TenantError, TenantSpec, TenantView};
 use crate::driver::{Driver, Real};
 use crate::server::{Rights, Server};
 use cuda_control::{Answer, Card, Quanta, Request, Rules, Settings, Tenant};
 use sched::VgpuParams;
 use std::io::{self, BufRead, Write};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use vram::{Limits, QuantaConfig};
 
 /// Answers requests from `input` until it ends. Programs go on with what they have then, and look for the next owner.
@@ -90,8 +91,7 @@ fn answer(server: &mut Server, request: Request) -> Result<Answer, String> {
     match request {
         Request::Add(tenant) => {
             let (spec, rights) = spec(server, &tenant)?;
-            let added = server.call(move |core| core.add_tenant(spec)).ok_or(ENDED)?;
-            let id = added.map_err(|error| error.to_string())?;
+            let id = promise(server, move |core| core.add_tenant(spec.clone()))?;
             if let Err(error) = server.listen(Some(id), &tenant.socket, &rights) {
                 let _ = server.call(move |core| core.remove_tenant(id));
                 return Err(error.to_string());
@@ -100,11 +100,10 @@ fn answer(server: &mut Server, request: Request) -> Result<Answer, String> {
         }
         Request::Change(tenant) => {
             let (spec, _) = spec(server, &tenant)?;
-            let changed = server.call(move |core| {
-                let id = core.tenant(&spec.name).ok_or_else(|| format!("there is no tenant `{}`", spec.name))?;
-                core.change_tenant(id, &spec).map_err(|error| error.to_string())
-            });
-            changed.ok_or(ENDED)?.map(|()| Answer::Done)
+            let name = spec.name.clone();
+            let known = server.call(move |core| core.tenant(&name)).ok_or(ENDED)?;
+            let id = known.ok_or_else(|| format!("there is no tenant `{}`", spec.name))?;
+            promise(server, move |core| core.change_tenant(id, &spec)).map(|()| Answer::Done)
         }
         Request::Remove { name, kills } => {
             let known = name.clone();
@@ -132,6 +131,36 @@ fn answer(server: &mut Server, request: Request) -> Result<Answer, String> {
         Request::View { since_ns } => {
             let view = server.call(move |core| show(core, since_ns)).ok_or(ENDED)?;
             Ok(Answer::View(Box::new(view)))
+        }
+    }
+}
+
+/// Does what promises memory of the card. Where others are in the way that have more than they are guaranteed, theirs is moved,
+/// and it is done again.
+fn promise<T: Send + 'static>(
+    server: &Server,
+    attempt: impl Fn(&mut Core) -> Result<T, TenantError> + Send + Clone + 'static,
+) -> Result<T, String> {
+    // TIMEOUT: programs are quiet within 2 s each, and 60 GiB have moved by then; the daemon waits for longer.
+    const PATIENCE: Duration = Duration::from_secs(6);
+    const ENDED: &str = "the owner has ended";
+    let since = Instant::now();
+    loop {
+        let again = attempt.clone();
+        let waits = since.elapsed() < PATIENCE;
+        let done = server.call(move |core| {
+            let done = again(core);
+            match &done {
+                Err(refused) if waits && core.make_room(refused) => None,
+                _ => {
+                    core.promised();
+                    Some(done)
+                }
+            }
+        });
+        match done.ok_or(ENDED)? {
+            Some(done) => return done.map_err(|error| error.to_string()),
+            None => std::thread::sleep(Duration::from_millis(20)),
         }
     }
 }

@@ -96,11 +96,13 @@ pub use message::{
 };
 
 /// Version of the messages.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Oldest version that an owner speaks: programs outlive owners, and have the library that they began with.
 pub const VERSION_OLDEST: u16 = 1;
 /// First version with [`FromTenant::Ending`] and [`FromOwner::Soon`].
 pub const VERSION_HANDOVER: u16 = 2;
+/// First version with [`FromTenant::AskProcesses`] and [`FromOwner::Processes`].
+pub const VERSION_PROCESSES: u16 = 3;
 /// Bytes of the longest packet.
 pub const MAX_PACKET: usize = 16 << 10;
 /// Descriptors in one packet.
@@ -109,6 +111,8 @@ pub const MAX_DESCRIPTORS: usize = 64;
 pub const MAX_CHUNKS: usize = 64;
 /// Bytes of the longest name.
 pub const MAX_NAME: usize = 64;
+/// Processes that one message names.
+pub const MAX_PROCESSES: usize = 2048;
 /// Cards of one owner.
 pub const MAX_CARDS: usize = 16;
 /// Microseconds before the end of its last work for which a turn may be given back: it takes as long for the next one's

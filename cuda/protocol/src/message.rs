@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{MAX_CARDS, MAX_CHUNKS, MAX_NAME, MAX_PACKET};
+use crate::{MAX_CARDS, MAX_CHUNKS, MAX_NAME, MAX_PACKET, MAX_PROCESSES};
 
 /// A chunk of one process, unique within its connection's life and across the owner's restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -279,6 +279,13 @@ pub enum FromTenant {
         /// Microseconds until the work ends.
         in_us: u32,
     },
+    /// Asks which processes are the tenant's; answered by `Processes`. Since version 3.
+    AskProcesses {
+        /// Number of the request, for its answer.
+        request: u32,
+        /// Card.
+        card: u8,
+    },
 }
 
 /// A message from the owner.
@@ -360,6 +367,13 @@ pub enum FromOwner {
         /// Microseconds until then.
         in_us: u32,
     },
+    /// Answer to `AskProcesses`: numbers as the owner sees them. Since version 3.
+    Processes {
+        /// Number of the request.
+        request: u32,
+        /// The processes, [`crate::MAX_PROCESSES`] at most.
+        pids: Vec<u32>,
+    },
 }
 
 /// A packet that is no message, or a message beyond its bounds.
@@ -439,6 +453,7 @@ impl Message for FromOwner {
             Self::Welcome(welcome) => within("cards", welcome.cards.len(), MAX_CARDS),
             Self::Granted { chunks, .. } => within("chunks", chunks.len(), MAX_CHUNKS),
             Self::Redirect { moves, .. } => within("chunks", moves.len(), MAX_CHUNKS),
+            Self::Processes { pids, .. } => within("processes", pids.len(), MAX_PROCESSES),
             _ => Ok(()),
         }
     }

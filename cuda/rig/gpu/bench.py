@@ -8,6 +8,7 @@ after a change, each part runs with each of them in turn, and all of it ROUNDS t
 import array
 import glob
 import json
+import math
 import os
 import re
 import select
@@ -15,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+import lockstep
 
 FOLDERS, OUT = [os.path.abspath(folder) for folder in sys.argv[1].split(",")], sys.argv[2]
 FOLDER = FOLDERS[0]
@@ -97,9 +100,9 @@ def environment(tenant):
     return env
 
 
-def start(tenant, *command, **more):
+def start(tenant, *command, errors=subprocess.PIPE, first=None, **more):
     return subprocess.Popen([sys.executable, *map(str, command)], env={**environment(tenant), **more},
-                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, preexec_fn=first)
 
 
 def job(tenant, *command):
@@ -141,7 +144,8 @@ def finish(child, limit):
 
 def run(name, work, ours):
     # All shares need what one gets alone.
-    if time.time() + 20 > END or not (name == "alone" or re.search(PATTERN, name)):
+    wanted = name == "alone" and re.search(PATTERN, "share: loops") or re.search(PATTERN, name)
+    if time.time() + 20 > END or not wanted:
         return
     begin = time.time()
     try:
@@ -307,21 +311,60 @@ def twice():
             "owner": served.end()}
 
 
-def program(name):
-    """A program alone under the owner against without the library, in turns: the shortest times of each part."""
-    best = {"plain": {}, "ours": {}}
-    hashes, errors = set(), []
-    for mode in ("plain", "ours", "plain", "ours"):
-        served = Owner(*CARD, *tenants(100)) if mode == "ours" else None
-        answer = finish(start("a" if served else None, f"{HERE}/programs.py", name, 7), 60)
+def paired(name, pairs, repeats):
+    """A program alone under the owner against without the library, turn by turn in pairs of processes."""
+    def begin(tenant):
+        return lambda: start(tenant, f"{HERE}/programs.py", name, repeats, "turns", errors=subprocess.DEVNULL,
+                             first=lockstep.settle, PYTHONHASHSEED="0")
+
+    found, noise, hashes = [], [], set()
+    for number in range(pairs + 1):
+        if time.time() + 40 > END:
+            break
+        served = Owner(*CARD, *tenants(100)) if number < pairs else None
+        plain, ours = lockstep.pair(begin(None), begin("a" if served else None))
         if served:
             served.end()
-        hashes.add(answer.get("hash"))
-        errors += [answer["error"]] if answer["code"] else []
-        for key, times in answer.get("parts", {}).items():
-            best[mode][key] = min(best[mode].get(key, 1e9), *times["times_ms"])
-    ratios = {key: round(best["ours"][key] / best["plain"][key], 4) for key in best["plain"] if key in best["ours"]}
-    return {"ratios": ratios, "best_ms": best, "equal": len(hashes) == 1, "errors": errors}
+        hashes |= {plain["hash"], ours["hash"]}
+        (found if served else noise).append(lockstep.ratios(plain, ours))
+    parts = lockstep.gather(found)
+    mean = math.exp(sum(math.log(part["ratio"]) for part in parts.values()) / len(parts)) if parts else None
+    return {"parts": parts, "geometric_mean": mean, "both_without": lockstep.gather(noise), "equal": len(hashes) == 1}
+
+
+def calls(rounds=5):
+    """Nanoseconds of single calls, the shortest mean of several runs each way, in turns."""
+    best = {"plain": {}, "ours": {}}
+    for number in range(2 * rounds):
+        mode = ("plain", "ours")[number % 2]
+        served = Owner(*CARD, *tenants(100)) if mode == "ours" else None
+        done = subprocess.run([f"{FOLDER}/cuda-program", "calls"], env=environment("a" if served else None),
+                              capture_output=True, text=True, timeout=60, preexec_fn=lockstep.settle)
+        if served:
+            served.end()
+        if done.returncode:
+            return {"error": done.stderr[-500:]}
+        for key, ns in json.loads(done.stdout).items():
+            best[mode][key] = min(best[mode].get(key, 1e12), ns)
+    return best
+
+
+def suspended():
+    """A tenant that does not answer is taken off the card by NVIDIA's checkpoint, for another one that needs its memory."""
+    served = Owner(*SMALL, "--suspend", "--patience-ms", 2000)
+    mute = subprocess.Popen([f"{FOLDER}/cuda-program", "stall", "--mib", "9216"], env=environment("a"),
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    said = [mute.stdout.readline().strip()]
+    mute.stdin.write("stall\n")
+    mute.stdin.flush()
+    said.append(mute.stdout.readline().strip())
+    other = job("b", "fill", 8, 50, 0)
+    go([other])
+    answer = finish(other, 60)
+    there = mute.poll() is None
+    mute.kill()
+    mute.wait()
+    return {"mute": said, "process_there": there, "other": answer, "owner": served.end(), "log": served.said()}
 
 
 def moving():
@@ -378,6 +421,8 @@ def measure(*more, gib=20):
     return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr[-500:]}
 
 
+REPORT["commit"] = os.environ.get("GPU_MEDIATOR_COMMIT") or subprocess.run(
+    ["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout.strip()
 REPORT["smi"] = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"],
                                capture_output=True, text=True).stdout.strip()
 BOTH = ["--tenant", "a:10240", "--tenant", "b:10240"]
@@ -388,6 +433,8 @@ THREE = [(name, 8, 1500, 0) for name in "abc"]
 SMALL_FOR_THREE = ("--card-mib", 10240, "--host-mib", 24576, "--host-ready-mib", 20480, "--chunk-mib", 16, *BOTH,
                    "--tenant", "c:10240")
 MIXED = [("a", 8, 120, 0.03), ("b", 8, 120, 0.03)]
+MIXED_LASTING = [("a", 8, 650, 0.03), ("b", 8, 650, 0.03)]
+THREE_LASTING = [(name, 8, 2500, 0) for name in "abc"]
 FITTING = [("a", 4, 250, 0.015), ("b", 4, 250, 0.015)]
 
 part("alone", alone, ours=False)
@@ -432,8 +479,10 @@ part("more than fits, jobs that last, without turns", lambda: fill((*SMALL, "--q
 part("takeover", takeover)
 part("evict 20 GiB", measure)
 part("link", lambda: measure("--no-checkpoint", gib=8))
-for name in ("torch", "cupy", "jax"):
-    part(f"program alone: {name}", lambda name=name: program(name))
+for name, pairs, repeats in (("torch", 4, 15), ("cupy", 3, 31), ("jax", 3, 31)):
+    part(f"alone: {name}", lambda name=name, pairs=pairs, repeats=repeats: paired(name, pairs, repeats))
+part("calls", calls)
+part("suspended", suspended)
 part("moving chunks", moving)
 part("told by NVML", told)
 part("shared between processes", shared)
@@ -442,6 +491,10 @@ part("mixed, fits, hardware", lambda: fill(None, FITTING), ours=False)
 part("mixed, fits", lambda: fill(SMALL, FITTING))
 part("mixed, more than fits, one after the other", lambda: fill(SMALL, MIXED, serial=True))
 part("mixed, more than fits, at once", lambda: fill(SMALL, MIXED))
+part("mixed, jobs that last, one after the other", lambda: fill(SMALL, MIXED_LASTING, serial=True))
+part("mixed, jobs that last, at once", lambda: fill(SMALL, MIXED_LASTING))
+part("three, jobs that last, one after the other", lambda: fill(SMALL_FOR_THREE, THREE_LASTING, serial=True))
+part("three, jobs that last, at once", lambda: fill(SMALL_FOR_THREE, THREE_LASTING))
 part("more than fits, at once, without turns", lambda: fill((*SMALL, "--quanta", "off"), BIG))
 run_all()
 save()

@@ -1,6 +1,7 @@
 """CUDA programs as users write them: prints the times of each part and a hash of all results, as one line of JSON.
 
-Usage: programs.py torch|cupy|jax [REPEATS]. Results depend on nothing but the program, so that runs can be compared.
+Usage: programs.py torch|cupy|jax [REPEATS [turns]]. Results depend on nothing but the program, so that runs can be compared.
+With `turns` each repetition waits for a line of standard input, and says `turn` before.
 """
 
 import hashlib
@@ -15,15 +16,24 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 os.environ.setdefault("XLA_FLAGS", "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0")
 
 REPEATS = int(sys.argv[2]) if len(sys.argv) > 2 else 5
+TURNS = len(sys.argv) > 3
+
+
+def take_turn():
+    if TURNS:
+        print("turn", flush=True)
+        sys.stdin.readline()
 
 
 def measure(finish, work, warm=1):
     """Median and all times of `work` in milliseconds."""
+    take_turn()
     for _ in range(warm):
         work()
     finish()
     times = []
     for _ in range(REPEATS):
+        take_turn()
         start = time.perf_counter()
         work()
         finish()

@@ -119,6 +119,7 @@ functions! {
     raw_read = cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize);
     raw_write = cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize);
     raw_set = cuMemsetD8_v2(at: u64, value: u8, bytes: usize);
+    raw_set_async = cuMemsetD8Async(at: u64, value: u8, bytes: usize, stream: u64);
     raw_module = cuModuleLoadData(module: *mut u64, image: *const c_void);
     raw_function = cuModuleGetFunction(function: *mut u64, module: u64, name: *const std::ffi::c_char);
     raw_launch = cuLaunchKernel(
@@ -401,6 +402,11 @@ impl Cuda {
     /// Fills bytes.
     pub fn set(&self, at: u64, value: u8, bytes: u64) -> Result<(), Failed> {
         self.raw_set(at, value, bytes as usize)
+    }
+
+    /// Fills bytes in the order of a stream.
+    pub fn set_async(&self, at: u64, value: u8, bytes: u64, stream: u64) -> Result<(), Failed> {
+        self.raw_set_async(at, value, bytes as usize, stream)
     }
 
     /// A kernel of the fake driver.

@@ -2,13 +2,16 @@
 //!
 //! [`Cuda`] is the driver API as a program has it, found by the loader or by path. [`own`] has programs
 //! that manage their virtual memory themselves. [`owner`] speaks the owner's side of
-//! the protocol by a script: it grants, moves chunks at random, and ends turns, without any policy.
+//! the protocol by a script: it grants, moves chunks at random, and ends turns, without any policy. [`calls`] measures
+//! single calls, [`stall`] has a program answer nothing.
 //!
 //! What it does not do: decide anything as the owner of a card does.
 
+pub mod calls;
 mod driver;
 pub mod nvml;
 pub mod own;
 pub mod owner;
+pub mod stall;
 
 pub use driver::{Cuda, Failed, Ipc};

@@ -7,36 +7,76 @@ use std::ffi::{CStr, c_int, c_void};
 
 use crate::Failed;
 
+type Device = *mut c_void;
+
+fn check(call: &'static str, code: c_int) -> Result<(), Failed> {
+    if code == 0 { Ok(()) } else { Err(Failed { call, code }) }
+}
+
+/// The library, with its first card.
+struct Nvml {
+    library: *mut c_void,
+    device: Device,
+}
+
+impl Nvml {
+    fn open() -> Result<Self, Failed> {
+        // SAFETY: the library is NVML or stands for it; it is never closed.
+        let library = unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if library.is_null() {
+            return Err(Failed { call: "dlopen", code: 12 });
+        }
+        let mut nvml = Self { library, device: std::ptr::null_mut() };
+        let (init, by_index) = (nvml.function(c"nvmlInit_v2")?, nvml.function(c"nvmlDeviceGetHandleByIndex_v2")?);
+        // SAFETY: the header declares the symbols with these arguments; the pointer is valid.
+        unsafe {
+            let init: unsafe extern "C" fn() -> c_int = std::mem::transmute(init);
+            check("nvmlInit_v2", init())?;
+            let by_index: unsafe extern "C" fn(u32, *mut Device) -> c_int = std::mem::transmute(by_index);
+            check("nvmlDeviceGetHandleByIndex_v2", by_index(0, &raw mut nvml.device))?;
+        }
+        Ok(nvml)
+    }
+
+    fn function(&self, name: &CStr) -> Result<*mut c_void, Failed> {
+        // SAFETY: the handle is valid and the name ends with a zero byte.
+        let found = unsafe { libc::dlsym(self.library, name.as_ptr()) };
+        if found.is_null() { Err(Failed { call: "dlsym", code: 13 }) } else { Ok(found) }
+    }
+}
+
+/// Processes that run on the first card, in rising order.
+pub fn processes() -> Result<Vec<u32>, Failed> {
+    let nvml = Nvml::open()?;
+    let function = nvml.function(c"nvmlDeviceGetComputeRunningProcesses_v3")?;
+    // The process, and three words more.
+    let mut list = [[0u32; 6]; 64];
+    let mut count = list.len() as u32;
+    // SAFETY: the header declares the symbol with these arguments; entries have 24 bytes, of which there are as many as is said.
+    let code = unsafe {
+        let function: unsafe extern "C" fn(Device, *mut u32, *mut [u32; 6]) -> c_int = std::mem::transmute(function);
+        function(nvml.device, &raw mut count, list.as_mut_ptr())
+    };
+    check("nvmlDeviceGetComputeRunningProcesses_v3", code)?;
+    let mut pids: Vec<u32> = list.iter().take(count as usize).map(|entry| entry[0]).collect();
+    pids.sort_unstable();
+    Ok(pids)
+}
+
 /// What both versions of the question answer about the first card's memory: free and all bytes.
 pub fn memory() -> Result<[(u64, u64); 2], Failed> {
-    // SAFETY: the library is NVML or stands for it; it is never closed.
-    let library = unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    if library.is_null() {
-        return Err(Failed { call: "dlopen", code: 12 });
-    }
-    let function = |name: &CStr| {
-        // SAFETY: the handle is valid and the name ends with a zero byte.
-        let found = unsafe { libc::dlsym(library, name.as_ptr()) };
-        if found.is_null() { Err(Failed { call: "dlsym", code: 13 }) } else { Ok(found) }
-    };
-    let (init, by_index) = (function(c"nvmlInit_v2")?, function(c"nvmlDeviceGetHandleByIndex_v2")?);
-    let (info, info_v2) = (function(c"nvmlDeviceGetMemoryInfo")?, function(c"nvmlDeviceGetMemoryInfo_v2")?);
-    let mut device: *mut c_void = std::ptr::null_mut();
+    let nvml = Nvml::open()?;
+    let (info, info_v2) = (nvml.function(c"nvmlDeviceGetMemoryInfo")?, nvml.function(c"nvmlDeviceGetMemoryInfo_v2")?);
     // All, free, used.
     let mut first = [0u64; 3];
     // The version with the length, all, reserved, free, used.
     let mut second = [0x0200_0028u64, 0, 0, 0, 0];
-    let check = |call, code: c_int| if code == 0 { Ok(()) } else { Err(Failed { call, code }) };
     // SAFETY: the header declares the symbols with these arguments; all pointers are to locals of the structures' lengths.
     unsafe {
-        let init: unsafe extern "C" fn() -> c_int = std::mem::transmute(init);
-        check("nvmlInit_v2", init())?;
-        let by_index: unsafe extern "C" fn(u32, *mut *mut c_void) -> c_int = std::mem::transmute(by_index);
-        check("nvmlDeviceGetHandleByIndex_v2", by_index(0, &raw mut device))?;
-        let info: unsafe extern "C" fn(*mut c_void, *mut u64) -> c_int = std::mem::transmute(info);
-        check("nvmlDeviceGetMemoryInfo", info(device, first.as_mut_ptr()))?;
-        let info_v2: unsafe extern "C" fn(*mut c_void, *mut u64) -> c_int = std::mem::transmute(info_v2);
-        check("nvmlDeviceGetMemoryInfo_v2", info_v2(device, second.as_mut_ptr()))?;
+        let info: unsafe extern "C" fn(Device, *mut u64) -> c_int = std::mem::transmute(info);
+        check("nvmlDeviceGetMemoryInfo", info(nvml.device, first.as_mut_ptr()))?;
+        let info_v2: unsafe extern "C" fn(Device, *mut u64) -> c_int = std::mem::transmute(info_v2);
+        check("nvmlDeviceGetMemoryInfo_v2", info_v2(nvml.device, second.as_mut_ptr()))?;
     }
     let [all, free, used] = first;
     let [_, all_v2, reserved, free_v2, used_v2] = second;

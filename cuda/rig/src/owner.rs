@@ -370,7 +370,10 @@ impl Session {
             FromTenant::Export { request, .. } | FromTenant::Open { request, .. } => {
                 self.say(&FromOwner::Refused { request, reason: Refusal::Unsupported })?;
             }
-            FromTenant::Waiting { .. } | FromTenant::Ending { .. } | FromTenant::Goodbye(_) => {}
+            FromTenant::Waiting { .. }
+            | FromTenant::Ending { .. }
+            | FromTenant::AskProcesses { .. }
+            | FromTenant::Goodbye(_) => {}
         }
         Ok(())
     }

@@ -2,34 +2,11 @@
 
 mod support;
 
-use support::{Program, Rig, built};
-
-/// A `cuda-owner serve` of tenants `a` and `b`, that is ready.
-fn owner(rig: &Rig, card_mib: u64, arguments: &[&str]) -> Program {
-    let mut command = rig.command(built("cuda-owner"), "plain");
-    let card = card_mib.to_string();
-    command.arg("--driver").arg(&rig.fake).arg("serve").arg("--socket").arg(rig.socket());
-    command.args(["--card-mib", &card, "--host-mib", "96", "--chunk-mib", "2"]);
-    command.arg("--journal").arg(rig.folder.path().join("journal"));
-    let mut owner = Program::start(command.args(["--tenant", "a:64", "--tenant", "b:64"]).args(arguments));
-    let line = owner.line();
-    assert!(line.contains("ready"), "{line}");
-    owner
-}
+use support::{Program, Rig, chunks, describe, owner};
 
 /// Tenants with so many MiB each: the second one's program maps its memory itself.
 fn mapped_by([first, second]: [&str; 2]) -> [(&str, Vec<&str>); 2] {
     [("a", vec!["live", "--mib", first]), ("b", vec!["live", "--mib", second, "--own"])]
-}
-
-fn describe(owner: Program) -> serde_json::Value {
-    serde_json::from_str(&owner.end()).expect("JSON")
-}
-
-/// Chunks of a tenant, wherever they are.
-fn chunks(view: &serde_json::Value, tenant: usize) -> u64 {
-    let number = |key: &str| view["tenants"][tenant][key].as_u64().expect("a number");
-    number("chunks_on_card") + number("chunks_in_host")
 }
 
 #[test]
@@ -218,6 +195,49 @@ fn shared_memory_stays_shared_under_the_next_owner() {
     rig.until_free();
 }
 
+/// A program that fills the card under an owner with these arguments, and does not answer it any more.
+fn stalled(rig: &Rig, arguments: &[&str]) -> (Program, Program) {
+    let serving = owner(rig, 32, &[&["--quanta", "off", "--suspend", "--patience-ms", "300"], arguments].concat());
+    let mut program = rig.program("a", &["stall", "--mib", "30"]);
+    assert_eq!(program.line(), "holds");
+    program.say("stall");
+    assert_eq!(program.line(), "stalled");
+    (serving, program)
+}
+
+#[test]
+fn a_program_that_does_not_answer_is_suspended_and_its_memory_another_ones() {
+    let rig = Rig::new(256);
+    let (serving, mut mute) = stalled(&rig, &[]);
+    let mut other = rig.program("b", &["live", "--mib", "28"]);
+    other.steps(3);
+    assert!(mute.child.try_wait().expect("a child").is_none(), "it is there, for a debugger");
+    assert_eq!(other.end(), "held 14");
+    rig.program("b", &["look"]).end();
+    let view = describe(serving);
+    let of = |key: &str| view["tenants"][0][key].as_u64().expect("a number");
+    assert_eq!((of("suspended"), of("killed")), (1, 0), "{view}");
+    assert_eq!(chunks(&view, 0), 0, "nothing of it is left: {view}");
+    rig.until_free();
+    mute.kill();
+}
+
+#[test]
+fn a_program_that_the_driver_cannot_reach_is_killed() {
+    let rig = Rig::new(256);
+    let (serving, mut mute) = stalled(&rig, &[]);
+    support::daemon::signal("-STOP", &mute.child.id().to_string());
+    let mut other = rig.program("b", &["live", "--mib", "28"]);
+    other.steps(3);
+    assert!(!mute.child.wait().expect("ends").success(), "the driver waits for a process that is stopped");
+    assert_eq!(other.end(), "held 14");
+    rig.program("b", &["look"]).end();
+    let view = describe(serving);
+    let of = |key: &str| view["tenants"][0][key].as_u64().expect("a number");
+    assert_eq!((of("suspended"), of("killed")), (0, 1), "{view}");
+    rig.until_free();
+}
+
 #[test]
 fn nvml_says_what_the_tenant_may_have() {
     let rig = Rig::new(256);
@@ -232,5 +252,35 @@ fn nvml_says_what_the_tenant_may_have() {
     assert_eq!(rig.program("b", &["nvml"]).end(), "free=64 total=64", "others' memory is no concern of its");
     assert_eq!(rig.program("nobody", &["nvml"]).end(), "free=236 total=256", "who is no tenant sees the card");
     assert_eq!(first.end(), "held");
+    describe(serving);
+}
+
+#[test]
+fn nvml_shows_a_tenant_its_own_processes() {
+    let rig = Rig::new(256);
+    let serving = owner(&rig, 32, &["--quanta", "off"]);
+    let held = |tenant| {
+        let mut program = rig.program(tenant, &["hold", "--mib", "4"]);
+        assert_eq!(program.line(), "holds");
+        program
+    };
+    let mut programs = ["a", "b", "a"].map(held);
+    let pid = |at: usize| programs[at].child.id();
+    let list = |mut pids: Vec<u32>| {
+        pids.sort_unstable();
+        pids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
+    };
+    let (of_a, of_b) = (list(vec![pid(0), pid(2)]), list(vec![pid(1)]));
+    assert_eq!(rig.program("a", &["processes"]).end(), of_a);
+    assert_eq!(rig.program("b", &["processes"]).end(), of_b);
+    let without = rig.command(support::PROGRAM, "plain").arg("processes").output().expect("starts");
+    assert!(
+        String::from_utf8_lossy(&without.stdout).split(' ').count() >= 4,
+        "all of them, and the owner: {without:?}"
+    );
+    for program in &mut programs {
+        program.child.kill().expect("killed");
+        program.child.wait().expect("ends");
+    }
     describe(serving);
 }

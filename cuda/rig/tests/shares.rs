@@ -163,3 +163,25 @@ fn who_uses_the_card_past_its_owner_is_killed_where_that_is_declared() {
     strangers(&rig, 0);
     assert_eq!(tenant.end(), "held", "a tenant's program is not");
 }
+
+#[test]
+fn nvml_that_fails_is_asked_again() {
+    let rig = pair();
+    let card = rig.folder.path().join("card");
+    std::fs::create_dir_all(&card).expect("a folder");
+    std::fs::write(card.join("nvml-fails"), "").expect("written");
+    let _daemon = Daemon::start(&rig);
+    let stranger = past_the_owner(&rig);
+    // TIMEOUT: only a failing test waits so long.
+    for _ in 0..600 {
+        if card.join("nvml-failed").exists() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    assert!(card.join("nvml-failed").exists(), "the owner has asked and was not answered");
+    strangers(&rig, 0);
+    std::fs::remove_file(card.join("nvml-fails")).expect("removed");
+    assert_eq!(strangers(&rig, 1), [u64::from(stranger.child.id())]);
+    assert_eq!(stranger.end(), "held");
+}

@@ -41,7 +41,7 @@ pub struct SavedVGpu {
 
 first_version!(SavedVGpu, "devmodel");
 
-/// What a vGPU was made from, as far as a guest can see it.
+/// Origin of a vGPU, as far as a guest can see it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedIdentity {
     boot0: u32,

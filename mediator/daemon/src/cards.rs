@@ -143,7 +143,7 @@ impl OwnedCard {
         // The mediator scrubs what its virtual machines had when they go, so this is for passthrough after passthrough.
         if self.left_over.swap(true, Ordering::Relaxed) {
             let host = self.host()?;
-            while host.lock().vram.scrub_piece().map_err(BackendError::failed)? {}
+            while host.lock().vram_mut().scrub_piece().map_err(BackendError::failed)? {}
         }
         if let Some(host) = self.host.lock().take() {
             host.close();
@@ -185,7 +185,7 @@ impl OwnedCard {
 impl CardBackend for OwnedCard {
     fn status(&self) -> CardStatus {
         let id = self.card.identity();
-        let chunks = self.working().map(|host| host.lock().vram.chunks.summary());
+        let chunks = self.working().map(|host| host.lock().vram().chunks.summary());
         let mib = |count: fn(&Summary) -> u32| {
             chunks.as_ref().map(|chunks| u64::from(count(chunks)).saturating_mul(chunks.chunk_bytes) >> 20)
         };
@@ -253,7 +253,7 @@ impl CardBackend for OwnedCard {
                 BackendError::lacking(Shortage::new(format!("memory.reserve_mib: {what}"), what_to_do))
             })?;
             let slots = u32::try_from((memory.host_mib << 10) / self.spec.chunk_kib).unwrap_or(u32::MAX);
-            state.vram.chunks.set_host_budget(slots);
+            state.vram_mut().chunks.set_host_budget(slots);
         }
         *self.memory.lock() = memory;
         Ok(())
@@ -274,8 +274,8 @@ impl CardBackend for OwnedCard {
         if memory.on_full == OnFull::Refuse {
             // The guest sees what can be kept for it, and that is kept.
             let state = host.lock();
-            let chunk = state.vram.chunks.chunk_bytes();
-            let most = memory.guarantee.max(state.vram.chunks.spare()).min(memory.quota);
+            let chunk = state.vram().chunks.chunk_bytes();
+            let most = memory.guarantee.max(state.vram().chunks.spare()).min(memory.quota);
             vram_bytes = vram_bytes.min(u64::from(most).saturating_mul(chunk));
             memory.guarantee = u32::try_from(vram_bytes / chunk).unwrap_or(u32::MAX);
         }

@@ -10,10 +10,10 @@ use super::vm::Running;
 use super::{Card, Daemon, DaemonError, State, durations};
 use config::patch::patched;
 use config::{CardMemory, CardSpec, RamSpec, VmSpec, check};
+use owner::Moved;
 use owner::balance::Hint;
 use owner::holdings::Holdings;
 use owner::iova::RamShare;
-use owner::mover::Moved;
 use owner::shortage::Shortage;
 use owner::{HostCard, HostError};
 
@@ -189,7 +189,7 @@ impl Daemon {
         let VmTuning { host, vm, limits, ram, settings, chunk_bytes } = &tuning;
         let (before, ram_before) = {
             let state = host.lock();
-            (state.vram.chunks.limits(*vm), state.iova.of(*vm).0)
+            (state.vram().chunks.limits(*vm), state.iova().of(*vm).0)
         };
         let restore_limits = || {
             if let Some(Err(error)) = before.map(|before| host.lock().set_limits(*vm, before)) {
@@ -244,7 +244,7 @@ impl Daemon {
         let known = self.known(&card)?;
         let spec = CardSpec { memory: tuned.unwrap_or(known.spec.memory), ..known.spec.clone() };
         self.fits(state, &spec, Some(&wanted))?;
-        let vram = host.lock().vram.chunks.vm_bytes(vm).unwrap_or(0) >> 20;
+        let vram = host.lock().vram().chunks.vm_bytes(vm).unwrap_or(0) >> 20;
         let mut limits = wanted.memory.limits(vram, &spec);
         if limits.on_full == OnFull::Refuse {
             // What its guest sees is kept for it.
@@ -280,7 +280,8 @@ impl Daemon {
         let (host, vm) = self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| Ok((mediated(card)?, vm)))?;
         let (steps, chunk_bytes) = {
             let state = host.lock();
-            let (chunk_bytes, bytes) = (state.vram.chunks.chunk_bytes(), state.vram.chunks.vm_bytes(vm).unwrap_or(0));
+            let (chunk_bytes, bytes) =
+                (state.vram().chunks.chunk_bytes(), state.vram().chunks.vm_bytes(vm).unwrap_or(0));
             let range = request.range.unwrap_or(api::Range { start: 0, bytes });
             outside(name, range, bytes)?;
             let most = request.mib.map_or(u64::MAX, |mib| mib.saturating_mul(1 << 20).div_ceil(chunk_bytes));
@@ -305,7 +306,7 @@ impl Daemon {
     pub fn hint_vm_memory(&self, name: &str, hints: &api::Hints) -> Result<(), DaemonError> {
         let (host, vm) = self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| Ok((mediated(card)?, vm)))?;
         let mut state = host.lock();
-        let (bytes, chunk_bytes) = (state.vram.chunks.vm_bytes(vm).unwrap_or(0), state.vram.chunks.chunk_bytes());
+        let (bytes, chunk_bytes) = (state.vram().chunks.vm_bytes(vm).unwrap_or(0), state.vram().chunks.chunk_bytes());
         for api::Hint { range, pinned, priority, accesses } in &hints.hints {
             outside(name, *range, bytes)?;
             let said = [pinned.map(Hint::Pinned), priority.map(Hint::Priority), accesses.map(Hint::Accesses)];
@@ -377,7 +378,7 @@ fn set_rams(state: &State, card: &Card, memory: &CardMemory) -> Result<Lent, Dae
     let users: Vec<_> = users.into_iter().filter_map(|entry| Some((entry, entry.life.running()?))).collect();
     for (entry, running) in &users {
         let (Some(host), Some(vm)) = (lent.host.clone(), running.backend.scheduled_as()) else { continue };
-        let before = host.lock().iova.of(vm).0;
+        let before = host.lock().iova().of(vm).0;
         let set = host.lock().set_ram(vm, ram_share(&entry.spec.memory.ram.on(memory)));
         if let Err(shortage) = set {
             lent.restore();

@@ -92,7 +92,7 @@ ranks! {
     /// One VM: its last status, which nobody waits long for.
     Board, false, None;
     /// Owner: whether the thread that moves memory was woken.
-    Bell, false, None;
+    Wakeup, false, None;
     /// Handles of threads, taken out to join them.
     Threads, false, None;
     /// Daemon: path of a VM's socket, removed with it.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::checked::{Checked, try_schedules};
-use crate::rank::{Bell, Card, Moving, ORDER, Vm};
+use crate::rank::{Card, Moving, ORDER, Vm, Wakeup};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 fn message(act: impl FnOnce()) -> String {
@@ -53,7 +53,7 @@ fn a_thread_that_holds_a_card_does_not_wait() {
 
 #[test]
 fn a_condition_is_waited_for_with_its_own_lock_only() {
-    let (card, bell, woken) = (Mutex::<Card, _>::new(()), Mutex::<Bell, _>::new(()), Condvar::default());
+    let (card, bell, woken) = (Mutex::<Card, _>::new(()), Mutex::<Wakeup, _>::new(()), Condvar::default());
     let mut rung = bell.lock();
     woken.wait_for(&mut rung, Duration::ZERO);
     drop(rung);
@@ -104,7 +104,7 @@ fn holds_are_counted_while_a_lock_lives_and_after() {
     assert!(holds(Measured::Card).count() >= before + 2);
     drop(card);
     assert!(holds(Measured::Card).count() >= before + 2);
-    assert_eq!(Mutex::<Bell, _>::new(()).holds(), Holds::default());
+    assert_eq!(Mutex::<Wakeup, _>::new(()).holds(), Holds::default());
 }
 
 #[test]

@@ -44,7 +44,7 @@ impl TimerAlarm {
     ///
     /// # Errors
     /// When there are no timers left.
-    pub(super) fn new(event: EventFd) -> Result<Self, HostError> {
+    pub(crate) fn new(event: EventFd) -> Result<Self, HostError> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)
             .map_err(|error| HostError::Refused(format!("no timer for the scheduler: {error}")))?;
@@ -55,7 +55,7 @@ impl TimerAlarm {
     ///
     /// # Errors
     /// When there is none left.
-    pub(super) fn timer_fd(&self) -> io::Result<OwnedFd> {
+    pub(crate) fn timer_fd(&self) -> io::Result<OwnedFd> {
         self.timer.try_clone()
     }
 }

@@ -1,6 +1,6 @@
 //! What can go wrong with the card or its memory.
 
-use super::shortage::Shortage;
+use crate::shortage::Shortage;
 use card::DmaError;
 
 /// Why the host side of the mediator cannot do something.

@@ -5,8 +5,8 @@
 //! areas. Nothing of that stays.
 
 use super::HostError;
-use super::layout::Layout;
-use super::memory::CardMemory;
+use crate::layout::Layout;
+use crate::memory::windows::CardMemory;
 use card::Card;
 use nvspec::addr::{SMALL_PAGE, VA_BITS, VramAddr};
 use nvspec::instance::{INSTANCE_BYTES, context, vm};

@@ -1,18 +1,10 @@
 //! The owner of a card: brings it up, gives VMs their share of VRAM and channels, routes its interrupts.
 //!
-//! Parts: [`bring_up`] (initialisation), `golden` (what a new context holds), [`layout`] (the mediator's fixed structures in VRAM), [`memory`] (windows into
-//! VRAM), [`iova`] (I/O addresses), [`interrupts`] (the card's interrupt tree, and whom it concerns), [`registry`]
-//! (VMs and their events), `recovery` (channels that faulted or are to leave the card), `departures` (those that have not left yet), `schedule` (whose turn it is), `feeder`
-//! (what the scheduler is told, and what comes of it), `alarm` (when it is called), `turn` (what the interrupt thread does),
-//! `rest` (who waits and holds others up), `record` (what it was told and decided), [`usage`] (what of that the operator
-//! sees), [`overdue`] (what submissions wait for that do not end), [`time`] (the card's clock), [`mailbox`] and `inbox` (what the interrupt thread leaves for a VM whose lock is taken),
-//! `failure` (what a panic has left half changed).
-//!
-//! Of memory: `vram` (guests' memory wherever it lies), [`pinned`] (host memory for it), `pages` (where the host finds that),
-//! [`balance`] (who gives and who gets), [`holdings`] (what of that the operator sees), [`refusals`] (what nobody got),
-//! [`shortage`] (how limits are told), `wants` (who waits, and what the mediator needs itself), [`mover`] (the thread that moves it) and [`bell`] (what wakes that), [`relocate`] (one
-//! VM's chunks change places), [`copier`] and `own_space` (the mediator's own channels, and their address space), [`chaos`]
-//! (what moves without a reason, for tests), [`segments`] (what several address spaces share).
+//! Parts, each of which knows only those before it: [`shortage`] (limits, and how they are told), [`bring_up`]
+//! (initialisation), [`layout`] (the mediator's fixed structures in VRAM), `alarm` (timers), `tenants` (what happens on the card
+//! that concerns a VM, and the box that it lies in until the VM takes it), `memory` (whose memory it is, where it lies, what
+//! moves), `golden` (what a new context holds), `work` (channels and their schedule), `host_card` (all of that together: the card's
+//! state, its threads, interrupts, recovery and relocation).
 //!
 //! Lock order: `locks::rank`. The interrupt thread takes the card's lock, collects what is
 //! to be delivered, releases it, and only then calls VMs.
@@ -20,54 +12,23 @@
 //! What it does not do: know a VMM, a guest's registers, the configuration file or the admin API.
 
 mod alarm;
-pub mod balance;
-pub mod bell;
-pub mod bring_up;
-pub mod chaos;
-pub mod copier;
-mod departures;
+mod bring_up;
 mod error;
-mod failure;
-mod feeder;
 mod golden;
-mod guest_alarms;
-pub mod holdings;
-mod inbox;
+mod host_card;
 #[cfg(test)]
 mod interleavings;
-pub mod interrupts;
-pub mod iova;
-pub mod layout;
-pub mod mailbox;
-pub mod memory;
-pub mod mover;
-mod noise;
-pub mod overdue;
-mod own_space;
-mod pages;
-pub mod pinned;
-mod record;
-mod recovery;
-pub mod refusals;
-pub mod registry;
-pub mod relocate;
-mod rest;
-mod schedule;
-pub mod segments;
+mod layout;
+mod memory;
 pub mod shortage;
-pub mod time;
-mod turn;
-pub mod usage;
-mod vram;
-mod wants;
+mod tenants;
+mod work;
 
-pub use self::vram::CardVram;
-pub use balance::Division;
-pub use chaos::Chaos;
 pub use error::HostError;
-pub use feeder::Feeder;
-pub use interrupts::{GuestEvent, GuestEvents};
-pub use registry::{HostCard, HostState, Share, Sharing};
-pub use relocate::{Ranges, Relocated};
-pub use schedule::Schedule;
-pub use wants::Looks;
+pub use host_card::{GuestEvents, HostCard, HostState, Share, Sharing};
+pub use memory::balance::Division;
+pub use memory::chaos::Chaos;
+pub use memory::{CardVram, Looks, Moved, Ranges, Relocated, balance, holdings, iova, segments};
+pub use tenants::{GuestEvent, mailbox};
+pub use work::feeder::Feeder;
+pub use work::{overdue, time, usage};

@@ -94,7 +94,7 @@ impl Rig {
 
     /// Returns whether an address of a VM's VRAM lies in host memory.
     pub fn in_host(&self, vm: u32, address: u64) -> bool {
-        let found = self.host.lock().vram.chunks.lookup(VmId(vm), vram::GuestAddr(address), 1);
+        let found = self.host.lock().vram().chunks.lookup(VmId(vm), vram::GuestAddr(address), 1);
         matches!(found, vram::Lookup::Placed(vram::Place::Host(_)))
     }
 
@@ -103,7 +103,7 @@ impl Rig {
     pub fn usage(&self) -> (Summary, u32, usize) {
         let channels = self.host.channels_in_use();
         let state = self.host.lock();
-        (state.vram.chunks.summary(), channels, state.iova.ranges())
+        (state.vram().chunks.summary(), channels, state.iova().ranges())
     }
 }
 

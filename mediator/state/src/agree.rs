@@ -1,4 +1,4 @@
-//! What parts must say of each other.
+//! Checks of what parts must say of each other.
 
 use crate::RestoredVm;
 use channels::Channels;

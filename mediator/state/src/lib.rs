@@ -41,14 +41,14 @@ use sched::SavedScheduler;
 use shadow_pt::SavedSpaces;
 use vram::{SavedBalancer, SavedChunks, SavedPool, SavedQuanta, VmId};
 
-/// What the mediator keeps of a card.
+/// State that the mediator keeps of a card.
 #[derive(Debug)]
 pub struct SavedCard {
-    /// Who has which chunk.
+    /// Table of who has which chunk.
     pub chunks: SavedChunks,
-    /// Which chunks move.
+    /// Policy of which chunks move.
     pub balancer: SavedBalancer,
-    /// Who takes turns.
+    /// Order in which VMs take turns.
     pub quanta: SavedQuanta,
     /// The physical channels.
     pub channels: SavedChannels,
@@ -60,7 +60,7 @@ pub struct SavedCard {
     pub vms: Vec<SavedVm>,
 }
 
-/// What it keeps of a VM.
+/// State that it keeps of a VM.
 #[derive(Debug)]
 pub struct SavedVm {
     /// Its number.

@@ -13,7 +13,7 @@ use shadow_pt::{AddressSpaces, Limits, Mode};
 use std::collections::BTreeMap;
 use vram::{Balancer, CardAddr, ChunkTable, PagePool, Quanta, Unclaimed, VmId};
 
-/// What the parts are restored into: settings, and the card.
+/// Settings and the card, which the parts are restored into.
 pub trait Surroundings {
     /// Returns where the host's structures lie on the card.
     fn layout(&self) -> Layout;
@@ -21,19 +21,19 @@ pub trait Surroundings {
     /// The clock that the scheduler is told, in ns.
     fn now_ns(&self) -> u64;
 
-    /// What is set for a VM; `None` for one that is not to be there.
+    /// Settings of a VM; `None` for one that is not to be there.
     fn vm(&self, vm: VmId) -> Option<VmSurroundings>;
 
     /// Writes to the card's memory.
     fn write(&mut self, address: VramAddr, data: &[u8]);
 }
 
-/// What is set for a VM.
+/// Settings of a VM.
 #[derive(Clone, Debug)]
 pub struct VmSurroundings {
-    /// What it is made from.
+    /// Origin of its vGPU.
     pub config: VGpuConfig,
-    /// How much a flush does.
+    /// Extent of what a flush does.
     pub mode: Mode,
     /// Bytes of shadow tables.
     pub limits: Limits,
@@ -44,11 +44,11 @@ pub struct VmSurroundings {
 /// A card as it was.
 #[derive(Debug)]
 pub struct RestoredCard {
-    /// Who has which chunk.
+    /// Table of who has which chunk.
     pub chunks: ChunkTable,
-    /// Which chunks move.
+    /// Policy of which chunks move.
     pub balancer: Balancer,
-    /// Who takes turns.
+    /// Order in which VMs take turns.
     pub quanta: Quanta,
     /// The physical channels.
     pub channels: Channels,

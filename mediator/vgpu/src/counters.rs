@@ -1,7 +1,6 @@
 //! The operator's view of a VM: its counters, and the accesses that were denied.
 
 use super::device::Core;
-use super::pv::Interface;
 use super::status::{DeniedAccess, DeviceStatus, InterruptKind};
 use devmodel::denied::Site;
 use std::collections::BTreeMap;
@@ -10,10 +9,12 @@ impl Core {
     /// Returns what the operator is told of the VM, but for what the card's owner counts.
     pub(super) fn status(&self) -> DeviceStatus {
         let Core { gpu, backend, .. } = self;
-        let (spaces, shadow_bytes) = backend.spaces.usage();
-        let counts = &backend.counts;
-        let report = &backend.spaces.report;
-        let pv = backend.pv.as_deref().map(Interface::counters).into_iter().flatten();
+        let (spaces, shadow_bytes) = backend.memory().usage();
+        let counts = backend.counts();
+        let (report, syncs) = backend.memory().report();
+        let remap = backend.remap();
+        let pv = backend.pv().zip(backend.memory().grants().tables());
+        let pv = pv.map(|(pv, tables)| pv.counters(tables)).into_iter().flatten();
         let counters: BTreeMap<String, u64> = [
             ("doorbells", counts.doorbells),
             ("doorbells_refused", counts.doorbells_refused),
@@ -34,12 +35,12 @@ impl Core {
             ("faults", counts.faults),
             ("address_spaces", spaces as u64),
             ("shadow_bytes", shadow_bytes),
-            ("aperture_pages", backend.remap.pages() as u64),
-            ("aperture_moves", backend.remap.counts.moves),
-            ("aperture_stops", backend.remap.counts.stops),
-            ("aperture_messages", backend.remap.counts.messages),
-            ("aperture_aliases", backend.remap.counts.aliases),
-            ("shadow_syncs", backend.spaces.syncs),
+            ("aperture_pages", remap.pages() as u64),
+            ("aperture_moves", remap.counts.moves),
+            ("aperture_stops", remap.counts.stops),
+            ("aperture_messages", remap.counts.messages),
+            ("aperture_aliases", remap.counts.aliases),
+            ("shadow_syncs", syncs),
             ("shadow_bytes_scanned", report.bytes_scanned),
             ("shadow_pages_scanned", report.pages),
             ("shadow_pages_deferred", report.deferred),
@@ -70,12 +71,12 @@ impl Core {
         let config = gpu.config();
         DeviceStatus {
             vram_mib: u64::from(config.vram_mib()),
-            channels_used: backend.bound.len() as u32,
+            channels_used: backend.work().all_bound().count() as u32,
             pci_id: (config.pci.vendor, config.pci.device),
             bus_master: pci.bus_master(),
             interrupts: if pci.msi_enabled() {
                 InterruptKind::Msi
-            } else if backend.link.interrupts().intx_attached() && !pci.intx_disabled() {
+            } else if backend.link().interrupts().intx_attached() && !pci.intx_disabled() {
                 InterruptKind::Intx
             } else {
                 InterruptKind::Off

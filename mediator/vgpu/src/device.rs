@@ -1,11 +1,12 @@
 //! A mediated VM as the vfio-user server, the card's interrupt thread and the daemon see it.
 
 use super::Apertures;
-use super::backend::VmBackend as Backend;
-use super::patience::{self, Patience};
+use super::backend::{self, Description, VmBackend as Backend};
+use super::memory::Remap;
 use super::pv::{After, Interface, Progress, PvSettings};
-use super::remap::{self, Remap};
 use super::status::{DeviceError, DeviceStatus};
+use super::work::Runlist;
+use super::write_wait;
 use devmodel::backend::{Aperture, Backend as _, NoMemory};
 use devmodel::{VGpu, VGpuConfig};
 use nvspec::regs::windows::pramin;
@@ -105,11 +106,10 @@ impl MediatedVm {
         let pci = config.pci;
         config.vendor_capability = paravirtual.as_ref().map(PvSettings::capability).unwrap_or_default();
         let gpu = VGpu::new(config)?;
-        let mut backend = Backend::new(Arc::clone(host), vm, link.clone(), *shadow, share.vram_bytes);
-        backend.queue_limit = *queue_limit;
-        backend.patience = Patience::new(*queue_limit);
-        let interface = |settings| Box::new(Interface::new(settings, vm, share.vram_bytes, share.channels));
-        backend.pv = paravirtual.as_ref().map(interface);
+        let (vram_bytes, queue_limit) = (share.vram_bytes, *queue_limit);
+        let description = Description { vm, link: link.clone(), shadow: *shadow, vram_bytes, queue_limit };
+        let interface = |settings| Box::new(Interface::new(settings, vm, share.channels));
+        let backend = Backend::new(Arc::clone(host), description, paravirtual.as_ref().map(interface));
         let board = Arc::<Board>::default();
         let core = Core { gpu, backend, polls: false, alarm: None, board: Arc::clone(&board) };
         board.publish(core.status());
@@ -119,7 +119,7 @@ impl MediatedVm {
         host.add_vm(vm, share, events)?;
         if *apertures == Apertures::Remapped {
             match Remap::open(host, pci.bar1_bytes, pci.bar3_bytes) {
-                Ok(remap) => this.core().backend.remap = remap,
+                Ok(remap) => *this.core().backend.remap_mut() = remap,
                 Err(error) => {
                     host.remove_vm(vm)?;
                     return Err(error.into());
@@ -180,13 +180,13 @@ impl MediatedVm {
     #[must_use]
     pub fn vram_peek(&self, address: nvspec::addr::GuestVramAddr, data: &mut [u8]) -> Option<()> {
         let place = nvspec::addr::Place::Vram(address);
-        self.core().backend.with_channels(|_, _, guest, _| guest.fill(place, data))
+        self.core().backend.fill(place, data)
     }
 
     /// Looks for doorbells under mapped apertures, as long as there may be any. `false` when there are none.
     fn poll(&self) -> bool {
         let core = &mut *self.core();
-        core.polls = !core.backend.polled.is_empty();
+        core.polls = core.backend.work().polled().next().is_some();
         if core.polls {
             core.backend.poll();
             core.settle();
@@ -196,7 +196,7 @@ impl MediatedVm {
 
     /// Starts to look for doorbells under mapped apertures, where there are any and nobody does.
     fn start_polling(this: &Arc<Self>, core: &mut Core) {
-        if core.polls || core.backend.polled.is_empty() {
+        if core.polls || core.backend.work().polled().next().is_none() {
             return;
         }
         let vm = Arc::downgrade(this);
@@ -216,19 +216,19 @@ impl Core {
     /// Takes everything of the guest's driver off the card. What lived under mapped apertures is lost.
     fn clean(&mut self) {
         let Self { gpu, backend, .. } = self;
-        backend.remap.closing = true;
+        backend.remap_mut().closing = true;
         gpu.reset(backend);
         backend.reset_pv();
         backend.quiesce();
-        backend.remap.closing = false;
+        backend.remap_mut().closing = false;
     }
 
     /// What an access has left to do outside of the registers.
     pub(super) fn settle(&mut self) {
-        for fault in std::mem::take(&mut self.backend.faults) {
+        for fault in self.backend.take_faults() {
             self.gpu.mmu_fault(fault, &mut self.backend);
         }
-        if std::mem::take(&mut self.backend.runlist_done) {
+        if self.backend.runlist_ends(Runlist::Taken) {
             self.gpu.runlist_done(&mut self.backend);
         }
         self.arm();
@@ -240,13 +240,13 @@ impl Core {
         if at != self.alarm {
             self.alarm = at;
             let in_ns = at.map(|at| at.saturating_sub(self.backend.now_ns()));
-            self.backend.host.lock().arm_guest_alarm(self.backend.vm, in_ns);
+            self.backend.host().lock().arm_guest_alarm(self.backend.vm(), in_ns);
         }
     }
 
     /// Reads BAR0: the chip's registers, and what is beside it.
     fn bar0_read(&mut self, offset: u64, data: &mut [u8]) {
-        match &self.backend.pv {
+        match self.backend.pv() {
             Some(pv) if Interface::covers(offset) => pv.read(offset, data),
             _ => {
                 self.count_window(offset, data.len());
@@ -257,7 +257,7 @@ impl Core {
 
     /// Writes BAR0. Whether the guest has batches for us.
     fn bar0_write(&mut self, offset: u64, data: &[u8]) -> Result<bool, NoMemory> {
-        match &mut self.backend.pv {
+        match self.backend.pv_mut() {
             Some(pv) if Interface::covers(offset) => {
                 match pv.write(offset, data) {
                     After::Nothing => {}
@@ -268,7 +268,7 @@ impl Core {
                 self.signal_pv();
             }
             _ => {
-                if self.backend.patience.is_first() {
+                if self.backend.is_first_try() {
                     self.count_window(offset, data.len());
                 }
                 self.gpu.bar0_write(offset, data, &mut self.backend)?;
@@ -280,7 +280,7 @@ impl Core {
     /// Counts what goes through the window on VRAM.
     fn count_window(&mut self, offset: u64, bytes: usize) {
         if (u64::from(pramin::BASE)..u64::from(pramin::END)).contains(&offset) {
-            self.backend.counts.aperture_bytes += bytes as u64;
+            self.backend.count_bytes(bytes);
         }
     }
 }
@@ -306,9 +306,8 @@ impl MediatedDevice {
             RegionIndex::Bar0 => core.bar0_write(offset, data),
             RegionIndex::Bar1 | RegionIndex::Bar3 => {
                 let aperture = aperture(region);
-                if backend.patience.is_first() {
-                    backend.remap.count_message(aperture, offset);
-                    backend.counts.aperture_bytes += data.len() as u64;
+                if backend.is_first_try() {
+                    backend.count_message(aperture, offset, data.len());
                 }
                 gpu.aperture_write(aperture, offset, data, backend).map(|()| false)
             }
@@ -321,7 +320,7 @@ impl MediatedDevice {
         if written.is_err() && core.backend.write_waits() {
             return Ok(Served::Again);
         }
-        core.backend.patience.end();
+        core.backend.write_ends();
         core.settle();
         MediatedVm::start_polling(&self.vm, core);
         Ok(match written {
@@ -349,7 +348,7 @@ impl MediatedDevice {
                 Progress::Idle => break,
                 Progress::Batch => batches += 1,
                 Progress::Part => {}
-                Progress::Waits => locks::sleep(remap::LOOK),
+                Progress::Waits => locks::sleep(backend::LOOK),
             }
         }
     }
@@ -381,7 +380,7 @@ impl Device for MediatedDevice {
         }
         let core = self.vm.core();
         for (index, aperture) in [(RegionIndex::Bar1, Aperture::Bar1), (RegionIndex::Bar3, Aperture::Bar3)] {
-            let Some((file, area)) = core.backend.remap.area(aperture) else { continue };
+            let Some((file, area)) = core.backend.remap().area(aperture) else { continue };
             let region = &mut regions[index as usize];
             match region.clone().with_mappable(file, vec![area]) {
                 Ok(mappable) => *region = mappable,
@@ -398,8 +397,7 @@ impl Device for MediatedDevice {
             RegionIndex::Bar0 => core.bar0_read(offset, data),
             RegionIndex::Bar1 | RegionIndex::Bar3 => {
                 let aperture = aperture(region);
-                backend.remap.count_message(aperture, offset);
-                backend.counts.aperture_bytes += data.len() as u64;
+                backend.count_message(aperture, offset, data.len());
                 gpu.aperture_read(aperture, offset, data, backend);
             }
             RegionIndex::Config => gpu.config_read(offset, data),
@@ -411,14 +409,14 @@ impl Device for MediatedDevice {
     fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
         let mut served = self.write_once(region, offset, data)?;
         while served == Served::Again {
-            locks::sleep(patience::RETRY);
+            locks::sleep(write_wait::RETRY);
             served = self.write_once(region, offset, data)?;
         }
         match served {
             Served::Batches => self.serve_batches(),
             Served::Moves => {
                 while self.look_at_moves() {
-                    locks::sleep(remap::LOOK);
+                    locks::sleep(backend::LOOK);
                 }
             }
             Served::Whole | Served::Again => {}
@@ -439,7 +437,7 @@ impl Device for MediatedDevice {
         self.vm.host.wait_departed(self.vm.vm);
         let core = &mut *self.vm.core();
         core.backend.end_quiesce();
-        core.backend.remap.blank(&self.vm.host);
+        core.backend.remap().blank(&self.vm.host);
     }
 
     fn disconnected(&mut self) {
@@ -453,8 +451,8 @@ impl Device for MediatedDevice {
             let core = &mut *self.vm.core();
             core.backend.end_quiesce();
             // What the client has mapped it keeps.
-            core.backend.remap.renew(&self.vm.host, self.pci.bar1_bytes, self.pci.bar3_bytes);
-            core.backend.quiet
+            core.backend.remap_mut().renew(&self.vm.host, self.pci.bar1_bytes, self.pci.bar3_bytes);
+            core.backend.is_quiet()
         };
         // The next client may be another's.
         if let Err(error) = self.vm.host.wipe_vm(self.vm.vm, quiet) {
@@ -530,7 +528,7 @@ impl MediatedVm {
         {
             let core = &mut *self.core.lock_torn();
             core.backend.end_quiesce();
-            core.backend.remap.close(&self.host);
+            core.backend.remap_mut().close(&self.host);
         }
         self.host.remove_vm(self.vm)
     }

@@ -1,8 +1,7 @@
 //! Events of the card, and memory that moves, as a VM takes them up.
 
-use super::backend::VmBackend as Backend;
 use super::device::{Core, MediatedVm};
-use super::spaces::Owned;
+use super::work::Runlist;
 use devmodel::events::{CopyError, EngineError, GraphError, MmuFault, PbdmaError};
 use nvspec::regs::{pbdma, pfifo, pgraph};
 use owner::mailbox::Recipient;
@@ -23,30 +22,11 @@ impl GuestEvents for MediatedVm {
         if self.core.is_torn() {
             return Err(HostError::Refused("the VM is out of service".to_owned()));
         }
-        self.core().relocated(commit)
+        self.core().backend.relocate(commit)
     }
 
     fn card_failed(&self) {
         self.link.disconnect();
-    }
-}
-
-impl Core {
-    /// Memory of the VM moves, as `commit` says.
-    fn relocated(&mut self, commit: &mut dyn FnMut(&mut HostState) -> Ranges) -> Result<(), HostError> {
-        let Backend { host, vm, link, ram, spaces, remap, bus_master, pv, .. } = &mut self.backend;
-        let tables = pv.as_deref().map(|pv| &pv.tables);
-        let owned = Owned { vm: *vm, ram, link, bus_master: *bus_master, remap, tables };
-        let state = &mut *host.lock();
-        let ranges = commit(state)
-            .into_iter()
-            .map(|(at, bytes)| shadow_pt::GuestRange::Vram(nvspec::addr::GuestVramAddr(at.0), bytes));
-        let relocated = spaces.relocated(state, &owned, &ranges.collect::<Vec<_>>());
-        if relocated.is_err() {
-            // Before anyone else takes the card's lock, and with it what the chunks have left.
-            state.quarantine_left();
-        }
-        relocated
     }
 }
 
@@ -58,7 +38,7 @@ impl Recipient for Core {
             GuestEvent::Memory => backend.retry(),
             GuestEvent::Left => backend.channels_left(),
             GuestEvent::Runlist => {
-                if std::mem::take(&mut backend.runlist_waits) {
+                if backend.runlist_ends(Runlist::Awaited) {
                     gpu.runlist_done(backend);
                 }
             }
@@ -68,17 +48,17 @@ impl Recipient for Core {
                 self.gpu.tick(&mut self.backend);
             }
             GuestEvent::Hang { engine, channel } => {
-                backend.counts.hangs += 1;
-                tracing::warn!(vm = %backend.vm, ?channel, engine, "a channel made no progress and was killed");
+                backend.count_hang();
+                tracing::warn!(vm = %backend.vm(), ?channel, engine, "a channel made no progress and was killed");
                 if backend.end_retired(channel).is_some() {
                     gpu.ctxsw_timeout(engine, channel, backend);
                 }
             }
             GuestEvent::NonStall { engine } => gpu.non_stall(engine, backend),
             GuestEvent::MmuFault { channel, unit, va, kind } => {
-                backend.counts.faults += 1;
+                backend.count_fault();
                 let instance = backend.end_retired(channel);
-                tracing::warn!(vm = %backend.vm, ?channel, unit, %va, kind, "a guest's access faulted");
+                tracing::warn!(vm = %backend.vm(), ?channel, unit, %va, kind, "a guest's access faulted");
                 let field = |field: nvspec::Field| field.get(kind);
                 gpu.mmu_fault(
                     MmuFault {
@@ -106,7 +86,7 @@ impl Recipient for Core {
                 backend,
             ),
             GuestEvent::Graph { channel, intr, code, class, address, data, trap, sm } => {
-                let instance = backend.instances.get(&channel).copied();
+                let instance = backend.work().instance(channel);
                 let error = GraphError {
                     intr,
                     code,
@@ -121,7 +101,7 @@ impl Recipient for Core {
                 gpu.engine_error(EngineError::Graph(error), backend);
             }
             GuestEvent::Copy { channel, engine, intr, report, data } => {
-                let instance = backend.instances.get(&channel).copied();
+                let instance = backend.work().instance(channel);
                 gpu.engine_error(EngineError::Copy(CopyError { engine, intr, instance, report, data }), backend);
             }
         }

@@ -1,32 +1,26 @@
 //! One VM on a card: its vGPU, wired to the card; or the card itself ([`passthrough`]).
 //!
-//! Parts: `device` (what the vfio-user server calls), `backend` (what the vGPU's registers mean for the card), `channels`
-//! (from instance block and doorbell to the card), `named` (which memory work names), `aperture` (CPU accesses to guest
-//! VRAM, by BAR1, BAR3 and PRAMIN), `patience` (how they wait for memory), `pending` (what else waits for it), `spaces` (shadow page tables), `ram` (guest RAM
-//! as the card sees it), `remap`, `moves`, `window` (apertures that the VMM maps), `pv` (what a guest that knows us may
-//! use), `status` (what the operator sees).
+//! Parts, each of which knows only those before it: `memory` (what the VM has, and its address spaces), `work` (its channels,
+//! as the mediator knows them), `pv` (the interface of a guest that knows us), `pending` and `write_wait` (what waits for
+//! memory), `backend` (these brought together for the card: what registers mean), `device` (what the vfio-user server calls),
+//! `batches` (what such a guest's batches do), `events` (what the card tells), `counters` and `status` (what the operator sees).
 //!
 //! Lock order: `locks::rank`.
 //!
 //! What it does not do: know the configuration file or the admin API; the daemon converts.
 
-mod aperture;
 mod backend;
-mod channels;
+mod batches;
 mod counters;
 mod device;
 mod events;
-mod moves;
-mod named;
+mod memory;
 pub mod passthrough;
-mod patience;
 mod pending;
 pub mod pv;
-mod ram;
-mod remap;
-mod spaces;
 mod status;
-mod window;
+mod work;
+mod write_wait;
 
 pub use self::pv::PvSettings;
 pub use device::{MediatedDevice, MediatedVm, Settings};

@@ -20,7 +20,7 @@ use vmm_glue::device::NUM_REGIONS;
 use vmm_glue::{AccessError, Device, DmaRegion, Interrupts, Link, MapError, RegionIndex, RegionInfo};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
 
-use crate::ram::ClientMemory;
+use crate::memory::ram::ClientMemory;
 use crate::status::{DeviceError, DeviceStatus, InterruptKind};
 
 /// How the card's interrupt reaches the client.

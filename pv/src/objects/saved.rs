@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedTables {
     pub(crate) limit: u64,
-    /// Where table space begins.
+    /// Beginning of table space.
     pub(crate) base: u64,
     pub(crate) slots: Vec<SavedSlot>,
     /// Places without a table, the next to be used last.
@@ -95,7 +95,7 @@ impl Tables {
     }
 }
 
-/// How many name each table.
+/// Number of names of each table.
 struct Names(BTreeMap<u32, u64>);
 
 impl Names {
@@ -113,7 +113,7 @@ impl Names {
         Ok(id)
     }
 
-    /// What an entry of a directory names, which is what [`Tables::set`] would have written.
+    /// Counts what an entry of a directory names, which is what [`Tables::set`] would have written.
     fn of_entry(&mut self, pde: Pde, slots: &Slots) -> Result<(), Invalid> {
         let mut again = Pde::new();
         if pde.small_target() == TableTarget::Vram {

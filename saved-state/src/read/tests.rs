@@ -13,7 +13,7 @@ struct First {
 
 first_version!(First, "first");
 
-/// What [`Second`] was before it had a name.
+/// [`Second`] before it had a name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct SecondBefore {
     number: u64,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// Largest time, in ns, that a vGPU can have used within an interval; far more than that is long.
 const USED_MAX: u64 = 1 << 62;
 
-/// What a vGPU has submitted to one engine.
+/// Submissions of a vGPU to one engine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedAccount {
     arrived: u64,

@@ -2,7 +2,7 @@
 
 use super::check::{Fit, HostPages, View};
 use super::world::{Card, GUEST_VRAM, Grants, Guest, LARGE, PAGE, reachable};
-use crate::{AddressSpaces, GuestRange, HostPage, Limits, Mode, Place, SpaceId};
+use crate::{AddressSpaces, GuestRange, HostPage, Limits, Mode, Parts, Place, SpaceId};
 use nvspec::addr::{Gpa, GuestVramAddr, VramAddr};
 use nvspec::mmu::Rights;
 #[cfg(test)]
@@ -425,7 +425,11 @@ impl Machine {
     fn flush(&mut self, index: usize, busy: bool, late: Option<(usize, u64, u64)>) {
         let id = self.open[index].id;
         let before = self.writable(index);
-        let report = self.spaces.flush(id, busy, &mut self.guest, &self.grants, &mut self.card);
+        let report = self.spaces.flush(
+            id,
+            busy,
+            &mut Parts { guest: &mut self.guest, frames: &mut self.grants, memory: &mut self.card },
+        );
         let fit = match (self.mode, busy) {
             (Mode::Lazy, false) => {
                 assert!(!report.changed());
@@ -437,7 +441,11 @@ impl Machine {
         self.check(index, fit);
         if late.is_some_and(|(nth, ..)| nth & 32 != 0) {
             // Nobody has flushed the card's TLBs between.
-            self.spaces.flush(id, busy, &mut self.guest, &self.grants, &mut self.card);
+            self.spaces.flush(
+                id,
+                busy,
+                &mut Parts { guest: &mut self.guest, frames: &mut self.grants, memory: &mut self.card },
+            );
             self.check(index, fit);
         }
         if let Some((nth, at, value)) = late
@@ -451,7 +459,9 @@ impl Machine {
 
     fn prepare(&mut self, index: usize) -> crate::SyncReport {
         let id = self.open[index].id;
-        let report = self.spaces.prepare(id, &mut self.guest, &self.grants, &mut self.card);
+        let report = self
+            .spaces
+            .prepare(id, &mut Parts { guest: &mut self.guest, frames: &mut self.grants, memory: &mut self.card });
         self.check(index, Fit::Exact);
         self.spaces.flushed(id, &mut self.card);
         report
@@ -480,7 +490,10 @@ impl Machine {
     }
 
     fn retranslate(&mut self, range: GuestRange) {
-        let (touched, report) = self.spaces.retranslate(range, &self.grants, &mut self.card);
+        let (touched, report) = self.spaces.retranslate(
+            range,
+            &mut Parts { guest: &mut self.guest, frames: &mut self.grants, memory: &mut self.card },
+        );
         assert_eq!(touched.is_empty(), !report.changed());
         self.check_all();
         for id in touched {
@@ -552,7 +565,9 @@ impl Machine {
         let Opened { id, .. } = self.open.remove(index);
         self.spaces.close(id, &mut self.card);
         assert_eq!((self.spaces.directory(id), self.spaces.guest_directory(id)), (None, None));
-        let report = self.spaces.prepare(id, &mut self.guest, &self.grants, &mut self.card);
+        let report = self
+            .spaces
+            .prepare(id, &mut Parts { guest: &mut self.guest, frames: &mut self.grants, memory: &mut self.card });
         assert_eq!(report, crate::SyncReport::default());
         self.spaces.flushed(id, &mut self.card);
     }

@@ -152,14 +152,14 @@ impl Grants {
 }
 
 impl Frames for Grants {
-    fn vram(&self, address: GuestVramAddr, len: u64) -> Option<Frame> {
+    fn vram(&mut self, address: GuestVramAddr, len: u64) -> Option<Frame> {
         let (host, first) = self.home(address.0)?;
         (0..len / PAGE)
             .all(|page| self.home(address.0 + page * PAGE) == Some((host, first + page * PAGE)))
             .then_some(if host { Frame::Host(Iova(first)) } else { Frame::Vram(VramAddr(first)) })
     }
 
-    fn ram(&self, address: Gpa, len: u64, write: bool) -> Option<Iova> {
+    fn ram(&mut self, address: Gpa, len: u64, write: bool) -> Option<Iova> {
         let (first, _) = *self.ram.get(&(address.0 / PAGE))?;
         (0..len / PAGE)
             .all(|page| {

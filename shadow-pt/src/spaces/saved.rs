@@ -35,14 +35,14 @@ first_version!(SavedSpaces, "shadow-pt");
 pub(crate) struct SavedSpace {
     pub(crate) generation: u32,
     pub(crate) directory: SavedPlace,
-    /// Where the shadow directory lies on the card.
+    /// Place of the shadow directory on the card.
     pub(crate) card: u64,
-    /// Where the tables of the mediator's own pages lie on the card, for channels and for shared memory.
+    /// Places of the mediator's own tables on the card, for channels and for shared memory.
     pub(crate) own: Option<u64>,
     pub(crate) common: Option<u64>,
 }
 
-/// Where a guest's directory lies.
+/// Place of a guest's directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedPlace {
     Vram(u64),

@@ -207,7 +207,9 @@ fn a_withdrawn_entry_that_the_guest_removed_meanwhile_does_not_come_back() {
     world.invalidate(range);
     world.write(vram(SPT), 0);
     assert_eq!(world.flush(false).deferred, 1, "there is nothing to lose");
-    let (touched, _) = world.spaces.retranslate(range, &world.grants, &mut world.card);
+    let (touched, _) = world
+        .spaces
+        .retranslate(range, &mut Parts { guest: &mut world.guest, frames: &mut world.grants, memory: &mut world.card });
     assert_eq!((touched, world.at(0)), (vec![], None));
     world.prepare();
     assert_eq!(world.at(0), None);
@@ -222,12 +224,16 @@ fn relocation_rewrites_what_names_the_chunk_and_nothing_else() {
     world.sync();
     world.grants.chunks[1] = Some(77);
     let range = GuestRange::Vram(GuestVramAddr(LARGE), LARGE);
-    let (touched, report) = world.spaces.retranslate(range, &world.grants, &mut world.card);
+    let (touched, report) = world
+        .spaces
+        .retranslate(range, &mut Parts { guest: &mut world.guest, frames: &mut world.grants, memory: &mut world.card });
     assert_eq!(touched, [world.id]);
     assert_eq!((report.translated, report.entries_written, report.lost_permission), (2, 2, true));
     assert_eq!((world.at(0), world.at(LARGE)), (Some((0, 77 * LARGE)), Some((0, 77 * LARGE))));
     assert_eq!(world.at(PAGE), Some((0, 12 * LARGE)));
-    let again = world.spaces.retranslate(range, &world.grants, &mut world.card);
+    let again = world
+        .spaces
+        .retranslate(range, &mut Parts { guest: &mut world.guest, frames: &mut world.grants, memory: &mut world.card });
     assert!(again.0.is_empty() && !again.1.changed());
 }
 

@@ -1,6 +1,6 @@
 use super::*;
-use crate::Denial;
 use crate::model::world::{self, Card, GUEST_VRAM, Grants, Guest, LARGE, PAGE, reachable};
+use crate::{Denial, Parts};
 use nvspec::mmu::PD_BYTES;
 
 mod bar;
@@ -72,7 +72,11 @@ impl World {
 
     /// The guest flushes; the card's TLBs are yet to be flushed.
     fn flush_only(&mut self, busy: bool) -> SyncReport {
-        self.spaces.flush(self.id, busy, &mut self.guest, &self.grants, &mut self.card)
+        self.spaces.flush(
+            self.id,
+            busy,
+            &mut Parts { guest: &mut self.guest, frames: &mut self.grants, memory: &mut self.card },
+        )
     }
 
     fn flush(&mut self, busy: bool) -> SyncReport {
@@ -86,7 +90,9 @@ impl World {
     }
 
     fn prepare(&mut self) -> SyncReport {
-        let report = self.spaces.prepare(self.id, &mut self.guest, &self.grants, &mut self.card);
+        let report = self
+            .spaces
+            .prepare(self.id, &mut Parts { guest: &mut self.guest, frames: &mut self.grants, memory: &mut self.card });
         self.spaces.flushed(self.id, &mut self.card);
         report
     }
@@ -559,7 +565,16 @@ fn what_no_guest_has_can_be_named_and_written_without_harm() {
         GuestRange::Ram(Gpa(1), 0),
     ] {
         assert!(!world.invalidate(range).changed());
-        assert!(world.spaces.retranslate(range, &world.grants, &mut world.card).0.is_empty());
+        assert!(
+            world
+                .spaces
+                .retranslate(
+                    range,
+                    &mut Parts { guest: &mut world.guest, frames: &mut world.grants, memory: &mut world.card }
+                )
+                .0
+                .is_empty()
+        );
     }
     assert_eq!(world.sync().denied.total(), 0);
 }

@@ -14,7 +14,10 @@ impl World {
         }
         self.grants.hosted.extend((first..first + pages).zip(to.into_iter().flat_map(|to| to..)));
         let range = GuestRange::Vram(GuestVramAddr(first * PAGE), pages * PAGE);
-        let (touched, report) = self.spaces.retranslate(range, &self.grants, &mut self.card);
+        let (touched, report) = self.spaces.retranslate(
+            range,
+            &mut Parts { guest: &mut self.guest, frames: &mut self.grants, memory: &mut self.card },
+        );
         assert_eq!(touched, if report.changed() { vec![self.id] } else { vec![] });
         self.spaces.flushed(self.id, &mut self.card);
         report
@@ -154,7 +157,10 @@ fn entries_that_are_reached_stay_reachable_while_they_change() {
         world.grants.hosted.clear();
         world.grants.hosted.extend(to.map(|to| (64 + 3, to)));
         let range = GuestRange::Vram(GuestVramAddr(2 * LARGE + 3 * PAGE), PAGE);
-        world.spaces.retranslate(range, &world.grants, &mut world.card);
+        world.spaces.retranslate(
+            range,
+            &mut Parts { guest: &mut world.guest, frames: &mut world.grants, memory: &mut world.card },
+        );
         for (at, bytes) in world.card.allocated.iter().map(|(at, bytes)| (*at, bytes.len())) {
             card.allocated.entry(at).or_insert_with(|| vec![0; bytes]);
         }

@@ -2,7 +2,7 @@ use super::*;
 
 /// The shadow as one entry.
 fn one(raw: u64, size: PageSize, grants: &Grants) -> Result<u64, Denial> {
-    translate(raw, size, grants).map(|shadow| match shadow {
+    translate(raw, size, &mut grants.clone()).map(|shadow| match shadow {
         Shadow::Entry(entry) => entry,
         Shadow::Split(_) => panic!("in pieces"),
     })
@@ -72,7 +72,7 @@ fn ram_that_may_only_be_read_becomes_read_only() {
 
 /// The small entries that stand in for a large one: aperture and page of each.
 fn split(entry: u64, grants: &Grants) -> Vec<(u64, u64)> {
-    match translate(entry, PageSize::Large, grants) {
+    match translate(entry, PageSize::Large, &mut grants.clone()) {
         Ok(Shadow::Split(pieces)) => pieces.iter().map(|piece| (piece >> 33 & 3, piece >> 4 & 0xfff_ffff)).collect(),
         other => panic!("{other:?}"),
     }
@@ -102,7 +102,7 @@ fn what_stands_in_keeps_the_flags_and_each_page_its_rights() {
     let mut grants = grants();
     grants.map(0x1030, 0xb000, 16, false);
     let flags = 2 | (1 << 32) | (0xdb << 36);
-    let Ok(Shadow::Split(pieces)) = translate(raw(2, 0x1020 * PAGE) | flags, PageSize::Large, &grants) else {
+    let Ok(Shadow::Split(pieces)) = translate(raw(2, 0x1020 * PAGE) | flags, PageSize::Large, &mut grants) else {
         panic!("one entry")
     };
     for (page, piece) in pieces.iter().enumerate() {
@@ -188,7 +188,7 @@ fn exhaustive_small_world() {
             for (size, large) in [(PageSize::Small, false), (PageSize::Large, true)] {
                 let wanted = crate::model::spec::entry(guest, large, &grants);
                 let pieces = crate::model::spec::pieces(guest, &grants).filter(|_| large);
-                let found = translate(guest, size, &grants);
+                let found = translate(guest, size, &mut grants);
                 // What can be granted at all is told apart without asking.
                 assert!(named(guest, size).is_some() || (wanted == 0 && pieces.is_none()));
                 granted += u32::from(wanted != 0);
@@ -219,11 +219,11 @@ impl AllBut {
 }
 
 impl Frames for AllBut {
-    fn vram(&self, address: GuestVramAddr, len: u64) -> Option<Frame> {
+    fn vram(&mut self, address: GuestVramAddr, len: u64) -> Option<Frame> {
         self.grants(address.0, len).then_some(Frame::Vram(VramAddr(address.0)))
     }
 
-    fn ram(&self, address: Gpa, len: u64, _: bool) -> Option<Iova> {
+    fn ram(&mut self, address: Gpa, len: u64, _: bool) -> Option<Iova> {
         self.grants(address.0, len).then_some(Iova(address.0))
     }
 }
@@ -233,11 +233,11 @@ fn every_piece_of_a_large_page_counts() {
     for (aperture, denial) in [(0, Denial::Vram), (2, Denial::Ram)] {
         let entry = raw(aperture, 3 * LARGE);
         for missing in 3 * 32..4 * 32 {
-            let found = translate(entry, PageSize::Large, &AllBut(missing));
+            let found = translate(entry, PageSize::Large, &mut AllBut(missing));
             assert_eq!(found, Err(denial), "without page {missing:#x}");
         }
         for beside in [3 * 32 - 1, 4 * 32] {
-            assert_eq!(translate(entry, PageSize::Large, &AllBut(beside)), Ok(Shadow::Entry(entry)));
+            assert_eq!(translate(entry, PageSize::Large, &mut AllBut(beside)), Ok(Shadow::Entry(entry)));
         }
     }
 }

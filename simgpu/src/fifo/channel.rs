@@ -79,7 +79,7 @@ impl Channel {
         })
     }
 
-    /// Where its USERD lies in VRAM, if it does.
+    /// Its USERD in VRAM, if it lies there.
     pub(crate) fn page(&self) -> Option<VramAddr> {
         match self.userd {
             Some(BusAddr::Vram(at)) if at.checked_add(userd::BYTES).is_some() => Some(at),

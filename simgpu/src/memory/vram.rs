@@ -15,7 +15,7 @@ pub const VRAM_MIN: u64 = 16 << 20;
 pub const VRAM_MAX: u64 = 6 << 30;
 /// VRAM comes in multiples of this many bytes.
 const VRAM_UNIT: u64 = 1 << 20;
-/// What keeps the file's length as it is: an access behind its end would kill the process.
+/// Seals that keep the file's length as it is: an access behind its end would kill the process.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 /// Bytes that the host gives memory for at once.
 const HOST_PAGE: usize = 4096;
@@ -38,7 +38,7 @@ pub enum VramError {
     File {
         /// Bytes wanted.
         size: u64,
-        /// What the host said.
+        /// The host's answer.
         #[source]
         source: std::io::Error,
     },
@@ -66,7 +66,7 @@ pub enum VramError {
 pub struct Vram {
     region: MmapRegion,
     size: u64,
-    /// What it lies in, if another process can go on with it.
+    /// The file it lies in, if another process can go on with it.
     file: Option<File>,
 }
 
@@ -119,7 +119,7 @@ impl Vram {
         Ok(Self { region, size, file: Some(file) })
     }
 
-    /// What it lies in, for another process to go on with it; `None` unless it is [shared](Self::shared).
+    /// The file it lies in, for another process to go on with it; `None` unless it is [shared](Self::shared).
     #[must_use]
     pub fn file(&self) -> Option<&File> {
         self.file.as_ref()

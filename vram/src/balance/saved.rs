@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedBalancer {
     pub(crate) config: SavedConfig,
-    /// Where the policy is in what it does at random.
+    /// Position of the policy in what it does at random.
     pub(crate) phase: u64,
     /// By number.
     pub(crate) known: Vec<SavedKnown>,
@@ -25,7 +25,7 @@ pub struct SavedBalancer {
 
 first_version!(SavedBalancer, "vram.balance");
 
-/// What is known about a VM.
+/// Knowledge about a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedKnown {
     pub(crate) vm: u32,
@@ -35,7 +35,7 @@ pub(crate) struct SavedKnown {
     pub(crate) pins: Vec<u32>,
 }
 
-/// What the operator has set.
+/// Settings of the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedConfig {
     policy: SavedPolicy,
@@ -55,7 +55,7 @@ enum SavedPolicy {
     Clock,
 }
 
-/// Where a chunk was to go.
+/// Move of a chunk that was planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedTo {
     Card,

@@ -56,7 +56,7 @@ pub struct SavedFlight {
     pub(crate) fate: SavedFate,
 }
 
-/// What has become of the chunk that moves.
+/// Fate of the chunk that moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedFate {
     Alive,
@@ -71,7 +71,7 @@ pub(crate) enum SavedSpot {
     Host(u32),
 }
 
-/// What happens when a VM needs a chunk and the card has none for it.
+/// Answer when a VM needs a chunk and the card has none for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedOnFull {
     Swap,
@@ -79,7 +79,7 @@ pub(crate) enum SavedOnFull {
     Refuse,
 }
 
-/// What a VM may have.
+/// Limits of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedLimits {
     pub(crate) quota: u32,

@@ -21,7 +21,7 @@ pub struct SavedQuanta {
 
 first_version!(SavedQuanta, "vram.quanta");
 
-/// Who takes turns, and whose it is.
+/// The turns of VMs, and whose it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedTurn {
     pub(crate) members: Vec<u32>,

@@ -247,7 +247,7 @@ fn turn_of(quanta: &Quanta) -> Option<Turn> {
     quanta.turn().cloned()
 }
 
-/// What may be told to the detector.
+/// Something that may be told to the detector.
 #[derive(Clone, Debug)]
 enum Told {
     Relocated(u64, u64),

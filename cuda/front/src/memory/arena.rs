@@ -9,6 +9,15 @@ const ALIGN: u64 = 512;
 /// Alignment of allocations that are at least this long.
 const LARGE: u64 = 2 << 20;
 
+/// Bytes that an allocation takes; none if no range could have so many.
+pub fn rounded(bytes: u64) -> Option<u64> {
+    bytes.max(1).checked_next_multiple_of(align(bytes))
+}
+
+fn align(bytes: u64) -> u64 {
+    if bytes >= LARGE { LARGE } else { ALIGN }
+}
+
 /// Allocations and holes of one range of addresses.
 #[derive(Debug)]
 pub struct Arena {
@@ -48,8 +57,7 @@ impl Arena {
 
     /// Places `bytes`, or none if no hole is large enough.
     pub fn place(&mut self, bytes: u64) -> Option<Placed> {
-        let align = if bytes >= LARGE { LARGE } else { ALIGN };
-        let bytes = bytes.max(1).checked_next_multiple_of(align)?;
+        let (align, bytes) = (align(bytes), rounded(bytes)?);
         let fits = |&(length, at): &(u64, u64)| {
             let start = at.next_multiple_of(align);
             (at + length).checked_sub(start).is_some_and(|room| room >= bytes).then_some((at, length, start))

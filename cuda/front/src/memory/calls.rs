@@ -12,7 +12,7 @@ use super::fixed;
 use crate::driver::{self, Address, Handle, INVALID_VALUE, Object, SUCCESS};
 use crate::requests::{self, Answer};
 use crate::slots::at;
-use crate::tenant;
+use crate::{gate, tenant};
 
 /// `CU_POINTER_ATTRIBUTE_*`: numbers of what the driver would answer for a chunk instead of the allocation.
 mod attribute {
@@ -43,11 +43,26 @@ pub(super) fn card() -> Option<(c_int, u8)> {
 }
 
 unsafe fn allocate(address: *mut Address, bytes: u64) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { allocate_by(address, bytes, |(device, card)| chunks::allocate(device, card, bytes)) }
+}
+
+/// Allocates for the work in a stream.
+unsafe fn allocate_after(address: *mut Address, bytes: u64, stream: Object, per_thread: bool) -> c_int {
+    // SAFETY: as above.
+    unsafe { allocate_by(address, bytes, |card| chunks::allocate_after(card, bytes, stream, per_thread)) }
+}
+
+unsafe fn allocate_by(
+    address: *mut Address,
+    bytes: u64,
+    by: impl FnOnce((c_int, u8)) -> Result<Address, c_int>,
+) -> c_int {
     if address.is_null() || bytes == 0 {
         return INVALID_VALUE;
     }
-    let Some((device, card)) = card() else { return driver::INVALID_CONTEXT };
-    match chunks::allocate(device, card, bytes) {
+    let Some(card) = card() else { return driver::INVALID_CONTEXT };
+    match by(card) {
         Ok(found) => {
             // SAFETY: the caller's pointer, not null.
             unsafe { *address = found };
@@ -87,12 +102,18 @@ unsafe extern "C" fn mem_free(address: Address) -> c_int {
     if address != 0 && chunks::free(address) {
         return SUCCESS;
     }
+    if chunks::is_freed(address) {
+        return INVALID_VALUE;
+    }
     fixed::freed(address);
     // SAFETY: the caller's promise.
     unsafe { driver::mem_free(address) }
 }
 
 fn captures(stream: Object, per_thread: bool) -> bool {
+    if !gate::captures() {
+        return false;
+    }
     let mut status: c_int = 0;
     let ask = if per_thread { driver::stream_is_capturing_per_thread } else { driver::stream_is_capturing };
     // SAFETY: the program names this stream.
@@ -108,8 +129,8 @@ macro_rules! ordered {
                 // SAFETY: the caller's promise.
                 return unsafe { driver::$real_alloc(address, bytes, stream) };
             }
-            // SAFETY: as above. Memory that no work uses is there for every stream at once.
-            unsafe { allocate(address, bytes as u64) }
+            // SAFETY: as above.
+            unsafe { allocate_after(address, bytes as u64, stream, $per_thread) }
         }
 
         unsafe extern "C" fn $alloc_pool(address: *mut Address, bytes: usize, pool: Object, stream: Object) -> c_int {
@@ -118,12 +139,15 @@ macro_rules! ordered {
                 return unsafe { driver::$real_pool(address, bytes, pool, stream) };
             }
             // SAFETY: as above.
-            unsafe { allocate(address, bytes as u64) }
+            unsafe { allocate_after(address, bytes as u64, stream, $per_thread) }
         }
 
         unsafe extern "C" fn $free(address: Address, stream: Object) -> c_int {
             if !captures(stream, $per_thread) && chunks::free_after(address, stream, $per_thread) {
                 return SUCCESS;
+            }
+            if chunks::is_freed(address) {
+                return INVALID_VALUE;
             }
             // SAFETY: as above.
             unsafe { driver::$real_free(address, stream) }
@@ -243,6 +267,7 @@ unsafe fn correct(known: &Known, attribute: c_int, data: *mut c_void) -> bool {
 unsafe extern "C" fn pointer_get_attribute(data: *mut c_void, attribute: c_int, address: Address) -> c_int {
     // Nothing moves meanwhile: the driver knows no address whose chunk is just being exchanged.
     chunks::with(|memory| {
+        memory.bring_for(address);
         // SAFETY: the caller's promise.
         let result = unsafe { driver::pointer_get_attribute(data, attribute, address) };
         if result != SUCCESS || data.is_null() {
@@ -263,6 +288,7 @@ unsafe extern "C" fn pointer_get_attributes(
     address: Address,
 ) -> c_int {
     chunks::with(|memory| {
+        memory.bring_for(address);
         // SAFETY: the caller's promise: both arrays have `count` elements.
         unsafe {
             let result = driver::pointer_get_attributes(count, attributes, data, address);

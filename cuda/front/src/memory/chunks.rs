@@ -3,20 +3,22 @@
 //! UNSAFETY: maps and unmaps memory of the card.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cuda_protocol::{Adopted, Chunk, ChunkId, FromTenant, MAX_CHUNKS};
 
-use super::arena::Arena;
+use super::arena;
 use super::handles::{Backing, Handles, Pages as _};
 use super::kept::Kept;
 use super::opened::Opened;
-use super::pages::Driver;
-use crate::driver::{self, Access, Address, Handle, OUT_OF_MEMORY, Object, SUCCESS};
+use super::ordered::{Lane, Ordered};
+use super::pages::{Driver, POSIX};
+use super::region::Region;
+use crate::driver::{self, Address, Handle, OUT_OF_MEMORY, Object, SUCCESS};
 use crate::gate;
 use crate::log::report;
 use crate::requests::{self, Answer};
@@ -26,37 +28,6 @@ use crate::tenant;
 const SPREAD: u64 = 4;
 /// Bytes of chunks without users that a card's region keeps for the next allocation.
 const SPARE: u64 = 256 << 20;
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
-const POSIX: c_int = 1;
-
-/// A chunk that is mapped.
-#[derive(Debug)]
-struct Slot {
-    handle: Handle,
-    chunk: Backing,
-}
-
-/// The addresses of one card.
-#[derive(Debug)]
-struct Region {
-    device: c_int,
-    card: u8,
-    base: Address,
-    bytes: u64,
-    chunk_bytes: u64,
-    arena: Arena,
-    slots: BTreeMap<u32, Slot>,
-    /// Mapped chunks that nothing lies in.
-    spare: BTreeSet<u32>,
-}
-
-/// An allocation that is freed when the stream's work has ended.
-#[derive(Debug)]
-struct Deferred {
-    event: Option<u64>,
-    address: Address,
-}
-
 /// Memory of the program in chunks.
 #[derive(Debug, Default)]
 pub struct Memory {
@@ -66,8 +37,8 @@ pub struct Memory {
     pub opened: Opened,
     regions: Vec<Region>,
     places: HashMap<ChunkId, (usize, u32)>,
-    deferred: Vec<Deferred>,
-    spare: Vec<u64>,
+    /// What streams have freed.
+    ordered: Ordered,
 }
 
 /// Chunks of an allocation.
@@ -88,6 +59,10 @@ static MEMORY: Mutex<Option<Memory>> = Mutex::new(None);
 static GROWS: Mutex<()> = Mutex::new(());
 /// Answers with chunks that are delivered and not yet mapped.
 static ARRIVING: AtomicU32 = AtomicU32::new(0);
+/// Memory was allocated since this was looked at last.
+static TOUCHED: AtomicBool = AtomicBool::new(false);
+/// Chunks that are mapped nowhere.
+static AWAY: AtomicUsize = AtomicUsize::new(0);
 
 fn lock() -> MutexGuard<'static, Option<Memory>> {
     MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
@@ -100,6 +75,7 @@ pub fn arriving() {
 
 /// Allocates `bytes` on card `card` of the owner's list, device `device` of the driver's.
 pub fn allocate(device: c_int, card: u8, bytes: u64) -> Result<Address, c_int> {
+    TOUCHED.store(true, Ordering::Relaxed);
     tenant::note_context();
     persist(|| attempt(device, card, bytes))
 }
@@ -124,7 +100,7 @@ fn attempt(device: c_int, card: u8, bytes: u64) -> Result<Address, c_int> {
     let mut result = Err(OUT_OF_MEMORY);
     obtain(card, wanted, |memory, chunks| {
         let unused = match chunks {
-            Some(chunks) => memory.map(at, &numbers, chunks).err(),
+            Some(chunks) => memory.map(at, &numbers, &chunks).err(),
             None => Some(Vec::new()),
         };
         let Some(mut unused) = unused else {
@@ -189,73 +165,114 @@ pub fn persist<T>(attempt: impl Fn() -> Result<T, c_int>) -> Result<T, c_int> {
     }
 }
 
-/// Base and length of the allocation that `address` lies in, if it is one of ours.
-pub fn find(address: Address) -> Option<(Address, u64)> {
-    lock().as_ref()?.find(address).map(|(start, bytes, _)| (start, bytes))
-}
-
 /// Frees the allocation at `address`, after all work of the context; false if it is not ours.
 pub fn free(address: Address) -> bool {
-    if find(address).is_none_or(|(base, _)| base != address) {
+    let mut guard = lock();
+    let memory = guard.get_or_insert_default();
+    if memory.freeable(address).is_none() {
         return false;
     }
     if gate::captures() {
         // Work that is being captured must not be waited for: it goes when an allocation looks next.
-        lock().get_or_insert_default().deferred.push(Deferred { event: None, address });
+        memory.ordered.put_behind(driver::current_context() as u64, None, address);
         return true;
     }
+    drop(guard);
     // SAFETY: no pointers. As with the driver's own function, memory is freed when no work uses it any more.
     unsafe { driver::ctx_synchronize() };
     release(address);
     true
 }
 
+/// Says if memory of ours was freed before.
+pub fn is_freed(address: Address) -> bool {
+    lock().as_ref().is_some_and(|memory| memory.ordered.is_freed(address))
+}
+
+/// The lane of a stream; none where the stream is another one for each thread.
+fn lane(stream: Object, per_thread: bool) -> Option<Lane> {
+    /// `CU_STREAM_PER_THREAD`.
+    const PER_THREAD: u64 = 2;
+    let stream = stream as u64;
+    let one_for_all = stream != PER_THREAD && (stream != 0 || !per_thread);
+    one_for_all.then(|| Lane { context: driver::current_context() as u64, stream, per_thread })
+}
+
+/// Allocates for the work in a stream, which may have what it has freed before.
+pub fn allocate_after(
+    (device, card): (c_int, u8),
+    bytes: u64,
+    stream: Object,
+    per_thread: bool,
+) -> Result<Address, c_int> {
+    let again = lane(stream, per_thread).and_then(|lane| lock().as_mut()?.ordered.take(lane, arena::rounded(bytes)?));
+    again.map_or_else(|| allocate(device, card, bytes), Ok)
+}
+
 /// Frees the allocation at `address` after the work in `stream`; false if it is not ours.
 pub fn free_after(address: Address, stream: Object, per_thread: bool) -> bool {
-    if find(address).is_none_or(|(base, _)| base != address) {
-        return false;
-    }
     let mut guard = lock();
     let memory = guard.get_or_insert_default();
-    let event = memory.spare.pop().or_else(|| {
-        let mut event = std::ptr::null_mut();
-        // SAFETY: the pointer is valid. The event has no time.
-        (unsafe { driver::event_create(&raw mut event, 2) } == SUCCESS).then_some(event as u64)
-    });
-    if let Some(event) = event {
-        let record = if per_thread { driver::event_record_per_thread } else { driver::event_record };
-        // SAFETY: an event of ours, and the stream that the program names.
-        unsafe { record(event as Object, stream) };
+    let Some(bytes) = memory.freeable(address) else { return false };
+    match lane(stream, per_thread) {
+        Some(lane) => memory.ordered.put(lane, bytes, address),
+        None => {
+            let lane = Lane { context: driver::current_context() as u64, stream: stream as u64, per_thread };
+            let event = memory.record(lane);
+            memory.ordered.put_behind(lane.context, event, address);
+        }
     }
-    memory.deferred.push(Deferred { event, address });
     true
 }
 
-/// Frees what may be freed by now, or with `wait` all; whether anything was freed.
-fn settle(wait: bool) -> bool {
-    let waiting = lock().as_ref().is_some_and(|m| !m.deferred.is_empty());
-    if !waiting || gate::captures() {
-        return false;
+/// A stream is to be destroyed: what it has freed is given up behind its work.
+pub fn stream_ends(stream: u64) {
+    let mut guard = lock();
+    let Some(memory) = guard.as_mut().filter(|memory| !memory.ordered.is_empty()) else { return };
+    for lane in memory.ordered.lanes().into_iter().filter(|lane| lane.stream == stream) {
+        memory.gather(lane);
     }
-    let all = lock().as_ref().is_some_and(|m| m.deferred.iter().any(|d| d.event.is_none()));
-    if wait || all {
+}
+
+/// A context is to be destroyed.
+pub fn context_ends(context: u64) {
+    if let Some(memory) = lock().as_mut() {
+        memory.ordered.forget(context);
+    }
+}
+
+/// Contexts may end.
+pub fn contexts_end() {
+    if let Some(memory) = lock().as_mut() {
+        memory.ordered.forget_all();
+    }
+}
+
+/// Frees what may be freed by now, or with `wait` all; whether anything was freed. A context must be current.
+fn settle(wait: bool) -> bool {
+    let mut guard = lock();
+    let Some(memory) = guard.as_mut().filter(|memory| !memory.ordered.is_empty() && !gate::captures()) else {
+        return false;
+    };
+    for lane in memory.ordered.lanes() {
+        memory.gather(lane);
+    }
+    let wait = wait || memory.ordered.waits_for_all();
+    drop(guard);
+    if wait {
         // SAFETY: no pointers; no stream captures.
         unsafe { driver::ctx_synchronize() };
     }
-    let mut guard = lock();
-    let Some(memory) = guard.as_mut() else { return false };
-    let (mut done, mut kept) = (Vec::new(), Vec::new());
-    for deferred in memory.deferred.drain(..) {
-        // SAFETY: an event of ours.
-        let ended = deferred.event.is_none_or(|e| unsafe { driver::event_query(e as Object) != driver::NOT_READY });
-        if ended { done.push(deferred) } else { kept.push(deferred) }
-    }
-    memory.deferred = kept;
-    memory.spare.extend(done.iter().filter_map(|d| d.event));
-    drop(guard);
-    for deferred in &done {
-        release(deferred.address);
-    }
+    // SAFETY: an event of ours.
+    let passed = |event| match unsafe { driver::event_query(event as Object) } {
+        driver::NOT_READY => false,
+        // A capture has begun just when it was recorded.
+        driver::CAPTURED_EVENT => wait,
+        // Nothing more will come.
+        _ => true,
+    };
+    let done = lock().as_mut().map(|memory| memory.ordered.passed(passed, wait)).unwrap_or_default();
+    done.iter().for_each(|&address| release(address));
     !done.is_empty()
 }
 
@@ -268,14 +285,43 @@ fn release(address: Address) {
     }
 }
 
+/// Chunks of the program that are away, and which the card must not be asked for.
+fn any_away() -> bool {
+    AWAY.load(Ordering::SeqCst) > 0
+}
+
+/// Maps what is away; whether nothing is away any more.
+pub fn bring() -> bool {
+    !any_away() || with(|memory| driver::relaxed(|| memory.bring()))
+}
+
+/// Maps what is away, for a call that names addresses and does not wait for the program's turn.
+pub fn present() {
+    if any_away() && !bring() {
+        report!("memory that is away cannot be mapped");
+    }
+}
+
+/// Returns what is kept for the next allocation, if there was none since the last call.
+pub fn tidy() {
+    if TOUCHED.swap(false, Ordering::Relaxed) {
+        return;
+    }
+    // The thread that obeys the owner waits for no work.
+    if with(|memory| !memory.ordered.waits_for_all()) {
+        settle(false);
+    }
+    trim();
+}
+
 /// Returns the chunks that nothing lies in; whether there were any.
-pub fn trim() -> bool {
+fn trim() -> bool {
     let mut guard = lock();
     let Some(memory) = guard.as_mut() else { return false };
     let mut freed = Vec::new();
     for at in 0..memory.regions.len() {
-        let spare = std::mem::take(&mut memory.regions[at].spare).into_iter().collect();
-        freed.extend(driver::relaxed(|| memory.unmap(at, spare)));
+        let spare: Vec<u32> = std::mem::take(&mut memory.regions[at].spare).into_iter().collect();
+        freed.extend(driver::relaxed(|| memory.unmap(at, &spare)));
     }
     let any = !freed.is_empty();
     give_back(freed);
@@ -300,37 +346,35 @@ pub fn give_back(chunks: Vec<ChunkId>) {
 pub fn redirect(moves: Vec<(Chunk, OwnedFd)>) -> u32 {
     let mut guard = settled();
     let Some(memory) = guard.as_mut() else { return u32::try_from(moves.len()).unwrap_or(u32::MAX) };
-    let mut moved = 0;
-    let mut runs: Vec<(usize, u32, u32)> = Vec::new();
     let mut replaced = Vec::new();
-    for (chunk, descriptor) in moves {
+    let mut rest = &moves[..];
+    while let Some((chunk, descriptor)) = rest.first() {
+        let mut run = 1;
         if let Some(place) = memory.handles.place(chunk.id) {
-            let Some(handle) = import(&descriptor) else { break };
-            if !memory.handles.replace(&mut Driver, place, (handle, chunk), Kept::new(&descriptor)) {
+            let Some(handle) = Driver.import(descriptor.as_fd()) else { break };
+            if !memory.handles.replace(&mut Driver, place, (handle, *chunk), Kept::new(descriptor)) {
                 Driver.release(handle);
                 break;
             }
             replaced.push(place);
         } else if let Some(&(region, number)) = memory.places.get(&chunk.id) {
-            if !memory.regions[region].replace(number, chunk, &descriptor) {
+            let follows = |(number, (chunk, _)): &(u32, &(Chunk, OwnedFd))| {
+                memory.places.get(&chunk.id) == Some(&(region, *number))
+            };
+            run = (number..).zip(rest).take_while(follows).count();
+            let done = memory.regions[region].redirect(&mut Driver, number, &rest[..run]);
+            if done < run {
+                rest = &rest[done..];
                 break;
             }
-            match runs.last_mut() {
-                Some((r, first, count)) if *r == region && *first + *count == number => *count += 1,
-                _ => runs.push((region, number, 1)),
-            }
         }
-        moved += 1;
+        rest = &rest[run..];
     }
-    for (region, first, count) in runs {
-        if !memory.regions[region].allow(first, count) {
-            report!("redirected chunks cannot be accessed");
-        }
-    }
+    memory.count_away();
     if !memory.handles.restore(&mut Driver, replaced) {
         report!("redirected chunks of the program's own mappings cannot be accessed");
     }
-    moved
+    u32::try_from(moves.len() - rest.len()).unwrap_or(u32::MAX)
 }
 
 /// Tells all chunks by `tell`, in parts, with whether more follow, and then calls `connected`; false as soon as telling
@@ -339,13 +383,13 @@ pub fn redirect(moves: Vec<(Chunk, OwnedFd)>) -> u32 {
 pub fn adopted(mut tell: impl FnMut(Vec<Adopted>, Vec<OwnedFd>, bool) -> bool, connected: impl FnOnce()) -> bool {
     // What an owner before has granted is mapped first: the next one must know of it.
     let guard = settled();
-    let mut all: Vec<(u8, Handle, &Backing)> = Vec::new();
+    let mut all: Vec<(u8, Option<Handle>, &Backing)> = Vec::new();
     for memory in guard.iter() {
         for region in &memory.regions {
-            all.extend(region.slots.values().map(|slot| (region.card, slot.handle, &slot.chunk)));
+            all.extend(region.chunks().map(|(handle, chunk)| (region.card, handle, chunk)));
         }
-        all.extend(memory.handles.chunks());
-        all.extend(memory.opened.chunks());
+        let others = memory.handles.chunks().chain(memory.opened.chunks());
+        all.extend(others.map(|(card, handle, chunk)| (card, Some(handle), chunk)));
     }
     let parts = all.len().div_ceil(MAX_CHUNKS).max(1);
     let told = (0..parts).all(|part| {
@@ -356,7 +400,7 @@ pub fn adopted(mut tell: impl FnMut(Vec<Adopted>, Vec<OwnedFd>, bool) -> bool, c
                 None
             } else {
                 let kept = chunk.kept.as_ref().and_then(|kept| kept.as_fd().try_clone_to_owned().ok());
-                kept.or_else(|| export(handle))
+                kept.or_else(|| export(handle?))
             };
             chunks.push(chunk.adopted(card, descriptor.is_some()));
             descriptors.extend(descriptor);
@@ -403,7 +447,7 @@ impl Memory {
         let region = self.regions.iter().find(|r| r.contains(address))?;
         let (offset, bytes) = region.arena.find(address - region.base)?;
         let (first, last) = (offset / region.chunk_bytes, (offset + bytes - 1) / region.chunk_bytes);
-        let number = |number| u32::try_from(number).ok().and_then(|number| region.slots.get(&number));
+        let number = |number| u32::try_from(number).ok().and_then(|number| region.slot(number));
         let chunks = (first..=last).map(|at| number(at).map(|slot| slot.chunk.id)).collect::<Option<_>>()?;
         Some(Backed { card: region.card, chunks, offset: offset % region.chunk_bytes, bytes })
     }
@@ -411,7 +455,7 @@ impl Memory {
     /// Notes that other processes may have these chunks as well.
     pub fn mark_shared(&mut self, chunks: &[ChunkId]) {
         for id in chunks {
-            if let Some(slot) = self.places.get(id).and_then(|(at, number)| self.regions[*at].slots.get_mut(number)) {
+            if let Some(slot) = self.places.get(id).and_then(|(at, number)| self.regions[*at].slot_mut(*number)) {
                 slot.chunk.shared = true;
             }
         }
@@ -441,49 +485,18 @@ impl Memory {
             SUCCESS => {}
             error => return Err(error),
         }
-        let arena = Arena::new(bytes, chunk_bytes);
-        self.regions.push(Region {
-            device,
-            card,
-            base,
-            bytes,
-            chunk_bytes,
-            arena,
-            slots: BTreeMap::new(),
-            spare: BTreeSet::new(),
-        });
+        self.regions.push(Region::new((device, card), base, bytes, chunk_bytes));
         Ok(self.regions.len() - 1)
     }
 
     /// Maps `chunks` at the chunk numbers `numbers` of a region, or none of them; then the ids are returned.
-    fn map(&mut self, at: usize, numbers: &[u32], chunks: Vec<(Chunk, OwnedFd)>) -> Result<(), Vec<ChunkId>> {
-        let ids: Vec<_> = chunks.iter().map(|c| c.0.id).collect();
-        let region = &mut self.regions[at];
-        let mut mapped = Vec::new();
-        for (number, (chunk, descriptor)) in numbers.iter().zip(chunks) {
-            let Some(handle) = region.attach(*number, &descriptor) else { break };
-            let kept = Kept::new(&descriptor);
-            region.slots.insert(*number, Slot { handle, chunk: Backing::new(chunk, kept) });
-            self.places.insert(chunk.id, (at, *number));
-            mapped.push(*number);
+    fn map(&mut self, at: usize, numbers: &[u32], chunks: &[(Chunk, OwnedFd)]) -> Result<(), Vec<ChunkId>> {
+        let ids = chunks.iter().map(|(chunk, _)| chunk.id);
+        if !self.regions[at].map(&mut Driver, numbers, chunks) {
+            return Err(ids.collect());
         }
-        let mut runs = Vec::new();
-        for number in &mapped {
-            match runs.last_mut() {
-                Some((first, count)) if *first + *count == *number => *count += 1,
-                _ => runs.push((*number, 1)),
-            }
-        }
-        if mapped.len() == numbers.len() && runs.into_iter().all(|(first, count)| region.allow(first, count)) {
-            return Ok(());
-        }
-        for number in mapped {
-            region.detach(number);
-        }
-        for id in &ids {
-            self.places.remove(id);
-        }
-        Err(ids)
+        self.places.extend(ids.zip(numbers.iter().map(|number| (at, *number))));
+        Ok(())
     }
 
     /// Frees an allocation; the chunks that are unmapped for it.
@@ -491,99 +504,81 @@ impl Memory {
         let region = &mut self.regions[at];
         let chunks = region.arena.release(address - region.base).unwrap_or_default();
         let mut over = Vec::new();
-        for number in chunks.into_iter().filter(|number| region.slots.contains_key(number)) {
+        for number in chunks {
+            if region.slot(number).is_none() {
+                continue;
+            }
             if (region.spare.len() as u64 + 1) * region.chunk_bytes <= SPARE {
                 region.spare.insert(number);
             } else {
                 over.push(number);
             }
         }
-        self.unmap(at, over)
+        self.unmap(at, &over)
     }
 
     /// Unmaps chunks that nothing lies in; their ids.
-    fn unmap(&mut self, at: usize, numbers: Vec<u32>) -> Vec<ChunkId> {
-        let region = &mut self.regions[at];
-        let ids: Vec<_> = numbers.into_iter().filter_map(|number| region.detach(number)).collect();
+    fn unmap(&mut self, at: usize, numbers: &[u32]) -> Vec<ChunkId> {
+        let ids = self.regions[at].unmap(&mut Driver, numbers);
         for id in &ids {
             self.places.remove(id);
         }
+        self.count_away();
         ids
     }
-}
 
-impl Region {
-    fn contains(&self, address: Address) -> bool {
-        address >= self.base && address - self.base < self.bytes
-    }
-
-    fn address(&self, chunk: u32) -> Address {
-        self.base + u64::from(chunk) * self.chunk_bytes
-    }
-
-    /// Imports a descriptor and maps it at an unmapped chunk.
-    fn attach(&self, number: u32, descriptor: &OwnedFd) -> Option<Handle> {
-        let handle = import(descriptor)?;
-        // SAFETY: the address lies in our reservation and nothing is mapped there.
-        let result = unsafe { driver::mem_map(self.address(number), self.chunk_bytes as usize, 0, handle, 0) };
-        if result == SUCCESS {
-            return Some(handle);
+    /// Maps what is away if an address lies there: the driver is to be asked about it.
+    pub fn bring_for(&mut self, address: Address) {
+        if self.regions.iter().any(|region| region.is_away(address)) {
+            driver::relaxed(|| self.bring());
         }
-        report!("a chunk cannot be mapped: error {result}");
-        // SAFETY: the handle was imported above and is mapped nowhere.
-        unsafe { driver::mem_release(handle) };
-        None
     }
 
-    /// Unmaps a chunk and releases its memory.
-    fn detach(&mut self, number: u32) -> Option<ChunkId> {
-        let slot = self.slots.remove(&number)?;
-        // SAFETY: the chunk is mapped here, whole, and no work uses it.
-        unsafe {
-            driver::mem_unmap(self.address(number), self.chunk_bytes as usize);
-            driver::mem_release(slot.handle);
+    /// Maps what is away; whether nothing is away any more.
+    fn bring(&mut self) -> bool {
+        let all = self.regions.iter_mut().map(|region| region.bring(&mut Driver)).fold(true, |all, one| all && one);
+        self.count_away();
+        all
+    }
+
+    fn count_away(&self) {
+        AWAY.store(self.regions.iter().map(Region::away).sum(), Ordering::SeqCst);
+    }
+
+    /// Bytes of the allocation that begins at an address, if it is one of ours that was not freed before.
+    fn freeable(&self, address: Address) -> Option<u64> {
+        let (base, bytes, _) = self.find(address)?;
+        (base == address && !self.ordered.is_freed(address)).then_some(bytes)
+    }
+
+    /// Records an event in a lane. None: the driver does not take one, or the stream captures.
+    fn record(&mut self, lane: Lane) -> Option<u64> {
+        let before = driver::current_context();
+        let elsewhere = before as u64 != lane.context;
+        if elsewhere {
+            // SAFETY: the program has freed memory with this context, and has not destroyed it.
+            unsafe { driver::ctx_set_current(lane.context as Object) };
         }
-        Some(slot.chunk.id)
-    }
-
-    /// Puts other memory under a mapped chunk; it cannot be accessed before [`Region::allow`].
-    fn replace(&mut self, number: u32, chunk: Chunk, descriptor: &OwnedFd) -> bool {
-        let (address, bytes) = (self.address(number), self.chunk_bytes as usize);
-        let Some(slot) = self.slots.get_mut(&number) else { return true };
-        let Some(handle) = import(descriptor) else { return false };
-        // SAFETY: the chunk is mapped here, whole, and nothing is in flight.
-        unsafe {
-            driver::mem_unmap(address, bytes);
-            if driver::mem_map(address, bytes, 0, handle, 0) != SUCCESS {
-                driver::mem_release(handle);
-                driver::mem_map(address, bytes, 0, slot.handle, 0);
-                let access = Access::all(self.device);
-                driver::mem_set_access(address, bytes, &raw const access, 1);
-                return false;
-            }
-            driver::mem_release(slot.handle);
+        let event = self.ordered.spare(lane.context).or_else(|| {
+            let mut event = std::ptr::null_mut();
+            // SAFETY: the pointer is valid. The event has no time.
+            (unsafe { driver::event_create(&raw mut event, 2) } == SUCCESS).then_some(event as u64)
+        });
+        let recorded = event.filter(|event| {
+            let record = if lane.per_thread { driver::event_record_per_thread } else { driver::event_record };
+            // SAFETY: an event of ours, and a stream of the program's that lives.
+            unsafe { record(*event as Object, lane.stream as Object) == SUCCESS }
+        });
+        if elsewhere {
+            // SAFETY: it was current before.
+            unsafe { driver::ctx_set_current(before) };
         }
-        slot.handle = handle;
-        slot.chunk = Backing::new(chunk, Kept::new(descriptor));
-        true
+        recorded
     }
 
-    /// Lets the card access `count` chunks from `first`.
-    fn allow(&self, first: u32, count: u32) -> bool {
-        let access = Access::all(self.device);
-        let bytes = u64::from(count) * self.chunk_bytes;
-        // SAFETY: all of the range is mapped.
-        unsafe { driver::mem_set_access(self.address(first), bytes as usize, &raw const access, 1) == SUCCESS }
+    /// Puts what a lane has freed behind its work.
+    fn gather(&mut self, lane: Lane) {
+        let event = if gate::captures() { None } else { self.record(lane) };
+        self.ordered.gather(lane, event);
     }
-}
-
-/// Imports the memory of a descriptor.
-pub fn import(descriptor: &OwnedFd) -> Option<Handle> {
-    let mut handle = 0;
-    // SAFETY: the descriptor is open; the driver takes its value in the place of a pointer.
-    let result = unsafe { driver::mem_import(&raw mut handle, descriptor.as_raw_fd() as usize as *mut c_void, POSIX) };
-    if result != SUCCESS {
-        report!("a chunk cannot be imported: error {result}");
-    }
-    (result == SUCCESS).then_some(handle)
 }

@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use cuda_protocol::{FixedKind, FromTenant};
 
 use super::calls::card;
-use super::fixed;
+use super::{chunks, fixed};
 use crate::driver::{self, OUT_OF_MEMORY, Object, SUCCESS};
 use crate::gate::{self, Stream};
 use crate::requests::{self, Answer};
@@ -176,6 +176,7 @@ launched!(launch_per_thread, upload_per_thread, cuGraphLaunch_ptsz, cuGraphUploa
 
 /// Instantiates a graph by `make`, unless one of its allocations is more than all that the tenant may have.
 fn instantiate(made: *mut Object, graph: Object, make: impl FnOnce() -> c_int) -> c_int {
+    chunks::present();
     let largest = largest(graph, DEPTH);
     if let (Some(bytes), Some((_, card))) = (largest, card())
         && bytes > 0

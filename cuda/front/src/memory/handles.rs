@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_int;
+use std::os::fd::BorrowedFd;
 
 use cuda_protocol::{Adopted, Chunk, ChunkId, Place};
 
@@ -20,6 +21,8 @@ const FIRST: Handle = 0x6d65_6469_0000_0000;
 
 /// The driver's functions that handles need.
 pub trait Pages {
+    /// Imports the memory of a descriptor.
+    fn import(&mut self, descriptor: BorrowedFd<'_>) -> Option<Handle>;
     /// Maps all of a driver's handle.
     fn map(&mut self, at: Address, bytes: u64, handle: Handle) -> c_int;
     /// Unmaps whole mappings.

@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::c_int;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
 use cuda_protocol::{Chunk, ChunkId, FromTenant, Refusal, Share};
@@ -131,7 +131,7 @@ impl Opened {
         }
         let mut pieces = Vec::new();
         for (chunk, descriptor) in granted {
-            let Some(handle) = chunks::import(&descriptor) else { break };
+            let Some(handle) = Driver.import(descriptor.as_fd()) else { break };
             if Driver.map(base + pieces.len() as u64 * chunk_bytes, chunk_bytes, handle) != SUCCESS {
                 Driver.release(handle);
                 break;

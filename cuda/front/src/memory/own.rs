@@ -7,6 +7,7 @@
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{c_int, c_void};
+use std::os::fd::AsFd as _;
 use std::sync::{Mutex, PoisonError};
 
 use cuda_protocol::FixedKind;
@@ -92,7 +93,7 @@ fn make(card: u8, property: &Property, bytes: u64) -> Result<Handle, c_int> {
         let ids: Vec<_> = granted.iter().map(|part| part.0.id).collect();
         let mut pieces = Vec::new();
         for (chunk, descriptor) in granted {
-            let Some(handle) = chunks::import(&descriptor) else {
+            let Some(handle) = Driver.import(descriptor.as_fd()) else {
                 pieces.iter().for_each(|piece: &Piece| Driver.release(piece.handle));
                 return ids;
             };
@@ -205,6 +206,7 @@ unsafe extern "C" fn set_access(address: Address, bytes: usize, access: *const A
 
 unsafe extern "C" fn get_access(flags: *mut u64, location: *const [c_int; 2], address: Address) -> c_int {
     chunks::with(|memory| {
+        memory.bring_for(address);
         let ours = || {
             // SAFETY: the caller's promise, where the pointer is not null.
             let &[kind, id] = unsafe { location.as_ref() }?;

@@ -3,16 +3,32 @@
 //! UNSAFETY: calls them with addresses and handles that the callers answer for.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use super::handles::Pages;
-use crate::driver::{self, Access, Address, Handle};
+use crate::driver::{self, Access, Address, Handle, SUCCESS};
+use crate::log::report;
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+pub const POSIX: c_int = 1;
 
 /// The driver.
 #[derive(Clone, Copy, Debug)]
 pub struct Driver;
 
 impl Pages for Driver {
+    fn import(&mut self, descriptor: BorrowedFd<'_>) -> Option<Handle> {
+        let mut handle = 0;
+        let source = descriptor.as_raw_fd() as usize as *mut c_void;
+        // SAFETY: the descriptor is open; the driver takes its value in the place of a pointer.
+        let result = unsafe { driver::mem_import(&raw mut handle, source, POSIX) };
+        if result != SUCCESS {
+            report!("a chunk cannot be imported: error {result}");
+        }
+        (result == SUCCESS).then_some(handle)
+    }
+
     fn map(&mut self, at: Address, bytes: u64, handle: Handle) -> c_int {
         // SAFETY: no pointers; the driver refuses what is not right.
         unsafe { driver::mem_map(at, bytes as usize, 0, handle, 0) }

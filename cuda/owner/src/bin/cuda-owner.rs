@@ -87,6 +87,12 @@ struct Serve {
     /// Microseconds of idleness after which a turn ends, which are also how long before its last work does.
     #[arg(long)]
     idle_us: Option<u32>,
+    /// Milliseconds that a program may take to answer an order about its memory.
+    #[arg(long)]
+    patience_ms: Option<u64>,
+    /// Programs that do not answer are suspended by the driver where it can, not killed.
+    #[arg(long)]
+    suspend: bool,
     /// File with the processes served, for the next owner.
     #[arg(long)]
     journal: Option<PathBuf>,
@@ -154,12 +160,16 @@ fn serve(driver: Arc<Real>, options: &Serve) -> Result<()> {
     config.host_ready_bytes = options.host_ready_mib.map_or(config.host_ready_bytes, |mib| mib << 20);
     config.run_ahead_us = options.run_ahead_us.unwrap_or(config.run_ahead_us);
     config.idle_us = options.idle_us.unwrap_or(config.idle_us);
+    config.patience_ns = options.patience_ms.map_or(config.patience_ns, |ms| ms * 1_000_000);
     config.quanta.min_ns = options.quantum_min_ms.map_or(config.quanta.min_ns, |ms| ms * 1_000_000);
     config.quanta.max_ns = options.quantum_max_ms.map_or(config.quanta.max_ns, |ms| ms * 1_000_000);
     config.quanta.mode = options.quanta.parse().map_err(anyhow::Error::msg)?;
     let tenants = options.tenants.iter().map(|text| tenant(text)).collect::<Result<Vec<_>>>()?;
     let server = Server::start(config, driver, &options.socket, options.journal.as_deref())?;
-    for spec in tenants {
+    for mut spec in tenants {
+        if options.suspend {
+            spec.on_stuck = OnStuck::Suspend;
+        }
         server.call(move |core| core.add_tenant(spec)).context("the owner has ended")??;
     }
     let (done, ended) = std::sync::mpsc::channel::<()>();
@@ -193,6 +203,7 @@ fn describe(view: &CardView) -> Value {
                 "moved_out": tenant.memory.moved_out,
                 "moved_in": tenant.memory.moved_in,
                 "killed": tenant.killed,
+                "suspended": tenant.suspended,
             })
         })
         .collect();

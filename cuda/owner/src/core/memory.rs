@@ -8,9 +8,6 @@ use cuda_protocol::{Chunk, ChunkId, End, FixedKind, FromOwner, MAX_CHUNKS, Refus
 use std::collections::BTreeSet;
 use vram::{Error, GuestAddr, Limit, OnFull, Place, VmId as TenantId};
 
-/// Tokens of shared memory that a card keeps at most.
-const SHARES_MOST: usize = 1 << 16;
-
 impl Core {
     pub(super) fn allocate(&mut self, id: SessionId, tenant: TenantId, request: u32, card: u8, chunks: u32) {
         let reason = match () {
@@ -241,9 +238,7 @@ impl Core {
         self.misplaced.remove(&(tenant, index));
         if let Body::Chunk { piece, .. } = body {
             self.pieces.let_go(piece, &mut self.actions);
-            let stays = |(owner, indices): &(TenantId, Vec<u32>)| *owner != tenant || !indices.contains(&index);
-            self.shares.retain(|_, of| stays(of));
-            self.tokens.retain(|of, _| stays(of));
+            self.shares.forget(tenant, index);
         }
         self.bell = true;
     }
@@ -332,16 +327,14 @@ impl Core {
             return self.send(id, FromOwner::Refused { request, reason });
         }
         // Programs ask for each buffer that they send.
-        let of = (tenant, indices);
-        if let Some(&share) = self.tokens.get(&of) {
+        if let Some(share) = self.shares.token(tenant, &indices) {
             return self.send(id, FromOwner::Shared { request, share });
         }
-        let indices = &of.1;
-        if self.shares.len() >= SHARES_MOST {
+        if !self.shares.has_room(tenant) {
             return self.send(id, FromOwner::Refused { request, reason: Refusal::Exhausted });
         }
-        for index in indices {
-            if let Some(Body::Chunk { pinned, .. }) = self.body(tenant, *index) {
+        for &index in &indices {
+            if let Some(Body::Chunk { pinned, .. }) = self.body(tenant, index) {
                 *pinned = true;
             }
         }
@@ -350,14 +343,12 @@ impl Core {
         token[..8].copy_from_slice(&first.to_le_bytes());
         token[8..16].copy_from_slice(&second.to_le_bytes());
         // A token opens nothing for another tenant, so it need not be secret.
-        self.shares.insert(Share(token), of.clone());
-        self.tokens.insert(of, Share(token));
+        self.shares.add(tenant, Share(token), indices);
         self.send(id, FromOwner::Shared { request, share: Share(token) });
     }
 
     pub(super) fn open(&mut self, id: SessionId, tenant: TenantId, request: u32, share: Share) {
-        let found = self.shares.get(&share).filter(|(owner, _)| *owner == tenant).map(|(_, indices)| indices.clone());
-        let Some(indices) = found else {
+        let Some(indices) = self.shares.chunks(tenant, share).cloned() else {
             return self.send(id, FromOwner::Refused { request, reason: Refusal::Invalid });
         };
         let mut items = Vec::new();

@@ -2,13 +2,15 @@
 //!
 //! [`Core::handle`] takes one [`Event`] with the time and appends [`Action`]s. It does no I/O and calls no driver; whoever
 //! carries the actions out answers those that say so with an event. Parts: connections (`sessions`), chunks (`memory`),
-//! relocation (`relocate`), turns and quanta (`time`), processes that outlived an owner (`adopt`).
+//! relocation (`relocate`), turns and quanta (`time`), processes that outlived an owner (`adopt`), memory shared between
+//! processes (`shares`).
 
 mod adopt;
 mod memory;
 mod pieces;
 mod relocate;
 mod sessions;
+mod shares;
 mod strangers;
 mod time;
 mod types;
@@ -20,18 +22,21 @@ pub use types::{
 pub use view::{CardView, TenantView};
 
 use crate::turns::{Turns, TurnsConfig};
-use cuda_protocol::{ChunkId, End, FixedKind, FromOwner, Share};
+use cuda_protocol::{ChunkId, End, FixedKind, FromOwner};
 use pieces::Pieces;
 use relocate::Relocation;
 use sched::{Config as TimeConfig, Nanos};
 use sessions::Session;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use vram::balance::Config as BalanceConfig;
 use vram::{Balancer, ChunkTable, Contents, Place, Quanta, QuantaConfig, VmId as TenantId};
 
 /// Most that the clock moves on from one event to the next, in ns: an owner that the host did not let run for longer has
 /// not seen anybody be late.
 const STEP_MOST: u64 = 100_000_000;
+
+/// Time for which memory is moved for a guarantee that nobody asks for any more.
+const PROMISE_NS: u64 = 10_000_000_000;
 
 /// Settings of a card.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -150,9 +155,7 @@ pub struct Core {
     relocations: BTreeMap<SessionId, Relocation>,
     /// Copies whose process has gone meanwhile.
     orphans: BTreeMap<BatchId, relocate::Batch>,
-    shares: HashMap<Share, (TenantId, Vec<u32>)>,
-    /// The same by what they stand for.
-    tokens: HashMap<(TenantId, Vec<u32>), Share>,
+    shares: shares::Shares,
     /// Chunks of which the piece is not of the memory that they have a place in, and whether they are on their way.
     misplaced: BTreeMap<(TenantId, u32), bool>,
     /// What could not be had on the card, by tenant, since it was planned last.
@@ -162,6 +165,8 @@ pub struct Core {
     /// Memory moves for a quantum that is to begin.
     settling: bool,
     strangers: strangers::Strangers,
+    /// Chunks that are to be spare for a guarantee, and until when that is tried.
+    promise: Option<(u32, u64)>,
     /// Since when nothing has moved although more memory may come for that.
     still_since: Option<u64>,
     actions: Vec<Action>,
@@ -199,13 +204,13 @@ impl Core {
             sessions: BTreeMap::new(),
             relocations: BTreeMap::new(),
             orphans: BTreeMap::new(),
-            shares: HashMap::new(),
-            tokens: HashMap::new(),
+            shares: shares::Shares::default(),
             misplaced: BTreeMap::new(),
             unmet: BTreeMap::new(),
             bell: false,
             settling: false,
             strangers: strangers::Strangers::default(),
+            promise: None,
             still_since: None,
             actions: Vec::new(),
             clock: 0,
@@ -259,7 +264,8 @@ impl Core {
     #[must_use]
     pub fn next_wakeup(&self) -> Option<u64> {
         let turns = self.turns.next_wakeup().map(|at| at.0.saturating_sub(self.clock));
-        let moves = !self.relocations.is_empty() || self.watches_memory();
+        let suspends = self.sessions.values().any(|session| session.suspends.is_some());
+        let moves = !self.relocations.is_empty() || suspends || self.watches_memory();
         let memory = moves.then_some(self.balancer.config().return_interval_ns);
         let late = (!self.expected.is_empty()).then(|| self.expected_until.saturating_sub(self.clock));
         turns.into_iter().chain(memory).chain(late).min().map(|ns| ns.max(50_000))
@@ -362,6 +368,24 @@ impl Core {
         Ok(())
     }
 
+    /// Begins to move what is in the way of a guarantee that could not be given, for [`PROMISE_NS`] at most; false if that
+    /// would not help.
+    pub fn make_room(&mut self, refused: &TenantError) -> bool {
+        let TenantError::Memory(vram::Error::Promise { wanted, now, left, .. }) = *refused else { return false };
+        if wanted > left {
+            return false;
+        }
+        self.promise = Some((self.table.spare().saturating_add(wanted.saturating_sub(now)), self.clock + PROMISE_NS));
+        self.bell = true;
+        self.settle_all();
+        true
+    }
+
+    /// Whoever wanted a guarantee has it, or does not wait for it any more.
+    pub fn promised(&mut self) {
+        self.promise = None;
+    }
+
     /// Changes what a tenant may have, from now on. Its name, its user and the memory that it believes to have stay.
     ///
     /// # Errors
@@ -402,14 +426,15 @@ impl Core {
             self.balance();
             self.carry_out_orders();
         }
-        for tenant in self.pieces.parked_for() {
-            if self.sessions_of(tenant).next().is_none() {
-                self.pieces.abandon(tenant, &mut self.actions);
-            }
-        }
         if self.relocations.is_empty() {
             // To pin memory of the host takes the driver's locks for milliseconds: not while memory moves.
             self.pieces.refill(&mut self.actions);
+            // To give it up takes half a millisecond each.
+            for tenant in self.pieces.parked_for() {
+                if self.sessions_of(tenant).next().is_none() {
+                    self.pieces.abandon(tenant, &mut self.actions);
+                }
+            }
         }
     }
 

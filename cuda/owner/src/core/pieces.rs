@@ -143,6 +143,14 @@ impl Pieces {
         self.pieces.get(&id).is_some_and(|piece| piece.ready)
     }
 
+    /// The tenant that a piece is given to, or made for.
+    pub(super) fn holder(&self, id: PieceId) -> Option<TenantId> {
+        match self.pieces.get(&id)?.used {
+            Use::Held { by, .. } => Some(by),
+            Use::Stocking | Use::Stocked | Use::Parked(_) => None,
+        }
+    }
+
     /// The memory that a piece is of.
     pub(super) fn memory(&self, id: PieceId) -> Option<Memory> {
         self.pieces.get(&id).map(|piece| piece.memory)
@@ -157,6 +165,12 @@ impl Pieces {
             self.stocking += 1;
             self.make(Memory::Host, Use::Stocking, true, actions);
         }
+    }
+
+    /// Pieces that are being made for the stock.
+    #[cfg(test)]
+    pub(super) fn stocking(&self) -> usize {
+        self.stocking
     }
 
     /// A tenant's programs have all ended: nobody needs what was kept for it.

@@ -72,12 +72,6 @@ pub(super) struct Relocation {
 }
 
 impl Relocation {
-    /// Destinations that do not exist yet.
-    #[cfg(test)]
-    pub(super) fn missing(&self) -> usize {
-        self.batches.iter().map(|batch| batch.missing.len()).sum()
-    }
-
     /// Batches under way.
     fn batches(&self) -> usize {
         self.batches.len() + self.redirecting.len()
@@ -129,11 +123,16 @@ impl Core {
         for (tenant, chunks) in std::mem::take(&mut self.unmet) {
             steps.extend(self.balancer.plan(&self.table, now, Some(Request { by: By::Vm(tenant), chunks })));
         }
+        let promise = self.promise.filter(|&(chunks, until)| now < until && self.table.spare() < chunks);
+        if let Some((chunks, _)) = promise.filter(|_| steps.is_empty()) {
+            steps = self.balancer.plan(&self.table, now, Some(Request { by: By::Guarantee, chunks }));
+        }
         if steps.is_empty() && self.quanta.wants_bandwidth() {
             let chunks = self.table.spare() + 1;
             steps = self.balancer.plan(&self.table, now, Some(Request { by: By::Guarantee, chunks }));
         }
-        if steps.is_empty() {
+        // What has gone for a guarantee must not come back before that is given.
+        if steps.is_empty() && self.promise.is_none_or(|(_, until)| now >= until) {
             let tenants: BTreeSet<_> = self.sessions.values().filter_map(|session| session.tenant).collect();
             // Nobody else is held up by the moves of one that is alone.
             if self.settling || tenants.len() < 2 {
@@ -247,7 +246,9 @@ impl Core {
         }
     }
 
-    fn enqueue(&mut self, id: SessionId, to: Memory, items: Vec<Item>, missing: &BTreeSet<PieceId>) {
+    fn enqueue(&mut self, id: SessionId, to: Memory, mut items: Vec<Item>, missing: &BTreeSet<PieceId>) {
+        // Chunks that follow each other in a program's addresses have rising numbers, as a rule: it maps them at once.
+        items.sort_unstable_by_key(|item| item.chunk);
         let missing = items.iter().map(|item| item.to).filter(|to| missing.contains(to)).collect();
         let Some(tenant) = items.first().map(|item| item.tenant) else { return };
         let batch = Batch { items, to, missing, stage: Stage::Waiting };
@@ -476,5 +477,6 @@ impl Core {
             tracing::warn!(session = ?id, "program does not answer an order about its memory");
             self.stuck(id);
         }
+        self.late_suspensions();
     }
 }

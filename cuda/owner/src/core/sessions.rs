@@ -3,7 +3,7 @@
 use super::types::{Action, SessionId};
 use super::{Core, OnStuck, PieceId};
 use cuda_protocol::{
-    CardInfo, ChunkId, End, FixedKind, FromOwner, FromTenant, Hello, VERSION, VERSION_OLDEST, Welcome,
+    CardInfo, ChunkId, End, FixedKind, FromOwner, FromTenant, Hello, MAX_PROCESSES, VERSION, VERSION_OLDEST, Welcome,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use vram::VmId as TenantId;
@@ -55,6 +55,8 @@ pub(super) struct Session {
     pub(super) order: u32,
     /// It has declined to be quiet; it is not asked again before.
     pub(super) busy_until: u64,
+    /// Since when the driver is to suspend it, and has not said that it has.
+    pub(super) suspends: Option<u64>,
     pub(super) suspended: bool,
     pub(super) stuck: bool,
 }
@@ -69,6 +71,19 @@ impl Core {
     /// Processes that are connected, for the journal.
     pub fn pids(&self) -> impl Iterator<Item = u32> + '_ {
         self.sessions.values().filter(|session| session.tenant.is_some()).map(|session| session.pid)
+    }
+
+    /// The user and the tenant of a connection.
+    #[must_use]
+    pub fn whose(&self, id: SessionId) -> Option<(u32, Option<TenantId>)> {
+        self.sessions.get(&id).map(|session| (session.uid, session.tenant.or(session.bound)))
+    }
+
+    /// The tenant that a piece is made for, or whose program has brought it.
+    #[must_use]
+    pub fn tenant_of(&self, piece: PieceId) -> Option<TenantId> {
+        let brought = || self.sessions.values().find(|session| session.adopting.contains_key(&piece));
+        self.pieces.holder(piece).or_else(|| brought()?.tenant)
     }
 
     /// Whether a process has chunks.
@@ -98,6 +113,7 @@ impl Core {
             turn: 0,
             order: 0,
             busy_until: 0,
+            suspends: None,
             suspended: false,
             stuck: false,
         };
@@ -123,6 +139,11 @@ impl Core {
             FromTenant::Fix { request, card, kind, bytes } => self.fix(id, tenant, request, (card, kind, bytes)),
             FromTenant::Unfix { card: _, kind, bytes } => self.unfix(id, tenant, kind, bytes),
             FromTenant::AskMemory { request, card: _ } => self.ask_memory(id, tenant, request),
+            FromTenant::AskProcesses { request, card: _ } => {
+                let sessions = self.sessions.values().filter(|session| session.tenant == Some(tenant));
+                let pids = sessions.map(|session| session.pid).take(MAX_PROCESSES).collect();
+                self.send(id, FromOwner::Processes { request, pids });
+            }
             FromTenant::Quiet { order } => self.quiet(id, order),
             FromTenant::Busy { order } => self.busy(id, order),
             FromTenant::Redirected { order, moved } => self.redirected(id, order, moved),
@@ -175,26 +196,35 @@ impl Core {
     /// A connection has ended: what its process held is free.
     pub(super) fn gone(&mut self, id: SessionId) {
         let Some(tenant) = self.sessions.get(&id).map(|session| session.tenant) else { return };
-        self.abandon_relocation(id);
+        self.give_up_memory(id, tenant);
         let Some(session) = self.sessions.remove(&id) else { return };
         self.expected.remove(&session.pid);
         let Some(tenant) = tenant else { return };
-        for (chunk, index) in session.chunks {
-            self.release_user(tenant, index, (id, chunk));
-        }
-        for pending in session.pending {
-            for (chunk, index) in pending.items {
-                self.release_user(tenant, index, (id, chunk));
-            }
-        }
-        for index in session.fixed_indices {
-            self.release_body(tenant, index);
-        }
-        self.drop_all(session.adopting.into_keys().collect());
         if session.run.is_some() || session.waiting {
             self.look_whether_ended(tenant);
         }
         self.renew_terms();
+        self.bell = true;
+    }
+
+    /// What a process held is free.
+    fn give_up_memory(&mut self, id: SessionId, tenant: Option<TenantId>) {
+        self.abandon_relocation(id);
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let chunks = std::mem::take(&mut session.chunks);
+        let pending = std::mem::take(&mut session.pending);
+        let fixed = std::mem::take(&mut session.fixed_indices);
+        let adopting = std::mem::take(&mut session.adopting);
+        session.fixed.clear();
+        self.drop_all(adopting.into_keys().collect());
+        let Some(tenant) = tenant else { return };
+        let items = chunks.into_iter().chain(pending.into_iter().flat_map(|pending| pending.items));
+        for (chunk, index) in items {
+            self.release_user(tenant, index, (id, chunk));
+        }
+        for index in fixed {
+            self.release_body(tenant, index);
+        }
         self.bell = true;
     }
 
@@ -204,7 +234,10 @@ impl Core {
         session.stuck = true;
         let Some(tenant) = session.tenant.and_then(|tenant| self.tenants.get_mut(&tenant)) else { return };
         match tenant.spec.on_stuck {
-            OnStuck::Suspend => self.actions.push(Action::Suspend { session: id }),
+            OnStuck::Suspend => {
+                session.suspends = Some(self.clock);
+                self.actions.push(Action::Suspend { session: id });
+            }
             OnStuck::Kill => {
                 tenant.killed += 1;
                 self.actions.push(Action::Kill { session: id });
@@ -212,21 +245,33 @@ impl Core {
         }
     }
 
+    /// The driver has taken a process off the card, or could not: then it is killed. What the process had is free: driver 580
+    /// lets no process go on that had memory of another's, so nothing of it is needed any more.
     pub(super) fn suspended(&mut self, id: SessionId, done: bool) {
-        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let Some(session) = self.sessions.get_mut(&id).filter(|session| session.suspends.is_some()) else { return };
+        session.suspends = None;
         let Some(tenant) = session.tenant else { return };
+        let Some(known) = self.tenants.get_mut(&tenant) else { return };
         if !done {
-            if let Some(tenant) = self.tenants.get_mut(&tenant) {
-                tenant.killed += 1;
-            }
+            known.killed += 1;
             return self.actions.push(Action::Kill { session: id });
         }
+        known.suspended += 1;
         (session.suspended, session.run, session.waiting) = (true, None, false);
-        if let Some(tenant) = self.tenants.get_mut(&tenant) {
-            tenant.suspended += 1;
-        }
-        self.abandon_relocation(id);
+        self.give_up_memory(id, Some(tenant));
         self.look_whether_ended(tenant);
+    }
+
+    /// Processes that the driver does not get to suspend are killed: of one that is stopped it waits for ever.
+    pub(super) fn late_suspensions(&mut self) {
+        let (clock, patience) = (self.clock, self.config.patience_ns);
+        let late = |since: u64| clock.saturating_sub(since) >= patience;
+        let late: Vec<_> =
+            self.sessions.iter().filter(|(_, s)| s.suspends.is_some_and(late)).map(|(&id, _)| id).collect();
+        for id in late {
+            tracing::warn!(session = ?id, "the driver does not suspend a program");
+            self.suspended(id, false);
+        }
     }
 
     pub(super) fn drop_all(&mut self, pieces: Vec<PieceId>) {

@@ -11,6 +11,10 @@ use vram::{Change, VmId as TenantId};
 /// costs no more than that each time.
 const ATTENDED_US: u32 = 1000;
 
+/// Microseconds of work in flight while all others wait for their quantum: events cost the card less so, and the end of a
+/// quantum, which is to drain it, costs far more anyway.
+const RUN_AHEAD_UNDISTURBED_US: u32 = 20_000;
+
 /// Idleness after which a turn ends while all others wait for their quantum, in microseconds: long for a program that works,
 /// short beside a change of the quantum, which idleness can bring about.
 const IDLE_UNDISTURBED_US: u32 = 10_000;
@@ -79,6 +83,7 @@ impl Core {
         // Nobody else can use the card: to give the turn back in each pause would only cost the begin of the next one.
         let undisturbed = self.quanta.turn().is_some() && others.all(waits);
         let idle = if undisturbed { self.config.idle_us.max(IDLE_UNDISTURBED_US) } else { self.config.idle_us };
+        let ahead = if undisturbed { ahead.max(RUN_AHEAD_UNDISTURBED_US) } else { ahead };
         let (run_ahead_us, idle_us) = (unless_alone(ahead), unless_alone(idle));
         Run { card: 0, turn: 0, length_us: 0, run_ahead_us, idle_us, report_us: 0 }
     }

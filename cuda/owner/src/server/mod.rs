@@ -5,6 +5,7 @@
 //! one those of host memory, and one copies for each direction.
 
 mod journal;
+mod lines;
 mod peers;
 mod rights;
 mod users;
@@ -15,6 +16,7 @@ use crate::core::{Action, CardConfig, Core, Event, PieceId, SessionId, SetupErro
 use crate::driver::Driver;
 use cuda_protocol::{FromOwner, Link, LinkError};
 use journal::Journal;
+use lines::{Cause, Lines};
 use peers::Peers;
 use rights::Bound;
 pub use rights::Rights;
@@ -65,6 +67,8 @@ type Call = Box<dyn FnOnce(&mut Core) + Send>;
 /// What wakes the serving thread.
 enum Note {
     Event(Event),
+    /// A piece could not be had, as it is going to be told: why.
+    Failed(PieceId, String),
     Call(Call),
     Listen(Option<TenantId>, OwnedFd),
     Unlisten(TenantId),
@@ -143,6 +147,7 @@ impl Server {
             vault,
             workers,
             journal,
+            lines: Lines::default(),
             start: Instant::now(),
             attends_until: 0,
             next: 0,
@@ -220,6 +225,7 @@ struct Serving {
     vault: Arc<Vault>,
     workers: Workers,
     journal: Option<Journal>,
+    lines: Lines,
     start: Instant,
     /// Until when it listens without sleeping, in ns since `start`.
     attends_until: u64,
@@ -287,6 +293,10 @@ impl Serving {
         while let Ok(note) = self.receiver.try_recv() {
             match note {
                 Note::Event(event) => self.handle(event),
+                Note::Failed(piece, why) => {
+                    let cause = self.core.tenant_of(piece).map(Cause::Tenant);
+                    self.warn(cause, |left_out| tracing::warn!(?cause, why, left_out, "no memory for a program"));
+                }
                 Note::Call(call) => {
                     // The clock moves on first, so that what the call changes happens now.
                     self.handle(Event::Tick);
@@ -331,12 +341,29 @@ impl Serving {
                 Err(LinkError::WouldBlock) => return,
                 Err(error) => {
                     if !matches!(error, LinkError::Closed) {
-                        tracing::warn!(?session, %error, "connection of a program fails");
+                        self.warn_of(session, "connection of a program fails", &error);
                     }
                     return self.lose(session);
                 }
             }
         }
+    }
+
+    /// Writes a line of the log, unless whoever causes it has caused too many.
+    fn warn(&mut self, cause: Option<Cause>, write: impl FnOnce(u64)) {
+        let now = self.now();
+        if let Some(left_out) = cause.map_or(Some(0), |cause| self.lines.may_write(cause, now)) {
+            write(left_out);
+        }
+    }
+
+    fn warn_of(&mut self, session: SessionId, what: &str, error: &LinkError) {
+        let cause = match self.core.whose(session) {
+            Some((_, Some(tenant))) => Some(Cause::Tenant(tenant)),
+            Some((uid, None)) => Some(Cause::User(uid)),
+            None => None,
+        };
+        self.warn(cause, |left_out| tracing::warn!(?session, ?cause, %error, left_out, "{what}"));
     }
 
     /// A descriptor that came with a message is a piece to be, until the state machine says what becomes of it.
@@ -360,7 +387,7 @@ impl Serving {
             match action {
                 Action::Send { session, message, pieces } => {
                     if let Err(error) = self.send(session, &message, &pieces) {
-                        tracing::warn!(?session, %error, "program does not take a message: its connection ends");
+                        self.warn_of(session, "program does not take a message: its connection ends", &error);
                         lost.push(session);
                     }
                 }

@@ -17,6 +17,11 @@ const NAME: &str = "libnvidia-ml.so.1";
 /// Time between two looks.
 // TIMEOUT: who bypasses the owner is noticed within seconds; a look takes NVML less than a millisecond.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// Time before NVML is asked again that has failed, doubled each time, up to [`AGAIN_MOST`].
+const AGAIN: Duration = Duration::from_secs(1);
+/// Longest such time.
+// TIMEOUT: a driver that is replaced, or a card that is reset, is back within minutes.
+const AGAIN_MOST: Duration = Duration::from_secs(60);
 
 /// The thread. Dropping it ends it.
 #[derive(Debug)]
@@ -37,9 +42,23 @@ impl Users {
         let notes = notes.clone();
         let thread = std::thread::Builder::new().name("cuda-users".into());
         let thread = thread.spawn(move || {
-            if let Err(error) = watch(&path, uuid, &notes, &ended) {
+            let mut fails = Fails::default();
+            loop {
+                let watched = watch(&path, uuid, &notes, &ended, &mut fails);
+                let Err(error) = watched else { return };
+                let again = fails.again();
                 let path = path.display();
-                tracing::warn!(%path, %error, "NVML cannot say who uses the card: nobody learns who bypasses its owner");
+                if fails.0 == 1 {
+                    tracing::warn!(
+                        %path, %error, again_in = ?again,
+                        "NVML cannot say who uses the card: nobody learns who bypasses its owner until it can"
+                    );
+                } else {
+                    tracing::debug!(%path, %error, again_in = ?again, "NVML fails still");
+                }
+                if ended.recv_timeout(again) != Err(RecvTimeoutError::Timeout) {
+                    return;
+                }
             }
         })?;
         Ok(Self { end: Some(end), thread: Some(thread) })
@@ -55,12 +74,34 @@ impl Drop for Users {
     }
 }
 
-fn watch(path: &Path, uuid: [u8; 16], notes: &Notes, ended: &Receiver<()>) -> Result<(), NvmlError> {
+/// Failures of NVML, one behind the other.
+#[derive(Debug, Default)]
+struct Fails(u32);
+
+impl Fails {
+    /// NVML has failed once more: how long it is left alone.
+    fn again(&mut self) -> Duration {
+        let wait = AGAIN.saturating_mul(2u32.saturating_pow(self.0)).min(AGAIN_MOST);
+        self.0 = self.0.saturating_add(1);
+        wait
+    }
+
+    /// NVML has answered.
+    fn none(&mut self) {
+        if std::mem::take(&mut self.0) > 0 {
+            tracing::info!("NVML says again who uses the card");
+        }
+    }
+}
+
+/// Looks until this is to end, or NVML fails.
+fn watch(path: &Path, uuid: [u8; 16], notes: &Notes, ended: &Receiver<()>, fails: &mut Fails) -> Result<(), NvmlError> {
     let nvml = Nvml::builder().lib_path(path.as_os_str()).init()?;
     let device = nvml.device_by_uuid(said(uuid))?;
     let mut comparable = None;
     loop {
         let users = users(&device)?;
+        fails.none();
         // The owner has a context: where it is not found, as in a container, other numbers mean nothing either.
         let own = users.iter().any(|user| user.pid == std::process::id());
         if own {
@@ -101,6 +142,15 @@ fn said(uuid: [u8; 16]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_library_that_fails_is_asked_again_less_and_less_often_and_anew_once_it_has_answered() {
+        let mut fails = Fails::default();
+        let seconds: Vec<u64> = (0..9).map(|_| fails.again().as_secs()).collect();
+        assert_eq!(seconds, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        fails.none();
+        assert_eq!(fails.again(), AGAIN);
+    }
 
     #[test]
     fn an_identity_is_said_in_groups() {

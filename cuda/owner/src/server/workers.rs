@@ -118,7 +118,7 @@ fn work(vault: &Vault, notes: &Notes, jobs: &Receiver<Job>) {
                 }
                 for (New { piece, memory, .. }, made) in vault.make(together) {
                     if let Err(error) = &made {
-                        tracing::warn!(?memory, %error, "no memory for a chunk");
+                        notes.put(Note::Failed(piece, format!("{memory:?}: {error}")));
                     }
                     notes.put(Note::Event(Event::Made { piece, memory: made.is_ok().then_some(memory) }));
                 }
@@ -127,7 +127,7 @@ fn work(vault: &Vault, notes: &Notes, jobs: &Receiver<Job>) {
             Job::Import(piece) => {
                 let memory = vault.import(piece);
                 if let Err(error) = &memory {
-                    tracing::warn!(%error, "a program's chunk cannot be adopted");
+                    notes.put(Note::Failed(piece, format!("a program's chunk cannot be adopted: {error}")));
                 }
                 Event::Made { piece, memory: memory.ok() }
             }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use clap::{Parser, Subcommand};
-use cuda_rig::{Cuda, Ipc, nvml, own};
+use cuda_rig::{Cuda, Ipc, calls, nvml, own, stall};
 
 #[derive(Parser)]
 struct Args {
@@ -60,6 +60,18 @@ enum What {
         /// MiB.
         #[arg(long)]
         mib: u64,
+    },
+    /// As `hold`; a line of standard input has the library's thread answer its owner no more.
+    Stall {
+        /// MiB.
+        #[arg(long)]
+        mib: u64,
+    },
+    /// Measures single calls; prints nanoseconds of each as JSON.
+    Calls {
+        /// Calls of a kind.
+        #[arg(long, default_value_t = 2000)]
+        count: u32,
     },
     /// Works on all of its memory and prints how far it is, until standard input ends; a line there lets it have 4 MiB more.
     Live {
@@ -115,12 +127,17 @@ enum What {
     Look,
     /// Prints what NVML says of the card's memory, in MiB, once and again after a fork; never calls the driver.
     Nvml,
+    /// Prints the processes that NVML shows on the card, and never calls the driver.
+    Processes,
 }
 
 fn main() -> Result<()> {
     let args = Args::parse();
     if matches!(args.what, What::Nvml) {
         return nvml_says();
+    }
+    if matches!(args.what, What::Processes) {
+        return print(nvml::processes()?.iter().map(u32::to_string).collect::<Vec<_>>().join(" "));
     }
     let cuda = Cuda::open("libcuda.so.1")?;
     match args.what {
@@ -130,6 +147,8 @@ fn main() -> Result<()> {
         What::Fill { step_mib } => fill(cuda, step_mib),
         What::Churn { steps } => churn(cuda, steps),
         What::Hold { mib } => hold(cuda, mib),
+        What::Stall { mib } => stall(cuda, mib),
+        What::Calls { count } => print(calls::measure(cuda, count)?.to_string()),
         What::Live { mib, own } => live(cuda, mib, own),
         What::Own { mib, rounds, spin_us, shareable } => {
             let property = if shareable { [1, 1, 1, 0, 0, 0, 1 << 8, 0] } else { [1, 0, 1, 0, 0, 0, 0, 0] };
@@ -142,7 +161,7 @@ fn main() -> Result<()> {
         What::OwnFill { step_mib } => print(own::fill(cuda, step_mib)?),
         What::Fork => fork(cuda),
         What::Look => look(cuda),
-        What::Nvml => nvml_says(),
+        What::Nvml | What::Processes => nvml_says(),
     }
 }
 
@@ -280,6 +299,18 @@ fn hold(cuda: Cuda, mib: u64) -> Result<()> {
     let more = cuda.alloc(1 << 20)?;
     cuda.set(more, 1, 1 << 20)?;
     println!("held");
+    Ok(())
+}
+
+fn stall(cuda: Cuda, mib: u64) -> Result<()> {
+    let at = cuda.alloc(mib << 20)?;
+    cuda.set(at, 7, mib << 20)?;
+    println!("holds");
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line)?;
+    stall::stop_answers()?;
+    println!("stalled");
+    std::io::Read::read_to_end(&mut std::io::stdin(), &mut Vec::new())?;
     Ok(())
 }
 

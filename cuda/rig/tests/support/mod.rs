@@ -41,6 +41,7 @@ impl Rig {
                 symlink(&library, folder.path().join(name).join(file)).expect("a link");
             }
         }
+        std::fs::create_dir(folder.path().join("run")).expect("a folder");
         let fake = folder.path().join("plain/libcuda.so.1");
         Self { folder, fake, mib }
     }
@@ -62,7 +63,7 @@ impl Rig {
     }
 
     pub fn socket(&self) -> PathBuf {
-        self.folder.path().join("socket")
+        self.folder.path().join("run/socket")
     }
 
     /// The program as a tenant's.
@@ -158,4 +159,28 @@ impl Program {
         self.child.kill().expect("killed");
         self.child.wait().expect("ends");
     }
+}
+
+/// A `cuda-owner serve` of tenants `a` and `b`, that is ready.
+pub fn owner(rig: &Rig, card_mib: u64, arguments: &[&str]) -> Program {
+    let mut command = rig.command(built("cuda-owner"), "plain");
+    let card = card_mib.to_string();
+    command.arg("--driver").arg(&rig.fake).arg("serve").arg("--socket").arg(rig.socket());
+    command.args(["--card-mib", &card, "--host-mib", "96", "--chunk-mib", "2"]);
+    command.arg("--journal").arg(rig.folder.path().join("journal"));
+    let mut owner = Program::start(command.args(["--tenant", "a:64", "--tenant", "b:64"]).args(arguments));
+    let line = owner.line();
+    assert!(line.contains("ready"), "{line}");
+    owner
+}
+
+/// What an owner says when it ends.
+pub fn describe(owner: Program) -> serde_json::Value {
+    serde_json::from_str(&owner.end()).expect("JSON")
+}
+
+/// Chunks of a tenant, wherever they are.
+pub fn chunks(view: &serde_json::Value, tenant: usize) -> u64 {
+    let number = |key: &str| view["tenants"][tenant][key].as_u64().expect("a number");
+    number("chunks_on_card") + number("chunks_in_host")
 }

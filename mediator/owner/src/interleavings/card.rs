@@ -3,8 +3,8 @@
 
 use crate::GuestEvent;
 use crate::alarm::Alarm;
-use crate::feeder::Feeder;
-use crate::schedule::{Schedule, Stage};
+use crate::work::feeder::Feeder;
+use crate::work::schedule::{Schedule, Stage};
 use channels::{Presence, Submission};
 use nvspec::fifo::{ChannelId, VirtualChannelId};
 use sched::{Config, Engine, Nanos, Place};

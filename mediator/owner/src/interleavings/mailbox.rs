@@ -1,7 +1,7 @@
 //! The mailbox under schedules that a checker chooses: all of them with few threads, thousands with more.
 
 use crate::GuestEvent;
-use crate::mailbox::{Mailbox, Recipient};
+use crate::tenants::mailbox::{Mailbox, Recipient};
 use locks::checked::{Checked, try_all_schedules, try_schedules};
 use nvspec::fifo::VirtualChannelId;
 use shuttle::sync::Arc;

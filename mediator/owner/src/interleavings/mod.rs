@@ -5,16 +5,16 @@
 //! A thread that waits for what nobody brings about is a deadlock, which the checker reports: so whatever ends, ends
 //! because no wake-up was lost. There is no look each 100 ms here that would hide one.
 //!
-//! [`Schedule`]: super::Schedule
+//! [`Schedule`]: crate::work::schedule::Schedule
 
 mod card;
 mod mailbox;
 
 use self::card::{Card, State, choose};
-use super::feeder::Feeder;
-use super::interrupts::GuestEvent;
-use super::turn::{Served, Woken, turn};
-use crate::mailbox::{Mailbox, Recipient};
+use crate::GuestEvent;
+use crate::host_card::interrupt_thread::{Served, Woken, serve_wakeup};
+use crate::tenants::mailbox::{Mailbox, Recipient};
+use crate::work::feeder::Feeder;
 use locks::checked::{Checked, try_schedules};
 use nvspec::fifo::ChannelId;
 use sched::{Config, Engine, PolicyKind, Queues, VgpuParams};
@@ -148,7 +148,7 @@ impl Rig {
         while let Some(mut woken) = woken() {
             // The timer may be set anew between the wake-up and the look at what has expired.
             woken.expired |= thread_rng().gen_bool(0.1);
-            turn(self, woken).expect("the signal is read");
+            serve_wakeup(self, woken).expect("the signal is read");
         }
     }
 

@@ -1,25 +1,21 @@
 //! The paravirtual interface of one VM: what is beside the chip on its function.
 //!
 //! Parts: `registers` (set-up, doorbell, interrupt), `queue` (batches out of the guest's memory and answers into it),
-//! `execute` (what each operation means for the vGPU and the card), `share` (segments in address spaces).
-//! The binary form, and the page tables that the guest has us keep, are the crate [`pv`]'s.
-//!
-//! Nothing here is a second way to the card: a channel's operations are the register accesses that they stand for, and page
-//! tables are read and checked by `shadow-pt` like those that a guest keeps itself
-//! ([decision 015](../../../../docs/decisions/015-paravirtual-tables.md)).
+//! `attachments` (segments in address spaces). The binary form, and the page tables that the guest has us keep, are the crate
+//! [`pv`]'s. What batches do is `batches`.
 
-mod execute;
+mod attachments;
 mod queue;
 mod registers;
-mod share;
 
+pub(crate) use attachments::{Attachment, Attachments, segment_va};
 pub(super) use queue::Progress;
 pub(super) use registers::After;
 
-use nvspec::addr::{GuestVramAddr, Place};
+use nvspec::fifo::VirtualChannelId;
 use owner::segments::Party;
 use pv::Tables;
-use pv::abi::{self, Capability, feature, register, status};
+use pv::abi::{self, Capability, Status, feature, register, status};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use virtio_queue::Queue;
@@ -89,8 +85,9 @@ pub(super) struct Counts {
 /// One VM's interface.
 #[derive(Debug)]
 pub(super) struct Interface {
-    pub(super) party: Party,
-    pub(super) tables: Tables,
+    party: Party,
+    /// Bytes of host memory for page tables.
+    table_bytes: u64,
     offered: u32,
     accepted: u32,
     status: u32,
@@ -101,25 +98,25 @@ pub(super) struct Interface {
     /// Batches since the queue was set up.
     ended: u32,
     /// It asks for an interrupt.
-    pub(super) interrupt: bool,
+    interrupt: bool,
     interrupt_enabled: bool,
     /// Channels that the guest has set aside.
     channels: BTreeSet<u8>,
     /// How many there may be.
     channel_cap: u32,
-    attachments: share::Attachments,
-    pub(super) counts: Counts,
+    attachments: Attachments,
+    counts: Counts,
     /// What the guest did wrong with its queue, since the VM was created.
     complaints: u64,
 }
 
 impl Interface {
-    /// Nothing set up. `vram_bytes`: where guest VRAM ends.
-    pub(super) fn new(settings: &PvSettings, vm: vram::VmId, vram_bytes: u64, channel_cap: u32) -> Self {
+    /// Nothing set up.
+    pub(super) fn new(settings: &PvSettings, vm: vram::VmId, channel_cap: u32) -> Self {
         let party = Party { vm, group: settings.group.clone(), limit: settings.segment_bytes };
         Self {
             party,
-            tables: Tables::new(GuestVramAddr(vram_bytes), settings.table_bytes),
+            table_bytes: settings.table_bytes,
             offered: settings.features(),
             accepted: 0,
             status: status::RESET,
@@ -131,16 +128,89 @@ impl Interface {
             interrupt_enabled: false,
             channels: BTreeSet::new(),
             channel_cap,
-            attachments: share::Attachments::default(),
+            attachments: Attachments::default(),
             counts: Counts::default(),
             complaints: 0,
         }
     }
 
-    /// Returns what an operator sees of it.
-    pub(super) fn counters(&self) -> [(&'static str, u64); 9] {
+    /// Bytes of host memory that the guest's page tables may take.
+    pub(super) fn table_bytes(&self) -> u64 {
+        self.table_bytes
+    }
+
+    /// Whose segments it may find.
+    pub(super) fn party(&self) -> &Party {
+        &self.party
+    }
+
+    /// Features that the guest has accepted.
+    pub(super) fn accepted(&self) -> u32 {
+        self.accepted
+    }
+
+    /// Returns whether it asks for an interrupt.
+    pub(super) fn interrupts(&self) -> bool {
+        self.interrupt
+    }
+
+    pub(super) fn attachments(&self) -> &Attachments {
+        &self.attachments
+    }
+
+    pub(super) fn attachments_mut(&mut self) -> &mut Attachments {
+        &mut self.attachments
+    }
+
+    /// Counts page table entries that an operation writes.
+    pub(super) fn count_entries(&mut self, count: u32) {
+        self.counts.entries = self.counts.entries.saturating_add(count.into());
+    }
+
+    /// The channels that the guest has set aside.
+    pub(super) fn channels(&self) -> Vec<u8> {
+        self.channels.iter().copied().collect()
+    }
+
+    /// Returns whether the guest has set a channel aside.
+    pub(super) fn has_channel(&self, channel: VirtualChannelId) -> bool {
+        self.channels.contains(&channel.0)
+    }
+
+    /// Sets a channel aside. `known`: those that the guest has bound, one way or the other.
+    pub(super) fn create_channel(
+        &mut self,
+        channel: VirtualChannelId,
+        known: &[VirtualChannelId],
+    ) -> Result<(), Status> {
+        if self.has_channel(channel) || known.contains(&channel) {
+            return Err(Status::Exists);
+        }
+        let others = known.iter().filter(|bound| !self.has_channel(**bound)).count();
+        if self.channels.len().saturating_add(others) >= self.channel_cap as usize {
+            return Err(Status::Limit);
+        }
+        self.channels.insert(channel.0);
+        Ok(())
+    }
+
+    /// A channel is not set aside any more.
+    pub(super) fn forget_channel(&mut self, channel: VirtualChannelId) {
+        self.channels.remove(&channel.0);
+    }
+
+    /// Everything is as when the VM was created, but for the counters.
+    pub(super) fn reset(&mut self) {
+        (self.accepted, self.status, self.setup) = (0, status::RESET, queue::Setup::default());
+        (self.queue, self.ongoing) = (None, None);
+        (self.ended, self.interrupt, self.interrupt_enabled) = (0, false, false);
+        self.channels.clear();
+    }
+
+    /// Returns what an operator sees of it and of the `tables` that it keeps.
+    pub(super) fn counters(&self, tables: &Tables) -> [(&'static str, u64); 9] {
         let Counts { doorbells, batches, holds, operations, entries, refused } = self.counts;
-        let tables = self.tables.counts();
+        let tables = tables.counts();
         [
             ("pv_doorbells", doorbells),
             ("pv_batches", batches),
@@ -152,14 +222,6 @@ impl Interface {
             ("pv_table_bytes", tables.bytes),
             ("pv_attachments", self.attachments.count()),
         ]
-    }
-
-    /// The directory that the guest has bound to an instance block.
-    pub(super) fn directory_of(&self, instance: Place) -> Option<Place> {
-        match instance {
-            Place::Vram(at) => self.tables.directory_of(at).map(Place::Vram),
-            Place::Ram(_) => None,
-        }
     }
 
     /// Returns whether a byte offset of BAR0 is one of the interface's.

@@ -2,9 +2,7 @@
 //!
 //! Everything that is read there is copied once, and the guest may change all of it meanwhile: rings, descriptors, batches.
 
-use super::super::device::Core;
 use super::Interface;
-use super::execute::Executed;
 use pv::abi::{AnswerHeader, MAX_BATCH_BYTES, MAX_QUEUE, status};
 use pv::{Answers, Begun};
 use std::sync::atomic::Ordering;
@@ -38,7 +36,8 @@ impl Setup {
 }
 
 impl Interface {
-    fn start(&mut self, memory: Option<&MemoryTable>) {
+    /// Uses the queue that the guest has set up, in its RAM.
+    pub(crate) fn start(&mut self, memory: Option<&MemoryTable>) {
         self.queue = memory.and_then(|memory| self.setup.queue(memory));
         self.ended = 0;
         if self.accepted & !self.offered != 0 {
@@ -50,7 +49,8 @@ impl Interface {
         }
     }
 
-    fn fail(&mut self, why: &str) {
+    /// The queue cannot be used.
+    pub(crate) fn fail(&mut self, why: &str) {
         if self.may_complain() {
             let (vm, setup) = (self.party.vm, self.setup);
             tracing::warn!(%vm, ?setup, why, "the paravirtual queue cannot be used; the guest must reset it");
@@ -64,76 +64,25 @@ impl Interface {
         vmm_glue::worth_logging(self.complaints)
     }
 
-    /// What a batch came to.
-    fn count(&mut self, answers: &Answers) {
-        self.ended = self.ended.wrapping_add(1);
-        self.counts.batches += 1;
-        self.counts.operations += u64::from(answers.done());
-        self.counts.refused += u64::from(answers.status() != pv::abi::Status::Done);
-    }
-}
-
-impl Core {
-    /// The guest has set its queue up.
-    pub(crate) fn start_pv(&mut self) {
-        let backend = &mut self.backend;
-        let memory = backend.link.memory().snapshot();
-        let memory = backend.bus_master.then_some(&*memory);
-        if let Some(pv) = &mut backend.pv {
-            pv.start(memory);
-        }
+    /// Takes the queue out, while it is served.
+    pub(crate) fn take_queue(&mut self) -> Option<Queue> {
+        self.queue.take()
     }
 
-    /// Deals with the batch that has begun or, if none has, with the next one that is available, as far as one hold of the
-    /// VM's lock is good for. The caller lets others have the VM before it calls again.
-    pub(crate) fn serve_pv(&mut self) -> Progress {
-        if self.backend.look_at_moves() {
-            return Progress::Waits;
-        }
-        let Some(mut queue) = self.backend.pv.as_mut().and_then(|pv| pv.queue.take()) else { return Progress::Idle };
-        let served = self.serve_queue(&mut queue);
-        match &served {
-            // An operation of a batch cannot reset the interface, so the queue is still the one.
-            Ok(_) => self.with_pv(|pv| pv.queue = Some(queue)),
-            Err(why) => self.with_pv(|pv| pv.fail(why)),
-        }
-        self.signal_pv();
-        served.unwrap_or(Progress::Idle)
+    /// Puts the queue back.
+    pub(crate) fn put_queue(&mut self, queue: Queue) {
+        self.queue = Some(queue);
     }
 
-    fn with_pv(&mut self, act: impl FnOnce(&mut Interface)) {
-        if let Some(pv) = &mut self.backend.pv {
-            act(pv);
+    /// The batch that has begun and not ended; reads the next one that is available, if none has. `None` when there is none.
+    pub(crate) fn next_batch(
+        &mut self,
+        queue: &mut Queue,
+        memory: &MemoryTable,
+    ) -> Result<Option<Box<Ongoing>>, String> {
+        if let Some(ongoing) = self.ongoing.take() {
+            return Ok(Some(ongoing));
         }
-    }
-
-    fn serve_queue(&mut self, queue: &mut Queue) -> Result<Progress, String> {
-        let memory = self.backend.link.memory().snapshot();
-        if !self.backend.bus_master {
-            return Err("bus mastering is off".to_owned());
-        }
-        let mut ongoing = match self.backend.pv.as_mut().and_then(|pv| pv.ongoing.take()) {
-            Some(ongoing) => ongoing,
-            None => match self.begin(queue, &memory)? {
-                Some(ongoing) => ongoing,
-                None => return Ok(Progress::Idle),
-            },
-        };
-        self.with_pv(|pv| pv.counts.holds += 1);
-        let executed = match &mut ongoing.batch {
-            Some(batch) => self.execute(batch, &mut ongoing.copied),
-            None => Executed::Whole,
-        };
-        if executed != Executed::Whole {
-            self.with_pv(|pv| pv.ongoing = Some(ongoing));
-            return Ok(if executed == Executed::Part { Progress::Part } else { Progress::Waits });
-        }
-        self.end(queue, &memory, *ongoing)?;
-        Ok(Progress::Batch)
-    }
-
-    /// Reads the next batch that is available. `None` when there is none.
-    fn begin(&mut self, queue: &mut Queue, memory: &MemoryTable) -> Result<Option<Box<Ongoing>>, String> {
         let Some(chain) = queue.iter(memory).map_err(|error| error.to_string())?.next() else { return Ok(None) };
         let head = chain.head_index();
         let parts = Parts::of(chain);
@@ -141,34 +90,45 @@ impl Core {
         let batch = match data.and_then(|data| Begun::new(data).map_err(|error| error.to_string())) {
             Ok(batch) => Some(batch),
             Err(why) => {
-                self.complain_malformed(&why);
+                if self.may_complain() {
+                    tracing::warn!(vm = %self.party.vm, why, "a guest's batch is malformed, and nothing of it is done");
+                }
                 None
             }
         };
         Ok(Some(Box::new(Ongoing { head, parts: parts.ok(), batch, copied: None })))
     }
 
+    /// A batch goes on later.
+    pub(crate) fn put_batch(&mut self, ongoing: Box<Ongoing>) {
+        self.ongoing = Some(ongoing);
+    }
+
+    /// Counts a hold of the VM's lock for a batch.
+    pub(crate) fn count_hold(&mut self) {
+        self.counts.holds += 1;
+    }
+
     /// Answers a batch that has ended.
-    fn end(&mut self, queue: &mut Queue, memory: &MemoryTable, ongoing: Ongoing) -> Result<(), String> {
+    pub(crate) fn end_batch(
+        &mut self,
+        queue: &mut Queue,
+        memory: &MemoryTable,
+        ongoing: Ongoing,
+    ) -> Result<(), String> {
         let answers = ongoing.batch.map_or_else(Answers::malformed, Begun::into_answers);
         let written = ongoing.parts.map_or(0, |parts| parts.answer(memory, &answers));
-        self.with_pv(|pv| pv.count(&answers));
+        self.ended = self.ended.wrapping_add(1);
+        self.counts.batches += 1;
+        self.counts.operations += u64::from(answers.done());
+        self.counts.refused += u64::from(answers.status() != pv::abi::Status::Done);
         queue.add_used(memory, ongoing.head, written).map_err(|error| error.to_string())?;
         // The crate's own test whether to interrupt does not know of the ring's flag.
         let flags: u16 =
             memory.load(GuestAddress(queue.avail_ring()), Ordering::SeqCst).map_err(|error| error.to_string())?;
         let wanted = u16::from_le(flags) & NO_INTERRUPT == 0;
-        self.with_pv(|pv| pv.interrupt |= wanted && pv.interrupt_enabled);
+        self.interrupt |= wanted && self.interrupt_enabled;
         Ok(())
-    }
-
-    fn complain_malformed(&mut self, why: &str) {
-        let vm = self.backend.vm;
-        self.with_pv(|pv| {
-            if pv.may_complain() {
-                tracing::warn!(%vm, why, "a guest's batch is malformed, and nothing of it is done");
-            }
-        });
     }
 }
 
@@ -187,14 +147,14 @@ pub(crate) enum Progress {
 
 /// A batch of the queue that has begun.
 #[derive(Debug)]
-pub(super) struct Ongoing {
+pub(crate) struct Ongoing {
     /// Its chain.
     head: u16,
     parts: Option<Parts>,
     /// `None` for one that cannot be read.
-    batch: Option<Begun>,
+    pub(crate) batch: Option<Begun>,
     /// Bytes of its current operation that have been handled, if it has begun.
-    copied: Option<u64>,
+    pub(crate) copied: Option<u64>,
 }
 
 /// Where the parts of a chain are in the guest's RAM. The descriptors are read once.

@@ -1,6 +1,5 @@
 //! The interface's registers.
 
-use super::super::backend::VmBackend;
 use super::{Interface, OFFSET};
 use pv::abi::{MAX_QUEUE, SIGNATURE, feature, register as r, status};
 
@@ -93,20 +92,5 @@ impl Interface {
             (status::READY, status::RESET) => After::Start,
             _ => After::Nothing,
         }
-    }
-}
-
-impl VmBackend {
-    /// Everything of the interface is as when the VM was created, but for the counters. The channels that it made are off.
-    pub(crate) fn reset_pv(&mut self) {
-        self.detach_all();
-        let Some(pv) = &mut self.pv else { return };
-        pv.tables.clear();
-        (pv.accepted, pv.status, pv.setup, pv.queue, pv.ongoing) = (0, status::RESET, Default::default(), None, None);
-        (pv.ended, pv.interrupt, pv.interrupt_enabled) = (0, false, false);
-        pv.channels.clear();
-        let vm = pv.party.vm;
-        self.host.lock().forget_segments(vm);
-        self.tables_written();
     }
 }

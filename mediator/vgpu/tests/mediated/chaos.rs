@@ -68,7 +68,7 @@ fn stirred(chunk_bytes: u64, sizes: (u32, u64), vm_mib: u64, seed: u64) {
     assert!(moved.is_some_and(|moved| moved > 0), "memory of each VM moved");
     // What was on its way when its VM went arrives nowhere, but has to end first.
     let began = Instant::now();
-    while rig.host.lock().vram.chunks.moves().count() != 0 {
+    while rig.host.lock().vram().chunks.moves().count() != 0 {
         assert!(began.elapsed() < LONG, "a move does not end");
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -179,7 +179,7 @@ fn a_lowered_budget_of_host_memory_loses_nothing_and_keeps_more_from_going() {
     let buffers: Vec<u64> = (0..12).map(|at| driver.buffer(&channel, A + at * MIB, 250, 40 + at as u32)).collect();
     assert!(move_all(&rig, 0, To::Host).moved > 0);
     for (budget, seed) in [(3, 70), (0, 80), (24, 90)] {
-        rig.host.lock().vram.chunks.set_host_budget(budget);
+        rig.host.lock().vram_mut().chunks.set_host_budget(budget);
         let most = in_host(&rig).max(budget);
         for (at, buffer) in (0u32..).zip(&buffers) {
             for page in 0..250 {
@@ -245,7 +245,7 @@ fn quotas_that_change_while_memory_is_allocated_lose_nothing() {
     assert!(changes >= 20);
     limit(4);
     let began = Instant::now();
-    while account().placed > 4 || rig.host.lock().vram.chunks.moves().count() != 0 {
+    while account().placed > 4 || rig.host.lock().vram().chunks.moves().count() != 0 {
         assert!(began.elapsed() < LONG, "{:?}", account());
         std::thread::sleep(Duration::from_millis(2));
     }

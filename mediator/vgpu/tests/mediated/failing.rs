@@ -96,7 +96,7 @@ fn what_chunks_have_left_is_quarantined_when_the_tlb_is_not_flushed() {
     let moved = move_all(&rig, 0, To::Host).moved;
     assert!(moved > 0);
     rig.host.scrub();
-    let summary = rig.host.lock().vram.chunks.summary();
+    let summary = rig.host.lock().vram().chunks.summary();
     // Of the chunks that moved, those that no entry names were not in the TLB.
     assert!(summary.quarantined > 0 && summary.quarantined <= moved && summary.to_scrub == 0);
 }
@@ -123,7 +123,7 @@ fn a_channels_number_is_quarantined_when_its_ring_is_not_flushed_out_of_the_tlb(
     card.deaf_to.store(directory, Ordering::SeqCst);
     driver.unbind(&channel);
     card.deaf_to.store(0, Ordering::SeqCst);
-    assert_eq!(rig.host.lock().channels.stuck(), 1);
+    assert_eq!(rig.host.lock().channels().stuck(), 1);
     assert!(driver.guest.remove().is_err(), "its memory is given to others");
 }
 
@@ -136,7 +136,7 @@ fn a_channel_that_leaves_late_keeps_its_ring_and_number_until_it_has_left() {
     card.hesitates.store(100, Ordering::SeqCst);
     card.flushed.store(0, Ordering::SeqCst);
     driver.unbind(&channel);
-    while rig.host.lock().channels.stuck() != 0 {
+    while rig.host.lock().channels().stuck() != 0 {
         // The card's memory of its address space is as it was: its ring is mapped.
         let hesitates = card.hesitates.load(Ordering::SeqCst) != 0;
         assert!(!hesitates || card.flushed.load(Ordering::SeqCst) == 0, "its ring is unmapped while it is on the card");
@@ -173,7 +173,7 @@ fn a_channel_that_has_left_between_two_looks_is_given_back() {
         over.store(true, Ordering::SeqCst);
     });
     driver.unbind(&channel);
-    let stuck = || rig.host.lock().channels.stuck();
+    let stuck = || rig.host.lock().channels().stuck();
     for _ in 0..60_000 {
         if stuck() == 0 {
             break;
@@ -196,7 +196,7 @@ fn where_chunks_were_to_go_is_quarantined_when_the_copier_cannot_be_stopped() {
     let done = move_all(&rig, 0, To::Host);
     assert!(done.moved == 0 && done.stayed > 0, "{done:?}");
     rig.host.scrub();
-    let summary = rig.host.lock().vram.chunks.summary();
+    let summary = rig.host.lock().vram().chunks.summary();
     assert!(summary.host.quarantined > 0 && summary.host.to_scrub == 0);
     assert_eq!(summary.host.quarantined, summary.host.used);
 }

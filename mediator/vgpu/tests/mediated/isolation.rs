@@ -12,7 +12,7 @@ const CANARY: u8 = 0xc5;
 fn bad_entries(rig: &Rig) -> [(&'static str, u32, u32); 8] {
     let share = VM_MIB * MIB;
     let state = rig.host.lock();
-    let owned = |at: &u64| state.vram.chunks.owner(CardAddr(*at)).is_some_and(|(vm, _)| vm == VmId(1));
+    let owned = |at: &u64| state.vram().chunks.owner(CardAddr(*at)).is_some_and(|(vm, _)| vm == VmId(1));
     let other = (share..u64::from(CARD_MIB) * MIB).step_by(2 << 20).find(owned).expect("VRAM of the other VM");
     let low = |at: u64| (at >> 8) as u32 | 1;
     [

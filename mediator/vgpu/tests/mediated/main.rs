@@ -75,5 +75,5 @@ fn usage(rig: &Rig) -> (u32, u32, u32, u32, usize) {
 
 /// Reads VRAM of the card, whoever's it is.
 fn card_vram(rig: &Rig, at: u64, data: &mut [u8]) {
-    rig.host.lock().vram.memory.read(VramAddr(at), data).unwrap();
+    rig.host.lock().vram_mut().memory.read(VramAddr(at), data).unwrap();
 }

@@ -116,7 +116,7 @@ fn without_pressure_nothing_moves_and_nobody_is_suspended() {
     std::thread::sleep(Duration::from_millis(20));
     let state = rig.host.lock();
     assert!(state.moved(VmId(0)).is_none() && state.moved(VmId(1)).is_none());
-    assert_eq!(state.vram.chunks.summary().host.used, 0);
+    assert_eq!(state.vram().chunks.summary().host.used, 0);
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn two_guests_end_within_a_chunk_of_each_other_and_get_memory_back() {
     rotate(&mut second, &mut two, &others, 90);
     let even = || {
         let [a, b] = [0, 1].map(|vm| account(&rig, vm));
-        a.placed.abs_diff(b.placed) <= 1 && a.moving == 0 && b.moving == 0 && rig.host.lock().vram.chunks.spare() == 0
+        a.placed.abs_diff(b.placed) <= 1 && a.moving == 0 && b.moving == 0 && rig.host.lock().vram().chunks.spare() == 0
     };
     eventually("both have as much of the card", even);
     rotate(&mut first, &mut one, &buffers, 50);
@@ -329,14 +329,15 @@ fn what_submissions_name_stays_while_the_clock_chooses() {
     let buffers = spread(&mut driver, &channel, 16, 20);
     let limit = |quota| rig.host.lock().set_limits(VmId(0), Limits { quota, ..Limits::default() }).unwrap();
     let on_card = || {
-        let chunks = &rig.host.lock().vram.chunks;
+        let state = rig.host.lock();
+        let chunks = &state.vram().chunks;
         let is_there = |at: &u64| matches!(chunks.lookup(VmId(0), GuestAddr(*at), 1), Lookup::Placed(place) if place.card().is_some());
         buffers.iter().map(is_there).collect::<Vec<_>>()
     };
     let evict = |count| {
         let gone = account(&rig, 0).host + count;
         limit(account(&rig, 0).placed - count);
-        let rests = || rig.host.lock().vram.chunks.moves().count() == 0;
+        let rests = || rig.host.lock().vram().chunks.moves().count() == 0;
         eventually("they are gone", || account(&rig, 0).host == gone && rests());
     };
     // The hand passes all that the CPU has written.
@@ -427,7 +428,7 @@ fn a_vm_that_goes_while_its_memory_moves_leaves_nothing() {
             }
         });
     }
-    eventually("all has ended", || rig.host.lock().vram.chunks.moves().count() == 0);
+    eventually("all has ended", || rig.host.lock().vram().chunks.moves().count() == 0);
     let after = rig.usage();
     assert_eq!((after.0.host.used, after.0.vms.len()), (0, 0));
     assert_eq!((after.0.mediator, after.2), before);
@@ -451,7 +452,7 @@ fn guests_that_do_not_fit_together_take_turns() {
                     seed += 100;
                     let buffers = spread(&mut driver, &channel, 18, seed);
                     rotate(&mut driver, &mut channel, &buffers, seed);
-                    turns.fetch_or(rig.host.lock().divider.turn().is_some(), Ordering::SeqCst);
+                    turns.fetch_or(rig.host.lock().divider().turn().is_some(), Ordering::SeqCst);
                 }
                 driver.guest.remove().unwrap();
             });
@@ -519,7 +520,7 @@ fn take_turns_over_the_bus(profile: bool) {
         let mut holders = std::collections::BTreeSet::new();
         let began = Instant::now();
         while holders.len() < 2 && began.elapsed() < LONG {
-            holders.extend(rig.host.lock().divider.turn().map(|turn| turn.holder));
+            holders.extend(rig.host.lock().divider().turn().map(|turn| turn.holder));
             std::thread::sleep(Duration::from_millis(1));
         }
         stop.store(true, Ordering::SeqCst);

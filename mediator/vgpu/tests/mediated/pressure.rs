@@ -85,7 +85,7 @@ fn memory_of_a_vm_that_is_gone_is_not_copied() {
     let done = rig.host.relocate(VmId(0), &steps);
     assert_eq!((done.moved, done.stayed, done.copied_ns), (0, 1, 0));
     // Nobody asks again: others get what they need elsewhere, or in host memory.
-    assert!(rig.host.lock().vram.chunks.is_frozen(VmId(0)));
+    assert!(rig.host.lock().vram().chunks.is_frozen(VmId(0)));
     let mut other = driver_with(&rig, 1, 64, Limits::default());
     let mut channel = other.channel(1);
     for mib in (4..60).step_by(2) {

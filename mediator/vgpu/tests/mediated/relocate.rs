@@ -37,8 +37,8 @@ pub(super) fn driver_of(rig: &Rig, vm: u32, vram_mib: u64) -> Driver {
 pub(super) fn move_all(rig: &Rig, vm: u32, to: To) -> Relocated {
     let chunks = {
         let state = rig.host.lock();
-        let bytes = state.vram.chunks.vm_bytes(VmId(vm)).unwrap();
-        (bytes / state.vram.chunks.chunk_bytes()) as u32
+        let bytes = state.vram().chunks.vm_bytes(VmId(vm)).unwrap();
+        (bytes / state.vram().chunks.chunk_bytes()) as u32
     };
     let steps: Vec<_> = (0..chunks).map(|index| Step { vm: VmId(vm), index, to }).collect();
     rig.host.relocate(VmId(vm), &steps)

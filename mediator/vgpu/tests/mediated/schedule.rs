@@ -53,14 +53,14 @@ fn copies(driver: &mut Driver, channel: &mut Channel, count: usize) {
 
 fn used(rig: &Rig, vm: u32) -> u64 {
     let state = rig.host.lock();
-    let scheduler = state.schedule.scheduler();
+    let scheduler = state.scheduler();
     Engine::ALL.iter().filter_map(|engine| scheduler.account(VgpuId(vm), *engine)).map(|account| account.used).sum()
 }
 
 /// Waits until the scheduler has seen the end of what guests have seen to end.
 fn nothing_in_flight(rig: &Rig) {
     let began = Instant::now();
-    while rig.host.lock().schedule.scheduler().in_flight() > 0 {
+    while rig.host.lock().scheduler().in_flight() > 0 {
         assert!(began.elapsed() < LONG, "what has ended is seen");
         std::thread::yield_now();
     }
@@ -124,7 +124,7 @@ fn what_is_charged_is_what_the_engine_was_busy_and_no_less_than_its_work() {
     let work: u64 = drivers.iter().map(|(_, channel, size)| u64::from(channel.fences) * *size as u64 * COPY_NS).sum();
     let (busy, charged) = {
         let state = rig.host.lock();
-        let scheduler = state.schedule.scheduler();
+        let scheduler = state.scheduler();
         let charged: u64 =
             (0..2).filter_map(|vm| scheduler.account(VgpuId(vm), Engine::Compute)).map(|account| account.used).sum();
         (scheduler.busy(Engine::Compute), charged)
@@ -216,7 +216,7 @@ fn a_doorbell_of_a_channel_that_may_not_run_holds_up_nobody() {
         copies(&mut other, &mut channel, 1);
     }
     other.wait(&channel);
-    assert_eq!(rig.host.lock().schedule.scheduler().queued(), 0);
+    assert_eq!(rig.host.lock().scheduler().queued(), 0);
     assert_eq!(lazy.guest.peek(stopped.fence), 0);
     // Started while it runs, and stopped on its way.
     lazy.guest.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0001);
@@ -250,14 +250,14 @@ fn a_submission_beyond_its_limit_is_killed_and_the_third_brings_quarantine() {
         copies(&mut good, &mut other, 1);
         good.wait(&other);
     }
-    assert_eq!(rig.host.lock().schedule.scheduler().strikes(VgpuId(0)).map(|(strikes, _)| strikes), Some(3));
+    assert_eq!(rig.host.lock().scheduler().strikes(VgpuId(0)).map(|(strikes, _)| strikes), Some(3));
     // Nothing of it starts until the operator lets it.
     let mut channel = worker(&mut bad, 5);
     copies(&mut bad, &mut channel, 1);
     copies(&mut good, &mut other, 1);
     good.wait(&other);
     assert!(!bad.is_done(&channel));
-    assert_eq!(rig.host.lock().schedule.scheduler().queued(), 1);
+    assert_eq!(rig.host.lock().scheduler().queued(), 1);
     rig.host.lock().release_vm(VmId(0));
     bad.wait(&channel);
 }
@@ -280,7 +280,7 @@ fn the_policy_changes_under_load_and_nothing_is_lost() {
         driver.wait(channel);
     }
     let state = rig.host.lock();
-    assert_eq!(state.schedule.scheduler().queued(), 0);
+    assert_eq!(state.scheduler().queued(), 0);
 }
 
 #[test]
@@ -296,7 +296,7 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
     // The first one's records say at once that everything has ended.
     let physical = {
         let state = rig.host.lock();
-        state.channels.physical(channels::VmId(0), nvspec::fifo::VirtualChannelId(1)).unwrap()
+        state.channels().physical(channels::VmId(0), nvspec::fifo::VirtualChannelId(1)).unwrap()
     };
     let area = rig.host.layout().work_area(physical);
     let stop = std::sync::atomic::AtomicBool::new(false);
@@ -308,7 +308,7 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
                     let at = area.offset(3 * PAGE + u64::from(slot) * 16);
                     let mut forged = [0; 16];
                     forged[..4].copy_from_slice(&(slot + 1).to_le_bytes());
-                    state.vram.memory.write(at, &forged).unwrap();
+                    state.vram_mut().memory.write(at, &forged).unwrap();
                 }
             }
         });
@@ -374,7 +374,7 @@ fn hang(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
 }
 
 fn strikes(rig: &Rig, vm: u32) -> u32 {
-    rig.host.lock().schedule.scheduler().strikes(VgpuId(vm)).map_or(0, |(strikes, _)| strikes)
+    rig.host.lock().scheduler().strikes(VgpuId(vm)).map_or(0, |(strikes, _)| strikes)
 }
 
 /// A name, and a way in which a guest tells its registers that a channel is not to run.
@@ -406,7 +406,7 @@ fn who_stops_a_channel_whose_work_goes_on_pays_for_it_and_the_neighbour_does_not
             hang(&rig, &mut bad, &mut channel);
             stop(&mut bad, &channel);
             // Charged, with its limit, unless that has passed already.
-            let in_flight = rig.host.lock().schedule.scheduler().in_flight();
+            let in_flight = rig.host.lock().scheduler().in_flight();
             assert!(in_flight == 1 || strikes(&rig, 0) == 1, "{policy:?}, {what}: it is set aside while it works");
             copies(&mut good, &mut other, 1);
             good.wait(&other);
@@ -495,7 +495,7 @@ fn a_kill_resets_no_engine_that_works_for_another() {
     let (mut bad, mut good) = (driver(&rig, 0, VgpuParams::default()), driver(&rig, 1, VgpuParams::default()));
     let (waiting, mut other) = (worker(&mut bad, 1), worker(&mut good, 1));
     hang(&rig, &mut good, &mut other);
-    let physical = rig.host.lock().channels.physical(channels::VmId(1), nvspec::fifo::VirtualChannelId(1)).unwrap();
+    let physical = rig.host.lock().channels().physical(channels::VmId(1), nvspec::fifo::VirtualChannelId(1)).unwrap();
     rig.host.lock().kill_channel(VmId(0), nvspec::fifo::VirtualChannelId(waiting.id), 0);
     let status = card::Card::read32(&*rig.card, pfifo::ENGINE_STATUS::at(0));
     assert!(pfifo::ENGINE_STATUS::BUSY.is_set(status), "what the engine did is lost");

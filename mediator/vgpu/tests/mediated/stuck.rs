@@ -117,12 +117,13 @@ fn fault_of_a_channel_that_is_unbound_before_it_is_served_blocks_no_one() {
     {
         // The card's interrupt thread serves nothing for now.
         let state = &mut *rig.host.lock();
-        let physical = state.channels.physical(channels::VmId(0), VirtualChannelId(1)).unwrap();
-        let (memory, channel) = (&mut state.vram.memory, VirtualChannelId(1));
-        let doorbell = state.channels.doorbell(memory, &mut ring, channels::VmId(0), channel, put).unwrap();
+        let physical = state.channels().physical(channels::VmId(0), VirtualChannelId(1)).unwrap();
+        let (vram, all) = state.parts();
+        let parts = &mut channels::Parts { card: &mut vram.memory, guest: &mut ring };
+        let doorbell = all.doorbell(parts, channels::VmId(0), VirtualChannelId(1), put).unwrap();
         assert_eq!(doorbell.channel, physical);
-        let pulled = state.channels.pull(memory, &mut ring, doorbell, 0).unwrap();
-        assert!(state.channels.start(memory, physical, pulled.submission.unwrap()));
+        let pulled = all.pull(parts, doorbell, 0).unwrap();
+        assert!(all.start(parts, physical, pulled.submission.unwrap()));
         while rig.card.read32(pfifo::MMU_FAULT_ID::OFFSET) == 0 {
             std::thread::yield_now();
         }
@@ -310,10 +311,12 @@ fn fault_that_comes_while_anothers_is_there_is_told_all_the_same() {
         // The card's interrupt thread serves nothing until both have faulted.
         let state = &mut *rig.host.lock();
         for (vm, ring) in (0..).zip(&mut rings) {
-            let (memory, vm) = (&mut state.vram.memory, channels::VmId(vm));
-            let doorbell = state.channels.doorbell(memory, ring, vm, VirtualChannelId(1), 1).unwrap();
-            let pulled = state.channels.pull(memory, ring, doorbell, 0).unwrap();
-            assert!(state.channels.start(memory, doorbell.channel, pulled.submission.unwrap()));
+            let vm = channels::VmId(vm);
+            let (vram, all) = state.parts();
+            let parts = &mut channels::Parts { card: &mut vram.memory, guest: ring };
+            let doorbell = all.doorbell(parts, vm, VirtualChannelId(1), 1).unwrap();
+            let pulled = all.pull(parts, doorbell, 0).unwrap();
+            assert!(all.start(parts, doorbell.channel, pulled.submission.unwrap()));
         }
         let faults = || rig.card.counters().fifo.faults;
         while faults() < 2 {

@@ -1,4 +1,4 @@
-//! What a table holds, as it is saved.
+//! Contents of a table, as they are saved.
 
 use super::{Contents, PAGE_ENTRIES, Page};
 use crate::op::Kind;

@@ -18,7 +18,7 @@ pub(crate) struct SavedSlot {
 }
 
 impl Slots {
-    /// Where table space begins, the places, and those without a table in their order.
+    /// Begin of table space, the places, and those without a table in their order.
     pub(in crate::objects) fn save(&self) -> (GuestVramAddr, Vec<SavedSlot>, Vec<u32>) {
         let Self {
             base,

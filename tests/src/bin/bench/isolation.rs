@@ -1,13 +1,18 @@
 //! A real guest that computes beside one that attacks: what it gets of the time that it has beside a well-behaved guest which
 //! always has work. Both are measured in the same run, by the mediator's accounts and the card's clock.
 
-use std::time::Duration;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use tests::bench::{Metric, Target, write};
+use tests::bench::{Metric, Target, read, write};
 use tests::contest::{Contest, Load, Outcome};
 use tests::crowd::{Crowd, name_of};
-use tests::guest;
+use tests::daemon::Daemon;
+use tests::{guest, http};
 use tests::rogues::{Rogue, stretched};
 
 use super::Request;
@@ -24,41 +29,138 @@ const NEIGHBOUR: usize = 0;
 const OTHER: usize = 1;
 /// MiB of RAM of each.
 const MEMORY_MIB: u32 = 512;
+/// Time that the neighbour is measured alone and beside a well-behaved guest, at most.
+const REFERENCE: Duration = Duration::from_secs(20);
+/// Requests of the admin API that are made under attack, and the pause behind each.
+const PATHS: [&str; 3] = ["/v1/vms", "/metrics", "/v1/cards"];
+const PAUSE: Duration = Duration::from_millis(100);
+/// Time after which a request counts as not answered.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Time in ms within which 99 of 100 are to be answered.
+const ANSWERED_MS: f64 = 50.0;
 /// Part of its share that the neighbour must keep.
 const KEPT: f64 = 0.96;
 
-/// Measures under one policy; what is there is written to the file as soon as it is known.
-pub fn run(policy: &str, request: &Request) -> Result<Vec<Metric>> {
-    let measured = request.seconds.map_or(MEASURED, Duration::from_secs);
-    let wanted = |rogue: &Rogue| request.only.as_ref().is_none_or(|only| rogue.name.contains(only));
+/// The name of the benchmark under all policies.
+pub const ALL: &str = "isolation";
+/// Policies.
+pub const POLICIES: [&str; 5] = ["direct", "fifo", "credit", "band", "disengaged"];
+
+/// Measures under some policies, with one boot of the guests; what is there is written to the file as soon as it is known. To
+/// be resumed, a run keeps each row of figures of the file whose last one is there.
+pub fn run(policies: &[&str], request: &Request) -> Result<Vec<Metric>> {
+    let mut metrics = match &request.file {
+        Some(file) if request.resume => read(file)?,
+        _ => Vec::new(),
+    };
+    let wanted: Vec<Rogue> = Rogue::ATTACKS.into_iter().filter(|rogue| request.wants(rogue.name)).collect();
+    let missing = |metrics: &[Metric], policy: &str| -> Vec<Rogue> {
+        let has = |rogue: &Rogue| metrics.iter().any(|it| it.name == format!("isolation.{policy}.{}.attempts", rogue.name));
+        wanted.iter().copied().filter(|rogue| !has(rogue)).collect()
+    };
+    if policies.iter().all(|policy| missing(&metrics, policy).is_empty()) {
+        return Ok(metrics);
+    }
     let mut crowd = Crowd::boot("isolation", 2, MEMORY_MIB, Rogue::KEYS)?;
-    crowd.set(&["--policy", policy])?;
-    let mut metrics = Vec::new();
-    let steady = |vm| Load::kernels(vm, ROUNDS, IN_FLIGHT);
-    let play = |crowd: &Crowd, loads: Vec<Load>| Contest { loads, warm: WARM, measured }.run(crowd, |_| Ok(()));
-    let alone = rate(&play(&crowd, vec![steady(NEIGHBOUR)])?);
-    let share = rate(&play(&crowd, vec![steady(NEIGHBOUR), steady(OTHER)])?);
-    let row = |what: &str| format!("isolation.{policy}.{what}");
-    eprintln!("bench: {}: {alone:.1} submissions/s alone, {share:.1} beside a well-behaved guest", row("neighbour"));
-    metrics.push(Metric::plain(row("idle_neighbour"), alone, "1/s"));
-    metrics.push(Metric::plain(row("share"), share, "1/s"));
-    for rogue in Rogue::ATTACKS.into_iter().filter(wanted) {
-        let row = row(rogue.name);
-        Rogue::unpunished(&crowd)?;
-        let mut found = match rogue.beside(&crowd, &[ROUNDS], measured) {
-            Ok(outcome) => attacked(&mut crowd, &row, &outcome, share)?,
-            Err(error) => {
-                eprintln!("bench: {row}: {error:#}");
-                vec![Metric::plain(format!("{row}.failed"), 1.0, "runs").target(Target::AtMost(0.0))]
-            }
-        };
-        metrics.append(&mut found);
-        request.file.as_deref().map_or(Ok(()), |file| write(&metrics, file))?;
+    for policy in policies {
+        let rogues = missing(&metrics, policy);
+        if !rogues.is_empty() {
+            under(&mut crowd, policy, &rogues, request, &mut metrics)?;
+        }
     }
     if !crowd.daemon().alive() {
         anyhow::bail!("mediatord has ended\n{}", crowd.daemon().log_tail());
     }
     Ok(metrics)
+}
+
+/// Measures some attacks under one policy.
+fn under(
+    crowd: &mut Crowd,
+    policy: &str,
+    rogues: &[Rogue],
+    request: &Request,
+    metrics: &mut Vec<Metric>,
+) -> Result<()> {
+    let measured = request.seconds.map_or(MEASURED, Duration::from_secs);
+    crowd.set(&["--policy", policy])?;
+    let steady = |vm| Load::kernels(vm, ROUNDS, IN_FLIGHT);
+    let reference = measured.min(REFERENCE);
+    let play =
+        |crowd: &Crowd, loads: Vec<Load>| Contest { loads, warm: WARM, measured: reference }.run(crowd, |_| Ok(()));
+    let alone = rate(&play(crowd, vec![steady(NEIGHBOUR)])?);
+    let share = rate(&play(crowd, vec![steady(NEIGHBOUR), steady(OTHER)])?);
+    let row = |what: &str| format!("isolation.{policy}.{what}");
+    eprintln!("bench: {}: {alone:.1} submissions/s alone, {share:.1} beside a well-behaved guest", row("neighbour"));
+    let plain = |what: &str, value| Metric::plain(row(what), value, "1/s");
+    replace(metrics, vec![plain("idle_neighbour", alone), plain("share", share)]);
+    for rogue in rogues {
+        let row = row(rogue.name);
+        Rogue::unpunished(crowd)?;
+        let asking = Asking::start(crowd.daemon());
+        let outcome = rogue.beside(crowd, &[ROUNDS], measured);
+        let answers = asking.end();
+        let found = match outcome {
+            Ok(outcome) => attacked(crowd, &row, &outcome, share, &answers)?,
+            Err(error) => {
+                eprintln!("bench: {row}: {error:#}");
+                vec![Metric::plain(format!("{row}.failed"), 1.0, "runs").target(Target::AtMost(0.0))]
+            }
+        };
+        metrics.retain(|metric| metric.name != format!("{row}.failed"));
+        replace(metrics, found);
+        request.file.as_deref().map_or(Ok(()), |file| write(metrics, file))?;
+    }
+    Ok(())
+}
+
+/// Puts figures in the place of those with the same names, and others behind the rest.
+fn replace(metrics: &mut Vec<Metric>, found: Vec<Metric>) {
+    for metric in found {
+        match metrics.iter_mut().find(|known| known.name == metric.name) {
+            Some(known) => *known = metric,
+            None => metrics.push(metric),
+        }
+    }
+}
+
+/// Requests of the admin API, one after the other with pauses, on a thread of its own.
+struct Asking {
+    ends: Arc<AtomicBool>,
+    thread: JoinHandle<Vec<f64>>,
+}
+
+impl Asking {
+    fn start(daemon: &Daemon) -> Self {
+        let ends = Arc::<AtomicBool>::default();
+        let (socket, over) = (daemon.paths().admin_socket.clone(), Arc::clone(&ends));
+        let thread = std::thread::spawn(move || {
+            let mut times = Vec::new();
+            for path in PATHS.iter().cycle() {
+                if over.load(Ordering::Relaxed) {
+                    break;
+                }
+                let began = Instant::now();
+                let answer = UnixStream::connect(&socket).map_err(Into::into).and_then(|stream| {
+                    stream.set_read_timeout(Some(PATIENCE))?;
+                    http::get(stream, path)
+                });
+                // One that is refused or breaks off counts as the longest.
+                times.push(answer.map_or(f64::INFINITY, |_| began.elapsed().as_secs_f64() * 1e3));
+                std::thread::sleep(PAUSE);
+            }
+            times
+        });
+        Self { ends, thread }
+    }
+
+    /// Times that requests took, in ms, in order.
+    fn end(self) -> Vec<f64> {
+        self.ends.store(true, Ordering::Relaxed);
+        let mut times = self.thread.join().unwrap_or_default();
+        times.sort_by(f64::total_cmp);
+        times
+    }
 }
 
 /// Submissions of the neighbour that ended in a second of the card's time.
@@ -67,7 +169,13 @@ fn rate(outcome: &Outcome) -> f64 {
 }
 
 /// Compares the neighbour under an attack with its share.
-fn attacked(crowd: &mut Crowd, row: &str, outcome: &Outcome, share: f64) -> Result<Vec<Metric>> {
+fn attacked(
+    crowd: &mut Crowd,
+    row: &str,
+    outcome: &Outcome,
+    share: f64,
+    answers: &[f64],
+) -> Result<Vec<Metric>> {
     let (before, after) = (&outcome.before[NEIGHBOUR], &outcome.after[NEIGHBOUR]);
     let shown = guest::show(crowd.daemon(), &name_of(NEIGHBOUR))?;
     let counter = |name: &str| shown["counters"][name].as_u64().with_context(|| format!("no {name} in {shown}"));
@@ -76,6 +184,8 @@ fn attacked(crowd: &mut Crowd, row: &str, outcome: &Outcome, share: f64) -> Resu
     let stretched = stretched(outcome, NEIGHBOUR, ROUNDS)?;
     let writes = outcome.reported(OTHER, "writes")?;
     let rate = rate(outcome);
+    let within = answers.get((answers.len() * 99).div_ceil(100).saturating_sub(1)).copied().unwrap_or(f64::INFINITY);
+    let (within, asked) = (within.min(1e6), answers.len() as f64);
     eprintln!(
         "bench: {row}: {rate:.1} submissions/s, {:.3} of its share; {writes} attempts; charged {:.3} of the time, the other {:.3} \
          with {} strikes",
@@ -91,6 +201,8 @@ fn attacked(crowd: &mut Crowd, row: &str, outcome: &Outcome, share: f64) -> Resu
         Metric::plain(format!("{row}.strikes"), strikes as f64, "strikes").target(Target::AtMost(0.0)),
         Metric::plain(format!("{row}.lost"), lost as f64, "channels").target(Target::AtMost(0.0)),
         Metric::plain(format!("{row}.stretched"), stretched, "x"),
+        Metric::plain(format!("{row}.admin_p99"), within, "ms").target(Target::AtMost(ANSWERED_MS)),
+        Metric::plain(format!("{row}.admin_requests"), asked, "requests"),
         Metric::plain(format!("{row}.attempts"), writes, "times").target(Target::AtLeast(1.0)),
     ])
 }

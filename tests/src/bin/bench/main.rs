@@ -1,5 +1,5 @@
-//! `cargo xtask bench [NAME] [--json FILE] [--seconds N] [--only PART]`: measures, beside a baseline in the same run. Without a
-//! name, all of them; a name is that of one, or what stands before the `-` of several.
+//! `cargo xtask bench [NAME] [--json FILE] [--seconds N] [--only PART] [--resume]`: measures, beside a baseline in the same run.
+//! Without a name, all of them; a name is that of one, or what stands before the `-` of several.
 
 mod bars;
 mod compute;
@@ -26,14 +26,23 @@ struct Request {
     file: Option<PathBuf>,
     /// Time that each part is measured, where that can be chosen.
     seconds: Option<u64>,
-    /// Leaves out the parts whose name does not contain this, where there are such.
+    /// Leaves out the parts whose name contains none of these, with commas between, where there are such.
     only: Option<String>,
+    /// Keeps the figures that the file has, where parts can be told apart.
+    resume: bool,
+}
+
+impl Request {
+    /// Returns whether a part is to be measured.
+    fn wants(&self, part: &str) -> bool {
+        self.only.as_deref().is_none_or(|only| only.split(',').any(|only| part.contains(only.trim())))
+    }
 }
 
 /// A benchmark by name.
 type Benchmark = (&'static str, fn(&Request) -> Result<Vec<Metric>>);
 
-const BENCHMARKS: [Benchmark; 14] = [
+const BENCHMARKS: [Benchmark; 15] = [
     ("transport", |_| transport::run()),
     ("shadow", |_| shadow::run()),
     ("compute", |_| compute::run()),
@@ -43,16 +52,25 @@ const BENCHMARKS: [Benchmark; 14] = [
     ("fv", |_| fv::run()),
     ("lockhold", |_| lockhold::run()),
     ("pv", |request| pv::run(request.file.as_deref())),
-    ("isolation-direct", |request| isolation::run("direct", request)),
-    ("isolation-fifo", |request| isolation::run("fifo", request)),
-    ("isolation-credit", |request| isolation::run("credit", request)),
-    ("isolation-band", |request| isolation::run("band", request)),
-    ("isolation-disengaged", |request| isolation::run("disengaged", request)),
+    (isolation::ALL, |request| isolation::run(&isolation::POLICIES, request)),
+    ("isolation-direct", |request| isolation::run(&["direct"], request)),
+    ("isolation-fifo", |request| isolation::run(&["fifo"], request)),
+    ("isolation-credit", |request| isolation::run(&["credit"], request)),
+    ("isolation-band", |request| isolation::run(&["band"], request)),
+    ("isolation-disengaged", |request| isolation::run(&["disengaged"], request)),
 ];
 
 /// Whether a benchmark is one of those that `name` asks for.
-fn is_of(known: &str, name: &str) -> bool {
-    known.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+fn is_of(known: &str, name: Option<&str>) -> bool {
+    // One of them does what several do together, in one boot.
+    let together = |of: &str| of == isolation::ALL || !of.starts_with(isolation::ALL);
+    match name {
+        None => together(known),
+        Some(name) => {
+            let rest = known.strip_prefix(name);
+            rest.is_some_and(|rest| rest.is_empty() || (rest.starts_with('-') && name != isolation::ALL))
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -64,12 +82,13 @@ fn main() -> ExitCode {
             "--json" => request.file = args.next().map(PathBuf::from),
             "--seconds" => request.seconds = args.next().and_then(|seconds| seconds.parse().ok()),
             "--only" => request.only = args.next(),
+            "--resume" => request.resume = true,
             _ => name = Some(arg),
         }
     }
     let run = || -> Result<()> {
         let chosen: Vec<_> =
-            BENCHMARKS.iter().filter(|(known, _)| name.as_deref().is_none_or(|name| is_of(known, name))).collect();
+            BENCHMARKS.iter().filter(|(known, _)| is_of(known, name.as_deref())).collect();
         if chosen.is_empty() {
             let names: Vec<_> = BENCHMARKS.iter().map(|(name, _)| *name).collect();
             bail!("there is no benchmark {:?}; there are: {}", name.unwrap_or_default(), names.join(" "));

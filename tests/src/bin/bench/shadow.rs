@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use nvspec::addr::{Gpa, GuestVramAddr, Iova, Place, VramAddr};
 use nvspec::mmu::{ENTRY_BYTES, Pde, Pte, PteAperture, TableTarget};
 use shadow_pt::{
-    AddressSpaces, Frame, Frames, GuestMemory, Limits, Mode, ShadowMemory, SpaceId, SyncReport, Unreadable,
+    AddressSpaces, Frame, Frames, GuestMemory, Limits, Mode, Parts, ShadowMemory, SpaceId, SyncReport, Unreadable,
 };
 use tests::bench::{Metric, Target, median};
 
@@ -46,11 +46,11 @@ impl GuestMemory for Guest {
 struct All;
 
 impl Frames for All {
-    fn vram(&self, address: GuestVramAddr, _len: u64) -> Option<Frame> {
+    fn vram(&mut self, address: GuestVramAddr, _len: u64) -> Option<Frame> {
         Some(Frame::Vram(VramAddr(address.0 + (2 << 30))))
     }
 
-    fn ram(&self, _address: Gpa, _len: u64, _write: bool) -> Option<Iova> {
+    fn ram(&mut self, _address: Gpa, _len: u64, _write: bool) -> Option<Iova> {
         None
     }
 }
@@ -106,14 +106,14 @@ impl World {
 
     fn prepare(&mut self) -> SyncReport {
         let Self { spaces, space, guest, card } = self;
-        let done = spaces.prepare(*space, guest, &All, card);
+        let done = spaces.prepare(*space, &mut Parts { guest, frames: &mut All, memory: card });
         spaces.flushed(*space, card);
         done
     }
 
     fn flush(&mut self) -> SyncReport {
         let Self { spaces, space, guest, card } = self;
-        let done = spaces.flush(*space, true, guest, &All, card);
+        let done = spaces.flush(*space, true, &mut Parts { guest, frames: &mut All, memory: card });
         spaces.flushed(*space, card);
         done
     }
@@ -244,7 +244,7 @@ struct Steps {
 
 fn flush_and_submit(world: &mut World) -> Steps {
     let World { spaces, space, guest, card } = world;
-    let flushed = spaces.flush(*space, false, guest, &All, card);
+    let flushed = spaces.flush(*space, false, &mut Parts { guest, frames: &mut All, memory: card });
     spaces.flushed(*space, card);
     let prepared = world.prepare();
     Steps { flushed, prepared }

@@ -193,7 +193,7 @@ proptest! {
         prop_assert_eq!(summary.parked, 0, "the reserve has drained");
     }
 
-    /// What is saved and restored at any time plans what it would have planned.
+    /// A balancer that is saved and restored at any time plans what it would have planned.
     #[test]
     fn restored_plans_are_the_same(
         config in config(),
@@ -216,7 +216,7 @@ proptest! {
         }
     }
 
-    /// What is known of chunks, edited, is refused or does no harm.
+    /// Knowledge about chunks, edited, is refused or does no harm.
     #[test]
     fn edited_balancers_never_panic(
         config in config(),

@@ -11,7 +11,7 @@ use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What a VM has of the card and of host memory, but for where.
+/// Holdings of a VM on the card and in host memory, but for where.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedVm {
     pub(crate) vm: u32,

@@ -20,7 +20,7 @@ pub(crate) struct SavedStock {
     pub(crate) limit: u32,
 }
 
-/// What a piece of memory is used for. One that was being scrubbed waits to be.
+/// Use of a piece of memory. One that was being scrubbed waits to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedPiece {
     Free,

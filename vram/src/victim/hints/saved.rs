@@ -1,10 +1,10 @@
-//! What is known about chunks, as it is saved.
+//! Knowledge about chunks, as it is saved.
 
 use super::Hints;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// What is known about the chunks of a VM. Of each kind there is an entry for each chunk, or none.
+/// Knowledge about the chunks of a VM. Of each kind there is an entry for each chunk, or none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedHints {
     pub(crate) priorities: Vec<u8>,
@@ -20,7 +20,7 @@ impl Hints {
         SavedHints { priorities, accesses, referenced, hand: *hand }
     }
 
-    /// What was known about a VM of `chunks` chunks.
+    /// Restores what was known about a VM of `chunks` chunks.
     pub(crate) fn restored(saved: SavedHints, chunks: u32) -> Result<Self, Invalid> {
         let SavedHints { priorities, accesses, referenced, hand } = saved;
         let fits = |len: usize, wanted: usize| len == 0 || len == wanted;

@@ -53,8 +53,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "a runlist is in force when what was taken off it has left",
         package: "channels",
         file: "channels/src/pool.rs",
-        from: "let taken = !self.is_unlisting(host, vm);",
-        to: "let taken = true || !self.is_unlisting(host, vm);",
+        from: "let taken = !self.is_unlisting(card, vm);",
+        to: "let taken = true || !self.is_unlisting(card, vm);",
         tests: "pool::",
     },
     Mutation {

@@ -1,54 +1,11 @@
 //! Handles against a model of the driver.
 
+use super::super::model::Model;
 use super::*;
 
 const CHUNK: u64 = 2 << 20;
 const AT: Address = 0x3_0000_0000;
 const PROPERTY: Property = [1, 0, 1, 0, 0, 0, 0, 0];
-
-/// A driver that knows what is mapped where, and refuses to map when told so.
-#[derive(Debug, Default)]
-struct Model {
-    mapped: BTreeMap<Address, (u64, Handle, Vec<Access>)>,
-    released: Vec<Handle>,
-    /// Calls of `map` that still succeed.
-    left: Option<usize>,
-}
-
-impl Pages for Model {
-    fn map(&mut self, at: Address, bytes: u64, handle: Handle) -> c_int {
-        assert!(!self.released.contains(&handle), "mapped after it was given up");
-        if let Some(left) = &mut self.left {
-            match left.checked_sub(1) {
-                Some(fewer) => *left = fewer,
-                None => {
-                    self.left = None;
-                    return 2;
-                }
-            }
-        }
-        if self.mapped.range(..at + bytes).next_back().is_some_and(|(start, m)| start + m.0 > at) {
-            return INVALID_VALUE;
-        }
-        self.mapped.insert(at, (bytes, handle, Vec::new()));
-        SUCCESS
-    }
-
-    fn unmap(&mut self, at: Address, bytes: u64) -> c_int {
-        self.mapped.retain(|start, _| *start < at || *start >= at + bytes);
-        SUCCESS
-    }
-
-    fn allow(&mut self, at: Address, bytes: u64, access: &[Access]) -> c_int {
-        self.mapped.range_mut(at..at + bytes).for_each(|(_, mapping)| mapping.2 = access.to_vec());
-        SUCCESS
-    }
-
-    fn release(&mut self, handle: Handle) {
-        assert!(!self.released.contains(&handle), "released twice");
-        self.released.push(handle);
-    }
-}
 
 fn chunk(id: u64) -> Piece {
     let chunk = Backing::new(Chunk { id: ChunkId(id), place: Place::Device }, None);

@@ -70,3 +70,86 @@ fn a_process_past_the_owner_is_a_stranger_when_it_is_found_twice() {
     world.event(Event::Users(Vec::new()));
     assert_eq!(pids(&world), [0; 0]);
 }
+
+/// A program that fills the card and does not answer, and one that needs memory, after so long; what has become of the first.
+fn mute_beside_one_in_need(suspends: Option<bool>, ms: u64) -> (World, bool) {
+    let mut world = World::new(8, 16);
+    world.suspends = suspends;
+    let mute = TenantSpec { on_stuck: OnStuck::Suspend, ..spec("one", 64, Limits::default()) };
+    world.core.add_tenant(mute).expect("it may be");
+    world.core.add_tenant(spec("two", 64, Limits::default())).expect("it may be");
+    let one = world.connect("one");
+    world.ask(one, 1, 8);
+    world.programs.get_mut(&one).expect("there").mute = true;
+    let two = world.connect("two");
+    world.ask(two, 1, 8);
+    world.write(two);
+    world.pass(ms * MS);
+    world.check();
+    let there = world.programs.contains_key(&one);
+    (world, there)
+}
+
+#[test]
+fn a_program_that_is_suspended_leaves_its_memory_to_others() {
+    let (world, there) = mute_beside_one_in_need(Some(true), 13_000);
+    assert!(there, "its process is there still");
+    let view = world.core.view();
+    assert_eq!((view.tenants[0].suspended, view.tenants[0].killed), (1, 0));
+    assert_eq!((view.tenants[0].memory.placed, view.tenants[0].memory.host), (0, 0));
+    assert_eq!(view.tenants[1].memory.placed, 8, "all of the card");
+    assert!(!view.tenants[0].runs, "it has no turn");
+}
+
+#[test]
+fn a_program_that_the_driver_cannot_suspend_is_killed() {
+    let (world, there) = mute_beside_one_in_need(Some(false), 13_000);
+    assert!(!there);
+    assert_eq!((world.core.view().tenants[0].suspended, world.core.view().tenants[0].killed), (0, 1));
+    let (world, there) = mute_beside_one_in_need(None, 13_000);
+    assert!(there, "the driver may take as long as a program");
+    assert_eq!(world.core.view().tenants[0].killed, 0);
+    let (world, there) = mute_beside_one_in_need(None, 23_000);
+    assert!(!there, "a driver that does not come back keeps no memory from others");
+    let view = world.core.view();
+    assert_eq!((view.tenants[0].suspended, view.tenants[0].killed, view.tenants[1].memory.placed), (0, 1, 8));
+}
+
+#[test]
+fn a_guarantee_that_others_are_in_the_way_of_is_given_once_their_memory_has_moved() {
+    let mut world = World::new(8, 16);
+    for name in ["one", "two"] {
+        world.core.add_tenant(spec(name, 64, Limits::default())).expect("it may be");
+    }
+    let one = world.connect("one");
+    world.ask(one, 1, 8);
+    world.write(one);
+    let id = world.core.tenant("two").expect("there");
+    let promised = |guarantee| spec("two", 64, Limits { guarantee, ..Limits::default() });
+    let refused = world.core.change_tenant(id, &promised(6)).expect_err("the card is full");
+    assert!(world.core.make_room(&refused));
+    world.settle();
+    world.pass(100 * MS);
+    world.core.change_tenant(id, &promised(6)).expect("there is room");
+    world.core.promised();
+    world.pass(1_000 * MS);
+    world.check();
+    assert_eq!(world.places(one), (2, 6), "what is promised stays free");
+    let refused = world.core.change_tenant(id, &promised(9)).expect_err("more than there is");
+    assert!(!world.core.make_room(&refused), "moving does not help");
+}
+
+#[test]
+fn a_tenant_learns_of_its_own_processes_only() {
+    let mut world = World::new(8, 16);
+    for name in ["one", "two"] {
+        world.core.add_tenant(spec(name, 64, Limits::default())).expect("it may be");
+    }
+    let (first, other, second) = (world.connect("one"), world.connect("two"), world.connect("one"));
+    for session in [first, other] {
+        world.say(session, FromTenant::AskProcesses { request: 1, card: 0 });
+    }
+    let pid = |session: SessionId| 100 + session.0 as u32;
+    assert_eq!(world.programs[&first].pids, [pid(first), pid(second)]);
+    assert_eq!(world.programs[&other].pids, [pid(other)]);
+}

@@ -28,6 +28,8 @@ pub(super) struct Program {
     pub(super) ends: bool,
     pub(super) memory: Option<(u64, u64)>,
     pub(super) share: Option<Share>,
+    /// Processes of its tenant.
+    pub(super) pids: Vec<u32>,
     /// Microseconds until its next turn, as it was told.
     pub(super) soon: Option<u32>,
 }
@@ -51,6 +53,8 @@ pub(super) struct World {
     pub(super) device_most: usize,
     /// Batches of copies that programs were to map.
     pub(super) told: usize,
+    /// The driver's answer to who wants a process suspended; none: it does not come back.
+    pub(super) suspends: Option<bool>,
 }
 
 pub(super) fn spec(name: &str, chunks: u64, limits: vram::Limits) -> TenantSpec {
@@ -75,10 +79,22 @@ impl World {
         };
         let core = Core::new(config, 7).expect("the settings are in bounds");
         let (pieces, seen, programs, work) = Default::default();
-        let (device_most, told) = (usize::MAX, 0);
+        let (device_most, told, suspends) = (usize::MAX, 0, Some(false));
         let version = VERSION;
-        let mut world =
-            Self { core, now: 0, pieces, seen, programs, work, next: 0, value: 0, version, device_most, told };
+        let mut world = Self {
+            core,
+            now: 0,
+            pieces,
+            seen,
+            programs,
+            work,
+            next: 0,
+            value: 0,
+            version,
+            device_most,
+            told,
+            suspends,
+        };
         world.settle();
         world
     }
@@ -181,6 +197,7 @@ impl World {
             }
             FromOwner::Refused { request, .. } => program.refused.push(request),
             FromOwner::Fixed { .. } => {}
+            FromOwner::Processes { pids, .. } => program.pids = pids,
             FromOwner::Memory { free_bytes, total_bytes, .. } => program.memory = Some((free_bytes, total_bytes)),
             FromOwner::Quiesce { order, .. } => {
                 program.quiet = Some(order);
@@ -266,7 +283,12 @@ impl World {
                 }
                 self.event(Event::Copied { batch, done: true, ns: MS });
             }
-            Action::Suspend { session } => self.event(Event::Suspended { session, done: false }),
+            Action::Suspend { session } => {
+                if let Some(done) = self.suspends {
+                    self.programs.get_mut(&session).into_iter().filter(|_| done).for_each(|p| p.chunks.clear());
+                    self.event(Event::Suspended { session, done });
+                }
+            }
             Action::Kill { session } => self.leave(session),
             Action::Send { .. } | Action::Close { .. } | Action::Attend { .. } | Action::KillStranger { .. } => {}
         }

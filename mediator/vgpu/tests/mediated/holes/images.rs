@@ -15,7 +15,7 @@ const STATE: u32 = 0x0041_8810;
 #[test]
 fn context_images_of_a_guest_write_no_registers() {
     let mut scene = Scene::new();
-    let neighbour = scene.rig.host.lock().channels.physical(GOOD, VirtualChannelId(ID)).unwrap();
+    let neighbour = scene.rig.host.lock().channels().physical(GOOD, VirtualChannelId(ID)).unwrap();
     let wanted = [
         (STATE, 0x8000_0042),
         (pmc::ENABLE::OFFSET, 0),
@@ -65,7 +65,7 @@ fn context_images_of_the_mediator_are_out_of_works_reach() {
                 // The contexts are in use before.
                 s.evil.submit(&mut channel, &[object(M2MF), object(CE0), ce_copy(A, A, 1)].concat());
                 s.evil.wait(&channel);
-                let physical = s.rig.host.lock().channels.physical(EVIL, VirtualChannelId(ID)).unwrap();
+                let physical = s.rig.host.lock().channels().physical(EVIL, VirtualChannelId(ID)).unwrap();
                 let image = ::channels::work_va(physical).0 + page * PAGE;
                 let words = match way {
                     0 => ce_copy(image, A, 1),

@@ -169,7 +169,8 @@ impl Scene {
     fn settle(&self) {
         let vms = [EVIL, GOOD, IDLE].map(|vm| vm);
         let busy = || {
-            let channels = &self.rig.host.lock().channels;
+            let state = self.rig.host.lock();
+            let channels = state.channels();
             let ids = || (0..128).map(VirtualChannelId);
             vms.iter().any(|vm| ids().any(|id| channels.in_flight(*vm, id) != 0))
         };
@@ -230,13 +231,13 @@ impl Scene {
 
     /// Returns where a VM's VRAM lies on the card.
     fn on_card(&self, vm: VmId, at: u64) -> u64 {
-        let place = self.rig.host.lock().vram.place(vm, GuestVramAddr(at), PAGE).expect("VRAM of the VM");
+        let place = self.rig.host.lock().vram_mut().place(vm, GuestVramAddr(at), PAGE).expect("VRAM of the VM");
         place.card().expect("on the card").0
     }
 
     /// The instance block that the card has of a VM's channel.
     fn card_instance(&self, vm: VmId, id: u8) -> Option<u64> {
-        let physical = self.rig.host.lock().channels.physical(vm, VirtualChannelId(id))?;
+        let physical = self.rig.host.lock().channels().physical(vm, VirtualChannelId(id))?;
         let value = self.rig.card.read32(pfifo::CHANNEL::at(u32::from(physical.0)));
         Some(u64::from(pfifo::CHANNEL::ADDRESS.get(value)) << 12)
     }

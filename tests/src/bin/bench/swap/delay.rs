@@ -109,7 +109,7 @@ pub fn run() -> Result<Vec<Metric>> {
     let rig = config.open()?;
     let victim = Vm::new(&rig, 0, 64)?;
     let mut chunks = 0;
-    while rig.host.lock().vram.chunks.spare() > 0 {
+    while rig.host.lock().vram().chunks.spare() > 0 {
         victim.driver.guest.vram_write((FIRST + chunks) * CHUNK, &pattern(9, FIRST + chunks));
         chunks += 1;
     }

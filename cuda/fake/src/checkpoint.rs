@@ -1,0 +1,131 @@
+//! Checkpoints: one process takes another one off the card, by the rules that were seen of driver 580 on an H100.
+//!
+//! A thread of each process with a context listens for orders in the card's folder; one whose process is stopped does not
+//! answer, as NVIDIA's does not. A process that has imported memory of another's is taken off the card, and cannot come back.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::card;
+use crate::result::{ILLEGAL_STATE, INVALID_VALUE, NOT_SUPPORTED, SUCCESS};
+use crate::{memory, work};
+
+/// `CU_PROCESS_STATE_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Running = 0,
+    Locked = 1,
+    Checkpointed = 2,
+    Failed = 3,
+}
+
+/// An order to a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// No call of the driver goes on, and all work has ended.
+    Lock,
+    /// Its memory is not on the card any more.
+    Checkpoint,
+    /// Its memory is on the card again.
+    Restore,
+    /// Calls go on.
+    Unlock,
+    /// What it is.
+    Ask,
+}
+
+const ORDERS: [Order; 5] = [Order::Lock, Order::Checkpoint, Order::Restore, Order::Unlock, Order::Ask];
+
+static STATE: Mutex<State> = Mutex::new(State::Running);
+static CHANGED: Condvar = Condvar::new();
+
+fn lock() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits while this process is locked, before each call.
+pub fn pass() {
+    let mut state = lock();
+    while *state != State::Running {
+        state = CHANGED.wait(state).unwrap_or_else(PoisonError::into_inner);
+    }
+}
+
+fn path(pid: u32) -> PathBuf {
+    card::get().folder().join(format!("checkpoint-{pid}"))
+}
+
+/// Begins to listen for orders, once.
+pub fn listen() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let path = path(std::process::id());
+        let _ = std::fs::remove_file(&path);
+        let Ok(listener) = UnixListener::bind(path) else { return };
+        let serve = move || listener.incoming().flatten().for_each(answer);
+        // Without it nobody can suspend this process.
+        let _ = std::thread::Builder::new().name("fake-checkpoint".into()).spawn(serve);
+    });
+}
+
+fn answer(mut stream: UnixStream) {
+    let mut order = [0];
+    let order = stream.read_exact(&mut order).ok().and_then(|()| ORDERS.get(usize::from(order[0])));
+    let Some(&order) = order else { return };
+    let (result, state) = obey(order);
+    let mut text = result.to_le_bytes().to_vec();
+    text.extend((state as i32).to_le_bytes());
+    let _ = stream.write_all(&text);
+}
+
+fn obey(order: Order) -> (i32, State) {
+    let mut state = lock();
+    let result = match (order, *state) {
+        (Order::Ask, _) => SUCCESS,
+        (Order::Lock, State::Running) => {
+            *state = State::Locked;
+            drop(state);
+            work::finish_all();
+            state = lock();
+            SUCCESS
+        }
+        (Order::Checkpoint, State::Locked) => {
+            memory::take_off();
+            *state = State::Checkpointed;
+            SUCCESS
+        }
+        (Order::Restore, State::Checkpointed) => match memory::put_back() {
+            Ok(()) => {
+                *state = State::Locked;
+                SUCCESS
+            }
+            Err(error) => {
+                *state = if error == NOT_SUPPORTED { State::Failed } else { *state };
+                error
+            }
+        },
+        (Order::Unlock, State::Locked) => {
+            *state = State::Running;
+            CHANGED.notify_all();
+            SUCCESS
+        }
+        _ => ILLEGAL_STATE,
+    };
+    (result, *state)
+}
+
+/// Gives an order to a process, and waits until it has answered: its result, and the process's state.
+pub fn order(pid: i32, order: Order) -> (i32, i32) {
+    let none = (INVALID_VALUE, 0);
+    let Ok(mut stream) = UnixStream::connect(path(pid as u32)) else { return none };
+    let mut answer = [0; 8];
+    let number = ORDERS.iter().position(|other| *other == order).unwrap_or(0) as u8;
+    if stream.write_all(&[number]).and_then(|()| stream.read_exact(&mut answer)).is_err() {
+        return none;
+    }
+    let [result, state] =
+        [0, 4].map(|at| i32::from_le_bytes([answer[at], answer[at + 1], answer[at + 2], answer[at + 3]]));
+    (result, state)
+}

@@ -1,0 +1,185 @@
+//! Memory that programs free in the order of a stream's work (`cuMemFreeAsync`).
+//!
+//! What a stream has freed, the same stream may have again at once: its work comes one after the other. Nothing is asked of
+//! the driver for that. Everybody else gets it when an event behind the work has passed, which is recorded only when somebody
+//! looks for memory.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::driver::Address;
+
+/// A stream as a free names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Lane {
+    /// Context.
+    pub context: u64,
+    /// Handle; null stands for the default stream of the context.
+    pub stream: u64,
+    /// Form of the call.
+    pub per_thread: bool,
+}
+
+/// Memory that is given up when an event has passed.
+#[derive(Debug)]
+struct Behind {
+    context: u64,
+    /// None: when all work of the context has ended.
+    event: Option<u64>,
+    addresses: Vec<Address>,
+}
+
+/// Memory that was freed and is not given up yet.
+#[derive(Debug, Default)]
+pub struct Ordered {
+    /// By the stream that has freed it, and its length.
+    loose: HashMap<Lane, HashMap<u64, Vec<Address>>>,
+    behind: Vec<Behind>,
+    /// All of it.
+    freed: HashSet<Address>,
+    /// Events that are not in use, with their contexts.
+    spare: Vec<(u64, u64)>,
+}
+
+impl Ordered {
+    /// Says if memory was freed and is not in use again.
+    pub fn is_freed(&self, address: Address) -> bool {
+        self.freed.contains(&address)
+    }
+
+    /// Says if there is nothing.
+    pub fn is_empty(&self) -> bool {
+        self.freed.is_empty()
+    }
+
+    /// Takes memory back of a lane.
+    pub fn put(&mut self, lane: Lane, bytes: u64, address: Address) {
+        self.freed.insert(address);
+        self.loose.entry(lane).or_default().entry(bytes).or_default().push(address);
+    }
+
+    /// Takes memory back that is given up when an event has passed, or all work of the context has ended.
+    pub fn put_behind(&mut self, context: u64, event: Option<u64>, address: Address) {
+        self.freed.insert(address);
+        self.behind.push(Behind { context, event, addresses: vec![address] });
+    }
+
+    /// Returns memory of this length that the same lane has freed.
+    pub fn take(&mut self, lane: Lane, bytes: u64) -> Option<Address> {
+        let address = self.loose.get_mut(&lane)?.get_mut(&bytes)?.pop()?;
+        self.freed.remove(&address);
+        Some(address)
+    }
+
+    /// An event of a context that is not in use, if there is one.
+    pub fn spare(&mut self, context: u64) -> Option<u64> {
+        let at = self.spare.iter().position(|(of, _)| *of == context)?;
+        Some(self.spare.swap_remove(at).1)
+    }
+
+    /// Lanes that have freed memory.
+    pub fn lanes(&self) -> Vec<Lane> {
+        self.loose
+            .iter()
+            .filter(|(_, lengths)| lengths.values().any(|list| !list.is_empty()))
+            .map(|(l, _)| *l)
+            .collect()
+    }
+
+    /// Puts all that a lane has freed behind an event that was recorded in it, or behind all work of its context.
+    pub fn gather(&mut self, lane: Lane, event: Option<u64>) {
+        let lengths = self.loose.remove(&lane).unwrap_or_default();
+        let addresses: Vec<Address> = lengths.into_values().flatten().collect();
+        self.behind.push(Behind { context: lane.context, event, addresses });
+    }
+
+    /// Says if memory waits for all work of a context.
+    pub fn waits_for_all(&self) -> bool {
+        self.behind.iter().any(|behind| behind.event.is_none())
+    }
+
+    /// Gives memory up of which the event has passed, as `passed` says. Without an event it is as `ended` says.
+    pub fn passed(&mut self, passed: impl Fn(u64) -> bool, ended: bool) -> Vec<Address> {
+        let mut done = Vec::new();
+        for Behind { context, event, addresses } in
+            self.behind.extract_if(.., |behind| behind.event.map_or(ended, &passed))
+        {
+            self.spare.extend(event.map(|event| (context, event)));
+            done.extend(addresses);
+        }
+        for address in &done {
+            self.freed.remove(address);
+        }
+        done
+    }
+
+    /// All contexts may end.
+    pub fn forget_all(&mut self) {
+        let contexts: HashSet<u64> = self.loose.keys().map(|lane| lane.context).collect();
+        let behind = self.behind.iter().map(|behind| behind.context);
+        let spare = self.spare.iter().map(|(context, _)| *context);
+        let all: HashSet<u64> = contexts.into_iter().chain(behind).chain(spare).collect();
+        all.into_iter().for_each(|context| self.forget(context));
+    }
+
+    /// A context ends, and its events with it.
+    pub fn forget(&mut self, context: u64) {
+        self.spare.retain(|(of, _)| *of != context);
+        for behind in self.behind.iter_mut().filter(|behind| behind.context == context) {
+            behind.event = None;
+        }
+        let lanes: Vec<Lane> = self.loose.keys().copied().filter(|lane| lane.context == context).collect();
+        for lane in lanes {
+            self.gather(lane, None);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LANE: Lane = Lane { context: 1, stream: 5, per_thread: false };
+
+    #[test]
+    fn a_stream_has_its_own_memory_again_at_once_and_others_wait_for_its_work() {
+        let mut ordered = Ordered::default();
+        ordered.put(LANE, 512, 0x1000);
+        let other = Lane { stream: 6, ..LANE };
+        assert_eq!(ordered.take(other, 512), None, "its work may still use it");
+        assert_eq!(ordered.take(LANE, 1024), None, "it is shorter");
+        assert!(ordered.is_freed(0x1000));
+        assert_eq!(ordered.take(LANE, 512), Some(0x1000));
+        assert_eq!(ordered.take(LANE, 512), None, "it is in use");
+        assert!(!ordered.is_freed(0x1000));
+    }
+
+    #[test]
+    fn memory_is_given_up_behind_the_work_of_its_stream() {
+        let mut ordered = Ordered::default();
+        ordered.put(LANE, 512, 0x1000);
+        ordered.put(LANE, 1024, 0x2000);
+        assert_eq!(ordered.lanes(), [LANE]);
+        ordered.gather(LANE, Some(77));
+        assert_eq!(ordered.take(LANE, 512), None, "it is promised to whoever needs it");
+        assert_eq!(ordered.passed(|_| false, true), []);
+        let mut done = ordered.passed(|event| event == 77, false);
+        done.sort_unstable();
+        assert_eq!(done, [0x1000, 0x2000]);
+        assert!(ordered.is_empty());
+        assert_eq!((ordered.spare(2), ordered.spare(1), ordered.spare(1)), (None, Some(77), None));
+    }
+
+    #[test]
+    fn what_a_context_leaves_waits_for_nothing_that_is_gone() {
+        let mut ordered = Ordered::default();
+        ordered.put(LANE, 512, 0x1000);
+        ordered.put(LANE, 512, 0x2000);
+        ordered.take(LANE, 512);
+        ordered.put_behind(1, Some(9), 0x3000);
+        ordered.forget(1);
+        assert!(ordered.waits_for_all());
+        assert_eq!(ordered.passed(|_| panic!("its events are gone"), false), []);
+        assert_eq!(ordered.passed(|_| panic!("its events are gone"), true).len(), 2);
+        assert_eq!(ordered.spare(1), None);
+    }
+}

@@ -1,0 +1,78 @@
+//! Lines of the log that programs cause: who causes many has the rest left out, and others' are written still.
+
+use std::collections::BTreeMap;
+
+use vram::VmId as TenantId;
+
+/// Lines that may be written at once.
+const AT_ONCE: u64 = 10;
+/// Time after which one more may be, in ns.
+const EACH_NS: u64 = 6_000_000_000;
+/// Causes that are told apart. Beyond them the one that was quiet for longest is forgotten.
+const CAUSES_MOST: usize = 1024;
+
+/// Whom a line is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Cause {
+    /// A tenant's programs.
+    Tenant(TenantId),
+    /// Programs of a user that are no tenant's.
+    User(u32),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Count {
+    /// When the last line counts no more, in ns: the next is left out if that is too far ahead.
+    until: u64,
+    left_out: u64,
+}
+
+/// Lines by their causes.
+#[derive(Debug, Default)]
+pub(super) struct Lines(BTreeMap<Cause, Count>);
+
+impl Lines {
+    /// Says if one more line about this cause may be written at `now`, and how many were left out before it.
+    pub(super) fn may_write(&mut self, cause: Cause, now: u64) -> Option<u64> {
+        if !self.0.contains_key(&cause) && self.0.len() >= CAUSES_MOST {
+            let quietest = self.0.iter().min_by_key(|(_, count)| count.until).map(|(&cause, _)| cause);
+            if let Some(cause) = quietest {
+                self.0.remove(&cause);
+            }
+        }
+        let count = self.0.entry(cause).or_insert(Count { until: now, left_out: 0 });
+        let until = count.until.max(now) + EACH_NS;
+        if until - now > AT_ONCE * EACH_NS {
+            count.left_out += 1;
+            return None;
+        }
+        count.until = until;
+        Some(std::mem::take(&mut count.left_out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_causes_many_lines_has_them_left_out_and_nobody_else() {
+        let mut lines = Lines::default();
+        let (one, two) = (Cause::Tenant(vram::VmId(1)), Cause::User(1));
+        let written = (0..1000).filter(|_| lines.may_write(one, 5).is_some()).count();
+        assert_eq!(written as u64, AT_ONCE);
+        assert_eq!(lines.may_write(two, 5), Some(0));
+        assert_eq!(lines.may_write(one, 5 + EACH_NS), Some(1000 - AT_ONCE), "what was left out is told");
+        assert_eq!(lines.may_write(one, 6 + EACH_NS), None);
+        assert_eq!(lines.may_write(one, 1000 * EACH_NS), Some(1));
+    }
+
+    #[test]
+    fn users_without_number_take_no_memory_without_bound() {
+        let mut lines = Lines::default();
+        for user in 0..10 * CAUSES_MOST as u32 {
+            assert_eq!(lines.may_write(Cause::User(user), u64::from(user)), Some(0));
+        }
+        assert_eq!(lines.0.len(), CAUSES_MOST);
+    }
+}

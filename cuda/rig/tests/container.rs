@@ -1,0 +1,110 @@
+//! A program in namespaces of its own, as a container runtime makes them: the library is mounted over the driver's file, the
+//! folder with the tenant's socket is bound in, and nothing else of the host is said to it.
+
+mod support;
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use support::{Program, Rig, built, chunks, describe, owner};
+
+/// What the runtime does in the namespaces before the program begins: arguments are the image's folder, the library, the
+/// folder of the socket, and then the program's. A socket that is bound in by itself would be the file of one owner only.
+const RUNTIME: &str = r#"
+set -e
+image=$1 library=$2 sockets=$3
+shift 3
+mount --make-rprivate /
+mount --bind "$library" "$image/lib/libcuda.so.1"
+mount --bind "$sockets" "$image/run"
+export LD_LIBRARY_PATH="$image/lib" GPU_MEDIATOR_CUDA_DRIVER="$image/lib/libcuda.so.580"
+export GPU_MEDIATOR_CUDA_SOCKET="$image/run/socket"
+exec "$@"
+"#;
+
+const NAMESPACES: [&str; 7] =
+    ["--user", "--map-root-user", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"];
+
+/// An image with the driver as the host's toolkit puts it there: by the name of its version, and by the name that programs load.
+fn image(rig: &Rig) -> std::path::PathBuf {
+    let image = rig.folder.path().join("image");
+    for folder in ["lib", "run"] {
+        std::fs::create_dir_all(image.join(folder)).expect("a folder");
+    }
+    for name in ["libcuda.so.580", "libcuda.so.1"] {
+        std::fs::copy(built("libcuda_fake.so"), image.join("lib").join(name)).expect("copied");
+    }
+    image
+}
+
+/// The program in a container of a tenant.
+fn contained(rig: &Rig, image: &Path, arguments: &[&str]) -> Program {
+    let mut command = rig.command("unshare", "plain");
+    command.args(NAMESPACES).args(["sh", "-c", RUNTIME, "runtime"]).arg(image).arg(built("libcuda.so"));
+    command.arg(rig.socket().parent().expect("a folder"));
+    command.env(cuda_protocol::TENANT_VARIABLE, "a");
+    Program::start(command.arg(support::PROGRAM).args(arguments))
+}
+
+/// Says if this host lets a test make namespaces.
+fn has_namespaces() -> bool {
+    let tried = Command::new("unshare").args(NAMESPACES).args(["sh", "-c", "mount --make-rprivate /"]).output();
+    let can = tried.as_ref().is_ok_and(|output| output.status.success());
+    if !can {
+        println!("skipped: no namespaces can be made here: {tried:?}");
+    }
+    can
+}
+
+#[test]
+fn a_program_in_a_container_is_a_tenant_and_leaves_nothing_behind() {
+    if !has_namespaces() {
+        return;
+    }
+    let rig = Rig::new(256);
+    let image = image(&rig);
+    let serving = owner(&rig, 32, &["--quanta", "off"]);
+    let mut inside = contained(&rig, &image, &["live", "--mib", "24"]);
+    inside.steps(2);
+    // Both together have more than the card: chunks of the program in the container move.
+    let mut outside = rig.program("b", &["live", "--mib", "24"]);
+    outside.steps(5);
+    inside.grow();
+    inside.steps(5);
+    assert_eq!(inside.end(), "held 14");
+    assert_eq!(outside.end(), "held 12");
+
+    // One that is killed, and one whose owner is replaced.
+    let mut inside = contained(&rig, &image, &["live", "--mib", "8"]);
+    inside.steps(2);
+    inside.kill();
+    let mut inside = contained(&rig, &image, &["live", "--mib", "8"]);
+    inside.steps(2);
+    serving.kill();
+    inside.steps(5);
+    let serving = owner(&rig, 32, &["--quanta", "off"]);
+    inside.grow();
+    assert_eq!(inside.end(), "held 6");
+    rig.program("b", &["look"]).end();
+    let view = describe(serving);
+    assert_eq!((chunks(&view, 0), chunks(&view, 1)), (0, 0), "{view}");
+    rig.until_free();
+}
+
+#[test]
+fn what_is_mounted_in_a_container_is_seen_there_alone() {
+    if !has_namespaces() {
+        return;
+    }
+    let rig = Rig::new(256);
+    let image = image(&rig);
+    let before = std::fs::metadata(image.join("lib/libcuda.so.1")).expect("there").ino();
+    let serving = owner(&rig, 32, &[]);
+    let mut inside = contained(&rig, &image, &["hold", "--mib", "4"]);
+    assert_eq!(inside.line(), "holds");
+    let now = std::fs::metadata(image.join("lib/libcuda.so.1")).expect("there").ino();
+    assert_eq!(before, now, "outside of the container the file is the driver's");
+    assert_eq!(inside.end(), "held");
+    assert_eq!(chunks(&describe(serving), 0), 0);
+}

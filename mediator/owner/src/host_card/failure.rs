@@ -1,0 +1,107 @@
+//! A card that has failed: a thread panicked with the card's state half changed, or one of the card's own threads has ended.
+//!
+//! What tenants share can then not be trusted any more, so nothing is done with it: the card is reset, which takes all work off
+//! it and cuts it off from host memory, its VMs' clients are disconnected, and whoever takes the card's lock from then on
+//! panics. A VM's thread ends by that, and the VM shows as failed. Other cards go on
+//! ([decision 022](../../../docs/decisions/022-panics.md)).
+
+use super::{HostCard, HostState};
+use card::InterruptMode;
+use locks::{Condvar, Guard, rank};
+use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Weak;
+use std::time::Duration;
+
+/// The card's state, locked. The card fails if a panic drops it.
+pub struct StateGuard<'a> {
+    host: &'a HostCard,
+    state: Guard<'a, rank::Card, HostState>,
+    /// The thread was panicking when it took the lock: what it changed is whole.
+    unwinding: bool,
+}
+
+impl<'a> StateGuard<'a> {
+    /// # Panics
+    /// When the card has failed, unless the thread panics already: a second panic would end the daemon.
+    pub(crate) fn new(host: &'a HostCard, state: Guard<'a, rank::Card, HostState>) -> Self {
+        let unwinding = std::thread::panicking();
+        if let Some(why) = host.failure().filter(|_| !unwinding) {
+            drop(state);
+            // PANIC: what the lock guards is torn. All threads that get here have a catch around them.
+            panic!("the card has failed: {why}");
+        }
+        Self { host, state, unwinding }
+    }
+
+    /// Releases the lock until `condition` is notified, or `limit` has passed, and takes it again.
+    ///
+    /// # Panics
+    /// When the card has failed meanwhile.
+    pub(crate) fn wait_for(&mut self, condition: &Condvar, limit: Duration) {
+        condition.wait_for(&mut self.state, limit);
+        // PANIC: as above.
+        assert!(self.host.failure().is_none(), "the card has failed");
+    }
+}
+
+impl Deref for StateGuard<'_> {
+    type Target = HostState;
+
+    fn deref(&self) -> &HostState {
+        &self.state
+    }
+}
+
+impl DerefMut for StateGuard<'_> {
+    fn deref_mut(&mut self) -> &mut HostState {
+        &mut self.state
+    }
+}
+
+impl Drop for StateGuard<'_> {
+    fn drop(&mut self) {
+        if !self.unwinding && std::thread::panicking() {
+            // Before the lock is free: who waits for it must find the card failed.
+            self.host.fail("a thread panicked with the card's state half changed");
+        }
+    }
+}
+
+impl HostCard {
+    /// Why the card has failed, if it has.
+    #[must_use]
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.get().map(String::as_str)
+    }
+
+    /// Lets the card fail, if it has not. Its threads do the rest.
+    pub(crate) fn fail(&self, why: &str) {
+        if self.failure.set(why.to_owned()).is_ok() {
+            self.wake_threads();
+        }
+    }
+
+    /// Takes all work off a card that has failed, and tells its VMs.
+    fn shut_out(&self) {
+        let why = self.failure().unwrap_or_default();
+        tracing::error!(why, "a card has failed and is out of service with its VMs; restart the daemon");
+        self.card().set_interrupt(InterruptMode::Msi, None);
+        self.card().reset();
+        for vm in self.tenants() {
+            vm.card_failed();
+        }
+    }
+}
+
+/// Runs the body of one of the card's threads. Unless the card is being closed, the card fails when the body ends, and the
+/// first such thread shuts it out.
+pub(crate) fn watched(host: &Weak<HostCard>, name: &str, body: impl FnOnce()) {
+    let ended = catch_unwind(AssertUnwindSafe(body));
+    let Some(host) = host.upgrade().filter(|host| !host.stopping()) else { return };
+    let how = if ended.is_ok() { "has ended" } else { "has panicked" };
+    host.fail(&format!("its thread `{name}` {how}"));
+    if host.begin_shutting_out() {
+        host.shut_out();
+    }
+}

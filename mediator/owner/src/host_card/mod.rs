@@ -1,0 +1,397 @@
+//! The card with everything that the mediator keeps about it, and the VMs that share it.
+//!
+//! Parts: `state` (what others ask of it), `scheduling` (the card behind its scheduler), `interrupts` (the card's interrupt
+//! tree, and whom it concerns), `interrupt_thread` (that thread, each time that it wakes), `recovery` (channels that faulted or
+//! are to leave the card), `mover` (the thread that moves memory), `relocate` (one VM's chunks change places), `failure` (what a
+//! panic has left half changed).
+
+mod failure;
+pub(crate) mod interrupt_thread;
+mod interrupts;
+mod mover;
+mod recovery;
+mod relocate;
+mod scheduling;
+mod state;
+
+use crate::alarm::TimerAlarm;
+use crate::bring_up::{self, CardInfo};
+use crate::layout::Layout;
+use crate::memory::balance::Division;
+use crate::memory::iova::{IovaSpace, RamShare};
+use crate::memory::pinned::PinnedPool;
+use crate::memory::windows::CardMemory;
+use crate::memory::{CardVram, Copier, Memory, Ranges, SCRUB_PIECE, Wakeup};
+use crate::shortage::Shortage;
+use crate::tenants::{GuestAlarms, GuestEvent};
+use crate::work::Work;
+use crate::work::schedule::Schedule;
+use crate::work::time::Clock;
+use crate::{Feeder, HostError, golden};
+use card::{Card, InterruptMode};
+use channels::Channels;
+use failure::StateGuard;
+use locks::{Mutex, rank};
+use nvspec::addr::VramAddr;
+use sched::VgpuParams;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
+use vram::{ChunkTable, Contents, GuestAddr, Limits, ScrubWork, VmId};
+
+/// A VM that takes events.
+pub trait GuestEvents: Send + Sync {
+    /// Called from the card's interrupt thread, without the card's lock.
+    fn deliver(&self, event: GuestEvent);
+
+    /// Memory of the VM moves. `commit` is called once, with the VM's lock and the card's, and says which ranges of guest
+    /// VRAM lie elsewhere now. When this returns, the card uses them where they lie. Called without any lock.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    fn relocated(&self, commit: &mut dyn FnMut(&mut HostState) -> Ranges) -> Result<(), HostError>;
+
+    /// The card has failed: the VM's client is to be disconnected. Called without any lock.
+    fn card_failed(&self) {}
+}
+
+/// What one card holds and who shares it. Reached through [`HostCard::lock`].
+pub struct HostState {
+    memory: Memory,
+    work: Work,
+    clock: Clock,
+    vms: BTreeMap<VmId, Weak<dyn GuestEvents>>,
+    /// VMs that were removed while the card kept a channel of theirs: their memory is free when that has left.
+    removed: BTreeSet<VmId>,
+    /// Alarms of guests' PTIMERs.
+    guest_alarms: GuestAlarms,
+}
+
+/// How a card is shared.
+#[derive(Clone, Copy, Debug)]
+pub struct Sharing {
+    /// VRAM is given away in chunks of so many bytes.
+    pub chunk_bytes: u64,
+    /// Bytes of it that are kept for the mediator's own tables.
+    pub reserve_bytes: u64,
+    /// Bytes of host memory for chunks that the card has no room for.
+    pub host_bytes: u64,
+    /// How its memory is divided.
+    pub division: Division,
+    /// How its time is shared.
+    pub scheduler: sched::Config,
+}
+
+/// What a VM may have of a card.
+#[derive(Clone, Copy, Debug)]
+pub struct Share {
+    /// Bytes of VRAM that its guest sees.
+    pub vram_bytes: u64,
+    /// What of that has a place where.
+    pub memory: Limits,
+    /// Physical channels at a time.
+    pub channels: u32,
+    /// How long a channel may hold an engine without progress; `None` for ever.
+    pub hang_limit: Option<Duration>,
+    /// What it may have of the card's time.
+    pub time: VgpuParams,
+    /// How much of its RAM it may lend.
+    pub ram: RamShare,
+}
+
+/// A card that the mediator owns.
+pub struct HostCard {
+    card: Arc<dyn Card>,
+    info: CardInfo,
+    layout: channels::Layout,
+    state: Mutex<rank::Card, HostState>,
+    event: EventFd,
+    stop: AtomicBool,
+    /// Why the card has failed, once it has.
+    failure: OnceLock<String>,
+    /// A thread takes the work off the card that has failed.
+    shut_out: AtomicBool,
+    wakeup: Arc<Wakeup>,
+    /// Held by who moves memory: one VM at a time is suspended for that.
+    moving: Mutex<rank::Moving, ()>,
+    threads: Mutex<rank::Threads, Vec<JoinHandle<()>>>,
+}
+
+impl HostCard {
+    /// Resets `card`, takes it over and starts its interrupt thread.
+    ///
+    /// # Errors
+    /// When the card does not come up, or has too little memory.
+    pub fn open(card: Arc<dyn Card>, name: &str, sharing: &Sharing) -> Result<Arc<Self>, HostError> {
+        let Sharing { chunk_bytes, reserve_bytes, host_bytes, division, scheduler } = *sharing;
+        let info = bring_up::bring_up(&*card)?;
+        let refused = |error: vram::Error| HostError::Refused(error.to_string());
+        let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown).map_err(refused)?;
+        // The first chunks to scrub become the mediator's own: the way to scrub any other begins in them.
+        let graph_image = u64::from(info.context_bytes);
+        let needed = Layout::needed(graph_image)?;
+        let count = needed.div_ceil(chunk_bytes);
+        let own: Vec<_> = (0..count).map_while(|_| chunks.take_scrub_work()).collect();
+        let available = own.len() as u64 * chunk_bytes;
+        let first = own.first().and_then(|work: &ScrubWork| work.place.card());
+        let first = first.ok_or(HostError::TooSmall { needed, available })?;
+        let layout = Layout::new(VramAddr(first.0), available, graph_image)?;
+        let mut memory = CardMemory::take_over(Arc::clone(&card), layout, info.vram_bytes)?;
+        memory.zero(layout.userd, available - layout.bootstrap_bytes())?;
+        let golden = golden::make(&*card, &mut memory, &layout)?;
+        own.iter().for_each(|work| chunks.scrubbed(work.place));
+        let reserved = chunks.reserve_mediator(count as u32, 1).map_err(refused)?;
+        assert_eq!(chunks.address(reserved), first, "the only scrubbed chunks are those just scrubbed");
+        chunks.set_aside(u32::try_from(reserve_bytes.div_ceil(chunk_bytes)).unwrap_or(u32::MAX)).map_err(refused)?;
+        let io = |error: std::io::Error| HostError::Refused(format!("no event descriptor for the card: {error}"));
+        let event = EventFd::new(EFD_CLOEXEC).map_err(io)?;
+        let alarm = TimerAlarm::new(event.try_clone().map_err(io)?)?;
+        let timer = alarm.timer_fd().map_err(io)?;
+        let guest_alarm = TimerAlarm::new(event.try_clone().map_err(io)?)?;
+        let guest_timer = guest_alarm.timer_fd().map_err(io)?;
+        let mut iova = IovaSpace::without(&card.unmappable());
+        let slots = u32::try_from(host_bytes / chunk_bytes).unwrap_or(u32::MAX);
+        let pinned = PinnedPool::new(Arc::clone(&card), &mut iova, slots, chunk_bytes)?;
+        chunks.set_host_budget(slots);
+        let mut vram = CardVram::new(memory, pinned, chunks);
+        let mut channels = Channels::new(layout.channels(), &golden);
+        let copier = (slots != 0).then(|| Copier::new(&mut vram, &mut channels)).transpose()?;
+        let schedule = Schedule::new(scheduler, alarm).map_err(|error| HostError::Refused(error.to_string()))?;
+        let mut state = HostState {
+            memory: Memory::new(vram, iova, copier, &division),
+            work: Work::new(channels, schedule),
+            clock: Clock::new(),
+            vms: BTreeMap::new(),
+            removed: BTreeSet::new(),
+            guest_alarms: GuestAlarms::new(guest_alarm),
+        };
+        state.set_division(&division).map_err(refused)?;
+        let wakeup = Arc::clone(&state.vram().wakeup);
+        card.set_interrupt(InterruptMode::Msi, Some(event.try_clone().map_err(io)?));
+        let host = Arc::new(Self {
+            card,
+            info,
+            layout: layout.channels(),
+            state: Mutex::new(state),
+            event,
+            stop: AtomicBool::new(false),
+            failure: OnceLock::new(),
+            shut_out: AtomicBool::new(false),
+            wakeup,
+            moving: Mutex::new(()),
+            threads: Mutex::default(),
+        });
+        let weak = Arc::downgrade(&host);
+        let wait = host.event.try_clone().map_err(io)?;
+        let thread = std::thread::Builder::new()
+            .name(format!("irq-{name}"))
+            .spawn(move || failure::watched(&weak, "irq", || interrupts::serve(&weak, &wait, &timer, &guest_timer)))
+            .map_err(io)?;
+        host.threads.lock().push(thread);
+        let (weak, wakeup) = (Arc::downgrade(&host), Arc::clone(&host.wakeup));
+        let thread = std::thread::Builder::new()
+            .name(format!("mem-{name}"))
+            .spawn(move || failure::watched(&weak, "mem", || mover::serve(&weak, &wakeup)))
+            .map_err(io)?;
+        host.threads.lock().push(thread);
+        bring_up::enable_interrupts(&*host.card);
+        Ok(host)
+    }
+
+    /// The card itself.
+    #[must_use]
+    pub fn card(&self) -> &Arc<dyn Card> {
+        &self.card
+    }
+
+    /// Returns what bring-up found.
+    #[must_use]
+    pub fn info(&self) -> &CardInfo {
+        &self.info
+    }
+
+    /// Returns where the channels' structures lie on the card.
+    #[must_use]
+    pub fn layout(&self) -> &channels::Layout {
+        &self.layout
+    }
+
+    /// The card's state. Not to be held across calls into a VM, nor while anything is waited for.
+    ///
+    /// # Panics
+    /// When the card has [failed](Self::failure).
+    #[track_caller]
+    pub fn lock(&self) -> StateGuard<'_> {
+        StateGuard::new(self, self.state.lock())
+    }
+
+    /// The VMs that are there, of a card that may have failed: no more is read of its state than who they are.
+    pub(crate) fn tenants(&self) -> Vec<Arc<dyn GuestEvents>> {
+        self.state.lock().vms.values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Returns whether the caller is the first.
+    pub(crate) fn begin_shutting_out(&self) -> bool {
+        !self.shut_out.swap(true, Ordering::AcqRel)
+    }
+
+    /// Has the card's threads look whether they are to go on.
+    pub(crate) fn wake_threads(&self) {
+        if let Err(error) = self.event.write(1) {
+            tracing::error!(%error, "the card's interrupt thread cannot be woken");
+        }
+        self.wakeup.ring();
+    }
+
+    /// Physical channels that VMs have bound.
+    #[must_use]
+    pub fn channels_in_use(&self) -> u32 {
+        let state = self.lock();
+        state.vms.keys().map(|vm| state.channels().in_use(*vm)).sum()
+    }
+
+    /// Keeps memory from moving while the guard lives.
+    #[cfg(any(test, feature = "test-rig"))]
+    pub fn hold_moves(&self) -> locks::Guard<'_, rank::Moving, ()> {
+        self.moving.lock()
+    }
+
+    /// Pieces of chunks that the copy engines have moved.
+    #[cfg(any(test, feature = "test-rig"))]
+    pub fn pieces_moved(&self) -> u64 {
+        self.lock().memory.copier().map_or(0, Copier::pieces)
+    }
+
+    /// Returns whether room is being made for a promise.
+    #[cfg(any(test, feature = "test-rig"))]
+    pub fn makes_room(&self) -> bool {
+        self.lock().memory.makes_room()
+    }
+
+    pub(crate) fn stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    /// Returns whether the card's threads are to end.
+    pub(crate) fn over(&self) -> bool {
+        self.stopping() || self.failure().is_some()
+    }
+
+    /// Has the balancer look what is to move: something has moved that it did not plan.
+    pub fn look_again(&self) {
+        self.wakeup.ring();
+    }
+
+    /// Gives a VM its share. Its VRAM gets places on the card, zeroed, as it is used.
+    ///
+    /// # Errors
+    /// When the card has too little memory free for what is reserved.
+    pub fn add_vm(&self, vm: VmId, share: &Share, events: Weak<dyn GuestEvents>) -> Result<(), HostError> {
+        let made = self.make_room(|state| state.vram_mut().chunks.create_vm(vm, share.vram_bytes, share.memory));
+        let mut state = self.lock();
+        let chunk_bytes = state.vram().chunks.chunk_bytes();
+        made.map_err(|error| match (error, Shortage::of(&error, chunk_bytes)) {
+            (vram::Error::Promise { .. }, shortage) => HostError::OutOfMemory(shortage),
+            (_, shortage) => HostError::Refused(shortage.to_string()),
+        })?;
+        if let Err(error) = state.set_ram(vm, share.ram) {
+            state.iova_mut().dismiss(vm);
+            state.vram_mut().chunks.destroy_vm(vm).map_err(|error| HostError::Refused(error.to_string()))?;
+            return Err(HostError::OutOfMemory(error));
+        }
+        state.channels_mut().add_vm(vm, share.channels);
+        let limit = share.hang_limit.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
+        state.channels_mut().set_hang_limit(vm, limit);
+        state.vms.insert(vm, events);
+        state.set_clock();
+        state.schedule_vm(vm, share.time);
+        drop(state);
+        self.admit(vm);
+        // Where turns are forced they begin with the second VM.
+        self.wakeup.ring();
+        Ok(())
+    }
+
+    /// Takes a VM's channels and memory back, and scrubs the memory.
+    ///
+    /// # Errors
+    /// When the card does not answer. If it does not let go of a channel, the VM's memory stays out of use until it has: the
+    /// channel may still reach it. It is waited for, without a lock, but not for ever.
+    pub fn remove_vm(&self, vm: VmId) -> Result<(), HostError> {
+        {
+            let mut state = self.lock();
+            state.quiesce(vm);
+            state.vms.remove(&vm);
+            state.arm_guest_alarm(vm, None);
+            state.work.noise_mut().forget(vm);
+            state.memory.dismiss(vm);
+        }
+        self.wait_departed(vm);
+        {
+            let mut state = self.lock();
+            if state.channels().has_stuck(vm) {
+                state.removed.insert(vm);
+                let what = "the card holds on to a channel of the VM; the VM's memory stays out of use until it lets go or is reset";
+                return Err(HostError::Refused(what.to_owned()));
+            }
+            state.vram_mut().chunks.destroy_vm(vm).map_err(|error| HostError::Refused(error.to_string()))?;
+        }
+        while self.scrub_piece()? {}
+        self.wakeup.ring();
+        Ok(())
+    }
+
+    /// Forgets all that the VM's memory held, as for a new client. `quiet`: nothing on the card uses it; else it stays the
+    /// VM's where it is, and is zeroed there.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    pub fn wipe_vm(&self, vm: VmId, quiet: bool) -> Result<(), HostError> {
+        if !quiet {
+            let bytes = self.lock().vram().chunks.vm_bytes(vm).unwrap_or(0);
+            // Pieces of a chunk: others wait for the card's lock.
+            let piece = self.lock().vram().chunks.chunk_bytes().min(SCRUB_PIECE);
+            for at in (0..bytes).step_by(piece as usize) {
+                self.lock().vram_mut().guest_zero(vm, GuestAddr(at), piece.min(bytes - at))?;
+            }
+            return Ok(());
+        }
+        {
+            let mut state = self.lock();
+            state.vram_mut().chunks.unplace_all(vm);
+            state.vram_mut().refusals.restart(vm);
+        }
+        while self.scrub_piece()? {}
+        self.wakeup.ring();
+        Ok(())
+    }
+
+    /// Scrubs a piece of what waits for it; false when nothing does. The card's lock is held for that only.
+    fn scrub_piece(&self) -> Result<bool, HostError> {
+        self.lock().vram_mut().scrub_piece()
+    }
+
+    /// Ends the card's threads and quiets the card.
+    pub fn close(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.wake_threads();
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for thread in threads.into_iter().filter(|thread| thread.thread().id() != std::thread::current().id()) {
+            let name = thread.thread().name().unwrap_or_default().to_owned();
+            if thread.join().is_err() {
+                tracing::error!(name, "a thread of the card had panicked");
+            }
+        }
+        self.card.set_interrupt(InterruptMode::Msi, None);
+        self.card.reset();
+    }
+}
+
+impl Drop for HostCard {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

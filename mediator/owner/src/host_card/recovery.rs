@@ -1,0 +1,264 @@
+//! Channels that faulted, and channels that are to leave the card.
+
+use super::{HostCard, HostState};
+use crate::Feeder;
+use crate::bring_up::restart_engine;
+use crate::memory::COPIER;
+use crate::tenants::GuestEvent;
+use crate::work::departures::Remedy;
+use card::Card;
+use channels::{RunState, Stuck};
+use nvspec::fifo::{ChannelId, VirtualChannelId, engine};
+use nvspec::mmu::fault;
+use nvspec::regs::pfifo;
+use std::sync::Arc;
+use std::time::Duration;
+use vram::VmId;
+
+/// Time between two looks of who waits, without a lock, for channels to leave.
+const LOOK: Duration = Duration::from_micros(50);
+
+impl HostState {
+    /// Ends one channel of a VM.
+    ///
+    /// # Errors
+    /// [`Stuck`] when it has not left its engines yet: it departs, and its VM is told when it has ([`GuestEvent::Left`]).
+    pub fn end_channel(&mut self, vm: VmId, channel: VirtualChannelId) -> Result<(), Stuck> {
+        self.complete();
+        let physical = self.work.channels().physical(vm, channel);
+        let ended = self.work.channels_mut().unbind(self.memory.card_mut(), vm, channel);
+        self.departs(vm, physical, ended);
+        ended
+    }
+
+    /// Has a channel leave its engines; it may be scheduled again. Where it does not, its engine is reset.
+    pub fn clear_engines(&mut self, vm: VmId, channel: VirtualChannelId) {
+        let Some(physical) = self.work.channels().physical(vm, channel) else { return };
+        if self.work.channels_mut().kick(self.memory.card_mut(), physical).is_err() {
+            let now_ns = self.now_ns();
+            self.work.departures_mut().begin(vm, physical, false, now_ns);
+            self.look_soon();
+        }
+    }
+
+    /// Takes a channel off the card for good, and keeps its number from others until [`Self::end_channel`].
+    ///
+    /// # Errors
+    /// [`Stuck`] when it has not left its engines yet: it departs.
+    pub fn retire_channel(&mut self, vm: VmId, channel: VirtualChannelId) -> Result<(), Stuck> {
+        self.complete();
+        let physical = self.work.channels().physical(vm, channel);
+        let retired = self.work.channels_mut().retire(self.memory.card_mut(), vm, channel);
+        if vm == COPIER
+            && let (_, Some(copier)) = self.memory.vram_and_copier()
+        {
+            tracing::error!(
+                ?channel,
+                "the mediator's own channel has failed; the CPU moves memory until the engines are tried again"
+            );
+            copier.breaks();
+        }
+        self.departs(vm, physical, retired);
+        retired
+    }
+
+    /// As [`Self::retire_channel`], of a channel that the card does not work for any more, as far as that can be brought
+    /// about: its work is charged no longer.
+    pub(crate) fn retire_now(&mut self, vm: VmId, channel: VirtualChannelId) {
+        let physical = self.work.channels().physical(vm, channel);
+        let retired = self.retire_channel(vm, channel);
+        if let (Err(_), Some(physical)) = (retired, physical)
+            && self.work.departures_mut().discharge(physical)
+        {
+            self.channel_ended(vm, physical);
+        }
+    }
+
+    /// Retires a channel that holds `engine` and makes no progress: the engine is reset at once, since waiting for it to let
+    /// go would only hold the others up. An engine that has gone over to another channel meanwhile is left alone.
+    pub fn kill_channel(&mut self, vm: VmId, channel: VirtualChannelId, engine: u32) {
+        let card = Arc::clone(self.vram().memory.card());
+        let disabled = card.read32(pfifo::SCHED_DISABLE::OFFSET);
+        let physical = self.work.channels().physical(vm, channel);
+        // Nothing is scheduled there between the look and the reset.
+        card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | 1 << engine);
+        if physical.is_some_and(|physical| holds(&*card, engine, physical))
+            && let Err(error) = restart_engine(&*card, engine)
+        {
+            tracing::error!(engine, %error, "an engine that was reset does not start");
+        }
+        self.retire_now(vm, channel);
+        card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled);
+    }
+
+    /// Takes all channels of a VM off the card and gives it no more. Those that have not left yet depart.
+    pub(crate) fn quiesce(&mut self, vm: VmId) {
+        self.complete();
+        let stuck = self.work.channels_mut().destroy_vm(self.memory.card_mut(), vm);
+        self.unschedule_vm(vm);
+        let now_ns = self.now_ns();
+        stuck.into_iter().for_each(|stuck| self.work.departures_mut().begin(vm, stuck.channel, false, now_ns));
+    }
+
+    /// A channel of a VM is to be off the card, and has left or not.
+    fn departs(&mut self, vm: VmId, physical: Option<ChannelId>, left: Result<(), Stuck>) {
+        let Some(physical) = physical else { return };
+        let now_ns = self.now_ns();
+        match left {
+            Ok(()) if self.work.departures().contains(physical) => self.departed(vm, physical),
+            Ok(()) => self.channel_ended(vm, physical),
+            Err(_) => {
+                self.work.departures_mut().begin(vm, physical, true, now_ns);
+                self.look_soon();
+            }
+        }
+    }
+
+    /// A channel that departed has left its engines.
+    fn departed(&mut self, vm: VmId, physical: ChannelId) {
+        let stuck = self.work.channels().run_state(physical) == RunState::Stuck;
+        let lingers = stuck && !self.work.channels_mut().let_go(self.memory.card_mut(), physical);
+        if self.work.departures_mut().leave(physical, lingers) {
+            self.channel_ended(vm, physical);
+        }
+        if stuck && self.vms.contains_key(&vm) {
+            self.work.schedule_mut().post(vm, GuestEvent::Left);
+        }
+        self.free_removed(vm);
+    }
+
+    /// Takes back the memory of a VM that is no more and whose last channel has left the card only now.
+    fn free_removed(&mut self, vm: VmId) {
+        if !self.removed.contains(&vm) || self.work.channels().has_stuck(vm) {
+            return;
+        }
+        self.removed.remove(&vm);
+        tracing::info!(%vm, "the card has let go of the channels of a VM that was removed; its memory is free");
+        if let Err(error) = self.vram_mut().chunks.destroy_vm(vm) {
+            tracing::error!(%vm, %error, "the memory of a VM that was removed stays out of use");
+        }
+        // It is scrubbed when it is needed, or by the mover.
+        self.vram().wakeup.ring();
+    }
+
+    /// Looks at the channels that depart. Costs a bounded number of accesses for each; to be called until none is left.
+    pub(crate) fn look_at_departures(&mut self) {
+        let now_ns = self.now_ns();
+        for (physical, vm) in self.work.departures_mut().due(now_ns) {
+            if self.work.channels_mut().kick(self.memory.card_mut(), physical).is_ok() {
+                self.departed(vm, physical);
+                continue;
+            }
+            match self.work.departures_mut().stays(physical, now_ns) {
+                None => {}
+                Some(Remedy::Reset) => self.reset_engines_of(physical),
+                Some(Remedy::GiveUp) => {
+                    tracing::error!(%vm, channel = physical.0, "resetting engines did not help; what the channel \
+                        reaches is kept until it has left or the card is reset");
+                    if self.work.departures_mut().discharge(physical) {
+                        self.channel_ended(vm, physical);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Says whether a channel of a VM is still to leave its engines.
+    #[must_use]
+    pub(crate) fn is_departing(&self, vm: VmId) -> bool {
+        self.work.departures().any_leaving(Some(vm))
+    }
+
+    /// Takes the channels of a VM that have left and whose work areas are still in their address spaces: the VM takes them
+    /// out, then calls [`Self::free_left`].
+    pub fn take_left(&mut self, vm: VmId) -> Vec<ChannelId> {
+        self.work.departures_mut().take_left(vm)
+    }
+
+    /// Nothing reaches the work area of a channel any more that has left: its number is free.
+    pub fn free_left(&mut self, physical: ChannelId) {
+        self.work.channels_mut().unstrand(physical);
+        self.work.channels_mut().let_go(self.memory.card_mut(), physical);
+    }
+
+    /// Has the tick come soon.
+    fn look_soon(&mut self) {
+        let now = self.card_time();
+        self.work.schedule_mut().arm(now, true);
+    }
+
+    /// Resets the engines that work for a channel which does not leave them. Others have their channels' contexts in memory,
+    /// so no other work is lost.
+    pub(crate) fn reset_engines_of(&mut self, physical: ChannelId) {
+        let card = Arc::clone(self.vram().memory.card());
+        let disabled = card.read32(pfifo::SCHED_DISABLE::OFFSET);
+        for unit in 0..engine::COUNT {
+            // Nothing is scheduled there between the look and the reset.
+            card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | 1 << unit);
+            if holds(&*card, unit, physical) {
+                tracing::error!(channel = physical.0, engine = unit, "an engine does not end its work and is reset");
+                if let Err(error) = restart_engine(&*card, unit) {
+                    tracing::error!(engine = unit, %error, "an engine that was reset does not start");
+                }
+            }
+            card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled);
+        }
+    }
+
+    /// Takes a channel that faulted (if it is known whose it is) off the card, and lets its engine go on with others. The
+    /// engine that stopped is reset, as nouveau does it (`gf100_fifo_recover_work`): acknowledging the error has the
+    /// scheduler use it again, but does not mend it. One that works for another channel by now is left alone.
+    pub(crate) fn recover(&mut self, card: &dyn Card, channel: Option<(VmId, VirtualChannelId)>, unit: u32) {
+        let engine = match unit {
+            fault::unit::GR => Some(engine::GR),
+            fault::unit::CE0 => Some(engine::CE0),
+            fault::unit::CE1 => Some(engine::CE1),
+            _ => None,
+        };
+        let mask = engine.map_or(0, |engine| 1 << engine);
+        let disabled = card.read32(pfifo::SCHED_DISABLE::OFFSET);
+        card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | mask);
+        let physical = channel.and_then(|(vm, channel)| self.work.channels().physical(vm, channel));
+        if let Some(engine) = engine
+            && stopped(card, engine, physical)
+            && let Err(error) = restart_engine(card, engine)
+        {
+            tracing::error!(engine, %error, "an engine that was reset after a fault does not start");
+        }
+        if let Some((vm, channel)) = channel {
+            self.retire_now(vm, channel);
+        }
+        card.write32(pfifo::SCHED_ENABLE_ACK::OFFSET, mask);
+        card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled & !mask);
+    }
+}
+
+impl HostCard {
+    /// Waits until the channels of a VM that depart have left, or are known to stay: so many looks at most. No lock is held
+    /// meanwhile, nor may the caller hold a VM's.
+    pub fn wait_departed(&self, vm: VmId) {
+        loop {
+            {
+                let mut state = self.lock();
+                state.look_at_departures();
+                if !state.is_departing(vm) {
+                    return;
+                }
+            }
+            locks::sleep(LOOK);
+        }
+    }
+}
+
+/// Says whether an engine that raised a fault still stands on it: the scheduler waits for the acknowledgement, or the
+/// channel that faulted is on the engine. Otherwise it has been reset since and may work for another.
+fn stopped(card: &dyn Card, unit: u32, channel: Option<ChannelId>) -> bool {
+    let waits = card.read32(pfifo::SCHED_ENABLE_ACK::OFFSET) & 1 << unit != 0;
+    waits || channel.is_some_and(|channel| holds(card, unit, channel))
+}
+
+/// Returns whether an engine works for a channel.
+fn holds(card: &dyn Card, unit: u32, channel: ChannelId) -> bool {
+    let status = card.read32(pfifo::ENGINE_STATUS::at(unit));
+    pfifo::ENGINE_STATUS::BUSY.is_set(status) && pfifo::ENGINE_STATUS::CHANNEL.get(status) == u32::from(channel.0)
+}

@@ -1,0 +1,378 @@
+//! Moves chunks of a VM between the card and host memory, while the VM goes on.
+//!
+//! 1. The destinations are reserved, and the host finds pages for those in its memory.
+//! 2. The VM's channels are kept from running and leave the engines; its CPUs see nothing of that: what they ring for waits in
+//!    their rings, what they write goes to where the chunks still are, and is remembered.
+//! 3. The mediator's own channels copy all chunks.
+//! 4. With the VM's lock and the card's: pages that were written meanwhile are copied again, the chunks change places, the
+//!    shadow entries that name them are written anew, the card's TLBs forget the old ones.
+//! 5. The channels go on.
+//!
+//! Neither lock is held while anything is waited for.
+
+use super::{GuestEvents, HostCard, HostState};
+use crate::memory::{COPIER, Copier, Dirty, Job, Ranges, Relocated, found_beside};
+use crate::{Feeder, HostError};
+use channels::Pause;
+use nvspec::addr::SMALL_PAGE;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+use vram::{CardAddr, Ended, GuestAddr, HostAddr, Move, Place, Step, VmId};
+
+/// How long a VM's work may take to leave the engines.
+// TIMEOUT: twice the watchdog's own limit, which ends what hangs unless the operator has switched it off.
+const LEAVE_LIMIT: Duration = Duration::from_nanos(2 * channels::HANG_LIMIT_NS);
+/// Time that it may take more once its engines were reset.
+// TIMEOUT: an engine that was reset has no work. Here only the mover waits.
+const RESET_LIMIT: Duration = Duration::from_secs(1);
+/// Time between two looks whether it has. The card has no interrupt for that.
+const LOOK: Duration = Duration::from_micros(50);
+/// How long the engines may move nothing at all before the CPU copies what is left to move.
+// TIMEOUT: a piece of 512 KiB behind a queue of guests' copies. A channel of ours that hangs is the watchdog's.
+const STILL_LIMIT: Duration = Duration::from_secs(20);
+/// Time between two looks at that.
+const STILL_LOOK: Duration = Duration::from_secs(1);
+/// Bytes that are copied by the CPU with the card's lock held, when the engines do not.
+const BY_HAND: u64 = 64 << 10;
+
+/// Bytes of chunks that change places with the locks held once, unless one chunk is larger.
+const COMMIT_BYTES: u64 = 2 << 20;
+/// Pages that are copied again with the card's lock held once.
+const AGAIN_PAGES: usize = 8;
+
+impl HostCard {
+    /// Moves chunks of `vm`. Returns when they have moved, or stay.
+    pub fn relocate(&self, vm: VmId, steps: &[Step]) -> Relocated {
+        let _one_at_a_time = self.moving.lock();
+        let mut done = Relocated::default();
+        let Some(holder) = self.holder(vm) else {
+            done.stayed = steps.len() as u32;
+            return done;
+        };
+        let (reserved, rebooked) = self.reserve_moves(vm, steps);
+        done.rebooked = rebooked;
+        self.find_pages(&reserved);
+        let began = Instant::now();
+        let moves = self.begin_moves(vm, reserved);
+        done.stayed = (steps.len() - moves.len()) as u32 - rebooked;
+        if moves.is_empty() {
+            return done;
+        }
+        let copied = if self.vacate(vm) {
+            let copying = Instant::now();
+            let copied = self.copy(&moves);
+            done.copied_ns = nanoseconds(copying.elapsed());
+            copied
+        } else {
+            Err(HostError::Unresponsive("a VM's channels do not leave its engines"))
+        };
+        match copied {
+            Ok(()) => {
+                moves.iter().for_each(|chunk| self.copy_again(vm, chunk));
+                // Others want the card's lock between two of them.
+                let chunks = moves.first().map_or(1, |chunk| (COMMIT_BYTES / chunk.bytes).max(1)) as usize;
+                moves.chunks(chunks).for_each(|moves| self.commit(&*holder, vm, moves, &mut done));
+            }
+            Err(error) => {
+                tracing::error!(%vm, %error, "memory of a VM stays where it is");
+                self.lock().abort_moves(vm, &moves);
+                done.stayed += moves.len() as u32;
+            }
+        }
+        self.lock().go_on(vm);
+        done.suspended_ns = nanoseconds(began.elapsed());
+        done
+    }
+
+    /// Returns who is told that memory of a VM has moved. Without one nothing of it moves any more.
+    fn holder(&self, vm: VmId) -> Option<Arc<dyn GuestEvents>> {
+        let mut state = self.lock();
+        let holder = state.vms.get(&vm).and_then(Weak::upgrade);
+        if holder.is_none() {
+            state.vram_mut().chunks.freeze(vm);
+        }
+        holder
+    }
+
+    /// Reserves the destinations. Chunks that cannot move are left out. Returns as well how many were done with that. The
+    /// card's lock is free between two of them, and between the pieces of what is scrubbed for one.
+    fn reserve_moves(&self, vm: VmId, steps: &[Step]) -> (Vec<Move>, u32) {
+        let (mut moves, mut rebooked) = (Vec::new(), 0);
+        for step in steps.iter().copied().filter(|step| step.vm == vm) {
+            let begun = loop {
+                let begun = self.lock().vram_mut().chunks.start(step);
+                match begun {
+                    Err(vram::Error::NeedsScrub { .. }) if self.lock().vram_mut().scrub_piece().unwrap_or(false) => {}
+                    begun => break begun,
+                }
+            };
+            match begun {
+                Ok(Some(chunk)) => moves.push(chunk),
+                // Only the accounts changed.
+                Ok(None) => rebooked += 1,
+                Err(error) => tracing::debug!(%vm, chunk = step.index, %error, "a chunk does not move"),
+            }
+        }
+        (moves, rebooked)
+    }
+
+    /// Keeps the VM's channels from running, and has them leave the engines. Chunks whose destination has no memory are left
+    /// out.
+    fn begin_moves(&self, vm: VmId, mut moves: Vec<Move>) -> Vec<Move> {
+        moves.retain(|chunk| {
+            let mut state = self.lock();
+            let filled = if let Place::Host(at) = chunk.to { state.vram_mut().pinned.fill(at) } else { Ok(()) };
+            if let Err(error) = &filled {
+                tracing::warn!(%vm, %error, "a chunk stays on the card");
+                state.vram_mut().chunks.abort_move(chunk.id);
+            }
+            filled.is_ok()
+        });
+        if !moves.is_empty() {
+            self.lock().set_moving(vm, &moves);
+        }
+        moves
+    }
+
+    /// Copies pages again that were written since they were copied, in pieces with the lock free in between, so that few are
+    /// left for the commit. No more often than a chunk has pages: the VM may go on writing.
+    fn copy_again(&self, vm: VmId, chunk: &Move) {
+        for _ in 0..chunk.bytes / SMALL_PAGE / AGAIN_PAGES as u64 {
+            let mut state = self.lock();
+            let Some(dirty) = state.vram_mut().copied.get_mut(&(vm, u64::from(chunk.index))) else { return };
+            let pages = dirty.take(AGAIN_PAGES);
+            let last = pages.len() < AGAIN_PAGES;
+            for page in pages {
+                if let Err(error) = state.copy_by_hand(chunk, page, SMALL_PAGE) {
+                    tracing::debug!(%vm, %error, "a page is copied again later");
+                    if let Some(dirty) = state.vram_mut().copied.get_mut(&(vm, u64::from(chunk.index))) {
+                        dirty.mark(page, SMALL_PAGE);
+                    }
+                    return;
+                }
+            }
+            if last {
+                return;
+            }
+        }
+    }
+
+    /// Has the host find pages for where chunks go, which takes it long and nobody waits for: the VM still works, and the
+    /// card's lock is free. What fails here is tried again with the lock held, and fails there.
+    fn find_pages(&self, chunks: &[Move]) {
+        let lacking: Vec<(HostAddr, usize)> = {
+            let state = self.lock();
+            let pinned = &state.vram().pinned;
+            let lacking = chunks.iter().filter_map(|chunk| match chunk.to {
+                Place::Host(at) => Some((at, pinned.lacks(at)?)),
+                Place::Card(_) => None,
+            });
+            lacking.collect()
+        };
+        let sizes: Vec<usize> = lacking.iter().map(|(_, bytes)| *bytes).collect();
+        for ((at, _), found) in lacking.into_iter().zip(found_beside(&sizes)) {
+            let given = found.and_then(|memory| self.lock().vram_mut().pinned.give(at, memory));
+            if let Err(error) = given {
+                tracing::debug!(%error, "no pages for a slot of host memory");
+            }
+        }
+    }
+
+    /// Waits until nothing of a VM that is kept from running is on an engine.
+    fn vacate(&self, vm: VmId) -> bool {
+        let began = Instant::now();
+        loop {
+            {
+                let state = &mut *self.lock();
+                state.look_at_departures();
+                let left = state.work.channels_mut().vacating(state.memory.card_mut(), vm);
+                if left.is_empty() && !state.is_departing(vm) {
+                    return true;
+                }
+                if began.elapsed() > LEAVE_LIMIT + RESET_LIMIT {
+                    tracing::error!(%vm, ?left, "channels stay on the card");
+                    return false;
+                }
+                if began.elapsed() > LEAVE_LIMIT {
+                    // Its guest is told by the watchdog, if by anyone; here only the engine is needed.
+                    let first = left.first().and_then(|channel| state.work.channels().physical(vm, *channel));
+                    first.into_iter().for_each(|physical| state.reset_engines_of(physical));
+                }
+            }
+            locks::sleep(LOOK);
+        }
+    }
+
+    /// Copies the chunks, by the engines or, where those fail, by hand.
+    fn copy(&self, moves: &[Move]) -> Result<(), HostError> {
+        let by_engine = self.copy_by_engine(moves);
+        by_engine.or_else(|error| {
+            tracing::warn!(%error, "chunks are copied by the CPU");
+            // An engine that is at work still would write to what is a guest's by then.
+            self.stop_copier(moves)?;
+            moves.iter().try_for_each(|chunk| {
+                (0..chunk.bytes).step_by(BY_HAND as usize).try_for_each(|at| {
+                    let len = BY_HAND.min(chunk.bytes - at);
+                    self.lock().copy_by_hand(chunk, at, len)
+                })
+            })
+        })
+    }
+
+    /// Takes the mediator's own channels off the card, if it has any: nothing that they were asked to copy is written later.
+    /// If they do not leave, where `moves` go to stays out of use.
+    fn stop_copier(&self, moves: &[Move]) -> Result<(), HostError> {
+        {
+            let mut state = self.lock();
+            let lanes = state.memory.copier().map(Copier::channels).unwrap_or_default();
+            for channel in lanes {
+                // Those that have not left yet are waited for below.
+                let _ = state.retire_channel(COPIER, channel);
+            }
+        }
+        self.wait_departed(COPIER);
+        let mut state = self.lock();
+        if !state.work.departures().any_kept(COPIER) {
+            return Ok(());
+        }
+        moves.iter().for_each(|chunk| state.vram_mut().chunks.quarantine(chunk.to));
+        Err(HostError::Refused("the mediator's own channels stay on the card".to_owned()))
+    }
+
+    fn copy_by_engine(&self, moves: &[Move]) -> Result<(), HostError> {
+        let jobs = moves.iter().map(|chunk| Job { from: chunk.from, to: chunk.to, bytes: chunk.bytes });
+        let jobs: Vec<_> = jobs.collect();
+        let mut guard = self.lock();
+        let dead = || HostError::Unresponsive("the copy engines do not move memory");
+        let now = guard.now_ns();
+        guard.revive_copier();
+        let HostState { memory, work, .. } = &mut *guard;
+        let (vram, copier) = memory.vram_and_copier();
+        let copier = copier.ok_or_else(dead)?;
+        let ended = copier.ended();
+        let copies = copier.submit(vram, work.channels_mut(), now, &jobs)?;
+        let mut seen = (copier.pieces(), Instant::now());
+        loop {
+            let (_, copier) = guard.memory.vram_and_copier();
+            let copier = copier.ok_or_else(dead)?;
+            let states: Option<Vec<bool>> = copies.iter().map(|copy| copier.has_ended(*copy)).collect();
+            if copier.pieces() != seen.0 {
+                seen = (copier.pieces(), Instant::now());
+            }
+            match states {
+                None => return Err(dead()),
+                Some(states) if states.iter().all(|ended| *ended) => return Ok(()),
+                Some(_) if seen.1.elapsed() > STILL_LIMIT => return Err(dead()),
+                Some(_) => {}
+            }
+            guard.wait_for(&ended, STILL_LOOK);
+        }
+    }
+
+    /// The copies stand for the chunks from now on.
+    fn commit(&self, holder: &dyn GuestEvents, vm: VmId, moves: &[Move], done: &mut Relocated) {
+        let mut commit = |state: &mut HostState| {
+            let ranges = state.commit_moves(vm, moves);
+            let moved = ranges.len() as u32;
+            done.moved += moved;
+            done.bytes += ranges.iter().map(|(_, bytes)| bytes).sum::<u64>();
+            done.stayed += moves.len() as u32 - moved;
+            ranges
+        };
+        if let Err(error) = holder.relocated(&mut commit) {
+            tracing::error!(%vm, %error, "the card may use guest memory where it does not lie any more; what lay there \
+                stays out of use until the card is reset");
+        }
+    }
+
+    /// Scrubs what nobody has, as the thread that moves memory does after each relocation.
+    pub fn scrub(&self) {
+        while self.lock().vram_mut().scrub_piece().unwrap_or(false) {}
+    }
+}
+
+impl HostState {
+    /// Keeps the VM's channels from running, has them leave the engines, and remembers what is written to the chunks.
+    fn set_moving(&mut self, vm: VmId, moves: &[Move]) {
+        for chunk in moves {
+            self.vram_mut().copied.insert((vm, u64::from(chunk.index)), Dirty::new(chunk.bytes));
+        }
+        self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Memory, true);
+        self.work.channels_mut().vacate(self.memory.card_mut(), vm);
+        self.look_at_waits(Some(vm));
+    }
+
+    /// Chunks that have moved are where they have moved to; returns which they are.
+    fn commit_moves(&mut self, vm: VmId, moves: &[Move]) -> Ranges {
+        let mut ranges = Vec::new();
+        self.memory.forget_left();
+        for chunk in moves {
+            let dirty = self.vram_mut().copied.remove(&(vm, u64::from(chunk.index)));
+            let again: Vec<u64> = dirty.iter().flat_map(Dirty::pages).collect();
+            let copied = again.into_iter().try_for_each(|page| self.copy_by_hand(chunk, page, SMALL_PAGE));
+            if let Err(error) = copied {
+                tracing::error!(%vm, %error, "a chunk stays where it is");
+                self.vram_mut().chunks.abort_move(chunk.id);
+                continue;
+            }
+            if self.vram_mut().chunks.commit_move(chunk.id) == Ended::Committed {
+                self.memory.leave(chunk.from);
+                ranges.push((GuestAddr(u64::from(chunk.index) * chunk.bytes), chunk.bytes));
+            }
+        }
+        ranges
+    }
+
+    /// The card's TLBs may still lead to where the chunks were that have just moved: it goes to nobody.
+    pub fn quarantine_left(&mut self) {
+        self.memory.quarantine_left();
+    }
+
+    fn abort_moves(&mut self, vm: VmId, moves: &[Move]) {
+        for chunk in moves {
+            self.vram_mut().copied.remove(&(vm, u64::from(chunk.index)));
+            self.vram_mut().chunks.abort_move(chunk.id);
+        }
+    }
+
+    /// Binds the mediator's own channels anew, if they have failed and it is time to try them again.
+    fn revive_copier(&mut self) {
+        if !self.memory.vram_and_copier().1.is_some_and(Copier::is_due) {
+            return;
+        }
+        let lanes = self.memory.copier().map(Copier::channels).unwrap_or_default();
+        let ended = lanes.into_iter().try_for_each(|channel| self.end_channel(COPIER, channel));
+        let HostState { memory, work, .. } = self;
+        let (vram, copier) = memory.vram_and_copier();
+        let Some(copier) = copier else { return };
+        let channels = work.channels_mut();
+        let revived =
+            ended.map_err(|stuck| HostError::Refused(stuck.to_string())).and_then(|()| copier.revive(vram, channels));
+        match revived {
+            Ok(()) => tracing::info!("the copy engines are tried again for memory that moves"),
+            Err(error) => tracing::warn!(%error, "the copy engines cannot be tried again for memory that moves"),
+        }
+    }
+
+    fn go_on(&mut self, vm: VmId) {
+        self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Memory, false);
+        self.look_at_waits(Some(vm));
+    }
+
+    fn copy_by_hand(&mut self, chunk: &Move, at: u64, len: u64) -> Result<(), HostError> {
+        let mut data = vec![0; len as usize];
+        self.vram_mut().read_at(beyond(chunk.from, at), &mut data)?;
+        self.vram_mut().write_at(beyond(chunk.to, at), &data)
+    }
+}
+
+fn beyond(place: Place, bytes: u64) -> Place {
+    match place {
+        Place::Card(CardAddr(at)) => Place::Card(CardAddr(at + bytes)),
+        Place::Host(HostAddr(at)) => Place::Host(HostAddr(at + bytes)),
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,88 @@
+//! The card behind its scheduler: what the scheduler is told of it, and what comes of its decisions.
+
+use super::HostState;
+use crate::Feeder;
+use crate::alarm::TimerAlarm;
+use crate::memory::COPIER;
+use crate::work::number_of;
+use crate::work::schedule::Schedule;
+use channels::{Presence, Submission};
+use nvspec::fifo::{ChannelId, VirtualChannelId};
+use sched::{Engine, Nanos};
+use vram::VmId;
+
+impl Feeder for HostState {
+    type Alarm = TimerAlarm;
+
+    fn schedule(&mut self) -> &mut Schedule {
+        self.work.schedule_mut()
+    }
+
+    fn card_time(&self) -> Nanos {
+        self.clock.card_time()
+    }
+
+    fn wants(&self, channel: ChannelId) -> bool {
+        self.work.channels().wants(channel)
+    }
+
+    fn presence(&mut self, channel: ChannelId) -> Presence {
+        self.work.channels_mut().presence(self.memory.card_mut(), channel)
+    }
+
+    fn holds(&mut self, channel: ChannelId) -> bool {
+        self.work.channels_mut().holds(self.memory.card_mut(), channel)
+    }
+
+    fn occupant(&mut self, engine: Engine) -> Option<ChannelId> {
+        self.work.channels_mut().occupant(self.memory.card_mut(), number_of(engine))
+    }
+
+    fn progress(&mut self, channel: ChannelId) -> u64 {
+        self.work.channels_mut().progress(self.memory.card_mut(), channel)
+    }
+
+    fn ask_to_leave(&mut self, channel: ChannelId) {
+        self.work.channels_mut().ask_to_leave(self.memory.card_mut(), channel);
+    }
+
+    fn withhold(&mut self, channel: ChannelId, withheld: bool) {
+        self.work.channels_mut().withhold(self.memory.card_mut(), channel, withheld);
+    }
+
+    fn engines_of(&self, channel: ChannelId) -> [bool; Engine::COUNT] {
+        self.work.channels().contexts(channel)
+    }
+
+    fn owner(&self, channel: ChannelId) -> Option<(VmId, VirtualChannelId)> {
+        let (vm, channel) = self.work.channels().by_physical(channel)?;
+        Some((vm, channel))
+    }
+
+    fn start(&mut self, channel: ChannelId, submission: Submission) -> bool {
+        self.work.channels_mut().start(self.memory.card_mut(), channel, submission)
+    }
+
+    fn take_ended(&mut self) -> Vec<(Submission, Option<Nanos>)> {
+        let now_ns = self.now_ns();
+        // Where one VM is alone, no one else pays for what it forges.
+        let shared = self.vms.len() > 1;
+        let Self { memory, work, .. } = self;
+        let mut completions = work.channels_mut().completed(memory.card_mut(), now_ns, shared);
+        work.count_ended(completions.iter().map(|ended| ended.vm));
+        if let (vram, Some(copier)) = memory.vram_and_copier() {
+            for completion in completions.extract_if(.., |completion| completion.vm == COPIER) {
+                copier.completed(vram, work.channels_mut(), now_ns, completion.submission);
+            }
+        }
+        completions.into_iter().map(|ended| (ended.submission, ended.card_time_ns.map(Nanos))).collect()
+    }
+
+    fn is_deferred(&self) -> bool {
+        self.work.channels().is_deferred() || self.work.departures().any_leaving(None)
+    }
+
+    fn kill(&mut self, vm: VmId, channel: VirtualChannelId, engine: Engine) {
+        self.kill_channel(vm, channel, number_of(engine));
+    }
+}

@@ -1,0 +1,407 @@
+//! Who gives memory, and who gets it: what the card's balancer and thrash detector are told, and what they want.
+
+use super::Memory;
+use super::chaos::{Chaos, Dice};
+use super::moved::{Holds, Moved, Plan, Planned, Relocated};
+use card::AccessCounts;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use vram::balance::{By, Config, PinError, Request};
+use vram::victim::VictimPolicy;
+use vram::{Balancer, Change, GuestAddr, Lookup, Mode, Place, Quanta, QuantaConfig, Step, Turn, VmId};
+
+/// How a card's memory is divided.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Division {
+    /// Who gives, who gets.
+    pub balance: Config,
+    /// When VMs take turns.
+    pub quanta: QuantaConfig,
+    /// Chunks of the card that take evictions at once.
+    pub reserve: u32,
+    /// What moves without a reason, for tests.
+    pub chaos: Chaos,
+}
+
+/// What somebody knows of a range of a VM's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hint {
+    /// It stays on the card, or not any more.
+    Pinned(bool),
+    /// The lowest goes first.
+    Priority(u8),
+    /// How often it is accessed, against the rest of the VM's.
+    Accesses(u32),
+}
+
+/// What divides a card's memory.
+pub struct Divider {
+    pub(crate) balancer: Balancer,
+    pub(crate) quanta: Quanta,
+    /// What an operator has set.
+    division: Division,
+    /// VMs that do not run, since it is another one's turn.
+    waiting: BTreeSet<VmId>,
+    /// Memory moves for a turn that is to begin. Its holder waits, too: it would work on what lies in host memory, and each
+    /// chunk of it that comes would have to wait for that work.
+    settling: bool,
+    /// Turns that have begun.
+    turns: u64,
+    /// What the card counted, and what was copied since.
+    bus: Bus,
+}
+
+/// What goes over the bus, as the card counts it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bus {
+    /// When the counts were taken last, in ns.
+    since: Option<u64>,
+    /// Bytes that the mediator itself has copied since then: they are among what is counted.
+    copied: u64,
+}
+
+impl Divider {
+    pub(crate) fn new(division: &Division) -> Self {
+        Self {
+            balancer: Balancer::new(division.balance),
+            quanta: Quanta::new(division.quanta),
+            division: *division,
+            waiting: BTreeSet::new(),
+            settling: false,
+            turns: 0,
+            bus: Bus::default(),
+        }
+    }
+
+    /// Returns what an operator has set.
+    #[must_use]
+    pub fn division(&self) -> Division {
+        self.division
+    }
+
+    /// Returns whose turn it is, if VMs take turns.
+    #[must_use]
+    pub fn turn(&self) -> Option<&Turn> {
+        self.quanta.turn()
+    }
+
+    /// Turns that have begun since the card was taken over.
+    #[must_use]
+    pub fn turns(&self) -> u64 {
+        self.turns
+    }
+
+    /// Returns what decides who gives and who gets.
+    #[must_use]
+    pub fn balancer(&self) -> &Balancer {
+        &self.balancer
+    }
+}
+
+impl Memory {
+    /// Returns what is to move now, what the mediator itself needs first.
+    pub(crate) fn plan(&mut self, now: u64, working: impl Iterator<Item = VmId>) -> Planned {
+        // Who has work that has not ended is at work, if only in a queue; so is who waits for memory.
+        let working: BTreeSet<VmId> = working.chain(self.vram.waiting()).collect();
+        working.into_iter().for_each(|vm| self.divider.balancer.active(vm, now));
+        self.tell_working_sets(now);
+        let counts = self.take_counts(now);
+        let holds = self.take_turns(now);
+        self.tell_balancer(counts.as_ref());
+        let mut served = BTreeSet::new();
+        let mut steps = self.own_steps(now);
+        if !steps.is_empty() {
+            served.extend(self.vram.wants.of_tables());
+        }
+        let Self { vram, divider, promising, .. } = self;
+        let balancer = &mut divider.balancer;
+        if divider.settling {
+            balancer.hurry();
+        }
+        // Whoever found no room on the card stands for a request: somebody may have more than its share.
+        let mut requests: BTreeMap<VmId, u32> = BTreeMap::new();
+        for (vm, _) in std::mem::take(&mut vram.unmet) {
+            *requests.entry(vm).or_default() += 1;
+        }
+        for (vm, chunks) in requests {
+            let for_it = balancer.plan(&vram.chunks, now, Some(Request { by: By::Vm(vm), chunks }));
+            if !for_it.is_empty() {
+                served.insert(vm);
+            }
+            steps.extend(for_it);
+        }
+        if steps.is_empty() && divider.quanta.wants_bandwidth() {
+            // A chunk goes, and comes back: then it is known.
+            let chunks = vram.chunks.spare() + 1;
+            steps = balancer.plan(&vram.chunks, now, Some(Request { by: By::Guarantee, chunks }));
+        }
+        if steps.is_empty() && *promising == 0 {
+            steps = balancer.plan(&vram.chunks, now, None);
+        }
+        Planned { plan: by_vm(steps), served, holds }
+    }
+
+    /// Returns what is to move for the mediator's own structures, if anything.
+    pub(crate) fn plan_own(&mut self, now: u64) -> Plan {
+        by_vm(self.own_steps(now))
+    }
+
+    /// Returns what becomes free for it is no VM's; what is borrowed from the reserve for it is evicted behind that.
+    fn own_steps(&mut self, now: u64) -> Vec<Step> {
+        let Self { vram, divider, .. } = self;
+        if !vram.has_host_memory() {
+            return Vec::new();
+        }
+        vram.chunks.repay();
+        vram.chunks.claim(vram.wants.chunks());
+        if !vram.is_tight() {
+            return Vec::new();
+        }
+        let request = Request { by: By::Mediator, chunks: vram.own_chunks() };
+        divider.balancer.plan(&vram.chunks, now, Some(request))
+    }
+
+    /// The mover has looked: `waiting` waited for it all the while, and something was moved for `served`. Returns who
+    /// waits now.
+    pub(crate) fn looked(&mut self, now: u64, waiting: &BTreeSet<VmId>, served: &BTreeSet<VmId>) -> BTreeSet<VmId> {
+        let wait = self.vram.waiting();
+        for vm in wait.intersection(waiting) {
+            self.vram.wants.looked(*vm, served.contains(vm), now);
+        }
+        wait
+    }
+
+    /// Nothing moves any more for now: a turn that memory was moved for begins.
+    pub(crate) fn begin_turn(&mut self, now: u64) -> Holds {
+        if !std::mem::take(&mut self.divider.settling) {
+            return Holds::new();
+        }
+        self.divider.quanta.settled(now);
+        self.hold_waiting()
+    }
+
+    /// Returns what is to move so that `chunks` more of the card can be promised.
+    pub(crate) fn plan_promise(&mut self, now: u64, chunks: u32) -> Plan {
+        let Self { vram, divider, .. } = self;
+        // A promise counts what the mediator claims as there; the plan does not, so that it stays the mediator's.
+        let chunks = chunks.saturating_add(vram.chunks.uncommitted());
+        by_vm(divider.balancer.plan(&vram.chunks, now, Some(Request { by: By::Guarantee, chunks })))
+    }
+
+    /// Returns when there may be more to move, if nothing happens before.
+    pub(crate) fn next_plan(&self) -> Option<Duration> {
+        let summary = self.vram.chunks.summary();
+        let swapped = summary.host.used != 0 || summary.vms.values().any(|vm| vm.parked != 0);
+        // In forced mode turns begin whether or not anything has to move.
+        let forced = self.divider.division.quanta.mode == Mode::Forced && summary.vms.len() > 1;
+        let often = swapped || forced || self.divider.turn().is_some();
+        often.then(|| Duration::from_nanos(self.divider.balancer.config().return_interval_ns))
+    }
+
+    /// Changes how the card's memory is divided, from now on.
+    ///
+    /// # Errors
+    /// When the reserve cannot be had; nothing has changed then.
+    pub(crate) fn set_division(&mut self, division: &Division) -> Result<(), vram::Error> {
+        self.vram.chunks.set_reserve(division.reserve)?;
+        self.vram.watches = division.balance.policy == VictimPolicy::Clock;
+        self.divider.balancer.set_config(division.balance);
+        self.divider.quanta.set_config(division.quanta);
+        self.divider.division = *division;
+        self.dice = Dice::new(division.chaos);
+        self.vram.wakeup.ring();
+        Ok(())
+    }
+
+    /// Changes what a VM may have, from now on. What it has beyond that goes; nothing of it is lost.
+    ///
+    /// # Errors
+    /// When that cannot be promised; nothing has changed then.
+    pub(crate) fn set_limits(&mut self, vm: VmId, limits: vram::Limits) -> Result<(), vram::Error> {
+        self.vram.chunks.set_limits(vm, limits)?;
+        self.vram.wakeup.ring();
+        Ok(())
+    }
+
+    /// Changes what is known of ranges of a VM's memory.
+    ///
+    /// # Errors
+    /// When the range is not the VM's, or more would be pinned than is guaranteed.
+    pub(crate) fn hint(&mut self, vm: VmId, address: GuestAddr, len: u64, hint: Hint) -> Result<(), PinError> {
+        let Self { vram, divider, .. } = self;
+        let (balancer, chunks) = (&mut divider.balancer, &vram.chunks);
+        match hint {
+            Hint::Pinned(pinned) => balancer.pin(chunks, vm, address, len, pinned)?,
+            Hint::Priority(priority) => balancer.set_priority(chunks, vm, address, len, priority)?,
+            Hint::Accesses(count) => balancer.set_accesses(chunks, vm, address, len, count)?,
+        }
+        self.vram.wakeup.ring();
+        Ok(())
+    }
+
+    /// Chunks of a VM that lie on the card (or do not) and could move, in a range of its VRAM, in ascending order.
+    pub(crate) fn movable(&self, vm: VmId, address: GuestAddr, len: u64, on_card: bool) -> Vec<u32> {
+        let chunks = &self.vram.chunks;
+        let pieces = chunks.pieces(address, len.min(chunks.vm_bytes(vm).unwrap_or(0).saturating_sub(address.0)));
+        let here = |at: GuestAddr| match chunks.lookup(vm, at, 1) {
+            Lookup::Placed(place) => {
+                let index = chunks.index(vm, at)?;
+                let counts = place.card().is_some() && !chunks.is_parked(vm, index);
+                (counts == on_card && !chunks.is_moving(vm, index)).then_some(index)
+            }
+            Lookup::Unplaced | Lookup::Split | Lookup::Outside => None,
+        };
+        pieces.filter_map(|(at, _)| here(at)).collect()
+    }
+
+    /// Returns what was moved of a VM's memory, if anything was.
+    pub(crate) fn moved(&self, vm: VmId) -> Option<&Moved> {
+        self.moved.get(&vm)
+    }
+
+    /// A VM has submitted work.
+    pub(crate) fn worked(&mut self, now: u64, vm: VmId) {
+        self.divider.balancer.active(vm, now);
+        if self.dice.submitted() {
+            self.vram.wakeup.ring();
+        }
+    }
+
+    /// Memory was moved.
+    pub(crate) fn has_moved(&mut self, now: u64, vm: VmId, done: &Relocated) {
+        self.divider.quanta.relocated(now, done.bytes, done.copied_ns);
+        self.divider.bus.copied += done.bytes;
+        self.moved.entry(vm).or_default().add(done);
+    }
+
+    /// What was seen used, and what the card counts.
+    fn tell_balancer(&mut self, counts: Option<&AccessCounts>) {
+        let Self { vram, divider, .. } = self;
+        let (balancer, chunks) = (&mut divider.balancer, &vram.chunks);
+        let bytes = chunks.chunk_bytes();
+        for (vm, index) in std::mem::take(&mut vram.touched) {
+            // Of a VM that has gone meanwhile nothing is to be known.
+            let _ = balancer.touched(chunks, vm, GuestAddr(index * bytes), 1);
+        }
+        if balancer.config().policy != VictimPolicy::Profiled {
+            return;
+        }
+        let Some(counts) = counts else { return };
+        let accesses = |place: Place| -> u64 {
+            let blocks = |start: u64| (start..start + bytes).step_by(AccessCounts::BLOCK_BYTES as usize);
+            match place {
+                Place::Card(at) => blocks(at.0)
+                    .filter_map(|at| counts.vram.get((at / AccessCounts::BLOCK_BYTES) as usize))
+                    .fold(0, |sum, count| sum.saturating_add(*count)),
+                Place::Host(at) => {
+                    let first = vram.pinned.iova(at).0;
+                    counts.system.range(first..first + bytes).fold(0, |sum, (_, count)| sum.saturating_add(*count))
+                }
+            }
+        };
+        for (vm, account) in chunks.vms() {
+            for index in 0..account.advertised {
+                let at = chunks.guest_address(index);
+                if let Lookup::Placed(place) = chunks.lookup(vm, at, 1) {
+                    let count = u32::try_from(accesses(place)).unwrap_or(u32::MAX);
+                    let _ = balancer.set_accesses(chunks, vm, at, 1, count);
+                }
+            }
+        }
+    }
+
+    /// Returns what the card counts, if anybody wants to know: of chunks for the balancer, and of the bus for the
+    /// thrash detector.
+    fn take_counts(&mut self, now: u64) -> Option<AccessCounts> {
+        let Self { vram, divider, .. } = self;
+        let profiles = divider.balancer.config().policy == VictimPolicy::Profiled;
+        let detects = divider.quanta.detects();
+        let counts = (profiles || detects).then(|| vram.memory.card().access_counts(true)).flatten();
+        let Bus { since, copied } = std::mem::take(&mut divider.bus);
+        let Some(counts) = counts else {
+            // A card that does not count: what its work names has to do. That is known when the work comes, which may be long
+            // before it is done, so it is looked at as soon as anything lies in host memory.
+            let watches = divider.quanta.watches() && vram.chunks.summary().host.used != 0;
+            let named = std::mem::replace(&mut vram.over_bus, watches.then_some(0));
+            divider.quanta.accessed(now, named.unwrap_or(0));
+            return None;
+        };
+        divider.bus.since = Some(now);
+        // What was counted while nobody looked was not in the last window.
+        let window = divider.quanta.config().window_ns;
+        if detects && since.is_some_and(|since| now.saturating_sub(since) < window) {
+            let (first, bytes) = (vram.pinned.range().0.0, vram.pinned.range().1);
+            let bursts = counts.system.range(first..first + bytes).fold(0, |sum: u64, (_, bursts)| sum + bursts);
+            let moved = bursts.saturating_mul(AccessCounts::BURST_BYTES);
+            divider.quanta.accessed(now, moved.saturating_sub(copied));
+        }
+        Some(counts)
+    }
+
+    /// Which VMs are active, what they work on, and which of them have no work now.
+    fn tell_working_sets(&mut self, now: u64) {
+        let Self { vram, divider, .. } = self;
+        let (chunks, idle_after) = (&vram.chunks, divider.balancer.config().idle_after_ns);
+        let bytes = chunks.chunk_bytes();
+        let (mut sets, mut idle) = (BTreeMap::new(), BTreeMap::new());
+        for (vm, account) in chunks.vms() {
+            let Some(at) = divider.balancer.last_active(vm) else { continue };
+            let since = now.saturating_sub(at);
+            if since < idle_after {
+                sets.insert(vm, u64::from(account.placed + account.host + account.parked) * bytes);
+                if since > 0 {
+                    idle.insert(vm, since);
+                }
+            }
+        }
+        divider.quanta.set_working_sets(u64::from(chunks.for_vms()) * bytes, sets);
+        divider.quanta.set_idle(idle);
+    }
+
+    /// Has VMs take turns when their memory does not fit together.
+    fn take_turns(&mut self, now: u64) -> Holds {
+        let divider = &mut self.divider;
+        let before = divider.quanta.turn().map(|turn| turn.holder);
+        let turn = match divider.quanta.tick(now) {
+            None => return Holds::new(),
+            Some(Change::Off) => {
+                tracing::info!("the VMs' memory fits together: none has to wait for its turn any more");
+                None
+            }
+            Some(Change::On(turn)) => {
+                tracing::info!(?turn, "the VMs' memory does not fit together: they take turns");
+                Some(turn)
+            }
+            Some(Change::Next(turn)) => Some(turn),
+        };
+        let holder = turn.as_ref().map(|turn| turn.holder);
+        let begins = holder.is_some() && holder != before;
+        divider.turns += u64::from(begins);
+        divider.settling = begins || (holder.is_some() && divider.settling);
+        divider.balancer.set_turn(turn);
+        self.hold_waiting()
+    }
+
+    /// Returns which VMs are to be kept from running, since it is not their turn, and which no more.
+    fn hold_waiting(&mut self) -> Holds {
+        let divider = &mut self.divider;
+        let waiting: BTreeSet<VmId> = divider.quanta.turn().map_or_else(BTreeSet::new, |turn| {
+            let waits = |vm: &VmId| divider.settling || turn.holder != *vm;
+            turn.members.iter().copied().filter(waits).collect()
+        });
+        let before = std::mem::replace(&mut divider.waiting, waiting.clone());
+        before.symmetric_difference(&waiting).map(|vm| (*vm, waiting.contains(vm))).collect()
+    }
+}
+
+/// Steps that follow one another of the same VM, together.
+fn by_vm(steps: Vec<Step>) -> Plan {
+    let mut plan = Plan::new();
+    for step in steps {
+        match plan.last_mut() {
+            Some((vm, of_it)) if *vm == step.vm => of_it.push(step),
+            _ => plan.push((step.vm, vec![step])),
+        }
+    }
+    plan
+}

@@ -1,0 +1,75 @@
+//! Fault injection: moves chunks at random while VMs work, for tests. Nobody needs it who does not test the mediator.
+//!
+//! Of each VM in turn a few chunks are drawn from a seed: those on the card go to host memory, those in host memory come
+//! back. What the limits do not allow stays where it is.
+
+use super::Memory;
+use super::moved::Plan;
+use vram::{Step, Tier, To, VmId};
+
+/// Most chunks that move at a time.
+const CHUNKS: u64 = 4;
+
+/// How often something moves at random.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Chaos {
+    /// Something moves after so many submissions of all VMs; 0 for never.
+    pub every: u32,
+    /// What is drawn follows from it and from what VMs have.
+    pub seed: u64,
+}
+
+/// Counts submissions, and draws.
+#[derive(Debug, Default)]
+pub(crate) struct Dice {
+    chaos: Chaos,
+    state: u64,
+    submissions: u32,
+    due: bool,
+}
+
+impl Dice {
+    pub(crate) fn new(chaos: Chaos) -> Self {
+        Self { chaos, state: chaos.seed, ..Self::default() }
+    }
+
+    /// Work was submitted. Says whether something is to move now.
+    pub(crate) fn submitted(&mut self) -> bool {
+        if self.chaos.every == 0 {
+            return false;
+        }
+        self.submissions += 1;
+        if self.submissions >= self.chaos.every {
+            (self.submissions, self.due) = (0, true);
+        }
+        self.due
+    }
+
+    /// The next number below `bound`, which is not 0: a linear congruential generator by its upper half.
+    fn below(&mut self, bound: u64) -> u64 {
+        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.state >> 32) % bound
+    }
+}
+
+impl Memory {
+    /// Returns what is to move at random, if it is time to: what leaves the card, then what comes to it.
+    pub(crate) fn stir(&mut self) -> Plan {
+        if !std::mem::take(&mut self.dice.due) {
+            return Plan::new();
+        }
+        let (table, dice) = (&self.vram.chunks, &mut self.dice);
+        let vms: Vec<VmId> = table.vms().map(|(vm, _)| vm).collect();
+        if vms.is_empty() {
+            return Plan::new();
+        }
+        let vm = vms[dice.below(vms.len() as u64) as usize];
+        let mut draw = |tier, to| {
+            let mut resting: Vec<u32> = table.resting(vm, tier).collect();
+            let count = dice.below(CHUNKS + 1).min(resting.len() as u64);
+            let mut taken = || resting.swap_remove(dice.below(resting.len() as u64) as usize);
+            (0..count).map(|_| Step { vm, index: taken(), to }).collect::<Vec<_>>()
+        };
+        [draw(Tier::Card, To::Host), draw(Tier::Host, To::Card)].map(|steps| (vm, steps)).into()
+    }
+}

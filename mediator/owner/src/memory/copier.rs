@@ -1,0 +1,399 @@
+//! The mediator's own channels, one for each copy engine: they move chunks between the card's memory and the host's.
+//!
+//! They are channels of the card like those of a guest, of a "VM" that is the mediator itself, and take turns with guests'
+//! on the engines. Nobody schedules them: what they move is waited for.
+
+use super::own_space::{OwnSpace, va};
+use super::vram::CardVram;
+use crate::HostError;
+use channels::{Bind, Channels, GuestInstance, GuestMemory, GuestRing, Parts, Submission, Unmapped, Unreadable};
+use locks::Condvar;
+use nvspec::addr::{GpuVa, GuestVramAddr, SMALL_PAGE, VramAddr};
+use nvspec::class::ce90b5::{self as methods, exec};
+use nvspec::fifo::{ChannelId, GpEntry, HeaderOp, MethodHeader, VirtualChannelId, host_method};
+use nvspec::mmu::Rights;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use vram::{PagePool, Place, VmId};
+
+/// The mediator among the VMs of [`Channels`]. No VM of an operator has that number.
+pub const COPIER: VmId = VmId::MEDIATOR;
+
+/// Bytes of a copy that an engine does before another channel can have it.
+const PIECE: u64 = 512 << 10;
+/// Bytes of a line of it: the engine copies rectangles.
+const LINE: u64 = 16 << 10;
+/// Words of a push buffer of one piece: a header and eight words, a header and one.
+const PIECE_WORDS: u64 = 11;
+/// Words of a push buffer that come first: the object is bound.
+const FIRST_WORDS: u64 = 2;
+/// Bytes of a lane's push buffer.
+const PUSH_BYTES: u64 = 2 * SMALL_PAGE;
+/// Pieces that one submission has room for.
+const PIECES: usize = ((PUSH_BYTES / 4 - FIRST_WORDS) / PIECE_WORDS) as usize;
+/// Card memory for page tables and push buffers, in bytes: a card of 6 GiB and as much host memory need
+/// less than 2 MiB.
+const POOL_BYTES: u64 = 64 << 20;
+/// Log2 of the entries of a lane's ring.
+const RING_LOG2: u32 = 4;
+/// Log2 of the copies that others do, at most, before engines that have failed are tried again.
+const RESTS_MAX_LOG2: u32 = 8;
+/// Where the ring is, as far as anyone asks: its entries are read from the mediator's own memory.
+const RING_VA: GpuVa = GpuVa(SMALL_PAGE);
+/// The subchannel that drivers bind copy engines to.
+const SUBCHANNEL: u8 = 4;
+/// SET_OBJECT data of copy engines 0 and 1: class, and above it the engine.
+const OBJECTS: [u32; 2] = [0x4_90b5, 0x5_90b8];
+
+/// A number for a copy that was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CopyId(u64);
+
+/// A copy that is to be done.
+#[derive(Clone, Copy, Debug)]
+pub struct Job {
+    /// Where the bytes are.
+    pub from: Place,
+    /// Where they go.
+    pub to: Place,
+    /// How many: a multiple of 128 KiB.
+    pub bytes: u64,
+}
+
+/// A piece of a copy.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    copy: CopyId,
+    from: GpuVa,
+    to: GpuVa,
+    bytes: u64,
+}
+
+/// A copy engine, and the mediator's channel on it.
+struct Lane {
+    object: u32,
+    channel: VirtualChannelId,
+    physical: ChannelId,
+    push: VramAddr,
+    ring: [u64; 1 << RING_LOG2],
+    put: u32,
+    /// What it is at: one submission at a time.
+    busy: Option<(Submission, Vec<Piece>)>,
+}
+
+/// The channels, and what they have to do.
+pub struct Copier {
+    pool: PagePool,
+    space: OwnSpace,
+    lanes: Vec<Lane>,
+    waiting: VecDeque<Piece>,
+    /// Pieces of each copy that have not ended.
+    left: BTreeMap<CopyId, usize>,
+    copies: u64,
+    /// Pieces that have ended, ever.
+    pieces: u64,
+    /// A channel of it has gone: nothing is copied until [`Self::revive`].
+    broken: bool,
+    /// Times that it broke since a copy ended.
+    breaks: u32,
+    /// Copies that others do before it is to be revived.
+    rests: u32,
+    ended: Arc<Condvar>,
+}
+
+/// What is behind the mediator's own ring: nothing that a guest could write.
+struct OwnRing<'a>(&'a [u64]);
+
+impl GuestRing for OwnRing<'_> {
+    fn read(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), Unmapped> {
+        let first = va.0.checked_sub(RING_VA.0).ok_or(Unmapped)? as usize / 8;
+        for (bytes, at) in data.chunks_mut(8).zip(first..) {
+            bytes.copy_from_slice(&self.0.get(at).ok_or(Unmapped)?.to_le_bytes()[..bytes.len()]);
+        }
+        Ok(())
+    }
+}
+
+/// The mediator's channels have no instance block but the card's.
+struct NoMemory;
+
+impl GuestMemory for NoMemory {
+    fn read(&mut self, _: channels::Place, _: &mut [u8]) -> Result<(), Unreadable> {
+        Err(Unreadable)
+    }
+}
+
+impl Copier {
+    /// Binds a channel on each copy engine.
+    ///
+    /// # Errors
+    /// When the card has no memory or no channels left, or does not answer.
+    pub fn new(vram: &mut CardVram, channels: &mut Channels) -> Result<Self, HostError> {
+        let mut pool = PagePool::new(POOL_BYTES);
+        let space = OwnSpace::new(vram, &mut pool)?;
+        channels.add_vm(COPIER, OBJECTS.len() as u32);
+        channels.trust(COPIER);
+        let mut copier = Self {
+            pool,
+            space,
+            lanes: Vec::new(),
+            waiting: VecDeque::new(),
+            left: BTreeMap::new(),
+            copies: 0,
+            pieces: 0,
+            broken: false,
+            breaks: 0,
+            rests: 0,
+            ended: Arc::new(Condvar::default()),
+        };
+        for (number, object) in (0u8..).zip(OBJECTS) {
+            copier.add_lane(vram, channels, VirtualChannelId(number), object)?;
+        }
+        copier.start(vram, channels);
+        Ok(copier)
+    }
+
+    /// Lets the card schedule the channels.
+    fn start(&self, vram: &mut CardVram, channels: &mut Channels) {
+        let list = self.channels();
+        let mut own = Parts { card: &mut vram.memory, guest: &mut NoMemory };
+        for channel in &list {
+            channels.enable(&mut own, COPIER, *channel, true);
+        }
+        channels.submit_runlist(&mut own, COPIER, &list);
+    }
+
+    /// To be asked before each copy: whether the channels, which have failed, are to be [revived](Self::revive) first. Each
+    /// failure costs the copy that meets it a hang's time, so a card on which they fail again and again is asked ever less.
+    pub fn is_due(&mut self) -> bool {
+        self.rests = self.rests.saturating_sub(1);
+        self.broken && self.rests == 0
+    }
+
+    /// Binds the channels anew. None of them is bound; what they were asked for is forgotten.
+    ///
+    /// # Errors
+    /// When the card has no channels left, or does not answer: they stay as they were.
+    pub fn revive(&mut self, vram: &mut CardVram, channels: &mut Channels) -> Result<(), HostError> {
+        self.rests = 1 << self.breaks.min(RESTS_MAX_LOG2);
+        self.waiting.clear();
+        self.left.clear();
+        for lane in &mut self.lanes {
+            for (index, ..) in own_pages(channels, lane.physical) {
+                self.space.unmap_work(vram, index)?;
+            }
+            (lane.busy, lane.put) = (None, 0);
+            lane.physical = bind(&mut self.space, vram, channels, lane.channel)?;
+        }
+        self.start(vram, channels);
+        self.broken = false;
+        Ok(())
+    }
+
+    fn add_lane(
+        &mut self,
+        vram: &mut CardVram,
+        channels: &mut Channels,
+        channel: VirtualChannelId,
+        object: u32,
+    ) -> Result<(), HostError> {
+        let push = vram.alloc(&mut self.pool, PUSH_BYTES)?;
+        let physical = bind(&mut self.space, vram, channels, channel)?;
+        let ring = [0; 1 << RING_LOG2];
+        self.lanes.push(Lane { object, channel, physical, push, ring, put: 0, busy: None });
+        Ok(())
+    }
+
+    /// Pieces that have ended so far: more when the engines move anything.
+    #[must_use]
+    pub fn pieces(&self) -> u64 {
+        self.pieces
+    }
+
+    /// Signalled whenever a copy has ended, or none will any more.
+    #[must_use]
+    pub fn ended(&self) -> Arc<Condvar> {
+        Arc::clone(&self.ended)
+    }
+
+    /// Asks for work, all of which the engines share from the start on. [`Self::has_ended`] says of each when it is done.
+    ///
+    /// # Errors
+    /// When the engines do not work any more.
+    pub fn submit(
+        &mut self,
+        vram: &mut CardVram,
+        channels: &mut Channels,
+        now: u64,
+        work: &[Job],
+    ) -> Result<Vec<CopyId>, HostError> {
+        if self.broken {
+            return Err(HostError::Unresponsive("the copy engines do not move memory"));
+        }
+        let mut copies = Vec::new();
+        for job in work {
+            let copy = CopyId(self.copies);
+            self.copies += 1;
+            self.left.insert(copy, job.bytes.div_ceil(PIECE) as usize);
+            self.waiting.extend((0..job.bytes).step_by(PIECE as usize).map(|at| Piece {
+                copy,
+                from: va(job.from).offset(at),
+                to: va(job.to).offset(at),
+                bytes: PIECE.min(job.bytes - at),
+            }));
+            copies.push(copy);
+        }
+        self.feed(vram, channels, now)?;
+        Ok(copies)
+    }
+
+    /// Returns whether a copy has ended. `None` when it never will.
+    #[must_use]
+    pub fn has_ended(&self, copy: CopyId) -> Option<bool> {
+        match (self.left.contains_key(&copy), self.broken) {
+            (true, true) => None,
+            (left, _) => Some(!left),
+        }
+    }
+
+    /// A submission of the mediator's own channels has ended.
+    pub fn completed(&mut self, vram: &mut CardVram, channels: &mut Channels, now: u64, submission: Submission) {
+        let lane = self.lanes.iter_mut().find(|lane| lane.busy.as_ref().is_some_and(|(at, _)| *at == submission));
+        let Some((_, pieces)) = lane.and_then(|lane| lane.busy.take()) else { return };
+        self.pieces += pieces.len() as u64;
+        self.breaks = 0;
+        for piece in pieces {
+            if let Some(left) = self.left.get_mut(&piece.copy) {
+                *left -= 1;
+                if *left == 0 {
+                    self.left.remove(&piece.copy);
+                }
+            }
+        }
+        if let Err(error) = self.feed(vram, channels, now) {
+            tracing::error!(%error, "the engines that move memory stand still");
+            self.breaks();
+        }
+        self.ended.notify_all();
+    }
+
+    /// A channel of the mediator's own has hung or faulted: what was to be copied is not, and nothing will be until
+    /// [`Self::revive`].
+    pub fn breaks(&mut self) {
+        if !std::mem::replace(&mut self.broken, true) {
+            self.breaks = self.breaks.saturating_add(1);
+            self.rests = 1 << self.breaks.min(RESTS_MAX_LOG2);
+        }
+        self.waiting.clear();
+        self.ended.notify_all();
+    }
+
+    /// The mediator's channels.
+    #[must_use]
+    pub fn channels(&self) -> Vec<VirtualChannelId> {
+        self.lanes.iter().map(|lane| lane.channel).collect()
+    }
+
+    /// Gives lanes that have nothing to do their parts of what waits: who comes first leaves the others theirs.
+    fn feed(&mut self, vram: &mut CardVram, channels: &mut Channels, now: u64) -> Result<(), HostError> {
+        let Self { space, lanes, waiting, .. } = self;
+        if waiting.is_empty() || lanes.iter().all(|lane| lane.busy.is_some()) {
+            return Ok(());
+        }
+        space.flush(vram)?;
+        let share = waiting.len().div_ceil(lanes.len()).min(PIECES);
+        for lane in lanes.iter_mut().filter(|lane| lane.busy.is_none()) {
+            let pieces: Vec<Piece> = waiting.drain(..share.min(waiting.len())).collect();
+            if !pieces.is_empty() {
+                lane.submit(vram, channels, now, pieces)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns what the address space of a channel must map of the mediator's.
+fn own_pages(channels: &Channels, physical: ChannelId) -> Vec<(u32, VramAddr, Rights)> {
+    let layout = channels.layout();
+    layout.work_pages(physical).into_iter().chain(layout.image_pages(physical)).collect()
+}
+
+/// Binds a lane's channel.
+fn bind(
+    space: &mut OwnSpace,
+    vram: &mut CardVram,
+    channels: &mut Channels,
+    channel: VirtualChannelId,
+) -> Result<ChannelId, HostError> {
+    // Where a context is, is not asked.
+    let context = Some(GpuVa(0));
+    let contexts = if channel.0 == 0 { [None, context, None] } else { [None, None, context] };
+    // The addresses are in a VRAM that the mediator as a guest does not have: nothing is read there.
+    let nowhere = channels::Place::Vram(GuestVramAddr(0));
+    let guest = GuestInstance {
+        userd: GuestVramAddr(u64::from(channel.0) * SMALL_PAGE),
+        gp_base: RING_VA,
+        gp_entries_log2: RING_LOG2,
+        gp_get: 0,
+        gp_put: 0,
+        directory: nowhere,
+        contexts,
+    };
+    let bind = Bind { instance: nowhere, guest: &guest, directory: space.directory() };
+    let physical = channels
+        .bind(&mut vram.memory, COPIER, channel, bind)
+        .map_err(|error| HostError::Refused(format!("the mediator has no channel to move memory with: {error}")))?;
+    for page in own_pages(channels, physical) {
+        space.map_work(vram, page)?;
+    }
+    space.flush(vram)?;
+    Ok(physical)
+}
+
+impl Lane {
+    fn submit(
+        &mut self,
+        vram: &mut CardVram,
+        channels: &mut Channels,
+        now: u64,
+        pieces: Vec<Piece>,
+    ) -> Result<(), HostError> {
+        let words: Vec<u32> =
+            to(host_method::SET_OBJECT, &[self.object]).into_iter().chain(pieces.iter().flat_map(rectangle)).collect();
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        vram.memory.write(self.push, &bytes)?;
+        let push = va(Place::Card(vram::CardAddr(self.push.0)));
+        let entry = GpEntry::new().with_address_dwords(push.0 >> 2).with_dwords(words.len() as u32);
+        self.ring[self.put as usize] = entry.into();
+        self.put = (self.put + 1) % (1 << RING_LOG2);
+        let memory = &mut vram.memory;
+        let refused = |error: String| HostError::Refused(format!("the mediator's own channel: {error}"));
+        let doorbell = channels
+            .doorbell(&mut Parts { card: memory, guest: &mut NoMemory }, COPIER, self.channel, self.put)
+            .map_err(|error| refused(error.to_string()))?;
+        let pulled = channels
+            .pull(&mut Parts { card: memory, guest: &mut OwnRing(&self.ring) }, doorbell, now)
+            .map_err(|error| refused(error.fault.to_string()))?;
+        let submission = pulled.submission.ok_or_else(|| refused("nothing was taken from its ring".to_owned()))?;
+        self.busy = Some((submission, pieces));
+        channels.start(memory, self.physical, submission);
+        Ok(())
+    }
+}
+
+/// Methods that follow one another.
+fn to(method: u32, data: &[u32]) -> Vec<u32> {
+    let header = MethodHeader::to(HeaderOp::Increasing, SUBCHANNEL, method, data.len() as u16);
+    std::iter::once(header.into()).chain(data.iter().copied()).collect()
+}
+
+/// The copy of a piece: a rectangle of lines that follow one another on both sides.
+fn rectangle(piece: &Piece) -> Vec<u32> {
+    let line = LINE.min(piece.bytes) as u32;
+    let lines = (piece.bytes / u64::from(line)) as u32;
+    let halves = |va: GpuVa| [(va.0 >> 32) as u32, va.0 as u32];
+    let ([from_high, from], [to_high, to_low]) = (halves(piece.from), halves(piece.to));
+    let mut words = to(methods::SRC_ADDRESS_HIGH, &[from_high, from, to_high, to_low, line, line, line, lines]);
+    words.extend(to(methods::EXEC, &[exec::SRC_LINEAR.mask() | exec::DST_LINEAR.mask()]));
+    words
+}

@@ -1,0 +1,51 @@
+//! What lies where of a card's memory, copied: it is looked at without holding up the card.
+
+use super::Memory;
+use super::balance::Division;
+use super::moved::Moved;
+use super::refusals::Refusals;
+use std::collections::BTreeMap;
+use vram::balance::Entitlement;
+use vram::{Summary, Turn, VmId};
+
+/// A card's memory at one moment.
+#[derive(Clone, Debug)]
+pub struct Holdings {
+    /// How it is divided.
+    pub division: Division,
+    /// The accounts, in chunks.
+    pub summary: Summary,
+    /// Bytes per second of copies between the card and the host, as measured; 0 before the first.
+    pub bytes_per_second: u64,
+    /// Whose turn it is, if VMs take turns.
+    pub turn: Option<Turn>,
+    /// What each VM is entitled to, in chunks.
+    pub entitled: BTreeMap<VmId, Entitlement>,
+    /// Chunks of each VM that are pinned to the card.
+    pub pinned: BTreeMap<VmId, u32>,
+    /// What was moved of each VM's memory.
+    pub moved: BTreeMap<VmId, Moved>,
+    /// What each VM wanted and did not get.
+    pub refusals: Refusals,
+    /// Turns that have begun.
+    pub turns: u64,
+}
+
+impl Memory {
+    /// Returns what lies where now.
+    pub(crate) fn holdings(&self, now: u64) -> Holdings {
+        let (chunks, balancer) = (&self.vram.chunks, self.divider.balancer());
+        let summary = chunks.summary();
+        Holdings {
+            division: self.divider.division(),
+            bytes_per_second: self.divider.quanta.bandwidth(),
+            turn: self.divider.turn().cloned(),
+            entitled: balancer.entitlements(chunks, now),
+            pinned: summary.vms.keys().map(|vm| (*vm, balancer.pinned(*vm))).collect(),
+            moved: self.moved.clone(),
+            refusals: self.vram.refusals.clone(),
+            turns: self.divider.turns(),
+            summary,
+        }
+    }
+}

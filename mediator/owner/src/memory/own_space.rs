@@ -1,0 +1,158 @@
+//! The mediator's own GPU address space: all of the card's memory, and the host memory that takes chunks of guests'.
+//!
+//! Only the mediator's own channels use it. Everything is mapped by large pages, but for the channels' work areas.
+
+use super::vram::CardVram;
+use crate::HostError;
+use nvspec::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE, VramAddr};
+use nvspec::mmu::{
+    ENTRY_BYTES, HOST_VA_BASE, LPT_BYTES, PD_BYTES, PDE_SHIFT, PDE_SPAN, Pde, Pte, PteAperture, Rights, SPT_BYTES,
+    TableTarget,
+};
+use std::collections::BTreeMap;
+use vram::{CardAddr, HostAddr, PagePool, Place};
+
+/// Where the card's memory begins in the space.
+const VRAM_VA: GpuVa = GpuVa(1 << 36);
+/// Where the host's slots begin.
+const SLOTS_VA: GpuVa = GpuVa(1 << 38);
+/// Most bytes of slots that there is room for.
+pub const SLOTS_BYTES_MAX: u64 = HOST_VA_BASE.0 - SLOTS_VA.0;
+/// Most bytes of the card's memory.
+const VRAM_BYTES_MAX: u64 = SLOTS_VA.0 - VRAM_VA.0;
+/// The size code of the work areas' table: an eighth, as in every other space.
+const WORK_SIZE_CODE: u8 = 3;
+
+/// Returns where a chunk lies in the space.
+#[must_use]
+pub fn va(place: Place) -> GpuVa {
+    match place {
+        Place::Card(CardAddr(address)) => VRAM_VA.offset(address),
+        Place::Host(HostAddr(address)) => SLOTS_VA.offset(address),
+    }
+}
+
+/// The space. Its tables are in chunks of the mediator.
+pub struct OwnSpace {
+    directory: VramAddr,
+    /// Tables of large pages by directory entry.
+    tables: BTreeMap<u64, VramAddr>,
+    work: VramAddr,
+    /// Entries were written since the card's TLBs were told.
+    stale: bool,
+}
+
+impl OwnSpace {
+    /// A space that maps all of the card's memory, and the host's slots.
+    ///
+    /// # Errors
+    /// When the card has no memory for the tables, or does not answer.
+    pub fn new(vram: &mut CardVram, pool: &mut PagePool) -> Result<Self, HostError> {
+        let (bytes, slots) = (vram.memory.vram_bytes(), vram.pinned.range());
+        for (what, bytes, most) in
+            [("the card's memory", bytes, VRAM_BYTES_MAX), ("host memory for it", slots.1, SLOTS_BYTES_MAX)]
+        {
+            if bytes > most {
+                let text = format!("{what} has {bytes:#x} bytes, of which the mediator can move {most:#x} at most");
+                return Err(HostError::Refused(text));
+            }
+        }
+        let directory = vram.alloc(pool, PD_BYTES)?;
+        let work = vram.alloc(pool, SPT_BYTES >> WORK_SIZE_CODE)?;
+        let mut space = Self { directory, tables: BTreeMap::new(), work, stale: true };
+        let pde = Pde::new().with_large_size(WORK_SIZE_CODE).with_small_target(TableTarget::Vram);
+        space.link(vram, HOST_VA_BASE, pde.with_small_frame(frame(work.0)))?;
+        space.map(vram, pool, VRAM_VA, PteAperture::Vram, 0, bytes)?;
+        space.map(vram, pool, SLOTS_VA, PteAperture::SysCoherent, slots.0.0, slots.1)?;
+        Ok(space)
+    }
+
+    /// The page directory.
+    #[must_use]
+    pub fn directory(&self) -> VramAddr {
+        self.directory
+    }
+
+    /// Maps a page of a channel's work area or images: its index from [`HOST_VA_BASE`] on, where it lies, the rights to it.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    pub fn map_work(
+        &mut self,
+        vram: &mut CardVram,
+        (index, page, rights): (u32, VramAddr, Rights),
+    ) -> Result<(), HostError> {
+        let pte = Pte::granting(rights).with_frame(frame(page.0));
+        self.stale = true;
+        vram.memory.write(self.work.offset(u64::from(index) * ENTRY_BYTES), &u64::from(pte).to_le_bytes())
+    }
+
+    /// Takes such a page out again.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    pub fn unmap_work(&mut self, vram: &mut CardVram, index: u32) -> Result<(), HostError> {
+        self.stale = true;
+        vram.memory.write(self.work.offset(u64::from(index) * ENTRY_BYTES), &[0; ENTRY_BYTES as usize])
+    }
+
+    /// Has the card's TLBs forget what has changed, if anything has.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    pub fn flush(&mut self, vram: &mut CardVram) -> Result<(), HostError> {
+        if std::mem::take(&mut self.stale) {
+            vram.memory.invalidate(self.directory, false)?;
+        }
+        Ok(())
+    }
+
+    /// Whole large pages at the end of which may be beyond `bytes`: the card has no memory there, and nothing is copied.
+    fn map(
+        &mut self,
+        vram: &mut CardVram,
+        pool: &mut PagePool,
+        va: GpuVa,
+        aperture: PteAperture,
+        address: u64,
+        bytes: u64,
+    ) -> Result<(), HostError> {
+        self.stale = true;
+        let mut done = 0;
+        while done < bytes {
+            let at = va.offset(done);
+            let within = at.0 % PDE_SPAN;
+            let run = (PDE_SPAN - within).min(bytes - done);
+            let table = self.table(vram, pool, at)?;
+            let entries: Vec<u8> = (0..run.div_ceil(LARGE_PAGE))
+                .map(|page| frame(address + done + page * LARGE_PAGE))
+                .map(|frame| Pte::new().with_valid(true).with_aperture(aperture).with_frame(frame))
+                .flat_map(|pte| u64::from(pte).to_le_bytes())
+                .collect();
+            vram.memory.write(table.offset(within / LARGE_PAGE * ENTRY_BYTES), &entries)?;
+            done += run;
+        }
+        Ok(())
+    }
+
+    fn table(&mut self, vram: &mut CardVram, pool: &mut PagePool, va: GpuVa) -> Result<VramAddr, HostError> {
+        let index = va.0 >> PDE_SHIFT;
+        if let Some(table) = self.tables.get(&index) {
+            return Ok(*table);
+        }
+        let table = vram.alloc(pool, LPT_BYTES)?;
+        self.tables.insert(index, table);
+        self.link(vram, va, Pde::new().with_large_target(TableTarget::Vram).with_large_frame(frame(table.0)))?;
+        Ok(table)
+    }
+
+    fn link(&self, vram: &mut CardVram, va: GpuVa, pde: Pde) -> Result<(), HostError> {
+        let at = self.directory.offset((va.0 >> PDE_SHIFT) * ENTRY_BYTES);
+        vram.memory.write(at, &u64::from(pde).to_le_bytes())
+    }
+}
+
+/// An address as entries hold it: 28 bits of 4 KiB, which all addresses of the card's 40 bits fit into.
+fn frame(address: u64) -> u32 {
+    (address / SMALL_PAGE) as u32
+}

@@ -1,0 +1,90 @@
+//! Pages of the host for a slot of the pinned pool.
+#![expect(unsafe_code, reason = "asks the kernel for the pages of a mapping")]
+// UNSAFETY: `madvise` on all of a mapping that was made here and is nobody else's. Both kinds of advice leave its contents alone.
+
+use crate::HostError;
+use card::DmaMemory;
+use rustix::mm::{Advice, madvise};
+use std::num::NonZero;
+use std::sync::Arc;
+use std::thread;
+use vm_memory::MmapRegion;
+
+/// Bytes of a huge page of x86-64.
+const HUGE: usize = 2 << 20;
+
+/// Most threads that find pages at a time. The host's other processors are for VMs.
+const THREADS: usize = 4;
+
+/// [`found`] for each of `sizes`, several at a time.
+pub(crate) fn found_beside(sizes: &[usize]) -> Vec<Result<DmaMemory, HostError>> {
+    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS).min(sizes.len());
+    if threads < 2 {
+        return sizes.iter().copied().map(found).collect();
+    }
+    let work = |sizes: &[usize]| sizes.iter().copied().map(found).collect::<Vec<_>>();
+    thread::scope(|scope| {
+        let start = |sizes| {
+            let thread = thread::Builder::new().name("find-pages".into()).spawn_scoped(scope, move || work(sizes));
+            (sizes, thread.ok())
+        };
+        let started: Vec<_> = sizes.chunks(sizes.len().div_ceil(threads)).map(start).collect();
+        // The share of a thread that was not to be had is left to this one.
+        let ended = started
+            .into_iter()
+            .map(|(sizes, thread)| thread.and_then(|it| it.join().ok()).unwrap_or_else(|| work(sizes)));
+        ended.flatten().collect()
+    })
+}
+
+/// `bytes` bytes of zeros that the host has found pages for. It takes that long, so the caller holds no lock if it can.
+///
+/// # Errors
+/// When the host has no memory for it.
+pub(crate) fn found(bytes: usize) -> Result<DmaMemory, HostError> {
+    let refused = |why: String| HostError::Pinned { bytes, why };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let region = MmapRegion::<()>::build(None, bytes, libc::PROT_READ | libc::PROT_WRITE, flags)
+        .map_err(|error| refused(error.to_string()))?;
+    let start = region.as_ptr().cast();
+    if bytes >= HUGE {
+        // A kernel without huge pages has small ones.
+        // SAFETY: the mapping has `bytes` bytes from `start` on, and lives until the end of this function at least.
+        let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
+    }
+    // Before Linux 5.14 they are found when they are used.
+    // SAFETY: as above.
+    match unsafe { madvise(start, bytes, Advice::LinuxPopulateWrite) } {
+        Ok(()) | Err(rustix::io::Errno::INVAL) => {}
+        Err(errno) => return Err(refused(errno.to_string())),
+    }
+    DmaMemory::new(Arc::new(region), 0, bytes, true).map_err(|error| refused(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vm_memory::Bytes;
+
+    #[test]
+    fn all_sizes_are_found_in_their_order_and_are_zeros() {
+        let sizes = [1 << 20, 128 << 10, 2 << 20, 4 << 10, 64 << 10, 8 << 10, 256 << 10];
+        for count in 0..=sizes.len() {
+            let found = found_beside(&sizes[..count]);
+            let lengths: Vec<_> = found.iter().map(|memory| memory.as_ref().unwrap().len()).collect();
+            assert_eq!(lengths, sizes[..count]);
+            for memory in found.into_iter().flatten() {
+                let mut data = vec![1; memory.len()];
+                memory.slice(0, data.len()).unwrap().read_slice(&mut data, 0).unwrap();
+                assert!(data.iter().all(|&byte| byte == 0));
+            }
+        }
+    }
+
+    #[test]
+    fn size_that_the_host_does_not_have_fails_alone() {
+        let found = found_beside(&[4 << 10, 1 << 60, 4 << 10]);
+        assert!(found[0].is_ok() && found[2].is_ok());
+        assert!(matches!(&found[1], Err(HostError::Pinned { bytes, .. }) if *bytes == 1 << 60));
+    }
+}

@@ -1,0 +1,68 @@
+//! What guests wanted and did not get: counted for operators.
+
+use std::collections::{BTreeMap, BTreeSet};
+use vram::{Limit, VmId};
+
+/// Chunks that got no place when they were first wanted, by VM and what was in the way.
+#[derive(Clone, Debug, Default)]
+pub struct Refusals {
+    counts: BTreeMap<VmId, BTreeMap<&'static str, u64>>,
+    /// Those that have none yet: whoever waits for a chunk asks again and again. No more than guests have chunks.
+    open: BTreeSet<(VmId, u64)>,
+}
+
+impl Refusals {
+    /// A chunk has no place, by its VM and its index there.
+    pub(crate) fn refused(&mut self, chunk: (VmId, u64), limit: Limit) {
+        if self.open.insert(chunk) {
+            *self.counts.entry(chunk.0).or_default().entry(limit.name()).or_default() += 1;
+        }
+    }
+
+    /// It has one.
+    pub(crate) fn placed(&mut self, chunk: (VmId, u64)) {
+        self.open.remove(&chunk);
+    }
+
+    /// The VM's guest has begun anew, and wants nothing.
+    pub(crate) fn restart(&mut self, vm: VmId) {
+        self.open.retain(|(of, _)| *of != vm);
+    }
+
+    /// The VM is gone.
+    pub(crate) fn forget(&mut self, vm: VmId) {
+        self.restart(vm);
+        self.counts.remove(&vm);
+    }
+
+    /// Returns how many of a VM there were, by the limit's name.
+    #[must_use]
+    pub fn of(&self, vm: VmId) -> BTreeMap<&'static str, u64> {
+        self.counts.get(&vm).cloned().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_that_is_asked_for_again_counts_once_until_it_has_a_place() {
+        let mut refusals = Refusals::default();
+        let (vm, other) = (VmId(1), VmId(2));
+        for _ in 0..3 {
+            refusals.refused((vm, 7), Limit::Quota(4));
+        }
+        refusals.refused((vm, 8), Limit::SwapCap(2));
+        refusals.refused((other, 7), Limit::Quota(4));
+        assert_eq!(refusals.of(vm), BTreeMap::from([("quota", 1), ("swap_cap", 1)]));
+        refusals.placed((vm, 7));
+        refusals.refused((vm, 7), Limit::HostBudget(9));
+        assert_eq!(refusals.of(vm)["host_budget"], 1);
+        refusals.restart(vm);
+        refusals.refused((vm, 7), Limit::HostBudget(9));
+        assert_eq!(refusals.of(vm)["host_budget"], 2);
+        refusals.forget(vm);
+        assert!(refusals.of(vm).is_empty() && refusals.open.len() == 1 && refusals.of(other)["quota"] == 1);
+    }
+}

@@ -1,0 +1,260 @@
+//! Segments of card memory that several address spaces map, of one VM or of several: shared device memory in the manner of
+//! Gdev (4.2), with the names of System V.
+//!
+//! A segment's memory is the mediator's own, taken from a pool of the VM that has made it, so an operator bounds it for each
+//! VM. It is zeroed before it is mapped first, stays on the card, and goes when nothing has it attached and no key finds
+//! it any more. Here: who may have what. Which address space maps it, and where, is `vgpu::pv`'s.
+
+use super::Memory;
+use super::vram::{CardVram, SCRUB_PIECE};
+use crate::HostError;
+use nvspec::addr::{SMALL_PAGE, VramAddr};
+use pv::Control;
+use pv::abi::{Status, share};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use vram::{CardAddr, PagePool, VmId};
+
+/// Segments that a VM may have made and not removed.
+const SEGMENTS_OF_A_VM: usize = 1024;
+
+/// A VM as segments know it.
+#[derive(Clone, Debug)]
+pub struct Party {
+    /// The VM.
+    pub vm: VmId,
+    /// The group in which the operator lets it share.
+    pub group: Option<Arc<str>>,
+    /// Bytes of card memory that its segments may take.
+    pub limit: u64,
+}
+
+/// Who can find a segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Scope {
+    Own(VmId),
+    Group(Arc<str>),
+}
+
+#[derive(Debug)]
+struct Segment {
+    key: u64,
+    scope: Scope,
+    owner: VmId,
+    mode: u32,
+    bytes: u64,
+    at: VramAddr,
+    /// Bytes of it that are zeroed; nothing maps it before all are.
+    zeroed: u64,
+    /// Address spaces that map it, by VM.
+    attached: BTreeMap<VmId, u32>,
+    removed: bool,
+}
+
+/// What is asked of [`HostState::share_get`].
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// Its key; 0 for none.
+    pub key: u64,
+    /// Bytes that it has at least, or gets.
+    pub bytes: u64,
+    /// It is made if there is none.
+    pub create: bool,
+    /// It is not to be there already.
+    pub exclusive: bool,
+    /// It is one of the group.
+    pub abroad: bool,
+    /// Rights of other VMs, if it is made.
+    pub mode: u32,
+}
+
+/// All segments of a card.
+#[derive(Debug, Default)]
+pub struct Segments {
+    /// By id. An id is not used again before 2^32 others were.
+    segments: BTreeMap<u32, Segment>,
+    last: u32,
+    pools: BTreeMap<VmId, PagePool>,
+}
+
+impl Segments {
+    /// The segment, if `party` can know of it.
+    fn visible(&self, party: &Party, id: u32) -> Result<&Segment, Status> {
+        let segment = self.segments.get(&id).ok_or(Status::NoObject)?;
+        let visible = segment.owner == party.vm
+            || matches!(&segment.scope, Scope::Group(group) if party.group.as_ref() == Some(group));
+        visible.then_some(segment).ok_or(Status::NoObject)
+    }
+
+    /// The segment, if it is `party`'s own.
+    fn owned(&mut self, party: &Party, id: u32) -> Result<&mut Segment, Status> {
+        if self.visible(party, id)?.owner != party.vm {
+            return Err(Status::Denied);
+        }
+        self.segments.get_mut(&id).ok_or(Status::NoObject)
+    }
+
+    /// Bytes that a VM's segments take, and how many segments there are of it.
+    #[must_use]
+    pub fn of(&self, vm: VmId) -> (u64, usize) {
+        let own = || self.segments.values().filter(|segment| segment.owner == vm);
+        (own().map(|segment| segment.bytes).sum(), own().count())
+    }
+
+    fn next_id(&mut self) -> u32 {
+        loop {
+            self.last = self.last.wrapping_add(1).max(1);
+            if !self.segments.contains_key(&self.last) {
+                return self.last;
+            }
+        }
+    }
+
+    /// Frees the segment if nothing needs it.
+    fn free_unused(&mut self, id: u32, vram: &mut CardVram) {
+        let unused = self.segments.get(&id).is_some_and(|segment| segment.removed && segment.attached.is_empty());
+        let Some(segment) = unused.then(|| self.segments.remove(&id)).flatten() else { return };
+        let Some(pool) = self.pools.get_mut(&segment.owner) else { return };
+        pool.free(CardAddr(segment.at.0));
+        pool.reclaim(&mut vram.chunks);
+        if pool.used_bytes() == 0 {
+            self.pools.remove(&segment.owner);
+        }
+        vram.wakeup.ring();
+    }
+}
+
+impl Memory {
+    /// Finds or makes a segment; its id.
+    ///
+    /// # Errors
+    /// See [`Status`].
+    pub(crate) fn share_get(&mut self, party: &Party, wanted: Wanted) -> Result<u32, Status> {
+        let Wanted { key, bytes, create, exclusive, abroad, mode } = wanted;
+        let scope = match abroad {
+            false => Scope::Own(party.vm),
+            true => Scope::Group(party.group.clone().ok_or(Status::Denied)?),
+        };
+        let Self { segments, vram, .. } = self;
+        let known =
+            segments.segments.iter().find(|(_, it)| key != 0 && !it.removed && it.key == key && it.scope == scope);
+        if let Some((id, segment)) = known {
+            return match (exclusive, bytes <= segment.bytes) {
+                (true, _) => Err(Status::Exists),
+                (false, false) => Err(Status::Range),
+                (false, true) => Ok(*id),
+            };
+        }
+        if !create {
+            return Err(Status::NoObject);
+        }
+        let bytes = bytes.checked_next_multiple_of(SMALL_PAGE).filter(|bytes| *bytes != 0).ok_or(Status::Range)?;
+        if bytes > u64::from(shadow_pt::SHARED_PAGES) * SMALL_PAGE {
+            return Err(Status::Range);
+        }
+        if segments.of(party.vm).1 >= SEGMENTS_OF_A_VM {
+            return Err(Status::Limit);
+        }
+        let pool = segments.pools.entry(party.vm).or_insert_with(|| PagePool::new(party.limit));
+        let at = match vram.take(pool, bytes) {
+            Ok(at) => at,
+            Err(error) => {
+                tracing::debug!(vm = %party.vm, bytes, %error, "a shared segment is not made");
+                if pool.used_bytes() == 0 {
+                    segments.pools.remove(&party.vm);
+                }
+                return Err(if matches!(error, HostError::Refused(_)) { Status::Limit } else { Status::Failed });
+            }
+        };
+        let id = segments.next_id();
+        let segment = Segment {
+            key,
+            scope,
+            owner: party.vm,
+            mode,
+            bytes,
+            at,
+            zeroed: 0,
+            attached: BTreeMap::new(),
+            removed: false,
+        };
+        segments.segments.insert(id, segment);
+        Ok(id)
+    }
+
+    /// Zeroes a piece of a segment that is new. Whether there may be more: the card's lock is held for one piece only.
+    ///
+    /// # Errors
+    /// See [`Status`].
+    pub(crate) fn share_zero(&mut self, party: &Party, id: u32) -> Result<bool, Status> {
+        self.segments.visible(party, id)?;
+        let segment = self.segments.segments.get_mut(&id).ok_or(Status::NoObject)?;
+        let piece = (segment.bytes - segment.zeroed).min(SCRUB_PIECE);
+        self.vram.memory.zero(segment.at.offset(segment.zeroed), piece).map_err(|_| Status::Failed)?;
+        segment.zeroed += piece;
+        Ok(segment.zeroed < segment.bytes)
+    }
+
+    /// One more address space of `party`'s maps the segment, which is zeroed: where it lies, and how many bytes it has.
+    ///
+    /// # Errors
+    /// See [`Status`].
+    pub(crate) fn share_attach(&mut self, party: &Party, id: u32, write: bool) -> Result<(VramAddr, u64), Status> {
+        let segment = self.segments.visible(party, id)?;
+        let needed = if write { share::mode::READ | share::mode::WRITE } else { share::mode::READ };
+        if segment.owner != party.vm && segment.mode & needed != needed {
+            return Err(Status::Denied);
+        }
+        let segment = self.segments.segments.get_mut(&id).ok_or(Status::NoObject)?;
+        if segment.zeroed < segment.bytes {
+            return Err(Status::Failed);
+        }
+        *segment.attached.entry(party.vm).or_default() += 1;
+        Ok((segment.at, segment.bytes))
+    }
+
+    /// One address space of the VM less maps the segment; the card's TLBs have forgotten it.
+    pub(crate) fn share_detach(&mut self, vm: VmId, id: u32) {
+        if let Some(segment) = self.segments.segments.get_mut(&id)
+            && let Some(count) = segment.attached.get_mut(&vm)
+        {
+            *count -= 1;
+            if *count == 0 {
+                segment.attached.remove(&vm);
+            }
+        }
+        self.segments.free_unused(id, &mut self.vram);
+    }
+
+    /// Asks about a segment, or changes it.
+    ///
+    /// # Errors
+    /// See [`Status`].
+    pub(crate) fn share_control(&mut self, party: &Party, id: u32, control: Control) -> Result<u64, Status> {
+        let segments = &mut self.segments;
+        let segment = segments.visible(party, id)?;
+        match control {
+            Control::Size => return Ok(segment.bytes),
+            Control::Attached => return Ok(segment.attached.values().map(|count| u64::from(*count)).sum()),
+            Control::Mode => return Ok(segment.mode.into()),
+            Control::SetMode(mode) => segments.owned(party, id)?.mode = mode,
+            Control::Remove => {
+                segments.owned(party, id)?.removed = true;
+                segments.free_unused(id, &mut self.vram);
+            }
+        }
+        Ok(0)
+    }
+
+    /// What made the VM's segments is gone: no key finds them any more. Those that others have attached stay until these
+    /// let go.
+    pub(crate) fn forget_segments(&mut self, vm: VmId) {
+        let own: Vec<u32> = self.segments.segments.iter().filter(|(_, it)| it.owner == vm).map(|(id, _)| *id).collect();
+        for id in own {
+            if let Some(segment) = self.segments.segments.get_mut(&id) {
+                segment.removed = true;
+            }
+            self.segments.free_unused(id, &mut self.vram);
+        }
+    }
+}

@@ -1,0 +1,457 @@
+//! Guests' memory wherever it lies: on the card, or in host memory that the card reaches.
+
+use super::pinned::PinnedPool;
+use super::refusals::Refusals;
+use super::wakeup::Wakeup;
+use super::wants::{FIRST_BYTES, Looks, Wants};
+use super::windows::CardMemory;
+use crate::HostError;
+use crate::shortage::Shortage;
+use nvspec::addr::{GuestVramAddr, SMALL_PAGE, VramAddr};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+use vram::{CardAddr, ChunkTable, GuestAddr, HostAddr, Lookup, PagePool, Place, PoolError, ScrubWork, VmId};
+
+/// Bytes that are zeroed with the card's lock held, when there is time: a chunk may be far larger. Some 20 us through a window
+/// of hardware.
+pub(crate) const SCRUB_PIECE: u64 = 64 << 10;
+
+/// Pages of a chunk, one bit each.
+pub(crate) struct Dirty(Vec<u64>);
+
+impl Dirty {
+    /// None of the pages of a chunk of `bytes` bytes.
+    pub(crate) fn new(bytes: u64) -> Self {
+        Self(vec![0; (bytes / SMALL_PAGE).div_ceil(64) as usize])
+    }
+
+    /// Marks those that hold one of the `len` bytes from `offset` on, which is relative to the chunk.
+    pub(crate) fn mark(&mut self, offset: u64, len: u64) {
+        let last = offset + len.max(1) - 1;
+        for page in offset / SMALL_PAGE..=last / SMALL_PAGE {
+            if let Some(word) = self.0.get_mut((page / 64) as usize) {
+                *word |= 1 << (page % 64);
+            }
+        }
+    }
+
+    /// Takes the marks of up to `most` pages off; returns their byte offsets, relative to the chunk.
+    pub(crate) fn take(&mut self, most: usize) -> Vec<u64> {
+        let pages: Vec<u64> = self.pages().take(most).collect();
+        for page in pages.iter().map(|offset| offset / SMALL_PAGE) {
+            if let Some(word) = self.0.get_mut((page / 64) as usize) {
+                *word &= !(1 << (page % 64));
+            }
+        }
+        pages
+    }
+
+    /// Byte offset of each that is marked, relative to the chunk.
+    pub(crate) fn pages(&self) -> impl Iterator<Item = u64> + '_ {
+        let marked = |page: &u64| self.0[(page / 64) as usize] >> (page % 64) & 1 != 0;
+        (0..self.0.len() as u64 * 64).filter(marked).map(|page| page * SMALL_PAGE)
+    }
+}
+
+/// The card's VRAM: the way into it, what takes chunks that it has no room for, and who owns which chunk.
+pub struct CardVram {
+    /// The way into VRAM.
+    pub memory: CardMemory,
+    /// Host memory for chunks.
+    pub pinned: PinnedPool,
+    /// Who owns which chunk.
+    pub chunks: ChunkTable,
+    /// Chunks that are being copied: which of their pages were written since.
+    pub(crate) copied: BTreeMap<(VmId, u64), Dirty>,
+    /// New chunks that found no room on the card since the balancer was told: they were born in host memory, or have no place
+    /// and are waited for.
+    pub(crate) unmet: BTreeSet<(VmId, u64)>,
+    /// Who picks victims wants to know what is used.
+    pub(crate) watches: bool,
+    /// What work names in host memory since somebody began to ask, in bytes; `None` when nobody does.
+    pub(crate) over_bus: Option<u64>,
+    /// Chunks that were used since it was told.
+    pub(crate) touched: BTreeSet<(VmId, u64)>,
+    /// What is being scrubbed, and how much of it is zeroed.
+    scrubbing: Option<(ScrubWork, u64)>,
+    /// What guests wanted and did not get.
+    pub(crate) refusals: Refusals,
+    /// VMs that wanted memory that there was none of.
+    pub(crate) short: BTreeSet<VmId>,
+    /// What waits for the mover.
+    pub(crate) wants: Wants,
+    /// Rung when a guest wanted memory that there was none of on the card, and when some has become free.
+    pub(crate) wakeup: Arc<Wakeup>,
+}
+
+impl CardVram {
+    /// Memory of which nothing is being copied.
+    pub(crate) fn new(memory: CardMemory, pinned: PinnedPool, chunks: ChunkTable) -> Self {
+        Self {
+            memory,
+            pinned,
+            chunks,
+            copied: BTreeMap::new(),
+            unmet: BTreeSet::new(),
+            watches: false,
+            over_bus: None,
+            touched: BTreeSet::new(),
+            scrubbing: None,
+            refusals: Refusals::default(),
+            short: BTreeSet::new(),
+            wants: Wants::default(),
+            wakeup: Arc::default(),
+        }
+    }
+
+    /// Returns where `len` bytes of guest VRAM lie, if they are the VM's and in one piece. What has no place yet gets
+    /// one. `None` also when there is none left.
+    pub fn place(&mut self, vm: VmId, address: GuestVramAddr, len: u64) -> Option<Place> {
+        let address = GuestAddr(address.0);
+        match self.chunks.lookup(vm, address, len) {
+            Lookup::Placed(place) => return Some(place),
+            Lookup::Outside => return None,
+            Lookup::Unplaced | Lookup::Split => {}
+        }
+        for (piece, _) in self.chunks.pieces(address, len) {
+            self.place_chunk(vm, piece)?;
+        }
+        self.chunks.translate_range(vm, address, len)
+    }
+
+    /// Gives the chunk of `address` a place, zeroed.
+    fn place_chunk(&mut self, vm: VmId, address: GuestAddr) -> Option<Place> {
+        let chunk = (vm, address.0 / self.chunks.chunk_bytes());
+        loop {
+            match self.chunks.place(vm, address) {
+                Ok(placed) => {
+                    if placed.new {
+                        // To be mapped is no use, but nothing is mapped for the first time in vain.
+                        self.touch(vm, address);
+                    }
+                    if let (Place::Host(at), true) = (placed.place, placed.new) {
+                        self.unmet.insert(chunk);
+                        self.wakeup.ring();
+                        if let Err(error) = self.pinned.fill(at) {
+                            tracing::warn!(%vm, %address, %error, "guest memory gets no place in host memory");
+                            self.unplace(vm, address);
+                            self.short.insert(vm);
+                            return None;
+                        }
+                    }
+                    self.refusals.placed(chunk);
+                    return Some(placed.place);
+                }
+                // Ends: each turn makes one of the chunks that wait a free one.
+                Err(vram::Error::NeedsScrub { .. }) if self.scrub_one().ok()? => {}
+                Err(error) => {
+                    if let vram::Error::Full { limit, host, .. } = error {
+                        self.unmet.insert(chunk);
+                        self.refusals.refused(chunk, limit.decisive(host));
+                    }
+                    if self.short.insert(vm) {
+                        let error = Shortage::of(&error, self.chunks.chunk_bytes());
+                        tracing::warn!(%vm, %address, %error, "guest memory gets no place");
+                    }
+                    self.wakeup.ring();
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// Forgets what a VM wanted that is removed.
+    pub(crate) fn forget(&mut self, vm: VmId) {
+        self.short.remove(&vm);
+        self.wants.forget(vm);
+        self.refusals.forget(vm);
+    }
+
+    /// Returns whether the VM wanted memory that there was none of, since [`Self::was_short`] was called.
+    pub fn is_short(&self, vm: VmId) -> bool {
+        self.short.contains(&vm)
+    }
+
+    /// As [`Self::is_short`], and forgets it.
+    pub fn was_short(&mut self, vm: VmId) -> bool {
+        self.short.remove(&vm)
+    }
+
+    fn unplace(&mut self, vm: VmId, address: GuestAddr) {
+        if let Err(error) = self.chunks.unplace(vm, address) {
+            tracing::error!(%vm, %address, %error, "a chunk without memory keeps its place");
+        }
+    }
+
+    /// Reads guest VRAM, whatever chunks it spans. What was never used reads as zeros, and stays without a place.
+    pub fn guest_read(&mut self, vm: VmId, address: GuestVramAddr, data: &mut [u8]) -> Option<()> {
+        let mut rest = data;
+        for (piece, len) in self.chunks.pieces(GuestAddr(address.0), rest.len() as u64) {
+            let (data, more) = std::mem::take(&mut rest).split_at_mut(len as usize);
+            self.touch(vm, piece);
+            match self.chunks.lookup(vm, piece, len) {
+                Lookup::Placed(place) => failed(self.read_at(place, data))?,
+                Lookup::Unplaced => data.fill(0),
+                Lookup::Split | Lookup::Outside => return None,
+            }
+            rest = more;
+        }
+        rest.is_empty().then_some(())
+    }
+
+    /// Writes guest VRAM, whatever chunks it spans. Zeros need no place where there is none.
+    pub fn guest_write(&mut self, vm: VmId, address: GuestVramAddr, data: &[u8]) -> Option<()> {
+        let mut rest = data;
+        for (piece, len) in self.chunks.pieces(GuestAddr(address.0), rest.len() as u64) {
+            let (data, more) = rest.split_at(len as usize);
+            self.touch(vm, piece);
+            let place = match self.chunks.lookup(vm, piece, len) {
+                Lookup::Placed(place) => Some(place),
+                Lookup::Unplaced if data.iter().all(|byte| *byte == 0) => None,
+                Lookup::Unplaced => Some(self.place_chunk(vm, piece)?),
+                Lookup::Split | Lookup::Outside => return None,
+            };
+            if let Some(place) = place {
+                self.written(vm, piece, len);
+                failed(self.write_at(place, data))?;
+            }
+            rest = more;
+        }
+        rest.is_empty().then_some(())
+    }
+
+    /// Fills the `len` bytes from `address` on, which lie in one chunk, with zeros where they lie.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    pub fn guest_zero(&mut self, vm: VmId, address: GuestAddr, len: u64) -> Result<(), HostError> {
+        let Lookup::Placed(place) = self.chunks.lookup(vm, address, len) else { return Ok(()) };
+        self.written(vm, address, len);
+        match place {
+            Place::Card(CardAddr(at)) => self.memory.zero(VramAddr(at), len),
+            Place::Host(at) => {
+                self.pinned.write(at, &vec![0; len as usize]);
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns whether somebody wants to know what work names.
+    #[must_use]
+    pub fn watches(&self) -> bool {
+        self.watches || self.over_bus.is_some()
+    }
+
+    /// Work names `bytes` bytes in the chunk of `address`.
+    pub fn named(&mut self, vm: VmId, address: GuestAddr, bytes: u64) {
+        self.touch(vm, address);
+        if let (Some(sum), Lookup::Placed(Place::Host(_))) = (&mut self.over_bus, self.chunks.lookup(vm, address, 1)) {
+            *sum = sum.saturating_add(bytes);
+        }
+    }
+
+    /// The chunk of `address` is used. There are no more than guests have chunks.
+    fn touch(&mut self, vm: VmId, address: GuestAddr) {
+        if self.watches {
+            self.touched.insert((vm, address.0 / self.chunks.chunk_bytes()));
+        }
+    }
+
+    /// What is being copied has changed.
+    fn written(&mut self, vm: VmId, address: GuestAddr, len: u64) {
+        if self.copied.is_empty() {
+            return;
+        }
+        let chunk = self.chunks.chunk_bytes();
+        if let Some(dirty) = self.copied.get_mut(&(vm, address.0 / chunk)) {
+            dirty.mark(address.0 % chunk, len);
+        }
+    }
+
+    /// Reads where a chunk lies.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    pub fn read_at(&mut self, place: Place, data: &mut [u8]) -> Result<(), HostError> {
+        match place {
+            Place::Card(CardAddr(at)) => self.memory.read(VramAddr(at), data),
+            Place::Host(at) => {
+                self.pinned.read(at, data);
+                Ok(())
+            }
+        }
+    }
+
+    /// Writes where a chunk lies.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    pub fn write_at(&mut self, place: Place, data: &[u8]) -> Result<(), HostError> {
+        match place {
+            Place::Card(CardAddr(at)) => self.memory.write(VramAddr(at), data),
+            Place::Host(at) => {
+                self.pinned.write(at, data);
+                Ok(())
+            }
+        }
+    }
+
+    /// Card memory for a VM's page tables, as [`Self::alloc`]. Where there is none the VM counts as short of memory, and the
+    /// mover is asked for some.
+    ///
+    /// # Errors
+    /// As [`Self::alloc`].
+    pub fn alloc_for(&mut self, vm: VmId, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, HostError> {
+        let found = self.alloc(pool, bytes);
+        match found {
+            Ok(_) => {
+                self.wants.found(vm);
+                self.pool_changed(vm, pool);
+            }
+            Err(HostError::Lacking) => {
+                // Enough of them, but not in a row: more have to be free.
+                let there = self.chunks.for_mediator();
+                let wanted = self.count(bytes);
+                self.wants.lack(vm, if there >= wanted { there.saturating_add(wanted) } else { wanted });
+                self.short.insert(vm);
+                self.wakeup.ring();
+            }
+            Err(_) => {}
+        }
+        found
+    }
+
+    /// The pool of a VM's page tables holds more or less than before.
+    pub fn pool_changed(&mut self, vm: VmId, pool: &PagePool) {
+        let (held, first) = (self.count(pool.held_bytes()), self.count(FIRST_BYTES));
+        self.wants.hold(vm, held, first);
+    }
+
+    /// Chunks that so many bytes take.
+    pub(crate) fn count(&self, bytes: u64) -> u32 {
+        u32::try_from(bytes.div_ceil(self.chunks.chunk_bytes())).unwrap_or(u32::MAX)
+    }
+
+    /// Card memory for the mediator's own structures, zeroed and aligned to 4 KiB.
+    ///
+    /// # Errors
+    /// [`HostError::Lacking`] when the card has none now; when the pool may not grow further, or the card does not answer.
+    pub fn alloc(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, HostError> {
+        let address = self.take(pool, bytes)?;
+        self.memory.zero(address, bytes)?;
+        Ok(address)
+    }
+
+    /// The same, with anything in it.
+    ///
+    /// # Errors
+    /// As [`Self::alloc`].
+    pub(crate) fn take(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, HostError> {
+        let address = loop {
+            match pool.alloc(&mut self.chunks, bytes) {
+                Ok(CardAddr(address)) => break VramAddr(address),
+                // Chunks that wait to be scrubbed may do.
+                Err(_) if self.scrub_one()? => {}
+                Err(PoolError::Chunks(vram::Error::CardFull { .. } | vram::Error::NeedsScrub { .. })) => {
+                    return Err(HostError::Lacking);
+                }
+                Err(error) => return Err(HostError::Refused(error.to_string())),
+            }
+        };
+        if self.is_tight() {
+            self.wakeup.ring();
+        }
+        Ok(address)
+    }
+
+    /// Returns whether there is host memory that guests' chunks could move to.
+    pub(crate) fn has_host_memory(&self) -> bool {
+        self.pinned.range().1 != 0
+    }
+
+    /// Returns whether the mediator may soon be without memory for its own structures, while guests' could move.
+    pub(crate) fn is_tight(&self) -> bool {
+        self.has_host_memory() && self.chunks.kept_for_mediator() < self.own_chunks()
+    }
+
+    /// Chunks that the mediator is to have at hand, and what it has borrowed to have them.
+    pub(crate) fn own_chunks(&self) -> u32 {
+        self.wants.chunks().saturating_add(self.chunks.borrowed())
+    }
+
+    /// Whether work of a VM waits for memory: the mover tells it whenever there may be some.
+    pub fn set_waits(&mut self, vm: VmId, waits: bool) {
+        self.wants.set_waits(vm, waits);
+    }
+
+    /// VMs that wait for memory, their own or that of their page tables.
+    pub(crate) fn waiting(&self) -> BTreeSet<VmId> {
+        self.short.iter().copied().chain(self.wants.vms()).collect()
+    }
+
+    /// Returns what the mover has done for a VM so far.
+    #[must_use]
+    pub fn looks(&self, vm: VmId) -> Looks {
+        self.wants.looks(vm)
+    }
+
+    /// Returns whether the mover has looked in vain for a VM since `since` for as long as `limit` lets it wait. A card
+    /// whose memory can move is asked once in any case.
+    #[must_use]
+    pub fn is_vain(&self, vm: VmId, since: Looks, limit: Duration) -> bool {
+        self.wants.is_vain(vm, since, limit, self.has_host_memory())
+    }
+
+    /// Scrubs one chunk that waits for it, or ends what was begun with; false when there is none.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    pub fn scrub_one(&mut self) -> Result<bool, HostError> {
+        let mut any = false;
+        while self.scrub_piece()? {
+            any = true;
+            if self.scrubbing.is_none() {
+                break;
+            }
+        }
+        Ok(any)
+    }
+
+    /// Zeroes a piece of what is to be scrubbed, for who has time; false when nothing is.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    pub fn scrub_piece(&mut self) -> Result<bool, HostError> {
+        let (work, done) = match self.scrubbing.take() {
+            Some(begun) => begun,
+            None => {
+                let Some(work) = self.chunks.take_scrub_work() else { return Ok(false) };
+                let zeroed = match work.place {
+                    Place::Host(at) if !self.pinned.leave(at)? => work.bytes,
+                    _ => 0,
+                };
+                (work, zeroed)
+            }
+        };
+        let piece = (work.bytes - done).min(SCRUB_PIECE);
+        match work.place {
+            Place::Card(CardAddr(at)) => self.memory.zero(VramAddr(at + done), piece)?,
+            Place::Host(HostAddr(at)) if piece != 0 => {
+                self.pinned.write(HostAddr(at + done), &vec![0; piece as usize]);
+            }
+            Place::Host(_) => {}
+        }
+        if done + piece < work.bytes {
+            self.scrubbing = Some((work, done + piece));
+        } else {
+            self.chunks.scrubbed(work.place);
+        }
+        Ok(true)
+    }
+}
+
+/// An access of a guest that the card has failed at is lost; the card's state is not.
+fn failed(result: Result<(), HostError>) -> Option<()> {
+    result.inspect_err(|error| tracing::error!(%error, "the card failed at an access of a guest")).ok()
+}

@@ -1,0 +1,177 @@
+//! Who waits for memory of the card, what the mediator itself is to have of it, and how often the mover has looked in vain.
+//!
+//! What waits is not refused by the clock: a limit counts the mover's looks that found nothing to move for the VM. A host
+//! that is busy delays these looks, and with them the end of the wait.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use vram::VmId;
+
+/// Chunks that are kept at hand for the mediator's own structures beyond what VMs are known to need: a guest's next channel
+/// or page table must not wait since other guests' memory fills the card.
+pub(crate) const KEPT: u32 = 2;
+/// Time between two looks of the mover while somebody waits. A look that comes sooner is not counted.
+pub(crate) const LOOK: Duration = Duration::from_millis(50);
+/// Bytes of a VM's first page tables: two address spaces.
+pub(crate) const FIRST_BYTES: u64 = 1 << 20;
+/// Most chunks that one VM's tables wait for: what a pool may hold.
+const MOST: u32 = 1 << 10;
+
+/// What the mover has done for a VM that waits. Both only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Looks {
+    /// Looks that moved something for it.
+    pub useful: u64,
+    /// Looks that found nothing to move for it.
+    pub vain: u64,
+}
+
+impl Looks {
+    /// Returns how many vain looks `limit` stands for. `moves`: memory can move on this card, so that the mover is
+    /// asked at least once.
+    fn of(limit: Duration, moves: bool) -> u64 {
+        let looks = limit.as_nanos().div_ceil(LOOK.as_nanos());
+        u64::try_from(looks).unwrap_or(u64::MAX).max(u64::from(moves))
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    looks: Looks,
+    /// When a vain look was counted last, in ns.
+    vain_ns: Option<u64>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Wants {
+    /// Chunks that a VM's first page tables have not taken yet.
+    first: BTreeMap<VmId, u32>,
+    /// Chunks that a VM's page tables wait for.
+    tables: BTreeMap<VmId, u32>,
+    /// VMs whose work waits.
+    waiting: BTreeSet<VmId>,
+    seen: BTreeMap<VmId, Seen>,
+}
+
+impl Wants {
+    /// A VM is admitted whose first page tables take so many chunks.
+    pub(crate) fn admit(&mut self, vm: VmId, chunks: u32) {
+        self.first.insert(vm, chunks);
+    }
+
+    /// The VM is gone.
+    pub(crate) fn forget(&mut self, vm: VmId) {
+        self.first.remove(&vm);
+        self.set_waits(vm, false);
+        self.seen.remove(&vm);
+    }
+
+    /// A VM's page tables find none of `chunks` chunks.
+    pub(crate) fn lack(&mut self, vm: VmId, chunks: u32) {
+        self.tables.insert(vm, chunks.min(MOST));
+    }
+
+    /// A VM's page tables have found what they looked for.
+    pub(crate) fn found(&mut self, vm: VmId) {
+        self.tables.remove(&vm);
+    }
+
+    /// A VM's page tables hold `held` chunks, and begin with `first`.
+    pub(crate) fn hold(&mut self, vm: VmId, held: u32, first: u32) {
+        if let Some(left) = self.first.get_mut(&vm) {
+            *left = first.saturating_sub(held);
+        }
+    }
+
+    /// Work of the VM waits, or none does any more.
+    pub(crate) fn set_waits(&mut self, vm: VmId, waits: bool) {
+        if waits {
+            self.waiting.insert(vm);
+        } else {
+            self.waiting.remove(&vm);
+            self.tables.remove(&vm);
+        }
+    }
+
+    /// Chunks of the card that the mediator is to have at hand.
+    pub(crate) fn chunks(&self) -> u32 {
+        self.first.values().chain(self.tables.values()).fold(KEPT, |sum, chunks| sum.saturating_add(*chunks))
+    }
+
+    /// VMs whose work or page tables wait.
+    pub(crate) fn vms(&self) -> impl Iterator<Item = VmId> + '_ {
+        self.waiting.iter().chain(self.tables.keys()).copied()
+    }
+
+    /// VMs whose page tables wait.
+    pub(crate) fn of_tables(&self) -> impl Iterator<Item = VmId> + '_ {
+        self.tables.keys().copied()
+    }
+
+    /// The mover has looked at `now_ns` for a VM that waited all the while, and moved something for it or not.
+    pub(crate) fn looked(&mut self, vm: VmId, useful: bool, now_ns: u64) {
+        let seen = self.seen.entry(vm).or_default();
+        let apart = u64::try_from(LOOK.as_nanos()).unwrap_or(u64::MAX);
+        if useful {
+            seen.looks.useful += 1;
+        } else if seen.vain_ns.is_none_or(|at| now_ns.saturating_sub(at) >= apart) {
+            seen.looks.vain += 1;
+            seen.vain_ns = Some(now_ns);
+        }
+    }
+
+    /// Returns what it has done for a VM so far.
+    pub(crate) fn looks(&self, vm: VmId) -> Looks {
+        self.seen.get(&vm).map(|seen| seen.looks).unwrap_or_default()
+    }
+
+    /// Returns whether a wait that began at `since` has had as many vain looks as `limit` stands for.
+    pub(crate) fn is_vain(&self, vm: VmId, since: Looks, limit: Duration, moves: bool) -> bool {
+        self.looks(vm).vain.saturating_sub(since.vain) >= Looks::of(limit, moves)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VM: VmId = VmId(3);
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn a_wait_ends_by_vain_looks_and_not_by_the_clock() {
+        let mut wants = Wants::default();
+        let limit = Duration::from_millis(120);
+        let since = wants.looks(VM);
+        assert!(!wants.is_vain(VM, since, limit, true));
+        // However late a look is, it is one; what comes in quick succession is one as well.
+        for at in [1_000_000, 1_000_001, 1_000_049] {
+            wants.looked(VM, false, at * MS);
+        }
+        assert_eq!(wants.looks(VM), Looks { useful: 0, vain: 1 });
+        wants.looked(VM, true, 1_000_060 * MS);
+        wants.looked(VM, false, 1_000_070 * MS);
+        assert!(!wants.is_vain(VM, since, limit, true));
+        wants.looked(VM, false, 1_000_120 * MS);
+        assert!(wants.is_vain(VM, since, limit, true), "{:?}", wants.looks(VM));
+        // Who has no patience asks the mover once, where there is anything to move.
+        let now = wants.looks(VM);
+        assert!(wants.is_vain(VM, now, Duration::ZERO, false) && !wants.is_vain(VM, now, Duration::ZERO, true));
+    }
+
+    #[test]
+    fn what_vms_begin_with_and_wait_for_is_kept_beside_what_is_always_at_hand() {
+        let mut wants = Wants::default();
+        wants.admit(VM, 2);
+        wants.admit(VmId(4), 1);
+        wants.lack(VM, 3);
+        assert_eq!((wants.chunks(), wants.vms().collect::<Vec<_>>()), (KEPT + 6, vec![VM]));
+        wants.found(VM);
+        wants.hold(VM, 1, 2);
+        assert_eq!(wants.chunks(), KEPT + 2);
+        wants.hold(VM, 4, 2);
+        wants.forget(VmId(4));
+        assert_eq!(wants.chunks(), KEPT);
+    }
+}

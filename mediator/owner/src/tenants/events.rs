@@ -1,0 +1,89 @@
+//! Events of the card that concern one VM.
+
+use channels::Doorbell;
+use devmodel::events::SmError;
+use nvspec::addr::GpuVa;
+use nvspec::fifo::VirtualChannelId;
+
+/// Something that happened on the card and concerns one VM, in physical terms where the VM's own are not known here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestEvent {
+    /// Work of an engine has asked for attention; the VM had work there.
+    NonStall {
+        /// Which engine, `nvspec::fifo::engine`.
+        engine: u32,
+    },
+    /// The runlist that the VM submitted last is in force.
+    Runlist,
+    /// Channels that were to leave the card have left ([`take_left`](crate::HostState::take_left)).
+    Left,
+    /// The card has room again for what a channel's ring still holds.
+    Resume(Doorbell),
+    /// The time that the VM's PTIMER alarm was set to has come, or is near.
+    Alarm,
+    /// There may be memory that the VM waits for, or it has waited for long enough.
+    Memory,
+    /// A channel held an engine for too long without progress. It is off the card.
+    Hang {
+        /// Which engine, `nvspec::fifo::engine`.
+        engine: u32,
+        /// The VM's channel.
+        channel: VirtualChannelId,
+    },
+    /// A channel's access was refused by the card's MMU. The channel is off the card.
+    MmuFault {
+        /// The VM's channel.
+        channel: VirtualChannelId,
+        /// Fault unit.
+        unit: u32,
+        /// GPU virtual address.
+        va: GpuVa,
+        /// The fault's type word, as `pfifo::FAULT_TYPE`.
+        kind: u32,
+    },
+    /// A PBDMA met what it cannot execute. It has gone on behind that.
+    Pbdma {
+        /// The VM's channel.
+        channel: VirtualChannelId,
+        /// PBDMA.
+        unit: u32,
+        /// Bits as `pbdma::INTR_0`.
+        intr: u32,
+        /// Word as `pbdma::METHOD_0`.
+        method: u32,
+        /// Data of the method.
+        data: u32,
+    },
+    /// PGRAPH refused a method. It has gone on behind that.
+    Graph {
+        /// The VM's channel.
+        channel: VirtualChannelId,
+        /// Bits as `pgraph::INTR`.
+        intr: u32,
+        /// Word as `pgraph::DATA_ERROR`.
+        code: u32,
+        /// Class of the subchannel.
+        class: u32,
+        /// Word as `pgraph::TRAPPED_ADDRESS`.
+        address: u32,
+        /// Data of the method.
+        data: u32,
+        /// Units that trapped, word as `pgraph::TRAP`.
+        trap: u32,
+        /// What a multiprocessor says, if one trapped: the first that does.
+        sm: Option<SmError>,
+    },
+    /// A copy engine refused a method. It has gone on behind that.
+    Copy {
+        /// The VM's channel.
+        channel: VirtualChannelId,
+        /// Copy engine, 0 or 1.
+        engine: u32,
+        /// Bits as `ce0::INTR`.
+        intr: u32,
+        /// Word as `nvspec::class::ce90b5::error`.
+        report: u32,
+        /// Data of the method.
+        data: u32,
+    },
+}

@@ -1,0 +1,88 @@
+//! What the card's interrupt thread has for a VM whose lock is taken.
+//!
+//! One thread serves the interrupts of all VMs of a card, so it must never wait for one of them: a guest that keeps its
+//! own vGPU busy with a large flush would hold up its neighbours' interrupts. It leaves the event here instead
+//! (`mailbox` says who takes it up).
+
+use super::GuestEvent;
+use std::collections::VecDeque;
+
+/// Errors that wait. Engines go on behind an error, so a guest can make as many as it likes; more than this are counted.
+const MOST: usize = 256;
+
+/// Events that wait for a VM.
+#[derive(Debug, Default)]
+pub(crate) struct Inbox {
+    events: VecDeque<GuestEvent>,
+    lost: u64,
+}
+
+impl Inbox {
+    /// Appends an event, unless one that waits already says the same.
+    pub(crate) fn push(&mut self, event: GuestEvent) {
+        if self.events.contains(&event) {
+            return;
+        }
+        match event {
+            // A channel's ring is looked at up to its last doorbell.
+            GuestEvent::Resume(doorbell) => {
+                let same = |old: &GuestEvent| matches!(old, GuestEvent::Resume(old) if old.channel == doorbell.channel);
+                self.events.retain(|old| !same(old));
+            }
+            // Each is the end of a channel that stays bound until it is taken up: no more than there are channels.
+            GuestEvent::MmuFault { .. }
+            | GuestEvent::Hang { .. }
+            | GuestEvent::NonStall { .. }
+            | GuestEvent::Alarm
+            | GuestEvent::Runlist
+            | GuestEvent::Left
+            | GuestEvent::Memory => {}
+            GuestEvent::Pbdma { .. } | GuestEvent::Graph { .. } | GuestEvent::Copy { .. } => {
+                if self.events.len() >= MOST {
+                    self.lost += 1;
+                    return;
+                }
+            }
+        }
+        self.events.push_back(event);
+    }
+
+    /// Takes the oldest event.
+    pub(crate) fn pop(&mut self) -> Option<GuestEvent> {
+        self.events.pop_front()
+    }
+
+    /// Returns whether none waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.events.is_empty()
+    }
+
+    /// Events that found no room since the VM was made.
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvspec::fifo::VirtualChannelId;
+
+    #[test]
+    fn what_waits_is_bounded_but_no_end_of_a_channel_is_lost() {
+        let mut inbox = Inbox::default();
+        for data in 0..1000 {
+            inbox.push(GuestEvent::Pbdma { channel: VirtualChannelId(1), unit: 0, intr: 1, method: 0, data });
+            inbox.push(GuestEvent::NonStall { engine: 0 });
+        }
+        let hang = GuestEvent::Hang { engine: 0, channel: VirtualChannelId(3) };
+        inbox.push(hang);
+        let mut events = Vec::new();
+        while let Some(event) = inbox.pop() {
+            events.push(event);
+        }
+        assert_eq!(events.len(), MOST + 1);
+        assert_eq!(events.last(), Some(&hang));
+        assert_eq!(inbox.lost(), 1000 - MOST as u64 + 1);
+    }
+}

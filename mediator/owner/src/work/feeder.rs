@@ -1,0 +1,487 @@
+//! Which submission the card gets when: the scheduler of a card, told what happens, and what it decides carried out.
+//!
+//! A doorbell puts a submission into a channel's ring on the card ([`channels::Channels::pull`]) and is an arrival here;
+//! when its turn comes, on whichever thread brings that about, the card may fetch it. The end of it is its completion
+//! record, with the card's time.
+//!
+//! A submission that cannot run does not hold up others. One whose channel the guest has not enabled or listed is no
+//! arrival before it has; one that started and then waits (for a semaphore, or since its channel was stopped) leaves
+//! the engine to others: but only once the card says that nothing works for its channel. Until then it is charged and has
+//! its limit, whatever the guest has told its registers; a channel that was stopped is asked to leave the engine. When it
+//! may run again, it goes on when its turn [comes](super::withheld).
+//!
+//! Nobody is killed for what the books say alone: the engine is asked whom it works for.
+
+use super::schedule::{Held, Schedule, Stage};
+use super::withheld::Why;
+use crate::alarm::Alarm;
+use crate::tenants::GuestEvent;
+use channels::{Presence, Submission};
+use nvspec::fifo::{ChannelId, VirtualChannelId, engine};
+use sched::{Channel, Config, Decision, Engine, Event, Nanos, Ticket, VgpuParams};
+use std::collections::VecDeque;
+use vram::VmId;
+
+/// Time before a submission is seen to wait no more for which it is charged at most, in ns: several looks.
+const UNSEEN_NS: u64 = 5_000_000;
+
+/// Who tells a card's scheduler what happens, and does what it decides: the state of a card, under its lock.
+///
+/// What the card does is asked for by the methods without a body; tests have a card of their own behind them.
+pub trait Feeder {
+    /// What brings the interrupt thread back.
+    type Alarm: Alarm;
+
+    /// The scheduler, with what is known of its submissions.
+    fn schedule(&mut self) -> &mut Schedule<Self::Alarm>;
+
+    /// The card's time. It never goes back.
+    fn card_time(&self) -> Nanos;
+
+    /// Returns whether a channel is to run, now or when its turn comes: nobody has stopped it.
+    fn wants(&self, channel: ChannelId) -> bool;
+
+    /// Returns where a channel is, as the card says.
+    fn presence(&mut self, channel: ChannelId) -> Presence;
+
+    /// Returns whether a channel that waits for a semaphore keeps others from the unit that takes methods.
+    fn holds(&mut self, channel: ChannelId) -> bool;
+
+    /// The channel that an engine works for, as the card says.
+    fn occupant(&mut self, engine: Engine) -> Option<ChannelId>;
+
+    /// Returns what of a channel moves while it gets on.
+    fn progress(&mut self, channel: ChannelId) -> u64;
+
+    /// Asks the card to take a channel off its engines.
+    fn ask_to_leave(&mut self, channel: ChannelId);
+
+    /// Keeps a channel off the card, or lets it back.
+    fn withhold(&mut self, channel: ChannelId, withheld: bool);
+
+    /// Returns which engines a channel can work on, by its contexts.
+    fn engines_of(&self, channel: ChannelId) -> [bool; Engine::COUNT];
+
+    /// Returns whose a channel of the card is, and as what its guest knows it.
+    fn owner(&self, channel: ChannelId) -> Option<(VmId, VirtualChannelId)>;
+
+    /// Lets the card fetch a submission, with those of the channel that came before. `false` when there is none any more.
+    fn start(&mut self, channel: ChannelId, submission: Submission) -> bool;
+
+    /// Submissions that have ended since the last call, with the card's time of that if it is known.
+    fn take_ended(&mut self) -> Vec<(Submission, Option<Nanos>)>;
+
+    /// Says whether the timer is to expire soon, without anything else: the last call of [`Self::take_ended`] is to be repeated, or
+    /// a channel is still to leave the card.
+    fn is_deferred(&self) -> bool;
+
+    /// Takes a channel that holds an engine for too long off the card, and says so ([`Self::channel_ended`]).
+    fn kill(&mut self, vm: VmId, channel: VirtualChannelId, engine: Engine);
+
+    /// A VM takes part, with a share of the card's time.
+    fn schedule_vm(&mut self, vm: VmId, params: VgpuParams) {
+        self.feed([Event::Added { vgpu: vm, params }]);
+    }
+
+    /// Nothing of a VM is on the card any more.
+    fn unschedule_vm(&mut self, vm: VmId) {
+        self.schedule().forget(|held| held.vm == vm);
+        self.schedule().withheld.forget(|of, _| of == vm);
+        self.schedule().withheld.hops.forget(vm);
+        self.schedule().told.remove(&vm);
+        self.feed([Event::Removed { vgpu: vm }]);
+    }
+
+    /// Changes what a VM may have, from now on.
+    fn set_share(&mut self, vm: VmId, params: VgpuParams) {
+        self.feed([Event::Changed { vgpu: vm, params }]);
+    }
+
+    /// Changes how the card is shared, from now on. What waits and what runs goes on.
+    fn set_scheduler(&mut self, config: Config) {
+        self.feed([Event::Configured(config)]);
+    }
+
+    /// Lets a VM out of quarantine.
+    fn release_vm(&mut self, vm: VmId) {
+        self.feed([Event::Released { vgpu: vm }]);
+    }
+
+    /// A submission is in the ring of a VM's physical channel, to be started when its turn comes.
+    fn arrived(&mut self, vm: VmId, channel: ChannelId, submission: Submission) {
+        let ticket = Ticket(submission.0);
+        let runs = self.wants(channel) && !self.schedule().withheld.contains(channel);
+        let stage = if runs { Stage::Queued } else { Stage::Parked };
+        let arrived = self.card_time();
+        let held = Held { vm, channel, stage, arrived, seen: None, hopped: false, on_engine: None };
+        let engines = self.engines_of(channel);
+        let schedule = self.schedule();
+        schedule.held.insert(ticket, held);
+        schedule.note_engines(channel, engines);
+        if runs {
+            let arrival = self.arrival(ticket, vm, channel);
+            self.feed([arrival]);
+        }
+    }
+
+    /// The event of a submission that may run.
+    fn arrival(&mut self, ticket: Ticket, vm: VmId, channel: ChannelId) -> Event {
+        let engines = self.engines_of(channel);
+        let engine = self.schedule().engine_for(channel, engines);
+        Event::Arrival { vgpu: vm, channel: Channel(channel.0.into()), engine, ticket }
+    }
+
+    /// A physical channel is off the card, with all that it had. What of it had ended before was [completed](Self::complete).
+    fn channel_ended(&mut self, vm: VmId, channel: ChannelId) {
+        self.schedule().forget(|held| held.channel == channel);
+        self.schedule().several.remove(&channel);
+        self.schedule().withheld.forget(|_, of| of == channel);
+        self.feed([Event::ChannelEnded { vgpu: vm, channel: Channel(channel.0.into()) }]);
+    }
+
+    /// Looks which submissions have ended.
+    fn complete(&mut self) {
+        let mut ended = self.take_ended();
+        // Those of one engine in their order; without a time it has ended by now.
+        ended.sort_by_key(|(_, at)| at.unwrap_or(Nanos(u64::MAX)));
+        let mut events = Vec::new();
+        for (submission, ended) in ended {
+            let ticket = Ticket(submission.0);
+            let Some(held) = self.schedule().held.remove(&ticket) else { continue };
+            let since = held.seen.filter(|_| held.stage == Stage::Waiting).map(|(since, _)| since);
+            events.extend(self.moved_since(ticket, since));
+            events.push(Event::Completed { ticket, ended });
+        }
+        self.release_idle(&mut events);
+        if events.is_empty() && self.is_deferred() {
+            let now = self.card_time();
+            self.schedule().arm(now, true);
+        }
+        self.feed(events);
+    }
+
+    /// Returns what something has done that was last seen to wait, and waits no more.
+    fn moved_since(&self, ticket: Ticket, since: Option<Nanos>) -> Option<Event> {
+        // Nobody looks while nobody wants the engine.
+        let earliest = self.card_time().0.saturating_sub(UNSEEN_NS);
+        Some(Event::Moved { ticket, since: since?.max(Nanos(earliest)) })
+    }
+
+    /// The timer has expired.
+    fn tick(&mut self) {
+        self.schedule().disarm();
+        // What has ended by now has not run for too long.
+        if self.is_deferred() || self.schedule().scheduler.in_flight() > 0 {
+            self.complete();
+        }
+        if self.schedule().is_contended() {
+            self.rest_and_rouse();
+            self.look_at_waits(None);
+        }
+        self.feed([Event::Tick]);
+    }
+
+    /// Sees which submissions (of a VM, or of all) can run that could not, and the other way round.
+    fn look_at_waits(&mut self, vm: Option<VmId>) {
+        if vm.is_none() {
+            // Not for each register that a guest writes: it costs reads of the card, which others wait for.
+            let moved = self.look_at_engines();
+            self.feed(moved);
+        }
+        let stages = [Stage::Parked, Stage::Started, Stage::Waiting];
+        let mut channels = self.schedule().channels_at(&stages);
+        channels.extend(self.schedule().withheld.channels());
+        let mut events = Vec::new();
+        for (channel, _) in channels.into_iter().filter(|(_, of)| vm.is_none_or(|vm| vm == *of)) {
+            self.look_at_channel(channel, &mut events);
+        }
+        self.release_idle(&mut events);
+        let schedule = self.schedule();
+        schedule.waiting = schedule.held.values().filter(|held| held.stage == Stage::Waiting).count();
+        self.feed(events);
+    }
+
+    /// Sees what of a channel's submissions can run; appends what the scheduler is to be told.
+    fn look_at_channel(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
+        let wants = self.wants(channel);
+        self.look_at_leaver(channel, events);
+        match self.schedule().withheld.why(channel) {
+            Some(Why::Stopped) if wants => return self.queue_again(channel, events),
+            Some(_) => return,
+            None => {}
+        }
+        let with_card = self.schedule().first_of(channel, &[Stage::Started, Stage::Waiting]);
+        let presence = with_card.map(|_| self.presence(channel));
+        let leaves = presence.is_some() && !wants;
+        if leaves && presence == Some(Presence::Works) {
+            // It is charged, and has its limit, until it has left.
+            self.ask_to_leave(channel);
+        }
+        let off = leaves && presence != Some(Presence::Works);
+        if off {
+            self.set_aside(channel, false);
+        }
+        let waits = presence == Some(Presence::Acquires);
+        let progress = if waits { self.progress(channel) } else { 0 };
+        let now = self.card_time();
+        let of_it = self.schedule().held.iter().filter(|(_, held)| held.channel == channel);
+        let of_it: Vec<(Ticket, Held)> = of_it.map(|(ticket, held)| (*ticket, *held)).collect();
+        for (ticket, mut held) in of_it {
+            match held.stage {
+                Stage::Parked if wants => {
+                    held.stage = Stage::Queued;
+                    events.push(self.arrival(ticket, held.vm, channel));
+                }
+                Stage::Started if off || waits => {
+                    held.stage = if off { Stage::Withheld } else { Stage::Waiting };
+                    (held.seen, held.on_engine) = (Some((now, progress)), None);
+                    events.push(Event::Waiting { ticket });
+                }
+                Stage::Waiting if off || waits => {
+                    let moved = off || held.seen.is_some_and(|(_, before)| before != progress);
+                    if moved {
+                        events.extend(self.moved_since(ticket, held.seen.map(|(since, _)| since)));
+                    }
+                    held.stage = if off { Stage::Withheld } else { Stage::Waiting };
+                    held.seen = Some((now, progress));
+                    let hops = &mut self.schedule().withheld.hops;
+                    held.hopped |= moved && !hops.allow(held.vm, now);
+                }
+                Stage::Waiting => {
+                    events.extend(self.moved_since(ticket, held.seen.map(|(since, _)| since)));
+                    held.stage = Stage::Started;
+                    events.push(Event::Resumed { ticket });
+                }
+                Stage::Parked | Stage::Started | Stage::Queued | Stage::Withheld | Stage::Again => continue,
+            }
+            self.schedule().held.insert(ticket, held);
+        }
+    }
+
+    /// Takes a withheld channel's work off the books of the engines once none of them works for it.
+    fn look_at_leaver(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
+        let withheld = self.schedule().withheld.contains(channel);
+        if !withheld || self.schedule().first_of(channel, &[Stage::Started]).is_none() {
+            return;
+        }
+        if self.presence(channel) == Presence::Works {
+            self.ask_to_leave(channel);
+        } else {
+            self.schedule().withhold_started(channel, events);
+        }
+    }
+
+    /// Keeps a channel off the card until its turn comes again. `rests`: it waits for a semaphore.
+    fn set_aside(&mut self, channel: ChannelId, rests: bool) {
+        let why = if rests { Why::Rests } else { Why::Stopped };
+        let now = self.card_time();
+        let vm = self.schedule().held.values().find(|held| held.channel == channel).map(|held| held.vm);
+        let Some(vm) = vm else { return };
+        self.schedule().withheld.insert(vm, channel, why, now);
+        self.withhold(channel, true);
+    }
+
+    /// A channel that was withheld is to go on when its turn comes.
+    fn queue_again(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
+        let now = self.card_time();
+        let schedule = self.schedule();
+        let Some(ticket) = schedule.first_of(channel, &[Stage::Withheld]) else { return };
+        let Some(held) = schedule.held.get_mut(&ticket) else { return };
+        held.stage = Stage::Again;
+        let vm = held.vm;
+        schedule.withheld.insert(vm, channel, Why::Queued, now);
+        events.push(Event::Requeued { ticket });
+    }
+
+    /// Lets a channel back on the card, with all that it has there.
+    fn let_back(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
+        self.schedule().withheld.remove(channel);
+        self.withhold(channel, false);
+        for (ticket, held) in &mut self.schedule().held {
+            if held.channel == channel && held.stage == Stage::Withheld {
+                held.stage = Stage::Started;
+                events.push(Event::Resumed { ticket: *ticket });
+            }
+        }
+        self.look_at_channel(channel, events);
+    }
+
+    /// Lets channels back that have nothing on the card any more: what they had has ended. Where only that has ended whose
+    /// turn was awaited, the next has its turn.
+    fn release_idle(&mut self, events: &mut Vec<Event>) {
+        let all: Vec<ChannelId> = self.schedule().withheld.channels().map(|(channel, _)| channel).collect();
+        for channel in all {
+            let schedule = self.schedule();
+            let queued = schedule.withheld.why(channel) == Some(Why::Queued);
+            if schedule.first_of(channel, &[Stage::Withheld, Stage::Again]).is_none() {
+                self.let_back(channel, events);
+            } else if queued && schedule.first_of(channel, &[Stage::Again]).is_none() {
+                self.queue_again(channel, events);
+            }
+        }
+    }
+
+    /// Has channels rest that wait and hold others up, or have worked between their waits too often, and lets one of those
+    /// that rest look again.
+    fn rest_and_rouse(&mut self) {
+        let now = self.card_time();
+        let wanted = self.schedule().scheduler.in_flight() > 0;
+        let mut events = Vec::new();
+        if wanted {
+            for (channel, vm) in self.schedule().channels_at(&[Stage::Waiting]) {
+                let hopped = |held: &Held| held.channel == channel && held.hopped;
+                let hopped = self.schedule().held.values().any(hopped);
+                if !hopped && !self.holds(channel) {
+                    continue;
+                }
+                tracing::debug!(%vm, channel = channel.0, hopped, "a channel that waits rests: it holds others up");
+                self.set_aside(channel, true);
+                self.schedule().withhold_started(channel, &mut events);
+            }
+        }
+        while let Some(channel) = self.schedule().withheld.rouse(now, wanted) {
+            if self.wants(channel) {
+                self.queue_again(channel, &mut events);
+            }
+        }
+        self.feed(events);
+    }
+
+    /// Tells the scheduler, and does what it decides, and so on until it has nothing more to say.
+    fn feed(&mut self, events: impl IntoIterator<Item = Event>) {
+        let mut events: VecDeque<Event> = events.into_iter().collect();
+        if events.is_empty() {
+            return;
+        }
+        let now = self.card_time();
+        let mut decisions = Vec::new();
+        while let Some(event) = events.pop_front() {
+            let schedule = self.schedule();
+            schedule.scheduler.event(now, event, &mut decisions);
+            if let Some(recording) = &mut schedule.recording {
+                recording.note(now, event, &decisions);
+            }
+            for decision in decisions.drain(..) {
+                self.carry_out(decision, &mut events);
+            }
+        }
+        let deferred = self.is_deferred();
+        self.schedule().arm(now, deferred);
+    }
+
+    /// Appends what the scheduler is to be told of it.
+    fn carry_out(&mut self, decision: Decision, events: &mut VecDeque<Event>) {
+        let mut told = Vec::new();
+        match decision {
+            Decision::Start(ticket) => self.give(ticket, &mut told),
+            Decision::Kill { vgpu, channel, engine, ran_ns, .. } => {
+                let Ok(physical) = u8::try_from(channel.0).map(ChannelId) else { return };
+                self.accuse(vgpu, physical, engine, ran_ns, &mut told);
+            }
+            Decision::Quarantined { vgpu, until } => {
+                tracing::warn!(vm = vgpu.0, ?until, "a VM is quarantined: its submissions ran for too long, too often");
+            }
+            Decision::Released { vgpu } => tracing::info!(vm = vgpu.0, "a VM is out of quarantine"),
+        }
+        events.extend(told);
+    }
+
+    /// A submission's turn has come.
+    fn give(&mut self, ticket: Ticket, told: &mut Vec<Event>) {
+        let withheld = Event::Withdrawn { ticket };
+        let Some(held) = self.schedule().held.get_mut(&ticket) else { return told.push(withheld) };
+        let (channel, again) = (held.channel, held.stage == Stage::Again);
+        held.stage = Stage::Started;
+        if again {
+            return self.let_back(channel, told);
+        }
+        if !self.start(channel, Submission(ticket.0)) {
+            return told.push(withheld);
+        }
+        // What came before it on its channel is to go on first.
+        if self.schedule().withheld.contains(channel)
+            && let Some(held) = self.schedule().held.get_mut(&ticket)
+        {
+            held.stage = Stage::Withheld;
+            told.push(Event::Waiting { ticket });
+        }
+    }
+
+    /// Notes whom the engines work for that have something. Who runs for too long is killed for the time that it was seen to:
+    /// by the books alone it may have waited until just now, for a semaphore that nobody looked at, or for another's work to
+    /// leave the engine.
+    ///
+    /// Returns what the scheduler is to be told: a channel with contexts for several engines is booked on the one that it was
+    /// seen on last, and works on whichever its methods are for. From the look on at which it is found elsewhere, it is charged
+    /// there, and not its neighbour on that engine.
+    fn look_at_engines(&mut self) -> Vec<Event> {
+        let now = self.card_time();
+        let everywhere = self.schedule().any_of_several();
+        let looked = Engine::ALL.into_iter().filter(|engine| everywhere || self.schedule().scheduler.is_busy(*engine));
+        let looked: Vec<Engine> = looked.collect();
+        let occupants: Vec<(Engine, ChannelId)> =
+            looked.into_iter().filter_map(|engine| Some((engine, self.occupant(engine)?))).collect();
+        let channels: Vec<ChannelId> = occupants.iter().map(|(_, channel)| *channel).collect();
+        self.schedule().note_occupants(&channels, now);
+        let mut moved = Vec::new();
+        for (engine, channel) in occupants {
+            if self.schedule().is_elsewhere(channel, engine)
+                && let Some((vm, _)) = self.owner(channel)
+            {
+                moved.push(Event::Occupied { engine, vgpu: vm, channel: Channel(channel.0.into()) });
+            }
+        }
+        moved
+    }
+
+    /// Returns the time since when a channel has had an engine, if that is less than its VM may have it.
+    fn has_it_since(&mut self, vm: VmId, channel: ChannelId) -> Option<Nanos> {
+        let now = self.card_time();
+        let since = self.schedule().seen_since(channel, now)?;
+        let limit = self.schedule().scheduler.params(vm)?.max_run_ns?;
+        (now.since(since) < limit).then_some(since)
+    }
+
+    /// By the books, a VM's channel holds an engine for too long. Who does is for the card to say.
+    fn accuse(&mut self, vm: VmId, channel: ChannelId, engine: Engine, ran_ns: u64, told: &mut Vec<Event>) {
+        match self.occupant(engine) {
+            Some(other) if other != channel => {
+                let Some((vm, _)) = self.owner(other) else {
+                    return told.push(Event::Unoccupied { engine, since: None });
+                };
+                told.extend(self.schedule().bring_back(other));
+                told.push(Event::Occupied { engine, vgpu: vm, channel: Channel(other.0.into()) });
+            }
+            None if self.presence(channel) != Presence::Works => {
+                told.push(Event::Unoccupied { engine, since: None });
+                self.look_at_channel(channel, told);
+            }
+            _ => {
+                if let since @ Some(_) = self.has_it_since(vm, channel) {
+                    return told.push(Event::Unoccupied { engine, since });
+                }
+                let Some((_, guest_channel)) = self.owner(channel) else { return };
+                let ran_ms = ran_ns / 1_000_000;
+                tracing::warn!(%vm, channel = ?guest_channel, ?engine, ran_ms, "a submission runs for longer than it may");
+                self.kill(vm, guest_channel, engine);
+                // Its guest is told by the interrupt thread.
+                self.schedule().post(vm, GuestEvent::Hang { engine: number_of(engine), channel: guest_channel });
+                told.push(Event::Struck { vgpu: vm, engine });
+            }
+        }
+    }
+}
+
+/// The engine that has a number on the card, if it is one whose time is shared.
+pub(crate) fn engine_numbered(number: u32) -> Option<Engine> {
+    Engine::ALL.into_iter().find(|engine| number_of(*engine) == number)
+}
+
+/// The card's number of an engine.
+pub(crate) fn number_of(engine: Engine) -> u32 {
+    match engine {
+        Engine::Compute => engine::GR,
+        Engine::Copy0 => engine::CE0,
+        Engine::Copy1 => engine::CE1,
+    }
+}

@@ -1,0 +1,95 @@
+//! The work on a card: its channels, and whose turn it is.
+//!
+//! Parts: [`schedule`] (the scheduler with what is known of submissions), [`feeder`] (what it is told, and what comes of it),
+//! `withheld` (work that is kept off the card), `departures` (channels that have not left yet), `noise` (interrupts that VMs
+//! cause), `recording` (what the scheduler was told and decided), [`usage`] (what of that the operator sees), [`overdue`] (what
+//! submissions wait for that do not end), [`time`] (the card's clock).
+
+pub(crate) mod departures;
+pub(crate) mod feeder;
+mod noise;
+pub mod overdue;
+mod recording;
+pub(crate) mod schedule;
+pub mod time;
+pub mod usage;
+mod withheld;
+
+pub(crate) use feeder::{engine_numbered, number_of};
+
+use channels::Channels;
+use departures::Departures;
+use noise::Noise;
+use schedule::Schedule;
+use vram::VmId;
+
+/// Channels, and their schedule.
+pub(crate) struct Work {
+    channels: Channels,
+    /// Channels that are still to leave the card.
+    departures: Departures,
+    schedule: Schedule,
+    /// Interrupts that VMs have caused.
+    noise: Noise,
+    /// Submissions that have ended, the mediator's own among them.
+    ended: u64,
+}
+
+impl Work {
+    pub(crate) fn new(channels: Channels, schedule: Schedule) -> Self {
+        Self { channels, departures: Departures::default(), schedule, noise: Noise::default(), ended: 0 }
+    }
+
+    /// Physical channels.
+    pub(crate) fn channels(&self) -> &Channels {
+        &self.channels
+    }
+
+    /// As [`Self::channels`], to change them.
+    pub(crate) fn channels_mut(&mut self) -> &mut Channels {
+        &mut self.channels
+    }
+
+    /// Whose turn it is.
+    pub(crate) fn schedule(&self) -> &Schedule {
+        &self.schedule
+    }
+
+    /// As [`Self::schedule`], to change it.
+    pub(crate) fn schedule_mut(&mut self) -> &mut Schedule {
+        &mut self.schedule
+    }
+
+    /// Channels that are still to leave the card.
+    pub(crate) fn departures(&self) -> &Departures {
+        &self.departures
+    }
+
+    /// As [`Self::departures`], to change them.
+    pub(crate) fn departures_mut(&mut self) -> &mut Departures {
+        &mut self.departures
+    }
+
+    /// Interrupts that VMs have caused.
+    pub(crate) fn noise(&self) -> &Noise {
+        &self.noise
+    }
+
+    /// As [`Self::noise`], to count one.
+    pub(crate) fn noise_mut(&mut self) -> &mut Noise {
+        &mut self.noise
+    }
+
+    /// Submissions that have ended.
+    pub(crate) fn ended(&self) -> u64 {
+        self.ended
+    }
+
+    /// Submissions of these VMs have ended.
+    pub(crate) fn count_ended(&mut self, vms: impl Iterator<Item = VmId>) {
+        for vm in vms {
+            self.ended = self.ended.saturating_add(1);
+            self.noise.ended(vm);
+        }
+    }
+}

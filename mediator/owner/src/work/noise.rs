@@ -1,0 +1,102 @@
+//! Interrupts that VMs bring about beyond those that tell of the end of their work, and a bound on them.
+//!
+//! Each is served by the card's one interrupt thread, under the card's lock: methods that no engine knows, errors of engines,
+//! and interrupts that a guest's work raises in mid submission. A VM may cause [`MOST`] of them between two looks of that
+//! thread. Who causes more has its channels paused until the next look: it pays with its own time, and others are served.
+
+use std::collections::BTreeMap;
+use vram::VmId;
+
+/// Interrupts of one VM that are served between two looks, a tenth of a second apart.
+pub(crate) const MOST: u32 = 256;
+/// Interrupts that a submission may cause without any being counted: those of its guest's fences.
+const EACH: u32 = 2;
+
+/// Account of one VM.
+#[derive(Clone, Copy, Debug, Default)]
+struct Caused {
+    /// Since the last look, less what its submissions may cause.
+    lately: u32,
+    total: u64,
+    paused: bool,
+    pauses: u64,
+}
+
+/// Accounts of all VMs.
+#[derive(Debug, Default)]
+pub(crate) struct Noise(BTreeMap<VmId, Caused>);
+
+impl Noise {
+    /// Counts an interrupt. Returns whether the VM's channels are to be paused from now on.
+    pub(crate) fn count(&mut self, vm: VmId) -> bool {
+        let caused = self.0.entry(vm).or_default();
+        caused.total = caused.total.saturating_add(1);
+        caused.lately = caused.lately.saturating_add(1);
+        let exceeds = caused.lately > MOST && !caused.paused;
+        caused.paused |= exceeds;
+        caused.pauses = caused.pauses.saturating_add(u64::from(exceeds));
+        exceeds
+    }
+
+    /// A submission of the VM has ended.
+    pub(crate) fn ended(&mut self, vm: VmId) {
+        if let Some(caused) = self.0.get_mut(&vm) {
+            caused.lately = caused.lately.saturating_sub(EACH);
+        }
+    }
+
+    /// Begins to count anew. Returns the VMs whose channels go on.
+    pub(crate) fn look(&mut self) -> Vec<VmId> {
+        let mut resumed = Vec::new();
+        for (vm, caused) in &mut self.0 {
+            caused.lately = 0;
+            if std::mem::take(&mut caused.paused) {
+                resumed.push(*vm);
+            }
+        }
+        resumed
+    }
+
+    /// Interrupts that a VM has caused, and how often it was paused for that.
+    pub(crate) fn of(&self, vm: VmId) -> (u64, u64) {
+        self.0.get(&vm).map(|caused| (caused.total, caused.pauses)).unwrap_or_default()
+    }
+
+    /// The VM is gone.
+    pub(crate) fn forget(&mut self, vm: VmId) {
+        self.0.remove(&vm);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOISY: VmId = VmId(1);
+    const QUIET: VmId = VmId(2);
+
+    #[test]
+    fn who_causes_more_interrupts_than_a_vm_may_pauses_until_the_next_look() {
+        let mut noise = Noise::default();
+        let most = u64::from(MOST);
+        assert!((0..most).all(|_| !noise.count(NOISY) && !noise.count(QUIET)));
+        assert!(noise.count(NOISY));
+        assert!(!noise.count(NOISY), "it is paused once");
+        assert_eq!(noise.look(), [NOISY]);
+        assert_eq!(noise.look(), []);
+        assert!((0..most).all(|_| !noise.count(NOISY)));
+        assert_eq!((noise.of(NOISY), noise.of(QUIET)), ((2 * most + 2, 1), (most, 0)));
+        noise.forget(NOISY);
+        assert_eq!(noise.of(NOISY), (0, 0));
+    }
+
+    #[test]
+    fn interrupts_of_many_submissions_are_no_noise() {
+        let mut noise = Noise::default();
+        for _ in 0..10 * MOST {
+            assert!(!noise.count(NOISY) && !noise.count(NOISY));
+            noise.ended(NOISY);
+        }
+        assert_eq!(noise.look(), []);
+    }
+}

@@ -1,0 +1,96 @@
+//! A record of what a card's scheduler is told and decides, in memory, for as long as an operator wants one.
+
+use super::Work;
+use sched::trace::Recorder;
+use sched::{Decision, Event, Nanos, Scheduler, VgpuId};
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind, Write};
+use vram::VmId;
+
+/// Bytes in memory, up to a limit.
+#[derive(Debug)]
+struct Bounded {
+    bytes: Vec<u8>,
+    limit: usize,
+}
+
+impl Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.limit.saturating_sub(self.bytes.len()) < bytes.len() {
+            return Err(ErrorKind::StorageFull.into());
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A record that is being made. When there is no more room, it ends with the last event that fitted.
+#[derive(Debug)]
+pub(crate) struct Recording {
+    recorder: Recorder<Bounded>,
+    full: bool,
+}
+
+impl Recording {
+    fn new(scheduler: &Scheduler, at: Nanos, names: &BTreeMap<VgpuId, String>, limit: usize) -> io::Result<Self> {
+        let to = Bounded { bytes: Vec::new(), limit };
+        Ok(Self { recorder: Recorder::new(to, scheduler, at, names)?, full: false })
+    }
+
+    /// Writes down an event and what it brought.
+    pub(crate) fn note(&mut self, at: Nanos, event: Event, decisions: &[Decision]) {
+        self.full = self.full || self.recorder.record(at, event, decisions).is_err();
+    }
+
+    fn end(self) -> Vec<u8> {
+        let mut bytes = self.recorder.finish().map(|to| to.bytes).unwrap_or_default();
+        // Without the line that did not fit.
+        let end = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        bytes.truncate(end);
+        bytes
+    }
+}
+
+impl Work {
+    /// Begins a record of the scheduler of at most `limit` bytes; `names` are those of the VMs. `false` when one is being
+    /// made already, or when not even the scheduler as it is now fits.
+    pub(crate) fn start_record(&mut self, at: Nanos, names: &BTreeMap<VmId, String>, limit: usize) -> bool {
+        if self.schedule.recording.is_some() {
+            return false;
+        }
+        let names = names.iter().map(|(vm, name)| (*vm, name.clone())).collect();
+        self.schedule.recording = Recording::new(self.schedule.scheduler(), at, &names, limit).ok();
+        self.schedule.recording.is_some()
+    }
+
+    /// Ends the record and returns it; `None` when none is being made.
+    pub(crate) fn end_record(&mut self) -> Option<Vec<u8>> {
+        self.schedule.recording.take().map(Recording::end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sched::trace::Trace;
+    use sched::{Config, VgpuParams};
+
+    #[test]
+    fn a_record_without_room_ends_with_a_whole_line() {
+        let scheduler = Scheduler::new(Config::default(), Nanos(5)).unwrap();
+        let mut recording = Recording::new(&scheduler, Nanos(5), &BTreeMap::new(), 4000).unwrap();
+        for vm in 0..1000 {
+            let event = Event::Added { vgpu: VgpuId(vm), params: VgpuParams::default() };
+            recording.note(Nanos(u64::from(vm)), event, &[]);
+        }
+        let bytes = recording.end();
+        assert!(bytes.len() <= 4000);
+        let trace = Trace::read(&*bytes).unwrap();
+        assert!((10..1000).contains(&trace.entries.len()), "{}", trace.entries.len());
+        assert!(Recording::new(&scheduler, Nanos(5), &BTreeMap::new(), 10).is_err());
+    }
+}

@@ -1,0 +1,48 @@
+//! The card's clock.
+
+use card::Card;
+use nvspec::regs::ptimer;
+use sched::Nanos;
+use std::time::Instant;
+
+/// Nanoseconds of the card's own clock, which its semaphores are stamped with.
+#[must_use]
+pub fn now_ns(card: &dyn Card) -> u64 {
+    let high = card.read32(ptimer::TIME_1::OFFSET);
+    let low = card.read32(ptimer::TIME_0::OFFSET);
+    let again = card.read32(ptimer::TIME_1::OFFSET);
+    // The halves belong together unless the low one has wrapped between, once in four seconds, and begun anew.
+    let low = if again == high { low } else { card.read32(ptimer::TIME_0::OFFSET) };
+    u64::from(again) << 32 | u64::from(low)
+}
+
+/// The card's clock, as it runs by the host's.
+#[derive(Debug)]
+pub(crate) struct Clock {
+    /// Time at which the card was taken over.
+    began: Instant,
+    /// By how many ns the card's clock is ahead of the host's.
+    ahead_ns: i64,
+}
+
+impl Clock {
+    pub(crate) fn new() -> Self {
+        Self { began: Instant::now(), ahead_ns: 0 }
+    }
+
+    /// Nanoseconds since the card was taken over, by the host's clock.
+    pub(crate) fn host_ns(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// The card's time, by the host's clock and what was between them when [`Self::set`] was called last.
+    pub(crate) fn card_time(&self) -> Nanos {
+        Nanos(self.host_ns().saturating_add_signed(self.ahead_ns))
+    }
+
+    /// Looks how far the card's clock is ahead of the host's. To be called often enough for what they may differ in speed:
+    /// a ten-thousandth is 10 us in 100 ms.
+    pub(crate) fn set(&mut self, card: &dyn Card) {
+        self.ahead_ns = i64::try_from(i128::from(now_ns(card)) - i128::from(self.host_ns())).unwrap_or(0);
+    }
+}

@@ -1,0 +1,135 @@
+//! Channels with work that the card was given and that is kept off it for now: it goes on when its VM's turn comes again.
+//!
+//! Two kinds. A channel that was stopped (by its guest's registers, or since memory moves) and has left the card goes on
+//! when it may run again. A channel that waits for a semaphore *rests* while others have work: since an acquire may say that
+//! it gives nothing up while it waits, and then its channel has the unit that takes methods until its time slice is over,
+//! again and again; or since its VM has used up its [hops](Hops), by work in between its waits. From time to time one of
+//! those that rest may look at its semaphore again, as a submission whose turn it is. When the card has nothing else to do,
+//! none rests.
+
+use nvspec::fifo::ChannelId;
+use sched::Nanos;
+use std::collections::{BTreeMap, VecDeque};
+use vram::VmId;
+
+/// Time from one channel's look at its semaphore to that of the next, in ns. A look takes up to a millisecond: 3 %.
+const REST_NS: u64 = 32_000_000;
+/// Hops that a VM has in advance.
+const HOPS: u64 = 4;
+
+/// Why a channel is withheld.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// It may not run.
+    Stopped,
+    /// It waits for a semaphore, and others have work.
+    Rests,
+    /// Its turn is awaited.
+    Queued,
+}
+
+/// The channels that are withheld.
+#[derive(Debug, Default)]
+pub(crate) struct Withheld {
+    channels: BTreeMap<ChannelId, (VmId, Why)>,
+    /// Those that rest; who looks next is first.
+    resting: VecDeque<ChannelId>,
+    /// When.
+    next: Nanos,
+    pub(crate) hops: Hops,
+}
+
+impl Withheld {
+    pub(crate) fn why(&self, channel: ChannelId) -> Option<Why> {
+        self.channels.get(&channel).map(|(_, why)| *why)
+    }
+
+    pub(crate) fn contains(&self, channel: ChannelId) -> bool {
+        self.channels.contains_key(&channel)
+    }
+
+    /// Returns whether one waits for its look.
+    pub(crate) fn any_rests(&self) -> bool {
+        !self.resting.is_empty()
+    }
+
+    /// All, with whose they are.
+    pub(crate) fn channels(&self) -> impl Iterator<Item = (ChannelId, VmId)> {
+        self.channels.iter().map(|(channel, (vm, _))| (*channel, *vm))
+    }
+
+    pub(crate) fn insert(&mut self, vm: VmId, channel: ChannelId, why: Why, now: Nanos) {
+        self.resting.retain(|resting| *resting != channel);
+        self.channels.insert(channel, (vm, why));
+        if why == Why::Rests {
+            self.resting.push_back(channel);
+            self.next = self.next.max(now.after(REST_NS));
+        }
+    }
+
+    pub(crate) fn remove(&mut self, channel: ChannelId) -> bool {
+        self.resting.retain(|resting| *resting != channel);
+        self.channels.remove(&channel).is_some()
+    }
+
+    /// Forgets channels that are off the card for good.
+    pub(crate) fn forget(&mut self, gone: impl Fn(VmId, ChannelId) -> bool) {
+        self.channels.retain(|channel, (vm, _)| !gone(*vm, *channel));
+        let channels = &self.channels;
+        self.resting.retain(|channel| channels.contains_key(channel));
+    }
+
+    /// The next that may look again, if it is time: it rests no more. `wanted`: others have work.
+    pub(crate) fn rouse(&mut self, now: Nanos, wanted: bool) -> Option<ChannelId> {
+        if wanted && now < self.next {
+            return None;
+        }
+        let channel = self.resting.pop_front()?;
+        self.next = now.after(REST_NS);
+        if let Some((_, why)) = self.channels.get_mut(&channel) {
+            *why = Why::Stopped;
+        }
+        Some(channel)
+    }
+}
+
+/// How often a VM's channels have worked between two looks at which they waited. What they did then is not measured, and
+/// nobody's turn: so each VM may do it a few times, and then once for each look of one that rests.
+#[derive(Debug, Default)]
+pub(crate) struct Hops(BTreeMap<VmId, Nanos>);
+
+impl Hops {
+    /// Counts one. False when the VM has had as many as it may.
+    pub(crate) fn allow(&mut self, vm: VmId, now: Nanos) -> bool {
+        let paid = self.0.entry(vm).or_default();
+        let next = (*paid).max(now).after(REST_NS);
+        let allowed = next.since(now) <= HOPS * REST_NS;
+        if allowed {
+            *paid = next;
+        }
+        allowed
+    }
+
+    pub(crate) fn forget(&mut self, vm: VmId) {
+        self.0.remove(&vm);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vm_has_some_hops_in_advance_and_then_one_for_each_rest() {
+        let (mut hops, vm) = (Hops::default(), VmId(1));
+        let at = |ms: u64| Nanos(1_000_000_000 + ms * 1_000_000);
+        assert_eq!((0..100).filter(|_| hops.allow(vm, at(0))).count() as u64, HOPS);
+        assert!(hops.allow(VmId(2), at(0)), "another's are its own");
+        // What was not allowed costs nothing.
+        assert!(!hops.allow(vm, at(31)) && hops.allow(vm, at(32)) && !hops.allow(vm, at(63)));
+        // They are not saved up.
+        assert_eq!((0..100).filter(|_| hops.allow(vm, at(100_000))).count() as u64, HOPS);
+        hops.forget(vm);
+        assert!(hops.allow(vm, at(100_000)));
+    }
+}

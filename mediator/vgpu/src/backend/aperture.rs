@@ -1,0 +1,161 @@
+//! CPU accesses of a guest to its VRAM, whichever way they come: BAR1, BAR3 or PRAMIN.
+//!
+//! One page of guest VRAM is special: where a bound channel has its USERD. The card polls a USERD page of the
+//! mediator's own; the guest's is an alias of it for reads, and of its doorbell word for writes. All ways lead through
+//! [`VmBackend::guest_read`] and [`VmBackend::guest_write`], so no alias mapping misses it.
+
+use super::VmBackend;
+use devmodel::backend::{Aperture, Denied, NoMemory, Unwritten};
+use nvspec::addr::{GuestVramAddr, Place};
+use nvspec::fifo::VirtualChannelId;
+use nvspec::instance::userd;
+
+/// Bytes of a page in all of this.
+const PAGE: u64 = 4096;
+
+impl VmBackend {
+    /// Reads guest VRAM for the CPU.
+    pub(crate) fn guest_read(&mut self, address: GuestVramAddr, data: &mut [u8]) -> Result<(), Denied> {
+        self.by_page(address, data.len(), |this, at, range| {
+            let data = &mut data[range];
+            if let Some(channel) = this.work.userd_of(at.0 / PAGE) {
+                this.userd_read(channel, at.0 % PAGE, data);
+                return Ok(());
+            }
+            if let Some(slot) = this.remap().home(at.0 / PAGE) {
+                this.remap().read(slot, at.0 % PAGE, data);
+                return Ok(());
+            }
+            this.host.lock().vram_mut().guest_read(this.vm, at, data).ok_or(Denied)
+        })
+    }
+
+    /// Writes guest VRAM for the CPU.
+    pub(crate) fn guest_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), Unwritten> {
+        self.by_page(address, data.len(), |this, at, range| {
+            let data = &data[range];
+            if let Some(channel) = this.work.userd_of(at.0 / PAGE) {
+                this.userd_write(channel, at.0 % PAGE, data);
+                return Ok(());
+            }
+            if let Some(slot) = this.remap().home(at.0 / PAGE) {
+                this.remap().write(slot, at.0 % PAGE, data);
+                return Ok(());
+            }
+            let written = this.host.lock().vram_mut().guest_write(this.vm, at, data);
+            if written.is_none() {
+                return Err(this.unwritten(at, data.len() as u64));
+            }
+            this.memory.written(at, data.len() as u64);
+            Ok(())
+        })
+    }
+
+    /// Why a write was not done.
+    fn unwritten(&self, at: GuestVramAddr, len: u64) -> Unwritten {
+        let is_its = at.checked_add(len).is_some_and(|end| end.0 <= self.memory.grants().vram_bytes());
+        if is_its && self.host.lock().vram().is_short(self.vm) { NoMemory.into() } else { Denied.into() }
+    }
+
+    /// The guest's CPU has written what there is no memory for. Whether the write is to be served again later; else it is
+    /// lost.
+    pub(crate) fn write_waits(&mut self) -> bool {
+        let first = self.writes.is_first();
+        if self.writes.waits(&self.host.lock(), self.vm) {
+            self.counts.writes_waited += u64::from(first);
+            return true;
+        }
+        self.counts.writes_lost += 1;
+        if vmm_glue::worth_logging(self.counts.writes_lost) {
+            let lost = self.counts.writes_lost;
+            tracing::error!(
+                vm = %self.vm,
+                lost,
+                "what a VM's CPU writes to its VRAM is lost: there is no memory for it; raise the VM's guarantee, or the \
+                 card's host memory"
+            );
+        }
+        false
+    }
+
+    /// Returns whether the write that is being served has not waited before.
+    pub(crate) fn is_first_try(&self) -> bool {
+        self.writes.is_first()
+    }
+
+    /// A write was done, or is lost.
+    pub(crate) fn write_ends(&mut self) {
+        self.writes.end();
+    }
+
+    /// Reads through an aperture's page tables.
+    pub(super) fn through_aperture_read(
+        &mut self,
+        aperture: Aperture,
+        offset: u64,
+        data: &mut [u8],
+    ) -> Result<(), Denied> {
+        // Accesses are of at most eight aligned bytes, so they never cross a page.
+        match self.memory.translate(aperture, offset, false).ok_or(Denied)? {
+            Place::Vram(address) => self.guest_read(address, data),
+            Place::Ram(address) => self.memory.grants().ram_read(address, data).map_err(|_| Denied),
+        }
+    }
+
+    /// Writes through an aperture's page tables.
+    pub(super) fn through_aperture_write(
+        &mut self,
+        aperture: Aperture,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), Unwritten> {
+        match self.memory.translate(aperture, offset, true).ok_or(Denied)? {
+            Place::Vram(address) => self.guest_write(address, data),
+            Place::Ram(address) => Ok(self.memory.grants().ram_write(address, data).map_err(|_| Denied)?),
+        }
+    }
+
+    /// The card's own state of the channel, word by word.
+    pub(super) fn userd_read(&mut self, channel: VirtualChannelId, offset: u64, data: &mut [u8]) {
+        let mut guard = self.host.lock();
+        let (vram, channels) = guard.parts();
+        let pending = self.pending.gp_put(channel);
+        let mut done = 0;
+        while done < data.len() {
+            let at = offset + done as u64;
+            let word = match (at & !3, pending) {
+                (userd::GP_PUT, Some(gp_put)) => gp_put,
+                (at, _) => channels.userd_read(&mut vram.memory, self.vm, channel, at),
+            };
+            let lane = (at & 3) as usize;
+            let run = (4 - lane).min(data.len() - done);
+            data[done..done + run].copy_from_slice(&word.to_le_bytes()[lane..lane + run]);
+            done += run;
+        }
+    }
+
+    /// Only the doorbell is passed on: all other words are the card's to write. The word is taken when its last byte
+    /// is, so that narrower stores add up.
+    fn userd_write(&mut self, channel: VirtualChannelId, offset: u64, data: &[u8]) {
+        if let Some(gp_put) = self.work.store(channel, offset, data) {
+            self.ring(channel, gp_put);
+        }
+    }
+
+    /// Calls `each` with every piece of `len` bytes from `address` on that lies in one page.
+    fn by_page<E: From<Denied>>(
+        &mut self,
+        address: GuestVramAddr,
+        len: usize,
+        mut each: impl FnMut(&mut Self, GuestVramAddr, std::ops::Range<usize>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut done = 0;
+        while done < len {
+            let at = address.checked_add(done as u64).ok_or(Denied)?;
+            let run = ((PAGE - at.0 % PAGE) as usize).min(len - done);
+            each(self, at, done..done + run)?;
+            done += run;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,275 @@
+//! The guest's channels: from an instance block to a channel of the card, and from a doorbell to work on it.
+
+use super::VmBackend;
+use crate::work::Bound;
+use ::channels::{Bind, Doorbell, DoorbellError, GuestInstance, PullError, RingFault};
+use devmodel::events::MmuFault;
+use nvspec::addr::{GpuVa, Place, VramAddr};
+use nvspec::fifo::{ChannelId, VirtualChannelId};
+use nvspec::instance::INSTANCE_BYTES;
+use nvspec::mmu::{Rights, fault};
+use owner::{Feeder, HostError, HostState};
+use shadow_pt::HostPage;
+use std::sync::Arc;
+
+/// Why a channel is not bound.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unbound {
+    /// The card has no memory for its page tables now. What its instance block says.
+    #[error("the card has no memory for its page tables")]
+    Lacking(Box<GuestInstance>),
+    /// It cannot be.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl VmBackend {
+    /// The guest has written a whole GP_PUT.
+    pub(crate) fn ring(&mut self, channel: VirtualChannelId, gp_put: u32) {
+        if self.pending.ring(channel, gp_put) {
+            return;
+        }
+        // Once for all of it: others want the card's lock as well.
+        let host = Arc::clone(&self.host);
+        let mut state = host.lock();
+        let checked = self.with_state(&mut state, |channels, card, vm| channels.doorbell(card, vm, channel, gp_put));
+        let doorbell = match checked {
+            Ok(doorbell) => doorbell,
+            Err(DoorbellError::Unbound) => return,
+            Err(DoorbellError::Refused) => {
+                drop(state);
+                return self.fault(channel, GpuVa(0), fault::PDE);
+            }
+            Err(error) => {
+                self.counts.doorbells_refused += 1;
+                tracing::warn!(vm = %self.vm, ?channel, %error, "a doorbell is refused");
+                return;
+            }
+        };
+        self.counts.doorbells += 1;
+        let fault = self.pull(&mut state, doorbell);
+        drop(state);
+        self.end_of_pull(channel, fault);
+    }
+
+    /// Takes a channel's new work to the card, with all that its address space maps. It starts when its turn comes.
+    pub(crate) fn submit(&mut self, doorbell: Doorbell) {
+        let host = Arc::clone(&self.host);
+        let fault = self.pull(&mut host.lock(), doorbell);
+        self.end_of_pull(doorbell.virtual_channel, fault);
+    }
+
+    /// As [`Self::submit`], with the card's state. Returns what of the channel's ring cannot be fetched.
+    fn pull(&mut self, state: &mut HostState, doorbell: Doorbell) -> Option<RingFault> {
+        let channel = doorbell.virtual_channel;
+        let Bound { space, .. } = self.work.bound(channel)?;
+        if state.vram_mut().was_short(self.vm) {
+            // What was denied for want of memory may have some now.
+            self.memory.granted();
+        }
+        if let Err(error) = self.memory.prepare(state, space) {
+            tracing::error!(vm = %self.vm, ?channel, %error, "a channel's work does not reach the card");
+            return None;
+        }
+        if state.vram().is_short(self.vm) && self.may_wait(state, doorbell) {
+            return None;
+        }
+        self.wait_ends(state, channel);
+        let objects = self.work.objects(channel)?;
+        let (pulled, fault) = match self.memory.pull(state, space, doorbell, objects) {
+            Ok(pulled) => (pulled, None),
+            Err(PullError { pulled, fault }) => (pulled, Some(fault)),
+        };
+        if let Some(submission) = pulled.submission {
+            state.worked(self.vm);
+            state.arrived(self.vm, doorbell.channel, submission);
+        }
+        self.counts.submissions += u64::from(pulled.submission.is_some());
+        self.counts.entries += u64::from(pulled.taken);
+        fault
+    }
+
+    /// A channel's work was pulled, up to what cannot be fetched.
+    fn end_of_pull(&mut self, channel: VirtualChannelId, fault: Option<RingFault>) {
+        match fault {
+            None => {}
+            Some(RingFault::Unmapped { va }) => self.fault(channel, va, fault::PTE),
+            Some(error) => {
+                tracing::warn!(vm = %self.vm, ?channel, %error, "invalid GPFIFO entry in a channel's ring");
+                self.fault(channel, GpuVa(0), fault::PTE);
+            }
+        }
+    }
+
+    /// A channel can go on no more: it leaves the card, and the guest is told as the card's host unit would.
+    fn fault(&mut self, channel: VirtualChannelId, va: GpuVa, reason: u32) {
+        let instance = self.work.instance(channel);
+        tracing::warn!(vm = %self.vm, ?channel, %va, reason, "a channel's ring cannot be fetched");
+        self.take_off(channel);
+        self.counts.faults += 1;
+        self.faults.push(MmuFault {
+            unit: fault::unit::FIFO,
+            instance,
+            va,
+            reason,
+            client: fault::hub_client::FIFO,
+            hub: true,
+            write: false,
+            gpc: 0,
+        });
+    }
+
+    /// Binds a channel on the card.
+    pub(super) fn bind(&mut self, channel: VirtualChannelId, instance: Place) -> Result<(), Unbound> {
+        let mut block = [0; INSTANCE_BYTES as usize];
+        self.fill(instance, &mut block)
+            .ok_or_else(|| Unbound::Refused(format!("its instance block at {instance} is not the guest's memory")))?;
+        let mut guest = GuestInstance::parse(&block).map_err(|error| Unbound::Refused(error.to_string()))?;
+        if let Some(directory) = self.memory.grants().directory_of(instance) {
+            guest.directory = directory;
+        }
+        let bound = self.memory.open(guest.directory).and_then(|space| self.bind_in(channel, instance, &guest, space));
+        if bound.is_err() {
+            // The shadow may have been made for it.
+            self.memory.collect();
+        }
+        bound.map_err(|error| match error {
+            HostError::Lacking => Unbound::Lacking(Box::new(guest)),
+            error => Unbound::Refused(error.to_string()),
+        })
+    }
+
+    fn bind_in(
+        &mut self,
+        channel: VirtualChannelId,
+        instance: Place,
+        guest: &GuestInstance,
+        space: shadow_pt::SpaceId,
+    ) -> Result<(), HostError> {
+        let gone = || HostError::Refused("its address space has gone".to_owned());
+        let directory = self.memory.directory(space).ok_or_else(gone)?;
+        let bind = Bind { instance, guest, directory };
+        let physical = self
+            .with_channels(|channels, card, vm| channels.bind(card, vm, channel, bind))
+            .map_err(|error| HostError::Refused(error.to_string()))?;
+        let pages = own_pages(self.host.layout(), physical);
+        if let Err(error) = self.memory.map_host(space, &pages) {
+            // It has done nothing, so that it has nothing to leave.
+            let _ = self.host.lock().end_channel(self.vm, channel);
+            return Err(error);
+        }
+        self.work.enlist(channel, instance, Some(guest.userd.0));
+        self.work.set_bound(channel, Bound { space, physical });
+        Ok(())
+    }
+
+    /// A bind is refused: the channel's first work will fault.
+    pub(super) fn refuse_bind(&mut self, channel: VirtualChannelId, instance: Place, error: &Unbound) {
+        self.counts.binds_refused += 1;
+        tracing::warn!(vm = %self.vm, ?channel, %error, "a channel is not bound; its first work will fault");
+        self.refuse(channel, instance);
+    }
+
+    /// Remembers a channel that is not on the card, so that its first doorbell is answered by a fault.
+    pub(super) fn refuse(&mut self, channel: VirtualChannelId, instance: Place) {
+        let mut block = [0; INSTANCE_BYTES as usize];
+        let read = self.fill(instance, &mut block);
+        let userd = read.and_then(|()| GuestInstance::parse(&block).ok()).map(|guest| guest.userd);
+        self.host.lock().channels_mut().refuse(self.vm, channel, instance, userd);
+        self.work.enlist(channel, instance, userd.map(|userd| userd.0));
+    }
+
+    /// Takes a channel off the card. Where its ring stands goes into its instance block, as the card saves it there.
+    pub(super) fn unbind(&mut self, channel: VirtualChannelId) {
+        if self.work.instance(channel).is_none() {
+            return;
+        }
+        let host = Arc::clone(&self.host);
+        self.wait_ends(&mut host.lock(), channel);
+        self.take_off(channel);
+        let Some(instance) = self.work.delist(channel) else { return };
+        self.save(channel, instance);
+        self.memory.collect();
+    }
+
+    /// Ends a channel that the card's interrupt thread has retired; returns its instance block. `None`, and nothing, when
+    /// the guest has unbound it since: what has its number now is another channel.
+    pub(crate) fn end_retired(&mut self, channel: VirtualChannelId) -> Option<Place> {
+        let retired = self.host.lock().channels().is_retired(self.vm, channel);
+        retired.then(|| self.take_off(channel))?;
+        self.work.instance(channel)
+    }
+
+    /// Takes a channel off the card and its work area out of its address space; only then is its number free for others. One
+    /// that does not leave its engines at once keeps its work area until it has ([`Self::channels_left`]).
+    pub(super) fn take_off(&mut self, channel: VirtualChannelId) {
+        self.detach_channel(channel);
+        let bound = self.work.take_bound(channel);
+        let retired = {
+            let mut state = self.host.lock();
+            let retired = state.retire_channel(self.vm, channel);
+            if retired.is_err() {
+                // In the same hold: the tick must not find that it has left while it counts as bound, or nobody would be
+                // told. Whether it has left, and when it does, is the card's owner's to see.
+                state.channels_mut().strand(self.vm, channel);
+                let _ = state.end_channel(self.vm, channel);
+            }
+            retired
+        };
+        match (bound, retired) {
+            (Some(Bound { space, physical }), Err(_)) => self.work.depart(physical, space),
+            (bound, Ok(())) => {
+                let unmapped = bound.is_none_or(|bound| self.unmap_own(bound.space, bound.physical));
+                let mut state = self.host.lock();
+                if !unmapped {
+                    state.channels_mut().strand(self.vm, channel);
+                }
+                let _ = state.end_channel(self.vm, channel);
+            }
+            (None, Err(_)) => {}
+        }
+    }
+
+    /// Takes the work areas of channels that have left the card out of their address spaces; their numbers are free then.
+    pub(crate) fn channels_left(&mut self) {
+        let left = self.host.lock().take_left(self.vm);
+        for physical in left {
+            let space = self.work.departed(physical);
+            if space.is_none_or(|space| self.unmap_own(space, physical)) {
+                self.host.lock().free_left(physical);
+            }
+        }
+        self.memory.collect();
+    }
+
+    /// Takes the work area of a channel that is off the card out of its address space. Returns whether the card can reach it
+    /// no more.
+    fn unmap_own(&mut self, space: shadow_pt::SpaceId, physical: ChannelId) -> bool {
+        let pages = own_pages(self.host.layout(), physical);
+        let unmapped = self.memory.unmap_host(space, &pages);
+        if let Err(error) = &unmapped {
+            tracing::error!(vm = %self.vm, channel = physical.0, %error,
+                "the card may still reach a channel's ring; its number and the VM's memory stay out of use until the \
+                 card is reset");
+        }
+        unmapped.is_ok()
+    }
+
+    /// Writes the ring's indices into the guest's instance block.
+    pub(super) fn save(&mut self, channel: VirtualChannelId, instance: Place) {
+        let words = self.with_channels(|channels, card, vm| channels.saved_words(card, vm, channel));
+        for (offset, value) in words.into_iter().flatten() {
+            let Some(Place::Vram(at)) = instance.checked_add(offset) else { continue };
+            // The block was the guest's when the channel was bound, and guest VRAM does not shrink.
+            if self.guest_write(at, &value.to_le_bytes()).is_err() {
+                tracing::debug!(?channel, "a channel's state could not be saved");
+            }
+        }
+    }
+}
+
+/// Returns what the address space of a physical channel must map of the mediator's.
+fn own_pages(layout: &::channels::Layout, physical: ChannelId) -> Vec<(HostPage, VramAddr, Rights)> {
+    let pages = layout.work_pages(physical).into_iter().chain(layout.image_pages(physical));
+    pages.map(|(index, at, rights)| (HostPage::Own(index), at, rights)).collect()
+}

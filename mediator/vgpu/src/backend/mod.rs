@@ -1,0 +1,315 @@
+//! One VM's side of the card: its memory, its work, and what waits, brought together.
+//!
+//! Parts: `registers` (what the vGPU's registers mean for the card), `channels` (from instance block and doorbell to the
+//! card), `aperture` (CPU accesses to guest VRAM, by BAR1, BAR3 and PRAMIN), `moves` (pages that come under mapped apertures,
+//! and go), `waits` (binds and work that memory has been found for), `operations` (what a guest that knows us asks for),
+//! `segments` (memory that VMs share, in address spaces).
+
+mod aperture;
+mod channels;
+mod moves;
+mod operations;
+mod registers;
+mod segments;
+mod waits;
+
+use super::memory::{Memory, Remap, View};
+use super::pending::Pending;
+use super::pv::Interface;
+use super::work::{Runlist, Work};
+use super::write_wait::WriteWait;
+use ::channels::Channels;
+use devmodel::backend::Aperture;
+use devmodel::events::MmuFault;
+pub(super) use moves::LOOK;
+use moves::Stop;
+use nvspec::addr::Place;
+use nvspec::fifo::VirtualChannelId;
+pub(super) use operations::Done;
+use owner::{Feeder, HostCard, HostError, HostState, Ranges};
+use std::sync::Arc;
+use std::time::Duration;
+use vmm_glue::memory::MemoryTable;
+use vmm_glue::{DmaRegion, Link};
+use vram::VmId;
+
+/// Events since the VM was created.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    pub(super) doorbells: u64,
+    pub(super) doorbells_refused: u64,
+    pub(super) flushes: u64,
+    pub(super) interrupts: u64,
+    pub(super) binds: u64,
+    pub(super) binds_refused: u64,
+    pub(super) runlists: u64,
+    pub(super) faults: u64,
+    pub(super) submissions: u64,
+    pub(super) entries: u64,
+    pub(super) hangs: u64,
+    pub(super) memory_waits: u64,
+    pub(super) memory_denied: u64,
+    /// How long work has waited for memory that waits no more, in ns.
+    pub(super) memory_waited_ns: u64,
+    pub(super) writes_waited: u64,
+    pub(super) writes_lost: u64,
+    /// Bytes that its CPU has read or written of VRAM by messages.
+    pub(super) aperture_bytes: u64,
+}
+
+/// What a VM's side of the card is made of.
+pub(super) struct Description {
+    pub(super) vm: VmId,
+    pub(super) link: Link,
+    /// How much work a TLB flush of the guest does.
+    pub(super) shadow: shadow_pt::Mode,
+    /// Bytes of VRAM that the guest sees.
+    pub(super) vram_bytes: u64,
+    /// How long work may wait for memory.
+    pub(super) queue_limit: Duration,
+}
+
+/// One VM's side of the card.
+pub(super) struct VmBackend {
+    host: Arc<HostCard>,
+    vm: VmId,
+    link: Link,
+    memory: Memory,
+    work: Work,
+    /// What waits for memory.
+    pending: Pending,
+    /// What its CPU's writes wait for.
+    writes: WriteWait,
+    /// Work that leaves the card for pages under apertures to move.
+    stop: Option<Stop>,
+    /// Faults that the guest is told of after the access that brought them about.
+    faults: Vec<MmuFault>,
+    /// Nothing of the VM's is on the card any more: what it had may be given to others.
+    quiet: bool,
+    counts: Counts,
+    /// What a guest that knows us may use, if the operator offers it.
+    pv: Option<Box<Interface>>,
+}
+
+impl VmBackend {
+    pub(super) fn new(host: Arc<HostCard>, description: Description, pv: Option<Box<Interface>>) -> Self {
+        let Description { vm, link, shadow, vram_bytes, queue_limit } = description;
+        let mut memory = Memory::new(Arc::clone(&host), vm, link.clone(), shadow, vram_bytes);
+        if let Some(pv) = &pv {
+            memory.grants_mut().keep_tables(pv.table_bytes());
+        }
+        Self {
+            host,
+            vm,
+            link,
+            memory,
+            work: Work::default(),
+            pending: Pending::new(vm, queue_limit),
+            writes: WriteWait::new(queue_limit),
+            stop: None,
+            faults: Vec::new(),
+            quiet: true,
+            counts: Counts::default(),
+            pv,
+        }
+    }
+
+    /// The card that it is on.
+    pub(super) fn host(&self) -> &Arc<HostCard> {
+        &self.host
+    }
+
+    /// Its number there.
+    pub(super) fn vm(&self) -> VmId {
+        self.vm
+    }
+
+    pub(super) fn link(&self) -> &Link {
+        &self.link
+    }
+
+    pub(super) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    pub(super) fn work(&self) -> &Work {
+        &self.work
+    }
+
+    pub(super) fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Returns whether nothing of the VM's is on the card any more.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+
+    /// The apertures that the VMM maps.
+    pub(super) fn remap(&self) -> &Remap {
+        self.memory.grants().remap()
+    }
+
+    /// As [`Self::remap`], to change it.
+    pub(super) fn remap_mut(&mut self) -> &mut Remap {
+        self.memory.grants_mut().remap_mut()
+    }
+
+    /// What a guest that knows us may use.
+    pub(super) fn pv(&self) -> Option<&Interface> {
+        self.pv.as_deref()
+    }
+
+    /// As [`Self::pv`], to change it.
+    pub(super) fn pv_mut(&mut self) -> Option<&mut Interface> {
+        self.pv.as_deref_mut()
+    }
+
+    /// Guest RAM as it is now; `None` while the device may not access it.
+    pub(super) fn ram_now(&self) -> Option<Arc<MemoryTable>> {
+        self.memory.grants().ram_now()
+    }
+
+    /// Counts an access to an aperture that has come by message.
+    pub(super) fn count_message(&mut self, aperture: Aperture, offset: u64, bytes: usize) {
+        self.remap_mut().count_message(aperture, offset);
+        self.count_bytes(bytes);
+    }
+
+    /// Counts bytes of VRAM that have come by message.
+    pub(super) fn count_bytes(&mut self, bytes: usize) {
+        self.counts.aperture_bytes += bytes as u64;
+    }
+
+    /// Counts a channel that was killed since it made no progress.
+    pub(super) fn count_hang(&mut self) {
+        self.counts.hangs += 1;
+    }
+
+    /// Counts a fault of the guest's.
+    pub(super) fn count_fault(&mut self) {
+        self.counts.faults += 1;
+    }
+
+    /// Takes the faults that the guest is to be told of.
+    pub(super) fn take_faults(&mut self) -> Vec<MmuFault> {
+        std::mem::take(&mut self.faults)
+    }
+
+    /// Returns whether a runlist has come into force as `seen`.
+    pub(super) fn runlist_ends(&mut self, seen: Runlist) -> bool {
+        self.work.runlist_ends(seen)
+    }
+
+    /// Returns whether the guest has a channel on the card, or one that waits for memory to be there.
+    pub(super) fn is_bound(&self, channel: VirtualChannelId) -> bool {
+        self.work.bound(channel).is_some() || self.pending.is_bind(channel)
+    }
+
+    /// Returns whether a channel waits for memory to be bound.
+    pub(super) fn awaits_bind(&self, channel: VirtualChannelId) -> bool {
+        self.pending.is_bind(channel)
+    }
+
+    /// Calls `each` with the card's channels, and the card as the VM sees it.
+    fn with_channels<T>(&self, each: impl FnOnce(&mut Channels, &mut View<'_>, VmId) -> T) -> T {
+        self.with_state(&mut self.host.lock(), each)
+    }
+
+    /// As [`Self::with_channels`], with the card's state.
+    fn with_state<T>(&self, state: &mut HostState, each: impl FnOnce(&mut Channels, &mut View<'_>, VmId) -> T) -> T {
+        let (vram, channels) = state.parts();
+        each(channels, &mut View::new(vram, self.memory.grants()), self.vm)
+    }
+
+    /// Reads guest memory where it lives, USERD pages as any other.
+    pub(super) fn fill(&self, place: Place, data: &mut [u8]) -> Option<()> {
+        self.with_channels(|_, view, _| view.fill(place, data))
+    }
+
+    /// Keeps all channels from being scheduled, or lets them again.
+    fn pause(&mut self, paused: bool) {
+        let mut state = self.host.lock();
+        self.with_state(&mut state, |channels, card, vm| channels.pause(card, vm, ::channels::Pause::Guest, paused));
+        state.look_at_waits(Some(self.vm));
+    }
+
+    /// Takes everything of the guest's driver off the card: channels, address spaces, apertures. Its memory stays.
+    pub(super) fn quiesce(&mut self) {
+        devmodel::backend::Backend::reset_fifo(self);
+        self.faults.clear();
+        self.quiet = self.memory.clear();
+        self.forget_homes();
+        self.memory.bind_aperture(Aperture::Bar1, None, None);
+        self.memory.bind_aperture(Aperture::Bar3, None, None);
+        self.work.set_runlist(Runlist::InForce);
+    }
+
+    /// Ends what [`Self::quiesce`] has begun, once the channels have left the card that had not yet.
+    pub(super) fn end_quiesce(&mut self) {
+        self.channels_left();
+        self.quiet = self.memory.clear();
+    }
+
+    /// The VMM lends guest memory.
+    pub(super) fn lend(&mut self, region: &DmaRegion) -> Result<(), HostError> {
+        self.memory.lend(region)
+    }
+
+    /// The VMM takes guest memory back. When this returns, the card cannot reach it.
+    pub(super) fn withdraw(&mut self, gpa: u64, size: u64) {
+        self.memory.withdraw(gpa, size);
+    }
+
+    /// A region turned out not to be the guest's memory.
+    pub(super) fn withdraw_unshared(&mut self, gpa: u64) {
+        self.memory.withdraw_unshared(gpa);
+    }
+
+    /// The client is gone: nothing of its memory is left for the card.
+    pub(super) fn forget_ram(&mut self) {
+        self.memory.forget_ram();
+    }
+
+    /// Memory of the VM moves, as `commit` says, under one hold of the card's lock.
+    pub(super) fn relocate(&mut self, commit: &mut dyn FnMut(&mut HostState) -> Ranges) -> Result<(), HostError> {
+        let host = Arc::clone(&self.host);
+        let state = &mut *host.lock();
+        let ranges = commit(state)
+            .into_iter()
+            .map(|(at, bytes)| shadow_pt::GuestRange::Vram(nvspec::addr::GuestVramAddr(at.0), bytes));
+        let relocated = self.memory.relocated(state, &ranges.collect::<Vec<_>>());
+        if relocated.is_err() {
+            // Before anyone else takes the card's lock, and with it what the chunks have left.
+            state.quarantine_left();
+        }
+        relocated
+    }
+
+    /// Brings the shadows of a directory (of all address spaces, for `None`) and the apertures up to what the guest's tables
+    /// say. What lost a permission is on the card, and out of its TLBs, when this returns.
+    pub(super) fn flush_spaces(&mut self, directory: Option<Place>) -> Result<(), HostError> {
+        self.counts.flushes += 1;
+        self.memory.flush_apertures();
+        self.refresh_flushed(directory);
+        self.memory.flush(directory)
+    }
+
+    /// These channels may run, as far as they are enabled, and no others. Whether that is in force; if not,
+    /// [`GuestEvent::Runlist`](owner::GuestEvent::Runlist) says when it is.
+    pub(super) fn set_runlist(&mut self, channels: &[VirtualChannelId]) -> bool {
+        self.counts.runlists += 1;
+        self.pending.list(channels);
+        let mut state = self.host.lock();
+        let submitted = self.with_state(&mut state, |all, card, vm| all.submit_runlist(card, vm, channels));
+        state.look_at_waits(Some(self.vm));
+        submitted.taken
+    }
+
+    /// Takes all channels off the card.
+    fn unbind_all(&mut self) {
+        for channel in self.work.channels() {
+            self.unbind(channel);
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Moves pages of guest VRAM to where the guest's aperture tables put them, and back: what the books (`remap`) say.
+
+use super::VmBackend;
+use crate::memory::{Moves, Slot, Want, ranges};
+use devmodel::backend::{Aperture, Backend};
+use nvspec::addr::{GuestVramAddr, Place, SMALL_PAGE};
+use nvspec::fifo::VirtualChannelId;
+use nvspec::instance::userd;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Time for which work may go on while pages under it are to move, in ns of the card's clock.
+// TIMEOUT: twice the watchdog's own limit, which ends what hangs unless the operator has switched it off.
+const WORK_LIMIT_NS: u64 = 2 * ::channels::HANG_LIMIT_NS;
+/// Time that work may take more once its engine is to be reset, in ns.
+const RESET_LIMIT_NS: u64 = 1_000_000_000;
+/// Words of a USERD page that the card writes and a driver reads.
+const PROGRESS: [u64; 9] = [
+    userd::PUT,
+    userd::GET,
+    userd::REF,
+    userd::PUT_HI,
+    userd::TOP_LEVEL_GET,
+    userd::TOP_LEVEL_GET_HI,
+    userd::GET_HI,
+    userd::GP_GET,
+    userd::GP_PUT,
+];
+
+/// Time between two looks whether work has left the card for pages to move. The VM's lock is free meanwhile.
+pub(crate) const LOOK: Duration = Duration::from_micros(100);
+
+/// Work that leaves the card, so that pages under mapped apertures can move.
+#[derive(Debug)]
+pub(super) struct Stop {
+    /// Channels that had work.
+    busy: Vec<VirtualChannelId>,
+    /// Its begin, in ns of the card's clock.
+    since_ns: u64,
+    /// Apertures that are to show what their tables say.
+    due: Vec<Aperture>,
+}
+
+impl VmBackend {
+    /// The guest has flushed the TLB of `directory` (of all, for `None`): mapped apertures that use it show what their
+    /// tables say now.
+    pub(super) fn refresh_flushed(&mut self, directory: Option<Place>) {
+        for aperture in [Aperture::Bar1, Aperture::Bar3] {
+            if self.remap().extent(aperture).is_some()
+                && (directory.is_none() || self.memory.aperture_directory(aperture) == directory)
+            {
+                self.refresh(aperture);
+            }
+        }
+    }
+
+    /// Makes a mapped aperture show what its tables say now. Where work of the VM names pages that are to move, that is done
+    /// once the work has left the card, by [`Self::look_at_moves`].
+    pub(super) fn refresh(&mut self, aperture: Aperture) {
+        let changes = self.memory.changes(aperture);
+        if changes.is_empty() {
+            return;
+        }
+        if self.stop.is_none() {
+            let concerned = self.remap().concerned(aperture, &changes);
+            if concerned.iter().any(|range| self.memory.names(*range)) {
+                self.stop_work();
+            }
+        }
+        match &mut self.stop {
+            Some(stop) => stop.due.extend((!stop.due.contains(&aperture)).then_some(aperture)),
+            None => self.show_changes(aperture, &changes),
+        }
+        self.look_at_moves();
+    }
+
+    /// Returns whether pages wait for work to leave the card.
+    pub(crate) fn moves_wait(&self) -> bool {
+        self.stop.is_some()
+    }
+
+    /// Moves what waits for work to leave the card, if it has left. Returns whether some still waits; then it is to be looked
+    /// at again after [`LOOK`], with the VM's lock free meanwhile.
+    pub(crate) fn look_at_moves(&mut self) -> bool {
+        let Some(Stop { busy, since_ns, .. }) = &self.stop else { return false };
+        let (busy, since_ns) = (busy.clone(), *since_ns);
+        // Work that cannot be interrupted goes on to its end. If it hangs, the watchdog ends it.
+        if let Some(channel) = busy.into_iter().find(|channel| self.preempting(*channel)) {
+            let waited_ns = self.now_ns().saturating_sub(since_ns);
+            if waited_ns < WORK_LIMIT_NS {
+                return true;
+            }
+            if waited_ns < WORK_LIMIT_NS + RESET_LIMIT_NS {
+                // The engine is reset that keeps it.
+                self.host.lock().clear_engines(self.vm, channel);
+                return true;
+            }
+            tracing::error!(vm = %self.vm, ?channel, "a channel stays on the card while its memory moves");
+        }
+        let due = self.stop.as_mut().map(|stop| std::mem::take(&mut stop.due)).unwrap_or_default();
+        for aperture in due {
+            let changes = self.memory.changes(aperture);
+            self.show_changes(aperture, &changes);
+        }
+        self.stop = None;
+        // What was set aside or parked meanwhile is waiting for that, and for nothing else.
+        self.pause(self.work.blocks());
+        false
+    }
+
+    fn show_changes(&mut self, aperture: Aperture, changes: &[(u32, Want)]) {
+        let moves = self.remap_mut().book(aperture, changes);
+        self.carry_out(&moves);
+        let moved = moves.outs.iter().chain(&moves.ins).map(|(page, _)| *page).collect();
+        self.relocated(moved);
+        self.choose_polled();
+    }
+
+    fn carry_out(&mut self, moves: &Moves) {
+        let Self { host, vm, memory, .. } = self;
+        let address = |page: u32| GuestVramAddr(u64::from(page) * SMALL_PAGE);
+        let mut data = [0; SMALL_PAGE as usize];
+        for (page, slot) in &moves.outs {
+            memory.grants().remap().read(*slot, 0, &mut data);
+            // The card's lock is taken for each page: others wait for it.
+            if host.lock().vram_mut().guest_write(*vm, address(*page), &data).is_none() {
+                tracing::error!(%vm, page, "a page of guest memory is lost: it has no place on the card");
+            }
+            memory.unseen(address(*page), false);
+        }
+        let blank = [0; SMALL_PAGE as usize];
+        moves.blanks.iter().for_each(|slot| memory.grants().remap().write(*slot, 0, &blank));
+        for (page, slot) in &moves.ins {
+            if host.lock().vram_mut().guest_read(*vm, address(*page), &mut data).is_none() {
+                data.fill(0);
+            }
+            memory.grants().remap().write(*slot, 0, &data);
+            memory.unseen(address(*page), true);
+        }
+    }
+
+    /// Pages live elsewhere than before: shadows, and the card's TLBs.
+    fn relocated(&mut self, pages: BTreeSet<u32>) {
+        let host = Arc::clone(&self.host);
+        let moved = self.memory.relocated(&mut host.lock(), &ranges(pages));
+        if let Err(error) = moved {
+            tracing::error!(vm = %self.vm, %error, "the card may use guest memory where it does not live any more");
+            self.remap_mut().stale = true;
+        }
+    }
+
+    /// Has the VM's channels leave the engines, if any may be at work, and keeps them off.
+    fn stop_work(&mut self) {
+        let busy: Vec<VirtualChannelId> = {
+            let mut guard = self.host.lock();
+            let (vram, channels) = guard.parts();
+            let mut busy = |space| {
+                let directory = self.memory.directory(space);
+                directory.is_some_and(|directory| channels.busy_directory(&mut vram.memory, directory))
+            };
+            self.work.all_bound().filter(|(_, bound)| busy(bound.space)).map(|(channel, _)| channel).collect()
+        };
+        if busy.is_empty() {
+            return;
+        }
+        self.remap_mut().counts.stops += 1;
+        self.pause(true);
+        for channel in &busy {
+            self.preempt(*channel);
+        }
+        self.stop = Some(Stop { busy, since_ns: self.now_ns(), due: Vec::new() });
+    }
+
+    /// The guest's driver is gone: nothing of its memory lives under the apertures, and what did is lost. Its channels
+    /// are off the card, but for those that the card does not let go of.
+    pub(super) fn forget_homes(&mut self) {
+        self.stop = None;
+        let pages = self.remap_mut().forget();
+        for page in &pages {
+            self.memory.unseen(GuestVramAddr(u64::from(*page) * SMALL_PAGE), false);
+        }
+        self.work.choose_polled(|_| None);
+        if !pages.is_empty() && self.memory.usage().0 != 0 {
+            self.relocated(pages);
+        }
+    }
+
+    /// Finds the channels whose USERD lives under a mapped aperture: their doorbells are no messages.
+    pub(super) fn choose_polled(&mut self) {
+        let remap = self.memory.grants().remap();
+        for (channel, slot) in self.work.choose_polled(|page| remap.home(page)) {
+            PROGRESS.iter().for_each(|offset| self.show(channel, slot, *offset));
+        }
+    }
+
+    /// Looks for doorbells that were no messages, and shows how far the card is.
+    pub(crate) fn poll(&mut self) {
+        for (channel, slot) in self.work.polled().collect::<Vec<_>>() {
+            let mut word = [0; 4];
+            self.remap().read(slot, userd::GP_PUT, &mut word);
+            let put = u32::from_le_bytes(word);
+            if self.work.see_put(channel, put) {
+                self.ring(channel, put);
+            }
+            let shown = PROGRESS.iter().filter(|offset| **offset != userd::GP_PUT);
+            shown.for_each(|offset| self.show(channel, slot, *offset));
+        }
+    }
+
+    /// Copies a word of the channel's USERD to where the guest sees it.
+    fn show(&mut self, channel: VirtualChannelId, slot: Slot, offset: u64) {
+        let mut word = [0; 4];
+        self.userd_read(channel, offset, &mut word);
+        self.remap().write(slot, offset, &word);
+        if offset == userd::GP_PUT {
+            self.work.see_put(channel, u32::from_le_bytes(word));
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! What the operations of a guest that knows us mean for its memory and its channels.
+#![cfg_attr(
+    not(test),
+    deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
+)]
+
+use super::VmBackend;
+use devmodel::backend::{Aperture, Backend};
+use nvspec::addr::{GuestVramAddr, Place};
+use nvspec::fifo::VirtualChannelId;
+use owner::balance::Hint;
+use owner::holdings::Holdings;
+use owner::segments::Wanted;
+use pv::abi::Status;
+use pv::{Control, Question};
+use vram::GuestAddr;
+use vram::victim::PRIORITY_DEFAULT;
+
+/// The value of an operation that was done.
+pub(crate) type Done = Result<u64, Status>;
+
+impl VmBackend {
+    /// How the card's memory is held.
+    pub(crate) fn holdings(&self) -> Holdings {
+        self.host.lock().holdings()
+    }
+
+    /// Takes back what the guest's interface has made.
+    pub(crate) fn reset_pv(&mut self) {
+        self.detach_all();
+        let Some(pv) = &mut self.pv else { return };
+        pv.reset();
+        if let Some(tables) = self.memory.grants_mut().tables_mut() {
+            tables.clear();
+        }
+        self.host.lock().forget_segments(self.vm);
+        self.tables_written();
+    }
+
+    /// Finds or makes a segment.
+    pub(crate) fn share_get(&mut self, wanted: Wanted) -> Done {
+        let pv = self.pv.as_ref().ok_or(Status::Unsupported)?;
+        self.host.lock().share_get(pv.party(), wanted).map(u64::from)
+    }
+
+    /// Changes a segment, or says what it is.
+    pub(crate) fn share_control(&mut self, segment: u32, control: Control) -> Done {
+        let pv = self.pv.as_ref().ok_or(Status::Unsupported)?;
+        self.host.lock().share_control(pv.party(), segment, control)
+    }
+
+    pub(crate) fn tables(&mut self, act: impl FnOnce(&mut pv::Tables) -> Result<(), Status>) -> Done {
+        act(self.memory.grants_mut().tables_mut().ok_or(Status::Unsupported)?).map(|()| 0)
+    }
+
+    pub(crate) fn count_entries(&mut self, count: u32) {
+        if let Some(pv) = &mut self.pv {
+            pv.count_entries(count);
+        }
+    }
+
+    /// Whoever has read the tables is told which of their pages have changed.
+    pub(crate) fn tables_written(&mut self) {
+        self.memory.tables_written();
+    }
+
+    pub(crate) fn within_vram(&self, address: GuestVramAddr, bytes: u64) -> Result<(), Status> {
+        let end = address.0.checked_add(bytes).ok_or(Status::Range)?;
+        if end <= self.memory.grants().vram_bytes() { Ok(()) } else { Err(Status::Range) }
+    }
+
+    pub(crate) fn bind_directory(&mut self, directory: Option<pv::TableId>, instance: GuestVramAddr) -> Done {
+        self.within_vram(instance, nvspec::instance::INSTANCE_BYTES)?;
+        self.tables(|tables| match directory {
+            Some(directory) => tables.bind(directory, instance),
+            None => {
+                tables.unbind(instance);
+                Ok(())
+            }
+        })?;
+        self.tables_written();
+        let instance = Some(Place::Vram(instance));
+        for aperture in [Aperture::Bar1, Aperture::Bar3] {
+            if self.memory.aperture_instance(aperture) == instance {
+                self.bind_aperture(aperture, instance);
+            }
+        }
+        Ok(0)
+    }
+
+    pub(crate) fn flush_pv(&mut self, directory: Option<pv::TableId>) -> Done {
+        let tables = self.memory.grants().tables().ok_or(Status::Unsupported)?;
+        let directory = directory.map(|directory| tables.address(directory)).transpose()?;
+        self.tables_written();
+        match self.flush_spaces(directory.map(Place::Vram)) {
+            Ok(()) => Ok(0),
+            Err(error) => {
+                tracing::error!(vm = %self.vm, %error, "a guest's flush did not reach the card");
+                Err(Status::Failed)
+            }
+        }
+    }
+
+    pub(crate) fn create_channel(&mut self, channel: u32) -> Done {
+        let channel = VirtualChannelId::new(channel).ok_or(Status::Range)?;
+        let known = self.work.channels();
+        let pv = self.pv.as_mut().ok_or(Status::Unsupported)?;
+        pv.create_channel(channel, &known).map(|()| 0)
+    }
+
+    /// A channel that the guest has set aside.
+    pub(crate) fn created(&self, channel: u32) -> Result<VirtualChannelId, Status> {
+        let channel = VirtualChannelId::new(channel).ok_or(Status::NoObject)?;
+        let pv = self.pv.as_ref().ok_or(Status::Unsupported)?;
+        pv.has_channel(channel).then_some(channel).ok_or(Status::NoObject)
+    }
+
+    pub(crate) fn set_priority(&mut self, address: GuestVramAddr, bytes: u64, priority: i32) -> Done {
+        self.within_vram(address, bytes)?;
+        if bytes == 0 {
+            return Err(Status::Range);
+        }
+        let priority = i32::from(PRIORITY_DEFAULT).saturating_add(priority).max(0);
+        let priority = u8::try_from(priority).unwrap_or(u8::MAX);
+        let hint = Hint::Priority(priority);
+        self.host.lock().hint(self.vm, GuestAddr(address.0), bytes, hint).map_err(|_| Status::Range)?;
+        Ok(0)
+    }
+
+    /// Answers a question, by how the card's memory is held.
+    pub(crate) fn answer(&self, question: Question, holdings: &Holdings) -> Done {
+        let chunk = holdings.summary.chunk_bytes;
+        let bytes = |chunks: u32| u64::from(chunks).saturating_mul(chunk);
+        let own = holdings.summary.vms.get(&self.vm).ok_or(Status::Failed)?;
+        Ok(match question {
+            Question::Vram => self.memory.grants().vram_bytes(),
+            Question::Quota if own.limits.quota >= own.advertised => u64::MAX,
+            Question::Quota => bytes(own.limits.quota),
+            Question::Guarantee => bytes(own.guarantee),
+            Question::Placed => bytes(own.placed),
+            Question::Host => bytes(own.host),
+            Question::Entitlement => holdings.entitled.get(&self.vm).map_or(0, |entitled| bytes(entitled.floor)),
+            Question::Free => bytes(holdings.summary.free.saturating_add(holdings.summary.to_scrub)),
+            Question::Pressure if own.host != 0 => 2,
+            Question::Pressure => holdings.summary.vms.values().any(|vm| vm.host != 0).into(),
+            Question::TimeShare => self.host.lock().time_share(self.vm),
+            Question::TableBytesLeft => self.memory.grants().tables().map_or(0, pv::Tables::bytes_left),
+        })
+    }
+}

@@ -1,0 +1,233 @@
+//! What each operation means for the vGPU and the card.
+#![cfg_attr(
+    not(test),
+    deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
+)]
+
+use crate::backend::{Done, VmBackend};
+use crate::device::Core;
+use crate::pv::Interface;
+use nvspec::addr::GuestVramAddr;
+use nvspec::fifo::VirtualChannelId;
+use nvspec::regs::pfifo::{CHANNEL, CHANNEL_STATE};
+use owner::holdings::Holdings;
+use owner::segments::Wanted;
+use pv::abi::Status;
+use pv::{Begun, Op};
+
+/// Bytes that are filled or copied at a time.
+const PIECE: usize = 64 << 10;
+
+/// Bytes that are handled while the VM's lock is held. Others have the VM then, before the batch goes on.
+const BUDGET: u64 = 256 << 10;
+/// Bytes that an operation counts for that handles none.
+const OPERATION: u64 = 1 << 10;
+
+/// State of the operations of a batch that are done under one hold of the VM's lock.
+struct Context {
+    /// How the card's memory is held, from the first question on.
+    holdings: Option<Holdings>,
+    /// Bytes of [`BUDGET`] that are left.
+    left: u64,
+    /// Bytes of the operation whose turn it is that have been handled, if it has begun and goes on later.
+    begun: Option<u64>,
+}
+
+impl Context {
+    fn spend(&mut self, bytes: u64) {
+        self.left = self.left.saturating_sub(bytes);
+    }
+}
+
+/// Bytes that an operation counts for, but for those that it fills or copies.
+fn cost(op: &Op<'_>) -> u64 {
+    let entries = |count: u64| count.saturating_mul(nvspec::mmu::ENTRY_BYTES).max(OPERATION);
+    match op {
+        Op::TableCreate { kind, .. } => kind.bytes(),
+        Op::EntriesRun { count, .. } | Op::EntriesZero { count, .. } => entries((*count).into()),
+        Op::EntriesList { entries: list, .. } => entries(list.len() as u64),
+        // How much these have to do depends on what was done before.
+        Op::TableDestroy { .. }
+        | Op::DirectoryBind { .. }
+        | Op::Flush { .. }
+        | Op::ChannelBind { .. }
+        | Op::ChannelDestroy { .. }
+        | Op::ShareAttach { .. }
+        | Op::ShareDetach { .. } => BUDGET,
+        _ => OPERATION,
+    }
+}
+
+/// Outcome of one hold of the VM's lock for a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Executed {
+    /// The batch has ended.
+    Whole,
+    /// It goes on at once.
+    Part,
+    /// It goes on when the card has memory for the channel that its current operation names.
+    AwaitsBind,
+}
+
+/// The channel whose address space an operation is about: it is to be bound first.
+fn channel_of(op: &Op<'_>) -> Option<VirtualChannelId> {
+    match op {
+        Op::ShareAttach { channel, .. } | Op::ShareDetach { channel, .. } => VirtualChannelId::new(*channel),
+        _ => None,
+    }
+}
+
+impl Core {
+    /// Does as much of a batch as one hold of the VM's lock is good for. `begun`: bytes of its current operation that were
+    /// handled before.
+    pub(super) fn execute(&mut self, batch: &mut Begun, begun: &mut Option<u64>) -> Executed {
+        let accepted = self.backend.pv().map_or(0, Interface::accepted);
+        let mut context = Context { holdings: None, left: BUDGET, begun: begun.take() };
+        let executed = loop {
+            let Some(op) = batch.current(accepted) else { break Executed::Whole };
+            if context.left == 0 || self.backend.moves_wait() {
+                break Executed::Part;
+            }
+            let channel = op.as_ref().ok().and_then(channel_of);
+            if channel.is_some_and(|channel| self.backend.awaits_bind(channel)) {
+                break Executed::AwaitsBind;
+            }
+            let done = op.and_then(|op| {
+                let done = self.operate(op, &mut context);
+                if let Err(status) = done {
+                    tracing::debug!(vm = %self.backend.vm(), ?op, %status, "a guest's operation is refused");
+                }
+                done
+            });
+            if context.begun.is_none() {
+                batch.answer(done);
+            }
+        };
+        *begun = context.begun;
+        self.backend.tables_written();
+        // What comes of an operation is there before its batch is answered.
+        if self.backend.moves_wait() { Executed::Part } else { executed }
+    }
+
+    fn operate(&mut self, op: Op<'_>, context: &mut Context) -> Done {
+        let Self { gpu, backend, .. } = self;
+        context.spend(cost(&op));
+        match op {
+            Op::TableCreate { table, kind } => backend.tables(|tables| tables.create(table, kind)),
+            Op::TableDestroy { table } => backend.tables(|tables| tables.destroy(table)),
+            Op::DirectorySet { directory, index, small, large } => {
+                backend.count_entries(1);
+                backend.tables(|tables| tables.set(directory, index, small, large))
+            }
+            Op::EntriesRun { table, first, count, entry, step } => {
+                backend.count_entries(count);
+                backend.tables(|tables| tables.run(table, first, count, entry, step))
+            }
+            Op::EntriesList { table, first, entries } => {
+                backend.count_entries(u32::try_from(entries.len()).unwrap_or(u32::MAX));
+                backend.tables(|tables| tables.list(table, first, entries))
+            }
+            Op::EntriesZero { table, first, count } => {
+                backend.count_entries(count);
+                backend.tables(|tables| tables.zero(table, first, count))
+            }
+            Op::DirectoryBind { directory, instance } => backend.bind_directory(directory, instance),
+            Op::Flush { directory } => backend.flush_pv(directory),
+            Op::ChannelCreate { channel } => backend.create_channel(channel),
+            Op::ChannelBind { channel, instance } => {
+                let channel = backend.created(channel)?;
+                backend.within_vram(instance, nvspec::instance::INSTANCE_BYTES)?;
+                let page = u32::try_from(instance.0 >> 12).map_err(|_| Status::Range)?;
+                let value = CHANNEL::VALID.mask() | CHANNEL::POLL_USERD.mask() | CHANNEL::ADDRESS.of(page);
+                backend.tables_written();
+                gpu.bar0_write32(CHANNEL::at(channel.0.into()), value, backend);
+                if backend.is_bound(channel) { Ok(0) } else { Err(Status::Failed) }
+            }
+            Op::ChannelEnable { channel } => {
+                let channel = backend.created(channel)?;
+                let value = CHANNEL_STATE::ENGINES.mask() | CHANNEL_STATE::ENABLED.mask();
+                gpu.bar0_write32(CHANNEL_STATE::at(channel.0.into()), value, backend);
+                Ok(0)
+            }
+            Op::ChannelDisable { channel } => {
+                let channel = backend.created(channel)?;
+                gpu.bar0_write32(CHANNEL_STATE::at(channel.0.into()), CHANNEL_STATE::ENGINES.mask(), backend);
+                Ok(0)
+            }
+            Op::ChannelDestroy { channel } => {
+                let channel = backend.created(channel)?;
+                gpu.bar0_write32(CHANNEL::at(channel.0.into()), 0, backend);
+                if let Some(pv) = backend.pv_mut() {
+                    pv.forget_channel(channel);
+                }
+                Ok(0)
+            }
+            Op::Runlist { channels } => {
+                let wanted: Option<Vec<_>> =
+                    channels.iter().map(|channel| VirtualChannelId::new(channel.get())).collect();
+                backend.set_runlist(&wanted.ok_or(Status::Range)?);
+                Ok(0)
+            }
+            Op::MemoryFill { address, bytes, value } => fill_vram(backend, address, bytes, value, context),
+            Op::MemoryCopy { to, from, bytes } => copy_vram(backend, to, from, bytes, context),
+            Op::BufferPriority { address, bytes, priority } => backend.set_priority(address, bytes, priority),
+            Op::ShareGet { key, bytes, create, exclusive, abroad, mode } => {
+                backend.share_get(Wanted { key, bytes, create, exclusive, abroad, mode })
+            }
+            Op::ShareAttach { segment, channel, read_only } => {
+                backend.attach(segment, VirtualChannelId::new(channel).ok_or(Status::NoObject)?, read_only)
+            }
+            Op::ShareDetach { segment, channel } => {
+                backend.detach(segment, VirtualChannelId::new(channel).ok_or(Status::NoObject)?).map(|()| 0)
+            }
+            Op::ShareControl { segment, control } => backend.share_control(segment, control),
+            Op::Query { question } => {
+                let holdings = context.holdings.get_or_insert_with(|| backend.holdings());
+                backend.answer(question, holdings)
+            }
+        }
+    }
+}
+
+fn fill_vram(backend: &mut VmBackend, address: GuestVramAddr, bytes: u64, value: u32, context: &mut Context) -> Done {
+    backend.within_vram(address, bytes)?;
+    let piece = value.to_le_bytes().repeat(PIECE / 4);
+    in_pieces(bytes, context, |offset, len| {
+        backend.guest_write(address.offset(offset), piece.get(..len).unwrap_or_default()).is_ok()
+    })
+}
+
+fn copy_vram(
+    backend: &mut VmBackend,
+    to: GuestVramAddr,
+    from: GuestVramAddr,
+    bytes: u64,
+    context: &mut Context,
+) -> Done {
+    backend.within_vram(to, bytes)?;
+    backend.within_vram(from, bytes)?;
+    let mut piece = vec![0; PIECE];
+    in_pieces(bytes, context, |offset, len| {
+        let Some(data) = piece.get_mut(..len) else { return false };
+        backend.guest_read(from.offset(offset), data).is_ok() && backend.guest_write(to.offset(offset), data).is_ok()
+    })
+}
+
+/// Calls `each` with offset and length of each piece, as far as the budget goes. What it cannot do is for want of memory:
+/// the range is the guest's.
+fn in_pieces(bytes: u64, context: &mut Context, mut each: impl FnMut(u64, usize) -> bool) -> Done {
+    let mut done = context.begun.take().unwrap_or(0);
+    while done < bytes {
+        if context.left == 0 {
+            context.begun = Some(done);
+            return Ok(0);
+        }
+        let len = usize::try_from(bytes.saturating_sub(done)).unwrap_or(PIECE).min(PIECE);
+        context.spend(len as u64);
+        if !each(done, len) {
+            return Err(Status::Limit);
+        }
+        done = done.saturating_add(len as u64);
+    }
+    Ok(0)
+}

@@ -1,0 +1,91 @@
+//! Batches of a guest that knows us: what they do to the vGPU.
+//!
+//! Nothing here is a second way to the card: a channel's operations are the register accesses that they stand for, and page
+//! tables are read and checked by `shadow-pt` like those that a guest keeps itself
+//! ([decision 015](../../../../docs/decisions/015-paravirtual-tables.md)).
+
+mod execute;
+
+use super::device::Core;
+use super::pv::{Interface, Progress};
+use execute::Executed;
+use nvspec::regs::pfifo::CHANNEL;
+use virtio_queue::Queue;
+
+impl Core {
+    /// The guest has set its queue up.
+    pub(crate) fn start_pv(&mut self) {
+        let memory = self.backend.ram_now();
+        self.with_pv(|pv| pv.start(memory.as_deref()));
+    }
+
+    /// Deals with the batch that has begun or, if none has, with the next one that is available, as far as one hold of the
+    /// VM's lock is good for. The caller lets others have the VM before it calls again.
+    pub(crate) fn serve_pv(&mut self) -> Progress {
+        if self.backend.look_at_moves() {
+            return Progress::Waits;
+        }
+        let Some(mut queue) = self.backend.pv_mut().and_then(Interface::take_queue) else { return Progress::Idle };
+        let served = self.serve_queue(&mut queue);
+        match &served {
+            // An operation of a batch cannot reset the interface, so the queue is still the one.
+            Ok(_) => self.with_pv(|pv| pv.put_queue(queue)),
+            Err(why) => self.with_pv(|pv| pv.fail(why)),
+        }
+        self.signal_pv();
+        served.unwrap_or(Progress::Idle)
+    }
+
+    fn with_pv(&mut self, act: impl FnOnce(&mut Interface)) {
+        if let Some(pv) = self.backend.pv_mut() {
+            act(pv);
+        }
+    }
+
+    fn serve_queue(&mut self, queue: &mut Queue) -> Result<Progress, String> {
+        let memory = self.backend.ram_now().ok_or("bus mastering is off")?;
+        let Some(pv) = self.backend.pv_mut() else { return Ok(Progress::Idle) };
+        let Some(mut ongoing) = pv.next_batch(queue, &memory)? else { return Ok(Progress::Idle) };
+        pv.count_hold();
+        let executed = match &mut ongoing.batch {
+            Some(batch) => self.execute(batch, &mut ongoing.copied),
+            None => Executed::Whole,
+        };
+        let Some(pv) = self.backend.pv_mut() else { return Ok(Progress::Idle) };
+        match executed {
+            Executed::Whole => {
+                pv.end_batch(queue, &memory, *ongoing)?;
+                Ok(Progress::Batch)
+            }
+            Executed::Part => {
+                pv.put_batch(ongoing);
+                Ok(Progress::Part)
+            }
+            Executed::AwaitsBind => {
+                pv.put_batch(ongoing);
+                Ok(Progress::Waits)
+            }
+        }
+    }
+
+    /// Everything of the interface is as when the VM was created, but for the counters. The channels that it made are off.
+    pub(crate) fn reset_pv(&mut self) {
+        let Self { gpu, backend, .. } = self;
+        let Some(pv) = backend.pv() else { return };
+        for channel in pv.channels() {
+            gpu.bar0_write32(CHANNEL::at(channel.into()), 0, backend);
+        }
+        backend.reset_pv();
+        // Address spaces that other channels have of the tables that were.
+        if let Err(error) = backend.flush_spaces(None) {
+            tracing::error!(vm = %backend.vm(), %error, "the card may keep translations of tables that are gone");
+        }
+        self.signal_pv();
+    }
+
+    /// The function's interrupt is as the interface has it now.
+    pub(crate) fn signal_pv(&mut self) {
+        let asserted = self.backend.pv().is_some_and(Interface::interrupts);
+        self.gpu.set_beside(asserted, &mut self.backend);
+    }
+}

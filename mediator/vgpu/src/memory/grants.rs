@@ -1,0 +1,160 @@
+//! What a VM has: what its page tables and its guest's structures may name, and where that is.
+
+use super::ram::RamMap;
+use super::remap::{Home, Remap};
+use nvspec::addr::{Gpa, GuestVramAddr, Iova, Place, SMALL_PAGE};
+use owner::CardVram;
+use shadow_pt::Frame;
+use std::sync::Arc;
+use vmm_glue::Link;
+use vmm_glue::memory::MemoryTable;
+use vram::{CardAddr, VmId};
+
+/// The guest's memory may not be accessed there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NotGranted;
+
+/// What one VM has.
+pub(crate) struct Grants {
+    vm: VmId,
+    /// Bytes of its VRAM.
+    vram_bytes: u64,
+    link: Link,
+    ram: RamMap,
+    bus_master: bool,
+    /// What of its VRAM lives under apertures that the VMM maps.
+    remap: Remap,
+    /// Page tables that it has us keep, behind the end of its VRAM.
+    tables: Option<pv::Tables>,
+}
+
+impl Grants {
+    pub(super) fn new(vm: VmId, link: Link, vram_bytes: u64) -> Self {
+        Self { vm, vram_bytes, link, ram: RamMap::default(), bus_master: false, remap: Remap::default(), tables: None }
+    }
+
+    /// Bytes of VRAM.
+    pub(crate) fn vram_bytes(&self) -> u64 {
+        self.vram_bytes
+    }
+
+    /// Returns whether the device may access guest RAM.
+    pub(crate) fn bus_master(&self) -> bool {
+        self.bus_master
+    }
+
+    pub(crate) fn set_bus_master(&mut self, enabled: bool) {
+        self.bus_master = enabled;
+    }
+
+    /// Has the server look whether the regions that the client lends are memory that it shares.
+    pub(super) fn check_shared(&self) {
+        self.link.check_shared();
+    }
+
+    /// The regions of RAM that are mapped for the card.
+    pub(crate) fn ram_mut(&mut self) -> &mut RamMap {
+        &mut self.ram
+    }
+
+    /// The apertures that the VMM maps.
+    pub(crate) fn remap(&self) -> &Remap {
+        &self.remap
+    }
+
+    /// As [`Self::remap`], to change it.
+    pub(crate) fn remap_mut(&mut self) -> &mut Remap {
+        &mut self.remap
+    }
+
+    /// Page tables that the guest has us keep, if it may.
+    pub(crate) fn tables(&self) -> Option<&pv::Tables> {
+        self.tables.as_ref()
+    }
+
+    /// As [`Self::tables`], to change them.
+    pub(crate) fn tables_mut(&mut self) -> Option<&mut pv::Tables> {
+        self.tables.as_mut()
+    }
+
+    /// Lets the guest have us keep page tables of up to `bytes` bytes.
+    pub(crate) fn keep_tables(&mut self, bytes: u64) {
+        self.tables = Some(pv::Tables::new(GuestVramAddr(self.vram_bytes), bytes));
+    }
+
+    /// The directory that the guest has bound to an instance block, of those that we keep.
+    pub(crate) fn directory_of(&self, instance: Place) -> Option<Place> {
+        match instance {
+            Place::Vram(at) => self.tables.as_ref()?.directory_of(at).map(Place::Vram),
+            Place::Ram(_) => None,
+        }
+    }
+
+    /// Guest RAM as it is now; `None` while the device may not access it.
+    pub(crate) fn ram_now(&self) -> Option<Arc<MemoryTable>> {
+        self.bus_master.then(|| self.link.memory().snapshot())
+    }
+
+    /// Reads guest RAM, as the device does.
+    pub(crate) fn ram_read(&self, address: Gpa, data: &mut [u8]) -> Result<(), NotGranted> {
+        // PCI: a device whose bus mastering is off accesses no memory.
+        if !self.bus_master {
+            return Err(NotGranted);
+        }
+        self.link.memory().read(address.0, data).map_err(|_| NotGranted)
+    }
+
+    /// Writes guest RAM, as the device does.
+    pub(crate) fn ram_write(&self, address: Gpa, data: &[u8]) -> Result<(), NotGranted> {
+        if !self.bus_master {
+            return Err(NotGranted);
+        }
+        self.link.memory().write(address.0, data).map_err(|_| NotGranted)
+    }
+
+    /// Reads the guest's structures page by page, wherever each lives.
+    pub(super) fn read_vram(&self, vram: &mut CardVram, address: GuestVramAddr, data: &mut [u8]) -> Option<()> {
+        let Self { vm, remap, tables, .. } = self;
+        if let Some(tables) = tables.as_ref().filter(|tables| tables.contains(address)) {
+            return tables.read(address, data).ok();
+        }
+        if remap.pages() == 0 {
+            return vram.guest_read(*vm, address, data);
+        }
+        let mut done = 0;
+        while done < data.len() {
+            let at = address.checked_add(done as u64)?;
+            let within = at.0 % SMALL_PAGE;
+            let run = ((SMALL_PAGE - within) as usize).min(data.len() - done);
+            let piece = &mut data[done..done + run];
+            match remap.home(at.0 / SMALL_PAGE) {
+                Some(slot) => remap.read(slot, within, piece),
+                None => vram.guest_read(*vm, at, piece)?,
+            }
+            done += run;
+        }
+        Some(())
+    }
+
+    /// Returns where a page of guest VRAM lies. What has no place on the card yet gets one: the GPU may write there without
+    /// asking.
+    pub(super) fn vram_frame(&self, vram: &mut CardVram, address: GuestVramAddr, len: u64) -> Option<Frame> {
+        match self.remap.whereabouts(address, len) {
+            Home::Chunk => match vram.place(self.vm, address, len)? {
+                vram::Place::Card(CardAddr(at)) => Some(Frame::Vram(nvspec::addr::VramAddr(at))),
+                vram::Place::Host(at) => Some(Frame::Host(vram.pinned.iova(at))),
+            },
+            Home::Host(iova) => Some(Frame::Host(iova)),
+            Home::Apart => None,
+        }
+    }
+
+    /// Returns where the card sees a page of guest RAM.
+    pub(super) fn ram_frame(&self, address: Gpa, len: u64, write: bool) -> Option<Iova> {
+        if !self.bus_master {
+            return None;
+        }
+        let (iova, run) = self.ram.translate(address, write)?;
+        (run >= len).then_some(iova)
+    }
+}

@@ -1,0 +1,140 @@
+//! The memory of one VM, as its guest, the card and its page tables see it.
+//!
+//! Parts: `grants` (what page tables may name), `view` (the card as one VM reads it), `spaces` (shadow page tables), `ram`
+//! (guest RAM as the card sees it), `remap` and `window` (apertures that the VMM maps), `operands` (which memory work names).
+
+mod grants;
+mod operands;
+pub(crate) mod ram;
+mod remap;
+mod spaces;
+mod view;
+mod window;
+
+pub(crate) use grants::Grants;
+pub(crate) use operands::{Names, Objects};
+pub(crate) use remap::{Moves, Remap, Slot, Want, ranges};
+pub(crate) use view::View;
+
+use devmodel::backend::Aperture;
+use nvspec::addr::Place;
+use owner::HostCard;
+use shadow_pt::{AddressSpaces, ApertureTlb, Limits, Mapping, Mode, SyncReport};
+use std::sync::Arc;
+use vmm_glue::Link;
+use vram::{PagePool, VmId};
+
+/// Card memory that the shadow tables of one VM may take, in bytes. A directory takes 64 KiB, and each 128 MiB of
+/// address space that is in use 264 KiB.
+const POOL_BYTES: u64 = 128 << 20;
+
+/// What a VM has, and its address spaces.
+pub(crate) struct Memory {
+    host: Arc<HostCard>,
+    vm: VmId,
+    grants: Grants,
+    shadows: AddressSpaces,
+    pool: PagePool,
+    bar1: ApertureTlb,
+    bar3: ApertureTlb,
+    /// Sums since the VM was created.
+    report: SyncReport,
+    /// Times since then that tables were looked at.
+    syncs: u64,
+}
+
+impl Memory {
+    pub(crate) fn new(host: Arc<HostCard>, vm: VmId, link: Link, mode: Mode, vram_bytes: u64) -> Self {
+        Self {
+            host,
+            vm,
+            grants: Grants::new(vm, link, vram_bytes),
+            shadows: AddressSpaces::new(mode, Limits { table_bytes: POOL_BYTES }),
+            pool: PagePool::new(POOL_BYTES),
+            bar1: ApertureTlb::new(),
+            bar3: ApertureTlb::new(),
+            report: SyncReport::default(),
+            syncs: 0,
+        }
+    }
+
+    /// What the VM's page tables may name.
+    pub(crate) fn grants(&self) -> &Grants {
+        &self.grants
+    }
+
+    /// As [`Self::grants`], to change it. What is granted no more is to be taken out of the address spaces.
+    pub(crate) fn grants_mut(&mut self) -> &mut Grants {
+        &mut self.grants
+    }
+
+    /// Sums of all synchronisations since the VM was created, and how many looked at tables.
+    pub(crate) fn report(&self) -> (&SyncReport, u64) {
+        (&self.report, self.syncs)
+    }
+
+    /// The instance block that an aperture is bound to.
+    pub(crate) fn aperture_instance(&self, aperture: Aperture) -> Option<Place> {
+        match aperture {
+            Aperture::Bar1 => self.bar1.instance(),
+            Aperture::Bar3 => self.bar3.instance(),
+        }
+    }
+
+    /// Binds an aperture to an instance block; `directory`: what it names, if that is known.
+    pub(crate) fn bind_aperture(&mut self, aperture: Aperture, instance: Option<Place>, directory: Option<Place>) {
+        match aperture {
+            Aperture::Bar1 => self.bar1.bind(instance, directory),
+            Aperture::Bar3 => self.bar3.bind(instance, directory),
+        }
+    }
+
+    /// Forgets what the apertures' TLBs hold.
+    pub(crate) fn flush_apertures(&mut self) {
+        self.bar1.flush();
+        self.bar3.flush();
+    }
+
+    /// Returns where an aperture offset leads, by the guest's tables.
+    pub(crate) fn translate(&mut self, aperture: Aperture, offset: u64, write: bool) -> Option<Place> {
+        let tlb = match aperture {
+            Aperture::Bar1 => &mut self.bar1,
+            Aperture::Bar3 => &mut self.bar3,
+        };
+        // The card's lock is for the guest's tables, which are read where the TLB does not have the page.
+        let mapping: Mapping = match tlb.cached(offset) {
+            Some(mapping) => mapping,
+            None => self.with_aperture(aperture, |tlb, view| tlb.translate(offset, view).ok())?,
+        };
+        (mapping.writable || !write).then_some(mapping.place)
+    }
+
+    /// The directory that an aperture uses.
+    pub(crate) fn aperture_directory(&mut self, aperture: Aperture) -> Option<Place> {
+        self.with_aperture(aperture, |tlb, view| tlb.directory(view))
+    }
+
+    /// Pages of a mapped aperture behind which the guest's tables have something else than before.
+    pub(crate) fn changes(&mut self, aperture: Aperture) -> Vec<(u32, Want)> {
+        let Some((start, pages)) = self.grants.remap().extent(aperture) else { return Vec::new() };
+        let vram_bytes = self.grants.vram_bytes();
+        let mut changes = Vec::new();
+        self.with_aperture(aperture, |tlb, view| {
+            let remap = view.grants().remap();
+            tlb.survey(start, pages, view, |page, place| {
+                changes.extend(remap.difference(aperture, page, place, vram_bytes));
+            });
+        });
+        changes
+    }
+
+    /// Calls `each` with the translation of an aperture, and the guest's memory.
+    fn with_aperture<T>(&mut self, aperture: Aperture, each: impl FnOnce(&mut ApertureTlb, &mut View<'_>) -> T) -> T {
+        let Self { host, grants, bar1, bar3, .. } = self;
+        let tlb = match aperture {
+            Aperture::Bar1 => bar1,
+            Aperture::Bar3 => bar3,
+        };
+        each(tlb, &mut View::new(host.lock().vram_mut(), grants))
+    }
+}

@@ -1,0 +1,115 @@
+//! A VM's RAM as the card sees it: which guest-physical range has which I/O virtual address.
+
+use card::{DmaMemory, HostMemory};
+use nvspec::addr::{Gpa, Iova};
+use owner::iova::NoIova;
+use owner::{HostCard, HostError};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use vm_memory::{VolatileMemory, VolatileSlice};
+use vmm_glue::{DmaRegion, Mapping};
+use vram::VmId;
+
+/// A client's mapping, as the card takes it.
+#[derive(Debug)]
+pub(crate) struct ClientMemory(pub(crate) Arc<Mapping>);
+
+impl HostMemory for ClientMemory {
+    fn as_volatile_slice(&self) -> VolatileSlice<'_, ()> {
+        VolatileMemory::as_volatile_slice(&*self.0)
+    }
+
+    fn may_touch(&self, offset: usize, len: usize) -> bool {
+        self.0.may_touch(offset, len)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Region {
+    size: u64,
+    iova: Iova,
+    writable: bool,
+}
+
+/// A region that was taken out and is mapped for the card still.
+#[derive(Debug)]
+#[must_use]
+pub struct Lent {
+    size: u64,
+    iova: Iova,
+}
+
+impl Lent {
+    /// Takes it from the card. `reachable`: translations that name it may be left in the card's TLBs; its I/O addresses
+    /// are then never used again.
+    pub fn give_back(self, host: &HostCard, vm: VmId, reachable: bool) {
+        let unmapped = host.card().unmap_dma(self.iova.0, self.size);
+        match unmapped {
+            Ok(()) if !reachable => host.lock().iova_mut().free_for(vm, self.iova),
+            Ok(()) => {}
+            Err(error) => {
+                tracing::error!(%error, iova = %self.iova, "the card keeps a mapping of guest memory that was withdrawn");
+            }
+        }
+    }
+}
+
+/// The regions of one VM that are mapped for the card.
+#[derive(Debug, Default)]
+pub struct RamMap {
+    regions: BTreeMap<u64, Region>,
+}
+
+impl RamMap {
+    /// Maps `region` for the card. A region without a file cannot be: the card would have nothing to reach, so
+    /// mappings of it are denied when a page table names it.
+    ///
+    /// # Errors
+    /// When the VM's quota or the I/O address space is used up, or the host refuses.
+    pub fn map(&mut self, host: &HostCard, vm: VmId, region: &DmaRegion) -> Result<(), HostError> {
+        let Some(mapping) = &region.mapping else { return Ok(()) };
+        if !region.readable {
+            return Ok(());
+        }
+        let memory = DmaMemory::new(Arc::new(ClientMemory(Arc::clone(mapping))), 0, mapping.len(), region.writable)
+            .map_err(|error| HostError::Refused(error.to_string()))?;
+        let len = region.size;
+        let iova = host.lock().iova_mut().allocate_for(vm, len, region.gpa).map_err(|why| match why {
+            NoIova::Quota(quota) => HostError::RamQuota { len, quota },
+            NoIova::Full => HostError::OutOfIova { len },
+        })?;
+        if let Err(error) = host.card().map_dma(iova.0, memory) {
+            host.lock().iova_mut().free_for(vm, iova);
+            return Err(error.into());
+        }
+        self.regions.insert(region.gpa, Region { size: region.size, iova, writable: region.writable });
+        Ok(())
+    }
+
+    /// Takes the region at `gpa` out: from now on no page table may name it. [`Lent::give_back`] takes it from the card.
+    pub fn take(&mut self, gpa: u64) -> Option<Lent> {
+        self.regions.remove(&gpa).map(|Region { size, iova, .. }| Lent { size, iova })
+    }
+
+    /// Bytes of the region that begins at `gpa`.
+    #[must_use]
+    pub fn size_at(&self, gpa: u64) -> Option<u64> {
+        self.regions.get(&gpa).map(|region| region.size)
+    }
+
+    /// Start and bytes of the first region.
+    #[must_use]
+    pub fn first(&self) -> Option<(u64, u64)> {
+        self.regions.first_key_value().map(|(&gpa, region)| (gpa, region.size))
+    }
+
+    /// Returns where the card sees `gpa`, and how many bytes from there on are contiguous; `None` if it may not be
+    /// reached so.
+    #[must_use]
+    pub fn translate(&self, gpa: Gpa, write: bool) -> Option<(Iova, u64)> {
+        let (&start, region) = self.regions.range(..=gpa.0).next_back()?;
+        let offset = gpa.0 - start;
+        (offset < region.size && (!write || region.writable))
+            .then(|| (region.iova.offset(offset), region.size - offset))
+    }
+}

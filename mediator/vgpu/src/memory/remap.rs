@@ -1,0 +1,370 @@
+//! Apertures as host memory (`apertures = "remapped"`): which page of guest VRAM lives under which page of BAR1 or BAR3.
+//!
+//! The VMM maps a file under most of an aperture, once, so a CPU access there is no message. While the guest's tables put
+//! a page of its VRAM there, that page's *home* is the page of the file: its bytes are moved there when the guest flushes
+//! its TLB, and back when the mapping goes. Whoever else reaches it, the card included, goes to the home.
+//!
+//! Here: the books. `window` has the memory, `moves` does what the books say.
+//!
+//! A page has one home, so guest VRAM that is mapped twice in mapped parts of the apertures at a time, and guest RAM that
+//! is mapped there at all, cannot be served: zeros show in the later place. That is counted, and logged once.
+
+use super::window::WindowMemory;
+use devmodel::backend::Aperture;
+use nvspec::addr::{GuestVramAddr, Iova, LARGE_PAGE, Place, SMALL_PAGE};
+use owner::{HostCard, HostError};
+use shadow_pt::GuestRange;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use vmm_glue::MmapArea;
+
+/// Bytes at the start of BAR1 that stay trapped, a multiple of 2 MiB. nouveau places the doorbells of all channels
+/// (512 KiB) there before anything else.
+pub(crate) const TRAPPED_BAR1: u64 = 16 << 20;
+
+/// What the guest's tables put behind a page of a mapped aperture.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Want {
+    /// Nothing that the guest has.
+    #[default]
+    Nothing,
+    /// Page number of guest VRAM.
+    Vram(u32),
+    /// Guest RAM, which no page of a file can be as well.
+    Ram,
+}
+
+/// A page of a mapped aperture: its number from the aperture's start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Slot {
+    window: usize,
+    page: u32,
+}
+
+#[derive(Debug)]
+struct Window {
+    memory: WindowMemory,
+    /// First page.
+    first: u32,
+    wants: Vec<Want>,
+}
+
+/// Pages whose home changes. First all of `outs` are moved, then all of `ins`.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Moves {
+    /// Pages of guest VRAM that go back to the card, and where from.
+    pub(crate) outs: Vec<(u32, Slot)>,
+    /// Pages of the file that show zeros from now on.
+    pub(crate) blanks: Vec<Slot>,
+    /// Pages of guest VRAM that come, and where to.
+    pub(crate) ins: Vec<(u32, Slot)>,
+}
+
+/// Where some bytes of guest VRAM live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Home {
+    /// Where its chunk lies.
+    Chunk,
+    /// All under a mapped aperture, one behind the other for the card.
+    Host(Iova),
+    /// Here and there.
+    Apart,
+}
+
+/// Events since the VM was created.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RemapCounts {
+    /// Pages that were moved to or from host memory.
+    pub(crate) moves: u64,
+    /// Pages of mapped apertures that could not show what the guest has mapped there.
+    pub(crate) aliases: u64,
+    /// Times that work was stopped for a move.
+    pub(crate) stops: u64,
+    /// Accesses by message to what the client can map.
+    pub(crate) messages: u64,
+}
+
+/// The mapped apertures of one VM: none, if the VM's are trapped.
+#[derive(Debug, Default)]
+pub(crate) struct Remap {
+    windows: [Option<Window>; 2],
+    /// Page number of guest VRAM to where it lives.
+    homes: HashMap<u32, Slot>,
+    /// Pages of guest VRAM that have a home, to the other places that want them, the first first.
+    waiting: BTreeMap<u32, Vec<Slot>>,
+    /// The guest's driver is being taken off: nothing moves any more.
+    pub(crate) closing: bool,
+    warned: bool,
+    /// The card's TLBs may hold translations to the memory that nothing names any more.
+    pub(crate) stale: bool,
+    pub(crate) counts: RemapCounts,
+}
+
+fn index(aperture: Aperture) -> usize {
+    match aperture {
+        Aperture::Bar1 => 0,
+        Aperture::Bar3 => 1,
+    }
+}
+
+impl Remap {
+    /// Host memory under the apertures of `bar1` and `bar3` bytes.
+    ///
+    /// # Errors
+    /// When there is no memory, or no I/O addresses.
+    pub(crate) fn open(host: &HostCard, bar1: u64, bar3: u64) -> Result<Self, HostError> {
+        let mut this = Self::default();
+        for (at, name, start, end) in [(0, "bar1", TRAPPED_BAR1, bar1), (1, "bar3", 0, bar3)] {
+            if start >= end {
+                continue;
+            }
+            match WindowMemory::new(host, name, start, end) {
+                Ok(memory) => this.windows[at] = Some(Window::new(memory)),
+                Err(error) => {
+                    this.close(host);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(this)
+    }
+
+    /// Other memory, of zeros, for the next client. Nothing lives in the old. What there is no memory for is trapped.
+    pub(crate) fn renew(&mut self, host: &HostCard, bar1: u64, bar3: u64) {
+        if self.windows.iter().all(Option::is_none) {
+            return;
+        }
+        let (counts, warned) = (self.counts, self.warned);
+        self.close(host);
+        match Self::open(host, bar1, bar3) {
+            Ok(fresh) => *self = Self { counts, warned, ..fresh },
+            Err(error) => tracing::error!(%error, "the next client's apertures are trapped"),
+        }
+    }
+
+    /// Takes the memory from the card. Nothing lives there.
+    pub(crate) fn close(&mut self, host: &HostCard) {
+        for window in std::mem::take(&mut self.windows).into_iter().flatten() {
+            window.memory.close(host, self.stale);
+        }
+    }
+
+    /// Zeros all memory, for the same client. Nothing lives there.
+    pub(crate) fn blank(&self, host: &HostCard) {
+        for window in self.windows.iter().flatten() {
+            if let Err(error) = window.memory.blank(host) {
+                tracing::error!(%error, "memory under an aperture shows what it did before a reset");
+            }
+        }
+    }
+
+    /// The file and the mapped part of an aperture, if it is not all trapped.
+    pub(crate) fn area(&self, aperture: Aperture) -> Option<(Arc<OwnedFd>, MmapArea)> {
+        self.windows[index(aperture)].as_ref().map(|window| window.memory.area())
+    }
+
+    /// An access of the client's has come by message.
+    pub(crate) fn count_message(&mut self, aperture: Aperture, offset: u64) {
+        let window = self.windows[index(aperture)].as_ref();
+        let mapped = window.is_some_and(|window| offset >= u64::from(window.first) * SMALL_PAGE);
+        self.counts.messages += u64::from(mapped);
+    }
+
+    /// Pages that live in host memory.
+    pub(crate) fn pages(&self) -> usize {
+        self.homes.len()
+    }
+
+    /// Returns where in its aperture a page of guest VRAM lives, if it lives in host memory.
+    pub(crate) fn home(&self, page: u64) -> Option<Slot> {
+        if self.homes.is_empty() {
+            return None;
+        }
+        self.homes.get(&u32::try_from(page).ok()?).copied()
+    }
+
+    /// Returns where `len` bytes of guest VRAM live, whole pages.
+    pub(crate) fn whereabouts(&self, address: GuestVramAddr, len: u64) -> Home {
+        let first = address.0 / SMALL_PAGE;
+        let pages = len / SMALL_PAGE;
+        if self.homes.is_empty() {
+            return Home::Chunk;
+        }
+        let Some(slot) = self.home(first) else {
+            let any = (1..pages).any(|page| self.home(first + page).is_some());
+            return if any { Home::Apart } else { Home::Chunk };
+        };
+        let next = |page: u64| Slot { page: slot.page + page as u32, ..slot };
+        if !(1..pages).all(|page| self.home(first + page) == Some(next(page))) {
+            return Home::Apart;
+        }
+        self.memory(slot).map_or(Home::Apart, |memory| Home::Host(memory.iova(slot.page)))
+    }
+
+    /// Reads from byte `offset` of a page. Bytes lie within the page.
+    pub(crate) fn read(&self, slot: Slot, offset: u64, data: &mut [u8]) {
+        if let Some(memory) = self.memory(slot) {
+            memory.read(slot.page, offset, data);
+        }
+    }
+
+    /// Writes from byte `offset` of a page on. Bytes lie within the page.
+    pub(crate) fn write(&self, slot: Slot, offset: u64, data: &[u8]) {
+        if let Some(memory) = self.memory(slot) {
+            memory.write(slot.page, offset, data);
+        }
+    }
+
+    fn memory(&self, slot: Slot) -> Option<&WindowMemory> {
+        self.windows.get(slot.window)?.as_ref().map(|window| &window.memory)
+    }
+
+    /// First byte of the mapped part of an aperture, and its pages; `None` if it is all trapped, or while nothing moves.
+    pub(crate) fn extent(&self, aperture: Aperture) -> Option<(u64, u64)> {
+        let window = self.windows[index(aperture)].as_ref().filter(|_| !self.closing)?;
+        Some((u64::from(window.first) * SMALL_PAGE, window.wants.len() as u64))
+    }
+
+    /// Of a mapped part of an aperture, whether the guest's tables want what is there already. `vram_bytes`: the guest's.
+    pub(crate) fn difference(
+        &self,
+        aperture: Aperture,
+        page: u64,
+        place: Option<Place>,
+        vram_bytes: u64,
+    ) -> Option<(u32, Want)> {
+        let window = self.windows[index(aperture)].as_ref()?;
+        let page = u32::try_from(page).ok()?;
+        let want = match place {
+            Some(Place::Vram(at)) if at.0 < vram_bytes => Want::Vram(u32::try_from(at.0 / SMALL_PAGE).ok()?),
+            Some(Place::Ram(_)) => Want::Ram,
+            Some(Place::Vram(_)) | None => Want::Nothing,
+        };
+        (window.want(page)? != want).then_some((page, want))
+    }
+
+    /// The ranges of guest VRAM that `changes` concern.
+    pub(crate) fn concerned(&self, aperture: Aperture, changes: &[(u32, Want)]) -> Vec<GuestRange> {
+        let Some(window) = self.windows[index(aperture)].as_ref() else { return Vec::new() };
+        let mut pages = BTreeSet::new();
+        for (page, want) in changes {
+            for want in [*want, window.want(*page).unwrap_or_default()] {
+                if let Want::Vram(page) = want {
+                    pages.insert(page);
+                }
+            }
+        }
+        ranges(pages)
+    }
+
+    /// Books `changes` of an aperture, and says what has to be moved for them.
+    pub(crate) fn book(&mut self, aperture: Aperture, changes: &[(u32, Want)]) -> Moves {
+        let at = index(aperture);
+        let mut moves = Moves::default();
+        let mut wanted: Vec<(u32, Slot)> = Vec::new();
+        // All that goes, goes first: what comes may want the same page elsewhere.
+        for (page, want) in changes {
+            let slot = Slot { window: at, page: *page };
+            let Some(old) = self.windows[at].as_mut().and_then(|window| window.want_mut(*page)) else { continue };
+            let old = std::mem::replace(old, *want);
+            if let Want::Vram(frame) = old {
+                if self.homes.get(&frame) == Some(&slot) {
+                    self.homes.remove(&frame);
+                    moves.outs.push((frame, slot));
+                    wanted.extend(self.waiting.remove(&frame).into_iter().flatten().map(|slot| (frame, slot)));
+                } else if let Some(waiting) = self.waiting.get_mut(&frame) {
+                    waiting.retain(|other| *other != slot);
+                    if waiting.is_empty() {
+                        self.waiting.remove(&frame);
+                    }
+                }
+            }
+            if *want == Want::Ram {
+                self.count_alias();
+            }
+            moves.blanks.push(slot);
+        }
+        // A place that waited and whose want is among the changes has another want now.
+        wanted.retain(|(frame, slot)| self.want(*slot) == Some(Want::Vram(*frame)));
+        let already = wanted.len();
+        let new = changes.iter().filter_map(|(page, want)| match want {
+            Want::Vram(frame) => Some((*frame, Slot { window: at, page: *page })),
+            Want::Nothing | Want::Ram => None,
+        });
+        wanted.extend(new);
+        for (number, (frame, slot)) in wanted.into_iter().enumerate() {
+            match self.homes.get(&frame) {
+                None => {
+                    self.homes.insert(frame, slot);
+                    moves.ins.push((frame, slot));
+                }
+                Some(home) if *home == slot => {}
+                Some(_) => {
+                    self.waiting.entry(frame).or_default().push(slot);
+                    if number >= already {
+                        self.count_alias();
+                    }
+                }
+            }
+        }
+        self.counts.moves += (moves.outs.len() + moves.ins.len()) as u64;
+        moves
+    }
+
+    fn want(&self, slot: Slot) -> Option<Want> {
+        self.windows.get(slot.window)?.as_ref()?.want(slot.page)
+    }
+
+    fn count_alias(&mut self) {
+        self.counts.aliases += 1;
+        if !std::mem::replace(&mut self.warned, true) {
+            tracing::error!(
+                "the guest maps memory in an aperture that is mapped there already, or that is RAM; \
+                 it sees zeros there. Configure the VM with apertures = \"trapped\""
+            );
+        }
+    }
+
+    /// Nothing lives in host memory any more; what did is lost. Returns the pages of guest VRAM that did.
+    pub(crate) fn forget(&mut self) -> BTreeSet<u32> {
+        self.waiting.clear();
+        self.windows.iter_mut().flatten().for_each(|window| window.wants.fill(Want::Nothing));
+        std::mem::take(&mut self.homes).into_keys().collect()
+    }
+}
+
+impl Window {
+    fn new(memory: WindowMemory) -> Self {
+        let (_, area) = memory.area();
+        let (first, pages) = (area.offset / SMALL_PAGE, area.size / SMALL_PAGE);
+        Self { memory, first: first as u32, wants: vec![Want::Nothing; pages as usize] }
+    }
+
+    fn want(&self, page: u32) -> Option<Want> {
+        self.wants.get(page.checked_sub(self.first)? as usize).copied()
+    }
+
+    fn want_mut(&mut self, page: u32) -> Option<&mut Want> {
+        self.wants.get_mut(page.checked_sub(self.first)? as usize)
+    }
+}
+
+/// Pages as ranges of guest VRAM.
+pub(crate) fn ranges(pages: BTreeSet<u32>) -> Vec<GuestRange> {
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for page in pages.into_iter().map(u64::from) {
+        match runs.last_mut() {
+            Some((first, count)) if *first + *count == page => *count += 1,
+            _ => runs.push((page, 1)),
+        }
+    }
+    let range = |(first, count)| GuestRange::Vram(GuestVramAddr(first * SMALL_PAGE), count * SMALL_PAGE);
+    runs.into_iter().map(range).collect()
+}
+
+const _: () = assert!(TRAPPED_BAR1.is_multiple_of(2 << 20) && (2 << 20) % LARGE_PAGE == 0);
+
+#[cfg(test)]
+#[path = "remap_books.rs"]
+mod tests;

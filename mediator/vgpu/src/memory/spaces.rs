@@ -1,0 +1,302 @@
+//! The VM's GPU address spaces: the wiring between `shadow-pt`, the guest's memory and the card.
+
+use super::grants::Grants;
+use super::operands::{Names, Objects};
+use super::view::{Pool, Ring, View};
+use super::{Memory, ram};
+use ::channels::{Doorbell, PullError, Pulled};
+use nvspec::addr::{Gpa, GuestVramAddr, Place, VramAddr};
+use nvspec::mmu::Rights;
+use owner::{CardVram, HostError, HostState};
+use shadow_pt::{AddressSpaces, GuestRange, HostPage, RELINK_PIECES, SpaceId};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use vmm_glue::DmaRegion;
+use vram::{PagePool, VmId};
+
+/// A view from which shadow tables are made.
+fn for_tables<'a>(vm: VmId, vram: &'a mut CardVram, grants: &'a Grants, pool: &'a mut PagePool) -> View<'a, Pool<'a>> {
+    View::with(vram, grants, Pool::new(vm, pool))
+}
+
+impl Memory {
+    /// The shadow of the guest's directory at `directory`, made if it does not exist. Nothing of a new one is mapped
+    /// before [`Self::prepare`].
+    pub(crate) fn open(&mut self, directory: Place) -> Result<SpaceId, HostError> {
+        let Self { host, vm, grants, shadows, pool, .. } = self;
+        let mut guard = host.lock();
+        let mut view = for_tables(*vm, guard.vram_mut(), grants, pool);
+        shadows.open(directory, &mut view).map_err(|error| view.refused(error))
+    }
+
+    /// Returns where the shadow directory of a space lies on the card.
+    pub(crate) fn directory(&self, space: SpaceId) -> Option<VramAddr> {
+        self.shadows.directory(space)
+    }
+
+    /// The guest's CPU has written its VRAM.
+    pub(crate) fn written(&mut self, address: GuestVramAddr, len: u64) {
+        self.shadows.written(address, len);
+    }
+
+    /// Whoever has read the page tables that we keep is told which of their pages have changed.
+    pub(crate) fn tables_written(&mut self) {
+        let Self { grants, shadows, .. } = self;
+        if let Some(tables) = grants.tables_mut() {
+            tables.take_written(|at, bytes| shadows.written(at, bytes));
+        }
+    }
+
+    /// Something was granted that was not before.
+    pub(crate) fn granted(&mut self) {
+        self.shadows.granted();
+    }
+
+    /// The guest flushes the TLB of `directory` (of all, for `None`). What lost a permission is on the card, and out of
+    /// its TLBs, when this returns.
+    pub(crate) fn flush(&mut self, directory: Option<Place>) -> Result<(), HostError> {
+        let spaces: Vec<_> = match directory {
+            Some(directory) => self.shadows.find(directory).into_iter().collect(),
+            None => self.shadows.ids().collect(),
+        };
+        let host = Arc::clone(&self.host);
+        for space in spaces {
+            self.sync(&mut host.lock(), space, false)?;
+        }
+        Ok(())
+    }
+
+    /// Work of a channel of `space` is about to be given to the card: all that the guest has mapped is.
+    pub(crate) fn prepare(&mut self, state: &mut HostState, space: SpaceId) -> Result<(), HostError> {
+        self.sync(state, space, true)
+    }
+
+    fn sync(&mut self, state: &mut HostState, space: SpaceId, prepare: bool) -> Result<(), HostError> {
+        let Self { vm, grants, shadows, pool, report, syncs, .. } = self;
+        let Some(directory) = shadows.directory(space) else { return Ok(()) };
+        let (vram, channels) = state.parts();
+        let busy = !prepare && channels.busy_directory(&mut vram.memory, directory);
+        let mut view = for_tables(*vm, vram, grants, pool);
+        let done = if prepare { shadows.prepare(space, &mut view) } else { shadows.flush(space, busy, &mut view) };
+        if done.changed() {
+            flush_card(shadows, [space], &mut view)?;
+        }
+        report.merge(&done);
+        *syncs += u64::from(done.tables_scanned != 0);
+        if done.denied.total() != 0 {
+            tracing::warn!(denied = ?done.denied, directory = ?shadows.guest_directory(space),
+                "page table entries name what the VM does not have; they stay unmapped");
+        }
+        Ok(())
+    }
+
+    /// Takes what a channel's ring holds up to a doorbell to the card. `objects`: what its subchannels have.
+    pub(crate) fn pull(
+        &self,
+        state: &mut HostState,
+        space: SpaceId,
+        doorbell: Doorbell,
+        objects: &mut Objects,
+    ) -> Result<Pulled, PullError> {
+        let now = state.now_ns();
+        let (vram, channels) = state.parts();
+        let names = vram.watches().then(|| Names::new(objects));
+        let ring = Ring { vm: self.vm, shadows: &self.shadows, space, names };
+        channels.pull(&mut View::with(vram, &self.grants, ring), doorbell, now)
+    }
+
+    /// Maps the mediator's own pages into the reserved part of a space: the page there, where it lies, whether the GPU may
+    /// write it.
+    pub(crate) fn map_host(&mut self, space: SpaceId, pages: &[(HostPage, VramAddr, Rights)]) -> Result<(), HostError> {
+        self.change_own(space, |shadows, view| {
+            pages.iter().try_for_each(|&(page, at, rights)| {
+                shadows.map_host(space, page, at, rights, view).map_err(|error| view.refused(error))
+            })
+        })
+    }
+
+    /// Takes them out again. The channel that used them is off the card.
+    ///
+    /// # Errors
+    /// When the card does not answer: its TLBs may still lead to them from that space.
+    pub(crate) fn unmap_host(
+        &mut self,
+        space: SpaceId,
+        pages: &[(HostPage, VramAddr, Rights)],
+    ) -> Result<(), HostError> {
+        self.change_own(space, |shadows, view| {
+            pages.iter().for_each(|&(page, ..)| shadows.unmap_host(space, page, view));
+            Ok(())
+        })
+    }
+
+    /// Changes the reserved part of a space, and has the card forget what it has of that space.
+    fn change_own(
+        &mut self,
+        space: SpaceId,
+        change: impl FnOnce(&mut AddressSpaces, &mut View<'_, Pool<'_>>) -> Result<(), HostError>,
+    ) -> Result<(), HostError> {
+        let Self { host, vm, grants, shadows, pool, .. } = self;
+        let Some(directory) = shadows.directory(space) else { return Ok(()) };
+        let mut guard = host.lock();
+        let mut view = for_tables(*vm, guard.vram_mut(), grants, pool);
+        change(shadows, &mut view)?;
+        view.invalidate(directory)
+    }
+
+    /// Returns whether a shadow may map a byte of the range.
+    pub(crate) fn names(&self, range: GuestRange) -> bool {
+        self.shadows.names(range)
+    }
+
+    /// The guest's CPU can write a page of its VRAM without a message from now on, or not any more.
+    pub(crate) fn unseen(&mut self, address: GuestVramAddr, unseen: bool) {
+        self.shadows.unseen(address, unseen);
+    }
+
+    /// The ranges live elsewhere than before. When it returns, the card uses them where they are.
+    pub(crate) fn relocated(&mut self, state: &mut HostState, ranges: &[GuestRange]) -> Result<(), HostError> {
+        let Self { vm, grants, shadows, pool, report, .. } = self;
+        let mut view = for_tables(*vm, state.vram_mut(), grants, pool);
+        let mut touched = BTreeSet::new();
+        for range in ranges {
+            let (spaces, done) = shadows.retranslate(*range, &mut view);
+            report.merge(&done);
+            touched.extend(spaces);
+        }
+        flush_card(shadows, touched, &mut view)
+    }
+
+    /// The VMM lends guest memory.
+    pub(crate) fn lend(&mut self, region: &DmaRegion) -> Result<(), HostError> {
+        let Self { host, vm, grants, .. } = self;
+        grants.ram_mut().map(host, *vm, region)?;
+        // Entries that named this memory before it was there (or while it was moved) are good now.
+        self.granted();
+        Ok(())
+    }
+
+    /// The VMM takes guest memory back. When this returns, the card cannot reach it.
+    pub(crate) fn withdraw(&mut self, gpa: u64, size: u64) {
+        // The grant goes first, so that nothing is translated to it any more.
+        let lent: Option<ram::Lent> = self.grants.ram_mut().take(gpa);
+        let flushed = self.withdraw_ram(gpa, size);
+        if let Err(error) = &flushed {
+            tracing::error!(vm = %self.vm, %error, "the card may keep translations of memory that was taken back");
+        }
+        if let Some(lent) = lent {
+            lent.give_back(&self.host, self.vm, flushed.is_err());
+        }
+    }
+
+    /// A region turned out not to be the guest's memory.
+    pub(crate) fn withdraw_unshared(&mut self, gpa: u64) {
+        if let Some(size) = self.grants.ram_mut().size_at(gpa) {
+            self.withdraw(gpa, size);
+        }
+    }
+
+    /// The client is gone: nothing of its memory is left for the card.
+    pub(crate) fn forget_ram(&mut self) {
+        while let Some((gpa, size)) = self.grants.ram_mut().first() {
+            self.withdraw(gpa, size);
+        }
+        self.grants.set_bus_master(false);
+    }
+
+    /// Lets the card access the guest's RAM, or keeps it from that.
+    pub(crate) fn set_bus_master(&mut self, enabled: bool) -> Result<(), HostError> {
+        self.grants.set_bus_master(enabled);
+        if enabled {
+            self.grants.check_shared();
+            self.granted();
+        }
+        // As often as a guest likes: the tables that map its RAM are unlinked, their entries stay.
+        self.bar_ram(!enabled)
+    }
+
+    /// Keeps the card from the guest's RAM, or lets it again. When it returns after the former, the card cannot reach any.
+    /// Costs a directory for each space, whatever its tables hold; the card's lock is free between pieces of one.
+    fn bar_ram(&mut self, barred: bool) -> Result<(), HostError> {
+        let Self { host, vm, grants, shadows, pool, report, .. } = self;
+        for space in shadows.bar_ram(barred) {
+            for piece in 0..RELINK_PIECES {
+                let mut guard = host.lock();
+                let mut view = for_tables(*vm, guard.vram_mut(), grants, pool);
+                report.merge(&shadows.relink(space, piece, &mut view));
+            }
+            let mut guard = host.lock();
+            flush_card(shadows, [space], &mut for_tables(*vm, guard.vram_mut(), grants, pool))?;
+        }
+        Ok(())
+    }
+
+    /// Takes guest RAM out of all shadows. When it returns, the card cannot reach it. The card's lock is free between pieces:
+    /// a guest may have mapped a page any number of times.
+    fn withdraw_ram(&mut self, gpa: u64, size: u64) -> Result<(), HostError> {
+        let Self { host, vm, grants, shadows, pool, .. } = self;
+        let mut withdrawal = shadows.withdraw(GuestRange::Ram(Gpa(gpa), size));
+        let mut touched = BTreeSet::new();
+        loop {
+            let mut guard = host.lock();
+            let mut view = for_tables(*vm, guard.vram_mut(), grants, pool);
+            let Some((spaces, _)) = shadows.invalidate(&mut withdrawal, &mut view) else { break };
+            touched.extend(spaces);
+        }
+        for space in touched {
+            let mut guard = host.lock();
+            flush_card(shadows, [space], &mut for_tables(*vm, guard.vram_mut(), grants, pool))?;
+        }
+        Ok(())
+    }
+
+    /// Frees the shadows that no channel uses.
+    pub(crate) fn collect(&mut self) {
+        let Self { host, vm, grants, shadows, pool, .. } = self;
+        let mut guard = host.lock();
+        let unused: Vec<SpaceId> = shadows
+            .ids()
+            .filter(|space| {
+                shadows.directory(*space).is_some_and(|directory| !guard.channels().uses_directory(directory))
+            })
+            .collect();
+        let mut view = for_tables(*vm, guard.vram_mut(), grants, pool);
+        for space in unused {
+            shadows.close(space, &mut view);
+        }
+        pool.reclaim(&mut guard.vram_mut().chunks);
+        guard.vram_mut().pool_changed(*vm, pool);
+    }
+
+    /// Frees all shadows, and the VM's pool. No channel of the VM is bound any more. What a channel uses that the card
+    /// has not let go of stays; says whether there is none of that.
+    pub(crate) fn clear(&mut self) -> bool {
+        self.collect();
+        let none = self.shadows.count() == 0;
+        if none {
+            let mut state = self.host.lock();
+            self.pool.release_all(&mut state.vram_mut().chunks);
+            state.vram_mut().pool_changed(self.vm, &self.pool);
+        }
+        none
+    }
+
+    /// Address spaces, and card memory that their shadows take, in bytes.
+    pub(crate) fn usage(&self) -> (usize, u64) {
+        (self.shadows.count(), self.shadows.card_bytes())
+    }
+}
+
+/// The card's TLBs forget what they hold of these spaces; what only old entries named is free then.
+fn flush_card(
+    shadows: &mut AddressSpaces,
+    spaces: impl IntoIterator<Item = SpaceId>,
+    view: &mut View<'_, Pool<'_>>,
+) -> Result<(), HostError> {
+    for space in spaces {
+        let Some(directory) = shadows.directory(space) else { continue };
+        view.invalidate(directory)?;
+        shadows.flushed(space, view);
+    }
+    Ok(())
+}

@@ -1,0 +1,176 @@
+//! The card's memory as one VM may see it: whoever reads its guest's structures, translates its page tables or takes in its
+//! rings has the card once, with what the VM has beside it.
+
+use super::Names;
+use super::grants::Grants;
+use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, Iova, Place, VramAddr};
+use nvspec::fifo::ChannelId;
+use owner::{CardVram, HostError};
+use shadow_pt::{AddressSpaces, Frame, Mapping, NoMemory, SpaceId};
+use vram::{CardAddr, GuestAddr, PagePool, VmId};
+
+/// The card for one VM; `with`: what else the task at hand needs.
+pub(crate) struct View<'a, With = ()> {
+    vram: &'a mut CardVram,
+    grants: &'a Grants,
+    with: With,
+}
+
+/// A channel's ring, by the shadow of its address space.
+pub(crate) struct Ring<'a> {
+    pub(super) vm: VmId,
+    pub(super) shadows: &'a AddressSpaces,
+    pub(super) space: SpaceId,
+    /// When somebody wants to know what work names.
+    pub(super) names: Option<Names<'a>>,
+}
+
+/// Card memory for shadow tables, from the VM's pool.
+pub(super) struct Pool<'a> {
+    vm: VmId,
+    pool: &'a mut PagePool,
+    /// There was none, but may be later.
+    lacks: bool,
+}
+
+impl<'a> View<'a> {
+    pub(crate) fn new(vram: &'a mut CardVram, grants: &'a Grants) -> Self {
+        Self { vram, grants, with: () }
+    }
+}
+
+impl<'a, With> View<'a, With> {
+    pub(super) fn with(vram: &'a mut CardVram, grants: &'a Grants, with: With) -> Self {
+        Self { vram, grants, with }
+    }
+
+    pub(super) fn grants(&self) -> &'a Grants {
+        self.grants
+    }
+
+    /// Reads what the guest names by a place.
+    pub(crate) fn fill(&mut self, place: Place, data: &mut [u8]) -> Option<()> {
+        match place {
+            Place::Vram(address) => self.grants.read_vram(self.vram, address, data),
+            Place::Ram(address) => self.grants.ram_read(address, data).ok(),
+        }
+    }
+}
+
+impl<With> shadow_pt::GuestMemory for View<'_, With> {
+    fn read(&mut self, place: Place, data: &mut [u8]) -> Result<(), shadow_pt::Unreadable> {
+        self.fill(place, data).ok_or(shadow_pt::Unreadable)
+    }
+}
+
+impl<With> channels::GuestMemory for View<'_, With> {
+    fn read(&mut self, place: Place, data: &mut [u8]) -> Result<(), channels::Unreadable> {
+        self.fill(place, data).ok_or(channels::Unreadable)
+    }
+}
+
+impl<With> channels::Host for View<'_, With> {
+    fn read32(&mut self, offset: u32) -> u32 {
+        self.vram.memory.read32(offset)
+    }
+
+    fn write32(&mut self, offset: u32, value: u32) {
+        self.vram.memory.write32(offset, value);
+    }
+
+    fn vram_read(&mut self, address: VramAddr, data: &mut [u8]) {
+        self.vram.memory.vram_read(address, data);
+    }
+
+    fn vram_write(&mut self, address: VramAddr, data: &[u8]) {
+        self.vram.memory.vram_write(address, data);
+    }
+
+    fn vram_flush(&mut self) {
+        self.vram.memory.vram_flush();
+    }
+
+    fn userd_read(&mut self, channel: ChannelId, offset: u64) -> u32 {
+        self.vram.memory.userd_read(channel, offset)
+    }
+
+    fn userd_write(&mut self, channel: ChannelId, offset: u64, value: u32) {
+        self.vram.memory.userd_write(channel, offset, value);
+    }
+}
+
+impl channels::GuestRing for View<'_, Ring<'_>> {
+    fn read(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), channels::Unmapped> {
+        let mut done = 0;
+        while done < data.len() {
+            let at = GpuVa(va.0 + done as u64);
+            let Ring { shadows, space, .. } = &self.with;
+            let Mapping { place, bytes, .. } = shadows.resolve(*space, at).ok_or(channels::Unmapped)?;
+            let run = bytes.min((data.len() - done) as u64) as usize;
+            self.fill(place, &mut data[done..done + run]).ok_or(channels::Unmapped)?;
+            done += run;
+        }
+        Ok(())
+    }
+
+    fn taken(&mut self, va: GpuVa, dwords: u32) {
+        let Some(mut names) = self.with.names.take() else { return };
+        let mut bytes = vec![0; names.words(dwords) * 4];
+        // Where nothing is mapped, the card says so.
+        if channels::GuestRing::read(self, va, &mut bytes).is_ok() {
+            let Self { vram, with: Ring { vm, shadows, space, .. }, .. } = self;
+            names.each(&bytes, vram.chunks.chunk_bytes(), |at, len| {
+                if let Some(Mapping { place: Place::Vram(address), .. }) = shadows.resolve(*space, at) {
+                    vram.named(*vm, GuestAddr(address.0), len);
+                }
+            });
+        }
+        self.with.names = Some(names);
+    }
+}
+
+impl<'a> Pool<'a> {
+    pub(super) fn new(vm: VmId, pool: &'a mut PagePool) -> Self {
+        Self { vm, pool, lacks: false }
+    }
+}
+
+impl View<'_, Pool<'_>> {
+    /// Why something could not be made.
+    pub(super) fn refused(&self, error: NoMemory) -> HostError {
+        if self.with.lacks { HostError::Lacking } else { HostError::Refused(error.to_string()) }
+    }
+
+    /// Has the card forget what its TLBs hold of an address space.
+    pub(super) fn invalidate(&mut self, directory: VramAddr) -> Result<(), HostError> {
+        self.vram.memory.invalidate(directory, false)
+    }
+}
+
+impl shadow_pt::Frames for View<'_, Pool<'_>> {
+    fn vram(&mut self, address: GuestVramAddr, len: u64) -> Option<Frame> {
+        self.grants.vram_frame(self.vram, address, len)
+    }
+
+    fn ram(&mut self, address: Gpa, len: u64, write: bool) -> Option<Iova> {
+        self.grants.ram_frame(address, len, write)
+    }
+}
+
+impl shadow_pt::ShadowMemory for View<'_, Pool<'_>> {
+    fn alloc(&mut self, bytes: u64) -> Option<VramAddr> {
+        let found = self.vram.alloc_for(self.with.vm, self.with.pool, bytes);
+        self.with.lacks |= matches!(found, Err(HostError::Lacking));
+        found.ok()
+    }
+
+    fn free(&mut self, address: VramAddr, _bytes: u64) {
+        self.with.pool.free(CardAddr(address.0));
+    }
+
+    fn write(&mut self, address: VramAddr, data: &[u8]) {
+        if let Err(error) = self.vram.memory.write(address, data) {
+            tracing::error!(%error, "a shadow page table could not be written");
+        }
+    }
+}

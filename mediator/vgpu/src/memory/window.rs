@@ -1,0 +1,108 @@
+//! Host memory under a part of an aperture: a file that the VMM maps, mapped here as well, and for the card.
+
+use card::{DmaMemory, HostMemory};
+use nvspec::addr::{Iova, SMALL_PAGE};
+use owner::{HostCard, HostError};
+use rustix::fs::FallocateFlags;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use vm_memory::{Bytes, FileOffset, MmapRegion};
+use vmm_glue::MmapArea;
+use vmm_glue::mappable::region_memory;
+
+/// The memory under the bytes from `start` on of an aperture. Offsets in the file are offsets in the aperture.
+#[derive(Debug)]
+pub(crate) struct WindowMemory {
+    file: Arc<OwnedFd>,
+    region: Arc<MmapRegion>,
+    area: MmapArea,
+    iova: Iova,
+}
+
+impl WindowMemory {
+    /// Zeros under the bytes from `start` to `end` of an aperture, mapped for the card to read and to write. `name` shows
+    /// in `/proc`.
+    pub(crate) fn new(host: &HostCard, name: &str, start: u64, end: u64) -> Result<Self, HostError> {
+        let refused = |what: &str, error: &dyn std::fmt::Display| {
+            HostError::Refused(format!("{what} of {end:#x} bytes for an aperture: {error}"))
+        };
+        let file = region_memory(name, end).map_err(|error| refused("no memory file", &error))?;
+        let own = file.try_clone().map_err(|error| refused("no descriptor of a memory file", &error))?;
+        let size = usize::try_from(end - start).map_err(|error| refused("no mapping", &error))?;
+        let region = MmapRegion::from_file(FileOffset::new(File::from(own), start), size)
+            .map_err(|error| refused("no mapping", &error))?;
+        let mut window = Self {
+            file: Arc::new(file),
+            region: Arc::new(region),
+            area: MmapArea { offset: start, size: end - start },
+            iova: Iova(0),
+        };
+        let size = window.area.size;
+        window.iova = host.lock().iova_mut().allocate(size, 0).ok_or(HostError::OutOfIova { len: size })?;
+        if let Err(error) = window.lend(host) {
+            host.lock().iova_mut().free(window.iova);
+            return Err(error);
+        }
+        Ok(window)
+    }
+
+    /// The file, and the part of the aperture that it is under.
+    pub(crate) fn area(&self) -> (Arc<OwnedFd>, MmapArea) {
+        (Arc::clone(&self.file), self.area)
+    }
+
+    /// Returns where the card sees a page of it: number of the page in the aperture.
+    pub(crate) fn iova(&self, page: u32) -> Iova {
+        self.iova.offset(self.at(page, 0) as u64)
+    }
+
+    /// Reads from byte `offset` of a page on. Bytes lie within the page.
+    pub(crate) fn read(&self, page: u32, offset: u64, data: &mut [u8]) {
+        if let Err(error) = HostMemory::as_volatile_slice(&*self.region).read_slice(data, self.at(page, offset)) {
+            tracing::error!(%error, page, "memory under an aperture could not be read");
+            data.fill(0);
+        }
+    }
+
+    /// Writes from byte `offset` of a page on. Bytes lie within the page.
+    pub(crate) fn write(&self, page: u32, offset: u64, data: &[u8]) {
+        if let Err(error) = HostMemory::as_volatile_slice(&*self.region).write_slice(data, self.at(page, offset)) {
+            tracing::error!(%error, page, "memory under an aperture could not be written");
+        }
+    }
+
+    /// Zeros everything, whatever the client has written where nothing is mapped. The card has no access meanwhile.
+    pub(crate) fn blank(&self, host: &HostCard) -> Result<(), HostError> {
+        // What the card has mapped are pages; it must not keep those that the file gives up.
+        self.take_back(host);
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let punched = rustix::fs::fallocate(&*self.file, hole, self.area.offset, self.area.size);
+        self.lend(host)?;
+        punched.map_err(|error| HostError::Refused(format!("memory under an aperture cannot be zeroed: {error}")))
+    }
+
+    /// Takes it from the card. `reachable`: translations that name it may be left in the card's TLBs; its I/O addresses
+    /// are then never used again.
+    pub(crate) fn close(self, host: &HostCard, reachable: bool) {
+        if self.take_back(host) && !reachable {
+            host.lock().iova_mut().free(self.iova);
+        }
+    }
+
+    fn lend(&self, host: &HostCard) -> Result<(), HostError> {
+        let region = Arc::clone(&self.region);
+        let memory = DmaMemory::new(region, 0, self.region.size(), true)
+            .map_err(|error| HostError::Refused(error.to_string()))?;
+        Ok(host.card().map_dma(self.iova.0, memory)?)
+    }
+
+    fn take_back(&self, host: &HostCard) -> bool {
+        let unmapped = host.card().unmap_dma(self.iova.0, self.area.size);
+        unmapped.inspect_err(|error| tracing::error!(%error, "the card keeps memory under an aperture mapped")).is_ok()
+    }
+
+    fn at(&self, page: u32, offset: u64) -> usize {
+        (u64::from(page) * SMALL_PAGE + offset - self.area.offset) as usize
+    }
+}

@@ -1,0 +1,239 @@
+//! The guest's channels, as the mediator knows them: no lock, no card.
+
+use super::memory::{Objects, Slot};
+use nvspec::addr::Place;
+use nvspec::fifo::{ChannelId, VirtualChannelId};
+use nvspec::instance::userd;
+use shadow_pt::SpaceId;
+use std::collections::{BTreeMap, HashMap};
+
+/// A channel of the guest that is on the card.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bound {
+    /// Its address space.
+    pub(crate) space: SpaceId,
+    /// Its number on the card.
+    pub(crate) physical: ChannelId,
+}
+
+/// A channel that the guest has bound, whether or not it is on the card.
+#[derive(Debug)]
+struct Channel {
+    instance: Place,
+    bound: Option<Bound>,
+    /// Bytes of GP_PUT that have come in so far.
+    gp_put: [u8; 4],
+    /// Its USERD lives under a mapped aperture, here.
+    polled: Option<Slot>,
+    /// GP_PUT there, when it was looked at last.
+    seen: Option<u32>,
+    /// What its subchannels have, as far as anybody looked.
+    objects: Objects,
+}
+
+/// How far the guest's runlist is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Runlist {
+    /// In force, and the vGPU knows.
+    #[default]
+    InForce,
+    /// In force; the vGPU is told after the access that submitted it.
+    Taken,
+    /// Not in force yet: a channel is still to leave the card.
+    Awaited,
+}
+
+/// All channels of one guest.
+#[derive(Debug, Default)]
+pub(crate) struct Work {
+    channels: BTreeMap<VirtualChannelId, Channel>,
+    /// Guest VRAM pages in which a channel has its USERD.
+    userd: HashMap<u64, VirtualChannelId>,
+    /// Channels that are off the guest's list and have not left the card: their address spaces, by their number there.
+    departing: BTreeMap<ChannelId, SpaceId>,
+    /// Engines that the guest holds back, one bit each.
+    blocked: u32,
+    runlist: Runlist,
+}
+
+impl Work {
+    /// The guest has bound a channel. `userd`: address of its USERD, if that is known.
+    pub(crate) fn enlist(&mut self, channel: VirtualChannelId, instance: Place, userd: Option<u64>) {
+        let fresh =
+            || Channel { instance, bound: None, gp_put: [0; 4], polled: None, seen: None, objects: Objects::default() };
+        self.channels.entry(channel).or_insert_with(fresh).instance = instance;
+        if let Some(userd) = userd {
+            self.userd.retain(|_, owner| *owner != channel);
+            self.userd.insert(userd / userd::BYTES, channel);
+        }
+    }
+
+    /// The guest has unbound a channel. Returns its instance block, if it was bound.
+    pub(crate) fn delist(&mut self, channel: VirtualChannelId) -> Option<Place> {
+        self.userd.retain(|_, owner| *owner != channel);
+        self.channels.remove(&channel).map(|channel| channel.instance)
+    }
+
+    /// The channels that the guest has bound.
+    pub(crate) fn channels(&self) -> Vec<VirtualChannelId> {
+        self.channels.keys().copied().collect()
+    }
+
+    pub(crate) fn instance(&self, channel: VirtualChannelId) -> Option<Place> {
+        self.channels.get(&channel).map(|channel| channel.instance)
+    }
+
+    /// The channel whose USERD is in a page of guest VRAM.
+    pub(crate) fn userd_of(&self, page: u64) -> Option<VirtualChannelId> {
+        self.userd.get(&page).copied()
+    }
+
+    /// Where on the card a channel is.
+    pub(crate) fn bound(&self, channel: VirtualChannelId) -> Option<Bound> {
+        self.channels.get(&channel)?.bound
+    }
+
+    /// A channel is on the card.
+    pub(crate) fn set_bound(&mut self, channel: VirtualChannelId, bound: Bound) {
+        if let Some(channel) = self.channels.get_mut(&channel) {
+            channel.bound = Some(bound);
+        }
+    }
+
+    /// A channel is on the card no more.
+    pub(crate) fn take_bound(&mut self, channel: VirtualChannelId) -> Option<Bound> {
+        self.channels.get_mut(&channel)?.bound.take()
+    }
+
+    /// Those that are on the card.
+    pub(crate) fn all_bound(&self) -> impl Iterator<Item = (VirtualChannelId, Bound)> {
+        self.channels.iter().filter_map(|(channel, known)| Some((*channel, known.bound?)))
+    }
+
+    /// A channel has still to leave the card, with its address space.
+    pub(crate) fn depart(&mut self, physical: ChannelId, space: SpaceId) {
+        self.departing.insert(physical, space);
+    }
+
+    /// A channel has left the card. Returns its address space.
+    pub(crate) fn departed(&mut self, physical: ChannelId) -> Option<SpaceId> {
+        self.departing.remove(&physical)
+    }
+
+    /// What the channel's subchannels have. `None` for a channel that the guest has not bound.
+    pub(crate) fn objects(&mut self, channel: VirtualChannelId) -> Option<&mut Objects> {
+        self.channels.get_mut(&channel).map(|channel| &mut channel.objects)
+    }
+
+    /// Takes what the guest's CPU writes from byte `offset` of a USERD page on. Returns GP_PUT when its last byte is among
+    /// that, so that narrower stores add up: the doorbell.
+    pub(crate) fn store(&mut self, channel: VirtualChannelId, offset: u64, data: &[u8]) -> Option<u32> {
+        let word = &mut self.channels.get_mut(&channel)?.gp_put;
+        let mut rung = false;
+        for (at, &byte) in (offset..).zip(data) {
+            if let Some(lane) = at.checked_sub(userd::GP_PUT).filter(|&lane| lane < 4) {
+                word[lane as usize] = byte;
+                rung |= lane == 3;
+            }
+        }
+        rung.then_some(u32::from_le_bytes(*word))
+    }
+
+    /// Finds the channels whose USERD lives under a mapped aperture, by `home` of a page: their doorbells are no messages.
+    /// Returns those that lived elsewhere before.
+    pub(crate) fn choose_polled(&mut self, home: impl Fn(u64) -> Option<Slot>) -> Vec<(VirtualChannelId, Slot)> {
+        let slots: BTreeMap<VirtualChannelId, Slot> =
+            self.userd.iter().filter_map(|(page, channel)| Some((*channel, home(*page)?))).collect();
+        let mut moved = Vec::new();
+        for (number, channel) in &mut self.channels {
+            let slot = slots.get(number).copied();
+            let before = std::mem::replace(&mut channel.polled, slot);
+            moved.extend(slot.filter(|_| before != slot).map(|slot| (*number, slot)));
+        }
+        moved
+    }
+
+    /// The channels whose doorbells are no messages.
+    pub(crate) fn polled(&self) -> impl Iterator<Item = (VirtualChannelId, Slot)> {
+        self.channels.iter().filter_map(|(channel, known)| Some((*channel, known.polled?)))
+    }
+
+    /// Notes what GP_PUT is where it is no message. Returns whether that is new.
+    pub(crate) fn see_put(&mut self, channel: VirtualChannelId, put: u32) -> bool {
+        self.channels.get_mut(&channel).is_some_and(|channel| channel.seen.replace(put) != Some(put))
+    }
+
+    /// The guest holds engines back, or no more. Returns whether it holds any back.
+    pub(crate) fn block(&mut self, engines: u32, blocked: bool) -> bool {
+        if blocked {
+            self.blocked |= engines;
+        } else {
+            self.blocked &= !engines;
+        }
+        self.blocks()
+    }
+
+    /// Returns whether the guest holds an engine back.
+    pub(crate) fn blocks(&self) -> bool {
+        self.blocked != 0
+    }
+
+    /// The guest has submitted a runlist, or has none any more.
+    pub(crate) fn set_runlist(&mut self, runlist: Runlist) {
+        self.runlist = runlist;
+    }
+
+    /// The runlist is in force, as `seen`: whether that was awaited.
+    pub(crate) fn runlist_ends(&mut self, seen: Runlist) -> bool {
+        let awaited = self.runlist == seen;
+        if awaited {
+            self.runlist = Runlist::InForce;
+        }
+        awaited
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvspec::addr::GuestVramAddr;
+
+    const CHANNEL: VirtualChannelId = VirtualChannelId(3);
+
+    fn work() -> Work {
+        let mut work = Work::default();
+        work.enlist(CHANNEL, Place::Vram(GuestVramAddr(0x1000)), Some(0x5000));
+        work
+    }
+
+    #[test]
+    fn stores_of_single_bytes_ring_once_with_the_last() {
+        let mut work = work();
+        let bytes = [0x78, 0x56, 0x34, 0x12];
+        let rung: Vec<_> =
+            (0..4).map(|at| work.store(CHANNEL, userd::GP_PUT + at, &bytes[at as usize..][..1])).collect();
+        assert_eq!(rung, [None, None, None, Some(0x1234_5678)]);
+        assert_eq!(work.store(CHANNEL, userd::GP_GET, &bytes), None);
+    }
+
+    #[test]
+    fn a_channel_that_is_bound_anew_begins_with_nothing() {
+        let mut work = work();
+        assert_eq!(work.userd_of(5), Some(CHANNEL));
+        work.store(CHANNEL, userd::GP_PUT, &[1, 2]);
+        assert!(work.see_put(CHANNEL, 7) && !work.see_put(CHANNEL, 7));
+        assert_eq!(work.delist(CHANNEL), Some(Place::Vram(GuestVramAddr(0x1000))));
+        assert_eq!((work.userd_of(5), work.delist(CHANNEL)), (None, None));
+        work.enlist(CHANNEL, Place::Vram(GuestVramAddr(0x2000)), Some(0x6000));
+        assert_eq!(work.store(CHANNEL, userd::GP_PUT + 2, &[3, 4]), Some(0x0403_0000));
+        assert!(work.see_put(CHANNEL, 7));
+    }
+
+    #[test]
+    fn a_runlist_is_told_once() {
+        let mut work = work();
+        work.set_runlist(Runlist::Awaited);
+        assert!(!work.runlist_ends(Runlist::Taken));
+        assert!(work.runlist_ends(Runlist::Awaited) && !work.runlist_ends(Runlist::Awaited));
+    }
+}

@@ -1,0 +1,50 @@
+//! All that a synchronisation needs of its user, as one object: who implements it has the card's memory once.
+
+use crate::{Frame, Frames, GuestMemory, ShadowMemory, Unreadable};
+use nvspec::addr::{Gpa, GuestVramAddr, Iova, Place, VramAddr};
+
+/// The guest's memory, what of it is granted, and the card's memory for shadows.
+pub trait World: GuestMemory + Frames + ShadowMemory {}
+
+impl<T: GuestMemory + Frames + ShadowMemory> World for T {}
+
+/// A world of three objects that have nothing in common.
+#[derive(Debug)]
+pub struct Parts<'a, G, F, M> {
+    /// The guest's memory.
+    pub guest: &'a mut G,
+    /// What of it is granted.
+    pub frames: &'a mut F,
+    /// The card's memory for shadows.
+    pub memory: &'a mut M,
+}
+
+impl<G: GuestMemory, F, M> GuestMemory for Parts<'_, G, F, M> {
+    fn read(&mut self, place: Place, data: &mut [u8]) -> Result<(), Unreadable> {
+        self.guest.read(place, data)
+    }
+}
+
+impl<G, F: Frames, M> Frames for Parts<'_, G, F, M> {
+    fn vram(&mut self, address: GuestVramAddr, len: u64) -> Option<Frame> {
+        self.frames.vram(address, len)
+    }
+
+    fn ram(&mut self, address: Gpa, len: u64, write: bool) -> Option<Iova> {
+        self.frames.ram(address, len, write)
+    }
+}
+
+impl<G, F, M: ShadowMemory> ShadowMemory for Parts<'_, G, F, M> {
+    fn alloc(&mut self, bytes: u64) -> Option<VramAddr> {
+        self.memory.alloc(bytes)
+    }
+
+    fn free(&mut self, address: VramAddr, bytes: u64) {
+        self.memory.free(address, bytes);
+    }
+
+    fn write(&mut self, address: VramAddr, data: &[u8]) {
+        self.memory.write(address, data);
+    }
+}
