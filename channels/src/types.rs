@@ -43,6 +43,8 @@ pub enum Pause {
     Turn,
     /// The VM has caused more interrupts than it may.
     Noise,
+    /// The card stands still, for all VMs.
+    Standstill,
 }
 
 /// What keeps a channel from running.
@@ -58,7 +60,7 @@ pub enum Hindrance {
 
 impl Pause {
     /// All of them.
-    const ALL: [Self; 4] = [Self::Guest, Self::Memory, Self::Turn, Self::Noise];
+    const ALL: [Self; 5] = [Self::Guest, Self::Memory, Self::Turn, Self::Noise, Self::Standstill];
 
     /// The first of the reasons in a VM's set.
     pub(crate) fn first(paused: u8) -> Option<Self> {
@@ -76,6 +78,7 @@ impl Pause {
             Self::Memory => 2,
             Self::Turn => 4,
             Self::Noise => 8,
+            Self::Standstill => 16,
         }
     }
 }

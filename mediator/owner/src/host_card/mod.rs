@@ -2,8 +2,8 @@
 //!
 //! Parts: `state` (what others ask of it), `scheduling` (the card behind its scheduler), `interrupts` (the card's interrupt
 //! tree, and whom it concerns), `interrupt_thread` (that thread, each time that it wakes), `recovery` (channels that faulted or
-//! are to leave the card), `mover` (the thread that moves memory), `relocate` (one VM's chunks change places), `failure` (what a
-//! panic has left half changed).
+//! are to leave the card), `mover` (the thread that moves memory), `relocate` (one VM's chunks change places), `standstill`
+//! (nothing is at work), `failure` (what a panic has left half changed).
 
 mod failure;
 pub(crate) mod interrupt_thread;
@@ -12,6 +12,7 @@ mod mover;
 mod recovery;
 mod relocate;
 mod scheduling;
+mod standstill;
 mod state;
 
 use crate::alarm::TimerAlarm;
@@ -68,6 +69,8 @@ pub struct HostState {
     removed: BTreeSet<VmId>,
     /// Alarms of guests' PTIMERs.
     guest_alarms: GuestAlarms,
+    /// Somebody has the card stand still.
+    still: bool,
 }
 
 /// How a card is shared.
@@ -167,6 +170,7 @@ impl HostCard {
             vms: BTreeMap::new(),
             removed: BTreeSet::new(),
             guest_alarms: GuestAlarms::new(guest_alarm),
+            still: false,
         };
         state.set_division(&division).map_err(refused)?;
         let wakeup = Arc::clone(&state.vram().wakeup);
@@ -303,6 +307,7 @@ impl HostCard {
             return Err(HostError::OutOfMemory(error));
         }
         state.channels_mut().add_vm(vm, share.channels);
+        state.keep_still(vm);
         let limit = share.hang_limit.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
         state.channels_mut().set_hang_limit(vm, limit);
         state.vms.insert(vm, events);

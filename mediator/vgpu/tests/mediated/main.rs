@@ -18,6 +18,7 @@ mod pressure;
 mod relocate;
 mod remap;
 mod schedule;
+mod standstill;
 mod stuck;
 
 use nvspec::addr::VramAddr;

@@ -129,4 +129,22 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         to: "!seals.contains(SealFlags::empty())",
         tests: "tests::saved::other_memory",
     },
+    Mutation {
+        name: "standstill-late",
+        what: "a VM that is added while the card stands still runs nothing either",
+        package: "vgpu",
+        file: "mediator/owner/src/host_card/mod.rs",
+        from: "state.keep_still(vm);",
+        to: "",
+        tests: "standstill::what_was",
+    },
+    Mutation {
+        name: "standstill-hang",
+        what: "a channel that does not leave for the card to stand still is killed, not only its engine reset",
+        package: "vgpu",
+        file: "mediator/owner/src/host_card/standstill.rs",
+        from: "self.kill_channel(vm, channel, engine);",
+        to: "self.reset_engines_of(physical);",
+        tests: "standstill::channel_that",
+    },
 ];
