@@ -36,8 +36,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("config", &["channels", "sched", "shadow-pt", "vfio-host", "vram"]),
     ("api", &["config", "sched"]),
     ("card-state", &["channels", "devmodel", "nvspec", "pv", "saved-state", "sched", "shadow-pt", "vram"]),
-    ("owner", &["card", "channels", "devmodel", "locks", "nvspec", "pv", "sched", "shadow-pt", "vram"]),
-    ("vgpu", &["card", "channels", "devmodel", "locks", "nvspec", "owner", "pv", "shadow-pt", "vmm-glue", "vram"]),
+    ("owner", &["card", "card-state", "channels", "devmodel", "locks", "nvspec", "pv", "sched", "shadow-pt", "vram"]),
+    ("vgpu", &["card", "card-state", "channels", "devmodel", "locks", "nvspec", "owner", "pv", "shadow-pt", "vmm-glue", "vram"]),
     ("rig", &["card", "nvspec", "owner", "pv", "sched", "shadow-pt", "simgpu", "vgpu", "vmm-glue", "vram"]),
     ("mediatorctl", &["api", "config", "cuda-protocol", "sched", "shadow-pt", "vfio-host", "vram"]),
     (

@@ -39,6 +39,10 @@ impl Surroundings for Host {
         }
     }
 
+    fn own(&self) -> (u32, u32) {
+        (0, 0)
+    }
+
     fn now_ns(&self) -> u64 {
         NOW
     }

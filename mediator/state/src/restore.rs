@@ -18,6 +18,9 @@ pub trait Surroundings {
     /// Returns where the host's structures lie on the card.
     fn layout(&self) -> Layout;
 
+    /// Chunks with the host's own structures: the first, and how many.
+    fn own(&self) -> (u32, u32);
+
     /// The clock that the scheduler is told, in ns.
     fn now_ns(&self) -> u64;
 
@@ -87,6 +90,8 @@ impl SavedCard {
         let channels = Channels::restored(channels, host.layout())?;
         let scheduler = Scheduler::restored(scheduler, Nanos(host.now_ns()))?;
         let mut unclaimed = chunks.unclaimed();
+        let (first, count) = host.own();
+        unclaimed.claim(first, count)?;
         let pool = PagePool::restored(pool, &chunks, &mut unclaimed)?;
         agree_on_vms(&chunks, &channels, &scheduler, vms.iter().map(|vm| vm.vm))?;
         let mut restored = BTreeMap::new();

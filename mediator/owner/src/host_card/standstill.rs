@@ -5,16 +5,18 @@
 //! longer, and nothing else.
 
 use super::{HostCard, HostState};
+use crate::memory::Copier;
 use crate::tenants::GuestEvent;
 use crate::work::{engine_numbered, number_of};
 use crate::{Feeder, HostError};
+use card_state::SavedCard;
 use channels::Pause;
 use locks::rank;
 use nvspec::fifo::VirtualChannelId;
 use sched::Engine;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
-use vram::VmId;
+use vram::{PagePool, VmId};
 
 /// Time that it may take more once the channels that hang are killed.
 // TIMEOUT: an engine that was reset has no work, and departures give up by themselves after a quarter of a second.
@@ -86,6 +88,24 @@ impl HostCard {
             events
         };
         events.into_iter().for_each(|(vm, event)| self.deliver(vm, event));
+    }
+}
+
+impl Standstill<'_> {
+    /// Writes down what the mediator keeps of the card. Its VMs are left out: each writes down itself.
+    #[must_use]
+    pub fn save(&self) -> SavedCard {
+        let state = self.host.lock();
+        let divider = state.memory.divider();
+        SavedCard {
+            chunks: state.vram().chunks.save(),
+            balancer: divider.balancer.save(),
+            quanta: divider.quanta.save(),
+            channels: state.work.channels().save(),
+            scheduler: state.work.schedule().scheduler().save(),
+            pool: state.memory.copier().map_or_else(|| PagePool::new(0).save(), Copier::save_pool),
+            vms: Vec::new(),
+        }
     }
 }
 

@@ -1,15 +1,21 @@
 //! A card that stands still while guests go on.
 
 use super::oversubscribe::eventually;
-use super::relocate::{Dice, driver_of, rig_of, work_until};
+use super::relocate::{Dice, driver_of, free_settings, rig_of, work_until};
 use super::stuck::{hang, works};
 use super::{MIB, driver, rig};
 use card::Card;
+use card_state::{RestoredCard, RestoredVm, SavedCard, SavedVm, Surroundings, VmSurroundings};
+use devmodel::VGpuConfig;
+use nvspec::addr::VramAddr;
 use nvspec::fifo::engine;
 use nvspec::regs::pfifo;
+use owner::Feeder;
 use owner::overdue::Awaited;
 use rig::Rig;
 use rig::driver::{CE0, Driver, ce_copy, object};
+use saved_state::{SavedState, Writer};
+use shadow_pt::Limits;
 use simgpu::EngineId;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -104,4 +110,122 @@ fn channel_that_does_not_leave_in_time_hangs_and_costs_the_others_nothing() {
         let mut next = bad.channel(2);
         works(&mut bad, &mut next, 5);
     }
+}
+
+/// The rig's card, as what it has written down is restored into.
+struct Same<'a> {
+    rig: &'a Rig,
+    own: u32,
+    origins: Vec<VGpuConfig>,
+    /// Directories that were written.
+    written: usize,
+}
+
+impl Surroundings for Same<'_> {
+    fn layout(&self) -> channels::Layout {
+        *self.rig.host.layout()
+    }
+
+    fn own(&self) -> (u32, u32) {
+        (0, self.own)
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.rig.host.lock().card_time().0
+    }
+
+    fn vm(&self, vm: VmId) -> Option<VmSurroundings> {
+        let config = self.origins.get(vm.0 as usize)?.clone();
+        let limits = Limits { table_bytes: 128 * MIB };
+        Some(VmSurroundings { config, mode: free_settings(16).shadow, limits, table_bytes: 4 * MIB })
+    }
+
+    fn write(&mut self, _: VramAddr, _: &[u8]) {
+        self.written += 1;
+    }
+}
+
+fn file_of(saved: &SavedCard) -> Vec<u8> {
+    let mut file = Writer::new([7; 16]);
+    saved.write(&mut file).expect("a card that can be written");
+    file.finish()
+}
+
+fn read(file: &[u8]) -> SavedCard {
+    let mut sections = SavedState::parse(file, &SavedCard::known()).expect("a file");
+    let saved = SavedCard::read(&mut sections).expect("all parts");
+    sections.finish().expect("nothing else");
+    saved
+}
+
+/// A card with guests at work, of which one has given a channel back, is written down when it
+/// stands still: a file from which comes what was there.
+#[test]
+fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
+    let rig = rig_of(2 * MIB, 96, 0);
+    let own = rig.usage().0.mediator;
+    let mut drivers: Vec<Driver> = (0..3).map(|vm| driver_of(&rig, vm, 16)).collect();
+    for (vm, driver) in drivers.iter_mut().enumerate() {
+        let mut channel = driver.channel(3);
+        works(driver, &mut channel, vm as u32);
+        if vm == 1 {
+            driver.unbind(&channel);
+        }
+    }
+    let mut channels: Vec<_> = drivers.iter_mut().map(|driver| driver.channel(1)).collect();
+    let mut places = Vec::new();
+    for (driver, channel) in drivers.iter_mut().zip(&mut channels) {
+        driver.buffer(channel, super::A, 1, 5);
+        places.push(driver.buffer(channel, super::B, 1, 9));
+    }
+    let still = rig.host.stand_still(LIMIT).unwrap();
+    for (driver, channel) in drivers.iter_mut().zip(&mut channels) {
+        driver.submit(channel, &[object(CE0), ce_copy(super::A, super::B, 1)].concat());
+    }
+    let mut saved = still.save();
+    let vms: Vec<_> = drivers.iter().map(|driver| driver.guest.vm()).collect();
+    saved.vms = vms.iter().map(|vm| vm.save()).collect();
+    let file = file_of(&saved);
+
+    let mut same = Same { rig: &rig, own, origins: vms.iter().map(|vm| vm.origin()).collect(), written: 0 };
+    let restored = read(&file).restore(&mut same).expect("a card that there can be");
+    assert!(same.written >= 3, "a directory of each VM");
+    let RestoredCard { chunks, balancer, quanta, channels: bound, scheduler, pool, vms: guests } = restored;
+    assert_eq!(guests.len(), 3);
+    let again = SavedCard {
+        chunks: chunks.save(),
+        balancer: balancer.save(),
+        quanta: quanta.save(),
+        channels: bound.save(),
+        scheduler: scheduler.save(),
+        pool: pool.save(),
+        vms: guests.into_iter().map(|(vm, guest)| of_guest(vm, &guest)).collect(),
+    };
+    let text = |value: &dyn std::fmt::Debug| format!("{value:?}");
+    assert_eq!(again.chunks, saved.chunks);
+    assert_eq!(again.channels, saved.channels);
+    assert_eq!(text(&again.scheduler), text(&saved.scheduler));
+    assert_eq!(text(&(again.balancer, again.quanta, again.pool)), text(&(saved.balancer, saved.quanta, saved.pool)));
+    for (again, saved) in again.vms.iter().zip(&saved.vms) {
+        assert_eq!(text(&(again.vm, &again.gpu, &again.tables)), text(&(saved.vm, &saved.gpu, &saved.tables)));
+        // Shadow tables are made again as they are needed; their pages are free until then, as are those of old tables that
+        // TLBs may have known.
+        let directories = |vm: &SavedVm| text(&vm.spaces).split("old").next().map(str::to_owned);
+        assert_eq!(directories(again), directories(saved));
+    }
+
+    // Another card's is refused.
+    let mut other = Same { rig: &rig, own: own + 1, origins: same.origins, written: 0 };
+    assert!(read(&file).restore(&mut other).is_err());
+    drop(still);
+    for ((driver, channel), to) in drivers.iter_mut().zip(&channels).zip(places) {
+        driver.wait(channel);
+        assert!(driver.vram_holds(to, 1, 5), "writing it down has changed nothing");
+    }
+}
+
+fn of_guest(vm: VmId, guest: &RestoredVm) -> SavedVm {
+    let RestoredVm { gpu, spaces, tables, pool } = guest;
+    let tables = tables.as_ref().map(pv::Tables::save);
+    SavedVm { vm, gpu: gpu.save(), spaces: spaces.save(), tables, pool: pool.save() }
 }
