@@ -291,6 +291,12 @@ pub trait Card: Send + Sync {
     /// DMA stays mapped. VRAM contents are undefined after it.
     fn reset(&self);
 
+    /// Says why the card is not to be used any more, if the host has said so: it is wanted back, or does not work as a function of
+    /// its bus any more. Asked now and then.
+    fn lost(&self) -> Option<&'static str> {
+        None
+    }
+
     /// I/O virtual addresses that the card could drive and [`Card::map_dma`] refuses: those that the host's IOMMU keeps, for
     /// interrupts for example, and those that it has no address bits for. Constant.
     fn unmappable(&self) -> Vec<Range<u64>> {

@@ -1,4 +1,4 @@
-//! What the card is told: one function for each step of a channel's life. Nothing is waited for.
+//! Words to the card: one function for each step of a channel's life. Nothing is waited for.
 
 use crate::Host;
 use crate::image::{self, Golden, image_vas};

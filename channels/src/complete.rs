@@ -8,7 +8,7 @@
 //! may rest on a completion.
 
 use crate::card;
-use crate::pool::Slot;
+use crate::pool::{Slot, Vm};
 use crate::ring::{Record, Ring};
 use crate::work::{SEMAPHORE_BYTES, record_end, semaphore, semaphore_offset};
 use crate::{Channels, Completion, Host, Layout, RunState, VmId};
@@ -16,14 +16,18 @@ use nvspec::addr::VramAddr;
 use nvspec::fifo::{ChannelId, VirtualChannelId, engine};
 use nvspec::instance::userd;
 use nvspec::regs::pfifo::CHANNEL_STATE;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+/// Channels of one VM that are looked at for one interrupt. Who has more with work in flight has them looked at in turns, so that
+/// the others do not wait for all of them.
+pub(crate) const LOOKS: usize = 32;
 /// All engines, one bit each.
 const ENGINES: u32 = (1 << engine::COUNT) - 1;
 
 impl Channels {
     /// Submissions that have ended since the last call, in the order of each channel. Channels with nothing in flight
-    /// cost nothing. `doubt`: engines are asked, too.
+    /// cost nothing; of a VM with many, some are looked at, and the others by later calls ([`Self::is_deferred`]). `doubt`: engines
+    /// are asked, too.
     pub fn completed(&mut self, host: &mut impl Host, now: u64, doubt: bool) -> Vec<Completion> {
         let Self { layout, slots, vms, deferred, .. } = self;
         *deferred = false;
@@ -32,13 +36,16 @@ impl Channels {
             (vm.news, vm.told) = (0, false);
         }
         let mut completions = Vec::new();
-        for (slot, number) in slots.iter_mut().zip(0..) {
-            let Slot::Bound(bound) = slot else { continue };
-            let physical = ChannelId(number);
-            let ring = &mut bound.ring;
-            if ring.records.is_empty() {
-                continue;
+        let (looked_at, left_out) = due(vms, slots);
+        for (vm, next) in left_out {
+            *deferred = true;
+            if let Some(vm) = vms.get_mut(&vm) {
+                vm.next_look = next;
             }
+        }
+        for physical in looked_at {
+            let Some(Slot::Bound(bound)) = slots.get_mut(usize::from(physical.0)) else { continue };
+            let ring = &mut bound.ring;
             ring.observe(host.userd_read(physical, userd::GP_GET));
             let vm = vms.get_mut(&bound.vm);
             let listed = vm.as_ref().is_some_and(|vm| vm.list.contains(&bound.channel.0));
@@ -73,8 +80,8 @@ impl Channels {
         completions
     }
 
-    /// Returns whether the last call of [`Self::completed`] found a submission whose record says that it has ended,
-    /// while an engine works for its channel: it is to be called again, soon, without an interrupt.
+    /// Returns whether the last call of [`Self::completed`] left channels out, or found a submission whose record says that it has
+    /// ended while an engine works for its channel: it is to be called again, soon, without an interrupt.
     #[must_use]
     pub fn is_deferred(&self) -> bool {
         self.deferred
@@ -102,12 +109,9 @@ impl Channels {
         {
             told.insert(vm);
         }
-        for (slot, number) in self.slots.iter_mut().zip(0..) {
-            let Slot::Bound(bound) = slot else { continue };
-            let physical = ChannelId(number);
-            if bound.ring.records.is_empty() {
-                continue;
-            }
+        // What is left out is found with the next interrupt, or the next look for what has ended.
+        for physical in due(&self.vms, &self.slots).0 {
+            let Some(Slot::Bound(bound)) = self.slots.get_mut(usize::from(physical.0)) else { continue };
             let moved = moved(host, physical, &mut bound.ring);
             if moved || !told.contains(&bound.vm) && CHANNEL_STATE::LOADED.is_set(card::state(host, physical)) {
                 told.insert(bound.vm);
@@ -145,6 +149,24 @@ impl Channels {
     }
 }
 
+/// Returns the channels with work in flight whose turn it is to be looked at: of each VM at most [`LOOKS`], from the first on that
+/// was left out the last time. And the VMs of which some are left out, each with the first.
+fn due(vms: &BTreeMap<VmId, Vm>, slots: &[Slot]) -> (Vec<ChannelId>, Vec<(VmId, u8)>) {
+    let is_busy = |physical: &ChannelId| {
+        let slot = slots.get(usize::from(physical.0));
+        matches!(slot, Some(Slot::Bound(bound)) if !bound.ring.records.is_empty())
+    };
+    let (mut due, mut left_out) = (Vec::new(), Vec::new());
+    for (id, vm) in vms {
+        let busy = vm.channels.values().copied().filter(is_busy);
+        let (first, later): (Vec<_>, Vec<_>) = busy.partition(|physical| physical.0 >= vm.next_look);
+        let mut busy = first.into_iter().chain(later);
+        due.extend(busy.by_ref().take(LOOKS));
+        left_out.extend(busy.next().map(|next| (*id, next.0)));
+    }
+    (due, left_out)
+}
+
 /// Returns how many of the oldest records have ended for sure: those up to the newest whose semaphore was released. The
 /// card executes a channel's methods in their order, so those before it have ended, even if their own release was
 /// swallowed.
@@ -162,7 +184,7 @@ fn look(host: &mut impl Host, layout: &Layout, physical: ChannelId, record: &Rec
     semaphore(&bytes)
 }
 
-/// Whether the card has nothing left to do for a channel that it may schedule. The guest can make the last record's
+/// Returns whether the card has nothing left to do for a channel that it may schedule. The guest can make the last record's
 /// methods data of one of its own; they are never executed then.
 // GUESS: that GET at the end of the last range means that all before it was executed or handed to an engine.
 fn at_rest(host: &mut impl Host, physical: ChannelId, ring: &Ring) -> bool {

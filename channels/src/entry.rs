@@ -1,4 +1,4 @@
-//! What of a guest's GPFIFO entry reaches the card.
+//! GPFIFO entries of a guest: what of each reaches the card.
 
 use nvspec::fifo::{GpEntry, gp_opcode};
 use nvspec::mmu::HOST_VA_BASE;

@@ -30,7 +30,7 @@ pub fn fuzz(data: &[u8]) {
     rig.drain();
 }
 
-/// What is left of the input; zeros behind its end.
+/// The rest of the input; zeros behind its end.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {

@@ -1,4 +1,4 @@
-//! What is taken from a guest's instance block, and what the card gets.
+//! Instance blocks: what is taken from a guest's, and what the card gets.
 
 use crate::Place;
 use crate::image::image_vas;
@@ -45,7 +45,7 @@ pub enum InstanceError {
 /// The fields of a guest's instance block that the host honours, decoded and checked. All else is the host's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuestInstance {
-    /// Where the guest believes USERD to be; a multiple of 4 KiB.
+    /// USERD, where the guest believes it to be; a multiple of 4 KiB.
     pub userd: GuestVramAddr,
     /// The GPFIFO ring, a multiple of 8, below 2^40.
     pub gp_base: GpuVa,

@@ -23,6 +23,7 @@
 //! - [`GuestInstance`]: what is taken from a guest's instance block, checked; and the block that the card gets;
 //! - [`RunState`]: a channel's states and the steps between them;
 //! - [`Watchdog`]: engines on which nothing moves;
+//! - `gate`: who may use PGRAPH ([`Channels::admit`]);
 //! - the traits that a user implements, on one object: [`Host`] for the card, [`GuestMemory`] for re-reading engine context pointers,
 //!   [`GuestRing`] for the guest's rings.
 //!
@@ -52,6 +53,7 @@
 mod card;
 mod complete;
 mod entry;
+mod gate;
 mod image;
 mod instance;
 mod parts;
@@ -102,7 +104,7 @@ use nvspec::fifo::ChannelId;
 
 pub use tenant::TenantId as VmId;
 
-/// What channels need of the card. A failure of the card is the implementer's to remember.
+/// The card, as channels need it. A failure of the card is the implementer's to remember.
 pub trait Host {
     /// Reads a register of BAR0.
     fn read32(&mut self, offset: u32) -> u32;

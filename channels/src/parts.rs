@@ -9,7 +9,7 @@ use nvspec::fifo::ChannelId;
 pub struct Parts<'a, H, G> {
     /// The card.
     pub card: &'a mut H,
-    /// What is read of the guest.
+    /// The guest's memory or ring.
     pub guest: &'a mut G,
 }
 

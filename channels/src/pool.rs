@@ -6,6 +6,7 @@ pub(crate) use saved::COUNT_MAX;
 pub use saved::SavedChannels;
 
 use crate::card;
+use crate::gate::Gate;
 use crate::image::{self, Golden};
 use crate::instance::{CONTEXTS_BYTES, CONTEXTS_FIRST, contexts_in};
 use crate::preempt::Preemptions;
@@ -36,7 +37,7 @@ pub(crate) enum Slot {
     },
 }
 
-/// What a channel is bound to.
+/// A bound channel.
 #[derive(Debug)]
 pub(crate) struct Bound {
     pub(crate) vm: VmId,
@@ -48,11 +49,11 @@ pub(crate) struct Bound {
     pub(crate) userd: GuestVramAddr,
     /// The guest's pointers of the contexts that the card's block has.
     pub(crate) contexts: [Option<GpuVa>; 3],
-    /// What it is to have once nothing is in flight.
+    /// Contexts that it is to have once nothing is in flight.
     pub(crate) next_contexts: Option<[Option<GpuVa>; 3]>,
     pub(crate) wish: Wish,
     pub(crate) permit: Permit,
-    /// What the card was told: [`RunState::Running`] or [`RunState::Stopped`].
+    /// State that the card was told: [`RunState::Running`] or [`RunState::Stopped`].
     pub(crate) told: RunState,
     /// Its number goes to nobody when it ends.
     pub(crate) stranded: bool,
@@ -66,7 +67,7 @@ pub(crate) struct Vm {
     pub(crate) cap: u32,
     /// Why its channels do not run, one bit for each [`Pause`].
     pub(crate) paused: u8,
-    /// What it says of its own work is taken as it is.
+    /// Its word about its own work is taken as it is.
     pub(crate) trusted: bool,
     /// Physical channels by the guest's number.
     pub(crate) channels: BTreeMap<u8, ChannelId>,
@@ -76,14 +77,16 @@ pub(crate) struct Vm {
     pub(crate) unlisted: Vec<ChannelId>,
     /// Channels whose bind was refused, by the guest's number.
     pub(crate) refused: BTreeMap<u8, Refused>,
-    /// What unbound channels had saved, by the guest's number.
+    /// Words that unbound channels had saved, by the guest's number.
     pub(crate) saved: BTreeMap<u8, SavedWords>,
     /// Engines of which the VM is not told yet that work has ended, one bit each.
     pub(crate) news: u32,
     /// It was told of some since work last ended.
     pub(crate) told: bool,
-    /// How long its channels may keep an engine busy and get nowhere.
+    /// Time for which its channels may keep an engine busy and get nowhere.
     pub(crate) hang_limit: Option<u64>,
+    /// The physical channel from which on its channels are looked at next for what has ended.
+    pub(crate) next_look: u8,
 }
 
 /// The physical channels of one card.
@@ -93,9 +96,9 @@ pub struct Channels {
     golden: Golden,
     pub(crate) slots: Vec<Slot>,
     pub(crate) vms: BTreeMap<VmId, Vm>,
-    /// Which of the two runlist pages is written next.
+    /// Runlist page that is written next, of two.
     next_page: usize,
-    /// Where the search for a free channel begins: a number that was just given back is reused last.
+    /// Begin of the search for a free channel: a number that was just given back is reused last.
     next_slot: usize,
     serial: u64,
     /// Number of the next submission.
@@ -104,6 +107,7 @@ pub struct Channels {
     pub(crate) deferred: bool,
     pub(crate) watchdog: Watchdog,
     pub(crate) preemptions: Preemptions,
+    pub(crate) gate: Gate,
 }
 
 impl Channels {
@@ -123,6 +127,7 @@ impl Channels {
             deferred: false,
             watchdog: Watchdog::new(HANG_LIMIT_NS),
             preemptions: Preemptions::default(),
+            gate: Gate::default(),
         }
     }
 
@@ -140,6 +145,7 @@ impl Channels {
             news: 0,
             told: false,
             hang_limit: Some(self.watchdog.limit_ns()),
+            next_look: 0,
         };
         self.vms.insert(vm, record);
     }
@@ -476,6 +482,7 @@ impl Channels {
         if let Some(bound) = self.bound_mut(physical) {
             (bound.contexts, bound.next_contexts) = (contexts, None);
         }
+        self.bring_to_gate(host, physical);
         true
     }
 
@@ -487,7 +494,7 @@ impl Channels {
         if run {
             // Also when it runs already: a guest that starts a channel again wants what a start does.
             self.set_running(physical, true);
-            card::start(host, physical);
+            self.bring_to_gate(host, physical);
         } else if bound.told == RunState::Running {
             self.set_running(physical, false);
             card::stop(host, physical);

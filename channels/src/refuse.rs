@@ -7,9 +7,9 @@ use nvspec::fifo::{CHANNELS, VirtualChannelId};
 /// A guest's channel without a physical one.
 #[derive(Debug)]
 pub(crate) struct Refused {
-    /// Where the guest's instance block lies.
+    /// The guest's instance block.
     pub(crate) instance: Place,
-    /// Where the guest believes USERD to be, if its instance block could be read.
+    /// USERD, where the guest believes it to be, if its instance block could be read.
     pub(crate) userd: Option<GuestVramAddr>,
     /// A doorbell has said so.
     pub(crate) told: bool,

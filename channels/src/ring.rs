@@ -1,4 +1,4 @@
-//! Where a channel is: in the guest's ring, in the host's, and what is in flight. Pure bookkeeping.
+//! Positions of a channel: in the guest's ring, in the host's, and what is in flight. Pure bookkeeping.
 //!
 //! Positions count entries of the host's ring since bind and never wrap; an index is a position modulo the ring's size.
 //! The guest's ring is counted by indices, as the guest does.
@@ -27,7 +27,7 @@ pub(crate) struct Record {
     pub(crate) submission: Submission,
     /// Payload of its semaphore, never 0.
     pub(crate) sequence: u32,
-    /// Which push buffer and semaphore it uses.
+    /// Its push buffer and semaphore.
     pub(crate) slot: usize,
     /// Host position of its first entry.
     first: u64,
@@ -35,7 +35,7 @@ pub(crate) struct Record {
     guest_first: u32,
     /// Entries of the guest's.
     pub(crate) entries: u32,
-    /// When it was taken from the guest's ring.
+    /// Time at which it was taken from the guest's ring.
     pub(crate) submitted_at: u64,
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct Ring {
     started: u64,
     /// Host position that the card had reached when it was last asked.
     get: u64,
-    /// What was taken and has not ended, oldest first. The first of them may be with the card.
+    /// Submissions that were taken and have not ended, oldest first. The first of them may be with the card.
     pub(crate) records: VecDeque<Record>,
     /// Submissions so far.
     submitted: u64,

@@ -1,13 +1,13 @@
 //! A physical channel's states.
 
-/// What a guest wants of its channel.
+/// A guest's wish for its channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wish {
     Stopped,
     Enabled,
 }
 
-/// Whether the host lets a channel run that its guest has enabled.
+/// The host's permit for a channel that its guest has enabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Permit {
     Granted,
@@ -17,7 +17,7 @@ pub(crate) enum Permit {
     Ended,
 }
 
-/// Where a channel is, as the card says.
+/// Presence of a channel on the card, as the card says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
     /// An engine works for it, or the unit that fetches has it and takes its methods.
@@ -28,7 +28,7 @@ pub enum Presence {
     Off,
 }
 
-/// What a physical channel is doing, as far as the host knows and allows.
+/// State of a physical channel, as far as the host knows and allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RunState {
     /// Nobody's.

@@ -1,10 +1,10 @@
-//! What goes in and out of [`Channels`](crate::Channels).
+//! Types that go in and out of [`Channels`](crate::Channels).
 
 use crate::{GuestInstance, Place, VmId};
 use nvspec::addr::{GpuVa, VramAddr};
 use nvspec::fifo::{ChannelId, VirtualChannelId};
 
-/// Where the host's structures lie in VRAM.
+/// Layout of the host's structures in VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Instance blocks of the 128 physical channels, one behind the other; a multiple of 4 KiB.
@@ -21,18 +21,18 @@ pub struct Layout {
     pub graph_image: u64,
 }
 
-/// What a channel is bound to.
+/// Arguments of a bind.
 #[derive(Clone, Copy, Debug)]
 pub struct Bind<'a> {
-    /// Where the guest's instance block lies.
+    /// The guest's instance block.
     pub instance: Place,
-    /// What it says.
+    /// Its content.
     pub guest: &'a GuestInstance,
     /// The shadow of the guest's page directory.
     pub directory: VramAddr,
 }
 
-/// Who has a reason to keep a VM's channels from running.
+/// Reasons to keep a VM's channels from running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pause {
     /// The guest holds engines back.
@@ -47,7 +47,7 @@ pub enum Pause {
     Standstill,
 }
 
-/// What keeps a channel from running.
+/// Cause that keeps a channel from running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hindrance {
     /// Its guest has not enabled or listed it.
@@ -101,7 +101,7 @@ pub enum BindError {
     /// All of the card's channels are in use.
     #[error("all channels of the card are in use")]
     Full,
-    /// What was bound there before does not end.
+    /// The channel that was bound there before does not end.
     #[error(transparent)]
     Stuck(#[from] Stuck),
 }
@@ -114,14 +114,14 @@ pub struct Stuck {
     pub channel: ChannelId,
 }
 
-/// What became of a guest's runlist.
+/// Outcome of a guest's runlist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Submitted {
     /// Channels of this VM that are in the runlist now.
     pub listed: u32,
     /// Entries that name no bound channel, or one twice.
     pub ignored: u32,
-    /// What was taken off the list is on no engine. Else `Channels::runlists_taken` says when that is so.
+    /// Nothing that was taken off the list is on an engine. Else `Channels::runlists_taken` says when that is so.
     pub taken: bool,
 }
 
@@ -146,7 +146,7 @@ pub struct Doorbell {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Submission(pub u64);
 
-/// What was taken from a guest's ring.
+/// Entries that were taken from a guest's ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pulled {
     /// The submission that it makes; none when nothing was taken.
@@ -162,7 +162,7 @@ pub struct Pulled {
 pub struct PullError {
     /// Why.
     pub fault: RingFault,
-    /// What came before that point.
+    /// Entries before that point.
     pub pulled: Pulled,
 }
 
@@ -200,9 +200,9 @@ pub struct Completion {
     pub sequence: u32,
     /// Entries of the guest's in it.
     pub entries: u32,
-    /// When it was taken from the guest's ring.
+    /// Time at which it was taken from the guest's ring.
     pub submitted_at: u64,
-    /// When that was seen.
+    /// Time at which that was seen.
     pub completed_at: u64,
     /// The card's time when it ended, in ns. `None` when the guest's own methods have swallowed the record. A guest can
     /// forge it.
@@ -220,7 +220,7 @@ pub struct Hang {
     pub channel: VirtualChannelId,
     /// The card's channel.
     pub physical: ChannelId,
-    /// How long nothing has moved.
+    /// Time for which nothing has moved.
     pub for_ns: u64,
 }
 
@@ -231,7 +231,7 @@ pub struct Stall {
     pub vm: VmId,
     /// The guest's channel.
     pub channel: VirtualChannelId,
-    /// What the card was about to fetch.
+    /// Address that the card was about to fetch.
     pub at: GpuVa,
 }
 
@@ -247,14 +247,14 @@ pub enum DoorbellError {
     /// The index is beyond the ring: PBDMA error GP_PTR on hardware.
     #[error("GP_PUT {gp_put} is beyond a ring of {entries} entries")]
     BeyondRing {
-        /// What the guest wrote.
+        /// The guest's value.
         gp_put: u32,
         /// Entries of its ring.
         entries: u32,
     },
 }
 
-/// What the card says about a channel.
+/// The card's word about a channel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HardwareState {
     /// The guest wants it scheduled.

@@ -12,15 +12,15 @@ use nvspec::fifo::{ChannelId, engine};
 use nvspec::instance::userd;
 use nvspec::regs::pfifo::CHANNEL_STATE;
 
-/// How long a channel may keep an engine busy and get nowhere, unless its VM has another limit.
+/// Time for which a channel may keep an engine busy and get nowhere, unless its VM has another limit.
 // TIMEOUT: nouveau gives its own work up after 15 seconds; the guest is to see the fault before that.
 pub const HANG_LIMIT_NS: u64 = 10_000_000_000;
 
-/// What of a channel moves while it gets on.
+/// Signature of a channel: it moves while the channel gets on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Signature {
     pub(crate) channel: ChannelId,
-    /// Which binding of it.
+    /// Serial number of the binding.
     pub(crate) serial: u64,
     /// The card's own.
     pub(crate) gp_get: u32,
@@ -99,7 +99,7 @@ impl Episode {
 }
 
 impl Channels {
-    /// How long a VM's channels may keep an engine busy and get nowhere, in ns; `None` for as long as they like.
+    /// Sets for how long a VM's channels may keep an engine busy and get nowhere, in ns; `None` for as long as they like.
     pub fn set_hang_limit(&mut self, vm: VmId, limit_ns: Option<u64>) {
         if let Some(record) = self.vms.get_mut(&vm) {
             record.hang_limit = limit_ns;

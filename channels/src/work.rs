@@ -22,15 +22,15 @@ pub(crate) const RING_ENTRIES: u32 = 1 << RING_LOG2;
 pub(crate) const ENTRY_BYTES: usize = 8;
 /// Completion records of a channel.
 pub(crate) const RECORDS: usize = 256;
-/// Where the records' push buffers begin in the work area.
+/// Begin of the records' push buffers in the work area.
 const PUSH: u64 = SMALL_PAGE;
 /// Bytes from one push buffer to the next.
 const PUSH_STRIDE: u64 = 32;
-/// Where the records' semaphores begin.
+/// Begin of the records' semaphores.
 const SEMAPHORES: u64 = 3 * SMALL_PAGE;
 /// Bytes of a semaphore: payload, zero, time in ns as 64 bits.
 pub(crate) const SEMAPHORE_BYTES: usize = 16;
-/// Where in a semaphore the time stands.
+/// Offset of the time in a semaphore.
 const SEMAPHORE_TIME: usize = 8;
 /// Words of a record's push buffer. Fewer than fit, so that the end of one is not the start of the next.
 const PUSH_WORDS: u32 = 6;

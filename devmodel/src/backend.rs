@@ -5,6 +5,7 @@
 //! decoded.
 
 use nvspec::addr::GuestVramAddr;
+use nvspec::falcon::Falcon;
 use nvspec::fifo::VirtualChannelId;
 
 /// The two memory BARs of a vGPU.
@@ -114,6 +115,9 @@ pub trait Backend {
 
     /// The guest flushes posted writes of the apertures. What it wrote before is visible to the GPU when this returns.
     fn flush_apertures(&mut self) {}
+
+    /// The guest has started a falcon of its vGPU with this code and data. Nothing of that runs anywhere.
+    fn firmware_started(&mut self, _falcon: Falcon, _code: &[u32], _data: &[u32]) {}
 
     /// The guest has named the instance block of a channel, or `None`: it has been unbound.
     fn bind_channel(&mut self, channel: VirtualChannelId, instance: Option<Place>);

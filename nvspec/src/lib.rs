@@ -24,6 +24,7 @@
 pub mod addr;
 pub mod chip;
 pub mod class;
+pub mod falcon;
 pub mod fifo;
 pub mod instance;
 pub mod mmu;

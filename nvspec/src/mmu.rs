@@ -8,6 +8,8 @@
 use crate::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE, VA_BITS};
 use bitfield_struct::bitfield;
 
+/// Bits that the address of the page of barriers is shifted by in its register.
+pub const BARRIER_SHIFT: u32 = 8;
 /// Bytes of a directory or table entry.
 pub const ENTRY_BYTES: u64 = 8;
 /// Entries of a page directory.

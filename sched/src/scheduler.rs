@@ -356,7 +356,7 @@ impl Scheduler {
         let earliest = Nanos(self.now.0.saturating_sub(self.config.stamp_slack_ns));
         let ended = ended.unwrap_or(self.now).clamp(earliest, self.now);
         let Some((flight, used)) = self.engines[engine.index()].end(ticket, ended) else { return false };
-        self.settle(engine, &flight, used, self.now.since(ended), true);
+        self.leave_engine(engine, &flight, used, self.now.since(ended), true);
         true
     }
 
@@ -383,7 +383,7 @@ impl Scheduler {
         }
         if let Some(engine) = self.engine_of(ticket) {
             if let Some(flight) = self.engines[engine.index()].withdraw(ticket) {
-                self.settle(engine, &flight, 0, 0, false);
+                self.leave_engine(engine, &flight, 0, 0, false);
             }
             return true;
         }
@@ -472,7 +472,7 @@ impl Scheduler {
     }
 
     /// Something has left an engine: it is charged.
-    fn settle(&mut self, engine: Engine, flight: &Flight, used: u64, late: u64, completed: bool) {
+    fn leave_engine(&mut self, engine: Engine, flight: &Flight, used: u64, late: u64, completed: bool) {
         self.charge(engine, flight, used);
         if let Some(vgpu) = self.vgpus.get_mut(&flight.vgpu) {
             let account = &mut vgpu.accounts[engine.index()];
@@ -504,7 +504,7 @@ impl Scheduler {
             }
         }
         while let Some((flight, used)) = self.engines[engine.index()].drop_first(self.now, &gone) {
-            self.settle(engine, &flight, used, 0, false);
+            self.leave_engine(engine, &flight, used, 0, false);
         }
     }
 

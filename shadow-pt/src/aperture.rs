@@ -9,7 +9,7 @@ use nvspec::mmu::{ENTRY_BYTES, LPT_ENTRIES, PDE_SHIFT, PDE_SPAN, Pde, Pte, PteAp
 const SLOTS: usize = 512;
 const PAGE_SHIFT: u32 = SMALL_PAGE.trailing_zeros();
 
-/// What lies behind an aperture offset.
+/// The place behind an aperture offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
     /// The byte, in the guest's own terms: not checked against what the guest owns.
@@ -56,7 +56,7 @@ fn index(offset: u64) -> usize {
     usize::try_from(offset >> PAGE_SHIFT).unwrap_or(usize::MAX) & SLOTS.wrapping_sub(1)
 }
 
-/// What an instance block says of its address space.
+/// An address space, as an instance block says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Space {
     directory: Place,

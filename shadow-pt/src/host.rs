@@ -9,15 +9,15 @@ use crate::space::frame;
 use nvspec::addr::{GpuVa, SMALL_PAGE, VramAddr};
 use nvspec::mmu::{ENTRY_BYTES, PD_ENTRIES, PDE_SPAN, Pde, Pte, PteAperture, Rights, SPT_ENTRIES, TableTarget, kind};
 
-/// Where the mediator's own pages for channels are in each address space: the span of the last directory entry.
+/// Begin of the mediator's own pages for channels in each address space: the span of the last directory entry.
 pub const HOST_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 1) * PDE_SPAN);
-/// How many of those there may be: as many as the shortest table has.
+/// Number of those at most: as many as the shortest table has.
 pub const HOST_PAGES: u32 = SPT_ENTRIES >> SIZE_CODE;
 /// The size code of the shortest table.
 const SIZE_CODE: u8 = 3;
-/// Where pages of shared memory are in each address space: the span of the directory entry before.
+/// Begin of the pages of shared memory in each address space: the span of the directory entry before.
 pub const SHARED_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 2) * PDE_SPAN);
-/// How many of those there may be.
+/// Number of those at most.
 pub const SHARED_PAGES: u32 = SPT_ENTRIES;
 
 /// The first directory entry that is the mediator's; all behind it are, too.

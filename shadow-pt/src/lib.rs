@@ -97,7 +97,7 @@ pub trait GuestMemory {
     fn read(&mut self, place: Place, data: &mut [u8]) -> Result<(), Unreadable>;
 }
 
-/// Where a page of guest VRAM lies.
+/// Place of a page of guest VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
     /// In the card's memory.

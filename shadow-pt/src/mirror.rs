@@ -71,13 +71,13 @@ impl Runs {
 /// An array of entries: a directory or a table.
 #[derive(Debug)]
 pub(crate) struct Mirror {
-    /// Where the guest's lies, at a multiple of 4 KiB.
+    /// Place of the guest's, at a multiple of 4 KiB.
     pub(crate) place: Place,
-    /// Where the shadow lies on the card.
+    /// Place of the shadow on the card.
     pub(crate) card: VramAddr,
-    /// What the guest's entries were when they were read last.
+    /// The guest's entries when they were read last.
     pub(crate) guest: Box<[RawEntry]>,
-    /// What the card's entries are, once the runs are written.
+    /// The card's entries, once the runs are written.
     pub(crate) shadow: Box<[u64]>,
     /// Pages that may differ from `guest`.
     pub(crate) dirty: u64,

@@ -1,8 +1,8 @@
-//! How much a flush does at once, and what waits.
+//! Work that a flush does at once, and work that waits.
 
 use std::str::FromStr;
 
-/// How much work a flush does, for use and for measurement.
+/// Work that a flush does, for use and for measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// Each flush reads every table, translates and writes every entry again.
@@ -17,7 +17,7 @@ pub enum Mode {
     LazyAdd,
 }
 
-/// How much of what may have changed is looked at.
+/// Part that is looked at of what may have changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
     /// Pages that have something to lose.

@@ -12,7 +12,7 @@ const LARGES: usize = (PAGES / LARGE_PAGES) as usize;
 /// Bits of a 4 KiB page's number that an entry can name.
 const FRAME_BITS: u32 = 28;
 
-/// Who reads a page of guest VRAM as entries.
+/// Reader of a page of guest VRAM as entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum User {
     /// A page of a space's directory: the space's index, the page's number in the directory.
@@ -42,7 +42,7 @@ impl FrameRun {
     }
 }
 
-/// What is known of 2 MiB of guest VRAM.
+/// State of 2 MiB of guest VRAM.
 #[derive(Debug, Default)]
 struct Block {
     /// Pages that hold tables.

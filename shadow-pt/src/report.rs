@@ -1,4 +1,4 @@
-//! What a synchronisation did, and what it refused.
+//! Reports of a synchronisation: what it did, and what it refused.
 
 /// Why an entry of the guest has no counterpart in the shadow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -22,7 +22,7 @@ pub enum Denial {
 }
 
 impl Denial {
-    /// How many reasons there are.
+    /// Number of reasons.
     pub const COUNT: usize = 8;
     /// All reasons.
     pub const ALL: [Self; Self::COUNT] =
@@ -77,7 +77,7 @@ impl Denials {
     }
 }
 
-/// What one call did.
+/// Report of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SyncReport {
     /// Guest tables of which something was read, the directory included.

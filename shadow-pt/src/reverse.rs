@@ -1,4 +1,4 @@
-//! Which table pages name which guest memory.
+//! Reverse map: which table pages name which guest memory.
 
 use crate::GuestRange;
 use crate::translate::Named;
@@ -45,7 +45,7 @@ fn key(block: u32, piece: u32) -> u64 {
 pub(crate) struct ReverseMap {
     /// Block and piece to how many entries.
     counts: BTreeMap<u64, u32>,
-    /// What is yet to be added and to be taken off: consecutive entries mostly name the same block.
+    /// Counts that are yet to be added and to be taken off: consecutive entries mostly name the same block.
     added: (u64, u32),
     removed: (u64, u32),
 }
@@ -60,7 +60,7 @@ impl ReverseMap {
         if let Some(block) = before {
             let key = key(block, piece.0);
             if self.removed.0 != key {
-                self.settle_removed();
+                self.flush_removed();
                 self.removed.0 = key;
             }
             self.removed.1 = self.removed.1.saturating_add(1);
@@ -68,7 +68,7 @@ impl ReverseMap {
         if let Some(block) = named {
             let key = key(block, piece.0);
             if self.added.0 != key {
-                self.settle_added();
+                self.flush_added();
                 self.added.0 = key;
             }
             self.added.1 = self.added.1.saturating_add(1);
@@ -76,12 +76,12 @@ impl ReverseMap {
     }
 
     /// Takes in what is held back. Call it after the last entry of a piece.
-    pub(crate) fn settle(&mut self) {
-        self.settle_added();
-        self.settle_removed();
+    pub(crate) fn flush(&mut self) {
+        self.flush_added();
+        self.flush_removed();
     }
 
-    fn settle_added(&mut self) {
+    fn flush_added(&mut self) {
         let (key, count) = std::mem::take(&mut self.added);
         if count != 0 {
             let known = self.counts.entry(key).or_default();
@@ -89,14 +89,14 @@ impl ReverseMap {
         }
     }
 
-    fn settle_removed(&mut self) {
+    fn flush_removed(&mut self) {
         let (key, count) = std::mem::take(&mut self.removed);
         if count == 0 {
             return;
         }
         // Entries that came to the same block in this round count before those that left it.
         if self.added.0 == key {
-            self.settle_added();
+            self.flush_added();
         }
         if let Some(known) = self.counts.get_mut(&key) {
             *known = known.saturating_sub(count);

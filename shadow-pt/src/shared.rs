@@ -4,7 +4,7 @@ use crate::pages::{FrameRun, PageIndex};
 use crate::reverse::ReverseMap;
 use crate::table::Tables;
 
-/// What a guest cannot exceed.
+/// Bounds that a guest cannot exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of shadow tables in card memory, over all spaces of the VM, directories excluded. The mirrors take twice as
@@ -13,7 +13,7 @@ pub struct Limits {
     pub table_bytes: u64,
 }
 
-/// What the spaces of a VM share.
+/// State that the spaces of a VM share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) limits: Limits,

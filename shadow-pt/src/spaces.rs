@@ -28,7 +28,7 @@ pub const RELINK_PIECES: u32 = 8;
 #[error("there is no memory left for another shadow page directory or table of the mediator's, or the VM has too many")]
 pub struct NoMemory;
 
-/// What happens to a user of a page.
+/// News for a user of a page.
 #[derive(Clone, Copy)]
 enum News {
     /// The page may have changed.

@@ -18,7 +18,7 @@ use std::ops::Range;
 /// Entries of a page, as a step in writing all of a table.
 const STEP: usize = (SMALL_PAGE / ENTRY_BYTES) as usize;
 
-/// What a directory entry with a large-page table names.
+/// Tables that a directory entry with a large-page table names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Pair {
     pub(crate) large: TableKey,
@@ -43,7 +43,7 @@ impl Pair {
 #[derive(Debug)]
 struct SplitTable {
     card: VramAddr,
-    /// What the card's entries are, once everything is written.
+    /// The card's entries, once everything is written.
     shadow: Box<[u64]>,
 }
 
@@ -75,14 +75,14 @@ fn covered(index: usize) -> Range<usize> {
     start..start.saturating_add(LARGE_PAGES as usize)
 }
 
-/// What is to be written to one table.
+/// Entries that are to be written to one table.
 #[derive(Debug)]
 struct Writes {
     pair: Pair,
     runs: Vec<Runs>,
 }
 
-/// What is to be written to the tables of a space: entries that stand in for large ones before those go, all others after
+/// Entries that are to be written to the tables of a space: those that stand in for large ones before those go, all others after
 /// the large ones that hide them have come.
 #[derive(Debug, Default)]
 pub(crate) struct SplitWrites {
@@ -102,12 +102,12 @@ pub(crate) struct Splits {
     orphans: Vec<Pair>,
 }
 
-/// What came of making tables.
+/// Outcome of making tables.
 #[derive(Debug, Default)]
 pub(crate) struct Made {
     /// Pairs that have one now.
     pub(crate) fresh: Vec<Pair>,
-    /// What stands in for some pair is another thing than before, if only nothing.
+    /// Another thing stands in for some pair than before, if only nothing.
     pub(crate) changes: bool,
     /// One is beyond the limit that was not before.
     pub(crate) denied: bool,

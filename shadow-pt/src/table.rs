@@ -42,7 +42,7 @@ fn place(target: TableTarget, address: u64) -> Option<Place> {
     }
 }
 
-/// Where changes of entries are booked.
+/// Books of changes of entries.
 pub(crate) struct Books<'a> {
     pub(crate) reverse: &'a mut ReverseMap,
     /// Pages of VRAM that have become writable for the GPU.
@@ -53,7 +53,7 @@ pub(crate) struct Books<'a> {
     pub(crate) splits_left: &'a mut u64,
 }
 
-/// What a pass has changed in a table.
+/// Changes of a pass in a table.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     /// The card's entries.
@@ -124,7 +124,7 @@ impl Table {
                     self.set(index, Piece::new(own, page), 0, Shadow::Entry(0), books, &mut Changes::default());
                 }
             }
-            books.reverse.settle();
+            books.reverse.flush();
         }
     }
 
@@ -231,7 +231,7 @@ impl Table {
             });
             self.set(index, piece, raw, new, books, changes);
         }
-        books.reverse.settle();
+        books.reverse.flush();
     }
 
     /// Drops the entries of a page that map into `range`.
@@ -242,7 +242,7 @@ impl Table {
                 self.set(index, piece, raw, Shadow::Entry(0), books, changes);
             }
         }
-        books.reverse.settle();
+        books.reverse.flush();
     }
 
     /// Translates the entries of a page that map into `range` again. A page that is yet to be read may say something else
@@ -270,7 +270,7 @@ impl Table {
             let new = self.shadow(index, raw, frames, books).unwrap_or(Shadow::Entry(0));
             self.set(index, piece, raw, new, books, changes);
         }
-        books.reverse.settle();
+        books.reverse.flush();
     }
 
     /// Something was granted: what is absent or could not be read is to be looked at again. `true` if there is any.

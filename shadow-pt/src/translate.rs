@@ -10,7 +10,7 @@ const FRAME_BITS: u32 = 28;
 /// Pages of 4 KiB in a large page.
 pub(crate) const LARGE_PAGES: u32 = 1 << (LARGE_PAGE.trailing_zeros() - SMALL_PAGE.trailing_zeros());
 
-/// Which of a directory entry's two tables.
+/// One of a directory entry's two tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum PageSize {
     Small,
@@ -37,7 +37,7 @@ pub(crate) type Pieces = [u64; LARGE_PAGES as usize];
 /// Bytes of them.
 pub(crate) const PIECES_BYTES: u64 = size_of::<Pieces>() as u64;
 
-/// What a guest entry becomes.
+/// Shadow of a guest entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Shadow {
     /// An entry in its place.
@@ -139,7 +139,7 @@ fn whole(raw: u64, size: PageSize, frames: &mut impl Frames) -> Result<u64, Deni
     Ok(shadow.into())
 }
 
-/// What an entry names, if it names anything that could ever be granted.
+/// Memory that an entry names, if it names anything that could ever be granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Named {
     /// Guest RAM, not VRAM.

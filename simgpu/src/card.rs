@@ -241,6 +241,12 @@ impl SimGpu {
         self.shared.gpu.lock().cx.faults.clear();
     }
 
+    /// Has the writes of engines to host memory stay under way, as long as nothing pushes them on ([`memory`](crate::memory)).
+    /// Without, they arrive at once.
+    pub fn hold_posted_writes(&self, hold: bool) {
+        self.memory.hold_posted(hold);
+    }
+
     /// Returns what the card has done so far.
     #[must_use]
     pub fn counters(&self) -> Counters {

@@ -1,7 +1,9 @@
-//! The data memory of a falcon, as far as the CPU reaches it: drivers append to what they uploaded and read it back.
-//! Code memory is not kept, as no falcon code is executed.
+//! The memories of a falcon, as far as the CPU reaches them: drivers upload code and data, append to the data and read it
+//! back. No falcon code is executed; a falcon that is started does something only if there is code where it begins.
 
+use nvspec::falcon::{CODE_PAGE_BYTES, CODE_PAGE_WORDS, CODE_WORDS_MAX};
 use nvspec::regs::fecs::DMEM_CONTROL::{ADDRESS, READ_INCREMENT, WRITE_INCREMENT};
+use nvspec::regs::fecs::IMEM_CONTROL;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
@@ -67,9 +69,122 @@ impl DataMemory {
     }
 }
 
+/// A code memory with its port, as it is saved: of each page that was written its number, its tag, how many words of it were
+/// written, and whether one of them is not zero.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SavedCode {
+    pages: Vec<(u16, u32, u32, bool)>,
+    control: u32,
+    tag: u32,
+}
+
+/// Pages of code memory: as many as the address field of its port can reach.
+const CODE_PAGES: usize = CODE_WORDS_MAX / CODE_PAGE_WORDS;
+
+/// A page of code.
+#[derive(Clone, Copy, Debug, Default)]
+struct CodePage {
+    /// The address that it stands for, in pages.
+    tag: u32,
+    /// Words of it that were written since it got its tag.
+    words: u32,
+    /// One of them is not zero.
+    any: bool,
+}
+
+/// The port to the code memory. What was uploaded is not kept, but for what decides whether a falcon can begin with it.
+#[derive(Clone, Debug)]
+pub(crate) struct CodeMemory {
+    pages: Box<[CodePage; CODE_PAGES]>,
+    control: u32,
+    tag: u32,
+}
+
+impl CodeMemory {
+    pub(crate) fn new() -> Self {
+        Self { pages: Box::new([CodePage::default(); CODE_PAGES]), control: 0, tag: 0 }
+    }
+
+    pub(crate) fn save(&self) -> SavedCode {
+        let Self { pages, control, tag } = self;
+        let written = (0u16..).zip(pages.iter()).filter(|(_, page)| page.words != 0);
+        let pages = written.map(|(number, CodePage { tag, words, any })| (number, *tag, *words, *any)).collect();
+        SavedCode { pages, control: *control, tag: *tag }
+    }
+
+    pub(crate) fn restored(SavedCode { pages, control, tag }: SavedCode) -> Result<Self, Invalid> {
+        let mut memory = Self { control, tag, ..Self::new() };
+        Invalid::unless(saved_state::ascend(&pages.iter().map(|page| page.0).collect::<Vec<_>>()), || {
+            "pages of code are not in their order".into()
+        })?;
+        for (number, tag, words, any) in pages {
+            let page = memory.pages.get_mut(usize::from(number));
+            let page = page.filter(|_| words != 0).ok_or_else(|| Invalid::new("a page of code that there is not"))?;
+            *page = CodePage { tag, words, any };
+        }
+        Ok(memory)
+    }
+
+    pub(crate) fn control(&self) -> u32 {
+        self.control
+    }
+
+    pub(crate) fn set_control(&mut self, value: u32) {
+        self.control = value;
+    }
+
+    /// The next page that is written stands for this address, in pages.
+    pub(crate) fn set_tag(&mut self, value: u32) {
+        self.tag = value;
+    }
+
+    pub(crate) fn tag(&self) -> u32 {
+        self.tag
+    }
+
+    pub(crate) fn write(&mut self, value: u32) {
+        let address = IMEM_CONTROL::ADDRESS.get(self.control);
+        let page = &mut self.pages[(address / CODE_PAGE_BYTES) as usize % CODE_PAGES];
+        if address.is_multiple_of(CODE_PAGE_BYTES) {
+            *page = CodePage { tag: self.tag, ..CodePage::default() };
+        }
+        page.words = page.words.saturating_add(1);
+        page.any |= value != 0;
+        if IMEM_CONTROL::WRITE_INCREMENT.is_set(self.control) {
+            self.control = IMEM_CONTROL::ADDRESS.with(self.control, address.wrapping_add(4));
+        }
+    }
+
+    /// Returns whether there is code at the address where the falcon begins: a whole page with its tag.
+    /// GUESS: a page of which a part was never written is not valid.
+    pub(crate) fn begins_at(&self, vector: u32) -> bool {
+        let whole = |page: &CodePage| page.words >= CODE_PAGE_WORDS as u32 && page.any;
+        self.pages.iter().any(|page| whole(page) && page.tag == vector / CODE_PAGE_BYTES)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn code_begins_where_a_whole_page_has_the_tag() {
+        let mut memory = CodeMemory::new();
+        assert!(!memory.begins_at(0));
+        memory.set_control(IMEM_CONTROL::WRITE_INCREMENT.mask());
+        for tag in [0, 3] {
+            memory.set_tag(tag);
+            (0..CODE_PAGE_WORDS as u32).for_each(|word| memory.write(word));
+        }
+        memory.set_tag(5);
+        memory.write(1);
+        let found = [0, 0x100, 0x200, 0x300, 0x500].map(|vector| memory.begins_at(vector));
+        assert_eq!(found, [true, false, false, true, false], "the last is not whole");
+        memory.set_control(IMEM_CONTROL::WRITE_INCREMENT.mask());
+        memory.set_tag(0);
+        (0..CODE_PAGE_WORDS).for_each(|_| memory.write(0));
+        assert!(!memory.begins_at(0), "zeros are no code");
+    }
 
     #[test]
     fn port_increments_only_in_the_direction_asked_for() {

@@ -85,6 +85,7 @@ impl Gpu {
         fifo.slots.iter_mut().for_each(super::fifo::slot::Slot::reset);
         cx.storage.reset();
         cx.context_writes.clear();
+        cx.memory.drop_posted();
         cx.apertures.reset();
         cx.mmu.flush(crate::mmu::Flush::default());
         cx.clock.reset();
@@ -234,7 +235,9 @@ impl Gpu {
             regs::pbdma::BASE..=regs::pbdma::LAST => {
                 block!(pbdma, |reg, index| pfifo::write_pbdma(reg, index, offset, value, fifo, cx))
             }
-            regs::pflush::BASE..=regs::pflush::LAST => plain!(pflush),
+            regs::pflush::BASE..=regs::pflush::LAST => {
+                block!(pflush, |reg, _i| memory_blocks::write_flush(reg, offset, value, cx))
+            }
             regs::ppci::BASE..=regs::ppci::LAST => {
                 block!(ppci, |reg, _i| effect = board::write_ppci(reg, offset, value, cx))
             }

@@ -17,7 +17,7 @@
 //!   PGRAPH's illegal-method interrupt. Compute beyond what the head of `compute` lists. Video decoding, display and
 //!   their falcons are fused off.
 //! - Falcon code: what drivers upload is not executed. PMU, FECS, GPCCS and the copy engines' falcons do what nouveau's
-//!   own firmware does; other firmware does not work. FECS takes no commands of NVIDIA's firmware.
+//!   own firmware does, whatever was uploaded; all but the PMU's do nothing without. FECS takes no commands of NVIDIA's firmware.
 //! - The contents of a PGRAPH context beyond M2MF's and compute's methods; state registers of PGRAPH are stored, not saved and loaded.
 //! - Time slices of RAMFC (all are 2 ms), acquire timeouts, push buffer checksums.
 //! - Errors of the bus: accesses to offsets that nothing declares are counted and read `0xbad0da00`, without PBUS's fault

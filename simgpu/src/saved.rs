@@ -9,7 +9,7 @@ use crate::Config;
 use crate::aperture::Apertures;
 use crate::clock::SavedClock;
 use crate::cx::Undeclared;
-use crate::falcon::SavedMemory;
+use crate::falcon::{SavedCode, SavedMemory};
 use crate::faults::Faults;
 use crate::fifo::SavedFifo;
 use crate::gpu::Gpu;
@@ -35,6 +35,8 @@ pub struct SavedCard {
     line: SavedLine,
     /// Data memories of the PMU, FECS, GPCCS and the copy engines.
     pub(crate) falcons: [SavedMemory; 5],
+    /// Code memories of FECS, GPCCS and the copy engines.
+    codes: [SavedCode; 4],
     pub(crate) clock: SavedClock,
     faults: Faults,
     undeclared: Undeclared,
@@ -59,6 +61,7 @@ impl Gpu {
     /// Takes all channels off PBDMAs and engines, and does nothing by itself from then on.
     pub(crate) fn halt(&mut self) -> Result<(), Unrest> {
         self.fifo.clear_out(&mut self.cx)?;
+        self.cx.memory.push_posted();
         self.halted = true;
         Ok(())
     }
@@ -83,8 +86,8 @@ impl Gpu {
             undeclared,
             context_writes,
         } = cx;
-        let [fecs, gpccs] = graph_falcons.save();
-        let [first, second] = copy_falcons.save();
+        let ([fecs, gpccs], [fecs_code, gpccs_code]) = graph_falcons.save();
+        let ([first, second], [first_code, second_code]) = copy_falcons.save();
         halted.then(|| SavedCard {
             boot0: chip.boot0,
             vram_bytes: memory.vram.size(),
@@ -93,6 +96,7 @@ impl Gpu {
             fifo: fifo.save(),
             line: line.save(),
             falcons: [pmu.save(), fecs, gpccs, first, second],
+            codes: [fecs_code, gpccs_code, first_code, second_code],
             clock: clock.save(),
             faults: faults.clone(),
             undeclared: undeclared.clone(),
@@ -111,6 +115,7 @@ impl Gpu {
             fifo,
             line,
             falcons: [pmu, fecs, gpccs, first, second],
+            codes: [fecs_code, gpccs_code, first_code, second_code],
             clock,
             faults,
             undeclared,
@@ -130,8 +135,8 @@ impl Gpu {
         self.fifo.restore(fifo, cx)?;
         self.line.restore(&line)?;
         self.pmu.restore(pmu)?;
-        self.graph_falcons.restore([fecs, gpccs])?;
-        self.copy_falcons.restore([first, second])?;
+        self.graph_falcons.restore([fecs, gpccs], [fecs_code, gpccs_code])?;
+        self.copy_falcons.restore([first, second], [first_code, second_code])?;
         (cx.faults, cx.undeclared, cx.context_writes) = (faults, undeclared, context_writes);
         cx.memory.set_lost(lost);
         place_windows(&cx.apertures, &cx.storage, &cx.memory);

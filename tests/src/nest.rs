@@ -25,6 +25,8 @@ pub const ADDRESS: &str = "0000:01:00.0";
 const PROGRAMS: &str = "bin";
 /// The admin socket of the daemon in the machine.
 const ADMIN_SOCKET: &str = "/run/admin.sock";
+/// Where a daemon in the machine keeps its state, and the firmware that was approved for its card.
+const STATE: &str = "/run/state";
 /// A command in the machine that takes longer hangs.
 const COMMAND_LIMIT: Duration = Duration::from_secs(600);
 
@@ -109,6 +111,18 @@ impl Nest {
         serde_json::from_str(&text).with_context(|| format!("{command} printed no JSON:\n{text}"))
     }
 
+    /// Approves firmware for the card, as its operator does: what a card that executes none is content with.
+    pub fn approve_firmware(&self) -> Result<()> {
+        let firmware = |command: &str| format!("card firmware {command} --state-dir {STATE}");
+        let listed = self.ctl_json(&firmware("import --stand-in"))?;
+        let images = listed["images"].as_array().context("the list has images")?;
+        let digests: Vec<&str> = images.iter().filter_map(|image| image["digest"].as_str()).collect();
+        let approved = self.ctl_json(&firmware(&format!("approve {}", digests.join(" "))))?;
+        let all = approved["images"].as_array().into_iter().flatten().all(|image| image["approved"] == true);
+        ensure!(all && digests.len() == 4, "{approved}");
+        Ok(())
+    }
+
     /// Starts `mediatord` in the machine with a configuration of the machine's, and waits until it serves.
     pub fn start_daemon(&self, config: &str) -> Result<Pending<'_>> {
         self.say(&format!("# mediatord --config {config} &"));
@@ -136,7 +150,7 @@ impl Nest {
 /// Chunks are small: each word that the daemon zeroes is a message to the outer one.
 pub fn config(vram_mib: u32, more: &str) -> String {
     format!(
-        "[daemon]\nadmin_socket = {ADMIN_SOCKET:?}\nsocket_dir = \"/run\"\n\n[[card]]\nname = \"card0\"\nkind = \"vfio\"\n\
+        "[daemon]\nadmin_socket = {ADMIN_SOCKET:?}\nsocket_dir = \"/run\"\nstate_dir = {STATE:?}\n\n[[card]]\nname = \"card0\"\nkind = \"vfio\"\n\
          address = {ADDRESS:?}\nvram_mib = {vram_mib}\nchunk_kib = 128\n{more}"
     )
 }

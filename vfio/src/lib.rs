@@ -1,7 +1,7 @@
 //! A card that is a PCI function behind VFIO: [`card::Card`] by mapped BARs, an IOMMU container, and eventfds.
 //!
 //! Parts: [`VfioCard`] (this file), [`open`] (from an address to a card, and all that can be in the way), `reset` (which ways
-//! a function has), `pci` (configuration space), `dma` (memory mapped for the card), `bar` (accesses to a BAR), `kernel` (the
+//! a function has), `pci` (configuration space), `dma` (memory mapped for the card), `bar` (accesses to a BAR), `lost` (the host wants the card back), `kernel` (the
 //! seam to VFIO's calls) with `real` and `window` behind it.
 //!
 //! Not here: which functions a host has and how they get to `vfio-pci` (`vfio-host`), bring-up, firmware, the card's VBIOS
@@ -19,6 +19,7 @@ use vmm_sys_util::eventfd::EventFd;
 mod bar;
 mod dma;
 mod kernel;
+mod lost;
 pub mod open;
 mod pci;
 mod real;
@@ -34,6 +35,7 @@ pub use reset::Reset;
 use bar::Bar;
 use dma::Mappings;
 use kernel::{Irq, Kernel};
+use lost::Lost;
 use reset::Method;
 
 /// A card behind VFIO. It belongs to this process alone, until it is dropped.
@@ -49,6 +51,7 @@ pub struct VfioCard {
     units: u32,
     /// The interrupt that is set up. Held while one is set up, and while the card is reset.
     interrupt: Mutex<Option<InterruptMode>>,
+    lost: Lost,
     // The BARs' mappings keep the function open in the kernel, so they are dropped before this, and memory only after it.
     kernel: Arc<dyn Kernel>,
     mappings: Mappings,
@@ -189,6 +192,10 @@ impl Card for VfioCard {
         if !self.reset_function() {
             self.reset_units();
         }
+    }
+
+    fn lost(&self) -> Option<&'static str> {
+        self.lost.why()
     }
 
     fn unmappable(&self) -> Vec<Range<u64>> {

@@ -250,6 +250,7 @@ impl VfioCard {
             method,
             units,
             interrupt: Mutex::new(None),
+            lost: crate::lost::Lost::watch(&*kernel),
             kernel,
             mappings: Mappings::new(&iommu),
         })

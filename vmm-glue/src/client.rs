@@ -71,7 +71,7 @@ type Result<T> = std::result::Result<T, ClientError>;
 pub struct Message {
     /// Its header.
     pub header: Header,
-    /// What follows the header.
+    /// Bytes behind the header.
     pub body: Vec<u8>,
     /// Descriptors that came along.
     pub fds: Vec<OwnedFd>,
@@ -424,12 +424,12 @@ impl Client {
     }
 }
 
-/// What a server says of a region.
+/// A region, as a server describes it.
 #[derive(Debug)]
 pub struct Region {
     /// Its description.
     pub info: RegionInfoBody,
-    /// What can be mapped of it.
+    /// Areas of it that can be mapped.
     pub areas: Vec<SparseArea>,
     /// The file behind the areas.
     pub file: Option<OwnedFd>,

@@ -1,4 +1,4 @@
-//! What a device implements to be served.
+//! The device, as it is served.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ impl RegionIndex {
     }
 }
 
-/// What a region offers.
+/// Properties of a region.
 #[derive(Clone, Debug, Default)]
 pub struct RegionInfo {
     size: u64,

@@ -30,7 +30,7 @@ const MSIX: usize = 2;
 const ERR: usize = 3;
 const REQ: usize = 4;
 
-/// How many interrupts of each type a device has; 0 means that it lacks the type.
+/// Number of interrupts of each type that a device has; 0 means that it lacks the type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IrqCounts {
     /// INTx, 0 or 1.

@@ -1,4 +1,4 @@
-//! What a device and the rest of the daemon may use of a server, from any thread.
+//! Link to a server, which a device and the rest of the daemon may use from any thread.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -68,7 +68,7 @@ impl StopHandle {
     }
 }
 
-/// Who is connected.
+/// The client that is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ClientInfo {
     /// Process that connected, in the server's PID namespace; 0 if it is not visible there.
@@ -167,7 +167,7 @@ impl Link {
     }
 }
 
-/// What a client does by messages, for tests that drive a device without a server.
+/// Messages of a client, for tests that drive a device without a server.
 #[cfg(feature = "test-client")]
 impl Link {
     /// Lends memory as `DMA_MAP` does: the region to call [`crate::Device::dma_map`] with. Addresses and sizes are

@@ -38,14 +38,14 @@ const MAX_CREDIT: u32 = 8;
 const MIN_STREAK: u32 = 16;
 const MAX_STREAK: u32 = 1024;
 
-/// How a server treats its clients.
+/// Ways of a server with its clients.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerOptions {
-    /// What a client may lend.
+    /// Memory that a client may lend.
     pub memory: MemoryLimits,
     /// Largest data of one message in bytes, 4 KiB to 1 MiB.
     pub max_transfer: usize,
-    /// How long to look for the next message before sleeping; zero for never. Halves the latency of reads; costs nothing
+    /// Time to look for the next message before sleeping; zero for never. Halves the latency of reads; costs nothing
     /// while the client is idle, and is given up while it does not help.
     pub spin: Duration,
     /// Bytes of replies that may wait for a client that does not read; beyond them it is disconnected.
@@ -137,7 +137,7 @@ impl Server {
     }
 }
 
-/// Which events ended a wait.
+/// Events that ended a wait.
 #[derive(Debug, Default)]
 struct Ready {
     client: bool,
@@ -319,7 +319,7 @@ fn input(fd: BorrowedFd<'_>) -> PollFd<'_> {
     PollFd::from_borrowed_fd(fd, PollFlags::IN)
 }
 
-/// What came of serving.
+/// Outcome of serving.
 enum Served {
     /// Nothing more to do for now.
     Idle,
@@ -421,7 +421,7 @@ struct Spin {
     /// Short sleeps one after the other, and how many it takes to spin again.
     streak: u32,
     needed: u32,
-    /// When the present sleep began, if it was not after a spin that was refused only for this message.
+    /// Begin of the present sleep, if it was not after a spin that was refused only for this message.
     slept: Option<Instant>,
 }
 

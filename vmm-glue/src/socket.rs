@@ -198,7 +198,7 @@ pub fn end(stream: &UnixStream) {
     (0..MAX_UNREAD).take_while(|_| receive(stream, &mut buffer).is_ok_and(|it| it.len != 0)).count();
 }
 
-/// What one call received.
+/// Message that one call received.
 #[derive(Debug)]
 pub struct Received {
     /// Bytes; 0 means that the other end has closed.

@@ -31,7 +31,7 @@ use stock::Stock;
 pub const CHUNK_BYTES_MIN: u64 = 128 << 10;
 /// Largest chunk.
 pub const CHUNK_BYTES_MAX: u64 = 64 << 20;
-/// What an operator gets who does not choose.
+/// Size for an operator who does not choose.
 pub const CHUNK_BYTES_DEFAULT: u64 = 2 << 20;
 /// Most VRAM that a VM may be told to have; its map takes memory by that.
 pub const ADVERTISED_BYTES_MAX: u64 = 1 << 40;
@@ -39,7 +39,7 @@ pub const ADVERTISED_BYTES_MAX: u64 = 1 << 40;
 /// The place of a guest chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
-    /// Where the guest address that was asked for lies.
+    /// Place of the guest address that was asked for.
     pub place: Place,
     /// The chunk got its place just now: it holds zeros, and nothing names it yet.
     pub new: bool,
@@ -172,7 +172,7 @@ impl ChunkTable {
         self.card.state(chunk.0)
     }
 
-    /// How many slots of host memory may be used; none in a new table. Slots that were never used hold zeros. With fewer
+    /// Sets how many slots of host memory may be used; none in a new table. Slots that were never used hold zeros. With fewer
     /// than are used nothing is taken away, but no new one is given until enough are free.
     pub fn set_host_budget(&mut self, slots: u32) {
         self.host.set_limit(slots);
@@ -298,7 +298,7 @@ impl ChunkTable {
         Some(ScrubWork { place: self.place_of(Spot::of(tier, number)), bytes: self.chunk_bytes() })
     }
 
-    /// What lies at `place` is full of zeros now, and so are the card's caches of it.
+    /// Notes that what lies at `place` is full of zeros now, and so are the card's caches of it.
     ///
     /// # Panics
     /// When that was not taken from [`Self::take_scrub_work`].
@@ -307,7 +307,7 @@ impl ChunkTable {
         self.stock_mut(spot.tier()).scrubbed(spot.number());
     }
 
-    /// What lies at `place` goes to nobody any more, for the card may still reach it: at once if it has no owner, else when
+    /// Keeps what lies at `place` from everybody, for the card may still reach it: at once if it has no owner, else when
     /// it loses it. It counts as used until the table is made anew.
     pub fn quarantine(&mut self, place: Place) {
         let spot = self.spot_at(place);

@@ -1,4 +1,4 @@
-//! Who owns which piece of the card's VRAM, and where each piece of a guest's VRAM lies.
+//! Owners of the pieces of the card's VRAM, and where each piece of a guest's VRAM lies.
 //!
 //! Parts:
 //! - [`ChunkTable`]: VRAM and host memory in chunks, each with one owner and one state; the map from guest VRAM to both;

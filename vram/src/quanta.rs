@@ -19,10 +19,10 @@ use std::str::FromStr;
 /// Slots that the sliding window is counted in.
 const SLOTS: u64 = 32;
 
-/// When VMs take turns.
+/// Condition under which VMs take turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// When they thrash.
+    /// They thrash.
     #[default]
     Auto,
     /// Never.
@@ -59,10 +59,10 @@ impl FromStr for Mode {
     }
 }
 
-/// What an operator may set about time quanta.
+/// Settings of time quanta.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuantaConfig {
-    /// When VMs take turns.
+    /// Condition under which VMs take turns.
     pub mode: Mode,
     /// Traffic is looked at over so long, in ns.
     pub window_ns: u64,
@@ -93,19 +93,19 @@ impl Default for QuantaConfig {
     }
 }
 
-/// Who takes turns, and whose it is. While it lasts, the holder's submissions run and the other members' wait; the holder's
-/// chunks come to the card and the others' go ([`Balancer::set_turn`](crate::Balancer::set_turn)).
+/// Turn of a VM, among those that take turns. While it lasts, the holder's submissions run and the other members' wait; the
+/// holder's chunks come to the card and the others' go ([`Balancer::set_turn`](crate::Balancer::set_turn)).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Turn {
     /// All who take turns, in order.
     pub members: Vec<VmId>,
-    /// Whose turn it is.
+    /// The VM whose turn it is.
     pub holder: VmId,
-    /// How long from when the copies at its begin have ended, in ns.
+    /// Length from when the copies at its begin have ended, in ns.
     pub quantum_ns: u64,
 }
 
-/// What has changed.
+/// Change of turns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// VMs take turns from now on, or others than before.
@@ -130,7 +130,7 @@ pub struct Quanta {
     sets: BTreeMap<VmId, u64>,
     /// For how long each of them has had no work, in ns. Who is not here has some.
     idle: BTreeMap<VmId, u64>,
-    /// Whose turn it is, and since when; `None` while memory is copied for it.
+    /// The turn, and since when; `None` while memory is copied for it.
     turn: Option<(Turn, Option<u64>)>,
     /// Since when working sets have fit together while VMs take turns.
     fits_since: Option<u64>,
@@ -228,7 +228,7 @@ impl Quanta {
         self.bandwidth == 0 && bytes && self.detects()
     }
 
-    /// What had to be copied for the turn that has begun is copied: its quantum counts from now on.
+    /// Notes that what had to be copied for the turn that has begun is copied: its quantum counts from now on.
     pub fn settled(&mut self, now_ns: u64) {
         let Some((turn, since)) = self.turn.take() else { return };
         // Only now may it be known how fast memory is copied.

@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::run::{cargo, root, shown};
 use crate::tally::Tally;
-use crate::{layers, lints, orphans, rooms};
+use crate::{counts, layers, lints, orphans, rooms};
 
 /// The fuzz targets are a workspace of their own.
 const FUZZ: &str = "tests/fuzz/Cargo.toml";
@@ -39,6 +39,7 @@ pub fn run(lints_only: bool) -> Result<bool> {
     report("imports of modules", &rooms::circles(&files));
     report("crate sizes", &rooms::sizes(&files));
     report("public items", &rooms::unnamed(&files));
+    report("counts", &counts::never_counted(&files));
     let mut licences = layers::licences(&metadata);
     if root().join(FUZZ).exists() {
         licences.extend(layers::licences(&layers::metadata(FUZZ)?));

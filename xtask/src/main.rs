@@ -1,8 +1,8 @@
 //! One entry point for set-up, demo, test, bench and lint: `cargo xtask COMMAND`.
 //!
 //! Parts:
-//! - [`check`]: everything that needs no run: format, clippy, rustdoc, house lints ([`lints`], [`orphans`]), crate layers
-//!   and licences ([`layers`]);
+//! - [`check`]: everything that needs no run: format, clippy, rustdoc, house lints ([`lints`], [`orphans`], [`rooms`],
+//!   [`counts`]), crate layers and licences ([`layers`]);
 //! - [`suites`]: the test suites, with their counts ([`tally`]) and [`times`]; [`programs`] builds what they run, [`runner`]
 //!   runs it, [`fuzz`] is one of them, and [`background`] is for what can be done beside them;
 //! - [`guests`]: what needs guests: the images; demo and bench, with the daemon's release build;
@@ -15,6 +15,7 @@
 
 mod background;
 mod check;
+mod counts;
 mod cuda;
 mod fuzz;
 mod guests;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::BufReader;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
@@ -17,6 +17,28 @@ use crate::run::{cargo, root, target};
 /// compiles a third of all dependencies once more.
 pub const FEATURES: &str = "tests/vm,cuda-table/headers,cuda-rig/libraries";
 
+/// Crates whose tests are a suite of their own, by the folder that they are in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    /// Those of `cuda`.
+    Cuda,
+    /// Those of `fleet`.
+    Fleet,
+    /// All others.
+    Rest,
+}
+
+impl Group {
+    fn of(folder: &Path) -> Self {
+        let within = |name: &str| folder.starts_with(root().join(name));
+        match () {
+            () if within("cuda") => Self::Cuda,
+            () if within("fleet") => Self::Fleet,
+            () => Self::Rest,
+        }
+    }
+}
+
 /// One test program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
@@ -26,8 +48,8 @@ pub struct Program {
     pub target: String,
     /// Whether it is an integration test.
     pub integration: bool,
-    /// It belongs to one of the crates of `cuda`.
-    pub cuda: bool,
+    /// The crates that it belongs to.
+    pub group: Group,
     path: PathBuf,
     /// The package's folder, in which tests run.
     folder: PathBuf,
@@ -61,7 +83,7 @@ fn program(artifact: &Artifact) -> Option<Program> {
         package: folder.file_name()?.to_owned(),
         target: artifact.target.name.clone(),
         integration: artifact.target.kind.contains(&TargetKind::Test),
-        cuda: folder.starts_with(root().join("cuda")),
+        group: Group::of(folder.as_std_path()),
         path: executable.into(),
         folder: folder.into(),
     })

@@ -6,6 +6,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read, Seek};
+use std::ops::AddAssign;
 use std::process::Child;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -46,6 +47,13 @@ pub struct Taken {
 pub struct Outcome {
     pub tally: Tally,
     pub taken: Vec<Taken>,
+}
+
+impl AddAssign for Outcome {
+    fn add_assign(&mut self, more: Self) {
+        self.tally += more.tally;
+        self.taken.extend(more.taken);
+    }
 }
 
 /// Runs tests, `at_once` at the same time, with `variables` in their environment. Prints a line for each, what it reports, and

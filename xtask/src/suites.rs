@@ -10,8 +10,8 @@ use clap::ValueEnum;
 
 use crate::background::Background;
 use crate::load::BusyLoops;
-use crate::programs::{self, Program};
-use crate::run::{cargo, lines};
+use crate::programs::{self, Group, Program};
+use crate::run::{cargo, lines, root};
 use crate::runner::{self, Outcome, Test, cpu_of_children};
 use crate::tally::{Reader, Tally};
 use crate::{TestArgs, cuda, fuzz, guests, times};
@@ -22,11 +22,13 @@ const PACKAGE: &str = "tests";
 /// A test suite. A further one is a variant here and a line in [`Suite::runner`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Suite {
-    /// What needs no guest: unit, property and integration tests of every crate but those of `cuda`.
+    /// What needs no guest: unit, property and integration tests of every crate but those of `cuda` and `fleet`.
     Unit,
     /// The crates of `cuda`: programs under the library, on the fake driver. Before the suites with guests, which wait for
     /// images.
     Cuda,
+    /// What engines that place work on hosts are given: the crates of `fleet`, as processes, and the engines themselves in guests.
+    Fleet,
     /// Real guests that behave.
     Guest,
     /// Guests and clients that do not.
@@ -48,6 +50,8 @@ enum Runner {
     Rest,
     /// The test programs of the crates of `cuda`, with NVIDIA's headers.
     Cuda,
+    /// The test programs of the crates of `fleet`, then the integration test `fleet`, if there is one.
+    Fleet,
     /// The fuzz targets.
     Fuzz,
 }
@@ -58,6 +62,7 @@ impl Suite {
             Self::Unit => Runner::Rest,
             Self::Guest | Self::Hostile | Self::Chaos | Self::Nested => Runner::Integration { guests: true },
             Self::Cuda => Runner::Cuda,
+            Self::Fleet => Runner::Fleet,
             Self::Fuzz => Runner::Fuzz,
         }
     }
@@ -121,7 +126,8 @@ impl<'a> Session<'a> {
     fn start(args: &'a TestArgs, suites: &[Suite]) -> Self {
         let any = |runner: Runner| suites.iter().any(|suite| suite.runner() == runner);
         // Fetched and made beside the first build and the suites without guests.
-        let images = any(Runner::Integration { guests: true }).then(guests::images);
+        let guests = any(Runner::Integration { guests: true }) || (any(Runner::Fleet) && fleet_has_guests());
+        let images = guests.then(guests::images);
         let headers = any(Runner::Cuda).then(|| Background::start(|| cuda::headers().map(drop)));
         Self { args, programs: None, images, headers, fuzzes: any(Runner::Fuzz), targets: None }
     }
@@ -130,7 +136,7 @@ impl<'a> Session<'a> {
         let cpus = available_parallelism().map_or(1, usize::from);
         match suite.runner() {
             Runner::Rest => {
-                let programs = self.programs(|program| suite_of(program).is_none() && !program.cuda)?;
+                let programs = self.programs(|program| suite_of(program).is_none() && program.group == Group::Rest)?;
                 let mut outcome = self.run_tests(&programs, cpus, &[])?;
                 outcome.tally += self.documentation()?;
                 Ok(outcome)
@@ -138,19 +144,19 @@ impl<'a> Session<'a> {
             Runner::Integration { guests } => {
                 let programs = self.programs(|program| suite_of(program) == Some(suite))?;
                 ensure!(!programs.is_empty(), "tests/tests/{}.rs does not exist", suite.name());
-                if let Some(images) = self.images.as_mut().filter(|_| guests) {
-                    images.wait()?;
+                self.integration(&programs, guests)
+            }
+            Runner::Fleet => {
+                let programs = self.programs(|program| program.group == Group::Fleet)?;
+                let mut outcome = self.run_tests(&programs, cpus, &[])?;
+                let guests = self.programs(|program| suite_of(program) == Some(suite))?;
+                if !guests.is_empty() {
+                    outcome += self.integration(&guests, true)?;
                 }
-                if self.fuzzes && self.targets.is_none() {
-                    // A guest that boots alone leaves a part of the processors.
-                    self.targets = Some(Background::start(|| fuzz::build(Some(1))));
-                }
-                // An emulated guest uses a CPU, and the daemon and the software card another.
-                let at_once = if guests { (cpus / 2).clamp(1, 8) } else { cpus };
-                self.run_tests(&programs, self.args.guest_threads.unwrap_or(at_once), &[])
+                Ok(outcome)
             }
             Runner::Cuda => {
-                let programs = self.programs(|program| program.cuda)?;
+                let programs = self.programs(|program| program.group == Group::Cuda)?;
                 if let Some(headers) = &mut self.headers {
                     headers.wait()?;
                 }
@@ -165,6 +171,21 @@ impl<'a> Session<'a> {
                 Ok(Outcome { tally: fuzz::run(self.args)?, ..Outcome::default() })
             }
         }
+    }
+
+    /// Runs an integration test of the crate `tests`; with the images of guests, or without.
+    fn integration(&mut self, programs: &[Program], guests: bool) -> Result<Outcome> {
+        let cpus = available_parallelism().map_or(1, usize::from);
+        if let Some(images) = self.images.as_mut().filter(|_| guests) {
+            images.wait()?;
+        }
+        if self.fuzzes && self.targets.is_none() {
+            // A guest that boots alone leaves a part of the processors.
+            self.targets = Some(Background::start(|| fuzz::build(Some(1))));
+        }
+        // An emulated guest uses a CPU, and the daemon and the software card another.
+        let at_once = if guests { (cpus / 2).clamp(1, 8) } else { cpus };
+        self.run_tests(programs, self.args.guest_threads.unwrap_or(at_once), &[])
     }
 
     /// The test programs that are `wanted`.
@@ -199,9 +220,15 @@ fn cargo_test(command: &mut Command) -> Result<Tally> {
     Ok(reader.finish(status.success()))
 }
 
+/// Says whether the suite `fleet` boots guests.
+fn fleet_has_guests() -> bool {
+    root().join("tests/tests/fleet.rs").exists()
+}
+
 /// The suite that a program is, if it is one.
 fn suite_of(program: &Program) -> Option<Suite> {
-    let is = |suite: &Suite| matches!(suite.runner(), Runner::Integration { .. }) && suite.name() == program.target;
+    let whole = |runner: Runner| matches!(runner, Runner::Integration { .. } | Runner::Fleet);
+    let is = |suite: &Suite| whole(suite.runner()) && suite.name() == program.target;
     let mut suites = Suite::value_variants().iter().copied();
     if program.integration && program.package == PACKAGE { suites.find(is) } else { None }
 }

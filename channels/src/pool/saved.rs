@@ -1,6 +1,7 @@
 //! The channels as they are saved. What the card holds of them (instance blocks, rings, records, images) stays where it is.
 
 use super::{Bound, Channels, Slot, Vm};
+use crate::gate::Gate;
 use crate::image::{GRAPH_IMAGE_MAX, Golden};
 use crate::preempt::Preemptions;
 use crate::refuse::Refused;
@@ -38,9 +39,17 @@ pub struct SavedChannels {
     /// By engine.
     pub(crate) episodes: Vec<Option<SavedEpisode>>,
     pub(crate) preemptions: SavedPreemptions,
+    gate: SavedGate,
 }
 
 first_version!(SavedChannels, "channels");
+
+/// Whom PGRAPH is open to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum SavedGate {
+    Open,
+    Only(Option<u32>),
+}
 
 /// Places of the host's structures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,6 +119,7 @@ pub(crate) struct SavedVm {
     news: u32,
     told: bool,
     hang_limit: Option<u64>,
+    next_look: u8,
 }
 
 /// A guest's channel without a physical one.
@@ -145,6 +155,7 @@ impl Channels {
             deferred,
             watchdog,
             preemptions: Preemptions { waiting, asked, looks },
+            gate,
         } = self;
         let waiting = waiting.iter().map(|channel| channel.0).collect();
         SavedChannels {
@@ -160,6 +171,10 @@ impl Channels {
             hang_limit: watchdog.limit_ns(),
             episodes: watchdog.save(),
             preemptions: SavedPreemptions { waiting, asked: *asked, looks: *looks },
+            gate: match gate {
+                Gate::Open => SavedGate::Open,
+                Gate::Only(vm) => SavedGate::Only(vm.map(|vm| vm.0)),
+            },
         }
     }
 
@@ -197,6 +212,7 @@ impl Channels {
             hang_limit,
             episodes,
             preemptions,
+            gate,
         } = saved;
         Invalid::unless(at == layout.save(), || "the host's structures lie elsewhere on the card".into())?;
         let golden = Some(golden).filter(|golden| golden.len() as u64 <= GRAPH_IMAGE_MAX).and_then(Golden::restored);
@@ -225,6 +241,11 @@ impl Channels {
             "channels are to leave their engines that there are not".into()
         })?;
         let waiting = waiting.into_iter().map(ChannelId).collect();
+        // It may be a VM's that has gone.
+        let gate = match gate {
+            SavedGate::Open => Gate::Open,
+            SavedGate::Only(vm) => Gate::Only(vm.map(VmId)),
+        };
         Ok(Self {
             layout,
             golden,
@@ -237,6 +258,7 @@ impl Channels {
             deferred,
             watchdog: Watchdog::restored(hang_limit, &episodes)?,
             preemptions: Preemptions { waiting, asked, looks },
+            gate,
         })
     }
 }
@@ -413,6 +435,7 @@ impl Vm {
             news,
             told,
             hang_limit,
+            next_look,
         } = self;
         let refused = refused.iter().map(|(channel, refused)| {
             let Refused { instance, userd, told } = refused;
@@ -430,11 +453,13 @@ impl Vm {
             news: *news,
             told: *told,
             hang_limit: *hang_limit,
+            next_look: *next_look,
         }
     }
 
     fn restored(saved: SavedVm, channels: BTreeMap<u8, ChannelId>, slots: &[SavedSlot]) -> Result<Self, Invalid> {
-        let SavedVm { vm, cap, paused, trusted, list, unlisted, refused, saved, news, told, hang_limit } = saved;
+        let SavedVm { vm, cap, paused, trusted, list, unlisted, refused, saved, news, told, hang_limit, next_look } =
+            saved;
         let id = VmId(vm);
         let says = |what: &'static str| move || format!("VM {id}: {what}");
         Invalid::unless(channels.len() <= cap as usize, says("more channels are bound than it may have"))?;
@@ -482,6 +507,7 @@ impl Vm {
             news,
             told,
             hang_limit,
+            next_look,
         })
     }
 }

@@ -345,3 +345,27 @@ fn a_record_that_is_forged_ends_nothing_while_the_engine_works() {
     assert_eq!(sequences(&mut world), [2]);
     assert!(!world.channels.is_deferred());
 }
+
+#[test]
+fn who_has_many_channels_has_them_looked_at_in_turns() {
+    let mut world = World::new();
+    world.channels.add_vm(A, 100);
+    let b = world.run(B, 0);
+    let many: Vec<u8> = (0..100).collect();
+    let physical: Vec<ChannelId> = many.iter().map(|channel| world.run(A, *channel)).collect();
+    for channel in &many {
+        world.ring(A, *channel, 1).unwrap();
+    }
+    // The work of the first half goes on.
+    physical.iter().skip(50).for_each(|channel| world.card.run(*channel));
+    let mut ended = 0;
+    for call in 0..4 {
+        world.ring(B, 0, call + 1).unwrap();
+        world.card.run(b);
+        let found = world.completed();
+        assert_eq!(found.iter().filter(|ended| ended.vm == B).count(), 1, "others do not wait for them");
+        assert!(found.len() <= LOOKS + 1 && world.channels.is_deferred());
+        ended += found.len() - 1;
+    }
+    assert_eq!(ended, 50, "those behind that do not end are found");
+}

@@ -22,7 +22,7 @@ pub(crate) const LAYOUT: Layout = Layout {
 pub(crate) const GOLDEN: [u8; 0x1800] = [0x60; 0x1800];
 pub(crate) const A: VmId = VmId(1);
 pub(crate) const B: VmId = VmId(2);
-/// Where the addresses begin that are the host's.
+/// First of the addresses that are the host's.
 const HOST: u64 = 0xff_f800_0000;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub(crate) enum Did {
     Doorbell(u8, u32),
 }
 
-/// What a PBDMA knows of a channel.
+/// A channel, as a PBDMA knows it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Unit {
     gp_get: u32,

@@ -1,4 +1,4 @@
-//! What must hold after any sequence of operations, checked against a model of its own: the guest's rings, what was taken
+//! Rules that hold after any sequence of operations, checked against a model of its own: the guest's rings, what was taken
 //! from them and when, and what the test's card has seen. For the property tests and the fuzz target.
 
 mod audit;
@@ -34,7 +34,7 @@ pub(crate) enum Op {
     Gate(bool),
     /// One that waits is started, in any order, and with it those of its channel before it.
     Start(u8),
-    /// What is pending.
+    /// Pulls that are pending.
     Pending,
     /// An entry of the guest's ring: which, and what.
     Write(bool, u8, u16, u64),
@@ -55,7 +55,7 @@ pub(crate) enum Op {
     Restore,
 }
 
-/// What the model knows of a bound channel.
+/// A bound channel, as the model knows it.
 #[derive(Debug)]
 struct Track {
     physical: ChannelId,
@@ -71,7 +71,7 @@ struct Track {
     taken: Vec<u64>,
     /// Entries of each submission, and the position in `taken` behind it.
     submissions: Vec<(u32, usize)>,
-    /// How many of them the card may fetch.
+    /// Number of those that the card may fetch.
     started: usize,
     completed: u32,
     faulted: bool,

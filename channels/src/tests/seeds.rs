@@ -108,7 +108,7 @@ fn encode_one(op: &Op, out: &mut Vec<u8>) {
     }
 }
 
-/// What is done, by whom, with which channel: one of few in the short form.
+/// Appends an operation, by whom, with which channel: one of few in the short form.
 fn head(out: &mut Vec<u8>, what: u8, second: bool, channel: u8) {
     let vm = u8::from(second) << 7;
     match (0..6).map(|low| vm | low).find(|who| who % 6 == channel) {

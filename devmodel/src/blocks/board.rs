@@ -1,11 +1,12 @@
 //! What surrounds the engines: unit capabilities, the PCI mirror, the privileged ring, the PMU and the copy engines'
 //! falcons.
 
-use super::falcon::{Dmem, Intr};
+use super::falcon::{Dmem, Imem, Intr};
 use super::{At, Cx};
 use crate::events::CopyError;
 use crate::pci::PciConfig;
 use crate::storage::Storage;
+use nvspec::falcon::Falcon;
 use nvspec::regs::pmu::{CPU_CONTROL, DMA_CONTROL};
 use nvspec::regs::{ce0, ce1, pmu, pmu_queue, ppci, privring_hub, ptop};
 use saved_state::Invalid;
@@ -141,6 +142,7 @@ impl Pmu {
 pub struct CopyEngine {
     intr: Intr,
     dmem: Dmem,
+    imem: Imem,
     current: u32,
     /// The firmware has been started.
     running: bool,
@@ -158,6 +160,8 @@ pub(crate) enum CopyReg {
     Current,
     DmemControl,
     DmemData,
+    ImemControl,
+    ImemData,
     Control,
     Plain,
 }
@@ -176,6 +180,8 @@ macro_rules! copy_reg {
                     $block::Reg::CHANNEL_CURRENT => Self::Current,
                     $block::Reg::DMEM_CONTROL => Self::DmemControl,
                     $block::Reg::DMEM_DATA => Self::DmemData,
+                    $block::Reg::IMEM_CONTROL => Self::ImemControl,
+                    $block::Reg::IMEM_DATA => Self::ImemData,
                     $block::Reg::CPU_CONTROL => Self::Control,
                     _ => Self::Plain,
                 }
@@ -194,7 +200,8 @@ impl CopyEngine {
             CopyReg::Current => self.current,
             CopyReg::DmemControl => self.dmem.control(0),
             CopyReg::DmemData => self.dmem.read(0),
-            CopyReg::IntrSet | CopyReg::IntrClear | CopyReg::EnableSet | CopyReg::EnableClear => 0,
+            CopyReg::ImemControl => self.imem.control(),
+            CopyReg::ImemData | CopyReg::IntrSet | CopyReg::IntrClear | CopyReg::EnableSet | CopyReg::EnableClear => 0,
             CopyReg::Control | CopyReg::Plain => cx.plain_read(at),
         }
     }
@@ -209,9 +216,15 @@ impl CopyEngine {
             CopyReg::Current => self.current = value,
             CopyReg::DmemControl => self.dmem.set_control(0, value),
             CopyReg::DmemData => self.dmem.write(0, value),
+            CopyReg::ImemControl => self.imem.set_control(value),
+            CopyReg::ImemData => self.imem.write(value),
             CopyReg::Control => {
                 cx.plain_write(at, value);
-                self.running |= ce0::CPU_CONTROL::START.is_set(value);
+                if ce0::CPU_CONTROL::START.is_set(value) {
+                    self.running = true;
+                    let falcon = if at.offset < ce1::BASE { Falcon::Copy0 } else { Falcon::Copy1 };
+                    cx.backend.firmware_started(falcon, self.imem.dwords(), self.dmem.dwords());
+                }
             }
             CopyReg::Plain => cx.plain_write(at, value),
         }
@@ -219,15 +232,17 @@ impl CopyEngine {
 
     /// Checks what was read.
     pub(crate) fn check(&self) -> Result<(), Invalid> {
-        self.dmem.check()
+        self.dmem.check()?;
+        self.imem.check()
     }
 
     /// `base..end` are the falcon's registers.
     pub(crate) fn reset(&mut self, base: u32, end: u32, cx: &mut Cx) {
-        let Self { intr, dmem, current, running } = self;
+        let Self { intr, dmem, imem, current, running } = self;
         *intr = Intr::default();
         (*current, *running) = (0, false);
         dmem.reset();
+        imem.set_control(0);
         cx.storage.reset_range(base, end);
     }
 

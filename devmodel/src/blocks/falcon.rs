@@ -1,7 +1,8 @@
 //! What the falcons (PMU, copy engines, FECS, GPCCS) have in common. None of them runs code here: uploads are swallowed,
 //! the data memory is storage, and each user of this file answers for its firmware.
 
-use nvspec::regs::fecs::DMEM_CONTROL;
+use nvspec::falcon::CODE_WORDS_MAX;
+use nvspec::regs::fecs::{DMEM_CONTROL, IMEM_CONTROL};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
@@ -51,6 +52,12 @@ impl Dmem {
         self.advance(port, DMEM_CONTROL::WRITE_INCREMENT);
     }
 
+    /// All that was written.
+    #[must_use]
+    pub fn dwords(&self) -> &[u32] {
+        &self.dwords
+    }
+
     /// Ports to address 0. The contents stay, as a falcon's reset leaves them.
     pub fn reset(&mut self) {
         self.control = [0; PORTS];
@@ -72,6 +79,54 @@ impl Dmem {
         {
             *control = DMEM_CONTROL::ADDRESS.with(*control, DMEM_CONTROL::ADDRESS.get(*control).wrapping_add(4));
         }
+    }
+}
+
+/// A falcon's code memory, as drivers fill it. Nothing executes it, and nothing reads it but who looks what a guest runs.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Imem {
+    /// Grows to what was written.
+    dwords: Vec<u32>,
+    control: u32,
+}
+
+impl Imem {
+    /// Checks what was read.
+    pub(crate) fn check(&self) -> Result<(), Invalid> {
+        let Self { dwords, control: _ } = self;
+        Invalid::unless(dwords.len() <= CODE_WORDS_MAX, || "a falcon's code memory is too large".into())
+    }
+
+    /// Reads the address register.
+    #[must_use]
+    pub fn control(&self) -> u32 {
+        self.control
+    }
+
+    /// Writes the address register.
+    pub fn set_control(&mut self, value: u32) {
+        self.control = value;
+    }
+
+    /// Writes the dword at the address.
+    pub fn write(&mut self, value: u32) {
+        let address = IMEM_CONTROL::ADDRESS.get(self.control);
+        let at = (address / 4) as usize;
+        if at >= self.dwords.len() && at < CODE_WORDS_MAX {
+            self.dwords.resize(at.saturating_add(1), 0);
+        }
+        if let Some(dword) = self.dwords.get_mut(at) {
+            *dword = value;
+        }
+        if IMEM_CONTROL::WRITE_INCREMENT.is_set(self.control) {
+            self.control = IMEM_CONTROL::ADDRESS.with(self.control, address.wrapping_add(4));
+        }
+    }
+
+    /// All that was written.
+    #[must_use]
+    pub fn dwords(&self) -> &[u32] {
+        &self.dwords
     }
 }
 

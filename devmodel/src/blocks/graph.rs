@@ -1,10 +1,11 @@
 //! PGRAPH and its two context-switching falcons, at a high level: uploads are swallowed, commands are answered as
 //! nouveau's built-in firmware answers them, and the context is the host's own business.
 
-use super::falcon::Dmem;
+use super::falcon::{Dmem, Imem};
 use super::{At, Backlog, Cx};
 use crate::denied::Reason;
 use crate::events::{GraphError, SmError};
+use nvspec::falcon::Falcon;
 use nvspec::regs::fecs::{self, COMMAND_DATA, CPU_CONTROL, CURRENT, INTR_SET, MAILBOX, UNITS};
 use nvspec::regs::fecs_command;
 use nvspec::regs::pgraph::{self, PWR_HANDSHAKE, TRAPPED_ADDRESS};
@@ -19,6 +20,7 @@ const MAILBOXES: usize = MAILBOX::COUNT as usize;
 struct Fecs {
     running: bool,
     dmem: Dmem,
+    imem: Imem,
     mailbox: [u32; MAILBOXES],
     command_data: u32,
     current: u32,
@@ -39,6 +41,7 @@ pub struct Graph {
     backlog: Backlog<GraphError>,
     fecs: Fecs,
     gpccs: Dmem,
+    gpccs_imem: Imem,
 }
 
 impl Graph {
@@ -85,6 +88,7 @@ impl Graph {
         match reg {
             Reg::DMEM_CONTROL => hub.dmem.control(0),
             Reg::DMEM_DATA => hub.dmem.read(0),
+            Reg::IMEM_CONTROL => hub.imem.control(),
             Reg::COMMAND_DATA => hub.command_data,
             Reg::UNITS => UNITS::ROPS.of(cx.config.chip.rops) | UNITS::GPCS.of(cx.config.chip.gpcs),
             Reg::MAILBOX => hub.mailbox.get(at.index()).copied().unwrap_or(0),
@@ -101,6 +105,8 @@ impl Graph {
         match reg {
             Reg::DMEM_CONTROL => hub.dmem.set_control(0, value),
             Reg::DMEM_DATA => hub.dmem.write(0, value),
+            Reg::IMEM_CONTROL => hub.imem.set_control(value),
+            Reg::IMEM_DATA => hub.imem.write(value),
             Reg::COMMAND_DATA => hub.command_data = value,
             Reg::COMMAND => hub.command(at, value, cx),
             Reg::MAILBOX | Reg::MAILBOX_SET | Reg::MAILBOX_CLEAR => {
@@ -123,6 +129,9 @@ impl Graph {
                 cx.plain_write(at, value);
                 if CPU_CONTROL::START.is_set(value) {
                     hub.start(cx.config.chip.graph_context_bytes);
+                    // Its program starts the clusters'.
+                    cx.backend.firmware_started(Falcon::Fecs, hub.imem.dwords(), hub.dmem.dwords());
+                    cx.backend.firmware_started(Falcon::Gpccs, self.gpccs_imem.dwords(), self.gpccs.dwords());
                 }
             }
             Reg::UNITS => {}
@@ -134,6 +143,7 @@ impl Graph {
         match reg {
             gpccs::Reg::DMEM_CONTROL => self.gpccs.control(0),
             gpccs::Reg::DMEM_DATA => self.gpccs.read(0),
+            gpccs::Reg::IMEM_CONTROL => self.gpccs_imem.control(),
             _ => cx.plain_read(at),
         }
     }
@@ -142,6 +152,8 @@ impl Graph {
         match reg {
             gpccs::Reg::DMEM_CONTROL => self.gpccs.set_control(0, value),
             gpccs::Reg::DMEM_DATA => self.gpccs.write(0, value),
+            gpccs::Reg::IMEM_CONTROL => self.gpccs_imem.set_control(value),
+            gpccs::Reg::IMEM_DATA => self.gpccs_imem.write(value),
             _ => cx.plain_write(at, value),
         }
     }

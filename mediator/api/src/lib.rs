@@ -28,6 +28,7 @@ pub use scheduler::{
     VmShare, VmTime,
 };
 
+pub use config::Labels;
 /// The body of a request to add a tenant: a `[[tenant]]` table of the configuration file, as JSON.
 pub use config::TenantSpec as AddTenant;
 /// The body of a request to add a virtual machine: a `[[vm]]` table of the configuration file, as JSON.
@@ -142,6 +143,9 @@ pub struct Vm {
     pub counters: BTreeMap<String, u64>,
     /// Counts of the connection to the VMM.
     pub transport: BTreeMap<String, u64>,
+    /// Words of whoever places work.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
 }
 
 /// RAM that a virtual machine lends its card.

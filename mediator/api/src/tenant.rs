@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{VmMemorySettings, VmTime};
-use config::{OnRemove, OnStuck};
+use config::{Labels, OnRemove, OnStuck};
 
 /// The answer to `GET /v1/tenants`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -78,6 +78,9 @@ pub struct Tenant {
     /// It gets no turn until it is released.
     #[serde(default)]
     pub quarantined: bool,
+    /// Words of whoever places work.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
 }
 
 /// The body of `PATCH /v1/tenants/NAME`: tables with the keys that are to change.

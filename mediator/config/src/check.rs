@@ -1,4 +1,4 @@
-//! What a configuration must keep beyond the types of its values.
+//! Rules that a configuration must keep beyond the types of its values.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use super::{CardKind, CardSpec, Config, DaemonSpec, Paravirtual, RamSpec, Tenant
 /// Longest name of a card or a virtual machine, in bytes.
 pub const MAX_NAME: usize = 63;
 /// Longest path of a UNIX socket, in bytes.
-pub const MAX_SOCKET_PATH: usize = 107;
+pub(crate) const MAX_SOCKET_PATH: usize = 107;
 /// Channels of a card; a virtual machine cannot have more.
 pub const MAX_CHANNELS: u32 = 128;
 /// Most virtual machines, a bound on threads and sockets.
@@ -20,11 +20,11 @@ pub const MAX_VMS: usize = 64;
 /// Most tenants, a bound on sockets and on what is said of them.
 pub const MAX_TENANTS: usize = 64;
 /// Longest limit for a channel without progress, in milliseconds: an hour.
-pub const MAX_HANG_LIMIT_MS: u64 = 3_600_000;
+pub(crate) const MAX_HANG_LIMIT_MS: u64 = 3_600_000;
 /// Shortest such limit: a copy of a few hundred MiB takes that long.
-pub const MIN_HANG_LIMIT_MS: u64 = 100;
+pub(crate) const MIN_HANG_LIMIT_MS: u64 = 100;
 /// Largest rate of the time that work takes, in MHz or MiB per second: far above any card's, and far below overflow.
-pub const RATE_MAX: u64 = 1 << 32;
+pub(crate) const RATE_MAX: u64 = 1 << 32;
 /// Least VRAM with which a guest's driver comes up, in MiB.
 pub const MIN_VM_VRAM_MIB: u64 = 16;
 
@@ -178,6 +178,9 @@ pub fn tenant(
     if let Err(what) = name_is_good(&tenant.name) {
         say(RefusalKind::Invalid, "name", what);
     }
+    if let Err(what) = tenant.labels.check() {
+        say(RefusalKind::Invalid, "labels", what);
+    }
     let socket = tenant.socket_path(&daemon.socket_dir);
     if let Err(what) = socket_path_is_good(&socket) {
         say(RefusalKind::Invalid, "socket", what);
@@ -298,6 +301,9 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
 
     if let Err(what) = name_is_good(&vm.name) {
         say(RefusalKind::Invalid, "name", what);
+    }
+    if let Err(what) = vm.labels.check() {
+        say(RefusalKind::Invalid, "labels", what);
     }
     if others.iter().any(|other| other.name == vm.name) {
         say(RefusalKind::Conflict, "name", format!("`{}` is the name of another VM, expected a new one", vm.name));

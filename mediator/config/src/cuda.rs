@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use vram::victim::VictimPolicy;
 
 use super::refusal::{Refusal, RefusalKind};
-use super::{CardKind, CardSpec, SocketMode, TimeShare, VmMemory};
+use super::{CardKind, CardSpec, Labels, SocketMode, TimeShare, VmMemory};
 
 /// A `[card.cuda]` table: a card behind NVIDIA's driver, with `kind = "cuda"`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -90,6 +90,9 @@ pub struct TenantSpec {
     /// Group of the socket, by name or number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
+    /// Words of whoever places work, shown wherever it is.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
 }
 
 /// Policy for a program that holds the card or its memory and does not answer.

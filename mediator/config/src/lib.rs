@@ -17,6 +17,7 @@ use vfio_host::Address;
 pub mod arguments;
 pub mod check;
 pub mod cuda;
+mod labels;
 pub mod live;
 pub mod memory;
 pub mod paravirtual;
@@ -31,13 +32,14 @@ mod tests;
 
 pub use check::{Key, Mistake};
 pub use cuda::{CudaSpec, OnRemove, OnStranger, OnStuck, TenantSpec};
+pub use labels::Labels;
 pub use memory::{CardMemory, RamSpec, VmMemory};
 pub use paravirtual::Paravirtual;
 pub use software::{FaultEngine, FaultKind, FaultSpec, TimeSpec};
 pub use vfio::ResetWay;
 
 /// Path of the configuration without `--config`.
-pub const DEFAULT_PATH: &str = "/etc/gpu-mediator.toml";
+pub(crate) const DEFAULT_PATH: &str = "/etc/gpu-mediator.toml";
 
 /// The admin socket when nothing else is said, for the daemon as for `mediatorctl`.
 pub const DEFAULT_ADMIN_SOCKET: &str = "/run/gpu-mediator/admin.sock";
@@ -120,6 +122,17 @@ pub enum LogFormat {
     Json,
 }
 
+/// What becomes of what one virtual machine's kernels leave in PGRAPH, before another's run there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Residue {
+    /// It is cleared.
+    #[default]
+    Clear,
+    /// It is kept: the next may read it.
+    Keep,
+}
+
 /// A `[[card]]` table.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -155,6 +168,9 @@ pub struct CardSpec {
     /// Division of its memory.
     #[serde(default)]
     pub memory: CardMemory,
+    /// What becomes of what one virtual machine's kernels leave in PGRAPH's registers and shared memory.
+    #[serde(default)]
+    pub residue: Residue,
     /// Division of its time.
     #[serde(default)]
     pub scheduler: sched::Config,
@@ -278,14 +294,17 @@ pub struct VmSpec {
     /// Group of the socket, by name or number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
+    /// Words of whoever places work, shown wherever it is.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
 }
 
 /// Channels of a virtual machine that says nothing else.
-pub const DEFAULT_CHANNELS: u32 = 32;
+pub(crate) const DEFAULT_CHANNELS: u32 = 32;
 
 /// Milliseconds that a channel may hold an engine without progress, when nothing else is said. Less than the 15 seconds
 /// after which nouveau itself gives a channel up, so that the guest is told why.
-pub const DEFAULT_HANG_LIMIT_MS: u64 = channels::HANG_LIMIT_NS / 1_000_000;
+pub(crate) const DEFAULT_HANG_LIMIT_MS: u64 = channels::HANG_LIMIT_NS / 1_000_000;
 
 impl VmSpec {
     /// A mediated virtual machine with defaults for all but these.
@@ -307,6 +326,7 @@ impl VmSpec {
             mode: SocketMode::default(),
             owner: None,
             group: None,
+            labels: Labels::default(),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Which keys can be changed while what they belong to is there.
+//! Keys that can be changed while what they belong to is there.
 
 /// Tables of a `[[vm]]` whose keys can be changed while the virtual machine works.
 const OF_VM: [&str; 2] = ["time", "memory"];

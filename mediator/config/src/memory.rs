@@ -1,4 +1,4 @@
-//! What a card's memory is to hold, and what a virtual machine may have of it.
+//! Settings of memory: what a card's is to hold, and what a virtual machine may have of it.
 
 use std::time::Duration;
 
@@ -96,7 +96,7 @@ impl Default for CardMemory {
 
 impl CardMemory {
     /// Longest time that a key may say, in ms.
-    pub const MS_MAX: u64 = 3_600_000;
+    pub(crate) const MS_MAX: u64 = 3_600_000;
 
     /// Returns what of it cannot be so: the key, and what is wrong.
     #[must_use]
@@ -151,7 +151,7 @@ impl CardMemory {
     }
 
     /// Most MiB of host memory: what the card can address beside guests' RAM.
-    pub const HOST_MIB_MAX: u64 = 512 << 10;
+    pub(crate) const HOST_MIB_MAX: u64 = 512 << 10;
 }
 
 /// A `[vm.memory]` table, and the body of a request to change it.
@@ -259,7 +259,7 @@ impl VmMemory {
     pub const WEIGHT_MAX: u32 = 10_000;
     /// Milliseconds that work waits under `queue`, when nothing else is said. Less than the 15 seconds after which nouveau
     /// itself gives a channel up.
-    pub const QUEUE_MS: u64 = 5_000;
+    pub(crate) const QUEUE_MS: u64 = 5_000;
 
     /// Returns what happens when the card has no memory for the virtual machine.
     #[must_use]
@@ -269,14 +269,14 @@ impl VmMemory {
 
     /// MiB of the card that are sure for a guest that sees `vram` MiB.
     #[must_use]
-    pub fn guaranteed_mib(&self, vram: u64, card: &CardSpec) -> u64 {
+    pub(crate) fn guaranteed_mib(&self, vram: u64, card: &CardSpec) -> u64 {
         let quota = self.quota_mib.unwrap_or(vram).min(vram);
         self.guarantee_mib.map_or(if card.overcommit { 0 } else { quota }, |mib| mib.min(vram))
     }
 
     /// MiB of a guest that sees `vram` MiB for which there must be host memory.
     #[must_use]
-    pub fn swapped_mib(&self, vram: u64, card: &CardSpec) -> u64 {
+    pub(crate) fn swapped_mib(&self, vram: u64, card: &CardSpec) -> u64 {
         if self.policy(card) == OnFull::Swap { vram.saturating_sub(self.guaranteed_mib(vram, card)) } else { 0 }
     }
 

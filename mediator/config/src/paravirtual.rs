@@ -27,7 +27,7 @@ impl Default for Paravirtual {
 
 impl Paravirtual {
     /// The most that tables or segments may take, in MiB.
-    pub const MIB_MAX: u64 = 1024;
+    pub(crate) const MIB_MAX: u64 = 1024;
 
     /// Returns what is wrong with which key.
     pub(super) fn check(&self) -> Vec<(&'static str, String)> {

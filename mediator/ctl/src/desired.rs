@@ -82,14 +82,14 @@ impl Export {
     /// Returns what is, as a file.
     pub fn run(&self, client: &Client, form: Form) -> Result<String, ClientError> {
         let exported: Exported = client.get(PATH)?;
-        let mut value = serde_json::to_value(&exported).map_err(|error| ClientError::Protocol(error.to_string()))?;
+        let mut value = serde_json::to_value(&exported).map_err(|error| ClientError::protocol(error.to_string()))?;
         if let (true, Value::Object(table)) = (self.no_revision, &mut value) {
             table.remove("revision");
         }
         if self.format == Format::Json || form == Form::Json {
             return Ok(super::json(&value));
         }
-        toml::to_string(&value).map_err(|error| ClientError::Protocol(error.to_string()))
+        toml::to_string(&value).map_err(|error| ClientError::protocol(error.to_string()))
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+use admin_client::AskError;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use vfio_host::bind::{BindError, Change, Kernel};
@@ -118,7 +119,7 @@ fn refused(error: &BindError) -> ClientError {
         BindError::Obstacle(_) | BindError::Lent { .. } | BindError::NoDriver(_) => ErrorCode::Conflict,
         BindError::Host(_) | BindError::Refused { .. } | BindError::Otherwise { .. } => ErrorCode::Failed,
     };
-    ClientError::Refused(api::Error { code, error: error.to_string(), what_to_do: error.what_to_do() })
+    AskError::Refused(api::Error { code, error: error.to_string(), what_to_do: error.what_to_do() }).into()
 }
 
 fn name(driver: Option<&str>) -> &str {

@@ -12,6 +12,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
+use admin_client::AskError;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use api::launch::{MemorySize, Vmm};
@@ -20,6 +21,7 @@ use config::{Apertures, DEFAULT_ADMIN_SOCKET, Paravirtual, SocketMode, VmSpec};
 
 pub mod client;
 mod desired;
+mod firmware;
 mod host;
 mod memory;
 pub mod output;
@@ -228,6 +230,9 @@ struct Add {
     /// Group of the socket
     #[arg(long, value_name = "GROUP")]
     group: Option<String>,
+    /// A label that is shown wherever the VM is; may be given several times
+    #[arg(long, value_name = "KEY=VALUE", value_parser = values::label)]
+    label: Vec<(String, String)>,
     /// Wires it straight to the card, without mediation; the card must have no other
     #[arg(long)]
     passthrough: bool,
@@ -249,6 +254,7 @@ impl From<Add> for VmSpec {
             mode,
             owner,
             group,
+            label,
             passthrough,
         } = add;
         Self {
@@ -267,6 +273,7 @@ impl From<Add> for VmSpec {
             mode,
             owner,
             group,
+            labels: label.into_iter().collect(),
         }
     }
 }
@@ -280,6 +287,9 @@ enum CardCommand {
         #[command(flatten)]
         watch: Watch,
     },
+    /// Firmware of real cards' falcons: what is there, and what the operator approves of it
+    #[command(subcommand)]
+    Firmware(firmware::FirmwareCommand),
     #[command(flatten)]
     Host(host::HostCommand),
 }
@@ -361,6 +371,7 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
             form.of(&args, output::launch_args)
         }
         Command::Card(CardCommand::Host(command)) => command.run(&client, form)?,
+        Command::Card(CardCommand::Firmware(command)) => command.run(form)?,
         Command::Card(CardCommand::Show { name: None, .. }) => {
             let list: api::CardList = client.get("/v1/cards")?;
             form.of(&list, |list| output::cards(&list.cards))
@@ -381,8 +392,8 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
 impl ClientError {
     fn exit_code(&self) -> Code {
         match self {
-            Self::Unreachable { .. } | Self::Forbidden { .. } => Code::Unreachable,
-            Self::Refused(error) => match error.code {
+            Self::Ask(AskError::Unreachable { .. } | AskError::Forbidden { .. }) => Code::Unreachable,
+            Self::Ask(AskError::Refused(error)) => match error.code {
                 ErrorCode::Invalid => Code::Usage,
                 ErrorCode::NotFound => Code::NotFound,
                 ErrorCode::Conflict | ErrorCode::Quota => Code::Conflict,
@@ -391,8 +402,7 @@ impl ClientError {
             },
             Self::Report(_) | Self::Record { .. } | Self::Desired { .. } => Code::Usage,
             Self::Runtime(_)
-            | Self::Protocol(_)
-            | Self::TimedOut
+            | Self::Ask(AskError::Protocol(_) | AskError::TimedOut)
             | Self::Differs { .. }
             | Self::File { .. }
             | Self::Terminal(_) => Code::Failed,
@@ -401,14 +411,16 @@ impl ClientError {
 
     fn to_api(&self) -> api::Error {
         let what_to_do = match self {
-            Self::Refused(error) => return error.clone(),
-            Self::Unreachable { .. } => "start mediatord, or name its admin socket with --socket PATH",
-            Self::Forbidden { .. } => {
+            Self::Ask(AskError::Refused(error)) => return error.clone(),
+            Self::Ask(AskError::Unreachable { .. }) => "start mediatord, or name its admin socket with --socket PATH",
+            Self::Ask(AskError::Forbidden { .. }) => {
                 "ask for the group of the socket: `admin_group` with `admin_mode`, or to look only `read_group`, in the \
                  daemon's configuration"
             }
-            Self::Protocol(_) => "check that --socket names mediatord's admin socket, of the same version",
-            Self::TimedOut => "see the daemon's log",
+            Self::Ask(AskError::Protocol(_)) => {
+                "check that --socket names mediatord's admin socket, of the same version"
+            }
+            Self::Ask(AskError::TimedOut) => "see the daemon's log",
             Self::Runtime(_) => "try again when the host has room",
             Self::Record { .. } => "name a file that `mediatorctl sched record` has written",
             Self::Differs { .. } => "replay it with the version that recorded it, to see what has changed",

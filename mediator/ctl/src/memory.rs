@@ -309,7 +309,7 @@ fn about(RangeOf(range): RangeOf, say: impl FnOnce(&mut api::Hint)) -> api::Hint
 }
 
 fn hint(client: &Client, vm: &str, hints: Vec<api::Hint>) -> Result<String, ClientError> {
-    let body = serde_json::to_vec(&api::Hints { hints }).map_err(|error| ClientError::Protocol(error.to_string()))?;
+    let body = serde_json::to_vec(&api::Hints { hints }).map_err(|error| ClientError::protocol(error.to_string()))?;
     client.request(Method::POST, &format!("{}/hints", vm_path(vm)), body.into())?;
     Ok(String::new())
 }

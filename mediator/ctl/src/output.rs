@@ -155,6 +155,11 @@ pub fn vm(vm: &Vm) -> String {
         }));
         let _ = write!(text, "\n{}", table(rows, &[3, 4]));
     }
+    if !vm.labels.is_empty() {
+        let mut rows = vec![heads(&["LABEL", "VALUE"])];
+        rows.extend(vm.labels.iter().map(|(key, value)| row(&[&key, &value])));
+        let _ = write!(text, "\n{}", table(rows, &[]));
+    }
     text.push_str(&counts("DEVICE", &vm.counters));
     text.push_str(&counts("TRANSPORT", &vm.transport));
     text

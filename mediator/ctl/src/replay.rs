@@ -55,7 +55,7 @@ pub fn replay(file: &Path, policy: Option<PolicyKind>) -> Result<Replayed, Clien
     let scheduler = match policy {
         Some(policy) => {
             let config = Config { policy, ..*trace.scheduler.config() };
-            trace.under(config).map_err(|error| ClientError::Protocol(error.to_string()))?
+            trace.under(config).map_err(|error| ClientError::protocol(error.to_string()))?
         }
         None => {
             let replay = trace.replay();

@@ -75,11 +75,14 @@ pub(super) struct Add {
     /// Group of the socket
     #[arg(long, value_name = "GROUP")]
     group: Option<String>,
+    /// A label that is shown wherever the tenant is; may be given several times
+    #[arg(long, value_name = "KEY=VALUE", value_parser = values::label)]
+    label: Vec<(String, String)>,
 }
 
 impl From<Add> for TenantSpec {
     fn from(add: Add) -> Self {
-        let Add { name, card, vram_mib, memory, time, policies, socket_path, mode, owner, group } = add;
+        let Add { name, card, vram_mib, memory, time, policies, socket_path, mode, owner, group, label } = add;
         Self {
             name,
             card,
@@ -92,6 +95,7 @@ impl From<Add> for TenantSpec {
             mode,
             owner,
             group,
+            labels: label.into_iter().collect(),
         }
     }
 }
@@ -165,7 +169,7 @@ pub(super) fn answer(client: &Client, form: Form, command: TenantCommand) -> Res
         }
         TenantCommand::Set(set) => {
             let Set { name, memory, time, policies: Policies { on_stuck, on_remove } } = *set;
-            let memory = table(&VmMemory::from(memory)).map_err(ClientError::Protocol)?;
+            let memory = table(&VmMemory::from(memory)).map_err(ClientError::protocol)?;
             let patch = TenantPatch { memory, time: time.patch(), on_stuck, on_remove };
             let tenant: Tenant = client.patch(&path(&name), &patch)?;
             Ok(form.of(&tenant, show))
@@ -277,7 +281,9 @@ fn show(tenant: &Tenant) -> String {
             if tenant.quarantined { format!("{}, QUARANTINED", tenant.strikes) } else { tenant.strikes.to_string() },
         ),
     ];
-    output::table(rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect(), &[])
+    let labels = tenant.labels.iter().map(|(key, value)| vec![format!("label {key}"), value.to_owned()]);
+    let rows = rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]);
+    output::table(rows.chain(labels).collect(), &[])
 }
 
 #[cfg(test)]

@@ -87,6 +87,15 @@ pub fn revision(text: &str) -> Result<String, String> {
     Err(format!("`{text}` is no revision, expected one as `mediatorctl export` prints it"))
 }
 
+/// A label: a key, `=`, and a value. The daemon says which of both there can be.
+///
+/// # Errors
+/// What was expected.
+pub fn label(text: &str) -> Result<(String, String), String> {
+    let pair = text.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()));
+    pair.ok_or_else(|| format!("`{text}` is no label, expected KEY=VALUE, such as pod=web-0"))
+}
+
 /// A value by the name that it has in the configuration file.
 ///
 /// # Errors

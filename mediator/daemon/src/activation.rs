@@ -9,14 +9,14 @@ use std::os::unix::net::{UnixListener, UnixStream};
 
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-use super::sockets;
+use super::stored;
 
 /// Name of the admin socket's descriptor.
 pub const ADMIN: &str = "admin";
 /// Name of the read-only socket's descriptor.
 pub const READ_ONLY: &str = "admin-read";
 
-/// What was handed over.
+/// Sockets and connections that were handed over.
 #[derive(Debug, Default)]
 pub struct Activated {
     /// The listening sockets of units, by name.
@@ -66,14 +66,14 @@ fn collect(fds: impl Iterator<Item = (OwnedFd, String)>) -> Result<Activated, Ac
     let mut activated = Activated::default();
     for (fd, name) in fds {
         // Of two of a name from the store, the service manager has the later one from us.
-        if sockets::is_connection(&name) && is_stream(fd.as_fd()) {
+        if stored::is_connection(&name) && is_stream(fd.as_fd()) {
             activated.connections.insert(name, UnixStream::from(fd));
             continue;
         }
         if !is_stream(fd.as_fd()) || sockopt::socket_acceptconn(&fd) != Ok(true) {
             return Err(ActivationError::NotListening { name });
         }
-        if sockets::is_stored(&name) {
+        if stored::is_stored(&name) {
             activated.stored.insert(name, UnixListener::from(fd));
             continue;
         }

@@ -13,14 +13,14 @@ use owner::HostCard;
 use owner::shortage::Shortage;
 use owner::usage::SchedulerUsage;
 
-/// What a virtual machine's device tells the operator.
+/// Status of a virtual machine's device, for the operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BackendStatus {
     /// MiB of VRAM that the guest sees.
     pub vram_mib: u64,
     /// Channels that the guest has on the card.
     pub channels_used: u32,
-    /// What the guest's driver has made of the device.
+    /// State of the guest's driver, by what it has made of the device.
     pub driver: Driver,
     /// Accesses that were denied, by place and reason.
     pub denied: Vec<Denied>,
@@ -55,9 +55,9 @@ pub trait VmBackend: Send + Sync {
 
 /// A device and its status.
 pub struct Built {
-    /// What the vfio-user server calls.
+    /// The side that the vfio-user server calls.
     pub device: Box<dyn Device>,
-    /// What the daemon asks.
+    /// The side that the daemon asks.
     pub backend: Arc<dyn VmBackend>,
 }
 
@@ -65,9 +65,9 @@ pub struct Built {
 #[derive(Debug, thiserror::Error)]
 #[error("{what}")]
 pub struct BackendError {
-    /// What went wrong.
+    /// The error.
     pub what: String,
-    /// What the operator can do, when it is for want of memory.
+    /// Remedy for the operator, when it is for want of memory.
     pub lacks: Option<String>,
 }
 
@@ -84,7 +84,7 @@ impl BackendError {
     }
 }
 
-/// What a card tells the operator.
+/// Status of a card, for the operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CardStatus {
     /// Why it is out of service with all that use it, if it is.

@@ -1,10 +1,12 @@
 //! The cards of a configuration, opened, and what they make of virtual machines.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use card::Card;
+use firmware::{Inbox, Set, Store};
 use locks::{Mutex, rank};
 use sched::VgpuParams;
 use simgpu::{EngineId, EngineTiming, SimGpu, TimeModel};
@@ -16,7 +18,7 @@ use super::backend::{BackendError, Built, CardBackend, CardStatus, OpenCard};
 use super::memory::ram_share;
 use config::check::{MAX_CHANNELS, MIN_VM_VRAM_MIB};
 use config::memory::QuantaSpec;
-use config::{Apertures, CardKind, CardMemory, CardSpec, FaultEngine, FaultKind, FaultSpec, ResetWay, VmSpec};
+use config::{Apertures, CardKind, CardMemory, CardSpec, FaultEngine, FaultKind, FaultSpec, ResetWay, Residue, VmSpec};
 use owner::shortage::Shortage;
 use owner::usage::SchedulerUsage;
 use owner::{Chaos, Division, Feeder, HostCard, Share, Sharing};
@@ -24,8 +26,37 @@ use vgpu::passthrough::PassthroughDevice;
 use vgpu::{MediatedVm, PvSettings, Settings};
 
 /// Opens real and software cards.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Cards;
+#[derive(Clone, Debug, Default)]
+pub struct Cards {
+    /// Where the firmware of real cards' falcons is, and that of guests goes; nowhere without.
+    store: Option<Store>,
+    inbox: Option<Inbox>,
+}
+
+impl Cards {
+    /// Those of a daemon that keeps its state in a folder, if it does.
+    #[must_use]
+    pub fn of(state_dir: Option<&Path>) -> Self {
+        let store = state_dir.map(Store::within);
+        let inbox = store.clone().map(Inbox::of).transpose();
+        let inbox = inbox.unwrap_or_else(|error| {
+            tracing::warn!(%error, "firmware of guests is not written down");
+            None
+        });
+        Self { store, inbox }
+    }
+
+    /// What the falcons of a card are to run.
+    fn firmware(&self, kind: CardKind) -> Result<Set, BackendError> {
+        if kind == CardKind::Simgpu {
+            return Ok(Set::stand_in());
+        }
+        let store = self.store.as_ref().ok_or_else(|| {
+            BackendError::failed("no `state_dir` is configured, where the firmware of the card's falcons would be")
+        })?;
+        store.approved().map_err(BackendError::failed)?.map_err(BackendError::failed)
+    }
+}
 
 impl OpenCard for Cards {
     fn open(&self, spec: &CardSpec) -> Result<Box<dyn CardBackend>, BackendError> {
@@ -37,7 +68,12 @@ impl OpenCard for Cards {
         let (host, next_vm) = (Mutex::new(None), AtomicU32::new(0));
         let (scheduler, memory) = (Mutex::new(spec.scheduler), Mutex::new(spec.memory));
         let left_over = AtomicBool::new(false);
-        Ok(Box::new(OwnedCard { spec: spec.clone(), card, host, scheduler, memory, next_vm, left_over }))
+        // It is asked for when the mediator takes the card, and may come until then.
+        if let Err(error) = self.firmware(spec.kind) {
+            tracing::warn!(card = spec.name, %error, "virtual machines cannot share the card yet");
+        }
+        let cards = self.clone();
+        Ok(Box::new(OwnedCard { spec: spec.clone(), cards, card, host, scheduler, memory, next_vm, left_over }))
     }
 }
 
@@ -125,12 +161,13 @@ fn division(memory: &CardMemory, chunk_kib: u64) -> Division {
 /// A card of this daemon.
 struct OwnedCard {
     spec: CardSpec,
+    cards: Cards,
     card: Arc<dyn Card>,
     /// The mediator's side of the card, from the first mediated virtual machine until one wants passthrough.
     host: Mutex<rank::Ownership, Option<Arc<HostCard>>>,
-    /// How its time is shared, whether or not the mediator has it now.
+    /// Settings of its time, whether or not the mediator has it now.
     scheduler: Mutex<rank::SchedulerSettings, sched::Config>,
-    /// How its memory is divided.
+    /// Settings of its memory.
     memory: Mutex<rank::MemorySettings, CardMemory>,
     next_vm: AtomicU32,
     /// A virtual machine had the card by passthrough, and what it left in VRAM is still there.
@@ -170,8 +207,14 @@ impl OwnedCard {
             host_bytes: self.spec.memory.host_mib << 20,
             division: division(&self.memory.lock(), self.spec.chunk_kib),
             scheduler: *self.scheduler.lock(),
+            clear: self.spec.residue == Residue::Clear,
         };
-        let opened = HostCard::open(Arc::clone(&self.card), &self.spec.name, &sharing).map_err(BackendError::failed)?;
+        let firmware = self.cards.firmware(self.spec.kind)?;
+        let opened = HostCard::open(Arc::clone(&self.card), &self.spec.name, &sharing, firmware);
+        let opened = opened.map_err(BackendError::failed)?;
+        if let Some(inbox) = &self.cards.inbox {
+            opened.collect_firmware(inbox.clone());
+        }
         let mib = opened.info().vram_bytes >> 20;
         if mib < self.spec.vram_mib {
             opened.close();

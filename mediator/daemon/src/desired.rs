@@ -21,9 +21,9 @@ use config::{CardKind, CardSpec, TenantSpec, VmSpec, live};
 pub struct Obstacle {
     /// The kind of trouble.
     pub code: ErrorCode,
-    /// What it is about, with its name.
+    /// Its object, with its name.
     pub of: String,
-    /// What is wrong.
+    /// The error.
     pub what: String,
 }
 
@@ -48,7 +48,7 @@ impl Item {
     }
 }
 
-/// What a document comes to.
+/// Outcome of a document.
 #[derive(Default)]
 struct Plan {
     items: Vec<Item>,
@@ -253,7 +253,7 @@ impl Daemon {
         obstacles
     }
 
-    /// What stands against a plan.
+    /// Notes what stands against a plan.
     fn judge(&self, state: &State, plan: &mut Plan) {
         let mut obstacles = Vec::new();
         for Item { step, .. } in &plan.items {

@@ -1,4 +1,4 @@
-//! How often something took how long.
+//! Counts of durations.
 
 use sched::Histogram;
 

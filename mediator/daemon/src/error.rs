@@ -77,11 +77,11 @@ pub enum DaemonError {
     /// The card refuses for want of something.
     #[error("{of}: {what}")]
     Quota {
-        /// What is refused it, with its name.
+        /// The object that is refused it, with its name.
         of: String,
         /// The limit, with its key and value.
         what: String,
-        /// What the operator can do.
+        /// Remedy for the operator.
         what_to_do: String,
     },
     /// A virtual machine has its card by passthrough, so nobody shares the card's time.
@@ -96,7 +96,7 @@ pub enum DaemonError {
     /// A setting cannot be as it is asked for: whose it is, its key, and what is wrong.
     #[error("{of}: {what}")]
     Setting {
-        /// What has the setting, with its name.
+        /// The object that has the setting, with its name.
         of: String,
         /// The key, and what is wrong.
         what: String,
@@ -105,7 +105,7 @@ pub enum DaemonError {
     #[error("{0}")]
     Query(String),
     /// Another operator has changed something since.
-    #[error("what is there has changed: it was expected in revision {expected}, and is in revision {now}")]
+    #[error("revision conflict: expected {expected}, current {now}")]
     Changed {
         /// The revision that was asked for.
         expected: String,
@@ -118,14 +118,14 @@ pub enum DaemonError {
     /// Something was done before another thing failed.
     #[error("{error}; done before: {done}")]
     Partly {
-        /// What failed.
+        /// The failure.
         #[source]
         error: Box<DaemonError>,
-        /// What was done.
+        /// The part that was done.
         done: String,
     },
     /// A change was made, but will not outlive the daemon.
-    #[error("it is done, but ends with the daemon: {0}")]
+    #[error("applied but not saved; lost on restart: {0}")]
     NotKept(String),
     /// The card or the host failed.
     #[error("{0}")]

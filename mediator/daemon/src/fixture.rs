@@ -177,7 +177,7 @@ impl Fixture {
     pub fn real(cards: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = Config::parse(&format!("{}{cards}", daemon_table(folder.path())), "test").unwrap();
-        let daemon = start(config, &cards::Cards, HashMap::new()).unwrap();
+        let daemon = start(config, &cards::Cards::default(), HashMap::new()).unwrap();
         Self { folder, daemon, released: Released::default() }
     }
 

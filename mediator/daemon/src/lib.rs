@@ -45,6 +45,7 @@ mod scheduling;
 pub mod serving;
 pub mod sockets;
 pub mod state;
+mod stored;
 mod tenants;
 mod vm;
 
@@ -67,7 +68,7 @@ struct Entry {
     life: Life,
 }
 
-/// Where a virtual machine is in its life.
+/// Stage of a virtual machine's life.
 #[derive(Clone)]
 enum Life {
     /// It is being made.
@@ -89,7 +90,7 @@ impl Life {
 
 struct State {
     vms: BTreeMap<String, Entry>,
-    /// How each card is shared, by name.
+    /// Settings of the cards, by name.
     tunings: BTreeMap<String, Tuning>,
     /// Tenants of CUDA cards, by name.
     tenants: BTreeMap<String, TenantSpec>,
@@ -408,7 +409,7 @@ impl Daemon {
         found.map(show).ok_or_else(|| DaemonError::NoVm(name.to_owned()))
     }
 
-    /// What is shown of a virtual machine once the state's lock is free.
+    /// Returns what is shown of a virtual machine once the state's lock is free.
     fn found(&self, state: &State, entry: &Entry) -> Found {
         let card = self.cards.get(&entry.spec.card);
         let ram = card.map(|card| state.ram(&entry.spec, &card.spec)).unwrap_or_default();
@@ -578,6 +579,7 @@ fn show(Found { spec, life, ram }: Found) -> api::Vm {
         denied,
         counters,
         transport: running.map(|running| transport(&running.link)).unwrap_or_default(),
+        labels: spec.labels.clone(),
     }
 }
 

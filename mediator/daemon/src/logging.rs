@@ -44,7 +44,7 @@ const MAX_TOLD: usize = 16;
 const REPORT: &str = "mediator::held_back";
 
 static SUPPRESSED: AtomicU64 = AtomicU64::new(0);
-/// What the process's subscriber limits events by.
+/// Limits of events, of the process's subscriber.
 static LIMIT: OnceLock<GuestLimit> = OnceLock::new();
 
 /// Events that were held back since the daemon started.
@@ -84,7 +84,7 @@ struct Bucket {
     since: Instant,
     /// Events that were held back and not told yet.
     held_back: u64,
-    /// Where the events come from.
+    /// Origin of the events.
     site: &'static Metadata<'static>,
     /// The virtual machine's name or number.
     vm: Option<String>,
@@ -121,7 +121,7 @@ impl Bucket {
     }
 }
 
-/// Whose events share a bucket.
+/// Tenant or client whose events share a bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Whose {
     /// Those below a [`VM_SPAN`].

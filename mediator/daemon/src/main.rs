@@ -57,7 +57,8 @@ fn run(config: Config, sockets: Sockets, ignore_state: bool) -> anyhow::Result<(
     for name in sockets.units().filter(|name| config.vms.iter().all(|vm| vm.name != **name)) {
         tracing::warn!(socket = name, "socket from the service manager fits no VM yet; a VM of that name gets it");
     }
-    let daemon = Daemon::start(config, &Cards, sockets, keeper)?;
+    let cards = Cards::of(config.daemon.state_dir.as_deref());
+    let daemon = Daemon::start(config, &cards, sockets, keeper)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .thread_name("admin-work")

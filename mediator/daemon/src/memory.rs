@@ -1,4 +1,4 @@
-//! What lies where of cards' memory: seen, and changed while work goes on.
+//! Memory of cards: what lies where, seen, and changed while work goes on.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use super::vm::Running;
 use super::{Card, Daemon, DaemonError, State, durations};
 use config::patch::patched;
 use config::{CardMemory, CardSpec, RamSpec, VmSpec, check};
+use owner::HostCard;
 use owner::Moved;
 use owner::balance::Hint;
 use owner::holdings::Holdings;
 use owner::iova::RamShare;
 use owner::shortage::Shortage;
-use owner::{HostCard, HostError};
 
 /// A virtual machine of a card: its name, what it may have, and its counters.
 type User = (String, VmSpec, BTreeMap<String, u64>);
@@ -353,7 +353,7 @@ pub(super) fn ram_share(ram: &RamSpec) -> RamShare {
     RamShare { quota: bytes(ram.quota_mib), guarantee: bytes(ram.guarantee_mib) }
 }
 
-/// What virtual machines could lend before a change.
+/// RAM that virtual machines could lend before a change.
 struct Lent {
     host: Option<Arc<HostCard>>,
     shares: Vec<(VmId, RamShare)>,
@@ -407,8 +407,8 @@ fn outside(vm: &str, range: api::Range, vram_bytes: u64) -> Result<(), DaemonErr
 }
 
 fn mediated(card: &Card) -> Result<Arc<HostCard>, DaemonError> {
-    let none = || HostError::Refused(format!("card `{}` is not the mediator's", card.spec.name));
-    card.backend.mediated().ok_or_else(none).map_err(|error| DaemonError::Failed(error.to_string()))
+    let none = || DaemonError::Failed(format!("card `{}` is not the mediator's", card.spec.name));
+    card.backend.mediated().ok_or_else(none)
 }
 
 fn show(

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// A number that no other state of any run of the daemon has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Revision {
-    /// When the daemon started, in ns since 1970.
+    /// Start of the daemon, in ns since 1970.
     run: u128,
     /// Changes since then.
     changes: u64,

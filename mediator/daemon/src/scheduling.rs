@@ -1,4 +1,4 @@
-//! How the time of cards is shared: seen, and changed while work goes on.
+//! Time of cards: seen, and changed while work goes on.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

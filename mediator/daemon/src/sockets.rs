@@ -19,27 +19,10 @@ use vmm_glue::server::Keeper;
 use vmm_glue::socket::{self, BindError, BoundPath, SocketOptions};
 
 use super::activation::{ADMIN, Activated, READ_ONLY};
+use super::stored::{OF_VM, OF_VMM, STORED_ADMIN, STORED_READ_ONLY};
 
-/// What names of virtual machines' sockets begin with in the store. No name of a unit's socket has a slash.
-const OF_VM: &str = "vm/";
-/// What names of their VMMs' connections begin with there.
-const OF_VMM: &str = "vmm/";
-/// Name of the admin socket in the store.
-const STORED_ADMIN: &str = "daemon/admin";
-/// Name of the read-only socket in the store.
-const STORED_READ_ONLY: &str = "daemon/admin-read";
 /// Set by the service manager to the number of descriptors that it keeps (systemd 254 and newer).
 const CAPACITY: &str = "FDSTORE";
-
-/// Returns whether a socket of this name comes from the store.
-pub(super) fn is_stored(name: &str) -> bool {
-    name.contains('/')
-}
-
-/// Returns whether a socket of this name in the store is a connection.
-pub(super) fn is_connection(name: &str) -> bool {
-    name.starts_with(OF_VMM)
-}
 
 /// A listening socket, and the path that is ours.
 #[derive(Debug)]
@@ -98,14 +81,14 @@ impl Keeper for InStore {
     }
 }
 
-/// Where listening sockets come from.
+/// Sources of listening sockets.
 #[derive(Debug, Default)]
 pub struct Sockets {
     /// Of units. They are the service manager's, and come back when their virtual machine is removed.
     units: HashMap<String, UnixListener>,
     /// From an earlier run, that nobody has taken yet.
     stored: Mutex<rank::Sockets, HashMap<String, UnixListener>>,
-    /// Whether the service manager keeps copies.
+    /// The service manager keeps copies.
     store: bool,
 }
 

@@ -193,7 +193,7 @@ fn socket_from_the_service_manager_is_used_and_kept() {
 fn card_that_the_host_has_not_is_told_with_what_to_do() {
     let text = "[[card]]\nname = \"gtx\"\nkind = \"vfio\"\naddress = \"fffffff0:65:00.0\"\n";
     let card = ::config::Config::parse(text, "f").unwrap().cards.remove(0);
-    let error = super::backend::OpenCard::open(&super::cards::Cards, &card).err().unwrap();
+    let error = super::backend::OpenCard::open(&super::cards::Cards::default(), &card).err().unwrap();
     assert_eq!(
         error.to_string(),
         "the host has no PCI function fffffff0:65:00.0; see `mediatorctl card list --host` for the host's cards"

@@ -16,7 +16,7 @@ use super::backend::{Built, VmBackend};
 use super::error::DaemonError;
 use super::sockets::SocketPath;
 
-/// What the device's calls have shown, for the operator.
+/// Status that the device's calls have shown, for the operator.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     /// Guest memory is private to the VMM that is, or was last, connected.
@@ -117,7 +117,7 @@ fn give_back(name: &str, backend: &dyn VmBackend) {
     }
 }
 
-/// What a virtual machine's thread works with.
+/// Parts that a virtual machine's thread works with.
 struct Work {
     device: Observed,
     server: Server,

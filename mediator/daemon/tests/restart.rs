@@ -117,7 +117,7 @@ fn state_folder_that_cannot_be_written_is_told_with_what_was_done() {
     let output = place.ctl(&["vm", "add", "a", "--card", "card0", "--vram-mib", "16"]);
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{error}");
-    assert!(error.contains("it is done, but ends with the daemon: cannot write"), "{error}");
+    assert!(error.contains("applied but not saved; lost on restart: cannot write"), "{error}");
     assert_eq!(place.ctl_json(&["vm", "list"])["vms"].as_array().unwrap().len(), 1);
     // The next change writes both.
     fs::remove_dir(place.path("kept/state.json.new")).unwrap();

@@ -38,7 +38,7 @@ impl Locks for Checked {
     }
 }
 
-/// Where each run begins to choose: the same schedules each time.
+/// Seed of each run's choices: the same schedules each time.
 const SEED: u64 = 0x5eed;
 /// Points at which PCT has another thread run than the most important one.
 const CHANGES: usize = 4;

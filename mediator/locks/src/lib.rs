@@ -14,7 +14,7 @@ pub mod rank;
 #[cfg(any(test, feature = "checked"))]
 pub mod checked;
 
-pub use meter::{Holds, Long, holds};
+pub use meter::{Holds, Long, holds, measure_work, worked};
 pub use order::Held;
 pub use rank::{Measured, Rank};
 
@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 /// A kind of locks.
 pub trait Locks: 'static {
-    /// Whether holds are measured.
+    /// Says whether holds are measured.
     const MEASURES: bool;
     /// A lock around a value.
     type Mutex<T>;
@@ -89,7 +89,23 @@ pub struct Mutex<K: Rank, T, L: Locks = Real> {
 struct Hold<'a> {
     share: &'a Share,
     since: Instant,
+    /// Processor time that the thread had used when it took the lock, in ns, if that is measured.
+    work: Option<u64>,
     place: &'static Location<'static>,
+}
+
+impl<'a> Hold<'a> {
+    fn begin(share: &'a Share, place: &'static Location<'static>) -> Self {
+        Self { share, since: Instant::now(), work: meter::work(), place }
+    }
+
+    /// Counts the hold up to now.
+    fn record(&self) {
+        if let Some((before, now)) = self.work.zip(meter::work()) {
+            self.share.record_work(now.saturating_sub(before), self.place);
+        }
+        self.share.record(u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX), self.place);
+    }
 }
 
 /// A lock, held.
@@ -140,7 +156,7 @@ impl<K: Rank, T, L: Locks> Mutex<K, T, L> {
     }
 
     fn guard<'a>(&'a self, raw: L::Guard<'a, T>, place: &'static Location<'static>) -> Guard<'a, K, T, L> {
-        let measured = self.share.as_ref().map(|share| Hold { share, since: Instant::now(), place });
+        let measured = self.share.as_ref().map(|share| Hold::begin(share, place));
         Guard { raw, measured, rank: PhantomData }
     }
 }
@@ -160,8 +176,8 @@ impl<K: Rank, T, L: Locks> fmt::Debug for Mutex<K, T, L> {
 impl<'a, K: Rank, T: 'a, L: Locks> Guard<'a, K, T, L> {
     /// Counts the hold up to now.
     fn record(&self) {
-        if let Some(Hold { share, since, place }) = &self.measured {
-            share.record(u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX), place);
+        if let Some(hold) = &self.measured {
+            hold.record();
         }
     }
 }
@@ -226,7 +242,7 @@ impl Condvar {
         guard.record();
         wait(&mut guard.raw);
         if let Some(hold) = &mut guard.measured {
-            hold.since = Instant::now();
+            *hold = Hold::begin(hold.share, hold.place);
         }
     }
 }

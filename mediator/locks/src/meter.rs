@@ -1,4 +1,7 @@
-//! How long locks are held: counts in buckets of an eighth of an octave, longest, sum, and where the long ones began.
+//! Times for which locks are held: counts in buckets of an eighth of an octave, longest, sum, and where the long ones began.
+//!
+//! For benchmarks, the processor time of the holder is measured, too ([`measure_work`]): what a busy host takes from it while it
+//! holds the lock is in the one and not in the other.
 //!
 //! A lock has its own meter, which its holder alone writes; readers add up all meters of a kind, those of locks that are
 //! gone included.
@@ -7,7 +10,7 @@ use crate::Measured;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::panic::Location;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Buckets of an octave.
@@ -100,7 +103,7 @@ impl Meter {
     }
 }
 
-/// How long locks were held.
+/// Times for which locks were held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holds {
     counts: Vec<u64>,
@@ -183,11 +186,35 @@ impl Holds {
     }
 }
 
+/// The meters of one lock.
+#[derive(Debug)]
+struct Meters {
+    time: Meter,
+    work: Meter,
+}
+
 /// The meters of locks of one kind.
 #[derive(Debug)]
 struct Kind {
-    live: Vec<Weak<Meter>>,
-    gone: Option<Holds>,
+    live: Vec<Weak<Meters>>,
+    gone: Option<[Holds; 2]>,
+}
+
+/// The processor time of holders is measured.
+static WORK: AtomicBool = AtomicBool::new(false);
+
+/// Has the processor time of holds that begin from now on be measured: a system call at each end.
+pub fn measure_work() {
+    WORK.store(true, Ordering::Relaxed);
+}
+
+/// Processor time that this thread has used, in ns, if that is measured.
+pub(crate) fn work() -> Option<u64> {
+    WORK.load(Ordering::Relaxed).then(|| {
+        let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        let (seconds, ns) = (u64::try_from(used.tv_sec).unwrap_or(0), u64::try_from(used.tv_nsec).unwrap_or(0));
+        seconds.saturating_mul(1_000_000_000).saturating_add(ns)
+    })
 }
 
 static KINDS: [Mutex<Kind>; Measured::ALL.len()] =
@@ -197,40 +224,57 @@ static KINDS: [Mutex<Kind>; Measured::ALL.len()] =
 #[derive(Debug)]
 pub(crate) struct Share {
     kind: Measured,
-    meter: Arc<Meter>,
+    meters: Arc<Meters>,
 }
 
 impl Share {
     pub(crate) fn new(kind: Measured) -> Self {
-        let meter = Arc::new(Meter::new());
-        KINDS[kind as usize].lock().live.push(Arc::downgrade(&meter));
-        Self { kind, meter }
+        let meters = Arc::new(Meters { time: Meter::new(), work: Meter::new() });
+        KINDS[kind as usize].lock().live.push(Arc::downgrade(&meters));
+        Self { kind, meters }
     }
 
     pub(crate) fn record(&self, ns: u64, place: Place) {
-        self.meter.record(ns, place);
+        self.meters.time.record(ns, place);
+    }
+
+    /// As [`Self::record`], of the holder's processor time.
+    pub(crate) fn record_work(&self, ns: u64, place: Place) {
+        self.meters.work.record(ns, place);
     }
 
     /// The holds of this lock alone.
     pub(crate) fn holds(&self) -> Holds {
-        self.meter.holds()
+        self.meters.time.holds()
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
         let kind = &mut *KINDS[self.kind as usize].lock();
-        kind.live.retain(|live| !std::ptr::eq(live.as_ptr(), Arc::as_ptr(&self.meter)));
-        kind.gone.get_or_insert_default().add(&self.meter.holds());
+        kind.live.retain(|live| !std::ptr::eq(live.as_ptr(), Arc::as_ptr(&self.meters)));
+        let gone = kind.gone.get_or_insert_default();
+        gone[0].add(&self.meters.time.holds());
+        gone[1].add(&self.meters.work.holds());
     }
 }
 
 /// Returns how long the process's locks of a kind were held since it began.
 #[must_use]
 pub fn holds(kind: Measured) -> Holds {
+    sum(kind, 0, |meters| &meters.time)
+}
+
+/// Returns the processor time that holders of a kind had while they held it, since [`measure_work`] was called.
+#[must_use]
+pub fn worked(kind: Measured) -> Holds {
+    sum(kind, 1, |meters| &meters.work)
+}
+
+fn sum(kind: Measured, which: usize, meter: impl Fn(&Meters) -> &Meter) -> Holds {
     let kind = KINDS[kind as usize].lock();
-    let mut sum = kind.gone.clone().unwrap_or_default();
-    kind.live.iter().filter_map(Weak::upgrade).for_each(|meter| sum.add(&meter.holds()));
+    let mut sum = kind.gone.as_ref().map_or_else(Holds::default, |gone| gone[which].clone());
+    kind.live.iter().filter_map(Weak::upgrade).for_each(|meters| sum.add(&meter(&meters).holds()));
     sum
 }
 
@@ -264,5 +308,21 @@ mod tests {
         let later = meter.holds().since(&holds);
         assert_eq!(later.long().count(), 0);
         assert!(later.count() == 1 && (2000..=2250).contains(&later.longest_ns()), "{later:?}");
+    }
+
+    #[test]
+    fn processor_time_is_measured_once_it_is_asked_for() {
+        assert_eq!(work(), None);
+        measure_work();
+        let (before, began) = (work().unwrap(), std::time::Instant::now());
+        while work().unwrap() == before {
+            std::hint::spin_loop();
+        }
+        assert!(u128::from(work().unwrap() - before) <= began.elapsed().as_nanos() + 1_000_000);
+        let share = Share::new(Measured::ALL[0]);
+        share.record_work(7_000, Location::caller());
+        assert!(worked(Measured::ALL[0]).count() >= 1);
+        drop(share);
+        assert!(worked(Measured::ALL[0]).longest_ns() >= 7_000, "that of a lock that is gone counts");
     }
 }

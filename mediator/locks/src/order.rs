@@ -11,7 +11,7 @@ struct Holding {
     may_wait: bool,
 }
 
-/// What a thread holds.
+/// The ranks that a thread holds.
 #[derive(Debug, Default)]
 pub struct Held {
     now: RefCell<Vec<Holding>>,

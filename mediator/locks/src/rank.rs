@@ -6,9 +6,9 @@ pub trait Rank: 'static {
     const POSITION: u8;
     /// Name in messages.
     const NAME: &'static str;
-    /// Whether its holder may wait for the card, a VMM or another thread. No rank behind [`Moving`] has this.
+    /// Says whether its holder may wait for the card, a VMM or another thread. No rank behind [`Moving`] has this.
     const MAY_WAIT: bool;
-    /// Whether it is measured how long such locks are held.
+    /// The measurement that such locks are part of, if any.
     const MEASURED: Option<Measured>;
 }
 

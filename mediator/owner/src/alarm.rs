@@ -1,4 +1,4 @@
-//! What brings the card's interrupt thread back to the scheduler.
+//! The alarm that brings the card's interrupt thread back to the scheduler.
 
 use super::HostError;
 use rustix::time::{
@@ -47,7 +47,7 @@ impl TimerAlarm {
     pub(crate) fn new(event: EventFd) -> Result<Self, HostError> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)
-            .map_err(|error| HostError::Refused(format!("no timer for the scheduler: {error}")))?;
+            .map_err(|error| HostError::host("no timer for the scheduler", error))?;
         Ok(Self { timer, event })
     }
 

@@ -1,47 +1,20 @@
-//! What can go wrong with the card or its memory.
+//! Errors of the card and its memory.
 
 use crate::shortage::Shortage;
+use bringup::CardError;
 use card::DmaError;
+use channels::{BindError, DoorbellError, RingFault, Stuck};
+use shadow_pt::NoMemory;
+use std::io;
+use vm_memory::VolatileMemoryError;
+use vram::PoolError;
 
 /// Why the host side of the mediator cannot do something.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// The card does not do what hardware must.
-    #[error("the card does not respond: {0}; reset it or the host")]
-    Unresponsive(&'static str),
-    /// Not a chip that this version knows.
-    #[error("the card's identity register reads {boot0:#010x}, which is no chip that this version knows")]
-    UnknownChip {
-        /// PMC_BOOT_0.
-        boot0: u32,
-    },
-    /// Its VBIOS has not run: its memory is off.
-    #[error(
-        "the card has not been initialised by its VBIOS: register {register:#08x} reads {value:#x}, without bit 1; let the \
-         host's firmware run the VBIOS (restart the host), and choose no reset that loses what it has set up"
-    )]
-    NotPosted {
-        /// The register.
-        register: u32,
-        /// Its value.
-        value: u32,
-    },
-    /// The card's memory does not hold what the mediator itself needs.
-    #[error("the card has {available:#x} bytes for the mediator, which needs {needed:#x}")]
-    TooSmall {
-        /// Bytes needed.
-        needed: u64,
-        /// Bytes there are.
-        available: u64,
-    },
-    /// PGRAPH's contexts are larger than the mediator's part of an address space has room for.
-    #[error("the card's PGRAPH contexts have {bytes} bytes, more than the {most} that the mediator has room for")]
-    Contexts {
-        /// Bytes by its firmware.
-        bytes: u64,
-        /// The most there may be.
-        most: u64,
-    },
+    /// The card does not come up, or does not answer.
+    #[error(transparent)]
+    Card(#[from] CardError),
     /// The card has no memory for the mediator's own tables now; guests' may move for them.
     #[error("the card has no memory left for the mediator's own tables; give it a larger `reserve_mib`")]
     Lacking,
@@ -56,7 +29,7 @@ pub enum HostError {
     Pinned {
         /// Bytes wanted.
         bytes: usize,
-        /// What the host says.
+        /// The host's own words.
         why: String,
     },
     /// No I/O addresses left.
@@ -79,7 +52,90 @@ pub enum HostError {
     /// Host memory could not be mapped for the card.
     #[error("guest memory cannot be mapped for the card: {0}")]
     Dma(#[from] DmaError),
-    /// A pure state machine refused.
-    #[error("{0}")]
-    Refused(String),
+    /// Memory that is to be mapped for the card is none.
+    #[error("memory for the card: {0}")]
+    Memory(#[from] VolatileMemoryError),
+    /// The host refuses a descriptor, a timer, a thread or a mapping.
+    #[error("{what}: {source}")]
+    Host {
+        /// What was asked for.
+        what: &'static str,
+        /// The host's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The books of the card's chunks do not allow it.
+    #[error(transparent)]
+    Chunks(#[from] vram::Error),
+    /// A pool of the card's memory may not grow.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// A shadow page table cannot be made.
+    #[error(transparent)]
+    Tables(#[from] NoMemory),
+    /// A setting of the scheduler is out of its bounds.
+    #[error(transparent)]
+    Scheduler(#[from] sched::ConfigError),
+    /// No physical channel.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// A channel does not leave its engines.
+    #[error(transparent)]
+    Stuck(#[from] Stuck),
+    /// A doorbell of the mediator's own channel is refused.
+    #[error("the mediator's own channel: {0}")]
+    OwnDoorbell(#[from] DoorbellError),
+    /// The mediator's own ring cannot be fetched.
+    #[error("the mediator's own channel: {0}")]
+    OwnRing(#[from] RingFault),
+    /// Nothing was taken from the mediator's own ring.
+    #[error("the mediator's own channel takes nothing from its ring")]
+    OwnRingStill,
+    /// The kernel that clears PGRAPH between VMs is none.
+    #[error("the mediator's own kernel does not assemble: {why}; report this fault of the program")]
+    OwnKernel {
+        /// The assembler's words.
+        why: String,
+    },
+    /// The mediator's own channels may write still.
+    #[error("the mediator's own channels stay on the card")]
+    OwnChannelsStay,
+    /// More memory than the mediator can address.
+    #[error("{what} has {bytes:#x} bytes, of which the mediator can move {most:#x} at most")]
+    Unmovable {
+        /// The memory.
+        what: &'static str,
+        /// Its bytes.
+        bytes: u64,
+        /// The most there may be.
+        most: u64,
+    },
+    /// A channel of a VM that is removed is on the card still.
+    #[error("the card holds on to a channel of the VM; the VM's memory stays out of use until it lets go or is reset")]
+    ChannelStays,
+    /// A channel does not leave its engines although these were reset.
+    #[error(
+        "a channel stays on the card's engines, which therefore does not stand still; remove its VM, or restart the daemon"
+    )]
+    NotStill,
+    /// An address space is there no more.
+    #[error("the channel's address space has gone")]
+    SpaceGone,
+    /// A panic has left the VM half changed.
+    #[error("the VM is out of service")]
+    OutOfService,
+    /// The card has failed.
+    #[error("the card has failed: {why}; restart the daemon")]
+    Failed {
+        /// The cause.
+        why: String,
+    },
+}
+
+impl HostError {
+    /// The host refuses what `what` names.
+    #[must_use]
+    pub fn host(what: &'static str, source: impl Into<io::Error>) -> Self {
+        Self::Host { what, source: source.into() }
+    }
 }

@@ -1,10 +1,9 @@
-//! The owner of a card: brings it up, gives VMs their share of VRAM and channels, routes its interrupts.
+//! The owner of a card, which `bringup` takes over for it: gives VMs their share of VRAM and channels, routes its interrupts.
 //!
-//! Parts, each of which knows only those before it: [`shortage`] (limits, and how they are told), [`bring_up`]
-//! (initialisation), [`layout`] (the mediator's fixed structures in VRAM), `alarm` (timers), `tenants` (what happens on the card
-//! that concerns a VM, and the box that it lies in until the VM takes it), `memory` (whose memory it is, where it lies, what
-//! moves), `golden` (what a new context holds), `work` (channels and their schedule), `host_card` (all of that together: the card's
-//! state, its threads, interrupts, recovery and relocation).
+//! Parts, each of which knows only those before it: [`shortage`] (limits, and how they are told), `alarm` (timers), `tenants`
+//! (what happens on the card that concerns a VM, and the box that it lies in until the VM takes it), `memory` (whose memory it is,
+//! where it lies, what moves), `work` (channels and their schedule), `host_card` (all of that together: the card's state, its
+//! threads, interrupts, recovery and relocation).
 //!
 //! Lock order: `locks::rank`. The interrupt thread takes the card's lock, collects what is
 //! to be delivered, releases it, and only then calls VMs.
@@ -12,13 +11,10 @@
 //! What it does not do: know a VMM, a guest's registers, the configuration file or the admin API.
 
 mod alarm;
-mod bring_up;
 mod error;
-mod golden;
 mod host_card;
 #[cfg(test)]
 mod interleavings;
-mod layout;
 mod memory;
 pub mod shortage;
 mod tenants;

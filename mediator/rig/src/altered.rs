@@ -17,6 +17,11 @@ pub trait Alter: Send + Sync + 'static {
         card.write32(offset, value);
     }
 
+    /// Says why the host takes the card away.
+    fn lost(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Maps host memory at an I/O virtual address.
     ///
     /// # Errors
@@ -79,5 +84,9 @@ impl<A: Alter> Card for Altered<A> {
 
     fn reset(&self) {
         self.card.reset();
+    }
+
+    fn lost(&self) -> Option<&'static str> {
+        self.alter.lost()
     }
 }

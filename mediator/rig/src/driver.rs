@@ -1,8 +1,9 @@
 //! A driver as small as can be, in a mediated guest: page tables, channels and push buffers in the guest's own terms.
 
-use super::{Guest, Machine};
+use super::{Guest, LONG, Machine};
 use nvspec::instance::ramfc;
 use nvspec::regs::{ce0, ce1, fecs, pbdma, pbus, pfb, pfifo, pgraph, pmc, ppci};
+use std::time::{Duration, Instant};
 use vmm_glue::RegionIndex;
 
 /// Bytes of a page.
@@ -15,8 +16,12 @@ pub const PUSH_VA: u64 = 0x20_0000;
 pub const FENCE_VA: u64 = 0x30_0000;
 /// Virtual address of a channel's context image.
 pub const IMAGE_VA: u64 = 0x40_0000;
-const RING_LOG2: u32 = 4;
+const RING_LOG2: u32 = 6;
 const PUSH_BYTES: u64 = 0x4000;
+/// Entries that a ring holds: one stays free, so that full is not empty.
+const RING_ROOM: u32 = (1 << RING_LOG2) - 1;
+/// Time between two looks whether a ring has room.
+const LOOK: Duration = Duration::from_micros(100);
 /// Most faults of a unit that are served at a time.
 const FAULTS_AT_ONCE: u32 = 64;
 /// Pages of a context image.
@@ -30,7 +35,7 @@ pub const CE0: (u32, u32) = (4, 0x4_90b5);
 /// Subchannel and SET_OBJECT data of copy engine 1.
 pub const CE1: (u32, u32) = (4, 0x5_90b8);
 
-/// Where a page lies.
+/// Place of a page.
 #[derive(Clone, Copy, Debug)]
 pub enum At {
     /// Guest VRAM.
@@ -59,13 +64,18 @@ pub struct Channel {
     pub space: Space,
     /// Guest VRAM address of USERD.
     pub userd: u64,
-    /// Where its GPFIFO ring lies in guest VRAM.
+    /// Address of its GPFIFO ring in guest VRAM.
     pub ring: u64,
     push: u64,
     /// Guest VRAM address of the fence that each submission ends with.
     pub fence: u64,
     used: u64,
     put: u32,
+    /// Entries that the ring has room for, as far as is known.
+    free: u32,
+    /// The half of the push buffer that segments are put in, and for each the fence behind the last that lies there.
+    half: u64,
+    halves: [u32; 2],
     /// Submissions so far: what the fence holds when all have ended.
     pub fences: u32,
 }
@@ -94,7 +104,7 @@ pub struct Driver<M = Guest> {
     /// The VM.
     pub guest: M,
     next: u64,
-    /// Where the memory of channels begins.
+    /// Begin of the memory of channels.
     first: u64,
     userd: u64,
     /// Address spaces of BAR1 and BAR3.
@@ -258,7 +268,21 @@ impl<M: Machine> Driver<M> {
         let [instance, ring, fence] = [self.vram(1), self.vram(1), self.vram(1)];
         let (push, image) = (self.vram(PUSH_BYTES / PAGE), self.vram(IMAGE_PAGES));
         let userd = self.userd + u64::from(id) * PAGE;
-        let channel = Channel { id, instance, space, userd, ring, push, fence, used: 0, put: 0, fences: 0 };
+        let channel = Channel {
+            id,
+            instance,
+            space,
+            userd,
+            ring,
+            push,
+            fence,
+            used: 0,
+            put: 0,
+            free: RING_ROOM,
+            half: 0,
+            halves: [0; 2],
+            fences: 0,
+        };
         self.join(instance, space);
         for (va, at, pages) in [
             (RING_VA, ring, 1),
@@ -311,8 +335,44 @@ impl<M: Machine> Driver<M> {
         self.submit_runlist();
     }
 
+    /// Waits until a channel's ring has room for an entry, and takes it. Interrupts are served meanwhile: an error that
+    /// stops the channel may be among them.
+    fn take_room(&mut self, channel: &mut Channel) {
+        let began = Instant::now();
+        while channel.free == 0 {
+            let mut get = [0; 4];
+            let at = u64::from(channel.id) * PAGE + nvspec::instance::userd::GP_GET;
+            self.guest.read(RegionIndex::Bar1, at, &mut get);
+            let taken = channel.put.wrapping_sub(u32::from_le_bytes(get)) % (1 << RING_LOG2);
+            channel.free = RING_ROOM - taken;
+            if channel.free == 0 {
+                assert!(began.elapsed() < LONG, "channel {}: its ring of {RING_ROOM} stays full", channel.id);
+                self.service();
+                std::thread::sleep(LOOK);
+            }
+        }
+        channel.free -= 1;
+    }
+
+    /// Goes on in a half of the push buffer, once what was there before has been executed: that it was fetched from the
+    /// guest's ring does not say so.
+    fn take_half(&mut self, channel: &mut Channel, half: u64) {
+        let index = half as usize % 2;
+        let fence = channel.halves[index];
+        if std::mem::replace(&mut channel.half, half) != half {
+            let began = Instant::now();
+            while self.guest.peek(channel.fence).wrapping_sub(fence).cast_signed() < 0 {
+                assert!(began.elapsed() < LONG, "channel {}: its push buffer stays full", channel.id);
+                self.service();
+                std::thread::sleep(LOOK);
+            }
+        }
+        channel.halves[index] = channel.fences;
+    }
+
     /// Queues a GPFIFO entry as it is; returns the GP_PUT that submits it.
     pub fn queue_entry(&mut self, channel: &mut Channel, entry: u64) -> u32 {
+        self.take_room(channel);
         let slot = channel.ring + 8 * u64::from(channel.put);
         self.guest.poke(slot, entry as u32);
         self.guest.poke(slot + 4, (entry >> 32) as u32);
@@ -330,8 +390,13 @@ impl<M: Machine> Driver<M> {
     pub fn queue(&mut self, channel: &mut Channel, words: &[u32]) -> u32 {
         let bytes = words.len() as u64 * 4;
         assert!(bytes <= PUSH_BYTES);
+        self.take_room(channel);
         if channel.used + bytes > PUSH_BYTES {
             channel.used = 0;
+        }
+        let last = (channel.used + bytes).saturating_sub(1) / (PUSH_BYTES / 2);
+        for half in channel.used / (PUSH_BYTES / 2)..=last {
+            self.take_half(channel, half);
         }
         for (index, word) in (0..).zip(words) {
             self.guest.poke(channel.push + channel.used + 4 * index, *word);

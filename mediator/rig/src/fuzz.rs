@@ -21,12 +21,12 @@ use vram::VmId;
 const MAX_STEPS: usize = 256;
 /// Channels that the hostile guest's own driver makes in one input.
 const MAX_CHANNELS: usize = 8;
-/// How often it brings the vGPU up in one input, which takes milliseconds.
+/// Times that it brings the vGPU up in one input at most, which takes milliseconds each.
 const MAX_BRING_UPS: u32 = 4;
 const MIB: u64 = 1 << 20;
 const CARD_MIB: u32 = 64;
 const VM_MIB: u64 = 16;
-/// What the other VM's memory is full of: `fill` of the byte, different in each 64 bytes.
+/// Pattern of the other VM's memory: `fill` of the byte, different in each 64 bytes.
 const CANARY: u8 = 0xc9;
 /// Bytes of the other VM's RAM.
 const CANARY_RAM: u64 = 0x1_0000;
@@ -34,7 +34,7 @@ const CANARY_RAM: u64 = 0x1_0000;
 const SLOT: u64 = 0x20_0000;
 /// Inputs after which all of the other VM's memory is looked at, not only a part.
 const FULL_CHECK: u64 = 32;
-/// How long what an input took is waited for, and the time between two looks.
+/// Time for which what an input took is waited for, and the time between two looks.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -234,7 +234,7 @@ pub fn encode(steps: &[Step]) -> Vec<u8> {
     out
 }
 
-/// What of the card is taken: chunks that nobody has, the mediator's, each VM's; channels; I/O address ranges.
+/// Resources of the card that are taken: chunks that nobody has, the mediator's, each VM's; channels; I/O address ranges.
 type Taken = (u32, u32, Vec<(VmId, u32)>, u32, usize);
 
 fn taken(rig: &Rig) -> Taken {

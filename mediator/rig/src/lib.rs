@@ -71,7 +71,7 @@ impl Rig {
     #[must_use]
     pub fn made(config: &Config, sharing: &Sharing, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
         let card = Arc::new(SimGpu::new(config).expect("a card"));
-        let host = HostCard::open(wrap(Arc::clone(&card)), "rig", sharing);
+        let host = HostCard::open(wrap(Arc::clone(&card)), "rig", sharing, firmware::Set::stand_in());
         Self { card, host: host.expect("a card that comes up") }
     }
 
@@ -116,6 +116,7 @@ pub fn sharing() -> Sharing {
         host_bytes: 0,
         division: Division::default(),
         scheduler: sched::Config::default(),
+        clear: false,
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a driver needs of the machine that it runs in, whatever carries the vGPU.
+//! The machine that a driver runs in, as it needs it, whatever carries the vGPU.
 
 use super::Guest;
 use nvspec::regs::{pbus, windows::pramin};

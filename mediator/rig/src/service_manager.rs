@@ -22,7 +22,7 @@ const FIRST: i32 = 3;
 /// Told to itself when nobody listens any more.
 const LAST: &[u8] = b"X_LAST=1";
 
-/// What has been heard.
+/// Messages that have been heard.
 #[derive(Debug, Default)]
 pub struct Heard {
     /// Lines that daemons have said and nobody has taken, but for those of stored descriptors.

@@ -12,7 +12,7 @@
 //! channels must be off the engines when a card is saved, and its TLBs are to be flushed when it is restored; then each
 //! address space is prepared before anything of it runs.
 //!
-//! Not here yet: segments that VMs share, what waits in queues of the feeder, interrupts on their way to a VM, batches of a
+//! Not here yet: what clears PGRAPH between VMs, segments that VMs share, what waits in queues of the feeder, interrupts on their way to a VM, batches of a
 //! paravirtual driver; the connections of VMMs.
 
 #![forbid(unsafe_code)]

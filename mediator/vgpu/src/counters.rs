@@ -10,36 +10,14 @@ impl Core {
     pub(super) fn status(&self) -> DeviceStatus {
         let Core { gpu, backend, .. } = self;
         let (spaces, shadow_bytes) = backend.memory().usage();
-        let counts = backend.counts();
         let (report, syncs) = backend.memory().report();
         let remap = backend.remap();
         let pv = backend.pv().zip(backend.memory().grants().tables());
         let pv = pv.map(|(pv, tables)| pv.counters(tables)).into_iter().flatten();
-        let counters: BTreeMap<String, u64> = [
-            ("doorbells", counts.doorbells),
-            ("doorbells_refused", counts.doorbells_refused),
-            ("submissions", counts.submissions),
-            ("ring_entries", counts.entries),
-            ("hangs", counts.hangs),
-            ("memory_waits", counts.memory_waits),
-            ("memory_denied", counts.memory_denied),
-            ("memory_waited_ns", counts.memory_waited_ns),
-            ("memory_writes_waited", counts.writes_waited),
-            ("memory_writes_lost", counts.writes_lost),
-            ("aperture_bytes", counts.aperture_bytes),
-            ("tlb_flushes", counts.flushes),
-            ("interrupts", counts.interrupts),
-            ("channel_binds", counts.binds),
-            ("channel_binds_refused", counts.binds_refused),
-            ("runlists", counts.runlists),
-            ("faults", counts.faults),
+        let of_memory = [
             ("address_spaces", spaces as u64),
             ("shadow_bytes", shadow_bytes),
             ("aperture_pages", remap.pages() as u64),
-            ("aperture_moves", remap.counts.moves),
-            ("aperture_stops", remap.counts.stops),
-            ("aperture_messages", remap.counts.messages),
-            ("aperture_aliases", remap.counts.aliases),
             ("shadow_syncs", syncs),
             ("shadow_bytes_scanned", report.bytes_scanned),
             ("shadow_pages_scanned", report.pages),
@@ -47,11 +25,9 @@ impl Core {
             ("shadow_entries_translated", report.translated),
             ("shadow_entries_written", report.entries_written),
             ("shadow_entries_denied", report.denied.total()),
-        ]
-        .into_iter()
-        .chain(pv)
-        .map(|(name, count)| (name.to_owned(), count))
-        .collect();
+        ];
+        let counts = backend.counts().named().chain(remap.counts.named()).chain(of_memory).chain(pv);
+        let counters: BTreeMap<String, u64> = counts.map(|(name, count)| (name.to_owned(), count)).collect();
         let denied = gpu.denials().iter().map(|(site, reason, count)| DeniedAccess {
             place: site.to_string(),
             offset: if let Site::Register(offset) = site { Some(offset) } else { None },

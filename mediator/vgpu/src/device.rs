@@ -55,18 +55,18 @@ impl Board {
     }
 }
 
-/// What a mediated VM is made of.
+/// Settings of a mediated VM.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// What it may have of the card.
+    /// Its share of the card.
     pub share: Share,
-    /// How much work a TLB flush of its guest does.
+    /// Work that a TLB flush of its guest does.
     pub shadow: shadow_pt::Mode,
-    /// How BAR1 and BAR3 are served.
+    /// The way in which BAR1 and BAR3 are served.
     pub apertures: Apertures,
-    /// How long work may wait for memory.
+    /// Time for which work may wait for memory.
     pub queue_limit: Duration,
-    /// What it may have of the paravirtual interface, if it is offered.
+    /// Its paravirtual interface, if it is offered.
     pub paravirtual: Option<PvSettings>,
 }
 
@@ -190,7 +190,7 @@ impl MediatedVm {
         core.polls = core.backend.work().polled().next().is_some();
         if core.polls {
             core.backend.poll();
-            core.settle();
+            core.finish_access();
         }
         core.polls
     }
@@ -224,8 +224,8 @@ impl Core {
         backend.remap_mut().closing = false;
     }
 
-    /// What an access has left to do outside of the registers.
-    pub(super) fn settle(&mut self) {
+    /// Does what an access has left to do outside of the registers.
+    pub(super) fn finish_access(&mut self) {
         for fault in self.backend.take_faults() {
             self.gpu.mmu_fault(fault, &mut self.backend);
         }
@@ -286,7 +286,7 @@ impl Core {
     }
 }
 
-/// What is left of a write of the guest.
+/// Outcome of a write of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Served {
     Whole,
@@ -322,7 +322,7 @@ impl MediatedDevice {
             return Ok(Served::Again);
         }
         core.backend.write_ends();
-        core.settle();
+        core.finish_access();
         MediatedVm::start_polling(&self.vm, core);
         Ok(match written {
             Ok(true) => Served::Batches,
@@ -335,7 +335,7 @@ impl MediatedDevice {
     fn look_at_moves(&self) -> bool {
         let core = &mut *self.vm.core();
         let waits = core.backend.look_at_moves();
-        core.settle();
+        core.finish_access();
         MediatedVm::start_polling(&self.vm, core);
         waits
     }
@@ -357,7 +357,7 @@ impl MediatedDevice {
     fn serve_batch(&self) -> Progress {
         let core = &mut *self.vm.core();
         let progress = core.serve_pv();
-        core.settle();
+        core.finish_access();
         MediatedVm::start_polling(&self.vm, core);
         progress
     }
@@ -528,7 +528,7 @@ impl MediatedVm {
     /// When the card keeps something.
     pub fn release(&self) -> Result<(), HostError> {
         if let Some(why) = self.host.failure() {
-            return Err(HostError::Refused(format!("the card has failed: {why}; restart the daemon")));
+            return Err(HostError::Failed { why: why.to_owned() });
         }
         {
             let core = &mut *self.core.lock_torn();

@@ -20,7 +20,7 @@ impl GuestEvents for MediatedVm {
 
     fn relocated(&self, commit: &mut dyn FnMut(&mut HostState) -> Ranges) -> Result<(), HostError> {
         if self.core.is_torn() {
-            return Err(HostError::Refused("the VM is out of service".to_owned()));
+            return Err(HostError::OutOfService);
         }
         self.core().backend.relocate(commit)
     }
@@ -105,7 +105,7 @@ impl Recipient for Core {
                 gpu.engine_error(EngineError::Copy(CopyError { engine, intr, instance, report, data }), backend);
             }
         }
-        self.settle();
+        self.finish_access();
     }
 
     fn leave(&mut self) {

@@ -12,6 +12,7 @@
 mod backend;
 mod batches;
 mod counters;
+mod counts;
 mod device;
 mod events;
 mod memory;
@@ -26,7 +27,7 @@ pub use self::pv::PvSettings;
 pub use device::{MediatedDevice, MediatedVm, Settings};
 pub use status::{DeniedAccess, DeviceError, DeviceStatus, InterruptKind};
 
-/// How the apertures BAR1 and BAR3 are served to the VMM.
+/// The way in which the apertures BAR1 and BAR3 are served to the VMM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Apertures {
     /// Each access is a message.

@@ -23,7 +23,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
 use crate::memory::ram::ClientMemory;
 use crate::status::{DeviceError, DeviceStatus, InterruptKind};
 
-/// How the card's interrupt reaches the client.
+/// The way in which the card's interrupt reaches the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Line {
@@ -32,7 +32,7 @@ enum Line {
     Msi = 2,
 }
 
-/// What the device's thread, the relay and the admin API share.
+/// State that the device's thread, the relay and the admin API share.
 #[derive(Debug)]
 pub struct PassthroughVm {
     interrupts: Arc<Interrupts>,
@@ -54,7 +54,7 @@ pub struct PassthroughVm {
 /// The card's interrupt pin, as far as the relay knows.
 #[derive(Debug, Default)]
 struct Pin {
-    /// Whether it is asserted. The client's level changes with it under this lock, so that both always agree.
+    /// The level. The client's changes with it under this lock, so that both always agree.
     level: locks::Mutex<locks::rank::Level, bool>,
     /// A copy of `level` that spares register accesses the lock; it is set before the client can know of the interrupt.
     hint: AtomicBool,
@@ -128,7 +128,7 @@ pub struct PassthroughDevice {
     link: Link,
     pci: PciConfig,
     shared: Arc<PassthroughVm>,
-    /// What the client lends, by guest physical address; mapped for the card while the guest has bus mastering on.
+    /// Regions that the client lends, by guest physical address; mapped for the card while the guest has bus mastering on.
     regions: BTreeMap<u64, Lending>,
     event: EventFd,
     stop: Arc<AtomicBool>,

@@ -1,4 +1,4 @@
-//! What of a VM waits for memory, and for how long.
+//! Work of a VM that waits for memory, and for how long.
 //!
 //! Nothing waits here with a lock held: what cannot be done is remembered, the mover is asked for memory, and it is all tried
 //! again when the VM is told that there may be some.
@@ -45,11 +45,11 @@ pub(crate) struct PendingBind {
     pub(crate) wait: Wait,
 }
 
-/// What waits for memory of one VM.
+/// Binds and work of one VM that wait for memory.
 #[derive(Debug)]
 pub(crate) struct Pending {
     vm: VmId,
-    /// How long it may where none is found.
+    /// Time for which they may where none is found.
     limit: Duration,
     binds: BTreeMap<VirtualChannelId, PendingBind>,
     /// Doorbells of channels that are bound.

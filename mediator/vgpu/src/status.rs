@@ -1,4 +1,4 @@
-//! What a VM's device tells of itself, and why one cannot be made.
+//! Status of a VM's device, and errors of one that cannot be made.
 
 use devmodel::ConfigError;
 use devmodel::pci::BadBar;
@@ -7,7 +7,7 @@ use owner::shortage::Shortage;
 use std::collections::BTreeMap;
 use std::io;
 
-/// How the guest's driver takes interrupts.
+/// The way in which the guest's driver takes interrupts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InterruptKind {
     /// Not at all.
@@ -45,7 +45,7 @@ pub struct DeviceStatus {
     pub pci_id: (u16, u16),
     /// The guest lets the device access its memory.
     pub bus_master: bool,
-    /// How the guest's driver takes interrupts.
+    /// The way in which the guest's driver takes interrupts.
     pub interrupts: InterruptKind,
     /// Accesses that were denied, by place and reason.
     pub denied: Vec<DeniedAccess>,

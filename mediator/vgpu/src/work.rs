@@ -27,11 +27,11 @@ struct Channel {
     polled: Option<Slot>,
     /// GP_PUT there, when it was looked at last.
     seen: Option<u32>,
-    /// What its subchannels have, as far as anybody looked.
+    /// Classes that its subchannels have, as far as anybody looked.
     objects: Objects,
 }
 
-/// How far the guest's runlist is.
+/// State of the guest's runlist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Runlist {
     /// In force, and the vGPU knows.
@@ -88,7 +88,7 @@ impl Work {
         self.userd.get(&page).copied()
     }
 
-    /// Where on the card a channel is.
+    /// Returns where on the card a channel is.
     pub(crate) fn bound(&self, channel: VirtualChannelId) -> Option<Bound> {
         self.channels.get(&channel)?.bound
     }
@@ -120,7 +120,7 @@ impl Work {
         self.departing.remove(&physical)
     }
 
-    /// What the channel's subchannels have. `None` for a channel that the guest has not bound.
+    /// Returns what the channel's subchannels have. `None` for a channel that the guest has not bound.
     pub(crate) fn objects(&mut self, channel: VirtualChannelId) -> Option<&mut Objects> {
         self.channels.get_mut(&channel).map(|channel| &mut channel.objects)
     }

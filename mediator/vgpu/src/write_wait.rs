@@ -17,14 +17,14 @@ const REST: u32 = 10;
 /// Time between two tries.
 pub(crate) const RETRY: Duration = Duration::from_millis(1);
 
-/// What a VM's writes that cannot be done wait for.
+/// State of a VM's writes that cannot be done yet.
 #[derive(Debug, Default)]
 pub(crate) struct WriteWait {
-    /// How long the operator lets work wait.
+    /// Time for which the operator lets work wait.
     limit: Duration,
     /// The write that waits.
     wait: Option<Wait>,
-    /// What the mover had done when one had waited in vain.
+    /// Looks that the mover had made when one had waited in vain.
     gave_up: Option<Looks>,
 }
 

@@ -51,7 +51,7 @@ regs! {
         /// Falcon version.
         VERSION @ 0x10412c Ro = 0x00000003 { 3:0 VERSION; }
         /// Code upload address.
-        IMEM_CONTROL @ 0x104180 Rw {}
+        IMEM_CONTROL @ 0x104180 Rw { 25:25 READ_INCREMENT; 24:24 WRITE_INCREMENT; 15:0 ADDRESS; }
         /// Code upload data.
         IMEM_DATA @ 0x104184 Rw {}
         /// Code upload tag.
@@ -110,7 +110,7 @@ regs! {
         /// Falcon version.
         VERSION @ 0x10512c Ro = 0x00000003 { 3:0 VERSION; }
         /// Code upload address.
-        IMEM_CONTROL @ 0x105180 Rw {}
+        IMEM_CONTROL @ 0x105180 Rw { 25:25 READ_INCREMENT; 24:24 WRITE_INCREMENT; 15:0 ADDRESS; }
         /// Code upload data.
         IMEM_DATA @ 0x105184 Rw {}
         /// Code upload tag.
@@ -180,13 +180,13 @@ regs! {
         /// Entry point.
         BOOT_VECTOR @ 0x409104 Rw {}
         /// Memory sizes.
-        HWCFG @ 0x409108 Ro = 0x00081060 {}
+        HWCFG @ 0x409108 Ro = 0x00081060 { 17:9 DMEM_BLOCKS; 8:0 IMEM_BLOCKS; }
         /// DMA control.
         DMA_CONTROL @ 0x40910c Rw {}
         /// Falcon version.
         VERSION @ 0x40912c Ro = 0x00000003 { 3:0 VERSION; }
         /// Code upload address.
-        IMEM_CONTROL @ 0x409180 Rw {}
+        IMEM_CONTROL @ 0x409180 Rw { 25:25 READ_INCREMENT; 24:24 WRITE_INCREMENT; 15:0 ADDRESS; }
         /// Code upload data.
         IMEM_DATA @ 0x409184 Rw {}
         /// Code upload tag.
@@ -234,7 +234,7 @@ regs! {
         /// Falcon version.
         VERSION @ 0x41a12c Ro = 0x00000003 { 3:0 VERSION; }
         /// Code upload address.
-        IMEM_CONTROL @ 0x41a180 Rw {}
+        IMEM_CONTROL @ 0x41a180 Rw { 25:25 READ_INCREMENT; 24:24 WRITE_INCREMENT; 15:0 ADDRESS; }
         /// Code upload data.
         IMEM_DATA @ 0x41a184 Rw {}
         /// Code upload tag.

@@ -4,12 +4,13 @@
 regs! {
     /// Flushes between CPU, cache and memory.
     mod pflush @ 0x070000 .. 0x071000 {
-        /// Flushes posted writes of the apertures.
+        /// Flushes posted writes: of the apertures to memory, and of engines to system memory
+        /// ([`NISO_ADDRESS`](super::pfb::NISO_ADDRESS) is the page for that).
         BAR_FLUSH @ 0x070000 Rw { 1:1 BUSY; 0:0 TRIGGER; }
-        /// Writes back the cache.
-        L2_FLUSH @ 0x070004 Rw { 1:1 BUSY; 0:0 TRIGGER; }
-        /// Invalidates the cache.
-        L2_INVALIDATE @ 0x070010 Rw { 1:1 BUSY; 0:0 TRIGGER; }
+        /// Invalidates what the cache holds of system memory.
+        L2_INVALIDATE @ 0x070004 Rw { 1:1 BUSY; 0:0 TRIGGER; }
+        /// Writes the cache back.
+        L2_FLUSH @ 0x070010 Rw { 1:1 BUSY; 0:0 TRIGGER; }
     }
 
     /// Frame buffer hub: partitions, TLB control.
@@ -22,7 +23,7 @@ regs! {
         MEM_TYPE @ 0x100474 Rw {}
         /// Partition mask.
         PARTITIONS @ 0x100800 Rw = 0x00000001 {}
-        /// Unified memory relocation (unused on discrete cards).
+        /// A page of system memory that barriers access, in units of 256 bytes.
         NISO_ADDRESS @ 0x100c10 Rw {}
         /// TLB control and state.
         MMU_CTRL @ 0x100c80 Rw = 0x00ff8000 { 23:16 FLUSH_SLOTS_FREE; 15:15 FLUSH_DONE; 0:0 LARGE_PAGE_64K; }

@@ -96,12 +96,12 @@ impl Disengaged {
 
     /// A free interval begins.
     fn release(&mut self, view: &View<'_>) {
-        self.settle(view);
+        self.charge_round(view);
         self.phase = Phase::Free { until: view.now.after(view.config.disengaged.free_ns) };
     }
 
     /// Charges what was used since the last time, and finds those that had too much.
-    fn settle(&mut self, view: &View<'_>) {
+    fn charge_round(&mut self, view: &View<'_>) {
         let params = &view.config.disengaged;
         let cycle = params.engaged_ns.saturating_add(params.free_ns);
         for (vgpu, of) in &mut self.uses {

@@ -23,3 +23,5 @@ pub use world::{run, run_with};
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod toggled;

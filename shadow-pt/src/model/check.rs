@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// The directory entries that are the host's: shared pages, and its own.
 const HOST_ENTRIES: [u64; 2] = [8190, 8191];
 
-/// How well a shadow must fit to the guest's present tables.
+/// Fit of a shadow to the guest's present tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fit {
     /// It maps nothing that is not granted.

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 pub(crate) const OP_BYTES: usize = 8;
 /// Operations that are looked at.
 pub(crate) const MAX_OPS: usize = 96;
-/// Where the mediator's own pages lie on the card.
+/// Place of the mediator's own pages on the card.
 const HOST_PAGE: u64 = 0x5_0000_0000;
 /// I/O page from which on pages of guest VRAM lie in host memory; a multiple of a large page.
 const HOSTED: u64 = 0x2_0000;

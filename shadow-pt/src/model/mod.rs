@@ -1,4 +1,4 @@
-//! What the code under test is checked against: a small world, what an entry must become, and random operations. For tests
+//! A model to check the code against: a small world, what an entry must become, and random operations. For tests
 //! and fuzzing.
 
 pub(crate) mod audit;

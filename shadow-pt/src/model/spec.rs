@@ -1,4 +1,4 @@
-//! What an entry must become, said once more, with shifts and masks and page by page.
+//! Specification of what an entry must become, said once more, with shifts and masks and page by page.
 
 use super::world::{Grants, LARGE, PAGE};
 

@@ -10,7 +10,7 @@ pub(crate) const LARGE: u64 = 0x2_0000;
 /// The guest's VRAM: the card's chunks of 128 KiB in an order that is not the guest's, the last not in full.
 pub(crate) const GUEST_VRAM: u64 = 8 * LARGE - 0x4000;
 const CARD_CHUNKS: [u64; 8] = [40, 41, 7, 90, 12, 13, 3, 55];
-/// Where shadow tables are allocated: far from any guest's chunk.
+/// Begin of shadow tables: far from any guest's chunk.
 const SHADOW_BASE: u64 = 0x1_0000_0000;
 
 pub(crate) struct Guest {
@@ -84,10 +84,10 @@ impl GuestMemory for Guest {
     }
 }
 
-/// What the guest is granted, page by page.
+/// Grants to the guest, page by page.
 #[derive(Clone)]
 pub(crate) struct Grants {
-    /// Where the chunks of VRAM lie, in chunks of the card.
+    /// Places of the chunks of VRAM, in chunks of the card.
     pub(crate) chunks: [Option<u64>; 8],
     /// Pages of guest VRAM that lie in host memory, to I/O pages.
     pub(crate) hosted: BTreeMap<u64, u64>,
@@ -229,7 +229,7 @@ impl ShadowMemory for Card {
     }
 }
 
-/// What a page walk ends at.
+/// End of a page walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Page {
     /// The aperture's two bits.

@@ -1,4 +1,4 @@
-//! What each mode does when, and what is looked at: the GPU's own writes, shared pages, withdrawal and relocation.
+//! Modes, one by one, and what is looked at: the GPU's own writes, shared pages, withdrawal and relocation.
 
 use super::*;
 use crate::{HOST_PAGES, HostPage, SHARED_PAGES};

@@ -1,11 +1,11 @@
-//! The copy engines' falcons. Their firmware is not executed: starting it makes the engine work, and it reports errors
-//! of methods as nouveau's firmware does.
+//! The copy engines' falcons. Their firmware is not executed: starting it, once it was uploaded, makes the engine work, and
+//! it reports errors of methods as nouveau's firmware does.
 //!
 //! Both blocks have the same registers, 0x1000 apart; they are decoded as the first's.
 
 use crate::cx::Cx;
 use crate::engines::EngineError;
-use crate::falcon::{DataMemory, SavedMemory};
+use crate::falcon::{CodeMemory, DataMemory, SavedCode, SavedMemory};
 use crate::faults::EngineId;
 use crate::fifo::Fifo;
 use crate::fifo::decoder::Method;
@@ -24,22 +24,25 @@ const ROUTED: u32 = 0xfff3;
 #[derive(Debug)]
 pub(crate) struct CopyFalcons {
     data: [DataMemory; 2],
+    code: [CodeMemory; 2],
 }
 
 const IDS: [EngineId; 2] = [EngineId::Copy0, EngineId::Copy1];
 
 impl CopyFalcons {
     pub(crate) fn new() -> Self {
-        Self { data: [DataMemory::new(), DataMemory::new()] }
+        Self { data: [DataMemory::new(), DataMemory::new()], code: [CodeMemory::new(), CodeMemory::new()] }
     }
 
-    pub(crate) fn save(&self) -> [SavedMemory; 2] {
-        let Self { data } = self;
-        data.each_ref().map(DataMemory::save)
+    pub(crate) fn save(&self) -> ([SavedMemory; 2], [SavedCode; 2]) {
+        let Self { data, code } = self;
+        (data.each_ref().map(DataMemory::save), code.each_ref().map(CodeMemory::save))
     }
 
-    pub(crate) fn restore(&mut self, [first, second]: [SavedMemory; 2]) -> Result<(), Invalid> {
+    pub(crate) fn restore(&mut self, data: [SavedMemory; 2], code: [SavedCode; 2]) -> Result<(), Invalid> {
+        let ([first, second], [one, two]) = (data, code);
         self.data = [DataMemory::restored(first)?, DataMemory::restored(second)?];
+        self.code = [CodeMemory::restored(one)?, CodeMemory::restored(two)?];
         Ok(())
     }
 
@@ -48,6 +51,10 @@ impl CopyFalcons {
         match reg {
             Reg::DMEM_CONTROL => self.data[unit].control(),
             Reg::DMEM_DATA => self.data[unit].read(),
+            Reg::IMEM_CONTROL => self.code[unit].control(),
+            Reg::IMEM_TAG => self.code[unit].tag(),
+            // Code is not kept.
+            Reg::IMEM_DATA => 0,
             Reg::CHANNEL_CURRENT => fifo.slots[IDS[unit].index()].resident.map_or(0, |resident| {
                 ce0::CHANNEL_CURRENT::VALID.of(1) | ce0::CHANNEL_CURRENT::ADDRESS.of((resident.instance.1 >> 12) as u32)
             }),
@@ -71,10 +78,7 @@ impl CopyFalcons {
             | Reg::HWCFG
             | Reg::DMA_CONTROL
             | Reg::DMA_BASE
-            | Reg::VERSION
-            | Reg::IMEM_CONTROL
-            | Reg::IMEM_DATA
-            | Reg::IMEM_TAG => cx.storage.read(reg.info(), offset),
+            | Reg::VERSION => cx.storage.read(reg.info(), offset),
         }
     }
 
@@ -86,6 +90,9 @@ impl CopyFalcons {
         match reg {
             Reg::DMEM_CONTROL => self.data[unit].set_control(value),
             Reg::DMEM_DATA => self.data[unit].write(value),
+            Reg::IMEM_CONTROL => self.code[unit].set_control(value),
+            Reg::IMEM_TAG => self.code[unit].set_tag(value),
+            Reg::IMEM_DATA => self.code[unit].write(value),
             Reg::INTR_SET => change(cx, INTR::OFFSET, &|old| old | value),
             Reg::INTR_CLEAR => {
                 change(cx, INTR::OFFSET, &|old| old & !value);
@@ -98,7 +105,8 @@ impl CopyFalcons {
             Reg::INTR_EN_CLEAR => change(cx, INTR_EN::OFFSET, &|old| old & !value),
             Reg::CPU_CONTROL => {
                 cx.storage.poke(offset, value);
-                if CPU_CONTROL::START.is_set(value) {
+                let vector = cx.storage.peek(at(ce0::BOOT_VECTOR::OFFSET));
+                if CPU_CONTROL::START.is_set(value) && self.code[unit].begins_at(vector) {
                     cx.storage.poke(at(INTR_DISPATCH::OFFSET), ROUTED);
                     change(cx, INTR_EN::OFFSET, &|old| old | error::INTR);
                     fifo.slot(IDS[unit]).start();
@@ -121,16 +129,14 @@ impl CopyFalcons {
             | Reg::HWCFG
             | Reg::DMA_CONTROL
             | Reg::DMA_BASE
-            | Reg::VERSION
-            | Reg::IMEM_CONTROL
-            | Reg::IMEM_DATA
-            | Reg::IMEM_TAG => cx.storage.write(reg.info(), offset, value),
+            | Reg::VERSION => cx.storage.write(reg.info(), offset, value),
         }
     }
 
     /// Power-on state of one falcon.
     pub(crate) fn reset(&mut self, unit: usize, cx: &mut Cx) {
         self.data[unit] = DataMemory::new();
+        self.code[unit] = CodeMemory::new();
         let base = ce0::BASE + STRIDE * unit as u32;
         cx.storage.reset_range(base, base + STRIDE);
     }

@@ -1,32 +1,45 @@
-//! FECS and GPCCS, PGRAPH's context-switching falcons. Their firmware is not executed; what its commands do is in
-//! [`crate::graph`].
+//! FECS and GPCCS, PGRAPH's context-switching falcons. Their firmware is not executed, but without any they do nothing;
+//! what its commands do is in [`crate::graph`].
 
 use crate::cx::Cx;
-use crate::falcon::{DataMemory, SavedMemory};
+use crate::falcon::{CodeMemory, DataMemory, SavedCode, SavedMemory};
 use crate::fifo::Fifo;
 use crate::graph;
 use nvspec::regs::{fecs, gpccs};
 use saved_state::Invalid;
 
-/// The falcons' data memories.
+/// The falcons' memories.
 #[derive(Debug)]
 pub(crate) struct GraphFalcons {
     fecs: DataMemory,
     gpccs: DataMemory,
+    fecs_code: CodeMemory,
+    gpccs_code: CodeMemory,
 }
 
 impl GraphFalcons {
     pub(crate) fn new() -> Self {
-        Self { fecs: DataMemory::new(), gpccs: DataMemory::new() }
+        Self {
+            fecs: DataMemory::new(),
+            gpccs: DataMemory::new(),
+            fecs_code: CodeMemory::new(),
+            gpccs_code: CodeMemory::new(),
+        }
     }
 
-    pub(crate) fn save(&self) -> [SavedMemory; 2] {
-        let Self { fecs, gpccs } = self;
-        [fecs.save(), gpccs.save()]
+    pub(crate) fn save(&self) -> ([SavedMemory; 2], [SavedCode; 2]) {
+        let Self { fecs, gpccs, fecs_code, gpccs_code } = self;
+        ([fecs.save(), gpccs.save()], [fecs_code.save(), gpccs_code.save()])
     }
 
-    pub(crate) fn restore(&mut self, [fecs, gpccs]: [SavedMemory; 2]) -> Result<(), Invalid> {
-        *self = Self { fecs: DataMemory::restored(fecs)?, gpccs: DataMemory::restored(gpccs)? };
+    pub(crate) fn restore(&mut self, data: [SavedMemory; 2], code: [SavedCode; 2]) -> Result<(), Invalid> {
+        let ([fecs, gpccs], [fecs_code, gpccs_code]) = (data, code);
+        *self = Self {
+            fecs: DataMemory::restored(fecs)?,
+            gpccs: DataMemory::restored(gpccs)?,
+            fecs_code: CodeMemory::restored(fecs_code)?,
+            gpccs_code: CodeMemory::restored(gpccs_code)?,
+        };
         Ok(())
     }
 
@@ -35,6 +48,10 @@ impl GraphFalcons {
         match reg {
             Reg::DMEM_CONTROL => self.fecs.control(),
             Reg::DMEM_DATA => self.fecs.read(),
+            Reg::IMEM_CONTROL => self.fecs_code.control(),
+            Reg::IMEM_TAG => self.fecs_code.tag(),
+            // Code is not kept.
+            Reg::IMEM_DATA => 0,
             Reg::UNITS => UNITS::GPCS.of(cx.chip.gpcs) | UNITS::ROPS.of(cx.chip.rops),
             Reg::CURRENT => graph::current(fifo),
             Reg::INTR_SET
@@ -45,9 +62,6 @@ impl GraphFalcons {
             | Reg::BOOT_VECTOR
             | Reg::HWCFG
             | Reg::DMA_CONTROL
-            | Reg::IMEM_CONTROL
-            | Reg::IMEM_DATA
-            | Reg::IMEM_TAG
             | Reg::VERSION
             | Reg::CHANNEL_SWITCH
             | Reg::COMMAND_DATA
@@ -73,6 +87,9 @@ impl GraphFalcons {
         match reg {
             Reg::DMEM_CONTROL => self.fecs.set_control(value),
             Reg::DMEM_DATA => self.fecs.write(value),
+            Reg::IMEM_CONTROL => self.fecs_code.set_control(value),
+            Reg::IMEM_TAG => self.fecs_code.set_tag(value),
+            Reg::IMEM_DATA => self.fecs_code.write(value),
             Reg::MAILBOX_SET => {
                 let at = MAILBOX::at(index);
                 cx.storage.poke(at, cx.storage.peek(at) | value);
@@ -84,7 +101,14 @@ impl GraphFalcons {
             Reg::CPU_CONTROL => {
                 cx.storage.poke(offset, value);
                 if CPU_CONTROL::START.is_set(value) {
-                    graph::fecs_started(fifo, cx);
+                    // FECS's program starts the clusters'.
+                    let begins = self.fecs_code.begins_at(cx.storage.peek(fecs::BOOT_VECTOR::OFFSET))
+                        && self.gpccs_code.begins_at(cx.storage.peek(gpccs::BOOT_VECTOR::OFFSET));
+                    if begins {
+                        graph::fecs_started(fifo, cx);
+                    } else {
+                        tracing::debug!("FECS was started without a program for it and for the clusters");
+                    }
                 }
             }
             Reg::COMMAND => graph::fecs_command(value, fifo, cx),
@@ -105,9 +129,6 @@ impl GraphFalcons {
             | Reg::BOOT_VECTOR
             | Reg::HWCFG
             | Reg::DMA_CONTROL
-            | Reg::IMEM_CONTROL
-            | Reg::IMEM_DATA
-            | Reg::IMEM_TAG
             | Reg::VERSION
             | Reg::CHANNEL_SWITCH
             | Reg::COMMAND_DATA
@@ -125,14 +146,12 @@ impl GraphFalcons {
         match reg {
             Reg::DMEM_CONTROL => self.gpccs.control(),
             Reg::DMEM_DATA => self.gpccs.read(),
-            Reg::CPU_CONTROL
-            | Reg::BOOT_VECTOR
-            | Reg::HWCFG
-            | Reg::DMA_CONTROL
-            | Reg::IMEM_CONTROL
-            | Reg::IMEM_DATA
-            | Reg::IMEM_TAG
-            | Reg::VERSION => cx.storage.read(reg.info(), offset),
+            Reg::IMEM_CONTROL => self.gpccs_code.control(),
+            Reg::IMEM_TAG => self.gpccs_code.tag(),
+            Reg::IMEM_DATA => 0,
+            Reg::CPU_CONTROL | Reg::BOOT_VECTOR | Reg::HWCFG | Reg::DMA_CONTROL | Reg::VERSION => {
+                cx.storage.read(reg.info(), offset)
+            }
         }
     }
 
@@ -141,14 +160,12 @@ impl GraphFalcons {
         match reg {
             Reg::DMEM_CONTROL => self.gpccs.set_control(value),
             Reg::DMEM_DATA => self.gpccs.write(value),
-            Reg::CPU_CONTROL
-            | Reg::BOOT_VECTOR
-            | Reg::HWCFG
-            | Reg::DMA_CONTROL
-            | Reg::IMEM_CONTROL
-            | Reg::IMEM_DATA
-            | Reg::IMEM_TAG
-            | Reg::VERSION => cx.storage.write(reg.info(), offset, value),
+            Reg::IMEM_CONTROL => self.gpccs_code.set_control(value),
+            Reg::IMEM_TAG => self.gpccs_code.set_tag(value),
+            Reg::IMEM_DATA => self.gpccs_code.write(value),
+            Reg::CPU_CONTROL | Reg::BOOT_VECTOR | Reg::HWCFG | Reg::DMA_CONTROL | Reg::VERSION => {
+                cx.storage.write(reg.info(), offset, value)
+            }
         }
     }
 

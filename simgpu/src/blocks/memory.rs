@@ -1,16 +1,31 @@
-//! The flush registers, PFB, the memory controllers and the L2 cache. Nothing is cached here but translations, so the
-//! flushes of data have nothing to do.
+//! The flush registers, PFB, the memory controllers and the L2 cache. Nothing is cached here but translations; writes to
+//! host memory may be under way, though.
 
 use crate::cx::Cx;
 use crate::memory::BusAddr;
 use crate::mmu::Flush;
-use nvspec::addr::{GpuVa, Target};
+use nvspec::addr::{GpuVa, Iova, Target};
+use nvspec::mmu::BARRIER_SHIFT;
 use nvspec::regs::{ltc, pbfb, pbfb_bcast, pfb, pflush, ptop};
 
 pub(crate) fn read_flush(reg: pflush::Reg) -> u32 {
     match reg {
         // Done before the write that asked for it returned.
         pflush::Reg::BAR_FLUSH | pflush::Reg::L2_FLUSH | pflush::Reg::L2_INVALIDATE => 0,
+    }
+}
+
+pub(crate) fn write_flush(reg: pflush::Reg, offset: u32, value: u32, cx: &mut Cx) {
+    cx.storage.write(reg.info(), offset, value);
+    match reg {
+        pflush::Reg::BAR_FLUSH if pflush::BAR_FLUSH::TRIGGER.is_set(value) => {
+            // GUESS: the barrier is an access to the flush page behind all writes; without such a page it does not reach them.
+            let page = u64::from(cx.storage.peek(pfb::NISO_ADDRESS::OFFSET)) << BARRIER_SHIFT;
+            if cx.memory.sysmem.is_writable(Iova(page)) {
+                cx.memory.push_posted();
+            }
+        }
+        pflush::Reg::BAR_FLUSH | pflush::Reg::L2_FLUSH | pflush::Reg::L2_INVALIDATE => {}
     }
 }
 

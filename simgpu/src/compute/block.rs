@@ -9,6 +9,7 @@ use super::exec::{Arrival, Flow, Machine, execute};
 use super::launch::{Failure, Launch};
 use super::locks::Locks;
 use super::memory::{Counts, SharedMemory};
+use super::residue::{ROWS, Residue, first_row};
 use super::warp::{ALL, Condition, LANES, Warp};
 use crate::mmu::Session;
 use nvspec::class::compute90c0::{limit, warp_error};
@@ -83,23 +84,47 @@ impl Block {
         }
     }
 
-    /// Makes this the block `number` of a grid, at its start. `slot` is its place among the blocks that run.
-    pub(crate) fn start(&mut self, launch: &Launch, number: u64, slot: u32) {
+    /// Makes this the block `number` of a grid, at its start. `slot` is its place among the blocks that run; `residue` is what
+    /// it finds.
+    pub(crate) fn start(&mut self, launch: &Launch, number: u64, slot: u32, residue: &Residue) {
         let threads = launch.threads() as usize;
         self.count = threads.div_ceil(LANES);
         while self.warps.len() < self.count {
             self.warps.push(Warp::new());
         }
+        let left = residue.of(number);
         for (index, warp) in self.warps[..self.count].iter_mut().enumerate() {
+            let rows = left.rows.get(first_row(index, launch.registers)..).unwrap_or_default();
             let lanes = if threads >= (index + 1) * LANES { ALL } else { (1 << (threads % LANES)) - 1 };
-            warp.start(index as u32, lanes, launch.entry, launch.registers);
+            warp.start(index as u32, lanes, launch.entry, launch.registers, rows);
         }
         self.arrivals.clear();
         self.arrivals.resize(self.count, None);
-        self.shared.start(launch.shared_bytes);
+        self.shared.start(launch.shared_bytes, &left.shared);
+        drop(left);
         self.barriers = [Barrier::default(); limit::BARRIERS as usize];
         (self.number, self.position, self.slot) = (number, launch.position(number), slot);
         (self.turn, self.left, self.clock) = (0, TURN, 0);
+    }
+
+    /// Leaves what it has in registers and shared memory to who comes next. It is not continued.
+    pub(crate) fn leave(&self, launch: &Launch, residue: &Residue) {
+        let mut left = residue.of(self.number);
+        for (index, warp) in self.warps[..self.count].iter().enumerate() {
+            let first = first_row(index, launch.registers);
+            let end = (first + launch.registers as usize).min(ROWS);
+            if left.rows.len() < end {
+                left.rows.resize(end, [0; LANES]);
+            }
+            if let Some(rows) = left.rows.get_mut(first..end) {
+                warp.leave_in(rows, launch.registers);
+            }
+        }
+        let own = self.shared.bytes();
+        if left.shared.len() < own.len() {
+            left.shared.resize(own.len(), 0);
+        }
+        left.shared[..own.len()].copy_from_slice(own);
     }
 
     /// Executes about `budget` instructions, fewer when they access memory much.

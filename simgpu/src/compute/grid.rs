@@ -9,6 +9,7 @@ use super::constants::Constants;
 use super::launch::{Failure, Launch};
 use super::locks::Locks;
 use super::memory::Counts;
+use super::residue::Residue;
 use super::warp::LANES;
 use crate::memory::Memory;
 use crate::mmu::{Access, AddressSpace, Client, Mmu};
@@ -49,6 +50,7 @@ pub(crate) struct Grid {
     space: AddressSpace,
     memory: Arc<Memory>,
     mmu: Arc<Mmu>,
+    residue: Arc<Residue>,
     /// Blocks that may run at the same time.
     slots: u32,
     stop: AtomicBool,
@@ -59,7 +61,12 @@ pub(crate) struct Grid {
 }
 
 impl Grid {
-    pub(crate) fn new(launch: Launch, space: AddressSpace, memory: Arc<Memory>, mmu: Arc<Mmu>) -> Self {
+    pub(crate) fn new(
+        launch: Launch,
+        space: AddressSpace,
+        (memory, mmu): (Arc<Memory>, Arc<Mmu>),
+        residue: Arc<Residue>,
+    ) -> Self {
         let block_local = launch.warp_local_bytes() * u64::from(launch.threads().div_ceil(LANES as u32));
         // Each needs its part of local memory. One runs in any case, and fails when it uses what is not there.
         let slots =
@@ -70,6 +77,7 @@ impl Grid {
             space,
             memory,
             mmu,
+            residue,
             slots,
             stop: AtomicBool::new(false),
             failed: AtomicU64::new(u64::MAX),
@@ -130,7 +138,7 @@ impl Grid {
             Some(number) => number,
             None => match self.next() {
                 Some(number) => {
-                    worker.block.start(&self.launch, number, index);
+                    worker.block.start(&self.launch, number, index, &self.residue);
                     worker.number = Some(number);
                     number
                 }
@@ -138,6 +146,7 @@ impl Grid {
             },
         };
         if self.abandoned(number) {
+            worker.block.leave(&self.launch, &self.residue);
             worker.number = None;
             return Slice::More;
         }
@@ -153,6 +162,7 @@ impl Grid {
             Ok(Slice::Ended) => {}
             Err(failure) => self.fail(number, failure),
         }
+        worker.block.leave(&self.launch, &self.residue);
         worker.number = None;
         self.state.lock().counts.add(&std::mem::take(&mut worker.counts));
         Slice::More

@@ -206,12 +206,18 @@ pub(crate) struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Zeros, so that results do not depend on what ran before.
-    pub(crate) fn start(&mut self, bytes: u32) {
+    /// So many bytes, which hold what was left; zeros where nothing was yet.
+    pub(crate) fn start(&mut self, bytes: u32, left: &[u8]) {
         self.bytes.clear();
+        self.bytes.extend_from_slice(left.get(..bytes as usize).unwrap_or(left));
         self.bytes.resize(bytes as usize, 0);
         self.locks.clear();
         self.locks.resize((bytes as usize).div_ceil(4 * 64), 0);
+    }
+
+    /// All of it.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
     }
 
     /// `N` bytes.

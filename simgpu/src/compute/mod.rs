@@ -6,7 +6,7 @@
 //!
 //! Parts: `registers`, the methods' state; `launch`, a grid and its surroundings; `pool` and `grid`, threads and the
 //! blocks that they take; `block`, warps and barriers; `warp` and `stack`, registers and divergence; `code` and
-//! `constants`, caches; `memory`, what is accessed; `locks`, of global memory; `exec`, instructions; `soft`, arithmetic in any rounding.
+//! `constants`, caches; `residue`, what kernels leave behind; `memory`, what is accessed; `locks`, of global memory; `exec`, instructions; `soft`, arithmetic in any rounding.
 //!
 //! Memory accesses go through the channel's address space, in sessions of a few thousand instructions: a TLB flush waits
 //! for these, and what it dropped is not used after it.
@@ -36,7 +36,6 @@
 //!   name the program counter.
 //! - Data caches. Constants are cached for a grid, instructions too: stores to either are seen by the next grid.
 //! - Warps of a block execute in turns that do not depend on the time that instructions take.
-//! - Contents of registers and shared memory at the start of a block: zero.
 
 mod block;
 mod code;
@@ -48,6 +47,7 @@ mod locks;
 mod memory;
 mod pool;
 mod registers;
+mod residue;
 mod soft;
 mod stack;
 mod warp;
@@ -88,7 +88,7 @@ impl Compute {
         workers: usize,
         sms: u32,
     ) -> Self {
-        let pool = Pool::new(memory, mmu, Wake(wake), workers);
+        let pool = Pool::new(memory, mmu, Wake(wake), workers, sms);
         Self { registers: Registers::default(), launched: None, pool, sms }
     }
 
@@ -153,7 +153,10 @@ impl Compute {
         }
         let form = if ONE_WORD.is_set(data) { Form::OneWord } else { Form::FourWords };
         let payload = self.registers.word(methods::SEMAPHORE_PAYLOAD);
-        semaphore::release(&mut cx.session(), va, payload, form, cx.now_ns)?;
+        let mut session = cx.session();
+        session.push_posted();
+        semaphore::release(&mut session, va, payload, form, cx.now_ns)?;
+        drop(session);
         cx.work.releases += 1;
         cx.work.non_stall |= AWAKEN.is_set(data);
         Ok(())

@@ -2,6 +2,7 @@
 
 use super::grid::{Grid, Outcome, Worker};
 use super::launch::Launch;
+use super::residue::Residue;
 use crate::memory::Memory;
 use crate::mmu::{AddressSpace, Mmu};
 use parking_lot::{Condvar, Mutex};
@@ -41,6 +42,7 @@ struct Task {
 pub(crate) struct Pool {
     memory: Arc<Memory>,
     mmu: Arc<Mmu>,
+    residue: Arc<Residue>,
     wake: Wake,
     queue: Arc<Queue>,
     wanted: usize,
@@ -63,10 +65,11 @@ pub(crate) enum Advance {
 
 impl Pool {
     /// With `workers` threads, which begin with the first grid; with none, callers of [`Self::advance`] do the work.
-    pub(crate) fn new(memory: Arc<Memory>, mmu: Arc<Mmu>, wake: Wake, workers: usize) -> Self {
+    pub(crate) fn new(memory: Arc<Memory>, mmu: Arc<Mmu>, wake: Wake, workers: usize, sms: u32) -> Self {
         Self {
             memory,
             mmu,
+            residue: Arc::new(Residue::new(sms)),
             wake,
             queue: Arc::default(),
             wanted: workers.min(WORKERS_MAX),
@@ -84,7 +87,8 @@ impl Pool {
     /// Begins a grid. There must be none.
     pub(crate) fn start(&mut self, launch: Launch, space: AddressSpace) {
         self.start_threads();
-        let grid = Arc::new(Grid::new(launch.clone(), space, Arc::clone(&self.memory), Arc::clone(&self.mmu)));
+        let card = (Arc::clone(&self.memory), Arc::clone(&self.mmu));
+        let grid = Arc::new(Grid::new(launch.clone(), space, card, Arc::clone(&self.residue)));
         if self.threads.is_empty() {
             self.own.get_or_insert_with(|| Box::new(Worker::new())).begin(&launch);
         } else {

@@ -101,15 +101,23 @@ impl Warp {
         }
     }
 
-    /// The state at the start of a program of so many registers: all zero, so that results do not depend on what ran
-    /// before.
-    pub(crate) fn start(&mut self, index: u32, lanes: u32, pc: u32, registers: u32) {
+    /// The state at the start of a program of so many registers, which hold what is left in `rows` of the register file; zero
+    /// where nothing was left yet.
+    pub(crate) fn start(&mut self, index: u32, lanes: u32, pc: u32, registers: u32, left: &[Lanes]) {
         let Self { registers: rows, predicates, flags, stack, pc: at, active, alive, condition, index: number } = self;
-        rows.iter_mut().take(registers as usize).for_each(|row| *row = [0; LANES]);
+        for (number, row) in rows.iter_mut().take(63.min(registers as usize)).enumerate() {
+            *row = left.get(number).copied().unwrap_or([0; LANES]);
+        }
         predicates[..7].fill(0);
         *flags = Flags::default();
         stack.clear();
         (*at, *active, *alive, *condition, *number) = (pc, lanes, lanes, Condition::Ready, index);
+    }
+
+    /// Leaves the registers of a program in the rows of the register file.
+    pub(crate) fn leave_in(&self, rows: &mut [Lanes], registers: u32) {
+        let own = self.registers.iter().take(63.min(registers as usize));
+        rows.iter_mut().zip(own).for_each(|(row, register)| *row = *register);
     }
 
     /// A register of all lanes.

@@ -31,14 +31,21 @@ impl Fifo {
         let data = method.data;
         match method.address {
             host::SET_OBJECT => self.set_object(index, context, method, cx),
-            host::NOP | host::FB_FLUSH | host::MEM_OP_A => DONE,
+            host::NOP | host::MEM_OP_A => DONE,
+            host::FB_FLUSH => {
+                cx.memory.push_posted();
+                DONE
+            }
             host::SEMAPHORE_A => remember(context, 0, data),
             host::SEMAPHORE_B => remember(context, 1, data),
             host::SEMAPHORE_C => remember(context, 2, data),
             host::SEMAPHORE_D => self.semaphore(index, context, method, cx),
             host::NON_STALL_INTERRUPT => self.non_stall(context, method.subchannel, cx),
             host::MEM_OP_B => match mem_op::OPERATION.get(data) {
-                mem_op::SYSMEMBAR_FLUSH | mem_op::SOFT_FLUSH => DONE,
+                mem_op::SYSMEMBAR_FLUSH | mem_op::SOFT_FLUSH => {
+                    cx.memory.push_posted();
+                    DONE
+                }
                 mem_op::TLB_INVALIDATE => {
                     // It names a directory; dropping all translations is never wrong.
                     cx.mmu.flush(Flush::default());
@@ -47,6 +54,7 @@ impl Fifo {
                 _ => Outcome::Trap(INTR_0::METHOD_SIZE.mask()),
             },
             host::SET_REFERENCE => {
+                cx.memory.push_posted();
                 context.reference = data;
                 context.publish(&cx.memory);
                 DONE
@@ -93,6 +101,9 @@ impl Fifo {
         let operation = d::OPERATION.get(data);
         let mut session = cx.mmu.session(&cx.memory, &context.space, Access::USER);
         if operation == d::RELEASE {
+            if !d::RELEASE_WFI_DISABLE.is_set(data) {
+                session.push_posted();
+            }
             let form = if d::RELEASE_SIZE_4.is_set(data) { Form::OneWord } else { Form::FourWords };
             let result = semaphore::release(&mut session, va, payload, form, stamp);
             drop(session);

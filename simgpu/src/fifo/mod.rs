@@ -1,7 +1,8 @@
 //! PFIFO: channels, the runlist, the PBDMAs and the engines that they feed.
 //!
 //! Parts: [`channel`], the channel table; [`runlist`], submission; [`pbdma`], one unit at work, with [`decoder`],
-//! [`host`] (the methods that the host executes itself) and [`context`] (RAMFC); [`slot`], an engine and the context
+//! [`host`] (the methods that the host executes itself), [`ahead`] (what it does while its engine works) and [`context`]
+//! (RAMFC); [`slot`], an engine and the context
 //! that it holds; [`userd`], how submissions are noticed; [`fault`], how errors are reported.
 //!
 //! Everything that happens happens in [`Fifo::step`], which does a little work and says when to call it again.
@@ -10,6 +11,7 @@
 //! channel runs in the PBDMA of the engine that it used last, at first in any, and moves when it uses another's. Within a
 //! PBDMA the channels of the runlist take turns, a time slice each.
 
+mod ahead;
 pub(crate) mod channel;
 pub(crate) mod context;
 pub(crate) mod decoder;

@@ -26,7 +26,7 @@ const TIME_SLICE_NS: u64 = 2_000_000;
 /// First and longest wait before a failed acquire is tried again.
 pub(super) const RETRY_NS: (u64, u64) = (10_000, 500_000);
 /// The retry time of a channel that waits for an event, not for time.
-const NEVER: CardNs = CardNs::MAX;
+pub(super) const NEVER: CardNs = CardNs::MAX;
 /// How often a USERD page in host memory is looked at.
 const POLL_NS: u64 = 500_000;
 
@@ -48,6 +48,8 @@ pub(crate) struct Pbdma {
     idle: bool,
     /// An interrupt is pending that stops the unit; what it was raised for.
     trap: Option<Trap>,
+    /// Where the push buffer stands whose next method waits for the engine, when that has been looked at.
+    pub(super) waits_at: Option<u64>,
 }
 
 /// What stopped a PBDMA.
@@ -83,7 +85,12 @@ pub(crate) enum Outcome {
 
 impl Pbdma {
     pub(crate) fn new() -> Self {
-        Self { context: None, time: 0, slice_end: 0, holds: false, last: None, idle: true, trap: None }
+        Self { context: None, time: 0, slice_end: 0, holds: false, last: None, idle: true, trap: None, waits_at: None }
+    }
+
+    /// Whether an interrupt stops the unit.
+    pub(super) fn trapped(&self) -> bool {
+        self.trap.is_some()
     }
 }
 
@@ -100,7 +107,8 @@ pub(crate) struct SavedPbdma {
 
 impl Pbdma {
     pub(super) fn save(&self) -> SavedPbdma {
-        let Self { context: _, time, slice_end, holds, last, idle, trap } = self;
+        // Its channel has left, and what it waited at with it.
+        let Self { context: _, time, slice_end, holds, last, idle, trap, waits_at: _ } = self;
         let (time, slice_end, holds, last, idle, trap) = (*time, *slice_end, *holds, *last, *idle, *trap);
         SavedPbdma { time, slice_end, holds, last, idle, trap }
     }
@@ -111,7 +119,7 @@ impl Pbdma {
         Invalid::unless(trapped && time.max(slice_end) <= TIME_MAX, || {
             "a PBDMA has stopped for a channel that there is not, or is busy for ever".into()
         })?;
-        Ok(Self { context: None, time, slice_end, holds, last, idle, trap })
+        Ok(Self { context: None, time, slice_end, holds, last, idle, trap, waits_at: None })
     }
 }
 
@@ -126,14 +134,15 @@ impl Fifo {
     pub(super) fn run_pbdma(&mut self, index: usize, cx: &mut Cx) -> Progress {
         let now = cx.clock.now();
         if self.pbdmas[index].time > now {
-            return Progress::WaitUntil(self.pbdmas[index].time);
-        }
-        if self.pbdmas[index].trap.is_some() {
-            return Progress::Idle;
+            let ahead = self.run_ahead(index, cx);
+            return Progress::WaitUntil(self.pbdmas[index].time).or(ahead);
         }
         // An engine's work is ended before anything else, wanted or not: it cannot be interrupted.
         if let Some(progress) = self.work_on(index, cx) {
-            return progress;
+            return progress.or(self.run_ahead(index, cx));
+        }
+        if self.pbdmas[index].trapped() {
+            return Progress::Idle;
         }
         if self.blocked(index, cx) {
             return Progress::Idle;
@@ -172,7 +181,7 @@ impl Fifo {
     }
 
     /// Returns whether the PBDMA is disabled, or the scheduler is told to keep its engines still.
-    fn blocked(&self, index: usize, cx: &Cx) -> bool {
+    pub(super) fn blocked(&self, index: usize, cx: &Cx) -> bool {
         let enabled = cx.storage.peek(pmc::PBDMA_ENABLE::OFFSET) & cx.storage.peek(pfifo::PBDMA_PRESENT::OFFSET);
         if enabled & (1 << index) == 0 {
             return true;
@@ -273,6 +282,7 @@ impl Fifo {
         let pbdma = &mut self.pbdmas[index];
         pbdma.last = Some(number);
         pbdma.holds = false;
+        pbdma.waits_at = None;
         let now = cx.clock.now();
         pbdma.slice_end = now.saturating_add(TIME_SLICE_NS);
         if let Some(model) = cx.time {
@@ -333,6 +343,7 @@ impl Fifo {
         let number = usize::from(context.channel);
         self.channels[number].retry_at = None;
         self.pbdmas[index].holds = false;
+        self.pbdmas[index].waits_at = None;
         for words in 0..WORDS_PER_STEP {
             if words > 0 && self.must_stop(index, context, cx) {
                 return Progress::Ran;
@@ -428,7 +439,7 @@ impl Fifo {
     }
 
     /// A semaphore is not there yet: it is looked at again later, and less and less often.
-    fn postpone(&mut self, number: usize, cx: &Cx) {
+    pub(super) fn postpone(&mut self, number: usize, cx: &Cx) {
         let channel = &mut self.channels[number];
         channel.retry_ns = channel.retry_ns.clamp(RETRY_NS.0, RETRY_NS.1);
         channel.retry_at = Some(cx.clock.now().saturating_add(channel.retry_ns));
@@ -436,7 +447,7 @@ impl Fifo {
     }
 
     /// The next word of the push buffer. `Ok(None)` when there is none, `Err` when the channel was stopped.
-    fn next_word(&mut self, index: usize, context: &mut Context, cx: &mut Cx) -> Result<Option<u32>, ()> {
+    pub(super) fn next_word(&mut self, index: usize, context: &mut Context, cx: &mut Cx) -> Result<Option<u32>, ()> {
         while !context.in_segment() {
             if !self.next_segment(index, context, cx)? {
                 return Ok(None);

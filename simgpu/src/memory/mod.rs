@@ -1,8 +1,8 @@
 //! What the card's memory bus reaches: its own VRAM, and the host memory that was mapped for it.
 //!
 //! Parts: [`Vram`], one sparse mapping; [`Sysmem`], the table of I/O virtual addresses; [`Memory`], both behind one
-//! address type; [`View`], the same with the table held, for many accesses in a row; `profile`, how often engines touch
-//! which part of it.
+//! address type; [`View`], the same with the table held, for many accesses in a row; `posted`, writes that are under way;
+//! `profile`, how often engines touch which part of it.
 //!
 //! All accesses are volatile: other processes and CPUs write the same memory. Aligned 32-bit and 64-bit accesses are
 //! single and atomic, which is what semaphores and page table entries need.
@@ -12,6 +12,7 @@
 //!
 //! Not modelled: caches (accesses to VRAM and host memory are coherent at once), memory of other cards, ECC.
 
+mod posted;
 mod profile;
 mod sysmem;
 #[cfg(test)]
@@ -21,6 +22,7 @@ mod vram;
 use card::AccessCounts;
 use nvspec::addr::{Iova, SMALL_PAGE, Target, VramAddr};
 use nvspec::mmu::{PteAperture, TableTarget};
+use posted::Posted;
 use profile::Profile;
 use std::cell::OnceCell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -132,6 +134,7 @@ pub struct Memory {
     /// The host memory mapped for the card.
     pub sysmem: Sysmem,
     lost: AtomicU64,
+    posted: Posted,
     profile: Option<Profile>,
 }
 
@@ -139,7 +142,7 @@ impl Memory {
     /// `vram` and no host memory.
     #[must_use]
     pub fn new(vram: Vram) -> Self {
-        Self { vram, sysmem: Sysmem::new(), lost: AtomicU64::new(0), profile: None }
+        Self { vram, sysmem: Sysmem::new(), lost: AtomicU64::new(0), posted: Posted::default(), profile: None }
     }
 
     /// The same, and it counts how often engines touch which part.
@@ -167,11 +170,42 @@ impl Memory {
         }
     }
 
+    /// Has writes to host memory stay under way until something pushes them on: a read of host memory, a flush, or so many
+    /// of them that there is no room for more. Without, they arrive at once.
+    pub(crate) fn hold_posted(&self, hold: bool) {
+        self.posted.hold(hold);
+        if !hold {
+            self.push_all();
+        }
+    }
+
+    /// Writes to host memory that are under way arrive.
+    pub fn push_posted(&self) {
+        if self.posted.is_held() {
+            self.push_all();
+        }
+    }
+
+    fn push_all(&self) {
+        let table = self.sysmem.view();
+        (0..posted::WAYS).for_each(|way| self.posted.push(way, self, &table));
+    }
+
+    /// Writes to host memory that are under way are lost.
+    pub(crate) fn drop_posted(&self) {
+        self.posted.clear();
+    }
+
     /// For many accesses in a row: from the first access to host memory on, no mapping goes away while the view lives.
     /// Do not call other functions of this `Memory` on the same thread meanwhile.
     #[must_use]
     pub fn view(&self) -> View<'_> {
-        View { memory: self, sysmem: OnceCell::new() }
+        View { memory: self, sysmem: OnceCell::new(), way: 0 }
+    }
+
+    /// The same for accesses of shaders, whose way to host memory is their own.
+    pub(crate) fn view_of_shaders(&self) -> View<'_> {
+        View { way: 1, ..self.view() }
     }
 
     /// Reads bytes.
@@ -258,6 +292,8 @@ pub struct View<'a> {
     memory: &'a Memory,
     /// Not taken before it is needed: most accesses are to VRAM.
     sysmem: OnceCell<SysmemView<'a>>,
+    /// The way of its writes to host memory.
+    way: usize,
 }
 
 impl<'a> View<'a> {
@@ -271,7 +307,43 @@ impl<'a> View<'a> {
     fn piece(&self, address: BusAddr, len: u64, write: bool) -> Result<VolatileSlice<'_, ()>, BusError> {
         match address {
             BusAddr::Vram(address) => self.memory.vram.piece(address, len),
-            BusAddr::System(iova) => self.sysmem.get_or_init(|| self.memory.sysmem.view()).piece(iova, len, write),
+            BusAddr::System(iova) => {
+                // What goes to memory at once comes behind what is under way: reads, and atomic operations.
+                self.push_own();
+                self.table().piece(iova, len, write)
+            }
+        }
+    }
+
+    fn table(&self) -> &SysmemView<'a> {
+        self.sysmem.get_or_init(|| self.memory.sysmem.view())
+    }
+
+    /// Writes to host memory that are under way arrive.
+    pub fn push_posted(&self) {
+        if self.memory.posted.is_held() {
+            (0..posted::WAYS).for_each(|way| self.memory.posted.push(way, self.memory, self.table()));
+        }
+    }
+
+    /// Those that go this view's way do.
+    fn push_own(&self) {
+        if self.memory.posted.is_held() {
+            self.memory.posted.push(self.way, self.memory, self.table());
+        }
+    }
+
+    /// Puts a write on its way, if it is one to host memory and those are held. Returns whether it is.
+    fn post(&self, address: BusAddr, data: &[u8]) -> bool {
+        match address {
+            BusAddr::System(iova) if self.memory.posted.is_held() => {
+                if !self.memory.posted.add(self.way, iova, data) {
+                    self.push_own();
+                    self.memory.posted.add(self.way, iova, data);
+                }
+                true
+            }
+            BusAddr::System(_) | BusAddr::Vram(_) => false,
         }
     }
 
@@ -294,6 +366,9 @@ impl<'a> View<'a> {
     /// # Errors
     /// [`BusError`]; the bytes before the bad one may be written.
     pub fn write(&self, address: BusAddr, data: &[u8]) -> Result<(), BusError> {
+        if self.post(address, data) {
+            return Ok(());
+        }
         let mut done = 0;
         while done < data.len() {
             let piece = self.piece(address.offset(done as u64), (data.len() - done) as u64, true)?;
@@ -322,6 +397,9 @@ impl<'a> View<'a> {
     /// # Errors
     /// [`BusError`].
     pub fn write32(&self, address: BusAddr, value: u32) -> Result<(), BusError> {
+        if self.post(address, &value.to_le_bytes()) {
+            return Ok(());
+        }
         let piece = self.piece(address, 4, true)?;
         if piece.store(value, 0, Ordering::Release).is_ok() {
             return Ok(());
@@ -379,6 +457,16 @@ impl<'a> View<'a> {
     /// [`BusError`]; what lies before the bad byte may be copied.
     pub fn copy(&self, from: BusAddr, to: BusAddr, len: u64) -> Result<(), BusError> {
         let mut done = 0;
+        if matches!(to, BusAddr::System(_)) && self.memory.posted.is_held() {
+            let mut piece = [0; posted::PIECE];
+            while done < len {
+                let part = &mut piece[..(len - done).min(posted::PIECE as u64) as usize];
+                self.read(from.offset(done), part)?;
+                self.post(to.offset(done), part);
+                done += part.len() as u64;
+            }
+            return Ok(());
+        }
         while done < len {
             let source = self.piece(from.offset(done), len - done, false)?;
             let target = self.piece(to.offset(done), len - done, true)?;

@@ -63,6 +63,11 @@ impl Sysmem {
         }
     }
 
+    /// Returns whether the card may write there.
+    pub(crate) fn is_writable(&self, iova: Iova) -> bool {
+        self.view().piece(iova, 1, true).is_ok()
+    }
+
     /// Mappings.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -6,7 +6,7 @@
 
 use super::tlb::TlbEntry;
 use super::walk::{check, place, walk};
-use super::{Access, AddressSpace, Mmu, MmuFault, TlbKey, Translation};
+use super::{Access, AddressSpace, Client, Mmu, MmuFault, TlbKey, Translation};
 use crate::memory::{BusAddr, Memory, View};
 use nvspec::addr::GpuVa;
 use nvspec::mmu::fault;
@@ -110,7 +110,8 @@ pub struct Session<'a> {
 impl<'a> Session<'a> {
     pub(super) fn new(mmu: &'a Mmu, memory: &'a Memory, space: &'a AddressSpace, access: Access) -> Self {
         let gate = mmu.gate.read();
-        let (view, reads, writes) = (memory.view(), NO_RECENT, NO_RECENT);
+        let view = if access.client == Client::Gpc { memory.view_of_shaders() } else { memory.view() };
+        let (reads, writes) = (NO_RECENT, NO_RECENT);
         let profiled = memory.is_profiled();
         Self { mmu, space, access, view, reads, writes, bus_bytes: 0, profiled, _gate: gate }
     }
@@ -141,6 +142,11 @@ impl<'a> Session<'a> {
             self.bus_bytes += moved;
         }
         self.view.memory().count_moved(address, moved);
+    }
+
+    /// Writes to host memory that are under way arrive, whoever made them.
+    pub fn push_posted(&self) {
+        self.view.push_posted();
     }
 
     /// Translates one address, for reading or for writing.

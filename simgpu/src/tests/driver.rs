@@ -3,6 +3,7 @@
 
 use crate::{Config, SimGpu};
 use card::{Aperture, Card, DmaMemory};
+use nvspec::falcon::{CODE_PAGE_WORDS, Falcon};
 use nvspec::regs::windows::pramin;
 use nvspec::regs::{ce0, ce1, fecs, pbus, pfb, pfifo, pgraph, pmc};
 use std::sync::Arc;
@@ -105,9 +106,18 @@ impl Driver {
     /// Starts the engines' firmware.
     pub fn start_engines(&self) {
         self.wr(pgraph::INTR_EN::OFFSET, u32::MAX);
+        Falcon::ALL.into_iter().for_each(|falcon| self.load(falcon));
         self.wr(fecs::CPU_CONTROL::OFFSET, 2);
         self.wr(ce0::CPU_CONTROL::OFFSET, 2);
         self.wr(ce1::CPU_CONTROL::OFFSET, 2);
+    }
+
+    /// Loads a page of code into a falcon.
+    pub fn load(&self, falcon: Falcon) {
+        let at = |register: u32| falcon.base() + (register - fecs::BASE);
+        self.wr(at(fecs::IMEM_CONTROL::OFFSET), fecs::IMEM_CONTROL::WRITE_INCREMENT.mask());
+        self.wr(at(fecs::IMEM_TAG::OFFSET), 0);
+        (1..=CODE_PAGE_WORDS as u32).for_each(|word| self.wr(at(fecs::IMEM_DATA::OFFSET), word));
     }
 
     pub fn rd(&self, offset: u32) -> u32 {

@@ -4,6 +4,7 @@ use super::driver::{
     CE0, CE1, Driver, IMAGE_VA, M2MF, PAGE, ce_copy, m2mf_copy, methods, object, release, small, words,
 };
 use crate::{EngineId, Fault, FaultKind};
+use nvspec::falcon::Falcon;
 use nvspec::regs::{ce0, fecs, pbdma, pfifo, pgraph, pmc};
 
 const A: u64 = 0x100_0000;
@@ -300,7 +301,32 @@ fn engine_without_firmware_lets_channels_wait() {
     assert_eq!(driver.card.gpu().settle(), crate::fifo::Progress::Idle, "waits for an event, not for time");
     driver.wr(ce0::CPU_CONTROL::OFFSET, 2);
     driver.settle();
+    assert!(driver.holds(to, 1, 2), "nothing was loaded");
+    driver.load(Falcon::Copy0);
+    driver.wr(ce0::CPU_CONTROL::OFFSET, 2);
+    driver.settle();
     assert!(driver.holds(to, 1, 1));
+}
+
+#[test]
+fn pgraph_works_once_both_of_its_falcons_have_programs() {
+    let driver = Driver::new(&small());
+    let ready = || {
+        driver.wr(fecs::CPU_CONTROL::OFFSET, 2);
+        fecs::MAILBOX::READY.is_set(driver.rd(fecs::MAILBOX::at(0)))
+    };
+    let graph = pmc::ENABLE::PGRAPH.mask();
+    driver.wr(pmc::ENABLE::OFFSET, !graph);
+    driver.wr(pmc::ENABLE::OFFSET, u32::MAX);
+    driver.wr(fecs::MAILBOX::at(0), 0);
+    assert!(!ready());
+    driver.load(Falcon::Gpccs);
+    assert!(!ready());
+    driver.load(Falcon::Fecs);
+    driver.wr(fecs::BOOT_VECTOR::OFFSET, 0x100);
+    assert!(!ready(), "it begins where nothing is");
+    driver.wr(fecs::BOOT_VECTOR::OFFSET, 0);
+    assert!(ready());
 }
 
 #[test]

@@ -1,11 +1,13 @@
 //! The card from outside, through its registers and apertures, by a small driver written for it.
 
+mod ahead;
 mod channels;
 mod driver;
 mod errors;
 mod fuzz;
 mod kernels;
 mod malformed;
+mod posted;
 mod profile;
 mod registers;
 mod saved;

@@ -36,6 +36,7 @@ const COMPUTED: &[&str] = &[
     "CURRENT",
     "DMEM_CONTROL",
     "DMEM_DATA",
+    "IMEM_DATA",
     "CPU_CONTROL",
     "INTR_EN_SET",
     "INTR_EN_CLEAR",

@@ -41,6 +41,11 @@ fn host_card_is_bound_driven_and_given_back() -> Result<()> {
     let card = listed(&nest)?;
     assert_eq!((&card["driver"], &card["usable"]), (&"vfio-pci".into(), &true.into()), "{card}");
 
+    // What its falcons are to run is the operator's to say.
+    let refused = nest.run("mediatord --config /etc/mediatord.toml")?;
+    let told = refused.text().contains("no firmware is approved for fecs, gpccs, ce0, ce1; approve some");
+    assert!(refused.code != 0 && told, "{refused:?}");
+    nest.approve_firmware()?;
     let daemon = nest.start_daemon("/etc/mediatord.toml")?;
     let refused = nest.run("mediatord --config /etc/other.toml")?;
     assert!(refused.code != 0, "{refused:?}");

@@ -8,7 +8,9 @@ use nvspec::regs::{pbus, pfifo, pmc, ppci};
 use proptest::prelude::*;
 use rig::Rig;
 use rig::driver::{At, Driver, M2MF, PAGE, m2mf_copy, object};
-use vfio_bindings::bindings::vfio::{VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET};
+use vfio_bindings::bindings::vfio::{
+    VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET, VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX,
+};
 use vfio_host::fake::Plan;
 use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -237,4 +239,23 @@ fn mediator_runs_a_guest_on_it() {
     drop(rig);
     // A thread of the card's owner may have it for a little longer.
     assert!(eventually(|| machine.mappings().is_empty()), "{:?}", machine.mappings());
+}
+
+#[test]
+fn vms_lose_a_card_that_the_host_takes_away_and_are_told_why() {
+    let cases = [(VFIO_PCI_REQ_IRQ_INDEX, "the host wants it back"), (VFIO_PCI_ERR_IRQ_INDEX, "its bus has reported")];
+    for (index, expected) in cases {
+        let (machine, rig) = with_bar1(true);
+        let guest = rig.guest(0, 16, 8);
+        assert_eq!(rig.host.card().lost(), None);
+        machine.take_away(index);
+        assert!(
+            eventually(|| rig.host.failure().is_some_and(|why| why.starts_with(expected))),
+            "{:?}",
+            rig.host.failure()
+        );
+        assert!(eventually(|| guest.is_disconnected()), "its client is told");
+        let told = guest.remove().unwrap_err().to_string();
+        assert!(told.contains(expected), "{told}");
+    }
 }

@@ -13,6 +13,7 @@ use tempfile::TempDir;
 use vfio_bindings::bindings::vfio::*;
 use vfio_host::Address;
 use vfio_host::fake::{Fake as FakeSysfs, Plan};
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::kernel::{Dependent, DeviceInfo, IommuInfo, Irq, Kernel, OpenKernel, Region, Unopened, Window};
 use crate::{OpenError, Place, Reset, VfioCard};
@@ -82,6 +83,8 @@ struct State {
     power: u16,
     posted: bool,
     irq: Option<u32>,
+    /// Descriptors on which the host says that the card is lost.
+    watched: Vec<(u32, EventFd)>,
     mapped: BTreeMap<u64, u64>,
     log: Vec<&'static str>,
 }
@@ -119,6 +122,13 @@ impl Machine {
 
     pub fn address() -> Address {
         Plan::CARD.address.parse().unwrap()
+    }
+
+    /// Signals that the card is lost, in one of the ways.
+    pub fn take_away(&self, index: u32) {
+        let state = self.state.lock();
+        let event = state.watched.iter().find(|(of, _)| *of == index).map(|(_, event)| event);
+        event.expect("it is watched").write(1).unwrap();
     }
 
     pub fn open(self: &Arc<Self>, reset: Reset) -> Result<VfioCard, OpenError> {
@@ -355,6 +365,11 @@ impl Kernel for FakeKernel {
         let mode = match index {
             VFIO_PCI_MSI_IRQ_INDEX => InterruptMode::Msi,
             VFIO_PCI_INTX_IRQ_INDEX => InterruptMode::Intx,
+            VFIO_PCI_REQ_IRQ_INDEX | VFIO_PCI_ERR_IRQ_INDEX => {
+                let Irq::Signal(event) = set else { panic!("interrupt {index} is only ever watched") };
+                self.0.state.lock().watched.push((index, event.try_clone()?));
+                return Ok(());
+            }
             other => panic!("interrupt {other}"),
         };
         let mut state = self.0.state.lock();

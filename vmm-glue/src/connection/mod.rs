@@ -51,7 +51,7 @@ pub enum Fatal {
     Withdrawn { gpa: u64 },
 }
 
-/// Whether everything that came has been handled.
+/// Says whether everything that came has been handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// All complete messages are handled.

@@ -1,4 +1,4 @@
-//! What waits to be sent to a client.
+//! Messages that wait to be sent to a client.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;

@@ -1,4 +1,4 @@
-//! What a client's messages mean: everything but the region accesses, which are in `regions`.
+//! Messages of a client, and what they mean: everything but the region accesses, which are in `regions`.
 
 use std::sync::Arc;
 

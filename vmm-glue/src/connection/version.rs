@@ -12,7 +12,7 @@ const MAX_TEXT: usize = 4096;
 /// Data of one message if a client does not say.
 const DEFAULT_TRANSFER: u64 = 1 << 20;
 
-/// What is known of a client after negotiation.
+/// Facts about a client after negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Peer {
     pub minor: u16,

@@ -51,7 +51,7 @@ struct Backing {
     sharing: AtomicU8,
 }
 
-/// Whether the client really shares a file's memory, or has a private copy of it (`share=off`).
+/// Says whether the client really shares a file's memory, or has a private copy of it (`share=off`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
     /// Not known yet.

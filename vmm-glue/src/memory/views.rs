@@ -47,7 +47,7 @@ impl std::iter::FusedIterator for Pieces<'_> {}
 
 impl<'a> GuestMemorySliceIterator<'a, ()> for Pieces<'a> {}
 
-/// What is private to the client, or withdrawn, or has no file, is no memory here.
+/// Memory that is private to the client, or withdrawn, or has no file, is none here.
 impl GuestMemory for MemoryTable {
     type PhysicalMemory = GuestMemoryMmap<()>;
     type Bitmap = ();

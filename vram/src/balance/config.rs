@@ -1,18 +1,21 @@
-//! What an operator may set about how memory is divided.
+//! Settings of how memory is divided.
 
 use crate::victim::VictimPolicy;
 
-/// What an operator may set about how memory is divided.
+/// Settings of how memory is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Which chunk of a VM goes first.
+    /// Choice of the chunk of a VM that goes first.
     pub policy: VictimPolicy,
-    /// What is done at random follows from this.
+    /// Seed of what is done at random.
     pub seed: u64,
     /// Chunks come back, and shares are evened out, so often, in ns.
     pub return_interval_ns: u64,
     /// A chunk that has moved does not move the other way for so long unless a request or a limit needs it, in ns.
     pub settle_ns: u64,
+    /// A chunk that has come to the card of a VM that is at work stays for so long, whatever other VMs request, in ns: whoever has
+    /// got its memory gets on with it. A limit, a guarantee or the mediator's own need takes it all the same.
+    pub residency_ns: u64,
     /// A VM without a submission for so long has to give way to others, in ns.
     pub idle_after_ns: u64,
     /// So many chunks of the card are left free when chunks come back, so that the next request need not wait.
@@ -29,6 +32,7 @@ impl Default for Config {
             seed: 0,
             return_interval_ns: 50_000_000,
             settle_ns: 200_000_000,
+            residency_ns: 20_000_000,
             idle_after_ns: 2_000_000_000,
             low_water: 0,
             steps_max: 256,

@@ -1,4 +1,4 @@
-//! Who gives and who gets: when the card is full, which VM has to give a chunk and which one, and who gets chunks back.
+//! Givers and getters: when the card is full, which VM has to give a chunk and which one, and who gets chunks back.
 //!
 //! # Entitlement
 //! The chunks of the card that are for VMs are divided by a weighted max-min fair share: each VM is entitled to at least its
@@ -37,11 +37,11 @@ use std::ops::RangeInclusive;
 pub struct Request {
     /// By whom.
     pub by: By,
-    /// How many.
+    /// Number of chunks.
     pub chunks: u32,
 }
 
-/// Who wants chunks of the card.
+/// Origin of a request for chunks of the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
     /// A VM, for guest chunks that get their first place.
@@ -52,7 +52,7 @@ pub enum By {
     Guarantee,
 }
 
-/// What a VM is entitled to, in chunks of the card; the exact share lies between the two, which differ by one at most.
+/// Entitlement of a VM, in chunks of the card; the exact share lies between the two, which differ by one at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entitlement {
     /// Rounded down.
@@ -74,14 +74,14 @@ pub enum PinError {
     Guarantee {
         /// The VM.
         vm: VmId,
-        /// What would be pinned.
+        /// Chunks that would be pinned.
         pinned: u32,
         /// Its guarantee.
         guarantee: u32,
     },
 }
 
-/// What is known about a VM beyond its accounts.
+/// Facts about a VM beyond its accounts.
 #[derive(Debug)]
 struct Known {
     advertised: u32,
@@ -96,11 +96,11 @@ pub struct Balancer {
     config: Config,
     policy: Box<dyn Choose>,
     known: BTreeMap<VmId, Known>,
-    /// When each VM last submitted work or asked for memory, in ns.
+    /// Time at which each VM last submitted work or asked for memory, in ns.
     active: BTreeMap<VmId, u64>,
-    /// When a step was planned for a chunk last, in ns, and whereto. Forgotten when it has settled.
+    /// Time at which a step was planned for a chunk last, in ns, and whereto. Forgotten when it has settled.
     moved: BTreeMap<(VmId, u32), (u64, To)>,
-    /// When chunks come back next, in ns.
+    /// Time at which chunks come back next, in ns.
     due_ns: u64,
     turn: Option<Turn>,
 }
@@ -265,7 +265,7 @@ impl Balancer {
             })
         });
         self.active.retain(|&vm, _| table.limits(vm).is_some());
-        let settle = self.config.settle_ns;
+        let settle = self.config.settle_ns.max(self.config.residency_ns);
         self.moved.retain(|_, &mut (when, _)| now_ns.saturating_sub(when) < settle);
     }
 

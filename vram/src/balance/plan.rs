@@ -14,14 +14,25 @@ struct Vm {
     all: u32,
     /// Of these, those that count on the card.
     card: u32,
-    /// What it is sure to get on the card and has not got.
+    /// Chunks that it is sure to get on the card and has not got.
     owed: u32,
-    /// How many more may go to host memory.
+    /// Chunks that may still go to host memory.
     swap_room: u32,
-    /// How many are in host memory, or in the reserve, and not on their way.
+    /// Chunks in host memory, or in the reserve, that are not on their way.
     back_room: u32,
     /// It has no chunk more that may go.
     exhausted: bool,
+}
+
+/// Chunks that stay, of those that have come to the card a short time ago.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stays {
+    /// None.
+    None,
+    /// Those of a VM at work that it has had for less than [`Config::residency_ns`](super::Config::residency_ns).
+    Resident,
+    /// Those that have not [settled](super::Config::settle_ns).
+    Unsettled,
 }
 
 /// A plan while it is made.
@@ -112,7 +123,7 @@ impl Balancer {
             let vm = &round.vms[at];
             let beyond = vm.card.saturating_sub(vm.limits.quota);
             if beyond > 0 {
-                self.evict(&mut round, at, beyond, now_ns);
+                self.evict(&mut round, at, beyond, Stays::None, now_ns);
             }
         }
         match request {
@@ -165,7 +176,11 @@ impl Balancer {
             let missing = need.saturating_sub(round.spare);
             let mut short = false;
             for (at, count) in (0..).zip(tally(round, &shares, requester, missing)) {
-                short |= count > 0 && self.evict(round, at, count, now_ns) < count;
+                let stays = match requester {
+                    Some((own, _)) if own != at => Stays::Resident,
+                    _ => Stays::None,
+                };
+                short |= count > 0 && self.evict(round, at, count, stays, now_ns) < count;
             }
             if !short {
                 return;
@@ -174,9 +189,9 @@ impl Balancer {
     }
 
     /// Plans to evict `count` chunks of a VM, because they have to go. Returns how many it finds.
-    fn evict(&mut self, round: &mut Round<'_>, at: usize, count: u32, now_ns: u64) -> u32 {
+    fn evict(&mut self, round: &mut Round<'_>, at: usize, count: u32, stays: Stays, now_ns: u64) -> u32 {
         let count = count.min(round.vms[at].swap_room).min(round.host_room).min(round.steps_left());
-        let chosen = self.victims(round, at, count, false);
+        let chosen = self.victims(round, at, count, stays, now_ns);
         round.vms[at].exhausted |= (chosen.len() as u32) < count;
         for &index in &chosen {
             let to = if round.reserve > 0 { To::Reserve } else { To::Host };
@@ -186,16 +201,19 @@ impl Balancer {
         chosen.len() as u32
     }
 
-    /// Chunks of a VM that may go; only `settled` ones, or any.
-    fn victims(&mut self, round: &Round<'_>, at: usize, count: u32, settled: bool) -> Vec<u32> {
+    /// Chunks of a VM that may go; those that have come a short time ago may stay.
+    fn victims(&mut self, round: &Round<'_>, at: usize, count: u32, stays: Stays, now_ns: u64) -> Vec<u32> {
         if count == 0 {
             return Vec::new();
         }
         let vm = round.vms[at].id;
         let mut blocked: Vec<u32> = round.steps.iter().filter(|step| step.vm == vm).map(|step| step.index).collect();
-        if settled {
-            blocked.extend(self.unsettled(vm, Tier::Card));
-        }
+        let time = match stays {
+            Stays::Resident if !self.is_idle(vm, now_ns) => self.config.residency_ns,
+            Stays::Resident | Stays::None => 0,
+            Stays::Unsettled => self.config.settle_ns,
+        };
+        blocked.extend(self.came(vm, Tier::Card, time, now_ns));
         let table = round.table;
         blocked.extend(&self.known(table, vm).pins);
         let mut chosen = without(table.resting(vm, Tier::Card), blocked);
@@ -207,12 +225,12 @@ impl Balancer {
     }
 
     /// Chunks of a VM to return, at most `count`: pinned ones first, then those that need no copy.
-    fn returns(&mut self, round: &Round<'_>, at: usize, count: u32) -> Vec<u32> {
+    fn returns(&mut self, round: &Round<'_>, at: usize, count: u32, now_ns: u64) -> Vec<u32> {
         if count == 0 {
             return Vec::new();
         }
         let (table, vm, count) = (round.table, round.vms[at].id, count as usize);
-        let blocked = self.unsettled(vm, Tier::Host).collect();
+        let blocked = self.came(vm, Tier::Host, self.config.settle_ns, now_ns).collect();
         let all = without(table.resting(vm, Tier::Host), blocked);
         let pins = self.known(table, vm).pins.iter().copied();
         let mut chosen: Vec<u32> = pins.filter(|index| all.binary_search(index).is_ok()).take(count).collect();
@@ -228,10 +246,13 @@ impl Balancer {
         chosen
     }
 
-    /// Chunks of a VM that have come to a memory too short a time ago to leave it, in order.
-    fn unsettled(&self, vm: VmId, tier: Tier) -> impl Iterator<Item = u32> + '_ {
+    /// Chunks of a VM that have come to a memory less than `time` ns ago, in order.
+    fn came(&self, vm: VmId, tier: Tier, time: u64, now_ns: u64) -> impl Iterator<Item = u32> + '_ {
         let of_vm = self.moved.range((vm, 0)..=(vm, u32::MAX));
-        of_vm.filter(move |&(_, &(_, to))| (to == To::Card) == (tier == Tier::Card)).map(|(&(_, index), _)| index)
+        let is_recent = move |when: u64| now_ns.saturating_sub(when) < time;
+        of_vm
+            .filter(move |&(_, &(when, to))| is_recent(when) && (to == To::Card) == (tier == Tier::Card))
+            .map(|(&(_, index), _)| index)
     }
 
     fn give(&mut self, round: &mut Round<'_>, at: usize, index: u32, to: To, now_ns: u64) {
@@ -273,9 +294,11 @@ impl Balancer {
             giving[from] += 1;
             getting[to] += 1;
         }
-        let mut back: Vec<_> = (0..getting.len()).map(|at| self.returns(round, at, getting[at]).into_iter()).collect();
-        let mut out: Vec<_> =
-            (0..giving.len()).map(|at| self.victims(round, at, giving[at], true).into_iter()).collect();
+        let mut back: Vec<_> =
+            (0..getting.len()).map(|at| self.returns(round, at, getting[at], now_ns).into_iter()).collect();
+        let mut out: Vec<_> = (0..giving.len())
+            .map(|at| self.victims(round, at, giving[at], Stays::Unsettled, now_ns).into_iter())
+            .collect();
         for (at, &count) in free.iter().enumerate() {
             for index in back[at].by_ref().take(count as usize) {
                 self.step(round, round.vms[at].id, index, To::Card, now_ns);

@@ -42,6 +42,7 @@ pub(crate) struct SavedConfig {
     seed: u64,
     return_interval_ns: u64,
     settle_ns: u64,
+    residency_ns: u64,
     idle_after_ns: u64,
     low_water: u32,
     steps_max: u64,
@@ -140,7 +141,8 @@ fn restored_known(saved: SavedKnown, table: &ChunkTable) -> Result<(VmId, Known)
 
 impl From<Config> for SavedConfig {
     fn from(config: Config) -> Self {
-        let Config { policy, seed, return_interval_ns, settle_ns, idle_after_ns, low_water, steps_max } = config;
+        let Config { policy, seed, return_interval_ns, settle_ns, residency_ns, idle_after_ns, low_water, steps_max } =
+            config;
         let policy = match policy {
             VictimPolicy::Random => SavedPolicy::Random,
             VictimPolicy::Priority => SavedPolicy::Priority,
@@ -148,7 +150,7 @@ impl From<Config> for SavedConfig {
             VictimPolicy::Clock => SavedPolicy::Clock,
         };
         let steps_max = steps_max as u64;
-        Self { policy, seed, return_interval_ns, settle_ns, idle_after_ns, low_water, steps_max }
+        Self { policy, seed, return_interval_ns, settle_ns, residency_ns, idle_after_ns, low_water, steps_max }
     }
 }
 
@@ -156,7 +158,16 @@ impl TryFrom<SavedConfig> for Config {
     type Error = Invalid;
 
     fn try_from(saved: SavedConfig) -> Result<Self, Invalid> {
-        let SavedConfig { policy, seed, return_interval_ns, settle_ns, idle_after_ns, low_water, steps_max } = saved;
+        let SavedConfig {
+            policy,
+            seed,
+            return_interval_ns,
+            settle_ns,
+            residency_ns,
+            idle_after_ns,
+            low_water,
+            steps_max,
+        } = saved;
         let policy = match policy {
             SavedPolicy::Random => VictimPolicy::Random,
             SavedPolicy::Priority => VictimPolicy::Priority,
@@ -164,6 +175,6 @@ impl TryFrom<SavedConfig> for Config {
             SavedPolicy::Clock => VictimPolicy::Clock,
         };
         let steps_max = usize::try_from(steps_max).map_err(|_| Invalid::new("a plan has too many steps"))?;
-        Ok(Self { policy, seed, return_interval_ns, settle_ns, idle_after_ns, low_water, steps_max })
+        Ok(Self { policy, seed, return_interval_ns, settle_ns, residency_ns, idle_after_ns, low_water, steps_max })
     }
 }

@@ -1,13 +1,13 @@
-//! Who is entitled to how much of the card: a weighted max-min fair share.
+//! Entitlements to the card: a weighted max-min fair share.
 
-/// What one VM wants and must get.
+/// Wants and dues of one VM.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Claim {
     /// Its part of what is divided, at least 1.
     pub(super) weight: u32,
     /// Its guarantee.
     pub(super) least: u32,
-    /// What it can use, at least the guarantee.
+    /// Chunks that it can use, at least the guarantee.
     pub(super) most: u32,
     /// It is served before those that are not.
     pub(super) first: bool,

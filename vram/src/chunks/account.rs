@@ -28,7 +28,7 @@ pub struct Summary {
     pub parked: u32,
     /// The mediator's.
     pub mediator: u32,
-    /// Where moves under way go to, those of chunks included that have lost their owner meanwhile.
+    /// Destinations of moves under way, those of chunks included that have lost their owner meanwhile.
     pub arriving: u32,
     /// Host memory's accounts.
     pub host: HostSummary,
@@ -72,21 +72,21 @@ pub struct HostSummary {
 /// Accounts of a VM, in chunks. `placed + parked + host + unbacked` make `advertised`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VmSummary {
-    /// What its guest believes to have.
+    /// Chunks that its guest believes to have.
     pub advertised: u32,
-    /// What has its place on the card, and counts there.
+    /// Chunks that have their place on the card, and count there.
     pub placed: u32,
-    /// What has its place on the card, in the reserve, and counts as in host memory.
+    /// Chunks that have their place on the card, in the reserve, and count as in host memory.
     pub parked: u32,
-    /// What has its place in host memory.
+    /// Chunks that have their place in host memory.
     pub host: u32,
-    /// What has none yet.
+    /// Chunks that have no place yet.
     pub unbacked: u32,
-    /// What is moving now, from where it counts above.
+    /// Chunks that are moving now, from where they count above.
     pub moving: u32,
-    /// What it may have.
+    /// Its limits.
     pub limits: Limits,
-    /// What it is sure to get on the card: its guarantee, or all of what its guest has if that is less.
+    /// Chunks that it is sure to get on the card: its guarantee, or all of what its guest has if that is less.
     pub guarantee: u32,
     /// Most that it ever had on the card at a time, with what was on the way there.
     pub peak: u32,

@@ -4,7 +4,7 @@ use super::limits::OnFull;
 use super::state::Tier;
 use crate::{GuestAddr, VmId};
 
-/// What keeps a VM from a chunk of the card or a host slot.
+/// Limit that keeps a VM from a chunk of the card or a host slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// The card has none that is promised to no one.
@@ -80,9 +80,9 @@ pub enum Error {
     Full {
         /// The VM.
         vm: VmId,
-        /// What keeps it from where it should go: the card, for its first use.
+        /// Limit that keeps it from where it should go: the card, for its first use.
         limit: Limit,
-        /// What keeps it from host memory, where that would have done instead.
+        /// Limit that keeps it from host memory, where that would have done instead.
         host: Option<Limit>,
     },
     /// There is no such amount of VRAM left for the mediator that is not promised to VMs.
@@ -109,9 +109,9 @@ pub enum Error {
         vm: VmId,
         /// The guarantee wanted.
         wanted: u32,
-        /// What can be promised as things lie, what the VM has included.
+        /// Chunks that can be promised as things lie, what the VM has included.
         now: u32,
-        /// What is left of the card beside the guarantees of the other VMs and what is set aside for the mediator.
+        /// Chunks that are left of the card beside the guarantees of the other VMs and what is set aside for the mediator.
         left: u32,
     },
     /// A guarantee is at most the quota.
@@ -125,7 +125,7 @@ pub enum Error {
         quota: u32,
     },
     /// A weight is at least 1.
-    #[error("VM {0}: a weight of 0 is none")]
+    #[error("VM {0}: weight must be at least 1")]
     Weight(VmId),
     /// There is enough, once chunks are zeroed: take scrub work and ask again. When there is no scrub work to take,
     /// someone else is at it.

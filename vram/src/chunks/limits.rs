@@ -1,6 +1,6 @@
-//! What a VM may have of the card and of host memory.
+//! Limits of a VM on the card and in host memory.
 
-/// What happens when a VM needs a chunk and the card has none for it.
+/// Behaviour when a VM needs a chunk and the card has none for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnFull {
     /// It lies in host memory.
@@ -47,13 +47,13 @@ impl std::str::FromStr for OnFull {
 pub struct Limits {
     /// Most that it has on the card.
     pub quota: u32,
-    /// What it is sure to get on the card; what its guest does not have is not kept. At most the quota.
+    /// Chunks that it is sure to get on the card; what its guest does not have is not kept. At most the quota.
     pub guarantee: u32,
     /// Most that it has in host memory, whoever wanted the room on the card.
     pub swap_cap: u32,
     /// Its part of what is divided, against the others' weights. At least 1.
     pub weight: u32,
-    /// What happens to its own next chunk when the card has none for it.
+    /// Behaviour for its own next chunk when the card has none for it.
     pub on_full: OnFull,
 }
 

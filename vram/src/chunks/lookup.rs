@@ -1,4 +1,4 @@
-//! Where guest memory lies.
+//! Places of guest memory.
 
 use super::{ChunkState, ChunkTable, Place, Spot, Tier, VmMap};
 use crate::{CardAddr, GuestAddr, VmId};
@@ -6,13 +6,13 @@ use crate::{CardAddr, GuestAddr, VmId};
 /// A range of memory behind a guest VRAM address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Where it begins.
+    /// Its begin.
     pub place: Place,
     /// Bytes from there on that belong to the VM and follow one another there as they do for the guest.
     pub bytes: u64,
 }
 
-/// What is behind a range of guest VRAM.
+/// Memory behind a range of guest VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lookup {
     /// All of it has a place, in one piece that begins there.

@@ -10,7 +10,7 @@ use super::state::{Spot, Tier};
 use crate::GuestAddr;
 use std::collections::BTreeSet;
 
-/// Where each chunk of a guest's VRAM lies, and what that makes of each memory.
+/// Place of each chunk of a guest's VRAM, and what that makes of each memory.
 #[derive(Debug)]
 pub(super) struct VmMap {
     /// Bytes that the guest has, which the last chunk may exceed.
@@ -21,7 +21,7 @@ pub(super) struct VmMap {
     chunks: Vec<Option<Spot>>,
     /// Those that lie on the card, in the reserve: they count as in host memory.
     parked: BTreeSet<u32>,
-    /// What counts here; `parked`, `unbacked` and `guarantee` are filled in by [`Self::account`].
+    /// Sums of what counts here; `parked`, `unbacked` and `guarantee` are filled in by [`Self::account`].
     sums: VmSummary,
     /// Destinations on the card of moves under way.
     arriving: u32,

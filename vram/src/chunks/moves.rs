@@ -4,7 +4,7 @@ use super::{ChunkState, ChunkTable, Error, Limit, MoveId, Place, Spot, Tier};
 use crate::VmId;
 use std::ops::RangeInclusive;
 
-/// Where a guest chunk shall go.
+/// Goal of a guest chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum To {
     /// To a chunk of the card.
@@ -18,11 +18,11 @@ pub enum To {
 /// One thing to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Whose chunk.
+    /// Its owner.
     pub vm: VmId,
-    /// Which chunk of the guest.
+    /// Number of the guest's chunk.
     pub index: u32,
-    /// Where it shall go.
+    /// Goal of the chunk.
     pub to: To,
 }
 
@@ -31,19 +31,19 @@ pub struct Step {
 pub struct Move {
     /// For its end.
     pub id: MoveId,
-    /// Whose chunk.
+    /// Its owner.
     pub vm: VmId,
-    /// Which chunk of the guest.
+    /// Number of the guest's chunk.
     pub index: u32,
-    /// Where the chunk is, in effect until the move is committed.
+    /// Place of the chunk, in effect until the move is committed.
     pub from: Place,
-    /// Where it goes: reached by no one, holding zeros before the copy.
+    /// Destination: reached by no one, holding zeros before the copy.
     pub to: Place,
     /// Bytes to copy.
     pub bytes: u64,
 }
 
-/// How a move has ended.
+/// End of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// The chunk is at the destination; what was its place waits to be scrubbed.
@@ -64,7 +64,7 @@ pub(super) struct Flight {
     pub(super) fate: Fate,
 }
 
-/// What has become of the chunk that moves.
+/// Fate of the chunk that moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     /// It has its place still.

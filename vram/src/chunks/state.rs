@@ -1,4 +1,4 @@
-//! What a chunk is, and what it is used for.
+//! States of a chunk, and what it is used for.
 
 use crate::{CardAddr, HostAddr, VmId};
 
@@ -101,7 +101,7 @@ impl Spot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MoveId(pub(super) u64);
 
-/// What a chunk of the card or a host slot is used for; owner and state in one, so that they cannot disagree.
+/// Use of a chunk of the card or a host slot; owner and state in one, so that they cannot disagree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChunkState {
     /// Zeroed, without an owner.
@@ -114,13 +114,13 @@ pub enum ChunkState {
     Quarantined,
     /// The mediator's own: tables, instance blocks, rings. No VM reaches it. The card's only.
     Mediator,
-    /// Where a move goes to: being written, and reached by no one.
+    /// Destination of a move: being written, and reached by no one.
     Arriving(MoveId),
     /// A VM's, as its guest chunk `index`.
     Vm {
         /// The owner.
         vm: VmId,
-        /// Which chunk of the guest's VRAM it holds.
+        /// Number of the chunk of the guest's VRAM that it holds.
         index: u32,
     },
 }
@@ -145,7 +145,7 @@ impl ChunkState {
     }
 }
 
-/// What VRAM holds when the table is made.
+/// Content of VRAM when the table is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contents {
     /// Zeros, certainly.
@@ -157,7 +157,7 @@ pub enum Contents {
 /// A chunk of the card or a host slot to fill with zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScrubWork {
-    /// Where it begins; for [`scrubbed`](super::ChunkTable::scrubbed).
+    /// Its begin; for [`scrubbed`](super::ChunkTable::scrubbed).
     pub place: Place,
     /// Bytes.
     pub bytes: u64,

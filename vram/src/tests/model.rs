@@ -37,7 +37,7 @@ fn start((tier, number): Piece) -> Place {
 struct Vm {
     bytes: u64,
     limits: Limits,
-    /// Where each guest chunk is, and the token that its VM left in it.
+    /// Place of each guest chunk, and the token that its VM left in it.
     chunks: BTreeMap<u32, (Piece, u64)>,
     /// Those that lie in the reserve.
     parked: BTreeSet<u32>,

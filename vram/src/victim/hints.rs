@@ -1,4 +1,4 @@
-//! What is known about the chunks of a VM.
+//! Hints about the chunks of a VM.
 
 mod saved;
 
@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 /// The priority of a chunk of which nothing was said.
 pub const PRIORITY_DEFAULT: u8 = 128;
 
-/// What is known about the chunks of a VM, by guest chunk. Of each kind there is at most one entry for each chunk that the
+/// Hints about the chunks of a VM, by guest chunk. Of each kind there is at most one entry for each chunk that the
 /// guest has, and none before the first is set.
 #[derive(Debug)]
 pub struct Hints {

@@ -1,4 +1,4 @@
-//! Which chunk of a VM gives way, and which comes back first.
+//! Choice of the chunk of a VM that gives way, and of the one that comes back first.
 //!
 //! A policy is one file here and a line in [`VictimPolicy`]. It chooses among chunks that may go; which VM has to give, and
 //! how many, is for the [`Balancer`](crate::Balancer). What is known about chunks ([`Hints`]) is kept apart
@@ -16,7 +16,7 @@ pub use hints::{Hints, PRIORITY_DEFAULT};
 use std::fmt::{Debug, Display, Formatter};
 use std::str::FromStr;
 
-/// How chunks are chosen.
+/// Chooses chunks.
 pub trait Choose: Debug + Send {
     /// Leaves of `candidates`, guest chunks in ascending order, those `count` that are best given up, the best first; all if
     /// there are fewer.

@@ -1,19 +1,36 @@
 //! The mistakes: each takes away what its `what` says. Those of crates under `mediator/` are in [`mediator`], those of CUDA's in
-//! [`cuda`], those of crates that check what guests say in [`guests`], those of saved state in [`state`].
+//! [`cuda`], those of crates that check what guests say in [`guests`], those of `fleet` in [`fleet`], those of saved state
+//! in [`state`].
 
 use super::Mutation;
 
 mod cuda;
+mod fleet;
 mod guests;
 mod mediator;
 mod state;
 
 /// All mistakes.
 pub(super) fn mutations() -> impl Iterator<Item = &'static Mutation> {
-    MUTATIONS.iter().chain(mediator::MUTATIONS).chain(cuda::MUTATIONS).chain(guests::MUTATIONS).chain(state::MUTATIONS)
+    MUTATIONS
+        .iter()
+        .chain(mediator::MUTATIONS)
+        .chain(cuda::MUTATIONS)
+        .chain(guests::MUTATIONS)
+        .chain(fleet::MUTATIONS)
+        .chain(state::MUTATIONS)
 }
 
 const MUTATIONS: &[Mutation] = &[
+    Mutation {
+        name: "residency",
+        what: "a VM keeps memory that has just come to it, whatever others request",
+        package: "vram",
+        file: "vram/src/balance/plan.rs",
+        from: "Some((own, _)) if own != at => Stays::Resident,",
+        to: "Some((own, _)) if own != at => Stays::None,",
+        tests: "who_has_got_its_memory",
+    },
     Mutation {
         name: "event-kind",
         what: "a client's interrupt descriptor is an eventfd, whatever a file is named",
@@ -108,7 +125,7 @@ const MUTATIONS: &[Mutation] = &[
         name: "no-post",
         what: "a card whose VBIOS has not run is refused with what to do",
         package: "vgpu",
-        file: "mediator/owner/src/bring_up.rs",
+        file: "mediator/bringup/src/start.rs",
         from: "if !ptop::DEVINIT_STATUS::DONE.is_set(value) {",
         to: "if value == u32::MAX {",
         tests: "card_without_post",

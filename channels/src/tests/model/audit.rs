@@ -1,4 +1,4 @@
-//! What holds at any time, and what is left when everything has come to rest.
+//! Checks of what holds at any time, and of what is left when everything has come to rest.
 
 use super::super::fake::{A, B, LAYOUT, World};
 use super::{Rig, Track, clean};
@@ -10,7 +10,7 @@ use nvspec::regs::pfifo;
 use std::collections::BTreeSet;
 
 impl Rig {
-    /// What holds at any time.
+    /// Checks what holds at any time.
     pub(crate) fn check(&mut self) {
         for ((vm, channel), track) in &self.tracks {
             let (vm, channel, physical) = (*vm, VirtualChannelId(*channel), track.physical);

@@ -185,7 +185,7 @@ fn two_operators_do_not_lose_each_other_s_changes() {
     assert_eq!(theirs.code, Code::Good);
     let ran = with_file(&served, &mine.replace("class = \"normal\"", "class = \"background\""), &["apply"]);
     assert_eq!(ran.code, Code::Conflict);
-    assert!(ran.err.contains("it was expected in revision") && ran.err.contains("mediatorctl export"), "{}", ran.err);
+    assert!(ran.err.contains("revision conflict: expected") && ran.err.contains("mediatorctl export"), "{}", ran.err);
     assert_eq!(exported(&served).vm[1].time, TimeShare { weight: 500, ..TimeShare::default() });
     // The file without the revision is applied whatever was changed, and puts it back.
     let kept = ctl(&served, &["export", "--no-revision"]).out;
@@ -239,7 +239,9 @@ fn many_operators_at_once_count_up_without_a_loss() {
             };
             match result {
                 Ok(()) => done += 1,
-                Err(ClientError::Refused(error)) => assert_eq!(error.code, ErrorCode::Conflict, "{error:?}"),
+                Err(ClientError::Ask(AskError::Refused(error))) => {
+                    assert_eq!(error.code, ErrorCode::Conflict, "{error:?}")
+                }
                 Err(error) => panic!("{error}"),
             }
         }

@@ -2,7 +2,7 @@
 
 use std::fmt::{Display, Write};
 
-use api::{Card, CardMemory, CardScheduler, Vm, VmMode, VmState};
+use api::{Card, CardMemory, CardScheduler, Labels, Vm, VmMode, VmState};
 
 mod locks;
 mod memory;
@@ -39,7 +39,7 @@ const CARD: [Metric<Card>; 6] = [
     }),
 ];
 
-const VM: [Metric<Vm>; 12] = [
+const VM: [Metric<Vm>; 13] = [
     ("gpu_mediator_vm_state", "gauge", "1 for the state that a VM is in", |vm| {
         let states = [VmState::Starting, VmState::Waiting, VmState::Connected, VmState::Stopping, VmState::Failed];
         states.map(|state| (format!("state=\"{}\"", state.name()), u64::from(state == vm.state))).into()
@@ -77,10 +77,19 @@ const VM: [Metric<Vm>; 12] = [
     ("gpu_mediator_vm_transport_total", "counter", "Counts of the connection to a VM's VMM", |vm| {
         labelled(&vm.transport)
     }),
+    ("gpu_mediator_vm_labels", "gauge", "1 for a VM with labels, which are this sample's labels", |vm| {
+        described(&vm.labels).into_iter().map(|labels| (labels, 1)).collect()
+    }),
 ];
 
 fn labelled(counts: &std::collections::BTreeMap<String, u64>) -> Vec<(String, u64)> {
     counts.iter().map(|(name, &count)| (format!("count=\"{}\"", escaped(name)), count)).collect()
+}
+
+/// Labels of a virtual machine or a tenant as those of a sample, with a prefix of their own; nothing if there are none.
+fn described(labels: &Labels) -> Option<String> {
+    let pairs: Vec<_> = labels.iter().map(|(key, value)| format!("label_{key}=\"{}\"", escaped(value))).collect();
+    (!pairs.is_empty()).then(|| pairs.join(","))
 }
 
 /// All metrics.

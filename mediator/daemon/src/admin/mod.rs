@@ -24,7 +24,7 @@ pub mod routes;
 #[cfg(test)]
 mod tests;
 
-/// How long clients have to finish when the daemon ends: one that stops in the middle of a request must not hold it up.
+/// Time that clients have to finish when the daemon ends: one that stops in the middle of a request must not hold it up.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// The sockets of the API.

@@ -1,6 +1,7 @@
 //! The admin API over a real socket.
 
 use crate::fixture::{Fixture, Served, copy, eventually, guest, one_card};
+use admin_client::AskError;
 use api::ErrorCode;
 use hyper::Method;
 use mediatorctl::client::{Client, ClientError};
@@ -36,7 +37,7 @@ impl HasClient for Served {
 
 fn refused(result: Result<impl Sized, ClientError>) -> api::Error {
     match result {
-        Err(ClientError::Refused(error)) => error,
+        Err(ClientError::Ask(AskError::Refused(error))) => error,
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("accepted"),
     }

@@ -1,4 +1,4 @@
-//! What the owner of a card has said last: written by the thread that speaks to it, read without waiting for it.
+//! The last words of a card's owner: written by the thread that speaks to it, read without waiting for it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

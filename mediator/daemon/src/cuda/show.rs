@@ -174,6 +174,7 @@ pub fn tenant(spec: &TenantSpec, socket: std::path::PathBuf, seen: Option<&Seen>
         suspended: shown.suspended,
         strikes: shown.strikes,
         quarantined: shown.quarantined,
+        labels: spec.labels.clone(),
     }
 }
 

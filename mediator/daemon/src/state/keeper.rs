@@ -25,16 +25,16 @@ pub enum StateError {
     Misfit { path: PathBuf, mistakes: Vec<String> },
 }
 
-/// What is to be done about a file that says nothing good.
+/// Advice about a file that says nothing good.
 const ADVICE: &str = "put a good copy there, or start once with --ignore-state, which sets it aside";
 
-/// Where changes are kept, if anywhere.
+/// The place in which changes are kept, if there is one.
 #[derive(Debug, Default)]
 pub struct Keeper {
     /// The configuration file as it was when the daemon started.
     file: Config,
     store: Option<Store>,
-    /// What the file has, to write only what is new.
+    /// Content of the file, to write only what is new.
     written: State,
 }
 

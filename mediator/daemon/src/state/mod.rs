@@ -1,4 +1,4 @@
-//! What was changed while the daemon ran, and is still so after its restart.
+//! Changes that were made while the daemon ran, and are still in force after its restart.
 //!
 //! Parts: the differences between the configuration file and what is now (this file), `store` (the file that they are kept
 //! in, written so that a kill at any moment leaves the old or the new one), `keeper` (both, for the daemon).
@@ -56,13 +56,13 @@ pub(super) struct State {
 /// Keys with other values, by path.
 type Changes = BTreeMap<String, Change>;
 
-/// What became of a key.
+/// Change of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Change {
-    /// What the file said; null for nothing.
+    /// The file's value; null for nothing.
     file: Value,
-    /// What it is.
+    /// The value now.
     now: Value,
 }
 
@@ -81,12 +81,12 @@ impl Default for State {
     }
 }
 
-/// What can be changed of a card while the daemon runs.
+/// Settings of a card that can be changed while the daemon runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tuning {
-    /// How its time is shared.
+    /// Settings of its time.
     pub scheduler: sched::Config,
-    /// How its memory is divided.
+    /// Settings of its memory.
     pub memory: CardMemory,
 }
 
@@ -97,12 +97,12 @@ impl Tuning {
     }
 }
 
-/// What is now, of what can be changed while the daemon runs.
+/// All settings that can be changed while the daemon runs, as they are now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Live {
     /// The virtual machines by name.
     pub vms: BTreeMap<String, VmSpec>,
-    /// What can be changed of the cards, by their names.
+    /// Those of the cards, by their names.
     pub tunings: BTreeMap<String, Tuning>,
     /// The tenants by name.
     pub tenants: BTreeMap<String, TenantSpec>,

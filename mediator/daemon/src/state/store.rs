@@ -45,7 +45,7 @@ pub(super) enum Step {
     Create,
     /// Before anything is in it.
     Write,
-    /// When half of it is.
+    /// Half of it has been written.
     WriteRest,
     /// Before it is made durable.
     Sync,

@@ -1,4 +1,4 @@
-//! What is kept: against the configuration file, through a kill at each step, and when it is damaged.
+//! State that is kept: against the configuration file, through a kill at each step, and when it is damaged.
 
 use std::io;
 use std::path::Path;

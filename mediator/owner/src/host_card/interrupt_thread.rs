@@ -17,7 +17,7 @@ pub(crate) struct Woken {
     pub(crate) expired: bool,
 }
 
-/// What the thread serves. Each call takes the card's lock for itself, if it takes it at all.
+/// The object that the thread serves. Each call takes the card's lock for itself, if it takes it at all.
 pub(crate) trait Served {
     /// Takes the signal back, and lets the card raise the next.
     ///

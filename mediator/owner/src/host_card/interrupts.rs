@@ -2,6 +2,7 @@
 //! looks now and then for channels that make no progress.
 
 use super::interrupt_thread::{Served, Woken, serve_wakeup};
+use super::scrubber::SCRUBBER;
 use super::{HostCard, HostState};
 use crate::Feeder;
 use crate::memory::COPIER;
@@ -23,12 +24,12 @@ use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::poll::{PollContext, PollToken};
 use vram::VmId;
 
-/// What a PBDMA is given instead of a method that it cannot execute: a NOP, valid, subchannel 0.
+/// Word that a PBDMA is given instead of a method that it cannot execute: a NOP, valid, subchannel 0.
 const NOP_METHOD: u32 = 0x8060_0008;
 /// Time between two looks for channels that make no progress. A look costs nothing while no work is in flight.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What the interrupt thread waits for.
+/// Sources that the interrupt thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Token {
     Event,
@@ -91,6 +92,10 @@ pub(crate) fn serve(host: &Weak<HostCard>, event: &EventFd, timer: &OwnedFd, gue
         }
         if looked.elapsed() >= LOOK {
             looked = Instant::now();
+            if let Some(why) = host.card().lost() {
+                host.fail(why);
+                return;
+            }
             let events = host.lock().look();
             events.into_iter().for_each(|(vm, event)| line.deliver(vm, event));
         }
@@ -291,7 +296,7 @@ impl HostState {
 
     /// A VM has caused an interrupt by which no work has ended. One that causes too many stands still until the next look.
     fn count_noise(&mut self, vm: VmId) {
-        if vm == COPIER || !self.work.noise_mut().count(vm) {
+        if vm == COPIER || vm == SCRUBBER || !self.work.noise_mut().count(vm) {
             return;
         }
         tracing::warn!(%vm, "a VM causes more interrupts than it may; its channels are paused for up to a tenth of a second");

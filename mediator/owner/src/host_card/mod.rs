@@ -3,7 +3,7 @@
 //! Parts: `state` (what others ask of it), `scheduling` (the card behind its scheduler), `interrupts` (the card's interrupt
 //! tree, and whom it concerns), `interrupt_thread` (that thread, each time that it wakes), `recovery` (channels that faulted or
 //! are to leave the card), `mover` (the thread that moves memory), `relocate` (one VM's chunks change places), `standstill`
-//! (nothing is at work), `failure` (what a panic has left half changed).
+//! (nothing is at work), `failure` (what a panic has left half changed), `scrubber` (PGRAPH is cleared between tenants).
 
 mod failure;
 pub(crate) mod interrupt_thread;
@@ -12,29 +12,34 @@ mod mover;
 mod recovery;
 mod relocate;
 mod scheduling;
+mod scrubber;
 mod standstill;
 mod state;
 
 use crate::alarm::TimerAlarm;
-use crate::bring_up::{self, CardInfo};
-use crate::layout::Layout;
 use crate::memory::balance::Division;
 use crate::memory::iova::{IovaSpace, RamShare};
 use crate::memory::pinned::PinnedPool;
-use crate::memory::windows::CardMemory;
-use crate::memory::{CardVram, Copier, Memory, Ranges, SCRUB_PIECE, Wakeup};
+use crate::memory::{CardVram, Copier, Memory, Ranges, SCRUB_PIECE, Wakeup, found};
 use crate::shortage::Shortage;
 use crate::tenants::{GuestAlarms, GuestEvent};
 use crate::work::Work;
 use crate::work::schedule::Schedule;
 use crate::work::time::Clock;
-use crate::{Feeder, HostError, golden};
+use crate::{Feeder, HostError};
+use bringup::layout::Layout;
+use bringup::memory::CardMemory;
+use bringup::start::{self, CardInfo};
+use bringup::{CardError, golden};
 use card::{Card, InterruptMode};
 use channels::Channels;
 use failure::StateGuard;
+use firmware::{Inbox, Set};
 use locks::{Mutex, rank};
-use nvspec::addr::VramAddr;
+use nvspec::addr::{SMALL_PAGE, VramAddr};
+use nvspec::falcon::Falcon;
 use sched::VgpuParams;
+use scrubber::Scrubber;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -59,7 +64,7 @@ pub trait GuestEvents: Send + Sync {
     fn card_failed(&self) {}
 }
 
-/// What one card holds and who shares it. Reached through [`HostCard::lock`].
+/// State of one card and of those who share it. Reached through [`HostCard::lock`].
 pub struct HostState {
     memory: Memory,
     work: Work,
@@ -69,11 +74,15 @@ pub struct HostState {
     removed: BTreeSet<VmId>,
     /// Alarms of guests' PTIMERs.
     guest_alarms: GuestAlarms,
+    /// What clears PGRAPH between VMs, if it is to be.
+    scrubber: Option<Scrubber>,
+    /// What its falcons run.
+    firmware: Set,
     /// Somebody has the card stand still.
     still: bool,
 }
 
-/// How a card is shared.
+/// Settings of a card that is shared.
 #[derive(Clone, Copy, Debug)]
 pub struct Sharing {
     /// VRAM is given away in chunks of so many bytes.
@@ -82,26 +91,28 @@ pub struct Sharing {
     pub reserve_bytes: u64,
     /// Bytes of host memory for chunks that the card has no room for.
     pub host_bytes: u64,
-    /// How its memory is divided.
+    /// Settings of its memory.
     pub division: Division,
-    /// How its time is shared.
+    /// Settings of its time.
     pub scheduler: sched::Config,
+    /// Clear what one VM's kernels leave in PGRAPH before another's run.
+    pub clear: bool,
 }
 
-/// What a VM may have of a card.
+/// A VM's share of a card.
 #[derive(Clone, Copy, Debug)]
 pub struct Share {
     /// Bytes of VRAM that its guest sees.
     pub vram_bytes: u64,
-    /// What of that has a place where.
+    /// Limits of what of that has a place.
     pub memory: Limits,
     /// Physical channels at a time.
     pub channels: u32,
-    /// How long a channel may hold an engine without progress; `None` for ever.
+    /// Time for which a channel may hold an engine without progress; `None` for ever.
     pub hang_limit: Option<Duration>,
-    /// What it may have of the card's time.
+    /// Its share of the card's time.
     pub time: VgpuParams,
-    /// How much of its RAM it may lend.
+    /// Its share of RAM to lend.
     pub ram: RamShare,
 }
 
@@ -121,18 +132,19 @@ pub struct HostCard {
     /// Held by who moves memory: one VM at a time is suspended for that.
     moving: Mutex<rank::Moving, ()>,
     threads: Mutex<rank::Threads, Vec<JoinHandle<()>>>,
+    /// Takes what guests load into their falcons.
+    inbox: OnceLock<Inbox>,
 }
 
 impl HostCard {
-    /// Resets `card`, takes it over and starts its interrupt thread.
+    /// Resets `card`, takes it over with `firmware` and starts its interrupt thread.
     ///
     /// # Errors
     /// When the card does not come up, or has too little memory.
-    pub fn open(card: Arc<dyn Card>, name: &str, sharing: &Sharing) -> Result<Arc<Self>, HostError> {
-        let Sharing { chunk_bytes, reserve_bytes, host_bytes, division, scheduler } = *sharing;
-        let info = bring_up::bring_up(&*card)?;
-        let refused = |error: vram::Error| HostError::Refused(error.to_string());
-        let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown).map_err(refused)?;
+    pub fn open(card: Arc<dyn Card>, name: &str, sharing: &Sharing, firmware: Set) -> Result<Arc<Self>, HostError> {
+        let Sharing { chunk_bytes, reserve_bytes, host_bytes, division, scheduler, clear } = *sharing;
+        let info = start::bring_up(&*card, &firmware)?;
+        let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown)?;
         // The first chunks to scrub become the mediator's own: the way to scrub any other begins in them.
         let graph_image = u64::from(info.context_bytes);
         let needed = Layout::needed(graph_image)?;
@@ -140,16 +152,16 @@ impl HostCard {
         let own: Vec<_> = (0..count).map_while(|_| chunks.take_scrub_work()).collect();
         let available = own.len() as u64 * chunk_bytes;
         let first = own.first().and_then(|work: &ScrubWork| work.place.card());
-        let first = first.ok_or(HostError::TooSmall { needed, available })?;
+        let first = first.ok_or(CardError::TooSmall { needed, available })?;
         let layout = Layout::new(VramAddr(first.0), available, graph_image)?;
         let mut memory = CardMemory::take_over(Arc::clone(&card), layout, info.vram_bytes)?;
         memory.zero(layout.userd, available - layout.bootstrap_bytes())?;
         let golden = golden::make(&*card, &mut memory, &layout)?;
         own.iter().for_each(|work| chunks.scrubbed(work.place));
-        let reserved = chunks.reserve_mediator(count as u32, 1).map_err(refused)?;
+        let reserved = chunks.reserve_mediator(count as u32, 1)?;
         assert_eq!(chunks.address(reserved), first, "the only scrubbed chunks are those just scrubbed");
-        chunks.set_aside(u32::try_from(reserve_bytes.div_ceil(chunk_bytes)).unwrap_or(u32::MAX)).map_err(refused)?;
-        let io = |error: std::io::Error| HostError::Refused(format!("no event descriptor for the card: {error}"));
+        chunks.set_aside(u32::try_from(reserve_bytes.div_ceil(chunk_bytes)).unwrap_or(u32::MAX))?;
+        let io = |error: std::io::Error| HostError::host("no event descriptor or thread for the card", error);
         let event = EventFd::new(EFD_CLOEXEC).map_err(io)?;
         let alarm = TimerAlarm::new(event.try_clone().map_err(io)?)?;
         let timer = alarm.timer_fd().map_err(io)?;
@@ -159,20 +171,26 @@ impl HostCard {
         let slots = u32::try_from(host_bytes / chunk_bytes).unwrap_or(u32::MAX);
         let pinned = PinnedPool::new(Arc::clone(&card), &mut iova, slots, chunk_bytes)?;
         chunks.set_host_budget(slots);
+        let barrier = iova.allocate(SMALL_PAGE, 0).ok_or(HostError::OutOfIova { len: SMALL_PAGE })?;
+        card.map_dma(barrier.0, found(SMALL_PAGE as usize)?)?;
+        memory.set_barrier_page(barrier);
         let mut vram = CardVram::new(memory, pinned, chunks);
         let mut channels = Channels::new(layout.channels(), &golden);
         let copier = (slots != 0).then(|| Copier::new(&mut vram, &mut channels)).transpose()?;
-        let schedule = Schedule::new(scheduler, alarm).map_err(|error| HostError::Refused(error.to_string()))?;
+        let scrubber = clear.then(|| Scrubber::new(&mut vram, &mut channels, info.chip)).transpose()?;
+        let schedule = Schedule::new(scheduler, alarm)?;
         let mut state = HostState {
             memory: Memory::new(vram, iova, copier, &division),
             work: Work::new(channels, schedule),
             clock: Clock::new(),
+            scrubber,
+            firmware,
             vms: BTreeMap::new(),
             removed: BTreeSet::new(),
             guest_alarms: GuestAlarms::new(guest_alarm),
             still: false,
         };
-        state.set_division(&division).map_err(refused)?;
+        state.set_division(&division)?;
         let wakeup = Arc::clone(&state.vram().wakeup);
         card.set_interrupt(InterruptMode::Msi, Some(event.try_clone().map_err(io)?));
         let host = Arc::new(Self {
@@ -187,6 +205,7 @@ impl HostCard {
             wakeup,
             moving: Mutex::new(()),
             threads: Mutex::default(),
+            inbox: OnceLock::new(),
         });
         let weak = Arc::downgrade(&host);
         let wait = host.event.try_clone().map_err(io)?;
@@ -201,7 +220,7 @@ impl HostCard {
             .spawn(move || failure::watched(&weak, "mem", || mover::serve(&weak, &wakeup)))
             .map_err(io)?;
         host.threads.lock().push(thread);
-        bring_up::enable_interrupts(&*host.card);
+        start::enable_interrupts(&*host.card);
         Ok(host)
     }
 
@@ -209,6 +228,18 @@ impl HostCard {
     #[must_use]
     pub fn card(&self) -> &Arc<dyn Card> {
         &self.card
+    }
+
+    /// Has what guests load into their falcons go to `inbox`, from the first call on.
+    pub fn collect_firmware(&self, inbox: Inbox) {
+        let _later = self.inbox.set(inbox);
+    }
+
+    /// Takes what a guest has started on a falcon of its vGPU.
+    pub fn offer_firmware(&self, vm: VmId, falcon: Falcon, code: &[u32], data: &[u32]) {
+        if let Some(inbox) = self.inbox.get() {
+            inbox.offer(vm.0, falcon, code, data);
+        }
     }
 
     /// Returns what bring-up found.
@@ -297,13 +328,13 @@ impl HostCard {
         let made = self.make_room(|state| state.vram_mut().chunks.create_vm(vm, share.vram_bytes, share.memory));
         let mut state = self.lock();
         let chunk_bytes = state.vram().chunks.chunk_bytes();
-        made.map_err(|error| match (error, Shortage::of(&error, chunk_bytes)) {
-            (vram::Error::Promise { .. }, shortage) => HostError::OutOfMemory(shortage),
-            (_, shortage) => HostError::Refused(shortage.to_string()),
+        made.map_err(|error| match error {
+            vram::Error::Promise { .. } => HostError::OutOfMemory(Shortage::of(&error, chunk_bytes)),
+            error => HostError::Chunks(error),
         })?;
         if let Err(error) = state.set_ram(vm, share.ram) {
             state.iova_mut().dismiss(vm);
-            state.vram_mut().chunks.destroy_vm(vm).map_err(|error| HostError::Refused(error.to_string()))?;
+            state.vram_mut().chunks.destroy_vm(vm)?;
             return Err(HostError::OutOfMemory(error));
         }
         state.channels_mut().add_vm(vm, share.channels);
@@ -339,10 +370,9 @@ impl HostCard {
             let mut state = self.lock();
             if state.channels().has_stuck(vm) {
                 state.removed.insert(vm);
-                let what = "the card holds on to a channel of the VM; the VM's memory stays out of use until it lets go or is reset";
-                return Err(HostError::Refused(what.to_owned()));
+                return Err(HostError::ChannelStays);
             }
-            state.vram_mut().chunks.destroy_vm(vm).map_err(|error| HostError::Refused(error.to_string()))?;
+            state.vram_mut().chunks.destroy_vm(vm)?;
         }
         while self.scrub_piece()? {}
         self.wakeup.ring();

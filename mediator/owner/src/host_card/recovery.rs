@@ -1,11 +1,12 @@
 //! Channels that faulted, and channels that are to leave the card.
 
+use super::scrubber::SCRUBBER;
 use super::{HostCard, HostState};
 use crate::Feeder;
-use crate::bring_up::restart_engine;
 use crate::memory::COPIER;
 use crate::tenants::GuestEvent;
 use crate::work::departures::Remedy;
+use bringup::start::restart_engine;
 use card::Card;
 use channels::{RunState, Stuck};
 use nvspec::fifo::{ChannelId, VirtualChannelId, engine};
@@ -58,6 +59,11 @@ impl HostState {
             );
             copier.breaks();
         }
+        if vm == SCRUBBER {
+            let now = self.now_ns();
+            self.scrubber.iter_mut().for_each(|scrubber| scrubber.breaks(now));
+            tracing::error!("the mediator's channel on PGRAPH has failed; it is bound anew");
+        }
         self.departs(vm, physical, retired);
         retired
     }
@@ -83,7 +89,7 @@ impl HostState {
         // Nothing is scheduled there between the look and the reset.
         card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | 1 << engine);
         if physical.is_some_and(|physical| holds(&*card, engine, physical))
-            && let Err(error) = restart_engine(&*card, engine)
+            && let Err(error) = restart_engine(&*card, &self.firmware, engine)
         {
             tracing::error!(engine, %error, "an engine that was reset does not start");
         }
@@ -96,6 +102,7 @@ impl HostState {
         self.complete();
         let stuck = self.work.channels_mut().destroy_vm(self.memory.card_mut(), vm);
         self.unschedule_vm(vm);
+        self.forget_graphics(vm);
         let now_ns = self.now_ns();
         stuck.into_iter().for_each(|stuck| self.work.departures_mut().begin(vm, stuck.channel, false, now_ns));
     }
@@ -197,7 +204,7 @@ impl HostState {
             card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | 1 << unit);
             if holds(&*card, unit, physical) {
                 tracing::error!(channel = physical.0, engine = unit, "an engine does not end its work and is reset");
-                if let Err(error) = restart_engine(&*card, unit) {
+                if let Err(error) = restart_engine(&*card, &self.firmware, unit) {
                     tracing::error!(engine = unit, %error, "an engine that was reset does not start");
                 }
             }
@@ -221,7 +228,7 @@ impl HostState {
         let physical = channel.and_then(|(vm, channel)| self.work.channels().physical(vm, channel));
         if let Some(engine) = engine
             && stopped(card, engine, physical)
-            && let Err(error) = restart_engine(card, engine)
+            && let Err(error) = restart_engine(card, &self.firmware, engine)
         {
             tracing::error!(engine, %error, "an engine that was reset after a fault does not start");
         }
@@ -242,6 +249,10 @@ impl HostCard {
                 let mut state = self.lock();
                 state.look_at_departures();
                 if !state.is_departing(vm) {
+                    // Its memory may be wiped and be another's next.
+                    if let Err(error) = state.vram().memory.barrier() {
+                        tracing::error!(%vm, %error, "what a VM's channels wrote last may arrive late");
+                    }
                     return;
                 }
             }

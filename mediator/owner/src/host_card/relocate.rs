@@ -13,13 +13,14 @@
 use super::{GuestEvents, HostCard, HostState};
 use crate::memory::{COPIER, Copier, Dirty, Job, Ranges, Relocated, found_beside};
 use crate::{Feeder, HostError};
+use bringup::CardError;
 use channels::Pause;
 use nvspec::addr::SMALL_PAGE;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use vram::{CardAddr, Ended, GuestAddr, HostAddr, Move, Place, Step, VmId};
 
-/// How long a VM's work may take to leave the engines.
+/// Time that a VM's work may take to leave the engines.
 // TIMEOUT: twice the watchdog's own limit, which ends what hangs unless the operator has switched it off.
 const LEAVE_LIMIT: Duration = Duration::from_nanos(2 * channels::HANG_LIMIT_NS);
 /// Time that it may take more once its engines were reset.
@@ -27,7 +28,7 @@ const LEAVE_LIMIT: Duration = Duration::from_nanos(2 * channels::HANG_LIMIT_NS);
 const RESET_LIMIT: Duration = Duration::from_secs(1);
 /// Time between two looks whether it has. The card has no interrupt for that.
 const LOOK: Duration = Duration::from_micros(50);
-/// How long the engines may move nothing at all before the CPU copies what is left to move.
+/// Time for which the engines may move nothing at all before the CPU copies what is left to move.
 // TIMEOUT: a piece of 512 KiB behind a queue of guests' copies. A channel of ours that hangs is the watchdog's.
 const STILL_LIMIT: Duration = Duration::from_secs(20);
 /// Time between two looks at that.
@@ -60,11 +61,13 @@ impl HostCard {
         }
         let copied = if self.vacate(vm) {
             let copying = Instant::now();
-            let copied = self.copy(&moves);
+            // What its engines wrote before they were left is where the chunks are.
+            let arrived = self.lock().vram().memory.barrier().map_err(HostError::from);
+            let copied = arrived.and_then(|()| self.copy(&moves));
             done.copied_ns = nanoseconds(copying.elapsed());
             copied
         } else {
-            Err(HostError::Unresponsive("a VM's channels do not leave its engines"))
+            Err(CardError::Unresponsive("a VM's channels do not leave its engines").into())
         };
         match copied {
             Ok(()) => {
@@ -232,18 +235,19 @@ impl HostCard {
         }
         self.wait_departed(COPIER);
         let mut state = self.lock();
-        if !state.work.departures().any_kept(COPIER) {
+        let arrived = state.vram().memory.barrier();
+        if let (false, Ok(())) = (state.work.departures().any_kept(COPIER), arrived) {
             return Ok(());
         }
         moves.iter().for_each(|chunk| state.vram_mut().chunks.quarantine(chunk.to));
-        Err(HostError::Refused("the mediator's own channels stay on the card".to_owned()))
+        Err(HostError::OwnChannelsStay)
     }
 
     fn copy_by_engine(&self, moves: &[Move]) -> Result<(), HostError> {
         let jobs = moves.iter().map(|chunk| Job { from: chunk.from, to: chunk.to, bytes: chunk.bytes });
         let jobs: Vec<_> = jobs.collect();
         let mut guard = self.lock();
-        let dead = || HostError::Unresponsive("the copy engines do not move memory");
+        let dead = || HostError::from(CardError::Unresponsive("the copy engines do not move memory"));
         let now = guard.now_ns();
         guard.revive_copier();
         let HostState { memory, work, .. } = &mut *guard;
@@ -346,8 +350,7 @@ impl HostState {
         let (vram, copier) = memory.vram_and_copier();
         let Some(copier) = copier else { return };
         let channels = work.channels_mut();
-        let revived =
-            ended.map_err(|stuck| HostError::Refused(stuck.to_string())).and_then(|()| copier.revive(vram, channels));
+        let revived = ended.map_err(HostError::Stuck).and_then(|()| copier.revive(vram, channels));
         match revived {
             Ok(()) => tracing::info!("the copy engines are tried again for memory that moves"),
             Err(error) => tracing::warn!(%error, "the copy engines cannot be tried again for memory that moves"),

@@ -1,6 +1,7 @@
 //! The card behind its scheduler: what the scheduler is told of it, and what comes of its decisions.
 
 use super::HostState;
+use super::scrubber::SCRUBBER;
 use crate::Feeder;
 use crate::alarm::TimerAlarm;
 use crate::memory::COPIER;
@@ -60,7 +61,11 @@ impl Feeder for HostState {
     }
 
     fn start(&mut self, channel: ChannelId, submission: Submission) -> bool {
-        self.work.channels_mut().start(self.memory.card_mut(), channel, submission)
+        let started = self.work.channels_mut().start(self.memory.card_mut(), channel, submission);
+        if started {
+            self.wants_graphics(channel);
+        }
+        started
     }
 
     fn take_ended(&mut self) -> Vec<(Submission, Option<Nanos>)> {
@@ -75,11 +80,23 @@ impl Feeder for HostState {
                 copier.completed(vram, work.channels_mut(), now_ns, completion.submission);
             }
         }
+        for completion in completions.extract_if(.., |completion| completion.vm == SCRUBBER).collect::<Vec<_>>() {
+            self.graphics_cleared(completion.submission);
+        }
         completions.into_iter().map(|ended| (ended.submission, ended.card_time_ns.map(Nanos))).collect()
     }
 
     fn is_deferred(&self) -> bool {
-        self.work.channels().is_deferred() || self.work.departures().any_leaving(None)
+        let changing = self.scrubber.as_ref().is_some_and(|scrubber| scrubber.tenancy.is_changing());
+        changing || self.work.channels().is_deferred() || self.work.departures().any_leaving(None)
+    }
+
+    fn returns(&mut self, channel: ChannelId) {
+        self.wants_graphics(channel);
+    }
+
+    fn hand_over(&mut self) {
+        self.change_hands();
     }
 
     fn kill(&mut self, vm: VmId, channel: VirtualChannelId, engine: Engine) {

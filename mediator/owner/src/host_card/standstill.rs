@@ -58,7 +58,7 @@ impl HostCard {
             let Some(stays) = stays else { break };
             if began.elapsed() > limit + KILLED_LIMIT {
                 tracing::error!(?stays, "the card does not stand still");
-                return Err(HostError::Unresponsive("a channel does not leave the card's engines"));
+                return Err(HostError::NotStill);
             }
             if began.elapsed() > limit {
                 stays.into_iter().for_each(|(vm, channel)| self.hangs(vm, channel));
@@ -67,7 +67,7 @@ impl HostCard {
         }
         self.tell_ended();
         if self.lock().work.departures().any_kept_at_all() {
-            return Err(HostError::Refused("the card keeps a channel that was to leave it".to_owned()));
+            return Err(HostError::NotStill);
         }
         Ok(still)
     }

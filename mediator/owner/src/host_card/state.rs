@@ -1,4 +1,4 @@
-//! What others ask of a card's state.
+//! Requests of others to a card's state.
 
 use super::HostState;
 use crate::Feeder;
@@ -48,7 +48,7 @@ impl HostState {
         (self.memory.vram_mut(), self.work.channels_mut())
     }
 
-    /// Who gives memory, and who gets it.
+    /// Returns the divider of the card's memory.
     #[must_use]
     pub fn divider(&self) -> &Divider {
         self.memory.divider()

@@ -35,7 +35,7 @@ pub(super) struct Ring {
     pub(super) acquires: bool,
     /// It keeps the unit that takes methods meanwhile.
     holds: bool,
-    /// What was taken from the guest and is not started, each with its length in ns; `None` never ends.
+    /// Submissions that were taken from the guest and are not started, each with its length in ns; `None` never ends.
     waiting: VecDeque<(Submission, Option<u64>)>,
 }
 
@@ -48,11 +48,11 @@ struct Work {
     length: Option<u64>,
 }
 
-/// What the hardware knows.
+/// State of the hardware.
 #[derive(Debug, Default)]
 pub(super) struct Hardware {
     clock: u64,
-    /// When the timer expires.
+    /// Time at which the timer expires.
     alarm: Option<u64>,
     pub(super) expired: bool,
     pub(super) signalled: bool,
@@ -61,7 +61,7 @@ pub(super) struct Hardware {
     pub(super) stopped: bool,
     pub(super) rings: BTreeMap<ChannelId, Ring>,
     engines: [VecDeque<Work>; Engine::COUNT],
-    /// What each engine has begun: it goes on with that, whatever becomes of the channel.
+    /// Work that each engine has begun: it goes on with that, whatever becomes of the channel.
     begun: [Option<(ChannelId, Submission)>; Engine::COUNT],
     last_end: [u64; Engine::COUNT],
     busy: [u64; Engine::COUNT],
@@ -279,7 +279,7 @@ impl Alarm for Card {
     }
 }
 
-/// What the mediator keeps of the card, under the card's lock.
+/// State that the mediator keeps of the card, under the card's lock.
 pub(super) struct State {
     pub(super) schedule: Schedule<Card>,
     card: Card,

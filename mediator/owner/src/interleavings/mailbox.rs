@@ -7,7 +7,7 @@ use nvspec::fifo::VirtualChannelId;
 use shuttle::sync::Arc;
 use shuttle::thread::{self, JoinHandle};
 
-/// What was taken up, in that order: who delivered it, and its number there.
+/// Events that were taken up, in that order: who delivered it, and its number there.
 #[derive(Debug, Default)]
 struct Guest {
     events: Vec<(u32, u32)>,

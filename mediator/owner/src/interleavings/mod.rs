@@ -29,7 +29,7 @@ const SCHEDULES: usize = 1000;
 const VMS: u32 = 3;
 /// Of each VM, where it counts.
 const SUBMISSIONS: u32 = 4;
-/// What a submission takes, in ns: less and more than BAND waits for a VM, and than the card is kept ahead.
+/// Lengths of submissions, in ns: less and more than BAND waits for a VM, and than the card is kept ahead.
 const LENGTHS: [u64; 3] = [20_000, 600_000, 3_000_000];
 
 /// The mediator's card, under its lock.

@@ -1,4 +1,4 @@
-//! Who gives memory, and who gets it: what the card's balancer and thrash detector are told, and what they want.
+//! Division of a card's memory: what its balancer and thrash detector are told, and what they want moved.
 
 use super::Memory;
 use super::chaos::{Chaos, Dice};
@@ -10,35 +10,35 @@ use vram::balance::{By, Config, PinError, Request};
 use vram::victim::VictimPolicy;
 use vram::{Balancer, Change, GuestAddr, Lookup, Mode, Place, Quanta, QuantaConfig, Step, Turn, VmId};
 
-/// How a card's memory is divided.
+/// Settings by which a card's memory is divided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Division {
-    /// Who gives, who gets.
+    /// The balancer's: who gives, and who gets.
     pub balance: Config,
-    /// When VMs take turns.
+    /// The turns' of VMs.
     pub quanta: QuantaConfig,
     /// Chunks of the card that take evictions at once.
     pub reserve: u32,
-    /// What moves without a reason, for tests.
+    /// Moves without a reason, for tests.
     pub chaos: Chaos,
 }
 
-/// What somebody knows of a range of a VM's memory.
+/// A hint about a range of a VM's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hint {
     /// It stays on the card, or not any more.
     Pinned(bool),
     /// The lowest goes first.
     Priority(u8),
-    /// How often it is accessed, against the rest of the VM's.
+    /// Number of accesses, against the rest of the VM's.
     Accesses(u32),
 }
 
-/// What divides a card's memory.
+/// Divides a card's memory.
 pub struct Divider {
     pub(crate) balancer: Balancer,
     pub(crate) quanta: Quanta,
-    /// What an operator has set.
+    /// The operator's settings.
     division: Division,
     /// VMs that do not run, since it is another one's turn.
     waiting: BTreeSet<VmId>,
@@ -47,14 +47,14 @@ pub struct Divider {
     settling: bool,
     /// Turns that have begun.
     turns: u64,
-    /// What the card counted, and what was copied since.
+    /// The card's counts, and the copies since.
     bus: Bus,
 }
 
-/// What goes over the bus, as the card counts it.
+/// Traffic on the bus, as the card counts it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bus {
-    /// When the counts were taken last, in ns.
+    /// Time at which the counts were taken last, in ns.
     since: Option<u64>,
     /// Bytes that the mediator itself has copied since then: they are among what is counted.
     copied: u64,
@@ -274,7 +274,7 @@ impl Memory {
         self.moved.entry(vm).or_default().add(done);
     }
 
-    /// What was seen used, and what the card counts.
+    /// Tells the balancer what was seen used, and what the card counts.
     fn tell_balancer(&mut self, counts: Option<&AccessCounts>) {
         let Self { vram, divider, .. } = self;
         let (balancer, chunks) = (&mut divider.balancer, &vram.chunks);
@@ -338,7 +338,7 @@ impl Memory {
         Some(counts)
     }
 
-    /// Which VMs are active, what they work on, and which of them have no work now.
+    /// Tells the thrash detector which VMs are active, what they work on, and which of them have no work now.
     fn tell_working_sets(&mut self, now: u64) {
         let Self { vram, divider, .. } = self;
         let (chunks, idle_after) = (&vram.chunks, divider.balancer.config().idle_after_ns);

@@ -10,12 +10,12 @@ use vram::{Step, Tier, To, VmId};
 /// Most chunks that move at a time.
 const CHUNKS: u64 = 4;
 
-/// How often something moves at random.
+/// Rate of moves at random.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Chaos {
     /// Something moves after so many submissions of all VMs; 0 for never.
     pub every: u32,
-    /// What is drawn follows from it and from what VMs have.
+    /// The moves follow from it and from what VMs have.
     pub seed: u64,
 }
 

@@ -6,18 +6,19 @@
 use super::own_space::{OwnSpace, va};
 use super::vram::CardVram;
 use crate::HostError;
+use bringup::CardError;
 use channels::{Bind, Channels, GuestInstance, GuestMemory, GuestRing, Parts, Submission, Unmapped, Unreadable};
 use locks::Condvar;
 use nvspec::addr::{GpuVa, GuestVramAddr, SMALL_PAGE, VramAddr};
 use nvspec::class::ce90b5::{self as methods, exec};
-use nvspec::fifo::{ChannelId, GpEntry, HeaderOp, MethodHeader, VirtualChannelId, host_method};
+use nvspec::fifo::{ChannelId, GpEntry, HeaderOp, MethodHeader, VirtualChannelId, engine, host_method};
 use nvspec::mmu::Rights;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use vram::{PagePool, Place, SavedPool, VmId};
 
 /// The mediator among the VMs of [`Channels`]. No VM of an operator has that number.
-pub const COPIER: VmId = VmId::MEDIATOR;
+pub(crate) const COPIER: VmId = VmId::MEDIATOR;
 
 /// Bytes of a copy that an engine does before another channel can have it.
 const PIECE: u64 = 512 << 10;
@@ -35,10 +36,10 @@ const PIECES: usize = ((PUSH_BYTES / 4 - FIRST_WORDS) / PIECE_WORDS) as usize;
 /// less than 2 MiB.
 const POOL_BYTES: u64 = 64 << 20;
 /// Log2 of the entries of a lane's ring.
-const RING_LOG2: u32 = 4;
+pub(crate) const RING_LOG2: u32 = 4;
 /// Log2 of the copies that others do, at most, before engines that have failed are tried again.
 const RESTS_MAX_LOG2: u32 = 8;
-/// Where the ring is, as far as anyone asks: its entries are read from the mediator's own memory.
+/// Place of the ring, as far as anyone asks: its entries are read from the mediator's own memory.
 const RING_VA: GpuVa = GpuVa(SMALL_PAGE);
 /// The subchannel that drivers bind copy engines to.
 const SUBCHANNEL: u8 = 4;
@@ -47,16 +48,16 @@ const OBJECTS: [u32; 2] = [0x4_90b5, 0x5_90b8];
 
 /// A number for a copy that was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct CopyId(u64);
+pub(crate) struct CopyId(u64);
 
 /// A copy that is to be done.
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
-    /// Where the bytes are.
+    /// The source.
     pub from: Place,
-    /// Where they go.
+    /// The destination.
     pub to: Place,
-    /// How many: a multiple of 128 KiB.
+    /// Bytes: a multiple of 128 KiB.
     pub bytes: u64,
 }
 
@@ -77,12 +78,12 @@ struct Lane {
     push: VramAddr,
     ring: [u64; 1 << RING_LOG2],
     put: u32,
-    /// What it is at: one submission at a time.
+    /// Its current submission: one at a time.
     busy: Option<(Submission, Vec<Piece>)>,
 }
 
 /// The channels, and what they have to do.
-pub struct Copier {
+pub(crate) struct Copier {
     pool: PagePool,
     space: OwnSpace,
     lanes: Vec<Lane>,
@@ -101,8 +102,8 @@ pub struct Copier {
     ended: Arc<Condvar>,
 }
 
-/// What is behind the mediator's own ring: nothing that a guest could write.
-struct OwnRing<'a>(&'a [u64]);
+/// The mediator's own ring: nothing that a guest could write.
+pub(crate) struct OwnRing<'a>(pub(crate) &'a [u64]);
 
 impl GuestRing for OwnRing<'_> {
     fn read(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), Unmapped> {
@@ -115,7 +116,7 @@ impl GuestRing for OwnRing<'_> {
 }
 
 /// The mediator's channels have no instance block but the card's.
-struct NoMemory;
+pub(crate) struct NoMemory;
 
 impl GuestMemory for NoMemory {
     fn read(&mut self, _: channels::Place, _: &mut [u8]) -> Result<(), Unreadable> {
@@ -179,7 +180,7 @@ impl Copier {
     ///
     /// # Errors
     /// When the card has no channels left, or does not answer: they stay as they were.
-    pub fn revive(&mut self, vram: &mut CardVram, channels: &mut Channels) -> Result<(), HostError> {
+    pub(crate) fn revive(&mut self, vram: &mut CardVram, channels: &mut Channels) -> Result<(), HostError> {
         self.rests = 1 << self.breaks.min(RESTS_MAX_LOG2);
         self.waiting.clear();
         self.left.clear();
@@ -188,7 +189,7 @@ impl Copier {
                 self.space.unmap_work(vram, index)?;
             }
             (lane.busy, lane.put) = (None, 0);
-            lane.physical = bind(&mut self.space, vram, channels, lane.channel)?;
+            lane.physical = bind(&mut self.space, vram, channels, (COPIER, lane.channel), lane.engine())?;
         }
         self.start(vram, channels);
         self.broken = false;
@@ -203,7 +204,8 @@ impl Copier {
         object: u32,
     ) -> Result<(), HostError> {
         let push = vram.alloc(&mut self.pool, PUSH_BYTES)?;
-        let physical = bind(&mut self.space, vram, channels, channel)?;
+        let engine = if channel.0 == 0 { engine::CE0 } else { engine::CE1 };
+        let physical = bind(&mut self.space, vram, channels, (COPIER, channel), engine)?;
         let ring = [0; 1 << RING_LOG2];
         self.lanes.push(Lane { object, channel, physical, push, ring, put: 0, busy: None });
         Ok(())
@@ -233,7 +235,7 @@ impl Copier {
         work: &[Job],
     ) -> Result<Vec<CopyId>, HostError> {
         if self.broken {
-            return Err(HostError::Unresponsive("the copy engines do not move memory"));
+            return Err(CardError::Unresponsive("the copy engines do not move memory").into());
         }
         let mut copies = Vec::new();
         for job in work {
@@ -254,7 +256,7 @@ impl Copier {
 
     /// Returns whether a copy has ended. `None` when it never will.
     #[must_use]
-    pub fn has_ended(&self, copy: CopyId) -> Option<bool> {
+    pub(crate) fn has_ended(&self, copy: CopyId) -> Option<bool> {
         match (self.left.contains_key(&copy), self.broken) {
             (true, true) => None,
             (left, _) => Some(!left),
@@ -318,21 +320,21 @@ impl Copier {
 }
 
 /// Returns what the address space of a channel must map of the mediator's.
-fn own_pages(channels: &Channels, physical: ChannelId) -> Vec<(u32, VramAddr, Rights)> {
+pub(crate) fn own_pages(channels: &Channels, physical: ChannelId) -> Vec<(u32, VramAddr, Rights)> {
     let layout = channels.layout();
     layout.work_pages(physical).into_iter().chain(layout.image_pages(physical)).collect()
 }
 
-/// Binds a lane's channel.
-fn bind(
+/// Binds a channel of the mediator's own, with a context for one engine.
+pub(crate) fn bind(
     space: &mut OwnSpace,
     vram: &mut CardVram,
     channels: &mut Channels,
-    channel: VirtualChannelId,
+    (vm, channel): (VmId, VirtualChannelId),
+    engine: u32,
 ) -> Result<ChannelId, HostError> {
     // Where a context is, is not asked.
-    let context = Some(GpuVa(0));
-    let contexts = if channel.0 == 0 { [None, context, None] } else { [None, None, context] };
+    let contexts = [engine::GR, engine::CE0, engine::CE1].map(|unit| (unit == engine).then_some(GpuVa(0)));
     // The addresses are in a VRAM that the mediator as a guest does not have: nothing is read there.
     let nowhere = channels::Place::Vram(GuestVramAddr(0));
     let guest = GuestInstance {
@@ -345,9 +347,7 @@ fn bind(
         contexts,
     };
     let bind = Bind { instance: nowhere, guest: &guest, directory: space.directory() };
-    let physical = channels
-        .bind(&mut vram.memory, COPIER, channel, bind)
-        .map_err(|error| HostError::Refused(format!("the mediator has no channel to move memory with: {error}")))?;
+    let physical = channels.bind(&mut vram.memory, vm, channel, bind)?;
     for page in own_pages(channels, physical) {
         space.map_work(vram, page)?;
     }
@@ -356,6 +356,10 @@ fn bind(
 }
 
 impl Lane {
+    fn engine(&self) -> u32 {
+        if self.channel.0 == 0 { engine::CE0 } else { engine::CE1 }
+    }
+
     fn submit(
         &mut self,
         vram: &mut CardVram,
@@ -372,14 +376,13 @@ impl Lane {
         self.ring[self.put as usize] = entry.into();
         self.put = (self.put + 1) % (1 << RING_LOG2);
         let memory = &mut vram.memory;
-        let refused = |error: String| HostError::Refused(format!("the mediator's own channel: {error}"));
         let doorbell = channels
             .doorbell(&mut Parts { card: memory, guest: &mut NoMemory }, COPIER, self.channel, self.put)
-            .map_err(|error| refused(error.to_string()))?;
+            .map_err(HostError::OwnDoorbell)?;
         let pulled = channels
             .pull(&mut Parts { card: memory, guest: &mut OwnRing(&self.ring) }, doorbell, now)
-            .map_err(|error| refused(error.fault.to_string()))?;
-        let submission = pulled.submission.ok_or_else(|| refused("nothing was taken from its ring".to_owned()))?;
+            .map_err(|error| HostError::OwnRing(error.fault))?;
+        let submission = pulled.submission.ok_or(HostError::OwnRingStill)?;
         self.busy = Some((submission, pieces));
         channels.start(memory, self.physical, submission);
         Ok(())

@@ -1,4 +1,4 @@
-//! What lies where of a card's memory, copied: it is looked at without holding up the card.
+//! A copy of who has which part of a card's memory: it is looked at without holding up the card.
 
 use super::Memory;
 use super::balance::Division;
@@ -11,21 +11,21 @@ use vram::{Summary, Turn, VmId};
 /// A card's memory at one moment.
 #[derive(Clone, Debug)]
 pub struct Holdings {
-    /// How it is divided.
+    /// Settings of the division.
     pub division: Division,
     /// The accounts, in chunks.
     pub summary: Summary,
     /// Bytes per second of copies between the card and the host, as measured; 0 before the first.
     pub bytes_per_second: u64,
-    /// Whose turn it is, if VMs take turns.
+    /// The current turn, if VMs take turns.
     pub turn: Option<Turn>,
-    /// What each VM is entitled to, in chunks.
+    /// Entitlements of the VMs, in chunks.
     pub entitled: BTreeMap<VmId, Entitlement>,
     /// Chunks of each VM that are pinned to the card.
     pub pinned: BTreeMap<VmId, u32>,
-    /// What was moved of each VM's memory.
+    /// Moves of each VM's memory.
     pub moved: BTreeMap<VmId, Moved>,
-    /// What each VM wanted and did not get.
+    /// Requests of each VM that were refused.
     pub refusals: Refusals,
     /// Turns that have begun.
     pub turns: u64,

@@ -16,12 +16,12 @@ use vram::VmId;
 const FIRST: u64 = 2 << 20;
 /// Regions begin at multiples of this, so that large pages stay large whatever the guest aligns.
 const ALIGN: u64 = 2 << 20;
-/// What VMs share. The mediator's own ranges may lie there, too, but no VM's below it.
+/// The part that VMs share. The mediator's own ranges may lie there, too, but no VM's below it.
 const SHARED: Range<u64> = 128 << 30..1 << BUS_BITS;
 /// Bytes of bus addresses that all VMs together can have.
 pub const SHARED_BYTES: u64 = SHARED.end - SHARED.start;
 
-/// How much RAM a VM may lend, in steps of 2 MiB for each region.
+/// Amounts of RAM that a VM may lend, in steps of 2 MiB for each region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RamShare {
     /// Most bytes.
@@ -38,7 +38,7 @@ impl Default for RamShare {
     }
 }
 
-/// What a VM has.
+/// Account of a VM.
 #[derive(Debug, Default)]
 struct Part {
     share: RamShare,
@@ -112,7 +112,7 @@ impl IovaSpace {
         self.gaps().into_iter().map(|gap| gap.end - gap.start).max().unwrap_or(0)
     }
 
-    /// What of the shared part is neither taken nor in a window, in whole steps.
+    /// Returns what of the shared part is neither taken nor in a window, in whole steps.
     fn gaps(&self) -> Vec<Range<u64>> {
         let mut used: Vec<Range<u64>> = self.taken.iter().map(|(&start, &len)| start..start + len).collect();
         used.extend(self.vms.values().filter_map(|part| part.window.clone()));
@@ -130,7 +130,7 @@ impl IovaSpace {
     }
 
     /// Takes a VM's window back. Ranges that it has not given back stay taken.
-    pub fn dismiss(&mut self, vm: VmId) {
+    pub(crate) fn dismiss(&mut self, vm: VmId) {
         self.vms.remove(&vm);
     }
 

@@ -1,6 +1,6 @@
 //! A card's memory: whose it is, where it lies, and what moves.
 //!
-//! Parts: [`windows`] (the mediator's way into VRAM), [`vram`] (guests' memory wherever it lies), [`pinned`] (host memory for
+//! Parts: [`vram`] (guests' memory wherever it lies), [`pinned`] (host memory for
 //! it), `pages` (where the host finds that), [`iova`] (I/O addresses), [`balance`] (who gives and who gets), [`holdings`] (what
 //! of that the operator sees), [`refusals`] (what nobody got), `wants` (who waits, and what the mediator needs itself), `moved`
 //! (what moves, and has), `wakeup` (what wakes the thread that moves it), [`copier`] and `own_space` (the mediator's own
@@ -21,41 +21,41 @@ pub mod segments;
 mod vram;
 mod wakeup;
 mod wants;
-pub(crate) mod windows;
 
 pub use self::vram::CardVram;
 pub(crate) use self::vram::{Dirty, SCRUB_PIECE};
-pub(crate) use copier::{COPIER, Copier, Job};
+pub(crate) use copier::{COPIER, Copier, Job, NoMemory, OwnRing, RING_LOG2, bind, own_pages};
 pub use moved::{Moved, Ranges, Relocated};
 pub(crate) use moved::{Plan, Planned};
-pub(crate) use pages::found_beside;
+pub(crate) use own_space::{OwnSpace, va};
+pub(crate) use pages::{found, found_beside};
 pub(crate) use wakeup::Wakeup;
 pub use wants::Looks;
 pub(crate) use wants::{FIRST_BYTES, LOOK};
 
 use ::vram::{Place, VmId};
 use balance::{Divider, Division};
+use bringup::memory::CardMemory;
 use chaos::Dice;
 use iova::IovaSpace;
 use segments::Segments;
 use std::collections::BTreeMap;
-use windows::CardMemory;
 
-/// What a card has of memory, and who has what of that.
+/// A card's memory, with its owners.
 pub(crate) struct Memory {
     vram: CardVram,
     iova: IovaSpace,
-    /// What moves memory, if there is where to.
+    /// The mover of memory, if there is where to.
     copier: Option<Copier>,
-    /// Who gives memory, and who gets it.
+    /// Division among the VMs.
     divider: Divider,
-    /// What moves without a reason.
+    /// Moves without a reason.
     dice: Dice,
     /// Promises that room is being made for: nobody gets back what was moved for them.
     promising: u32,
     /// Memory that several address spaces share.
     segments: Segments,
-    /// What was moved of VMs' memory.
+    /// Moves of VMs' memory.
     moved: BTreeMap<VmId, Moved>,
     /// Places that chunks have left, of the relocation that was committed last.
     left: Vec<Place>,
@@ -101,7 +101,7 @@ impl Memory {
         &mut self.iova
     }
 
-    /// What moves memory, if there is where to.
+    /// Returns the mover of memory, if there is where to.
     pub(crate) fn copier(&self) -> Option<&Copier> {
         self.copier.as_ref()
     }
@@ -111,7 +111,7 @@ impl Memory {
         (&mut self.vram, self.copier.as_mut())
     }
 
-    /// Who gives memory, and who gets it.
+    /// Returns the divider.
     pub(crate) fn divider(&self) -> &Divider {
         &self.divider
     }

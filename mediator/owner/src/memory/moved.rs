@@ -1,10 +1,10 @@
-//! What is to move of VMs' memory, and what has moved.
+//! Moves of VMs' memory, planned and done.
 
 use sched::Histogram;
 use std::collections::BTreeSet;
 use vram::{GuestAddr, Step, VmId};
 
-/// What has become of a VM's memory that was to move.
+/// Outcome of a move of a VM's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Relocated {
     /// Chunks that lie elsewhere now.
@@ -15,16 +15,16 @@ pub struct Relocated {
     pub rebooked: u32,
     /// Bytes that were copied.
     pub bytes: u64,
-    /// How long the VM's channels did not run, in ns.
+    /// Time for which the VM's channels did not run, in ns.
     pub suspended_ns: u64,
-    /// How long the copies took, in ns.
+    /// Time that the copies took, in ns.
     pub copied_ns: u64,
 }
 
 impl Relocated {
     /// Returns whether the accounts differ from before.
     #[must_use]
-    pub fn has_effect(&self) -> bool {
+    pub(crate) fn has_effect(&self) -> bool {
         self.moved != 0 || self.rebooked != 0
     }
 }
@@ -32,12 +32,12 @@ impl Relocated {
 /// Ranges of guest VRAM that lie elsewhere than before.
 pub type Ranges = Vec<(GuestAddr, u64)>;
 
-/// What was moved of a VM's memory since it was added.
+/// Moves of a VM's memory since it was added.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
     /// The sum of it all.
     pub sum: Relocated,
-    /// How long its channels did not run, each time.
+    /// Times for which its channels did not run.
     pub suspensions: Histogram,
 }
 
@@ -52,7 +52,7 @@ impl Moved {
     }
 }
 
-/// What is to be done.
+/// A plan of the balancer.
 pub(crate) struct Planned {
     pub(crate) plan: Plan,
     /// VMs that waited for what it will free.

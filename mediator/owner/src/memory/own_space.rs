@@ -12,12 +12,12 @@ use nvspec::mmu::{
 use std::collections::BTreeMap;
 use vram::{CardAddr, HostAddr, PagePool, Place};
 
-/// Where the card's memory begins in the space.
+/// Begin of the card's memory in the space.
 const VRAM_VA: GpuVa = GpuVa(1 << 36);
-/// Where the host's slots begin.
+/// Begin of the host's slots.
 const SLOTS_VA: GpuVa = GpuVa(1 << 38);
 /// Most bytes of slots that there is room for.
-pub const SLOTS_BYTES_MAX: u64 = HOST_VA_BASE.0 - SLOTS_VA.0;
+pub(crate) const SLOTS_BYTES_MAX: u64 = HOST_VA_BASE.0 - SLOTS_VA.0;
 /// Most bytes of the card's memory.
 const VRAM_BYTES_MAX: u64 = SLOTS_VA.0 - VRAM_VA.0;
 /// The size code of the work areas' table: an eighth, as in every other space.
@@ -33,7 +33,7 @@ pub fn va(place: Place) -> GpuVa {
 }
 
 /// The space. Its tables are in chunks of the mediator.
-pub struct OwnSpace {
+pub(crate) struct OwnSpace {
     directory: VramAddr,
     /// Tables of large pages by directory entry.
     tables: BTreeMap<u64, VramAddr>,
@@ -53,8 +53,7 @@ impl OwnSpace {
             [("the card's memory", bytes, VRAM_BYTES_MAX), ("host memory for it", slots.1, SLOTS_BYTES_MAX)]
         {
             if bytes > most {
-                let text = format!("{what} has {bytes:#x} bytes, of which the mediator can move {most:#x} at most");
-                return Err(HostError::Refused(text));
+                return Err(HostError::Unmovable { what, bytes, most });
             }
         }
         let directory = vram.alloc(pool, PD_BYTES)?;
@@ -77,23 +76,23 @@ impl OwnSpace {
     ///
     /// # Errors
     /// When the card does not answer.
-    pub fn map_work(
+    pub(crate) fn map_work(
         &mut self,
         vram: &mut CardVram,
         (index, page, rights): (u32, VramAddr, Rights),
     ) -> Result<(), HostError> {
         let pte = Pte::granting(rights).with_frame(frame(page.0));
         self.stale = true;
-        vram.memory.write(self.work.offset(u64::from(index) * ENTRY_BYTES), &u64::from(pte).to_le_bytes())
+        Ok(vram.memory.write(self.work.offset(u64::from(index) * ENTRY_BYTES), &u64::from(pte).to_le_bytes())?)
     }
 
     /// Takes such a page out again.
     ///
     /// # Errors
     /// When the card does not answer.
-    pub fn unmap_work(&mut self, vram: &mut CardVram, index: u32) -> Result<(), HostError> {
+    pub(crate) fn unmap_work(&mut self, vram: &mut CardVram, index: u32) -> Result<(), HostError> {
         self.stale = true;
-        vram.memory.write(self.work.offset(u64::from(index) * ENTRY_BYTES), &[0; ENTRY_BYTES as usize])
+        Ok(vram.memory.write(self.work.offset(u64::from(index) * ENTRY_BYTES), &[0; ENTRY_BYTES as usize])?)
     }
 
     /// Has the card's TLBs forget what has changed, if anything has.
@@ -148,7 +147,7 @@ impl OwnSpace {
 
     fn link(&self, vram: &mut CardVram, va: GpuVa, pde: Pde) -> Result<(), HostError> {
         let at = self.directory.offset((va.0 >> PDE_SHIFT) * ENTRY_BYTES);
-        vram.memory.write(at, &u64::from(pde).to_le_bytes())
+        Ok(vram.memory.write(at, &u64::from(pde).to_le_bytes())?)
     }
 }
 

@@ -1,4 +1,4 @@
-//! What guests wanted and did not get: counted for operators.
+//! Requests of guests that were refused: counted for operators.
 
 use std::collections::{BTreeMap, BTreeSet};
 use vram::{Limit, VmId};

@@ -29,7 +29,7 @@ pub struct Party {
     pub limit: u64,
 }
 
-/// Who can find a segment.
+/// Scope in which a segment is found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Scope {
     Own(VmId),
@@ -51,7 +51,7 @@ struct Segment {
     removed: bool,
 }
 
-/// What is asked of [`HostState::share_get`].
+/// Arguments of [`HostState::share_get`](crate::HostState::share_get).
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
     /// Its key; 0 for none.
@@ -163,7 +163,7 @@ impl Memory {
                 if pool.used_bytes() == 0 {
                     segments.pools.remove(&party.vm);
                 }
-                return Err(if matches!(error, HostError::Refused(_)) { Status::Limit } else { Status::Failed });
+                return Err(if matches!(error, HostError::Pool(_)) { Status::Limit } else { Status::Failed });
             }
         };
         let id = segments.next_id();
@@ -246,8 +246,8 @@ impl Memory {
         Ok(0)
     }
 
-    /// What made the VM's segments is gone: no key finds them any more. Those that others have attached stay until these
-    /// let go.
+    /// Removes a VM's segments, as their maker is gone: no key finds them any more. Those that others have attached stay until
+    /// these let go.
     pub(crate) fn forget_segments(&mut self, vm: VmId) {
         let own: Vec<u32> = self.segments.segments.iter().filter(|(_, it)| it.owner == vm).map(|(id, _)| *id).collect();
         for id in own {

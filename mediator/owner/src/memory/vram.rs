@@ -4,9 +4,9 @@ use super::pinned::PinnedPool;
 use super::refusals::Refusals;
 use super::wakeup::Wakeup;
 use super::wants::{FIRST_BYTES, Looks, Wants};
-use super::windows::CardMemory;
 use crate::HostError;
 use crate::shortage::Shortage;
+use bringup::memory::CardMemory;
 use nvspec::addr::{GuestVramAddr, SMALL_PAGE, VramAddr};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -60,26 +60,26 @@ pub struct CardVram {
     pub memory: CardMemory,
     /// Host memory for chunks.
     pub pinned: PinnedPool,
-    /// Who owns which chunk.
+    /// Owners of chunks.
     pub chunks: ChunkTable,
     /// Chunks that are being copied: which of their pages were written since.
     pub(crate) copied: BTreeMap<(VmId, u64), Dirty>,
     /// New chunks that found no room on the card since the balancer was told: they were born in host memory, or have no place
     /// and are waited for.
     pub(crate) unmet: BTreeSet<(VmId, u64)>,
-    /// Who picks victims wants to know what is used.
+    /// The policy that picks victims wants to know what is used.
     pub(crate) watches: bool,
-    /// What work names in host memory since somebody began to ask, in bytes; `None` when nobody does.
+    /// Bytes that work names in host memory since somebody began to ask; `None` when nobody does.
     pub(crate) over_bus: Option<u64>,
     /// Chunks that were used since it was told.
     pub(crate) touched: BTreeSet<(VmId, u64)>,
-    /// What is being scrubbed, and how much of it is zeroed.
+    /// The chunk that is being scrubbed, and how much of it is zeroed.
     scrubbing: Option<(ScrubWork, u64)>,
-    /// What guests wanted and did not get.
+    /// Requests of guests that were refused.
     pub(crate) refusals: Refusals,
     /// VMs that wanted memory that there was none of.
     pub(crate) short: BTreeSet<VmId>,
-    /// What waits for the mover.
+    /// Requests that wait for the mover.
     pub(crate) wants: Wants,
     /// Rung when a guest wanted memory that there was none of on the card, and when some has become free.
     pub(crate) wakeup: Arc<Wakeup>,
@@ -225,11 +225,11 @@ impl CardVram {
     ///
     /// # Errors
     /// When the card does not answer.
-    pub fn guest_zero(&mut self, vm: VmId, address: GuestAddr, len: u64) -> Result<(), HostError> {
+    pub(crate) fn guest_zero(&mut self, vm: VmId, address: GuestAddr, len: u64) -> Result<(), HostError> {
         let Lookup::Placed(place) = self.chunks.lookup(vm, address, len) else { return Ok(()) };
         self.written(vm, address, len);
         match place {
-            Place::Card(CardAddr(at)) => self.memory.zero(VramAddr(at), len),
+            Place::Card(CardAddr(at)) => Ok(self.memory.zero(VramAddr(at), len)?),
             Place::Host(at) => {
                 self.pinned.write(at, &vec![0; len as usize]);
                 Ok(())
@@ -258,7 +258,7 @@ impl CardVram {
         }
     }
 
-    /// What is being copied has changed.
+    /// Notes that something has changed while it is being copied.
     fn written(&mut self, vm: VmId, address: GuestAddr, len: u64) {
         if self.copied.is_empty() {
             return;
@@ -275,7 +275,7 @@ impl CardVram {
     /// When the card does not answer.
     pub fn read_at(&mut self, place: Place, data: &mut [u8]) -> Result<(), HostError> {
         match place {
-            Place::Card(CardAddr(at)) => self.memory.read(VramAddr(at), data),
+            Place::Card(CardAddr(at)) => Ok(self.memory.read(VramAddr(at), data)?),
             Place::Host(at) => {
                 self.pinned.read(at, data);
                 Ok(())
@@ -289,7 +289,7 @@ impl CardVram {
     /// When the card does not answer.
     pub fn write_at(&mut self, place: Place, data: &[u8]) -> Result<(), HostError> {
         match place {
-            Place::Card(CardAddr(at)) => self.memory.write(VramAddr(at), data),
+            Place::Card(CardAddr(at)) => Ok(self.memory.write(VramAddr(at), data)?),
             Place::Host(at) => {
                 self.pinned.write(at, data);
                 Ok(())
@@ -356,7 +356,7 @@ impl CardVram {
                 Err(PoolError::Chunks(vram::Error::CardFull { .. } | vram::Error::NeedsScrub { .. })) => {
                     return Err(HostError::Lacking);
                 }
-                Err(error) => return Err(HostError::Refused(error.to_string())),
+                Err(error) => return Err(error.into()),
             }
         };
         if self.is_tight() {
@@ -380,7 +380,7 @@ impl CardVram {
         self.wants.chunks().saturating_add(self.chunks.borrowed())
     }
 
-    /// Whether work of a VM waits for memory: the mover tells it whenever there may be some.
+    /// Notes whether work of a VM waits for memory: the mover tells it whenever there may be some.
     pub fn set_waits(&mut self, vm: VmId, waits: bool) {
         self.wants.set_waits(vm, waits);
     }
@@ -407,7 +407,7 @@ impl CardVram {
     ///
     /// # Errors
     /// When the card does not answer.
-    pub fn scrub_one(&mut self) -> Result<bool, HostError> {
+    pub(crate) fn scrub_one(&mut self) -> Result<bool, HostError> {
         let mut any = false;
         while self.scrub_piece()? {
             any = true;

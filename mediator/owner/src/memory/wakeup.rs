@@ -1,4 +1,4 @@
-//! What wakes the thread that moves memory.
+//! Wakes the thread that moves memory.
 
 use locks::{Condvar, Mutex, rank};
 use std::time::Duration;

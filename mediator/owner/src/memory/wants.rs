@@ -1,4 +1,4 @@
-//! Who waits for memory of the card, what the mediator itself is to have of it, and how often the mover has looked in vain.
+//! Waits for memory of the card, the mediator's own needs, and how often the mover has looked in vain.
 //!
 //! What waits is not refused by the clock: a limit counts the mover's looks that found nothing to move for the VM. A host
 //! that is busy delays these looks, and with them the end of the wait.
@@ -17,7 +17,7 @@ pub(crate) const FIRST_BYTES: u64 = 1 << 20;
 /// Most chunks that one VM's tables wait for: what a pool may hold.
 const MOST: u32 = 1 << 10;
 
-/// What the mover has done for a VM that waits. Both only grow.
+/// Looks of the mover for a VM that waits. Both only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Looks {
     /// Looks that moved something for it.
@@ -38,7 +38,7 @@ impl Looks {
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     looks: Looks,
-    /// When a vain look was counted last, in ns.
+    /// Time at which a vain look was counted last, in ns.
     vain_ns: Option<u64>,
 }
 

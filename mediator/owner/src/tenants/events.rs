@@ -10,7 +10,7 @@ use nvspec::fifo::VirtualChannelId;
 pub enum GuestEvent {
     /// Work of an engine has asked for attention; the VM had work there.
     NonStall {
-        /// Which engine, `nvspec::fifo::engine`.
+        /// The engine, as `nvspec::fifo::engine` numbers it.
         engine: u32,
     },
     /// The runlist that the VM submitted last is in force.
@@ -25,7 +25,7 @@ pub enum GuestEvent {
     Memory,
     /// A channel held an engine for too long without progress. It is off the card.
     Hang {
-        /// Which engine, `nvspec::fifo::engine`.
+        /// The engine, as `nvspec::fifo::engine` numbers it.
         engine: u32,
         /// The VM's channel.
         channel: VirtualChannelId,
@@ -70,7 +70,7 @@ pub enum GuestEvent {
         data: u32,
         /// Units that trapped, word as `pgraph::TRAP`.
         trap: u32,
-        /// What a multiprocessor says, if one trapped: the first that does.
+        /// Report of a multiprocessor, if one trapped: the first that does.
         sm: Option<SmError>,
     },
     /// A copy engine refused a method. It has gone on behind that.

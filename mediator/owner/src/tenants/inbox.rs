@@ -1,4 +1,4 @@
-//! What the card's interrupt thread has for a VM whose lock is taken.
+//! Events of the card's interrupt thread for a VM whose lock is taken.
 //!
 //! One thread serves the interrupts of all VMs of a card, so it must never wait for one of them: a guest that keeps its
 //! own vGPU busy with a large flush would hold up its neighbours' interrupts. It leaves the event here instead

@@ -1,4 +1,4 @@
-//! What the card's interrupt thread and a VM's own threads share: the VM's lock, and the inbox beside it.
+//! The VM's lock and the inbox beside it, which the card's interrupt thread and the VM's own threads share.
 //!
 //! The interrupt thread serves all VMs of a card and waits for none. It leaves its event in the inbox and tries the lock;
 //! if that is taken, whoever holds it empties the inbox when it lets go. What came between its last look and the release
@@ -10,7 +10,7 @@ use locks::{Guard, Locks, Mutex, Real, rank};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Who takes events up.
+/// Takes events up.
 pub trait Recipient {
     /// Shows an event to the guest. Called with the lock held.
     fn take_up(&mut self, event: GuestEvent);

@@ -1,4 +1,4 @@
-//! What the card's owner leaves for its VMs.
+//! Events and alarms that the card's owner leaves for its VMs.
 //!
 //! Parts: `events` (what happens on the card), [`mailbox`] and `inbox` (events for a VM whose lock is taken), `alarms` (of
 //! guests' timers).

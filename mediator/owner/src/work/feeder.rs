@@ -1,4 +1,4 @@
-//! Which submission the card gets when: the scheduler of a card, told what happens, and what it decides carried out.
+//! Turns of submissions: the scheduler of a card is told what happens, and what it decides is carried out.
 //!
 //! A doorbell puts a submission into a channel's ring on the card ([`channels::Channels::pull`]) and is an arrival here;
 //! when its turn comes, on whichever thread brings that about, the card may fetch it. The end of it is its completion
@@ -25,11 +25,11 @@ use vram::VmId;
 /// Time before a submission is seen to wait no more for which it is charged at most, in ns: several looks.
 const UNSEEN_NS: u64 = 5_000_000;
 
-/// Who tells a card's scheduler what happens, and does what it decides: the state of a card, under its lock.
+/// Tells a card's scheduler what happens, and does what it decides: the state of a card, under its lock.
 ///
 /// What the card does is asked for by the methods without a body; tests have a card of their own behind them.
 pub trait Feeder {
-    /// What brings the interrupt thread back.
+    /// The alarm that brings the interrupt thread back.
     type Alarm: Alarm;
 
     /// The scheduler, with what is known of its submissions.
@@ -74,6 +74,12 @@ pub trait Feeder {
     /// Says whether the timer is to expire soon, without anything else: the last call of [`Self::take_ended`] is to be repeated, or
     /// a channel is still to leave the card.
     fn is_deferred(&self) -> bool;
+
+    /// A channel with work that the card has may go on.
+    fn returns(&mut self, _channel: ChannelId) {}
+
+    /// Lets an engine that one VM has at a time change hands, if it is to.
+    fn hand_over(&mut self) {}
 
     /// Takes a channel that holds an engine for too long off the card, and says so ([`Self::channel_ended`]).
     fn kill(&mut self, vm: VmId, channel: VirtualChannelId, engine: Engine);
@@ -153,6 +159,7 @@ pub trait Feeder {
             events.push(Event::Completed { ticket, ended });
         }
         self.release_idle(&mut events);
+        self.hand_over();
         if events.is_empty() && self.is_deferred() {
             let now = self.card_time();
             self.schedule().arm(now, true);
@@ -297,6 +304,7 @@ pub trait Feeder {
     fn let_back(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         self.schedule().withheld.remove(channel);
         self.withhold(channel, false);
+        self.returns(channel);
         for (ticket, held) in &mut self.schedule().held {
             if held.channel == channel && held.stage == Stage::Withheld {
                 held.stage = Stage::Started;

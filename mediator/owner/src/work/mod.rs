@@ -50,7 +50,7 @@ impl Work {
         &mut self.channels
     }
 
-    /// Whose turn it is.
+    /// Returns the schedule.
     pub(crate) fn schedule(&self) -> &Schedule {
         &self.schedule
     }

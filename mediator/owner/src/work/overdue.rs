@@ -67,7 +67,7 @@ pub struct Overdue {
     pub channel: VirtualChannelId,
     /// The engine that it is for.
     pub engine: Engine,
-    /// What it waits for.
+    /// The thing or event that it waits for.
     pub awaited: Awaited,
     /// Its age in ns, by the card's clock.
     pub age_ns: u64,

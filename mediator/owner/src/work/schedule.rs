@@ -13,7 +13,7 @@ use vram::VmId;
 /// Time between two looks at what is in flight, while something waits for its turn. As long as BAND waits for a VM.
 const LOOK_NS: u64 = 500_000;
 
-/// Where a submission is.
+/// Stage of a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// Its channel may not run, and the scheduler does not know of it.
@@ -36,9 +36,9 @@ pub(crate) struct Held {
     pub(crate) vm: VmId,
     pub(crate) channel: ChannelId,
     pub(crate) stage: Stage,
-    /// When its guest submitted it.
+    /// Time at which its guest submitted it.
     pub(crate) arrived: Nanos,
-    /// When it was last seen to wait for a semaphore, and where in its work.
+    /// Time at which it was last seen to wait for a semaphore, and where in its work.
     pub(crate) seen: Option<(Nanos, u64)>,
     /// It has worked between its waits more often than its VM may.
     pub(crate) hopped: bool,
@@ -53,7 +53,7 @@ pub struct Schedule<A = TimerAlarm> {
     pub(crate) held: BTreeMap<Ticket, Held>,
     /// Expires when the scheduler is to be called.
     pub(crate) alarm: A,
-    /// When it does, if it was set and has not expired.
+    /// Time at which it does, if it was set and has not expired.
     armed: Option<Nanos>,
     outbox: Vec<(VmId, GuestEvent)>,
     /// Submissions that wait for something else than an engine, as of the last look.
@@ -66,7 +66,7 @@ pub struct Schedule<A = TimerAlarm> {
     looked: Nanos,
     /// VMs of whose overdue work the log has told, and when.
     pub(crate) told: BTreeMap<VmId, Nanos>,
-    /// What an operator wants to have written down.
+    /// The operator's recording.
     pub(crate) recording: Option<Recording>,
 }
 
@@ -199,6 +199,11 @@ impl<A: Alarm> Schedule<A> {
     pub(crate) fn channels_at(&self, stages: &[Stage]) -> BTreeMap<ChannelId, VmId> {
         let held = self.held.values().filter(|held| stages.contains(&held.stage));
         held.map(|held| (held.channel, held.vm)).collect()
+    }
+
+    /// Returns whether a submission of one of these channels is at one of those stages.
+    pub(crate) fn any_at(&self, stages: &[Stage], channels: &[ChannelId]) -> bool {
+        self.held.values().any(|held| stages.contains(&held.stage) && channels.contains(&held.channel))
     }
 
     /// The first of a channel's submissions that are at one of those stages.

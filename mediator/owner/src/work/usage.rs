@@ -1,4 +1,4 @@
-//! What a card's scheduler knows, copied: it is looked at without holding up the card.
+//! A copy of a card's scheduler: it is looked at without holding up the card.
 
 use super::Work;
 use super::overdue::Overdue;
@@ -26,11 +26,11 @@ pub struct SchedulerUsage {
 /// A VM's part in it.
 #[derive(Clone, Debug)]
 pub struct VmUsage {
-    /// What it may have.
+    /// Its share.
     pub params: VgpuParams,
     /// Its submissions that ran for too long.
     pub strikes: u32,
-    /// Whether it is quarantined.
+    /// Its quarantine, if it is in one.
     pub quarantine: Quarantine,
     /// Its submissions that wait for their turn.
     pub queued: usize,
@@ -38,11 +38,11 @@ pub struct VmUsage {
     pub in_flight: usize,
     /// Those of its submissions that were made long ago, oldest first; not all.
     pub overdue: Vec<Overdue>,
-    /// What it has submitted and used, by engine.
+    /// Submissions and use, by engine.
     pub accounts: [Account; Engine::COUNT],
-    /// What the policy thinks of it, by engine.
+    /// Its standing with the policy, by engine.
     pub standings: [Standing; Engine::COUNT],
-    /// What it has used lately.
+    /// Its use of late.
     pub recent: Vec<Sample>,
 }
 

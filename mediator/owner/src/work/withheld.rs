@@ -34,7 +34,7 @@ pub(crate) struct Withheld {
     channels: BTreeMap<ChannelId, (VmId, Why)>,
     /// Those that rest; who looks next is first.
     resting: VecDeque<ChannelId>,
-    /// When.
+    /// Time of the next look.
     next: Nanos,
     pub(crate) hops: Hops,
 }
@@ -93,7 +93,7 @@ impl Withheld {
     }
 }
 
-/// How often a VM's channels have worked between two looks at which they waited. What they did then is not measured, and
+/// Counts how often a VM's channels have worked between two looks at which they waited. What they did then is not measured, and
 /// nobody's turn: so each VM may do it a few times, and then once for each look of one that rests.
 #[derive(Debug, Default)]
 pub(crate) struct Hops(BTreeMap<VmId, Nanos>);

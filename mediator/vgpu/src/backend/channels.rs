@@ -2,7 +2,7 @@
 
 use super::VmBackend;
 use crate::work::Bound;
-use ::channels::{Bind, Doorbell, DoorbellError, GuestInstance, PullError, RingFault};
+use ::channels::{Bind, Doorbell, DoorbellError, GuestInstance, InstanceError, PullError, RingFault};
 use devmodel::events::MmuFault;
 use nvspec::addr::{GpuVa, Place, VramAddr};
 use nvspec::fifo::{ChannelId, VirtualChannelId};
@@ -18,9 +18,15 @@ pub(super) enum Unbound {
     /// The card has no memory for its page tables now. What its instance block says.
     #[error("the card has no memory for its page tables")]
     Lacking(Box<GuestInstance>),
-    /// It cannot be.
-    #[error("{0}")]
-    Refused(String),
+    /// Its instance block is nowhere.
+    #[error("its instance block at {0} is not the guest's memory")]
+    Unreadable(Place),
+    /// Its instance block says what cannot be.
+    #[error(transparent)]
+    Instance(#[from] InstanceError),
+    /// The card refuses.
+    #[error(transparent)]
+    Refused(HostError),
 }
 
 impl VmBackend {
@@ -122,9 +128,8 @@ impl VmBackend {
     /// Binds a channel on the card.
     pub(super) fn bind(&mut self, channel: VirtualChannelId, instance: Place) -> Result<(), Unbound> {
         let mut block = [0; INSTANCE_BYTES as usize];
-        self.fill(instance, &mut block)
-            .ok_or_else(|| Unbound::Refused(format!("its instance block at {instance} is not the guest's memory")))?;
-        let mut guest = GuestInstance::parse(&block).map_err(|error| Unbound::Refused(error.to_string()))?;
+        self.fill(instance, &mut block).ok_or(Unbound::Unreadable(instance))?;
+        let mut guest = GuestInstance::parse(&block)?;
         if let Some(directory) = self.memory.grants().directory_of(instance) {
             guest.directory = directory;
         }
@@ -135,7 +140,7 @@ impl VmBackend {
         }
         bound.map_err(|error| match error {
             HostError::Lacking => Unbound::Lacking(Box::new(guest)),
-            error => Unbound::Refused(error.to_string()),
+            error => Unbound::Refused(error),
         })
     }
 
@@ -146,12 +151,10 @@ impl VmBackend {
         guest: &GuestInstance,
         space: shadow_pt::SpaceId,
     ) -> Result<(), HostError> {
-        let gone = || HostError::Refused("its address space has gone".to_owned());
-        let directory = self.memory.directory(space).ok_or_else(gone)?;
+        let directory = self.memory.directory(space).ok_or(HostError::SpaceGone)?;
         let bind = Bind { instance, guest, directory };
-        let physical = self
-            .with_channels(|channels, card, vm| channels.bind(card, vm, channel, bind))
-            .map_err(|error| HostError::Refused(error.to_string()))?;
+        let physical =
+            self.with_channels(|channels, card, vm| channels.bind(card, vm, channel, bind)).map_err(HostError::Bind)?;
         let pages = own_pages(self.host.layout(), physical);
         if let Err(error) = self.memory.map_host(space, &pages) {
             // It has done nothing, so that it has nothing to leave.

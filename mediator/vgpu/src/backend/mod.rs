@@ -13,6 +13,7 @@ mod registers;
 mod segments;
 mod waits;
 
+use super::counts::counts;
 use super::memory::{Memory, Remap, View};
 use super::pending::Pending;
 use super::pv::Interface;
@@ -33,39 +34,55 @@ use vmm_glue::memory::MemoryTable;
 use vmm_glue::{DmaRegion, Link};
 use vram::VmId;
 
-/// Events since the VM was created.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Counts {
-    pub(super) doorbells: u64,
-    pub(super) doorbells_refused: u64,
-    pub(super) flushes: u64,
-    pub(super) interrupts: u64,
-    pub(super) binds: u64,
-    pub(super) binds_refused: u64,
-    pub(super) runlists: u64,
-    pub(super) faults: u64,
-    pub(super) submissions: u64,
-    pub(super) entries: u64,
-    pub(super) hangs: u64,
-    pub(super) memory_waits: u64,
-    pub(super) memory_denied: u64,
-    /// How long work has waited for memory that waits no more, in ns.
-    pub(super) memory_waited_ns: u64,
-    pub(super) writes_waited: u64,
-    pub(super) writes_lost: u64,
-    /// Bytes that its CPU has read or written of VRAM by messages.
-    pub(super) aperture_bytes: u64,
+counts! {
+    /// Events since the VM was created.
+    Counts {
+        /// Doorbells of channels that are on the card.
+        doorbells: "doorbells",
+        /// Doorbells that name more than the ring has.
+        doorbells_refused: "doorbells_refused",
+        /// TLB flushes of the guest.
+        flushes: "tlb_flushes",
+        /// Interrupts that the guest was sent.
+        interrupts: "interrupts",
+        /// Channels that were bound on the card.
+        binds: "channel_binds",
+        /// Channels whose bind was refused.
+        binds_refused: "channel_binds_refused",
+        /// Runlists of the guest.
+        runlists: "runlists",
+        /// Faults of the guest's work.
+        faults: "faults",
+        /// Submissions that the card was given.
+        submissions: "submissions",
+        /// GPFIFO entries in them.
+        entries: "ring_entries",
+        /// Channels that were killed since they made no progress.
+        hangs: "hangs",
+        /// Binds and submissions that have begun to wait for memory.
+        memory_waits: "memory_waits",
+        /// Of these, those that waited in vain.
+        memory_denied: "memory_denied",
+        /// Time for which work has waited for memory and waits no more, in ns.
+        memory_waited_ns: "memory_waited_ns",
+        /// Writes of the guest's CPU that waited for memory.
+        writes_waited: "memory_writes_waited",
+        /// Of these, those that were lost.
+        writes_lost: "memory_writes_lost",
+        /// Bytes that the guest's CPU has read or written of VRAM by messages.
+        aperture_bytes: "aperture_bytes",
+    }
 }
 
-/// What a VM's side of the card is made of.
+/// Parts of a VM's side of the card.
 pub(super) struct Description {
     pub(super) vm: VmId,
     pub(super) link: Link,
-    /// How much work a TLB flush of the guest does.
+    /// Work that a TLB flush of the guest does.
     pub(super) shadow: shadow_pt::Mode,
     /// Bytes of VRAM that the guest sees.
     pub(super) vram_bytes: u64,
-    /// How long work may wait for memory.
+    /// Time for which work may wait for memory.
     pub(super) queue_limit: Duration,
 }
 
@@ -76,9 +93,9 @@ pub(super) struct VmBackend {
     link: Link,
     memory: Memory,
     work: Work,
-    /// What waits for memory.
+    /// Binds and work that wait for memory.
     pending: Pending,
-    /// What its CPU's writes wait for.
+    /// Writes of its CPU that wait.
     writes: WriteWait,
     /// Work that leaves the card for pages under apertures to move.
     stop: Option<Stop>,
@@ -87,7 +104,7 @@ pub(super) struct VmBackend {
     /// Nothing of the VM's is on the card any more: what it had may be given to others.
     quiet: bool,
     counts: Counts,
-    /// What a guest that knows us may use, if the operator offers it.
+    /// The interface of a guest that knows us, if the operator offers it.
     pv: Option<Box<Interface>>,
 }
 
@@ -155,7 +172,7 @@ impl VmBackend {
         self.memory.grants_mut().remap_mut()
     }
 
-    /// What a guest that knows us may use.
+    /// Returns the interface of a guest that knows us.
     pub(super) fn pv(&self) -> Option<&Interface> {
         self.pv.as_deref()
     }

@@ -121,6 +121,9 @@ impl VmBackend {
         let Self { host, vm, memory, .. } = self;
         let address = |page: u32| GuestVramAddr(u64::from(page) * SMALL_PAGE);
         let mut data = [0; SMALL_PAGE as usize];
+        if let Err(error) = host.lock().vram().memory.barrier() {
+            tracing::error!(%vm, %error, "what work wrote last may be lost");
+        }
         for (page, slot) in &moves.outs {
             memory.grants().remap().read(*slot, 0, &mut data);
             // The card's lock is taken for each page: others wait for it.

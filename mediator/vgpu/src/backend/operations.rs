@@ -1,4 +1,4 @@
-//! What the operations of a guest that knows us mean for its memory and its channels.
+//! Operations of a guest that knows us, on its memory and its channels.
 #![cfg_attr(
     not(test),
     deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
@@ -20,7 +20,7 @@ use vram::victim::PRIORITY_DEFAULT;
 pub(crate) type Done = Result<u64, Status>;
 
 impl VmBackend {
-    /// How the card's memory is held.
+    /// Returns how the card's memory is held.
     pub(crate) fn holdings(&self) -> Holdings {
         self.host.lock().holdings()
     }

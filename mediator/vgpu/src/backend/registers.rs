@@ -1,4 +1,4 @@
-//! What the vGPU's registers mean for the card: the implementation of `devmodel`'s seam.
+//! The vGPU's registers on the card: the implementation of `devmodel`'s seam.
 
 use super::VmBackend;
 use super::channels::Unbound;

@@ -1,4 +1,4 @@
-//! What each operation means for the vGPU and the card.
+//! Operations, one by one, on the vGPU and the card.
 #![cfg_attr(
     not(test),
     deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
@@ -25,7 +25,7 @@ const OPERATION: u64 = 1 << 10;
 
 /// State of the operations of a batch that are done under one hold of the VM's lock.
 struct Context {
-    /// How the card's memory is held, from the first question on.
+    /// Holders of the card's memory, from the first question on.
     holdings: Option<Holdings>,
     /// Bytes of [`BUDGET`] that are left.
     left: u64,

@@ -1,4 +1,4 @@
-//! What a VM has: what its page tables and its guest's structures may name, and where that is.
+//! Memory that a VM has: what its page tables and its guest's structures may name, and where that is.
 
 use super::ram::RamMap;
 use super::remap::{Home, Remap};
@@ -14,7 +14,7 @@ use vram::{CardAddr, VmId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NotGranted;
 
-/// What one VM has.
+/// Memory that one VM has.
 pub(crate) struct Grants {
     vm: VmId,
     /// Bytes of its VRAM.
@@ -22,7 +22,7 @@ pub(crate) struct Grants {
     link: Link,
     ram: RamMap,
     bus_master: bool,
-    /// What of its VRAM lives under apertures that the VMM maps.
+    /// The part of its VRAM that lives under apertures which the VMM maps.
     remap: Remap,
     /// Page tables that it has us keep, behind the end of its VRAM.
     tables: Option<pv::Tables>,

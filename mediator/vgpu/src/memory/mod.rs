@@ -30,7 +30,7 @@ use vram::{PagePool, VmId};
 /// address space that is in use 264 KiB.
 const POOL_BYTES: u64 = 128 << 20;
 
-/// What a VM has, and its address spaces.
+/// The memory that a VM has, and its address spaces.
 pub(crate) struct Memory {
     host: Arc<HostCard>,
     vm: VmId,
@@ -66,7 +66,7 @@ impl Memory {
         SavedVm { vm: self.vm, gpu, spaces: self.shadows.save(), tables, pool: self.pool.save() }
     }
 
-    /// What the VM's page tables may name.
+    /// Returns what the VM's page tables may name.
     pub(crate) fn grants(&self) -> &Grants {
         &self.grants
     }

@@ -1,4 +1,4 @@
-//! Which memory submitted work names, for who picks victims by use ([`vram::victim`]'s `clock`), and who wants to know what
+//! Memory that submitted work names, for who picks victims by use ([`vram::victim`]'s `clock`), and who wants to know what
 //! goes over the bus (`owner::balance`).
 //!
 //! A push buffer names the sources and destinations of copies, and what an engine is given by address: code, constants, local
@@ -33,13 +33,13 @@ impl Default for Objects {
     }
 }
 
-/// What a submission names, while it is taken over.
+/// Addresses that a submission names, while it is taken over.
 #[derive(Debug)]
 pub(crate) struct Names<'a> {
     objects: &'a mut Objects,
-    /// How many words more are looked at.
+    /// Words that are still to be looked at.
     words: usize,
-    /// How many addresses more are looked up.
+    /// Addresses that are still to be looked up.
     lookups: usize,
 }
 
@@ -80,7 +80,7 @@ type Address = (u32, u32);
 struct Copy {
     /// Starts it.
     exec: u32,
-    /// Where the sides are, each with the bytes from one line to the next.
+    /// Addresses of the sides, each with the bytes from one line to the next.
     sides: [(Address, u32); 2],
     /// Bytes of a line.
     line: u32,
@@ -88,7 +88,7 @@ struct Copy {
     lines: u32,
 }
 
-/// What of a class names memory.
+/// Methods of a class that name memory.
 struct Class {
     numbers: &'static [u32],
     copy: Option<Copy>,
@@ -135,7 +135,7 @@ const CLASSES: [Class; 3] = [
     },
 ];
 
-/// What a push buffer says so far.
+/// State of a push buffer that is read.
 struct Walk<'a, F> {
     objects: &'a mut Objects,
     /// The last datum of each method, by subchannel.

@@ -34,7 +34,7 @@ struct Region {
 /// A region that was taken out and is mapped for the card still.
 #[derive(Debug)]
 #[must_use]
-pub struct Lent {
+pub(crate) struct Lent {
     size: u64,
     iova: Iova,
 }
@@ -42,7 +42,7 @@ pub struct Lent {
 impl Lent {
     /// Takes it from the card. `reachable`: translations that name it may be left in the card's TLBs; its I/O addresses
     /// are then never used again.
-    pub fn give_back(self, host: &HostCard, vm: VmId, reachable: bool) {
+    pub(crate) fn give_back(self, host: &HostCard, vm: VmId, reachable: bool) {
         let unmapped = host.card().unmap_dma(self.iova.0, self.size);
         match unmapped {
             Ok(()) if !reachable => host.lock().iova_mut().free_for(vm, self.iova),
@@ -56,7 +56,7 @@ impl Lent {
 
 /// The regions of one VM that are mapped for the card.
 #[derive(Debug, Default)]
-pub struct RamMap {
+pub(crate) struct RamMap {
     regions: BTreeMap<u64, Region>,
 }
 
@@ -66,13 +66,12 @@ impl RamMap {
     ///
     /// # Errors
     /// When the VM's quota or the I/O address space is used up, or the host refuses.
-    pub fn map(&mut self, host: &HostCard, vm: VmId, region: &DmaRegion) -> Result<(), HostError> {
+    pub(crate) fn map(&mut self, host: &HostCard, vm: VmId, region: &DmaRegion) -> Result<(), HostError> {
         let Some(mapping) = &region.mapping else { return Ok(()) };
         if !region.readable {
             return Ok(());
         }
-        let memory = DmaMemory::new(Arc::new(ClientMemory(Arc::clone(mapping))), 0, mapping.len(), region.writable)
-            .map_err(|error| HostError::Refused(error.to_string()))?;
+        let memory = DmaMemory::new(Arc::new(ClientMemory(Arc::clone(mapping))), 0, mapping.len(), region.writable)?;
         let len = region.size;
         let iova = host.lock().iova_mut().allocate_for(vm, len, region.gpa).map_err(|why| match why {
             NoIova::Quota(quota) => HostError::RamQuota { len, quota },
@@ -87,26 +86,26 @@ impl RamMap {
     }
 
     /// Takes the region at `gpa` out: from now on no page table may name it. [`Lent::give_back`] takes it from the card.
-    pub fn take(&mut self, gpa: u64) -> Option<Lent> {
+    pub(crate) fn take(&mut self, gpa: u64) -> Option<Lent> {
         self.regions.remove(&gpa).map(|Region { size, iova, .. }| Lent { size, iova })
     }
 
     /// Bytes of the region that begins at `gpa`.
     #[must_use]
-    pub fn size_at(&self, gpa: u64) -> Option<u64> {
+    pub(crate) fn size_at(&self, gpa: u64) -> Option<u64> {
         self.regions.get(&gpa).map(|region| region.size)
     }
 
     /// Start and bytes of the first region.
     #[must_use]
-    pub fn first(&self) -> Option<(u64, u64)> {
+    pub(crate) fn first(&self) -> Option<(u64, u64)> {
         self.regions.first_key_value().map(|(&gpa, region)| (gpa, region.size))
     }
 
     /// Returns where the card sees `gpa`, and how many bytes from there on are contiguous; `None` if it may not be
     /// reached so.
     #[must_use]
-    pub fn translate(&self, gpa: Gpa, write: bool) -> Option<(Iova, u64)> {
+    pub(crate) fn translate(&self, gpa: Gpa, write: bool) -> Option<(Iova, u64)> {
         let (&start, region) = self.regions.range(..=gpa.0).next_back()?;
         let offset = gpa.0 - start;
         (offset < region.size && (!write || region.writable))

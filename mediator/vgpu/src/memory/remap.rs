@@ -10,6 +10,7 @@
 //! is mapped there at all, cannot be served: zeros show in the later place. That is counted, and logged once.
 
 use super::window::WindowMemory;
+use crate::counts::counts;
 use devmodel::backend::Aperture;
 use nvspec::addr::{GuestVramAddr, Iova, LARGE_PAGE, Place, SMALL_PAGE};
 use owner::{HostCard, HostError};
@@ -23,7 +24,7 @@ use vmm_glue::MmapArea;
 /// (512 KiB) there before anything else.
 pub(crate) const TRAPPED_BAR1: u64 = 16 << 20;
 
-/// What the guest's tables put behind a page of a mapped aperture.
+/// Content of a page of a mapped aperture, by the guest's tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Want {
     /// Nothing that the guest has.
@@ -61,10 +62,10 @@ pub(crate) struct Moves {
     pub(crate) ins: Vec<(u32, Slot)>,
 }
 
-/// Where some bytes of guest VRAM live.
+/// Home of some bytes of guest VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Home {
-    /// Where its chunk lies.
+    /// In their chunk.
     Chunk,
     /// All under a mapped aperture, one behind the other for the card.
     Host(Iova),
@@ -72,17 +73,18 @@ pub(crate) enum Home {
     Apart,
 }
 
-/// Events since the VM was created.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct RemapCounts {
-    /// Pages that were moved to or from host memory.
-    pub(crate) moves: u64,
-    /// Pages of mapped apertures that could not show what the guest has mapped there.
-    pub(crate) aliases: u64,
-    /// Times that work was stopped for a move.
-    pub(crate) stops: u64,
-    /// Accesses by message to what the client can map.
-    pub(crate) messages: u64,
+counts! {
+    /// Events since the VM was created.
+    RemapCounts {
+        /// Pages that were moved to or from host memory.
+        moves: "aperture_moves",
+        /// Pages of mapped apertures that could not show what the guest has mapped there.
+        aliases: "aperture_aliases",
+        /// Times that work was stopped for a move.
+        stops: "aperture_stops",
+        /// Accesses by message to what the client can map.
+        messages: "aperture_messages",
+    }
 }
 
 /// The mapped apertures of one VM: none, if the VM's are trapped.

@@ -181,6 +181,8 @@ impl Memory {
         // The grant goes first, so that nothing is translated to it any more.
         let lent: Option<ram::Lent> = self.grants.ram_mut().take(gpa);
         let flushed = self.withdraw_ram(gpa, size);
+        // What was translated before has arrived then: late, it would be lost, or written to what has its addresses next.
+        let flushed = flushed.and_then(|()| Ok(self.host.lock().vram().memory.barrier()?));
         if let Err(error) = &flushed {
             tracing::error!(vm = %self.vm, %error, "the card may keep translations of memory that was taken back");
         }

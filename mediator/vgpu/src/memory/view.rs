@@ -21,7 +21,7 @@ pub(crate) struct Ring<'a> {
     pub(super) vm: VmId,
     pub(super) shadows: &'a AddressSpaces,
     pub(super) space: SpaceId,
-    /// When somebody wants to know what work names.
+    /// Addresses that work names, when somebody wants to know.
     pub(super) names: Option<Names<'a>>,
 }
 
@@ -138,12 +138,12 @@ impl<'a> Pool<'a> {
 impl View<'_, Pool<'_>> {
     /// Why something could not be made.
     pub(super) fn refused(&self, error: NoMemory) -> HostError {
-        if self.with.lacks { HostError::Lacking } else { HostError::Refused(error.to_string()) }
+        if self.with.lacks { HostError::Lacking } else { error.into() }
     }
 
     /// Has the card forget what its TLBs hold of an address space.
     pub(super) fn invalidate(&mut self, directory: VramAddr) -> Result<(), HostError> {
-        self.vram.memory.invalidate(directory, false)
+        Ok(self.vram.memory.invalidate(directory, false)?)
     }
 }
 

@@ -5,6 +5,7 @@ use nvspec::addr::{Iova, SMALL_PAGE};
 use owner::{HostCard, HostError};
 use rustix::fs::FallocateFlags;
 use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use vm_memory::{Bytes, FileOffset, MmapRegion};
@@ -24,14 +25,14 @@ impl WindowMemory {
     /// Zeros under the bytes from `start` to `end` of an aperture, mapped for the card to read and to write. `name` shows
     /// in `/proc`.
     pub(crate) fn new(host: &HostCard, name: &str, start: u64, end: u64) -> Result<Self, HostError> {
-        let refused = |what: &str, error: &dyn std::fmt::Display| {
-            HostError::Refused(format!("{what} of {end:#x} bytes for an aperture: {error}"))
-        };
-        let file = region_memory(name, end).map_err(|error| refused("no memory file", &error))?;
-        let own = file.try_clone().map_err(|error| refused("no descriptor of a memory file", &error))?;
-        let size = usize::try_from(end - start).map_err(|error| refused("no mapping", &error))?;
+        let file =
+            region_memory(name, end).map_err(|error| HostError::host("no memory file for an aperture", error))?;
+        let own =
+            file.try_clone().map_err(|error| HostError::host("no descriptor of an aperture's memory file", error))?;
+        let size = usize::try_from(end - start)
+            .map_err(|error| HostError::host("no mapping of an aperture's memory", io::Error::other(error)))?;
         let region = MmapRegion::from_file(FileOffset::new(File::from(own), start), size)
-            .map_err(|error| refused("no mapping", &error))?;
+            .map_err(|error| HostError::host("no mapping of an aperture's memory", io::Error::other(error)))?;
         let mut window = Self {
             file: Arc::new(file),
             region: Arc::new(region),
@@ -79,7 +80,7 @@ impl WindowMemory {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let punched = rustix::fs::fallocate(&*self.file, hole, self.area.offset, self.area.size);
         self.lend(host)?;
-        punched.map_err(|error| HostError::Refused(format!("memory under an aperture cannot be zeroed: {error}")))
+        punched.map_err(|error| HostError::host("memory under an aperture cannot be zeroed", error))
     }
 
     /// Takes it from the card. `reachable`: translations that name it may be left in the card's TLBs; its I/O addresses
@@ -92,12 +93,14 @@ impl WindowMemory {
 
     fn lend(&self, host: &HostCard) -> Result<(), HostError> {
         let region = Arc::clone(&self.region);
-        let memory = DmaMemory::new(region, 0, self.region.size(), true)
-            .map_err(|error| HostError::Refused(error.to_string()))?;
+        let memory = DmaMemory::new(region, 0, self.region.size(), true)?;
         Ok(host.card().map_dma(self.iova.0, memory)?)
     }
 
     fn take_back(&self, host: &HostCard) -> bool {
+        if let Err(error) = host.lock().vram().memory.barrier() {
+            tracing::error!(%error, "what was written under an aperture last is lost");
+        }
         let unmapped = host.card().unmap_dma(self.iova.0, self.area.size);
         unmapped.inspect_err(|error| tracing::error!(%error, "the card keeps memory under an aperture mapped")).is_ok()
     }

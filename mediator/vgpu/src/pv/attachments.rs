@@ -63,7 +63,7 @@ impl Attachments {
     }
 }
 
-/// Where the segment is that begins at a page of the span of shared memory.
+/// Returns the address of the segment that begins at a page of the span of shared memory.
 pub(crate) fn segment_va(first: u32) -> u64 {
     SHARED_BASE.0 + u64::from(first) * SMALL_PAGE
 }

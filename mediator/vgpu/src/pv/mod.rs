@@ -12,6 +12,7 @@ pub(crate) use attachments::{Attachment, Attachments, segment_va};
 pub(super) use queue::Progress;
 pub(super) use registers::After;
 
+use super::counts::counts;
 use nvspec::fifo::VirtualChannelId;
 use owner::segments::Party;
 use pv::Tables;
@@ -26,14 +27,14 @@ const BAR: u8 = 0;
 /// Their offset in it: the last page, where a GF100 has nothing.
 pub const OFFSET: u32 = 0xff_f000;
 
-/// What the operator lets a guest have of the interface.
+/// The operator's settings of the interface.
 #[derive(Clone, Debug)]
 pub struct PvSettings {
     /// Bytes of host memory for page tables.
     pub table_bytes: u64,
     /// Bytes of card memory for segments.
     pub segment_bytes: u64,
-    /// Whose segments it may find.
+    /// The group whose segments it may find.
     pub group: Option<Arc<str>>,
 }
 
@@ -65,21 +66,22 @@ impl PvSettings {
     }
 }
 
-/// Events since the VM was created.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Counts {
-    /// Times that the doorbell was rung.
-    pub(super) doorbells: u64,
-    /// Batches that have ended.
-    pub(super) batches: u64,
-    /// Times that the VM's lock was held for a batch, or for a part of one.
-    pub(super) holds: u64,
-    /// Operations that were done.
-    pub(super) operations: u64,
-    /// Page table entries that they wrote.
-    pub(super) entries: u64,
-    /// Operations, and batches that cannot be read, that were refused.
-    pub(super) refused: u64,
+counts! {
+    /// Events since the VM was created.
+    Counts {
+        /// Times that the doorbell was rung.
+        doorbells: "pv_doorbells",
+        /// Batches that have ended.
+        batches: "pv_batches",
+        /// Times that the VM's lock was held for a batch, or for a part of one.
+        holds: "pv_holds",
+        /// Operations that were done.
+        operations: "pv_operations",
+        /// Page table entries that they wrote.
+        entries: "pv_entries",
+        /// Operations, and batches that cannot be read, that were refused.
+        refused: "pv_refused",
+    }
 }
 
 /// One VM's interface.
@@ -102,11 +104,11 @@ pub(super) struct Interface {
     interrupt_enabled: bool,
     /// Channels that the guest has set aside.
     channels: BTreeSet<u8>,
-    /// How many there may be.
+    /// Most of them.
     channel_cap: u32,
     attachments: Attachments,
     counts: Counts,
-    /// What the guest did wrong with its queue, since the VM was created.
+    /// Mistakes that the guest has made with its queue, since the VM was created.
     complaints: u64,
 }
 
@@ -139,7 +141,7 @@ impl Interface {
         self.table_bytes
     }
 
-    /// Whose segments it may find.
+    /// Returns the party whose segments it may find.
     pub(super) fn party(&self) -> &Party {
         &self.party
     }
@@ -208,20 +210,13 @@ impl Interface {
     }
 
     /// Returns what an operator sees of it and of the `tables` that it keeps.
-    pub(super) fn counters(&self, tables: &Tables) -> [(&'static str, u64); 9] {
-        let Counts { doorbells, batches, holds, operations, entries, refused } = self.counts;
+    pub(super) fn counters(&self, tables: &Tables) -> impl Iterator<Item = (&'static str, u64)> + use<> {
         let tables = tables.counts();
-        [
-            ("pv_doorbells", doorbells),
-            ("pv_batches", batches),
-            ("pv_holds", holds),
-            ("pv_operations", operations),
-            ("pv_entries", entries),
-            ("pv_refused", refused),
+        self.counts.named().chain([
             ("pv_tables", tables.directories + tables.small + tables.large),
             ("pv_table_bytes", tables.bytes),
             ("pv_attachments", self.attachments.count()),
-        ]
+        ])
     }
 
     /// Returns whether a byte offset of BAR0 is one of the interface's.

@@ -13,7 +13,7 @@ use vmm_glue::memory::MemoryTable;
 /// Flag of the available ring: no interrupt is wanted. Source: VIRTIO 1.2, 2.7.6.
 const NO_INTERRUPT: u16 = 1;
 
-/// Where the guest says that the queue is.
+/// Places of the queue, as the guest says.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Setup {
     /// Entries; 0 for a number that cannot be.
@@ -157,7 +157,7 @@ pub(crate) struct Ongoing {
     pub(crate) copied: Option<u64>,
 }
 
-/// Where the parts of a chain are in the guest's RAM. The descriptors are read once.
+/// Places of a chain's parts in the guest's RAM. The descriptors are read once.
 #[derive(Debug, Default)]
 struct Parts {
     readable: Vec<(GuestAddress, usize)>,

@@ -204,7 +204,8 @@ fn where_chunks_were_to_go_is_quarantined_when_the_copier_cannot_be_stopped() {
 #[test]
 fn card_without_post_is_refused_with_what_to_do() {
     let card = Arc::new(SimGpu::new(&Config { posted: false, ..Config::default() }).expect("a card"));
-    let refused = HostCard::open(card, "rig", &sharing()).err().expect("it has no memory").to_string();
+    let refused =
+        HostCard::open(card, "rig", &sharing(), firmware::Set::stand_in()).err().expect("it has no memory").to_string();
     let found = "the card has not been initialised by its VBIOS: register 0x02240c reads 0x0, without bit 1; ";
     let what_to_do = refused.strip_prefix(found).unwrap_or_else(|| panic!("{refused}"));
     assert!(what_to_do.starts_with("let the host's firmware run the VBIOS"), "{what_to_do}");

@@ -521,6 +521,27 @@ fn a_channel_that_hangs_is_a_strike_for_its_vm() {
 }
 
 #[test]
+fn a_channel_that_acquires_behind_work_without_an_end_is_killed_all_the_same() {
+    let rig = rig(Config::default());
+    let mut limits = settings(VM_MIB, 8);
+    limits.share.hang_limit = Some(Duration::from_millis(200));
+    let mut guest = rig.guest_with(0, &limits);
+    assert!(guest.map_ram(0, MIB, true));
+    let mut driver = Driver::new(guest);
+    let mut channel = worker(&mut driver, 1);
+    driver.buffer(&channel, SEMAPHORE, 1, 0);
+    assert!(rig.card.inject(Fault { engine: EngineId::Graph, kind: FaultKind::Hang, after: 0, count: 1 }));
+    let copy = m2mf_copy(A, B, PAGE as u32);
+    driver.submit(&mut channel, &[object(M2MF), copy, acquire(SEMAPHORE, 0x77)].concat());
+    let began = Instant::now();
+    while driver.guest.counter("hangs") == 0 {
+        assert!(began.elapsed() < LONG, "it is killed");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(strikes(&rig, 0), 1);
+}
+
+#[test]
 fn a_channel_that_was_stopped_in_mid_work_goes_on_in_its_turn() {
     for policy in PolicyKind::ALL {
         let rig = rig(Config { policy, ..Config::default() });

@@ -75,6 +75,8 @@ impl Completion {
     /// [`EngineError::Fault`] of the semaphore's address.
     pub fn run(self, session: &mut Session<'_>, cx: &mut EngineCx<'_>) -> Result<(), EngineError> {
         if let Some((va, payload, form)) = self.semaphore {
+            // Who sees it sees what was copied.
+            session.push_posted();
             semaphore::release(session, va, payload, form, cx.now_ns)?;
             cx.work.releases += 1;
         }

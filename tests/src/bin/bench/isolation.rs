@@ -12,8 +12,8 @@ use tests::bench::{Metric, Target, read, write};
 use tests::contest::{Contest, Load, Outcome};
 use tests::crowd::{Crowd, name_of};
 use tests::daemon::Daemon;
-use tests::{guest, http};
 use tests::rogues::{Rogue, stretched};
+use tests::{guest, http};
 
 use super::Request;
 
@@ -55,7 +55,8 @@ pub fn run(policies: &[&str], request: &Request) -> Result<Vec<Metric>> {
     };
     let wanted: Vec<Rogue> = Rogue::ATTACKS.into_iter().filter(|rogue| request.wants(rogue.name)).collect();
     let missing = |metrics: &[Metric], policy: &str| -> Vec<Rogue> {
-        let has = |rogue: &Rogue| metrics.iter().any(|it| it.name == format!("isolation.{policy}.{}.attempts", rogue.name));
+        let has =
+            |rogue: &Rogue| metrics.iter().any(|it| it.name == format!("isolation.{policy}.{}.attempts", rogue.name));
         wanted.iter().copied().filter(|rogue| !has(rogue)).collect()
     };
     if policies.iter().all(|policy| missing(&metrics, policy).is_empty()) {
@@ -169,13 +170,7 @@ fn rate(outcome: &Outcome) -> f64 {
 }
 
 /// Compares the neighbour under an attack with its share.
-fn attacked(
-    crowd: &mut Crowd,
-    row: &str,
-    outcome: &Outcome,
-    share: f64,
-    answers: &[f64],
-) -> Result<Vec<Metric>> {
+fn attacked(crowd: &mut Crowd, row: &str, outcome: &Outcome, share: f64, answers: &[f64]) -> Result<Vec<Metric>> {
     let (before, after) = (&outcome.before[NEIGHBOUR], &outcome.after[NEIGHBOUR]);
     let shown = guest::show(crowd.daemon(), &name_of(NEIGHBOUR))?;
     let counter = |name: &str| shown["counters"][name].as_u64().with_context(|| format!("no {name} in {shown}"));

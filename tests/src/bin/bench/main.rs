@@ -87,8 +87,7 @@ fn main() -> ExitCode {
         }
     }
     let run = || -> Result<()> {
-        let chosen: Vec<_> =
-            BENCHMARKS.iter().filter(|(known, _)| is_of(known, name.as_deref())).collect();
+        let chosen: Vec<_> = BENCHMARKS.iter().filter(|(known, _)| is_of(known, name.as_deref())).collect();
         if chosen.is_empty() {
             let names: Vec<_> = BENCHMARKS.iter().map(|(name, _)| *name).collect();
             bail!("there is no benchmark {:?}; there are: {}", name.unwrap_or_default(), names.join(" "));

@@ -1,4 +1,4 @@
-//! Who gives and who gets: one behaviour each. Random sequences are in `random`.
+//! Givers and getters: one behaviour each. Random sequences are in `random`.
 
 mod random;
 mod world;
@@ -109,6 +109,30 @@ fn an_idle_vm_gives_way_to_an_active_one_down_to_its_guarantee() {
     world.table.destroy_vm(VmId(2)).unwrap();
     world.rest(&[]);
     assert_eq!(world.card(1), 20, "no one else wants it");
+}
+
+#[test]
+fn who_has_got_its_memory_keeps_it_for_a_while_whoever_requests() {
+    let mut world = world(20, &[ANY, Limits { weight: 300, ..ANY }]);
+    world.use_chunks(1, 0..20);
+    world.use_chunks(2, 0..20);
+    world.rest(&[1, 2]);
+    // The second gives all up, and what the first had in host memory comes back.
+    for index in 0..20 {
+        world.table.unplace(VmId(2), GuestAddr(index * CHUNK)).unwrap();
+    }
+    world.now += 50 * MS;
+    world.balancer.active(VmId(1), world.now);
+    world.plan(None);
+    assert_eq!(world.card(1), 20);
+    let came = world.table.summary().vms[&VmId(1)].moved_in;
+    assert!(came > 0);
+    // The second wants all of its part at once: it gets what the first has had all along, and the rest when its time is over.
+    world.now += 5 * MS;
+    let request = Some(Request { by: By::Vm(VmId(2)), chunks: 20 });
+    assert_eq!(world.plan(request).len(), 5, "of 15");
+    world.now += 20 * MS;
+    assert_eq!(world.plan(request).len(), 10);
 }
 
 #[test]

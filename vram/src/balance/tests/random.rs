@@ -63,7 +63,7 @@ fn config() -> impl Strategy<Value = Config> {
     )
 }
 
-/// What the mediator would do with a guarantee that is refused: have room made, and ask again.
+/// Does what the mediator would do with a guarantee that is refused: have room made, and ask again.
 fn set_limits(world: &mut World, vm: u32, limits: Limits) {
     world.unsettle();
     if let Err(crate::Error::Promise { wanted, now, .. }) = world.table.set_limits(VmId(vm), limits) {

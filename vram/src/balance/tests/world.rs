@@ -11,7 +11,7 @@ pub(super) struct World {
     pub(super) table: ChunkTable,
     pub(super) balancer: Balancer,
     pub(super) now: u64,
-    /// When and whereto each chunk was sent last.
+    /// Time at which each chunk was sent last, and whereto.
     sent: BTreeMap<(VmId, u32), (u64, To)>,
 }
 
@@ -51,6 +51,17 @@ impl World {
             if let Some(&(when, to)) = self.sent.get(&(step.vm, step.index)).filter(|_| request.is_none()) {
                 let unsettled = now - when < config.settle_ns && (to == To::Card) != back;
                 assert!(!unsettled, "{step:?} {} ns after it went to {to:?}", now - when);
+            }
+            if let (Some(Request { by: By::Vm(requester), .. }), false) = (request, back)
+                && requester != step.vm
+                && let Some(&(when, To::Card)) = self.sent.get(&(step.vm, step.index))
+            {
+                let placed = |vm: VmId| self.table.vms().find(|(id, _)| *id == vm).map(|(_, account)| account);
+                let beyond = placed(step.vm).is_some_and(|account| account.placed > account.limits.quota);
+                let last = self.balancer.last_active(step.vm);
+                let idle = last.is_none_or(|last| now.saturating_sub(last) >= config.idle_after_ns);
+                let resident = now - when < config.residency_ns;
+                assert!(!resident || idle || beyond, "{step:?} for {requester:?} {} ns after it came", now - when);
             }
             self.sent.insert((step.vm, step.index), (now, step.to));
             self.carry_out(step);

@@ -1,4 +1,4 @@
-//! What must be true of a chunk table at any time, and at its end.
+//! Checks of what must be true of a chunk table at any time, and at its end.
 
 use super::{CHUNK, CHUNKS, Flight, Model, start};
 use crate::{GuestAddr, Lookup, Place, Tier, To, VmId, VmSummary};

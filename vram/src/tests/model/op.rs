@@ -1,4 +1,4 @@
-//! What may happen to a chunk table, at random.
+//! Operations on a chunk table, at random.
 
 use super::{BUDGET_MAX, CHUNK};
 use crate::{Limits, OnFull, Tier, To};

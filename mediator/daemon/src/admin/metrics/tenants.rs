@@ -1,10 +1,10 @@
 //! Metrics of tenants of CUDA cards: sizes in bytes, times in seconds, parts of a whole as ratios.
 
 use super::scheduler::Seconds;
-use super::{Metric, escaped, samples};
+use super::{Metric, described, escaped, samples};
 use api::Tenant;
 
-const TENANT: [Metric<Tenant, String>; 10] = [
+const TENANT: [Metric<Tenant, String>; 11] = [
     ("gpu_mediator_tenant_served", "gauge", "1 while the owner of a tenant's card answers", |tenant| {
         one(u8::from(tenant.served))
     }),
@@ -56,6 +56,9 @@ const TENANT: [Metric<Tenant, String>; 10] = [
     ),
     ("gpu_mediator_tenant_quarantined", "gauge", "1 while a tenant gets no turn until it is released", |tenant| {
         one(u8::from(tenant.quarantined))
+    }),
+    ("gpu_mediator_tenant_labels", "gauge", "1 for a tenant with labels, which are this sample's labels", |tenant| {
+        described(&tenant.labels).into_iter().map(|labels| (labels, "1".to_owned())).collect()
     }),
 ];
 

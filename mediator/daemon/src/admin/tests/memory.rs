@@ -1,4 +1,4 @@
-//! What an operator sees of memory, and changes, while guests work.
+//! Memory, as an operator sees and changes it while guests work.
 
 use super::*;
 use crate::fixture::eventually;

@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 const CARD: &str = "/v1/cards/card0/memory";
 const VM: &str = "/v1/vms/a/memory";
-/// Where the guest has its RAM in its address space.
+/// Address of the guest's RAM in its address space.
 const RAM: u64 = 0x300_0000;
 
 fn served() -> Served {

@@ -1,4 +1,4 @@
-//! How the time of cards is shared: seen and changed over the admin socket, with software cards and guests that work.
+//! The time of cards, seen and changed over the admin socket, with software cards and guests that work.
 
 use super::*;
 use crate::fixture::{copy, guest, one_card};

@@ -6,7 +6,7 @@ use api::schema::document;
 use jsonschema::{Draft, Validator};
 use serde_json::{Value, json};
 
-/// Where the document is published.
+/// The document as it is published.
 const PUBLISHED: &str = include_str!("../../../../../docs/api.json");
 
 /// Returns what a part of the document demands.

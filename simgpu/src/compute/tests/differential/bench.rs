@@ -145,7 +145,7 @@ impl Bench {
         let mut constants = Constants::new();
         constants.begin(&launch.banks);
         let mut shared = SharedMemory::default();
-        shared.start(launch.shared_bytes);
+        shared.start(launch.shared_bytes, &[]);
         Self { rig, launch, locks: Locks::default(), constants, table, shared, warp: Warp::new(), random }
     }
 
@@ -180,7 +180,7 @@ impl Bench {
     /// The warp in the state of the threads.
     pub(super) fn load(&mut self, threads: &[Thread]) {
         let warp = &mut self.warp;
-        warp.start(1, ALL, PC, limit::REGISTERS);
+        warp.start(1, ALL, PC, limit::REGISTERS, &[]);
         for index in 0..63u8 {
             let values = std::array::from_fn(|lane| threads[lane].r[usize::from(index)]);
             warp.set(Register::new(index).expect("a register"), &values, ALL);

@@ -1,11 +1,14 @@
 //! Initialises a card, as its driver on the host: identity, memory size, units, scheduler, context switching.
 //!
-//! The order is that of nouveau's probe, reduced to what the mediator uses. The falcons of a real card need firmware
-//! uploaded before they start; `simgpu` needs none, and a card whose falcons do not report ready is refused here.
+//! The order is that of nouveau's probe, reduced to what the mediator uses. A card whose falcons do not report ready with
+//! the firmware that was approved is refused here.
 
-use super::HostError;
+use crate::CardError;
+use crate::load::load;
 use card::Card;
+use firmware::Set;
 use nvspec::chip::{self, Chip};
+use nvspec::falcon::Falcon;
 use nvspec::fifo::engine;
 use nvspec::regs::windows::prom;
 use nvspec::regs::{ce0, ce1, fecs, pbdma, pbfb, pfb, pfifo, pgraph, pmc, ppci, ptop};
@@ -17,7 +20,7 @@ const READY_POLLS: u32 = 2_000_000;
 /// The bit of each non-stall nibble that work of channels sets.
 const NON_STALL_NORMAL: u32 = 1;
 
-/// What bring-up learns of a card.
+/// Facts that bring-up learns of a card.
 #[derive(Clone, Debug)]
 pub struct CardInfo {
     /// Its chip.
@@ -36,22 +39,22 @@ pub struct CardInfo {
 ///
 /// # Errors
 /// When it is no chip that is known, or does not answer as one.
-pub fn bring_up(card: &dyn Card) -> Result<CardInfo, HostError> {
+pub fn bring_up(card: &dyn Card, firmware: &Set) -> Result<CardInfo, CardError> {
     card.reset();
     let boot0 = card.read32(pmc::BOOT_0::OFFSET);
-    let chip = chip::by_boot0(boot0).ok_or(HostError::UnknownChip { boot0 })?;
+    let chip = chip::by_boot0(boot0).ok_or(CardError::UnknownChip { boot0 })?;
     let register = ptop::DEVINIT_STATUS::OFFSET;
     let value = card.read32(register);
     if !ptop::DEVINIT_STATUS::DONE.is_set(value) {
-        return Err(HostError::NotPosted { register, value });
+        return Err(CardError::NotPosted { register, value });
     }
     card.write32(pmc::INTR_EN_0::OFFSET, 0);
     card.write32(pmc::ENABLE::OFFSET, u32::MAX);
     let vram_bytes = memory_size(card)?;
     let pbdmas = start_fifo(card);
-    let context_bytes = start_graph(card)?;
-    start_copy(card, engine::CE0);
-    start_copy(card, engine::CE1);
+    let context_bytes = start_graph(card, firmware)?;
+    start_copy(card, firmware, Falcon::Copy0)?;
+    start_copy(card, firmware, Falcon::Copy1)?;
     Ok(CardInfo { chip, vram_bytes, context_bytes, pbdmas, vbios: read_vbios(card) })
 }
 
@@ -72,7 +75,7 @@ pub fn enable_interrupts(card: &dyn Card) {
     card.write32(pmc::INTR_EN_0::OFFSET, pmc::INTR_EN_0::ENABLE.mask());
 }
 
-fn memory_size(card: &dyn Card) -> Result<u64, HostError> {
+fn memory_size(card: &dyn Card) -> Result<u64, CardError> {
     let partitions = card.read32(ptop::FBP_COUNT::OFFSET).min(pbfb::MEM_AMOUNT::COUNT);
     let disabled = card.read32(ptop::FBP_DISABLED::OFFSET);
     let mib: u64 = (0..partitions)
@@ -81,7 +84,7 @@ fn memory_size(card: &dyn Card) -> Result<u64, HostError> {
         .sum();
     // The MMU debug mode is for driver development; off.
     card.write32(pfb::MMU_DEBUG_CTRL::OFFSET, 0);
-    if mib == 0 { Err(HostError::Unresponsive("it reports no memory")) } else { Ok(mib << 20) }
+    if mib == 0 { Err(CardError::Unresponsive("it reports no memory")) } else { Ok(mib << 20) }
 }
 
 fn start_fifo(card: &dyn Card) -> u32 {
@@ -119,7 +122,7 @@ fn start_fifo(card: &dyn Card) -> u32 {
 ///
 /// # Errors
 /// When the engine does not start.
-pub(super) fn restart_engine(card: &dyn Card, engine: u32) -> Result<(), HostError> {
+pub fn restart_engine(card: &dyn Card, firmware: &Set, engine: u32) -> Result<(), CardError> {
     let unit = match engine {
         engine::GR => pmc::ENABLE::PGRAPH.mask(),
         engine::CE0 => pmc::ENABLE::CE0.mask(),
@@ -132,16 +135,16 @@ pub(super) fn restart_engine(card: &dyn Card, engine: u32) -> Result<(), HostErr
     card.read32(pmc::ENABLE::OFFSET);
     card.write32(pmc::ENABLE::OFFSET, enabled | unit);
     card.read32(pmc::ENABLE::OFFSET);
-    if engine == engine::GR {
-        start_graph(card)?;
-    } else {
-        start_copy(card, engine);
+    match engine {
+        engine::GR => start_graph(card, firmware).map(drop),
+        engine::CE0 => start_copy(card, firmware, Falcon::Copy0),
+        _ => start_copy(card, firmware, Falcon::Copy1),
     }
-    Ok(())
 }
 
-fn start_copy(card: &dyn Card, engine: u32) {
-    let (itfen, vector, control) = if engine == engine::CE0 {
+fn start_copy(card: &dyn Card, firmware: &Set, falcon: Falcon) -> Result<(), CardError> {
+    load(card, firmware, falcon)?;
+    let (itfen, vector, control) = if falcon == Falcon::Copy0 {
         (ce0::ITFEN::OFFSET, ce0::BOOT_VECTOR::OFFSET, ce0::CPU_CONTROL::OFFSET)
     } else {
         (ce1::ITFEN::OFFSET, ce1::BOOT_VECTOR::OFFSET, ce1::CPU_CONTROL::OFFSET)
@@ -149,17 +152,24 @@ fn start_copy(card: &dyn Card, engine: u32) {
     card.write32(vector, 0);
     card.write32(control, ce0::CPU_CONTROL::START.mask());
     card.write32(itfen, 3);
+    Ok(())
 }
 
-fn start_graph(card: &dyn Card) -> Result<u32, HostError> {
+fn start_graph(card: &dyn Card, firmware: &Set) -> Result<u32, CardError> {
     card.write32(pgraph::CONTROL::OFFSET, pgraph::CONTROL::FIFO_ACCESS.mask() | pgraph::CONTROL::METHODS.mask());
     card.write32(pgraph::INTR::OFFSET, u32::MAX);
     card.write32(pgraph::INTR_EN::OFFSET, u32::MAX);
+    // The front end keeps still while its falcons get their programs.
+    card.write32(pmc::ELPG_GATE::OFFSET, 0);
+    load(card, firmware, Falcon::Fecs)?;
+    load(card, firmware, Falcon::Gpccs)?;
+    card.write32(pmc::ELPG_GATE::OFFSET, 1);
     card.write32(fecs::DMA_CONTROL::OFFSET, 0);
+    card.write32(fecs::BOOT_VECTOR::OFFSET, 0);
     card.write32(fecs::CPU_CONTROL::OFFSET, fecs::CPU_CONTROL::START.mask());
     let ready = (0..READY_POLLS).any(|_| fecs::MAILBOX::READY.is_set(card.read32(fecs::MAILBOX::at(0))));
     if !ready {
-        return Err(HostError::Unresponsive("context switching firmware does not start"));
+        return Err(CardError::Unresponsive("context switching firmware does not start"));
     }
     Ok(card.read32(fecs::MAILBOX::at(1)))
 }

@@ -4,9 +4,9 @@
 //! there are channels: by commands to FECS, with the first channel's instance block and image, and page tables in the work
 //! areas. Nothing of that stays.
 
-use super::HostError;
-use crate::layout::Layout;
-use crate::memory::windows::CardMemory;
+use super::CardError;
+use super::layout::Layout;
+use super::memory::CardMemory;
 use card::Card;
 use nvspec::addr::{SMALL_PAGE, VA_BITS, VramAddr};
 use nvspec::instance::{INSTANCE_BYTES, context, vm};
@@ -24,7 +24,7 @@ const SIZE_CODE: u8 = 3;
 ///
 /// # Errors
 /// When the firmware does not answer, or has saved nothing.
-pub(super) fn make(card: &dyn Card, memory: &mut CardMemory, layout: &Layout) -> Result<Vec<u8>, HostError> {
+pub fn make(card: &dyn Card, memory: &mut CardMemory, layout: &Layout) -> Result<Vec<u8>, CardError> {
     let bytes = layout.graph_image.next_multiple_of(SMALL_PAGE);
     let [directory, table] = [layout.work, layout.work.offset(PD_BYTES)];
     let (instance, image) = (layout.instances, layout.images);
@@ -45,7 +45,7 @@ pub(super) fn make(card: &dyn Card, memory: &mut CardMemory, layout: &Layout) ->
     let mut golden = vec![0; layout.graph_image as usize];
     memory.read(image, &mut golden)?;
     if golden.iter().all(|byte| *byte == 0) {
-        return Err(HostError::Unresponsive("context switching firmware saves nothing of a context"));
+        return Err(CardError::Unresponsive("context switching firmware saves nothing of a context"));
     }
     for (at, bytes) in
         [(directory, PD_BYTES), (table, SPT_BYTES >> SIZE_CODE), (image, bytes), (instance, INSTANCE_BYTES)]
@@ -57,12 +57,12 @@ pub(super) fn make(card: &dyn Card, memory: &mut CardMemory, layout: &Layout) ->
 }
 
 /// Gives FECS a command and waits until it is done.
-fn command(card: &dyn Card, command: u32, data: u32) -> Result<(), HostError> {
+fn command(card: &dyn Card, command: u32, data: u32) -> Result<(), CardError> {
     card.write32(fecs::MAILBOX_CLEAR::at(0), fecs::MAILBOX::READY.mask());
     card.write32(fecs::COMMAND_DATA::OFFSET, data);
     card.write32(fecs::COMMAND::OFFSET, command);
     let done = (0..ANSWER_POLLS).any(|_| fecs::MAILBOX::READY.is_set(card.read32(fecs::MAILBOX::at(0))));
-    if done { Ok(()) } else { Err(HostError::Unresponsive("context switching firmware does not answer")) }
+    if done { Ok(()) } else { Err(CardError::Unresponsive("context switching firmware does not answer")) }
 }
 
 /// An address as entries and registers hold it, in units of 4 KiB.

@@ -5,14 +5,14 @@
 //! clock rule), rewrites its sixteen entries through BAR3 and invalidates the card's BAR TLBs. BAR3 maps the
 //! mediator's own [`Layout`] linearly, so the page tables themselves can always be reached.
 
-use crate::HostError;
-use crate::layout::Layout;
+use super::CardError;
+use super::layout::Layout;
 use card::{Aperture, Card};
-use nvspec::addr::{LARGE_PAGE, Target, VramAddr};
+use nvspec::addr::{Iova, LARGE_PAGE, Target, VramAddr};
 use nvspec::fifo::ChannelId;
 use nvspec::instance::userd;
-use nvspec::mmu::{ENTRY_BYTES, Pte};
-use nvspec::regs::{pbus, pfb, windows::pramin};
+use nvspec::mmu::{BARRIER_SHIFT, ENTRY_BYTES, Pte};
+use nvspec::regs::{pbus, pfb, pflush, windows::pramin};
 use std::sync::Arc;
 
 /// Bytes of a window.
@@ -49,7 +49,7 @@ impl CardMemory {
     ///
     /// # Errors
     /// When the card does not answer a TLB invalidation.
-    pub fn take_over(card: Arc<dyn Card>, layout: Layout, vram_bytes: u64) -> Result<Self, HostError> {
+    pub fn take_over(card: Arc<dyn Card>, layout: Layout, vram_bytes: u64) -> Result<Self, CardError> {
         let bar1_size = card.identity().bar1_size;
         let slots = bar1_size.min(nvspec::mmu::PDE_SPAN) / WINDOW;
         let mut memory = Self {
@@ -97,7 +97,7 @@ impl CardMemory {
     ///
     /// # Errors
     /// When the card does not answer a TLB invalidation.
-    pub fn read(&mut self, addr: VramAddr, data: &mut [u8]) -> Result<(), HostError> {
+    pub fn read(&mut self, addr: VramAddr, data: &mut [u8]) -> Result<(), CardError> {
         let mut done = 0;
         while done < data.len() {
             let (offset, run) = self.window(addr.offset(done as u64), data.len() - done)?;
@@ -111,7 +111,7 @@ impl CardMemory {
     ///
     /// # Errors
     /// When the card does not answer a TLB invalidation.
-    pub fn write(&mut self, addr: VramAddr, data: &[u8]) -> Result<(), HostError> {
+    pub fn write(&mut self, addr: VramAddr, data: &[u8]) -> Result<(), CardError> {
         let mut done = 0;
         while done < data.len() {
             let (offset, run) = self.window(addr.offset(done as u64), data.len() - done)?;
@@ -125,7 +125,7 @@ impl CardMemory {
     ///
     /// # Errors
     /// When the card does not answer a TLB invalidation.
-    pub fn zero(&mut self, addr: VramAddr, bytes: u64) -> Result<(), HostError> {
+    pub fn zero(&mut self, addr: VramAddr, bytes: u64) -> Result<(), CardError> {
         static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
         let mut done = 0;
         while done < bytes {
@@ -140,12 +140,12 @@ impl CardMemory {
     ///
     /// # Errors
     /// When the card does not answer.
-    pub fn invalidate(&mut self, directory: VramAddr, hub_only: bool) -> Result<(), HostError> {
+    pub fn invalidate(&mut self, directory: VramAddr, hub_only: bool) -> Result<(), CardError> {
         use pfb::{MMU_CTRL, MMU_INVALIDATE, MMU_INVALIDATE_PDB};
         let card = &self.card;
         let wait = |ready: &dyn Fn(u32) -> bool| (0..FLUSH_LOOKS).any(|_| ready(card.read32(MMU_CTRL::OFFSET)));
         if !wait(&|ctrl| MMU_CTRL::FLUSH_SLOTS_FREE.is_set(ctrl)) {
-            return Err(HostError::Unresponsive("no free TLB invalidation slot"));
+            return Err(CardError::Unresponsive("no free TLB invalidation slot"));
         }
         card.write32(
             MMU_INVALIDATE_PDB::OFFSET,
@@ -159,13 +159,31 @@ impl CardMemory {
                 | MMU_INVALIDATE::HUB_ONLY.of(u32::from(hub_only)),
         );
         if !wait(&|ctrl| MMU_CTRL::FLUSH_DONE.is_set(ctrl)) {
-            return Err(HostError::Unresponsive("a TLB invalidation does not end"));
+            return Err(CardError::Unresponsive("a TLB invalidation does not end"));
         }
         Ok(())
     }
 
+    /// Gives barriers their page of system memory. Without one they do not reach what engines have written there.
+    pub fn set_barrier_page(&self, page: Iova) {
+        self.card.write32(pfb::NISO_ADDRESS::OFFSET, (page.0 >> BARRIER_SHIFT) as u32);
+    }
+
+    /// Waits until all has arrived that was written before: by the CPU to the card's memory, and by engines to system memory.
+    /// An engine that has been left, or whose translations are gone, may have written just before; nobody else may have that
+    /// memory sooner.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    pub fn barrier(&self) -> Result<(), CardError> {
+        use pflush::BAR_FLUSH;
+        self.card.write32(BAR_FLUSH::OFFSET, BAR_FLUSH::TRIGGER.mask());
+        let done = (0..FLUSH_LOOKS).any(|_| !BAR_FLUSH::BUSY.is_set(self.card.read32(BAR_FLUSH::OFFSET)));
+        if done { Ok(()) } else { Err(CardError::Unresponsive("what it writes does not arrive")) }
+    }
+
     /// BAR1 offset of `addr`, and how many of `len` bytes lie in the same window.
-    fn window(&mut self, addr: VramAddr, len: usize) -> Result<(u64, usize), HostError> {
+    fn window(&mut self, addr: VramAddr, len: usize) -> Result<(u64, usize), CardError> {
         assert!(addr.0 < self.vram_bytes, "an address was not checked before use: {addr}");
         let block = addr.0 / WINDOW;
         let within = addr.0 % WINDOW;
@@ -178,7 +196,7 @@ impl CardMemory {
         Ok((u64::from(slot) * WINDOW + within, run))
     }
 
-    fn move_window(&mut self, block: u64) -> Result<u16, HostError> {
+    fn move_window(&mut self, block: u64) -> Result<u16, CardError> {
         let slot = loop {
             let slot = self.hand;
             // Slot 0 is USERD's.
@@ -285,10 +303,8 @@ impl channels::Host for CardMemory {
     }
 
     fn vram_flush(&mut self) {
-        use nvspec::regs::pflush::BAR_FLUSH;
-        self.card.write32(BAR_FLUSH::OFFSET, BAR_FLUSH::TRIGGER.mask());
-        if !(0..FLUSH_LOOKS).any(|_| !BAR_FLUSH::BUSY.is_set(self.card.read32(BAR_FLUSH::OFFSET))) {
-            tracing::error!("the card does not flush the writes to its memory");
+        if let Err(error) = self.barrier() {
+            tracing::error!(%error, "the card does not flush the writes to its memory");
         }
     }
 

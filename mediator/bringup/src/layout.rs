@@ -1,7 +1,7 @@
-//! Where the mediator's fixed structures lie in VRAM: the apertures' page tables, runlists, instance blocks,
+//! Places of the mediator's fixed structures in VRAM: the apertures' page tables, runlists, instance blocks,
 //! USERD, rings, context images.
 
-use super::HostError;
+use super::CardError;
 use channels::GRAPH_IMAGE_MAX;
 use nvspec::addr::{LARGE_PAGE, VramAddr};
 use nvspec::fifo::CHANNELS;
@@ -45,7 +45,7 @@ impl Layout {
     ///
     /// # Errors
     /// When there is no room for such contexts.
-    pub fn needed(graph_image: u64) -> Result<u64, HostError> {
+    pub fn needed(graph_image: u64) -> Result<u64, CardError> {
         Ok(Self::new(VramAddr(0), u64::MAX, graph_image)?.bytes())
     }
 
@@ -53,9 +53,9 @@ impl Layout {
     ///
     /// # Errors
     /// When they do not fit, or there is no room for such contexts.
-    pub fn new(base: VramAddr, bytes: u64, graph_image: u64) -> Result<Self, HostError> {
+    pub fn new(base: VramAddr, bytes: u64, graph_image: u64) -> Result<Self, CardError> {
         if graph_image > GRAPH_IMAGE_MAX {
-            return Err(HostError::Contexts { bytes: graph_image, most: GRAPH_IMAGE_MAX });
+            return Err(CardError::Contexts { bytes: graph_image, most: GRAPH_IMAGE_MAX });
         }
         let mut next = base.0;
         let mut take = |size: u64| {
@@ -90,7 +90,7 @@ impl Layout {
         let all = u64::from(CHANNELS) * layout.channels().images_stride();
         let end = VramAddr((images.0 + all).next_multiple_of(LARGE_PAGE));
         if end.0 - base.0 > bytes {
-            return Err(HostError::TooSmall { needed: end.0 - base.0, available: bytes });
+            return Err(CardError::TooSmall { needed: end.0 - base.0, available: bytes });
         }
         layout.end = end;
         Ok(layout)
@@ -117,7 +117,7 @@ impl Layout {
 
     /// Bytes of USERD of all channels.
     #[must_use]
-    pub fn userd_bytes(&self) -> u64 {
+    pub(crate) fn userd_bytes(&self) -> u64 {
         u64::from(CHANNELS) * userd::BYTES
     }
 }
@@ -152,7 +152,7 @@ mod tests {
     fn too_little_memory_is_said() {
         assert!(matches!(
             Layout::new(VramAddr(0), 1 << 20, 0x2000),
-            Err(HostError::TooSmall { available: 0x10_0000, .. })
+            Err(CardError::TooSmall { available: 0x10_0000, .. })
         ));
     }
 }

@@ -1,0 +1,72 @@
+//! Who may use PGRAPH: all, or one VM at a time.
+//!
+//! Its multiprocessors keep what a kernel leaves in them, so a host that mends that lets channels of another VM on it only in
+//! between. A channel that has no PGRAPH context runs whoever is admitted.
+
+use crate::card;
+use crate::pool::Bound;
+use crate::{Channels, Host, RunState, VmId};
+use nvspec::fifo::ChannelId;
+
+/// Whose channels with a PGRAPH context the card may schedule. The host's own are always among them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Gate {
+    /// Everybody's.
+    #[default]
+    Open,
+    /// One VM's, or nobody's.
+    Only(Option<VmId>),
+}
+
+impl Channels {
+    /// From now on the card schedules channels with a PGRAPH context of `vm` only, or of nobody. What it works for stays until
+    /// it has ended or is [asked to leave](Self::ask_to_leave).
+    pub fn admit(&mut self, host: &mut impl Host, vm: Option<VmId>) {
+        self.gate = Gate::Only(vm);
+        let all: Vec<ChannelId> = self.vms.values().flat_map(|vm| vm.channels.values().copied()).collect();
+        for physical in all {
+            self.bring_to_gate(host, physical);
+        }
+    }
+
+    /// The VM that is admitted, if one is.
+    #[must_use]
+    pub fn admitted(&self) -> Option<VmId> {
+        if let Gate::Only(vm) = self.gate { vm } else { None }
+    }
+
+    /// A VM's channels that have a PGRAPH context.
+    #[must_use]
+    pub fn on_graphics(&self, vm: VmId) -> Vec<ChannelId> {
+        let record = self.vms.get(&vm);
+        let channels = record.into_iter().flat_map(|record| record.channels.values().copied());
+        channels.filter(|physical| self.bound(*physical).is_some_and(uses_graphics)).collect()
+    }
+
+    /// Returns whether a channel that is to run has to wait until its VM is admitted.
+    pub(crate) fn is_barred(&self, bound: &Bound) -> bool {
+        let trusted = self.vms.get(&bound.vm).is_some_and(|vm| vm.trusted);
+        self.gate != Gate::Open && self.gate != Gate::Only(Some(bound.vm)) && !trusted && uses_graphics(bound)
+    }
+
+    /// Has the card schedule a channel that is to run, or not, as the gate says.
+    pub(crate) fn bring_to_gate(&self, host: &mut impl Host, physical: ChannelId) {
+        let Some(bound) = self.bound(physical).filter(|bound| bound.told == RunState::Running) else {
+            return;
+        };
+        if self.is_barred(bound) {
+            card::stop(host, physical);
+        } else {
+            card::start(host, physical);
+        }
+    }
+}
+
+fn uses_graphics(bound: &Bound) -> bool {
+    let [graphics, ..] = bound.contexts;
+    graphics.is_some()
+}
+
+#[cfg(test)]
+#[path = "tests/gate.rs"]
+mod tests;

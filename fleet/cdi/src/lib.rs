@@ -1,0 +1,351 @@
+//! Container Device Interface: files by which a container runtime gives a container a tenant of a CUDA card, or a vGPU.
+//!
+//! A runtime (containerd, CRI-O, podman) reads the files in `/etc/cdi` and `/var/run/cdi`. Each names devices of one kind, and
+//! what a container gets with a device: environment and mounts. The fields are those of the specification
+//! (cncf-tags/container-device-interface, SPEC.md, version 0.5.0).
+//!
+//! What it does not do: make a tenant or a vGPU, or know an engine that places work.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// Version of the specification: the first with all that is used here.
+pub const VERSION: &str = "0.5.0";
+/// Who makes the devices; with the class of a device it is the kind of a CDI device.
+pub const VENDOR: &str = "gpu-mediator.internal";
+/// Class of the devices.
+pub const CLASS: &str = "share";
+/// Folder in which runtimes look for files that do not outlive a boot.
+pub const FOLDER: &str = "/var/run/cdi";
+
+/// Folder of a container with its library of CUDA.
+pub const CUDA_LIBRARY: &str = "/usr/lib/gpu-mediator/cuda";
+/// Folder of a container with the folders of sockets.
+pub const SOCKETS: &str = "/run/gpu-mediator";
+/// Name of the variable with the path of a vGPU's socket.
+pub const VGPU_VARIABLE: &str = "GPU_MEDIATOR_VFIO_USER_SOCKET";
+/// Longest identifier of a device, and of a file.
+const MAX_NAME: usize = 128;
+
+/// A file with devices.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Spec {
+    /// Version of the specification.
+    pub cdi_version: String,
+    /// Vendor and class.
+    pub kind: String,
+    /// Notes that runtimes pass on.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+    /// The devices.
+    pub devices: Vec<Device>,
+}
+
+/// A device by its name in its kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Device {
+    /// Its name.
+    pub name: String,
+    /// What a container gets with it.
+    pub container_edits: Edits,
+}
+
+/// What a container gets.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Edits {
+    /// Variables, each `NAME=VALUE`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub env: Vec<String>,
+    /// Files and folders of the host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<Mount>,
+}
+
+/// A file or a folder of the host in a container.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Mount {
+    /// Its path on the host.
+    pub host_path: PathBuf,
+    /// Its path in the container.
+    pub container_path: PathBuf,
+    /// Options of the mount.
+    pub options: Vec<String>,
+}
+
+impl Mount {
+    /// A mount that can only be read. A socket in it can be connected to all the same.
+    #[must_use]
+    pub fn read_only(host_path: &Path, container_path: &Path) -> Self {
+        let options = ["ro", "nosuid", "nodev", "rbind"].map(str::to_owned).into();
+        Self { host_path: host_path.to_owned(), container_path: container_path.to_owned(), options }
+    }
+}
+
+/// A tenant of a CUDA card, as a container sees it.
+#[derive(Clone, Debug)]
+pub struct Cuda<'a> {
+    /// Its name, as the owner of the card has it.
+    pub tenant: &'a str,
+    /// Its socket on the host, in a folder of its own: the daemon makes the socket anew when it restarts.
+    pub socket: &'a Path,
+    /// Folder of the host with gpu-mediator's library.
+    pub library: &'a Path,
+    /// NVIDIA's library on the host; if absent, the container has it in another way, such as NVIDIA's own CDI files.
+    pub driver: Option<&'a Path>,
+    /// Part of the socket's path in the container, by which a container with several finds each.
+    pub place: &'a str,
+}
+
+impl Cuda<'_> {
+    /// What a container gets.
+    ///
+    /// # Errors
+    /// When the socket is in no folder.
+    pub fn edits(&self) -> Result<Edits, CdiError> {
+        let folder = Path::new(SOCKETS).join("cuda").join(self.place);
+        let (mount, socket) = socket(self.socket, &folder)?;
+        let mut edits = Edits {
+            env: vec![
+                format!("GPU_MEDIATOR_CUDA_SOCKET={}", socket.display()),
+                format!("GPU_MEDIATOR_CUDA_TENANT={}", self.tenant),
+                format!("LD_LIBRARY_PATH={CUDA_LIBRARY}"),
+            ],
+            mounts: vec![mount, Mount::read_only(self.library, Path::new(CUDA_LIBRARY))],
+        };
+        if let Some(driver) = self.driver {
+            let place = Path::new("/usr/lib/gpu-mediator/driver/libcuda.so.1");
+            edits.mounts.push(Mount::read_only(driver, place));
+            edits.env.push(format!("GPU_MEDIATOR_CUDA_DRIVER={}", place.display()));
+        }
+        Ok(edits)
+    }
+}
+
+/// A vGPU, as a container with a VMM sees it.
+#[derive(Clone, Debug)]
+pub struct Vgpu<'a> {
+    /// Its socket on the host, in a folder of its own.
+    pub socket: &'a Path,
+    /// Part of the socket's path in the container.
+    pub place: &'a str,
+}
+
+impl Vgpu<'_> {
+    /// The folder with the socket in a container.
+    #[must_use]
+    pub fn folder(place: &str) -> PathBuf {
+        Path::new(SOCKETS).join("vgpu").join(place)
+    }
+
+    /// What a container gets.
+    ///
+    /// # Errors
+    /// When the socket is in no folder.
+    pub fn edits(&self) -> Result<Edits, CdiError> {
+        let (mount, socket) = socket(self.socket, &Self::folder(self.place))?;
+        Ok(Edits { env: vec![format!("{VGPU_VARIABLE}={}", socket.display())], mounts: vec![mount] })
+    }
+}
+
+/// The mount of a socket's folder, and the socket's path in the container.
+fn socket(socket: &Path, folder: &Path) -> Result<(Mount, PathBuf), CdiError> {
+    let parts = socket.parent().filter(|parent| parent.parent().is_some()).zip(socket.file_name());
+    let (parent, name) = parts.ok_or_else(|| CdiError::NoFolder(socket.to_owned()))?;
+    Ok((Mount::read_only(parent, folder), folder.join(name)))
+}
+
+/// A reason why there is no file.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum CdiError {
+    #[error(
+        "{0:?} is no name of a device, expected up to {MAX_NAME} of the characters A-Z a-z 0-9 _ . : - with a letter or a digit \
+         at both ends"
+    )]
+    Name(String),
+    #[error("socket {} is in no folder of its own, expected one such as /run/gpu-mediator/claims/a/cuda.sock", .0.display())]
+    NoFolder(PathBuf),
+    #[error("{} cannot be written", path.display())]
+    Write {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{} cannot be removed", path.display())]
+    Remove {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The whole name of a device, as an engine passes it to a runtime.
+#[must_use]
+pub fn qualified(device: &str) -> String {
+    format!("{VENDOR}/{CLASS}={device}")
+}
+
+/// A file of one owner, such as a claim, in a folder that runtimes look at.
+#[derive(Clone, Debug)]
+pub struct CdiFile {
+    path: PathBuf,
+}
+
+impl CdiFile {
+    /// The file of `owner` in `folder`.
+    ///
+    /// # Errors
+    /// When that is no name for a file.
+    pub fn new(folder: &Path, owner: &str) -> Result<Self, CdiError> {
+        check(owner)?;
+        Ok(Self { path: folder.join(format!("{VENDOR}-{CLASS}_{owner}.json")) })
+    }
+
+    /// Its path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes it with some devices; who reads sees the old one or the new one, whole.
+    ///
+    /// # Errors
+    /// When a device's name is none, or the host says no.
+    pub fn write(&self, devices: Vec<Device>) -> Result<(), CdiError> {
+        devices.iter().try_for_each(|device| check(&device.name))?;
+        let kind = format!("{VENDOR}/{CLASS}");
+        let spec = Spec { cdi_version: VERSION.to_owned(), kind, annotations: BTreeMap::new(), devices };
+        let failed = |source| CdiError::Write { path: self.path.clone(), source };
+        let mut text = serde_json::to_vec_pretty(&spec).map_err(|error| failed(error.into()))?;
+        text.push(b'\n');
+        replace(&self.path, &text, 0o644).map_err(failed)
+    }
+
+    /// Reads the devices that are in it; none if there is no such file, or another thing is in it.
+    #[must_use]
+    pub fn read(&self) -> Option<Spec> {
+        serde_json::from_slice(&fs::read(&self.path).ok()?).ok()
+    }
+
+    /// Removes it, if it is there.
+    ///
+    /// # Errors
+    /// When the host says no.
+    pub fn remove(&self) -> Result<(), CdiError> {
+        match fs::remove_file(&self.path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(CdiError::Remove { path: self.path.clone(), source })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Checks that something is the name of a device.
+fn check(name: &str) -> Result<(), CdiError> {
+    let ends = [name.bytes().next(), name.bytes().last()];
+    let ends = ends.into_iter().all(|byte| byte.is_some_and(|byte| byte.is_ascii_alphanumeric()));
+    let all = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.:-".contains(&byte));
+    if ends && all && name.len() <= MAX_NAME {
+        return Ok(());
+    }
+    Err(CdiError::Name(name.chars().take(MAX_NAME).collect()))
+}
+
+/// Replaces a file at once: after a crash there is the old one or the new one.
+///
+/// # Errors
+/// When the host says no.
+pub fn replace(path: &Path, text: &[u8], mode: u32) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    fs::create_dir_all(folder)?;
+    // Runtimes read files that end in .json or .yaml only.
+    let beside = path.with_extension("new");
+    let mut file = File::create(&beside)?;
+    file.set_permissions(fs::Permissions::from_mode(mode))?;
+    file.write_all(text)?;
+    file.sync_all()?;
+    fs::rename(&beside, path)?;
+    File::open(folder)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cuda(driver: Option<&Path>) -> Edits {
+        let (socket, library) = (Path::new("/run/gpu-mediator/claims/u-0/cuda.sock"), Path::new("/opt/front"));
+        Cuda { tenant: "k8s-u-0", socket, library, driver, place: "gpu" }.edits().unwrap()
+    }
+
+    #[test]
+    fn a_tenant_is_its_socket_and_the_library() {
+        let edits = cuda(None);
+        assert_eq!(
+            edits.env,
+            [
+                "GPU_MEDIATOR_CUDA_SOCKET=/run/gpu-mediator/cuda/gpu/cuda.sock",
+                "GPU_MEDIATOR_CUDA_TENANT=k8s-u-0",
+                "LD_LIBRARY_PATH=/usr/lib/gpu-mediator/cuda"
+            ]
+        );
+        // The folder, not the socket in it: a daemon that restarts makes another socket.
+        assert_eq!(edits.mounts[0].host_path, Path::new("/run/gpu-mediator/claims/u-0"));
+        assert!(edits.mounts.iter().all(|mount| mount.options.contains(&"ro".to_owned())));
+        let with_driver = cuda(Some(Path::new("/lib/libcuda.so.1")));
+        assert!(
+            with_driver.env.contains(&"GPU_MEDIATOR_CUDA_DRIVER=/usr/lib/gpu-mediator/driver/libcuda.so.1".to_owned())
+        );
+        assert_eq!(with_driver.mounts.len(), 3);
+    }
+
+    #[test]
+    fn a_vgpu_is_its_socket() {
+        let edits = Vgpu { socket: Path::new("/run/a/b/vgpu.sock"), place: "gpu-0" }.edits().unwrap();
+        assert_eq!(edits.env, ["GPU_MEDIATOR_VFIO_USER_SOCKET=/run/gpu-mediator/vgpu/gpu-0/vgpu.sock"]);
+        // Mounting the folder of all sockets, or the root, would give a container more than its own.
+        for bad in ["vgpu.sock", "/vgpu.sock", "/"] {
+            let error = Vgpu { socket: Path::new(bad), place: "gpu" }.edits().unwrap_err();
+            assert!(error.to_string().contains("in no folder of its own"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_written_read_and_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = CdiFile::new(folder.path(), "u-1").unwrap();
+        assert!(file.path().ends_with("gpu-mediator.internal-share_u-1.json"));
+        file.write(vec![Device { name: "u-1-0".to_owned(), container_edits: cuda(None) }]).unwrap();
+        let text = fs::read_to_string(file.path()).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(value["cdiVersion"], "0.5.0");
+        assert_eq!(value["kind"], "gpu-mediator.internal/share");
+        assert_eq!(value["devices"][0]["containerEdits"]["mounts"][1]["containerPath"], CUDA_LIBRARY);
+        assert_eq!(file.read().unwrap().devices[0].name, "u-1-0");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing but the file");
+        file.remove().unwrap();
+        file.remove().unwrap();
+        assert_eq!(file.read(), None);
+        assert_eq!(qualified("u-1-0"), "gpu-mediator.internal/share=u-1-0");
+    }
+
+    #[test]
+    fn names_lead_nowhere_else() {
+        for bad in ["", "../a", "a/b", "-a", "a-", "a b", "a\n", &"a".repeat(129)] {
+            assert!(matches!(CdiFile::new(Path::new("/x"), bad), Err(CdiError::Name(_))), "{bad:?}");
+            let folder = tempfile::tempdir().unwrap();
+            let device = Device { name: bad.to_owned(), container_edits: Edits::default() };
+            assert!(CdiFile::new(folder.path(), "u").unwrap().write(vec![device]).is_err(), "{bad:?}");
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "{bad:?}");
+        }
+    }
+}

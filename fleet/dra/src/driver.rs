@@ -1,0 +1,478 @@
+//! Preparing claims, and taking that back.
+//!
+//! Both can be asked for again at any time, by a kubelet that did not hear the answer or was restarted: what is there is left as
+//! it is, what is missing is made.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use admin_client::{Admin, AskError, segment};
+use api::ErrorCode;
+use fleet_cdi::{CdiFile, Cuda, Device, Edits, Vgpu};
+use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
+use kube::{Api, Client};
+use tokio::sync::{Mutex, watch};
+
+use crate::DRIVER;
+use crate::device::{Offer, Trouble};
+use crate::events::{Event, Events};
+use crate::metrics::Metrics;
+use crate::parameters::applied;
+use crate::share::{self, Body, Claim};
+use crate::store::{KeptClaim, KeptShare, Store};
+
+/// Longest UID of a claim: the name of a tenant has place for it.
+const MAX_UID: usize = 48;
+/// Most shares of a claim.
+const MAX_SHARES: usize = 32;
+/// Time for the API server to answer.
+// TIMEOUT: the kubelet waits 45 s for all of it.
+const KUBE: Duration = Duration::from_secs(15);
+
+/// Places and names.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Name of the node, and of the pool of its devices.
+    pub node: String,
+    /// Folder with the folders of sockets.
+    pub sockets: PathBuf,
+    /// Folder of CDI files.
+    pub cdi: PathBuf,
+    /// The daemon's admin socket.
+    pub admin: PathBuf,
+    /// Folder of gpu-mediator's library of CUDA.
+    pub library: PathBuf,
+    /// NVIDIA's library.
+    pub driver_library: Option<PathBuf>,
+    /// CDI devices that a container gets beside a tenant, such as NVIDIA's own.
+    pub beside: Vec<String>,
+}
+
+/// A device that was prepared, as the kubelet is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prepared {
+    /// The request that it is for.
+    pub request: String,
+    /// The pool that it is of.
+    pub pool: String,
+    /// Its name.
+    pub device: String,
+    /// CDI devices.
+    pub cdi: Vec<String>,
+}
+
+/// The claim that the kubelet speaks of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+}
+
+/// The driver.
+pub struct Driver {
+    settings: Settings,
+    admin: Admin,
+    kube: Client,
+    offers: watch::Receiver<Vec<Offer>>,
+    store: Mutex<Store>,
+    events: Events,
+    metrics: Arc<Metrics>,
+}
+
+/// What the daemon has by the name of a share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum There {
+    Nothing,
+    Ours,
+    Others,
+}
+
+impl std::fmt::Display for Named {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "claim {}/{} ({})", self.namespace, self.name, self.uid)
+    }
+}
+
+impl Named {
+    /// Checks what becomes a part of paths and names.
+    fn check(&self) -> Result<(), String> {
+        let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        let ends = self.uid.bytes().next().zip(self.uid.bytes().last());
+        let ends = ends.is_some_and(|(first, last)| first.is_ascii_alphanumeric() && last.is_ascii_alphanumeric());
+        if ends && self.uid.len() <= MAX_UID && self.uid.bytes().all(good) {
+            return Ok(());
+        }
+        let shown: String = self.uid.chars().take(MAX_UID).collect();
+        Err(format!("{shown:?} is no UID, expected up to {MAX_UID} letters, digits and `-`"))
+    }
+}
+
+/// Says what the daemon has said.
+fn told(error: &AskError) -> String {
+    match error {
+        AskError::Refused(error) => format!("{}; {}", error.error, error.what_to_do),
+        other => match std::error::Error::source(other) {
+            Some(source) => format!("{other}: {source}"),
+            None => other.to_string(),
+        },
+    }
+}
+
+fn is_gone(error: &AskError) -> bool {
+    matches!(error, AskError::Refused(error) if error.code == ErrorCode::NotFound)
+}
+
+impl Driver {
+    /// A driver of the daemon's `offers`, with what `store` knows.
+    #[must_use]
+    pub fn new(
+        settings: Settings,
+        kube: Client,
+        offers: watch::Receiver<Vec<Offer>>,
+        store: Store,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let admin = Admin::new(settings.admin.clone());
+        let events = Events::new(kube.clone(), &settings.node);
+        metrics.claims(store.claims());
+        Self { settings, admin, kube, offers, store: Mutex::new(store), events, metrics }
+    }
+
+    /// Prepares a claim.
+    ///
+    /// # Errors
+    /// What is wrong, for the events of its pod. Nothing new is left then.
+    pub async fn prepare(&self, claim: &Named) -> Result<Vec<Prepared>, String> {
+        let mut store = self.store.lock().await;
+        let done = self.prepare_with(&mut store, claim).await;
+        self.metrics.prepared(done.is_ok());
+        self.metrics.claims(store.claims());
+        match &done {
+            Ok((_, false)) => {}
+            Ok((kept, true)) => {
+                let names: Vec<_> = kept.shares.iter().map(|share| share.body.name()).collect();
+                tracing::info!(%claim, shares = names.join(" "), "prepared");
+                let pods = kept.shares.first().and_then(|share| pods(share.body.labels()));
+                self.events.tell(Event::prepared(claim, pods, &names.join(", ")));
+            }
+            Err(what) => {
+                tracing::warn!(%claim, what, "not prepared");
+                self.events.tell(Event::failed(claim, what));
+            }
+        }
+        done.map(|(kept, _)| self.prepared(&claim.uid, &kept))
+    }
+
+    /// Prepares a claim; the claim as it is then, and whether it was not before.
+    async fn prepare_with(&self, store: &mut Store, claim: &Named) -> Result<(KeptClaim, bool), String> {
+        claim.check()?;
+        let there = store.get(&claim.uid).cloned();
+        let (mut kept, known) = match there {
+            Some(kept) if kept.prepared => (kept, true),
+            // What was being made when the program ended is looked at again: its allocation has not changed.
+            _ => (self.plan(claim).await?, false),
+        };
+        if !known {
+            kept.prepared = false;
+            store.put(&claim.uid, kept.clone()).map_err(said)?;
+        }
+        if let Err(what) = self.make(&claim.uid, &kept).await {
+            if !known {
+                // Whatever of it cannot be removed now is still written down, for the kubelet to take back.
+                match self.unmake(&claim.uid, &kept).await {
+                    Ok(()) => store.forget(&claim.uid).map_err(said)?,
+                    Err(more) => return Err(format!("{what}; and it is not all removed again: {more}")),
+                }
+            }
+            return Err(what);
+        }
+        if !known {
+            kept.prepared = true;
+            store.put(&claim.uid, kept.clone()).map_err(said)?;
+        }
+        Ok((kept, !known))
+    }
+
+    /// What a claim is to be given, by its allocation.
+    async fn plan(&self, claim: &Named) -> Result<KeptClaim, String> {
+        let claims: Api<ResourceClaim> = Api::namespaced(self.kube.clone(), &claim.namespace);
+        let found = tokio::time::timeout(KUBE, claims.get_opt(&claim.name)).await;
+        let found = found.map_err(|_| format!("the API server did not answer within {} s", KUBE.as_secs()))?;
+        let found = found.map_err(|error| format!("the API server does not give the claim: {error}"))?;
+        let found = found.ok_or("the API server has no such claim")?;
+        let uid = found.metadata.uid.as_deref().unwrap_or_default();
+        if uid != claim.uid {
+            return Err(format!("the API server has another claim of that name, with UID {uid}"));
+        }
+        let status = found.status.unwrap_or_default();
+        let allocation =
+            status.allocation.and_then(|allocation| allocation.devices).ok_or("the claim is not allocated")?;
+        let sets = allocation.config.unwrap_or_default();
+        let results: Vec<_> = allocation.results.unwrap_or_default();
+        let ours: Vec<_> =
+            results.iter().filter(|result| result.driver == DRIVER && result.pool == self.settings.node).collect();
+        if ours.is_empty() {
+            return Err(format!(
+                "nothing of driver `{DRIVER}` and pool `{}` was allocated to the claim",
+                self.settings.node
+            ));
+        }
+        if ours.len() > MAX_SHARES {
+            return Err(format!("{} shares, expected at most {MAX_SHARES} in a claim", ours.len()));
+        }
+        let reserved = status.reserved_for.unwrap_or_default();
+        let pods = reserved.into_iter().filter(|user| user.resource == "pods").map(|user| user.name).collect();
+        let who = Claim { namespace: &claim.namespace, name: &claim.name, uid: &claim.uid, pods };
+        let offers = self.offers.borrow().clone();
+        let mut shares = Vec::new();
+        for (number, result) in ours.into_iter().enumerate() {
+            let offer = offer(&offers, result)?;
+            let applied = applied(&sets, &result.request)?;
+            let body = share::body(&who, number, result, offer, &applied, &self.settings.sockets)?;
+            shares.push(KeptShare {
+                body,
+                request: result.request.clone(),
+                pool: result.pool.clone(),
+                device: result.device.clone(),
+                share_id: result.share_id.clone(),
+            });
+        }
+        Ok(KeptClaim { namespace: claim.namespace.clone(), name: claim.name.clone(), prepared: false, shares })
+    }
+
+    /// Makes what of a claim is not there.
+    async fn make(&self, uid: &str, kept: &KeptClaim) -> Result<(), String> {
+        for share in &kept.shares {
+            self.folder(share.body.name()).map_err(|error| format!("no folder for the socket: {error}"))?;
+            self.ask(uid, &share.body).await?;
+        }
+        let file = CdiFile::new(&self.settings.cdi, uid).map_err(said)?;
+        let devices = self.devices(uid, kept)?;
+        if file.read().is_none_or(|spec| spec.devices != devices) {
+            file.write(devices).map_err(said)?;
+        }
+        Ok(())
+    }
+
+    /// Looks whether the daemon has a share: not at all, this claim's, or another's of that name.
+    async fn there(&self, uid: &str, body: &Body) -> Result<There, String> {
+        let path = format!("{}/{}", body.collection(), segment(body.name()));
+        match self.admin.get::<serde_json::Value>(&path).await {
+            Ok(there) if there["labels"]["claim_uid"] == uid && there["card"] == body.card() => Ok(There::Ours),
+            Ok(_) => Ok(There::Others),
+            Err(error) if is_gone(&error) => Ok(There::Nothing),
+            Err(error) => Err(told(&error)),
+        }
+    }
+
+    /// Has the daemon make a share, if it has not.
+    async fn ask(&self, uid: &str, body: &Body) -> Result<(), String> {
+        match self.there(uid, body).await? {
+            There::Nothing => {}
+            There::Ours => return Ok(()),
+            There::Others => return Err(format!("`{}` is there, and not this claim's; remove it", body.name())),
+        }
+        let made = match body {
+            Body::Tenant(spec) => self.admin.post::<serde_json::Value>(body.collection(), spec).await,
+            Body::Vm(spec) => self.admin.post(body.collection(), spec).await,
+        };
+        made.map(drop).map_err(|error| told(&error))
+    }
+
+    /// Makes the folder of a share's socket, in which the daemon can make the socket, and which others do not see.
+    fn folder(&self, name: &str) -> io::Result<()> {
+        let all = &self.settings.sockets;
+        let own = all.join(name);
+        std::fs::create_dir_all(all)?;
+        let daemon = std::fs::metadata(&self.settings.admin)?;
+        let give = |path: &Path, mode: u32| -> io::Result<()> {
+            let now = std::fs::metadata(path)?;
+            if (now.uid(), now.gid()) != (daemon.uid(), daemon.gid()) {
+                chown(path, Some(daemon.uid()), Some(daemon.gid()))?;
+            }
+            std::fs::set_permissions(path, PermissionsExt::from_mode(mode))
+        };
+        give(all, 0o700)?;
+        if !own.is_dir() {
+            std::fs::create_dir(&own)?;
+        }
+        // A container sees this folder only, so its users must be able to look into it.
+        give(&own, 0o755)
+    }
+
+    /// CDI devices of a claim.
+    fn devices(&self, uid: &str, kept: &KeptClaim) -> Result<Vec<Device>, String> {
+        let mut places = BTreeMap::<String, usize>::new();
+        let one = |(number, share): (usize, &KeptShare)| {
+            let place = place(&mut places, &share.request);
+            let edits = self.edits(&share.body, &place)?;
+            Ok(Device { name: device(uid, number), container_edits: edits })
+        };
+        kept.shares.iter().enumerate().map(one).collect()
+    }
+
+    fn edits(&self, body: &Body, place: &str) -> Result<Edits, String> {
+        let Settings { sockets, library, driver_library, .. } = &self.settings;
+        match body {
+            Body::Tenant(spec) => {
+                let socket = share::socket(sockets, &spec.name, true);
+                let driver = driver_library.as_deref();
+                Cuda { tenant: &spec.name, socket: &socket, library, driver, place }.edits()
+            }
+            Body::Vm(spec) => Vgpu { socket: &share::socket(sockets, &spec.name, false), place }.edits(),
+        }
+        .map_err(said)
+    }
+
+    /// What the kubelet is told of a claim that is prepared.
+    fn prepared(&self, uid: &str, kept: &KeptClaim) -> Vec<Prepared> {
+        let one = |(number, share): (usize, &KeptShare)| {
+            let mut cdi = vec![fleet_cdi::qualified(&device(uid, number))];
+            if matches!(share.body, Body::Tenant(_)) {
+                // Before ours, so that ours has the last word.
+                cdi.splice(..0, self.settings.beside.iter().cloned());
+            }
+            Prepared { request: share.request.clone(), pool: share.pool.clone(), device: share.device.clone(), cdi }
+        };
+        kept.shares.iter().enumerate().map(one).collect()
+    }
+
+    /// Takes back all that a claim was given. One that was given nothing is no mistake.
+    ///
+    /// # Errors
+    /// What could not be removed; the kubelet asks again.
+    pub async fn unprepare(&self, claim: &Named) -> Result<(), String> {
+        claim.check()?;
+        let mut store = self.store.lock().await;
+        let done = match store.get(&claim.uid).cloned() {
+            Some(kept) => match self.unmake(&claim.uid, &kept).await {
+                Ok(()) => store.forget(&claim.uid).map_err(said).map(|()| true),
+                Err(what) => Err(what),
+            },
+            None => CdiFile::new(&self.settings.cdi, &claim.uid)
+                .and_then(|file| file.remove())
+                .map_err(said)
+                .map(|()| false),
+        };
+        self.metrics.unprepared(done.is_ok());
+        self.metrics.claims(store.claims());
+        match &done {
+            Ok(true) => {
+                tracing::info!(%claim, "unprepared");
+                self.events.tell(Event::removed(claim));
+            }
+            Ok(false) => {}
+            Err(what) => tracing::warn!(%claim, what, "not unprepared"),
+        }
+        done.map(drop)
+    }
+
+    async fn unmake(&self, uid: &str, kept: &KeptClaim) -> Result<(), String> {
+        // First what would give a container something that goes.
+        CdiFile::new(&self.settings.cdi, uid).and_then(|file| file.remove()).map_err(said)?;
+        for share in &kept.shares {
+            // What someone else has made by that name stays.
+            if self.there(uid, &share.body).await? == There::Ours {
+                let path = format!("{}/{}", share.body.collection(), segment(share.body.name()));
+                self.admin
+                    .delete(&path)
+                    .await
+                    .or_else(|error| if is_gone(&error) { Ok(()) } else { Err(told(&error)) })?;
+            }
+            match std::fs::remove_dir_all(self.settings.sockets.join(share.body.name())) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(format!("the folder of `{}` is not removed: {error}", share.body.name()));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes anew what a daemon has forgotten that was restarted, of claims that are prepared. Their containers find it at the
+    /// same path.
+    pub async fn mend(&self) {
+        // Of a daemon that does not answer nothing is known, and that is told elsewhere.
+        let answers = self.offers.borrow().iter().any(|offer| offer.trouble != Some(Trouble::Unreachable));
+        let Some(store) = answers.then(|| self.store.try_lock().ok()).flatten() else { return };
+        let whole = store.claims().iter().filter(|(_, kept)| kept.prepared);
+        for (uid, kept) in whole {
+            if let Err(what) = self.make(uid, kept).await {
+                tracing::warn!(
+                    claim = kept.name,
+                    namespace = kept.namespace,
+                    what,
+                    "what a claim was given is not there"
+                );
+            }
+        }
+    }
+}
+
+fn said(error: impl std::error::Error) -> String {
+    match error.source() {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
+
+fn pods(labels: &api::Labels) -> Option<String> {
+    labels.iter().find(|(key, _)| *key == "pod").map(|(_, pods)| pods.to_owned())
+}
+
+/// The offer that a result was allocated of.
+fn offer<'a>(offers: &'a [Offer], result: &DeviceRequestAllocationResult) -> Result<&'a Offer, String> {
+    let offer = offers.iter().find(|offer| offer.device == result.device);
+    let offer =
+        offer.ok_or_else(|| format!("request `{}`: there is no device `{}` here", result.request, result.device))?;
+    match &offer.trouble {
+        None => Ok(offer),
+        Some(_) => {
+            let why = offer.why.as_deref().unwrap_or("a virtual machine has all of it");
+            Err(format!("request `{}`: card `{}` cannot be used: {why}", result.request, offer.card))
+        }
+    }
+}
+
+/// Name of a CDI device.
+fn device(uid: &str, number: usize) -> String {
+    format!("{uid}-{number}")
+}
+
+/// Name of the folder in a container for a share of a request: the request's, with a number from the second share on.
+fn place(places: &mut BTreeMap<String, usize>, request: &str) -> String {
+    let main = request.split('/').next().unwrap_or(request);
+    let name: String = main.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(63).collect();
+    let count = places.entry(name.clone()).or_default();
+    *count += 1;
+    if *count == 1 { name } else { format!("{name}-{count}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uids_lead_nowhere_else() {
+        let check = |uid: &str| Named { namespace: "a".to_owned(), name: "b".to_owned(), uid: uid.to_owned() }.check();
+        assert_eq!(check("5d307ca9-b3ef-428c-8861-06e72d69f223"), Ok(()));
+        for bad in ["", "-", "../x", "a/b", "a b", "a\0", "-a", "a-", "ä", &"a".repeat(49)] {
+            assert!(check(bad).unwrap_err().contains("is no UID"), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn shares_of_a_request_have_places_of_their_own() {
+        let mut places = BTreeMap::new();
+        let found: Vec<_> = ["gpu", "gpu", "big/one", "a_/x"].iter().map(|name| place(&mut places, name)).collect();
+        assert_eq!(found, ["gpu", "gpu-2", "big", "a"]);
+    }
+}

@@ -1,0 +1,270 @@
+//! Parameters that a claim or a device class may give for this driver (`opaque.parameters`), and how they are put together.
+
+use k8s_openapi::api::resource::v1::DeviceAllocationConfiguration;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::DRIVER;
+
+/// Version of the parameters.
+pub const API_VERSION: &str = "gpu-mediator.internal/v1";
+/// Kind of the parameters.
+pub const KIND: &str = "ShareParameters";
+/// Most sets of parameters that are put together.
+const MAX_SETS: usize = 64;
+
+/// What a share of a card may have beyond what was allocated, or less of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ShareParameters {
+    /// `gpu-mediator.internal/v1`.
+    pub api_version: String,
+    /// `ShareParameters`.
+    pub kind: String,
+    /// Part of the card's memory.
+    #[serde(default, skip_serializing_if = "Memory::is_silent")]
+    pub memory: Memory,
+    /// Part of the card's time.
+    #[serde(default, skip_serializing_if = "Time::is_silent")]
+    pub time: Time,
+    /// Virtual machines of one namespace with the same group may share segments of memory. Not for CUDA cards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub segment_group: Option<String>,
+}
+
+/// Part of a card's memory. Sizes are quantities such as `8Gi`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct Memory {
+    /// Memory of the card that it is sure to get: at most, and without it, what was allocated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guarantee: Option<String>,
+    /// Memory that it may use while others leave it: what was allocated if absent; at most the card's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<String>,
+    /// Host memory that it may have at most for what the card has no room for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub swap_cap: Option<String>,
+    /// Its part while memory is short, against the others' weights. From a claim at most what was allocated of the time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u32>,
+    /// What happens when the card has no room.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_full: Option<OnFull>,
+}
+
+/// Part of a card's time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct Time {
+    /// Its weight: what was allocated, in thousandths, if absent. From a claim at most that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u32>,
+    /// Thousandths that it gets at most, even when nobody else wants the rest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cap_permille: Option<u32>,
+    /// Class by which those go first that are due. `interactive` is given by a device class only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub class: Option<Class>,
+}
+
+impl Memory {
+    fn is_silent(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Time {
+    fn is_silent(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// What happens when a share uses memory and the card has none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OnFull {
+    /// It lies in host memory.
+    Swap,
+    /// Its work waits.
+    Queue,
+    /// It has no more than can be kept for it.
+    Refuse,
+}
+
+/// Class by which those go first that are due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Class {
+    /// Before the others.
+    Interactive,
+    /// As most.
+    Normal,
+    /// Behind the others.
+    Background,
+}
+
+/// Who has written parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Author {
+    /// The cluster's administrators.
+    Class,
+    /// Whoever may make claims.
+    Claim,
+}
+
+/// Parameters that apply to one request, put together, and what of them its own author may not ask for freely.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// The last word of each parameter.
+    pub parameters: ShareParameters,
+    /// The claim has asked for a weight of time.
+    pub time_weight_of_claim: bool,
+    /// The claim has asked for a weight of memory.
+    pub memory_weight_of_claim: bool,
+}
+
+/// Puts together what there is for a request; what a claim says goes before what a class says.
+///
+/// # Errors
+/// What of which set is wrong.
+pub fn applied(sets: &[DeviceAllocationConfiguration], request: &str) -> Result<Applied, String> {
+    let ours = sets.iter().filter_map(|set| {
+        let opaque = set.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER)?;
+        let requests = set.requests.as_deref().unwrap_or_default();
+        // A subrequest is `REQUEST/NAME`; a set for the request is for it, too.
+        let main = request.split('/').next().unwrap_or(request);
+        let meant = requests.is_empty() || requests.iter().any(|name| name == request || name == main);
+        meant.then_some((set.source.as_str(), &opaque.parameters.0))
+    });
+    let mut applied = Applied::default();
+    let mut sets: Vec<_> = ours.take(MAX_SETS + 1).collect();
+    if sets.len() > MAX_SETS {
+        return Err(format!("more than {MAX_SETS} sets of parameters for request `{request}`"));
+    }
+    sets.sort_by_key(|(source, _)| *source != "FromClass");
+    for (source, value) in sets {
+        let author = if source == "FromClass" { Author::Class } else { Author::Claim };
+        let set = ShareParameters::deserialize(value)
+            .map_err(|error| format!("parameters for request `{request}` ({source}): {error}"))?;
+        if set.api_version != API_VERSION || set.kind != KIND {
+            return Err(format!(
+                "parameters for request `{request}` ({source}): `{}` of `{}`, expected `{KIND}` of `{API_VERSION}`",
+                set.kind, set.api_version
+            ));
+        }
+        if author == Author::Claim && set.time.class == Some(Class::Interactive) {
+            return Err(format!(
+                "parameters for request `{request}`: time.class `interactive`, expected `normal` or `background`: only a device \
+                 class gives the first"
+            ));
+        }
+        overlay(&mut applied, set, author);
+    }
+    Ok(applied)
+}
+
+/// Lets what a set says count from now on.
+fn overlay(applied: &mut Applied, set: ShareParameters, author: Author) {
+    let ShareParameters { api_version, kind, memory, time, segment_group } = set;
+    let of_claim = author == Author::Claim;
+    applied.time_weight_of_claim = time.weight.map_or(applied.time_weight_of_claim, |_| of_claim);
+    applied.memory_weight_of_claim = memory.weight.map_or(applied.memory_weight_of_claim, |_| of_claim);
+    let now = &mut applied.parameters;
+    (now.api_version, now.kind) = (api_version, kind);
+    let Memory { guarantee, limit, swap_cap, weight, on_full } = memory;
+    now.memory.guarantee = guarantee.or(now.memory.guarantee.take());
+    now.memory.limit = limit.or(now.memory.limit.take());
+    now.memory.swap_cap = swap_cap.or(now.memory.swap_cap.take());
+    now.memory.weight = weight.or(now.memory.weight);
+    now.memory.on_full = on_full.or(now.memory.on_full);
+    let Time { weight, cap_permille, class } = time;
+    now.time.weight = weight.or(now.time.weight);
+    now.time.cap_permille = cap_permille.or(now.time.cap_permille);
+    now.time.class = class.or(now.time.class);
+    now.segment_group = segment_group.or(now.segment_group.take());
+}
+
+/// The schema of the parameters, as JSON.
+///
+/// # Errors
+/// Never, as long as a schema can be written as JSON.
+pub fn schema() -> serde_json::Result<String> {
+    let schema = schemars::schema_for!(ShareParameters);
+    serde_json::to_string_pretty(&schema).map(|text| text + "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::resource::v1::OpaqueDeviceConfiguration;
+    use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
+    use serde_json::{Value, json};
+
+    fn set(source: &str, requests: &[&str], mut parameters: Value) -> DeviceAllocationConfiguration {
+        if let Some(table) = parameters.as_object_mut().filter(|table| !table.contains_key("kind")) {
+            table.insert("apiVersion".to_owned(), API_VERSION.into());
+            table.insert("kind".to_owned(), KIND.into());
+        }
+        let opaque = OpaqueDeviceConfiguration { driver: DRIVER.to_owned(), parameters: RawExtension(parameters) };
+        DeviceAllocationConfiguration {
+            opaque: Some(opaque),
+            requests: (!requests.is_empty()).then(|| requests.iter().map(|&name| name.to_owned()).collect()),
+            source: source.to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_claim_goes_before_a_class_whatever_their_order() {
+        let of_class = set(
+            "FromClass",
+            &[],
+            json!({ "memory": { "limit": "8Gi", "weight": 5 }, "time": { "weight": 7, "class": "interactive" } }),
+        );
+        let of_claim = set("FromClaim", &["gpu"], json!({ "memory": { "limit": "4Gi", "swapCap": "1Gi" } }));
+        let other = set("FromClaim", &["another"], json!({ "memory": { "limit": "1Gi" } }));
+        let mut foreign = set("FromClaim", &[], json!({ "anything": true }));
+        foreign.opaque.as_mut().unwrap().driver = "another.example.com".to_owned();
+        let sets = [of_claim, other, foreign, of_class];
+        let found = applied(&sets, "gpu").unwrap();
+        assert_eq!(found.parameters.memory.limit.as_deref(), Some("4Gi"));
+        assert_eq!(found.parameters.memory.swap_cap.as_deref(), Some("1Gi"));
+        assert_eq!((found.parameters.memory.weight, found.parameters.time.weight), (Some(5), Some(7)));
+        assert!(!found.time_weight_of_claim && !found.memory_weight_of_claim);
+        assert_eq!(applied(&sets, "gpu/big").unwrap().parameters.memory.limit.as_deref(), Some("4Gi"));
+        assert_eq!(applied(&sets, "third").unwrap().parameters.memory.limit.as_deref(), Some("8Gi"));
+        assert_eq!(applied(&[], "gpu").unwrap(), Applied::default());
+    }
+
+    #[test]
+    fn a_weight_is_known_to_be_the_claims() {
+        let class = set("FromClass", &[], json!({ "time": { "weight": 7 } }));
+        let claim = set("FromClaim", &[], json!({ "time": { "weight": 9 }, "memory": { "weight": 3 } }));
+        let found = applied(&[class, claim], "gpu").unwrap();
+        assert_eq!(found.parameters.time.weight, Some(9));
+        assert!(found.time_weight_of_claim && found.memory_weight_of_claim);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_with_its_place() {
+        let error = |parameters| applied(&[set("FromClaim", &[], parameters)], "gpu").unwrap_err();
+        assert!(error(json!({ "memroy": {} })).contains("unknown field `memroy`"));
+        assert!(error(json!({ "memory": { "weight": -1 } })).contains("request `gpu` (FromClaim)"));
+        assert!(error(json!({ "memory": { "onFull": "explode" } })).contains("unknown variant `explode`"));
+        assert!(error(json!({ "time": { "class": "interactive" } })).contains("only a device class"));
+        assert!(error(json!({ "kind": "Other", "apiVersion": API_VERSION })).contains("expected `ShareParameters`"));
+        assert!(error(json!([])).contains("request `gpu`"));
+        let many: Vec<_> = (0..=MAX_SETS).map(|_| set("FromClaim", &[], json!({}))).collect();
+        assert!(applied(&many, "gpu").unwrap_err().contains("more than 64"));
+    }
+
+    #[test]
+    fn the_published_schema_is_that_of_the_type() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../kubernetes/share-parameters.schema.json");
+        let published = std::fs::read_to_string(path).unwrap();
+        assert!(
+            published == schema().unwrap(),
+            "gpu-mediator-dra schema > fleet/kubernetes/share-parameters.schema.json"
+        );
+    }
+}

@@ -1,0 +1,253 @@
+//! From what was allocated of a card to what is asked of the daemon: a tenant or a virtual machine.
+
+use std::path::{Path, PathBuf};
+
+use api::{AddTenant, AddVm, Labels};
+use k8s_openapi::api::resource::v1::DeviceRequestAllocationResult;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::device::Offer;
+use crate::parameters::Applied;
+use crate::{MEMORY, TIME, WHOLE, quantity};
+
+/// Who a share is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim<'a> {
+    /// Namespace of the claim.
+    pub namespace: &'a str,
+    /// Its name.
+    pub name: &'a str,
+    /// Its UID.
+    pub uid: &'a str,
+    /// The pods that it is reserved for.
+    pub pods: Vec<String>,
+}
+
+/// What the daemon is asked for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Body {
+    /// A tenant of a CUDA card.
+    Tenant(Box<AddTenant>),
+    /// A virtual machine.
+    Vm(Box<AddVm>),
+}
+
+impl Body {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Tenant(spec) => &spec.name,
+            Self::Vm(spec) => &spec.name,
+        }
+    }
+
+    /// The card that it uses.
+    #[must_use]
+    pub fn card(&self) -> &str {
+        match self {
+            Self::Tenant(spec) => &spec.card,
+            Self::Vm(spec) => &spec.card,
+        }
+    }
+
+    /// Its labels.
+    #[must_use]
+    pub fn labels(&self) -> &Labels {
+        match self {
+            Self::Tenant(spec) => &spec.labels,
+            Self::Vm(spec) => &spec.labels,
+        }
+    }
+
+    /// The collection of the admin API that it is in.
+    #[must_use]
+    pub fn collection(&self) -> &'static str {
+        match self {
+            Self::Tenant(_) => "/v1/tenants",
+            Self::Vm(_) => "/v1/vms",
+        }
+    }
+}
+
+/// Name of the tenant or virtual machine of a claim's share.
+#[must_use]
+pub fn name(uid: &str, number: usize) -> String {
+    format!("k8s-{uid}-{number}")
+}
+
+/// Path of the socket of a share, in a folder of its own.
+#[must_use]
+pub fn socket(folder: &Path, name: &str, tenants: bool) -> PathBuf {
+    folder.join(name).join(if tenants { "cuda.sock" } else { "vgpu.sock" })
+}
+
+/// Parts of a card that were allocated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Allocated {
+    memory_mib: u64,
+    time_permille: u32,
+}
+
+/// Reads what was allocated. Where the cluster does not know of parts, it is the whole card.
+fn allocated(result: &DeviceRequestAllocationResult, offer: &Offer) -> Result<Allocated, String> {
+    let consumed = result.consumed_capacity.as_ref();
+    let of = |name: &str| consumed.and_then(|consumed| consumed.get(name)).map(|quantity| quantity.0.as_str());
+    let memory_mib = of(MEMORY).map_or(Ok(offer.memory_mib), quantity::mib);
+    let memory_mib = memory_mib.map_err(|what| format!("allocated memory: {what}"))?;
+    let time =
+        of(TIME).map_or(Ok(u64::from(WHOLE)), quantity::whole).map_err(|what| format!("allocated time: {what}"))?;
+    let time_permille = u32::try_from(time).ok().filter(|time| (1..=WHOLE).contains(time));
+    let time_permille = time_permille.ok_or_else(|| format!("allocated time: {time}, expected 1 to {WHOLE}"))?;
+    if memory_mib == 0 || memory_mib > offer.memory_mib {
+        return Err(format!(
+            "allocated memory: {memory_mib} MiB, expected 1 to {} of card `{}`",
+            offer.memory_mib, offer.card
+        ));
+    }
+    Ok(Allocated { memory_mib, time_permille })
+}
+
+/// What the daemon is asked for a claim's `number`th share.
+///
+/// # Errors
+/// What asks for too much, or makes no sense.
+pub fn body(
+    claim: &Claim<'_>,
+    number: usize,
+    result: &DeviceRequestAllocationResult,
+    offer: &Offer,
+    applied: &Applied,
+    sockets: &Path,
+) -> Result<Body, String> {
+    let place = |what: String| format!("request `{}`, device `{}`: {what}", result.request, result.device);
+    if result.admin_access == Some(true) {
+        return Err(place("adminAccess gives no share of a card, expected a request without it".to_owned()));
+    }
+    let name = name(claim.uid, number);
+    let allocated = allocated(result, offer).map_err(place)?;
+    let (vram_mib, memory) = memory(&allocated, offer, applied).map_err(place)?;
+    let time = time(&allocated, applied).map_err(place)?;
+    let mut body = json!({
+        "name": name,
+        "card": offer.card,
+        "vram_mib": vram_mib,
+        "memory": memory,
+        "time": time,
+        "socket": socket(sockets, &name, offer.tenants),
+        // The folder is what only those who have the claim see; in it any user of a container may connect.
+        "mode": "0666",
+        "labels": labels(claim, result),
+    });
+    if let Some(group) = &applied.parameters.segment_group {
+        if offer.tenants {
+            return Err(place("segmentGroup, expected no such parameter for a CUDA card".to_owned()));
+        }
+        // A group of one namespace is not that of another.
+        body["paravirtual"] = json!({ "offered": true, "group": format!("{}.{group}", claim.namespace) });
+    }
+    match offer.tenants {
+        true => parsed(body).map(|spec| Body::Tenant(Box::new(spec))),
+        false => parsed(body).map(|spec| Body::Vm(Box::new(spec))),
+    }
+    .map_err(place)
+}
+
+fn parsed<T: DeserializeOwned>(body: Value) -> Result<T, String> {
+    serde_json::from_value(body).map_err(|error| error.to_string())
+}
+
+fn labels(claim: &Claim<'_>, result: &DeviceRequestAllocationResult) -> Value {
+    let cut = |text: &str| text.chars().take(200).collect::<String>();
+    let mut labels = json!({
+        "namespace": cut(claim.namespace),
+        "claim": cut(claim.name),
+        "claim_uid": claim.uid,
+        "request": cut(&result.request),
+    });
+    if !claim.pods.is_empty() {
+        labels["pod"] = cut(&claim.pods.join(",")).into();
+    }
+    labels
+}
+
+/// MiB that a share sees, and the keys of its `memory` table.
+fn memory(allocated: &Allocated, offer: &Offer, applied: &Applied) -> Result<(u64, Map<String, Value>), String> {
+    let asked = &applied.parameters.memory;
+    let size = |key: &str, quantity: &Option<String>| -> Result<Option<u64>, String> {
+        let Some(quantity) = quantity else { return Ok(None) };
+        let mib = quantity::mib(quantity).map_err(|what| format!("memory.{key}: {what}"))?;
+        if mib.is_multiple_of(offer.chunk_mib) {
+            return Ok(Some(mib));
+        }
+        let chunk = offer.chunk_mib;
+        Err(format!(
+            "memory.{key}: `{quantity}`, expected a multiple of the {chunk}Mi in which card `{}` gives memory",
+            offer.card
+        ))
+    };
+    let limit = size("limit", &asked.limit)?.unwrap_or(allocated.memory_mib);
+    if limit == 0 || limit > offer.memory_mib {
+        return Err(format!(
+            "memory.limit: {limit}Mi, expected at most the {}Mi of card `{}`",
+            offer.memory_mib, offer.card
+        ));
+    }
+    let most = allocated.memory_mib.min(limit);
+    let guarantee = size("guarantee", &asked.guarantee)?.unwrap_or(most);
+    if guarantee > most {
+        return Err(format!(
+            "memory.guarantee: {guarantee}Mi, expected at most {most}Mi: what was allocated, and no more than the limit"
+        ));
+    }
+    let mut keys = Map::new();
+    keys.insert("guarantee_mib".to_owned(), guarantee.into());
+    if let Some(cap) = size("swapCap", &asked.swap_cap)? {
+        keys.insert("swap_cap_mib".to_owned(), cap.into());
+    }
+    if let Some(weight) = asked.weight {
+        bounded("memory.weight", weight, applied.memory_weight_of_claim, allocated)?;
+        keys.insert("weight".to_owned(), weight.into());
+    }
+    if let Some(on_full) = asked.on_full {
+        keys.insert("on_full".to_owned(), json!(on_full));
+    }
+    Ok((limit, keys))
+}
+
+/// Keys of a share's `time` table.
+fn time(allocated: &Allocated, applied: &Applied) -> Result<Value, String> {
+    let asked = &applied.parameters.time;
+    let weight = asked.weight.unwrap_or(allocated.time_permille);
+    bounded("time.weight", weight, applied.time_weight_of_claim, allocated)?;
+    let cap = asked.cap_permille.unwrap_or(WHOLE);
+    if !(1..=WHOLE).contains(&cap) {
+        return Err(format!("time.capPermille: {cap}, expected 1 to {WHOLE}"));
+    }
+    let mut time = json!({
+        "weight": weight,
+        "guarantee_permille": allocated.time_permille.min(cap),
+        "cap_permille": cap,
+    });
+    if let Some(class) = asked.class {
+        time["class"] = json!(class);
+    }
+    Ok(time)
+}
+
+/// Checks a weight: a claim cannot give itself more than was allocated to it.
+fn bounded(key: &str, weight: u32, of_claim: bool, allocated: &Allocated) -> Result<(), String> {
+    let most = if of_claim { allocated.time_permille } else { 10_000 };
+    if (1..=most).contains(&weight) {
+        return Ok(());
+    }
+    let why =
+        if of_claim { ": the thousandths of the time that were allocated; a device class may give more" } else { "" };
+    Err(format!("{key}: {weight}, expected 1 to {most}{why}"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,258 @@
+//! What the cluster is told of the node's cards: one ResourceSlice, kept as the daemon's views say.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use admin_client::{Admin, AskError};
+use api::{CardList, MemoryList, SchedulerList};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::{Device, ResourcePool, ResourceSlice, ResourceSliceSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::api::{DeleteParams, ListParams, PostParams, WatchParams};
+use kube::{Api, Client};
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio_stream::StreamExt;
+
+use crate::DRIVER;
+use crate::device::{Offer, Trouble};
+use crate::metrics::Metrics;
+
+/// Time for the API server to answer.
+const LIMIT: Duration = Duration::from_secs(15);
+/// Time until it is asked again after it did not.
+const AGAIN: Duration = Duration::from_secs(2);
+/// Seconds that a watch of the slices lasts.
+const WATCH: u32 = 240;
+/// Longest time that a change of the cluster's slices is missed, if its watch is silent.
+const LOOK: Duration = Duration::from_secs(300);
+
+/// Asks the daemon again and again what there is, and tells `offers` of changes.
+pub async fn follow(admin: Admin, every: Duration, offers: watch::Sender<Vec<Offer>>, metrics: Arc<Metrics>) {
+    let mut tick = interval(every);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        let found = look(&admin).await;
+        metrics.daemon(found.is_ok());
+        let found = found.unwrap_or_else(|error| {
+            tracing::debug!(%error, "the daemon does not answer");
+            offers.borrow().iter().cloned().map(Offer::unreachable).collect()
+        });
+        offers.send_if_modified(|now| {
+            let news = *now != found;
+            if news {
+                tracing::info!(
+                    cards = found.len(),
+                    usable = found.iter().filter(|o| o.trouble.is_none()).count(),
+                    "cards"
+                );
+                *now = found;
+            }
+            news
+        });
+    }
+}
+
+async fn look(admin: &Admin) -> Result<Vec<Offer>, AskError> {
+    let cards: CardList = admin.get("/v1/cards").await?;
+    // Views of a card that is out of service may be missing; the card is not.
+    let memories = admin.get::<MemoryList>("/v1/memory").await.map(|list| list.memories).unwrap_or_default();
+    let schedulers = admin.get::<SchedulerList>("/v1/schedulers").await.map(|list| list.schedulers).unwrap_or_default();
+    Ok(Offer::all(&cards.cards, &memories, &schedulers))
+}
+
+/// The slice of a node.
+pub struct Publisher {
+    kube: Client,
+    node: String,
+    metrics: Arc<Metrics>,
+    /// The node's UID: the slice goes with it.
+    owner: Option<String>,
+    /// Devices that were written last.
+    written: Option<Vec<Device>>,
+    /// The slice as the API server has it since then: it leaves out fields of features that are off.
+    kept: Option<ResourceSliceSpec>,
+    /// The API server keeps taints; where it does not, a card with trouble is left out.
+    taints: bool,
+    generation: i64,
+}
+
+impl Publisher {
+    /// The slice of `node`.
+    #[must_use]
+    pub fn new(kube: Client, node: &str, metrics: Arc<Metrics>) -> Self {
+        let node = node.to_owned();
+        Self { kube, node, metrics, owner: None, written: None, kept: None, taints: true, generation: 0 }
+    }
+
+    fn slices(&self) -> Api<ResourceSlice> {
+        Api::all(self.kube.clone())
+    }
+
+    fn name(&self) -> String {
+        format!("{}-{DRIVER}", self.node)
+    }
+
+    fn selector(&self) -> String {
+        format!("spec.nodeName={},spec.driver={DRIVER}", self.node)
+    }
+
+    /// Keeps the slice as `offers` are, for ever.
+    pub async fn run(mut self, mut offers: watch::Receiver<Vec<Offer>>) {
+        loop {
+            let wanted = offers.borrow_and_update().clone();
+            // Nothing is known yet; what an earlier run has published may still be right.
+            if wanted.is_empty() && self.written.is_none() {
+                let _ = offers.changed().await;
+                continue;
+            }
+            match self.publish(&wanted).await {
+                Ok(version) => {
+                    tokio::select! {
+                        _ = offers.changed() => {}
+                        () = self.changed(&version) => {}
+                        () = sleep(LOOK) => {}
+                    }
+                }
+                Err(what) => {
+                    tracing::warn!(what, "the slice is not published");
+                    sleep(AGAIN).await;
+                }
+            }
+        }
+    }
+
+    /// Waits until someone changes the node's slices, such as a kubelet that begins.
+    async fn changed(&self, version: &str) {
+        let slices = self.slices();
+        let params = WatchParams::default().fields(&self.selector()).timeout(WATCH);
+        match slices.watch(&params, version).await {
+            Ok(events) => {
+                let mut events = std::pin::pin!(events);
+                if events.next().await.is_none() {
+                    // The watch has ended; not at once, should it end at once each time.
+                    sleep(AGAIN).await;
+                }
+            }
+            Err(error) => {
+                tracing::debug!(%error, "no watch of the slices");
+                sleep(AGAIN).await;
+            }
+        }
+    }
+
+    /// Makes the cluster's slices what they are to be; the version of the list that was looked at.
+    async fn publish(&mut self, offers: &[Offer]) -> Result<String, String> {
+        match timeout(LIMIT, self.publish_once(offers)).await {
+            Ok(done) => done.map_err(|error| error.to_string()),
+            Err(_) => Err(format!("the API server did not answer within {} s", LIMIT.as_secs())),
+        }
+    }
+
+    async fn publish_once(&mut self, offers: &[Offer]) -> Result<String, kube::Error> {
+        let slices = self.slices();
+        let list = slices.list(&ListParams::default().fields(&self.selector())).await?;
+        let version = list.metadata.resource_version.clone().unwrap_or_default();
+        let (ours, others): (Vec<_>, Vec<_>) =
+            list.items.into_iter().partition(|s| s.metadata.name == Some(self.name()));
+        for other in others {
+            let name = other.metadata.name.unwrap_or_default();
+            tracing::info!(name, "a slice of this node that is not this version's goes");
+            slices.delete(&name, &DeleteParams::default()).await?;
+        }
+        let there = ours.into_iter().next();
+        let mut devices = self.devices(offers);
+        let same = there.as_ref().is_some_and(|there| Some(&there.spec) == self.kept.as_ref());
+        if same && self.written.as_ref() == Some(&devices) {
+            return Ok(version);
+        }
+        let mut kept = self.write(there, devices.clone()).await?;
+        if lost_taints(&devices, &kept.spec) {
+            tracing::warn!("the cluster keeps no taints of devices: cards that cannot be used are left out");
+            self.taints = false;
+            devices = self.devices(offers);
+            kept = self.write(Some(kept), devices.clone()).await?;
+        }
+        // The watch begins with the slice that was just written, or its news would be this very change.
+        let version = kept.metadata.resource_version.clone().unwrap_or(version);
+        (self.written, self.kept) = (Some(devices), Some(kept.spec));
+        Ok(version)
+    }
+
+    /// Devices of the offers, without those that nobody may use if there is no other way to say so.
+    fn devices(&self, offers: &[Offer]) -> Vec<Device> {
+        let shown = offers.iter().filter(|offer| self.taints || offer.trouble.is_none());
+        shown.map(Offer::device).collect()
+    }
+
+    /// Writes the slice; as the API server has it then.
+    async fn write(
+        &mut self,
+        there: Option<ResourceSlice>,
+        devices: Vec<Device>,
+    ) -> Result<ResourceSlice, kube::Error> {
+        let slices = self.slices();
+        let last = there.as_ref().map_or(self.generation, |there| there.spec.pool.generation.max(self.generation));
+        let generation = last.saturating_add(1);
+        let pool = ResourcePool { generation, name: self.node.clone(), resource_slice_count: 1 };
+        let spec = ResourceSliceSpec {
+            devices: Some(devices),
+            driver: DRIVER.to_owned(),
+            node_name: Some(self.node.clone()),
+            pool,
+            ..ResourceSliceSpec::default()
+        };
+        let mut metadata = ObjectMeta { name: Some(self.name()), ..ObjectMeta::default() };
+        metadata.owner_references = Some(vec![self.owner().await?]);
+        metadata.resource_version = there.as_ref().and_then(|there| there.metadata.resource_version.clone());
+        let slice = ResourceSlice { metadata, spec };
+        let kept = match there {
+            Some(_) => slices.replace(&self.name(), &PostParams::default(), &slice).await?,
+            None => slices.create(&PostParams::default(), &slice).await?,
+        };
+        self.generation = generation;
+        self.metrics.generation(generation);
+        tracing::info!(generation, devices = slice.spec.devices.map_or(0, |devices| devices.len()), "slice published");
+        Ok(kept)
+    }
+
+    async fn owner(&mut self) -> Result<OwnerReference, kube::Error> {
+        let uid = match &self.owner {
+            Some(uid) => uid.clone(),
+            None => {
+                let nodes: Api<Node> = Api::all(self.kube.clone());
+                let uid = nodes.get(&self.node).await?.metadata.uid.unwrap_or_default();
+                self.owner.insert(uid).clone()
+            }
+        };
+        let (api_version, kind) = ("v1".to_owned(), "Node".to_owned());
+        Ok(OwnerReference {
+            api_version,
+            kind,
+            name: self.node.clone(),
+            uid,
+            controller: Some(true),
+            block_owner_deletion: None,
+        })
+    }
+}
+
+/// Says whether the API server has left out the taints of devices that have some.
+fn lost_taints(devices: &[Device], kept: &ResourceSliceSpec) -> bool {
+    let tainted =
+        |devices: &[Device]| devices.iter().any(|device| device.taints.as_ref().is_some_and(|t| !t.is_empty()));
+    tainted(devices) && !tainted(kept.devices.as_deref().unwrap_or_default())
+}
+
+/// Health of a device, as the kubelet is told: of a card whose daemon does not answer nothing is known.
+#[must_use]
+pub fn health(offer: &Offer) -> (fleet_grpc::health::v1alpha1::HealthStatus, String) {
+    use fleet_grpc::health::v1alpha1::HealthStatus;
+    let why = offer.why.clone().unwrap_or_default();
+    match offer.trouble {
+        Some(Trouble::Failed) => (HealthStatus::Unhealthy, why),
+        Some(Trouble::Unreachable) => (HealthStatus::Unknown, why),
+        Some(Trouble::Passthrough) | None => (HealthStatus::Healthy, why),
+    }
+}

@@ -1,0 +1,96 @@
+//! A claim of a CUDA card, with the fake driver: a tenant, and a program that uses it as a container would.
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+
+use fleet_cdi::{Edits, Spec};
+use serde_json::{Value, json};
+
+mod support;
+
+use support::{Node, allocated, built, named, parameters};
+
+/// A card of the fake driver.
+fn card(driver: &Path) -> String {
+    format!(
+        "[[card]]\nname = \"h100\"\nkind = \"cuda\"\nvram_mib = 64\nmemory.host_mib = 128\nmemory.quanta.mode = \"off\"\n\
+         cuda.driver = \"{}\"\ncuda.chunk_mib = 2\ncuda.host_ready_mib = 4\n",
+        driver.display()
+    )
+}
+
+/// The environment of a container, with paths of the host in place of its own.
+fn environment(edits: &Edits) -> Vec<(String, String)> {
+    let outside = |value: &str| {
+        let mount = edits.mounts.iter().find(|mount| Path::new(value).starts_with(&mount.container_path));
+        let outside = mount.map(|mount| {
+            let rest = Path::new(value).strip_prefix(&mount.container_path).unwrap();
+            if rest.as_os_str().is_empty() { mount.host_path.clone() } else { mount.host_path.join(rest) }
+        });
+        outside.map_or_else(|| value.to_owned(), |path| path.display().to_string())
+    };
+    let pairs = edits.env.iter().map(|pair| pair.split_once('=').unwrap());
+    pairs.map(|(name, value)| (name.to_owned(), outside(value))).collect()
+}
+
+#[tokio::test]
+async fn a_claim_of_a_cuda_card_is_a_tenant_whose_programs_see_its_limit() {
+    let mut node = Node::new("").await;
+    for (folder, library) in [("plain", "libcuda_fake.so"), ("front", "libcuda.so")] {
+        std::fs::create_dir(node.path(folder)).unwrap();
+        for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
+            symlink(built(library), node.path(folder).join(name)).unwrap();
+        }
+    }
+    let driver = node.path("plain/libcuda.so.1");
+    node.variables = [
+        ("FAKE_CUDA_FOLDER", node.path("card").display().to_string()),
+        ("FAKE_CUDA_MIB", "512".to_owned()),
+        ("LD_LIBRARY_PATH", node.path("plain").display().to_string()),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into();
+    node.configure(&card(&driver));
+    node.start_daemon();
+    let (library, driver) = (node.path("front").display().to_string(), driver.display().to_string());
+    node.start_driver(&[
+        "--cuda-library",
+        &library,
+        "--driver-library",
+        &driver,
+        "--with-cdi-device",
+        "nvidia.com/gpu=all",
+    ]);
+    let kubelet = node.kubelet(&["v1.DRAPlugin"]).await;
+    let slice = support::until("a card that is served", async || {
+        let slice = node.slice(1).await;
+        slice.spec.devices.as_ref().unwrap()[0].taints.is_none().then_some(slice)
+    })
+    .await;
+    let device = &slice.spec.devices.unwrap()[0];
+    assert_eq!(device.attributes.as_ref().unwrap()["share"].string.as_deref(), Some("tenant"));
+    assert_eq!(device.capacity.as_ref().unwrap()["memory"].value.0, "64Mi");
+
+    let set = parameters("FromClaim", json!({ "memory": { "limit": "32Mi", "swapCap": "16Mi" } }));
+    node.api.put_claim(allocated("job", &[("gpu", "h100", "16Mi", "750")], json!([set])));
+    let devices = kubelet.good(&named("job")).await;
+    assert_eq!(devices[0].cdi_device_ids, ["nvidia.com/gpu=all", "gpu-mediator.internal/share=uid-job-0"]);
+    let tenant: Value = node.admin().get("/v1/tenants/k8s-uid-job-0").await.unwrap();
+    assert_eq!((&tenant["vram_mib"], &tenant["memory"]["guarantee_mib"]), (&json!(32), &json!(16)));
+    assert_eq!((&tenant["memory"]["swap_cap_mib"], &tenant["time"]["weight"]), (&json!(16), &json!(750)));
+    assert_eq!(tenant["labels"]["namespace"], "prod");
+
+    let path = node.path("cdi/gpu-mediator.internal-share_uid-job.json");
+    let spec: Spec = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let output = Command::new(built("cuda-program"))
+        .arg("look")
+        .envs(node.variables.iter().cloned())
+        .envs(environment(&spec.devices[0].container_edits))
+        .output()
+        .unwrap();
+    let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && text.contains("total=32"), "{text}{errors}");
+    kubelet.back(&named("job")).await;
+    node.assert_clean().await;
+}

@@ -1,0 +1,518 @@
+//! The driver as a process, beside a `mediatord` with cards of software: registration, slices, claims, restarts, trouble.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::time::Duration;
+
+use fleet_cdi::Spec;
+use fleet_grpc::dra::v1;
+use fleet_grpc::health::v1alpha1::{HealthStatus, NodeWatchResourcesRequest};
+use serde_json::{Value, json};
+
+mod support;
+
+use support::{CARD, Node, allocated, connect, named, parameters, until};
+
+const NEW: &[&str] = &["v1.DRAPlugin", "v1beta1.DRAPlugin"];
+const OLD: &[&str] = &["v1beta1.DRAPlugin"];
+
+fn spec(node: &Node, uid: &str) -> Spec {
+    let path = node.path("cdi").join(format!("gpu-mediator.internal-share_{uid}.json"));
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn two_pods_share_a_card_three_to_one_with_kubelets_of_both_versions() {
+    for versions in [NEW, OLD] {
+        let node = Node::running(CARD).await;
+        let kubelet = node.kubelet(versions).await;
+        node.slice(1).await;
+        node.api.put_claim(allocated("big", &[("gpu", "card0", "96Mi", "750")], Value::Null));
+        node.api.put_claim(allocated("small", &[("gpu", "card0", "32Mi", "250")], Value::Null));
+        let (big, small) = (named("big"), named("small"));
+        let devices = kubelet.good(&big).await;
+        let expected = v1::Device {
+            request_names: vec!["gpu".to_owned()],
+            pool_name: "node-a".to_owned(),
+            device_name: "card0".to_owned(),
+            cdi_device_ids: vec!["gpu-mediator.internal/share=uid-big-0".to_owned()],
+        };
+        assert_eq!(devices, [expected]);
+        kubelet.good(&small).await;
+        assert_eq!(node.shares().await, ["k8s-uid-big-0", "k8s-uid-small-0"]);
+
+        // The daemon enforces what was allocated, and says whose it is.
+        let shares: Value = node.admin().get("/v1/cards/card0/scheduler").await.unwrap();
+        let entitled: Vec<_> =
+            shares["vms"].as_array().unwrap().iter().map(|vm| vm["entitled_permille"].as_u64().unwrap()).collect();
+        assert_eq!(entitled, [750, 250]);
+        let vm: Value = node.admin().get("/v1/vms/k8s-uid-big-0").await.unwrap();
+        assert_eq!(vm["vram_mib"], 96);
+        assert_eq!(vm["labels"]["pod"], "pod-of-big");
+        let metrics =
+            node.admin().request(admin_client::Method::GET, "/metrics", Vec::new().into(), None).await.unwrap();
+        let metrics = String::from_utf8(metrics.to_vec()).unwrap();
+        let line = "gpu_mediator_vm_labels{vm=\"k8s-uid-big-0\",card=\"card0\",label_claim=\"big\",label_claim_uid=\"uid-big\",\
+                    label_namespace=\"prod\",label_pod=\"pod-of-big\",label_request=\"gpu\"} 1";
+        assert!(metrics.contains(line), "{metrics}");
+
+        // A container gets the folder of its own socket only, and may connect as any user.
+        let spec = spec(&node, "uid-big");
+        let edits = &spec.devices[0].container_edits;
+        assert_eq!(edits.env, ["GPU_MEDIATOR_VFIO_USER_SOCKET=/run/gpu-mediator/vgpu/gpu/vgpu.sock"]);
+        let [mount] = edits.mounts.as_slice() else { panic!("{edits:?}") };
+        assert_eq!(mount.host_path, node.path("claims/k8s-uid-big-0"));
+        let socket = fs::metadata(mount.host_path.join("vgpu.sock")).unwrap();
+        assert!(socket.file_type().is_socket());
+        assert_eq!(socket.permissions().mode() & 0o777, 0o666);
+        let mode = |path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(node.path("claims")), mode(mount.host_path.clone())), (0o700, 0o755));
+
+        // Again is no change.
+        let before: Value = node.admin().get("/v1/desired").await.unwrap();
+        assert_eq!(kubelet.good(&big).await, devices);
+        assert_eq!(node.admin().get::<Value>("/v1/desired").await.unwrap(), before);
+
+        let events = until("events", async || Some(node.api.events()).filter(|events| events.len() >= 2)).await;
+        let note = events[0].note.as_deref().unwrap();
+        assert_eq!(note, "k8s-uid-big-0 made for claim big of pod pod-of-big in namespace prod");
+
+        for claim in [&big, &small, &big] {
+            kubelet.back(claim).await;
+        }
+        node.assert_clean().await;
+    }
+}
+
+#[tokio::test]
+async fn a_claim_of_several_shares_is_one_file_and_all_or_nothing() {
+    let node = Node::running(&format!("{CARD}{}", CARD.replace("card0", "card1"))).await;
+    let kubelet = node.kubelet(NEW).await;
+    node.slice(2).await;
+    let parts = [("gpu", "card0", "32Mi", "100"), ("gpu", "card0", "32Mi", "100"), ("other", "card1", "64Mi", "500")];
+    node.api.put_claim(allocated("many", &parts, Value::Null));
+    let devices = kubelet.good(&named("many")).await;
+    let ids: Vec<_> = devices.iter().map(|device| device.cdi_device_ids[0].as_str()).collect();
+    assert_eq!(ids, ["many-0", "many-1", "many-2"].map(|id| format!("gpu-mediator.internal/share=uid-{id}")));
+    let places: Vec<_> =
+        spec(&node, "uid-many").devices.iter().map(|d| d.container_edits.mounts[0].container_path.clone()).collect();
+    let expected = ["gpu", "gpu-2", "other"].map(|place| format!("/run/gpu-mediator/vgpu/{place}").into());
+    assert_eq!(places, expected);
+    kubelet.back(&named("many")).await;
+    node.assert_clean().await;
+
+    // The last share does not fit beside one that the scheduler knows nothing of: the first two go as well.
+    let beside = json!({ "name": "beside", "card": "card1", "vram_mib": 160 });
+    node.admin().post::<Value>("/v1/vms", &beside).await.unwrap();
+    let parts = [parts[0], parts[1], ("other", "card1", "128Mi", "500")];
+    node.api.put_claim(allocated("none", &parts, Value::Null));
+    let error = kubelet.bad(&named("none")).await;
+    assert!(error.contains("128 MiB"), "{error}");
+    assert_eq!(node.shares().await, ["beside"]);
+    node.admin().delete("/v1/vms/beside").await.unwrap();
+    node.assert_clean().await;
+    // Now it does.
+    kubelet.good(&named("none")).await;
+    assert_eq!(node.shares().await.len(), 3);
+}
+
+#[tokio::test]
+async fn a_claim_that_asks_too_much_or_makes_no_sense_is_refused_with_what_is_wrong() {
+    let node = Node::running(CARD).await;
+    let kubelet = node.kubelet(NEW).await;
+    node.slice(1).await;
+    let part = [("gpu", "card0", "64Mi", "250")];
+    let with = |set: Value| move |name: &str| allocated(name, &part, json!([set.clone()]));
+    let plain = |change: fn(&mut Value)| {
+        move |name: &str| {
+            let mut claim = allocated(name, &part, Value::Null);
+            change(&mut claim);
+            claim
+        }
+    };
+    type Make<'a> = Box<dyn Fn(&str) -> Value + 'a>;
+    let cases: Vec<(Make<'_>, &str)> = vec![
+        (
+            Box::new(with(parameters("FromClaim", json!({ "memory": { "limit": "1Gi" } })))),
+            "memory.limit: 1024Mi, expected at most the 224Mi of card `card0`",
+        ),
+        (
+            Box::new(with(parameters("FromClaim", json!({ "memory": { "guarantee": "128Mi" } })))),
+            "memory.guarantee: 128Mi, expected at most 64Mi: what was allocated",
+        ),
+        (
+            Box::new(with(parameters("FromClaim", json!({ "time": { "weight": 900 } })))),
+            "time.weight: 900, expected 1 to 250",
+        ),
+        (
+            Box::new(with(parameters("FromClaim", json!({ "time": { "class": "interactive" } })))),
+            "only a device class gives",
+        ),
+        (Box::new(with(parameters("FromClaim", json!({ "speed": "high" })))), "unknown field `speed`"),
+        (
+            Box::new(|name: &str| allocated(name, &[("gpu", "card0", "4Gi", "250")], Value::Null)),
+            "allocated memory: 4096 MiB, expected 1 to 224",
+        ),
+        (
+            Box::new(|name: &str| allocated(name, &[("gpu", "card9", "64Mi", "250")], Value::Null)),
+            "no device `card9` here",
+        ),
+        (Box::new(plain(|claim| claim["status"] = json!({}))), "the claim is not allocated"),
+        (
+            Box::new(plain(|claim| claim["status"]["allocation"]["devices"]["results"][0]["pool"] = "node-b".into())),
+            "nothing of driver `gpu-mediator.internal` and pool `node-a`",
+        ),
+        (Box::new(plain(|claim| claim["metadata"]["uid"] = "uid-another".into())), "another claim of that name"),
+    ];
+    for (number, (make, expected)) in cases.iter().enumerate() {
+        let name = format!("bad-{number}");
+        node.api.put_claim(make(&name));
+        let error = kubelet.bad(&named(&name)).await;
+        assert!(error.contains(expected), "{error}");
+        // The kubelet tries again, and its owner is told once.
+        assert_eq!(kubelet.bad(&named(&name)).await, error);
+    }
+    assert!(kubelet.bad(&named("absent")).await.contains("no such claim"));
+    let told = cases.len() + 1;
+    let events = until("events", async || Some(node.api.events()).filter(|events| events.len() >= told)).await;
+    assert_eq!(events.len(), told);
+    assert!(
+        events
+            .iter()
+            .all(|event| event.type_.as_deref() == Some("Warning") && event.reason.as_deref() == Some("ShareRefused"))
+    );
+    node.assert_clean().await;
+    // A device class may give more than a claim may ask for.
+    let class = parameters("FromClass", json!({ "time": { "weight": 900, "class": "interactive" } }));
+    node.api.put_claim(allocated("good", &part, json!([class])));
+    kubelet.good(&named("good")).await;
+    let time: Value = node.admin().get("/v1/vms/k8s-uid-good-0/time").await.unwrap();
+    assert_eq!((&time["time"]["weight"], &time["time"]["class"]), (&json!(900), &json!("interactive")));
+}
+
+#[tokio::test]
+async fn a_driver_that_is_killed_and_a_daemon_that_forgets_lose_nothing() {
+    let mut node = Node::running(CARD).await;
+    let kubelet = node.kubelet(NEW).await;
+    node.slice(1).await;
+    node.api.put_claim(allocated("kept", &[("gpu", "card0", "64Mi", "250")], Value::Null));
+    let devices = kubelet.good(&named("kept")).await;
+    node.kill_driver();
+    // What is gone meanwhile is made anew, without the claim: it may be removed by then.
+    fs::remove_dir_all(node.path("cdi")).unwrap();
+    node.api.remove_claim("prod", "kept");
+    node.daemon = None;
+    node.start_daemon();
+    assert_eq!(node.shares().await, Vec::<String>::new());
+    node.start_driver(&[]);
+    let kubelet = node.kubelet(NEW).await;
+    until("the share", async || (node.shares().await == ["k8s-uid-kept-0"]).then_some(())).await;
+    assert_eq!(kubelet.good(&named("kept")).await, devices);
+    assert_eq!(spec(&node, "uid-kept").devices.len(), 1);
+    // A daemon that is not there is no reason to forget.
+    node.daemon = None;
+    let answer = kubelet.unprepare(&[named("kept")]).await.unwrap();
+    assert!(answer.claims["uid-kept"].error.contains("no daemon answers"), "{answer:?}");
+    node.start_daemon();
+    kubelet.back(&named("kept")).await;
+    node.assert_clean().await;
+}
+
+#[tokio::test]
+async fn a_driver_that_is_killed_in_the_middle_leaves_nothing_that_is_not_known() {
+    let mut node = Node::running(CARD).await;
+    let names: Vec<String> = (0..6).map(|number| format!("c{number}")).collect();
+    let claims: Vec<_> = names.iter().map(|name| named(name)).collect();
+    for name in &names {
+        node.api.put_claim(allocated(
+            name,
+            &[("gpu", "card0", "16Mi", "100"), ("gpu", "card0", "16Mi", "10")],
+            Value::Null,
+        ));
+    }
+    for killed_after in [1, 4, 9] {
+        let kubelet = node.kubelet(NEW).await;
+        node.slice(1).await;
+        let asked = claims.clone();
+        let preparing = tokio::spawn(async move { kubelet.prepare(&asked).await });
+        until("some shares", async || (node.shares().await.len() >= killed_after).then_some(())).await;
+        node.kill_driver();
+        let _ = preparing.await.unwrap();
+        node.start_driver(&[]);
+        let kubelet = node.kubelet(NEW).await;
+        node.slice(1).await;
+        // Half of them are wanted again, half are not.
+        until("the cards", async || {
+            let answer = kubelet.prepare(&claims[..3]).await.unwrap();
+            answer.claims.values().all(|one| one.error.is_empty()).then_some(())
+        })
+        .await;
+        assert_eq!(node.shares().await.iter().filter(|name| name.contains("uid-c1-")).count(), 2);
+        let answer = kubelet.unprepare(&claims).await.unwrap();
+        assert!(answer.claims.len() == 6 && answer.claims.values().all(|one| one.error.is_empty()), "{answer:?}");
+        node.assert_clean().await;
+    }
+}
+
+#[tokio::test]
+async fn the_slice_is_kept_as_the_cards_are() {
+    let mut node = Node::new(CARD).await;
+    let stale = json!({ "metadata": { "name": "old" }, "spec": { "driver": "gpu-mediator.internal", "nodeName": "node-a",
+        "pool": { "name": "node-a", "generation": 7, "resourceSliceCount": 1 }, "devices": [] } });
+    node.api.put_slice(stale);
+    node.start_daemon();
+    node.start_driver(&[]);
+    let slice = node.slice(1).await;
+    assert_eq!(slice.metadata.owner_references.as_ref().unwrap()[0].uid, "uid-of-node");
+    let device = &slice.spec.devices.as_ref().unwrap()[0];
+    assert_eq!((device.name.as_str(), device.allow_multiple_allocations), ("card0", Some(true)));
+    let capacity = device.capacity.as_ref().unwrap();
+    assert_eq!((capacity["memory"].value.0.as_str(), capacity["time"].value.0.as_str()), ("224Mi", "1000"));
+    let attributes = device.attributes.as_ref().unwrap();
+    assert_eq!(attributes["kind"].string.as_deref(), Some("simgpu"));
+    assert_eq!(attributes["schedulerPolicy"].string.as_deref(), Some("band"));
+    assert_eq!(attributes["vramMiB"].int, Some(256));
+    until("the old slice goes", async || (node.api.slices().len() == 1).then_some(())).await;
+
+    // A kubelet that begins removes it.
+    node.api.wipe();
+    let again = node.slice(1).await;
+    assert_eq!(again.spec.devices, slice.spec.devices);
+    assert!(again.spec.pool.generation > slice.spec.pool.generation);
+
+    // Nothing changes, nothing is written.
+    let writes = node.api.writes();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(node.api.writes(), writes);
+
+    // An API server that fails is asked again.
+    node.api.break_down(true);
+    node.api.wipe();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    node.api.break_down(false);
+    node.slice(1).await;
+}
+
+/// A card whose owner cannot be started.
+fn failed_card() -> String {
+    "[[card]]\nname = \"H100.a\"\nkind = \"cuda\"\nvram_mib = 64\ncuda.driver = \"/nonexistent/libcuda.so.1\"\n"
+        .to_owned()
+}
+
+#[tokio::test]
+async fn a_card_that_cannot_be_used_is_tainted_and_taken_by_nobody() {
+    let mut node = Node::running(&format!("{CARD}{}", failed_card())).await;
+    let taint = |slice: &k8s_openapi::api::resource::v1::ResourceSlice, device: &str| {
+        let device = slice.spec.devices.as_ref().unwrap().iter().find(|one| one.name == device).unwrap().clone();
+        device.taints.map(|taints| (taints[0].key.clone(), taints[0].value.clone().unwrap()))
+    };
+    let key = || "gpu-mediator.internal/unusable".to_owned();
+    let slice = until("a taint", async || {
+        let slice = node.slice(2).await;
+        taint(&slice, "h100-a").is_some().then_some(slice)
+    })
+    .await;
+    assert_eq!(taint(&slice, "h100-a"), Some((key(), "failed".to_owned())));
+    assert_eq!(taint(&slice, "card0"), None);
+    let kubelet = node.kubelet(NEW).await;
+    node.api.put_claim(allocated("late", &[("gpu", "h100-a", "16Mi", "250")], Value::Null));
+    let error = kubelet.bad(&named("late")).await;
+    assert!(error.contains("card `H100.a` cannot be used"), "{error}");
+
+    // A daemon that is gone: nothing is known of its cards until it is back.
+    let channel = kubelet.channel.clone();
+    let mut client =
+        fleet_grpc::health::v1beta1::dra_resource_health_client::DraResourceHealthClient::new(channel.clone());
+    let mut old = fleet_grpc::health::v1alpha1::dra_resource_health_client::DraResourceHealthClient::new(channel);
+    let mut stream = client.node_watch_resources(NodeWatchResourcesRequest {}).await.unwrap().into_inner();
+    let health = |devices: Vec<fleet_grpc::health::v1alpha1::DeviceHealth>| {
+        let of = |name: &str| {
+            let one = devices.iter().find(|one| one.device.as_ref().unwrap().device_name == name);
+            one.map(fleet_grpc::health::v1alpha1::DeviceHealth::health).unwrap()
+        };
+        (of("card0"), of("h100-a"))
+    };
+    let first = stream.message().await.unwrap().unwrap().devices;
+    assert_eq!(health(first), (HealthStatus::Healthy, HealthStatus::Unhealthy));
+    let mut other = old.node_watch_resources(NodeWatchResourcesRequest {}).await.unwrap().into_inner();
+    assert_eq!(other.message().await.unwrap().unwrap().devices.len(), 2);
+    node.daemon = None;
+    until("news", async || {
+        let found = health(stream.message().await.unwrap().unwrap().devices);
+        (found == (HealthStatus::Unknown, HealthStatus::Unknown)).then_some(())
+    })
+    .await;
+    until("taints", async || {
+        let slice = node.slice(2).await;
+        (taint(&slice, "card0") == Some((key(), "unreachable".to_owned()))).then_some(())
+    })
+    .await;
+    node.configure(CARD);
+    node.start_daemon();
+    until("no taint", async || {
+        let slice = node.slice(1).await;
+        taint(&slice, "card0").is_none().then_some(())
+    })
+    .await;
+
+    // A cluster that keeps no taints is shown no such card.
+    node.api.forget(&["taints"]);
+    node.configure(&format!("{CARD}{}", failed_card()));
+    node.daemon = None;
+    node.start_daemon();
+    until("the usable card only", async || {
+        let slice = node.slice(1).await;
+        (slice.spec.devices.unwrap()[0].name == "card0" && node.log("driver.log").contains("keeps no taints"))
+            .then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_cluster_without_parts_of_devices_gives_a_whole_card() {
+    let node = Node::new(CARD).await;
+    node.api.forget(&["allowMultipleAllocations"]);
+    let mut node = node;
+    node.start_daemon();
+    node.start_driver(&[]);
+    let kubelet = node.kubelet(NEW).await;
+    let slice = node.slice(1).await;
+    assert_eq!(slice.spec.devices.unwrap()[0].allow_multiple_allocations, None);
+    let writes = node.api.writes();
+    let mut claim = allocated("whole", &[("gpu", "card0", "64Mi", "250")], Value::Null);
+    let result = claim["status"]["allocation"]["devices"]["results"][0].as_object_mut().unwrap();
+    result.remove("consumedCapacity");
+    result.remove("shareID");
+    node.api.put_claim(claim);
+    kubelet.good(&named("whole")).await;
+    let vm: Value = node.admin().get("/v1/vms/k8s-uid-whole-0").await.unwrap();
+    assert_eq!(vm["vram_mib"], 224);
+    assert_eq!(node.api.writes(), writes, "what the server leaves out is not written again and again");
+}
+
+#[tokio::test]
+async fn junk_is_refused_and_changes_nothing() {
+    let node = Node::running(CARD).await;
+    let kubelet = node.kubelet(NEW).await;
+    node.slice(1).await;
+    for uid in ["", "../../etc/passwd", "a/b", "a b", &"u".repeat(200), "uid\n", "-"] {
+        let claim = v1::Claim { namespace: "prod".to_owned(), uid: uid.to_owned(), name: "x".to_owned() };
+        assert!(kubelet.bad(&claim).await.contains("is no UID"), "{uid:?}");
+        let answer = kubelet.unprepare(&[claim]).await.unwrap();
+        assert!(answer.claims[uid].error.contains("is no UID"));
+    }
+    let odd = v1::Claim { namespace: "../..".to_owned(), uid: "u".to_owned(), name: "../../nodes".to_owned() };
+    kubelet.bad(&odd).await;
+    let many: Vec<_> = (0..300).map(|number| named(&number.to_string())).collect();
+    assert_eq!(kubelet.prepare(&many).await.unwrap_err().code(), tonic::Code::InvalidArgument);
+    // One that is not known is given back at once.
+    kubelet.back(&named("never")).await;
+    // The name of a share that is someone else's.
+    let other = json!({ "name": "k8s-uid-mine-0", "card": "card0", "vram_mib": 16 });
+    node.admin().post::<Value>("/v1/vms", &other).await.unwrap();
+    node.api.put_claim(allocated("mine", &[("gpu", "card0", "16Mi", "10")], Value::Null));
+    let error = kubelet.bad(&named("mine")).await;
+    assert!(error.contains("not this claim's"), "{error}");
+    kubelet.back(&named("mine")).await;
+    assert_eq!(node.shares().await, ["k8s-uid-mine-0"], "it stays");
+}
+
+#[tokio::test]
+async fn what_a_kubelet_sends_by_path_is_answered() {
+    use std::io::{Read, Write};
+    let node = Node::running(CARD).await;
+    let socket = node.path("kubelet/plugins_registry/gpu-mediator.internal-reg.sock");
+    connect(&socket).await;
+    let hex: String = include_str!("../../grpc/tests/captures/path.hex").split_whitespace().collect();
+    let bytes: Vec<u8> =
+        (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect();
+    let answer = tokio::task::spawn_blocking(move || {
+        let mut stream = std::os::unix::net::UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(support::LONG)).unwrap();
+        stream.write_all(&bytes).unwrap();
+        let mut all = Vec::new();
+        let mut some = [0; 4096];
+        while !String::from_utf8_lossy(&all).contains("v1beta1.DRAPlugin") {
+            let count = stream.read(&mut some).unwrap();
+            assert!(count > 0, "{:?}", String::from_utf8_lossy(&all));
+            all.extend_from_slice(&some[..count]);
+        }
+        String::from_utf8_lossy(&all).into_owned()
+    });
+    let answer = answer.await.unwrap();
+    assert!(answer.contains("DRAPlugin") && answer.contains("plugins/gpu-mediator.internal/dra.sock"), "{answer}");
+    until("registered", async || node.log("driver.log").contains("has registered the driver").then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_driver_that_cannot_work_says_why_and_ends() {
+    let node = Node::new(CARD).await;
+    let failed = |mut command: std::process::Command| {
+        let output = command.output().unwrap();
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let kept = node.path("kubelet/plugins/gpu-mediator.internal");
+    fs::create_dir_all(&kept).unwrap();
+    fs::write(kept.join("claims.json"), "junk").unwrap();
+    let text = failed(node.driver(&[]));
+    assert!(text.contains("claims.json is no list of prepared claims") && text.contains("move it away"), "{text}");
+    fs::remove_file(kept.join("claims.json")).unwrap();
+    fs::remove_dir_all(node.path("kubelet/plugins_registry")).unwrap();
+    let text = failed(node.driver(&[]));
+    assert!(text.contains("is --kubelet-root"), "{text}");
+    let mut command = node.driver(&[]);
+    command
+        .env("KUBECONFIG", node.path("absent"))
+        .env_remove("KUBERNETES_SERVICE_HOST")
+        .env("HOME", node.folder.path());
+    let text = failed(command);
+    assert!(text.contains("run this in a pod, or set KUBECONFIG"), "{text}");
+    let text = failed(node.driver(&["--look-every-ms", "0"]));
+    assert!(text.contains("50..=60000"), "{text}");
+}
+
+#[tokio::test]
+async fn a_driver_that_is_told_to_end_takes_its_sockets_away_and_leaves_its_claims() {
+    let mut node = Node::running(CARD).await;
+    let kubelet = node.kubelet(NEW).await;
+    node.slice(1).await;
+    node.api.put_claim(allocated("kept", &[("gpu", "card0", "64Mi", "250")], Value::Null));
+    kubelet.good(&named("kept")).await;
+    let mut driver = node.driver.take().unwrap();
+    let pid = driver.0.id().to_string();
+    assert!(std::process::Command::new("kill").arg(&pid).status().unwrap().success());
+    assert!(driver.0.wait().unwrap().success());
+    assert!(!node.path("kubelet/plugins_registry/gpu-mediator.internal-reg.sock").exists());
+    assert!(!node.path("kubelet/plugins/gpu-mediator.internal/dra.sock").exists());
+    assert_eq!(node.shares().await, ["k8s-uid-kept-0"], "the pod goes on");
+}
+
+#[tokio::test]
+async fn metrics_name_pod_claim_and_namespace() {
+    let mut node = Node::new(CARD).await;
+    node.start_daemon();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let address = format!("127.0.0.1:{port}");
+    node.start_driver(&["--metrics", &address]);
+    let kubelet = node.kubelet(NEW).await;
+    node.slice(1).await;
+    node.api.put_claim(allocated("seen", &[("gpu", "card0", "64Mi", "250")], Value::Null));
+    kubelet.good(&named("seen")).await;
+    let get = |path: &str| {
+        use std::io::{Read, Write};
+        let mut stream = std::net::TcpStream::connect(&address).unwrap();
+        stream.set_read_timeout(Some(support::LONG)).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    };
+    let text = get("/metrics");
+    let line = "gpu_mediator_dra_share{namespace=\"prod\",claim=\"seen\",claim_uid=\"uid-seen\",pod=\"pod-of-seen\",\
+                share=\"k8s-uid-seen-0\",card=\"card0\"} 1";
+    assert!(text.contains(line), "{text}");
+    assert!(text.contains("gpu_mediator_dra_prepare_total{result=\"good\"} 1"), "{text}");
+    assert!(text.contains("gpu_mediator_dra_daemon_up 1") && text.contains("gpu_mediator_dra_registered 1"), "{text}");
+    assert!(get("/healthz").ends_with("ok\n"));
+}

@@ -1,0 +1,191 @@
+//! The manifests and the image's recipe: published types only, rights that are just those that are used, arguments that there are.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{Namespace, Pod, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaimTemplate};
+use serde_json::Value;
+
+mod support;
+
+use support::api_server::typed;
+use support::{CARD, Node, allocated, named, until};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../kubernetes")
+}
+
+/// The documents of the files that a kustomization lists.
+fn documents(folder: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(folder.join("kustomization.yaml")).unwrap();
+    let kustomization: Value = serde_saphyr::from_str(&text).unwrap();
+    let listed: BTreeSet<_> =
+        kustomization["resources"].as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned()).collect();
+    let there = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let there: BTreeSet<_> = there.filter(|name| name.ends_with(".yaml") && name != "kustomization.yaml").collect();
+    assert_eq!(listed, there);
+    let mut documents = Vec::new();
+    for name in listed {
+        let text = fs::read_to_string(folder.join(name)).unwrap();
+        documents.extend(text.split("\n---\n").map(|text| serde_saphyr::from_str::<Value>(text).unwrap()));
+    }
+    documents
+}
+
+fn one(kind: &str) -> Value {
+    documents(&folder()).into_iter().find(|document| document["kind"] == kind).unwrap()
+}
+
+#[test]
+fn every_document_is_of_a_published_type() {
+    let mut kinds = BTreeSet::new();
+    for document in [documents(&folder()), documents(&folder().join("example"))].concat() {
+        let kind = document["kind"].as_str().unwrap().to_owned();
+        match kind.as_str() {
+            "Namespace" => drop(typed::<Namespace>(&document)),
+            "ServiceAccount" => drop(typed::<ServiceAccount>(&document)),
+            "DeviceClass" => drop(typed::<DeviceClass>(&document)),
+            "ClusterRole" => drop(typed::<ClusterRole>(&document)),
+            "ClusterRoleBinding" => drop(typed::<ClusterRoleBinding>(&document)),
+            "ValidatingAdmissionPolicy" => drop(typed::<ValidatingAdmissionPolicy>(&document)),
+            "ValidatingAdmissionPolicyBinding" => drop(typed::<ValidatingAdmissionPolicyBinding>(&document)),
+            "DaemonSet" => drop(typed::<DaemonSet>(&document)),
+            "ResourceClaimTemplate" => drop(typed::<ResourceClaimTemplate>(&document)),
+            "Pod" => drop(typed::<Pod>(&document)),
+            other => panic!("{other}"),
+        }
+        kinds.insert(kind);
+    }
+    assert_eq!(kinds.len(), 10);
+}
+
+#[test]
+fn classes_name_what_the_driver_publishes() {
+    let classes: Vec<DeviceClass> =
+        documents(&folder()).iter().filter(|document| document["kind"] == "DeviceClass").map(typed).collect();
+    for class in classes {
+        let spec = class.spec;
+        let expression = &spec.selectors.as_ref().unwrap()[0].cel.as_ref().unwrap().expression;
+        assert!(expression.contains(&format!("device.driver == \"{}\"", fleet_dra::DRIVER)), "{expression}");
+        for set in spec.config.iter().flatten() {
+            let opaque = set.opaque.clone().unwrap();
+            let set = k8s_openapi::api::resource::v1::DeviceAllocationConfiguration {
+                opaque: Some(opaque),
+                requests: None,
+                source: "FromClass".to_owned(),
+            };
+            fleet_dra::parameters::applied(&[set], "gpu").unwrap();
+        }
+    }
+}
+
+#[test]
+fn the_example_asks_for_one_card_three_to_one() {
+    let templates = documents(&folder().join("example"));
+    let templates = templates.iter().filter(|document| document["kind"] == "ResourceClaimTemplate");
+    let mut times = Vec::new();
+    for template in templates.map(typed::<ResourceClaimTemplate>) {
+        let devices = template.spec.spec.devices.unwrap();
+        let exactly = devices.requests.unwrap().remove(0).exactly.unwrap();
+        assert!(
+            documents(&folder())
+                .iter()
+                .any(|document| document["metadata"]["name"] == exactly.device_class_name.as_str())
+        );
+        let asked = exactly.capacity.unwrap().requests.unwrap();
+        assert!(fleet_dra::quantity::mib(&asked["memory"].0).unwrap() > 0);
+        times.push(fleet_dra::quantity::whole(&asked["time"].0).unwrap());
+        let sets = devices.config.into_iter().flatten().map(|set| {
+            k8s_openapi::api::resource::v1::DeviceAllocationConfiguration {
+                opaque: set.opaque,
+                requests: set.requests,
+                source: "FromClaim".to_owned(),
+            }
+        });
+        fleet_dra::parameters::applied(&sets.collect::<Vec<_>>(), "gpu").unwrap();
+    }
+    assert_eq!(times, [750, 250]);
+}
+
+#[tokio::test]
+async fn the_role_allows_what_the_driver_asks_for_and_nothing_else() {
+    let mut node = Node::new(CARD).await;
+    node.api.put_slice(serde_json::json!({ "metadata": { "name": "old" }, "spec": { "driver": "gpu-mediator.internal",
+        "nodeName": "node-a", "pool": { "name": "node-a", "generation": 1, "resourceSliceCount": 1 } } }));
+    node.start_daemon();
+    node.start_driver(&[]);
+    let kubelet = node.kubelet(&["v1.DRAPlugin"]).await;
+    node.slice(1).await;
+    node.api.put_claim(allocated("one", &[("gpu", "card0", "64Mi", "250")], Value::Null));
+    kubelet.good(&named("one")).await;
+    kubelet.back(&named("one")).await;
+    // A change of the slice.
+    node.daemon = None;
+    until("a taint", async || node.slice(1).await.spec.devices.unwrap()[0].taints.clone()).await;
+    let calls =
+        until("an event", async || Some(node.api.calls()).filter(|calls| calls.iter().any(|c| c.2 == "events"))).await;
+
+    let role: ClusterRole = typed(&one("ClusterRole"));
+    let mut allowed = BTreeSet::new();
+    for rule in role.rules.unwrap() {
+        assert!(rule.non_resource_urls.is_none());
+        for group in rule.api_groups.unwrap() {
+            for resource in rule.resources.as_ref().unwrap() {
+                allowed.extend(rule.verbs.iter().map(|verb| (verb.clone(), group.clone(), resource.clone())));
+            }
+        }
+    }
+    let asked: BTreeSet<_> =
+        calls.into_iter().map(|(verb, group, kind)| (verb.to_owned(), group.to_owned(), kind.to_owned())).collect();
+    assert_eq!(asked, allowed);
+}
+
+#[test]
+fn the_policy_is_about_the_account_that_the_driver_has() {
+    let set: DaemonSet = typed(&one("DaemonSet"));
+    let account = set.spec.unwrap().template.spec.unwrap().service_account_name.unwrap();
+    let policy: ValidatingAdmissionPolicy = typed(&one("ValidatingAdmissionPolicy"));
+    let spec = policy.spec.unwrap();
+    let condition = &spec.match_conditions.unwrap()[0].expression;
+    assert!(condition.contains(&format!("system:serviceaccount:gpu-mediator:{account}")), "{condition}");
+    let binding: ValidatingAdmissionPolicyBinding = typed(&one("ValidatingAdmissionPolicyBinding"));
+    assert_eq!(binding.spec.unwrap().policy_name, policy.metadata.name);
+    let roles: ClusterRoleBinding = typed(&one("ClusterRoleBinding"));
+    assert_eq!(roles.subjects.unwrap()[0].name, account);
+}
+
+#[test]
+fn the_image_has_the_program_and_the_program_the_arguments() {
+    let set: DaemonSet = typed(&one("DaemonSet"));
+    let spec = set.spec.unwrap().template.spec.unwrap();
+    let container = &spec.containers[0];
+    let recipe = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Containerfile")).unwrap();
+    let copied = recipe.lines().find(|line| line.starts_with("COPY --from=build")).unwrap();
+    let program = Path::new(&container.command.as_ref().unwrap()[0]);
+    assert!(copied.contains(&format!("/{} ", program.file_name().unwrap().display())), "{copied}");
+    assert!(copied.ends_with(" /usr/bin/") && program.starts_with("/usr/bin"));
+    let arguments = container.args.as_ref().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_gpu-mediator-dra"))
+        .args(arguments)
+        .args(["--look-every-ms=0"])
+        .env("NODE_NAME", "a")
+        .output()
+        .unwrap();
+    // All of them are taken but the last.
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("--look-every-ms") && !text.contains("unexpected argument"), "{text}");
+    // Every path of the arguments is a folder of the node.
+    let mounts = container.volume_mounts.as_ref().unwrap();
+    let volumes = spec.volumes.as_ref().unwrap();
+    for path in ["/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/var/run/cdi", "/run/gpu-mediator"] {
+        let mount = mounts.iter().find(|mount| mount.mount_path == path).unwrap();
+        let volume = volumes.iter().find(|volume| volume.name == mount.name).unwrap();
+        assert_eq!(volume.host_path.as_ref().unwrap().path, path, "the kubelet and mediatord see the same path");
+    }
+}

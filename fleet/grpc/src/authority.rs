@@ -1,0 +1,319 @@
+//! Requests whose `:authority` crate `h2` refuses, made such as it takes.
+//!
+//! The kubelet dials a plugin's socket by its path when the plugin registers, and kubelets before 1.34 dial a DRA driver so, too.
+//! Go's gRPC then sends the path as `:authority`: as it is (`/var/lib/kubelet/x.sock`), newer ones escaped
+//! (`%2Fvar%2Flib%2Fkubelet%2Fx.sock`). Neither is an authority for crate `h2`, which resets the stream and has no switch for it
+//! (hyperium/h2#487). Over a UNIX socket the authority says nothing, so what a client sends there is replaced by `localhost`.
+//!
+//! Header blocks are compressed with a table that grows from block to block, so nothing in them can be changed in place. The
+//! [`Rewriter`] is an end of that compression: it keeps the client's table, decodes each block, and writes it anew with literals
+//! that refer to no table. Frames of all other kinds pass as they are.
+//!
+//! What it does not do: check what `h2` checks after it, such as which headers there may be and in which order.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use loona_hpack::Decoder;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tonic::transport::server::Connected;
+
+/// Bytes that a client's connection begins with.
+const PREFACE: usize = 24;
+/// Bytes of a frame's head.
+const HEAD: usize = 9;
+/// Longest payload of a frame: the server does not allow more than is allowed at first.
+const MAX_FRAME: usize = 16 << 10;
+/// Longest header block, and longest list that it may stand for.
+const MAX_BLOCK: usize = 64 << 10;
+/// Size of the client's table: the server does not allow more than is allowed at first.
+const TABLE: usize = 4096;
+/// Bytes that a header counts beside its name and value, by RFC 9113.
+const OVERHEAD: usize = 32;
+
+const HEADERS: u8 = 1;
+const CONTINUATION: u8 = 9;
+const END_STREAM: u8 = 0x1;
+const END_HEADERS: u8 = 0x4;
+const PADDED: u8 = 0x8;
+const PRIORITY: u8 = 0x20;
+
+/// The mistake of a client after which nothing that it sends can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// A frame is too long.
+    #[error("a frame of {0} bytes, expected at most {MAX_FRAME}")]
+    Frame(usize),
+    /// A frame interrupts a header block, or continues none.
+    #[error("a frame of kind {0} where a header block {1}")]
+    Order(u8, &'static str),
+    /// A frame's padding is longer than the frame.
+    #[error("padding that is longer than its frame")]
+    Padding,
+    /// A header block is too long, or stands for too much.
+    #[error("headers of more than {MAX_BLOCK} bytes")]
+    Block,
+    /// A header block cannot be decoded.
+    #[error("a header block that cannot be decoded")]
+    Compression,
+}
+
+impl From<Malformed> for io::Error {
+    fn from(error: Malformed) -> Self {
+        Self::new(io::ErrorKind::InvalidData, error)
+    }
+}
+
+/// The frame that is being read.
+#[derive(Clone, Copy, Debug)]
+struct Frame {
+    kind: u8,
+    flags: u8,
+    stream: [u8; 4],
+    left: usize,
+}
+
+/// A header block whose end has not come.
+#[derive(Debug)]
+struct Block {
+    stream: [u8; 4],
+    ends_stream: bool,
+    bytes: Vec<u8>,
+}
+
+/// What a client sends, as a state machine: bytes in, bytes for `h2` out.
+pub struct Rewriter {
+    preface_left: usize,
+    head: Vec<u8>,
+    frame: Option<Frame>,
+    /// Payload of a frame with headers, as far as it has come.
+    payload: Vec<u8>,
+    block: Option<Block>,
+    decoder: Decoder<'static>,
+}
+
+impl std::fmt::Debug for Rewriter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rewriter").field("frame", &self.frame).field("block", &self.block).finish_non_exhaustive()
+    }
+}
+
+impl Default for Rewriter {
+    fn default() -> Self {
+        let mut decoder = Decoder::new();
+        decoder.set_max_allowed_table_size(TABLE);
+        Self { preface_left: PREFACE, head: Vec::new(), frame: None, payload: Vec::new(), block: None, decoder }
+    }
+}
+
+impl Rewriter {
+    /// Takes bytes of the client, and adds to `out` what follows from them.
+    ///
+    /// # Errors
+    /// When no more of the connection can be understood.
+    pub fn take(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Malformed> {
+        out.extend_from_slice(cut(&mut bytes, &mut self.preface_left));
+        while !bytes.is_empty() {
+            let Some(frame) = &mut self.frame else {
+                let mut left = HEAD - self.head.len();
+                self.head.extend_from_slice(cut(&mut bytes, &mut left));
+                if left == 0 {
+                    self.begin(out)?;
+                }
+                continue;
+            };
+            let part = cut(&mut bytes, &mut frame.left);
+            let kept = if carries_headers(frame.kind) { &mut self.payload } else { &mut *out };
+            kept.extend_from_slice(part);
+            self.end_if_whole(out)?;
+        }
+        Ok(())
+    }
+
+    /// Begins a frame whose head is there.
+    fn begin(&mut self, out: &mut Vec<u8>) -> Result<(), Malformed> {
+        let &[l2, l1, l0, kind, flags, s3, s2, s1, s0] = self.head.as_slice() else { return Ok(()) };
+        let left = usize::from(l2) << 16 | usize::from(l1) << 8 | usize::from(l0);
+        if left > MAX_FRAME {
+            return Err(Malformed::Frame(left));
+        }
+        match (&self.block, kind) {
+            (None, CONTINUATION) => return Err(Malformed::Order(kind, "is none")),
+            (Some(block), _) if kind != CONTINUATION || block.stream != [s3, s2, s1, s0] => {
+                return Err(Malformed::Order(kind, "goes on"));
+            }
+            _ => {}
+        }
+        if !carries_headers(kind) {
+            out.extend_from_slice(&self.head);
+        }
+        self.head.clear();
+        self.frame = Some(Frame { kind, flags, stream: [s3, s2, s1, s0], left });
+        self.end_if_whole(out)
+    }
+
+    /// Ends the frame if all of it has come.
+    fn end_if_whole(&mut self, out: &mut Vec<u8>) -> Result<(), Malformed> {
+        let Some(frame) = self.frame.take_if(|frame| frame.left == 0) else { return Ok(()) };
+        if !carries_headers(frame.kind) {
+            return Ok(());
+        }
+        let payload = std::mem::take(&mut self.payload);
+        let part = if frame.kind == HEADERS { fragment(&payload, frame.flags)? } else { &payload };
+        let ends_stream = frame.flags & END_STREAM != 0;
+        let block = self.block.get_or_insert_with(|| Block { stream: frame.stream, ends_stream, bytes: Vec::new() });
+        if block.bytes.len() + part.len() > MAX_BLOCK {
+            return Err(Malformed::Block);
+        }
+        block.bytes.extend_from_slice(part);
+        if frame.flags & END_HEADERS != 0 {
+            let block = self.block.take();
+            block.map_or(Ok(()), |block| self.rewrite(&block, out))?;
+        }
+        Ok(())
+    }
+
+    /// Writes a whole header block anew.
+    fn rewrite(&mut self, block: &Block, out: &mut Vec<u8>) -> Result<(), Malformed> {
+        let (mut fields, mut size) = (Vec::new(), 0_usize);
+        let decoded = self.decoder.decode_with_cb(&block.bytes, |name, value| {
+            size = size.saturating_add(name.len() + value.len() + OVERHEAD);
+            // What is too much is counted, not kept.
+            if size <= MAX_BLOCK {
+                let value = if *name == *b":authority" { b"localhost".as_slice() } else { &value };
+                literal(&name, value, &mut fields);
+            }
+        });
+        decoded.map_err(|_| Malformed::Compression)?;
+        if size > MAX_BLOCK {
+            return Err(Malformed::Block);
+        }
+        let parts: Vec<&[u8]> = if fields.is_empty() { vec![&[]] } else { fields.chunks(MAX_FRAME).collect() };
+        for (index, part) in parts.iter().enumerate() {
+            let kind = if index == 0 { HEADERS } else { CONTINUATION };
+            let ends_stream = if index == 0 && block.ends_stream { END_STREAM } else { 0 };
+            let ends_headers = if index + 1 == parts.len() { END_HEADERS } else { 0 };
+            // A part is no longer than a frame may be, so its length has three bytes.
+            let [.., l2, l1, l0] = part.len().to_be_bytes();
+            out.extend_from_slice(&[l2, l1, l0, kind, ends_stream | ends_headers]);
+            out.extend_from_slice(&block.stream);
+            out.extend_from_slice(part);
+        }
+        Ok(())
+    }
+}
+
+fn carries_headers(kind: u8) -> bool {
+    matches!(kind, HEADERS | CONTINUATION)
+}
+
+/// Takes at most `left` bytes off the front, and counts them.
+fn cut<'a>(bytes: &mut &'a [u8], left: &mut usize) -> &'a [u8] {
+    let (front, rest) = bytes.split_at((*left).min(bytes.len()));
+    *left -= front.len();
+    *bytes = rest;
+    front
+}
+
+/// The part of a header block in a frame's payload, without padding and priority.
+fn fragment(payload: &[u8], flags: u8) -> Result<&[u8], Malformed> {
+    let (mut rest, mut padding) = (payload, 0);
+    if flags & PADDED != 0 {
+        let (&length, after) = rest.split_first().ok_or(Malformed::Padding)?;
+        (rest, padding) = (after, usize::from(length));
+    }
+    if flags & PRIORITY != 0 {
+        rest = rest.get(5..).ok_or(Malformed::Padding)?;
+    }
+    rest.len().checked_sub(padding).and_then(|end| rest.get(..end)).ok_or(Malformed::Padding)
+}
+
+/// Writes a header as a literal that enters no table.
+fn literal(name: &[u8], value: &[u8], out: &mut Vec<u8>) {
+    out.push(0);
+    for text in [name, value] {
+        length(text.len(), out);
+        out.extend_from_slice(text);
+    }
+}
+
+/// Writes a length with a prefix of seven bits, the eighth of which says that the text is not compressed.
+fn length(length: usize, out: &mut Vec<u8>) {
+    const PREFIX: usize = 0x7f;
+    if let Some(rest) = length.checked_sub(PREFIX) {
+        out.push(0x7f);
+        let mut rest = rest;
+        while rest >= 0x80 {
+            out.push((rest & 0x7f) as u8 | 0x80);
+            rest >>= 7;
+        }
+        out.push(rest as u8);
+    } else {
+        out.push(length as u8);
+    }
+}
+
+/// A connection of a client, whose authority is always `localhost`.
+#[derive(Debug)]
+pub struct Localhost<S> {
+    inner: S,
+    rewriter: Rewriter,
+    /// Bytes for the reader, those before `given` given already.
+    out: Vec<u8>,
+    given: usize,
+}
+
+impl<S> Localhost<S> {
+    /// Wraps a connection on which nothing has been read.
+    pub fn new(inner: S) -> Self {
+        Self { inner, rewriter: Rewriter::default(), out: Vec::new(), given: 0 }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Localhost<S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        loop {
+            let ready = this.out.get(this.given..).unwrap_or_default();
+            if !ready.is_empty() || buf.remaining() == 0 {
+                let len = ready.len().min(buf.remaining());
+                buf.put_slice(&ready[..len]);
+                this.given += len;
+                return Poll::Ready(Ok(()));
+            }
+            this.out.clear();
+            this.given = 0;
+            let mut room = [0; 4096];
+            let mut read = ReadBuf::new(&mut room);
+            ready!(Pin::new(&mut this.inner).poll_read(cx, &mut read))?;
+            if read.filled().is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            this.rewriter.take(read.filled(), &mut this.out)?;
+        }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Localhost<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().inner).poll_write(cx, buf)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_shutdown(cx)
+    }
+}
+
+impl<S> Connected for Localhost<S> {
+    type ConnectInfo = ();
+
+    fn connect_info(&self) {}
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,37 @@
+//! Protocols of the kubelet and of KubeVirt, and gRPC over UNIX sockets as Go programs speak it.
+//!
+//! Parts: messages and services, generated from the files in `proto`; [`socket`], where they are served; [`authority`], which
+//! makes requests of the kubelet readable for crate `h2`.
+//!
+//! What it does not do: know what a claim or a domain is.
+
+pub mod authority;
+pub mod socket;
+
+#[allow(
+    missing_docs,
+    clippy::all,
+    clippy::pedantic,
+    reason = "generated from proto/*.proto, whose comments say what there is"
+)]
+mod protocols {
+    include!(concat!(env!("OUT_DIR"), "/protocols.rs"));
+}
+
+/// Registration of a plugin with the kubelet.
+pub use protocols::pluginregistration;
+
+/// Preparing what a claim was allocated.
+pub mod dra {
+    pub use crate::protocols::k8s::io::kubelet::pkg::apis::dra::{v1, v1beta1};
+}
+
+/// Health of devices: the messages in [`health::v1alpha1`], the service by three names.
+pub mod health {
+    pub use crate::protocols::{v1, v1alpha1, v1beta1};
+}
+
+/// Hooks of KubeVirt: the messages in [`hooks::v1alpha2`].
+pub mod hooks {
+    pub use crate::protocols::kubevirt::hooks::{info, v1alpha2, v1alpha3};
+}

@@ -1,0 +1,74 @@
+//! A UNIX socket on which gRPC is served.
+
+use std::fs::Permissions;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixStream as Blocking;
+use std::path::{Path, PathBuf};
+
+use tokio::net::{UnixListener, UnixStream};
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_stream::{Stream, StreamExt};
+
+use crate::authority::Localhost;
+
+/// Most requests of one connection at a time: the kubelet sends few.
+pub const MAX_STREAMS: u32 = 64;
+
+/// A reason why there is no socket.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum SocketError {
+    #[error("{} is no socket; remove it, or name another path", .0.display())]
+    Other(PathBuf),
+    #[error("a process serves {} already; end it, or name another path", .0.display())]
+    Served(PathBuf),
+    #[error("{} cannot be made", path.display())]
+    Io {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A socket in the file system, which is removed when it is dropped.
+#[derive(Debug)]
+pub struct Socket {
+    path: PathBuf,
+}
+
+impl Socket {
+    /// Makes a socket at `path` that only this user may connect to; one that nobody serves any more is replaced. Gives the
+    /// connections that come, for a server.
+    ///
+    /// # Errors
+    /// When something else is there, or the host says no.
+    pub fn bind(
+        path: &Path,
+    ) -> Result<(Self, impl Stream<Item = io::Result<Localhost<UnixStream>>> + use<>), SocketError> {
+        let failed = |source| SocketError::Io { path: path.to_owned(), source };
+        match std::fs::symlink_metadata(path) {
+            Ok(there) if !there.file_type().is_socket() => return Err(SocketError::Other(path.to_owned())),
+            Ok(_) if Blocking::connect(path).is_ok() => return Err(SocketError::Served(path.to_owned())),
+            Ok(_) => std::fs::remove_file(path).map_err(failed)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(failed(error)),
+        }
+        // Under another name until its rights are right: the kubelet connects as soon as it sees a file, but for one whose name
+        // begins with a dot.
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let beside = path.with_file_name(format!(".{name}.new"));
+        let _ = std::fs::remove_file(&beside);
+        let listener = UnixListener::bind(&beside).map_err(failed)?;
+        std::fs::set_permissions(&beside, Permissions::from_mode(0o600)).map_err(failed)?;
+        std::fs::rename(&beside, path).map_err(failed)?;
+        let connections = UnixListenerStream::new(listener).map(|connection| connection.map(Localhost::new));
+        Ok((Self { path: path.to_owned() }, connections))
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}

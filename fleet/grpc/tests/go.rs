@@ -1,0 +1,158 @@
+//! A server that is sent the very bytes of a Go client that dials as the kubelet does.
+//!
+//! `captures/*.hex` were recorded from google.golang.org/grpc 1.33.3, which dialled a UNIX socket `/tmp/cap/plugin.sock`: by its
+//! path, as the kubelet's watcher of plugins does (`path`), with `:authority` as newer versions escape it (`escaped`, the same
+//! bytes with that literal in its place), and as `unix:` and the path, as a kubelet since 1.34 does for a DRA driver (`unix`).
+//! Each connection asks `GetInfo` twice, then `NotifyRegistrationStatus`: the later ones refer to the header table of the first.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use fleet_grpc::pluginregistration::registration_server::{Registration, RegistrationServer};
+use fleet_grpc::pluginregistration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
+use fleet_grpc::socket::Socket;
+use tokio_stream::StreamExt;
+use tonic::{Request, Response, Status};
+
+/// Frames of kind HEADERS.
+const HEADERS: u8 = 1;
+/// Frames of kind RST_STREAM.
+const RST_STREAM: u8 = 3;
+/// No wait takes that long but one in vain.
+const LONG: Duration = Duration::from_secs(30);
+
+#[derive(Default)]
+struct Plugin {
+    told: Mutex<Vec<RegistrationStatus>>,
+}
+
+#[tonic::async_trait]
+impl Registration for Plugin {
+    async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
+        let (name, kind) = ("a plugin with a name".to_owned(), "DRAPlugin".to_owned());
+        Ok(Response::new(PluginInfo { r#type: kind, name, endpoint: String::new(), supported_versions: Vec::new() }))
+    }
+
+    async fn notify_registration_status(
+        &self,
+        request: Request<RegistrationStatus>,
+    ) -> Result<Response<RegistrationStatusResponse>, Status> {
+        self.told.lock().unwrap().push(request.into_inner());
+        Ok(Response::new(RegistrationStatusResponse {}))
+    }
+}
+
+/// The bytes of a recording.
+fn capture(name: &str) -> Vec<u8> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/captures").join(format!("{name}.hex"));
+    let text: String = std::fs::read_to_string(path).unwrap().split_whitespace().collect();
+    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
+}
+
+/// Sends bytes to a server at `socket`, and reads until it has answered `streams` streams or ended; the answers by kind.
+fn answers(socket: &Path, bytes: &[u8], streams: usize) -> (Vec<u8>, Vec<u8>) {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream.write_all(bytes).unwrap();
+    let (mut all, mut kinds) = (Vec::new(), Vec::new());
+    loop {
+        let mut head = [0; 9];
+        if stream.read_exact(&mut head).is_err() {
+            return (kinds, all);
+        }
+        let mut payload = vec![0; usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2])];
+        stream.read_exact(&mut payload).unwrap();
+        all.extend(payload);
+        if matches!(head[3], HEADERS | RST_STREAM) {
+            kinds.push(head[3]);
+        }
+        // A good answer has headers and trailers.
+        let ended = kinds.iter().filter(|kind| **kind == RST_STREAM).count();
+        if (kinds.len() - ended) / 2 + ended == streams {
+            return (kinds, all);
+        }
+    }
+}
+
+/// Runs a server at a socket, with or without [`fleet_grpc::authority::Localhost`], while `client` runs.
+fn served<T: Send + 'static>(rewrites: bool, client: impl FnOnce(&Path) -> T + Send + 'static) -> T {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plugin.sock");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let server = tonic::transport::Server::builder().add_service(RegistrationServer::new(Plugin::default()));
+        let (socket, serving) = if rewrites {
+            let (socket, incoming) = Socket::bind(&path).unwrap();
+            (Some(socket), tokio::spawn(server.serve_with_incoming(incoming)))
+        } else {
+            let listener = tokio::net::UnixListener::bind(&path).unwrap();
+            let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener).map(|one| one);
+            (None, tokio::spawn(server.serve_with_incoming(incoming)))
+        };
+        let done = tokio::task::spawn_blocking(move || client(&path)).await.unwrap();
+        serving.abort();
+        drop(socket);
+        done
+    })
+}
+
+#[test]
+fn what_a_go_client_sends_is_answered_whatever_its_authority() {
+    for name in ["path", "escaped", "unix"] {
+        let bytes = capture(name);
+        let (kinds, answers) = served(true, move |socket| answers(socket, &bytes, 3));
+        assert_eq!(kinds, [HEADERS; 6], "{name}");
+        let text = String::from_utf8_lossy(&answers).into_owned();
+        assert_eq!(text.matches("a plugin with a name").count(), 2, "{name}: {text}");
+    }
+}
+
+#[test]
+fn without_the_rewriting_a_path_is_refused() {
+    for (name, kind, count) in [("path", RST_STREAM, 3), ("escaped", RST_STREAM, 3), ("unix", HEADERS, 6)] {
+        let bytes = capture(name);
+        let (kinds, _) = served(false, move |socket| answers(socket, &bytes, 3));
+        assert_eq!(kinds, vec![kind; count], "{name}");
+    }
+}
+
+#[test]
+fn junk_ends_its_connection_and_no_other() {
+    let bytes = capture("path");
+    served(true, move |socket| {
+        let mut open = UnixStream::connect(socket).unwrap();
+        open.write_all(&bytes[..40]).unwrap();
+        for junk in [b"GET / HTTP/1.1\r\n\r\n".as_slice(), &[0xff; 4096], &[&bytes[..24], &[0xff; 64]].concat()] {
+            let mut stream = UnixStream::connect(socket).unwrap();
+            stream.set_read_timeout(Some(LONG)).unwrap();
+            let _ = stream.write_all(junk);
+            // The server's settings may come before the end.
+            let _ = stream.read_to_end(&mut Vec::new());
+        }
+        let (kinds, _) = answers(socket, &bytes, 3);
+        assert_eq!(kinds, [HEADERS; 6]);
+    });
+}
+
+#[test]
+fn a_socket_replaces_one_that_nobody_serves_and_nothing_else() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let _entered = runtime.enter();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.sock");
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    let (socket, incoming) = Socket::bind(&path).unwrap();
+    let error = Socket::bind(&path).err().unwrap().to_string();
+    assert!(error.contains("a process serves"), "{error}");
+    use std::os::unix::fs::PermissionsExt;
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    drop((socket, incoming));
+    assert!(!path.exists());
+    std::fs::write(&path, "a file").unwrap();
+    let error = Socket::bind(&path).err().unwrap().to_string();
+    assert!(error.contains("is no socket"), "{error}");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "a file");
+}

@@ -1,0 +1,131 @@
+//! A hook of KubeVirt that gives a virtual machine its vGPUs.
+//!
+//! KubeVirt starts it as a sidecar of virt-launcher, connects to its socket, and asks it for each domain before that is defined
+//! (kubevirt/kubevirt, pkg/hooks). The vGPU itself comes with a claim of the container in which QEMU runs: its socket lies there
+//! in a folder that is named by the request (`fleet-cdi`), so the hook needs to know no more than the requests' names.
+//!
+//! What it does not do: make a vGPU, or see whether one is there.
+
+use api::launch::{self, Vmm};
+use fleet_cdi::Vgpu;
+use fleet_grpc::hooks::info::info_server::Info;
+use fleet_grpc::hooks::info::{HookPoint, InfoParams, InfoResult};
+use fleet_grpc::hooks::v1alpha2::{
+    self, OnDefineDomainParams, OnDefineDomainResult, PreCloudInitIsoParams, PreCloudInitIsoResult,
+};
+use fleet_grpc::hooks::v1alpha3::{self, ShutdownParams, ShutdownResult};
+use tonic::{Request, Response, Status, async_trait};
+
+pub mod domain;
+
+/// The annotation of a virtual machine with the names of the requests, separated by commas.
+pub const ANNOTATION: &str = "gpu-mediator.internal/requests";
+/// Most vGPUs of a virtual machine.
+const MAX_VGPUS: usize = 16;
+/// Name of a vGPU's socket in its folder.
+const SOCKET: &str = "vgpu.sock";
+
+/// The hook.
+#[derive(Clone, Debug)]
+pub struct Hook {
+    /// Its name, as the sidecar's file is called.
+    pub name: String,
+    /// Requests of virtual machines that say nothing themselves.
+    pub requests: Vec<String>,
+}
+
+/// QEMU's argument for the vGPU of a request, the `number`th of its virtual machine.
+fn device(request: &str, number: usize) -> Result<String, String> {
+    let good = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    if request.is_empty() || request.len() > 63 || !request.bytes().all(good) {
+        return Err(format!("{request:?} is no name of a request, expected up to 63 of the characters a-z 0-9 -"));
+    }
+    let socket = Vgpu::folder(request).join(SOCKET);
+    let args = launch::args(Vmm::Qemu, &socket, &launch::MemorySize::default()).args;
+    let value = args.iter().skip_while(|arg| *arg != "-device").nth(1).ok_or("QEMU is given no device")?;
+    let mut device: serde_json::Value = serde_json::from_str(value).map_err(|error| error.to_string())?;
+    device["id"] = format!("vgpu{number}").into();
+    Ok(device.to_string())
+}
+
+impl Hook {
+    /// The requests of a virtual machine, which comes as JSON.
+    fn requests(&self, vmi: &[u8]) -> Result<Vec<String>, String> {
+        let vmi: serde_json::Value =
+            serde_json::from_slice(vmi).map_err(|error| format!("the virtual machine is no JSON: {error}"))?;
+        let said = &vmi["metadata"]["annotations"][ANNOTATION];
+        let requests: Vec<String> = match said.as_str() {
+            Some(said) => said.split(',').map(|name| name.trim().to_owned()).collect(),
+            None => self.requests.clone(),
+        };
+        if requests.len() > MAX_VGPUS {
+            return Err(format!("{} vGPUs, expected at most {MAX_VGPUS}", requests.len()));
+        }
+        Ok(requests)
+    }
+
+    /// The domain with the vGPUs of its virtual machine.
+    fn define(&self, params: &OnDefineDomainParams) -> Result<OnDefineDomainResult, Status> {
+        let wrong = |what: String| Status::invalid_argument(format!("gpu-mediator's hook: {what}"));
+        let requests = self.requests(&params.vmi).map_err(wrong)?;
+        let devices = requests.iter().enumerate().map(|(number, request)| device(request, number));
+        let devices = devices.collect::<Result<Vec<_>, _>>().map_err(wrong)?;
+        let xml = domain::with_devices(&params.domain_xml, &devices).map_err(|error| wrong(error.to_string()))?;
+        Ok(OnDefineDomainResult { domain_xml: xml })
+    }
+}
+
+/// What a hook that does not want it gives back.
+fn unchanged(params: PreCloudInitIsoParams) -> PreCloudInitIsoResult {
+    let PreCloudInitIsoParams { cloud_init_no_cloud_source, cloud_init_data, .. } = params;
+    PreCloudInitIsoResult { cloud_init_no_cloud_source, cloud_init_data }
+}
+
+#[async_trait]
+impl Info for Hook {
+    async fn info(&self, _: Request<InfoParams>) -> Result<Response<InfoResult>, Status> {
+        Ok(Response::new(InfoResult {
+            name: self.name.clone(),
+            hook_points: vec![HookPoint { name: "OnDefineDomain".to_owned(), priority: 0 }],
+            versions: vec!["v1alpha2".to_owned(), "v1alpha3".to_owned()],
+        }))
+    }
+}
+
+#[async_trait]
+impl v1alpha2::callbacks_server::Callbacks for Hook {
+    async fn on_define_domain(
+        &self,
+        request: Request<OnDefineDomainParams>,
+    ) -> Result<Response<OnDefineDomainResult>, Status> {
+        self.define(request.get_ref()).map(Response::new)
+    }
+
+    async fn pre_cloud_init_iso(
+        &self,
+        request: Request<PreCloudInitIsoParams>,
+    ) -> Result<Response<PreCloudInitIsoResult>, Status> {
+        Ok(Response::new(unchanged(request.into_inner())))
+    }
+}
+
+#[async_trait]
+impl v1alpha3::callbacks_server::Callbacks for Hook {
+    async fn on_define_domain(
+        &self,
+        request: Request<OnDefineDomainParams>,
+    ) -> Result<Response<OnDefineDomainResult>, Status> {
+        self.define(request.get_ref()).map(Response::new)
+    }
+
+    async fn pre_cloud_init_iso(
+        &self,
+        request: Request<PreCloudInitIsoParams>,
+    ) -> Result<Response<PreCloudInitIsoResult>, Status> {
+        Ok(Response::new(unchanged(request.into_inner())))
+    }
+
+    async fn shutdown(&self, _: Request<ShutdownParams>) -> Result<Response<ShutdownResult>, Status> {
+        Ok(Response::new(ShutdownResult {}))
+    }
+}

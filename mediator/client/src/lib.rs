@@ -1,0 +1,192 @@
+//! HTTP over the admin socket, one connection for each request: for `mediatorctl`, and for programs that hand out virtual
+//! machines and tenants by themselves.
+//!
+//! What it does not do: try again, or keep what it was told.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::{Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+
+pub use hyper::Method;
+
+/// Longest time for one request; adding a virtual machine waits until its memory has been scrubbed.
+const LIMIT: Duration = Duration::from_secs(120);
+/// Largest answer, in bytes.
+const MAX_ANSWER: usize = 64 << 20;
+
+/// A reason why a request brought no good answer.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum AskError {
+    #[error("no daemon answers at {}", socket.display())]
+    Unreachable {
+        socket: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("this user may not use {}", socket.display())]
+    Forbidden {
+        socket: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{}", .0.error)]
+    Refused(api::Error),
+    #[error("the answer is not what the API promises: {0}")]
+    Protocol(String),
+    #[error("the daemon did not answer within {} seconds", LIMIT.as_secs())]
+    TimedOut,
+}
+
+/// A client of one daemon, which connects with each request.
+#[derive(Clone, Debug)]
+pub struct Admin {
+    socket: PathBuf,
+}
+
+impl Admin {
+    /// A client of the daemon behind `socket`.
+    #[must_use]
+    pub fn new(socket: PathBuf) -> Self {
+        Self { socket }
+    }
+
+    /// Asks for something.
+    ///
+    /// # Errors
+    /// See [`AskError`].
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, AskError> {
+        parse(&self.request(Method::GET, path, Bytes::new(), None).await?)
+    }
+
+    /// Sends something to be added.
+    ///
+    /// # Errors
+    /// See [`AskError`].
+    pub async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, AskError> {
+        parse(&self.request(Method::POST, path, json(body)?, None).await?)
+    }
+
+    /// Asks for something to be removed.
+    ///
+    /// # Errors
+    /// See [`AskError`].
+    pub async fn delete(&self, path: &str) -> Result<(), AskError> {
+        self.request(Method::DELETE, path, Bytes::new(), None).await.map(drop)
+    }
+
+    /// One request, refused if the revision is another than `expected`; the body of its answer, if it is good.
+    ///
+    /// # Errors
+    /// See [`AskError`].
+    pub async fn request(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        expected: Option<&str>,
+    ) -> Result<Bytes, AskError> {
+        let exchange = self.exchange(method, path, body, expected);
+        tokio::time::timeout(LIMIT, exchange).await.unwrap_or(Err(AskError::TimedOut))
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        expected: Option<&str>,
+    ) -> Result<Bytes, AskError> {
+        let protocol = |error: &dyn std::fmt::Display| AskError::Protocol(error.to_string());
+        let stream = UnixStream::connect(&self.socket).await.map_err(|source| unreachable(&self.socket, source))?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| protocol(&error))?;
+        let connection = tokio::spawn(connection);
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "mediatord")
+            .header("content-type", "application/json");
+        if let Some(revision) = expected {
+            request = request.header("if-match", format!("\"{revision}\""));
+        }
+        let request = request.body(Full::new(body)).map_err(|error| protocol(&error))?;
+        let answer = sender.send_request(request).await.map_err(|error| protocol(&error))?;
+        let status = answer.status();
+        let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await.map_err(|error| protocol(&error))?;
+        connection.abort();
+        let body = body.to_bytes();
+        if status.is_success() {
+            return Ok(body);
+        }
+        Err(refused(status, &body))
+    }
+}
+
+/// Gives the reason why there is no connection.
+fn unreachable(socket: &Path, source: io::Error) -> AskError {
+    let socket = socket.to_owned();
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => AskError::Forbidden { socket, source },
+        _ => AskError::Unreachable { socket, source },
+    }
+}
+
+fn refused(status: StatusCode, body: &[u8]) -> AskError {
+    match serde_json::from_slice(body) {
+        Ok(error) => AskError::Refused(error),
+        Err(_) => AskError::Protocol(format!("status {status} without an explanation")),
+    }
+}
+
+/// The body of an answer.
+///
+/// # Errors
+/// When it is another thing than was asked for.
+pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, AskError> {
+    serde_json::from_slice(body).map_err(|error| AskError::Protocol(error.to_string()))
+}
+
+/// The body of a request.
+///
+/// # Errors
+/// When it cannot be written as JSON.
+pub fn json(body: &impl Serialize) -> Result<Bytes, AskError> {
+    serde_json::to_vec(body).map(Bytes::from).map_err(|error| AskError::Protocol(error.to_string()))
+}
+
+/// A name as a segment of a path: what could change the path's meaning is escaped.
+#[must_use]
+pub fn segment(name: &str) -> String {
+    let mut text = String::new();
+    for byte in name.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'~' => text.push(char::from(byte)),
+            // A segment of dots only would be taken for a step in the path.
+            b'.' if name.bytes().any(|byte| byte != b'.') => text.push('.'),
+            _ => text.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_not_connect_is_told_so() {
+        let error = |kind: io::ErrorKind| unreachable(Path::new("/s"), kind.into()).to_string();
+        assert_eq!(error(io::ErrorKind::PermissionDenied), "this user may not use /s");
+        assert_eq!(error(io::ErrorKind::NotFound), "no daemon answers at /s");
+        assert_eq!(error(io::ErrorKind::ConnectionRefused), "no daemon answers at /s");
+    }
+}

@@ -1,0 +1,215 @@
+//! One falcon's image, and the set of a card.
+
+use nvspec::falcon::{CODE_PAGE_WORDS, CODE_WORDS_MAX, DATA_WORDS_MAX, Falcon};
+use sha2::{Digest as _, Sha256};
+use std::sync::Arc;
+
+/// First bytes of a file: form and version.
+const MAGIC: [u8; 8] = *b"GMFALC01";
+/// Bytes of a file before code and data: magic, falcon, words of code, words of data.
+const HEADER_BYTES: usize = 20;
+/// Most bytes of a file.
+pub(crate) const FILE_BYTES_MAX: u64 = (HEADER_BYTES + 4 * (CODE_WORDS_MAX + DATA_WORDS_MAX)) as u64;
+
+/// Why bytes are no image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ImageError {
+    /// It does not begin as an image does.
+    #[error("this is no image of falcon firmware: it does not begin with {:?}", String::from_utf8_lossy(&MAGIC))]
+    Form,
+    /// It names no falcon.
+    #[error("the image is for falcon {0}, and there are falcons 0 to 3")]
+    Falcon(u32),
+    /// A part is too long, or there is no code.
+    #[error(
+        "the image has {code} words of code and {data} of data; at least 1 and at most {CODE_WORDS_MAX}, and at most {DATA_WORDS_MAX}"
+    )]
+    Size {
+        /// Words of code.
+        code: usize,
+        /// Words of data.
+        data: usize,
+    },
+    /// The file's end is not the image's.
+    #[error("the image has {found} bytes, where its header says {wanted}")]
+    Length {
+        /// Bytes there are.
+        found: usize,
+        /// Bytes there should be.
+        wanted: usize,
+    },
+}
+
+/// The SHA-256 of an image's file: what an operator approves.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Digest([u8; 32]);
+
+impl std::fmt::Display for Digest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl std::fmt::Debug for Digest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// What runs on one falcon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Image {
+    falcon: Falcon,
+    code: Vec<u32>,
+    data: Vec<u32>,
+}
+
+impl Image {
+    /// An image of `code` and `data`. Zeros at the end of code are left out: drivers fill its last page with them.
+    ///
+    /// # Errors
+    /// [`ImageError::Size`].
+    pub fn new(falcon: Falcon, code: &[u32], data: &[u32]) -> Result<Self, ImageError> {
+        let used = code.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1);
+        let code = code.get(..used).unwrap_or_default();
+        if code.is_empty() || code.len() > CODE_WORDS_MAX || data.len() > DATA_WORDS_MAX {
+            return Err(ImageError::Size { code: code.len(), data: data.len() });
+        }
+        Ok(Self { falcon, code: code.to_vec(), data: data.to_vec() })
+    }
+
+    /// An image that no falcon could execute, and that a card which executes none is content with.
+    #[must_use]
+    pub fn stand_in(falcon: Falcon) -> Self {
+        let word = |index: usize| 0x5157_0000 | (falcon as u32) << 12 | index as u32;
+        Self { falcon, code: (0..CODE_PAGE_WORDS).map(word).collect(), data: (0..16).map(word).collect() }
+    }
+
+    /// Its falcon.
+    #[must_use]
+    pub fn falcon(&self) -> Falcon {
+        self.falcon
+    }
+
+    /// Its code.
+    #[must_use]
+    pub fn code(&self) -> &[u32] {
+        &self.code
+    }
+
+    /// Its data.
+    #[must_use]
+    pub fn data(&self) -> &[u32] {
+        &self.data
+    }
+
+    /// The image as a file.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let head = [self.falcon as u32, self.code.len() as u32, self.data.len() as u32];
+        let words = head.iter().chain(&self.code).chain(&self.data).flat_map(|word| word.to_le_bytes());
+        MAGIC.into_iter().chain(words).collect()
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`ImageError`].
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, ImageError> {
+        let rest = bytes.strip_prefix(&MAGIC).ok_or(ImageError::Form)?;
+        let mut words = rest.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word));
+        let (Some(number), Some(code), Some(data)) = (words.next(), words.next(), words.next()) else {
+            return Err(ImageError::Length { found: bytes.len(), wanted: HEADER_BYTES });
+        };
+        let falcon = Falcon::ALL.into_iter().find(|falcon| *falcon as u32 == number);
+        let falcon = falcon.ok_or(ImageError::Falcon(number))?;
+        let (code, data) = (code as usize, data as usize);
+        if code == 0 || code > CODE_WORDS_MAX || data > DATA_WORDS_MAX {
+            return Err(ImageError::Size { code, data });
+        }
+        let wanted = HEADER_BYTES + 4 * (code + data);
+        if bytes.len() != wanted {
+            return Err(ImageError::Length { found: bytes.len(), wanted });
+        }
+        let code: Vec<u32> = words.by_ref().take(code).collect();
+        Ok(Self { falcon, code, data: words.collect() })
+    }
+
+    /// What it is approved by.
+    #[must_use]
+    pub fn digest(&self) -> Digest {
+        Digest(Sha256::digest(self.to_bytes()).into())
+    }
+}
+
+/// An image for each falcon of a card.
+#[derive(Clone, Debug)]
+pub struct Set([Arc<Image>; 4]);
+
+impl Set {
+    /// The set of these images, if there is one for each falcon.
+    #[must_use]
+    pub fn new(mut images: Vec<Image>) -> Option<Self> {
+        images.sort_by_key(Image::falcon);
+        let whole = images.iter().map(Image::falcon).eq(Falcon::ALL);
+        let images: [Arc<Image>; 4] = images.into_iter().map(Arc::new).collect::<Vec<_>>().try_into().ok()?;
+        whole.then_some(Self(images))
+    }
+
+    /// [Stand-ins](Image::stand_in) for all.
+    #[must_use]
+    pub fn stand_in() -> Self {
+        Self(Falcon::ALL.map(|falcon| Arc::new(Image::stand_in(falcon))))
+    }
+
+    /// The image of a falcon.
+    #[must_use]
+    pub fn of(&self, falcon: Falcon) -> &Image {
+        &self.0[falcon as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn image_is_what_its_file_says() {
+        let image = Image::new(Falcon::Gpccs, &[1, 2, 0, 3, 0, 0], &[0, 5, 0]).unwrap();
+        assert_eq!((image.code(), image.data()), (&[1, 2, 0, 3][..], &[0, 5, 0][..]));
+        let bytes = image.to_bytes();
+        let read = Image::from_bytes(&bytes).unwrap();
+        assert_eq!((&read, read.digest()), (&image, image.digest()));
+        assert_ne!(Image::stand_in(Falcon::Fecs).digest(), Image::stand_in(Falcon::Gpccs).digest());
+    }
+
+    #[test]
+    fn bytes_that_are_no_image_are_refused_with_what_is_wrong() {
+        let good = Image::stand_in(Falcon::Fecs).to_bytes();
+        let with = |at: usize, value: u32| {
+            let mut bytes = good.clone();
+            bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+            Image::from_bytes(&bytes).unwrap_err()
+        };
+        assert_eq!(Image::from_bytes(b"\x7fELF"), Err(ImageError::Form));
+        assert_eq!(with(8, 4), ImageError::Falcon(4));
+        assert_eq!(with(12, 0), ImageError::Size { code: 0, data: 16 });
+        assert_eq!(with(12, u32::MAX), ImageError::Size { code: u32::MAX as usize, data: 16 });
+        assert_eq!(with(16, 17), ImageError::Length { found: good.len(), wanted: good.len() + 4 });
+        for cut in 0..good.len() {
+            assert!(Image::from_bytes(&good[..cut]).is_err());
+        }
+        assert!(matches!(Image::new(Falcon::Fecs, &[0; 64], &[1]), Err(ImageError::Size { code: 0, .. })));
+        assert!(Image::new(Falcon::Fecs, &vec![1; CODE_WORDS_MAX + 1], &[]).is_err());
+    }
+
+    #[test]
+    fn set_has_one_image_for_each_falcon() {
+        let all = || Falcon::ALL.map(Image::stand_in).to_vec();
+        assert_eq!(Set::new(all()).unwrap().of(Falcon::Copy1), &Image::stand_in(Falcon::Copy1));
+        assert!(Set::new(all()[1..].to_vec()).is_none());
+        let mut twice = all();
+        twice[0] = Image::stand_in(Falcon::Gpccs);
+        assert!(Set::new(twice).is_none());
+    }
+}

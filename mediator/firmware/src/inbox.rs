@@ -1,0 +1,82 @@
+//! What guests bring, on its way to a store: no virtual CPU waits for a disk.
+
+use crate::image::Image;
+use crate::store::{Store, StoreError};
+use nvspec::falcon::Falcon;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+/// Images that wait for the disk at most; more are dropped, and come again with the next start of their falcon.
+const WAITING_MAX: usize = 8;
+/// Most new candidates that come from one guest while the daemon runs.
+const NEW_MAX: u32 = 8;
+
+/// Takes images of guests.
+#[derive(Clone, Debug)]
+pub struct Inbox(Arc<SyncSender<(u32, Image)>>);
+
+impl Inbox {
+    /// An inbox whose images are added to `store` by a thread of its own, which ends with the last copy of the inbox.
+    ///
+    /// # Errors
+    /// When there is no thread.
+    pub fn of(store: Store) -> std::io::Result<Self> {
+        let (sender, receiver) = sync_channel(WAITING_MAX);
+        std::thread::Builder::new().name("firmware".into()).spawn(move || record(&store, &receiver))?;
+        Ok(Self(Arc::new(sender)))
+    }
+
+    /// Takes what guest number `guest` has started on a falcon. What is no image, or finds no room, is dropped.
+    pub fn offer(&self, guest: u32, falcon: Falcon, code: &[u32], data: &[u32]) {
+        if let Ok(image) = Image::new(falcon, code, data) {
+            let _dropped = self.0.try_send((guest, image));
+        }
+    }
+}
+
+fn record(store: &Store, images: &Receiver<(u32, Image)>) {
+    let mut new: BTreeMap<u32, u32> = BTreeMap::new();
+    let mut told_full = false;
+    for (guest, image) in images {
+        let count = new.entry(guest).or_default();
+        if *count >= NEW_MAX {
+            continue;
+        }
+        match store.add(&image) {
+            Ok(false) => {}
+            Ok(true) => {
+                *count += 1;
+                tracing::info!(guest, falcon = %image.falcon(), digest = %image.digest(), "a guest has brought firmware: \
+                    a candidate (`mediatorctl card firmware list`)");
+            }
+            Err(error @ StoreError::Full) => {
+                if !std::mem::replace(&mut told_full, true) {
+                    tracing::warn!(guest, %error, "firmware of a guest is not written down");
+                }
+            }
+            Err(error) => tracing::warn!(guest, %error, "firmware of a guest is not written down"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_arrive_and_one_guest_brings_no_more_than_its_part() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::within(folder.path());
+        let (sender, receiver) = sync_channel(64);
+        for number in 1..=20 {
+            sender.send((1, Image::new(Falcon::Fecs, &[number], &[]).unwrap())).unwrap();
+        }
+        sender.send((2, Image::stand_in(Falcon::Copy0))).unwrap();
+        drop(sender);
+        record(&store, &receiver);
+        let entries = store.list().unwrap();
+        assert_eq!(entries.len(), NEW_MAX as usize + 1);
+        assert!(entries.iter().any(|entry| entry.falcon == Falcon::Copy0));
+    }
+}

@@ -1,0 +1,337 @@
+//! A folder with images: candidates, and those that the operator approved.
+//!
+//! Each image is a file named by its digest; `approved` has a line for each falcon with the digest that it runs. Both are
+//! written beside and renamed. The daemon reads, and writes candidates; `mediatorctl` does the rest, with or without it.
+
+use crate::image::{Digest, FILE_BYTES_MAX, Image, ImageError, Set};
+use nvspec::falcon::Falcon;
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+
+/// Most images that are not approved. A guest decides on their contents.
+const CANDIDATES_MAX: usize = 32;
+/// How names of images end.
+const SUFFIX: &str = ".falcon";
+/// The file of those that are approved.
+const APPROVED: &str = "approved";
+/// Most bytes of that file.
+const APPROVED_BYTES_MAX: u64 = 4096;
+
+/// Why a store cannot do something.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// A file or the folder.
+    #[error("{}: {error}; is it there, and may this user have it?", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What the host says.
+        error: std::io::Error,
+    },
+    /// A file is no image.
+    #[error("{}: {error}", path.display())]
+    Image {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        error: ImageError,
+    },
+    /// A file's name is not its digest.
+    #[error("{}: its contents have the digest {digest}; it was changed: remove it", path.display())]
+    Changed {
+        /// Which.
+        path: PathBuf,
+        /// Its digest.
+        digest: Digest,
+    },
+    /// No image has such a digest, or several do.
+    #[error("{found} images have a digest that begins with `{prefix}`; `mediatorctl card firmware list` shows all")]
+    Which {
+        /// What was asked for.
+        prefix: String,
+        /// How many.
+        found: usize,
+    },
+    /// There are enough candidates.
+    #[error(
+        "there are {CANDIDATES_MAX} images that are not approved; remove some with `mediatorctl card firmware remove`"
+    )]
+    Full,
+}
+
+/// What a card with that store cannot run yet.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no firmware is approved for {}; approve some of `mediatorctl card firmware list` with `mediatorctl card firmware approve`, \
+     or import some (a guest with the stock driver brings it, on a card of kind \"simgpu\" too)",
+    .0.iter().map(|falcon| falcon.name()).collect::<Vec<_>>().join(", ")
+)]
+pub struct Missing(pub Vec<Falcon>);
+
+/// An image in a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// What it is approved by.
+    pub digest: Digest,
+    /// Its falcon.
+    pub falcon: Falcon,
+    /// Words of its code.
+    pub code_words: usize,
+    /// Words of its data.
+    pub data_words: usize,
+    /// It is what that falcon runs.
+    pub approved: bool,
+}
+
+/// A folder with images.
+#[derive(Clone, Debug)]
+pub struct Store(PathBuf);
+
+impl Store {
+    /// The store of a daemon whose state is kept in `state_dir`. The folder is made when something is written.
+    #[must_use]
+    pub fn within(state_dir: &Path) -> Self {
+        Self(state_dir.join("firmware"))
+    }
+
+    /// All images, in the order of their falcons. A file that is not whole is told in the log, and left out.
+    ///
+    /// # Errors
+    /// [`StoreError::File`].
+    pub fn list(&self) -> Result<Vec<Entry>, StoreError> {
+        let approved = self.approvals()?;
+        let mut entries = Vec::new();
+        for path in self.files()? {
+            match self.read(&path) {
+                Ok(image) => {
+                    let (falcon, digest) = (image.falcon(), image.digest());
+                    let approved = approved.get(&falcon).is_some_and(|name| *name == digest.to_string());
+                    let (code_words, data_words) = (image.code().len(), image.data().len());
+                    entries.push(Entry { digest, falcon, code_words, data_words, approved });
+                }
+                Err(error) => tracing::warn!(%error, "an image of firmware is left out"),
+            }
+        }
+        entries.sort_by_key(|entry| (entry.falcon, entry.digest));
+        Ok(entries)
+    }
+
+    /// Adds an image as a candidate. Returns whether it is new.
+    ///
+    /// # Errors
+    /// [`StoreError::Full`], [`StoreError::File`].
+    pub fn add(&self, image: &Image) -> Result<bool, StoreError> {
+        let name = format!("{}{SUFFIX}", image.digest());
+        let files = self.files()?;
+        if files.iter().any(|path| path.file_name().is_some_and(|of| of.to_str() == Some(&name))) {
+            return Ok(false);
+        }
+        if files.len().saturating_sub(self.approvals()?.len()) >= CANDIDATES_MAX {
+            return Err(StoreError::Full);
+        }
+        self.write(&name, &image.to_bytes())?;
+        Ok(true)
+    }
+
+    /// Adds the image in a file.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn import(&self, path: &Path) -> Result<Digest, StoreError> {
+        let image = load(path)?;
+        self.add(&image)?;
+        Ok(image.digest())
+    }
+
+    /// Has its falcon run the image whose digest begins with `prefix`, from the next start of a card on.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn approve(&self, prefix: &str) -> Result<Entry, StoreError> {
+        let mut entry = self.find(prefix)?;
+        let mut approved = self.approvals()?;
+        approved.insert(entry.falcon, entry.digest.to_string());
+        let lines: String = approved.iter().map(|(falcon, digest)| format!("{falcon} {digest}\n")).collect();
+        self.write(APPROVED, lines.as_bytes())?;
+        entry.approved = true;
+        Ok(entry)
+    }
+
+    /// Removes the image whose digest begins with `prefix`; it is not approved any more.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn remove(&self, prefix: &str) -> Result<Entry, StoreError> {
+        let entry = self.find(prefix)?;
+        let path = self.0.join(format!("{}{SUFFIX}", entry.digest));
+        std::fs::remove_file(&path).map_err(|error| StoreError::File { path, error })?;
+        Ok(entry)
+    }
+
+    /// Reads what is approved.
+    ///
+    /// # Errors
+    /// [`StoreError`]; [`Missing`] within, when a falcon has none.
+    pub fn approved(&self) -> Result<Result<Set, Missing>, StoreError> {
+        let approved = self.approvals()?;
+        let mut images = Vec::new();
+        for digest in approved.values() {
+            let path = self.0.join(format!("{digest}{SUFFIX}"));
+            if path.exists() {
+                images.push(self.read(&path)?);
+            }
+        }
+        let has = |falcon: &Falcon| images.iter().any(|image| image.falcon() == *falcon);
+        let missing: Vec<Falcon> = Falcon::ALL.into_iter().filter(|falcon| !has(falcon)).collect();
+        Ok(Set::new(images).ok_or(Missing(missing)))
+    }
+
+    fn find(&self, prefix: &str) -> Result<Entry, StoreError> {
+        let mut found: Vec<Entry> = self.list()?;
+        found.retain(|entry| entry.digest.to_string().starts_with(prefix));
+        match (found.pop(), found.len()) {
+            (Some(entry), 0) => Ok(entry),
+            (last, others) => {
+                Err(StoreError::Which { prefix: prefix.to_owned(), found: others + usize::from(last.is_some()) })
+            }
+        }
+    }
+
+    /// Which digest each falcon runs. Lines that say nothing of that are left out.
+    fn approvals(&self) -> Result<BTreeMap<Falcon, String>, StoreError> {
+        let path = self.0.join(APPROVED);
+        let text = match read_bounded(&path, APPROVED_BYTES_MAX) {
+            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeMap::new()),
+            Err(error) => return Err(StoreError::File { path, error }),
+        };
+        let line = |line: &str| {
+            let (name, digest) = line.split_once(' ')?;
+            let falcon = Falcon::ALL.into_iter().find(|falcon| falcon.name() == name)?;
+            let plain = digest.len() == 64 && digest.chars().all(|c| c.is_ascii_hexdigit());
+            plain.then(|| (falcon, digest.to_owned()))
+        };
+        Ok(text.lines().filter_map(line).collect())
+    }
+
+    fn files(&self) -> Result<Vec<PathBuf>, StoreError> {
+        let failed = |error| StoreError::File { path: self.0.clone(), error };
+        let entries = match std::fs::read_dir(&self.0) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(failed(error)),
+        };
+        let mut files = Vec::new();
+        for entry in entries {
+            let path = entry.map_err(failed)?.path();
+            if path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(SUFFIX)) {
+                files.push(path);
+            }
+        }
+        Ok(files)
+    }
+
+    fn read(&self, path: &Path) -> Result<Image, StoreError> {
+        let image = load(path)?;
+        let digest = image.digest();
+        if path.file_stem().is_some_and(|stem| stem.to_str() == Some(&digest.to_string())) {
+            Ok(image)
+        } else {
+            Err(StoreError::Changed { path: path.to_owned(), digest })
+        }
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
+        let path = self.0.join(name);
+        let write = || {
+            std::fs::create_dir_all(&self.0)?;
+            let mut file = tempfile::NamedTempFile::new_in(&self.0)?;
+            file.write_all(bytes)?;
+            file.as_file().sync_all()?;
+            file.persist(&path)?;
+            Ok(())
+        };
+        write().map_err(|error| StoreError::File { path: path.clone(), error })
+    }
+}
+
+fn load(path: &Path) -> Result<Image, StoreError> {
+    let bytes =
+        read_bounded(path, FILE_BYTES_MAX).map_err(|error| StoreError::File { path: path.to_owned(), error })?;
+    Image::from_bytes(&bytes).map_err(|error| StoreError::Image { path: path.to_owned(), error })
+}
+
+/// A file, or as much of it as shows that it is too long.
+fn read_bounded(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store() -> (tempfile::TempDir, Store) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::within(folder.path());
+        (folder, store)
+    }
+
+    fn numbered(number: u32) -> Image {
+        Image::new(Falcon::Fecs, &[number, 1], &[]).unwrap()
+    }
+
+    #[test]
+    fn what_is_approved_is_what_a_card_gets() {
+        let (_folder, store) = store();
+        assert_eq!(store.approved().unwrap().unwrap_err(), Missing(Falcon::ALL.to_vec()));
+        for image in Falcon::ALL.map(Image::stand_in) {
+            assert!(store.add(&image).unwrap() && !store.add(&image).unwrap());
+            assert!(store.approved().unwrap().is_err());
+            store.approve(&image.digest().to_string()[..12]).unwrap();
+        }
+        let set = store.approved().unwrap().unwrap();
+        assert_eq!(set.of(Falcon::Gpccs), &Image::stand_in(Falcon::Gpccs));
+        // Another takes the place of the one before; without it there is none.
+        store.add(&numbered(7)).unwrap();
+        store.approve(&numbered(7).digest().to_string()).unwrap();
+        assert_eq!(store.approved().unwrap().unwrap().of(Falcon::Fecs), &numbered(7));
+        let approved = |entries: &[Entry]| entries.iter().filter(|entry| entry.approved).count();
+        assert_eq!((store.list().unwrap().len(), approved(&store.list().unwrap())), (5, 4));
+        store.remove(&numbered(7).digest().to_string()).unwrap();
+        let missing = store.approved().unwrap().unwrap_err();
+        assert!(missing.to_string().contains("for fecs;"), "{missing}");
+    }
+
+    #[test]
+    fn image_that_was_changed_runs_nowhere() {
+        let (folder, store) = store();
+        let image = numbered(1);
+        store.add(&image).unwrap();
+        store.approve(&image.digest().to_string()).unwrap();
+        let path = folder.path().join(format!("firmware/{}{SUFFIX}", image.digest()));
+        std::fs::write(&path, numbered(2).to_bytes()).unwrap();
+        assert!(matches!(store.approved(), Err(StoreError::Changed { .. })));
+        assert_eq!(store.list().unwrap(), []);
+    }
+
+    #[test]
+    fn candidates_are_bounded_and_names_must_be_one() {
+        let (folder, store) = store();
+        for number in 0..CANDIDATES_MAX as u32 {
+            assert!(store.add(&numbered(number)).unwrap());
+        }
+        assert!(matches!(store.add(&numbered(99)), Err(StoreError::Full)));
+        assert!(matches!(store.approve(""), Err(StoreError::Which { found: CANDIDATES_MAX, .. })));
+        assert!(matches!(store.approve("xyz"), Err(StoreError::Which { found: 0, .. })));
+        // What is approved is no candidate any more.
+        store.approve(&numbered(3).digest().to_string()).unwrap();
+        assert!(store.add(&numbered(99)).unwrap());
+        let file = folder.path().join("large");
+        std::fs::write(&file, vec![0; FILE_BYTES_MAX as usize + 1]).unwrap();
+        assert!(matches!(store.import(&file), Err(StoreError::Image { error: ImageError::Form, .. })));
+        assert!(store.import(Path::new("/nowhere")).unwrap_err().to_string().starts_with("/nowhere: "));
+    }
+}

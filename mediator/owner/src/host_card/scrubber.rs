@@ -1,0 +1,214 @@
+//! Clears PGRAPH between tenants: a kernel of the mediator's own, on a channel of its own.
+//!
+//! Whose PGRAPH is, says [`residue::Tenancy`]; here its steps are carried out. A VM's channels with a PGRAPH context are kept off
+//! the card until it is admitted ([`channels::Channels::admit`]): the scheduler's turn begins with that, and is charged for it.
+
+use super::HostState;
+use crate::HostError;
+use crate::memory::{CardVram, NoMemory, OwnRing, OwnSpace, RING_LOG2, bind, own_pages, va};
+use crate::work::schedule::Stage;
+use channels::{Channels, Parts, Submission};
+use nvspec::addr::{SMALL_PAGE, VramAddr};
+use nvspec::chip::Chip;
+use nvspec::fifo::{ChannelId, GpEntry, VirtualChannelId, engine};
+use residue::kernel::Kernel;
+use residue::{Counts, Step, Tenancy};
+use vram::{PagePool, Place, VmId};
+
+/// The mediator's channel on PGRAPH among the VMs of [`Channels`]. No VM of an operator has that number.
+pub(super) const SCRUBBER: VmId = VmId(VmId::MEDIATOR.0 - 1);
+
+/// Its only channel.
+const CHANNEL: VirtualChannelId = VirtualChannelId(0);
+/// Card memory for page tables, code and push buffer, in bytes; less than a MiB is used of a card of 6 GiB.
+const POOL_BYTES: u64 = 16 << 20;
+/// Bytes of the kernel's code, and of the push buffer.
+const PART_BYTES: u64 = SMALL_PAGE;
+
+/// The channel and its kernel.
+pub(super) struct Scrubber {
+    space: OwnSpace,
+    physical: ChannelId,
+    /// The push buffer, which never changes, and its words.
+    push: (VramAddr, u32),
+    ring: [u64; 1 << RING_LOG2],
+    put: u32,
+    busy: Option<Submission>,
+    /// The channel has gone.
+    broken: bool,
+    pub(super) tenancy: Tenancy,
+}
+
+impl Scrubber {
+    /// Binds the channel, and puts the kernel into the card's memory. From now on nobody's channel uses PGRAPH who is not
+    /// admitted.
+    pub(super) fn new(vram: &mut CardVram, channels: &mut Channels, chip: &Chip) -> Result<Self, HostError> {
+        let mut pool = PagePool::new(POOL_BYTES);
+        let mut space = OwnSpace::new(vram, &mut pool)?;
+        channels.add_vm(SCRUBBER, 1);
+        channels.trust(SCRUBBER);
+        let kernel = Kernel::assemble().map_err(|why| HostError::OwnKernel { why })?;
+        let (code, push) = (vram.alloc(&mut pool, PART_BYTES)?, vram.alloc(&mut pool, PART_BYTES)?);
+        vram.memory.write(code, &kernel.code)?;
+        let words = kernel.launch(chip, va(Place::Card(vram::CardAddr(code.0))));
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        vram.memory.write(push, &bytes)?;
+        let physical = bind(&mut space, vram, channels, (SCRUBBER, CHANNEL), engine::GR)?;
+        let push = (push, words.len() as u32);
+        let ring = [0; 1 << RING_LOG2];
+        let scrubber =
+            Self { space, physical, push, ring, put: 0, busy: None, broken: false, tenancy: Tenancy::default() };
+        scrubber.enable(vram, channels);
+        channels.admit(&mut vram.memory, None);
+        Ok(scrubber)
+    }
+
+    fn enable(&self, vram: &mut CardVram, channels: &mut Channels) {
+        let mut own = Parts { card: &mut vram.memory, guest: &mut NoMemory };
+        channels.enable(&mut own, SCRUBBER, CHANNEL, true);
+        channels.submit_runlist(&mut own, SCRUBBER, &[CHANNEL]);
+    }
+
+    /// Runs the kernel once.
+    fn submit(&mut self, vram: &mut CardVram, channels: &mut Channels, now: u64) -> Result<(), HostError> {
+        let address = va(Place::Card(vram::CardAddr(self.push.0.0)));
+        let entry = GpEntry::new().with_address_dwords(address.0 >> 2).with_dwords(self.push.1);
+        self.ring[self.put as usize] = entry.into();
+        self.put = (self.put + 1) % (1 << RING_LOG2);
+        let doorbell = channels.doorbell(
+            &mut Parts { card: &mut vram.memory, guest: &mut NoMemory },
+            SCRUBBER,
+            CHANNEL,
+            self.put,
+        )?;
+        let pulled = channels
+            .pull(&mut Parts { card: &mut vram.memory, guest: &mut OwnRing(&self.ring) }, doorbell, now)
+            .map_err(|error| error.fault)?;
+        let submission = pulled.submission.ok_or(HostError::OwnRingStill)?;
+        channels.start(&mut vram.memory, self.physical, submission);
+        self.busy = Some(submission);
+        Ok(())
+    }
+
+    /// The channel has hung or faulted.
+    pub(super) fn breaks(&mut self, now: u64) {
+        (self.broken, self.busy) = (true, None);
+        let _waits = self.tenancy.cleared(now, false);
+    }
+}
+
+impl HostState {
+    /// How often PGRAPH changed hands, if it is cleared in between.
+    #[must_use]
+    pub fn tenancy_counts(&self) -> Option<Counts> {
+        self.scrubber.as_ref().map(|scrubber| scrubber.tenancy.counts())
+    }
+
+    /// Work of a VM was given to a channel. If it may be for PGRAPH, it waits until the VM is admitted there.
+    pub(super) fn wants_graphics(&mut self, channel: ChannelId) {
+        let [graphics, ..] = self.work.channels().contexts(channel);
+        if let (Some(scrubber), Some((vm, _)), true) =
+            (&mut self.scrubber, self.work.channels().by_physical(channel), graphics)
+        {
+            scrubber.tenancy.want(vm);
+            self.change_hands();
+        }
+    }
+
+    /// Nothing of a VM is on the card any more.
+    pub(super) fn forget_graphics(&mut self, vm: VmId) {
+        if let Some(scrubber) = &mut self.scrubber {
+            scrubber.tenancy.forget(vm);
+            if self.work.channels().admitted() == Some(vm) {
+                self.work.channels_mut().admit(self.memory.card_mut(), None);
+            }
+            self.change_hands();
+        }
+    }
+
+    /// The kernel has ended.
+    pub(super) fn graphics_cleared(&mut self, submission: Submission) {
+        let now = self.now_ns();
+        if let Some(scrubber) = &mut self.scrubber
+            && scrubber.busy.take_if(|busy| *busy == submission).is_some()
+            && let Step::Admit(vm) = scrubber.tenancy.cleared(now, true)
+        {
+            self.work.channels_mut().admit(self.memory.card_mut(), Some(vm));
+        }
+    }
+
+    /// Lets PGRAPH change hands, as far as that can be done now.
+    pub(super) fn change_hands(&mut self) {
+        let now = self.now_ns();
+        loop {
+            let Some(mut scrubber) = self.scrubber.take() else { return };
+            let (works, left) = match scrubber.tenancy.tenant() {
+                Some((vm, true)) => (true, self.has_left_graphics(vm)),
+                Some((vm, false)) => (self.has_on_graphics(vm, &[Stage::Started]), false),
+                None => (false, true),
+            };
+            let step = scrubber.tenancy.next(now, works, left);
+            let again = match step {
+                Step::Wait => false,
+                Step::Close(vm) => {
+                    self.work.channels_mut().admit(self.memory.card_mut(), None);
+                    for channel in self.work.channels().on_graphics(vm) {
+                        self.work.channels_mut().ask_to_leave(self.memory.card_mut(), channel);
+                    }
+                    if self.has_on_graphics(vm, &[Stage::Started]) {
+                        scrubber.tenancy.want(vm);
+                    } else if self.has_on_graphics(vm, &[Stage::Waiting, Stage::Withheld]) {
+                        scrubber.tenancy.look_later(vm, now);
+                    }
+                    true
+                }
+                Step::Clear => {
+                    if let Err(error) = self.clear_graphics(&mut scrubber, now) {
+                        tracing::error!(%error, "PGRAPH cannot be cleared: VMs wait for it");
+                        scrubber.breaks(now);
+                    }
+                    false
+                }
+                Step::Admit(vm) => {
+                    self.work.channels_mut().admit(self.memory.card_mut(), Some(vm));
+                    true
+                }
+            };
+            self.scrubber = Some(scrubber);
+            if !again {
+                return;
+            }
+        }
+    }
+
+    fn clear_graphics(&mut self, scrubber: &mut Scrubber, now: u64) -> Result<(), HostError> {
+        if scrubber.broken {
+            self.end_channel(SCRUBBER, CHANNEL)?;
+            let (vram, channels) = self.parts();
+            for (index, ..) in own_pages(channels, scrubber.physical) {
+                scrubber.space.unmap_work(vram, index)?;
+            }
+            (scrubber.put, scrubber.broken) = (0, false);
+            scrubber.physical = bind(&mut scrubber.space, vram, channels, (SCRUBBER, CHANNEL), engine::GR)?;
+            scrubber.enable(vram, channels);
+        }
+        let (vram, channels) = self.parts();
+        scrubber.space.flush(vram)?;
+        scrubber.submit(vram, channels, now)
+    }
+
+    /// Returns whether work of a VM that may be for PGRAPH is at one of these stages.
+    fn has_on_graphics(&self, vm: VmId, stages: &[Stage]) -> bool {
+        self.work.schedule().any_at(stages, &self.work.channels().on_graphics(vm))
+    }
+
+    /// Returns whether nothing of a VM is on PGRAPH, nor comes there.
+    fn has_left_graphics(&mut self, vm: VmId) -> bool {
+        let leaving = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
+        let on = self.work.channels().on_graphics(vm);
+        let leaves = |channel: &ChannelId| {
+            self.work.channels().by_physical(*channel).is_some_and(|(_, of)| leaving.contains(&of))
+        };
+        !on.iter().any(leaves) && self.work.channels_mut().occupant(self.memory.card_mut(), engine::GR).is_none()
+    }
+}

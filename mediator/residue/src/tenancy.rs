@@ -1,0 +1,287 @@
+//! Whose PGRAPH is.
+
+use std::collections::{BTreeMap, VecDeque};
+use tenant::TenantId;
+
+/// How long a tenant that is at work keeps PGRAPH at least while another waits, in ns.
+// TIMEOUT: a hundred times what clearing takes. A scheduler that gives engines to one VM at a time hands them over earlier.
+const TERM_NS: u64 = 4_000_000;
+/// Time until clearing is tried again when it has failed, in ns.
+// TIMEOUT: a channel of the mediator's own has hung or faulted, for which seconds pass.
+const AGAIN_NS: u64 = 100_000_000;
+/// Time after which a tenant has a look whose work there waits for something, in ns: a term in eight goes to such.
+const LOOK_NS: u64 = 32_000_000;
+
+/// What is to be done next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing, until something happens or time has passed.
+    Wait,
+    /// Nobody is admitted any more; what of this tenant is on PGRAPH is to leave it.
+    Close(TenantId),
+    /// What is left is to be cleared.
+    Clear,
+    /// This tenant is admitted.
+    Admit(TenantId),
+}
+
+/// How often PGRAPH changed hands, and what that took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Times that it was cleared.
+    pub cleared: u64,
+    /// Time that this took, in ns, with the wait until it was left.
+    pub ns: u64,
+    /// Times that clearing failed.
+    pub failed: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// The tenant has it, or nobody.
+    Settled,
+    /// The tenant is to leave it.
+    Leaving,
+    /// It is being cleared.
+    Clearing,
+    /// Clearing has failed.
+    Failed { at: u64 },
+}
+
+/// Whose PGRAPH is, who wants it, and whether something of another is left there.
+#[derive(Debug)]
+pub struct Tenancy {
+    tenant: Option<TenantId>,
+    /// Something may be left there that is not the tenant's.
+    dirty: bool,
+    wanted: VecDeque<TenantId>,
+    /// Tenants that are to have a look, and when.
+    looks: BTreeMap<TenantId, u64>,
+    phase: Phase,
+    /// When the tenant was admitted.
+    since: u64,
+    /// When the change began that is under way.
+    began: u64,
+    counts: Counts,
+}
+
+impl Default for Tenancy {
+    /// Nobody's, with what somebody left there whom nobody knows.
+    fn default() -> Self {
+        let (wanted, counts) = (VecDeque::new(), Counts::default());
+        let looks = BTreeMap::new();
+        Self { tenant: None, dirty: true, wanted, looks, phase: Phase::Settled, since: 0, began: 0, counts }
+    }
+}
+
+impl Tenancy {
+    /// A tenant has work for PGRAPH.
+    pub fn want(&mut self, tenant: TenantId) {
+        let has_it = self.tenant == Some(tenant) && self.phase == Phase::Settled;
+        if !has_it && !self.wanted.contains(&tenant) {
+            self.wanted.push_back(tenant);
+        }
+    }
+
+    /// A tenant that is to leave has work there that waits for something, of which nobody else tells: it has a look later.
+    pub fn look_later(&mut self, tenant: TenantId, now: u64) {
+        self.looks.entry(tenant).or_insert(now.saturating_add(LOOK_NS));
+    }
+
+    /// Nothing of a tenant is on the card any more; its number may be another's next.
+    pub fn forget(&mut self, tenant: TenantId) {
+        self.wanted.retain(|other| *other != tenant);
+        self.looks.remove(&tenant);
+        if self.tenant == Some(tenant) {
+            self.tenant = None;
+            if self.phase == Phase::Leaving {
+                self.phase = Phase::Settled;
+            }
+        }
+    }
+
+    /// Returns whether a change is under way or wanted: [`Self::next`] is to be called again soon.
+    #[must_use]
+    pub fn is_changing(&self) -> bool {
+        self.phase != Phase::Settled || !self.wanted.is_empty() || !self.looks.is_empty()
+    }
+
+    /// Returns how often it has changed hands.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// The tenant, and whether it is to leave.
+    #[must_use]
+    pub fn tenant(&self) -> Option<(TenantId, bool)> {
+        self.tenant.map(|tenant| (tenant, self.phase == Phase::Leaving))
+    }
+
+    /// Says what is to be done, at `now` in ns. `works`: whether the tenant has work there that was begun; `left`: whether
+    /// nothing of it is there. To be called again until it is [`Step::Wait`].
+    pub fn next(&mut self, now: u64, works: bool, left: bool) -> Step {
+        for tenant in self.looks.extract_if(.., |_, at| *at <= now).map(|(tenant, _)| tenant).collect::<Vec<_>>() {
+            self.want(tenant);
+        }
+        match self.phase {
+            Phase::Settled => self.begin(now, works),
+            Phase::Leaving if !left => Step::Wait,
+            Phase::Leaving => self.clear(),
+            Phase::Clearing => Step::Wait,
+            Phase::Failed { at } if now.saturating_sub(at) < AGAIN_NS => Step::Wait,
+            Phase::Failed { .. } => self.clear(),
+        }
+    }
+
+    fn begin(&mut self, now: u64, works: bool) -> Step {
+        let Some(next) = self.wanted.front().copied() else { return Step::Wait };
+        if self.tenant == Some(next) {
+            self.wanted.pop_front();
+            return Step::Wait;
+        }
+        match self.tenant {
+            Some(_) if works && now.saturating_sub(self.since) < TERM_NS => Step::Wait,
+            Some(tenant) => {
+                (self.phase, self.began) = (Phase::Leaving, now);
+                Step::Close(tenant)
+            }
+            None if self.dirty => {
+                self.began = now;
+                self.clear()
+            }
+            None => self.admit(now),
+        }
+    }
+
+    fn clear(&mut self) -> Step {
+        (self.phase, self.dirty) = (Phase::Clearing, true);
+        Step::Clear
+    }
+
+    /// What [`Step::Clear`] asked for is done, or cannot be. Returns what comes then.
+    pub fn cleared(&mut self, now: u64, done: bool) -> Step {
+        if self.phase != Phase::Clearing {
+            return Step::Wait;
+        }
+        if !done {
+            self.phase = Phase::Failed { at: now };
+            self.counts.failed += 1;
+            return Step::Wait;
+        }
+        self.counts.cleared += 1;
+        self.counts.ns += now.saturating_sub(self.began);
+        (self.phase, self.tenant, self.dirty) = (Phase::Settled, None, false);
+        self.admit(now)
+    }
+
+    /// Nothing of anybody is left there: who comes next may.
+    fn admit(&mut self, now: u64) -> Step {
+        let Some(next) = self.wanted.pop_front() else { return Step::Wait };
+        (self.tenant, self.since, self.dirty) = (Some(next), now, true);
+        self.looks.remove(&next);
+        Step::Admit(next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: TenantId = TenantId(1);
+    const B: TenantId = TenantId(2);
+
+    /// One step for a tenant that works or not, and has left or not.
+    fn step(tenancy: &mut Tenancy, now: u64, works: bool, left: bool) -> Step {
+        tenancy.next(now, works, left)
+    }
+
+    /// A tenant has it.
+    fn with(tenant: TenantId, now: u64) -> Tenancy {
+        let mut tenancy = Tenancy::default();
+        tenancy.want(tenant);
+        assert_eq!(step(&mut tenancy, now, false, true), Step::Clear, "somebody may have been there before");
+        assert_eq!(tenancy.cleared(now, true), Step::Admit(tenant));
+        tenancy
+    }
+
+    #[test]
+    fn nobody_is_admitted_before_it_was_left_and_cleared() {
+        let mut tenancy = with(A, 0);
+        tenancy.want(A);
+        assert!(!tenancy.is_changing(), "it has it");
+        tenancy.want(B);
+        assert_eq!(step(&mut tenancy, 1, false, false), Step::Close(A));
+        assert_eq!(step(&mut tenancy, 2, false, false), Step::Wait);
+        assert_eq!(step(&mut tenancy, 3, false, true), Step::Clear);
+        assert_eq!(step(&mut tenancy, 4, false, true), Step::Wait);
+        assert_eq!(tenancy.cleared(11, true), Step::Admit(B));
+        assert_eq!(tenancy.counts(), Counts { cleared: 2, ns: 10, failed: 0 });
+    }
+
+    #[test]
+    fn who_works_keeps_it_for_a_term_and_comes_again_behind_those_who_wait() {
+        let mut tenancy = with(A, 0);
+        tenancy.want(B);
+        assert_eq!(step(&mut tenancy, TERM_NS - 1, true, true), Step::Wait);
+        assert_eq!(step(&mut tenancy, TERM_NS, true, true), Step::Close(A));
+        tenancy.want(A);
+        assert_eq!(step(&mut tenancy, TERM_NS, true, true), Step::Clear);
+        assert_eq!(tenancy.cleared(TERM_NS, true), Step::Admit(B));
+        assert_eq!(step(&mut tenancy, TERM_NS + 1, false, true), Step::Close(B), "it has nothing to do");
+    }
+
+    #[test]
+    fn clearing_that_fails_is_tried_again_and_admits_nobody() {
+        let mut tenancy = with(A, 0);
+        tenancy.want(B);
+        step(&mut tenancy, 1, false, true);
+        assert_eq!(step(&mut tenancy, 1, false, true), Step::Clear);
+        assert_eq!(tenancy.cleared(5, false), Step::Wait);
+        assert_eq!(step(&mut tenancy, 5, false, true), Step::Wait);
+        assert_eq!(step(&mut tenancy, 5 + AGAIN_NS, false, true), Step::Clear);
+        assert_eq!((tenancy.cleared(9, true), tenancy.counts().failed), (Step::Admit(B), 1));
+    }
+
+    #[test]
+    fn what_one_that_is_gone_has_left_is_cleared_for_the_next_of_its_number() {
+        let mut tenancy = with(A, 0);
+        tenancy.forget(A);
+        assert!(!tenancy.is_changing());
+        tenancy.want(A);
+        assert_eq!(step(&mut tenancy, 1, false, true), Step::Clear);
+        // It goes while that is under way, and so does the one behind it.
+        tenancy.want(B);
+        tenancy.forget(A);
+        tenancy.forget(B);
+        assert_eq!((tenancy.cleared(2, true), tenancy.is_changing()), (Step::Wait, false));
+        tenancy.want(B);
+        assert_eq!(step(&mut tenancy, 3, false, true), Step::Admit(B), "it is clear");
+    }
+
+    #[test]
+    fn who_waits_has_a_look_now_and_then() {
+        let mut tenancy = with(A, 0);
+        tenancy.want(B);
+        assert_eq!(step(&mut tenancy, 1, false, false), Step::Close(A));
+        tenancy.look_later(A, 1);
+        step(&mut tenancy, 1, false, true);
+        assert_eq!(tenancy.cleared(2, true), Step::Admit(B));
+        assert_eq!(step(&mut tenancy, LOOK_NS, true, false), Step::Wait);
+        assert!(tenancy.is_changing());
+        assert_eq!(step(&mut tenancy, LOOK_NS + 1, true, false), Step::Close(B));
+        step(&mut tenancy, LOOK_NS + 1, true, true);
+        assert_eq!(tenancy.cleared(LOOK_NS + 2, true), Step::Admit(A));
+        assert!(!tenancy.is_changing());
+    }
+
+    #[test]
+    fn tenant_that_goes_while_it_is_to_leave_is_cleared_behind() {
+        let mut tenancy = with(A, 0);
+        tenancy.want(B);
+        assert_eq!(step(&mut tenancy, 1, false, false), Step::Close(A));
+        tenancy.forget(A);
+        assert_eq!(step(&mut tenancy, 2, false, false), Step::Clear);
+        assert_eq!(tenancy.cleared(3, true), Step::Admit(B));
+    }
+}

@@ -1,0 +1,22 @@
+//! Counts of events, each declared once: its field, what it counts, and the name by which operators see it. `cargo xtask check`
+//! refuses one that nothing counts.
+
+/// Declares a struct of counts since the VM was created. Each field has a doc line and the name of its metric.
+macro_rules! counts {
+    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])+ $field:ident: $metric:literal,)+ }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, Default)]
+        pub(crate) struct $name {
+            $($(#[$doc])+ pub(crate) $field: u64,)+
+        }
+
+        impl $name {
+            /// Returns all of them, by the names that operators see.
+            pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+                [$(($metric, self.$field)),+].into_iter()
+            }
+        }
+    };
+}
+
+pub(crate) use counts;

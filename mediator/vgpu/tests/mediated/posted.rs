@@ -1,0 +1,128 @@
+//! What a VM's work has written to host memory and is under way there still, when that memory goes to somebody else.
+
+use super::relocate::{driver_of, move_all, rig_of};
+use super::{A, B, MIB, driver, rig};
+use nvspec::class::compute90c0 as class;
+use nvspec::fifo::VirtualChannelId;
+use rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, methods, object};
+use rig::{CHUNK, Rig};
+use std::io::Read;
+use vram::{GuestAddr, Lookup, Place, Step, To, VmId};
+
+const COMPUTE: (u32, u32) = (1, 0x90c0);
+const CODE: u64 = 0x300_0000;
+const TARGET: u64 = 0x500_0000;
+/// A semaphore that nobody releases.
+const NEVER: u64 = 0x600_0000;
+const VALUE: u32 = 0x5a5a_0001;
+
+/// Has a kernel of one thread store [`VALUE`] at [`TARGET`], and returns when it has, with the channel's work not at its end.
+/// What it wrote is under way.
+fn store(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
+    let source = format!(".kernel k\nMOV32I R0, {TARGET:#x}\nMOV32I R1, {VALUE:#x}\nST [R0], R1\nEXIT");
+    let program = sm20::assemble(&source).expect("a program");
+    let code = driver.buffer(channel, CODE, 1, 0);
+    driver.guest.vram_write(code, &program.bytes());
+    driver.buffer(channel, A, 1, 1);
+    let seen = driver.buffer(channel, B, 1, 2);
+    driver.buffer(channel, NEVER, 1, 0);
+    rig.card.hold_posted_writes(true);
+    let kernel = &program.kernels[0];
+    let words = [
+        object(COMPUTE),
+        methods(1, class::CODE_ADDRESS_HIGH, &[0, CODE as u32]),
+        methods(1, class::PROGRAM_START, &[kernel.entry_offset]),
+        methods(1, class::REGISTERS, &[kernel.registers.max(4)]),
+        methods(1, class::BLOCK_YX, &[1 << 16 | 1, 1]),
+        methods(1, class::GRID_YX, &[1 << 16 | 1, 1]),
+        methods(1, class::LAUNCH, &[0]),
+        object(M2MF),
+        // Within the card's memory, behind the kernel: it tells of its end and pushes nothing on.
+        m2mf_copy(A, B, PAGE as u32),
+        methods(0, 0x10, &[0, NEVER as u32, 1, 1]),
+    ];
+    driver.submit(channel, &words.concat());
+    let began = std::time::Instant::now();
+    while !driver.vram_holds(seen, 1, 1) {
+        assert!(began.elapsed() < std::time::Duration::from_secs(60), "the kernel ends");
+        std::thread::yield_now();
+    }
+}
+
+/// A page of VRAM at [`TARGET`] at the start of a chunk of its own, whose number is returned.
+fn target_in_own_chunk(driver: &mut Driver, channel: &Channel) -> (u64, u32) {
+    let (room, pages) = (driver.room(), CHUNK / PAGE);
+    let next = driver.guest.vram_bytes - room;
+    driver.vram((next.next_multiple_of(CHUNK) - next) / PAGE);
+    let at = driver.vram(pages);
+    driver.map(channel.space, TARGET, At::Vram(at), 1);
+    (at, (at / CHUNK) as u32)
+}
+
+/// Moves a chunk of VM 0 to host memory, and no other. What goes there first may stay in the card's reserve, so all go.
+fn send_out(rig: &Rig, at: u64, index: u32) {
+    move_all(rig, 0, To::Host);
+    let others = (0..index).map(|index| Step { vm: VmId(0), index, to: To::Card }).collect::<Vec<_>>();
+    rig.host.relocate(VmId(0), &others);
+    assert!(rig.in_host(0, at));
+}
+
+fn word(driver: &Driver, at: u64) -> u32 {
+    let mut word = [0; 4];
+    driver.guest.vram_read(at, &mut word);
+    u32::from_le_bytes(word)
+}
+
+#[test]
+fn memory_that_a_vm_takes_back_has_what_was_written_to_it_before() {
+    let rig = rig();
+    let mut driver = driver(&rig, 0);
+    let mut channel = driver.channel(1);
+    assert!(driver.guest.map_ram(16 * MIB, MIB, true));
+    driver.map(channel.space, TARGET, At::Ram(16 * MIB), 1);
+    store(&rig, &mut driver, &mut channel);
+    assert_eq!(driver.guest.ram_word(16 * MIB), 0, "it is under way");
+    let mut file = std::fs::File::from(driver.guest.unmap_ram(16 * MIB).expect("it was lent"));
+    let mut word = [0; 4];
+    file.read_exact(&mut word).expect("RAM");
+    assert_eq!(u32::from_le_bytes(word), VALUE);
+    rig.card.hold_posted_writes(false);
+    assert_eq!(rig.card.counters().lost, 0);
+}
+
+#[test]
+fn chunk_that_moves_takes_along_what_was_written_to_it_before() {
+    let rig = rig_of(CHUNK, 64, 64);
+    let mut driver = driver_of(&rig, 0, 32);
+    let mut channel = driver.channel(1);
+    let (at, index) = target_in_own_chunk(&mut driver, &channel);
+    driver.guest.vram_write(at, &[1; PAGE as usize]);
+    send_out(&rig, at, index);
+    store(&rig, &mut driver, &mut channel);
+    assert_eq!(word(&driver, at), 0x0101_0101, "it is under way");
+    // The engines do not move it: the CPU's copy pushes nothing on.
+    rig.host.lock().retire_channel(VmId::MEDIATOR, VirtualChannelId(0)).expect("it has no work");
+    assert_eq!(rig.host.relocate(VmId(0), &[Step { vm: VmId(0), index, to: To::Card }]).moved, 1);
+    assert!(!rig.in_host(0, at));
+    assert_eq!(word(&driver, at), VALUE);
+}
+
+#[test]
+fn what_a_vm_that_left_has_written_comes_to_no_other() {
+    let rig = rig_of(CHUNK, 64, 64);
+    let mut gone = driver_of(&rig, 0, 16);
+    let mut channel = gone.channel(1);
+    let (at, index) = target_in_own_chunk(&mut gone, &channel);
+    gone.guest.vram_write(at, &[1; PAGE as usize]);
+    send_out(&rig, at, index);
+    let found = rig.host.lock().vram().chunks.lookup(VmId(0), GuestAddr(at), 1);
+    let Lookup::Placed(Place::Host(slot_at)) = found else { panic!("{found:?}") };
+    store(&rig, &mut gone, &mut channel);
+    gone.guest.remove().expect("it leaves");
+    rig.host.scrub();
+    // What was under way still would arrive in a slot that is free for others by now.
+    rig.card.hold_posted_writes(false);
+    let mut slot = [0; 4];
+    rig.host.lock().vram().pinned.read(slot_at, &mut slot);
+    assert_eq!(slot, [0; 4]);
+}

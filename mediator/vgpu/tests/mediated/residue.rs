@@ -1,0 +1,160 @@
+//! What one VM's kernels leave in registers and shared memory, and whether another's find it.
+
+use super::{A, B};
+use nvspec::class::compute90c0 as class;
+use owner::Sharing;
+use rig::driver::{Channel, Driver, M2MF, PAGE, m2mf_copy, methods, object};
+use rig::{Rig, settings, sharing};
+use simgpu::{Config, EngineId, Fault, FaultKind};
+use std::fmt::Write;
+use std::time::Duration;
+
+const COMPUTE: (u32, u32) = (1, 0x90c0);
+const CODE: u64 = 0x300_0000;
+/// A page in which a kernel says what it has found.
+const FOUND: u64 = 0x500_0000;
+/// What is left behind; an immediate has twenty bits.
+const CANARY: u32 = 0x5a5a5;
+/// Registers that hold it: all that a thread of a full multiprocessor has, but for those that the kernels need.
+const HELD: std::ops::Range<u32> = 8..32;
+
+fn rig(clear: bool) -> Rig {
+    let sharing = Sharing { clear, ..sharing() };
+    Rig::made(&Config { vram_mib: 64, ..Config::default() }, &sharing, |card| card)
+}
+
+fn driver(rig: &Rig, vm: u32) -> Driver {
+    let mut settings = settings(16, 8);
+    settings.share.hang_limit = Some(Duration::from_millis(500));
+    Driver::new(rig.guest_with(vm, &settings))
+}
+
+/// Fills registers and shared memory.
+fn leaves() -> String {
+    let mut text = String::from(".kernel k\n.shared 0xc000\nS2R R0, SR_TID.X\nSHL R0, R0, 4\n");
+    HELD.for_each(|register| writeln!(text, "MOV32I R{register}, {CANARY:#x}").unwrap());
+    text + "STS.128 [R0], R8\nSTS.128 [R0+0x4000], R8\nSTS.128 [R0+0x8000], R8\nEXIT\n"
+}
+
+/// Looks for it, in registers before anything is written to them.
+fn looks() -> String {
+    let mut text = String::from(".kernel k\n.shared 0xc000\nISETP.EQ.AND P0, PT, RZ, 1, PT\n");
+    HELD.for_each(|register| writeln!(text, "ISETP.EQ.OR P0, PT, R{register}, {CANARY:#x}, P0").unwrap());
+    writeln!(text, "MOV32I R0, {FOUND:#x}\nMOV32I R1, 1\n@P0 ST [R0], R1").unwrap();
+    text.push_str("S2R R2, SR_TID.X\nSHL R2, R2, 4\nISETP.EQ.AND P0, PT, RZ, 1, PT\n");
+    for at in (0..0xc000).step_by(0x4000) {
+        writeln!(text, "LDS R3, [R2+{at:#x}]\nISETP.EQ.OR P0, PT, R3, {CANARY:#x}, P0").unwrap();
+    }
+    text + "@P0 ST [R0+4], R1\nEXIT\n"
+}
+
+/// Runs a kernel on all multiprocessors of the card, as large as it may be, to its end.
+fn run(rig: &Rig, driver: &mut Driver, channel: &mut Channel, source: &str) {
+    let program = sm20::assemble(source).expect("a program");
+    let code = driver.buffer(channel, CODE, 1, 0);
+    driver.guest.vram_write(code, &program.bytes());
+    let chip = rig.host.info().chip;
+    let words = [
+        object(COMPUTE),
+        methods(1, class::CODE_ADDRESS_HIGH, &[0, CODE as u32]),
+        methods(1, class::PROGRAM_START, &[program.kernels[0].entry_offset]),
+        methods(1, class::REGISTERS, &[32]),
+        methods(1, class::SHARED_SIZE, &[48 << 10]),
+        methods(1, class::BLOCK_YX, &[1 << 16 | 1024, 1]),
+        methods(1, class::GRID_YX, &[1 << 16 | chip.gpcs * chip.tpcs_per_gpc, 1]),
+        methods(1, class::LAUNCH, &[0]),
+    ];
+    driver.submit(channel, &words.concat());
+    driver.wait(channel);
+}
+
+/// What a VM finds of what another has left: in registers, and in shared memory.
+fn found(rig: &Rig) -> [bool; 2] {
+    let (mut one, mut other) = (driver(rig, 0), driver(rig, 1));
+    let mut channel = one.channel(1);
+    run(rig, &mut one, &mut channel, &leaves());
+    found_by(rig, &mut other)
+}
+
+fn found_by(rig: &Rig, other: &mut Driver) -> [bool; 2] {
+    let mut channel = other.channel(1);
+    let page = other.vram(1);
+    other.map(channel.space, FOUND, rig::driver::At::Vram(page), 1);
+    other.guest.vram_write(page, &[0; PAGE as usize]);
+    run(rig, other, &mut channel, &looks());
+    [0, 4].map(|at| other.guest.peek(page + at) != 0)
+}
+
+fn cleared(rig: &Rig) -> u64 {
+    rig.host.lock().tenancy_counts().expect("PGRAPH is cleared").cleared
+}
+
+#[test]
+fn kernels_find_nothing_of_another_vms() {
+    assert_eq!(found(&rig(false)), [true; 2], "the card keeps it, and where nothing is cleared it is found");
+    let rig = rig(true);
+    assert_eq!(found(&rig), [false; 2]);
+    assert_eq!(cleared(&rig), 2, "for the first, and between the two");
+}
+
+#[test]
+fn kernels_find_nothing_of_a_vm_that_had_their_number() {
+    let rig = rig(true);
+    let mut gone = driver(&rig, 0);
+    let mut channel = gone.channel(1);
+    run(&rig, &mut gone, &mut channel, &leaves());
+    gone.guest.remove().expect("it goes");
+    assert_eq!(found_by(&rig, &mut driver(&rig, 0)), [false; 2]);
+}
+
+#[test]
+fn vm_that_has_the_card_alone_is_not_held_up() {
+    let rig = rig(true);
+    let (mut one, _other) = (driver(&rig, 0), driver(&rig, 1));
+    let mut channel = one.channel(1);
+    one.buffer(&channel, A, 1, 1);
+    one.buffer(&channel, B, 1, 2);
+    for _ in 0..50 {
+        one.submit(&mut channel, &[object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat());
+        one.wait(&channel);
+    }
+    assert_eq!(cleared(&rig), 1);
+}
+
+#[test]
+fn vms_that_work_at_the_same_time_take_turns_and_all_of_it_is_done() {
+    let rig = rig(true);
+    let drivers: Vec<Driver> = (0..3).map(|vm| driver(&rig, vm)).collect();
+    std::thread::scope(|scope| {
+        for mut driver in drivers {
+            scope.spawn(move || {
+                let mut channels = [driver.channel(1), driver.channel(2)];
+                for channel in &channels {
+                    driver.buffer(channel, A, 1, 1);
+                }
+                let to = channels.map(|channel| driver.buffer(&channel, B, 1, 2));
+                for _ in 0..30 {
+                    for channel in &mut channels {
+                        driver.submit(channel, &[object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat());
+                    }
+                    channels.iter().for_each(|channel| driver.wait(channel));
+                }
+                assert!(to.iter().all(|to| driver.vram_holds(*to, 1, 1)));
+            });
+        }
+    });
+    assert!(cleared(&rig) > 2);
+}
+
+#[test]
+fn clearing_that_hangs_is_done_again_before_anybody_is_admitted() {
+    let rig = rig(true);
+    let (mut one, mut other) = (driver(&rig, 0), driver(&rig, 1));
+    let mut channel = one.channel(1);
+    run(&rig, &mut one, &mut channel, &leaves());
+    assert!(rig.card.inject(Fault { engine: EngineId::Graph, kind: FaultKind::Hang, after: 0, count: 1 }));
+    assert_eq!(found_by(&rig, &mut other), [false; 2]);
+    let counts = rig.host.lock().tenancy_counts().expect("PGRAPH is cleared");
+    assert_eq!(counts.cleared, 2);
+    assert!(counts.failed >= 1);
+}

@@ -1,0 +1,57 @@
+//! The falcons whose firmware a driver loads before it uses channels.
+
+/// A falcon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Falcon {
+    /// PGRAPH's hub.
+    Fecs,
+    /// PGRAPH's clusters.
+    Gpccs,
+    /// Copy engine 0.
+    Copy0,
+    /// Copy engine 1.
+    Copy1,
+}
+
+impl Falcon {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Fecs, Self::Gpccs, Self::Copy0, Self::Copy1];
+
+    /// Its name in files and commands.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fecs => "fecs",
+            Self::Gpccs => "gpccs",
+            Self::Copy0 => "ce0",
+            Self::Copy1 => "ce1",
+        }
+    }
+
+    /// Offset of its registers in BAR0; those named in [`regs::fecs`](crate::regs::fecs) and
+    /// [`regs::gpccs`](crate::regs::gpccs) lie at the same distance from it in each falcon.
+    #[must_use]
+    pub const fn base(self) -> u32 {
+        match self {
+            Self::Fecs => crate::regs::fecs::BASE,
+            Self::Gpccs => crate::regs::gpccs::BASE,
+            Self::Copy0 => crate::regs::ce0::BASE,
+            Self::Copy1 => crate::regs::ce1::BASE,
+        }
+    }
+}
+
+impl core::fmt::Display for Falcon {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Words of a page of code memory, which has one tag.
+pub const CODE_PAGE_WORDS: usize = 64;
+/// Bytes of such a page.
+pub const CODE_PAGE_BYTES: u32 = 256;
+/// Most words of code of an image. Source: the field of the sizes' register, which real falcons of Fermi do not fill.
+pub const CODE_WORDS_MAX: usize = 0x4000;
+/// Most words of data of an image.
+pub const DATA_WORDS_MAX: usize = 0x4000;

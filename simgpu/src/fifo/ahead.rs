@@ -1,0 +1,84 @@
+//! What the host interface does while an engine works for its channel.
+//!
+//! A PBDMA does not wait for the engine that it feeds: it fetches on, and executes what concerns the host alone, up to the
+//! first method that the engine must take. So a channel may wait for a semaphore while its engine works, and
+//! [`ACQUIRE_PENDING`](nvspec::regs::pfifo::CHANNEL_STATE::ACQUIRE_PENDING) does not mean that the engine is idle.
+//! GUESS: nothing else of the host's runs ahead; drivers see a release that waits for the engine, and a reference, in order.
+
+use super::context::Fetched;
+use super::decoder::{Event, Method};
+use super::pbdma::{NEVER, Outcome};
+use super::{Fifo, Progress};
+use crate::cx::Cx;
+use nvspec::fifo::host_method as host;
+
+/// Most words that one step takes.
+const WORDS_PER_STEP: u32 = 64;
+
+/// Whether the host executes a method without waiting for the engine.
+fn runs_ahead(method: Method) -> bool {
+    use host::semaphore_d as d;
+    match method.address {
+        host::NOP | host::SEMAPHORE_A | host::SEMAPHORE_B | host::SEMAPHORE_C => true,
+        host::SEMAPHORE_D => d::OPERATION.get(method.data) != d::RELEASE || d::RELEASE_WFI_DISABLE.is_set(method.data),
+        _ => false,
+    }
+}
+
+impl Fifo {
+    /// Goes on in the push buffer of the channel whose engine is at work. Returns when to look at its semaphore again.
+    pub(super) fn run_ahead(&mut self, index: usize, cx: &mut Cx) -> Progress {
+        let now = cx.clock.now();
+        if self.pbdmas[index].trapped() || self.blocked(index, cx) {
+            return Progress::Idle;
+        }
+        let pbdma = &mut self.pbdmas[index];
+        let Some(mut context) = pbdma.context.take() else { return Progress::Idle };
+        let number = usize::from(context.channel);
+        let works = context.engine.is_some_and(|id| self.slots[id.index()].works(now));
+        let before = self.pbdmas[index].waits_at;
+        if works && self.channels[number].ready(now) && before != Some(context.pb_get) {
+            self.channels[number].retry_at = None;
+            let waits = (0..WORDS_PER_STEP).any(|_| !self.word_ahead(index, &mut context, cx));
+            self.pbdmas[index].waits_at = (waits && context.in_segment()).then_some(context.pb_get);
+            context.fetched = Fetched::empty();
+            context.publish(&cx.memory);
+        }
+        self.pbdmas[index].context = Some(context);
+        let channel = &self.channels[number];
+        match channel.retry_at.filter(|at| *at != NEVER && channel.runnable() && channel.has_work) {
+            Some(at) => {
+                // The semaphore is looked at again, wherever it stands.
+                self.pbdmas[index].waits_at = None;
+                Progress::WaitUntil(at.max(now))
+            }
+            None => Progress::Idle,
+        }
+    }
+
+    /// Executes the next word if the engine has nothing to do with it. Returns whether the one after it may follow.
+    fn word_ahead(&mut self, index: usize, context: &mut super::context::Context, cx: &mut Cx) -> bool {
+        let Ok(Some(word)) = self.next_word(index, context, cx) else { return false };
+        let (decoder, event) = context.decoder.feed(word);
+        let outcome = match event {
+            Event::Nothing => None,
+            Event::Method(method) if runs_ahead(method) => Some(self.host_method(index, context, method, cx)),
+            Event::Method(_) | Event::EndSegment | Event::BadHeader => return false,
+        };
+        match outcome {
+            None | Some(Outcome::Done(_)) => {
+                context.decoder = decoder;
+                context.pb_get += 4;
+                self.counters.methods += u64::from(outcome.is_some());
+                self.channels[usize::from(context.channel)].retry_ns = super::pbdma::RETRY_NS.0;
+                true
+            }
+            Some(Outcome::NotAcquired(_)) => {
+                self.postpone(usize::from(context.channel), cx);
+                false
+            }
+            // Errors are met again, and reported, when the engine has done its work.
+            Some(_) => false,
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! What the host says of a card that it has given away: that it wants it back, or that it has failed.
+
+use crate::kernel::{Irq, Kernel};
+use std::io;
+use std::sync::OnceLock;
+use vfio_bindings::bindings::vfio::{VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+/// Kinds of signals, and what each says.
+const SIGNALS: [(u32, &str); 2] = [
+    (
+        VFIO_PCI_REQ_IRQ_INDEX,
+        "the host wants it back: it was unplugged, or is unbound from vfio-pci, which waits for the daemon's end",
+    ),
+    (VFIO_PCI_ERR_IRQ_INDEX, "its bus has reported an error that it does not recover from"),
+];
+
+/// The signals of one card.
+#[derive(Debug, Default)]
+pub(crate) struct Lost {
+    events: Vec<(EventFd, &'static str)>,
+    why: OnceLock<&'static str>,
+}
+
+impl Lost {
+    /// Has the kernel signal. A function that has a kind of signal not is used without.
+    pub(crate) fn watch(kernel: &dyn Kernel) -> Self {
+        let set = |(index, why): (u32, &'static str)| -> io::Result<_> {
+            let event = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?;
+            kernel.set_irq(index, Irq::Signal(&event))?;
+            Ok((event, why))
+        };
+        let told = |error: &io::Error| tracing::debug!(%error, "the host does not say when the card is lost");
+        let events = SIGNALS.into_iter().filter_map(|signal| set(signal).inspect_err(told).ok()).collect();
+        Self { events, why: OnceLock::new() }
+    }
+
+    /// What was signalled first, if anything was.
+    pub(crate) fn why(&self) -> Option<&'static str> {
+        let signalled = || self.events.iter().find(|(event, _)| event.read().is_ok()).map(|(_, why)| *why);
+        let why = self.why.get().copied().or_else(signalled)?;
+        Some(*self.why.get_or_init(|| why))
+    }
+}
