@@ -94,6 +94,9 @@ fn a_guest_that_sees_other_channels_is_refused() {
 fn a_vm_that_is_not_to_be_there_is_refused() {
     struct Fewer;
     impl Surroundings for Fewer {
+        fn own(&self) -> (u32, u32) {
+            Host.own()
+        }
         fn layout(&self) -> Layout {
             Host.layout()
         }
