@@ -77,7 +77,7 @@ pub fn ensure(kernel: &Unpacked, programs: &[Program], cache: &Cache, progress: 
 pub fn pack(kernel: &Unpacked, programs: &[Program]) -> Result<Vec<u8>> {
     let read = |path: &PathBuf| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
     let mut archive = Archive::default();
-    for name in ["bin", "dev", "etc", "modules", "proc", "run", "sys", "tmp"] {
+    for name in ["bin", "dev", "etc", "proc", "run", "sys", "tmp"] {
         archive.folder(name);
     }
     // The kernel opens the console for init before init can mount anything.
@@ -85,12 +85,20 @@ pub fn pack(kernel: &Unpacked, programs: &[Program]) -> Result<Vec<u8>> {
     for program in programs {
         archive.file(&program.guest_path, 0o755, &read(&program.path)?);
     }
+    add_modules(&mut archive, kernel)?;
+    Ok(archive.finish())
+}
+
+/// Adds the modules of a kernel, and the list by which our init and the agent load them. The folder `etc` is there.
+pub(crate) fn add_modules(archive: &mut Archive, kernel: &Unpacked) -> Result<()> {
+    archive.folder("modules");
     let mut list = String::new();
     for module in &kernel.modules {
         let name = format!("modules/{}", module.file_name().unwrap_or_default().to_string_lossy());
-        archive.file(&name, 0o644, &read(module)?);
+        let bytes = fs::read(module).with_context(|| format!("cannot read {}", module.display()))?;
+        archive.file(&name, 0o644, &bytes);
         list.push_str(&format!("/{name}\n"));
     }
     archive.file("etc/modules.list", 0o644, list.as_bytes());
-    Ok(archive.finish())
+    Ok(())
 }

@@ -8,7 +8,8 @@
 //! - [`kernel`] and [`modinfo`]: `vmlinuz` and the modules that the GPU driver needs, in load order;
 //! - [`monitoring`]: Prometheus and a proxy, for the tests of what a daemon tells them;
 //! - [`pv`], [`hooks`] and [`kbuild`]: the paravirtual modules: ours, and the driver with hooks that call it;
-//! - [`system`]: a Debian system with systemd, on which the Debian package is installed;
+//! - [`system`]: a Debian system with systemd, on which the Debian package is installed, and one with engines that place work;
+//! - [`xen`]: a host of Xen, with domains of its own;
 //! - [`nest`]: a machine with VFIO; [`libraries`]: what programs in it are linked to;
 //! - [`initramfs`] and [`cpio`]: the archive with our init, our test programs and the modules;
 //! - [`cache`], [`exec`], [`progress`]: the cache folder and its lock, child processes, what the user sees.
@@ -43,6 +44,7 @@ pub mod pv;
 pub mod qemu;
 pub mod recipe;
 pub mod system;
+pub mod xen;
 
 use std::path::PathBuf;
 
@@ -53,6 +55,7 @@ pub use nest::Nest;
 pub use progress::Progress;
 pub use qemu::Qemu;
 pub use system::System;
+pub use xen::XenHost;
 
 use cache::Cache;
 use initramfs::Program;
@@ -71,6 +74,9 @@ pub struct Kernel {
     /// The initramfs that belongs to it (uncompressed cpio).
     pub initrd: PathBuf,
 }
+
+/// Name of the system with engines that place work, and of its kernel, in the record of what was made.
+const FLEET: &str = "fleet";
 
 /// All that a guest needs to boot.
 #[derive(Clone, Debug)]
@@ -136,8 +142,10 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     cache.prune("kernel", &wanted)?;
     let wanted: Vec<_> = record.paravirtual.values().map(|m| m.key.as_str()).collect();
     cache.prune("pv", &wanted)?;
-    let wanted: Vec<_> = record.system.iter().map(|m| m.key.as_str()).collect();
-    cache.prune("system", &wanted)?;
+    for (name, made) in [("system", &record.system), (FLEET, &record.fleet), ("xen", &record.xen)] {
+        let wanted: Vec<_> = made.iter().map(|m| m.key.as_str()).collect();
+        cache.prune(name, &wanted)?;
+    }
     cache.prune("initramfs", &initramfs.iter().map(String::as_str).collect::<Vec<_>>())?;
     Ok(Images { qemu, kernels })
 }
@@ -150,7 +158,9 @@ pub fn ensure_all(progress: &Progress, refresh: bool) -> Result<Images> {
     }
     ensure_monitoring(progress, refresh)?;
     ensure_system(progress)?;
+    ensure_fleet(progress)?;
     ensure_nest(progress)?;
+    ensure_xen(progress)?;
     Ok(images)
 }
 
@@ -196,10 +206,31 @@ pub fn ensure_system(progress: &Progress) -> Result<System> {
     let programs = initramfs::build_programs(&manifest.initramfs, progress)?;
     let agent = programs.into_iter().find(|program| program.guest_path == initramfs::INIT);
     let agent = agent.context("no program is the guests' init")?.path;
-    let system = system::ensure(&manifest.system, kernel, agent, (&cache, &mut record), progress);
+    let system = ("system", &manifest.system);
+    let system = system::ensure(system, kernel, agent, (&cache, &mut record.system), progress);
     let system = system.context("the Debian system")?;
     cache.store_record(&record)?;
     Ok(system)
+}
+
+/// The Debian system with engines that place work: libvirt, Slurm, podman. It is made the first time.
+pub fn ensure_fleet(progress: &Progress) -> Result<System> {
+    let manifest = Manifest::load().context("images/manifest.toml")?;
+    let cache = Cache::open(progress)?;
+    let mut record = cache.load_record();
+    let recipe = &manifest.fleet;
+    let kernel = manifest.kernels.iter().find(|kernel| kernel.name == recipe.system.kernel);
+    let kernel = kernel.context("images/manifest.toml: no kernel has the name that `fleet` asks for")?;
+    let modules: Vec<_> = recipe.modules.iter().map(String::as_str).collect();
+    let kernel = kernel::ensure(kernel, Wanted { entry: FLEET, modules: &modules }, &cache, &mut record, progress);
+    let kernel = kernel.context("the kernel of the system with engines")?;
+    let programs = initramfs::build_programs(&manifest.initramfs, progress)?;
+    let agent = programs.into_iter().find(|program| program.guest_path == initramfs::INIT);
+    let agent = agent.context("no program is the guests' init")?.path;
+    let system = system::ensure((FLEET, &recipe.system), kernel, agent, (&cache, &mut record.fleet), progress);
+    let system = system.context("the Debian system with engines")?;
+    cache.store_record(&record)?;
+    Ok(system.with_modules())
 }
 
 /// Makes the machine that has a card behind an IOMMU; its kernel is made the first time.
@@ -216,6 +247,23 @@ pub fn ensure_nest(progress: &Progress) -> Result<Nest> {
     let kernel = kernel.context("the kernel of the machine with VFIO")?;
     cache.store_record(&record)?;
     Ok(Nest { kernel, programs: initramfs::build_programs(&manifest.initramfs, progress)? })
+}
+
+/// Makes the host of Xen; its packages are fetched the first time.
+pub fn ensure_xen(progress: &Progress) -> Result<XenHost> {
+    let manifest = Manifest::load().context("images/manifest.toml")?;
+    let cache = Cache::open(progress)?;
+    let mut record = cache.load_record();
+    let recipe = &manifest.xen;
+    let kernel = manifest.kernels.iter().find(|kernel| kernel.name == recipe.kernel);
+    let kernel = kernel.context("images/manifest.toml: no kernel has the name that `xen` asks for")?;
+    let modules: Vec<_> = recipe.modules.iter().map(String::as_str).collect();
+    let wanted = Wanted { entry: xen::ENTRY, modules: &modules };
+    let kernel = kernel::ensure(kernel, wanted, &cache, &mut record, progress).context("the kernel of domain 0")?;
+    let programs = initramfs::build_programs(&manifest.initramfs, progress)?;
+    let host = xen::ensure(recipe, (kernel, programs), (&cache, &mut record), progress).context("the host of Xen")?;
+    cache.store_record(&record)?;
+    Ok(host)
 }
 
 /// The kernel of `recipe` with the driver of the card.

@@ -25,8 +25,12 @@ pub struct Manifest {
     pub monitoring: MonitoringRecipe,
     /// What the Debian system with systemd is made of.
     pub system: SystemRecipe,
+    /// Parts of the Debian system with engines that place work.
+    pub fleet: FleetRecipe,
     /// The machine that has a card behind an IOMMU.
     pub nest: NestRecipe,
+    /// The host of Xen.
+    pub xen: XenRecipe,
 }
 
 /// A place that a package may come from.
@@ -120,6 +124,16 @@ pub struct SystemRecipe {
     pub from: Vec<Suite>,
 }
 
+/// A Debian system with engines that place work, and the modules that their guests need.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FleetRecipe {
+    /// The modules that are packed together with all that they depend on.
+    pub modules: Vec<String>,
+    /// The system.
+    pub system: SystemRecipe,
+}
+
 /// Names the parts of the machine that has a card behind an IOMMU.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -128,6 +142,26 @@ pub struct NestRecipe {
     pub kernel: String,
     /// The modules that are packed together with all that they depend on.
     pub modules: Vec<String>,
+}
+
+/// Names the parts of a host of Xen.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct XenRecipe {
+    /// The name of the kernel that domain 0 runs.
+    pub kernel: String,
+    /// The modules that are packed together with all that they depend on.
+    pub modules: Vec<String>,
+    /// The package of the hypervisor.
+    pub hypervisor: String,
+    /// The packages, with their dependencies.
+    pub packages: Vec<String>,
+    /// Programs of them that domain 0 has, with the libraries that they are linked to.
+    pub programs: Vec<String>,
+    /// Other files of them that it has.
+    pub files: Vec<String>,
+    /// Suites to try, in order.
+    pub from: Vec<Suite>,
 }
 
 impl Manifest {
@@ -180,6 +214,12 @@ pub struct Record {
     /// The Debian system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<Made>,
+    /// The same with engines that place work.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fleet: Option<Made>,
+    /// The host of Xen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub xen: Option<Made>,
 }
 
 #[cfg(test)]

@@ -21,9 +21,10 @@ use crate::apt::{self, Apt, Fetched};
 use crate::cache::{Cache, key, remove};
 use crate::cpio::Archive;
 use crate::exec;
+use crate::initramfs;
 use crate::kernel::Unpacked;
 use crate::progress::{Progress, Step};
-use crate::recipe::{Made, Record, Suite, SystemRecipe};
+use crate::recipe::{Made, Suite, SystemRecipe};
 
 /// Raised when this recipe changes what it makes.
 const VERSION: &str = "2";
@@ -31,9 +32,9 @@ const VERSION: &str = "2";
 const ARCHIVE: &str = "system.cpio";
 /// Folders that are links into `/usr`, whatever the packages say.
 const MERGED: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
-/// Where the agent lies in the system.
+/// Place of the agent in the system.
 const AGENT: &str = "usr/sbin/tests-agent";
-/// What starts it: when the system is up, so that its first word says so.
+/// Unit that starts it: when the system is up, so that its first word says so.
 const AGENT_UNIT: &str = "[Unit]\nDescription=Commands of the host's tests\n\n[Service]\nExecStart=/usr/sbin/tests-agent\nStandardOutput=journal+console\n";
 /// The folder of units that the administrator has made.
 const UNITS: &str = "etc/systemd/system";
@@ -44,13 +45,24 @@ pub struct System {
     kernel: Unpacked,
     archive: PathBuf,
     agent: PathBuf,
+    /// The kernel's modules are in it, for the agent's command `load`.
+    with_modules: bool,
 }
 
 impl System {
+    /// The same with the modules of its kernel.
+    #[must_use]
+    pub fn with_modules(self) -> Self {
+        Self { with_modules: true, ..self }
+    }
+
     /// Writes the initramfs of the system with `more` on it to `initrd`; what both have is `more`'s.
     pub fn bootable(&self, more: Archive, initrd: &Path) -> Result<Kernel> {
         let mut agent = Archive::default();
         agent.file(AGENT, 0o755, &read(&self.agent)?);
+        if self.with_modules {
+            initramfs::add_modules(&mut agent, &self.kernel)?;
+        }
         // The kernel takes archives one behind the other.
         let all = [read(&self.archive)?, agent.finish(), more.finish()].concat();
         fs::write(initrd, all).with_context(|| format!("cannot write {}", initrd.display()))?;
@@ -59,24 +71,26 @@ impl System {
     }
 }
 
-/// Finds or makes the system, which `kernel` boots and in which the program `agent` speaks to the host.
+/// Finds or makes the system called `name`, which `kernel` boots and in which the program `agent` speaks to the host.
 pub fn ensure(
-    recipe: &SystemRecipe,
+    (name, recipe): (&str, &SystemRecipe),
     kernel: Unpacked,
     agent: PathBuf,
-    (cache, record): (&Cache, &mut Record),
+    (cache, record): (&Cache, &mut Option<Made>),
     progress: &Progress,
 ) -> Result<System> {
     let libc = host_libc()?;
     let version = version(recipe, libc);
-    if let Some(made) = record.system.as_ref().filter(|made| made.recipe == version)
-        && let Some(folder) = cache.find("system", &made.key)
+    let with_modules = false;
+    if let Some(made) = record.as_ref().filter(|made| made.recipe == version)
+        && let Some(folder) = cache.find(name, &made.key)
     {
-        return Ok(System { kernel, archive: folder.join(ARCHIVE), agent });
+        return Ok(System { kernel, archive: folder.join(ARCHIVE), agent, with_modules });
     }
-    let (folder, made) = apt::first_of(&recipe.from, |suite| make(recipe, (&version, libc), suite, cache, progress))?;
-    record.system = Some(made);
-    Ok(System { kernel, archive: folder.join(ARCHIVE), agent })
+    let make = |suite: &Suite| make((name, recipe), (&version, libc), suite, cache, progress);
+    let (folder, made) = apt::first_of(&recipe.from, make)?;
+    *record = Some(made);
+    Ok(System { kernel, archive: folder.join(ARCHIVE), agent, with_modules })
 }
 
 /// A version of the C library: programs that were linked to one run with it and with later ones.
@@ -96,7 +110,7 @@ fn libc_version(text: &str) -> Option<Libc> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// What changes when the manifest, this recipe or this host asks for something else.
+/// Returns what changes when the manifest, this recipe or this host asks for something else.
 fn version(recipe: &SystemRecipe, libc: Libc) -> String {
     let inputs = [&recipe.packages[..], &recipe.without, &recipe.masked].concat();
     let libc = format!("{}.{}", libc.0, libc.1);
@@ -105,7 +119,7 @@ fn version(recipe: &SystemRecipe, libc: Libc) -> String {
 }
 
 fn make(
-    recipe: &SystemRecipe,
+    (name, recipe): (&str, &SystemRecipe),
     (version, libc): (&str, Libc),
     suite: &Suite,
     cache: &Cache,
@@ -123,9 +137,9 @@ fn make(
     let mut inputs = vec![version];
     inputs.extend(fetched.iter().map(|package| package.package.sha256.as_str()));
     let key = key(&inputs);
-    let folder = match cache.find("system", &key) {
+    let folder = match cache.find(name, &key) {
         Some(folder) => folder,
-        None => cache.make("system", &key, |folder| {
+        None => cache.make(name, &key, |folder| {
             let mut step = progress.step(format!("unpacking a Debian {} of {} packages", suite.base, fetched.len()));
             let archive = pack(recipe, &fetched, &folder.join("all"), &mut step)?;
             fs::write(folder.join(ARCHIVE), archive).context("cannot write the system's archive")
@@ -225,7 +239,7 @@ fn accounts(archive: &mut Archive, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What dpkg knows of the packages: that they are installed, and which files are whose.
+/// Writes what dpkg knows of the packages: that they are installed, and which files are whose.
 fn books(archive: &mut Archive, packages: &[Fetched], step: &mut Step<'_>) -> Result<()> {
     let mut ask = |what: &str, package: &Fetched| -> Result<String> {
         let mut command = Command::new("dpkg-deb");

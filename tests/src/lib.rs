@@ -9,6 +9,7 @@
 //! - [`crowd`]: VMs that share a card; [`contest`]: what each gets of its time;
 //! - [`host`]: a Debian host with systemd, for the package; [`files`]: what a machine gets before it boots;
 //! - [`nest`]: a machine with a card behind an IOMMU;
+//! - [`xen`]: a host of Xen, with domains that have vGPUs;
 //! - [`holdings`]: what a process holds, and so what it has lost;
 //! - [`http`]: questions to a daemon's API, or to what watches it;
 //! - [`light`]: guests without a VMM that compute, in this process;
@@ -52,6 +53,7 @@ pub mod qmp;
 pub mod rogues;
 pub mod vm;
 pub mod wait;
+pub mod xen;
 
 pub use accel::Accel;
 pub use agent::{Agent, Output, Pending};

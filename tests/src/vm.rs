@@ -51,6 +51,8 @@ pub struct VmConfig {
     pub hotplug: bool,
     /// There is an IOMMU, which the guest's kernel is told to use.
     pub iommu: bool,
+    /// The hypervisor that boots, with the guest's kernel as its domain 0.
+    pub xen: Option<Xen>,
     /// More arguments for QEMU.
     pub extra_args: Vec<String>,
     /// More words for the kernel's command line.
@@ -71,6 +73,7 @@ impl VmConfig {
             share: true,
             hotplug: false,
             iommu: false,
+            xen: None,
             extra_args: Vec::new(),
             append: String::new(),
         })
@@ -94,7 +97,11 @@ impl VmConfig {
         let size = format!("{}M", self.memory_mib);
         let share = if self.share { "on" } else { "off" };
         command.args(["-name", &self.name, "-M", "q35", "-smp", &self.smp.to_string(), "-m", &size]);
-        command.args(self.accel.args());
+        match &self.xen {
+            // What Xen asks of a processor to run HVM domains; it panics on the monitor instructions as QEMU has them.
+            Some(_) => command.args(["-accel", "tcg,thread=multi", "-cpu", "EPYC,+svm,+npt,-monitor"]),
+            None => command.args(self.accel.args()),
+        };
         command.arg("-object").arg(format!("memory-backend-memfd,id=m0,size={size},share={share}"));
         command.args(["-machine", "memory-backend=m0"]);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-vga", "none", "-monitor", "none"]);
@@ -103,11 +110,20 @@ impl VmConfig {
         command.arg("-chardev").arg(format!("socket,id=agent,path={},server=off", at("agent.sock")));
         command.arg("-chardev").arg(format!("socket,id=qmp,path={},server=off", at("qmp.sock")));
         command.args(["-serial", "chardev:console", "-serial", "chardev:agent", "-mon", "chardev=qmp,mode=control"]);
+        if let Some(xen) = &self.xen {
+            xen.boot(&self.kernel, &self.append, &mut command);
+            return self.devices(command);
+        }
         command.arg("-kernel").arg(&self.kernel.vmlinuz).arg("-initrd").arg(&self.kernel.initrd);
         // A guest that panics stays, so that the console tells why. The timer check of the kernel takes a host that is busy
         // for a machine that is broken.
         let iommu = if self.iommu { "intel_iommu=on iommu=nopt " } else { "" };
         command.arg("-append").arg(format!("console=ttyS0 no_timer_check panic=0 loglevel=7 {iommu}{}", self.append));
+        self.devices(command)
+    }
+
+    /// The same with the devices.
+    fn devices(&self, mut command: Command) -> Command {
         if self.iommu {
             // Before all devices that are to be behind it.
             command.args(["-device", "intel-iommu,caching-mode=on,intremap=on"]);
@@ -122,6 +138,31 @@ impl VmConfig {
         }
         command.args(&self.extra_args);
         command
+    }
+}
+
+/// A hypervisor that boots before the guest's kernel.
+#[derive(Clone, Debug)]
+pub struct Xen {
+    /// Its image.
+    pub image: PathBuf,
+    /// MiB of domain 0; the rest of the machine's is for other domains.
+    pub dom0_mib: u32,
+}
+
+impl Xen {
+    /// Has QEMU boot it, with `kernel` as domain 0.
+    fn boot(&self, kernel: &Kernel, append: &str, command: &mut Command) {
+        let memory = self.dom0_mib;
+        command.arg("-kernel").arg(&self.image);
+        // What runs in domains is seen in Xen's log; idle states are more than QEMU has.
+        let words =
+            format!("com1=115200,8n1 console=com1 dom0_mem={memory}M,max:{memory}M cpuidle=off guest_loglvl=all");
+        command.arg("-append").arg(words);
+        let (vmlinuz, initrd) = (kernel.vmlinuz.display(), kernel.initrd.display());
+        command
+            .arg("-initrd")
+            .arg(format!("{vmlinuz} console=hvc0 8250.nr_uarts=8 panic=0 loglevel=7 {append},{initrd}"));
     }
 }
 
@@ -302,6 +343,12 @@ impl Vm {
         String::from_utf8_lossy(&fs::read(self.folder().join("qemu.log")).unwrap_or_default()).into_owned()
     }
 
+    /// Returns what says whether QEMU and the guest's kernel are well, for other lines.
+    pub(crate) fn health(&self) -> Health {
+        let (process, folder) = (Arc::clone(&self.process), self.folder().to_owned());
+        Arc::new(move || health(&process, &folder))
+    }
+
     /// The folder with the VM's logs and sockets.
     pub fn folder(&self) -> &Path {
         self.scratch.path()
@@ -357,13 +404,15 @@ fn health(process: &Mutex<Child>, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-fn listen(path: &Path) -> Result<UnixListener> {
+/// Listens for a line of QEMU's, without waiting.
+pub(crate) fn listen(path: &Path) -> Result<UnixListener> {
     let listener = UnixListener::bind(path).with_context(|| format!("cannot listen on {}", path.display()))?;
     listener.set_nonblocking(true).context("socket mode")?;
     Ok(listener)
 }
 
-fn accept(listener: &UnixListener, what: &str, health: &Health) -> Result<UnixStream> {
+/// Waits for QEMU to connect a line.
+pub(crate) fn accept(listener: &UnixListener, what: &str, health: &Health) -> Result<UnixStream> {
     let stream = wait::until(what, START_LIMIT, || match listener.accept() {
         Ok((stream, _)) => Ok(Some(stream)),
         Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => health().map(|()| None),

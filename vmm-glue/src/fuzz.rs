@@ -276,7 +276,7 @@ pub fn run(bytes: &[u8]) {
 
 impl Run {
     fn connect(&mut self) {
-        let client = ClientInfo { pid: 0, uid: 0 };
+        let client = ClientInfo { pid: 0, uid: 0, domain: None };
         self.connection = Some(Connection::new(self.link.clone(), &self.options, client));
         self.framed = true;
         self.requests.clear();

@@ -65,16 +65,44 @@ pub enum IrqError {
     NotEventfd,
 }
 
+/// Delivers an interrupt to a client that has no descriptor. Called with this device's interrupts locked, by any thread; it
+/// must not wait, nor call back.
+pub(crate) type Deliver = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// A way to signal a client.
+enum Signal {
+    Event(ClientEvent),
+    Deliver(Deliver),
+}
+
+impl Signal {
+    fn signal(&self) -> bool {
+        match self {
+            Self::Event(event) => event.signal(),
+            Self::Deliver(deliver) => deliver(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Signal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Event(event) => event.fmt(f),
+            Self::Deliver(_) => f.write_str("Deliver"),
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Line {
-    event: Option<ClientEvent>,
+    event: Option<Signal>,
     pending: bool,
 }
 
 impl Line {
     /// Signals the client, or remembers that it must be.
     fn signal(&mut self) -> bool {
-        self.pending = !self.event.as_ref().is_some_and(ClientEvent::signal);
+        self.pending = !self.event.as_ref().is_some_and(Signal::signal);
         !self.pending
     }
 }
@@ -242,7 +270,7 @@ impl Interrupts {
                 }
                 let events = events(fds)?;
                 for (line, event) in chosen.iter_mut().zip(events) {
-                    line.event = Some(event);
+                    line.event = Some(Signal::Event(event));
                     if line.pending {
                         line.signal();
                     }
@@ -273,6 +301,37 @@ impl Interrupts {
             }
         }
         Ok(())
+    }
+
+    /// Delivers the first MSI vector by `deliver` from now on, what is pending of it at once; or turns MSI off.
+    pub(crate) fn deliver_msi(&self, deliver: Option<Deliver>) {
+        self.deliver(MSI, deliver);
+    }
+
+    /// Delivers the INTx pin's rising by `deliver` from now on, once until [`Self::unmask_intx`]; or turns INTx off.
+    pub(crate) fn deliver_intx(&self, deliver: Option<Deliver>) {
+        self.deliver(INTX, deliver);
+    }
+
+    fn deliver(&self, kind: usize, deliver: Option<Deliver>) {
+        let mut state = self.state.lock();
+        let Some(deliver) = deliver else { return state.detach(kind) };
+        let Some(line) = state.lines.get_mut(kind).and_then(|lines| lines.first_mut()) else { return };
+        line.event = Some(Signal::Deliver(deliver));
+        if line.pending {
+            line.signal();
+        }
+        if kind == INTX {
+            state.intx_masked = false;
+            state.raise_intx();
+        }
+    }
+
+    /// Lets INTx signal again; it does so at once if the level still stands.
+    pub(crate) fn unmask_intx(&self) {
+        let mut state = self.state.lock();
+        state.intx_masked = false;
+        state.raise_intx();
     }
 
     /// The event by which the client unmasks INTx.

@@ -49,9 +49,12 @@ pub mod interrupts;
 pub mod link;
 pub mod mappable;
 pub mod memory;
+mod pieces;
 pub mod protocol;
 pub mod server;
 pub mod socket;
+mod spin;
+pub mod xen;
 
 pub use counters::{Counters, worth_logging};
 pub use device::{AccessError, Device, MapError, RegionIndex, RegionInfo};

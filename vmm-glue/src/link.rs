@@ -75,6 +75,9 @@ pub struct ClientInfo {
     pub pid: i32,
     /// Its user.
     pub uid: u32,
+    /// The domain that is served, which no process connected for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub domain: Option<u16>,
 }
 
 #[derive(Debug)]

@@ -23,6 +23,7 @@ use crate::link::{Link, StopHandle};
 use crate::memory::MemoryLimits;
 use crate::protocol::{FLAG_ERROR, FLAG_TYPE_REPLY, HEADER_SIZE, Header};
 use crate::socket::{self, BindError, BoundPath, SocketOptions};
+use crate::spin::Spin;
 
 /// Most connections that have not said anything; the oldest is closed for the next.
 const MAX_WAITING: usize = 4;
@@ -32,11 +33,6 @@ const FLUSH_AT: usize = 64 << 10;
 const MAX_ROUNDS: u32 = 64;
 /// TIMEOUT: the pause before a descriptor that the system did not take is sent again; clients ask for one when they start.
 const FDS_PAUSE: Duration = Duration::from_millis(10);
-/// Scale of the trust in spinning.
-const MAX_CREDIT: u32 = 8;
-/// Bounds on the streak of short sleeps after which spinning is tried again, twice the lower one at first.
-const MIN_STREAK: u32 = 16;
-const MAX_STREAK: u32 = 1024;
 
 /// Ways of a server with its clients.
 #[derive(Clone, Copy, Debug)]
@@ -406,168 +402,5 @@ impl Active<'_> {
                 Err(_) => return,
             }
         }
-    }
-}
-
-/// Decides whether to look for messages a little longer before sleeping.
-///
-/// Spinning that brings a message earns credit; spinning in vain, or on a processor that others take away, costs some.
-/// Without credit the thread sleeps at once, until a streak of sleeps was as short as a spin; each time that spinning is
-/// given up, the streak that brings it back gets longer.
-#[derive(Debug)]
-struct Spin {
-    length: Duration,
-    credit: u32,
-    /// Short sleeps one after the other, and how many it takes to spin again.
-    streak: u32,
-    needed: u32,
-    /// Begin of the present sleep, if it was not after a spin that was refused only for this message.
-    slept: Option<Instant>,
-}
-
-impl Spin {
-    fn new(length: Duration) -> Self {
-        let length = length.min(Duration::from_millis(1));
-        Self { length, credit: MAX_CREDIT / 2, streak: 0, needed: MIN_STREAK, slept: None }
-    }
-
-    /// Until when to spin from `now`, if at all.
-    fn deadline(&mut self, now: Instant) -> Option<Instant> {
-        if self.length.is_zero() {
-            return None;
-        }
-        if self.credit == 0 || self.slept.is_some() {
-            self.slept.get_or_insert(now);
-            return None;
-        }
-        now.checked_add(self.length)
-    }
-
-    /// A message came at `now` while spinning until `deadline`.
-    fn hit(&mut self, now: Instant, deadline: Instant) {
-        if now > deadline.checked_add(self.length).unwrap_or(deadline) {
-            return self.lose();
-        }
-        self.credit = self.credit.saturating_add(1).min(MAX_CREDIT);
-        if self.credit == MAX_CREDIT {
-            self.needed = MIN_STREAK;
-        }
-    }
-
-    /// No message came until `now`.
-    fn miss(&mut self, now: Instant) {
-        self.lose();
-        self.slept = Some(now);
-    }
-
-    fn lose(&mut self) {
-        self.credit = self.credit.saturating_sub(1);
-        if self.credit == 0 {
-            self.streak = 0;
-            self.needed = self.needed.saturating_mul(2).min(MAX_STREAK);
-        }
-    }
-
-    /// A sleep has ended; `message` tells whether by a message of the client.
-    fn woke(&mut self, message: bool) {
-        if !message {
-            return;
-        }
-        let Some(slept) = self.slept.take() else { return };
-        if self.credit != 0 {
-            return;
-        }
-        self.streak = if slept.elapsed() < self.length { self.streak.saturating_add(1) } else { 0 };
-        if self.streak >= self.needed {
-            self.streak = 0;
-            self.credit = MAX_CREDIT / 2;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LENGTH: Duration = Duration::from_millis(1);
-
-    /// Spins in vain until it is given up; returns how often.
-    fn give_up(spin: &mut Spin) -> u32 {
-        let now = Instant::now();
-        let mut rounds = 0;
-        while spin.deadline(now).is_some() {
-            spin.miss(now);
-            assert!(spin.deadline(now).is_none(), "one spin per message");
-            sleep(spin, Duration::from_secs(1));
-            rounds += 1;
-        }
-        rounds
-    }
-
-    fn sleep(spin: &mut Spin, length: Duration) {
-        spin.slept = Some(Instant::now().checked_sub(length).unwrap());
-        spin.woke(true);
-    }
-
-    /// Short sleeps until it spins again.
-    fn come_back(spin: &mut Spin) -> u32 {
-        (1..10_000)
-            .find(|_| {
-                sleep(spin, Duration::ZERO);
-                spin.deadline(Instant::now()).is_some()
-            })
-            .unwrap()
-    }
-
-    #[test]
-    fn spinning_in_vain_is_given_up_and_comes_back_later_and_later() {
-        let mut spin = Spin::new(LENGTH);
-        assert_eq!(give_up(&mut spin), MAX_CREDIT / 2);
-        assert_eq!(come_back(&mut spin), 2 * MIN_STREAK);
-        give_up(&mut spin);
-        assert_eq!(come_back(&mut spin), 4 * MIN_STREAK);
-        for _ in 0..20 {
-            give_up(&mut spin);
-            come_back(&mut spin);
-        }
-        give_up(&mut spin);
-        assert_eq!(come_back(&mut spin), MAX_STREAK);
-    }
-
-    #[test]
-    fn spinning_that_helps_goes_on() {
-        let mut spin = Spin::new(LENGTH);
-        for _ in 0..100 {
-            let now = Instant::now();
-            let deadline = spin.deadline(now).unwrap();
-            spin.hit(now, deadline);
-        }
-        assert_eq!(give_up(&mut spin), MAX_CREDIT);
-        assert_eq!(come_back(&mut spin), 2 * MIN_STREAK);
-    }
-
-    #[test]
-    fn spinning_on_a_processor_that_others_use_is_given_up() {
-        let mut spin = Spin::new(LENGTH);
-        let now = Instant::now();
-        let late = now.checked_add(10 * LENGTH).unwrap();
-        let rounds =
-            (0..100).take_while(|_| spin.deadline(now).map(|deadline| spin.hit(late, deadline)).is_some()).count();
-        assert_eq!(rounds, MAX_CREDIT as usize / 2);
-    }
-
-    #[test]
-    fn other_wakes_do_not_start_a_spin() {
-        let mut spin = Spin::new(LENGTH);
-        let now = Instant::now();
-        assert!(spin.deadline(now).is_some());
-        spin.miss(now);
-        spin.woke(false);
-        assert!(spin.deadline(now).is_none());
-    }
-
-    #[test]
-    fn zero_turns_spinning_off() {
-        assert!(Spin::new(Duration::ZERO).deadline(Instant::now()).is_none());
     }
 }

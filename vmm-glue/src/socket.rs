@@ -178,10 +178,12 @@ fn make_free(path: &Path) -> Result<(), BindError> {
 /// The process at the other end.
 pub(crate) fn peer(stream: &UnixStream) -> ClientInfo {
     match rustix::net::sockopt::socket_peercred(stream) {
-        Ok(credentials) => {
-            ClientInfo { pid: rustix::process::Pid::as_raw(Some(credentials.pid)), uid: credentials.uid.as_raw() }
-        }
-        Err(_) => ClientInfo { pid: 0, uid: u32::MAX },
+        Ok(credentials) => ClientInfo {
+            pid: rustix::process::Pid::as_raw(Some(credentials.pid)),
+            uid: credentials.uid.as_raw(),
+            domain: None,
+        },
+        Err(_) => ClientInfo { pid: 0, uid: u32::MAX, domain: None },
     }
 }
 

@@ -44,7 +44,7 @@ fn message(command: Command, flags: u32, body: &[u8]) -> Vec<u8> {
 fn hundred_thousand_accesses_allocate_nothing() {
     let link = Link::new(IrqCounts { msi: 1, ..IrqCounts::default() }).unwrap();
     let mut device = EchoDevice::new(4096, 1, 2);
-    let mut connection = Connection::new(link, &ServerOptions::default(), ClientInfo { pid: 0, uid: 0 });
+    let mut connection = Connection::new(link, &ServerOptions::default(), ClientInfo { pid: 0, uid: 0, domain: None });
     let version = [Version { major: 0, minor: 0 }.as_bytes(), QEMU_CAPABILITIES.as_bytes(), &[0]].concat();
     let access = RegionAccess { offset: 8, region: 0, count: 4 };
     let round = [

@@ -64,7 +64,6 @@ const LAYERS: &[(&str, &[&str])] = &[
             "card-state",
             "channels",
             "devmodel",
-            "firmware",
             "locks",
             "nvspec",
             "owner",
@@ -78,8 +77,20 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("admin-client", &["api"]),
     (
         "mediatorctl",
-        &["admin-client", "api", "config", "cuda-protocol", "firmware", "sched", "shadow-pt", "vfio-host", "vram"],
+        &[
+            "admin-client",
+            "api",
+            "config",
+            "cuda-protocol",
+            "firmware",
+            "fleet-cdi",
+            "sched",
+            "shadow-pt",
+            "vfio-host",
+            "vram",
+        ],
     ),
+    ("slurm-plugin", &["api", "cuda-protocol", "mediatorctl"]),
     (
         "mediatord",
         &[

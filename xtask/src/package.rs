@@ -1,6 +1,7 @@
-//! `cargo xtask package`: the Debian package.
+//! `cargo xtask package`: the Debian package, and the same files as an RPM.
 //!
-//! Parts: the recipe (this file), `tree` (what lies where in it), `check` (whether a package that was made is as it should be).
+//! Parts: the recipe (this file), `tree` (what lies where in it), `rpm` (the other form), `check` (whether a
+//! package that was made is as it should be).
 //!
 //! The same sources and programs give the same bytes: times are those of the last commit (or `SOURCE_DATE_EPOCH`), names are in
 //! order, and everything belongs to root.
@@ -15,6 +16,7 @@ use clap::Args;
 use crate::run::{cargo, root, shown, target};
 
 mod check;
+mod rpm;
 mod tree;
 
 use tree::Tree;
@@ -23,12 +25,20 @@ use tree::Tree;
 const NAME: &str = "gpu-mediator";
 /// The programs in it.
 const PROGRAMS: [&str; 2] = ["mediatord", "mediatorctl"];
-/// Files for CUDA tenants, with their places.
-const CUDA: [(&str, &str); 3] = [
+/// Configuration files: what an administrator changes in them stays.
+const CONFFILES: [&str; 3] = [
+    "etc/gpu-mediator.toml",
+    "etc/libvirt/hooks/qemu.d/gpu-mediator",
+    "etc/apparmor.d/abstractions/libvirt-qemu.d/gpu-mediator",
+];
+/// Files for CUDA tenants and for Slurm, with their places.
+const FURTHER: [(&str, &str); 5] = [
     ("cuda-owner", "usr/lib/gpu-mediator/cuda-owner"),
     ("libcuda.so", "usr/lib/gpu-mediator/cuda/libcuda.so.1"),
     // The same library stands for NVML; as a file of its own, since programs load either without the other.
     ("libcuda.so", "usr/lib/gpu-mediator/cuda/libnvidia-ml.so.1"),
+    ("gpu-mediator-slurm", "usr/bin/gpu-mediator-slurm"),
+    ("libspank_gpu_mediator.so", "usr/lib/gpu-mediator/slurm/spank_gpu_mediator.so"),
 ];
 /// The only architecture that is supported.
 const ARCHITECTURE: &str = "amd64";
@@ -42,9 +52,15 @@ pub struct PackageArgs {
     /// Where the package goes; the folder `package` beside the builds, if not given.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Make it twice, and check what is in it.
+    /// Make it twice, and an RPM, and check what is in them.
     #[arg(long)]
     check: bool,
+    /// Make an RPM as well.
+    #[arg(long)]
+    rpm: bool,
+    /// Do not compress it.
+    #[arg(long)]
+    fast: bool,
 }
 
 /// Makes the package; says whether it is as it should be.
@@ -63,6 +79,8 @@ pub fn run(args: &PackageArgs) -> Result<bool> {
                 "cuda-owner",
                 "--package",
                 "cuda-front",
+                "--package",
+                "slurm-plugin",
             ]))? {
                 bail!("the programs do not build");
             }
@@ -70,14 +88,21 @@ pub fn run(args: &PackageArgs) -> Result<bool> {
         }
     };
     let out = args.out.clone().unwrap_or_else(|| target().join("package"));
-    let recipe = Recipe { binaries, version: env!("CARGO_PKG_VERSION").to_owned(), epoch: epoch()? };
+    let recipe = Recipe { binaries, version: env!("CARGO_PKG_VERSION").to_owned(), epoch: epoch()?, fast: args.fast };
     let package = recipe.make(&out)?;
     println!("{}", package.display());
+    let rpm = if args.rpm || args.check { Some(recipe.make_rpm(&out)?) } else { None };
+    if let Some(rpm) = &rpm {
+        println!("{}", rpm.display());
+    }
     if !args.check {
         return Ok(true);
     }
     let again = recipe.make(&out.join("again"))?;
-    let problems = check::problems(&package, &again)?;
+    let mut problems = check::problems(&package, &again)?;
+    if let Some(rpm) = &rpm {
+        problems.extend(rpm::problems(rpm, &recipe.make_rpm(&out.join("again"))?, &check::EXPECTED)?);
+    }
     for problem in &problems {
         eprintln!("package: {problem}");
     }
@@ -92,6 +117,8 @@ struct Recipe {
     version: String,
     /// The time of everything in it, in seconds since 1970.
     epoch: u64,
+    /// It is not compressed.
+    fast: bool,
 }
 
 impl Recipe {
@@ -108,12 +135,26 @@ impl Recipe {
         tree.set_times(self.epoch)?;
         let package = out.join(format!("{NAME}_{}_{ARCHITECTURE}.deb", self.version));
         let mut command = Command::new("dpkg-deb");
-        command.args(["--build", "--root-owner-group", "-Zxz"]).arg(&stage).arg(&package);
+        command
+            .args(["--build", "--root-owner-group", if self.fast { "-Znone" } else { "-Zxz" }])
+            .arg(&stage)
+            .arg(&package);
         command.env("SOURCE_DATE_EPOCH", self.epoch.to_string()).stdout(Stdio::null());
         if !shown(&mut command).context("the package dpkg has dpkg-deb")? {
             bail!("dpkg-deb failed");
         }
         Ok(package)
+    }
+
+    /// Makes an RPM in `out` of the tree that is there from the package; its path.
+    fn make_rpm(&self, out: &Path) -> Result<PathBuf> {
+        rpm::make(self, &Tree::new(out.join("tree")), self.libc()?, out)
+    }
+
+    /// The newest version of glibc that a program wants.
+    fn libc(&self) -> Result<Option<(u32, u32)>> {
+        let libc = PROGRAMS.iter().map(|name| libc_version(&self.binaries.join(name))).collect::<Result<Vec<_>>>()?;
+        Ok(libc.into_iter().flatten().max())
     }
 
     fn programs(&self, tree: &Tree) -> Result<()> {
@@ -122,7 +163,7 @@ impl Recipe {
             tree.copy(&self.binaries.join(name), &path, 0o755)?;
             strip(&tree.path(&path))?;
         }
-        for (name, path) in CUDA {
+        for (name, path) in FURTHER {
             let built = self.binaries.join(name);
             if !built.exists() {
                 eprintln!("package: without {path}: there is no {}", built.display());
@@ -153,7 +194,11 @@ impl Recipe {
         let source = root().join("packaging");
         tree.copy(&source.join("gpu-mediator.service"), "usr/lib/systemd/system/gpu-mediator.service", 0o644)?;
         tree.copy(&source.join("gpu-mediator.toml"), "etc/gpu-mediator.toml", 0o644)?;
+        let [_, hook, apparmor] = CONFFILES;
+        tree.copy(&source.join("libvirt/gpu-mediator"), hook, 0o755)?;
+        tree.copy(&source.join("libvirt/apparmor"), apparmor, 0o644)?;
         let folder = format!("usr/share/doc/{NAME}");
+        tree.copy(&source.join("slurm/plugstack.conf"), &format!("{folder}/examples/plugstack.conf"), 0o644)?;
         tree.copy(&source.join("cuda.conf"), &format!("{folder}/examples/cuda.conf"), 0o644)?;
         for name in names(&root().join("docs"))?.iter().filter(|name| name.ends_with(".md") || name.ends_with(".json"))
         {
@@ -164,9 +209,8 @@ impl Recipe {
     }
 
     fn control(&self, tree: &Tree) -> Result<()> {
-        let libc = PROGRAMS.iter().map(|name| libc_version(&self.binaries.join(name))).collect::<Result<Vec<_>>>()?;
-        let libc = libc.into_iter().flatten().max();
-        let libc = libc.map_or_else(|| "libc6".to_owned(), |(major, minor)| format!("libc6 (>= {major}.{minor})"));
+        let libc =
+            self.libc()?.map_or_else(|| "libc6".to_owned(), |(major, minor)| format!("libc6 (>= {major}.{minor})"));
         let text = format!(
             "Package: {NAME}\n\
              Version: {}\n\
@@ -186,7 +230,8 @@ impl Recipe {
         let sums = tree.md5sums()?;
         tree.write("DEBIAN/md5sums", &sums, 0o644)?;
         tree.write("DEBIAN/control", text.as_bytes(), 0o644)?;
-        tree.write("DEBIAN/conffiles", b"/etc/gpu-mediator.toml\n", 0o644)?;
+        let conffiles: String = CONFFILES.iter().map(|path| format!("/{path}\n")).collect();
+        tree.write("DEBIAN/conffiles", conffiles.as_bytes(), 0o644)?;
         for script in ["postinst", "prerm", "postrm"] {
             tree.copy(&root().join("packaging").join(script), &format!("DEBIAN/{script}"), 0o755)?;
         }
@@ -283,7 +328,12 @@ mod tests {
 
     fn made(out: &Path, version: &str) -> PathBuf {
         let binaries = programs();
-        let recipe = Recipe { binaries: binaries.path().to_owned(), version: version.to_owned(), epoch: 1_700_000_000 };
+        let recipe = Recipe {
+            binaries: binaries.path().to_owned(),
+            version: version.to_owned(),
+            epoch: 1_700_000_000,
+            fast: true,
+        };
         recipe.make(out).unwrap()
     }
 
@@ -298,6 +348,24 @@ mod tests {
         for line in ["Version: 1.2.3", "Depends: libc6 (>= 2.34), libgcc-s1, adduser, init-system-helpers"] {
             assert!(control.contains(line), "{line}\n{control}");
         }
+    }
+
+    #[test]
+    fn rpm_has_the_same_files_and_is_the_same_each_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let (binaries, version) = (programs(), "1.2.3".to_owned());
+        let recipe = Recipe { binaries: binaries.path().to_owned(), version, epoch: 1_700_000_000, fast: true };
+        let make = |name: &str| {
+            let out = folder.path().join(name);
+            recipe.make(&out).unwrap();
+            recipe.make_rpm(&out).unwrap()
+        };
+        let (one, two) = (make("1"), make("2"));
+        assert!(one.ends_with("gpu-mediator-1.2.3-1.x86_64.rpm"));
+        assert_eq!(rpm::problems(&one, &two, &check::EXPECTED).unwrap(), Vec::<String>::new());
+        let missing =
+            rpm::problems(&one, &folder.path().join("1/tree/etc/gpu-mediator.toml"), &[("usr/bin/x", "-rwxr-xr-x")]);
+        assert_eq!(missing.unwrap(), ["RPM: usr/bin/x is missing", "RPM: made twice, it is not the same"]);
     }
 
     #[test]

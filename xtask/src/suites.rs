@@ -37,8 +37,14 @@ pub enum Suite {
     Chaos,
     /// A card behind VFIO, in a machine that has machines of its own.
     Nested,
+    /// Domains of Xen with vGPUs, in a machine that is a host of Xen.
+    Xen,
     /// Fuzz targets, each for a bounded time.
     Fuzz,
+    /// libvirt, Slurm and podman on one Debian host; by name only.
+    Hosts,
+    /// Many jobs of Slurm, cancelled, killed, and a node lost: longer than the other suites together may take, and run by name only.
+    Slurm,
 }
 
 /// What runs a suite.
@@ -60,11 +66,18 @@ impl Suite {
     fn runner(self) -> Runner {
         match self {
             Self::Unit => Runner::Rest,
-            Self::Guest | Self::Hostile | Self::Chaos | Self::Nested => Runner::Integration { guests: true },
+            Self::Guest | Self::Hostile | Self::Chaos | Self::Nested | Self::Hosts | Self::Slurm | Self::Xen => {
+                Runner::Integration { guests: true }
+            }
             Self::Cuda => Runner::Cuda,
             Self::Fleet => Runner::Fleet,
             Self::Fuzz => Runner::Fuzz,
         }
+    }
+
+    /// Returns whether it runs when no suite is named. Those that do not were not seen to pass on a new machine yet, or take long.
+    fn by_default(self) -> bool {
+        !matches!(self, Self::Hosts | Self::Slurm | Self::Xen)
     }
 
     fn name(self) -> String {
@@ -84,7 +97,8 @@ pub struct Ran {
 
 /// Runs the suite that was asked for, or all; says whether nothing failed.
 pub fn run(args: &TestArgs) -> Result<bool> {
-    let suites = args.suite.map_or_else(|| Suite::value_variants().to_vec(), |s| vec![s]);
+    let all = || Suite::value_variants().iter().copied().filter(|suite| suite.by_default()).collect();
+    let suites: Vec<Suite> = args.suite.map_or_else(all, |suite| vec![suite]);
     let mut session = Session::start(args, &suites);
     let _loops = BusyLoops::start(args.beside_load);
     let mut ran = Vec::new();

@@ -5,6 +5,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -146,7 +147,12 @@ impl Card {
     /// The memory that a descriptor of an allocation is of, with its length.
     pub fn identify(&self, file: &File) -> Option<(Tier, u64)> {
         let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
-        let name = path.strip_prefix(&self.folder).ok()?.to_string_lossy().into_owned();
+        // A process in a container sees the folder elsewhere than who made the file: the file itself tells.
+        let name = path.file_name()?.to_string_lossy().into_owned();
+        let (here, there) = (fs::metadata(self.folder.join(&name)).ok()?, file.metadata().ok()?);
+        if (here.dev(), here.ino()) != (there.dev(), there.ino()) {
+            return None;
+        }
         let tier = if name.starts_with("device-") {
             Tier::Device
         } else if name.starts_with("host-") {

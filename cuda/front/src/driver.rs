@@ -202,6 +202,8 @@ calls! {
     graph_mem_trim = cuDeviceGraphMemTrim(device: c_int);
     stream_is_capturing = cuStreamIsCapturing(stream: Object, status: *mut c_int);
     stream_is_capturing_per_thread = cuStreamIsCapturing_ptsz(stream: Object, status: *mut c_int);
+    stream_query = cuStreamQuery(stream: Object);
+    stream_query_per_thread = cuStreamQuery_ptsz(stream: Object);
     stream_destroy = cuStreamDestroy_v2(stream: Object);
     stream_destroy_first = cuStreamDestroy(stream: Object);
     stream_begin_capture = cuStreamBeginCapture_v2(stream: Object, mode: c_int);

@@ -197,7 +197,7 @@ fn shared_memory_stays_shared_under_the_next_owner() {
 
 /// A program that fills the card under an owner with these arguments, and does not answer it any more.
 fn stalled(rig: &Rig, arguments: &[&str]) -> (Program, Program) {
-    let serving = owner(rig, 32, &[&["--quanta", "off", "--suspend", "--patience-ms", "300"], arguments].concat());
+    let serving = owner(rig, 32, &[&["--quanta", "off", "--suspend", "--patience-ms", "3000"], arguments].concat());
     let mut program = rig.program("a", &["stall", "--mib", "30"]);
     assert_eq!(program.line(), "holds");
     program.say("stall");

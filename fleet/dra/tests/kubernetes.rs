@@ -96,7 +96,8 @@ async fn a_claim_of_several_shares_is_one_file_and_all_or_nothing() {
     assert_eq!(ids, ["many-0", "many-1", "many-2"].map(|id| format!("gpu-mediator.internal/share=uid-{id}")));
     let places: Vec<_> =
         spec(&node, "uid-many").devices.iter().map(|d| d.container_edits.mounts[0].container_path.clone()).collect();
-    let expected = ["gpu", "gpu-2", "other"].map(|place| format!("/run/gpu-mediator/vgpu/{place}").into());
+    let expected =
+        ["gpu", "gpu-2", "other"].map(|place| std::path::PathBuf::from(format!("/run/gpu-mediator/vgpu/{place}")));
     assert_eq!(places, expected);
     kubelet.back(&named("many")).await;
     node.assert_clean().await;

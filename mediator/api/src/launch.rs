@@ -9,7 +9,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::LaunchArgs;
 
-/// A VMM that speaks vfio-user.
+mod domain;
+
+pub use domain::NAMESPACE;
+
+/// A VMM that a virtual machine can run under.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Vmm {
@@ -18,6 +22,10 @@ pub enum Vmm {
     Qemu,
     /// cloud-hypervisor.
     CloudHypervisor,
+    /// QEMU by way of libvirt: a whole domain.
+    Libvirt,
+    /// Xen's `xl`, for a virtual machine that is a domain.
+    Xen,
 }
 
 impl fmt::Display for Vmm {
@@ -25,7 +33,30 @@ impl fmt::Display for Vmm {
         f.write_str(match self {
             Self::Qemu => "qemu",
             Self::CloudHypervisor => "cloud-hypervisor",
+            Self::Libvirt => "libvirt",
+            Self::Xen => "xen",
         })
+    }
+}
+
+/// A VMM that speaks vfio-user over a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SocketVmm {
+    /// QEMU, 10.1 or newer.
+    Qemu,
+    /// cloud-hypervisor.
+    CloudHypervisor,
+    /// QEMU by way of libvirt.
+    Libvirt,
+}
+
+impl From<SocketVmm> for Vmm {
+    fn from(vmm: SocketVmm) -> Self {
+        match vmm {
+            SocketVmm::Qemu => Self::Qemu,
+            SocketVmm::CloudHypervisor => Self::CloudHypervisor,
+            SocketVmm::Libvirt => Self::Libvirt,
+        }
     }
 }
 
@@ -52,6 +83,18 @@ impl FromStr for MemorySize {
     }
 }
 
+impl MemorySize {
+    /// In MiB.
+    #[must_use]
+    pub fn mib(&self) -> u64 {
+        let number = |text: &str, factor| text.parse::<u64>().unwrap_or(0) * factor;
+        match self.0.strip_suffix('G') {
+            Some(gib) => number(gib, 1024),
+            None => number(self.0.trim_end_matches('M'), 1),
+        }
+    }
+}
+
 impl TryFrom<String> for MemorySize {
     type Error = String;
 
@@ -66,12 +109,53 @@ impl From<MemorySize> for String {
     }
 }
 
-/// The arguments that connect `vmm`, with `memory` of guest RAM, to the device behind `socket`.
+/// A virtual machine, as a domain of libvirt describes it.
+#[derive(Clone, Copy, Debug)]
+pub struct Named<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its socket.
+    pub socket: &'a Path,
+    /// The profile from which libvirt's hook makes it, if that is to.
+    pub profile: Option<&'a str>,
+}
+
+/// The lines of `xl`'s configuration that the domain `domain` of a virtual machine needs, with `memory` of guest RAM and BARs
+/// of `bars_mib` in all.
 #[must_use]
-pub fn args(vmm: Vmm, socket: &Path, MemorySize(memory): &MemorySize) -> LaunchArgs {
-    let path = socket.display().to_string();
+pub fn xl(domain: &str, bars_mib: u64, MemorySize(memory): &MemorySize) -> LaunchArgs {
+    let mib = match memory.strip_suffix('G') {
+        Some(gib) => gib.parse::<u64>().unwrap_or(0).saturating_mul(1024),
+        None => memory.trim_end_matches('M').parse().unwrap_or(0),
+    };
+    // Below 4 GiB there must be room for the BARs beside what QEMU and the firmware have there.
+    let hole = bars_mib.saturating_add(96).next_multiple_of(256).max(256);
+    let name = if domain.bytes().all(|byte| byte.is_ascii_digit()) { "..." } else { domain };
+    let args = vec![
+        format!("name = \"{name}\""),
+        "type = \"hvm\"".to_owned(),
+        format!("memory = {mib}"),
+        format!("maxmem = {mib}"),
+        format!("mmio_hole = {hole}"),
+    ];
+    let notes = [
+        "lines for the domain's file; create it paused with `xl create -p FILE`, wait until `mediatorctl vm show` says connected, \
+         then `xl unpause NAME`: firmware that runs earlier does not see the device",
+        "maxmem must not be more than memory: pages that the domain has not used yet cannot be lent",
+        "slot 10 of bus 0 (00:10.0) is the device's; give no device of QEMU that slot",
+        "do not save or migrate such a domain: the device's state would be lost, and Xen lets nobody refuse it",
+    ];
+    LaunchArgs { vmm: Vmm::Xen.to_string(), command: args.join("\n"), args, notes: notes.map(str::to_owned).to_vec() }
+}
+
+/// The arguments that connect `vmm`, with `memory` of guest RAM, to the device of a virtual machine.
+#[must_use]
+pub fn args(vmm: SocketVmm, vm: Named<'_>, memory: &MemorySize) -> LaunchArgs {
+    let path = vm.socket.display().to_string();
+    let MemorySize(size) = memory;
     let (args, notes): (Vec<String>, Vec<&str>) = match vmm {
-        Vmm::Qemu => {
+        SocketVmm::Libvirt => return domain::described(vm, memory),
+        SocketVmm::Qemu => {
             let device = serde_json::json!({
                 "driver": "vfio-user-pci",
                 "id": "vgpu0",
@@ -80,9 +164,9 @@ pub fn args(vmm: Vmm, socket: &Path, MemorySize(memory): &MemorySize) -> LaunchA
             });
             let args = [
                 "-m".to_owned(),
-                memory.clone(),
+                size.clone(),
                 "-object".to_owned(),
-                format!("memory-backend-memfd,id=vgpu-ram,size={memory},share=on"),
+                format!("memory-backend-memfd,id=vgpu-ram,size={size},share=on"),
                 "-machine".to_owned(),
                 "memory-backend=vgpu-ram".to_owned(),
                 "-device".to_owned(),
@@ -96,10 +180,10 @@ pub fn args(vmm: Vmm, socket: &Path, MemorySize(memory): &MemorySize) -> LaunchA
             ];
             (args.to_vec(), notes)
         }
-        Vmm::CloudHypervisor => {
+        SocketVmm::CloudHypervisor => {
             let args = [
                 "--memory".to_owned(),
-                format!("size={memory},shared=on"),
+                format!("size={size},shared=on"),
                 "--user-device".to_owned(),
                 format!("socket={path}"),
             ];
@@ -111,7 +195,7 @@ pub fn args(vmm: Vmm, socket: &Path, MemorySize(memory): &MemorySize) -> LaunchA
         }
     };
     LaunchArgs {
-        vmm: vmm.to_string(),
+        vmm: Vmm::from(vmm).to_string(),
         command: args.iter().map(|arg| quoted(arg)).collect::<Vec<_>>().join(" "),
         args,
         notes: notes.into_iter().map(str::to_owned).collect(),
@@ -131,9 +215,11 @@ fn quoted(arg: &str) -> String {
 mod tests {
     use super::*;
 
+    const VM: Named<'static> = Named { name: "a", socket: Path::new("/run/m/a.sock"), profile: None };
+
     #[test]
     fn qemu_gets_shared_memory_and_the_device_as_json() {
-        let args = args(Vmm::Qemu, Path::new("/run/m/a.sock"), &"1G".parse().unwrap());
+        let args = args(SocketVmm::Qemu, VM, &"1G".parse().unwrap());
         assert_eq!(
             args.command,
             "-m 1G -object memory-backend-memfd,id=vgpu-ram,size=1G,share=on -machine memory-backend=vgpu-ram \
@@ -144,8 +230,19 @@ mod tests {
 
     #[test]
     fn cloud_hypervisor_gets_shared_memory_and_the_socket() {
-        let args = args(Vmm::CloudHypervisor, Path::new("/run/m/a.sock"), &MemorySize::default());
+        let args = args(SocketVmm::CloudHypervisor, VM, &MemorySize::default());
         assert_eq!(args.args, ["--memory", "size=2G,shared=on", "--user-device", "socket=/run/m/a.sock"]);
+    }
+
+    #[test]
+    fn xl_gets_lines_with_all_memory_and_room_for_the_bars() {
+        let args = xl("guest", 16 + 128 + 64, &"1G".parse().unwrap());
+        assert_eq!(args.vmm, "xen");
+        let lines = "name = \"guest\"\ntype = \"hvm\"\nmemory = 1024\nmaxmem = 1024\nmmio_hole = 512";
+        assert_eq!(args.command, lines);
+        assert!(args.notes.iter().any(|note| note.contains("xl create -p")), "{:?}", args.notes);
+        assert!(xl("7", 96, &"512M".parse().unwrap()).args.contains(&"memory = 512".to_owned()));
+        assert!(xl("7", 96, &MemorySize::default()).args.contains(&"mmio_hole = 256".to_owned()));
     }
 
     #[test]

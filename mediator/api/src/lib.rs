@@ -13,6 +13,7 @@ mod desired;
 mod durations;
 pub mod launch;
 mod memory;
+mod profile;
 mod scheduler;
 pub mod schema;
 mod tenant;
@@ -23,6 +24,7 @@ pub use memory::{
     CardMemory, CardMemorySettings, Hint, Hints, MemoryList, MoveReport, MoveRequest, Range, Turn, VmMemory,
     VmMemorySettings,
 };
+pub use profile::{Capacity, Profile, ProfileList};
 pub use scheduler::{
     CardScheduler, EngineUse, Overdue, Quarantine, SchedulerHistory, SchedulerList, UseSample, VmEngine, VmHistory,
     VmShare, VmTime,
@@ -107,6 +109,9 @@ pub struct Vm {
     pub name: String,
     /// The card that it uses.
     pub card: String,
+    /// The profile that it was made from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
     /// Way in which it uses the card.
     pub mode: VmMode,
     /// Its state.
@@ -117,6 +122,9 @@ pub struct Vm {
     /// Path of its socket; absent when the socket was handed over by the service manager.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
+    /// The domain of Xen that it is, by its name or number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub xen_domain: Option<String>,
     /// The VMM that is connected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<Client>,
@@ -174,6 +182,9 @@ pub struct Client {
     pub pid: i32,
     /// The user that it runs as.
     pub uid: u32,
+    /// Number of the domain of Xen that is served, which no process has connected for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<u16>,
 }
 
 /// Way in which the driver takes interrupts.

@@ -73,7 +73,7 @@ const fn act(
 }
 
 /// All requests but `/metrics`, which has a format of its own.
-const OPERATIONS: [Operation; 32] = [
+const OPERATIONS: [Operation; 34] = [
     get("/v1/tenants", "All tenants of CUDA cards", NONE, of::<crate::TenantList>),
     change("post", "/v1/tenants", "Adds a tenant", Some(of::<crate::AddTenant>), (201, Some(of::<crate::Tenant>))),
     change("delete", "/v1/tenants/{name}", "Removes a tenant", None, (204, None)),
@@ -85,6 +85,8 @@ const OPERATIONS: [Operation; 32] = [
         Some(of::<crate::TenantPatch>),
         (200, Some(of::<crate::Tenant>)),
     ),
+    get("/v1/profiles", "All profiles, with what the cards can still have of each", NONE, of::<crate::ProfileList>),
+    get("/v1/profiles/{name}", "One profile", NONE, of::<crate::Profile>),
     get("/v1/vms", "All virtual machines", NONE, of::<crate::VmList>),
     change("post", "/v1/vms", "Adds a virtual machine", Some(of::<crate::AddVm>), (201, Some(of::<crate::Vm>))),
     get("/v1/vms/{name}", "One virtual machine", NONE, of::<crate::Vm>),

@@ -31,6 +31,9 @@ pub struct Tenant {
     pub name: String,
     /// The card that it shares.
     pub card: String,
+    /// The profile that it was made from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
     /// The card's owner answers: programs can be served.
     pub served: bool,
     /// Path of its socket.

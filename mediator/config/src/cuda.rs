@@ -64,7 +64,11 @@ pub struct TenantSpec {
     /// Name of the card, one of `kind = "cuda"`; where there is most room if not given.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub card: String,
-    /// MiB of memory that its programs see.
+    /// Name of the profile whose keys it has where it says nothing itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
+    /// MiB of memory that its programs see; to be said here or by the profile.
+    #[serde(default)]
     pub vram_mib: u64,
     /// Part of the card's memory.
     #[serde(default)]
@@ -275,7 +279,10 @@ pub fn tenant(tenant: &TenantSpec, cards: &[CardSpec], vms: &[&str], others: &[&
     };
     let chunk = card.cuda().chunk_mib.max(1);
     if tenant.vram_mib < chunk || tenant.vram_mib > 16 << 20 || !tenant.vram_mib.is_multiple_of(chunk) {
-        let what = format!("{} MiB, expected a multiple of the chunk of {chunk} MiB", tenant.vram_mib);
+        let what = match tenant.vram_mib {
+            0 => "missing, expected MiB of memory or a `profile` that says them".to_owned(),
+            mib => format!("{mib} MiB, expected a multiple of the chunk of {chunk} MiB"),
+        };
         say(RefusalKind::Invalid, "vram_mib", what);
     }
     let as_cut = CardSpec { chunk_kib: chunk << 10, ..card.clone() };

@@ -1,7 +1,7 @@
 //! The configuration file: cards, virtual machines, sockets.
 //!
 //! Parts: the types that the TOML file is read into (this file), [`check`] for what the types cannot say, [`position`] for
-//! the line and the key of a mistake, [`patch`] for tables that are changed while the daemon runs, [`live`] for which keys can be.
+//! the line and the key of a mistake, [`profile`] for keys that several tables share by a name, [`patch`] for tables that are changed while the daemon runs, [`live`] for which keys can be.
 //! A virtual machine that is added while the daemon runs passes the same checks.
 //!
 //! What it does not do: open a card or a socket, or write the file.
@@ -23,9 +23,11 @@ pub mod memory;
 pub mod paravirtual;
 pub mod patch;
 pub mod position;
+pub mod profile;
 mod refusal;
 mod software;
 pub mod vfio;
+mod xen;
 
 #[cfg(test)]
 mod tests;
@@ -35,11 +37,12 @@ pub use cuda::{CudaSpec, OnRemove, OnStranger, OnStuck, TenantSpec};
 pub use labels::Labels;
 pub use memory::{CardMemory, RamSpec, VmMemory};
 pub use paravirtual::Paravirtual;
+pub use profile::ProfileSpec;
 pub use software::{FaultEngine, FaultKind, FaultSpec, TimeSpec};
 pub use vfio::ResetWay;
 
 /// Path of the configuration without `--config`.
-pub(crate) const DEFAULT_PATH: &str = "/etc/gpu-mediator.toml";
+pub const DEFAULT_PATH: &str = "/etc/gpu-mediator.toml";
 
 /// The admin socket when nothing else is said, for the daemon as for `mediatorctl`.
 pub const DEFAULT_ADMIN_SOCKET: &str = "/run/gpu-mediator/admin.sock";
@@ -60,6 +63,9 @@ pub struct Config {
     /// Tenants of CUDA cards.
     #[serde(default, rename = "tenant")]
     pub tenants: Vec<TenantSpec>,
+    /// Keys that virtual machines and tenants share by a name.
+    #[serde(default, rename = "profile")]
+    pub profiles: Vec<ProfileSpec>,
 }
 
 /// The `[daemon]` table.
@@ -127,9 +133,9 @@ pub enum LogFormat {
 #[serde(rename_all = "lowercase")]
 pub enum Residue {
     /// It is cleared.
-    #[default]
     Clear,
     /// It is kept: the next may read it.
+    #[default]
     Keep,
 }
 
@@ -252,8 +258,12 @@ impl fmt::Display for CardKind {
 pub struct VmSpec {
     /// Name of the virtual machine.
     pub name: String,
-    /// Name of the card that it uses.
+    /// Name of the card that it uses; the one with most room if none is given.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub card: String,
+    /// Name of the profile whose keys it has where it says nothing itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
     /// MiB of VRAM that the guest sees. Not for passthrough, where it is the card's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vram_mib: Option<u64>,
@@ -282,6 +292,9 @@ pub struct VmSpec {
     /// The interface for drivers that know the mediator.
     #[serde(default)]
     pub paravirtual: Paravirtual,
+    /// HVM domain of Xen that is the virtual machine, by its name or number; it has no socket then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub xen_domain: Option<String>,
     /// Path of the vfio-user socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
@@ -313,6 +326,7 @@ impl VmSpec {
         Self {
             name: name.to_owned(),
             card: card.to_owned(),
+            profile: None,
             vram_mib: Some(vram_mib),
             channels: None,
             passthrough: false,
@@ -322,6 +336,7 @@ impl VmSpec {
             memory: VmMemory::default(),
             time: TimeShare::default(),
             paravirtual: Paravirtual::default(),
+            xen_domain: None,
             socket: None,
             mode: SocketMode::default(),
             owner: None,
@@ -534,11 +549,20 @@ impl Config {
     pub fn parse(text: &str, file: &str) -> Result<Self, ConfigError> {
         let config: Self = toml::from_str(text)
             .map_err(|error| ConfigError::Mistakes(vec![position::describe(text, file, &error)]))?;
-        let mistakes = check::config(&config);
+        let positions = position::Positions::new(text);
+        let config = config.with_profiles(text).map_err(|(table, index, what)| {
+            // The mistake names its key itself unless that is the profile's.
+            let (field, what) = match what.strip_prefix("profile: ") {
+                Some(what) => ("profile", what.to_owned()),
+                None => ("", what),
+            };
+            let mistake = Mistake { key: Key { table, index: Some(index), field }, what };
+            ConfigError::Mistakes(vec![positions.describe(file, &mistake)])
+        })?;
+        let mistakes = [check::config(&config), profile::mistakes(&config)].concat();
         if mistakes.is_empty() {
             return Ok(config);
         }
-        let positions = position::Positions::new(text);
         Err(ConfigError::Mistakes(mistakes.iter().map(|mistake| positions.describe(file, mistake)).collect()))
     }
 }

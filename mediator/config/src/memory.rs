@@ -255,6 +255,12 @@ impl RamSpec {
 }
 
 impl VmMemory {
+    /// Returns whether nothing is said.
+    #[must_use]
+    pub(crate) fn is_silent(&self) -> bool {
+        *self == Self::default()
+    }
+
     /// The largest weight.
     pub const WEIGHT_MAX: u32 = 10_000;
     /// Milliseconds that work waits under `queue`, when nothing else is said. Less than the 15 seconds after which nouveau

@@ -126,8 +126,8 @@ fn negative_number_names_the_key() {
 
 #[test]
 fn missing_key_names_the_table() {
-    let text = mistake(&with_vm("name = \"a\"\nvram_mib = 64\n"));
-    assert!(text.starts_with("f:6:1: vm[0]: missing key `card`"), "{text}");
+    let text = mistake(&with_vm("card = \"card0\"\nvram_mib = 64\n"));
+    assert!(text.starts_with("f:6:1: vm[0]: missing key `name`"), "{text}");
 }
 
 #[test]

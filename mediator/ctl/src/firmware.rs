@@ -3,7 +3,8 @@
 
 use std::path::PathBuf;
 
-use ::firmware::{Entry, Image, Store, StoreError};
+use ::firmware::{Entry, Image, ImageError, Store, StoreError};
+use admin_client::AskError;
 use api::ErrorCode;
 use clap::{Args, Subcommand};
 use nvspec::falcon::Falcon;
@@ -120,12 +121,15 @@ impl Place {
 fn refused(error: StoreError) -> ClientError {
     let (code, what_to_do) = match &error {
         StoreError::File { .. } => (ErrorCode::Failed, "give the path and the rights of the daemon's user"),
-        StoreError::Image { .. } => (ErrorCode::Invalid, "import a file that this command or the daemon has written"),
+        StoreError::Image { error: ImageError::Form, .. } => {
+            (ErrorCode::Invalid, "import a file that this command or the daemon has written")
+        }
+        StoreError::Image { .. } => (ErrorCode::Invalid, "it is damaged: get it anew"),
         StoreError::Changed { .. } => (ErrorCode::Conflict, "remove it, and import it again"),
         StoreError::Which { .. } => (ErrorCode::NotFound, "see `mediatorctl card firmware list`"),
         StoreError::Full => (ErrorCode::Conflict, "see `mediatorctl card firmware list`"),
     };
-    ClientError::Refused(api::Error { code, error: error.to_string(), what_to_do: what_to_do.to_owned() })
+    AskError::Refused(api::Error { code, error: error.to_string(), what_to_do: what_to_do.to_owned() }).into()
 }
 
 fn table(images: &[Row]) -> String {

@@ -1,8 +1,8 @@
 //! `mediatorctl`: a thin client of the admin API.
 //!
-//! Parts: the command line (this file), `tenant` (tenants of CUDA cards), `host` (the host's own cards), `sched` (its commands on how cards' time is shared), [`report`] (a picture of that),
+//! Parts: the command line (this file), `tenant` (tenants of CUDA cards), `cdi` (for containers), `profile` (what both are made from), `host` (the host's own cards), `sched` (its commands on how cards' time is shared), [`report`] (a picture of that),
 //! [`replay`] (a record of it, decided anew),
-//! `top` (the same live), `desired` (a state that is written down), `watch` (looking again and again), `pages` (man pages and
+//! `top` (the same live), `desired` (a state that is written down), `doctor` (what a host lacks), `libvirt` (the hook of libvirt), `watch` (looking again and again), `pages` (man pages and
 //! completion), [`client`] (HTTP over the socket), [`output`] (tables), [`values`] (what has a unit).
 //!
 //! Exit codes are part of the interface, see [`Code`]; so is `--output json`, which prints the API's answers as they are.
@@ -14,18 +14,24 @@ use std::path::PathBuf;
 
 use admin_client::AskError;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde_json::{Map, Value};
 
 use api::launch::{MemorySize, Vmm};
 use api::{self, ErrorCode};
+use config::patch::table;
 use config::{Apertures, DEFAULT_ADMIN_SOCKET, Paravirtual, SocketMode, VmSpec};
 
+mod cdi;
 pub mod client;
 mod desired;
+mod doctor;
 mod firmware;
 mod host;
+mod libvirt;
 mod memory;
 pub mod output;
 mod pages;
+mod profile;
 pub mod replay;
 pub mod report;
 mod sched;
@@ -119,6 +125,9 @@ enum Command {
     /// Tenants of CUDA cards
     #[command(subcommand)]
     Tenant(tenant::TenantCommand),
+    /// Named limits that virtual machines and tenants are made from
+    #[command(subcommand)]
+    Profile(profile::ProfileCommand),
     /// Runs a CUDA program as a tenant
     Run(Box<tenant::Run>),
     /// Shows live who uses the cards: entitled and received shares, waits, strikes
@@ -129,6 +138,8 @@ enum Command {
     Export(desired::Export),
     /// Compares virtual machines and settings with a file: ends with 0 if all is so, with 1 if not
     Assert(desired::Assert),
+    /// Looks at this host and says what it lacks, and how to mend it: ends with 0 if nothing is missing, with 1 if something is
+    Doctor(doctor::Doctor),
     /// Prints the admin API as an OpenAPI document
     Schema,
     /// Prints what makes a shell complete the commands of mediatorctl
@@ -136,6 +147,9 @@ enum Command {
         /// The shell
         shell: pages::Shell,
     },
+    /// Does what libvirt asks of its hook, with the domain on standard input
+    #[command(hide = true)]
+    LibvirtHook(libvirt::Hook),
     /// Writes the man pages of gpu-mediator
     #[command(hide = true)]
     Man {
@@ -151,6 +165,7 @@ impl Command {
             Self::Vm(VmCommand::List { watch } | VmCommand::Show { watch, .. })
             | Self::Card(CardCommand::Show { watch, .. })
             | Self::Sched(sched::SchedCommand::Show { watch, .. })
+            | Self::Profile(profile::ProfileCommand::List { watch } | profile::ProfileCommand::Show { watch, .. })
             | Self::Tenant(tenant::TenantCommand::List { watch } | tenant::TenantCommand::Show { watch, .. })
             | Self::Memory(memory::MemoryCommand::Show { watch, .. }) => watch.interval(),
             _ => None,
@@ -183,9 +198,12 @@ enum VmCommand {
     LaunchArgs {
         /// Name of the virtual machine
         name: String,
-        /// The VMM
-        #[arg(long, default_value_t)]
-        vmm: Vmm,
+        /// With --vmm libvirt: a domain whose vGPU the hook makes from this profile; the virtual machine need not be there
+        #[arg(long, value_name = "NAME")]
+        profile: Option<String>,
+        /// The VMM; qemu if not given, and xen for a domain
+        #[arg(long)]
+        vmm: Option<Vmm>,
         /// RAM of the guest, such as 512M or 2G
         #[arg(long, value_name = "SIZE", default_value = "2G")]
         memory: MemorySize,
@@ -196,11 +214,14 @@ enum VmCommand {
 struct Add {
     /// Its name
     name: String,
-    /// The card that it uses
-    #[arg(long, value_name = "NAME")]
+    /// The card that it uses; where most room is if not given
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     card: String,
+    /// Profile whose keys it has where nothing else is given
+    #[arg(long, value_name = "NAME", conflicts_with = "passthrough")]
+    profile: Option<String>,
     /// VRAM that the guest sees, in MiB
-    #[arg(long, value_name = "MIB", required_unless_present = "passthrough", conflicts_with = "passthrough")]
+    #[arg(long, value_name = "MIB", required_unless_present_any = ["passthrough", "profile"], conflicts_with = "passthrough")]
     vram_mib: Option<u64>,
     /// Channels that the guest may have
     #[arg(long, value_name = "COUNT")]
@@ -218,6 +239,9 @@ struct Add {
     /// Lets the guest share segments of device memory with VMs of this group
     #[arg(long, value_name = "GROUP", requires = "paravirtual")]
     share_group: Option<String>,
+    /// HVM domain of Xen that it is, by its name or number; it has no socket then
+    #[arg(long, value_name = "DOMAIN", conflicts_with_all = ["socket_path", "owner", "group"])]
+    xen_domain: Option<String>,
     /// Path of its socket; NAME.sock in the daemon's folder if not given
     #[arg(long, value_name = "PATH")]
     socket_path: Option<PathBuf>,
@@ -238,11 +262,22 @@ struct Add {
     passthrough: bool,
 }
 
+impl Add {
+    /// The body of the request: what is not given is not said, so that a profile may.
+    fn table(self) -> Result<Map<String, Value>, ClientError> {
+        let time = self.time.patch();
+        let mut table = table(&VmSpec::from(self)).map_err(ClientError::protocol)?;
+        table.insert("time".to_owned(), time.into());
+        Ok(table)
+    }
+}
+
 impl From<Add> for VmSpec {
     fn from(add: Add) -> Self {
         let Add {
             name,
             card,
+            profile,
             vram_mib,
             channels,
             hang_limit_ms,
@@ -250,6 +285,7 @@ impl From<Add> for VmSpec {
             time,
             paravirtual,
             share_group,
+            xen_domain,
             socket_path,
             mode,
             owner,
@@ -260,6 +296,7 @@ impl From<Add> for VmSpec {
         Self {
             name,
             card,
+            profile,
             vram_mib,
             channels,
             passthrough,
@@ -269,6 +306,7 @@ impl From<Add> for VmSpec {
             memory: memory.into(),
             time: time.share(),
             paravirtual: Paravirtual { offered: paravirtual, group: share_group, ..Paravirtual::default() },
+            xen_domain,
             socket: socket_path,
             mode,
             owner,
@@ -337,11 +375,13 @@ fn json(value: &impl serde::Serialize) -> String {
 /// Does a command; what it prints, and what the process ends with.
 fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientError> {
     let Arguments { socket, command, if_revision, .. } = arguments;
-    let client = Client::new(socket)?.expecting(if_revision);
+    let client = Client::new(socket.clone())?.expecting(if_revision);
     let text = match command {
         Command::Assert(assert) => return assert.run(&client, form),
+        Command::Doctor(doctor) => return Ok(doctor.run(&client, &socket, form)),
         Command::Apply(apply) => apply.run(&client, form)?,
         Command::Export(export) => export.run(&client, form)?,
+        Command::LibvirtHook(hook) => hook.run(&client, std::io::stdin())?,
         Command::Schema => json(&api::schema::document()),
         Command::Completion { shell } => shell.completion(),
         Command::Man { folder } => {
@@ -357,16 +397,26 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
             form.of(&vm, output::vm)
         }
         Command::Vm(VmCommand::Add(add)) => {
-            let vm: api::Vm = client.post("/v1/vms", &VmSpec::from(*add))?;
+            let vm: api::Vm = client.post("/v1/vms", &add.table()?)?;
             form.of(&vm, output::vm_added)
         }
         Command::Vm(VmCommand::Remove { name }) => {
             client.delete(&format!("/v1/vms/{}", client::segment(&name)))?;
             form.of(&serde_json::json!({ "removed": name }), |_| format!("VM {name} is removed\n"))
         }
-        Command::Vm(VmCommand::LaunchArgs { name, vmm, memory }) => {
-            let path =
-                format!("/v1/vms/{}/launch-args?vmm={vmm}&memory={}", client::segment(&name), String::from(memory));
+        Command::Vm(VmCommand::LaunchArgs { name, vmm: Some(Vmm::Libvirt), memory, profile: Some(profile) }) => {
+            let args = libvirt::domain(&client, &socket, (&name, &profile), &memory)?;
+            form.of(&args, output::launch_args)
+        }
+        Command::Vm(VmCommand::LaunchArgs { profile: Some(_), .. }) => {
+            return Err(ClientError::Desired {
+                path: "--profile".into(),
+                what: "expected --vmm libvirt beside it: only there a hook makes the virtual machine".to_owned(),
+            });
+        }
+        Command::Vm(VmCommand::LaunchArgs { name, vmm, memory, .. }) => {
+            let vmm = vmm.map(|vmm| format!("&vmm={vmm}")).unwrap_or_default();
+            let path = format!("/v1/vms/{}/launch-args?memory={}{vmm}", client::segment(&name), String::from(memory));
             let args: api::LaunchArgs = client.get(&path)?;
             form.of(&args, output::launch_args)
         }
@@ -383,6 +433,7 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
         Command::Sched(command) => sched::answer(&client, form, command)?,
         Command::Memory(command) => memory::answer(&client, form, command)?,
         Command::Tenant(command) => tenant::answer(&client, form, command)?,
+        Command::Profile(command) => profile::answer(&client, form, command)?,
         Command::Run(run) => run.run(&client)?,
         Command::Top(top) => top.run(&client, form)?,
     };

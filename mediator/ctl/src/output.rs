@@ -8,6 +8,7 @@ use tabled::settings::Style;
 use tabled::settings::object::Columns;
 use tabled::settings::{Alignment, Modify, Padding};
 
+use api::launch::Vmm;
 use api::{Card, InterruptKind, LaunchArgs, Vm};
 
 pub mod memory;
@@ -72,10 +73,17 @@ fn channels(vm: &Vm) -> String {
 }
 
 fn client(vm: &Vm) -> String {
-    vm.client.map_or_else(|| NOTHING.to_owned(), |client| format!("pid {} uid {}", client.pid, client.uid))
+    match vm.client {
+        None => NOTHING.to_owned(),
+        Some(api::Client { domain: Some(domain), .. }) => format!("Xen, domain {domain}"),
+        Some(client) => format!("pid {} uid {}", client.pid, client.uid),
+    }
 }
 
 fn socket(vm: &Vm) -> String {
+    if let Some(domain) = &vm.xen_domain {
+        return format!("(domain {domain} of Xen)");
+    }
     vm.socket.as_ref().map_or_else(|| "(from the service manager)".to_owned(), |path| path.display().to_string())
 }
 
@@ -117,6 +125,7 @@ pub fn vm(vm: &Vm) -> String {
         vec![
             row(&[&"name", &vm.name]),
             row(&[&"card", &vm.card]),
+            row(&[&"profile", &vm.profile.as_deref().unwrap_or(NOTHING)]),
             row(&[&"mode", &vm.mode.name()]),
             row(&[&"state", &state(vm)]),
             row(&[&"socket", &socket(vm)]),
@@ -179,8 +188,10 @@ fn counts(title: &str, counts: &BTreeMap<String, u64>) -> String {
 #[must_use]
 pub fn launch_args(args: &LaunchArgs) -> String {
     let mut text = format!("{}\n", args.command);
+    // A domain is for `virsh define`.
+    let (begin, end) = if args.vmm == Vmm::Libvirt.to_string() { ("<!-- ", " -->") } else { ("# ", "") };
     for note in &args.notes {
-        let _ = writeln!(text, "# {note}");
+        let _ = writeln!(text, "{begin}{note}{end}");
     }
     text
 }

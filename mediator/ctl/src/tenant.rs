@@ -5,12 +5,14 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
+use serde_json::{Map, Value};
 
 use api::{Tenant, TenantPatch};
 use config::patch::table;
 use config::{OnRemove, OnStuck, SocketMode, TenantSpec, VmMemory};
 use cuda_protocol::{SOCKET_VARIABLE, TENANT_VARIABLE};
 
+use super::cdi::{self, LIBRARY};
 use super::client::{self, Client, ClientError};
 use super::memory::MemoryFlags;
 use super::output::{self, NOTHING, heads};
@@ -18,9 +20,6 @@ use super::sched::TimeFlags;
 use super::values::named;
 use super::watch::Watch;
 use super::{Form, values};
-
-/// Folder of the library that is `libcuda.so.1` for a program, where the package installs it.
-const LIBRARY: &str = "/usr/lib/gpu-mediator/cuda";
 
 #[derive(Clone, Debug, Subcommand)]
 pub(super) enum TenantCommand {
@@ -43,6 +42,8 @@ pub(super) enum TenantCommand {
         #[command(flatten)]
         watch: Watch,
     },
+    /// Prints or writes the file by which a container runtime gives a container the tenant
+    Cdi(cdi::Cdi),
     /// Changes what a tenant may have of its card, at once, also while its programs run
     Set(Box<Set>),
 }
@@ -54,9 +55,12 @@ pub(super) struct Add {
     /// The CUDA card that it shares; where most room is if not given
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     card: String,
+    /// Profile whose keys it has where nothing else is given
+    #[arg(long, value_name = "NAME")]
+    profile: Option<String>,
     /// Memory that its programs see, in MiB
-    #[arg(long, value_name = "MIB")]
-    vram_mib: u64,
+    #[arg(long, value_name = "MIB", required_unless_present = "profile")]
+    vram_mib: Option<u64>,
     #[command(flatten)]
     memory: MemoryFlags,
     #[command(flatten)]
@@ -80,13 +84,27 @@ pub(super) struct Add {
     label: Vec<(String, String)>,
 }
 
+impl Add {
+    /// The body of the request: what is not given is not said, so that a profile may.
+    fn table(self) -> Result<Map<String, Value>, ClientError> {
+        let (time, vram) = (self.time.patch(), self.vram_mib);
+        let mut table = table(&TenantSpec::from(self)).map_err(ClientError::protocol)?;
+        table.insert("time".to_owned(), time.into());
+        if vram.is_none() {
+            table.remove("vram_mib");
+        }
+        Ok(table)
+    }
+}
+
 impl From<Add> for TenantSpec {
     fn from(add: Add) -> Self {
-        let Add { name, card, vram_mib, memory, time, policies, socket_path, mode, owner, group, label } = add;
+        let Add { name, card, profile, vram_mib, memory, time, policies, socket_path, mode, owner, group, label } = add;
         Self {
             name,
             card,
-            vram_mib,
+            profile,
+            vram_mib: vram_mib.unwrap_or_default(),
             memory: memory.into(),
             time: time.share(),
             on_stuck: policies.on_stuck.unwrap_or_default(),
@@ -152,7 +170,7 @@ fn path(name: &str) -> String {
 pub(super) fn answer(client: &Client, form: Form, command: TenantCommand) -> Result<String, ClientError> {
     match command {
         TenantCommand::Add(add) => {
-            let tenant: Tenant = client.post("/v1/tenants", &TenantSpec::from(*add))?;
+            let tenant: Tenant = client.post("/v1/tenants", &add.table()?)?;
             Ok(form.of(&tenant, show))
         }
         TenantCommand::Remove { name } => {
@@ -167,6 +185,7 @@ pub(super) fn answer(client: &Client, form: Form, command: TenantCommand) -> Res
             let tenant: Tenant = client.get(&path(&name))?;
             Ok(form.of(&tenant, show))
         }
+        TenantCommand::Cdi(cdi) => cdi.run(client, form),
         TenantCommand::Set(set) => {
             let Set { name, memory, time, policies: Policies { on_stuck, on_remove } } = *set;
             let memory = table(&VmMemory::from(memory)).map_err(ClientError::protocol)?;
@@ -261,6 +280,7 @@ fn show(tenant: &Tenant) -> String {
     let rows = [
         ("name", tenant.name.clone()),
         ("card", tenant.card.clone()),
+        ("profile", tenant.profile.clone().unwrap_or_else(|| NOTHING.to_owned())),
         ("served", if tenant.served { "yes" } else { "NO" }.to_owned()),
         ("socket", tenant.socket.display().to_string()),
         ("programs", if programs.is_empty() { NOTHING.to_owned() } else { programs.join(" ") }),

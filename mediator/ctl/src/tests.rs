@@ -9,6 +9,7 @@ mod codes;
 mod desired;
 mod firmware;
 mod host;
+mod profile;
 mod sched;
 
 /// What one run printed, and its code.

@@ -14,6 +14,7 @@ use super::{Daemon, DaemonError, State, account};
 use api::{Action, Applied, CardSettings, Comparison, Desired, ErrorCode, Exported, KeyChange, Kind, Step};
 use config::check::{self, MAX_TENANTS, MAX_VMS, RefusalKind};
 use config::patch::{Difference, differences, patched, table, with};
+use config::profile::Of;
 use config::{CardKind, CardSpec, TenantSpec, VmSpec, live};
 
 /// Why a part of a desired state cannot be had.
@@ -158,8 +159,15 @@ impl Daemon {
         }
         for (index, patch) in desired.vm.iter().enumerate() {
             let Some(name) = plan.name(Kind::Vm, index, patch) else { continue };
+            let patch = match self.expanded(patch, Of::Vm) {
+                Ok(patch) => patch,
+                Err(what) => {
+                    plan.say(ErrorCode::Invalid, described(Kind::Vm, &name), what);
+                    continue;
+                }
+            };
             let Some(entry) = state.vms.get(&name) else {
-                match VmSpec::from_table(patch) {
+                match VmSpec::from_table(&patch) {
                     Ok(vm) => {
                         let step = Step { kind: Kind::Vm, name, action: Action::Create, changes: Vec::new() };
                         plan.items.push(Item { vm: Some(vm), ..Item::new(step) });
@@ -169,7 +177,7 @@ impl Daemon {
                 continue;
             };
             let whole = |vm: &VmSpec| vm.whole(&self.spec.socket_dir);
-            let (step, vm) = plan.compared(Kind::Vm, &name, &entry.spec, patch, whole);
+            let (step, vm) = plan.compared(Kind::Vm, &name, &entry.spec, &patch, whole);
             plan.items.extend(step.map(|step| Item { vm, ..Item::new(step) }));
         }
         self.plan_tenants(&mut plan, state, desired);
@@ -201,8 +209,15 @@ impl Daemon {
     fn plan_tenants(&self, plan: &mut Plan, state: &State, desired: &Desired) {
         for (index, patch) in desired.tenant.iter().enumerate() {
             let Some(name) = plan.name(Kind::Tenant, index, patch) else { continue };
+            let patch = match self.expanded(patch, Of::Tenant) {
+                Ok(patch) => patch,
+                Err(what) => {
+                    plan.say(ErrorCode::Invalid, described(Kind::Tenant, &name), what);
+                    continue;
+                }
+            };
             let Some(now) = state.tenants.get(&name) else {
-                match TenantSpec::from_table(patch) {
+                match TenantSpec::from_table(&patch) {
                     Ok(tenant) => {
                         let step = Step { kind: Kind::Tenant, name, action: Action::Create, changes: Vec::new() };
                         plan.items.push(Item { tenant: Some(tenant), ..Item::new(step) });
@@ -212,7 +227,7 @@ impl Daemon {
                 continue;
             };
             let whole = |tenant: &TenantSpec| tenant.whole(&self.spec.socket_dir);
-            let (step, tenant) = plan.compared(Kind::Tenant, &name, now, patch, whole);
+            let (step, tenant) = plan.compared(Kind::Tenant, &name, now, &patch, whole);
             plan.items.extend(step.map(|step| Item { tenant, ..Item::new(step) }));
         }
     }
@@ -270,10 +285,12 @@ impl Daemon {
         });
         let new =
             plan.items.iter().filter(|item| item.step.action == Action::Create).filter_map(|item| item.vm.as_ref());
-        let mut there: Vec<&VmSpec> = Vec::new();
+        let mut placed: Vec<VmSpec> = Vec::new();
         for vm in staying.chain(new) {
+            let there: Vec<&VmSpec> = placed.iter().collect();
+            let vm = vm.clone().placed(&self.spec, &self.specs, &there);
             let say = |code, what| Obstacle { code, of: described(Kind::Vm, &vm.name), what };
-            let refusals = check::vm(vm, &self.spec, &self.specs, &there);
+            let refusals = check::vm(&vm, &self.spec, &self.specs, &there);
             obstacles.extend(refusals.into_iter().filter_map(|refusal| {
                 // What is invalid was found already.
                 let told = refusal.kind != RefusalKind::Invalid;
@@ -282,8 +299,9 @@ impl Daemon {
             if let Err(error) = account::socket_options(vm.mode, vm.owner.as_deref(), vm.group.as_deref()) {
                 obstacles.push(say(error.code(), error.to_string()));
             }
-            there.push(vm);
+            placed.push(vm);
         }
+        let there: Vec<&VmSpec> = placed.iter().collect();
         if there.len() > MAX_VMS {
             let what = format!("they would be {}, one daemon serves at most {MAX_VMS}; leave some out", there.len());
             obstacles.push(Obstacle { code: ErrorCode::Quota, of: "all VMs".to_owned(), what });

@@ -14,6 +14,9 @@ pub enum DaemonError {
     /// No tenant has the name.
     #[error("there is no tenant `{0}`")]
     NoTenant(String),
+    /// No profile has the name.
+    #[error("there is no profile `{0}`")]
+    NoProfile(String),
     /// No card has the name.
     #[error("there is no card `{0}`")]
     NoCard(String),
@@ -84,6 +87,12 @@ pub enum DaemonError {
         /// Remedy for the operator.
         what_to_do: String,
     },
+    /// A virtual machine is no domain of Xen.
+    #[error("VM `{0}` is no domain of Xen: it has no `xen_domain`")]
+    NoDomain(String),
+    /// A virtual machine is a domain of Xen, and has no socket for another VMM.
+    #[error("VM `{0}` is the domain `{1}` of Xen, and has no socket for another VMM")]
+    IsDomain(String, String),
     /// A virtual machine has its card by passthrough, so nobody shares the card's time.
     #[error("VM `{0}` has its card by passthrough, which has no scheduler then")]
     NoScheduler(String),
@@ -150,11 +159,12 @@ impl DaemonError {
     #[must_use]
     pub fn code(&self) -> ErrorCode {
         match self {
-            Self::NoVm(_) | Self::NoTenant(_) | Self::NoCard(_) => ErrorCode::NotFound,
+            Self::NoVm(_) | Self::NoTenant(_) | Self::NoProfile(_) | Self::NoCard(_) => ErrorCode::NotFound,
             Self::NoRecordOfCuda(_) | Self::Crowded(_) | Self::TenantThere(_) => ErrorCode::Conflict,
             Self::Busy(..) | Self::NoScheduler(_) | Self::Unscheduled(_) | Self::NoRecord(_) => ErrorCode::Conflict,
             Self::TooMany(_) | Self::TooManyTenants(_) | Self::Quota { .. } => ErrorCode::Quota,
             Self::NoAccount { .. } | Self::Setting { .. } | Self::Query(_) => ErrorCode::Invalid,
+            Self::NoDomain(_) | Self::IsDomain(..) => ErrorCode::Invalid,
             Self::Changed { .. } => ErrorCode::Conflict,
             Self::Desired(obstacles) => {
                 // The first of these is what to see to first.
@@ -185,6 +195,7 @@ impl DaemonError {
     pub fn what_to_do(&self) -> &str {
         match self {
             Self::NoTenant(_) => "see `mediatorctl tenant list` for the names",
+            Self::NoProfile(_) => "see `mediatorctl profile list` for the names",
             Self::Owner(_) => {
                 "try again: an owner that ends, or does not answer for 10 s, is started again, and its programs go on meanwhile; if \
                  that does not help, see the daemon's log"
@@ -200,6 +211,8 @@ impl DaemonError {
             Self::TenantThere(_) => "choose another name, or change that one with `mediatorctl tenant set`",
             Self::NoAccount { .. } => "name an existing one, or its number",
             Self::Quota { what_to_do, .. } => what_to_do,
+            Self::NoDomain(_) => "add it with `xen_domain` to have a domain with its vGPU, or name another VMM",
+            Self::IsDomain(..) => "ask for --vmm xen",
             Self::NoScheduler(_) => "to have it share the card's time, remove it and add it without passthrough",
             Self::Unscheduled(_) => "see `mediatorctl card show` for the cards",
             Self::NoRecord(_) => "try again when the other record is done, or a VM has been added",

@@ -1,7 +1,7 @@
 //! The daemon's core: which cards and virtual machines there are, and how they come and go.
 //!
 //! Parts: [`backend`] (the seam to what serves a virtual machine), [`cards`] (the cards of a configuration),
-//! `vm` (a virtual machine's thread), `scheduling` (how the time of cards is shared, live), [`desired`] (all that can be changed,
+//! `vm` (a virtual machine's thread), `front` (a socket or a domain of Xen), `scheduling` (how the time of cards is shared, live), [`desired`] (all that can be changed,
 //! at once), [`state`] (what of that outlives the daemon), [`sockets`] and [`activation`] (listening sockets, made or from the
 //! service manager), [`account`] (users and groups), [`error`], `devices` (crate `vgpu` behind the seam), [`admin`] (the admin
 //! API), [`serving`] (from ready to the end), [`logging`], `fixture` (feature `test-rig`: a daemon for tests).
@@ -20,11 +20,10 @@ use std::sync::atomic::Ordering;
 
 use locks::{Mutex, rank};
 use vmm_glue::memory::MemoryLimits;
-use vmm_glue::server::{Server, ServerOptions};
 use vmm_glue::{Link, StopHandle};
 
 use config::check::{self, MAX_VMS};
-use config::{CardKind, CardSpec, Config, DaemonSpec, RamSpec, TenantSpec, VmSpec};
+use config::{CardKind, CardSpec, Config, DaemonSpec, ProfileSpec, RamSpec, TenantSpec, VmSpec};
 
 pub mod account;
 pub mod activation;
@@ -38,8 +37,10 @@ mod durations;
 pub mod error;
 #[cfg(any(test, feature = "test-rig"))]
 pub mod fixture;
+mod front;
 pub mod logging;
 mod memory;
+mod profiles;
 mod revision;
 mod scheduling;
 pub mod serving;
@@ -57,8 +58,9 @@ pub use scheduling::{HISTORY_MS, RECORD_BYTES, SchedulerRecord, WINDOW_MS};
 
 use backend::{BackendStatus, CardBackend, OpenCard};
 use cuda::CudaCard;
+use front::Front;
 use revision::Revision;
-use sockets::{Listening, Sockets};
+use sockets::Sockets;
 use state::{Keeper, Live, Tuning};
 use vm::{End, Running};
 
@@ -140,6 +142,7 @@ struct Card {
 pub struct Daemon {
     spec: DaemonSpec,
     specs: Vec<CardSpec>,
+    profiles: Vec<ProfileSpec>,
     cards: BTreeMap<String, Card>,
     state: Mutex<rank::Daemon, State>,
     /// Held while a virtual machine is added or removed.
@@ -162,7 +165,7 @@ impl Daemon {
         sockets: Sockets,
         keeper: Keeper,
     ) -> Result<Arc<Self>, DaemonError> {
-        let Config { daemon, cards: specs, vms, tenants } = config;
+        let Config { daemon, cards: specs, vms, tenants, profiles } = config;
         let mut cards = BTreeMap::new();
         for spec in &specs {
             let failed = |error| DaemonError::Failed(format!("card `{}` cannot be opened: {error}", spec.name));
@@ -189,6 +192,7 @@ impl Daemon {
         let daemon = Arc::new(Self {
             spec: daemon,
             specs,
+            profiles,
             cards,
             state: Mutex::new(state),
             changing: Mutex::new(()),
@@ -271,6 +275,7 @@ impl Daemon {
             return Err(DaemonError::TooMany(MAX_VMS));
         }
         let others: Vec<_> = state.vms.values().map(|entry| &entry.spec).collect();
+        let spec = spec.placed(&self.spec, &self.specs, &others);
         let mut refusals = check::vm(&spec, &self.spec, &self.specs, &others);
         refusals.extend(taken_by_tenant(&state, &spec));
         if !refusals.is_empty() {
@@ -309,19 +314,14 @@ impl Daemon {
         let name = &spec.name;
         let card = self.cards.get(&spec.card).ok_or_else(|| DaemonError::NoCard(spec.card.clone()))?;
         let failed = |what: &dyn std::fmt::Display| DaemonError::Failed(format!("VM `{name}` cannot be added: {what}"));
-        // The socket first: it is what most often fails, and costs nothing to give back. Nobody is accepted before the
-        // thread runs; a VMM that connects early waits in the backlog.
-        let rights = account::socket_options(spec.mode, spec.owner.as_deref(), spec.group.as_deref())?;
-        let path = spec.socket_path(&self.spec.socket_dir);
-        let Listening { listener, path } = self.sockets.of_vm(name, &path, &rights)?;
+        // The front first: it is what most often fails, and costs nothing to give back.
+        let front = Front::open(spec, &self.spec.socket_dir, &self.sockets)?;
+        let ram = self.state.lock().ram(spec, &card.spec);
+        // The card's owner minds the quota, which may change; a card that is passed through has no other user.
+        let mapped_bytes = if spec.passthrough { memory::bytes(ram.quota_mib) } else { owner::iova::SHARED_BYTES };
+        let limits = MemoryLimits { mapped_bytes, ..MemoryLimits::default() };
+        let (server, path) = front.serve(name, limits, &self.sockets)?;
         let built = || {
-            let ram = self.state.lock().ram(spec, &card.spec);
-            // The card's owner minds the quota, which may change; a card that is passed through has no other user.
-            let mapped_bytes = if spec.passthrough { memory::bytes(ram.quota_mib) } else { owner::iova::SHARED_BYTES };
-            let limits = MemoryLimits { mapped_bytes, ..MemoryLimits::default() };
-            let options = ServerOptions { memory: limits, ..ServerOptions::default() };
-            let server = Server::from_listener(listener, options).map_err(|error| failed(&error))?;
-            let server = server.kept_by(self.sockets.keeper(name));
             let link = Link::new(card.backend.irqs()).map_err(|error| failed(&error))?;
             let stop = StopHandle::new().map_err(|error| failed(&error))?;
             link.memory().first_touches().set_limit(memory::touch_limit(&ram));
@@ -331,10 +331,10 @@ impl Daemon {
                 Some(what_to_do) => DaemonError::Quota { of: format!("VM `{name}`"), what: error.what, what_to_do },
                 None => failed(&error),
             })?;
-            Ok((server, link, stop, built))
+            Ok((link, stop, built))
         };
         match built() {
-            Ok((server, link, stop, built)) => Running::start(name, server, path, link, stop, built),
+            Ok((link, stop, built)) => Running::start(name, server, path, link, stop, built),
             Err(error) => {
                 if let Some(path) = path {
                     path.forget();
@@ -561,13 +561,17 @@ fn show(Found { spec, life, ram }: Found) -> api::Vm {
     api::Vm {
         name: spec.name.clone(),
         card: spec.card.clone(),
+        profile: spec.profile.clone(),
         mode: if spec.passthrough { api::VmMode::Passthrough } else { api::VmMode::Mediated },
         state,
         error: seen.and_then(|seen| seen.failed.lock().clone()),
         socket: running.and_then(|running| running.socket.clone()),
-        client: running
-            .and_then(|running| running.link.client())
-            .map(|client| api::Client { pid: client.pid, uid: client.uid }),
+        xen_domain: spec.xen_domain.clone(),
+        client: running.and_then(|running| running.link.client()).map(|client| api::Client {
+            pid: client.pid,
+            uid: client.uid,
+            domain: client.domain,
+        }),
         vram_mib: spec.vram_mib.unwrap_or(vram_mib),
         channels_limit: if spec.passthrough { check::MAX_CHANNELS } else { spec.channels() },
         channels_used,

@@ -30,6 +30,21 @@ fn added_vm_serves_its_socket_with_the_rights_asked_for() {
 }
 
 #[test]
+fn domain_of_xen_is_refused_on_a_host_without_it_and_leaves_nothing() {
+    if std::path::Path::new("/dev/xen/privcmd").exists() {
+        return;
+    }
+    let fixture = Fixture::new();
+    let spec = VmSpec { xen_domain: Some("guest".to_owned()), ..VmSpec::new("a", "card0", 64) };
+    let error = fixture.daemon.add(spec).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("/dev/xen/privcmd") && text.contains("xen-privcmd"), "{text}");
+    assert!(matches!(fixture.daemon.vm("a"), Err(DaemonError::NoVm(_))));
+    assert!(!fixture.path("a.sock").exists());
+    fixture.daemon.add(VmSpec::new("a", "card0", 64)).unwrap();
+}
+
+#[test]
 fn removed_vm_drops_its_client_its_socket_and_its_share_and_leaves_others_alone() {
     let fixture = Fixture::new();
     fixture.daemon.add(VmSpec::new("a", "card0", 64)).unwrap();

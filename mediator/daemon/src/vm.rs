@@ -9,11 +9,11 @@ use std::thread::JoinHandle;
 use locks::{Mutex, rank};
 use vmm_glue::device::NUM_REGIONS;
 use vmm_glue::link::StopHandle;
-use vmm_glue::server::Server;
 use vmm_glue::{AccessError, Device, DmaRegion, Link, MapError, RegionIndex, RegionInfo};
 
 use super::backend::{Built, VmBackend};
 use super::error::DaemonError;
+use super::front::FrontServer;
 use super::sockets::SocketPath;
 
 /// Status that the device's calls have shown, for the operator.
@@ -29,7 +29,7 @@ pub(super) struct Seen {
 
 /// A virtual machine with its thread.
 pub(super) struct Running {
-    /// Path of the socket, unless the service manager made it.
+    /// Path of the socket, unless the service manager made it, or there is none.
     pub socket: Option<PathBuf>,
     /// The same, as long as it is served.
     socket_path: Arc<Mutex<rank::SocketPath, Option<SocketPath>>>,
@@ -44,7 +44,7 @@ impl Running {
     /// Starts the thread of a virtual machine, which ends by `stop`.
     pub fn start(
         name: &str,
-        server: Server,
+        server: FrontServer,
         socket_path: Option<SocketPath>,
         link: Link,
         stop: StopHandle,
@@ -120,7 +120,7 @@ fn give_back(name: &str, backend: &dyn VmBackend) {
 /// Parts that a virtual machine's thread works with.
 struct Work {
     device: Observed,
-    server: Server,
+    server: FrontServer,
     socket_path: Arc<Mutex<rank::SocketPath, Option<SocketPath>>>,
     link: Link,
     stop: StopHandle,
@@ -128,9 +128,9 @@ struct Work {
 
 impl Work {
     fn run(self) {
-        let Self { mut device, server, socket_path, link, stop } = self;
+        let Self { mut device, mut server, socket_path, link, stop } = self;
         let seen = Arc::clone(&device.seen);
-        tracing::info!("waiting for a VMM");
+        tracing::info!("waiting for {}", server.awaits());
         let result = catch_unwind(AssertUnwindSafe(|| server.run(&link, &mut device, &stop)));
         let failed = match result {
             Ok(Ok(())) => None,

@@ -2,7 +2,7 @@
 //!
 //! Parts: [`Rig`] (the card), [`altered`] (what a test changes of it), [`Guest`] (one VM: registers, apertures, RAM, interrupts), [`driver`] (what a driver in
 //! the guest does with them), [`paravirtual`] (a driver that knows us), [`fuzz`] (any sequence of accesses against it);
-//! [`RemoteGuest`] (the same behind the socket of a daemon) and [`Machine`] (what a driver wants of either);
+//! [`RemoteGuest`] (the same behind the socket of a daemon), [`xen`] (a domain of Xen without Xen) and [`Machine`] (what a driver wants of any);
 //! [`service_manager`] (what starts a daemon, and keeps its sockets). Mistakes of the caller panic.
 //!
 //! What it does not do: boot a guest, or run a VMM; the crate `tests` does.
@@ -14,6 +14,7 @@ mod machine;
 pub mod paravirtual;
 mod remote;
 pub mod service_manager;
+pub mod xen;
 
 use card::Card;
 use nvspec::regs::{pbus, windows::pramin};

@@ -1,4 +1,4 @@
-//! Region accesses: bounds, and the cutting into naturally aligned pieces of at most 8 bytes.
+//! Region accesses: bounds, and what is done with each.
 
 use rustix::io::Errno;
 use zerocopy::FromBytes;
@@ -7,10 +7,8 @@ use super::Outbox;
 use super::session::{Refusal, Session, refuse, too_short};
 use crate::counters::add;
 use crate::device::{AccessError, Device, RegionIndex};
+use crate::pieces::{next, piece};
 use crate::protocol::{Header, MultiWrite, RegionAccess};
-
-/// Largest piece in bytes that a device sees.
-const MAX_PIECE: usize = 8;
 
 impl Session {
     pub(super) fn region_read(
@@ -148,47 +146,5 @@ impl Session {
         };
         let RegionAccess { offset, region, count } = access;
         Refusal { errno, reason: format!("{error}: {count} bytes at {offset:#x} of region {region}") }
-    }
-}
-
-/// Length of the first piece of `len` bytes at `offset`: a power of two up to 8 to which the offset is aligned.
-fn piece(offset: u64, len: usize) -> usize {
-    let aligned = 1usize << offset.trailing_zeros().min(3);
-    let fits = 1usize << len.max(1).ilog2();
-    aligned.min(fits).min(MAX_PIECE)
-}
-
-fn next(offset: u64, len: usize) -> u64 {
-    offset.saturating_add(u64::try_from(len).unwrap_or(0))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn pieces(offset: u64, len: usize) -> Vec<(u64, usize)> {
-        let (mut at, mut rest, mut all) = (offset, len, vec![]);
-        while rest != 0 {
-            let piece = piece(at, rest);
-            all.push((at, piece));
-            at = next(at, piece);
-            rest -= piece;
-        }
-        all
-    }
-
-    #[test]
-    fn aligned_accesses_stay_whole() {
-        for len in [1, 2, 4, 8] {
-            assert_eq!(pieces(0x18, len), [(0x18, len)]);
-        }
-    }
-
-    #[test]
-    fn unaligned_and_odd_accesses_are_cut_into_aligned_pieces() {
-        assert_eq!(pieces(3, 4), [(3, 1), (4, 2), (6, 1)]);
-        assert_eq!(pieces(4, 8), [(4, 4), (8, 4)]);
-        assert_eq!(pieces(0, 7), [(0, 4), (4, 2), (6, 1)]);
-        assert_eq!(pieces(0, 20), [(0, 8), (8, 8), (16, 4)]);
     }
 }

@@ -183,7 +183,7 @@ impl Session {
         }
         match negotiate(body, self.max_transfer, self.limits.regions) {
             Ok((peer, text)) => {
-                let ClientInfo { pid, uid } = self.client;
+                let ClientInfo { pid, uid, .. } = self.client;
                 tracing::info!(pid, uid, minor = peer.minor, complete = peer.complete, "VMM connected");
                 out.reply(&header, &Version { major: 0, minor: peer.minor }, &text);
                 self.peer = Some(peer);

@@ -21,7 +21,7 @@ struct Bench {
 impl Bench {
     fn new() -> Self {
         let link = Link::new(IrqCounts { intx: 1, msi: 2, msix: 4, err: 1, req: 1 }).unwrap();
-        let client = ClientInfo { pid: 0, uid: 0 };
+        let client = ClientInfo { pid: 0, uid: 0, domain: None };
         let mut options = ServerOptions::default();
         options.memory.regions = 16;
         Self { connection: Connection::new(link, &options, client), device: EchoDevice::new(4096, 1, 2) }

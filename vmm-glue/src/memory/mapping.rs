@@ -1,4 +1,4 @@
-//! One mapped file of a client.
+//! One mapped piece of a client's memory: of a file, or of pages that a hypervisor lends.
 #![expect(unsafe_code, reason = "maps memory and hands out volatile slices of it")]
 // UNSAFETY: `mmap` and `munmap` of a client's file, and slices over the mapping. Nothing else here is unsafe.
 
@@ -51,6 +51,35 @@ struct Backing {
     sharing: AtomicU8,
 }
 
+/// Pages that are mapped into this process by other means than a file.
+///
+/// # Safety
+/// [`Self::base`] is page-aligned memory of [`Self::len`] bytes that stays mapped, readable and writable, until the value is
+/// dropped, and is only accessed by volatile means.
+pub unsafe trait LentPages: Send + Sync + std::fmt::Debug {
+    /// Start of the memory.
+    fn base(&self) -> *mut u8;
+
+    /// Bytes, whole pages.
+    fn len(&self) -> usize;
+
+    /// Never true; there is at least one page.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The memory behind a mapping.
+#[derive(Debug)]
+enum Source {
+    File {
+        backing: Arc<Backing>,
+        looked: Looked,
+    },
+    /// Unmapped by being dropped.
+    Lent(#[expect(dead_code, reason = "kept until the mapping goes")] Box<dyn LentPages>),
+}
+
 /// Says whether the client really shares a file's memory, or has a private copy of it (`share=off`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
@@ -62,7 +91,7 @@ pub enum Sharing {
     Private,
 }
 
-/// A client's file, mapped and shared. Accesses never fail: if the client cuts the file short, or the host cannot bring a
+/// A client's memory, mapped and shared. Accesses never fail: if the client cuts the file short, or the host cannot bring a
 /// page in, the whole mapping turns to zeros that belong to nobody and [`Mapping::is_withdrawn`] says so.
 #[derive(Debug)]
 pub struct Mapping {
@@ -77,13 +106,13 @@ pub struct Mapping {
     /// Offset in the file of the region's first byte.
     offset: u64,
     writable: bool,
-    backing: Arc<Backing>,
-    looked: Looked,
+    // Dropped in this order: from the first on, a fault in this range is no longer ours to repair.
     guard: sigbus::Guard,
+    source: Source,
 }
 
 /// A part of a client's file that is to be mapped.
-pub(super) struct ClientFile {
+pub(crate) struct ClientFile {
     pub fd: OwnedFd,
     pub offset: u64,
     pub size: u64,
@@ -100,7 +129,7 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps a part of a client's file. `known` are mappings whose files may be the same.
-    pub(super) fn new<'a>(
+    pub(crate) fn new<'a>(
         file: ClientFile,
         any_file_system: bool,
         known: impl Iterator<Item = &'a Mapping>,
@@ -133,7 +162,7 @@ impl Mapping {
         let len = narrow(size)?;
 
         let backing = known
-            .map(|mapping| &mapping.backing)
+            .filter_map(Mapping::backing)
             .find(|backing| backing.device == stat.st_dev && backing.inode == stat.st_ino)
             .cloned();
         let backing = backing.unwrap_or_else(|| {
@@ -154,8 +183,23 @@ impl Mapping {
         };
         let base = base.map_err(MapFileError::Mmap)?.cast::<u8>();
         let guard = sigbus::Guard::new(base.addr(), mapped, writable, Arc::clone(wake));
-        let looked = Looked::new(len, touches);
-        Ok(Self { base, mapped, skip, len, offset, writable, backing, looked, guard })
+        let source = Source::File { backing, looked: Looked::new(len, touches) };
+        Ok(Self { base, mapped, skip, len, offset, writable, guard, source })
+    }
+
+    /// Takes pages that somebody lends, all of them, to be read and written.
+    pub(crate) fn of_lent(pages: Box<dyn LentPages>, wake: &Arc<Wake>) -> Self {
+        let (base, len) = (pages.base(), pages.len());
+        let guard = sigbus::Guard::new(base.addr(), len, true, Arc::clone(wake));
+        Self { base, mapped: len, skip: 0, len, offset: 0, writable: true, guard, source: Source::Lent(pages) }
+    }
+
+    /// The file, of a mapping that has one.
+    fn backing(&self) -> Option<&Arc<Backing>> {
+        match &self.source {
+            Source::File { backing, .. } => Some(backing),
+            Source::Lent(_) => None,
+        }
     }
 
     /// Bytes of the region.
@@ -185,12 +229,13 @@ impl Mapping {
 
     /// Returns whether the client has sealed the file against being cut short.
     pub fn is_sealed(&self) -> bool {
-        self.backing.sealed
+        self.backing().is_none_or(|backing| backing.sealed)
     }
 
     /// Says whether the client shares the memory of this file, as far as it is known.
     pub fn sharing(&self) -> Sharing {
-        match self.backing.sharing.load(Ordering::Relaxed) {
+        let Some(backing) = self.backing() else { return Sharing::Shared };
+        match backing.sharing.load(Ordering::Relaxed) {
             1 => Sharing::Shared,
             2 => Sharing::Private,
             _ => Sharing::Unknown,
@@ -200,16 +245,20 @@ impl Mapping {
     /// Returns whether `len` bytes at `offset` may be accessed: what of them nobody has touched yet is counted to this process,
     /// as far as the operator allows. Called before each access.
     pub fn may_touch(&self, offset: usize, len: usize) -> bool {
-        self.looked.may_touch(offset, len, |page| self.data_from(page))
+        match &self.source {
+            Source::File { backing, looked } => looked.may_touch(offset, len, |page| self.data_from(backing, page)),
+            // The pages are the guest's, and are counted to it already.
+            Source::Lent(_) => true,
+        }
     }
 
     /// The first page from `page` on that holds data, by the file; the last one there can be if there is none.
-    fn data_from(&self, page: usize) -> usize {
+    fn data_from(&self, backing: &Backing, page: usize) -> usize {
         let page_size = super::PAGE_SIZE;
         let start = u64::try_from(page).unwrap_or(u64::MAX).saturating_mul(page_size).saturating_add(self.offset);
         // Moves the position of the client's file, which nobody has a use for. Of a file system that knows of no holes all is
         // data: huge pages, which no control group is charged for by `MemoryMax`.
-        match rustix::fs::seek(&self.backing.fd, rustix::fs::SeekFrom::Data(start)) {
+        match rustix::fs::seek(&backing.fd, rustix::fs::SeekFrom::Data(start)) {
             Ok(at) => usize::try_from(at.saturating_sub(self.offset) / page_size).unwrap_or(usize::MAX),
             Err(Errno::NXIO) => usize::MAX,
             Err(_) => page,
@@ -223,17 +272,21 @@ impl Mapping {
             Sharing::Shared => 1,
             Sharing::Private => 2,
         };
-        self.backing.sharing.store(number, Ordering::Relaxed);
+        if let Some(backing) = self.backing() {
+            backing.sharing.store(number, Ordering::Relaxed);
+        }
     }
 
     /// Reads the file at `offset` of the region without bringing pages into it, unlike an access to the mapping.
     pub(crate) fn peek(&self, offset: u64, data: &mut [u8]) -> Result<usize, Errno> {
-        rustix::io::pread(&self.backing.fd, data, self.offset.saturating_add(offset))
+        let backing = self.backing().ok_or(Errno::NOTSUP)?;
+        rustix::io::pread(&backing.fd, data, self.offset.saturating_add(offset))
     }
 
     /// 512-byte blocks that the whole file occupies.
     pub(crate) fn blocks(&self) -> Result<u64, Errno> {
-        rustix::fs::fstat(&self.backing.fd).map(|stat| u64::try_from(stat.st_blocks).unwrap_or(0))
+        let backing = self.backing().ok_or(Errno::NOTSUP)?;
+        rustix::fs::fstat(&backing.fd).map(|stat| u64::try_from(stat.st_blocks).unwrap_or(0))
     }
 }
 
@@ -256,6 +309,9 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // First: from here on, a fault in this range is no longer ours to repair.
         self.guard.release();
+        if matches!(self.source, Source::Lent(_)) {
+            return;
+        }
         // SAFETY: `base` and `mapped` are what `mmap` gave; slices borrow `self`, so none is left.
         let result = unsafe { rustix::mm::munmap(self.base.cast(), self.mapped) };
         if let Err(errno) = result {

@@ -17,7 +17,8 @@ use parking_lot::RwLock;
 use thiserror::Error;
 use vm_memory::VolatileMemory;
 
-pub use mapping::{MapFileError, Mapping, Sharing};
+pub(crate) use mapping::ClientFile;
+pub use mapping::{LentPages, MapFileError, Mapping, Sharing};
 pub(crate) use sigbus::withdrawals;
 pub use touched::FirstTouches;
 
@@ -233,6 +234,39 @@ impl GuestMemory {
         wake: &Arc<Wake>,
     ) -> Result<DmaRegion, AddError> {
         let AddRegion { gpa, size, offset, readable, writable, fd } = request;
+        let map = |table: &MemoryTable| {
+            let Some(fd) = fd else { return Ok(None) };
+            table.room_for(size, limits)?;
+            let known = table.regions.iter().filter_map(|region| region.mapping.as_deref());
+            let touches = Arc::clone(&self.touches);
+            let file = ClientFile { fd, offset, size, writable, touches };
+            Ok(Some(Arc::new(Mapping::new(file, limits.any_file_system, known, wake)?)))
+        };
+        self.place((gpa, size, offset), (readable, writable), limits, map)
+    }
+
+    /// Adds a region at `gpa` that is all of `mapping`, which the guest may read and write.
+    pub(crate) fn add_mapping(
+        &self,
+        gpa: u64,
+        mapping: Arc<Mapping>,
+        limits: &MemoryLimits,
+    ) -> Result<DmaRegion, AddError> {
+        let size = len64(mapping.len());
+        self.place((gpa, size, 0), (true, true), limits, |table| {
+            table.room_for(size, limits)?;
+            Ok(Some(mapping))
+        })
+    }
+
+    /// Checks a region, has it mapped, and adds it.
+    fn place(
+        &self,
+        (gpa, size, offset): (u64, u64, u64),
+        (readable, writable): (bool, bool),
+        limits: &MemoryLimits,
+        map: impl FnOnce(&MemoryTable) -> Result<Option<Arc<Mapping>>, AddError>,
+    ) -> Result<DmaRegion, AddError> {
         if size == 0 || [gpa, size, offset].iter().any(|value| value % PAGE_SIZE != 0) {
             return Err(AddError::Unaligned { gpa, size, offset });
         }
@@ -246,19 +280,7 @@ impl GuestMemory {
         if table.regions.len() >= limits.regions {
             return Err(AddError::TooMany(table.regions.len()));
         }
-        let mapping = match fd {
-            None => None,
-            Some(fd) => {
-                let have = table.mapped_bytes();
-                if have.checked_add(size).is_none_or(|sum| sum > limits.mapped_bytes) {
-                    return Err(AddError::TooMuch { have, limit: limits.mapped_bytes });
-                }
-                let known = table.regions.iter().filter_map(|region| region.mapping.as_deref());
-                let touches = Arc::clone(&self.touches);
-                let file = mapping::ClientFile { fd, offset, size, writable, touches };
-                Some(Arc::new(Mapping::new(file, limits.any_file_system, known, wake)?))
-            }
-        };
+        let mapping = map(&table)?;
         let region = DmaRegion::new(gpa, size, readable, writable, mapping);
         Arc::make_mut(&mut table).regions.insert(place, region.clone());
         Ok(region)
@@ -277,6 +299,15 @@ impl MemoryTable {
     pub fn mapped_bytes(&self) -> u64 {
         let mapped = self.regions.iter().filter(|region| region.mapping.is_some());
         mapped.map(|region| region.size).fold(0, u64::saturating_add)
+    }
+
+    /// Checks that `size` more bytes may be mapped.
+    fn room_for(&self, size: u64, limits: &MemoryLimits) -> Result<(), AddError> {
+        let have = self.mapped_bytes();
+        match have.checked_add(size) {
+            Some(sum) if sum <= limits.mapped_bytes => Ok(()),
+            _ => Err(AddError::TooMuch { have, limit: limits.mapped_bytes }),
+        }
     }
 }
 

@@ -1,14 +1,16 @@
 //! The mistakes: each takes away what its `what` says. Those of crates under `mediator/` are in [`mediator`], those of CUDA's in
-//! [`cuda`], those of crates that check what guests say in [`guests`], those of `fleet` in [`fleet`], those of saved state
-//! in [`state`].
+//! [`cuda`], those of crates that check what guests say in [`guests`], those of `fleet` in [`fleet`], those of the front for
+//! Xen in [`xen`], those of saved state in [`state`].
 
 use super::Mutation;
 
 mod cuda;
 mod fleet;
 mod guests;
+mod hosts;
 mod mediator;
 mod state;
+mod xen;
 
 /// All mistakes.
 pub(super) fn mutations() -> impl Iterator<Item = &'static Mutation> {
@@ -19,6 +21,8 @@ pub(super) fn mutations() -> impl Iterator<Item = &'static Mutation> {
         .chain(guests::MUTATIONS)
         .chain(fleet::MUTATIONS)
         .chain(state::MUTATIONS)
+        .chain(hosts::MUTATIONS)
+        .chain(xen::MUTATIONS)
 }
 
 const MUTATIONS: &[Mutation] = &[

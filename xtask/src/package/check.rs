@@ -10,8 +10,10 @@ use anyhow::{Context, Result};
 use super::output;
 
 /// What must be in it, with its access rights.
-const EXPECTED: [(&str, &str); 14] = [
+pub(super) const EXPECTED: [(&str, &str); 17] = [
+    ("etc/apparmor.d/abstractions/libvirt-qemu.d/gpu-mediator", "-rw-r--r--"),
     ("etc/gpu-mediator.toml", "-rw-r--r--"),
+    ("etc/libvirt/hooks/qemu.d/gpu-mediator", "-rwxr-xr-x"),
     ("usr/bin/mediatorctl", "-rwxr-xr-x"),
     ("usr/bin/mediatord", "-rwxr-xr-x"),
     ("usr/lib/systemd/system/gpu-mediator.service", "-rw-r--r--"),
@@ -20,6 +22,7 @@ const EXPECTED: [(&str, &str); 14] = [
     ("usr/share/doc/gpu-mediator/configuration.md", "-rw-r--r--"),
     ("usr/share/doc/gpu-mediator/copyright", "-rw-r--r--"),
     ("usr/share/doc/gpu-mediator/examples/cuda.conf", "-rw-r--r--"),
+    ("usr/share/doc/gpu-mediator/examples/plugstack.conf", "-rw-r--r--"),
     ("usr/share/fish/vendor_completions.d/mediatorctl.fish", "-rw-r--r--"),
     ("usr/share/man/man1/mediatorctl.1.gz", "-rw-r--r--"),
     ("usr/share/man/man5/gpu-mediator.toml.5.gz", "-rw-r--r--"),

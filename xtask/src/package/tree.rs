@@ -56,6 +56,16 @@ impl Tree {
         self.write(path, &bytes, 0o644)
     }
 
+    /// All files of the package by their paths in it, in order, with their access rights.
+    pub fn listed(&self) -> Result<Vec<(String, u32)>> {
+        let listed = |path: PathBuf| {
+            let mode = fs::metadata(self.0.join(&path))?.permissions().mode();
+            let path = path.to_str().context("a file's name is not UTF-8")?.to_owned();
+            Ok((path, mode))
+        };
+        self.files()?.into_iter().map(listed).collect()
+    }
+
     /// All files of the package with their paths in it, in order.
     fn files(&self) -> Result<Vec<PathBuf>> {
         let mut files: Vec<_> = self.all()?.into_iter().filter(|path| self.0.join(path).is_file()).collect();

@@ -15,7 +15,7 @@ use super::arena;
 use super::handles::{Backing, Handles, Pages as _};
 use super::kept::Kept;
 use super::opened::Opened;
-use super::ordered::{Lane, Ordered};
+use super::ordered::{Behind, Lane, Ordered};
 use super::pages::{Driver, POSIX};
 use super::region::Region;
 use crate::driver::{self, Address, Handle, OUT_OF_MEMORY, Object, SUCCESS};
@@ -174,7 +174,7 @@ pub fn free(address: Address) -> bool {
     }
     if gate::captures() {
         // Work that is being captured must not be waited for: it goes when an allocation looks next.
-        memory.ordered.put_behind(driver::current_context() as u64, None, address);
+        memory.ordered.put_behind(driver::current_context() as u64, Behind::All, address);
         return true;
     }
     drop(guard);
@@ -205,6 +205,7 @@ pub fn allocate_after(
     stream: Object,
     per_thread: bool,
 ) -> Result<Address, c_int> {
+    TOUCHED.store(true, Ordering::Relaxed);
     let again = lane(stream, per_thread).and_then(|lane| lock().as_mut()?.ordered.take(lane, arena::rounded(bytes)?));
     again.map_or_else(|| allocate(device, card, bytes), Ok)
 }
@@ -218,8 +219,8 @@ pub fn free_after(address: Address, stream: Object, per_thread: bool) -> bool {
         Some(lane) => memory.ordered.put(lane, bytes, address),
         None => {
             let lane = Lane { context: driver::current_context() as u64, stream: stream as u64, per_thread };
-            let event = memory.record(lane);
-            memory.ordered.put_behind(lane.context, event, address);
+            let behind = memory.record(lane).map_or(Behind::All, Behind::Event);
+            memory.ordered.put_behind(lane.context, behind, address);
         }
     }
     true
@@ -551,34 +552,40 @@ impl Memory {
         (base == address && !self.ordered.is_freed(address)).then_some(bytes)
     }
 
-    /// Records an event in a lane. None: the driver does not take one, or the stream captures.
+    /// Records an event in a lane. None: the driver does not take one.
     fn record(&mut self, lane: Lane) -> Option<u64> {
-        let before = driver::current_context();
-        let elsewhere = before as u64 != lane.context;
-        if elsewhere {
-            // SAFETY: the program has freed memory with this context, and has not destroyed it.
-            unsafe { driver::ctx_set_current(lane.context as Object) };
-        }
         let event = self.ordered.spare(lane.context).or_else(|| {
             let mut event = std::ptr::null_mut();
             // SAFETY: the pointer is valid. The event has no time.
             (unsafe { driver::event_create(&raw mut event, 2) } == SUCCESS).then_some(event as u64)
         });
-        let recorded = event.filter(|event| {
+        event.filter(|event| {
             let record = if lane.per_thread { driver::event_record_per_thread } else { driver::event_record };
             // SAFETY: an event of ours, and a stream of the program's that lives.
             unsafe { record(*event as Object, lane.stream as Object) == SUCCESS }
-        });
-        if elsewhere {
+        })
+    }
+
+    /// Puts what a lane has freed behind its work, which may have ended.
+    fn gather(&mut self, lane: Lane) {
+        let before = driver::current_context();
+        if before as u64 != lane.context {
+            // SAFETY: the program has freed memory with this context, and has not destroyed it.
+            unsafe { driver::ctx_set_current(lane.context as Object) };
+        }
+        let query = if lane.per_thread { driver::stream_query_per_thread } else { driver::stream_query };
+        let behind = if gate::captures() {
+            Behind::All
+        // SAFETY: a stream of the program's that lives.
+        } else if unsafe { query(lane.stream as Object) } == SUCCESS {
+            Behind::Nothing
+        } else {
+            self.record(lane).map_or(Behind::All, Behind::Event)
+        };
+        if before as u64 != lane.context {
             // SAFETY: it was current before.
             unsafe { driver::ctx_set_current(before) };
         }
-        recorded
-    }
-
-    /// Puts what a lane has freed behind its work.
-    fn gather(&mut self, lane: Lane) {
-        let event = if gate::captures() { None } else { self.record(lane) };
-        self.ordered.gather(lane, event);
+        self.ordered.gather(lane, behind);
     }
 }

@@ -19,12 +19,22 @@ pub struct Lane {
     pub per_thread: bool,
 }
 
-/// Memory that is given up when an event has passed.
+/// Work that must have ended before memory is given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Behind {
+    /// It has.
+    Nothing,
+    /// What an event was recorded behind.
+    Event(u64),
+    /// All of the context.
+    All,
+}
+
+/// Memory that waits for work.
 #[derive(Debug)]
-struct Behind {
+struct Waits {
     context: u64,
-    /// None: when all work of the context has ended.
-    event: Option<u64>,
+    behind: Behind,
     addresses: Vec<Address>,
 }
 
@@ -33,7 +43,7 @@ struct Behind {
 pub struct Ordered {
     /// By the stream that has freed it, and its length.
     loose: HashMap<Lane, HashMap<u64, Vec<Address>>>,
-    behind: Vec<Behind>,
+    waits: Vec<Waits>,
     /// All of it.
     freed: HashSet<Address>,
     /// Events that are not in use, with their contexts.
@@ -57,10 +67,10 @@ impl Ordered {
         self.loose.entry(lane).or_default().entry(bytes).or_default().push(address);
     }
 
-    /// Takes memory back that is given up when an event has passed, or all work of the context has ended.
-    pub fn put_behind(&mut self, context: u64, event: Option<u64>, address: Address) {
+    /// Takes memory back that is given up behind work of a context.
+    pub fn put_behind(&mut self, context: u64, behind: Behind, address: Address) {
         self.freed.insert(address);
-        self.behind.push(Behind { context, event, addresses: vec![address] });
+        self.waits.push(Waits { context, behind, addresses: vec![address] });
     }
 
     /// Returns memory of this length that the same lane has freed.
@@ -85,25 +95,30 @@ impl Ordered {
             .collect()
     }
 
-    /// Puts all that a lane has freed behind an event that was recorded in it, or behind all work of its context.
-    pub fn gather(&mut self, lane: Lane, event: Option<u64>) {
+    /// Puts all that a lane has freed behind work of its context.
+    pub fn gather(&mut self, lane: Lane, behind: Behind) {
         let lengths = self.loose.remove(&lane).unwrap_or_default();
         let addresses: Vec<Address> = lengths.into_values().flatten().collect();
-        self.behind.push(Behind { context: lane.context, event, addresses });
+        self.waits.push(Waits { context: lane.context, behind, addresses });
     }
 
     /// Says if memory waits for all work of a context.
     pub fn waits_for_all(&self) -> bool {
-        self.behind.iter().any(|behind| behind.event.is_none())
+        self.waits.iter().any(|waits| waits.behind == Behind::All)
     }
 
-    /// Gives memory up of which the event has passed, as `passed` says. Without an event it is as `ended` says.
+    /// Gives memory up of which the event has passed, as `passed` says, or all work has ended, as `ended` says.
     pub fn passed(&mut self, passed: impl Fn(u64) -> bool, ended: bool) -> Vec<Address> {
+        let is_done = |behind| match behind {
+            Behind::Nothing => true,
+            Behind::Event(event) => passed(event),
+            Behind::All => ended,
+        };
         let mut done = Vec::new();
-        for Behind { context, event, addresses } in
-            self.behind.extract_if(.., |behind| behind.event.map_or(ended, &passed))
-        {
-            self.spare.extend(event.map(|event| (context, event)));
+        for Waits { context, behind, addresses } in self.waits.extract_if(.., |waits| is_done(waits.behind)) {
+            if let Behind::Event(event) = behind {
+                self.spare.push((context, event));
+            }
             done.extend(addresses);
         }
         for address in &done {
@@ -115,21 +130,21 @@ impl Ordered {
     /// All contexts may end.
     pub fn forget_all(&mut self) {
         let contexts: HashSet<u64> = self.loose.keys().map(|lane| lane.context).collect();
-        let behind = self.behind.iter().map(|behind| behind.context);
+        let waiting = self.waits.iter().map(|waits| waits.context);
         let spare = self.spare.iter().map(|(context, _)| *context);
-        let all: HashSet<u64> = contexts.into_iter().chain(behind).chain(spare).collect();
+        let all: HashSet<u64> = contexts.into_iter().chain(waiting).chain(spare).collect();
         all.into_iter().for_each(|context| self.forget(context));
     }
 
     /// A context ends, and its events with it.
     pub fn forget(&mut self, context: u64) {
         self.spare.retain(|(of, _)| *of != context);
-        for behind in self.behind.iter_mut().filter(|behind| behind.context == context) {
-            behind.event = None;
+        for waits in self.waits.iter_mut().filter(|waits| waits.context == context) {
+            waits.behind = Behind::All;
         }
         let lanes: Vec<Lane> = self.loose.keys().copied().filter(|lane| lane.context == context).collect();
         for lane in lanes {
-            self.gather(lane, None);
+            self.gather(lane, Behind::All);
         }
     }
 }
@@ -159,7 +174,7 @@ mod tests {
         ordered.put(LANE, 512, 0x1000);
         ordered.put(LANE, 1024, 0x2000);
         assert_eq!(ordered.lanes(), [LANE]);
-        ordered.gather(LANE, Some(77));
+        ordered.gather(LANE, Behind::Event(77));
         assert_eq!(ordered.take(LANE, 512), None, "it is promised to whoever needs it");
         assert_eq!(ordered.passed(|_| false, true), []);
         let mut done = ordered.passed(|event| event == 77, false);
@@ -167,6 +182,9 @@ mod tests {
         assert_eq!(done, [0x1000, 0x2000]);
         assert!(ordered.is_empty());
         assert_eq!((ordered.spare(2), ordered.spare(1), ordered.spare(1)), (None, Some(77), None));
+        ordered.put(LANE, 512, 0x3000);
+        ordered.gather(LANE, Behind::Nothing);
+        assert_eq!(ordered.passed(|_| false, false), [0x3000], "the stream had no work any more");
     }
 
     #[test]
@@ -175,7 +193,7 @@ mod tests {
         ordered.put(LANE, 512, 0x1000);
         ordered.put(LANE, 512, 0x2000);
         ordered.take(LANE, 512);
-        ordered.put_behind(1, Some(9), 0x3000);
+        ordered.put_behind(1, Behind::Event(9), 0x3000);
         ordered.forget(1);
         assert!(ordered.waits_for_all());
         assert_eq!(ordered.passed(|_| panic!("its events are gone"), false), []);

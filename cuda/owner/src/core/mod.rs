@@ -268,7 +268,9 @@ impl Core {
         let moves = !self.relocations.is_empty() || suspends || self.watches_memory();
         let memory = moves.then_some(self.balancer.config().return_interval_ns);
         let late = (!self.expected.is_empty()).then(|| self.expected_until.saturating_sub(self.clock));
-        turns.into_iter().chain(memory).chain(late).min().map(|ns| ns.max(50_000))
+        let soonest = turns.into_iter().chain(memory).chain(late).min();
+        // The clock moves on by no more than that, however late the next event is.
+        soonest.map(|ns| ns.clamp(50_000, STEP_MOST))
     }
 
     /// Makes a tenant.

@@ -16,10 +16,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use vram::balance::{By, Request};
 use vram::{Error, MoveId, Step, VmId as TenantId};
 
-/// Bytes of a batch at most: large enough for the link's full rate.
-const BATCH_BYTES: u64 = 512 << 20;
+/// Bytes of a batch at most: large enough for the link's full rate, and small enough that what one process gives up is soon
+/// another one's.
+const BATCH_BYTES: u64 = 256 << 20;
 /// Batches of a process at a time.
-const BATCHES_MOST: usize = 4;
+const BATCHES_MOST: usize = 6;
+/// A process that has more of them gets no new ones: with one new batch for each that ends, they come to be of one chunk each.
+const BATCHES_FEW: usize = 3;
 /// Plans that are made for one event.
 const ROUNDS: u32 = 8;
 /// How long a process that has declined to be quiet is left alone, in ns.
@@ -83,6 +86,9 @@ impl Core {
     pub(super) fn balance(&mut self) {
         self.take_quanta();
         let mut started = self.put_in_place();
+        let full = |relocation: &Relocation| relocation.batches() > BATCHES_FEW;
+        let full: BTreeSet<SessionId> =
+            self.relocations.iter().filter(|(_, relocation)| full(relocation)).map(|(&id, _)| id).collect();
         for _ in 0..ROUNDS {
             let steps = self.plan();
             if steps.is_empty() {
@@ -91,7 +97,7 @@ impl Core {
             let mut by_session: BTreeMap<(SessionId, Memory), Vec<Item>> = BTreeMap::new();
             let mut missing = BTreeSet::new();
             for step in steps {
-                if let Some((session, to, item)) = self.begin(step, &by_session) {
+                if let Some((session, to, item)) = self.begin(step, &by_session, &full) {
                     if !self.pieces.is_ready(item.to) {
                         missing.insert(item.to);
                     }
@@ -148,6 +154,7 @@ impl Core {
         &mut self,
         step: Step,
         begun: &BTreeMap<(SessionId, Memory), Vec<Item>>,
+        full: &BTreeSet<SessionId>,
     ) -> Option<(SessionId, Memory, Item)> {
         let Step { vm: tenant, index, .. } = step;
         match self.tenants.get(&tenant)?.bodies.get(&index)? {
@@ -176,7 +183,7 @@ impl Core {
                 }
                 let under_way = self.relocations.get(&session).map_or(0, Relocation::batches);
                 let new = begun.keys().filter(|(other, _)| *other == session).count();
-                if under_way + new >= BATCHES_MOST {
+                if under_way + new >= BATCHES_MOST || full.contains(&session) {
                     return None;
                 }
                 let moves = self.start(step).ok()??;

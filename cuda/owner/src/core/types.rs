@@ -17,7 +17,7 @@ pub struct PieceId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BatchId(pub u64);
 
-/// What happens to a tenant's process that holds the card or its memory and does not answer.
+/// Fate of a tenant's process that holds the card or its memory and does not answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnStuck {
     /// It is killed.
@@ -27,7 +27,7 @@ pub enum OnStuck {
     Suspend,
 }
 
-/// What an operator says of a tenant.
+/// An operator's word on a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantSpec {
     /// Its name, by which programs ask for it.
@@ -36,15 +36,15 @@ pub struct TenantSpec {
     pub uid: Option<u32>,
     /// Bytes of memory that it believes to have.
     pub memory_bytes: u64,
-    /// What it may have of the card's memory and of the host's, in chunks.
+    /// Parts of the card's memory and of the host's that it may have, in chunks.
     pub limits: Limits,
-    /// What it may have of the card's time.
+    /// Part of the card's time that it may have.
     pub time: VgpuParams,
-    /// What happens when it does not answer.
+    /// Fate of a program that does not answer.
     pub on_stuck: OnStuck,
 }
 
-/// What has happened.
+/// An event.
 #[derive(Debug)]
 pub enum Event {
     /// A process has connected.
@@ -60,7 +60,7 @@ pub enum Event {
     },
     /// A process has said something.
     Said {
-        /// Which.
+        /// The process's connection.
         session: SessionId,
         /// What. Descriptors that came with it have become the pieces in `pieces`, in order.
         message: FromTenant,
@@ -69,19 +69,19 @@ pub enum Event {
     },
     /// A process's connection has ended.
     Gone {
-        /// Which.
+        /// The process's connection.
         session: SessionId,
     },
     /// A piece that was to be made or imported exists, zeroed if it was to be; `None`: it could not be had.
     Made {
-        /// Which.
+        /// The piece.
         piece: PieceId,
         /// The memory that it is of.
         memory: Option<Memory>,
     },
     /// Copies have ended.
     Copied {
-        /// Which.
+        /// The batch.
         batch: BatchId,
         /// They were done.
         done: bool,
@@ -90,7 +90,7 @@ pub enum Event {
     },
     /// The driver has suspended a process, or could not.
     Suspended {
-        /// Whose.
+        /// The process's connection.
         session: SessionId,
         /// It could.
         done: bool,
@@ -125,14 +125,14 @@ pub enum OnStranger {
     Kill,
 }
 
-/// What is to be done, in order.
+/// A thing to be done, in order.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action {
     /// Send a message with the descriptors of these pieces.
     Send {
-        /// To whom.
+        /// The process's connection.
         session: SessionId,
-        /// What.
+        /// The message.
         message: FromOwner,
         /// The pieces.
         pieces: Vec<PieceId>,
@@ -167,7 +167,7 @@ pub enum Action {
     },
     /// Suspend a process. Answered by [`Event::Suspended`].
     Suspend {
-        /// Whose.
+        /// The process's connection.
         session: SessionId,
     },
     /// Kill a process that has no connection.
@@ -177,7 +177,7 @@ pub enum Action {
     },
     /// Kill a process.
     Kill {
-        /// Whose.
+        /// The process's connection.
         session: SessionId,
     },
     /// Listen without sleeping for a while: a turn is about to change hands, and the card is idle meanwhile.
@@ -187,12 +187,12 @@ pub enum Action {
     },
     /// End a connection, behind what was sent.
     Close {
-        /// Whose.
+        /// The process's connection.
         session: SessionId,
     },
 }
 
-/// Why a tenant cannot be had or changed.
+/// Reason that a tenant cannot be had or changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TenantError {
     /// There is one of that name.

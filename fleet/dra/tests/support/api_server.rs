@@ -66,9 +66,7 @@ impl ApiServer {
             .route("/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}", get(claim))
             .route("/apis/events.k8s.io/v1/namespaces/{namespace}/events", axum::routing::post(event))
             .route("/api/v1/nodes/{name}", get(node))
-            .fallback(async |request: axum::extract::Request| {
-                panic!("nothing is to ask for {} {}", request.method(), request.uri());
-            })
+            .fallback(unknown)
             .with_state(self.clone());
         tokio::spawn(async move { axum::serve(listener, router).await });
         address
@@ -213,6 +211,11 @@ fn valid(slice: &ResourceSlice) {
             assert!(taint.value.as_ref().is_none_or(|value| label(value)));
         }
     }
+}
+
+/// Nothing is to ask for anything else.
+async fn unknown(request: axum::extract::Request) -> Response {
+    panic!("{} {}", request.method(), request.uri());
 }
 
 async fn list(State(server): State<ApiServer>, Query(query): Query<BTreeMap<String, String>>) -> Response {

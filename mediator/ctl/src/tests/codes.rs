@@ -5,8 +5,10 @@ use mediatord::fixture::one_card;
 use std::io;
 
 /// Each command with arguments with which it works; VM `a` and card `card0` are there. In the order in which they can run.
-const GOOD: [&[&str]; 37] = [
+const GOOD: [&[&str]; 39] = [
     &["tenant", "list"],
+    &["profile", "list"],
+    &["profile", "show", "sliver"],
     &["vm", "list"],
     &["vm", "show", "a"],
     &["vm", "add", "b", "--card", "card0", "--vram-mib", "16"],
@@ -46,7 +48,7 @@ const GOOD: [&[&str]; 37] = [
 ];
 
 fn served() -> Served {
-    let served = one_card("");
+    let served = one_card("[[profile]]\nname = \"sliver\"\nvram_mib = 16\n");
     let ran = ctl(&served, &["vm", "add", "a", "--card", "card0", "--vram-mib", "16"]);
     assert_eq!(ran.code, Code::Good, "{}", ran.err);
     served
@@ -81,13 +83,15 @@ fn every_command_ends_with_0_when_done_5_without_a_daemon_and_2_when_misspelt() 
     leaves(&<Arguments as clap::CommandFactory>::command(), "", &mut names);
     for name in names {
         let words: Vec<_> = name.split(' ').collect();
-        // These need a tenant: the tests of `cuda-rig` run them; the next two a host with cards: `host`.
+        // These need a tenant: the tests of `cuda-rig` run them; the next two a host with cards: `host`; `doctor` a whole one.
         let known = [
             "sched replay",
+            "doctor",
             "tenant add",
             "tenant remove",
             "tenant show",
             "tenant set",
+            "tenant cdi",
             "run",
             "card bind",
             "card unbind",
@@ -106,12 +110,13 @@ fn every_command_ends_with_0_when_done_5_without_a_daemon_and_2_when_misspelt() 
 #[test]
 fn commands_about_something_that_is_not_there_end_with_3() {
     let served = served();
-    let unknown: [&[&str]; 11] = [
+    let unknown: [&[&str]; 12] = [
         &["vm", "show", "z"],
         &["vm", "remove", "z"],
         &["vm", "launch-args", "z"],
         &["vm", "add", "b", "--card", "z", "--vram-mib", "16"],
         &["card", "show", "z"],
+        &["profile", "show", "z"],
         &["sched", "show", "z"],
         &["sched", "set", "z", "--strikes", "4"],
         &["sched", "set-vm", "z", "--weight", "5"],

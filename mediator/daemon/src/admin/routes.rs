@@ -18,8 +18,7 @@ use vram::To;
 use super::metrics;
 use crate::{Daemon, DaemonError, HISTORY_MS, WINDOW_MS};
 use api::ErrorCode;
-use api::launch::{self, MemorySize, Vmm};
-use config::{TenantSpec, VmSpec};
+use api::launch::{self, MemorySize, SocketVmm, Vmm};
 
 /// Largest body of a request, in bytes.
 const MAX_BODY: usize = 64 << 10;
@@ -61,6 +60,8 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/vms/{name}/memory/hints", post(hints))
         .route("/v1/tenants", get(tenants).post(add_tenant))
         .route("/v1/tenants/{name}", get(tenant).patch(set_tenant).delete(remove_tenant))
+        .route("/v1/profiles", get(profiles))
+        .route("/v1/profiles/{name}", get(profile))
         .route("/v1/desired", get(export).patch(apply))
         .route("/v1/desired/compare", post(compare))
         .route("/v1/schema", get(schema))
@@ -152,9 +153,10 @@ async fn vm(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> Answ
 async fn add(
     State(daemon): State<Arc<Daemon>>,
     IfMatch(expected): IfMatch,
-    body: Result<Json<VmSpec>, JsonRejection>,
+    body: Patch,
 ) -> Result<(StatusCode, Json<api::Vm>), Failure> {
-    let Json(spec) = body?;
+    let Json(table) = body?;
+    let spec = daemon.described_vm(&table).map_err(|what| misdescribed(&what, "vm"))?;
     let vm = beside(move || daemon.add_if(spec, expected.as_deref())).await?;
     Ok((StatusCode::CREATED, Json(vm)))
 }
@@ -166,6 +168,20 @@ async fn remove(
 ) -> Result<StatusCode, Failure> {
     beside(move || daemon.remove_if(&name, expected.as_deref())).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// The refusal of a table that describes nothing.
+fn misdescribed(what: &str, table: &str) -> Failure {
+    let advice = format!("send a JSON object with the keys of a [[{table}]] table");
+    Failure::invalid(StatusCode::UNPROCESSABLE_ENTITY, what.to_owned(), &advice)
+}
+
+async fn profiles(State(daemon): State<Arc<Daemon>>) -> Answer<api::ProfileList> {
+    Ok(Json(api::ProfileList { profiles: look(move || Ok(daemon.profiles())).await? }))
+}
+
+async fn profile(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> Answer<api::Profile> {
+    Ok(Json(look(move || daemon.profile(&name)).await?))
 }
 
 /// Changes that run at a time. Those of virtual machines run one after the other anyway; of those of one CUDA card so few wait for
@@ -207,8 +223,7 @@ async fn off_thread<T: Send + 'static>(
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LaunchQuery {
-    #[serde(default)]
-    vmm: Vmm,
+    vmm: Option<Vmm>,
     #[serde(default)]
     memory: MemorySize,
 }
@@ -219,11 +234,25 @@ async fn launch_args(
     query: Result<Query<LaunchQuery>, QueryRejection>,
 ) -> Answer<api::LaunchArgs> {
     let Query(LaunchQuery { vmm, memory }) = query?;
-    let socket = look(move || {
-        let socket = daemon.vm(&name)?.socket;
-        Ok(socket.unwrap_or_else(|| daemon.spec().socket_dir.join(format!("{name}.sock"))))
+    let args = look(move || {
+        let vm = daemon.vm(&name)?;
+        let vmm = vmm.unwrap_or(if vm.xen_domain.is_some() { Vmm::Xen } else { Vmm::Qemu });
+        let vmm = match (vmm, &vm.xen_domain) {
+            (Vmm::Xen, Some(domain)) => {
+                // BAR0 of every card has as much.
+                let bars = daemon.card(&vm.card).map_or(0, |card| card.bar1_mib.saturating_add(card.bar3_mib));
+                return Ok(launch::xl(domain, bars.saturating_add(16), &memory));
+            }
+            (Vmm::Xen, None) => return Err(DaemonError::NoDomain(name)),
+            (_, Some(domain)) => return Err(DaemonError::IsDomain(name, domain.clone())),
+            (Vmm::Qemu, None) => SocketVmm::Qemu,
+            (Vmm::CloudHypervisor, None) => SocketVmm::CloudHypervisor,
+            (Vmm::Libvirt, None) => SocketVmm::Libvirt,
+        };
+        let socket = vm.socket.unwrap_or_else(|| daemon.spec().socket_dir.join(format!("{name}.sock")));
+        Ok(launch::args(vmm, launch::Named { name: &name, socket: &socket, profile: None }, &memory))
     });
-    Ok(Json(launch::args(vmm, &socket.await?, &memory)))
+    Ok(Json(args.await?))
 }
 
 async fn cards(State(daemon): State<Arc<Daemon>>) -> Answer<api::CardList> {
@@ -469,10 +498,11 @@ async fn tenant(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> 
 async fn add_tenant(
     State(daemon): State<Arc<Daemon>>,
     IfMatch(expected): IfMatch,
-    body: Result<Json<TenantSpec>, JsonRejection>,
+    body: Patch,
 ) -> Result<(StatusCode, Json<api::Tenant>), Failure> {
     let advice = "send a JSON object with the keys of a [[tenant]] table";
-    let Json(spec) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
+    let Json(table) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
+    let spec = daemon.described_tenant(&table).map_err(|what| misdescribed(&what, "tenant"))?;
     let tenant = beside(move || daemon.add_tenant_if(spec, expected.as_deref())).await?;
     Ok((StatusCode::CREATED, Json(tenant)))
 }

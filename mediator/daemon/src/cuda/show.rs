@@ -153,6 +153,7 @@ pub fn tenant(spec: &TenantSpec, socket: std::path::PathBuf, seen: Option<&Seen>
     api::Tenant {
         name: spec.name.clone(),
         card: spec.card.clone(),
+        profile: spec.profile.clone(),
         served: view.is_some(),
         socket,
         vram_mib: spec.vram_mib,

@@ -20,8 +20,9 @@ pub(super) const SCRUBBER: VmId = VmId(VmId::MEDIATOR.0 - 1);
 
 /// Its only channel.
 const CHANNEL: VirtualChannelId = VirtualChannelId(0);
-/// Card memory for page tables, code and push buffer, in bytes; less than a MiB is used of a card of 6 GiB.
-const POOL_BYTES: u64 = 16 << 20;
+/// Most card memory for page tables, code and push buffer, in bytes: a chunk of any size. Less than a MiB is used of a card of
+/// 6 GiB.
+const POOL_BYTES: u64 = 64 << 20;
 /// Bytes of the kernel's code, and of the push buffer.
 const PART_BYTES: u64 = SMALL_PAGE;
 

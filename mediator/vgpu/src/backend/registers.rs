@@ -5,6 +5,7 @@ use super::channels::Unbound;
 use crate::work::Runlist;
 use devmodel::backend::{Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, Unwritten};
 use nvspec::addr::{GuestVramAddr, Place};
+use nvspec::falcon::Falcon;
 use nvspec::fifo::{CHANNELS, ChannelId, RunlistEntry, VirtualChannelId};
 use nvspec::regs::pfifo;
 use owner::Feeder;
@@ -19,6 +20,10 @@ impl Backend for VmBackend {
 
     fn vram_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), Unwritten> {
         self.guest_write(address, data)
+    }
+
+    fn firmware_started(&mut self, falcon: Falcon, code: &[u32], data: &[u32]) {
+        self.host.offer_firmware(self.vm, falcon, code, data);
     }
 
     fn aperture_read(&mut self, aperture: Aperture, offset: u64, data: &mut [u8]) -> Result<(), Denied> {

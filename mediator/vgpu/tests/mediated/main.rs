@@ -1,6 +1,7 @@
 //! Mediated VMs on a software card, driven by a small driver in each.
 
 mod alarm;
+mod candidates;
 mod chaos;
 mod copies;
 mod demand;
@@ -22,6 +23,7 @@ mod residue;
 mod schedule;
 mod standstill;
 mod stuck;
+mod xen;
 
 use nvspec::addr::VramAddr;
 use rig::driver::Driver;

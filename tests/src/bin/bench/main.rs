@@ -12,6 +12,7 @@ mod sched_guests;
 mod shadow;
 mod swap;
 mod transport;
+mod xen;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -42,7 +43,7 @@ impl Request {
 /// A benchmark by name.
 type Benchmark = (&'static str, fn(&Request) -> Result<Vec<Metric>>);
 
-const BENCHMARKS: [Benchmark; 15] = [
+const BENCHMARKS: [Benchmark; 16] = [
     ("transport", |_| transport::run()),
     ("shadow", |_| shadow::run()),
     ("compute", |_| compute::run()),
@@ -52,6 +53,7 @@ const BENCHMARKS: [Benchmark; 15] = [
     ("fv", |_| fv::run()),
     ("lockhold", |_| lockhold::run()),
     ("pv", |request| pv::run(request.file.as_deref())),
+    ("xen", |_| xen::run()),
     (isolation::ALL, |request| isolation::run(&isolation::POLICIES, request)),
     ("isolation-direct", |request| isolation::run(&["direct"], request)),
     ("isolation-fifo", |request| isolation::run(&["fifo"], request)),

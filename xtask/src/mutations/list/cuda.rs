@@ -216,7 +216,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         package: "cuda-owner",
         file: "cuda/owner/src/core/shares.rs",
         from: "self.0.get(&tenant).is_none_or(|own| own.by_token.len() < SHARES_MOST)",
-        to: "self.0.len() < tenant.0 as usize && self.0.values().all(|own| own.by_token.len() < SHARES_MOST)",
+        to: "{ let _ = tenant; self.0.values().map(|own| own.by_token.len()).sum::<usize>() < SHARES_MOST }",
         tests: "core::shares",
     },
     Mutation {
@@ -236,5 +236,14 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         from: "if steps.is_empty() && self.promise.is_none_or(|(_, until)| now >= until) {",
         to: "if steps.is_empty() {",
         tests: "core::tests::outside::a_guarantee",
+    },
+    Mutation {
+        name: "cuda-clock",
+        what: "a turn that is not given back ends in time though nothing else happens",
+        package: "cuda-owner",
+        file: "cuda/owner/src/core/mod.rs",
+        from: "ns.clamp(50_000, STEP_MOST)",
+        to: "ns.max(50_000)",
+        tests: "core::tests::outside",
     },
 ];

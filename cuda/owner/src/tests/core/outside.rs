@@ -153,3 +153,25 @@ fn a_tenant_learns_of_its_own_processes_only() {
     assert_eq!(world.programs[&first].pids, [pid(first), pid(second)]);
     assert_eq!(world.programs[&other].pids, [pid(other)]);
 }
+
+#[test]
+fn a_turn_that_is_not_given_back_ends_in_time_though_nothing_else_happens() {
+    let mut world = World::new(16, 16);
+    for name in ["one", "two"] {
+        world.core.add_tenant(spec(name, 64, Limits::default())).expect("it may be");
+    }
+    let (one, two) = (world.connect("one"), world.connect("two"));
+    world.say(one, FromTenant::Waiting { card: 0 });
+    world.settle();
+    world.programs.get_mut(&one).expect("there").mute = true;
+    world.say(two, FromTenant::Waiting { card: 0 });
+    let limit = sched::VgpuParams::default().max_run_ns.expect("there is one");
+    while world.now < 2 * limit && world.programs.contains_key(&one) {
+        // As the server does: nothing wakes the owner but what it wants to be woken for.
+        world.now += world.core.next_wakeup().expect("the turn's end is awaited");
+        world.event(Event::Tick);
+        world.settle();
+    }
+    assert!(!world.programs.contains_key(&one), "it holds the card still");
+    assert!(world.programs[&two].run.is_some(), "the other one has its turn");
+}

@@ -9,6 +9,7 @@ use nvspec::fifo::GpEntry;
 use nvspec::instance::ramfc;
 use nvspec::mmu::Pte;
 use nvspec::regs::pfifo;
+use rig::driver::RING_ENTRIES;
 
 #[test]
 fn hole_07_peers_kinds_and_tags_are_not_passed_on() {
@@ -332,7 +333,7 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
     }
     // Doorbells outside of the ring.
     let channel = scene.evil.channel(ID);
-    for put in [16, 17, 1 << 20, u32::MAX] {
+    for put in [RING_ENTRIES, RING_ENTRIES + 1, 1 << 20, u32::MAX] {
         scene.denied(&format!("GP_PUT {put:#x}"), |s| s.evil.ring(&channel, put));
     }
     scene.fresh();

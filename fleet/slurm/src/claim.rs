@@ -1,0 +1,218 @@
+//! The part that a job is given for its shards: the table of a tenant or a virtual machine.
+//!
+//! A job with N of a card's T shards is guaranteed N/T of the card's memory and time, so that all that Slurm hands out can be
+//! kept. What others leave, it may have as well: memory up to what it asks for, time up to its cap.
+
+use std::ffi::CStr;
+
+use serde_json::{Map, Value, json};
+
+use crate::options::{Arguments, Cap, Given};
+
+/// Variable with the shards of a step on its node.
+pub const SHARDS: &CStr = c"SLURM_SHARDS_ON_NODE";
+/// Variable with the numbers of the GPUs of a job on its node.
+pub const GPUS: &CStr = c"SLURM_JOB_GPUS";
+
+/// Largest weight.
+const WEIGHT_MAX: u32 = 10_000;
+
+/// A card of the daemon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Card {
+    /// Its name.
+    pub name: String,
+    /// It is for tenants; others are for virtual machines.
+    pub cuda: bool,
+    /// MiB that all of its users have together.
+    pub shared_mib: u64,
+}
+
+/// Returns the card that a job's shards are of.
+///
+/// # Errors
+/// There is none of the kind, or the shards are of several.
+pub fn card<'a>(
+    arguments: &Arguments,
+    given: &Given,
+    gpu: Option<&str>,
+    cards: &'a [Card],
+) -> Result<&'a Card, String> {
+    let of_kind: Vec<&Card> = cards.iter().filter(|card| card.cuda != given.vgpu).collect();
+    let kind = if given.vgpu { "vGPUs" } else { "CUDA programs" };
+    let of_kind: Vec<&Card> = match arguments.cards.is_empty() {
+        true => of_kind,
+        false => {
+            // In the order that Slurm counts; one of another kind keeps its number.
+            let named = arguments.cards.iter().map(|name| cards.iter().find(|card| card.name == *name));
+            let named: Option<Vec<_>> = named.collect();
+            named.ok_or("plugstack.conf: `cards` names one that the daemon has not; see `mediatorctl card show`")?
+        }
+    };
+    let number: usize = match gpu.unwrap_or_default() {
+        "" => 0,
+        one => one
+            .parse()
+            .map_err(|_| format!("the shards are of the cards {one}, expected those of one; ask for fewer"))?,
+    };
+    let card = of_kind.get(number).copied().filter(|card| card.cuda != given.vgpu);
+    card.ok_or_else(|| format!("the daemon has no card number {number} for {kind}; see `mediatorctl card show`"))
+}
+
+/// The table of what is made for a job.
+///
+/// # Errors
+/// The job has no shards, or what it asks for is nothing.
+pub fn table(
+    arguments: &Arguments,
+    given: &Given,
+    shards: u32,
+    card: &Card,
+    name: &str,
+) -> Result<Map<String, Value>, String> {
+    let all = arguments.shards;
+    if shards == 0 {
+        return Err("options for GPUs need shards of one: ask for some with --gres=shard:N".to_owned());
+    }
+    if shards > all {
+        return Err(format!("{shards} shards, expected at most the {all} of a card (`shards` in plugstack.conf)"));
+    }
+    let chunk = arguments.chunk_mib;
+    // Rounded down: what is handed out must fit beside all others.
+    let sure_mib = card.shared_mib.saturating_mul(shards.into()) / u64::from(all) / chunk * chunk;
+    let asked_mib = given.memory_mib.unwrap_or(sure_mib).div_ceil(chunk).saturating_mul(chunk);
+    if asked_mib == 0 {
+        return Err(format!(
+            "{shards} of {all} shards of {} MiB are less than {chunk} MiB; ask for more, or say --gpu-memory",
+            card.shared_mib
+        ));
+    }
+    if asked_mib > card.shared_mib {
+        let shared = card.shared_mib;
+        return Err(format!(
+            "--gpu-memory: {asked_mib} MiB, expected at most the {shared} MiB of card `{}`",
+            card.name
+        ));
+    }
+    let permille = u32::try_from(u64::from(shards) * 1000 / u64::from(all)).unwrap_or(1000);
+    let weight = given.weight.unwrap_or(shards.min(WEIGHT_MAX));
+    let mut time = json!({ "weight": weight, "guarantee_permille": permille });
+    if let Some(class) = &given.class {
+        time["class"] = class.as_str().into();
+    }
+    let cap = given.cap.map(|cap| match cap {
+        Cap::Shards => permille.max(1),
+        Cap::Permille(cap) => cap.max(permille),
+    });
+    if let Some(cap) = cap {
+        time["cap_permille"] = cap.into();
+    }
+    let suffix = if given.vgpu { "sock" } else { "cuda" };
+    let table = json!({
+        "name": name,
+        "card": card.name,
+        "vram_mib": asked_mib,
+        "memory": { "quota_mib": asked_mib, "guarantee_mib": sure_mib.min(asked_mib), "weight": weight },
+        "time": time,
+        // Nobody but the daemon, until the job's user has it.
+        "mode": "0600",
+        "socket": arguments.sockets.join(format!("{name}.{suffix}")),
+    });
+    match table {
+        Value::Object(table) => Ok(table),
+        _ => Err("no table".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cards() -> Vec<Card> {
+        let card = |name: &str, cuda, shared_mib| Card { name: name.to_owned(), cuda, shared_mib };
+        vec![card("a", true, 1024), card("b", true, 4096), card("s", false, 960)]
+    }
+
+    fn made(given: &Given, shards: u32, card: &Card) -> Result<Map<String, Value>, String> {
+        table(&Arguments { chunk_mib: 16, ..Arguments::default() }, given, shards, card, "slurm-7")
+    }
+
+    #[test]
+    fn shards_are_a_guaranteed_part_of_memory_and_time() {
+        let cards = cards();
+        let quarter = made(&Given::new(), 25, &cards[0]).unwrap();
+        assert_eq!((&quarter["vram_mib"], &quarter["socket"]), (&256.into(), &"/run/gpu-mediator/slurm-7.cuda".into()));
+        assert_eq!(quarter["memory"], json!({ "quota_mib": 256, "guarantee_mib": 256, "weight": 25 }));
+        assert_eq!(quarter["time"], json!({ "weight": 25, "guarantee_permille": 250 }));
+        // More than its part is not guaranteed; less is all that it has.
+        let more =
+            Given { memory_mib: Some(500), weight: Some(300), class: Some("interactive".into()), ..Given::new() };
+        let more = made(&more, 25, &cards[0]).unwrap();
+        assert_eq!(more["memory"], json!({ "quota_mib": 512, "guarantee_mib": 256, "weight": 300 }));
+        assert_eq!(more["time"], json!({ "weight": 300, "guarantee_permille": 250, "class": "interactive" }));
+        let less = Given { memory_mib: Some(64), cap: Some(Cap::Shards), ..Given::new() };
+        let less = made(&less, 25, &cards[0]).unwrap();
+        assert_eq!(less["memory"]["guarantee_mib"], 64);
+        assert_eq!(less["time"]["cap_permille"], 250);
+        // A cap below the guarantee is none.
+        let low = Given { cap: Some(Cap::Permille(100)), ..Given::new() };
+        assert_eq!(made(&low, 25, &cards[0]).unwrap()["time"]["cap_permille"], 250);
+    }
+
+    #[test]
+    fn all_parts_that_are_handed_out_fit_together() {
+        for shared_mib in [1000, 1024, 40_000, 81_920] {
+            let card = Card { name: "a".into(), cuda: true, shared_mib };
+            for parts in [vec![25; 4], vec![33, 33, 34], vec![1; 100], vec![99, 1], vec![7; 14]] {
+                let given = Given { memory_mib: Some(64), ..Given::new() };
+                let sure = parts.iter().map(|&shards| {
+                    let one = made(&given, shards, &card).unwrap();
+                    (
+                        one["memory"]["guarantee_mib"].as_u64().unwrap(),
+                        one["time"]["guarantee_permille"].as_u64().unwrap(),
+                    )
+                });
+                let (memory, time) = sure.fold((0, 0), |(memory, time), one| (memory + one.0, time + one.1));
+                assert!(memory <= shared_mib && time <= 1000, "{parts:?} of {shared_mib}: {memory} MiB, {time}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_told() {
+        let cards = cards();
+        let asked = |mib| Given { memory_mib: Some(mib), ..Given::new() };
+        for (given, shards, told) in [
+            (asked(64), 0, "need shards"),
+            (Given::new(), 101, "at most the 100 of a card"),
+            (Given::new(), 1, "less than 16 MiB"),
+            (asked(2000), 25, "--gpu-memory: 2000 MiB, expected at most the 1024 MiB of card `a`"),
+        ] {
+            let error = made(&given, shards, &cards[0]).unwrap_err();
+            assert!(error.contains(told), "{error}");
+        }
+    }
+
+    #[test]
+    fn cards_are_counted_as_slurm_counts() {
+        let cards = cards();
+        let find = |named: &[&str], vgpu, gpu| {
+            let arguments =
+                Arguments { cards: named.iter().map(|&name| name.to_owned()).collect(), ..Arguments::default() };
+            card(&arguments, &Given { vgpu, ..Given::new() }, gpu, &cards).map(|card| card.name.clone())
+        };
+        assert_eq!(find(&[], false, None).as_deref(), Ok("a"));
+        assert_eq!(find(&[], false, Some("1")).as_deref(), Ok("b"));
+        assert_eq!(find(&[], true, Some("0")).as_deref(), Ok("s"));
+        assert_eq!(find(&["b", "s", "a"], false, Some("2")).as_deref(), Ok("a"));
+        for (named, gpu, told) in [
+            (&[][..], "2", "no card number 2 for CUDA programs"),
+            (&[], "0,1", "of the cards 0,1, expected those of one"),
+            (&["z"], "0", "`cards` names one"),
+            (&["s"], "0", "no card number 0 for CUDA programs"),
+        ] {
+            let error = find(named, false, Some(gpu)).unwrap_err();
+            assert!(error.contains(told), "{error}");
+        }
+    }
+}

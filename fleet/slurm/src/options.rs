@@ -1,0 +1,302 @@
+//! Options of jobs, and arguments of the plugin in `plugstack.conf`.
+
+use std::ffi::CStr;
+use std::path::PathBuf;
+
+/// An option of `srun`, `sbatch` and `salloc`.
+pub struct JobOption {
+    /// Its name, without dashes.
+    pub name: &'static CStr,
+    /// Placeholder of its value, if it has one.
+    pub value: Option<&'static CStr>,
+    /// Words for `--help`.
+    pub usage: &'static CStr,
+}
+
+/// The options, by the numbers under which Slurm gives them back.
+pub const OPTIONS: [JobOption; 5] = [
+    JobOption {
+        name: c"gpu-memory",
+        value: Some(c"SIZE"),
+        usage: c"Memory of the card that the job may have, such as 512M or 20G; its shards' part if not given. What is beyond that \
+            part is not guaranteed",
+    },
+    JobOption {
+        name: c"gpu-weight",
+        value: Some(c"WEIGHT"),
+        usage: c"Weight for the card's time and memory that no one is guaranteed, 1 to 10000; the number of shards if not given",
+    },
+    JobOption {
+        name: c"gpu-class",
+        value: Some(c"CLASS"),
+        usage: c"Who goes first among those that are due: interactive, normal or background",
+    },
+    JobOption {
+        name: c"gpu-cap",
+        value: Some(c"PERCENT"),
+        usage: c"Largest part of the card's time, also when no one else wants the rest; its shards' part if `shards`",
+    },
+    JobOption {
+        name: c"vgpu",
+        value: None,
+        usage: c"Gives the job a vGPU for a virtual machine instead of access for CUDA programs",
+    },
+];
+
+/// Largest weight.
+const WEIGHT_MAX: u32 = 10_000;
+/// Largest size in MiB.
+const MIB_MAX: u64 = 16 << 20;
+
+/// Options as they were given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Given {
+    /// MiB of the card.
+    pub memory_mib: Option<u64>,
+    /// Weight.
+    pub weight: Option<u32>,
+    /// Class by which those go first that are due.
+    pub class: Option<String>,
+    /// Largest part of the card's time, if there is one.
+    pub cap: Option<Cap>,
+    /// A vGPU is asked for.
+    pub vgpu: bool,
+}
+
+/// Largest part of a card's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cap {
+    /// The part that the shards stand for.
+    Shards,
+    /// So many thousandths.
+    Permille(u32),
+}
+
+impl Given {
+    /// Nothing yet.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { memory_mib: None, weight: None, class: None, cap: None, vgpu: false }
+    }
+
+    /// Returns whether no option was given.
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        *self == Self::new()
+    }
+
+    /// Takes the value of an option, by its number.
+    ///
+    /// # Errors
+    /// The mistake in the value, and what was expected.
+    pub fn take(&mut self, number: usize, value: &str) -> Result<(), String> {
+        match number {
+            0 => {
+                self.memory_mib =
+                    Some(mib(value).ok_or_else(|| wrong("gpu-memory", value, "a size such as 512M or 20G"))?)
+            }
+            1 => {
+                let weight = value.parse().ok().filter(|weight| (1..=WEIGHT_MAX).contains(weight));
+                self.weight = Some(weight.ok_or_else(|| wrong("gpu-weight", value, "1 to 10000"))?);
+            }
+            2 => {
+                if !["interactive", "normal", "background"].contains(&value) {
+                    return Err(wrong("gpu-class", value, "interactive, normal or background"));
+                }
+                self.class = Some(value.to_owned());
+            }
+            3 => {
+                let cap = match value {
+                    "shards" => Some(Cap::Shards),
+                    value => value
+                        .parse()
+                        .ok()
+                        .filter(|part| (1..=100).contains(part))
+                        .map(|part: u32| Cap::Permille(part * 10)),
+                };
+                self.cap = Some(cap.ok_or_else(|| wrong("gpu-cap", value, "`shards`, or percent from 1 to 100"))?);
+            }
+            4 => self.vgpu = true,
+            _ => return Err(format!("Slurm names the option {number}, which there is not")),
+        }
+        Ok(())
+    }
+}
+
+fn wrong(option: &str, value: &str, expected: &str) -> String {
+    let shown: String = value.chars().take(40).collect();
+    format!("--{option}: `{shown}`, expected {expected}")
+}
+
+/// MiB of a size with M or G.
+fn mib(text: &str) -> Option<u64> {
+    let (number, factor) = match text.strip_suffix('G') {
+        Some(number) => (number, 1024),
+        None => (text.strip_suffix('M')?, 1),
+    };
+    let digits = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    let mib = number.parse::<u64>().ok().filter(|_| digits)?.checked_mul(factor)?;
+    (1..=MIB_MAX).contains(&mib).then_some(mib)
+}
+
+/// The first node of a list as Slurm writes it, such as `n[01-03,7]` or `a,b`.
+#[must_use]
+pub fn first_node(nodes: &str) -> String {
+    let Some((before, rest)) = nodes.split_once('[').filter(|(before, _)| !before.contains(',')) else {
+        return nodes.split(',').next().unwrap_or_default().to_owned();
+    };
+    let (numbers, behind) = rest.split_once(']').unwrap_or((rest, ""));
+    let number = numbers.split([',', '-']).next().unwrap_or_default();
+    format!("{before}{number}{}", behind.split(',').next().unwrap_or_default())
+}
+
+/// Arguments of the plugin: the words `KEY=VALUE` of its line in `plugstack.conf`. In paths, `%n` is the node's name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arguments {
+    /// The daemon's admin socket.
+    pub socket: PathBuf,
+    /// Folder of the jobs' sockets, which the daemon can write.
+    pub sockets: PathBuf,
+    /// Shards of a card.
+    pub shards: u32,
+    /// The daemon's cards in the order in which Slurm counts them; all of the kind by name if none are named.
+    pub cards: Vec<String>,
+    /// MiB of which sizes are multiples: that of the cards' chunks, or more.
+    pub chunk_mib: u64,
+    /// File to which what jobs have used is written, a line of JSON each.
+    pub ledger: PathBuf,
+    /// Folder of the library that is `libcuda.so.1` for the programs.
+    pub library: PathBuf,
+    /// NVIDIA's library, where programs do not find it by themselves.
+    pub driver: Option<PathBuf>,
+    /// Program that takes notes for the controller.
+    pub scontrol: PathBuf,
+    /// Seconds for which a daemon that does not answer is waited for.
+    pub patience_s: u64,
+    /// Name of the node.
+    pub node: String,
+}
+
+impl Default for Arguments {
+    fn default() -> Self {
+        Self {
+            socket: "/run/gpu-mediator/admin.sock".into(),
+            sockets: "/run/gpu-mediator".into(),
+            shards: 100,
+            cards: Vec::new(),
+            chunk_mib: 64,
+            ledger: "/var/log/gpu-mediator/slurm.jsonl".into(),
+            library: "/usr/lib/gpu-mediator/cuda".into(),
+            driver: None,
+            scontrol: "/usr/bin/scontrol".into(),
+            patience_s: 30,
+            node: String::new(),
+        }
+    }
+}
+
+impl Arguments {
+    /// Reads them.
+    ///
+    /// # Errors
+    /// The word that is wrong.
+    pub fn read(words: &[&str]) -> Result<Self, String> {
+        let mut read = Self::default();
+        for word in words {
+            let refused = |expected: &str| format!("plugstack.conf: `{word}`, expected {expected}");
+            let keys = "KEY=VALUE with one of socket, sockets, shards, cards, chunk, ledger, library, driver, scontrol, patience";
+            let (key, value) = word.split_once('=').ok_or_else(|| refused(keys))?;
+            let path = || match value.starts_with('/') {
+                true => Ok(PathBuf::from(value)),
+                false => Err(refused("an absolute path")),
+            };
+            let number = |most: u64| {
+                let number = value.parse::<u64>().ok().filter(|number| (1..=most).contains(number));
+                number.ok_or_else(|| refused(&format!("a number from 1 to {most}")))
+            };
+            match key {
+                "socket" => read.socket = path()?,
+                "sockets" => read.sockets = path()?,
+                "shards" => read.shards = u32::try_from(number(1_000_000)?).unwrap_or(u32::MAX),
+                "cards" => read.cards = value.split(',').map(str::to_owned).collect(),
+                "chunk" => read.chunk_mib = number(1024)?,
+                "ledger" => read.ledger = path()?,
+                "library" => read.library = path()?,
+                "driver" => read.driver = Some(path()?),
+                "scontrol" => read.scontrol = path()?,
+                "patience" => read.patience_s = number(600)?,
+                _ => return Err(refused(keys)),
+            }
+        }
+        Ok(read)
+    }
+
+    /// The same on a node.
+    #[must_use]
+    pub fn on(mut self, node: Option<&str>) -> Self {
+        let node = node.unwrap_or_default();
+        for path in [&mut self.socket, &mut self.sockets, &mut self.ledger] {
+            *path = path.to_string_lossy().replace("%n", node).into();
+        }
+        node.clone_into(&mut self.node);
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn given(values: &[(usize, &str)]) -> Result<Given, String> {
+        let mut given = Given::new();
+        values.iter().try_for_each(|(number, value)| given.take(*number, value))?;
+        Ok(given)
+    }
+
+    #[test]
+    fn options_are_read_and_mistakes_name_the_option() {
+        let all = given(&[(0, "2G"), (1, "300"), (2, "interactive"), (3, "shards"), (4, "")]).unwrap();
+        assert_eq!((all.memory_mib, all.weight, all.cap, all.vgpu), (Some(2048), Some(300), Some(Cap::Shards), true));
+        assert_eq!(given(&[(3, "50")]).unwrap().cap, Some(Cap::Permille(500)));
+        assert!(given(&[]).unwrap().is_silent());
+        for (number, value, told) in [
+            (0, "2", "--gpu-memory: `2`, expected a size"),
+            (0, "-1G", "--gpu-memory"),
+            (0, "99999999999999999999G", "--gpu-memory"),
+            (0, "18014398509481985G", "--gpu-memory"),
+            (1, "0", "--gpu-weight: `0`, expected 1 to 10000"),
+            (2, "fast", "--gpu-class"),
+            (3, "101", "--gpu-cap"),
+            (9, "", "the option 9"),
+        ] {
+            let error = given(&[(number, value)]).unwrap_err();
+            assert!(error.contains(told), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_first_node_of_a_list_is_found() {
+        for (nodes, first) in [
+            ("n1", "n1"),
+            ("a,b", "a"),
+            ("n[1-2]", "n1"),
+            ("r1n[01,07-09]x,z[3]", "r1n01x"),
+            ("a,n[1-2]", "a"),
+            ("", ""),
+            ("n[", "n"),
+        ] {
+            assert_eq!(first_node(nodes), first, "{nodes}");
+        }
+    }
+
+    #[test]
+    fn arguments_are_read_and_name_the_node() {
+        let words = ["socket=/run/%n/admin.sock", "sockets=/run/%n", "shards=8", "cards=b,a", "chunk=16", "patience=2"];
+        let read = Arguments::read(&words).unwrap().on(Some("n1"));
+        assert_eq!((read.socket, read.sockets), (PathBuf::from("/run/n1/admin.sock"), PathBuf::from("/run/n1")));
+        assert_eq!((read.shards, read.cards.len(), read.chunk_mib, read.patience_s), (8, 2, 16, 2));
+        for word in ["shards", "shards=0", "chunk=x", "socket=run", "colour=1", "patience=601"] {
+            assert!(Arguments::read(&[word]).unwrap_err().starts_with(&format!("plugstack.conf: `{word}`, expected")));
+        }
+    }
+}

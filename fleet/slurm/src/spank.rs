@@ -1,0 +1,256 @@
+//! The entry points that Slurm calls, and what it is asked in turn.
+//!
+//! A plugin is loaded into `srun`, `sbatch` and `salloc`, where options are read, and into `slurmstepd` on the nodes, where a
+//! job's processes are started (as root until they become the user's) and, by another of its processes, epilogs run.
+//!
+//! UNSAFETY: Slurm is C. What it calls gets pointers that it vouches for during the call; what is called is looked up in the
+//! process by name, so that the crate links without Slurm, with the signatures of `spank(7)`.
+#![allow(unsafe_code, reason = "Slurm calls plugins by C functions")]
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::panic::catch_unwind;
+use std::sync::{Mutex, PoisonError};
+
+use libloading::os::unix::{Library, Symbol};
+
+use crate::claim::{GPUS, SHARDS};
+use crate::options::{self, Arguments, Given, OPTIONS};
+use crate::work::{self, Job};
+
+/// Name of the plugin: it is part of variables by which Slurm passes options on.
+const NAME: &[u8] = b"gpu_mediator\0";
+/// Type of the plugin.
+const TYPE: &[u8] = b"spank\0";
+/// Mark behind the version, by which it is found when the plugin is installed.
+pub const MARK: [u32; 3] = [0x6d70_6773, 0x5f61_6964, 0x7265_7376];
+
+/// Name, as Slurm reads it.
+#[unsafe(no_mangle)]
+pub static plugin_name: [u8; NAME.len()] = *b"gpu_mediator\0";
+/// Type, as Slurm reads it.
+#[unsafe(no_mangle)]
+pub static plugin_type: [u8; TYPE.len()] = *b"spank\0";
+/// Version of the Slurm that the plugin is for, which reads the first number and takes no other than its own. It is written into
+/// a copy of the library when that is installed; here it stands for none.
+#[unsafe(no_mangle)]
+pub static plugin_version: [u32; 4] = [0, MARK[0], MARK[1], MARK[2]];
+/// Version of the plugin's own.
+#[unsafe(no_mangle)]
+pub static spank_plugin_version: u32 = 1;
+
+/// Handle of a call; Slurm's.
+type Handle = *mut c_void;
+
+/// `ESPANK_SUCCESS` and `SLURM_SUCCESS`.
+const GOOD: c_int = 0;
+/// `SLURM_ERROR`.
+const BAD: c_int = -1;
+/// `S_JOB_UID` of `enum spank_item`.
+const JOB_UID: c_int = 0;
+/// `S_JOB_ID`.
+const JOB_ID: c_int = 2;
+/// `S_CTX_REMOTE` of `spank_context`.
+const REMOTE: c_int = 2;
+/// Longest value of a variable or an option that is looked at.
+const LONGEST: usize = 4096;
+
+/// `struct spank_option`.
+#[repr(C)]
+struct SpankOption {
+    name: *const c_char,
+    arginfo: *const c_char,
+    usage: *const c_char,
+    has_arg: c_int,
+    val: c_int,
+    callback: Option<unsafe extern "C" fn(c_int, *const c_char, c_int) -> c_int>,
+}
+
+/// Options as they were given, in this process.
+static GIVEN: Mutex<Given> = Mutex::new(Given::new());
+
+/// A function of Slurm's, found in this process.
+fn function<T>(name: &str) -> Option<Symbol<T>> {
+    // SAFETY: the type is that of `spank(7)` for the name; this process stays, so the symbol does.
+    unsafe { Library::this().get::<T>(name.as_bytes()) }.ok()
+}
+
+/// Writes a line to the log of the process, which for a user's command is the terminal.
+fn complain(what: &str) {
+    let line = CString::new(format!("gpu-mediator: {what}")).unwrap_or_default();
+    match function::<unsafe extern "C" fn(*const c_char, ...)>("slurm_error") {
+        // SAFETY: a format that takes one string, and a string with its end.
+        Some(error) => unsafe { error(c"%s".as_ptr(), line.as_ptr()) },
+        None => eprintln!("{}", line.to_string_lossy()),
+    }
+}
+
+fn variable(handle: Handle, name: &CStr) -> Option<String> {
+    let get = function::<unsafe extern "C" fn(Handle, *const c_char, *mut c_char, c_int) -> c_int>("spank_getenv")?;
+    let mut value = vec![0u8; LONGEST];
+    // SAFETY: the handle is that of the call; the buffer has as many bytes as are said.
+    let got = unsafe { get(handle, name.as_ptr(), value.as_mut_ptr().cast(), LONGEST as c_int) };
+    if got != GOOD {
+        return None;
+    }
+    CStr::from_bytes_until_nul(&value).ok()?.to_str().ok().map(str::to_owned)
+}
+
+fn set_variable(handle: Handle, name: &str, value: &str) -> bool {
+    type Set = unsafe extern "C" fn(Handle, *const c_char, *const c_char, c_int) -> c_int;
+    let (Ok(name), Ok(value)) = (CString::new(name), CString::new(value)) else { return false };
+    // SAFETY: the handle is that of the call; both strings have an end, and Slurm copies them.
+    function::<Set>("spank_setenv").is_some_and(|set| unsafe { set(handle, name.as_ptr(), value.as_ptr(), 1) } == GOOD)
+}
+
+/// Takes a variable away from the job; one that is not there is none.
+fn unset_variable(handle: Handle, name: &CStr) {
+    if let Some(unset) = function::<unsafe extern "C" fn(Handle, *const c_char) -> c_int>("spank_unsetenv") {
+        // SAFETY: the handle is that of the call; the string has an end.
+        unsafe { unset(handle, name.as_ptr()) };
+    }
+}
+
+/// Name of the node that this process is on. A job's script has no variable with it, but runs on the first node of the job.
+fn node(handle: Handle) -> Option<String> {
+    let of_step = variable(handle, c"SLURMD_NODENAME");
+    of_step.or_else(|| variable(handle, c"SLURM_JOB_NODELIST").map(|nodes| options::first_node(&nodes)))
+}
+
+fn number(handle: Handle, item: c_int) -> Option<u32> {
+    let get = function::<unsafe extern "C" fn(Handle, c_int, ...) -> c_int>("spank_get_item")?;
+    let mut number: u32 = 0;
+    // SAFETY: both items that are asked for are 32 bits wide, and the place for them lives through the call.
+    (unsafe { get(handle, item, &raw mut number) } == GOOD).then_some(number)
+}
+
+fn is_remote() -> bool {
+    // SAFETY: it takes nothing.
+    function::<unsafe extern "C" fn() -> c_int>("spank_context").is_some_and(|context| unsafe { context() } == REMOTE)
+}
+
+/// The words of a line of `plugstack.conf`.
+fn arguments(count: c_int, words: *const *const c_char) -> Result<Arguments, String> {
+    let count = usize::try_from(count).unwrap_or(0).min(64);
+    let word = |index: usize| {
+        // SAFETY: Slurm vouches for `count` pointers to strings with an end.
+        let word = unsafe { CStr::from_ptr(*words.add(index)) };
+        word.to_str().map_err(|_| "an argument in plugstack.conf is no text".to_owned())
+    };
+    Arguments::read(&(0..count).map(word).collect::<Result<Vec<_>, _>>()?)
+}
+
+/// Runs what a hook is for; a panic is an error of the hook, not the end of Slurm's process.
+fn guarded(what: impl FnOnce() -> Result<(), String> + std::panic::UnwindSafe) -> c_int {
+    match catch_unwind(what) {
+        Ok(Ok(())) => GOOD,
+        Ok(Err(error)) => {
+            complain(&error);
+            BAD
+        }
+        Err(_) => {
+            complain("the plugin has panicked");
+            BAD
+        }
+    }
+}
+
+unsafe extern "C" fn on_option(number: c_int, value: *const c_char, _remote: c_int) -> c_int {
+    guarded(|| {
+        let text = if value.is_null() {
+            ""
+        } else {
+            // SAFETY: Slurm vouches for a string with an end.
+            unsafe { CStr::from_ptr(value) }.to_str().map_err(|_| "an option's value is no text".to_owned())?
+        };
+        let number = usize::try_from(number).map_err(|_| "Slurm names an option that there is not".to_owned())?;
+        GIVEN.lock().unwrap_or_else(PoisonError::into_inner).take(number, text)
+    })
+}
+
+/// Registers the options, wherever the plugin is loaded.
+#[unsafe(no_mangle)]
+pub extern "C" fn slurm_spank_init(handle: Handle, count: c_int, words: *const *const c_char) -> c_int {
+    guarded(|| {
+        arguments(count, words)?;
+        type Register = unsafe extern "C" fn(Handle, *const SpankOption) -> c_int;
+        // A context without options, such as the daemon's.
+        let Some(register) = function::<Register>("spank_option_register") else { return Ok(()) };
+        for (index, option) in OPTIONS.iter().enumerate() {
+            let shown = SpankOption {
+                name: option.name.as_ptr(),
+                arginfo: option.value.map_or(std::ptr::null(), CStr::as_ptr),
+                usage: option.usage.as_ptr(),
+                has_arg: c_int::from(option.value.is_some()),
+                val: c_int::try_from(index).unwrap_or(c_int::MAX),
+                callback: Some(on_option),
+            };
+            // SAFETY: the handle is that of the call; Slurm copies the option, whose texts are constants.
+            if unsafe { register(handle, &raw const shown) } != GOOD {
+                return Err(format!("Slurm refuses the option --{}", option.name.to_string_lossy()));
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Gives the job what it asked for before its first process runs, as root; each process gets the variables.
+#[unsafe(no_mangle)]
+pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int, words: *const *const c_char) -> c_int {
+    guarded(|| {
+        if !is_remote() {
+            return Ok(());
+        }
+        let given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let shards = variable(handle, SHARDS).and_then(|text| text.parse().ok()).unwrap_or(0);
+        if shards == 0 && given.is_silent() {
+            return Ok(());
+        }
+        let arguments = arguments(count, words)?.on(node(handle).as_deref());
+        let job = Job {
+            id: number(handle, JOB_ID).ok_or("Slurm does not say which job it is")?,
+            uid: number(handle, JOB_UID).ok_or("Slurm does not say whose job it is")?,
+            shards,
+            gpu: variable(handle, GPUS),
+        };
+        let variables = work::begin(&arguments, &given, &job)?;
+        // The number of the card as Slurm counts. The library finds the tenant's by itself, and there is no other.
+        unset_variable(handle, c"CUDA_VISIBLE_DEVICES");
+        for (name, value) in variables {
+            let path =
+                variable(handle, c"LD_LIBRARY_PATH").filter(|path| name == "LD_LIBRARY_PATH" && !path.is_empty());
+            let value = path.map_or(value.clone(), |path| format!("{value}:{path}"));
+            if !set_variable(handle, &name, &value) {
+                return Err(format!("the variable {name} cannot be set"));
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Notes what the job has used so far, while the controller still takes notes.
+#[unsafe(no_mangle)]
+pub extern "C" fn slurm_spank_exit(handle: Handle, count: c_int, words: *const *const c_char) -> c_int {
+    guarded(|| {
+        if !is_remote() {
+            return Ok(());
+        }
+        let Some(id) = number(handle, JOB_ID) else { return Ok(()) };
+        let arguments = arguments(count, words)?.on(node(handle).as_deref());
+        // A note that cannot be taken is no reason for a job to fail.
+        if let Err(error) = work::note(&arguments, id) {
+            complain(&error);
+        }
+        Ok(())
+    })
+}
+
+/// Takes back what the job had, however it has ended. It fails when it cannot: then Slurm drains the node.
+#[unsafe(no_mangle)]
+pub extern "C" fn slurm_spank_job_epilog(_handle: Handle, count: c_int, words: *const *const c_char) -> c_int {
+    guarded(|| {
+        let id = std::env::var("SLURM_JOB_ID").ok().and_then(|id| id.parse().ok());
+        let id: u32 = id.ok_or("SLURM_JOB_ID is not set, or is no number")?;
+        let arguments = arguments(count, words)?.on(std::env::var("SLURMD_NODENAME").ok().as_deref());
+        work::end(&arguments, id)
+    })
+}

@@ -1,0 +1,315 @@
+//! Work for a job: its tenant or vGPU is made, its use noted, and all taken back.
+//!
+//! Everything is named after the job, so that it can be done again: another process of the job finds what the first has made, and
+//! what a node that went down has left is found by its name when the node is up again ([`reconcile`]).
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use api::ErrorCode;
+use mediatorctl::client::{Client, ClientError};
+use serde::Serialize;
+
+use crate::claim::{self, Card};
+use crate::options::{Arguments, Given};
+
+/// Begin of names of tenants and virtual machines of jobs.
+const PREFIX: &str = "slurm-";
+/// Variable with the socket of a job's vGPU.
+pub const VGPU_VARIABLE: &str = "GPU_MEDIATOR_VFIO_USER_SOCKET";
+/// Time between two attempts to reach a daemon.
+const AGAIN: Duration = Duration::from_millis(500);
+/// Time that a note to the controller may take.
+// TIMEOUT: the controller answers at once, or is away; a job must not wait for it.
+const NOTE: Duration = Duration::from_secs(10);
+
+/// A job, as a process of it is started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Job {
+    /// Its number.
+    pub id: u32,
+    /// Its user.
+    pub uid: u32,
+    /// Shards that it has on this node.
+    pub shards: u32,
+    /// Number of the GPU of which they are.
+    pub gpu: Option<String>,
+}
+
+/// Use that a job has made of a card.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// The job.
+    pub job: u32,
+    /// The node.
+    pub node: String,
+    /// The card.
+    pub card: String,
+    /// `tenant` or `vgpu`.
+    pub kind: &'static str,
+    /// Weight that it had.
+    pub weight: u32,
+    /// MiB that it might have.
+    pub memory_mib: u64,
+    /// Time of the card that it was charged, in ns.
+    pub used_ns: u64,
+    /// Of that, the time in which its work was in flight, in ns; of a tenant.
+    pub busy_ns: u64,
+    /// Submissions.
+    pub launches: u64,
+    /// Programs of it that were killed since they went beyond its limits or did not answer.
+    pub killed: u64,
+}
+
+fn name(job: u32) -> String {
+    format!("{PREFIX}{job}")
+}
+
+/// The job that a name is of.
+fn job_of(name: &str) -> Option<u32> {
+    name.strip_prefix(PREFIX)?.parse().ok()
+}
+
+fn told(error: &ClientError) -> String {
+    match error {
+        ClientError::Refused(error) => format!("{}; {}", error.error, error.what_to_do),
+        error => {
+            let source = std::error::Error::source(error).map(|source| format!(": {source}"));
+            format!("{error}{}", source.unwrap_or_default())
+        }
+    }
+}
+
+fn code(error: &ClientError) -> Option<ErrorCode> {
+    match error {
+        ClientError::Refused(error) => Some(error.code),
+        _ => None,
+    }
+}
+
+/// Asks until the daemon answers, whatever it says, for as long as there is patience.
+fn patiently<T>(
+    arguments: &Arguments,
+    ask: impl Fn(&Client) -> Result<T, ClientError>,
+) -> Result<Result<T, ClientError>, String> {
+    let client = Client::new(arguments.socket.clone()).map_err(|error| told(&error))?;
+    let begin = Instant::now();
+    loop {
+        match ask(&client) {
+            Err(error @ ClientError::Unreachable { .. }) => {
+                if begin.elapsed() >= Duration::from_secs(arguments.patience_s) {
+                    return Err(format!("{}; start mediatord, or name its socket in plugstack.conf", told(&error)));
+                }
+                thread::sleep(AGAIN);
+            }
+            answer => return Ok(answer),
+        }
+    }
+}
+
+fn cards(arguments: &Arguments) -> Result<Vec<Card>, String> {
+    let list =
+        patiently(arguments, |client| client.get::<api::CardList>("/v1/cards"))?.map_err(|error| told(&error))?;
+    let card = |card: api::Card| Card {
+        cuda: card.kind == "cuda",
+        shared_mib: card.vram_mib.saturating_sub(card.vram_reserved_mib),
+        name: card.name,
+    };
+    Ok(list.cards.into_iter().map(card).collect())
+}
+
+/// Gives a job what it asked for, if it has not got it yet; the variables of its processes.
+///
+/// # Errors
+/// The reason why it cannot have it, in words for its user.
+pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(String, String)>, String> {
+    let name = name(job.id);
+    let folder = if given.vgpu { "vms" } else { "tenants" };
+    let path = format!("/v1/{folder}/{name}");
+    let there = patiently(arguments, |client| client.get::<serde_json::Value>(&path))?;
+    let made = match there {
+        Ok(there) => there,
+        Err(error) if code(&error) == Some(ErrorCode::NotFound) => {
+            let cards = cards(arguments)?;
+            let card = claim::card(arguments, given, job.gpu.as_deref(), &cards)?;
+            let table = claim::table(arguments, given, job.shards, card, &name)?;
+            let post = |client: &Client| client.post::<serde_json::Value>(&format!("/v1/{folder}"), &table);
+            match patiently(arguments, post)? {
+                Ok(made) => made,
+                // Another process of the job was first.
+                Err(error) if code(&error) == Some(ErrorCode::Conflict) => {
+                    patiently(arguments, |client| client.get(&path))?.map_err(|_| told(&error))?
+                }
+                Err(error) => return Err(told(&error)),
+            }
+        }
+        Err(error) => return Err(told(&error)),
+    };
+    let socket = made["socket"].as_str().ok_or("the daemon names no socket")?;
+    let socket = PathBuf::from(socket);
+    hand_over(&socket, job.uid).map_err(|error| format!("{}: {error}", socket.display()))?;
+    let socket = socket.display().to_string();
+    if given.vgpu {
+        return Ok(vec![(VGPU_VARIABLE.to_owned(), socket)]);
+    }
+    let driver =
+        arguments.driver.iter().map(|path| (cuda_protocol::DRIVER_VARIABLE.to_owned(), path.display().to_string()));
+    let variables = [
+        (cuda_protocol::SOCKET_VARIABLE.to_owned(), socket),
+        (cuda_protocol::TENANT_VARIABLE.to_owned(), name),
+        ("LD_LIBRARY_PATH".to_owned(), arguments.library.display().to_string()),
+    ];
+    Ok(variables.into_iter().chain(driver).collect())
+}
+
+/// Gives a socket to a user, who alone may connect then. The daemon may have no right to.
+fn hand_over(socket: &Path, uid: u32) -> std::io::Result<()> {
+    if !fs::symlink_metadata(socket)?.file_type().is_socket() {
+        return Err(std::io::Error::other("expected a socket"));
+    }
+    std::os::unix::fs::lchown(socket, Some(uid), None)?;
+    fs::set_permissions(socket, fs::Permissions::from_mode(0o600))
+}
+
+/// Returns what a job has used so far, and whether it is a vGPU that it has; nothing if it has nothing.
+fn usage(arguments: &Arguments, job: u32) -> Result<Option<Usage>, String> {
+    let name = name(job);
+    let node = arguments.node.clone();
+    match patiently(arguments, |client| client.get::<api::Tenant>(&format!("/v1/tenants/{name}")))? {
+        Ok(tenant) => {
+            return Ok(Some(Usage {
+                job,
+                node,
+                card: tenant.card,
+                kind: "tenant",
+                weight: tenant.time.weight,
+                memory_mib: tenant.memory.quota_mib.unwrap_or(tenant.vram_mib),
+                used_ns: tenant.used_ns,
+                busy_ns: tenant.busy_ns,
+                launches: tenant.launches,
+                killed: tenant.killed,
+            }));
+        }
+        Err(error) if code(&error) == Some(ErrorCode::NotFound) => {}
+        Err(error) => return Err(told(&error)),
+    }
+    let vm = match patiently(arguments, |client| client.get::<api::Vm>(&format!("/v1/vms/{name}")))? {
+        Ok(vm) => vm,
+        Err(error) if code(&error) == Some(ErrorCode::NotFound) => return Ok(None),
+        Err(error) => return Err(told(&error)),
+    };
+    let path = format!("/v1/cards/{}/scheduler", vm.card);
+    let card = patiently(arguments, |client| client.get::<api::CardScheduler>(&path))?.map_err(|error| told(&error))?;
+    let share = card.vms.iter().find(|share| share.vm == name);
+    let engines = || share.into_iter().flat_map(|share| share.engines.values());
+    Ok(Some(Usage {
+        job,
+        node,
+        card: vm.card,
+        kind: "vgpu",
+        weight: share.map_or(0, |share| share.time.weight),
+        memory_mib: vm.vram_mib,
+        used_ns: engines().map(|engine| engine.used_ns).fold(0, u64::saturating_add),
+        busy_ns: 0,
+        launches: engines().map(|engine| engine.completed).fold(0, u64::saturating_add),
+        killed: 0,
+    }))
+}
+
+/// Tells the controller what a running job has used: its administrator's comment.
+///
+/// # Errors
+/// The daemon does not answer.
+pub fn note(arguments: &Arguments, job: u32) -> Result<(), String> {
+    let Some(usage) = usage(arguments, job)? else { return Ok(()) };
+    let Usage { node, card, used_ns, launches, killed, .. } = usage;
+    let seconds = format!("{}.{:03}", used_ns / 1_000_000_000, used_ns / 1_000_000 % 1000);
+    let comment =
+        format!("gpu-mediator node={node} card={card} gpu_seconds={seconds} launches={launches} killed={killed}");
+    let mut command = Command::new(&arguments.scontrol);
+    command.args(["update", &format!("jobid={job}"), &format!("admincomment={comment}")]);
+    // A job that is over takes no notes any more: the ledger has it.
+    let _ = run(command.stdout(Stdio::null()).stderr(Stdio::null()));
+    Ok(())
+}
+
+/// Runs a program to its end, if that comes within the time for notes.
+fn run(command: &mut Command) -> std::io::Result<bool> {
+    let mut child = command.stdin(Stdio::null()).spawn()?;
+    let begin = Instant::now();
+    while begin.elapsed() < NOTE {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status.success());
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    child.kill()?;
+    child.wait().map(|status| status.success())
+}
+
+/// Takes back what a job had, and writes down what it has used.
+///
+/// # Errors
+/// That cannot be: the job's part of the card is not free.
+pub fn end(arguments: &Arguments, job: u32) -> Result<(), String> {
+    let Some(usage) = usage(arguments, job)? else { return Ok(()) };
+    let folder = if usage.kind == "vgpu" { "vms" } else { "tenants" };
+    let path = format!("/v1/{folder}/{}", name(job));
+    match patiently(arguments, |client| client.delete(&path))? {
+        Ok(()) => {}
+        // The health check was first, and has written it down.
+        Err(error) if code(&error) == Some(ErrorCode::NotFound) => return Ok(()),
+        Err(error) => return Err(told(&error)),
+    }
+    write_down(&arguments.ledger, &usage).map_err(|error| format!("{}: {error}", arguments.ledger.display()))
+}
+
+/// Adds a line to a file that several processes write.
+fn write_down(ledger: &Path, usage: &Usage) -> std::io::Result<()> {
+    if let Some(folder) = ledger.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    let line = serde_json::to_string(usage)? + "\n";
+    let mut file = OpenOptions::new().create(true).append(true).mode(0o640).open(ledger)?;
+    // One write: lines of others come before or behind it.
+    file.write_all(line.as_bytes())
+}
+
+/// Takes back what jobs had that are over: after a node, a daemon or an epilog has failed. Returns their numbers.
+///
+/// # Errors
+/// The daemon does not answer, or something cannot be taken back.
+pub fn reconcile(
+    arguments: &Arguments,
+    running: impl FnOnce() -> Result<Vec<u32>, String>,
+) -> Result<Vec<u32>, String> {
+    let there = held(arguments)?;
+    if there.is_empty() {
+        return Ok(there);
+    }
+    // Asked after: a job that has something and does not run now, is over.
+    let running = running()?;
+    let over: Vec<u32> = there.into_iter().filter(|job| !running.contains(job)).collect();
+    over.iter().try_for_each(|job| end(arguments, *job))?;
+    Ok(over)
+}
+
+/// The jobs that have something.
+///
+/// # Errors
+/// The daemon does not answer.
+pub fn held(arguments: &Arguments) -> Result<Vec<u32>, String> {
+    let tenants =
+        patiently(arguments, |client| client.get::<api::TenantList>("/v1/tenants"))?.map_err(|error| told(&error))?;
+    let vms = patiently(arguments, |client| client.get::<api::VmList>("/v1/vms"))?.map_err(|error| told(&error))?;
+    let names = tenants.tenants.iter().map(|tenant| &tenant.name).chain(vms.vms.iter().map(|vm| &vm.name));
+    Ok(names.filter_map(|name| job_of(name)).collect())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,246 @@
+//! Named profiles: what vGPU users call a type. A `[[vm]]` or `[[tenant]]` table that names one has its keys where it says
+//! nothing itself.
+//!
+//! A profile is put under a table before that is read, so that what is added has all its keys and no profile is asked later:
+//! who changes a profile changes what is made from it from then on, and nothing that is there.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::check::{Key, Mistake};
+use super::patch::table;
+use super::{CardKind, CardSpec, Config, DaemonSpec, TenantSpec, VmMemory, VmSpec, check};
+
+/// Most profiles, a bound on what is said of them.
+pub const MAX_PROFILES: usize = 64;
+/// The key of a `[[vm]]` or `[[tenant]]` table that names its profile.
+const KEY: &str = "profile";
+
+/// A `[[profile]]` table.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ProfileSpec {
+    /// Its name.
+    pub name: String,
+    /// MiB of memory that a guest or the programs of a tenant see.
+    pub vram_mib: u64,
+    /// Weight for the card's time and, unless `memory.weight` says another, for its memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u32>,
+    /// Class by which those go first that are due.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class: Option<sched::LatencyClass>,
+    /// Further limits of the card's memory.
+    #[serde(default, skip_serializing_if = "VmMemory::is_silent")]
+    pub memory: VmMemory,
+    /// Further limits of the card's time.
+    #[serde(default, skip_serializing_if = "ProfileTime::is_silent")]
+    pub time: ProfileTime,
+    /// Channels that a guest may have; of no meaning to a tenant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub channels: Option<u32>,
+    /// Milliseconds that a guest's channel may hold an engine without progress; of no meaning to a tenant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hang_limit_ms: Option<u64>,
+}
+
+/// A `[profile.time]` table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ProfileTime {
+    /// Part of the time that is sure, in thousandths.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guarantee_permille: Option<u32>,
+    /// Largest part of the time, in thousandths.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cap_permille: Option<u32>,
+    /// Milliseconds that one submission may run; 0 for ever.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_run_ms: Option<u64>,
+}
+
+impl ProfileTime {
+    fn is_silent(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Kind of what is made from a profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Of {
+    /// A virtual machine.
+    Vm,
+    /// A tenant of a CUDA card.
+    Tenant,
+}
+
+impl ProfileSpec {
+    /// The keys that it gives a table.
+    fn keys(&self, of: Of) -> Result<Map<String, Value>, String> {
+        let mut memory = self.memory.clone();
+        memory.weight = memory.weight.or(self.weight);
+        let mut keys = Map::new();
+        keys.insert("vram_mib".to_owned(), self.vram_mib.into());
+        if of == Of::Vm {
+            keys.extend(self.channels.map(|channels| ("channels".to_owned(), channels.into())));
+            keys.extend(self.hang_limit_ms.map(|limit| ("hang_limit_ms".to_owned(), limit.into())));
+        } else {
+            // Tenants lend no RAM.
+            memory.ram = super::RamSpec::default();
+        }
+        let mut time = table(&self.time)?;
+        time.extend(self.weight.map(|weight| ("weight".to_owned(), weight.into())));
+        if let Some(class) = self.class {
+            time.insert("class".to_owned(), serde_json::to_value(class).map_err(|error| error.to_string())?);
+        }
+        keys.insert("memory".to_owned(), table(&memory)?.into());
+        keys.insert("time".to_owned(), time.into());
+        Ok(keys)
+    }
+
+    /// A virtual machine of it on a card.
+    #[must_use]
+    pub fn vm(&self, name: &str, card: &str) -> Option<VmSpec> {
+        let keys = [("name", name), ("card", card), (KEY, &self.name)];
+        let keys = keys.into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect();
+        VmSpec::from_table(&expanded(&keys, std::slice::from_ref(self), Of::Vm).ok()?).ok()
+    }
+
+    /// A tenant of it on a card.
+    #[must_use]
+    pub fn tenant(&self, name: &str, card: &str) -> Option<TenantSpec> {
+        let keys = [("name", name), ("card", card), (KEY, &self.name)];
+        let keys = keys.into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect();
+        TenantSpec::from_table(&expanded(&keys, std::slice::from_ref(self), Of::Tenant).ok()?).ok()
+    }
+
+    /// Says why a card cannot have one more of it beside those that are there; nothing if it can.
+    #[must_use]
+    pub fn lacks(
+        &self,
+        daemon: &DaemonSpec,
+        card: &CardSpec,
+        vms: &[VmSpec],
+        tenants: &[TenantSpec],
+    ) -> Option<String> {
+        let name = "0".repeat(check::MAX_NAME);
+        let cards = std::slice::from_ref(card);
+        let refusals = if card.kind == CardKind::Cuda {
+            let others: Vec<&TenantSpec> = tenants.iter().collect();
+            if others.len() >= check::MAX_TENANTS {
+                return Some(format!("one daemon serves at most {} tenants", check::MAX_TENANTS));
+            }
+            self.tenant(&name, &card.name).map(|tenant| check::tenant(&tenant, daemon, cards, &[], &others))
+        } else {
+            let others: Vec<&VmSpec> = vms.iter().collect();
+            if others.len() >= check::MAX_VMS {
+                return Some(format!("one daemon serves at most {} VMs", check::MAX_VMS));
+            }
+            self.vm(&name, &card.name).map(|vm| check::vm(&vm, daemon, cards, &others))
+        };
+        let Some(refusals) = refusals else { return Some("its keys are wrong".to_owned()) };
+        // Name and socket are not the profile's.
+        let refusal = refusals.into_iter().find(|refusal| !["name", "socket"].contains(&refusal.field));
+        refusal.map(|refusal| format!("{}: {}", refusal.field, refusal.what))
+    }
+}
+
+/// A table with the keys of the profile that it names, if it names one. Its own keys go first.
+///
+/// # Errors
+/// There is no such profile, or the name is no text.
+pub fn expanded(table: &Map<String, Value>, profiles: &[ProfileSpec], of: Of) -> Result<Map<String, Value>, String> {
+    let Some(name) = table.get(KEY).filter(|name| !name.is_null()) else { return Ok(table.clone()) };
+    let name = name.as_str().ok_or_else(|| format!("profile: {name}, expected the name of a profile"))?;
+    let Some(profile) = profiles.iter().find(|profile| profile.name == name) else {
+        let known: Vec<_> = profiles.iter().map(|profile| format!("`{}`", profile.name)).collect();
+        let known = if known.is_empty() { "a [[profile]] table first".to_owned() } else { known.join(" or ") };
+        let name: String = name.chars().take(check::MAX_NAME).collect();
+        return Err(format!("profile: there is no profile `{name}`, expected {known}"));
+    };
+    let mut whole = profile.keys(of)?;
+    merge(&mut whole, table);
+    Ok(whole)
+}
+
+/// Puts `over` over `under`, table by table. What is null says nothing.
+fn merge(under: &mut Map<String, Value>, over: &Map<String, Value>) {
+    for (key, value) in over {
+        match (under.get_mut(key), value) {
+            (Some(Value::Object(under)), Value::Object(over)) => merge(under, over),
+            (Some(_), Value::Null) => {}
+            _ => {
+                under.insert(key.clone(), value.clone());
+            }
+        }
+    }
+}
+
+impl Config {
+    /// Puts profiles under the tables of a file that name one, and gives virtual machines that name no card one.
+    ///
+    /// # Errors
+    /// The table that cannot be read: its name, its number, and why.
+    pub(super) fn with_profiles(mut self, text: &str) -> Result<Self, (&'static str, usize, String)> {
+        let tables: Map<String, Value> = toml::from_str(text).unwrap_or_default();
+        let named = |kind: &str, index: usize| {
+            let table = tables.get(kind)?.get(index)?.as_object()?;
+            table.contains_key(KEY).then_some(table)
+        };
+        for (index, vm) in self.vms.iter_mut().enumerate() {
+            if let Some(table) = named("vm", index) {
+                let made = expanded(table, &self.profiles, Of::Vm).and_then(|table| VmSpec::from_table(&table));
+                *vm = made.map_err(|what| ("vm", index, what))?;
+            }
+        }
+        for (index, tenant) in self.tenants.iter_mut().enumerate() {
+            if let Some(table) = named("tenant", index) {
+                let made = expanded(table, &self.profiles, Of::Tenant).and_then(|table| TenantSpec::from_table(&table));
+                *tenant = made.map_err(|what| ("tenant", index, what))?;
+            }
+        }
+        for index in 0..self.vms.len() {
+            let (before, rest) = self.vms.split_at_mut(index);
+            let others: Vec<&VmSpec> = before.iter().collect();
+            if let Some(vm) = rest.first_mut() {
+                *vm = vm.clone().placed(&self.daemon, &self.cards, &others);
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// All mistakes of a configuration's profiles.
+pub(super) fn mistakes(config: &Config) -> Vec<Mistake> {
+    let mut mistakes = Vec::new();
+    if config.profiles.len() > MAX_PROFILES {
+        let key = Key { table: "profile", index: Some(MAX_PROFILES), field: "" };
+        mistakes.push(Mistake {
+            key,
+            what: format!("{} profiles, expected at most {MAX_PROFILES}", config.profiles.len()),
+        });
+    }
+    for (index, profile) in config.profiles.iter().enumerate().take(MAX_PROFILES) {
+        let mut say = |field, what| {
+            mistakes.push(Mistake { key: Key { table: "profile", index: Some(index), field }, what });
+        };
+        if let Err(what) = check::name_is_good(&profile.name) {
+            say("name", what);
+        }
+        if let Some(first) = config.profiles[..index].iter().position(|other| other.name == profile.name) {
+            say("name", format!("`{}` is also the name of profile[{first}], expected another", profile.name));
+        }
+        let lacks = |card: &CardSpec| {
+            profile.lacks(&config.daemon, card, &[], &[]).map(|what| format!("`{}` ({what})", card.name))
+        };
+        let against: Vec<_> = config.cards.iter().map_while(lacks).collect();
+        if !config.cards.is_empty() && against.len() == config.cards.len() {
+            say("", format!("no card can have it, expected one that can: {}", against.join(", ")));
+        }
+    }
+    mistakes
+}
+
+#[cfg(test)]
+mod tests;

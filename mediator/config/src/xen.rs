@@ -1,0 +1,109 @@
+//! Checks of a virtual machine that is a domain of Xen.
+
+use crate::check::{Refusal, RefusalKind};
+use crate::{Apertures, CardKind, CardSpec, SocketMode, VmSpec};
+
+/// Longest name of a domain.
+const MAX_NAME: usize = 255;
+/// The first number that is no domain's. Source: Xen's `public/xen.h`, `DOMID_FIRST_RESERVED`.
+const RESERVED: u16 = 0x7ff0;
+
+/// Returns all reasons against the domain of a virtual machine beside `others`.
+pub(crate) fn vm(vm: &VmSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Refusal> {
+    let Some(domain) = &vm.xen_domain else { return Vec::new() };
+    let mut refusals = Vec::new();
+    let mut say = |kind, field, what: String| refusals.push(Refusal { kind, field, what });
+    if !is_domain(domain) {
+        let what = format!("`{domain}` names no domain, expected its name or a number from 1 to {}", RESERVED - 1);
+        say(RefusalKind::Invalid, "xen_domain", what);
+    }
+    let user = others.iter().find(|other| other.name != vm.name && other.xen_domain.as_ref() == Some(domain));
+    if let Some(other) = user {
+        let what = format!("`{domain}` is the domain of VM `{}`, expected another one", other.name);
+        say(RefusalKind::Conflict, "xen_domain", what);
+    }
+    if cards.iter().any(|card| card.name == vm.card && card.kind == CardKind::Vfio) {
+        let what = format!(
+            "card `{}` is of kind = \"vfio\", expected one of kind = \"simgpu\": under Xen there is no VFIO, and nothing \
+             that maps a domain's memory for a card of domain 0 (see docs/xen.md)",
+            vm.card
+        );
+        say(RefusalKind::Invalid, "xen_domain", what);
+    }
+    if vm.apertures == Apertures::Remapped {
+        let what = "\"remapped\", expected \"trapped\" beside `xen_domain`: a domain cannot map a file of this process";
+        say(RefusalKind::Invalid, "apertures", what.to_owned());
+    }
+    let of_socket = [
+        ("socket", vm.socket.is_some()),
+        ("mode", vm.mode != SocketMode::default()),
+        ("owner", vm.owner.is_some()),
+        ("group", vm.group.is_some()),
+    ];
+    for (field, _) in of_socket.into_iter().filter(|(_, said)| *said) {
+        say(
+            RefusalKind::Invalid,
+            field,
+            "expected no such key beside `xen_domain`, where there is no socket".to_owned(),
+        );
+    }
+    refusals
+}
+
+fn is_domain(text: &str) -> bool {
+    if text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return text.parse().is_ok_and(|id: u16| (1..RESERVED).contains(&id));
+    }
+    text.len() <= MAX_NAME && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(domain: &str) -> VmSpec {
+        VmSpec { xen_domain: Some(domain.to_owned()), ..VmSpec::new("a", "card0", 64) }
+    }
+
+    fn refused(spec: &VmSpec, others: &[&VmSpec]) -> Vec<&'static str> {
+        vm(spec, &[], others).iter().map(|refusal| refusal.field).collect()
+    }
+
+    #[test]
+    fn domain_is_a_name_or_a_number() {
+        for good in ["guest", "guest-1.example", "1", "32751"] {
+            assert!(refused(&spec(good), &[]).is_empty(), "{good}");
+        }
+        for bad in ["", "0", "32752", "99999999", "a/b", "a b", &"x".repeat(256)] {
+            assert_eq!(refused(&spec(bad), &[]), ["xen_domain"], "{bad}");
+        }
+    }
+
+    #[test]
+    fn domain_belongs_to_one_vm() {
+        let other = VmSpec { name: "b".to_owned(), ..spec("guest") };
+        assert_eq!(refused(&spec("guest"), &[&other]), ["xen_domain"]);
+        assert!(refused(&spec("guest"), &[&spec("guest")]).is_empty(), "itself, as it was before");
+    }
+
+    #[test]
+    fn domain_on_a_card_behind_vfio_is_refused_with_the_reason() {
+        let card = |kind: &str| -> CardSpec {
+            let address = if kind == "vfio" { "address = \"0000:65:00.0\"\n" } else { "" };
+            toml::from_str(&format!("name = \"card0\"\nkind = {kind:?}\nvram_mib = 256\n{address}")).unwrap()
+        };
+        let said = vm(&spec("guest"), &[card("vfio")], &[]);
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(said[0].field == "xen_domain" && said[0].what.contains("docs/xen.md"), "{said:?}");
+        assert!(vm(&spec("guest"), &[card("simgpu")], &[]).is_empty());
+    }
+
+    #[test]
+    fn keys_of_a_socket_are_refused_with_a_domain() {
+        let mut spec = spec("guest");
+        spec.socket = Some("/run/a.sock".into());
+        spec.group = Some("kvm".to_owned());
+        spec.apertures = Apertures::Remapped;
+        assert_eq!(refused(&spec, &[]), ["apertures", "socket", "group"]);
+    }
+}

@@ -1,0 +1,167 @@
+//! `mediatorctl doctor`: looks at a host and says what it lacks, and how to mend it.
+//!
+//! Parts: what is looked at ([`host`]: files below a folder, and programs there), and what is asked of it: [`machine`] (KVM,
+//! IOMMU, the kernel), [`cards`] (who has the cards, NVIDIA's driver), [`vmm`] (QEMU, libvirt), [`service`] (configuration,
+//! daemon, sockets and their rights).
+//!
+//! Most of it needs no daemon: one that does not start is what it is for. What is looked for depends on the cards that the
+//! configuration names: without one of kind `"vfio"` nobody needs an IOMMU.
+//!
+//! What it does not do: change anything.
+
+use clap::Args;
+use serde::Serialize;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use config::{CardKind, Config, ConfigError};
+
+use super::client::Client;
+use super::output;
+use super::{Code, Form};
+
+mod cards;
+mod host;
+mod machine;
+mod service;
+mod vmm;
+
+use host::Host;
+
+#[derive(Clone, Debug, Args)]
+pub(super) struct Doctor {
+    /// The daemon's configuration file
+    #[arg(long, value_name = "PATH", default_value = config::DEFAULT_PATH)]
+    config: PathBuf,
+    /// The folder that is the host, for tests
+    #[arg(long, value_name = "PATH", default_value = "/", hide = true)]
+    root: PathBuf,
+}
+
+/// State of what was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    /// It is as it should be.
+    Good,
+    /// It may be in the way of something that is not configured, or limits what there can be.
+    Note,
+    /// Needed by what is configured.
+    Missing,
+}
+
+impl State {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Good => "ok",
+            Self::Note => "note",
+            Self::Missing => "MISSING",
+        }
+    }
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Finding {
+    /// The place: a word that stays the same.
+    check: &'static str,
+    state: State,
+    found: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    what_to_do: Option<String>,
+}
+
+impl Finding {
+    fn good(check: &'static str, found: impl Into<String>) -> Self {
+        Self { check, state: State::Good, found: found.into(), what_to_do: None }
+    }
+
+    fn note(check: &'static str, found: impl Into<String>, what_to_do: impl Into<String>) -> Self {
+        Self { check, state: State::Note, found: found.into(), what_to_do: Some(what_to_do.into()) }
+    }
+
+    fn missing(check: &'static str, found: impl Into<String>, what_to_do: impl Into<String>) -> Self {
+        Self { check, state: State::Missing, found: found.into(), what_to_do: Some(what_to_do.into()) }
+    }
+
+    /// Missing where it is needed, else a note.
+    fn needed(needed: bool, check: &'static str, found: impl Into<String>, what_to_do: impl Into<String>) -> Self {
+        let of = if needed { Self::missing } else { Self::note };
+        of(check, found.into(), what_to_do.into())
+    }
+}
+
+/// All that was found, as `--json` shows it.
+#[derive(Clone, Debug, Serialize)]
+struct Findings {
+    /// Nothing is missing.
+    good: bool,
+    findings: Vec<Finding>,
+}
+
+/// The host that is looked at, and what it is for.
+struct Patient<'a> {
+    host: Host,
+    /// The configuration, or why there is none.
+    config: Result<Config, ConfigError>,
+    /// Path of the configuration, as the operator knows it.
+    path: &'a Path,
+    client: &'a Client,
+    socket: &'a Path,
+}
+
+impl Patient<'_> {
+    /// Says whether a card of a kind is configured.
+    fn has(&self, kind: CardKind) -> bool {
+        self.config.iter().flat_map(|config| &config.cards).any(|card| card.kind == kind)
+    }
+
+    /// Says whether virtual machines are to be served.
+    fn has_vms(&self) -> bool {
+        self.has(CardKind::Simgpu) || self.has(CardKind::Vfio)
+    }
+}
+
+impl Doctor {
+    /// Looks; what it prints, and what the process ends with: 0 if nothing is missing, else 1.
+    pub(super) fn run(self, client: &Client, socket: &Path, form: Form) -> (String, Code) {
+        let host = Host::at(&self.root);
+        let config = Config::load(&host.path(&self.config));
+        let patient = Patient { host, config, path: &self.config, client, socket };
+        let findings = [
+            service::configuration(&patient),
+            machine::look(&patient),
+            cards::look(&patient),
+            vmm::look(&patient),
+            service::look(&patient),
+        ]
+        .concat();
+        let good = findings.iter().all(|finding| finding.state != State::Missing);
+        let findings = Findings { good, findings };
+        (form.of(&findings, table), if good { Code::Good } else { Code::Failed })
+    }
+}
+
+fn table(Findings { findings, .. }: &Findings) -> String {
+    let count = |state| findings.iter().filter(|finding| finding.state == state).count();
+    let rows = findings
+        .iter()
+        .map(|finding| vec![finding.state.name().to_owned(), finding.check.to_owned(), finding.found.clone()]);
+    let mut text = output::table(rows.collect(), &[]);
+    // What is worst is read first.
+    for state in [State::Missing, State::Note] {
+        for finding in findings.iter().filter(|finding| finding.state == state) {
+            let what_to_do = finding.what_to_do.as_deref().unwrap_or_default();
+            // Writing to a string does not fail.
+            let _ = write!(text, "\n{} {}: {what_to_do}\n", state.name(), finding.check);
+        }
+    }
+    let _ = match count(State::Missing) {
+        0 => writeln!(text, "\nnothing is missing; {} to note", count(State::Note)),
+        missing => writeln!(text, "\n{missing} missing, {} to note", count(State::Note)),
+    };
+    text
+}
+
+#[cfg(test)]
+mod tests;

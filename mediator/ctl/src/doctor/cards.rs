@@ -1,0 +1,106 @@
+//! Cards: which driver has each that is behind VFIO, and NVIDIA's driver for CUDA cards.
+
+use std::path::{Path, PathBuf};
+
+use config::{CardKind, CardSpec};
+use vfio_host::{Function, Sysfs};
+
+use super::{Finding, Patient};
+
+/// Folders in which the loader looks for libraries.
+const LIBRARIES: [&str; 5] =
+    ["usr/lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu/nvidia/current", "usr/lib64", "usr/lib", "usr/local/lib"];
+/// The library that is `libcuda.so.1` for tenants' programs, where the package has it.
+const FRONT: &str = "usr/lib/gpu-mediator/cuda/libcuda.so.1";
+
+pub(super) fn look(patient: &Patient<'_>) -> Vec<Finding> {
+    let functions = Sysfs::at(patient.host.path("sys")).list().unwrap_or_default();
+    let cards = patient.config.iter().flat_map(|config| &config.cards);
+    let mut findings: Vec<_> = cards
+        .clone()
+        .flat_map(|card| match card.kind {
+            CardKind::Vfio => vfio(card, &functions),
+            CardKind::Cuda => cuda(card, patient),
+            CardKind::Simgpu => Vec::new(),
+        })
+        .collect();
+    if patient.has(CardKind::Cuda) {
+        findings.push(match patient.host.has(FRONT) {
+            true => Finding::good("library", format!("/{FRONT}")),
+            false => Finding::missing(
+                "library",
+                format!("there is no /{FRONT}"),
+                "install the package gpu-mediator with its CUDA parts; tenants' programs load it",
+            ),
+        });
+    }
+    let known = |function: &&Function| cards.clone().any(|card| card.address == Some(function.address));
+    let others: Vec<_> =
+        functions.iter().filter(|one| one.is_card() && !known(one)).map(|one| one.address.to_string()).collect();
+    if !others.is_empty() {
+        let found = format!("NVIDIA cards that no [[card]] names: {}", others.join(", "));
+        findings.push(Finding::note(
+            "cards",
+            found,
+            "`mediatorctl card list --host` shows them; docs/real-cards.md, docs/cuda.md",
+        ));
+    }
+    findings
+}
+
+fn vfio(card: &CardSpec, functions: &[Function]) -> Vec<Finding> {
+    let Some(address) = card.address else { return Vec::new() };
+    let Some(function) = functions.iter().find(|function| function.address == address) else {
+        let found = format!("card `{}`: the host has no PCI function {address} of NVIDIA's", card.name);
+        return vec![Finding::missing("driver", found, "`mediatorctl card list --host` shows those of the host")];
+    };
+    let obstacles = function.obstacles();
+    if obstacles.is_empty() {
+        return vec![Finding::good("driver", format!("card `{}`: vfio-pci has {address}", card.name))];
+    }
+    let told = obstacles
+        .iter()
+        .map(|obstacle| Finding::missing("driver", format!("card `{}`: {obstacle}", card.name), obstacle.what_to_do()));
+    told.collect()
+}
+
+fn cuda(card: &CardSpec, patient: &Patient<'_>) -> Vec<Finding> {
+    let (host, driver) = (&patient.host, card.cuda().driver);
+    let places: Vec<PathBuf> = match driver.is_absolute() {
+        true => vec![driver.clone()],
+        false => LIBRARIES.iter().map(|folder| Path::new(folder).join(&driver)).collect(),
+    };
+    let library = places.iter().find(|path| host.has(path));
+    let mut findings = Vec::new();
+    findings.push(match library {
+        Some(path) => Finding::good("nvidia", format!("card `{}`: {}", card.name, Path::new("/").join(path).display())),
+        None => Finding::missing(
+            "nvidia",
+            format!("card `{}`: there is no {}", card.name, driver.display()),
+            "install NVIDIA's driver (Debian: `nvidia-driver libcuda1`), or name its library in `cuda.driver`",
+        ),
+    });
+    // A driver of another name brings its own devices.
+    if !driver.is_absolute() {
+        let version = host.read("proc/driver/nvidia/version");
+        let version = version.as_deref().and_then(|text| text.lines().next());
+        findings.push(match version {
+            Some(version) => Finding::good("nvidia", version.split_whitespace().collect::<Vec<_>>().join(" ")),
+            None => Finding::missing("nvidia", "NVIDIA's kernel module is not loaded", "`modprobe nvidia nvidia-uvm`"),
+        });
+        let absent: Vec<_> = ["dev/nvidiactl", "dev/nvidia-uvm"]
+            .into_iter()
+            .filter(|path| !host.has(path))
+            .map(|path| format!("/{path}"))
+            .collect();
+        if !absent.is_empty() {
+            let found = format!("there is no {}", absent.join(" and no "));
+            findings.push(Finding::missing(
+                "nvidia",
+                found,
+                "`nvidia-modprobe -c 0 -u`, or start nvidia-persistenced at boot",
+            ));
+        }
+    }
+    findings
+}

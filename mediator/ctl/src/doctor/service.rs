@@ -1,0 +1,163 @@
+//! The daemon: its configuration, service, sockets and cards.
+
+use config::ConfigError;
+
+use super::{Finding, Patient, host::Host};
+use crate::client::ClientError;
+use admin_client::AskError;
+
+/// Name of the service.
+const UNIT: &str = "gpu-mediator.service";
+/// Lines of the configuration's mistakes that are shown.
+const LINES: usize = 5;
+
+pub(super) fn configuration(patient: &Patient<'_>) -> Vec<Finding> {
+    let path = patient.path.display();
+    let finding = match &patient.config {
+        Ok(config) if config.cards.is_empty() => Finding::missing(
+            "config",
+            format!("{path} has no [[card]] table"),
+            "add a card: docs/operating.md has the first hour, docs/configuration.md all keys",
+        ),
+        Ok(config) => {
+            let (cards, vms, tenants) = (config.cards.len(), config.vms.len(), config.tenants.len());
+            Finding::good("config", format!("{path}: {cards} cards, {vms} VMs, {tenants} tenants"))
+        }
+        Err(ConfigError::Read { source, .. }) => Finding::missing(
+            "config",
+            format!("{path} cannot be read: {source}"),
+            "write one (docs/configuration.md), or name it with --config",
+        ),
+        Err(ConfigError::Mistakes(lines)) => {
+            let more = lines.len().saturating_sub(LINES);
+            let mut shown = lines[..lines.len().min(LINES)].join("\n  ");
+            if more > 0 {
+                shown.push_str(&format!("\n  and {more} more"));
+            }
+            Finding::missing("config", format!("{path} has {} mistakes", lines.len()), shown)
+        }
+    };
+    vec![finding]
+}
+
+pub(super) fn look(patient: &Patient<'_>) -> Vec<Finding> {
+    let mut findings: Vec<_> = unit(patient).into_iter().collect();
+    findings.extend(folders(patient));
+    findings.extend(daemon(patient));
+    findings
+}
+
+/// The number of the daemon's process.
+pub(super) fn process(host: &Host) -> Option<u32> {
+    let mut pids = host.names("proc").into_iter().filter_map(|name| name.parse::<u32>().ok());
+    pids.find(|pid| host.read(format!("proc/{pid}/comm")).is_some_and(|name| name.trim() == "mediatord"))
+}
+
+/// The service manager's word on it.
+fn unit(patient: &Patient<'_>) -> Option<Finding> {
+    let host = &patient.host;
+    if !host.has("run/systemd/system") {
+        return None;
+    }
+    let program = host.program("systemctl")?;
+    let text =
+        host.says(&program, &["show", UNIT, "--property=LoadState,ActiveState,SubState,UnitFileState,NRestarts"])?;
+    let property = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+        line.unwrap_or_default().to_owned()
+    };
+    let (active, enabled) = (property("ActiveState"), property("UnitFileState"));
+    Some(match (property("LoadState").as_str(), active.as_str()) {
+        ("loaded", "active") if enabled == "enabled" => {
+            Finding::good("service", format!("{UNIT} runs, restarted {} times by itself", property("NRestarts")))
+        }
+        ("loaded", "active") => Finding::note(
+            "service",
+            format!("{UNIT} runs, but not after the next boot"),
+            "`systemctl enable gpu-mediator`",
+        ),
+        ("loaded", _) => Finding::missing(
+            "service",
+            format!("{UNIT} is {active} ({})", property("SubState")),
+            "`systemctl start gpu-mediator`; `journalctl --unit=gpu-mediator` says why it has ended",
+        ),
+        _ => Finding::note(
+            "service",
+            format!("there is no {UNIT}"),
+            "install the package gpu-mediator, or start mediatord otherwise",
+        ),
+    })
+}
+
+/// Folders that the daemon needs.
+fn folders(patient: &Patient<'_>) -> Option<Finding> {
+    let config = patient.config.as_ref().ok()?;
+    let folder = &config.daemon.socket_dir;
+    // The service makes its own when it starts.
+    if patient.host.has(folder) || folder.starts_with("/run/gpu-mediator") {
+        return None;
+    }
+    let found = format!("there is no folder {}", folder.display());
+    Some(Finding::missing("sockets", found, "make the folder that `socket_dir` names, for the daemon's user"))
+}
+
+/// The daemon's own word.
+fn daemon(patient: &Patient<'_>) -> Vec<Finding> {
+    let socket = patient.socket.display();
+    let cards = match patient.client.get::<api::CardList>("/v1/cards") {
+        Ok(list) => list.cards,
+        Err(ClientError::Ask(AskError::Forbidden { .. })) => {
+            return vec![Finding::note(
+                "daemon",
+                format!("this user may not use {socket}"),
+                "run this as root, or ask for the group of the socket (`admin_group`, `read_group`)",
+            )];
+        }
+        Err(error) => {
+            let found = match process(&patient.host) {
+                Some(pid) => format!("mediatord runs (process {pid}), but not behind {socket}: {error}"),
+                None => format!("no daemon answers at {socket}"),
+            };
+            return vec![Finding::missing("daemon", found, "start it, or name its admin socket with --socket")];
+        }
+    };
+    let vms = patient.client.get::<api::VmList>("/v1/vms").map(|list| list.vms).unwrap_or_default();
+    let mut findings =
+        vec![Finding::good("daemon", format!("{socket} answers: {} cards, {} VMs", cards.len(), vms.len()))];
+    for card in &cards {
+        if let Some(error) = &card.error {
+            let found = format!("card `{}` is out of service: {error}", card.name);
+            findings.push(Finding::missing(
+                "card",
+                found,
+                "see the daemon's log; `systemctl restart gpu-mediator` once that is mended",
+            ));
+        }
+        if !card.strangers.is_empty() {
+            let found = format!("card `{}` is used past the daemon by {} processes", card.name, card.strangers.len());
+            findings.push(Finding::note(
+                "card",
+                found,
+                "`mediatorctl card show` names them; start them with `mediatorctl run`",
+            ));
+        }
+    }
+    for vm in &vms {
+        if let Some(error) = &vm.error {
+            findings.push(Finding::missing(
+                "vm",
+                format!("VM `{}` has failed: {error}", vm.name),
+                "remove it and add it again",
+            ));
+        }
+        if vm.memory_not_shared {
+            let what = format!("start it as `mediatorctl vm launch-args {}` prints", vm.name);
+            findings.push(Finding::missing(
+                "vm",
+                format!("VM `{}`: its VMM does not share the guest's memory", vm.name),
+                what,
+            ));
+        }
+    }
+    findings
+}

@@ -1,0 +1,155 @@
+use std::os::unix::fs::MetadataExt;
+
+use mediatord::fixture::{Served, one_card};
+use tempfile::TempDir;
+
+use super::*;
+use crate::Code;
+
+/// A daemon, and the folders of a host with libvirt.
+struct Site {
+    served: Served,
+    folder: TempDir,
+}
+
+impl Site {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("boot"), "first\n").unwrap();
+        // The user of these tests may give its files to itself only.
+        let uid = fs::metadata(folder.path()).unwrap().uid();
+        fs::write(folder.path().join("passwd"), format!("root:x:0:0:\nlibvirt-qemu:x:{uid}:1:\n")).unwrap();
+        let profile = "[[profile]]\nname = \"sliver\"\nvram_mib = 16\nweight = 300\n";
+        Self { served: one_card(profile), folder }
+    }
+
+    fn client(&self) -> Client {
+        Client::new(self.served.fixture.path("admin.sock")).unwrap()
+    }
+
+    fn hook(&self, domain: &str, operation: &str, when: &str, text: &str) -> Result<String, ClientError> {
+        let at = |name: &str| self.folder.path().join(name);
+        let hook = Hook {
+            domain: domain.to_owned(),
+            operation: operation.to_owned(),
+            when: when.to_owned(),
+            more: vec!["-".to_owned()],
+            passwd: at("passwd"),
+            notes: at("notes"),
+            boot: at("boot"),
+        };
+        hook.run(&self.client(), text.as_bytes())
+    }
+
+    fn vms(&self) -> Vec<String> {
+        self.client().get::<api::VmList>("/v1/vms").unwrap().vms.into_iter().map(|vm| vm.name).collect()
+    }
+
+    /// The description of a domain with an element `vgpu`, which names the socket of a virtual machine.
+    fn domain(&self, vgpu: &str, vm: &str) -> String {
+        let socket = self.served.fixture.path(&format!("{vm}.sock")).display().to_string();
+        format!(
+            "<?xml version='1.0'?><domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><metadata><g:vgpu \
+             xmlns:g='{NAMESPACE}' {vgpu}/></metadata><qemu:commandline><qemu:arg value='-device'/><qemu:arg \
+             value='{{&quot;socket&quot;:{{&quot;path&quot;:&quot;{socket}&quot;}}}}'/></qemu:commandline></domain>"
+        )
+    }
+}
+
+#[test]
+fn a_vgpu_comes_and_goes_with_its_domain() {
+    let site = Site::new();
+    let domain = site.domain("profile='sliver'", "web");
+    site.hook("web", "prepare", "begin", &domain).unwrap();
+    let vm: api::Vm = site.client().get("/v1/vms/web").unwrap();
+    assert_eq!((vm.vram_mib, vm.profile.as_deref(), &*vm.card), (16, Some("sliver"), "card0"));
+    assert_eq!(fs::metadata(vm.socket.unwrap()).unwrap().mode() & 0o777, 0o600);
+    for (operation, when) in
+        [("start", "begin"), ("started", "begin"), ("stopped", "end"), ("reconnect", "begin"), ("prepare", "end")]
+    {
+        site.hook("web", operation, when, &domain).unwrap();
+        assert_eq!(site.vms(), ["web"], "{operation} {when}");
+    }
+    // What was made is removed, whatever the description says now.
+    site.hook("web", "release", "end", &site.domain("vm='other' profile='sliver'", "other")).unwrap();
+    assert_eq!(site.vms(), Vec::<String>::new());
+    site.hook("web", "release", "end", &domain).unwrap();
+}
+
+#[test]
+fn a_domain_without_the_element_is_left_alone() {
+    let site = Site::new();
+    let added = crate::run(
+        [
+            "mediatorctl",
+            "--socket",
+            site.served.fixture.path("admin.sock").to_str().unwrap(),
+            "vm",
+            "add",
+            "web",
+            "--profile",
+            "sliver",
+        ],
+        &mut Vec::new(),
+        &mut Vec::new(),
+    );
+    assert_eq!(added, Code::Good);
+    for text in ["<domain/>", "<domain><metadata><x:vgpu xmlns:x='urn:other' vram-mib='16'/></metadata></domain>"] {
+        site.hook("web", "prepare", "begin", text).unwrap();
+        site.hook("web", "release", "end", text).unwrap();
+        assert_eq!(site.vms(), ["web"]);
+    }
+    // One of that name that an operator has made stays the operator's.
+    let error = site.hook("web", "prepare", "begin", &site.domain("profile='sliver'", "web")).unwrap_err();
+    assert!(error.to_string().contains("a VM `web` that this hook has not made"), "{error}");
+    assert_eq!(site.vms(), ["web"]);
+}
+
+#[test]
+fn what_a_host_left_that_lost_power_is_removed_with_the_next_start() {
+    let site = Site::new();
+    let domain = |name: &str| site.domain("vram-mib='16'", name);
+    for name in ["again", "lost", "too"] {
+        site.hook(name, "prepare", "begin", &domain(name)).unwrap();
+    }
+    // Those that start beside each other keep theirs.
+    assert_eq!(site.vms(), ["again", "lost", "too"]);
+    fs::write(site.folder.path().join("boot"), "second\n").unwrap();
+    // The same domain starts again, and finds what it has left itself.
+    site.hook("again", "prepare", "begin", &domain("again")).unwrap();
+    assert_eq!(site.vms(), ["again"]);
+}
+
+#[test]
+fn a_domain_that_cannot_have_its_vgpu_does_not_start_and_leaves_nothing() {
+    let site = Site::new();
+    let cases = [
+        (site.domain("profile='none'", "a"), "there is no profile `none`"),
+        (site.domain("vram-mib='4096'", "a"), "no card has room"),
+        (site.domain("vram-mib='many'", "a"), "vram-mib: `many`, expected a number"),
+        (site.domain("colour='red'", "a"), "the element `vgpu` has no `colour`"),
+        (site.domain("vram-mib='16' user='nobody-here'", "a"), "a.sock"),
+        (site.domain("vram-mib='16'", "b"), "no device of it names the socket"),
+        (site.domain("vram-mib='16' vm='a b'", "a"), "is no name"),
+        ("<domain".to_owned(), "its description is no XML"),
+        (
+            site.domain("vram-mib='16'", "a")
+                .replace("</metadata>", &format!("<vgpu xmlns='{NAMESPACE}'/></metadata>")),
+            "several elements",
+        ),
+    ];
+    for (text, told) in cases {
+        let error = site.hook("a", "prepare", "begin", &text).unwrap_err();
+        assert!(error.to_string().contains(told), "{text}: {error}");
+        assert_eq!(site.vms(), Vec::<String>::new(), "{text}");
+    }
+    // Names of domains are free; those of files are not.
+    let name = "../../etc a";
+    site.hook(name, "prepare", "begin", &site.domain("vram-mib='16' vm='odd'", "odd")).unwrap();
+    assert_eq!(
+        (site.vms(), fs::read_dir(site.folder.path().join("notes")).unwrap().count()),
+        (vec!["odd".to_owned()], 1)
+    );
+    site.hook(name, "release", "end", "<domain/>").unwrap();
+    assert_eq!(site.vms(), Vec::<String>::new());
+}

@@ -1,0 +1,101 @@
+//! The way to a virtual machine: a socket for a VMM, or a domain of Xen.
+
+use std::path::Path;
+
+use vmm_glue::memory::MemoryLimits;
+use vmm_glue::server::{Server, ServerError, ServerOptions};
+use vmm_glue::xen::{DomainName, XenOptions, XenServer};
+use vmm_glue::{Device, Link, StopHandle};
+
+use config::VmSpec;
+
+use super::account;
+use super::error::DaemonError;
+use super::sockets::{Listening, SocketPath, Sockets};
+
+/// A way to a virtual machine that is open, and serves nobody yet.
+pub(super) enum Front {
+    /// A socket that listens: a VMM that connects early waits in the backlog. With its path, unless the service manager made it.
+    Socket(Listening),
+    /// The domain of that name.
+    Domain(DomainName),
+}
+
+impl Front {
+    /// Opens what a virtual machine asks for.
+    ///
+    /// # Errors
+    /// When there can be no such socket, or its owner is unknown.
+    pub fn open(spec: &VmSpec, folder: &Path, sockets: &Sockets) -> Result<Self, DaemonError> {
+        if let Some(domain) = &spec.xen_domain {
+            let name = domain.parse().map_err(|error| failed(&spec.name, &error))?;
+            return Ok(Self::Domain(name));
+        }
+        let rights = account::socket_options(spec.mode, spec.owner.as_deref(), spec.group.as_deref())?;
+        Ok(Self::Socket(sockets.of_vm(&spec.name, &spec.socket_path(folder), &rights)?))
+    }
+
+    /// Makes the server. Returns it with the socket's path.
+    ///
+    /// # Errors
+    /// When this host has no Xen, or cannot serve a socket; the path is forgotten then.
+    pub fn serve(
+        self,
+        vm: &str,
+        memory: MemoryLimits,
+        sockets: &Sockets,
+    ) -> Result<(FrontServer, Option<SocketPath>), DaemonError> {
+        match self {
+            Self::Domain(domain) => {
+                let options = XenOptions { memory, ..XenOptions::new(domain) };
+                let server = XenServer::open(options).map_err(|error| failed(vm, &error))?;
+                Ok((FrontServer::Xen(server), None))
+            }
+            Self::Socket(Listening { listener, path }) => {
+                let options = ServerOptions { memory, ..ServerOptions::default() };
+                match Server::from_listener(listener, options) {
+                    Ok(server) => Ok((FrontServer::Socket(server.kept_by(sockets.keeper(vm))), path)),
+                    Err(error) => {
+                        if let Some(path) = path {
+                            path.forget();
+                        }
+                        Err(failed(vm, &error))
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn failed(vm: &str, error: &dyn std::fmt::Display) -> DaemonError {
+    DaemonError::Failed(format!("VM `{vm}` cannot be added: {error}"))
+}
+
+/// The server that a virtual machine's thread runs.
+pub(super) enum FrontServer {
+    /// Of a socket.
+    Socket(Server),
+    /// Of a domain.
+    Xen(XenServer),
+}
+
+impl FrontServer {
+    /// Serves until `stop`.
+    ///
+    /// # Errors
+    /// When the host fails.
+    pub fn run(&mut self, link: &Link, device: &mut dyn Device, stop: &StopHandle) -> Result<(), ServerError> {
+        match self {
+            Self::Socket(server) => server.run(link, device, stop),
+            Self::Xen(server) => server.run(link, device, stop),
+        }
+    }
+
+    /// Names whom it waits for.
+    pub fn awaits(&self) -> &'static str {
+        match self {
+            Self::Socket(_) => "a VMM",
+            Self::Xen(_) => "a domain",
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Profiles: tables that name one, and how much more of each the cards can have.
+
+use serde_json::{Map, Value};
+
+use super::{Daemon, DaemonError};
+use config::profile::{Of, expanded};
+use config::{CardKind, CardSpec, ProfileSpec, TenantSpec, VmSpec};
+
+impl Daemon {
+    /// A table with the keys of the profile that it names.
+    ///
+    /// # Errors
+    /// There is no such profile.
+    pub(super) fn expanded(&self, table: &Map<String, Value>, of: Of) -> Result<Map<String, Value>, String> {
+        expanded(table, &self.profiles, of)
+    }
+
+    /// The virtual machine that the body of a request describes.
+    ///
+    /// # Errors
+    /// The mistake, with its key.
+    pub(super) fn described_vm(&self, table: &Map<String, Value>) -> Result<VmSpec, String> {
+        VmSpec::from_table(&self.expanded(table, Of::Vm)?)
+    }
+
+    /// The tenant that the body of a request describes.
+    ///
+    /// # Errors
+    /// The mistake, with its key.
+    pub(super) fn described_tenant(&self, table: &Map<String, Value>) -> Result<TenantSpec, String> {
+        TenantSpec::from_table(&self.expanded(table, Of::Tenant)?)
+    }
+
+    /// All profiles, with what the cards can still have of each.
+    #[must_use]
+    pub fn profiles(&self) -> Vec<api::Profile> {
+        let (vms, tenants): (Vec<VmSpec>, Vec<TenantSpec>) = {
+            let state = self.state.lock();
+            (state.vms.values().map(|entry| entry.spec.clone()).collect(), state.tenants.values().cloned().collect())
+        };
+        let mut profiles: Vec<_> =
+            self.profiles.iter().map(|profile| self.profile_of(profile, &vms, &tenants)).collect();
+        profiles.sort_by(|one, other| one.spec.name.cmp(&other.spec.name));
+        profiles
+    }
+
+    /// One profile.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub fn profile(&self, name: &str) -> Result<api::Profile, DaemonError> {
+        let mut all = self.profiles().into_iter();
+        all.find(|profile| profile.spec.name == name).ok_or_else(|| DaemonError::NoProfile(name.to_owned()))
+    }
+
+    fn profile_of(&self, profile: &ProfileSpec, vms: &[VmSpec], tenants: &[TenantSpec]) -> api::Profile {
+        let cards = self.specs.iter().map(|card| self.capacity(profile, card, vms, tenants)).collect();
+        api::Profile { spec: profile.clone(), cards }
+    }
+
+    /// Adds what a profile stands for in thought until a card can have no more. There is a bound on all that a daemon serves.
+    fn capacity(
+        &self,
+        profile: &ProfileSpec,
+        card: &CardSpec,
+        vms: &[VmSpec],
+        tenants: &[TenantSpec],
+    ) -> api::Capacity {
+        let (mut vms, mut tenants) = (vms.to_vec(), tenants.to_vec());
+        let is_of = |card_name: &str, of: Option<&String>| card_name == card.name && of == Some(&profile.name);
+        let of_vms = vms.iter().filter(|vm| is_of(&vm.card, vm.profile.as_ref())).map(|vm| &vm.name);
+        let of_tenants =
+            tenants.iter().filter(|tenant| is_of(&tenant.card, tenant.profile.as_ref())).map(|tenant| &tenant.name);
+        let users = of_vms.chain(of_tenants).cloned().collect();
+        let mut left = 0;
+        let lacks = loop {
+            if let Some(lacks) = profile.lacks(&self.spec, card, &vms, &tenants) {
+                break lacks;
+            }
+            // Names that no operator gives: a space is not allowed.
+            let name = format!("further {left}");
+            match card.kind {
+                CardKind::Cuda => tenants.extend(profile.tenant(&name, &card.name)),
+                CardKind::Simgpu | CardKind::Vfio => vms.extend(profile.vm(&name, &card.name)),
+            }
+            left += 1;
+        };
+        let of = if card.kind == CardKind::Cuda { "tenant" } else { "vm" };
+        api::Capacity { card: card.name.clone(), of: of.to_owned(), users, left, lacks }
+    }
+}

@@ -1,0 +1,176 @@
+//! A VM that is a domain of a hypervisor that is none: what [`Guest`](super::Guest) is by calls, by requests of Xen's.
+
+use super::{Machine, Rig};
+use nvspec::regs::{pbus, windows::pramin};
+use std::cell::Cell;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use vgpu::{MediatedVm, Settings};
+use vmm_glue::xen::fake::{FakeDomain, FakeSpec, FakeXen};
+use vmm_glue::xen::{XenOptions, XenServer};
+use vmm_glue::{IrqCounts, Link, RegionIndex, StopHandle};
+use vram::VmId;
+
+/// Nothing takes that long, however loaded the host is: a wait that ends by it has failed.
+const LONG: Duration = Duration::from_secs(120);
+/// Places of the guest's BARs: BAR0, BAR1 and BAR3, the larger ones where firmware does that do not fit below 4 GiB.
+const PLACES: [(u64, u64); 3] = [(0x10, 0xe000_0000), (0x14, 0x10_0000_0000), (0x1c, 0x20_0000_0000)];
+/// The capability of message-signalled interrupts of the vGPU.
+const MSI: u64 = 0x68;
+
+/// A VM of a card, and the thread that serves its domain.
+pub struct XenVm {
+    /// The hypervisor.
+    pub xen: FakeXen,
+    backend: Arc<MediatedVm>,
+    stop: StopHandle,
+    thread: Option<JoinHandle<()>>,
+    name: String,
+    vram_bytes: u64,
+}
+
+impl XenVm {
+    /// A VM numbered `vm`, for a domain called `name`.
+    ///
+    /// # Panics
+    /// When the card has no room for it.
+    #[must_use]
+    pub fn new(rig: &Rig, vm: u32, settings: &Settings, name: &str) -> Self {
+        let link = Link::new(IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }).expect("a link");
+        let (mut device, backend) = MediatedVm::build(&rig.host, VmId(vm), settings, &link).expect("room for a VM");
+        let (xen, stop) = (FakeXen::default(), StopHandle::new().expect("a handle"));
+        let options = XenOptions::new(name.parse().expect("a name"));
+        let mut server = XenServer::with(options, xen.hypervisor(), xen.store());
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || server.run(&link, &mut device, &stopped).expect("a host that works"));
+        let vram_bytes = settings.share.vram_bytes;
+        Self { xen, backend, stop, thread: Some(thread), name: name.to_owned(), vram_bytes }
+    }
+
+    /// A domain of the VM with `kib` of RAM and two processors, of which a driver uses the first, served, its BARs placed and its messages on.
+    #[must_use]
+    pub fn domain(&self, id: u16, kib: u64) -> XenGuest {
+        let domain = self.xen.create(FakeSpec { kib, cpus: 2, ..FakeSpec::new(id, &self.name) });
+        domain.wait_served();
+        for (bar, place) in PLACES {
+            domain.config_write(bar, place as u32);
+            if bar != 0x10 {
+                domain.config_write(bar + 4, (place >> 32) as u32);
+            }
+        }
+        domain.config_write(0x04, 0x0006);
+        domain.config_write(MSI + 4, 0xfee0_0000);
+        domain.config_write(MSI + 8, 0);
+        domain.config_write(MSI + 12, 0x41);
+        domain.config_write(MSI, 1 << 16);
+        XenGuest { domain, taken: Cell::new(0), vram_bytes: self.vram_bytes }
+    }
+
+    /// A counter of the operator's view.
+    ///
+    /// # Panics
+    /// When there is none of that name.
+    #[must_use]
+    pub fn counter(&self, name: &str) -> u64 {
+        *self.backend.status().counters.get(name).expect("a counter of that name")
+    }
+}
+
+impl Drop for XenVm {
+    fn drop(&mut self) {
+        self.stop.stop();
+        let ended = self.thread.take().map(JoinHandle::join);
+        if !std::thread::panicking() {
+            assert!(matches!(ended, Some(Ok(()))), "the server's thread has panicked");
+            self.backend.release().expect("nothing is kept");
+        }
+    }
+}
+
+/// A domain's CPU and RAM.
+pub struct XenGuest {
+    /// The domain.
+    pub domain: FakeDomain,
+    /// Messages that were waited for.
+    taken: Cell<usize>,
+    vram_bytes: u64,
+}
+
+impl XenGuest {
+    fn place(region: RegionIndex, offset: u64) -> u64 {
+        let number = match region {
+            RegionIndex::Bar0 => 0,
+            RegionIndex::Bar1 => 1,
+            RegionIndex::Bar3 => 2,
+            _ => panic!("a driver accesses BARs"),
+        };
+        PLACES[number].1 + offset
+    }
+
+    fn window(&self, at: u64) -> u64 {
+        let pramin = PLACES[0].1 + u64::from(pbus::PRAMIN_WINDOW::OFFSET);
+        self.domain.write(0, pramin, 4, at >> 16);
+        PLACES[0].1 + u64::from(pramin::BASE) + (at & 0xffff)
+    }
+}
+
+impl Machine for XenGuest {
+    fn read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) {
+        for (at, piece) in (offset..).step_by(8).zip(data.chunks_mut(8)) {
+            let read = self.domain.read(0, Self::place(region, at), piece.len() as u32).to_le_bytes();
+            piece.copy_from_slice(&read[..piece.len()]);
+        }
+    }
+
+    fn write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) {
+        for (at, piece) in (offset..).step_by(8).zip(data.chunks(8)) {
+            let mut value = [0; 8];
+            value[..piece.len()].copy_from_slice(piece);
+            self.domain.write(0, Self::place(region, at), piece.len() as u32, u64::from_le_bytes(value));
+        }
+    }
+
+    fn vram_bytes(&self) -> u64 {
+        self.vram_bytes
+    }
+
+    /// Through PRAMIN.
+    fn vram_read(&self, at: u64, data: &mut [u8]) {
+        for (at, piece) in (at..).step_by(8).zip(data.chunks_mut(8)) {
+            let read = self.domain.read(0, self.window(at), piece.len() as u32).to_le_bytes();
+            piece.copy_from_slice(&read[..piece.len()]);
+        }
+    }
+
+    /// Through PRAMIN.
+    fn vram_write(&self, at: u64, data: &[u8]) {
+        for (at, piece) in (at..).step_by(8).zip(data.chunks(8)) {
+            let mut value = [0; 8];
+            value[..piece.len()].copy_from_slice(piece);
+            self.domain.write(0, self.window(at), piece.len() as u32, u64::from_le_bytes(value));
+        }
+    }
+
+    fn ram_read(&self, gpa: u64, data: &mut [u8]) {
+        self.domain.file().read_exact_at(data, gpa).expect("RAM of the domain");
+    }
+
+    fn ram_write(&self, gpa: u64, data: &[u8]) {
+        self.domain.file().write_all_at(data, gpa).expect("RAM of the domain");
+    }
+
+    fn wait_msi(&self) -> bool {
+        let end = Instant::now() + LONG;
+        loop {
+            let count = self.domain.messages().len();
+            if count > self.taken.get() {
+                self.taken.set(count);
+                return true;
+            }
+            assert!(Instant::now() < end, "no interrupt in {} s", LONG.as_secs());
+            std::thread::yield_now();
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Domains of Xen on a card: the same driver, by requests of a hypervisor that is none.
+
+use super::{A, B, VM_MIB, rig};
+use rig::driver::{At, CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
+use rig::xen::{XenGuest, XenVm};
+use rig::{Machine as _, Rig, settings};
+
+/// KiB of a domain's RAM.
+const KIB: u64 = 4096;
+/// Pages of a buffer, and where it is in RAM.
+const PAGES: u64 = 8;
+const RAM: u64 = 0x10_0000;
+
+fn vm(rig: &Rig, number: u32) -> XenVm {
+    XenVm::new(rig, number, &settings(VM_MIB, 16), &format!("guest{number}"))
+}
+
+/// A driver that is up, with a buffer in VRAM at [`A`] and RAM at [`B`].
+fn ready(vm: &XenVm, id: u16) -> (Driver<XenGuest>, Channel) {
+    let mut driver = Driver::new(vm.domain(id, KIB));
+    let channel = driver.channel(1);
+    driver.buffer(&channel, A, PAGES, 0);
+    driver.map(channel.space, B, At::Ram(RAM), PAGES);
+    driver.flush();
+    (driver, channel)
+}
+
+/// Copies RAM to VRAM and back to RAM, and checks the bytes.
+fn copies(driver: &mut Driver<XenGuest>, channel: &mut Channel, seed: u32) {
+    for page in 0..PAGES {
+        driver.guest.ram_write(RAM + page * PAGE, &pattern(seed, page));
+    }
+    let bytes = (PAGES * PAGE) as u32;
+    driver.submit(channel, &[object(M2MF), m2mf_copy(B, A, bytes)].concat());
+    assert_eq!(driver.wait_or_fault(channel), None);
+    for page in 0..PAGES {
+        driver.guest.ram_write(RAM + page * PAGE, &[0; PAGE as usize]);
+    }
+    driver.submit(channel, &[object(M2MF), m2mf_copy(A, B, bytes)].concat());
+    assert_eq!(driver.wait_or_fault(channel), None);
+    assert!(driver.ram_holds(RAM, PAGES, seed), "seed {seed}");
+}
+
+#[test]
+fn domains_share_a_card_and_copy_at_the_same_time() {
+    let rig = rig();
+    let vms = [vm(&rig, 0), vm(&rig, 1)];
+    std::thread::scope(|scope| {
+        for (vm, seed) in vms.iter().zip([1000, 2000]) {
+            scope.spawn(move || {
+                let (mut driver, mut channel) = ready(vm, 1);
+                (0..4).for_each(|round| copies(&mut driver, &mut channel, seed + round));
+            });
+        }
+    });
+    for vm in &vms {
+        assert_eq!(vm.xen.breaches(), [""; 0]);
+    }
+}
+
+#[test]
+fn frames_that_a_domain_gives_back_are_out_of_the_cards_reach_also_under_load() {
+    let rig = rig();
+    let vm = vm(&rig, 0);
+    let (mut driver, mut channel) = ready(&vm, 1);
+    copies(&mut driver, &mut channel, 3);
+    // The card writes to RAM again and again while the domain gives other frames back.
+    let domain = driver.guest.domain.clone();
+    let gone = RAM / PAGE + 2;
+    std::thread::scope(|scope| {
+        let others = scope.spawn(|| {
+            for first in (600..900).step_by(50) {
+                domain.give_back(first..first + 3);
+            }
+        });
+        (0..3).for_each(|round| copies(&mut driver, &mut channel, 40 + round));
+        others.join().expect("no panic");
+    });
+    // Now one that the card has: what it wrote is there, and what it would write next is not.
+    domain.give_back(gone..gone + 1);
+    let canary = [0x5a; PAGE as usize];
+    driver.guest.ram_write(gone * PAGE, &canary);
+    driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, PAGES as u32)].concat());
+    let fault = driver.wait_fault();
+    assert_eq!(fault.instance, channel.instance);
+    let mut found = [0; PAGE as usize];
+    driver.guest.ram_read(gone * PAGE, &mut found);
+    assert!(found == canary, "the card wrote to a frame that is another's by now");
+    assert_eq!(vm.xen.breaches(), [""; 0]);
+}
+
+#[test]
+fn domain_that_is_destroyed_in_mid_copy_leaves_its_memory_and_a_clean_card() {
+    let rig = rig();
+    let (_, channels, ranges) = rig.usage();
+    {
+        let vm = vm(&rig, 0);
+        let (mut driver, mut channel) = ready(&vm, 1);
+        copies(&mut driver, &mut channel, 5);
+        driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, PAGES as u32)].concat());
+        let domain = driver.guest.domain.clone();
+        domain.destroy();
+        domain.wait_left();
+        // The next one of that name finds nothing of it.
+        let (mut driver, mut channel) = ready(&vm, 2);
+        copies(&mut driver, &mut channel, 6);
+        driver.guest.domain.destroy();
+        driver.guest.domain.wait_left();
+    }
+    let (_, channels_after, ranges_after) = rig.usage();
+    assert_eq!((channels_after, ranges_after), (channels, ranges));
+}

@@ -1,0 +1,315 @@
+//! A host of Xen in an emulated machine: domain 0 with our daemon and a software card, and HVM domains with its vGPUs.
+//!
+//! Domain 0 and each domain have a serial line of their own to this process: the machine's second one, and those of a PCI card.
+
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::agent::{Agent, Output, Pending};
+use crate::daemon::binary;
+use crate::files::Files;
+use crate::guest::{self, Smoke};
+use crate::vm::{self, Xen};
+use crate::wait::{self, Scratch};
+use crate::{Vm, VmConfig};
+
+/// Lines for domains: those of one PCI card.
+pub const LINES: usize = 4;
+/// The first of their devices in domain 0, behind those of the machine.
+const FIRST_LINE: usize = 4;
+/// The admin socket of the daemon in domain 0.
+const ADMIN_SOCKET: &str = "/run/admin.sock";
+/// The folders of programs in domain 0.
+const PATH: &str = "PATH=/bin:/usr/lib/xen-4.17/bin";
+/// A command in domain 0 that takes longer hangs.
+const COMMAND_LIMIT: Duration = Duration::from_secs(300);
+/// From `xl create` to a guest's init.
+const BOOT_LIMIT: Duration = Duration::from_secs(300);
+
+/// A domain that is to be.
+#[derive(Clone, Debug)]
+pub struct DomainSpec {
+    /// Its name, and that of its VM.
+    pub name: &'static str,
+    /// The guest's kernel.
+    pub kernel: &'static str,
+    /// It has the paravirtual driver.
+    pub paravirtual: bool,
+    /// RAM.
+    pub memory_mib: u32,
+    /// Virtual CPUs.
+    pub cpus: u32,
+}
+
+impl DomainSpec {
+    /// A domain with one CPU and the stock driver.
+    pub fn new(name: &'static str, kernel: &'static str) -> Self {
+        Self { name, kernel, paravirtual: false, memory_mib: 384, cpus: 1 }
+    }
+
+    /// Its files in domain 0, without what is different for each domain.
+    fn image(&self) -> String {
+        format!("guests/{}{}", self.kernel, if self.paravirtual { "-pv" } else { "" })
+    }
+
+    /// The file that `xl` makes it of; `line` is its serial line.
+    pub fn config(&self, line: usize) -> String {
+        let Self { name, memory_mib, cpus, .. } = self;
+        let (image, line) = (self.image(), FIRST_LINE + line);
+        format!(
+            "name = {name:?}\ntype = \"hvm\"\nmemory = {memory_mib}\nmaxmem = {memory_mib}\nvcpus = {cpus}\nmmio_hole = 256\n\
+             kernel = \"/{image}.vmlinuz\"\nramdisk = \"/{image}.initrd\"\n\
+             cmdline = \"console=ttyS0 no_timer_check panic=0 loglevel=7\"\n\
+             serial = [ \"file:/run/{name}.console\", \"/dev/ttyS{line}\" ]\n\
+             vga = \"none\"\nvnc = 0\nsdl = 0\nusb = 0\non_reboot = \"restart\"\non_crash = \"preserve\"\n\
+             device_model_version = \"qemu-xen\"\ndevice_model_override = \"/usr/libexec/xen-qemu-system-i386\"\n"
+        )
+    }
+}
+
+/// A machine that is up, with Xen's toolstack ready.
+pub struct XenMachine {
+    // In the order in which they go.
+    vm: Vm,
+    agents: Vec<Agent>,
+    specs: Vec<DomainSpec>,
+    platform: String,
+    began: Instant,
+    _scratch: Scratch,
+}
+
+impl XenMachine {
+    /// Boots a machine for domains made of `specs`, at most [`LINES`], with `config` for the daemon in domain 0.
+    pub fn boot(name: &str, specs: &[DomainSpec], config: &str, memory_mib: u32) -> Result<Self> {
+        ensure!(specs.len() <= LINES, "{} domains, and a card has {LINES} lines", specs.len());
+        let began = Instant::now();
+        let images = crate::images()?;
+        let host = images::ensure_xen(&images::Progress::stderr())?;
+        let mut files = Files::default();
+        for program in ["mediatord", "mediatorctl"] {
+            files.program(&binary(program)?, &format!("bin/{program}"))?;
+        }
+        files.write("etc/mediatord.toml", 0o644, config.as_bytes());
+        let mut there = Vec::new();
+        for (line, spec) in specs.iter().enumerate() {
+            files.write(&format!("etc/xen/{}.cfg", spec.name), 0o644, spec.config(line).as_bytes());
+            let image = spec.image();
+            if there.contains(&image) {
+                continue;
+            }
+            let kernel = match spec.paravirtual {
+                true => crate::paravirtual_kernel(spec.kernel)?,
+                false => images.kernel(spec.kernel)?.clone(),
+            };
+            files.copy(&kernel.vmlinuz, &format!("{image}.vmlinuz"), 0o644)?;
+            // A domain's firmware gets both byte by byte: what is small is there soon.
+            files.write(&format!("{image}.initrd"), 0o644, &compressed(&kernel.initrd)?);
+            there.push(image);
+        }
+        let scratch = Scratch::new(&format!("{name}-lines"))?;
+        let at = |file: &str| scratch.path().join(file);
+        let mut config = VmConfig::new(name, images, "6.1")?;
+        config.kernel = host.bootable(files.finish(), &at("initrd"))?;
+        config.xen = Some(Xen { image: host.hypervisor(), dom0_mib: memory_mib });
+        config.memory_mib = memory_mib + specs.iter().map(|spec| spec.memory_mib + 24).sum::<u32>() + 192;
+        config.smp = 2;
+        let mut card = format!("pci-serial-{LINES}x");
+        let mut listeners = Vec::new();
+        for line in 1..=LINES {
+            let path = at(&format!("line{line}"));
+            listeners.push(vm::listen(&path)?);
+            config.extra_args.push("-chardev".to_owned());
+            config.extra_args.push(format!("socket,id=line{line},path={},server=off", path.display()));
+            card.push_str(&format!(",chardev{line}=line{line}"));
+        }
+        config.extra_args.extend(["-device".to_owned(), card]);
+        let vm = Vm::launch(&config)?;
+        let health = vm.health();
+        let accept = |listener: &UnixListener| {
+            Agent::new(vm::accept(listener, "a domain's line", &health)?, Arc::clone(&health))
+        };
+        let agents = listeners.iter().map(accept).collect::<Result<_>>()?;
+        let release = vm.wait_ready()?;
+        vm.run_ok("load")?;
+        let xen = host.version;
+        let platform = format!("Xen {xen}, domain 0 Linux {release}, under QEMU {} (tcg)", images.qemu.version);
+        let this = Self { vm, agents, specs: specs.to_vec(), platform, began, _scratch: scratch };
+        this.say(&this.platform);
+        let started = this.vm.run_within(&format!("run /bin/busybox sh /{}", images::xen::START), COMMAND_LIMIT)?;
+        println!("{}", started.success().context("Xen's toolstack")?.text());
+        Ok(this)
+    }
+
+    /// Xen, the kernel of domain 0 and the VMM.
+    pub fn platform(&self) -> &str {
+        &self.platform
+    }
+
+    /// Prints a line with the time since the start.
+    pub fn say(&self, text: &str) {
+        println!("[{:6.1} s] {text}", self.began.elapsed().as_secs_f64());
+    }
+
+    /// Runs a command of domain 0's shell to its end; the code is not checked. Command and output are printed.
+    pub fn run(&self, command: &str) -> Result<Output> {
+        self.say(&format!("# {command}"));
+        let output = self.vm.run_within(&format!("sh {PATH}; export PATH; {command}"), COMMAND_LIMIT)?;
+        println!("{}{}", output.text(), if output.code == 0 { String::new() } else { format!("\n[{}]", output.code) });
+        Ok(output)
+    }
+
+    /// The same; a code other than 0 is an error. Returns what was printed.
+    pub fn ok(&self, command: &str) -> Result<String> {
+        let output = self.run(command)?;
+        ensure!(output.code == 0, "{command}: ended with code {}:\n{}", output.code, output.text());
+        Ok(output.text())
+    }
+
+    /// Starts the daemon with its configuration, and waits until it serves.
+    pub fn start_daemon(&self) -> Result<Pending<'_>> {
+        self.say("# mediatord --config /etc/mediatord.toml &");
+        let daemon = self.vm.start("run /bin/mediatord --config /etc/mediatord.toml")?;
+        wait::until("mediatord in domain 0 to serve", COMMAND_LIMIT, || {
+            ensure!(!daemon.ended(), "mediatord has ended:\n{}", daemon.lines().join("\n"));
+            let asked = self.vm.run(&format!("run /bin/mediatorctl --socket {ADMIN_SOCKET} card list"))?;
+            Ok((asked.code == 0).then_some(()))
+        })?;
+        self.say("mediatord in domain 0 serves");
+        Ok(daemon)
+    }
+
+    /// Ends the daemon, which must do so in order; returns what it has logged.
+    pub fn stop_daemon(&self, daemon: Pending<'_>) -> Result<String> {
+        daemon.terminate()?;
+        let output = daemon.wait_within(COMMAND_LIMIT)?.success().context("mediatord in domain 0")?;
+        self.say("mediatord in domain 0 has ended");
+        Ok(output.text())
+    }
+
+    /// Runs `mediatorctl`; returns what it printed.
+    pub fn ctl(&self, command: &str) -> Result<String> {
+        self.ok(&format!("mediatorctl --socket {ADMIN_SOCKET} {command}"))
+    }
+
+    /// Asks `mediatorctl vm show` for a VM.
+    pub fn show(&self, name: &str) -> Result<Value> {
+        let command = format!("run /bin/mediatorctl --socket {ADMIN_SOCKET} --json vm show {name}");
+        let text = self.vm.run_ok(&command)?.text();
+        serde_json::from_str(&text).with_context(|| format!("vm show {name} printed no JSON:\n{text}"))
+    }
+
+    /// Makes a domain, paused, waits until the daemon serves it, and lets it run.
+    pub fn create(&self, name: &str) -> Result<Domain<'_>> {
+        let line = self.specs.iter().position(|spec| spec.name == name).context("no domain of that name")?;
+        let agent = self.agents.get(line).context("no line")?;
+        let boots = agent.boots();
+        self.ok(&format!("xl create -p /etc/xen/{name}.cfg 2>&1"))?;
+        self.wait_state(name, "connected")?;
+        self.ok(&format!("xl unpause {name}"))?;
+        Ok(Domain { machine: self, name: name.to_owned(), agent, boots: boots + 1 })
+    }
+
+    /// Waits until the daemon says that a VM is in a state.
+    pub fn wait_state(&self, name: &str, state: &str) -> Result<Value> {
+        wait::until(&format!("VM {name} to be {state}"), COMMAND_LIMIT, || {
+            let shown = self.show(name)?;
+            Ok((shown["state"] == state).then_some(shown))
+        })
+    }
+
+    /// Xen's log, with what firmware says in domains.
+    pub fn log(&self) -> String {
+        self.vm.console()
+    }
+}
+
+/// A file's contents as the kernel uncompresses them.
+fn compressed(path: &Path) -> Result<Vec<u8>> {
+    let output = Command::new("gzip").args(["-c", "-6"]).arg(path).stderr(Stdio::inherit()).output();
+    let output = output.context("cannot start gzip; install the package gzip")?;
+    ensure!(output.status.success(), "gzip failed ({}) on {}", output.status, path.display());
+    Ok(output.stdout)
+}
+
+/// A domain that runs.
+pub struct Domain<'a> {
+    machine: &'a XenMachine,
+    /// Its name.
+    pub name: String,
+    agent: &'a Agent,
+    boots: u32,
+}
+
+impl<'a> Domain<'a> {
+    /// Waits for the guest's init; returns its kernel's release.
+    pub fn wait_ready(&self) -> Result<String> {
+        let release = self.agent.wait_boots(self.boots, BOOT_LIMIT).map_err(|error| self.explain(error))?;
+        self.machine.say(&format!("domain {}: Linux {release} is up", self.name));
+        Ok(release)
+    }
+
+    /// Runs a command in the guest; a code other than 0 is an error.
+    pub fn ok(&self, command: &str, limit: Duration) -> Result<Output> {
+        let ran = self.agent.run_within(command, limit).and_then(Output::success);
+        ran.map_err(|error| self.explain(error)).with_context(|| format!("domain {}: {command}", self.name))
+    }
+
+    /// Starts a command in the guest that runs beside others.
+    pub fn start(&self, command: &str) -> Result<Pending<'a>> {
+        self.agent.start(command)
+    }
+
+    /// Loads the driver and waits for its render node.
+    pub fn load_driver(&self) -> Result<()> {
+        self.ok("load", guest::LOAD_LIMIT)?;
+        let nodes = self.ok("nodes", guest::LOAD_LIMIT)?.text();
+        if !nodes.contains("renderD128") {
+            let log = self.agent.run("dmesg")?.text();
+            anyhow::bail!("domain {}: nouveau made no render node: {nodes}\n{log}", self.name);
+        }
+        let interrupts = self.ok("interrupts", guest::LOAD_LIMIT)?.text();
+        let line = interrupts.lines().find(|line| line.contains("nvkm") || line.contains("nouveau")).unwrap_or("none");
+        self.machine.say(&format!("domain {}: nouveau is up, interrupt: {}", self.name, line.trim()));
+        Ok(())
+    }
+
+    /// Runs `gpu-workloads` with `args` to its end; fails unless all was verified.
+    pub fn smoke(&self, args: &str) -> Result<Smoke> {
+        self.finish(self.start(&format!("run /bin/gpu-workloads {args}"))?, args)
+    }
+
+    /// Waits for a workload that was started.
+    pub fn finish(&self, pending: Pending<'_>, args: &str) -> Result<Smoke> {
+        let output = pending.wait_within(guest::SMOKE_LIMIT).map_err(|error| self.explain(error))?;
+        let smoke = guest::parse_smoke(&output)?;
+        if !smoke.ok {
+            let log = self.agent.run("dmesg").map(|log| log.text()).unwrap_or_default();
+            anyhow::bail!("domain {}: {args}: {}\n{}\n{log}", self.name, smoke.line, output.text());
+        }
+        self.machine.say(&format!("domain {}: {args}: {}", self.name, smoke.line));
+        Ok(smoke)
+    }
+
+    /// Has the guest reboot in an orderly way; `xl` makes a new domain of its file, and lets it run.
+    pub fn reboot(&mut self) -> Result<()> {
+        self.boots = self.agent.boots() + 1;
+        self.agent.send("reboot").map(drop)
+    }
+
+    /// Ends the domain at once.
+    pub fn destroy(&self) -> Result<()> {
+        self.machine.ok(&format!("xl destroy {}", self.name)).map(drop)
+    }
+
+    fn explain(&self, error: anyhow::Error) -> anyhow::Error {
+        let console = self.machine.vm.run(&format!("sh tail -n 40 /run/{}.console", self.name));
+        let console = console.map(|output| output.text()).unwrap_or_default();
+        error.context(format!("domain {}; its console ends with:\n{console}", self.name))
+    }
+}

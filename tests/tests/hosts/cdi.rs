@@ -1,0 +1,57 @@
+//! Containers of podman with a tenant by the Container Device Interface.
+
+use anyhow::{Result, ensure};
+use tests::Host;
+
+use crate::site::{names, start_node};
+
+/// The admin socket of the daemon with a CUDA card.
+const SOCKET: &str = "/run/pods/admin.sock";
+/// An image of the host's own files: a program and the libraries that it is linked to.
+const IMAGE: &str = "mkdir -p /tmp/image/usr/bin /tmp/image/tmp /tmp/image/etc && cp /usr/bin/cuda-program /tmp/image/usr/bin/ && \
+    for file in $(/lib64/ld-linux-x86-64.so.2 --list /usr/bin/cuda-program | grep -o '/[^ ]*') /lib64/ld-linux-x86-64.so.2; do \
+    mkdir -p /tmp/image/$(dirname $file) && cp -L $file /tmp/image/$file; done && \
+    tar -C /tmp/image -c . | podman import - localhost/cuda-program:1 && rm -r /tmp/image";
+/// podman without what this host has not: a disk, networks, a root that can be changed.
+const CONTAINERS: &str = "mkdir -p /etc/containers && printf '[storage]\\ndriver = \"vfs\"\\nrunroot = \"/run/containers\"\\ngraphroot = \
+    \"/var/lib/containers\"\\n' > /etc/containers/storage.conf && printf '[engine]\\nruntime = \"crun\"\\nno_pivot_root = true\\n\
+    cgroup_manager = \"cgroupfs\"\\nevents_logger = \"none\"\\n[containers]\\nlog_driver = \"k8s-file\"\\n' > \
+    /etc/containers/containers.conf && printf '{\"default\":[{\"type\":\"insecureAcceptAnything\"}]}' > /etc/containers/policy.json";
+
+/// Runs the program in a container with a claim, or without.
+fn run(host: &Host, claim: Option<&str>, arguments: &str) -> Result<tests::Output> {
+    let device = claim.map_or_else(String::new, |name| format!("--device gpu-mediator.internal/share={name}"));
+    host.sh(&format!(
+        "podman run --rm --network=none --cgroups=disabled {device} --volume /run/pods/card:/run/pods/card \
+         --env FAKE_CUDA_FOLDER=/run/pods/card --env FAKE_CUDA_MIB=1088 localhost/cuda-program:1 /usr/bin/cuda-program {arguments}"
+    ))
+}
+
+pub fn containers_have_what_they_claim(host: &Host) -> Result<()> {
+    start_node(host, "pods")?;
+    host.ok(CONTAINERS)?;
+    host.ok(IMAGE)?;
+    for (name, mib) in [("one", 256), ("two", 512)] {
+        host.ok(&format!("mediatorctl --socket {SOCKET} tenant add {name} --vram-mib {mib}"))?;
+        host.ok(&format!("mediatorctl --socket {SOCKET} tenant cdi {name} --driver /opt/fake/libcuda.so.1 --write"))?;
+    }
+    // Each has what its own tenant may have of the one card.
+    for (name, mib) in [("one", 256), ("two", 512)] {
+        let filled = run(host, Some(name), "fill")?;
+        ensure!(filled.code == 0, "a container with a claim: {}", filled.text());
+        let got: u64 = filled.lines.last().map(|line| line.trim().parse()).transpose()?.unwrap_or(0);
+        ensure!((mib - 32..=mib).contains(&got), "{name}: {got} MiB, expected nearly {mib}");
+    }
+    let none = run(host, None, "fill")?;
+    ensure!(none.code != 0 && none.text().contains("dlopen failed"), "a container without a claim: {}", none.text());
+    let unknown = run(host, Some("three"), "fill")?;
+    ensure!(unknown.code != 0 && unknown.text().contains("unresolvable CDI devices"), "{}", unknown.text());
+    // Removed, it can be claimed no more.
+    for name in ["one", "two"] {
+        host.ok(&format!("mediatorctl --socket {SOCKET} tenant cdi {name} --remove && mediatorctl --socket {SOCKET} tenant remove {name}"))?;
+    }
+    let gone = run(host, Some("one"), "fill")?;
+    ensure!(gone.code != 0, "a claim that is gone: {}", gone.text());
+    ensure!(names(host, SOCKET, "tenant")?.is_empty(), "tenants are left");
+    host.ok("systemctl stop pods && podman rmi localhost/cuda-program:1").map(drop)
+}

@@ -1,0 +1,110 @@
+//! Two domains and those that come after them share a card: they copy, compute and swap, and one is destroyed, one rebooted,
+//! one hostile, one paravirtual.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use serde_json::Value;
+use tests::guest::{self, Smoke};
+use tests::xen::{Domain, DomainSpec, XenMachine};
+
+/// MiB of the card: less than its VMs see, so that chunks must move.
+const CARD_MIB: u32 = 96;
+/// MiB that a VM sees.
+const VM_MIB: u32 = 48;
+/// MiB of domain 0, with its files and the software card.
+const DOM0_MIB: u32 = 1400;
+/// The pattern that a hostile guest looks for.
+const PATTERN: u64 = 0x5eed_0fed_0000_0001;
+/// The daemon's configuration: VMs whose domains have their names.
+fn config(names: &[&str], paravirtual: &str) -> String {
+    let vms = names.iter().map(|name| {
+        let offered = if *name == paravirtual { "paravirtual = { offered = true }\n" } else { "" };
+        format!("\n[[vm]]\nname = {name:?}\ncard = \"card0\"\nvram_mib = {VM_MIB}\nxen_domain = {name:?}\n{offered}")
+    });
+    format!(
+        "[daemon]\nadmin_socket = \"/run/admin.sock\"\nsocket_dir = \"/run\"\n\n[[card]]\nname = \"card0\"\nkind = \"simgpu\"\n\
+         vram_mib = {CARD_MIB}\nbar1_mib = 64\nbar3_mib = 16\novercommit = true\nmemory = {{ host_mib = 192 }}\n{}",
+        vms.collect::<String>()
+    )
+}
+
+fn counter(shown: &Value, name: &str) -> u64 {
+    shown["counters"][name].as_u64().unwrap_or(0)
+}
+
+/// Runs the same workload in several domains at the same time.
+fn at_once(domains: &[&Domain<'_>], args: &str) -> Result<Vec<Smoke>> {
+    let start = |domain: &&Domain<'_>| domain.start(&format!("run /bin/gpu-workloads {args}"));
+    let started = domains.iter().map(start).collect::<Result<Vec<_>>>()?;
+    domains.iter().zip(started).map(|(domain, pending)| domain.finish(pending, args)).collect()
+}
+
+#[test]
+fn domains_share_a_card() -> Result<()> {
+    let pv = DomainSpec { paravirtual: true, ..DomainSpec::new("pv", "6.1") };
+    let specs = [DomainSpec::new("a", "6.1"), DomainSpec::new("b", "6.12"), pv];
+    let machine = XenMachine::boot("xen", &specs, &config(&["a", "b", "pv"], "pv"), DOM0_MIB)?;
+    let daemon = machine.start_daemon()?;
+
+    // What an operator is told to put into a domain's file is there.
+    let told = machine.ctl("vm launch-args a --memory 384M")?;
+    for line in told.lines().filter(|line| !line.starts_with('#')) {
+        assert!(specs[0].config(0).contains(line), "{line} is not in the file of domain a");
+    }
+    assert!(machine.run("mediatorctl --socket /run/admin.sock vm launch-args a --vmm qemu")?.code != 0);
+
+    // Three domains at once: two stock drivers, and one that knows us. Booting is what takes most of the time.
+    let (mut a, b, pv) = (machine.create("a")?, machine.create("b")?, machine.create("pv")?);
+    let (release_a, release_b) = (a.wait_ready()?, b.wait_ready()?);
+    pv.wait_ready()?;
+    std::thread::scope(|scope| {
+        let others = [scope.spawn(|| b.load_driver()), scope.spawn(|| pv.load_driver())];
+        a.load_driver()?;
+        others.into_iter().try_for_each(|other| other.join().expect("no panic"))
+    })?;
+    let loaded = machine.show("a")?;
+    assert_eq!(loaded["driver"]["interrupts"], "msi", "{loaded}");
+
+    // All copy at the same time, two compute, and two use more than the card has.
+    let copied = at_once(&[&a, &b, &pv], "stress --seconds 5 --max 65536")?;
+    let computed = at_once(&[&a, &b], "workload --name mmul --scale 1 --rounds 1")?;
+    let filled = at_once(&[&a, &b], "fill --pattern 7")?;
+    let (shown, shown_pv) = (machine.show("a")?, machine.show("pv")?);
+    assert!(counter(&shown_pv, "pv_batches") > 0, "{shown_pv}");
+    let memory = machine.ctl("memory show")?;
+    println!("{memory}");
+
+    // One is destroyed in the middle of its copies, and its VM waits for the next.
+    let copies = b.start("run /bin/gpu-workloads stress --seconds 120")?;
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(!copies.ended());
+    b.destroy()?;
+    machine.wait_state("b", "waiting")?;
+
+    // One reboots, and without a driver attacks the one that goes on copying.
+    a.reboot()?;
+    a.wait_ready()?;
+    let started = pv.start("run /bin/gpu-workloads stress --seconds 8 --max 65536")?;
+    let attack = a.smoke(&format!("bar hostile --pattern {PATTERN}"))?;
+    assert!(attack.line.contains("hits=0"), "{}", attack.line);
+    let beside = pv.finish(started, "stress beside a hostile domain")?;
+    assert!(machine.show("a")?["denied_total"].as_u64() > Some(0));
+    assert_eq!(machine.show("pv")?["denied_total"], 0);
+    // Its own driver comes up afterwards, on a clean device.
+    a.load_driver()?;
+    let again = a.smoke("copy --engine m2mf --from gart --to vram --size 65536")?;
+
+    let log = machine.stop_daemon(daemon)?;
+    assert!(!log.contains("panicked"), "{log}");
+    let bytes: u64 = [copied, computed, filled, vec![beside, again]].concat().iter().map(|smoke| smoke.bytes).sum();
+    println!(
+        "REPORT {}; domains Linux {release_a} and {release_b}: {bytes} bytes verified, {} messages to load nouveau, {} doorbells, {} \
+         paravirtual batches",
+        machine.platform(),
+        guest::messages_in(&loaded["transport"]),
+        counter(&shown, "doorbells"),
+        counter(&shown_pv, "pv_batches"),
+    );
+    Ok(())
+}

@@ -1,0 +1,229 @@
+//! From a request to calls of the device.
+//!
+//! An item that lies in two BARs, or half in one, is cut where the BAR ends; bytes that belong to none read as ones. What is
+//! malformed is answered as if nothing were there: the virtual CPU goes on.
+
+use super::function::Function;
+use super::requests::{Request, kind};
+use crate::counters::{add, worth_logging};
+use crate::device::{Device, RegionIndex};
+use crate::link::Link;
+use crate::pieces::{next, piece};
+use crate::protocol::Command;
+
+/// Most items of one request; Xen sends no more than a page of them.
+const MAX_ITEMS: u32 = 4096;
+/// Bytes of configuration space that can be reached.
+const CONFIG_BYTES: u64 = 256;
+/// The value of a read of nothing.
+const NOTHING: u64 = u64::MAX;
+
+/// The target of an access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Space {
+    /// Addresses of memory.
+    Memory,
+    /// Configuration space of our function.
+    Config,
+    /// Nothing.
+    None,
+}
+
+/// Serves the accesses of one domain.
+pub(super) struct Accesses<'a> {
+    pub link: &'a Link,
+    pub function: &'a mut Function,
+    pub device: &'a mut dyn Device,
+    /// The function's slot.
+    pub slot: u8,
+    /// Malformed requests so far.
+    pub malformed: &'a mut u64,
+}
+
+impl Accesses<'_> {
+    /// Serves a request that is an access. Returns what is read.
+    pub fn serve(&mut self, request: &Request) -> Option<u64> {
+        let (space, address) = self.place(request);
+        if !matches!(request.size, 1 | 2 | 4 | 8) || request.count == 0 || request.count > MAX_ITEMS {
+            return self.malformed(request, "its size is not 1, 2, 4 or 8, or it has no item or too many");
+        }
+        let reach = u64::from(request.size).saturating_mul(u64::from(request.count).saturating_sub(1));
+        let moves = if space == Space::Memory { reach } else { 0 };
+        let fits = |from: u64, by: u64| match request.backwards {
+            true => from.checked_sub(by).is_some() && from.checked_add(u64::from(request.size)).is_some(),
+            false => from.checked_add(by).and_then(|last| last.checked_add(u64::from(request.size))).is_some(),
+        };
+        if !fits(address, moves) || request.data_is_address && !fits(request.data, reach) {
+            return self.malformed(request, "it goes beyond the address space");
+        }
+        self.count(request);
+        let was_up = self.function.is_up();
+        let mut read = request.data;
+        for item in 0..u64::from(request.count) {
+            let step = item.saturating_mul(u64::from(request.size));
+            let at = |from: u64| if request.backwards { from.saturating_sub(step) } else { from.saturating_add(step) };
+            let address = if space == Space::Memory { at(address) } else { address };
+            read = self.item(request, space, address, at(request.data));
+        }
+        if was_up {
+            self.function.acknowledge();
+        }
+        (request.read && !request.data_is_address).then_some(read)
+    }
+
+    /// The space and the address in it of the first item.
+    fn place(&self, request: &Request) -> (Space, u64) {
+        match request.kind {
+            kind::MEMORY => (Space::Memory, request.address),
+            kind::PCI_CONFIG if request.address >> 32 == u64::from(self.slot) << 3 => {
+                (Space::Config, request.address & 0xffff_ffff)
+            }
+            _ => (Space::None, request.address),
+        }
+    }
+
+    /// Serves an item. Returns what is read.
+    fn item(&mut self, request: &Request, space: Space, address: u64, data: u64) -> u64 {
+        let mut bytes = [0; 8];
+        let size = usize::try_from(request.size).unwrap_or(0).min(bytes.len());
+        let Some(place) = bytes.get_mut(..size) else { return NOTHING };
+        // What nobody answers reads as ones.
+        place.fill(0xff);
+        if request.read {
+            self.access(space, address, Data::Read(place));
+            if request.data_is_address {
+                // Of memory that is not there, as a page that the guest gave back, nothing is written.
+                let _ = self.link.memory().write(data, place);
+            }
+        } else {
+            match request.data_is_address {
+                true if self.link.memory().read(data, place).is_err() => place.fill(0xff),
+                true => {}
+                false => place.iter_mut().zip(data_bytes(request.data)).for_each(|(to, from)| *to = from),
+            }
+            self.access(space, address, Data::Write(place));
+        }
+        u64::from_le_bytes(bytes)
+    }
+
+    fn access(&mut self, space: Space, address: u64, data: Data<'_>) {
+        match space {
+            Space::None => {}
+            Space::Config => self.config(address, data),
+            Space::Memory => self.memory(address, data),
+        }
+    }
+
+    /// Cuts an item at the borders of BARs.
+    fn memory(&mut self, address: u64, mut data: Data<'_>) {
+        let mut at = address;
+        while !data.is_empty() {
+            let windows = self.function.windows();
+            let inside = windows.iter().find(|window| (window.range.first..=window.range.last).contains(&at)).copied();
+            let border = match inside {
+                Some(window) => window.range.last.saturating_add(1),
+                None => windows.iter().map(|window| window.range.first).find(|first| *first > at).unwrap_or(u64::MAX),
+            };
+            let len = usize::try_from(border.saturating_sub(at)).unwrap_or(usize::MAX).min(data.len()).max(1);
+            let (head, tail) = data.split(len);
+            if let Some(window) = inside {
+                self.device(window.region, at.saturating_sub(window.range.first), head);
+            }
+            at = next(at, len);
+            data = tail;
+        }
+    }
+
+    fn config(&mut self, offset: u64, data: Data<'_>) {
+        let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
+        if offset.checked_add(len).is_none_or(|end| end > CONFIG_BYTES) {
+            return;
+        }
+        let writes = matches!(data, Data::Write(_));
+        self.device(RegionIndex::Config, offset, data);
+        if writes {
+            self.function.look(self.device);
+        }
+    }
+
+    /// Cuts an access within a region as a device takes it.
+    fn device(&mut self, region: RegionIndex, offset: u64, mut data: Data<'_>) {
+        let mut offset = offset;
+        while !data.is_empty() {
+            let len = piece(offset, data.len());
+            let (head, tail) = data.split(len);
+            let info = self.function.region(region);
+            let done = match head {
+                Data::Read(bytes) if info.is_some_and(crate::RegionInfo::readable) => {
+                    self.device.region_read(region, offset, bytes)
+                }
+                Data::Write(bytes) if info.is_some_and(crate::RegionInfo::writable) => {
+                    self.device.region_write(region, offset, bytes)
+                }
+                _ => Err(crate::AccessError::Denied),
+            };
+            if let Err(error) = done {
+                self.function.denied(error);
+            }
+            offset = next(offset, len);
+            data = tail;
+        }
+    }
+
+    fn malformed(&mut self, request: &Request, why: &str) -> Option<u64> {
+        *self.malformed = self.malformed.saturating_add(1);
+        add(&self.link.counters().errors, 1);
+        if worth_logging(*self.malformed) {
+            tracing::warn!(?request, why, "a request of the hypervisor is malformed, and goes nowhere");
+        }
+        request.read.then_some(NOTHING)
+    }
+
+    fn count(&self, request: &Request) {
+        let counters = self.link.counters();
+        let (command, accesses) = match request.read {
+            true => (Command::REGION_READ, &counters.region_reads),
+            false => (Command::REGION_WRITE, &counters.region_writes),
+        };
+        counters.count_message(command);
+        add(accesses, request.count.into());
+    }
+}
+
+fn data_bytes(data: u64) -> [u8; 8] {
+    data.to_le_bytes()
+}
+
+/// Bytes that go one way or the other.
+enum Data<'a> {
+    Read(&'a mut [u8]),
+    Write(&'a [u8]),
+}
+
+impl<'a> Data<'a> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Read(bytes) => bytes.len(),
+            Self::Write(bytes) => bytes.len(),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The first bytes, and the others.
+    fn split(self, len: usize) -> (Self, Self) {
+        let len = len.min(self.len());
+        match self {
+            Self::Read(bytes) => {
+                let (head, tail) = bytes.split_at_mut(len);
+                (Self::Read(head), Self::Read(tail))
+            }
+            Self::Write(bytes) => {
+                let (head, tail): (&'a [u8], &'a [u8]) = bytes.split_at(len);
+                (Self::Write(head), Self::Write(tail))
+            }
+        }
+    }
+}

@@ -1,0 +1,639 @@
+//! A hypervisor that is none, for tests on any host, and stricter than Xen: what Xen would let pass, as a port that is bound
+//! twice, a range that is given up in part, or an answer to nothing, is noted as a [`FakeXen::breaches`].
+//!
+//! The other side is [`FakeDomain`]: its virtual CPUs make accesses as Xen does for them, its memory comes and goes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::hypervisor::{AttachError, DomainId, Hypervisor, Range, Target};
+use super::requests::{Request, kind, state, writer};
+use super::store::{DomainName, Found, Store};
+use crate::link::Wake;
+use crate::memory::{ClientFile, FirstTouches, Mapping, PAGE_SIZE};
+
+/// TIMEOUT: an access is answered in far less on any host; after that the server hangs.
+const ANSWER: Duration = Duration::from_secs(60);
+/// The first port of a virtual CPU, and of buffered requests.
+const FIRST_PORT: u32 = 11;
+const BUFFERED_PORT: u32 = 7;
+/// Our ports are theirs plus this.
+const OURS: u32 = 1000;
+
+/// The hypervisor, with its domains.
+#[derive(Clone, Debug, Default)]
+pub struct FakeXen(Arc<Mutex<Machine>>);
+
+#[derive(Debug, Default)]
+struct Machine {
+    domains: BTreeMap<DomainId, Arc<Domain>>,
+    stores: Vec<Arc<Signal>>,
+    breaches: Vec<String>,
+}
+
+/// A domain's name, memory and server.
+#[derive(Debug)]
+struct Domain {
+    id: DomainId,
+    name: String,
+    cpus: usize,
+    memory: File,
+    hvm: bool,
+    target_kib: u64,
+    state: Mutex<State>,
+    xen: FakeXen,
+}
+
+#[derive(Debug)]
+struct State {
+    frames: BTreeSet<u64>,
+    server: Option<Arc<Server>>,
+    /// Levels of the pin and messages, in the order in which they came.
+    pin: bool,
+    messages: Vec<(u64, u32)>,
+    raised: u64,
+}
+
+#[derive(Debug)]
+struct Server {
+    requests: Mapping,
+    buffered: Mapping,
+    slot: u8,
+    signal: Signal,
+    state: Mutex<ServerState>,
+}
+
+#[derive(Debug, Default)]
+struct ServerState {
+    enabled: bool,
+    bound: BTreeSet<u32>,
+    ranges: Vec<Range>,
+    /// Ports that have fired and nobody has taken, and those that are silent.
+    fired: BTreeSet<u32>,
+    silent: BTreeSet<u32>,
+    pending: BTreeSet<u32>,
+    notified: BTreeMap<u32, u64>,
+    fails: bool,
+}
+
+/// An event that is readable while it is set.
+#[derive(Debug)]
+struct Signal(OwnedFd);
+
+impl Signal {
+    fn new() -> Self {
+        Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd"))
+    }
+
+    fn set(&self) {
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    fn clear(&self) -> bool {
+        rustix::io::read(&self.0, &mut [0u8; 8]).is_ok()
+    }
+}
+
+/// The parts of a domain.
+#[derive(Clone, Debug)]
+pub struct FakeSpec {
+    /// Its number.
+    pub id: DomainId,
+    /// Its name.
+    pub name: String,
+    /// Virtual CPUs.
+    pub cpus: usize,
+    /// Memory in KiB, from address 0 on.
+    pub kib: u64,
+    /// Memory that it is to have in KiB, if that is less.
+    pub target_kib: Option<u64>,
+    /// It is an HVM domain.
+    pub hvm: bool,
+}
+
+impl FakeSpec {
+    /// An HVM domain with one virtual CPU and 16 MiB.
+    #[must_use]
+    pub fn new(id: DomainId, name: &str) -> Self {
+        Self { id, name: name.to_owned(), cpus: 1, kib: 16 << 10, target_kib: None, hvm: true }
+    }
+}
+
+impl FakeXen {
+    /// Makes a domain.
+    ///
+    /// # Panics
+    /// When this host has no memory file for it.
+    #[must_use]
+    pub fn create(&self, spec: FakeSpec) -> FakeDomain {
+        let FakeSpec { id, name, cpus, kib, target_kib, hvm } = spec;
+        let memory = crate::mappable::region_memory(&name, kib.saturating_mul(1024)).expect("a memory file");
+        let state =
+            State { frames: (0..kib.div_ceil(4)).collect(), server: None, pin: false, messages: Vec::new(), raised: 0 };
+        let domain = Arc::new(Domain {
+            id,
+            name,
+            cpus,
+            memory: memory.into(),
+            hvm,
+            target_kib: target_kib.unwrap_or(kib),
+            state: Mutex::new(state),
+            xen: self.clone(),
+        });
+        self.0.lock().domains.insert(id, Arc::clone(&domain));
+        self.tell();
+        FakeDomain(domain)
+    }
+
+    /// A list of the domains, for one server.
+    #[must_use]
+    pub fn store(&self) -> Box<dyn Store> {
+        let signal = Arc::new(Signal::new());
+        self.0.lock().stores.push(Arc::clone(&signal));
+        Box::new(FakeStore { xen: self.clone(), signal })
+    }
+
+    /// The hypervisor, for one server.
+    #[must_use]
+    pub fn hypervisor(&self) -> Box<dyn Hypervisor> {
+        Box::new(self.clone())
+    }
+
+    /// Breaches of a server so far, in words.
+    #[must_use]
+    pub fn breaches(&self) -> Vec<String> {
+        self.0.lock().breaches.clone()
+    }
+
+    fn breach(&self, what: String) -> io::Error {
+        self.0.lock().breaches.push(what.clone());
+        io::Error::other(what)
+    }
+
+    fn tell(&self) {
+        self.0.lock().stores.iter().for_each(|signal| signal.set());
+    }
+}
+
+impl Hypervisor for FakeXen {
+    fn attach(&self, domain: DomainId, slot: u8, wake: &Arc<Wake>) -> Result<Arc<dyn Target>, AttachError> {
+        let refused = |error, advice| AttachError::Refused { domain, what: "make a server", error, advice };
+        let found = self.0.lock().domains.get(&domain).cloned();
+        let found = found.ok_or_else(|| refused(io::Error::from_raw_os_error(libc::ESRCH), ""))?;
+        if !found.hvm {
+            return Err(refused(io::Error::from_raw_os_error(libc::EINVAL), "; is it an HVM domain?"));
+        }
+        let page = || {
+            let fd = crate::mappable::region_memory("page", PAGE_SIZE).expect("a memory file");
+            let touches = Arc::<FirstTouches>::default();
+            let file = ClientFile { fd, offset: 0, size: PAGE_SIZE, writable: true, touches };
+            Mapping::new(file, false, std::iter::empty(), wake).expect("a mapping")
+        };
+        let server = Arc::new(Server {
+            requests: page(),
+            buffered: page(),
+            slot,
+            signal: Signal::new(),
+            state: Mutex::default(),
+        });
+        let mut state = found.state.lock();
+        if state.server.is_some() {
+            return Err(refused(self.breach(format!("domain {domain} is served twice")), ""));
+        }
+        state.server = Some(Arc::clone(&server));
+        drop(state);
+        Ok(Arc::new(FakeTarget { domain: found, server, wake: Arc::clone(wake) }))
+    }
+}
+
+/// The list of domains as one server sees it.
+#[derive(Debug)]
+struct FakeStore {
+    xen: FakeXen,
+    signal: Arc<Signal>,
+}
+
+impl Store for FakeStore {
+    fn find(&mut self, name: &DomainName) -> io::Result<Option<Found>> {
+        let machine = self.xen.0.lock();
+        let is = |domain: &&Arc<Domain>| match name {
+            DomainName::Id(id) => domain.id == *id,
+            DomainName::Name(name) => domain.name == *name,
+        };
+        let found = machine.domains.values().rev().find(is);
+        Ok(found.map(|domain| {
+            let most_kib = domain.memory.metadata().map_or(0, |file| file.len() / 1024);
+            Found { id: domain.id, most_kib, target_kib: domain.target_kib }
+        }))
+    }
+
+    fn exists(&mut self, id: DomainId) -> io::Result<bool> {
+        Ok(self.xen.0.lock().domains.contains_key(&id))
+    }
+
+    fn changed(&mut self) -> io::Result<bool> {
+        Ok(self.signal.clear())
+    }
+
+    fn events(&self) -> BorrowedFd<'_> {
+        self.signal.0.as_fd()
+    }
+}
+
+/// A domain as its server has it.
+#[derive(Debug)]
+struct FakeTarget {
+    domain: Arc<Domain>,
+    server: Arc<Server>,
+    wake: Arc<Wake>,
+}
+
+impl Drop for FakeTarget {
+    fn drop(&mut self) {
+        let mut state = self.domain.state.lock();
+        state.server = None;
+        let pin = state.pin;
+        drop(state);
+        if pin {
+            let _ = self.domain.xen.breach("a server went and left its pin up".to_owned());
+        }
+    }
+}
+
+impl FakeTarget {
+    fn breach(&self, what: String) -> io::Error {
+        self.domain.xen.breach(format!("domain {}: {what}", self.domain.id))
+    }
+}
+
+impl Target for FakeTarget {
+    fn requests(&self) -> &Mapping {
+        &self.server.requests
+    }
+
+    fn buffered(&self) -> &Mapping {
+        &self.server.buffered
+    }
+
+    fn buffered_port(&self) -> u32 {
+        BUFFERED_PORT
+    }
+
+    fn bind(&self, port: u32) -> io::Result<u32> {
+        let known =
+            port == BUFFERED_PORT || port.checked_sub(FIRST_PORT).is_some_and(|cpu| (cpu as usize) < self.domain.cpus);
+        if !known || !self.server.state.lock().bound.insert(port) {
+            return Err(self.breach(format!("port {port} is bound, which is not there or bound already")));
+        }
+        Ok(port.saturating_add(OURS))
+    }
+
+    fn enable(&self) -> io::Result<()> {
+        for cpu in 0..self.domain.cpus {
+            let port = FIRST_PORT.saturating_add(u32::try_from(cpu).unwrap_or(u32::MAX));
+            writer::set_port(&self.server.requests, cpu, port);
+        }
+        self.server.state.lock().enabled = true;
+        Ok(())
+    }
+
+    fn claim(&self, range: Range) -> io::Result<()> {
+        let mut state = self.server.state.lock();
+        let overlaps = |other: &Range| other.first <= range.last && range.first <= other.last;
+        if range.first > range.last || state.ranges.iter().any(overlaps) {
+            drop(state);
+            return Err(self.breach(format!("{range:x?} is claimed, a part of which is claimed already")));
+        }
+        state.ranges.push(range);
+        Ok(())
+    }
+
+    fn disclaim(&self, range: Range) -> io::Result<()> {
+        let mut state = self.server.state.lock();
+        let Some(place) = state.ranges.iter().position(|other| *other == range) else {
+            drop(state);
+            return Err(self.breach(format!("{range:x?} is given up, which was not claimed")));
+        };
+        state.ranges.swap_remove(place);
+        Ok(())
+    }
+
+    fn notify(&self, port: u32) -> io::Result<()> {
+        let theirs = port.checked_sub(OURS).unwrap_or(0);
+        let mut state = self.server.state.lock();
+        if !state.bound.contains(&theirs) {
+            drop(state);
+            return Err(self.breach(format!("port {port} is notified, which is not bound")));
+        }
+        let count = state.notified.entry(theirs).or_default();
+        *count = count.saturating_add(1);
+        Ok(())
+    }
+
+    fn events(&self) -> BorrowedFd<'_> {
+        self.server.signal.0.as_fd()
+    }
+
+    fn fired(&self, ports: &mut [u32]) -> io::Result<usize> {
+        let mut state = self.server.state.lock();
+        if state.fails {
+            return Err(io::Error::from_raw_os_error(libc::EFBIG));
+        }
+        self.server.signal.clear();
+        let mut count = 0usize;
+        while let Some((place, theirs)) = ports.get_mut(count).zip(state.fired.pop_first()) {
+            *place = theirs.saturating_add(OURS);
+            state.silent.insert(theirs);
+            count = count.saturating_add(1);
+        }
+        if !state.fired.is_empty() {
+            self.server.signal.set();
+        }
+        Ok(count)
+    }
+
+    fn unmask(&self, ports: &[u32]) -> io::Result<()> {
+        for port in ports {
+            let theirs = port.checked_sub(OURS).unwrap_or(0);
+            let mut state = self.server.state.lock();
+            if !state.silent.remove(&theirs) {
+                drop(state);
+                return Err(self.breach(format!("port {port} is unmasked, which was not silent")));
+            }
+            if state.pending.remove(&theirs) {
+                state.fired.insert(theirs);
+                self.server.signal.set();
+            }
+        }
+        Ok(())
+    }
+
+    fn present(&self, first: u64, count: usize) -> io::Result<Vec<bool>> {
+        let state = self.domain.state.lock();
+        Ok((first..=u64::MAX).take(count).map(|frame| state.frames.contains(&frame)).collect())
+    }
+
+    fn map(&self, first: u64, count: usize) -> io::Result<Mapping> {
+        let end = first.saturating_add(u64::try_from(count).unwrap_or(u64::MAX));
+        let state = self.domain.state.lock();
+        if count == 0 || !(first..end).all(|frame| state.frames.contains(&frame)) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let fd: OwnedFd = self.domain.memory.try_clone()?.into();
+        let size = u64::try_from(count).unwrap_or(0).saturating_mul(PAGE_SIZE);
+        let touches = Arc::<FirstTouches>::default();
+        let file = ClientFile { fd, offset: first.saturating_mul(PAGE_SIZE), size, writable: true, touches };
+        Mapping::new(file, false, std::iter::empty(), &self.wake).map_err(|error| io::Error::other(error.to_string()))
+    }
+
+    fn inject_msi(&self, address: u64, data: u32) -> io::Result<()> {
+        self.domain.state.lock().messages.push((address, data));
+        Ok(())
+    }
+
+    fn set_intx(&self, level: bool) -> io::Result<()> {
+        let mut state = self.domain.state.lock();
+        if level && !state.pin {
+            state.raised = state.raised.saturating_add(1);
+        }
+        state.pin = level;
+        Ok(())
+    }
+}
+
+/// The domain's side.
+#[derive(Clone, Debug)]
+pub struct FakeDomain(Arc<Domain>);
+
+impl FakeDomain {
+    fn server(&self) -> Option<Arc<Server>> {
+        self.0.state.lock().server.clone().filter(|server| server.state.lock().enabled)
+    }
+
+    /// Waits until the domain is served.
+    ///
+    /// # Panics
+    /// When that takes too long.
+    pub fn wait_served(&self) {
+        self.until("the domain to be served", || {
+            self.server().filter(|server| server.state.lock().bound.len() > self.0.cpus).map(drop)
+        });
+    }
+
+    /// Waits until nobody serves the domain.
+    ///
+    /// # Panics
+    /// When that takes too long.
+    pub fn wait_left(&self) {
+        self.until("the server to go", || self.0.state.lock().server.is_none().then_some(()));
+    }
+
+    fn until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+        let end = Instant::now().checked_add(ANSWER).expect("a time");
+        loop {
+            if let Some(found) = look() {
+                return found;
+            }
+            assert!(Instant::now() < end, "domain {}: waited for {what}", self.0.id);
+            std::thread::yield_now();
+        }
+    }
+
+    /// Puts a request into the slot of a virtual CPU and wakes the server; does not wait. `None` if nobody serves the domain.
+    pub fn put(&self, cpu: usize, request: &Request) -> Option<()> {
+        let server = self.server()?;
+        writer::put(&server.requests, cpu, request);
+        fire(&server, FIRST_PORT.saturating_add(u32::try_from(cpu).ok()?));
+        Some(())
+    }
+
+    /// The answer to what was put, if it is there.
+    #[must_use]
+    pub fn answer(&self, cpu: usize) -> Option<u64> {
+        let server = self.server()?;
+        (writer::state(&server.requests, cpu) == state::ANSWERED).then(|| writer::finish(&server.requests, cpu))
+    }
+
+    /// Makes a request and waits for its answer. `None` if the server has gone meanwhile.
+    ///
+    /// # Panics
+    /// When no answer comes.
+    pub fn request(&self, cpu: usize, request: &Request) -> Option<u64> {
+        self.put(cpu, request)?;
+        self.wait_answer(cpu)
+    }
+
+    /// Waits for the answer to what was put. `None` if the server has gone meanwhile.
+    ///
+    /// # Panics
+    /// When no answer comes.
+    #[must_use]
+    pub fn wait_answer(&self, cpu: usize) -> Option<u64> {
+        self.until("an answer", || match self.server() {
+            None => Some(None),
+            Some(_) => self.answer(cpu).map(Some),
+        })
+    }
+
+    /// Makes an access as Xen passes it on: one that is not inside of what the server claimed reads as ones.
+    pub fn memory(&self, cpu: usize, mut request: Request) -> u64 {
+        request.kind = kind::MEMORY;
+        let last = request.address.saturating_add(request.size.into()).saturating_sub(1);
+        // Ranges that touch are one for Xen.
+        let claimed = |at: u64| {
+            let ranges = self.server().map(|server| server.state.lock().ranges.clone()).unwrap_or_default();
+            ranges.iter().any(|range| (range.first..=range.last).contains(&at))
+        };
+        if !(request.address..=last).all(claimed) {
+            return u64::MAX;
+        }
+        self.request(cpu, &request).unwrap_or(u64::MAX)
+    }
+
+    /// Reads `size` bytes at an address.
+    #[must_use]
+    pub fn read(&self, cpu: usize, address: u64, size: u32) -> u64 {
+        self.memory(cpu, Request { address, size, count: 1, read: true, ..Request::default() })
+    }
+
+    /// Writes `size` bytes at an address.
+    pub fn write(&self, cpu: usize, address: u64, size: u32, data: u64) {
+        self.memory(cpu, Request { address, size, count: 1, data, ..Request::default() });
+    }
+
+    fn config(&self, offset: u64, size: u32, data: Option<u64>) -> u64 {
+        let slot = self.server().map_or(0, |server| server.slot);
+        let address = u64::from(slot) << 35 | offset;
+        let request = Request {
+            address,
+            size,
+            count: 1,
+            data: data.unwrap_or(0),
+            read: data.is_none(),
+            kind: kind::PCI_CONFIG,
+            ..Request::default()
+        };
+        self.request(0, &request).unwrap_or(u64::MAX)
+    }
+
+    /// Reads a word of configuration space.
+    #[must_use]
+    pub fn config_read(&self, offset: u64) -> u32 {
+        u32::try_from(self.config(offset, 4, None) & 0xffff_ffff).unwrap_or(0)
+    }
+
+    /// Writes a word of configuration space.
+    pub fn config_write(&self, offset: u64, data: u32) {
+        self.config(offset, 4, Some(data.into()));
+    }
+
+    /// Buffers a write, as Xen does for legacy VGA. False if there is no room, or no server.
+    #[must_use]
+    pub fn buffer(&self, request: &Request) -> bool {
+        let Some(server) = self.server() else { return false };
+        let done = writer::buffer(&server.buffered, request);
+        fire(&server, BUFFERED_PORT);
+        done
+    }
+
+    /// Puts bytes anywhere into one of the server's pages, and wakes it.
+    ///
+    /// # Panics
+    /// When they lie outside.
+    pub fn junk(&self, buffered: bool, at: usize, bytes: &[u8]) {
+        use vm_memory::VolatileMemory;
+        let Some(server) = self.server() else { return };
+        let (page, port) = if buffered { (&server.buffered, BUFFERED_PORT) } else { (&server.requests, FIRST_PORT) };
+        page.get_slice(at, bytes.len()).expect("inside of the page").copy_from(bytes);
+        fire(&server, port);
+    }
+
+    /// Takes frames from the domain and tells the server, as Xen does for a guest that gives them back, by its last processor;
+    /// waits for the answer.
+    pub fn give_back(&self, frames: std::ops::Range<u64>) {
+        self.take(frames);
+        self.request(
+            self.0.cpus.saturating_sub(1),
+            &Request { kind: kind::INVALIDATE, size: 4, count: 1, ..Request::default() },
+        );
+    }
+
+    /// Takes frames from the domain and tells nobody.
+    pub fn take(&self, frames: std::ops::Range<u64>) {
+        self.0.state.lock().frames.retain(|frame| !frames.contains(frame));
+    }
+
+    /// Gives the domain frames, and tells nobody.
+    pub fn populate(&self, frames: std::ops::Range<u64>) {
+        self.0.state.lock().frames.extend(frames);
+    }
+
+    /// The file that is the domain's memory.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        &self.0.memory
+    }
+
+    /// Messages that were delivered.
+    #[must_use]
+    pub fn messages(&self) -> Vec<(u64, u32)> {
+        self.0.state.lock().messages.clone()
+    }
+
+    /// The pin's level, and how often it has risen.
+    #[must_use]
+    pub fn pin(&self) -> (bool, u64) {
+        let state = self.0.state.lock();
+        (state.pin, state.raised)
+    }
+
+    /// Ranges that the server claims, by address.
+    #[must_use]
+    pub fn ranges(&self) -> Vec<Range> {
+        let mut ranges = self.server().map(|server| server.state.lock().ranges.clone()).unwrap_or_default();
+        ranges.sort_unstable_by_key(|range| range.first);
+        ranges
+    }
+
+    /// Notifications of a virtual CPU so far.
+    #[must_use]
+    pub fn notified(&self, cpu: u32) -> u64 {
+        let port = FIRST_PORT.saturating_add(cpu);
+        self.server().and_then(|server| server.state.lock().notified.get(&port).copied()).unwrap_or(0)
+    }
+
+    /// Has what tells of events fail from now on.
+    pub fn break_events(&self) {
+        if let Some(server) = self.server() {
+            server.state.lock().fails = true;
+            server.signal.set();
+        }
+    }
+
+    /// Ends the domain.
+    pub fn destroy(&self) {
+        self.0.xen.0.lock().domains.remove(&self.0.id);
+        self.0.xen.tell();
+    }
+}
+
+/// Fires a port at a server, as Xen does: a silent one is pending.
+fn fire(server: &Server, port: u32) {
+    let mut state = server.state.lock();
+    if state.silent.contains(&port) {
+        state.pending.insert(port);
+    } else if state.bound.contains(&port) {
+        state.fired.insert(port);
+        server.signal.set();
+    } else {
+        // Bound later; then it is pending.
+        state.pending.insert(port);
+    }
+}

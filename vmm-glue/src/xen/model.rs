@@ -1,0 +1,184 @@
+//! A small device for tests of this front: two BARs, one message, one pin, and memory of the guest that it reads.
+//!
+//! It minds what a server owes a device: aligned pieces inside of regions, memory in pairs of map and unmap, none after the end.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::device::{AccessError, Device, MapError, NUM_REGIONS, RegionIndex, RegionInfo};
+use crate::link::Link;
+use crate::memory::DmaRegion;
+
+/// Bytes of BAR0, which is 32 bits wide; the mask in its configuration space has the same.
+pub const BAR0: u64 = 0x1000;
+/// Bytes of BAR1, which is 64 bits wide.
+pub const BAR1: u64 = 0x2000;
+/// Offset of the capability of message-signalled interrupts is.
+pub const MSI: u64 = 0x40;
+
+/// Registers of BAR0 that do something; the rest is memory.
+pub mod register {
+    /// A write triggers the message.
+    pub const MESSAGE: u64 = 0x00;
+    /// A write sets the level of the pin.
+    pub const PIN: u64 = 0x08;
+    /// A write of an address reads 8 bytes of the guest's memory there into [`DATA`].
+    pub const FETCH: u64 = 0x10;
+    /// The bytes that were fetched; all ones if there is nothing.
+    pub const DATA: u64 = 0x18;
+}
+
+/// All that a device was told.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    /// Accesses: the region, the offset, the bytes, and whether it was a write.
+    pub accesses: Vec<(RegionIndex, u64, usize, bool)>,
+    /// Memory that is mapped now: sizes by address.
+    pub mapped: BTreeMap<u64, u64>,
+    /// Domains that came, and that went.
+    pub came: u64,
+    /// As above.
+    pub went: u64,
+}
+
+/// The device.
+#[derive(Debug)]
+pub struct Model {
+    link: Link,
+    bars: [Vec<u8>; 2],
+    config: [u8; 256],
+    writable: [u8; 256],
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl Model {
+    /// A device with what it is told.
+    #[must_use]
+    pub fn new(link: &Link) -> (Self, Arc<Mutex<Seen>>) {
+        let seen = Arc::<Mutex<Seen>>::default();
+        let mut this = Self {
+            link: link.clone(),
+            bars: [BAR0, BAR1].map(|size| vec![0; usize::try_from(size).unwrap_or(0)]),
+            config: [0; 256],
+            writable: [0; 256],
+            seen: Arc::clone(&seen),
+        };
+        this.clear();
+        (this, seen)
+    }
+
+    fn clear(&mut self) {
+        self.bars.iter_mut().for_each(|bar| bar.fill(0));
+        self.config = [0; 256];
+        let mut put = |at: usize, bytes: &[u8], mask: &[u8]| {
+            self.config.iter_mut().skip(at).zip(bytes).for_each(|(to, from)| *to = *from);
+            self.writable.iter_mut().skip(at).zip(mask).for_each(|(to, from)| *to = *from);
+        };
+        put(0, &[0xde, 0x10, 0xd8, 0x06, 0, 0, 0x10, 0], &[0, 0, 0, 0, 0x06, 0x04]);
+        put(0x10, &[0; 4], &[0, 0xf0, 0xff, 0xff]);
+        put(0x14, &[4, 0, 0, 0, 0, 0, 0, 0], &(!(BAR1.saturating_sub(1))).to_le_bytes());
+        put(0x34, &[0x40, 0, 0, 0], &[]);
+        put(0x3c, &[0, 1], &[0xff]);
+        // One message, 64 bits.
+        put(0x40, &[5, 0, 0x80, 0], &[0, 0, 1, 0, 0xfc, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);
+    }
+
+    fn place(&mut self, region: RegionIndex, offset: u64, len: usize) -> Option<&mut [u8]> {
+        assert!(len.is_power_of_two() && len <= 8, "a piece of {len} bytes");
+        assert!(offset.is_multiple_of(u64::try_from(len).unwrap_or(1)), "{len} bytes at {offset:#x}");
+        let memory: &mut [u8] = match (region, &mut self.bars) {
+            (RegionIndex::Bar0, [bar, _]) | (RegionIndex::Bar1, [_, bar]) => bar,
+            (RegionIndex::Config, _) => &mut self.config,
+            _ => panic!("region {region:?} has no bytes"),
+        };
+        let start = usize::try_from(offset).ok()?;
+        Some(memory.get_mut(start..start.checked_add(len)?).expect("inside of the region"))
+    }
+
+    fn act(&mut self, offset: u64, value: u64) {
+        match offset {
+            register::MESSAGE => drop(self.link.interrupts().trigger_msi(0)),
+            register::PIN => self.link.interrupts().set_intx_level(value != 0),
+            register::FETCH => {
+                let mut bytes = [0xff; 8];
+                if self.link.memory().read(value, &mut bytes).is_err() {
+                    bytes = [0xff; 8];
+                }
+                if let Some(place) = self.place(RegionIndex::Bar0, register::DATA, 8) {
+                    place.copy_from_slice(&bytes);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Device for Model {
+    fn regions(&self) -> [RegionInfo; NUM_REGIONS] {
+        RegionIndex::ALL.map(|region| match region {
+            RegionIndex::Bar0 => RegionInfo::read_write(BAR0),
+            RegionIndex::Bar1 => RegionInfo::read_write(BAR1),
+            RegionIndex::Config => RegionInfo::read_write(256),
+            _ => RegionInfo::default(),
+        })
+    }
+
+    fn connected(&mut self) {
+        let mut seen = self.seen.lock();
+        assert!(seen.mapped.is_empty(), "memory came before its domain");
+        seen.came = seen.came.saturating_add(1);
+    }
+
+    fn region_read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
+        let place = self.place(region, offset, data.len()).ok_or(AccessError::Invalid)?;
+        data.copy_from_slice(place);
+        if region != RegionIndex::Config {
+            self.seen.lock().accesses.push((region, offset, data.len(), false));
+        }
+        Ok(())
+    }
+
+    fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        let masks = if region == RegionIndex::Config { self.writable.get(start..).unwrap_or_default() } else { &[] };
+        let masks: Vec<u8> = masks.iter().copied().chain(std::iter::repeat(0xff)).take(data.len()).collect();
+        let place = self.place(region, offset, data.len()).ok_or(AccessError::Invalid)?;
+        for ((to, from), mask) in place.iter_mut().zip(data).zip(masks) {
+            *to = *to & !mask | from & mask;
+        }
+        if region != RegionIndex::Config {
+            self.seen.lock().accesses.push((region, offset, data.len(), true));
+        }
+        if region == RegionIndex::Bar0 {
+            let mut value = [0; 8];
+            value.iter_mut().zip(data).for_each(|(to, from)| *to = *from);
+            self.act(offset, u64::from_le_bytes(value));
+        }
+        Ok(())
+    }
+
+    fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {
+        assert!(region.mapping.is_some() && region.readable && region.writable, "{region:?}");
+        let before = self.seen.lock().mapped.insert(region.gpa, region.size);
+        assert_eq!(before, None, "{:#x} is mapped twice", region.gpa);
+        Ok(())
+    }
+
+    fn dma_unmap(&mut self, gpa: u64, size: u64) {
+        assert!(self.link.memory().snapshot().find(gpa).is_none(), "{gpa:#x} is still found");
+        assert_eq!(self.seen.lock().mapped.remove(&gpa), Some(size), "{gpa:#x} of {size:#x}");
+    }
+
+    fn reset(&mut self) {
+        self.clear();
+    }
+
+    fn disconnected(&mut self) {
+        self.clear();
+        let mut seen = self.seen.lock();
+        assert!(seen.mapped.is_empty(), "memory outlives its domain");
+        seen.went = seen.went.saturating_add(1);
+    }
+}

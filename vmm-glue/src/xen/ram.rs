@@ -1,0 +1,224 @@
+//! The domain's memory, lent to the device in pieces of bounded size.
+//!
+//! A piece that is all there is one region. One with holes has a region for each run of frames, and is looked at again and
+//! again, since a guest that takes memory back says nothing. When Xen says that frames may have gone, each piece is compared
+//! with what is there; the regions of what has gone go from the device first, and only then the mapping, by which the
+//! hypervisor still holds the frames.
+
+use std::io;
+use std::sync::Arc;
+
+use super::hypervisor::Target;
+use crate::device::Device;
+use crate::link::Link;
+use crate::memory::{MemoryLimits, PAGE_SIZE};
+
+/// Frames of the smallest piece: 2 MiB.
+const MIN_PIECE: u64 = 512;
+/// Pieces that are aimed at; the regions of a client are bounded.
+const PIECES: u64 = 1024;
+/// The first frame that is never memory of the domain: the guest's firmware and Xen keep what is from here to 4 GiB.
+const LOW_END: u64 = 0xf_0000;
+/// The frame at 4 GiB.
+const HIGH: u64 = 0x10_0000;
+
+/// A run of frames that the device has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Run {
+    first: u64,
+    count: u64,
+}
+
+impl Run {
+    fn gpa(self) -> u64 {
+        self.first.saturating_mul(PAGE_SIZE)
+    }
+
+    fn size(self) -> u64 {
+        self.count.saturating_mul(PAGE_SIZE)
+    }
+}
+
+/// A piece of the domain's memory space.
+#[derive(Debug)]
+struct Piece {
+    first: u64,
+    count: u64,
+    runs: Vec<Run>,
+}
+
+impl Piece {
+    fn is_whole(&self) -> bool {
+        matches!(*self.runs, [Run { count, .. }] if count == self.count)
+    }
+}
+
+/// The part of the domain's memory that the device has.
+#[derive(Debug)]
+pub(super) struct Ram {
+    pieces: Vec<Piece>,
+    limits: MemoryLimits,
+    /// Runs that the device, or a bound, refused.
+    refused: u64,
+}
+
+impl Ram {
+    /// Nothing, of a domain that may have `kib` of memory.
+    pub fn new(kib: u64, limits: MemoryLimits) -> Self {
+        let frames = kib.div_ceil(4).min(limits.mapped_bytes / PAGE_SIZE);
+        let piece = (frames / PIECES).next_power_of_two().max(MIN_PIECE);
+        let step = usize::try_from(piece).unwrap_or(usize::MAX);
+        // Below 4 GiB there is as much as there is room for; where the rest begins to be above is the toolstack's choice.
+        let low = 0..frames.min(LOW_END);
+        let high = HIGH..HIGH.saturating_add(frames);
+        let pieces = low
+            .clone()
+            .step_by(step)
+            .map(|first| (first, low.end))
+            .chain(high.clone().step_by(step).map(|first| (first, high.end)));
+        let pieces =
+            pieces.map(|(first, end)| Piece { first, count: piece.min(end.saturating_sub(first)), runs: Vec::new() });
+        Self { pieces: pieces.collect(), limits, refused: 0 }
+    }
+
+    /// Lends all that is there.
+    pub fn lend_all(&mut self, target: &dyn Target, link: &Link, device: &mut dyn Device) {
+        let mut met_end = false;
+        for place in 0..self.pieces.len() {
+            let Some(piece) = self.pieces.get(place) else { return };
+            if piece.first == HIGH {
+                met_end = false;
+            }
+            // Memory is contiguous when a domain begins: behind a piece without any there is none. Such pieces are forgotten
+            // rather than looked at again and again.
+            if !met_end {
+                self.fill(place, target, link, device);
+                met_end = self.pieces.get(place).is_some_and(|piece| piece.runs.is_empty());
+            }
+        }
+        self.pieces.retain(|piece| !piece.runs.is_empty());
+        gauge(link);
+    }
+
+    /// Looks again at pieces with holes. Returns whether there are any.
+    pub fn look_at_holes(&mut self, target: &dyn Target, link: &Link, device: &mut dyn Device) -> bool {
+        let holes: Vec<_> = (0..).zip(&self.pieces).filter(|(_, piece)| !piece.is_whole()).map(|(at, _)| at).collect();
+        for &place in &holes {
+            self.fill(place, target, link, device);
+        }
+        gauge(link);
+        !holes.is_empty()
+    }
+
+    /// Returns whether a piece has a hole.
+    pub fn has_holes(&self) -> bool {
+        self.pieces.iter().any(|piece| !piece.is_whole())
+    }
+
+    /// Takes away what has gone. When this returns, the device and this process have nothing of it any more.
+    pub fn invalidate(&mut self, target: &dyn Target, link: &Link, device: &mut dyn Device) {
+        for piece in &mut self.pieces {
+            let count = usize::try_from(piece.count).unwrap_or(0);
+            // What cannot be asked has gone.
+            let present = target.present(piece.first, count).unwrap_or_default();
+            let first = piece.first;
+            piece.runs.retain(|run| {
+                let at = |frame: u64| usize::try_from(frame.saturating_sub(first)).unwrap_or(usize::MAX);
+                let frames = present.get(at(run.first)..at(run.first.saturating_add(run.count)));
+                let stays = frames.is_some_and(|frames| frames.iter().all(|there| *there));
+                if !stays {
+                    withdraw(*run, link, device);
+                }
+                stays
+            });
+        }
+        for place in 0..self.pieces.len() {
+            if self.pieces.get(place).is_some_and(|piece| !piece.is_whole()) {
+                self.fill(place, target, link, device);
+            }
+        }
+        gauge(link);
+    }
+
+    /// Takes all away.
+    pub fn withdraw_all(&mut self, link: &Link, device: &mut dyn Device) {
+        for run in self.pieces.drain(..).flat_map(|piece| piece.runs) {
+            withdraw(run, link, device);
+        }
+        gauge(link);
+    }
+
+    /// Lends the frames of a piece that are there and are not lent.
+    fn fill(&mut self, place: usize, target: &dyn Target, link: &Link, device: &mut dyn Device) {
+        let Some(piece) = self.pieces.get_mut(place) else { return };
+        let whole = Run { first: piece.first, count: piece.count };
+        // In most pieces all is there: then one call does.
+        let runs = match piece.runs.is_empty().then(|| lend(whole, target, &self.limits, link, device)) {
+            Some(Ok(())) => {
+                piece.runs.push(whole);
+                return;
+            }
+            _ => missing(piece, target),
+        };
+        for run in runs {
+            match lend(run, target, &self.limits, link, device) {
+                Ok(()) => piece.runs.push(run),
+                Err(error) => {
+                    self.refused = self.refused.saturating_add(1);
+                    if crate::worth_logging(self.refused) {
+                        let (gpa, size) = (run.gpa(), run.size());
+                        tracing::warn!(gpa, size, error, "memory of the domain that the device cannot reach");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Runs of a piece that are there and are not lent.
+fn missing(piece: &Piece, target: &dyn Target) -> Vec<Run> {
+    let present = target.present(piece.first, usize::try_from(piece.count).unwrap_or(0)).unwrap_or_default();
+    let lent =
+        |frame: u64| piece.runs.iter().any(|run| (run.first..run.first.saturating_add(run.count)).contains(&frame));
+    let mut runs: Vec<Run> = Vec::new();
+    for frame in (piece.first..).zip(present).filter(|(_, there)| *there).map(|(frame, _)| frame) {
+        if lent(frame) {
+            continue;
+        }
+        match runs.last_mut().filter(|run| run.first.saturating_add(run.count) == frame) {
+            Some(run) => run.count = run.count.saturating_add(1),
+            None => runs.push(Run { first: frame, count: 1 }),
+        }
+    }
+    runs
+}
+
+fn lend(
+    run: Run,
+    target: &dyn Target,
+    limits: &MemoryLimits,
+    link: &Link,
+    device: &mut dyn Device,
+) -> Result<(), String> {
+    let gone = |error: io::Error| error.to_string();
+    let mapping = target.map(run.first, usize::try_from(run.count).unwrap_or(0)).map_err(gone)?;
+    let region = link.memory().add_mapping(run.gpa(), Arc::new(mapping), limits).map_err(|error| error.to_string())?;
+    device.dma_map(&region).map_err(|error| {
+        link.memory().remove(run.gpa());
+        error.to_string()
+    })
+}
+
+fn withdraw(run: Run, link: &Link, device: &mut dyn Device) {
+    // First out of the table, so that nobody finds it while the device ends its accesses.
+    let region = link.memory().remove(run.gpa());
+    device.dma_unmap(run.gpa(), run.size());
+    drop(region);
+}
+
+fn gauge(link: &Link) {
+    use std::sync::atomic::Ordering::Relaxed;
+    let table = link.memory().snapshot();
+    link.counters().dma_regions.store(u64::try_from(table.regions().len()).unwrap_or(u64::MAX), Relaxed);
+    link.counters().dma_bytes.store(table.mapped_bytes(), Relaxed);
+}

@@ -1,0 +1,168 @@
+//! The server of one virtual machine: one domain after the other, by its name.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+
+use super::hypervisor::{AttachError, DomainId, Hypervisor};
+use super::session::{Ended, Session};
+use super::store::{DomainName, Found, Store};
+use crate::device::Device;
+use crate::link::{Link, StopHandle};
+use crate::memory::MemoryLimits;
+use crate::server::ServerError;
+
+/// Ways of a server with its domain.
+#[derive(Clone, Debug)]
+pub struct XenOptions {
+    /// The domain.
+    pub domain: DomainName,
+    /// The function's slot on bus 0 of the domain.
+    pub slot: u8,
+    /// Bounds on what is mapped of its memory.
+    pub memory: MemoryLimits,
+    /// Time to look for the next request before sleeping; zero for never.
+    pub spin: Duration,
+}
+
+impl XenOptions {
+    /// The slot that no device of an ordinary domain is in.
+    pub const SLOT: u8 = 0x10;
+
+    /// The usual options for a domain.
+    #[must_use]
+    pub fn new(domain: DomainName) -> Self {
+        Self { domain, slot: Self::SLOT, memory: MemoryLimits::default(), spin: Duration::from_micros(100) }
+    }
+}
+
+/// A server that waits for its domain.
+#[derive(Debug)]
+pub struct XenServer {
+    options: XenOptions,
+    hypervisor: Box<dyn Hypervisor>,
+    store: Box<dyn Store>,
+    /// The domain that is not to be served again: it was, or it cannot be.
+    done: Option<DomainId>,
+}
+
+impl XenServer {
+    /// A server by this host's kernel.
+    ///
+    /// # Errors
+    /// When this is no domain 0 of a Xen host.
+    pub fn open(options: XenOptions) -> Result<Self, AttachError> {
+        let hypervisor = super::kernel::KernelHypervisor::open()?;
+        let store = super::store::XenStore::open().map_err(|error| AttachError::Device {
+            path: super::wire::DEVICE,
+            error,
+            advice: "xenstored, of the package xen-utils, tells of domains",
+        })?;
+        Ok(Self::with(options, Box::new(hypervisor), Box::new(store)))
+    }
+
+    /// A server by what is given.
+    #[must_use]
+    pub fn with(options: XenOptions, hypervisor: Box<dyn Hypervisor>, store: Box<dyn Store>) -> Self {
+        Self { options, hypervisor, store, done: None }
+    }
+
+    /// Serves the domain, each time that there is one, until `stop`. `device` must have been made with a clone of `link`.
+    ///
+    /// # Errors
+    /// When the host fails; no guest can cause it.
+    pub fn run(&mut self, link: &Link, device: &mut dyn Device, stop: &StopHandle) -> Result<(), ServerError> {
+        while !stop.is_stopped() {
+            match self.find().map_err(ServerError::Poll)? {
+                Some(found) => self.serve(found, link, device, stop).map_err(ServerError::Poll)?,
+                None => self.wait(link, stop)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The domain, if it is there and was not served yet.
+    fn find(&mut self) -> io::Result<Option<Found>> {
+        self.store.changed()?;
+        if let Some(done) = self.done
+            && !self.store.exists(done)?
+        {
+            self.done = None;
+        }
+        let found = self.store.find(&self.options.domain)?;
+        Ok(found.filter(|found| self.done != Some(found.id)))
+    }
+
+    fn serve(&mut self, found: Found, link: &Link, device: &mut dyn Device, stop: &StopHandle) -> io::Result<()> {
+        let (domain, name) = (found.id, self.options.domain.to_string());
+        self.done = Some(domain);
+        // Mapping a page that such a domain has not used yet takes it from those that it may still use.
+        if found.target_kib < found.most_kib {
+            let Found { most_kib, target_kib, .. } = found;
+            tracing::error!(
+                domain,
+                name,
+                most_kib,
+                target_kib,
+                "the domain is not served: set its maxmem to its memory"
+            );
+            return Ok(());
+        }
+        let slot = self.options.slot;
+        let session = match self.hypervisor.attach(domain, slot, link.wake()) {
+            Ok(target) => {
+                // What is meant for a domain before this one.
+                link.take_disconnect();
+                // The ports of virtual CPUs are there from now on, and so are accesses, which wait.
+                target.enable().and_then(|()| Session::begin(found, Arc::clone(&target), link, device, &self.options))
+            }
+            Err(error) => {
+                tracing::error!(domain, name, error = chain(&error), "the domain is not served");
+                return Ok(());
+            }
+        };
+        let mut session = match session {
+            Ok(session) => session,
+            Err(error) => {
+                tracing::error!(domain, name, %error, "the domain is not served");
+                return Ok(());
+            }
+        };
+        tracing::info!(domain, name, slot, memory_kib = found.most_kib, "domain connected");
+        let ended = session.run(&mut *self.store, stop);
+        session.end();
+        match ended? {
+            Ended::Gone => tracing::info!(domain, name, "domain gone"),
+            Ended::Disconnected | Ended::Stopped => tracing::info!(domain, name, "domain disconnected"),
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self, link: &Link, stop: &StopHandle) -> Result<(), ServerError> {
+        // What came while it was asked for something else is not waited for.
+        if self.store.changed().map_err(ServerError::Poll)? {
+            return Ok(());
+        }
+        let input = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        let mut fds = [input(self.store.events()), input(link.wake().fd()), input(stop.fd())];
+        match poll(&mut fds, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(ServerError::Poll(errno.into())),
+        }
+        let [_, wake, _] = &fds;
+        if !wake.revents().is_empty() {
+            link.wake().clear();
+        }
+        Ok(())
+    }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        None => error.to_string(),
+        Some(source) => format!("{error}: {}", chain(source)),
+    }
+}

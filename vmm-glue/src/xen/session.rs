@@ -1,0 +1,306 @@
+//! One domain that is served, from the first access to the last.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::access::Accesses;
+use super::function::Function;
+use super::hypervisor::{DomainId, Target};
+use super::ram::Ram;
+use super::requests::{self, Request, SLOTS, kind};
+use super::server::XenOptions;
+use super::store::{Found, Store};
+use crate::counters::{add, worth_logging};
+use crate::device::Device;
+use crate::link::{ClientInfo, Link, StopHandle};
+use crate::spin::Spin;
+
+/// TIMEOUT: the time between two looks at memory with holes; a guest that takes memory back has other things to do meanwhile.
+const HOLES: Duration = Duration::from_millis(500);
+/// Requests after which other events are looked at, however many come.
+const MAX_ROUNDS: u32 = 256;
+/// Looks for a request between two looks at the clock.
+const LOOKS: u32 = 64;
+/// Buffered requests that are taken one after the other.
+const MAX_BUFFERED: u32 = requests::RING;
+
+/// Reasons why a domain is no longer served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// It has gone.
+    Gone,
+    /// The operator wants no more of it.
+    Disconnected,
+    /// The server stops.
+    Stopped,
+}
+
+/// A slot of the page of requests, with the ports by which it is told of.
+#[derive(Clone, Copy, Debug)]
+struct Cpu {
+    number: usize,
+    /// Our port.
+    port: u32,
+    /// The port has fired, and is silent until it is unmasked.
+    silent: bool,
+}
+
+/// A domain while it is served.
+pub(super) struct Session<'a> {
+    id: DomainId,
+    target: Arc<dyn Target>,
+    link: &'a Link,
+    device: &'a mut dyn Device,
+    slot: u8,
+    function: Function,
+    ram: Ram,
+    cpus: Vec<Cpu>,
+    /// Our port for buffered requests, and whether it is silent.
+    buffered: Option<(u32, bool)>,
+    spin: Spin,
+    malformed: u64,
+    looked: Instant,
+}
+
+impl<'a> Session<'a> {
+    /// Begins to serve a domain.
+    ///
+    /// # Errors
+    /// When its ports cannot be bound, or Xen refuses to pass accesses on. The device was not told of it then.
+    pub fn begin(
+        found: Found,
+        target: Arc<dyn Target>,
+        link: &'a Link,
+        device: &'a mut dyn Device,
+        options: &XenOptions,
+    ) -> io::Result<Self> {
+        let mut cpus = Vec::new();
+        for number in 0..SLOTS {
+            match requests::port(target.requests(), number) {
+                // The ports are written when the server is enabled.
+                0 => continue,
+                port => cpus.push(Cpu { number, port: target.bind(port)?, silent: false }),
+            }
+        }
+        let buffered = match target.buffered_port() {
+            0 => None,
+            port => Some((target.bind(port)?, false)),
+        };
+        link.set_client(Some(ClientInfo { pid: 0, uid: 0, domain: Some(found.id) }));
+        add(&link.counters().clients, 1);
+        let function = Function::new(link, &target, device);
+        device.connected();
+        let mut ram = Ram::new(found.most_kib, options.memory);
+        ram.lend_all(&*target, link, device);
+        let (spin, slot) = (Spin::new(options.spin), options.slot);
+        Ok(Self {
+            id: found.id,
+            target,
+            link,
+            device,
+            slot,
+            function,
+            ram,
+            cpus,
+            buffered,
+            spin,
+            malformed: 0,
+            looked: Instant::now(),
+        })
+    }
+
+    /// Serves until the end.
+    ///
+    /// # Errors
+    /// When the host fails: what tells of events or of domains can no longer be read.
+    pub fn run(&mut self, store: &mut dyn Store, stop: &StopHandle) -> io::Result<Ended> {
+        loop {
+            if stop.is_stopped() {
+                return Ok(Ended::Stopped);
+            }
+            if self.link.take_disconnect() {
+                tracing::info!(domain = self.id, "the domain is no longer served, as asked");
+                return Ok(Ended::Disconnected);
+            }
+            // There is no file of the domain's that could be private to somebody.
+            self.link.take_check_shared();
+            if self.serve() {
+                continue;
+            }
+            self.listen()?;
+            if self.serve_once() {
+                continue;
+            }
+            if self.wait(store, stop)? && !store.exists(self.id)? {
+                return Ok(Ended::Gone);
+            }
+            if self.ram.has_holes() && self.looked.elapsed() >= HOLES {
+                self.ram.look_at_holes(&*self.target, self.link, self.device);
+                self.looked = Instant::now();
+            }
+        }
+    }
+
+    /// Ends: takes memory and interrupts away and tells the device. What a virtual CPU waits for gets no answer any more.
+    pub fn end(mut self) {
+        self.function.leave();
+        self.ram.withdraw_all(self.link, self.device);
+        self.link.interrupts().detach_all();
+        self.link.set_client(None);
+        self.device.disconnected();
+    }
+
+    /// Serves requests until none comes for a while. Returns whether there is more to do at once.
+    fn serve(&mut self) -> bool {
+        let mut spinning = None;
+        let mut served = 0;
+        while served < MAX_ROUNDS {
+            if self.serve_once() {
+                served = served.saturating_add(1);
+                if let Some(deadline) = spinning.take() {
+                    self.spin.hit(Instant::now(), deadline);
+                    add(&self.link.counters().spin_hits, 1);
+                }
+                continue;
+            }
+            let now = Instant::now();
+            let Some(deadline) = spinning.or_else(|| self.spin.deadline(now)) else { return false };
+            spinning = Some(deadline);
+            if now >= deadline {
+                self.spin.miss(now);
+                return false;
+            }
+            // The clock is a call of the hypervisor in domain 0: it is asked now and then only.
+            let _ = (0..LOOKS).any(|_| {
+                std::hint::spin_loop();
+                self.is_ready()
+            });
+        }
+        true
+    }
+
+    /// Returns whether a virtual CPU waits.
+    fn is_ready(&self) -> bool {
+        self.cpus.iter().any(|cpu| requests::is_ready(self.target.requests(), cpu.number))
+    }
+
+    /// Serves what is there: a request of each virtual CPU, and the buffered ones before them. Returns whether there was any.
+    fn serve_once(&mut self) -> bool {
+        let mut any = self.serve_buffered();
+        for at in 0..self.cpus.len() {
+            let Some(Cpu { number, port, .. }) = self.cpus.get(at).copied() else { break };
+            let Some(request) = requests::take(self.target.requests(), number) else { continue };
+            any = true;
+            let read = self.request(&request);
+            requests::answer(self.target.requests(), number, read);
+            // Fails when the domain has gone, which xenstore tells.
+            let _ = self.target.notify(port);
+        }
+        any
+    }
+
+    fn serve_buffered(&mut self) -> bool {
+        let mut any = false;
+        for _ in 0..MAX_BUFFERED {
+            match requests::take_buffered(self.target.buffered()) {
+                Ok(None) => break,
+                Ok(Some(request)) => {
+                    any = true;
+                    add(&self.link.counters().posted, 1);
+                    self.request(&request);
+                }
+                Err(error) => {
+                    self.malformed = self.malformed.saturating_add(1);
+                    add(&self.link.counters().errors, 1);
+                    if worth_logging(self.malformed) {
+                        tracing::warn!(%error, "buffered requests are lost");
+                    }
+                    break;
+                }
+            }
+        }
+        any
+    }
+
+    fn request(&mut self, request: &Request) -> Option<u64> {
+        match request.kind {
+            kind::INVALIDATE => {
+                self.ram.invalidate(&*self.target, self.link, self.device);
+                return None;
+            }
+            kind::TIME_OFFSET => return None,
+            _ => {}
+        }
+        let was_master = self.function.bus_master;
+        let mut accesses = Accesses {
+            link: self.link,
+            function: &mut self.function,
+            device: &mut *self.device,
+            slot: self.slot,
+            malformed: &mut self.malformed,
+        };
+        let read = accesses.serve(request);
+        if !was_master && self.function.bus_master && self.ram.has_holes() {
+            self.ram.look_at_holes(&*self.target, self.link, self.device);
+        }
+        read
+    }
+
+    /// Lets ports that have fired do so again, before a sleep.
+    fn listen(&mut self) -> io::Result<()> {
+        let silent = |(port, silent): (u32, &mut bool)| std::mem::take(silent).then_some(port);
+        let ports = self.cpus.iter_mut().filter_map(|cpu| silent((cpu.port, &mut cpu.silent)));
+        let buffered = self.buffered.iter_mut().filter_map(|(port, is_silent)| silent((*port, is_silent)));
+        let ports: Vec<u32> = ports.chain(buffered).collect();
+        if ports.is_empty() { Ok(()) } else { self.target.unmask(&ports) }
+    }
+
+    /// Sleeps until something happens. Returns whether domains have come or gone.
+    fn wait(&mut self, store: &mut dyn Store, stop: &StopHandle) -> io::Result<bool> {
+        // What came while it was asked for something else is not waited for.
+        if store.changed()? {
+            return Ok(true);
+        }
+        let timeout = HOLES.saturating_sub(self.looked.elapsed());
+        let timeout = Timespec { tv_sec: 0, tv_nsec: timeout.subsec_nanos().into() };
+        let timeout = self.ram.has_holes().then_some(&timeout);
+        let (events, changes) = {
+            let input = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+            let mut fds =
+                [input(self.target.events()), input(store.events()), input(self.link.wake().fd()), input(stop.fd())];
+            match poll(&mut fds, timeout) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            let ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+            let [events, changes, wake, _] = &fds;
+            if ready(wake) {
+                self.link.wake().clear();
+            }
+            (ready(events), ready(changes))
+        };
+        self.spin.woke(events);
+        if events {
+            self.take_events()?;
+        }
+        Ok(changes && store.changed()?)
+    }
+
+    fn take_events(&mut self) -> io::Result<()> {
+        let mut ports = [0; SLOTS];
+        let count = self.target.fired(&mut ports)?;
+        for port in ports.iter().take(count) {
+            let cpu = self.cpus.iter_mut().find(|cpu| cpu.port == *port);
+            match (cpu, &mut self.buffered) {
+                (Some(cpu), _) => cpu.silent = true,
+                (None, Some((buffered, silent))) if buffered == port => *silent = true,
+                _ => self.target.unmask(&[*port])?,
+            }
+        }
+        Ok(())
+    }
+}

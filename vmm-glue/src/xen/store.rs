@@ -1,0 +1,175 @@
+//! The list of domains, with their sizes.
+
+use std::fmt;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+use super::hypervisor::DomainId;
+use super::wire::{Connection, DEVICE, kind};
+
+/// Longest name of a domain.
+const MAX_NAME: usize = 255;
+/// The first number that is no domain's.
+const RESERVED: DomainId = 0x7ff0;
+
+/// The domain that is meant: by its number, or by its name, which it keeps when it is rebooted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DomainName {
+    /// Its number.
+    Id(DomainId),
+    /// Its name.
+    Name(String),
+}
+
+/// Text that names no domain.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("`{0}` names no domain, expected its name or a number from 1 to {max}", max = RESERVED - 1)]
+pub struct BadDomainName(String);
+
+impl FromStr for DomainName {
+    type Err = BadDomainName;
+
+    fn from_str(text: &str) -> Result<Self, BadDomainName> {
+        let bad = || BadDomainName(text.to_owned());
+        if text.bytes().all(|byte| byte.is_ascii_digit()) {
+            let id = text.parse().ok().filter(|id| (1..RESERVED).contains(id));
+            return id.map(Self::Id).ok_or_else(bad);
+        }
+        let good = text.len() <= MAX_NAME && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
+        if good { Ok(Self::Name(text.to_owned())) } else { Err(bad()) }
+    }
+}
+
+impl fmt::Display for DomainName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Id(id) => id.fmt(f),
+            Self::Name(name) => name.fmt(f),
+        }
+    }
+}
+
+/// A domain that was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Its number.
+    pub id: DomainId,
+    /// Most memory that it can have, in KiB.
+    pub most_kib: u64,
+    /// Memory that it is to have now, in KiB.
+    pub target_kib: u64,
+}
+
+/// A list of domains that tells of changes.
+pub trait Store: Send + fmt::Debug {
+    /// Finds a domain that exists.
+    ///
+    /// # Errors
+    /// When the list cannot be read.
+    fn find(&mut self, name: &DomainName) -> io::Result<Option<Found>>;
+
+    /// Returns whether a domain exists and is not going.
+    ///
+    /// # Errors
+    /// When the list cannot be read.
+    fn exists(&mut self, id: DomainId) -> io::Result<bool>;
+
+    /// Takes what tells of changes. Returns whether there were any.
+    ///
+    /// # Errors
+    /// When the list cannot be read.
+    fn changed(&mut self) -> io::Result<bool>;
+
+    /// Readable when something changes.
+    fn events(&self) -> BorrowedFd<'_>;
+}
+
+/// Xenstore.
+#[derive(Debug)]
+pub struct XenStore(Connection);
+
+impl XenStore {
+    /// Opens the kernel's device and asks to be told of domains that come and go.
+    ///
+    /// # Errors
+    /// When this is no Xen host, or xenstored does not run.
+    pub fn open() -> io::Result<Self> {
+        let explain = |error: io::Error| {
+            io::Error::new(error.kind(), format!("{DEVICE}: {error}; is this domain 0 of a Xen host, with xenstored?"))
+        };
+        let mut connection = Connection::open().map_err(explain)?;
+        for watch in ["@introduceDomain", "@releaseDomain"] {
+            connection.ask(kind::WATCH, &[watch, "gpu-mediator"]).map_err(explain)?;
+        }
+        Ok(Self(connection))
+    }
+
+    fn text(&mut self, path: &str) -> io::Result<Option<String>> {
+        let value = self.0.ask(kind::READ, &[path])?;
+        Ok(value.map(|value| String::from_utf8_lossy(&value).into_owned()))
+    }
+
+    fn number(&mut self, id: DomainId, what: &str) -> io::Result<u64> {
+        let text = self.text(&format!("/local/domain/{id}/memory/{what}"))?;
+        Ok(text.and_then(|text| text.parse().ok()).unwrap_or(0))
+    }
+
+    fn found(&mut self, id: DomainId) -> io::Result<Option<Found>> {
+        if !self.exists(id)? {
+            return Ok(None);
+        }
+        Ok(Some(Found { id, most_kib: self.number(id, "static-max")?, target_kib: self.number(id, "target")? }))
+    }
+}
+
+impl Store for XenStore {
+    fn find(&mut self, name: &DomainName) -> io::Result<Option<Found>> {
+        let wanted = match name {
+            DomainName::Id(id) => return self.found(*id),
+            DomainName::Name(name) => name,
+        };
+        let list = self.0.ask(kind::DIRECTORY, &["/local/domain"])?.unwrap_or_default();
+        let ids = list.split(|byte| *byte == 0).filter_map(|id| std::str::from_utf8(id).ok()?.parse().ok());
+        let mut ids: Vec<DomainId> = ids.filter(|id| *id != 0).collect();
+        // Of a domain that reboots both the old and the new one can be there for a while.
+        ids.sort_unstable_by(|a, b| b.cmp(a));
+        for id in ids {
+            if self.text(&format!("/local/domain/{id}/name"))?.as_ref() == Some(wanted)
+                && let Some(found) = self.found(id)?
+            {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    fn exists(&mut self, id: DomainId) -> io::Result<bool> {
+        let introduced = self.0.ask(kind::IS_INTRODUCED, &[&id.to_string()])?;
+        Ok(introduced.is_some_and(|answer| answer.starts_with(b"T")))
+    }
+
+    fn changed(&mut self) -> io::Result<bool> {
+        self.0.changed()
+    }
+
+    fn events(&self) -> BorrowedFd<'_> {
+        self.0.fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_are_a_number_and_the_rest_a_name() {
+        assert_eq!("7".parse(), Ok(DomainName::Id(7)));
+        assert_eq!("guest-7".parse(), Ok(DomainName::Name("guest-7".to_owned())));
+        for bad in ["", "0", "32752", "70000", "a/b", "a b", "a\n", &"x".repeat(256)] {
+            assert!(bad.parse::<DomainName>().is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! The protocol of xenstore, on the kernel's device.
+//!
+//! A request and its answer have the same number; events of watches come in between. Answers are bounded by the protocol.
+//!
+//! Source: `io/xs_wire.h`, `docs/misc/xenstore.txt`.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// The device of xenstore for a domain's own processes.
+pub(super) const DEVICE: &str = "/dev/xen/xenbus";
+/// Longest payload of a message, in bytes.
+const MAX_PAYLOAD: usize = 4096;
+/// TIMEOUT: xenstored answers from its memory.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// Kinds of messages.
+pub(super) mod kind {
+    pub const DIRECTORY: u32 = 1;
+    pub const READ: u32 = 2;
+    pub const WATCH: u32 = 4;
+    pub const WATCH_EVENT: u32 = 15;
+    pub const ERROR: u32 = 16;
+    pub const IS_INTRODUCED: u32 = 17;
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Header {
+    kind: u32,
+    request: u32,
+    transaction: u32,
+    len: u32,
+}
+
+/// A connection to xenstore.
+#[derive(Debug)]
+pub(super) struct Connection {
+    device: File,
+    received: VecDeque<u8>,
+    next: u32,
+    /// Events of watches that nobody has looked at.
+    events: bool,
+}
+
+impl Connection {
+    pub fn open() -> io::Result<Self> {
+        let device = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(DEVICE)?;
+        Ok(Self { device, received: VecDeque::new(), next: 1, events: false })
+    }
+
+    /// Readable when an event has come.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.device.as_fd()
+    }
+
+    /// Asks, and waits for the answer. `Ok(None)`: there is no such thing.
+    pub fn ask(&mut self, kind: u32, words: &[&str]) -> io::Result<Option<Vec<u8>>> {
+        let payload: Vec<u8> = words.iter().flat_map(|word| word.bytes().chain([0])).collect();
+        let request = self.next;
+        self.next = request.wrapping_add(1);
+        let len = u32::try_from(payload.len()).ok().filter(|_| payload.len() <= MAX_PAYLOAD);
+        let len = len.ok_or_else(|| io::Error::other("a request of xenstore is too long"))?;
+        let header = Header { kind, request, transaction: 0, len };
+        (&self.device).write_all(&[header.as_bytes(), &payload].concat())?;
+        loop {
+            self.wait()?;
+            while let Some((header, payload)) = self.message()? {
+                match header.kind {
+                    kind::WATCH_EVENT => self.events = true,
+                    _ if header.request != request => {}
+                    kind::ERROR if payload.starts_with(b"ENOENT") || payload.starts_with(b"EINVAL") => return Ok(None),
+                    kind::ERROR => {
+                        let text = String::from_utf8_lossy(&payload);
+                        return Err(io::Error::other(format!("xenstore says {}", text.trim_end_matches('\0'))));
+                    }
+                    _ => return Ok(Some(payload)),
+                }
+            }
+        }
+    }
+
+    /// Takes the events that have come. Returns whether there were any.
+    pub fn changed(&mut self) -> io::Result<bool> {
+        self.receive()?;
+        while let Some((header, _)) = self.message()? {
+            self.events |= header.kind == kind::WATCH_EVENT;
+        }
+        Ok(std::mem::take(&mut self.events))
+    }
+
+    fn wait(&mut self) -> io::Result<()> {
+        let timeout = Timespec { tv_sec: i64::try_from(ANSWER.as_secs()).unwrap_or(i64::MAX), tv_nsec: 0 };
+        let mut fds = [PollFd::new(&self.device, PollFlags::IN)];
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(0) => Err(io::Error::new(io::ErrorKind::TimedOut, "xenstored does not answer; does it run?")),
+            Ok(_) => self.receive(),
+            Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn receive(&mut self) -> io::Result<()> {
+        let mut bytes = [0; MAX_PAYLOAD];
+        loop {
+            // Nothing is left to receive that was not looked at: what is kept is bounded by a message and a read.
+            if self.received.len() > MAX_PAYLOAD.saturating_mul(4) {
+                return Ok(());
+            }
+            match (&self.device).read(&mut bytes) {
+                Ok(0) => return Ok(()),
+                Ok(len) => self.received.extend(bytes.iter().take(len)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Takes one whole message out of what was received.
+    fn message(&mut self) -> io::Result<Option<(Header, Vec<u8>)>> {
+        let bytes = self.received.make_contiguous();
+        let Ok((header, rest)) = Header::read_from_prefix(bytes) else { return Ok(None) };
+        let len = usize::try_from(header.len).unwrap_or(usize::MAX);
+        if len > MAX_PAYLOAD {
+            return Err(io::Error::other(format!(
+                "a message of xenstore has {len} bytes, at most {MAX_PAYLOAD} can be"
+            )));
+        }
+        let Some(payload) = rest.get(..len).map(<[u8]>::to_vec) else { return Ok(None) };
+        self.received.drain(..size_of::<Header>().saturating_add(len));
+        Ok(Some((header, payload)))
+    }
+}
