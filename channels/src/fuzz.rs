@@ -100,6 +100,7 @@ impl Bytes<'_> {
                 3 => Op::Reset,
                 4 => Op::Gate(self.byte() & 1 != 0),
                 5..10 => Op::Start(self.byte()),
+                10 | 11 => Op::Restore,
                 _ => Op::Completed,
             },
         }

@@ -35,6 +35,16 @@ impl Golden {
         bytes.iter_mut().zip(0..graph_image::HEAD_BYTES).for_each(|(byte, _)| *byte = 0);
         Self(bytes)
     }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// As it was; `None` if it names registers, which no image of the host's does.
+    pub(crate) fn restored(bytes: Vec<u8>) -> Option<Self> {
+        let named = bytes.iter().zip(0..graph_image::HEAD_BYTES).any(|(byte, _)| *byte != 0);
+        (!named).then_some(Self(bytes))
+    }
 }
 
 impl Layout {

@@ -1,5 +1,10 @@
 //! The card's channels and who has them.
 
+mod saved;
+
+pub(crate) use saved::COUNT_MAX;
+pub use saved::SavedChannels;
+
 use crate::card;
 use crate::gate::Gate;
 use crate::image::{self, Golden};

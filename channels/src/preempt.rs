@@ -18,11 +18,11 @@ const TURN: u32 = 64;
 /// Channels that are to leave their engines. None stands there twice.
 #[derive(Debug, Default)]
 pub(crate) struct Preemptions {
-    waiting: VecDeque<ChannelId>,
+    pub(crate) waiting: VecDeque<ChannelId>,
     /// The card was asked for the first.
-    asked: bool,
+    pub(crate) asked: bool,
     /// Looks that the first has had.
-    looks: u32,
+    pub(crate) looks: u32,
 }
 
 impl Preemptions {

@@ -3,6 +3,10 @@
 //! Positions count entries of the host's ring since bind and never wrap; an index is a position modulo the ring's size.
 //! The guest's ring is counted by indices, as the guest does.
 
+mod saved;
+
+pub(crate) use saved::SavedRing;
+
 use crate::entry::Entry;
 use crate::work::{RECORDS, RING_ENTRIES};
 use crate::{GuestInstance, RingFault, Submission};

@@ -43,6 +43,8 @@ pub enum Pause {
     Turn,
     /// The VM has caused more interrupts than it may.
     Noise,
+    /// The card stands still, for all VMs.
+    Standstill,
 }
 
 /// Cause that keeps a channel from running.
@@ -58,11 +60,16 @@ pub enum Hindrance {
 
 impl Pause {
     /// All of them.
-    const ALL: [Self; 4] = [Self::Guest, Self::Memory, Self::Turn, Self::Noise];
+    const ALL: [Self; 5] = [Self::Guest, Self::Memory, Self::Turn, Self::Noise, Self::Standstill];
 
     /// The first of the reasons in a VM's set.
     pub(crate) fn first(paused: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|why| paused & why.bit() != 0)
+    }
+
+    /// All reasons.
+    pub(crate) fn all() -> u8 {
+        Self::ALL.into_iter().fold(0, |all, why| all | why.bit())
     }
 
     pub(crate) const fn bit(self) -> u8 {
@@ -71,6 +78,7 @@ impl Pause {
             Self::Memory => 2,
             Self::Turn => 4,
             Self::Noise => 8,
+            Self::Standstill => 16,
         }
     }
 }

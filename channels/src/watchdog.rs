@@ -1,5 +1,9 @@
 //! Channels that get nowhere: that keep an engine busy, or that stand still while no engine is.
 
+mod saved;
+
+pub(crate) use saved::SavedEpisode;
+
 use crate::card;
 use crate::pool::{Bound, Slot};
 use crate::{Channels, Hang, Host, RunState, Stall, VmId};

@@ -1,6 +1,8 @@
 //! What was refused: a counter for each register and reason, and a log line for the first of each.
 
 use nvspec::regs;
+use saved_state::Invalid;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -9,7 +11,7 @@ use std::fmt;
 const DISTINCT: usize = 512;
 
 /// Why an access was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Reason {
     /// No register is known at the offset.
     Unknown,
@@ -48,7 +50,7 @@ impl fmt::Display for Reason {
 }
 
 /// Where the refused access went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Site {
     /// Byte offset in BAR0, a multiple of 4; for windows the register that places them.
     Register(u32),
@@ -76,7 +78,7 @@ impl fmt::Display for Site {
 }
 
 /// How often one site was refused for one reason.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Count {
     /// Reads.
     pub reads: u64,
@@ -85,7 +87,7 @@ pub struct Count {
 }
 
 /// All refused accesses of one vGPU. Kept over device resets.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Denials {
     counts: BTreeMap<(Site, Reason), Count>,
     total: u64,
@@ -113,6 +115,13 @@ impl Denials {
     /// Every site and reason with its count, in the order of the address map.
     pub fn iter(&self) -> impl Iterator<Item = (Site, Reason, Count)> + '_ {
         self.counts.iter().map(|(&(site, reason), &count)| (site, reason, count))
+    }
+
+    /// Checks what was read.
+    pub(crate) fn check(&self) -> Result<(), Invalid> {
+        let Self { counts, total: _ } = self;
+        let sites = counts.keys().filter(|(site, _)| *site != Site::Elsewhere).count();
+        Invalid::unless(sites <= DISTINCT, || "more refused accesses are counted one by one than may be".into())
     }
 
     fn count(&mut self, site: Site, reason: Reason, written: Option<u64>) -> &mut Count {

@@ -3,9 +3,10 @@
 use crate::backend::Place;
 use nvspec::addr::GpuVa;
 use nvspec::fifo::VirtualChannelId;
+use serde::{Deserialize, Serialize};
 
 /// The GPU's MMU refused an access of this guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MmuFault {
     /// Fault unit, `nvspec::mmu::fault::unit`; below 32.
     pub unit: u32,
@@ -34,7 +35,7 @@ impl MmuFault {
 }
 
 /// A PBDMA stopped on something in this guest's push buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PbdmaError {
     /// Which PBDMA; below the chip's number.
     pub unit: u32,
@@ -75,7 +76,7 @@ pub struct CopyError {
 }
 
 /// PGRAPH stopped on a method of this guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GraphError {
     /// Bits as in `pgraph::INTR`.
     pub intr: u32,
@@ -98,7 +99,7 @@ pub struct GraphError {
 }
 
 /// A multiprocessor stopped on something that a kernel of this guest did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SmError {
     /// Which cluster; the first is named if the guest's GPU has no such one.
     pub gpc: u32,

@@ -4,9 +4,10 @@
 //! the driver re-arms, or re-enables the line, signals again. INTx is a plain level.
 
 use crate::backend::{Backend, InterruptLine};
+use serde::{Deserialize, Serialize};
 
 /// The state of the signalling.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interrupts {
     /// The next rise of the line sends a message.
     armed: bool,

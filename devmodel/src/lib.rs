@@ -40,7 +40,7 @@ pub use backend::{Aperture, Backend, ChannelState, Denied, EngineStatus, Interru
 pub use config::{ConfigError, VGpuConfig};
 pub use events::{CopyError, EngineError, GraphError, MmuFault, PbdmaError, SmError};
 pub use pci::{PciConfig, PciEvents, PciIdentity};
-pub use vgpu::VGpu;
+pub use vgpu::{SavedVGpu, VGpu};
 
 #[cfg(test)]
 mod tests;

@@ -8,6 +8,8 @@
 //!
 //! Sources: PCI Local Bus 3.0 chapter 6, PCI Express Base 2.1 chapter 7; where a GF100 has its capabilities.
 
+mod saved;
+
 /// Bytes of configuration space.
 pub const CONFIG_BYTES: usize = 4096;
 /// Bytes of it that capabilities are in.

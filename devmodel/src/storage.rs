@@ -1,5 +1,7 @@
 //! Plain registers: what was written is what is read. Sparse, by pages, over all of BAR0.
 
+mod saved;
+
 use nvspec::regs::{self, windows};
 use nvspec::{Access, RegInfo};
 

@@ -4,6 +4,9 @@
 mod dispatch;
 #[cfg(test)]
 mod inspect;
+mod saved;
+
+pub use saved::SavedVGpu;
 
 use crate::access;
 use crate::backend::{Aperture, Backend, NoMemory, Unwritten};

@@ -4,6 +4,7 @@ macro_rules! address {
     ($( $(#[$doc:meta])* $name:ident; )*) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         pub struct $name(pub u64);
 
         impl $name {
@@ -53,6 +54,7 @@ pub const LARGE_PAGE: u64 = 128 << 10;
 /// Where an address in an instance block, directory register or runlist register points. Source: rnndb
 /// `memory/gf100_mem.xml`; the encoding differs from the one in a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Target {
     /// The card's own memory.
     Vram,
@@ -96,6 +98,7 @@ impl Target {
 
 /// Where a guest's structure (instance block, page directory or table, runlist) lies: a decoded target and address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Place {
     /// In the VRAM that the guest believes to have. Not bounds-checked.
     Vram(GuestVramAddr),

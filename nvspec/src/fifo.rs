@@ -11,10 +11,12 @@ pub const SUBCHANNELS: u32 = 8;
 
 /// One of the 128 channels of the physical card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ChannelId(pub u8);
 
 /// A channel number as a guest says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct VirtualChannelId(pub u8);
 
 impl VirtualChannelId {

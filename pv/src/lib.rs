@@ -37,5 +37,5 @@ pub use batch::{Answers, Batch, Begun, Malformed, Problem, feature_of};
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::fuzz;
 pub use header::header;
-pub use objects::{Counts, MAX_BINDINGS, NoTable, SLOT_BYTES, Tables};
+pub use objects::{Counts, MAX_BINDINGS, NoTable, SLOT_BYTES, SavedTables, Tables};
 pub use op::{Control, Kind, Op, Question, TableId};

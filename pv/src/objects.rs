@@ -12,7 +12,10 @@
 //! checked or translated here but the types.
 
 mod contents;
+mod saved;
 mod slots;
+
+pub use saved::SavedTables;
 
 use crate::abi::Status;
 use crate::op::{Kind, TableId};

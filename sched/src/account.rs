@@ -1,5 +1,9 @@
 //! What a vGPU has submitted and used.
 
+mod saved;
+
+pub(crate) use saved::{SavedAccount, SavedHistory};
+
 use crate::types::{Engine, Nanos};
 use std::collections::VecDeque;
 

@@ -1,8 +1,10 @@
 //! A lane: the queues of all vGPUs for one engine, or for all of them, with one policy.
 
 use crate::config::{Config, MS, PERMILLE, VgpuParams};
+use crate::flight::Flight;
 use crate::policy::{self, AnyPolicy, Room, View};
 use crate::types::{Channel, Engine, Nanos, Ticket, VgpuId};
+use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,6 +13,9 @@ const CAP_NS: u64 = 30 * MS;
 
 /// How long the first submission of a vGPU is expected to last, in ns: long enough to be careful.
 const UNKNOWN_NS: u64 = MS;
+
+/// Most that a cap's bucket can hold or lack, in thousandths of a nanosecond: sums with any time stay within 128 bits.
+const LEVEL_MAX: u128 = 1 << 100;
 
 /// A submission that waits.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -213,6 +218,38 @@ impl Lane {
         member.queue = kept.into();
         (self.queued, self.changed) = (self.queued - dropped.len(), true);
         dropped
+    }
+
+    /// Checks what was read of a lane: that it has the vGPUs of `known` with their settings and whether they are held, and
+    /// counts what is queued for `engines` and the `flights` there.
+    pub(crate) fn check(
+        &self,
+        config: &Config,
+        known: impl Iterator<Item = (VgpuId, VgpuParams, bool)>,
+        engines: &[Engine],
+        flights: &[&Flight],
+        order: u64,
+    ) -> Result<(), Invalid> {
+        let Self { members, policy, queued, in_flight, changed: _, last: _, waiting: _, opens: _ } = self;
+        Invalid::unless(self.is_of(config), || "a lane has another policy than the settings".into())?;
+        let own = members.iter().map(|(vgpu, member)| (*vgpu, member.params, member.held));
+        Invalid::unless(own.eq(known), || "a lane has a vGPU not as the scheduler has it".into())?;
+        Invalid::unless(*queued == self.queued(), || format!("a lane counts {queued} submissions that wait"))?;
+        Invalid::unless(*in_flight as usize == flights.len(), || format!("a lane counts {in_flight} in flight"))?;
+        for (vgpu, member) in members {
+            let count = flights.iter().filter(|flight| flight.vgpu == *vgpu).count();
+            Invalid::unless(member.in_flight as usize == count, || {
+                format!("vGPU {vgpu} counts {} in flight, and has {count}", member.in_flight)
+            })?;
+            let mut waiting = member.queue.iter();
+            Invalid::unless(waiting.all(|queued| queued.order < order && engines.contains(&queued.engine)), || {
+                format!("something of vGPU {vgpu} arrived later than the last, or for another engine")
+            })?;
+            Invalid::unless(member.bucket.level.unsigned_abs() <= LEVEL_MAX, || {
+                format!("the cap of vGPU {vgpu} allows more than there is")
+            })?;
+        }
+        policy.check(members.keys())
     }
 
     /// Returns whether the policy is the one of the settings.

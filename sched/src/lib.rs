@@ -46,7 +46,7 @@ pub use config::{
     VgpuParams, WEIGHT_MAX,
 };
 pub use policy::Standing;
-pub use scheduler::{Quarantine, Scheduler};
+pub use scheduler::{Quarantine, SavedScheduler, Scheduler};
 pub use shares::{WHOLE, shares};
 pub use types::{Channel, Decision, Engine, Event, Nanos, Place, Ticket, VgpuId};
 

@@ -1,5 +1,10 @@
 //! The state machine: events and the time in, decisions out.
 
+mod saved;
+
+pub use saved::SavedScheduler;
+pub(crate) use saved::{COUNT_MAX, is_order_of, of_members};
+
 use crate::account::{Account, History};
 use crate::config::{Config, ConfigError, Queues, VgpuParams};
 use crate::flight::{EngineState, Flight};

@@ -92,6 +92,11 @@ impl HostTable {
         Some(Self { card: memory.alloc(area.table_bytes())?, area })
     }
 
+    /// One that is at `card` already.
+    pub(crate) fn at(area: Area, card: VramAddr) -> Self {
+        Self { card, area }
+    }
+
     pub(crate) fn card(self) -> VramAddr {
         self.card
     }

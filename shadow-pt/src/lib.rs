@@ -78,7 +78,7 @@ pub use mode::{Mode, UnknownMode};
 pub use nvspec::addr::Place;
 pub use report::{Denial, Denials, SyncReport};
 pub use shared::Limits;
-pub use spaces::{AddressSpaces, NoMemory, RELINK_PIECES, Withdrawal};
+pub use spaces::{AddressSpaces, NoMemory, RELINK_PIECES, SavedSpaces, Withdrawal};
 pub use world::{Parts, World};
 
 use nvspec::addr::{Gpa, GuestVramAddr, Iova, VramAddr};

@@ -95,6 +95,11 @@ impl Space {
         PD_BYTES.saturating_add(self.table_bytes).saturating_add(unlinked).saturating_add(host)
     }
 
+    /// Card memory of tables of ours that are not in [`Shared::tables`]: start and bytes.
+    pub(crate) fn old_tables(&self) -> impl Iterator<Item = (VramAddr, u64)> + '_ {
+        self.splits.cards().chain(self.unlinked.iter().copied())
+    }
+
     /// The table that a key stands for, if it is made.
     pub(crate) fn table(&self, key: &TableKey) -> Option<u32> {
         made(&self.references, key)

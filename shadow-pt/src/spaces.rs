@@ -1,5 +1,9 @@
 //! All address spaces of a VM.
 
+mod saved;
+
+pub use saved::SavedSpaces;
+
 use crate::bits::bit;
 use crate::host::{FIRST_ENTRY, HostPage, HostTable};
 use crate::ids::{GuestRange, MAX_SPACES, SpaceId};

@@ -165,6 +165,11 @@ impl Splits {
         bytes
     }
 
+    /// Card memory of the tables: start and bytes.
+    pub(crate) fn cards(&self) -> impl Iterator<Item = (VramAddr, u64)> + '_ {
+        self.made.iter().map(|(pair, table)| (table.card, pair.bytes()))
+    }
+
     /// Nothing waits.
     pub(crate) fn is_idle(&self) -> bool {
         self.wanted.is_empty()

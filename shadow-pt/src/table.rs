@@ -336,6 +336,10 @@ impl Tables {
         self.list.get_mut(number as usize)?.as_deref_mut()
     }
 
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Table> {
+        self.list.iter().filter_map(Option::as_deref)
+    }
+
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut Table)> {
         (0u32..).zip(&mut self.list).filter_map(|(number, table)| Some((number, table.as_deref_mut()?)))
     }

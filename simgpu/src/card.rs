@@ -4,13 +4,16 @@ use crate::clock::{Clock, TimeModel};
 use crate::faults::Fault;
 use crate::fifo::FifoCounters;
 use crate::gpu::Gpu;
-use crate::memory::{Memory, VramError};
+use crate::memory::{Memory, Vram, VramError};
 use crate::mmu::{Client, Mmu, TlbCounters};
+use crate::saved::{SavedCard, Unrest};
 use crate::thread::{Shared, Worker};
 use ::card::{AccessCounts, Aperture, Card, DmaError, DmaMemory, Identity, InterruptMode};
 use nvspec::addr::Iova;
 use nvspec::chip::{CLASS_3D_CONTROLLER, Chip, GF100, VENDOR_NVIDIA};
 use nvspec::regs::windows::{BAR0_BYTES, pramin};
+use saved_state::Invalid;
+use std::fs::File;
 use std::sync::Arc;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -34,6 +37,8 @@ pub struct Config {
     pub profile: bool,
     /// The VBIOS scripts have run (POST). Without, the memory controllers are off, for good: the scripts are not executed.
     pub posted: bool,
+    /// VRAM lies in a file without a name, so that another process can go on with the card.
+    pub shared: bool,
     /// Which chip.
     pub chip: &'static Chip,
 }
@@ -49,8 +54,26 @@ impl Default for Config {
             faults: Vec::new(),
             profile: false,
             posted: true,
+            shared: false,
             chip: &GF100,
         }
+    }
+}
+
+impl Config {
+    fn check(&self) -> Result<(), Error> {
+        for (name, size) in [("BAR1", self.bar1_size), ("BAR3", self.bar3_size)] {
+            if !size.is_power_of_two() || !(1 << 20..=64 << 30).contains(&size) {
+                return Err(Error::BarSize { name, size });
+            }
+        }
+        Ok(())
+    }
+
+    /// New memory for it.
+    fn vram(&self) -> Result<Vram, VramError> {
+        let bytes = u64::from(self.vram_mib) << 20;
+        if self.shared { Vram::shared(bytes) } else { Vram::new(bytes) }
     }
 }
 
@@ -68,6 +91,9 @@ pub enum Error {
         /// Bytes wanted.
         size: u64,
     },
+    /// The saved state is of no card, or of another.
+    #[error("the saved software card is refused")]
+    Saved(#[from] Invalid),
     /// No thread for it.
     #[error("the software card's thread could not be started")]
     Thread(#[source] std::io::Error),
@@ -113,18 +139,29 @@ impl SimGpu {
     /// # Errors
     /// [`Error`].
     pub fn new(config: &Config) -> Result<Self, Error> {
-        for (name, size) in [("BAR1", config.bar1_size), ("BAR3", config.bar3_size)] {
-            if !size.is_power_of_two() || !(1 << 20..=64 << 30).contains(&size) {
-                return Err(Error::BarSize { name, size });
-            }
-        }
-        let mut card = Self::without_thread(config, Clock::system())?;
-        card._worker = Some(Worker::start(&card.shared).map_err(Error::Thread)?);
-        Ok(card)
+        config.check()?;
+        Self::without_thread(config, Clock::system(), config.vram()?, None)?.start()
     }
 
-    fn without_thread(config: &Config, clock: Clock) -> Result<Self, Error> {
-        let gpu = Gpu::new(config, clock)?;
+    /// The card that another process has saved, with the memory that it was saved with. It is halted until [`Self::go_on`].
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn restored(config: &Config, saved: SavedCard, vram: Vram) -> Result<Self, Error> {
+        config.check()?;
+        Self::without_thread(config, Clock::system(), vram, Some(saved))?.start()
+    }
+
+    fn start(mut self) -> Result<Self, Error> {
+        self._worker = Some(Worker::start(&self.shared).map_err(Error::Thread)?);
+        Ok(self)
+    }
+
+    fn without_thread(config: &Config, clock: Clock, vram: Vram, saved: Option<SavedCard>) -> Result<Self, Error> {
+        let mut gpu = Gpu::new(config, clock, vram);
+        if let Some(saved) = saved {
+            gpu.restore(saved, config)?;
+        }
         let identity = Identity {
             vendor: VENDOR_NVIDIA,
             device: config.chip.pci_device,
@@ -145,13 +182,47 @@ impl SimGpu {
     #[cfg(test)]
     pub(crate) fn for_test(config: &Config) -> Self {
         let config = Config { compute_workers: Some(0), ..config.clone() };
-        Self::without_thread(&config, Clock::manual()).expect("a card")
+        let vram = config.vram().expect("a card");
+        Self::without_thread(&config, Clock::manual(), vram, None).expect("a card")
+    }
+
+    /// As [`Self::for_test`], of a card that was saved.
+    #[cfg(test)]
+    pub(crate) fn restored_for_test(config: &Config, saved: SavedCard, vram: Vram) -> Result<Self, Error> {
+        let config = Config { compute_workers: Some(0), ..config.clone() };
+        Self::without_thread(&config, Clock::manual(), vram, Some(saved))
     }
 
     /// The state, for tests.
     #[cfg(test)]
     pub(crate) fn gpu(&self) -> parking_lot::MutexGuard<'_, Gpu> {
         self.shared.gpu.lock()
+    }
+
+    /// Takes all channels off the engines, and does nothing by itself until [`Self::go_on`]. Registers and memory answer.
+    ///
+    /// # Errors
+    /// [`Unrest`]: it goes on. What works may have ended when asked again.
+    pub fn halt(&self) -> Result<(), Unrest> {
+        self.shared.gpu.lock().halt()
+    }
+
+    /// Ends a halt.
+    pub fn go_on(&self) {
+        self.shared.gpu.lock().halted = false;
+        self.shared.wake();
+    }
+
+    /// Writes the card down, but for its memory; `None` unless it is halted.
+    #[must_use]
+    pub fn save(&self) -> Option<SavedCard> {
+        self.shared.gpu.lock().save([self.identity.bar1_size, self.identity.bar3_size])
+    }
+
+    /// The file that VRAM lies in, for another process; `None` unless [`Config::shared`] was set.
+    #[must_use]
+    pub fn vram_file(&self) -> Option<&File> {
+        self.memory.vram.file()
     }
 
     /// Changes how long work takes from now on; `None` for as fast as possible.

@@ -7,6 +7,7 @@ use crate::compute::TRANSACTION_BYTES;
 use crate::engines::Work;
 use crate::faults::EngineId;
 use nvspec::chip::GF100;
+use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
 /// Nanoseconds of card time.
@@ -100,10 +101,29 @@ impl TimeModel {
     }
 }
 
+/// The card's clock, as it is saved.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct SavedClock {
+    /// Card time.
+    now: CardNs,
+    /// The host's at that time.
+    pub(crate) host: u64,
+    timer_offset: u64,
+    alarm: Option<CardNs>,
+}
+
+/// The clock that all of the host's processes share, in ns.
+fn host_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
+}
+
 /// Where card time comes from.
 #[derive(Debug)]
 enum Source {
-    System(Instant),
+    /// Its time at an instant of the host's.
+    System(CardNs, Instant),
     #[cfg(test)]
     Manual(CardNs),
 }
@@ -120,7 +140,7 @@ pub(crate) struct Clock {
 impl Clock {
     /// A clock that runs with the host's.
     pub(crate) fn system() -> Self {
-        Self { source: Source::System(Instant::now()), timer_offset: 0, alarm: None }
+        Self { source: Source::System(0, Instant::now()), timer_offset: 0, alarm: None }
     }
 
     /// A clock that stands until it is advanced.
@@ -140,7 +160,9 @@ impl Clock {
     /// Card time.
     pub(crate) fn now(&self) -> CardNs {
         match &self.source {
-            Source::System(origin) => u64::try_from(origin.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            Source::System(then, origin) => {
+                then.saturating_add(u64::try_from(origin.elapsed().as_nanos()).unwrap_or(u64::MAX))
+            }
             #[cfg(test)]
             Source::Manual(now) => *now,
         }
@@ -180,6 +202,24 @@ impl Clock {
             self.alarm = None;
         }
         due
+    }
+
+    pub(crate) fn save(&self) -> SavedClock {
+        let Self { source: _, timer_offset, alarm } = self;
+        SavedClock { now: self.now(), host: host_ns(), timer_offset: *timer_offset, alarm: *alarm }
+    }
+
+    /// Goes on from what it showed when it was saved, and what has passed on the host since.
+    pub(crate) fn restore(&mut self, saved: &SavedClock) {
+        let SavedClock { now, host, timer_offset, alarm } = *saved;
+        // The host's clock is another one after the host has booted anew.
+        let passed = host_ns().saturating_sub(host);
+        match &mut self.source {
+            Source::System(then, origin) => (*then, *origin) = (now.saturating_add(passed), Instant::now()),
+            #[cfg(test)]
+            Source::Manual(then) => *then = now,
+        }
+        (self.timer_offset, self.alarm) = (timer_offset, alarm);
     }
 
     /// PTIMER to zero, no alarm.

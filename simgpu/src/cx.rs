@@ -8,6 +8,8 @@ use crate::memory::Memory;
 use crate::mmu::Mmu;
 use crate::storage::Storage;
 use nvspec::chip::Chip;
+use saved_state::Invalid;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -29,7 +31,7 @@ pub(crate) struct Cx {
 }
 
 /// Accesses to offsets of BAR0 that are not declared.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Undeclared {
     total: u64,
     /// Offset to accesses.
@@ -39,6 +41,13 @@ pub(crate) struct Undeclared {
 impl Undeclared {
     /// Most offsets that are told apart.
     const MAX: usize = 4096;
+
+    /// Checks what was read.
+    pub(crate) fn check(&self) -> Result<(), Invalid> {
+        let Self { total, seen } = self;
+        let counts = seen.values().chain([total]).all(|count| *count <= 1 << 62);
+        Invalid::unless(seen.len() <= Self::MAX && counts, || "too many undeclared registers were accessed".into())
+    }
 
     pub(crate) fn note(&mut self, offset: u32, write: Option<u32>) {
         self.total += 1;

@@ -4,9 +4,18 @@
 use nvspec::falcon::{CODE_PAGE_BYTES, CODE_PAGE_WORDS, CODE_WORDS_MAX};
 use nvspec::regs::fecs::DMEM_CONTROL::{ADDRESS, READ_INCREMENT, WRITE_INCREMENT};
 use nvspec::regs::fecs::IMEM_CONTROL;
+use saved_state::Invalid;
+use serde::{Deserialize, Serialize};
 
 /// Words of data memory: as many as the address field of the port can reach, in 4 KiB.
 const WORDS: usize = 1024;
+
+/// A data memory with its port, as it is saved.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SavedMemory {
+    pub(crate) words: Vec<u32>,
+    control: u32,
+}
 
 /// One port to the data memory.
 #[derive(Clone, Debug)]
@@ -18,6 +27,17 @@ pub(crate) struct DataMemory {
 impl DataMemory {
     pub(crate) fn new() -> Self {
         Self { words: Box::new([0; WORDS]), control: 0 }
+    }
+
+    pub(crate) fn save(&self) -> SavedMemory {
+        let Self { words, control } = self;
+        SavedMemory { words: words.to_vec(), control: *control }
+    }
+
+    pub(crate) fn restored(SavedMemory { words, control }: SavedMemory) -> Result<Self, Invalid> {
+        let words =
+            words.into_boxed_slice().try_into().map_err(|_| Invalid::new("a falcon's memory has another size"))?;
+        Ok(Self { words, control })
     }
 
     pub(crate) fn control(&self) -> u32 {
@@ -49,6 +69,15 @@ impl DataMemory {
     }
 }
 
+/// A code memory with its port, as it is saved: of each page that was written its number, its tag, how many words of it were
+/// written, and whether one of them is not zero.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SavedCode {
+    pages: Vec<(u16, u32, u32, bool)>,
+    control: u32,
+    tag: u32,
+}
+
 /// Pages of code memory: as many as the address field of its port can reach.
 const CODE_PAGES: usize = CODE_WORDS_MAX / CODE_PAGE_WORDS;
 
@@ -76,6 +105,26 @@ impl CodeMemory {
         Self { pages: Box::new([CodePage::default(); CODE_PAGES]), control: 0, tag: 0 }
     }
 
+    pub(crate) fn save(&self) -> SavedCode {
+        let Self { pages, control, tag } = self;
+        let written = (0u16..).zip(pages.iter()).filter(|(_, page)| page.words != 0);
+        let pages = written.map(|(number, CodePage { tag, words, any })| (number, *tag, *words, *any)).collect();
+        SavedCode { pages, control: *control, tag: *tag }
+    }
+
+    pub(crate) fn restored(SavedCode { pages, control, tag }: SavedCode) -> Result<Self, Invalid> {
+        let mut memory = Self { control, tag, ..Self::new() };
+        Invalid::unless(saved_state::ascend(&pages.iter().map(|page| page.0).collect::<Vec<_>>()), || {
+            "pages of code are not in their order".into()
+        })?;
+        for (number, tag, words, any) in pages {
+            let page = memory.pages.get_mut(usize::from(number));
+            let page = page.filter(|_| words != 0).ok_or_else(|| Invalid::new("a page of code that there is not"))?;
+            *page = CodePage { tag, words, any };
+        }
+        Ok(memory)
+    }
+
     pub(crate) fn control(&self) -> u32 {
         self.control
     }
@@ -99,7 +148,7 @@ impl CodeMemory {
         if address.is_multiple_of(CODE_PAGE_BYTES) {
             *page = CodePage { tag: self.tag, ..CodePage::default() };
         }
-        page.words += 1;
+        page.words = page.words.saturating_add(1);
         page.any |= value != 0;
         if IMEM_CONTROL::WRITE_INCREMENT.is_set(self.control) {
             self.control = IMEM_CONTROL::ADDRESS.with(self.control, address.wrapping_add(4));

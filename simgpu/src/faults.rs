@@ -1,7 +1,10 @@
 //! Typed fault injection: what a failing card does, on demand, so that recovery has tests.
 
+use saved_state::Invalid;
+use serde::{Deserialize, Serialize};
+
 /// An engine that work can be made to fail on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum EngineId {
     /// PGRAPH, which M2MF is part of.
     Graph,
@@ -21,7 +24,7 @@ impl EngineId {
 }
 
 /// What goes wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FaultKind {
     /// The engine starts the operation and never ends it, until it is reset.
     Hang,
@@ -37,7 +40,7 @@ pub enum FaultKind {
 }
 
 /// A fault to come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
     /// Where.
     pub engine: EngineId,
@@ -50,7 +53,7 @@ pub struct Fault {
 }
 
 /// The faults that are armed.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Faults {
     armed: Vec<Fault>,
 }
@@ -61,6 +64,12 @@ impl Faults {
 
     pub(crate) fn new(faults: &[Fault]) -> Self {
         Self { armed: faults.iter().take(Self::MAX).copied().collect() }
+    }
+
+    /// Checks what was read.
+    pub(crate) fn check(&self) -> Result<(), Invalid> {
+        let Self { armed } = self;
+        Invalid::unless(armed.len() <= Self::MAX, || "too many faults are armed".into())
     }
 
     pub(crate) fn arm(&mut self, fault: Fault) -> bool {

@@ -11,7 +11,7 @@ use crate::fifo::fault::{Client, Report, report};
 use crate::fifo::userd::Doorbells;
 use crate::fifo::{Fifo, Progress};
 use crate::interrupt::Line;
-use crate::memory::{Memory, Vram, VramError};
+use crate::memory::{Memory, Vram};
 use crate::mmu::Mmu;
 use crate::storage::Storage;
 use crate::thread::Alarm;
@@ -29,19 +29,17 @@ pub(crate) struct Gpu {
     pub(crate) line: Line,
     /// Wakes who steps this.
     pub(crate) alarm: Arc<Alarm>,
-    pmu: pmu::Pmu,
-    graph_falcons: fecs::GraphFalcons,
-    copy_falcons: falcon::CopyFalcons,
-    rom: [u8; vbios::IMAGE_BYTES],
+    pub(crate) pmu: pmu::Pmu,
+    pub(crate) graph_falcons: fecs::GraphFalcons,
+    pub(crate) copy_falcons: falcon::CopyFalcons,
+    pub(crate) rom: [u8; vbios::IMAGE_BYTES],
+    /// It does nothing by itself.
+    pub(crate) halted: bool,
 }
 
 impl Gpu {
     /// A card as it is after power-on.
-    ///
-    /// # Errors
-    /// [`VramError`].
-    pub(crate) fn new(config: &Config, clock: Clock) -> Result<Self, VramError> {
-        let vram = Vram::new(u64::from(config.vram_mib) << 20)?;
+    pub(crate) fn new(config: &Config, clock: Clock, vram: Vram) -> Self {
         let vram = if config.posted { vram } else { vram.off() };
         let memory = Arc::new(if config.profile { Memory::profiled(vram) } else { Memory::new(vram) });
         let (mmu, alarm) = (Arc::new(Mmu::new()), Arc::new(Alarm::default()));
@@ -61,6 +59,7 @@ impl Gpu {
             graph_falcons: fecs::GraphFalcons::new(),
             copy_falcons: falcon::CopyFalcons::new(),
             rom: vbios::build(config.chip),
+            halted: false,
             cx: Cx {
                 chip: config.chip,
                 storage: Storage::new(),
@@ -76,12 +75,12 @@ impl Gpu {
             },
         };
         memory_blocks::reset(&mut gpu.cx);
-        Ok(gpu)
+        gpu
     }
 
     /// Everything to its power-on state; memory keeps its contents.
     pub(crate) fn reset(&mut self) {
-        let Self { cx, fifo, line, alarm: _, pmu, graph_falcons, copy_falcons, rom: _ } = self;
+        let Self { cx, fifo, line, alarm: _, pmu, graph_falcons, copy_falcons, rom: _, halted: _ } = self;
         fifo.reset(cx);
         fifo.slots.iter_mut().for_each(super::fifo::slot::Slot::reset);
         cx.storage.reset();
@@ -292,6 +291,9 @@ impl Gpu {
 
     /// Returns what happens on its own: alarms, and a little of the channels' work.
     pub(crate) fn step(&mut self) -> Progress {
+        if self.halted {
+            return Progress::Idle;
+        }
         ptimer::step(&mut self.cx);
         let mut progress = self.fifo.step(&mut self.cx);
         if self.write_for_contexts() {
@@ -391,8 +393,8 @@ impl Gpu {
     /// A small card whose clock stands until [`Gpu::advance`].
     #[cfg(test)]
     pub(crate) fn for_test() -> Self {
-        Self::new(&Config { vram_mib: 64, compute_workers: Some(0), ..Config::default() }, Clock::manual())
-            .expect("a small card")
+        let config = Config { vram_mib: 64, compute_workers: Some(0), ..Config::default() };
+        Self::new(&config, Clock::manual(), Vram::new(64 << 20).expect("a small card"))
     }
 
     /// Lets time pass.

@@ -1,7 +1,17 @@
 //! How the card's interrupt line reaches the host: as MSI messages or as the INTx level.
 
 use card::InterruptMode;
+use saved_state::Invalid;
+use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::EventFd;
+
+/// The function's interrupt, as it is saved.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct SavedLine {
+    level: bool,
+    unarmed: bool,
+    signals: u64,
+}
 
 /// The function's interrupt.
 #[derive(Debug, Default)]
@@ -59,6 +69,28 @@ impl Line {
     pub(crate) fn reset(&mut self) {
         let signals = self.signals;
         *self = Self { signals, ..Self::default() };
+    }
+
+    pub(crate) fn save(&self) -> SavedLine {
+        let Self {
+            // Who has the card connects it anew.
+            mode: _,
+            event: _,
+            level,
+            unarmed,
+            // Connecting lets the next INTx signal through.
+            masked: _,
+            signals,
+        } = self;
+        SavedLine { level: *level, unarmed: *unarmed, signals: *signals }
+    }
+
+    /// Makes a new line what it was; nothing is connected.
+    pub(crate) fn restore(&mut self, saved: &SavedLine) -> Result<(), Invalid> {
+        let SavedLine { level, unarmed, signals } = *saved;
+        Invalid::unless(signals <= 1 << 62, || "the card has sent too many interrupts".into())?;
+        *self = Self { level, unarmed, signals, ..Self::default() };
+        Ok(())
     }
 
     fn update(&mut self) {

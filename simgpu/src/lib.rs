@@ -52,6 +52,7 @@ mod fifo;
 mod gpu;
 mod graph;
 mod interrupt;
+mod saved;
 mod storage;
 mod thread;
 
@@ -62,3 +63,4 @@ pub use card::{Config, Counters, Error, SimGpu};
 pub use clock::{ComputeTiming, EngineTiming, TimeModel};
 pub use faults::{EngineId, Fault, FaultKind};
 pub use fifo::FifoCounters;
+pub use saved::{SavedCard, Unrest};

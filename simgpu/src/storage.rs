@@ -2,6 +2,7 @@
 
 use nvspec::regs::{blocks, windows::BAR0_BYTES};
 use nvspec::{Access, RegInfo};
+use saved_state::{Invalid, ascend};
 
 const PAGE_BYTES: u32 = 4096;
 const PAGE_WORDS: usize = (PAGE_BYTES / 4) as usize;
@@ -19,6 +20,26 @@ impl Storage {
         let mut storage = Self { pages: (0..PAGES).map(|_| None).collect() };
         storage.reset();
         storage
+    }
+
+    /// Byte offset and value of all words that are not 0, in their order.
+    pub(crate) fn save(&self) -> Vec<(u32, u32)> {
+        let Self { pages } = self;
+        let pages = (0u32..).step_by(PAGE_BYTES as usize).zip(pages);
+        let held = pages.filter_map(|(base, page)| Some((base, page.as_deref()?)));
+        let words = held.flat_map(|(base, page)| (base..).step_by(4).zip(page.iter().copied()));
+        words.filter(|(_, value)| *value != 0).collect()
+    }
+
+    /// Words as they were; what is not among `saved` is 0.
+    pub(crate) fn restored(saved: &[(u32, u32)]) -> Result<Self, Invalid> {
+        let mut storage = Self { pages: (0..PAGES).map(|_| None).collect() };
+        let words = saved.iter().all(|(at, _)| u64::from(*at) < BAR0_BYTES && at.is_multiple_of(4));
+        Invalid::unless(words && ascend(saved.iter().map(|(at, _)| at)), || {
+            "registers are not in their order, or outside of BAR0".into()
+        })?;
+        saved.iter().for_each(|(at, value)| storage.poke(*at, *value));
+        Ok(storage)
     }
 
     /// All registers to their reset values.

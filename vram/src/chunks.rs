@@ -8,6 +8,7 @@ mod map;
 mod mediator;
 mod moves;
 mod reserve;
+mod saved;
 mod state;
 mod stock;
 
@@ -16,6 +17,7 @@ pub use error::{Error, Limit};
 pub use limits::{Limits, OnFull};
 pub use lookup::{Lookup, Run};
 pub use moves::{Ended, Move, Step, To};
+pub use saved::{SavedChunks, Unclaimed};
 pub use state::{ChunkId, ChunkState, Contents, MoveId, Place, ScrubWork, Tier};
 
 use crate::{CardAddr, GuestAddr, HostAddr, VmId};

@@ -30,14 +30,14 @@ mod pool;
 mod quanta;
 pub mod victim;
 
-pub use balance::Balancer;
+pub use balance::{Balancer, SavedBalancer};
 pub use chunks::{
     ADVERTISED_BYTES_MAX, CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkId, ChunkState, ChunkTable,
-    Contents, Ended, Error, HostSummary, Limit, Limits, Lookup, Move, MoveId, OnFull, Place, Placed, Run, ScrubWork,
-    Step, Summary, Tier, To, VmSummary,
+    Contents, Ended, Error, HostSummary, Limit, Limits, Lookup, Move, MoveId, OnFull, Place, Placed, Run, SavedChunks,
+    ScrubWork, Step, Summary, Tier, To, Unclaimed, VmSummary,
 };
-pub use pool::{PAGE_BYTES, PagePool, PoolError};
-pub use quanta::{Change, Mode, Quanta, QuantaConfig, Turn};
+pub use pool::{Allocations, PAGE_BYTES, PagePool, PoolError, SavedPool};
+pub use quanta::{Change, Mode, Quanta, QuantaConfig, SavedQuanta, Turn};
 
 /// Byte address in the card's VRAM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

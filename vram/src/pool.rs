@@ -1,5 +1,9 @@
 //! An allocator of pages in chunks that the mediator owns: shadow tables, instance blocks, rings.
 
+mod saved;
+
+pub use saved::SavedPool;
+
 use crate::chunks::CHUNK_BYTES_MAX;
 use crate::{CardAddr, ChunkId, ChunkTable, Error};
 use std::collections::{BTreeMap, BTreeSet};
@@ -123,6 +127,12 @@ impl PagePool {
         self.reclaim(table);
     }
 
+    /// The allocations as they are now, for who restores what lies in them.
+    #[must_use]
+    pub fn allocations(&self) -> Allocations {
+        Allocations(self.used.clone())
+    }
+
     /// Bytes allocated, after rounding.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
@@ -167,6 +177,18 @@ impl PagePool {
             order += 1;
         }
         self.free[order as usize].insert(start);
+    }
+}
+
+/// Allocations of a pool.
+#[derive(Clone, Debug)]
+pub struct Allocations(BTreeMap<u64, u32>);
+
+impl Allocations {
+    /// Returns whether `bytes` at `address` are one of them.
+    #[must_use]
+    pub fn holds(&self, address: CardAddr, bytes: u64) -> bool {
+        self.0.get(&address.0).is_some_and(|order| order_of(bytes) == Some(*order))
     }
 }
 

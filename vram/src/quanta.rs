@@ -6,6 +6,11 @@
 //! has to be copied when the turn changes. A GPU that reaches host memory itself thrashes without a single relocation: what
 //! its work moves over the bus counts as well, where somebody can tell.
 
+mod saved;
+
+pub use saved::SavedQuanta;
+pub(crate) use saved::SavedTurn;
+
 use crate::VmId;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::{Display, Formatter};

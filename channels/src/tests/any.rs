@@ -47,6 +47,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::LetGo),
         1 => vm().prop_map(Op::Destroy),
         1 => Just(Op::Reset),
+        4 => Just(Op::Restore),
     ]
 }
 

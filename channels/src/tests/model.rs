@@ -3,10 +3,10 @@
 
 mod audit;
 
-use super::fake::{A, B, World};
+use super::fake::{A, B, LAYOUT, World};
 use crate::{
-    Bind, Completion, Doorbell, DoorbellError, GuestInstance, Parts, Place, PullError, Pulled, RingFault, Stuck,
-    Submission, VmId, work_va,
+    Bind, Channels, Completion, Doorbell, DoorbellError, GuestInstance, Parts, Place, PullError, Pulled, RingFault,
+    Stuck, Submission, VmId, work_va,
 };
 use nvspec::addr::GuestVramAddr;
 use nvspec::fifo::{ChannelId, VirtualChannelId};
@@ -51,6 +51,8 @@ pub(crate) enum Op {
     LetGo,
     Destroy(bool),
     Reset,
+    /// Saved, and restored.
+    Restore,
 }
 
 /// A bound channel, as the model knows it.
@@ -248,6 +250,11 @@ impl Rig {
                 for physical in std::mem::take(&mut self.stuck) {
                     assert!(channels.let_go(card, physical));
                 }
+            }
+            Op::Restore => {
+                let saved = channels.save();
+                *channels = Channels::restored(saved.clone(), LAYOUT).expect("what was saved");
+                assert_eq!(channels.save(), saved);
             }
             Op::Destroy(second) => self.destroy(vm_of(second)),
             Op::Reset => {

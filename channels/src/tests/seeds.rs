@@ -104,6 +104,7 @@ fn encode_one(op: &Op, out: &mut Vec<u8>) {
             rare(out, 5, false, 0);
             out.push(which);
         }
+        Op::Restore => rare(out, 10, false, 0),
     }
 }
 

@@ -9,6 +9,8 @@ use crate::storage::Storage;
 use nvspec::falcon::Falcon;
 use nvspec::regs::pmu::{CPU_CONTROL, DMA_CONTROL};
 use nvspec::regs::{ce0, ce1, pmu, pmu_queue, ppci, privring_hub, ptop};
+use saved_state::Invalid;
+use serde::{Deserialize, Serialize};
 
 pub(crate) fn read_ptop(reg: ptop::Reg, at: At, cx: &Cx) -> u32 {
     let chip = cx.config.chip;
@@ -67,7 +69,7 @@ pub(crate) fn write_privring(reg: privring_hub::Reg, at: At, value: u32, cx: &mu
 }
 
 /// PMU: it says after start where its queues are, takes what is put in, and never has anything to say.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pmu {
     intr: Intr,
     dmem: Dmem,
@@ -117,6 +119,11 @@ impl Pmu {
         }
     }
 
+    /// Checks what was read.
+    pub(crate) fn check(&self) -> Result<(), Invalid> {
+        self.dmem.check()
+    }
+
     pub(crate) fn reset(&mut self, cx: &mut Cx) {
         let Self { intr, dmem } = self;
         *intr = Intr::default();
@@ -131,7 +138,7 @@ impl Pmu {
 }
 
 /// The falcon of one copy engine. It copies on the card; here it takes its upload and reports errors.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct CopyEngine {
     intr: Intr,
     dmem: Dmem,
@@ -221,6 +228,12 @@ impl CopyEngine {
             }
             CopyReg::Plain => cx.plain_write(at, value),
         }
+    }
+
+    /// Checks what was read.
+    pub(crate) fn check(&self) -> Result<(), Invalid> {
+        self.dmem.check()?;
+        self.imem.check()
     }
 
     /// `base..end` are the falcon's registers.

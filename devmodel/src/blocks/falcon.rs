@@ -3,6 +3,8 @@
 
 use nvspec::falcon::CODE_WORDS_MAX;
 use nvspec::regs::fecs::{DMEM_CONTROL, IMEM_CONTROL};
+use saved_state::Invalid;
+use serde::{Deserialize, Serialize};
 
 /// Dwords that the address field of the data port can reach.
 const DMEM_DWORDS: usize = 0x1_0000 / 4;
@@ -10,7 +12,7 @@ const DMEM_DWORDS: usize = 0x1_0000 / 4;
 const PORTS: usize = 8;
 
 /// A falcon's data memory, as seen through its ports.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Dmem {
     /// Grows to what was written.
     dwords: Vec<u32>,
@@ -61,6 +63,12 @@ impl Dmem {
         self.control = [0; PORTS];
     }
 
+    /// Checks what was read.
+    pub(crate) fn check(&self) -> Result<(), Invalid> {
+        let Self { dwords, control: _ } = self;
+        Invalid::unless(dwords.len() <= DMEM_DWORDS, || "a falcon's memory is too large".into())
+    }
+
     fn place(&self, port: usize) -> usize {
         (DMEM_CONTROL::ADDRESS.get(self.control(port)) / 4) as usize
     }
@@ -75,7 +83,7 @@ impl Dmem {
 }
 
 /// A falcon's code memory, as drivers fill it. Nothing executes it, and nothing reads it but who looks what a guest runs.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Imem {
     /// Grows to what was written.
     dwords: Vec<u32>,
@@ -83,6 +91,12 @@ pub struct Imem {
 }
 
 impl Imem {
+    /// Checks what was read.
+    pub(crate) fn check(&self) -> Result<(), Invalid> {
+        let Self { dwords, control: _ } = self;
+        Invalid::unless(dwords.len() <= CODE_WORDS_MAX, || "a falcon's code memory is too large".into())
+    }
+
     /// Reads the address register.
     #[must_use]
     pub fn control(&self) -> u32 {
@@ -117,7 +131,7 @@ impl Imem {
 }
 
 /// A falcon's interrupt registers.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Intr {
     /// Pending.
     pub status: u32,

@@ -10,11 +10,13 @@ use nvspec::regs::fecs::{self, COMMAND_DATA, CPU_CONTROL, CURRENT, INTR_SET, MAI
 use nvspec::regs::fecs_command;
 use nvspec::regs::pgraph::{self, PWR_HANDSHAKE, TRAPPED_ADDRESS};
 use nvspec::regs::{gpc_units, gpccs, sm_trap};
+use saved_state::Invalid;
+use serde::{Deserialize, Serialize};
 
 const MAILBOXES: usize = MAILBOX::COUNT as usize;
 
 /// FECS: mailboxes, commands, and what context PGRAPH is said to hold.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Fecs {
     running: bool,
     dmem: Dmem,
@@ -26,7 +28,7 @@ struct Fecs {
 }
 
 /// The front end's interrupt registers, and the firmware's side of the falcons.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Graph {
     intr: u32,
     intr_en: u32,
@@ -160,6 +162,13 @@ impl Graph {
         let dropped = self.backlog.dropped;
         *self = Self::default();
         self.backlog.dropped = dropped;
+    }
+
+    /// Checks what was read.
+    pub(crate) fn check(&self) -> Result<(), Invalid> {
+        self.backlog.check(|_| true)?;
+        self.fecs.dmem.check()?;
+        self.gpccs.check()
     }
 
     /// Shows an error, or keeps it until the one shown is acknowledged.

@@ -5,10 +5,12 @@
 //! the driver has acknowledged this one and has taken the channel off, by resetting the engine or unbinding the channel.
 
 use super::Backlog;
-use nvspec::fifo::VirtualChannelId;
+use nvspec::fifo::{CHANNELS, VirtualChannelId, engine};
+use saved_state::Invalid;
+use serde::{Deserialize, Serialize};
 
 /// A channel that does not leave an engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hang {
     /// Below `nvspec::fifo::engine::COUNT`.
     pub engine: u32,
@@ -16,7 +18,7 @@ pub(crate) struct Hang {
 }
 
 /// The hang that is shown, and those that wait.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Hangs {
     shown: Option<Hang>,
     waiting: Backlog<Hang>,
@@ -60,6 +62,14 @@ impl Hangs {
     pub fn reset(&mut self) {
         self.shown = None;
         self.waiting.clear();
+    }
+
+    /// Checks what was read.
+    pub fn check(&self) -> Result<(), Invalid> {
+        let Self { shown, waiting } = self;
+        let sound = |hang: &Hang| hang.engine < engine::COUNT && u32::from(hang.channel.0) < CHANNELS;
+        waiting.check(sound)?;
+        Invalid::unless(shown.as_ref().is_none_or(sound), || "a channel hangs that there is not".into())
     }
 
     /// The one that is shown, how many wait, how many were dropped.

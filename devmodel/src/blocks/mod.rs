@@ -20,6 +20,8 @@ use crate::storage::Storage;
 use nvspec::RegInfo;
 use nvspec::addr::Target;
 use nvspec::instance::INSTANCE_BYTES;
+use saved_state::Invalid;
+use serde::{Deserialize, Serialize};
 
 /// What a block may touch while it handles one access.
 pub(crate) struct Cx<'a> {
@@ -89,7 +91,7 @@ pub(crate) fn page_address(page: u32) -> u64 {
 
 /// Events that a guest has not acknowledged yet, beyond the one that its registers show. Bounded: what comes beyond is
 /// dropped and counted, as the hardware has one set of registers and drops the second.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Backlog<T> {
     waiting: std::collections::VecDeque<T>,
     pub dropped: u64,
@@ -117,6 +119,14 @@ impl<T> Backlog<T> {
     pub fn take(&mut self, wanted: impl Fn(&T) -> bool) -> Option<T> {
         let at = self.waiting.iter().position(wanted)?;
         self.waiting.remove(at)
+    }
+
+    /// Checks what was read: there are no more than may wait, and each is `sound`.
+    pub fn check(&self, sound: impl Fn(&T) -> bool) -> Result<(), Invalid> {
+        let Self { waiting, dropped: _ } = self;
+        Invalid::unless(waiting.len() <= Self::LIMIT && waiting.iter().all(sound), || {
+            "events wait for a guest that there cannot be".into()
+        })
     }
 
     pub fn len(&self) -> usize {

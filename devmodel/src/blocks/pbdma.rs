@@ -3,11 +3,13 @@
 use super::{At, Backlog, Cx};
 use crate::events::PbdmaError;
 use nvspec::regs::pbdma::{METHOD_0, Reg};
+use saved_state::Invalid;
+use serde::{Deserialize, Serialize};
 
 /// Units that the registers have room for.
 const UNITS: usize = nvspec::regs::pbdma::INTR_0::COUNT as usize;
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Unit {
     intr: u32,
     intr_en: u32,
@@ -17,7 +19,7 @@ struct Unit {
 }
 
 /// The error that each unit shows, and those that wait for it to be acknowledged.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pbdma {
     units: [Unit; UNITS],
     backlog: Backlog<PbdmaError>,
@@ -59,6 +61,12 @@ impl Pbdma {
         let Self { units, backlog } = self;
         *units = Default::default();
         backlog.clear();
+    }
+
+    /// Checks what was read.
+    pub(crate) fn check(&self) -> Result<(), Invalid> {
+        let Self { units: _, backlog } = self;
+        backlog.check(|error| (error.unit as usize) < UNITS)
     }
 
     /// Shows an error, or keeps it until the one shown is acknowledged.

@@ -6,9 +6,10 @@ use crate::denied::Reason;
 use nvspec::addr::{GuestVramAddr, Target};
 use nvspec::regs::pbus::{BAR1_BLOCK, BAR3_BLOCK, INTR, INTR_EN, PEEPHOLE_BLOCK, PRAMIN_WINDOW, Reg};
 use nvspec::regs::windows::pramin;
+use serde::{Deserialize, Serialize};
 
 /// The registers that hold addresses, as the guest wrote them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pbus {
     window: u32,
     bar1: u32,

@@ -13,6 +13,8 @@ use nvspec::regs::pfifo::{
     CHANNEL, CHANNEL_STATE, ENGINE_STATUS, FAULT_INST, FAULT_TRIGGER, FAULT_TYPE, INTR, NON_STALL_EN, PREEMPT, RUNLIST,
     RUNLIST_BASE, RUNLIST_INTR, RUNLIST_STATUS, Reg, SCHED_ERROR_REASON,
 };
+use saved_state::Invalid;
+use serde::{Deserialize, Serialize};
 
 /// Bytes of a runlist entry.
 const ENTRY_BYTES: u64 = size_of::<nvspec::fifo::RunlistEntry>() as u64;
@@ -22,7 +24,7 @@ const UNITS: usize = FAULT_INST::COUNT as usize;
 const ENGINE_MASK: u32 = (1 << engine::COUNT) - 1;
 
 /// The channel table, the runlist's state and what the interrupt registers show.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Pfifo {
     /// Channels whose instance block the backend has, one bit each.
     bound: u128,
@@ -153,6 +155,29 @@ impl Pfifo {
         let mut hangs = std::mem::take(&mut self.hangs);
         hangs.reset();
         *self = Self { backlog, hangs, ..Self::default() };
+    }
+
+    /// Checks what was read, of a vGPU with so many channels.
+    pub(crate) fn check(&self, channels: u32) -> Result<(), Invalid> {
+        let Self { bound, blocked, hangs, faults, backlog, .. } = self;
+        hangs.check()?;
+        backlog.check(|fault| (fault.unit as usize) < UNITS)?;
+        let units = (0u32..).zip(faults).all(|(unit, fault)| fault.is_none_or(|(fault, _)| fault.unit == unit));
+        Invalid::unless(units, || "a fault is shown of another unit".into())?;
+        Invalid::unless(bound.count_ones() <= channels, || {
+            format!("{} channels are bound, and {channels} may be", bound.count_ones())
+        })?;
+        Invalid::unless(blocked & !ENGINE_MASK == 0, || "engines are held back that there are not".into())
+    }
+
+    /// Channels that the guest has bound, one bit each.
+    pub(crate) fn bound_bits(&self) -> u128 {
+        self.bound
+    }
+
+    /// Engines that the guest holds back, one bit each.
+    pub(crate) fn blocked(&self) -> u32 {
+        self.blocked
     }
 
     /// The runlist that the guest submitted last is in force.

@@ -2,9 +2,10 @@
 
 use super::{At, Cx};
 use nvspec::regs::pmc::{self, Reg};
+use serde::{Deserialize, Serialize};
 
 /// Unit enables; everything else of PMC is plain or comes from the other blocks.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pmc {
     enable: u32,
     pbdma_enable: u32,

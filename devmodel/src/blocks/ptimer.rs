@@ -2,12 +2,13 @@
 
 use super::{At, Cx};
 use nvspec::regs::ptimer::{INTR, Reg, TIME_0, TIME_1};
+use serde::{Deserialize, Serialize};
 
 /// Bits that the clock has.
 const CLOCK_MASK: u64 = (TIME_1::NSEC.mask() as u64) << 32 | u32::MAX as u64;
 
 /// The guest's clock: the card's, plus an offset that makes it what the guest has set.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Ptimer {
     /// Guest time minus card time, wrapping, in ns.
     offset: u64,

@@ -4,6 +4,6 @@ mod driver;
 mod fifo;
 mod interrupts;
 mod memory;
-mod mock;
+pub(crate) mod mock;
 mod random;
 mod recovery;

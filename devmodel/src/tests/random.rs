@@ -2,6 +2,7 @@
 //! rules that hold always.
 
 use super::mock::{Call, Rig, VRAM};
+use crate::VGpu;
 use crate::backend::{Aperture, Place};
 use crate::events::{MmuFault, PbdmaError};
 use crate::policy::REGISTERS;
@@ -25,6 +26,8 @@ enum Op {
     RunlistDone,
     Tick(u64),
     Reset,
+    /// Saved, and restored.
+    Restore,
 }
 
 fn offset() -> impl Strategy<Value = u64> {
@@ -62,6 +65,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::RunlistDone),
         1 => any::<u64>().prop_map(Op::Tick),
         1 => Just(Op::Reset),
+        2 => Just(Op::Restore),
     ]
 }
 
@@ -115,6 +119,12 @@ fn apply(rig: &mut Rig, op: &Op) {
             gpu.tick(mock);
         }
         Op::Reset => gpu.reset(mock),
+        Op::Restore => {
+            let bytes = postcard::to_allocvec(&gpu.save()).expect("it can be encoded");
+            let saved = postcard::from_bytes(&bytes).expect("it was just encoded");
+            *gpu = VGpu::restored(saved, gpu.config().clone()).expect("it was just saved");
+            assert_eq!(postcard::to_allocvec(&gpu.save()).expect("it can be encoded"), bytes);
+        }
     }
 }
 
@@ -163,6 +173,55 @@ proptest! {
                 prop_assert!(bound.len() <= 16);
             }
             prop_assert_eq!(rig.rd(0), 0x0c03_00a3);
+        }
+    }
+
+    /// A vGPU that was saved and restored on the way does, and shows, what one does that was not.
+    #[test]
+    fn a_restored_vgpu_goes_on(ops in prop::collection::vec(op(), 1..200)) {
+        let (mut moved, mut kept) = (Rig::new(), Rig::new());
+        for op in &ops {
+            apply(&mut moved, op);
+            if !matches!(op, Op::Restore) {
+                apply(&mut kept, op);
+            }
+            prop_assert_eq!(moved.mock.take(), kept.mock.take());
+        }
+        for line in REGISTERS {
+            let (_, info, _) = nvspec::regs::lookup(line.offset).expect("declared");
+            for index in 0..info.count.min(130) {
+                let at = info.offset + index * info.stride;
+                prop_assert_eq!(moved.rd(at), kept.rd(at), "{}.{}[{}]", line.block, line.name, index);
+            }
+        }
+        prop_assert_eq!(moved.denied(), kept.denied());
+    }
+
+    /// Edited bytes of a saved vGPU are refused, or make one that keeps within its bounds.
+    #[test]
+    fn edited_vgpus_never_panic(
+        before in prop::collection::vec(op(), 1..60),
+        after in prop::collection::vec(op(), 1..60),
+        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+    ) {
+        let mut rig = Rig::new();
+        for op in &before {
+            apply(&mut rig, op);
+        }
+        let mut bytes = postcard::to_allocvec(&rig.gpu.save()).expect("it can be encoded");
+        for (at, value) in edits {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        let Ok((saved, _)) = postcard::take_from_bytes(&bytes) else { return Ok(()) };
+        let Ok(gpu) = VGpu::restored(saved, rig.gpu.config().clone()) else { return Ok(()) };
+        rig.gpu = gpu;
+        rig.mock.take();
+        for op in &after {
+            apply(&mut rig, op);
+            for call in rig.mock.take() {
+                check(&call)?;
+            }
         }
     }
 

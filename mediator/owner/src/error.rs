@@ -113,6 +113,11 @@ pub enum HostError {
     /// A channel of a VM that is removed is on the card still.
     #[error("the card holds on to a channel of the VM; the VM's memory stays out of use until it lets go or is reset")]
     ChannelStays,
+    /// A channel does not leave its engines although these were reset.
+    #[error(
+        "a channel stays on the card's engines, which therefore does not stand still; remove its VM, or restart the daemon"
+    )]
+    NotStill,
     /// An address space is there no more.
     #[error("the channel's address space has gone")]
     SpaceGone,

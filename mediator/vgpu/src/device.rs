@@ -7,6 +7,7 @@ use super::pv::{After, Interface, Progress, PvSettings};
 use super::status::{DeviceError, DeviceStatus};
 use super::work::Runlist;
 use super::write_wait;
+use card_state::SavedVm;
 use devmodel::backend::{Aperture, Backend as _, NoMemory};
 use devmodel::{VGpu, VGpuConfig};
 use nvspec::regs::windows::pramin;
@@ -500,6 +501,19 @@ impl MediatedVm {
         ];
         status.counters.extend(counts.map(|(name, count)| (name.to_owned(), count)));
         status
+    }
+
+    /// Writes down what the mediator keeps of the VM. For a card that [stands still](HostCard::stand_still).
+    #[must_use]
+    pub fn save(&self) -> SavedVm {
+        let core = self.core();
+        core.backend.memory().save(core.gpu.save())
+    }
+
+    /// Origin of its vGPU, for who restores what was written down.
+    #[must_use]
+    pub fn origin(&self) -> VGpuConfig {
+        self.core().gpu.config().clone()
     }
 
     /// Its number on the card.

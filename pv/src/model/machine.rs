@@ -93,6 +93,28 @@ impl Machine {
         assert_eq!(self.seen, BTreeMap::new());
     }
 
+    /// As [`Self::run`], with the tables saved and restored behind each `every`-th step.
+    #[cfg(test)]
+    pub(crate) fn run_restored(mut self, bytes: &[u8], every: usize) {
+        for (nth, step) in (1..).zip(bytes.chunks_exact(STEP_BYTES).take(MAX_STEPS)) {
+            self.step(step.try_into().unwrap());
+            if nth % every == 0 {
+                self.restore();
+            }
+        }
+        self.send();
+        self.clear();
+    }
+
+    #[cfg(test)]
+    fn restore(&mut self) {
+        let saved = self.tables.save();
+        let read = postcard::from_bytes(&postcard::to_allocvec(&saved).unwrap()).unwrap();
+        self.tables = Tables::restored(read, GuestVramAddr(VRAM), self.model.limit).unwrap();
+        assert_eq!(self.tables.save(), saved);
+        self.check();
+    }
+
     fn step(&mut self, [kind, a, b, c, d, e, f, g]: [u8; STEP_BYTES]) {
         let table = of(&HANDLES, a);
         let low_high = |wide: u64| [wide as u32, (wide >> 32) as u32];

@@ -1,5 +1,9 @@
 //! What a table holds.
 
+mod saved;
+
+pub(crate) use saved::SavedPage;
+
 use crate::op::Kind;
 use nvspec::addr::SMALL_PAGE;
 use nvspec::mmu::ENTRY_BYTES;

@@ -1,5 +1,9 @@
 //! Table space: where tables are, and what of it was written.
 
+mod saved;
+
+pub(crate) use saved::SavedSlot;
+
 use super::contents::Contents;
 use super::{NoTable, SLOT_BYTES};
 use crate::op::Kind;

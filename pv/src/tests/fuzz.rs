@@ -60,6 +60,16 @@ fn run(shape: u8, steps: &[Step]) {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    /// Tables that are saved and restored on the way are those that would be without.
+    #[test]
+    fn restored_tables_go_on(shape: u8, steps in steps(), every in 1usize..20) {
+        Machine::new(shape).run_restored(steps.as_flattened(), every);
+    }
+}
+
+proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]

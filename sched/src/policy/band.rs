@@ -15,6 +15,7 @@ use super::{Policy, Room, Standing, View};
 use crate::config::PERMILLE;
 use crate::shares::{WHOLE, scale, shares};
 use crate::types::{Nanos, VgpuId};
+use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -262,5 +263,10 @@ impl Policy for Band {
 
     fn standing(&self, vgpu: VgpuId) -> Standing {
         Standing { credit: self.budgets.of(vgpu), beyond: self.lags.beyond(vgpu) }
+    }
+
+    fn check(&self, members: &[&VgpuId]) -> Result<(), Invalid> {
+        self.budgets.check(members)?;
+        self.lags.check(members)
     }
 }

@@ -7,8 +7,10 @@
 
 use super::{Policy, Room, Standing, View};
 use crate::config::VgpuParams;
+use crate::scheduler::{is_order_of, of_members};
 use crate::shares::{Claim, divide, scale};
 use crate::types::{Nanos, VgpuId};
+use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -60,6 +62,14 @@ impl Budgets {
         if self.budgets.insert(vgpu, Budget::default()).is_none() {
             self.order.push_back(vgpu);
         }
+    }
+
+    /// Checks that budgets that were read are of those vGPUs, with a place for each.
+    pub(super) fn check(&self, members: &[&VgpuId]) -> Result<(), Invalid> {
+        of_members(self.budgets.keys(), members.iter().copied())?;
+        Invalid::unless(is_order_of(&self.order, members.iter().copied()), || {
+            "the order of vGPUs names others than there are".into()
+        })
     }
 
     pub(super) fn leave(&mut self, vgpu: VgpuId) {
@@ -254,5 +264,9 @@ impl Policy for Credit {
 
     fn standing(&self, vgpu: VgpuId) -> Standing {
         Standing { credit: self.budgets.of(vgpu), beyond: 0 }
+    }
+
+    fn check(&self, members: &[&VgpuId]) -> Result<(), Invalid> {
+        self.budgets.check(members)
     }
 }

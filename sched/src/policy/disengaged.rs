@@ -11,7 +11,9 @@
 use super::lag::Lags;
 use super::{Policy, Room, Standing, View};
 use crate::lane::Member;
+use crate::scheduler::{COUNT_MAX, of_members};
 use crate::types::{Nanos, VgpuId};
+use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -193,5 +195,14 @@ impl Policy for Disengaged {
 
     fn standing(&self, vgpu: VgpuId) -> Standing {
         Standing { credit: 0, beyond: self.lags.beyond(vgpu) }
+    }
+
+    fn check(&self, members: &[&VgpuId]) -> Result<(), Invalid> {
+        of_members(self.uses.keys(), members.iter().copied())?;
+        let counts = self.uses.values().flat_map(|of| [of.count, of.started, of.turn]).chain([self.turns]);
+        Invalid::unless(counts.into_iter().all(|count| count <= COUNT_MAX), || {
+            "the policy has counted more than there can be".into()
+        })?;
+        self.lags.check(members)
     }
 }

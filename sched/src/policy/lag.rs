@@ -6,8 +6,10 @@
 
 use super::View;
 use crate::config::MS;
+use crate::scheduler::of_members;
 use crate::shares::{WHOLE, shares};
 use crate::types::{Nanos, VgpuId};
+use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -35,6 +37,13 @@ impl Lags {
 
     pub(crate) fn leave(&mut self, vgpu: VgpuId) {
         self.lags.remove(&vgpu);
+    }
+
+    /// Checks that lags that were read are of those vGPUs, and within their bounds.
+    pub(crate) fn check(&self, members: &[&VgpuId]) -> Result<(), Invalid> {
+        of_members(self.lags.keys(), members.iter().copied())?;
+        let within = self.lags.values().all(|lag| (-MOST..=MOST).contains(&lag.beyond));
+        Invalid::unless(within, || "a vGPU is further from its share than it can be".into())
     }
 
     /// Returns what a vGPU has had beyond its share, in ns.

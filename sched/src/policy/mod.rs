@@ -13,6 +13,7 @@ mod lag;
 use crate::config::{Config, PolicyKind};
 use crate::lane::Member;
 use crate::types::{Nanos, VgpuId};
+use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -108,6 +109,11 @@ pub(crate) trait Policy: Debug + Send {
     fn standing(&self, _vgpu: VgpuId) -> Standing {
         Standing::default()
     }
+
+    /// Checks what was read of it: that it is of those vGPUs, which ascend.
+    fn check(&self, _members: &[&VgpuId]) -> Result<(), Invalid> {
+        Ok(())
+    }
 }
 
 /// A policy of any kind, with what it keeps: so that it can be copied and written down.
@@ -129,6 +135,11 @@ impl AnyPolicy {
             PolicyKind::Band => Self::Band(band::Band::new(now)),
             PolicyKind::Disengaged => Self::Disengaged(disengaged::Disengaged::new()),
         }
+    }
+
+    /// Checks what was read of a policy: that it is of those vGPUs, which ascend.
+    pub(crate) fn check<'a>(&self, members: impl Iterator<Item = &'a VgpuId>) -> Result<(), Invalid> {
+        (**self).check(&members.collect::<Vec<_>>())
     }
 
     pub(crate) fn kind(&self) -> PolicyKind {

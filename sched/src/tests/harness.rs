@@ -131,6 +131,14 @@ impl Harness {
         Event::Completed { ticket: work.ticket, ended }
     }
 
+    /// Saves the scheduler, and goes on with the one that is restored from that.
+    pub(super) fn restore(&mut self) {
+        let bytes = postcard::to_allocvec(&self.scheduler.save()).unwrap();
+        let saved = postcard::from_bytes(&bytes).unwrap();
+        self.scheduler = Scheduler::restored(saved, Nanos(self.now)).unwrap();
+        assert_eq!(postcard::to_allocvec(&self.scheduler.save()).unwrap(), bytes);
+    }
+
     pub(super) fn pass(&mut self, ns: u64) {
         let until = self.now + ns;
         while self.step(until).is_some() {}

@@ -1,7 +1,10 @@
 //! Properties of the machine under any policy, with everything changed while it runs.
 
 use super::harness::Harness;
-use crate::{Config, Engine, Event, LatencyClass, Pipeline, PolicyKind, Queues, Ticket, VgpuId, VgpuParams, sim};
+use crate::{
+    Channel, Config, Engine, Event, LatencyClass, Nanos, Pipeline, PolicyKind, Queues, Scheduler, Ticket, VgpuId,
+    VgpuParams, sim,
+};
 use proptest::prelude::*;
 
 const MS: u64 = 1_000_000;
@@ -9,7 +12,12 @@ const VGPUS: u32 = 4;
 
 #[derive(Clone, Debug)]
 enum Op {
-    Arrive { vgpu: u32, channel: u32, engine: usize, length: u64 },
+    Arrive {
+        vgpu: u32,
+        channel: u32,
+        engine: usize,
+        length: u64,
+    },
     Pass(u64),
     Change(u32, VgpuParams),
     Configure(Config),
@@ -20,6 +28,8 @@ enum Op {
     Requeue,
     Remove(u32),
     Add(u32),
+    /// Saved, and restored.
+    Restore,
 }
 
 fn params() -> impl Strategy<Value = VgpuParams> {
@@ -60,6 +70,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => Just(Op::Requeue),
         1 => vgpu().prop_map(Op::Remove),
         2 => vgpu().prop_map(Op::Add),
+        2 => Just(Op::Restore),
     ]
 }
 
@@ -94,6 +105,7 @@ fn apply(harness: &mut Harness, op: Op) {
         Op::Remove(vgpu) => {
             harness.remove(vgpu);
         }
+        Op::Restore => harness.restore(),
         Op::Add(vgpu) => {
             harness.feed(Event::Added { vgpu: VgpuId(vgpu), params: VgpuParams::default() });
         }
@@ -121,6 +133,55 @@ proptest! {
         let departed = harness.scheduler.vgpus().count() < VGPUS as usize;
         harness.audit();
         prop_assert!(departed || harness.scheduler.in_flight() == 0);
+    }
+
+    /// Edited bytes of a saved scheduler are refused, or make one that does no harm.
+    #[test]
+    fn edited_schedulers_never_panic(
+        first in config(),
+        ops in prop::collection::vec(op(), 1..40),
+        then in prop::collection::vec(op(), 1..20),
+        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+    ) {
+        let mut harness = Harness::new(first);
+        (0..VGPUS).for_each(|vgpu| harness.add(vgpu, VgpuParams::default()));
+        for op in ops {
+            apply(&mut harness, op);
+        }
+        let mut bytes = postcard::to_allocvec(&harness.scheduler.save()).unwrap();
+        for (at, value) in edits {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        let now = Nanos(harness.now);
+        let Ok((saved, _)) = postcard::take_from_bytes(&bytes) else { return Ok(()) };
+        let Ok(mut scheduler) = Scheduler::restored(saved, now) else { return Ok(()) };
+        // What it decides may be wrong; the harness would say so.
+        let (mut decisions, mut now) = (Vec::new(), now);
+        for op in then {
+            now = now.after(MS);
+            let event = match op {
+                Op::Arrive { vgpu, channel, engine, length } => Event::Arrival {
+                    vgpu: VgpuId(vgpu),
+                    channel: Channel(channel),
+                    engine: Engine::ALL[engine],
+                    ticket: Ticket(length << 20),
+                },
+                Op::Remove(vgpu) => Event::Removed { vgpu: VgpuId(vgpu) },
+                Op::Configure(config) => Event::Configured(config),
+                Op::EndChannel(vgpu, channel) => {
+                    Event::ChannelEnded { vgpu: VgpuId(vgpu), channel: Channel(channel) }
+                }
+                Op::Change(vgpu, params) => Event::Changed { vgpu: VgpuId(vgpu), params },
+                Op::Withdraw(_) | Op::Stall(_) | Op::GoOn(_) => match scheduler.pending().next() {
+                    Some((_, _, _, ticket)) => Event::Completed { ticket, ended: Some(now) },
+                    None => Event::Tick,
+                },
+                _ => Event::Tick,
+            };
+            scheduler.event(now, event, &mut decisions);
+            let _ = scheduler.next_wakeup();
+        }
     }
 
     /// Budgets stay within some periods for each that competes; what a vGPU has had beyond its share adds up to nothing

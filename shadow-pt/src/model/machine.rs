@@ -5,6 +5,8 @@ use super::world::{Card, GUEST_VRAM, Grants, Guest, LARGE, PAGE, reachable};
 use crate::{AddressSpaces, GuestRange, HostPage, Limits, Mode, Parts, Place, SpaceId};
 use nvspec::addr::{Gpa, GuestVramAddr, VramAddr};
 use nvspec::mmu::Rights;
+#[cfg(test)]
+use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 
 /// Bytes of an operation.
@@ -168,6 +170,42 @@ impl Machine {
         self.spaces.audit(&self.unseen);
         assert!(self.card.allocated.is_empty(), "card memory is lost");
         assert_eq!((self.spaces.card_bytes(), self.spaces.tables()), (0, 0));
+    }
+
+    /// As [`Self::run`], with the spaces saved and restored behind each `every`-th operation.
+    #[cfg(test)]
+    pub(crate) fn run_restored(mut self, bytes: &[u8], every: usize) {
+        for (nth, op) in (1..).zip(bytes.chunks(OP_BYTES).take(MAX_OPS)) {
+            self.step(op);
+            if nth % every == 0 {
+                self.restore();
+            }
+        }
+        self.restore();
+        self.run(&[]);
+    }
+
+    /// Saves the spaces, and goes on with what is restored of them, as a mediator does that has taken all work off the card.
+    #[cfg(test)]
+    fn restore(&mut self) {
+        let ids: Vec<_> = self.spaces.ids().collect();
+        let directories: Vec<_> = ids.iter().map(|id| self.spaces.directory(*id)).collect();
+        let saved = self.spaces.save();
+        let read = postcard::from_bytes(&postcard::to_allocvec(&saved).unwrap()).unwrap();
+        let limits = self.spaces.shared.limits;
+        let sizes: BTreeMap<u64, usize> = self.card.allocated.iter().map(|(at, held)| (*at, held.len())).collect();
+        let owns = |at: VramAddr, bytes| sizes.get(&at.0).is_some_and(|held| *held as u64 == bytes);
+        self.spaces = AddressSpaces::restored(read, self.mode, limits, &mut self.card, owns).unwrap();
+        assert_eq!(self.spaces.ids().collect::<Vec<_>>(), ids);
+        assert_eq!(ids.iter().map(|id| self.spaces.directory(*id)).collect::<Vec<_>>(), directories);
+        for page in &self.unseen {
+            self.spaces.unseen(GuestVramAddr(*page), true);
+        }
+        assert_eq!(self.spaces.tables(), 0);
+        self.check_all();
+        for index in 0..self.open.len() {
+            self.prepare(index);
+        }
     }
 
     fn step(&mut self, op: &[u8]) {

@@ -5,13 +5,14 @@
 
 use crate::cx::Cx;
 use crate::engines::EngineError;
-use crate::falcon::{CodeMemory, DataMemory};
+use crate::falcon::{CodeMemory, DataMemory, SavedCode, SavedMemory};
 use crate::faults::EngineId;
 use crate::fifo::Fifo;
 use crate::fifo::decoder::Method;
 use nvspec::class::ce90b5::error;
 use nvspec::regs::ce0::{self, CPU_CONTROL, INTR, INTR_DISPATCH, INTR_EN, Reg, SCRATCH};
 use nvspec::regs::ce1;
+use saved_state::Invalid;
 
 /// Bytes from one falcon's registers to the next's.
 const STRIDE: u32 = ce1::BASE - ce0::BASE;
@@ -31,6 +32,18 @@ const IDS: [EngineId; 2] = [EngineId::Copy0, EngineId::Copy1];
 impl CopyFalcons {
     pub(crate) fn new() -> Self {
         Self { data: [DataMemory::new(), DataMemory::new()], code: [CodeMemory::new(), CodeMemory::new()] }
+    }
+
+    pub(crate) fn save(&self) -> ([SavedMemory; 2], [SavedCode; 2]) {
+        let Self { data, code } = self;
+        (data.each_ref().map(DataMemory::save), code.each_ref().map(CodeMemory::save))
+    }
+
+    pub(crate) fn restore(&mut self, data: [SavedMemory; 2], code: [SavedCode; 2]) -> Result<(), Invalid> {
+        let ([first, second], [one, two]) = (data, code);
+        self.data = [DataMemory::restored(first)?, DataMemory::restored(second)?];
+        self.code = [CodeMemory::restored(one)?, CodeMemory::restored(two)?];
+        Ok(())
     }
 
     /// `offset` is that of the second block's register for `unit` 1.

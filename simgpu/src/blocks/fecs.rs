@@ -2,10 +2,11 @@
 //! what its commands do is in [`crate::graph`].
 
 use crate::cx::Cx;
-use crate::falcon::{CodeMemory, DataMemory};
+use crate::falcon::{CodeMemory, DataMemory, SavedCode, SavedMemory};
 use crate::fifo::Fifo;
 use crate::graph;
 use nvspec::regs::{fecs, gpccs};
+use saved_state::Invalid;
 
 /// The falcons' memories.
 #[derive(Debug)]
@@ -24,6 +25,22 @@ impl GraphFalcons {
             fecs_code: CodeMemory::new(),
             gpccs_code: CodeMemory::new(),
         }
+    }
+
+    pub(crate) fn save(&self) -> ([SavedMemory; 2], [SavedCode; 2]) {
+        let Self { fecs, gpccs, fecs_code, gpccs_code } = self;
+        ([fecs.save(), gpccs.save()], [fecs_code.save(), gpccs_code.save()])
+    }
+
+    pub(crate) fn restore(&mut self, data: [SavedMemory; 2], code: [SavedCode; 2]) -> Result<(), Invalid> {
+        let ([fecs, gpccs], [fecs_code, gpccs_code]) = (data, code);
+        *self = Self {
+            fecs: DataMemory::restored(fecs)?,
+            gpccs: DataMemory::restored(gpccs)?,
+            fecs_code: CodeMemory::restored(fecs_code)?,
+            gpccs_code: CodeMemory::restored(gpccs_code)?,
+        };
+        Ok(())
     }
 
     pub(crate) fn read(&mut self, reg: fecs::Reg, offset: u32, fifo: &Fifo, cx: &Cx) -> u32 {

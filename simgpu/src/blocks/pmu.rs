@@ -2,9 +2,10 @@
 //! messages.
 
 use crate::cx::Cx;
-use crate::falcon::DataMemory;
+use crate::falcon::{DataMemory, SavedMemory};
 use nvspec::regs::pmu::{INTR, INTR_EN, MESSAGE_INFO, QUEUE_HEAD, QUEUE_INFO, QUEUE_TAIL, Reg};
 use nvspec::regs::{pmu, pmu_queue};
+use saved_state::Invalid;
 
 /// State.
 #[derive(Debug)]
@@ -15,6 +16,16 @@ pub(crate) struct Pmu {
 impl Pmu {
     pub(crate) fn new() -> Self {
         Self { data: DataMemory::new() }
+    }
+
+    pub(crate) fn save(&self) -> SavedMemory {
+        let Self { data } = self;
+        data.save()
+    }
+
+    pub(crate) fn restore(&mut self, saved: SavedMemory) -> Result<(), Invalid> {
+        self.data = DataMemory::restored(saved)?;
+        Ok(())
     }
 
     pub(crate) fn read(&mut self, reg: Reg, index: u32, offset: u32, cx: &Cx) -> u32 {

@@ -9,9 +9,11 @@ use crate::memory::{BusAddr, Memory};
 use nvspec::addr::{Target, VramAddr};
 use nvspec::instance::{ramfc, userd};
 use nvspec::regs::pfifo::{CHANNEL, CHANNEL_STATE};
+use saved_state::Invalid;
+use serde::{Deserialize, Serialize};
 
 /// Whether a channel may run, apart from what the driver says.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Health {
     /// Nothing happened to it.
     #[default]
@@ -21,7 +23,7 @@ pub(crate) enum Health {
 }
 
 /// One channel.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Channel {
     /// The registers as written.
     bind: u32,
@@ -66,6 +68,23 @@ impl Channel {
     /// Returns whether its owner has submitted since it was last found empty.
     pub(crate) fn submitted(&self, memory: &Memory) -> bool {
         self.userd.is_some_and(|userd| read_gp_put(userd, memory).is_some_and(|put| Some(put) != self.seen_put))
+    }
+
+    /// Checks what was read, of a card with so many PBDMAs.
+    pub(crate) fn check(&self, pbdmas: usize) -> Result<(), Invalid> {
+        let home = self.home.is_none_or(|home| home < pbdmas);
+        let waits = self.retry_ns <= super::pbdma::RETRY_NS.1;
+        Invalid::unless(home && waits && self.userd.is_none_or(|at| at.is_page()), || {
+            "a channel runs in a PBDMA that there is not, or its USERD is at no page".into()
+        })
+    }
+
+    /// Its USERD in VRAM, if it lies there.
+    pub(crate) fn page(&self) -> Option<VramAddr> {
+        match self.userd {
+            Some(BusAddr::Vram(at)) if at.checked_add(userd::BYTES).is_some() => Some(at),
+            _ => None,
+        }
     }
 
     /// Returns whether its USERD must be polled: the CPU's writes to host memory are not seen.
@@ -141,11 +160,7 @@ impl Fifo {
             userd_page(low, high)
         });
         channel.userd = page;
-        let in_vram = match page {
-            Some(BusAddr::Vram(VramAddr(at))) if at.checked_add(userd::BYTES).is_some() => Some(VramAddr(at)),
-            _ => None,
-        };
-        cx.doorbells.set_page(id, in_vram);
+        cx.doorbells.set_page(id, channel.page());
     }
 
     /// The channel is to be looked at.

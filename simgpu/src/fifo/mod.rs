@@ -19,8 +19,11 @@ pub(crate) mod fault;
 pub(crate) mod host;
 pub(crate) mod pbdma;
 pub(crate) mod runlist;
+mod saved;
 pub(crate) mod slot;
 pub(crate) mod userd;
+
+pub(crate) use saved::SavedFifo;
 
 use crate::clock::CardNs;
 use crate::compute::Compute;
@@ -32,6 +35,7 @@ use channel::Channel;
 use nvspec::fifo::CHANNELS;
 use nvspec::regs::{pbdma as pbdma_regs, pfifo, pmc};
 use pbdma::Pbdma;
+use serde::{Deserialize, Serialize};
 use slot::{Condition, Slot};
 
 /// What a step came to.
@@ -58,7 +62,7 @@ impl Progress {
 }
 
 /// Counters of what the card did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FifoCounters {
     /// GPFIFO entries fetched.
     pub entries: u64,

@@ -12,10 +12,12 @@ use crate::engines;
 use crate::faults::EngineId;
 use crate::mmu::{Access, MmuFault};
 use nvspec::addr::GpuVa;
-use nvspec::fifo::{GpEntry, host_method};
+use nvspec::fifo::{CHANNELS, GpEntry, host_method};
 use nvspec::mmu::fault::{hub_client, unit};
 use nvspec::regs::pbdma::{DATA_0, INTR_0, METHOD_0};
 use nvspec::regs::{pfifo, pmc};
+use saved_state::Invalid;
+use serde::{Deserialize, Serialize};
 
 /// Most words that one step takes.
 const WORDS_PER_STEP: u32 = 512;
@@ -27,6 +29,9 @@ pub(super) const RETRY_NS: (u64, u64) = (10_000, 500_000);
 pub(super) const NEVER: CardNs = CardNs::MAX;
 /// How often a USERD page in host memory is looked at.
 const POLL_NS: u64 = 500_000;
+
+/// Largest time in a saved card, in ns: sums with any cost stay within 64 bits.
+const TIME_MAX: CardNs = 1 << 62;
 
 /// A PBDMA.
 #[derive(Debug)]
@@ -48,8 +53,8 @@ pub(crate) struct Pbdma {
 }
 
 /// What stopped a PBDMA.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Trap {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Trap {
     /// Bits of INTR_0.
     bits: u32,
     channel: u8,
@@ -86,6 +91,35 @@ impl Pbdma {
     /// Whether an interrupt stops the unit.
     pub(super) fn trapped(&self) -> bool {
         self.trap.is_some()
+    }
+}
+
+/// A PBDMA that has no channel, as it is saved.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct SavedPbdma {
+    time: CardNs,
+    slice_end: CardNs,
+    holds: bool,
+    last: Option<u8>,
+    idle: bool,
+    trap: Option<Trap>,
+}
+
+impl Pbdma {
+    pub(super) fn save(&self) -> SavedPbdma {
+        // Its channel has left, and what it waited at with it.
+        let Self { context: _, time, slice_end, holds, last, idle, trap, waits_at: _ } = self;
+        let (time, slice_end, holds, last, idle, trap) = (*time, *slice_end, *holds, *last, *idle, *trap);
+        SavedPbdma { time, slice_end, holds, last, idle, trap }
+    }
+
+    pub(super) fn restored(saved: SavedPbdma) -> Result<Self, Invalid> {
+        let SavedPbdma { time, slice_end, holds, last, idle, trap } = saved;
+        let trapped = trap.is_none_or(|trap| u32::from(trap.channel) < CHANNELS);
+        Invalid::unless(trapped && time.max(slice_end) <= TIME_MAX, || {
+            "a PBDMA has stopped for a channel that there is not, or is busy for ever".into()
+        })?;
+        Ok(Self { context: None, time, slice_end, holds, last, idle, trap, waits_at: None })
     }
 }
 

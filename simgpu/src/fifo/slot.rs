@@ -12,12 +12,14 @@ use nvspec::fifo::engine;
 use nvspec::instance::context;
 use nvspec::mmu::fault::{hub_client, unit};
 use nvspec::regs::pmc;
+use saved_state::Invalid;
+use serde::{Deserialize, Serialize};
 
 /// Bytes of work that are done without letting others at the card.
 const PIECE_BYTES: u64 = 256 << 10;
 
 /// Whether the engine can work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Condition {
     /// Its firmware does not run.
     Down,
@@ -338,6 +340,40 @@ impl Slot {
         if session.read(va, &mut byte).is_ok() && session.write(va, &[!byte[0]]).is_ok() {
             tracing::debug!(engine = ?self.id, %va, "a copied byte was inverted");
         }
+    }
+}
+
+/// An engine that holds no context, as it is saved.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct SavedSlot {
+    condition: Condition,
+    stopped_by: Option<u8>,
+}
+
+impl Slot {
+    pub(crate) fn save(&self) -> SavedSlot {
+        let Self {
+            id: _,
+            // Without a context it has no state.
+            engine: _,
+            condition,
+            stopped_by,
+            resident: _,
+            corrupt: _,
+            switch: _,
+            // It has ended all its work.
+            until: _,
+        } = self;
+        SavedSlot { condition: *condition, stopped_by: *stopped_by }
+    }
+
+    /// Makes a new engine what it was.
+    pub(crate) fn restore(&mut self, saved: &SavedSlot) -> Result<(), Invalid> {
+        let SavedSlot { condition, stopped_by } = *saved;
+        let rests = !matches!(condition, Condition::Failed | Condition::Hung);
+        Invalid::unless(rests, || format!("engine {} has stopped, with a context that is not there", self.number()))?;
+        (self.condition, self.stopped_by) = (condition, stopped_by);
+        Ok(())
     }
 }
 

@@ -20,7 +20,7 @@ mod tests;
 mod vram;
 
 use card::AccessCounts;
-use nvspec::addr::{Iova, Target, VramAddr};
+use nvspec::addr::{Iova, SMALL_PAGE, Target, VramAddr};
 use nvspec::mmu::{PteAperture, TableTarget};
 use posted::Posted;
 use profile::Profile;
@@ -32,7 +32,7 @@ pub use sysmem::{Sysmem, SysmemView};
 pub use vram::{VRAM_MAX, VRAM_MIN, Vram, VramError};
 
 /// A byte address on the card's memory bus.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum BusAddr {
     /// In the card's own memory.
     Vram(VramAddr),
@@ -68,6 +68,15 @@ impl BusAddr {
             PteAperture::Vram => Some(Self::Vram(VramAddr(address))),
             PteAperture::Peer => None,
             PteAperture::SysCoherent | PteAperture::SysNonCoherent => Some(Self::System(Iova(address))),
+        }
+    }
+
+    /// Returns whether it is a multiple of 4 KiB.
+    #[must_use]
+    pub const fn is_page(self) -> bool {
+        match self {
+            Self::Vram(address) => address.0.is_multiple_of(SMALL_PAGE),
+            Self::System(address) => address.0.is_multiple_of(SMALL_PAGE),
         }
     }
 
@@ -263,6 +272,11 @@ impl Memory {
     pub fn count_lost(&self, error: BusError) {
         self.lost.fetch_add(1, Ordering::Relaxed);
         tracing::debug!(%error, "bus access lost");
+    }
+
+    /// So many were lost before, when the card was another process's.
+    pub(crate) fn set_lost(&self, lost: u64) {
+        self.lost.store(lost, Ordering::Relaxed);
     }
 
     /// Accesses so far that nothing on the bus answered.

@@ -2,8 +2,12 @@
 
 use super::BusError;
 use nvspec::addr::VramAddr;
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create,
+};
+use std::fs::File;
 use std::sync::atomic::Ordering;
-use vm_memory::{Bytes, MmapRegion, VolatileMemory, VolatileSlice};
+use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
 /// Smallest VRAM, in bytes: what a driver's own tables need.
 pub const VRAM_MIN: u64 = 16 << 20;
@@ -11,6 +15,8 @@ pub const VRAM_MIN: u64 = 16 << 20;
 pub const VRAM_MAX: u64 = 6 << 30;
 /// VRAM comes in multiples of this many bytes.
 const VRAM_UNIT: u64 = 1 << 20;
+/// Seals that keep the file's length as it is: an access behind its end would kill the process.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 /// Bytes that the host gives memory for at once.
 const HOST_PAGE: usize = 4096;
 
@@ -26,6 +32,23 @@ pub enum VramError {
     Size {
         /// Bytes wanted.
         size: u64,
+    },
+    /// There is no file for memory that is handed over.
+    #[error("there is no file of {size:#x} bytes for VRAM")]
+    File {
+        /// Bytes wanted.
+        size: u64,
+        /// The host's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The file that was handed over is another.
+    #[error("VRAM of {size:#x} bytes was handed over in a file of {length:#x} bytes, or in one that can be cut")]
+    Other {
+        /// Bytes wanted.
+        size: u64,
+        /// Bytes of the file.
+        length: u64,
     },
     /// The host gave no address space.
     #[error("the host could not map {size:#x} bytes for VRAM")]
@@ -43,6 +66,8 @@ pub enum VramError {
 pub struct Vram {
     region: MmapRegion,
     size: u64,
+    /// The file it lies in, if another process can go on with it.
+    file: Option<File>,
 }
 
 impl Vram {
@@ -56,7 +81,48 @@ impl Vram {
         }
         let len = usize::try_from(size).map_err(|_| VramError::Size { size })?;
         let region = MmapRegion::new(len).map_err(|source| VramError::Map { size, source })?;
-        Ok(Self { region, size })
+        Ok(Self { region, size, file: None })
+    }
+
+    /// The same, in a file without a name that can be handed to another process ([`Self::file`]).
+    ///
+    /// # Errors
+    /// [`VramError`].
+    pub fn shared(size: u64) -> Result<Self, VramError> {
+        if !(VRAM_MIN..=VRAM_MAX).contains(&size) || !size.is_multiple_of(VRAM_UNIT) {
+            return Err(VramError::Size { size });
+        }
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let made = memfd_create("simgpu-vram", flags).and_then(|file| {
+            ftruncate(&file, size)?;
+            fcntl_add_seals(&file, SEALS)?;
+            Ok(File::from(file))
+        });
+        Self::of_file(made.map_err(|source| VramError::File { size, source: source.into() })?, size)
+    }
+
+    /// Goes on with the memory of another process's card.
+    ///
+    /// # Errors
+    /// [`VramError`]: also when it has another size, or could be cut under who uses it.
+    pub fn of_file(file: File, size: u64) -> Result<Self, VramError> {
+        let refused = |source| VramError::File { size, source };
+        let seals = fcntl_get_seals(&file).map_err(|source| refused(source.into()))?;
+        let length = file.metadata().map_err(refused)?.len();
+        if length != size || !(VRAM_MIN..=VRAM_MAX).contains(&size) || !seals.contains(SEALS) {
+            return Err(VramError::Other { size, length });
+        }
+        let len = usize::try_from(size).map_err(|_| VramError::Size { size })?;
+        let mapped = file.try_clone().map_err(refused)?;
+        let region = MmapRegion::from_file(FileOffset::new(mapped, 0), len);
+        let region = region.map_err(|source| VramError::Map { size, source })?;
+        Ok(Self { region, size, file: Some(file) })
+    }
+
+    /// The file it lies in, for another process to go on with it; `None` unless it is [shared](Self::shared).
+    #[must_use]
+    pub fn file(&self) -> Option<&File> {
+        self.file.as_ref()
     }
 
     /// Memory whose controllers are off: none of it answers.
@@ -112,7 +178,18 @@ impl Vram {
         let mut now = [0; HOST_PAGE];
         let mut done = 0;
         while done < len {
-            let run = (len - done).min(HOST_PAGE);
+            let at = address.0 + done as u64;
+            let run = (len - done).min(HOST_PAGE - at as usize % HOST_PAGE);
+            let whole = (len - done) / HOST_PAGE * HOST_PAGE;
+            if let Some(file) = self.file.as_ref().filter(|_| run == HOST_PAGE && whole > 0) {
+                // To look at a page of a file is to have it made.
+                let holes = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                self.piece(address.offset(done as u64), whole as u64)?;
+                if fallocate(file, holes, at, whole as u64).is_ok() {
+                    done += whole;
+                    continue;
+                }
+            }
             let piece = self.piece(address.offset(done as u64), run as u64)?;
             piece.copy_to(&mut now[..run]);
             if now[..run].iter().any(|byte| *byte != 0) {

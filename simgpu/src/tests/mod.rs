@@ -10,5 +10,6 @@ mod malformed;
 mod posted;
 mod profile;
 mod registers;
+mod saved;
 mod threaded;
 mod timing;

@@ -19,9 +19,11 @@
 
 mod config;
 mod plan;
+mod saved;
 mod share;
 
 pub use config::Config;
+pub use saved::SavedBalancer;
 
 use crate::quanta::Turn;
 use crate::victim::{Choose, Hints, VictimPolicy};

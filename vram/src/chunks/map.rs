@@ -1,5 +1,9 @@
 //! One VM's map from guest chunks to their places, and its accounts.
 
+mod saved;
+
+pub use saved::SavedVm;
+
 use super::account::VmSummary;
 use super::limits::Limits;
 use super::state::{Spot, Tier};

@@ -60,13 +60,13 @@ pub(super) struct Flight {
     pub(super) from: Spot,
     pub(super) to: Spot,
     /// It comes from the reserve.
-    drains: bool,
-    fate: Fate,
+    pub(super) drains: bool,
+    pub(super) fate: Fate,
 }
 
 /// Fate of the chunk that moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+pub(super) enum Fate {
     /// It has its place still.
     Alive,
     /// It has none any more; the destination still counts for the VM.

@@ -6,6 +6,16 @@ use crate::{CardAddr, HostAddr, VmId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkId(pub(super) u32);
 
+impl ChunkId {
+    pub(crate) const fn number(self) -> u32 {
+        self.0
+    }
+
+    pub(crate) const fn numbered(number: u32) -> Self {
+        Self(number)
+    }
+}
+
 /// One of the two memories that hold what guests have in VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {

@@ -1,5 +1,11 @@
 //! Pieces of one memory, each of a chunk's size and in one state: the card's chunks, or the host's slots.
 
+mod saved;
+
+#[cfg(test)]
+pub(super) use saved::SavedPiece;
+pub(crate) use saved::SavedStock;
+
 use super::state::ChunkState;
 use std::collections::{BTreeSet, VecDeque};
 

@@ -7,7 +7,7 @@ mod op;
 use super::{CHUNK, scrub_all, table};
 use crate::{
     CardAddr, ChunkId, ChunkTable, Ended, Error, GuestAddr, HostAddr, Limit, Limits, Lookup, MoveId, OnFull, Place,
-    ScrubWork, Step, Tier, To, VmId,
+    SavedChunks, ScrubWork, Step, Tier, To, VmId,
 };
 use op::{Op, op};
 use proptest::prelude::*;
@@ -312,6 +312,15 @@ impl Model {
                     prop_assert!(self.dirty.remove(&piece(work.place)));
                     self.scrubbing.push(work);
                 }
+            }
+            Op::Restore => {
+                let saved = self.table.save();
+                let read: SavedChunks = postcard::from_bytes(&postcard::to_allocvec(&saved).unwrap()).unwrap();
+                prop_assert_eq!(&read, &saved);
+                self.table = ChunkTable::try_from(read).map_err(|why| TestCaseError::fail(why.to_string()))?;
+                prop_assert_eq!(self.table.save(), saved);
+                // Who scrubbed is gone.
+                self.dirty.extend(self.scrubbing.drain(..).map(|work| piece(work.place)));
             }
             Op::FinishScrub(which) => {
                 if !self.scrubbing.is_empty() {

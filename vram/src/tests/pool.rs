@@ -69,6 +69,53 @@ fn freeing_twice_is_caught() {
     pool.free(page);
 }
 
+/// A pool with an allocation of two chunks and one of a page, as it is saved.
+fn saved() -> (ChunkTable, SavedPool) {
+    let (mut table, mut pool) = (table(8), PagePool::new(u64::MAX));
+    pool.alloc(&mut table, 2 * CHUNK).unwrap();
+    pool.alloc(&mut table, 0x1000).unwrap();
+    let saved = pool.save();
+    (table, saved)
+}
+
+#[test]
+fn saved_pools_that_cannot_be_are_refused() {
+    let refused = |edit: &dyn Fn(&mut SavedPool)| {
+        let (table, mut saved) = saved();
+        edit(&mut saved);
+        let mut unclaimed = table.unclaimed();
+        PagePool::restored(saved, &table, &mut unclaimed).expect_err("it was restored").to_string()
+    };
+    // A VM's chunk, or nobody's.
+    assert!(refused(&|saved| saved.runs[1].0 = 5).contains("chunk 5 is used twice, or not the mediator's"));
+    assert!(refused(&|saved| saved.runs[1] = saved.runs[0]).contains("used twice"));
+    assert!(refused(&|saved| saved.runs[0].1 = u32::MAX).contains("used twice"));
+    assert!(refused(&|saved| saved.runs[0].0 = u32::MAX).contains("no end"));
+    assert!(refused(&|saved| saved.used[0].1 = 99).contains("too large"));
+    assert!(refused(&|saved| saved.used[0].1 += 1).contains("outside of its chunks"));
+    assert!(refused(&|saved| saved.used[0].0 += 0x800).contains("outside of its chunks"));
+    assert!(refused(&|saved| saved.used[1].0 = 7 * CHUNK).contains("outside of its chunks"));
+    let both = |saved: &mut SavedPool| saved.used.insert(1, (saved.used[0].0 + 0x1000, 0));
+    let (table, mut pool) = saved();
+    both(&mut pool);
+    assert!(PagePool::restored(pool, &table, &mut table.unclaimed()).is_err(), "one allocation lies in another");
+}
+
+#[test]
+fn chunks_of_the_mediator_have_one_user() {
+    let (table, pool) = saved();
+    let mut unclaimed = table.unclaimed();
+    PagePool::restored(pool.clone(), &table, &mut unclaimed).unwrap();
+    let twice = PagePool::restored(pool, &table, &mut unclaimed).unwrap_err();
+    assert!(twice.to_string().contains("used twice"), "{twice}");
+    let (table, mut pool) = saved();
+    let mut unclaimed = table.unclaimed();
+    pool.runs.pop();
+    pool.used.pop();
+    PagePool::restored(pool, &table, &mut unclaimed).unwrap();
+    assert!(unclaimed.finish().unwrap_err().to_string().contains("nothing uses chunk"));
+}
+
 proptest! {
     /// Allocations never overlap, are aligned, lie in the mediator's chunks; when all are freed, all chunks go back.
     #[test]
@@ -90,6 +137,16 @@ proptest! {
                     prop_assert_eq!(table.state(chunk), crate::ChunkState::Mediator);
                 }
                 live.push((address.0, size));
+            }
+            if which % 4 == 0 {
+                let saved = pool.save();
+                let mut unclaimed = table.unclaimed();
+                let restored = PagePool::restored(saved.clone(), &table, &mut unclaimed);
+                let restored = restored.map_err(|why| TestCaseError::fail(why.to_string()))?;
+                prop_assert!(unclaimed.finish().is_ok());
+                prop_assert_eq!((&restored.free, &restored.used, restored.held), (&pool.free, &pool.used, pool.held));
+                prop_assert_eq!(restored.save(), saved);
+                pool = restored;
             }
             prop_assert_eq!(pool.used_bytes(), live.iter().map(|&(_, size)| size).sum::<u64>());
             prop_assert!(pool.held_bytes() <= 12 * CHUNK);

@@ -246,3 +246,76 @@ proptest! {
 fn turn_of(quanta: &Quanta) -> Option<Turn> {
     quanta.turn().cloned()
 }
+
+/// Something that may be told to the detector.
+#[derive(Clone, Debug)]
+enum Told {
+    Relocated(u64, u64),
+    Sets(Vec<u64>),
+    Idle(u32, u64),
+    Settled,
+    Mode(Mode),
+}
+
+fn told() -> impl Strategy<Value = Told> {
+    prop_oneof![
+        6 => (0..2000u64, 0..500 * MS).prop_map(|(bytes, took)| Told::Relocated(bytes, took)),
+        3 => prop::collection::vec(0..1200u64, 0..4).prop_map(Told::Sets),
+        2 => (1..4u32, 0..20 * SECOND).prop_map(|(vm, ns)| Told::Idle(vm, ns)),
+        2 => Just(Told::Settled),
+        1 => prop::sample::select(vec![Mode::Auto, Mode::Off, Mode::Forced]).prop_map(Told::Mode),
+    ]
+}
+
+fn tell(quanta: &mut Quanta, now: u64, told: &Told) -> Option<Change> {
+    match told {
+        Told::Relocated(bytes, took) => quanta.relocated(now, *bytes, *took),
+        Told::Sets(of) => quanta.set_working_sets(1000, sets(of)),
+        Told::Idle(vm, ns) => quanta.set_idle(BTreeMap::from([(VmId(*vm), *ns)])),
+        Told::Settled => quanta.settled(now),
+        Told::Mode(mode) => quanta.set_config(QuantaConfig { mode: *mode, ..config() }),
+    }
+    quanta.tick(now)
+}
+
+proptest! {
+    /// A detector that was saved and restored decides as one that was not.
+    #[test]
+    fn restored_turns_go_on(steps in prop::collection::vec((told(), 1..700u64, any::<bool>()), 1..60)) {
+        let (mut kept, mut moved, mut now) = (Quanta::new(config()), Quanta::new(config()), 0);
+        for (told, ms, restore) in steps {
+            now += ms * MS;
+            if restore {
+                let bytes = postcard::to_allocvec(&moved.save()).unwrap();
+                let saved: SavedQuanta = postcard::from_bytes(&bytes).unwrap();
+                moved = Quanta::try_from(saved).map_err(|why| TestCaseError::fail(why.to_string()))?;
+            }
+            prop_assert_eq!(tell(&mut moved, now, &told), tell(&mut kept, now, &told));
+            prop_assert_eq!(moved.save(), kept.save());
+        }
+    }
+
+    /// Edited turns are refused, or do no harm.
+    #[test]
+    fn edited_turns_never_panic(
+        steps in prop::collection::vec((told(), 1..700u64), 1..20),
+        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+    ) {
+        let (mut quanta, mut now) = (Quanta::new(config()), 0);
+        for (told, ms) in &steps {
+            now += ms * MS;
+            tell(&mut quanta, now, told);
+        }
+        let mut bytes = postcard::to_allocvec(&quanta.save()).unwrap();
+        for (at, value) in edits {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        let Ok((saved, _)) = postcard::take_from_bytes::<SavedQuanta>(&bytes) else { return Ok(()) };
+        let Ok(mut quanta) = Quanta::try_from(saved) else { return Ok(()) };
+        for (told, ms) in &steps {
+            now += ms * MS;
+            tell(&mut quanta, now, told);
+        }
+    }
+}

@@ -1,5 +1,9 @@
 //! Hints about the chunks of a VM.
 
+mod saved;
+
+pub(crate) use saved::SavedHints;
+
 use std::ops::RangeInclusive;
 
 /// The priority of a chunk of which nothing was said.

@@ -10,6 +10,7 @@ mod priority;
 mod profiled;
 mod random;
 
+pub(crate) use hints::SavedHints;
 pub use hints::{Hints, PRIORITY_DEFAULT};
 
 use std::fmt::{Debug, Display, Formatter};
@@ -23,6 +24,11 @@ pub trait Choose: Debug + Send {
 
     /// As [`Self::victims`], those that are most worth to be on the card.
     fn returns(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize);
+
+    /// Returns where the policy is in what it does at random: a policy that is built from that as its seed goes on as this one.
+    fn phase(&self) -> u64 {
+        0
+    }
 }
 
 /// The policies, by name.

@@ -35,4 +35,8 @@ impl Choose for Random {
     fn returns(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize) {
         self.victims(hints, candidates, count);
     }
+
+    fn phase(&self) -> u64 {
+        self.0
+    }
 }

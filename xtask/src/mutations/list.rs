@@ -1,6 +1,6 @@
 //! The mistakes: each takes away what its `what` says. Those of crates under `mediator/` are in [`mediator`], those of CUDA's in
-//! [`cuda`], those of crates that check what guests say in [`guests`], those of `fleet` in [`fleet`],
-//! those of the front for Xen in [`xen`].
+//! [`cuda`], those of crates that check what guests say in [`guests`], those of `fleet` in [`fleet`], those of the front for
+//! Xen in [`xen`], those of saved state in [`state`].
 
 use super::Mutation;
 
@@ -9,6 +9,7 @@ mod fleet;
 mod guests;
 mod hosts;
 mod mediator;
+mod state;
 mod xen;
 
 /// All mistakes.
@@ -19,6 +20,7 @@ pub(super) fn mutations() -> impl Iterator<Item = &'static Mutation> {
         .chain(cuda::MUTATIONS)
         .chain(guests::MUTATIONS)
         .chain(fleet::MUTATIONS)
+        .chain(state::MUTATIONS)
         .chain(hosts::MUTATIONS)
         .chain(xen::MUTATIONS)
 }

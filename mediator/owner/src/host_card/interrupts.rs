@@ -153,7 +153,7 @@ impl HostState {
     }
 
     /// One pass through the interrupt tree. Says whether anything was pending, and what to deliver.
-    fn service(&mut self) -> (bool, Vec<(VmId, GuestEvent)>) {
+    pub(super) fn service(&mut self) -> (bool, Vec<(VmId, GuestEvent)>) {
         let mut events = Vec::new();
         let card = std::sync::Arc::clone(self.vram().memory.card());
         let pending = card.read32(pmc::INTR_0::OFFSET);

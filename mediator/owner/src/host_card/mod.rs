@@ -2,8 +2,8 @@
 //!
 //! Parts: `state` (what others ask of it), `scheduling` (the card behind its scheduler), `interrupts` (the card's interrupt
 //! tree, and whom it concerns), `interrupt_thread` (that thread, each time that it wakes), `recovery` (channels that faulted or
-//! are to leave the card), `mover` (the thread that moves memory), `relocate` (one VM's chunks change places), `failure` (what a
-//! panic has left half changed), `scrubber` (PGRAPH is cleared between tenants).
+//! are to leave the card), `mover` (the thread that moves memory), `relocate` (one VM's chunks change places), `standstill`
+//! (nothing is at work), `failure` (what a panic has left half changed), `scrubber` (PGRAPH is cleared between tenants).
 
 mod failure;
 pub(crate) mod interrupt_thread;
@@ -13,6 +13,7 @@ mod recovery;
 mod relocate;
 mod scheduling;
 mod scrubber;
+mod standstill;
 mod state;
 
 use crate::alarm::TimerAlarm;
@@ -77,6 +78,8 @@ pub struct HostState {
     scrubber: Option<Scrubber>,
     /// What its falcons run.
     firmware: Set,
+    /// Somebody has the card stand still.
+    still: bool,
 }
 
 /// Settings of a card that is shared.
@@ -185,6 +188,7 @@ impl HostCard {
             vms: BTreeMap::new(),
             removed: BTreeSet::new(),
             guest_alarms: GuestAlarms::new(guest_alarm),
+            still: false,
         };
         state.set_division(&division)?;
         let wakeup = Arc::clone(&state.vram().wakeup);
@@ -334,6 +338,7 @@ impl HostCard {
             return Err(HostError::OutOfMemory(error));
         }
         state.channels_mut().add_vm(vm, share.channels);
+        state.keep_still(vm);
         let limit = share.hang_limit.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
         state.channels_mut().set_hang_limit(vm, limit);
         state.vms.insert(vm, events);

@@ -15,7 +15,7 @@ use nvspec::fifo::{ChannelId, GpEntry, HeaderOp, MethodHeader, VirtualChannelId,
 use nvspec::mmu::Rights;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use vram::{PagePool, Place, VmId};
+use vram::{PagePool, Place, SavedPool, VmId};
 
 /// The mediator among the VMs of [`Channels`]. No VM of an operator has that number.
 pub(crate) const COPIER: VmId = VmId::MEDIATOR;
@@ -125,6 +125,11 @@ impl GuestMemory for NoMemory {
 }
 
 impl Copier {
+    /// Writes down which pages of the card it has.
+    pub(crate) fn save_pool(&self) -> SavedPool {
+        self.pool.save()
+    }
+
     /// Binds a channel on each copy engine.
     ///
     /// # Errors

@@ -85,6 +85,11 @@ impl Departures {
         self.0.values().any(|departure| departure.stage == Stage::Kept && departure.vm == vm)
     }
 
+    /// Says whether the card keeps any channel.
+    pub(crate) fn any_kept_at_all(&self) -> bool {
+        self.0.values().any(|departure| departure.stage == Stage::Kept)
+    }
+
     /// Counts a look at `now_ns` at a channel that is still there, unless the one before was just now. Returns what is to be
     /// done about it, if it is time for that.
     pub(crate) fn stays(&mut self, channel: ChannelId, now_ns: u64) -> Option<Remedy> {

@@ -29,6 +29,8 @@ pub enum Awaited {
     MemoryTurn,
     /// Its VM has caused more interrupts than it may, and stands still until the next look.
     Interrupts,
+    /// The card stands still, for all VMs.
+    Standstill,
     /// The scheduler has not started it.
     Turn,
     /// Its VM is quarantined.
@@ -48,6 +50,7 @@ impl fmt::Display for Awaited {
             Self::Memory => "memory of its VM that moves",
             Self::MemoryTurn => "its VM's turn to have its memory on the card",
             Self::Interrupts => "its VM's next share of interrupts",
+            Self::Standstill => "the card, which stands still,",
             Self::Turn => "its turn",
             Self::Quarantine => "the end of its VM's quarantine",
             Self::Semaphore => "a semaphore",
@@ -131,6 +134,7 @@ fn of_hindrance(hindrance: Hindrance) -> Awaited {
         Hindrance::Paused(Pause::Memory) => Awaited::Memory,
         Hindrance::Paused(Pause::Turn) => Awaited::MemoryTurn,
         Hindrance::Paused(Pause::Noise) => Awaited::Interrupts,
+        Hindrance::Paused(Pause::Standstill) => Awaited::Standstill,
         Hindrance::Ended => Awaited::Ended,
     }
 }

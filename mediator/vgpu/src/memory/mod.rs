@@ -16,6 +16,8 @@ pub(crate) use operands::{Names, Objects};
 pub(crate) use remap::{Moves, Remap, Slot, Want, ranges};
 pub(crate) use view::View;
 
+use card_state::SavedVm;
+use devmodel::SavedVGpu;
 use devmodel::backend::Aperture;
 use nvspec::addr::Place;
 use owner::HostCard;
@@ -56,6 +58,12 @@ impl Memory {
             report: SyncReport::default(),
             syncs: 0,
         }
+    }
+
+    /// Writes down the VM's address spaces, with its registers.
+    pub(crate) fn save(&self, gpu: SavedVGpu) -> SavedVm {
+        let tables = self.grants.tables().map(pv::Tables::save);
+        SavedVm { vm: self.vm, gpu, spaces: self.shadows.save(), tables, pool: self.pool.save() }
     }
 
     /// Returns what the VM's page tables may name.

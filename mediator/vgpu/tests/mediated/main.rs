@@ -21,6 +21,7 @@ mod relocate;
 mod remap;
 mod residue;
 mod schedule;
+mod standstill;
 mod stuck;
 mod xen;
 

@@ -49,7 +49,7 @@ fn account(rig: &Rig, vm: u32) -> VmSummary {
 }
 
 /// Waits until something holds.
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+pub(super) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
     while !holds() {
         assert!(began.elapsed() < LONG, "{what}");

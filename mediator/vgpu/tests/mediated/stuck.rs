@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Lets the next copy of the driver's channel hang its engine, and waits until it does.
-fn hang(rig: &Rig, driver: &mut Driver, engine: EngineId) -> Channel {
+pub(super) fn hang(rig: &Rig, driver: &mut Driver, engine: EngineId) -> Channel {
     let mut channel = driver.channel(1);
     driver.buffer(&channel, A, 1, 1);
     driver.buffer(&channel, B, 1, 2);

@@ -2,9 +2,9 @@
 
 use super::CHUNK;
 use super::world::{MS, World};
-use crate::balance::{By, Config, Request};
+use crate::balance::{Balancer, By, Config, Request, SavedBalancer};
 use crate::victim::VictimPolicy;
-use crate::{GuestAddr, Limits, OnFull, VmId};
+use crate::{ChunkTable, GuestAddr, Limits, OnFull, SavedChunks, VmId};
 use proptest::prelude::*;
 
 const CHUNKS: u32 = 24;
@@ -191,6 +191,55 @@ proptest! {
             vm.host + vm.parked == 0 || vm.placed >= vm.limits.quota
         }), "{} chunks are spare while some are in host memory", spare);
         prop_assert_eq!(summary.parked, 0, "the reserve has drained");
+    }
+
+    /// A balancer that is saved and restored at any time plans what it would have planned.
+    #[test]
+    fn restored_plans_are_the_same(
+        config in config(),
+        ops in prop::collection::vec((op(0..30u32), any::<bool>()), 1..60),
+    ) {
+        let (mut world, mut other) = (World::new(CHUNKS, 40, config), World::new(CHUNKS, 40, config));
+        for (op, restore) in ops {
+            apply(&mut world, op.clone());
+            apply(&mut other, op);
+            if restore {
+                let fail = |why: saved_state::Invalid| TestCaseError::fail(why.to_string());
+                let (table, balancer) = (other.table.save(), other.balancer.save());
+                let bytes = postcard::to_allocvec(&(&table, &balancer)).unwrap();
+                let (table, balancer): (SavedChunks, SavedBalancer) = postcard::from_bytes(&bytes).unwrap();
+                other.table = ChunkTable::try_from(table).map_err(fail)?;
+                other.balancer = Balancer::restored(balancer, &other.table).map_err(fail)?;
+            }
+            prop_assert_eq!(other.table.save(), world.table.save());
+            prop_assert_eq!(other.balancer.save(), world.balancer.save());
+        }
+    }
+
+    /// Knowledge about chunks, edited, is refused or does no harm.
+    #[test]
+    fn edited_balancers_never_panic(
+        config in config(),
+        ops in prop::collection::vec(op(0..30u32), 1..30),
+        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+    ) {
+        let mut world = World::new(CHUNKS, 40, config);
+        for op in ops {
+            apply(&mut world, op);
+        }
+        let mut bytes = postcard::to_allocvec(&world.balancer.save()).unwrap();
+        for (at, value) in edits {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        let Ok((saved, _)) = postcard::take_from_bytes::<SavedBalancer>(&bytes) else { return Ok(()) };
+        let Ok(mut balancer) = Balancer::restored(saved, &world.table) else { return Ok(()) };
+        for request in [None, Some(Request { by: By::Vm(VmId(1)), chunks: 3 })] {
+            let _ = balancer.plan(&world.table, world.now + 1000 * MS, request);
+        }
+        let _ = balancer.entitlements(&world.table, world.now);
+        let _ = balancer.touched(&world.table, VmId(1), GuestAddr(0), 3 * CHUNK);
+        let _ = balancer.set_priority(&world.table, VmId(1), GuestAddr(0), 3 * CHUNK, 1);
     }
 
     /// With little host memory and small caps it still comes to rest, every step can be done, and limits hold.

@@ -25,6 +25,8 @@ pub(super) enum Op {
     Repay,
     TakeScrub(Option<Tier>),
     FinishScrub(usize),
+    /// Saved, and restored.
+    Restore,
 }
 
 fn limits() -> impl Strategy<Value = Limits> {
@@ -62,5 +64,6 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Repay),
         6 => tier.prop_map(Op::TakeScrub),
         6 => any::<usize>().prop_map(Op::FinishScrub),
+        3 => Just(Op::Restore),
     ]
 }

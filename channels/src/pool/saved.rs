@@ -1,0 +1,535 @@
+//! The channels as they are saved. What the card holds of them (instance blocks, rings, records, images) stays where it is.
+
+use super::{Bound, Channels, Slot, Vm};
+use crate::gate::Gate;
+use crate::image::{GRAPH_IMAGE_MAX, Golden};
+use crate::preempt::Preemptions;
+use crate::refuse::Refused;
+use crate::ring::{Ring, SavedRing};
+use crate::state::{Permit, Wish};
+use crate::submit::SavedWords;
+use crate::watchdog::{Episode, SavedEpisode, Watchdog};
+use crate::{Layout, Pause, Place, RunState, VmId};
+use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, SMALL_PAGE, VA_BITS, VramAddr};
+use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId, engine};
+use nvspec::instance::ramfc;
+use saved_state::{Invalid, ascend, first_version};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Largest count of what has happened.
+pub(crate) const COUNT_MAX: u64 = 1 << 62;
+
+/// The physical channels of one card.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedChannels {
+    pub(crate) layout: SavedLayout,
+    /// The contents of a new PGRAPH context's image.
+    pub(crate) golden: Vec<u8>,
+    /// By the card's numbers.
+    pub(crate) slots: Vec<SavedSlot>,
+    /// By number.
+    pub(crate) vms: Vec<SavedVm>,
+    second_page: bool,
+    pub(crate) next_slot: u8,
+    pub(crate) serial: u64,
+    pub(crate) submissions: u64,
+    deferred: bool,
+    hang_limit: u64,
+    /// By engine.
+    pub(crate) episodes: Vec<Option<SavedEpisode>>,
+    pub(crate) preemptions: SavedPreemptions,
+    gate: SavedGate,
+}
+
+first_version!(SavedChannels, "channels");
+
+/// Whom PGRAPH is open to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum SavedGate {
+    Open,
+    Only(Option<u32>),
+}
+
+/// Places of the host's structures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedLayout {
+    pub(crate) instances: u64,
+    userd: u64,
+    runlists: [u64; 2],
+    work: u64,
+    images: u64,
+    graph_image: u64,
+}
+
+/// A physical channel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum SavedSlot {
+    Free,
+    Bound(Box<SavedBound>),
+    Stuck { vm: u32, directory: u64, stranded: bool },
+}
+
+/// Binding of a channel. Whether the card may schedule it follows from what its guest and the host want.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedBound {
+    pub(crate) vm: u32,
+    pub(crate) channel: u8,
+    pub(crate) serial: u64,
+    pub(crate) instance: SavedPlace,
+    pub(crate) directory: u64,
+    pub(crate) userd: u64,
+    pub(crate) contexts: [Option<u64>; 3],
+    next_contexts: Option<[Option<u64>; 3]>,
+    pub(crate) enabled: bool,
+    pub(crate) permit: SavedPermit,
+    stranded: bool,
+    still: Option<SavedEpisode>,
+    pub(crate) ring: SavedRing,
+}
+
+/// Leave of the host for a channel to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum SavedPermit {
+    Granted,
+    Withheld,
+    Ended,
+}
+
+/// Place of a guest's structure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum SavedPlace {
+    Vram(u64),
+    Ram(u64),
+}
+
+/// A VM, but for its bound channels, which say so themselves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedVm {
+    pub(crate) vm: u32,
+    pub(crate) cap: u32,
+    pub(crate) paused: u8,
+    pub(crate) trusted: bool,
+    pub(crate) list: Vec<u8>,
+    pub(crate) unlisted: Vec<u8>,
+    /// By the guest's number.
+    pub(crate) refused: Vec<(u8, SavedRefused)>,
+    /// By the guest's number: GP_GET, GP_FETCH and GP_PUT.
+    pub(crate) saved: Vec<(u8, [u32; 3])>,
+    news: u32,
+    told: bool,
+    hang_limit: Option<u64>,
+    next_look: u8,
+}
+
+/// A guest's channel without a physical one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedRefused {
+    instance: SavedPlace,
+    userd: Option<u64>,
+    told: bool,
+}
+
+/// Channels that are to leave their engines.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedPreemptions {
+    pub(crate) waiting: Vec<u8>,
+    pub(crate) asked: bool,
+    looks: u32,
+}
+
+impl Channels {
+    /// Writes the channels down. What the card has begun for them goes on meanwhile, unless their VMs are paused and off the
+    /// engines.
+    #[must_use]
+    pub fn save(&self) -> SavedChannels {
+        let Self {
+            layout,
+            golden,
+            slots,
+            vms,
+            next_page,
+            next_slot,
+            serial,
+            submissions,
+            deferred,
+            watchdog,
+            preemptions: Preemptions { waiting, asked, looks },
+            gate,
+        } = self;
+        let waiting = waiting.iter().map(|channel| channel.0).collect();
+        SavedChannels {
+            layout: layout.save(),
+            golden: golden.bytes().to_vec(),
+            slots: slots.iter().map(Slot::save).collect(),
+            vms: vms.iter().map(|(vm, record)| record.save(*vm)).collect(),
+            second_page: *next_page != 0,
+            next_slot: u8::try_from(next_slot.checked_rem(slots.len()).unwrap_or(0)).unwrap_or(0),
+            serial: *serial,
+            submissions: *submissions,
+            deferred: *deferred,
+            hang_limit: watchdog.limit_ns(),
+            episodes: watchdog.save(),
+            preemptions: SavedPreemptions { waiting, asked: *asked, looks: *looks },
+            gate: match gate {
+                Gate::Open => SavedGate::Open,
+                Gate::Only(vm) => SavedGate::Only(vm.map(|vm| vm.0)),
+            },
+        }
+    }
+
+    /// The VMs that may have channels, by number.
+    pub fn vms(&self) -> impl Iterator<Item = VmId> {
+        self.vms.keys().copied()
+    }
+
+    /// The shadow directories that channels have, bound or stuck, with their VMs: for who restores the shadows, which must be
+    /// these VMs'.
+    pub fn directories(&self) -> impl Iterator<Item = (VmId, VramAddr)> {
+        self.slots.iter().filter_map(|slot| match slot {
+            Slot::Free => None,
+            Slot::Bound(bound) => Some((bound.vm, bound.directory)),
+            Slot::Stuck { vm, directory, .. } => Some((*vm, *directory)),
+        })
+    }
+
+    /// The channels as they were, of a card on which the host's structures lie as `layout` says. Whether the directories
+    /// are shadows of their VMs' is for the caller to check ([`Self::directories`]).
+    ///
+    /// # Errors
+    /// When they are none that there can be.
+    pub fn restored(saved: SavedChannels, layout: Layout) -> Result<Self, Invalid> {
+        let SavedChannels {
+            layout: at,
+            golden,
+            slots,
+            vms,
+            second_page,
+            next_slot,
+            serial,
+            submissions,
+            deferred,
+            hang_limit,
+            episodes,
+            preemptions,
+            gate,
+        } = saved;
+        Invalid::unless(at == layout.save(), || "the host's structures lie elsewhere on the card".into())?;
+        let golden = Some(golden).filter(|golden| golden.len() as u64 <= GRAPH_IMAGE_MAX).and_then(Golden::restored);
+        let golden = golden.ok_or_else(|| Invalid::new("a context image is too long, or names registers"))?;
+        Invalid::unless(slots.len() == CHANNELS as usize, || format!("a card has {CHANNELS} channels"))?;
+        Invalid::unless(u32::from(next_slot) < CHANNELS, || format!("there is no channel {next_slot}"))?;
+        Invalid::unless(serial <= COUNT_MAX && submissions <= COUNT_MAX, || "too much was submitted".into())?;
+        Invalid::unless(ascend(vms.iter().map(|vm| vm.vm)), || "the VMs are not in their order".into())?;
+        let mut own = of_vms(&slots)?;
+        let mut records = BTreeMap::new();
+        for vm in vms {
+            let id = VmId(vm.vm);
+            let channels = own.remove(&id).unwrap_or_default();
+            records.insert(id, Vm::restored(vm, channels, &slots)?);
+        }
+        if let Some(vm) = own.keys().next() {
+            return Err(Invalid::new(format_args!("channels are bound for VM {vm}, which is not there")));
+        }
+        let restored = |slot| Slot::restored(slot, &records, serial, submissions);
+        let slots = slots.into_iter().map(restored).collect::<Result<Vec<_>, _>>()?;
+        check_submissions(&slots)?;
+        let SavedPreemptions { waiting, asked, looks } = preemptions;
+        let each = waiting.iter().copied().collect::<BTreeSet<_>>().len() == waiting.len();
+        let numbers = waiting.iter().all(|channel| u32::from(*channel) < CHANNELS);
+        Invalid::unless(each && numbers && (!asked || !waiting.is_empty()), || {
+            "channels are to leave their engines that there are not".into()
+        })?;
+        let waiting = waiting.into_iter().map(ChannelId).collect();
+        // It may be a VM's that has gone.
+        let gate = match gate {
+            SavedGate::Open => Gate::Open,
+            SavedGate::Only(vm) => Gate::Only(vm.map(VmId)),
+        };
+        Ok(Self {
+            layout,
+            golden,
+            slots,
+            vms: records,
+            next_page: usize::from(second_page),
+            next_slot: next_slot.into(),
+            serial,
+            submissions,
+            deferred,
+            watchdog: Watchdog::restored(hang_limit, &episodes)?,
+            preemptions: Preemptions { waiting, asked, looks },
+            gate,
+        })
+    }
+}
+
+/// The bound channels of each VM, by the guest's number.
+fn of_vms(slots: &[SavedSlot]) -> Result<BTreeMap<VmId, BTreeMap<u8, ChannelId>>, Invalid> {
+    let mut own = BTreeMap::<VmId, BTreeMap<u8, ChannelId>>::new();
+    for (slot, number) in slots.iter().zip(0..) {
+        let SavedSlot::Bound(bound) = slot else { continue };
+        Invalid::unless(u32::from(bound.channel) < CHANNELS, || format!("there is no channel {}", bound.channel))?;
+        let earlier = own.entry(VmId(bound.vm)).or_default().insert(bound.channel, ChannelId(number));
+        Invalid::unless(earlier.is_none(), || format!("channel {} of VM {} is bound twice", bound.channel, bound.vm))?;
+    }
+    Ok(own)
+}
+
+/// Checks that no two submissions have the same number.
+fn check_submissions(slots: &[Slot]) -> Result<(), Invalid> {
+    let mut seen = BTreeSet::new();
+    let records = slots.iter().filter_map(|slot| match slot {
+        Slot::Bound(bound) => Some(bound.ring.records.iter()),
+        Slot::Free | Slot::Stuck { .. } => None,
+    });
+    let twice = records.flatten().find(|record| !seen.insert(record.submission));
+    Invalid::unless(twice.is_none(), || "two submissions have the same number".into())
+}
+
+impl Layout {
+    fn save(&self) -> SavedLayout {
+        let Self { instances, userd, runlists: [first, second], work, images, graph_image } = *self;
+        let (instances, userd, work, images) = (instances.0, userd.0, work.0, images.0);
+        SavedLayout { instances, userd, runlists: [first.0, second.0], work, images, graph_image }
+    }
+}
+
+impl Slot {
+    fn save(&self) -> SavedSlot {
+        match self {
+            Self::Free => SavedSlot::Free,
+            Self::Bound(bound) => SavedSlot::Bound(Box::new(bound.save())),
+            Self::Stuck { vm, directory, stranded } => {
+                SavedSlot::Stuck { vm: vm.0, directory: directory.0, stranded: *stranded }
+            }
+        }
+    }
+
+    fn restored(saved: SavedSlot, vms: &BTreeMap<VmId, Vm>, serial: u64, submissions: u64) -> Result<Self, Invalid> {
+        match saved {
+            SavedSlot::Free => Ok(Self::Free),
+            SavedSlot::Bound(bound) => {
+                let bound = Bound::restored(*bound, vms)?;
+                let numbered = bound.ring.records.iter().all(|record| record.submission.0 < submissions);
+                Invalid::unless(numbered && bound.serial <= serial, || {
+                    format!("channel {} of VM {} was bound later than the last", bound.channel.0, bound.vm)
+                })?;
+                Ok(Self::Bound(Box::new(bound)))
+            }
+            SavedSlot::Stuck { vm, directory, stranded } => {
+                Ok(Self::Stuck { vm: VmId(vm), directory: page(directory)?, stranded })
+            }
+        }
+    }
+}
+
+impl Bound {
+    fn save(&self) -> SavedBound {
+        let Self {
+            vm,
+            channel,
+            serial,
+            instance,
+            directory,
+            userd,
+            contexts,
+            next_contexts,
+            wish,
+            permit,
+            told: _,
+            stranded,
+            still,
+            ring,
+        } = self;
+        let addresses = |contexts: &[Option<GpuVa>; 3]| contexts.map(|context| context.map(|va| va.0));
+        SavedBound {
+            vm: vm.0,
+            channel: channel.0,
+            serial: *serial,
+            instance: (*instance).into(),
+            directory: directory.0,
+            userd: userd.0,
+            contexts: addresses(contexts),
+            next_contexts: next_contexts.as_ref().map(addresses),
+            enabled: *wish == Wish::Enabled,
+            permit: match permit {
+                Permit::Granted => SavedPermit::Granted,
+                Permit::Withheld => SavedPermit::Withheld,
+                Permit::Ended => SavedPermit::Ended,
+            },
+            stranded: *stranded,
+            still: still.as_ref().map(Episode::save),
+            ring: ring.save(),
+        }
+    }
+
+    fn restored(saved: SavedBound, vms: &BTreeMap<VmId, Vm>) -> Result<Self, Invalid> {
+        let SavedBound {
+            vm,
+            channel,
+            serial,
+            instance,
+            directory,
+            userd,
+            contexts,
+            next_contexts,
+            enabled,
+            permit,
+            stranded,
+            still,
+            ring,
+        } = saved;
+        let vm = VmId(vm);
+        let permit = match permit {
+            SavedPermit::Granted => Permit::Granted,
+            SavedPermit::Withheld => Permit::Withheld,
+            SavedPermit::Ended => Permit::Ended,
+        };
+        let paused = vms.get(&vm).is_none_or(|vm| vm.paused != 0);
+        let runs = enabled && permit == Permit::Granted && !paused;
+        Invalid::unless(GuestVramAddr(userd).page().0 == userd, || "a USERD is not at a page".into())?;
+        let next_contexts = next_contexts.map(restored_contexts).transpose()?;
+        Ok(Self {
+            vm,
+            channel: VirtualChannelId(channel),
+            serial,
+            instance: instance.into(),
+            directory: page(directory)?,
+            userd: GuestVramAddr(userd),
+            contexts: restored_contexts(contexts)?,
+            next_contexts,
+            wish: if enabled { Wish::Enabled } else { Wish::Stopped },
+            permit,
+            told: if runs { RunState::Running } else { RunState::Stopped },
+            stranded,
+            still: still.map(|episode| Episode::restored(&episode)).transpose()?,
+            ring: Ring::restored(ring)?,
+        })
+    }
+}
+
+fn restored_contexts(contexts: [Option<u64>; 3]) -> Result<[Option<GpuVa>; 3], Invalid> {
+    let pages = contexts.iter().flatten().all(|va| *va < 1 << VA_BITS && GpuVa(*va).page().0 == *va);
+    Invalid::unless(pages, || "a context is not at a page".into())?;
+    Ok(contexts.map(|context| context.map(GpuVa)))
+}
+
+fn page(address: u64) -> Result<VramAddr, Invalid> {
+    let aligned = address.checked_rem(SMALL_PAGE) == Some(0);
+    Invalid::unless(aligned, || format!("a page directory at {address:#x} is not at a page"))?;
+    Ok(VramAddr(address))
+}
+
+impl Vm {
+    fn save(&self, vm: VmId) -> SavedVm {
+        let Self {
+            cap,
+            paused,
+            trusted,
+            // They say it themselves.
+            channels: _,
+            list,
+            unlisted,
+            refused,
+            saved,
+            news,
+            told,
+            hang_limit,
+            next_look,
+        } = self;
+        let refused = refused.iter().map(|(channel, refused)| {
+            let Refused { instance, userd, told } = refused;
+            (*channel, SavedRefused { instance: (*instance).into(), userd: userd.map(|userd| userd.0), told: *told })
+        });
+        SavedVm {
+            vm: vm.0,
+            cap: *cap,
+            paused: *paused,
+            trusted: *trusted,
+            list: list.clone(),
+            unlisted: unlisted.iter().map(|channel| channel.0).collect(),
+            refused: refused.collect(),
+            saved: saved.iter().map(|(channel, words)| (*channel, words.map(|(_, value)| value))).collect(),
+            news: *news,
+            told: *told,
+            hang_limit: *hang_limit,
+            next_look: *next_look,
+        }
+    }
+
+    fn restored(saved: SavedVm, channels: BTreeMap<u8, ChannelId>, slots: &[SavedSlot]) -> Result<Self, Invalid> {
+        let SavedVm { vm, cap, paused, trusted, list, unlisted, refused, saved, news, told, hang_limit, next_look } =
+            saved;
+        let id = VmId(vm);
+        let says = |what: &'static str| move || format!("VM {id}: {what}");
+        Invalid::unless(channels.len() <= cap as usize, says("more channels are bound than it may have"))?;
+        Invalid::unless(paused & !Pause::all() == 0, says("it is paused for no reason that there is"))?;
+        Invalid::unless(!trusted || id == VmId::MEDIATOR, says("what a guest says of its work is not to be trusted"))?;
+        Invalid::unless(news < 1 << engine::COUNT, says("there is news of no engine"))?;
+        let listed: BTreeSet<u8> = list.iter().copied().collect();
+        let may_be_listed = |channel: &u8| {
+            let slot = channels.get(channel).and_then(|physical| slots.get(usize::from(physical.0)));
+            matches!(slot, Some(SavedSlot::Bound(bound)) if bound.permit != SavedPermit::Ended)
+        };
+        Invalid::unless(
+            listed.len() == list.len() && list.iter().all(may_be_listed),
+            says("its runlist names channels twice, or such as are not bound"),
+        )?;
+        let numbers = unlisted.iter().all(|channel| u32::from(*channel) < CHANNELS);
+        Invalid::unless(numbers && unlisted.len() <= CHANNELS as usize, says("it has taken off what is no channel"))?;
+        let keys = |mut keys: Vec<u8>| {
+            let last = keys.last().copied();
+            let ordered = ascend(keys.drain(..)) && last.is_none_or(|last| u32::from(last) < CHANNELS);
+            Invalid::unless(ordered, says("its channels are not in their order"))
+        };
+        keys(refused.iter().map(|(channel, _)| *channel).collect())?;
+        keys(saved.iter().map(|(channel, _)| *channel).collect())?;
+        let unbound = refused.iter().map(|(channel, _)| channel).chain(saved.iter().map(|(channel, _)| channel));
+        Invalid::unless(
+            unbound.clone().all(|channel| !channels.contains_key(channel)),
+            says("a channel is bound and is not"),
+        )?;
+        let words = |[get, fetch, put]: [u32; 3]| -> SavedWords {
+            [(ramfc::GP_GET, get), (ramfc::GP_FETCH, fetch), (ramfc::GP_PUT, put)]
+        };
+        let refused = refused.into_iter().map(|(channel, SavedRefused { instance, userd, told })| {
+            (channel, Refused { instance: instance.into(), userd: userd.map(GuestVramAddr), told })
+        });
+        Ok(Self {
+            cap,
+            paused,
+            trusted,
+            channels,
+            list,
+            unlisted: unlisted.into_iter().map(ChannelId).collect(),
+            refused: refused.collect(),
+            saved: saved.into_iter().map(|(channel, values)| (channel, words(values))).collect(),
+            news,
+            told,
+            hang_limit,
+            next_look,
+        })
+    }
+}
+
+impl From<Place> for SavedPlace {
+    fn from(place: Place) -> Self {
+        match place {
+            Place::Vram(address) => Self::Vram(address.0),
+            Place::Ram(address) => Self::Ram(address.0),
+        }
+    }
+}
+
+impl From<SavedPlace> for Place {
+    fn from(saved: SavedPlace) -> Self {
+        match saved {
+            SavedPlace::Vram(address) => Self::Vram(GuestVramAddr(address)),
+            SavedPlace::Ram(address) => Self::Ram(Gpa(address)),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "../tests/saved.rs"]
+mod tests;

@@ -1,0 +1,35 @@
+//! Plain registers as they are saved.
+
+use super::{PAGE_DWORDS, PAGES, Storage};
+use crate::policy::{self, RangeKind, Target};
+use nvspec::regs::windows;
+use saved_state::{Invalid, ascend};
+
+impl Storage {
+    /// Byte offset and value of all registers that are not 0, in their order.
+    pub(crate) fn save(&self) -> Vec<(u32, u32)> {
+        let Self { pages } = self;
+        let pages = (0u32..).step_by(4 * PAGE_DWORDS).zip(pages);
+        let dwords = pages
+            .filter_map(|(base, page)| Some((base, page.as_ref()?)))
+            .flat_map(|(base, page)| (base..).step_by(4).zip(page.iter().copied()));
+        dwords.filter(|(_, value)| *value != 0).collect()
+    }
+
+    /// Registers as they were; what is not among `saved` is 0.
+    pub(crate) fn restored(saved: &[(u32, u32)]) -> Result<Self, Invalid> {
+        let mut storage = Self { pages: Vec::new() };
+        storage.pages.resize_with(PAGES, || None);
+        Invalid::unless(ascend(saved.iter().map(|(offset, _)| offset)), || "registers are not in their order".into())?;
+        for (offset, value) in saved {
+            let inside = u64::from(*offset) < windows::BAR0_BYTES && offset.is_multiple_of(4);
+            let is_kept = || {
+                let target = policy::find(*offset);
+                !matches!(target, Target::Nothing | Target::Range(RangeKind::Prom | RangeKind::Pramin))
+            };
+            Invalid::unless(inside && is_kept(), || format!("{offset:#x} is no register that is kept"))?;
+            storage.set(*offset, *value);
+        }
+        Ok(storage)
+    }
+}

@@ -1,0 +1,56 @@
+//! Checks of what parts must say of each other.
+
+use crate::RestoredVm;
+use channels::Channels;
+use devmodel::VGpu;
+use nvspec::fifo::{CHANNELS, VirtualChannelId};
+use saved_state::{Invalid, ascend};
+use sched::Scheduler;
+use std::collections::{BTreeMap, BTreeSet};
+use vram::{ChunkTable, VmId};
+
+/// All parts have the same VMs; the mediator has channels as well.
+pub(crate) fn agree_on_vms(
+    chunks: &ChunkTable,
+    channels: &Channels,
+    scheduler: &Scheduler,
+    vms: impl Iterator<Item = VmId>,
+) -> Result<(), Invalid> {
+    let vms: Vec<VmId> = vms.collect();
+    Invalid::unless(ascend(&vms), || "the VMs are not in their order".into())?;
+    let with_channels = channels.vms().filter(|vm| *vm != VmId::MEDIATOR);
+    let with_time = scheduler.vgpus().filter(|vm| *vm != VmId::MEDIATOR);
+    let same = chunks.vms().map(|(vm, _)| vm).eq(vms.iter().copied())
+        && with_channels.eq(vms.iter().copied())
+        && with_time.eq(vms.iter().copied());
+    Invalid::unless(same, || "memory, channels and the scheduler have other VMs than there are".into())
+}
+
+/// A guest sees as much VRAM as the VM has chunks for.
+pub(crate) fn check_vram(vm: VmId, gpu: &VGpu, chunks: &ChunkTable) -> Result<(), Invalid> {
+    let (shown, has) = (gpu.config().vram_bytes, chunks.vm_bytes(vm));
+    Invalid::unless(has == Some(shown), || format!("its guest sees {shown:#x} bytes of VRAM, and it has {has:x?}"))
+}
+
+/// Each channel is of a VM that has its directory, and whose guest sees it bound.
+pub(crate) fn check_channels(channels: &Channels, vms: &BTreeMap<VmId, RestoredVm>) -> Result<(), Invalid> {
+    for (vm, directory) in channels.directories().filter(|(vm, _)| *vm != VmId::MEDIATOR) {
+        let shadows = vms.get(&vm).map(|vm| &vm.spaces);
+        let own = shadows.is_some_and(|spaces| spaces.ids().any(|id| spaces.directory(id) == Some(directory)));
+        Invalid::unless(own, || {
+            format!("a channel of VM {vm} uses the directory at {directory}, which is not its own")
+        })?;
+    }
+    for (vm, one) in vms {
+        let seen: BTreeSet<VirtualChannelId> = one.gpu.bound_channels().collect();
+        let numbers = (0u8..).take(CHANNELS as usize).map(VirtualChannelId);
+        for channel in numbers {
+            let bound = channels.physical(*vm, channel).is_some();
+            let known = bound || channels.refused(*vm, channel).is_some();
+            Invalid::unless(seen.contains(&channel) == known, || {
+                format!("VM {vm}: its guest sees channel {} otherwise than it is", channel.0)
+            })?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,76 @@
+//! All parts in one file.
+
+use crate::{SavedCard, SavedVm};
+use channels::SavedChannels;
+use devmodel::SavedVGpu;
+use pv::SavedTables;
+use saved_state::{Known, Part, ReadError, SavedState, WriteError, Writer};
+use sched::SavedScheduler;
+use shadow_pt::SavedSpaces;
+use vram::{SavedBalancer, SavedChunks, SavedPool, SavedQuanta, VmId};
+
+/// Owner of the parts that are the card's.
+const CARD: u32 = 0;
+/// Owner of the mediator's own pages. No VM has this number.
+const OWN: u32 = VmId::MEDIATOR.0;
+
+impl SavedCard {
+    /// The parts that are read here, in the versions that are.
+    #[must_use]
+    pub fn known() -> Vec<Known> {
+        vec![
+            Known::of::<SavedChunks>(),
+            Known::of::<SavedBalancer>(),
+            Known::of::<SavedQuanta>(),
+            Known::of::<SavedChannels>(),
+            Known::of::<SavedScheduler>(),
+            Known::of::<SavedPool>(),
+            Known::of::<SavedVGpu>(),
+            Known::of::<SavedSpaces>(),
+            Known::of::<SavedTables>(),
+        ]
+    }
+
+    /// Appends all parts to a file.
+    ///
+    /// # Errors
+    /// See [`WriteError`].
+    pub fn write(&self, file: &mut Writer) -> Result<(), WriteError> {
+        let Self { chunks, balancer, quanta, channels, scheduler, pool, vms } = self;
+        file.put(CARD, chunks)?;
+        file.put(CARD, balancer)?;
+        file.put(CARD, quanta)?;
+        file.put(CARD, channels)?;
+        file.put(CARD, scheduler)?;
+        file.put(OWN, pool)?;
+        for SavedVm { vm, gpu, spaces, tables, pool } in vms {
+            file.put(vm.0, gpu)?;
+            file.put(vm.0, spaces)?;
+            file.put(vm.0, pool)?;
+            if let Some(tables) = tables {
+                file.put(vm.0, tables)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes all parts out of a file.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub fn read(file: &mut SavedState<'_>) -> Result<Self, ReadError> {
+        let (chunks, balancer, quanta) = (file.take(CARD)?, file.take(CARD)?, file.take(CARD)?);
+        let (channels, scheduler, pool) = (file.take(CARD)?, file.take(CARD)?, file.take(OWN)?);
+        let mut vms = Vec::new();
+        for vm in file.owners::<SavedVGpu>() {
+            let (gpu, spaces, pool) = (file.take(vm)?, file.take(vm)?, file.take(vm)?);
+            let tables = if has::<SavedTables>(file, vm) { Some(file.take(vm)?) } else { None };
+            vms.push(SavedVm { vm: VmId(vm), gpu, spaces, tables, pool });
+        }
+        Ok(Self { chunks, balancer, quanta, channels, scheduler, pool, vms })
+    }
+}
+
+fn has<P: Part>(file: &SavedState<'_>, of: u32) -> bool {
+    file.owners::<P>().contains(&of)
+}

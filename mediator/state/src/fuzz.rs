@@ -1,0 +1,148 @@
+//! Bytes as saved parts: refused, or restored and saved again as they were.
+
+#![allow(
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    reason = "what does not hold is to panic"
+)]
+
+use crate::{SavedCard, Surroundings, VmSurroundings};
+use channels::{Channels, Layout, SavedChannels};
+use devmodel::{SavedVGpu, VGpu, VGpuConfig};
+use nvspec::addr::{GuestVramAddr, VramAddr};
+use nvspec::chip::GF100;
+use pv::{SavedTables, Tables};
+use saved_state::SavedState;
+use sched::{Event, Nanos, SavedScheduler, Scheduler};
+use shadow_pt::{Limits, Mode};
+use std::sync::Arc;
+use vram::{ChunkTable, Quanta, SavedChunks, SavedQuanta, VmId};
+
+/// The time, in ns.
+const NOW: u64 = 1 << 40;
+/// Bytes of VRAM of each guest.
+pub(crate) const VRAM: u64 = 16 << 20;
+
+/// A host with two VMs and a card that takes all writes.
+pub(crate) struct Host;
+
+impl Surroundings for Host {
+    fn layout(&self) -> Layout {
+        Layout {
+            instances: VramAddr(0x10_0000),
+            userd: VramAddr(0x20_0000),
+            runlists: [VramAddr(0x30_0000), VramAddr(0x30_1000)],
+            work: VramAddr(0x40_0000),
+            images: VramAddr(0x80_0000),
+            graph_image: 0x1000,
+        }
+    }
+
+    fn own(&self) -> (u32, u32) {
+        (0, 0)
+    }
+
+    fn now_ns(&self) -> u64 {
+        NOW
+    }
+
+    fn vm(&self, vm: VmId) -> Option<VmSurroundings> {
+        let limits = Limits { table_bytes: 1 << 20 };
+        let set = VmSurroundings { config: config(), mode: Mode::LazyAdd, limits, table_bytes: 4 << 20 };
+        (1..3).contains(&vm.0).then_some(set)
+    }
+
+    fn write(&mut self, _: VramAddr, _: &[u8]) {}
+}
+
+pub(crate) fn config() -> VGpuConfig {
+    VGpuConfig { channels: 16, ..VGpuConfig::of_chip(&GF100, VRAM, Arc::from([0x55, 0xaa])) }
+}
+
+/// Reads `data` as a part, by its first byte, or as a whole file.
+///
+/// # Panics
+/// When something does not hold.
+pub fn fuzz(data: &[u8]) {
+    let Some((what, bytes)) = data.split_first() else { return };
+    match what % 7 {
+        0 => file(bytes),
+        1 => part::<SavedChunks, ChunkTable>(bytes, |saved| saved.try_into().ok(), ChunkTable::save, use_chunks),
+        2 => part::<SavedQuanta, Quanta>(
+            bytes,
+            |saved| saved.try_into().ok(),
+            Quanta::save,
+            |mut quanta| {
+                quanta.relocated(NOW, 1 << 20, 1000);
+                let _ = quanta.tick(NOW);
+            },
+        ),
+        3 => part::<SavedChannels, Channels>(
+            bytes,
+            |saved| Channels::restored(saved, Host.layout()).ok(),
+            Channels::save,
+            |channels| drop((channels.pending_pull(), channels.stuck())),
+        ),
+        4 => part::<SavedScheduler, Scheduler>(
+            bytes,
+            |saved| Scheduler::restored(saved, Nanos(NOW)).ok(),
+            Scheduler::save,
+            |mut scheduler| {
+                for at in 0..20 {
+                    scheduler.event(Nanos(NOW + at * 1_000_000), Event::Tick, &mut Vec::new());
+                }
+            },
+        ),
+        5 => part::<SavedVGpu, VGpu>(bytes, |saved| VGpu::restored(saved, config()).ok(), VGpu::save, drop),
+        _ => part::<SavedTables, Tables>(
+            bytes,
+            |saved| Tables::restored(saved, GuestVramAddr(VRAM), 4 << 20).ok(),
+            Tables::save,
+            |mut tables| {
+                tables.take_written(|_, _| ());
+                tables.clear();
+            },
+        ),
+    }
+}
+
+/// Takes everything out of a table.
+fn use_chunks(mut table: ChunkTable) {
+    let _ = (table.summary(), table.for_vms(), table.kept_for_mediator());
+    let _ = table.create_vm(VmId(77), VRAM, vram::Limits::default());
+    let _ = table.place(VmId(77), vram::GuestAddr(0));
+    for id in table.moves().map(|flight| flight.id).collect::<Vec<_>>() {
+        table.abort_move(id);
+    }
+    for (vm, _) in table.vms().collect::<Vec<_>>() {
+        let _ = table.destroy_vm(vm);
+    }
+    while let Some(work) = table.take_scrub_work() {
+        table.scrubbed(work.place);
+    }
+}
+
+/// A part that is restored is saved as one that is restored, and can be used.
+fn part<S: saved_state::Part, T>(
+    bytes: &[u8],
+    restore: impl Fn(S) -> Option<T>,
+    save: impl Fn(&T) -> S,
+    exercise: impl Fn(T),
+) {
+    let Ok((saved, _)) = postcard::take_from_bytes::<S>(bytes) else { return };
+    let Some(restored) = restore(saved) else { return };
+    let bytes = postcard::to_allocvec(&save(&restored)).expect("it can be encoded");
+    let again = postcard::from_bytes(&bytes).expect("it was just encoded");
+    assert!(restore(again).is_some(), "what was saved of `{}` is refused", S::NAME);
+    exercise(restored);
+}
+
+fn file(bytes: &[u8]) {
+    let Ok(mut file) = SavedState::parse(bytes, &SavedCard::known()) else { return };
+    let Ok(card) = SavedCard::read(&mut file) else { return };
+    let _ = card.restore(&mut Host);
+}
+
+#[cfg(test)]
+mod tests;

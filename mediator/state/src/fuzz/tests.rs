@@ -1,0 +1,179 @@
+use super::*;
+use crate::SavedVm;
+use crate::sample::card;
+use proptest::prelude::*;
+use saved_state::Writer;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+const IDENTITY: [u8; 16] = *b"a card of a test";
+
+fn file_of(card: &SavedCard) -> Vec<u8> {
+    let mut writer = Writer::new(IDENTITY);
+    card.write(&mut writer).unwrap();
+    writer.finish()
+}
+
+fn read(bytes: &[u8]) -> SavedCard {
+    let mut file = SavedState::parse(bytes, &SavedCard::known()).unwrap();
+    let card = SavedCard::read(&mut file).unwrap();
+    file.finish().unwrap();
+    card
+}
+
+fn refused(edit: impl FnOnce(&mut SavedCard)) -> String {
+    let mut card = card();
+    edit(&mut card);
+    card.restore(&mut Host).expect_err("it was restored").to_string()
+}
+
+#[test]
+fn a_card_is_as_it_was() {
+    let bytes = file_of(&card());
+    let restored = read(&bytes).restore(&mut Host).unwrap();
+    assert_eq!(restored.vms.len(), 2);
+    let vms = restored.vms.into_iter().map(|(vm, one)| SavedVm {
+        vm,
+        gpu: one.gpu.save(),
+        spaces: one.spaces.save(),
+        tables: one.tables.map(|tables| tables.save()),
+        pool: one.pool.save(),
+    });
+    let again = SavedCard {
+        chunks: restored.chunks.save(),
+        balancer: restored.balancer.save(),
+        quanta: restored.quanta.save(),
+        channels: restored.channels.save(),
+        scheduler: restored.scheduler.save(),
+        pool: restored.pool.save(),
+        vms: vms.collect(),
+    };
+    assert!(file_of(&again) == bytes);
+}
+
+#[test]
+fn vms_that_have_changed_places_are_refused() {
+    // Each part is sound.
+    assert!(refused(|card| card.vms.swap(0, 1)).contains("not in their order"));
+    assert!(
+        refused(|card| {
+            let (one, other) = card.vms.split_at_mut(1);
+            std::mem::swap(&mut one[0].spaces, &mut other[0].spaces);
+        })
+        .contains("are not for this use")
+    );
+    // With the memory, one's channels would use the other's tables.
+    assert!(
+        refused(|card| {
+            let (one, other) = card.vms.split_at_mut(1);
+            std::mem::swap(&mut one[0].spaces, &mut other[0].spaces);
+            std::mem::swap(&mut one[0].pool, &mut other[0].pool);
+        })
+        .contains("which is not its own")
+    );
+    assert!(
+        refused(|card| {
+            let pool = card.vms[0].pool.clone();
+            card.vms[1].pool = pool;
+        })
+        .contains("VM 2: chunk")
+    );
+    assert!(refused(|card| drop(card.vms.pop())).contains("other VMs than there are"));
+}
+
+#[test]
+fn a_guest_that_sees_other_channels_is_refused() {
+    let mut gpu = VGpu::new(config()).unwrap();
+    assert!(refused(|card| card.vms[0].gpu = gpu.save()).contains("sees channel 3 otherwise than it is"));
+    let larger = VGpuConfig { vram_bytes: 2 * VRAM, ..config() };
+    gpu = VGpu::new(larger).unwrap();
+    assert!(refused(|card| card.vms[0].gpu = gpu.save()).contains("another kind"));
+}
+
+#[test]
+fn a_vm_that_is_not_to_be_there_is_refused() {
+    struct Fewer;
+    impl Surroundings for Fewer {
+        fn own(&self) -> (u32, u32) {
+            Host.own()
+        }
+        fn layout(&self) -> Layout {
+            Host.layout()
+        }
+        fn now_ns(&self) -> u64 {
+            Host.now_ns()
+        }
+        fn vm(&self, vm: VmId) -> Option<VmSurroundings> {
+            Host.vm(vm).filter(|_| vm == VmId(1))
+        }
+        fn write(&mut self, _: VramAddr, _: &[u8]) {}
+    }
+    let error = card().restore(&mut Fewer).unwrap_err().to_string();
+    assert!(error.contains("VM 2: it is not to be there"), "{error}");
+}
+
+/// Seeds of the fuzz target: each part of the sample, and the whole file.
+fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
+    fn of(what: u8, part: &impl saved_state::Part) -> Vec<u8> {
+        [vec![what], postcard::to_allocvec(part).unwrap()].concat()
+    }
+    let card = card();
+    BTreeMap::from([
+        ("file", [vec![0], file_of(&card)].concat()),
+        ("chunks", of(1, &card.chunks)),
+        ("quanta", of(2, &card.quanta)),
+        ("channels", of(3, &card.channels)),
+        ("scheduler", of(4, &card.scheduler)),
+        ("registers", of(5, &card.vms[0].gpu)),
+        ("tables", of(6, card.vms[0].tables.as_ref().unwrap())),
+    ])
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus/state")
+}
+
+/// The files are those of version 1 of each part as well: a program that cannot read them has another version.
+#[test]
+fn seeds_in_the_repository_are_up_to_date() {
+    let seeds = seeds();
+    if std::env::var_os("UPDATE_SEEDS").is_some() {
+        std::fs::create_dir_all(folder()).unwrap();
+        for (name, bytes) in &seeds {
+            std::fs::write(folder().join(name), bytes).unwrap();
+        }
+    }
+    for (name, bytes) in &seeds {
+        let kept = std::fs::read(folder().join(name)).unwrap();
+        assert!(kept == *bytes, "{name}: UPDATE_SEEDS=1 cargo test -p card-state seeds writes it anew; a new version?");
+    }
+}
+
+#[test]
+fn saved_inputs_keep_what_must_hold() {
+    for entry in std::fs::read_dir(folder()).unwrap() {
+        fuzz(&std::fs::read(entry.unwrap().path()).unwrap());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn edited_seeds_keep_what_must_hold(
+        which in any::<prop::sample::Index>(),
+        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5),
+        cut in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        let seeds = seeds();
+        let mut bytes = which.get(&seeds.into_values().collect::<Vec<_>>()).clone();
+        for (at, value) in edits {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        if let Some(cut) = cut {
+            bytes.truncate(cut.index(bytes.len()));
+        }
+        fuzz(&bytes);
+    }
+}

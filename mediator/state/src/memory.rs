@@ -1,0 +1,30 @@
+//! The card's memory while address spaces are restored: a VM's own pool.
+
+use nvspec::addr::VramAddr;
+use shadow_pt::ShadowMemory;
+use vram::{CardAddr, ChunkTable, PagePool};
+
+/// A pool, and a way to write to the card.
+pub(crate) struct PoolMemory<'a> {
+    pub(crate) pool: &'a mut PagePool,
+    pub(crate) chunks: &'a mut ChunkTable,
+    pub(crate) write: &'a mut dyn FnMut(VramAddr, &[u8]),
+}
+
+impl ShadowMemory for PoolMemory<'_> {
+    fn alloc(&mut self, bytes: u64) -> Option<VramAddr> {
+        let address = VramAddr(self.pool.alloc(self.chunks, bytes).ok()?.0);
+        // What was there before may be of another table.
+        let zeros = vec![0; usize::try_from(bytes).ok()?];
+        (self.write)(address, &zeros);
+        Some(address)
+    }
+
+    fn free(&mut self, address: VramAddr, _bytes: u64) {
+        self.pool.free(CardAddr(address.0));
+    }
+
+    fn write(&mut self, address: VramAddr, data: &[u8]) {
+        (self.write)(address, data);
+    }
+}

@@ -1,0 +1,135 @@
+//! From parts to what they were.
+
+use crate::agree::{agree_on_vms, check_channels, check_vram};
+use crate::memory::PoolMemory;
+use crate::{SavedCard, SavedVm};
+use channels::{Channels, Layout};
+use devmodel::{VGpu, VGpuConfig};
+use nvspec::addr::{GuestVramAddr, VramAddr};
+use pv::Tables;
+use saved_state::Invalid;
+use sched::{Nanos, Scheduler};
+use shadow_pt::{AddressSpaces, Limits, Mode};
+use std::collections::BTreeMap;
+use vram::{Balancer, CardAddr, ChunkTable, PagePool, Quanta, Unclaimed, VmId};
+
+/// Settings and the card, which the parts are restored into.
+pub trait Surroundings {
+    /// Returns where the host's structures lie on the card.
+    fn layout(&self) -> Layout;
+
+    /// Chunks with the host's own structures: the first, and how many.
+    fn own(&self) -> (u32, u32);
+
+    /// The clock that the scheduler is told, in ns.
+    fn now_ns(&self) -> u64;
+
+    /// Settings of a VM; `None` for one that is not to be there.
+    fn vm(&self, vm: VmId) -> Option<VmSurroundings>;
+
+    /// Writes to the card's memory.
+    fn write(&mut self, address: VramAddr, data: &[u8]);
+}
+
+/// Settings of a VM.
+#[derive(Clone, Debug)]
+pub struct VmSurroundings {
+    /// Origin of its vGPU.
+    pub config: VGpuConfig,
+    /// Extent of what a flush does.
+    pub mode: Mode,
+    /// Bytes of shadow tables.
+    pub limits: Limits,
+    /// Bytes of page tables that are kept for it.
+    pub table_bytes: u64,
+}
+
+/// A card as it was.
+#[derive(Debug)]
+pub struct RestoredCard {
+    /// Table of who has which chunk.
+    pub chunks: ChunkTable,
+    /// Policy of which chunks move.
+    pub balancer: Balancer,
+    /// Order in which VMs take turns.
+    pub quanta: Quanta,
+    /// The physical channels.
+    pub channels: Channels,
+    /// The scheduler.
+    pub scheduler: Scheduler,
+    /// Pages of the mediator's own, that are no VM's.
+    pub pool: PagePool,
+    /// The VMs.
+    pub vms: BTreeMap<VmId, RestoredVm>,
+}
+
+/// A VM as it was. Its address spaces map nothing of the guest's yet.
+#[derive(Debug)]
+pub struct RestoredVm {
+    /// Its registers.
+    pub gpu: VGpu,
+    /// Its address spaces.
+    pub spaces: AddressSpaces,
+    /// Page tables that are kept for it.
+    pub tables: Option<Tables>,
+    /// Pages of the card with its shadow tables.
+    pub pool: PagePool,
+}
+
+impl SavedCard {
+    /// The card and its VMs as they were. Only the directories of address spaces are written to the card.
+    ///
+    /// # Errors
+    /// When a part is none that there can be, or does not agree with another. Directories may be written then: nothing of them
+    /// may run.
+    pub fn restore(self, host: &mut impl Surroundings) -> Result<RestoredCard, Invalid> {
+        let Self { chunks, balancer, quanta, channels, scheduler, pool, vms } = self;
+        let mut chunks = ChunkTable::try_from(chunks)?;
+        let balancer = Balancer::restored(balancer, &chunks)?;
+        let quanta = Quanta::try_from(quanta)?;
+        let channels = Channels::restored(channels, host.layout())?;
+        let scheduler = Scheduler::restored(scheduler, Nanos(host.now_ns()))?;
+        let mut unclaimed = chunks.unclaimed();
+        let (first, count) = host.own();
+        unclaimed.claim(first, count)?;
+        let pool = PagePool::restored(pool, &chunks, &mut unclaimed)?;
+        agree_on_vms(&chunks, &channels, &scheduler, vms.iter().map(|vm| vm.vm))?;
+        let mut restored = BTreeMap::new();
+        for saved in vms {
+            let vm = saved.vm;
+            let one = saved.restore(&mut chunks, &mut unclaimed, host).map_err(|why| of_vm(vm, &why))?;
+            check_vram(vm, &one.gpu, &chunks).map_err(|why| of_vm(vm, &why))?;
+            restored.insert(vm, one);
+        }
+        unclaimed.finish()?;
+        check_channels(&channels, &restored)?;
+        Ok(RestoredCard { chunks, balancer, quanta, channels, scheduler, pool, vms: restored })
+    }
+}
+
+fn of_vm(vm: VmId, why: &Invalid) -> Invalid {
+    Invalid::new(format_args!("VM {vm}: {why}"))
+}
+
+impl SavedVm {
+    fn restore(
+        self,
+        chunks: &mut ChunkTable,
+        unclaimed: &mut Unclaimed,
+        host: &mut impl Surroundings,
+    ) -> Result<RestoredVm, Invalid> {
+        let Self { vm, gpu, spaces, tables, pool } = self;
+        let set = host.vm(vm).ok_or_else(|| Invalid::new("it is not to be there: it is in no configuration"))?;
+        let VmSurroundings { config, mode, limits, table_bytes } = set;
+        let base = GuestVramAddr(config.vram_bytes);
+        let gpu = VGpu::restored(gpu, config)?;
+        let tables = tables.map(|tables| Tables::restored(tables, base, table_bytes)).transpose()?;
+        let mut pool = PagePool::restored(pool, chunks, unclaimed)?;
+        let own = pool.allocations();
+        let mut write = |address: VramAddr, data: &[u8]| host.write(address, data);
+        let mut memory = PoolMemory { pool: &mut pool, chunks, write: &mut write };
+        let owns = |at: VramAddr, bytes| own.holds(CardAddr(at.0), bytes);
+        let spaces = AddressSpaces::restored(spaces, mode, limits, &mut memory, owns)?;
+        Ok(RestoredVm { gpu, spaces, tables, pool })
+    }
+}

@@ -1,0 +1,231 @@
+//! A card that stands still while guests go on.
+
+use super::oversubscribe::eventually;
+use super::relocate::{Dice, driver_of, free_settings, rig_of, work_until};
+use super::stuck::{hang, works};
+use super::{MIB, driver, rig};
+use card::Card;
+use card_state::{RestoredCard, RestoredVm, SavedCard, SavedVm, Surroundings, VmSurroundings};
+use devmodel::VGpuConfig;
+use nvspec::addr::VramAddr;
+use nvspec::fifo::engine;
+use nvspec::regs::pfifo;
+use owner::Feeder;
+use owner::overdue::Awaited;
+use rig::Rig;
+use rig::driver::{CE0, Driver, ce_copy, object};
+use saved_state::{SavedState, Writer};
+use shadow_pt::Limits;
+use simgpu::EngineId;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+use vram::VmId;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Says whether no engine works for a channel.
+fn is_idle(rig: &Rig) -> bool {
+    (0..engine::COUNT).all(|unit| !pfifo::ENGINE_STATUS::BUSY.is_set(rig.card.read32(pfifo::ENGINE_STATUS::at(unit))))
+}
+
+#[test]
+fn guests_work_on_and_lose_nothing_while_the_card_stands_still_again_and_again() {
+    let rig = rig_of(2 * MIB, 96, 0);
+    let drivers: Vec<Driver> = (0..3).map(|vm| driver_of(&rig, vm, 16)).collect();
+    let (done, working) = (AtomicBool::new(false), AtomicU32::new(3));
+    let mut stood = 0;
+    std::thread::scope(|scope| {
+        for (vm, mut driver) in (0u64..).zip(drivers) {
+            let (done, working) = (&done, &working);
+            scope.spawn(move || {
+                let enough = |round| round >= 60 && done.load(Ordering::SeqCst);
+                let worked = catch_unwind(AssertUnwindSafe(|| work_until(&mut driver, enough, &mut Dice(vm))));
+                working.fetch_sub(1, Ordering::SeqCst);
+                worked.unwrap_or_else(|error| resume_unwind(error));
+            });
+        }
+        while stood < 50 && working.load(Ordering::SeqCst) == 3 {
+            let still = rig.host.stand_still(LIMIT).expect("a card that stands still");
+            assert!(is_idle(&rig));
+            // Nothing is on an engine, so the card itself can be written down.
+            rig.card.halt().expect("a card at rest");
+            assert!(rig.card.save().is_some());
+            rig.card.go_on();
+            std::thread::sleep(Duration::from_millis(1));
+            assert!(is_idle(&rig), "it stays so, whatever guests ring for");
+            drop(still);
+            stood += 1;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        done.store(true, Ordering::SeqCst);
+    });
+    assert_eq!(stood, 50);
+}
+
+#[test]
+fn what_was_submitted_before_and_meanwhile_is_done_when_the_card_goes_on() {
+    let rig = rig();
+    let mut driver = driver(&rig, 0);
+    let mut channel = driver.channel(1);
+    let still = rig.host.stand_still(LIMIT).unwrap();
+    driver.buffer(&channel, super::A, 1, 5);
+    let to = driver.buffer(&channel, super::B, 1, 9);
+    driver.submit(&mut channel, &[object(CE0), ce_copy(super::A, super::B, 1)].concat());
+    std::thread::sleep(Duration::from_millis(1100));
+    assert!(driver.vram_holds(to, 1, 9), "nothing runs");
+    let usage = rig.host.lock().scheduler_usage(1);
+    let waits = &usage.vms[&VmId(0)].overdue;
+    assert!(waits.iter().any(|waits| waits.awaited == Awaited::Standstill), "{waits:?}");
+    // One that comes now stands still as well, though nobody asked again.
+    let mut late = super::driver(&rig, 1);
+    let mut other = late.channel(1);
+    late.buffer(&other, super::A, 1, 6);
+    let there = late.buffer(&other, super::B, 1, 8);
+    late.submit(&mut other, &[object(CE0), ce_copy(super::A, super::B, 1)].concat());
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(late.vram_holds(there, 1, 8) && is_idle(&rig));
+    drop(still);
+    driver.wait(&channel);
+    late.wait(&other);
+    assert!(driver.vram_holds(to, 1, 5) && late.vram_holds(there, 1, 6));
+}
+
+#[test]
+fn channel_that_does_not_leave_in_time_hangs_and_costs_the_others_nothing() {
+    for engine in [EngineId::Copy0, EngineId::Graph] {
+        let rig = rig();
+        let (mut bad, mut good) = (driver(&rig, 0), driver(&rig, 1));
+        let mut channel = good.channel(1);
+        works(&mut good, &mut channel, 3);
+        hang(&rig, &mut bad, engine);
+        let still = rig.host.stand_still(Duration::from_millis(50)).expect("an engine that is reset");
+        assert!(is_idle(&rig));
+        rig.card.halt().expect("a card at rest");
+        rig.card.go_on();
+        drop(still);
+        eventually("its guest is told", || bad.guest.counter("hangs") == 1);
+        works(&mut good, &mut channel, 4);
+        // Its guest goes on with another channel.
+        let mut next = bad.channel(2);
+        works(&mut bad, &mut next, 5);
+    }
+}
+
+/// The rig's card, as what it has written down is restored into.
+struct Same<'a> {
+    rig: &'a Rig,
+    own: u32,
+    origins: Vec<VGpuConfig>,
+    /// Directories that were written.
+    written: usize,
+}
+
+impl Surroundings for Same<'_> {
+    fn layout(&self) -> channels::Layout {
+        *self.rig.host.layout()
+    }
+
+    fn own(&self) -> (u32, u32) {
+        (0, self.own)
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.rig.host.lock().card_time().0
+    }
+
+    fn vm(&self, vm: VmId) -> Option<VmSurroundings> {
+        let config = self.origins.get(vm.0 as usize)?.clone();
+        let limits = Limits { table_bytes: 128 * MIB };
+        Some(VmSurroundings { config, mode: free_settings(16).shadow, limits, table_bytes: 4 * MIB })
+    }
+
+    fn write(&mut self, _: VramAddr, _: &[u8]) {
+        self.written += 1;
+    }
+}
+
+fn file_of(saved: &SavedCard) -> Vec<u8> {
+    let mut file = Writer::new([7; 16]);
+    saved.write(&mut file).expect("a card that can be written");
+    file.finish()
+}
+
+fn read(file: &[u8]) -> SavedCard {
+    let mut sections = SavedState::parse(file, &SavedCard::known()).expect("a file");
+    let saved = SavedCard::read(&mut sections).expect("all parts");
+    sections.finish().expect("nothing else");
+    saved
+}
+
+/// A card with guests at work, of which one has given a channel back, is written down when it
+/// stands still: a file from which comes what was there.
+#[test]
+fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
+    let rig = rig_of(2 * MIB, 96, 0);
+    let own = rig.usage().0.mediator;
+    let mut drivers: Vec<Driver> = (0..3).map(|vm| driver_of(&rig, vm, 16)).collect();
+    for (vm, driver) in drivers.iter_mut().enumerate() {
+        let mut channel = driver.channel(3);
+        works(driver, &mut channel, vm as u32);
+        if vm == 1 {
+            driver.unbind(&channel);
+        }
+    }
+    let mut channels: Vec<_> = drivers.iter_mut().map(|driver| driver.channel(1)).collect();
+    let mut places = Vec::new();
+    for (driver, channel) in drivers.iter_mut().zip(&mut channels) {
+        driver.buffer(channel, super::A, 1, 5);
+        places.push(driver.buffer(channel, super::B, 1, 9));
+    }
+    let still = rig.host.stand_still(LIMIT).unwrap();
+    for (driver, channel) in drivers.iter_mut().zip(&mut channels) {
+        driver.submit(channel, &[object(CE0), ce_copy(super::A, super::B, 1)].concat());
+    }
+    let mut saved = still.save();
+    let vms: Vec<_> = drivers.iter().map(|driver| driver.guest.vm()).collect();
+    saved.vms = vms.iter().map(|vm| vm.save()).collect();
+    let file = file_of(&saved);
+
+    let mut same = Same { rig: &rig, own, origins: vms.iter().map(|vm| vm.origin()).collect(), written: 0 };
+    let restored = read(&file).restore(&mut same).expect("a card that there can be");
+    assert!(same.written >= 3, "a directory of each VM");
+    let RestoredCard { chunks, balancer, quanta, channels: bound, scheduler, pool, vms: guests } = restored;
+    assert_eq!(guests.len(), 3);
+    let again = SavedCard {
+        chunks: chunks.save(),
+        balancer: balancer.save(),
+        quanta: quanta.save(),
+        channels: bound.save(),
+        scheduler: scheduler.save(),
+        pool: pool.save(),
+        vms: guests.into_iter().map(|(vm, guest)| of_guest(vm, &guest)).collect(),
+    };
+    let text = |value: &dyn std::fmt::Debug| format!("{value:?}");
+    assert_eq!(again.chunks, saved.chunks);
+    assert_eq!(again.channels, saved.channels);
+    assert_eq!(text(&again.scheduler), text(&saved.scheduler));
+    assert_eq!(text(&(again.balancer, again.quanta, again.pool)), text(&(saved.balancer, saved.quanta, saved.pool)));
+    for (again, saved) in again.vms.iter().zip(&saved.vms) {
+        assert_eq!(text(&(again.vm, &again.gpu, &again.tables)), text(&(saved.vm, &saved.gpu, &saved.tables)));
+        // Shadow tables are made again as they are needed; their pages are free until then, as are those of old tables that
+        // TLBs may have known.
+        let directories = |vm: &SavedVm| text(&vm.spaces).split("old").next().map(str::to_owned);
+        assert_eq!(directories(again), directories(saved));
+    }
+
+    // Another card's is refused.
+    let mut other = Same { rig: &rig, own: own + 1, origins: same.origins, written: 0 };
+    assert!(read(&file).restore(&mut other).is_err());
+    drop(still);
+    for ((driver, channel), to) in drivers.iter_mut().zip(&channels).zip(places) {
+        driver.wait(channel);
+        assert!(driver.vram_holds(to, 1, 5), "writing it down has changed nothing");
+    }
+}
+
+fn of_guest(vm: VmId, guest: &RestoredVm) -> SavedVm {
+    let RestoredVm { gpu, spaces, tables, pool } = guest;
+    let tables = tables.as_ref().map(pv::Tables::save);
+    SavedVm { vm, gpu: gpu.save(), spaces: spaces.save(), tables, pool: pool.save() }
+}

@@ -1,0 +1,92 @@
+//! Table space as it is saved.
+
+use super::{Object, Slot, SlotId, Slots};
+use crate::objects::SLOT_BYTES;
+use crate::objects::contents::Contents;
+use crate::objects::saved::SavedTable;
+use crate::op::Kind;
+use nvspec::addr::{BUS_BITS, GuestVramAddr};
+use saved_state::Invalid;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A place for a table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedSlot {
+    pub(crate) table: Option<SavedTable>,
+    pub(crate) written: u64,
+}
+
+impl Slots {
+    /// Begin of table space, the places, and those without a table in their order.
+    pub(in crate::objects) fn save(&self) -> (GuestVramAddr, Vec<SavedSlot>, Vec<u32>) {
+        let Self {
+            base,
+            slots,
+            free,
+            // It names those with pages that were written, in no order that matters.
+            written: _,
+        } = self;
+        let saved = |slot: &Slot| {
+            let Slot { object, written } = slot;
+            // How often it is named is counted.
+            let table = object.as_ref().map(|Object { kind, names: _, contents }| SavedTable::of(*kind, contents));
+            SavedSlot { table, written: *written }
+        };
+        (*base, slots.iter().map(saved).collect(), free.iter().map(|slot| slot.0).collect())
+    }
+
+    /// Table space from `base` on. Nothing is named yet: [`Self::set_names`] is to be called.
+    pub(in crate::objects) fn restored(
+        base: GuestVramAddr,
+        saved: Vec<SavedSlot>,
+        free: Vec<u32>,
+    ) -> Result<Self, Invalid> {
+        let bytes = (saved.len() as u64).saturating_mul(SLOT_BYTES);
+        let end = base.checked_add(bytes).filter(|end| end.0 <= 1 << BUS_BITS);
+        Invalid::unless(end.is_some(), || format!("{} tables do not fit into table space", saved.len()))?;
+        let mut slots = Self::new(base);
+        for (number, SavedSlot { table, written }) in (0u32..).zip(saved) {
+            let object = table.map(SavedTable::restored).transpose()?;
+            slots.slots.push(Slot { object, written });
+            if written != 0 {
+                slots.written.push(SlotId(number));
+            }
+        }
+        let numbers = (0u32..).zip(&slots.slots);
+        let empty: BTreeSet<u32> =
+            numbers.filter(|(_, slot)| slot.object.is_none()).map(|(number, _)| number).collect();
+        let listed: BTreeSet<u32> = free.iter().copied().collect();
+        Invalid::unless(listed.len() == free.len() && listed == empty, || {
+            "the places without a table are others than those that are listed".into()
+        })?;
+        slots.free = free.into_iter().map(SlotId).collect();
+        Ok(slots)
+    }
+
+    /// Says how often each table is named, by place. A table that nothing names is not there.
+    pub(in crate::objects) fn set_names(&mut self, names: &BTreeMap<u32, u64>) -> Result<(), Invalid> {
+        for (number, slot) in (0u32..).zip(&mut self.slots) {
+            let Some(object) = &mut slot.object else { continue };
+            object.names = names.get(&number).copied().unwrap_or(0);
+            Invalid::unless(object.names != 0, || format!("nothing names the table at place {number}"))?;
+        }
+        Ok(())
+    }
+}
+
+impl Object {
+    pub(in crate::objects) fn unnamed(kind: Kind, contents: Contents) -> Self {
+        Self { kind, names: 0, contents }
+    }
+}
+
+impl SlotId {
+    pub(in crate::objects) const fn number(self) -> u32 {
+        self.0
+    }
+
+    pub(in crate::objects) const fn numbered(number: u32) -> Self {
+        Self(number)
+    }
+}

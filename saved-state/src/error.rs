@@ -1,0 +1,153 @@
+//! Why a file is not written, or not read.
+
+use crate::format::{FORMAT, SECTIONS_MAX};
+use crate::part::Invalid;
+
+/// Why a part is not written down.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WriteError {
+    /// Two parts of one name and owner.
+    #[error("the state of `{name}` of {of} is written twice")]
+    Twice {
+        /// The part.
+        name: &'static str,
+        /// Its owner.
+        of: u32,
+    },
+    /// More parts than a file has.
+    #[error("a file of saved state has at most {SECTIONS_MAX} sections")]
+    Sections,
+    /// The reader knows no such part, or none of a version that can be written.
+    #[error(
+        "the reader takes `{name}` in version {reads:?}, and it can be written in {version} and the one before: replace the \
+         daemon by one that is at most one version away"
+    )]
+    Version {
+        /// The part.
+        name: &'static str,
+        /// The version in which it is written here.
+        version: u32,
+        /// Versions that the reader takes: that one and the one before.
+        reads: Option<u32>,
+    },
+    /// The version before has no words for it.
+    #[error("the state of `{name}` of {of} cannot be written in version {version}: {why}")]
+    Before {
+        /// The part.
+        name: &'static str,
+        /// Its owner.
+        of: u32,
+        /// The version before.
+        version: u32,
+        /// Reason.
+        why: Invalid,
+    },
+    /// The encoding failed.
+    #[error("the state of `{name}` of {of} cannot be encoded")]
+    Encoding {
+        /// The part.
+        name: &'static str,
+        /// Its owner.
+        of: u32,
+    },
+}
+
+/// Why a file is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReadError {
+    /// The first bytes are others.
+    #[error("this is no saved state of a vGPU: it begins with other bytes")]
+    Magic,
+    /// The file's own format is another.
+    #[error("the saved state has format {0}; this program reads format {FORMAT}")]
+    Format(u32),
+    /// The file ends early.
+    #[error("the saved state ends after {at} bytes, within {what}: it was cut")]
+    Cut {
+        /// Bytes before that.
+        at: usize,
+        /// The value that should be there.
+        what: &'static str,
+    },
+    /// More sections than a file may have.
+    #[error("the saved state claims to have {0} sections; {SECTIONS_MAX} are the most")]
+    Sections(u32),
+    /// A section's name is none.
+    #[error("section {0} of the saved state has no proper name")]
+    Name(u32),
+    /// Bytes behind the last section.
+    #[error("{0} bytes follow the last section of the saved state")]
+    Behind(usize),
+    /// A section does not hold what was written.
+    #[error("section `{name}` of {of} is damaged, or comes from another file: its sum is wrong")]
+    Sum {
+        /// The part.
+        name: String,
+        /// Its owner.
+        of: u32,
+    },
+    /// A section that nobody knows.
+    #[error(
+        "section `{name}` of {of} is unknown to this program: it was saved by a newer one, or one with other parts"
+    )]
+    Unknown {
+        /// The part.
+        name: String,
+        /// Its owner.
+        of: u32,
+    },
+    /// A section in a version that is not read.
+    #[error("section `{name}` of {of} has version {version}; this program reads {known} and the one before")]
+    Version {
+        /// The part.
+        name: String,
+        /// Its owner.
+        of: u32,
+        /// Its version in the file.
+        version: u32,
+        /// The version of this program.
+        known: u32,
+    },
+    /// A section twice.
+    #[error("section `{name}` of {of} is there twice")]
+    Twice {
+        /// The part.
+        name: String,
+        /// Its owner.
+        of: u32,
+    },
+    /// A section that is not there.
+    #[error("section `{name}` of {of} is missing, or was read already")]
+    Missing {
+        /// The part.
+        name: &'static str,
+        /// Its owner.
+        of: u32,
+    },
+    /// A section that was not read.
+    #[error("section `{name}` of {of} belongs to nothing else in the saved state")]
+    Left {
+        /// The part.
+        name: String,
+        /// Its owner.
+        of: u32,
+    },
+    /// The contents are no part of that version.
+    #[error("section `{name}` of {of} cannot be decoded")]
+    Encoding {
+        /// The part.
+        name: &'static str,
+        /// Its owner.
+        of: u32,
+    },
+    /// The contents make no sense.
+    #[error("section `{name}` of {of} makes no sense: {why}")]
+    Invalid {
+        /// The part.
+        name: &'static str,
+        /// Its owner.
+        of: u32,
+        /// Reason.
+        why: Invalid,
+    },
+}

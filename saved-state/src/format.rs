@@ -1,0 +1,38 @@
+//! The bytes of a file, but for its contents.
+
+use sha2::{Digest, Sha256};
+
+/// The first bytes of each file.
+pub const MAGIC: [u8; 8] = *b"GPUMSTAT";
+/// Version of the file's own format.
+pub const FORMAT: u32 = 1;
+/// Most sections of a file: each VM of a card has a handful.
+pub const SECTIONS_MAX: u32 = 4096;
+/// Longest name of a part.
+pub(crate) const NAME_MAX: usize = 64;
+/// Bytes of a file's identity.
+pub(crate) const IDENTITY: usize = 16;
+/// Bytes of a section's sum.
+pub(crate) const SUM: usize = 32;
+
+/// Returns whether a part may be called so.
+pub(crate) fn is_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
+    (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(allowed)
+}
+
+/// The sum of a section of the file with that identity.
+pub(crate) fn sum(identity: &[u8; IDENTITY], name: &str, of: u32, version: u32, contents: &[u8]) -> [u8; SUM] {
+    // A name of 64 bytes at most has its length in one.
+    let length = u8::try_from(name.len()).unwrap_or(u8::MAX);
+    Sha256::new()
+        .chain_update(identity)
+        .chain_update([length])
+        .chain_update(name)
+        .chain_update(of.to_le_bytes())
+        .chain_update(version.to_le_bytes())
+        .chain_update((contents.len() as u64).to_le_bytes())
+        .chain_update(contents)
+        .finalize()
+        .into()
+}

@@ -1,0 +1,57 @@
+//! Saved state: what a vGPU, or a card, is made of, written down so that it can go on elsewhere.
+//!
+//! Each crate saves its own part, beside its state, as a [`Part`]: plain data with a name, which is the crate's, and a version.
+//! This crate makes one file of the parts and takes it apart again.
+//!
+//! # The file
+//! All numbers are little-endian.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 8 | [`MAGIC`] |
+//! | 4 | [`FORMAT`], the version of this table |
+//! | 16 | the file's identity, which no other file has |
+//! | 4 | how many sections follow, at most [`SECTIONS_MAX`] |
+//!
+//! Then the sections, one behind the other:
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 1 + n | length of the name, and the name: ASCII letters, digits, `-` and `.` |
+//! | 4 | whose part it is: a number that the writer chooses, such as a tenant's |
+//! | 4 | the part's version |
+//! | 8 | length of the contents |
+//! | 32 | SHA-256 of the file's identity, all of the above, and the contents |
+//! | n | the contents, in the encoding of `postcard` |
+//!
+//! Nothing follows the last one. A section's sum covers the file's identity, so that a section of another file does not pass for
+//! one of this.
+//!
+//! # Versions
+//! A program reads each part in its own version and in the one before, and writes either: [`Part::Before`] is the part as it was
+//! then. So the newer of two programs that follow each other does all of the conversion, in both directions; the older one
+//! need not know what comes after it. What the older one reads it says itself ([`Known`]).
+//!
+//! # Trust
+//! A file is untrusted input: the sums find damage, not malice. Nothing here allocates more than the file is long, and what a part
+//! holds is for its crate to check, value by value ([`Invalid`]), before it acts on it.
+//!
+//! Not here: what the parts hold; the memory of cards and guests, which goes by reference; encryption.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
+)]
+
+mod error;
+mod format;
+mod part;
+mod read;
+mod write;
+
+pub use error::{ReadError, WriteError};
+pub use format::{FORMAT, MAGIC, SECTIONS_MAX};
+pub use part::{Invalid, Known, Part, Unversioned, ascend};
+pub use read::SavedState;
+pub use write::Writer;

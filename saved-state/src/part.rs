@@ -1,0 +1,99 @@
+//! A part of a saved state.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Plain data that a crate saves, made from its state by a pattern that names each field, so that none is forgotten.
+pub trait Part: Serialize + DeserializeOwned {
+    /// The crate's name, with what it is of the crate behind a dot where that has several.
+    const NAME: &'static str;
+    /// Counts up with each change of the encoding, from 1. Lists end a number of elements that each take bytes: a list of things
+    /// that take none would be as long as its length says.
+    const VERSION: u32;
+    /// The part as it was in the version before; [`Unversioned`] in version 1.
+    type Before: Serialize + DeserializeOwned;
+
+    /// From the version before.
+    ///
+    /// # Errors
+    /// When it is a state that there is not any more.
+    fn from_before(before: Self::Before) -> Result<Self, Invalid>;
+
+    /// To the version before, for a program that is older.
+    ///
+    /// # Errors
+    /// When it had no words for it.
+    fn to_before(&self) -> Result<Self::Before, Invalid>;
+}
+
+/// The version before the first: there is none.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum Unversioned {}
+
+/// Makes a type the first version of a part.
+#[macro_export]
+macro_rules! first_version {
+    ($part:ty, $name:literal) => {
+        impl $crate::Part for $part {
+            const NAME: &'static str = $name;
+            const VERSION: u32 = 1;
+            type Before = $crate::Unversioned;
+
+            fn from_before(before: $crate::Unversioned) -> Result<Self, $crate::Invalid> {
+                match before {}
+            }
+
+            fn to_before(&self) -> Result<$crate::Unversioned, $crate::Invalid> {
+                Err($crate::Invalid::new("there is no version before the first"))
+            }
+        }
+    };
+}
+
+/// A part that a program reads, in this version and the one before.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Known {
+    /// The part's name.
+    pub name: String,
+    /// The newest version that is read.
+    pub version: u32,
+}
+
+impl Known {
+    /// As this program knows it.
+    #[must_use]
+    pub fn of<P: Part>() -> Self {
+        Self { name: P::NAME.to_owned(), version: P::VERSION }
+    }
+}
+
+/// Why saved values are no state that there can be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Invalid(String);
+
+impl Invalid {
+    /// Says why.
+    pub fn new(why: impl fmt::Display) -> Self {
+        Self(why.to_string())
+    }
+
+    /// Nothing if `holds`; else says what does not.
+    ///
+    /// # Errors
+    /// If it does not hold.
+    pub fn unless(holds: bool, why: impl FnOnce() -> String) -> Result<(), Self> {
+        if holds { Ok(()) } else { Err(Self(why())) }
+    }
+}
+
+/// Returns whether keys ascend, each above the one before: as those of a map are saved.
+pub fn ascend<K: Ord>(keys: impl IntoIterator<Item = K>) -> bool {
+    let mut last: Option<K> = None;
+    keys.into_iter().all(|key| {
+        let above = last.as_ref().is_none_or(|last| *last < key);
+        last = Some(key);
+        above
+    })
+}

@@ -1,0 +1,89 @@
+//! From parts to a file.
+
+use crate::error::WriteError;
+use crate::format::{FORMAT, IDENTITY, MAGIC, SECTIONS_MAX, is_name, sum};
+use crate::part::{Known, Part};
+use std::collections::BTreeSet;
+
+/// A file that is being written.
+#[derive(Debug)]
+pub struct Writer {
+    identity: [u8; IDENTITY],
+    /// Sections that the reader takes; everything in the newest version without.
+    reader: Option<Vec<Known>>,
+    written: BTreeSet<(&'static str, u32)>,
+    sections: Vec<u8>,
+}
+
+impl Writer {
+    /// A file for a program of this version. No other file may have the `identity`: sections of files with the same one can be
+    /// taken for each other's.
+    #[must_use]
+    pub fn new(identity: [u8; IDENTITY]) -> Self {
+        Self { identity, reader: None, written: BTreeSet::new(), sections: Vec::new() }
+    }
+
+    /// A file for a program that reads what it says.
+    #[must_use]
+    pub fn for_reader(identity: [u8; IDENTITY], reader: Vec<Known>) -> Self {
+        Self { reader: Some(reader), ..Self::new(identity) }
+    }
+
+    /// Appends a part, as `of` whom it is.
+    ///
+    /// # Errors
+    /// See [`WriteError`]. The file is as it was then.
+    pub fn put<P: Part>(&mut self, of: u32, part: &P) -> Result<(), WriteError> {
+        let name = P::NAME;
+        debug_assert!(is_name(name), "`{name}` is no name of a part");
+        if self.written.contains(&(name, of)) {
+            return Err(WriteError::Twice { name, of });
+        }
+        if self.written.len() >= SECTIONS_MAX as usize {
+            return Err(WriteError::Sections);
+        }
+        let version = self.version::<P>()?;
+        let encoded = if version == P::VERSION {
+            postcard::to_allocvec(part)
+        } else {
+            let before = part.to_before().map_err(|why| WriteError::Before { name, of, version, why })?;
+            postcard::to_allocvec(&before)
+        };
+        let contents = encoded.map_err(|_| WriteError::Encoding { name, of })?;
+        // A name of 64 bytes at most has its length in one.
+        self.sections.push(u8::try_from(name.len()).unwrap_or(u8::MAX));
+        self.sections.extend(name.as_bytes());
+        self.sections.extend(of.to_le_bytes());
+        self.sections.extend(version.to_le_bytes());
+        self.sections.extend((contents.len() as u64).to_le_bytes());
+        self.sections.extend(sum(&self.identity, name, of, version, &contents));
+        self.sections.extend(contents);
+        self.written.insert((name, of));
+        Ok(())
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn finish(self) -> Vec<u8> {
+        let count = u32::try_from(self.written.len()).unwrap_or(u32::MAX);
+        let mut file = MAGIC.to_vec();
+        file.extend(FORMAT.to_le_bytes());
+        file.extend(self.identity);
+        file.extend(count.to_le_bytes());
+        file.extend(self.sections);
+        file
+    }
+
+    /// The version in which the reader gets a part.
+    fn version<P: Part>(&self) -> Result<u32, WriteError> {
+        let Some(reader) = &self.reader else { return Ok(P::VERSION) };
+        let reads = reader.iter().find(|known| known.name == P::NAME).map(|known| known.version);
+        let before = P::VERSION.saturating_sub(1);
+        match reads {
+            // It reads its own version and the one before that.
+            Some(newest) if newest == P::VERSION || newest.checked_sub(1) == Some(P::VERSION) => Ok(P::VERSION),
+            Some(newest) if newest == before && before > 0 => Ok(before),
+            _ => Err(WriteError::Version { name: P::NAME, version: P::VERSION, reads }),
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! The scheduler as it is saved: as it is written down in a record, with its accounts.
+
+use super::{Quarantine, Scheduler, lane_count};
+use crate::account::{Account, History, SavedAccount, SavedHistory};
+use crate::flight::Flight;
+use crate::types::{Engine, Nanos, Ticket, VgpuId};
+use saved_state::{Invalid, ascend, first_version};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// Largest count of what has happened: sums over many vGPUs fit 64 bits.
+pub(crate) const COUNT_MAX: u64 = 1 << 48;
+/// Most strikes.
+const STRIKES_MAX: u32 = 1 << 30;
+
+/// The scheduler of a card.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SavedScheduler {
+    /// Whole, but for what its encoding leaves out.
+    scheduler: Scheduler,
+    /// Accounts by engine and last uses of each vGPU, by number.
+    accounts: Vec<(VgpuId, [SavedAccount; Engine::COUNT], SavedHistory)>,
+}
+
+first_version!(SavedScheduler, "sched");
+
+impl Scheduler {
+    /// Writes the scheduler down.
+    #[must_use]
+    pub fn save(&self) -> SavedScheduler {
+        let accounts = self.vgpus.iter().map(|(vgpu, known)| {
+            let accounts = known.accounts.each_ref().map(Account::save);
+            (*vgpu, accounts, known.history.save())
+        });
+        SavedScheduler { scheduler: self.clone(), accounts: accounts.collect() }
+    }
+
+    /// The scheduler as it was, at `now` of the clock that it was told.
+    ///
+    /// # Errors
+    /// When it is none that there can be, or of a later time.
+    pub fn restored(saved: SavedScheduler, now: Nanos) -> Result<Self, Invalid> {
+        let SavedScheduler { mut scheduler, accounts } = saved;
+        scheduler.check(now)?;
+        Invalid::unless(scheduler.vgpus.keys().eq(accounts.iter().map(|(vgpu, ..)| vgpu)), || {
+            "the accounts are of other vGPUs".into()
+        })?;
+        for ((_, accounts, history), known) in accounts.into_iter().zip(scheduler.vgpus.values_mut()) {
+            for (account, saved) in known.accounts.iter_mut().zip(accounts) {
+                *account = Account::try_from(saved)?;
+            }
+            known.history = History::try_from(history)?;
+        }
+        Ok(scheduler)
+    }
+
+    /// Checks that what was read can be a scheduler.
+    fn check(&self, now: Nanos) -> Result<(), Invalid> {
+        let Self { config, vgpus, engines, lanes, order, ignored, now: last } = self;
+        config.check().map_err(Invalid::new)?;
+        Invalid::unless(lanes.len() == lane_count(config), || {
+            format!("{} lanes are too many or too few", lanes.len())
+        })?;
+        Invalid::unless(*last <= now, || format!("it is of {} ns, and now is {} ns", last.0, now.0))?;
+        Invalid::unless(*order <= COUNT_MAX && *ignored <= COUNT_MAX, || "it has seen too many events".into())?;
+        for (vgpu, known) in vgpus {
+            known.params.check().map_err(|why| Invalid::new(format_args!("vGPU {vgpu}: {why}")))?;
+            Invalid::unless(known.strikes <= STRIKES_MAX, || format!("vGPU {vgpu} has too many strikes"))?;
+        }
+        let flights = || engines.iter().flat_map(|engine| engine.flights().chain(engine.asides()));
+        let stray = flights().find(|flight| !vgpus.contains_key(&flight.vgpu));
+        Invalid::unless(stray.is_none(), || "something is in flight of a vGPU that is not there".into())?;
+        self.check_tickets(flights().map(|flight| flight.ticket))?;
+        for (at, lane) in lanes.iter().enumerate() {
+            let params = vgpus.iter().map(|(vgpu, known)| (*vgpu, known.params, known.quarantine != Quarantine::Free));
+            let engines = Engine::ALL.into_iter().filter(|engine| self.lane_of(*engine) == at).collect::<Vec<_>>();
+            let flights: Vec<&Flight> = engines.iter().flat_map(|of| self.engines[of.index()].flights()).collect();
+            lane.check(config, params, &engines, &flights, *order)?;
+        }
+        Ok(())
+    }
+
+    /// Checks that no submission is at two places.
+    fn check_tickets(&self, on_card: impl Iterator<Item = Ticket>) -> Result<(), Invalid> {
+        let queued = self.lanes.iter().flat_map(|lane| lane.waiting().map(|(_, queued)| queued.ticket));
+        let mut seen = BTreeSet::new();
+        let twice = on_card.chain(queued).find(|ticket| !seen.insert(*ticket));
+        Invalid::unless(twice.is_none(), || "a submission is at two places".into())
+    }
+}
+
+/// Returns whether maps are of the same vGPUs as `members`.
+pub(crate) fn of_members<'a>(
+    keys: impl IntoIterator<Item = &'a VgpuId>,
+    members: impl IntoIterator<Item = &'a VgpuId>,
+) -> Result<(), Invalid> {
+    Invalid::unless(keys.into_iter().eq(members), || "a policy knows other vGPUs than its lane".into())
+}
+
+/// Returns whether an order names each of `members` once.
+pub(crate) fn is_order_of<'a>(
+    order: impl IntoIterator<Item = &'a VgpuId>,
+    members: impl IntoIterator<Item = &'a VgpuId>,
+) -> bool {
+    let mut order: Vec<&VgpuId> = order.into_iter().collect();
+    order.sort();
+    ascend(&order) && order.into_iter().eq(members)
+}
+
+#[cfg(test)]
+mod tests;

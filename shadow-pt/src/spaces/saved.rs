@@ -1,0 +1,200 @@
+//! Address spaces as they are saved: the directories, the guest's and ours, and nothing of what the guest's tables say.
+//!
+//! The guest's tables are in the guest's memory, and are read again. A restored shadow maps nothing of the guest's: its
+//! directories are empty on the card, but for the mediator's own pages, and everything is pending. The first
+//! [`AddressSpaces::prepare`] of a space brings it back; no work of it may be with the card before.
+
+use super::AddressSpaces;
+use crate::host::{Area, FIRST_ENTRY, HostTable};
+use crate::ids::{MAX_SPACES, SpaceId};
+use crate::mode::Mode;
+use crate::shared::{Limits, Shared};
+use crate::space::Space;
+use crate::{Place, ShadowMemory};
+use nvspec::addr::{Gpa, GuestVramAddr, SMALL_PAGE, VramAddr};
+use nvspec::mmu::{ENTRY_BYTES, PD_BYTES};
+use saved_state::{Invalid, first_version};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// All address spaces of one VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedSpaces {
+    /// By index.
+    pub(crate) spaces: Vec<Option<SavedSpace>>,
+    generations: u32,
+    /// Card memory of shadow tables that are made anew: start and bytes.
+    pub(crate) old: Vec<(u64, u64)>,
+    ram_barred: bool,
+}
+
+first_version!(SavedSpaces, "shadow-pt");
+
+/// One address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedSpace {
+    pub(crate) generation: u32,
+    pub(crate) directory: SavedPlace,
+    /// Place of the shadow directory on the card.
+    pub(crate) card: u64,
+    /// Places of the mediator's own tables on the card, for channels and for shared memory.
+    pub(crate) own: Option<u64>,
+    pub(crate) common: Option<u64>,
+}
+
+/// Place of a guest's directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum SavedPlace {
+    Vram(u64),
+    Ram(u64),
+}
+
+impl AddressSpaces {
+    /// Writes the spaces down. No work of theirs may be with the card from now on.
+    #[must_use]
+    pub fn save(&self) -> SavedSpaces {
+        let Self {
+            // Both are settings of who restores it.
+            mode: _,
+            spaces,
+            generations,
+            shared,
+        } = self;
+        let Shared {
+            limits: _,
+            tables,
+            // What follows from the guest's tables.
+            pages: _,
+            reverse: _,
+            gained: _,
+            table_bytes: _,
+            rooms: _,
+            splits_left: _,
+            ram_barred,
+        } = shared;
+        let tables = tables.iter().map(|table| (table.mirror.card, table.key.bytes()));
+        let others = spaces.iter().flatten().flat_map(|space| space.old_tables());
+        SavedSpaces {
+            spaces: spaces.iter().map(|space| space.as_deref().map(Space::save)).collect(),
+            generations: *generations,
+            old: tables.chain(others).map(|(card, bytes)| (card.0, bytes)).collect(),
+            ram_barred: *ram_barred,
+        }
+    }
+
+    /// The spaces as they were, with nothing of the guest's mapped. `owns` says whether so many bytes of card memory are
+    /// this VM's for tables, and not used by anyone else. Pages of the guest's that its CPU can write unseen are to be told
+    /// again ([`Self::unseen`]). The card's TLBs are to be flushed for all of them.
+    ///
+    /// # Errors
+    /// When they are none that there can be; nothing was written then.
+    pub fn restored(
+        saved: SavedSpaces,
+        mode: Mode,
+        limits: Limits,
+        memory: &mut impl ShadowMemory,
+        mut owns: impl FnMut(VramAddr, u64) -> bool,
+    ) -> Result<Self, Invalid> {
+        saved.check(&mut owns)?;
+        let SavedSpaces { spaces, generations, old, ram_barred } = saved;
+        let mut restored = Self::new(mode, limits);
+        restored.generations = generations;
+        restored.shared.ram_barred = ram_barred;
+        for (index, space) in (0u32..).zip(spaces) {
+            let space = space.map(|space| space.restored(index, &mut restored.shared, memory)).transpose()?;
+            restored.spaces.push(space.map(Box::new));
+        }
+        // Nothing names them any more.
+        for (card, bytes) in old {
+            memory.free(VramAddr(card), bytes);
+        }
+        Ok(restored)
+    }
+}
+
+impl SavedSpaces {
+    /// Checks that each piece of card memory is the VM's, and used once.
+    fn check(&self, owns: &mut impl FnMut(VramAddr, u64) -> bool) -> Result<(), Invalid> {
+        let Self { spaces, generations: _, old, ram_barred: _ } = self;
+        Invalid::unless(spaces.len() <= MAX_SPACES, || format!("{} address spaces are too many", spaces.len()))?;
+        let (mut used, mut directories) = (BTreeSet::new(), Vec::new());
+        let mut claim = |card: u64, bytes: u64| {
+            let own = card.checked_rem(SMALL_PAGE) == Some(0) && used.insert(card) && owns(VramAddr(card), bytes);
+            Invalid::unless(own, || format!("{bytes:#x} bytes at {card:#x} on the card are not for this use"))
+        };
+        for space in spaces.iter().flatten() {
+            let SavedSpace { generation, directory, card, own, common } = *space;
+            claim(card, PD_BYTES)?;
+            own.map_or(Ok(()), |card| claim(card, Area::Own.table_bytes()))?;
+            common.map_or(Ok(()), |card| claim(card, Area::Shared.table_bytes()))?;
+            Invalid::unless(SpaceId::new(generation, 0).generation() == generation, || {
+                format!("{generation:#x} is no generation of address spaces")
+            })?;
+            let place = Place::from(directory);
+            let aligned = place.address().checked_rem(SMALL_PAGE) == Some(0);
+            Invalid::unless(aligned && !directories.contains(&place), || {
+                "two address spaces have the same directory, or one is not at a page".into()
+            })?;
+            directories.push(place);
+        }
+        old.iter().try_for_each(|(card, bytes)| claim(*card, *bytes))
+    }
+}
+
+impl Space {
+    fn save(&self) -> SavedSpace {
+        let [own, common] = self.host.map(|table| table.map(|table| table.card().0));
+        SavedSpace {
+            generation: self.generation,
+            directory: self.directory.place.into(),
+            card: self.directory.card.0,
+            own,
+            common,
+        }
+    }
+}
+
+impl SavedSpace {
+    /// The space, with a directory in which there is nothing of the guest's.
+    fn restored(self, index: u32, shared: &mut Shared, memory: &mut impl ShadowMemory) -> Result<Space, Invalid> {
+        let Self { generation, directory, card, own, common } = self;
+        let mut space = Space::new(index, generation, directory.into(), VramAddr(card), shared);
+        let tables = [(Area::Own, own), (Area::Shared, common)];
+        for (slot, (area, card)) in space.host.iter_mut().zip(tables) {
+            *slot = card.map(|card| HostTable::at(area, VramAddr(card)));
+            let pde =
+                slot.map(|table| table.pde().ok_or_else(|| Invalid::new("no entry can name a table"))).transpose()?;
+            if let Some(entry) = space.directory.shadow.get_mut(area.entry() as usize) {
+                *entry = pde.unwrap_or(0);
+            }
+        }
+        let (guests, own) = space.directory.shadow.split_at(FIRST_ENTRY as usize);
+        let empty = vec![0; guests.len().saturating_mul(size_of::<u64>())];
+        memory.write(space.directory.card, &empty);
+        let bytes: Vec<u8> = own.iter().flat_map(|entry| entry.to_le_bytes()).collect();
+        memory.write(space.directory.card.offset(u64::from(FIRST_ENTRY).saturating_mul(ENTRY_BYTES)), &bytes);
+        Ok(space)
+    }
+}
+
+impl From<Place> for SavedPlace {
+    fn from(place: Place) -> Self {
+        match place {
+            Place::Vram(address) => Self::Vram(address.0),
+            Place::Ram(address) => Self::Ram(address.0),
+        }
+    }
+}
+
+impl From<SavedPlace> for Place {
+    fn from(saved: SavedPlace) -> Self {
+        match saved {
+            SavedPlace::Vram(address) => Self::Vram(GuestVramAddr(address)),
+            SavedPlace::Ram(address) => Self::Ram(Gpa(address)),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "../tests/saved.rs"]
+mod tests;

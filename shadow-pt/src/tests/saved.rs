@@ -1,0 +1,112 @@
+//! Saved address spaces that were edited, or name what is not theirs.
+
+use super::*;
+use crate::model::world::Card;
+use nvspec::mmu::Rights;
+use proptest::prelude::*;
+
+const LIMITS: Limits = Limits { table_bytes: 1 << 20 };
+
+/// Two spaces, one with pages of the mediator's own of both kinds.
+fn spaces(card: &mut Card) -> AddressSpaces {
+    let mut spaces = AddressSpaces::new(Mode::Incremental, LIMITS);
+    for directory in [Place::Vram(GuestVramAddr(0x1_0000)), Place::Ram(Gpa(0x5000))] {
+        spaces.open(directory, card).unwrap();
+    }
+    let id = spaces.find(Place::Ram(Gpa(0x5000))).unwrap();
+    for page in [crate::HostPage::Own(3), crate::HostPage::Shared(7)] {
+        spaces.map_host(id, page, VramAddr(0x7000), Rights::ReadWrite, card).unwrap();
+    }
+    spaces
+}
+
+fn restored(saved: SavedSpaces, card: &mut Card) -> Result<AddressSpaces, Invalid> {
+    let sizes: Vec<(u64, u64)> = card.allocated.iter().map(|(at, held)| (*at, held.len() as u64)).collect();
+    AddressSpaces::restored(saved, Mode::LazyAdd, LIMITS, card, |at, bytes| sizes.contains(&(at.0, bytes)))
+}
+
+fn refused(edit: impl FnOnce(&mut SavedSpaces)) -> String {
+    let mut card = Card::default();
+    let mut saved = spaces(&mut card).save();
+    edit(&mut saved);
+    let writes = card.writes.len();
+    let error = restored(saved, &mut card).expect_err("they were restored").to_string();
+    assert_eq!((card.writes.len(), card.freed.len()), (writes, 0), "nothing was touched");
+    error
+}
+
+fn first(saved: &mut SavedSpaces) -> &mut SavedSpace {
+    saved.spaces[0].as_mut().unwrap()
+}
+
+#[test]
+fn the_mediators_own_pages_stay_mapped() {
+    let mut card = Card::default();
+    let before = spaces(&mut card);
+    let directory = before.directory(before.find(Place::Ram(Gpa(0x5000))).unwrap()).unwrap();
+    let entries = |card: &Card| card.entries(directory.0, 8192).collect::<Vec<_>>();
+    let (saved, told) = (before.save(), entries(&card));
+    let after = restored(saved.clone(), &mut card).unwrap();
+    assert_eq!(entries(&card), told);
+    assert_ne!((told[8190], told[8191]), (0, 0));
+    assert_eq!((after.save(), after.mode()), (saved, Mode::LazyAdd));
+}
+
+#[test]
+fn card_memory_of_others_is_refused() {
+    assert!(refused(|saved| first(saved).card += 0x1000).contains("are not for this use"));
+    assert!(refused(|saved| first(saved).card = 3).contains("are not for this use"));
+    assert!(refused(|saved| first(saved).own = Some(0)).contains("are not for this use"));
+    assert!(
+        refused(|saved| {
+            let own = saved_own(saved);
+            first(saved).common = own;
+        })
+        .contains("are not for this use")
+    );
+    // One that is used already, as a directory and as a table to give back.
+    assert!(
+        refused(|saved| {
+            let card = first(saved).card;
+            saved.spaces[1].as_mut().unwrap().card = card;
+        })
+        .contains("are not for this use")
+    );
+    assert!(
+        refused(|saved| {
+            let card = first(saved).card;
+            saved.old.push((card, PD_BYTES));
+        })
+        .contains("are not for this use")
+    );
+}
+
+fn saved_own(saved: &SavedSpaces) -> Option<u64> {
+    saved.spaces[1].unwrap().own
+}
+
+#[test]
+fn spaces_that_cannot_be_are_refused() {
+    assert!(refused(|saved| saved.spaces.resize(MAX_SPACES + 1, None)).contains("are too many"));
+    assert!(refused(|saved| first(saved).generation = 1).contains("no generation"));
+    assert!(refused(|saved| first(saved).directory = SavedPlace::Ram(0x5000)).contains("the same directory"));
+    assert!(refused(|saved| first(saved).directory = SavedPlace::Vram(0x1_0001)).contains("not at a page"));
+}
+
+proptest! {
+    #[test]
+    fn edited_bytes_never_panic(edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
+        let mut card = Card::default();
+        let mut bytes = postcard::to_allocvec(&spaces(&mut card).save()).unwrap();
+        for (at, value) in edits {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        let Ok((saved, _)) = postcard::take_from_bytes::<SavedSpaces>(&bytes) else { return Ok(()) };
+        let Ok(mut spaces) = restored(saved, &mut card) else { return Ok(()) };
+        for id in spaces.ids().collect::<Vec<_>>() {
+            spaces.close(id, &mut card);
+        }
+        prop_assert_eq!(spaces.card_bytes(), 0);
+    }
+}

@@ -1,0 +1,153 @@
+//! The card as it is saved: at rest, with its memory handed over beside.
+//!
+//! [`SimGpu::halt`] takes every channel off the engines, as a preemption does, so that what they were at lies in their
+//! contexts in memory; from then on the card does nothing by itself. What is saved are registers, the channel table and what
+//! else is not in memory. TLBs are empty afterwards; host memory is mapped anew, and the interrupt is connected anew, by who
+//! has the card.
+
+use crate::Config;
+use crate::aperture::Apertures;
+use crate::clock::SavedClock;
+use crate::cx::Undeclared;
+use crate::falcon::{SavedCode, SavedMemory};
+use crate::faults::Faults;
+use crate::fifo::SavedFifo;
+use crate::gpu::Gpu;
+use crate::interrupt::SavedLine;
+use crate::storage::Storage;
+use card::Aperture;
+use nvspec::regs::pbus;
+use saved_state::{Invalid, first_version};
+use serde::{Deserialize, Serialize};
+
+/// Most registers that contexts have named and FECS has not written yet.
+const CONTEXT_WRITES_MAX: usize = 1024;
+
+/// A software card, but for its memory.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SavedCard {
+    boot0: u32,
+    pub(crate) vram_bytes: u64,
+    bars: [u64; 2],
+    /// Byte offset in BAR0 and value of words that are not 0, in their order.
+    pub(crate) storage: Vec<(u32, u32)>,
+    pub(crate) fifo: SavedFifo,
+    line: SavedLine,
+    /// Data memories of the PMU, FECS, GPCCS and the copy engines.
+    pub(crate) falcons: [SavedMemory; 5],
+    /// Code memories of FECS, GPCCS and the copy engines.
+    codes: [SavedCode; 4],
+    pub(crate) clock: SavedClock,
+    faults: Faults,
+    undeclared: Undeclared,
+    lost: u64,
+    pub(crate) context_writes: Vec<(u32, u32)>,
+}
+
+first_version!(SavedCard, "simgpu");
+
+/// Why a card does not rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unrest {
+    /// An engine is at work, which nothing interrupts. It may have ended when asked again.
+    #[error("an engine of the software card is at work for channel {0:?}")]
+    Working(Option<u8>),
+    /// An engine has stopped on a fault, or hangs: it is to be reset first.
+    #[error("engine {0} of the software card has stopped: reset it")]
+    Stopped(u32),
+}
+
+impl Gpu {
+    /// Takes all channels off PBDMAs and engines, and does nothing by itself from then on.
+    pub(crate) fn halt(&mut self) -> Result<(), Unrest> {
+        self.fifo.clear_out(&mut self.cx)?;
+        self.cx.memory.push_posted();
+        self.halted = true;
+        Ok(())
+    }
+
+    /// Writes the card down, which is halted. `bars` are the sizes of BAR1 and BAR3.
+    pub(crate) fn save(&self, bars: [u64; 2]) -> Option<SavedCard> {
+        let Self { cx, fifo, line, alarm: _, pmu, graph_falcons, copy_falcons, rom: _, halted } = self;
+        let crate::cx::Cx {
+            chip,
+            storage,
+            memory,
+            // Its TLBs are as good as empty.
+            mmu: _,
+            // They follow from registers.
+            apertures: _,
+            // They follow from the channels.
+            doorbells: _,
+            clock,
+            // A setting.
+            time: _,
+            faults,
+            undeclared,
+            context_writes,
+        } = cx;
+        let ([fecs, gpccs], [fecs_code, gpccs_code]) = graph_falcons.save();
+        let ([first, second], [first_code, second_code]) = copy_falcons.save();
+        halted.then(|| SavedCard {
+            boot0: chip.boot0,
+            vram_bytes: memory.vram.size(),
+            bars,
+            storage: storage.save(),
+            fifo: fifo.save(),
+            line: line.save(),
+            falcons: [pmu.save(), fecs, gpccs, first, second],
+            codes: [fecs_code, gpccs_code, first_code, second_code],
+            clock: clock.save(),
+            faults: faults.clone(),
+            undeclared: undeclared.clone(),
+            lost: memory.lost(),
+            context_writes: context_writes.clone(),
+        })
+    }
+
+    /// Makes a new card what it was. It is halted.
+    pub(crate) fn restore(&mut self, saved: SavedCard, config: &Config) -> Result<(), Invalid> {
+        let SavedCard {
+            boot0,
+            vram_bytes,
+            bars,
+            storage,
+            fifo,
+            line,
+            falcons: [pmu, fecs, gpccs, first, second],
+            codes: [fecs_code, gpccs_code, first_code, second_code],
+            clock,
+            faults,
+            undeclared,
+            lost,
+            context_writes,
+        } = saved;
+        let own = (config.chip.boot0, self.cx.memory.vram.size(), [config.bar1_size, config.bar3_size]);
+        Invalid::unless((boot0, vram_bytes, bars) == own, || {
+            format!("it is another card: {:x?}, and this one is {own:x?}", (boot0, vram_bytes, bars))
+        })?;
+        Invalid::unless(context_writes.len() <= CONTEXT_WRITES_MAX, || "contexts name too many registers".into())?;
+        faults.check()?;
+        undeclared.check()?;
+        let cx = &mut self.cx;
+        cx.storage = Storage::restored(&storage)?;
+        cx.clock.restore(&clock);
+        self.fifo.restore(fifo, cx)?;
+        self.line.restore(&line)?;
+        self.pmu.restore(pmu)?;
+        self.graph_falcons.restore([fecs, gpccs], [fecs_code, gpccs_code])?;
+        self.copy_falcons.restore([first, second], [first_code, second_code])?;
+        (cx.faults, cx.undeclared, cx.context_writes) = (faults, undeclared, context_writes);
+        cx.memory.set_lost(lost);
+        place_windows(&cx.apertures, &cx.storage, &cx.memory);
+        self.halted = true;
+        Ok(())
+    }
+}
+
+/// Lets windows lead where registers say.
+fn place_windows(apertures: &Apertures, storage: &Storage, memory: &crate::memory::Memory) {
+    apertures.place_pramin(storage.peek(pbus::PRAMIN_WINDOW::OFFSET));
+    apertures.bind(Aperture::Bar1, storage.peek(pbus::BAR1_BLOCK::OFFSET), memory);
+    apertures.bind(Aperture::Bar3, storage.peek(pbus::BAR3_BLOCK::OFFSET), memory);
+}

@@ -1,0 +1,180 @@
+//! The balancer as it is saved: what is known about VMs and chunks. Times are of the clock that it is told.
+
+use super::{Balancer, Config, Known};
+use crate::quanta::SavedTurn;
+use crate::victim::{Hints, SavedHints, VictimPolicy};
+use crate::{ChunkTable, To, VmId};
+use saved_state::{Invalid, ascend, first_version};
+use serde::{Deserialize, Serialize};
+
+/// The balancer of a card.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedBalancer {
+    pub(crate) config: SavedConfig,
+    /// Position of the policy in what it does at random.
+    pub(crate) phase: u64,
+    /// By number.
+    pub(crate) known: Vec<SavedKnown>,
+    /// By number.
+    pub(crate) active: Vec<(u32, u64)>,
+    /// By VM and chunk.
+    pub(crate) moved: Vec<((u32, u32), (u64, SavedTo))>,
+    pub(crate) due_ns: u64,
+    pub(crate) turn: Option<SavedTurn>,
+}
+
+first_version!(SavedBalancer, "vram.balance");
+
+/// Knowledge about a VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedKnown {
+    pub(crate) vm: u32,
+    pub(crate) advertised: u32,
+    pub(crate) hints: SavedHints,
+    /// In their order.
+    pub(crate) pins: Vec<u32>,
+}
+
+/// Settings of the operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedConfig {
+    policy: SavedPolicy,
+    seed: u64,
+    return_interval_ns: u64,
+    settle_ns: u64,
+    residency_ns: u64,
+    idle_after_ns: u64,
+    low_water: u32,
+    steps_max: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum SavedPolicy {
+    Random,
+    Priority,
+    Profiled,
+    Clock,
+}
+
+/// Move of a chunk that was planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum SavedTo {
+    Card,
+    Host,
+    Reserve,
+}
+
+impl Balancer {
+    /// Writes the balancer down.
+    #[must_use]
+    pub fn save(&self) -> SavedBalancer {
+        let Self { config, policy, known, active, moved, due_ns, turn } = self;
+        let saved_known = |(vm, known): (&VmId, &Known)| {
+            let Known { advertised, hints, pins } = known;
+            SavedKnown { vm: vm.0, advertised: *advertised, hints: hints.save(), pins: pins.iter().copied().collect() }
+        };
+        let saved_move = |(&(vm, index), &(when, to)): (&(VmId, u32), &(u64, To))| {
+            let to = match to {
+                To::Card => SavedTo::Card,
+                To::Host => SavedTo::Host,
+                To::Reserve => SavedTo::Reserve,
+            };
+            ((vm.0, index), (when, to))
+        };
+        SavedBalancer {
+            config: (*config).into(),
+            phase: policy.phase(),
+            known: known.iter().map(saved_known).collect(),
+            active: active.iter().map(|(vm, when)| (vm.0, *when)).collect(),
+            moved: moved.iter().map(saved_move).collect(),
+            due_ns: *due_ns,
+            turn: turn.as_ref().map(SavedTurn::from),
+        }
+    }
+
+    /// The balancer as it was, of the chunks of `table`.
+    ///
+    /// # Errors
+    /// When it knows what there is not.
+    pub fn restored(saved: SavedBalancer, table: &ChunkTable) -> Result<Self, Invalid> {
+        let SavedBalancer { config, phase, known, active, moved, due_ns, turn } = saved;
+        let ordered = ascend(known.iter().map(|known| known.vm))
+            && ascend(active.iter().map(|(vm, _)| vm))
+            && ascend(moved.iter().map(|(chunk, _)| chunk));
+        Invalid::unless(ordered, || "what is known about VMs is not in its order".into())?;
+        let config = Config::try_from(config)?;
+        let known = known.into_iter().map(|known| restored_known(known, table)).collect::<Result<_, _>>()?;
+        let restored_move = |((vm, index), (when, to)): ((u32, u32), (u64, SavedTo))| {
+            let to = match to {
+                SavedTo::Card => To::Card,
+                SavedTo::Host => To::Host,
+                SavedTo::Reserve => To::Reserve,
+            };
+            ((VmId(vm), index), (when, to))
+        };
+        Ok(Self {
+            policy: config.policy.build(phase),
+            config,
+            known,
+            active: active.into_iter().map(|(vm, when)| (VmId(vm), when)).collect(),
+            moved: moved.into_iter().map(restored_move).collect(),
+            due_ns,
+            turn: turn.map(TryInto::try_into).transpose()?,
+        })
+    }
+}
+
+fn restored_known(saved: SavedKnown, table: &ChunkTable) -> Result<(VmId, Known), Invalid> {
+    let SavedKnown { vm, advertised, hints, pins } = saved;
+    let vm = VmId(vm);
+    // Of a VM that has gone the balancer learns when it plans next.
+    let has = table.vm_bytes(vm).map(|bytes| bytes.div_ceil(table.chunk_bytes()));
+    Invalid::unless(has.is_none_or(|has| has == u64::from(advertised)), || {
+        format!("VM {vm} is known to have {advertised} chunks, and has {has:?}")
+    })?;
+    Invalid::unless(ascend(&pins) && pins.last().is_none_or(|last| *last < advertised), || {
+        format!("chunks of VM {vm} are pinned that it does not have")
+    })?;
+    let hints = Hints::restored(hints, advertised)?;
+    Ok((vm, Known { advertised, hints, pins: pins.into_iter().collect() }))
+}
+
+impl From<Config> for SavedConfig {
+    fn from(config: Config) -> Self {
+        let Config { policy, seed, return_interval_ns, settle_ns, residency_ns, idle_after_ns, low_water, steps_max } =
+            config;
+        let policy = match policy {
+            VictimPolicy::Random => SavedPolicy::Random,
+            VictimPolicy::Priority => SavedPolicy::Priority,
+            VictimPolicy::Profiled => SavedPolicy::Profiled,
+            VictimPolicy::Clock => SavedPolicy::Clock,
+        };
+        let steps_max = steps_max as u64;
+        Self { policy, seed, return_interval_ns, settle_ns, residency_ns, idle_after_ns, low_water, steps_max }
+    }
+}
+
+impl TryFrom<SavedConfig> for Config {
+    type Error = Invalid;
+
+    fn try_from(saved: SavedConfig) -> Result<Self, Invalid> {
+        let SavedConfig {
+            policy,
+            seed,
+            return_interval_ns,
+            settle_ns,
+            residency_ns,
+            idle_after_ns,
+            low_water,
+            steps_max,
+        } = saved;
+        let policy = match policy {
+            SavedPolicy::Random => VictimPolicy::Random,
+            SavedPolicy::Priority => VictimPolicy::Priority,
+            SavedPolicy::Profiled => VictimPolicy::Profiled,
+            SavedPolicy::Clock => VictimPolicy::Clock,
+        };
+        let steps_max = usize::try_from(steps_max).map_err(|_| Invalid::new("a plan has too many steps"))?;
+        Ok(Self { policy, seed, return_interval_ns, settle_ns, residency_ns, idle_after_ns, low_water, steps_max })
+    }
+}

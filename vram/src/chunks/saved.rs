@@ -1,0 +1,372 @@
+//! The chunk table as it is saved: who has which chunk, by places alone. What the chunks hold is not here.
+//!
+//! Owners stand in the states of chunks and slots, once; the VMs' maps, the sums and the promises are made from these.
+
+use super::moves::{Fate, Flight};
+use super::state::{MoveId, Spot};
+use super::stock::{SavedStock, Stock};
+use super::{
+    ADVERTISED_BYTES_MAX, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkState, ChunkTable, Limits, OnFull, Tier, VmMap,
+};
+use crate::VmId;
+use saved_state::{Invalid, ascend, first_version};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+pub use super::map::SavedVm;
+
+/// Most chunks of a card in a saved table: sums of a few such numbers are counted in 32 bits.
+const CHUNKS_MAX: u32 = 1 << 29;
+/// Most guest chunks of all VMs in a saved table: for each there is an entry of a map, whether it has a place or not.
+const GUEST_CHUNKS_MAX: u64 = 1 << 25;
+/// Largest count of what has happened.
+pub(crate) const COUNT_MAX: u64 = 1 << 62;
+
+/// A chunk table at rest or with moves under way. Pieces that were being scrubbed are to be scrubbed again, since who did it
+/// is gone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedChunks {
+    /// log2 of a chunk's bytes.
+    pub(crate) shift: u32,
+    pub(crate) card: SavedStock,
+    pub(crate) host: SavedStock,
+    pub(crate) set_aside: u32,
+    pub(crate) reserve: u32,
+    pub(crate) borrowed: u32,
+    pub(crate) claimed: u32,
+    /// By number.
+    pub(crate) vms: Vec<SavedVm>,
+    /// By number.
+    pub(crate) flights: Vec<SavedFlight>,
+    pub(crate) next_move: u64,
+    pub(crate) moved: [u64; 2],
+}
+
+first_version!(SavedChunks, "vram");
+
+/// A move that has begun and not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedFlight {
+    pub(crate) id: u64,
+    pub(crate) vm: u32,
+    pub(crate) index: u32,
+    pub(crate) from: SavedSpot,
+    pub(crate) to: SavedSpot,
+    pub(crate) drains: bool,
+    pub(crate) fate: SavedFate,
+}
+
+/// Fate of the chunk that moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum SavedFate {
+    Alive,
+    Unplaced,
+    Ownerless,
+}
+
+/// A chunk of the card or a host slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum SavedSpot {
+    Card(u32),
+    Host(u32),
+}
+
+/// Answer when a VM needs a chunk and the card has none for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum SavedOnFull {
+    Swap,
+    Queue,
+    Refuse,
+}
+
+/// Limits of a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedLimits {
+    pub(crate) quota: u32,
+    pub(crate) guarantee: u32,
+    pub(crate) swap_cap: u32,
+    pub(crate) weight: u32,
+    pub(crate) on_full: SavedOnFull,
+}
+
+impl ChunkTable {
+    /// Writes the table down.
+    #[must_use]
+    pub fn save(&self) -> SavedChunks {
+        let Self {
+            shift,
+            card,
+            host,
+            // The sums and the maps follow from the states.
+            mediator: _,
+            set_aside,
+            reserve,
+            parked: _,
+            draining: _,
+            borrowed,
+            claimed,
+            promised: _,
+            vms,
+            frozen,
+            flights,
+            moving: _,
+            next_move,
+            moved,
+        } = self;
+        SavedChunks {
+            shift: *shift,
+            card: card.save(),
+            host: host.save(),
+            set_aside: *set_aside,
+            reserve: *reserve,
+            borrowed: *borrowed,
+            claimed: *claimed,
+            vms: vms.iter().map(|(vm, map)| map.save(vm.0, frozen.contains(vm))).collect(),
+            flights: flights.iter().map(|(id, flight)| flight.save(*id)).collect(),
+            next_move: *next_move,
+            moved: *moved,
+        }
+    }
+}
+
+impl Flight {
+    fn save(&self, id: MoveId) -> SavedFlight {
+        let Self { vm, index, from, to, drains, fate } = *self;
+        let fate = match fate {
+            Fate::Alive => SavedFate::Alive,
+            Fate::Unplaced => SavedFate::Unplaced,
+            Fate::Ownerless => SavedFate::Ownerless,
+        };
+        SavedFlight { id: id.0, vm: vm.0, index, from: from.into(), to: to.into(), drains, fate }
+    }
+
+    fn restored(saved: &SavedFlight) -> (MoveId, Self) {
+        let SavedFlight { id, vm, index, from, to, drains, fate } = *saved;
+        let fate = match fate {
+            SavedFate::Alive => Fate::Alive,
+            SavedFate::Unplaced => Fate::Unplaced,
+            SavedFate::Ownerless => Fate::Ownerless,
+        };
+        (MoveId(id), Self { vm: VmId(vm), index, from: from.into(), to: to.into(), drains, fate })
+    }
+}
+
+impl TryFrom<SavedChunks> for ChunkTable {
+    type Error = Invalid;
+
+    fn try_from(saved: SavedChunks) -> Result<Self, Invalid> {
+        saved.check_numbers()?;
+        let SavedChunks { shift, card, host, set_aside, reserve, borrowed, claimed, vms, flights, next_move, moved } =
+            saved;
+        let (card, host) = (Stock::restored(card)?, Stock::restored(host)?);
+        Invalid::unless(card.end() <= card.limit(), || "the card has chunks behind its end".into())?;
+        let mediator = card.states().filter(|(_, state)| *state == ChunkState::Mediator).count() as u32;
+        Invalid::unless(host.states().all(|(_, state)| state != ChunkState::Mediator), || {
+            "a slot of host memory is the mediator's".into()
+        })?;
+        let flights: BTreeMap<MoveId, Flight> = flights.iter().map(Flight::restored).collect();
+        check_destinations(&card, &host, &flights)?;
+        let mut places = places(&card, &host)?;
+        let frozen = vms.iter().filter(|vm| vm.frozen).map(|vm| VmId(vm.vm)).collect();
+        let mut maps = BTreeMap::new();
+        for vm in vms {
+            let id = VmId(vm.vm);
+            let map = VmMap::restored(vm, shift, places.remove(&id).unwrap_or_default(), &flights)?;
+            maps.insert(id, map);
+        }
+        if let Some(vm) = places.keys().next() {
+            return Err(Invalid::new(format_args!("VM {vm} has chunks, and is not there")));
+        }
+        let moving = moving(&maps, &flights)?;
+        let is_draining = |flight: &&Flight| flight.fate == Fate::Alive && flight.drains;
+        let table = Self {
+            shift,
+            mediator,
+            set_aside,
+            reserve,
+            parked: maps.values().map(|map| map.parked().count() as u32).sum(),
+            draining: flights.values().filter(is_draining).count() as u32,
+            borrowed,
+            claimed,
+            promised: maps.values().map(VmMap::owed).sum(),
+            card,
+            host,
+            vms: maps,
+            frozen,
+            flights,
+            moving,
+            next_move,
+            moved,
+        };
+        Ok(table)
+    }
+}
+
+impl SavedChunks {
+    /// Checks what stands for itself.
+    fn check_numbers(&self) -> Result<(), Invalid> {
+        let Self { shift, card, host: _, set_aside, reserve, borrowed, claimed: _, vms, flights, next_move, moved } =
+            self;
+        let bytes = 1u64.checked_shl(*shift).unwrap_or(0);
+        Invalid::unless((CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&bytes), || {
+            format!("chunks of 2^{shift} bytes are none")
+        })?;
+        let limit = card.limit;
+        Invalid::unless((1..=CHUNKS_MAX).contains(&limit), || format!("a card of {limit} chunks is none"))?;
+        for (what, chunks) in [("set aside", *set_aside), ("the reserve", *reserve), ("borrowed", *borrowed)] {
+            Invalid::unless(chunks <= limit, || format!("{what} are {chunks} chunks of a card of {limit}"))?;
+        }
+        Invalid::unless(ascend(vms.iter().map(|vm| vm.vm)), || "the VMs are not in their order".into())?;
+        Invalid::unless(ascend(flights.iter().map(|flight| flight.id)), || "the moves are not in their order".into())?;
+        let guest_chunks = vms.iter().fold(0u64, |sum, vm| sum.saturating_add(vm.bytes.div_ceil(bytes)));
+        Invalid::unless(guest_chunks <= GUEST_CHUNKS_MAX, || {
+            format!("all VMs together have {guest_chunks} chunks, more than {GUEST_CHUNKS_MAX}")
+        })?;
+        for vm in vms {
+            Invalid::unless((1..=ADVERTISED_BYTES_MAX).contains(&vm.bytes), || {
+                format!("VM {} has {:#x} bytes of VRAM", vm.vm, vm.bytes)
+            })?;
+        }
+        let guarantees = vms.iter().map(|vm| vm.bytes.div_ceil(bytes).min(vm.limits.guarantee.into()));
+        let guarantees = guarantees.fold(0u64, u64::saturating_add);
+        Invalid::unless(guarantees <= limit.into(), || {
+            format!("{guarantees} chunks of a card of {limit} are guaranteed")
+        })?;
+        let counts = moved.iter().chain([next_move]).all(|count| *count <= COUNT_MAX);
+        let numbered = flights.iter().all(|flight| flight.id < *next_move);
+        Invalid::unless(counts && numbered, || "the numbers of moves are too large".into())
+    }
+}
+
+/// Checks that the pieces that moves go to are those that say so, one for each.
+fn check_destinations(card: &Stock, host: &Stock, flights: &BTreeMap<MoveId, Flight>) -> Result<(), Invalid> {
+    for (id, flight) in flights {
+        let stock = if flight.to.tier() == Tier::Card { card } else { host };
+        Invalid::unless(stock.state(flight.to.number()) == ChunkState::Arriving(*id), || {
+            format!("move {} goes to a piece of memory that is used otherwise", id.0)
+        })?;
+    }
+    let arriving = |state: &(u32, ChunkState)| matches!(state.1, ChunkState::Arriving(_));
+    let count = card.states().filter(arriving).count() + host.states().filter(arriving).count();
+    Invalid::unless(count == flights.len(), || "a piece of memory waits for a move that there is not".into())
+}
+
+/// Places of guest chunks by VM, as the states have them.
+type Places = BTreeMap<VmId, BTreeMap<u32, Spot>>;
+
+fn places(card: &Stock, host: &Stock) -> Result<Places, Invalid> {
+    let mut places = Places::new();
+    let tiers = [(Tier::Card, card), (Tier::Host, host)];
+    for (tier, (number, state)) in tiers.into_iter().flat_map(|(tier, stock)| stock.states().map(move |at| (tier, at)))
+    {
+        let ChunkState::Vm { vm, index } = state else { continue };
+        let earlier = places.entry(vm).or_default().insert(index, Spot::of(tier, number));
+        Invalid::unless(earlier.is_none(), || format!("guest chunk {index} of VM {vm} has two places"))?;
+    }
+    Ok(places)
+}
+
+/// The moves of chunks that have their place still, by chunk.
+fn moving(
+    maps: &BTreeMap<VmId, VmMap>,
+    flights: &BTreeMap<MoveId, Flight>,
+) -> Result<BTreeMap<(VmId, u32), MoveId>, Invalid> {
+    let mut moving = BTreeMap::new();
+    for (&id, flight) in flights {
+        let Flight { vm, index, from, to, drains, fate } = *flight;
+        let map = maps.get(&vm);
+        let sound = match fate {
+            Fate::Alive => map.is_some_and(|map| {
+                map.get(index) == Some(from) && map.is_parked(index) == drains && from.tier() != to.tier()
+            }),
+            Fate::Unplaced => map.is_some(),
+            Fate::Ownerless => true,
+        };
+        let first = fate != Fate::Alive || moving.insert((vm, index), id).is_none();
+        // What drains from the reserve is on the card.
+        Invalid::unless(sound && first && (!drains || to.tier() == Tier::Host), || {
+            format!("move {} is of a chunk that is not there", id.0)
+        })?;
+    }
+    Ok(moving)
+}
+
+impl From<Spot> for SavedSpot {
+    fn from(spot: Spot) -> Self {
+        match spot {
+            Spot::Card(number) => Self::Card(number),
+            Spot::Host(number) => Self::Host(number),
+        }
+    }
+}
+
+impl From<SavedSpot> for Spot {
+    fn from(saved: SavedSpot) -> Self {
+        match saved {
+            SavedSpot::Card(number) => Self::Card(number),
+            SavedSpot::Host(number) => Self::Host(number),
+        }
+    }
+}
+
+impl From<Limits> for SavedLimits {
+    fn from(Limits { quota, guarantee, swap_cap, weight, on_full }: Limits) -> Self {
+        let on_full = match on_full {
+            OnFull::Swap => SavedOnFull::Swap,
+            OnFull::Queue => SavedOnFull::Queue,
+            OnFull::Refuse => SavedOnFull::Refuse,
+        };
+        Self { quota, guarantee, swap_cap, weight, on_full }
+    }
+}
+
+impl From<SavedLimits> for Limits {
+    fn from(SavedLimits { quota, guarantee, swap_cap, weight, on_full }: SavedLimits) -> Self {
+        let on_full = match on_full {
+            SavedOnFull::Swap => OnFull::Swap,
+            SavedOnFull::Queue => OnFull::Queue,
+            SavedOnFull::Refuse => OnFull::Refuse,
+        };
+        Self { quota, guarantee, swap_cap, weight, on_full }
+    }
+}
+
+/// Chunks of the mediator of a restored table that nobody has named yet as its own. Each goes to one.
+#[derive(Debug)]
+pub struct Unclaimed(BTreeSet<u32>);
+
+impl ChunkTable {
+    /// The mediator's chunks, for who restores what lies in them.
+    #[must_use]
+    pub fn unclaimed(&self) -> Unclaimed {
+        let own = self.card.states().filter(|(_, state)| *state == ChunkState::Mediator);
+        Unclaimed(own.map(|(number, _)| number).collect())
+    }
+}
+
+impl Unclaimed {
+    /// `count` chunks from `first` on have their user now.
+    ///
+    /// # Errors
+    /// When one of them is not the mediator's, or has its user already; some may be claimed then.
+    pub fn claim(&mut self, first: u32, count: u32) -> Result<(), Invalid> {
+        let end = first.checked_add(count).ok_or_else(|| Invalid::new("a run of chunks has no end"))?;
+        for chunk in first..end {
+            Invalid::unless(self.0.remove(&chunk), || format!("chunk {chunk} is used twice, or not the mediator's"))?;
+        }
+        Ok(())
+    }
+
+    /// Makes sure that no chunk is left without its user.
+    ///
+    /// # Errors
+    /// When there is one.
+    pub fn finish(self) -> Result<(), Invalid> {
+        let left = self.0.first();
+        Invalid::unless(left.is_none(), || format!("nothing uses chunk {left:?} of the mediator"))
+    }
+}
+
+#[cfg(test)]
+#[path = "../tests/saved.rs"]
+mod tests;

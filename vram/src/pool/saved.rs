@@ -1,0 +1,81 @@
+//! A page pool as it is saved: its runs of chunks and what is allocated. What is free follows.
+
+use super::{ORDER_MAX, PAGE_BYTES, PAGE_SHIFT, PagePool, Run};
+use crate::{ChunkTable, chunks::Unclaimed};
+use saved_state::{Invalid, ascend, first_version};
+use serde::{Deserialize, Serialize};
+
+/// A page pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedPool {
+    pub(crate) limit: u64,
+    /// First chunk and chunks of each run, in their order.
+    pub(crate) runs: Vec<(u32, u32)>,
+    /// Address and order of each allocation, in their order.
+    pub(crate) used: Vec<(u64, u32)>,
+}
+
+first_version!(SavedPool, "vram.pool");
+
+impl PagePool {
+    /// Writes the pool down.
+    #[must_use]
+    pub fn save(&self) -> SavedPool {
+        let Self { limit, free: _, used, runs, held: _, used_bytes: _ } = self;
+        SavedPool {
+            limit: *limit,
+            runs: runs.values().map(|Run { first, chunks, bytes: _ }| (first.number(), *chunks)).collect(),
+            used: used.iter().map(|(start, order)| (*start, *order)).collect(),
+        }
+    }
+
+    /// A pool as it was, in the chunks of `table` that it says. `unclaimed` are those that no other pool has.
+    ///
+    /// # Errors
+    /// When the chunks are not the mediator's or another pool's, or allocations are not within them.
+    pub fn restored(saved: SavedPool, table: &ChunkTable, unclaimed: &mut Unclaimed) -> Result<Self, Invalid> {
+        let SavedPool { limit, runs, used } = saved;
+        let orders = used.iter().all(|(_, order)| *order <= ORDER_MAX);
+        Invalid::unless(ascend(used.iter().map(|(start, _)| start)) && orders, || {
+            "the allocations of a page pool are not in their order, or too large".into()
+        })?;
+        let mut pool = Self::new(limit);
+        pool.used_bytes = used.iter().map(|(_, order)| PAGE_BYTES << order).fold(0, u64::saturating_add);
+        pool.used = used.into_iter().collect();
+        let mut found = 0;
+        for (first, chunks) in runs {
+            unclaimed.claim(first, chunks)?;
+            let bytes = u64::from(chunks) * table.chunk_bytes();
+            let run = Run { first: crate::ChunkId::numbered(first), chunks, bytes };
+            let start = table.address(run.first).0;
+            let aligned = bytes.is_power_of_two() && start.is_multiple_of(bytes) && bytes <= PAGE_BYTES << ORDER_MAX;
+            Invalid::unless(aligned, || format!("{chunks} chunks from {first} on are no run of a page pool"))?;
+            pool.held = pool.held.saturating_add(bytes);
+            found += pool.fill(start, bytes.trailing_zeros() - PAGE_SHIFT);
+            pool.runs.insert(start, run);
+        }
+        Invalid::unless(found == pool.used.len(), || {
+            "allocations of a page pool lie outside of its chunks, or in one another".into()
+        })?;
+        Ok(pool)
+    }
+
+    /// Finds what is free within the block of 2^`order` pages at `start`. Returns how many allocations lie there as they may.
+    fn fill(&mut self, start: u64, order: u32) -> usize {
+        let end = start + (PAGE_BYTES << order);
+        let first = self.used.range(start..end).next().map(|(start, order)| (*start, *order));
+        match first {
+            None => {
+                // Orders are at most the largest, which the caller has checked.
+                self.free[order as usize].insert(start);
+                0
+            }
+            Some(block) if block == (start, order) => 1,
+            Some(_) if order == 0 => 0,
+            Some(_) => {
+                let half = order - 1;
+                self.fill(start, half) + self.fill(start + (PAGE_BYTES << half), half)
+            }
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Turns as they are saved. Times are of the clock that is told.
+
+use super::{Mode, Quanta, QuantaConfig, Turn};
+use crate::VmId;
+use saved_state::{Invalid, ascend, first_version};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The detector and the turns of a card.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedQuanta {
+    config: SavedQuantaConfig,
+    pub(crate) traffic: Vec<(u64, u64)>,
+    bandwidth: u64,
+    capacity: u64,
+    pub(crate) sets: Vec<(u32, u64)>,
+    idle: Vec<(u32, u64)>,
+    pub(crate) turn: Option<(SavedTurn, Option<u64>)>,
+    fits_since: Option<u64>,
+}
+
+first_version!(SavedQuanta, "vram.quanta");
+
+/// The turns of VMs, and whose it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedTurn {
+    pub(crate) members: Vec<u32>,
+    pub(crate) holder: u32,
+    pub(crate) quantum_ns: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct SavedQuantaConfig {
+    mode: SavedMode,
+    window_ns: u64,
+    on_permille: u32,
+    margin_permille: u32,
+    factor: u32,
+    min_ns: u64,
+    max_ns: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum SavedMode {
+    Auto,
+    Off,
+    Forced,
+}
+
+impl Quanta {
+    /// Writes the turns down.
+    #[must_use]
+    pub fn save(&self) -> SavedQuanta {
+        let Self { config, traffic, bandwidth, capacity, sets, idle, turn, fits_since } = self;
+        let by_number = |map: &BTreeMap<VmId, u64>| map.iter().map(|(vm, value)| (vm.0, *value)).collect();
+        SavedQuanta {
+            config: (*config).into(),
+            traffic: traffic.iter().copied().collect(),
+            bandwidth: *bandwidth,
+            capacity: *capacity,
+            sets: by_number(sets),
+            idle: by_number(idle),
+            turn: turn.as_ref().map(|(turn, since)| (turn.into(), *since)),
+            fits_since: *fits_since,
+        }
+    }
+}
+
+impl TryFrom<SavedQuanta> for Quanta {
+    type Error = Invalid;
+
+    fn try_from(saved: SavedQuanta) -> Result<Self, Invalid> {
+        let SavedQuanta { config, traffic, bandwidth, capacity, sets, idle, turn, fits_since } = saved;
+        let ordered = [&sets, &idle].into_iter().all(|map| ascend(map.iter().map(|(vm, _)| vm)));
+        Invalid::unless(ordered, || "working sets are not in their order".into())?;
+        Invalid::unless(ascend(traffic.iter().map(|(slot, _)| slot)), || "traffic is not in its order".into())?;
+        let by_vm = |map: Vec<(u32, u64)>| map.into_iter().map(|(vm, value)| (VmId(vm), value)).collect();
+        let turn = turn.map(|(turn, since)| Ok::<_, Invalid>((turn.try_into()?, since))).transpose()?;
+        let (sets, idle) = (by_vm(sets), by_vm(idle));
+        Ok(Self { config: config.into(), traffic: traffic.into(), bandwidth, capacity, sets, idle, turn, fits_since })
+    }
+}
+
+impl From<&Turn> for SavedTurn {
+    fn from(Turn { members, holder, quantum_ns }: &Turn) -> Self {
+        Self { members: members.iter().map(|vm| vm.0).collect(), holder: holder.0, quantum_ns: *quantum_ns }
+    }
+}
+
+impl TryFrom<SavedTurn> for Turn {
+    type Error = Invalid;
+
+    fn try_from(SavedTurn { members, holder, quantum_ns }: SavedTurn) -> Result<Self, Invalid> {
+        Invalid::unless(ascend(&members), || "those who take turns are not in their order".into())?;
+        Ok(Self { members: members.into_iter().map(VmId).collect(), holder: VmId(holder), quantum_ns })
+    }
+}
+
+impl From<QuantaConfig> for SavedQuantaConfig {
+    fn from(config: QuantaConfig) -> Self {
+        let QuantaConfig { mode, window_ns, on_permille, margin_permille, factor, min_ns, max_ns } = config;
+        let mode = match mode {
+            Mode::Auto => SavedMode::Auto,
+            Mode::Off => SavedMode::Off,
+            Mode::Forced => SavedMode::Forced,
+        };
+        Self { mode, window_ns, on_permille, margin_permille, factor, min_ns, max_ns }
+    }
+}
+
+impl From<SavedQuantaConfig> for QuantaConfig {
+    fn from(saved: SavedQuantaConfig) -> Self {
+        let SavedQuantaConfig { mode, window_ns, on_permille, margin_permille, factor, min_ns, max_ns } = saved;
+        let mode = match mode {
+            SavedMode::Auto => Mode::Auto,
+            SavedMode::Off => Mode::Off,
+            SavedMode::Forced => Mode::Forced,
+        };
+        Self { mode, window_ns, on_permille, margin_permille, factor, min_ns, max_ns }
+    }
+}

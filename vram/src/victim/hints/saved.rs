@@ -1,0 +1,33 @@
+//! Knowledge about chunks, as it is saved.
+
+use super::Hints;
+use saved_state::Invalid;
+use serde::{Deserialize, Serialize};
+
+/// Knowledge about the chunks of a VM. Of each kind there is an entry for each chunk, or none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedHints {
+    pub(crate) priorities: Vec<u8>,
+    pub(crate) accesses: Vec<u32>,
+    pub(crate) referenced: Vec<u64>,
+    pub(crate) hand: u32,
+}
+
+impl Hints {
+    pub(crate) fn save(&self) -> SavedHints {
+        let Self { chunks: _, priorities, accesses, referenced, hand } = self;
+        let (priorities, accesses, referenced) = (priorities.clone(), accesses.clone(), referenced.clone());
+        SavedHints { priorities, accesses, referenced, hand: *hand }
+    }
+
+    /// Restores what was known about a VM of `chunks` chunks.
+    pub(crate) fn restored(saved: SavedHints, chunks: u32) -> Result<Self, Invalid> {
+        let SavedHints { priorities, accesses, referenced, hand } = saved;
+        let fits = |len: usize, wanted: usize| len == 0 || len == wanted;
+        let all = chunks as usize;
+        let sound =
+            fits(priorities.len(), all) && fits(accesses.len(), all) && fits(referenced.len(), all.div_ceil(64));
+        Invalid::unless(sound, || format!("what is known about {chunks} chunks is of others"))?;
+        Ok(Self { chunks, priorities, accesses, referenced, hand })
+    }
+}
