@@ -93,4 +93,21 @@ async fn a_claim_of_a_cuda_card_is_a_tenant_whose_programs_see_its_limit() {
     assert!(output.status.success() && text.contains("total=32"), "{text}{errors}");
     kubelet.back(&named("job")).await;
     node.assert_clean().await;
+
+    // An owner that ends, and cannot be started again: the card is out of service, and taken by nobody.
+    std::fs::remove_file(node.path("plain/libcuda.so.1")).unwrap();
+    let pid = node.daemon.as_ref().unwrap().0.id();
+    let owners = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    for owner in owners.split_whitespace() {
+        assert!(Command::new("kill").args(["-KILL", owner]).status().unwrap().success());
+    }
+    let taint = support::until("a taint", async || {
+        let device = node.slice(1).await.spec.devices.unwrap().remove(0);
+        device.taints.and_then(|taints| taints[0].value.clone())
+    })
+    .await;
+    assert_eq!(taint, "failed");
+    node.api.put_claim(allocated("late", &[("gpu", "h100", "16Mi", "250")], Value::Null));
+    let error = kubelet.bad(&named("late")).await;
+    assert!(error.contains("card `h100` cannot be used"), "{error}");
 }
