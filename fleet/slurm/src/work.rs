@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use api::ErrorCode;
-use mediatorctl::client::{Client, ClientError};
+use mediatorctl::client::{AskError, Client, ClientError};
 use serde::Serialize;
 
 use crate::claim::{self, Card};
@@ -77,7 +77,7 @@ fn job_of(name: &str) -> Option<u32> {
 
 fn told(error: &ClientError) -> String {
     match error {
-        ClientError::Refused(error) => format!("{}; {}", error.error, error.what_to_do),
+        ClientError::Ask(AskError::Refused(error)) => format!("{}; {}", error.error, error.what_to_do),
         error => {
             let source = std::error::Error::source(error).map(|source| format!(": {source}"));
             format!("{error}{}", source.unwrap_or_default())
@@ -87,7 +87,7 @@ fn told(error: &ClientError) -> String {
 
 fn code(error: &ClientError) -> Option<ErrorCode> {
     match error {
-        ClientError::Refused(error) => Some(error.code),
+        ClientError::Ask(AskError::Refused(error)) => Some(error.code),
         _ => None,
     }
 }
@@ -101,7 +101,7 @@ fn patiently<T>(
     let begin = Instant::now();
     loop {
         match ask(&client) {
-            Err(error @ ClientError::Unreachable { .. }) => {
+            Err(error @ ClientError::Ask(AskError::Unreachable { .. })) => {
                 if begin.elapsed() >= Duration::from_secs(arguments.patience_s) {
                     return Err(format!("{}; start mediatord, or name its socket in plugstack.conf", told(&error)));
                 }

@@ -3,12 +3,12 @@
 use std::io;
 use std::path::PathBuf;
 
-use admin_client::{Admin, AskError, Method, json, parse};
+use admin_client::{Admin, Method, json, parse};
 use hyper::body::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-pub use admin_client::segment;
+pub use admin_client::{AskError, segment};
 
 /// Why a request brought no good answer, or the answer cannot be shown.
 #[derive(Debug, thiserror::Error)]
