@@ -202,7 +202,7 @@ fn capacity(value: Quantity, default: Quantity, range: CapacityRequestPolicyRang
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::quantity;
 

@@ -49,7 +49,7 @@ fn every_request_of_the_document_is_served_and_no_other_method_is() {
             let described = operations.get(method.as_str().to_lowercase()).is_some();
             let error = match client.request(method.clone(), &at, "{".into()) {
                 Ok(_) => continue,
-                Err(ClientError::Refused(error)) => error,
+                Err(ClientError::Ask(admin_client::AskError::Refused(error))) => error,
                 Err(error) => panic!("{method} {path}: {error}"),
             };
             let other = error.error.starts_with("there is no `/") || error.error.contains("does not take");
