@@ -99,6 +99,18 @@ pub struct XenGuest {
 }
 
 impl XenGuest {
+    /// Accesses up to 8 bytes of a region: writes `data`, or reads.
+    fn access(&self, region: RegionIndex, offset: u64, size: u32, data: Option<u64>) -> u64 {
+        match (region, data) {
+            (RegionIndex::Config, data) => self.domain.config(offset, size, data),
+            (_, None) => self.domain.read(0, Self::place(region, offset), size),
+            (_, Some(data)) => {
+                self.domain.write(0, Self::place(region, offset), size, data);
+                data
+            }
+        }
+    }
+
     fn place(region: RegionIndex, offset: u64) -> u64 {
         let number = match region {
             RegionIndex::Bar0 => 0,
@@ -119,7 +131,7 @@ impl XenGuest {
 impl Machine for XenGuest {
     fn read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) {
         for (at, piece) in (offset..).step_by(8).zip(data.chunks_mut(8)) {
-            let read = self.domain.read(0, Self::place(region, at), piece.len() as u32).to_le_bytes();
+            let read = self.access(region, at, piece.len() as u32, None).to_le_bytes();
             piece.copy_from_slice(&read[..piece.len()]);
         }
     }
@@ -128,7 +140,7 @@ impl Machine for XenGuest {
         for (at, piece) in (offset..).step_by(8).zip(data.chunks(8)) {
             let mut value = [0; 8];
             value[..piece.len()].copy_from_slice(piece);
-            self.domain.write(0, Self::place(region, at), piece.len() as u32, u64::from_le_bytes(value));
+            self.access(region, at, piece.len() as u32, Some(u64::from_le_bytes(value)));
         }
     }
 

@@ -508,7 +508,8 @@ impl FakeDomain {
         self.memory(cpu, Request { address, size, count: 1, data, ..Request::default() });
     }
 
-    fn config(&self, offset: u64, size: u32, data: Option<u64>) -> u64 {
+    /// Accesses `size` bytes of configuration space: writes `data`, or reads.
+    pub fn config(&self, offset: u64, size: u32, data: Option<u64>) -> u64 {
         let slot = self.server().map_or(0, |server| server.slot);
         let address = u64::from(slot) << 35 | offset;
         let request = Request {
