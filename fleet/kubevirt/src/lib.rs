@@ -6,7 +6,7 @@
 //!
 //! What it does not do: make a vGPU, or see whether one is there.
 
-use api::launch::{self, Vmm};
+use api::launch::{self, SocketVmm};
 use fleet_cdi::Vgpu;
 use fleet_grpc::hooks::info::info_server::Info;
 use fleet_grpc::hooks::info::{HookPoint, InfoParams, InfoResult};
@@ -41,7 +41,8 @@ fn device(request: &str, number: usize) -> Result<String, String> {
         return Err(format!("{request:?} is no name of a request, expected up to 63 of the characters a-z 0-9 -"));
     }
     let socket = Vgpu::folder(request).join(SOCKET);
-    let args = launch::args(Vmm::Qemu, &socket, &launch::MemorySize::default()).args;
+    let vm = launch::Named { name: request, socket: &socket, profile: None };
+    let args = launch::args(SocketVmm::Qemu, vm, &launch::MemorySize::default()).args;
     let value = args.iter().skip_while(|arg| *arg != "-device").nth(1).ok_or("QEMU is given no device")?;
     let mut device: serde_json::Value = serde_json::from_str(value).map_err(|error| error.to_string())?;
     device["id"] = format!("vgpu{number}").into();
