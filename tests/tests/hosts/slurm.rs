@@ -248,7 +248,7 @@ pub fn many_jobs(host: &Host, count: u32) -> Result<()> {
     let (mut cancelled, mut killed) = (Vec::new(), Vec::new());
     for index in 0..count.saturating_sub(3) {
         let user = ["alice", "bob"][index as usize % 2];
-        let shards = [5, 10, 20, 25, 40, 60][index as usize % 6];
+        let shards = [5_u32, 10, 20, 25, 40, 60][index as usize % 6];
         let weight = [50, 100, 300][index as usize % 3];
         let options = format!("--gres=shard:{shards} --gpu-weight={weight}");
         let job = match index % 4 {

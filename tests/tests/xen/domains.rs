@@ -35,8 +35,8 @@ fn counter(shown: &Value, name: &str) -> u64 {
 
 /// Runs the same workload in several domains at the same time.
 fn at_once(domains: &[&Domain<'_>], args: &str) -> Result<Vec<Smoke>> {
-    let start = |domain: &&Domain<'_>| domain.start(&format!("run /bin/gpu-workloads {args}"));
-    let started = domains.iter().map(start).collect::<Result<Vec<_>>>()?;
+    let command = format!("run /bin/gpu-workloads {args}");
+    let started = domains.iter().map(|domain| domain.start(&command)).collect::<Result<Vec<_>>>()?;
     domains.iter().zip(started).map(|(domain, pending)| domain.finish(pending, args)).collect()
 }
 
