@@ -215,11 +215,13 @@ fn quoted(arg: &str) -> String {
 mod tests {
     use super::*;
 
-    const VM: Named<'static> = Named { name: "a", socket: Path::new("/run/m/a.sock"), profile: None };
+    fn vm() -> Named<'static> {
+        Named { name: "a", socket: Path::new("/run/m/a.sock"), profile: None }
+    }
 
     #[test]
     fn qemu_gets_shared_memory_and_the_device_as_json() {
-        let args = args(SocketVmm::Qemu, VM, &"1G".parse().unwrap());
+        let args = args(SocketVmm::Qemu, vm(), &"1G".parse().unwrap());
         assert_eq!(
             args.command,
             "-m 1G -object memory-backend-memfd,id=vgpu-ram,size=1G,share=on -machine memory-backend=vgpu-ram \
@@ -230,7 +232,7 @@ mod tests {
 
     #[test]
     fn cloud_hypervisor_gets_shared_memory_and_the_socket() {
-        let args = args(SocketVmm::CloudHypervisor, VM, &MemorySize::default());
+        let args = args(SocketVmm::CloudHypervisor, vm(), &MemorySize::default());
         assert_eq!(args.args, ["--memory", "size=2G,shared=on", "--user-device", "socket=/run/m/a.sock"]);
     }
 

@@ -226,6 +226,7 @@ fn is_lost(host: &Host) -> Result<()> {
 }
 
 /// A long run: many jobs of mixed shares, cancelled, killed, and a node lost among them.
+#[allow(dead_code, reason = "of the two suites that this is part of, one runs it")]
 pub fn many_jobs(host: &Host, count: u32) -> Result<()> {
     start(host)?;
     // Two with the same shards and three times the weight, alone on a node: they share its card 3:1.
