@@ -84,6 +84,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "cuda-protocol",
             "firmware",
             "fleet-cdi",
+            "nvspec",
             "sched",
             "shadow-pt",
             "vfio-host",
@@ -147,6 +148,8 @@ const ALLOWED: [&str; 14] = [
     "BSD-3-Clause",
     "BSL-1.0",
     "CC0-1.0",
+    // The list of authorities that webpki-root-certs has: data, which may be passed on with its licence.
+    "CDLA-Permissive-2.0",
     "ISC",
     "MIT",
     "MIT-0",

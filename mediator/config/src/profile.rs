@@ -13,7 +13,7 @@ use super::patch::table;
 use super::{CardKind, CardSpec, Config, DaemonSpec, TenantSpec, VmMemory, VmSpec, check};
 
 /// Most profiles, a bound on what is said of them.
-pub const MAX_PROFILES: usize = 64;
+pub(crate) const MAX_PROFILES: usize = 64;
 /// The key of a `[[vm]]` or `[[tenant]]` table that names its profile.
 const KEY: &str = "profile";
 

@@ -1,6 +1,6 @@
 //! Checks of a virtual machine that is a domain of Xen.
 
-use crate::check::{Refusal, RefusalKind};
+use crate::refusal::{Refusal, RefusalKind};
 use crate::{Apertures, CardKind, CardSpec, SocketMode, VmSpec};
 
 /// Longest name of a domain.

@@ -1,5 +1,5 @@
 //! Sockets that the service manager hands over (`LISTEN_FDS`): those of its units, one named `admin` and others named as their
-//! virtual machines, and those that an earlier run of the daemon left in its store ([`super::sockets`]), connections among them.
+//! virtual machines, and those that an earlier run of the daemon left in its store (module `sockets`), connections among them.
 #![expect(unsafe_code, reason = "takes file descriptors by number")]
 // UNSAFETY: the service manager passes descriptors as numbers; each is taken into ownership once. Nothing else here is unsafe.
 

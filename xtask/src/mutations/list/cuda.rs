@@ -134,8 +134,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "the same chunks are shared by one token, however often it is asked for",
         package: "cuda-owner",
         file: "cuda/owner/src/core/memory.rs",
-        from: "if let Some(&share) = self.tokens.get(&of) {",
-        to: "if let Some(&share) = self.tokens.get(&of).filter(|_| false) {",
+        from: "if let Some(share) = self.shares.token(tenant, &indices) {",
+        to: "if let Some(share) = self.shares.token(tenant, &indices).filter(|_| false) {",
         tests: "core::tests::outside::fixed_memory",
     },
     Mutation {
