@@ -141,7 +141,7 @@ const LAYERS: &[(&str, &[&str])] = &[
 ];
 
 /// Licences that ask for no more than to be named.
-const ALLOWED: [&str; 14] = [
+const ALLOWED: [&str; 15] = [
     "0BSD",
     "Apache-2.0",
     "BSD-2-Clause",
