@@ -235,17 +235,20 @@ impl CdiFile {
         serde_json::from_slice(&fs::read(&self.path).ok()?).ok()
     }
 
-    /// Removes it, if it is there.
+    /// Removes it, if it is there, and what a writer that was killed has left beside it.
     ///
     /// # Errors
     /// When the host says no.
     pub fn remove(&self) -> Result<(), CdiError> {
-        match fs::remove_file(&self.path) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                Err(CdiError::Remove { path: self.path.clone(), source })
+        for path in [beside(&self.path), self.path.clone()] {
+            match fs::remove_file(&path) {
+                Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                    return Err(CdiError::Remove { path, source });
+                }
+                _ => {}
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 }
 
@@ -260,6 +263,11 @@ fn check(name: &str) -> Result<(), CdiError> {
     Err(CdiError::Name(name.chars().take(MAX_NAME).collect()))
 }
 
+/// The file by which another one is replaced. Runtimes read files that end in .json or .yaml only.
+fn beside(path: &Path) -> PathBuf {
+    path.with_extension("new")
+}
+
 /// Replaces a file at once: after a crash there is the old one or the new one.
 ///
 /// # Errors
@@ -268,8 +276,7 @@ pub fn replace(path: &Path, text: &[u8], mode: u32) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     fs::create_dir_all(folder)?;
-    // Runtimes read files that end in .json or .yaml only.
-    let beside = path.with_extension("new");
+    let beside = beside(path);
     let mut file = File::create(&beside)?;
     file.set_permissions(fs::Permissions::from_mode(mode))?;
     file.write_all(text)?;
@@ -336,6 +343,15 @@ mod tests {
         file.remove().unwrap();
         assert_eq!(file.read(), None);
         assert_eq!(qualified("u-1-0"), "gpu-mediator.internal/share=u-1-0");
+    }
+
+    #[test]
+    fn what_a_writer_that_was_killed_has_left_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = CdiFile::new(folder.path(), "u-1").unwrap();
+        fs::write(beside(file.path()), "half").unwrap();
+        file.remove().unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]

@@ -117,7 +117,7 @@ fn the_example_asks_for_one_card_three_to_one() {
 async fn the_role_allows_what_the_driver_asks_for_and_nothing_else() {
     let mut node = Node::new(CARD).await;
     node.api.put_slice(serde_json::json!({ "metadata": { "name": "old" }, "spec": { "driver": "gpu-mediator.internal",
-        "nodeName": "node-a", "pool": { "name": "node-a", "generation": 1, "resourceSliceCount": 1 } } }));
+        "nodeName": "node-a", "pool": { "name": "node-a", "generation": 1, "resourceSliceCount": 1 }, "devices": [] } }));
     node.start_daemon();
     node.start_driver(&[]);
     let kubelet = node.kubelet(&["v1.DRAPlugin"]).await;
