@@ -114,7 +114,7 @@ impl CodeMemory {
 
     pub(crate) fn restored(SavedCode { pages, control, tag }: SavedCode) -> Result<Self, Invalid> {
         let mut memory = Self { control, tag, ..Self::new() };
-        Invalid::unless(saved_state::ascend(&pages.iter().map(|page| page.0).collect::<Vec<_>>()), || {
+        Invalid::unless(saved_state::ascend(pages.iter().map(|page| page.0).collect::<Vec<_>>()), || {
             "pages of code are not in their order".into()
         })?;
         for (number, tag, words, any) in pages {

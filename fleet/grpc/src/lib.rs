@@ -12,6 +12,7 @@ pub mod socket;
     missing_docs,
     clippy::all,
     clippy::pedantic,
+    clippy::allow_attributes_without_reason,
     reason = "generated from proto/*.proto, whose comments say what there is"
 )]
 mod protocols {

@@ -326,7 +326,7 @@ impl Target for FakeTarget {
     }
 
     fn notify(&self, port: u32) -> io::Result<()> {
-        let theirs = port.checked_sub(OURS).unwrap_or(0);
+        let theirs = port.saturating_sub(OURS);
         let mut state = self.server.state.lock();
         if !state.bound.contains(&theirs) {
             drop(state);
@@ -361,7 +361,7 @@ impl Target for FakeTarget {
 
     fn unmask(&self, ports: &[u32]) -> io::Result<()> {
         for port in ports {
-            let theirs = port.checked_sub(OURS).unwrap_or(0);
+            let theirs = port.saturating_sub(OURS);
             let mut state = self.server.state.lock();
             if !state.silent.remove(&theirs) {
                 drop(state);

@@ -537,7 +537,11 @@ impl Memory {
 
     /// Maps what is away; whether nothing is away any more.
     fn bring(&mut self) -> bool {
-        let all = self.regions.iter_mut().map(|region| region.bring(&mut Driver)).fold(true, |all, one| all && one);
+        // Each is brought, also after one that could not be.
+        let mut all = true;
+        for region in &mut self.regions {
+            all &= region.bring(&mut Driver);
+        }
         self.count_away();
         all
     }

@@ -232,8 +232,13 @@ impl Region {
         let mapped = numbers.filter(|number| self.slots.get(number).is_some_and(|slot| slot.handle.is_some()));
         let access = [Access::all(self.device)];
         let bytes = |count| u64::from(count) * self.chunk_bytes;
-        let allow = |&(first, count): &(u32, u32)| pages.allow(self.address(first), bytes(count), &access) == SUCCESS;
-        runs(mapped).iter().map(allow).fold(true, |all, one| all && one)
+        let mut allow = |&(first, count): &(u32, u32)| pages.allow(self.address(first), bytes(count), &access) == SUCCESS;
+        // Each is allowed, also after one that could not be.
+        let mut all = true;
+        for run in &runs(mapped) {
+            all &= allow(run);
+        }
+        all
     }
 }
 

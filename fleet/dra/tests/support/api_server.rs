@@ -126,6 +126,7 @@ impl ApiServer {
         self.objects().broken = broken;
     }
 
+    #[expect(clippy::result_large_err, reason = "the answer of a server for tests")]
     fn called(&self, call: Call) -> Result<std::sync::MutexGuard<'_, Objects>, Response> {
         let mut objects = self.objects();
         if objects.broken {

@@ -61,7 +61,7 @@ fn run(rig: &Rig, driver: &mut Driver, channel: &mut Channel, source: &str) {
         methods(1, class::REGISTERS, &[32]),
         methods(1, class::SHARED_SIZE, &[48 << 10]),
         methods(1, class::BLOCK_YX, &[1 << 16 | 1024, 1]),
-        methods(1, class::GRID_YX, &[1 << 16 | chip.gpcs * chip.tpcs_per_gpc, 1]),
+        methods(1, class::GRID_YX, &[(1 << 16) | (chip.gpcs * chip.tpcs_per_gpc), 1]),
         methods(1, class::LAUNCH, &[0]),
     ];
     driver.submit(channel, &words.concat());
