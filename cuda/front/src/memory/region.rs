@@ -232,7 +232,8 @@ impl Region {
         let mapped = numbers.filter(|number| self.slots.get(number).is_some_and(|slot| slot.handle.is_some()));
         let access = [Access::all(self.device)];
         let bytes = |count| u64::from(count) * self.chunk_bytes;
-        let mut allow = |&(first, count): &(u32, u32)| pages.allow(self.address(first), bytes(count), &access) == SUCCESS;
+        let mut allow =
+            |&(first, count): &(u32, u32)| pages.allow(self.address(first), bytes(count), &access) == SUCCESS;
         // Each is allowed, also after one that could not be.
         let mut all = true;
         for run in &runs(mapped) {
