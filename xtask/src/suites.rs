@@ -27,7 +27,7 @@ pub enum Suite {
     /// The crates of `cuda`: programs under the library, on the fake driver. Before the suites with guests, which wait for
     /// images.
     Cuda,
-    /// What engines that place work on hosts are given: the crates of `fleet`, as processes, and the engines themselves in guests.
+    /// What engines that place work on hosts are given: the crates of `fleet`, as processes.
     Fleet,
     /// Real guests that behave.
     Guest,
