@@ -254,6 +254,13 @@ impl Balancer {
         round.ids().enumerate().map(|(at, vm)| (vm, of(at))).collect()
     }
 
+    /// Forgets all about a VM that is destroyed: who gets its number next begins anew.
+    pub fn forget_vm(&mut self, vm: VmId) {
+        self.known.remove(&vm);
+        self.active.remove(&vm);
+        self.moved.retain(|&(of, _), _| of != vm);
+    }
+
     /// Forgets all about VMs that are gone, and moves that have settled.
     fn forget(&mut self, table: &ChunkTable, now_ns: u64) {
         self.known.retain(|&vm, known| {

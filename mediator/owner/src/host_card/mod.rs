@@ -334,7 +334,7 @@ impl HostCard {
         })?;
         if let Err(error) = state.set_ram(vm, share.ram) {
             state.iova_mut().dismiss(vm);
-            state.vram_mut().chunks.destroy_vm(vm)?;
+            state.memory.destroy_vm(vm)?;
             return Err(HostError::OutOfMemory(error));
         }
         state.channels_mut().add_vm(vm, share.channels);
@@ -372,7 +372,7 @@ impl HostCard {
                 state.removed.insert(vm);
                 return Err(HostError::ChannelStays);
             }
-            state.vram_mut().chunks.destroy_vm(vm)?;
+            state.memory.destroy_vm(vm)?;
         }
         while self.scrub_piece()? {}
         self.wakeup.ring();

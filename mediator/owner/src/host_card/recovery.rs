@@ -141,7 +141,7 @@ impl HostState {
         }
         self.removed.remove(&vm);
         tracing::info!(%vm, "the card has let go of the channels of a VM that was removed; its memory is free");
-        if let Err(error) = self.vram_mut().chunks.destroy_vm(vm) {
+        if let Err(error) = self.memory.destroy_vm(vm) {
             tracing::error!(%vm, %error, "the memory of a VM that was removed stays out of use");
         }
         // It is scrubbed when it is needed, or by the mover.

@@ -137,6 +137,16 @@ impl Memory {
         self.vram.forget(vm);
     }
 
+    /// Takes a VM's memory back, with what is known about it.
+    ///
+    /// # Errors
+    /// When there is no such VM.
+    pub(crate) fn destroy_vm(&mut self, vm: VmId) -> Result<(), ::vram::Error> {
+        self.vram.chunks.destroy_vm(vm)?;
+        self.divider.balancer.forget_vm(vm);
+        Ok(())
+    }
+
     /// A relocation begins.
     pub(crate) fn forget_left(&mut self) {
         self.left.clear();

@@ -35,7 +35,7 @@ fn the_second_allocator_gets_half_as_in_gpuswaps_figure_4() {
         assert_eq!((world.card(1), world.card(2)), (first, second), "after {} chunks", index + 1);
     }
     assert_eq!(world.rest(&[1, 2]), 0, "21 and 22 of 21.5 each: no one is off by a chunk");
-    world.table.destroy_vm(VmId(2)).unwrap();
+    world.destroy(2).unwrap();
     assert_eq!(world.rest(&[1]), 21, "what the other had comes back");
     assert_eq!(world.card(1), 43);
 }
@@ -106,7 +106,7 @@ fn an_idle_vm_gives_way_to_an_active_one_down_to_its_guarantee() {
     assert_eq!((world.card(1), world.card(2)), (4, 16));
     world.rest(&[1, 2]);
     assert_eq!((world.card(1), world.card(2)), (10, 10), "it has its share again when it works again");
-    world.table.destroy_vm(VmId(2)).unwrap();
+    world.destroy(2).unwrap();
     world.rest(&[]);
     assert_eq!(world.card(1), 20, "no one else wants it");
 }
@@ -233,7 +233,7 @@ fn the_reserve_is_used_first_and_drains_when_nothing_else_is_to_do() {
     // What is freed before that comes back from the reserve, without a copy.
     world.use_chunks(2, 3..4);
     assert_eq!(world.table.summary().parked, 1);
-    world.table.destroy_vm(VmId(2)).unwrap();
+    world.destroy(2).unwrap();
     world.now += 300 * MS;
     let before = world.table.summary().vms[&VmId(1)].moved_in;
     let steps = world.plan(None);
@@ -355,8 +355,8 @@ fn a_vm_that_is_gone_is_forgotten() {
     let mut world = world(8, &[Limits { guarantee: 4, ..ANY }]);
     world.use_chunks(1, 0..8);
     pin(&mut world, 1, 0, 2).unwrap();
-    world.table.destroy_vm(VmId(1)).unwrap();
-    world.plan(None);
+    world.destroy(1).unwrap();
+    // Another one of the same size has the number before anything is planned.
     world.table.create_vm(VmId(1), 64 * CHUNK, ANY).unwrap();
     assert_eq!((world.balancer.pinned(VmId(1)), world.balancer.known.len(), world.balancer.active.len()), (0, 0, 0));
 }

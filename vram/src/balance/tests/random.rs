@@ -87,7 +87,7 @@ fn apply(world: &mut World, op: Op) {
         }
         Op::SetLimits(vm, limits) => set_limits(world, vm, limits),
         Op::Destroy(vm) => {
-            let _ = world.table.destroy_vm(VmId(vm));
+            let _ = world.destroy(vm);
             world.unsettle();
         }
         Op::Use(vm, from, count) => {

@@ -125,6 +125,13 @@ impl World {
         panic!("it never rests");
     }
 
+    /// A VM is destroyed, as the mediator does it.
+    pub(super) fn destroy(&mut self, vm: u32) -> Result<u32, Error> {
+        let freed = self.table.destroy_vm(VmId(vm))?;
+        self.balancer.forget_vm(VmId(vm));
+        Ok(freed)
+    }
+
     /// Chunks of a VM that count on the card.
     pub(super) fn card(&self, vm: u32) -> u32 {
         self.table.vms().find(|(id, _)| id.0 == vm).map_or(0, |(_, vm)| vm.placed)
