@@ -4,7 +4,7 @@
 //! - [`check`]: everything that needs no run: format, clippy, rustdoc, house lints ([`lints`], [`orphans`], [`rooms`],
 //!   [`counts`]), crate layers and licences ([`layers`]);
 //! - [`suites`]: the test suites, with their counts ([`tally`]) and [`times`]; [`programs`] builds what they run, [`runner`]
-//!   runs it, [`fuzz`] is one of them, and [`background`] is for what can be done beside them;
+//!   runs it, and [`watch`] ends what stands still, [`fuzz`] is one of them, and [`background`] is for what can be done beside them;
 //! - [`guests`]: what needs guests: the images; demo and bench, with the daemon's release build;
 //! - [`mutations`]: mistakes made on purpose that the tests must notice;
 //! - [`load`]: busy loops beside what is tested or measured;
@@ -32,6 +32,7 @@ mod runner;
 mod suites;
 mod tally;
 mod times;
+mod watch;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -18,6 +18,7 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
 use crate::programs::Program;
 use crate::tally::Tally;
+use crate::watch;
 
 /// The unit of CPU times in `/proc`, which is the same for every Linux.
 const TICKS_PER_SECOND: u64 = 100;
@@ -56,13 +57,24 @@ impl AddAssign for Outcome {
     }
 }
 
-/// Runs tests, `at_once` at the same time, with `variables` in their environment. Prints a line for each, what it reports, and
+/// How tests are run.
+#[derive(Clone, Copy, Debug)]
+pub struct Manner<'a> {
+    /// So many at the same time.
+    pub at_once: usize,
+    /// A test that has not ended after so long is ended, and has failed. Far beyond what any takes: for those that stand still.
+    pub limit: Duration,
+    /// What their environment has besides.
+    pub variables: &'a [(&'a str, &'a OsStr)],
+}
+
+/// Runs tests. Prints a line for each, what it reports, and
 /// the output of those that fail.
-pub fn run(tests: &[Test<'_>], at_once: usize, variables: &[(&str, &OsStr)]) -> Result<Outcome> {
+pub fn run(tests: &[Test<'_>], manner: &Manner<'_>) -> Result<Outcome> {
     let (next, outcome) = (AtomicUsize::new(0), Mutex::new(Outcome::default()));
     let work = || -> Result<()> {
         while let Some(test) = tests.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let (passed, taken, output) = run_one(test, variables)?;
+            let (passed, taken, output) = run_one(test, manner)?;
             let mut outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner);
             let result = if passed { "ok" } else { "FAILED" };
             println!(
@@ -75,14 +87,16 @@ pub fn run(tests: &[Test<'_>], at_once: usize, variables: &[(&str, &OsStr)]) -> 
                 println!("{output}");
             }
             // What a test has run on, and how much of what, is of interest when all is well too.
-            output.lines().filter(|line| passed && line.starts_with(REPORT)).for_each(|line| println!("  {line}"));
+            let begin = format!("test {} ... ", test.name);
+            let lines = output.lines().map(|line| line.strip_prefix(&begin).unwrap_or(line));
+            lines.filter(|line| passed && line.starts_with(REPORT)).for_each(|line| println!("  {line}"));
             outcome.tally += Tally::one(passed);
             outcome.taken.push(taken);
         }
         Ok(())
     };
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..at_once.max(1)).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = (0..manner.at_once.max(1)).map(|_| scope.spawn(work)).collect();
         workers
             .into_iter()
             .try_for_each(|worker| worker.join().map_err(|_| anyhow!("a thread that runs tests has panicked"))?)
@@ -90,17 +104,19 @@ pub fn run(tests: &[Test<'_>], at_once: usize, variables: &[(&str, &OsStr)]) -> 
     Ok(outcome.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-fn run_one(test: &Test<'_>, variables: &[(&str, &OsStr)]) -> Result<(bool, Taken, String)> {
+fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)> {
     let Test { program, name } = test;
     let mut output = tempfile::tempfile().context("a file for a test's output")?;
     let mut command = program.command();
-    command.envs(variables.iter().copied());
-    // The output of a test that passes is kept as well, for what it reports.
-    command.args([name, "--exact", "--test-threads=1", "--show-output"]);
+    command.envs(manner.variables.iter().copied());
+    // Written as it comes: that of a test that is ended is the most interesting, and one that passes may report something.
+    command.args([name, "--exact", "--test-threads=1", "--nocapture"]);
     // A file: a pipe would stay open for as long as anything that a test has left behind.
     command.stdout(output.try_clone()?).stderr(output.try_clone()?);
     let began = Instant::now();
     let mut child = command.spawn().with_context(|| format!("cannot start the test {name}"))?;
+    let ended = watch::ends_within(&child, manner.limit)?;
+    let stood = if ended { String::new() } else { watch::end(child.id()) };
     let cpu = cpu_at_end(&child)?;
     let status = child.wait().with_context(|| format!("waiting for the test {name}"))?;
     let test = format!("{}/{} {name}", program.package, program.target);
@@ -108,6 +124,9 @@ fn run_one(test: &Test<'_>, variables: &[(&str, &OsStr)]) -> Result<(bool, Taken
     let mut bytes = Vec::new();
     output.rewind().and_then(|()| output.read_to_end(&mut bytes)).context("reading a test's output")?;
     let mut text = String::from_utf8_lossy(&bytes).into_owned();
+    if !ended {
+        text.push_str(&format!("it had not ended after {} s, and was ended; its threads:\n{stood}", manner.limit.as_secs()));
+    }
     // A name that no test has would be a success of none.
     let passed = status.success() && text.contains("test result: ok. 1 passed");
     if !passed && !status.success() {

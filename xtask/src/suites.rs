@@ -1,6 +1,5 @@
 //! `cargo xtask test`: the suites, one after the other, each with its counts and times.
 
-use std::ffi::OsStr;
 use std::process::Command;
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
@@ -12,12 +11,18 @@ use crate::background::Background;
 use crate::load::BusyLoops;
 use crate::programs::{self, Group, Program};
 use crate::run::{cargo, lines, root};
-use crate::runner::{self, Outcome, Test, cpu_of_children};
+use crate::runner::{self, Manner, Outcome, Test, cpu_of_children};
 use crate::tally::{Reader, Tally};
 use crate::{TestArgs, cuda, fuzz, guests, times};
 
 /// The package with a suite's integration test.
 const PACKAGE: &str = "tests";
+
+/// Limit of a test that boots nothing: ten times what the longest takes.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// Limit of a test with guests: three times what the longest takes.
+const GUESTS_LIMIT: Duration = Duration::from_secs(1500);
 
 /// A test suite. A further one is a variant here and a line in [`Suite::runner`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -151,7 +156,7 @@ impl<'a> Session<'a> {
         match suite.runner() {
             Runner::Rest => {
                 let programs = self.programs(|program| suite_of(program).is_none() && program.group == Group::Rest)?;
-                let mut outcome = self.run_tests(&programs, cpus, &[])?;
+                let mut outcome = self.run_tests(&programs, &Manner { at_once: cpus, limit: LIMIT, variables: &[] })?;
                 outcome.tally += self.documentation()?;
                 Ok(outcome)
             }
@@ -162,7 +167,7 @@ impl<'a> Session<'a> {
             }
             Runner::Fleet => {
                 let programs = self.programs(|program| program.group == Group::Fleet)?;
-                let mut outcome = self.run_tests(&programs, cpus, &[])?;
+                let mut outcome = self.run_tests(&programs, &Manner { at_once: cpus, limit: LIMIT, variables: &[] })?;
                 let guests = self.programs(|program| suite_of(program) == Some(suite))?;
                 if !guests.is_empty() {
                     outcome += self.integration(&guests, true)?;
@@ -175,7 +180,8 @@ impl<'a> Session<'a> {
                     headers.wait()?;
                 }
                 let headers = cuda::headers()?;
-                self.run_tests(&programs, cpus, &[(cuda::HEADERS_VARIABLE, headers.as_os_str())])
+                let variables = [(cuda::HEADERS_VARIABLE, headers.as_os_str())];
+                self.run_tests(&programs, &Manner { at_once: cpus, limit: LIMIT, variables: &variables })
             }
             Runner::Fuzz => {
                 match &mut self.targets {
@@ -199,7 +205,8 @@ impl<'a> Session<'a> {
         }
         // An emulated guest uses a CPU, and the daemon and the software card another.
         let at_once = if guests { (cpus / 2).clamp(1, 8) } else { cpus };
-        self.run_tests(programs, self.args.guest_threads.unwrap_or(at_once), &[])
+        let at_once = self.args.guest_threads.unwrap_or(at_once);
+        self.run_tests(programs, &Manner { at_once, limit: GUESTS_LIMIT, variables: &[] })
     }
 
     /// The test programs that are `wanted`.
@@ -210,15 +217,15 @@ impl<'a> Session<'a> {
         Ok(self.programs.iter().flatten().filter(|program| wanted(program)).cloned().collect())
     }
 
-    /// Runs those tests of some programs that were asked for, with variables in their environment.
-    fn run_tests(&self, programs: &[Program], at_once: usize, variables: &[(&str, &OsStr)]) -> Result<Outcome> {
+    /// Runs those tests of some programs that were asked for.
+    fn run_tests(&self, programs: &[Program], manner: &Manner<'_>) -> Result<Outcome> {
         let filter = self.args.filter.as_deref().unwrap_or_default();
         let mut tests = Vec::new();
         for program in programs {
             let names = program.tests()?.into_iter().filter(|name| name.contains(filter));
             tests.extend(names.map(|name| Test { program, name }));
         }
-        runner::run(&tests, at_once, variables)
+        runner::run(&tests, manner)
     }
 
     /// Runs the examples in documentation.

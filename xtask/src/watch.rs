@@ -1,0 +1,102 @@
+//! A limit for what may never end: a test that stands still fails, says where it stood, and keeps nobody from the rest.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+/// Most processes and threads that are looked at: a test that forks without end is no reason to read for ever.
+const MOST: usize = 4096;
+
+/// Waits for the end of `child`, but no longer than `limit`; says whether it has ended.
+pub fn ends_within(child: &Child, limit: Duration) -> Result<bool> {
+    let fd = pidfd_open(Pid::from_child(child), PidfdFlags::empty()).context("watching a test")?;
+    let began = Instant::now();
+    loop {
+        let left = limit.saturating_sub(began.elapsed());
+        let timeout = Timespec { tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)) {
+            Ok(0) => return Ok(false),
+            Ok(_) => return Ok(true),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error).context("watching a test"),
+        }
+    }
+}
+
+/// Ends a process and all that it has started; returns a line for each thread that there was: what it waited for.
+pub fn end(process: u32) -> String {
+    let processes = family(process);
+    let mut text = String::new();
+    for &process in &processes {
+        threads(process, &mut text);
+    }
+    for process in processes.into_iter().filter_map(|process| Pid::from_raw(process.try_into().ok()?)) {
+        // Who has ended already is no matter.
+        let _ = kill_process(process, Signal::KILL);
+    }
+    text
+}
+
+/// A process, its children, their children, and so on.
+fn family(first: u32) -> Vec<u32> {
+    let parents = || fs::read_dir("/proc").into_iter().flatten().flatten();
+    let all: Vec<(u32, u32)> = parents()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter_map(|process: u32| Some((process, parent(process)?)))
+        .collect();
+    let mut found = vec![first];
+    let mut at = 0;
+    while let Some(&parent) = found.get(at).filter(|_| at < MOST) {
+        found.extend(all.iter().filter(|(_, of)| *of == parent).map(|(process, _)| process));
+        at += 1;
+    }
+    found
+}
+
+fn parent(process: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // Behind the program's name, which may contain anything, comes its state, and then its parent.
+    stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+}
+
+/// Writes down where the threads of a process stand.
+fn threads(process: u32, text: &mut String) {
+    let tasks = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    for task in tasks.take(MOST) {
+        let file = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        let stat = file("stat");
+        let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap_or('?');
+        let thread = task.file_name();
+        let (name, waits) = (file("comm"), file("wchan"));
+        let _ = writeln!(text, "  {process}/{} {}: {state} {waits}", thread.display(), name.trim());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn what_stands_still_is_ended_with_its_children_and_says_where_it_stood() {
+        let mut child = Command::new("sh").args(["-c", "sleep 1000 & wait"]).spawn().unwrap();
+        assert!(!ends_within(&child, Duration::from_millis(1)).unwrap());
+        let sleeper = loop {
+            match family(child.id()).get(1) {
+                Some(&sleeper) if parent(sleeper) == Some(child.id()) => break sleeper,
+                _ => std::thread::yield_now(),
+            }
+        };
+        let told = end(child.id());
+        assert!(told.contains(&format!("{}/{}", child.id(), child.id())), "{told}");
+        assert!(told.contains(&format!("{sleeper}/{sleeper}")), "{told}");
+        assert!(ends_within(&child, Duration::from_secs(60)).unwrap());
+        assert!(!child.wait().unwrap().success());
+    }
+}
