@@ -79,11 +79,11 @@ impl ChunkTable {
         self.card.room().saturating_sub(self.promised + self.left_reserve())
     }
 
-    /// Chunks of the card that are for VMs: all but the mediator's and the reserve's. A chunk that the mediator has
-    /// borrowed from the reserve counts once.
+    /// Chunks of the card that are for VMs: all but the mediator's, what it claims included as far as it is there, and the
+    /// reserve's. A chunk that the mediator has borrowed from the reserve counts once.
     #[must_use]
     pub fn for_vms(&self) -> u32 {
-        let kept = self.mediator.max(self.set_aside) + self.parked + self.left_reserve();
+        let kept = self.mediator + self.kept_for_mediator() + self.parked + self.left_reserve();
         self.card.limit().saturating_sub(kept)
     }
 

@@ -242,6 +242,19 @@ fn the_reserve_is_used_first_and_drains_when_nothing_else_is_to_do() {
 }
 
 #[test]
+fn what_the_mediator_claims_of_the_free_chunks_is_nobodys_share() {
+    let mut world = world(10, &[ANY, Limits { on_full: OnFull::Queue, ..ANY }]);
+    world.table.claim(2);
+    world.use_chunks(1, 0..20);
+    assert_eq!((world.card(1), world.table.spare()), (8, 0));
+    // Were the two there for VMs, the first would have less than its share, and the second would wait for ever.
+    for index in 0..4 {
+        assert!(world.ask(2, index).is_ok(), "chunk {index}");
+    }
+    assert_eq!((world.card(1), world.card(2), world.table.kept_for_mediator()), (4, 4, 2));
+}
+
+#[test]
 fn the_mediator_and_a_guarantee_get_room() {
     let mut world = world(20, &[ANY, ANY]);
     world.table.set_aside(2).unwrap();
