@@ -117,7 +117,7 @@ pub fn sharing() -> Sharing {
         host_bytes: 0,
         division: Division::default(),
         scheduler: sched::Config::default(),
-        clear: false,
+        clear: true,
     }
 }
 

@@ -8,7 +8,7 @@ use crate::memory::{FIRST_BYTES, LOOK, Plan, Planned, Relocated, Wakeup};
 use crate::tenants::GuestEvent;
 use std::collections::BTreeSet;
 use std::sync::Weak;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use vram::{Step, VmId};
 
 /// Plans that are carried out for one wake-up before VMs that wait for memory are told.
@@ -16,23 +16,48 @@ const ROUNDS: u32 = 16;
 
 /// Body of the thread: serves `host` until it is closed or gone.
 pub(crate) fn serve(host: &Weak<HostCard>, wakeup: &Wakeup) {
-    let mut limit = None;
+    let (mut limit, mut told) = (None, Told::default());
     loop {
         wakeup.wait(limit);
         let Some(host) = host.upgrade() else { return };
         if host.over() {
             return;
         }
-        limit = host.balance();
+        limit = host.balance(&mut told);
+    }
+}
+
+/// What VMs that wait for memory were told last. Each tries again then, and wakes the mover when it finds none: without
+/// this the two would keep each other busy for as long as it waits.
+#[derive(Debug, Default)]
+struct Told {
+    at: Option<Instant>,
+    waiting: BTreeSet<VmId>,
+    /// Chunks of the card that anybody could have.
+    spare: u32,
+}
+
+impl Told {
+    /// Returns whether those who wait are to be told now: something has moved, more is spare, another waits as well, or it is
+    /// long ago.
+    fn tells(&mut self, waiting: &BTreeSet<VmId>, moved: bool, spare: u32, now: Instant) -> bool {
+        let long_ago = self.at.is_none_or(|at| now.saturating_duration_since(at) >= LOOK);
+        let tells = moved || spare > self.spare || long_ago || !waiting.is_subset(&self.waiting);
+        if tells {
+            (self.at, self.waiting) = (Some(now), waiting.clone());
+        }
+        // What somebody has taken meanwhile is news when it is spare again.
+        self.spare = spare;
+        tells
     }
 }
 
 impl HostCard {
     /// Moves what the balancer wants moved. Returns when it wants to be asked again, if at any time.
-    fn balance(&self) -> Option<Duration> {
+    fn balance(&self, told: &mut Told) -> Option<Duration> {
         let waiting = self.lock().vram().waiting();
         let stirred = self.lock().stir();
-        self.carry_out(stirred);
+        let mut moved = self.carry_out(stirred);
         let mut served = BTreeSet::new();
         for _ in 0..ROUNDS {
             let Planned { plan, served: for_them, .. } = self.lock().plan();
@@ -40,16 +65,19 @@ impl HostCard {
                 break;
             }
             if self.carry_out(plan) {
+                moved = true;
                 served.extend(for_them);
             }
         }
         self.lock().begin_turn();
-        let (wait, next) = {
+        let (wait, next, spare) = {
             let mut state = self.lock();
-            (state.looked(&waiting, &served), state.next_plan())
+            (state.looked(&waiting, &served), state.next_plan(), state.vram().chunks.spare())
         };
         let retry = (!wait.is_empty()).then_some(LOOK);
-        wait.into_iter().for_each(|vm| self.deliver(vm, GuestEvent::Memory));
+        if told.tells(&wait, moved, spare, Instant::now()) {
+            wait.into_iter().for_each(|vm| self.deliver(vm, GuestEvent::Memory));
+        }
         next.into_iter().chain(retry).min()
     }
 
@@ -134,5 +162,23 @@ impl HostCard {
             self.lock().has_moved(vm, &done);
         }
         done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_is_told_when_something_has_changed_and_now_and_then() {
+        let (one, two) = (BTreeSet::from([VmId(1)]), BTreeSet::from([VmId(1), VmId(2)]));
+        let (mut told, now) = (Told::default(), Instant::now());
+        assert!(told.tells(&one, false, 0, now), "the first");
+        for _ in 0..1000 {
+            assert!(!told.tells(&one, false, 0, now), "it has just looked in vain, and woken the mover");
+        }
+        assert!(told.tells(&one, true, 0, now) && told.tells(&two, false, 0, now) && told.tells(&one, false, 1, now));
+        assert!(!told.tells(&one, false, 1, now) && !told.tells(&one, false, 0, now) && told.tells(&one, false, 1, now));
+        assert!(!told.tells(&one, false, 1, now + LOOK / 2) && told.tells(&one, false, 1, now + LOOK));
     }
 }

@@ -91,6 +91,11 @@ impl Scrubber {
         Ok(())
     }
 
+    /// Returns whether the kernel is under way.
+    pub(super) fn is_busy(&self) -> bool {
+        self.busy.is_some()
+    }
+
     /// The channel has hung or faulted.
     pub(super) fn breaks(&mut self, now: u64) {
         (self.broken, self.busy) = (true, None);
@@ -138,10 +143,10 @@ impl HostState {
         }
     }
 
-    /// Lets PGRAPH change hands, as far as that can be done now.
+    /// Lets PGRAPH change hands, as far as that can be done now; not while the card stands still.
     pub(super) fn change_hands(&mut self) {
         let now = self.now_ns();
-        loop {
+        while !self.still {
             let Some(mut scrubber) = self.scrubber.take() else { return };
             let (works, left) = match scrubber.tenancy.tenant() {
                 Some((vm, true)) => (true, self.has_left_graphics(vm)),

@@ -4,6 +4,7 @@
 //! Guests go on: what they ring for waits in their rings, what they write is where it is. They see that their work takes
 //! longer, and nothing else.
 
+use super::scrubber::Scrubber;
 use super::{HostCard, HostState};
 use crate::memory::Copier;
 use crate::tenants::GuestEvent;
@@ -125,7 +126,8 @@ impl HostState {
             let left = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
             stays.extend(left.into_iter().map(|channel| (vm, channel)));
         }
-        (!stays.is_empty() || self.work.departures().any_leaving(None)).then_some(stays)
+        let clears = self.scrubber.as_ref().is_some_and(Scrubber::is_busy);
+        (!stays.is_empty() || clears || self.work.departures().any_leaving(None)).then_some(stays)
     }
 
     /// Kills a channel wherever it is at work, and returns what its guest is told.
@@ -154,6 +156,7 @@ impl HostState {
             self.keep_still(vm);
             self.look_at_waits(Some(vm));
         }
+        self.change_hands();
     }
 }
 

@@ -190,8 +190,12 @@ fn work_that_never_ends_costs_only_its_channel() {
     let mut channel = driver.channel(1);
     driver.buffer(&channel, A, 1, 1);
     driver.buffer(&channel, B, 1, 2);
+    let copy = [object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat();
+    // PGRAPH is cleared for its VM before that.
+    driver.submit(&mut channel, &copy);
+    driver.wait(&channel);
     assert!(rig.card.inject(Fault { engine: EngineId::Graph, kind: FaultKind::Hang, after: 0, count: 1 }));
-    driver.submit(&mut channel, &[object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat());
+    driver.submit(&mut channel, &copy);
     // The scheduler's error is where a driver looks for it, with the channel on the engine.
     driver.guest.wait_msi();
     while !pfifo::INTR::SCHED_ERROR.is_set(driver.guest.rd(pfifo::INTR::OFFSET)) {

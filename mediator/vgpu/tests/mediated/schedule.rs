@@ -238,7 +238,7 @@ fn a_submission_beyond_its_limit_is_killed_and_the_third_brings_quarantine() {
     let mut bad = driver(&rig, 0, limit);
     for strike in 1..=3 {
         let mut channel = worker(&mut bad, strike);
-        assert!(rig.card.inject(Fault { engine: EngineId::Graph, kind: FaultKind::Hang, after: 0, count: 1 }));
+        hangs_next(&rig, &mut bad, &mut channel);
         copies(&mut bad, &mut channel, 1);
         let began = Instant::now();
         while bad.guest.counter("hangs") < u64::from(strike) {
@@ -362,8 +362,15 @@ fn is_busy(rig: &Rig) -> bool {
 }
 
 /// Has the graphics engine hang on the next copy of a channel, and waits until it does.
-fn hang(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
+/// Has the card hang in the next work of a channel, and not in what the mediator clears PGRAPH by for its VM.
+fn hangs_next(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
+    copies(driver, channel, 1);
+    driver.wait(channel);
     assert!(rig.card.inject(Fault { engine: EngineId::Graph, kind: FaultKind::Hang, after: 0, count: 1 }));
+}
+
+fn hang(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
+    hangs_next(rig, driver, channel);
     copies(driver, channel, 1);
     let began = Instant::now();
     // On a busy host it may have been killed before it was seen.
@@ -530,7 +537,7 @@ fn a_channel_that_acquires_behind_work_without_an_end_is_killed_all_the_same() {
     let mut driver = Driver::new(guest);
     let mut channel = worker(&mut driver, 1);
     driver.buffer(&channel, SEMAPHORE, 1, 0);
-    assert!(rig.card.inject(Fault { engine: EngineId::Graph, kind: FaultKind::Hang, after: 0, count: 1 }));
+    hangs_next(&rig, &mut driver, &mut channel);
     let copy = m2mf_copy(A, B, PAGE as u32);
     driver.submit(&mut channel, &[object(M2MF), copy, acquire(SEMAPHORE, 0x77)].concat());
     let began = Instant::now();

@@ -15,11 +15,14 @@ pub(super) fn hang(rig: &Rig, driver: &mut Driver, engine: EngineId) -> Channel 
     let mut channel = driver.channel(1);
     driver.buffer(&channel, A, 1, 1);
     driver.buffer(&channel, B, 1, 2);
-    assert!(rig.card.inject(Fault { engine, kind: FaultKind::Hang, after: 0, count: 1 }));
     let copy = match engine {
         EngineId::Graph => [object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat(),
         _ => [object(CE0), ce_copy(A, B, 1)].concat(),
     };
+    // PGRAPH is cleared for its VM before that.
+    driver.submit(&mut channel, &copy);
+    driver.wait(&channel);
+    assert!(rig.card.inject(Fault { engine, kind: FaultKind::Hang, after: 0, count: 1 }));
     driver.submit(&mut channel, &copy);
     let unit = if engine == EngineId::Graph { 0 } else { 4 };
     while !pfifo::ENGINE_STATUS::BUSY.is_set(rig.card.read32(pfifo::ENGINE_STATUS::at(unit))) {
@@ -111,9 +114,12 @@ fn fault_of_a_channel_that_is_unbound_before_it_is_served_blocks_no_one() {
     let mut other = good.channel(1);
     let mut channel = bad.channel(1);
     bad.buffer(&channel, A, 1, 1);
+    // PGRAPH is cleared for its VM, and its channel is admitted there.
+    bad.submit(&mut channel, &[]);
+    bad.wait(&channel);
     let put = bad.queue(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
     let mut ring = Ring([0; 8]);
-    bad.guest.vram_read(channel.ring, &mut ring.0);
+    bad.guest.vram_read(channel.ring + 8 * u64::from(put - 1), &mut ring.0);
     {
         // The card's interrupt thread serves nothing for now.
         let state = &mut *rig.host.lock();
@@ -293,7 +299,9 @@ fn guest_that_preempts_a_hung_channel_holds_up_no_neighbour() {
 
 #[test]
 fn fault_that_comes_while_anothers_is_there_is_told_all_the_same() {
-    let rig = rig();
+    // Two VMs at work at the same time, so that nothing is cleared between them.
+    let sharing = owner::Sharing { clear: false, ..rig::sharing() };
+    let rig = Rig::made(&simgpu::Config { vram_mib: CARD_MIB, ..Default::default() }, &sharing, |card| card);
     let mut limits = rig::settings(super::VM_MIB, 4);
     limits.share.hang_limit = Some(std::time::Duration::from_millis(200));
     let mut drivers: Vec<Driver> = (0..2)
