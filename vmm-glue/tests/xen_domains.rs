@@ -472,7 +472,7 @@ fn host_that_fails_ends_the_server_and_leaves_nothing() {
 #[test]
 fn any_bytes_are_survived() {
     use proptest::prelude::*;
-    let config = ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() };
+    let config = ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() };
     proptest!(config, |(bytes in proptest::collection::vec(any::<u8>(), 0..600))| fuzz::run(&bytes));
 }
 

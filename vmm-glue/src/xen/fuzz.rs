@@ -82,6 +82,15 @@ impl Bytes<'_> {
     }
 }
 
+/// Stops a server when this is dropped, also by a panic: who waits for its thread would wait for ever.
+struct Stops<'a>(&'a StopHandle);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
 /// Runs an input to its end.
 ///
 /// # Panics
@@ -94,6 +103,7 @@ pub fn run(bytes: &[u8]) {
     let options = XenOptions { spin: Duration::ZERO, ..XenOptions::new(DomainName::Name("guest".to_owned())) };
     let mut server = XenServer::with(options, xen.hypervisor(), xen.store());
     std::thread::scope(|scope| {
+        let stops = Stops(&stop);
         let thread = scope.spawn(|| server.run(&link, &mut device, &stop).map_err(|error| error.to_string()));
         let mut bytes = Bytes(bytes);
         let mut number = 1;
@@ -110,7 +120,7 @@ pub fn run(bytes: &[u8]) {
                 domain = begin(&xen, number);
             }
         }
-        stop.stop();
+        drop(stops);
         let ended = thread.join().expect("the server does not panic");
         assert_eq!(ended, Ok(()));
     });
@@ -142,7 +152,9 @@ fn step(bytes: &mut Bytes<'_>, domain: &FakeDomain, link: &Link) -> Next {
             let cpu = usize::from(bytes.byte() % 2);
             let request = bytes.request();
             let answer = domain.request(cpu, &request).expect("an answer");
-            if request.read && !request.data_is_address && request.count > 4096 {
+            // Nobody looks at the answer to one that is no access.
+            let is_access = !matches!(request.kind, kind::INVALIDATE | kind::TIME_OFFSET);
+            if is_access && request.read && !request.data_is_address && request.count > 4096 {
                 assert_eq!(answer, u64::MAX, "{request:?}");
             }
         }
