@@ -43,6 +43,12 @@ impl Channels {
         channels.filter(|physical| self.bound(*physical).is_some_and(uses_graphics)).collect()
     }
 
+    /// Returns whether a channel waits until its VM is admitted.
+    #[must_use]
+    pub fn is_shut_out(&self, physical: ChannelId) -> bool {
+        self.bound(physical).is_some_and(|bound| self.is_barred(bound))
+    }
+
     /// Returns whether a channel that is to run has to wait until its VM is admitted.
     pub(crate) fn is_barred(&self, bound: &Bound) -> bool {
         let trusted = self.vms.get(&bound.vm).is_some_and(|vm| vm.trusted);

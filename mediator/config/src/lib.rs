@@ -133,9 +133,9 @@ pub enum LogFormat {
 #[serde(rename_all = "lowercase")]
 pub enum Residue {
     /// It is cleared.
+    #[default]
     Clear,
     /// It is kept: the next may read it.
-    #[default]
     Keep,
 }
 

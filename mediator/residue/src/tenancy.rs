@@ -1,6 +1,6 @@
 //! Whose PGRAPH is.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use tenant::TenantId;
 
 /// How long a tenant that is at work keeps PGRAPH at least while another waits, in ns.
@@ -9,8 +9,6 @@ const TERM_NS: u64 = 4_000_000;
 /// Time until clearing is tried again when it has failed, in ns.
 // TIMEOUT: a channel of the mediator's own has hung or faulted, for which seconds pass.
 const AGAIN_NS: u64 = 100_000_000;
-/// Time after which a tenant has a look whose work there waits for something, in ns: a term in eight goes to such.
-const LOOK_NS: u64 = 32_000_000;
 
 /// What is to be done next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,8 +53,6 @@ pub struct Tenancy {
     /// Something may be left there that is not the tenant's.
     dirty: bool,
     wanted: VecDeque<TenantId>,
-    /// Tenants that are to have a look, and when.
-    looks: BTreeMap<TenantId, u64>,
     phase: Phase,
     /// When the tenant was admitted.
     since: u64,
@@ -69,8 +65,7 @@ impl Default for Tenancy {
     /// Nobody's, with what somebody left there whom nobody knows.
     fn default() -> Self {
         let (wanted, counts) = (VecDeque::new(), Counts::default());
-        let looks = BTreeMap::new();
-        Self { tenant: None, dirty: true, wanted, looks, phase: Phase::Settled, since: 0, began: 0, counts }
+        Self { tenant: None, dirty: true, wanted, phase: Phase::Settled, since: 0, began: 0, counts }
     }
 }
 
@@ -83,15 +78,15 @@ impl Tenancy {
         }
     }
 
-    /// A tenant that is to leave has work there that waits for something, of which nobody else tells: it has a look later.
-    pub fn look_later(&mut self, tenant: TenantId, now: u64) {
-        self.looks.entry(tenant).or_insert(now.saturating_add(LOOK_NS));
+    /// Returns whether a tenant waits for it.
+    #[must_use]
+    pub fn is_wanted_by(&self, tenant: TenantId) -> bool {
+        self.wanted.contains(&tenant)
     }
 
     /// Nothing of a tenant is on the card any more; its number may be another's next.
     pub fn forget(&mut self, tenant: TenantId) {
         self.wanted.retain(|other| *other != tenant);
-        self.looks.remove(&tenant);
         if self.tenant == Some(tenant) {
             self.tenant = None;
             if self.phase == Phase::Leaving {
@@ -103,7 +98,7 @@ impl Tenancy {
     /// Returns whether a change is under way or wanted: [`Self::next`] is to be called again soon.
     #[must_use]
     pub fn is_changing(&self) -> bool {
-        self.phase != Phase::Settled || !self.wanted.is_empty() || !self.looks.is_empty()
+        self.phase != Phase::Settled || !self.wanted.is_empty()
     }
 
     /// Returns how often it has changed hands.
@@ -118,12 +113,15 @@ impl Tenancy {
         self.tenant.map(|tenant| (tenant, self.phase == Phase::Leaving))
     }
 
+    /// Since when the tenant is to leave, if it is and has not.
+    #[must_use]
+    pub fn leaves_since(&self) -> Option<u64> {
+        (self.phase == Phase::Leaving).then_some(self.began)
+    }
+
     /// Says what is to be done, at `now` in ns. `works`: whether the tenant has work there that was begun; `left`: whether
     /// nothing of it is there. To be called again until it is [`Step::Wait`].
     pub fn next(&mut self, now: u64, works: bool, left: bool) -> Step {
-        for tenant in self.looks.extract_if(.., |_, at| *at <= now).map(|(tenant, _)| tenant).collect::<Vec<_>>() {
-            self.want(tenant);
-        }
         match self.phase {
             Phase::Settled => self.begin(now, works),
             Phase::Leaving if !left => Step::Wait,
@@ -179,7 +177,6 @@ impl Tenancy {
     fn admit(&mut self, now: u64) -> Step {
         let Some(next) = self.wanted.pop_front() else { return Step::Wait };
         (self.tenant, self.since, self.dirty) = (Some(next), now, true);
-        self.looks.remove(&next);
         Step::Admit(next)
     }
 }
@@ -212,8 +209,8 @@ mod tests {
         assert!(!tenancy.is_changing(), "it has it");
         tenancy.want(B);
         assert_eq!(step(&mut tenancy, 1, false, false), Step::Close(A));
-        assert_eq!(step(&mut tenancy, 2, false, false), Step::Wait);
-        assert_eq!(step(&mut tenancy, 3, false, true), Step::Clear);
+        assert_eq!((step(&mut tenancy, 2, false, false), tenancy.leaves_since()), (Step::Wait, Some(1)));
+        assert_eq!((step(&mut tenancy, 3, false, true), tenancy.leaves_since()), (Step::Clear, None));
         assert_eq!(step(&mut tenancy, 4, false, true), Step::Wait);
         assert_eq!(tenancy.cleared(11, true), Step::Admit(B));
         assert_eq!(tenancy.counts(), Counts { cleared: 2, ns: 10, failed: 0 });
@@ -226,6 +223,7 @@ mod tests {
         assert_eq!(step(&mut tenancy, TERM_NS - 1, true, true), Step::Wait);
         assert_eq!(step(&mut tenancy, TERM_NS, true, true), Step::Close(A));
         tenancy.want(A);
+        assert!(tenancy.is_wanted_by(A) && !tenancy.is_wanted_by(TenantId(3)));
         assert_eq!(step(&mut tenancy, TERM_NS, true, true), Step::Clear);
         assert_eq!(tenancy.cleared(TERM_NS, true), Step::Admit(B));
         assert_eq!(step(&mut tenancy, TERM_NS + 1, false, true), Step::Close(B), "it has nothing to do");
@@ -257,22 +255,6 @@ mod tests {
         assert_eq!((tenancy.cleared(2, true), tenancy.is_changing()), (Step::Wait, false));
         tenancy.want(B);
         assert_eq!(step(&mut tenancy, 3, false, true), Step::Admit(B), "it is clear");
-    }
-
-    #[test]
-    fn who_waits_has_a_look_now_and_then() {
-        let mut tenancy = with(A, 0);
-        tenancy.want(B);
-        assert_eq!(step(&mut tenancy, 1, false, false), Step::Close(A));
-        tenancy.look_later(A, 1);
-        step(&mut tenancy, 1, false, true);
-        assert_eq!(tenancy.cleared(2, true), Step::Admit(B));
-        assert_eq!(step(&mut tenancy, LOOK_NS, true, false), Step::Wait);
-        assert!(tenancy.is_changing());
-        assert_eq!(step(&mut tenancy, LOOK_NS + 1, true, false), Step::Close(B));
-        step(&mut tenancy, LOOK_NS + 1, true, true);
-        assert_eq!(tenancy.cleared(LOOK_NS + 2, true), Step::Admit(A));
-        assert!(!tenancy.is_changing());
     }
 
     #[test]

@@ -6,6 +6,7 @@ use crate::Feeder;
 use crate::memory::COPIER;
 use crate::tenants::GuestEvent;
 use crate::work::departures::Remedy;
+use crate::work::schedule::LOOK_NS;
 use bringup::start::restart_engine;
 use card::Card;
 use channels::{RunState, Stuck};
@@ -191,7 +192,7 @@ impl HostState {
     /// Has the tick come soon.
     fn look_soon(&mut self) {
         let now = self.card_time();
-        self.work.schedule_mut().arm(now, true);
+        self.work.schedule_mut().arm(now, Some(LOOK_NS));
     }
 
     /// Resets the engines that work for a channel which does not leave them. Others have their channels' contexts in memory,

@@ -1,16 +1,21 @@
 //! The card behind its scheduler: what the scheduler is told of it, and what comes of its decisions.
 
 use super::HostState;
-use super::scrubber::SCRUBBER;
+use super::scrubber::{SCRUBBER, Scrubber};
 use crate::Feeder;
 use crate::alarm::TimerAlarm;
 use crate::memory::COPIER;
 use crate::work::number_of;
-use crate::work::schedule::Schedule;
+use crate::work::schedule::{LOOK_NS, Schedule, Stage};
 use channels::{Presence, Submission};
 use nvspec::fifo::{ChannelId, VirtualChannelId};
+use residue::Tenancy;
 use sched::{Engine, Nanos};
 use vram::VmId;
+
+/// Time between the first looks whether PGRAPH's tenant has left it, of which the card does not tell: PGRAPH may do nothing
+/// meanwhile, and a channel that is between two submissions leaves in a fraction of that.
+const LEAVES_NS: u64 = 50_000;
 
 impl Feeder for HostState {
     type Alarm = TimerAlarm;
@@ -33,6 +38,15 @@ impl Feeder for HostState {
 
     fn holds(&mut self, channel: ChannelId) -> bool {
         self.work.channels_mut().holds(self.memory.card_mut(), channel)
+    }
+
+    fn is_shut_out(&self, channel: ChannelId) -> bool {
+        // Who has other work there is admitted for that soon, and looks then.
+        let comes = |scrubber: &Scrubber| {
+            let owner = self.work.channels().by_physical(channel);
+            owner.is_some_and(|(vm, _)| scrubber.tenancy.is_wanted_by(vm))
+        };
+        self.work.channels().is_shut_out(channel) && !self.scrubber.as_ref().is_some_and(comes)
     }
 
     fn occupant(&mut self, engine: Engine) -> Option<ChannelId> {
@@ -86,9 +100,17 @@ impl Feeder for HostState {
         completions.into_iter().map(|ended| (ended.submission, ended.card_time_ns.map(Nanos))).collect()
     }
 
-    fn is_deferred(&self) -> bool {
-        let changing = self.scrubber.as_ref().is_some_and(|scrubber| scrubber.tenancy.is_changing());
-        changing || self.work.channels().is_deferred() || self.work.departures().any_leaving(None)
+    fn deferred_ns(&self) -> Option<u64> {
+        let tenancy = self.scrubber.as_ref().map(|scrubber| &scrubber.tenancy);
+        let leaves_since = tenancy.and_then(Tenancy::leaves_since);
+        if leaves_since.is_some_and(|since| self.now_ns().saturating_sub(since) < LOOK_NS) {
+            return Some(LEAVES_NS);
+        }
+        let shut_out = |channel: &ChannelId| self.is_shut_out(*channel);
+        let waits_outside = || self.work.schedule().channels_at(&[Stage::Waiting]).keys().any(shut_out);
+        let changing = tenancy.is_some_and(|tenancy| tenancy.is_changing() || waits_outside());
+        let deferred = changing || self.work.channels().is_deferred() || self.work.departures().any_leaving(None);
+        deferred.then_some(LOOK_NS)
     }
 
     fn returns(&mut self, channel: ChannelId) {

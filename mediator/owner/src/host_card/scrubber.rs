@@ -161,10 +161,9 @@ impl HostState {
                     for channel in self.work.channels().on_graphics(vm) {
                         self.work.channels_mut().ask_to_leave(self.memory.card_mut(), channel);
                     }
+                    // What waits for a semaphore comes again by the scheduler ([`Feeder::is_shut_out`]).
                     if self.has_on_graphics(vm, &[Stage::Started]) {
                         scrubber.tenancy.want(vm);
-                    } else if self.has_on_graphics(vm, &[Stage::Waiting, Stage::Withheld]) {
-                        scrubber.tenancy.look_later(vm, now);
                     }
                     true
                 }

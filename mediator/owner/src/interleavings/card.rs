@@ -4,7 +4,7 @@
 use crate::GuestEvent;
 use crate::alarm::Alarm;
 use crate::work::feeder::Feeder;
-use crate::work::schedule::{Schedule, Stage};
+use crate::work::schedule::{LOOK_NS, Schedule, Stage};
 use channels::{Presence, Submission};
 use nvspec::fifo::{ChannelId, VirtualChannelId};
 use sched::{Config, Engine, Nanos, Place};
@@ -447,8 +447,8 @@ impl Feeder for State {
         })
     }
 
-    fn is_deferred(&self) -> bool {
-        self.card.look().deferred
+    fn deferred_ns(&self) -> Option<u64> {
+        self.card.look().deferred.then_some(LOOK_NS)
     }
 
     fn kill(&mut self, vm: VmId, channel: VirtualChannelId, _: Engine) {

@@ -47,6 +47,12 @@ pub trait Feeder {
     /// Returns whether a channel that waits for a semaphore keeps others from the unit that takes methods.
     fn holds(&mut self, channel: ChannelId) -> bool;
 
+    /// Returns whether a channel is kept off an engine that another VM has at the time, so that it cannot look at a semaphore
+    /// that it waits for.
+    fn is_shut_out(&self, _channel: ChannelId) -> bool {
+        false
+    }
+
     /// The channel that an engine works for, as the card says.
     fn occupant(&mut self, engine: Engine) -> Option<ChannelId>;
 
@@ -71,9 +77,9 @@ pub trait Feeder {
     /// Submissions that have ended since the last call, with the card's time of that if it is known.
     fn take_ended(&mut self) -> Vec<(Submission, Option<Nanos>)>;
 
-    /// Says whether the timer is to expire soon, without anything else: the last call of [`Self::take_ended`] is to be repeated, or
-    /// a channel is still to leave the card.
-    fn is_deferred(&self) -> bool;
+    /// Returns in how many ns the timer is to expire if nothing else happens: the last call of [`Self::take_ended`] is to be
+    /// repeated, or a channel is still to leave the card.
+    fn deferred_ns(&self) -> Option<u64>;
 
     /// A channel with work that the card has may go on.
     fn returns(&mut self, _channel: ChannelId) {}
@@ -160,9 +166,10 @@ pub trait Feeder {
         }
         self.release_idle(&mut events);
         self.hand_over();
-        if events.is_empty() && self.is_deferred() {
+        let deferred = self.deferred_ns();
+        if events.is_empty() && deferred.is_some() {
             let now = self.card_time();
-            self.schedule().arm(now, true);
+            self.schedule().arm(now, deferred);
         }
         self.feed(events);
     }
@@ -178,10 +185,10 @@ pub trait Feeder {
     fn tick(&mut self) {
         self.schedule().disarm();
         // What has ended by now has not run for too long.
-        if self.is_deferred() || self.schedule().scheduler.in_flight() > 0 {
+        if self.deferred_ns().is_some() || self.schedule().scheduler.in_flight() > 0 {
             self.complete();
         }
-        if self.schedule().is_contended() {
+        if self.schedule().is_contended() || self.any_shut_out() {
             self.rest_and_rouse();
             self.look_at_waits(None);
         }
@@ -329,23 +336,27 @@ pub trait Feeder {
         }
     }
 
-    /// Has channels rest that wait and hold others up, or have worked between their waits too often, and lets one of those
-    /// that rest look again.
+    /// Returns whether a channel that waits for a semaphore cannot look at it.
+    fn any_shut_out(&mut self) -> bool {
+        self.schedule().channels_at(&[Stage::Waiting]).into_keys().any(|channel| self.is_shut_out(channel))
+    }
+
+    /// Has channels rest that wait and hold others up, are shut out, or have worked between their waits too often, and lets one
+    /// of those that rest look again.
     fn rest_and_rouse(&mut self) {
         let now = self.card_time();
         let wanted = self.schedule().scheduler.in_flight() > 0;
         let mut events = Vec::new();
-        if wanted {
-            for (channel, vm) in self.schedule().channels_at(&[Stage::Waiting]) {
-                let hopped = |held: &Held| held.channel == channel && held.hopped;
-                let hopped = self.schedule().held.values().any(hopped);
-                if !hopped && !self.holds(channel) {
-                    continue;
-                }
-                tracing::debug!(%vm, channel = channel.0, hopped, "a channel that waits rests: it holds others up");
-                self.set_aside(channel, true);
-                self.schedule().withhold_started(channel, &mut events);
+        for (channel, vm) in self.schedule().channels_at(&[Stage::Waiting]) {
+            let hopped = |held: &Held| held.channel == channel && held.hopped;
+            let hopped = self.schedule().held.values().any(hopped);
+            let holds_up = wanted && (hopped || self.holds(channel));
+            if !holds_up && !self.is_shut_out(channel) {
+                continue;
             }
+            tracing::debug!(%vm, channel = channel.0, hopped, holds_up, "a channel that waits rests");
+            self.set_aside(channel, true);
+            self.schedule().withhold_started(channel, &mut events);
         }
         while let Some(channel) = self.schedule().withheld.rouse(now, wanted) {
             if self.wants(channel) {
@@ -373,7 +384,7 @@ pub trait Feeder {
                 self.carry_out(decision, &mut events);
             }
         }
-        let deferred = self.is_deferred();
+        let deferred = self.deferred_ns();
         self.schedule().arm(now, deferred);
     }
 

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use vram::VmId;
 
 /// Time between two looks at what is in flight, while something waits for its turn. As long as BAND waits for a VM.
-const LOOK_NS: u64 = 500_000;
+pub(crate) const LOOK_NS: u64 = 500_000;
 
 /// Stage of a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,9 +126,9 @@ impl<A: Alarm> Schedule<A> {
     }
 
     /// Has the alarm go off when the scheduler wants to be called, or when what is in flight is to be looked at. `deferred`:
-    /// an end is to be looked for.
-    pub(crate) fn arm(&mut self, now: Nanos, deferred: bool) {
-        let look = (deferred || self.is_contended()).then(|| now.after(LOOK_NS));
+    /// in how many ns something else is to be looked for.
+    pub(crate) fn arm(&mut self, now: Nanos, deferred: Option<u64>) {
+        let look = deferred.or(self.is_contended().then_some(LOOK_NS)).map(|ns| now.after(ns));
         let Some(next) = self.scheduler.next_wakeup().into_iter().chain(look).min() else { return };
         // To be called too early costs less than to set the timer for each submission.
         if self.armed.is_some_and(|armed| armed <= next) {
