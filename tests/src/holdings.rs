@@ -28,12 +28,12 @@ pub struct Holdings {
 /// By how much the holdings of a process may differ when it has lost nothing: its heap grows and shrinks in pieces.
 #[derive(Clone, Copy, Debug)]
 pub struct Slack {
-    /// More mappings, beside those of more threads of the pool.
+    /// More mappings, beside those of more threads of the pools.
     pub mappings: usize,
     /// More KiB.
     pub resident_kib: u64,
-    /// A name of threads that are made and end as there is work, and so tell nothing.
-    pub pool: &'static str,
+    /// How the names of threads begin that are made when there is work for the first time, or end with it, and so tell nothing.
+    pub pools: &'static [&'static str],
 }
 
 impl Holdings {
@@ -79,6 +79,7 @@ impl Holdings {
     #[must_use]
     pub fn lost(&self, later: &Self, slack: Slack) -> Vec<String> {
         let mut lost = Vec::new();
+        let is_pooled = |name: &str| slack.pools.iter().any(|pool| name.starts_with(pool));
         for (what, before, after) in [
             ("descriptors", &self.descriptors, &later.descriptors),
             ("threads", &self.threads, &later.threads),
@@ -86,12 +87,12 @@ impl Holdings {
         ] {
             for name in after.keys() {
                 let count = |of: &BTreeMap<String, usize>| of.get(name).copied().unwrap_or(0);
-                if count(after) > count(before) && !(what == "threads" && name == slack.pool) {
+                if count(after) > count(before) && !(what == "threads" && is_pooled(name)) {
                     lost.push(format!("{what}: {name}: {}, were {}", count(after), count(before)));
                 }
             }
         }
-        let pool = |of: &Self| of.threads.get(slack.pool).copied().unwrap_or(0);
+        let pool = |of: &Self| of.threads.iter().filter(|(name, _)| is_pooled(name)).map(|(_, count)| count).sum::<usize>();
         let of_pool = MAPPINGS_OF_THREAD * pool(later).saturating_sub(pool(self));
         if later.mappings > self.mappings.saturating_add(slack.mappings).saturating_add(of_pool) {
             lost.push(format!("mappings: {}, were {}", later.mappings, self.mappings));
@@ -170,7 +171,7 @@ mod tests {
 
     #[test]
     fn what_a_process_opens_starts_and_maps_is_seen() {
-        let strict = Slack { mappings: usize::MAX, resident_kib: u64::MAX, pool: "" };
+        let strict = Slack { mappings: usize::MAX, resident_kib: u64::MAX, pools: &[] };
         let own = std::process::id();
         let before = Holdings::of(own, u64::MAX).unwrap();
         let file = fs::File::open("/dev/zero").unwrap();
@@ -195,7 +196,7 @@ mod tests {
         let names: Vec<_> = holdings.mapped_files.keys().map(String::as_str).collect();
         assert_eq!(names, ["/memfd:guest-memory", "/usr/bin/thing"]);
         let less = Holdings { mappings: 1, resident_kib: 10, ..Holdings::default() };
-        let lost = less.lost(&holdings, Slack { mappings: 1, resident_kib: 9, pool: "" });
+        let lost = less.lost(&holdings, Slack { mappings: 1, resident_kib: 9, pools: &[] });
         assert_eq!(lost.len(), 4, "{lost:?}");
     }
 }

@@ -15,7 +15,7 @@ const CARD_MIB: u64 = 512;
 const VM_MIB: &str = "64";
 /// What the card's VRAM is not part of: stacks that were used once and parts of heaps, which the daemon keeps for later. They
 /// depend on how many VMs there are at a time, not on how many there have been.
-const SLACK: Slack = Slack { mappings: 64, resident_kib: 16 << 10, pool: "admin-work" };
+const SLACK: Slack = Slack { mappings: 64, resident_kib: 16 << 10, pools: &["admin-work", "simgpu-sm"] };
 /// How long the daemon may take to notice that a VM has gone.
 const NOTICE: Duration = Duration::from_secs(60);
 

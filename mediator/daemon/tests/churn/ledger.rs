@@ -14,7 +14,7 @@ use crate::support::Place;
 
 /// What the daemon's heap may grow by, however many VMs there have been: what it keeps in pieces, and the log's account of
 /// VMs that were heard of (4096 entries).
-const SLACK: Slack = Slack { mappings: 8, resident_kib: 8192, pool: "admin-work" };
+const SLACK: Slack = Slack { mappings: 8, resident_kib: 8192, pools: &["admin-work", "simgpu-sm"] };
 
 /// What a daemon holds at a time when it has no VM.
 pub struct Ledger {

@@ -46,7 +46,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
-use vram::{ChunkTable, Contents, GuestAddr, Limits, ScrubWork, VmId};
+use vram::{ChunkTable, Contents, GuestAddr, Limits, PagePool, ScrubWork, VmId};
 
 /// A VM that takes events.
 pub trait GuestEvents: Send + Sync {
@@ -176,8 +176,10 @@ impl HostCard {
         memory.set_barrier_page(barrier);
         let mut vram = CardVram::new(memory, pinned, chunks);
         let mut channels = Channels::new(layout.channels(), &golden);
-        let copier = (slots != 0).then(|| Copier::new(&mut vram, &mut channels)).transpose()?;
-        let scrubber = clear.then(|| Scrubber::new(&mut vram, &mut channels, info.chip)).transpose()?;
+        let mut copier = (slots != 0).then(|| Copier::new(&mut vram, &mut channels)).transpose()?;
+        let mut alone = PagePool::new(scrubber::POOL_BYTES);
+        let pool = copier.as_mut().map_or(&mut alone, Copier::pool_mut);
+        let scrubber = clear.then(|| Scrubber::new(&mut vram, &mut channels, pool, info.chip)).transpose()?;
         let schedule = Schedule::new(scheduler, alarm)?;
         let mut state = HostState {
             memory: Memory::new(vram, iova, copier, &division),

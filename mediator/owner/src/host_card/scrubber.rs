@@ -20,9 +20,9 @@ pub(super) const SCRUBBER: VmId = VmId(VmId::MEDIATOR.0 - 1);
 
 /// Its only channel.
 const CHANNEL: VirtualChannelId = VirtualChannelId(0);
-/// Most card memory for page tables, code and push buffer, in bytes: a chunk of any size. Less than a MiB is used of a card of
-/// 6 GiB.
-const POOL_BYTES: u64 = 64 << 20;
+/// Most card memory for page tables, code and push buffer of a card where nothing else of the mediator's has any, in bytes: a chunk of
+/// any size. Less than a MiB is used of a card of 6 GiB.
+pub(super) const POOL_BYTES: u64 = 64 << 20;
 /// Bytes of the kernel's code, and of the push buffer.
 const PART_BYTES: u64 = SMALL_PAGE;
 
@@ -43,13 +43,17 @@ pub(super) struct Scrubber {
 impl Scrubber {
     /// Binds the channel, and puts the kernel into the card's memory. From now on nobody's channel uses PGRAPH who is not
     /// admitted.
-    pub(super) fn new(vram: &mut CardVram, channels: &mut Channels, chip: &Chip) -> Result<Self, HostError> {
-        let mut pool = PagePool::new(POOL_BYTES);
-        let mut space = OwnSpace::new(vram, &mut pool)?;
+    pub(super) fn new(
+        vram: &mut CardVram,
+        channels: &mut Channels,
+        pool: &mut PagePool,
+        chip: &Chip,
+    ) -> Result<Self, HostError> {
+        let mut space = OwnSpace::new(vram, pool)?;
         channels.add_vm(SCRUBBER, 1);
         channels.trust(SCRUBBER);
         let kernel = Kernel::assemble().map_err(|why| HostError::OwnKernel { why })?;
-        let (code, push) = (vram.alloc(&mut pool, PART_BYTES)?, vram.alloc(&mut pool, PART_BYTES)?);
+        let (code, push) = (vram.alloc(pool, PART_BYTES)?, vram.alloc(pool, PART_BYTES)?);
         vram.memory.write(code, &kernel.code)?;
         let words = kernel.launch(chip, va(Place::Card(vram::CardAddr(code.0))));
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();

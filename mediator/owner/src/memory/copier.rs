@@ -130,6 +130,11 @@ impl Copier {
         self.pool.save()
     }
 
+    /// The card's memory that it has, for other work of the mediator's own: with large chunks, one of its own would be dear.
+    pub(crate) fn pool_mut(&mut self) -> &mut PagePool {
+        &mut self.pool
+    }
+
     /// Binds a channel on each copy engine.
     ///
     /// # Errors
