@@ -260,7 +260,7 @@ pub struct Card {
     pub bar1_mib: u64,
     /// MiB of BAR3.
     pub bar3_mib: u64,
-    /// Channels of the card.
+    /// Channels of the card that virtual machines can have.
     pub channels: u32,
     /// Channels that virtual machines have on the card.
     pub channels_used: u32,

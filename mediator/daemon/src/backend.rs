@@ -95,7 +95,7 @@ pub struct CardStatus {
     pub pci_id: String,
     /// MiB of BAR1 and BAR3, if they are not what the configuration says.
     pub apertures_mib: Option<[u64; 2]>,
-    /// Channels of the card.
+    /// Channels of the card that virtual machines can have.
     pub channels: u32,
     /// MiB of VRAM that have no owner, if the mediator has the card. What the configuration promises may be less.
     pub vram_free_mib: Option<u64>,

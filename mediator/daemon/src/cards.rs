@@ -232,13 +232,14 @@ impl CardBackend for OwnedCard {
         let mib = |count: fn(&Summary) -> u32| {
             chunks.as_ref().map(|chunks| u64::from(count(chunks)).saturating_mul(chunks.chunk_bytes) >> 20)
         };
+        let own = self.working().map_or(0, |host| host.own_channels());
         let placed = |chunks: &Summary| chunks.vms.values().map(|vm| vm.placed).fold(0, u32::saturating_add);
         CardStatus {
             failed: self.host.lock().as_ref().and_then(|host| host.failure()).map(str::to_owned),
             trouble: None,
             pci_id: format!("{:04x}:{:04x}", id.vendor, id.device),
             apertures_mib: Some([id.bar1_size >> 20, id.bar3_size >> 20]),
-            channels: MAX_CHANNELS,
+            channels: MAX_CHANNELS.saturating_sub(own),
             vram_free_mib: mib(Summary::spare),
             vram_placed_mib: mib(placed).unwrap_or(0),
             vram_mediator_mib: mib(|chunks| chunks.mediator).unwrap_or(0),

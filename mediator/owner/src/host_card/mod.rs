@@ -20,7 +20,7 @@ use crate::alarm::TimerAlarm;
 use crate::memory::balance::Division;
 use crate::memory::iova::{IovaSpace, RamShare};
 use crate::memory::pinned::PinnedPool;
-use crate::memory::{CardVram, Copier, Memory, Ranges, SCRUB_PIECE, Wakeup, found};
+use crate::memory::{COPIER, CardVram, Copier, Memory, Ranges, SCRUB_PIECE, Wakeup, found};
 use crate::shortage::Shortage;
 use crate::tenants::{GuestAlarms, GuestEvent};
 use crate::work::Work;
@@ -39,7 +39,7 @@ use locks::{Mutex, rank};
 use nvspec::addr::{SMALL_PAGE, VramAddr};
 use nvspec::falcon::Falcon;
 use sched::VgpuParams;
-use scrubber::Scrubber;
+use scrubber::{SCRUBBER, Scrubber};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -281,6 +281,13 @@ impl HostCard {
             tracing::error!(%error, "the card's interrupt thread cannot be woken");
         }
         self.wakeup.ring();
+    }
+
+    /// Physical channels that are the mediator's own: no VM can have them.
+    #[must_use]
+    pub fn own_channels(&self) -> u32 {
+        let state = self.lock();
+        [COPIER, SCRUBBER].iter().map(|vm| state.channels().in_use(*vm)).sum()
     }
 
     /// Physical channels that VMs have bound.

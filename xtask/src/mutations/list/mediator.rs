@@ -323,8 +323,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "an end that was doubted is looked for again",
         package: "owner",
         file: "mediator/owner/src/work/schedule.rs",
-        from: "(deferred || self.is_contended()).then",
-        to: "self.is_contended().then",
+        from: "deferred.or(self.is_contended().then_some(LOOK_NS))",
+        to: "self.is_contended().then_some(LOOK_NS)",
         tests: "interleavings::",
     },
     Mutation {

@@ -290,7 +290,7 @@ impl Metrics {
 #[test]
 fn vm_whose_work_hangs_is_quarantined_until_the_operator_releases_it() {
     let served = one_card(
-        "scheduler = { strikes = 1 }\nfault = [{ engine = \"graph\", kind = \"hang\", after = 0, count = 1 }]\n",
+        "residue = \"keep\"\nscheduler = { strikes = 1 }\nfault = [{ engine = \"graph\", kind = \"hang\", after = 0, count = 1 }]\n",
     );
     let client = served.client();
     add(&served, "a");
