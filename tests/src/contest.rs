@@ -8,7 +8,7 @@ use sched::Engine;
 use sched::sim::{ShareError, Uses, jain};
 
 use crate::Pending;
-use crate::crowd::{Account, Crowd, SIDE};
+use crate::crowd::{Account, Crowd, History, SIDE};
 use crate::guest::{self, Smoke};
 
 /// What a load says when it has begun.
@@ -94,6 +94,9 @@ pub struct Outcome {
     pub reports: Vec<Smoke>,
 }
 
+/// Time between two questions what was charged.
+const PIECE: Duration = Duration::from_secs(30);
+
 impl Contest {
     /// Has the guests do it; `meanwhile` is called when the measured time begins, and its own time is part of that.
     ///
@@ -131,10 +134,20 @@ impl Contest {
             marks.push(now()?);
             running.push(pending);
         }
+        let (mut history, mut asked) = (History::default(), began);
+        let mut ask = || -> Result<()> {
+            let since = asked.elapsed() + Duration::from_secs(1);
+            asked = Instant::now();
+            history.append(crowd.history(u64::try_from(since.as_millis())?)?);
+            Ok(())
+        };
+        while self.measured.saturating_sub(began.elapsed()) > PIECE {
+            sleep(PIECE);
+            ask()?;
+        }
         sleep(self.measured.saturating_sub(began.elapsed()));
         let after = accounts()?;
-        let measured = began.elapsed() + Duration::from_secs(1);
-        let history = crowd.history(u64::try_from(measured.as_millis())?)?;
+        ask()?;
         let early = running.iter().find(|pending| pending.ended());
         ensure!(early.is_none(), "a load has ended before the others were measured: {:?}", early.map(Pending::lines));
         finally(crowd)?;

@@ -147,7 +147,10 @@ impl Crowd {
         });
         let samples = samples.collect::<Result<_>>()?;
         let interval_ns = number(&shown, "interval_ms")? * 1_000_000;
-        Ok(History { now_ns: number(&shown, "now_ns")?, interval_ns, samples })
+        let now_ns = number(&shown, "now_ns")?;
+        // Of the interval in which the time begins only a part may be there.
+        let from_ns = now_ns.saturating_sub(since_ms * 1_000_000) + interval_ns;
+        Ok(History { now_ns, from_ns, interval_ns, samples })
     }
 }
 
@@ -156,10 +159,24 @@ impl Crowd {
 pub struct History {
     /// The card's clock.
     pub now_ns: u64,
+    /// Time from which on it has all.
+    pub from_ns: u64,
     /// Length of an interval.
     pub interval_ns: u64,
     /// Of each VM the intervals in which it was charged: when they begin, and an object of ns by engine.
     pub samples: Vec<Vec<(u64, Value)>>,
+}
+
+impl History {
+    /// Appends what was asked for later: the daemon remembers a minute, which is less than some measure.
+    pub fn append(&mut self, later: Self) {
+        self.samples.resize(later.samples.len().max(self.samples.len()), Vec::new());
+        for (all, more) in self.samples.iter_mut().zip(later.samples) {
+            all.retain(|(at, _)| *at < later.from_ns);
+            all.extend(more.into_iter().filter(|(at, _)| *at >= later.from_ns));
+        }
+        (self.now_ns, self.interval_ns) = (later.now_ns, later.interval_ns);
+    }
 }
 
 /// The name of a VM.
@@ -187,4 +204,26 @@ fn account(vm: &Value, engine: &str) -> Result<Account> {
         strikes: vm["strikes"].as_u64().context("no strikes")?,
         quarantined: vm.get("quarantine").is_some_and(|quarantine| !quarantine.is_null()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_in_pieces_has_each_interval_once() {
+        let history = |from_ns: u64, now_ns: u64, at: &[u64]| History {
+            now_ns,
+            from_ns,
+            interval_ns: 10,
+            samples: vec![at.iter().map(|at| (*at, Value::from(now_ns))).collect()],
+        };
+        let mut all = History::default();
+        all.append(history(20, 65, &[10, 20, 40, 60]));
+        // The interval at 60 was not over then; the one at 50, asked for in part, is the earlier one's.
+        all.append(history(60, 95, &[50, 60, 70, 90]));
+        let at: Vec<(u64, u64)> = all.samples[0].iter().map(|(at, used)| (*at, used.as_u64().unwrap_or(0))).collect();
+        assert_eq!(at, [(20, 65), (40, 65), (60, 95), (70, 95), (90, 95)]);
+        assert_eq!((all.now_ns, all.interval_ns), (95, 10));
+    }
 }

@@ -1,5 +1,6 @@
 //! What one VM's kernels leave in registers and shared memory, and whether another's find it.
 
+use super::schedule::acquire;
 use super::{A, B};
 use nvspec::class::compute90c0 as class;
 use owner::Sharing;
@@ -157,4 +158,25 @@ fn clearing_that_hangs_is_done_again_before_anybody_is_admitted() {
     let counts = rig.host.lock().tenancy_counts().expect("PGRAPH is cleared");
     assert_eq!(counts.cleared, 2);
     assert!(counts.failed >= 1);
+}
+
+#[test]
+fn channel_that_waits_and_is_not_admitted_goes_on_when_what_it_waits_for_comes() {
+    let rig = rig(true);
+    let (mut waits, mut works) = (driver(&rig, 0), driver(&rig, 1));
+    let (mut waiting, mut working) = (waits.channel(1), works.channel(1));
+    let page = waits.buffer(&waiting, A, 1, 0);
+    for payload in 1..4 {
+        waits.guest.poke(page, 0);
+        waits.submit(&mut waiting, &acquire(A, payload));
+        for _ in 0..3 {
+            works.submit(&mut working, &[]);
+            works.wait(&working);
+        }
+        // The other has nothing to do any more, so that nobody else brings it back.
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!waits.is_done(&waiting));
+        waits.guest.poke(page, payload);
+        waits.wait(&waiting);
+    }
 }

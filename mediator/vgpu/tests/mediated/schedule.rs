@@ -199,7 +199,7 @@ fn channels_that_wait_and_give_nothing_up_cost_others_little() {
 const SEMAPHORE: u64 = 0x300_0000;
 
 /// Waits until the semaphore is that.
-fn acquire(va: u64, payload: u32) -> Vec<u32> {
+pub(super) fn acquire(va: u64, payload: u32) -> Vec<u32> {
     methods(0, 0x10, &[(va >> 32) as u32, va as u32, payload, 1])
 }
 
