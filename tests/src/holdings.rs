@@ -32,7 +32,7 @@ pub struct Slack {
     pub mappings: usize,
     /// More KiB.
     pub resident_kib: u64,
-    /// How the names of threads begin that are made when there is work for the first time, or end with it, and so tell nothing.
+    /// Beginnings of the names of threads that are made when there is work for the first time, or end with it, and so tell nothing.
     pub pools: &'static [&'static str],
 }
 
@@ -92,7 +92,8 @@ impl Holdings {
                 }
             }
         }
-        let pool = |of: &Self| of.threads.iter().filter(|(name, _)| is_pooled(name)).map(|(_, count)| count).sum::<usize>();
+        let pool =
+            |of: &Self| of.threads.iter().filter(|(name, _)| is_pooled(name)).map(|(_, count)| count).sum::<usize>();
         let of_pool = MAPPINGS_OF_THREAD * pool(later).saturating_sub(pool(self));
         if later.mappings > self.mappings.saturating_add(slack.mappings).saturating_add(of_pool) {
             lost.push(format!("mappings: {}, were {}", later.mappings, self.mappings));

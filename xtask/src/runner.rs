@@ -57,14 +57,14 @@ impl AddAssign for Outcome {
     }
 }
 
-/// How tests are run.
+/// Manner in which tests are run.
 #[derive(Clone, Copy, Debug)]
 pub struct Manner<'a> {
     /// So many at the same time.
     pub at_once: usize,
     /// A test that has not ended after so long is ended, and has failed. Far beyond what any takes: for those that stand still.
     pub limit: Duration,
-    /// What their environment has besides.
+    /// Variables that their environment has besides.
     pub variables: &'a [(&'a str, &'a OsStr)],
 }
 
@@ -125,7 +125,10 @@ fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)
     output.rewind().and_then(|()| output.read_to_end(&mut bytes)).context("reading a test's output")?;
     let mut text = String::from_utf8_lossy(&bytes).into_owned();
     if !ended {
-        text.push_str(&format!("it had not ended after {} s, and was ended; its threads:\n{stood}", manner.limit.as_secs()));
+        text.push_str(&format!(
+            "it had not ended after {} s, and was ended; its threads:\n{stood}",
+            manner.limit.as_secs()
+        ));
     }
     // A name that no test has would be a success of none.
     let passed = status.success() && text.contains("test result: ok. 1 passed");

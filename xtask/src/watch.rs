@@ -19,7 +19,8 @@ pub fn ends_within(child: &Child, limit: Duration) -> Result<bool> {
     let began = Instant::now();
     loop {
         let left = limit.saturating_sub(began.elapsed());
-        let timeout = Timespec { tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };
+        let timeout =
+            Timespec { tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };
         match poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)) {
             Ok(0) => return Ok(false),
             Ok(_) => return Ok(true),

@@ -113,7 +113,7 @@ impl Tenancy {
         self.tenant.map(|tenant| (tenant, self.phase == Phase::Leaving))
     }
 
-    /// Since when the tenant is to leave, if it is and has not.
+    /// Returns since when the tenant is to leave, if it is and has not.
     #[must_use]
     pub fn leaves_since(&self) -> Option<u64> {
         (self.phase == Phase::Leaving).then_some(self.began)

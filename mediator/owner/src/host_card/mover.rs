@@ -27,7 +27,7 @@ pub(crate) fn serve(host: &Weak<HostCard>, wakeup: &Wakeup) {
     }
 }
 
-/// What VMs that wait for memory were told last. Each tries again then, and wakes the mover when it finds none: without
+/// Record of what VMs that wait for memory were told last. Each tries again then, and wakes the mover when it finds none: without
 /// this the two would keep each other busy for as long as it waits.
 #[derive(Debug, Default)]
 struct Told {
@@ -178,7 +178,9 @@ mod tests {
             assert!(!told.tells(&one, false, 0, now), "it has just looked in vain, and woken the mover");
         }
         assert!(told.tells(&one, true, 0, now) && told.tells(&two, false, 0, now) && told.tells(&one, false, 1, now));
-        assert!(!told.tells(&one, false, 1, now) && !told.tells(&one, false, 0, now) && told.tells(&one, false, 1, now));
+        assert!(
+            !told.tells(&one, false, 1, now) && !told.tells(&one, false, 0, now) && told.tells(&one, false, 1, now)
+        );
         assert!(!told.tells(&one, false, 1, now + LOOK / 2) && told.tells(&one, false, 1, now + LOOK));
     }
 }
