@@ -170,6 +170,9 @@ pub struct History {
 impl History {
     /// Appends what was asked for later: the daemon remembers a minute, which is less than some measure.
     pub fn append(&mut self, later: Self) {
+        if self.samples.is_empty() {
+            self.from_ns = later.from_ns;
+        }
         self.samples.resize(later.samples.len().max(self.samples.len()), Vec::new());
         for (all, more) in self.samples.iter_mut().zip(later.samples) {
             all.retain(|(at, _)| *at < later.from_ns);
@@ -224,6 +227,6 @@ mod tests {
         all.append(history(60, 95, &[50, 60, 70, 90]));
         let at: Vec<(u64, u64)> = all.samples[0].iter().map(|(at, used)| (*at, used.as_u64().unwrap_or(0))).collect();
         assert_eq!(at, [(20, 65), (40, 65), (60, 95), (70, 95), (90, 95)]);
-        assert_eq!((all.now_ns, all.interval_ns), (95, 10));
+        assert_eq!((all.from_ns, all.now_ns, all.interval_ns), (20, 95, 10));
     }
 }

@@ -4,7 +4,8 @@
 //! - [`check`]: everything that needs no run: format, clippy, rustdoc, house lints ([`lints`], [`orphans`], [`rooms`],
 //!   [`counts`]), crate layers and licences ([`layers`]);
 //! - [`suites`]: the test suites, with their counts ([`tally`]) and [`times`]; [`programs`] builds what they run, [`runner`]
-//!   runs it, and [`watch`] ends what stands still, [`fuzz`] is one of them, and [`background`] is for what can be done beside them;
+//!   runs it, [`watch`] ends tests that stand still, [`fuzz`] is one of the suites, and [`background`] is for what can be done
+//!   beside them;
 //! - [`guests`]: what needs guests: the images; demo and bench, with the daemon's release build;
 //! - [`mutations`]: mistakes made on purpose that the tests must notice;
 //! - [`load`]: busy loops beside what is tested or measured;

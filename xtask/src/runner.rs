@@ -62,14 +62,14 @@ impl AddAssign for Outcome {
 pub struct Manner<'a> {
     /// So many at the same time.
     pub at_once: usize,
-    /// A test that has not ended after so long is ended, and has failed. Far beyond what any takes: for those that stand still.
+    /// A test that has not ended after so long is ended, and has failed. Multiplied by `GPU_MEDIATOR_TIME_SCALE`, as every
+    /// limit of tests is.
     pub limit: Duration,
     /// Variables that their environment has besides.
     pub variables: &'a [(&'a str, &'a OsStr)],
 }
 
-/// Runs tests. Prints a line for each, what it reports, and
-/// the output of those that fail.
+/// Runs tests. Prints a line for each, what it reports, and the output of those that fail.
 pub fn run(tests: &[Test<'_>], manner: &Manner<'_>) -> Result<Outcome> {
     let (next, outcome) = (AtomicUsize::new(0), Mutex::new(Outcome::default()));
     let work = || -> Result<()> {
@@ -115,7 +115,8 @@ fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)
     command.stdout(output.try_clone()?).stderr(output.try_clone()?);
     let began = Instant::now();
     let mut child = command.spawn().with_context(|| format!("cannot start the test {name}"))?;
-    let ended = watch::ends_within(&child, manner.limit)?;
+    let limit = watch::scaled(manner.limit);
+    let ended = watch::ends_within(&child, limit)?;
     let stood = if ended { String::new() } else { watch::end(child.id()) };
     let cpu = cpu_at_end(&child)?;
     let status = child.wait().with_context(|| format!("waiting for the test {name}"))?;
@@ -125,10 +126,7 @@ fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)
     output.rewind().and_then(|()| output.read_to_end(&mut bytes)).context("reading a test's output")?;
     let mut text = String::from_utf8_lossy(&bytes).into_owned();
     if !ended {
-        text.push_str(&format!(
-            "it had not ended after {} s, and was ended; its threads:\n{stood}",
-            manner.limit.as_secs()
-        ));
+        text.push_str(&format!("it had not ended after {} s, and was ended; its threads:\n{stood}", limit.as_secs()));
     }
     // A name that no test has would be a success of none.
     let passed = status.success() && text.contains("test result: ok. 1 passed");

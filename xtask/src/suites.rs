@@ -18,12 +18,6 @@ use crate::{TestArgs, cuda, fuzz, guests, times};
 /// The package with a suite's integration test.
 const PACKAGE: &str = "tests";
 
-/// Limit of a test that boots nothing: ten times what the longest takes.
-const LIMIT: Duration = Duration::from_secs(600);
-
-/// Limit of a test with guests: three times what the longest takes.
-const GUESTS_LIMIT: Duration = Duration::from_secs(1500);
-
 /// A test suite. A further one is a variant here and a line in [`Suite::runner`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Suite {
@@ -83,6 +77,15 @@ impl Suite {
     /// Returns whether it runs when no suite is named. Those that do not were not seen to pass on a new machine yet, or take long.
     fn by_default(self) -> bool {
         !matches!(self, Self::Hosts | Self::Slurm | Self::Xen)
+    }
+
+    /// Limit of one of its tests: several times what the longest takes beside busy loops.
+    fn limit(self) -> Duration {
+        Duration::from_secs(match self {
+            Self::Unit | Self::Cuda | Self::Fuzz => 600,
+            Self::Fleet | Self::Guest | Self::Hostile | Self::Chaos | Self::Nested | Self::Xen | Self::Hosts => 1500,
+            Self::Slurm => 4 * 3600,
+        })
     }
 
     fn name(self) -> String {
@@ -153,24 +156,25 @@ impl<'a> Session<'a> {
 
     fn run(&mut self, suite: Suite) -> Result<Outcome> {
         let cpus = available_parallelism().map_or(1, usize::from);
+        let manner = Manner { at_once: cpus, limit: suite.limit(), variables: &[] };
         match suite.runner() {
             Runner::Rest => {
                 let programs = self.programs(|program| suite_of(program).is_none() && program.group == Group::Rest)?;
-                let mut outcome = self.run_tests(&programs, &Manner { at_once: cpus, limit: LIMIT, variables: &[] })?;
+                let mut outcome = self.run_tests(&programs, &manner)?;
                 outcome.tally += self.documentation()?;
                 Ok(outcome)
             }
             Runner::Integration { guests } => {
                 let programs = self.programs(|program| suite_of(program) == Some(suite))?;
                 ensure!(!programs.is_empty(), "tests/tests/{}.rs does not exist", suite.name());
-                self.integration(&programs, guests)
+                self.integration(&programs, manner, guests)
             }
             Runner::Fleet => {
                 let programs = self.programs(|program| program.group == Group::Fleet)?;
-                let mut outcome = self.run_tests(&programs, &Manner { at_once: cpus, limit: LIMIT, variables: &[] })?;
+                let mut outcome = self.run_tests(&programs, &manner)?;
                 let guests = self.programs(|program| suite_of(program) == Some(suite))?;
                 if !guests.is_empty() {
-                    outcome += self.integration(&guests, true)?;
+                    outcome += self.integration(&guests, manner, true)?;
                 }
                 Ok(outcome)
             }
@@ -181,7 +185,7 @@ impl<'a> Session<'a> {
                 }
                 let headers = cuda::headers()?;
                 let variables = [(cuda::HEADERS_VARIABLE, headers.as_os_str())];
-                self.run_tests(&programs, &Manner { at_once: cpus, limit: LIMIT, variables: &variables })
+                self.run_tests(&programs, &Manner { variables: &variables, ..manner })
             }
             Runner::Fuzz => {
                 match &mut self.targets {
@@ -194,8 +198,7 @@ impl<'a> Session<'a> {
     }
 
     /// Runs an integration test of the crate `tests`; with the images of guests, or without.
-    fn integration(&mut self, programs: &[Program], guests: bool) -> Result<Outcome> {
-        let cpus = available_parallelism().map_or(1, usize::from);
+    fn integration(&mut self, programs: &[Program], manner: Manner<'_>, guests: bool) -> Result<Outcome> {
         if let Some(images) = self.images.as_mut().filter(|_| guests) {
             images.wait()?;
         }
@@ -204,9 +207,9 @@ impl<'a> Session<'a> {
             self.targets = Some(Background::start(|| fuzz::build(Some(1))));
         }
         // An emulated guest uses a CPU, and the daemon and the software card another.
-        let at_once = if guests { (cpus / 2).clamp(1, 8) } else { cpus };
+        let at_once = if guests { (manner.at_once / 2).clamp(1, 8) } else { manner.at_once };
         let at_once = self.args.guest_threads.unwrap_or(at_once);
-        self.run_tests(programs, &Manner { at_once, limit: GUESTS_LIMIT, variables: &[] })
+        self.run_tests(programs, &Manner { at_once, ..manner })
     }
 
     /// The test programs that are `wanted`.

@@ -13,6 +13,14 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 /// Most processes and threads that are looked at: a test that forks without end is no reason to read for ever.
 const MOST: usize = 4096;
 
+/// Returns a limit multiplied by what the environment says, for slow hosts: the variable that the crate `tests` reads, which this
+/// program does not build.
+pub fn scaled(limit: Duration) -> Duration {
+    let scale = std::env::var("GPU_MEDIATOR_TIME_SCALE").ok().and_then(|text| text.parse::<f64>().ok());
+    let scale = scale.filter(|scale| scale.is_finite() && *scale > 0.0).unwrap_or(1.0);
+    Duration::try_from_secs_f64(limit.as_secs_f64() * scale).unwrap_or(limit)
+}
+
 /// Waits for the end of `child`, but no longer than `limit`; says whether it has ended.
 pub fn ends_within(child: &Child, limit: Duration) -> Result<bool> {
     let fd = pidfd_open(Pid::from_child(child), PidfdFlags::empty()).context("watching a test")?;

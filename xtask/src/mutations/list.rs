@@ -1,4 +1,4 @@
-//! The mistakes: each takes away what its `what` says. Those of crates under `mediator/` are in [`mediator`], those of CUDA's in
+//! The mistakes: each takes away what its `what` says. Those of crates under `mediator/` are in [`mediator`], those of what clears PGRAPH in [`graphics`], those of CUDA's in
 //! [`cuda`], those of crates that check what guests say in [`guests`], those of `fleet` in [`fleet`], those of the front for
 //! Xen in [`xen`], those of saved state in [`state`].
 
@@ -6,6 +6,7 @@ use super::Mutation;
 
 mod cuda;
 mod fleet;
+mod graphics;
 mod guests;
 mod hosts;
 mod mediator;
@@ -17,6 +18,7 @@ pub(super) fn mutations() -> impl Iterator<Item = &'static Mutation> {
     MUTATIONS
         .iter()
         .chain(mediator::MUTATIONS)
+        .chain(graphics::MUTATIONS)
         .chain(cuda::MUTATIONS)
         .chain(guests::MUTATIONS)
         .chain(fleet::MUTATIONS)
@@ -26,6 +28,24 @@ pub(super) fn mutations() -> impl Iterator<Item = &'static Mutation> {
 }
 
 const MUTATIONS: &[Mutation] = &[
+    Mutation {
+        name: "claimed-share",
+        what: "what the mediator claims of free chunks is no part of VMs' shares",
+        package: "vram",
+        file: "vram/src/chunks/mediator.rs",
+        from: "let kept = self.mediator + self.kept_for_mediator() + self.parked",
+        to: "let kept = self.mediator.max(self.set_aside) + self.parked",
+        tests: "balance::",
+    },
+    Mutation {
+        name: "forgotten-vm",
+        what: "nothing is known of a VM that is destroyed about who gets its number",
+        package: "vram",
+        file: "vram/src/balance/mod.rs",
+        from: "        self.known.remove(&vm);\n        self.active.remove(&vm);\n",
+        to: "        self.active.remove(&vm);\n",
+        tests: "balance::",
+    },
     Mutation {
         name: "residency",
         what: "a VM keeps memory that has just come to it, whatever others request",

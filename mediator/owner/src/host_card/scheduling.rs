@@ -6,7 +6,7 @@ use crate::Feeder;
 use crate::alarm::TimerAlarm;
 use crate::memory::COPIER;
 use crate::work::number_of;
-use crate::work::schedule::{LOOK_NS, Schedule, Stage};
+use crate::work::schedule::{LOOK_NS, Schedule};
 use channels::{Presence, Submission};
 use nvspec::fifo::{ChannelId, VirtualChannelId};
 use residue::Tenancy;
@@ -106,9 +106,7 @@ impl Feeder for HostState {
         if leaves_since.is_some_and(|since| self.now_ns().saturating_sub(since) < LOOK_NS) {
             return Some(LEAVES_NS);
         }
-        let shut_out = |channel: &ChannelId| self.is_shut_out(*channel);
-        let waits_outside = || self.work.schedule().channels_at(&[Stage::Waiting]).keys().any(shut_out);
-        let changing = tenancy.is_some_and(|tenancy| tenancy.is_changing() || waits_outside());
+        let changing = tenancy.is_some_and(Tenancy::is_changing);
         let deferred = changing || self.work.channels().is_deferred() || self.work.departures().any_leaving(None);
         deferred.then_some(LOOK_NS)
     }

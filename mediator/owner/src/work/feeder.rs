@@ -12,7 +12,7 @@
 //!
 //! Nobody is killed for what the books say alone: the engine is asked whom it works for.
 
-use super::schedule::{Held, Schedule, Stage};
+use super::schedule::{Held, LOOK_NS, Schedule, Stage};
 use super::withheld::Why;
 use crate::alarm::Alarm;
 use crate::tenants::GuestEvent;
@@ -166,7 +166,7 @@ pub trait Feeder {
         }
         self.release_idle(&mut events);
         self.hand_over();
-        let deferred = self.deferred_ns();
+        let deferred = self.next_look_ns();
         if events.is_empty() && deferred.is_some() {
             let now = self.card_time();
             self.schedule().arm(now, deferred);
@@ -338,7 +338,13 @@ pub trait Feeder {
 
     /// Returns whether a channel that waits for a semaphore cannot look at it.
     fn any_shut_out(&mut self) -> bool {
-        self.schedule().channels_at(&[Stage::Waiting]).into_keys().any(|channel| self.is_shut_out(channel))
+        let waiting: Vec<ChannelId> = self.schedule().waiting_channels().collect();
+        waiting.into_iter().any(|channel| self.is_shut_out(channel))
+    }
+
+    /// Returns in how many ns something is to be looked at that the scheduler does not know of, if anything is.
+    fn next_look_ns(&mut self) -> Option<u64> {
+        self.deferred_ns().or_else(|| self.any_shut_out().then_some(LOOK_NS))
     }
 
     /// Has channels rest that wait and hold others up, are shut out, or have worked between their waits too often, and lets one
@@ -384,7 +390,7 @@ pub trait Feeder {
                 self.carry_out(decision, &mut events);
             }
         }
-        let deferred = self.deferred_ns();
+        let deferred = self.next_look_ns();
         self.schedule().arm(now, deferred);
     }
 

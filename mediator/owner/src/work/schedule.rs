@@ -195,6 +195,11 @@ impl<A: Alarm> Schedule<A> {
         several.retain(|channel, _| held.values().any(|held| held.channel == *channel));
     }
 
+    /// Channels with a submission that waits for a semaphore, as often as they have one.
+    pub(crate) fn waiting_channels(&self) -> impl Iterator<Item = ChannelId> + '_ {
+        self.held.values().filter(|held| held.stage == Stage::Waiting).map(|held| held.channel)
+    }
+
     /// Channels with a submission at one of those stages, each once, with their VMs.
     pub(crate) fn channels_at(&self, stages: &[Stage]) -> BTreeMap<ChannelId, VmId> {
         let held = self.held.values().filter(|held| stages.contains(&held.stage));

@@ -361,7 +361,6 @@ fn is_busy(rig: &Rig) -> bool {
     pfifo::ENGINE_STATUS::BUSY.is_set(card::Card::read32(&*rig.card, pfifo::ENGINE_STATUS::at(0)))
 }
 
-/// Has the graphics engine hang on the next copy of a channel, and waits until it does.
 /// Has the card hang in the next work of a channel, and not in what the mediator clears PGRAPH by for its VM.
 fn hangs_next(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     copies(driver, channel, 1);
@@ -369,6 +368,7 @@ fn hangs_next(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     assert!(rig.card.inject(Fault { engine: EngineId::Graph, kind: FaultKind::Hang, after: 0, count: 1 }));
 }
 
+/// Has the graphics engine hang on the next copy of a channel, and waits until it does.
 fn hang(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     hangs_next(rig, driver, channel);
     copies(driver, channel, 1);
