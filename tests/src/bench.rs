@@ -143,7 +143,7 @@ pub fn write(metrics: &[Metric], file: &Path) -> Result<()> {
     fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// Reads the figures of a JSON file that [`write`] has made. None when there is no such file.
+/// Reads the figures of a JSON file that [`write()`] has made. None when there is no such file.
 pub fn read(file: &Path) -> Result<Vec<Metric>> {
     if !file.exists() {
         return Ok(Vec::new());
