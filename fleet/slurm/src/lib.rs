@@ -1,7 +1,7 @@
 //! A SPANK plugin for Slurm: a job with shards of a GPU (`--gres=shard:N`) becomes a tenant of the node's `mediatord`, or has a
 //! vGPU, with the limits that it asked for; when it ends, what it used is written down and what it had is free.
 //!
-//! Parts: the entry points that Slurm calls ([`spank`]), the options of jobs ([`options`]), what a job is given ([`claim`]), and
+//! Parts: the entry points that Slurm calls (`spank`), the options of jobs ([`options`]), what a job is given ([`claim`]), and
 //! what that program does which the plugin runs ([`work`]): the plugin itself only reads options, starts it, and sets variables.
 //!
 //! Slurm keeps the count: it hands out no more shards than a card has, on whichever node and card. The daemon holds each job to

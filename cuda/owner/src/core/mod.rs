@@ -370,7 +370,7 @@ impl Core {
         Ok(())
     }
 
-    /// Begins to move what is in the way of a guarantee that could not be given, for [`PROMISE_NS`] at most; false if that
+    /// Begins to move what is in the way of a guarantee that could not be given, for `PROMISE_NS` at most; false if that
     /// would not help.
     pub fn make_room(&mut self, refused: &TenantError) -> bool {
         let TenantError::Memory(vram::Error::Promise { wanted, now, left, .. }) = *refused else { return false };
