@@ -18,6 +18,13 @@ pub(crate) enum Gate {
     Only(Option<VmId>),
 }
 
+impl Gate {
+    /// Returns whether a channel that is to run has to wait until its VM is admitted. `trusted`: its VM is the host's own.
+    pub(crate) fn bars(self, bound: &Bound, trusted: bool) -> bool {
+        self != Self::Open && self != Self::Only(Some(bound.vm)) && !trusted && uses_graphics(bound)
+    }
+}
+
 impl Channels {
     /// From now on the card schedules channels with a PGRAPH context of `vm` only, or of nobody. What it works for stays until
     /// it has ended or is [asked to leave](Self::ask_to_leave).
@@ -51,8 +58,7 @@ impl Channels {
 
     /// Returns whether a channel that is to run has to wait until its VM is admitted.
     pub(crate) fn is_barred(&self, bound: &Bound) -> bool {
-        let trusted = self.vms.get(&bound.vm).is_some_and(|vm| vm.trusted);
-        self.gate != Gate::Open && self.gate != Gate::Only(Some(bound.vm)) && !trusted && uses_graphics(bound)
+        self.gate.bars(bound, self.vms.get(&bound.vm).is_some_and(|vm| vm.trusted))
     }
 
     /// Has the card schedule a channel that is to run, or not, as the gate says.

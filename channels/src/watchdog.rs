@@ -129,14 +129,15 @@ impl Channels {
     /// this is how a channel is found whose fault came while another's was there. To be called as [`Self::look`] is.
     pub fn stalled(&mut self, host: &mut impl Host, now_ns: u64) -> Vec<Stall> {
         let working: Vec<ChannelId> = (0..engine::COUNT).filter_map(|unit| card::working_for(host, unit)).collect();
-        let Self { slots, vms, .. } = self;
+        let Self { slots, vms, gate, .. } = self;
         let mut stalls = Vec::new();
         for (slot, number) in slots.iter_mut().zip(0..) {
             let Slot::Bound(bound) = slot else { continue };
             let physical = ChannelId(number);
             let Some(vm) = vms.get(&bound.vm) else { continue };
-            let may_run =
+            let is_to_run =
                 bound.told == RunState::Running && bound.ring.with_card() > 0 && vm.list.contains(&bound.channel.0);
+            let may_run = is_to_run && !gate.bars(bound, vm.trusted);
             let waits = |host: &mut _| {
                 working.iter().any(|other| *other != physical)
                     || CHANNEL_STATE::ACQUIRE_PENDING.is_set(card::state(host, physical))

@@ -1,6 +1,7 @@
 use super::*;
 use crate::tests::fake::{A, B, World};
 use nvspec::fifo::VirtualChannelId;
+use nvspec::instance::context;
 use nvspec::regs::pfifo;
 
 const LIMIT: u64 = HANG_LIMIT_NS;
@@ -172,4 +173,21 @@ fn a_channel_that_waits_for_something_does_not_stand_still() {
     assert_eq!((wait(&mut world), wait(&mut world)), (0, 0));
     world.enable(A, 0, true);
     assert_eq!((wait(&mut world), wait(&mut world)), (0, 1), "now it waits for nothing");
+}
+
+#[test]
+fn a_channel_that_waits_until_its_vm_is_admitted_does_not_stand_still() {
+    let mut world = World::new();
+    world.guest.put(World::instance_of(0) + context::GR, 0x40_0000 | context::VALID);
+    world.run(A, 0);
+    world.ring(A, 0, 2).unwrap();
+    let mut now = 0;
+    for (admitted, stalls) in [(Some(B), [0, 0, 0]), (Some(A), [0, 1, 0])] {
+        world.channels.admit(&mut world.card, admitted);
+        let found = [0; 3].map(|_| {
+            now += 2 * LIMIT;
+            stalled(&mut world, now).len()
+        });
+        assert_eq!(found, stalls, "with {admitted:?} admitted");
+    }
 }

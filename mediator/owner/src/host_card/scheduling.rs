@@ -41,12 +41,15 @@ impl Feeder for HostState {
     }
 
     fn is_shut_out(&self, channel: ChannelId) -> bool {
-        // Who has other work there is admitted for that soon, and looks then.
+        self.work.channels().is_shut_out(channel)
+    }
+
+    fn is_left_out(&self, channel: ChannelId) -> bool {
         let comes = |scrubber: &Scrubber| {
             let owner = self.work.channels().by_physical(channel);
             owner.is_some_and(|(vm, _)| scrubber.tenancy.is_wanted_by(vm))
         };
-        self.work.channels().is_shut_out(channel) && !self.scrubber.as_ref().is_some_and(comes)
+        self.is_shut_out(channel) && !self.scrubber.as_ref().is_some_and(comes)
     }
 
     fn occupant(&mut self, engine: Engine) -> Option<ChannelId> {

@@ -48,8 +48,13 @@ pub trait Feeder {
     fn holds(&mut self, channel: ChannelId) -> bool;
 
     /// Returns whether a channel is kept off an engine that another VM has at the time, so that it cannot look at a semaphore
-    /// that it waits for.
+    /// that it waits for; what the card says of it is of when it was there last.
     fn is_shut_out(&self, _channel: ChannelId) -> bool {
+        false
+    }
+
+    /// Returns whether a channel is [shut out](Self::is_shut_out), and its VM is not to have the engine for other work soon.
+    fn is_left_out(&self, _channel: ChannelId) -> bool {
         false
     }
 
@@ -188,7 +193,7 @@ pub trait Feeder {
         if self.deferred_ns().is_some() || self.schedule().scheduler.in_flight() > 0 {
             self.complete();
         }
-        if self.schedule().is_contended() || self.any_shut_out() {
+        if self.schedule().is_contended() || self.any_left_out() {
             self.rest_and_rouse();
             self.look_at_waits(None);
         }
@@ -235,7 +240,10 @@ pub trait Feeder {
         if off {
             self.set_aside(channel, false);
         }
-        let waits = presence == Some(Presence::Acquires);
+        // Whether one waits shows when it has looked: neither one that was let back and is not on the card yet is known to wait,
+        // nor one that waited to go on.
+        let shut_out = self.is_shut_out(channel);
+        let waits = presence == Some(Presence::Acquires) && !shut_out;
         let progress = if waits { self.progress(channel) } else { 0 };
         let now = self.card_time();
         let of_it = self.schedule().held.iter().filter(|(_, held)| held.channel == channel);
@@ -261,12 +269,14 @@ pub trait Feeder {
                     let hops = &mut self.schedule().withheld.hops;
                     held.hopped |= moved && !hops.allow(held.vm, now);
                 }
-                Stage::Waiting => {
+                Stage::Waiting if !shut_out => {
                     events.extend(self.moved_since(ticket, held.seen.map(|(since, _)| since)));
                     held.stage = Stage::Started;
                     events.push(Event::Resumed { ticket });
                 }
-                Stage::Parked | Stage::Started | Stage::Queued | Stage::Withheld | Stage::Again => continue,
+                Stage::Parked | Stage::Started | Stage::Waiting | Stage::Queued | Stage::Withheld | Stage::Again => {
+                    continue;
+                }
             }
             self.schedule().held.insert(ticket, held);
         }
@@ -336,18 +346,18 @@ pub trait Feeder {
         }
     }
 
-    /// Returns whether a channel that waits for a semaphore cannot look at it.
-    fn any_shut_out(&mut self) -> bool {
+    /// Returns whether a channel that waits for a semaphore will not look at it unless it has a turn of its own for that.
+    fn any_left_out(&mut self) -> bool {
         let waiting: Vec<ChannelId> = self.schedule().waiting_channels().collect();
-        waiting.into_iter().any(|channel| self.is_shut_out(channel))
+        waiting.into_iter().any(|channel| self.is_left_out(channel))
     }
 
     /// Returns in how many ns something is to be looked at that the scheduler does not know of, if anything is.
     fn next_look_ns(&mut self) -> Option<u64> {
-        self.deferred_ns().or_else(|| self.any_shut_out().then_some(LOOK_NS))
+        self.deferred_ns().or_else(|| self.any_left_out().then_some(LOOK_NS))
     }
 
-    /// Has channels rest that wait and hold others up, are shut out, or have worked between their waits too often, and lets one
+    /// Has channels rest that wait and hold others up, are left out, or have worked between their waits too often, and lets one
     /// of those that rest look again.
     fn rest_and_rouse(&mut self) {
         let now = self.card_time();
@@ -357,7 +367,7 @@ pub trait Feeder {
             let hopped = |held: &Held| held.channel == channel && held.hopped;
             let hopped = self.schedule().held.values().any(hopped);
             let holds_up = wanted && (hopped || self.holds(channel));
-            if !holds_up && !self.is_shut_out(channel) {
+            if !holds_up && !self.is_left_out(channel) {
                 continue;
             }
             tracing::debug!(%vm, channel = channel.0, hopped, holds_up, "a channel that waits rests");

@@ -8,6 +8,7 @@ use rig::driver::{Channel, Driver, M2MF, PAGE, m2mf_copy, methods, object};
 use rig::{Rig, settings, sharing};
 use simgpu::{Config, EngineId, Fault, FaultKind};
 use std::fmt::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const COMPUTE: (u32, u32) = (1, 0x90c0);
@@ -179,4 +180,37 @@ fn channel_that_waits_and_is_not_admitted_goes_on_when_what_it_waits_for_comes()
         waits.guest.poke(page, payload);
         waits.wait(&waiting);
     }
+}
+
+#[test]
+fn channel_that_waits_beside_one_that_always_works_goes_on_when_what_it_waits_for_comes() {
+    let rig = rig(true);
+    let (mut waits, mut works) = (driver(&rig, 0), driver(&rig, 1));
+    let (mut waiting, mut working) = (waits.channel(1), works.channel(1));
+    let page = waits.buffer(&waiting, A, 1, 0);
+    works.buffer(&working, A, 256, 1);
+    works.buffer(&working, B, 256, 2);
+    let done = AtomicBool::new(false);
+    let copies = [object(M2MF), m2mf_copy(A, B, 256 * PAGE as u32)].concat();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // More than one is always on its way.
+            while !done.load(Ordering::SeqCst) {
+                (0..8).for_each(|_| works.submit(&mut working, &copies));
+                works.wait(&working);
+            }
+        });
+        // However it ends, the other does not go on for ever.
+        let waited = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for payload in 1..20 {
+                waits.submit(&mut waiting, &acquire(A, payload));
+                std::thread::sleep(Duration::from_millis(20));
+                assert!(!waits.is_done(&waiting));
+                waits.guest.poke(page, payload);
+                waits.wait(&waiting);
+            }
+        }));
+        done.store(true, Ordering::SeqCst);
+        waited.unwrap_or_else(|error| std::panic::resume_unwind(error));
+    });
 }

@@ -35,8 +35,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "a channel that waits for a semaphore and is not admitted to PGRAPH looks again",
         package: "vgpu",
         file: "mediator/owner/src/host_card/scheduling.rs",
-        from: "self.work.channels().is_shut_out(channel) && !",
-        to: "self.work.channels().is_shut_out(channel) && self.still && !",
+        from: "self.is_shut_out(channel) && !self.scrubber",
+        to: "self.still && !self.scrubber",
         tests: "residue::channel_that_waits",
     },
     Mutation {
