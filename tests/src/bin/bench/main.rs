@@ -76,6 +76,9 @@ fn is_of(known: &str, name: Option<&str>) -> bool {
 }
 
 fn main() -> ExitCode {
+    if let Err(error) = tests::children::end_with_parent() {
+        eprintln!("bench: it goes on when whoever has started it is killed: {error}");
+    }
     let mut name = None;
     let mut request = Request::default();
     let mut args = std::env::args().skip(1);
