@@ -71,7 +71,7 @@ enum Command {
         /// Only the attacks of `isolation` (or other parts) whose name contains one of these, with commas between.
         #[arg(long, value_name = "PART")]
         only: Option<String>,
-        /// Keep what the file of `--json` has of `isolation`, and measure the rest.
+        /// Keep what the file of `--json` has, and measure the rest.
         #[arg(long, requires = "json")]
         resume: bool,
         /// Measure beside so many busy loops.
