@@ -225,7 +225,7 @@ impl PciConfig {
     /// Gives the function an expansion ROM of `bytes`.
     ///
     /// # Errors
-    /// When it is not a power of two from 2 KiB to 16 MiB.
+    /// A size that is not a power of two from 2 KiB to 16 MiB.
     pub fn add_rom(&mut self, bytes: u64) -> Result<(), BadRom> {
         if !bytes.is_power_of_two() || !ROM_BYTES.contains(&bytes) {
             return Err(BadRom(bytes));

@@ -43,7 +43,7 @@ struct State {
     pin: bool,
     masked: bool,
     resets: u32,
-    /// What PROM holds, which a reset leaves.
+    /// Contents of PROM, which a reset leaves.
     rom: Vec<u8>,
     aperture: Vec<(Aperture, u64, Vec<u8>)>,
 }
