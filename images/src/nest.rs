@@ -4,7 +4,7 @@
 //! QEMU is the one that runs this machine, so that it knows the same devices. It lies in a folder of its own with its dynamic
 //! loader and its libraries, which may be of another system than those of the host's programs.
 //!
-//! What it does not have: a shell, the programs that run in it, and the images of its VMs, which the tests put there.
+//! Not in it: a shell, the programs that run in it, and the images of its VMs, which the tests put there.
 
 use std::env;
 use std::fs;

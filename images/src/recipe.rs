@@ -50,7 +50,7 @@ impl Suite {
     }
 }
 
-/// Where QEMU comes from.
+/// The sources of QEMU.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QemuRecipe {
