@@ -431,7 +431,7 @@ BOTH = ["--tenant", "a:10240", "--tenant", "b:10240"]
 SMALL = ("--card-mib", 10240, "--host-mib", 16384, "--host-ready-mib", 12288, "--chunk-mib", 16, *BOTH)
 BIG = [("a", 8, 500, 0), ("b", 8, 500, 0)]
 LASTING = [("a", 8, 2200, 0), ("b", 8, 2200, 0)]
-THREE = [(name, 8, 1500, 0) for name in "abc"]
+THREE = [(name, 8, 1000, 0) for name in "abc"]
 SMALL_FOR_THREE = ("--card-mib", 10240, "--host-mib", 24576, "--host-ready-mib", 20480, "--chunk-mib", 16, *BOTH,
                    "--tenant", "c:10240")
 MIXED = [("a", 8, 120, 0.03), ("b", 8, 120, 0.03)]
