@@ -8,10 +8,10 @@ use cuda_protocol::{Chunk, ChunkId, End, FixedKind, FromOwner, MAX_CHUNKS, Refus
 use std::collections::BTreeSet;
 use vram::{Error, GuestAddr, Limit, OnFull, Place, VmId as TenantId};
 
-/// How long an allocation of the tenant whose quantum it is waits for others' memory to go, in ns; then it gets what there is.
+/// Longest wait of an allocation of the tenant whose quantum it is for others' memory to go, in ns; then it gets what there is.
 // TIMEOUT: all of a card's memory changes hands in less.
 const ROOM_NS: u64 = 500_000_000;
-/// How long nobody waits for that after one has waited in vain, in ns.
+/// Time for which nobody waits for that after one has waited in vain, in ns.
 const CROWDED_NS: u64 = 10_000_000_000;
 /// Bytes that go beyond those of such an allocation, at most: a program that fills its memory asks for the next part soon, and
 /// who is waiting for a quantum loses nothing by that.

@@ -38,7 +38,7 @@ const STEP_MOST: u64 = 100_000_000;
 /// Time for which memory is moved for a guarantee that nobody asks for any more.
 const PROMISE_NS: u64 = 10_000_000_000;
 
-/// How long after memory has moved none is pinned for the stock, in ns: memory that moves in parts leaves gaps of a few
+/// Time after memory has moved in which none is pinned for the stock, in ns: memory that moves in parts leaves gaps of a few
 /// milliseconds, and pinning holds the driver's locks for as long.
 const RESTOCK_NS: u64 = 200_000_000;
 
