@@ -1,10 +1,11 @@
 //! PCI configuration space of a vGPU (and of a card passed through): a PCI Express endpoint with three memory BARs,
-//! power management, MSI with one 64-bit vector, and a vendor-specific capability if there is one.
+//! power management, MSI with one 64-bit vector; an expansion ROM, a reset of its own, and a vendor-specific capability if
+//! there are.
 //!
 //! The VMM emulates much of configuration space itself (QEMU: BAR addresses, MSI delivery) and forwards the writes, so
 //! what stands here is what the device itself must know: command register, MSI enable, and the sizes of the BARs.
 //!
-//! Not here: an expansion ROM (the VBIOS is read through PROM), I/O BARs, function-level reset, extended capabilities.
+//! Not here: what the expansion ROM holds, I/O BARs, extended capabilities.
 //!
 //! Sources: PCI Local Bus 3.0 chapter 6, PCI Express Base 2.1 chapter 7; where a GF100 has its capabilities.
 
@@ -31,6 +32,7 @@ mod header {
     pub const BAR3: usize = 0x1c;
     pub const SUBSYSTEM_VENDOR: usize = 0x2c;
     pub const SUBSYSTEM: usize = 0x2e;
+    pub const ROM: usize = 0x30;
     pub const CAPABILITIES: usize = 0x34;
     pub const INTERRUPT_LINE: usize = 0x3c;
     pub const INTERRUPT_PIN: usize = 0x3d;
@@ -73,6 +75,16 @@ const STATUS_INTERRUPT: u8 = 1 << 3;
 const STATUS_CAPABILITIES: u16 = 1 << 4;
 const MSI_ENABLE: u8 = 1 << 0;
 const MSI_64BIT: u16 = 1 << 7;
+/// Power state D0, in the low byte of power management's control word.
+const POWER_STATE: u8 = 3;
+/// The function can be reset by itself: in the highest byte of the PCI Express device capabilities.
+const CAN_RESET: u8 = 1 << 4;
+/// It is to be reset: in the high byte of the device control word. Reads as 0.
+const INITIATE_RESET: u8 = 1 << 7;
+/// Enables the expansion ROM, in the lowest byte of its BAR.
+const ROM_ENABLE: u8 = 1 << 0;
+/// Bytes of an expansion ROM's BAR.
+const ROM_BYTES: std::ops::RangeInclusive<u64> = 2 << 10..=16 << 20;
 
 /// Who a function is and how large its BARs are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +120,8 @@ pub struct PciEvents {
     pub intx_disabled: Option<bool>,
     /// The function signals by MSI.
     pub msi: Option<bool>,
+    /// The function is to be reset, configuration space with it. The others say nothing then.
+    pub reset: bool,
 }
 
 impl PciEvents {
@@ -126,6 +140,11 @@ pub struct BadBar {
     bytes: u64,
     limit: &'static str,
 }
+
+/// A size of an expansion ROM that PCI cannot express.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an expansion ROM of {0:#x} bytes: it has a power of two from 2 KiB to 16 MiB")]
+pub struct BadRom(u64);
 
 /// A vendor-specific capability that cannot be placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -203,6 +222,34 @@ impl PciConfig {
         Ok(())
     }
 
+    /// Gives the function an expansion ROM of `bytes`.
+    ///
+    /// # Errors
+    /// A size that is not a power of two from 2 KiB to 16 MiB.
+    pub fn add_rom(&mut self, bytes: u64) -> Result<(), BadRom> {
+        if !bytes.is_power_of_two() || !ROM_BYTES.contains(&bytes) {
+            return Err(BadRom(bytes));
+        }
+        let [low, rest @ ..] = (!bytes.wrapping_sub(1)).to_le_bytes();
+        let mask = std::iter::once(low | ROM_ENABLE).chain(rest).take(4);
+        for (writable, mask) in self.writable.iter_mut().skip(header::ROM).zip(mask) {
+            *writable = mask;
+        }
+        Ok(())
+    }
+
+    /// Gives the function a reset of its own (FLR).
+    pub fn add_reset(&mut self) {
+        for image in [&mut self.bytes, &mut self.initial] {
+            if let Some(byte) = image.get_mut(capability::DEVICE_CAPS.saturating_add(3)) {
+                *byte |= CAN_RESET;
+            }
+        }
+        if let Some(mask) = self.writable.get_mut(capability::DEVICE_CONTROL.saturating_add(1)) {
+            *mask |= INITIATE_RESET;
+        }
+    }
+
     /// Reads at byte `offset`; what lies beyond configuration space reads as ones.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         for (at, byte) in (offset..=u64::MAX).zip(data) {
@@ -226,7 +273,17 @@ impl PciConfig {
             let (Some(byte), Some(mask)) = (self.bytes.get_mut(at), self.writable.get(at)) else { break };
             *byte = (*byte & !mask) | (new & mask);
         }
-        self.changes_since(before)
+        if self.take_reset() { PciEvents { reset: true, ..PciEvents::default() } } else { self.changes_since(before) }
+    }
+
+    /// Takes back that a reset was asked for. Bits that nobody can write are never set.
+    fn take_reset(&mut self) -> bool {
+        let byte = self.bytes.get_mut(capability::DEVICE_CONTROL.saturating_add(1));
+        byte.is_some_and(|byte| {
+            let asked = *byte & INITIATE_RESET != 0;
+            *byte &= !INITIATE_RESET;
+            asked
+        })
     }
 
     /// Back to the state after reset.
@@ -260,6 +317,12 @@ impl PciConfig {
         self.byte(capability::MSI_CONTROL) & MSI_ENABLE != 0
     }
 
+    /// The function is in power state D0: in the others its BARs answer nothing.
+    #[must_use]
+    pub fn is_awake(&self) -> bool {
+        self.byte(capability::POWER_CONTROL) & POWER_STATE == 0
+    }
+
     /// Shows in the status register whether the function has an interrupt pending.
     pub fn set_interrupt_status(&mut self, pending: bool) {
         if let Some(status) = self.bytes.get_mut(header::STATUS) {
@@ -283,6 +346,7 @@ impl PciConfig {
             memory: change(memory, self.memory_enabled()),
             intx_disabled: change(intx, self.intx_disabled()),
             msi: change(msi, self.msi_enabled()),
+            reset: false,
         }
     }
 }
@@ -429,7 +493,7 @@ mod tests {
         let mut config = config();
         assert_eq!(
             config.write(4, &[0x06, 0x04]),
-            PciEvents { bus_master: Some(true), memory: Some(true), intx_disabled: Some(true), msi: None }
+            PciEvents { bus_master: Some(true), memory: Some(true), intx_disabled: Some(true), ..PciEvents::default() }
         );
         assert!(config.write(4, &[0x06, 0x04]).is_empty());
         assert_eq!(config.write(4, &[0x02]), PciEvents { bus_master: Some(false), ..PciEvents::default() });
@@ -442,6 +506,47 @@ mod tests {
         assert_eq!(config.write(0x6a, &[0xff, 0xff]).msi, Some(true));
         assert_eq!(config.read32(0x68) >> 16, 0x0081);
         assert_eq!(config.reset().msi, Some(false));
+    }
+
+    #[test]
+    fn reset_is_asked_for_only_where_there_is_one() {
+        let mut config = config();
+        // A driver writes what it has read, with the highest bit of device control.
+        let control = [0x10, 0xa8];
+        assert!(!config.write(0x80, &control).reset);
+        config.add_reset();
+        assert_eq!(config.read32(0x7c) >> 28 & 1, 1, "device capabilities");
+        config.write(4, &[6]);
+        assert_eq!(config.write(0x80, &control), PciEvents { reset: true, ..PciEvents::default() });
+        assert_eq!(config.read32(0x80) & 0x8000, 0, "it reads as 0");
+        assert_eq!(config.reset().bus_master, Some(false));
+        assert_eq!(config.read32(0x7c) >> 28 & 1, 1, "it stays after a reset");
+        assert!(!config.write(0x80, &[0x10, 0x28]).reset);
+    }
+
+    #[test]
+    fn rom_answers_the_sizing_probe_and_bad_sizes_are_refused() {
+        let mut config = config();
+        for bytes in [0, 1024, 3 << 10, 32 << 20] {
+            assert!(config.add_rom(bytes).is_err(), "{bytes}");
+        }
+        config.add_rom(4096).expect("a size");
+        config.write(0x30, &[0xff; 4]);
+        assert_eq!(config.read32(0x30), 0xffff_f001);
+        config.reset();
+        assert_eq!(config.read32(0x30), 0);
+    }
+
+    #[test]
+    fn function_sleeps_in_any_other_power_state() {
+        let mut config = config();
+        assert!(config.is_awake());
+        for state in 1..4 {
+            config.write(0x64, &[state, 0]);
+            assert!(!config.is_awake());
+        }
+        config.write(0x64, &[0]);
+        assert!(config.is_awake());
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //! - [`pv`], [`hooks`] and [`kbuild`]: the paravirtual modules: ours, and the driver with hooks that call it;
 //! - [`system`]: a Debian system with systemd, on which the Debian package is installed, and one with engines that place work;
 //! - [`xen`]: a host of Xen, with domains of its own;
-//! - [`nest`]: a machine with VFIO; [`libraries`]: what programs in it are linked to;
+//! - [`nest`]: a machine with VFIO, KVM and QEMU, in which others run; [`libraries`]: what programs in it are linked to;
 //! - [`initramfs`] and [`cpio`]: the archive with our init, our test programs and the modules;
 //! - [`cache`], [`exec`], [`progress`]: the cache folder and its lock, child processes, what the user sees.
 //!
@@ -232,7 +232,7 @@ pub fn ensure_fleet(progress: &Progress) -> Result<System> {
     Ok(system.with_modules())
 }
 
-/// Makes the machine that has a card behind an IOMMU; its kernel is made the first time.
+/// Makes the machine that has a card behind an IOMMU, and VMs of its own; its kernel is made the first time.
 pub fn ensure_nest(progress: &Progress) -> Result<Nest> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -244,8 +244,9 @@ pub fn ensure_nest(progress: &Progress) -> Result<Nest> {
     let wanted = Wanted { entry: nest::ENTRY, modules: &modules };
     let kernel = kernel::ensure(kernel, wanted, &cache, &mut record, progress);
     let kernel = kernel.context("the kernel of the machine with VFIO")?;
+    let qemu = qemu::ensure(&manifest.qemu, &cache, &mut record, progress)?;
     cache.store_record(&record)?;
-    Ok(Nest { kernel, programs: initramfs::build_programs(&manifest.initramfs, progress)? })
+    Nest::new(recipe, kernel, initramfs::build_programs(&manifest.initramfs, progress)?, &qemu)
 }
 
 /// Makes the host of Xen; its packages are fetched the first time.

@@ -1,34 +1,114 @@
-//! A machine that has a card behind an IOMMU: our init in an initramfs, on a kernel with VFIO.
+//! A machine that has a card behind an IOMMU, and VMs: our init in an initramfs, on a kernel with VFIO and KVM, and QEMU with
+//! all that it reads.
 //!
-//! What it does not have: a shell, and the programs that run in it, which the tests put there.
+//! QEMU is the one that runs this machine, so that it knows the same devices. It lies in a folder of its own with its dynamic
+//! loader and its libraries, which may be of another system than those of the host's programs.
+//!
+//! What it does not have: a shell, the programs that run in it, and the images of its VMs, which the tests put there.
 
+use std::env;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::Kernel;
 use crate::cpio::Archive;
+use crate::exec;
 use crate::initramfs::{self, Program};
 use crate::kernel::Unpacked;
+use crate::libraries;
+use crate::qemu::{self, Qemu};
+use crate::recipe::NestRecipe;
 
 /// Name of the kernel with these modules in the record of what was made.
 pub const ENTRY: &str = "nest";
+/// QEMU's folder in the machine, without a leading slash.
+const FOLDER: &str = "qemu";
 
-/// The machine's kernel and its programs.
+/// The machine's kernel, its programs, and its QEMU.
 #[derive(Clone, Debug)]
 pub struct Nest {
-    pub(crate) kernel: Unpacked,
-    pub(crate) programs: Vec<Program>,
+    kernel: Unpacked,
+    programs: Vec<Program>,
+    /// QEMU's files by their paths in the machine.
+    files: Vec<(String, PathBuf)>,
+    qemu: Qemu,
 }
 
 impl Nest {
-    /// Writes the machine's initramfs with `more` in it to `initrd`.
-    pub fn bootable(&self, more: Archive, initrd: &Path) -> Result<Kernel> {
+    /// Gathers what the machine is made of; `qemu` is the host's.
+    pub(crate) fn new(recipe: &NestRecipe, kernel: Unpacked, programs: Vec<Program>, qemu: &Qemu) -> Result<Self> {
+        let (files, qemu) = portable(recipe, qemu).context("QEMU for the VMs of a machine")?;
+        Ok(Self { kernel, programs, files, qemu })
+    }
+
+    /// Returns how QEMU is started in the machine.
+    pub fn qemu(&self) -> &Qemu {
+        &self.qemu
+    }
+
+    /// Writes the machine's initramfs with `more` in it to `initrd`; with QEMU, if it is to have VMs.
+    pub fn bootable(&self, more: Archive, with_qemu: bool, initrd: &Path) -> Result<Kernel> {
         // The kernel takes archives one behind the other.
-        let all = [initramfs::pack(&self.kernel, &self.programs)?, more.finish()].concat();
+        let mut all = initramfs::pack(&self.kernel, &self.programs)?;
+        if with_qemu {
+            all.extend(self.qemu_files()?.finish());
+        }
+        all.extend(more.finish());
         fs::write(initrd, all).with_context(|| format!("cannot write {}", initrd.display()))?;
         let Unpacked { name, release, vmlinuz, .. } = self.kernel.clone();
         Ok(Kernel { name, release, vmlinuz, initrd: initrd.to_owned() })
+    }
+
+    fn qemu_files(&self) -> Result<Archive> {
+        let mut archive = Archive::default();
+        for folder in ["", "/lib", "/share"] {
+            archive.folder(&format!("{FOLDER}{folder}"));
+        }
+        for (name, path) in &self.files {
+            archive.file(name, 0o755, &fs::read(path).with_context(|| format!("cannot read {}", path.display()))?);
+        }
+        Ok(archive)
+    }
+}
+
+/// Names the files that make a QEMU run in [`FOLDER`] of another machine, and says how it is started there.
+fn portable(recipe: &NestRecipe, qemu: &Qemu) -> Result<(Vec<(String, PathBuf)>, Qemu)> {
+    let program = format!("{FOLDER}/{}", qemu::PROGRAM);
+    let mut files = vec![(program.clone(), binary(qemu)?)];
+    let mut loader = None;
+    for library in libraries::of(&mut qemu.command())? {
+        let name = format!("{FOLDER}/lib/{}", library.file_name());
+        if library.is_loader {
+            loader = Some(name.clone());
+        }
+        files.push((name, library.path));
+    }
+    let loader = loader.context("it has no dynamic loader")?;
+    let help = exec::probe(qemu.command().args(["-L", "help"])).context("`-L help` says nothing")?;
+    for name in &recipe.firmware {
+        let path = help.lines().map(|folder| Path::new(folder).join(name)).find(|path| path.is_file());
+        let path = path.with_context(|| format!("{name} is in none of its folders:\n{help}"))?;
+        files.push((format!("{FOLDER}/share/{name}"), path));
+    }
+    let args = ["--library-path".to_owned(), format!("/{FOLDER}/lib"), format!("/{program}"), "-L".to_owned()];
+    let args = args.into_iter().chain([format!("/{FOLDER}/share")]).collect();
+    Ok((files, Qemu { program: format!("/{loader}").into(), args, env: Vec::new(), version: qemu.version.clone() }))
+}
+
+/// Finds the file that has QEMU's code, whatever starts it.
+fn binary(qemu: &Qemu) -> Result<PathBuf> {
+    let is_it = |path: &Path| path.file_name().is_some_and(|name| name == qemu::PROGRAM);
+    if let Some(path) = qemu.args.iter().map(Path::new).find(|path| is_it(path)) {
+        return Ok(path.to_owned());
+    }
+    if qemu.program.components().count() > 1 {
+        return Ok(qemu.program.clone());
+    }
+    let folders = env::var_os("PATH").unwrap_or_default();
+    match env::split_paths(&folders).map(|folder| folder.join(&qemu.program)).find(|path| path.is_file()) {
+        Some(path) => Ok(path),
+        None => bail!("{} is in no folder of PATH", qemu.program.display()),
     }
 }

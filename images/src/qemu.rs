@@ -14,7 +14,7 @@ use crate::progress::Progress;
 use crate::recipe::{Made, QemuRecipe, RECIPE_VERSION, Record, Suite};
 
 /// The program that is looked for.
-const PROGRAM: &str = "qemu-system-x86_64";
+pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 /// The environment variable that names a QEMU to use as it is.
 pub const QEMU_VARIABLE: &str = "GPU_MEDIATOR_QEMU";
 

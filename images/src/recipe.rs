@@ -27,7 +27,7 @@ pub struct Manifest {
     pub system: SystemRecipe,
     /// Parts of the Debian system with engines that place work.
     pub fleet: FleetRecipe,
-    /// The machine that has a card behind an IOMMU.
+    /// The machine that has a card behind an IOMMU, and VMs of its own.
     pub nest: NestRecipe,
     /// The host of Xen.
     pub xen: XenRecipe,
@@ -134,7 +134,7 @@ pub struct FleetRecipe {
     pub system: SystemRecipe,
 }
 
-/// Names the parts of the machine that has a card behind an IOMMU.
+/// Names the parts of the machine that has a card behind an IOMMU, and VMs of its own.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NestRecipe {
@@ -142,6 +142,8 @@ pub struct NestRecipe {
     pub kernel: String,
     /// The modules that are packed together with all that they depend on.
     pub modules: Vec<String>,
+    /// Files that QEMU reads when it starts a VM.
+    pub firmware: Vec<String>,
 }
 
 /// Names the parts of a host of Xen.

@@ -1,10 +1,10 @@
-//! The card's VBIOS: an image built here, with what a driver looks for and no code.
+//! The card's VBIOS: an image built here, with what a driver looks for, and no code but a return.
 //!
 //! Contents: the ROM header, the PCI data structure (PCIR), the BIOS information table (BIT) with entries for the
 //! version, the initialisation scripts (none) and the PLL limits, and a display configuration block (DCB) of version
 //! 4.0 without outputs. The bytes sum to 0 modulo 256.
 //!
-//! Not there: x86 code, initialisation scripts, memory timings (drivers then report an unknown memory type and leave
+//! Not there: other x86 code, initialisation scripts, memory timings (drivers then report an unknown memory type and leave
 //! memory alone), power states, voltages, GPIO and I2C tables.
 //!
 //! Sources: envytools `hwdocs/bios`, PCI firmware specification (PCIR), what nouveau's `bios` unit parses.
@@ -17,6 +17,10 @@ pub const IMAGE_BYTES: usize = 1024;
 const ROM_UNIT: usize = 512;
 
 const ROM_SIGNATURE: [u8; 2] = [0x55, 0xaa];
+/// Entry of the image: firmware calls it, far, whatever the image is for.
+const ENTRY: usize = 3;
+/// RETF.
+const FAR_RETURN: u8 = 0xcb;
 const PCIR_POINTER: usize = 0x18;
 const DCB_POINTER: usize = 0x36;
 const PCIR: usize = 0x40;
@@ -60,6 +64,7 @@ pub fn build(chip: &Chip) -> [u8; IMAGE_BYTES] {
     let mut image = Image([0; IMAGE_BYTES]);
     image.put(0, &ROM_SIGNATURE);
     image.put(2, &[(IMAGE_BYTES / ROM_UNIT) as u8]);
+    image.put(ENTRY, &[FAR_RETURN]);
     image.put16(PCIR_POINTER, PCIR as u16);
     image.put16(DCB_POINTER, DCB as u16);
 
@@ -146,7 +151,7 @@ mod tests {
     fn image_has_header_size_and_checksum() {
         let image = build(&GF100);
         assert_eq!(&image[..2], [0x55, 0xaa]);
-        assert_eq!(usize::from(image[2]) * 512, image.len());
+        assert_eq!((usize::from(image[2]) * 512, image[3]), (image.len(), 0xcb));
         assert_eq!(image.iter().map(|byte| u32::from(*byte)).sum::<u32>() % 256, 0);
     }
 

@@ -23,6 +23,9 @@ pub enum Accel {
     Kvm,
     /// QEMU's translator.
     Tcg,
+    /// QEMU's translator with AMD's virtualization, so that the guest has a KVM of its own. All of its CPUs are one thread: with
+    /// a thread each, VMs of the guest were reset without a word.
+    TcgWithSvm,
 }
 
 impl Accel {
@@ -59,6 +62,7 @@ impl Accel {
         match self {
             Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
             Self::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max"],
+            Self::TcgWithSvm => ["-accel", "tcg,thread=single", "-cpu", "EPYC,+svm,+npt"],
         }
     }
 }

@@ -218,6 +218,11 @@ impl Pending<'_> {
         self.agent.run(&format!("kill {} 15", self.id))?.success().map(drop)
     }
 
+    /// Ends the program that the command runs, by SIGKILL.
+    pub fn kill(&self) -> Result<()> {
+        self.agent.run(&format!("kill {} 9", self.id))?.success().map(drop)
+    }
+
     /// Whether the command has ended.
     pub fn ended(&self) -> bool {
         self.agent.shared.lock().jobs.get(&self.id).is_none_or(|j| j.code.is_some() || j.lost.is_some())

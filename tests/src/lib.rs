@@ -9,7 +9,7 @@
 //! - [`guest`]: steps that most stories share: configuration, driver, workload;
 //! - [`crowd`]: VMs that share a card; [`contest`]: what each gets of its time;
 //! - [`host`]: a Debian host with systemd, for the package; [`files`]: what a machine gets before it boots;
-//! - [`nest`]: a machine with a card behind an IOMMU;
+//! - [`nest`]: a machine with a card behind an IOMMU, and VMs of its own;
 //! - [`xen`]: a host of Xen, with domains that have vGPUs;
 //! - [`holdings`]: what a process holds, and so what it has lost;
 //! - [`http`]: questions to a daemon's API, or to what watches it;

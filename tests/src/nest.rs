@@ -1,21 +1,28 @@
-//! A machine with a card behind an IOMMU: an emulated guest that has the card of a daemon outside of it, passed through.
+//! A machine with a card behind an IOMMU: an emulated guest that has the card of a daemon outside of it, passed through, and
+//! may have VMs of its own ([`inner`]).
 //!
 //! One process plays the hardware: the outer daemon with its software card. In the machine that card is a PCI function, and
 //! the programs there know of no software card.
 
+pub mod inner;
+
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::accel::Accel;
-use crate::agent::{Output, Pending};
+use crate::agent::{Agent, Output, Pending};
 use crate::daemon::{Daemon, binary};
 use crate::files::Files;
 use crate::guest::{card_toml, passthrough_toml};
+use crate::vm;
 use crate::wait::{self, Scratch};
 use crate::{Vm, VmConfig};
+use inner::InnerSpec;
 
 /// The VM of the outer daemon that has the card for itself.
 pub const OUTER_VM: &str = "straight";
@@ -30,13 +37,29 @@ const STATE: &str = "/run/state";
 /// A command in the machine that takes longer hangs.
 const COMMAND_LIMIT: Duration = Duration::from_secs(600);
 
+/// Lines for VMs: those of one PCI card.
+pub const LINES: usize = 4;
+
 /// Sizes of a machine.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct Shape<'a> {
     /// MiB of the card, which the mediator in the machine does not have all to itself.
     pub card_mib: u32,
-    /// RAM of the machine.
+    /// More keys of the card's.
+    pub card_keys: &'a str,
+    /// RAM of the machine, beside that of its VMs.
     pub memory_mib: u32,
+    /// VMs that it runs, at most [`LINES`].
+    pub vms: &'a [InnerSpec],
+    /// MiB of huge pages that it sets aside, beside those of its VMs.
+    pub huge_mib: u32,
+}
+
+impl Shape<'_> {
+    /// Returns whether guests run in it, so that it needs a KVM.
+    fn has_guests(&self) -> bool {
+        !self.vms.is_empty() || self.huge_mib != 0
+    }
 }
 
 /// A machine that is up, with its modules loaded and its card bound to no driver.
@@ -44,33 +67,48 @@ pub struct Nest {
     // In the order in which they go.
     vm: Vm,
     outer: Daemon,
+    agents: Vec<Agent>,
+    specs: Vec<InnerSpec>,
+    /// Words that start QEMU in the machine.
+    qemu: Vec<String>,
     platform: String,
     began: Instant,
-    _initrd: Scratch,
+    _scratch: Scratch,
 }
 
 impl Nest {
     /// Boots a machine with our programs and `files` in it.
-    pub fn boot(name: &str, shape: Shape, mut files: Files) -> Result<Self> {
+    pub fn boot(name: &str, shape: Shape<'_>, mut files: Files) -> Result<Self> {
+        let Shape { card_mib, card_keys, memory_mib, vms, huge_mib: _ } = shape;
+        ensure!(vms.len() <= LINES, "{} VMs, and a card has {LINES} lines", vms.len());
         let began = Instant::now();
         let images = crate::images()?;
         let nest = images::ensure_nest(&images::Progress::stderr())?;
         for program in ["mediatord", "mediatorctl"] {
             files.program(&binary(program)?, &format!("{PROGRAMS}/{program}"))?;
         }
-        files.program(&example("copies")?, &format!("{PROGRAMS}/copies"))?;
-        let outer = Daemon::start(name, |paths| card_toml(paths, shape.card_mib) + &passthrough_toml(OUTER_VM))?;
-        let scratch = Scratch::new(&format!("{name}-initrd"))?;
+        for program in ["copies", "exits"] {
+            files.program(&example(program)?, &format!("{PROGRAMS}/{program}"))?;
+        }
+        inner::add_images(vms, &mut files)?;
+        let outer = Daemon::start(name, |paths| card_toml(paths, card_mib) + card_keys + &passthrough_toml(OUTER_VM))?;
+        let scratch = Scratch::new(&format!("{name}-files"))?;
         let mut config = VmConfig::new(name, images, "6.1")?.with_gpu(outer.vm_socket(OUTER_VM));
-        config.kernel = nest.bootable(files.finish(), &scratch.path().join("initrd"))?;
-        config.accel = Accel::Tcg;
-        config.memory_mib = shape.memory_mib;
-        (config.smp, config.hotplug, config.iommu) = (2, true, true);
+        config.kernel = nest.bootable(files.finish(), !vms.is_empty(), &scratch.path().join("initrd"))?;
+        config.memory_mib = memory_mib;
+        (config.accel, config.smp, config.hotplug, config.iommu) = (Accel::Tcg, 2, true, true);
+        let lines = if shape.has_guests() { inner::prepare(shape, &mut config, scratch.path())? } else { Vec::new() };
         let vm = Vm::launch(&config)?;
+        let health = vm.health();
+        let accept =
+            |listener: &UnixListener| Agent::new(vm::accept(listener, "a VM's line", &health)?, Arc::clone(&health));
+        let agents = lines.iter().map(accept).collect::<Result<_>>()?;
         let release = vm.wait_ready()?;
         vm.run_ok("load")?;
-        let platform = format!("Linux {release} under QEMU {} (tcg)", images.qemu.version);
-        let nest = Self { vm, outer, platform, began, _initrd: scratch };
+        let inside = if shape.has_guests() { ", kvm inside" } else { "" };
+        let platform = format!("Linux {release} under QEMU {} (tcg{inside})", images.qemu.version);
+        let qemu = std::iter::once(nest.qemu().program.display().to_string()).chain(nest.qemu().args.clone()).collect();
+        let nest = Self { vm, outer, agents, specs: vms.to_vec(), qemu, platform, began, _scratch: scratch };
         nest.say(&nest.platform);
         Ok(nest)
     }

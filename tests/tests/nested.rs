@@ -2,3 +2,5 @@
 
 #[path = "nested/card.rs"]
 mod card;
+#[path = "nested/vms.rs"]
+mod vms;

@@ -1,7 +1,7 @@
 //! The seam to the kernel: one method for each call of VFIO that is made, with plain types.
 //!
 //! The calls work in one order only: the group joins the container, the container gets its IOMMU, the group gives the
-//! device. Tests put a kernel in its place that is stricter than the real one.
+//! device; or, of a function that was opened by its own node, it is bound to an iommufd, and attached to an address space. Tests put a kernel in its place that is stricter than the real one.
 
 use std::io;
 use std::ops::Range;
@@ -81,13 +81,25 @@ pub trait Window: Send + Sync {
     fn write64(&self, offset: usize, value: u64);
 }
 
-/// VFIO, for one function: a container, the function's group, and the function. What is open is closed when this is
+/// VFIO, for one function: a container, the function's group, and the function; or the function's node and an iommufd. What is open is closed when this is
 /// dropped; the kernel then withdraws all mappings, and stops the function's access to memory.
 pub trait Kernel: Send + Sync {
-    /// Version of the interface.
+    /// Reports whether the function was opened by its own node. Then there are neither a container nor a group.
+    fn is_node(&self) -> bool {
+        false
+    }
+    /// Binds the function to its iommufd. Only of one that was opened by its own node.
     ///
     /// # Errors
     /// The kernel's refusal; the same for all others.
+    fn bind_iommufd(&self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// Gives it an address space of its own. Only of one that was opened by its own node.
+    fn attach_space(&self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// Version of the interface.
     fn api_version(&self) -> io::Result<u32>;
     /// Reports whether a kind of IOMMU is there.
     fn has_extension(&self, kind: u32) -> io::Result<bool>;
@@ -127,11 +139,12 @@ pub trait Kernel: Send + Sync {
 
 /// Opens VFIO's files.
 pub trait OpenKernel {
-    /// Opens a container, and a group for nobody else.
+    /// Opens the function's node and an iommufd, if the kernel has a node for it and they may be opened; otherwise a
+    /// container, and a group for nobody else.
     ///
     /// # Errors
     /// The file that cannot be opened.
-    fn open(&self, group: u32) -> Result<Box<dyn Kernel>, Unopened>;
+    fn open(&self, group: u32, node: Option<&str>) -> Result<Box<dyn Kernel>, Unopened>;
 }
 
 /// A file that cannot be opened.

@@ -2,10 +2,10 @@
 //!
 //! Parts: [`VfioCard`] (this file), [`open`] (from an address to a card, and all that can be in the way), `reset` (which ways
 //! a function has), `pci` (configuration space), `dma` (memory mapped for the card), `bar` (accesses to a BAR), `lost` (the host wants the card back), `kernel` (the
-//! seam to VFIO's calls) with `real` and `window` behind it.
+//! seam to VFIO's calls) with `real` (by container and group), `node` (by the function's own node) and `window` behind it.
 //!
 //! Not here: which functions a host has and how they get to `vfio-pci` (`vfio-host`), bring-up, firmware, the card's VBIOS
-//! scripts, and groups by iommufd.
+//! scripts, and groups of several cards.
 
 use card::{Aperture, Card, DmaError, DmaMemory, Identity, InterruptMode};
 use nvspec::regs::{pmc, ptop};
@@ -20,6 +20,7 @@ mod bar;
 mod dma;
 mod kernel;
 mod lost;
+mod node;
 pub mod open;
 mod pci;
 mod real;

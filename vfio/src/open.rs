@@ -146,7 +146,7 @@ impl OpenError {
             Self::Interface(_) => "load the module vfio_iommu_type1, of a kernel from 4.0 on".to_owned(),
             Self::NoInterruptRemapping => {
                 "turn interrupt remapping on in the firmware's setup (for QEMU's machine: intremap=on), or set the parameter \
-                 allow_unsafe_interrupts of the module vfio_iommu_type1, if nobody who uses the card must be kept apart"
+                 allow_unsafe_interrupts of the module vfio_iommu_type1 (or iommufd), if nobody who uses the card must be kept apart"
                     .to_owned()
             }
             Self::Call { .. } => "see `dmesg`".to_owned(),
@@ -183,12 +183,17 @@ impl VfioCard {
         let (true, Some(group)) = (obstacles.is_empty(), function.group) else {
             return Err(OpenError::Obstacles(obstacles));
         };
-        let kernel: Arc<dyn Kernel> = files.open(group).map_err(|error| unopened(error, address, group))?.into();
-        join(&*kernel, address, group)?;
+        let opened = files.open(group, function.node.as_deref());
+        let kernel: Arc<dyn Kernel> = opened.map_err(|error| unopened(error, address, group))?.into();
+        if kernel.is_node() {
+            attach(&*kernel, address, group)?;
+        } else {
+            join(&*kernel, address, group)?;
+        }
         Self::take(kernel, &function, group, reset)
     }
 
-    /// Opens the function of a group that is in a container with an IOMMU.
+    /// Opens a function that has an IOMMU: of a group in a container, or bound to an iommufd.
     fn take(kernel: Arc<dyn Kernel>, function: &Function, group: u32, reset: Reset) -> Result<Self, OpenError> {
         let address = function.address;
         let fail = |call| move |source| OpenError::Call { address, call, source };
@@ -197,7 +202,9 @@ impl VfioCard {
             let what = format!("maps no pages of 4 KiB, only sizes {:#x}", iommu.page_sizes);
             return Err(OpenError::Interface(what));
         }
-        kernel.open_device(address).map_err(fail("VFIO_GROUP_GET_DEVICE_FD"))?;
+        if !kernel.is_node() {
+            kernel.open_device(address).map_err(fail("VFIO_GROUP_GET_DEVICE_FD"))?;
+        }
         let info = kernel.device_info().map_err(fail("VFIO_DEVICE_GET_INFO"))?;
         if info.flags & VFIO_DEVICE_FLAGS_PCI == 0 || info.regions <= VFIO_PCI_CONFIG_REGION_INDEX {
             return Err(OpenError::Interface(format!("says that {address} is no PCI function")));
@@ -226,7 +233,7 @@ impl VfioCard {
         let (bar1_size, bar3_size) = (bar1.size(), bar3.size());
         let bar0_size = registers.size();
         tracing::info!(
-            card = %address, group, reset = method.name(), ways = function.resets.join(" "),
+            card = %address, group, iommufd = kernel.is_node(), reset = method.name(), ways = function.resets.join(" "),
             mapped = registers.is_mapped() && bar1.is_mapped() && bar3.is_mapped(),
             mappings_left = iommu.available, "the card is taken from VFIO"
         );
@@ -265,6 +272,19 @@ fn unopened(error: Unopened, address: Address, group: u32) -> OpenError {
         Some(libc::EBUSY) => OpenError::InUse { address, group },
         _ => OpenError::Call { address, call: "opening VFIO's files", source },
     }
+}
+
+/// Binds the function to its iommufd, and gives it an address space there.
+fn attach(kernel: &dyn Kernel, address: Address, group: u32) -> Result<(), OpenError> {
+    let fail = |call| {
+        move |source: io::Error| match source.raw_os_error() {
+            Some(libc::EPERM) => OpenError::NoInterruptRemapping,
+            Some(libc::EBUSY) => OpenError::InUse { address, group },
+            _ => OpenError::Call { address, call, source },
+        }
+    };
+    kernel.bind_iommufd().map_err(fail("VFIO_DEVICE_BIND_IOMMUFD"))?;
+    kernel.attach_space().map_err(fail("VFIO_DEVICE_ATTACH_IOMMUFD_PT"))
 }
 
 /// Puts the group into the container, and gives that an IOMMU.

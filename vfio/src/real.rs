@@ -1,7 +1,7 @@
 //! The kernel's VFIO: its files below `/dev/vfio`, and its calls.
 #![expect(unsafe_code, reason = "makes VFIO's ioctls")]
 // UNSAFETY: the `ioctl` system call. A call that fills a structure is told its length, and the kernel writes no more than
-// that; the others take a number, or only read. Memory that the card may reach is kept by who maps it ([`Kernel::map`]).
+// that, or where an address in it points, which is within it; the others take a number, or only read. Memory that the card may reach is kept by who maps it ([`Kernel::map`]).
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -24,12 +24,13 @@ use vfio_bindings::bindings::vfio::{
 use vfio_host::Address;
 
 use crate::kernel::{Dependent, DeviceInfo, IommuInfo, Irq, Kernel, OpenKernel, Region, Unopened, Window};
+use crate::node::NodeFiles;
 use crate::window::Mapped;
 
 /// Numbers of the calls, counted from `VFIO_BASE`. Source: the kernel's `include/uapi/linux/vfio.h`.
 #[derive(Clone, Copy)]
 #[repr(u32)]
-enum Call {
+pub(crate) enum Call {
     GetApiVersion = 0,
     CheckExtension = 1,
     SetIommu = 2,
@@ -45,26 +46,36 @@ enum Call {
     /// `VFIO_IOMMU_MAP_DMA` on a container, `VFIO_DEVICE_PCI_HOT_RESET` on a device.
     MapDmaOrHotReset = 13,
     UnmapDma = 14,
+    /// `VFIO_DEVICE_BIND_IOMMUFD`, and the next, of a function that was opened by its own node.
+    DeviceBindIommufd = 18,
+    DeviceAttachIommufdPt = 19,
 }
 
 /// Bytes for answers that end in a list: more than any has, and all that is looked at.
 const LONG: usize = 4096;
 
 /// A structure of a call: bytes at the offsets that the kernel's header gives them.
-struct Packet(Vec<u8>);
+pub(crate) struct Packet(Vec<u8>);
 
 impl Packet {
-    fn new(len: usize) -> Self {
+    pub(crate) fn new(len: usize) -> Self {
         Self(vec![0; len])
     }
 
-    fn with32(mut self, at: usize, value: u32) -> Self {
+    pub(crate) fn with32(mut self, at: usize, value: u32) -> Self {
         self.set(at, &value.to_ne_bytes());
         self
     }
 
-    fn with64(mut self, at: usize, value: u64) -> Self {
+    pub(crate) fn with64(mut self, at: usize, value: u64) -> Self {
         self.set(at, &value.to_ne_bytes());
+        self
+    }
+
+    /// Puts the address of its own byte `of` at `at`: the kernel writes there.
+    pub(crate) fn with_own_address(mut self, at: usize, of: usize) -> Self {
+        let address = self.0.as_mut_ptr().wrapping_add(of).expose_provenance();
+        self.set(at, &(address as u64).to_ne_bytes());
         self
     }
 
@@ -82,11 +93,11 @@ impl Packet {
         self.bytes(at).map_or(0, u16::from_ne_bytes)
     }
 
-    fn get32(&self, at: usize) -> u32 {
+    pub(crate) fn get32(&self, at: usize) -> u32 {
         self.bytes(at).map_or(0, u32::from_ne_bytes)
     }
 
-    fn get64(&self, at: usize) -> u64 {
+    pub(crate) fn get64(&self, at: usize) -> u64 {
         self.bytes(at).map_or(0, u64::from_ne_bytes)
     }
 
@@ -105,17 +116,21 @@ impl Packet {
 }
 
 /// Makes a call whose argument is a number.
-fn call(file: &File, call: Call, argument: u64) -> io::Result<u32> {
+pub(crate) fn call(file: &File, call: Call, argument: u64) -> io::Result<u32> {
     let request = u64::from(u32::from(VFIO_TYPE) << 8 | (VFIO_BASE + call as u32));
     // SAFETY: the calls that get here take a number or nothing, and reach no memory of this process.
     checked(unsafe { libc::ioctl(file.as_raw_fd(), request as libc::Ioctl, argument) })
 }
 
-/// Makes a call whose argument is a structure that begins with its length.
-fn exchange(file: &File, call: Call, packet: &mut Packet) -> io::Result<u32> {
-    let len = packet.0.len() as u32;
+/// Makes a call of VFIO whose argument is a structure that begins with its length.
+pub(crate) fn exchange(file: &File, call: Call, packet: &mut Packet) -> io::Result<u32> {
+    exchange_numbered(file, u32::from(VFIO_TYPE) << 8 | (VFIO_BASE + call as u32), packet)
+}
+
+/// Makes any call whose argument is a structure that begins with its length.
+pub(crate) fn exchange_numbered(file: &File, request: u32, packet: &mut Packet) -> io::Result<u32> {
+    let (len, request) = (packet.0.len() as u32, u64::from(request));
     packet.set(0, &len.to_ne_bytes());
-    let request = u64::from(u32::from(VFIO_TYPE) << 8 | (VFIO_BASE + call as u32));
     // SAFETY: the structure begins with its length, beyond which the kernel neither reads nor writes.
     checked(unsafe { libc::ioctl(file.as_raw_fd(), request as libc::Ioctl, packet.0.as_mut_ptr()) })
 }
@@ -134,13 +149,17 @@ impl Default for DeviceFiles {
     }
 }
 
-fn open(path: &Path) -> Result<File, Unopened> {
+pub(crate) fn open(path: &Path) -> Result<File, Unopened> {
     let opened = OpenOptions::new().read(true).write(true).open(path);
     opened.map_err(|source| Unopened { path: path.to_owned(), source })
 }
 
 impl OpenKernel for DeviceFiles {
-    fn open(&self, group: u32) -> Result<Box<dyn Kernel>, Unopened> {
+    fn open(&self, group: u32, node: Option<&str>) -> Result<Box<dyn Kernel>, Unopened> {
+        // A kernel that has both lends a function in either way. Whoever was given the group only has that.
+        if let Some(files) = node.and_then(|node| NodeFiles::open(&self.0, node, group)) {
+            return Ok(Box::new(files));
+        }
         let container = open(&self.0.join("vfio"))?;
         let group = open(&self.0.join(group.to_string()))?;
         Ok(Box::new(Files { device: OnceLock::new(), group, container }))
@@ -242,43 +261,15 @@ impl Kernel for Files {
     }
 
     fn device_info(&self) -> io::Result<DeviceInfo> {
-        let mut info = Packet::new(size_of::<vfio_device_info>());
-        exchange(self.device()?, Call::DeviceGetInfo, &mut info)?;
-        Ok(DeviceInfo {
-            flags: info.get32(offset_of!(vfio_device_info, flags)),
-            regions: info.get32(offset_of!(vfio_device_info, num_regions)),
-        })
+        device_info(self.device()?)
     }
 
     fn region(&self, index: u32) -> io::Result<Region> {
-        let mut info = Packet::new(LONG).with32(offset_of!(vfio_region_info, index), index);
-        exchange(self.device()?, Call::DeviceGetRegionInfo, &mut info)?;
-        let flags = info.get32(offset_of!(vfio_region_info, flags));
-        let first = info.get32(offset_of!(vfio_region_info, cap_offset));
-        let listed = flags & VFIO_REGION_INFO_FLAG_CAPS != 0;
-        Ok(Region {
-            flags,
-            size: info.get64(offset_of!(vfio_region_info, size)),
-            offset: info.get64(offset_of!(vfio_region_info, offset)),
-            sparse: listed && info.capability(first, VFIO_REGION_INFO_CAP_SPARSE_MMAP).is_some(),
-        })
+        region(self.device()?, index)
     }
 
     fn set_irq(&self, index: u32, set: Irq<'_>) -> io::Result<()> {
-        let head = offset_of!(vfio_irq_set, data);
-        let (flags, count, len) = match set {
-            Irq::Signal(_) => (VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER, 1, head + size_of::<i32>()),
-            Irq::Off => (VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_TRIGGER, 0, head),
-            Irq::Unmask => (VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_UNMASK, 1, head),
-        };
-        let mut packet = Packet::new(len)
-            .with32(offset_of!(vfio_irq_set, flags), flags)
-            .with32(offset_of!(vfio_irq_set, index), index)
-            .with32(offset_of!(vfio_irq_set, count), count);
-        if let Irq::Signal(event) = set {
-            packet.set(head, &event.as_raw_fd().to_ne_bytes());
-        }
-        exchange(self.device()?, Call::DeviceSetIrqs, &mut packet).map(drop)
+        set_irq(self.device()?, index, set)
     }
 
     fn reset(&self) -> io::Result<()> {
@@ -286,26 +277,12 @@ impl Kernel for Files {
     }
 
     fn dependents(&self) -> io::Result<Vec<Dependent>> {
-        let mut info = Packet::new(LONG);
-        exchange(self.device()?, Call::InfoOrHotResetInfo, &mut info)?;
-        let count = info.get32(offset_of!(vfio_pci_hot_reset_info, count)) as usize;
-        let list = offset_of!(vfio_pci_hot_reset_info, devices);
-        let places = (list..info.0.len()).step_by(size_of::<vfio_pci_dependent_device>()).take(count);
-        Ok(places
-            .map(|at| {
-                let segment = info.get16(at + offset_of!(vfio_pci_dependent_device, segment));
-                let [bus] = info.bytes(at + offset_of!(vfio_pci_dependent_device, bus)).unwrap_or_default();
-                let [devfn] = info.bytes(at + offset_of!(vfio_pci_dependent_device, devfn)).unwrap_or_default();
-                Dependent { group: info.get32(at), address: Address::new(u32::from(segment), bus, devfn) }
-            })
-            .collect())
+        let (_, listed) = reset_together(self.device()?)?;
+        Ok(listed.into_iter().map(|(group, address)| Dependent { group, address }).collect())
     }
 
     fn hot_reset(&self) -> io::Result<()> {
-        let head = offset_of!(vfio_pci_hot_reset, group_fds);
-        let mut packet = Packet::new(head + size_of::<i32>()).with32(offset_of!(vfio_pci_hot_reset, count), 1);
-        packet.set(head, &self.group.as_raw_fd().to_ne_bytes());
-        exchange(self.device()?, Call::MapDmaOrHotReset, &mut packet).map(drop)
+        hot_reset(self.device()?, &[self.group.as_raw_fd()])
     }
 
     fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
@@ -319,6 +296,77 @@ impl Kernel for Files {
     fn map_region(&self, region: &Region) -> io::Result<Box<dyn Window>> {
         Ok(Box::new(Mapped::new(self.device()?, region.offset, region.size)?))
     }
+}
+
+/// Asks what the function of this file has.
+pub(crate) fn device_info(device: &File) -> io::Result<DeviceInfo> {
+    let mut info = Packet::new(size_of::<vfio_device_info>());
+    exchange(device, Call::DeviceGetInfo, &mut info)?;
+    Ok(DeviceInfo {
+        flags: info.get32(offset_of!(vfio_device_info, flags)),
+        regions: info.get32(offset_of!(vfio_device_info, num_regions)),
+    })
+}
+
+/// Asks about a region of it.
+pub(crate) fn region(device: &File, index: u32) -> io::Result<Region> {
+    let mut info = Packet::new(LONG).with32(offset_of!(vfio_region_info, index), index);
+    exchange(device, Call::DeviceGetRegionInfo, &mut info)?;
+    let flags = info.get32(offset_of!(vfio_region_info, flags));
+    let first = info.get32(offset_of!(vfio_region_info, cap_offset));
+    let listed = flags & VFIO_REGION_INFO_FLAG_CAPS != 0;
+    Ok(Region {
+        flags,
+        size: info.get64(offset_of!(vfio_region_info, size)),
+        offset: info.get64(offset_of!(vfio_region_info, offset)),
+        sparse: listed && info.capability(first, VFIO_REGION_INFO_CAP_SPARSE_MMAP).is_some(),
+    })
+}
+
+/// Sets a kind of its interrupts.
+pub(crate) fn set_irq(device: &File, index: u32, set: Irq<'_>) -> io::Result<()> {
+    let head = offset_of!(vfio_irq_set, data);
+    let (flags, count, len) = match set {
+        Irq::Signal(_) => (VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER, 1, head + size_of::<i32>()),
+        Irq::Off => (VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_TRIGGER, 0, head),
+        Irq::Unmask => (VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_UNMASK, 1, head),
+    };
+    let mut packet = Packet::new(len)
+        .with32(offset_of!(vfio_irq_set, flags), flags)
+        .with32(offset_of!(vfio_irq_set, index), index)
+        .with32(offset_of!(vfio_irq_set, count), count);
+    if let Irq::Signal(event) = set {
+        packet.set(head, &event.as_raw_fd().to_ne_bytes());
+    }
+    exchange(device, Call::DeviceSetIrqs, &mut packet).map(drop)
+}
+
+/// Asks who is reset with the bus of the function: flags, and of each what the kernel numbers it by (a group, or a device of an
+/// iommufd), with its address.
+pub(crate) fn reset_together(device: &File) -> io::Result<(u32, Vec<(u32, Address)>)> {
+    let mut info = Packet::new(LONG);
+    exchange(device, Call::InfoOrHotResetInfo, &mut info)?;
+    let count = info.get32(offset_of!(vfio_pci_hot_reset_info, count)) as usize;
+    let list = offset_of!(vfio_pci_hot_reset_info, devices);
+    let places = (list..info.0.len()).step_by(size_of::<vfio_pci_dependent_device>()).take(count);
+    let listed = places.map(|at| {
+        let segment = info.get16(at + offset_of!(vfio_pci_dependent_device, segment));
+        let [bus] = info.bytes(at + offset_of!(vfio_pci_dependent_device, bus)).unwrap_or_default();
+        let [devfn] = info.bytes(at + offset_of!(vfio_pci_dependent_device, devfn)).unwrap_or_default();
+        (info.get32(at), Address::new(u32::from(segment), bus, devfn))
+    });
+    Ok((info.get32(offset_of!(vfio_pci_hot_reset_info, flags)), listed.collect()))
+}
+
+/// Resets the bus, of whose functions the caller has these groups, or, without any, all by an iommufd.
+pub(crate) fn hot_reset(device: &File, groups: &[i32]) -> io::Result<()> {
+    let head = offset_of!(vfio_pci_hot_reset, group_fds);
+    let mut packet = Packet::new(head + size_of_val(groups));
+    packet.set(offset_of!(vfio_pci_hot_reset, count), &(groups.len() as u32).to_ne_bytes());
+    for (at, group) in (head..).step_by(size_of::<i32>()).zip(groups) {
+        packet.set(at, &group.to_ne_bytes());
+    }
+    exchange(device, Call::MapDmaOrHotReset, &mut packet).map(drop)
 }
 
 #[cfg(test)]
@@ -339,14 +387,14 @@ mod tests {
     #[test]
     fn files_that_are_not_there_are_named() {
         let folder = tempfile::tempdir().unwrap();
-        let error = DeviceFiles(folder.path().to_owned()).open(7).err().unwrap();
+        let error = DeviceFiles(folder.path().to_owned()).open(7, Some("vfio0")).err().unwrap();
         assert_eq!((error.path, error.source.kind()), (folder.path().join("vfio"), io::ErrorKind::NotFound));
         std::fs::write(folder.path().join("vfio"), "").unwrap();
-        let error = DeviceFiles(folder.path().to_owned()).open(7).err().unwrap();
+        let error = DeviceFiles(folder.path().to_owned()).open(7, Some("vfio0")).err().unwrap();
         assert_eq!(error.path, folder.path().join("7"));
         // A file that is no container takes no call.
         std::fs::write(folder.path().join("7"), "").unwrap();
-        let files = DeviceFiles(folder.path().to_owned()).open(7).ok().unwrap();
+        let files = DeviceFiles(folder.path().to_owned()).open(7, Some("vfio0")).ok().unwrap();
         assert!(files.api_version().is_err() && files.group_flags().is_err() && files.iommu_info().is_err());
         assert!(files.device_info().is_err() && files.reset().is_err() && files.read(0, &mut [0]).is_err());
     }

@@ -29,6 +29,10 @@ fn release() -> Result<PathBuf> {
     if !shown(&mut cargo(&["build", "--release", "--package", "mediatord", "--package", "mediatorctl", "--bins"]))? {
         bail!("mediatord does not build");
     }
+    // What a machine of `tests::nest` gets beside them.
+    if !shown(&mut cargo(&["build", "--release", "--package", "rig", "--examples"]))? {
+        bail!("the programs of the rig do not build");
+    }
     Ok(target().join("release"))
 }
 

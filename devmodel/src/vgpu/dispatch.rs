@@ -189,7 +189,8 @@ impl VGpu {
     }
 
     pub(super) fn pci_changed(&mut self, events: PciEvents, backend: &mut dyn Backend) {
-        let PciEvents { bus_master, memory: _, intx_disabled, msi } = events;
+        // A vGPU has no reset of its own: the VMM's is a message.
+        let PciEvents { bus_master, memory: _, intx_disabled, msi, reset: _ } = events;
         if let Some(enabled) = bus_master {
             backend.bus_master(enabled);
         }

@@ -189,6 +189,7 @@ pub fn args(vmm: SocketVmm, vm: Named<'_>, memory: &MemorySize) -> LaunchArgs {
             ];
             let notes = vec![
                 "shared=on is needed: the card reads guest memory through the file that cloud-hypervisor passes",
+                "give the VM `apertures = \"remapped\"`: cloud-hypervisor waits for an answer to each write that it passes on",
                 "do not migrate or snapshot such a VM: the device's state would be lost",
             ];
             (args.to_vec(), notes)
@@ -234,6 +235,7 @@ mod tests {
     fn cloud_hypervisor_gets_shared_memory_and_the_socket() {
         let args = args(SocketVmm::CloudHypervisor, vm(), &MemorySize::default());
         assert_eq!(args.args, ["--memory", "size=2G,shared=on", "--user-device", "socket=/run/m/a.sock"]);
+        assert!(args.notes.iter().any(|note| note.contains("apertures = \"remapped\"")), "{:?}", args.notes);
     }
 
     #[test]

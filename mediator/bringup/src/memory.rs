@@ -136,6 +136,21 @@ impl CardMemory {
         Ok(())
     }
 
+    /// Says why the card is not what it was made at bring-up, if it is not: the register that names BAR1's instance block
+    /// holds what was written then until somebody else resets the card.
+    #[must_use]
+    pub fn undone(&self) -> Option<&'static str> {
+        let block = self.card.read32(pbus::BAR1_BLOCK::OFFSET);
+        let expected = pbus::BAR1_BLOCK::ADDRESS.of((self.layout.bar1_instance.0 >> 12) as u32);
+        match block {
+            u32::MAX => Some("it does not answer any more: its registers read as ones"),
+            _ if block != pbus::BAR1_BLOCK::VALID.mask() | expected => {
+                Some("somebody else has reset it: its registers are not what the mediator wrote")
+            }
+            _ => None,
+        }
+    }
+
     /// Drops what the card's TLBs hold of the address space of `directory`, and waits for it.
     ///
     /// # Errors

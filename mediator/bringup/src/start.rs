@@ -59,7 +59,8 @@ pub fn bring_up(card: &dyn Card, firmware: &Set) -> Result<CardInfo, CardError> 
 }
 
 /// Reads the image in PROM, as long as its header says it is (in units of 512 bytes); empty without a valid header.
-fn read_vbios(card: &dyn Card) -> Arc<[u8]> {
+#[must_use]
+pub fn read_vbios(card: &dyn Card) -> Arc<[u8]> {
     card.write32(ppci::ROM_CONTROL::OFFSET, 0);
     let header = card.read32(prom::BASE).to_le_bytes();
     let bytes = match header {

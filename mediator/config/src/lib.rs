@@ -189,6 +189,9 @@ pub struct CardSpec {
     /// Lets a software card count how often its engines touch which part of memory.
     #[serde(default)]
     pub profile: bool,
+    /// Gives the PCI function of a software card that is passed through a reset of its own.
+    #[serde(default)]
+    pub flr: bool,
     /// Faults of a software card, for tests of recovery.
     #[serde(default, rename = "fault", skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<FaultSpec>,

@@ -42,7 +42,12 @@ pub(super) fn card(card: &CardSpec, others: &[CardSpec]) -> Vec<(&'static str, S
             }
         }
     }
-    let alien = [("time", card.time.is_some()), ("profile", card.profile), ("fault", !card.faults.is_empty())];
+    let alien = [
+        ("time", card.time.is_some()),
+        ("profile", card.profile),
+        ("flr", card.flr),
+        ("fault", !card.faults.is_empty()),
+    ];
     for (key, _) in alien.into_iter().filter(|(_, there)| *there) {
         wrong.push((key, "expected no such key but with kind = \"simgpu\"".to_owned()));
     }
@@ -87,6 +92,7 @@ mod tests {
             ("address = 65", "m.toml:4:11: card[0].address: invalid type"),
             ("address = \"0000:65:00.0\"\nreset = \"flr\"", "m.toml:5:9: card[0].reset: unknown variant `flr`"),
             ("address = \"0000:65:00.0\"\nprofile = true", "m.toml:5:11: card[0].profile: expected no such key"),
+            ("address = \"0000:65:00.0\"\nflr = true", "m.toml:5:7: card[0].flr: expected no such key"),
             ("address = \"0000:65:00.0\"\nbar1_mib = 256", "m.toml:5:12: card[0].bar1_mib: expected no such key"),
             ("address = \"0000:65:00.0\"\ntime.copy_mib_per_s = 1", "card[0].time: expected no such key"),
             (

@@ -306,7 +306,8 @@ impl CardBackend for OwnedCard {
     fn build(&self, vm: &VmSpec, link: &Link) -> Result<Built, BackendError> {
         if vm.passthrough {
             self.hand_over()?;
-            let (device, vm) = PassthroughDevice::build(Arc::clone(&self.card), self.spec.vram_mib, &vm.name, link)?;
+            let (card, CardSpec { vram_mib, flr, .. }) = (Arc::clone(&self.card), &self.spec);
+            let (device, vm) = PassthroughDevice::build(card, *vram_mib, *flr, &vm.name, link)?;
             return Ok(Built { device: Box::new(device), backend: vm });
         }
         let vram = vm.vram_mib.unwrap_or(0);

@@ -64,6 +64,10 @@ use sockets::Sockets;
 use state::{Keeper, Live, Tuning};
 use vm::{End, Running};
 
+/// Regions of memory that may be lent to a card that is passed through: a VM with an IOMMU of its own lends pages. Each is a
+/// mapping of this process, of which the kernel gives it 65,530 (`vm.max_map_count`).
+const PASSED_THROUGH_REGIONS: usize = 32 << 10;
+
 /// A virtual machine's place in the table.
 struct Entry {
     spec: VmSpec,
@@ -319,7 +323,10 @@ impl Daemon {
         let ram = self.state.lock().ram(spec, &card.spec);
         // The card's owner minds the quota, which may change; a card that is passed through has no other user.
         let mapped_bytes = if spec.passthrough { memory::bytes(ram.quota_mib) } else { owner::iova::SHARED_BYTES };
-        let limits = MemoryLimits { mapped_bytes, ..MemoryLimits::default() };
+        let mut limits = MemoryLimits { mapped_bytes, ..MemoryLimits::default() };
+        if spec.passthrough {
+            limits.regions = PASSED_THROUGH_REGIONS;
+        }
         let (server, path) = front.serve(name, limits, &self.sockets)?;
         let built = || {
             let link = Link::new(card.backend.irqs()).map_err(|error| failed(&error))?;

@@ -20,6 +20,7 @@ pub mod shortage;
 mod tenants;
 mod work;
 
+pub use bringup::start::read_vbios;
 pub use error::HostError;
 pub use host_card::{GuestEvents, HostCard, HostState, Share, Sharing};
 pub use memory::balance::Division;

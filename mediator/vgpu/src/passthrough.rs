@@ -1,9 +1,9 @@
 //! A virtual machine wired straight to a card, with no mediation: the baseline of every overhead figure, and the way to
 //! tell a fault of the card from a fault of the mediator.
 //!
-//! BAR0 becomes 32-bit register accesses (smaller ones are merged), BAR1 and BAR3 are the card's apertures, guest memory is
-//! mapped at its guest physical address while the guest lets the card master the bus, and the card's interrupt is relayed
-//! by a thread to whatever the guest's VMM listens to.
+//! BAR0 becomes 32-bit register accesses (smaller ones are merged), BAR1 and BAR3 are the card's apertures, the expansion ROM
+//! is what PROM holds, guest memory is mapped at its guest physical address while the guest lets the card master the bus, and
+//! the card's interrupt is relayed by a thread to whatever the guest's VMM listens to.
 //!
 //! Nothing is checked: the guest can do to the card what a bare-metal driver can. It is alone on it, and the card is reset
 //! between clients.
@@ -15,6 +15,7 @@ use std::thread::JoinHandle;
 
 use card::{Aperture, Card, DmaMemory, InterruptMode};
 use devmodel::pci::{PciConfig, PciEvents, PciIdentity};
+use nvspec::regs::ppci;
 
 use vmm_glue::device::NUM_REGIONS;
 use vmm_glue::{AccessError, Device, DmaRegion, Interrupts, Link, MapError, RegionIndex, RegionInfo};
@@ -122,11 +123,16 @@ impl PassthroughVm {
     }
 }
 
+/// Least bytes of an expansion ROM's BAR.
+const LEAST_ROM: usize = 2048;
+
 /// A card as the device of a virtual machine.
 pub struct PassthroughDevice {
     card: Arc<dyn Card>,
     link: Link,
     pci: PciConfig,
+    /// The expansion ROM, as large as its BAR; empty where there is none.
+    rom: Vec<u8>,
     shared: Arc<PassthroughVm>,
     /// Regions that the client lends, by guest physical address; mapped for the card while the guest has bus mastering on.
     regions: BTreeMap<u64, Lending>,
@@ -143,13 +149,15 @@ struct Lending {
 }
 
 impl PassthroughDevice {
-    /// Wires `card`, which has `vram_mib` MiB of VRAM, to the virtual machine `name` behind `link`. The card is reset.
+    /// Wires `card`, which has `vram_mib` MiB of VRAM, to the virtual machine `name` behind `link`. The card is reset. With
+    /// `flr` its function has a reset of its own.
     ///
     /// # Errors
     /// When the host has no more descriptors or threads, or the card's BARs are not as PCI wants them.
     pub fn build(
         card: Arc<dyn Card>,
         vram_mib: u64,
+        flr: bool,
         name: &str,
         link: &Link,
     ) -> Result<(Self, Arc<PassthroughVm>), DeviceError> {
@@ -187,8 +195,20 @@ impl PassthroughDevice {
         let relay =
             std::thread::Builder::new().name(format!("irq-{name}")).spawn(move || span.in_scope(|| relay.run()))?;
         card.reset();
+        let mut pci = PciConfig::new(&identity)?;
+        let control = card.read32(ppci::ROM_CONTROL::OFFSET);
+        let mut rom = owner::read_vbios(&*card).to_vec();
+        card.write32(ppci::ROM_CONTROL::OFFSET, control);
+        if !rom.is_empty() {
+            rom.resize(rom.len().next_power_of_two().max(LEAST_ROM), 0xff);
+            pci.add_rom(rom.len() as u64)?;
+        }
+        if flr {
+            pci.add_reset();
+        }
         let device = Self {
-            pci: PciConfig::new(&identity)?,
+            pci,
+            rom,
             card,
             link: link.clone(),
             shared: Arc::clone(&shared),
@@ -236,6 +256,9 @@ impl PassthroughDevice {
     }
 
     fn act_on(&mut self, events: PciEvents) {
+        if events.reset {
+            return self.clean();
+        }
         if let Some(master) = events.bus_master {
             self.shared.bus_master.store(master, Ordering::Relaxed);
             if master {
@@ -341,6 +364,9 @@ impl Device for PassthroughDevice {
         set(RegionIndex::Bar0, RegionInfo::read_write(id.bar0_size));
         set(RegionIndex::Bar1, RegionInfo::read_write(id.bar1_size));
         set(RegionIndex::Bar3, RegionInfo::read_write(id.bar3_size));
+        if !self.rom.is_empty() {
+            set(RegionIndex::Rom, RegionInfo::read_only(self.rom.len() as u64));
+        }
         set(RegionIndex::Config, RegionInfo::read_write(devmodel::pci::CONFIG_BYTES as u64));
         regions
     }
@@ -351,11 +377,21 @@ impl Device for PassthroughDevice {
 
     fn region_read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
         let aperture = match region {
+            RegionIndex::Config => {
+                self.pci.read(offset, data);
+                return Ok(());
+            }
+            _ if !self.pci.is_awake() => {
+                data.fill(0xff);
+                return Ok(());
+            }
             RegionIndex::Bar0 => return self.read_registers(offset, data),
             RegionIndex::Bar1 => Aperture::Bar1,
             RegionIndex::Bar3 => Aperture::Bar3,
-            RegionIndex::Config => {
-                self.pci.read(offset, data);
+            RegionIndex::Rom => {
+                let from = usize::try_from(offset).map_err(|_| AccessError::Invalid)?;
+                let bytes = self.rom.get(from..).and_then(|rest| rest.get(..data.len())).ok_or(AccessError::Invalid)?;
+                data.copy_from_slice(bytes);
                 return Ok(());
             }
             _ => return Err(AccessError::Denied),
@@ -367,14 +403,16 @@ impl Device for PassthroughDevice {
 
     fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
         let aperture = match region {
-            RegionIndex::Bar0 => return self.write_registers(offset, data),
-            RegionIndex::Bar1 => Aperture::Bar1,
-            RegionIndex::Bar3 => Aperture::Bar3,
             RegionIndex::Config => {
                 let events = self.pci.write(offset, data);
                 self.act_on(events);
                 return Ok(());
             }
+            // What is written to a function that sleeps is lost.
+            _ if !self.pci.is_awake() => return Ok(()),
+            RegionIndex::Bar0 => return self.write_registers(offset, data),
+            RegionIndex::Bar1 => Aperture::Bar1,
+            RegionIndex::Bar3 => Aperture::Bar3,
             _ => return Err(AccessError::Denied),
         };
         self.shared.aperture_writes.fetch_add(1, Ordering::Relaxed);

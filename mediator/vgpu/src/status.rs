@@ -1,7 +1,7 @@
 //! Status of a VM's device, and errors of one that cannot be made.
 
 use devmodel::ConfigError;
-use devmodel::pci::BadBar;
+use devmodel::pci::{BadBar, BadRom};
 use owner::HostError;
 use owner::shortage::Shortage;
 use std::collections::BTreeMap;
@@ -68,6 +68,9 @@ pub enum DeviceError {
     /// The card's apertures cannot be those of a PCI function.
     #[error(transparent)]
     Bar(#[from] BadBar),
+    /// Nor its ROM.
+    #[error(transparent)]
+    Rom(#[from] BadRom),
     /// The operating system refuses an event descriptor or a thread.
     #[error(transparent)]
     Io(#[from] io::Error),

@@ -8,6 +8,7 @@ use tests::nest::{self, ADDRESS, Nest, OUTER_VM, Shape};
 /// MiB of the card, and those of it that the inner daemon is told of.
 const CARD_MIB: u32 = 256;
 const VRAM_MIB: u32 = 128;
+const SHAPE: Shape<'static> = Shape { card_mib: CARD_MIB, card_keys: "", memory_mib: 1024, vms: &[], huge_mib: 0 };
 /// MiB of a VM, and rounds in which our client copies.
 const VM_MIB: u32 = 32;
 const ROUNDS: u64 = 1;
@@ -27,7 +28,7 @@ fn host_card_is_bound_driven_and_given_back() -> Result<()> {
     let vms = vm_toml("a", VM_MIB);
     files.write("etc/mediatord.toml", 0o644, nest::config(VRAM_MIB, &vms).as_bytes());
     files.write("etc/other.toml", 0o644, nest::config(VRAM_MIB, &vms).replace("/run", "/tmp").as_bytes());
-    let nest = Nest::boot("nested", Shape { card_mib: CARD_MIB, memory_mib: 1024 }, files)?;
+    let nest = Nest::boot("nested", SHAPE, files)?;
 
     let card = listed(&nest)?;
     assert_eq!((&card["address"], &card["driver"]), (&ADDRESS.into(), &serde_json::Value::Null), "{card}");

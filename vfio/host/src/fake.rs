@@ -112,6 +112,15 @@ impl Fake {
         }
     }
 
+    /// Gives a function that vfio-pci has a node of its own.
+    ///
+    /// # Panics
+    /// A folder that cannot be written.
+    pub fn add_node(&self, address: &str, name: &str) {
+        let folder = self.root.join("bus/pci/devices").join(address).join("vfio-dev").join(name);
+        fs::create_dir_all(folder).expect("a folder");
+    }
+
     /// Replaces a file of a function.
     ///
     /// # Panics

@@ -69,6 +69,9 @@ pub struct Function {
     pub beside: Vec<Neighbour>,
     /// Ways in which the kernel can reset it alone, as the kernel calls them.
     pub resets: Vec<String>,
+    /// Name of its own node below `/dev/vfio/devices`, where the kernel makes one.
+    #[serde(skip)]
+    pub node: Option<String>,
 }
 
 /// Another function of the same IOMMU group.
@@ -311,8 +314,16 @@ impl Sysfs {
             group,
             beside,
             resets: resets.split_whitespace().map(str::to_owned).collect(),
+            node: node_in(&folder.join("vfio-dev")),
         })
     }
+}
+
+/// The name of the node of a function that vfio-pci has, if the kernel makes such nodes: there is one at most.
+fn node_in(folder: &Path) -> Option<String> {
+    let name = fs::read_dir(folder).ok()?.next()?.ok()?.file_name().into_string().ok()?;
+    let number = name.strip_prefix("vfio")?;
+    (!number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())).then_some(name)
 }
 
 /// The names in a folder that are addresses, in their order; none if there is no such folder.

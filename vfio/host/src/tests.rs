@@ -170,3 +170,15 @@ fn binding_that_fails_is_told_with_what_to_do() {
         assert!(matches!(error, BindError::NoName(_)), "{name}: {error}");
     }
 }
+
+#[test]
+fn node_of_a_function_is_named_where_the_kernel_makes_one() {
+    for (name, expected) in [("vfio3", Some("vfio3")), ("vfio", None), ("vfio3x", None), ("hwmon1", None)] {
+        let folder = folder();
+        let fake = Fake::new(folder.path());
+        fake.add(Plan { driver: Some("vfio-pci"), ..Plan::CARD });
+        assert_eq!(fake.sysfs().function(card()).unwrap().node, None);
+        fake.add_node(Plan::CARD.address, name);
+        assert_eq!(fake.sysfs().function(card()).unwrap().node.as_deref(), expected);
+    }
+}

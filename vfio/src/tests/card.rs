@@ -1,6 +1,7 @@
 //! A card that is open: registers, apertures, memory, interrupts, resets; and the mediator on it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use card::{Aperture, Card, DmaError, DmaMemory, InterruptMode};
@@ -52,10 +53,15 @@ fn registers_are_reached_mapped_and_by_the_file() {
 
 /// A card whose BAR1 shows its VRAM, at a place that lies in the middle of nothing.
 fn with_bar1(mappable: bool) -> (Arc<Machine>, Rig) {
+    mediated(Nature { mappable, ..Nature::default() })
+}
+
+/// The mediator on a card of a host as `nature` says.
+fn mediated(nature: Nature) -> (Arc<Machine>, Rig) {
     let machine = std::cell::OnceCell::new();
     let config = simgpu::Config { vram_mib: 64, compute_workers: Some(1), ..simgpu::Config::default() };
     let rig = Rig::made(&config, &rig::sharing(), |sim| {
-        let machine = machine.get_or_init(|| Machine::around(sim, Nature { mappable, ..Nature::default() }));
+        let machine = machine.get_or_init(|| Machine::around(sim, nature));
         Arc::new(machine.card())
     });
     (machine.into_inner().unwrap(), rig)
@@ -146,16 +152,41 @@ fn memory_is_mapped_until_it_is_unmapped_or_the_card_is_closed() {
 
 #[test]
 fn memory_beyond_what_may_be_pinned_says_what_to_raise() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
     let machine = Machine::new(Nature { memlock: 0x2000, ..Nature::default() });
     let card = machine.card();
     card.map_dma(0, memory(0x2000)).unwrap();
-    let error = card.map_dma(0x10_0000, memory(0x1000)).unwrap_err();
-    // Without a limit it is the host's memory that is short.
-    match rustix::process::getrlimit(rustix::process::Resource::Memlock).current {
-        Some(_) => assert!(error.to_string().contains("raise RLIMIT_MEMLOCK (LimitMEMLOCK=infinity"), "{error}"),
-        None => assert!(matches!(error, DmaError::Host(_)), "{error}"),
-    }
+    // Nothing here locks memory, so a limit is in nobody's way. A lower one than there is needs no right.
+    let before = getrlimit(Resource::Memlock);
+    let limit = before.current.unwrap_or(1 << 30);
+    setrlimit(Resource::Memlock, rustix::process::Rlimit { current: Some(limit), ..before }).unwrap();
+    let error = card.map_dma(0x10_0000, memory(0x1000)).unwrap_err().to_string();
+    assert!(error.contains(&format!("this process may pin {limit:#x} bytes; raise RLIMIT_MEMLOCK")), "{error}");
+    assert!(error.contains("LimitMEMLOCK=infinity"), "{error}");
     assert_eq!(machine.mappings(), [(0, 0x2000)]);
+    // Without a limit it is the host's memory that is short.
+    setrlimit(Resource::Memlock, before).unwrap();
+    if before.current.is_none() {
+        assert!(matches!(card.map_dma(0x10_0000, memory(0x1000)), Err(DmaError::Host(_))));
+    }
+}
+
+#[test]
+fn vm_whose_ram_may_not_be_pinned_is_refused_it_and_others_go_on() {
+    // What the mediator itself needs is pinned by then.
+    let (machine, rig) = mediated(Nature { memlock: 2 << 20, ..Nature::default() });
+    let mut large = rig.guest(0, 16, 8);
+    assert!(!large.map_ram(0, 64 << 20, true), "more than there may be");
+    assert!(rig.host.failure().is_none() && !large.is_disconnected());
+    let mut driver = Driver::new(rig.guest(1, 16, 8));
+    assert!(driver.guest.map_ram(0, 1 << 20, true));
+    let mut channel = driver.channel(0);
+    driver.buffer(&channel, 0x100_0000, 1, 7);
+    driver.map(channel.space, 0x300_0000, At::Ram(0x8000), 1);
+    driver.flush();
+    driver.submit(&mut channel, &[object(M2MF), m2mf_copy(0x100_0000, 0x300_0000, PAGE as u32)].concat());
+    driver.wait(&channel);
+    assert!(driver.ram_holds(0x8000, 1, 7), "{:?}", machine.mappings());
 }
 
 #[test]
@@ -220,7 +251,13 @@ fn resets_end_interrupts_and_leave_the_card_enabled() {
 
 #[test]
 fn mediator_runs_a_guest_on_it() {
-    let (machine, rig) = with_bar1(true);
+    for node in [false, true] {
+        runs_a_guest(Nature { node, ..Nature::default() });
+    }
+}
+
+fn runs_a_guest(nature: Nature) {
+    let (machine, rig) = mediated(nature);
     let mut driver = Driver::new(rig.guest(1, 16, 8));
     assert!(driver.guest.map_ram(0, 1 << 20, true));
     let mut channel = driver.channel(0);
@@ -256,6 +293,30 @@ fn vms_lose_a_card_that_the_host_takes_away_and_are_told_why() {
         );
         assert!(eventually(|| guest.is_disconnected()), "its client is told");
         let told = guest.remove().unwrap_err().to_string();
+        assert!(told.contains(expected), "{told}");
+    }
+}
+
+#[test]
+fn vms_lose_a_card_that_is_reset_or_goes_silent_behind_the_mediators_back() {
+    let cases: [(fn(&Machine), &str); 2] = [
+        (|machine| machine.sim.reset(), "somebody else has reset it"),
+        (|machine| machine.silent.store(true, Ordering::SeqCst), "it does not answer any more"),
+    ];
+    for (happens, expected) in cases {
+        let (machine, rig) = with_bar1(true);
+        let mut driver = Driver::new(rig.guest(0, 16, 8));
+        let mut channel = driver.channel(0);
+        driver.submit(&mut channel, &[]);
+        driver.wait(&channel);
+        happens(&machine);
+        assert!(
+            eventually(|| rig.host.failure().is_some_and(|why| why.contains(expected))),
+            "{:?}",
+            rig.host.failure()
+        );
+        assert!(eventually(|| driver.guest.is_disconnected()), "its client is told");
+        let told = driver.guest.remove().unwrap_err().to_string();
         assert!(told.contains(expected), "{told}");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use card::{Aperture, Card, DmaMemory, InterruptMode};
 use parking_lot::Mutex;
@@ -22,6 +22,9 @@ use crate::{OpenError, Place, Reset, VfioCard};
 #[derive(Clone)]
 pub struct Nature {
     pub open: Option<i32>,
+    /// The kernel has nodes of functions, and iommufd; what it says when the function is bound to one.
+    pub node: bool,
+    pub bind: Option<i32>,
     pub version: u32,
     pub type1: bool,
     pub group_flags: u32,
@@ -47,6 +50,8 @@ impl Default for Nature {
     fn default() -> Self {
         Self {
             open: None,
+            node: false,
+            bind: None,
             version: VFIO_API_VERSION,
             type1: true,
             group_flags: VFIO_GROUP_FLAGS_VIABLE,
@@ -76,6 +81,7 @@ impl Default for Nature {
 /// State after the calls so far.
 #[derive(Debug, Default)]
 struct State {
+    bound: bool,
     joined: bool,
     iommu: bool,
     device: bool,
@@ -95,12 +101,16 @@ pub struct Machine {
     pub sim: Arc<SimGpu>,
     state: Mutex<State>,
     windows: AtomicUsize,
+    /// The function is not there any more: what is read of its BARs are ones.
+    pub silent: AtomicBool,
     pub sysfs: FakeSysfs,
     place: Place,
     _folder: TempDir,
 }
 
 pub const GROUP: u32 = 7;
+/// The function's node, where the kernel has such.
+const NODE: &str = "vfio4";
 
 impl Machine {
     /// A machine whose card vfio-pci has, as `nature` says.
@@ -114,10 +124,14 @@ impl Machine {
         let folder = tempfile::tempdir().unwrap();
         let sysfs = FakeSysfs::new(folder.path());
         sysfs.add(Plan { driver: Some("vfio-pci"), ..Plan::CARD });
+        if nature.node {
+            sysfs.add_node(Plan::CARD.address, NODE);
+        }
         let state = State { power: nature.power, posted: nature.posted, ..State::default() };
         let place = Place { sysfs: sysfs.sysfs(), files: folder.path().join("dev") };
         let state = Mutex::new(state);
-        Arc::new(Self { nature, sim, state, windows: AtomicUsize::new(0), sysfs, place, _folder: folder })
+        let (windows, silent) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Arc::new(Self { nature, sim, state, windows, silent, sysfs, place, _folder: folder })
     }
 
     pub fn address() -> Address {
@@ -133,6 +147,12 @@ impl Machine {
 
     pub fn open(self: &Arc<Self>, reset: Reset) -> Result<VfioCard, OpenError> {
         VfioCard::open_by(&self.place, &Opener(Arc::clone(self)), Self::address(), reset)
+    }
+
+    /// Opens whatever is at another address.
+    pub fn open_at(self: &Arc<Self>, address: &str) -> Result<VfioCard, OpenError> {
+        let address = address.parse().expect("an address");
+        VfioCard::open_by(&self.place, &Opener(Arc::clone(self)), address, Reset::Auto)
     }
 
     /// A card that is open.
@@ -184,6 +204,7 @@ impl Machine {
         assert!(state.command & 2 != 0 && state.power == 0, "memory is off, or the function sleeps");
         drop(state);
         match index {
+            _ if self.silent.load(Ordering::SeqCst) => data.fill(0xff),
             0 => {
                 assert!(data.len() == 4 && offset.is_multiple_of(4), "registers have 32 bits");
                 data.copy_from_slice(&self.register_read(offset as u32).to_le_bytes());
@@ -198,6 +219,7 @@ impl Machine {
         assert!(state.command & 2 != 0 && state.power == 0, "memory is off, or the function sleeps");
         drop(state);
         match index {
+            _ if self.silent.load(Ordering::SeqCst) => {}
             0 => self.sim.write32(offset as u32, u32::from_le_bytes(data.try_into().expect("registers have 32 bits"))),
             1 => self.sim.aperture_write(Aperture::Bar1, offset, data),
             _ => self.sim.aperture_write(Aperture::Bar3, offset, data),
@@ -245,8 +267,12 @@ impl Machine {
 struct Opener(Arc<Machine>);
 
 impl OpenKernel for Opener {
-    fn open(&self, group: u32) -> Result<Box<dyn Kernel>, Unopened> {
-        assert_eq!(group, GROUP);
+    fn open(&self, group: u32, node: Option<&str>) -> Result<Box<dyn Kernel>, Unopened> {
+        assert_eq!((group, node.is_some()), (GROUP, self.0.nature.node));
+        if node.is_some() {
+            assert_eq!(node, Some(NODE));
+            self.0.state.lock().device = true;
+        }
         if let Some(errno) = self.0.nature.open {
             return Err(Unopened { path: "/dev/vfio/7".into(), source: error(errno) });
         }
@@ -264,6 +290,7 @@ impl FakeKernel {
     fn device(&self) -> io::Result<()> {
         let state = self.0.state.lock();
         assert!(state.device, "the function is not open");
+        assert!(state.bound || !self.0.nature.node, "the kernel takes no other call before it is bound");
         if self.0.nature.device_gone { Err(error(libc::ENODEV)) } else { Ok(()) }
     }
 }
@@ -280,7 +307,24 @@ impl Drop for FakeKernel {
 }
 
 impl Kernel for FakeKernel {
+    fn is_node(&self) -> bool {
+        self.0.nature.node
+    }
+
+    fn bind_iommufd(&self) -> io::Result<()> {
+        let mut state = self.0.state.lock();
+        assert!(self.0.nature.node && state.device && !std::mem::replace(&mut state.bound, true));
+        self.0.nature.bind.map_or(Ok(()), |errno| Err(error(errno)))
+    }
+
+    fn attach_space(&self) -> io::Result<()> {
+        let mut state = self.0.state.lock();
+        assert!(state.bound && !std::mem::replace(&mut state.iommu, true));
+        Ok(())
+    }
+
     fn api_version(&self) -> io::Result<u32> {
+        assert!(!self.0.nature.node, "there is no container");
         Ok(self.0.nature.version)
     }
 
@@ -294,6 +338,7 @@ impl Kernel for FakeKernel {
 
     fn set_container(&self) -> io::Result<()> {
         let mut state = self.0.state.lock();
+        assert!(!self.0.nature.node, "there is no group");
         assert!(!std::mem::replace(&mut state.joined, true), "the group is in a container already");
         Ok(())
     }

@@ -124,3 +124,33 @@ fn way_to_reset_is_what_the_function_has_and_the_operator_wants() {
         assert!(told.starts_with(expected) && told.contains("choose `reset = \"auto\"`"), "{told}");
     }
 }
+
+#[test]
+fn address_at_which_nothing_is_is_told() {
+    let machine = Machine::new(Nature::default());
+    let told = told(machine.open_at("0000:66:00.0").unwrap_err());
+    assert_eq!(
+        told,
+        "the host has no PCI function 0000:66:00.0 -> see `mediatorctl card list --host` for the host's cards"
+    );
+}
+
+#[test]
+fn card_is_opened_by_its_own_node_where_the_kernel_has_one() {
+    let machine = Machine::new(Nature { node: true, ..Nature::default() });
+    let card = machine.card();
+    assert_eq!((card.identity().device, machine.enabled()), (0x06d8, (true, true)));
+    drop(card);
+    // Again, as the next daemon does.
+    drop(machine.card());
+    let cases = [
+        (1, "the host's IOMMU does not remap interrupts"),
+        (16, "another process has IOMMU group 7"),
+        (22, "VFIO_DEVICE_BIND_IOMMUFD failed for 0000:65:00.0: Invalid argument"),
+    ];
+    for (errno, expected) in cases {
+        let machine = Machine::new(Nature { node: true, bind: Some(errno), ..Nature::default() });
+        let told = told(machine.open(Reset::Auto).unwrap_err());
+        assert!(told.starts_with(expected), "{told}");
+    }
+}

@@ -269,26 +269,32 @@ impl Session {
             return refuse(Errno::INVAL, reason);
         }
         let table = self.link.memory().snapshot();
-        let mut touched = table.regions().iter().filter(|region| region.gpa <= last && gpa < region.end());
-        if let Some(part) = touched.find(|region| region.gpa < gpa || region.end().saturating_sub(1) > last) {
+        // One that starts before the range and reaches into it, and the last that starts in it.
+        let first = table.find(gpa).filter(|region| region.gpa < gpa);
+        let mut ends = first.into_iter().chain(table.starting_in(gpa, last).last());
+        if let Some(part) = ends.find(|region| region.gpa < gpa || region.end().saturating_sub(1) > last) {
             let reason = format!(
                 "the range {gpa:#x} of {size:#x} bytes cuts the region {:#x} of {:#x} bytes",
                 part.gpa, part.size
             );
             return refuse(Errno::INVAL, reason);
         }
+        drop(table);
         Ok(self.unmap_range(device, gpa, last))
     }
 
     /// Takes away the regions that start in `gpa..=last`. Returns their bytes.
     fn unmap_range(&mut self, device: &mut dyn Device, gpa: u64, last: u64) -> u64 {
         let table = self.link.memory().snapshot();
+        let there: Vec<_> = table.starting_in(gpa, last).iter().map(|region| (region.gpa, region.size)).collect();
+        // A table that somebody holds is copied when it changes.
+        drop(table);
         let mut bytes = 0u64;
-        for region in table.regions().iter().filter(|region| (gpa..=last).contains(&region.gpa)) {
+        for (gpa, size) in there {
             // First out of the table, so that nobody finds it while the device ends its accesses.
-            self.link.memory().remove(region.gpa);
-            device.dma_unmap(region.gpa, region.size);
-            bytes = bytes.saturating_add(region.size);
+            self.link.memory().remove(gpa);
+            device.dma_unmap(gpa, size);
+            bytes = bytes.saturating_add(size);
         }
         self.gauge_memory();
         bytes

@@ -70,6 +70,11 @@ impl DmaRegion {
         self.gpa.saturating_add(self.size)
     }
 
+    /// Bytes that are mapped into this process.
+    fn mapped_bytes(&self) -> u64 {
+        if self.mapping.is_some() { self.size } else { 0 }
+    }
+
     /// Returns whether the memory was found to be private to the client (`share=off`), so that the mapping shows zeros.
     pub fn is_not_shared(&self) -> bool {
         self.mapping.as_ref().is_some_and(|mapping| mapping.sharing() == Sharing::Private)
@@ -125,6 +130,8 @@ pub enum AddError {
 #[derive(Clone, Debug, Default)]
 pub struct MemoryTable {
     regions: Vec<DmaRegion>,
+    /// Bytes of those that are mapped; the sum would be asked for at each change.
+    mapped_bytes: u64,
 }
 
 impl MemoryTable {
@@ -282,7 +289,7 @@ impl GuestMemory {
         }
         let mapping = map(&table)?;
         let region = DmaRegion::new(gpa, size, readable, writable, mapping);
-        Arc::make_mut(&mut table).regions.insert(place, region.clone());
+        Arc::make_mut(&mut table).insert(place, region.clone());
         Ok(region)
     }
 
@@ -290,15 +297,32 @@ impl GuestMemory {
     pub(crate) fn remove(&self, gpa: u64) -> Option<DmaRegion> {
         let mut table = self.table.write();
         let place = table.regions.binary_search_by_key(&gpa, |region| region.gpa).ok()?;
-        Some(Arc::make_mut(&mut table).regions.remove(place))
+        Some(Arc::make_mut(&mut table).remove(place))
     }
 }
 
 impl MemoryTable {
     /// Bytes of the regions that are mapped.
     pub fn mapped_bytes(&self) -> u64 {
-        let mapped = self.regions.iter().filter(|region| region.mapping.is_some());
-        mapped.map(|region| region.size).fold(0, u64::saturating_add)
+        self.mapped_bytes
+    }
+
+    /// The regions that start in `gpa..=last`.
+    pub(crate) fn starting_in(&self, gpa: u64, last: u64) -> &[DmaRegion] {
+        let from = self.regions.partition_point(|region| region.gpa < gpa);
+        let behind = self.regions.partition_point(|region| region.gpa <= last);
+        self.regions.get(from..behind).unwrap_or_default()
+    }
+
+    fn insert(&mut self, place: usize, region: DmaRegion) {
+        self.mapped_bytes = self.mapped_bytes.saturating_add(region.mapped_bytes());
+        self.regions.insert(place, region);
+    }
+
+    fn remove(&mut self, place: usize) -> DmaRegion {
+        let region = self.regions.remove(place);
+        self.mapped_bytes = self.mapped_bytes.saturating_sub(region.mapped_bytes());
+        region
     }
 
     /// Checks that `size` more bytes may be mapped.

@@ -53,6 +53,10 @@ proptest! {
                 }
             }
             prop_assert!(table.regions().is_sorted_by(|a, b| a.end() <= b.gpa));
+            for (from, last) in [(0, u64::MAX), (3 * PAGE_SIZE, 40 * PAGE_SIZE), (5 * PAGE_SIZE, 5 * PAGE_SIZE - 1)] {
+                let within = table.regions().iter().filter(|region| from <= region.gpa && region.gpa <= last);
+                prop_assert!(within.map(|region| region.gpa).eq(table.starting_in(from, last).iter().map(|region| region.gpa)));
+            }
         }
     }
 }

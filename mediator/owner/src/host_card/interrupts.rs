@@ -96,7 +96,15 @@ pub(crate) fn serve(host: &Weak<HostCard>, event: &EventFd, timer: &OwnedFd, gue
                 host.fail(why);
                 return;
             }
-            let events = host.lock().look();
+            let (undone, events) = {
+                let mut state = host.lock();
+                (state.vram().memory.undone(), state.look())
+            };
+            // Who closes the card resets it, too.
+            if let Some(why) = undone.filter(|_| !host.over()) {
+                host.fail(why);
+                return;
+            }
             events.into_iter().for_each(|(vm, event)| line.deliver(vm, event));
         }
     }

@@ -2,6 +2,7 @@
 
 use super::*;
 use card::{DmaError, Identity};
+use nvspec::regs::windows::prom;
 use parking_lot::Mutex;
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -18,6 +19,13 @@ const MASTER: u8 = 6;
 const NO_INTX: u16 = 0x406;
 /// Offset of MSI's control word.
 const MSI_CONTROL: u64 = 0x6a;
+/// Offset of power management's control word, of the expansion ROM's BAR, and of PCI Express' device control.
+const POWER_CONTROL: u64 = 0x64;
+const ROM_BAR: u64 = 0x30;
+const DEVICE_CONTROL: u64 = 0x80;
+/// In it: reset the function.
+const INITIATE_RESET: u16 = 1 << 15;
+const ROM: u32 = 6;
 /// Interrupt types of the protocol.
 const INTX: u32 = 0;
 const MSI: u32 = 1;
@@ -35,6 +43,8 @@ struct State {
     pin: bool,
     masked: bool,
     resets: u32,
+    /// Contents of PROM, which a reset leaves.
+    rom: Vec<u8>,
     aperture: Vec<(Aperture, u64, Vec<u8>)>,
 }
 
@@ -94,6 +104,9 @@ impl Card for Recording {
         let mut state = self.0.lock();
         if offset == ACKNOWLEDGE {
             state.pin = false;
+        }
+        if let Some(bytes) = offset.checked_sub(prom::BASE).and_then(|at| state.rom.get(at as usize..)?.first_chunk()) {
+            return u32::from_le_bytes(*bytes);
         }
         state.registers.get(&offset).copied().unwrap_or(0)
     }
@@ -160,12 +173,17 @@ struct Wired {
 
 impl Wired {
     fn new() -> Self {
+        Self::with(Vec::new(), false)
+    }
+
+    /// A card with an image in PROM, and a reset of its own.
+    fn with(rom: Vec<u8>, flr: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let card = Arc::new(Recording::default());
+        let card = Arc::new(Recording(Mutex::new(State { rom, ..State::default() })));
         let link = Link::new(IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }).unwrap();
         let stop = StopHandle::new().unwrap();
         let (mut device, backend) =
-            PassthroughDevice::build(Arc::clone(&card) as Arc<dyn Card>, 256, "p", &link).unwrap();
+            PassthroughDevice::build(Arc::clone(&card) as Arc<dyn Card>, 256, flr, "p", &link).unwrap();
         let path = folder.path().join("s");
         let server = Server::bind(&path, &SocketOptions::default(), ServerOptions::default()).unwrap();
         let ends = stop.clone();
@@ -355,4 +373,58 @@ fn reset_and_disconnect_leave_a_clean_card() {
     assert_eq!(client.read32(BAR0, 0x10).unwrap(), 0);
     assert_eq!(wired.card.mapped(), []);
     assert_eq!(client.read32(CONFIG, 4).unwrap() & 0xffff, 0);
+}
+
+#[test]
+fn expansion_rom_is_what_prom_holds_and_cannot_be_written() {
+    // 1 KiB, of which a BAR has at least two.
+    let mut image: Vec<u8> = (0..1024_u32).map(|at| (at * 7) as u8).collect();
+    image[..3].copy_from_slice(&[0x55, 0xaa, 2]);
+    let wired = Wired::with(image.clone(), false);
+    let mut client = wired.client();
+    client.write(CONFIG, ROM_BAR, &[0xff; 4]).unwrap();
+    assert_eq!(client.read32(CONFIG, ROM_BAR).unwrap(), 0xffff_f801);
+    assert_eq!(client.region(ROM).unwrap().info.size, 2048);
+    let mut read = vec![0; 2048];
+    client.read(ROM, 0, &mut read).unwrap();
+    assert_eq!((&read[..1024], &read[1024..]), (&image[..], &[0xff; 1024][..]));
+    assert!(client.write(ROM, 0, &[0]).is_err() && client.read(ROM, 2048, &mut [0; 4]).is_err());
+
+    let without = Wired::new();
+    let mut client = without.client();
+    client.write(CONFIG, ROM_BAR, &[0xff; 4]).unwrap();
+    assert_eq!((client.read32(CONFIG, ROM_BAR).unwrap(), client.region(ROM).unwrap().info.size), (0, 0));
+}
+
+#[test]
+fn function_is_reset_by_itself_only_where_it_can_be() {
+    for flr in [false, true] {
+        let wired = Wired::with(Vec::new(), flr);
+        let mut client = wired.client();
+        let file = memory_file(0x1000, true).unwrap();
+        client.dma_map(0, 0x1000, true, Some((file.as_fd(), 0))).unwrap();
+        client.write(CONFIG, COMMAND, &[MASTER]).unwrap();
+        client.write32(BAR0, 0x10, 5).unwrap();
+        let before = wired.card.0.lock().resets;
+        client.write(CONFIG, DEVICE_CONTROL, &INITIATE_RESET.to_le_bytes()).unwrap();
+        assert_eq!(wired.card.0.lock().resets - before, u32::from(flr));
+        assert_eq!((wired.register(0x10), wired.card.mapped().len()), if flr { (0, 0) } else { (5, 1) });
+        // Who has saved configuration space puts it back, and goes on.
+        client.write(CONFIG, COMMAND, &[MASTER]).unwrap();
+        assert_eq!(wired.card.mapped(), [(0, 0x1000)]);
+    }
+}
+
+#[test]
+fn function_that_sleeps_answers_nothing() {
+    let wired = Wired::new();
+    let mut client = wired.client();
+    client.write32(BAR0, 0x10, 5).unwrap();
+    client.write(CONFIG, POWER_CONTROL, &[3, 0]).unwrap();
+    client.write32(BAR0, 0x10, 6).unwrap();
+    client.write(BAR1, 0, &[1]).unwrap();
+    assert_eq!((client.read32(BAR0, 0x10).unwrap(), client.read32(BAR1, 0).unwrap()), (u32::MAX, u32::MAX));
+    client.write(CONFIG, POWER_CONTROL, &[0, 0]).unwrap();
+    assert_eq!(client.read32(BAR0, 0x10).unwrap(), 5);
+    assert!(wired.card.0.lock().aperture.is_empty());
 }

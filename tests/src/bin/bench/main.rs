@@ -7,6 +7,7 @@ mod compute;
 mod fv;
 mod isolation;
 mod lockhold;
+mod nested;
 mod pv;
 mod sched;
 mod sched_guests;
@@ -42,7 +43,7 @@ impl Request {
 /// A benchmark by name.
 type Benchmark = (&'static str, fn(&Request, &mut Record) -> Result<Vec<Metric>>);
 
-const BENCHMARKS: [Benchmark; 16] = [
+const BENCHMARKS: [Benchmark; 17] = [
     ("transport", |_, _| transport::run()),
     ("shadow", |_, _| shadow::run()),
     ("compute", |_, _| compute::run()),
@@ -53,6 +54,7 @@ const BENCHMARKS: [Benchmark; 16] = [
     ("lockhold", |_, _| lockhold::run()),
     ("pv", |request, _| pv::run(request.file.as_deref())),
     ("xen", |_, _| xen::run()),
+    ("nested", |request, _| nested::run(request)),
     (isolation::ALL, |request, record| isolation::run(&isolation::POLICIES, request, record)),
     ("isolation-direct", |request, record| isolation::run(&["direct"], request, record)),
     ("isolation-fifo", |request, record| isolation::run(&["fifo"], request, record)),

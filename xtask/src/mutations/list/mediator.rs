@@ -22,6 +22,15 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         tests: "demand::",
     },
     Mutation {
+        name: "card-undone",
+        what: "a card that somebody else has reset, or that does not answer, is noticed",
+        package: "vfio-card",
+        file: "mediator/owner/src/host_card/interrupts.rs",
+        from: "if let Some(why) = undone.filter(|_| !host.over()) {",
+        to: "if let Some(why) = undone.filter(|_| false) {",
+        tests: "card::vms_lose",
+    },
+    Mutation {
         name: "mover-and-waiter",
         what: "the mover and a VM that waits for memory do not keep each other busy",
         package: "owner",

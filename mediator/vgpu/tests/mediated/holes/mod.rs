@@ -14,6 +14,7 @@ mod registers;
 mod tables;
 mod together;
 mod windows;
+mod written;
 
 use super::{A, B, MIB, VM_MIB, card_vram, finds};
 use card::Card;
@@ -108,7 +109,10 @@ impl Worker {
 
 impl Scene {
     fn new() -> Self {
-        let rig = Rig::new(CARD_MIB);
+        Self::on(Rig::new(CARD_MIB))
+    }
+
+    fn on(rig: Rig) -> Self {
         let evil = born(&rig, EVIL);
         let good = Worker::new(born(&rig, GOOD));
         let mut driver = born(&rig, IDLE);
