@@ -275,7 +275,9 @@ impl Quanta {
             let idle = self.idle.get(&turn.holder).copied().unwrap_or(0);
             // As in renting or buying: who waits for the holder as long as a change takes loses no more than twice as much
             // as who knows what the holder will do.
-            now_ns.saturating_sub(since) >= turn.quantum_ns || (idle > 0 && idle >= self.change_ns(&members))
+            // What has been allocated since the turn began has to be copied as well when it ends.
+            let quantum_ns = turn.quantum_ns.max(self.quantum_ns(&members));
+            now_ns.saturating_sub(since) >= quantum_ns || (idle > 0 && idle >= self.change_ns(&members))
         });
         // It does not help those without work that it is their turn.
         let next = next(&members, turn.holder, |vm| gone || !self.idle.contains_key(&vm));

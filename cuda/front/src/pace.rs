@@ -7,12 +7,13 @@
 //! UNSAFETY: records and queries events of the driver.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cuda_protocol::Usage;
+use foldhash::{HashMap, HashSet};
 
 use crate::driver::{self, Object, SUCCESS};
 use crate::gate::{self, Stream};
@@ -26,12 +27,19 @@ const LONGEST_GROUP: u32 = 256;
 const GROUPS_OF_BOUND: f64 = 2.0;
 /// Nanoseconds before the expected end of all work in which that end is looked for.
 const NEAR_NS: f64 = 300_000.0;
+/// Time without a submission after which that end is looked for: a program with little in flight at a time always seems to be
+/// about to end, and each look costs the card an event.
+const PAUSE: Duration = Duration::from_micros(100);
 /// Kinds of work whose length is remembered.
 const MOST_KEYS: usize = 4096;
 /// A length that so many groups in a row have met is one to rely on.
 const STEADY: u8 = 2;
+/// Groups in a row that are counted.
+const STEADY_MOST: u8 = 4 * STEADY;
 /// Ratios of the time taken to the time expected with which a group meets that.
 const MET: std::ops::RangeInclusive<f64> = 0.75..=1.33;
+/// The same for one that may be an exception: its program was held up, say, and the card with it.
+const DISTURBED: std::ops::RangeInclusive<f64> = 0.4..=3.0;
 /// Milliseconds between the base of times and an event; beyond them single precision loses microseconds.
 const REBASE_MS: f64 = 1000.0;
 
@@ -254,15 +262,11 @@ pub fn finish_groups() {
     }
 }
 
-/// Ends groups that were begun a while ago if all work is about to end, so that this is seen; whether nothing is in flight.
+/// Ends groups if all work is about to end and the program submits no more, so that this is seen; whether nothing is in flight.
 pub fn quiet() -> bool {
     let mut state = lock();
     let Some(pace) = state.as_mut() else { return true };
-    pace.reap();
-    if pace.left_ns(Instant::now()) < NEAR_NS {
-        pace.close_groups(|g| g.opened.elapsed() > Duration::from_micros(200));
-        pace.reap();
-    }
+    pace.look_for_end(Instant::now());
     pace.groups.iter().all(|g| g.keys.is_empty())
 }
 
@@ -293,6 +297,15 @@ pub fn take_usage() -> Usage {
 }
 
 impl Pace {
+    fn look_for_end(&mut self, now: Instant) {
+        self.reap();
+        let pauses = self.last.is_none_or(|last| now.saturating_duration_since(last) >= PAUSE);
+        if pauses && self.left_ns(now) < NEAR_NS {
+            self.close_groups(|_| true);
+            self.reap();
+        }
+    }
+
     /// Returns the nanoseconds that what is in flight takes still, by what the same work took before.
     fn left_ns(&self, now: Instant) -> f64 {
         let Some(first) = self.groups.front() else { return 0.0 };
@@ -412,9 +425,15 @@ impl Pace {
         };
         for key in kinds {
             let length = self.lengths.entry(key).or_insert(Length { ns: UNKNOWN_NS, steady: 0 });
+            let met = MET.contains(&off);
+            if !met && length.steady >= 2 * STEADY && DISTURBED.contains(&off) {
+                // A third one in a row is none.
+                length.steady /= 2;
+                continue;
+            }
             length.ns += trust * length.ns * (off.clamp(0.01, 1000.0) - 1.0);
             length.ns = length.ns.max(500.0);
-            length.steady = if MET.contains(&off) { length.steady.saturating_add(1) } else { 0 };
+            length.steady = if met { (length.steady + 1).min(STEADY_MOST) } else { 0 };
         }
     }
 }
@@ -451,131 +470,5 @@ fn within<T>(context: u64, work: impl FnOnce() -> T) -> T {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const STREAM: Stream = Stream { handle: 5, per_thread: false };
-
-    thread_local! {
-        static CURRENT: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
-    }
-
-    unsafe extern "C" fn get_current(to: *mut u64) -> i32 {
-        // SAFETY: the caller's pointer is valid.
-        unsafe { *to = CURRENT.get() };
-        SUCCESS
-    }
-
-    extern "C" fn set_current(context: u64) -> i32 {
-        CURRENT.set(context);
-        SUCCESS
-    }
-
-    /// As the driver: without a context nothing is said of an event, and this one's work has not ended.
-    extern "C" fn not_ended(_: u64) -> i32 {
-        if CURRENT.get() == 0 { driver::INVALID_CONTEXT } else { driver::NOT_READY }
-    }
-
-    #[test]
-    fn work_is_in_flight_for_a_thread_without_a_context_as_well() {
-        use crate::slots::{REAL, at};
-        let functions = [
-            (at::cuCtxGetCurrent, get_current as *mut ()),
-            (at::cuCtxSetCurrent, set_current as *mut ()),
-            (at::cuEventQuery, not_ended as *mut ()),
-        ];
-        for (index, function) in functions {
-            REAL[index].store(function, Ordering::SeqCst);
-        }
-        let mut pace = flying(&[(1.0, true)], Instant::now());
-        pace.reap();
-        assert_eq!(pace.groups.len(), 1, "the driver has not said that it has ended");
-        assert_eq!(CURRENT.get(), 0, "the thread is as it was");
-    }
-
-    /// Work of one kernel each that is in flight and was submitted at `at`.
-    fn flying(lengths: &[(f64, bool)], at: Instant) -> Pace {
-        let mut pace = Pace::default();
-        for &(ms, sure) in lengths {
-            let mut group = Group::new(1, STREAM, None);
-            (group.end, group.opened) = (Some(Event(9)), at);
-            (group.estimate, group.sure) = (ms * 1e6, sure);
-            group.keys.push(1);
-            pace.groups.push_back(group);
-        }
-        pace
-    }
-
-    #[test]
-    fn what_has_run_of_a_long_kernel_is_not_ahead_any_more() {
-        let at = Instant::now();
-        let mut pace = flying(&[(21.0, true)], at);
-        assert!(pace.left_ns(at) > 20e6, "nothing of it has run");
-        let late = at + Duration::from_millis(18);
-        assert!((pace.left_ns(late) - 3e6).abs() < 1e3);
-        // One that takes longer than it should is about to end, and what is behind it has not begun.
-        pace.groups.extend(flying(&[(21.0, true)], at).groups);
-        assert!((pace.left_ns(at + Duration::from_millis(50)) - 21e6).abs() < 1e3);
-        // That the first has ended was seen late: the second runs since then, as far as is known.
-        pace.groups.pop_front();
-        pace.seen = Some(at + Duration::from_millis(50));
-        assert!((pace.left_ns(at + Duration::from_millis(60)) - 11e6).abs() < 1e3);
-    }
-
-    #[test]
-    fn a_copy_may_run_beside_a_long_kernel_of_another_stream() {
-        let other = Stream { handle: 6, per_thread: false };
-        let mut pace = flying(&[(21.0, true)], Instant::now());
-        assert!(pace.is_free_for(other) && !pace.is_free_for(STREAM));
-        pace.groups.extend(flying(&[(21.0, true)], Instant::now()).groups);
-        assert!(!pace.is_free_for(other), "one of them");
-    }
-
-    #[test]
-    fn only_of_work_whose_length_is_steady_the_end_is_foretold() {
-        // Held by no other test: nothing here is measured by the process itself.
-        UNMEASURED.store(false, Ordering::SeqCst);
-        let at = Instant::now();
-        let soon = |pace: &Pace| pace.left(at + Duration::from_millis(1));
-        assert_eq!(soon(&flying(&[], at)), Left::Nothing);
-        assert_eq!(soon(&flying(&[(1.5, true)], at)), Left::About(Duration::from_micros(500)));
-        assert_eq!(soon(&flying(&[(1.5, true), (0.5, false)], at)), Left::Unknown);
-        let mut open = flying(&[(1.5, true)], at);
-        open.groups[0].end = None;
-        assert_eq!(soon(&open), Left::Unknown, "its end cannot be seen");
-        UNMEASURED.store(true, Ordering::SeqCst);
-        assert_eq!(soon(&flying(&[(1.5, true)], at)), Left::Unknown, "what was submitted before is in flight");
-    }
-
-    #[test]
-    fn a_kind_that_is_often_in_a_group_is_corrected_once() {
-        let mut pace = Pace::default();
-        let mut one = flying(&[(2.4, false)], Instant::now()).groups.remove(0).expect("one");
-        one.keys = vec![1; 8];
-        // Eight of 0.25 ms, of which 0.3 ms were expected, and then other numbers of them.
-        pace.lengths.insert(1, Length { ns: 300_000.0, steady: 0 });
-        pace.learn(&one, 2e6);
-        for count in [8, 7, 8, 3, 8] {
-            let known = pace.lengths[&1];
-            assert!((known.ns - 250_000.0).abs() < 20_000.0, "{known:?}");
-            (one.keys, one.estimate) = (vec![1; count], known.ns * count as f64);
-            pace.learn(&one, 250_000.0 * count as f64);
-        }
-        let known = pace.lengths[&1];
-        assert!((known.ns - 250_000.0).abs() < 500.0 && known.steady >= STEADY, "{known:?}");
-    }
-
-    #[test]
-    fn a_length_is_relied_on_when_it_was_met_twice_and_not_when_it_changes() {
-        let mut pace = Pace::default();
-        let at = Instant::now();
-        let took = |pace: &mut Pace, ms: f64| {
-            let expected = pace.lengths.get(&1).map_or(UNKNOWN_NS, |length| length.ns);
-            let group = flying(&[(expected / 1e6, false)], at).groups.remove(0).expect("one");
-            pace.learn(&group, ms * 1e6);
-            pace.lengths[&1].steady >= STEADY
-        };
-        let sure: Vec<bool> = [3.0, 3.0, 3.1, 3.0, 30.0, 30.0, 30.0].iter().map(|&ms| took(&mut pace, ms)).collect();
-        assert_eq!(sure, [false, false, true, true, false, false, true]);
-    }
-}
+#[path = "tests/pace.rs"]
+mod tests;

@@ -31,9 +31,9 @@ pub struct TurnsConfig {
 }
 
 impl Default for TurnsConfig {
-    /// Slices of 10 ms, cut short after 1 ms at the earliest.
+    /// Slices of 15 ms, cut short after 1 ms at the earliest.
     fn default() -> Self {
-        Self { slice_ns: 10_000_000, least_ns: 1_000_000 }
+        Self { slice_ns: 15_000_000, least_ns: 1_000_000 }
     }
 }
 

@@ -71,19 +71,25 @@ def alone(seconds, *sizes):
 
 
 def periodic(seconds):
-    """About 1 ms of work every 50 ms: how long each takes from its launch to its end."""
+    """About 1 ms of work every 50 ms: how long each takes from its launch to its end, and by how much longer than alone."""
     burst = bursts(2048, 3)
-    begin = ready()
-    took = []
-    while time.time() < begin + float(seconds):
+
+    def timed():
         start = time.perf_counter()
         burst()
         torch.cuda.synchronize()
-        took.append((time.perf_counter() - start) * 1e3)
+        return (time.perf_counter() - start) * 1e3
+
+    own = sorted(timed() for _ in range(20))[10]
+    begin = ready()
+    took = []
+    while time.time() < begin + float(seconds):
+        took.append(timed())
         time.sleep(0.05)
     took.sort()
-    return {"count": len(took), "p50_ms": took[len(took) // 2], "p99_ms": took[int(len(took) * 0.99)],
-            "most_ms": took[-1]}
+    p50, p99 = took[len(took) // 2], took[int(len(took) * 0.99)]
+    return {"count": len(took), "own_ms": own, "p50_ms": p50, "p99_ms": p99, "most_ms": took[-1],
+            "wait_p50_ms": p50 - own, "wait_p99_ms": p99 - own}
 
 
 SPIN = r"""

@@ -48,7 +48,7 @@ impl Default for CudaSpec {
             driver: "libcuda.so.1".into(),
             chunk_mib: 16,
             host_ready_mib: 256,
-            slice_ms: 10,
+            slice_ms: 15,
             run_ahead_us: 4000,
             strangers: OnStranger::Report,
         }

@@ -99,6 +99,16 @@ fn a_small_set_that_fits_beside_any_other_need_not_wait() {
 }
 
 #[test]
+fn a_quantum_grows_with_what_is_allocated_in_it() {
+    let mut quanta = quanta(&[600, 600]);
+    assert_eq!(on(&mut quanta).quantum_ns, 4 * SECOND);
+    let since = quanta.turn.as_ref().and_then(|turn| turn.1).unwrap();
+    quanta.set_working_sets(1000, sets(&[900, 600]));
+    assert_eq!(quanta.tick(since + 10 * SECOND - 1), None, "500 bytes are to be copied each way, not 200");
+    assert!(matches!(quanta.tick(since + 10 * SECOND), Some(Change::Next(_))));
+}
+
+#[test]
 fn turns_go_round_and_skip_who_is_idle() {
     let mut quanta = quanta(&[700, 700, 700]);
     let quantum = on(&mut quanta).quantum_ns;

@@ -42,27 +42,24 @@ pub(super) fn card() -> Option<(c_int, u8)> {
     tenant::card(device).map(|card| (device, card))
 }
 
-unsafe fn allocate(address: *mut Address, bytes: u64) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe { allocate_by(address, bytes, |(device, card)| chunks::allocate(device, card, bytes)) }
-}
-
-/// Allocates for the work in a stream.
+/// Allocates for the work in a stream, which may have what it has freed before: for that no more is asked of the driver.
 unsafe fn allocate_after(address: *mut Address, bytes: u64, stream: Object, per_thread: bool) -> c_int {
-    // SAFETY: as above.
-    unsafe { allocate_by(address, bytes, |card| chunks::allocate_after(card, bytes, stream, per_thread)) }
+    let again = if address.is_null() || bytes == 0 { None } else { chunks::take_back(bytes, stream, per_thread) };
+    let Some(found) = again else {
+        // SAFETY: the caller's promise.
+        return unsafe { allocate(address, bytes) };
+    };
+    // SAFETY: the caller's pointer, not null.
+    unsafe { *address = found };
+    SUCCESS
 }
 
-unsafe fn allocate_by(
-    address: *mut Address,
-    bytes: u64,
-    by: impl FnOnce((c_int, u8)) -> Result<Address, c_int>,
-) -> c_int {
+unsafe fn allocate(address: *mut Address, bytes: u64) -> c_int {
     if address.is_null() || bytes == 0 {
         return INVALID_VALUE;
     }
-    let Some(card) = card() else { return driver::INVALID_CONTEXT };
-    match by(card) {
+    let Some((device, card)) = card() else { return driver::INVALID_CONTEXT };
+    match chunks::allocate(device, card, bytes) {
         Ok(found) => {
             // SAFETY: the caller's pointer, not null.
             unsafe { *address = found };

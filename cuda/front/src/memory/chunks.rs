@@ -198,16 +198,10 @@ fn lane(stream: Object, per_thread: bool) -> Option<Lane> {
     one_for_all.then(|| Lane { context: driver::current_context() as u64, stream, per_thread })
 }
 
-/// Allocates for the work in a stream, which may have what it has freed before.
-pub fn allocate_after(
-    (device, card): (c_int, u8),
-    bytes: u64,
-    stream: Object,
-    per_thread: bool,
-) -> Result<Address, c_int> {
+/// Takes memory for the work in a stream that it has freed before.
+pub fn take_back(bytes: u64, stream: Object, per_thread: bool) -> Option<Address> {
     TOUCHED.store(true, Ordering::Relaxed);
-    let again = lane(stream, per_thread).and_then(|lane| lock().as_mut()?.ordered.take(lane, arena::rounded(bytes)?));
-    again.map_or_else(|| allocate(device, card, bytes), Ok)
+    lock().as_mut()?.ordered.take(lane(stream, per_thread)?, arena::rounded(bytes)?)
 }
 
 /// Frees the allocation at `address` after the work in `stream`; false if it is not ours.

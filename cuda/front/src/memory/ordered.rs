@@ -4,7 +4,7 @@
 //! the driver for that. Everybody else gets it when an event behind the work has passed, which is recorded only when somebody
 //! looks for memory.
 
-use std::collections::{HashMap, HashSet};
+use foldhash::{HashMap, HashSet};
 
 use crate::driver::Address;
 

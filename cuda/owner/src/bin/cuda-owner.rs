@@ -70,7 +70,7 @@ struct Serve {
     #[arg(long = "tenant", value_name = "NAME:MIB[:WEIGHT[:CLASS]]", required = true)]
     tenants: Vec<String>,
     /// Length of a slice in milliseconds.
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, default_value_t = 15)]
     slice_ms: u64,
     /// Whether tenants whose memory does not fit together take long turns: `auto`, `off` or `forced`.
     #[arg(long, default_value = "auto")]

@@ -8,6 +8,15 @@ use cuda_protocol::{Chunk, ChunkId, End, FixedKind, FromOwner, MAX_CHUNKS, Refus
 use std::collections::BTreeSet;
 use vram::{Error, GuestAddr, Limit, OnFull, Place, VmId as TenantId};
 
+/// Longest wait of an allocation of the tenant whose quantum it is for others' memory to go, in ns; then it gets what there is.
+// TIMEOUT: all of a card's memory changes hands in less.
+const ROOM_NS: u64 = 500_000_000;
+/// Time for which nobody waits for that after one has waited in vain, in ns.
+const CROWDED_NS: u64 = 10_000_000_000;
+/// Bytes that go beyond those of such an allocation, at most: a program that fills its memory asks for the next part soon, and
+/// who is waiting for a quantum loses nothing by that.
+const AHEAD_BYTES: u64 = 1 << 30;
+
 impl Core {
     pub(super) fn allocate(&mut self, id: SessionId, tenant: TenantId, request: u32, card: u8, chunks: u32) {
         let reason = match () {
@@ -18,7 +27,8 @@ impl Core {
         if let Some(reason) = reason {
             return self.send(id, FromOwner::Refused { request, reason });
         }
-        let pending = Pending { request, wanted: chunks, items: Vec::new(), missing: BTreeSet::new() };
+        let since = self.clock;
+        let pending = Pending { request, wanted: chunks, items: Vec::new(), missing: BTreeSet::new(), since };
         if let Some(session) = self.sessions.get_mut(&id) {
             session.pending.push_back(pending);
         }
@@ -35,15 +45,17 @@ impl Core {
     fn serve(&mut self, id: SessionId, tenant: TenantId) {
         let waits_for_others = !self.expected.is_empty();
         let mut at = 0;
-        while let Some(wanted) = self.sessions.get(&id).and_then(|session| session.pending.get(at)).map(|p| p.wanted) {
+        let next =
+            |core: &Self, at| core.sessions.get(&id)?.pending.get(at).map(|pending| (pending.wanted, pending.since));
+        'requests: while let Some((wanted, since)) = next(self, at) {
             let mut refusal = None;
-            for _ in 0..wanted {
-                if waits_for_others {
-                    return;
+            for left in (1..=wanted).rev() {
+                if waits_for_others || self.waits_for_room(tenant, left, since) {
+                    break 'requests;
                 }
                 match self.place(tenant) {
                     Ok((index, place)) => self.occupy(id, tenant, at, index, place),
-                    Err(None) => return,
+                    Err(None) => break 'requests,
                     Err(Some(reason)) => {
                         refusal = Some(reason);
                         break;
@@ -56,6 +68,31 @@ impl Core {
             }
         }
         self.answer(id);
+    }
+
+    /// Says if chunks of the tenant whose quantum it is wait until memory of those that wait for theirs has gone, and has that
+    /// go. In host memory they would be used over the link, and moved at once, for which the program would have to be quiet.
+    fn waits_for_room(&mut self, tenant: TenantId, chunks: u32, since: u64) -> bool {
+        let Some(turn) = self.quanta.turn().filter(|turn| turn.holder == tenant) else { return false };
+        let of = |id| self.table.vms().find(|(vm, _)| *vm == id).map(|(_, account)| account);
+        let Some(own) = of(tenant) else { return false };
+        let swaps = own.limits.on_full == OnFull::Swap && own.placed < own.limits.quota;
+        let has_room = self.table.spare() > 0 || own.placed < own.guarantee;
+        let others = turn.members.iter().filter(|&&member| member != tenant);
+        let any_goes = others.filter_map(|&member| of(member)).any(|other| other.placed > other.guarantee);
+        if !swaps || has_room || !any_goes || self.table.host_room() == 0 || self.clock < self.crowded_until {
+            return false;
+        }
+        if self.clock.saturating_sub(since) >= ROOM_NS {
+            tracing::debug!(tenant = tenant.0, chunks, "others' memory does not go in time");
+            self.crowded_until = self.clock + CROWDED_NS;
+            return false;
+        }
+        let ahead = u32::try_from(AHEAD_BYTES / self.table.chunk_bytes()).unwrap_or(u32::MAX).min(own.placed);
+        let unmet = self.unmet.entry(tenant).or_default();
+        *unmet = (*unmet).max(chunks.saturating_add(ahead));
+        self.bell = true;
+        true
     }
 
     /// A new chunk of a tenant: its index and its place. `Err(None)`: not now, but it may wait.
@@ -125,6 +162,10 @@ impl Core {
     /// A request has got one more place.
     fn occupy(&mut self, id: SessionId, tenant: TenantId, at: usize, index: u32, place: Place) {
         let piece = self.pieces.take(memory_of(place), tenant, &mut self.actions);
+        if let Place::Host(_) = place {
+            // More of that may follow, or it moves to the card soon.
+            self.moved_at = Some(self.clock);
+        }
         let chunk = ChunkId(self.number());
         let body = Body::Chunk { piece, users: vec![(id, chunk)], pinned: false };
         if let Some(tenant) = self.tenants.get_mut(&tenant) {

@@ -38,6 +38,10 @@ const STEP_MOST: u64 = 100_000_000;
 /// Time for which memory is moved for a guarantee that nobody asks for any more.
 const PROMISE_NS: u64 = 10_000_000_000;
 
+/// Time after memory has moved in which none is pinned for the stock, in ns: memory that moves in parts leaves gaps of a few
+/// milliseconds, and pinning holds the driver's locks for as long.
+const RESTOCK_NS: u64 = 200_000_000;
+
 /// Settings of a card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CardConfig {
@@ -89,7 +93,7 @@ impl CardConfig {
             time: crate::turns::scheduler_defaults(),
             turns: TurnsConfig::default(),
             run_ahead_us: 4000,
-            run_ahead_urgent_us: 1500,
+            run_ahead_urgent_us: 750,
             idle_us: 300,
             patience_ns: 10_000_000_000,
             on_stranger: OnStranger::Report,
@@ -160,6 +164,10 @@ pub struct Core {
     misplaced: BTreeMap<(TenantId, u32), bool>,
     /// What could not be had on the card, by tenant, since it was planned last.
     unmet: BTreeMap<TenantId, u32>,
+    /// Until when no allocation waits for others' memory to go.
+    crowded_until: u64,
+    /// Time at which memory moved last, or came from the host's.
+    moved_at: Option<u64>,
     /// Memory may have to move.
     bell: bool,
     /// Memory moves for a quantum that is to begin.
@@ -207,6 +215,8 @@ impl Core {
             shares: shares::Shares::default(),
             misplaced: BTreeMap::new(),
             unmet: BTreeMap::new(),
+            crowded_until: 0,
+            moved_at: None,
             bell: false,
             settling: false,
             strangers: strangers::Strangers::default(),
@@ -268,7 +278,8 @@ impl Core {
         let moves = !self.relocations.is_empty() || suspends || self.watches_memory();
         let memory = moves.then_some(self.balancer.config().return_interval_ns);
         let late = (!self.expected.is_empty()).then(|| self.expected_until.saturating_sub(self.clock));
-        let soonest = turns.into_iter().chain(memory).chain(late).min();
+        let stock = (self.relocations.is_empty() && self.pieces.is_short()).then(|| self.restocks_in());
+        let soonest = turns.into_iter().chain(memory).chain(late).chain(stock).min();
         // The clock moves on by no more than that, however late the next event is.
         soonest.map(|ns| ns.clamp(50_000, STEP_MOST))
     }
@@ -428,9 +439,13 @@ impl Core {
             self.balance();
             self.carry_out_orders();
         }
-        if self.relocations.is_empty() {
+        if !self.relocations.is_empty() {
+            self.moved_at = Some(self.clock);
+        } else {
             // To pin memory of the host takes the driver's locks for milliseconds: not while memory moves.
-            self.pieces.refill(&mut self.actions);
+            if self.restocks_in() == 0 {
+                self.pieces.refill(&mut self.actions);
+            }
             // To give it up takes half a millisecond each.
             for tenant in self.pieces.parked_for() {
                 if self.sessions_of(tenant).next().is_none() {
@@ -438,6 +453,11 @@ impl Core {
                 }
             }
         }
+    }
+
+    /// Returns in how many ns memory may be pinned for the stock.
+    fn restocks_in(&self) -> u64 {
+        self.moved_at.map_or(0, |at| at.saturating_add(RESTOCK_NS).saturating_sub(self.clock))
     }
 
     fn take_retired_away(&mut self) {

@@ -158,13 +158,17 @@ impl Pieces {
 
     /// Makes host pieces ahead of need, few at a time.
     pub(super) fn refill(&mut self, actions: &mut Vec<Action>) {
-        while self.stock.len() + self.stocking < self.ready_host as usize
-            && self.stocking < STOCKING_MOST
-            && self.host < self.host_most
-        {
+        while self.is_short() {
             self.stocking += 1;
             self.make(Memory::Host, Use::Stocking, true, actions);
         }
+    }
+
+    /// Says if one more piece is to be made for the stock now.
+    pub(super) fn is_short(&self) -> bool {
+        self.stock.len() + self.stocking < self.ready_host as usize
+            && self.stocking < STOCKING_MOST
+            && self.host < self.host_most
     }
 
     /// Pieces that are being made for the stock.

@@ -21,6 +21,8 @@ pub(super) struct Pending {
     pub(super) items: Vec<(ChunkId, u32)>,
     /// Pieces of it that do not exist yet.
     pub(super) missing: BTreeSet<PieceId>,
+    /// Time at which it came.
+    pub(super) since: u64,
 }
 
 /// A connection.

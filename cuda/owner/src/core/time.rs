@@ -222,8 +222,11 @@ impl Core {
         let idle_after = self.balancer.config().idle_after_ns;
         let (mut sets, mut idle) = (BTreeMap::new(), BTreeMap::new());
         let mut over_link = 0;
+        let holder = self.quanta.turn().map(|turn| turn.holder);
         for (tenant, account) in self.table.vms() {
-            if self.turns.is_busy(tenant) {
+            // A program that is held up by its memory is not idle.
+            let waits = self.waits_for_memory(tenant) || holder == Some(tenant) && self.is_moving(tenant);
+            if self.turns.is_busy(tenant) || waits {
                 self.balancer.active(tenant, now);
             }
             let Some(at) = self.balancer.last_active(tenant) else { continue };
@@ -254,6 +257,16 @@ impl Core {
         self.settling = holder.is_some() && (self.settling || holder != before);
         self.balancer.set_turn(turn);
         self.hold_waiting();
+    }
+
+    /// Says if a program of the tenant has asked for memory that it has not got.
+    fn waits_for_memory(&self, tenant: TenantId) -> bool {
+        let mut of_it = self.sessions.values().filter(|session| session.tenant == Some(tenant));
+        of_it.any(|session| !session.pending.is_empty())
+    }
+
+    fn is_moving(&self, tenant: TenantId) -> bool {
+        self.tenants.get(&tenant).is_some_and(|known| !known.moving.is_empty())
     }
 
     /// Nothing moves: a quantum that memory was moved for begins, unless more of it may come soon. A program that ends gives

@@ -10,8 +10,10 @@ fn id(number: u32) -> TenantId {
     vram::VmId(number)
 }
 
+/// Slices of 10 ms.
 fn turns() -> Turns {
-    Turns::new(scheduler_defaults(), TurnsConfig::default(), Nanos(0)).expect("the defaults are in bounds")
+    let config = TurnsConfig { slice_ns: 10 * MS, ..TurnsConfig::default() };
+    Turns::new(scheduler_defaults(), config, Nanos(0)).expect("the defaults are in bounds")
 }
 
 /// A tenant's program: kernels of one length, a few in flight, and idleness between bursts of them.

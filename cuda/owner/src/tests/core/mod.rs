@@ -1,6 +1,7 @@
 //! The owner's state machine among programs and workers that do what they are told, in any order.
 
 mod outside;
+mod quanta;
 mod random;
 mod timed;
 mod world;
@@ -529,47 +530,4 @@ fn a_chunk_that_is_given_up_while_it_is_adopted_is_no_violation() {
     assert!(world.programs.contains_key(&sessions[0]), "it did nothing wrong");
     assert_eq!(world.core.view().memory.free, 5);
     world.check();
-}
-
-#[test]
-fn a_quantum_does_not_begin_before_the_memory_of_a_program_that_ends_can_be_had() {
-    let mut world = two(8, 16);
-    let config = world.core.config().clone();
-    let second = 1_000 * MS;
-    let quanta = vram::QuantaConfig {
-        mode: vram::Mode::Forced,
-        min_ns: 20 * second,
-        max_ns: 20 * second,
-        factor: 80,
-        ..config.quanta
-    };
-    let off = vram::QuantaConfig { mode: vram::Mode::Off, ..quanta };
-    world.core.tune(config.time, config.balance, off, config.host_bytes).expect("it may be");
-    let (one, other) = (world.connect("one"), world.connect("two"));
-    world.ask(one, 1, 8);
-    world.ask(other, 1, 8);
-    for session in [one, other] {
-        world.say(session, FromTenant::Waiting { card: 0 });
-    }
-    world.pass(500 * MS);
-    assert_eq!(world.places(one), (4, 4), "the card is shared");
-    // It maps nothing any more.
-    world.programs.get_mut(&other).expect("there").ends = true;
-    world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("it may be");
-    world.pass(100 * MS);
-    assert!(world.core.memory_turn().is_some());
-    let runs = |world: &World| world.programs[&one].run.is_some();
-    assert!(!runs(&world), "half of its memory is away");
-    world.leave(other);
-    world.pass(100 * MS);
-    assert_eq!((world.places(one), runs(&world)), ((8, 0), true));
-
-    let stays = world.connect("two");
-    world.ask(stays, 1, 8);
-    world.programs.get_mut(&stays).expect("there").ends = true;
-    world.say(stays, FromTenant::Waiting { card: 0 });
-    world.pass(second);
-    let terms = [one, stays].iter().find_map(|session| world.programs[session].run);
-    let terms = terms.expect("it is not waited for without an end");
-    assert_eq!(terms.idle_us, 10_000, "nobody else could use the card");
 }

@@ -29,6 +29,8 @@ const MAP: u64 = 70 * US;
 const WORD: u64 = 50 * US;
 /// To be quiet, and to end a turn.
 const DRAIN: u64 = 2 * MS;
+/// To use what was allocated for the first time, and to ask for more.
+const USE: u64 = 100 * US;
 
 /// Something that happens at its time.
 #[derive(Debug)]
@@ -47,6 +49,13 @@ enum Hand {
     Program(SessionId),
 }
 
+/// A program that asks for one part of its memory after the other, each as soon as its work on the last one may run.
+#[derive(Debug)]
+struct Fill {
+    left: u32,
+    has: bool,
+}
+
 struct Timed {
     core: Core,
     now: u64,
@@ -59,13 +68,15 @@ struct Timed {
     /// Since when the programs have a turn, and for how long they had one.
     runs: BTreeMap<SessionId, (Option<u64>, u64)>,
     copies: BTreeMap<Memory, u64>,
+    fills: BTreeMap<SessionId, Fill>,
 }
 
 impl Timed {
     fn new(config: CardConfig) -> Self {
         let core = Core::new(config, 7).expect("in bounds");
-        let (what, busy, memory, runs, copies) = Default::default();
-        let mut timed = Self { core, now: 0, order: 0, queue: BinaryHeap::new(), what, busy, memory, runs, copies };
+        let (what, busy, memory, runs, copies, fills) = Default::default();
+        let queue = BinaryHeap::new();
+        let mut timed = Self { core, now: 0, order: 0, queue, what, busy, memory, runs, copies, fills };
         timed.take_actions();
         timed
     }
@@ -154,9 +165,28 @@ impl Timed {
                 let stopped = FromTenant::Stopped { card, turn, usage, waiting: true };
                 self.after(hand, DRAIN, Some(Next::Say(session, stopped)));
             }
+            FromOwner::Granted { more: false, .. } => {
+                if let Some(fill) = self.fills.get_mut(&session) {
+                    fill.has = true;
+                }
+            }
             FromOwner::Refused { .. } => panic!("{message:?}"),
             _ => {}
         }
+        self.fill(session);
+    }
+
+    fn fill(&mut self, session: SessionId) {
+        let runs = self.runs[&session].0.is_some();
+        let Some(fill) = self.fills.get_mut(&session).filter(|fill| runs && fill.has && fill.left > 0) else { return };
+        (fill.has, fill.left) = (false, fill.left - 1);
+        let ask = FromTenant::Allocate { request: fill.left, card: 0, chunks: 16 };
+        self.after(Hand::Program(session), USE, Some(Next::Say(session, ask)));
+    }
+
+    /// Says if a program has all that it asks for.
+    fn is_full(&self, session: SessionId) -> bool {
+        self.fills.get(&session).is_some_and(|fill| fill.has && fill.left == 0)
     }
 
     /// Lets everything happen until a time.
@@ -183,8 +213,8 @@ impl Timed {
     }
 }
 
-/// Two tenants that fill four fifths of the card each, at once, with so much host memory ready and turns of a second.
-fn two_that_do_not_fit(ready: u64) -> Timed {
+/// Two tenants with so much host memory ready, turns of a second, and programs that have work.
+fn two_at_once(ready: u64) -> (Timed, [SessionId; 2]) {
     let mut config = CardConfig::new(640 * CHUNK);
     (config.host_bytes, config.host_ready_bytes) = (1024 * CHUNK, ready * CHUNK);
     config.quanta.mode = vram::Mode::Forced;
@@ -200,6 +230,12 @@ fn two_that_do_not_fit(ready: u64) -> Timed {
     for session in sessions {
         timed.say(session, FromTenant::Waiting { card: 0 });
     }
+    (timed, sessions)
+}
+
+/// The same, and each fills four fifths of the card.
+fn two_that_do_not_fit(ready: u64) -> Timed {
+    let (mut timed, sessions) = two_at_once(ready);
     for request in 0..32 {
         for session in sessions {
             timed.say(session, FromTenant::Allocate { request, card: 0, chunks: 16 });
@@ -231,4 +267,49 @@ fn who_needs_memory_of_the_host_first_does_not_wait_for_a_stock_that_is_made_ane
     let lost = timed.now - start - (timed.ran() - ran);
     // 120 pieces more than were ready are pinned; what is made for the stock is as much again.
     assert!(lost <= 120 * PIN + 200 * MS, "the first quantum begins after {} ms", lost / MS);
+}
+
+#[test]
+fn who_fills_its_memory_in_its_quantum_gets_it_on_the_card() {
+    let (mut timed, [one, two]) = two_at_once(512);
+    let wait = |timed: &mut Timed, until: &dyn Fn(&Timed) -> bool| {
+        let start = timed.now;
+        while !until(timed) {
+            timed.run(timed.now + MS);
+            assert!(timed.now < start + 5_000 * MS, "it takes too long");
+        }
+        timed.now - start
+    };
+    let fill = |timed: &mut Timed, session| {
+        timed.fills.insert(session, Fill { left: 32, has: true });
+        timed.fill(session);
+    };
+    fill(&mut timed, one);
+    let alone = wait(&mut timed, &|timed: &Timed| timed.is_full(one));
+    fill(&mut timed, two);
+    let holds = |timed: &Timed| timed.core.memory_turn().is_some_and(|turn| turn.holder.0 == 2);
+    wait(&mut timed, &|timed: &Timed| holds(timed) && timed.runs[&two].0.is_some());
+    let on_card = |timed: &Timed, tenant: usize| u64::from(timed.core.view().tenants[tenant].memory.placed);
+    let (before, missing) = (timed.copies.clone(), 512 - on_card(&timed, 1));
+    assert!(missing > 300, "most of it is allocated in its quantum");
+    let took = wait(&mut timed, &|timed: &Timed| timed.is_full(two));
+    let copied = |memory| timed.copies.get(&memory).unwrap_or(&0) - before.get(&memory).unwrap_or(&0);
+    assert_eq!((copied(Memory::Device), on_card(&timed, 1)), (0, 512), "nothing of it was used over the link first");
+    // What goes for the last part goes 64 chunks ahead.
+    assert!((missing - 16..=missing + 80).contains(&copied(Memory::Host)), "{} chunks", copied(Memory::Host));
+    assert!(took <= alone + missing * COPY * 4 / 3, "{} ms, {} ms alone", took / MS, alone / MS);
+}
+
+#[test]
+fn nothing_is_pinned_in_the_gaps_between_moves() {
+    let (mut timed, [one, two]) = two_at_once(512);
+    timed.say(one, FromTenant::Allocate { request: 1, card: 0, chunks: 640 });
+    timed.say(two, FromTenant::Allocate { request: 1, card: 0, chunks: 16 });
+    let stocked = |timed: &Timed| timed.core.view().pieces.1;
+    timed.run(timed.now + 50 * MS);
+    let before = stocked(&timed);
+    timed.run(timed.now + 100 * MS);
+    assert_eq!(stocked(&timed), before, "memory has just moved");
+    timed.run(timed.now + 500 * MS);
+    assert!(stocked(&timed) > before, "the stock is made anew");
 }

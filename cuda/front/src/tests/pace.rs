@@ -1,0 +1,179 @@
+//! Groups of work, their lengths, and when their ends are looked for.
+
+use super::*;
+
+const STREAM: Stream = Stream { handle: 5, per_thread: false };
+
+thread_local! {
+    static CURRENT: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+unsafe extern "C" fn get_current(to: *mut u64) -> i32 {
+    // SAFETY: the caller's pointer is valid.
+    unsafe { *to = CURRENT.get() };
+    SUCCESS
+}
+
+extern "C" fn set_current(context: u64) -> i32 {
+    CURRENT.set(context);
+    SUCCESS
+}
+
+/// As the driver: without a context nothing is said of an event, and this one's work has not ended.
+extern "C" fn not_ended(_: u64) -> i32 {
+    if CURRENT.get() == 0 { driver::INVALID_CONTEXT } else { driver::NOT_READY }
+}
+
+#[test]
+fn work_is_in_flight_for_a_thread_without_a_context_as_well() {
+    use crate::slots::{REAL, at};
+    let functions = [
+        (at::cuCtxGetCurrent, get_current as *mut ()),
+        (at::cuCtxSetCurrent, set_current as *mut ()),
+        (at::cuEventQuery, not_ended as *mut ()),
+    ];
+    for (index, function) in functions {
+        REAL[index].store(function, Ordering::SeqCst);
+    }
+    let mut pace = flying(&[(1.0, true)], Instant::now());
+    pace.reap();
+    assert_eq!(pace.groups.len(), 1, "the driver has not said that it has ended");
+    assert_eq!(CURRENT.get(), 0, "the thread is as it was");
+}
+
+/// Work of one kernel each that is in flight and was submitted at `at`.
+fn flying(lengths: &[(f64, bool)], at: Instant) -> Pace {
+    let mut pace = Pace::default();
+    for &(ms, sure) in lengths {
+        let mut group = Group::new(1, STREAM, None);
+        (group.end, group.opened) = (Some(Event(9)), at);
+        (group.estimate, group.sure) = (ms * 1e6, sure);
+        group.keys.push(1);
+        pace.groups.push_back(group);
+    }
+    pace
+}
+
+#[test]
+fn what_has_run_of_a_long_kernel_is_not_ahead_any_more() {
+    let at = Instant::now();
+    let mut pace = flying(&[(21.0, true)], at);
+    assert!(pace.left_ns(at) > 20e6, "nothing of it has run");
+    let late = at + Duration::from_millis(18);
+    assert!((pace.left_ns(late) - 3e6).abs() < 1e3);
+    // One that takes longer than it should is about to end, and what is behind it has not begun.
+    pace.groups.extend(flying(&[(21.0, true)], at).groups);
+    assert!((pace.left_ns(at + Duration::from_millis(50)) - 21e6).abs() < 1e3);
+    // That the first has ended was seen late: the second runs since then, as far as is known.
+    pace.groups.pop_front();
+    pace.seen = Some(at + Duration::from_millis(50));
+    assert!((pace.left_ns(at + Duration::from_millis(60)) - 11e6).abs() < 1e3);
+}
+
+#[test]
+fn a_copy_may_run_beside_a_long_kernel_of_another_stream() {
+    let other = Stream { handle: 6, per_thread: false };
+    let mut pace = flying(&[(21.0, true)], Instant::now());
+    assert!(pace.is_free_for(other) && !pace.is_free_for(STREAM));
+    pace.groups.extend(flying(&[(21.0, true)], Instant::now()).groups);
+    assert!(!pace.is_free_for(other), "one of them");
+}
+
+#[test]
+fn only_of_work_whose_length_is_steady_the_end_is_foretold() {
+    // Held by no other test: nothing here is measured by the process itself.
+    UNMEASURED.store(false, Ordering::SeqCst);
+    let at = Instant::now();
+    let soon = |pace: &Pace| pace.left(at + Duration::from_millis(1));
+    assert_eq!(soon(&flying(&[], at)), Left::Nothing);
+    assert_eq!(soon(&flying(&[(1.5, true)], at)), Left::About(Duration::from_micros(500)));
+    assert_eq!(soon(&flying(&[(1.5, true), (0.5, false)], at)), Left::Unknown);
+    let mut open = flying(&[(1.5, true)], at);
+    open.groups[0].end = None;
+    assert_eq!(soon(&open), Left::Unknown, "its end cannot be seen");
+    UNMEASURED.store(true, Ordering::SeqCst);
+    assert_eq!(soon(&flying(&[(1.5, true)], at)), Left::Unknown, "what was submitted before is in flight");
+}
+
+extern "C" fn recorded(_: u64, _: u64) -> i32 {
+    SUCCESS
+}
+
+#[test]
+fn the_end_of_all_work_is_looked_for_when_no_more_is_submitted() {
+    use crate::slots::{REAL, at};
+    let functions = [
+        (at::cuCtxGetCurrent, get_current as *mut ()),
+        (at::cuCtxSetCurrent, set_current as *mut ()),
+        (at::cuEventQuery, not_ended as *mut ()),
+        (at::cuEventRecord, recorded as *mut ()),
+    ];
+    for (index, function) in functions {
+        REAL[index].store(function, Ordering::SeqCst);
+    }
+    let begin = Instant::now();
+    let mut pace = flying(&[(0.06, true)], begin);
+    pace.groups[0].end = None;
+    pace.clocks.insert(1, Clock { base: Event(1), offset: 0.0, busy_until: 0.0, spare: vec![Event(7)] });
+    let later = |us| begin + Duration::from_micros(us);
+    pace.last = Some(later(990));
+    pace.look_for_end(later(1000));
+    assert_eq!(pace.groups[0].end, None, "more may come");
+    pace.look_for_end(later(1100));
+    assert_eq!(pace.groups[0].end, Some(Event(7)));
+}
+
+#[test]
+fn a_length_that_was_met_often_is_not_forgotten_for_one_group_that_was_held_up() {
+    let mut pace = Pace::default();
+    let at = Instant::now();
+    let took = |pace: &mut Pace, ms: f64| {
+        let expected = pace.lengths.get(&1).map_or(UNKNOWN_NS, |length| length.ns);
+        let group = flying(&[(expected / 1e6, false)], at).groups.remove(0).expect("one");
+        pace.learn(&group, ms * 1e6);
+        (pace.lengths[&1].ns / 1e6).round()
+    };
+    for _ in 0..20 {
+        took(&mut pace, 2.0);
+    }
+    assert_eq!([5.0, 2.0].map(|ms| took(&mut pace, ms)), [2.0, 2.0]);
+    assert!(pace.lengths[&1].steady >= STEADY, "it can be relied on");
+    let longer = [5.0, 5.0, 5.0, 5.0].map(|ms| took(&mut pace, ms));
+    assert_eq!(longer[3], 5.0, "{longer:?}");
+    for _ in 0..20 {
+        took(&mut pace, 5.0);
+    }
+    assert_eq!(took(&mut pace, 50.0), 50.0, "that is no exception");
+}
+
+#[test]
+fn a_kind_that_is_often_in_a_group_is_corrected_once() {
+    let mut pace = Pace::default();
+    let mut one = flying(&[(2.4, false)], Instant::now()).groups.remove(0).expect("one");
+    one.keys = vec![1; 8];
+    // Eight of 0.25 ms, of which 0.3 ms were expected, and then other numbers of them.
+    pace.lengths.insert(1, Length { ns: 300_000.0, steady: 0 });
+    pace.learn(&one, 2e6);
+    for count in [8, 7, 8, 3, 8] {
+        let known = pace.lengths[&1];
+        assert!((known.ns - 250_000.0).abs() < 20_000.0, "{known:?}");
+        (one.keys, one.estimate) = (vec![1; count], known.ns * count as f64);
+        pace.learn(&one, 250_000.0 * count as f64);
+    }
+    let known = pace.lengths[&1];
+    assert!((known.ns - 250_000.0).abs() < 500.0 && known.steady >= STEADY, "{known:?}");
+}
+
+#[test]
+fn a_length_is_relied_on_when_it_was_met_twice_and_not_when_it_changes() {
+    let mut pace = Pace::default();
+    let at = Instant::now();
+    let took = |pace: &mut Pace, ms: f64| {
+        let expected = pace.lengths.get(&1).map_or(UNKNOWN_NS, |length| length.ns);
+        let group = flying(&[(expected / 1e6, false)], at).groups.remove(0).expect("one");
+        pace.learn(&group, ms * 1e6);
+        pace.lengths[&1].steady >= STEADY
+    };
+    let sure: Vec<bool> = [3.0, 3.0, 3.1, 3.0, 30.0, 30.0, 30.0].iter().map(|&ms| took(&mut pace, ms)).collect();
+    assert_eq!(sure, [false, false, true, true, false, false, true]);
+}

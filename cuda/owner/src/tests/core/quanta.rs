@@ -1,0 +1,100 @@
+//! Turns at the card's memory, and the host's memory that they need.
+
+use super::*;
+
+#[test]
+fn a_quantum_does_not_begin_before_the_memory_of_a_program_that_ends_can_be_had() {
+    let mut world = two(8, 16);
+    let config = world.core.config().clone();
+    let second = 1_000 * MS;
+    let quanta = vram::QuantaConfig {
+        mode: vram::Mode::Forced,
+        min_ns: 20 * second,
+        max_ns: 20 * second,
+        factor: 80,
+        ..config.quanta
+    };
+    let off = vram::QuantaConfig { mode: vram::Mode::Off, ..quanta };
+    world.core.tune(config.time, config.balance, off, config.host_bytes).expect("it may be");
+    let (one, other) = (world.connect("one"), world.connect("two"));
+    world.ask(one, 1, 8);
+    world.ask(other, 1, 8);
+    for session in [one, other] {
+        world.say(session, FromTenant::Waiting { card: 0 });
+    }
+    world.pass(500 * MS);
+    assert_eq!(world.places(one), (4, 4), "the card is shared");
+    // It maps nothing any more.
+    world.programs.get_mut(&other).expect("there").ends = true;
+    world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("it may be");
+    world.pass(100 * MS);
+    assert!(world.core.memory_turn().is_some());
+    let runs = |world: &World| world.programs[&one].run.is_some();
+    assert!(!runs(&world), "half of its memory is away");
+    world.leave(other);
+    world.pass(100 * MS);
+    assert_eq!((world.places(one), runs(&world)), ((8, 0), true));
+
+    let stays = world.connect("two");
+    world.ask(stays, 1, 8);
+    world.programs.get_mut(&stays).expect("there").ends = true;
+    world.say(stays, FromTenant::Waiting { card: 0 });
+    world.pass(second);
+    let terms = [one, stays].iter().find_map(|session| world.programs[session].run);
+    let terms = terms.expect("it is not waited for without an end");
+    assert_eq!(terms.idle_us, 10_000, "nobody else could use the card");
+}
+
+#[test]
+fn who_waits_for_memory_is_not_idle() {
+    let mut world = two(16, 32);
+    let config = world.core.config().clone();
+    let second = 1_000 * MS;
+    let quanta =
+        vram::QuantaConfig { mode: vram::Mode::Forced, min_ns: 20 * second, max_ns: 20 * second, ..config.quanta };
+    world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("it may be");
+    let sessions = [world.connect("one"), world.connect("two")];
+    for session in sessions {
+        world.ask(session, 1, 12);
+        world.say(session, FromTenant::Waiting { card: 0 });
+    }
+    world.pass(second);
+    let holder = |world: &World| world.core.memory_turn().map(|turn| turn.holder.0);
+    let first = holder(&world).expect("they take turns");
+    let session = sessions[first as usize - 1];
+    let run = world.programs[&session].run.expect("its gate is open");
+    world.say(session, FromTenant::Allocate { request: 2, card: 0, chunks: 2 });
+    let usage = Usage::default();
+    world.say(session, FromTenant::Stopped { card: 0, turn: run.turn, usage, waiting: false });
+    // Nobody does anything.
+    for _ in 0..40 {
+        world.now += 10 * MS;
+        world.event(Event::Tick);
+    }
+    assert_eq!(holder(&world), Some(first), "its memory is not there yet");
+    world.programs.get_mut(&session).expect("there").run = None;
+    world.settle();
+    assert_eq!(world.programs[&session].chunks.len(), 14);
+    world.pass(second);
+    assert_ne!(holder(&world), Some(first), "now it has nothing to do");
+}
+
+#[test]
+fn the_stock_is_made_anew_though_nothing_else_happens() {
+    let mut world = World::new(8, 16);
+    let all = Limits { guarantee: 8, ..Limits::default() };
+    for (name, limits) in [("one", all), ("two", Limits::default())] {
+        world.core.add_tenant(spec(name, 64, limits)).expect("it may be");
+    }
+    let one = world.connect("one");
+    world.ask(one, 1, 8);
+    let two = world.connect("two");
+    world.ask(two, 1, 2);
+    assert_eq!((world.places(two), world.core.view().pieces.1), ((0, 2), 2), "what was ready is in use");
+    world.leave(two);
+    world.settle();
+    assert_eq!(world.core.view().pieces.1, 0);
+    assert!(world.core.next_wakeup().is_some_and(|ns| ns <= 200 * MS));
+    world.pass(250 * MS);
+    assert_eq!(world.core.view().pieces.1, 2);
+}
