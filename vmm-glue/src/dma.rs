@@ -4,7 +4,7 @@
 //! client answers when it has time; QEMU does so in its main loop, which must not be waiting for this server. Therefore a
 //! handler of [`crate::Device`] must not wait for a request, and [`Pending::wait`] refuses to on that thread.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
@@ -108,6 +108,8 @@ struct Shared {
     server_thread: Option<ThreadId>,
     queue: VecDeque<Waiting>,
     in_flight: HashMap<u16, Piece>,
+    /// Messages of an earlier process that the client has not answered.
+    forgotten: HashSet<u16>,
     next_id: u16,
     /// Requests that wait or run, and their bytes.
     requests: usize,
@@ -211,12 +213,25 @@ impl DmaClient {
         Ok(Pending { job, shared: Arc::clone(&self.shared) })
     }
 
-    /// A client is there; `max_transfer` is 0 if it does not take requests.
+    /// A client is there, or still is; `max_transfer` is 0 if it does not take requests.
     pub(crate) fn connect(&self, max_transfer: usize) {
         let mut shared = self.shared.lock();
         shared.connected = true;
         shared.max_transfer = if max_transfer < MIN_TRANSFER { 0 } else { max_transfer };
         shared.server_thread = Some(std::thread::current().id());
+    }
+
+    /// Numbers of the messages that the client may answer still. Who waits for that is a thread of this process.
+    pub(crate) fn unanswered(&self) -> Vec<u16> {
+        let shared = self.shared.lock();
+        let mut numbers: Vec<u16> = shared.in_flight.keys().chain(&shared.forgotten).copied().collect();
+        numbers.sort_unstable();
+        numbers
+    }
+
+    /// The client may answer these messages still, which nobody waits for any more.
+    pub(crate) fn forget(&self, numbers: Vec<u16>) {
+        self.shared.lock().forgotten = numbers.into_iter().collect();
     }
 
     /// The client is gone: everything under way fails.
@@ -249,7 +264,7 @@ impl DmaClient {
                 true => state.data.get(piece.start..piece.start.saturating_add(piece.len)).unwrap_or(&[]),
                 false => &[],
             };
-            while shared.in_flight.contains_key(&shared.next_id) {
+            while shared.in_flight.contains_key(&shared.next_id) || shared.forgotten.contains(&shared.next_id) {
                 shared.next_id = shared.next_id.wrapping_add(1);
             }
             let id = shared.next_id;
@@ -268,7 +283,7 @@ impl DmaClient {
     /// Takes a reply of the client. False if nothing was asked under its number.
     pub(crate) fn reply(&self, header: &Header, body: &[u8]) -> bool {
         let mut shared = self.shared.lock();
-        let Some(piece) = shared.in_flight.remove(&header.id) else { return false };
+        let Some(piece) = shared.in_flight.remove(&header.id) else { return shared.forgotten.remove(&header.id) };
         let outcome = if header.flags & FLAG_ERROR != 0 {
             add(&self.counters.dma_request_errors, 1);
             Err(DmaError::Refused { gpa: piece.gpa, errno: header.error })

@@ -6,6 +6,10 @@
 //!
 //! Nothing here waits for a client: `event` says how its descriptors are signalled.
 
+mod saved;
+
+pub(crate) use saved::SavedInterrupts;
+
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 

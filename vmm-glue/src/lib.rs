@@ -8,6 +8,7 @@
 //! - [`device`]: the trait that a device implements, and what it is told.
 //! - [`mappable`]: parts of a region that a client maps instead of accessing them by messages.
 //! - [`link`]: what a device may use from any thread: [`interrupts`], [`memory`], [`dma`], [`counters`].
+//! - `parked`: a server's client at rest, for the server to go on with in this process or in another.
 //! - `event`: a client's event descriptor, which nobody is held up by.
 //! - [`echo`]: a device that is plain memory, the baseline of transport benchmarks.
 //! - `client`, `fuzz` (feature `test-client`): a client for tests and benches, and the body of the fuzz target.
@@ -49,6 +50,7 @@ pub mod interrupts;
 pub mod link;
 pub mod mappable;
 pub mod memory;
+mod parked;
 mod pieces;
 pub mod protocol;
 pub mod server;
@@ -62,5 +64,6 @@ pub use interrupts::{Interrupts, IrqCounts};
 pub use link::{ClientInfo, Link, StopHandle};
 pub use mappable::{Mappable, MappableError, MmapArea};
 pub use memory::{DmaRegion, GuestMemory, Mapping, MemoryTable};
+pub use parked::{ParkError, Parked, SavedClients};
 pub use server::{Server, ServerError, ServerOptions};
 pub use socket::{BindError, BoundPath, SocketOptions};

@@ -1,5 +1,9 @@
 //! Link to a server, which a device and the rest of the daemon may use from any thread.
 
+mod saved;
+
+pub(crate) use saved::SavedLink;
+
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,29 +46,56 @@ impl Wake {
     }
 }
 
-/// Ends a running server, also from another thread; clones end the same one.
+/// Ends a running server, or has it rest, also from another thread; clones end the same one.
 #[derive(Clone, Debug)]
-pub struct StopHandle(Arc<(Wake, AtomicBool)>);
+pub struct StopHandle(Arc<Stop>);
+
+#[derive(Debug)]
+struct Stop {
+    wake: Wake,
+    stopped: AtomicBool,
+    parking: AtomicBool,
+}
 
 impl StopHandle {
     /// A handle for servers to come. Fails when the process has no file descriptor left.
     pub fn new() -> std::io::Result<Self> {
-        Ok(Self(Arc::new((Wake::new()?, AtomicBool::new(false)))))
+        let (stopped, parking) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Self(Arc::new(Stop { wake: Wake::new()?, stopped, parking })))
     }
 
     /// Ends every [`crate::server::Server::run`] that was given this handle, now and later.
     pub fn stop(&self) {
-        self.0.1.store(true, Ordering::Release);
-        self.0.0.wake();
+        self.0.stopped.store(true, Ordering::Release);
+        self.0.wake.wake();
+    }
+
+    /// Has every [`crate::server::Server::serve`] that was given this handle return its clients as they are, as soon as none of
+    /// their requests is half done.
+    pub fn park(&self) {
+        self.0.parking.store(true, Ordering::Release);
+        self.0.wake.wake();
+    }
+
+    /// Servers serve again that are run from now on.
+    pub fn unpark(&self) {
+        self.0.parking.store(false, Ordering::Release);
+        if !self.is_stopped() {
+            self.0.wake.clear();
+        }
+    }
+
+    pub(crate) fn is_parking(&self) -> bool {
+        self.0.parking.load(Ordering::Acquire)
     }
 
     /// Returns whether [`Self::stop`] was called.
     pub fn is_stopped(&self) -> bool {
-        self.0.1.load(Ordering::Acquire)
+        self.0.stopped.load(Ordering::Acquire)
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.0.0.fd()
+        self.0.wake.fd()
     }
 }
 

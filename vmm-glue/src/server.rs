@@ -21,6 +21,7 @@ use crate::counters::{Counters, add, add_len, worth_logging};
 use crate::device::Device;
 use crate::link::{Link, StopHandle};
 use crate::memory::MemoryLimits;
+use crate::parked::Parked;
 use crate::protocol::{FLAG_ERROR, FLAG_TYPE_REPLY, HEADER_SIZE, Header};
 use crate::socket::{self, BindError, BoundPath, SocketOptions};
 use crate::spin::Spin;
@@ -111,10 +112,30 @@ impl Server {
     ///
     /// Returns early only if the host fails (no client can cause it).
     pub fn run(&self, link: &Link, device: &mut dyn Device, stop: &StopHandle) -> Result<(), ServerError> {
+        self.serve(link, device, stop, None).map(drop)
+    }
+
+    /// As [`Self::run`], going on with clients that were `parked`, if there are any. `device` must be as their device was.
+    ///
+    /// Returns the clients as they are if it is to [rest](StopHandle::park), and serves them no more; nothing of them is half
+    /// done then.
+    pub fn serve(
+        &self,
+        link: &Link,
+        device: &mut dyn Device,
+        stop: &StopHandle,
+        parked: Option<Parked>,
+    ) -> Result<Option<Parked>, ServerError> {
         let mut spin = Spin::new(self.options.spin);
         let mut clients = Clients { server: self, link, device, active: None, waiting: Vec::new() };
+        if let Some(parked) = parked {
+            clients.resume(parked);
+        }
         while !stop.is_stopped() {
             clients.serve(&mut spin);
+            if stop.is_parking() {
+                return Ok(Some(clients.park()));
+            }
             let ready = clients.wait(stop)?;
             spin.woke(ready.client);
             if ready.wake {
@@ -129,7 +150,7 @@ impl Server {
             clients.listen_to_waiting();
         }
         clients.end(None);
-        Ok(())
+        Ok(None)
     }
 }
 
@@ -142,16 +163,30 @@ struct Ready {
     listener: bool,
 }
 
-/// A connection whose end the other end is told, however it comes.
+/// A connection whose end the other end is told, however it comes; unless another goes on with it.
 #[derive(Debug)]
 struct Accepted<'a> {
     stream: UnixStream,
     /// Has a copy.
     keeper: Option<&'a dyn Keeper>,
+    /// Another goes on with it, by another descriptor.
+    left: bool,
+}
+
+impl Accepted<'_> {
+    /// Leaves the connection to who has the descriptor that is returned; the keeper keeps its copy.
+    fn leave(mut self) -> io::Result<UnixStream> {
+        let stream = self.stream.try_clone()?;
+        self.left = true;
+        Ok(stream)
+    }
 }
 
 impl Drop for Accepted<'_> {
     fn drop(&mut self) {
+        if self.left {
+            return;
+        }
         socket::end(&self.stream);
         if let Some(keeper) = self.keeper {
             keeper.release();
@@ -175,6 +210,33 @@ struct Clients<'a> {
 }
 
 impl Clients<'_> {
+    /// Goes on with clients.
+    fn resume(&mut self, parked: Parked) {
+        let Parked { active, waiting } = parked;
+        if let Some((stream, mut connection)) = active {
+            connection.resume(self.device);
+            let keeper = self.server.keeper.as_deref();
+            self.active = Some(Active { accepted: Accepted { stream, keeper, left: false }, connection });
+        }
+        self.waiting.extend(waiting.into_iter().map(|stream| Accepted { stream, keeper: None, left: false }));
+    }
+
+    /// Takes the clients out as they are. One for which there is no descriptor left is told the end.
+    fn park(&mut self) -> Parked {
+        let mut parked = Parked::default();
+        if let Some(Active { accepted, connection }) = self.active.take() {
+            match accepted.leave() {
+                Ok(stream) => parked.active = Some((stream, connection)),
+                Err(error) => {
+                    tracing::error!(%error, "VMM disconnected: its connection cannot rest");
+                    connection.close(self.device);
+                }
+            }
+        }
+        parked.waiting = std::mem::take(&mut self.waiting).into_iter().filter_map(|it| it.leave().ok()).collect();
+        parked
+    }
+
     /// Handles what the client has sent, until nothing more comes for a while.
     fn serve(&mut self, spin: &mut Spin) {
         for _ in 0..MAX_ROUNDS {
@@ -236,7 +298,7 @@ impl Clients<'_> {
                     self.closed("it said nothing and others wait");
                     self.waiting.remove(0);
                 }
-                self.waiting.push(Accepted { stream, keeper: None });
+                self.waiting.push(Accepted { stream, keeper: None, left: false });
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => (),
             Err(error) => {

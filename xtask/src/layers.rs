@@ -22,7 +22,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("pv", &["nvspec", "saved-state"]),
     ("vram", &["saved-state", "tenant"]),
     ("sched", &["saved-state", "tenant"]),
-    ("vmm-glue", &[]),
+    ("vmm-glue", &["saved-state"]),
     ("cuda-control", &["sched"]),
     ("cuda-protocol", &[]),
     ("cuda-table", &[]),

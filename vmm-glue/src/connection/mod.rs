@@ -7,6 +7,7 @@
 mod outbox;
 mod receive;
 mod regions;
+mod saved;
 mod session;
 mod share;
 mod version;
@@ -16,6 +17,7 @@ use std::os::fd::OwnedFd;
 use thiserror::Error;
 
 pub use outbox::Outbox;
+pub(crate) use saved::SavedConnection;
 
 use crate::device::Device;
 use crate::link::{ClientInfo, Link};
@@ -144,6 +146,11 @@ impl Connection {
     /// Does what the link asks for: sends requests to the client, looks for private or withdrawn memory.
     pub fn work(&mut self, device: &mut dyn Device) -> Result<(), Fatal> {
         self.session.work(device, &mut self.out, FLUSH_AT)
+    }
+
+    /// Goes on with a connection that was [restored](Self::restored), on the thread that serves it from now on.
+    pub(crate) fn resume(&mut self, device: &dyn Device) {
+        self.session.resume(device);
     }
 
     /// Ends the connection: takes the client's memory and interrupts away and tells the device.

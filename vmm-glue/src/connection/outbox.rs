@@ -4,8 +4,11 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use saved_state::Invalid;
+use serde::{Deserialize, Serialize};
 use zerocopy::{Immutable, IntoBytes};
 
+use crate::parked::{Given, Giving, ParkError};
 use crate::protocol::{FLAG_ERROR, FLAG_TYPE_REPLY, HEADER_SIZE, Header};
 
 /// Bytes in order, and descriptors that go with some of them.
@@ -18,7 +21,42 @@ pub struct Outbox {
     fds: VecDeque<(usize, Arc<OwnedFd>)>,
 }
 
+/// The messages as they are saved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SavedOutbox {
+    /// Bytes that wait.
+    bytes: Vec<u8>,
+    /// Places in them, and the descriptors that go with them.
+    fds: Vec<(u32, u32)>,
+}
+
 impl Outbox {
+    /// Writes down what waits.
+    pub(super) fn save(&self, giving: &mut Giving) -> Result<SavedOutbox, ParkError> {
+        let Self { bytes, sent, fds } = self;
+        let mut places = Vec::new();
+        for (place, fd) in fds {
+            let place = u32::try_from(place.saturating_sub(*sent)).unwrap_or(u32::MAX);
+            places.push((place, giving.give(fd)?));
+        }
+        Ok(SavedOutbox { bytes: bytes.get(*sent..).unwrap_or_default().to_vec(), fds: places })
+    }
+
+    /// What waited, of which there may be `most` bytes and a message.
+    pub(super) fn restored(saved: SavedOutbox, given: &Given, most: usize) -> Result<Self, ParkError> {
+        let SavedOutbox { bytes, fds } = saved;
+        let within = |place: u32| usize::try_from(place).is_ok_and(|place| place < bytes.len());
+        let ordered = fds.iter().map(|(place, _)| place).is_sorted() && fds.iter().all(|(place, _)| within(*place));
+        Invalid::unless(ordered && bytes.len() <= most.saturating_mul(4), || {
+            format!("{} bytes wait to be sent, or descriptors with none of them", bytes.len())
+        })?;
+        let mut places = VecDeque::new();
+        for (place, fd) in fds {
+            places.push_back((usize::try_from(place).unwrap_or(usize::MAX), Arc::new(given.take(fd)?)));
+        }
+        Ok(Self { bytes, sent: 0, fds: places })
+    }
+
     /// Bytes that wait.
     pub fn len(&self) -> usize {
         self.bytes.len().saturating_sub(self.sent)

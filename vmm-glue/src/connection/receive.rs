@@ -3,15 +3,18 @@
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
+use saved_state::Invalid;
+use serde::{Deserialize, Serialize};
 use zerocopy::FromBytes;
 
 use super::{Fatal, MAX_SKIP, Message};
+use crate::parked::{Given, Giving, ParkError};
 use crate::protocol::{HEADER_SIZE, Header};
 
 /// Room beyond one message, so that many small ones come in one call.
 const EXTRA: usize = 64 << 10;
 /// Most sets of descriptors that wait for their message.
-const MAX_SETS: usize = 8;
+pub(super) const MAX_SETS: usize = 8;
 
 /// Descriptors that came in one call.
 #[derive(Debug)]
@@ -114,6 +117,54 @@ impl Receive {
         self.start = self.start.saturating_add(now);
         self.position = self.position.saturating_add(length(now));
         self.skip = self.skip.saturating_sub(length(now));
+    }
+}
+
+/// The input buffer as it is saved: positions are from the first byte that waits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SavedReceive {
+    /// Bytes of messages that have not come whole.
+    pub(super) bytes: Vec<u8>,
+    pub(super) skip: u64,
+    pub(super) sets: Vec<SavedSet>,
+}
+
+/// Descriptors that wait for their message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SavedSet {
+    pub(super) end: u64,
+    fds: Vec<u32>,
+    truncated: bool,
+}
+
+impl Receive {
+    /// Writes the buffer down.
+    pub(super) fn save(&self, giving: &mut Giving) -> Result<SavedReceive, ParkError> {
+        let Self { buffer, start, end, position, skip, max_message: _, sets } = self;
+        let mut saved = Vec::new();
+        for FdSet { end, fds, truncated } in sets {
+            let fds = fds.iter().map(|fd| giving.give(fd)).collect::<std::io::Result<_>>()?;
+            saved.push(SavedSet { end: end.saturating_sub(*position), fds, truncated: *truncated });
+        }
+        let bytes = buffer.get(*start..*end).unwrap_or_default().to_vec();
+        Ok(SavedReceive { bytes, skip: *skip, sets: saved })
+    }
+
+    /// The buffer as it was.
+    pub(super) fn restored(saved: SavedReceive, given: &Given, max_message: usize) -> Result<Self, ParkError> {
+        let mut receive = Self::new(max_message);
+        saved.check(receive.buffer.len())?;
+        let SavedReceive { bytes, skip, sets } = saved;
+        let room = receive.buffer.get_mut(..bytes.len()).ok_or_else(|| Invalid::new("a message is too long"))?;
+        room.copy_from_slice(&bytes);
+        receive.end = bytes.len();
+        receive.skip = skip;
+        for SavedSet { end, fds, truncated } in sets {
+            Invalid::unless(fds.len() <= super::MAX_FDS, || "a message has too many descriptors".into())?;
+            let fds = fds.into_iter().map(|fd| given.take(fd)).collect::<Result<_, _>>()?;
+            receive.sets.push_back(FdSet { end, fds, truncated });
+        }
+        Ok(receive)
     }
 }
 

@@ -35,16 +35,16 @@ pub(super) fn refuse<T>(errno: Errno, reason: impl Into<String>) -> Result<T, Re
 #[derive(Debug)]
 pub(super) struct Session {
     pub link: Link,
-    limits: MemoryLimits,
+    pub(super) limits: MemoryLimits,
     pub max_transfer: usize,
-    client: ClientInfo,
+    pub(super) client: ClientInfo,
     pub peer: Option<Peer>,
     pub regions: [RegionInfo; NUM_REGIONS],
-    share: ShareCheck,
+    pub(super) share: ShareCheck,
     /// Withdrawals in this process that were looked at.
-    withdrawals: usize,
+    pub(super) withdrawals: usize,
     /// Refused requests of this client, to keep the log short.
-    refused: u64,
+    pub(super) refused: u64,
 }
 
 impl Session {
@@ -64,6 +64,15 @@ impl Session {
 
     pub fn is_negotiated(&self) -> bool {
         self.peer.is_some()
+    }
+
+    /// Goes on with a client that has negotiated with another process, or before it was parked.
+    pub fn resume(&mut self, device: &dyn Device) {
+        let Some(peer) = self.peer else { return };
+        self.regions = device.regions();
+        self.link.dma().connect(if peer.complete { peer.max_transfer } else { 0 });
+        self.link.set_client(Some(self.client));
+        self.gauge_memory();
     }
 
     pub fn count_received(&self, len: usize, stray: usize) {

@@ -41,8 +41,8 @@ pub enum MapFileError {
 
 /// The file behind mappings; regions of one file share one descriptor.
 #[derive(Debug)]
-struct Backing {
-    fd: OwnedFd,
+pub(super) struct Backing {
+    pub(super) fd: OwnedFd,
     device: u64,
     inode: u64,
     /// The client can no longer cut the file short.
@@ -71,7 +71,7 @@ pub unsafe trait LentPages: Send + Sync + std::fmt::Debug {
 
 /// The memory behind a mapping.
 #[derive(Debug)]
-enum Source {
+pub(super) enum Source {
     File {
         backing: Arc<Backing>,
         looked: Looked,
@@ -96,19 +96,19 @@ pub enum Sharing {
 #[derive(Debug)]
 pub struct Mapping {
     /// Start of the mapping.
-    base: *mut u8,
+    pub(super) base: *mut u8,
     /// Bytes mapped, whole pages of the file's kind.
-    mapped: usize,
+    pub(super) mapped: usize,
     /// Offset in the mapping of the region's first byte.
-    skip: usize,
+    pub(super) skip: usize,
     /// Bytes of the region.
-    len: usize,
+    pub(super) len: usize,
     /// Offset in the file of the region's first byte.
-    offset: u64,
-    writable: bool,
+    pub(super) offset: u64,
+    pub(super) writable: bool,
     // Dropped in this order: from the first on, a fault in this range is no longer ours to repair.
-    guard: sigbus::Guard,
-    source: Source,
+    pub(super) guard: sigbus::Guard,
+    pub(super) source: Source,
 }
 
 /// A part of a client's file that is to be mapped.

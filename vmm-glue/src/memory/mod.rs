@@ -6,6 +6,7 @@
 //! out, check the copy, use the copy.
 
 mod mapping;
+mod saved;
 mod sigbus;
 mod touched;
 mod views;
@@ -19,6 +20,7 @@ use vm_memory::VolatileMemory;
 
 pub(crate) use mapping::ClientFile;
 pub use mapping::{LentPages, MapFileError, Mapping, Sharing};
+pub(crate) use saved::SavedRegion;
 pub(crate) use sigbus::withdrawals;
 pub use touched::FirstTouches;
 

@@ -1,0 +1,116 @@
+//! One client's connection as it is saved. The client's memory and interrupts are its link's.
+
+use saved_state::Invalid;
+use serde::{Deserialize, Serialize};
+
+use super::outbox::SavedOutbox;
+use super::receive::{Receive, SavedReceive};
+use super::session::Session;
+use super::version::Peer;
+use super::{Connection, MAX_SKIP, Outbox};
+use crate::link::{ClientInfo, Link};
+use crate::parked::{Given, Giving, ParkError};
+use crate::protocol::{HEADER_SIZE, RegionAccess};
+use crate::server::ServerOptions;
+
+/// Smallest and largest data of one message.
+const TRANSFER: std::ops::RangeInclusive<usize> = (4 << 10)..=(1 << 20);
+
+/// A connection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedConnection {
+    receive: SavedReceive,
+    out: SavedOutbox,
+    /// Largest data of one message that the client was told.
+    max_transfer: u32,
+    /// Facts about the client, once it has negotiated.
+    peer: Option<SavedPeer>,
+    refused: u64,
+}
+
+/// Facts about a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct SavedPeer {
+    minor: u16,
+    max_transfer: u32,
+    takes_fds: bool,
+    complete: bool,
+}
+
+impl Connection {
+    /// Writes the connection down.
+    pub(crate) fn save(&self, giving: &mut Giving) -> Result<SavedConnection, ParkError> {
+        let Self { receive, out, session } = self;
+        let Session {
+            // It saves itself.
+            link: _,
+            // A setting.
+            limits: _,
+            max_transfer,
+            // The socket says who it is.
+            client: _,
+            peer,
+            // The device says them.
+            regions: _,
+            // It is begun anew.
+            share: _,
+            // It counts in one process.
+            withdrawals: _,
+            refused,
+        } = session;
+        let peer = peer.map(|Peer { minor, max_transfer, takes_fds, complete }| SavedPeer {
+            minor,
+            max_transfer: u32::try_from(max_transfer).unwrap_or(u32::MAX),
+            takes_fds,
+            complete,
+        });
+        Ok(SavedConnection {
+            receive: receive.save(giving)?,
+            out: out.save(giving)?,
+            max_transfer: u32::try_from(*max_transfer).unwrap_or(u32::MAX),
+            peer,
+            refused: *refused,
+        })
+    }
+
+    /// The connection as it was. It has no regions before [`Self::resume`].
+    pub(crate) fn restored(
+        saved: SavedConnection,
+        given: &Given,
+        (link, client): (Link, ClientInfo),
+        options: &ServerOptions,
+    ) -> Result<Self, ParkError> {
+        let SavedConnection { receive, out, max_transfer, peer, refused } = saved;
+        let size = |bytes: u32| usize::try_from(bytes).unwrap_or(usize::MAX);
+        let max_transfer = size(max_transfer);
+        Invalid::unless(TRANSFER.contains(&max_transfer), || format!("messages of {max_transfer} bytes of data"))?;
+        let max_message = HEADER_SIZE.saturating_add(size_of::<RegionAccess>()).saturating_add(max_transfer);
+        let peer = peer.map(|SavedPeer { minor, max_transfer, takes_fds, complete }| Peer {
+            minor,
+            max_transfer: size(max_transfer),
+            takes_fds,
+            complete,
+        });
+        let mut session = Session::new(link, options.memory, max_transfer, client);
+        (session.peer, session.refused) = (peer, refused);
+        Ok(Self {
+            receive: Receive::restored(receive, given, max_message)?,
+            out: Outbox::restored(out, given, options.max_queued)?,
+            session,
+        })
+    }
+}
+
+impl SavedReceive {
+    /// Checks what stands for itself, for a buffer of `room` bytes.
+    pub(super) fn check(&self, room: usize) -> Result<(), Invalid> {
+        let Self { bytes, skip, sets } = self;
+        Invalid::unless(bytes.len() <= room && *skip <= u64::from(MAX_SKIP), || {
+            format!("{} bytes of a message wait, and {skip} are to be skipped", bytes.len())
+        })?;
+        let ends = sets.iter().map(|set| set.end);
+        Invalid::unless(ends.clone().is_sorted() && sets.len() <= super::receive::MAX_SETS, || {
+            "descriptors of messages are not in their order, or too many".into()
+        })
+    }
+}

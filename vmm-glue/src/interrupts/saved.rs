@@ -1,0 +1,68 @@
+//! Interrupts as they are saved: the client's descriptors go over as such.
+
+use std::sync::Arc;
+
+use saved_state::Invalid;
+use serde::{Deserialize, Serialize};
+
+use super::{Interrupts, Line, Signal, State};
+use crate::event::ClientEvent;
+use crate::parked::{Given, Giving, ParkError};
+
+/// The interrupts of a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedInterrupts {
+    /// By type.
+    lines: Vec<Vec<SavedLine>>,
+    level: bool,
+    masked: bool,
+    unmask: Option<u32>,
+}
+
+/// An interrupt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct SavedLine {
+    event: Option<u32>,
+    pending: bool,
+}
+
+impl Interrupts {
+    /// Writes the interrupts down.
+    pub(crate) fn save(&self, giving: &mut Giving) -> Result<SavedInterrupts, ParkError> {
+        let State { lines, intx_level, intx_masked, unmask } = &*self.state.lock();
+        let mut line = |Line { event, pending }: &Line| {
+            let event = match event {
+                None => None,
+                Some(Signal::Event(event)) => Some(giving.give(event.fd())?),
+                Some(Signal::Deliver(_)) => return Err(ParkError::Stays("interrupts")),
+            };
+            Ok::<_, ParkError>(SavedLine { event, pending: *pending })
+        };
+        let mut saved = Vec::new();
+        for kind in lines {
+            saved.push(kind.iter().map(&mut line).collect::<Result<Vec<_>, _>>()?);
+        }
+        let unmask = unmask.as_ref().map(|event| giving.give(event.fd())).transpose()?;
+        Ok(SavedInterrupts { lines: saved, level: *intx_level, masked: *intx_masked, unmask })
+    }
+
+    /// The interrupts are as they were. Nothing is signalled that was not before.
+    pub(crate) fn restore(&self, saved: SavedInterrupts, given: &Given) -> Result<(), ParkError> {
+        let SavedInterrupts { lines, level, masked, unmask } = saved;
+        let event = |name: u32| {
+            let event = ClientEvent::new(given.take(name)?);
+            event.ok_or_else(|| ParkError::from(Invalid::new(format_args!("descriptor {name} is no eventfd"))))
+        };
+        let mut state = self.state.lock();
+        let same = lines.iter().map(Vec::len).eq(state.lines.iter().map(Vec::len));
+        Invalid::unless(same, || "the device has other interrupts".into())?;
+        for (line, SavedLine { event: name, pending }) in
+            state.lines.iter_mut().flatten().zip(lines.into_iter().flatten())
+        {
+            *line = Line { event: name.map(event).transpose()?.map(Signal::Event), pending };
+        }
+        (state.intx_level, state.intx_masked) = (level, masked);
+        state.unmask = unmask.map(event).transpose()?.map(Arc::new);
+        Ok(())
+    }
+}

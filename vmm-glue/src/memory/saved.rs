@@ -1,0 +1,89 @@
+//! Memory that a client lends, as it is saved: its files go over as descriptors.
+
+use std::sync::Arc;
+
+use saved_state::Invalid;
+use serde::{Deserialize, Serialize};
+
+use super::mapping::Source;
+use super::{AddRegion, DmaRegion, GuestMemory, Mapping, MemoryLimits, Sharing};
+use crate::link::Wake;
+use crate::parked::{Given, Giving, ParkError};
+
+/// A region.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedRegion {
+    gpa: u64,
+    size: u64,
+    readable: bool,
+    writable: bool,
+    file: Option<SavedFile>,
+}
+
+/// The file of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct SavedFile {
+    descriptor: u32,
+    offset: u64,
+    /// The client was found to share its memory, or not to.
+    shared: Option<bool>,
+}
+
+impl GuestMemory {
+    /// Writes the regions down. Those of one file have one descriptor.
+    pub(crate) fn save(&self, giving: &mut Giving) -> Result<Vec<SavedRegion>, ParkError> {
+        let table = self.snapshot();
+        let mut files: Vec<(*const (), u32)> = Vec::new();
+        let mut saved = Vec::new();
+        for DmaRegion { gpa, size, readable, writable, mapping } in table.regions() {
+            let file = mapping.as_ref().map(|mapping| file_of(mapping, &mut files, giving)).transpose()?;
+            saved.push(SavedRegion { gpa: *gpa, size: *size, readable: *readable, writable: *writable, file });
+        }
+        Ok(saved)
+    }
+
+    /// Maps the regions again.
+    pub(crate) fn restore(
+        &self,
+        saved: Vec<SavedRegion>,
+        given: &Given,
+        limits: &MemoryLimits,
+        wake: &Arc<Wake>,
+    ) -> Result<(), ParkError> {
+        for SavedRegion { gpa, size, readable, writable, file } in saved {
+            let fd = file.map(|file| given.take(file.descriptor)).transpose()?;
+            let offset = file.map_or(0, |file| file.offset);
+            let region = AddRegion { gpa, size, offset, readable, writable, fd };
+            let region = self.add(region, limits, wake).map_err(|error| {
+                let why = std::error::Error::source(&error).map_or_else(String::new, |source| format!(": {source}"));
+                Invalid::new(format_args!("memory at {gpa:#x} of {size:#x} bytes: {error}{why}"))
+            })?;
+            if let (Some(mapping), Some(shared)) = (&region.mapping, file.and_then(|file| file.shared)) {
+                mapping.set_sharing(if shared { Sharing::Shared } else { Sharing::Private });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The file of a mapping, given once for all mappings of it.
+fn file_of(mapping: &Mapping, files: &mut Vec<(*const (), u32)>, giving: &mut Giving) -> Result<SavedFile, ParkError> {
+    let Mapping { base: _, mapped: _, skip: _, len: _, offset, writable: _, guard: _, source } = mapping;
+    let Source::File { backing, looked: _ } = source else { return Err(ParkError::Stays("memory")) };
+    let place = Arc::as_ptr(backing).cast::<()>();
+    let known = files.iter().find(|(file, _)| *file == place).map(|(_, name)| *name);
+    let descriptor = match known {
+        Some(name) => name,
+        None => {
+            let name = giving.give(&backing.fd)?;
+            files.push((place, name));
+            name
+        }
+    };
+    let shared = match mapping.sharing() {
+        Sharing::Unknown => None,
+        Sharing::Shared => Some(true),
+        Sharing::Private => Some(false),
+    };
+    Ok(SavedFile { descriptor, offset: *offset, shared })
+}
